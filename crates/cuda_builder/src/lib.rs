@@ -1,0 +1,1 @@
+//! Compiles a Rust crate to PTX.

@@ -1,0 +1,1 @@
+//! The CUDA driver, found at run time.

@@ -1,0 +1,1 @@
+//! Device-side standard library for kernels written in Rust.

@@ -1,0 +1,1 @@
+//! NVFP4 grouped GEMM for mixture-of-experts models.

@@ -1,0 +1,3 @@
+//! This workspace's own tasks: one file a command.
+
+fn main() {}
