@@ -53,8 +53,8 @@ fn expand(bounds: Bounds, function: ItemFn) -> syn::Result<proc_macro2::TokenStr
             #(kernel_parameters_are_copy::<#types>();)*
         };
 
-        #[cfg(target_arch = "nvptx64")]
-        #[unsafe(export_name = #bounds_name)]
+        #[cfg_attr(target_arch = "nvptx64", unsafe(export_name = #bounds_name))]
+        #[cfg_attr(not(target_arch = "nvptx64"), allow(dead_code))]
         static #bounds_static: [u32; 2] = [#threads, #min_blocks];
 
         #[cfg(target_arch = "nvptx64")]
