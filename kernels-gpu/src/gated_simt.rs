@@ -441,7 +441,7 @@ impl Step {
 /// e4m3, and NaN times the zeros that follow the values would be NaN.
 #[inline(always)]
 fn scale_mask(blocks: i32) -> u32 {
-    !u32::MAX.unbounded_shl(8 * blocks as u32)
+    !u32::MAX.unbounded_shl(8 * blocks.max(0) as u32)
 }
 
 /// 16 e2m1 codes to 16 signed bytes of twice their values, in the order of K.
