@@ -3,6 +3,10 @@
 //! [`layout`] says what is read, [`kernel`] how it is computed, on an instruction set that is chosen at run time, one file
 //! each; [`epilogue`] turns sums into outputs. This file spreads the tiles of a step over the threads of rayon.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod epilogue;
 mod kernel;
 mod layout;
@@ -25,17 +29,26 @@ use crate::problem::{Op, Step, Weights};
 /// An instruction set that the backend has a kernel for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
+    /// x86-64 with AVX-512 F, BW and VNNI.
+    Avx512Vnni,
+    /// x86-64 with AVX2, FMA, F16C and AVX-VNNI.
+    AvxVnni,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
     /// Any CPU.
     Portable,
 }
 
 impl Isa {
     /// All of them, the fastest first.
-    pub const ALL: [Self; 1] = [Self::Portable];
+    pub const ALL: [Self; 4] = [Self::Avx512Vnni, Self::AvxVnni, Self::Avx2, Self::Portable];
 
     /// Its name, which is the kernel's.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Avx512Vnni => "avx512-vnni",
+            Self::AvxVnni => "avx-vnni",
+            Self::Avx2 => "avx2",
             Self::Portable => "portable",
         }
     }
@@ -46,6 +59,14 @@ impl Isa {
             Box::new(move |tile, scratch| simd.compute(tile, scratch))
         }
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni => avx512::Avx512::detect().map(boxed),
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => avx2::Avx2::<true>::detect().map(boxed),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => avx2::Avx2::<false>::detect().map(boxed),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx512Vnni | Self::AvxVnni | Self::Avx2 => None,
             Self::Portable => Some(boxed(portable::Portable)),
         }
     }
