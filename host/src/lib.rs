@@ -8,6 +8,7 @@ pub mod format;
 pub mod generate;
 pub mod oracle;
 mod output;
+pub mod plan;
 pub mod problem;
 pub mod quantize;
 pub mod shape;

@@ -50,13 +50,22 @@ impl Reference {
     /// # Panics
     /// If the step was not built for these weights.
     pub fn new(weights: &Weights<'_>, step: &Step<'_>) -> Self {
+        Self::with_progress(weights, step, &|_| ())
+    }
+
+    /// As [`Reference::new`]; calls `progress` from any thread with the dot products that it has finished since.
+    ///
+    /// # Panics
+    /// If the step was not built for these weights.
+    pub fn with_progress(weights: &Weights<'_>, step: &Step<'_>, progress: &(dyn Fn(usize) + Sync)) -> Self {
         let groups = weights
             .experts()
             .iter()
             .zip(step.activations())
             .enumerate()
             .map(|(group, (expert, tokens))| {
-                let pre = |(weight, alpha): (&Matrix<'_>, f64)| products(tokens, weight, alpha * PRODUCT_UNIT);
+                let pre =
+                    |(weight, alpha): (&Matrix<'_>, f64)| products(tokens, weight, alpha * PRODUCT_UNIT, progress);
                 let alphas = step.alphas(group);
                 GroupReference { n: expert.n(), pre: expert.projections().zip(alphas).map(pre).collect() }
             })
@@ -112,7 +121,7 @@ pub fn element_at(weights: &Weights<'_>, step: &Step<'_>, group: usize, row: usi
 pub fn magnitudes(weights: &Weights<'_>, step: &Step<'_>, group: usize) -> Vec<Vec<f64>> {
     let tokens = absolute(&step.activations()[group]);
     let projections = weights.experts()[group].projections().zip(step.alphas(group));
-    projections.map(|(weight, alpha)| products(&tokens, &absolute(weight), alpha * PRODUCT_UNIT)).collect()
+    projections.map(|(weight, alpha)| products(&tokens, &absolute(weight), alpha * PRODUCT_UNIT, &|_| ())).collect()
 }
 
 /// The matrix of absolute values.
@@ -127,7 +136,7 @@ fn element(pre: [f64; 2], gated: bool) -> Element {
 }
 
 /// `unit · tokens·weightᵀ`, `[M, N]`.
-fn products(tokens: &Matrix<'_>, weight: &Matrix<'_>, unit: f64) -> Vec<f64> {
+fn products(tokens: &Matrix<'_>, weight: &Matrix<'_>, unit: f64, progress: &(dyn Fn(usize) + Sync)) -> Vec<f64> {
     /// Weight rows decoded at a time: 32 of K = 7168 are 917 KB, within a core's L2 cache.
     const WEIGHT_ROWS: usize = 32;
     let (k, n) = (weight.k(), weight.rows());
@@ -157,6 +166,7 @@ fn products(tokens: &Matrix<'_>, weight: &Matrix<'_>, unit: f64) -> Vec<f64> {
                 }
             }
         }
+        progress(out.len());
     });
     let mut products = vec![0.0; m * n];
     products.par_chunks_mut(n).enumerate().for_each(|(row, out)| {

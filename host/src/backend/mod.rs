@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::output::Output;
+use crate::plan::roofline::Peaks;
 use crate::problem::{Step, Weights};
 
 /// A device that can run steps.
@@ -13,6 +14,11 @@ pub trait Backend {
 
     /// The device, in words.
     fn device(&self) -> String;
+
+    /// What the device can do at most, where that is known.
+    fn peaks(&self) -> Option<Peaks> {
+        None
+    }
 
     /// Brings the weights into the form and the place that the kernel reads. Once for many steps.
     ///

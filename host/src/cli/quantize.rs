@@ -1,5 +1,6 @@
 //! `nvfp4 quantize`.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Quantize a checkpoint.
@@ -7,6 +8,6 @@ use std::process::ExitCode;
 pub struct Args {}
 
 /// Runs the subcommand.
-pub fn run(_: &Args) -> anyhow::Result<ExitCode> {
+pub fn run(_: &Args, _: &mut impl Write) -> anyhow::Result<ExitCode> {
     anyhow::bail!("not written yet")
 }
