@@ -72,5 +72,8 @@ fn the_largest_values_and_scales_are_right_and_overflow_as_ieee_does() {
 fn gate_and_up_keep_their_own_global_scales() {
     let ones = |rows, global| constant(rows, 64, 2, false, 0x38, global);
     // gate = 64 · 0.01, up = 64 · 0.1: swapped, the output would differ by more than the tolerance.
-    check(&gated(vec![[ones(2, 1.0), ones(8, 0.01), ones(8, 0.1)], [ones(2, 0.5), ones(8, 0.1), ones(8, 0.01)]]), OutDtype::F16);
+    check(
+        &gated(vec![[ones(2, 1.0), ones(8, 0.01), ones(8, 0.1)], [ones(2, 0.5), ones(8, 0.1), ones(8, 0.01)]]),
+        OutDtype::F16,
+    );
 }
