@@ -128,18 +128,12 @@ impl SimtTile {
 
     /// A's part of a stage. All threads of a quarter warp read the same row: no need to interleave.
     pub const fn a_panel(self) -> SimtPanel {
-        SimtPanel {
-            rows: self.tokens,
-            interleave: 1,
-        }
+        SimtPanel { rows: self.tokens, interleave: 1 }
     }
 
     /// Each B's part of a stage. Neighbouring threads read rows `columns_per_thread` apart.
     pub const fn b_panel(self) -> SimtPanel {
-        SimtPanel {
-            rows: self.columns,
-            interleave: self.columns_per_thread,
-        }
+        SimtPanel { rows: self.columns, interleave: self.columns_per_thread }
     }
 }
 
@@ -179,8 +173,7 @@ impl SimtPanel {
 
     /// Where the scale of a row and scale column lies, in bytes from the panel's start.
     pub const fn scale_offset(self, row: u32, column: u32) -> u32 {
-        SCALE_TILE_COLUMNS * self.column_stride()
-            + (column * self.rows + row) * size_of::<f32>() as u32
+        SCALE_TILE_COLUMNS * self.column_stride() + (column * self.rows + row) * size_of::<f32>() as u32
     }
 
     /// Its size.
@@ -209,31 +202,19 @@ mod tests {
     #[test]
     fn a_block_launches_with_no_more_shared_memory_than_any_card_gives_unasked() {
         for tile in TILES {
-            assert!(
-                tile.shared_bytes(2) <= 48 << 10,
-                "{}: {}",
-                tile.gated,
-                tile.shared_bytes(2)
-            );
+            assert!(tile.shared_bytes(2) <= 48 << 10, "{}: {}", tile.gated, tile.shared_bytes(2));
         }
     }
 
     #[test]
     fn blocks_and_scales_of_a_panel_do_not_overlap() {
-        for panel in TILES
-            .into_iter()
-            .flat_map(|tile| [tile.a_panel(), tile.b_panel()])
-        {
+        for panel in TILES.into_iter().flat_map(|tile| [tile.a_panel(), tile.b_panel()]) {
             let mut used = BTreeSet::new();
             for column in 0..SCALE_TILE_COLUMNS {
                 for row in 0..panel.rows {
                     let block = panel.block_offset(row, column);
                     let scale = panel.scale_offset(row, column);
-                    assert!(
-                        (block..block + BLOCK)
-                            .chain(scale..scale + 4)
-                            .all(|byte| used.insert(byte))
-                    );
+                    assert!((block..block + BLOCK).chain(scale..scale + 4).all(|byte| used.insert(byte)));
                 }
             }
             assert!(*used.last().unwrap() < panel.bytes());
@@ -244,56 +225,31 @@ mod tests {
     /// of 4 banks.
     #[test]
     fn stores_and_loads_of_a_quarter_warp_meet_every_bank_once() {
-        let distinct = |offsets: Vec<u32>| {
-            offsets
-                .iter()
-                .map(|offset| offset % 128 / 16)
-                .collect::<BTreeSet<_>>()
-                .len()
-        };
+        let distinct =
+            |offsets: Vec<u32>| offsets.iter().map(|offset| offset % 128 / 16).collect::<BTreeSet<_>>().len();
         for tile in TILES {
             for panel in [tile.a_panel(), tile.b_panel()] {
-                let store =
-                    |unit| panel.block_offset(unit / SCALE_TILE_COLUMNS, unit % SCALE_TILE_COLUMNS);
+                let store = |unit| panel.block_offset(unit / SCALE_TILE_COLUMNS, unit % SCALE_TILE_COLUMNS);
                 for first in (0..panel.rows * SCALE_TILE_COLUMNS).step_by(8) {
-                    assert_eq!(
-                        distinct((first..first + 8).map(store).collect()),
-                        8,
-                        "store {panel:?} {first}"
-                    );
+                    assert_eq!(distinct((first..first + 8).map(store).collect()), 8, "store {panel:?} {first}");
                 }
             }
             let panel = tile.b_panel();
             for first in (0..panel.rows / panel.interleave).step_by(8) {
                 let load = |thread| panel.block_offset(thread * panel.interleave, 0);
-                assert_eq!(
-                    distinct((first..first + 8).map(load).collect()),
-                    8,
-                    "load {panel:?} {first}"
-                );
+                assert_eq!(distinct((first..first + 8).map(load).collect()), 8, "load {panel:?} {first}");
             }
         }
     }
 
     #[test]
     fn scale_words_follow_the_blocked_layout() {
-        for (row, column, columns) in [
-            (0, 0, 4),
-            (1, 2, 4),
-            (33, 5, 12),
-            (127, 3, 4),
-            (128, 0, 8),
-            (300, 23, 28),
-        ] {
+        for (row, column, columns) in [(0, 0, 4), (1, 2, 4), (33, 5, 12), (127, 3, 4), (128, 0, 8), (300, 23, 28)] {
             // byte (r%32)*16 + (r%128/32)*4 + c%4 of the 512 bytes of tile (r/128, c/4)
             let byte = (row % 32) * 16 + (row % 128 / 32) * 4 + column % 4;
             let expected = ((row / 128) * (columns / 4) + column / 4) * 512 + byte;
             let word = scale_word_offset(row, column / 4, columns / 4);
-            assert_eq!(
-                word + u64::from(column % 4),
-                u64::from(expected),
-                "{row} {column} {columns}"
-            );
+            assert_eq!(word + u64::from(column % 4), u64::from(expected), "{row} {column} {columns}");
         }
     }
 
@@ -302,9 +258,6 @@ mod tests {
         assert_eq!(SimtTile::LARGE.count(0, 4096), 0);
         assert_eq!(SimtTile::LARGE.count(1, 8), 1);
         assert_eq!(SimtTile::LARGE.count(65, 72), 4);
-        assert_eq!(
-            SimtTile::SMALL.count(u32::MAX, u32::MAX),
-            (1 << 29) * (1 << 25)
-        );
+        assert_eq!(SimtTile::SMALL.count(u32::MAX, u32::MAX), (1 << 29) * (1 << 25));
     }
 }

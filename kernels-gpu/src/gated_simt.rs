@@ -28,15 +28,12 @@ use cuda_std::{
     global::{ld_global_nc_b32_or_zero, ld_global_nc_b64_or_zero, st_global_b16, st_global_b64},
     integer::{dp4a_s32_s32, prmt_b32},
     kernel,
-    shared::{
-        dynamic_shared_address, ld_shared_f32, ld_shared_v4_b32, st_shared_f32, st_shared_v4_b32,
-    },
+    shared::{dynamic_shared_address, ld_shared_f32, ld_shared_v4_b32, st_shared_f32, st_shared_v4_b32},
     thread,
 };
 
 use crate::abi::{
-    BLOCK, Group, Launch, OUTPUT_BF16, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS, SimtPanel, SimtTile,
-    scale_word_offset,
+    BLOCK, Group, Launch, OUTPUT_BF16, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS, SimtPanel, SimtTile, scale_word_offset,
 };
 
 const THREADS: u32 = SimtTile::THREADS;
@@ -115,17 +112,12 @@ type Small<const MATRICES: usize> = Simt<
 struct Simt<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LARGE: bool>;
 
 /// One thread's sums, by matrix, token and column.
-type Sums<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize> =
-    [[[f32; COLUMNS]; TOKENS]; MATRICES];
+type Sums<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize> = [[[f32; COLUMNS]; TOKENS]; MATRICES];
 
 impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LARGE: bool>
     Simt<MATRICES, TOKENS, COLUMNS, LARGE>
 {
-    const TILE: SimtTile = if LARGE {
-        SimtTile::LARGE
-    } else {
-        SimtTile::SMALL
-    };
+    const TILE: SimtTile = if LARGE { SimtTile::LARGE } else { SimtTile::SMALL };
 
     // Shared memory: STAGES × (panel of A, panel of gate, panel of up); a panel is laid out by `SimtPanel`.
     const A: SimtPanel = Self::TILE.a_panel();
@@ -137,10 +129,7 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
 
     const CHECK: () = {
         assert!(MATRICES == 1 || MATRICES == 2);
-        assert!(
-            Self::THREAD_COLUMNS * (Self::TILE.tokens / TOKENS as u32) == THREADS,
-            "a thread for every element"
-        );
+        assert!(Self::THREAD_COLUMNS * (Self::TILE.tokens / TOKENS as u32) == THREADS, "a thread for every element");
         assert!(Self::A.units() <= MAX_UNITS && Self::B.units() <= MAX_UNITS);
     };
 
@@ -159,27 +148,12 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
         let first_column = tile / token_tiles * Self::TILE.columns;
 
         let thread = thread::thread_idx_x();
-        let (thread_row, thread_column) =
-            (thread / Self::THREAD_COLUMNS, thread % Self::THREAD_COLUMNS);
+        let (thread_row, thread_column) = (thread / Self::THREAD_COLUMNS, thread % Self::THREAD_COLUMNS);
         let mut sums = [[[0.0; COLUMNS]; TOKENS]; MATRICES];
 
-        let mut a = Operand::new(
-            group.a,
-            group.a_scales,
-            first_token,
-            group.m,
-            group.k,
-            Self::A,
-        );
+        let mut a = Operand::new(group.a, group.a_scales, first_token, group.m, group.k, Self::A);
         let mut b: [Operand; MATRICES] = core::array::from_fn(|matrix| {
-            Operand::new(
-                group.b[matrix],
-                group.b_scales[matrix],
-                first_column,
-                group.n,
-                group.k,
-                Self::B,
-            )
+            Operand::new(group.b[matrix], group.b_scales[matrix], first_column, group.n, group.k, Self::B)
         });
         let shared = dynamic_shared_address();
         let mut stage = shared;
@@ -188,19 +162,13 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
         // every thread has passed the barrier after reading it.
         unsafe {
             let mut blocks = (group.k / BLOCK) as i32;
-            let (a_step, b_step) = (
-                a.fetch(Self::A, blocks),
-                b.each_mut().map(|b| b.fetch(Self::B, blocks)),
-            );
+            let (a_step, b_step) = (a.fetch(Self::A, blocks), b.each_mut().map(|b| b.fetch(Self::B, blocks)));
             Self::store(stage, a_step, b_step);
             thread::sync_threads();
             while blocks > 0 {
                 blocks -= SCALE_TILE_COLUMNS as i32;
                 // One step past the end fetches nothing: zeros.
-                let (a_step, b_step) = (
-                    a.fetch(Self::A, blocks),
-                    b.each_mut().map(|b| b.fetch(Self::B, blocks)),
-                );
+                let (a_step, b_step) = (a.fetch(Self::A, blocks), b.each_mut().map(|b| b.fetch(Self::B, blocks)));
                 Self::multiply(stage, thread_row, thread_column, &mut sums);
                 Self::store(next_stage, a_step, b_step);
                 thread::sync_threads();
@@ -228,38 +196,27 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
 
     /// Adds a stage's products to the sums.
     #[inline(always)]
-    unsafe fn multiply(
-        stage: u32,
-        thread_row: u32,
-        thread_column: u32,
-        sums: &mut Sums<MATRICES, TOKENS, COLUMNS>,
-    ) {
+    unsafe fn multiply(stage: u32, thread_row: u32, thread_column: u32, sums: &mut Sums<MATRICES, TOKENS, COLUMNS>) {
         let token = thread_row * TOKENS as u32;
         let column = thread_column * COLUMNS as u32;
         for block in 0..SCALE_TILE_COLUMNS {
             // SAFETY: inside of the stage, which nobody writes now.
             unsafe {
-                let a: [[u32; 4]; TOKENS] = core::array::from_fn(|i| {
-                    ld_shared_v4_b32(stage + Self::A.block_offset(token + i as u32, block))
-                });
-                let a_scales: [f32; TOKENS] =
-                    load_scales(stage + Self::A.scale_offset(token, block));
+                let a: [[u32; 4]; TOKENS] =
+                    core::array::from_fn(|i| ld_shared_v4_b32(stage + Self::A.block_offset(token + i as u32, block)));
+                let a_scales: [f32; TOKENS] = load_scales(stage + Self::A.scale_offset(token, block));
                 let unbias = a_scales.map(|scale| -BIAS * scale);
                 for matrix in 0..MATRICES {
                     let panel = stage + Self::A.bytes() + matrix as u32 * Self::B.bytes();
-                    let b_scales: [f32; COLUMNS] =
-                        load_scales(panel + Self::B.scale_offset(column, block));
+                    let b_scales: [f32; COLUMNS] = load_scales(panel + Self::B.scale_offset(column, block));
                     for j in 0..COLUMNS {
                         let b = ld_shared_v4_b32(
-                            panel
-                                + Self::B.block_offset(column, block)
-                                + j as u32 * Self::B.plane_rows() * BLOCK,
+                            panel + Self::B.block_offset(column, block) + j as u32 * Self::B.plane_rows() * BLOCK,
                         );
                         for i in 0..TOKENS {
                             // Exact: the integer has 12 bits, a scale 4.
                             let scaled = fma_rn_f32(biased_dot(a[i], b), a_scales[i], unbias[i]);
-                            sums[matrix][i][j] =
-                                fma_rn_f32(scaled, b_scales[j], sums[matrix][i][j]);
+                            sums[matrix][i][j] = fma_rn_f32(scaled, b_scales[j], sums[matrix][i][j]);
                         }
                     }
                 }
@@ -269,13 +226,7 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
 
     /// Scales, activates and writes one thread's elements of C.
     #[inline(always)]
-    unsafe fn epilogue(
-        group: &Group,
-        output: u32,
-        token: u32,
-        column: u32,
-        sums: &Sums<MATRICES, TOKENS, COLUMNS>,
-    ) {
+    unsafe fn epilogue(group: &Group, output: u32, token: u32, column: u32, sums: &Sums<MATRICES, TOKENS, COLUMNS>) {
         // N is a multiple of 8, so a thread's columns are all inside or all outside.
         if column >= group.n {
             return;
@@ -287,11 +238,7 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
             }
             let values: [f32; COLUMNS] = core::array::from_fn(|j| {
                 let gate = group.alpha[0] * sums[0][i][j];
-                if MATRICES == 2 {
-                    silu(gate) * (group.alpha[1] * sums[MATRICES - 1][i][j])
-                } else {
-                    gate
-                }
+                if MATRICES == 2 { silu(gate) * (group.alpha[1] * sums[MATRICES - 1][i][j]) } else { gate }
             });
             let element = u64::from(token) * u64::from(group.n) + u64::from(column);
             // SAFETY: an element of C that is this thread's alone, aligned since N and the column are multiples
@@ -372,8 +319,7 @@ impl Operand {
         Self {
             values: values + u64::from(first + row) * row_bytes + u64::from(column * PACKED_BLOCK),
             unit_stride: u64::from(THREADS / SCALE_TILE_COLUMNS) * row_bytes,
-            scales: scales
-                + scale_word_offset(first + thread, 0, blocks.div_ceil(SCALE_TILE_COLUMNS)),
+            scales: scales + scale_word_offset(first + thread, 0, blocks.div_ceil(SCALE_TILE_COLUMNS)),
             units_inside: core::array::from_fn(|unit| inside(panel.unit(thread, unit).0)),
             scales_inside: inside(thread),
         }
@@ -387,20 +333,13 @@ impl Operand {
         for unit in 0..panel.units() {
             let inside = self.units_inside[unit] && (column as i32) < blocks;
             // SAFETY: inside of the matrix, or not loaded.
-            values[unit] = unsafe {
-                ld_global_nc_b64_or_zero(inside, self.values + unit as u64 * self.unit_stride)
-            };
+            values[unit] = unsafe { ld_global_nc_b64_or_zero(inside, self.values + unit as u64 * self.unit_stride) };
         }
         // SAFETY: inside of the scales, which are padded to whole words, or not loaded.
-        let scales =
-            unsafe { ld_global_nc_b32_or_zero(self.scales_inside && blocks > 0, self.scales) };
+        let scales = unsafe { ld_global_nc_b32_or_zero(self.scales_inside && blocks > 0, self.scales) };
         self.values += u64::from(SCALE_TILE_COLUMNS * PACKED_BLOCK);
         self.scales += u64::from(SCALE_TILE_ROWS * SCALE_TILE_COLUMNS);
-        Step {
-            values,
-            scales,
-            blocks,
-        }
+        Step { values, scales, blocks }
     }
 }
 
@@ -413,12 +352,7 @@ impl Step {
             let (row, column) = panel.unit(thread, unit);
             if row < panel.rows {
                 // SAFETY: inside of the panel, a block that is this thread's.
-                unsafe {
-                    st_shared_v4_b32(
-                        address + panel.block_offset(row, column),
-                        decode_block(self.values[unit]),
-                    )
-                };
+                unsafe { st_shared_v4_b32(address + panel.block_offset(row, column), decode_block(self.values[unit])) };
             }
         }
         if thread < panel.rows {
@@ -426,12 +360,7 @@ impl Step {
             let scales = decode_scales(self.scales & scale_mask(self.blocks));
             for column in 0..SCALE_TILE_COLUMNS {
                 // SAFETY: inside of the panel, a scale that is this thread's.
-                unsafe {
-                    st_shared_f32(
-                        address + panel.scale_offset(thread, column),
-                        scales[column as usize],
-                    )
-                };
+                unsafe { st_shared_f32(address + panel.scale_offset(thread, column), scales[column as usize]) };
             }
         }
     }
@@ -459,19 +388,14 @@ fn decode_word(codes: u32) -> [u32; 2] {
     const POSITIVE: [u32; 2] = [0x0302_0100, 0x0c08_0604];
     const NEGATIVE: [u32; 2] = [0xfdfe_ff00, 0xf4f8_fafc];
     let look_up = |table: [u32; 2], codes| prmt_b32(table[0], table[1], codes);
-    let select = |signs: u32, codes| {
-        (look_up(NEGATIVE, codes) & signs) | (look_up(POSITIVE, codes) & !signs)
-    };
+    let select = |signs: u32, codes| (look_up(NEGATIVE, codes) & signs) | (look_up(POSITIVE, codes) & !signs);
 
     // A byte of 0xff for a negative code: odd codes have their sign on top of a byte, even ones after a shift.
     // `prmt` with 8 added to a byte's number spreads its sign.
     let even = codes << 4;
     let (low_signs, high_signs) = (prmt_b32(even, codes, 0xd9c8), prmt_b32(even, codes, 0xfbea));
     let magnitudes = codes & 0x7777_7777;
-    [
-        select(low_signs, magnitudes),
-        select(high_signs, magnitudes >> 16),
-    ]
+    [select(low_signs, magnitudes), select(high_signs, magnitudes >> 16)]
 }
 
 /// Four e4m3 scales to f32, halved: values are doubled, in A and in B.
@@ -480,9 +404,7 @@ fn decode_scales(scales: u32) -> [f32; 4] {
     // Exponent and mantissa in their places in an f32, whose exponent has a bias of 127 and not of 7; subnormals
     // are subnormal there too, and the product is exact.
     const HALF_OF_BIAS_CHANGE: f32 = f32::from_bits((127 + 127 - 7 - 1) << 23);
-    scales
-        .to_le_bytes()
-        .map(|scale| f32::from_bits(u32::from(scale) << 20) * HALF_OF_BIAS_CHANGE)
+    scales.to_le_bytes().map(|scale| f32::from_bits(u32::from(scale) << 20) * HALF_OF_BIAS_CHANGE)
 }
 
 /// The dot product of 16 signed bytes, plus [`BIAS`], as a float.
@@ -520,11 +442,7 @@ fn silu(x: f32) -> f32 {
 unsafe fn store_output<const N: usize>(address: u64, output: u32, values: [f32; N]) {
     const { assert!(N == 1 || N == 4) };
     let convert = |low, high| {
-        if output == OUTPUT_BF16 {
-            cvt_rn_bf16x2_f32(low, high)
-        } else {
-            cvt_rn_f16x2_f32(low, high)
-        }
+        if output == OUTPUT_BF16 { cvt_rn_bf16x2_f32(low, high) } else { cvt_rn_f16x2_f32(low, high) }
     };
     // SAFETY: the caller's promise.
     unsafe {
@@ -560,11 +478,7 @@ mod tests {
                     for element in 0..16 {
                         let byte = block[element / 4].to_le_bytes()[element % 4] as i8;
                         let code = (codes >> (4 * element)) as u32 & 15;
-                        assert_eq!(
-                            f32::from(byte),
-                            2.0 * e2m1(code),
-                            "code {code} at {element} of {codes:#x}"
-                        );
+                        assert_eq!(f32::from(byte), 2.0 * e2m1(code), "code {code} at {element} of {codes:#x}");
                     }
                 }
             }
@@ -580,11 +494,7 @@ mod tests {
                 _ => (1.0 + mantissa / 8.0) * f32::from_bits(((exponent - 7 + 127) as u32) << 23),
             };
             let word = code | 0x38 << 8 | code << 16;
-            assert_eq!(
-                decode_scales(word),
-                [value / 2.0, 0.5, value / 2.0, 0.0],
-                "{code:#x}"
-            );
+            assert_eq!(decode_scales(word), [value / 2.0, 0.5, value / 2.0, 0.0], "{code:#x}");
         }
     }
 
@@ -597,30 +507,20 @@ mod tests {
         // A few hundred pairs of blocks from a linear congruential generator.
         let mut state = 1_u64;
         let mut random = || {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             state.rotate_left(32)
         };
         for _ in 0..500 {
             let (a, b) = (random(), random());
-            let products = (0..64)
-                .step_by(4)
-                .map(|at| e2m1((a >> at) as u32 & 15) * e2m1((b >> at) as u32 & 15));
-            assert_eq!(
-                biased_dot(decode_block(a), decode_block(b)) - BIAS,
-                4.0 * products.sum::<f32>()
-            );
+            let products = (0..64).step_by(4).map(|at| e2m1((a >> at) as u32 & 15) * e2m1((b >> at) as u32 & 15));
+            assert_eq!(biased_dot(decode_block(a), decode_block(b)) - BIAS, 4.0 * products.sum::<f32>());
         }
     }
 
     #[test]
     fn only_scales_inside_of_k_are_kept() {
         let masks = [1, 2, 3, 4, 5, 65536].map(scale_mask);
-        assert_eq!(
-            masks,
-            [0xff, 0xffff, 0xff_ffff, u32::MAX, u32::MAX, u32::MAX]
-        );
+        assert_eq!(masks, [0xff, 0xffff, 0xff_ffff, u32::MAX, u32::MAX, u32::MAX]);
     }
 
     #[test]
@@ -637,20 +537,8 @@ mod tests {
             k: 16,
             first_tile,
         };
-        let groups = [
-            group(0, 0),
-            group(100, 0),
-            group(0, 2),
-            group(0, 2),
-            group(64, 2),
-            group(1, 3),
-            group(0, 4),
-        ];
-        let launch = Launch {
-            groups: groups.as_ptr() as u64,
-            group_count: groups.len() as u32,
-            output: 0,
-        };
+        let groups = [group(0, 0), group(100, 0), group(0, 2), group(0, 2), group(64, 2), group(1, 3), group(0, 4)];
+        let launch = Launch { groups: groups.as_ptr() as u64, group_count: groups.len() as u32, output: 0 };
         // SAFETY: an array of as many groups.
         let found = [0, 1, 2, 3].map(|tile| unsafe { find_group(launch, tile) }.m);
         assert_eq!(found, [100, 100, 64, 1]);

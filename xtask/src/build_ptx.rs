@@ -32,17 +32,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 /// Compiles the selected kernels.
 pub fn build(selection: &Selection) -> anyhow::Result<Vec<Built>> {
     let kernels = KernelCrate::open(crate::workspace().join("kernels-gpu"))?;
-    let known: Vec<_> = kernels
-        .kernels()
-        .iter()
-        .map(|kernel| kernel.name.as_str())
-        .collect();
+    let known: Vec<_> = kernels.kernels().iter().map(|kernel| kernel.name.as_str()).collect();
     for name in &selection.kernel {
-        ensure!(
-            known.contains(&name.as_str()),
-            "no kernel {name:?}; there is {}",
-            known.join(", ")
-        );
+        ensure!(known.contains(&name.as_str()), "no kernel {name:?}; there is {}", known.join(", "));
     }
 
     let folder = crate::target_dir().join("ptx");
@@ -51,11 +43,7 @@ pub fn build(selection: &Selection) -> anyhow::Result<Vec<Built>> {
         if !selection.kernel.is_empty() && !selection.kernel.contains(&kernel.name) {
             continue;
         }
-        let arches = if selection.arch.is_empty() {
-            &kernel.arches
-        } else {
-            &selection.arch
-        };
+        let arches = if selection.arch.is_empty() { &kernel.arches } else { &selection.arch };
         for &arch in arches {
             built.push(kernels.build(&kernel.name, arch, &folder)?);
         }

@@ -24,9 +24,7 @@ fn main() -> anyhow::Result<()> {
 
 /// The workspace's root: xtask lies in it.
 fn workspace() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("xtask lies in the workspace")
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
 }
 
 /// Where the workspace's build results go.

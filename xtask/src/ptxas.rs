@@ -52,63 +52,24 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for built in build_ptx::build(&args.selection)? {
         let cubin = built.path.with_extension("cubin");
         let mut command = Command::new(&ptxas);
-        command.args([
-            "--verbose",
-            "--gpu-name",
-            built.arch.name(),
-            "--output-file",
-        ]);
-        let output = command
-            .args([
-                if args.cubin {
-                    &cubin
-                } else {
-                    Path::new("/dev/null")
-                },
-                &built.path,
-            ])
-            .output();
+        command.args(["--verbose", "--gpu-name", built.arch.name(), "--output-file"]);
+        let output = command.args([if args.cubin { &cubin } else { Path::new("/dev/null") }, &built.path]).output();
         let output = output.with_context(|| format!("cannot run {}", ptxas.display()))?;
         let log = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            output.status.success(),
-            "{} does not assemble:\n{log}",
-            built.path.display()
-        );
+        ensure!(output.status.success(), "{} does not assemble:\n{log}", built.path.display());
 
         let entries = entries(&log);
-        ensure!(
-            !entries.is_empty(),
-            "ptxas names no entry of {}:\n{log}",
-            built.path.display()
-        );
-        for Entry {
-            name,
-            registers,
-            spill,
-            stack,
-            shared,
-        } in entries
-        {
-            println!(
-                "{name:<24} {:<8} {registers:>9} {spill:>11} {stack:>11} {shared:>12}",
-                built.arch.name()
-            );
+        ensure!(!entries.is_empty(), "ptxas names no entry of {}:\n{log}", built.path.display());
+        for Entry { name, registers, spill, stack, shared } in entries {
+            println!("{name:<24} {:<8} {registers:>9} {spill:>11} {stack:>11} {shared:>12}", built.arch.name());
             if spill > 0 || stack > 0 {
-                faults.push(format!(
-                    "{name} for {}: {spill} bytes of spills, {stack} bytes of stack",
-                    built.arch
-                ));
+                faults.push(format!("{name} for {}: {spill} bytes of spills, {stack} bytes of stack", built.arch));
             }
         }
         let warnings = log.lines().filter(|line| is_performance_warning(line));
         faults.extend(warnings.map(|line| format!("{} for {}: {line}", built.kernel, built.arch)));
     }
-    ensure!(
-        faults.is_empty(),
-        "ptxas finds kernels that are slower than they should be:\n{}",
-        faults.join("\n")
-    );
+    ensure!(faults.is_empty(), "ptxas finds kernels that are slower than they should be:\n{}", faults.join("\n"));
     Ok(())
 }
 
@@ -118,26 +79,19 @@ fn entries(log: &str) -> Vec<Entry> {
     for line in log.lines() {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             let name = rest.split('\'').next().unwrap_or_default().to_owned();
-            entries.push(Entry {
-                name,
-                ..Entry::default()
-            });
+            entries.push(Entry { name, ..Entry::default() });
         }
         let Some(entry) = entries.last_mut() else {
             continue;
         };
         let number = |unit: &str| {
-            let before = line
-                .split(unit)
-                .next()
-                .filter(|before| before.len() < line.len())?;
+            let before = line.split(unit).next().filter(|before| before.len() < line.len())?;
             before.rsplit([' ', ',']).next()?.parse().ok()
         };
         entry.registers = number(" registers").unwrap_or(entry.registers);
         entry.stack = number(" bytes stack frame").unwrap_or(entry.stack);
         entry.shared = number(" bytes smem").unwrap_or(entry.shared);
-        entry.spill +=
-            number(" bytes spill stores").unwrap_or(0) + number(" bytes spill loads").unwrap_or(0);
+        entry.spill += number(" bytes spill stores").unwrap_or(0) + number(" bytes spill loads").unwrap_or(0);
     }
     entries
 }
@@ -145,62 +99,34 @@ fn entries(log: &str) -> Vec<Entry> {
 /// Whether a line of ptxas's messages carries one of [`PERFORMANCE_WARNINGS`], as `(C7510)`.
 fn is_performance_warning(line: &str) -> bool {
     line.match_indices("(C").any(|(at, _)| {
-        let code = line[at + 2..]
-            .split(')')
-            .next()
-            .and_then(|code| code.parse().ok());
+        let code = line[at + 2..].split(')').next().and_then(|code| code.parse().ok());
         code.is_some_and(|code: u32| PERFORMANCE_WARNINGS.contains(&code))
     })
 }
 
 /// The assembler: on PATH, of a CUDA toolkit, or of PyPI.
 fn find(install: bool) -> anyhow::Result<PathBuf> {
-    let on_path = env::var_os("PATH")
-        .map(|path| env::split_paths(&path).collect::<Vec<_>>())
-        .unwrap_or_default();
+    let on_path = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
     let toolkit = env::var_os("CUDA_PATH").map(|path| PathBuf::from(path).join("bin"));
     let installed = crate::target_dir().join("ptxas");
     let of_wheel = || {
         // nvidia/<cu13, cuda_nvcc, …>/bin: the folder's name follows the version.
-        let versions = installed
-            .join("nvidia")
-            .read_dir()
-            .into_iter()
-            .flatten()
-            .flatten();
+        let versions = installed.join("nvidia").read_dir().into_iter().flatten().flatten();
         versions.map(|version| version.path().join("bin"))
     };
     let found = |folder: PathBuf| Some(folder.join("ptxas")).filter(|file| file.is_file());
-    if let Some(ptxas) = on_path
-        .into_iter()
-        .chain(toolkit)
-        .chain(of_wheel())
-        .find_map(found)
-    {
+    if let Some(ptxas) = on_path.into_iter().chain(toolkit).chain(of_wheel()).find_map(found) {
         return Ok(ptxas);
     }
     if !install {
-        bail!(
-            "no ptxas on PATH, under CUDA_PATH or in {}; pass --install to get it from PyPI",
-            installed.display()
-        );
+        bail!("no ptxas on PATH, under CUDA_PATH or in {}; pass --install to get it from PyPI", installed.display());
     }
     // ptxas needs none of the packages that the compiler beside it does.
     let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
-        .arg(&installed)
-        .arg("nvidia-cuda-nvcc");
-    let status = pip
-        .status()
-        .context("cannot run python3, whose pip installs ptxas")?;
-    ensure!(
-        status.success(),
-        "pip could not install nvidia-cuda-nvcc into {}",
-        installed.display()
-    );
-    of_wheel()
-        .find_map(found)
-        .context("nvidia-cuda-nvcc has no ptxas; install the CUDA toolkit and set CUDA_PATH")
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"]).arg(&installed).arg("nvidia-cuda-nvcc");
+    let status = pip.status().context("cannot run python3, whose pip installs ptxas")?;
+    ensure!(status.success(), "pip could not install nvidia-cuda-nvcc into {}", installed.display());
+    of_wheel().find_map(found).context("nvidia-cuda-nvcc has no ptxas; install the CUDA toolkit and set CUDA_PATH")
 }
 
 #[cfg(test)]
@@ -228,22 +154,14 @@ ptxas info    : Used 255 registers, used 1 barriers, 16 bytes cumulative stack s
             stack,
             shared,
         };
-        assert_eq!(
-            entries(LOG),
-            [
-                entry("clean", 10, 0, 0, 0),
-                entry("spilling", 255, 20, 16, 4096)
-            ]
-        );
+        assert_eq!(entries(LOG), [entry("clean", 10, 0, 0, 0), entry("spilling", 255, 20, 16, 4096)]);
     }
 
     #[test]
     fn only_performance_warnings_count() {
         let wgmma = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized";
         assert!(is_performance_warning(wgmma));
-        assert!(!is_performance_warning(
-            "ptxas warning : (C7519) something else"
-        ));
+        assert!(!is_performance_warning("ptxas warning : (C7519) something else"));
         assert!(!LOG.lines().any(is_performance_warning));
     }
 }

@@ -17,11 +17,8 @@ pub enum Arch {
 
 /// Architecture, name, and the lowest PTX version (major × 10 + minor) that has the architecture and what
 /// its kernels use: the lower, the older the drivers that load it. PTX ISA, "Release Notes".
-const TABLE: [(Arch, &str, u32); 3] = [
-    (Arch::Sm80, "sm_80", 70),
-    (Arch::Sm90a, "sm_90a", 80),
-    (Arch::Sm100f, "sm_100f", 88),
-];
+const TABLE: [(Arch, &str, u32); 3] =
+    [(Arch::Sm80, "sm_80", 70), (Arch::Sm90a, "sm_90a", 80), (Arch::Sm100f, "sm_100f", 88)];
 
 impl Arch {
     /// Every architecture, oldest first.
@@ -48,10 +45,7 @@ impl Arch {
 const _: () = {
     let mut index = 0;
     while index < TABLE.len() {
-        assert!(
-            TABLE[index].0 as usize == index,
-            "TABLE is in the order of the variants"
-        );
+        assert!(TABLE[index].0 as usize == index, "TABLE is in the order of the variants");
         index += 1;
     }
 };
@@ -66,10 +60,6 @@ impl FromStr for Arch {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self, Error> {
-        Arch::all()
-            .find(|arch| arch.name() == name)
-            .ok_or_else(|| Error::UnknownArch {
-                name: name.to_owned(),
-            })
+        Arch::all().find(|arch| arch.name() == name).ok_or_else(|| Error::UnknownArch { name: name.to_owned() })
     }
 }

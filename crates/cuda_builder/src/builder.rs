@@ -30,13 +30,7 @@ pub struct CudaBuilder {
 impl CudaBuilder {
     /// A build of the crate in the folder `path`.
     pub fn new(path: impl AsRef<Path>) -> Self {
-        Self {
-            path: path.as_ref().to_owned(),
-            arch: None,
-            copy_to: None,
-            build_args: Vec::new(),
-            emit_llvm_ir: false,
-        }
+        Self { path: path.as_ref().to_owned(), arch: None, copy_to: None, build_args: Vec::new(), emit_llvm_ir: false }
     }
 
     /// The architecture to compile for; there is no default.
@@ -53,8 +47,7 @@ impl CudaBuilder {
 
     /// More arguments for the nested cargo, such as `--features NAME`.
     pub fn build_args<S: AsRef<str>>(mut self, args: &[S]) -> Self {
-        self.build_args
-            .extend(args.iter().map(|arg| arg.as_ref().to_owned()));
+        self.build_args.extend(args.iter().map(|arg| arg.as_ref().to_owned()));
         self
     }
 
@@ -66,26 +59,15 @@ impl CudaBuilder {
 
     /// Compiles, or finds that nothing has changed, and returns the path of the PTX.
     pub fn build(self) -> Result<PathBuf, Error> {
-        let path = self
-            .path
-            .canonicalize()
-            .ok()
-            .filter(|path| path.join("Cargo.toml").is_file());
-        let path = path.ok_or_else(|| Error::NoCrate {
-            path: self.path.clone(),
-        })?;
-        let arch = self
-            .arch
-            .ok_or_else(|| Error::NoArch { path: path.clone() })?;
+        let path = self.path.canonicalize().ok().filter(|path| path.join("Cargo.toml").is_file());
+        let path = path.ok_or_else(|| Error::NoCrate { path: self.path.clone() })?;
+        let arch = self.arch.ok_or_else(|| Error::NoArch { path: path.clone() })?;
         let tools = Toolchain::find(&path)?;
 
         let target_dir = path.join("target");
         fs::create_dir_all(&target_dir).map_err(Error::io("create", &target_dir))?;
         let name = format!("{arch}-{:016x}", hash(&self.build_args));
-        let ptx = self
-            .copy_to
-            .clone()
-            .unwrap_or_else(|| target_dir.join(&name).with_extension("ptx"));
+        let ptx = self.copy_to.clone().unwrap_or_else(|| target_dir.join(&name).with_extension("ptx"));
 
         // Held to the end: two cargo commands may build the same kernels at the same time.
         let lock_path = target_dir.join(".cuda_builder.lock");
@@ -95,11 +77,7 @@ impl CudaBuilder {
         let ir_path = target_dir.join(&name).with_extension("ll");
         self.rustc(&path, arch, &target_dir, &ir_path)?;
         let ir = fs::read_to_string(&ir_path).map_err(Error::io("read", &ir_path))?;
-        let ir = ir::prepare(&ir).map_err(|(line, reason)| Error::Ir {
-            path: ir_path.clone(),
-            line,
-            reason,
-        })?;
+        let ir = ir::prepare(&ir).map_err(|(line, reason)| Error::Ir { path: ir_path.clone(), line, reason })?;
         llvm(&tools, arch, &ir, &ir_path, &ptx)?;
         if self.emit_llvm_ir {
             write_if_changed(&ptx.with_extension("ll"), ir.as_bytes())?;
@@ -129,13 +107,7 @@ impl CudaBuilder {
             // llc makes `.loc` lines of these; ptxas refuses full debug information.
             .env("CARGO_PROFILE_RELEASE_DEBUG", "line-directives-only")
             .env("CARGO_PROFILE_RELEASE_STRIP", "none")
-            .args([
-                "rustc",
-                "--release",
-                "--lib",
-                "--crate-type=staticlib",
-                "-Zbuild-std=core",
-            ])
+            .args(["rustc", "--release", "--lib", "--crate-type=staticlib", "-Zbuild-std=core"])
             .args(["--target", TARGET, "--target-dir"])
             .arg(target_dir)
             .args(&self.build_args)
@@ -144,19 +116,11 @@ impl CudaBuilder {
             .stdin(Stdio::null())
             // A build script's own standard output is read by cargo.
             .stdout(Stdio::null());
-        let status = cargo.status().map_err(|source| Error::Spawn {
-            program: "cargo".to_owned(),
-            source,
-        })?;
+        let status = cargo.status().map_err(|source| Error::Spawn { program: "cargo".to_owned(), source })?;
         if status.success() {
             return Ok(());
         }
-        Err(Error::Failed {
-            program: "cargo".to_owned(),
-            path: path.to_owned(),
-            status,
-            stderr: String::new(),
-        })
+        Err(Error::Failed { program: "cargo".to_owned(), path: path.to_owned(), status, stderr: String::new() })
     }
 }
 
@@ -166,17 +130,9 @@ fn llvm(tools: &Toolchain, arch: Arch, ir: &str, ir_path: &Path, ptx: &Path) -> 
     let optimised = ir_path.with_extension("opt.ll");
     let cpu = format!("-mcpu={arch}");
     let mut opt = Command::new(&tools.opt);
-    opt.args(["-O3", "-S", &cpu, "-o"])
-        .args([&optimised, &prepared]);
+    opt.args(["-O3", "-S", &cpu, "-o"]).args([&optimised, &prepared]);
     let mut llc = Command::new(&tools.llc);
-    llc.args([
-        "-O3",
-        &cpu,
-        &format!("-mattr=+ptx{}", arch.ptx_version()),
-        "-o",
-        "-",
-    ])
-    .arg(&optimised);
+    llc.args(["-O3", &cpu, &format!("-mattr=+ptx{}", arch.ptx_version()), "-o", "-"]).arg(&optimised);
 
     let stamp = format!("{STAMP}{:016x}\n", hash(&(format!("{opt:?} {llc:?}"), ir)));
     if fs::read_to_string(ptx).is_ok_and(|ptx| ptx.starts_with(&stamp)) {

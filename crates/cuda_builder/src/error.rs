@@ -20,10 +20,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// No such architecture.
-    #[error(
-        "{name:?} is not an architecture this builder knows; it knows {}",
-        known()
-    )]
+    #[error("{name:?} is not an architecture this builder knows; it knows {}", known())]
     UnknownArch {
         /// The name that was given.
         name: String,
@@ -88,15 +85,8 @@ pub enum Error {
 
 impl Error {
     /// For `map_err`: an I/O error with what was tried on which file.
-    pub(crate) fn io(
-        action: &'static str,
-        path: &std::path::Path,
-    ) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io {
-            action,
-            path: path.to_owned(),
-            source,
-        }
+    pub(crate) fn io(action: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { action, path: path.to_owned(), source }
     }
 }
 

@@ -49,18 +49,15 @@ pub(crate) fn prepare(ir: &str) -> Result<String, (usize, String)> {
 
 /// The kernel and its attributes, if `line` is the static that holds a kernel's launch bounds.
 fn launch_bounds(line: &str) -> Result<Option<(&str, String)>, String> {
-    let Some((kernel, rest)) = line
-        .strip_prefix('@')
-        .and_then(|line| line.strip_prefix(LAUNCH_BOUNDS)?.split_once(" = "))
+    let Some((kernel, rest)) =
+        line.strip_prefix('@').and_then(|line| line.strip_prefix(LAUNCH_BOUNDS)?.split_once(" = "))
     else {
         return Ok(None);
     };
     let bytes = if rest.contains(" zeroinitializer") {
         vec![0; 8]
     } else {
-        let text = rest
-            .split_once(" c\"")
-            .and_then(|(_, text)| text.split_once('"'));
+        let text = rest.split_once(" c\"").and_then(|(_, text)| text.split_once('"'));
         unescape(text.ok_or("launch bounds are a string of 8 bytes")?.0)
     };
     let (words, []) = bytes.as_chunks::<4>() else {
@@ -84,9 +81,7 @@ fn unescape(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {
-        let escaped = tail
-            .get(..2)
-            .and_then(|hex| u8::from_str_radix(str::from_utf8(hex).ok()?, 16).ok());
+        let escaped = tail.get(..2).and_then(|hex| u8::from_str_radix(str::from_utf8(hex).ok()?, 16).ok());
         match escaped.filter(|_| *first == b'\\') {
             Some(byte) => (bytes.push(byte), rest = &tail[2..]),
             None => (bytes.push(*first), rest = tail),
@@ -121,10 +116,8 @@ fn after_arguments(line: &str, from: usize) -> Option<usize> {
                 if depth == 0 {
                     let end = offset + 1;
                     let address = [" unnamed_addr", " local_unnamed_addr"];
-                    let skipped = address
-                        .iter()
-                        .find(|word| line[end..].starts_with(**word))
-                        .map_or(0, |word| word.len());
+                    let skipped =
+                        address.iter().find(|word| line[end..].starts_with(**word)).map_or(0, |word| word.len());
                     return Some(end + skipped);
                 }
             }

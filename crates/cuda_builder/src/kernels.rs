@@ -47,42 +47,19 @@ impl KernelCrate {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let manifest = path.join("Cargo.toml");
-        let manifest = manifest.canonicalize().map_err(|_| Error::NoCrate {
-            path: path.to_owned(),
-        })?;
-        let path = manifest
-            .parent()
-            .expect("a file lies in a folder")
-            .to_owned();
-        let table_error = |reason: String| Error::Table {
-            manifest: manifest.clone(),
-            reason,
-        };
+        let manifest = manifest.canonicalize().map_err(|_| Error::NoCrate { path: path.to_owned() })?;
+        let path = manifest.parent().expect("a file lies in a folder").to_owned();
+        let table_error = |reason: String| Error::Table { manifest: manifest.clone(), reason };
 
         let mut command = toolchain::cargo(&path);
-        command.args([
-            "metadata",
-            "--format-version=1",
-            "--all-features",
-            "--quiet",
-        ]);
+        command.args(["metadata", "--format-version=1", "--all-features", "--quiet"]);
         let json = toolchain::output(command, &path)?;
-        let metadata: Metadata =
-            serde_json::from_slice(&json).map_err(|error| table_error(error.to_string()))?;
+        let metadata: Metadata = serde_json::from_slice(&json).map_err(|error| table_error(error.to_string()))?;
 
-        let package = metadata
-            .packages
-            .iter()
-            .find(|package| package.manifest_path == manifest);
-        let package =
-            package.ok_or_else(|| table_error("cargo does not list this package".to_owned()))?;
-        let table = package
-            .metadata
-            .as_ref()
-            .and_then(|metadata| metadata.kernels.as_ref());
-        let table = table.ok_or_else(|| {
-            table_error("missing; add a line such as `NAME = [\"sm_80\"]`".to_owned())
-        })?;
+        let package = metadata.packages.iter().find(|package| package.manifest_path == manifest);
+        let package = package.ok_or_else(|| table_error("cargo does not list this package".to_owned()))?;
+        let table = package.metadata.as_ref().and_then(|metadata| metadata.kernels.as_ref());
+        let table = table.ok_or_else(|| table_error("missing; add a line such as `NAME = [\"sm_80\"]`".to_owned()))?;
 
         let mut kernels = Vec::new();
         for (name, arches) in table {
@@ -91,34 +68,17 @@ impl KernelCrate {
                     "{name:?} is no feature of the package; add `{name} = []` to [features]"
                 )));
             }
-            let arches = arches
-                .iter()
-                .map(|arch| arch.parse())
-                .collect::<Result<_, Error>>();
+            let arches = arches.iter().map(|arch| arch.parse()).collect::<Result<_, Error>>();
             let arches = arches.map_err(|error| table_error(format!("{name}: {error}")))?;
-            kernels.push(Kernel {
-                name: name.clone(),
-                arches,
-            });
+            kernels.push(Kernel { name: name.clone(), arches });
         }
 
         // A package without a source is a folder on this machine; cargo looks for changes below a folder.
-        let local = metadata
-            .packages
-            .iter()
-            .filter(|package| package.source.is_none());
-        let sources = local.flat_map(|package| {
-            [
-                package.manifest_path.clone(),
-                package.manifest_path.with_file_name("src"),
-            ]
-        });
+        let local = metadata.packages.iter().filter(|package| package.source.is_none());
+        let sources =
+            local.flat_map(|package| [package.manifest_path.clone(), package.manifest_path.with_file_name("src")]);
         let sources = sources.chain([path.join("Cargo.lock")]).collect();
-        Ok(Self {
-            path,
-            kernels,
-            sources,
-        })
+        Ok(Self { path, kernels, sources })
     }
 
     /// The kernels of the table, by name.
@@ -145,21 +105,13 @@ impl KernelCrate {
             .build_args(&["--no-default-features", "--features", kernel])
             .copy_to(folder.join(format!("{kernel}.{arch}.ptx")))
             .build()?;
-        Ok(Built {
-            kernel: kernel.to_owned(),
-            arch,
-            path,
-        })
+        Ok(Built { kernel: kernel.to_owned(), arch, path })
     }
 
     /// Compiles every kernel for each of its architectures into `folder`.
     pub fn build_all(&self, folder: &Path) -> Result<Vec<Built>, Error> {
-        let jobs = self
-            .kernels
-            .iter()
-            .flat_map(|kernel| kernel.arches.iter().map(|&arch| (&kernel.name, arch)));
-        jobs.map(|(kernel, arch)| self.build(kernel, arch, folder))
-            .collect()
+        let jobs = self.kernels.iter().flat_map(|kernel| kernel.arches.iter().map(|&arch| (&kernel.name, arch)));
+        jobs.map(|(kernel, arch)| self.build(kernel, arch, folder)).collect()
     }
 }
 

@@ -36,40 +36,24 @@ impl Toolchain {
         let sysroot = PathBuf::from(rustc(crate_path, &["--print", "sysroot"])?);
         let host = rustc(crate_path, &["--print", "host-tuple"])?;
         let bin = sysroot.join("lib/rustlib").join(host).join("bin");
-        let found = Self {
-            opt: bin.join("opt"),
-            llc: bin.join("llc"),
-        };
+        let found = Self { opt: bin.join("opt"), llc: bin.join("llc") };
 
         let missing = [
-            (
-                "rust-src",
-                &sysroot.join("lib/rustlib/src/rust/library/core/Cargo.toml"),
-            ),
+            ("rust-src", &sysroot.join("lib/rustlib/src/rust/library/core/Cargo.toml")),
             ("llvm-tools", &found.opt),
             ("llvm-tools", &found.llc),
         ];
         let absent = || {
-            let mut names: Vec<_> = missing
-                .iter()
-                .filter(|(_, file)| !file.exists())
-                .map(|(name, _)| *name)
-                .collect();
+            let mut names: Vec<_> = missing.iter().filter(|(_, file)| !file.exists()).map(|(name, _)| *name).collect();
             names.dedup();
             names
         };
         if !absent().is_empty() {
             let components = absent().join(" ");
             eprintln!("cuda_builder: rustup component add {components}");
-            let added = scrubbed("rustup", crate_path)
-                .args(["component", "add"])
-                .args(absent())
-                .status();
+            let added = scrubbed("rustup", crate_path).args(["component", "add"]).args(absent()).status();
             if !added.is_ok_and(|status| status.success()) || !absent().is_empty() {
-                return Err(Error::MissingComponents {
-                    sysroot,
-                    components,
-                });
+                return Err(Error::MissingComponents { sysroot, components });
             }
         }
         Ok(found)
@@ -79,40 +63,24 @@ impl Toolchain {
 /// The cargo that runs us, or the one on PATH, in the crate's folder and with nothing of our own environment
 /// that would change what it builds.
 pub(crate) fn cargo(crate_path: &Path) -> Command {
-    scrubbed(
-        env::var_os("CARGO").unwrap_or_else(|| "cargo".into()),
-        crate_path,
-    )
+    scrubbed(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), crate_path)
 }
 
 /// Runs `command` to its end and returns its standard output; its messages go into the error.
 pub(crate) fn output(mut command: Command, path: &Path) -> Result<Vec<u8>, Error> {
     let program = || command.get_program().to_string_lossy().into_owned();
     let name = program();
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|source| Error::Spawn {
-            program: name.clone(),
-            source,
-        })?;
+    let output =
+        command.stdin(Stdio::null()).output().map_err(|source| Error::Spawn { program: name.clone(), source })?;
     if output.status.success() {
         return Ok(output.stdout);
     }
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    Err(Error::Failed {
-        program: name,
-        path: path.to_owned(),
-        status: output.status,
-        stderr,
-    })
+    Err(Error::Failed { program: name, path: path.to_owned(), status: output.status, stderr })
 }
 
 fn rustc(crate_path: &Path, args: &[&str]) -> Result<String, Error> {
-    let mut command = scrubbed(
-        env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()),
-        crate_path,
-    );
+    let mut command = scrubbed(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()), crate_path);
     command.args(args);
     let stdout = output(command, crate_path)?;
     Ok(String::from_utf8_lossy(&stdout).trim().to_owned())
@@ -122,16 +90,11 @@ fn scrubbed(program: impl Into<OsString>, crate_path: &Path) -> Command {
     let mut command = Command::new(program.into());
     command.current_dir(crate_path);
     for (name, _) in env::vars_os() {
-        if name
-            .to_str()
-            .is_some_and(|name| SCRUBBED.iter().any(|prefix| name.starts_with(prefix)))
-        {
+        if name.to_str().is_some_and(|name| SCRUBBED.iter().any(|prefix| name.starts_with(prefix))) {
             command.env_remove(name);
         }
     }
     // Empty and not absent: so they win over `build.rustc-wrapper` in a user's cargo configuration too.
-    command
-        .env("RUSTC_WRAPPER", "")
-        .env("RUSTC_WORKSPACE_WRAPPER", "");
+    command.env("RUSTC_WRAPPER", "").env("RUSTC_WORKSPACE_WRAPPER", "");
     command
 }

@@ -23,11 +23,8 @@ pub fn dp4a_s32_s32(a: u32, b: u32, accumulator: i32) -> i32 {
     }
     #[cfg(not(target_arch = "nvptx64"))]
     {
-        let products = a
-            .to_le_bytes()
-            .into_iter()
-            .zip(b.to_le_bytes())
-            .map(|(a, b)| i32::from(a as i8) * i32::from(b as i8));
+        let products =
+            a.to_le_bytes().into_iter().zip(b.to_le_bytes()).map(|(a, b)| i32::from(a as i8) * i32::from(b as i8));
         accumulator.wrapping_add(products.sum())
     }
 }
@@ -55,11 +52,7 @@ pub fn prmt_b32(a: u32, b: u32, selector: u32) -> u32 {
         u32::from_le_bytes(core::array::from_fn(|position| {
             let nibble = selector >> (4 * position);
             let byte = bytes[(nibble & 7) as usize];
-            if nibble & 8 == 0 {
-                byte
-            } else {
-                ((byte as i8) >> 7) as u8
-            }
+            if nibble & 8 == 0 { byte } else { ((byte as i8) >> 7) as u8 }
         }))
     }
 }
@@ -70,10 +63,7 @@ mod tests {
 
     #[test]
     fn dp4a_multiplies_signed_bytes_and_wraps() {
-        assert_eq!(
-            dp4a_s32_s32(0x01_80_ff_7f, 0x02_80_03_7f, 10),
-            10 + 2 + 16384 - 3 + 16129
-        );
+        assert_eq!(dp4a_s32_s32(0x01_80_ff_7f, 0x02_80_03_7f, 10), 10 + 2 + 16384 - 3 + 16129);
         assert_eq!(dp4a_s32_s32(1, 1, i32::MAX), i32::MIN);
     }
 

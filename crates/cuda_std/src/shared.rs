@@ -15,9 +15,7 @@ core::arch::global_asm!(".extern .shared .align {} .b8 dynamic_shared[];", const
 pub fn dynamic_shared_address() -> u32 {
     let address: u32;
     // SAFETY: takes the address of a variable that is declared above.
-    unsafe {
-        ptx!("mov.u32 {}, dynamic_shared;", out(reg32) address, options(pure, nomem, nostack, preserves_flags))
-    };
+    unsafe { ptx!("mov.u32 {}, dynamic_shared;", out(reg32) address, options(pure, nomem, nostack, preserves_flags)) };
     address
 }
 
@@ -93,7 +91,5 @@ pub unsafe fn st_shared_v4_b32(address: u32, [a, b, c, d]: [u32; 4]) {
 #[inline(always)]
 pub unsafe fn st_shared_f32(address: u32, value: f32) {
     // SAFETY: the caller's promise.
-    unsafe {
-        ptx!("st.shared.f32 [{}], {};", in(reg32) address, in(reg32) value, options(nostack, preserves_flags))
-    };
+    unsafe { ptx!("st.shared.f32 [{}], {};", in(reg32) address, in(reg32) value, options(nostack, preserves_flags)) };
 }

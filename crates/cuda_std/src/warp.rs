@@ -17,9 +17,7 @@ pub const ALL_LANES: u32 = u32::MAX;
 pub fn lane_id() -> u32 {
     let lane: u32;
     // SAFETY: reads a register that every thread has.
-    unsafe {
-        ptx!("mov.u32 {}, %laneid;", out(reg32) lane, options(pure, nomem, nostack, preserves_flags))
-    };
+    unsafe { ptx!("mov.u32 {}, %laneid;", out(reg32) lane, options(pure, nomem, nostack, preserves_flags)) };
     lane
 }
 

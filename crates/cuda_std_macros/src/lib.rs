@@ -17,35 +17,23 @@ use syn::{
 pub fn kernel(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let bounds = parse_macro_input!(arguments as Bounds);
     let function = parse_macro_input!(item as ItemFn);
-    expand(bounds, function)
-        .unwrap_or_else(Error::into_compile_error)
-        .into()
+    expand(bounds, function).unwrap_or_else(Error::into_compile_error).into()
 }
 
 fn expand(bounds: Bounds, function: ItemFn) -> syn::Result<proc_macro2::TokenStream> {
     check(&function)?;
-    let ItemFn {
-        attrs,
-        vis,
-        sig,
-        block,
-    } = function;
+    let ItemFn { attrs, vis, sig, block } = function;
     let syn::Signature { ident, inputs, .. } = sig;
     let types = inputs.iter().map(|input| match input {
         FnArg::Typed(input) => Ok(&input.ty),
-        FnArg::Receiver(receiver) => {
-            Err(Error::new(receiver.span(), "a kernel is a free function"))
-        }
+        FnArg::Receiver(receiver) => Err(Error::new(receiver.span(), "a kernel is a free function")),
     });
     let types = types.collect::<syn::Result<Vec<_>>>()?;
 
     // cuda_builder reads this static, makes attributes of the kernel from it and removes it.
     let bounds_name = format!("__launch_bounds_{ident}");
     let bounds_static = format_ident!("{}", bounds_name.to_uppercase());
-    let Bounds {
-        threads,
-        min_blocks,
-    } = bounds;
+    let Bounds { threads, min_blocks } = bounds;
 
     Ok(quote! {
         const _: () = {
@@ -74,10 +62,7 @@ fn check(function: &ItemFn) -> syn::Result<()> {
     let sig = &function.sig;
     let refuse = |span: &dyn Spanned, message| Err(Error::new(span.span(), message));
     if sig.unsafety.is_none() {
-        return refuse(
-            &sig.fn_token,
-            "a kernel is an `unsafe fn`: nothing checks its arguments at the launch",
-        );
+        return refuse(&sig.fn_token, "a kernel is an `unsafe fn`: nothing checks its arguments at the launch");
     }
     if let Some(constness) = &sig.constness {
         return refuse(constness, "a kernel cannot be `const`");
@@ -89,16 +74,10 @@ fn check(function: &ItemFn) -> syn::Result<()> {
         return refuse(abi, "`#[kernel]` chooses the ABI itself");
     }
     if !sig.generics.params.is_empty() {
-        return refuse(
-            &sig.generics,
-            "a kernel cannot be generic: its name must be unique",
-        );
+        return refuse(&sig.generics, "a kernel cannot be generic: its name must be unique");
     }
     if let ReturnType::Type(_, ty) = &sig.output {
-        return refuse(
-            ty,
-            "a kernel returns nothing; it writes through its parameters",
-        );
+        return refuse(ty, "a kernel returns nothing; it writes through its parameters");
     }
     Ok(())
 }
@@ -111,19 +90,13 @@ struct Bounds {
 
 impl Parse for Bounds {
     fn parse(input: ParseStream) -> syn::Result<Self> {
-        let mut bounds = Self {
-            threads: syn::parse_quote!(0),
-            min_blocks: syn::parse_quote!(0),
-        };
+        let mut bounds = Self { threads: syn::parse_quote!(0), min_blocks: syn::parse_quote!(0) };
         for argument in Punctuated::<Argument, Token![,]>::parse_terminated(input)? {
             match argument.name.to_string().as_str() {
                 "threads" => bounds.threads = argument.value,
                 "min_blocks" => bounds.min_blocks = argument.value,
                 _ => {
-                    return Err(Error::new(
-                        argument.name.span(),
-                        "expected `threads` or `min_blocks`",
-                    ));
+                    return Err(Error::new(argument.name.span(), "expected `threads` or `min_blocks`"));
                 }
             }
         }
@@ -140,9 +113,6 @@ impl Parse for Argument {
     fn parse(input: ParseStream) -> syn::Result<Self> {
         let name = input.parse()?;
         input.parse::<Token![=]>()?;
-        Ok(Self {
-            name,
-            value: input.parse()?,
-        })
+        Ok(Self { name, value: input.parse()? })
     }
 }
