@@ -109,9 +109,10 @@ impl SimtTile {
     pub const STEP: u32 = BLOCK * SCALE_TILE_COLUMNS;
 
     /// Buffers in shared memory: one is filled while the other is read.
-    pub const STAGES: u32 = 2;
+    const STAGES: u32 = 2;
 
-    /// Tiles of a group: what the next group's [`Group::first_tile`] is further on. The grid is their sum.
+    /// Tiles of a group: what the next group's [`Group::first_tile`] is further on. The grid is their sum, which
+    /// must stay below 2³¹.
     pub const fn count(self, m: u32, n: u32) -> u64 {
         m.div_ceil(self.tokens) as u64 * n.div_ceil(self.columns) as u64
     }

@@ -15,7 +15,7 @@
 //!
 //! e2m1 is doubled to a signed byte on the way from global to shared memory, so that `dp4a` multiplies four at
 //! a time. The two scales of a block are applied by two fused multiply-adds, of which the first also takes
-//! the integer out of a biased float ([`BIAS`]).
+//! the integer out of a biased float (`BIAS`).
 
 // Indices, not iterators: a loop over indices unrolls, so that arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
@@ -119,16 +119,20 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
 {
     const TILE: SimtTile = if LARGE { SimtTile::LARGE } else { SimtTile::SMALL };
 
-    // Shared memory: STAGES × (panel of A, panel of gate, panel of up); a panel is laid out by `SimtPanel`.
+    // Shared memory: two stages × (panel of A, panel of gate, panel of up); a panel is laid out by `SimtPanel`.
     const A: SimtPanel = Self::TILE.a_panel();
     const B: SimtPanel = Self::TILE.b_panel();
     const STAGE_BYTES: u32 = Self::TILE.stage_bytes(MATRICES as u32);
+    const fn b_offset(matrix: usize) -> u32 {
+        Self::A.bytes() + matrix as u32 * Self::B.bytes()
+    }
 
     /// Threads side by side along the tile's columns.
     const THREAD_COLUMNS: u32 = Self::TILE.columns / COLUMNS as u32;
 
     const CHECK: () = {
         assert!(MATRICES == 1 || MATRICES == 2);
+        assert!(TOKENS == Self::TILE.tokens_per_thread as usize && COLUMNS == Self::TILE.columns_per_thread as usize);
         assert!(Self::THREAD_COLUMNS * (Self::TILE.tokens / TOKENS as u32) == THREADS, "a thread for every element");
         assert!(Self::A.units() <= MAX_UNITS && Self::B.units() <= MAX_UNITS);
     };
@@ -155,22 +159,27 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
         let mut b: [Operand; MATRICES] = core::array::from_fn(|matrix| {
             Operand::new(group.b[matrix], group.b_scales[matrix], first_column, group.n, group.k, Self::B)
         });
-        let shared = dynamic_shared_address();
-        let mut stage = shared;
-        let mut next_stage = shared + Self::STAGE_BYTES;
+        let mut stage = dynamic_shared_address();
+        let mut next_stage = stage + Self::STAGE_BYTES;
         // SAFETY: addresses as the contract has them; a stage is written only while nobody reads it, since
         // every thread has passed the barrier after reading it.
         unsafe {
+            let mut fetch = |blocks| (a.fetch(Self::A, blocks), b.each_mut().map(|b| b.fetch(Self::B, blocks)));
+            let store = |stage, (a, b): (Step, [Step; MATRICES])| {
+                a.store(stage, Self::A);
+                for matrix in 0..MATRICES {
+                    b[matrix].store(stage + Self::b_offset(matrix), Self::B);
+                }
+            };
             let mut blocks = (group.k / BLOCK) as i32;
-            let (a_step, b_step) = (a.fetch(Self::A, blocks), b.each_mut().map(|b| b.fetch(Self::B, blocks)));
-            Self::store(stage, a_step, b_step);
+            store(stage, fetch(blocks));
             thread::sync_threads();
             while blocks > 0 {
                 blocks -= SCALE_TILE_COLUMNS as i32;
                 // One step past the end fetches nothing: zeros.
-                let (a_step, b_step) = (a.fetch(Self::A, blocks), b.each_mut().map(|b| b.fetch(Self::B, blocks)));
+                let next = fetch(blocks);
                 Self::multiply(stage, thread_row, thread_column, &mut sums);
-                Self::store(next_stage, a_step, b_step);
+                store(next_stage, next);
                 thread::sync_threads();
                 (stage, next_stage) = (next_stage, stage);
             }
@@ -179,74 +188,9 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
             Self::epilogue(&group, launch.output, token, column, &sums);
         }
     }
-
-    /// Decodes a step into a stage.
-    #[inline(always)]
-    unsafe fn store(stage: u32, a: Step, b: [Step; MATRICES]) {
-        // SAFETY: the stage is this block's and nobody reads it now.
-        unsafe {
-            a.store(stage, Self::A);
-            let mut panel = stage + Self::A.bytes();
-            for b in b {
-                b.store(panel, Self::B);
-                panel += Self::B.bytes();
-            }
-        }
-    }
-
-    /// Adds a stage's products to the sums.
-    #[inline(always)]
-    unsafe fn multiply(stage: u32, thread_row: u32, thread_column: u32, sums: &mut Sums<MATRICES, TOKENS, COLUMNS>) {
-        let token = thread_row * TOKENS as u32;
-        let column = thread_column * COLUMNS as u32;
-        for block in 0..SCALE_TILE_COLUMNS {
-            // SAFETY: inside of the stage, which nobody writes now.
-            unsafe {
-                let a: [[u32; 4]; TOKENS] =
-                    core::array::from_fn(|i| ld_shared_v4_b32(stage + Self::A.block_offset(token + i as u32, block)));
-                let a_scales: [f32; TOKENS] = load_scales(stage + Self::A.scale_offset(token, block));
-                let unbias = a_scales.map(|scale| -BIAS * scale);
-                for matrix in 0..MATRICES {
-                    let panel = stage + Self::A.bytes() + matrix as u32 * Self::B.bytes();
-                    let b_scales: [f32; COLUMNS] = load_scales(panel + Self::B.scale_offset(column, block));
-                    for j in 0..COLUMNS {
-                        let b = ld_shared_v4_b32(
-                            panel + Self::B.block_offset(column, block) + j as u32 * Self::B.plane_rows() * BLOCK,
-                        );
-                        for i in 0..TOKENS {
-                            // Exact: the integer has 12 bits, a scale 4.
-                            let scaled = fma_rn_f32(biased_dot(a[i], b), a_scales[i], unbias[i]);
-                            sums[matrix][i][j] = fma_rn_f32(scaled, b_scales[j], sums[matrix][i][j]);
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// Scales, activates and writes one thread's elements of C.
-    #[inline(always)]
-    unsafe fn epilogue(group: &Group, output: u32, token: u32, column: u32, sums: &Sums<MATRICES, TOKENS, COLUMNS>) {
-        // N is a multiple of 8, so a thread's columns are all inside or all outside.
-        if column >= group.n {
-            return;
-        }
-        for i in 0..TOKENS {
-            let token = token + i as u32;
-            if token >= group.m {
-                return;
-            }
-            let values: [f32; COLUMNS] = core::array::from_fn(|j| {
-                let gate = group.alpha[0] * sums[0][i][j];
-                if MATRICES == 2 { silu(gate) * (group.alpha[1] * sums[MATRICES - 1][i][j]) } else { gate }
-            });
-            let element = u64::from(token) * u64::from(group.n) + u64::from(column);
-            // SAFETY: an element of C that is this thread's alone, aligned since N and the column are multiples
-            // of as many elements as are stored.
-            unsafe { store_output(group.c + 2 * element, output, values) }
-        }
-    }
 }
+
+// Block index → group.
 
 /// The group that a tile belongs to: the last whose first tile is not behind it. Groups without rows have no
 /// tiles and are passed over.
@@ -266,6 +210,8 @@ unsafe fn find_group(launch: Launch, tile: u32) -> Group {
     // SAFETY: low < group_count.
     unsafe { *groups.add(low as usize) }
 }
+
+// Global memory → registers.
 
 /// What one thread copies of one operand, and how far it has come.
 ///
@@ -343,6 +289,8 @@ impl Operand {
     }
 }
 
+// Registers → shared memory.
+
 impl Step {
     /// Decodes into a panel of shared memory.
     #[inline(always)]
@@ -407,14 +355,40 @@ fn decode_scales(scales: u32) -> [f32; 4] {
     scales.to_le_bytes().map(|scale| f32::from_bits(u32::from(scale) << 20) * HALF_OF_BIAS_CHANGE)
 }
 
-/// The dot product of 16 signed bytes, plus [`BIAS`], as a float.
-#[inline(always)]
-fn biased_dot(a: [u32; 4], b: [u32; 4]) -> f32 {
-    let mut sum = BIAS.to_bits() as i32;
-    for word in 0..4 {
-        sum = dp4a_s32_s32(a[word], b[word], sum);
+// Shared memory → sums.
+
+impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LARGE: bool>
+    Simt<MATRICES, TOKENS, COLUMNS, LARGE>
+{
+    /// Adds a stage's products to the sums.
+    #[inline(always)]
+    unsafe fn multiply(stage: u32, thread_row: u32, thread_column: u32, sums: &mut Sums<MATRICES, TOKENS, COLUMNS>) {
+        let token = thread_row * TOKENS as u32;
+        let column = thread_column * COLUMNS as u32;
+        for block in 0..SCALE_TILE_COLUMNS {
+            // SAFETY: inside of the stage, which nobody writes now.
+            unsafe {
+                let a: [[u32; 4]; TOKENS] =
+                    core::array::from_fn(|i| ld_shared_v4_b32(stage + Self::A.block_offset(token + i as u32, block)));
+                let a_scales: [f32; TOKENS] = load_scales(stage + Self::A.scale_offset(token, block));
+                let unbias = a_scales.map(|scale| -BIAS * scale);
+                for matrix in 0..MATRICES {
+                    let panel = stage + Self::b_offset(matrix);
+                    let b_scales: [f32; COLUMNS] = load_scales(panel + Self::B.scale_offset(column, block));
+                    for j in 0..COLUMNS {
+                        let b = ld_shared_v4_b32(
+                            panel + Self::B.block_offset(column, block) + j as u32 * Self::B.plane_rows() * BLOCK,
+                        );
+                        for i in 0..TOKENS {
+                            // Exact: the integer has 12 bits, a scale 4.
+                            let scaled = fma_rn_f32(biased_dot(a[i], b), a_scales[i], unbias[i]);
+                            sums[matrix][i][j] = fma_rn_f32(scaled, b_scales[j], sums[matrix][i][j]);
+                        }
+                    }
+                }
+            }
+        }
     }
-    f32::from_bits(sum as u32)
 }
 
 /// N neighbouring scales of shared memory.
@@ -427,6 +401,45 @@ unsafe fn load_scales<const N: usize>(address: u32) -> [f32; N] {
             core::array::from_fn(|index| f32::from_bits(scales[index]))
         } else {
             core::array::from_fn(|index| ld_shared_f32(address + 4 * index as u32))
+        }
+    }
+}
+
+/// The dot product of 16 signed bytes, plus [`BIAS`], as a float.
+#[inline(always)]
+fn biased_dot(a: [u32; 4], b: [u32; 4]) -> f32 {
+    let mut sum = BIAS.to_bits() as i32;
+    for word in 0..4 {
+        sum = dp4a_s32_s32(a[word], b[word], sum);
+    }
+    f32::from_bits(sum as u32)
+}
+
+// Sums → C.
+
+impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LARGE: bool>
+    Simt<MATRICES, TOKENS, COLUMNS, LARGE>
+{
+    /// Scales, activates and writes one thread's elements of C.
+    #[inline(always)]
+    unsafe fn epilogue(group: &Group, output: u32, token: u32, column: u32, sums: &Sums<MATRICES, TOKENS, COLUMNS>) {
+        // N is a multiple of 8, so a thread's columns are all inside or all outside.
+        if column >= group.n {
+            return;
+        }
+        for i in 0..TOKENS {
+            let token = token + i as u32;
+            if token >= group.m {
+                return;
+            }
+            let values: [f32; COLUMNS] = core::array::from_fn(|j| {
+                let gate = group.alpha[0] * sums[0][i][j];
+                if MATRICES == 2 { silu(gate) * (group.alpha[1] * sums[MATRICES - 1][i][j]) } else { gate }
+            });
+            let element = u64::from(token) * u64::from(group.n) + u64::from(column);
+            // SAFETY: an element of C that is this thread's alone, aligned since N and the column are multiples
+            // of as many elements as are stored.
+            unsafe { store_output(group.c + 2 * element, output, values) }
         }
     }
 }

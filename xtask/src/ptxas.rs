@@ -58,7 +58,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let log = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "{} does not assemble:\n{log}", built.path.display());
 
-        let entries = entries(&log);
+        let mut entries = entries(&log);
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
         ensure!(!entries.is_empty(), "ptxas names no entry of {}:\n{log}", built.path.display());
         for Entry { name, registers, spill, stack, shared } in entries {
             println!("{name:<24} {:<8} {registers:>9} {spill:>11} {stack:>11} {shared:>12}", built.arch.name());

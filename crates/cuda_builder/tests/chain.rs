@@ -4,7 +4,8 @@
 
 use std::{
     env,
-    fs::{self, File},
+    fs::{self, File, Permissions},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
     time::SystemTime,
@@ -114,6 +115,28 @@ fn the_environment_of_the_outer_build_does_not_reach_the_nested_one() {
 }
 
 #[test]
+fn components_that_rustup_cannot_add_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let asked = folder.path().join("asked");
+    let script = |name: &str, text: String| {
+        let path = folder.path().join(name);
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        path
+    };
+    let rustc = script("rustc", format!("echo {}", folder.path().display()));
+    script("rustup", format!("echo \"$@\" > {}; exit 1", asked.display()));
+    let path = format!("{}:{}", folder.path().display(), env::var("PATH").unwrap());
+
+    let test = "ptx_lines_name_their_rust_lines";
+    let mut command = Command::new(env::current_exe().unwrap());
+    let output = command.args(["--exact", test]).env("RUSTC", rustc).env("PATH", path).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("run `rustup component add rust-src llvm-tools`"), "{text}");
+    assert_eq!(fs::read_to_string(asked).unwrap().trim(), "component add rust-src llvm-tools");
+}
+
+#[test]
 fn the_table_of_kernels_is_read_and_lists_its_sources() {
     let kernels = KernelCrate::open(FIXTURE).unwrap();
     let [kernel] = kernels.kernels() else { panic!("{:?}", kernels.kernels()) };
@@ -137,7 +160,7 @@ fn errors_name_the_place_and_the_remedy() {
 fn build(arch: Arch) -> PathBuf {
     let ptx = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{KERNEL}.{arch}.ptx"));
     let builder = CudaBuilder::new(FIXTURE).arch(arch).build_args(&["--features", KERNEL]);
-    builder.copy_to(ptx).emit_llvm_ir(true).build().unwrap()
+    builder.copy_to(ptx).emit_llvm_ir(true).build().unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// When rustc last wrote IR of the fixture.
