@@ -152,7 +152,10 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
         let first_column = tile / token_tiles * Self::TILE.columns;
 
         let thread = thread::thread_idx_x();
-        let (thread_row, thread_column) = (thread / Self::THREAD_COLUMNS, thread % Self::THREAD_COLUMNS);
+        let row = thread / Self::THREAD_COLUMNS * TOKENS as u32;
+        let column = thread % Self::THREAD_COLUMNS * COLUMNS as u32;
+        // N is a multiple of 8, so a thread's columns are all inside or all outside.
+        let inside = first_token + row < group.m && first_column + column < group.n;
         let mut sums = [[[0.0; COLUMNS]; TOKENS]; MATRICES];
 
         let mut a = Operand::new(group.a, group.a_scales, first_token, group.m, group.k, Self::A);
@@ -178,14 +181,16 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
                 blocks -= SCALE_TILE_COLUMNS as i32;
                 // One step past the end fetches nothing: zeros.
                 let next = fetch(blocks);
-                Self::multiply(stage, thread_row, thread_column, &mut sums);
+                if inside {
+                    Self::multiply(stage, row, column, &mut sums);
+                }
                 store(next_stage, next);
                 thread::sync_threads();
                 (stage, next_stage) = (next_stage, stage);
             }
-            let token = first_token + thread_row * TOKENS as u32;
-            let column = first_column + thread_column * COLUMNS as u32;
-            Self::epilogue(&group, launch.output, token, column, &sums);
+            if inside {
+                Self::epilogue(group, launch.output, first_token + row, first_column + column, &sums);
+            }
         }
     }
 }
@@ -195,7 +200,7 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
 /// The group that a tile belongs to: the last whose first tile is not behind it. Groups without rows have no
 /// tiles and are passed over.
 #[inline(always)]
-unsafe fn find_group(launch: Launch, tile: u32) -> Group {
+unsafe fn find_group<'a>(launch: Launch, tile: u32) -> &'a Group {
     let groups = launch.groups as *const Group;
     let (mut low, mut high) = (0, launch.group_count);
     while high - low > 1 {
@@ -208,7 +213,7 @@ unsafe fn find_group(launch: Launch, tile: u32) -> Group {
         }
     }
     // SAFETY: low < group_count.
-    unsafe { *groups.add(low as usize) }
+    unsafe { &*groups.add(low as usize) }
 }
 
 // Global memory → registers.
@@ -360,17 +365,15 @@ fn decode_scales(scales: u32) -> [f32; 4] {
 impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LARGE: bool>
     Simt<MATRICES, TOKENS, COLUMNS, LARGE>
 {
-    /// Adds a stage's products to the sums.
+    /// Adds a stage's products to the sums of the elements from `row` and `column` of the tile on.
     #[inline(always)]
-    unsafe fn multiply(stage: u32, thread_row: u32, thread_column: u32, sums: &mut Sums<MATRICES, TOKENS, COLUMNS>) {
-        let token = thread_row * TOKENS as u32;
-        let column = thread_column * COLUMNS as u32;
+    unsafe fn multiply(stage: u32, row: u32, column: u32, sums: &mut Sums<MATRICES, TOKENS, COLUMNS>) {
         for block in 0..SCALE_TILE_COLUMNS {
             // SAFETY: inside of the stage, which nobody writes now.
             unsafe {
                 let a: [[u32; 4]; TOKENS] =
-                    core::array::from_fn(|i| ld_shared_v4_b32(stage + Self::A.block_offset(token + i as u32, block)));
-                let a_scales: [f32; TOKENS] = load_scales(stage + Self::A.scale_offset(token, block));
+                    core::array::from_fn(|i| ld_shared_v4_b32(stage + Self::A.block_offset(row + i as u32, block)));
+                let a_scales: [f32; TOKENS] = load_scales(stage + Self::A.scale_offset(row, block));
                 let unbias = a_scales.map(|scale| -BIAS * scale);
                 for matrix in 0..MATRICES {
                     let panel = stage + Self::b_offset(matrix);
@@ -423,23 +426,19 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
     /// Scales, activates and writes one thread's elements of C.
     #[inline(always)]
     unsafe fn epilogue(group: &Group, output: u32, token: u32, column: u32, sums: &Sums<MATRICES, TOKENS, COLUMNS>) {
-        // N is a multiple of 8, so a thread's columns are all inside or all outside.
-        if column >= group.n {
-            return;
-        }
+        let Group { c, alpha, m, n, .. } = *group;
         for i in 0..TOKENS {
             let token = token + i as u32;
-            if token >= group.m {
-                return;
-            }
             let values: [f32; COLUMNS] = core::array::from_fn(|j| {
-                let gate = group.alpha[0] * sums[0][i][j];
-                if MATRICES == 2 { silu(gate) * (group.alpha[1] * sums[MATRICES - 1][i][j]) } else { gate }
+                let gate = alpha[0] * sums[0][i][j];
+                if MATRICES == 2 { silu(gate) * (alpha[1] * sums[MATRICES - 1][i][j]) } else { gate }
             });
-            let element = u64::from(token) * u64::from(group.n) + u64::from(column);
-            // SAFETY: an element of C that is this thread's alone, aligned since N and the column are multiples
-            // of as many elements as are stored.
-            unsafe { store_output(group.c + 2 * element, output, values) }
+            if token < m {
+                let element = u64::from(token) * u64::from(n) + u64::from(column);
+                // SAFETY: an element of C that is this thread's alone, aligned since N and the column are
+                // multiples of as many elements as are stored.
+                unsafe { store_output(c + 2 * element, output, values) }
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use cuda_builder::{Arch, Built, KernelCrate};
 
-/// Compile the kernels to target/ptx/<kernel>.<arch>.ptx.
+/// Compile the kernels to target/ptx/KERNEL.ARCH.ptx.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]

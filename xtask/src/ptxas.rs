@@ -18,16 +18,19 @@ use crate::build_ptx;
 pub struct Args {
     #[command(flatten)]
     selection: build_ptx::Selection,
-    /// Install ptxas from PyPI (nvidia-cuda-nvcc) under target/ if there is none
+    /// Install ptxas from PyPI under target/ if there is none
     #[arg(long)]
     install: bool,
-    /// Keep the assembled kernels beside the PTX, as target/ptx/<kernel>.<arch>.cubin
+    /// Keep the assembled kernels beside the PTX, as target/ptx/KERNEL.ARCH.cubin
     #[arg(long)]
     cubin: bool,
 }
 
 /// ptxas's advisories that a kernel has lost performance: `setmaxnreg` ignored, `wgmma` serialised, and so on.
 const PERFORMANCE_WARNINGS: std::ops::RangeInclusive<u32> = 7508..=7517;
+
+/// The package of PyPI that has ptxas, for Linux; 12.9 was the first to know `sm_100f`.
+const PACKAGE: &str = "nvidia-cuda-nvcc==13.*";
 
 /// What ptxas says of an entry.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -124,10 +127,12 @@ fn find(install: bool) -> anyhow::Result<PathBuf> {
     }
     // ptxas needs none of the packages that the compiler beside it does.
     let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"]).arg(&installed).arg("nvidia-cuda-nvcc");
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"]).arg(&installed).arg(PACKAGE);
     let status = pip.status().context("cannot run python3, whose pip installs ptxas")?;
-    ensure!(status.success(), "pip could not install nvidia-cuda-nvcc into {}", installed.display());
-    of_wheel().find_map(found).context("nvidia-cuda-nvcc has no ptxas; install the CUDA toolkit and set CUDA_PATH")
+    ensure!(status.success(), "pip could not install {PACKAGE} into {}", installed.display());
+    of_wheel()
+        .find_map(found)
+        .with_context(|| format!("{PACKAGE} has no ptxas; install the CUDA toolkit and set CUDA_PATH"))
 }
 
 #[cfg(test)]

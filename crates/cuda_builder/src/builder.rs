@@ -14,7 +14,7 @@ use crate::{
 
 const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// The first line of every PTX file of ours starts so and ends in the [`fingerprint`] of what it was made from.
+/// The first line of every PTX file of ours: this and a hash of the IR and the options it was made from.
 const STAMP: &str = "// cuda_builder ";
 
 /// Compiles one crate to PTX.
@@ -107,6 +107,7 @@ impl CudaBuilder {
             // llc makes `.loc` lines of these; ptxas refuses full debug information.
             .env("CARGO_PROFILE_RELEASE_DEBUG", "line-directives-only")
             .env("CARGO_PROFILE_RELEASE_STRIP", "none")
+            // A static library, since nothing links it: the IR is the result.
             .args(["rustc", "--release", "--lib", "--crate-type=staticlib", "-Zbuild-std=core"])
             .args(["--target", TARGET, "--target-dir"])
             .arg(target_dir)

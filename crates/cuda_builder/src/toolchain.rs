@@ -68,15 +68,15 @@ pub(crate) fn cargo(crate_path: &Path) -> Command {
 
 /// Runs `command` to its end and returns its standard output; its messages go into the error.
 pub(crate) fn output(mut command: Command, path: &Path) -> Result<Vec<u8>, Error> {
-    let program = || command.get_program().to_string_lossy().into_owned();
-    let name = program();
-    let output =
-        command.stdin(Stdio::null()).output().map_err(|source| Error::Spawn { program: name.clone(), source })?;
-    if output.status.success() {
-        return Ok(output.stdout);
+    let program = command.get_program().to_string_lossy().into_owned();
+    match command.stdin(Stdio::null()).output() {
+        Ok(output) if output.status.success() => Ok(output.stdout),
+        Ok(output) => {
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            Err(Error::Failed { program, path: path.to_owned(), status: output.status, stderr })
+        }
+        Err(source) => Err(Error::Spawn { program, source }),
     }
-    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    Err(Error::Failed { program: name, path: path.to_owned(), status: output.status, stderr })
 }
 
 fn rustc(crate_path: &Path, args: &[&str]) -> Result<String, Error> {

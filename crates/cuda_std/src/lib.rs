@@ -50,6 +50,18 @@ pub mod warp;
 /// #[kernel]
 /// pub unsafe fn take(owned: Owned) {}
 /// ```
+///
+/// Nor does a safe function, or one that returns something:
+///
+/// ```compile_fail
+/// #[cuda_std::kernel]
+/// pub fn safe(data: *mut f32) {}
+/// ```
+///
+/// ```compile_fail
+/// #[cuda_std::kernel]
+/// pub unsafe fn returns(data: *mut f32) -> f32 { 0.0 }
+/// ```
 pub use cuda_std_macros::kernel;
 
 /// `asm!` on a GPU, a panic elsewhere. PTX line information names the wrapper, not this macro.
