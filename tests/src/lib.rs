@@ -1,1 +1,3 @@
 //! Integration tests: what they share.
+
+pub mod files;
