@@ -1,5 +1,7 @@
 //! What can run a step. A backend gets checked weights and steps and returns outputs; it decides nothing about shapes.
 
+pub mod cpu;
+
 use std::time::Duration;
 
 use crate::error::Error;

@@ -10,8 +10,7 @@ use crate::format::{BLOCK, Matrix};
 use crate::problem::check_weight_size;
 
 /// How a model file names the parts of an NVFP4 weight, and what it means by a global scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// NVIDIA's ModelOpt: a global scale multiplies.
     ModelOpt,
@@ -20,6 +19,14 @@ pub enum Format {
 }
 
 impl Format {
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ModelOpt => "modelopt",
+            Self::CompressedTensors => "compressed-tensors",
+        }
+    }
+
     /// What follows a module's name in the name of the packed values, U8 `[N, K/2]`.
     pub const fn values(self) -> &'static str {
         match self {
