@@ -20,6 +20,7 @@ const WEIGHT: &str = ".weight";
 
 /// Projections that read the same activations. Inference engines fuse each pair and then apply one global scale to both,
 /// so they are quantised with one.
+/// ModelOpt does the same when it exports (`sync_moe_gate_up_amax`).
 const FUSED: [[&str; 2]; 2] = [["gate_proj", "up_proj"], ["w1", "w3"]];
 
 /// A conversion that was checked and can begin.

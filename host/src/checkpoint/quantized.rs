@@ -3,6 +3,8 @@
 //! Sources: the exporters of NVIDIA's TensorRT Model Optimizer, and `nvfp4-pack-quantized` of the compressed-tensors
 //! library.
 
+use std::collections::BTreeSet;
+
 use super::file::Tensor;
 use super::{Checkpoint, Dtype};
 use crate::error::Error;
@@ -132,6 +134,23 @@ impl Checkpoint {
             }
         }
         Err(faults)
+    }
+
+    /// The names of the modules that have, or by some of their tensors should have, an NVFP4 weight.
+    pub fn quantized_modules(&self) -> BTreeSet<&str> {
+        self.names().filter_map(|name| self.quantized_module_of(name)).collect()
+    }
+
+    /// The module of a tensor that only NVFP4 weights have.
+    fn quantized_module_of<'n>(&self, name: &'n str) -> Option<&'n str> {
+        let certain =
+            [Format::CompressedTensors.values(), Format::CompressedTensors.global(), Format::ModelOpt.global()];
+        certain.iter().find_map(|suffix| name.strip_suffix(suffix)).or_else(|| {
+            // FP8 weights have scales too, but no packed values.
+            let module = name.strip_suffix(Format::ModelOpt.scales())?;
+            let values = self.tensor(&format!("{module}{}", Format::ModelOpt.values()))?;
+            (values.dtype == Dtype::U8).then_some(module)
+        })
     }
 
     /// A tensor that must be there, of one type.

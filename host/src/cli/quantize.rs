@@ -16,13 +16,13 @@ const PROJECTIONS: &str = r"\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight$";
 /// Quantise a model's weights to NVFP4 and copy everything else
 #[derive(clap::Args)]
 #[command(after_help = "\
-A file gives a file; a directory or an index gives a new directory with the same file names and, for several files, an
-index. Two-dimensional f32, f16 and bf16 tensors that --include matches are quantised by ModelOpt's algorithm: the
-global scale is the largest magnitude / 2688, and gate and up projections (w1 and w3), which inference engines fuse,
+A file gives a file; a directory or an index gives a new directory with the same file names and, for several files, an \
+index. Two-dimensional f32, f16 and bf16 tensors that --include matches are quantised by ModelOpt's algorithm: the \
+global scale is the largest magnitude / 2688, and gate and up projections (w1 and w3), which inference engines fuse, \
 share one. All other tensors and the metadata are copied bit for bit. Nothing is at OUT until all of it is written.
 
-Only weights are quantised: there are no input scales, for which a model must be run on calibration data. Configuration
-files (config.json, tokenizer …) are not copied; a server also wants the quantisation described in config.json.
+Only weights are quantised: there are no input scales, for which a model must be run on calibration data. Other files \
+(config.json, tokenizer …) are not copied; servers also want the quantisation described in config.json.
 
 Examples:
   nvfp4 quantize model.safetensors model-nvfp4.safetensors
