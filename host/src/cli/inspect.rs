@@ -49,7 +49,7 @@ fn print(found: &Inspection, args: &Args, out: &mut impl Write) -> anyhow::Resul
     let count: usize = found.weights.iter().map(|weight| weight.count).sum();
     writeln!(
         out,
-        "{}: {} files, {} tensors, {} NVFP4 weights\n",
+        "{}: files {}, tensors {}, NVFP4 weights {}\n",
         args.path.display(),
         found.files,
         table::thousands(found.tensors),
