@@ -4,4 +4,6 @@
 //! Nothing here knows PTX syntax, threads, time or memory allocation: the caller hands in bits and gets bits or
 //! addresses back. Every module names the PTX ISA sections it implements.
 
+pub mod approx;
 pub mod number;
+pub mod swizzle;

@@ -197,7 +197,7 @@ pub const fn decode(format: &Format, bits: u64) -> f64 {
         return f64::from_bits(sign | (magnitude as f64 * step).to_bits());
     }
     let rebias = (1023 - format.bias()) as u64;
-    f64::from_bits(sign | (magnitude << (52 - format.mantissa_bits)) + (rebias << 52))
+    f64::from_bits(sign | ((magnitude << (52 - format.mantissa_bits)) + (rebias << 52)))
 }
 
 /// The value of a `ue8m0` scale factor, 2^(code − 127); 0xff is NaN.
