@@ -1,1 +1,3 @@
 //! Runs PTX on the CPU and finds its bugs.
+
+pub mod hw;
