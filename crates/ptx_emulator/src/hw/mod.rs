@@ -7,3 +7,4 @@
 pub mod approx;
 pub mod number;
 pub mod swizzle;
+pub mod tensor_map;
