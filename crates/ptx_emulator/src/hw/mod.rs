@@ -5,6 +5,7 @@
 //! addresses back. Every module names the PTX ISA sections it implements.
 
 pub mod approx;
+pub mod descriptor;
 pub mod number;
 pub mod swizzle;
 pub mod tensor_map;
