@@ -9,3 +9,4 @@ pub mod descriptor;
 pub mod number;
 pub mod swizzle;
 pub mod tensor_map;
+pub mod tmem;
