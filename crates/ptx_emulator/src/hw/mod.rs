@@ -6,6 +6,7 @@
 
 pub mod approx;
 pub mod descriptor;
+pub mod matmul;
 pub mod number;
 pub mod swizzle;
 pub mod tensor_map;

@@ -479,7 +479,7 @@ pub fn cvt_pack(to: IntType, a: i32, b: i32, c: u32) -> u32 {
 /// `error` has the sign of (exact value − `rounded`), or is NaN where `rounded` is not finite. No branches, so that loops
 /// over it become vector code.
 #[inline(always)]
-fn to_odd(rounded: f64, error: f64) -> f64 {
+pub(super) fn to_odd(rounded: f64, error: f64) -> f64 {
     let bits = rounded.to_bits();
     let inexact = (error > 0.0) | (error < 0.0);
     let step = u64::from(inexact) & !bits & 1;
