@@ -15,6 +15,7 @@
 
 use super::descriptor::{CHUNK_BYTES, Element, Major, ScaleType, SharedMatrix};
 use super::number::{self, add_to_odd, decode, decode_ue4m3, decode_ue8m0, to_odd};
+use super::simd::{A_OFFSET, FoursB, FoursRow, PANEL, QUAD, floats_row, fours_row};
 
 /// How elements lie in the bytes of a row (PTX ISA 9.7.16.10.4 and 9.7.14.5.14).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,9 +97,6 @@ pub fn gather(
     out
 }
 
-/// Columns of Bᵀ's rows that the kernels work on at a time.
-const PANEL: usize = 32;
-
 /// B, and what belongs to its columns, cut into panels of [`PANEL`] columns, each panel row by row along K.
 fn panels<T: Copy + Default>(
     rows: usize,
@@ -150,11 +148,32 @@ impl Extent {
         extent
     }
 
+    /// One that holds for all of these rows.
+    fn widest(rows: &[Extent]) -> Self {
+        Extent {
+            top: rows.iter().map(|row| row.top).max().unwrap_or(-NEVER),
+            low: rows.iter().map(|row| row.low).min().unwrap_or(NEVER),
+            // Rows that are not finite are summed exactly by any rule.
+            finite: true,
+        }
+    }
+
+    /// The extent of products of values of both.
+    fn times(self, other: Extent) -> Self {
+        let finite = self.finite && other.finite;
+        Extent {
+            top: self.top + other.top,
+            low: self.low + other.low,
+            finite,
+        }
+    }
+
     /// Whether `count` products of values of both rows sum up in f64 without rounding. A row that holds an infinity or a NaN
     /// may be summed so too: its results are not finite in any order.
     fn sums_exactly(self, other: Extent, count: usize) -> bool {
-        let top = self.top + other.top + count.next_power_of_two().trailing_zeros() as i32;
-        !self.finite || !other.finite || top - (self.low + other.low) <= f64::MANTISSA_DIGITS as i32
+        let product = self.times(other);
+        let top = product.top + count.next_power_of_two().trailing_zeros() as i32;
+        !product.finite || top - product.low <= f64::MANTISSA_DIGITS as i32
     }
 }
 
@@ -237,7 +256,18 @@ impl Floats {
 /// # Panics
 /// If the operands' K or `d`'s length do not fit.
 pub fn multiply_f32(a: &Floats, b: &Floats, d: &mut [f32]) {
-    multiply(a, b, d, |&c| c.into(), |exact| canonical(exact as f32));
+    check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
+    let panels = panels(b.rows, b.k, |row, k| b.row(row)[k]);
+    let widest_b = Extent::widest(&b.extents);
+    for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
+        if a.extents[row].sums_exactly(widest_b, a.k) {
+            floats_row(a.row(row), &panels, d);
+        } else {
+            for (column, d) in d.iter_mut().enumerate() {
+                *d = canonical(dot_to_odd(a, row, b, column, f64::from(*d)) as f32);
+            }
+        }
+    }
 }
 
 /// D = A·Bᵀ + D, rounded to f16. `d` is M × N, row by row.
@@ -245,38 +275,26 @@ pub fn multiply_f32(a: &Floats, b: &Floats, d: &mut [f32]) {
 /// # Panics
 /// If the operands' K or `d`'s length do not fit.
 pub fn multiply_f16(a: &Floats, b: &Floats, d: &mut [u16]) {
-    multiply(a, b, d, |&c| number::decode_f16(c), number::round_f16);
+    check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
+    for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
+        for (column, d) in d.iter_mut().enumerate() {
+            *d = number::round_f16(dot_to_odd(a, row, b, column, number::decode_f16(*d)));
+        }
+    }
 }
 
-/// `load` and `round` go between D's type and f64; `round` gets the exact result rounded to odd.
-fn multiply<T>(
-    a: &Floats,
-    b: &Floats,
-    d: &mut [T],
-    load: impl Fn(&T) -> f64,
-    round: impl Fn(f64) -> T,
-) {
-    assert_eq!(a.k, b.k, "K of A and B");
-    assert_eq!(d.len(), a.rows * b.rows, "D is M × N");
-    let panels = panels(b.rows, b.k, |row, k| b.row(row)[k]);
-    for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
-        for (panel, (d, b_panel)) in d
-            .chunks_mut(PANEL)
-            .zip(panels.chunks_exact(b.k))
-            .enumerate()
-        {
-            let sums = dispatch_f64(a.row(row), b_panel);
-            for (column, d) in d.iter_mut().enumerate() {
-                let b_row = panel * PANEL + column;
-                let c = load(d);
-                *d = round(if a.extents[row].sums_exactly(b.extents[b_row], a.k) {
-                    add_to_odd(sums[column], c)
-                } else {
-                    let products = a.row(row).iter().zip(b.row(b_row)).map(|(a, b)| a * b);
-                    exact_sum_to_odd(products.chain([c]))
-                });
-            }
-        }
+fn check_shapes(a: (usize, usize), b: (usize, usize), d: usize) {
+    assert_eq!(a.1, b.1, "K of A and B");
+    assert_eq!(d, a.0 * b.0, "D is M × N");
+}
+
+/// One element of A·Bᵀ + C, rounded to odd.
+fn dot_to_odd(a: &Floats, row: usize, b: &Floats, column: usize, c: f64) -> f64 {
+    let products = a.row(row).iter().zip(b.row(column)).map(|(a, b)| a * b);
+    if a.extents[row].sums_exactly(b.extents[column], a.k) {
+        add_to_odd(products.sum(), c)
+    } else {
+        exact_sum_to_odd(products.chain([c]))
     }
 }
 
@@ -330,7 +348,7 @@ fn canonical(x: f32) -> f32 {
 pub struct Fours {
     rows: usize,
     k: usize,
-    doubled: Vec<i16>,
+    doubled: Vec<i8>,
 }
 
 impl Fours {
@@ -339,7 +357,7 @@ impl Fours {
     /// # Panics
     /// If `bytes` is not `rows`·`k`/2 long.
     pub fn decode(rows: usize, k: usize, bytes: &[u8]) -> Self {
-        const DOUBLED: [i16; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+        const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
         assert_eq!(bytes.len() * 2, rows * k, "{rows} rows of {k} e2m1");
         let nibbles = |byte: &u8| {
             [
@@ -358,6 +376,34 @@ impl Fours {
     pub fn negated(mut self) -> Self {
         self.doubled.iter_mut().for_each(|value| *value = -*value);
         self
+    }
+
+    /// A's side of the integer dot products.
+    fn unsigned_quads(&self) -> Vec<[u8; QUAD]> {
+        let (quads, _) = self.doubled.as_chunks::<QUAD>();
+        quads
+            .iter()
+            .map(|quad| quad.map(|value| (value + A_OFFSET) as u8))
+            .collect()
+    }
+
+    /// B's side.
+    fn panels(&self, scales: &Scales) -> FoursB {
+        let block = self.k / scales.blocks;
+        let bias = |row: usize, at: usize| {
+            let elements = &self.doubled[row * self.k + at * block..][..block];
+            -i32::from(A_OFFSET) * elements.iter().map(|&value| i32::from(value)).sum::<i32>()
+        };
+        FoursB {
+            quads: panels(self.rows, self.k / QUAD, |row, quad| {
+                std::array::from_fn(|index| self.doubled[row * self.k + quad * QUAD + index])
+            }),
+            bias: panels(self.rows, scales.blocks, bias),
+            // The elements are doubled on both sides.
+            scales: panels(self.rows, scales.blocks, |row, block| {
+                scales.row(row)[block] * 0.25
+            }),
+        }
     }
 }
 
@@ -405,8 +451,7 @@ impl Scales {
 /// # Panics
 /// If the shapes do not fit.
 pub fn multiply_fours(a: &Fours, scale_a: &Scales, b: &Fours, scale_b: &Scales, d: &mut [f32]) {
-    assert_eq!(a.k, b.k, "K of A and B");
-    assert_eq!(d.len(), a.rows * b.rows, "D is M × N");
+    check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
     assert_eq!(
         (scale_a.rows, scale_b.rows),
         (a.rows, b.rows),
@@ -414,66 +459,57 @@ pub fn multiply_fours(a: &Fours, scale_a: &Scales, b: &Fours, scale_b: &Scales, 
     );
     assert_eq!(scale_a.blocks, scale_b.blocks, "blocks of scale factors");
     let (k, blocks) = (a.k, scale_a.blocks);
-    assert!(blocks > 0 && k.is_multiple_of(blocks), "whole blocks");
-    // A block's integer sum in i16: at most 32 products of 144 fit.
-    assert!(k / blocks <= 32, "blocks of at most 32");
-    let b_panels = panels(b.rows, k, |row, at| b.doubled[row * k + at]);
-    let scale_panels = panels(b.rows, blocks, |row, block| scale_b.row(row)[block]);
-    // Every block's sum of doubled products is an integer of at most 13 bits; beyond that the scales decide.
+    assert!(
+        blocks > 0 && k.is_multiple_of(blocks * QUAD),
+        "whole blocks of whole quads"
+    );
+    let a_quads = a.unsigned_quads();
+    let b_panels = b.panels(scale_b);
+    // The scales decide what is exact: a block's sum of doubled products is an integer, K·144 at most.
     let block_sum = Extent {
-        top: 13,
+        top: (k / blocks * 144).ilog2() as i32 + 1,
         low: 0,
         finite: true,
     };
-    let widest_b = Extent {
-        top: scale_b
-            .extents
-            .iter()
-            .map(|extent| extent.top)
-            .max()
-            .unwrap_or(-NEVER),
-        low: scale_b
-            .extents
-            .iter()
-            .map(|extent| extent.low)
-            .min()
-            .unwrap_or(NEVER),
-        finite: true,
-    };
-    let product = |a: Extent, b: Extent| Extent {
-        top: a.top + b.top,
-        low: a.low + b.low,
-        finite: true,
-    };
-
+    let widest_b = Extent::widest(&scale_b.extents);
     for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
-        let a_row = &a.doubled[row * k..][..k];
-        let a_scales = scale_a.row(row);
-        let a_extent = scale_a.extents[row];
-        let exact = product(block_sum, a_extent).sums_exactly(widest_b, blocks);
-        for (panel, d) in d.chunks_mut(PANEL).enumerate() {
-            let b_panel = &b_panels[panel * k..][..k];
-            let b_scales = &scale_panels[panel * blocks..][..blocks];
-            if exact {
-                dispatch_fours(a_row, a_scales, b_panel, b_scales, d);
-            } else {
-                for (column, d) in d.iter_mut().enumerate() {
-                    let terms = (0..blocks).map(|block| {
-                        let at = block * (k / blocks)..(block + 1) * (k / blocks);
-                        let dot: i32 = at
-                            .map(|at| i32::from(a_row[at]) * i32::from(b_panel[at][column]))
+        if scale_a.extents[row]
+            .times(block_sum)
+            .sums_exactly(widest_b, blocks)
+        {
+            let quads = &a_quads[row * (k / QUAD)..][..k / QUAD];
+            fours_row(
+                FoursRow {
+                    quads,
+                    scales: scale_a.row(row),
+                },
+                &b_panels,
+                d,
+            );
+        } else {
+            let a_row = a.doubled[row * k..][..k]
+                .chunks_exact(k / blocks)
+                .zip(scale_a.row(row));
+            for (column, d) in d.iter_mut().enumerate() {
+                let b_row = b.doubled[column * k..][..k]
+                    .chunks_exact(k / blocks)
+                    .zip(scale_b.row(column));
+                let terms = a_row
+                    .clone()
+                    .zip(b_row)
+                    .map(|((a, a_scale), (b, b_scale))| {
+                        let dot: i32 = a
+                            .iter()
+                            .zip(b)
+                            .map(|(&a, &b)| i32::from(a) * i32::from(b))
                             .sum();
-                        f64::from(dot) * DOUBLING * a_scales[block] * b_scales[block][column]
+                        f64::from(dot) * 0.25 * a_scale * b_scale
                     });
-                    *d = canonical(exact_sum_to_odd(terms.chain([f64::from(*d)])) as f32);
-                }
+                *d = canonical(exact_sum_to_odd(terms.chain([f64::from(*d)])) as f32);
             }
         }
     }
 }
-
-/// Undoes the doubling of both operands' values.
-const DOUBLING: f64 = 0.25;
 
 /// An integer operand, decoded.
 #[derive(Clone, Debug)]
@@ -510,8 +546,7 @@ impl Integers {
 /// # Panics
 /// If the operands' K or `d`'s length do not fit.
 pub fn multiply_i32(a: &Integers, b: &Integers, saturate: bool, d: &mut [i32]) {
-    assert_eq!(a.k, b.k, "K of A and B");
-    assert_eq!(d.len(), a.rows * b.rows, "D is M × N");
+    check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
     for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
         let a_row = &a.values[row * a.k..][..a.k];
         for (d, b_row) in d.iter_mut().zip(b.values.chunks_exact(b.k)) {
@@ -529,89 +564,6 @@ pub fn multiply_i32(a: &Integers, b: &Integers, saturate: bool, d: &mut [i32]) {
         }
     }
 }
-
-/// One row of A against a panel: the f64 sums.
-#[inline(always)]
-fn kernel_f64(a_row: &[f64], b_panel: &[[f64; PANEL]]) -> [f64; PANEL] {
-    let mut sums = [0.0; PANEL];
-    for (&a, b) in a_row.iter().zip(b_panel) {
-        for column in 0..PANEL {
-            sums[column] += a * b[column];
-        }
-    }
-    sums
-}
-
-/// One row of A against a panel of the 4-bit kinds, into up to [`PANEL`] elements of D. Exact but for the last rounding,
-/// which the caller has made sure of.
-#[inline(always)]
-fn kernel_fours(
-    a_row: &[i16],
-    a_scales: &[f64],
-    b_panel: &[[i16; PANEL]],
-    b_scales: &[[f64; PANEL]],
-    d: &mut [f32],
-) {
-    let block = a_row.len() / a_scales.len();
-    let mut sums = [0.0; PANEL];
-    let blocks = a_row.chunks_exact(block).zip(b_panel.chunks_exact(block));
-    for ((a, b), (&a_scale, b_scale)) in blocks.zip(a_scales.iter().zip(b_scales)) {
-        let mut dots = [0i16; PANEL];
-        for (&a, b) in a.iter().zip(b) {
-            for column in 0..PANEL {
-                // Cannot wrap; without overflow checks the loop is vector code in every profile.
-                dots[column] = dots[column].wrapping_add(a.wrapping_mul(b[column]));
-            }
-        }
-        let a_scale = a_scale * DOUBLING;
-        for column in 0..PANEL {
-            sums[column] += f64::from(dots[column]) * b_scale[column] * a_scale;
-        }
-    }
-    for (d, sum) in d.iter_mut().zip(sums) {
-        *d = canonical(add_to_odd(sum, (*d).into()) as f32);
-    }
-}
-
-/// Compiles a kernel for each instruction set worth it and picks one at run time.
-macro_rules! dispatch {
-    ($name:ident, $kernel:ident, ($($argument:ident: $type:ty),*) $(-> $result:ty)?) => {
-        fn $name($($argument: $type),*) $(-> $result)? {
-            #[cfg(target_arch = "x86_64")]
-            {
-                #[target_feature(enable = "avx2")]
-                fn avx2($($argument: $type),*) $(-> $result)? {
-                    $kernel($($argument),*)
-                }
-                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-                fn avx512($($argument: $type),*) $(-> $result)? {
-                    $kernel($($argument),*)
-                }
-                if is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-                {
-                    // SAFETY: the features were just detected (the three imply avx512f).
-                    return unsafe { avx512($($argument),*) };
-                }
-                if is_x86_feature_detected!("avx2") {
-                    // SAFETY: avx2 was just detected.
-                    return unsafe { avx2($($argument),*) };
-                }
-            }
-            $kernel($($argument),*)
-        }
-    };
-}
-
-dispatch!(dispatch_f64, kernel_f64, (a_row: &[f64], b_panel: &[[f64; PANEL]]) -> [f64; PANEL]);
-dispatch!(dispatch_fours, kernel_fours, (
-    a_row: &[i16],
-    a_scales: &[f64],
-    b_panel: &[[i16; PANEL]],
-    b_scales: &[[f64; PANEL]],
-    d: &mut [f32]
-));
 
 #[cfg(test)]
 mod tests {

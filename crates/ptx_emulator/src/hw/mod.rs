@@ -8,6 +8,7 @@ pub mod approx;
 pub mod descriptor;
 pub mod matmul;
 pub mod number;
+mod simd;
 pub mod swizzle;
 pub mod tensor_map;
 pub mod tmem;
