@@ -37,6 +37,16 @@ def value(name, code):
     return sign * (1 + Fraction(mantissa, 2**mb)) * Fraction(2) ** (exponent - bias)
 
 
+def extreme_codes(name, count):
+    """One huge value, then tiny ones: sums that f64 cannot hold."""
+    eb, mb, *_ = FORMATS[name]
+    top = 180 if eb == 8 else 2**eb - 2
+    code = lambda low, high: (
+        random.getrandbits(1) << (eb + mb) | random.randrange(low, high) << mb | random.getrandbits(mb)
+    )
+    return [code(top - 2, top)] + [code(1, 80 if eb == 8 else 4) for _ in range(count - 1)]
+
+
 def random_codes(name, count, moderate):
     eb, mb, *_ = FORMATS[name]
     bias = 2 ** (eb - 1) - 1
@@ -98,24 +108,36 @@ def scale_value(kind, code):
     return value("e4m3", code)
 
 
-def row(kind, a_name, b_name, packing, k, blocks=0, scale=None, moderate=True):
+def row(kind, a_name, b_name, packing, k, blocks=0, scale=None, moderate=True, cancel=False):
     a = [random_codes(a_name, k, moderate) for _ in range(M)]
     b = [random_codes(b_name, k, moderate) for _ in range(N)]
+    if cancel and not kind.startswith("fours"):
+        a = [extreme_codes(a_name, k) for _ in range(M)]
+        b = [extreme_codes(b_name, k) for _ in range(N)]
     low, high = (0, 0x7F) if scale == "ue4m3" else (107, 147) if moderate else (80, 160)
     sa = [[random.randrange(low, high) for _ in range(blocks)] for _ in range(M)]
     sb = [[random.randrange(low, high) for _ in range(blocks)] for _ in range(N)]
+    if cancel and kind.startswith("fours"):
+        # The first block outweighs the others by far.
+        sa, sb = ([[150] + [random.randrange(110, 114) for _ in s[1:]] for s in ss] for ss in (sa, sb))
+    dominant = k // blocks if kind.startswith("fours") else 1
     c, d = [], []
     for i in range(M):
         for j in range(N):
-            total = Fraction(0)
+            total = largest = Fraction(0)
             for at in range(k):
                 term = value(a_name, a[i][at]) * value(b_name, b[j][at])
                 if blocks:
                     block = at * blocks // k
                     term *= scale_value(scale, sa[i][block]) * scale_value(scale, sb[j][block])
                 total += term
+                largest += term if at < dominant else 0
             # An accumulator near the sum's size, sometimes near its negative, sometimes far off.
             near = float(total) * random.choice([1, -1, 0.001, 1e-7, 300]) * random.uniform(0.9, 1.1)
+            if cancel:
+                # Takes away what dominates, exactly, and leaves what a rounded sum has lost.
+                near = -float(largest)
+                assert f32_value(struct.unpack("<I", struct.pack("<f", near))[0]) == -largest
             bits = struct.unpack("<I", struct.pack("<f", near))[0]
             c.append(bits)
             result = total + f32_value(bits)
@@ -128,6 +150,11 @@ def row(kind, a_name, b_name, packing, k, blocks=0, scale=None, moderate=True):
 
 random.seed(2)
 print("kind,a,b,packing,k,a_bytes,b_bytes,scale_a,scale_b,c,d")
+for _ in range(6):
+    for name, k in (("f16", 16), ("bf16", 16), ("tf32", 8), ("e5m2", 32)):
+        row("plain", name, name, "dense", k, cancel=True)
+    row("fours32_ue8m0", "e2m1", "e2m1", "dense", 64, 2, "ue8m0", cancel=True)
+    row("fours16_ue8m0", "e2m1", "e2m1", "dense", 64, 4, "ue8m0", cancel=True)
 for moderate in (True, False):
     for _ in range(6):
         for name, k in (("f16", 16), ("bf16", 16), ("tf32", 8)):
