@@ -13,7 +13,7 @@
 //!
 //! Both operands come as rows along K: A is M × K, B is given transposed, N × K. Kinds and packings: PTX ISA 9.7.16.10.
 
-use super::descriptor::{CHUNK_BYTES, Element, Major, ScaleType, SharedMatrix};
+use super::descriptor::{CHUNK_BYTES, Element, Major, MmaKind, ScaleType, SharedMatrix};
 use super::number::{self, add_to_odd, decode, decode_ue4m3, decode_ue8m0, to_odd};
 use super::simd::{A_OFFSET, FoursB, FoursRow, PANEL, QUAD, floats_row, fours_row};
 
@@ -24,12 +24,21 @@ pub enum Packing {
     Dense,
     /// Sixteen 4- or 6-bit elements at the start of every 16 bytes: `f8f6f4` and `mxf8f6f4` in shared memory.
     Padded,
-    /// A byte for each 4- or 6-bit element, 4 bits in the middle and 6 bits at the bottom: `f8f6f4` and `mxf8f6f4` in tensor
-    /// memory and registers.
+    /// A byte for each 4- or 6-bit element, 4 bits in the middle and 6 bits at the bottom: `f8f6f4` and `mxf8f6f4` in
+    /// registers (the manual says so in words) and in tensor memory (where it draws the container, taken to be the same).
     Container,
 }
 
 impl Packing {
+    /// How a `tcgen05.mma` of this kind packs an operand in shared memory, or else in tensor memory.
+    pub const fn of(kind: MmaKind, shared: bool) -> Self {
+        match (kind, shared) {
+            (MmaKind::F8f6f4 | MmaKind::Mxf8f6f4, true) => Packing::Padded,
+            (MmaKind::F8f6f4 | MmaKind::Mxf8f6f4, false) => Packing::Container,
+            _ => Packing::Dense,
+        }
+    }
+
     /// Bytes of `k` elements.
     pub const fn row_bytes(self, element: Element, k: usize) -> usize {
         match self {

@@ -684,6 +684,22 @@ mod tests {
     }
 
     #[test]
+    fn every_code_of_every_small_format_survives_a_round_trip() {
+        for format in [F16, BF16, TF32, E4M3, E5M2, E2M1, E2M3, E3M2] {
+            for code in 0..1 << format.width() {
+                let value = decode(&format, code);
+                assert_eq!(value.is_nan(), format.is_nan(code), "{format:?} {code:#x}");
+                if !value.is_nan() {
+                    assert_eq!(RN.round(&format, value), code, "{format:?} {code:#x}");
+                }
+            }
+        }
+        for code in 0..=UE8M0_MAX {
+            assert_eq!(RN.round_ue8m0(decode_ue8m0(code)), code);
+        }
+    }
+
+    #[test]
     fn nan_becomes_canonical_or_the_largest_value() {
         assert_eq!(RN.round(&F16, f64::NAN), 0x7fff);
         assert_eq!(RN.round(&BF16, f64::NAN), 0x7fff);

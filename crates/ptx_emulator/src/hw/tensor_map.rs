@@ -20,6 +20,8 @@ pub const OBJECT_ALIGN: u64 = 64;
 /// Alignment of a copy's shared-memory address (PTX ISA 9.7.9.25, table of alignments).
 pub const SHARED_ALIGN: u32 = 128;
 
+/// What 18-bit shared-memory addresses reach; no GPU has more.
+const SHARED_WINDOW: u32 = 1 << 18;
 const MAX_BOX: u32 = 256;
 const MAX_ELEMENT_STRIDE: u32 = 8;
 const STRIDE_LIMIT: u64 = 1 << 40;
@@ -251,6 +253,8 @@ pub enum TensorMapError {
     Coordinates { got: usize, rank: usize },
     #[error("shared-memory address {address:#x} of a tensor copy must be a multiple of {align}")]
     SharedAddress { address: u32, align: u32 },
+    #[error("the box is {0} bytes, more than a shared-memory window of 256 KiB holds")]
+    BoxBytes(u32),
     #[error("the innermost coordinate {0} does not fall on a byte of this packed type")]
     PackedCoordinate(i32),
     #[error(
@@ -467,8 +471,11 @@ impl TensorMap {
     /// Bytes a copy of the box occupies in shared memory, and adds to an mbarrier's transaction count: always the full
     /// box, elements outside the tensor included (PTX ISA 9.7.9.25).
     pub fn box_bytes(&self) -> u32 {
-        let elements: u32 = (0..self.rank).map(|index| self.box_steps(index)).product();
-        elements * self.data_type.shared_bits() / 8
+        let elements: u64 = (0..self.rank)
+            .map(|index| u64::from(self.box_steps(index)))
+            .product();
+        let bytes = elements * u64::from(self.data_type.shared_bits()) / 8;
+        u32::try_from(bytes).unwrap_or(u32::MAX)
     }
 
     /// The bytes that stand for one element outside the tensor, repeated.
@@ -514,6 +521,9 @@ impl TensorMap {
                 address: shared,
                 align: SHARED_ALIGN,
             });
+        }
+        if self.box_bytes() > SHARED_WINDOW {
+            return Err(TensorMapError::BoxBytes(self.box_bytes()));
         }
         let bits = i64::from(self.data_type.bits());
         let first = i64::from(coordinates[0]);
@@ -733,9 +743,13 @@ impl TensorMap {
                 .rev()
                 .fold(0, |value, &byte| value << 8 | u64::from(byte))
         };
+        let rank = usize::from(codes[1]);
+        if !(1..=MAX_RANK).contains(&rank) {
+            return Err(CORRUPT);
+        }
         Ok(TensorMap {
             data_type: DataType::from_driver(codes[0].into()).ok_or(CORRUPT)?,
-            rank: codes[1].into(),
+            rank,
             interleave: pick(
                 &[Interleave::None, Interleave::B16, Interleave::B32],
                 codes[2],
