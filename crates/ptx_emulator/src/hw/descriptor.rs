@@ -630,6 +630,30 @@ fn element(kind: MmaKind, what: &'static str, code: u32) -> Result<Element, Desc
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Any bits: an error or a descriptor whose addresses can be computed, never a panic.
+        #[test]
+        fn descriptors_of_any_bits_are_used_or_refused(matrix: u64, instruction: u32, cta_group in 0u32..4, ws: bool) {
+            for fix in [0, VERSION] {
+                for decoded in [SharedMatrix::wgmma(matrix), SharedMatrix::tcgen05(matrix & !(7 << 46) | fix)] {
+                    let Ok(matrix) = decoded else { continue };
+                    for major in [Major::K, Major::Mn] {
+                        let _ = matrix.check(major, 16, 32);
+                        prop_assert!(matrix.chunk_address(major, 255, 31) >= matrix.start & !1023);
+                    }
+                }
+            }
+            use MmaKind::*;
+            for kind in [F16, Tf32, F8f6f4, I8, Mxf8f6f4, Mxf4, Mxf4nvf4] {
+                if let Ok(decoded) = InstructionDescriptor::decode(kind, cta_group, ws, instruction) {
+                    prop_assert!(decoded.m <= 256 && (8..=256).contains(&decoded.n));
+                    let _ = decoded.check_scales(ScaleVector::X4);
+                }
+            }
+        }
+    }
 
     const VERSION: u64 = 1 << 46;
 

@@ -6,8 +6,8 @@
 //! (`cp.async.bulk.tensor`). The object's bytes are NVIDIA's secret; the layout here is this crate's own, with a magic
 //! and a checksum so that anything else is recognised.
 //!
-//! Not modelled: im2col maps, interleaved layouts and the padded sub-byte types (a valid map of these can be made, a
-//! copy through it is [`TensorMapError::Unsupported`]).
+//! Not modelled: im2col maps, copies through interleaved layouts ([`TensorMapError::Unsupported`]), and stores of the
+//! padded sub-byte types ([`DataType::is_padded`]: what `visit` gives for them is a load).
 
 use super::swizzle::Swizzle;
 
@@ -27,6 +27,8 @@ const MAX_ELEMENT_STRIDE: u32 = 8;
 const STRIDE_LIMIT: u64 = 1 << 40;
 const DIM_LIMIT: u64 = 1 << 32;
 const GRANULE: u64 = 16;
+/// Elements of the padded types that lie together.
+const PADDED_GROUP: i64 = 16;
 
 /// `CUtensorMapDataType`; the discriminants are the driver's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -126,7 +128,8 @@ impl DataType {
         )
     }
 
-    const fn is_padded(self) -> bool {
+    /// Whether a load leaves gaps in shared memory: 16 elements, then padding up to 16 bytes that stays as it was.
+    pub const fn is_padded(self) -> bool {
         matches!(self, DataType::U4x16Align16 | DataType::U6x16Align16)
     }
 }
@@ -468,14 +471,22 @@ impl TensorMap {
         self.box_dims[index].div_ceil(stride)
     }
 
-    /// Bytes a copy of the box occupies in shared memory, and adds to an mbarrier's transaction count: always the full
-    /// box, elements outside the tensor included (PTX ISA 9.7.9.25).
+    /// Bytes a copy of the box spans in shared memory, padding included.
     pub fn box_bytes(&self) -> u32 {
+        self.box_bits(self.data_type.shared_bits())
+    }
+
+    /// Bytes a copy of the box adds to an mbarrier's transaction count: always the full box, elements outside the tensor
+    /// included (PTX ISA 9.7.9.25), padding excluded (as DeepGEMM's fp8 × fp4 kernels expect).
+    pub fn transaction_bytes(&self) -> u32 {
+        self.box_bits(self.data_type.bits())
+    }
+
+    fn box_bits(&self, element_bits: u32) -> u32 {
         let elements: u64 = (0..self.rank)
             .map(|index| u64::from(self.box_steps(index)))
             .product();
-        let bytes = elements * u64::from(self.data_type.shared_bits()) / 8;
-        u32::try_from(bytes).unwrap_or(u32::MAX)
+        u32::try_from(elements * u64::from(element_bits) / 8).unwrap_or(u32::MAX)
     }
 
     /// The bytes that stand for one element outside the tensor, repeated.
@@ -492,22 +503,18 @@ impl TensorMap {
     /// at `shared`, in shared-memory order before swizzling. A piece never crosses a swizzle atom or the tensor's edge.
     ///
     /// # Errors
-    /// A wrong number of coordinates, a misaligned shared address, or something not modelled. The map itself is taken
-    /// to be valid.
+    /// A rule the map breaks ([`TensorMap::validate`]), a wrong number of coordinates, a misaligned shared address, a box too
+    /// large, or something not modelled.
     pub fn visit(
         &self,
         coordinates: &[i32],
         shared: u32,
         mut visit: impl FnMut(Piece),
     ) -> Result<(), TensorMapError> {
+        self.validate()?;
         if self.interleave != Interleave::None {
             return Err(TensorMapError::Unsupported(
                 "a copy through an interleaved tensor map",
-            ));
-        }
-        if self.data_type.is_padded() {
-            return Err(TensorMapError::Unsupported(
-                "a copy of a padded 4- or 6-bit type",
             ));
         }
         if coordinates.len() != self.rank {
@@ -526,30 +533,45 @@ impl TensorMap {
             return Err(TensorMapError::BoxBytes(self.box_bytes()));
         }
         let bits = i64::from(self.data_type.bits());
+        let shared_bits = i64::from(self.data_type.shared_bits());
+        // The inner row as units that stay contiguous in both memories: all of it, or the groups of a padded type.
+        let elements = i64::from(self.box_dims[0]);
+        let unit = if self.data_type.is_padded() {
+            PADDED_GROUP
+        } else {
+            elements
+        };
         let first = i64::from(coordinates[0]);
-        if (first * bits).rem_euclid(8) != 0 {
+        let aligned = if self.data_type.is_padded() {
+            first % unit == 0
+        } else {
+            first * bits % 8 == 0
+        };
+        if !aligned {
             return Err(TensorMapError::PackedCoordinate(coordinates[0]));
         }
-        // The inner row in bytes: [0, row) of the box, of which [inside_from, inside_to) lies in the tensor.
-        let row = i64::from(self.box_dims[0]) * bits / 8;
-        let start = first * bits / 8;
-        let extent = (self.dims[0] as i64 * bits) / 8;
-        let inside_from = (-start).clamp(0, row);
-        let inside_to = (extent - start).clamp(inside_from, row);
-
+        let unit_bytes = unit * bits / 8;
         let outer: u32 = (1..self.rank).map(|index| self.box_steps(index)).product();
         for number in 0..outer {
-            let linear = shared + number * row as u32;
-            let mut run = |from: i64, to: i64, row_start: Option<u64>| {
-                let global = row_start.map(|address| address.wrapping_add_signed(start + from));
-                self.visit_run(global, linear + from as u32, (to - from) as u32, &mut visit);
-            };
-            match self.row_address(coordinates, number) {
-                None => run(0, row, None),
-                Some(address) => {
+            let row_start = self.row_address(coordinates, number);
+            let row = shared + number * (elements * shared_bits / 8) as u32;
+            for from in (0..elements).step_by(unit as usize) {
+                let at = row + (from * shared_bits / 8) as u32;
+                // The unit in bytes of the row: [0, unit_bytes), of which [inside_from, inside_to) lies in the tensor.
+                let start = (first + from) * bits / 8;
+                let extent = (self.dims[0] as i64 * bits) / 8;
+                let mut run = |from: i64, to: i64, row_start: Option<u64>| {
+                    let global = row_start.map(|address| address.wrapping_add_signed(start + from));
+                    self.visit_run(global, at + from as u32, (to - from) as u32, &mut visit);
+                };
+                if row_start.is_some() {
+                    let inside_from = (-start).clamp(0, unit_bytes);
+                    let inside_to = (extent - start).clamp(inside_from, unit_bytes);
                     run(0, inside_from, None);
-                    run(inside_from, inside_to, Some(address));
-                    run(inside_to, row, None);
+                    run(inside_from, inside_to, row_start);
+                    run(inside_to, unit_bytes, None);
+                } else {
+                    run(0, unit_bytes, None);
                 }
             }
         }
@@ -565,7 +587,7 @@ impl TensorMap {
             number /= steps;
             let at = i64::from(coordinate) + i64::from(step);
             let at = u64::try_from(at).ok().filter(|&at| at < self.dims[index])?;
-            address = address.wrapping_add(at * self.strides[index - 1]);
+            address = address.wrapping_add(at.wrapping_mul(self.strides[index - 1]));
         }
         Some(address)
     }
@@ -1034,14 +1056,55 @@ mod tests {
         assert_eq!(error, TensorMapError::PackedCoordinate(1));
     }
 
+    /// PTX ISA 5.5.1.1.1: sixteen contiguous elements, then 64 or 32 bits of padding that is not written.
+    #[test]
+    fn padded_types_are_spread_over_sixteen_byte_groups() {
+        for (data_type, data) in [(DataType::U4x16Align16, 8u64), (DataType::U6x16Align16, 12)] {
+            let map = map_2d(data_type, [256, 8], 256, [128, 2], Swizzle::B128).unwrap();
+            assert_eq!(
+                (map.box_bytes(), map.transaction_bytes()),
+                (256, 2 * 8 * data as u32)
+            );
+            let all = pieces(&map, &[128, 1], 0x400);
+            assert_eq!(all.len(), 2 * 8);
+            let group = |row: u64, group: u64| Piece {
+                global: Some(0x1000 + (1 + row) * 256 + (8 + group) * data),
+                // Row 1 is in the second line of the pattern, 1 0 3 2 5 4 7 6.
+                shared: (0x400 + row * 128 + (group ^ row) * 16) as u32,
+                bytes: data as u32,
+            };
+            assert_eq!((all[3], all[8 + 3]), (group(0, 3), group(1, 3)));
+            assert!(
+                pieces(&map, &[256, 0], 0)
+                    .iter()
+                    .all(|piece| piece.global.is_none())
+            );
+            assert_eq!(
+                map.visit(&[8, 0], 0, |_| ()),
+                Err(TensorMapError::PackedCoordinate(8))
+            );
+        }
+    }
+
     #[test]
     fn copies_that_are_not_modelled_say_so() {
-        let mut map = example();
-        map.data_type = DataType::U4x16Align16;
-        assert!(matches!(
-            map.visit(&[0, 0], 0, |_| ()),
-            Err(TensorMapError::Unsupported(_))
-        ));
+        let interleaved = TensorMap::tiled(
+            DataType::U8,
+            0x1000,
+            &[64, 64, 64],
+            &[64, 4096],
+            &[32, 2, 2],
+            &[1, 1, 1],
+            Interleave::B16,
+            Swizzle::None,
+            L2Promotion::None,
+            OobFill::Zero,
+        );
+        let error = interleaved
+            .unwrap()
+            .visit(&[0, 0, 0], 0, |_| ())
+            .unwrap_err();
+        assert!(matches!(error, TensorMapError::Unsupported(_)));
         assert!(matches!(
             example().visit(&[0], 0, |_| ()),
             Err(TensorMapError::Coordinates { .. })
@@ -1107,6 +1170,37 @@ mod tests {
     }
 
     proptest! {
+        /// Any fields at all: an error or pieces inside the box, never a panic.
+        #[test]
+        fn a_map_of_any_fields_is_used_or_refused(
+            edits in prop::collection::vec((0u8..11, 0usize..6, any::<u64>(), 0u32..64), 1..12),
+            coordinates in prop::collection::vec(any::<i32>(), 0..6),
+            shared in 0u32..1 << 18,
+        ) {
+            let mut map = example();
+            for (field, index, value, shift) in edits {
+                let field = [
+                    Field::GlobalAddress,
+                    Field::Rank,
+                    Field::BoxDim(index),
+                    Field::GlobalDim(index),
+                    Field::GlobalStride(index),
+                    Field::ElementStride(index),
+                    Field::ElemType,
+                    Field::InterleaveLayout,
+                    Field::SwizzleMode,
+                    Field::SwizzleAtomicity,
+                    Field::FillMode,
+                ][usize::from(field)];
+                let _ = map.replace(field, value >> shift);
+            }
+            prop_assert_eq!(TensorMap::from_bytes(&map.to_bytes()), Ok(map.clone()));
+            let mut bytes = 0;
+            if map.visit(&coordinates, shared, |piece| bytes += piece.bytes).is_ok() {
+                prop_assert_eq!(bytes, map.transaction_bytes());
+            }
+        }
+
         /// Every byte of the box's shared memory is written exactly once, and in-bounds elements come from where the
         /// strides say.
         #[test]
