@@ -196,7 +196,9 @@ pub fn set(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         } else {
             0
         };
-        let out = std::array::from_fn(|n| (yes * u64::from(low >> n & 1)) | (yes_high * u64::from(high >> n & 1)));
+        let out = std::array::from_fn(|n| {
+            (yes * u64::from(low >> n & 1)) | (yes_high * u64::from(high >> n & 1))
+        });
         d.write(w, mask, &out);
         Ok(Flow::Next)
     }))

@@ -5,5 +5,11 @@
 //! addresses back. Every module names the PTX ISA sections it implements.
 
 pub mod approx;
+pub mod descriptor;
+pub mod fragment;
+pub mod matmul;
 pub mod number;
+mod simd;
 pub mod swizzle;
+pub mod tensor_map;
+pub mod tmem;

@@ -473,22 +473,25 @@ pub fn cvt_pack(to: IntType, a: i32, b: i32, c: u32) -> u32 {
     packed as u32
 }
 
-/// Which way a sum or quotient rounded to f64 must move to be the value rounded to odd.
+/// A sum or quotient rounded to nearest, moved to what rounding to odd would have given: an inexact result with an even
+/// last bit steps towards the exact value.
 ///
-/// `error` has the sign of (exact value − `rounded`).
-fn to_odd(rounded: f64, error: f64) -> f64 {
-    if error == 0.0 || error.is_nan() || !rounded.is_finite() || rounded.to_bits() & 1 == 1 {
-        rounded
-    } else if error > 0.0 {
-        rounded.next_up()
-    } else {
-        rounded.next_down()
-    }
+/// `error` has the sign of (exact value − `rounded`), or is NaN where `rounded` is not finite. No branches, so that loops
+/// over it become vector code.
+#[inline(always)]
+pub(super) fn to_odd(rounded: f64, error: f64) -> f64 {
+    let bits = rounded.to_bits();
+    let inexact = (error > 0.0) | (error < 0.0);
+    let step = u64::from(inexact) & !bits & 1;
+    let shrink = (bits ^ error.to_bits()) >> 63;
+    // +step, or −step where the error's sign is the other one.
+    f64::from_bits(bits.wrapping_add((step ^ shrink.wrapping_neg()).wrapping_add(shrink)))
 }
 
 /// `a + b` rounded to odd. The operands must not be near f64's overflow (values of the narrower formats and their
 /// products never are).
-fn add_to_odd(a: f64, b: f64) -> f64 {
+#[inline(always)]
+pub(super) fn add_to_odd(a: f64, b: f64) -> f64 {
     let sum = a + b;
     // Knuth's TwoSum: sum + error = a + b exactly.
     let b_part = sum - a;
@@ -678,6 +681,22 @@ mod tests {
         assert!(decode_ue8m0(255).is_nan());
         assert_eq!(decode_ue4m3(0x38), Some(1.0));
         assert_eq!(decode_ue4m3(0xb8), None);
+    }
+
+    #[test]
+    fn every_code_of_every_small_format_survives_a_round_trip() {
+        for format in [F16, BF16, TF32, E4M3, E5M2, E2M1, E2M3, E3M2] {
+            for code in 0..1 << format.width() {
+                let value = decode(&format, code);
+                assert_eq!(value.is_nan(), format.is_nan(code), "{format:?} {code:#x}");
+                if !value.is_nan() {
+                    assert_eq!(RN.round(&format, value), code, "{format:?} {code:#x}");
+                }
+            }
+        }
+        for code in 0..=UE8M0_MAX {
+            assert_eq!(RN.round_ue8m0(decode_ue8m0(code)), code);
+        }
     }
 
     #[test]
