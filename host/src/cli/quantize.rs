@@ -1,0 +1,13 @@
+//! `nvfp4 quantize`.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+/// Quantize a checkpoint.
+#[derive(clap::Args)]
+pub struct Args {}
+
+/// Runs the subcommand.
+pub fn run(_: &Args, _: &mut impl Write) -> anyhow::Result<ExitCode> {
+    anyhow::bail!("not written yet")
+}
