@@ -140,18 +140,12 @@ pub struct Device {
 impl Device {
     /// A device without allocations.
     pub fn new(config: DeviceConfig) -> Device {
-        Device {
-            config,
-            ..Device::default()
-        }
+        Device { config, ..Device::default() }
     }
 
     /// Allocates `bytes` of zeros. Addresses are multiples of 256; nothing is mapped between allocations.
     pub fn allocate(&mut self, bytes: u64) -> Buffer {
-        Buffer {
-            address: self.memory.allocate(bytes, None, false),
-            bytes,
-        }
+        Buffer { address: self.memory.allocate(bytes, None, false), bytes }
     }
 
     /// Allocates and fills a buffer.
@@ -167,9 +161,7 @@ impl Device {
     /// # Panics
     /// If they do not fit.
     pub fn write(&mut self, buffer: Buffer, offset: u64, data: &[u8]) {
-        let at = self
-            .memory
-            .locate(buffer.address + offset, data.len() as u64);
+        let at = self.memory.locate(buffer.address + offset, data.len() as u64);
         let (allocation, offset) = at.expect("the bytes lie inside the buffer");
         allocation.write(offset, data);
     }
@@ -178,21 +170,11 @@ impl Device {
     ///
     /// # Panics
     /// If its length is no multiple of the size of `T`.
-    pub fn download<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(
-        &self,
-        buffer: Buffer,
-    ) -> Vec<T> {
+    pub fn download<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(&self, buffer: Buffer) -> Vec<T> {
         let size = size_of::<T>() as u64;
-        assert!(
-            size > 0 && buffer.bytes.is_multiple_of(size),
-            "{} bytes are no whole elements",
-            buffer.bytes
-        );
+        assert!(size > 0 && buffer.bytes.is_multiple_of(size), "{} bytes are no whole elements", buffer.bytes);
         let mut out = vec![T::zeroed(); (buffer.bytes / size) as usize];
-        let (allocation, offset) = self
-            .memory
-            .locate(buffer.address, buffer.bytes)
-            .expect("a buffer of this device");
+        let (allocation, offset) = self.memory.locate(buffer.address, buffer.bytes).expect("a buffer of this device");
         allocation.read(offset, bytemuck::cast_slice_mut(&mut out));
         out
     }
@@ -205,10 +187,7 @@ impl Device {
         let mut addresses = Vec::new();
         for v in &module.variables {
             let constant = v.space == Space::Const;
-            addresses.push(
-                self.memory
-                    .allocate(v.bytes, Some(format!("`{}`", v.name)), constant),
-            );
+            addresses.push(self.memory.allocate(v.bytes, Some(format!("`{}`", v.name)), constant));
         }
         for (v, &address) in module.variables.iter().zip(&addresses) {
             let size = v.element.bytes() as usize;
@@ -227,9 +206,7 @@ impl Device {
                         addresses[target].wrapping_add(*offset as u64)
                     }
                 };
-                if let Some((allocation, at)) =
-                    self.memory.locate(address + (n * size) as u64, size as u64)
-                {
+                if let Some((allocation, at)) = self.memory.locate(address + (n * size) as u64, size as u64) {
                     allocation.write(at, &value.to_le_bytes()[..size.min(8)]);
                 }
             }
@@ -252,35 +229,17 @@ impl Device {
     ) -> Result<Report, Fault> {
         let kernel = module.entry(entry).ok_or_else(|| {
             let names: Vec<_> = module.entries().iter().map(|k| k.name.as_str()).collect();
-            Fault::launch(
-                entry,
-                format!("the module has no such entry; it has {}", names.join(", ")),
-            )
+            Fault::launch(entry, format!("the module has no such entry; it has {}", names.join(", ")))
         })?;
         check(kernel, config)?;
         let params = arguments(kernel, args)?;
         let symbols = self.load(module)?;
         self.memory.clear_marks();
-        let launch = Launch {
-            kernel,
-            config,
-            global: &self.memory,
-            params: &params,
-            symbols: &symbols,
-            sms: self.config.sms,
-        };
+        let launch =
+            Launch { kernel, config, global: &self.memory, params: &params, symbols: &symbols, sms: self.config.sms };
         let ctas = config.grid.iter().map(|&n| u64::from(n)).product::<u64>();
-        let clusters = ctas
-            / config
-                .cluster
-                .iter()
-                .map(|&n| u64::from(n))
-                .product::<u64>();
-        let roles = if kernel.communicates {
-            take_turns(launch, clusters)?
-        } else {
-            in_parallel(launch, clusters)?
-        };
+        let clusters = ctas / config.cluster.iter().map(|&n| u64::from(n)).product::<u64>();
+        let roles = if kernel.communicates { take_turns(launch, clusters)? } else { in_parallel(launch, clusters)? };
         let (dram_read_bytes, dram_write_bytes) = self.memory.distinct_bytes();
         let mut report = Report {
             kernel: kernel.name.clone(),
@@ -298,37 +257,22 @@ impl Device {
 
 fn check(kernel: &Kernel, config: &LaunchConfig) -> Result<(), Fault> {
     let refuse = |text: String| Err(Fault::launch(&kernel.name, text));
-    let LaunchConfig {
-        grid,
-        block,
-        cluster,
-        ..
-    } = *config;
+    let LaunchConfig { grid, block, cluster, .. } = *config;
     let threads = block.iter().map(|&n| u64::from(n)).product::<u64>();
     if grid.contains(&0) || block.contains(&0) || cluster.contains(&0) {
-        return refuse(format!(
-            "grid {grid:?}, block {block:?} and cluster {cluster:?} must not contain 0"
-        ));
+        return refuse(format!("grid {grid:?}, block {block:?} and cluster {cluster:?} must not contain 0"));
     }
     if threads > MAX_THREADS.into() {
-        return refuse(format!(
-            "{threads} threads a CTA; {MAX_THREADS} are the most"
-        ));
+        return refuse(format!("{threads} threads a CTA; {MAX_THREADS} are the most"));
     }
     if grid[1] > 65535 || grid[2] > 65535 || grid[0] > i32::MAX as u32 {
-        return refuse(format!(
-            "grid {grid:?}; the most are 2147483647, 65535, 65535"
-        ));
+        return refuse(format!("grid {grid:?}; the most are 2147483647, 65535, 65535"));
     }
     if cluster.iter().map(|&n| u64::from(n)).product::<u64>() > MAX_CLUSTER.into() {
-        return refuse(format!(
-            "cluster {cluster:?}; a cluster has {MAX_CLUSTER} CTAs at most"
-        ));
+        return refuse(format!("cluster {cluster:?}; a cluster has {MAX_CLUSTER} CTAs at most"));
     }
     if (0..3).any(|d| grid[d] % cluster[d] != 0) {
-        return refuse(format!(
-            "grid {grid:?} is no multiple of cluster {cluster:?}"
-        ));
+        return refuse(format!("grid {grid:?} is no multiple of cluster {cluster:?}"));
     }
     if let Some(most) = kernel.limits.max_threads
         && threads > most.into()
@@ -343,15 +287,11 @@ fn check(kernel: &Kernel, config: &LaunchConfig) -> Result<(), Fault> {
     if let Some(required) = kernel.limits.required_cluster
         && required != cluster
     {
-        return refuse(format!(
-            "cluster {cluster:?}; `.reqnctapercluster` asks for {required:?}"
-        ));
+        return refuse(format!("cluster {cluster:?}; `.reqnctapercluster` asks for {required:?}"));
     }
     let shared = u64::from(kernel.shared_bytes) + u64::from(config.shared_bytes);
     if shared > MAX_SHARED.into() {
-        return refuse(format!(
-            "{shared} bytes of shared memory a CTA; {MAX_SHARED} are the most"
-        ));
+        return refuse(format!("{shared} bytes of shared memory a CTA; {MAX_SHARED} are the most"));
     }
     Ok(())
 }
@@ -360,21 +300,12 @@ fn check(kernel: &Kernel, config: &LaunchConfig) -> Result<(), Fault> {
 fn arguments(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u8>, Fault> {
     let refuse = |text: String| Err(Fault::launch(&kernel.name, text));
     if args.len() != kernel.params.len() {
-        return refuse(format!(
-            "{} arguments; the kernel takes {}",
-            args.len(),
-            kernel.params.len()
-        ));
+        return refuse(format!("{} arguments; the kernel takes {}", args.len(), kernel.params.len()));
     }
     let mut block = vec![0; kernel.param_bytes() as usize];
     for (n, (arg, p)) in args.iter().zip(&kernel.params).enumerate() {
         if arg.0.len() != p.bytes as usize {
-            let text = format!(
-                "argument {n} has {} bytes; `{}` takes {}",
-                arg.0.len(),
-                p.name,
-                p.bytes
-            );
+            let text = format!("argument {n} has {} bytes; `{}` takes {}", arg.0.len(), p.name, p.bytes);
             return refuse(text);
         }
         block[p.offset as usize..][..arg.0.len()].copy_from_slice(&arg.0);

@@ -235,13 +235,7 @@ pub(crate) struct Stop {
 
 impl Stop {
     pub fn new(kind: FaultKind, message: impl Into<String>) -> Box<Stop> {
-        Box::new(Stop {
-            kind,
-            message: message.into(),
-            lane: None,
-            pc: None,
-            others: Vec::new(),
-        })
+        Box::new(Stop { kind, message: message.into(), lane: None, pc: None, others: Vec::new() })
     }
 
     pub fn unsupported(message: impl Into<String>) -> Box<Stop> {

@@ -148,10 +148,8 @@ impl LaunchFile {
     /// Loads everything that the launch names; paths are relative to `folder`.
     pub fn prepare(&self, folder: &Path) -> Result<Prepared> {
         let path = folder.join(&self.ptx);
-        let text = std::fs::read_to_string(&path)
-            .with_context(|| format!("reading {}", path.display()))?;
-        self.prepare_with(&text, folder)
-            .with_context(|| path.display().to_string())
+        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        self.prepare_with(&text, folder).with_context(|| path.display().to_string())
     }
 
     /// The same with the PTX at hand.
@@ -160,36 +158,24 @@ impl LaunchFile {
         let entry = match (&self.entry, module.entries()) {
             (Some(name), _) => name.clone(),
             (None, [only]) => only.name.clone(),
-            (None, several) => bail!(
-                "the file has {} entries; name one in `entry`",
-                several.len()
-            ),
+            (None, several) => bail!("the file has {} entries; name one in `entry`", several.len()),
         };
         let mut device = Device::new(DeviceConfig::default());
         let mut buffers = BTreeMap::new();
         for (name, spec) in &self.buffers {
-            let buffer = spec
-                .make(&mut device, folder)
-                .with_context(|| format!("buffer `{name}`"))?;
+            let buffer = spec.make(&mut device, folder).with_context(|| format!("buffer `{name}`"))?;
             buffers.insert(name.clone(), buffer);
         }
-        let args = self.args.iter().enumerate().map(|(n, a)| {
-            a.make(&buffers, folder)
-                .with_context(|| format!("argument {n}"))
-        });
+        let args = self
+            .args
+            .iter()
+            .enumerate()
+            .map(|(n, a)| a.make(&buffers, folder).with_context(|| format!("argument {n}")));
         let args = args.collect::<Result<_>>()?;
         for name in self.save.keys() {
-            ensure!(
-                buffers.contains_key(name),
-                "`save` names the buffer `{name}`, which does not exist"
-            );
+            ensure!(buffers.contains_key(name), "`save` names the buffer `{name}`, which does not exist");
         }
-        let schedule = self
-            .schedule
-            .as_deref()
-            .unwrap_or("fair")
-            .parse()
-            .map_err(anyhow::Error::msg)?;
+        let schedule = self.schedule.as_deref().unwrap_or("fair").parse().map_err(anyhow::Error::msg)?;
         let mut config = LaunchConfig {
             grid: self.grid,
             block: self.block,
@@ -203,20 +189,8 @@ impl LaunchFile {
         if let Some(budget) = self.instruction_budget {
             config.instruction_budget = budget;
         }
-        let save = self
-            .save
-            .iter()
-            .map(|(name, file)| (name.clone(), folder.join(file)))
-            .collect();
-        Ok(Prepared {
-            device,
-            module,
-            entry,
-            config,
-            args,
-            buffers,
-            save,
-        })
+        let save = self.save.iter().map(|(name, file)| (name.clone(), folder.join(file))).collect();
+        Ok(Prepared { device, module, entry, config, args, buffers, save })
     }
 }
 
@@ -224,8 +198,7 @@ impl BufferSpec {
     fn make(&self, device: &mut Device, folder: &Path) -> Result<Buffer> {
         if let Some(file) = &self.file {
             let path = folder.join(file);
-            let data =
-                std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+            let data = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
             return Ok(device.upload(&data));
         }
         if let Some(values) = &self.u32 {
@@ -245,13 +218,8 @@ impl BufferSpec {
 }
 
 fn pointer(buffers: &BTreeMap<String, Buffer>, name: &str, offset: u64) -> Result<u64> {
-    let buffer = buffers
-        .get(name)
-        .with_context(|| format!("no buffer is called `{name}`"))?;
-    buffer
-        .address
-        .checked_add(offset)
-        .context("the offset is too large")
+    let buffer = buffers.get(name).with_context(|| format!("no buffer is called `{name}`"))?;
+    buffer.address.checked_add(offset).context("the offset is too large")
 }
 
 impl ArgSpec {
@@ -271,9 +239,7 @@ impl ArgSpec {
         }
         if let Some(file) = &self.file {
             let path = folder.join(file);
-            values.push(Arg(
-                std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?
-            ));
+            values.push(Arg(std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?));
         }
         let Ok([mut arg]) = <[Arg; 1]>::try_from(values) else {
             bail!("it needs exactly one of pointer, i32, i64, u32, u64, f32, f64, hex, file");
@@ -281,12 +247,8 @@ impl ArgSpec {
         for p in &self.patches {
             let name = p.pointer.as_deref().context("a patch needs `pointer`")?;
             let bytes = pointer(buffers, name, p.offset)?.to_le_bytes();
-            let end =
-                p.at.checked_add(bytes.len())
-                    .filter(|&end| end <= arg.0.len());
-            let end = end.with_context(|| {
-                format!("the patch at {} leaves the {} bytes", p.at, arg.0.len())
-            })?;
+            let end = p.at.checked_add(bytes.len()).filter(|&end| end <= arg.0.len());
+            let end = end.with_context(|| format!("the patch at {} leaves the {} bytes", p.at, arg.0.len()))?;
             arg.0[p.at..end].copy_from_slice(&bytes);
         }
         Ok(arg)
@@ -297,24 +259,16 @@ fn hex(text: &str) -> Result<Vec<u8>> {
     let digits: Vec<u8> = text
         .chars()
         .filter(|c| !c.is_whitespace())
-        .map(|c| {
-            c.to_digit(16)
-                .map(|d| d as u8)
-                .with_context(|| format!("`{c}` is no hexadecimal digit"))
-        })
+        .map(|c| c.to_digit(16).map(|d| d as u8).with_context(|| format!("`{c}` is no hexadecimal digit")))
         .collect::<Result<_>>()?;
-    ensure!(
-        digits.len().is_multiple_of(2),
-        "an odd number of hexadecimal digits"
-    );
+    ensure!(digits.len().is_multiple_of(2), "an odd number of hexadecimal digits");
     Ok(digits.chunks(2).map(|d| d[0] << 4 | d[1]).collect())
 }
 
 impl Prepared {
     /// Runs the launch.
     pub fn run(&mut self) -> Result<Report, Fault> {
-        self.device
-            .launch(&self.module, &self.entry, &self.config, &self.args)
+        self.device.launch(&self.module, &self.entry, &self.config, &self.args)
     }
 
     /// Writes the buffers that the launch file asks for.

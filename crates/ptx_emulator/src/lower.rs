@@ -22,17 +22,11 @@ pub struct LowerError {
 
 impl LowerError {
     pub fn invalid(message: impl Into<String>) -> LowerError {
-        LowerError {
-            message: message.into(),
-            unsupported: false,
-        }
+        LowerError { message: message.into(), unsupported: false }
     }
 
     pub fn unsupported(message: impl Into<String>) -> LowerError {
-        LowerError {
-            message: message.into(),
-            unsupported: true,
-        }
+        LowerError { message: message.into(), unsupported: true }
     }
 }
 
@@ -213,9 +207,7 @@ impl PredicateSrc {
     #[inline(always)]
     pub fn mask(&self, w: &Warp) -> u32 {
         match *self {
-            PredicateSrc::Register(p, negated) => {
-                w.predicate(p) ^ if negated { u32::MAX } else { 0 }
-            }
+            PredicateSrc::Register(p, negated) => w.predicate(p) ^ if negated { u32::MAX } else { 0 },
             PredicateSrc::Constant(true) => u32::MAX,
             PredicateSrc::Constant(false) => 0,
         }
@@ -298,11 +290,7 @@ pub struct Lower<'a> {
 }
 
 /// Decodes the entry `function` of a module whose global and constant variables are numbered by `variables`.
-pub fn lower(
-    ast: &Ast,
-    function: &Function,
-    variables: &HashMap<&str, u32>,
-) -> Result<Kernel, ParseError> {
+pub fn lower(ast: &Ast, function: &Function, variables: &HashMap<&str, u32>) -> Result<Kernel, ParseError> {
     let kernel = Kernel {
         name: function.name.clone(),
         params: Vec::new(),
@@ -351,20 +339,12 @@ impl<'a> Lower<'a> {
         let mut offset = 0u32;
         for p in &function.params {
             let Formal::Memory(v) = p else {
-                return Err(ParseError::new(
-                    function.line,
-                    "a kernel's parameters are in `.param` space",
-                ));
+                return Err(ParseError::new(function.line, "a kernel's parameters are in `.param` space"));
             };
             offset = offset.next_multiple_of(v.align.max(1));
             let bytes = v.bytes as u32;
             self.scopes[0].insert(v.name.clone(), Symbol::Param(offset));
-            self.kernel.params.push(Param {
-                name: v.name.clone(),
-                offset,
-                bytes,
-                align: v.align,
-            });
+            self.kernel.params.push(Param { name: v.name.clone(), offset, bytes, align: v.align });
             offset += bytes;
         }
         if let Some(body) = &function.body {
@@ -375,11 +355,7 @@ impl<'a> Lower<'a> {
 
     fn function(&mut self, name: &str) -> Result<(), ParseError> {
         let ast = self.ast;
-        let Some(function) = ast
-            .functions
-            .iter()
-            .find(|f| f.name == name && f.body.is_some())
-        else {
+        let Some(function) = ast.functions.iter().find(|f| f.name == name && f.body.is_some()) else {
             return Ok(());
         };
         let signature = self.signatures[name].clone();
@@ -393,14 +369,7 @@ impl<'a> Lower<'a> {
         // Whoever falls off the end returns.
         let line = self.kernel.code.last().map_or(0, |i| i.line);
         let step: Step = Box::new(|_, _, _| Ok(Flow::Return));
-        self.emit(
-            step,
-            Class::Control,
-            None,
-            line,
-            SourceLine::default(),
-            "ret",
-        );
+        self.emit(step, Class::Control, None, line, SourceLine::default(), "ret");
         Ok(())
     }
 
@@ -415,12 +384,7 @@ impl<'a> Lower<'a> {
         self.scopes.push(scope);
         for s in body {
             match s {
-                Statement::Register {
-                    ty,
-                    name,
-                    count,
-                    line,
-                } => {
+                Statement::Register { ty, name, count, line } => {
                     if self.kernel.registers + count.unwrap_or(1) > 1 << 18 {
                         return Err(ParseError::new(*line, "too many registers"));
                     }
@@ -435,9 +399,7 @@ impl<'a> Lower<'a> {
                         self.kernel.labels[id as usize] = self.kernel.code.len() as u32;
                     }
                 }
-                Statement::Targets { label, names } => {
-                    self.bind(label, Symbol::Targets(names.clone()))
-                }
+                Statement::Targets { label, names } => self.bind(label, Symbol::Targets(names.clone())),
                 Statement::Prototype { label } => self.bind(label, Symbol::Prototype),
                 Statement::Instruction(i) => self.instruction(i)?,
                 Statement::Block(inner) => self.block(inner)?,
@@ -465,10 +427,7 @@ impl<'a> Lower<'a> {
         }
         let index = self.kernel.registers;
         self.kernel.registers += ty.bits().div_ceil(64);
-        Symbol::Register {
-            index,
-            bits: ty.bits(),
-        }
+        Symbol::Register { index, bits: ty.bits() }
     }
 
     fn variable(&mut self, v: &Variable) -> Result<(), ParseError> {
@@ -499,14 +458,7 @@ impl<'a> Lower<'a> {
     /// Unsized arrays all begin where the static variables end.
     fn place_dynamic_shared(&mut self) {
         let external = |v: &&Variable| v.space == Space::Shared && v.bytes == 0;
-        let align = self
-            .ast
-            .variables
-            .iter()
-            .filter(external)
-            .map(|v| v.align)
-            .max()
-            .unwrap_or(1);
+        let align = self.ast.variables.iter().filter(external).map(|v| v.align).max().unwrap_or(1);
         self.kernel.shared_bytes = self.kernel.shared_bytes.next_multiple_of(align.max(1));
         let at = SHARED_BASE + self.kernel.shared_bytes;
         for (_, special) in &mut self.kernel.specials {
@@ -546,16 +498,13 @@ impl<'a> Lower<'a> {
     }
 
     fn instruction(&mut self, i: &Instruction) -> Result<(), ParseError> {
-        let error =
-            |e: LowerError| ParseError::new(i.line, format!("`{}`: {}", i.full_name(), e.message));
+        let error = |e: LowerError| ParseError::new(i.line, format!("`{}`: {}", i.full_name(), e.message));
         let guard = match &i.guard {
             None => None,
             Some((name, negated)) => match self.lookup(name) {
                 Some(Symbol::Predicate(p)) => Some((*p, *negated)),
                 _ => {
-                    return Err(error(LowerError::invalid(format!(
-                        "`{name}` is no predicate"
-                    ))));
+                    return Err(error(LowerError::invalid(format!("`{name}` is no predicate"))));
                 }
             },
         };
@@ -568,25 +517,16 @@ impl<'a> Lower<'a> {
                 // Handlers index operands freely; a missing one is the text's fault.
                 self.checked(|l| (opcode.handler)(l, i), i)
             }
-            None if opcodes::knows(&i.opcode) => Err(LowerError::unsupported(format!(
-                "`{}`: no such form is known",
-                i.full_name()
-            ))),
-            None => Err(LowerError::unsupported(format!(
-                "opcode `{}`",
-                i.full_name()
-            ))),
+            None if opcodes::knows(&i.opcode) => {
+                Err(LowerError::unsupported(format!("`{}`: no such form is known", i.full_name())))
+            }
+            None => Err(LowerError::unsupported(format!("opcode `{}`", i.full_name()))),
         };
         let class = found.map_or(Class::Other, |o| o.class);
         let step: Step = match lowered {
             Ok(step) => step,
             Err(e) if e.unsupported => {
-                for list in [
-                    &mut self.reads,
-                    &mut self.writes,
-                    &mut self.predicate_reads,
-                    &mut self.predicate_writes,
-                ] {
+                for list in [&mut self.reads, &mut self.writes, &mut self.predicate_reads, &mut self.predicate_writes] {
                     list.clear();
                 }
                 self.aligned = false;
@@ -606,14 +546,7 @@ impl<'a> Lower<'a> {
                 std::mem::take(&mut self.aligned),
             );
             self.emit(step, Class::Move, guard, i.line, i.source, "mov");
-            (
-                self.reads,
-                self.writes,
-                self.predicate_reads,
-                self.predicate_writes,
-                self.moves,
-                self.aligned,
-            ) = saved;
+            (self.reads, self.writes, self.predicate_reads, self.predicate_writes, self.moves, self.aligned) = saved;
         }
         self.emit(step, class, guard, i.line, i.source, i.full_name());
         if let Some((step, writes)) = self.after.take() {
@@ -661,9 +594,7 @@ impl<'a> Lower<'a> {
     }
 
     fn operand<'i>(&self, i: &'i Instruction, n: usize) -> Result<&'i Operand> {
-        i.operands
-            .get(n)
-            .ok_or_else(|| LowerError::invalid(format!("operand {} is missing", n + 1)))
+        i.operands.get(n).ok_or_else(|| LowerError::invalid(format!("operand {} is missing", n + 1)))
     }
 
     /// The n-th operand as a value of a type of at most 64 bits.
@@ -691,10 +622,7 @@ impl<'a> Lower<'a> {
             Operand::Name(name) => match self.lookup(name).cloned() {
                 Some(Symbol::Register { index, bits }) => {
                     if bits < ty.bits() {
-                        return Err(LowerError::invalid(format!(
-                            "`{name}` has {bits} bits, not {}",
-                            ty.bits()
-                        )));
+                        return Err(LowerError::invalid(format!("`{name}` has {bits} bits, not {}", ty.bits())));
                     }
                     self.read(index, bits);
                     Src::Register(index)
@@ -704,20 +632,14 @@ impl<'a> Lower<'a> {
                 }
                 _ => match special(name, None) {
                     Some(s) => self.special(s),
-                    None => self
-                        .timer(name)
-                        .map_or_else(|| self.address_of(name).map(|a| a.0), Ok)?,
+                    None => self.timer(name).map_or_else(|| self.address_of(name).map(|a| a.0), Ok)?,
                 },
             },
             Operand::Component(name, c) => match special(name, Some(*c)) {
                 Some(s) => self.special(s),
                 None => return Err(LowerError::unsupported(format!("`{name}.{c}`"))),
             },
-            Operand::Address {
-                base: Some(base),
-                offset,
-                extra,
-            } if extra.is_empty() => {
+            Operand::Address { base: Some(base), offset, extra } if extra.is_empty() => {
                 let Operand::Name(name) = &**base else {
                     return Err(LowerError::invalid("a variable expected"));
                 };
@@ -726,9 +648,7 @@ impl<'a> Lower<'a> {
                 self.sum(base, *offset)
             }
             other => {
-                return Err(LowerError::invalid(format!(
-                    "a register or constant expected, not {other:?}"
-                )));
+                return Err(LowerError::invalid(format!("a register or constant expected, not {other:?}")));
             }
         })
     }
@@ -801,11 +721,7 @@ impl<'a> Lower<'a> {
             let at = match self.shared.get(name) {
                 Some(&at) => at,
                 None => {
-                    let at = if v.bytes == 0 {
-                        DYNAMIC
-                    } else {
-                        self.place_shared(v)
-                    };
+                    let at = if v.bytes == 0 { DYNAMIC } else { self.place_shared(v) };
                     self.shared.insert(name.to_string(), at);
                     at
                 }
@@ -813,14 +729,10 @@ impl<'a> Lower<'a> {
             return Ok((self.special(Special::Shared(at)), Space::Shared));
         }
         if ast.functions.iter().any(|f| f.name == name) {
-            return Err(LowerError::unsupported(format!(
-                "the address of function `{name}`"
-            )));
+            return Err(LowerError::unsupported(format!("the address of function `{name}`")));
         }
         if name.starts_with('%') && !name[1..].starts_with(|c: char| c.is_ascii_digit()) {
-            return Err(LowerError::unsupported(format!(
-                "`{name}`: no such register is declared or known"
-            )));
+            return Err(LowerError::unsupported(format!("`{name}`: no such register is declared or known")));
         }
         Err(LowerError::invalid(format!("`{name}` is not declared")))
     }
@@ -835,11 +747,7 @@ impl<'a> Lower<'a> {
             return Err(LowerError::invalid("an address in brackets expected"));
         };
         let Some(base) = base else {
-            return Ok(Address {
-                base: Src::Constant(*offset as u64),
-                offset: 0,
-                variable: None,
-            });
+            return Ok(Address { base: Src::Constant(*offset as u64), offset: 0, variable: None });
         };
         let Operand::Name(name) = &**base else {
             return Err(LowerError::invalid("a register or variable expected"));
@@ -847,19 +755,11 @@ impl<'a> Lower<'a> {
         match self.lookup(name).cloned() {
             Some(Symbol::Register { index, bits }) => {
                 self.read(index, bits);
-                Ok(Address {
-                    base: Src::Register(index),
-                    offset: *offset,
-                    variable: None,
-                })
+                Ok(Address { base: Src::Register(index), offset: *offset, variable: None })
             }
             _ => {
                 let (base, space) = self.address_of(name)?;
-                Ok(Address {
-                    base,
-                    offset: *offset,
-                    variable: Some(space),
-                })
+                Ok(Address { base, offset: *offset, variable: Some(space) })
             }
         }
     }
@@ -876,24 +776,16 @@ impl<'a> Lower<'a> {
 
     pub fn dst_operand(&mut self, operand: &Operand) -> Result<Dst> {
         match operand {
-            Operand::Discard => Ok(Dst {
-                register: None,
-                bits: 64,
-            }),
+            Operand::Discard => Ok(Dst { register: None, bits: 64 }),
             Operand::Name(name) => match self.lookup(name) {
                 Some(&Symbol::Register { index, bits }) => {
                     self.writes.extend(index..index + bits.div_ceil(64));
-                    Ok(Dst {
-                        register: Some(index),
-                        bits: bits.min(64),
-                    })
+                    Ok(Dst { register: Some(index), bits: bits.min(64) })
                 }
                 Some(_) => Err(LowerError::invalid(format!("`{name}` is no register"))),
                 None => Err(LowerError::invalid(format!("`{name}` is not declared"))),
             },
-            other => Err(LowerError::invalid(format!(
-                "a destination register expected, not {other:?}"
-            ))),
+            other => Err(LowerError::invalid(format!("a destination register expected, not {other:?}"))),
         }
     }
 
@@ -908,9 +800,7 @@ impl<'a> Lower<'a> {
                     self.read(index, 128);
                     Ok(vec![Src::Register(index), Src::Register(index + 1)])
                 }
-                _ => Err(LowerError::invalid(format!(
-                    "`{name}` is no register of 128 bits"
-                ))),
+                _ => Err(LowerError::invalid(format!("`{name}` is no register of 128 bits"))),
             },
             Operand::Int(v) => Ok(vec![Src::Constant(*v), Src::Constant(0)]),
             _ => Err(LowerError::invalid("a register of 128 bits expected")),
@@ -925,13 +815,8 @@ impl<'a> Lower<'a> {
         }
         match operand {
             Operand::Discard => Ok(vec![first, first]),
-            Operand::Name(name)
-                if matches!(self.lookup(name), Some(Symbol::Register { bits: 128, .. })) =>
-            {
-                let second = Dst {
-                    register: first.register.map(|r| r + 1),
-                    bits: 64,
-                };
+            Operand::Name(name) if matches!(self.lookup(name), Some(Symbol::Register { bits: 128, .. })) => {
+                let second = Dst { register: first.register.map(|r| r + 1), bits: 64 };
                 Ok(vec![first, second])
             }
             _ => Err(LowerError::invalid("a register of 128 bits expected")),
@@ -995,9 +880,7 @@ impl<'a> Lower<'a> {
     pub fn targets(&mut self, name: &str) -> Result<Vec<u32>> {
         match self.lookup(name).cloned() {
             Some(Symbol::Targets(names)) => names.iter().map(|n| self.label(n)).collect(),
-            _ => Err(LowerError::invalid(format!(
-                "`{name}` is no list of branch targets"
-            ))),
+            _ => Err(LowerError::invalid(format!("`{name}` is no list of branch targets"))),
         }
     }
 
@@ -1006,14 +889,8 @@ impl<'a> Lower<'a> {
             return Ok(s.clone());
         }
         let ast = self.ast;
-        let Some(function) = ast
-            .functions
-            .iter()
-            .find(|f| f.name == name && f.body.is_some())
-        else {
-            return Err(LowerError::unsupported(format!(
-                "a call of `{name}`, which has no body here"
-            )));
+        let Some(function) = ast.functions.iter().find(|f| f.name == name && f.body.is_some()) else {
+            return Err(LowerError::unsupported(format!("a call of `{name}`, which has no body here")));
         };
         let mut names = HashMap::new();
         let mut slots = |l: &mut Self, formals: &[Formal]| -> Vec<Slot> {
@@ -1037,21 +914,10 @@ impl<'a> Lower<'a> {
             }
             list
         };
-        let (params, results) = (
-            slots(self, &function.params),
-            slots(self, &function.results),
-        );
+        let (params, results) = (slots(self, &function.params), slots(self, &function.results));
         let number = self.kernel.functions.len() as u32;
-        self.kernel.functions.push(Callee {
-            name: name.to_string(),
-            entry: 0,
-        });
-        let signature = Signature {
-            function: number,
-            params,
-            results,
-            names,
-        };
+        self.kernel.functions.push(Callee { name: name.to_string(), entry: 0 });
+        let signature = Signature { function: number, params, results, names };
         self.signatures.insert(name.to_string(), signature.clone());
         self.to_do.push(name.to_string());
         Ok(signature)
@@ -1061,17 +927,14 @@ impl<'a> Lower<'a> {
     /// of them when it has returned.
     pub fn call(&mut self, i: &Instruction) -> Lowered {
         let mut operands = i.operands.iter().peekable();
-        let list =
-            |operands: &mut std::iter::Peekable<std::slice::Iter<'_, Operand>>| match operands
-                .peek()
-            {
-                Some(Operand::List(l)) => {
-                    let l = l.clone();
-                    operands.next();
-                    l
-                }
-                _ => Vec::new(),
-            };
+        let list = |operands: &mut std::iter::Peekable<std::slice::Iter<'_, Operand>>| match operands.peek() {
+            Some(Operand::List(l)) => {
+                let l = l.clone();
+                operands.next();
+                l
+            }
+            _ => Vec::new(),
+        };
         let results = list(&mut operands);
         let Some(Operand::Name(name)) = operands.next() else {
             return Err(LowerError::invalid("a function expected"));
@@ -1083,20 +946,12 @@ impl<'a> Lower<'a> {
         let name = name.clone();
         let signature = self.signature(&name)?;
         if signature.params.len() != arguments.len() || signature.results.len() != results.len() {
-            return Err(LowerError::invalid(format!(
-                "`{name}` takes other arguments or gives other results"
-            )));
+            return Err(LowerError::invalid(format!("`{name}` takes other arguments or gives other results")));
         }
-        let copies = arguments
-            .iter()
-            .zip(&signature.params)
-            .map(|(a, s)| self.copy_in(a, s));
+        let copies = arguments.iter().zip(&signature.params).map(|(a, s)| self.copy_in(a, s));
         let copies = copies.collect::<Result<Vec<_>>>()?;
         let reads = std::mem::take(&mut self.reads);
-        let back = results
-            .iter()
-            .zip(&signature.results)
-            .map(|(r, s)| self.copy_out(r, s));
+        let back = results.iter().zip(&signature.results).map(|(r, s)| self.copy_out(r, s));
         let back = back.collect::<Result<Vec<_>>>()?;
         self.reads = reads;
         let result_registers = std::mem::take(&mut self.writes);
@@ -1116,10 +971,7 @@ impl<'a> Lower<'a> {
         let function = signature.function;
         Ok(Box::new(move |w, m, mask| {
             if w.fragments[w.current].calls.iter().any(|c| c.1 == function) {
-                let text = format!(
-                    "recursion: `{}` calls itself",
-                    m.launch.kernel.functions[function as usize].name
-                );
+                let text = format!("recursion: `{}` calls itself", m.launch.kernel.functions[function as usize].name);
                 return Err(Stop::unsupported(text));
             }
             for copy in &copies {
@@ -1167,9 +1019,7 @@ impl<'a> Lower<'a> {
         match operand {
             Operand::Name(name) => match self.lookup(name) {
                 Some(&Symbol::Local(offset)) => Ok(offset),
-                _ => Err(LowerError::invalid(format!(
-                    "`{name}` is no `.param` variable"
-                ))),
+                _ => Err(LowerError::invalid(format!("`{name}` is no `.param` variable"))),
             },
             _ => Err(LowerError::unsupported("an argument that is no variable")),
         }
@@ -1184,10 +1034,8 @@ fn copy_local(from: u32, to: u32, bytes: u32) -> CopyStep {
     Box::new(move |w, mask| {
         for lane in crate::race::lanes(mask) {
             let base = lane * w.local_size();
-            w.local
-                .copy_within(base + from..base + from + bytes, base + to);
-            w.local_defined
-                .copy_within(base + from..base + from + bytes, base + to);
+            w.local.copy_within(base + from..base + from + bytes, base + to);
+            w.local_defined.copy_within(base + from..base + from + bytes, base + to);
         }
     })
 }

@@ -50,12 +50,7 @@ fn main() -> ExitCode {
             print!("{}", coverage());
             Ok(ExitCode::SUCCESS)
         }
-        Command::Launch {
-            file,
-            schedule,
-            strict,
-            json,
-        } => launch(&file, schedule, strict, json),
+        Command::Launch { file, schedule, strict, json } => launch(&file, schedule, strict, json),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
@@ -71,21 +66,13 @@ fn check(path: &PathBuf) -> Result<ExitCode> {
     let module = Module::parse(&read(path)?).with_context(|| path.display().to_string())?;
     let mut complete = true;
     for kernel in module.entries() {
-        println!(
-            "entry `{}`: {} bytes of parameters",
-            kernel.name,
-            kernel.param_bytes()
-        );
+        println!("entry `{}`: {} bytes of parameters", kernel.name, kernel.param_bytes());
         for (line, what) in &kernel.unsupported {
             complete = false;
             println!("  line {line}: {what}");
         }
     }
-    Ok(if complete {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(UNSUPPORTED)
-    })
+    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(UNSUPPORTED) })
 }
 
 fn launch(path: &PathBuf, schedule: Option<String>, strict: bool, json: bool) -> Result<ExitCode> {

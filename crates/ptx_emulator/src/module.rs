@@ -23,26 +23,13 @@ impl Module {
     pub fn parse(text: &str) -> Result<Module, ParseError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let ast = parser::parse(text)?;
-        let variables: Vec<Variable> = ast
-            .variables
-            .iter()
-            .filter(|v| matches!(v.space, Space::Global | Space::Const))
-            .cloned()
-            .collect();
-        let numbers: HashMap<&str, u32> = variables
-            .iter()
-            .enumerate()
-            .map(|(n, v)| (v.name.as_str(), n as u32))
-            .collect();
+        let variables: Vec<Variable> =
+            ast.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const)).cloned().collect();
+        let numbers: HashMap<&str, u32> =
+            variables.iter().enumerate().map(|(n, v)| (v.name.as_str(), n as u32)).collect();
         let entries = ast.functions.iter().filter(|f| f.entry && f.body.is_some());
-        let kernels = entries
-            .map(|f| lower::lower(&ast, f, &numbers))
-            .collect::<Result<_, _>>()?;
-        Ok(Module {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            kernels,
-            variables,
-        })
+        let kernels = entries.map(|f| lower::lower(&ast, f, &numbers)).collect::<Result<_, _>>()?;
+        Ok(Module { id: NEXT.fetch_add(1, Ordering::Relaxed), kernels, variables })
     }
 
     /// The entries, in the order of the file.

@@ -5,9 +5,7 @@
 //! A form lists the modifiers: `{a b}` one of them, `[a b]` one of them or none, a bare word exactly that. Modifiers
 //! may come in any order (real compilers disagree on it).
 
-use crate::exec::{
-    Lowered, alu, atomic, barrier, compare, control, convert, copy, float, memory, warp,
-};
+use crate::exec::{Lowered, alu, atomic, barrier, compare, control, convert, copy, float, memory, warp};
 use crate::lower::Lower;
 use crate::parser::ast::Instruction;
 use crate::report::Class;
@@ -261,19 +259,13 @@ fn groups(form: &str) -> Vec<Group<'_>> {
             b'[' => (false, ']'),
             _ => {
                 let end = rest.find(' ').unwrap_or(rest.len());
-                out.push(Group {
-                    required: true,
-                    names: vec![&rest[..end]],
-                });
+                out.push(Group { required: true, names: vec![&rest[..end]] });
                 rest = rest[end..].trim_start();
                 continue;
             }
         };
         let end = rest.find(close).unwrap_or(rest.len());
-        out.push(Group {
-            required,
-            names: rest[1..end].split_whitespace().collect(),
-        });
+        out.push(Group { required, names: rest[1..end].split_whitespace().collect() });
         rest = rest[end + 1..].trim_start();
     }
     out
@@ -285,10 +277,7 @@ impl Opcode {
         let groups = groups(self.form);
         let mut used = vec![false; groups.len()];
         for m in modifiers {
-            let free = groups
-                .iter()
-                .enumerate()
-                .position(|(n, g)| !used[n] && g.names.contains(&m.as_str()));
+            let free = groups.iter().enumerate().position(|(n, g)| !used[n] && g.names.contains(&m.as_str()));
             match free {
                 Some(n) => used[n] = true,
                 None => return false,
@@ -300,9 +289,7 @@ impl Opcode {
 
 /// The opcode that an instruction is, if the emulator knows its form.
 pub fn find(instruction: &Instruction) -> Option<&'static Opcode> {
-    OPCODES
-        .iter()
-        .find(|o| o.name == instruction.opcode && o.allows(&instruction.modifiers))
+    OPCODES.iter().find(|o| o.name == instruction.opcode && o.allows(&instruction.modifiers))
 }
 
 /// Whether the table knows the opcode in any form.
@@ -328,12 +315,7 @@ mod tests {
     fn every_form_is_well_written() {
         for o in OPCODES {
             for g in groups(o.form) {
-                assert!(
-                    !g.names.is_empty()
-                        && g.names.iter().all(|n| !n.contains(['{', '}', '[', ']'])),
-                    "{}",
-                    o.form
-                );
+                assert!(!g.names.is_empty() && g.names.iter().all(|n| !n.contains(['{', '}', '[', ']'])), "{}", o.form);
             }
         }
     }

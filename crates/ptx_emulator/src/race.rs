@@ -150,18 +150,10 @@ impl Detector {
     pub fn new(warps: u32, ctas: u32, shared_bytes: u32) -> Detector {
         let threads = warps * 32;
         let n = (threads + AGENTS) as usize;
-        let zero = Rc::new(Clock {
-            seen: vec![0; n],
-            proxied: vec![0; n],
-        });
+        let zero = Rc::new(Clock { seen: vec![0; n], proxied: vec![0; n] });
         let words = shared_bytes.div_ceil(4) as usize;
         Detector {
-            warps: (0..warps)
-                .map(|_| WarpClock {
-                    lanes: std::array::from_fn(|_| zero.clone()),
-                    now: 1,
-                })
-                .collect(),
+            warps: (0..warps).map(|_| WarpClock { lanes: std::array::from_fn(|_| zero.clone()), now: 1 }).collect(),
             agent_times: vec![0; AGENTS as usize],
             zero,
             threads,
@@ -258,12 +250,7 @@ impl Detector {
         self.next_agent = (slot + 1) % AGENTS;
         self.agent_times[slot as usize] += 1;
         let clock = known.clone().unwrap_or_else(|| self.zero.clone());
-        Agent {
-            slot: self.threads + slot,
-            time: self.agent_times[slot as usize],
-            clock,
-            async_proxy,
-        }
+        Agent { slot: self.threads + slot, time: self.agent_times[slot as usize], clock, async_proxy }
     }
 
     /// The agent is done: what it knows and did goes into `into`, its own accesses visible to both proxies.
@@ -290,23 +277,8 @@ impl Detector {
     ) -> Result<(), Conflict> {
         let w = &self.warps[(who.base / 32) as usize];
         let clock = w.lanes[who.mask.trailing_zeros() as usize & 31].clone();
-        let access = Access {
-            base: who.base,
-            mask: who.mask,
-            time: w.now,
-            pc,
-        };
-        self.record(
-            cta,
-            offset..offset + len,
-            mode,
-            access,
-            &View {
-                clock: &clock,
-                who,
-                async_proxy: false,
-            },
-        )
+        let access = Access { base: who.base, mask: who.mask, time: w.now, pc };
+        self.record(cta, offset..offset + len, mode, access, &View { clock: &clock, who, async_proxy: false })
     }
 
     /// The same for an asynchronous operation.
@@ -319,21 +291,9 @@ impl Detector {
         mode: Mode,
         pc: u32,
     ) -> Result<(), Conflict> {
-        let who = Accessor {
-            base: agent.slot,
-            mask: 1,
-        };
-        let access = Access {
-            base: who.base,
-            mask: 1,
-            time: agent.time,
-            pc,
-        };
-        let view = View {
-            clock: &agent.clock,
-            who,
-            async_proxy: agent.async_proxy,
-        };
+        let who = Accessor { base: agent.slot, mask: 1 };
+        let access = Access { base: who.base, mask: 1, time: agent.time, pc };
+        let view = View { clock: &agent.clock, who, async_proxy: agent.async_proxy };
         self.record(cta, offset..offset + len, mode, access, &view)
     }
 
@@ -370,14 +330,7 @@ impl Detector {
             cell.flags |= SPLIT;
             let stop = end.min((word + 1) * 4);
             while at < stop {
-                check(
-                    &mut bytes[(at % 4) as usize],
-                    access,
-                    mode,
-                    view,
-                    &mut self.more,
-                    &mut self.free,
-                )?;
+                check(&mut bytes[(at % 4) as usize], access, mode, view, &mut self.more, &mut self.free)?;
                 at += 1;
             }
         }
@@ -397,11 +350,7 @@ impl View<'_> {
         let mut missing = 0u32;
         let mut unfenced = 0u32;
         let (seen, proxied) = (&self.clock.seen, &self.clock.proxied);
-        let own = if earlier.base == self.who.base {
-            self.who.mask
-        } else {
-            0
-        };
+        let own = if earlier.base == self.who.base { self.who.mask } else { 0 };
         for lane in lanes(earlier.mask) {
             let at = earlier.base as usize + lane;
             let mine = own >> lane & 1 == 1;
@@ -409,16 +358,8 @@ impl View<'_> {
             unfenced |= u32::from(!mine && proxied[at] < earlier.time) << lane;
         }
         let report = |mask, only_proxy| {
-            let accessor = Accessor {
-                base: earlier.base,
-                mask,
-            };
-            Some(Conflict {
-                wrote,
-                accessor,
-                pc: earlier.pc,
-                only_proxy,
-            })
+            let accessor = Accessor { base: earlier.base, mask };
+            Some(Conflict { wrote, accessor, pc: earlier.pc, only_proxy })
         };
         if missing != 0 {
             report(missing, false)
@@ -516,10 +457,7 @@ mod tests {
     use super::*;
 
     fn lane(warp: u32, lane: u32) -> Accessor {
-        Accessor {
-            base: warp * 32,
-            mask: 1 << lane,
-        }
+        Accessor { base: warp * 32, mask: 1 << lane }
     }
 
     #[test]

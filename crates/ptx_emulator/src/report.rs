@@ -24,10 +24,8 @@ impl Class {
     /// How many classes there are.
     pub const COUNT: usize = 11;
     /// Names in the order of the variants.
-    pub const NAMES: [&str; Class::COUNT] = [
-        "integer", "float", "convert", "move", "memory", "control", "warp", "barrier", "async",
-        "matrix", "other",
-    ];
+    pub const NAMES: [&str; Class::COUNT] =
+        ["integer", "float", "convert", "move", "memory", "control", "warp", "barrier", "async", "matrix", "other"];
 }
 
 /// Counters of one role: a warp index, summed over all CTAs.
@@ -131,11 +129,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let t = &self.total;
         writeln!(f, "kernel `{}`: {} CTAs, no fault", self.kernel, self.ctas)?;
-        writeln!(
-            f,
-            "instructions: {} warp, {} thread",
-            t.warp_instructions, t.thread_instructions
-        )?;
+        writeln!(f, "instructions: {} warp, {} thread", t.warp_instructions, t.thread_instructions)?;
         for (name, n) in Class::NAMES.iter().zip(t.by_class).filter(|(_, n)| *n > 0) {
             writeln!(f, "  {name}: {n}")?;
         }
@@ -154,10 +148,7 @@ impl fmt::Display for Report {
             ("shared bank conflicts", t.bank_conflicts),
             ("barrier waits", t.barrier_waits),
             ("matrix multiply-adds", t.matrix_multiply_adds),
-            (
-                "peak tensor-memory columns",
-                u64::from(self.peak_tmem_columns),
-            ),
+            ("peak tensor-memory columns", u64::from(self.peak_tmem_columns)),
         ];
         for (name, n) in rows.iter().filter(|(_, n)| *n > 0) {
             writeln!(f, "{name}: {n}")?;

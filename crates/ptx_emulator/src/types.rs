@@ -92,11 +92,8 @@ impl Type {
         match self {
             Pred => 1,
             B8 | U8 | S8 | E2M1x2 => 8,
-            B16 | U16 | S16 | F16 | BF16 | E4M3x2 | E5M2x2 | E2M3x2 | E3M2x2 | UE8M0x2 | E2M1x4 => {
-                16
-            }
-            B32 | U32 | S32 | F32 | TF32 | F16x2 | BF16x2 | U16x2 | S16x2 | E4M3x4 | E5M2x4
-            | E2M3x4 | E3M2x4 => 32,
+            B16 | U16 | S16 | F16 | BF16 | E4M3x2 | E5M2x2 | E2M3x2 | E3M2x2 | UE8M0x2 | E2M1x4 => 16,
+            B32 | U32 | S32 | F32 | TF32 | F16x2 | BF16x2 | U16x2 | S16x2 | E4M3x4 | E5M2x4 | E2M3x4 | E3M2x4 => 32,
             B64 | U64 | S64 | F64 | F32x2 => 64,
             B128 => 128,
         }
@@ -115,10 +112,7 @@ impl Type {
     /// Whether it is a scalar integer (signed, unsigned or plain bits).
     pub fn is_integer(self) -> bool {
         use Type::*;
-        matches!(
-            self,
-            B8 | B16 | B32 | B64 | U8 | U16 | U32 | U64 | S8 | S16 | S32 | S64
-        )
+        matches!(self, B8 | B16 | B32 | B64 | U8 | U16 | U32 | U64 | S8 | S16 | S32 | S64)
     }
 }
 

@@ -9,16 +9,11 @@ use crate::parser::ast::{Instruction, Operand};
 use crate::types::Type;
 
 fn ty(i: &Instruction) -> Result<Type, LowerError> {
-    i.ty()
-        .ok_or_else(|| LowerError::invalid("the type is missing"))
+    i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))
 }
 
 /// Destination and `N` sources of the instruction's type.
-fn operands<const N: usize>(
-    l: &mut Lower<'_>,
-    i: &Instruction,
-    ty: Type,
-) -> Result<(Dst, [Src; N]), LowerError> {
+fn operands<const N: usize>(l: &mut Lower<'_>, i: &Instruction, ty: Type) -> Result<(Dst, [Src; N]), LowerError> {
     let d = l.dst(i, 0)?;
     let mut sources = [Src::Constant(0); N];
     for (n, s) in sources.iter_mut().enumerate() {
@@ -29,9 +24,7 @@ fn operands<const N: usize>(
 
 /// Applies a 16-bit operation to both halves.
 fn halves(f: impl Fn(u16, u16) -> u16) -> impl Fn(u32, u32) -> u32 {
-    move |a, b| {
-        u32::from(f(a as u16, b as u16)) | u32::from(f((a >> 16) as u16, (b >> 16) as u16)) << 16
-    }
+    move |a, b| u32::from(f(a as u16, b as u16)) | u32::from(f((a >> 16) as u16, (b >> 16) as u16)) << 16
 }
 
 pub fn add(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
@@ -60,11 +53,7 @@ fn product(ty: Type, a: u64, b: u64) -> i128 {
     let bits = ty.bits();
     let widen = |x: u64| {
         let x = x & (u64::MAX >> (64 - bits));
-        if ty.is_signed() {
-            i128::from((x << (64 - bits)) as i64 >> (64 - bits))
-        } else {
-            i128::from(x)
-        }
+        if ty.is_signed() { i128::from((x << (64 - bits)) as i64 >> (64 - bits)) } else { i128::from(x) }
     };
     widen(a).wrapping_mul(widen(b))
 }
@@ -108,9 +97,7 @@ pub fn mad(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         }));
     }
     if ty.bits() == 32 && i.has("lo") {
-        return Ok(map3(d, [a, b, c], |a: u32, b: u32, c: u32| {
-            a.wrapping_mul(b).wrapping_add(c)
-        }));
+        return Ok(map3(d, [a, b, c], |a: u32, b: u32, c: u32| a.wrapping_mul(b).wrapping_add(c)));
     }
     let part = part(i, ty);
     let bits = if wide { ty.bits() * 2 } else { ty.bits() };
@@ -133,27 +120,15 @@ fn wider(ty: Type) -> Type {
 pub fn mad24(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let ty = ty(i)?;
     let (d, [a, b]) = operands(l, i, ty)?;
-    let c = if i.opcode == "mad24" {
-        l.src(i, 3, ty)?
-    } else {
-        Src::Constant(0)
-    };
+    let c = if i.opcode == "mad24" { l.src(i, 3, ty)? } else { Src::Constant(0) };
     let (hi, sat, signed) = (i.has("hi"), i.has("sat"), ty.is_signed());
     Ok(map3(d, [a, b, c], move |a: u32, b: u32, c: u32| {
         let low = |x: u32| {
-            if signed {
-                i64::from((x << 8) as i32 >> 8)
-            } else {
-                i64::from(x & 0xff_ffff)
-            }
+            if signed { i64::from((x << 8) as i32 >> 8) } else { i64::from(x & 0xff_ffff) }
         };
         let p = low(a) * low(b);
         let p = if hi { (p >> 16) as u32 } else { p as u32 };
-        if sat {
-            (p as i32).saturating_add(c as i32) as u32
-        } else {
-            p.wrapping_add(c)
-        }
+        if sat { (p as i32).saturating_add(c as i32) as u32 } else { p.wrapping_add(c) }
     }))
 }
 
@@ -206,11 +181,7 @@ fn extremum(l: &mut Lower<'_>, i: &Instruction, min: bool) -> Lowered {
     if i.has("relu") {
         let clamp = move |a: i32, b: i32| if min { a.min(b) } else { a.max(b) }.max(0);
         let clamp16 = move |a: u16, b: u16| clamp(i32::from(a as i16), i32::from(b as i16)) as u16;
-        return Ok(if ty == Type::S16x2 {
-            map2(d, s, halves(clamp16))
-        } else {
-            map2(d, s, clamp)
-        });
+        return Ok(if ty == Type::S16x2 { map2(d, s, halves(clamp16)) } else { map2(d, s, clamp) });
     }
     Ok(match (ty, min) {
         (Type::U16x2, true) => map2(d, s, halves(u16::min)),
@@ -231,21 +202,13 @@ pub fn popc(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 pub fn clz(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let ty = ty(i)?;
     let (d, [a]) = operands(l, i, ty)?;
-    Ok(if ty.bits() == 32 {
-        map1(d, a, u32::leading_zeros)
-    } else {
-        map1(d, a, u64::leading_zeros)
-    })
+    Ok(if ty.bits() == 32 { map1(d, a, u32::leading_zeros) } else { map1(d, a, u64::leading_zeros) })
 }
 
 pub fn brev(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let ty = ty(i)?;
     let (d, [a]) = operands(l, i, ty)?;
-    Ok(if ty.bits() == 32 {
-        map1(d, a, u32::reverse_bits)
-    } else {
-        map1(d, a, u64::reverse_bits)
-    })
+    Ok(if ty.bits() == 32 { map1(d, a, u32::reverse_bits) } else { map1(d, a, u64::reverse_bits) })
 }
 
 /// The most significant bit that is not a sign bit; all ones if there is none.
@@ -255,11 +218,7 @@ pub fn bfind(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let (bits, signed, shift) = (ty.bits(), ty.is_signed(), i.has("shiftamt"));
     Ok(map1(d, a, move |a: u64| {
         let negative = signed && a >> (bits - 1) & 1 == 1;
-        let a = if negative {
-            !a & (u64::MAX >> (64 - bits))
-        } else {
-            a
-        };
+        let a = if negative { !a & (u64::MAX >> (64 - bits)) } else { a };
         match a.checked_ilog2() {
             None => u32::MAX,
             Some(top) if shift => bits - 1 - top,
@@ -276,11 +235,7 @@ pub fn fns(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             return u32::MAX;
         }
         if offset == 0 {
-            return if mask >> base & 1 == 1 {
-                base
-            } else {
-                u32::MAX
-            };
+            return if mask >> base & 1 == 1 { base } else { u32::MAX };
         }
         let (mut at, mut left) = (base as i32, offset.unsigned_abs());
         while (0..32).contains(&at) {
@@ -299,11 +254,7 @@ pub fn fns(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 pub fn bfe(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let ty = ty(i)?;
     let d = l.dst(i, 0)?;
-    let s = [
-        l.src(i, 1, ty)?,
-        l.src(i, 2, Type::U32)?,
-        l.src(i, 3, Type::U32)?,
-    ];
+    let s = [l.src(i, 1, ty)?, l.src(i, 2, Type::U32)?, l.src(i, 3, Type::U32)?];
     let (bits, signed) = (ty.bits(), ty.is_signed());
     Ok(map3(d, s, move |a: u64, pos: u64, len: u64| {
         let (pos, len) = (pos as u32 & 0xff, len as u32 & 0xff);
@@ -314,11 +265,7 @@ pub fn bfe(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         let sign = signed && len > 0 && a >> sign_at & 1 == 1;
         let field = a.checked_shr(pos).unwrap_or(0);
         let have = len.min(bits.saturating_sub(pos));
-        let mask = if have == 0 {
-            0
-        } else {
-            u64::MAX >> (64 - have)
-        };
+        let mask = if have == 0 { 0 } else { u64::MAX >> (64 - have) };
         (field & mask | if sign { !mask } else { 0 }) & width
     }))
 }
@@ -334,11 +281,7 @@ pub fn bfi(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         let mut out = [0; 32];
         for n in 0..32 {
             let (pos, len) = (pos[n] as u32 & 0xff, len[n] as u32 & 0xff);
-            let ones = if len == 0 {
-                0
-            } else {
-                u64::MAX >> (64 - len.min(64))
-            };
+            let ones = if len == 0 { 0 } else { u64::MAX >> (64 - len.min(64)) };
             let field = ones.checked_shl(pos).unwrap_or(0) & width;
             out[n] = b[n] & !field | a[n].checked_shl(pos).unwrap_or(0) & field;
         }
@@ -385,40 +328,24 @@ pub fn dot(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let byte = |signed: bool| {
         move |x: u32, n: u32| {
             let b = (x >> (8 * n)) as u8;
-            if signed {
-                i32::from(b as i8)
-            } else {
-                i32::from(b)
-            }
+            if signed { i32::from(b as i8) } else { i32::from(b) }
         }
     };
     let half = |signed: bool| {
         move |x: u32, n: u32| {
             let h = (x >> (16 * n)) as u16;
-            if signed {
-                i32::from(h as i16)
-            } else {
-                i32::from(h)
-            }
+            if signed { i32::from(h as i16) } else { i32::from(h) }
         }
     };
-    let (b8, a8, a16) = (
-        byte(tb.is_signed()),
-        byte(ta.is_signed()),
-        half(ta.is_signed()),
-    );
+    let (b8, a8, a16) = (byte(tb.is_signed()), byte(ta.is_signed()), half(ta.is_signed()));
     if i.opcode == "dp4a" {
         return Ok(map3(d, s, move |a: u32, b: u32, c: u32| {
-            (0..4).fold(c, |sum, n| {
-                sum.wrapping_add(a8(a, n).wrapping_mul(b8(b, n)) as u32)
-            })
+            (0..4).fold(c, |sum, n| sum.wrapping_add(a8(a, n).wrapping_mul(b8(b, n)) as u32))
         }));
     }
     let first = if i.has("hi") { 2 } else { 0 };
     Ok(map3(d, s, move |a: u32, b: u32, c: u32| {
-        (0..2).fold(c, |sum, n| {
-            sum.wrapping_add(a16(a, n).wrapping_mul(b8(b, first + n)) as u32)
-        })
+        (0..2).fold(c, |sum, n| sum.wrapping_add(a16(a, n).wrapping_mul(b8(b, first + n)) as u32))
     }))
 }
 
@@ -428,11 +355,7 @@ pub fn carry(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let bits = ty.bits();
     let ones = u64::MAX >> (64 - bits);
     let (d, [a, b]) = operands(l, i, ty)?;
-    let c = if i.opcode.starts_with("mad") {
-        Some(l.src(i, 3, ty)?)
-    } else {
-        None
-    };
+    let c = if i.opcode.starts_with("mad") { Some(l.src(i, 3, ty)?) } else { None };
     let (read, write) = (i.opcode.ends_with('c'), i.has("cc"));
     let flag = l.carry_flag();
     let subtract = i.opcode.starts_with("sub");
@@ -450,11 +373,7 @@ pub fn carry(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         for n in 0..32 {
             let (x, y) = (u128::from(a[n] & ones), u128::from(b[n] & ones));
             let c = u128::from(old >> n & 1);
-            let sum = if subtract {
-                x.wrapping_sub(y).wrapping_sub(c)
-            } else {
-                x + y + c
-            };
+            let sum = if subtract { x.wrapping_sub(y).wrapping_sub(c) } else { x + y + c };
             out[n] = sum as u64 & ones;
             carries |= ((sum >> bits & 1) as u32) << n;
         }
@@ -536,11 +455,7 @@ pub fn shf(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     Ok(map3(d, s, move |a: u32, b: u32, c: u32| {
         let n = if wrap { c & 31 } else { c.min(32) };
         let both = u64::from(b) << 32 | u64::from(a);
-        if left {
-            (both << n >> 32) as u32
-        } else {
-            (both >> n) as u32
-        }
+        if left { (both << n >> 32) as u32 } else { (both >> n) as u32 }
     }))
 }
 
@@ -551,26 +466,15 @@ pub fn lop3(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         (Operand::Pair(d, p), Some(_)) => (l.dst_operand(d)?, Some(l.predicate_dst_operand(p)?)),
         (d, None) => (l.dst_operand(d)?, None),
         _ => {
-            return Err(LowerError::invalid(
-                "`.and`/`.or` goes with a destination `d|p`",
-            ));
+            return Err(LowerError::invalid("`.and`/`.or` goes with a destination `d|p`"));
         }
     };
-    let s = [
-        l.src(i, 1, Type::B32)?,
-        l.src(i, 2, Type::B32)?,
-        l.src(i, 3, Type::B32)?,
-    ];
+    let s = [l.src(i, 1, Type::B32)?, l.src(i, 2, Type::B32)?, l.src(i, 3, Type::B32)?];
     let Src::Constant(table) = l.src(i, 4, Type::B32)? else {
         return Err(LowerError::invalid("the truth table of lop3 is a constant"));
     };
-    let q = if p.is_some() {
-        Some(l.predicate(i, 5)?)
-    } else {
-        None
-    };
-    let minterms: [u32; 8] =
-        std::array::from_fn(|n| if table >> n & 1 == 1 { u32::MAX } else { 0 });
+    let q = if p.is_some() { Some(l.predicate(i, 5)?) } else { None };
+    let minterms: [u32; 8] = std::array::from_fn(|n| if table >> n & 1 == 1 { u32::MAX } else { 0 });
     let f = move |a: u32, b: u32, c: u32| {
         (0..8).fold(0, |r, n: u32| {
             let pick = |x: u32, bit: u32| if n >> bit & 1 == 1 { x } else { !x };
@@ -623,9 +527,7 @@ pub fn prmt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             }));
         }
     };
-    Ok(map3(d, s, move |a: u32, b: u32, c: u32| {
-        pack(&|n| byte(a, b, mode(c & 3, n)))
-    }))
+    Ok(map3(d, s, move |a: u32, b: u32, c: u32| pack(&|n| byte(a, b, mode(c & 3, n)))))
 }
 
 /// `mov`: registers, constants, addresses; packs and unpacks vectors.
@@ -650,10 +552,7 @@ pub fn mov(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 return Err(LowerError::invalid("vectors of different length"));
             }
             let each = Type::parse(&format!("b{}", ty.bits() / parts.len() as u32)).unwrap_or(ty);
-            let moves = parts
-                .iter()
-                .zip(sources)
-                .map(|(d, s)| Ok((l.dst_operand(d)?, l.src_operand(s, each)?)));
+            let moves = parts.iter().zip(sources).map(|(d, s)| Ok((l.dst_operand(d)?, l.src_operand(s, each)?)));
             let moves: Vec<(Dst, Src)> = moves.collect::<Result<_, LowerError>>()?;
             Ok(Box::new(move |w, _, mask| {
                 let rows: Vec<_> = moves.iter().map(|(_, s)| w.get(*s)).collect();
@@ -666,16 +565,12 @@ pub fn mov(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         (Operand::Vector(parts), _) => {
             let words = l.words(from, ty)?;
             let bits = ty.bits() / parts.len().max(1) as u32;
-            let out = parts
-                .iter()
-                .map(|p| l.dst_operand(p))
-                .collect::<Result<Vec<_>, _>>()?;
+            let out = parts.iter().map(|p| l.dst_operand(p)).collect::<Result<Vec<_>, _>>()?;
             Ok(Box::new(move |w, _, mask| {
                 let rows: Vec<_> = words.iter().map(|s| w.get(*s)).collect();
                 for (n, d) in out.iter().enumerate() {
                     let at = n as u32 * bits;
-                    let row = rows[(at / 64) as usize]
-                        .map(|v| v >> (at % 64) & (u64::MAX >> (64 - bits)));
+                    let row = rows[(at / 64) as usize].map(|v| v >> (at % 64) & (u64::MAX >> (64 - bits)));
                     d.write(w, mask, &row);
                 }
                 Ok(Flow::Next)
@@ -690,10 +585,7 @@ pub fn mov(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 64 => Type::B64,
                 _ => return Err(LowerError::invalid("the parts do not fill the destination")),
             };
-            let sources = parts
-                .iter()
-                .map(|p| l.src_operand(p, element))
-                .collect::<Result<Vec<_>, _>>()?;
+            let sources = parts.iter().map(|p| l.src_operand(p, element)).collect::<Result<Vec<_>, _>>()?;
             let out = l.dst_words(to, ty)?;
             Ok(Box::new(move |w, _, mask| {
                 let mut rows = [[0u64; 32]; 2];

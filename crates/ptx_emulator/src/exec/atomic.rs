@@ -20,25 +20,14 @@ fn signed(ty: Type, x: u64) -> i64 {
 
 fn minmax(ty: Type, a: u64, b: u64, min: bool) -> u64 {
     if let Some((format, count)) = super::float::format(ty) {
-        let (width, which) = (
-            format.width(),
-            if min {
-                number::Extremum::Min
-            } else {
-                number::Extremum::Max
-            },
-        );
+        let (width, which) = (format.width(), if min { number::Extremum::Min } else { number::Extremum::Max });
         let ones = (1u64 << width) - 1;
         return (0..count).fold(0, |r, n| {
             let at = n * width;
             r | number::extremum(format, which, a >> at & ones, b >> at & ones, false) << at
         });
     }
-    let less = if ty.is_signed() {
-        signed(ty, a) < signed(ty, b)
-    } else {
-        a < b
-    };
+    let less = if ty.is_signed() { signed(ty, a) < signed(ty, b) } else { a < b };
     if less == min { a } else { b }
 }
 
@@ -53,10 +42,7 @@ fn add(ty: Type, a: u64, b: u64) -> u64 {
     let ones = (1u64 << width) - 1;
     (0..count).fold(0, |r, n| {
         let at = n * width;
-        let (x, y) = (
-            number::decode(format, a >> at & ones),
-            number::decode(format, b >> at & ones),
-        );
+        let (x, y) = (number::decode(format, a >> at & ones), number::decode(format, b >> at & ones));
         r | rounder.round(format, number::add(x, y, Rounding::NearestEven)) << at
     })
 }
@@ -79,15 +65,9 @@ fn update(op: &str) -> Option<Update> {
 
 /// `atom` and `red`, scalar or vector.
 pub fn atom(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i
-        .ty()
-        .ok_or_else(|| LowerError::invalid("the type is missing"))?;
-    let op = i.one_of(&[
-        "and", "or", "xor", "exch", "cas", "add", "inc", "dec", "min", "max",
-    ]);
-    let update = op
-        .and_then(update)
-        .ok_or_else(|| LowerError::invalid("the operation is missing"))?;
+    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
+    let op = i.one_of(&["and", "or", "xor", "exch", "cas", "add", "inc", "dec", "min", "max"]);
+    let update = op.and_then(update).ok_or_else(|| LowerError::invalid("the operation is missing"))?;
     let returns = i.opcode == "atom";
     let first = usize::from(returns);
     let address = l.address(i, first)?;
@@ -96,11 +76,7 @@ pub fn atom(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         l.communicates();
     }
     let words = |l: &mut Lower<'_>, operand: &Operand| match operand {
-        Operand::Vector(parts) => Ok(parts
-            .iter()
-            .map(|p| l.words(p, ty))
-            .collect::<Result<Vec<_>, _>>()?
-            .concat()),
+        Operand::Vector(parts) => Ok(parts.iter().map(|p| l.words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat()),
         single => l.words(single, ty),
     };
     let missing = || LowerError::invalid("an operand is missing");
@@ -112,21 +88,16 @@ pub fn atom(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     };
     let out = match (returns, &i.operands[0]) {
         (false, _) => Vec::new(),
-        (true, Operand::Vector(parts)) => parts
-            .iter()
-            .map(|p| l.dst_words(p, ty))
-            .collect::<Result<Vec<_>, _>>()?
-            .concat(),
+        (true, Operand::Vector(parts)) => {
+            parts.iter().map(|p| l.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat()
+        }
         (true, single) => l.dst_words(single, ty)?,
     };
     let wide = ty == Type::B128;
     let piece = ty.bytes().min(8) as usize;
     let ones = u64::MAX >> (64 - piece * 8);
     let total = piece * b.len();
-    let (acquire, release) = (
-        i.has("acquire") || i.has("acq_rel"),
-        i.has("release") || i.has("acq_rel"),
-    );
+    let (acquire, release) = (i.has("acquire") || i.has("acq_rel"), i.has("release") || i.has("acq_rel"));
     let compare = op == Some("cas");
     Ok(Box::new(move |w, m, mask| {
         let base = w.get(address.base);
@@ -135,11 +106,7 @@ pub fn atom(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let only = 1 << lane;
             m.observe(w, only, &addresses, space, acquire);
             m.publish(w, only, &addresses, space, release);
-            let at = Lane {
-                lane: lane as u32,
-                address: addresses[lane],
-                space,
-            };
+            let at = Lane { lane: lane as u32, address: addresses[lane], space };
             let mut buffer = [0u8; 64];
             m.load(w, at, Mode::StrongRead, &mut buffer[..total])?;
             let mut old = [0u64; 8];
@@ -152,11 +119,7 @@ pub fn atom(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let equal = !wide || !compare || (0..2).all(|n| old[n] == w.lane(b[n], lane));
             for n in 0..b.len() {
                 let (x, y) = (w.lane(b[n], lane) & ones, w.lane(c[n], lane) & ones);
-                let new = if equal {
-                    update(ty, old[n], x, y) & ones
-                } else {
-                    old[n]
-                };
+                let new = if equal { update(ty, old[n], x, y) & ones } else { old[n] };
                 buffer[n * piece..(n + 1) * piece].copy_from_slice(&new.to_le_bytes()[..piece]);
             }
             m.store(w, at, Mode::Atomic, &buffer[..total])?;

@@ -43,10 +43,7 @@ pub fn bar(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let rest = i.operands.len() - first - 1;
     let (count, vote) = match (reduce, rest) {
         (Some(_), 1) => (None, Some(l.predicate(i, first + 1)?)),
-        (Some(_), 2) => (
-            Some(l.src(i, first + 1, Type::U32)?),
-            Some(l.predicate(i, first + 2)?),
-        ),
+        (Some(_), 2) => (Some(l.src(i, first + 1, Type::U32)?), Some(l.predicate(i, first + 2)?)),
         (None, 0) if !arrive => (None, None),
         (None, 1) => (Some(l.src(i, first + 1, Type::U32)?), None),
         _ => return Err(LowerError::invalid("wrong number of operands")),
@@ -78,21 +75,15 @@ pub fn bar(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             return Ok(Flow::Next);
         }
         let number = w.lane(id, lane) as u32;
-        let invalid =
-            |text: String| Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
+        let invalid = |text: String| Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
         if number >= COUNT {
-            return invalid(format!(
-                "barrier {number}: a CTA has barriers 0 to {}",
-                COUNT - 1
-            ));
+            return invalid(format!("barrier {number}: a CTA has barriers 0 to {}", COUNT - 1));
         }
         let expected = match count {
             Some(c) => {
                 let n = w.lane(c, lane) as u32;
                 if n == 0 || !n.is_multiple_of(32) {
-                    return invalid(format!(
-                        "{n} threads at barrier {number}: the count is a multiple of 32"
-                    ));
+                    return invalid(format!("{n} threads at barrier {number}: the count is a multiple of 32"));
                 }
                 n
             }
@@ -114,15 +105,11 @@ pub fn bar(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 barrier.expected
             );
             let first = barrier.first_pc;
-            return Err(Stop::new(FaultKind::BarrierDivergence, text)
-                .other("the first arrival", Some(first)));
+            return Err(Stop::new(FaultKind::BarrierDivergence, text).other("the first arrival", Some(first)));
         }
         barrier.arrived += arriving;
         if barrier.arrived > barrier.expected {
-            let text = format!(
-                "{} threads arrive at barrier {number} for {expected}",
-                barrier.arrived
-            );
+            let text = format!("{} threads arrive at barrier {number} for {expected}", barrier.arrived);
             return Err(Stop::new(FaultKind::BarrierDivergence, text));
         }
         barrier.votes = (barrier.votes.0 + votes, barrier.votes.1 + threads);
@@ -141,10 +128,6 @@ pub fn bar(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             return Ok(Flow::Next);
         }
         m.roles[w.role as usize].barrier_waits += 1;
-        Ok(Flow::Wait(WaitFor::Barrier {
-            cta: w.cta,
-            id: number,
-            generation,
-        }))
+        Ok(Flow::Wait(WaitFor::Barrier { cta: w.cta, id: number, generation }))
     }))
 }

@@ -10,8 +10,7 @@ use crate::parser::ast::{Instruction, Operand};
 use crate::types::Type;
 
 const OPERATORS: [&str; 18] = [
-    "eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs", "equ", "neu", "ltu", "leu", "gtu",
-    "geu", "num", "nan",
+    "eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan",
 ];
 
 /// The lanes in which a comparison holds.
@@ -64,14 +63,7 @@ fn float(op: &str, read: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Option<
 /// How a register of a floating-point type reads as f64.
 pub fn reader(ty: Type, ftz: bool) -> Option<fn(u64) -> f64> {
     fn half(format: &Format, bits: u64, ftz: bool) -> f64 {
-        number::decode(
-            format,
-            if ftz {
-                format.flush(bits & 0xffff)
-            } else {
-                bits & 0xffff
-            },
-        )
+        number::decode(format, if ftz { format.flush(bits & 0xffff) } else { bits & 0xffff })
     }
     Some(match (ty, ftz) {
         (Type::F64, _) => f64::from_bits,
@@ -100,9 +92,7 @@ fn compare(i: &Instruction, ty: Type) -> Result<Compare, LowerError> {
 }
 
 pub fn setp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i
-        .ty()
-        .ok_or_else(|| LowerError::invalid("the type is missing"))?;
+    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
     let boolean = i.one_of(&["and", "or", "xor"]);
     let packed = match ty {
         Type::F16x2 => Some(Type::F16),
@@ -111,18 +101,11 @@ pub fn setp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     };
     let compare = compare(i, packed.unwrap_or(ty))?;
     let (p, q) = match &i.operands[0] {
-        Operand::Pair(p, q) => (
-            l.predicate_dst_operand(p)?,
-            Some(l.predicate_dst_operand(q)?),
-        ),
+        Operand::Pair(p, q) => (l.predicate_dst_operand(p)?, Some(l.predicate_dst_operand(q)?)),
         p => (l.predicate_dst_operand(p)?, None),
     };
     let (a, b) = (l.src(i, 1, ty)?, l.src(i, 2, ty)?);
-    let c = if boolean.is_some() {
-        Some(l.predicate(i, 3)?)
-    } else {
-        None
-    };
+    let c = if boolean.is_some() { Some(l.predicate(i, 3)?) } else { None };
     let combine: fn(u32, u32) -> u32 = match boolean {
         Some("or") => |t, c| t | c,
         Some("xor") => |t, c| t ^ c,
@@ -136,11 +119,7 @@ pub fn setp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         p.write(w, mask, combine(t, c));
         if let Some(q) = q {
             // Packed types compare their halves one by one; others give the complement.
-            let t = if packed.is_some() {
-                compare(&a.map(|v| v >> 16), &b.map(|v| v >> 16))
-            } else {
-                !t
-            };
+            let t = if packed.is_some() { compare(&a.map(|v| v >> 16), &b.map(|v| v >> 16)) } else { !t };
             q.write(w, mask, combine(t, c));
         }
         Ok(Flow::Next)
@@ -161,11 +140,7 @@ pub fn set(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let compare = compare(i, packed.unwrap_or(ty))?;
     let d = l.dst(i, 0)?;
     let (a, b) = (l.src(i, 1, ty)?, l.src(i, 2, ty)?);
-    let c = if boolean.is_some() {
-        Some(l.predicate(i, 3)?)
-    } else {
-        None
-    };
+    let c = if boolean.is_some() { Some(l.predicate(i, 3)?) } else { None };
     let (yes, yes_high): (u64, u64) = match to {
         Type::F32 => (0x3f80_0000, 0),
         Type::F16 => (0x3c00, 0),
@@ -191,23 +166,15 @@ pub fn set(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             }
         };
         let low = combine(compare(&a, &b));
-        let high = if yes_high != 0 {
-            combine(compare(&a.map(|v| v >> 16), &b.map(|v| v >> 16)))
-        } else {
-            0
-        };
-        let out = std::array::from_fn(|n| {
-            (yes * u64::from(low >> n & 1)) | (yes_high * u64::from(high >> n & 1))
-        });
+        let high = if yes_high != 0 { combine(compare(&a.map(|v| v >> 16), &b.map(|v| v >> 16))) } else { 0 };
+        let out = std::array::from_fn(|n| (yes * u64::from(low >> n & 1)) | (yes_high * u64::from(high >> n & 1)));
         d.write(w, mask, &out);
         Ok(Flow::Next)
     }))
 }
 
 pub fn selp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i
-        .ty()
-        .ok_or_else(|| LowerError::invalid("the type is missing"))?;
+    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
     let d = l.dst(i, 0)?;
     let (a, b) = (l.src(i, 1, ty)?, l.src(i, 2, ty)?);
     let c = l.predicate(i, 3)?;
@@ -234,11 +201,7 @@ pub fn slct(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let ftz = i.has("ftz");
     Ok(match by {
         Type::F32 => map3(d, s, move |a: u64, b: u64, c: f32| {
-            let c = if ftz {
-                crate::hw::approx::flush_f32(c)
-            } else {
-                c
-            };
+            let c = if ftz { crate::hw::approx::flush_f32(c) } else { c };
             if c >= 0.0 { a } else { b }
         }),
         _ => map3(d, s, |a: u64, b: u64, c: i32| if c >= 0 { a } else { b }),
@@ -250,14 +213,7 @@ pub fn testp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let double = i.has("f64");
     let p = l.predicate_dst(i, 0)?;
     let a: Src = l.src(i, 1, if double { Type::F64 } else { Type::F32 })?;
-    let test: fn(f64) -> bool = match i.one_of(&[
-        "finite",
-        "infinite",
-        "number",
-        "notanumber",
-        "normal",
-        "subnormal",
-    ]) {
+    let test: fn(f64) -> bool = match i.one_of(&["finite", "infinite", "number", "notanumber", "normal", "subnormal"]) {
         Some("finite") => |x| x.is_finite(),
         Some("infinite") => |x| x.is_infinite(),
         Some("number") => |x| !x.is_nan(),

@@ -4,9 +4,7 @@
 use super::compare::reader;
 use super::float::{format, rounding};
 use super::{Flow, Lowered, alu, map1, map2, map3};
-use crate::hw::number::{
-    self, E2M1, E2M3, E3M2, E4M3, E5M2, F64, Format, IntType, Rounder, Rounding, TF32,
-};
+use crate::hw::number::{self, E2M1, E2M3, E3M2, E4M3, E5M2, F64, Format, IntType, Rounder, Rounding, TF32};
 use crate::lower::{Lower, LowerError};
 use crate::machine::memory::{self, window};
 use crate::parser::ast::Instruction;
@@ -27,20 +25,13 @@ fn packed(ty: Type) -> Option<(&'static Format, u32)> {
 }
 
 fn int_type(ty: Type) -> Option<IntType> {
-    ty.is_integer().then(|| IntType {
-        bits: ty.bits(),
-        signed: ty.is_signed(),
-    })
+    ty.is_integer().then(|| IntType { bits: ty.bits(), signed: ty.is_signed() })
 }
 
 /// Sign- or zero-extends the low bits of a register by a type.
 pub fn extend(ty: Type, bits: u64) -> i128 {
     let shift = 64 - ty.bits();
-    if ty.is_signed() {
-        i128::from((bits << shift) as i64 >> shift)
-    } else {
-        i128::from(bits << shift >> shift)
-    }
+    if ty.is_signed() { i128::from((bits << shift) as i64 >> shift) } else { i128::from(bits << shift >> shift) }
 }
 
 pub fn cvt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
@@ -93,8 +84,7 @@ pub fn cvt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             return Ok(map1(d, a, move |x: u64| {
                 let one = |n: u32| {
                     let element = x >> (n * width) & ones & ((1 << source.width()) - 1);
-                    (rounder.round(format, number::decode(source, element)) & field_mask)
-                        << (n * field)
+                    (rounder.round(format, number::decode(source, element)) & field_mask) << (n * field)
                 };
                 one(0) | one(1)
             }));
@@ -102,29 +92,19 @@ pub fn cvt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         // From two (or four, in a vector) f32: the first operand goes to the upper half.
         if from == Type::F32 {
             let narrow = move |x: f32| {
-                let x = if ftz {
-                    crate::hw::approx::flush_f32(x)
-                } else {
-                    x
-                };
+                let x = if ftz { crate::hw::approx::flush_f32(x) } else { x };
                 rounder.round(format, x.into()) & field_mask
             };
             if i.operands.len() == 3 {
                 let (a, b) = (l.src(i, 1, from)?, l.src(i, 2, from)?);
-                return Ok(map2(d, [a, b], move |a: f32, b: f32| {
-                    narrow(a) << field | narrow(b)
-                }));
+                return Ok(map2(d, [a, b], move |a: f32, b: f32| narrow(a) << field | narrow(b)));
             }
         }
-        return Err(LowerError::unsupported(format!(
-            "cvt from {from:?} to {to:?}"
-        )));
+        return Err(LowerError::unsupported(format!("cvt from {from:?} to {to:?}")));
     }
     let a = l.src(i, 1, from)?;
     if to == Type::TF32 {
-        return Ok(map1(d, a, move |x: f32| {
-            number::tf32_to_register(rounder.round(&TF32, x.into()))
-        }));
+        return Ok(map1(d, a, move |x: f32| number::tf32_to_register(rounder.round(&TF32, x.into()))));
     }
     let mode = match i.one_of(&["rzi", "rmi", "rpi", "rni"]) {
         Some("rzi") => Some(Rounding::TowardZero),
@@ -141,46 +121,28 @@ pub fn cvt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let signed = to.is_signed();
             Ok(map1(d, a, move |x: u64| {
                 let value = extend(from, x) as u64 & ones;
-                if signed && width > to.bits() {
-                    extend(to, value) as u64
-                } else {
-                    value
-                }
+                if signed && width > to.bits() { extend(to, value) as u64 } else { value }
             }))
         }
         (Some(int), Some(_)) => {
             let ones = bits(to);
-            Ok(map1(d, a, move |x: u64| {
-                int.saturate(extend(from, x)) as u64 & ones
-            }))
+            Ok(map1(d, a, move |x: u64| int.saturate(extend(from, x)) as u64 & ones))
         }
         (Some(int), None) => {
-            let read = reader(from, ftz)
-                .ok_or_else(|| LowerError::unsupported(format!("cvt from {from:?}")))?;
-            let source = if from == Type::F64 {
-                &F64
-            } else {
-                format(from).map_or(&F64, |f| f.0)
-            };
+            let read = reader(from, ftz).ok_or_else(|| LowerError::unsupported(format!("cvt from {from:?}")))?;
+            let source = if from == Type::F64 { &F64 } else { format(from).map_or(&F64, |f| f.0) };
             let (mode, ones) = (mode.unwrap_or(Rounding::TowardZero), bits(to));
-            Ok(map1(d, a, move |x: u64| {
-                number::float_to_int(read(x), source, mode, int) as u64 & ones
-            }))
+            Ok(map1(d, a, move |x: u64| number::float_to_int(read(x), source, mode, int) as u64 & ones))
         }
         (None, Some(_)) => {
             let target = if to == Type::F64 { &F64 } else { single(to)? };
             Ok(map1(d, a, move |x: u64| {
                 let y = rounder.round_integer(target, extend(from, x));
-                if sat {
-                    rounder.round(target, number::saturate(number::decode(target, y)))
-                } else {
-                    y
-                }
+                if sat { rounder.round(target, number::saturate(number::decode(target, y))) } else { y }
             }))
         }
         (None, None) => {
-            let read = reader(from, ftz)
-                .ok_or_else(|| LowerError::unsupported(format!("cvt from {from:?}")))?;
+            let read = reader(from, ftz).ok_or_else(|| LowerError::unsupported(format!("cvt from {from:?}")))?;
             let target = if to == Type::F64 { &F64 } else { single(to)? };
             Ok(map1(d, a, move |x: u64| {
                 let y = read(x);
@@ -201,36 +163,22 @@ fn single(ty: Type) -> Result<&'static Format, LowerError> {
 
 pub fn pack(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let to = if i.has("u2") || i.has("s2") {
-        IntType {
-            bits: 2,
-            signed: i.has("s2"),
-        }
+        IntType { bits: 2, signed: i.has("s2") }
     } else if i.has("u4") || i.has("s4") {
-        IntType {
-            bits: 4,
-            signed: i.has("s4"),
-        }
+        IntType { bits: 4, signed: i.has("s4") }
     } else {
         let first = i.types().first().copied().and_then(int_type);
         first.ok_or_else(|| LowerError::invalid("the type is missing"))?
     };
     let d = l.dst(i, 0)?;
     let (a, b) = (l.src(i, 1, Type::S32)?, l.src(i, 2, Type::S32)?);
-    let c = if i.operands.len() > 3 {
-        l.src(i, 3, Type::B32)?
-    } else {
-        crate::machine::warp::Src::Constant(0)
-    };
-    Ok(map3(d, [a, b, c], move |a: i32, b: i32, c: u32| {
-        number::cvt_pack(to, a, b, c)
-    }))
+    let c = if i.operands.len() > 3 { l.src(i, 3, Type::B32)? } else { crate::machine::warp::Src::Constant(0) };
+    Ok(map3(d, [a, b, c], move |a: i32, b: i32, c: u32| number::cvt_pack(to, a, b, c)))
 }
 
 /// Between generic addresses and those of a window. Global and const addresses are generic already.
 pub fn cvta(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let space = i
-        .space()
-        .ok_or_else(|| LowerError::invalid("the state space is missing"))?;
+    let space = i.space().ok_or_else(|| LowerError::invalid("the state space is missing"))?;
     let (d, a) = (l.dst(i, 0)?, l.address_value(i, 1)?);
     let Some(base) = window(space) else {
         return Ok(alu::copy(d, a));
@@ -243,9 +191,7 @@ pub fn cvta(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 pub fn isspacep(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let space = i
-        .space()
-        .ok_or_else(|| LowerError::invalid("the state space is missing"))?;
+    let space = i.space().ok_or_else(|| LowerError::invalid("the state space is missing"))?;
     let p = l.predicate_dst(i, 0)?;
     let a = l.address_value(i, 1)?;
     Ok(Box::new(move |w, m, mask| {
@@ -255,10 +201,7 @@ pub fn isspacep(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let yes = match space {
                 Space::Shared => found == Space::Shared && m.rank_of(address) == w.cta,
                 Space::SharedCluster => found == Space::Shared,
-                Space::Const => m
-                    .global
-                    .nearest(address)
-                    .is_some_and(|(a, at)| a.constant && at < a.len()),
+                Space::Const => m.global.nearest(address).is_some_and(|(a, at)| a.constant && at < a.len()),
                 other => found == other,
             };
             value |= u32::from(yes) << n;

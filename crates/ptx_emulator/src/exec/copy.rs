@@ -54,11 +54,8 @@ pub fn cp_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 bytes = 0;
             }
             let address = from_base[lane].wrapping_add(from.offset as u64);
-            let target = Lane {
-                lane: lane as u32,
-                address: to_base[lane].wrapping_add(to.offset as u64),
-                space: Space::Shared,
-            };
+            let target =
+                Lane { lane: lane as u32, address: to_base[lane].wrapping_add(to.offset as u64), space: Space::Shared };
             let Spot::Shared { cta, offset } = m.resolve(w, target, size)? else {
                 continue;
             };
@@ -67,27 +64,15 @@ pub fn cp_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 return Err(Stop::new(FaultKind::Misaligned, text).lane(lane as u32));
             }
             if bytes > 0 && m.global.locate(address, bytes.into()).is_none() {
-                let text = format!(
-                    "{bytes} bytes at global address {address:#x}: {}",
-                    m.global.describe(address)
-                );
+                let text = format!("{bytes} bytes at global address {address:#x}: {}", m.global.describe(address));
                 return Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane as u32));
             }
             if let (Some(race), Some(agent)) = (&mut m.race, &agent)
-                && let Err(conflict) =
-                    race.agent_access(agent, cta, offset, size, Mode::Write, w.pc())
+                && let Err(conflict) = race.agent_access(agent, cta, offset, size, Mode::Write, w.pc())
             {
-                return Err(m
-                    .conflict(Mode::Write, conflict, offset, size)
-                    .lane(lane as u32));
+                return Err(m.conflict(Mode::Write, conflict, offset, size).lane(lane as u32));
             }
-            transfers.push(Transfer {
-                cta,
-                offset,
-                address,
-                bytes,
-                size,
-            });
+            transfers.push(Transfer { cta, offset, address, bytes, size });
         }
         let role = w.role as usize;
         let id = m.start(w, None, move |m| {

@@ -11,8 +11,7 @@ use crate::parser::ast::Instruction;
 use crate::types::Type;
 
 fn ty(i: &Instruction) -> Result<Type, LowerError> {
-    i.ty()
-        .ok_or_else(|| LowerError::invalid("the type is missing"))
+    i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))
 }
 
 /// The rounding mode among the modifiers; nearest-even by default.
@@ -40,11 +39,7 @@ pub fn format(ty: Type) -> Option<(&'static Format, u32)> {
 }
 
 fn canonical(x: f32) -> f32 {
-    if x.is_nan() {
-        f32::from_bits(F32_NAN)
-    } else {
-        x
-    }
+    if x.is_nan() { f32::from_bits(F32_NAN) } else { x }
 }
 
 /// An element-wise operation on one register's elements: reads in `f64`, and rounds the result.
@@ -55,8 +50,7 @@ fn elementwise<const N: usize>(
     s: [Src; N],
     op: impl Fn([f64; N], Rounding) -> f64 + Send + Sync + 'static,
 ) -> Lowered {
-    let (format, count) =
-        format(ty).ok_or_else(|| LowerError::unsupported(format!("type {ty:?}")))?;
+    let (format, count) = format(ty).ok_or_else(|| LowerError::unsupported(format!("type {ty:?}")))?;
     let (mode, ftz, sat) = (rounding(i), i.has("ftz"), i.has("sat"));
     let mut rounder = Rounder::new(mode);
     if i.has("relu") {
@@ -71,9 +65,7 @@ fn elementwise<const N: usize>(
         for lane in 0..32 {
             for element in 0..count {
                 let at = element * width;
-                let x = rows
-                    .each_ref()
-                    .map(|r| number::decode(format, flush(r[lane] >> at & ones)));
+                let x = rows.each_ref().map(|r| number::decode(format, flush(r[lane] >> at & ones)));
                 let y = op(x, mode);
                 let y = if sat { number::saturate(y) } else { y };
                 out[lane] |= flush(rounder.round(format, y)) << at;
@@ -84,11 +76,7 @@ fn elementwise<const N: usize>(
     }))
 }
 
-fn sources<const N: usize>(
-    l: &mut Lower<'_>,
-    i: &Instruction,
-    ty: Type,
-) -> Result<(Dst, [Src; N]), LowerError> {
+fn sources<const N: usize>(l: &mut Lower<'_>, i: &Instruction, ty: Type) -> Result<(Dst, [Src; N]), LowerError> {
     let d = l.dst(i, 0)?;
     let mut s = [Src::Constant(0); N];
     for (n, s) in s.iter_mut().enumerate() {
@@ -105,9 +93,7 @@ fn plain_f32(i: &Instruction, ty: Type) -> bool {
 fn f64_nearest(i: &Instruction) -> Result<(), LowerError> {
     match rounding(i) {
         Rounding::NearestEven => Ok(()),
-        _ => Err(LowerError::unsupported(
-            "f64 arithmetic rounds to nearest only",
-        )),
+        _ => Err(LowerError::unsupported("f64 arithmetic rounds to nearest only")),
     }
 }
 
@@ -152,9 +138,7 @@ pub fn fma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         return Ok(map3(d, s, f64::mul_add));
     }
     if plain_f32(i, ty) && !i.has("ftz") {
-        return Ok(map3(d, s, |a: f32, b: f32, c: f32| {
-            canonical(number::fma_f32(a, b, c, Rounding::NearestEven))
-        }));
+        return Ok(map3(d, s, |a: f32, b: f32, c: f32| canonical(number::fma_f32(a, b, c, Rounding::NearestEven))));
     }
     elementwise(i, ty, d, s, |[a, b, c], mode| number::fma(a, b, c, mode))
 }
@@ -165,26 +149,15 @@ fn mixed(l: &mut Lower<'_>, i: &Instruction, narrow: Type) -> Lowered {
     let d = l.dst(i, 0)?;
     let a = l.src(i, 1, narrow)?;
     let fma = i.opcode == "fma";
-    let b = if fma {
-        l.src(i, 2, narrow)?
-    } else {
-        Src::Constant(0)
-    };
+    let b = if fma { l.src(i, 2, narrow)? } else { Src::Constant(0) };
     let c = l.src(i, if fma { 3 } else { 2 }, Type::F32)?;
     let (mode, sat, sub) = (rounding(i), i.has("sat"), i.opcode == "sub");
     Ok(map3(d, [a, b, c], move |a: u16, b: u16, c: f32| {
         let a = number::decode(format, a.into());
-        let a = if fma {
-            a * number::decode(format, b.into())
-        } else {
-            a
-        };
+        let a = if fma { a * number::decode(format, b.into()) } else { a };
         let c = f64::from(if sub { -c } else { c });
         let y = number::add(a, c, mode);
-        canonical(number::round_f32(
-            if sat { number::saturate(y) } else { y },
-            mode,
-        ))
+        canonical(number::round_f32(if sat { number::saturate(y) } else { y }, mode))
     }))
 }
 
@@ -197,9 +170,7 @@ pub fn div(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         return Ok(map2(d, s, |a: f64, b: f64| a / b));
     }
     if i.has("approx") {
-        return Ok(map2(d, s, move |a: f32, b: f32| {
-            approx::div_approx_f32(a, b, ftz)
-        }));
+        return Ok(map2(d, s, move |a: f32, b: f32| approx::div_approx_f32(a, b, ftz)));
     }
     elementwise(i, ty, d, s, |[a, b], _| number::div(a, b))
 }
@@ -245,11 +216,7 @@ pub fn extremum(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         let (x, y) = if xorsign { (a.abs(), b.abs()) } else { (a, b) };
         let less = x < y || x == y && x.is_sign_negative();
         let r = if less == min { x } else { y };
-        if xorsign && (a.is_sign_negative() != b.is_sign_negative()) {
-            -r
-        } else {
-            r
-        }
+        if xorsign && (a.is_sign_negative() != b.is_sign_negative()) { -r } else { r }
     };
     if ty == Type::F64 {
         let (d, s) = sources(l, i, ty)?;
@@ -295,9 +262,7 @@ pub fn function(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         return Ok(map1(d, a, move |x: f64| function.eval(x)));
     }
     match format(ty) {
-        Some((format, 1)) if format.width() == 16 => {
-            Ok(map1(d, a, move |x: u16| function.approx_16(format, x, ftz)))
-        }
+        Some((format, 1)) if format.width() == 16 => Ok(map1(d, a, move |x: u16| function.approx_16(format, x, ftz))),
         Some((format, 2)) if format.width() == 16 => Ok(map1(d, a, move |x: u32| {
             let half = |x: u16| u32::from(function.approx_16(format, x, ftz));
             half(x as u16) | half((x >> 16) as u16) << 16

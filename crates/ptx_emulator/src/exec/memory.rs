@@ -20,8 +20,7 @@ fn elements(i: &Instruction) -> usize {
 
 /// Strong accesses do not race with each other (PTX ISA, "Memory Consistency Model: Operation Types").
 fn is_strong(i: &Instruction) -> bool {
-    i.one_of(&["volatile", "relaxed", "acquire", "release", "mmio"])
-        .is_some()
+    i.one_of(&["volatile", "relaxed", "acquire", "release", "mmio"]).is_some()
 }
 
 /// Whether an access goes to shared memory.
@@ -33,23 +32,16 @@ fn in_shared(space: Space, address: u64) -> bool {
 }
 
 pub fn ld(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i
-        .ty()
-        .ok_or_else(|| LowerError::invalid("the type is missing"))?;
+    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
     let count = elements(i);
     let out = match &i.operands[0] {
         Operand::Vector(parts) if parts.len() == count => {
-            let parts = parts
-                .iter()
-                .map(|p| l.dst_words(p, ty))
-                .collect::<Result<Vec<_>, _>>()?;
+            let parts = parts.iter().map(|p| l.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?;
             parts.concat()
         }
         single if count == 1 => l.dst_words(single, ty)?,
         _ => {
-            return Err(LowerError::invalid(format!(
-                "a vector of {count} registers expected"
-            )));
+            return Err(LowerError::invalid(format!("a vector of {count} registers expected")));
         }
     };
     let address = l.address(i, 1)?;
@@ -57,16 +49,8 @@ pub fn ld(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let bytes = ty.bytes() as usize;
     let (piece, total) = (bytes.min(8), bytes * count);
     // A narrow signed value fills a wider register with its sign.
-    let sign_bits = if ty.is_signed() && out.iter().any(|d| d.bits > ty.bits()) {
-        ty.bits()
-    } else {
-        64
-    };
-    let mode = if is_strong(i) {
-        Mode::StrongRead
-    } else {
-        Mode::Read
-    };
+    let sign_bits = if ty.is_signed() && out.iter().any(|d| d.bits > ty.bits()) { ty.bits() } else { 64 };
+    let mode = if is_strong(i) { Mode::StrongRead } else { Mode::Read };
     let acquire = i.has("acquire");
     if mode == Mode::StrongRead && matches!(space, Space::Generic | Space::Global) {
         l.communicates();
@@ -77,11 +61,7 @@ pub fn ld(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         let mut addresses = [0; 32];
         for lane in lanes(mask) {
             addresses[lane] = base[lane].wrapping_add(address.offset as u64);
-            let at = Lane {
-                lane: lane as u32,
-                address: addresses[lane],
-                space,
-            };
+            let at = Lane { lane: lane as u32, address: addresses[lane], space };
             m.load(w, at, mode, &mut buffer[..total])?;
             for (n, d) in out.iter().enumerate() {
                 let mut word = [0; 8];
@@ -102,34 +82,23 @@ pub fn ld(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 pub fn st(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i
-        .ty()
-        .ok_or_else(|| LowerError::invalid("the type is missing"))?;
+    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
     let count = elements(i);
     let address = l.address(i, 0)?;
     let source = match &i.operands[1] {
         Operand::Vector(parts) if parts.len() == count => {
-            let parts = parts
-                .iter()
-                .map(|p| l.words(p, ty))
-                .collect::<Result<Vec<_>, _>>()?;
+            let parts = parts.iter().map(|p| l.words(p, ty)).collect::<Result<Vec<_>, _>>()?;
             parts.concat()
         }
         single if count == 1 => l.words(single, ty)?,
         _ => {
-            return Err(LowerError::invalid(format!(
-                "a vector of {count} registers expected"
-            )));
+            return Err(LowerError::invalid(format!("a vector of {count} registers expected")));
         }
     };
     let space = address.space(i.space().unwrap_or(Space::Generic));
     let bytes = ty.bytes() as usize;
     let (piece, total) = (bytes.min(8), bytes * count);
-    let mode = if is_strong(i) {
-        Mode::Atomic
-    } else {
-        Mode::Write
-    };
+    let mode = if is_strong(i) { Mode::Atomic } else { Mode::Write };
     let release = i.has("release");
     if mode == Mode::Atomic && matches!(space, Space::Generic | Space::Global) {
         l.communicates();
@@ -149,11 +118,7 @@ pub fn st(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 let word = w.lane(*s, lane).to_le_bytes();
                 buffer[n * piece..(n + 1) * piece].copy_from_slice(&word[..piece]);
             }
-            let at = Lane {
-                lane: lane as u32,
-                address: addresses[lane],
-                space,
-            };
+            let at = Lane { lane: lane as u32, address: addresses[lane], space };
             m.store(w, at, mode, &buffer[..total])?;
         }
         if m.sanitize && in_shared(space, addresses[mask.trailing_zeros() as usize]) {

@@ -63,11 +63,9 @@ impl WaitFor {
         match self {
             WaitFor::Lanes { need, .. } => need & !mask == 0,
             WaitFor::Released => true,
-            WaitFor::Barrier {
-                cta,
-                id,
-                generation,
-            } => machine.ctas[*cta as usize].barriers[*id as usize].generation != *generation,
+            WaitFor::Barrier { cta, id, generation } => {
+                machine.ctas[*cta as usize].barriers[*id as usize].generation != *generation
+            }
             WaitFor::Operations(ids) => ids.iter().all(|id| !machine.pending.contains(*id)),
         }
     }
@@ -79,10 +77,7 @@ impl WaitFor {
             WaitFor::Released => "nothing".into(),
             WaitFor::Barrier { cta, id, .. } => {
                 let barrier = &machine.ctas[*cta as usize].barriers[*id as usize];
-                format!(
-                    "barrier {id}: {} of {} threads have arrived",
-                    barrier.arrived, barrier.expected
-                )
+                format!("barrier {id}: {} of {} threads have arrived", barrier.arrived, barrier.expected)
             }
             WaitFor::Operations(ids) => format!("{} asynchronous operations", ids.len()),
         }
@@ -238,11 +233,7 @@ macro_rules! for_integer {
                 type $T = i64;
                 $body
             }
-            other => {
-                return Err($crate::lower::LowerError::unsupported(format!(
-                    "type {other:?}"
-                )))
-            }
+            other => return Err($crate::lower::LowerError::unsupported(format!("type {other:?}"))),
         }
     };
 }

@@ -18,27 +18,16 @@ fn members(w: &Warp, operand: Src, mask: u32) -> Stopped<Result<u32, WaitFor>> {
         let named = w.lane(operand, lane) as u32;
         if named != first || named >> lane & 1 == 0 {
             let text = if named != first {
-                format!(
-                    "lanes that execute it together name members {first:#010x} and {named:#010x}"
-                )
+                format!("lanes that execute it together name members {first:#010x} and {named:#010x}")
             } else {
-                format!(
-                    "lane {lane} executes it with a member mask {named:#010x} that leaves it out"
-                )
+                format!("lane {lane} executes it with a member mask {named:#010x} that leaves it out")
             };
             return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
         }
     }
     // Threads that the launch did not create count as absent, not as missing.
     let need = first & w.all;
-    Ok(if need & !mask == 0 {
-        Ok(first)
-    } else {
-        Err(WaitFor::Lanes {
-            need,
-            anywhere: false,
-        })
-    })
+    Ok(if need & !mask == 0 { Ok(first) } else { Err(WaitFor::Lanes { need, anywhere: false }) })
 }
 
 /// Waits until all members are here, then goes on.
@@ -56,26 +45,16 @@ pub fn shfl(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         Operand::Pair(d, p) => (l.dst_operand(d)?, Some(l.predicate_dst_operand(p)?)),
         d => (l.dst_operand(d)?, None),
     };
-    let (a, b, c) = (
-        l.src(i, 1, Type::B32)?,
-        l.src(i, 2, Type::B32)?,
-        l.src(i, 3, Type::B32)?,
-    );
+    let (a, b, c) = (l.src(i, 1, Type::B32)?, l.src(i, 2, Type::B32)?, l.src(i, 3, Type::B32)?);
     let member = l.src(i, 4, Type::B32)?;
-    let mode = i
-        .one_of(&["up", "down", "bfly", "idx"])
-        .ok_or_else(|| LowerError::invalid("the mode is missing"))?;
+    let mode = i.one_of(&["up", "down", "bfly", "idx"]).ok_or_else(|| LowerError::invalid("the mode is missing"))?;
     Ok(Box::new(move |w, _, mask| {
         let _members = gather!(w, member, mask);
         let (source, b, c) = (w.get(a), w.get(b), w.get(c));
         let (mut out, mut valid) = (source, 0);
         for lane in 0..32usize {
             // PTX ISA, "shfl.sync", the pseudo code.
-            let (bval, cval, segment) = (
-                b[lane] as i32 & 31,
-                c[lane] as i32 & 31,
-                (c[lane] >> 8) as i32 & 31,
-            );
+            let (bval, cval, segment) = (b[lane] as i32 & 31, c[lane] as i32 & 31, (c[lane] >> 8) as i32 & 31);
             let n = lane as i32;
             let max_lane = n & segment | cval & !segment;
             let min_lane = n & segment;
@@ -83,10 +62,7 @@ pub fn shfl(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 "up" => (n - bval, n - bval >= max_lane),
                 "down" => (n + bval, n + bval <= max_lane),
                 "bfly" => (n ^ bval, n ^ bval <= max_lane),
-                _ => (
-                    min_lane | bval & !segment,
-                    (min_lane | bval & !segment) <= max_lane,
-                ),
+                _ => (min_lane | bval & !segment, (min_lane | bval & !segment) <= max_lane),
             };
             let from = if inside { from } else { n };
             if mask >> lane & 1 == 1 && mask >> from & 1 == 0 {
@@ -117,9 +93,7 @@ pub fn vote(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         }));
     }
     let p = l.predicate_dst(i, 0)?;
-    let mode = i
-        .one_of(&["all", "any", "uni"])
-        .ok_or_else(|| LowerError::invalid("the mode is missing"))?;
+    let mode = i.one_of(&["all", "any", "uni"]).ok_or_else(|| LowerError::invalid("the mode is missing"))?;
     Ok(Box::new(move |w, _, mask| {
         let members = gather!(w, member, mask) & w.all;
         let votes = a.mask(w) & members;
@@ -163,9 +137,7 @@ pub fn matching(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 pub fn redux(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i
-        .ty()
-        .ok_or_else(|| LowerError::invalid("the type is missing"))?;
+    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
     let d = l.dst(i, 0)?;
     let (a, member) = (l.src(i, 1, ty)?, l.src(i, 2, Type::B32)?);
     let op = i.one_of(&["add", "min", "max", "and", "or", "xor"]);
@@ -173,11 +145,7 @@ pub fn redux(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let (abs, nan) = (i.has("abs"), i.has("NaN"));
     let fold: Box<dyn Fn(u32, u32) -> u32 + Send + Sync> = match (op, ty) {
         ("min" | "max", Type::F32) => {
-            let which = if op == "min" {
-                number::Extremum::Min
-            } else {
-                number::Extremum::Max
-            };
+            let which = if op == "min" { number::Extremum::Min } else { number::Extremum::Max };
             Box::new(move |x, y| number::extremum(&F32, which, x.into(), y.into(), nan) as u32)
         }
         ("add", _) => Box::new(u32::wrapping_add),
@@ -193,11 +161,7 @@ pub fn redux(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         let members = gather!(w, member, mask) & w.all;
         let a = w.get(a);
         let value = |n: usize| {
-            if abs {
-                a[n] as u32 & 0x7fff_ffff
-            } else {
-                a[n] as u32
-            }
+            if abs { a[n] as u32 & 0x7fff_ffff } else { a[n] as u32 }
         };
         let result = lanes(members).map(value).reduce(&fold).unwrap_or(0);
         d.write(w, mask, &[result.into(); 32]);
@@ -235,10 +199,7 @@ pub fn sync(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     Ok(Box::new(move |w, m, mask| {
         let first = mask.trailing_zeros() as usize;
         let named = w.lane(member, first) as u32;
-        let released = matches!(
-            w.resumed,
-            Some(WaitFor::Released | WaitFor::Lanes { anywhere: true, .. })
-        );
+        let released = matches!(w.resumed, Some(WaitFor::Released | WaitFor::Lanes { anywhere: true, .. }));
         if let Some(lane) = lanes(mask).find(|n| w.lane(member, *n) as u32 >> n & 1 == 0) {
             let text = format!("lane {lane} executes it with a member mask that leaves it out");
             return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
@@ -261,15 +222,8 @@ pub fn sync(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             return Ok(Flow::Next);
         }
         if let Some(race) = &mut m.race {
-            race.release(
-                w.index,
-                mask,
-                m.warp_barriers.entry((w.index, need)).or_default(),
-            );
+            race.release(w.index, mask, m.warp_barriers.entry((w.index, need)).or_default());
         }
-        Ok(Flow::Wait(WaitFor::Lanes {
-            need,
-            anywhere: true,
-        }))
+        Ok(Flow::Wait(WaitFor::Lanes { need, anywhere: true }))
     }))
 }

@@ -84,14 +84,7 @@ impl Machine<'_> {
         };
         let id = self.pending.reserve();
         let effect: Effect = Box::new(effect);
-        self.pending.push(Operation {
-            id,
-            due,
-            after,
-            warp: w.index,
-            pc: w.pc(),
-            effect,
-        });
+        self.pending.push(Operation { id, due, after, warp: w.index, pc: w.pc(), effect });
         id
     }
 
@@ -167,9 +160,7 @@ impl<'a> Cluster<'a> {
         let mut random = Random(seed ^ index.wrapping_mul(0xd6e8_feb8_6659_fd93));
         random.next();
         let warps = warps_per_cta * ctas.len() as u32;
-        let race = config
-            .sanitize
-            .then(|| Detector::new(warps, ctas.len() as u32, shared_bytes));
+        let race = config.sanitize.then(|| Detector::new(warps, ctas.len() as u32, shared_bytes));
         let mut cluster = Cluster {
             warps: Vec::new(),
             machine: Machine {
@@ -196,15 +187,7 @@ impl<'a> Cluster<'a> {
             let present = (threads - role * 32).min(32);
             let all = u32::MAX >> (32 - present);
             let local = LOCAL_BASE + kernel.local_bytes;
-            let mut warp = Warp::new(
-                index,
-                cta,
-                role,
-                all,
-                kernel.registers,
-                kernel.predicates,
-                local,
-            );
+            let mut warp = Warp::new(index, cta, role, all, kernel.registers, kernel.predicates, local);
             for &(register, special) in &kernel.specials {
                 let row = special_row(&cluster.machine, &warp, special);
                 warp.set(register, u32::MAX, &row);
@@ -235,10 +218,7 @@ impl<'a> Cluster<'a> {
                 Schedule::Fair => (self.next, FAIR_SLICE),
                 Schedule::Seed(_) => {
                     let n = self.warps.len() as u64;
-                    (
-                        self.machine.random.below(n) as usize,
-                        1 + self.machine.random.below(2 * FAIR_SLICE),
-                    )
+                    (self.machine.random.below(n) as usize, 1 + self.machine.random.below(2 * FAIR_SLICE))
                 }
                 Schedule::Worst => (self.next, LONG_SLICE),
             };
@@ -295,10 +275,7 @@ impl<'a> Cluster<'a> {
             others: stop
                 .others
                 .into_iter()
-                .map(|(what, pc)| Party {
-                    what,
-                    place: pc.map(|pc| kernel.place(pc)),
-                })
+                .map(|(what, pc)| Party { what, place: pc.map(|pc| kernel.place(pc)) })
                 .collect(),
         }
     }
@@ -312,29 +289,10 @@ impl<'a> Cluster<'a> {
             for f in &w.fragments {
                 let Some(wait) = &f.wait else { continue };
                 only_barriers &= matches!(wait, WaitFor::Barrier { .. });
-                let rank = if self.machine.ctas.len() > 1 {
-                    format!("CTA rank {}, ", w.cta)
-                } else {
-                    String::new()
-                };
-                let lanes = if f.mask == w.all {
-                    String::new()
-                } else {
-                    format!(", lanes {:#010x}", f.mask)
-                };
-                let what = format!(
-                    "{rank}warp {}{lanes} waits for {}",
-                    w.role,
-                    wait.describe(&self.machine)
-                );
-                waiting.push((
-                    w,
-                    f.pc,
-                    Party {
-                        what,
-                        place: Some(kernel.place(f.pc)),
-                    },
-                ));
+                let rank = if self.machine.ctas.len() > 1 { format!("CTA rank {}, ", w.cta) } else { String::new() };
+                let lanes = if f.mask == w.all { String::new() } else { format!(", lanes {:#010x}", f.mask) };
+                let what = format!("{rank}warp {}{lanes} waits for {}", w.role, wait.describe(&self.machine));
+                waiting.push((w, f.pc, Party { what, place: Some(kernel.place(f.pc)) }));
             }
         }
         let exited = self.warps.iter().filter(|w| w.fragments.is_empty()).count();
@@ -382,9 +340,7 @@ fn execute(w: &mut Warp, m: &mut Machine<'_>, slice: u64) -> Stopped<bool> {
         if let Some((p, negated)) = inst.guard {
             if m.sanitize && mask & !w.predicate_defined(p) != 0 {
                 let lane = (mask & !w.predicate_defined(p)).trailing_zeros();
-                return Err(
-                    Stop::new(FaultKind::UninitialisedRegister, "the guard predicate").lane(lane),
-                );
+                return Err(Stop::new(FaultKind::UninitialisedRegister, "the guard predicate").lane(lane));
             }
             let value = w.predicate(p);
             exec &= if negated { !value } else { value };
@@ -408,10 +364,7 @@ fn execute(w: &mut Warp, m: &mut Machine<'_>, slice: u64) -> Stopped<bool> {
                 let text = format!("its guard is true in lanes {exec:#010x} of {:#010x}", w.all);
                 return Err(Stop::new(FaultKind::WarpDivergence, text));
             }
-            Flow::Wait(WaitFor::Lanes {
-                need: w.all,
-                anywhere: false,
-            })
+            Flow::Wait(WaitFor::Lanes { need: w.all, anywhere: false })
         } else {
             if m.sanitize {
                 check_defined(w, inst, exec)?;
@@ -458,10 +411,7 @@ fn execute(w: &mut Warp, m: &mut Machine<'_>, slice: u64) -> Stopped<bool> {
 /// Whether the running fragment has come to where another is.
 fn meets(w: &Warp) -> bool {
     let pc = w.fragments[w.current].pc;
-    w.fragments
-        .iter()
-        .enumerate()
-        .any(|(i, f)| i != w.current && f.pc == pc)
+    w.fragments.iter().enumerate().any(|(i, f)| i != w.current && f.pc == pc)
 }
 
 fn check_defined(w: &Warp, inst: &crate::exec::Inst, exec: u32) -> Stopped<()> {
@@ -505,12 +455,7 @@ fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32) {
     let current = w.fragments[w.current].clone();
     let pc = current.pc;
     let mut parts: Vec<Fragment> = Vec::new();
-    let part = |mask, pc| Fragment {
-        mask,
-        pc,
-        wait: None,
-        ..current.clone()
-    };
+    let part = |mask, pc| Fragment { mask, pc, wait: None, ..current.clone() };
     let rest = current.mask & !exec;
     if rest != 0 {
         parts.push(part(rest, pc + 1));
@@ -519,11 +464,7 @@ fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32) {
         Flow::Next | Flow::Yield => parts.push(part(exec, pc + 1)),
         Flow::Jump(label) => parts.push(part(exec, kernel.labels[label as usize])),
         Flow::Scatter(groups) => {
-            parts.extend(
-                groups
-                    .into_iter()
-                    .map(|(mask, label)| part(mask, kernel.labels[label as usize])),
-            );
+            parts.extend(groups.into_iter().map(|(mask, label)| part(mask, kernel.labels[label as usize])));
         }
         Flow::Call(function) => {
             let mut callee = part(exec, kernel.functions[function as usize].entry);
@@ -538,10 +479,7 @@ fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32) {
             }
         }
         Flow::Exit => {}
-        Flow::Wait(wait) => parts.push(Fragment {
-            wait: Some(wait),
-            ..part(exec, pc)
-        }),
+        Flow::Wait(wait) => parts.push(Fragment { wait: Some(wait), ..part(exec, pc) }),
     }
     let split = parts.len() > 1 || w.fragments.len() > 1;
     for f in &mut parts {
@@ -603,16 +541,9 @@ impl Kernel {
     pub(crate) fn place(&self, pc: u32) -> Place {
         let inst = &self.code[pc as usize];
         let source = (inst.source.line > 0).then(|| {
-            let file = self
-                .files
-                .get(&inst.source.file)
-                .map_or("?", String::as_str);
+            let file = self.files.get(&inst.source.file).map_or("?", String::as_str);
             format!("{file}:{}:{}", inst.source.line, inst.source.column)
         });
-        Place {
-            line: inst.line,
-            instruction: inst.name.clone(),
-            source,
-        }
+        Place { line: inst.line, instruction: inst.name.clone(), source }
     }
 }

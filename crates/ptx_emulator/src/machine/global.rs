@@ -98,10 +98,7 @@ pub struct GlobalMemory {
 
 impl Default for GlobalMemory {
     fn default() -> Self {
-        GlobalMemory {
-            allocations: Vec::new(),
-            next: FIRST,
-        }
+        GlobalMemory { allocations: Vec::new(), next: FIRST }
     }
 }
 
@@ -111,21 +108,9 @@ impl GlobalMemory {
         let base = self.next;
         self.next = (base + len + GUARD).next_multiple_of(ALIGN);
         let words = (0..len.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
-        let bitmap = || {
-            (0..len.div_ceil(SECTOR * 64))
-                .map(|_| AtomicU64::new(0))
-                .collect()
-        };
+        let bitmap = || (0..len.div_ceil(SECTOR * 64)).map(|_| AtomicU64::new(0)).collect();
         let (read, written) = (bitmap(), bitmap());
-        self.allocations.push(Allocation {
-            base,
-            len,
-            words,
-            read,
-            written,
-            name,
-            constant,
-        });
+        self.allocations.push(Allocation { base, len, words, read, written, name, constant });
         base
     }
 
@@ -165,13 +150,8 @@ impl GlobalMemory {
 
     /// Distinct bytes read and written since the marks were cleared, in whole sectors.
     pub fn distinct_bytes(&self) -> (u64, u64) {
-        let count = |marks: &[AtomicU64]| {
-            marks
-                .iter()
-                .map(|w| u64::from(w.load(Relaxed).count_ones()))
-                .sum::<u64>()
-                * SECTOR
-        };
+        let count =
+            |marks: &[AtomicU64]| marks.iter().map(|w| u64::from(w.load(Relaxed).count_ones())).sum::<u64>() * SECTOR;
         let sum = |f: &dyn Fn(&Allocation) -> u64| self.allocations.iter().map(f).sum();
         (sum(&|a| count(&a.read)), sum(&|a| count(&a.written)))
     }

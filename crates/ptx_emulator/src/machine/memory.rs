@@ -66,10 +66,7 @@ pub struct SharedMemory {
 
 impl SharedMemory {
     pub fn new(bytes: u32) -> SharedMemory {
-        SharedMemory {
-            data: vec![0; bytes as usize],
-            defined: vec![false; bytes as usize],
-        }
+        SharedMemory { data: vec![0; bytes as usize], defined: vec![false; bytes as usize] }
     }
 }
 
@@ -89,34 +86,20 @@ impl Machine<'_> {
 
     /// The bytes that an access of `len` bytes means; faults where they are not all there.
     pub fn resolve(&self, w: &Warp, at: Lane, len: u32) -> Stopped<Spot<'_>> {
-        let Lane {
-            lane,
-            address,
-            space,
-        } = at;
+        let Lane { lane, address, space } = at;
         let fault = |what: String| {
-            let text = format!(
-                "{len} bytes at {} address {address:#x}: {what}",
-                space.name()
-            );
+            let text = format!("{len} bytes at {} address {address:#x}: {what}", space.name());
             Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane))
         };
         if !address.is_multiple_of(u64::from(len)) {
-            let text = format!(
-                "{} address {address:#x} is not a multiple of {len}",
-                space.name()
-            );
+            let text = format!("{} address {address:#x} is not a multiple of {len}", space.name());
             return Err(Stop::new(FaultKind::Misaligned, text).lane(lane));
         }
         let (space, address) = match space {
             Space::Generic => {
                 let found = space_of(address);
                 (
-                    if found == Space::Shared {
-                        Space::SharedCluster
-                    } else {
-                        found
-                    },
+                    if found == Space::Shared { Space::SharedCluster } else { found },
                     match window(found) {
                         Some(base) => address - base,
                         None => address,
@@ -133,34 +116,20 @@ impl Machine<'_> {
                     return fault(format!("the cluster has no CTA of rank {cta}"));
                 };
                 if space == Space::Shared && cta != w.cta {
-                    return fault(format!(
-                        "the memory of CTA rank {cta}, not of the executing CTA"
-                    ));
+                    return fault(format!("the memory of CTA rank {cta}, not of the executing CTA"));
                 }
-                if offset < SHARED_BASE.into() || offset + u64::from(len) > memory.data.len() as u64
-                {
+                if offset < SHARED_BASE.into() || offset + u64::from(len) > memory.data.len() as u64 {
                     let size = memory.data.len() as u32 - SHARED_BASE;
-                    return fault(format!(
-                        "byte {} of {size}",
-                        offset as i64 - i64::from(SHARED_BASE)
-                    ));
+                    return fault(format!("byte {} of {size}", offset as i64 - i64::from(SHARED_BASE)));
                 }
-                Ok(Spot::Shared {
-                    cta,
-                    offset: offset as u32,
-                })
+                Ok(Spot::Shared { cta, offset: offset as u32 })
             }
             Space::Local => {
                 if address < LOCAL_BASE.into() || address + u64::from(len) > w.local_size() as u64 {
                     let size = w.local_size() as u32 - LOCAL_BASE;
-                    return fault(format!(
-                        "byte {} of {size}",
-                        address as i64 - i64::from(LOCAL_BASE)
-                    ));
+                    return fault(format!("byte {} of {size}", address as i64 - i64::from(LOCAL_BASE)));
                 }
-                Ok(Spot::Local(
-                    lane as usize * w.local_size() + address as usize,
-                ))
+                Ok(Spot::Local(lane as usize * w.local_size() + address as usize))
             }
             Space::Param => {
                 if address + u64::from(len) > self.params.len() as u64 {
@@ -168,12 +137,10 @@ impl Machine<'_> {
                 }
                 Ok(Spot::Param(address as usize))
             }
-            Space::Generic | Space::Global | Space::Const => {
-                match self.global.locate(address, len.into()) {
-                    Some((allocation, offset)) => Ok(Spot::Global(allocation, offset)),
-                    None => fault(self.global.describe(address)),
-                }
-            }
+            Space::Generic | Space::Global | Space::Const => match self.global.locate(address, len.into()) {
+                Some((allocation, offset)) => Ok(Spot::Global(allocation, offset)),
+                None => fault(self.global.describe(address)),
+            },
         }
     }
 
@@ -196,10 +163,7 @@ impl Machine<'_> {
     /// A conflict as a fault.
     pub fn conflict(&self, mode: Mode, conflict: Conflict, offset: u32, len: u32) -> Box<Stop> {
         let reads = matches!(mode, Mode::Read | Mode::StrongRead);
-        let agent = self
-            .race
-            .as_ref()
-            .is_some_and(|r| r.is_agent(conflict.accessor));
+        let agent = self.race.as_ref().is_some_and(|r| r.is_agent(conflict.accessor));
         let kind = match (conflict.only_proxy, agent, reads) {
             (true, ..) => FaultKind::MissingProxyFence,
             (_, true, true) => FaultKind::ReadInFlight,
@@ -210,10 +174,7 @@ impl Machine<'_> {
         let byte = i64::from(offset) - i64::from(SHARED_BASE);
         let text = format!("{did} of {len} bytes at byte {byte} of shared memory");
         let who = self.name_accessor(conflict.accessor);
-        let other = format!(
-            "{who} {} it before, with no order between",
-            if conflict.wrote { "wrote" } else { "read" }
-        );
+        let other = format!("{who} {} it before, with no order between", if conflict.wrote { "wrote" } else { "read" });
         Stop::new(kind, text).other(other, Some(conflict.pc))
     }
 
@@ -224,11 +185,7 @@ impl Machine<'_> {
         }
         let (warp, lane) = (who.base / 32, who.mask.trailing_zeros());
         let (cta, role) = (warp / self.warps_per_cta, warp % self.warps_per_cta);
-        let rank = if self.ctas.len() > 1 {
-            format!("CTA rank {cta}, ")
-        } else {
-            String::new()
-        };
+        let rank = if self.ctas.len() > 1 { format!("CTA rank {cta}, ") } else { String::new() };
         format!("{rank}warp {role}, lane {lane}")
     }
 
@@ -241,10 +198,7 @@ impl Machine<'_> {
                 self.roles[w.role as usize].bytes.global_load += u64::from(len);
             }
             Spot::Shared { cta, offset } => {
-                let who = Accessor {
-                    base: w.index * 32,
-                    mask: 1 << at.lane,
-                };
+                let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
                 if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
                     return Err(self.conflict(mode, conflict, offset, len).lane(at.lane));
                 }
@@ -252,9 +206,7 @@ impl Machine<'_> {
                 let memory = &self.ctas[cta as usize].shared;
                 if self.sanitize && !memory.defined[range.clone()].iter().all(|d| *d) {
                     let byte = offset - SHARED_BASE;
-                    let text = format!(
-                        "{len} bytes at byte {byte} of shared memory: nothing has written them"
-                    );
+                    let text = format!("{len} bytes at byte {byte} of shared memory: nothing has written them");
                     return Err(Stop::new(FaultKind::UninitialisedShared, text).lane(at.lane));
                 }
                 out.copy_from_slice(&memory.data[range]);
@@ -265,9 +217,7 @@ impl Machine<'_> {
                 // Compilers spill and copy undefined padding: only a wholly unwritten value is a fault.
                 if self.sanitize && !w.local_defined[range.clone()].iter().any(|d| *d) {
                     let byte = offset % w.local_size() - LOCAL_BASE as usize;
-                    let text = format!(
-                        "{len} bytes at byte {byte} of local memory: nothing has written them"
-                    );
+                    let text = format!("{len} bytes at byte {byte} of local memory: nothing has written them");
                     return Err(Stop::new(FaultKind::UninitialisedLocal, text).lane(at.lane));
                 }
                 out.copy_from_slice(&w.local[range]);
@@ -286,10 +236,7 @@ impl Machine<'_> {
         let len = data.len() as u32;
         match self.resolve(w, at, len)? {
             Spot::Global(allocation, _) if allocation.constant => {
-                let text = format!(
-                    "a write to constant memory, {}",
-                    self.global.describe(at.address)
-                );
+                let text = format!("a write to constant memory, {}", self.global.describe(at.address));
                 return Err(Stop::new(FaultKind::OutOfBounds, text).lane(at.lane));
             }
             Spot::Global(allocation, offset) => {
@@ -297,16 +244,11 @@ impl Machine<'_> {
                 self.roles[w.role as usize].bytes.global_store += u64::from(len);
             }
             Spot::Shared { cta, offset } => {
-                let who = Accessor {
-                    base: w.index * 32,
-                    mask: 1 << at.lane,
-                };
+                let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
                 let range = offset as usize..(offset + len) as usize;
                 if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
                     // Lanes of one instruction may write the same value to the same place.
-                    let together = conflict.accessor.base == who.base
-                        && conflict.pc == w.pc()
-                        && conflict.wrote;
+                    let together = conflict.accessor.base == who.base && conflict.pc == w.pc() && conflict.wrote;
                     if !together || self.ctas[cta as usize].shared.data[range] != *data {
                         return Err(self.conflict(mode, conflict, offset, len).lane(at.lane));
                     }

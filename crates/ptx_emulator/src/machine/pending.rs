@@ -46,11 +46,7 @@ impl Pending {
     }
 
     pub fn push(&mut self, operation: Operation) {
-        self.earliest = if self.list.is_empty() {
-            operation.due
-        } else {
-            self.earliest.min(operation.due)
-        };
+        self.earliest = if self.list.is_empty() { operation.due } else { self.earliest.min(operation.due) };
         self.list.push(operation);
     }
 
@@ -59,14 +55,8 @@ impl Pending {
         if self.list.is_empty() || self.earliest > now {
             return None;
         }
-        let ready =
-            |o: &&Operation| o.due <= now && o.after.is_none_or(|a| !self.live.contains(&a));
-        let id = self
-            .list
-            .iter()
-            .filter(ready)
-            .min_by_key(|o| (o.due, o.id))
-            .map(|o| o.id);
+        let ready = |o: &&Operation| o.due <= now && o.after.is_none_or(|a| !self.live.contains(&a));
+        let id = self.list.iter().filter(ready).min_by_key(|o| (o.due, o.id)).map(|o| o.id);
         let taken = id.and_then(|id| self.take(id));
         self.earliest = self.list.iter().map(|o| o.due).min().unwrap_or(u64::MAX);
         if taken.is_none() {
@@ -80,12 +70,7 @@ impl Pending {
     pub fn take_any(&mut self, newest: bool) -> Option<Operation> {
         let ready = |o: &&Operation| o.after.is_none_or(|a| !self.live.contains(&a));
         let ready = self.list.iter().filter(ready);
-        let id = if newest {
-            ready.max_by_key(|o| o.id)
-        } else {
-            ready.min_by_key(|o| (o.due, o.id))
-        }
-        .map(|o| o.id)?;
+        let id = if newest { ready.max_by_key(|o| o.id) } else { ready.min_by_key(|o| (o.due, o.id)) }.map(|o| o.id)?;
         self.take(id)
     }
 

@@ -29,14 +29,7 @@ fn key(space: Space, address: u64) -> u64 {
 
 impl Machine<'_> {
     /// Strong loads or read-modify-writes saw these addresses' last strong writes.
-    pub fn observe(
-        &mut self,
-        w: &Warp,
-        mask: u32,
-        addresses: &[u64; 32],
-        space: Space,
-        acquire: bool,
-    ) {
+    pub fn observe(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], space: Space, acquire: bool) {
         let Some(race) = &mut self.race else { return };
         for lane in lanes(mask) {
             let Some(published) = self.sync.locations.get(&key(space, addresses[lane])) else {
@@ -51,21 +44,10 @@ impl Machine<'_> {
     }
 
     /// Strong stores or read-modify-writes of these addresses.
-    pub fn publish(
-        &mut self,
-        w: &Warp,
-        mask: u32,
-        addresses: &[u64; 32],
-        space: Space,
-        release: bool,
-    ) {
+    pub fn publish(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], space: Space, release: bool) {
         let Some(race) = &mut self.race else { return };
         for lane in lanes(mask) {
-            let location = self
-                .sync
-                .locations
-                .entry(key(space, addresses[lane]))
-                .or_default();
+            let location = self.sync.locations.entry(key(space, addresses[lane])).or_default();
             if release {
                 race.release(w.index, 1 << lane, location);
             } else if let Some(Some(fenced)) = self.sync.fenced.get(&w.index) {

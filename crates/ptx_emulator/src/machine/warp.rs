@@ -67,27 +67,13 @@ pub enum Src {
 }
 
 impl Warp {
-    pub fn new(
-        index: u32,
-        cta: u32,
-        role: u32,
-        all: u32,
-        registers: u32,
-        predicates: u32,
-        local: u32,
-    ) -> Warp {
+    pub fn new(index: u32, cta: u32, role: u32, all: u32, registers: u32, predicates: u32, local: u32) -> Warp {
         Warp {
             index,
             cta,
             role,
             all,
-            fragments: vec![Fragment {
-                pc: 0,
-                mask: all,
-                calls: Vec::new(),
-                wait: None,
-                spins: 0,
-            }],
+            fragments: vec![Fragment { pc: 0, mask: all, calls: Vec::new(), wait: None, spins: 0 }],
             current: 0,
             registers: vec![[0; 32]; registers as usize],
             defined: vec![0; registers as usize],
@@ -209,19 +195,10 @@ impl Warp {
         for (i, f) in self.fragments.iter().enumerate() {
             let ready = match &f.wait {
                 None => true,
-                Some(WaitFor::Lanes {
-                    need,
-                    anywhere: false,
-                }) => need & !f.mask == 0,
-                Some(WaitFor::Lanes {
-                    need,
-                    anywhere: true,
-                }) => {
+                Some(WaitFor::Lanes { need, anywhere: false }) => need & !f.mask == 0,
+                Some(WaitFor::Lanes { need, anywhere: true }) => {
                     let waiting = self.fragments.iter().filter_map(|o| match &o.wait {
-                        Some(WaitFor::Lanes {
-                            need: n,
-                            anywhere: true,
-                        }) if n == need => Some(o.mask),
+                        Some(WaitFor::Lanes { need: n, anywhere: true }) if n == need => Some(o.mask),
                         _ => None,
                     });
                     need & !waiting.fold(0, |m, n| m | n) == 0
@@ -237,15 +214,10 @@ impl Warp {
             self.check_convergence()?;
             return Ok(false);
         };
-        if let Some(WaitFor::Lanes {
-            need,
-            anywhere: true,
-        }) = self.fragments[i].wait
-        {
+        if let Some(WaitFor::Lanes { need, anywhere: true }) = self.fragments[i].wait {
             // All members have arrived, wherever they are: free them all.
             for f in &mut self.fragments {
-                if matches!(&f.wait, Some(WaitFor::Lanes { need: n, anywhere: true }) if *n == need)
-                {
+                if matches!(&f.wait, Some(WaitFor::Lanes { need: n, anywhere: true }) if *n == need) {
                     f.wait = Some(WaitFor::Released);
                 }
             }
@@ -262,19 +234,8 @@ impl Warp {
             let mut j = i + 1;
             while j < self.fragments.len() {
                 let (a, b) = (&self.fragments[i], &self.fragments[j]);
-                let converging = |f: &Fragment| {
-                    matches!(
-                        &f.wait,
-                        None | Some(WaitFor::Lanes {
-                            anywhere: false,
-                            ..
-                        })
-                    )
-                };
-                if a.pc == b.pc
-                    && a.calls == b.calls
-                    && (a.wait == b.wait || converging(a) && converging(b))
-                {
+                let converging = |f: &Fragment| matches!(&f.wait, None | Some(WaitFor::Lanes { anywhere: false, .. }));
+                if a.pc == b.pc && a.calls == b.calls && (a.wait == b.wait || converging(a) && converging(b)) {
                     let b = self.fragments.swap_remove(j);
                     let a = &mut self.fragments[i];
                     a.mask |= b.mask;
@@ -302,9 +263,7 @@ impl Warp {
             };
             // A lane that waits for something else may still come.
             let stuck = |o: &&Fragment| {
-                o.mask & need != 0
-                    && o.mask & f.mask == 0
-                    && matches!(o.wait, Some(WaitFor::Lanes { .. }))
+                o.mask & need != 0 && o.mask & f.mask == 0 && matches!(o.wait, Some(WaitFor::Lanes { .. }))
             };
             let gone = need & !live;
             let elsewhere = self.fragments.iter().find(stuck);
@@ -319,23 +278,14 @@ impl Warp {
                         f.mask
                     )
                 } else if *anywhere {
-                    format!(
-                        "lanes {need:#010x} must all arrive; {:#010x} wait here",
-                        f.mask
-                    )
+                    format!("lanes {need:#010x} must all arrive; {:#010x} wait here", f.mask)
                 } else {
-                    format!(
-                        "lanes {need:#010x} must execute it together; {:#010x} do",
-                        f.mask
-                    )
+                    format!("lanes {need:#010x} must execute it together; {:#010x} do", f.mask)
                 },
             );
             stop.pc = Some(f.pc);
             if let Some(o) = elsewhere {
-                stop = stop.other(
-                    format!("lanes {:#010x} are at another place", o.mask),
-                    Some(o.pc),
-                );
+                stop = stop.other(format!("lanes {:#010x} are at another place", o.mask), Some(o.pc));
             }
             return Err(stop);
         }

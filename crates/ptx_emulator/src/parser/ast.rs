@@ -129,10 +129,7 @@ impl Instruction {
 
     /// The modifiers that are types, in order.
     pub fn types(&self) -> Vec<Type> {
-        self.modifiers
-            .iter()
-            .filter_map(|m| Type::parse(m))
-            .collect()
+        self.modifiers.iter().filter_map(|m| Type::parse(m)).collect()
     }
 
     /// The last type among the modifiers: the type of the operation for most instructions.

@@ -24,10 +24,7 @@ pub fn tokenize(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
     let (mut i, mut line) = (0, 1u32);
     let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'$';
     let scan = |from: usize, accept: &dyn Fn(u8) -> bool| {
-        from + bytes[from..]
-            .iter()
-            .position(|&b| !accept(b))
-            .unwrap_or(bytes.len() - from)
+        from + bytes[from..].iter().position(|&b| !accept(b)).unwrap_or(bytes.len() - from)
     };
     while i < bytes.len() {
         let b = bytes[i];
@@ -65,23 +62,14 @@ pub fn tokenize(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
             b'0'..=b'9' => {
                 i = scan(i, &|b| b.is_ascii_alphanumeric());
                 let hex = bytes[start] == b'0'
-                    && matches!(
-                        bytes.get(start + 1),
-                        Some(b'x' | b'X' | b'f' | b'F' | b'd' | b'D' | b'b' | b'B')
-                    );
+                    && matches!(bytes.get(start + 1), Some(b'x' | b'X' | b'f' | b'F' | b'd' | b'D' | b'b' | b'B'));
                 if !hex {
-                    if bytes.get(i) == Some(&b'.')
-                        && bytes.get(i + 1).is_some_and(u8::is_ascii_digit)
-                    {
+                    if bytes.get(i) == Some(&b'.') && bytes.get(i + 1).is_some_and(u8::is_ascii_digit) {
                         i = scan(i + 1, &|b| b.is_ascii_alphanumeric());
-                    } else if bytes.get(i) == Some(&b'.')
-                        && !bytes.get(i + 1).is_some_and(|&b| word(b))
-                    {
+                    } else if bytes.get(i) == Some(&b'.') && !bytes.get(i + 1).is_some_and(|&b| word(b)) {
                         i += 1;
                     }
-                    if matches!(bytes[i - 1], b'e' | b'E')
-                        && matches!(bytes.get(i), Some(b'+' | b'-'))
-                    {
+                    if matches!(bytes[i - 1], b'e' | b'E') && matches!(bytes.get(i), Some(b'+' | b'-')) {
                         i = scan(i + 1, &|b| b.is_ascii_digit());
                     }
                 }
@@ -105,15 +93,9 @@ pub fn tokenize(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
 /// An integer literal: decimal, `0x…`, `0b…`, octal, with an optional `U`.
 pub fn integer(text: &str) -> Option<u64> {
     let digits = text.strip_suffix(['U', 'u']).unwrap_or(text);
-    if let Some(hex) = digits
-        .strip_prefix("0x")
-        .or_else(|| digits.strip_prefix("0X"))
-    {
+    if let Some(hex) = digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
         u64::from_str_radix(hex, 16).ok()
-    } else if let Some(bin) = digits
-        .strip_prefix("0b")
-        .or_else(|| digits.strip_prefix("0B"))
-    {
+    } else if let Some(bin) = digits.strip_prefix("0b").or_else(|| digits.strip_prefix("0B")) {
         u64::from_str_radix(bin, 2).ok()
     } else if digits.len() > 1 && digits.starts_with('0') {
         u64::from_str_radix(&digits[1..], 8).ok()

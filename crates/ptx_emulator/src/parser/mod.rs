@@ -22,10 +22,7 @@ pub struct ParseError {
 
 impl ParseError {
     pub(crate) fn new(line: u32, message: impl Into<String>) -> Self {
-        ParseError {
-            line,
-            message: message.into(),
-        }
+        ParseError { line, message: message.into() }
     }
 }
 
@@ -43,13 +40,7 @@ pub const MAX_PARAM_BYTES: u64 = 32764;
 /// Parses a whole file.
 pub fn parse(text: &str) -> Result<Ast> {
     let tokens = tokenize(text)?;
-    let mut p = Parser {
-        tokens: &tokens,
-        at: 0,
-        depth: 0,
-        source: SourceLine::default(),
-        ast: Ast::default(),
-    };
+    let mut p = Parser { tokens: &tokens, at: 0, depth: 0, source: SourceLine::default(), ast: Ast::default() };
     p.module()?;
     Ok(p.ast)
 }
@@ -104,11 +95,7 @@ impl<'a> Parser<'a> {
     }
 
     fn expect(&mut self, c: char) -> Result<()> {
-        if self.eat(c) {
-            Ok(())
-        } else {
-            self.error(format!("expected `{c}`, found {}", self.found()))
-        }
+        if self.eat(c) { Ok(()) } else { self.error(format!("expected `{c}`, found {}", self.found())) }
     }
 
     fn found(&self) -> String {
@@ -206,14 +193,11 @@ impl<'a> Parser<'a> {
                 }
                 Token::Dot("pragma" | "alias") => self.skip_to(';'),
                 Token::Dot(
-                    "visible" | "extern" | "weak" | "common" | "entry" | "func" | "global"
-                    | "const" | "shared" | "tex" | "surf" | "sampler",
+                    "visible" | "extern" | "weak" | "common" | "entry" | "func" | "global" | "const" | "shared" | "tex"
+                    | "surf" | "sampler",
                 ) => self.linked()?,
                 _ => {
-                    return self.error(format!(
-                        "expected a module directive, found {}",
-                        self.found()
-                    ));
+                    return self.error(format!("expected a module directive, found {}", self.found()));
                 }
             }
         }
@@ -245,42 +229,20 @@ impl<'a> Parser<'a> {
                 }
                 Ok(())
             }
-            _ => self.error(format!(
-                "expected `.entry`, `.func` or a variable, found {}",
-                self.found()
-            )),
+            _ => self.error(format!("expected `.entry`, `.func` or a variable, found {}", self.found())),
         }
     }
 
     fn function(&mut self) -> Result<()> {
         let line = self.line();
         let entry = self.next() == Token::Dot("entry");
-        let results = if self.peek() == Token::Punct('(') {
-            self.formals()?
-        } else {
-            Vec::new()
-        };
+        let results = if self.peek() == Token::Punct('(') { self.formals()? } else { Vec::new() };
         let name = self.word("a function name")?.to_string();
-        let params = if self.peek() == Token::Punct('(') {
-            self.formals()?
-        } else {
-            Vec::new()
-        };
+        let params = if self.peek() == Token::Punct('(') { self.formals()? } else { Vec::new() };
         if entry {
-            let total: u64 = params
-                .iter()
-                .map(|p| {
-                    if let Formal::Memory(v) = p {
-                        v.bytes
-                    } else {
-                        0
-                    }
-                })
-                .sum();
+            let total: u64 = params.iter().map(|p| if let Formal::Memory(v) = p { v.bytes } else { 0 }).sum();
             if total > MAX_PARAM_BYTES {
-                return self.error(format!(
-                    "{total} bytes of parameters; a kernel takes {MAX_PARAM_BYTES} at most"
-                ));
+                return self.error(format!("{total} bytes of parameters; a kernel takes {MAX_PARAM_BYTES} at most"));
             }
         }
         let mut limits = Limits::default();
@@ -288,8 +250,7 @@ impl<'a> Parser<'a> {
             match self.peek() {
                 Token::Dot("maxntid") => {
                     self.next();
-                    limits.max_threads =
-                        Some(self.dims()?.iter().fold(1u32, |a, &b| a.saturating_mul(b)));
+                    limits.max_threads = Some(self.dims()?.iter().fold(1u32, |a, &b| a.saturating_mul(b)));
                 }
                 Token::Dot("reqntid") => {
                     self.next();
@@ -321,15 +282,7 @@ impl<'a> Parser<'a> {
             self.source = SourceLine::default();
             Some(self.nested(Self::statements)?)
         };
-        self.ast.functions.push(Function {
-            name,
-            entry,
-            results,
-            params,
-            limits,
-            body,
-            line,
-        });
+        self.ast.functions.push(Function { name, entry, results, params, limits, body, line });
         Ok(())
     }
 
@@ -361,10 +314,7 @@ impl<'a> Parser<'a> {
             } else if self.eat_dot("param") {
                 list.push(Formal::Memory(self.declarator_one(Space::Param)?));
             } else {
-                return self.error(format!(
-                    "expected `.param` or `.reg`, found {}",
-                    self.found()
-                ));
+                return self.error(format!("expected `.param` or `.reg`, found {}", self.found()));
             }
         }
         Ok(list)
@@ -428,9 +378,8 @@ impl<'a> Parser<'a> {
                 Token::Dot(name) => {
                     self.next();
                     let ty = self.ty(name)?;
-                    while let Token::Dot(
-                        hint @ ("ptr" | "global" | "const" | "local" | "shared" | "align"),
-                    ) = self.peek()
+                    while let Token::Dot(hint @ ("ptr" | "global" | "const" | "local" | "shared" | "align")) =
+                        self.peek()
                     {
                         self.next();
                         if hint == "align" {
@@ -444,21 +393,13 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn declarator(
-        &mut self,
-        space: Space,
-        (align, vector, element): (u32, u32, Type),
-    ) -> Result<Variable> {
+    fn declarator(&mut self, space: Space, (align, vector, element): (u32, u32, Type)) -> Result<Variable> {
         let line = self.line();
         let name = self.word("a variable name")?.to_string();
         let natural = element.bytes() * vector;
         let mut bytes = u64::from(natural);
         while self.eat('[') {
-            let n = if self.peek() == Token::Punct(']') {
-                0
-            } else {
-                self.constant()?
-            };
+            let n = if self.peek() == Token::Punct(']') { 0 } else { self.constant()? };
             self.expect(']')?;
             bytes = match bytes.checked_mul(n) {
                 Some(b) if b <= MAX_VARIABLE => b,
@@ -476,16 +417,7 @@ impl<'a> Parser<'a> {
             }
         }
         let align = if align == 0 { natural } else { align };
-        Ok(Variable {
-            name,
-            space,
-            align,
-            bytes,
-            element,
-            external: false,
-            init,
-            line,
-        })
+        Ok(Variable { name, space, align, bytes, element, external: false, init, line })
     }
 
     fn initialiser(&mut self, element: Type, out: &mut Vec<Init>) -> Result<()> {
@@ -513,10 +445,7 @@ impl<'a> Parser<'a> {
                 let n = self.constant()? as i64;
                 offset += if sign == '+' { n } else { n.wrapping_neg() };
             }
-            out.push(Init::Symbol {
-                name: name.to_string(),
-                offset,
-            });
+            out.push(Init::Symbol { name: name.to_string(), offset });
             return Ok(());
         }
         let bits = match self.literal()? {
@@ -678,16 +607,11 @@ impl<'a> Parser<'a> {
                                 names.push(self.word("a label")?.to_string());
                             }
                             self.expect(';')?;
-                            list.push(Statement::Targets {
-                                label: w.to_string(),
-                                names,
-                            });
+                            list.push(Statement::Targets { label: w.to_string(), names });
                         }
                         Token::Dot("callprototype") => {
                             self.skip_to(';');
-                            list.push(Statement::Prototype {
-                                label: w.to_string(),
-                            });
+                            list.push(Statement::Prototype { label: w.to_string() });
                         }
                         _ => list.push(Statement::Label(w.to_string())),
                     }
@@ -697,11 +621,7 @@ impl<'a> Parser<'a> {
                     self.next();
                     let file = self.uint()? as u32;
                     let line = self.uint()? as u32;
-                    let column = if let Token::Number(_) = self.peek() {
-                        self.uint()? as u32
-                    } else {
-                        0
-                    };
+                    let column = if let Token::Number(_) = self.peek() { self.uint()? as u32 } else { 0 };
                     self.source = SourceLine { file, line, column };
                     if self.peek() == Token::Punct(',') {
                         self.skip_line();
@@ -741,12 +661,7 @@ impl<'a> Parser<'a> {
             } else {
                 None
             };
-            list.push(Statement::Register {
-                ty,
-                name,
-                count,
-                line,
-            });
+            list.push(Statement::Register { ty, name, count, line });
             if !self.eat(',') {
                 return self.expect(';');
             }
@@ -769,14 +684,7 @@ impl<'a> Parser<'a> {
             operands.push(self.operand()?);
         }
         let source = self.source;
-        Ok(Statement::Instruction(Instruction {
-            guard,
-            opcode,
-            modifiers,
-            operands,
-            line,
-            source,
-        }))
+        Ok(Statement::Instruction(Instruction { guard, opcode, modifiers, operands, line, source }))
     }
 
     fn operand(&mut self) -> Result<Operand> {
@@ -793,9 +701,7 @@ impl<'a> Parser<'a> {
                 self.next();
                 Operand::Vector(self.list('}')?)
             }
-            Token::Punct('(')
-                if !matches!(self.peek2(), Token::Number(_) | Token::Punct('-' | '~')) =>
-            {
+            Token::Punct('(') if !matches!(self.peek2(), Token::Number(_) | Token::Punct('-' | '~')) => {
                 self.next();
                 return Ok(Operand::List(self.list(')')?));
             }
@@ -818,11 +724,7 @@ impl<'a> Parser<'a> {
                     Token::Punct('+' | '-') => {
                         let offset = self.offset()?;
                         let base = Some(Box::new(Operand::Name(w.to_string())));
-                        return Ok(Operand::Address {
-                            base,
-                            offset,
-                            extra: Vec::new(),
-                        });
+                        return Ok(Operand::Address { base, offset, extra: Vec::new() });
                     }
                     _ => Operand::Name(w.to_string()),
                 }
@@ -855,11 +757,7 @@ impl<'a> Parser<'a> {
                 Operand::Int(v) => v as i64,
                 _ => return self.error("an offset is an integer"),
             };
-            offset = if sign == '+' {
-                offset.wrapping_add(n)
-            } else {
-                offset.wrapping_sub(n)
-            };
+            offset = if sign == '+' { offset.wrapping_add(n) } else { offset.wrapping_sub(n) };
         }
         Ok(offset)
     }
@@ -877,28 +775,18 @@ impl<'a> Parser<'a> {
             extra.push(self.operand()?);
         }
         self.expect(']')?;
-        Ok(Operand::Address {
-            base,
-            offset,
-            extra,
-        })
+        Ok(Operand::Address { base, offset, extra })
     }
 }
 
 /// A numeric literal (PTX ISA, "Integer Constants", "Floating-Point Constants").
 fn number(text: &str) -> Option<Operand> {
     if let Some(hex) = text.strip_prefix("0f").or_else(|| text.strip_prefix("0F")) {
-        return (hex.len() == 8)
-            .then(|| u32::from_str_radix(hex, 16).ok().map(Operand::F32))
-            .flatten();
+        return (hex.len() == 8).then(|| u32::from_str_radix(hex, 16).ok().map(Operand::F32)).flatten();
     }
     if let Some(hex) = text.strip_prefix("0d").or_else(|| text.strip_prefix("0D")) {
         return (hex.len() == 16)
-            .then(|| {
-                u64::from_str_radix(hex, 16)
-                    .ok()
-                    .map(|b| Operand::F64(f64::from_bits(b)))
-            })
+            .then(|| u64::from_str_radix(hex, 16).ok().map(|b| Operand::F64(f64::from_bits(b))))
             .flatten();
     }
     let hex = text.starts_with("0x") || text.starts_with("0X");
@@ -948,19 +836,10 @@ $L2: ret;
 
     #[test]
     fn bad_text_is_an_error_with_its_line() {
-        for (text, line) in [
-            ("", 1),
-            (
-                ".version 8.0\n.target sm_80\n.entry k() { add.s32 %r1 %r2; }",
-                3,
-            ),
-        ] {
+        for (text, line) in [("", 1), (".version 8.0\n.target sm_80\n.entry k() { add.s32 %r1 %r2; }", 3)] {
             assert_eq!(parse(text).unwrap_err().line, line, "{text}");
         }
-        let deep = format!(
-            ".version 8.0\n.target sm_80\n.func f {{ {}",
-            "{".repeat(100_000)
-        );
+        let deep = format!(".version 8.0\n.target sm_80\n.func f {{ {}", "{".repeat(100_000));
         assert!(parse(&deep).unwrap_err().message.contains("deep"));
     }
 }
