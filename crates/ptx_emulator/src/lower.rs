@@ -376,10 +376,16 @@ impl<'a> Lower<'a> {
     fn block(&mut self, body: &'a [Statement]) -> Result<(), ParseError> {
         let mut scope = HashMap::new();
         for s in body {
-            if let Statement::Label(name) = s {
-                scope.insert(name.clone(), Symbol::Label(self.kernel.labels.len() as u32));
-                self.kernel.labels.push(u32::MAX);
-            }
+            let (name, symbol) = match s {
+                Statement::Label(name) => {
+                    self.kernel.labels.push(u32::MAX);
+                    (name, Symbol::Label(self.kernel.labels.len() as u32 - 1))
+                }
+                Statement::Targets { label, names } => (label, Symbol::Targets(names.clone())),
+                Statement::Prototype { label } => (label, Symbol::Prototype),
+                _ => continue,
+            };
+            scope.insert(name.clone(), symbol);
         }
         self.scopes.push(scope);
         for s in body {
@@ -399,8 +405,7 @@ impl<'a> Lower<'a> {
                         self.kernel.labels[id as usize] = self.kernel.code.len() as u32;
                     }
                 }
-                Statement::Targets { label, names } => self.bind(label, Symbol::Targets(names.clone())),
-                Statement::Prototype { label } => self.bind(label, Symbol::Prototype),
+                Statement::Targets { .. } | Statement::Prototype { .. } => {}
                 Statement::Instruction(i) => self.instruction(i)?,
                 Statement::Block(inner) => self.block(inner)?,
             }
