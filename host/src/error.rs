@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use safetensors::Dtype;
+
 /// The error of this library.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -89,6 +91,41 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A file that is no valid safetensors file.
+    #[error("not a valid safetensors file: {0}; download or export it again")]
+    Safetensors(String),
+    /// A tensor, or all of a layer, that should be there.
+    #[error("{name} is missing; {remedy}")]
+    Missing {
+        /// What is missing.
+        name: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A tensor of the wrong type.
+    #[error("its dtype is {got}, not {}; {remedy}", either(expected))]
+    Dtype {
+        /// The type it has.
+        got: Dtype,
+        /// The types it may have.
+        expected: Vec<Dtype>,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A tensor of the wrong shape.
+    #[error("its shape is {got:?}, not {expected}; export the model again")]
+    Shape {
+        /// The shape it has.
+        got: Vec<usize>,
+        /// The shape it should have.
+        expected: String,
+    },
+    /// A global scale to divide by that is no positive finite number, or has no finite inverse.
+    #[error("global scale {value} cannot be divided by; quantise the tensor again")]
+    Divisor {
+        /// The scale.
+        value: f32,
+    },
     /// An error with its place in front: a file, a tensor, a group.
     #[error("{place}: {error}")]
     At {
@@ -100,6 +137,11 @@ pub enum Error {
     /// No device of the wanted kind.
     #[error("no CUDA device: {0}")]
     NoDevice(String),
+}
+
+/// Alternatives in words.
+fn either(dtypes: &[Dtype]) -> String {
+    dtypes.iter().map(Dtype::to_string).collect::<Vec<_>>().join(" or ")
 }
 
 impl Error {

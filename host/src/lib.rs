@@ -1,6 +1,7 @@
 //! NVFP4 grouped GEMM for mixture-of-experts models.
 
 pub mod backend;
+pub mod checkpoint;
 pub mod compare;
 mod error;
 pub mod format;

@@ -102,7 +102,8 @@ impl GroupedProblem {
     }
 }
 
-fn check_weight_size(n: usize, k: usize) -> Result<(), Error> {
+/// Checks the sizes of a weight matrix `[N, K]`.
+pub(crate) fn check_weight_size(n: usize, k: usize) -> Result<(), Error> {
     if k == 0 || k > MAX_K || !k.is_multiple_of(BLOCK) {
         return Err(Error::BlockAlignment { k });
     }

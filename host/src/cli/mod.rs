@@ -5,6 +5,7 @@ mod inspect;
 mod progress;
 mod quantize;
 mod roofline;
+mod run;
 mod shapes;
 mod table;
 
@@ -14,6 +15,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use nvfp4::problem::Op;
 
+/// A wrong result.
+pub const WRONG: u8 = 1;
 /// Bad input or usage.
 pub const BAD_INPUT: u8 = 2;
 /// No device of the kind asked for.
@@ -29,6 +32,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Run(run::Args),
     Quantize(quantize::Args),
     Inspect(inspect::Args),
     Roofline(roofline::Args),
@@ -41,6 +45,7 @@ pub fn main() -> ExitCode {
     // clap's own usage errors exit with 2, as bad input does.
     let out = &mut io::stdout().lock();
     let result = match &Cli::parse().command {
+        Command::Run(args) => run::run(args, out),
         Command::Quantize(args) => quantize::run(args, out),
         Command::Inspect(args) => inspect::run(args, out),
         Command::Roofline(args) => roofline::run(args, out),
