@@ -217,7 +217,9 @@ fn dot_products_portable<const T: usize>(tokens: [&[i32]; T], weight: &[i32]) ->
         for (sums, token) in sums.iter_mut().zip(tokens) {
             let token = &token[block];
             for lane in 0..LANES {
-                sums[lane] += i64::from(token[lane]) * i64::from(weight[lane]);
+                // Never wraps (see the head of this file); checked operators, as tests are built with, do not vectorise.
+                let product = i64::from(token[lane]).wrapping_mul(i64::from(weight[lane]));
+                sums[lane] = sums[lane].wrapping_add(product);
             }
         }
     }
