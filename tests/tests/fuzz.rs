@@ -1,52 +1,22 @@
 //! Mutated files never panic, abort, or make a small file allocate much. Each reader is fuzzed for two seconds, or for
 //! `NVFP4_FUZZ_SECONDS`. A failing case says its seed; `NVFP4_FUZZ_SEED` begins with it.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::io::Write;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nvfp4::checkpoint::{Activations, Checkpoint, Conversion, Dtype, Format, INDEX_NAME, Inspection};
 use nvfp4::plan::roofline::Roofline;
 use nvfp4::problem::{Op, OutDtype};
 use nvfp4::{Error, shape};
+use nvfp4_tests::allocation::{self, Counting};
 use nvfp4_tests::files::{Tensors, f32s, i64s, raw};
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::{Value, json};
 
-/// Bytes that reading a file of a few kilobytes may hold at a time, in all tests of this binary together; without limit
-/// once a test has failed, since backtraces take much.
-static LIMIT: AtomicUsize = AtomicUsize::new(16 << 20);
-
-/// Counts what is allocated, and refuses what is too much: the process then aborts, and the test has failed.
-struct Counting;
-
-static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
-static CURRENT_CASE: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call goes to the system's allocator with the arguments that came; null says that there is no memory.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE_BYTES.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        if live > LIMIT.load(Ordering::Relaxed) && !std::thread::panicking() {
-            let case = CURRENT_CASE.load(Ordering::Relaxed);
-            // Writes to stderr do not allocate.
-            let _ = writeln!(std::io::stderr(), "{live} bytes allocated about case {case}");
-            return std::ptr::null_mut();
-        }
-        // SAFETY: the caller's promises about `layout` are the ones that the system asks for.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: `pointer` came from `alloc` above, so from the system, with this layout.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+/// Bytes that reading a file of a few kilobytes may hold at a time, in all tests of this binary together.
+const ALLOCATION_LIMIT: usize = 16 << 20;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -57,7 +27,8 @@ struct Case(u64);
 impl Drop for Case {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            LIMIT.store(usize::MAX, Ordering::Relaxed);
+            // Backtraces take much.
+            allocation::limit(usize::MAX);
             eprintln!("reproduce with NVFP4_FUZZ_SEED={} NVFP4_FUZZ_SECONDS=0", self.0);
         }
     }
@@ -70,10 +41,11 @@ fn variable(name: &str) -> Option<u64> {
 /// Runs one case after another, at least one, each with random numbers of its own.
 fn fuzz(mut case: impl FnMut(&mut Xoshiro256PlusPlus)) {
     let time = Duration::from_secs(variable("NVFP4_FUZZ_SECONDS").unwrap_or(2));
+    allocation::limit(ALLOCATION_LIMIT);
     let begin = Instant::now();
     let mut count = 0;
     for seed in variable("NVFP4_FUZZ_SEED").unwrap_or(0).. {
-        CURRENT_CASE.store(seed, Ordering::Relaxed);
+        allocation::set_case(seed);
         let _named = Case(seed);
         case(&mut Xoshiro256PlusPlus::seed_from_u64(seed));
         count += 1;
