@@ -1087,6 +1087,28 @@ mod tests {
     }
 
     #[test]
+    fn a_box_larger_than_shared_memory_cannot_be_copied() {
+        let map = TensorMap::tiled(
+            DataType::U8,
+            0,
+            &[256; 5],
+            &[256, 1 << 16, 1 << 24, 1 << 32],
+            &[256; 5],
+            &[1; 5],
+            Interleave::None,
+            Swizzle::None,
+            L2Promotion::None,
+            OobFill::Zero,
+        );
+        let error = map.unwrap().visit(&[0; 5], 0, |_| ()).unwrap_err();
+        assert_eq!(
+            error,
+            TensorMapError::BoxBytes(u32::MAX),
+            "2^40 bytes, saturated"
+        );
+    }
+
+    #[test]
     fn copies_that_are_not_modelled_say_so() {
         let interleaved = TensorMap::tiled(
             DataType::U8,
