@@ -301,7 +301,7 @@ fn check_shapes(a: (usize, usize), b: (usize, usize), d: usize) {
 fn dot_to_odd(a: &Floats, row: usize, b: &Floats, column: usize, c: f64) -> f64 {
     let products = a.row(row).iter().zip(b.row(column)).map(|(a, b)| a * b);
     if a.extents[row].sums_exactly(b.extents[column], a.k) {
-        add_to_odd(products.sum(), c)
+        add_to_odd(products.fold(0.0, |sum, product| sum + product), c)
     } else {
         exact_sum_to_odd(products.chain([c]))
     }
