@@ -1,0 +1,116 @@
+//! AVX-512 with VNNI: a panel is two vectors, and 16 tokens' sums… see [`Simd`].
+
+use std::arch::x86_64::*;
+
+use super::kernel::{self, Block, Scratch, Simd, Tile};
+use super::layout::{BIASED, PANEL_ROWS, PackedBlock, PackedScales, QUADS, TokenBlock};
+
+/// Proof that this machine has AVX-512 F, BW and VNNI.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512(());
+
+/// Vectors of a panel.
+const VECTORS: usize = 2;
+
+impl Avx512 {
+    /// The proof, where there is one.
+    pub fn detect() -> Option<Self> {
+        let present = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vnni");
+        present.then_some(Self(()))
+    }
+}
+
+impl Simd for Avx512 {
+    const LANES: usize = PANEL_ROWS;
+    const TOKENS: usize = 8;
+    type Weights = ([[__m512i; VECTORS]; QUADS], [__m512; VECTORS]);
+    type Sums = [__m512; VECTORS];
+
+    #[inline(always)]
+    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Block) {
+        // SAFETY: `self` proves the features. A half of a packed block and a quad of an unpacked one are 128 bytes, two
+        // vectors; scales are 32 bytes, and 32 f32.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(BIASED.as_ptr().cast()));
+            let nibble = _mm512_set1_epi8(0xF);
+            for (half, bytes) in values.0.iter().enumerate() {
+                for vector in 0..VECTORS {
+                    let packed = _mm512_loadu_si512(bytes.as_ptr().cast::<__m512i>().add(vector));
+                    let codes = [packed, _mm512_srli_epi16::<4>(packed)];
+                    for (parity, codes) in codes.into_iter().enumerate() {
+                        let weights = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, nibble));
+                        let quad = out.quads[2 * half + parity].as_mut_ptr().cast::<__m512i>();
+                        _mm512_storeu_si512(quad.add(vector), weights);
+                    }
+                }
+            }
+            for vector in 0..VECTORS {
+                let codes = _mm_loadu_si128(scales.as_ptr().cast::<__m128i>().add(vector));
+                // E4M3's fields in the place of f16's, whose bias is larger by 8.
+                let f16s = _mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(codes));
+                let scales = _mm512_mul_ps(_mm512_cvtph_ps(f16s), _mm512_set1_ps(256.0));
+                _mm512_storeu_ps(out.scales.as_mut_ptr().add(16 * vector), scales);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn load(self, block: &Block, _lane: usize) -> Self::Weights {
+        // SAFETY: `self` proves the features; a quad is 128 bytes, scales are 32 f32.
+        unsafe {
+            let quads = std::array::from_fn(|quad| {
+                let quad = block.quads[quad].as_ptr().cast::<__m512i>();
+                std::array::from_fn(|vector| _mm512_loadu_si512(quad.add(vector)))
+            });
+            (quads, std::array::from_fn(|vector| _mm512_loadu_ps(block.scales.as_ptr().add(16 * vector))))
+        }
+    }
+
+    #[inline(always)]
+    fn zero(self) -> Self::Sums {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm512_setzero_ps(); VECTORS] }
+    }
+
+    #[inline(always)]
+    fn accumulate(self, mut sums: Self::Sums, (quads, scales): Self::Weights, token: &TokenBlock) -> Self::Sums {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let mut dots = [_mm512_set1_epi32(token.bias); VECTORS];
+            for (weights, token) in quads.iter().zip(token.quads) {
+                let token = _mm512_set1_epi32(token);
+                for (dot, weights) in dots.iter_mut().zip(weights) {
+                    *dot = _mm512_dpbusd_epi32(*dot, *weights, token);
+                }
+            }
+            let token_scale = _mm512_set1_ps(token.scale);
+            for ((sum, dot), scale) in sums.iter_mut().zip(dots).zip(scales) {
+                *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(scale, token_scale), *sum);
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
+        let memory: &mut [f32; PANEL_ROWS] = memory.try_into().expect("a sum for each row");
+        for (vector, sums) in sums.into_iter().enumerate() {
+            // SAFETY: `self` proves the features; memory has two vectors.
+            unsafe {
+                let memory = memory.as_mut_ptr().add(16 * vector);
+                _mm512_storeu_ps(memory, _mm512_add_ps(_mm512_loadu_ps(memory), sums));
+            }
+        }
+    }
+
+    fn compute(self, tile: &Tile<'_>, scratch: &mut Scratch) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+        fn compute(simd: Avx512, tile: &Tile<'_>, scratch: &mut Scratch) {
+            kernel::compute(simd, tile, scratch);
+        }
+        // SAFETY: `self` proves the features.
+        unsafe { compute(self, tile, scratch) }
+    }
+}

@@ -1,0 +1,209 @@
+//! One body of tests for every instruction set that this machine has.
+
+use super::*;
+use crate::backend;
+use crate::compare::{Comparison, Tolerance, compare_with};
+use crate::format::{Matrix, e4m3};
+use crate::generate::{self, Generator};
+use crate::oracle::{self, Reference};
+use crate::problem::{Expert, Group, OutDtype};
+
+/// Every instruction set that this machine has; says which it has not.
+fn cpus() -> impl Iterator<Item = Cpu> {
+    Isa::ALL.into_iter().filter_map(|isa| Cpu::with(isa).map_err(|error| eprintln!("skipped: {error}")).ok())
+}
+
+fn run(cpu: Cpu, weights: &Weights<'_>, step: &Step<'_>) -> Output {
+    let mut output = Output::new(step.problem());
+    let mut layer = cpu.prepare(weights).unwrap();
+    backend::run(&mut *layer, step, &mut output).unwrap();
+    output
+}
+
+/// Compares with the oracle at the tolerance that the roundings of an f32 sum earn.
+fn check(output: &Output, weights: &Weights<'_>, step: &Step<'_>) -> Comparison {
+    let reference = Reference::new(weights, step);
+    let magnitudes: Vec<_> =
+        (0..weights.experts().len()).map(|group| oracle::magnitudes(weights, step, group)).collect();
+    let groups = step.problem().groups();
+    let tolerance = Tolerance::of(output.dtype());
+    compare_with(output, &reference, step, |group, row, column, element| {
+        let Group { n, k, .. } = groups[group];
+        let magnitude =
+            |projection: usize| magnitudes[group].get(projection).map_or(0.0, |sums| sums[row * n + column]);
+        // Within a chunk, over chunks, and the epilogue's few.
+        let roundings = layout::CHUNK_BLOCKS + layout::chunks(k) + 8;
+        tolerance.widened(element, [magnitude(0), magnitude(1)], roundings as f64)
+    })
+}
+
+fn assert_right(weights: &Weights<'_>, step: &Step<'_>) {
+    let mut bits = None;
+    for cpu in cpus() {
+        let output = run(cpu, weights, step);
+        // All instruction sets give the same bits, so the first is compared with the oracle, the others with it.
+        if let Some(bits) = &bits {
+            assert!(output.bits() == bits, "{} differs from {}", cpu.isa().name(), cpus().next().unwrap().isa().name());
+        } else {
+            let found = check(&output, weights, step);
+            assert!(found.passed(), "{}, {:?}: {found:?}", cpu.isa().name(), step.problem());
+            bits = Some(output.bits().to_vec());
+        }
+    }
+}
+
+fn generated(
+    generator: Generator,
+    op: Op,
+    groups: &[Group],
+    dtype: OutDtype,
+    use_it: impl FnOnce(&Weights<'_>, &Step<'_>),
+) {
+    let weights = generate::weights(generator, op, groups, 1).unwrap();
+    let step = Step::new(&weights, generate::activations(generator, groups, 2).unwrap(), dtype).unwrap();
+    use_it(&weights, &step);
+}
+
+#[test]
+fn ragged_groups_of_any_size_are_right() {
+    for op in [Op::Gated, Op::Plain] {
+        for (n, k) in [(8, 16), (72, 48), (136, 320), (8, 2880), (72, 16384)] {
+            for dtype in [OutDtype::F16, OutDtype::Bf16] {
+                let groups: Vec<_> = [0, 1, 7, 127, 0, 129, 3].map(|m| Group { m, n, k }).into();
+                generated(Generator::Gaussian, op, &groups, dtype, assert_right);
+            }
+        }
+    }
+}
+
+#[test]
+fn more_tokens_than_a_tile_has_and_sizes_that_differ_between_groups_are_right() {
+    let groups = [(300, 24, 1040), (513, 136, 96), (2, 8, 528)].map(|(m, n, k)| Group { m, n, k });
+    for op in [Op::Gated, Op::Plain] {
+        generated(Generator::PublicGroup, op, &groups, OutDtype::Bf16, assert_right);
+    }
+}
+
+#[test]
+fn every_value_and_every_scale_is_right() {
+    for op in [Op::Gated, Op::Plain] {
+        generated(Generator::AllCodes, op, &[Group { m: 33, n: 72, k: 4096 }], OutDtype::F16, assert_right);
+    }
+}
+
+#[test]
+fn each_pair_of_values_at_each_pair_of_scales_has_its_exact_product() {
+    // One element of a block is not zero: a token for each value and scale, likewise a row of weights.
+    let scales = [0, 1, 7, 8, 0x38, 0x77, e4m3::MAX_CODE];
+    let codes: Vec<(u8, u8)> = (0..16).flat_map(|code| scales.map(|scale| (code, scale))).collect();
+    let matrix = |element: usize| {
+        let mut values = vec![0; codes.len() * 8];
+        for (row, &(code, _)) in values.chunks_mut(8).zip(&codes) {
+            row[element / 2] = code << (element % 2 * 4);
+        }
+        let scales: Vec<u8> = codes.iter().map(|&(_, scale)| scale).collect();
+        Matrix::new(codes.len(), 16, values, scales, 1.0 / 64.0).unwrap()
+    };
+    for element in 0..16 {
+        let weights = Weights::new(Op::Plain, vec![Expert::Plain(matrix(element))]).unwrap();
+        let step = Step::new(&weights, vec![matrix(element)], OutDtype::Bf16).unwrap();
+        let exact = Reference::new(&weights, &step).output(&step);
+        for cpu in cpus() {
+            let output = run(cpu, &weights, &step);
+            // Zero may have either sign.
+            let same = |(&got, &want): (&u16, &u16)| got == want || (got | want) & 0x7FFF == 0;
+            assert!(output.bits().iter().zip(exact.bits()).all(same), "{}, element {element}", cpu.isa().name());
+        }
+    }
+}
+
+#[test]
+fn the_largest_sums_of_one_sign_and_of_alternating_signs_are_right() {
+    let k = 16384;
+    let constant = |rows: usize, byte: u8, global| {
+        Matrix::new(rows, k, vec![byte; rows * k / 2], vec![e4m3::MAX_CODE; rows * k / 16], global).unwrap()
+    };
+    // 0x77 is (6, 6), 0xF7 is (6, −6).
+    for (tokens, gate, up) in [(0x77, 0x77, 0xFF), (0x77, 0xFF, 0x77), (0xF7, 0xF7, 0x7F), (0x77, 0xF7, 0x77)] {
+        for global in [1.0, 1e-6, 1e-11] {
+            let expert = Expert::Gated { gate: constant(24, gate, global), up: constant(24, up, global / 10.0) };
+            let weights = Weights::new(Op::Gated, vec![expert]).unwrap();
+            for dtype in [OutDtype::F16, OutDtype::Bf16] {
+                let step = Step::new(&weights, vec![constant(5, tokens, 1.0)], dtype).unwrap();
+                assert_right(&weights, &step);
+            }
+        }
+    }
+}
+
+#[test]
+fn gate_and_up_keep_their_own_global_scales() {
+    let matrix =
+        |rows: usize, global| Matrix::new(rows, 32, vec![0x2A; rows * 16], vec![0x38; rows * 2], global).unwrap();
+    let expert = Expert::Gated { gate: matrix(16, 0.02), up: matrix(16, 0.2) };
+    let weights = Weights::new(Op::Gated, vec![expert]).unwrap();
+    let step = Step::new(&weights, vec![matrix(3, 3.0)], OutDtype::F16).unwrap();
+    assert_right(&weights, &step);
+}
+
+#[test]
+fn no_groups_and_groups_without_tokens_write_nothing() {
+    for groups in [vec![], vec![Group { m: 0, n: 8, k: 16 }; 300]] {
+        generated(Generator::Gaussian, Op::Gated, &groups, OutDtype::F16, assert_right);
+    }
+}
+
+#[test]
+fn hundreds_of_groups_are_right() {
+    let groups: Vec<_> = (0..300).map(|group| Group { m: group % 4, n: 16, k: 64 }).collect();
+    generated(Generator::Gaussian, Op::Gated, &groups, OutDtype::F16, assert_right);
+}
+
+#[test]
+fn reruns_larger_and_smaller_steps_and_any_number_of_threads_give_the_same_bits() {
+    let groups = |scale: usize| [3, 0, 40, 1].map(|m| Group { m: m * scale, n: 136, k: 1040 });
+    let weights = generate::weights(Generator::AllCodes, Op::Gated, &groups(1), 1).unwrap();
+    let step = |scale: usize, dtype| {
+        let tokens = generate::activations(Generator::AllCodes, &groups(scale), 2).unwrap();
+        Step::new(&weights, tokens, dtype).unwrap()
+    };
+    let (small, large) = (step(1, OutDtype::F16), step(9, OutDtype::Bf16));
+    for cpu in cpus() {
+        let mut layer = cpu.prepare(&weights).unwrap();
+        let mut outputs = [&small, &large].map(|step| run(cpu, &weights, step));
+        for threads in [1, 2, 5] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            for (step, first) in [&large, &small, &large].into_iter().zip([1, 0, 1]) {
+                let again = pool.install(|| {
+                    let mut again = Output::new(step.problem());
+                    cpu.prepare(&weights).unwrap().execute(step, &mut again).unwrap();
+                    again
+                });
+                assert!(again == outputs[first], "{}: {threads} threads", cpu.isa().name());
+                let first = outputs[first].clone();
+                let output = &mut outputs[usize::from(step.problem() == large.problem())];
+                backend::run(&mut *layer, step, output).unwrap();
+                assert!(*output == first, "{}: rerun", cpu.isa().name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_or_an_output_of_other_sizes_is_refused() {
+    let sizes = |n, m| [Group { m, n, k: 32 }];
+    generated(Generator::Gaussian, Op::Plain, &sizes(8, 2), OutDtype::F16, |weights, step| {
+        let mut layer = Cpu::new().prepare(weights).unwrap();
+        assert!(layer.execute(step, &mut Output::new(step.problem())).is_ok());
+        for (n, m, dtype) in [(8, 3, OutDtype::F16), (8, 2, OutDtype::Bf16)] {
+            generated(Generator::Gaussian, Op::Plain, &sizes(n, m), dtype, |_, other| {
+                assert!(layer.execute(step, &mut Output::new(other.problem())).is_err());
+            });
+        }
+        for op in [Op::Plain, Op::Gated] {
+            generated(Generator::Gaussian, op, &sizes(16, 2), OutDtype::F16, |_, other| {
+                assert!(layer.execute(other, &mut Output::new(other.problem())).is_err());
+            });
+        }
+    });
+}

@@ -1,0 +1,52 @@
+//! What can run a step. A backend gets checked weights and steps and returns outputs; it decides nothing about shapes.
+
+pub mod cpu;
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::output::Output;
+use crate::plan::roofline::Peaks;
+use crate::problem::{Step, Weights};
+
+/// A device that can run steps.
+pub trait Backend {
+    /// Its name on the command line: `cpu`, `cuda`.
+    fn name(&self) -> &'static str;
+
+    /// The device, in words.
+    fn device(&self) -> String;
+
+    /// What the device can do at most, where that is known.
+    fn peaks(&self) -> Option<Peaks> {
+        None
+    }
+
+    /// Brings the weights into the form and the place that the kernel reads. Once for many steps.
+    ///
+    /// # Errors
+    /// If the device fails or is out of memory.
+    fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error>;
+}
+
+/// Prepared weights.
+pub trait Layer {
+    /// The kernel that a step will use.
+    fn kernel(&self) -> &str;
+
+    /// Computes a step from host memory into `output`, all of which it writes; returns the time that the kernel took,
+    /// without the transfers. Allocates nothing when a step is no larger than one before.
+    ///
+    /// # Errors
+    /// If the step was made for other weights, or the device fails.
+    fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error>;
+}
+
+/// Poisons `output`, then computes a step into it: the way to run a step whose output will be checked.
+///
+/// # Errors
+/// As [`Layer::execute`].
+pub fn run(layer: &mut dyn Layer, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
+    output.poison();
+    layer.execute(step, output)
+}

@@ -1,0 +1,106 @@
+//! Activations of a step from a safetensors file: `hidden` `[T, K]` and `group_sizes` `[E]`.
+
+use std::path::Path;
+
+use super::file::{Tensor, TensorFile};
+use super::floats::{self, Floats};
+use super::{Dtype, place};
+use crate::error::Error;
+use crate::format::{BLOCK, Matrix};
+use crate::quantize::global_scale_for;
+
+const HIDDEN: &str = "hidden";
+const GROUP_SIZES: &str = "group_sizes";
+
+/// Tokens of all experts, one expert's after another's, as numbers that were not quantised yet.
+#[derive(Debug)]
+pub struct Activations {
+    file: TensorFile,
+    group_sizes: Vec<usize>,
+    k: usize,
+}
+
+impl Activations {
+    /// Opens a file of `hidden` `[T, K]` in f32, f16 or bf16, and `group_sizes` `[E]` in i64, the tokens of each expert in
+    /// the order of the rows of `hidden`.
+    ///
+    /// # Errors
+    /// If a tensor is missing, of another type or shape, or the group sizes are negative or do not sum to T.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let file = TensorFile::open(path)?;
+        let hidden = part(&file, HIDDEN, &floats::DTYPES)?;
+        let (tokens, k) = match *hidden.shape {
+            [tokens, k] if k > 0 && k.is_multiple_of(BLOCK) => Ok((tokens, k)),
+            [_, k] => Err(Error::BlockAlignment { k }),
+            _ => Err(Error::Shape { got: hidden.shape.to_vec(), expected: "[T, K]".into() }),
+        }
+        .map_err(|error| error.at(place(path, HIDDEN)))?;
+        let sizes = part(&file, GROUP_SIZES, &[Dtype::I64])?;
+        let group_sizes = group_sizes(sizes, tokens).map_err(|error| error.at(place(path, GROUP_SIZES)))?;
+        Ok(Self { file, group_sizes, k })
+    }
+
+    /// The tokens of each expert.
+    pub fn group_sizes(&self) -> &[usize] {
+        &self.group_sizes
+    }
+
+    /// The length of a token.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Quantises the tokens of each expert, with the expert's input scale if it has one and else with one global scale for
+    /// all of `hidden`.
+    ///
+    /// # Errors
+    /// If there are not as many input scales as groups, or `hidden` holds NaN or an infinity.
+    pub fn quantize(&self, input_scales: &[Option<f32>]) -> Result<Vec<Matrix<'static>>, Error> {
+        let path = self.file.path();
+        let (got, expected) = (self.group_sizes.len(), input_scales.len());
+        if got != expected {
+            let error = Error::Mismatch { what: "groups of tokens (one for each expert)", got, expected };
+            return Err(error.at(place(path, GROUP_SIZES)));
+        }
+        let hidden = self.file.tensor(HIDDEN).and_then(Floats::of).expect("the file was opened with it");
+        let at_hidden = |error: Error| error.at(place(path, HIDDEN));
+        let global = global_scale_for(hidden.amax().map_err(at_hidden)?);
+        let mut end = 0;
+        let groups = self.group_sizes.iter().zip(input_scales).map(|(&m, input_scale)| {
+            let rows = end..end + m;
+            end = rows.end;
+            hidden.quantize_rows(rows, self.k, input_scale.unwrap_or(global)).map_err(at_hidden)
+        });
+        groups.collect()
+    }
+}
+
+fn part<'a>(file: &'a TensorFile, name: &str, dtypes: &[Dtype]) -> Result<Tensor<'a>, Error> {
+    let at = |error: Error| error.at(place(file.path(), name));
+    let remedy = "an activations file has hidden [T, K] and group_sizes [E]";
+    let missing = || at(Error::Missing { name: "this tensor".into(), remedy: remedy.into() });
+    let tensor = file.tensor(name).ok_or_else(missing)?;
+    if !dtypes.contains(&tensor.dtype) {
+        return Err(at(Error::Dtype { got: tensor.dtype, expected: dtypes.to_vec(), remedy: "convert it" }));
+    }
+    Ok(tensor)
+}
+
+/// Sizes that are not negative and sum to `tokens`.
+fn group_sizes(sizes: Tensor<'_>, tokens: usize) -> Result<Vec<usize>, Error> {
+    if sizes.shape.len() != 1 {
+        return Err(Error::Shape { got: sizes.shape.to_vec(), expected: "[E]".into() });
+    }
+    let mut sum = 0usize;
+    let mut group_sizes = Vec::new();
+    for (group, &size) in sizes.numbers::<i64>().iter().enumerate() {
+        let invalid = || Error::Invalid(format!("group {group} has {size} tokens; give numbers of rows of `hidden`"));
+        let size = usize::try_from(size).map_err(|_| invalid())?;
+        sum = sum.checked_add(size).ok_or_else(invalid)?;
+        group_sizes.push(size);
+    }
+    if sum != tokens {
+        return Err(Error::Mismatch { what: "sum of the group sizes (rows of `hidden`)", got: sum, expected: tokens });
+    }
+    Ok(group_sizes)
+}

@@ -1,0 +1,286 @@
+//! Safetensors files written beside their place and then renamed, so that an existing file outlives any failure.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Metadata, TensorInfo};
+use tempfile::{NamedTempFile, TempDir};
+
+use super::Dtype;
+use super::file::{LENGTH_BYTES, MAX_HEADER_BYTES, byte_count};
+use crate::error::Error;
+use crate::output::Output;
+use crate::problem::{GroupedProblem, OutDtype};
+
+/// How names end that are not final.
+const PARTIAL: &str = ".partial";
+
+/// The folder of a path to write, and the beginning of temporary names beside it.
+fn beside(path: &Path) -> Result<(&Path, String), Error> {
+    let refuse = || Error::Invalid("not a name to write".into()).at(path.display());
+    let name = path.file_name().ok_or_else(refuse)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok((folder, format!(".{}.", name.to_string_lossy())))
+}
+
+fn cannot_write(path: &Path) -> impl Fn(std::io::Error) -> Error {
+    move |error| Error::io(path, error).at("cannot write")
+}
+
+/// As `mode` for anything new, which the system then takes the umask from; temporary files are else their owner's alone.
+#[cfg(unix)]
+fn permit(builder: &mut tempfile::Builder<'_, '_>, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    builder.permissions(std::fs::Permissions::from_mode(mode));
+}
+
+#[cfg(not(unix))]
+fn permit(_: &mut tempfile::Builder<'_, '_>, _: u32) {}
+
+/// A file that takes its place when it is complete, and vanishes if it never is.
+#[derive(Debug)]
+struct AtomicFile {
+    path: PathBuf,
+    file: NamedTempFile,
+}
+
+impl AtomicFile {
+    fn create(path: &Path) -> Result<Self, Error> {
+        // Renaming would replace a device such as /dev/null.
+        if std::fs::metadata(path).is_ok_and(|existing| !existing.is_file()) {
+            let what = "it is there and not a regular file; give another name to write";
+            return Err(Error::Invalid(what.into()).at(path.display()));
+        }
+        let (folder, prefix) = beside(path)?;
+        let mut builder = tempfile::Builder::new();
+        permit(builder.prefix(&prefix).suffix(PARTIAL), 0o666);
+        let file = builder.tempfile_in(folder).map_err(cannot_write(path))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Runs some writing, and names the file if it fails.
+    fn write(&mut self, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<(), Error> {
+        write(self.file.as_file_mut()).map_err(cannot_write(&self.path))
+    }
+
+    fn finish(self) -> Result<(), Error> {
+        self.file.persist(&self.path).map_err(|error| cannot_write(&self.path)(error.error))?;
+        Ok(())
+    }
+}
+
+/// A folder that takes its place when it is complete, and vanishes if it never is.
+#[derive(Debug)]
+pub(super) struct AtomicFolder {
+    path: PathBuf,
+    folder: TempDir,
+}
+
+impl AtomicFolder {
+    /// Nothing, or an empty folder, may be at `path`.
+    pub(super) fn create(path: &Path) -> Result<Self, Error> {
+        let occupied = match std::fs::read_dir(path) {
+            Ok(mut entries) => entries.next().is_some(),
+            Err(_) => path.symlink_metadata().is_ok(),
+        };
+        if occupied {
+            let what = "it is there already; give the name of a new or an empty folder";
+            return Err(Error::Invalid(what.into()).at(path.display()));
+        }
+        let (parent, prefix) = beside(path)?;
+        let mut builder = tempfile::Builder::new();
+        permit(builder.prefix(&prefix).suffix(PARTIAL), 0o777);
+        let folder = builder.tempdir_in(parent).map_err(cannot_write(path))?;
+        Ok(Self { path: path.to_owned(), folder })
+    }
+
+    /// Where to write.
+    pub(super) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(super) fn finish(self) -> Result<(), Error> {
+        std::fs::rename(self.folder.path(), &self.path).map_err(cannot_write(&self.path))?;
+        // It has moved; nothing is left to delete.
+        _ = self.folder.keep();
+        Ok(())
+    }
+}
+
+/// A safetensors file being written: first its header, for which all types and shapes are known, then the tensors in
+/// any order.
+#[derive(Debug)]
+pub struct TensorWriter {
+    file: AtomicFile,
+    /// Bytes of each tensor that is still to be written.
+    missing: BTreeMap<String, (u64, usize)>,
+}
+
+impl TensorWriter {
+    /// Creates a file of these tensors, under a temporary name beside `path`, with its header. On drop it vanishes;
+    /// [`TensorWriter::finish`] gives it its name.
+    ///
+    /// # Errors
+    /// If the folder or the file cannot be written, two tensors share a name, or sizes overflow.
+    pub fn create(
+        path: &Path,
+        metadata: Option<HashMap<String, String>>,
+        mut tensors: Vec<(String, Dtype, Vec<usize>)>,
+    ) -> Result<Self, Error> {
+        // Larger types first, so that every tensor is aligned for its type.
+        tensors.sort_by(|(name, dtype, _), (other_name, other, _)| other.cmp(dtype).then_with(|| name.cmp(other_name)));
+        let mut end = 0usize;
+        let mut infos = Vec::with_capacity(tensors.len());
+        let mut missing = BTreeMap::new();
+        for (name, dtype, shape) in tensors {
+            let at = |error: Error| error.at(super::place(path, &name));
+            let start = end;
+            let bytes = byte_count(dtype, &shape).ok_or_else(|| at(Error::TooLarge))?;
+            end = start.checked_add(bytes).ok_or_else(|| at(Error::TooLarge))?;
+            if missing.insert(name.clone(), (start as u64, bytes)).is_some() {
+                return Err(at(Error::Invalid("two tensors would have this name; rename one".into())));
+            }
+            infos.push((name, TensorInfo { dtype, shape, data_offsets: (start, end) }));
+        }
+        let header = Metadata::new(metadata, infos).expect("offsets that were just counted");
+        let mut header = serde_json::to_vec(&header).expect("strings and numbers");
+        header.resize(header.len().next_multiple_of(LENGTH_BYTES), b' ');
+        if header.len() > MAX_HEADER_BYTES {
+            return Err(Error::TooLarge.at(path.display()));
+        }
+        let data_start = (LENGTH_BYTES + header.len()) as u64;
+        for (start, _) in missing.values_mut() {
+            *start += data_start;
+        }
+        let mut file = AtomicFile::create(path)?;
+        file.write(|file| {
+            file.write_all(&(header.len() as u64).to_le_bytes())?;
+            file.write_all(&header)?;
+            file.set_len(data_start + end as u64)
+        })?;
+        Ok(Self { file, missing })
+    }
+
+    /// The tensors that are still to be written, with their bytes.
+    pub fn missing(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.missing.iter().map(|(name, &(_, bytes))| (&name[..], bytes))
+    }
+
+    /// Writes the bytes of a tensor, row-major and little-endian.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    ///
+    /// # Panics
+    /// If no tensor of this name and length is still to be written.
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), Error> {
+        let (start, length) = self.missing.remove(name).unwrap_or_else(|| panic!("{name} is not to be written"));
+        assert_eq!(bytes.len(), length, "bytes of {name}");
+        self.file.write(|file| {
+            file.seek(SeekFrom::Start(start))?;
+            file.write_all(bytes)
+        })
+    }
+
+    /// Puts the file in its place, over one that may be there.
+    ///
+    /// # Errors
+    /// If it cannot be renamed.
+    ///
+    /// # Panics
+    /// If a tensor was not written.
+    pub fn finish(self) -> Result<(), Error> {
+        assert!(self.missing.is_empty(), "not written: {:?}", self.missing.keys());
+        self.file.finish()
+    }
+}
+
+/// The name of the output's tensor.
+const OUTPUT: &str = "output";
+
+/// A safetensors file for the output of a step: `output` `[T, N]` in f16 or bf16, rows in the order of the groups.
+#[derive(Debug)]
+pub struct OutputFile(TensorWriter);
+
+impl OutputFile {
+    /// Creates the file, before the work, so that a path that cannot be written is known in time.
+    ///
+    /// # Errors
+    /// If it cannot be written, or the groups do not share one N.
+    pub fn create(path: &Path, problem: &GroupedProblem) -> Result<Self, Error> {
+        let n = problem.groups().first().map_or(0, |group| group.n);
+        if let Some(other) = problem.groups().iter().find(|group| group.n != n) {
+            let what = "N of a group (an output file has one N for all)";
+            return Err(Error::Mismatch { what, got: other.n, expected: n }.at(path.display()));
+        }
+        let rows = problem.groups().iter().map(|group| group.m).sum();
+        let dtype = match problem.out_dtype() {
+            OutDtype::F16 => Dtype::F16,
+            OutDtype::Bf16 => Dtype::BF16,
+        };
+        TensorWriter::create(path, None, vec![(OUTPUT.into(), dtype, vec![rows, n])]).map(Self)
+    }
+
+    /// Writes the output and puts the file in its place.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    ///
+    /// # Panics
+    /// If the output is of another problem.
+    pub fn write(mut self, output: &Output) -> Result<(), Error> {
+        self.0.write(OUTPUT, bytemuck::cast_slice(output.bits()))?;
+        self.0.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::TensorFile;
+
+    #[test]
+    fn tensors_written_in_any_order_are_read_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let tensors = vec![("b".into(), Dtype::U8, vec![3]), ("a".into(), Dtype::F32, vec![1, 2])];
+        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        let mut writer = TensorWriter::create(&path, Some(metadata.clone()), tensors).unwrap();
+        writer.write("b", &[1, 2, 3]).unwrap();
+        writer.write("a", bytemuck::cast_slice(&[0.5f32, 2.0])).unwrap();
+        assert!(!path.exists(), "it has no name before it is complete");
+        writer.finish().unwrap();
+        let file = TensorFile::open(&path).unwrap();
+        assert_eq!(file.metadata(), Some(&metadata));
+        assert_eq!(file.tensor("b").unwrap().data, [1, 2, 3]);
+        assert_eq!(*file.tensor("a").unwrap().numbers::<f32>(), [0.5, 2.0]);
+    }
+
+    #[test]
+    fn an_unfinished_file_leaves_the_old_one_and_no_rubbish() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        std::fs::write(&path, "old").unwrap();
+        drop(TensorWriter::create(&path, None, vec![("a".into(), Dtype::U8, vec![1])]).unwrap());
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let create = |path: &Path, names: &[&str]| {
+            TensorWriter::create(path, None, names.iter().map(|&name| (name.into(), Dtype::U8, vec![1])).collect())
+        };
+        assert!(create(&folder.path().join("no/such/folder"), &["a"]).is_err());
+        assert!(create(folder.path(), &["a"]).is_err(), "a folder");
+        assert!(create(Path::new("/dev/null"), &["a"]).is_err(), "a device");
+        assert!(create(Path::new(".."), &["a"]).is_err());
+        assert!(create(&folder.path().join("x"), &["a", "a"]).is_err());
+        let huge = vec![("a".into(), Dtype::F32, vec![usize::MAX, 2])];
+        assert!(TensorWriter::create(&folder.path().join("x"), None, huge).is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,69 @@
+//! The command line: one file a subcommand, each an `Args` and a `run`.
+
+mod completions;
+mod inspect;
+mod progress;
+mod quantize;
+mod roofline;
+mod run;
+mod shapes;
+mod table;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use nvfp4::problem::Op;
+
+/// A wrong result.
+pub const WRONG: u8 = 1;
+/// Bad input or usage.
+pub const BAD_INPUT: u8 = 2;
+/// No device of the kind asked for.
+pub const NO_DEVICE: u8 = 3;
+
+/// NVFP4 grouped GEMM for mixture-of-experts models: run it, check it, and bring checkpoints in and out.
+#[derive(Parser)]
+#[command(name = "nvfp4", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Args),
+    Quantize(quantize::Args),
+    Inspect(inspect::Args),
+    Roofline(roofline::Args),
+    Shapes(shapes::Args),
+    Completions(completions::Args),
+}
+
+/// Parses the arguments, runs the subcommand and turns what came of it into the exit code.
+pub fn main() -> ExitCode {
+    // clap's own usage errors exit with 2, as bad input does.
+    let out = &mut io::stdout().lock();
+    let result = match &Cli::parse().command {
+        Command::Run(args) => run::run(args, out),
+        Command::Quantize(args) => quantize::run(args, out),
+        Command::Inspect(args) => inspect::run(args, out),
+        Command::Roofline(args) => roofline::run(args, out),
+        Command::Shapes(args) => shapes::run(args, out),
+        Command::Completions(args) => completions::run(args, Cli::command(), out),
+    };
+    let result = result.and_then(|code| Ok(out.flush().map(|()| code)?));
+    result.unwrap_or_else(|error| {
+        if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+            // Whoever read the output has seen enough.
+            return ExitCode::SUCCESS;
+        }
+        eprintln!("error: {error:#}");
+        let no_device = error.downcast_ref::<nvfp4::Error>().is_some_and(nvfp4::Error::is_no_device);
+        ExitCode::from(if no_device { NO_DEVICE } else { BAD_INPUT })
+    })
+}
+
+fn parse_op(name: &str) -> Result<Op, String> {
+    [Op::Gated, Op::Plain].into_iter().find(|op| op.name() == name).ok_or("gated or plain".into())
+}

@@ -1,0 +1,49 @@
+//! A progress bar on stderr, for work that takes over a second in a terminal.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// How long work may take unseen.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A bar that shows itself once its work has taken a second, and is gone when dropped.
+pub struct Progress {
+    bar: ProgressBar,
+    started: Instant,
+    shown: AtomicBool,
+}
+
+impl Progress {
+    /// Begins work of `total` units; nothing is shown yet.
+    pub fn new(label: &'static str, total: usize) -> Self {
+        let style = ProgressStyle::with_template("{msg:12} {wide_bar} {percent:>3} %  {eta} left")
+            .expect("the template is constant and a test draws it");
+        let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::hidden());
+        Self { bar: bar.with_style(style).with_message(label), started: Instant::now(), shown: AtomicBool::new(false) }
+    }
+
+    /// Notes that some units are done; from any thread.
+    pub fn add(&self, units: usize) {
+        self.bar.inc(units as u64);
+        if self.started.elapsed() > PATIENCE && !self.shown.swap(true, Ordering::Relaxed) {
+            // indicatif draws nothing where stderr is no terminal.
+            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_template_is_valid() {
+        super::Progress::new("verifying", 3).add(1);
+    }
+}

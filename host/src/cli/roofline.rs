@@ -1,0 +1,88 @@
+//! `nvfp4 roofline`: what a shape costs at least, and what each tile choice makes of it.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use nvfp4::plan::roofline::{Bound, GPUS, Gpu, Roofline};
+use nvfp4::plan::tile::{TILE_WEIGHT_ROWS, TOKEN_TILES, Tiling};
+use nvfp4::problem::{Op, OutDtype};
+use nvfp4::shape;
+
+use super::table;
+
+/// Bytes, operations and the least time of a shape on a GPU; tiles and waves of each tile size.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  nvfp4 roofline
+  nvfp4 roofline --shape decode-1 --gpu h200
+  nvfp4 roofline --shape mine.json#layer-3")]
+pub struct Args {
+    /// A built-in shape (see `nvfp4 shapes`), FILE.json or FILE.json#NAME.
+    #[arg(long, default_value = "moe-1")]
+    shape: String,
+    /// The operation, in place of the shape's own.
+    #[arg(long, value_parser = super::parse_op)]
+    op: Option<Op>,
+    /// The GPU.
+    #[arg(long, default_value = GPUS[0].name, value_parser = parse_gpu)]
+    gpu: Gpu,
+}
+
+fn parse_gpu(name: &str) -> Result<Gpu, String> {
+    let names = GPUS.map(|gpu| gpu.name).join(", ");
+    GPUS.into_iter().find(|gpu| gpu.name == name).ok_or(format!("known are {names}"))
+}
+
+/// Prints the work, the time for it, and a table of tile sizes.
+pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let mut shape = shape::find(&args.shape)?;
+    shape.op = args.op.unwrap_or(shape.op);
+    let problem = shape.problem(OutDtype::F16)?;
+    let (gpu, work) = (args.gpu, Roofline::new(&problem));
+    let part = |bytes: usize| table::bytes(bytes as f64);
+
+    writeln!(out, "{} {} on {}, groups: {}", args.shape, shape.op.name(), gpu.name, problem.groups().len())?;
+    writeln!(
+        out,
+        "  bytes       {} (weights {}, tokens {}, output {})",
+        part(work.bytes()),
+        part(work.weight_bytes),
+        part(work.token_bytes),
+        part(work.output_bytes)
+    )?;
+    writeln!(out, "  operations  {:.2} GFLOP", work.operations / 1e9)?;
+    let (memory, compute) = (work.memory_seconds(gpu.peaks), work.compute_seconds(gpu.peaks));
+    writeln!(out, "  memory      {} at {:.2} TB/s", table::time(memory), gpu.peaks.bytes_per_second / 1e12)?;
+    writeln!(
+        out,
+        "  compute     {} at {:.0} TFLOP/s {}",
+        table::time(compute),
+        gpu.peaks.ops_per_second / 1e12,
+        gpu.arithmetic
+    )?;
+    let bound = match work.bound(gpu.peaks) {
+        Bound::Memory => "memory",
+        Bound::Compute => "compute",
+    };
+    writeln!(out, "  light       {}, bound by {bound}\n", table::time(work.seconds(gpu.peaks)))?;
+
+    writeln!(
+        out,
+        "Tiles of {TILE_WEIGHT_ROWS} weight rows × so many tokens, one at a time on each of {} SMs:",
+        gpu.sms
+    )?;
+    let mut rows = table::table(&["tokens", "tiles", "waves", "idle in the last", "useful MMA", "weight reads"], 0);
+    for tile_tokens in TOKEN_TILES {
+        let tiling = Tiling::new(&problem, tile_tokens, gpu.sms);
+        rows.add_row([
+            tile_tokens.to_string(),
+            tiling.tiles.to_string(),
+            tiling.waves.to_string(),
+            format!("{:.1} %", 100.0 * tiling.last_wave_idle),
+            format!("{:.1} %", 100.0 * tiling.useful),
+            format!("{:.2}×", tiling.weight_reads),
+        ]);
+    }
+    writeln!(out, "{rows}")?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,39 @@
+//! `nvfp4 shapes`: the built-in shapes.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use nvfp4::problem::Group;
+use nvfp4::shape;
+
+use super::table;
+
+/// List the built-in shapes.
+#[derive(clap::Args)]
+pub struct Args {}
+
+/// Prints the shapes as a table.
+pub fn run(_: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let mut rows = table::table(&["shape", "op", "input", "groups", "M", "N", "K", "B200 light", "best public"], 3);
+    for shape in shape::builtin() {
+        let all = |size: fn(&Group) -> usize| {
+            let mut sizes: Vec<_> = shape.groups.iter().map(size).collect();
+            sizes.dedup();
+            sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
+        };
+        let us = |time: Option<f64>| time.map_or(String::new(), |us| format!("{us} µs"));
+        rows.add_row([
+            shape.name.clone(),
+            shape.op.name().into(),
+            shape.input.name().into(),
+            shape.groups.len().to_string(),
+            all(|group| group.m),
+            all(|group| group.n),
+            all(|group| group.k),
+            us(shape.b200_light_us),
+            us(shape.b200_best_public_us),
+        ]);
+    }
+    writeln!(out, "{rows}")?;
+    Ok(ExitCode::SUCCESS)
+}

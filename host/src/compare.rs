@@ -1,0 +1,241 @@
+//! Compares an output with the exact reference, element by element.
+
+use rayon::prelude::*;
+
+use crate::oracle::{Element, Reference, silu};
+use crate::output::Output;
+use crate::problem::{OutDtype, Step};
+
+/// How far an output element may lie from the reference, rounded to the output's type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// In the unit of the output.
+    pub absolute: f64,
+    /// As a share of the reference.
+    pub relative: f64,
+}
+
+impl Tolerance {
+    /// 1e-3 absolute; relative 1e-3 for f16, the public tolerance of the NVFP4 kernel competition, and one unit in
+    /// the last place for bf16, whose rounding alone is coarser than that.
+    pub const fn of(dtype: OutDtype) -> Self {
+        match dtype {
+            OutDtype::F16 => Self { absolute: 1e-3, relative: 1e-3 },
+            OutDtype::Bf16 => Self { absolute: 1e-3, relative: 1.0 / 128.0 },
+        }
+    }
+
+    /// Whether `got` (an output element) may stand for the exact `want`. NaN never may; infinities must be equal,
+    /// unless `want` is within tolerance of overflow.
+    pub fn accepts(self, dtype: OutDtype, got: f64, want: f64) -> bool {
+        let rounded = dtype.decode(dtype.round(want));
+        let allowed = |reference: f64| self.absolute + self.relative * reference.abs();
+        if got.is_infinite() {
+            // The largest finite number and a little more: where rounding starts to overflow.
+            let overflow = match dtype {
+                OutDtype::F16 => f64::from(half::f16::MAX),
+                OutDtype::Bf16 => f64::from(half::bf16::MAX),
+            };
+            rounded == got || (want.signum() == got.signum() && want.abs() + allowed(want) >= overflow)
+        } else if rounded.is_infinite() {
+            (got - want).abs() <= allowed(want)
+        } else {
+            (got - rounded).abs() <= allowed(rounded)
+        }
+    }
+
+    /// The tolerance of one element of which Σ|products|·α is known for each projection: wider by what `roundings`
+    /// roundings to f32 of sums as large as that can add up to.
+    pub fn widened(self, element: &Element, magnitudes: [f64; 2], roundings: f64) -> Self {
+        /// The steepest slope of silu, at x ≈ 2.4.
+        const SILU_SLOPE: f64 = 1.0999;
+        let [gate, up] = magnitudes.map(|sum| sum * roundings * f64::from(f32::EPSILON) / 2.0);
+        let gated = magnitudes[1] != 0.0;
+        let more = if gated {
+            SILU_SLOPE * gate * (element.pre[1].abs() + up) + silu(element.pre[0]).abs() * up
+        } else {
+            gate
+        };
+        Self { absolute: self.absolute + more, ..self }
+    }
+}
+
+/// An element whose value is not what it should be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mismatch {
+    /// Group (expert).
+    pub group: usize,
+    /// Token of the group.
+    pub row: usize,
+    /// Output feature.
+    pub column: usize,
+    /// What the output holds.
+    pub got: f64,
+    /// The exact value.
+    pub want: f64,
+}
+
+impl std::fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { group, row, column, got, want } = self;
+        write!(f, "group {group}, row {row}, column {column}: got {got}, want {want}")
+    }
+}
+
+/// What a comparison found.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Comparison {
+    /// Elements compared.
+    pub checked: usize,
+    /// How many of them are outside of the tolerance.
+    pub mismatches: usize,
+    /// The first of those, in the order of the output.
+    pub first: Option<Mismatch>,
+    /// The element with the largest absolute error, right or wrong; NaN counts as the largest of all.
+    pub worst: Option<Mismatch>,
+    /// The largest |got − want|.
+    pub max_abs_err: f64,
+    /// The largest |got − want| / |want| where |want| is at least the absolute tolerance's thousandfold.
+    pub max_rel_err: f64,
+}
+
+impl Comparison {
+    /// Whether something was compared, or there was nothing to compare, and all of it was right.
+    pub fn passed(&self) -> bool {
+        self.mismatches == 0
+    }
+
+    /// Adds one element.
+    pub fn add(&mut self, tolerance: Tolerance, dtype: OutDtype, element: Mismatch) {
+        let Mismatch { got, want, .. } = element;
+        let rounded = dtype.decode(dtype.round(want));
+        // Equal infinities have no distance; a NaN is infinitely far.
+        let distance = if got == rounded { 0.0 } else { (got - rounded).abs() };
+        let distance = if distance.is_nan() { f64::INFINITY } else { distance };
+        self.checked += 1;
+        if !tolerance.accepts(dtype, got, want) {
+            self.mismatches += 1;
+            self.first.get_or_insert(element);
+        }
+        if self.worst.is_none() || distance > self.max_abs_err {
+            self.max_abs_err = distance;
+            self.worst = Some(element);
+        }
+        if want.abs() >= 1e3 * tolerance.absolute {
+            self.max_rel_err = self.max_rel_err.max(distance / want.abs());
+        }
+    }
+
+    /// Joins the comparison of what comes later in the output.
+    pub fn merge(self, later: Self) -> Self {
+        Self {
+            checked: self.checked + later.checked,
+            mismatches: self.mismatches + later.mismatches,
+            first: self.first.or(later.first),
+            worst: if later.worst.is_some() && (self.worst.is_none() || later.max_abs_err > self.max_abs_err) {
+                later.worst
+            } else {
+                self.worst
+            },
+            max_abs_err: self.max_abs_err.max(later.max_abs_err),
+            max_rel_err: self.max_rel_err.max(later.max_rel_err),
+        }
+    }
+}
+
+/// Compares every element at the tolerance of the output's type.
+pub fn compare(output: &Output, reference: &Reference, step: &Step<'_>) -> Comparison {
+    let tolerance = Tolerance::of(output.dtype());
+    compare_with(output, reference, step, |_, _, _, _| tolerance)
+}
+
+/// Compares every element, each at a tolerance of its own: a function of group, row, column and exact element.
+pub fn compare_with(
+    output: &Output,
+    reference: &Reference,
+    step: &Step<'_>,
+    tolerance: impl Fn(usize, usize, usize, &Element) -> Tolerance + Sync,
+) -> Comparison {
+    let dtype = output.dtype();
+    let groups = step.problem().groups().iter().enumerate();
+    groups.fold(Comparison::default(), |all, (group, sizes)| {
+        let rows = output.group(group).par_chunks(sizes.n).enumerate().map(|(row, bits)| {
+            let mut found = Comparison::default();
+            for (column, &bits) in bits.iter().enumerate() {
+                let exact = reference.element(group, row, column);
+                let got = dtype.decode(bits);
+                let element = Mismatch { group, row, column, got, want: exact.value };
+                found.add(tolerance(group, row, column, &exact), dtype, element);
+            }
+            found
+        });
+        // Collected in order: the first mismatch and ties for the worst do not depend on threads.
+        rows.collect::<Vec<_>>().into_iter().fold(all, Comparison::merge)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Matrix;
+    use crate::problem::{Expert, Op, Weights};
+
+    const F16: Tolerance = Tolerance::of(OutDtype::F16);
+
+    #[test]
+    fn nan_never_passes_and_infinities_must_be_equal() {
+        let accepts = |got, want| F16.accepts(OutDtype::F16, got, want);
+        assert!(!accepts(f64::NAN, 1.0) && !accepts(f64::NAN, f64::NAN));
+        assert!(accepts(f64::INFINITY, 1e9) && accepts(f64::NEG_INFINITY, -1e9));
+        assert!(!accepts(f64::INFINITY, -1e9) && !accepts(f64::INFINITY, 60000.0) && !accepts(65504.0, 1e9));
+        // On the edge of overflow either side may be right.
+        assert!(accepts(65504.0, 65520.0) && accepts(f64::INFINITY, 65519.0));
+    }
+
+    #[test]
+    fn the_bound_is_absolute_plus_relative_of_the_rounded_reference() {
+        let accepts = |got, want| F16.accepts(OutDtype::F16, got, want);
+        assert!(accepts(0.001, 0.0) && !accepts(0.0011, 0.0));
+        assert!(accepts(1002.0, 1001.0) && !accepts(1003.0, 1001.0));
+        // 1.0004 rounds to 1 in f16: the bound is taken from there.
+        assert!(accepts(1.0 - 0.0019, 1.0004) && !accepts(1.0 + 0.0021, 1.0004));
+        let bf16 = Tolerance::of(OutDtype::Bf16);
+        assert!(bf16.accepts(OutDtype::Bf16, 1.0078125, 1.0) && !bf16.accepts(OutDtype::Bf16, 1.015625, 1.0));
+    }
+
+    #[test]
+    fn a_wrong_and_an_unwritten_element_are_found_with_their_places() {
+        let matrix = |rows: usize| Matrix::new(rows, 16, vec![0x22; rows * 8], vec![0x38; rows], 1.0).unwrap();
+        let plain = || Expert::Plain(matrix(8));
+        let weights = Weights::new(Op::Plain, vec![plain(), plain()]).unwrap();
+        let step = Step::new(&weights, vec![matrix(2), matrix(3)], OutDtype::F16).unwrap();
+        let reference = Reference::new(&weights, &step);
+        let mut output = reference.output(&step);
+        assert_eq!(
+            compare(&output, &reference, &step),
+            Comparison { checked: 40, ..compare(&output, &reference, &step) }
+        );
+        assert!(compare(&output, &reference, &step).passed());
+
+        output.bits_mut()[16 + 8 + 5] = OutDtype::F16.round(20.0);
+        let found = compare(&output, &reference, &step);
+        let wrong = Mismatch { group: 1, row: 1, column: 5, got: 20.0, want: 16.0 };
+        assert_eq!((found.mismatches, found.first, found.worst), (1, Some(wrong), Some(wrong)));
+        assert_eq!((found.max_abs_err, found.max_rel_err), (4.0, 0.25));
+        assert_eq!(wrong.to_string(), "group 1, row 1, column 5: got 20, want 16");
+
+        output.poison();
+        let found = compare(&output, &reference, &step);
+        assert_eq!((found.mismatches, found.max_abs_err), (40, f64::INFINITY));
+    }
+
+    #[test]
+    fn widening_covers_the_error_of_both_projections() {
+        let element = Element { pre: [2.0, 3.0], value: silu(2.0) * 3.0 };
+        let wide = F16.widened(&element, [100.0, 50.0], 4.0);
+        let (gate, up) = (100.0 * 4.0 / 16_777_216.0, 50.0 * 4.0 / 16_777_216.0);
+        let off = silu(2.0 + gate) * (3.0 + up) - element.value;
+        assert!(wide.absolute - F16.absolute >= off, "{wide:?} {off}");
+        assert!(wide.absolute - F16.absolute <= 2.0 * off);
+    }
+}

@@ -1,0 +1,166 @@
+//! Everything that can be wrong, with its text: what, where, and what would be right.
+
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+
+/// The error of this library.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// K is no whole number of blocks, or out of range.
+    #[error("K = {k} is not a multiple of 16 from 16 to 2^20; pad the tensor to whole blocks of 16")]
+    BlockAlignment {
+        /// The K at fault.
+        k: usize,
+    },
+    /// N is zero or not a multiple of 8.
+    #[error("N = {n} is not a positive multiple of 8; pad the weights with zero rows")]
+    OutputAlignment {
+        /// The N at fault.
+        n: usize,
+    },
+    /// A buffer does not have the bytes that its shape asks for.
+    #[error("{what}: {got} bytes where the shape asks for {expected}")]
+    Length {
+        /// Which buffer.
+        what: &'static str,
+        /// Its bytes.
+        got: usize,
+        /// The bytes it should have.
+        expected: usize,
+    },
+    /// The product of sizes does not fit the address space.
+    #[error("the sizes multiply to more than this machine can address; check the shape")]
+    TooLarge,
+    /// A block scale that tensor cores cannot read.
+    #[error(
+        "scale {code:#04x} at row {row}, block {block} is {}; NVFP4 scales are 0x00 to 0x7e: quantise the tensor again",
+        if code & 0x7F == 0x7F { "NaN" } else { "negative" }
+    )]
+    BlockScale {
+        /// The E4M3 code.
+        code: u8,
+        /// Row of the matrix.
+        row: usize,
+        /// Block of 16 along K.
+        block: usize,
+    },
+    /// A global scale that is no finite number of zero or more.
+    #[error("global scale {value} is not a finite number of zero or more; quantise the tensor again")]
+    GlobalScale {
+        /// The scale.
+        value: f32,
+    },
+    /// Products of global scales so large that a dot product could leave f32.
+    #[error(
+        "global scales multiply to {alpha:e}, which lets a dot product over K = {k} overflow f32; rescale the tensors"
+    )]
+    Alpha {
+        /// The product.
+        alpha: f64,
+        /// The length of the dot product.
+        k: usize,
+    },
+    /// Two things that must have the same size have not.
+    #[error("{what}: got {got}, expected {expected}")]
+    Mismatch {
+        /// What has that size.
+        what: &'static str,
+        /// The size it has.
+        got: usize,
+        /// The size it should have.
+        expected: usize,
+    },
+    /// The numbers to quantise hold NaN or an infinity.
+    #[error("element {index} is {value}; only finite numbers can be quantised")]
+    NotFinite {
+        /// Its place, row-major.
+        index: usize,
+        /// The number.
+        value: f32,
+    },
+    /// A request that makes no sense as given.
+    #[error("{0}")]
+    Invalid(String),
+    /// A file that cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file that is no valid safetensors file.
+    #[error("not a valid safetensors file: {0}; download or export it again")]
+    Safetensors(String),
+    /// A tensor, or all of a layer, that should be there.
+    #[error("{name} is missing; {remedy}")]
+    Missing {
+        /// What is missing.
+        name: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A tensor of the wrong type.
+    #[error("its dtype is {got}, not {}; {remedy}", either(expected))]
+    Dtype {
+        /// The type it has.
+        got: Dtype,
+        /// The types it may have.
+        expected: Vec<Dtype>,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A tensor of the wrong shape.
+    #[error("its shape is {got:?}, not {expected}; export the model again")]
+    Shape {
+        /// The shape it has.
+        got: Vec<usize>,
+        /// The shape it should have.
+        expected: String,
+    },
+    /// A global scale to divide by that is no positive finite number, or has no finite inverse.
+    #[error("global scale {value} cannot be divided by; quantise the tensor again")]
+    Divisor {
+        /// The scale.
+        value: f32,
+    },
+    /// An error with its place in front: a file, a tensor, a group.
+    #[error("{place}: {error}")]
+    At {
+        /// Where.
+        place: String,
+        /// What.
+        error: Box<Error>,
+    },
+    /// No device of the wanted kind.
+    #[error("no CUDA device: {0}")]
+    NoDevice(String),
+}
+
+/// Alternatives in words.
+fn either(dtypes: &[Dtype]) -> String {
+    dtypes.iter().map(Dtype::to_string).collect::<Vec<_>>().join(" or ")
+}
+
+impl Error {
+    /// The same error with a place in front.
+    pub fn at(self, place: impl std::fmt::Display) -> Self {
+        Self::At { place: place.to_string(), error: Box::new(self) }
+    }
+
+    /// An input or output error of a file.
+    pub fn io(path: &Path, source: std::io::Error) -> Self {
+        Self::Io { path: path.to_owned(), source }
+    }
+
+    /// Whether the device is missing, rather than the input wrong.
+    pub fn is_no_device(&self) -> bool {
+        match self {
+            Self::NoDevice(_) => true,
+            Self::At { error, .. } => error.is_no_device(),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The command `nvfp4`.
+
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

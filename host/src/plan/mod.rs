@@ -1,0 +1,4 @@
+//! Planning: pure functions of a problem's sizes, the same with and without a GPU.
+
+pub mod roofline;
+pub mod tile;

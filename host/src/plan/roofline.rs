@@ -1,0 +1,163 @@
+//! The least time that a device needs for a problem: reading and writing each byte once, or doing each operation once.
+//!
+//! Source of the model: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model".
+
+use crate::format::BLOCK;
+use crate::problem::{Group, GroupedProblem};
+
+/// What a device can do at most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Peaks {
+    /// Bytes a second from and to memory.
+    pub bytes_per_second: f64,
+    /// Operations a second (a multiply-add counts as two) in the arithmetic that suits NVFP4 best.
+    pub ops_per_second: f64,
+}
+
+/// A GPU that problems can be planned for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gpu {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// How the driver's name of such a device begins, without "NVIDIA ".
+    pub device_prefix: &'static str,
+    /// Streaming multiprocessors.
+    pub sms: usize,
+    /// Memory and arithmetic.
+    pub peaks: Peaks,
+    /// The arithmetic that `peaks` counts.
+    pub arithmetic: &'static str,
+}
+
+/// The GPUs known here.
+///
+/// b200: the figures behind the kernel competition's speed of light, 7.68 TB/s and 6.9 PFLOP/s. The others: NVIDIA's
+/// datasheets, memory bandwidth and dense rate (H200: 4.8 TB/s and 989 TFLOP/s f16;
+/// H100 SXM: 3.35 TB/s and 989; A100 80 GB SXM: 2.039 TB/s and 312). Cards without an FP4 unit compute on the exactly
+/// decoded f16.
+pub const GPUS: [Gpu; 4] = {
+    const fn gpu(
+        name: &'static str,
+        device_prefix: &'static str,
+        sms: usize,
+        terabytes: f64,
+        teraops: f64,
+        arithmetic: &'static str,
+    ) -> Gpu {
+        let peaks = Peaks { bytes_per_second: terabytes * 1e12, ops_per_second: teraops * 1e12 };
+        Gpu { name, device_prefix, sms, peaks, arithmetic }
+    }
+    [
+        gpu("b200", "B200", 148, 7.68, 6900.0, "FP4"),
+        gpu("h200", "H200", 132, 4.8, 989.0, "f16"),
+        gpu("h100", "H100", 132, 3.35, 989.0, "f16"),
+        gpu("a100", "A100", 108, 2.039, 312.0, "f16"),
+    ]
+};
+
+/// What limits a problem on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// Reading and writing.
+    Memory,
+    /// Arithmetic.
+    Compute,
+}
+
+/// Work of a problem and the time that a device needs for it at least.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Roofline {
+    /// Weights, values and scales.
+    pub weight_bytes: usize,
+    /// Activations, values and scales.
+    pub token_bytes: usize,
+    /// Output.
+    pub output_bytes: usize,
+    /// Operations, a multiply-add counted as two; the gate's few are left out.
+    pub operations: f64,
+}
+
+impl Roofline {
+    /// Counts the work of a problem. Experts without tokens need none: their weights are not read.
+    pub fn new(problem: &GroupedProblem) -> Self {
+        let projections = problem.op().projections();
+        let sum =
+            |count: &dyn Fn(&Group) -> usize| problem.groups().iter().filter(|group| group.m > 0).map(count).sum();
+        let operand_bytes = |rows: usize, k: usize| rows * (k / 2 + k / BLOCK);
+        Self {
+            weight_bytes: sum(&|group| projections * operand_bytes(group.n, group.k)),
+            token_bytes: sum(&|group| operand_bytes(group.m, group.k)),
+            output_bytes: sum(&|group| 2 * group.m * group.n),
+            operations: problem
+                .groups()
+                .iter()
+                .map(|group| 2.0 * projections as f64 * group.m as f64 * group.n as f64 * group.k as f64)
+                .sum(),
+        }
+    }
+
+    /// Bytes read and written.
+    pub fn bytes(&self) -> usize {
+        self.weight_bytes + self.token_bytes + self.output_bytes
+    }
+
+    /// Seconds for the bytes.
+    pub fn memory_seconds(&self, peaks: Peaks) -> f64 {
+        self.bytes() as f64 / peaks.bytes_per_second
+    }
+
+    /// Seconds for the operations.
+    pub fn compute_seconds(&self, peaks: Peaks) -> f64 {
+        self.operations / peaks.ops_per_second
+    }
+
+    /// The larger of the two: the speed of light.
+    pub fn seconds(&self, peaks: Peaks) -> f64 {
+        self.memory_seconds(peaks).max(self.compute_seconds(peaks))
+    }
+
+    /// Which of the two it is.
+    pub fn bound(&self, peaks: Peaks) -> Bound {
+        if self.memory_seconds(peaks) >= self.compute_seconds(peaks) { Bound::Memory } else { Bound::Compute }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::OutDtype;
+    use crate::shape;
+
+    #[test]
+    fn the_competition_s_speed_of_light_is_reproduced() {
+        let mut compared = 0;
+        for shape in shape::builtin() {
+            let Some(light_us) = shape.b200_light_us else { continue };
+            let roofline = Roofline::new(&shape.problem(OutDtype::F16).unwrap());
+            let us = roofline.seconds(GPUS[0].peaks) * 1e6;
+            assert!((us - light_us).abs() <= 0.001, "{}: {us} {light_us}", shape.name);
+            compared += 1;
+        }
+        assert_eq!(compared, 8);
+    }
+
+    #[test]
+    fn many_tokens_are_bound_by_arithmetic_and_few_by_memory() {
+        let bound = |name: &str, gpu: Gpu| {
+            let problem = shape::find(name).unwrap().problem(OutDtype::F16).unwrap();
+            Roofline::new(&problem).bound(gpu.peaks)
+        };
+        assert_eq!(bound("dual-1", GPUS[0]), Bound::Memory);
+        assert_eq!(bound("dual-2", GPUS[0]), Bound::Compute);
+        assert_eq!(bound("decode-1", GPUS[2]), Bound::Memory);
+        assert_eq!(bound("moe-1", GPUS[2]), Bound::Compute);
+    }
+
+    #[test]
+    fn experts_without_tokens_cost_nothing() {
+        let shape = shape::parse(r#"{"op": "gated", "groups": [[0, 4096, 7168], [1, 8, 16]]}"#).unwrap();
+        let roofline = Roofline::new(&shape[0].problem(OutDtype::F16).unwrap());
+        assert_eq!((roofline.weight_bytes, roofline.token_bytes, roofline.output_bytes), (144, 9, 16));
+        assert_eq!(roofline.operations, 512.0);
+    }
+}

@@ -1,0 +1,360 @@
+//! What is computed: the operation, its groups, weights and a step of tokens. Every validation stands here.
+//!
+//! [`Weights`] are made once for a layer; a [`Step`] brings the tokens of one forward pass and can only be built for
+//! the weights it fits. Its [`GroupedProblem`] is the sizes alone, for planning.
+
+use crate::error::Error;
+use crate::format::{BLOCK, Matrix, e2m1, e4m3};
+
+/// The largest K whose exact dot products fit 64-bit integers: 2²⁰ products below 2⁴³.
+pub const MAX_K: usize = 1 << 20;
+
+/// N is a whole number of these.
+pub const N_ALIGNMENT: usize = 8;
+
+/// The operation of every group of a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// `C = silu(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ)`, gate and up projection in one.
+    Gated,
+    /// `C = α·A·Bᵀ`.
+    Plain,
+}
+
+impl Op {
+    /// Weight matrices of an expert: gate and up, or one.
+    pub const fn projections(self) -> usize {
+        match self {
+            Self::Gated => 2,
+            Self::Plain => 1,
+        }
+    }
+
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gated => "gated",
+            Self::Plain => "plain",
+        }
+    }
+}
+
+/// The 16-bit type of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OutDtype {
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+/// Sizes of one group: an expert with its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Group {
+    /// Tokens; may be 0.
+    pub m: usize,
+    /// Output features, a positive multiple of 8.
+    pub n: usize,
+    /// Input features, a multiple of 16 up to [`MAX_K`].
+    pub k: usize,
+}
+
+/// The sizes of a problem, valid by construction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupedProblem {
+    op: Op,
+    out_dtype: OutDtype,
+    groups: Vec<Group>,
+}
+
+impl GroupedProblem {
+    /// Checks every size. No groups at all, and groups of no tokens, are valid and compute nothing.
+    ///
+    /// # Errors
+    /// If N or K of a group is not aligned or out of range, or the bytes of the problem cannot be counted.
+    pub fn new(op: Op, out_dtype: OutDtype, groups: Vec<Group>) -> Result<Self, Error> {
+        let mut bytes = 0usize;
+        for (index, group) in groups.iter().enumerate() {
+            bytes = check_weight_size(group.n, group.k)
+                .and_then(|()| group_bytes(group).and_then(|more| bytes.checked_add(more)).ok_or(Error::TooLarge))
+                .map_err(|error| error.at(format_args!("group {index}")))?;
+        }
+        if isize::try_from(bytes).is_err() {
+            return Err(Error::TooLarge);
+        }
+        Ok(Self { op, out_dtype, groups })
+    }
+
+    /// The operation of all groups.
+    pub fn op(&self) -> Op {
+        self.op
+    }
+
+    /// The type of the output.
+    pub fn out_dtype(&self) -> OutDtype {
+        self.out_dtype
+    }
+
+    /// The groups in order.
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+}
+
+/// Checks the sizes of a weight matrix `[N, K]`.
+pub(crate) fn check_weight_size(n: usize, k: usize) -> Result<(), Error> {
+    if k == 0 || k > MAX_K || !k.is_multiple_of(BLOCK) {
+        return Err(Error::BlockAlignment { k });
+    }
+    if n == 0 || !n.is_multiple_of(N_ALIGNMENT) {
+        return Err(Error::OutputAlignment { n });
+    }
+    Ok(())
+}
+
+/// An upper bound of what any backend or the oracle holds for a group; `None` if it cannot be counted.
+fn group_bytes(group: &Group) -> Option<usize> {
+    // Twice f64 pre-activations for each output; a byte is more than an element and its share of scales.
+    let outputs = group.m.checked_mul(group.n)?.checked_mul(32)?;
+    let operands = group.m.checked_add(group.n.checked_mul(2)?)?.checked_mul(group.k)?;
+    outputs.checked_add(operands)
+}
+
+/// The weights of one expert, each `[N, K]`.
+#[derive(Clone, Debug)]
+pub enum Expert<'a> {
+    /// Gate and up projection, with global scales of their own.
+    Gated {
+        /// B1.
+        gate: Matrix<'a>,
+        /// B2.
+        up: Matrix<'a>,
+    },
+    /// One projection.
+    Plain(Matrix<'a>),
+}
+
+impl<'a> Expert<'a> {
+    /// The operation that these weights are for.
+    pub fn op(&self) -> Op {
+        match self {
+            Self::Gated { .. } => Op::Gated,
+            Self::Plain(_) => Op::Plain,
+        }
+    }
+
+    /// The matrices: gate and up, or the one.
+    pub fn projections(&self) -> impl Iterator<Item = &Matrix<'a>> {
+        let (first, second) = match self {
+            Self::Gated { gate, up } => (gate, Some(up)),
+            Self::Plain(weight) => (weight, None),
+        };
+        std::iter::once(first).chain(second)
+    }
+
+    /// Output features.
+    pub fn n(&self) -> usize {
+        self.first().rows()
+    }
+
+    /// Input features.
+    pub fn k(&self) -> usize {
+        self.first().k()
+    }
+
+    fn first(&self) -> &Matrix<'a> {
+        match self {
+            Self::Gated { gate: first, .. } | Self::Plain(first) => first,
+        }
+    }
+}
+
+/// The weights of a layer: all experts, of one operation.
+#[derive(Clone, Debug)]
+pub struct Weights<'a> {
+    op: Op,
+    experts: Vec<Expert<'a>>,
+}
+
+impl<'a> Weights<'a> {
+    /// Checks that the experts are all of operation `op`, their sizes, and that gate and up have the same.
+    ///
+    /// # Errors
+    /// What is wrong, with the number of the expert.
+    pub fn new(op: Op, experts: Vec<Expert<'a>>) -> Result<Self, Error> {
+        for (index, expert) in experts.iter().enumerate() {
+            check_expert(op, expert).map_err(|error| error.at(format_args!("expert {index}")))?;
+        }
+        Ok(Self { op, experts })
+    }
+
+    /// The operation.
+    pub fn op(&self) -> Op {
+        self.op
+    }
+
+    /// The experts in order.
+    pub fn experts(&self) -> &[Expert<'a>] {
+        &self.experts
+    }
+}
+
+fn check_expert(op: Op, expert: &Expert<'_>) -> Result<(), Error> {
+    if expert.op() != op {
+        return Err(Error::Invalid(format!("its weights are for {}, not {}", expert.op().name(), op.name())));
+    }
+    check_weight_size(expert.n(), expert.k())?;
+    if let Expert::Gated { gate, up } = expert {
+        for (what, got, expected) in [
+            ("N of up (gate's is expected)", up.rows(), gate.rows()),
+            ("K of up (gate's is expected)", up.k(), gate.k()),
+        ] {
+            if got != expected {
+                return Err(Error::Mismatch { what, got, expected });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The tokens of one forward pass: activations `[M, K]` of each expert, checked against the weights they go with.
+#[derive(Clone, Debug)]
+pub struct Step<'a> {
+    problem: GroupedProblem,
+    activations: Vec<Matrix<'a>>,
+    alphas: Vec<[f64; 2]>,
+}
+
+impl<'a> Step<'a> {
+    /// Takes a matrix of tokens for each expert, with no rows where an expert has none.
+    ///
+    /// # Errors
+    /// If there are not as many matrices as experts, a K differs, or the product of global scales is so large that
+    /// a dot product could overflow f32.
+    pub fn new(weights: &Weights<'_>, activations: Vec<Matrix<'a>>, out_dtype: OutDtype) -> Result<Self, Error> {
+        let experts = weights.experts();
+        if activations.len() != experts.len() {
+            let (got, expected) = (activations.len(), experts.len());
+            return Err(Error::Mismatch { what: "groups of tokens (one for each expert)", got, expected });
+        }
+        let alphas = experts
+            .iter()
+            .zip(&activations)
+            .enumerate()
+            .map(|(index, (expert, tokens))| alphas(expert, tokens).map_err(|e| e.at(format_args!("group {index}"))))
+            .collect::<Result<_, _>>()?;
+        let groups = experts
+            .iter()
+            .zip(&activations)
+            .map(|(expert, tokens)| Group { m: tokens.rows(), n: expert.n(), k: expert.k() })
+            .collect();
+        Ok(Self { problem: GroupedProblem::new(weights.op(), out_dtype, groups)?, activations, alphas })
+    }
+
+    /// The sizes.
+    pub fn problem(&self) -> &GroupedProblem {
+        &self.problem
+    }
+
+    /// The tokens of each group.
+    pub fn activations(&self) -> &[Matrix<'a>] {
+        &self.activations
+    }
+
+    /// α₁ and α₂ of a group, the exact products of the global scales of tokens and weights; α₂ is 0 in a plain one.
+    pub fn alphas(&self, group: usize) -> [f64; 2] {
+        self.alphas[group]
+    }
+
+    /// Checks that this step was made for weights of the same operation and sizes.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn check_fits(&self, op: Op, sizes: impl ExactSizeIterator<Item = (usize, usize)>) -> Result<(), Error> {
+        let groups = self.problem.groups();
+        if op != self.problem.op() || sizes.len() != groups.len() {
+            return Err(Error::Invalid("this step was made for other weights: build it from the prepared ones".into()));
+        }
+        for (index, ((n, k), group)) in sizes.zip(groups).enumerate() {
+            for (what, got, expected) in [("N of the step", group.n, n), ("K of the step", group.k, k)] {
+                if got != expected {
+                    return Err(Error::Mismatch { what, got, expected }.at(format_args!("group {index}")));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn alphas(expert: &Expert<'_>, tokens: &Matrix<'_>) -> Result<[f64; 2], Error> {
+    /// The largest magnitude of `e2m1 × e4m3`.
+    const MAX_NUMBER: f64 = (e2m1::MAX * e4m3::MAX) as f64;
+    let k = expert.k();
+    if tokens.k() != k {
+        return Err(Error::Mismatch { what: "K of the activations", got: tokens.k(), expected: k });
+    }
+    let mut alphas = [0.0; 2];
+    for (alpha, weight) in alphas.iter_mut().zip(expert.projections()) {
+        *alpha = f64::from(tokens.global_scale()) * f64::from(weight.global_scale());
+        if *alpha * k as f64 * MAX_NUMBER * MAX_NUMBER > f64::from(f32::MAX) {
+            return Err(Error::Alpha { alpha: *alpha, k });
+        }
+    }
+    Ok(alphas)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix(rows: usize, k: usize, global: f32) -> Matrix<'static> {
+        Matrix::new(rows, k, vec![0x11; rows * k / 2], vec![0x38; rows * k / BLOCK], global).unwrap()
+    }
+
+    fn gated(n: usize, k: usize) -> Expert<'static> {
+        Expert::Gated { gate: matrix(n, k, 1.0), up: matrix(n, k, 1.0) }
+    }
+
+    #[test]
+    fn sizes_are_checked_with_the_group_named() {
+        let problem = |m, n, k| GroupedProblem::new(Op::Gated, OutDtype::F16, vec![Group { m, n, k }]);
+        assert!(problem(0, 8, 16).is_ok());
+        assert!(problem(7, 72, MAX_K).is_ok());
+        for (m, n, k) in [(1, 0, 16), (1, 4, 16), (1, 8, 0), (1, 8, 24), (1, 8, MAX_K + 16)] {
+            assert!(problem(m, n, k).unwrap_err().to_string().starts_with("group 0: "), "{m} {n} {k}");
+        }
+        for (m, n) in [(usize::MAX, 8), (1 << 40, 1 << 40), (1, usize::MAX - 7)] {
+            assert!(problem(m, n, 16).is_err(), "{m} {n}");
+        }
+        assert!(GroupedProblem::new(Op::Plain, OutDtype::F16, vec![]).is_ok());
+    }
+
+    #[test]
+    fn experts_of_another_operation_or_unequal_projections_are_refused() {
+        assert!(Weights::new(Op::Gated, vec![gated(8, 16)]).is_ok());
+        assert!(Weights::new(Op::Plain, vec![gated(8, 16)]).is_err());
+        let unequal = Expert::Gated { gate: matrix(8, 16, 1.0), up: matrix(16, 16, 1.0) };
+        let error = Weights::new(Op::Gated, vec![gated(8, 16), unequal]).unwrap_err();
+        assert!(error.to_string().starts_with("expert 1: N of up"), "{error}");
+    }
+
+    #[test]
+    fn a_step_must_fit_its_weights() {
+        let weights = Weights::new(Op::Gated, vec![gated(8, 16), gated(16, 32)]).unwrap();
+        let step = |activations| Step::new(&weights, activations, OutDtype::F16);
+        assert!(step(vec![matrix(3, 16, 1.0), matrix(0, 32, 1.0)]).is_ok());
+        assert!(step(vec![matrix(3, 16, 1.0)]).is_err());
+        assert!(step(vec![matrix(3, 16, 1.0), matrix(1, 16, 1.0)]).is_err());
+        assert!(matches!(step(vec![matrix(3, 16, 1e33), matrix(1, 32, 1.0)]), Err(Error::At { .. })));
+    }
+
+    #[test]
+    fn alphas_are_exact_products_and_gate_and_up_keep_their_own() {
+        let expert = Expert::Gated { gate: matrix(8, 16, 0.1), up: matrix(8, 16, 0.7) };
+        let weights = Weights::new(Op::Gated, vec![expert]).unwrap();
+        let step = Step::new(&weights, vec![matrix(1, 16, 0.3)], OutDtype::Bf16).unwrap();
+        let exact = |up: f32| f64::from(0.3f32) * f64::from(up);
+        assert_eq!(step.alphas(0), [exact(0.1), exact(0.7)]);
+    }
+}

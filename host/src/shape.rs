@@ -1,0 +1,179 @@
+//! Shapes by name: those built in, and those of a JSON file.
+//!
+//! A file holds one entry, or a list of entries of which `FILE.json#NAME` picks one:
+//!
+//! ```json
+//! {"name": "mine", "op": "gated", "groups": [[80, 4096, 7168], [0, 4096, 7168]]}
+//! ```
+//!
+//! with `[M, N, K]` for each group.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+use crate::error::Error;
+use crate::generate::Generator;
+use crate::problem::{Group, GroupedProblem, Op, OutDtype};
+
+/// The problem whose sizes the shapes file gives, with figures published for it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// What it is called; empty where a file gives no name.
+    #[serde(default)]
+    pub name: String,
+    /// The operation.
+    pub op: Op,
+    /// Sizes of the groups.
+    pub groups: Vec<Group>,
+    /// The generator that belongs to it.
+    #[serde(default)]
+    pub input: Generator,
+    /// Speed of light on a B200 as the kernel competition's organisers state it, in µs.
+    pub b200_light_us: Option<f64>,
+    /// The fastest public kernel on a B200, in µs (repository gau-nernst/gpu-mode-kernels).
+    pub b200_best_public_us: Option<f64>,
+    /// Anything a person wants to say.
+    #[serde(default, rename = "note")]
+    _note: serde::de::IgnoredAny,
+}
+
+impl Shape {
+    /// The problem of this shape.
+    ///
+    /// # Errors
+    /// As [`GroupedProblem::new`].
+    pub fn problem(&self, out_dtype: OutDtype) -> Result<GroupedProblem, Error> {
+        GroupedProblem::new(self.op, out_dtype, self.groups.clone())
+    }
+}
+
+impl<'de> Deserialize<'de> for Group {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let [m, n, k] = Deserialize::deserialize(deserializer)?;
+        Ok(Self { m, n, k })
+    }
+}
+
+/// The built-in shapes: those of the GPU MODE × NVIDIA NVFP4 kernel competition (`dual-*`, `group-*`), the gated operation
+/// on its grouped shapes (`moe-*`), and few tokens an expert (`decode-*`).
+pub fn builtin() -> &'static [Shape] {
+    static SHAPES: LazyLock<Vec<Shape>> =
+        LazyLock::new(|| parse(include_str!("shapes.json")).expect("a test reads every built-in shape"));
+    &SHAPES
+}
+
+/// The shape that `NAME`, `FILE.json` or `FILE.json#NAME` stands for.
+///
+/// # Errors
+/// If there is no such shape or file, or the file is not of this form.
+pub fn find(spec: &str) -> Result<Shape, Error> {
+    if let Some(shape) = builtin().iter().find(|shape| shape.name == spec) {
+        return Ok(shape.clone());
+    }
+    let (path, name) = spec.split_once('#').map_or((spec, None), |(path, name)| (path, Some(name)));
+    if !path.ends_with(".json") {
+        let names: Vec<_> = builtin().iter().map(|shape| shape.name.as_str()).collect();
+        let known = names.join(", ");
+        return Err(Error::Invalid(format!("shape `{spec}` is neither a .json file nor one of {known}")));
+    }
+    let shapes = read(Path::new(path))?;
+    let pick = || match (name, shapes.as_slice()) {
+        (None, [shape]) => Ok(shape.clone()),
+        (None, shapes) => Err(Error::Invalid(format!("it holds {} shapes; name one as {path}#NAME", shapes.len()))),
+        (Some(name), shapes) => shapes
+            .iter()
+            .find(|shape| shape.name == name)
+            .cloned()
+            .ok_or_else(|| Error::Invalid(format!("it holds no shape named `{name}`"))),
+    };
+    pick().map_err(|error| error.at(path))
+}
+
+/// Reads a file of one shape or a list of them.
+///
+/// # Errors
+/// If the file cannot be read, is over 16 MiB, or is not of this form.
+pub fn read(path: &Path) -> Result<Vec<Shape>, Error> {
+    const MAX_BYTES: u64 = 16 << 20;
+    let mut text = String::new();
+    let mut file = File::open(path).map_err(|error| Error::io(path, error))?.take(MAX_BYTES + 1);
+    file.read_to_string(&mut text).map_err(|error| Error::io(path, error))?;
+    if text.len() as u64 > MAX_BYTES {
+        return Err(Error::Invalid("over 16 MiB; a file of shapes is a few lines".into()).at(path.display()));
+    }
+    parse(&text).map_err(|error| error.at(path.display()))
+}
+
+/// Reads one shape or a list of them from JSON text, and checks their sizes.
+///
+/// # Errors
+/// If the text is not of this form, or the sizes are no valid problem.
+pub fn parse(json: &str) -> Result<Vec<Shape>, Error> {
+    let shapes = if json.trim_start().starts_with('[') {
+        serde_json::from_str(json)
+    } else {
+        serde_json::from_str(json).map(|shape| vec![shape])
+    };
+    let shapes: Vec<Shape> = shapes.map_err(|error| {
+        Error::Invalid(format!(
+            r#"{error}; a shape is {{"name": …, "op": "gated" or "plain", "groups": [[M, N, K], …]}}"#
+        ))
+    })?;
+    for shape in &shapes {
+        shape.problem(OutDtype::F16).map_err(|error| error.at(format_args!("shape `{}`", shape.name)))?;
+    }
+    Ok(shapes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_built_in_shape_is_valid_and_found_by_its_name() {
+        assert_eq!(builtin().len(), 34);
+        for shape in builtin() {
+            assert_eq!(&find(&shape.name).unwrap(), shape);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_what_would_be_right() {
+        for (json, text) in [
+            ("", "EOF"),
+            ("[1]", "expected struct"),
+            (r#"{"op": "gated"}"#, "missing field `groups`"),
+            (r#"{"op": "fused", "groups": []}"#, "unknown variant `fused`"),
+            (r#"{"op": "gated", "groups": [[1, 8]]}"#, "invalid length 2"),
+            (r#"{"op": "gated", "groups": [[-1, 8, 16]]}"#, "invalid value"),
+            (r#"{"op": "gated", "groups": [[1.5, 8, 16]]}"#, "invalid type"),
+            (r#"{"op": "gated", "groups": [], "grops": 1}"#, "unknown field `grops`"),
+            (r#"{"name": "x", "op": "gated", "groups": [[1, 8, 24]]}"#, "shape `x`: group 0: K = 24"),
+            (r#"{"op": "plain", "groups": [[18446744073709551615, 8, 16]]}"#, "more than this machine can address"),
+        ] {
+            let error = parse(json).unwrap_err().to_string();
+            assert!(error.contains(text), "{json}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_several_shapes_wants_a_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("shapes.json");
+        let write = |text: &str| std::fs::write(&path, text).unwrap();
+        let spec = |name: &str| format!("{}{name}", path.display());
+        write(r#"[{"name": "a", "op": "plain", "groups": []}, {"name": "b", "op": "gated", "groups": [[1, 8, 16]]}]"#);
+        assert_eq!(find(&spec("#b")).unwrap().op, Op::Gated);
+        assert!(find(&spec("")).unwrap_err().to_string().ends_with("#NAME"));
+        assert!(find(&spec("#c")).unwrap_err().to_string().contains("no shape named `c`"));
+        write(r#"{"op": "plain", "groups": [[3, 8, 16]], "note": ["anything"]}"#);
+        assert_eq!(find(&spec("")).unwrap().groups, [Group { m: 3, n: 8, k: 16 }]);
+        assert!(matches!(find("nowhere.json"), Err(Error::Io { .. })));
+        assert!(find("moe-5").unwrap_err().to_string().contains("moe-4, decode-1"));
+    }
+}
