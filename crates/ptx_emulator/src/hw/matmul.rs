@@ -47,20 +47,19 @@ impl Packing {
         }
     }
 
-    /// The bits of element `index` of a row.
-    fn code(self, element: Element, row: &[u8], index: usize) -> u32 {
-        let bits = element.bits();
+    /// The bits of element `index` of a row of 4-, 6- or 8-bit elements.
+    fn code(self, element: Element, row: &[u8], index: usize) -> u8 {
+        let bits = element.bits() as usize;
         let (at, shift) = match (self, bits) {
             (Packing::Container, 4) => (index * 8, 2),
             (Packing::Container, 6) => (index * 8, 0),
-            (Packing::Padded, 4 | 6) => (index / 16 * 128 + index % 16 * bits as usize, 0),
-            _ => (index * bits as usize, 0),
+            (Packing::Padded, 4 | 6) => (index / 16 * 128 + index % 16 * bits, 0),
+            _ => (index * bits, 0),
         };
-        let first = at / 8;
-        let bytes = std::array::from_fn(|byte| row.get(first + byte).copied().unwrap_or(0));
-        let mask = u32::MAX >> (32 - bits);
-        // At most 32 bits, and a sub-byte element never reaches past its second byte.
-        (u32::from_le_bytes(bytes) >> (at % 8 + shift)) & mask
+        // An element reaches into the next byte at most, and the last one of a row does not.
+        let next = row.get(at / 8 + 1).copied().unwrap_or(0);
+        let both = u16::from_le_bytes([row[at / 8], next]);
+        (both >> (at % 8 + shift)) as u8 & (u8::MAX >> (8 - bits))
     }
 }
 
@@ -189,15 +188,29 @@ impl Floats {
     pub fn decode(element: Element, packing: Packing, rows: usize, k: usize, bytes: &[u8]) -> Self {
         let row_bytes = packing.row_bytes(element, k);
         assert_eq!(bytes.len(), rows * row_bytes, "{rows} rows of {k} {element:?}");
-        let format = element.format().expect("a floating-point element");
-        let value = |row: &[u8], index| {
-            let code = packing.code(element, row, index);
-            let code = if element == Element::Tf32 { number::tf32_from_register(code) } else { code.into() };
-            decode(&format, code)
-        };
         let mut values = Vec::with_capacity(rows * k);
-        for row in bytes.chunks_exact(row_bytes) {
-            values.extend((0..k).map(|index| value(row, index)));
+        // One loop for each format of the wide types; the narrow ones, 256 codes at most, by table.
+        match element {
+            Element::F16 => {
+                let (pairs, _) = bytes.as_chunks::<2>();
+                values.extend(pairs.iter().map(|&pair| number::decode_f16(u16::from_le_bytes(pair))));
+            }
+            Element::Bf16 => {
+                let (pairs, _) = bytes.as_chunks::<2>();
+                values.extend(pairs.iter().map(|&pair| number::decode_bf16(u16::from_le_bytes(pair))));
+            }
+            Element::Tf32 => {
+                let (words, _) = bytes.as_chunks::<4>();
+                let value = |register| decode(&number::TF32, number::tf32_from_register(register));
+                values.extend(words.iter().map(|&word| value(u32::from_le_bytes(word))));
+            }
+            _ => {
+                let format = element.format().expect("a floating-point element");
+                let table: Vec<f64> = (0..1 << element.bits()).map(|code| decode(&format, code)).collect();
+                for row in bytes.chunks_exact(row_bytes) {
+                    values.extend((0..k).map(|index| table[usize::from(packing.code(element, row, index))]));
+                }
+            }
         }
         Self::new(rows, k, values)
     }

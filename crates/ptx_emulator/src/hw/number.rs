@@ -131,6 +131,7 @@ impl Format {
 }
 
 /// The exact value of `bits` in `format`; bits above the format's width are ignored.
+#[inline]
 pub const fn decode(format: &Format, bits: u64) -> f64 {
     if format.mantissa_bits == 52 {
         return f64::from_bits(bits);
