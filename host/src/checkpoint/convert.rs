@@ -142,6 +142,7 @@ impl<'a> Conversion<'a> {
                     None
                 }
             };
+            file.release();
             done(Written { name, bytes: tensor.data.len(), quantised });
         }
         writer.finish()?;
