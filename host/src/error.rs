@@ -134,6 +134,16 @@ pub enum Error {
         /// What.
         error: Box<Error>,
     },
+    /// A call of the CUDA driver failed.
+    #[error("{call} failed on {device}: {source}")]
+    Driver {
+        /// The driver's function.
+        call: &'static str,
+        /// The device, in words.
+        device: String,
+        /// What the driver said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// No device of the wanted kind.
     #[error("no CUDA device: {0}")]
     NoDevice(String),

@@ -1,1 +1,58 @@
 //! Runs PTX on the CPU and finds its bugs.
+//!
+//! A [`Module`] is PTX text, parsed and decoded. A [`Device`] has global memory and launches a module's entries: the
+//! result is a [`Report`] of counters, or the [`Fault`] that the kernel committed, with its place.
+//!
+//! ```
+//! use ptx_emulator::{Arg, Device, DeviceConfig, LaunchConfig, Module};
+//!
+//! let module = Module::parse(
+//!     ".version 8.0
+//!      .target sm_80
+//!      .address_size 64
+//!      .visible .entry double(.param .u64 p) {
+//!          .reg .b32 %r<3>; .reg .b64 %d<4>;
+//!          ld.param.u64 %d1, [p];
+//!          mov.u32 %r1, %tid.x;
+//!          mul.wide.u32 %d2, %r1, 4;
+//!          add.u64 %d3, %d1, %d2;
+//!          ld.global.u32 %r2, [%d3];
+//!          shl.b32 %r2, %r2, 1;
+//!          st.global.u32 [%d3], %r2;
+//!          ret;
+//!      }",
+//! )?;
+//! let mut device = Device::new(DeviceConfig::default());
+//! let data = device.upload(&[1u32, 2, 3, 4]);
+//! let report = device.launch(&module, "double", &LaunchConfig::linear(1, 4), &[data.into()])?;
+//! assert_eq!(device.download::<u32>(data), [2, 4, 6, 8]);
+//! assert_eq!(report.total.bytes.global_load, 16);
+//! // One thread too many reads past the end.
+//! let fault = device.launch(&module, "double", &LaunchConfig::linear(1, 5), &[data.into()]).unwrap_err();
+//! assert_eq!((fault.lane, fault.place.unwrap().line), (Some(4), 10));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![allow(clippy::result_large_err, reason = "a launch returns one fault")]
+
+mod device;
+mod exec;
+mod fault;
+pub mod hw;
+pub mod launch_json;
+mod lower;
+mod machine;
+mod module;
+mod opcodes;
+mod parser;
+mod race;
+mod report;
+mod types;
+
+pub use device::{Arg, Buffer, Device, DeviceConfig, LaunchConfig, Schedule};
+pub use fault::{Fault, FaultKind, Party, Place};
+pub use lower::{Kernel, Param};
+pub use module::Module;
+pub use opcodes::{OPCODES, Opcode, coverage};
+pub use parser::ParseError;
+pub use report::{Class, Report, Role, Traffic};

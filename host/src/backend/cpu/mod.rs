@@ -183,12 +183,8 @@ impl Layer for CpuLayer {
     }
 
     fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
-        let problem = step.problem();
         step.check_fits(self.op, self.experts.iter().map(|expert| (expert.n, expert.k)))?;
-        let expected = problem.groups().iter().map(|group| group.m * group.n).sum();
-        if output.bits().len() != expected || output.dtype() != problem.out_dtype() {
-            return Err(Error::Mismatch { what: "elements of the output", got: output.bits().len(), expected });
-        }
+        output.check_fits(step.problem())?;
         let start = Instant::now();
         self.unpack_tokens(step);
         self.place_tiles(step);

@@ -1,0 +1,391 @@
+//! The device: memory, modules' variables, and launches.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rayon::prelude::*;
+
+use crate::fault::Fault;
+use crate::lower::Kernel;
+use crate::machine::cluster::{Cluster, Launch, Status};
+use crate::machine::global::GlobalMemory;
+use crate::module::Module;
+use crate::parser::ast::Init;
+use crate::report::{Report, Role};
+use crate::types::Space;
+
+/// What a device has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// Streaming multiprocessors: `%nsmid`, and how many CTAs run at a time when CTAs communicate.
+    pub sms: u32,
+}
+
+impl Default for DeviceConfig {
+    /// A B200's 148.
+    fn default() -> Self {
+        DeviceConfig { sms: 148 }
+    }
+}
+
+/// When asynchronous operations complete and which warp runs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Schedule {
+    /// Warps in turn; operations complete in the order of issue after a fixed time.
+    #[default]
+    Fair,
+    /// Both at random, by this seed; the same seed gives the same run.
+    Seed(u64),
+    /// A warp runs until it must wait; operations complete when nothing else can run, the newest first.
+    Worst,
+}
+
+impl std::str::FromStr for Schedule {
+    type Err = String;
+
+    /// `fair`, `worst` or `seed:N`.
+    fn from_str(s: &str) -> Result<Self, String> {
+        match (s, s.strip_prefix("seed:").map(str::parse)) {
+            ("fair", _) => Ok(Schedule::Fair),
+            ("worst", _) => Ok(Schedule::Worst),
+            (_, Some(Ok(n))) => Ok(Schedule::Seed(n)),
+            _ => Err(format!("`{s}` is no schedule; use fair, worst or seed:N")),
+        }
+    }
+}
+
+/// The shape of a launch and how to run it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchConfig {
+    /// CTAs in x, y, z.
+    pub grid: [u32; 3],
+    /// Threads of a CTA.
+    pub block: [u32; 3],
+    /// CTAs of a cluster.
+    pub cluster: [u32; 3],
+    /// Dynamic shared memory, in bytes.
+    pub shared_bytes: u32,
+    /// See [`Schedule`].
+    pub schedule: Schedule,
+    /// Look for races, uninitialised reads and misuse; bounds and alignment are always checked.
+    pub sanitize: bool,
+    /// Hold to the manual's list of pipelined tensor-core operations alone.
+    pub strict: bool,
+    /// Warp instructions that a warp may execute.
+    pub instruction_budget: u64,
+}
+
+impl LaunchConfig {
+    /// One-dimensional grid and block, no cluster, fair schedule, sanitizer on.
+    pub fn linear(ctas: u32, threads: u32) -> LaunchConfig {
+        LaunchConfig {
+            grid: [ctas, 1, 1],
+            block: [threads, 1, 1],
+            cluster: [1; 3],
+            shared_bytes: 0,
+            schedule: Schedule::Fair,
+            sanitize: true,
+            strict: false,
+            instruction_budget: 1 << 32,
+        }
+    }
+}
+
+/// An allocation of global memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Device address of the first byte.
+    pub address: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+/// An argument of a kernel, as the bytes of its parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arg(pub Vec<u8>);
+
+impl Arg {
+    /// Any plain value.
+    pub fn value<T: bytemuck::NoUninit>(value: T) -> Arg {
+        Arg(bytemuck::bytes_of(&value).to_vec())
+    }
+}
+
+impl From<Buffer> for Arg {
+    fn from(buffer: Buffer) -> Arg {
+        Arg::value(buffer.address)
+    }
+}
+
+/// The most threads of a CTA.
+const MAX_THREADS: u32 = 1024;
+/// The most CTAs of a cluster (with the non-portable size).
+const MAX_CLUSTER: u32 = 16;
+/// The most shared memory of a CTA, static and dynamic (compute capability 9.0 and 10.0).
+const MAX_SHARED: u32 = 227 * 1024;
+/// Warp instructions that a cluster runs before the next gets its turn, where clusters may communicate.
+const TURN: u64 = 2048;
+/// Rounds over all clusters without any progress before they count as stuck.
+const PATIENCE: u32 = 4;
+
+/// A device with its memory.
+#[derive(Default)]
+pub struct Device {
+    config: DeviceConfig,
+    memory: GlobalMemory,
+    /// Addresses of the variables of each module seen.
+    modules: HashMap<u64, Vec<u64>>,
+}
+
+impl Device {
+    /// A device without allocations.
+    pub fn new(config: DeviceConfig) -> Device {
+        Device { config, ..Device::default() }
+    }
+
+    /// Allocates `bytes` of zeros. Addresses are multiples of 256; nothing is mapped between allocations.
+    pub fn allocate(&mut self, bytes: u64) -> Buffer {
+        Buffer { address: self.memory.allocate(bytes, None, false), bytes }
+    }
+
+    /// Allocates and fills a buffer.
+    pub fn upload<T: bytemuck::NoUninit>(&mut self, data: &[T]) -> Buffer {
+        let bytes: &[u8] = bytemuck::cast_slice(data);
+        let buffer = self.allocate(bytes.len() as u64);
+        self.write(buffer, 0, bytes);
+        buffer
+    }
+
+    /// Writes bytes at an offset of a buffer.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn write(&mut self, buffer: Buffer, offset: u64, data: &[u8]) {
+        let at = self.memory.locate(buffer.address + offset, data.len() as u64);
+        let (allocation, offset) = at.expect("the bytes lie inside the buffer");
+        allocation.write(offset, data);
+    }
+
+    /// A buffer's contents.
+    ///
+    /// # Panics
+    /// If its length is no multiple of the size of `T`.
+    pub fn download<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(&self, buffer: Buffer) -> Vec<T> {
+        let size = size_of::<T>() as u64;
+        assert!(size > 0 && buffer.bytes.is_multiple_of(size), "{} bytes are no whole elements", buffer.bytes);
+        let mut out = vec![T::zeroed(); (buffer.bytes / size) as usize];
+        let (allocation, offset) = self.memory.locate(buffer.address, buffer.bytes).expect("a buffer of this device");
+        allocation.read(offset, bytemuck::cast_slice_mut(&mut out));
+        out
+    }
+
+    /// Gives a module's variables addresses and initial values, once.
+    fn load(&mut self, module: &Module) -> Result<Vec<u64>, Fault> {
+        if let Some(addresses) = self.modules.get(&module.id) {
+            return Ok(addresses.clone());
+        }
+        let mut addresses = Vec::new();
+        for v in &module.variables {
+            let constant = v.space == Space::Const;
+            addresses.push(self.memory.allocate(v.bytes, Some(format!("`{}`", v.name)), constant));
+        }
+        for (v, &address) in module.variables.iter().zip(&addresses) {
+            let size = v.element.bytes() as usize;
+            for (n, init) in v.init.iter().enumerate() {
+                let value = match init {
+                    Init::Bits(bits) => *bits,
+                    Init::Symbol { name, offset } => {
+                        let target = module.variables.iter().position(|v| v.name == *name);
+                        let target = target.ok_or_else(|| {
+                            Fault::bare(
+                                crate::FaultKind::Unsupported,
+                                "",
+                                format!("`{}` is initialised with the address of `{name}`", v.name),
+                            )
+                        })?;
+                        addresses[target].wrapping_add(*offset as u64)
+                    }
+                };
+                if let Some((allocation, at)) = self.memory.locate(address + (n * size) as u64, size as u64) {
+                    allocation.write(at, &value.to_le_bytes()[..size.min(8)]);
+                }
+            }
+        }
+        self.modules.insert(module.id, addresses.clone());
+        Ok(addresses)
+    }
+
+    /// Runs a kernel to its end.
+    ///
+    /// # Errors
+    /// The first fault, by cluster; [`FaultKind::BadLaunch`](crate::FaultKind::BadLaunch) if the launch does not fit
+    /// the kernel.
+    pub fn launch(
+        &mut self,
+        module: &Module,
+        entry: &str,
+        config: &LaunchConfig,
+        args: &[Arg],
+    ) -> Result<Report, Fault> {
+        let kernel = module.entry(entry).ok_or_else(|| {
+            let names: Vec<_> = module.entries().iter().map(|k| k.name.as_str()).collect();
+            Fault::launch(entry, format!("the module has no such entry; it has {}", names.join(", ")))
+        })?;
+        check(kernel, config)?;
+        let params = arguments(kernel, args)?;
+        let symbols = self.load(module)?;
+        self.memory.clear_marks();
+        let launch =
+            Launch { kernel, config, global: &self.memory, params: &params, symbols: &symbols, sms: self.config.sms };
+        let ctas = config.grid.iter().map(|&n| u64::from(n)).product::<u64>();
+        let clusters = ctas / config.cluster.iter().map(|&n| u64::from(n)).product::<u64>();
+        let roles = if kernel.communicates { take_turns(launch, clusters)? } else { in_parallel(launch, clusters)? };
+        let (dram_read_bytes, dram_write_bytes) = self.memory.distinct_bytes();
+        let mut report = Report {
+            kernel: kernel.name.clone(),
+            ctas,
+            roles,
+            dram_read_bytes,
+            dram_write_bytes,
+            shared_bytes: u64::from(kernel.shared_bytes + config.shared_bytes),
+            ..Report::default()
+        };
+        report.finish();
+        Ok(report)
+    }
+}
+
+fn check(kernel: &Kernel, config: &LaunchConfig) -> Result<(), Fault> {
+    let refuse = |text: String| Err(Fault::launch(&kernel.name, text));
+    let LaunchConfig { grid, block, cluster, .. } = *config;
+    let threads = block.iter().map(|&n| u64::from(n)).product::<u64>();
+    if grid.contains(&0) || block.contains(&0) || cluster.contains(&0) {
+        return refuse(format!("grid {grid:?}, block {block:?} and cluster {cluster:?} must not contain 0"));
+    }
+    if threads > MAX_THREADS.into() {
+        return refuse(format!("{threads} threads a CTA; {MAX_THREADS} are the most"));
+    }
+    if grid[1] > 65535 || grid[2] > 65535 || grid[0] > i32::MAX as u32 {
+        return refuse(format!("grid {grid:?}; the most are 2147483647, 65535, 65535"));
+    }
+    if cluster.iter().map(|&n| u64::from(n)).product::<u64>() > MAX_CLUSTER.into() {
+        return refuse(format!("cluster {cluster:?}; a cluster has {MAX_CLUSTER} CTAs at most"));
+    }
+    if (0..3).any(|d| grid[d] % cluster[d] != 0) {
+        return refuse(format!("grid {grid:?} is no multiple of cluster {cluster:?}"));
+    }
+    if let Some(most) = kernel.limits.max_threads
+        && threads > most.into()
+    {
+        return refuse(format!("{threads} threads a CTA; `.maxntid` allows {most}"));
+    }
+    if let Some(required) = kernel.limits.required_threads
+        && required != block
+    {
+        return refuse(format!("block {block:?}; `.reqntid` asks for {required:?}"));
+    }
+    if let Some(required) = kernel.limits.required_cluster
+        && required != cluster
+    {
+        return refuse(format!("cluster {cluster:?}; `.reqnctapercluster` asks for {required:?}"));
+    }
+    let shared = u64::from(kernel.shared_bytes) + u64::from(config.shared_bytes);
+    if shared > MAX_SHARED.into() {
+        return refuse(format!("{shared} bytes of shared memory a CTA; {MAX_SHARED} are the most"));
+    }
+    Ok(())
+}
+
+/// The kernel's parameter block.
+fn arguments(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u8>, Fault> {
+    let refuse = |text: String| Err(Fault::launch(&kernel.name, text));
+    if args.len() != kernel.params.len() {
+        return refuse(format!("{} arguments; the kernel takes {}", args.len(), kernel.params.len()));
+    }
+    let mut block = vec![0; kernel.param_bytes() as usize];
+    for (n, (arg, p)) in args.iter().zip(&kernel.params).enumerate() {
+        if arg.0.len() != p.bytes as usize {
+            let text = format!("argument {n} has {} bytes; `{}` takes {}", arg.0.len(), p.name, p.bytes);
+            return refuse(text);
+        }
+        block[p.offset as usize..][..arg.0.len()].copy_from_slice(&arg.0);
+    }
+    Ok(block)
+}
+
+fn add_roles(sum: &mut Vec<Role>, roles: &[Role]) {
+    sum.resize(sum.len().max(roles.len()), Role::default());
+    for (a, b) in sum.iter_mut().zip(roles) {
+        a.add(b);
+    }
+}
+
+/// Clusters that cannot see each other, on all threads. The fault of the first cluster wins, whatever the timing.
+fn in_parallel(launch: Launch<'_>, clusters: u64) -> Result<Vec<Role>, Fault> {
+    let first_fault = AtomicU64::new(u64::MAX);
+    let run = |index: u64| -> Result<Vec<Role>, (u64, Fault)> {
+        if first_fault.load(Ordering::Relaxed) < index {
+            return Ok(Vec::new());
+        }
+        let fault = |fault| {
+            first_fault.fetch_min(index, Ordering::Relaxed);
+            (index, fault)
+        };
+        let mut cluster = Cluster::new(launch, index);
+        match cluster.run(u64::MAX).map_err(fault)? {
+            Status::Done => Ok(cluster.roles().to_vec()),
+            Status::Running | Status::Idle => Err(fault(cluster.deadlock())),
+        }
+    };
+    let results = (0..clusters).into_par_iter().map(run);
+    let sum = results.reduce(
+        || Ok(Vec::new()),
+        |a, b| match (a, b) {
+            (Ok(mut a), Ok(b)) => {
+                add_roles(&mut a, &b);
+                Ok(a)
+            }
+            (Err(a), Err(b)) => Err(if a.0 <= b.0 { a } else { b }),
+            (Err(e), Ok(_)) | (Ok(_), Err(e)) => Err(e),
+        },
+    );
+    sum.map_err(|(_, fault)| fault)
+}
+
+/// Clusters that may communicate: on one thread in turns, as many at a time as the device holds.
+fn take_turns(launch: Launch<'_>, clusters: u64) -> Result<Vec<Role>, Fault> {
+    let ctas = launch.config.cluster.iter().product::<u32>();
+    let resident = (launch.sms / ctas).max(1) as usize;
+    let mut waiting = 0..clusters;
+    let mut running: Vec<Cluster<'_>> = Vec::new();
+    let mut sum = Vec::new();
+    let mut idle_rounds = 0;
+    loop {
+        while running.len() < resident
+            && let Some(index) = waiting.next()
+        {
+            running.push(Cluster::new(launch, index));
+        }
+        if running.is_empty() {
+            return Ok(sum);
+        }
+        let mut moved = false;
+        let mut at = 0;
+        while at < running.len() {
+            let before = running[at].progress();
+            let status = running[at].run(TURN)?;
+            moved |= status == Status::Running || running[at].progress() != before;
+            if status == Status::Done {
+                moved = true;
+                add_roles(&mut sum, running[at].roles());
+                running.remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        idle_rounds = if moved { 0 } else { idle_rounds + 1 };
+        if idle_rounds > PATIENCE {
+            return Err(running[0].deadlock());
+        }
+    }
+}

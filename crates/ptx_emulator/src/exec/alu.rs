@@ -1,0 +1,625 @@
+//! Integer, logic and data-movement instructions (PTX ISA, "Integer Arithmetic Instructions", "Extended-Precision
+//! Integer Arithmetic Instructions", "Logic and Shift Instructions", "Data Movement: mov, prmt").
+
+use super::{Flow, Lane, Lowered, Step, map1, map2, map3};
+use crate::for_integer;
+use crate::lower::{Dst, Lower, LowerError};
+use crate::machine::warp::Src;
+use crate::parser::ast::{Instruction, Operand};
+use crate::types::Type;
+
+fn ty(i: &Instruction) -> Result<Type, LowerError> {
+    i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))
+}
+
+/// Destination and `N` sources of the instruction's type.
+fn operands<const N: usize>(l: &mut Lower<'_>, i: &Instruction, ty: Type) -> Result<(Dst, [Src; N]), LowerError> {
+    let d = l.dst(i, 0)?;
+    let mut sources = [Src::Constant(0); N];
+    for (n, s) in sources.iter_mut().enumerate() {
+        *s = l.src(i, n + 1, ty)?;
+    }
+    Ok((d, sources))
+}
+
+/// Applies a 16-bit operation to both halves.
+fn halves(f: impl Fn(u16, u16) -> u16) -> impl Fn(u32, u32) -> u32 {
+    move |a, b| u32::from(f(a as u16, b as u16)) | u32::from(f((a >> 16) as u16, (b >> 16) as u16)) << 16
+}
+
+pub fn add(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, s) = operands(l, i, ty)?;
+    if i.has("sat") {
+        return Ok(map2(d, s, i32::saturating_add));
+    }
+    if matches!(ty, Type::U16x2 | Type::S16x2) {
+        return Ok(map2(d, s, halves(u16::wrapping_add)));
+    }
+    Ok(for_integer!(ty, T => map2(d, s, T::wrapping_add)))
+}
+
+pub fn sub(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, s) = operands(l, i, ty)?;
+    if i.has("sat") {
+        return Ok(map2(d, s, i32::saturating_sub));
+    }
+    Ok(for_integer!(ty, T => map2(d, s, T::wrapping_sub)))
+}
+
+/// The product of two values of a type as 128 bits.
+fn product(ty: Type, a: u64, b: u64) -> i128 {
+    let bits = ty.bits();
+    let widen = |x: u64| {
+        let x = x & (u64::MAX >> (64 - bits));
+        if ty.is_signed() { i128::from((x << (64 - bits)) as i64 >> (64 - bits)) } else { i128::from(x) }
+    };
+    widen(a).wrapping_mul(widen(b))
+}
+
+/// `.lo`, `.hi` or `.wide` of a product.
+fn part(i: &Instruction, ty: Type) -> impl Fn(i128) -> u64 + Send + Sync + Copy + use<> {
+    let bits = ty.bits();
+    let (shift, width) = if i.has("hi") {
+        (bits, bits)
+    } else if i.has("wide") {
+        (0, bits * 2)
+    } else {
+        (0, bits)
+    };
+    move |p| (p >> shift) as u64 & (u64::MAX >> (64 - width))
+}
+
+pub fn mul(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, s) = operands(l, i, ty)?;
+    match (ty.bits(), i.has("lo"), i.has("wide"), ty.is_signed()) {
+        (32, true, _, _) => Ok(map2(d, s, u32::wrapping_mul)),
+        (32, _, true, true) => Ok(map2(d, s, |a: i32, b: i32| i64::from(a) * i64::from(b))),
+        (32, _, true, false) => Ok(map2(d, s, |a: u32, b: u32| u64::from(a) * u64::from(b))),
+        _ => {
+            let part = part(i, ty);
+            Ok(map2(d, s, move |a: u64, b: u64| part(product(ty, a, b))))
+        }
+    }
+}
+
+pub fn mad(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let wide = i.has("wide");
+    let (d, [a, b]) = operands(l, i, ty)?;
+    let c = l.src(i, 3, if wide { wider(ty) } else { ty })?;
+    if i.has("sat") {
+        return Ok(map3(d, [a, b, c], |a: i32, b: i32, c: i32| {
+            let high = ((i64::from(a) * i64::from(b)) >> 32) as i32;
+            high.saturating_add(c)
+        }));
+    }
+    if ty.bits() == 32 && i.has("lo") {
+        return Ok(map3(d, [a, b, c], |a: u32, b: u32, c: u32| a.wrapping_mul(b).wrapping_add(c)));
+    }
+    let part = part(i, ty);
+    let bits = if wide { ty.bits() * 2 } else { ty.bits() };
+    Ok(map3(d, [a, b, c], move |a: u64, b: u64, c: u64| {
+        part(product(ty, a, b)).wrapping_add(c) & (u64::MAX >> (64 - bits))
+    }))
+}
+
+fn wider(ty: Type) -> Type {
+    match ty {
+        Type::U16 => Type::U32,
+        Type::S16 => Type::S32,
+        Type::U32 => Type::U64,
+        Type::S32 => Type::S64,
+        other => other,
+    }
+}
+
+/// `mul24`, `mad24`: the low 24 bits of each factor; `.lo` the low 32 bits of the 48-bit product, `.hi` its high 32.
+pub fn mad24(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, [a, b]) = operands(l, i, ty)?;
+    let c = if i.opcode == "mad24" { l.src(i, 3, ty)? } else { Src::Constant(0) };
+    let (hi, sat, signed) = (i.has("hi"), i.has("sat"), ty.is_signed());
+    Ok(map3(d, [a, b, c], move |a: u32, b: u32, c: u32| {
+        let low = |x: u32| {
+            if signed { i64::from((x << 8) as i32 >> 8) } else { i64::from(x & 0xff_ffff) }
+        };
+        let p = low(a) * low(b);
+        let p = if hi { (p >> 16) as u32 } else { p as u32 };
+        if sat { (p as i32).saturating_add(c as i32) as u32 } else { p.wrapping_add(c) }
+    }))
+}
+
+pub fn sad(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, s) = operands(l, i, ty)?;
+    Ok(for_integer!(ty, T => map3(d, s, |a: T, b: T, c: T| c.wrapping_add(a.abs_diff(b) as T))))
+}
+
+/// Division by zero gives all ones: the manual leaves it unspecified.
+pub fn div(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, s) = operands(l, i, ty)?;
+    Ok(for_integer!(ty, T => map2(d, s, |a: T, b: T| if b == 0 { !0 } else { a.wrapping_div(b) })))
+}
+
+pub fn rem(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, s) = operands(l, i, ty)?;
+    Ok(for_integer!(ty, T => map2(d, s, |a: T, b: T| if b == 0 { a } else { a.wrapping_rem(b) })))
+}
+
+pub fn abs(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, [a]) = operands(l, i, ty)?;
+    Ok(match ty {
+        Type::S16 => map1(d, a, i16::wrapping_abs),
+        Type::S32 => map1(d, a, i32::wrapping_abs),
+        _ => map1(d, a, i64::wrapping_abs),
+    })
+}
+
+pub fn neg(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, [a]) = operands(l, i, ty)?;
+    Ok(for_integer!(ty, T => map1(d, a, T::wrapping_neg)))
+}
+
+pub fn min(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    extremum(l, i, true)
+}
+
+pub fn max(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    extremum(l, i, false)
+}
+
+fn extremum(l: &mut Lower<'_>, i: &Instruction, min: bool) -> Lowered {
+    let ty = ty(i)?;
+    let (d, s) = operands(l, i, ty)?;
+    if i.has("relu") {
+        let clamp = move |a: i32, b: i32| if min { a.min(b) } else { a.max(b) }.max(0);
+        let clamp16 = move |a: u16, b: u16| clamp(i32::from(a as i16), i32::from(b as i16)) as u16;
+        return Ok(if ty == Type::S16x2 { map2(d, s, halves(clamp16)) } else { map2(d, s, clamp) });
+    }
+    Ok(match (ty, min) {
+        (Type::U16x2, true) => map2(d, s, halves(u16::min)),
+        (Type::U16x2, false) => map2(d, s, halves(u16::max)),
+        (Type::S16x2, true) => map2(d, s, halves(|a, b| (a as i16).min(b as i16) as u16)),
+        (Type::S16x2, false) => map2(d, s, halves(|a, b| (a as i16).max(b as i16) as u16)),
+        (ty, true) => for_integer!(ty, T => map2(d, s, |a: T, b: T| a.min(b))),
+        (ty, false) => for_integer!(ty, T => map2(d, s, |a: T, b: T| a.max(b))),
+    })
+}
+
+pub fn popc(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, [a]) = operands(l, i, ty)?;
+    Ok(map1(d, a, u64::count_ones))
+}
+
+pub fn clz(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, [a]) = operands(l, i, ty)?;
+    Ok(if ty.bits() == 32 { map1(d, a, u32::leading_zeros) } else { map1(d, a, u64::leading_zeros) })
+}
+
+pub fn brev(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, [a]) = operands(l, i, ty)?;
+    Ok(if ty.bits() == 32 { map1(d, a, u32::reverse_bits) } else { map1(d, a, u64::reverse_bits) })
+}
+
+/// The most significant bit that is not a sign bit; all ones if there is none.
+pub fn bfind(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, [a]) = operands(l, i, ty)?;
+    let (bits, signed, shift) = (ty.bits(), ty.is_signed(), i.has("shiftamt"));
+    Ok(map1(d, a, move |a: u64| {
+        let negative = signed && a >> (bits - 1) & 1 == 1;
+        let a = if negative { !a & (u64::MAX >> (64 - bits)) } else { a };
+        match a.checked_ilog2() {
+            None => u32::MAX,
+            Some(top) if shift => bits - 1 - top,
+            Some(top) => top,
+        }
+    }))
+}
+
+/// The n-th set bit from a base, upward for positive n, downward for negative.
+pub fn fns(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let (d, s) = operands(l, i, Type::B32)?;
+    Ok(map3(d, s, |mask: u32, base: u32, offset: i32| {
+        if base > 31 {
+            return u32::MAX;
+        }
+        if offset == 0 {
+            return if mask >> base & 1 == 1 { base } else { u32::MAX };
+        }
+        let (mut at, mut left) = (base as i32, offset.unsigned_abs());
+        while (0..32).contains(&at) {
+            if mask >> at & 1 == 1 {
+                left -= 1;
+                if left == 0 {
+                    return at as u32;
+                }
+            }
+            at += offset.signum();
+        }
+        u32::MAX
+    }))
+}
+
+pub fn bfe(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let d = l.dst(i, 0)?;
+    let s = [l.src(i, 1, ty)?, l.src(i, 2, Type::U32)?, l.src(i, 3, Type::U32)?];
+    let (bits, signed) = (ty.bits(), ty.is_signed());
+    Ok(map3(d, s, move |a: u64, pos: u64, len: u64| {
+        let (pos, len) = (pos as u32 & 0xff, len as u32 & 0xff);
+        let width = u64::MAX >> (64 - bits);
+        let a = a & width;
+        // The sign bit is that of the field, or of `a` where the field reaches past it.
+        let sign_at = (pos + len).saturating_sub(1).min(bits - 1);
+        let sign = signed && len > 0 && a >> sign_at & 1 == 1;
+        let field = a.checked_shr(pos).unwrap_or(0);
+        let have = len.min(bits.saturating_sub(pos));
+        let mask = if have == 0 { 0 } else { u64::MAX >> (64 - have) };
+        (field & mask | if sign { !mask } else { 0 }) & width
+    }))
+}
+
+pub fn bfi(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let d = l.dst(i, 0)?;
+    let ab = [l.src(i, 1, ty)?, l.src(i, 2, ty)?];
+    let (pos, len) = (l.src(i, 3, Type::U32)?, l.src(i, 4, Type::U32)?);
+    let width = u64::MAX >> (64 - ty.bits());
+    Ok(Box::new(move |w, _, mask| {
+        let (a, b, pos, len) = (w.get(ab[0]), w.get(ab[1]), w.get(pos), w.get(len));
+        let mut out = [0; 32];
+        for n in 0..32 {
+            let (pos, len) = (pos[n] as u32 & 0xff, len[n] as u32 & 0xff);
+            let ones = if len == 0 { 0 } else { u64::MAX >> (64 - len.min(64)) };
+            let field = ones.checked_shl(pos).unwrap_or(0) & width;
+            out[n] = b[n] & !field | a[n].checked_shl(pos).unwrap_or(0) & field;
+        }
+        d.write(w, mask, &out);
+        Ok(Flow::Next)
+    }))
+}
+
+/// `.clamp` or `.wrap` of a position or width (PTX ISA, "bmsk", "szext").
+fn limit(i: &Instruction) -> impl Fn(u32, u32) -> u32 + Send + Sync + use<> {
+    let wrap = i.has("wrap");
+    move |x, most| if wrap { x & 31 } else { x.min(most) }
+}
+
+pub fn bmsk(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let (d, s) = operands(l, i, Type::B32)?;
+    let limit = limit(i);
+    Ok(map2(d, s, move |pos: u32, len: u32| {
+        let (pos, len) = (limit(pos, 32), limit(len, 32));
+        let ones = 1u32.checked_shl(len).unwrap_or(0).wrapping_sub(1);
+        ones.checked_shl(pos).unwrap_or(0)
+    }))
+}
+
+pub fn szext(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let signed = ty(i)?.is_signed();
+    let (d, s) = operands(l, i, Type::B32)?;
+    let limit = limit(i);
+    Ok(map2(d, s, move |a: u32, n: u32| match limit(n, 32) {
+        0 => 0,
+        32 => a,
+        n if signed => ((a << (32 - n)) as i32 >> (32 - n)) as u32,
+        n => a & (u32::MAX >> (32 - n)),
+    }))
+}
+
+/// `dp4a`, `dp2a`: a dot product of bytes with bytes or halves, accumulated in 32 bits.
+pub fn dot(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let types = i.types();
+    let [ta, tb] = types[..] else {
+        return Err(LowerError::invalid("two types expected"));
+    };
+    let (d, s) = operands(l, i, Type::B32)?;
+    let byte = |signed: bool| {
+        move |x: u32, n: u32| {
+            let b = (x >> (8 * n)) as u8;
+            if signed { i32::from(b as i8) } else { i32::from(b) }
+        }
+    };
+    let half = |signed: bool| {
+        move |x: u32, n: u32| {
+            let h = (x >> (16 * n)) as u16;
+            if signed { i32::from(h as i16) } else { i32::from(h) }
+        }
+    };
+    let (b8, a8, a16) = (byte(tb.is_signed()), byte(ta.is_signed()), half(ta.is_signed()));
+    if i.opcode == "dp4a" {
+        return Ok(map3(d, s, move |a: u32, b: u32, c: u32| {
+            (0..4).fold(c, |sum, n| sum.wrapping_add(a8(a, n).wrapping_mul(b8(b, n)) as u32))
+        }));
+    }
+    let first = if i.has("hi") { 2 } else { 0 };
+    Ok(map3(d, s, move |a: u32, b: u32, c: u32| {
+        (0..2).fold(c, |sum, n| sum.wrapping_add(a16(a, n).wrapping_mul(b8(b, first + n)) as u32))
+    }))
+}
+
+/// `add.cc`, `addc`, `sub.cc`, `subc`, `mad.cc`, `madc`: the carry lives in a hidden predicate of the kernel.
+pub fn carry(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let bits = ty.bits();
+    let ones = u64::MAX >> (64 - bits);
+    let (d, [a, b]) = operands(l, i, ty)?;
+    let c = if i.opcode.starts_with("mad") { Some(l.src(i, 3, ty)?) } else { None };
+    let (read, write) = (i.opcode.ends_with('c'), i.has("cc"));
+    let flag = l.carry_flag();
+    let subtract = i.opcode.starts_with("sub");
+    let part = part(i, ty);
+    Ok(Box::new(move |w, _, mask| {
+        let (mut a, mut b) = (w.get(a), w.get(b));
+        if let Some(c) = c {
+            for n in 0..32 {
+                a[n] = part(product(ty, a[n], b[n]));
+            }
+            b = w.get(c);
+        }
+        let old = if read { w.predicate(flag) } else { 0 };
+        let (mut out, mut carries) = ([0; 32], 0);
+        for n in 0..32 {
+            let (x, y) = (u128::from(a[n] & ones), u128::from(b[n] & ones));
+            let c = u128::from(old >> n & 1);
+            let sum = if subtract { x.wrapping_sub(y).wrapping_sub(c) } else { x + y + c };
+            out[n] = sum as u64 & ones;
+            carries |= ((sum >> bits & 1) as u32) << n;
+        }
+        d.write(w, mask, &out);
+        if write {
+            w.set_predicate(flag, mask, carries);
+        }
+        Ok(Flow::Next)
+    }))
+}
+
+/// `and`, `or`, `xor` on bits or predicates.
+pub fn logic(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let op: fn(u64, u64) -> u64 = match i.opcode.as_str() {
+        "and" => |a, b| a & b,
+        "or" => |a, b| a | b,
+        _ => |a, b| a ^ b,
+    };
+    let ty = ty(i)?;
+    if ty == Type::Pred {
+        let d = l.predicate_dst(i, 0)?;
+        let (a, b) = (l.predicate(i, 1)?, l.predicate(i, 2)?);
+        return Ok(Box::new(move |w, _, mask| {
+            let value = op(a.mask(w).into(), b.mask(w).into()) as u32;
+            d.write(w, mask, value);
+            Ok(Flow::Next)
+        }));
+    }
+    let (d, s) = operands(l, i, ty)?;
+    Ok(match i.opcode.as_str() {
+        "and" => map2(d, s, |a: u64, b: u64| a & b),
+        "or" => map2(d, s, |a: u64, b: u64| a | b),
+        _ => map2(d, s, |a: u64, b: u64| a ^ b),
+    })
+}
+
+pub fn not(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    if ty == Type::Pred {
+        let (d, a) = (l.predicate_dst(i, 0)?, l.predicate(i, 1)?);
+        return Ok(Box::new(move |w, _, mask| {
+            let value = !a.mask(w);
+            d.write(w, mask, value);
+            Ok(Flow::Next)
+        }));
+    }
+    let (d, [a]) = operands(l, i, ty)?;
+    Ok(for_integer!(ty, T => map1(d, a, |a: T| !a)))
+}
+
+pub fn cnot(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let (d, [a]) = operands(l, i, ty(i)?)?;
+    Ok(map1(d, a, |a: u64| u64::from(a == 0)))
+}
+
+/// Shift amounts above the width are clamped to it.
+pub fn shl(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let d = l.dst(i, 0)?;
+    let s = [l.src(i, 1, ty)?, l.src(i, 2, Type::U32)?];
+    Ok(for_integer!(ty, T => map2(d, s, |a: T, n: u32| a.checked_shl(n).unwrap_or(0))))
+}
+
+pub fn shr(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let d = l.dst(i, 0)?;
+    let s = [l.src(i, 1, ty)?, l.src(i, 2, Type::U32)?];
+    let last = ty.bits() - 1;
+    Ok(for_integer!(ty, T => map2(d, s, move |a: T, n: u32| {
+        // An arithmetic shift by width - 1 already leaves nothing but sign bits.
+        a.checked_shr(n).unwrap_or_else(|| if T::MIN == 0 { 0 } else { a >> last })
+    })))
+}
+
+/// Funnel shift of `[b:a]`.
+pub fn shf(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let (d, s) = operands(l, i, Type::B32)?;
+    let (left, wrap) = (i.has("l"), i.has("wrap"));
+    Ok(map3(d, s, move |a: u32, b: u32, c: u32| {
+        let n = if wrap { c & 31 } else { c.min(32) };
+        let both = u64::from(b) << 32 | u64::from(a);
+        if left { (both << n >> 32) as u32 } else { (both >> n) as u32 }
+    }))
+}
+
+/// Any function of three bits, by its truth table; `.BoolOp` adds a predicate.
+pub fn lop3(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let boolean = i.one_of(&["and", "or"]);
+    let (d, p) = match (&i.operands[0], boolean) {
+        (Operand::Pair(d, p), Some(_)) => (l.dst_operand(d)?, Some(l.predicate_dst_operand(p)?)),
+        (d, None) => (l.dst_operand(d)?, None),
+        _ => {
+            return Err(LowerError::invalid("`.and`/`.or` goes with a destination `d|p`"));
+        }
+    };
+    let s = [l.src(i, 1, Type::B32)?, l.src(i, 2, Type::B32)?, l.src(i, 3, Type::B32)?];
+    let Src::Constant(table) = l.src(i, 4, Type::B32)? else {
+        return Err(LowerError::invalid("the truth table of lop3 is a constant"));
+    };
+    let q = if p.is_some() { Some(l.predicate(i, 5)?) } else { None };
+    let minterms: [u32; 8] = std::array::from_fn(|n| if table >> n & 1 == 1 { u32::MAX } else { 0 });
+    let f = move |a: u32, b: u32, c: u32| {
+        (0..8).fold(0, |r, n: u32| {
+            let pick = |x: u32, bit: u32| if n >> bit & 1 == 1 { x } else { !x };
+            r | minterms[n as usize] & pick(a, 2) & pick(b, 1) & pick(c, 0)
+        })
+    };
+    let Some((p, q)) = p.zip(q) else {
+        return Ok(map3(d, s, f));
+    };
+    let or = boolean == Some("or");
+    Ok(Box::new(move |w, _, mask| {
+        let [a, b, c] = s.map(|s| w.get(s));
+        let (mut out, mut nonzero) = ([0; 32], 0);
+        for n in 0..32 {
+            let r = f(a[n] as u32, b[n] as u32, c[n] as u32);
+            out[n] = r.into();
+            nonzero |= u32::from(r != 0) << n;
+        }
+        let q = q.mask(w);
+        d.write(w, mask, &out);
+        p.write(w, mask, if or { nonzero | q } else { nonzero & q });
+        Ok(Flow::Next)
+    }))
+}
+
+/// Byte permutation and its six modes.
+pub fn prmt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let (d, s) = operands(l, i, Type::B32)?;
+    let byte = |a: u32, b: u32, n: u32| (u64::from(b) << 32 | u64::from(a)) >> (8 * (n & 7)) & 0xff;
+    let pack = |f: &dyn Fn(u32) -> u64| (0..4).fold(0, |r, n| r | f(n) << (8 * n)) as u32;
+    // Which byte comes to place `n` when the selector is `c` (PTX ISA, "prmt", table of modes).
+    let mode: fn(u32, u32) -> u32 = match i.one_of(&["f4e", "b4e", "rc8", "ecl", "ecr", "rc16"]) {
+        Some("f4e") => |c, n| c + n,
+        Some("b4e") => |c, n| c.wrapping_sub(n) & 7,
+        Some("rc8") => |c, _| c,
+        Some("ecl") => |c, n| c.max(n),
+        Some("ecr") => |c, n| c.min(n),
+        Some("rc16") => |c, n| (c & 1) * 2 + (n & 1),
+        _ => {
+            return Ok(map3(d, s, move |a: u32, b: u32, c: u32| {
+                pack(&|n| {
+                    let select = c >> (4 * n) & 0xf;
+                    let value = byte(a, b, select);
+                    match (select & 8 != 0, value & 0x80 != 0) {
+                        (false, _) => value,
+                        (true, true) => 0xff,
+                        (true, false) => 0,
+                    }
+                })
+            }));
+        }
+    };
+    Ok(map3(d, s, move |a: u32, b: u32, c: u32| pack(&|n| byte(a, b, mode(c & 3, n)))))
+}
+
+/// `mov`: registers, constants, addresses; packs and unpacks vectors.
+pub fn mov(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    l.moves();
+    let ty = ty(i)?;
+    if ty == Type::Pred {
+        let (d, a) = (l.predicate_dst(i, 0)?, l.predicate(i, 1)?);
+        return Ok(Box::new(move |w, _, mask| {
+            let value = a.mask(w);
+            d.write(w, mask, value);
+            Ok(Flow::Next)
+        }));
+    }
+    let [to, from] = &i.operands[..] else {
+        return Err(LowerError::invalid("two operands expected"));
+    };
+    match (to, from) {
+        (Operand::Vector(parts), Operand::Vector(sources)) => {
+            // `mov.v2`-like: element by element.
+            if parts.len() != sources.len() {
+                return Err(LowerError::invalid("vectors of different length"));
+            }
+            let each = Type::parse(&format!("b{}", ty.bits() / parts.len() as u32)).unwrap_or(ty);
+            let moves = parts.iter().zip(sources).map(|(d, s)| Ok((l.dst_operand(d)?, l.src_operand(s, each)?)));
+            let moves: Vec<(Dst, Src)> = moves.collect::<Result<_, LowerError>>()?;
+            Ok(Box::new(move |w, _, mask| {
+                let rows: Vec<_> = moves.iter().map(|(_, s)| w.get(*s)).collect();
+                for ((d, _), row) in moves.iter().zip(&rows) {
+                    d.write(w, mask, row);
+                }
+                Ok(Flow::Next)
+            }))
+        }
+        (Operand::Vector(parts), _) => {
+            let words = l.words(from, ty)?;
+            let bits = ty.bits() / parts.len().max(1) as u32;
+            let out = parts.iter().map(|p| l.dst_operand(p)).collect::<Result<Vec<_>, _>>()?;
+            Ok(Box::new(move |w, _, mask| {
+                let rows: Vec<_> = words.iter().map(|s| w.get(*s)).collect();
+                for (n, d) in out.iter().enumerate() {
+                    let at = n as u32 * bits;
+                    let row = rows[(at / 64) as usize].map(|v| v >> (at % 64) & (u64::MAX >> (64 - bits)));
+                    d.write(w, mask, &row);
+                }
+                Ok(Flow::Next)
+            }))
+        }
+        (_, Operand::Vector(parts)) => {
+            let bits = ty.bits() / parts.len().max(1) as u32;
+            let element = match bits {
+                8 => Type::B8,
+                16 => Type::B16,
+                32 => Type::B32,
+                64 => Type::B64,
+                _ => return Err(LowerError::invalid("the parts do not fill the destination")),
+            };
+            let sources = parts.iter().map(|p| l.src_operand(p, element)).collect::<Result<Vec<_>, _>>()?;
+            let out = l.dst_words(to, ty)?;
+            Ok(Box::new(move |w, _, mask| {
+                let mut rows = [[0u64; 32]; 2];
+                for (n, s) in sources.iter().enumerate() {
+                    let (at, row) = (n as u32 * bits, w.get(*s));
+                    for lane in 0..32 {
+                        let part = row[lane] & (u64::MAX >> (64 - bits));
+                        rows[(at / 64) as usize][lane] |= part << (at % 64);
+                    }
+                }
+                for (d, row) in out.iter().zip(&rows) {
+                    d.write(w, mask, row);
+                }
+                Ok(Flow::Next)
+            }))
+        }
+        _ if ty == Type::B128 => {
+            let (words, out) = (l.words(from, ty)?, l.dst_words(to, ty)?);
+            Ok(Box::new(move |w, _, mask| {
+                for (d, s) in out.iter().zip(&words) {
+                    let row = w.get(*s);
+                    d.write(w, mask, &row);
+                }
+                Ok(Flow::Next)
+            }))
+        }
+        _ => {
+            let (d, [a]) = operands(l, i, ty)?;
+            Ok(copy(d, a))
+        }
+    }
+}
+
+/// `d = a`.
+pub fn copy(d: Dst, a: Src) -> Step {
+    map1(d, a, <u64 as Lane>::of)
+}

@@ -1,0 +1,243 @@
+//! Comparison and selection (PTX ISA, "Comparison and Selection Instructions", "Half Precision Comparison
+//! Instructions").
+
+use super::{Flow, Lane, Lowered, map3};
+use crate::for_integer;
+use crate::hw::number::{self, BF16, F16, Format};
+use crate::lower::{Lower, LowerError};
+use crate::machine::warp::{Row, Src};
+use crate::parser::ast::{Instruction, Operand};
+use crate::types::Type;
+
+const OPERATORS: [&str; 18] = [
+    "eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan",
+];
+
+/// The lanes in which a comparison holds.
+type Compare = Box<dyn Fn(&Row, &Row) -> u32 + Send + Sync>;
+
+fn lanes<T: Lane>(f: impl Fn(T, T) -> bool + Send + Sync + 'static) -> Compare {
+    Box::new(move |a, b| {
+        let mut mask = 0;
+        for n in 0..32 {
+            mask |= u32::from(f(T::of(a[n]), T::of(b[n]))) << n;
+        }
+        mask
+    })
+}
+
+fn ordered<T: Lane + PartialOrd>(op: &str) -> Option<Compare> {
+    Some(match op {
+        "eq" => lanes(|a: T, b| a == b),
+        "ne" => lanes(|a: T, b| a != b),
+        "lt" | "lo" => lanes(|a: T, b| a < b),
+        "le" | "ls" => lanes(|a: T, b| a <= b),
+        "gt" | "hi" => lanes(|a: T, b| a > b),
+        "ge" | "hs" => lanes(|a: T, b| a >= b),
+        _ => return None,
+    })
+}
+
+/// Floating-point comparison: the plain operators are false for NaN, those with `u` true.
+fn float(op: &str, read: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Option<Compare> {
+    let holds: fn(f64, f64) -> bool = match op {
+        "eq" => |a, b| a == b,
+        "ne" => |a, b| a.partial_cmp(&b).is_some_and(|o| o.is_ne()),
+        "lt" => |a, b| a < b,
+        "le" => |a, b| a <= b,
+        "gt" => |a, b| a > b,
+        "ge" => |a, b| a >= b,
+        "equ" => |a, b| a == b || a.is_nan() || b.is_nan(),
+        "neu" => |a, b| a != b,
+        "ltu" => |a, b| !matches!(a.partial_cmp(&b), Some(o) if o.is_ge()),
+        "leu" => |a, b| !matches!(a.partial_cmp(&b), Some(o) if o.is_gt()),
+        "gtu" => |a, b| !matches!(a.partial_cmp(&b), Some(o) if o.is_le()),
+        "geu" => |a, b| !matches!(a.partial_cmp(&b), Some(o) if o.is_lt()),
+        "num" => |a, b| !a.is_nan() && !b.is_nan(),
+        "nan" => |a, b| a.is_nan() || b.is_nan(),
+        _ => return None,
+    };
+    Some(lanes(move |a: u64, b: u64| holds(read(a), read(b))))
+}
+
+/// How a register of a floating-point type reads as f64.
+pub fn reader(ty: Type, ftz: bool) -> Option<fn(u64) -> f64> {
+    fn half(format: &Format, bits: u64, ftz: bool) -> f64 {
+        number::decode(format, if ftz { format.flush(bits & 0xffff) } else { bits & 0xffff })
+    }
+    Some(match (ty, ftz) {
+        (Type::F64, _) => f64::from_bits,
+        (Type::F32, false) => |b| f32::from_bits(b as u32).into(),
+        (Type::F32, true) => |b| crate::hw::approx::flush_f32(f32::from_bits(b as u32)).into(),
+        (Type::F16, false) => |b| half(&F16, b, false),
+        (Type::F16, true) => |b| half(&F16, b, true),
+        (Type::BF16, _) => |b| half(&BF16, b, false),
+        _ => return None,
+    })
+}
+
+fn compare(i: &Instruction, ty: Type) -> Result<Compare, LowerError> {
+    let Some(op) = i.one_of(&OPERATORS) else {
+        return Err(LowerError::invalid("the comparison is missing"));
+    };
+    let found = match reader(ty, i.has("ftz")) {
+        Some(read) => float(op, read),
+        None => match (ty, op) {
+            // `lo ls hi hs` compare unsigned whatever the type.
+            (Type::S16 | Type::B16, "lo" | "ls" | "hi" | "hs") => ordered::<u16>(op),
+            _ => for_integer!(ty, T => ordered::<T>(op)),
+        },
+    };
+    found.ok_or_else(|| LowerError::invalid(format!("`.{op}` does not compare {ty:?}")))
+}
+
+pub fn setp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
+    let boolean = i.one_of(&["and", "or", "xor"]);
+    let packed = match ty {
+        Type::F16x2 => Some(Type::F16),
+        Type::BF16x2 => Some(Type::BF16),
+        _ => None,
+    };
+    let compare = compare(i, packed.unwrap_or(ty))?;
+    let (p, q) = match &i.operands[0] {
+        Operand::Pair(p, q) => (l.predicate_dst_operand(p)?, Some(l.predicate_dst_operand(q)?)),
+        p => (l.predicate_dst_operand(p)?, None),
+    };
+    let (a, b) = (l.src(i, 1, ty)?, l.src(i, 2, ty)?);
+    let c = if boolean.is_some() { Some(l.predicate(i, 3)?) } else { None };
+    let combine: fn(u32, u32) -> u32 = match boolean {
+        Some("or") => |t, c| t | c,
+        Some("xor") => |t, c| t ^ c,
+        Some(_) => |t, c| t & c,
+        None => |t, _| t,
+    };
+    Ok(Box::new(move |w, _, mask| {
+        let (a, b) = (w.get(a), w.get(b));
+        let c = c.map_or(0, |c| c.mask(w));
+        let t = compare(&a, &b);
+        p.write(w, mask, combine(t, c));
+        if let Some(q) = q {
+            // Packed types compare their halves one by one; others give the complement.
+            let t = if packed.is_some() { compare(&a.map(|v| v >> 16), &b.map(|v| v >> 16)) } else { !t };
+            q.write(w, mask, combine(t, c));
+        }
+        Ok(Flow::Next)
+    }))
+}
+
+pub fn set(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let types = i.types();
+    let [to, ty] = types[..] else {
+        return Err(LowerError::invalid("two types expected"));
+    };
+    let boolean = i.one_of(&["and", "or", "xor"]);
+    let packed = match ty {
+        Type::F16x2 => Some(Type::F16),
+        Type::BF16x2 => Some(Type::BF16),
+        _ => None,
+    };
+    let compare = compare(i, packed.unwrap_or(ty))?;
+    let d = l.dst(i, 0)?;
+    let (a, b) = (l.src(i, 1, ty)?, l.src(i, 2, ty)?);
+    let c = if boolean.is_some() { Some(l.predicate(i, 3)?) } else { None };
+    let (yes, yes_high): (u64, u64) = match to {
+        Type::F32 => (0x3f80_0000, 0),
+        Type::F16 => (0x3c00, 0),
+        Type::BF16 => (0x3f80, 0),
+        Type::F16x2 => (0x3c00, 0x3c00_0000),
+        Type::BF16x2 => (0x3f80, 0x3f80_0000),
+        Type::U16 | Type::S16 => (0xffff, 0),
+        _ if packed.is_some() => (0xffff, 0xffff_0000),
+        _ => (0xffff_ffff, 0),
+    };
+    let or = boolean == Some("or");
+    let xor = boolean == Some("xor");
+    Ok(Box::new(move |w, _, mask| {
+        let (a, b) = (w.get(a), w.get(b));
+        let c = c.map_or(u32::MAX, |c| c.mask(w));
+        let combine = |t: u32| {
+            if or {
+                t | c
+            } else if xor {
+                t ^ c
+            } else {
+                t & c
+            }
+        };
+        let low = combine(compare(&a, &b));
+        let high = if yes_high != 0 { combine(compare(&a.map(|v| v >> 16), &b.map(|v| v >> 16))) } else { 0 };
+        let out = std::array::from_fn(|n| (yes * u64::from(low >> n & 1)) | (yes_high * u64::from(high >> n & 1)));
+        d.write(w, mask, &out);
+        Ok(Flow::Next)
+    }))
+}
+
+pub fn selp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
+    let d = l.dst(i, 0)?;
+    let (a, b) = (l.src(i, 1, ty)?, l.src(i, 2, ty)?);
+    let c = l.predicate(i, 3)?;
+    Ok(Box::new(move |w, _, mask| {
+        let (a, b, c) = (w.get(a), w.get(b), c.mask(w));
+        let mut out = [0; 32];
+        for n in 0..32 {
+            let pick = u64::from(c >> n & 1).wrapping_neg();
+            out[n] = a[n] & pick | b[n] & !pick;
+        }
+        d.write(w, mask, &out);
+        Ok(Flow::Next)
+    }))
+}
+
+/// `d = c >= 0 ? a : b`; a NaN selects `b`.
+pub fn slct(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let types = i.types();
+    let [ty, by] = types[..] else {
+        return Err(LowerError::invalid("two types expected"));
+    };
+    let d = l.dst(i, 0)?;
+    let s = [l.src(i, 1, ty)?, l.src(i, 2, ty)?, l.src(i, 3, by)?];
+    let ftz = i.has("ftz");
+    Ok(match by {
+        Type::F32 => map3(d, s, move |a: u64, b: u64, c: f32| {
+            let c = if ftz { crate::hw::approx::flush_f32(c) } else { c };
+            if c >= 0.0 { a } else { b }
+        }),
+        _ => map3(d, s, |a: u64, b: u64, c: i32| if c >= 0 { a } else { b }),
+    })
+}
+
+/// `testp`: the class of a floating-point number.
+pub fn testp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let double = i.has("f64");
+    let p = l.predicate_dst(i, 0)?;
+    let a: Src = l.src(i, 1, if double { Type::F64 } else { Type::F32 })?;
+    let test: fn(f64) -> bool = match i.one_of(&["finite", "infinite", "number", "notanumber", "normal", "subnormal"]) {
+        Some("finite") => |x| x.is_finite(),
+        Some("infinite") => |x| x.is_infinite(),
+        Some("number") => |x| !x.is_nan(),
+        Some("notanumber") => |x| x.is_nan(),
+        Some("normal") => |x| x.is_normal(),
+        _ => |x| x.is_subnormal(),
+    };
+    let test32: fn(f32) -> bool = match i.one_of(&["normal", "subnormal"]) {
+        Some("normal") => |x| x.is_normal(),
+        Some(_) => |x| x.is_subnormal(),
+        None => |_| false,
+    };
+    let by_format = i.has("normal") || i.has("subnormal");
+    Ok(Box::new(move |w, _, mask| {
+        let mut value = 0;
+        for (n, bits) in w.get(a).into_iter().enumerate() {
+            let yes = match (double, by_format) {
+                (true, _) => test(f64::from_bits(bits)),
+                (false, true) => test32(f32::from_bits(bits as u32)),
+                (false, false) => test(f32::from_bits(bits as u32).into()),
+            };
+            value |= u32::from(yes) << n;
+        }
+        p.write(w, mask, value);
+        Ok(Flow::Next)
+    }))
+}

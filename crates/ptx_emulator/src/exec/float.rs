@@ -1,0 +1,276 @@
+//! Floating-point arithmetic (PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions",
+//! "Mixed Precision Floating Point Instructions"). Exact or rounded-to-odd in f64, then rounded once by
+//! [`number::Rounder`]; f32 in its default mode takes the host's own instructions, which round the same.
+
+use super::{Flow, Lane, Lowered, map1, map2, map3};
+use crate::hw::approx::{self, Function, flush_f32};
+use crate::hw::number::{self, BF16, F16, F32, F32_NAN, Format, Rounder, Rounding};
+use crate::lower::{Dst, Lower, LowerError};
+use crate::machine::warp::{Row, Src};
+use crate::parser::ast::Instruction;
+use crate::types::Type;
+
+fn ty(i: &Instruction) -> Result<Type, LowerError> {
+    i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))
+}
+
+/// The rounding mode among the modifiers; nearest-even by default.
+pub fn rounding(i: &Instruction) -> Rounding {
+    match i.one_of(&["rz", "rm", "rp", "rna"]) {
+        Some("rz") => Rounding::TowardZero,
+        Some("rm") => Rounding::Down,
+        Some("rp") => Rounding::Up,
+        Some(_) => Rounding::NearestAway,
+        None => Rounding::NearestEven,
+    }
+}
+
+/// The format of one element, and how many a register holds.
+pub fn format(ty: Type) -> Option<(&'static Format, u32)> {
+    Some(match ty {
+        Type::F32 => (&F32, 1),
+        Type::F32x2 => (&F32, 2),
+        Type::F16 => (&F16, 1),
+        Type::F16x2 => (&F16, 2),
+        Type::BF16 => (&BF16, 1),
+        Type::BF16x2 => (&BF16, 2),
+        _ => return None,
+    })
+}
+
+fn canonical(x: f32) -> f32 {
+    if x.is_nan() { f32::from_bits(F32_NAN) } else { x }
+}
+
+/// An element-wise operation on one register's elements: reads in `f64`, and rounds the result.
+fn elementwise<const N: usize>(
+    i: &Instruction,
+    ty: Type,
+    d: Dst,
+    s: [Src; N],
+    op: impl Fn([f64; N], Rounding) -> f64 + Send + Sync + 'static,
+) -> Lowered {
+    let (format, count) = format(ty).ok_or_else(|| LowerError::unsupported(format!("type {ty:?}")))?;
+    let (mode, ftz, sat) = (rounding(i), i.has("ftz"), i.has("sat"));
+    let mut rounder = Rounder::new(mode);
+    if i.has("relu") {
+        rounder = rounder.relu();
+    }
+    let width = format.width();
+    let ones = (1u64 << width) - 1;
+    let flush = move |bits: u64| if ftz { format.flush(bits) } else { bits };
+    Ok(Box::new(move |w, _, mask| {
+        let rows = s.map(|s| w.get(s));
+        let mut out: Row = [0; 32];
+        for lane in 0..32 {
+            for element in 0..count {
+                let at = element * width;
+                let x = rows.each_ref().map(|r| number::decode(format, flush(r[lane] >> at & ones)));
+                let y = op(x, mode);
+                let y = if sat { number::saturate(y) } else { y };
+                out[lane] |= flush(rounder.round(format, y)) << at;
+            }
+        }
+        d.write(w, mask, &out);
+        Ok(Flow::Next)
+    }))
+}
+
+fn sources<const N: usize>(l: &mut Lower<'_>, i: &Instruction, ty: Type) -> Result<(Dst, [Src; N]), LowerError> {
+    let d = l.dst(i, 0)?;
+    let mut s = [Src::Constant(0); N];
+    for (n, s) in s.iter_mut().enumerate() {
+        *s = l.src(i, n + 1, ty)?;
+    }
+    Ok((d, s))
+}
+
+/// Whether an f32 instruction rounds to nearest and does nothing else to its operands.
+fn plain_f32(i: &Instruction, ty: Type) -> bool {
+    ty == Type::F32 && rounding(i) == Rounding::NearestEven && !i.has("sat") && !i.has("relu")
+}
+
+fn f64_nearest(i: &Instruction) -> Result<(), LowerError> {
+    match rounding(i) {
+        Rounding::NearestEven => Ok(()),
+        _ => Err(LowerError::unsupported("f64 arithmetic rounds to nearest only")),
+    }
+}
+
+/// `add`, `sub`, `mul`.
+pub fn binary(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    if let [Type::F32, narrow @ (Type::F16 | Type::BF16)] = i.types()[..] {
+        return mixed(l, i, narrow);
+    }
+    let ty = ty(i)?;
+    let (d, s) = sources(l, i, ty)?;
+    let ftz = i.has("ftz");
+    macro_rules! op {
+        ($exact:expr, $op:tt) => {
+            if ty == Type::F64 {
+                f64_nearest(i)?;
+                Ok(map2(d, s, |a: f64, b: f64| a $op b))
+            } else if plain_f32(i, ty) && ftz {
+                Ok(map2(d, s, |a: f32, b: f32| flush_f32(canonical(flush_f32(a) $op flush_f32(b)))))
+            } else if plain_f32(i, ty) {
+                Ok(map2(d, s, |a: f32, b: f32| canonical(a $op b)))
+            } else {
+                elementwise(i, ty, d, s, $exact)
+            }
+        };
+    }
+    match i.opcode.as_str() {
+        "add" => op!(|[a, b], mode| number::add(a, b, mode), +),
+        "sub" => op!(|[a, b], mode| number::add(a, -b, mode), -),
+        _ => op!(|[a, b], _| number::mul(a, b), *),
+    }
+}
+
+/// `fma`, `mad`.
+pub fn fma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    if let [Type::F32, narrow @ (Type::F16 | Type::BF16)] = i.types()[..] {
+        return mixed(l, i, narrow);
+    }
+    let ty = ty(i)?;
+    let (d, s) = sources(l, i, ty)?;
+    if ty == Type::F64 {
+        f64_nearest(i)?;
+        return Ok(map3(d, s, f64::mul_add));
+    }
+    if plain_f32(i, ty) && !i.has("ftz") {
+        return Ok(map3(d, s, |a: f32, b: f32, c: f32| canonical(number::fma_f32(a, b, c, Rounding::NearestEven))));
+    }
+    elementwise(i, ty, d, s, |[a, b, c], mode| number::fma(a, b, c, mode))
+}
+
+/// `add.f32.f16 d, a, c` and its like: narrow factors, f32 addend and result.
+fn mixed(l: &mut Lower<'_>, i: &Instruction, narrow: Type) -> Lowered {
+    let (format, _) = format(narrow).ok_or_else(|| LowerError::invalid("no format"))?;
+    let d = l.dst(i, 0)?;
+    let a = l.src(i, 1, narrow)?;
+    let fma = i.opcode == "fma";
+    let b = if fma { l.src(i, 2, narrow)? } else { Src::Constant(0) };
+    let c = l.src(i, if fma { 3 } else { 2 }, Type::F32)?;
+    let (mode, sat, sub) = (rounding(i), i.has("sat"), i.opcode == "sub");
+    Ok(map3(d, [a, b, c], move |a: u16, b: u16, c: f32| {
+        let a = number::decode(format, a.into());
+        let a = if fma { a * number::decode(format, b.into()) } else { a };
+        let c = f64::from(if sub { -c } else { c });
+        let y = number::add(a, c, mode);
+        canonical(number::round_f32(if sat { number::saturate(y) } else { y }, mode))
+    }))
+}
+
+pub fn div(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, s) = sources(l, i, ty)?;
+    let ftz = i.has("ftz");
+    if ty == Type::F64 {
+        f64_nearest(i)?;
+        return Ok(map2(d, s, |a: f64, b: f64| a / b));
+    }
+    if i.has("approx") {
+        return Ok(map2(d, s, move |a: f32, b: f32| approx::div_approx_f32(a, b, ftz)));
+    }
+    elementwise(i, ty, d, s, |[a, b], _| number::div(a, b))
+}
+
+/// `abs`, `neg`: the sign bit, with subnormals flushed on request.
+pub fn sign(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, [a]) = sources(l, i, ty)?;
+    let abs = i.opcode == "abs";
+    let bit = match ty {
+        Type::F64 => 1 << 63,
+        Type::F32 => 1 << 31,
+        Type::F16x2 | Type::BF16x2 => 0x8000_8000,
+        Type::F32x2 => 0x8000_0000_8000_0000,
+        _ => 0x8000u64,
+    };
+    if i.has("ftz") && ty != Type::F32 {
+        return elementwise(i, ty, d, [a], move |[x], _| if abs { x.abs() } else { -x });
+    }
+    let ftz = i.has("ftz");
+    Ok(map1(d, a, move |a: u64| {
+        let a = if ftz { flush_f32(f32::of(a)).bits() } else { a };
+        if abs { a & !bit } else { a ^ bit }
+    }))
+}
+
+/// `min`, `max`, with two or three sources, `.NaN` and `.xorsign.abs`.
+pub fn extremum(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let min = i.opcode == "min";
+    let (nan, xorsign) = (i.has("NaN"), i.has("xorsign"));
+    // Equal zeros: -0 is the smaller.
+    let pick = move |a: f64, b: f64| {
+        if a.is_nan() || b.is_nan() {
+            return if nan || a.is_nan() && b.is_nan() {
+                f64::NAN
+            } else if a.is_nan() {
+                b
+            } else {
+                a
+            };
+        }
+        let (x, y) = if xorsign { (a.abs(), b.abs()) } else { (a, b) };
+        let less = x < y || x == y && x.is_sign_negative();
+        let r = if less == min { x } else { y };
+        if xorsign && (a.is_sign_negative() != b.is_sign_negative()) { -r } else { r }
+    };
+    if ty == Type::F64 {
+        let (d, s) = sources(l, i, ty)?;
+        return Ok(map2(d, s, pick));
+    }
+    if i.operands.len() == 4 {
+        let (d, s) = sources(l, i, ty)?;
+        return elementwise(i, ty, d, s, move |[a, b, c], _| pick(pick(a, b), c));
+    }
+    let (d, s) = sources(l, i, ty)?;
+    elementwise(i, ty, d, s, move |[a, b], _| pick(a, b))
+}
+
+/// `copysign d, a, b`: the magnitude of `b` with the sign of `a`.
+pub fn copysign(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, s) = sources(l, i, ty)?;
+    let sign = 1u64 << (ty.bits() - 1);
+    Ok(map2(d, s, move |a: u64, b: u64| a & sign | b & !sign))
+}
+
+/// `rcp`, `sqrt` in a rounding mode, and every `.approx` function.
+pub fn function(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = ty(i)?;
+    let (d, [a]) = sources(l, i, ty)?;
+    let function = match i.opcode.as_str() {
+        "rcp" => Function::Rcp,
+        "sqrt" => Function::Sqrt,
+        "rsqrt" => Function::Rsqrt,
+        "sin" => Function::Sin,
+        "cos" => Function::Cos,
+        "lg2" => Function::Lg2,
+        "ex2" => Function::Ex2,
+        _ => Function::Tanh,
+    };
+    let ftz = i.has("ftz");
+    let rounded = i.one_of(&["rn", "rz", "rm", "rp"]).is_some();
+    if ty == Type::F64 {
+        if i.has("approx") {
+            return Ok(map1(d, a, move |x: f64| function.approx_ftz_f64(x)));
+        }
+        f64_nearest(i)?;
+        return Ok(map1(d, a, move |x: f64| function.eval(x)));
+    }
+    match format(ty) {
+        Some((format, 1)) if format.width() == 16 => Ok(map1(d, a, move |x: u16| function.approx_16(format, x, ftz))),
+        Some((format, 2)) if format.width() == 16 => Ok(map1(d, a, move |x: u32| {
+            let half = |x: u16| u32::from(function.approx_16(format, x, ftz));
+            half(x as u16) | half((x >> 16) as u16) << 16
+        })),
+        _ if rounded => elementwise(i, ty, d, [a], move |[x], _| match function {
+            Function::Rcp => number::div(1.0, x),
+            _ => number::sqrt(x),
+        }),
+        _ => Ok(map1(d, a, move |x: f32| function.approx_f32(x, ftz))),
+    }
+}

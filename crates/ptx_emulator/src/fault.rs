@@ -1,0 +1,256 @@
+//! Every fault that the emulator can report: its kind, its title, and how a report reads. A fault is undefined
+//! behaviour or a sure bug of the kernel; what the emulator cannot do is [`FaultKind::Unsupported`], which has a
+//! title of its own.
+
+use std::fmt;
+
+/// What went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultKind {
+    /// An access outside every allocation, variable or window of its space.
+    OutOfBounds,
+    /// An address that is not a multiple of the access's size.
+    Misaligned,
+    /// A register that no instruction has written.
+    UninitialisedRegister,
+    /// Bytes of shared memory that nothing has written.
+    UninitialisedShared,
+    /// Bytes of local memory that nothing has written.
+    UninitialisedLocal,
+    /// Two accesses of one shared location, one of them a write, with no order between them.
+    DataRace,
+    /// A read of bytes that an asynchronous operation still writes, or whose completion nobody waited for.
+    ReadInFlight,
+    /// A write to bytes that an asynchronous operation still reads or writes.
+    OverwriteInFlight,
+    /// The async proxy accesses what the generic proxy wrote, with no proxy fence between.
+    MissingProxyFence,
+    /// Threads of a CTA that wait at a barrier which the others will not reach, or reach with other arguments.
+    BarrierDivergence,
+    /// An `.aligned` instruction, or one with a member mask, that its lanes do not execute together.
+    WarpDivergence,
+    /// Nothing can run any more.
+    Deadlock,
+    /// The instruction budget is used up: an infinite loop, or a budget too small.
+    InstructionBudget,
+    /// The kernel executed `trap`.
+    Trap,
+    /// An operand whose value the manual forbids.
+    InvalidOperand,
+    /// An mbarrier operation on memory that is no valid mbarrier object.
+    MbarrierNotInitialised,
+    /// More arrivals or transaction bytes than the current phase of an mbarrier can take.
+    MbarrierOverflow,
+    /// A wait for a phase that is neither the current nor the one before.
+    MbarrierPhase,
+    /// An mbarrier overwritten or invalidated while threads wait on it or operations will signal it.
+    MbarrierInUse,
+    /// An mbarrier still expects bytes or arrivals that nothing will deliver.
+    BytesNotDelivered,
+    /// Tensor memory accessed outside a live allocation.
+    TmemNotAllocated,
+    /// Tensor memory addressed past its columns or lanes.
+    TmemOutOfBounds,
+    /// Tensor memory lanes that the executing warp cannot reach.
+    TmemWrongWarp,
+    /// Tensor memory still allocated when the CTA exits.
+    TmemNotFreed,
+    /// Tensor memory that nothing has written.
+    UninitialisedTmem,
+    /// A shared-memory, instruction or tensor-map descriptor that breaks its format.
+    BadDescriptor,
+    /// The launch does not fit the kernel: wrong arguments, too many threads, too much shared memory.
+    BadLaunch,
+    /// Something that the emulator does not model.
+    Unsupported,
+}
+
+impl FaultKind {
+    /// One line that says what the kind means.
+    pub fn title(self) -> &'static str {
+        use FaultKind::*;
+        match self {
+            OutOfBounds => "access out of bounds",
+            Misaligned => "misaligned access",
+            UninitialisedRegister => "read of an uninitialised register",
+            UninitialisedShared => "read of uninitialised shared memory",
+            UninitialisedLocal => "read of uninitialised local memory",
+            DataRace => "data race",
+            ReadInFlight => "read of data still in flight",
+            OverwriteInFlight => "write to memory that an asynchronous operation still uses",
+            MissingProxyFence => "no proxy fence between a generic write and an async-proxy access",
+            BarrierDivergence => "barrier divergence",
+            WarpDivergence => "warp-wide instruction executed by part of its lanes",
+            Deadlock => "deadlock",
+            InstructionBudget => "instruction budget used up",
+            Trap => "the kernel trapped",
+            InvalidOperand => "invalid operand",
+            MbarrierNotInitialised => "use of an mbarrier that is not initialised",
+            MbarrierOverflow => "mbarrier count overflow",
+            MbarrierPhase => "wait for an mbarrier phase that cannot come",
+            MbarrierInUse => "mbarrier destroyed while in use",
+            BytesNotDelivered => "bytes expected and never delivered",
+            TmemNotAllocated => "tensor memory used unallocated",
+            TmemOutOfBounds => "tensor memory access out of bounds",
+            TmemWrongWarp => "tensor memory lanes of another warp",
+            TmemNotFreed => "tensor memory never freed",
+            UninitialisedTmem => "read of uninitialised tensor memory",
+            BadDescriptor => "malformed descriptor",
+            BadLaunch => "launch refused",
+            Unsupported => "not supported by the emulator",
+        }
+    }
+}
+
+impl fmt::Display for FaultKind {
+    /// The kind's name in kebab-case, as in JSON.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut name = String::new();
+        for c in format!("{self:?}").chars() {
+            if c.is_ascii_uppercase() && !name.is_empty() {
+                name.push('-');
+            }
+            name.push(c.to_ascii_lowercase());
+        }
+        f.write_str(&name)
+    }
+}
+
+/// An instruction's place.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Place {
+    /// Line of the PTX text, from 1.
+    pub line: u32,
+    /// The full opcode.
+    pub instruction: String,
+    /// `file:line:column` of the source that the PTX was made from, if `.loc` says so.
+    pub source: Option<String>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PTX line {}: {}", self.line, self.instruction)?;
+        match &self.source {
+            Some(source) => write!(f, "  ({source})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A thread or asynchronous operation other than the one that faulted.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Party {
+    /// Who, and what it did or waits for.
+    pub what: String,
+    /// Where.
+    pub place: Option<Place>,
+}
+
+/// A fault, with everything a reader needs to find it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, thiserror::Error)]
+pub struct Fault {
+    /// What went wrong.
+    pub kind: FaultKind,
+    /// The particulars.
+    pub message: String,
+    /// The entry's name.
+    pub kernel: String,
+    /// `%ctaid` of the thread that faulted.
+    pub cta: Option<[u32; 3]>,
+    /// The warp's index in its CTA.
+    pub warp: Option<u32>,
+    /// The lane, where one is to blame.
+    pub lane: Option<u32>,
+    /// The instruction.
+    pub place: Option<Place>,
+    /// The other side of a conflict, or who waits for what.
+    pub others: Vec<Party>,
+}
+
+impl Fault {
+    pub(crate) fn launch(kernel: &str, message: impl Into<String>) -> Fault {
+        Fault::bare(FaultKind::BadLaunch, kernel, message)
+    }
+
+    pub(crate) fn bare(kind: FaultKind, kernel: &str, message: impl Into<String>) -> Fault {
+        Fault {
+            kind,
+            message: message.into(),
+            kernel: kernel.into(),
+            cta: None,
+            warp: None,
+            lane: None,
+            place: None,
+            others: Vec::new(),
+        }
+    }
+
+    /// Whether this says that the emulator, not the kernel, falls short.
+    pub fn is_unsupported(&self) -> bool {
+        self.kind == FaultKind::Unsupported
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            FaultKind::Unsupported => write!(f, "unsupported: {}", self.message)?,
+            kind => write!(f, "fault[{kind}]: {}: {}", kind.title(), self.message)?,
+        }
+        write!(f, "\n  in kernel `{}`", self.kernel)?;
+        if let Some([x, y, z]) = self.cta {
+            write!(f, ", CTA ({x}, {y}, {z})")?;
+        }
+        if let Some(warp) = self.warp {
+            write!(f, ", warp {warp}")?;
+        }
+        if let Some(lane) = self.lane {
+            write!(f, ", lane {lane}")?;
+        }
+        if let Some(place) = &self.place {
+            write!(f, "\n  at {place}")?;
+        }
+        for other in &self.others {
+            write!(f, "\n  - {}", other.what)?;
+            if let Some(place) = &other.place {
+                write!(f, "\n    at {place}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A fault as the handler that finds it knows it; the scheduler adds the place.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    pub kind: FaultKind,
+    pub message: String,
+    pub lane: Option<u32>,
+    /// The instruction to blame if it is not the current one.
+    pub pc: Option<u32>,
+    /// What another party did, and its instruction.
+    pub others: Vec<(String, Option<u32>)>,
+}
+
+impl Stop {
+    pub fn new(kind: FaultKind, message: impl Into<String>) -> Box<Stop> {
+        Box::new(Stop { kind, message: message.into(), lane: None, pc: None, others: Vec::new() })
+    }
+
+    pub fn unsupported(message: impl Into<String>) -> Box<Stop> {
+        Stop::new(FaultKind::Unsupported, message)
+    }
+
+    pub fn lane(mut self: Box<Self>, lane: u32) -> Box<Self> {
+        self.lane = Some(lane);
+        self
+    }
+
+    pub fn other(mut self: Box<Self>, what: impl Into<String>, pc: Option<u32>) -> Box<Self> {
+        self.others.push((what.into(), pc));
+        self
+    }
+}
+
+pub(crate) type Stopped<T> = Result<T, Box<Stop>>;

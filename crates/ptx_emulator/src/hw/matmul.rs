@@ -1,0 +1,825 @@
+//! Matrix multiply-accumulate as the tensor cores do it: D = A·B + D.
+//!
+//! **The model.** Products are exact; the products of one MMA's K extent and the accumulator are summed exactly; the sum
+//! is rounded once, to nearest even, to D's type. PTX leaves "accumulation order, rounding and handling of subnormal
+//! inputs" open (PTX ISA 9.7.14.5.14, 9.7.15.5.2): hardware may differ in the last bits of a floating-point result.
+//! Integer results are exact everywhere.
+//!
+//! How it is exact: the sums run in f64. A row of A and a row of Bᵀ bound the largest product and the weight of the
+//! smallest product's last bit; where all that lies between fits 53 bits, no f64 addition rounds, in any order. Where it
+//! does not, the element is summed with error-free transformations (Shewchuk, "Adaptive precision floating-point
+//! arithmetic", 1997). NVFP4 always fits: an e2m1 block sum is a small integer, and with two ue4m3 scales the sum of four
+//! blocks stays under 2⁴⁹ in units of 2⁻²⁰.
+//!
+//! Both operands come as rows along K: A is M × K, B is given transposed, N × K. Kinds and packings: PTX ISA 9.7.16.10.
+
+use super::descriptor::{CHUNK_BYTES, Element, Major, MmaKind, ScaleType, SharedMatrix};
+use super::number::{self, add_to_odd, decode, decode_ue4m3, decode_ue8m0, to_odd};
+use super::simd::{A_OFFSET, FoursB, FoursRow, PANEL, QUAD, floats_row, fours_row};
+
+/// How elements lie in the bytes of a row (PTX ISA 9.7.16.10.4 and 9.7.14.5.14).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Packing {
+    /// Contiguous, the lowest bits first; the 4-bit kinds too.
+    Dense,
+    /// Sixteen 4- or 6-bit elements at the start of every 16 bytes: `f8f6f4` and `mxf8f6f4` in shared memory.
+    Padded,
+    /// A byte for each 4- or 6-bit element, 4 bits in the middle and 6 bits at the bottom: `f8f6f4` and `mxf8f6f4` in
+    /// registers (the manual says so in words) and in tensor memory (where it draws the container, taken to be the same).
+    Container,
+}
+
+impl Packing {
+    /// How a `tcgen05.mma` of this kind packs an operand in shared memory, or else in tensor memory.
+    pub const fn of(kind: MmaKind, shared: bool) -> Self {
+        match (kind, shared) {
+            (MmaKind::F8f6f4 | MmaKind::Mxf8f6f4, true) => Packing::Padded,
+            (MmaKind::F8f6f4 | MmaKind::Mxf8f6f4, false) => Packing::Container,
+            _ => Packing::Dense,
+        }
+    }
+
+    /// Bytes of `k` elements.
+    pub const fn row_bytes(self, element: Element, k: usize) -> usize {
+        match self {
+            Packing::Dense => (k * element.bits() as usize).div_ceil(8),
+            Packing::Padded | Packing::Container => {
+                k * element.bits().next_multiple_of(8) as usize / 8
+            }
+        }
+    }
+
+    /// The bits of element `index` of a row.
+    fn code(self, element: Element, row: &[u8], index: usize) -> u32 {
+        let bits = element.bits();
+        let (at, shift) = match (self, bits) {
+            (Packing::Container, 4) => (index * 8, 2),
+            (Packing::Container, 6) => (index * 8, 0),
+            (Packing::Padded, 4 | 6) => (index / 16 * 128 + index % 16 * bits as usize, 0),
+            _ => (index * bits as usize, 0),
+        };
+        let first = at / 8;
+        let bytes = std::array::from_fn(|byte| row.get(first + byte).copied().unwrap_or(0));
+        let mask = u32::MAX >> (32 - bits);
+        // At most 32 bits, and a sub-byte element never reaches past its second byte.
+        (u32::from_le_bytes(bytes) >> (at % 8 + shift)) & mask
+    }
+}
+
+/// Reads the rows along K of a matrix in shared memory: `rows` in M or N, `row_bytes` each, gathered from 16-byte chunks
+/// that `read` delivers by address. `element_bytes` matters for MN-major matrices only.
+pub fn gather(
+    matrix: &SharedMatrix,
+    major: Major,
+    rows: usize,
+    row_bytes: usize,
+    element_bytes: usize,
+    mut read: impl FnMut(u32) -> [u8; CHUNK_BYTES as usize],
+) -> Vec<u8> {
+    const CHUNK: usize = CHUNK_BYTES as usize;
+    let mut out = vec![0; rows * row_bytes];
+    match major {
+        Major::K => {
+            for (row, bytes) in out.chunks_exact_mut(row_bytes).enumerate() {
+                for (chunk, piece) in bytes.chunks_mut(CHUNK).enumerate() {
+                    let from = read(matrix.chunk_address(major, row as u32, chunk as u32));
+                    piece.copy_from_slice(&from[..piece.len()]);
+                }
+            }
+        }
+        Major::Mn => {
+            let per_chunk = CHUNK / element_bytes;
+            for k in 0..row_bytes / element_bytes {
+                for chunk in 0..rows.div_ceil(per_chunk) {
+                    let from = read(matrix.chunk_address(major, k as u32, chunk as u32));
+                    for (index, element) in from.chunks_exact(element_bytes).enumerate() {
+                        let row = chunk * per_chunk + index;
+                        if row < rows {
+                            let at = row * row_bytes + k * element_bytes;
+                            out[at..at + element_bytes].copy_from_slice(element);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    out
+}
+
+/// B, and what belongs to its columns, cut into panels of [`PANEL`] columns, each panel row by row along K.
+fn panels<T: Copy + Default>(
+    rows: usize,
+    depth: usize,
+    at: impl Fn(usize, usize) -> T,
+) -> Vec<[T; PANEL]> {
+    let mut out = Vec::with_capacity(rows.div_ceil(PANEL) * depth);
+    for panel in 0..rows.div_ceil(PANEL) {
+        for k in 0..depth {
+            out.push(std::array::from_fn(|column| {
+                let row = panel * PANEL + column;
+                if row < rows { at(row, k) } else { T::default() }
+            }));
+        }
+    }
+    out
+}
+
+/// What bounds the products of a row: every finite nonzero value is a multiple of 2^`low` and below 2^`top`.
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    top: i32,
+    low: i32,
+    finite: bool,
+}
+
+/// Far beyond every exponent.
+const NEVER: i32 = 1 << 20;
+
+impl Extent {
+    fn of(values: &[f64]) -> Self {
+        // Without a nonzero value nothing can be inexact: any bounds this far apart say so.
+        let mut extent = Extent {
+            top: -NEVER,
+            low: NEVER,
+            finite: true,
+        };
+        for &value in values {
+            if !value.is_finite() {
+                extent.finite = false;
+            } else if value != 0.0 {
+                let bits = value.to_bits();
+                let exponent = (bits >> 52 & 0x7ff) as i32 - 1023;
+                let last = (bits & ((1 << 52) - 1) | 1 << 52).trailing_zeros() as i32 - 52;
+                extent.top = extent.top.max(exponent + 1);
+                extent.low = extent.low.min(exponent + last);
+            }
+        }
+        extent
+    }
+
+    /// One that holds for all of these rows.
+    fn widest(rows: &[Extent]) -> Self {
+        Extent {
+            top: rows.iter().map(|row| row.top).max().unwrap_or(-NEVER),
+            low: rows.iter().map(|row| row.low).min().unwrap_or(NEVER),
+            // Rows that are not finite are summed exactly by any rule.
+            finite: true,
+        }
+    }
+
+    /// The extent of products of values of both.
+    fn times(self, other: Extent) -> Self {
+        let finite = self.finite && other.finite;
+        Extent {
+            top: self.top + other.top,
+            low: self.low + other.low,
+            finite,
+        }
+    }
+
+    /// Whether `count` products of values of both rows sum up in f64 without rounding. A row that holds an infinity or a NaN
+    /// may be summed so too: its results are not finite in any order.
+    fn sums_exactly(self, other: Extent, count: usize) -> bool {
+        let product = self.times(other);
+        let top = product.top + count.next_power_of_two().trailing_zeros() as i32;
+        !product.finite || top - product.low <= f64::MANTISSA_DIGITS as i32
+    }
+}
+
+/// A floating-point operand, decoded: rows along K.
+#[derive(Clone, Debug)]
+pub struct Floats {
+    rows: usize,
+    k: usize,
+    values: Vec<f64>,
+    extents: Vec<Extent>,
+}
+
+impl Floats {
+    /// Decodes `rows` rows of `k` elements. `bytes` holds them one after the other, [`Packing::row_bytes`] each.
+    ///
+    /// # Panics
+    /// If `bytes` has another length, or `element` is an integer type.
+    pub fn decode(element: Element, packing: Packing, rows: usize, k: usize, bytes: &[u8]) -> Self {
+        let row_bytes = packing.row_bytes(element, k);
+        assert_eq!(
+            bytes.len(),
+            rows * row_bytes,
+            "{rows} rows of {k} {element:?}"
+        );
+        let format = element.format().expect("a floating-point element");
+        let value = |row: &[u8], index| {
+            let code = packing.code(element, row, index);
+            let code = if element == Element::Tf32 {
+                number::tf32_from_register(code)
+            } else {
+                code.into()
+            };
+            decode(&format, code)
+        };
+        let mut values = Vec::with_capacity(rows * k);
+        for row in bytes.chunks_exact(row_bytes) {
+            values.extend((0..k).map(|index| value(row, index)));
+        }
+        Self::new(rows, k, values)
+    }
+
+    fn new(rows: usize, k: usize, values: Vec<f64>) -> Self {
+        let extents = values.chunks_exact(k).map(Extent::of).collect();
+        Floats {
+            rows,
+            k,
+            values,
+            extents,
+        }
+    }
+
+    /// The operand with every sign changed.
+    pub fn negated(mut self) -> Self {
+        self.values.iter_mut().for_each(|value| *value = -*value);
+        self
+    }
+
+    /// Every row multiplied by its scale factor, a power of two: the one block of an `mxf8f6f4` MMA.
+    ///
+    /// # Panics
+    /// If there is not one scale to a row.
+    pub fn scaled(self, scales: &Scales) -> Self {
+        assert_eq!((scales.rows, scales.blocks), (self.rows, 1));
+        let k = self.k;
+        let scaled = |(index, value)| value * scales.values[index / k];
+        Self::new(
+            self.rows,
+            k,
+            self.values.into_iter().enumerate().map(scaled).collect(),
+        )
+    }
+
+    fn row(&self, row: usize) -> &[f64] {
+        &self.values[row * self.k..][..self.k]
+    }
+}
+
+/// D = A·Bᵀ + D, rounded to f32. `d` is M × N, row by row.
+///
+/// # Panics
+/// If the operands' K or `d`'s length do not fit.
+pub fn multiply_f32(a: &Floats, b: &Floats, d: &mut [f32]) {
+    check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
+    let panels = panels(b.rows, b.k, |row, k| b.row(row)[k]);
+    let widest_b = Extent::widest(&b.extents);
+    for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
+        if a.extents[row].sums_exactly(widest_b, a.k) {
+            floats_row(a.row(row), &panels, d);
+        } else {
+            for (column, d) in d.iter_mut().enumerate() {
+                *d = canonical(dot_to_odd(a, row, b, column, f64::from(*d)) as f32);
+            }
+        }
+    }
+}
+
+/// D = A·Bᵀ + D, rounded to f16. `d` is M × N, row by row.
+///
+/// # Panics
+/// If the operands' K or `d`'s length do not fit.
+pub fn multiply_f16(a: &Floats, b: &Floats, d: &mut [u16]) {
+    check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
+    for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
+        for (column, d) in d.iter_mut().enumerate() {
+            *d = number::round_f16(dot_to_odd(a, row, b, column, number::decode_f16(*d)));
+        }
+    }
+}
+
+fn check_shapes(a: (usize, usize), b: (usize, usize), d: usize) {
+    assert_eq!(a.1, b.1, "K of A and B");
+    assert_eq!(d, a.0 * b.0, "D is M × N");
+}
+
+/// One element of A·Bᵀ + C, rounded to odd.
+fn dot_to_odd(a: &Floats, row: usize, b: &Floats, column: usize, c: f64) -> f64 {
+    let products = a.row(row).iter().zip(b.row(column)).map(|(a, b)| a * b);
+    if a.extents[row].sums_exactly(b.extents[column], a.k) {
+        add_to_odd(products.sum(), c)
+    } else {
+        exact_sum_to_odd(products.chain([c]))
+    }
+}
+
+/// The sum of finite `terms`, rounded once, to odd. Infinities and NaNs add up as f64 does.
+///
+/// Shewchuk's growing expansion: partial sums that do not overlap, smallest first.
+fn exact_sum_to_odd(terms: impl Iterator<Item = f64> + Clone) -> f64 {
+    let mut partials: Vec<f64> = Vec::with_capacity(8);
+    for mut term in terms.clone() {
+        if !term.is_finite() {
+            return terms.sum();
+        }
+        let mut kept = 0;
+        for index in 0..partials.len() {
+            let partial = partials[index];
+            let sum = term + partial;
+            let virtual_partial = sum - term;
+            let error = (term - (sum - virtual_partial)) + (partial - virtual_partial);
+            if error != 0.0 {
+                partials[kept] = error;
+                kept += 1;
+            }
+            term = sum;
+        }
+        partials.truncate(kept);
+        partials.push(term);
+    }
+    // From the top: what an inexact addition leaves has the sign of all that lies below.
+    let mut sum = 0.0;
+    for &partial in partials.iter().rev() {
+        let next = sum + partial;
+        let error = partial - (next - sum);
+        if error != 0.0 {
+            return to_odd(next, error);
+        }
+        sum = next;
+    }
+    sum
+}
+
+fn canonical(x: f32) -> f32 {
+    if x.is_nan() {
+        f32::from_bits(number::F32_NAN)
+    } else {
+        x
+    }
+}
+
+/// An `e2m1` operand of the 4-bit kinds, decoded to twice its values: integers up to 12.
+#[derive(Clone, Debug)]
+pub struct Fours {
+    rows: usize,
+    k: usize,
+    doubled: Vec<i8>,
+}
+
+impl Fours {
+    /// Decodes `rows` rows of `k` densely packed elements, the even one in the low nibble.
+    ///
+    /// # Panics
+    /// If `bytes` is not `rows`·`k`/2 long.
+    pub fn decode(rows: usize, k: usize, bytes: &[u8]) -> Self {
+        const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+        assert_eq!(bytes.len() * 2, rows * k, "{rows} rows of {k} e2m1");
+        let nibbles = |byte: &u8| {
+            [
+                DOUBLED[usize::from(byte & 15)],
+                DOUBLED[usize::from(byte >> 4)],
+            ]
+        };
+        Fours {
+            rows,
+            k,
+            doubled: bytes.iter().flat_map(nibbles).collect(),
+        }
+    }
+
+    /// The operand with every sign changed.
+    pub fn negated(mut self) -> Self {
+        self.doubled.iter_mut().for_each(|value| *value = -*value);
+        self
+    }
+
+    /// A's side of the integer dot products.
+    fn unsigned_quads(&self) -> Vec<[u8; QUAD]> {
+        let (quads, _) = self.doubled.as_chunks::<QUAD>();
+        quads
+            .iter()
+            .map(|quad| quad.map(|value| (value + A_OFFSET) as u8))
+            .collect()
+    }
+
+    /// B's side.
+    fn panels(&self, scales: &Scales) -> FoursB {
+        let block = self.k / scales.blocks;
+        let bias = |row: usize, at: usize| {
+            let elements = &self.doubled[row * self.k + at * block..][..block];
+            -i32::from(A_OFFSET) * elements.iter().map(|&value| i32::from(value)).sum::<i32>()
+        };
+        FoursB {
+            quads: panels(self.rows, self.k / QUAD, |row, quad| {
+                std::array::from_fn(|index| self.doubled[row * self.k + quad * QUAD + index])
+            }),
+            bias: panels(self.rows, scales.blocks, bias),
+            // The elements are doubled on both sides.
+            scales: panels(self.rows, scales.blocks, |row, block| {
+                scales.row(row)[block] * 0.25
+            }),
+        }
+    }
+}
+
+/// Scale factors of an operand: `blocks` to a row, in the order of K.
+#[derive(Clone, Debug)]
+pub struct Scales {
+    rows: usize,
+    blocks: usize,
+    values: Vec<f64>,
+    extents: Vec<Extent>,
+}
+
+impl Scales {
+    /// Decodes `rows`·`blocks` codes. `None` if a `ue4m3` code has its top bit set, which must be zero.
+    ///
+    /// # Panics
+    /// If `codes` has another length.
+    pub fn decode(scale: ScaleType, rows: usize, blocks: usize, codes: &[u8]) -> Option<Self> {
+        assert_eq!(
+            codes.len(),
+            rows * blocks,
+            "{rows} rows of {blocks} scale factors"
+        );
+        let value = |&code: &u8| match scale {
+            ScaleType::Ue4m3 => decode_ue4m3(code),
+            ScaleType::Ue8m0 => Some(decode_ue8m0(code)),
+        };
+        let values: Vec<f64> = codes.iter().map(value).collect::<Option<_>>()?;
+        let extents = values.chunks_exact(blocks).map(Extent::of).collect();
+        Some(Scales {
+            rows,
+            blocks,
+            values,
+            extents,
+        })
+    }
+
+    fn row(&self, row: usize) -> &[f64] {
+        &self.values[row * self.blocks..][..self.blocks]
+    }
+}
+
+/// D = (A·scale_A)·(B·scale_B)ᵀ + D for the 4-bit kinds, rounded to f32. `d` is M × N, row by row.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn multiply_fours(a: &Fours, scale_a: &Scales, b: &Fours, scale_b: &Scales, d: &mut [f32]) {
+    check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
+    assert_eq!(
+        (scale_a.rows, scale_b.rows),
+        (a.rows, b.rows),
+        "rows of scale factors"
+    );
+    assert_eq!(scale_a.blocks, scale_b.blocks, "blocks of scale factors");
+    let (k, blocks) = (a.k, scale_a.blocks);
+    assert!(
+        blocks > 0 && k.is_multiple_of(blocks * QUAD),
+        "whole blocks of whole quads"
+    );
+    let a_quads = a.unsigned_quads();
+    let b_panels = b.panels(scale_b);
+    // The scales decide what is exact: a block's sum of doubled products is an integer, K·144 at most.
+    let block_sum = Extent {
+        top: (k / blocks * 144).ilog2() as i32 + 1,
+        low: 0,
+        finite: true,
+    };
+    let widest_b = Extent::widest(&scale_b.extents);
+    for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
+        if scale_a.extents[row]
+            .times(block_sum)
+            .sums_exactly(widest_b, blocks)
+        {
+            let quads = &a_quads[row * (k / QUAD)..][..k / QUAD];
+            fours_row(
+                FoursRow {
+                    quads,
+                    scales: scale_a.row(row),
+                },
+                &b_panels,
+                d,
+            );
+        } else {
+            let a_row = a.doubled[row * k..][..k]
+                .chunks_exact(k / blocks)
+                .zip(scale_a.row(row));
+            for (column, d) in d.iter_mut().enumerate() {
+                let b_row = b.doubled[column * k..][..k]
+                    .chunks_exact(k / blocks)
+                    .zip(scale_b.row(column));
+                let terms = a_row
+                    .clone()
+                    .zip(b_row)
+                    .map(|((a, a_scale), (b, b_scale))| {
+                        let dot: i32 = a
+                            .iter()
+                            .zip(b)
+                            .map(|(&a, &b)| i32::from(a) * i32::from(b))
+                            .sum();
+                        f64::from(dot) * 0.25 * a_scale * b_scale
+                    });
+                *d = canonical(exact_sum_to_odd(terms.chain([f64::from(*d)])) as f32);
+            }
+        }
+    }
+}
+
+/// An integer operand, decoded.
+#[derive(Clone, Debug)]
+pub struct Integers {
+    rows: usize,
+    k: usize,
+    values: Vec<i32>,
+}
+
+impl Integers {
+    /// Decodes `rows` rows of `k` signed or unsigned bytes.
+    ///
+    /// # Panics
+    /// If `bytes` is not `rows`·`k` long.
+    pub fn decode(signed: bool, rows: usize, k: usize, bytes: &[u8]) -> Self {
+        assert_eq!(bytes.len(), rows * k, "{rows} rows of {k} bytes");
+        let value = |&byte: &u8| {
+            if signed {
+                i32::from(byte as i8)
+            } else {
+                i32::from(byte)
+            }
+        };
+        Integers {
+            rows,
+            k,
+            values: bytes.iter().map(value).collect(),
+        }
+    }
+}
+
+/// D = A·Bᵀ + D in 32 bits, wrapping, or saturating with `saturate` (`.satfinite`; PTX ISA 9.7.14.5.14).
+///
+/// # Panics
+/// If the operands' K or `d`'s length do not fit.
+pub fn multiply_i32(a: &Integers, b: &Integers, saturate: bool, d: &mut [i32]) {
+    check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
+    for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
+        let a_row = &a.values[row * a.k..][..a.k];
+        for (d, b_row) in d.iter_mut().zip(b.values.chunks_exact(b.k)) {
+            let sum: i64 = a_row
+                .iter()
+                .zip(b_row)
+                .map(|(&a, &b)| i64::from(a * b))
+                .sum();
+            let exact = sum + i64::from(*d);
+            *d = if saturate {
+                exact.clamp(i32::MIN.into(), i32::MAX.into()) as i32
+            } else {
+                exact as i32
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hw::swizzle::Swizzle;
+    use proptest::prelude::*;
+
+    fn hex(text: &str) -> Vec<u8> {
+        let digit = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+        (0..text.len()).step_by(2).map(digit).collect()
+    }
+
+    fn words(bytes: &[u8]) -> Vec<u32> {
+        bytes
+            .chunks_exact(4)
+            .map(|word| u32::from_le_bytes(word.try_into().unwrap()))
+            .collect()
+    }
+
+    fn element(name: &str) -> Element {
+        match name {
+            "f16" => Element::F16,
+            "bf16" => Element::Bf16,
+            "tf32" => Element::Tf32,
+            "e4m3" => Element::E4m3,
+            "e5m2" => Element::E5m2,
+            "e2m3" => Element::E2m3,
+            "e3m2" => Element::E3m2,
+            "e2m1" => Element::E2m1,
+            other => panic!("{other}"),
+        }
+    }
+
+    /// `matmul_table.py` sums fractions and rounds the result by searching its f32 neighbours. Operands are random codes of
+    /// the whole range, so that both the f64 path and the error-free one are taken.
+    #[test]
+    fn every_kind_equals_sums_of_fractions_rounded_once() {
+        const M: usize = 3;
+        const N: usize = 2;
+        let mut seen = std::collections::BTreeMap::new();
+        for line in include_str!("testdata/matmul.csv").lines().skip(1) {
+            let fields: Vec<&str> = line.split(',').collect();
+            let [
+                kind,
+                a_name,
+                b_name,
+                packing,
+                k,
+                a,
+                b,
+                scale_a,
+                scale_b,
+                c,
+                expected,
+            ] = fields[..]
+            else {
+                panic!("{line}");
+            };
+            let k: usize = k.parse().unwrap();
+            let packing = match packing {
+                "dense" => Packing::Dense,
+                "padded" => Packing::Padded,
+                "container" => Packing::Container,
+                other => panic!("{other}"),
+            };
+            let (a, b) = (hex(a), hex(b));
+            let scales = |rows, codes: &str| {
+                let codes = hex(codes);
+                let scale = if kind.ends_with("ue4m3") {
+                    ScaleType::Ue4m3
+                } else {
+                    ScaleType::Ue8m0
+                };
+                Scales::decode(scale, rows, codes.len() / rows, &codes).unwrap()
+            };
+            let mut d: Vec<f32> = words(&hex(c)).into_iter().map(f32::from_bits).collect();
+            if kind.starts_with("fours") {
+                let (a, b) = (Fours::decode(M, k, &a), Fours::decode(N, k, &b));
+                multiply_fours(&a, &scales(M, scale_a), &b, &scales(N, scale_b), &mut d);
+            } else {
+                let mut a = Floats::decode(element(a_name), packing, M, k, &a);
+                let mut b = Floats::decode(element(b_name), packing, N, k, &b);
+                if kind == "scaled_ue8m0" {
+                    (a, b) = (a.scaled(&scales(M, scale_a)), b.scaled(&scales(N, scale_b)));
+                }
+                multiply_f32(&a, &b, &mut d);
+            }
+            let ours: Vec<u32> = d.into_iter().map(f32::to_bits).collect();
+            assert_eq!(ours, words(&hex(expected)), "{line}");
+            *seen
+                .entry((kind.to_owned(), a_name.to_owned()))
+                .or_insert(0) += 1;
+        }
+        assert_eq!(seen.len(), 8 + 5 + 3, "{seen:?}");
+    }
+
+    #[test]
+    fn infinities_and_nans_spread_to_their_row_and_column_only() {
+        let a: Vec<u8> = [0x7c00u16, 0x3c00, 0x3c00, 0x3c00]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect();
+        let b: Vec<u8> = [0x3c00u16, 0x3c00, 0x0000, 0x3c00]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect();
+        let decode = |bytes: &[u8]| Floats::decode(Element::F16, Packing::Dense, 2, 2, bytes);
+        let mut d = [0.5; 4];
+        multiply_f32(&decode(&a), &decode(&b), &mut d);
+        assert_eq!(d[0], f32::INFINITY);
+        assert_eq!(d[1].to_bits(), number::F32_NAN, "infinity times zero");
+        assert_eq!(d[2..], [2.5, 1.5]);
+    }
+
+    #[test]
+    fn a_nan_scale_makes_nan_and_a_signed_ue4m3_is_refused() {
+        let fours = Fours::decode(1, 64, &[0x22; 32]);
+        let scales = |code| Scales::decode(ScaleType::Ue4m3, 1, 4, &[0x38, code, 0x38, 0x38]);
+        let mut d = [0.0];
+        multiply_fours(
+            &fours,
+            &scales(0x7f).unwrap(),
+            &fours,
+            &scales(0x38).unwrap(),
+            &mut d,
+        );
+        assert_eq!(d[0].to_bits(), number::F32_NAN);
+        assert!(scales(0xb8).is_none());
+    }
+
+    #[test]
+    fn half_results_are_rounded_once_to_f16() {
+        // 2048 + 1 + 2⁻¹¹: f32 holds the sum of the first two only, f16's step is 2 and 2049 is a tie.
+        let row = |values: [u16; 2]| {
+            let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            Floats::decode(Element::F16, Packing::Dense, 1, 2, &bytes)
+        };
+        let mut d = [0x6800];
+        multiply_f16(&row([0x3c00, 0x1000]), &row([0x3c00, 0x3c00]), &mut d);
+        assert_eq!(d, [0x6801]);
+        let mut d = [0x6800];
+        multiply_f16(&row([0x3c00, 0x0000]), &row([0x3c00, 0x3c00]), &mut d);
+        assert_eq!(d, [0x6800]);
+    }
+
+    #[test]
+    fn integers_wrap_or_saturate() {
+        let a = Integers::decode(true, 1, 4, &[0x80, 0x80, 1, 2]);
+        let b = Integers::decode(false, 1, 4, &[0xff, 0xff, 3, 4]);
+        let mut d = [1];
+        multiply_i32(&a, &b, false, &mut d);
+        assert_eq!(d, [1 - 2 * 128 * 255 + 3 + 8]);
+        let mut wrapped = [i32::MIN];
+        multiply_i32(&a, &b, false, &mut wrapped);
+        assert_eq!(wrapped, [i32::MAX - 65280 + 1 + 11]);
+        let mut saturated = [i32::MIN];
+        multiply_i32(&a, &b, true, &mut saturated);
+        assert_eq!(saturated, [i32::MIN]);
+    }
+
+    #[test]
+    fn negation_changes_the_sign_of_the_products() {
+        let fours = Fours::decode(1, 16, &[0x57; 8]);
+        let scale = Scales::decode(ScaleType::Ue4m3, 1, 1, &[0x38]).unwrap();
+        let (mut plus, mut minus) = ([0.0], [0.0]);
+        multiply_fours(&fours, &scale, &fours, &scale, &mut plus);
+        multiply_fours(&fours.clone().negated(), &scale, &fours, &scale, &mut minus);
+        assert_eq!(
+            (plus[0], minus[0]),
+            (8.0 * (36.0 + 9.0), -8.0 * (36.0 + 9.0))
+        );
+    }
+
+    /// A matrix written by its canonical address comes back row by row, in both orders.
+    #[test]
+    fn gathering_undoes_the_canonical_layouts() {
+        let k_major = SharedMatrix {
+            start: 0x400,
+            leading: 0,
+            stride: 1024,
+            swizzle: Swizzle::B128,
+        };
+        let mn_major = SharedMatrix {
+            start: 0x400,
+            leading: 4096,
+            stride: 1024,
+            swizzle: Swizzle::B128,
+        };
+        for (matrix, major) in [(k_major, Major::K), (mn_major, Major::Mn)] {
+            let (rows, k) = (72usize, 16usize);
+            let mut shared = vec![0u8; 1 << 16];
+            for row in 0..rows {
+                for column in 0..k {
+                    let (line, along) = if major == Major::K {
+                        (row, column)
+                    } else {
+                        (column, row)
+                    };
+                    let chunk =
+                        matrix.chunk_address(major, line as u32, (along / 8) as u32) as usize;
+                    let at = chunk + along % 8 * 2;
+                    shared[at..at + 2].copy_from_slice(&((row * k + column) as u16).to_le_bytes());
+                }
+            }
+            let read = |at: u32| shared[at as usize..][..16].try_into().unwrap();
+            let bytes = gather(&matrix, major, rows, k * 2, 2, read);
+            let values: Vec<u16> = bytes
+                .chunks_exact(2)
+                .map(|pair| u16::from_le_bytes([pair[0], pair[1]]))
+                .collect();
+            assert!(
+                values
+                    .iter()
+                    .enumerate()
+                    .all(|(index, &value)| index == usize::from(value))
+            );
+        }
+    }
+
+    proptest! {
+        /// The vector code against the error-free sums, element by element, over ragged N.
+        #[test]
+        fn the_fast_nvfp4_path_equals_the_slow_exact_one(
+            n in 1usize..70,
+            a in prop::collection::vec(any::<u8>(), 32),
+            b in prop::collection::vec(any::<u8>(), 70 * 32),
+            codes in prop::collection::vec(0u8..0x7f, 4 + 70 * 4),
+            c in -1e6f32..1e6,
+        ) {
+            let b = &b[..n * 32];
+            let (a_codes, b_codes) = (&codes[..4], &codes[4..][..n * 4]);
+            let scales = |rows, codes| Scales::decode(ScaleType::Ue4m3, rows, 4, codes).unwrap();
+            let (fours_a, fours_b) = (Fours::decode(1, 64, &a), Fours::decode(n, 64, b));
+            let mut d = vec![c; n];
+            multiply_fours(&fours_a, &scales(1, a_codes), &fours_b, &scales(n, b_codes), &mut d);
+            let values = |rows, bytes: &[u8], codes: &[u8]| {
+                let plain = Floats::decode(Element::E2m1, Packing::Dense, rows, 64, bytes);
+                let scale = |index: usize| decode_ue4m3(codes[index / 16]).unwrap();
+                let scaled = plain.values.iter().enumerate().map(|(index, value)| value * scale(index));
+                scaled.collect::<Vec<f64>>()
+            };
+            let (a, b) = (values(1, &a, a_codes), values(n, b, b_codes));
+            for (column, &d) in d.iter().enumerate() {
+                let products = a.iter().zip(&b[column * 64..][..64]).map(|(a, b)| a * b);
+                let exact = exact_sum_to_odd(products.chain([c.into()])) as f32;
+                prop_assert_eq!(d.to_bits(), exact.to_bits());
+            }
+        }
+    }
+}

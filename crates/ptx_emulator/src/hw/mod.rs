@@ -1,0 +1,15 @@
+//! The data path of NVIDIA GPUs as pure functions of bytes and integers: number formats, shared-memory swizzles,
+//! tensor maps, matrix descriptors, tensor memory and the tensor cores' arithmetic and fragment layouts.
+//!
+//! Nothing here knows PTX syntax, threads, time or memory allocation: the caller hands in bits and gets bits or
+//! addresses back. Every module names the PTX ISA sections it implements.
+
+pub mod approx;
+pub mod descriptor;
+pub mod fragment;
+pub mod matmul;
+pub mod number;
+mod simd;
+pub mod swizzle;
+pub mod tensor_map;
+pub mod tmem;

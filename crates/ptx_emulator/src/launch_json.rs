@@ -1,0 +1,282 @@
+//! A launch as a JSON file: PTX, shape, buffers, arguments, and what to save. See the crate's README for an example.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+use crate::{Arg, Buffer, Device, DeviceConfig, Fault, LaunchConfig, Module, Report};
+
+/// The file's contents.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LaunchFile {
+    /// The PTX file; relative to the launch file.
+    #[serde(default)]
+    pub ptx: PathBuf,
+    /// The entry's name; the only one if left out.
+    pub entry: Option<String>,
+    /// CTAs.
+    #[serde(default = "ones")]
+    pub grid: [u32; 3],
+    /// Threads of a CTA.
+    #[serde(default = "ones")]
+    pub block: [u32; 3],
+    /// CTAs of a cluster.
+    #[serde(default = "ones")]
+    pub cluster: [u32; 3],
+    /// Dynamic shared memory.
+    #[serde(default)]
+    pub shared_bytes: u32,
+    /// Allocations by name.
+    #[serde(default)]
+    pub buffers: BTreeMap<String, BufferSpec>,
+    /// The kernel's arguments in order.
+    #[serde(default)]
+    pub args: Vec<ArgSpec>,
+    /// Buffers to write to files afterwards.
+    #[serde(default)]
+    pub save: BTreeMap<String, PathBuf>,
+    /// `fair`, `worst` or `seed:N`.
+    pub schedule: Option<String>,
+    /// Whether to look for races and uninitialised reads.
+    #[serde(default = "yes")]
+    pub sanitize: bool,
+    /// Hold to the manual's list of pipelined tensor-core operations alone.
+    #[serde(default)]
+    pub strict: bool,
+    /// Warp instructions that a warp may execute.
+    pub instruction_budget: Option<u64>,
+}
+
+fn ones() -> [u32; 3] {
+    [1; 3]
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Where a buffer's contents come from.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BufferSpec {
+    /// A file, relative to the launch file.
+    pub file: Option<PathBuf>,
+    /// Length, where there is no file.
+    pub bytes: Option<u64>,
+    /// `zero` or `poison`.
+    pub fill: Option<Fill>,
+    /// Values, as little-endian words.
+    pub u32: Option<Vec<u32>>,
+    /// Values, as f32.
+    pub f32: Option<Vec<f32>>,
+}
+
+/// What a buffer without contents begins with.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fill {
+    /// All bytes 0.
+    Zero,
+    /// All bytes 0xff: a NaN in every floating-point format, -1 as an integer.
+    Poison,
+}
+
+/// One argument.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ArgSpec {
+    /// The address of a buffer.
+    pub pointer: Option<String>,
+    /// Added to the pointer.
+    #[serde(default)]
+    offset: u64,
+    i32: Option<i32>,
+    i64: Option<i64>,
+    u32: Option<u32>,
+    u64: Option<u64>,
+    f32: Option<f32>,
+    f64: Option<f64>,
+    /// Bytes in hexadecimal.
+    hex: Option<String>,
+    /// Bytes from a file.
+    file: Option<PathBuf>,
+    /// Values written over the bytes.
+    #[serde(default)]
+    patches: Vec<Patch>,
+}
+
+/// A value inside a parameter given as bytes.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Patch {
+    /// Byte offset.
+    at: usize,
+    pointer: Option<String>,
+    #[serde(default)]
+    offset: u64,
+}
+
+/// The largest buffer that a launch file may ask for.
+const MAX_BUFFER: u64 = 1 << 36;
+
+/// A launch that is ready to run.
+pub struct Prepared {
+    /// The device with its buffers.
+    pub device: Device,
+    /// The PTX.
+    pub module: Module,
+    /// The entry's name.
+    pub entry: String,
+    /// The shape.
+    pub config: LaunchConfig,
+    /// The arguments.
+    pub args: Vec<Arg>,
+    /// Buffers by name.
+    pub buffers: BTreeMap<String, Buffer>,
+    save: BTreeMap<String, PathBuf>,
+}
+
+impl LaunchFile {
+    /// Reads a launch file.
+    pub fn parse(text: &str) -> Result<LaunchFile> {
+        Ok(serde_json::from_str(text)?)
+    }
+
+    /// Loads everything that the launch names; paths are relative to `folder`.
+    pub fn prepare(&self, folder: &Path) -> Result<Prepared> {
+        let path = folder.join(&self.ptx);
+        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        self.prepare_with(&text, folder).with_context(|| path.display().to_string())
+    }
+
+    /// The same with the PTX at hand.
+    pub fn prepare_with(&self, ptx: &str, folder: &Path) -> Result<Prepared> {
+        let module = Module::parse(ptx)?;
+        let entry = match (&self.entry, module.entries()) {
+            (Some(name), _) => name.clone(),
+            (None, [only]) => only.name.clone(),
+            (None, several) => bail!("the file has {} entries; name one in `entry`", several.len()),
+        };
+        let mut device = Device::new(DeviceConfig::default());
+        let mut buffers = BTreeMap::new();
+        for (name, spec) in &self.buffers {
+            let buffer = spec.make(&mut device, folder).with_context(|| format!("buffer `{name}`"))?;
+            buffers.insert(name.clone(), buffer);
+        }
+        let args = self
+            .args
+            .iter()
+            .enumerate()
+            .map(|(n, a)| a.make(&buffers, folder).with_context(|| format!("argument {n}")));
+        let args = args.collect::<Result<_>>()?;
+        for name in self.save.keys() {
+            ensure!(buffers.contains_key(name), "`save` names the buffer `{name}`, which does not exist");
+        }
+        let schedule = self.schedule.as_deref().unwrap_or("fair").parse().map_err(anyhow::Error::msg)?;
+        let mut config = LaunchConfig {
+            grid: self.grid,
+            block: self.block,
+            cluster: self.cluster,
+            shared_bytes: self.shared_bytes,
+            schedule,
+            sanitize: self.sanitize,
+            strict: self.strict,
+            ..LaunchConfig::linear(1, 1)
+        };
+        if let Some(budget) = self.instruction_budget {
+            config.instruction_budget = budget;
+        }
+        let save = self.save.iter().map(|(name, file)| (name.clone(), folder.join(file))).collect();
+        Ok(Prepared { device, module, entry, config, args, buffers, save })
+    }
+}
+
+impl BufferSpec {
+    fn make(&self, device: &mut Device, folder: &Path) -> Result<Buffer> {
+        if let Some(file) = &self.file {
+            let path = folder.join(file);
+            let data = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+            return Ok(device.upload(&data));
+        }
+        if let Some(values) = &self.u32 {
+            return Ok(device.upload(values));
+        }
+        if let Some(values) = &self.f32 {
+            return Ok(device.upload(values));
+        }
+        let bytes = self.bytes.context("it needs `file`, `bytes` or values")?;
+        ensure!(bytes <= MAX_BUFFER, "{bytes} bytes are too many");
+        let buffer = device.allocate(bytes);
+        if let Some(Fill::Poison) = self.fill {
+            device.write(buffer, 0, &vec![0xff; bytes as usize]);
+        }
+        Ok(buffer)
+    }
+}
+
+fn pointer(buffers: &BTreeMap<String, Buffer>, name: &str, offset: u64) -> Result<u64> {
+    let buffer = buffers.get(name).with_context(|| format!("no buffer is called `{name}`"))?;
+    buffer.address.checked_add(offset).context("the offset is too large")
+}
+
+impl ArgSpec {
+    fn make(&self, buffers: &BTreeMap<String, Buffer>, folder: &Path) -> Result<Arg> {
+        let mut values = Vec::new();
+        if let Some(name) = &self.pointer {
+            values.push(Arg::value(pointer(buffers, name, self.offset)?));
+        }
+        values.extend(self.i32.map(Arg::value));
+        values.extend(self.i64.map(Arg::value));
+        values.extend(self.u32.map(Arg::value));
+        values.extend(self.u64.map(Arg::value));
+        values.extend(self.f32.map(Arg::value));
+        values.extend(self.f64.map(Arg::value));
+        if let Some(text) = &self.hex {
+            values.push(Arg(hex(text)?));
+        }
+        if let Some(file) = &self.file {
+            let path = folder.join(file);
+            values.push(Arg(std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?));
+        }
+        let Ok([mut arg]) = <[Arg; 1]>::try_from(values) else {
+            bail!("it needs exactly one of pointer, i32, i64, u32, u64, f32, f64, hex, file");
+        };
+        for p in &self.patches {
+            let name = p.pointer.as_deref().context("a patch needs `pointer`")?;
+            let bytes = pointer(buffers, name, p.offset)?.to_le_bytes();
+            let end = p.at.checked_add(bytes.len()).filter(|&end| end <= arg.0.len());
+            let end = end.with_context(|| format!("the patch at {} leaves the {} bytes", p.at, arg.0.len()))?;
+            arg.0[p.at..end].copy_from_slice(&bytes);
+        }
+        Ok(arg)
+    }
+}
+
+fn hex(text: &str) -> Result<Vec<u8>> {
+    let digits: Vec<u8> = text
+        .chars()
+        .filter(|c| !c.is_whitespace())
+        .map(|c| c.to_digit(16).map(|d| d as u8).with_context(|| format!("`{c}` is no hexadecimal digit")))
+        .collect::<Result<_>>()?;
+    ensure!(digits.len().is_multiple_of(2), "an odd number of hexadecimal digits");
+    Ok(digits.chunks(2).map(|d| d[0] << 4 | d[1]).collect())
+}
+
+impl Prepared {
+    /// Runs the launch.
+    pub fn run(&mut self) -> Result<Report, Fault> {
+        self.device.launch(&self.module, &self.entry, &self.config, &self.args)
+    }
+
+    /// Writes the buffers that the launch file asks for.
+    pub fn save(&self) -> Result<()> {
+        for (name, path) in &self.save {
+            let data = self.device.download::<u8>(self.buffers[name]);
+            std::fs::write(path, data).with_context(|| format!("writing {}", path.display()))?;
+        }
+        Ok(())
+    }
+}

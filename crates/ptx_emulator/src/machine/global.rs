@@ -1,0 +1,177 @@
+//! Global memory: allocations with bounds at device addresses of their own, far enough apart that a pointer which
+//! leaves one never lands in the next. CTAs on different threads share it, so it is made of relaxed atomic words.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Allocations begin at multiples of this, as the driver's do.
+pub const ALIGN: u64 = 256;
+/// Unmapped bytes between allocations.
+const GUARD: u64 = 1 << 20;
+/// The first device address.
+const FIRST: u64 = 0x1_0000_0000;
+/// Unit in which distinct bytes are counted: one DRAM sector.
+pub const SECTOR: u64 = 32;
+
+/// One allocation.
+#[derive(Debug)]
+pub struct Allocation {
+    base: u64,
+    len: u64,
+    words: Box<[AtomicU32]>,
+    read: Box<[AtomicU64]>,
+    written: Box<[AtomicU64]>,
+    /// Name of the variable, for reports.
+    pub name: Option<String>,
+    /// A `.const` variable.
+    pub constant: bool,
+}
+
+impl Allocation {
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Copies bytes out; the range must lie inside.
+    pub fn read(&self, offset: u64, out: &mut [u8]) {
+        let mut at = offset as usize;
+        let mut rest = out;
+        while !rest.is_empty() {
+            let skip = at % 4;
+            let n = rest.len().min(4 - skip);
+            let word = self.words[at / 4].load(Relaxed).to_le_bytes();
+            let (now, later) = rest.split_at_mut(n);
+            now.copy_from_slice(&word[skip..skip + n]);
+            at += n;
+            rest = later;
+        }
+        mark(&self.read, offset, at as u64 - offset);
+    }
+
+    /// Copies bytes in; the range must lie inside.
+    pub fn write(&self, offset: u64, data: &[u8]) {
+        let mut at = offset as usize;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let skip = at % 4;
+            let n = rest.len().min(4 - skip);
+            let word = &self.words[at / 4];
+            let (now, later) = rest.split_at(n);
+            if let Ok(whole) = <[u8; 4]>::try_from(now) {
+                word.store(u32::from_le_bytes(whole), Relaxed);
+            } else {
+                let mut bytes = [0; 4];
+                bytes[skip..skip + n].copy_from_slice(now);
+                let mut mask = [0; 4];
+                mask[skip..skip + n].fill(0xff);
+                let (bits, mask) = (u32::from_le_bytes(bytes), u32::from_le_bytes(mask));
+                // The closure always answers, so this cannot fail.
+                let _ = word.fetch_update(Relaxed, Relaxed, |old| Some(old & !mask | bits));
+            }
+            at += n;
+            rest = later;
+        }
+        mark(&self.written, offset, at as u64 - offset);
+    }
+}
+
+/// Marks the sectors of a range as touched.
+fn mark(sectors: &[AtomicU64], offset: u64, len: u64) {
+    if len == 0 {
+        return;
+    }
+    for sector in offset / SECTOR..=(offset + len - 1) / SECTOR {
+        let (word, bit) = (&sectors[(sector / 64) as usize], 1 << (sector % 64));
+        if word.load(Relaxed) & bit == 0 {
+            word.fetch_or(bit, Relaxed);
+        }
+    }
+}
+
+/// All allocations of a device.
+#[derive(Debug)]
+pub struct GlobalMemory {
+    /// Ascending by address.
+    allocations: Vec<Allocation>,
+    next: u64,
+}
+
+impl Default for GlobalMemory {
+    fn default() -> Self {
+        GlobalMemory { allocations: Vec::new(), next: FIRST }
+    }
+}
+
+impl GlobalMemory {
+    /// A new allocation of zeros; its address.
+    pub fn allocate(&mut self, len: u64, name: Option<String>, constant: bool) -> u64 {
+        let base = self.next;
+        self.next = (base + len + GUARD).next_multiple_of(ALIGN);
+        let words = (0..len.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
+        let bitmap = || (0..len.div_ceil(SECTOR * 64)).map(|_| AtomicU64::new(0)).collect();
+        let (read, written) = (bitmap(), bitmap());
+        self.allocations.push(Allocation { base, len, words, read, written, name, constant });
+        base
+    }
+
+    /// The allocation that holds `len` bytes at `address`, and the offset in it.
+    pub fn locate(&self, address: u64, len: u64) -> Option<(&Allocation, u64)> {
+        let (allocation, offset) = self.nearest(address)?;
+        let inside = offset <= allocation.len && len <= allocation.len - offset;
+        inside.then_some((allocation, offset))
+    }
+
+    /// The last allocation that begins at or before `address`.
+    pub fn nearest(&self, address: u64) -> Option<(&Allocation, u64)> {
+        let after = self.allocations.partition_point(|a| a.base <= address);
+        let allocation = self.allocations.get(after.checked_sub(1)?)?;
+        Some((allocation, address - allocation.base))
+    }
+
+    /// Where an address lies, in words.
+    pub fn describe(&self, address: u64) -> String {
+        match self.nearest(address) {
+            Some((a, offset)) if offset < a.len + GUARD => {
+                let name = a.name.as_deref().unwrap_or("an allocation");
+                format!("byte {offset} of {name} of {} bytes", a.len)
+            }
+            _ => format!("address {address:#x}, near no allocation"),
+        }
+    }
+
+    /// Forgets which sectors were touched.
+    pub fn clear_marks(&mut self) {
+        for a in &mut self.allocations {
+            for word in a.read.iter_mut().chain(&mut a.written) {
+                *word.get_mut() = 0;
+            }
+        }
+    }
+
+    /// Distinct bytes read and written since the marks were cleared, in whole sectors.
+    pub fn distinct_bytes(&self) -> (u64, u64) {
+        let count =
+            |marks: &[AtomicU64]| marks.iter().map(|w| u64::from(w.load(Relaxed).count_ones())).sum::<u64>() * SECTOR;
+        let sum = |f: &dyn Fn(&Allocation) -> u64| self.allocations.iter().map(f).sum();
+        (sum(&|a| count(&a.read)), sum(&|a| count(&a.written)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_ranges_read_back_and_bounds_hold() {
+        let mut memory = GlobalMemory::default();
+        let base = memory.allocate(10, None, false);
+        let (a, offset) = memory.locate(base + 3, 6).unwrap();
+        a.write(offset, &[1, 2, 3, 4, 5, 6]);
+        let mut out = [9; 10];
+        a.read(0, &mut out);
+        assert_eq!(out, [0, 0, 0, 1, 2, 3, 4, 5, 6, 0]);
+        assert!(memory.locate(base + 3, 8).is_none());
+        assert!(memory.locate(base - 1, 1).is_none());
+        assert_eq!(memory.distinct_bytes(), (32, 32));
+    }
+}

@@ -1,0 +1,295 @@
+//! Address spaces: which bytes an address means, and the checks that every access passes. Global, const and param
+//! aside, a space is a window of the generic address space.
+//!
+//! Shared addresses carry the CTA's rank in its cluster above bit 24, in the `shared::cta` and `shared::cluster`
+//! windows alike (PTX ISA, "mapa": the former is contained in the latter).
+
+use super::cluster::Machine;
+use super::global::Allocation;
+use super::warp::Warp;
+use crate::fault::{FaultKind, Stop, Stopped};
+use crate::race::{Accessor, Conflict, Mode};
+use crate::types::Space;
+
+/// Generic address of shared memory's window.
+pub const SHARED_WINDOW: u64 = 0x7000_0000_0000;
+/// Generic address of local memory's window.
+pub const LOCAL_WINDOW: u64 = 0x7100_0000_0000;
+/// Generic address of the kernel parameters.
+pub const PARAM_WINDOW: u64 = 0x7200_0000_0000;
+const WINDOW: u64 = 1 << 32;
+/// Where a shared address carries the CTA's rank.
+pub const RANK_SHIFT: u32 = 24;
+/// A CTA's variables begin here: the first kilobyte is the system's (and a null pointer faults).
+pub const SHARED_BASE: u32 = 1024;
+/// A thread's local variables begin here, so that a null pointer faults.
+pub const LOCAL_BASE: u32 = 64;
+
+/// Generic address of a space's window, if it has one.
+pub fn window(space: Space) -> Option<u64> {
+    match space {
+        Space::Shared | Space::SharedCluster => Some(SHARED_WINDOW),
+        Space::Local => Some(LOCAL_WINDOW),
+        Space::Param => Some(PARAM_WINDOW),
+        Space::Generic | Space::Global | Space::Const => None,
+    }
+}
+
+/// The space that a generic address lies in.
+pub fn space_of(address: u64) -> Space {
+    let inside = |base: u64| (base..base + WINDOW).contains(&address);
+    if inside(SHARED_WINDOW) {
+        Space::Shared
+    } else if inside(LOCAL_WINDOW) {
+        Space::Local
+    } else if inside(PARAM_WINDOW) {
+        Space::Param
+    } else {
+        Space::Global
+    }
+}
+
+/// Bytes that an address means.
+pub enum Spot<'a> {
+    Global(&'a Allocation, u64),
+    Shared { cta: u32, offset: u32 },
+    Local(usize),
+    Param(usize),
+}
+
+/// The shared memory of a CTA.
+pub struct SharedMemory {
+    pub data: Vec<u8>,
+    /// Bytes that something has written.
+    pub defined: Vec<bool>,
+}
+
+impl SharedMemory {
+    pub fn new(bytes: u32) -> SharedMemory {
+        SharedMemory { data: vec![0; bytes as usize], defined: vec![false; bytes as usize] }
+    }
+}
+
+/// One access of one lane.
+#[derive(Clone, Copy)]
+pub struct Lane {
+    pub lane: u32,
+    pub address: u64,
+    pub space: Space,
+}
+
+impl Machine<'_> {
+    /// The rank that a shared address, generic or not, carries.
+    pub fn rank_of(&self, address: u64) -> u32 {
+        (address as u32) >> RANK_SHIFT
+    }
+
+    /// The bytes that an access of `len` bytes means; faults where they are not all there.
+    pub fn resolve(&self, w: &Warp, at: Lane, len: u32) -> Stopped<Spot<'_>> {
+        let Lane { lane, address, space } = at;
+        let fault = |what: String| {
+            let text = format!("{len} bytes at {} address {address:#x}: {what}", space.name());
+            Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane))
+        };
+        if !address.is_multiple_of(u64::from(len)) {
+            let text = format!("{} address {address:#x} is not a multiple of {len}", space.name());
+            return Err(Stop::new(FaultKind::Misaligned, text).lane(lane));
+        }
+        let (space, address) = match space {
+            Space::Generic => {
+                let found = space_of(address);
+                (
+                    if found == Space::Shared { Space::SharedCluster } else { found },
+                    match window(found) {
+                        Some(base) => address - base,
+                        None => address,
+                    },
+                )
+            }
+            _ => (space, address),
+        };
+        match space {
+            Space::Shared | Space::SharedCluster => {
+                let cta = (address >> RANK_SHIFT) as u32;
+                let offset = address & ((1 << RANK_SHIFT) - 1);
+                let Some(memory) = self.ctas.get(cta as usize).map(|c| &c.shared) else {
+                    return fault(format!("the cluster has no CTA of rank {cta}"));
+                };
+                if space == Space::Shared && cta != w.cta {
+                    return fault(format!("the memory of CTA rank {cta}, not of the executing CTA"));
+                }
+                if offset < SHARED_BASE.into() || offset + u64::from(len) > memory.data.len() as u64 {
+                    let size = memory.data.len() as u32 - SHARED_BASE;
+                    return fault(format!("byte {} of {size}", offset as i64 - i64::from(SHARED_BASE)));
+                }
+                Ok(Spot::Shared { cta, offset: offset as u32 })
+            }
+            Space::Local => {
+                if address < LOCAL_BASE.into() || address + u64::from(len) > w.local_size() as u64 {
+                    let size = w.local_size() as u32 - LOCAL_BASE;
+                    return fault(format!("byte {} of {size}", address as i64 - i64::from(LOCAL_BASE)));
+                }
+                Ok(Spot::Local(lane as usize * w.local_size() + address as usize))
+            }
+            Space::Param => {
+                if address + u64::from(len) > self.params.len() as u64 {
+                    return fault(format!("byte {address} of {}", self.params.len()));
+                }
+                Ok(Spot::Param(address as usize))
+            }
+            Space::Generic | Space::Global | Space::Const => match self.global.locate(address, len.into()) {
+                Some((allocation, offset)) => Ok(Spot::Global(allocation, offset)),
+                None => fault(self.global.describe(address)),
+            },
+        }
+    }
+
+    /// Records an access to shared memory with the race detector.
+    pub fn track(
+        &mut self,
+        cta: u32,
+        offset: u32,
+        len: u32,
+        who: Accessor,
+        mode: Mode,
+        pc: u32,
+    ) -> Result<(), Conflict> {
+        match &mut self.race {
+            Some(race) => race.access(cta, offset, len, who, mode, pc),
+            None => Ok(()),
+        }
+    }
+
+    /// A conflict as a fault.
+    pub fn conflict(&self, mode: Mode, conflict: Conflict, offset: u32, len: u32) -> Box<Stop> {
+        let reads = matches!(mode, Mode::Read | Mode::StrongRead);
+        let agent = self.race.as_ref().is_some_and(|r| r.is_agent(conflict.accessor));
+        let kind = match (conflict.only_proxy, agent, reads) {
+            (true, ..) => FaultKind::MissingProxyFence,
+            (_, true, true) => FaultKind::ReadInFlight,
+            (_, true, false) => FaultKind::OverwriteInFlight,
+            (_, false, _) => FaultKind::DataRace,
+        };
+        let did = if reads { "read" } else { "write" };
+        let byte = i64::from(offset) - i64::from(SHARED_BASE);
+        let text = format!("{did} of {len} bytes at byte {byte} of shared memory");
+        let who = self.name_accessor(conflict.accessor);
+        let other = format!("{who} {} it before, with no order between", if conflict.wrote { "wrote" } else { "read" });
+        Stop::new(kind, text).other(other, Some(conflict.pc))
+    }
+
+    /// Who an accessor is, in words.
+    pub fn name_accessor(&self, who: Accessor) -> String {
+        if self.race.as_ref().is_some_and(|r| r.is_agent(who)) {
+            return "an asynchronous operation".into();
+        }
+        let (warp, lane) = (who.base / 32, who.mask.trailing_zeros());
+        let (cta, role) = (warp / self.warps_per_cta, warp % self.warps_per_cta);
+        let rank = if self.ctas.len() > 1 { format!("CTA rank {cta}, ") } else { String::new() };
+        format!("{rank}warp {role}, lane {lane}")
+    }
+
+    /// Reads the bytes of one lane's access, checked.
+    pub fn load(&mut self, w: &Warp, at: Lane, mode: Mode, out: &mut [u8]) -> Stopped<()> {
+        let len = out.len() as u32;
+        match self.resolve(w, at, len)? {
+            Spot::Global(allocation, offset) => {
+                allocation.read(offset, out);
+                self.roles[w.role as usize].bytes.global_load += u64::from(len);
+            }
+            Spot::Shared { cta, offset } => {
+                let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
+                if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
+                    return Err(self.conflict(mode, conflict, offset, len).lane(at.lane));
+                }
+                let range = offset as usize..(offset + len) as usize;
+                let memory = &self.ctas[cta as usize].shared;
+                if self.sanitize && !memory.defined[range.clone()].iter().all(|d| *d) {
+                    let byte = offset - SHARED_BASE;
+                    let text = format!("{len} bytes at byte {byte} of shared memory: nothing has written them");
+                    return Err(Stop::new(FaultKind::UninitialisedShared, text).lane(at.lane));
+                }
+                out.copy_from_slice(&memory.data[range]);
+                self.roles[w.role as usize].bytes.shared_load += u64::from(len);
+            }
+            Spot::Local(offset) => {
+                let range = offset..offset + len as usize;
+                // Compilers spill and copy undefined padding: only a wholly unwritten value is a fault.
+                if self.sanitize && !w.local_defined[range.clone()].iter().any(|d| *d) {
+                    let byte = offset % w.local_size() - LOCAL_BASE as usize;
+                    let text = format!("{len} bytes at byte {byte} of local memory: nothing has written them");
+                    return Err(Stop::new(FaultKind::UninitialisedLocal, text).lane(at.lane));
+                }
+                out.copy_from_slice(&w.local[range]);
+                self.roles[w.role as usize].bytes.local_load += u64::from(len);
+            }
+            Spot::Param(offset) => {
+                out.copy_from_slice(&self.params[offset..offset + len as usize]);
+                self.roles[w.role as usize].bytes.other += u64::from(len);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the bytes of one lane's access, checked.
+    pub fn store(&mut self, w: &mut Warp, at: Lane, mode: Mode, data: &[u8]) -> Stopped<()> {
+        let len = data.len() as u32;
+        match self.resolve(w, at, len)? {
+            Spot::Global(allocation, _) if allocation.constant => {
+                let text = format!("a write to constant memory, {}", self.global.describe(at.address));
+                return Err(Stop::new(FaultKind::OutOfBounds, text).lane(at.lane));
+            }
+            Spot::Global(allocation, offset) => {
+                allocation.write(offset, data);
+                self.roles[w.role as usize].bytes.global_store += u64::from(len);
+            }
+            Spot::Shared { cta, offset } => {
+                let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
+                let range = offset as usize..(offset + len) as usize;
+                if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
+                    // Lanes of one instruction may write the same value to the same place.
+                    let together = conflict.accessor.base == who.base && conflict.pc == w.pc() && conflict.wrote;
+                    if !together || self.ctas[cta as usize].shared.data[range] != *data {
+                        return Err(self.conflict(mode, conflict, offset, len).lane(at.lane));
+                    }
+                    return Ok(());
+                }
+                let memory = &mut self.ctas[cta as usize].shared;
+                memory.data[range.clone()].copy_from_slice(data);
+                memory.defined[range].fill(true);
+                self.roles[w.role as usize].bytes.shared_store += u64::from(len);
+            }
+            Spot::Local(offset) => {
+                let range = offset..offset + len as usize;
+                w.local[range.clone()].copy_from_slice(data);
+                w.local_defined[range].fill(true);
+                self.roles[w.role as usize].bytes.local_store += u64::from(len);
+            }
+            Spot::Param(_) => {
+                let text = "a write to the kernel's parameters";
+                return Err(Stop::new(FaultKind::OutOfBounds, text).lane(at.lane));
+            }
+        }
+        self.progress += 1;
+        Ok(())
+    }
+
+    /// Counts the shared-memory cycles of an access beyond the fewest its bytes need: 32 banks of 4 bytes, a cycle
+    /// for each distinct word of the busiest bank.
+    pub fn count_bank_conflicts(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], len: u32) {
+        let mut words: Vec<u32> = Vec::with_capacity(32 * len.div_ceil(4) as usize);
+        for lane in crate::race::lanes(mask) {
+            let first = addresses[lane] as u32 / 4;
+            words.extend((0..len.div_ceil(4)).map(|n| first + n));
+        }
+        words.sort_unstable();
+        words.dedup();
+        let mut banks = [0u32; 32];
+        for word in &words {
+            banks[(word % 32) as usize] += 1;
+        }
+        let busiest = banks.iter().copied().max().unwrap_or(0);
+        let fewest = (words.len() as u32).div_ceil(32);
+        self.roles[w.role as usize].bank_conflicts += u64::from(busiest - fewest.min(busiest));
+    }
+}

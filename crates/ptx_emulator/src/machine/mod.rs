@@ -1,0 +1,8 @@
+//! The state of a running kernel: warps, memory, operations in flight, and the scheduler that moves them.
+
+pub mod cluster;
+pub mod global;
+pub mod memory;
+pub mod pending;
+pub mod sync;
+pub mod warp;

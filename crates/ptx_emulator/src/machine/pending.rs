@@ -1,0 +1,82 @@
+//! Asynchronous operations in flight. Each takes effect at one moment that the schedule picks, in any order unless
+//! one is said to come after another.
+
+use std::collections::HashSet;
+
+use super::cluster::Machine;
+use crate::fault::Stopped;
+
+/// What an operation does when it completes.
+pub type Effect = Box<dyn FnOnce(&mut Machine<'_>) -> Stopped<()>>;
+
+/// One operation in flight.
+pub struct Operation {
+    pub id: u64,
+    /// When it completes; `u64::MAX`: not before nothing else can run.
+    pub due: u64,
+    /// Completes only when that operation has.
+    pub after: Option<u64>,
+    /// Warp of the cluster and instruction that issued it.
+    pub warp: u32,
+    pub pc: u32,
+    pub effect: Effect,
+}
+
+/// All operations of a cluster that are in flight.
+#[derive(Default)]
+pub struct Pending {
+    list: Vec<Operation>,
+    live: HashSet<u64>,
+    next: u64,
+    /// The earliest `due`, so that asking is cheap.
+    earliest: u64,
+}
+
+impl Pending {
+    /// Whether the operation has yet to complete.
+    pub fn contains(&self, id: u64) -> bool {
+        self.live.contains(&id)
+    }
+
+    /// Reserves the next operation's number.
+    pub fn reserve(&mut self) -> u64 {
+        self.next += 1;
+        self.live.insert(self.next);
+        self.next
+    }
+
+    pub fn push(&mut self, operation: Operation) {
+        self.earliest = if self.list.is_empty() { operation.due } else { self.earliest.min(operation.due) };
+        self.list.push(operation);
+    }
+
+    /// Takes the operation that is due first by `now`; of several, the one issued first.
+    pub fn take_due(&mut self, now: u64) -> Option<Operation> {
+        if self.list.is_empty() || self.earliest > now {
+            return None;
+        }
+        let ready = |o: &&Operation| o.due <= now && o.after.is_none_or(|a| !self.live.contains(&a));
+        let id = self.list.iter().filter(ready).min_by_key(|o| (o.due, o.id)).map(|o| o.id);
+        let taken = id.and_then(|id| self.take(id));
+        self.earliest = self.list.iter().map(|o| o.due).min().unwrap_or(u64::MAX);
+        if taken.is_none() {
+            // Due, but behind one that is not: look again later.
+            self.earliest = self.earliest.max(now + 1);
+        }
+        taken
+    }
+
+    /// Takes an operation when nothing else can run: the newest or the one due first.
+    pub fn take_any(&mut self, newest: bool) -> Option<Operation> {
+        let ready = |o: &&Operation| o.after.is_none_or(|a| !self.live.contains(&a));
+        let ready = self.list.iter().filter(ready);
+        let id = if newest { ready.max_by_key(|o| o.id) } else { ready.min_by_key(|o| (o.due, o.id)) }.map(|o| o.id)?;
+        self.take(id)
+    }
+
+    fn take(&mut self, id: u64) -> Option<Operation> {
+        let at = self.list.iter().position(|o| o.id == id)?;
+        self.live.remove(&id);
+        Some(self.list.remove(at))
+    }
+}

@@ -1,0 +1,67 @@
+//! Order that threads make through memory: strong accesses and fences (PTX ISA, "Memory Consistency Model: Release
+//! and Acquire Patterns"). Only the race detector needs it; without one, nothing here does anything.
+
+use std::collections::HashMap;
+
+use super::cluster::Machine;
+use super::memory::window;
+use super::warp::Warp;
+use crate::race::{Shared, lanes, merge};
+use crate::types::Space;
+
+/// What was published through memory and fences.
+#[derive(Default)]
+pub struct Synchronisation {
+    /// By generic address.
+    locations: HashMap<u64, Shared>,
+    /// By warp: what its last fence published.
+    fenced: HashMap<u32, Shared>,
+    /// By warp: what its strong loads saw since its last fence.
+    observed: HashMap<u32, Shared>,
+}
+
+fn key(space: Space, address: u64) -> u64 {
+    match space {
+        Space::Shared | Space::SharedCluster => address + window(Space::Shared).unwrap_or(0),
+        _ => address,
+    }
+}
+
+impl Machine<'_> {
+    /// Strong loads or read-modify-writes saw these addresses' last strong writes.
+    pub fn observe(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], space: Space, acquire: bool) {
+        let Some(race) = &mut self.race else { return };
+        for lane in lanes(mask) {
+            let Some(published) = self.sync.locations.get(&key(space, addresses[lane])) else {
+                continue;
+            };
+            if acquire {
+                race.acquire(w.index, 1 << lane, published);
+            } else if let Some(published) = published {
+                merge(self.sync.observed.entry(w.index).or_default(), published);
+            }
+        }
+    }
+
+    /// Strong stores or read-modify-writes of these addresses.
+    pub fn publish(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], space: Space, release: bool) {
+        let Some(race) = &mut self.race else { return };
+        for lane in lanes(mask) {
+            let location = self.sync.locations.entry(key(space, addresses[lane])).or_default();
+            if release {
+                race.release(w.index, 1 << lane, location);
+            } else if let Some(Some(fenced)) = self.sync.fenced.get(&w.index) {
+                merge(location, fenced);
+            }
+        }
+    }
+
+    /// A memory fence.
+    pub fn fence(&mut self, w: &Warp, mask: u32) {
+        let Some(race) = &mut self.race else { return };
+        if let Some(observed) = self.sync.observed.remove(&w.index) {
+            race.acquire(w.index, mask, &observed);
+        }
+        race.release(w.index, mask, self.sync.fenced.entry(w.index).or_default());
+    }
+}

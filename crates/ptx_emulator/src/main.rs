@@ -1,0 +1,106 @@
+//! The command `ptx-emulator`: check a PTX file, print what the emulator covers, run a launch.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use ptx_emulator::launch_json::LaunchFile;
+use ptx_emulator::{Module, coverage};
+
+/// Runs PTX on the CPU and finds its bugs.
+///
+/// Exit codes: 0 success, 1 the kernel committed a fault, 2 bad input, 4 something the emulator does not support.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Parse a PTX file and list what the emulator could not run.
+    Check { file: PathBuf },
+    /// Print the opcodes that the emulator runs, as a Markdown table.
+    Coverage,
+    /// Run the launch that a JSON file describes.
+    Launch {
+        file: PathBuf,
+        /// fair, worst or seed:N; overrides the file.
+        #[arg(long)]
+        schedule: Option<String>,
+        /// Hold to the manual's list of pipelined tensor-core operations alone.
+        #[arg(long)]
+        strict: bool,
+        /// Print the report or the fault as one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+const FAULT: u8 = 1;
+const BAD_INPUT: u8 = 2;
+const UNSUPPORTED: u8 = 4;
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Check { file } => check(&file),
+        Command::Coverage => {
+            print!("{}", coverage());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Launch { file, schedule, strict, json } => launch(&file, schedule, strict, json),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::from(BAD_INPUT)
+    })
+}
+
+fn read(path: &PathBuf) -> Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+}
+
+fn check(path: &PathBuf) -> Result<ExitCode> {
+    let module = Module::parse(&read(path)?).with_context(|| path.display().to_string())?;
+    let mut complete = true;
+    for kernel in module.entries() {
+        println!("entry `{}`: {} bytes of parameters", kernel.name, kernel.param_bytes());
+        for (line, what) in &kernel.unsupported {
+            complete = false;
+            println!("  line {line}: {what}");
+        }
+    }
+    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(UNSUPPORTED) })
+}
+
+fn launch(path: &PathBuf, schedule: Option<String>, strict: bool, json: bool) -> Result<ExitCode> {
+    let mut file = LaunchFile::parse(&read(path)?).with_context(|| path.display().to_string())?;
+    file.schedule = schedule.or(file.schedule);
+    file.strict |= strict;
+    let mut prepared = file.prepare(path.parent().unwrap_or("".as_ref()))?;
+    match prepared.run() {
+        Ok(report) => {
+            if json {
+                println!("{}", serde_json::to_string(&report)?);
+            } else {
+                print!("{report}");
+            }
+            prepared.save()?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(fault) => {
+            if json {
+                println!("{}", serde_json::to_string(&fault)?);
+            } else {
+                println!("{fault}");
+            }
+            Ok(ExitCode::from(match fault.kind {
+                ptx_emulator::FaultKind::Unsupported => UNSUPPORTED,
+                ptx_emulator::FaultKind::BadLaunch => BAD_INPUT,
+                _ => FAULT,
+            }))
+        }
+    }
+}

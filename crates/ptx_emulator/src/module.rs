@@ -1,0 +1,44 @@
+//! A PTX file, parsed and decoded: its entries and its module-scope variables.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::lower::{self, Kernel};
+use crate::parser::{self, ParseError, ast::Variable};
+use crate::types::Space;
+
+/// A loaded module. Cheap to launch from again and again: everything is decoded once.
+pub struct Module {
+    pub(crate) id: u64,
+    kernels: Vec<Kernel>,
+    /// Global and constant variables.
+    pub(crate) variables: Vec<Variable>,
+}
+
+impl Module {
+    /// Parses PTX text and decodes its entries.
+    ///
+    /// Instructions that the emulator does not know are no error here: executing one is
+    /// [`FaultKind::Unsupported`](crate::FaultKind::Unsupported), and [`Kernel::unsupported`] lists them.
+    pub fn parse(text: &str) -> Result<Module, ParseError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let ast = parser::parse(text)?;
+        let variables: Vec<Variable> =
+            ast.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const)).cloned().collect();
+        let numbers: HashMap<&str, u32> =
+            variables.iter().enumerate().map(|(n, v)| (v.name.as_str(), n as u32)).collect();
+        let entries = ast.functions.iter().filter(|f| f.entry && f.body.is_some());
+        let kernels = entries.map(|f| lower::lower(&ast, f, &numbers)).collect::<Result<_, _>>()?;
+        Ok(Module { id: NEXT.fetch_add(1, Ordering::Relaxed), kernels, variables })
+    }
+
+    /// The entries, in the order of the file.
+    pub fn entries(&self) -> &[Kernel] {
+        &self.kernels
+    }
+
+    /// The entry of that name.
+    pub fn entry(&self, name: &str) -> Option<&Kernel> {
+        self.kernels.iter().find(|k| k.name == name)
+    }
+}

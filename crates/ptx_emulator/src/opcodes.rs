@@ -1,0 +1,322 @@
+//! The one table of opcodes: what each is called, which modifiers it takes, where the manual describes it, what it is
+//! counted as, and the handler that decodes and executes it. Parser checks, execution and the printed coverage all
+//! come from here.
+//!
+//! A form lists the modifiers: `{a b}` one of them, `[a b]` one of them or none, a bare word exactly that. Modifiers
+//! may come in any order (real compilers disagree on it).
+
+use crate::exec::{Lowered, alu, atomic, barrier, compare, control, convert, copy, float, memory, warp};
+use crate::lower::Lower;
+use crate::parser::ast::Instruction;
+use crate::report::Class;
+
+/// Decodes an instruction.
+pub type Handler = fn(&mut Lower<'_>, &Instruction) -> Lowered;
+
+/// One opcode with one form of its modifiers.
+pub struct Opcode {
+    /// The name before the first dot.
+    pub name: &'static str,
+    /// The modifiers it takes.
+    pub form: &'static str,
+    /// Title of its section in the PTX ISA manual.
+    pub section: &'static str,
+    /// What it is counted as.
+    pub class: Class,
+    pub(crate) handler: Handler,
+}
+
+macro_rules! table {
+    ($($class:ident, $section:literal => { $($name:literal [$($form:expr),+] $handler:path;)+ })+) => {
+        /// Every opcode and form that the emulator executes.
+        pub static OPCODES: &[Opcode] = &[
+            $($($(Opcode {
+                name: $name,
+                form: $form,
+                section: $section,
+                class: Class::$class,
+                handler: $handler,
+            },)+)+)+
+        ];
+    };
+}
+
+const INT: &str = "{u16 u32 u64 s16 s32 s64}";
+const SIGNED: &str = "{s16 s32 s64}";
+const BITS: &str = "{b16 b32 b64}";
+const PACKED: &str = "{u16x2 s16x2}";
+const B32_64: &str = "{b32 b64}";
+const F32_FTZ: &str = "[rn rz rm rp] [ftz] [sat] f32";
+const F64_RND: &str = "[rn rz rm rp] f64";
+const HALF: &str = "[rn] [ftz] [sat] {f16 f16x2 bf16 bf16x2}";
+const MIXED: &str = "[rn rz rm rp] [sat] f32 {f16 bf16}";
+
+table! {
+    Integer, "Integer Arithmetic Instructions" => {
+        "add" [INT, PACKED, "sat s32"] alu::add;
+        "sub" [INT, "sat s32"] alu::sub;
+        "mul" ["{hi lo wide} {u16 u32 u64 s16 s32 s64}"] alu::mul;
+        "mad" ["{hi lo wide} {u16 u32 u64 s16 s32 s64}", "hi sat s32"] alu::mad;
+        "mul24" ["{hi lo} {u32 s32}"] alu::mad24;
+        "mad24" ["{hi lo} {u32 s32}", "hi sat s32"] alu::mad24;
+        "sad" [INT] alu::sad;
+        "div" [INT] alu::div;
+        "rem" [INT] alu::rem;
+        "abs" [SIGNED] alu::abs;
+        "neg" [SIGNED] alu::neg;
+        "min" [INT, PACKED, "relu {s16x2 s32}"] alu::min;
+        "max" [INT, PACKED, "relu {s16x2 s32}"] alu::max;
+        "popc" [B32_64] alu::popc;
+        "clz" [B32_64] alu::clz;
+        "bfind" ["[shiftamt] {u32 u64 s32 s64}"] alu::bfind;
+        "fns" ["b32"] alu::fns;
+        "brev" [B32_64] alu::brev;
+        "bfe" ["{u32 u64 s32 s64}"] alu::bfe;
+        "bfi" [B32_64] alu::bfi;
+        "bmsk" ["[clamp wrap] b32"] alu::bmsk;
+        "szext" ["[clamp wrap] {u32 s32}"] alu::szext;
+        "dp4a" ["{u32 s32} {u32 s32}"] alu::dot;
+        "dp2a" ["{lo hi} {u32 s32} {u32 s32}"] alu::dot;
+    }
+    Integer, "Extended-Precision Integer Arithmetic Instructions" => {
+        "add" ["cc {u32 s32 u64 s64}"] alu::carry;
+        "addc" ["[cc] {u32 s32 u64 s64}"] alu::carry;
+        "sub" ["cc {u32 s32 u64 s64}"] alu::carry;
+        "subc" ["[cc] {u32 s32 u64 s64}"] alu::carry;
+        "mad" ["{hi lo} cc {u32 s32 u64 s64}"] alu::carry;
+        "madc" ["{hi lo} [cc] {u32 s32 u64 s64}"] alu::carry;
+    }
+    Integer, "Logic and Shift Instructions" => {
+        "and" ["{pred b16 b32 b64}"] alu::logic;
+        "or" ["{pred b16 b32 b64}"] alu::logic;
+        "xor" ["{pred b16 b32 b64}"] alu::logic;
+        "not" ["{pred b16 b32 b64}"] alu::not;
+        "cnot" [BITS] alu::cnot;
+        "lop3" ["b32", "{and or} b32"] alu::lop3;
+        "shf" ["{l r} {clamp wrap} b32"] alu::shf;
+        "shl" [BITS] alu::shl;
+        "shr" ["{b16 b32 b64 u16 u32 u64 s16 s32 s64}"] alu::shr;
+    }
+    Float, "Floating Point Instructions" => {
+        "testp" ["{finite infinite number notanumber normal subnormal} {f32 f64}"] compare::testp;
+        "copysign" ["{f32 f64}"] float::copysign;
+        "add" [F32_FTZ, F64_RND, "[rn rz rm rp] [ftz] f32x2"] float::binary;
+        "sub" [F32_FTZ, F64_RND, "[rn rz rm rp] [ftz] f32x2"] float::binary;
+        "mul" [F32_FTZ, F64_RND, "[rn rz rm rp] [ftz] f32x2"] float::binary;
+        "fma" [F32_FTZ, F64_RND, "[rn rz rm rp] [ftz] f32x2"] float::fma;
+        "mad" [F32_FTZ, F64_RND] float::fma;
+        "div" ["{approx full} [ftz] f32", "{rn rz rm rp} [ftz] f32", "{rn rz rm rp} f64"] float::div;
+        "abs" ["[ftz] f32", "f64"] float::sign;
+        "neg" ["[ftz] f32", "f64"] float::sign;
+        "min" ["[ftz] [NaN] [xorsign] [abs] f32", "f64"] float::extremum;
+        "max" ["[ftz] [NaN] [xorsign] [abs] f32", "f64"] float::extremum;
+        "rcp" ["{approx rn rz rm rp} [ftz] f32", "{rn rz rm rp} f64", "approx ftz f64"] float::function;
+        "sqrt" ["{approx rn rz rm rp} [ftz] f32", "{rn rz rm rp} f64"] float::function;
+        "rsqrt" ["approx [ftz] f32", "approx [ftz] f64"] float::function;
+        "sin" ["approx [ftz] f32"] float::function;
+        "cos" ["approx [ftz] f32"] float::function;
+        "lg2" ["approx [ftz] f32"] float::function;
+        "ex2" ["approx [ftz] f32"] float::function;
+        "tanh" ["approx f32"] float::function;
+    }
+    Float, "Half Precision Floating Point Instructions" => {
+        "add" [HALF] float::binary;
+        "sub" [HALF] float::binary;
+        "mul" [HALF] float::binary;
+        "fma" ["rn [ftz] [sat relu] {f16 f16x2 bf16 bf16x2}"] float::fma;
+        "neg" ["[ftz] {f16 f16x2 bf16 bf16x2}"] float::sign;
+        "abs" ["[ftz] {f16 f16x2 bf16 bf16x2}"] float::sign;
+        "min" ["[ftz] [NaN] [xorsign] [abs] {f16 f16x2 bf16 bf16x2}"] float::extremum;
+        "max" ["[ftz] [NaN] [xorsign] [abs] {f16 f16x2 bf16 bf16x2}"] float::extremum;
+        "tanh" ["approx {f16 f16x2 bf16 bf16x2}"] float::function;
+        "ex2" ["approx [ftz] {f16 f16x2 bf16 bf16x2}"] float::function;
+    }
+    Float, "Mixed Precision Floating Point Instructions" => {
+        "add" [MIXED] float::binary;
+        "sub" [MIXED] float::binary;
+        "fma" [MIXED] float::fma;
+    }
+    Integer, "Comparison and Selection Instructions" => {
+        "set" ["{eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan} [and or xor] [ftz] \
+                {u32 s32 f32 u16 s16 f16 bf16 f16x2 bf16x2} \
+                {b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64 f16 bf16 f16x2 bf16x2}"] compare::set;
+        "setp" ["{eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan} [and or xor] [ftz] \
+                 {b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64 f16 bf16 f16x2 bf16x2}"] compare::setp;
+        "selp" ["{b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64}"] compare::selp;
+        "slct" ["[ftz] {b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64} {s32 f32}"] compare::slct;
+    }
+    Move, "Data Movement: mov, prmt" => {
+        "mov" ["{pred b16 b32 b64 b128 u16 u32 u64 s16 s32 s64 f32 f64}"] alu::mov;
+        "prmt" ["b32 [f4e b4e rc8 ecl ecr rc16]"] alu::prmt;
+    }
+    Memory, "Data Movement: ld, ldu, st, prefetch" => {
+        "ld" ["[weak volatile relaxed acquire mmio] [cta cluster gpu sys] \
+               [global shared shared::cta shared::cluster local const param param::entry param::func] \
+               [ca cg cs lu cv nc] [L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate] \
+               [L2::evict_normal L2::evict_first L2::evict_last] [L2::cache_hint] [L2::64B L2::128B L2::256B] [unified] \
+               [v2 v4 v8] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 f32 f64}",
+              "global [ca cg cs] nc \
+               [L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate] \
+               [L2::evict_normal L2::evict_first L2::evict_last] [L2::cache_hint] [L2::64B L2::128B L2::256B] \
+               [v2 v4 v8] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64}"] memory::ld;
+        "ldu" ["[global] [v2 v4] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64}"] memory::ld;
+        "st" ["[weak volatile relaxed release mmio] [cta cluster gpu sys] \
+               [global shared shared::cta shared::cluster local param param::func] [wb cg cs wt] \
+               [L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate] \
+               [L2::evict_normal L2::evict_first L2::evict_last] [L2::cache_hint] [v2 v4 v8] \
+               {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 f32 f64}"] memory::st;
+        "prefetch" ["[global local] {L1 L2}", "global {L2::evict_last L2::evict_normal}",
+                    "[const param] tensormap"] memory::hint;
+        "prefetchu" ["L1"] memory::hint;
+        "applypriority" ["[global] L2::evict_normal"] memory::hint;
+        "discard" ["[global] L2"] memory::hint;
+        "createpolicy" ["fractional {L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged} \
+                         [L2::evict_first L2::evict_unchanged] b64",
+                        "range [global] {L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged} \
+                         [L2::evict_first L2::evict_unchanged] b64",
+                        "cvt L2 b64"] memory::createpolicy;
+        "mapa" ["[shared::cluster] {u32 u64}"] memory::mapa;
+        "getctarank" ["[shared::cluster] {u32 u64}"] memory::getctarank;
+    }
+    Convert, "Data Movement: cvt, cvt.pack, cvta, isspacep" => {
+        "cvt" ["[rn rz rm rp rna rni rzi rmi rpi] [ftz] [sat] \
+                {u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 f32 f64} {u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 f32 f64}",
+               "{rn rz rna} [relu] [satfinite] {f16 bf16 f16x2 bf16x2 tf32} f32",
+               "rn satfinite [relu] {e4m3x2 e5m2x2} {f32 f16x2 bf16x2}",
+               "rn [relu] {f16x2 bf16x2} {e4m3x2 e5m2x2 e2m3x2 e3m2x2 e2m1x2}",
+               "rn satfinite [relu] {e2m3x2 e3m2x2 e2m1x2} {f32 f16x2 bf16x2}",
+               "{rz rp} [satfinite] ue8m0x2 {f32 bf16x2}",
+               "rn bf16x2 ue8m0x2"] convert::cvt;
+        "cvt" ["pack sat {s16 u16 s8 u8 s4 u4 s2 u2} s32 [b32]"] convert::pack;
+        "cvta" ["[to] {global shared shared::cta shared::cluster local const param param::entry} {u32 u64}"]
+            convert::cvta;
+        "isspacep" ["{global shared shared::cta shared::cluster local const param param::entry}"] convert::isspacep;
+    }
+    Async, "Data Movement: cp.async" => {
+        "cp" ["async {ca cg} {shared shared::cta} global [L2::cache_hint] [L2::64B L2::128B L2::256B]"] copy::cp_async;
+        "cp" ["async commit_group"] copy::commit_group;
+        "cp" ["async {wait_group wait_all}"] copy::wait_group;
+    }
+    Control, "Control Flow Instructions" => {
+        "bra" ["[uni]"] control::bra;
+        "brx" ["idx [uni]"] control::brx;
+        "call" ["[uni]"] control::call;
+        "ret" ["[uni]"] control::ret;
+        "exit" [""] control::exit;
+    }
+    Other, "Miscellaneous Instructions" => {
+        "trap" [""] control::trap;
+        "brkpt" [""] control::trap;
+        "nanosleep" ["u32"] control::pause;
+        "pmevent" ["[mask]"] control::pause;
+    }
+    Warp, "Data Movement: shfl.sync" => {
+        "shfl" ["sync {up down bfly idx} b32"] warp::shfl;
+    }
+    Warp, "Parallel Synchronization: vote.sync, match.sync, activemask, redux.sync, elect.sync" => {
+        "vote" ["sync {all any uni} pred", "sync ballot b32"] warp::vote;
+        "match" ["sync {any all} {b32 b64}"] warp::matching;
+        "activemask" ["b32"] warp::activemask;
+        "redux" ["sync {add min max} {u32 s32}", "sync {and or xor} b32", "sync {min max} [abs] [NaN] f32"]
+            warp::redux;
+        "elect" ["sync"] warp::elect;
+    }
+    Barrier, "Parallel Synchronization: bar, barrier, bar.warp.sync" => {
+        "bar" ["warp sync"] warp::sync;
+        "bar" ["[cta] {sync arrive}", "[cta] red popc u32", "[cta] red {and or} pred"] barrier::bar;
+        "barrier" ["[cta] {sync arrive} [aligned]", "[cta] red popc [aligned] u32",
+                   "[cta] red {and or} [aligned] pred"] barrier::bar;
+    }
+    Barrier, "Parallel Synchronization: membar, fence" => {
+        "membar" ["{cta gl sys}"] atomic::fence;
+        "fence" ["[sc acq_rel acquire release] {cta cluster gpu sys}",
+                 "mbarrier_init release cluster"] atomic::fence;
+        "fence" ["proxy {async async::global async::shared::cta async::shared::cluster alias}",
+                 "proxy async {global shared::cta shared::cluster}"] atomic::proxy_fence;
+    }
+    Memory, "Parallel Synchronization: atom, red" => {
+        "atom" ["[relaxed acquire release acq_rel] [cta cluster gpu sys] [global shared shared::cta shared::cluster] \
+                 {and or xor exch cas add inc dec min max} [noftz] [L2::cache_hint] [v2 v4 v8] \
+                 {b16 b32 b64 b128 u32 u64 s32 s64 f16 f16x2 bf16 bf16x2 f32 f64}"] atomic::atom;
+        "red" ["[relaxed release] [cta cluster gpu sys] [global shared shared::cta shared::cluster] \
+                {and or xor add inc dec min max} [noftz] [L2::cache_hint] [v2 v4 v8] \
+                {b16 b32 b64 u32 u64 s32 s64 f16 f16x2 bf16 bf16x2 f32 f64}"] atomic::atom;
+    }
+}
+
+/// The group of modifiers that a place of a form allows.
+struct Group<'a> {
+    required: bool,
+    names: Vec<&'a str>,
+}
+
+fn groups(form: &str) -> Vec<Group<'_>> {
+    let mut out = Vec::new();
+    let mut rest = form.trim_start();
+    while !rest.is_empty() {
+        let (required, close) = match rest.as_bytes()[0] {
+            b'{' => (true, '}'),
+            b'[' => (false, ']'),
+            _ => {
+                let end = rest.find(' ').unwrap_or(rest.len());
+                out.push(Group { required: true, names: vec![&rest[..end]] });
+                rest = rest[end..].trim_start();
+                continue;
+            }
+        };
+        let end = rest.find(close).unwrap_or(rest.len());
+        out.push(Group { required, names: rest[1..end].split_whitespace().collect() });
+        rest = rest[end + 1..].trim_start();
+    }
+    out
+}
+
+impl Opcode {
+    /// Whether the form allows these modifiers.
+    fn allows(&self, modifiers: &[String]) -> bool {
+        let groups = groups(self.form);
+        let mut used = vec![false; groups.len()];
+        for m in modifiers {
+            let free = groups.iter().enumerate().position(|(n, g)| !used[n] && g.names.contains(&m.as_str()));
+            match free {
+                Some(n) => used[n] = true,
+                None => return false,
+            }
+        }
+        groups.iter().zip(used).all(|(g, used)| used || !g.required)
+    }
+}
+
+/// The opcode that an instruction is, if the emulator knows its form.
+pub fn find(instruction: &Instruction) -> Option<&'static Opcode> {
+    OPCODES.iter().find(|o| o.name == instruction.opcode && o.allows(&instruction.modifiers))
+}
+
+/// Whether the table knows the opcode in any form.
+pub fn knows(opcode: &str) -> bool {
+    OPCODES.iter().any(|o| o.name == opcode)
+}
+
+/// The coverage list: a Markdown table of every opcode, its forms and its section.
+pub fn coverage() -> String {
+    let mut out = String::from("| opcode | modifiers | PTX ISA section |\n| --- | --- | --- |\n");
+    for o in OPCODES {
+        let form = o.form.split_whitespace().collect::<Vec<_>>().join(" ");
+        out.push_str(&format!("| `{}` | `{form}` | {} |\n", o.name, o.section));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_is_well_written() {
+        for o in OPCODES {
+            for g in groups(o.form) {
+                assert!(!g.names.is_empty() && g.names.iter().all(|n| !n.contains(['{', '}', '[', ']'])), "{}", o.form);
+            }
+        }
+    }
+}

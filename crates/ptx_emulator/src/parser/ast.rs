@@ -1,0 +1,183 @@
+//! What the parser makes of PTX text: declarations and statements with names still unresolved.
+
+use std::collections::BTreeMap;
+
+use crate::types::{Space, Type};
+
+/// A parsed file.
+#[derive(Debug, Default)]
+pub struct Ast {
+    /// The target of `.target`, such as `sm_90a`.
+    pub target: String,
+    /// `.file` numbers and names.
+    pub files: BTreeMap<u32, String>,
+    /// Module-scope variables.
+    pub variables: Vec<Variable>,
+    /// Entries and functions, declarations without a body included.
+    pub functions: Vec<Function>,
+}
+
+/// A variable of any space but `.reg`.
+#[derive(Clone, Debug)]
+pub struct Variable {
+    pub name: String,
+    pub space: Space,
+    /// Alignment in bytes.
+    pub align: u32,
+    /// Size in bytes; 0 for an unsized array (`.extern .shared x[]`).
+    pub bytes: u64,
+    /// Bytes of one element: the unit of `init`.
+    pub element: Type,
+    pub external: bool,
+    pub init: Vec<Init>,
+    pub line: u32,
+}
+
+/// One element of an initialiser.
+#[derive(Clone, Debug)]
+pub enum Init {
+    /// The element's bits.
+    Bits(u64),
+    /// The address of a variable or function, plus an offset.
+    Symbol { name: String, offset: i64 },
+}
+
+/// A formal parameter or return value of a function.
+#[derive(Clone, Debug)]
+pub enum Formal {
+    /// `.param` space.
+    Memory(Variable),
+    /// `.reg` space.
+    Register { name: String, ty: Type },
+}
+
+/// An `.entry` or a `.func`.
+#[derive(Debug)]
+pub struct Function {
+    pub name: String,
+    pub entry: bool,
+    pub results: Vec<Formal>,
+    pub params: Vec<Formal>,
+    pub limits: Limits,
+    pub body: Option<Vec<Statement>>,
+    pub line: u32,
+}
+
+/// Performance-tuning and cluster directives of an entry that a launch must respect.
+#[derive(Clone, Debug, Default)]
+pub struct Limits {
+    pub max_threads: Option<u32>,
+    pub required_threads: Option<[u32; 3]>,
+    pub required_cluster: Option<[u32; 3]>,
+}
+
+/// A place in the source that the PTX was made from (`.loc`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SourceLine {
+    pub file: u32,
+    pub line: u32,
+    pub column: u32,
+}
+
+#[derive(Debug)]
+pub enum Statement {
+    /// `.reg .ty name<count>` gives `name0 …`; `count` is absent for plain names.
+    Register {
+        ty: Type,
+        name: String,
+        count: Option<u32>,
+        line: u32,
+    },
+    Variable(Variable),
+    Label(String),
+    /// `.branchtargets` or `.calltargets` under a label.
+    Targets {
+        label: String,
+        names: Vec<String>,
+    },
+    /// `.callprototype` under a label.
+    Prototype {
+        label: String,
+    },
+    Instruction(Instruction),
+    Block(Vec<Statement>),
+}
+
+/// One instruction as written.
+#[derive(Clone, Debug)]
+pub struct Instruction {
+    /// The guard's predicate and whether it is negated.
+    pub guard: Option<(String, bool)>,
+    pub opcode: String,
+    /// Modifiers in their written order, without dots.
+    pub modifiers: Vec<String>,
+    pub operands: Vec<Operand>,
+    pub line: u32,
+    pub source: SourceLine,
+}
+
+impl Instruction {
+    /// Whether a modifier is there.
+    pub fn has(&self, modifier: &str) -> bool {
+        self.modifiers.iter().any(|m| m == modifier)
+    }
+
+    /// The first of `names` that is among the modifiers.
+    pub fn one_of(&self, names: &[&'static str]) -> Option<&'static str> {
+        names.iter().copied().find(|n| self.has(n))
+    }
+
+    /// The modifiers that are types, in order.
+    pub fn types(&self) -> Vec<Type> {
+        self.modifiers.iter().filter_map(|m| Type::parse(m)).collect()
+    }
+
+    /// The last type among the modifiers: the type of the operation for most instructions.
+    pub fn ty(&self) -> Option<Type> {
+        self.modifiers.iter().rev().find_map(|m| Type::parse(m))
+    }
+
+    /// The state space among the modifiers.
+    pub fn space(&self) -> Option<Space> {
+        self.modifiers.iter().find_map(|m| Space::parse(m))
+    }
+
+    /// Opcode and modifiers as written.
+    pub fn full_name(&self) -> String {
+        let mut name = self.opcode.clone();
+        for m in &self.modifiers {
+            name.push('.');
+            name.push_str(m);
+        }
+        name
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operand {
+    /// A register, variable, label or function.
+    Name(String),
+    /// `name.x`: a special register's or a vector register's component.
+    Component(String, char),
+    /// An integer constant, as 64 bits.
+    Int(u64),
+    /// A floating-point constant written in decimal or as `0d…`.
+    F64(f64),
+    /// A floating-point constant written as `0f…`.
+    F32(u32),
+    /// `[base + offset, extra…]`.
+    Address {
+        base: Option<Box<Operand>>,
+        offset: i64,
+        extra: Vec<Operand>,
+    },
+    Vector(Vec<Operand>),
+    /// `d|p`.
+    Pair(Box<Operand>, Box<Operand>),
+    /// `!p`.
+    Not(Box<Operand>),
+    /// A call's parenthesised list.
+    List(Vec<Operand>),
+    /// `_`.
+    Discard,
+}

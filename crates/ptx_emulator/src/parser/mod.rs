@@ -1,0 +1,845 @@
+//! PTX text to [`ast::Ast`]: a recursive descent that follows the manual's grammar (PTX ISA, "Syntax", "State
+//! Spaces, Types, and Variables", "Abstracting the ABI", "Directives"). It knows no opcode: any word with dotted
+//! modifiers is an instruction. Bad text gives an error with its line, never a panic.
+
+pub mod ast;
+mod lexer;
+
+use ast::*;
+use lexer::{Token, integer, tokenize};
+
+use crate::types::{Space, Type};
+
+/// Text that is not PTX, with its place.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {message}")]
+pub struct ParseError {
+    /// Line of the PTX file, from 1.
+    pub line: u32,
+    /// What was wrong, and what would be right.
+    pub message: String,
+}
+
+impl ParseError {
+    pub(crate) fn new(line: u32, message: impl Into<String>) -> Self {
+        ParseError { line, message: message.into() }
+    }
+}
+
+type Result<T> = std::result::Result<T, ParseError>;
+
+/// Scopes and expressions nested deeper than this are refused, so that no text can exhaust the stack.
+const MAX_DEPTH: u32 = 100;
+/// The most registers one `%r<n>` may declare.
+const MAX_REGISTERS: u32 = 1 << 16;
+/// The largest variable, in bytes.
+const MAX_VARIABLE: u64 = 1 << 32;
+/// A kernel's parameters (PTX ISA 8.1 and newer, sm_70 and up).
+pub const MAX_PARAM_BYTES: u64 = 32764;
+
+/// Parses a whole file.
+pub fn parse(text: &str) -> Result<Ast> {
+    let tokens = tokenize(text)?;
+    let mut p = Parser { tokens: &tokens, at: 0, depth: 0, source: SourceLine::default(), ast: Ast::default() };
+    p.module()?;
+    Ok(p.ast)
+}
+
+struct Parser<'a> {
+    tokens: &'a [(Token<'a>, u32)],
+    at: usize,
+    depth: u32,
+    source: SourceLine,
+    ast: Ast,
+}
+
+impl<'a> Parser<'a> {
+    fn peek(&self) -> Token<'a> {
+        self.tokens[self.at].0
+    }
+
+    fn peek2(&self) -> Token<'a> {
+        self.tokens.get(self.at + 1).map_or(Token::End, |t| t.0)
+    }
+
+    fn line(&self) -> u32 {
+        self.tokens[self.at].1
+    }
+
+    fn next(&mut self) -> Token<'a> {
+        let token = self.peek();
+        if self.at + 1 < self.tokens.len() {
+            self.at += 1;
+        }
+        token
+    }
+
+    fn error<T>(&self, message: impl Into<String>) -> Result<T> {
+        Err(ParseError::new(self.line(), message))
+    }
+
+    fn eat(&mut self, c: char) -> bool {
+        let found = self.peek() == Token::Punct(c);
+        if found {
+            self.next();
+        }
+        found
+    }
+
+    fn eat_dot(&mut self, name: &str) -> bool {
+        let found = self.peek() == Token::Dot(name);
+        if found {
+            self.next();
+        }
+        found
+    }
+
+    fn expect(&mut self, c: char) -> Result<()> {
+        if self.eat(c) { Ok(()) } else { self.error(format!("expected `{c}`, found {}", self.found())) }
+    }
+
+    fn found(&self) -> String {
+        match self.peek() {
+            Token::Word(w) => format!("`{w}`"),
+            Token::Dot(w) => format!("`.{w}`"),
+            Token::Number(w) => format!("`{w}`"),
+            Token::Text(w) => format!("\"{w}\""),
+            Token::Punct(c) => format!("`{c}`"),
+            Token::End => "the end of the file".into(),
+        }
+    }
+
+    fn word(&mut self, what: &str) -> Result<&'a str> {
+        match self.peek() {
+            Token::Word(w) => {
+                self.next();
+                Ok(w)
+            }
+            _ => self.error(format!("expected {what}, found {}", self.found())),
+        }
+    }
+
+    fn nested<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if self.depth >= MAX_DEPTH {
+            return self.error("nested too deep");
+        }
+        self.depth += 1;
+        let result = f(self);
+        self.depth -= 1;
+        result
+    }
+
+    /// Skips what is left of the line that the last token was on.
+    fn skip_line(&mut self) {
+        let line = self.tokens[self.at.saturating_sub(1)].1;
+        while self.line() == line && self.peek() != Token::End {
+            self.next();
+        }
+    }
+
+    fn skip_to(&mut self, c: char) {
+        while self.peek() != Token::End && !self.eat(c) {
+            self.next();
+        }
+    }
+
+    fn skip_braces(&mut self) -> Result<()> {
+        self.expect('{')?;
+        let mut open = 1;
+        while open > 0 {
+            match self.next() {
+                Token::Punct('{') => open += 1,
+                Token::Punct('}') => open -= 1,
+                Token::End => return self.error("a section is not closed"),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn module(&mut self) -> Result<()> {
+        if !self.eat_dot("version") {
+            return self.error("a PTX file begins with `.version`");
+        }
+        self.skip_line();
+        loop {
+            match self.peek() {
+                Token::End => break,
+                Token::Dot("target") => {
+                    self.next();
+                    self.ast.target = self.word("a target such as sm_90a")?.to_string();
+                    self.skip_line();
+                }
+                Token::Dot("address_size") => {
+                    self.next();
+                    if self.uint()? != 64 {
+                        return self.error("only `.address_size 64` is known");
+                    }
+                }
+                Token::Dot("file") => {
+                    self.next();
+                    let number = self.uint()? as u32;
+                    if let Token::Text(name) = self.next() {
+                        self.ast.files.insert(number, name.to_string());
+                    }
+                    while self.eat(',') {
+                        self.next();
+                    }
+                }
+                Token::Dot("section") => {
+                    self.next();
+                    self.next();
+                    self.skip_braces()?;
+                }
+                Token::Dot("pragma" | "alias") => self.skip_to(';'),
+                Token::Dot(
+                    "visible" | "extern" | "weak" | "common" | "entry" | "func" | "global" | "const" | "shared" | "tex"
+                    | "surf" | "sampler",
+                ) => self.linked()?,
+                _ => {
+                    return self.error(format!("expected a module directive, found {}", self.found()));
+                }
+            }
+        }
+        if self.ast.target.is_empty() {
+            return self.error("`.target` is missing");
+        }
+        Ok(())
+    }
+
+    /// A module-scope declaration with its linking directives.
+    fn linked(&mut self) -> Result<()> {
+        let mut external = false;
+        loop {
+            match self.peek() {
+                Token::Dot("extern") => external = true,
+                Token::Dot("visible" | "weak" | "common") => {}
+                _ => break,
+            }
+            self.next();
+        }
+        match self.peek() {
+            Token::Dot("entry" | "func") => self.function(),
+            Token::Dot(space) if Space::parse(space).is_some() => {
+                let mut list = Vec::new();
+                self.variables(&mut list)?;
+                for mut v in list {
+                    v.external = external;
+                    self.ast.variables.push(v);
+                }
+                Ok(())
+            }
+            _ => self.error(format!("expected `.entry`, `.func` or a variable, found {}", self.found())),
+        }
+    }
+
+    fn function(&mut self) -> Result<()> {
+        let line = self.line();
+        let entry = self.next() == Token::Dot("entry");
+        let results = if self.peek() == Token::Punct('(') { self.formals()? } else { Vec::new() };
+        let name = self.word("a function name")?.to_string();
+        let params = if self.peek() == Token::Punct('(') { self.formals()? } else { Vec::new() };
+        if entry {
+            let total: u64 = params.iter().map(|p| if let Formal::Memory(v) = p { v.bytes } else { 0 }).sum();
+            if total > MAX_PARAM_BYTES {
+                return self.error(format!("{total} bytes of parameters; a kernel takes {MAX_PARAM_BYTES} at most"));
+            }
+        }
+        let mut limits = Limits::default();
+        loop {
+            match self.peek() {
+                Token::Dot("maxntid") => {
+                    self.next();
+                    limits.max_threads = Some(self.dims()?.iter().fold(1u32, |a, &b| a.saturating_mul(b)));
+                }
+                Token::Dot("reqntid") => {
+                    self.next();
+                    limits.required_threads = Some(self.dims()?);
+                }
+                Token::Dot("reqnctapercluster") => {
+                    self.next();
+                    limits.required_cluster = Some(self.dims()?);
+                }
+                Token::Dot("maxnreg" | "minnctapersm" | "maxnctapersm" | "maxclusterrank") => {
+                    self.next();
+                    self.uint()?;
+                }
+                Token::Dot("pragma") => self.skip_to(';'),
+                Token::Dot("noreturn" | "explicitcluster" | "blocksareclusters") => {
+                    self.next();
+                }
+                Token::Dot("abi_preserve" | "abi_preserve_control") => {
+                    self.next();
+                    self.uint()?;
+                }
+                _ => break,
+            }
+        }
+        let body = if self.eat(';') {
+            None
+        } else {
+            self.expect('{')?;
+            self.source = SourceLine::default();
+            Some(self.nested(Self::statements)?)
+        };
+        self.ast.functions.push(Function { name, entry, results, params, limits, body, line });
+        Ok(())
+    }
+
+    fn dims(&mut self) -> Result<[u32; 3]> {
+        let mut dims = [1; 3];
+        for (i, d) in dims.iter_mut().enumerate() {
+            if i > 0 && !self.eat(',') {
+                break;
+            }
+            *d = self.uint()? as u32;
+        }
+        Ok(dims)
+    }
+
+    fn formals(&mut self) -> Result<Vec<Formal>> {
+        self.expect('(')?;
+        let mut list = Vec::new();
+        while !self.eat(')') {
+            if !list.is_empty() {
+                self.expect(',')?;
+            }
+            if self.eat_dot("reg") {
+                let Token::Dot(ty) = self.next() else {
+                    return self.error("expected a type");
+                };
+                let ty = self.ty(ty)?;
+                let name = self.word("a parameter name")?.to_string();
+                list.push(Formal::Register { name, ty });
+            } else if self.eat_dot("param") {
+                list.push(Formal::Memory(self.declarator_one(Space::Param)?));
+            } else {
+                return self.error(format!("expected `.param` or `.reg`, found {}", self.found()));
+            }
+        }
+        Ok(list)
+    }
+
+    fn ty(&self, name: &str) -> Result<Type> {
+        match Type::parse(name) {
+            Some(ty) => Ok(ty),
+            None => self.error(format!("`.{name}` is no type")),
+        }
+    }
+
+    /// `.space [.align n] [.vN] .type name[dims] [= init], …;`
+    fn variables(&mut self, out: &mut Vec<Variable>) -> Result<()> {
+        let Token::Dot(space) = self.next() else {
+            return self.error("expected a state space");
+        };
+        let Some(space) = Space::parse(space) else {
+            return self.error(format!("`.{space}` is no state space"));
+        };
+        let head = self.declaration_head()?;
+        loop {
+            out.push(self.declarator(space, head)?);
+            if !self.eat(',') {
+                break;
+            }
+        }
+        self.expect(';')
+    }
+
+    fn declarator_one(&mut self, space: Space) -> Result<Variable> {
+        let head = self.declaration_head()?;
+        self.declarator(space, head)
+    }
+
+    /// Alignment (0: natural), elements of a vector, element type.
+    fn declaration_head(&mut self) -> Result<(u32, u32, Type)> {
+        let (mut align, mut vector) = (0, 1);
+        loop {
+            match self.peek() {
+                Token::Dot("align") => {
+                    self.next();
+                    align = self.uint()? as u32;
+                    if !align.is_power_of_two() {
+                        return self.error("an alignment is a power of two");
+                    }
+                }
+                Token::Dot("v2") => {
+                    self.next();
+                    vector = 2;
+                }
+                Token::Dot("v4") => {
+                    self.next();
+                    vector = 4;
+                }
+                // Hints on pointer parameters, and managed or per-thread attributes.
+                Token::Dot("attribute") => {
+                    self.next();
+                    self.skip_to(')');
+                }
+                Token::Dot(name) => {
+                    self.next();
+                    let ty = self.ty(name)?;
+                    while let Token::Dot(hint @ ("ptr" | "global" | "const" | "local" | "shared" | "align")) =
+                        self.peek()
+                    {
+                        self.next();
+                        if hint == "align" {
+                            self.uint()?;
+                        }
+                    }
+                    return Ok((align, vector, ty));
+                }
+                _ => return self.error(format!("expected a type, found {}", self.found())),
+            }
+        }
+    }
+
+    fn declarator(&mut self, space: Space, (align, vector, element): (u32, u32, Type)) -> Result<Variable> {
+        let line = self.line();
+        let name = self.word("a variable name")?.to_string();
+        let natural = element.bytes() * vector;
+        let mut bytes = u64::from(natural);
+        while self.eat('[') {
+            let n = if self.peek() == Token::Punct(']') { 0 } else { self.constant()? };
+            self.expect(']')?;
+            bytes = match bytes.checked_mul(n) {
+                Some(b) if b <= MAX_VARIABLE => b,
+                _ => return self.error(format!("`{name}` is too large")),
+            };
+        }
+        let mut init = Vec::new();
+        if self.eat('=') {
+            self.initialiser(element, &mut init)?;
+            if bytes == 0 {
+                bytes = init.len() as u64 * u64::from(element.bytes());
+            }
+            if init.len() as u64 * u64::from(element.bytes()) > bytes {
+                return self.error(format!("`{name}` has more initialisers than elements"));
+            }
+        }
+        let align = if align == 0 { natural } else { align };
+        Ok(Variable { name, space, align, bytes, element, external: false, init, line })
+    }
+
+    fn initialiser(&mut self, element: Type, out: &mut Vec<Init>) -> Result<()> {
+        if self.eat('{') {
+            while !self.eat('}') {
+                self.nested(|p| p.initialiser(element, out))?;
+                if self.peek() != Token::Punct('}') {
+                    self.expect(',')?;
+                }
+            }
+            return Ok(());
+        }
+        if let Token::Word(w) = self.peek() {
+            self.next();
+            let name = if w == "generic" && self.eat('(') {
+                let name = self.word("a variable name")?;
+                self.expect(')')?;
+                name
+            } else {
+                w
+            };
+            let mut offset = 0;
+            while let Token::Punct(sign @ ('+' | '-')) = self.peek() {
+                self.next();
+                let n = self.constant()? as i64;
+                offset += if sign == '+' { n } else { n.wrapping_neg() };
+            }
+            out.push(Init::Symbol { name: name.to_string(), offset });
+            return Ok(());
+        }
+        let bits = match self.literal()? {
+            Operand::Int(v) if element == Type::F32 => u64::from((v as i64 as f32).to_bits()),
+            Operand::Int(v) if element == Type::F64 => (v as i64 as f64).to_bits(),
+            Operand::Int(v) => v,
+            Operand::F32(v) => u64::from(v),
+            Operand::F64(v) if element == Type::F32 => u64::from((v as f32).to_bits()),
+            Operand::F64(v) => v.to_bits(),
+            _ => return self.error("expected a constant"),
+        };
+        out.push(Init::Bits(bits));
+        Ok(())
+    }
+
+    fn uint(&mut self) -> Result<u64> {
+        match self.peek() {
+            Token::Number(n) => match integer(n) {
+                Some(v) => {
+                    self.next();
+                    Ok(v)
+                }
+                None => self.error(format!("`{n}` is no integer")),
+            },
+            _ => self.error(format!("expected an integer, found {}", self.found())),
+        }
+    }
+
+    /// A constant integer expression (PTX ISA, "Constant Expressions").
+    fn constant(&mut self) -> Result<u64> {
+        match self.literal()? {
+            Operand::Int(v) => Ok(v),
+            _ => self.error("expected an integer constant"),
+        }
+    }
+
+    fn literal(&mut self) -> Result<Operand> {
+        self.nested(|p| p.binary(0))
+    }
+
+    fn binary(&mut self, min: u8) -> Result<Operand> {
+        let mut left = self.unary()?;
+        loop {
+            let (op, level) = match (self.peek(), self.peek2()) {
+                (Token::Punct('<'), Token::Punct('<')) => ("<<", 5),
+                (Token::Punct('>'), Token::Punct('>')) => (">>", 5),
+                (Token::Punct('+'), _) => ("+", 6),
+                (Token::Punct('-'), _) => ("-", 6),
+                (Token::Punct('*'), _) => ("*", 7),
+                (Token::Punct('/'), _) => ("/", 7),
+                (Token::Punct('%'), _) => ("%", 7),
+                (Token::Punct('&'), _) => ("&", 4),
+                (Token::Punct('^'), _) => ("^", 3),
+                _ => return Ok(left),
+            };
+            if level <= min {
+                return Ok(left);
+            }
+            self.next();
+            if op.len() == 2 {
+                self.next();
+            }
+            let right = self.nested(|p| p.binary(level))?;
+            let (Operand::Int(a), Operand::Int(b)) = (&left, &right) else {
+                return self.error("operators take integer constants");
+            };
+            let (a, b) = (*a as i64, *b as i64);
+            let value = match op {
+                "<<" => a.checked_shl(b as u32).unwrap_or(0),
+                ">>" => a.checked_shr(b as u32).unwrap_or(0),
+                "+" => a.wrapping_add(b),
+                "-" => a.wrapping_sub(b),
+                "*" => a.wrapping_mul(b),
+                "/" | "%" if b == 0 => return self.error("a constant is divided by zero"),
+                "/" => a.wrapping_div(b),
+                "%" => a.wrapping_rem(b),
+                "&" => a & b,
+                _ => a ^ b,
+            };
+            left = Operand::Int(value as u64);
+        }
+    }
+
+    fn unary(&mut self) -> Result<Operand> {
+        match self.peek() {
+            Token::Punct('-') => {
+                self.next();
+                Ok(match self.nested(Self::unary)? {
+                    Operand::Int(v) => Operand::Int(v.wrapping_neg()),
+                    Operand::F64(v) => Operand::F64(-v),
+                    Operand::F32(v) => Operand::F32(v ^ 0x8000_0000),
+                    other => other,
+                })
+            }
+            Token::Punct('+') => {
+                self.next();
+                self.nested(Self::unary)
+            }
+            Token::Punct('~') => {
+                self.next();
+                match self.nested(Self::unary)? {
+                    Operand::Int(v) => Ok(Operand::Int(!v)),
+                    _ => self.error("`~` takes an integer constant"),
+                }
+            }
+            Token::Punct('(') => {
+                self.next();
+                let value = self.literal()?;
+                self.expect(')')?;
+                Ok(value)
+            }
+            Token::Word("WARP_SZ") => {
+                self.next();
+                Ok(Operand::Int(32))
+            }
+            Token::Number(n) => {
+                let value = number(n);
+                match value {
+                    Some(v) => {
+                        self.next();
+                        Ok(v)
+                    }
+                    None => self.error(format!("`{n}` is no number")),
+                }
+            }
+            _ => self.error(format!("expected a constant, found {}", self.found())),
+        }
+    }
+
+    fn statements(&mut self) -> Result<Vec<Statement>> {
+        let mut list = Vec::new();
+        loop {
+            match self.peek() {
+                Token::Punct('}') => {
+                    self.next();
+                    return Ok(list);
+                }
+                Token::Punct('{') => {
+                    self.next();
+                    list.push(Statement::Block(self.nested(Self::statements)?));
+                }
+                Token::Punct(';') => {
+                    self.next();
+                }
+                Token::Punct('@') => {
+                    self.next();
+                    let negated = self.eat('!');
+                    let name = self.word("a predicate")?.to_string();
+                    list.push(self.instruction(Some((name, negated)))?);
+                }
+                Token::Word(w) if self.peek2() == Token::Punct(':') => {
+                    self.next();
+                    self.next();
+                    match self.peek() {
+                        Token::Dot("branchtargets" | "calltargets") => {
+                            self.next();
+                            let mut names = vec![self.word("a label")?.to_string()];
+                            while self.eat(',') {
+                                names.push(self.word("a label")?.to_string());
+                            }
+                            self.expect(';')?;
+                            list.push(Statement::Targets { label: w.to_string(), names });
+                        }
+                        Token::Dot("callprototype") => {
+                            self.skip_to(';');
+                            list.push(Statement::Prototype { label: w.to_string() });
+                        }
+                        _ => list.push(Statement::Label(w.to_string())),
+                    }
+                }
+                Token::Word(_) => list.push(self.instruction(None)?),
+                Token::Dot("loc") => {
+                    self.next();
+                    let file = self.uint()? as u32;
+                    let line = self.uint()? as u32;
+                    let column = if let Token::Number(_) = self.peek() { self.uint()? as u32 } else { 0 };
+                    self.source = SourceLine { file, line, column };
+                    if self.peek() == Token::Punct(',') {
+                        self.skip_line();
+                    }
+                }
+                Token::Dot("pragma") => self.skip_to(';'),
+                Token::Dot("reg") => self.registers(&mut list)?,
+                Token::Dot(space) if Space::parse(space).is_some() => {
+                    let mut vars = Vec::new();
+                    self.variables(&mut vars)?;
+                    list.extend(vars.into_iter().map(Statement::Variable));
+                }
+                _ => return self.error(format!("expected a statement, found {}", self.found())),
+            }
+        }
+    }
+
+    fn registers(&mut self, list: &mut Vec<Statement>) -> Result<()> {
+        let line = self.line();
+        self.next();
+        let Token::Dot(ty) = self.next() else {
+            return self.error("expected a type");
+        };
+        if matches!(ty, "v2" | "v4") {
+            return self.error("vector registers are not known; declare their elements");
+        }
+        let ty = self.ty(ty)?;
+        loop {
+            let name = self.word("a register name")?.to_string();
+            let count = if self.eat('<') {
+                let n = self.uint()?;
+                self.expect('>')?;
+                if n > u64::from(MAX_REGISTERS) {
+                    return self.error(format!("{n} registers are too many"));
+                }
+                Some(n as u32)
+            } else {
+                None
+            };
+            list.push(Statement::Register { ty, name, count, line });
+            if !self.eat(',') {
+                return self.expect(';');
+            }
+        }
+    }
+
+    fn instruction(&mut self, guard: Option<(String, bool)>) -> Result<Statement> {
+        let line = self.line();
+        let opcode = self.word("an opcode")?.to_string();
+        let mut modifiers = Vec::new();
+        while let Token::Dot(m) = self.peek() {
+            self.next();
+            modifiers.push(m.to_string());
+        }
+        let mut operands = Vec::new();
+        while !self.eat(';') {
+            if !operands.is_empty() {
+                self.expect(',')?;
+            }
+            operands.push(self.operand()?);
+        }
+        let source = self.source;
+        Ok(Statement::Instruction(Instruction { guard, opcode, modifiers, operands, line, source }))
+    }
+
+    fn operand(&mut self) -> Result<Operand> {
+        self.nested(Self::operand_inner)
+    }
+
+    fn operand_inner(&mut self) -> Result<Operand> {
+        let first = match self.peek() {
+            Token::Punct('!') => {
+                self.next();
+                return Ok(Operand::Not(Box::new(self.operand()?)));
+            }
+            Token::Punct('{') => {
+                self.next();
+                Operand::Vector(self.list('}')?)
+            }
+            Token::Punct('(') if !matches!(self.peek2(), Token::Number(_) | Token::Punct('-' | '~')) => {
+                self.next();
+                return Ok(Operand::List(self.list(')')?));
+            }
+            Token::Punct('[') => {
+                self.next();
+                return self.address();
+            }
+            Token::Word("_") => {
+                self.next();
+                Operand::Discard
+            }
+            Token::Word(w) if w != "WARP_SZ" => {
+                self.next();
+                match self.peek() {
+                    Token::Dot(c @ ("x" | "y" | "z" | "w" | "r" | "g" | "b" | "a")) => {
+                        self.next();
+                        Operand::Component(w.to_string(), c.chars().next().unwrap_or('x'))
+                    }
+                    // `symbol+offset` as a value (PTX ISA, "Addresses as Operands").
+                    Token::Punct('+' | '-') => {
+                        let offset = self.offset()?;
+                        let base = Some(Box::new(Operand::Name(w.to_string())));
+                        return Ok(Operand::Address { base, offset, extra: Vec::new() });
+                    }
+                    _ => Operand::Name(w.to_string()),
+                }
+            }
+            _ => return self.literal(),
+        };
+        if self.eat('|') {
+            let second = self.operand()?;
+            return Ok(Operand::Pair(Box::new(first), Box::new(second)));
+        }
+        Ok(first)
+    }
+
+    fn list(&mut self, close: char) -> Result<Vec<Operand>> {
+        let mut list = Vec::new();
+        while !self.eat(close) {
+            if !list.is_empty() {
+                self.expect(',')?;
+            }
+            list.push(self.operand()?);
+        }
+        Ok(list)
+    }
+
+    fn offset(&mut self) -> Result<i64> {
+        let mut offset = 0i64;
+        while let Token::Punct(sign @ ('+' | '-')) = self.peek() {
+            self.next();
+            let n = match self.unary()? {
+                Operand::Int(v) => v as i64,
+                _ => return self.error("an offset is an integer"),
+            };
+            offset = if sign == '+' { offset.wrapping_add(n) } else { offset.wrapping_sub(n) };
+        }
+        Ok(offset)
+    }
+
+    fn address(&mut self) -> Result<Operand> {
+        let (base, offset) = match self.peek() {
+            Token::Word(w) => {
+                self.next();
+                (Some(Box::new(Operand::Name(w.to_string()))), self.offset()?)
+            }
+            _ => (None, self.constant()? as i64),
+        };
+        let mut extra = Vec::new();
+        while self.eat(',') {
+            extra.push(self.operand()?);
+        }
+        self.expect(']')?;
+        Ok(Operand::Address { base, offset, extra })
+    }
+}
+
+/// A numeric literal (PTX ISA, "Integer Constants", "Floating-Point Constants").
+fn number(text: &str) -> Option<Operand> {
+    if let Some(hex) = text.strip_prefix("0f").or_else(|| text.strip_prefix("0F")) {
+        return (hex.len() == 8).then(|| u32::from_str_radix(hex, 16).ok().map(Operand::F32)).flatten();
+    }
+    if let Some(hex) = text.strip_prefix("0d").or_else(|| text.strip_prefix("0D")) {
+        return (hex.len() == 16)
+            .then(|| u64::from_str_radix(hex, 16).ok().map(|b| Operand::F64(f64::from_bits(b))))
+            .flatten();
+    }
+    let hex = text.starts_with("0x") || text.starts_with("0X");
+    if !hex && text.contains(['.', 'e', 'E']) {
+        return text.parse().ok().map(Operand::F64);
+    }
+    integer(text).map(Operand::Int)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn surprising_forms_parse() {
+        let text = r#"
+.version 8.7
+.target sm_100a, debug
+.address_size 64
+.file 1 "kernel.rs"
+.extern .shared .align 16 .b8 smem[];
+.global .align 4 .u32 table[2][2] = {{1, 2}, {3, 0x4}};
+.visible .entry k(.param .u64 .ptr .global .align 16 p0, .param .align 64 .b8 map[128])
+.maxntid 128, 1, 1
+.minnctapersm 1
+{
+  .reg .pred %p<3>; .reg .b32 %r<9>; .reg .b128 %q;
+  .loc 1 12 3
+  { .reg .b32 t; mov.b32 t, %tid.x; @!%p1 add.s32 %r1, t, -(1<<2); }
+  elect.sync _|%p1, 0xffffffff;
+  st.shared.v2.b32[smem+16],{%r1, %r2};
+  cp.async.bulk.tensor.2d.shared::cta.global [smem], [map, {%r1, %r2}], [%r3];
+  ld.param.b32 %r4, [%r5+-8];
+  mov.f32 %r5, 0f3F800000;
+$L1: brx.idx %r1, $T;
+$T: .branchtargets $L1, $L2;
+$L2: ret;
+}
+.section .debug_abbrev { .b8 1 .b8 2 }
+"#;
+        let ast = parse(text).unwrap();
+        assert_eq!(ast.target, "sm_100a");
+        assert_eq!(ast.variables[1].bytes, 16);
+        assert_eq!(ast.functions[0].limits.max_threads, Some(128));
+        assert_eq!(ast.functions[0].params.len(), 2);
+    }
+
+    #[test]
+    fn bad_text_is_an_error_with_its_line() {
+        for (text, line) in [("", 1), (".version 8.0\n.target sm_80\n.entry k() { add.s32 %r1 %r2; }", 3)] {
+            assert_eq!(parse(text).unwrap_err().line, line, "{text}");
+        }
+        let deep = format!(".version 8.0\n.target sm_80\n.func f {{ {}", "{".repeat(100_000));
+        assert!(parse(&deep).unwrap_err().message.contains("deep"));
+    }
+}

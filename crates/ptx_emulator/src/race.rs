@@ -1,0 +1,502 @@
+//! The race detector: happens-before by vector clocks over every thread of a cluster, with FastTrack's epochs for
+//! the last write and the reads since (Flanagan & Freund, "FastTrack: Efficient and Precise Dynamic Race
+//! Detection", 2009). It knows thread numbers, bytes of shared memory and instruction indices, no instructions.
+//!
+//! Each thread's clock counts the releases of its warp. Asynchronous operations are threads of their own
+//! ("agents"): an agent starts with its issuer's knowledge, and whoever waits for it acquires the agent's.
+//!
+//! A clock has two halves. `seen` is ordinary happens-before order. `proxied` is what of it a proxy fence has made
+//! visible to the async proxy (PTX ISA, "Memory Consistency Model: Proxies"): an async operation may only touch
+//! bytes whose generic writes are in the `proxied` half of its issuer.
+//!
+//! What it can miss: agents are [`AGENTS`] slots used in turn, so two operations that share a slot count as
+//! ordered; the reads of one word since its last write are kept by warp and instruction, only the latest of each
+//! warp; races in global memory are not looked for.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Slots for asynchronous operations in flight, in a cluster.
+pub const AGENTS: u32 = 256;
+
+/// A vector clock with its async-proxy half; indexed by thread, then agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Clock {
+    seen: Vec<u32>,
+    proxied: Vec<u32>,
+}
+
+impl Clock {
+    fn join(&mut self, o: &Clock) {
+        for (a, b) in self.seen.iter_mut().zip(&o.seen) {
+            *a = (*a).max(*b);
+        }
+        for (a, b) in self.proxied.iter_mut().zip(&o.proxied) {
+            *a = (*a).max(*b);
+        }
+    }
+
+    fn covers(&self, o: &Clock) -> bool {
+        let ge = |a: &[u32], b: &[u32]| a.iter().zip(b).fold(true, |ok, (a, b)| ok & (a >= b));
+        ge(&self.seen, &o.seen) && ge(&self.proxied, &o.proxied)
+    }
+}
+
+/// What a release published and an acquire may pick up.
+pub type Shared = Option<Rc<Clock>>;
+
+/// Joins `from` into `into`, sharing the allocation where one covers the other.
+pub fn merge(into: &mut Shared, from: &Rc<Clock>) {
+    match into {
+        None => *into = Some(from.clone()),
+        Some(a) if Rc::ptr_eq(a, from) || a.covers(from) => {}
+        Some(a) if from.covers(a) => *into = Some(from.clone()),
+        Some(a) => Rc::make_mut(a).join(from),
+    }
+}
+
+/// What a warp's lanes know.
+struct WarpClock {
+    lanes: [Rc<Clock>; 32],
+    /// The warp's own time: goes up at each release of any lane.
+    now: u32,
+}
+
+/// Who accesses: one lane of a warp, or an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accessor {
+    /// The thread number of lane 0 of the warp, or the agent's number.
+    pub base: u32,
+    /// Lane mask; 1 for an agent.
+    pub mask: u32,
+}
+
+/// An asynchronous operation as an accessor.
+#[derive(Clone, Debug)]
+pub struct Agent {
+    slot: u32,
+    time: u32,
+    clock: Rc<Clock>,
+    /// It accesses memory through the async proxy.
+    async_proxy: bool,
+}
+
+/// The last write of a word and its reads since.
+#[derive(Clone, Copy, Default)]
+struct Cell {
+    write: Access,
+    read: Access,
+    /// 1 + index into `more` for the reads of further warps.
+    more: u32,
+    /// Lowest set bits: 1 = the write was atomic, 2 = this word is kept by bytes.
+    flags: u8,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Access {
+    base: u32,
+    /// 0: no access.
+    mask: u32,
+    time: u32,
+    pc: u32,
+}
+
+const ATOMIC: u8 = 1;
+const SPLIT: u8 = 2;
+
+/// How an access is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// A plain load.
+    Read,
+    /// A strong load: it does not race with strong writes. It is checked against earlier writes, not remembered.
+    StrongRead,
+    /// A plain store.
+    Write,
+    /// A read-modify-write or strong access, which does not race with its like.
+    Atomic,
+}
+
+/// The other side of a race.
+#[derive(Clone, Copy, Debug)]
+pub struct Conflict {
+    /// The earlier access wrote.
+    pub wrote: bool,
+    /// Who made it.
+    pub accessor: Accessor,
+    /// Its instruction.
+    pub pc: u32,
+    /// The accesses are ordered, but no proxy fence lies between them.
+    pub only_proxy: bool,
+}
+
+/// The race detector of one cluster.
+pub struct Detector {
+    warps: Vec<WarpClock>,
+    agent_times: Vec<u32>,
+    zero: Rc<Clock>,
+    threads: u32,
+    next_agent: u32,
+    /// One cell a word, for each CTA's shared memory.
+    cells: Vec<Vec<Cell>>,
+    /// Words accessed with less than a word: a cell a byte.
+    split: HashMap<(u32, u32), [Cell; 4]>,
+    more: Vec<Vec<Access>>,
+    free: Vec<u32>,
+}
+
+impl Detector {
+    /// A detector for `warps` warps and CTAs with `shared_bytes` of shared memory each.
+    pub fn new(warps: u32, ctas: u32, shared_bytes: u32) -> Detector {
+        let threads = warps * 32;
+        let n = (threads + AGENTS) as usize;
+        let zero = Rc::new(Clock { seen: vec![0; n], proxied: vec![0; n] });
+        let words = shared_bytes.div_ceil(4) as usize;
+        Detector {
+            warps: (0..warps).map(|_| WarpClock { lanes: std::array::from_fn(|_| zero.clone()), now: 1 }).collect(),
+            agent_times: vec![0; AGENTS as usize],
+            zero,
+            threads,
+            next_agent: 0,
+            cells: vec![vec![Cell::default(); words]; ctas as usize],
+            split: HashMap::new(),
+            more: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    /// Whether an accessor is an asynchronous operation.
+    pub fn is_agent(&self, who: Accessor) -> bool {
+        who.base >= self.threads
+    }
+
+    /// Lanes `mask` of `warp` publish what they know into `into`.
+    pub fn release(&mut self, warp: u32, mask: u32, into: &mut Shared) {
+        let clock = &mut self.warps[warp as usize];
+        let base = (warp * 32) as usize;
+        let mut last: Option<*const Clock> = None;
+        for lane in lanes(mask) {
+            let known = &clock.lanes[lane];
+            if last != Some(Rc::as_ptr(known)) {
+                merge(into, known);
+                last = Some(Rc::as_ptr(known));
+            }
+        }
+        if let Some(shared) = into {
+            let shared = Rc::make_mut(shared);
+            for lane in lanes(mask) {
+                shared.seen[base + lane] = clock.now;
+            }
+        }
+        clock.now += 1;
+    }
+
+    /// Lanes `mask` of `warp` learn what was published.
+    pub fn acquire(&mut self, warp: u32, mask: u32, from: &Shared) {
+        let Some(from) = from else { return };
+        let clock = &mut self.warps[warp as usize];
+        let mut done: Option<(Rc<Clock>, Rc<Clock>)> = None;
+        for lane in lanes(mask) {
+            let known = &mut clock.lanes[lane];
+            if let Some((old, new)) = &done
+                && Rc::ptr_eq(old, known)
+            {
+                *known = new.clone();
+                continue;
+            }
+            let old = known.clone();
+            let mut joined = Some(from.clone());
+            merge(&mut joined, &old);
+            *known = joined.unwrap_or(old.clone());
+            done = Some((old, known.clone()));
+        }
+    }
+
+    /// A proxy fence of lanes `mask`: what they know becomes visible to the async proxy.
+    pub fn proxy_fence(&mut self, warp: u32, mask: u32) {
+        let clock = &mut self.warps[warp as usize];
+        let base = (warp * 32) as usize;
+        let mut done: Option<(Rc<Clock>, Rc<Clock>)> = None;
+        for lane in lanes(mask) {
+            let known = &mut clock.lanes[lane];
+            if let Some((old, new)) = &done
+                && Rc::ptr_eq(old, known)
+            {
+                *known = new.clone();
+                continue;
+            }
+            let old = known.clone();
+            let mut fenced = (*old).clone();
+            fenced.proxied = fenced.seen.clone();
+            for lane in lanes(mask) {
+                fenced.proxied[base + lane] = clock.now;
+            }
+            *known = Rc::new(fenced);
+            done = Some((old, known.clone()));
+        }
+        clock.now += 1;
+    }
+
+    /// Starts an asynchronous operation with the knowledge of lanes `mask` of `warp`.
+    pub fn spawn(&mut self, warp: u32, mask: u32, async_proxy: bool) -> Agent {
+        let mut known = None;
+        self.release(warp, mask, &mut known);
+        self.spawn_from(&known, async_proxy)
+    }
+
+    /// Starts an asynchronous operation with published knowledge.
+    pub fn spawn_from(&mut self, known: &Shared, async_proxy: bool) -> Agent {
+        let slot = self.next_agent;
+        self.next_agent = (slot + 1) % AGENTS;
+        self.agent_times[slot as usize] += 1;
+        let clock = known.clone().unwrap_or_else(|| self.zero.clone());
+        Agent { slot: self.threads + slot, time: self.agent_times[slot as usize], clock, async_proxy }
+    }
+
+    /// The agent is done: what it knows and did goes into `into`, its own accesses visible to both proxies.
+    pub fn finish(&self, agent: &Agent, into: &mut Shared) {
+        merge(into, &agent.clock);
+        if let Some(shared) = into {
+            let shared = Rc::make_mut(shared);
+            let at = agent.slot as usize;
+            shared.seen[at] = shared.seen[at].max(agent.time);
+            shared.proxied[at] = shared.proxied[at].max(agent.time);
+        }
+    }
+
+    /// Records an access of `len` bytes at `offset` of CTA `cta`'s shared memory by lanes of one warp that access the
+    /// very same bytes, and checks it against earlier ones.
+    pub fn access(
+        &mut self,
+        cta: u32,
+        offset: u32,
+        len: u32,
+        who: Accessor,
+        mode: Mode,
+        pc: u32,
+    ) -> Result<(), Conflict> {
+        let w = &self.warps[(who.base / 32) as usize];
+        let clock = w.lanes[who.mask.trailing_zeros() as usize & 31].clone();
+        let access = Access { base: who.base, mask: who.mask, time: w.now, pc };
+        self.record(cta, offset..offset + len, mode, access, &View { clock: &clock, who, async_proxy: false })
+    }
+
+    /// The same for an asynchronous operation.
+    pub fn agent_access(
+        &mut self,
+        agent: &Agent,
+        cta: u32,
+        offset: u32,
+        len: u32,
+        mode: Mode,
+        pc: u32,
+    ) -> Result<(), Conflict> {
+        let who = Accessor { base: agent.slot, mask: 1 };
+        let access = Access { base: who.base, mask: 1, time: agent.time, pc };
+        let view = View { clock: &agent.clock, who, async_proxy: agent.async_proxy };
+        self.record(cta, offset..offset + len, mode, access, &view)
+    }
+
+    fn record(
+        &mut self,
+        cta: u32,
+        range: std::ops::Range<u32>,
+        mode: Mode,
+        access: Access,
+        view: &View<'_>,
+    ) -> Result<(), Conflict> {
+        let (mut at, end) = (range.start, range.end);
+        while at < end {
+            let word = at / 4;
+            let cell = &mut self.cells[cta as usize][word as usize];
+            let whole = at % 4 == 0 && end - at >= 4;
+            if whole && cell.flags & SPLIT == 0 {
+                check(cell, access, mode, view, &mut self.more, &mut self.free)?;
+                at += 4;
+                continue;
+            }
+            let bytes = self.split.entry((cta, word)).or_insert_with(|| {
+                let copy = *cell;
+                let reads = (copy.more != 0).then(|| self.more[copy.more as usize - 1].clone());
+                std::array::from_fn(|i| {
+                    let mut c = copy;
+                    if let (Some(reads), true) = (&reads, i > 0) {
+                        self.more.push(reads.clone());
+                        c.more = self.more.len() as u32;
+                    }
+                    c
+                })
+            });
+            cell.flags |= SPLIT;
+            let stop = end.min((word + 1) * 4);
+            while at < stop {
+                check(&mut bytes[(at % 4) as usize], access, mode, view, &mut self.more, &mut self.free)?;
+                at += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct View<'a> {
+    clock: &'a Clock,
+    who: Accessor,
+    async_proxy: bool,
+}
+
+impl View<'_> {
+    /// Whether the accessor knows of an earlier access; `None` if yes.
+    fn conflict(&self, earlier: Access, wrote: bool) -> Option<Conflict> {
+        let mut missing = 0u32;
+        let mut unfenced = 0u32;
+        let (seen, proxied) = (&self.clock.seen, &self.clock.proxied);
+        let own = if earlier.base == self.who.base { self.who.mask } else { 0 };
+        for lane in lanes(earlier.mask) {
+            let at = earlier.base as usize + lane;
+            let mine = own >> lane & 1 == 1;
+            missing |= u32::from(!mine && seen[at] < earlier.time) << lane;
+            unfenced |= u32::from(!mine && proxied[at] < earlier.time) << lane;
+        }
+        let report = |mask, only_proxy| {
+            let accessor = Accessor { base: earlier.base, mask };
+            Some(Conflict { wrote, accessor, pc: earlier.pc, only_proxy })
+        };
+        if missing != 0 {
+            report(missing, false)
+        } else if self.async_proxy && unfenced != 0 && wrote {
+            report(unfenced, true)
+        } else {
+            None
+        }
+    }
+}
+
+fn check(
+    cell: &mut Cell,
+    access: Access,
+    mode: Mode,
+    view: &View<'_>,
+    more: &mut Vec<Vec<Access>>,
+    free: &mut Vec<u32>,
+) -> Result<(), Conflict> {
+    let strong = mode == Mode::Atomic;
+    let both_atomic = matches!(mode, Mode::Atomic | Mode::StrongRead) && cell.flags & ATOMIC != 0;
+    if cell.write.mask != 0
+        && !both_atomic
+        && let Some(conflict) = view.conflict(cell.write, true)
+    {
+        return Err(conflict);
+    }
+    if mode == Mode::StrongRead {
+        return Ok(());
+    }
+    if mode == Mode::Read {
+        let same = |r: &Access| r.base == access.base;
+        if cell.read.mask == 0 || same(&cell.read) {
+            let joined = cell.read.mask != 0 && cell.read.time == access.time;
+            let mask = access.mask | if joined { cell.read.mask } else { 0 };
+            // Reads of other lanes at an earlier time of this warp that the reader does not know of stay visible
+            // through the barrier rule only: the latest of each warp is kept.
+            cell.read = Access { mask, ..access };
+        } else if view.conflict(cell.read, false).is_none() {
+            cell.read = access;
+        } else {
+            if cell.more == 0 {
+                cell.more = free.pop().unwrap_or_else(|| {
+                    more.push(Vec::new());
+                    more.len() as u32
+                });
+            }
+            let list = &mut more[cell.more as usize - 1];
+            match list.iter_mut().find(|r| same(r)) {
+                Some(r) => {
+                    let mask = access.mask | if r.time == access.time { r.mask } else { 0 };
+                    *r = Access { mask, ..access };
+                }
+                None => list.push(access),
+            }
+        }
+        return Ok(());
+    }
+    if cell.read.mask != 0
+        && let Some(conflict) = view.conflict(cell.read, false)
+    {
+        return Err(conflict);
+    }
+    if cell.more != 0 {
+        let list = &mut more[cell.more as usize - 1];
+        for r in list.iter() {
+            if let Some(conflict) = view.conflict(*r, false) {
+                return Err(conflict);
+            }
+        }
+        list.clear();
+        free.push(cell.more);
+        cell.more = 0;
+    }
+    cell.read = Access::default();
+    cell.write = access;
+    cell.flags = cell.flags & SPLIT | if strong { ATOMIC } else { 0 };
+    Ok(())
+}
+
+/// The set bits of a lane mask, lowest first.
+pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+    let mut left = mask;
+    std::iter::from_fn(move || {
+        (left != 0).then(|| {
+            let lane = left.trailing_zeros() as usize;
+            left &= left - 1;
+            lane
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane(warp: u32, lane: u32) -> Accessor {
+        Accessor { base: warp * 32, mask: 1 << lane }
+    }
+
+    #[test]
+    fn unordered_writes_conflict_and_a_barrier_orders_them() {
+        let mut d = Detector::new(2, 1, 64);
+        d.access(0, 0, 4, lane(0, 0), Mode::Write, 7).unwrap();
+        let c = d.access(0, 0, 4, lane(1, 0), Mode::Read, 8).unwrap_err();
+        assert!(c.wrote && c.pc == 7 && c.accessor == lane(0, 0));
+        let mut barrier = None;
+        d.release(0, u32::MAX, &mut barrier);
+        d.release(1, u32::MAX, &mut barrier);
+        d.acquire(1, u32::MAX, &barrier);
+        d.access(0, 0, 4, lane(1, 0), Mode::Write, 8).unwrap();
+        d.access(0, 0, 4, lane(0, 0), Mode::Read, 9).unwrap_err();
+    }
+
+    #[test]
+    fn neighbouring_bytes_do_not_conflict() {
+        let mut d = Detector::new(1, 1, 64);
+        d.access(0, 0, 1, lane(0, 0), Mode::Write, 0).unwrap();
+        d.access(0, 1, 1, lane(0, 1), Mode::Write, 0).unwrap();
+        d.access(0, 0, 4, lane(0, 2), Mode::Read, 0).unwrap_err();
+    }
+
+    #[test]
+    fn async_access_needs_order_and_a_proxy_fence() {
+        let mut d = Detector::new(1, 1, 64);
+        d.access(0, 0, 4, lane(0, 0), Mode::Write, 1).unwrap();
+        let early = d.spawn(0, 1, true);
+        let c = d.agent_access(&early, 0, 0, 4, Mode::Read, 2).unwrap_err();
+        assert!(c.only_proxy);
+        d.proxy_fence(0, 1);
+        let late = d.spawn(0, 1, true);
+        d.agent_access(&late, 0, 0, 4, Mode::Read, 2).unwrap();
+        // Overwriting what the agent reads is a conflict until somebody waited for it.
+        d.access(0, 0, 4, lane(0, 0), Mode::Write, 3).unwrap_err();
+        let mut done = None;
+        d.finish(&late, &mut done);
+        d.acquire(0, 1, &done);
+        d.access(0, 0, 4, lane(0, 0), Mode::Write, 3).unwrap();
+    }
+}
