@@ -127,7 +127,7 @@ pub enum Error {
         value: f32,
     },
     /// An error with its place in front: a file, a tensor, a group.
-    #[error("{place}: {error}")]
+    #[error("{}: {error}", one_line(place))]
     At {
         /// Where.
         place: String,
