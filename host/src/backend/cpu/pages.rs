@@ -9,8 +9,8 @@ use rayon::prelude::*;
 
 use crate::error::Error;
 
-/// A slice in pages of its own, huge ones where the system has them: with small ones, a tenth of the time of a step that
-/// only reads weights goes into finding pages.
+/// A slice in pages of its own, huge ones where the system has them: with small ones, up to a tenth of the time of a step
+/// that mostly reads weights goes into finding pages.
 pub(super) struct Pages<T> {
     map: MmapMut,
     items: PhantomData<T>,
