@@ -81,7 +81,7 @@ pub enum Error {
         value: f32,
     },
     /// A request that makes no sense as given.
-    #[error("{0}")]
+    #[error("{}", one_line(.0))]
     Invalid(String),
     /// A file that cannot be read or written.
     #[error("{}: {source}", path.display())]
@@ -92,7 +92,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A file that is no valid safetensors file.
-    #[error("not a valid safetensors file: {0}; download or export it again")]
+    #[error("not a valid safetensors file: {}; download or export it again", one_line(.0))]
     Safetensors(String),
     /// A tensor, or all of a layer, that should be there.
     #[error("{name} is missing; {remedy}")]
@@ -147,6 +147,17 @@ pub enum Error {
     /// No device of the wanted kind.
     #[error("no CUDA device: {0}")]
     NoDevice(String),
+}
+
+/// A message on one line and of bounded length, whatever a file put into it.
+fn one_line(message: &str) -> String {
+    const LONGEST: usize = 1000;
+    let printable = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    let mut line: String = message.chars().take(LONGEST).map(printable).collect();
+    if message.chars().nth(LONGEST).is_some() {
+        line.push('…');
+    }
+    line
 }
 
 /// Alternatives in words.

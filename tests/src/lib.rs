@@ -1,5 +1,6 @@
 //! What integration tests share: the backends of this machine, and the body that every one of them must pass.
 
+pub mod allocation;
 pub mod files;
 
 use std::io::Write;

@@ -12,8 +12,8 @@ mod layer;
 mod quantized;
 mod write;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Component, Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 pub use activations::Activations;
 pub use convert::{Conversion, Written};
@@ -65,7 +65,7 @@ impl Checkpoint {
         let mut errors = Vec::new();
         let mut checkpoint = Self { path: path.to_owned(), files: Vec::new(), file_of: BTreeMap::new() };
         match sources(path) {
-            Ok(Sources::Files(paths)) => checkpoint.add_files(&paths, &mut errors),
+            Ok(Sources::Files(paths)) => paths.iter().for_each(|path| _ = checkpoint.add_file(path, &mut errors)),
             Ok(Sources::Index(path)) => match read_index(&path) {
                 Ok(index) => checkpoint.add_shards(&path, &index, &mut errors),
                 Err(error) => errors.push(error),
@@ -75,47 +75,38 @@ impl Checkpoint {
         (checkpoint, errors)
     }
 
-    fn add_files(&mut self, paths: &[PathBuf], errors: &mut Vec<Error>) {
-        for path in paths {
-            let file = match TensorFile::open(path) {
-                Ok(file) => file,
-                Err(error) => {
-                    errors.push(error);
-                    continue;
-                }
-            };
-            for (name, _) in file.tensors() {
-                if let Some(other) = self.file_of.insert(name.to_owned(), self.files.len()) {
-                    let other = self.files[other].path().display();
-                    let what = format!("it is in {other} too; remove one of the files");
-                    errors.push(Error::Invalid(what).at(place(path, name)));
-                }
+    /// Opens a file and notes its tensors; returns its place among the files.
+    fn add_file(&mut self, path: &Path, errors: &mut Vec<Error>) -> Option<usize> {
+        let file = TensorFile::open(path).map_err(|error| errors.push(error)).ok()?;
+        for (name, _) in file.tensors() {
+            if let Some(other) = self.file_of.insert(name.to_owned(), self.files.len()) {
+                let other = self.files[other].path().display();
+                let what = format!("it is in {other} too; remove one of the files");
+                errors.push(Error::Invalid(what).at(place(path, name)));
             }
-            self.files.push(file);
         }
+        self.files.push(file);
+        Some(self.files.len() - 1)
     }
 
     fn add_shards(&mut self, index_path: &Path, index: &Index, errors: &mut Vec<Error>) {
         let folder = index_path.parent().unwrap_or(Path::new(""));
-        let mut shards = BTreeSet::new();
-        for shard in index.weight_map.values() {
-            let mut parts = Path::new(shard).components();
-            if let (Some(Component::Normal(name)), None) = (parts.next(), parts.next()) {
-                shards.insert(folder.join(name));
+        let mut shards: BTreeMap<&str, Option<usize>> =
+            index.weight_map.values().map(|shard| (&shard[..], None)).collect();
+        for (shard, file) in &mut shards {
+            if is_file_name(shard) {
+                *file = self.add_file(&folder.join(shard), errors);
             } else {
                 let what = format!("shard {shard:?} is not a file beside the index; download the model again");
                 errors.push(Error::Invalid(what).at(index_path.display()));
             }
         }
-        let shards: Vec<PathBuf> = shards.into_iter().collect();
-        self.add_files(&shards, errors);
         for (name, shard) in &index.weight_map {
-            let shard = folder.join(shard);
             // Of a shard that could not be opened, that was said.
-            let opened = self.files.iter().find(|file| file.path() == shard);
-            if opened.is_some_and(|file| file.tensor(name).is_none()) {
+            let Some(file) = shards[&shard[..]].map(|file| &self.files[file]) else { continue };
+            if file.tensor(name).is_none() {
                 let remedy = format!("{} says it is there: download both again", index_path.display());
-                errors.push(Error::Missing { name: format!("tensor {name:?}"), remedy }.at(shard.display()));
+                errors.push(Error::Missing { name: format!("tensor {name:?}"), remedy }.at(file.path().display()));
             }
         }
     }
@@ -151,6 +142,11 @@ impl Checkpoint {
         let path = self.file_of.get(name).map_or(&*self.path, |&file| self.files[file].path());
         place(path, name)
     }
+}
+
+/// Whether a string is a name without folders, fit to be printed.
+fn is_file_name(name: &str) -> bool {
+    Path::new(name).file_name() == Some(name.as_ref()) && !name.contains(char::is_control)
 }
 
 /// File and name of a tensor, for messages.
