@@ -22,7 +22,8 @@ pub(super) const CHUNK_BLOCKS: usize = 32;
 /// Added to the doubled value of a weight, which makes it unsigned: one side of the dot product instructions is.
 pub(super) const WEIGHT_BIAS: i32 = 12;
 
-/// The biased weight of each value code.
+/// The biased weight of each value code, for byte shuffles.
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(super) const BIASED: [u8; 16] = {
     let mut biased = [0; 16];
     let mut code = 0;
