@@ -235,11 +235,19 @@ impl Device {
         let params = arguments(kernel, args)?;
         let symbols = self.load(module)?;
         self.memory.clear_marks();
-        let launch =
-            Launch { kernel, config, global: &self.memory, params: &params, symbols: &symbols, sms: self.config.sms };
         let ctas = config.grid.iter().map(|&n| u64::from(n)).product::<u64>();
         let clusters = ctas / config.cluster.iter().map(|&n| u64::from(n)).product::<u64>();
-        let roles = if kernel.communicates { take_turns(launch, clusters)? } else { in_parallel(launch, clusters)? };
+        let launch = Launch {
+            kernel,
+            config,
+            global: &self.memory,
+            params: &params,
+            symbols: &symbols,
+            sms: self.config.sms,
+            next_cluster: &AtomicU64::new(0),
+            clusters,
+        };
+        let roles = if kernel.communicates { take_turns(launch)? } else { in_parallel(launch)? };
         let (dram_read_bytes, dram_write_bytes) = self.memory.distinct_bytes();
         let mut report = Report {
             kernel: kernel.name.clone(),
@@ -321,7 +329,7 @@ fn add_roles(sum: &mut Vec<Role>, roles: &[Role]) {
 }
 
 /// Clusters that cannot see each other, on all threads. The fault of the first cluster wins, whatever the timing.
-fn in_parallel(launch: Launch<'_>, clusters: u64) -> Result<Vec<Role>, Fault> {
+fn in_parallel(launch: Launch<'_>) -> Result<Vec<Role>, Fault> {
     let first_fault = AtomicU64::new(u64::MAX);
     let run = |index: u64| -> Result<Vec<Role>, (u64, Fault)> {
         if first_fault.load(Ordering::Relaxed) < index {
@@ -337,7 +345,7 @@ fn in_parallel(launch: Launch<'_>, clusters: u64) -> Result<Vec<Role>, Fault> {
             Status::Running | Status::Idle => Err(fault(cluster.deadlock())),
         }
     };
-    let results = (0..clusters).into_par_iter().map(run);
+    let results = (0..launch.clusters).into_par_iter().map(run);
     let sum = results.reduce(
         || Ok(Vec::new()),
         |a, b| match (a, b) {
@@ -353,17 +361,15 @@ fn in_parallel(launch: Launch<'_>, clusters: u64) -> Result<Vec<Role>, Fault> {
 }
 
 /// Clusters that may communicate: on one thread in turns, as many at a time as the device holds.
-fn take_turns(launch: Launch<'_>, clusters: u64) -> Result<Vec<Role>, Fault> {
+fn take_turns(launch: Launch<'_>) -> Result<Vec<Role>, Fault> {
     let ctas = launch.config.cluster.iter().product::<u32>();
     let resident = (launch.sms / ctas).max(1) as usize;
-    let mut waiting = 0..clusters;
     let mut running: Vec<Cluster<'_>> = Vec::new();
     let mut sum = Vec::new();
     let mut idle_rounds = 0;
     loop {
-        while running.len() < resident
-            && let Some(index) = waiting.next()
-        {
+        while running.len() < resident && launch.next_cluster.load(Ordering::Relaxed) < launch.clusters {
+            let index = launch.next_cluster.fetch_add(1, Ordering::Relaxed);
             running.push(Cluster::new(launch, index));
         }
         if running.is_empty() {

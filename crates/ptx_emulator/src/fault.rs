@@ -153,9 +153,9 @@ pub struct Fault {
     /// What went wrong.
     pub kind: FaultKind,
     /// The particulars.
-    pub message: String,
+    pub message: Box<str>,
     /// The entry's name.
-    pub kernel: String,
+    pub kernel: Box<str>,
     /// `%ctaid` of the thread that faulted.
     pub cta: Option<[u32; 3]>,
     /// The warp's index in its CTA.
@@ -163,17 +163,17 @@ pub struct Fault {
     /// The lane, where one is to blame.
     pub lane: Option<u32>,
     /// The instruction.
-    pub place: Option<Place>,
+    pub place: Option<Box<Place>>,
     /// The other side of a conflict, or who waits for what.
     pub others: Vec<Party>,
 }
 
 impl Fault {
-    pub(crate) fn launch(kernel: &str, message: impl Into<String>) -> Fault {
+    pub(crate) fn launch(kernel: &str, message: impl Into<Box<str>>) -> Fault {
         Fault::bare(FaultKind::BadLaunch, kernel, message)
     }
 
-    pub(crate) fn bare(kind: FaultKind, kernel: &str, message: impl Into<String>) -> Fault {
+    pub(crate) fn bare(kind: FaultKind, kernel: &str, message: impl Into<Box<str>>) -> Fault {
         Fault {
             kind,
             message: message.into(),

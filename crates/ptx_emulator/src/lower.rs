@@ -32,6 +32,13 @@ impl LowerError {
 
 type Result<T, E = LowerError> = std::result::Result<T, E>;
 
+impl Instruction {
+    /// The n-th operand.
+    pub(crate) fn operand(&self, n: usize) -> Result<&Operand> {
+        self.operands.get(n).ok_or_else(|| LowerError::invalid(format!("operand {} is missing", n + 1)))
+    }
+}
+
 /// A value that is known when a warp starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "named after the manual's special registers")]
@@ -519,8 +526,7 @@ impl<'a> Lower<'a> {
                 if i.modifiers.iter().any(|m| m == "aligned") {
                     self.aligned = true;
                 }
-                // Handlers index operands freely; a missing one is the text's fault.
-                self.checked(|l| (opcode.handler)(l, i), i)
+                (opcode.handler)(self, i)
             }
             None if opcodes::knows(&i.opcode) => {
                 Err(LowerError::unsupported(format!("`{}`: no such form is known", i.full_name())))
@@ -561,18 +567,6 @@ impl<'a> Lower<'a> {
         Ok(())
     }
 
-    fn checked(&mut self, f: impl FnOnce(&mut Self) -> Lowered, i: &Instruction) -> Lowered {
-        let least = match i.opcode.as_str() {
-            "ret" | "exit" | "trap" | "brkpt" | "membar" | "fence" | "pmevent" => 0,
-            "cp" if i.operands.is_empty() => 0,
-            _ => 1,
-        };
-        if i.operands.len() < least {
-            return Err(LowerError::invalid("operands are missing"));
-        }
-        f(self)
-    }
-
     // What handlers ask for.
 
     /// This instruction only moves bits: undefined sources make an undefined result.
@@ -598,13 +592,9 @@ impl<'a> Lower<'a> {
         })
     }
 
-    fn operand<'i>(&self, i: &'i Instruction, n: usize) -> Result<&'i Operand> {
-        i.operands.get(n).ok_or_else(|| LowerError::invalid(format!("operand {} is missing", n + 1)))
-    }
-
     /// The n-th operand as a value of a type of at most 64 bits.
     pub fn src(&mut self, i: &Instruction, n: usize, ty: Type) -> Result<Src> {
-        self.src_operand(self.operand(i, n)?, ty)
+        self.src_operand(i.operand(n)?, ty)
     }
 
     pub fn src_operand(&mut self, operand: &Operand, ty: Type) -> Result<Src> {
@@ -744,7 +734,7 @@ impl<'a> Lower<'a> {
 
     /// The n-th operand as `[address]`.
     pub fn address(&mut self, i: &Instruction, n: usize) -> Result<Address> {
-        self.address_operand(self.operand(i, n)?)
+        self.address_operand(i.operand(n)?)
     }
 
     pub fn address_operand(&mut self, operand: &Operand) -> Result<Address> {
@@ -776,7 +766,7 @@ impl<'a> Lower<'a> {
 
     /// The n-th operand as a destination.
     pub fn dst(&mut self, i: &Instruction, n: usize) -> Result<Dst> {
-        self.dst_operand(self.operand(i, n)?)
+        self.dst_operand(i.operand(n)?)
     }
 
     pub fn dst_operand(&mut self, operand: &Operand) -> Result<Dst> {
@@ -834,7 +824,7 @@ impl<'a> Lower<'a> {
 
     /// The n-th operand as a predicate.
     pub fn predicate(&mut self, i: &Instruction, n: usize) -> Result<PredicateSrc> {
-        self.predicate_operand(self.operand(i, n)?)
+        self.predicate_operand(i.operand(n)?)
     }
 
     pub fn predicate_operand(&mut self, operand: &Operand) -> Result<PredicateSrc> {
@@ -857,7 +847,7 @@ impl<'a> Lower<'a> {
 
     /// The n-th operand as a predicate to write.
     pub fn predicate_dst(&mut self, i: &Instruction, n: usize) -> Result<PredicateDst> {
-        self.predicate_dst_operand(self.operand(i, n)?)
+        self.predicate_dst_operand(i.operand(n)?)
     }
 
     pub fn predicate_dst_operand(&mut self, operand: &Operand) -> Result<PredicateDst> {

@@ -5,7 +5,10 @@
 //! A form lists the modifiers: `{a b}` one of them, `[a b]` one of them or none, a bare word exactly that. Modifiers
 //! may come in any order (real compilers disagree on it).
 
-use crate::exec::{Lowered, alu, atomic, barrier, compare, control, convert, copy, float, memory, warp};
+use crate::exec::{
+    Lowered, alu, atomic, barrier, bulk, cluster, compare, control, convert, copy, float, mbarrier, memory, tensor_map,
+    warp,
+};
 use crate::lower::Lower;
 use crate::parser::ast::Instruction;
 use crate::report::Class;
@@ -197,6 +200,37 @@ table! {
         "cp" ["async commit_group"] copy::commit_group;
         "cp" ["async {wait_group wait_all}"] copy::wait_group;
     }
+    Async, "Data Movement: cp.async.bulk, cp.reduce.async.bulk" => {
+        "cp" ["async bulk {shared::cluster shared::cta} global mbarrier::complete_tx::bytes [multicast::cluster] \
+               [L2::cache_hint]",
+              "async bulk shared::cluster shared::cta mbarrier::complete_tx::bytes",
+              "async bulk global shared::cta bulk_group [L2::cache_hint]",
+              "reduce async bulk shared::cluster shared::cta mbarrier::complete_tx::bytes \
+               {and or xor add inc dec min max} {s32 u32 s64 u64 b32}",
+              "reduce async bulk global shared::cta bulk_group [L2::cache_hint] \
+               {and or xor add inc dec min max} [noftz] {f16 bf16 b32 u32 s32 b64 u64 s64 f32 f64}"] bulk::bulk;
+        "cp" ["async bulk prefetch L2 global [L2::cache_hint]",
+              "async bulk prefetch tensor {1d 2d 3d 4d 5d} L2 global [tile] [L2::cache_hint]"] bulk::prefetch;
+        "cp" ["async bulk commit_group"] bulk::commit_group;
+        "cp" ["async bulk wait_group [read]"] bulk::wait_group;
+        "st" ["async [weak] [shared::cluster] mbarrier::complete_tx::bytes [v2 v4] \
+               {b32 b64 u32 u64 s32 s64 f32 f64}"] bulk::st_async;
+    }
+    Async, "Data Movement: cp.async.bulk.tensor, cp.reduce.async.bulk.tensor" => {
+        "cp" ["async bulk tensor {1d 2d 3d 4d 5d} {shared::cluster shared::cta} global [tile] \
+               mbarrier::complete_tx::bytes [multicast::cluster] [cta_group::1 cta_group::2] [L2::cache_hint]"]
+            bulk::tensor_load;
+        "cp" ["async bulk tensor {1d 2d 3d 4d 5d} global shared::cta [tile] bulk_group [L2::cache_hint]",
+              "reduce async bulk tensor {1d 2d 3d 4d 5d} global shared::cta {add min max inc dec and or xor} [tile] \
+               bulk_group [L2::cache_hint]"] bulk::tensor_store;
+    }
+    Async, "Data Movement: tensormap.replace; Parallel Synchronization: tensormap.cp_fenceproxy" => {
+        "tensormap" ["replace tile {global_address rank box_dim global_dim global_stride element_stride elemtype \
+                      interleave_layout swizzle_mode swizzle_atomicity fill_mode} \
+                      [global shared::cta] b1024 {b32 b64}"] tensor_map::replace;
+        "tensormap" ["cp_fenceproxy global shared::cta tensormap::generic release {cta cluster gpu sys} sync aligned"]
+            tensor_map::cp_fenceproxy;
+    }
     Control, "Control Flow Instructions" => {
         "bra" ["[uni]"] control::bra;
         "brx" ["idx [uni]"] control::brx;
@@ -230,9 +264,37 @@ table! {
     Barrier, "Parallel Synchronization: membar, fence" => {
         "membar" ["{cta gl sys}"] atomic::fence;
         "fence" ["[sc acq_rel acquire release] {cta cluster gpu sys}",
-                 "mbarrier_init release cluster"] atomic::fence;
+                 "mbarrier_init release cluster",
+                 "proxy tensormap::generic {acquire release} {cta cluster gpu sys}"] atomic::fence;
         "fence" ["proxy {async async::global async::shared::cta async::shared::cluster alias}",
                  "proxy async {global shared::cta shared::cluster}"] atomic::proxy_fence;
+    }
+    Barrier, "Parallel Synchronization: mbarrier" => {
+        "mbarrier" ["init [shared shared::cta] b64"] mbarrier::init;
+        "mbarrier" ["inval [shared shared::cta] b64"] mbarrier::inval;
+        "mbarrier" ["{expect_tx complete_tx} [relaxed] [cta cluster] [shared shared::cta shared::cluster] b64"]
+            mbarrier::transaction;
+        "mbarrier" ["{arrive arrive_drop} [expect_tx] [noComplete] [release relaxed] [cta cluster] \
+                     [shared shared::cta shared::cluster] b64"] mbarrier::arrive;
+        "mbarrier" ["{test_wait try_wait} [parity] [acquire relaxed] [cta cluster] [shared shared::cta] b64"]
+            mbarrier::wait;
+        "cp" ["async mbarrier arrive [noinc] [shared shared::cta] b64"] mbarrier::copy_arrive;
+    }
+    Barrier, "Parallel Synchronization: barrier.cluster" => {
+        "barrier" ["cluster arrive [release relaxed] [aligned]"] cluster::arrive;
+        "barrier" ["cluster wait [acquire] [aligned]"] cluster::wait;
+    }
+    Async, "Parallel Synchronization: clusterlaunchcontrol, griddepcontrol" => {
+        "clusterlaunchcontrol" ["try_cancel async [shared::cta] mbarrier::complete_tx::bytes \
+                                 [multicast::cluster::all] b128"] cluster::try_cancel;
+        "clusterlaunchcontrol" ["query_cancel is_canceled pred b128",
+                                "query_cancel get_first_ctaid v4 b32 b128",
+                                "query_cancel {get_first_ctaid::x get_first_ctaid::y get_first_ctaid::z} b32 b128"]
+            cluster::query_cancel;
+        "griddepcontrol" ["{wait launch_dependents}"] cluster::griddepcontrol;
+    }
+    Other, "Miscellaneous Instructions: setmaxnreg" => {
+        "setmaxnreg" ["{inc dec} sync aligned u32"] cluster::setmaxnreg;
     }
     Memory, "Parallel Synchronization: atom, red" => {
         "atom" ["[relaxed acquire release acq_rel] [cta cluster gpu sys] [global shared shared::cta shared::cluster] \

@@ -2,6 +2,7 @@
 
 pub mod cluster;
 pub mod global;
+pub mod mbarrier;
 pub mod memory;
 pub mod pending;
 pub mod sync;

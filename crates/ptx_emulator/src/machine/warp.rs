@@ -33,6 +33,23 @@ pub struct CopyGroups {
     pub committed: VecDeque<Vec<(u64, Option<Agent>)>>,
 }
 
+/// A bulk copy that belongs to a group: when its source has been read, and when it is complete.
+#[derive(Clone, Debug)]
+pub struct BulkCopy {
+    pub read: u64,
+    pub written: u64,
+    pub agent: Option<Agent>,
+}
+
+/// The bulk copies of one lane that complete by groups.
+#[derive(Clone, Debug, Default)]
+pub struct BulkGroups {
+    /// Issued and not yet committed.
+    pub open: Vec<BulkCopy>,
+    /// Committed, oldest first.
+    pub committed: VecDeque<Vec<BulkCopy>>,
+}
+
 pub struct Warp {
     /// Index in the cluster.
     pub index: u32,
@@ -53,6 +70,11 @@ pub struct Warp {
     pub local: Vec<u8>,
     pub local_defined: Vec<bool>,
     pub copies: Box<[CopyGroups; 32]>,
+    /// Lanes that have arrived at the cluster barrier and not yet waited, and in which generation.
+    pub cluster_arrived: u32,
+    pub cluster_generation: u64,
+    /// Bulk copies of each lane that no mbarrier tracks.
+    pub bulk: Box<[BulkGroups; 32]>,
     /// The wait that just ended, for the instruction that began it.
     pub resumed: Option<WaitFor>,
     /// Instructions issued.
@@ -82,6 +104,9 @@ impl Warp {
             local: vec![0; local as usize * 32],
             local_defined: vec![false; local as usize * 32],
             copies: Box::default(),
+            cluster_arrived: 0,
+            cluster_generation: 0,
+            bulk: Box::default(),
             resumed: None,
             issued: 0,
         }
