@@ -37,19 +37,31 @@ pub fn quantize<T: Number>(numbers: &[T], rows: usize, k: usize) -> Result<Matri
     quantize_with(numbers, rows, k, global)
 }
 
-/// The global scale that ModelOpt gives to a tensor: `amax / (6·448)`. For all zeros it is 1, and never below the smallest
-/// normal f32.
+/// The global scale that ModelOpt gives to a tensor: [`global_scale_for`] its [`amax`].
 ///
 /// # Errors
 /// [`Error::NotFinite`] on NaN or infinity.
 pub fn global_scale<T: Number>(numbers: &[T]) -> Result<f32, Error> {
-    let amax = numbers.par_iter().map(|&x| magnitude_bits(x.into())).max().unwrap_or(0);
-    let amax = f32::from_bits(amax);
+    amax(numbers).map(global_scale_for)
+}
+
+/// The global scale for numbers of at most this magnitude: `amax / (6·448)`. For zero it is 1, and never below the
+/// smallest normal f32.
+pub fn global_scale_for(amax: f32) -> f32 {
+    if amax == 0.0 { 1.0 } else { (amax / (e2m1::MAX * e4m3::MAX)).max(f32::MIN_POSITIVE) }
+}
+
+/// The largest magnitude; 0 for no numbers.
+///
+/// # Errors
+/// [`Error::NotFinite`] on NaN or infinity.
+pub fn amax<T: Number>(numbers: &[T]) -> Result<f32, Error> {
+    let amax = f32::from_bits(numbers.par_iter().map(|&x| magnitude_bits(x.into())).max().unwrap_or(0));
     if !amax.is_finite() {
         let index = numbers.iter().position(|&x| !x.into().is_finite()).expect("the maximum is one of them");
         return Err(Error::NotFinite { index, value: numbers[index].into() });
     }
-    Ok(if amax == 0.0 { 1.0 } else { (amax / (e2m1::MAX * e4m3::MAX)).max(f32::MIN_POSITIVE) })
+    Ok(amax)
 }
 
 /// Quantises with a global scale given from outside, such as one calibrated for activations; what is too large for it

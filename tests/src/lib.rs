@@ -1,5 +1,7 @@
 //! What integration tests share: the backends of this machine, and the body that every one of them must pass.
 
+pub mod files;
+
 use std::io::Write;
 
 use nvfp4::Output;

@@ -2,13 +2,12 @@
 
 use std::path::Path;
 
-use half::{bf16, f16};
-
 use super::file::{Tensor, TensorFile};
+use super::floats::{self, Floats};
 use super::{Dtype, place};
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
-use crate::quantize::{Number, global_scale, quantize_with};
+use crate::quantize::global_scale_for;
 
 const HIDDEN: &str = "hidden";
 const GROUP_SIZES: &str = "group_sizes";
@@ -29,7 +28,7 @@ impl Activations {
     /// If a tensor is missing, of another type or shape, or the group sizes are negative or do not sum to T.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let file = TensorFile::open(path)?;
-        let hidden = part(&file, HIDDEN, &[Dtype::F32, Dtype::F16, Dtype::BF16])?;
+        let hidden = part(&file, HIDDEN, &floats::DTYPES)?;
         let (tokens, k) = match *hidden.shape {
             [tokens, k] if k > 0 && k.is_multiple_of(BLOCK) => Ok((tokens, k)),
             [_, k] => Err(Error::BlockAlignment { k }),
@@ -57,36 +56,22 @@ impl Activations {
     /// # Errors
     /// If there are not as many input scales as groups, or `hidden` holds NaN or an infinity.
     pub fn quantize(&self, input_scales: &[Option<f32>]) -> Result<Vec<Matrix<'static>>, Error> {
-        let hidden = self.file.tensor(HIDDEN).expect("opened with it");
-        match hidden.dtype {
-            Dtype::F32 => self.quantize_groups(&hidden.numbers::<f32>(), input_scales),
-            Dtype::F16 => self.quantize_groups(&hidden.numbers::<f16>(), input_scales),
-            Dtype::BF16 => self.quantize_groups(&hidden.numbers::<bf16>(), input_scales),
-            other => unreachable!("{other} was refused when the file was opened"),
-        }
-    }
-
-    fn quantize_groups<T: Number>(
-        &self,
-        hidden: &[T],
-        input_scales: &[Option<f32>],
-    ) -> Result<Vec<Matrix<'static>>, Error> {
         let path = self.file.path();
         let (got, expected) = (self.group_sizes.len(), input_scales.len());
         if got != expected {
             let error = Error::Mismatch { what: "groups of tokens (one for each expert)", got, expected };
             return Err(error.at(place(path, GROUP_SIZES)));
         }
-        let global = global_scale(hidden).map_err(|error| error.at(place(path, HIDDEN)))?;
-        let mut rest = hidden;
-        let mut groups = Vec::with_capacity(got);
-        for (group, (&m, input_scale)) in self.group_sizes.iter().zip(input_scales).enumerate() {
-            let (tokens, tail) = rest.split_at(m * self.k);
-            rest = tail;
-            let matrix = quantize_with(tokens, m, self.k, input_scale.unwrap_or(global));
-            groups.push(matrix.map_err(|error| error.at(format_args!("{}: group {group}", place(path, HIDDEN))))?);
-        }
-        Ok(groups)
+        let hidden = self.file.tensor(HIDDEN).and_then(Floats::of).expect("the file was opened with it");
+        let at_hidden = |error: Error| error.at(place(path, HIDDEN));
+        let global = global_scale_for(hidden.amax().map_err(at_hidden)?);
+        let mut end = 0;
+        let groups = self.group_sizes.iter().zip(input_scales).map(|(&m, input_scale)| {
+            let rows = end..end + m;
+            end = rows.end;
+            hidden.quantize_rows(rows, self.k, input_scale.unwrap_or(global)).map_err(at_hidden)
+        });
+        groups.collect()
     }
 }
 

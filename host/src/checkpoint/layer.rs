@@ -36,6 +36,9 @@ pub struct Layer<'a> {
     pub input_scales: Vec<Option<f32>>,
 }
 
+/// For each expert, the modules that read the same activations.
+pub(super) type Projections = Vec<Vec<String>>;
+
 impl Checkpoint {
     /// The experts of a layer: gate and up projections for [`Op::Gated`], down projections for [`Op::Plain`].
     ///
@@ -44,15 +47,7 @@ impl Checkpoint {
     /// tensor is wrong.
     pub fn layer(&self, layer: usize, op: Op) -> Result<Layer<'_>, Error> {
         let (block, family) = self.feed_forward(layer)?;
-        let experts = self.numbers_under(&format!("{block}experts."));
-        if let Some(missing) = (0..experts.len()).find(|expert| !experts.contains(expert)) {
-            let name = format!("expert {missing} of layer {layer}");
-            return Err(Error::Missing { name, remedy: DOWNLOAD.into() }.at(self.path().display()));
-        }
-        let blocks = match experts.len() {
-            0 => vec![block],
-            count => (0..count).map(|expert| format!("{block}experts.{expert}.")).collect(),
-        };
+        let blocks = self.expert_blocks(layer, &block)?;
         let experts = blocks.par_iter().map(|block| self.expert(block, family, op)).collect::<Result<Vec<_>, _>>()?;
         let (experts, input_scales) = experts.into_iter().unzip();
         let place = |error: Error| error.at(format_args!("{}: layer {layer}", self.path().display()));
@@ -67,6 +62,19 @@ impl Checkpoint {
         let Quantized { matrix, input_scale, .. } = self.quantized(module)?;
         let weights = Weights::new(Op::Plain, vec![Expert::Plain(matrix)]).map_err(|error| error.at(module))?;
         Ok(Layer { weights, input_scales: vec![input_scale] })
+    }
+
+    /// What stands before the projections of each expert, of which none may be missing.
+    fn expert_blocks(&self, layer: usize, block: &str) -> Result<Vec<String>, Error> {
+        let experts = self.numbers_under(&format!("{block}experts."));
+        if let Some(missing) = (0..experts.len()).find(|expert| !experts.contains(expert)) {
+            let name = format!("expert {missing} of layer {layer}");
+            return Err(Error::Missing { name, remedy: DOWNLOAD.into() }.at(self.path().display()));
+        }
+        Ok(match experts.len() {
+            0 => vec![block.to_owned()],
+            count => (0..count).map(|expert| format!("{block}experts.{expert}.")).collect(),
+        })
     }
 
     fn expert(&self, block: &str, family: &Family, op: Op) -> Result<(Expert<'_>, Option<f32>), Error> {
@@ -107,6 +115,25 @@ impl Checkpoint {
         };
         let name = format!("a feed-forward block of layer {layer}");
         Err(Error::Missing { name, remedy }.at(self.path().display()))
+    }
+
+    /// The projections that must be NVFP4 together: gate and up of every expert of a layer, and down of every expert.
+    ///
+    /// # Errors
+    /// For each layer of which an expert is missing.
+    pub(super) fn expert_projections(&self) -> Vec<Result<Projections, Error>> {
+        let layers: BTreeSet<usize> = PREFIXES.iter().flat_map(|prefix| self.numbers_under(prefix)).collect();
+        let mut all = Vec::new();
+        for layer in layers {
+            let Ok((block, family)) = self.feed_forward(layer) else { continue };
+            match self.expert_blocks(layer, &block) {
+                Ok(blocks) => all.extend([&[family.gate, family.up][..], &[family.down]].map(|names| {
+                    Ok(blocks.iter().map(|block| names.iter().map(|name| format!("{block}{name}")).collect()).collect())
+                })),
+                Err(error) => all.push(Err(error)),
+            }
+        }
+        all
     }
 
     /// The numbers that follow `prefix` and end in a dot.

@@ -4,7 +4,10 @@
 //! [`Format`]s that models are published in, [`Layer`] the experts of a layer.
 
 mod activations;
+mod convert;
 mod file;
+mod floats;
+mod inspect;
 mod layer;
 mod quantized;
 mod write;
@@ -13,7 +16,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
 pub use activations::Activations;
+pub use convert::{Conversion, Written};
 pub use file::{Tensor, TensorFile};
+pub use floats::Loss;
+pub use inspect::{Inspection, Range, Weight};
 pub use layer::Layer;
 pub use quantized::{Format, Quantized};
 pub use safetensors::Dtype;
@@ -93,9 +99,9 @@ impl Checkpoint {
         let folder = index_path.parent().unwrap_or(Path::new(""));
         let mut shards = BTreeSet::new();
         for shard in index.weight_map.values() {
-            let path = Path::new(shard);
-            if path.components().all(|part| matches!(part, Component::Normal(_))) && !shard.is_empty() {
-                shards.insert(folder.join(path));
+            let mut parts = Path::new(shard).components();
+            if let (Some(Component::Normal(name)), None) = (parts.next(), parts.next()) {
+                shards.insert(folder.join(name));
             } else {
                 let what = format!("shard {shard:?} is not a file beside the index; download the model again");
                 errors.push(Error::Invalid(what).at(index_path.display()));

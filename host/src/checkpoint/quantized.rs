@@ -3,6 +3,8 @@
 //! Sources: the exporters of NVIDIA's TensorRT Model Optimizer, and `nvfp4-pack-quantized` of the compressed-tensors
 //! library.
 
+use std::collections::BTreeSet;
+
 use super::file::Tensor;
 use super::{Checkpoint, Dtype};
 use crate::error::Error;
@@ -10,8 +12,7 @@ use crate::format::{BLOCK, Matrix};
 use crate::problem::check_weight_size;
 
 /// How a model file names the parts of an NVFP4 weight, and what it means by a global scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// NVIDIA's ModelOpt: a global scale multiplies.
     ModelOpt,
@@ -20,6 +21,14 @@ pub enum Format {
 }
 
 impl Format {
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ModelOpt => "modelopt",
+            Self::CompressedTensors => "compressed-tensors",
+        }
+    }
+
     /// What follows a module's name in the name of the packed values, U8 `[N, K/2]`.
     pub const fn values(self) -> &'static str {
         match self {
@@ -125,6 +134,23 @@ impl Checkpoint {
             }
         }
         Err(faults)
+    }
+
+    /// The names of the modules that have, or by some of their tensors should have, an NVFP4 weight.
+    pub fn quantized_modules(&self) -> BTreeSet<&str> {
+        self.names().filter_map(|name| self.quantized_module_of(name)).collect()
+    }
+
+    /// The module of a tensor that only NVFP4 weights have.
+    fn quantized_module_of<'n>(&self, name: &'n str) -> Option<&'n str> {
+        let certain =
+            [Format::CompressedTensors.values(), Format::CompressedTensors.global(), Format::ModelOpt.global()];
+        certain.iter().find_map(|suffix| name.strip_suffix(suffix)).or_else(|| {
+            // FP8 weights have scales too, but no packed values.
+            let module = name.strip_suffix(Format::ModelOpt.scales())?;
+            let values = self.tensor(&format!("{module}{}", Format::ModelOpt.values()))?;
+            (values.dtype == Dtype::U8).then_some(module)
+        })
     }
 
     /// A tensor that must be there, of one type.

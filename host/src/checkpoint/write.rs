@@ -6,13 +6,38 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
 
 use super::Dtype;
 use super::file::{LENGTH_BYTES, MAX_HEADER_BYTES, byte_count};
 use crate::error::Error;
 use crate::output::Output;
 use crate::problem::{GroupedProblem, OutDtype};
+
+/// How names end that are not final.
+const PARTIAL: &str = ".partial";
+
+/// The folder of a path to write, and the beginning of temporary names beside it.
+fn beside(path: &Path) -> Result<(&Path, String), Error> {
+    let refuse = || Error::Invalid("not a name to write".into()).at(path.display());
+    let name = path.file_name().ok_or_else(refuse)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok((folder, format!(".{}.", name.to_string_lossy())))
+}
+
+fn cannot_write(path: &Path) -> impl Fn(std::io::Error) -> Error {
+    move |error| Error::io(path, error).at("cannot write")
+}
+
+/// As `mode` for anything new, which the system then takes the umask from; temporary files are else their owner's alone.
+#[cfg(unix)]
+fn permit(builder: &mut tempfile::Builder<'_, '_>, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    builder.permissions(std::fs::Permissions::from_mode(mode));
+}
+
+#[cfg(not(unix))]
+fn permit(_: &mut tempfile::Builder<'_, '_>, _: u32) {}
 
 /// A file that takes its place when it is complete, and vanishes if it never is.
 #[derive(Debug)]
@@ -23,36 +48,63 @@ struct AtomicFile {
 
 impl AtomicFile {
     fn create(path: &Path) -> Result<Self, Error> {
-        let refuse = |what: &str| Error::Invalid(what.into()).at(path.display());
-        let name = path.file_name().ok_or_else(|| refuse("not the name of a file to write"))?;
         // Renaming would replace a device such as /dev/null.
         if std::fs::metadata(path).is_ok_and(|existing| !existing.is_file()) {
-            return Err(refuse("it is there and not a regular file; give another name to write"));
+            let what = "it is there and not a regular file; give another name to write";
+            return Err(Error::Invalid(what.into()).at(path.display()));
         }
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let (folder, prefix) = beside(path)?;
         let mut builder = tempfile::Builder::new();
-        let prefix = format!(".{}.", name.to_string_lossy());
-        builder.prefix(&prefix).suffix(".partial");
-        #[cfg(unix)]
-        {
-            // As any new file, less the umask; temporary files would be for their owner alone.
-            use std::os::unix::fs::PermissionsExt;
-            builder.permissions(std::fs::Permissions::from_mode(0o666));
-        }
-        let file = builder.tempfile_in(folder).map_err(|error| Error::io(path, error).at("cannot write"))?;
+        permit(builder.prefix(&prefix).suffix(PARTIAL), 0o666);
+        let file = builder.tempfile_in(folder).map_err(cannot_write(path))?;
         Ok(Self { path: path.to_owned(), file })
     }
 
-    fn check<T>(&self, result: std::io::Result<T>) -> Result<T, Error> {
-        result.map_err(|error| Error::io(&self.path, error).at("cannot write"))
-    }
-
-    fn as_file(&mut self) -> &mut File {
-        self.file.as_file_mut()
+    /// Runs some writing, and names the file if it fails.
+    fn write(&mut self, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<(), Error> {
+        write(self.file.as_file_mut()).map_err(cannot_write(&self.path))
     }
 
     fn finish(self) -> Result<(), Error> {
-        self.file.persist(&self.path).map_err(|error| Error::io(&self.path, error.error).at("cannot write"))?;
+        self.file.persist(&self.path).map_err(|error| cannot_write(&self.path)(error.error))?;
+        Ok(())
+    }
+}
+
+/// A folder that takes its place when it is complete, and vanishes if it never is.
+#[derive(Debug)]
+pub(super) struct AtomicFolder {
+    path: PathBuf,
+    folder: TempDir,
+}
+
+impl AtomicFolder {
+    /// Nothing, or an empty folder, may be at `path`.
+    pub(super) fn create(path: &Path) -> Result<Self, Error> {
+        let occupied = match std::fs::read_dir(path) {
+            Ok(mut entries) => entries.next().is_some(),
+            Err(_) => path.symlink_metadata().is_ok(),
+        };
+        if occupied {
+            let what = "it is there already; give the name of a new or an empty folder";
+            return Err(Error::Invalid(what.into()).at(path.display()));
+        }
+        let (parent, prefix) = beside(path)?;
+        let mut builder = tempfile::Builder::new();
+        permit(builder.prefix(&prefix).suffix(PARTIAL), 0o777);
+        let folder = builder.tempdir_in(parent).map_err(cannot_write(path))?;
+        Ok(Self { path: path.to_owned(), folder })
+    }
+
+    /// Where to write.
+    pub(super) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(super) fn finish(self) -> Result<(), Error> {
+        std::fs::rename(self.folder.path(), &self.path).map_err(cannot_write(&self.path))?;
+        // It has moved; nothing is left to delete.
+        _ = self.folder.keep();
         Ok(())
     }
 }
@@ -103,14 +155,17 @@ impl TensorWriter {
             *start += data_start;
         }
         let mut file = AtomicFile::create(path)?;
-        let write_header = |file: &mut File| {
+        file.write(|file| {
             file.write_all(&(header.len() as u64).to_le_bytes())?;
             file.write_all(&header)?;
             file.set_len(data_start + end as u64)
-        };
-        let written = write_header(file.as_file());
-        file.check(written)?;
+        })?;
         Ok(Self { file, missing })
+    }
+
+    /// The tensors that are still to be written, with their bytes.
+    pub fn missing(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.missing.iter().map(|(name, &(_, bytes))| (&name[..], bytes))
     }
 
     /// Writes the bytes of a tensor, row-major and little-endian.
@@ -123,9 +178,10 @@ impl TensorWriter {
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         let (start, length) = self.missing.remove(name).unwrap_or_else(|| panic!("{name} is not to be written"));
         assert_eq!(bytes.len(), length, "bytes of {name}");
-        let file = self.file.as_file();
-        let written = file.seek(SeekFrom::Start(start)).and_then(|_| file.write_all(bytes));
-        self.file.check(written)
+        self.file.write(|file| {
+            file.seek(SeekFrom::Start(start))?;
+            file.write_all(bytes)
+        })
     }
 
     /// Puts the file in its place, over one that may be there.

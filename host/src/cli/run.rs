@@ -337,9 +337,11 @@ impl Report<'_> {
         if let Some(peaks) = self.backend.peaks() {
             writeln!(
                 out,
-                "roofline  {:.1} % of what the device can do ({})",
+                "roofline  {:.0} % of the device's: {} at {:.1} GB/s and {:.2} TFLOP/s",
                 100.0 * work.seconds(peaks) / seconds,
-                table::time(work.seconds(peaks))
+                table::time(work.seconds(peaks)),
+                peaks.bytes_per_second / 1e9,
+                peaks.ops_per_second / 1e12
             )?;
         }
         let Some(comparison) = &self.comparison else {

@@ -10,6 +10,7 @@ mod avx512;
 mod epilogue;
 mod kernel;
 mod layout;
+mod peaks;
 mod portable;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ use self::layout::{Panels, TokenBlock, TokenChunk, chunks, unpack_tokens};
 use super::{Backend, Layer};
 use crate::error::Error;
 use crate::output::Output;
+use crate::plan::roofline::Peaks;
 use crate::problem::{Op, Step, Weights};
 
 /// An instruction set that the backend has a kernel for.
@@ -116,7 +118,11 @@ impl Backend for Cpu {
     }
 
     fn device(&self) -> String {
-        format!("CPU, {} threads, {}", rayon::current_num_threads(), self.isa.name())
+        format!("{}, {} threads", brand(), rayon::current_num_threads())
+    }
+
+    fn peaks(&self) -> Option<Peaks> {
+        self.isa.kernel().map(|kernel| peaks::peaks(self.isa, &kernel))
     }
 
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
@@ -130,6 +136,23 @@ impl Backend for Cpu {
             tiles: Vec::new(),
         }))
     }
+}
+
+/// What the CPU calls itself.
+fn brand() -> String {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::__cpuid;
+        /// The last of the leaves that hold the brand string (Intel SDM, volume 2, CPUID).
+        const LAST_LEAF: u32 = 0x8000_0004;
+        if __cpuid(0x8000_0000).eax >= LAST_LEAF {
+            let leaves = (LAST_LEAF - 2..=LAST_LEAF).map(__cpuid);
+            let bytes: Vec<u8> =
+                leaves.flat_map(|leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]).flat_map(u32::to_le_bytes).collect();
+            return String::from_utf8_lossy(&bytes).trim_matches(['\0', ' ']).to_owned();
+        }
+    }
+    std::env::consts::ARCH.to_owned()
 }
 
 /// Weights in panels, and the buffers of a step, kept for the next.

@@ -1,0 +1,77 @@
+//! What this CPU can do at most, measured: no datasheet says it for a share of a machine.
+
+use std::hint::black_box;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use rayon::prelude::*;
+
+use super::kernel::{Scratch, Tile};
+use super::layout::{CHUNK_BLOCKS, PANEL_ROWS, Panels, TokenBlock, TokenChunk, unpack_tokens};
+use super::{Isa, Kernel};
+use crate::format::{BLOCK, Matrix};
+use crate::plan::roofline::Peaks;
+use crate::problem::{Expert, OutDtype};
+
+/// Measurements of which the best counts: the machine may have other work.
+const TRIES: usize = 5;
+
+/// The peaks of all threads together; measured at the first call, a fraction of a second.
+pub(super) fn peaks(isa: Isa, kernel: &Kernel) -> Peaks {
+    static MEASURED: [OnceLock<Peaks>; Isa::ALL.len()] = [const { OnceLock::new() }; _];
+    *MEASURED[isa as usize]
+        .get_or_init(|| Peaks { bytes_per_second: read_rate(), ops_per_second: operation_rate(kernel) })
+}
+
+/// Bytes a second of a plain read of memory, far more than caches hold.
+fn read_rate() -> f64 {
+    let memory = vec![1u64; 32 << 20];
+    best_rate((memory.len() * size_of::<u64>()) as f64, || {
+        let sum = |part: &[u64]| part.iter().fold(0u64, |sum, &word| sum.wrapping_add(word));
+        black_box(memory.par_chunks(1 << 16).map(sum).reduce(|| 0, u64::wrapping_add));
+    })
+}
+
+/// Operations a second of the kernel on operands that stay in a core's first cache: one panel, some tokens.
+fn operation_rate(kernel: &Kernel) -> f64 {
+    const TOKENS: usize = 32;
+    const REPEAT: usize = 400;
+    const K: usize = BLOCK * CHUNK_BLOCKS;
+    let matrix = |rows: usize| {
+        Matrix::new(rows, K, vec![0x2A; rows * K / 2], vec![0x38; rows * K / BLOCK], 1.0).expect("whole blocks")
+    };
+    let weights = Panels::new(&Expert::Plain(matrix(PANEL_ROWS)));
+    let rows = matrix(TOKENS);
+    let mut tokens = vec![[TokenBlock::ZERO; _]; TOKENS];
+    tokens.iter_mut().enumerate().for_each(|(row, out): (_, &mut TokenChunk)| unpack_tokens(&rows, row, 0, out));
+
+    let threads = rayon::current_num_threads();
+    let operations = (2 * TOKENS * PANEL_ROWS * K * REPEAT * threads) as f64;
+    best_rate(operations, || {
+        rayon::broadcast(|_| {
+            let (mut scratch, mut output) = (Scratch::new(), vec![0u16; TOKENS * PANEL_ROWS]);
+            for _ in 0..REPEAT {
+                let tile = Tile {
+                    weights: &weights,
+                    panels: 0..1,
+                    tokens: &tokens,
+                    m: TOKENS,
+                    rows: 0..TOKENS,
+                    alphas: [1.0, 0.0],
+                    out_dtype: OutDtype::F16,
+                    output: output.as_mut_ptr(),
+                };
+                kernel(black_box(&tile), &mut scratch);
+            }
+        });
+    })
+}
+
+fn best_rate(work: f64, mut run: impl FnMut()) -> f64 {
+    let seconds = (0..TRIES).map(|_| {
+        let start = Instant::now();
+        run();
+        start.elapsed().as_secs_f64()
+    });
+    work / seconds.fold(f64::INFINITY, f64::min)
+}

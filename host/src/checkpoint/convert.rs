@@ -1,0 +1,212 @@
+//! A model in f32, f16 or bf16 becomes one in NVFP4: chosen weights quantised, everything else copied bit for bit.
+//!
+//! All names, types and shapes of the result are known before the first number is read, so headers are written first
+//! and then tensor after tensor: memory holds one quantised tensor at a time.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::file::{Tensor, TensorFile};
+use super::floats::{self, Floats, Loss};
+use super::write::{AtomicFolder, TensorWriter};
+use super::{Checkpoint, Dtype, Format, INDEX_NAME, place};
+use crate::error::Error;
+use crate::format::{BLOCK, Matrix};
+use crate::problem::check_weight_size;
+use crate::quantize::global_scale_for;
+
+/// How the name of a weight ends; a module's name is what stands before.
+const WEIGHT: &str = ".weight";
+
+/// Projections that read the same activations. Inference engines fuse each pair and then apply one global scale to both,
+/// so they are quantised with one.
+/// ModelOpt does the same when it exports (`sync_moe_gate_up_amax`).
+const FUSED: [[&str; 2]; 2] = [["gate_proj", "up_proj"], ["w1", "w3"]];
+
+/// A conversion that was checked and can begin.
+#[derive(Debug)]
+pub struct Conversion<'a> {
+    checkpoint: &'a Checkpoint,
+    format: Format,
+    /// The weights to quantise, by name.
+    chosen: BTreeMap<&'a str, Tensor<'a>>,
+}
+
+/// A tensor that was written.
+#[derive(Debug)]
+pub struct Written<'a> {
+    /// Its name in the input.
+    pub name: &'a str,
+    /// Its bytes there.
+    pub bytes: usize,
+    /// N and K, and what quantising cost it; `None` if it was copied.
+    pub quantised: Option<([usize; 2], Loss)>,
+}
+
+impl<'a> Conversion<'a> {
+    /// Chooses the two-dimensional f32, f16 and bf16 tensors whose name `include` accepts, and checks their sizes.
+    ///
+    /// # Errors
+    /// If there are none, one has a K that is no multiple of 16, an N that is no multiple of 8, or a name that does not
+    /// end in `.weight`.
+    pub fn new(checkpoint: &'a Checkpoint, format: Format, include: impl Fn(&str) -> bool) -> Result<Self, Error> {
+        let mut chosen = BTreeMap::new();
+        for (name, tensor) in checkpoint.files().iter().flat_map(TensorFile::tensors) {
+            let [n, k] = *tensor.shape else { continue };
+            if floats::DTYPES.contains(&tensor.dtype) && include(name) {
+                let named = || Error::Invalid("its name does not end in .weight; narrow what is included".into());
+                let checked = check_weight_size(n, k).and(module(name).map(drop).ok_or_else(named));
+                checked.map_err(|error| error.at(checkpoint.place(name)))?;
+                chosen.insert(name, tensor);
+            }
+        }
+        if chosen.is_empty() {
+            let what = "no two-dimensional f32, f16 or bf16 tensor is included, so nothing would be quantised";
+            return Err(Error::Invalid(what.into()).at(checkpoint.path().display()));
+        }
+        Ok(Self { checkpoint, format, chosen })
+    }
+
+    /// Bytes of all tensors that will be read.
+    pub fn bytes(&self) -> usize {
+        self.checkpoint.files().iter().flat_map(TensorFile::tensors).map(|(_, tensor)| tensor.data.len()).sum()
+    }
+
+    /// Writes the model: a file if a file was opened, else a folder of files of the same names with their index. `done` is
+    /// called after each tensor. Until all is written nothing is at `out`, or what was there before.
+    ///
+    /// # Errors
+    /// If `out` cannot be written, is the input, is a folder with something in it, or a chosen tensor holds NaN or an
+    /// infinity.
+    pub fn write(&self, out: &Path, mut done: impl FnMut(Written<'a>)) -> Result<(), Error> {
+        if let (Ok(source), Ok(target)) = (self.checkpoint.path().canonicalize(), out.canonicalize())
+            && source == target
+        {
+            return Err(Error::Invalid("it is the input; give another name to write".into()).at(out.display()));
+        }
+        if let [file] = self.checkpoint.files()
+            && file.path() == self.checkpoint.path()
+        {
+            return self.write_file(file, out, &mut done).map(drop);
+        }
+        let folder = AtomicFolder::create(out)?;
+        let mut weight_map = BTreeMap::new();
+        let mut total_size = 0;
+        for file in self.checkpoint.files() {
+            let name = file.path().file_name().expect("a file was opened");
+            for (tensor, bytes) in self.write_file(file, &folder.path().join(name), &mut done)? {
+                weight_map.insert(tensor, name.to_string_lossy());
+                total_size += bytes;
+            }
+        }
+        if self.checkpoint.files().len() > 1 {
+            let index = serde_json::json!({"metadata": {"total_size": total_size}, "weight_map": weight_map});
+            let path = folder.path().join(INDEX_NAME);
+            std::fs::write(&path, format!("{index:#}\n")).map_err(|error| Error::io(&path, error))?;
+        }
+        folder.finish()
+    }
+
+    /// Writes one file; returns the names and bytes of the tensors in it.
+    fn write_file(
+        &self,
+        file: &'a TensorFile,
+        out: &Path,
+        done: &mut impl FnMut(Written<'a>),
+    ) -> Result<Vec<(String, usize)>, Error> {
+        let mut layout = Vec::new();
+        for (name, tensor) in file.tensors() {
+            match self.chosen.get(name).and_then(|_| module(name)) {
+                Some(module) => layout.extend(quantised_layout(self.format, module, tensor.shape)),
+                None => layout.push((name.to_owned(), tensor.dtype, tensor.shape.to_vec())),
+            }
+        }
+        let mut writer = TensorWriter::create(out, file.metadata().cloned(), layout)?;
+        let contents = writer.missing().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
+        for (name, tensor) in file.tensors() {
+            let quantised = match self.chosen.get(name).and_then(|_| module(name)) {
+                Some(module) => {
+                    let result = self.quantize(module, tensor).map_err(|error| error.at(place(file.path(), name)));
+                    let (matrix, stored, loss) = result?;
+                    for (suffix, bytes) in [
+                        (self.format.values(), matrix.values()),
+                        (self.format.scales(), matrix.scales()),
+                        (self.format.global(), &stored.to_le_bytes()),
+                    ] {
+                        writer.write(&format!("{module}{suffix}"), bytes)?;
+                    }
+                    Some(([matrix.rows(), matrix.k()], loss))
+                }
+                None => {
+                    writer.write(name, tensor.data)?;
+                    None
+                }
+            };
+            done(Written { name, bytes: tensor.data.len(), quantised });
+        }
+        writer.finish()?;
+        Ok(contents)
+    }
+
+    /// The quantised weight, its global scale as the format stores it, and the loss.
+    fn quantize(&self, module: &str, tensor: Tensor<'_>) -> Result<(Matrix<'static>, f32, Loss), Error> {
+        let numbers = Floats::of(tensor).expect("tensors of numbers were chosen");
+        let &[n, k] = tensor.shape else { unreachable!("two-dimensional tensors were chosen") };
+        let mut amax = numbers.amax()?;
+        let partner = partner(module).and_then(|partner| self.chosen.get(&format!("{partner}{WEIGHT}")[..]));
+        if let Some(partner) = partner.and_then(|&partner| Floats::of(partner)) {
+            // A partner that cannot be quantised is refused in its own turn.
+            amax = partner.amax().map_or(amax, |other| amax.max(other));
+        }
+        let global = global_scale_for(amax);
+        let stored = match self.format {
+            Format::ModelOpt => global,
+            Format::CompressedTensors => global.recip(),
+        };
+        // What a reader will make of it: the block scales are chosen for that.
+        let matrix = numbers.quantize_rows(0..n, k, self.format.factor(stored)?)?;
+        let loss = numbers.loss(&matrix);
+        Ok((matrix, stored, loss))
+    }
+}
+
+/// The module that a weight belongs to.
+fn module(name: &str) -> Option<&str> {
+    name.strip_suffix(WEIGHT)
+}
+
+/// The other module of a fused pair.
+fn partner(module: &str) -> Option<String> {
+    let (block, projection) = module.rsplit_once('.')?;
+    FUSED.iter().find_map(|&[first, second]| match projection {
+        name if name == first => Some(format!("{block}.{second}")),
+        name if name == second => Some(format!("{block}.{first}")),
+        _ => None,
+    })
+}
+
+/// Names, types and shapes of the parts of a quantised weight.
+fn quantised_layout(format: Format, module: &str, shape: &[usize]) -> [(String, Dtype, Vec<usize>); 3] {
+    let &[n, k] = shape else { unreachable!("two-dimensional tensors were chosen") };
+    let scalar = match format {
+        Format::ModelOpt => vec![],
+        Format::CompressedTensors => vec![1],
+    };
+    [
+        (format!("{module}{}", format.values()), Dtype::U8, vec![n, k / 2]),
+        (format!("{module}{}", format.scales()), Dtype::F8_E4M3, vec![n, k / BLOCK]),
+        (format!("{module}{}", format.global()), Dtype::F32, scalar),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fused_projections_find_each_other() {
+        assert_eq!(partner("a.mlp.gate_proj").as_deref(), Some("a.mlp.up_proj"));
+        assert_eq!(partner("a.experts.3.w3").as_deref(), Some("a.experts.3.w1"));
+        assert_eq!((partner("a.down_proj"), partner("w2"), partner("")), (None, None, None));
+    }
+}

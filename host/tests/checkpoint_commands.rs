@@ -1,0 +1,311 @@
+//! The commands that read and write model files, run as a user runs them: what comes out, and that bad input gets one clear
+//! line, exit code 2, and destroys nothing.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use half::{bf16, f16};
+use nvfp4::checkpoint::{Checkpoint, Dtype, Format, INDEX_NAME, TensorFile};
+use nvfp4::quantize::{global_scale, quantize_with};
+use nvfp4_tests::files::{Tensors, f32s, i64s, raw};
+
+const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+const BLOCK: &str = "model.layers.0.mlp";
+/// What stands at the output's place before a command that fails.
+const PRECIOUS: &[u8] = b"precious";
+
+fn nvfp4(folder: &Path, line: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nvfp4"));
+    command.current_dir(folder).args(line.split_whitespace()).output().expect("the command was built")
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// The one line on stderr of a command that must fail.
+fn refusal(output: &Output) -> String {
+    let line = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(line.starts_with("error: ") && line.lines().count() == 1, "one line: {line:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    line
+}
+
+/// Numbers of no particular kind, exact in f16 and bf16.
+fn numbers(count: usize, seed: usize, unit: f32) -> Vec<f32> {
+    (0..count).map(|i| ((i * 37 + seed * 11) % 129) as f32 * unit - 64.0 * unit).collect()
+}
+
+/// A model of one layer with two experts in f32, f16 and bf16, up ten times gate, and two tensors that stay as they are.
+fn float_model() -> Tensors {
+    let mut tensors = Tensors::default();
+    for expert in 0..2 {
+        let weight = |name| format!("{BLOCK}.experts.{expert}.{name}.weight");
+        let [gate, up, down] = [0.25, 2.5, 0.5].map(|unit| numbers(16 * 32, expert, unit));
+        let bits = |numbers: &[f32], bits: fn(f32) -> u16| -> Vec<u8> {
+            numbers.iter().flat_map(|&x| bits(x).to_le_bytes()).collect()
+        };
+        tensors
+            .set(weight("gate_proj"), raw(Dtype::F16, &[16, 32], &bits(&gate, |x| f16::from_f32(x).to_bits())))
+            .set(weight("up_proj"), f32s(&[16, 32], &up))
+            .set(weight("down_proj"), raw(Dtype::BF16, &[32, 16], &bits(&down, |x| bf16::from_f32(x).to_bits())));
+    }
+    tensors.set("model.norm.weight", f32s(&[3], &[f32::NAN, -0.0, f32::from_bits(1)]));
+    tensors.set("model.embed_tokens.weight", raw(Dtype::F16, &[5, 3], &[0xA5; 30]));
+    tensors
+}
+
+#[test]
+fn a_quantised_model_holds_the_quantised_numbers_and_the_rest_unchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let model = float_model().write(&folder.join("in.safetensors"));
+    for format in [Format::ModelOpt, Format::CompressedTensors] {
+        let table =
+            stdout(&nvfp4(folder, &format!("quantize in.safetensors out.safetensors --format {}", format.name())));
+        assert!(table.contains("6 tensors quantised, 2 copied"), "{table}");
+        let (before, after) =
+            (TensorFile::open(&model).unwrap(), Checkpoint::open(&folder.join("out.safetensors")).unwrap());
+        for name in ["model.norm.weight", "model.embed_tokens.weight"] {
+            let (before, after) = (before.tensor(name).unwrap(), after.tensor(name).unwrap());
+            assert_eq!((before.dtype, before.shape, before.data), (after.dtype, after.shape, after.data));
+        }
+        for expert in 0..2 {
+            let [gate, up, down] = [0.25, 2.5, 0.5].map(|unit| numbers(16 * 32, expert, unit));
+            // Fused projections share the larger global scale.
+            let fused = global_scale(&up).unwrap();
+            for (name, numbers, n, global) in
+                [(0, &gate, 16, fused), (1, &up, 16, fused), (2, &down, 32, global_scale(&down).unwrap())]
+            {
+                let found = after.quantized(&format!("{BLOCK}.experts.{expert}.{}", NAMES[name])).unwrap();
+                let global = match format {
+                    Format::ModelOpt => global,
+                    Format::CompressedTensors => global.recip().recip(),
+                };
+                assert_eq!(found.format, format);
+                assert_eq!(found.matrix, quantize_with(numbers, n, 512 / n, global).unwrap(), "{}", NAMES[name]);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_metadata_of_a_file_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let weight = numbers(16 * 16, 0, 1.0);
+    let bytes: Vec<u8> = weight.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let view = safetensors::tensor::TensorView::new(Dtype::F32, vec![16, 16], &bytes).unwrap();
+    let metadata = std::collections::HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let path = folder.path().join("in.safetensors");
+    safetensors::serialize_to_file([("a.w1.weight", view)], Some(metadata.clone()), &path).unwrap();
+    stdout(&nvfp4(folder.path(), "quantize in.safetensors out.safetensors"));
+    assert_eq!(TensorFile::open(&folder.path().join("out.safetensors")).unwrap().metadata(), Some(&metadata));
+}
+
+#[test]
+fn a_sharded_model_becomes_a_sharded_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    std::fs::create_dir(folder.join("in")).unwrap();
+    let model = float_model();
+    model.write(&folder.join("in.safetensors"));
+    // Gate and up are in different files and still share a global scale.
+    model.write_sharded(&folder.join("in"), 3);
+    stdout(&nvfp4(folder, "quantize in.safetensors one.safetensors"));
+    for (input, output) in [("in", "out"), (&*format!("in/{INDEX_NAME}"), "from-index")] {
+        stdout(&nvfp4(folder, &format!("quantize {input} {output}")));
+        let [one, sharded] = ["one.safetensors", output].map(|name| Checkpoint::open(&folder.join(name)).unwrap());
+        assert_eq!(sharded.files().len(), 3);
+        assert!(folder.join(output).join(INDEX_NAME).exists());
+        assert_eq!(one.names().collect::<Vec<_>>(), sharded.names().collect::<Vec<_>>());
+        for name in one.names() {
+            assert_eq!(one.tensor(name).unwrap().data, sharded.tensor(name).unwrap().data, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_quantised_model_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    float_model().write(&folder.join("in.safetensors"));
+    stdout(&nvfp4(folder, "quantize in.safetensors w.safetensors"));
+    let mut tensors = Tensors::default();
+    tensors.set("hidden", f32s(&[5, 32], &numbers(160, 0, 0.001))).set("group_sizes", i64s(&[5, 0]));
+    tensors.write(&folder.join("a.safetensors"));
+    let line = "run --weights w.safetensors --layer 0 --activations a.safetensors --output o.safetensors --json";
+    let json: serde_json::Value = serde_json::from_str(&stdout(&nvfp4(folder, line))).unwrap();
+    assert_eq!((&json["verified"], &json["groups"][1]["m"]), (&true.into(), &0.into()), "{json}");
+    let output = TensorFile::open(&folder.join("o.safetensors")).unwrap();
+    assert_eq!(output.tensor("output").unwrap().shape, [5, 16]);
+}
+
+#[test]
+fn inspect_lists_weights_and_every_problem() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut tensors = Tensors::default();
+    tensors.set_experts(BLOCK, NAMES, Format::ModelOpt, 12).set("model.norm.weight", f32s(&[1], &[1.0]));
+    tensors.write(&folder.join("m.safetensors"));
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&nvfp4(folder, "inspect m.safetensors --json"))).unwrap();
+    let weights = json["weights"].as_array().unwrap();
+    assert_eq!((weights.len(), &json["problems"]), (3, &serde_json::json!([])), "{json}");
+    let gate = weights.iter().find(|weight| weight["module"] == format!("{BLOCK}.experts.*.gate_proj")).unwrap();
+    assert_eq!(["count", "n", "k"].map(|key| gate[key].as_u64().unwrap()), [12, 16, 32]);
+    assert_eq!(gate["global_scales"], serde_json::json!({"min": 0.25, "max": 0.25}));
+    assert_eq!(gate["format"], "modelopt");
+
+    let expert = |number: usize, name: &str| format!("{BLOCK}.experts.{number}.{name}");
+    tensors.remove(&expert(1, "gate_proj.weight_scale")).set(expert(2, "up_proj.weight_scale_2"), f32s(&[], &[-1.0]));
+    tensors.set_nvfp4(&expert(3, "gate_proj"), Format::ModelOpt, [24, 32], 0);
+    tensors.set(expert(4, "down_proj.weight"), f32s(&[32, 16], &[0.0; 512]));
+    for suffix in [".weight", ".weight_scale", ".weight_scale_2", ".input_scale"] {
+        tensors.remove(&expert(5, &format!("up_proj{suffix}")));
+    }
+    tensors.write(&folder.join("m.safetensors"));
+    let output = nvfp4(folder, "inspect m.safetensors");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    for words in [
+        "experts.1.gate_proj.weight_scale: this tensor is missing",
+        "experts.2.up_proj.weight_scale_2: global scale -1 is not",
+        "experts.3.up_proj: it is [16, 32] and",
+        "experts.4.down_proj.weight: its dtype is F32, not U8",
+        "experts.5.up_proj.weight: this tensor is missing",
+    ] {
+        assert_eq!(text.matches(words).count(), 1, "{words}: {text}");
+    }
+    assert!(text.contains("problems: 5\n"), "{text}");
+}
+
+#[test]
+fn inspect_reports_files_that_cannot_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut tensors = Tensors::default();
+    tensors.set_experts(BLOCK, NAMES, Format::CompressedTensors, 1).write_sharded(folder, 4);
+    let shards: Vec<_> = Checkpoint::open(folder).unwrap().files().iter().map(|file| file.path().to_owned()).collect();
+    std::fs::remove_file(&shards[0]).unwrap();
+    std::fs::write(&shards[1], b"not a model").unwrap();
+    let output = nvfp4(folder, "inspect . --json");
+    assert_eq!(output.status.code(), Some(2));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let problems: Vec<_> = json["problems"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+    for words in
+        ["00001-of-00004.safetensors: No such file", "00002-of-00004.safetensors: not a valid safetensors file"]
+    {
+        assert_eq!(problems.iter().filter(|line| line.contains(words)).count(), 1, "{words}: {problems:#?}");
+    }
+}
+
+/// Runs `line`, which writes to `out.safetensors`; returns what it says. The file that was there must outlive it.
+fn refusal_to_write(folder: &Path, line: &str) -> String {
+    std::fs::write(folder.join("out.safetensors"), PRECIOUS).unwrap();
+    let before = std::fs::read_dir(folder).unwrap().count();
+    let message = refusal(&nvfp4(folder, line));
+    assert_eq!(std::fs::read(folder.join("out.safetensors")).unwrap(), PRECIOUS, "{line}");
+    assert_eq!(std::fs::read_dir(folder).unwrap().count(), before, "no rubbish is left by {line}");
+    message
+}
+
+#[test]
+fn what_cannot_be_quantised_is_refused_and_the_old_output_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let whole = float_model().to_bytes();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.join(name), bytes).unwrap();
+    write("cut.safetensors", &whole[..whole.len() - 1]);
+    write("garbage.safetensors", &[0xFF; 100]);
+    write("empty.safetensors", b"");
+    let with = |name: &str, weight: &str, content| {
+        float_model().set(format!("{BLOCK}.experts.1.{weight}"), content).write(&folder.join(name));
+    };
+    with("k24.safetensors", "up_proj.weight", f32s(&[16, 24], &[1.0; 384]));
+    with("n15.safetensors", "up_proj.weight", f32s(&[15, 16], &[1.0; 240]));
+    with("nan.safetensors", "up_proj.weight", f32s(&[16, 32], &[[1.0; 511].as_slice(), &[f32::NAN]].concat()));
+    with("taken.safetensors", "up_proj.weight_scale", f32s(&[1], &[1.0]));
+    for (input, words) in [
+        ("cut", "cut.safetensors: not a valid safetensors file: tensor"),
+        ("garbage", "garbage.safetensors: not a valid safetensors file: its header claims"),
+        ("empty", "empty.safetensors: not a valid safetensors file: it is cut off within its header"),
+        ("absent", "absent.safetensors: No such file"),
+        ("k24", "k24.safetensors: model.layers.0.mlp.experts.1.up_proj.weight: K = 24 is not a multiple of 16"),
+        ("n15", "n15.safetensors: model.layers.0.mlp.experts.1.up_proj.weight: N = 15 is not"),
+        ("nan", "nan.safetensors: model.layers.0.mlp.experts.1.up_proj.weight: element 511 is NaN"),
+        ("taken", "experts.1.up_proj.weight_scale: two tensors would have this name"),
+    ] {
+        let message = refusal_to_write(folder, &format!("quantize {input}.safetensors out.safetensors"));
+        assert!(message.contains(words), "{words}: {message}");
+    }
+    float_model().write(&folder.join("in.safetensors"));
+    let nothing = refusal_to_write(folder, "quantize in.safetensors out.safetensors --include nothing");
+    assert!(nothing.contains("nothing would be quantised"), "{nothing}");
+}
+
+#[test]
+fn outputs_that_cannot_be_written_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    float_model().write(&folder.join("in.safetensors"));
+    for name in ["sharded", "full", "full/something"] {
+        std::fs::create_dir(folder.join(name)).unwrap();
+    }
+    float_model().write_sharded(&folder.join("sharded"), 2);
+    for (line, words) in [
+        ("quantize in.safetensors in.safetensors", "in.safetensors: it is the input"),
+        ("quantize in.safetensors ./sharded/../in.safetensors", "it is the input"),
+        ("quantize in.safetensors no/such/out.safetensors", "no/such/out.safetensors: No such file"),
+        ("quantize in.safetensors full", "full: it is there and not a regular file"),
+        ("quantize in.safetensors /dev/null", "/dev/null: it is there and not a regular file"),
+        ("quantize sharded full", "full: it is there already; give the name of a new or an empty folder"),
+        ("quantize sharded in.safetensors", "in.safetensors: it is there already"),
+        ("run --shape dual-test-2 --output no/such/out.safetensors", "no/such/out.safetensors: No such file"),
+    ] {
+        let message = refusal_to_write(folder, line);
+        assert!(message.contains(words), "{words}: {message}");
+    }
+    assert!(TensorFile::open(&folder.join("in.safetensors")).is_ok());
+}
+
+#[test]
+fn a_bad_model_or_bad_activations_stop_a_run_before_it_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut model = Tensors::default();
+    model.set_experts(BLOCK, NAMES, Format::ModelOpt, 1).write(&folder.join("good.safetensors"));
+    let gate = format!("{BLOCK}.experts.0.gate_proj");
+    model.clone().remove(&format!("{gate}.weight_scale")).write(&folder.join("no-scale.safetensors"));
+    model.set(format!("{gate}.weight_scale"), raw(Dtype::F8_E4M3, &[16, 2], &[0x7F; 32]));
+    model.write(&folder.join("nan-scale.safetensors"));
+    float_model().write(&folder.join("float.safetensors"));
+    let mut activations = Tensors::default();
+    activations.set("hidden", f32s(&[2, 16], &[1.0; 32])).set("group_sizes", i64s(&[2]));
+    activations.write(&folder.join("k16.safetensors"));
+    activations.set("hidden", f32s(&[2, 32], &[1.0; 64])).set("group_sizes", i64s(&[1]));
+    activations.write(&folder.join("sum.safetensors"));
+    for (arguments, words) in [
+        (
+            "--weights good.safetensors --layer 1",
+            "good.safetensors: a feed-forward block of layer 1 is missing; there are layers 0",
+        ),
+        ("--weights absent.safetensors --layer 0", "absent.safetensors: No such file"),
+        ("--weights no-scale.safetensors --layer 0", "gate_proj.weight_scale: this tensor is missing"),
+        ("--weights nan-scale.safetensors --layer 0", "gate_proj.weight_scale: scale 0x7f at row 0, block 0 is NaN"),
+        ("--weights float.safetensors --layer 0", "gate_proj.weight: its dtype is F16, not U8; quantise the model"),
+        (
+            "--weights good.safetensors --layer 0 --activations k16.safetensors",
+            "K of the activations: got 16, expected 32",
+        ),
+        ("--weights good.safetensors --layer 0 --activations sum.safetensors", "group_sizes: sum of the group sizes"),
+        (
+            "--weights good.safetensors --layer 0 --activations good.safetensors",
+            "good.safetensors: hidden: this tensor is missing",
+        ),
+    ] {
+        let message = refusal_to_write(folder, &format!("run {arguments} --output out.safetensors"));
+        assert!(message.contains(words), "{words}: {message}");
+    }
+}

@@ -1,0 +1,118 @@
+//! Small model files, written with the `safetensors` crate's own serialiser.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use nvfp4::checkpoint::{Dtype, Format};
+use safetensors::tensor::TensorView;
+
+/// Type, shape and bytes of a tensor.
+pub type Content = (Dtype, Vec<usize>, Vec<u8>);
+
+/// A tensor of any type.
+pub fn raw(dtype: Dtype, shape: &[usize], bytes: &[u8]) -> Content {
+    (dtype, shape.to_vec(), bytes.to_vec())
+}
+
+/// A tensor of f32.
+pub fn f32s(shape: &[usize], numbers: &[f32]) -> Content {
+    (Dtype::F32, shape.to_vec(), numbers.iter().flat_map(|x| x.to_le_bytes()).collect())
+}
+
+/// A vector of i64.
+pub fn i64s(numbers: &[i64]) -> Content {
+    (Dtype::I64, vec![numbers.len()], numbers.iter().flat_map(|x| x.to_le_bytes()).collect())
+}
+
+/// The tensors of a file, by name.
+#[derive(Clone, Debug, Default)]
+pub struct Tensors(BTreeMap<String, Content>);
+
+impl Tensors {
+    /// Adds a tensor, or replaces one.
+    pub fn set(&mut self, name: impl Into<String>, content: Content) -> &mut Self {
+        self.0.insert(name.into(), content);
+        self
+    }
+
+    /// Takes a tensor away.
+    ///
+    /// # Panics
+    /// If it is not there.
+    pub fn remove(&mut self, name: &str) -> &mut Self {
+        self.0.remove(name).unwrap_or_else(|| panic!("no tensor {name}"));
+        self
+    }
+
+    /// Replaces a tensor, or takes it away for `None`.
+    pub fn change(&mut self, name: &str, content: Option<Content>) -> &mut Self {
+        match content {
+            Some(content) => self.set(name, content),
+            None => self.remove(name),
+        }
+    }
+
+    /// Adds an NVFP4 weight `[n, k]` whose bytes follow from `seed`, with a global scale of 1/4 and an input scale of 1/2.
+    pub fn set_nvfp4(&mut self, module: &str, format: Format, [n, k]: [usize; 2], seed: u8) -> &mut Self {
+        let bytes = |count: usize, step: u8| -> Vec<u8> {
+            (0..count).map(|i| seed.wrapping_add((i as u8).wrapping_mul(step))).collect()
+        };
+        let scales: Vec<u8> = bytes(n * k / 16, 7).into_iter().map(|code| code % 0x7F).collect();
+        let [global, input] = match format {
+            Format::ModelOpt => [0.25, 0.5],
+            Format::CompressedTensors => [4.0, 2.0],
+        };
+        self.set(format!("{module}{}", format.values()), raw(Dtype::U8, &[n, k / 2], &bytes(n * k / 2, 13)))
+            .set(format!("{module}{}", format.scales()), raw(Dtype::F8_E4M3, &[n, k / 16], &scales))
+            .set(format!("{module}{}", format.global()), f32s(&[], &[global]))
+            .set(format!("{module}{}", format.input()), f32s(&[1], &[input]))
+    }
+
+    /// The experts of a layer, gate, up and down projection each, in which `names` replaces `gate_proj`, `up_proj`, `down_proj`.
+    pub fn set_experts(&mut self, block: &str, names: [&str; 3], format: Format, experts: usize) -> &mut Self {
+        for expert in 0..experts {
+            for (index, (name, sizes)) in names.iter().zip([[16, 32], [16, 32], [32, 16]]).enumerate() {
+                let seed = (3 * expert + index) as u8;
+                self.set_nvfp4(&format!("{block}.experts.{expert}.{name}"), format, sizes, seed);
+            }
+        }
+        self
+    }
+
+    /// The bytes of the file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let views = self.0.iter().map(|(name, (dtype, shape, bytes))| {
+            (name, TensorView::new(*dtype, shape.clone(), bytes).expect("bytes of this shape"))
+        });
+        safetensors::serialize(views, None).expect("a valid file")
+    }
+
+    /// Writes the file.
+    pub fn write(&self, path: &Path) -> PathBuf {
+        std::fs::write(path, self.to_bytes()).expect("a folder of the test");
+        path.to_owned()
+    }
+
+    /// Writes `shards` files with an index beside them, tensor after tensor to the next file; returns the index's path.
+    pub fn write_sharded(&self, folder: &Path, shards: usize) -> PathBuf {
+        let mut files = vec![Self::default(); shards];
+        let mut weight_map = BTreeMap::new();
+        for (index, (name, content)) in self.0.iter().enumerate() {
+            let shard = index % shards;
+            files[shard].set(name, content.clone());
+            weight_map.insert(name, shard_name(shard, shards));
+        }
+        for (shard, file) in files.iter().enumerate() {
+            file.write(&folder.join(shard_name(shard, shards)));
+        }
+        let index = folder.join(nvfp4::checkpoint::INDEX_NAME);
+        std::fs::write(&index, serde_json::json!({"weight_map": weight_map}).to_string())
+            .expect("a folder of the test");
+        index
+    }
+}
+
+/// What shards are called.
+pub fn shard_name(shard: usize, shards: usize) -> String {
+    format!("model-{:05}-of-{shards:05}.safetensors", shard + 1)
+}

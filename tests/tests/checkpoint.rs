@@ -1,0 +1,402 @@
+//! What the checkpoint reader and writers promise, on small files.
+
+use std::path::Path;
+
+use half::{bf16, f16};
+use nvfp4::checkpoint::{Activations, Checkpoint, Dtype, Format, INDEX_NAME, Layer, OutputFile, TensorFile};
+use nvfp4::problem::{Expert, Group, GroupedProblem, Op, OutDtype, Step};
+use nvfp4::quantize::{quantize, quantize_with};
+use nvfp4::{Error, Output};
+use nvfp4_tests::files::{Tensors, f32s, i64s, raw, shard_name};
+
+const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+const BLOCK: &str = "model.layers.3.mlp";
+const GATE: &str = "model.layers.3.mlp.experts.1.gate_proj";
+
+fn experts(format: Format) -> Tensors {
+    let mut tensors = Tensors::default();
+    tensors.set_experts(BLOCK, NAMES, format, 2);
+    tensors
+}
+
+fn in_folder<T>(test: impl FnOnce(&Path) -> T) -> T {
+    let folder = tempfile::tempdir().unwrap();
+    test(folder.path())
+}
+
+/// Everything in a layer that a backend reads.
+fn contents(layer: &Layer<'_>) -> Vec<(Vec<u8>, Vec<u8>, f32)> {
+    let projections = layer.weights.experts().iter().flat_map(Expert::projections);
+    projections.map(|matrix| (matrix.values().to_vec(), matrix.scales().to_vec(), matrix.global_scale())).collect()
+}
+
+fn layer_of(path: &Path, op: Op) -> Vec<(Vec<u8>, Vec<u8>, f32)> {
+    contents(&Checkpoint::open(path).unwrap().layer(3, op).unwrap())
+}
+
+/// The message for a file that is right but for one change.
+fn refusal(change: impl FnOnce(&mut Tensors)) -> String {
+    in_folder(|folder| {
+        let mut tensors = experts(Format::ModelOpt);
+        change(&mut tensors);
+        let path = tensors.write(&folder.join("m.safetensors"));
+        Checkpoint::open(&path).and_then(|file| file.layer(3, Op::Gated).map(drop)).expect_err("refused").to_string()
+    })
+}
+
+#[test]
+fn both_formats_mean_the_same_numbers() {
+    in_folder(|folder| {
+        let paths = [Format::ModelOpt, Format::CompressedTensors]
+            .map(|format| experts(format).write(&folder.join(format!("{format:?}.safetensors"))));
+        for op in [Op::Gated, Op::Plain] {
+            let [modelopt, compressed] = paths.each_ref().map(|path| layer_of(path, op));
+            assert_eq!(modelopt.len(), 2 * op.projections());
+            assert_eq!(modelopt, compressed);
+            assert!(modelopt.iter().all(|(_, _, global)| *global == 0.25));
+        }
+        for path in paths {
+            let checkpoint = Checkpoint::open(&path).unwrap();
+            assert_eq!(checkpoint.layer(3, Op::Gated).unwrap().input_scales, [Some(0.5); 2]);
+        }
+    });
+}
+
+#[test]
+fn shards_a_folder_and_one_file_are_the_same_model() {
+    in_folder(|folder| {
+        let tensors = experts(Format::ModelOpt);
+        let file = tensors.write(&folder.join("one.safetensors"));
+        let [sharded, loose] = ["sharded", "loose"].map(|name| folder.join(name));
+        for folder in [&sharded, &loose] {
+            std::fs::create_dir(folder).unwrap();
+        }
+        let index = tensors.write_sharded(&sharded, 3);
+        std::fs::remove_file(tensors.write_sharded(&loose, 2)).unwrap();
+        let expected = layer_of(&file, Op::Gated);
+        for path in [&sharded, &index, &loose] {
+            assert_eq!(layer_of(path, Op::Gated), expected, "{}", path.display());
+        }
+    });
+}
+
+#[test]
+fn weights_stay_in_the_map() {
+    in_folder(|folder| {
+        let path = experts(Format::ModelOpt).write(&folder.join("m.safetensors"));
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let layer = checkpoint.layer(3, Op::Gated).unwrap();
+        let Expert::Gated { gate, .. } = &layer.weights.experts()[1] else { panic!("gated") };
+        let in_map = |suffix| checkpoint.tensor(&format!("{GATE}{suffix}")).unwrap().data.as_ptr();
+        assert_eq!((gate.values().as_ptr(), gate.scales().as_ptr()), (in_map(".weight"), in_map(".weight_scale")));
+    });
+}
+
+#[test]
+fn layers_are_found_under_every_family_of_names() {
+    let blocks = [
+        ("model.layers.3.mlp", NAMES),
+        ("model.language_model.layers.3.mlp", NAMES),
+        ("language_model.model.layers.3.mlp", NAMES),
+        ("model.layers.3.block_sparse_moe", ["w1", "w3", "w2"]),
+    ];
+    let layers = blocks.map(|(block, names)| {
+        in_folder(|folder| {
+            let mut tensors = Tensors::default();
+            // Tensors that are no experts must not be taken for some.
+            tensors.set_experts(block, names, Format::ModelOpt, 11);
+            tensors.set(format!("{block}.gate.weight"), f32s(&[1], &[0.0]));
+            tensors.set(format!("{block}.shared_experts.gate_proj.weight"), f32s(&[1], &[0.0]));
+            layer_of(&tensors.write(&folder.join("m.safetensors")), Op::Gated)
+        })
+    });
+    assert_eq!(layers[0].len(), 22);
+    assert!(layers.iter().all(|layer| layer == &layers[0]));
+}
+
+#[test]
+fn a_dense_layer_is_one_expert_and_a_single_weight_too() {
+    in_folder(|folder| {
+        let mut tensors = Tensors::default();
+        for (seed, (name, sizes)) in NAMES.iter().zip([[16, 32], [16, 32], [32, 16]]).enumerate() {
+            tensors.set_nvfp4(&format!("{BLOCK}.{name}"), Format::CompressedTensors, sizes, seed as u8);
+        }
+        let path = tensors.write(&folder.join("m.safetensors"));
+        assert_eq!(layer_of(&path, Op::Gated).len(), 2);
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let single = checkpoint.single(&format!("{BLOCK}.down_proj")).unwrap();
+        assert_eq!(contents(&single), layer_of(&path, Op::Plain));
+    });
+}
+
+#[test]
+fn the_larger_input_scale_of_gate_and_up_is_taken() {
+    in_folder(|folder| {
+        let mut tensors = experts(Format::ModelOpt);
+        tensors.set(format!("{GATE}.input_scale"), f32s(&[], &[0.75]));
+        for name in ["gate_proj", "up_proj"] {
+            tensors.remove(&format!("{BLOCK}.experts.0.{name}.input_scale"));
+        }
+        let path = tensors.write(&folder.join("m.safetensors"));
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        assert_eq!(checkpoint.layer(3, Op::Gated).unwrap().input_scales, [None, Some(0.75)]);
+    });
+}
+
+#[test]
+fn a_wrong_tensor_is_refused_with_file_tensor_and_remedy() {
+    let scales = |code: u8| {
+        let mut scales = vec![0x38; 32];
+        scales[5] = code;
+        scales
+    };
+    let values = |shape: [usize; 2]| Some(raw(Dtype::U8, &shape, &vec![0; shape[0] * shape[1]]));
+    let e4m3 = |shape: &[usize], code| Some(raw(Dtype::F8_E4M3, shape, &scales(code)));
+    let scalar = |x| Some(f32s(&[], &[x]));
+    for (suffix, content, words) in [
+        (".weight", None, "missing; quantise the model with `nvfp4 quantize`"),
+        (".weight_scale", None, "missing; export the model again"),
+        (".weight_scale_2", None, "missing; export the model again"),
+        (".weight", Some(f32s(&[16, 32], &[0.5; 512])), "dtype is F32, not U8; quantise the model"),
+        (".weight", Some(raw(Dtype::U8, &[256], &[0; 256])), "shape is [256], not [N, K/2]"),
+        (".weight", values([16, 12]), "K = 24 is not a multiple of 16"),
+        (".weight", values([16, 0]), "K = 0 is not"),
+        (".weight", values([8, (1 << 19) + 8]), "K = 1048592 is not a multiple of 16 from 16 to 2^20"),
+        (".weight", Some(raw(Dtype::U8, &[0, 1 << 63], &[])), "more than this machine can address"),
+        (".weight", values([15, 16]), "N = 15 is not a positive multiple of 8"),
+        (".weight_scale", Some(raw(Dtype::U8, &[16, 2], &scales(1))), "dtype is U8, not F8_E4M3"),
+        (".weight_scale", e4m3(&[32], 1), "shape is [32], not [16, 2]"),
+        (".weight_scale", e4m3(&[2, 16], 1), "shape is [2, 16], not [16, 2]"),
+        (".weight_scale", e4m3(&[16, 2], 0x7F), "row 2, block 1 is NaN"),
+        (".weight_scale", e4m3(&[16, 2], 0x81), "row 2, block 1 is negative"),
+        (".weight_scale_2", scalar(f32::NAN), "global scale NaN is not"),
+        (".weight_scale_2", scalar(f32::INFINITY), "global scale inf is not"),
+        (".weight_scale_2", scalar(-1.0), "global scale -1 is not"),
+        (".weight_scale_2", Some(f32s(&[2], &[1.0; 2])), "shape is [2], not [] or [1]"),
+        (".weight_scale_2", Some(f32s(&[0], &[])), "shape is [0], not [] or [1]"),
+        (".input_scale", scalar(0.0), "global scale 0 cannot be divided by"),
+        (".input_scale", scalar(f32::NAN), "global scale NaN is not"),
+        (".input_scale", Some(raw(Dtype::BF16, &[], &[0; 2])), "dtype is BF16, not F32"),
+    ] {
+        let message = refusal(|tensors| _ = tensors.change(&format!("{GATE}{suffix}"), content));
+        // A missing tensor is in no file of its own: the model is named.
+        assert!(message.contains(&format!("m.safetensors: {GATE}{suffix}: ")), "{suffix}: {message}");
+        assert!(message.contains(words) && !message.contains('\n'), "{words}: {message}");
+    }
+}
+
+#[test]
+fn a_divisor_of_zero_is_refused() {
+    in_folder(|folder| {
+        for divisor in [0.0, f32::NAN, f32::INFINITY, -2.0] {
+            let mut tensors = experts(Format::CompressedTensors);
+            let path = tensors
+                .set(format!("{GATE}.weight_global_scale"), f32s(&[1], &[divisor]))
+                .write(&folder.join("m.safetensors"));
+            let error = Checkpoint::open(&path).unwrap().layer(3, Op::Gated).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("{GATE}.weight_global_scale: global scale {divisor} cannot be")),
+                "{error}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_missing_layer_or_expert_is_named_with_what_there_is() {
+    let layers = refusal(|tensors| {
+        *tensors = Tensors::default();
+        for layer in [0, 1, 2, 7] {
+            tensors.set_experts(&format!("model.layers.{layer}.mlp"), NAMES, Format::ModelOpt, 1);
+        }
+    });
+    assert!(layers.contains("block of layer 3 is missing; there are layers 0-2, 7"), "{layers}");
+
+    let expert = refusal(|tensors| {
+        _ = tensors.set_nvfp4(&format!("{BLOCK}.experts.18446744073709551615.gate_proj"), Format::ModelOpt, [8, 16], 0)
+    });
+    assert!(expert.contains("expert 2 of layer 3 is missing"), "{expert}");
+
+    let fused = refusal(|tensors| {
+        *tensors = Tensors::default();
+        tensors.set("model.layers.3.mlp.experts.gate_up_proj", f32s(&[1], &[0.0]));
+    });
+    assert!(fused.contains("fused experts are not read"), "{fused}");
+
+    let nothing = refusal(|tensors| *tensors = Tensors::default());
+    assert!(nothing.contains("give a model with tensors named model.layers.L"), "{nothing}");
+}
+
+#[test]
+fn gate_and_up_of_different_shape_are_refused() {
+    let message = refusal(|tensors| _ = tensors.set_nvfp4(GATE, Format::ModelOpt, [24, 32], 0));
+    assert!(message.contains("layer 3: expert 1: N of up (gate's is expected): got 16, expected 24"), "{message}");
+}
+
+#[test]
+fn a_survey_lists_every_fault_of_a_weight() {
+    in_folder(|folder| {
+        let mut tensors = experts(Format::ModelOpt);
+        let suffixes = [".weight", ".weight_scale", ".weight_scale_2", ".input_scale"];
+        let contents = [Some(f32s(&[1], &[0.0])), None, Some(f32s(&[], &[-1.0])), Some(f32s(&[], &[f32::NAN]))];
+        for (suffix, content) in suffixes.iter().zip(contents) {
+            tensors.change(&format!("{GATE}{suffix}"), content);
+        }
+        let checkpoint = Checkpoint::open(&tensors.write(&folder.join("m.safetensors"))).unwrap();
+        let faults = checkpoint.survey_quantized(GATE).unwrap_err();
+        for suffix in suffixes {
+            let named = faults.iter().filter(|fault| fault.to_string().contains(&format!("{GATE}{suffix}:"))).count();
+            assert_eq!(named, 1, "{suffix}: {faults:?}");
+        }
+        assert_eq!(faults.len(), 4);
+    });
+}
+
+#[test]
+fn every_prefix_of_a_file_is_refused_and_the_file_named() {
+    in_folder(|folder| {
+        let whole = experts(Format::ModelOpt).to_bytes();
+        let path = folder.join("cut.safetensors");
+        for length in (0..whole.len()).step_by(61).chain([whole.len() - 1]) {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            let error = Checkpoint::open(&path).unwrap_err().to_string();
+            assert!(error.contains("cut.safetensors: not a valid safetensors file"), "{length}: {error}");
+        }
+    });
+}
+
+#[test]
+fn what_is_no_model_is_refused() {
+    in_folder(|folder| {
+        let refusal = |path: &Path| Checkpoint::open(path).unwrap_err().to_string();
+        assert!(refusal(&folder.join("absent.safetensors")).contains("absent.safetensors: "));
+        assert!(refusal(folder).contains("no *.safetensors file"));
+        assert!(refusal(Path::new("/dev/zero")).contains("not a regular file"));
+        let index = folder.join(INDEX_NAME);
+        for (json, words) in [
+            ("{", "not an index of shards"),
+            (r#"{"weight_map": {"a": 1}}"#, "not an index of shards"),
+            (r#"{"weight_map": {"a": "../a.safetensors"}}"#, "is not a file beside the index"),
+            (r#"{"weight_map": {"a": "/etc/passwd"}}"#, "is not a file beside the index"),
+            (r#"{"weight_map": {"a": "gone.safetensors"}}"#, "gone.safetensors: "),
+        ] {
+            std::fs::write(&index, json).unwrap();
+            assert!(refusal(folder).contains(words), "{json}: {}", refusal(folder));
+        }
+    });
+}
+
+#[test]
+fn an_index_that_lies_is_found_out() {
+    in_folder(|folder| {
+        let index = experts(Format::ModelOpt).write_sharded(folder, 2);
+        let text = std::fs::read_to_string(&index).unwrap();
+        let (first, second) = (shard_name(0, 2), shard_name(1, 2));
+        std::fs::write(
+            &index,
+            text.replace(&first, "x").replace(&second, &first).replace("\"x\"", &format!("{second:?}")),
+        )
+        .unwrap();
+        let (_, errors) = Checkpoint::survey(folder);
+        assert_eq!(errors.len(), 24, "each tensor is in the other shard");
+        assert!(errors[0].to_string().contains("says it is there"), "{}", errors[0]);
+        // One more file with the same tensors.
+        std::fs::write(&index, text).unwrap();
+        std::fs::remove_file(&index).unwrap();
+        std::fs::copy(folder.join(&first), folder.join("copy.safetensors")).unwrap();
+        let error = Checkpoint::open(folder).unwrap_err().to_string();
+        assert!(error.contains("copy.safetensors too; remove one"), "{error}");
+    });
+}
+
+#[test]
+fn activations_are_quantised_for_each_expert() {
+    in_folder(|folder| {
+        // Every one of these numbers is exact in all three types.
+        let hidden: Vec<f32> = (0..5 * 32).map(|i| (i as f32 - 70.0) / 8.0).collect();
+        let bytes = |bits: fn(f32) -> u16| hidden.iter().flat_map(|&x| bits(x).to_le_bytes()).collect::<Vec<u8>>();
+        let whole = quantize(&hidden, 5, 32).unwrap();
+        for content in [
+            f32s(&[5, 32], &hidden),
+            raw(Dtype::F16, &[5, 32], &bytes(|x| f16::from_f32(x).to_bits())),
+            raw(Dtype::BF16, &[5, 32], &bytes(|x| bf16::from_f32(x).to_bits())),
+        ] {
+            let mut tensors = Tensors::default();
+            tensors.set("hidden", content).set("group_sizes", i64s(&[2, 0, 3]));
+            let activations = Activations::open(&tensors.write(&folder.join("a.safetensors"))).unwrap();
+            assert_eq!((activations.group_sizes(), activations.k()), (&[2, 0, 3][..], 32));
+            let groups = activations.quantize(&[None, None, Some(0.5)]).unwrap();
+            assert_eq!(groups[0], whole.slice_rows(0..2));
+            assert_eq!(groups[1].rows(), 0);
+            assert_eq!(groups[2], quantize_with(&hidden[64..], 3, 32, 0.5).unwrap());
+        }
+    });
+}
+
+#[test]
+fn wrong_activations_are_refused_with_the_tensor_named() {
+    in_folder(|folder| {
+        let hidden = |shape: &[usize], x| Some(f32s(shape, &vec![x; shape.iter().product()]));
+        for (name, content, words) in [
+            ("hidden", None, "this tensor is missing; an activations file has"),
+            ("hidden", Some(raw(Dtype::U8, &[4, 16], &[0; 64])), "dtype is U8, not F32 or F16 or BF16"),
+            ("hidden", hidden(&[4, 24], 1.0), "K = 24 is not"),
+            ("hidden", hidden(&[4, 4, 4], 1.0), "its shape is [4, 4, 4], not [T, K]"),
+            ("hidden", hidden(&[4, 16], f32::NAN), "element 0 is NaN"),
+            ("hidden", hidden(&[4, 16], f32::NEG_INFINITY), "element 0 is -inf"),
+            ("group_sizes", None, "this tensor is missing; an activations file has"),
+            ("group_sizes", Some(raw(Dtype::I32, &[2], &[0; 8])), "its dtype is I32, not I64"),
+            ("group_sizes", Some(raw(Dtype::I64, &[], &[0; 8])), "its shape is [], not [E]"),
+            ("group_sizes", Some(i64s(&[1, 2])), "sum of the group sizes (rows of `hidden`): got 3, expected 4"),
+            ("group_sizes", Some(i64s(&[-1, 5])), "group 0 has -1 tokens"),
+            ("group_sizes", Some(i64s(&[i64::MAX, i64::MAX, 6])), "group 2 has 6 tokens"),
+            ("group_sizes", Some(i64s(&[1, 2, 1])), "groups of tokens (one for each expert): got 3, expected 2"),
+        ] {
+            let mut tensors = Tensors::default();
+            tensors.set("hidden", f32s(&[4, 16], &[1.0; 64])).set("group_sizes", i64s(&[1, 3])).change(name, content);
+            let path = tensors.write(&folder.join("a.safetensors"));
+            let result = Activations::open(&path).and_then(|activations| activations.quantize(&[None, None]));
+            let message = result.expect_err("refused").to_string();
+            assert!(
+                message.contains(&format!("a.safetensors: {name}: ")) && message.contains(words),
+                "{words}: {message}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_step_runs_from_files_and_its_output_is_read_back() {
+    in_folder(|folder| {
+        let weights = experts(Format::ModelOpt).write(&folder.join("m.safetensors"));
+        let mut tensors = Tensors::default();
+        tensors.set("hidden", f32s(&[3, 32], &[0.01; 96])).set("group_sizes", i64s(&[3, 0]));
+        let activations = tensors.write(&folder.join("a.safetensors"));
+
+        let checkpoint = Checkpoint::open(&weights).unwrap();
+        let layer = checkpoint.layer(3, Op::Gated).unwrap();
+        let tokens = Activations::open(&activations).unwrap().quantize(&layer.input_scales).unwrap();
+        for (out_dtype, dtype) in [(OutDtype::F16, Dtype::F16), (OutDtype::Bf16, Dtype::BF16)] {
+            let step = Step::new(&layer.weights, tokens.clone(), out_dtype).unwrap();
+            let path = folder.join("out.safetensors");
+            let file = OutputFile::create(&path, step.problem()).unwrap();
+            let mut output = Output::new(step.problem());
+            output.bits_mut().iter_mut().enumerate().for_each(|(index, bits)| *bits = index as u16);
+            file.write(&output).unwrap();
+            let read = TensorFile::open(&path).unwrap();
+            let tensor = read.tensor("output").unwrap();
+            assert_eq!((tensor.dtype, tensor.shape), (dtype, &[3, 16][..]));
+            assert_eq!(&*tensor.numbers::<u16>(), output.bits());
+        }
+    });
+}
+
+#[test]
+fn groups_of_different_n_have_no_output_file() {
+    let groups = vec![Group { m: 1, n: 8, k: 16 }, Group { m: 1, n: 16, k: 16 }];
+    let problem = GroupedProblem::new(Op::Plain, OutDtype::F16, groups).unwrap();
+    in_folder(|folder| {
+        let refused = OutputFile::create(&folder.join("o.safetensors"), &problem);
+        assert!(matches!(refused, Err(Error::At { .. })));
+    });
+}
