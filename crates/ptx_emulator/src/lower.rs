@@ -146,6 +146,7 @@ pub struct Kernel {
     pub(crate) specials: Vec<(u32, Special)>,
     /// Threads of different clusters may communicate, so that clusters must take turns.
     pub(crate) communicates: bool,
+    pub(crate) uses_tmem: bool,
     pub(crate) files: BTreeMap<u32, String>,
     /// Instructions that cannot be executed: line, and why.
     pub unsupported: Vec<(u32, String)>,
@@ -167,6 +168,11 @@ pub struct Dst {
 }
 
 impl Dst {
+    /// The register, unless the result is thrown away.
+    pub fn register(&self) -> Option<u32> {
+        self.register
+    }
+
     /// Writes the lanes of `mask`, cut to the register's width.
     #[inline(always)]
     pub fn write(&self, w: &mut Warp, mask: u32, row: &Row) {
@@ -311,6 +317,7 @@ pub fn lower(ast: &Ast, function: &Function, variables: &HashMap<&str, u32>) -> 
         shared_bytes: 0,
         specials: Vec::new(),
         communicates: false,
+        uses_tmem: false,
         files: ast.files.clone(),
         unsupported: Vec::new(),
     };
@@ -577,6 +584,16 @@ impl<'a> Lower<'a> {
     /// This instruction is executed by whole warps.
     pub fn aligned(&mut self) {
         self.aligned = true;
+    }
+
+    /// The registers written so far are not written by this instruction, but when it is waited for.
+    pub fn writes_later(&mut self) {
+        self.writes.clear();
+    }
+
+    /// This instruction works with tensor memory.
+    pub fn uses_tmem(&mut self) {
+        self.kernel.uses_tmem = true;
     }
 
     /// This instruction may carry information between clusters.

@@ -6,7 +6,7 @@
 //! may come in any order (real compilers disagree on it).
 
 use crate::exec::{
-    Lowered, alu, atomic, barrier, bulk, cluster, compare, control, convert, copy, float, mbarrier, memory, tensor_map,
+    Lowered, alu, atomic, barrier, bulk, cluster, compare, control, convert, copy, float, mbarrier, memory, tcgen05, tensor_map,
     warp,
 };
 use crate::lower::Lower;
@@ -295,6 +295,31 @@ table! {
     }
     Other, "Miscellaneous Instructions: setmaxnreg" => {
         "setmaxnreg" ["{inc dec} sync aligned u32"] cluster::setmaxnreg;
+    }
+    Matrix, "TensorCore 5th Generation: alloc, dealloc, relinquish_alloc_permit" => {
+        "tcgen05" ["alloc {cta_group::1 cta_group::2} sync aligned [shared::cta] b32"] tcgen05::alloc;
+        "tcgen05" ["dealloc {cta_group::1 cta_group::2} sync aligned b32"] tcgen05::dealloc;
+        "tcgen05" ["relinquish_alloc_permit {cta_group::1 cta_group::2} sync aligned"] tcgen05::relinquish;
+    }
+    Matrix, "TensorCore 5th Generation: ld, st, wait, fence, commit" => {
+        "tcgen05" ["ld sync aligned {32x32b 16x64b 16x128b 16x256b 16x32bx2} \
+                    {x1 x2 x4 x8 x16 x32 x64 x128} [pack::16b] b32"] tcgen05::ld;
+        "tcgen05" ["st sync aligned {32x32b 16x64b 16x128b 16x256b 16x32bx2} \
+                    {x1 x2 x4 x8 x16 x32 x64 x128} [unpack::16b] b32"] tcgen05::st;
+        "tcgen05" ["{wait::ld wait::st} sync aligned"] tcgen05::wait;
+        "tcgen05" ["{fence::before_thread_sync fence::after_thread_sync}"] tcgen05::fence;
+        "tcgen05" ["commit {cta_group::1 cta_group::2} mbarrier::arrive::one [shared::cluster] \
+                    [multicast::cluster] b64"] tcgen05::commit;
+    }
+    Matrix, "TensorCore 5th Generation: cp, mma" => {
+        "tcgen05" ["cp {cta_group::1 cta_group::2} {128x256b 4x256b 128x128b}",
+                   "cp {cta_group::1 cta_group::2} 64x128b {warpx2::02_13 warpx2::01_23}",
+                   "cp {cta_group::1 cta_group::2} 32x128b warpx4"] tcgen05::cp;
+        "tcgen05" ["mma {cta_group::1 cta_group::2} {kind::f16 kind::tf32 kind::f8f6f4 kind::i8} \
+                    [collector::a::fill collector::a::use collector::a::lastuse collector::a::discard]",
+                   "mma {cta_group::1 cta_group::2} {kind::mxf8f6f4 kind::mxf4 kind::mxf4nvf4} block_scale \
+                    [block16 block32 scale_vec::1X scale_vec::2X scale_vec::4X] \
+                    [collector::a::fill collector::a::use collector::a::lastuse collector::a::discard]"] tcgen05::mma;
     }
     Memory, "Parallel Synchronization: atom, red" => {
         "atom" ["[relaxed acquire release acq_rel] [cta cluster gpu sys] [global shared shared::cta shared::cluster] \

@@ -13,6 +13,7 @@ pub mod copy;
 pub mod float;
 pub mod mbarrier;
 pub mod memory;
+pub mod tcgen05;
 pub mod tensor_map;
 pub mod warp;
 
@@ -71,6 +72,8 @@ pub enum WaitFor {
     TimedOut,
     /// The cluster barrier's next generation.
     Cluster { generation: u64 },
+    /// Columns of tensor memory that others must free.
+    Columns { cta: u32, columns: u32 },
 }
 
 impl WaitFor {
@@ -89,6 +92,10 @@ impl WaitFor {
             }
             WaitFor::Progress { since, .. } => machine.progress != *since,
             WaitFor::TimedOut => true,
+            WaitFor::Columns { cta, columns } => {
+                let tmem = &machine.ctas[*cta as usize].tmem;
+                tmem.used() + columns <= crate::hw::tmem::COLUMNS
+            }
             WaitFor::Cluster { generation } => machine.cluster_barrier.generation != *generation,
         }
     }
@@ -114,6 +121,7 @@ impl WaitFor {
                 format!("{phase}the mbarrier at byte {byte} of shared memory: {}", state.unwrap_or_default())
             }
             WaitFor::TimedOut => "nothing".into(),
+            WaitFor::Columns { columns, .. } => format!("{columns} free columns of tensor memory"),
             WaitFor::Cluster { .. } => machine.cluster_barrier.describe(),
         }
     }

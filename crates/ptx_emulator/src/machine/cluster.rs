@@ -9,10 +9,12 @@ use super::mbarrier::Mbarriers;
 use super::memory::{LOCAL_BASE, RANK_SHIFT, SHARED_BASE, SharedMemory};
 use super::pending::{Effect, Issuer, Operation, Pending};
 use super::sync::Synchronisation;
+use super::tmem::{self, Tmem};
 use super::warp::{Fragment, Row, Warp};
 use crate::device::{LaunchConfig, Schedule};
 use crate::exec::barrier::{self, Barrier};
 use crate::exec::cluster::ClusterBarrier;
+use crate::exec::tcgen05::Pipe;
 use crate::exec::{Flow, WaitFor};
 use crate::fault::{Fault, FaultKind, Party, Place, Stop, Stopped};
 use crate::lower::{Kernel, Special};
@@ -63,6 +65,7 @@ pub struct Cta {
     pub shared: SharedMemory,
     pub barriers: [Barrier; barrier::COUNT as usize],
     pub mbarriers: Mbarriers,
+    pub tmem: Tmem,
     /// Warps that have not exited.
     pub running: u32,
 }
@@ -78,6 +81,8 @@ pub struct Machine<'a> {
     pub sync: Synchronisation,
     pub warp_barriers: HashMap<(u32, u32), Shared>,
     pub cluster_barrier: ClusterBarrier,
+    /// Tensor-core operations in order, by CTA pair.
+    pub pipes: Vec<Pipe>,
     /// Counters by warp index in the CTA.
     pub roles: Vec<Role>,
     pub sanitize: bool,
@@ -131,7 +136,12 @@ impl Machine<'_> {
 
     /// A warp has no threads left.
     fn exited(&mut self, w: &Warp) -> Stopped<()> {
-        self.ctas[w.cta as usize].running -= 1;
+        let cta = &mut self.ctas[w.cta as usize];
+        cta.running -= 1;
+        if cta.running == 0 && cta.tmem.used() > 0 {
+            let text = format!("the CTA exits with {} columns allocated", cta.tmem.used());
+            return Err(Stop::new(FaultKind::TmemNotFreed, text));
+        }
         let waited = w.cluster_generation != self.cluster_barrier.generation;
         self.cluster_barrier.leave(w.all, if waited { 0 } else { w.cluster_arrived });
         Ok(())
@@ -202,6 +212,7 @@ impl<'a> Cluster<'a> {
                 shared: SharedMemory::new(shared_bytes),
                 barriers: Default::default(),
                 mbarriers: Mbarriers::new(),
+                tmem: Tmem::default(),
                 running: warps_per_cta,
             });
         }
@@ -212,7 +223,10 @@ impl<'a> Cluster<'a> {
         let mut random = Random(seed ^ index.wrapping_mul(0xd6e8_feb8_6659_fd93));
         random.next();
         let warps = warps_per_cta * ctas.len() as u32;
-        let race = config.sanitize.then(|| Detector::new(warps, ctas.len() as u32, shared_bytes));
+        // The CTAs' shared memories, then their tensor memories.
+        let tmem_bytes = if kernel.uses_tmem { tmem::BYTES } else { 0 };
+        let memories = [shared_bytes, tmem_bytes].into_iter().flat_map(|n| ctas.iter().map(move |_| n));
+        let race = config.sanitize.then(|| Detector::new(warps, memories));
         let mut cluster = Cluster {
             warps: Vec::new(),
             machine: Machine {
@@ -224,6 +238,7 @@ impl<'a> Cluster<'a> {
                 race,
                 sync: Synchronisation::default(),
                 warp_barriers: HashMap::new(),
+                pipes: vec![Pipe::default(); ctas_count.div_ceil(2) as usize],
                 cluster_barrier: ClusterBarrier::new(threads * ctas_count),
                 roles: vec![Role::default(); warps_per_cta as usize],
                 sanitize: config.sanitize,
@@ -400,6 +415,11 @@ impl<'a> Cluster<'a> {
         &self.machine.roles
     }
 
+    /// The most tensor-memory columns that were allocated at once in a CTA.
+    pub fn peak_tmem_columns(&self) -> u32 {
+        self.machine.ctas.iter().map(|c| c.tmem.peak).max().unwrap_or(0)
+    }
+
     /// A measure of what has happened, to see whether anything does.
     pub fn progress(&self) -> u64 {
         self.machine.progress
@@ -496,6 +516,13 @@ fn meets(w: &Warp) -> bool {
 }
 
 fn check_defined(w: &Warp, inst: &crate::exec::Inst, exec: u32) -> Stopped<()> {
+    for load in &w.tmem_loads {
+        let in_flight = |r: &u32| load.values.iter().any(|(d, _)| d.register() == Some(*r));
+        if inst.reads.iter().any(in_flight) {
+            let text = "a register that tcgen05.ld fills, before tcgen05.wait::ld";
+            return Err(Stop::new(FaultKind::ReadInFlight, text).other("the load", Some(load.pc)));
+        }
+    }
     if inst.moves {
         return Ok(());
     }

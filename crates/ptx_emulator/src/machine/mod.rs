@@ -6,4 +6,5 @@ pub mod mbarrier;
 pub mod memory;
 pub mod pending;
 pub mod sync;
+pub mod tmem;
 pub mod warp;

@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 use super::cluster::Machine;
 use crate::exec::WaitFor;
 use crate::fault::{FaultKind, Stop, Stopped};
-use crate::race::Agent;
+use crate::lower::Dst;
+use crate::race::{Agent, Shared};
 
 /// One value for each lane, as untyped bits in the low end.
 pub type Row = [u64; 32];
@@ -41,6 +42,13 @@ pub struct BulkCopy {
     pub agent: Option<Agent>,
 }
 
+/// A load from tensor memory before its wait: registers and the values they will get.
+pub struct TmemLoad {
+    pub values: Vec<(Dst, Row)>,
+    pub agent: Option<Agent>,
+    pub pc: u32,
+}
+
 /// The bulk copies of one lane that complete by groups.
 #[derive(Clone, Debug, Default)]
 pub struct BulkGroups {
@@ -73,6 +81,11 @@ pub struct Warp {
     /// Lanes that have arrived at the cluster barrier and not yet waited, and in which generation.
     pub cluster_arrived: u32,
     pub cluster_generation: u64,
+    /// `tcgen05.ld` whose registers have not been waited for, and `tcgen05.st` in flight.
+    pub tmem_loads: Vec<TmemLoad>,
+    pub tmem_stores: Vec<(u64, Option<Agent>)>,
+    /// What the warp's own `tcgen05` operations did.
+    pub tmem_known: Shared,
     /// Bulk copies of each lane that no mbarrier tracks.
     pub bulk: Box<[BulkGroups; 32]>,
     /// The wait that just ended, for the instruction that began it.
@@ -106,6 +119,9 @@ impl Warp {
             copies: Box::default(),
             cluster_arrived: 0,
             cluster_generation: 0,
+            tmem_loads: Vec::new(),
+            tmem_stores: Vec::new(),
+            tmem_known: None,
             bulk: Box::default(),
             resumed: None,
             issued: 0,
