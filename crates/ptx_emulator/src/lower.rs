@@ -147,6 +147,7 @@ pub struct Kernel {
     /// Threads of different clusters may communicate, so that clusters must take turns.
     pub(crate) communicates: bool,
     pub(crate) uses_tmem: bool,
+    pub(crate) uses_wgmma: bool,
     pub(crate) files: BTreeMap<u32, String>,
     /// Instructions that cannot be executed: line, and why.
     pub unsupported: Vec<(u32, String)>,
@@ -318,6 +319,7 @@ pub fn lower(ast: &Ast, function: &Function, variables: &HashMap<&str, u32>) -> 
         specials: Vec::new(),
         communicates: false,
         uses_tmem: false,
+        uses_wgmma: false,
         files: ast.files.clone(),
         unsupported: Vec::new(),
     };
@@ -589,6 +591,11 @@ impl<'a> Lower<'a> {
     /// The registers written so far are not written by this instruction, but when it is waited for.
     pub fn writes_later(&mut self) {
         self.writes.clear();
+    }
+
+    /// This instruction is an asynchronous matrix instruction that uses registers.
+    pub fn uses_wgmma(&mut self) {
+        self.kernel.uses_wgmma = true;
     }
 
     /// This instruction works with tensor memory.

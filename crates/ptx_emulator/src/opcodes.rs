@@ -6,8 +6,8 @@
 //! may come in any order (real compilers disagree on it).
 
 use crate::exec::{
-    Lowered, alu, atomic, barrier, bulk, cluster, compare, control, convert, copy, float, mbarrier, memory, tcgen05, tensor_map,
-    warp,
+    Lowered, alu, atomic, barrier, bulk, cluster, compare, control, convert, copy, float, matrix, mbarrier, memory,
+    tcgen05, tensor_map, warp, wgmma,
 };
 use crate::lower::Lower;
 use crate::parser::ast::Instruction;
@@ -53,6 +53,26 @@ const F32_FTZ: &str = "[rn rz rm rp] [ftz] [sat] f32";
 const F64_RND: &str = "[rn rz rm rp] f64";
 const HALF: &str = "[rn] [ftz] [sat] {f16 f16x2 bf16 bf16x2}";
 const MIXED: &str = "[rn rz rm rp] [sat] f32 {f16 bf16}";
+
+/// A string literal out of the shapes `m64nNkK` for every N.
+macro_rules! wgmma_form {
+    ($k:literal, $rest:literal) => {
+        concat!(
+            "mma_async sync aligned {",
+            wgmma_form!(@ $k 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144 152 160 168 176 184 192 200 208
+                216 224 232 240 248 256),
+            "} ",
+            $rest
+        )
+    };
+    (@ $k:literal $($n:literal)*) => { concat!($(" m64n", $n, "k", $k),*) };
+}
+
+const WGMMA_F16: &str = wgmma_form!(16, "{f16 f32} f16 f16");
+const WGMMA_BF16: &str = wgmma_form!(16, "f32 bf16 bf16");
+const WGMMA_TF32: &str = wgmma_form!(8, "f32 tf32 tf32");
+const WGMMA_F8: &str = wgmma_form!(32, "{f16 f32} {e4m3 e5m2} {e4m3 e5m2}");
+const WGMMA_I8: &str = wgmma_form!(32, "[satfinite] s32 {u8 s8} {u8 s8}");
 
 table! {
     Integer, "Integer Arithmetic Instructions" => {
@@ -295,6 +315,22 @@ table! {
     }
     Other, "Miscellaneous Instructions: setmaxnreg" => {
         "setmaxnreg" ["{inc dec} sync aligned u32"] cluster::setmaxnreg;
+    }
+    Matrix, "Warp Level Matrix Multiply-Accumulate: mma, ldmatrix, stmatrix, movmatrix" => {
+        "mma" ["sync aligned {m16n8k8 m16n8k16} row col {f16 f32} f16 f16 {f16 f32}",
+               "sync aligned {m16n8k8 m16n8k16} row col f32 bf16 bf16 f32",
+               "sync aligned {m16n8k4 m16n8k8} row col f32 tf32 tf32 f32",
+               "sync aligned {m16n8k16 m16n8k32} row col {f16 f32} {e4m3 e5m2} {e4m3 e5m2} {f16 f32}",
+               "sync aligned {m16n8k16 m16n8k32} row col [satfinite] s32 {u8 s8} {u8 s8} s32"] matrix::mma;
+        "ldmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16"] matrix::ldmatrix;
+        "stmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16"] matrix::stmatrix;
+        "movmatrix" ["sync aligned m8n8 trans b16"] matrix::movmatrix;
+    }
+    Matrix, "Asynchronous Warpgroup Level Matrix Instructions" => {
+        "wgmma" [WGMMA_F16, WGMMA_BF16, WGMMA_TF32, WGMMA_F8, WGMMA_I8] wgmma::mma_async;
+        "wgmma" ["fence sync aligned"] wgmma::fence;
+        "wgmma" ["commit_group sync aligned"] wgmma::commit_group;
+        "wgmma" ["wait_group sync aligned"] wgmma::wait_group;
     }
     Matrix, "TensorCore 5th Generation: alloc, dealloc, relinquish_alloc_permit" => {
         "tcgen05" ["alloc {cta_group::1 cta_group::2} sync aligned [shared::cta] b32"] tcgen05::alloc;

@@ -11,11 +11,13 @@ pub mod control;
 pub mod convert;
 pub mod copy;
 pub mod float;
+pub mod matrix;
 pub mod mbarrier;
 pub mod memory;
 pub mod tcgen05;
 pub mod tensor_map;
 pub mod warp;
+pub mod wgmma;
 
 use crate::fault::Stopped;
 use crate::lower::{Dst, LowerError};
@@ -92,10 +94,7 @@ impl WaitFor {
             }
             WaitFor::Progress { since, .. } => machine.progress != *since,
             WaitFor::TimedOut => true,
-            WaitFor::Columns { cta, columns } => {
-                let tmem = &machine.ctas[*cta as usize].tmem;
-                tmem.used() + columns <= crate::hw::tmem::COLUMNS
-            }
+            WaitFor::Columns { cta, columns } => machine.ctas[*cta as usize].tmem.room(*columns).is_some(),
             WaitFor::Cluster { generation } => machine.cluster_barrier.generation != *generation,
         }
     }

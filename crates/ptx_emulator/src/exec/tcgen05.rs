@@ -17,7 +17,8 @@ use crate::hw::matmul::{
     Floats, Fours, Integers, Packing, Scales, gather, multiply_f16, multiply_f32, multiply_fours, multiply_i32,
 };
 use crate::hw::tmem::{
-    AccessShape, Address as Cell, CopyShape, DataPath, LANES_PER_WARP, first_lane_of_warp, is_allocation_size, scale_byte,
+    AccessShape, Address as Cell, CopyShape, DataPath, LANES_PER_WARP, first_lane_of_warp, is_allocation_size,
+    scale_byte,
 };
 use crate::lower::{Dst, Lower, LowerError};
 use crate::machine::cluster::Machine;
@@ -179,6 +180,23 @@ fn track_chunks(
     Ok(())
 }
 
+/// Records and checks the read of rows of a matrix in the executing CTA's shared memory, each of so many bytes and
+/// bytes an element.
+pub fn track_matrix(
+    m: &mut Machine<'_>,
+    w: &Warp,
+    agent: Option<&Agent>,
+    matrix: SharedMatrix,
+    major: Major,
+    rows: std::ops::Range<u32>,
+    (row_bytes, element_bytes): (u32, u32),
+) -> Stopped<()> {
+    let skip = if major == Major::K { rows.start } else { 0 };
+    let per_row = row_bytes.div_ceil(CHUNK_BYTES);
+    let all = chunks(matrix, major, rows.end, row_bytes, element_bytes);
+    track_chunks(m, w, agent, w.cta, all.skip((skip * per_row) as usize))
+}
+
 /// The chunks of `rows` rows of `row_bytes` of a matrix.
 fn chunks(
     matrix: SharedMatrix,
@@ -194,7 +212,8 @@ fn chunks(
     (0..lines).flat_map(move |r| (0..per_line).map(move |c| matrix.chunk_address(major, r, c)))
 }
 
-fn chunk(m: &Machine<'_>, cta: u32, at: u32) -> [u8; CHUNK_BYTES as usize] {
+/// 16 bytes of a CTA's shared memory, which have been checked to be there.
+pub fn chunk(m: &Machine<'_>, cta: u32, at: u32) -> [u8; CHUNK_BYTES as usize] {
     let data = &m.ctas[cta as usize].shared.data;
     let mut out = [0; CHUNK_BYTES as usize];
     out.copy_from_slice(&data[at as usize..at as usize + CHUNK_BYTES as usize]);
@@ -303,8 +322,9 @@ pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 }
                 _ => None,
             };
-            let path = DataPath::of(desc.m, group, false, false)
-                .ok_or_else(|| Stop::new(FaultKind::BadDescriptor, format!("M = {} with .cta_group::{group}", desc.m)))?;
+            let path = DataPath::of(desc.m, group, false, false).ok_or_else(|| {
+                Stop::new(FaultKind::BadDescriptor, format!("M = {} with .cta_group::{group}", desc.m))
+            })?;
             let a = match &a {
                 A::Descriptor(s) => SourceA::Shared(SharedMatrix::tcgen05(w.lane(*s, lane)).map_err(bad)?),
                 A::Tmem(a) => SourceA::Tmem(cell(w, a, lane)),
@@ -662,9 +682,8 @@ fn access(l: &mut Lower<'_>, i: &Instruction, after_registers: usize) -> Result<
 fn cells(w: &Warp, base: Cell, shape: AccessShape, registers: u32, packed: bool) -> Stopped<Vec<[Cell; 32]>> {
     let first = first_lane_of_warp(w.role);
     let mine = first..first + LANES_PER_WARP;
-    let list: Vec<[Cell; 32]> = (0..registers)
-        .map(|r| std::array::from_fn(|lane| offset(base, shape.cell(lane as u32, r, packed))))
-        .collect();
+    let list: Vec<[Cell; 32]> =
+        (0..registers).map(|r| std::array::from_fn(|lane| offset(base, shape.cell(lane as u32, r, packed)))).collect();
     match list.iter().flatten().find(|c| !mine.contains(&c.lane)) {
         None => Ok(list),
         Some(cell) => {

@@ -83,6 +83,8 @@ pub struct Machine<'a> {
     pub cluster_barrier: ClusterBarrier,
     /// Tensor-core operations in order, by CTA pair.
     pub pipes: Vec<Pipe>,
+    /// Results of asynchronous matrix instructions that no register has yet, by operation.
+    pub matrix_results: HashMap<u64, Vec<Row>>,
     /// Counters by warp index in the CTA.
     pub roles: Vec<Role>,
     pub sanitize: bool,
@@ -238,6 +240,7 @@ impl<'a> Cluster<'a> {
                 race,
                 sync: Synchronisation::default(),
                 warp_barriers: HashMap::new(),
+                matrix_results: HashMap::new(),
                 pipes: vec![Pipe::default(); ctas_count.div_ceil(2) as usize],
                 cluster_barrier: ClusterBarrier::new(threads * ctas_count),
                 roles: vec![Role::default(); warps_per_cta as usize],
@@ -257,6 +260,9 @@ impl<'a> Cluster<'a> {
             let all = u32::MAX >> (32 - present);
             let local = LOCAL_BASE + kernel.local_bytes;
             let mut warp = Warp::new(index, cta, role, all, kernel.registers, kernel.predicates, local);
+            if kernel.uses_wgmma && config.sanitize {
+                warp.written_at = vec![0; kernel.registers as usize];
+            }
             for &(register, special) in &kernel.specials {
                 let row = special_row(&cluster.machine, &warp, special);
                 warp.set(register, u32::MAX, &row);
@@ -523,6 +529,17 @@ fn check_defined(w: &Warp, inst: &crate::exec::Inst, exec: u32) -> Stopped<()> {
             return Err(Stop::new(FaultKind::ReadInFlight, text).other("the load", Some(load.pc)));
         }
     }
+    for p in w.wgmma.all() {
+        let result = |r: &u32| p.d.iter().any(|d| d.register() == Some(*r));
+        if inst.reads.iter().any(result) {
+            let text = "an accumulator register of wgmma, before wgmma.wait_group";
+            return Err(Stop::new(FaultKind::ReadInFlight, text).other("the wgmma", Some(p.pc)));
+        }
+        if inst.writes.iter().any(|r| result(r) || p.a.contains(r)) {
+            let text = "a register that wgmma still uses, before wgmma.wait_group";
+            return Err(Stop::new(FaultKind::OverwriteInFlight, text).other("the wgmma", Some(p.pc)));
+        }
+    }
     if inst.moves {
         return Ok(());
     }
@@ -552,6 +569,9 @@ fn define(w: &mut Warp, inst: &crate::exec::Inst, exec: u32) {
     }
     for &r in &inst.writes {
         w.define(r, exec, known);
+        if let Some(at) = w.written_at.get_mut(r as usize) {
+            *at = w.issued;
+        }
     }
     for &p in &inst.predicate_writes {
         w.define_predicate(p, exec, known);

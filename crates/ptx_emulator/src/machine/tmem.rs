@@ -30,11 +30,16 @@ impl Tmem {
             self.cells = vec![0; (LANES * COLUMNS) as usize];
             self.defined = vec![false; self.cells.len()];
         }
-        let free = |first: &u32| self.allocations.iter().all(|&(at, n)| first + columns <= at || at + n <= *first);
-        let first = (0..COLUMNS).step_by(columns as usize).find(free)?;
+        let first = self.room(columns)?;
         self.allocations.push((first, columns));
         self.peak = self.peak.max(self.used());
         Some(first)
+    }
+
+    /// Where an allocation would begin.
+    pub fn room(&self, columns: u32) -> Option<u32> {
+        let free = |first: &u32| self.allocations.iter().all(|&(at, n)| first + columns <= at || at + n <= *first);
+        (0..COLUMNS).step_by(columns as usize).find(free)
     }
 
     /// Columns allocated now.
@@ -126,4 +131,3 @@ impl Machine<'_> {
         }
     }
 }
-

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::cluster::Machine;
-use crate::exec::WaitFor;
+use crate::exec::{WaitFor, wgmma};
 use crate::fault::{FaultKind, Stop, Stopped};
 use crate::lower::Dst;
 use crate::race::{Agent, Shared};
@@ -86,6 +86,9 @@ pub struct Warp {
     pub tmem_stores: Vec<(u64, Option<Agent>)>,
     /// What the warp's own `tcgen05` operations did.
     pub tmem_known: Shared,
+    /// Matrix instructions in flight, and when each register was last written (empty if the kernel has none).
+    pub wgmma: wgmma::Groups,
+    pub written_at: Vec<u64>,
     /// Bulk copies of each lane that no mbarrier tracks.
     pub bulk: Box<[BulkGroups; 32]>,
     /// The wait that just ended, for the instruction that began it.
@@ -122,6 +125,8 @@ impl Warp {
             tmem_loads: Vec::new(),
             tmem_stores: Vec::new(),
             tmem_known: None,
+            wgmma: wgmma::Groups::default(),
+            written_at: Vec::new(),
             bulk: Box::default(),
             resumed: None,
             issued: 0,
@@ -198,6 +203,19 @@ impl Warp {
     pub fn define_predicate(&mut self, p: u32, mask: u32, defined: u32) {
         let out = &mut self.predicates_defined[p as usize];
         *out = *out & !mask | defined & mask;
+    }
+
+    /// Registers that an asynchronous matrix instruction uses must not have been written since the last `wgmma.fence`.
+    pub fn check_wgmma_fence(&self, registers: impl Iterator<Item = u32>) -> Stopped<()> {
+        let mut registers = registers;
+        let fenced_at = self.wgmma.fenced_at;
+        match registers.find(|&r| self.written_at.get(r as usize).is_some_and(|&at| at > fenced_at)) {
+            None => Ok(()),
+            Some(_) => {
+                let text = "a register of the instruction was written since the warp's last wgmma.fence";
+                Err(Stop::new(FaultKind::MissingWgmmaFence, text))
+            }
+        }
     }
 
     /// Lanes that have not exited.
