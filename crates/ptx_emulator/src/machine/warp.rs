@@ -236,6 +236,10 @@ impl Warp {
     /// Merges fragments at one place, and picks the next to run: among those that can, the one that span least,
     /// then the one that is furthest behind. `false` if none can run.
     pub fn schedule(&mut self, machine: &mut Machine) -> Stopped<bool> {
+        if self.resumed.is_some() {
+            // A wait has ended, and its instruction has not been executed again yet.
+            return Ok(true);
+        }
         if self.fragments.len() == 1 {
             self.current = 0;
             let ready = match &self.fragments[0].wait {
