@@ -442,4 +442,19 @@ mod tests {
             }
         }
     }
+
+    /// The full opcodes of 28 GEMM kernels that three independent compilers made for sm_90a and sm_100a.
+    #[test]
+    fn opcodes_of_real_gemm_kernels_are_known() {
+        let list = include_str!("testdata/gemm_opcodes.txt");
+        let unknown: Vec<&str> = list.lines().filter(|name| !known(name)).collect();
+        assert!(unknown.is_empty(), "{unknown:#?}");
+    }
+
+    fn known(full_name: &str) -> bool {
+        let mut parts = full_name.split('.').map(String::from);
+        let name = parts.next().unwrap();
+        let modifiers: Vec<String> = parts.collect();
+        OPCODES.iter().any(|o| o.name == name && o.allows(&modifiers))
+    }
 }
