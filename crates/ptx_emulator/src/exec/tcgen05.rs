@@ -503,14 +503,20 @@ impl Mma {
         let shared_a = matches!(self.a, SourceA::Shared(_));
         for (index, &cta) in self.ctas.iter().enumerate() {
             let a_bytes = self.gather_a(m, cta, 0)?;
-            let cells: Vec<Cell> = (0..rows)
-                .flat_map(|row| (0..n).map(move |column| (row, column)))
-                .map(|(row, column)| offset(self.d, self.path.d_cell(row as u32, column as u32, desc.n)))
+            // A row of D is one run of columns, or two or four of them in as many lanes.
+            let width = self.path.d_columns(desc.n);
+            let runs: Vec<Cell> = (0..rows as u32)
+                .flat_map(|row| (0..desc.n).step_by(width as usize).map(move |column| (row, column)))
+                .map(|(row, column)| offset(self.d, self.path.d_cell(row, column, desc.n)))
                 .collect();
-            let old: Vec<u32> = match self.accumulate {
-                true => cells.iter().map(|&c| m.tmem_read(cta, c)).collect::<Stopped<_>>()?,
-                false => vec![0; cells.len()],
-            };
+            let mut old = Vec::with_capacity(rows * n);
+            if self.accumulate {
+                for &run in &runs {
+                    old.extend_from_slice(m.tmem_read_row(cta, run, width)?);
+                }
+            } else {
+                old.resize(rows * n, 0);
+            }
             let a_packing = self.packing(shared_a);
             let floats_a = || {
                 let a = Floats::decode(desc.a, a_packing, rows, k, &a_bytes);
@@ -553,9 +559,9 @@ impl Mma {
                     d.into_iter().map(f32::to_bits).collect()
                 }
             };
-            for (&cell, value) in cells.iter().zip(new) {
-                if self.disabled[index] >> cell.lane & 1 == 0 {
-                    m.tmem_write(cta, cell, value);
+            for (&run, values) in runs.iter().zip(new.chunks_exact(width as usize)) {
+                if self.disabled[index] >> run.lane & 1 == 0 {
+                    m.tmem_write_row(cta, run, values);
                 }
             }
         }

@@ -122,6 +122,27 @@ impl Machine<'_> {
         Ok(tmem.cells.get(index).copied().unwrap_or(0))
     }
 
+    /// The bits of neighbouring cells of one lane; they must have been written.
+    pub fn tmem_read_row(&self, cta: u32, at: Address, columns: u32) -> Stopped<&[u32]> {
+        let tmem = &self.ctas[cta as usize].tmem;
+        let first = (at.lane * COLUMNS + at.column) as usize;
+        let range = first..first + columns as usize;
+        if self.sanitize
+            && let Some(n) = tmem.defined[range.clone()].iter().position(|d| !d)
+        {
+            self.tmem_read(cta, Address { column: at.column + n as u32, ..at })?;
+        }
+        Ok(&tmem.cells[range])
+    }
+
+    /// Writes neighbouring cells of one lane.
+    pub fn tmem_write_row(&mut self, cta: u32, at: Address, values: &[u32]) {
+        let tmem = &mut self.ctas[cta as usize].tmem;
+        let first = (at.lane * COLUMNS + at.column) as usize;
+        tmem.cells[first..first + values.len()].copy_from_slice(values);
+        tmem.defined[first..first + values.len()].fill(true);
+    }
+
     pub fn tmem_write(&mut self, cta: u32, at: Address, value: u32) {
         let tmem = &mut self.ctas[cta as usize].tmem;
         let index = (at.lane * COLUMNS + at.column) as usize;
