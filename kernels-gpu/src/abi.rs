@@ -5,6 +5,8 @@
 #[cfg(not(target_arch = "nvptx64"))]
 use bytemuck::{Pod, Zeroable};
 
+pub mod sm100;
+
 /// Consecutive elements of K that share a scale factor.
 pub const BLOCK: u32 = 16;
 

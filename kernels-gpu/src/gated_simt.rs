@@ -23,8 +23,7 @@
 use core::hint::assert_unchecked;
 
 use cuda_std::{
-    convert::{cvt_rn_bf16x2_f32, cvt_rn_f16x2_f32},
-    float::{ex2_approx_ftz_f32, fma_rn_f32, rcp_approx_ftz_f32},
+    float::fma_rn_f32,
     global::{ld_global_nc_b32_or_zero, ld_global_nc_b64_or_zero, st_global_b16, st_global_b64},
     integer::{dp4a_s32_s32, prmt_b32},
     kernel,
@@ -32,8 +31,9 @@ use cuda_std::{
     thread,
 };
 
-use crate::abi::{
-    BLOCK, Group, Launch, OUTPUT_BF16, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS, SimtPanel, SimtTile, scale_word_offset,
+use crate::{
+    abi::{BLOCK, Group, Launch, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS, SimtPanel, SimtTile, scale_word_offset},
+    epilogue::{convert, silu},
 };
 
 const THREADS: u32 = SimtTile::THREADS;
@@ -443,27 +443,18 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
     }
 }
 
-/// x/(1+e⁻ˣ). For x → −∞ the exponential overflows to inf, its reciprocal is 0 and the result −0.
-#[inline(always)]
-fn silu(x: f32) -> f32 {
-    x * rcp_approx_ftz_f32(1.0 + ex2_approx_ftz_f32(-core::f32::consts::LOG2_E * x))
-}
-
 /// Converts and stores N neighbouring elements of C.
 #[inline(always)]
 unsafe fn store_output<const N: usize>(address: u64, output: u32, values: [f32; N]) {
     const { assert!(N == 1 || N == 4) };
-    let convert = |low, high| {
-        if output == OUTPUT_BF16 { cvt_rn_bf16x2_f32(low, high) } else { cvt_rn_f16x2_f32(low, high) }
-    };
     // SAFETY: the caller's promise.
     unsafe {
         if N == 4 {
-            let low = convert(values[0], values[1 % N]);
-            let high = convert(values[2 % N], values[3 % N]);
+            let low = convert(output, values[0], values[1 % N]);
+            let high = convert(output, values[2 % N], values[3 % N]);
             st_global_b64(address, u64::from(high) << 32 | u64::from(low));
         } else {
-            st_global_b16(address, convert(values[0], 0.0) as u16);
+            st_global_b16(address, convert(output, values[0], 0.0) as u16);
         }
     }
 }

@@ -7,5 +7,9 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
 pub mod abi;
+#[cfg(any(feature = "gated_simt", feature = "gated_sm100"))]
+mod epilogue;
 #[cfg(feature = "gated_simt")]
 pub mod gated_simt;
+#[cfg(feature = "gated_sm100")]
+pub mod gated_sm100;

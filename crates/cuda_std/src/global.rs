@@ -65,3 +65,19 @@ stores! {
     /// Stores 64 bits (`st.global.b64`).
     st_global_b64: u64 = "st.global.b64", reg64;
 }
+
+/// Stores four words (`st.global.v4.b32`).
+///
+/// # Safety
+/// `address` is a multiple of 16; 16 bytes of global memory lie there that no other thread accesses meanwhile.
+#[inline(always)]
+pub unsafe fn st_global_v4_b32(address: u64, [a, b, c, d]: [u32; 4]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "st.global.v4.b32 [{}], {{{}, {}, {}, {}}};",
+            in(reg64) address, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d,
+            options(nostack, preserves_flags)
+        )
+    };
+}

@@ -18,6 +18,7 @@ pub mod global;
 pub mod integer;
 pub mod mbarrier;
 pub mod shared;
+pub mod tcgen05;
 pub mod thread;
 pub mod tma;
 pub mod warp;

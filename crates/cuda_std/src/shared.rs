@@ -67,6 +67,20 @@ pub unsafe fn ld_shared_f32(address: u32) -> f32 {
     value
 }
 
+/// Loads a word (`ld.shared.b32`).
+///
+/// # Safety
+/// As [`ld_shared_v4_b32`], for a multiple of 4 and 4 bytes.
+#[inline(always)]
+pub unsafe fn ld_shared_b32(address: u32) -> u32 {
+    let value: u32;
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!("ld.shared.b32 {}, [{}];", out(reg32) value, in(reg32) address, options(readonly, nostack, preserves_flags))
+    };
+    value
+}
+
 /// Stores four words (`st.shared.v4.b32`).
 ///
 /// # Safety
@@ -92,4 +106,14 @@ pub unsafe fn st_shared_v4_b32(address: u32, [a, b, c, d]: [u32; 4]) {
 pub unsafe fn st_shared_f32(address: u32, value: f32) {
     // SAFETY: the caller's promise.
     unsafe { ptx!("st.shared.f32 [{}], {};", in(reg32) address, in(reg32) value, options(nostack, preserves_flags)) };
+}
+
+/// Stores 16 bits (`st.shared.b16`).
+///
+/// # Safety
+/// As [`st_shared_v4_b32`], for a multiple of 2 and 2 bytes.
+#[inline(always)]
+pub unsafe fn st_shared_b16(address: u32, value: u16) {
+    // SAFETY: the caller's promise.
+    unsafe { ptx!("st.shared.b16 [{}], {};", in(reg32) address, in(reg16) value, options(nostack, preserves_flags)) };
 }

@@ -1,0 +1,241 @@
+//! The fifth-generation tensor core and its tensor memory: 128 lanes × 512 columns of 32 bits a multiprocessor.
+//!
+//! A tensor memory address has the lane in its upper and the column in its lower 16 bits. `mma` and `cp` are issued
+//! by one thread, take effect in the order of issue, and are known to be complete through a [`tcgen05_commit`] and
+//! its mbarrier; a thread that waited there puts [`tcgen05_fence_after_thread_sync`] before what it does next with
+//! tensor memory, one that tells others puts [`tcgen05_fence_before_thread_sync`] behind what it did. What ends in
+//! `sync.aligned` is executed by all lanes of a warp together. PTX ISA, "TensorCore 5th Generation Family
+//! Instructions"; sm_100f.
+
+use crate::ptx;
+
+/// Lanes of tensor memory.
+pub const TMEM_LANES: u32 = 128;
+
+/// Columns of tensor memory.
+pub const TMEM_COLUMNS: u32 = 512;
+
+/// The address `columns` further on.
+#[inline(always)]
+pub const fn tmem_column(address: u32, columns: u32) -> u32 {
+    address + columns
+}
+
+/// The address `lanes` further on.
+#[inline(always)]
+pub const fn tmem_lane(address: u32, lanes: u32) -> u32 {
+    address + (lanes << 16)
+}
+
+/// The columns that an allocation for `columns` takes: a power of two, 32 at least.
+pub const fn tmem_allocation(columns: u32) -> u32 {
+    let columns = columns.next_power_of_two();
+    if columns < 32 { 32 } else { columns }
+}
+
+/// How rows of a matrix lie in shared memory ("Shared memory descriptor", swizzle mode).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixSwizzle {
+    /// 16 bytes of 8 rows follow each other.
+    None = 0,
+    /// Rows of 128 bytes; the 16-byte chunks of a row are permuted by the row's number modulo 8.
+    B128 = 2,
+}
+
+/// A shared-memory descriptor of a K-major matrix ("Matrix descriptors: Shared memory descriptor"): its address, a
+/// multiple of 16 below 2¹⁸, and the bytes from 8 rows to the next 8.
+#[inline(always)]
+pub const fn matrix_descriptor(address: u32, stride: u32, swizzle: MatrixSwizzle) -> u64 {
+    /// Fixed for this generation.
+    const VERSION: u64 = 1 << 46;
+    /// The leading dimension's stride, which these layouts do not use, in units of 16 bytes.
+    const LEADING: u64 = 1 << 16;
+    (address >> 4) as u64 | LEADING | ((stride >> 4) as u64) << 32 | VERSION | (swizzle as u64) << 61
+}
+
+/// The instruction descriptor of `kind::mxf4nvf4` with e2m1 values, ue4m3 scales, both matrices K-major
+/// ("Matrix descriptors: Instruction descriptor"): `m` 128, `n` a multiple of 8 up to 256.
+#[inline(always)]
+pub const fn mxf4nvf4_descriptor(m: u32, n: u32) -> u32 {
+    const A_E2M1: u32 = 1 << 7;
+    const B_E2M1: u32 = 1 << 10;
+    A_E2M1 | B_E2M1 | (n >> 3) << 17 | (m >> 7) << 27
+}
+
+/// Allocates columns of tensor memory and writes the address of the first to shared memory; waits until they are free
+/// (`tcgen05.alloc.cta_group::1.sync.aligned`).
+///
+/// # Safety
+/// All lanes of a warp call it together with the same arguments. `columns` is a power of two from 32 to 512;
+/// `destination` is 4 bytes of shared memory, aligned, that nobody else accesses. The columns are freed before the
+/// block ends.
+#[inline(always)]
+pub unsafe fn tcgen05_alloc(destination: u32, columns: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{}], {};",
+            in(reg32) destination, in(reg32) columns, options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Gives up the right to allocate, so that another block may (`tcgen05.relinquish_alloc_permit.sync.aligned`).
+///
+/// # Safety
+/// All lanes of a warp call it together; none of the block allocates later.
+#[inline(always)]
+pub unsafe fn tcgen05_relinquish_alloc_permit() {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;", options(nostack, preserves_flags));
+    }
+}
+
+/// Frees what [`tcgen05_alloc`] gave (`tcgen05.dealloc.cta_group::1.sync.aligned`).
+///
+/// # Safety
+/// All lanes of a warp call it together with the same arguments: an allocation's address and columns, which nobody
+/// uses any more.
+#[inline(always)]
+pub unsafe fn tcgen05_dealloc(address: u32, columns: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "tcgen05.dealloc.cta_group::1.sync.aligned.b32 {}, {};", in(reg32) address, in(reg32) columns,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// D = A·Bᵀ, plus D where `accumulate`, over 64 elements of K with a scale for each 16
+/// (`tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16`).
+///
+/// # Safety
+/// One thread calls it. `d` is an accumulator in tensor memory, `a` and `b` are [`matrix_descriptor`]s, `descriptor`
+/// is of [`mxf4nvf4_descriptor`]; `scale_a` and `scale_b` are tensor memory addresses at which each 32 rows take a
+/// column, in every quarter of the lanes. All of it is the block's own and complete, and nobody else accesses it until
+/// a commit has arrived.
+#[inline(always)]
+pub unsafe fn tcgen05_mma_mxf4nvf4_block16(
+    d: u32,
+    a: u64,
+    b: u64,
+    descriptor: u32,
+    scale_a: u32,
+    scale_b: u32,
+    accumulate: bool,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "{{",
+            ".reg .pred p;",
+            "setp.ne.u32 p, {accumulate}, 0;",
+            "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [{d}], {a}, {b}, {descriptor}, [{scale_a}], \
+             [{scale_b}], p;",
+            "}}",
+            d = in(reg32) d, a = in(reg64) a, b = in(reg64) b, descriptor = in(reg32) descriptor,
+            scale_a = in(reg32) scale_a, scale_b = in(reg32) scale_b, accumulate = in(reg32) u32::from(accumulate),
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Copies 32 rows of 16 bytes from shared memory to 4 columns of every quarter of tensor memory's lanes: a tile of the
+/// blocked scale layout, 128 rows × 4 scales, to where an MMA wants it (`tcgen05.cp.cta_group::1.32x128b.warpx4`).
+///
+/// # Safety
+/// One thread calls it. `address` is in tensor memory, in lane 0; `source` is a [`matrix_descriptor`]. Nobody else
+/// accesses either until a commit has arrived.
+#[inline(always)]
+pub unsafe fn tcgen05_cp_32x128b_warpx4(address: u32, source: u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "tcgen05.cp.cta_group::1.32x128b.warpx4 [{}], {};", in(reg32) address, in(reg64) source,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Arrives at a barrier once all that this thread issued to the tensor core is complete
+/// (`tcgen05.commit.cta_group::1.mbarrier::arrive::one`).
+///
+/// # Safety
+/// `mbarrier` is a barrier of this block.
+#[inline(always)]
+pub unsafe fn tcgen05_commit(mbarrier: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{}];", in(reg32) mbarrier,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Orders what this thread did with tensor memory before its next arrival or barrier
+/// (`tcgen05.fence::before_thread_sync`).
+#[inline(always)]
+pub fn tcgen05_fence_before_thread_sync() {
+    // SAFETY: orders memory accesses, makes none.
+    unsafe { ptx!("tcgen05.fence::before_thread_sync;", options(nostack, preserves_flags)) };
+}
+
+/// Orders what this thread does with tensor memory from here on behind its last wait or barrier
+/// (`tcgen05.fence::after_thread_sync`).
+#[inline(always)]
+pub fn tcgen05_fence_after_thread_sync() {
+    // SAFETY: orders memory accesses, makes none.
+    unsafe { ptx!("tcgen05.fence::after_thread_sync;", options(nostack, preserves_flags)) };
+}
+
+/// Loads 8 columns of this warp's 32 lanes, a lane a thread, and waits for them
+/// (`tcgen05.ld.sync.aligned.32x32b.x8`, `tcgen05.wait::ld`).
+///
+/// One piece with its wait, since the registers hold nothing before it.
+///
+/// # Safety
+/// All lanes of a warp call it together with the same address, in the first of the lanes that the warp may access: 32
+/// times its number in the block modulo 4. The columns are complete.
+#[inline(always)]
+pub unsafe fn tcgen05_ld_32x32b_x8(address: u32) -> [u32; 8] {
+    let [r0, r1, r2, r3, r4, r5, r6, r7]: [u32; 8];
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "tcgen05.ld.sync.aligned.32x32b.x8.b32 {{{}, {}, {}, {}, {}, {}, {}, {}}}, [{}];",
+            "tcgen05.wait::ld.sync.aligned;",
+            out(reg32) r0, out(reg32) r1, out(reg32) r2, out(reg32) r3,
+            out(reg32) r4, out(reg32) r5, out(reg32) r6, out(reg32) r7,
+            in(reg32) address, options(nostack, preserves_flags)
+        )
+    };
+    [r0, r1, r2, r3, r4, r5, r6, r7]
+}
+
+/// Two of [`tcgen05_ld_32x32b_x8`] with one wait.
+///
+/// # Safety
+/// As there, for both addresses.
+#[inline(always)]
+pub unsafe fn tcgen05_ld_32x32b_x8_twice(addresses: [u32; 2]) -> [[u32; 8]; 2] {
+    let [r0, r1, r2, r3, r4, r5, r6, r7]: [u32; 8];
+    let [s0, s1, s2, s3, s4, s5, s6, s7]: [u32; 8];
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "tcgen05.ld.sync.aligned.32x32b.x8.b32 {{{}, {}, {}, {}, {}, {}, {}, {}}}, [{first}];",
+            "tcgen05.ld.sync.aligned.32x32b.x8.b32 {{{}, {}, {}, {}, {}, {}, {}, {}}}, [{second}];",
+            "tcgen05.wait::ld.sync.aligned;",
+            out(reg32) r0, out(reg32) r1, out(reg32) r2, out(reg32) r3,
+            out(reg32) r4, out(reg32) r5, out(reg32) r6, out(reg32) r7,
+            out(reg32) s0, out(reg32) s1, out(reg32) s2, out(reg32) s3,
+            out(reg32) s4, out(reg32) s5, out(reg32) s6, out(reg32) s7,
+            first = in(reg32) addresses[0], second = in(reg32) addresses[1],
+            options(nostack, preserves_flags)
+        )
+    };
+    [[r0, r1, r2, r3, r4, r5, r6, r7], [s0, s1, s2, s3, s4, s5, s6, s7]]
+}

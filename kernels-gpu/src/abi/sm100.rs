@@ -1,0 +1,284 @@
+//! What host and `gated_sm100` agree on: descriptors, tiles, budgets, and the list of its entries.
+//!
+//! Weights lie on the tensor core's M, 128 rows a tile; tokens on its N, which a tile chooses in steps of 8.
+
+#[cfg(not(target_arch = "nvptx64"))]
+use bytemuck::{Pod, Zeroable};
+
+use super::{BLOCK, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS};
+
+/// Threads of a block, in one dimension: six warps.
+pub const THREADS: u32 = 192;
+
+/// Warps that run the epilogue, each for a quarter of the tile's rows; the first of the block.
+pub const EPILOGUE_WARPS: u32 = 4;
+
+/// Rows of a weight tile: the M of an MMA.
+pub const TILE_ROWS: u32 = 128;
+
+/// Tokens of a tile go to the tensor core in steps of this: its N.
+pub const TOKEN_STEP: u32 = 8;
+
+/// Tokens whose scales share a column of tensor memory. Where a group has more than one tile of tokens, tiles start at
+/// multiples of this.
+pub const TOKEN_SCALE_ROWS: u32 = 32;
+
+/// Elements of K of a pipeline stage.
+pub const STEP: u32 = 256;
+
+/// Elements of K of an MMA: a tile of the scale layout.
+pub const MMA_K: u32 = BLOCK * SCALE_TILE_COLUMNS;
+
+/// MMAs along K of a full stage.
+pub const MMAS_PER_STEP: u32 = STEP / MMA_K;
+
+/// Bytes of a row of values in a stage: what the 128-byte swizzle spans, and the inner size of every tensor map's box.
+pub const STEP_BYTES: u32 = STEP / 2;
+
+/// K is a multiple of this: rows of a tensor map are multiples of 16 bytes.
+pub const K_ALIGNMENT: u32 = 32;
+
+/// Bytes of a tile of the blocked scale layout.
+pub const SCALE_TILE_BYTES: u32 = SCALE_TILE_ROWS * SCALE_TILE_COLUMNS;
+
+/// What a block may have of shared memory on a card of compute capability 10.0 (CUDA programming guide, "Technical
+/// Specifications per Compute Capability").
+pub const SHARED_BYTES: u32 = 227 << 10;
+
+/// Columns of tensor memory.
+pub const TMEM_COLUMNS: u32 = 512;
+
+/// One group of a grouped problem, as an array of them lies in global memory.
+///
+/// Computes what [`super::Group`] says. Values are behind tensor maps of u8 of 2 dimensions, `[rows, k/2]` with the
+/// 128-byte swizzle, zeros outside, and a box of [`STEP_BYTES`] × the rows of a tile; scales as there.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+pub struct Group {
+    /// Address of the map of A's values; its box has as many rows as a tile has tokens.
+    pub a_map: u64,
+    /// Address of A's scales, a multiple of 16.
+    pub a_scales: u64,
+    /// Addresses of the maps of the values of gate and up; their boxes have [`TILE_ROWS`] rows.
+    pub b_maps: [u64; 2],
+    /// Addresses of the scales of gate and up, multiples of 16.
+    pub b_scales: [u64; 2],
+    /// Address of C [m, n], row-major, two bytes an element, a multiple of 16.
+    pub c: u64,
+    /// Products of the global scales: A's and gate's, A's and up's.
+    pub alpha: [f32; 2],
+    /// Rows of A and C: tokens.
+    pub m: u32,
+    /// Rows of each B, columns of C; a multiple of 8.
+    pub n: u32,
+    /// Elements summed over; a multiple of [`K_ALIGNMENT`], not 0.
+    pub k: u32,
+    /// Keeps the size a multiple of the alignment.
+    pub unused: u32,
+}
+
+/// One tile of C, as the list of them lies in global memory.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+pub struct Tile {
+    /// Index of its group.
+    pub group: u32,
+    /// First row of the weights, column of C; a multiple of [`TILE_ROWS`].
+    pub first_row: u32,
+    /// First token; a multiple of [`TOKEN_SCALE_ROWS`].
+    pub first_token: u32,
+    /// Tokens, from 1 to the entry's [`Instance::tile_tokens`].
+    pub tokens: u32,
+}
+
+/// The one parameter of a kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+pub struct Launch {
+    /// Address of the array of [`Group`].
+    pub groups: u64,
+    /// Address of the array of [`Tile`]. Block b computes tiles b, b + blocks, b + 2·blocks and so on.
+    pub tiles: u64,
+    /// Its length.
+    pub tile_count: u32,
+    /// [`super::OUTPUT_F16`] or [`super::OUTPUT_BF16`].
+    pub output: u32,
+}
+
+/// Calls `$each!` with every entry of the kernel: its name, the matrices of weights (2 for gated, 1 for plain), the
+/// most tokens of a tile, the stages of its pipeline.
+#[macro_export]
+macro_rules! sm100_instances {
+    ($each:ident) => {
+        $each! {
+            gated_sm100_t8 = 2, 8, 5;
+            gated_sm100_t16 = 2, 16, 5;
+            gated_sm100_t32 = 2, 32, 5;
+            gated_sm100_t64 = 2, 64, 4;
+            gated_sm100_t96 = 2, 96, 4;
+            gated_sm100_t128 = 2, 128, 4;
+            gated_sm100_t192 = 2, 192, 3;
+            gated_sm100_t64_s1 = 2, 64, 1;
+            gated_sm100_t64_s2 = 2, 64, 2;
+            plain_sm100_t8 = 1, 8, 10;
+            plain_sm100_t16 = 1, 16, 10;
+            plain_sm100_t32 = 1, 32, 9;
+            plain_sm100_t64 = 1, 64, 7;
+            plain_sm100_t96 = 1, 96, 6;
+            plain_sm100_t128 = 1, 128, 6;
+            plain_sm100_t192 = 1, 192, 4;
+        }
+    };
+}
+
+macro_rules! table {
+    ($($entry:ident = $matrices:literal, $tile_tokens:literal, $stages:literal;)*) => {
+        /// Every entry of the kernel.
+        pub const INSTANCES: &[Instance] = &[$(Instance {
+            entry: stringify!($entry),
+            matrices: $matrices,
+            tile_tokens: $tile_tokens,
+            stages: $stages,
+        }),*];
+    };
+}
+sm100_instances!(table);
+
+/// An entry of the kernel, and what it takes of the hardware.
+///
+/// Shared memory of a block: stages, then a buffer for each epilogue warp, then barriers. A stage: a tile of each
+/// matrix of weights, a tile of tokens, the scales of each matrix, the scales of the tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// The entry's name.
+    pub entry: &'static str,
+    /// Matrices of weights: 2 for gated, 1 for plain.
+    pub matrices: u32,
+    /// The most tokens of a tile.
+    pub tile_tokens: u32,
+    /// Stages of the pipeline from global memory to the tensor core.
+    pub stages: u32,
+}
+
+impl Instance {
+    /// Bytes of a tile of weights in a stage.
+    pub const WEIGHT_BYTES: u32 = TILE_ROWS * STEP_BYTES;
+
+    /// Bytes of 128 rows' scales in a stage.
+    pub const SCALE_BYTES: u32 = MMAS_PER_STEP * SCALE_TILE_BYTES;
+
+    /// Bytes of an epilogue warp's buffer: 32 columns of C for [`TOKEN_STEP`] tokens, twice.
+    pub const STAGING_BYTES: u32 = 2 * TOKEN_STEP * 32 * 2;
+
+    /// Whether the tiles of a group of `m` tokens start where they must.
+    pub const fn allows(self, m: u32) -> bool {
+        m <= self.tile_tokens || self.tile_tokens.is_multiple_of(TOKEN_SCALE_ROWS)
+    }
+
+    /// Bytes of a tile of tokens in a stage.
+    pub const fn token_bytes(self) -> u32 {
+        self.tile_tokens * STEP_BYTES
+    }
+
+    /// The most rows of scale tiles that a tile of tokens meets: it may start in the middle of one.
+    pub const fn token_scale_tiles(self) -> u32 {
+        if !self.tile_tokens.is_multiple_of(TOKEN_SCALE_ROWS) {
+            return 1;
+        }
+        let (mut most, mut first) = (0, 0);
+        while first < SCALE_TILE_ROWS * self.tile_tokens {
+            let tiles = (first % SCALE_TILE_ROWS + self.tile_tokens).div_ceil(SCALE_TILE_ROWS);
+            if tiles > most {
+                most = tiles;
+            }
+            first += self.tile_tokens;
+        }
+        most
+    }
+
+    /// Bytes of a stage.
+    pub const fn stage_bytes(self) -> u32 {
+        self.matrices * Self::WEIGHT_BYTES
+            + self.token_bytes()
+            + (self.matrices + self.token_scale_tiles()) * Self::SCALE_BYTES
+    }
+
+    /// Columns of tensor memory for the scales of a stage: a column for 32 rows and an MMA.
+    pub const fn scale_columns(self) -> u32 {
+        MMAS_PER_STEP * (SCALE_TILE_ROWS / TOKEN_SCALE_ROWS) * (self.matrices + self.token_scale_tiles())
+    }
+
+    /// Columns of tensor memory for the accumulators of a tile.
+    pub const fn accumulator_columns(self) -> u32 {
+        self.matrices * self.tile_tokens
+    }
+
+    /// Accumulators: 2, so that the epilogue of a tile runs beside the MMAs of the next, where they fit.
+    pub const fn accumulators(self) -> u32 {
+        if 2 * self.accumulator_columns() + self.scale_columns() <= TMEM_COLUMNS { 2 } else { 1 }
+    }
+
+    /// Columns of tensor memory in use.
+    pub const fn tmem_columns(self) -> u32 {
+        self.accumulators() * self.accumulator_columns() + self.scale_columns()
+    }
+
+    /// Barriers: full and empty, of stages and of accumulators.
+    pub const fn barriers(self) -> u32 {
+        2 * (self.stages + self.accumulators())
+    }
+
+    /// Dynamic shared memory of a block, in bytes.
+    pub const fn shared_bytes(self) -> u32 {
+        // The address of the tensor memory takes as much as a barrier.
+        self.stages * self.stage_bytes() + EPILOGUE_WARPS * Self::STAGING_BYTES + 8 * (self.barriers() + 1)
+    }
+
+    /// Stops the compiler where an entry asks for more than there is.
+    pub const fn check(self) {
+        assert!(self.matrices == 1 || self.matrices == 2);
+        assert!(self.tile_tokens > 0 && self.tile_tokens <= 256 && self.tile_tokens.is_multiple_of(TOKEN_STEP));
+        assert!(self.stages > 0, "a pipeline needs a stage");
+        assert!(self.tmem_columns() <= TMEM_COLUMNS, "accumulators and scales do not fit tensor memory");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit shared memory");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern crate std;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_instance_fits_and_has_a_name_of_its_own() {
+        let names: BTreeSet<_> = INSTANCES.iter().map(|instance| instance.entry).collect();
+        assert_eq!(names.len(), INSTANCES.len());
+        INSTANCES.iter().for_each(|instance| instance.check());
+    }
+
+    #[test]
+    fn budgets_are_as_counted_by_hand() {
+        let gated = |tile_tokens, stages| Instance { entry: "", matrices: 2, tile_tokens, stages };
+        assert_eq!([8, 128].map(|tokens| gated(tokens, 1).stage_bytes()), [39_936, 55_296]);
+        assert_eq!([32, 64, 96, 128, 192].map(|tokens| gated(tokens, 1).token_scale_tiles()), [1, 1, 2, 1, 2]);
+        assert_eq!([64, 96, 128, 192].map(|tokens| gated(tokens, 1).accumulators()), [2, 2, 1, 1]);
+        assert_eq!(gated(128, 1).tmem_columns(), 256 + 48);
+    }
+
+    #[test]
+    #[should_panic(expected = "tensor memory")]
+    fn more_columns_than_tensor_memory_has_are_refused() {
+        Instance { entry: "", matrices: 2, tile_tokens: 224, stages: 1 }.check();
+    }
+
+    #[test]
+    #[should_panic(expected = "shared memory")]
+    fn more_stages_than_shared_memory_holds_are_refused() {
+        Instance { entry: "", matrices: 2, tile_tokens: 64, stages: 5 }.check();
+    }
+}
