@@ -53,9 +53,14 @@ pub fn groups(sizes: &[(usize, usize, usize)]) -> Vec<Group> {
     sizes.iter().map(|&(m, n, k)| Group { m, n, k }).collect()
 }
 
-/// Every backend computes the inputs within the public tolerance, and the same bits again.
+/// Every backend of [`backends`] computes the inputs within the public tolerance, and the same bits again.
 pub fn check(inputs: &Inputs, out_dtype: OutDtype) {
-    check_at(inputs, out_dtype, |_| Tolerance::of(out_dtype));
+    check_on(&backends(), inputs, out_dtype);
+}
+
+/// As [`check`], on these backends.
+pub fn check_on(backends: &[Box<dyn Backend>], inputs: &Inputs, out_dtype: OutDtype) {
+    check_at(backends, inputs, out_dtype, |_| Tolerance::of(out_dtype));
 }
 
 /// As [`check`], for inputs of which even a correct f32 sum may be off by more than the public tolerance: each element's
@@ -64,7 +69,7 @@ pub fn check_widened(inputs: &Inputs, out_dtype: OutDtype) {
     let step = step(inputs, out_dtype);
     let groups = step.problem().groups();
     let magnitudes: Vec<_> = (0..groups.len()).map(|group| magnitudes(&inputs.weights, &step, group)).collect();
-    check_at(inputs, out_dtype, |place| {
+    check_at(&backends(), inputs, out_dtype, |place| {
         let (sums, at) = (&magnitudes[place.group], place.row * groups[place.group].n + place.column);
         let sums = [sums[0][at], sums.get(1).map_or(0.0, |up| up[at])];
         let roundings = (groups[place.group].k / 16) as f64;
@@ -88,11 +93,16 @@ fn step<'a>(inputs: &'a Inputs, out_dtype: OutDtype) -> Step<'a> {
     Step::new(&inputs.weights, inputs.tokens.clone(), out_dtype).expect("inputs that belong together")
 }
 
-fn check_at(inputs: &Inputs, out_dtype: OutDtype, tolerance: impl Fn(&Place) -> Tolerance + Sync) {
+fn check_at(
+    backends: &[Box<dyn Backend>],
+    inputs: &Inputs,
+    out_dtype: OutDtype,
+    tolerance: impl Fn(&Place) -> Tolerance + Sync,
+) {
     let step = step(inputs, out_dtype);
     let reference = Reference::new(&inputs.weights, &step);
-    for backend in backends() {
-        let name = backend.name();
+    for backend in backends {
+        let name = format!("{} ({})", backend.name(), backend.device());
         let mut layer = backend.prepare(&inputs.weights).unwrap_or_else(|error| panic!("{name}: {error}"));
         let mut run = || {
             let mut output = Output::new(step.problem());
