@@ -47,11 +47,7 @@ impl Function {
     pub fn approx_f32(self, x: f32, ftz: bool) -> f32 {
         let flush = |x: f32| if ftz { flush_f32(x) } else { x };
         let y = self.eval(flush(x).into());
-        if y.is_nan() {
-            f32::from_bits(F32_NAN)
-        } else {
-            flush(y as f32)
-        }
+        if y.is_nan() { f32::from_bits(F32_NAN) } else { flush(y as f32) }
     }
 
     /// `.approx.f16` and `.approx{.ftz}.bf16`, on the bits of `format`.
@@ -68,31 +64,19 @@ impl Function {
         const NAN: u64 = 0x7fff_ffff_0000_0000;
         const UPPER: u64 = 0xffff_ffff_0000_0000;
         let flush = |x: f64| {
-            if x.is_subnormal() {
-                0f64.copysign(x)
-            } else {
-                x
-            }
+            if x.is_subnormal() { 0f64.copysign(x) } else { x }
         };
         let x = flush(f64::from_bits(x.to_bits() & UPPER));
         // A flushed −0 of `rsqrt` gives −∞, as the table says.
         let y = self.eval(x);
-        let bits = if y.is_nan() {
-            NAN
-        } else {
-            flush(y).to_bits() & UPPER
-        };
+        let bits = if y.is_nan() { NAN } else { flush(y).to_bits() & UPPER };
         f64::from_bits(bits)
     }
 }
 
 /// `.ftz` of an f32: a subnormal becomes the zero of its sign.
 pub fn flush_f32(x: f32) -> f32 {
-    if x.is_subnormal() {
-        0f32.copysign(x)
-    } else {
-        x
-    }
+    if x.is_subnormal() { 0f32.copysign(x) } else { x }
 }
 
 /// `rcp.rnd.f32`, correctly rounded.
@@ -191,10 +175,7 @@ mod tests {
             }
         }
         assert_eq!(Function::Tanh.approx_f32(-inf, false), -1.0);
-        assert_eq!(
-            Function::Tanh.approx_f32(-0.0, false).to_bits(),
-            (-0f32).to_bits()
-        );
+        assert_eq!(Function::Tanh.approx_f32(-0.0, false).to_bits(), (-0f32).to_bits());
         assert_eq!(Function::Sin.approx_f32(inf, false).to_bits(), F32_NAN);
         assert_eq!(Function::Cos.approx_f32(0.0, false), 1.0);
     }
@@ -202,10 +183,7 @@ mod tests {
     #[test]
     fn ftz_flushes_arguments_and_results() {
         let subnormal = f32::from_bits(1);
-        assert_eq!(
-            Function::Rcp.approx_f32(-subnormal, true),
-            f32::NEG_INFINITY
-        );
+        assert_eq!(Function::Rcp.approx_f32(-subnormal, true), f32::NEG_INFINITY);
         assert_eq!(Function::Lg2.approx_f32(subnormal, true), f32::NEG_INFINITY);
         assert_eq!(Function::Lg2.approx_f32(subnormal, false), -149.0);
         assert_eq!(Function::Ex2.approx_f32(-130.0, true), 0.0);
@@ -225,15 +203,9 @@ mod tests {
     fn gross_f64_approximations_use_upper_words_only() {
         let x = f64::from_bits(0x4000_0000_ffff_ffff);
         assert_eq!(Function::Rcp.approx_ftz_f64(x), 0.5);
-        assert_eq!(
-            Function::Rcp.approx_ftz_f64(-f64::from_bits(1)),
-            f64::NEG_INFINITY
-        );
+        assert_eq!(Function::Rcp.approx_ftz_f64(-f64::from_bits(1)), f64::NEG_INFINITY);
         assert_eq!(Function::Rsqrt.approx_ftz_f64(-0.0), f64::NEG_INFINITY);
-        assert_eq!(
-            Function::Rsqrt.approx_ftz_f64(-1.0).to_bits(),
-            0x7fff_ffff_0000_0000
-        );
+        assert_eq!(Function::Rsqrt.approx_ftz_f64(-1.0).to_bits(), 0x7fff_ffff_0000_0000);
     }
 
     #[test]
@@ -252,10 +224,7 @@ mod tests {
     #[test]
     fn approximate_division_by_huge_numbers_is_zero() {
         let huge = 1.5 * 2f32.powi(126);
-        assert_eq!(
-            div_approx_f32(huge, -huge, false).to_bits(),
-            (-0f32).to_bits()
-        );
+        assert_eq!(div_approx_f32(huge, -huge, false).to_bits(), (-0f32).to_bits());
         assert!(div_approx_f32(f32::INFINITY, huge, false).is_nan());
         assert_eq!(div_approx_f32(2f32.powi(126), 2f32.powi(126), false), 1.0);
     }

@@ -14,66 +14,29 @@ use super::swizzle::Swizzle;
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum DescriptorError {
     #[error("reserved bits {mask:#x} of the {what} {value:#x} must be zero")]
-    Reserved {
-        what: &'static str,
-        value: u64,
-        mask: u64,
-    },
-    #[error(
-        "bits 46-48 of the shared-memory descriptor {value:#x} are {got:#05b}, must be 0b001 for tcgen05"
-    )]
+    Reserved { what: &'static str, value: u64, mask: u64 },
+    #[error("bits 46-48 of the shared-memory descriptor {value:#x} are {got:#05b}, must be 0b001 for tcgen05")]
     Version { value: u64, got: u64 },
     #[error("swizzle code {0} of the shared-memory descriptor is not one of those defined")]
     Swizzle(u64),
     #[error("{what} {code} is not defined for {kind}")]
-    Type {
-        what: &'static str,
-        code: u32,
-        kind: MmaKind,
-    },
+    Type { what: &'static str, code: u32, kind: MmaKind },
     #[error("M = {m} is not legal for {kind} with cta_group::{cta_group}{}", ws(*weight_stationary))]
-    M {
-        m: u32,
-        kind: MmaKind,
-        cta_group: u32,
-        weight_stationary: bool,
-    },
+    M { m: u32, kind: MmaKind, cta_group: u32, weight_stationary: bool },
     #[error("N = {n} is not legal for {kind}, M = {m}, cta_group::{cta_group}{}", ws(*weight_stationary))]
-    N {
-        n: u32,
-        m: u32,
-        kind: MmaKind,
-        cta_group: u32,
-        weight_stationary: bool,
-    },
-    #[error(
-        "N = {n} is not legal with an 8-bit transposed B, which needs a multiple of {multiple}"
-    )]
+    N { n: u32, m: u32, kind: MmaKind, cta_group: u32, weight_stationary: bool },
+    #[error("N = {n} is not legal with an 8-bit transposed B, which needs a multiple of {multiple}")]
     TransposedN { n: u32, multiple: u32 },
     #[error("{kind} does not support {what}")]
     NotForKind { kind: MmaKind, what: &'static str },
     #[error("a {bits}-bit matrix in {major:?}-major order cannot have the {swizzle:?} swizzle")]
-    Layout {
-        bits: u32,
-        major: Major,
-        swizzle: Swizzle,
-    },
-    #[error(
-        "the row of {bytes} bytes along K that starts at {start:#x} leaves its {swizzle:?} swizzle span"
-    )]
-    CrossesSpan {
-        start: u32,
-        bytes: u32,
-        swizzle: Swizzle,
-    },
+    Layout { bits: u32, major: Major, swizzle: Swizzle },
+    #[error("the row of {bytes} bytes along K that starts at {start:#x} leaves its {swizzle:?} swizzle span")]
+    CrossesSpan { start: u32, bytes: u32, swizzle: Swizzle },
     #[error("scale factor id {id} is not legal for {vector:?}")]
     ScaleId { id: u32, vector: ScaleVector },
     #[error("{kind} with {scale:?} scales does not support {vector:?}")]
-    ScaleVector {
-        kind: MmaKind,
-        scale: ScaleType,
-        vector: ScaleVector,
-    },
+    ScaleVector { kind: MmaKind, scale: ScaleType, vector: ScaleVector },
     #[error("{0} is not modelled")]
     Unsupported(&'static str),
 }
@@ -141,10 +104,7 @@ impl SharedMatrix {
     pub fn tcgen05(bits: u64) -> Result<Self, DescriptorError> {
         let version = field(bits, 46, 49);
         if version != 0b001 {
-            return Err(DescriptorError::Version {
-                value: bits,
-                got: version,
-            });
+            return Err(DescriptorError::Version { value: bits, got: version });
         }
         // 14-15, 30-31 and 53-60.
         check_reserved("shared-memory descriptor", bits, 0x1fe0_0000_c000_c000)?;
@@ -157,26 +117,17 @@ impl SharedMatrix {
             code => return Err(DescriptorError::Swizzle(code)),
         };
         if field(bits, 52, 53) == 1 {
-            return Err(DescriptorError::Unsupported(
-                "the absolute leading-dimension address of sm_103a",
-            ));
+            return Err(DescriptorError::Unsupported("the absolute leading-dimension address of sm_103a"));
         }
         Self::common(bits, swizzle)
     }
 
     fn common(bits: u64, swizzle: Swizzle) -> Result<Self, DescriptorError> {
         if field(bits, 49, 52) != 0 && swizzle != Swizzle::None {
-            return Err(DescriptorError::Unsupported(
-                "a matrix base offset other than zero",
-            ));
+            return Err(DescriptorError::Unsupported("a matrix base offset other than zero"));
         }
         let bytes = |from| (field(bits, from, from + 14) as u32) << ENCODE_SHIFT;
-        Ok(SharedMatrix {
-            start: bytes(0),
-            leading: bytes(16),
-            stride: bytes(32),
-            swizzle,
-        })
+        Ok(SharedMatrix { start: bytes(0), leading: bytes(16), stride: bytes(32), swizzle })
     }
 
     /// Rows (of 128-bit chunks) of a swizzle atom in the strided direction.
@@ -189,9 +140,7 @@ impl SharedMatrix {
 
     /// Chunks of a swizzle atom in the contiguous direction.
     fn atom_chunks(&self) -> u32 {
-        self.swizzle
-            .span_bytes()
-            .map_or(1, |span| span / CHUNK_BYTES)
+        self.swizzle.span_bytes().map_or(1, |span| span / CHUNK_BYTES)
     }
 
     /// Shared-memory address of a 16-byte chunk (PTX ISA 9.7.16.3.3, canonical layouts).
@@ -218,12 +167,7 @@ impl SharedMatrix {
     ///
     /// # Errors
     /// [`DescriptorError::Layout`] and [`DescriptorError::CrossesSpan`].
-    pub fn check(
-        &self,
-        major: Major,
-        element_bits: u32,
-        k_bytes: u32,
-    ) -> Result<(), DescriptorError> {
+    pub fn check(&self, major: Major, element_bits: u32, k_bytes: u32) -> Result<(), DescriptorError> {
         let swizzle = self.swizzle;
         let ok = match (major, element_bits) {
             (Major::K, _) => swizzle != Swizzle::B128Atom32,
@@ -232,19 +176,11 @@ impl SharedMatrix {
             (Major::Mn, _) => false,
         };
         if !ok {
-            return Err(DescriptorError::Layout {
-                bits: element_bits,
-                major,
-                swizzle,
-            });
+            return Err(DescriptorError::Layout { bits: element_bits, major, swizzle });
         }
         match swizzle.span_bytes() {
             Some(span) if major == Major::K && self.start % span + k_bytes > span => {
-                Err(DescriptorError::CrossesSpan {
-                    start: self.start,
-                    bytes: k_bytes,
-                    swizzle,
-                })
+                Err(DescriptorError::CrossesSpan { start: self.start, bytes: k_bytes, swizzle })
             }
             _ => Ok(()),
         }
@@ -253,15 +189,7 @@ impl SharedMatrix {
 
 fn check_reserved(what: &'static str, value: u64, mask: u64) -> Result<(), DescriptorError> {
     let set = value & mask;
-    if set == 0 {
-        Ok(())
-    } else {
-        Err(DescriptorError::Reserved {
-            what,
-            value,
-            mask: set,
-        })
-    }
+    if set == 0 { Ok(()) } else { Err(DescriptorError::Reserved { what, value, mask: set }) }
 }
 
 /// `.kind` of `tcgen05.mma`.
@@ -409,12 +337,7 @@ impl InstructionDescriptor {
     ///
     /// # Errors
     /// The first rule that is broken.
-    pub fn decode(
-        kind: MmaKind,
-        cta_group: u32,
-        weight_stationary: bool,
-        bits: u32,
-    ) -> Result<Self, DescriptorError> {
+    pub fn decode(kind: MmaKind, cta_group: u32, weight_stationary: bool, bits: u32) -> Result<Self, DescriptorError> {
         let get = |from, to| field(bits.into(), from, to) as u32;
         let flag = |bit| get(bit, bit + 1) == 1;
         let major = |bit| if flag(bit) { Major::Mn } else { Major::K };
@@ -442,18 +365,10 @@ impl InstructionDescriptor {
         };
         let this = InstructionDescriptor {
             kind,
-            m: if scaled {
-                get(27, 29) << 7
-            } else {
-                get(24, 29) << 4
-            },
+            m: if scaled { get(27, 29) << 7 } else { get(24, 29) << 4 },
             n: get(17, 23) << 3,
             k: if sparse { 2 * dense_k } else { dense_k },
-            d: if scaled {
-                Accumulator::F32
-            } else {
-                accumulator(kind, get(4, 6))?
-            },
+            d: if scaled { Accumulator::F32 } else { accumulator(kind, get(4, 6))? },
             a: element(kind, "type of A", get(7, 10))?,
             b: element(kind, "type of B", b_bits)?,
             negate_a: flag(13),
@@ -463,21 +378,13 @@ impl InstructionDescriptor {
             sparse,
             sparsity_selector: if scaled { 0 } else { get(0, 2) },
             saturate: !scaled && flag(3),
-            max_shift: if scaled {
-                0
-            } else {
-                [0, 8, 16, 32][get(30, 32) as usize]
-            },
+            max_shift: if scaled { 0 } else { [0, 8, 16, 32][get(30, 32) as usize] },
             scale: match (scaled, flag(23)) {
                 (false, _) => None,
                 (true, true) => Some(ScaleType::Ue8m0),
                 (true, false) if kind == MmaKind::Mxf4nvf4 => Some(ScaleType::Ue4m3),
                 (true, false) => {
-                    return Err(DescriptorError::Type {
-                        what: "scale type",
-                        code: 0,
-                        kind,
-                    });
+                    return Err(DescriptorError::Type { what: "scale type", code: 0, kind });
                 }
             },
             scale_a_id: if scaled { get(29, 31) } else { 0 },
@@ -488,9 +395,7 @@ impl InstructionDescriptor {
     }
 
     fn check(&self, cta_group: u32, weight_stationary: bool) -> Result<(), DescriptorError> {
-        let InstructionDescriptor {
-            kind, m, n, sparse, ..
-        } = *self;
+        let InstructionDescriptor { kind, m, n, sparse, .. } = *self;
         let not = |what| Err(DescriptorError::NotForKind { kind, what });
         let scaled = self.scale.is_some();
         if self.saturate && kind != MmaKind::I8 {
@@ -519,12 +424,7 @@ impl InstructionDescriptor {
             _ => &[],
         };
         if !legal_m.contains(&m) {
-            return Err(DescriptorError::M {
-                m,
-                kind,
-                cta_group,
-                weight_stationary,
-            });
+            return Err(DescriptorError::M { m, kind, cta_group, weight_stationary });
         }
         let legal_n = match (kind, cta_group) {
             _ if weight_stationary => n == 64 || n == 128 || n == 256 && !sparse,
@@ -534,13 +434,7 @@ impl InstructionDescriptor {
             (_, _) => n.is_multiple_of(16),
         };
         if !legal_n || !(8..=256).contains(&n) {
-            return Err(DescriptorError::N {
-                n,
-                m,
-                kind,
-                cta_group,
-                weight_stationary,
-            });
+            return Err(DescriptorError::N { n, m, kind, cta_group, weight_stationary });
         }
         // Table 52 of PTX ISA 9.7.16.10.1.
         let multiple = 16 * cta_group;
@@ -559,10 +453,7 @@ impl InstructionDescriptor {
         use ScaleVector::{X1, X2, X4};
         let kind = self.kind;
         let Some(scale) = self.scale else {
-            return Err(DescriptorError::NotForKind {
-                kind,
-                what: "block scaling",
-            });
+            return Err(DescriptorError::NotForKind { kind, what: "block scaling" });
         };
         let legal = match (kind, scale) {
             (MmaKind::Mxf8f6f4, Ue8m0) => vector == X1,
@@ -572,11 +463,7 @@ impl InstructionDescriptor {
             _ => false,
         };
         if !legal {
-            return Err(DescriptorError::ScaleVector {
-                kind,
-                scale,
-                vector,
-            });
+            return Err(DescriptorError::ScaleVector { kind, scale, vector });
         }
         for id in [self.scale_a_id, self.scale_b_id] {
             let legal = match vector {
@@ -602,11 +489,7 @@ fn accumulator(kind: MmaKind, code: u32) -> Result<Accumulator, DescriptorError>
         (MmaKind::F16 | MmaKind::F8f6f4, 0) => Ok(Accumulator::F16),
         (MmaKind::F16 | MmaKind::F8f6f4 | MmaKind::Tf32, 1) => Ok(Accumulator::F32),
         (MmaKind::I8, 2) => Ok(Accumulator::S32),
-        _ => Err(DescriptorError::Type {
-            what: "type of D",
-            code,
-            kind,
-        }),
+        _ => Err(DescriptorError::Type { what: "type of D", code, kind }),
     }
 }
 
@@ -679,56 +562,11 @@ mod tests {
         type Modes = &'static [(u32, u32)];
         type Example = (Major, u64, u32, Modes, Modes, u32, u64, u64);
         let examples: [Example; 5] = [
-            (
-                Major::K,
-                0,
-                0,
-                &[(8, 4), (2, 32)],
-                &[(4, 1), (4, 64)],
-                4,
-                16,
-                8,
-            ),
-            (
-                Major::K,
-                6,
-                1,
-                &[(8, 8), (2, 64)],
-                &[(4, 1), (2, 4)],
-                4,
-                1,
-                16,
-            ),
-            (
-                Major::Mn,
-                0,
-                0,
-                &[(8, 1), (1, 8), (2, 64)],
-                &[(8, 8), (2, 128)],
-                2,
-                16,
-                8,
-            ),
-            (
-                Major::Mn,
-                6,
-                1,
-                &[(8, 1), (2, 8), (2, 128)],
-                &[(8, 16), (2, 256)],
-                2,
-                16,
-                32,
-            ),
-            (
-                Major::Mn,
-                4,
-                2,
-                &[(8, 1), (4, 8), (2, 256)],
-                &[(8, 32), (2, 512)],
-                2,
-                32,
-                64,
-            ),
+            (Major::K, 0, 0, &[(8, 4), (2, 32)], &[(4, 1), (4, 64)], 4, 16, 8),
+            (Major::K, 6, 1, &[(8, 8), (2, 64)], &[(4, 1), (2, 4)], 4, 1, 16),
+            (Major::Mn, 0, 0, &[(8, 1), (1, 8), (2, 64)], &[(8, 8), (2, 128)], 2, 16, 8),
+            (Major::Mn, 6, 1, &[(8, 1), (2, 8), (2, 128)], &[(8, 16), (2, 256)], 2, 16, 32),
+            (Major::Mn, 4, 2, &[(8, 1), (4, 8), (2, 256)], &[(8, 32), (2, 512)], 2, 32, 64),
         ];
         for (major, code, bits, mn_modes, k_modes, size, lbo, sbo) in examples {
             let start = 0x2000;
@@ -742,11 +580,7 @@ mod tests {
                     let expected = cute_swizzle(bits, start as u32 + linear);
                     let (row, along) = if major == Major::K { (mn, k) } else { (k, mn) };
                     let chunk = matrix.chunk_address(major, row, along / per_chunk);
-                    assert_eq!(
-                        chunk + along % per_chunk * size,
-                        expected,
-                        "{major:?} {code} mn {mn} k {k}"
-                    );
+                    assert_eq!(chunk + along % per_chunk * size, expected, "{major:?} {code} mn {mn} k {k}");
                 }
             }
         }
@@ -755,12 +589,7 @@ mod tests {
     /// Table 55: an MN-major atom of the 32-byte atomicity is 8 chunks by 4 rows (CUTLASS: Swizzle<2,5,2> on 4 rows).
     #[test]
     fn the_32_byte_atomicity_repeats_after_four_rows() {
-        let matrix = SharedMatrix {
-            start: 0,
-            leading: 4096,
-            stride: 512,
-            swizzle: Swizzle::B128Atom32,
-        };
+        let matrix = SharedMatrix { start: 0, leading: 4096, stride: 512, swizzle: Swizzle::B128Atom32 };
         assert_eq!(matrix.chunk_address(Major::Mn, 1, 0), 128 + 32);
         assert_eq!(matrix.chunk_address(Major::Mn, 3, 2), 384 + 64);
         assert_eq!(matrix.chunk_address(Major::Mn, 4, 0), 512);
@@ -771,84 +600,37 @@ mod tests {
     /// addresses.
     #[test]
     fn a_k_step_inside_a_swizzle_atom_is_an_addition_to_the_start() {
-        let whole = SharedMatrix {
-            start: 0x4000,
-            leading: 0,
-            stride: 1024,
-            swizzle: Swizzle::B128,
-        };
-        let step = SharedMatrix {
-            start: 0x4020,
-            ..whole
-        };
+        let whole = SharedMatrix { start: 0x4000, leading: 0, stride: 1024, swizzle: Swizzle::B128 };
+        let step = SharedMatrix { start: 0x4020, ..whole };
         for row in 0..32 {
             for chunk in 0..2 {
-                assert_eq!(
-                    step.chunk_address(Major::K, row, chunk),
-                    whole.chunk_address(Major::K, row, chunk + 2)
-                );
+                assert_eq!(step.chunk_address(Major::K, row, chunk), whole.chunk_address(Major::K, row, chunk + 2));
             }
         }
         assert_eq!(step.check(Major::K, 16, 32), Ok(()));
-        let last = SharedMatrix {
-            start: 0x4070,
-            ..whole
-        };
-        assert!(matches!(
-            last.check(Major::K, 16, 32),
-            Err(DescriptorError::CrossesSpan { .. })
-        ));
+        let last = SharedMatrix { start: 0x4070, ..whole };
+        assert!(matches!(last.check(Major::K, 16, 32), Err(DescriptorError::CrossesSpan { .. })));
     }
 
     #[test]
     fn malformed_shared_descriptors_are_told_apart() {
         use DescriptorError as E;
-        assert!(matches!(
-            SharedMatrix::tcgen05(2 << 61),
-            Err(E::Version { got: 0, .. })
-        ));
+        assert!(matches!(SharedMatrix::tcgen05(2 << 61), Err(E::Version { got: 0, .. })));
         assert_eq!(SharedMatrix::tcgen05(VERSION | 3 << 61), Err(E::Swizzle(3)));
-        assert!(matches!(
-            SharedMatrix::tcgen05(VERSION | 1 << 14),
-            Err(E::Reserved { .. })
-        ));
-        assert!(matches!(
-            SharedMatrix::tcgen05(VERSION | 1 << 60),
-            Err(E::Reserved { .. })
-        ));
-        assert!(matches!(
-            SharedMatrix::tcgen05(VERSION | 1 << 52),
-            Err(E::Unsupported(_))
-        ));
+        assert!(matches!(SharedMatrix::tcgen05(VERSION | 1 << 14), Err(E::Reserved { .. })));
+        assert!(matches!(SharedMatrix::tcgen05(VERSION | 1 << 60), Err(E::Reserved { .. })));
+        assert!(matches!(SharedMatrix::tcgen05(VERSION | 1 << 52), Err(E::Unsupported(_))));
         let based = VERSION | 1 << 49 | 2 << 61;
-        assert!(matches!(
-            SharedMatrix::tcgen05(based),
-            Err(E::Unsupported(_))
-        ));
-        assert!(matches!(
-            SharedMatrix::wgmma(1 << 46),
-            Err(E::Reserved { .. })
-        ));
+        assert!(matches!(SharedMatrix::tcgen05(based), Err(E::Unsupported(_))));
+        assert!(matches!(SharedMatrix::wgmma(1 << 46), Err(E::Reserved { .. })));
         let wgmma = SharedMatrix::wgmma(0x4000 >> 4 | 1 << 16 | 64 << 32 | 1 << 62).unwrap();
-        let expected = SharedMatrix {
-            start: 0x4000,
-            leading: 16,
-            stride: 1024,
-            swizzle: Swizzle::B128,
-        };
+        let expected = SharedMatrix { start: 0x4000, leading: 16, stride: 1024, swizzle: Swizzle::B128 };
         assert_eq!(wgmma, expected);
         assert!(matches!(
-            SharedMatrix {
-                swizzle: Swizzle::B128,
-                ..expected
-            }
-            .check(Major::Mn, 32, 32),
+            SharedMatrix { swizzle: Swizzle::B128, ..expected }.check(Major::Mn, 32, 32),
             Err(E::Layout { .. })
         ));
-        assert!(matches!(
-            expected.check(Major::Mn, 4, 32),
-            Err(E::Layout { .. })
-        ));
+        assert!(matches!(expected.check(Major::Mn, 4, 32), Err(E::Layout { .. })));
     }
 
     const fn shape(m_over_16: u32, n: u32) -> u32 {
@@ -887,15 +669,9 @@ mod tests {
         // UE8M0 with ids 2 (A) and 0 (B): fine for two scales a row, not for four.
         let bits = bits | 1 << 23 | 2 << 29;
         let decoded = InstructionDescriptor::decode(MmaKind::Mxf4nvf4, 1, false, bits).unwrap();
-        assert_eq!(
-            (decoded.scale, decoded.scale_a_id),
-            (Some(ScaleType::Ue8m0), 2)
-        );
+        assert_eq!((decoded.scale, decoded.scale_a_id), (Some(ScaleType::Ue8m0), 2));
         assert_eq!(decoded.check_scales(ScaleVector::X2), Ok(()));
-        let id = DescriptorError::ScaleId {
-            id: 2,
-            vector: ScaleVector::X4,
-        };
+        let id = DescriptorError::ScaleId { id: 2, vector: ScaleVector::X4 };
         assert_eq!(decoded.check_scales(ScaleVector::X4), Err(id));
     }
 
@@ -904,47 +680,27 @@ mod tests {
         let bits = 1 << 4 | 1 << 7 | 1 << 10 | 1 << 16 | shape(4, 40);
         let decoded = InstructionDescriptor::decode(MmaKind::F16, 1, false, bits).unwrap();
         assert_eq!((decoded.m, decoded.n, decoded.k), (64, 40, 16));
-        assert_eq!(
-            (decoded.a, decoded.b, decoded.d),
-            (Element::Bf16, Element::Bf16, Accumulator::F32)
-        );
+        assert_eq!((decoded.a, decoded.b, decoded.d), (Element::Bf16, Element::Bf16, Accumulator::F32));
         assert_eq!((decoded.major_a, decoded.major_b), (Major::K, Major::Mn));
         let bits = 1 << 3 | 2 << 4 | 1 << 7 | shape(16, 64);
         let decoded = InstructionDescriptor::decode(MmaKind::I8, 2, false, bits).unwrap();
-        assert_eq!(
-            (decoded.m, decoded.a, decoded.b),
-            (256, Element::S8, Element::U8)
-        );
+        assert_eq!((decoded.m, decoded.a, decoded.b), (256, Element::S8, Element::U8));
         assert!(decoded.saturate);
         let bits = 1 << 4 | 5 << 7 | 3 << 10 | shape(8, 8);
         let decoded = InstructionDescriptor::decode(MmaKind::F8f6f4, 1, false, bits).unwrap();
-        assert_eq!(
-            (decoded.a, decoded.b, decoded.k),
-            (Element::E2m1, Element::E2m3, 32)
-        );
+        assert_eq!((decoded.a, decoded.b, decoded.k), (Element::E2m1, Element::E2m3, 32));
     }
 
     /// Table 39, probed at its edges.
     #[test]
     fn illegal_shapes_are_rejected() {
-        let ok = |kind, cta_group, ws, bits| {
-            InstructionDescriptor::decode(kind, cta_group, ws, bits).is_ok()
-        };
+        let ok = |kind, cta_group, ws, bits| InstructionDescriptor::decode(kind, cta_group, ws, bits).is_ok();
         let f16 = 1 << 4;
         assert!(ok(MmaKind::F16, 1, false, f16 | shape(4, 8)));
         assert!(ok(MmaKind::F16, 1, false, f16 | shape(8, 256)));
-        assert!(
-            !ok(MmaKind::F16, 1, false, f16 | shape(16, 64)),
-            "M = 256 needs two CTAs"
-        );
-        assert!(
-            !ok(MmaKind::F16, 2, false, f16 | shape(4, 64)),
-            "M = 64 has one CTA"
-        );
-        assert!(
-            !ok(MmaKind::F16, 2, false, f16 | shape(8, 24)),
-            "two CTAs step N by 16"
-        );
+        assert!(!ok(MmaKind::F16, 1, false, f16 | shape(16, 64)), "M = 256 needs two CTAs");
+        assert!(!ok(MmaKind::F16, 2, false, f16 | shape(4, 64)), "M = 64 has one CTA");
+        assert!(!ok(MmaKind::F16, 2, false, f16 | shape(8, 24)), "two CTAs step N by 16");
         assert!(!ok(MmaKind::F16, 1, false, f16 | shape(8, 264)));
         assert!(!ok(MmaKind::F16, 1, false, f16 | shape(8, 0)));
         assert!(ok(MmaKind::F16, 1, true, f16 | shape(2, 64)));
@@ -954,36 +710,13 @@ mod tests {
         assert!(!ok(MmaKind::I8, 1, false, i8 | shape(8, 40)));
         assert!(!ok(MmaKind::I8, 2, false, i8 | shape(8, 48)));
         let nvfp4 = 1 << 7 | 1 << 10;
-        assert!(
-            !ok(MmaKind::Mxf4nvf4, 1, false, nvfp4 | 4 << 24 | 8 << 17),
-            "bits 24-26 are reserved"
-        );
+        assert!(!ok(MmaKind::Mxf4nvf4, 1, false, nvfp4 | 4 << 24 | 8 << 17), "bits 24-26 are reserved");
         assert!(!ok(MmaKind::Mxf4nvf4, 1, false, nvfp4 | shape(16, 64)));
         assert!(ok(MmaKind::Mxf4nvf4, 2, false, nvfp4 | shape(16, 64)));
-        assert!(
-            !ok(MmaKind::Mxf4, 1, false, nvfp4 | shape(8, 64)),
-            "mxf4 has UE8M0 scales only"
-        );
-        assert!(
-            !ok(
-                MmaKind::Mxf4,
-                1,
-                false,
-                nvfp4 | 1 << 15 | 1 << 23 | shape(8, 64)
-            ),
-            "no transpose"
-        );
-        assert!(
-            !ok(MmaKind::I8, 1, false, i8 | 1 << 13 | shape(8, 64)),
-            "no negation of integers"
-        );
-        assert!(
-            !ok(MmaKind::F8f6f4, 1, false, f16 | 1 << 16 | shape(8, 24)),
-            "8-bit transposed B"
-        );
-        assert!(
-            !ok(MmaKind::F16, 1, false, f16 | 2 << 7 | shape(8, 64)),
-            "tf32 in kind::f16"
-        );
+        assert!(!ok(MmaKind::Mxf4, 1, false, nvfp4 | shape(8, 64)), "mxf4 has UE8M0 scales only");
+        assert!(!ok(MmaKind::Mxf4, 1, false, nvfp4 | 1 << 15 | 1 << 23 | shape(8, 64)), "no transpose");
+        assert!(!ok(MmaKind::I8, 1, false, i8 | 1 << 13 | shape(8, 64)), "no negation of integers");
+        assert!(!ok(MmaKind::F8f6f4, 1, false, f16 | 1 << 16 | shape(8, 24)), "8-bit transposed B");
+        assert!(!ok(MmaKind::F16, 1, false, f16 | 2 << 7 | shape(8, 64)), "tf32 in kind::f16");
     }
 }

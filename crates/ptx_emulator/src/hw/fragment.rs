@@ -21,27 +21,18 @@ pub struct Position {
 /// A of `mma.m16n8k*` (and of `m8n8k*`, whose single register is the first): element `index` of `register`, with `per_register`
 /// elements to a register.
 pub const fn mma_a(lane: u32, register: u32, index: u32, per_register: u32) -> Position {
-    Position {
-        row: lane / 4 + register % 2 * 8,
-        column: (register / 2 * 4 + lane % 4) * per_register + index,
-    }
+    Position { row: lane / 4 + register % 2 * 8, column: (register / 2 * 4 + lane % 4) * per_register + index }
 }
 
 /// B of `mma.m16n8k*` and `m8n8k*`.
 pub const fn mma_b(lane: u32, register: u32, index: u32, per_register: u32) -> Position {
-    Position {
-        row: (register * 4 + lane % 4) * per_register + index,
-        column: lane / 4,
-    }
+    Position { row: (register * 4 + lane % 4) * per_register + index, column: lane / 4 }
 }
 
 /// Element `index` (c0, c1, …) of a lane's C or D of `mma.m16n8k*` and `m8n8k*`. An f16 register holds two of them, the
 /// lower one in its lower half.
 pub const fn mma_c(lane: u32, index: u32) -> Position {
-    Position {
-        row: lane / 4 + index / 2 * 8,
-        column: lane % 4 * 2 + index % 2,
-    }
+    Position { row: lane / 4 + index / 2 * 8, column: lane % 4 * 2 + index % 2 }
 }
 
 /// The lane whose `scale-a-data` scales row `row` of A (`thread-id-a` 0 or 1; PTX ISA 9.7.14.3): in each group the chosen
@@ -58,20 +49,14 @@ pub const fn mma_scale_b_lane(column: u32, thread_id: u32) -> u32 {
 /// A of `wgmma.m64nNk*` in registers: as in `mma`, 16 rows to each warp. `thread` is 0 to 127 in the warpgroup.
 pub const fn wgmma_a(thread: u32, register: u32, index: u32, per_register: u32) -> Position {
     let Position { row, column } = mma_a(thread % 32, register, index, per_register);
-    Position {
-        row: thread / 32 * 16 + row,
-        column,
-    }
+    Position { row: thread / 32 * 16 + row, column }
 }
 
 /// Element `index` (d0, d1, …) of a thread's D of `wgmma.m64nN`: as in `mma`, 16 rows to each warp, and again every eight
 /// columns. An f16 register holds two of them, the lower one in its lower half.
 pub const fn wgmma_d(thread: u32, index: u32) -> Position {
     let Position { row, column } = mma_c(thread % 32, index % 4);
-    Position {
-        row: thread / 32 * 16 + row,
-        column: index / 4 * 8 + column,
-    }
+    Position { row: thread / 32 * 16 + row, column: index / 4 * 8 + column }
 }
 
 /// The lane that gives `ldmatrix` and `stmatrix` the address of a row (16 bytes) of a matrix: lanes 0–7 for the first
@@ -84,17 +69,7 @@ pub const fn ldmatrix_address_lane(matrix: u32, row: u32) -> u32 {
 /// `.trans` the matrix is taken column by column.
 pub const fn ldmatrix(lane: u32, half: u32, trans: bool) -> Position {
     let (line, along) = (lane / 4, lane % 4 * 2 + half);
-    if trans {
-        Position {
-            row: along,
-            column: line,
-        }
-    } else {
-        Position {
-            row: line,
-            column: along,
-        }
-    }
+    if trans { Position { row: along, column: line } } else { Position { row: line, column: along } }
 }
 
 /// Where `movmatrix.trans` takes half `half` of a lane's result from: the source lane and half.
@@ -115,27 +90,15 @@ mod tests {
             let (group, thread) = (lane >> 2, lane % 4);
             let check_a = |i: u32, per_register: u32, row: u32, column: u32| {
                 let ours = mma_a(lane, i / per_register, i % per_register, per_register);
-                assert_eq!(
-                    ours,
-                    Position { row, column },
-                    "A: lane {lane}, a{i}, {per_register} a register"
-                );
+                assert_eq!(ours, Position { row, column }, "A: lane {lane}, a{i}, {per_register} a register");
             };
             let check_b = |i: u32, per_register: u32, row: u32| {
                 let ours = mma_b(lane, i / per_register, i % per_register, per_register);
-                assert_eq!(
-                    ours,
-                    Position { row, column: group },
-                    "B: lane {lane}, b{i}"
-                );
+                assert_eq!(ours, Position { row, column: group }, "B: lane {lane}, b{i}");
             };
             // m16n8k16, f16 and bf16.
             for i in 0..8 {
-                let row = if i < 2 || (4..6).contains(&i) {
-                    group
-                } else {
-                    group + 8
-                };
+                let row = if i < 2 || (4..6).contains(&i) { group } else { group + 8 };
                 let column = thread * 2 + (i & 1) + if i >= 4 { 8 } else { 0 };
                 check_a(i, 2, row, column);
             }
@@ -151,34 +114,16 @@ mod tests {
             check_b(1, 1, thread + 4);
             // m16n8k32, 8 bits.
             for i in 0..16 {
-                let row = if i < 4 || (8..12).contains(&i) {
-                    group
-                } else {
-                    group + 8
-                };
-                check_a(
-                    i,
-                    4,
-                    row,
-                    thread * 4 + (i & 3) + if i >= 8 { 16 } else { 0 },
-                );
+                let row = if i < 4 || (8..12).contains(&i) { group } else { group + 8 };
+                check_a(i, 4, row, thread * 4 + (i & 3) + if i >= 8 { 16 } else { 0 });
             }
             for i in 0..8 {
                 check_b(i, 4, thread * 4 + (i & 3) + if i >= 4 { 16 } else { 0 });
             }
             // m16n8k64, 4 bits.
             for i in 0..32 {
-                let row = if i < 8 || (16..24).contains(&i) {
-                    group
-                } else {
-                    group + 8
-                };
-                check_a(
-                    i,
-                    8,
-                    row,
-                    thread * 8 + (i & 7) + if i >= 16 { 32 } else { 0 },
-                );
+                let row = if i < 8 || (16..24).contains(&i) { group } else { group + 8 };
+                check_a(i, 8, row, thread * 8 + (i & 7) + if i >= 16 { 32 } else { 0 });
             }
             for i in 0..16 {
                 check_b(i, 8, thread * 8 + (i & 7) + if i >= 8 { 32 } else { 0 });
@@ -186,13 +131,7 @@ mod tests {
             // C and D.
             for i in 0..4 {
                 let row = if i < 2 { group } else { group + 8 };
-                assert_eq!(
-                    mma_c(lane, i),
-                    Position {
-                        row,
-                        column: thread * 2 + (i & 1)
-                    }
-                );
+                assert_eq!(mma_c(lane, i), Position { row, column: thread * 2 + (i & 1) });
             }
         }
     }
@@ -211,47 +150,24 @@ mod tests {
     #[test]
     fn wgmma_fragments_are_cutlass_layouts() {
         type Modes = &'static [(u32, u32)];
-        let position = |index: u32| Position {
-            row: index % 64,
-            column: index / 64,
-        };
+        let position = |index: u32| Position { row: index % 64, column: index / 64 };
         let a: [(u32, Modes, Modes); 3] = [
             (1, &[(4, 64), (8, 1), (4, 16)], &[(2, 8), (2, 256)]),
-            (
-                2,
-                &[(4, 128), (8, 1), (4, 16)],
-                &[(2, 64), (2, 8), (2, 512)],
-            ),
-            (
-                4,
-                &[(4, 256), (8, 1), (4, 16)],
-                &[(4, 64), (2, 8), (2, 1024)],
-            ),
+            (2, &[(4, 128), (8, 1), (4, 16)], &[(2, 64), (2, 8), (2, 512)]),
+            (4, &[(4, 256), (8, 1), (4, 16)], &[(4, 64), (2, 8), (2, 1024)]),
         ];
         for thread in 0..128 {
             for (per_register, threads, values) in a {
                 for value in 0..4 * per_register {
                     let expected = position(cute(threads, thread) + cute(values, value));
-                    let ours = wgmma_a(
-                        thread,
-                        value / per_register,
-                        value % per_register,
-                        per_register,
-                    );
-                    assert_eq!(
-                        ours, expected,
-                        "A: thread {thread}, value {value}, {per_register}"
-                    );
+                    let ours = wgmma_a(thread, value / per_register, value % per_register, per_register);
+                    assert_eq!(ours, expected, "A: thread {thread}, value {value}, {per_register}");
                 }
             }
             for value in 0..96 / 2 {
                 let threads = [(4, 128), (8, 1), (4, 16)];
                 let expected = cute(&threads, thread) + cute(&[(2, 64), (2, 8), (12, 512)], value);
-                assert_eq!(
-                    wgmma_d(thread, value),
-                    position(expected),
-                    "D: thread {thread}, d{value}"
-                );
+                assert_eq!(wgmma_d(thread, value), position(expected), "D: thread {thread}, d{value}");
             }
         }
     }
@@ -273,20 +189,8 @@ mod tests {
         for line in 0..8 {
             for along in 0..8 {
                 let (lane, half) = (line * 4 + along / 2, along % 2);
-                assert_eq!(
-                    ldmatrix(lane, half, false),
-                    Position {
-                        row: line,
-                        column: along
-                    }
-                );
-                assert_eq!(
-                    ldmatrix(lane, half, true),
-                    Position {
-                        row: along,
-                        column: line
-                    }
-                );
+                assert_eq!(ldmatrix(lane, half, false), Position { row: line, column: along });
+                assert_eq!(ldmatrix(lane, half, true), Position { row: along, column: line });
             }
         }
         assert_eq!(ldmatrix_address_lane(3, 5), 29);
@@ -294,9 +198,8 @@ mod tests {
 
     #[test]
     fn moving_a_matrix_twice_restores_it() {
-        let all: BTreeSet<(u32, u32)> = (0..32)
-            .flat_map(|lane| (0..2).map(move |half| movmatrix_source(lane, half)))
-            .collect();
+        let all: BTreeSet<(u32, u32)> =
+            (0..32).flat_map(|lane| (0..2).map(move |half| movmatrix_source(lane, half))).collect();
         assert_eq!(all.len(), 64);
         for lane in 0..32 {
             for half in 0..2 {
@@ -304,10 +207,6 @@ mod tests {
                 assert_eq!(movmatrix_source(from, from_half), (lane, half));
             }
         }
-        assert_eq!(
-            movmatrix_source(1, 0),
-            (8, 0),
-            "result (0, 2) is source (2, 0)"
-        );
+        assert_eq!(movmatrix_source(1, 0), (8, 0), "result (0, 2) is source (2, 0)");
     }
 }

@@ -43,26 +43,23 @@ impl Packing {
     pub const fn row_bytes(self, element: Element, k: usize) -> usize {
         match self {
             Packing::Dense => (k * element.bits() as usize).div_ceil(8),
-            Packing::Padded | Packing::Container => {
-                k * element.bits().next_multiple_of(8) as usize / 8
-            }
+            Packing::Padded | Packing::Container => k * element.bits().next_multiple_of(8) as usize / 8,
         }
     }
 
-    /// The bits of element `index` of a row.
-    fn code(self, element: Element, row: &[u8], index: usize) -> u32 {
-        let bits = element.bits();
+    /// The bits of element `index` of a row of 4-, 6- or 8-bit elements.
+    fn code(self, element: Element, row: &[u8], index: usize) -> u8 {
+        let bits = element.bits() as usize;
         let (at, shift) = match (self, bits) {
             (Packing::Container, 4) => (index * 8, 2),
             (Packing::Container, 6) => (index * 8, 0),
-            (Packing::Padded, 4 | 6) => (index / 16 * 128 + index % 16 * bits as usize, 0),
-            _ => (index * bits as usize, 0),
+            (Packing::Padded, 4 | 6) => (index / 16 * 128 + index % 16 * bits, 0),
+            _ => (index * bits, 0),
         };
-        let first = at / 8;
-        let bytes = std::array::from_fn(|byte| row.get(first + byte).copied().unwrap_or(0));
-        let mask = u32::MAX >> (32 - bits);
-        // At most 32 bits, and a sub-byte element never reaches past its second byte.
-        (u32::from_le_bytes(bytes) >> (at % 8 + shift)) & mask
+        // An element reaches into the next byte at most, and the last one of a row does not.
+        let next = row.get(at / 8 + 1).copied().unwrap_or(0);
+        let both = u16::from_le_bytes([row[at / 8], next]);
+        (both >> (at % 8 + shift)) as u8 & (u8::MAX >> (8 - bits))
     }
 }
 
@@ -107,11 +104,7 @@ pub fn gather(
 }
 
 /// B, and what belongs to its columns, cut into panels of [`PANEL`] columns, each panel row by row along K.
-fn panels<T: Copy + Default>(
-    rows: usize,
-    depth: usize,
-    at: impl Fn(usize, usize) -> T,
-) -> Vec<[T; PANEL]> {
+fn panels<T: Copy + Default>(rows: usize, depth: usize, at: impl Fn(usize, usize) -> T) -> Vec<[T; PANEL]> {
     let mut out = Vec::with_capacity(rows.div_ceil(PANEL) * depth);
     for panel in 0..rows.div_ceil(PANEL) {
         for k in 0..depth {
@@ -138,11 +131,7 @@ const NEVER: i32 = 1 << 20;
 impl Extent {
     fn of(values: &[f64]) -> Self {
         // Without a nonzero value nothing can be inexact: any bounds this far apart say so.
-        let mut extent = Extent {
-            top: -NEVER,
-            low: NEVER,
-            finite: true,
-        };
+        let mut extent = Extent { top: -NEVER, low: NEVER, finite: true };
         for &value in values {
             if !value.is_finite() {
                 extent.finite = false;
@@ -170,11 +159,7 @@ impl Extent {
     /// The extent of products of values of both.
     fn times(self, other: Extent) -> Self {
         let finite = self.finite && other.finite;
-        Extent {
-            top: self.top + other.top,
-            low: self.low + other.low,
-            finite,
-        }
+        Extent { top: self.top + other.top, low: self.low + other.low, finite }
     }
 
     /// Whether `count` products of values of both rows sum up in f64 without rounding. A row that holds an infinity or a NaN
@@ -202,36 +187,37 @@ impl Floats {
     /// If `bytes` has another length, or `element` is an integer type.
     pub fn decode(element: Element, packing: Packing, rows: usize, k: usize, bytes: &[u8]) -> Self {
         let row_bytes = packing.row_bytes(element, k);
-        assert_eq!(
-            bytes.len(),
-            rows * row_bytes,
-            "{rows} rows of {k} {element:?}"
-        );
-        let format = element.format().expect("a floating-point element");
-        let value = |row: &[u8], index| {
-            let code = packing.code(element, row, index);
-            let code = if element == Element::Tf32 {
-                number::tf32_from_register(code)
-            } else {
-                code.into()
-            };
-            decode(&format, code)
-        };
+        assert_eq!(bytes.len(), rows * row_bytes, "{rows} rows of {k} {element:?}");
         let mut values = Vec::with_capacity(rows * k);
-        for row in bytes.chunks_exact(row_bytes) {
-            values.extend((0..k).map(|index| value(row, index)));
+        // One loop for each format of the wide types; the narrow ones, 256 codes at most, by table.
+        match element {
+            Element::F16 => {
+                let (pairs, _) = bytes.as_chunks::<2>();
+                values.extend(pairs.iter().map(|&pair| number::decode_f16(u16::from_le_bytes(pair))));
+            }
+            Element::Bf16 => {
+                let (pairs, _) = bytes.as_chunks::<2>();
+                values.extend(pairs.iter().map(|&pair| number::decode_bf16(u16::from_le_bytes(pair))));
+            }
+            Element::Tf32 => {
+                let (words, _) = bytes.as_chunks::<4>();
+                let value = |register| decode(&number::TF32, number::tf32_from_register(register));
+                values.extend(words.iter().map(|&word| value(u32::from_le_bytes(word))));
+            }
+            _ => {
+                let format = element.format().expect("a floating-point element");
+                let table: Vec<f64> = (0..1 << element.bits()).map(|code| decode(&format, code)).collect();
+                for row in bytes.chunks_exact(row_bytes) {
+                    values.extend((0..k).map(|index| table[usize::from(packing.code(element, row, index))]));
+                }
+            }
         }
         Self::new(rows, k, values)
     }
 
     fn new(rows: usize, k: usize, values: Vec<f64>) -> Self {
         let extents = values.chunks_exact(k).map(Extent::of).collect();
-        Floats {
-            rows,
-            k,
-            values,
-            extents,
-        }
+        Floats { rows, k, values, extents }
     }
 
     /// The operand with every sign changed.
@@ -248,11 +234,7 @@ impl Floats {
         assert_eq!((scales.rows, scales.blocks), (self.rows, 1));
         let k = self.k;
         let scaled = |(index, value)| value * scales.values[index / k];
-        Self::new(
-            self.rows,
-            k,
-            self.values.into_iter().enumerate().map(scaled).collect(),
-        )
+        Self::new(self.rows, k, self.values.into_iter().enumerate().map(scaled).collect())
     }
 
     fn row(&self, row: usize) -> &[f64] {
@@ -301,7 +283,7 @@ fn check_shapes(a: (usize, usize), b: (usize, usize), d: usize) {
 fn dot_to_odd(a: &Floats, row: usize, b: &Floats, column: usize, c: f64) -> f64 {
     let products = a.row(row).iter().zip(b.row(column)).map(|(a, b)| a * b);
     if a.extents[row].sums_exactly(b.extents[column], a.k) {
-        add_to_odd(products.sum(), c)
+        add_to_odd(products.fold(0.0, |sum, product| sum + product), c)
     } else {
         exact_sum_to_odd(products.chain([c]))
     }
@@ -345,11 +327,7 @@ fn exact_sum_to_odd(terms: impl Iterator<Item = f64> + Clone) -> f64 {
 }
 
 fn canonical(x: f32) -> f32 {
-    if x.is_nan() {
-        f32::from_bits(number::F32_NAN)
-    } else {
-        x
-    }
+    if x.is_nan() { f32::from_bits(number::F32_NAN) } else { x }
 }
 
 /// An `e2m1` operand of the 4-bit kinds, decoded to twice its values: integers up to 12.
@@ -368,17 +346,8 @@ impl Fours {
     pub fn decode(rows: usize, k: usize, bytes: &[u8]) -> Self {
         const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
         assert_eq!(bytes.len() * 2, rows * k, "{rows} rows of {k} e2m1");
-        let nibbles = |byte: &u8| {
-            [
-                DOUBLED[usize::from(byte & 15)],
-                DOUBLED[usize::from(byte >> 4)],
-            ]
-        };
-        Fours {
-            rows,
-            k,
-            doubled: bytes.iter().flat_map(nibbles).collect(),
-        }
+        let nibbles = |byte: &u8| [DOUBLED[usize::from(byte & 15)], DOUBLED[usize::from(byte >> 4)]];
+        Fours { rows, k, doubled: bytes.iter().flat_map(nibbles).collect() }
     }
 
     /// The operand with every sign changed.
@@ -390,10 +359,7 @@ impl Fours {
     /// A's side of the integer dot products.
     fn unsigned_quads(&self) -> Vec<[u8; QUAD]> {
         let (quads, _) = self.doubled.as_chunks::<QUAD>();
-        quads
-            .iter()
-            .map(|quad| quad.map(|value| (value + A_OFFSET) as u8))
-            .collect()
+        quads.iter().map(|quad| quad.map(|value| (value + A_OFFSET) as u8)).collect()
     }
 
     /// B's side.
@@ -409,9 +375,7 @@ impl Fours {
             }),
             bias: panels(self.rows, scales.blocks, bias),
             // The elements are doubled on both sides.
-            scales: panels(self.rows, scales.blocks, |row, block| {
-                scales.row(row)[block] * 0.25
-            }),
+            scales: panels(self.rows, scales.blocks, |row, block| scales.row(row)[block] * 0.25),
         }
     }
 }
@@ -431,23 +395,14 @@ impl Scales {
     /// # Panics
     /// If `codes` has another length.
     pub fn decode(scale: ScaleType, rows: usize, blocks: usize, codes: &[u8]) -> Option<Self> {
-        assert_eq!(
-            codes.len(),
-            rows * blocks,
-            "{rows} rows of {blocks} scale factors"
-        );
+        assert_eq!(codes.len(), rows * blocks, "{rows} rows of {blocks} scale factors");
         let value = |&code: &u8| match scale {
             ScaleType::Ue4m3 => decode_ue4m3(code),
             ScaleType::Ue8m0 => Some(decode_ue8m0(code)),
         };
         let values: Vec<f64> = codes.iter().map(value).collect::<Option<_>>()?;
         let extents = values.chunks_exact(blocks).map(Extent::of).collect();
-        Some(Scales {
-            rows,
-            blocks,
-            values,
-            extents,
-        })
+        Some(Scales { rows, blocks, values, extents })
     }
 
     fn row(&self, row: usize) -> &[f64] {
@@ -461,59 +416,27 @@ impl Scales {
 /// If the shapes do not fit.
 pub fn multiply_fours(a: &Fours, scale_a: &Scales, b: &Fours, scale_b: &Scales, d: &mut [f32]) {
     check_shapes((a.rows, a.k), (b.rows, b.k), d.len());
-    assert_eq!(
-        (scale_a.rows, scale_b.rows),
-        (a.rows, b.rows),
-        "rows of scale factors"
-    );
+    assert_eq!((scale_a.rows, scale_b.rows), (a.rows, b.rows), "rows of scale factors");
     assert_eq!(scale_a.blocks, scale_b.blocks, "blocks of scale factors");
     let (k, blocks) = (a.k, scale_a.blocks);
-    assert!(
-        blocks > 0 && k.is_multiple_of(blocks * QUAD),
-        "whole blocks of whole quads"
-    );
+    assert!(blocks > 0 && k.is_multiple_of(blocks * QUAD), "whole blocks of whole quads");
     let a_quads = a.unsigned_quads();
     let b_panels = b.panels(scale_b);
     // The scales decide what is exact: a block's sum of doubled products is an integer, K·144 at most.
-    let block_sum = Extent {
-        top: (k / blocks * 144).ilog2() as i32 + 1,
-        low: 0,
-        finite: true,
-    };
+    let block_sum = Extent { top: (k / blocks * 144).ilog2() as i32 + 1, low: 0, finite: true };
     let widest_b = Extent::widest(&scale_b.extents);
     for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
-        if scale_a.extents[row]
-            .times(block_sum)
-            .sums_exactly(widest_b, blocks)
-        {
+        if scale_a.extents[row].times(block_sum).sums_exactly(widest_b, blocks) {
             let quads = &a_quads[row * (k / QUAD)..][..k / QUAD];
-            fours_row(
-                FoursRow {
-                    quads,
-                    scales: scale_a.row(row),
-                },
-                &b_panels,
-                d,
-            );
+            fours_row(FoursRow { quads, scales: scale_a.row(row) }, &b_panels, d);
         } else {
-            let a_row = a.doubled[row * k..][..k]
-                .chunks_exact(k / blocks)
-                .zip(scale_a.row(row));
+            let a_row = a.doubled[row * k..][..k].chunks_exact(k / blocks).zip(scale_a.row(row));
             for (column, d) in d.iter_mut().enumerate() {
-                let b_row = b.doubled[column * k..][..k]
-                    .chunks_exact(k / blocks)
-                    .zip(scale_b.row(column));
-                let terms = a_row
-                    .clone()
-                    .zip(b_row)
-                    .map(|((a, a_scale), (b, b_scale))| {
-                        let dot: i32 = a
-                            .iter()
-                            .zip(b)
-                            .map(|(&a, &b)| i32::from(a) * i32::from(b))
-                            .sum();
-                        f64::from(dot) * 0.25 * a_scale * b_scale
-                    });
+                let b_row = b.doubled[column * k..][..k].chunks_exact(k / blocks).zip(scale_b.row(column));
+                let terms = a_row.clone().zip(b_row).map(|((a, a_scale), (b, b_scale))| {
+                    let dot: i32 = a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum();
+                    f64::from(dot) * 0.25 * a_scale * b_scale
+                });
                 *d = canonical(exact_sum_to_odd(terms.chain([f64::from(*d)])) as f32);
             }
         }
@@ -536,17 +459,9 @@ impl Integers {
     pub fn decode(signed: bool, rows: usize, k: usize, bytes: &[u8]) -> Self {
         assert_eq!(bytes.len(), rows * k, "{rows} rows of {k} bytes");
         let value = |&byte: &u8| {
-            if signed {
-                i32::from(byte as i8)
-            } else {
-                i32::from(byte)
-            }
+            if signed { i32::from(byte as i8) } else { i32::from(byte) }
         };
-        Integers {
-            rows,
-            k,
-            values: bytes.iter().map(value).collect(),
-        }
+        Integers { rows, k, values: bytes.iter().map(value).collect() }
     }
 }
 
@@ -559,17 +474,9 @@ pub fn multiply_i32(a: &Integers, b: &Integers, saturate: bool, d: &mut [i32]) {
     for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
         let a_row = &a.values[row * a.k..][..a.k];
         for (d, b_row) in d.iter_mut().zip(b.values.chunks_exact(b.k)) {
-            let sum: i64 = a_row
-                .iter()
-                .zip(b_row)
-                .map(|(&a, &b)| i64::from(a * b))
-                .sum();
+            let sum: i64 = a_row.iter().zip(b_row).map(|(&a, &b)| i64::from(a * b)).sum();
             let exact = sum + i64::from(*d);
-            *d = if saturate {
-                exact.clamp(i32::MIN.into(), i32::MAX.into()) as i32
-            } else {
-                exact as i32
-            };
+            *d = if saturate { exact.clamp(i32::MIN.into(), i32::MAX.into()) as i32 } else { exact as i32 };
         }
     }
 }
@@ -586,10 +493,7 @@ mod tests {
     }
 
     fn words(bytes: &[u8]) -> Vec<u32> {
-        bytes
-            .chunks_exact(4)
-            .map(|word| u32::from_le_bytes(word.try_into().unwrap()))
-            .collect()
+        bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
     }
 
     fn element(name: &str) -> Element {
@@ -615,20 +519,7 @@ mod tests {
         let mut seen = std::collections::BTreeMap::new();
         for line in include_str!("testdata/matmul.csv").lines().skip(1) {
             let fields: Vec<&str> = line.split(',').collect();
-            let [
-                kind,
-                a_name,
-                b_name,
-                packing,
-                k,
-                a,
-                b,
-                scale_a,
-                scale_b,
-                c,
-                expected,
-            ] = fields[..]
-            else {
+            let [kind, a_name, b_name, packing, k, a, b, scale_a, scale_b, c, expected] = fields[..] else {
                 panic!("{line}");
             };
             let k: usize = k.parse().unwrap();
@@ -641,11 +532,7 @@ mod tests {
             let (a, b) = (hex(a), hex(b));
             let scales = |rows, codes: &str| {
                 let codes = hex(codes);
-                let scale = if kind.ends_with("ue4m3") {
-                    ScaleType::Ue4m3
-                } else {
-                    ScaleType::Ue8m0
-                };
+                let scale = if kind.ends_with("ue4m3") { ScaleType::Ue4m3 } else { ScaleType::Ue8m0 };
                 Scales::decode(scale, rows, codes.len() / rows, &codes).unwrap()
             };
             let mut d: Vec<f32> = words(&hex(c)).into_iter().map(f32::from_bits).collect();
@@ -662,23 +549,15 @@ mod tests {
             }
             let ours: Vec<u32> = d.into_iter().map(f32::to_bits).collect();
             assert_eq!(ours, words(&hex(expected)), "{line}");
-            *seen
-                .entry((kind.to_owned(), a_name.to_owned()))
-                .or_insert(0) += 1;
+            *seen.entry((kind.to_owned(), a_name.to_owned())).or_insert(0) += 1;
         }
         assert_eq!(seen.len(), 8 + 5 + 3, "{seen:?}");
     }
 
     #[test]
     fn infinities_and_nans_spread_to_their_row_and_column_only() {
-        let a: Vec<u8> = [0x7c00u16, 0x3c00, 0x3c00, 0x3c00]
-            .iter()
-            .flat_map(|x| x.to_le_bytes())
-            .collect();
-        let b: Vec<u8> = [0x3c00u16, 0x3c00, 0x0000, 0x3c00]
-            .iter()
-            .flat_map(|x| x.to_le_bytes())
-            .collect();
+        let a: Vec<u8> = [0x7c00u16, 0x3c00, 0x3c00, 0x3c00].iter().flat_map(|x| x.to_le_bytes()).collect();
+        let b: Vec<u8> = [0x3c00u16, 0x3c00, 0x0000, 0x3c00].iter().flat_map(|x| x.to_le_bytes()).collect();
         let decode = |bytes: &[u8]| Floats::decode(Element::F16, Packing::Dense, 2, 2, bytes);
         let mut d = [0.5; 4];
         multiply_f32(&decode(&a), &decode(&b), &mut d);
@@ -692,13 +571,7 @@ mod tests {
         let fours = Fours::decode(1, 64, &[0x22; 32]);
         let scales = |code| Scales::decode(ScaleType::Ue4m3, 1, 4, &[0x38, code, 0x38, 0x38]);
         let mut d = [0.0];
-        multiply_fours(
-            &fours,
-            &scales(0x7f).unwrap(),
-            &fours,
-            &scales(0x38).unwrap(),
-            &mut d,
-        );
+        multiply_fours(&fours, &scales(0x7f).unwrap(), &fours, &scales(0x38).unwrap(), &mut d);
         assert_eq!(d[0].to_bits(), number::F32_NAN);
         assert!(scales(0xb8).is_none());
     }
@@ -740,55 +613,29 @@ mod tests {
         let (mut plus, mut minus) = ([0.0], [0.0]);
         multiply_fours(&fours, &scale, &fours, &scale, &mut plus);
         multiply_fours(&fours.clone().negated(), &scale, &fours, &scale, &mut minus);
-        assert_eq!(
-            (plus[0], minus[0]),
-            (8.0 * (36.0 + 9.0), -8.0 * (36.0 + 9.0))
-        );
+        assert_eq!((plus[0], minus[0]), (8.0 * (36.0 + 9.0), -8.0 * (36.0 + 9.0)));
     }
 
     /// A matrix written by its canonical address comes back row by row, in both orders.
     #[test]
     fn gathering_undoes_the_canonical_layouts() {
-        let k_major = SharedMatrix {
-            start: 0x400,
-            leading: 0,
-            stride: 1024,
-            swizzle: Swizzle::B128,
-        };
-        let mn_major = SharedMatrix {
-            start: 0x400,
-            leading: 4096,
-            stride: 1024,
-            swizzle: Swizzle::B128,
-        };
+        let k_major = SharedMatrix { start: 0x400, leading: 0, stride: 1024, swizzle: Swizzle::B128 };
+        let mn_major = SharedMatrix { start: 0x400, leading: 4096, stride: 1024, swizzle: Swizzle::B128 };
         for (matrix, major) in [(k_major, Major::K), (mn_major, Major::Mn)] {
             let (rows, k) = (72usize, 16usize);
             let mut shared = vec![0u8; 1 << 16];
             for row in 0..rows {
                 for column in 0..k {
-                    let (line, along) = if major == Major::K {
-                        (row, column)
-                    } else {
-                        (column, row)
-                    };
-                    let chunk =
-                        matrix.chunk_address(major, line as u32, (along / 8) as u32) as usize;
+                    let (line, along) = if major == Major::K { (row, column) } else { (column, row) };
+                    let chunk = matrix.chunk_address(major, line as u32, (along / 8) as u32) as usize;
                     let at = chunk + along % 8 * 2;
                     shared[at..at + 2].copy_from_slice(&((row * k + column) as u16).to_le_bytes());
                 }
             }
             let read = |at: u32| shared[at as usize..][..16].try_into().unwrap();
             let bytes = gather(&matrix, major, rows, k * 2, 2, read);
-            let values: Vec<u16> = bytes
-                .chunks_exact(2)
-                .map(|pair| u16::from_le_bytes([pair[0], pair[1]]))
-                .collect();
-            assert!(
-                values
-                    .iter()
-                    .enumerate()
-                    .all(|(index, &value)| index == usize::from(value))
-            );
+            let values: Vec<u16> = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect();
+            assert!(values.iter().enumerate().all(|(index, &value)| index == usize::from(value)));
         }
     }
 

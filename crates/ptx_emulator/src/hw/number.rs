@@ -33,65 +33,25 @@ pub struct Format {
 }
 
 /// IEEE double precision.
-pub const F64: Format = Format {
-    exponent_bits: 11,
-    mantissa_bits: 52,
-    specials: Specials::Ieee,
-};
+pub const F64: Format = Format { exponent_bits: 11, mantissa_bits: 52, specials: Specials::Ieee };
 /// IEEE single precision.
-pub const F32: Format = Format {
-    exponent_bits: 8,
-    mantissa_bits: 23,
-    specials: Specials::Ieee,
-};
+pub const F32: Format = Format { exponent_bits: 8, mantissa_bits: 23, specials: Specials::Ieee };
 /// IEEE half precision.
-pub const F16: Format = Format {
-    exponent_bits: 5,
-    mantissa_bits: 10,
-    specials: Specials::Ieee,
-};
+pub const F16: Format = Format { exponent_bits: 5, mantissa_bits: 10, specials: Specials::Ieee };
 /// The upper half of an f32.
-pub const BF16: Format = Format {
-    exponent_bits: 8,
-    mantissa_bits: 7,
-    specials: Specials::Ieee,
-};
+pub const BF16: Format = Format { exponent_bits: 8, mantissa_bits: 7, specials: Specials::Ieee };
 /// `tf32` as a 19-bit format; in a register it sits in the upper bits of a `.b32`: see [`tf32_to_register`].
-pub const TF32: Format = Format {
-    exponent_bits: 8,
-    mantissa_bits: 10,
-    specials: Specials::Ieee,
-};
+pub const TF32: Format = Format { exponent_bits: 8, mantissa_bits: 10, specials: Specials::Ieee };
 /// 8 bits, largest 448, no infinity.
-pub const E4M3: Format = Format {
-    exponent_bits: 4,
-    mantissa_bits: 3,
-    specials: Specials::NanOnly,
-};
+pub const E4M3: Format = Format { exponent_bits: 4, mantissa_bits: 3, specials: Specials::NanOnly };
 /// 8 bits, largest 57344, infinities and NaNs.
-pub const E5M2: Format = Format {
-    exponent_bits: 5,
-    mantissa_bits: 2,
-    specials: Specials::Ieee,
-};
+pub const E5M2: Format = Format { exponent_bits: 5, mantissa_bits: 2, specials: Specials::Ieee };
 /// 4 bits: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
-pub const E2M1: Format = Format {
-    exponent_bits: 2,
-    mantissa_bits: 1,
-    specials: Specials::None,
-};
+pub const E2M1: Format = Format { exponent_bits: 2, mantissa_bits: 1, specials: Specials::None };
 /// 6 bits, largest 7.5.
-pub const E2M3: Format = Format {
-    exponent_bits: 2,
-    mantissa_bits: 3,
-    specials: Specials::None,
-};
+pub const E2M3: Format = Format { exponent_bits: 2, mantissa_bits: 3, specials: Specials::None };
 /// 6 bits, largest 28.
-pub const E3M2: Format = Format {
-    exponent_bits: 3,
-    mantissa_bits: 2,
-    specials: Specials::None,
-};
+pub const E3M2: Format = Format { exponent_bits: 3, mantissa_bits: 2, specials: Specials::None };
 
 /// The NaN of [`Format::canonical_nan`] for f32.
 pub const F32_NAN: u32 = 0x7fff_ffff;
@@ -166,15 +126,12 @@ impl Format {
 
     /// `.ftz`: a subnormal becomes the zero of its sign.
     pub const fn flush(&self, bits: u64) -> u64 {
-        if self.is_subnormal(bits) {
-            bits & self.sign_bit()
-        } else {
-            bits
-        }
+        if self.is_subnormal(bits) { bits & self.sign_bit() } else { bits }
     }
 }
 
 /// The exact value of `bits` in `format`; bits above the format's width are ignored.
+#[inline]
 pub const fn decode(format: &Format, bits: u64) -> f64 {
     if format.mantissa_bits == 52 {
         return f64::from_bits(bits);
@@ -192,8 +149,7 @@ pub const fn decode(format: &Format, bits: u64) -> f64 {
     let exponent = magnitude >> format.mantissa_bits;
     if exponent == 0 {
         // A subnormal: an integer of at most 23 bits times the format's smallest step, both normal in f64.
-        let step =
-            f64::from_bits(((1 - format.bias() - format.mantissa_bits as i32 + 1023) as u64) << 52);
+        let step = f64::from_bits(((1 - format.bias() - format.mantissa_bits as i32 + 1023) as u64) << 52);
         return f64::from_bits(sign | (magnitude as f64 * step).to_bits());
     }
     let rebias = (1023 - format.bias()) as u64;
@@ -202,20 +158,12 @@ pub const fn decode(format: &Format, bits: u64) -> f64 {
 
 /// The value of a `ue8m0` scale factor, 2^(code − 127); 0xff is NaN.
 pub const fn decode_ue8m0(code: u8) -> f64 {
-    if code == UE8M0_NAN {
-        f64::NAN
-    } else {
-        f64::from_bits((code as u64 + 1023 - 127) << 52)
-    }
+    if code == UE8M0_NAN { f64::NAN } else { f64::from_bits((code as u64 + 1023 - 127) << 52) }
 }
 
 /// The value of a `ue4m3` scale factor. `None` if the top bit, which must be zero, is set.
 pub const fn decode_ue4m3(code: u8) -> Option<f64> {
-    if code & 0x80 == 0 {
-        Some(decode(&E4M3, code as u64))
-    } else {
-        None
-    }
+    if code & 0x80 == 0 { Some(decode(&E4M3, code as u64)) } else { None }
 }
 
 /// How an inexact value is rounded (PTX ISA 9.7.9.21, "Floating Point Notes").
@@ -255,19 +203,12 @@ pub struct Rounder {
 impl Rounder {
     /// Rounds in `rounding` mode, with neither `.satfinite` nor `.relu`.
     pub const fn new(rounding: Rounding) -> Self {
-        Rounder {
-            rounding,
-            satfinite: false,
-            relu: false,
-        }
+        Rounder { rounding, satfinite: false, relu: false }
     }
 
     /// With `.satfinite`.
     pub const fn satfinite(self) -> Self {
-        Rounder {
-            satfinite: true,
-            ..self
-        }
+        Rounder { satfinite: true, ..self }
     }
 
     /// With `.relu`.
@@ -333,15 +274,7 @@ impl Rounder {
             Rounding::Up => negative,
             Rounding::NearestEven | Rounding::NearestAway | Rounding::Stochastic { .. } => false,
         };
-        self.signed(
-            format,
-            negative,
-            if toward_zero {
-                format.max_finite()
-            } else {
-                self.overflow(format)
-            },
-        )
+        self.signed(format, negative, if toward_zero { format.max_finite() } else { self.overflow(format) })
     }
 
     /// Whether a value that keeps a last bit `odd` and discards `rest` (its top bit half of the last) grows.
@@ -431,11 +364,7 @@ pub struct IntType {
 impl IntType {
     /// The smallest value.
     pub const fn min(&self) -> i128 {
-        if self.signed {
-            -(1 << (self.bits - 1))
-        } else {
-            0
-        }
+        if self.signed { -(1 << (self.bits - 1)) } else { 0 }
     }
 
     /// The largest value.
@@ -502,11 +431,7 @@ pub(super) fn add_to_odd(a: f64, b: f64) -> f64 {
 /// An exact zero sum of operands of different signs is −0 when rounding down, +0 otherwise (IEEE 754 6.3).
 fn signed_zero(sum: f64, a: f64, b: f64, rounding: Rounding) -> f64 {
     let cancelled = sum == 0.0 && a.is_sign_negative() != b.is_sign_negative();
-    if cancelled && rounding == Rounding::Down {
-        -0.0
-    } else {
-        sum
-    }
+    if cancelled && rounding == Rounding::Down { -0.0 } else { sum }
 }
 
 /// `a + b` in a format of at most 24 significant bits, before rounding with [`Rounder::round`].
@@ -600,11 +525,7 @@ pub fn extremum(format: &Format, which: Extremum, a: u64, b: u64, propagate_nan:
         (false, true) => a,
         (false, false) => {
             let order = decode(format, a).total_cmp(&decode(format, b));
-            if order.is_lt() == (which == Extremum::Min) {
-                a
-            } else {
-                b
-            }
+            if order.is_lt() == (which == Extremum::Min) { a } else { b }
         }
     }
 }
@@ -615,10 +536,7 @@ mod tests {
     use proptest::prelude::*;
 
     const RN: Rounder = Rounder::new(Rounding::NearestEven);
-    const S32: IntType = IntType {
-        bits: 32,
-        signed: true,
-    };
+    const S32: IntType = IntType { bits: 32, signed: true };
 
     /// `number_tables.py` enumerates each format's values as fractions and rounds by searching them; it also checks its
     /// decoding against ml_dtypes and numpy.
@@ -651,11 +569,7 @@ mod tests {
             let plain = u64::from_str_radix(fields[3], 16).unwrap();
             let saturated = u64::from_str_radix(fields[4], 16).unwrap();
             assert_eq!(Rounder::new(rounding).round(&format, x), plain, "{line}");
-            assert_eq!(
-                Rounder::new(rounding).satfinite().round(&format, x),
-                saturated,
-                "{line}"
-            );
+            assert_eq!(Rounder::new(rounding).satfinite().round(&format, x), saturated, "{line}");
             rows += 1;
         }
         assert!(rows > 5000, "{rows} rows");
@@ -719,10 +633,7 @@ mod tests {
 
     #[test]
     fn ue8m0_ignores_the_sign_and_has_no_zero() {
-        let (up, down) = (
-            Rounder::new(Rounding::Up),
-            Rounder::new(Rounding::TowardZero),
-        );
+        let (up, down) = (Rounder::new(Rounding::Up), Rounder::new(Rounding::TowardZero));
         assert_eq!(up.round_ue8m0(0.0), 0);
         assert_eq!(up.round_ue8m0(2f64.powi(-127)), 0);
         assert_eq!(up.round_ue8m0(2f64.powi(-127) * 1.5), 1);
@@ -754,119 +665,47 @@ mod tests {
 
     #[test]
     fn integers_convert_with_one_rounding() {
-        assert_eq!(
-            RN.round_integer(&F32, (1 << 24) + 1),
-            u64::from(16777216f32.to_bits())
-        );
-        assert_eq!(
-            RN.round_integer(&F64, u64::MAX.into()),
-            2f64.powi(64).to_bits()
-        );
+        assert_eq!(RN.round_integer(&F32, (1 << 24) + 1), u64::from(16777216f32.to_bits()));
+        assert_eq!(RN.round_integer(&F64, u64::MAX.into()), 2f64.powi(64).to_bits());
         let down = Rounder::new(Rounding::TowardZero);
-        assert_eq!(
-            down.round_integer(&F64, u64::MAX.into()),
-            (2f64.powi(64).next_down()).to_bits()
-        );
+        assert_eq!(down.round_integer(&F64, u64::MAX.into()), (2f64.powi(64).next_down()).to_bits());
         assert_eq!(RN.round_integer(&F16, 65520), 0x7c00);
         assert_eq!(down.round_integer(&F16, 65520), 0x7bff);
         assert_eq!(RN.round_integer(&F32, -3), u64::from((-3f32).to_bits()));
         // 2⁶² + 2³⁸ + 1 lies just above a tie of f32; going through f64 first would lose the 1 and round to even.
         let just_above_tie = (1i128 << 62) + (1 << 38) + 1;
-        assert_eq!(
-            RN.round_integer(&F32, just_above_tie),
-            u64::from((2f32.powi(62)).next_up().to_bits())
-        );
+        assert_eq!(RN.round_integer(&F32, just_above_tie), u64::from((2f32.powi(62)).next_up().to_bits()));
     }
 
     #[test]
     fn float_to_int_clamps_and_maps_nan_as_the_manual_says() {
-        let u = |bits| IntType {
-            bits,
-            signed: false,
-        };
+        let u = |bits| IntType { bits, signed: false };
         let s = |bits| IntType { bits, signed: true };
-        assert_eq!(
-            float_to_int(1e20, &F32, Rounding::TowardZero, S32),
-            i32::MAX.into()
-        );
-        assert_eq!(
-            float_to_int(-1e20, &F32, Rounding::TowardZero, S32),
-            i32::MIN.into()
-        );
+        assert_eq!(float_to_int(1e20, &F32, Rounding::TowardZero, S32), i32::MAX.into());
+        assert_eq!(float_to_int(-1e20, &F32, Rounding::TowardZero, S32), i32::MIN.into());
         assert_eq!(float_to_int(-1.0, &F32, Rounding::TowardZero, u(32)), 0);
-        assert_eq!(
-            float_to_int(f64::INFINITY, &F32, Rounding::TowardZero, u(64)),
-            u64::MAX.into()
-        );
+        assert_eq!(float_to_int(f64::INFINITY, &F32, Rounding::TowardZero, u(64)), u64::MAX.into());
         assert_eq!(float_to_int(f64::NAN, &F32, Rounding::TowardZero, S32), 0);
         assert_eq!(float_to_int(f64::NAN, &F16, Rounding::TowardZero, u(8)), 0);
-        assert_eq!(
-            float_to_int(f64::NAN, &F32, Rounding::TowardZero, s(64)),
-            i64::MIN.into()
-        );
-        assert_eq!(
-            float_to_int(f64::NAN, &F32, Rounding::TowardZero, u(64)),
-            1 << 63
-        );
-        assert_eq!(
-            float_to_int(f64::NAN, &F64, Rounding::TowardZero, S32),
-            i32::MIN.into()
-        );
-        assert_eq!(
-            float_to_int(f64::NAN, &F64, Rounding::TowardZero, u(16)),
-            1 << 15
-        );
-        let modes = [
-            Rounding::NearestEven,
-            Rounding::TowardZero,
-            Rounding::Down,
-            Rounding::Up,
-        ];
-        assert_eq!(
-            modes.map(|mode| float_to_int(-2.5, &F32, mode, S32)),
-            [-2, -2, -3, -2]
-        );
-        assert_eq!(
-            modes.map(|mode| float_to_int(3.5, &F32, mode, S32)),
-            [4, 3, 3, 4]
-        );
+        assert_eq!(float_to_int(f64::NAN, &F32, Rounding::TowardZero, s(64)), i64::MIN.into());
+        assert_eq!(float_to_int(f64::NAN, &F32, Rounding::TowardZero, u(64)), 1 << 63);
+        assert_eq!(float_to_int(f64::NAN, &F64, Rounding::TowardZero, S32), i32::MIN.into());
+        assert_eq!(float_to_int(f64::NAN, &F64, Rounding::TowardZero, u(16)), 1 << 15);
+        let modes = [Rounding::NearestEven, Rounding::TowardZero, Rounding::Down, Rounding::Up];
+        assert_eq!(modes.map(|mode| float_to_int(-2.5, &F32, mode, S32)), [-2, -2, -3, -2]);
+        assert_eq!(modes.map(|mode| float_to_int(3.5, &F32, mode, S32)), [4, 3, 3, 4]);
     }
 
     /// The manual's example: `cvt.pack.sat.u8.s32.b32 %r7, %r8, %r9, %r4` after `%r4 = pack(%r5, %r6)` leaves the new
     /// pair in the low half and the old one above it.
     #[test]
     fn cvt_pack_shifts_older_pairs_up() {
-        let u8 = IntType {
-            bits: 8,
-            signed: false,
-        };
+        let u8 = IntType { bits: 8, signed: false };
         let first = cvt_pack(u8, 0x11, 300, 0);
         assert_eq!(first, 0x11ff);
         assert_eq!(cvt_pack(u8, -5, 0x44, first), 0x11ff_0044);
-        assert_eq!(
-            cvt_pack(
-                IntType {
-                    bits: 16,
-                    signed: true
-                },
-                -40000,
-                5,
-                0xdead_beef
-            ),
-            0x8000_0005
-        );
-        assert_eq!(
-            cvt_pack(
-                IntType {
-                    bits: 4,
-                    signed: true
-                },
-                9,
-                -9,
-                0xa
-            ),
-            0xa78
-        );
+        assert_eq!(cvt_pack(IntType { bits: 16, signed: true }, -40000, 5, 0xdead_beef), 0x8000_0005);
+        assert_eq!(cvt_pack(IntType { bits: 4, signed: true }, 9, -9, 0xa), 0xa78);
     }
 
     #[test]
@@ -874,23 +713,10 @@ mod tests {
         let (zero, minus_zero, one, nan) = (0u64, 0x8000, 0x3c00, 0x7e01);
         let min = |a, b, propagate| extremum(&F16, Extremum::Min, a, b, propagate);
         let max = |a, b, propagate| extremum(&F16, Extremum::Max, a, b, propagate);
-        assert_eq!(
-            (min(zero, minus_zero, false), min(minus_zero, zero, false)),
-            (minus_zero, minus_zero)
-        );
-        assert_eq!(
-            (max(zero, minus_zero, false), max(minus_zero, zero, false)),
-            (zero, zero)
-        );
+        assert_eq!((min(zero, minus_zero, false), min(minus_zero, zero, false)), (minus_zero, minus_zero));
+        assert_eq!((max(zero, minus_zero, false), max(minus_zero, zero, false)), (zero, zero));
         assert_eq!((min(nan, one, false), max(one, nan, false)), (one, one));
-        assert_eq!(
-            (
-                min(nan, one, true),
-                max(one, nan, true),
-                min(nan, nan, false)
-            ),
-            (0x7fff, 0x7fff, 0x7fff)
-        );
+        assert_eq!((min(nan, one, true), max(one, nan, true), min(nan, nan, false)), (0x7fff, 0x7fff, 0x7fff));
     }
 
     #[test]
@@ -918,26 +744,13 @@ mod tests {
         let exact = fma(a, 1.0, 2f64.powi(-11), Rounding::NearestEven);
         assert_eq!(round_f16(exact), 0x3c02, "a tie goes to even");
         // (2048 + 2) · 1 + 2⁻²⁴: f16's step is 2 there.
-        let sum = fma(
-            decode_f16(0x6801),
-            1.0,
-            1.0 + 2f64.powi(-24),
-            Rounding::NearestEven,
-        );
+        let sum = fma(decode_f16(0x6801), 1.0, 1.0 + 2f64.powi(-24), Rounding::NearestEven);
         assert_eq!(round_f16(sum), 0x6802);
     }
 
     #[test]
     fn saturation_clamps_to_the_unit_interval() {
-        assert_eq!(
-            [
-                saturate(-1.0),
-                saturate(0.25),
-                saturate(7.0),
-                saturate(f64::NAN)
-            ],
-            [0.0, 0.25, 1.0, 0.0]
-        );
+        assert_eq!([saturate(-1.0), saturate(0.25), saturate(7.0), saturate(f64::NAN)], [0.0, 0.25, 1.0, 0.0]);
         assert!(saturate(-0.0).is_sign_positive());
     }
 

@@ -56,12 +56,7 @@ pub fn fours_row(a: FoursRow, b: &FoursB, d: &mut [f32]) {
 }
 
 #[inline(always)]
-fn fours_panels(
-    a: FoursRow,
-    b: &FoursB,
-    d: &mut [f32],
-    sums: impl Fn(FoursRow, FoursPanel) -> [f64; PANEL],
-) {
+fn fours_panels(a: FoursRow, b: &FoursB, d: &mut [f32], sums: impl Fn(FoursRow, FoursPanel) -> [f64; PANEL]) {
     let (quads, blocks) = (a.quads.len(), a.scales.len());
     for (panel, d) in d.chunks_mut(PANEL).enumerate() {
         let b = FoursPanel {
@@ -78,11 +73,7 @@ fn fours_panels(
 fn accumulate(sums: [f64; PANEL], d: &mut [f32]) {
     for (d, sum) in d.iter_mut().zip(sums) {
         let rounded = add_to_odd(sum, (*d).into()) as f32;
-        *d = if rounded.is_nan() {
-            f32::from_bits(F32_NAN)
-        } else {
-            rounded
-        };
+        *d = if rounded.is_nan() { f32::from_bits(F32_NAN) } else { rounded };
     }
 }
 
@@ -122,12 +113,7 @@ pub fn floats_row(a: &[f64], b: &[[f64; PANEL]], d: &mut [f32]) {
 }
 
 #[inline(always)]
-fn floats_panels(
-    a: &[f64],
-    b: &[[f64; PANEL]],
-    d: &mut [f32],
-    sums: impl Fn(&[f64], &[[f64; PANEL]]) -> [f64; PANEL],
-) {
+fn floats_panels(a: &[f64], b: &[[f64; PANEL]], d: &mut [f32], sums: impl Fn(&[f64], &[[f64; PANEL]]) -> [f64; PANEL]) {
     for (d, b) in d.chunks_mut(PANEL).zip(b.chunks_exact(a.len())) {
         accumulate(sums(a, b), d);
     }
@@ -158,10 +144,7 @@ mod x86 {
     fn fours_panel_avx512(a: FoursRow, b: FoursPanel) -> [f64; PANEL] {
         let per_block = a.quads.len() / a.scales.len();
         let mut sums = [_mm512_setzero_pd(); 2];
-        let blocks = a
-            .quads
-            .chunks_exact(per_block)
-            .zip(b.quads.chunks_exact(per_block));
+        let blocks = a.quads.chunks_exact(per_block).zip(b.quads.chunks_exact(per_block));
         for (block, (a_quads, b_quads)) in blocks.enumerate() {
             // SAFETY: sixteen i32.
             let mut dots = unsafe { _mm512_loadu_si512(b.bias[block].as_ptr().cast()) };
@@ -171,10 +154,7 @@ mod x86 {
                 let b = unsafe { _mm512_loadu_si512(b.as_ptr().cast()) };
                 dots = _mm512_dpbusd_epi32(dots, a, b);
             }
-            let halves = [
-                _mm512_castsi512_si256(dots),
-                _mm512_extracti32x8_epi32::<1>(dots),
-            ];
+            let halves = [_mm512_castsi512_si256(dots), _mm512_extracti32x8_epi32::<1>(dots)];
             let a_scale = _mm512_set1_pd(a.scales[block]);
             for half in 0..2 {
                 // SAFETY: eight f64 at an offset of zero or eight in sixteen.
@@ -198,10 +178,7 @@ mod x86 {
         let per_block = a.quads.len() / a.scales.len();
         let ones = _mm256_set1_epi16(1);
         let mut sums = [_mm256_setzero_pd(); 4];
-        let blocks = a
-            .quads
-            .chunks_exact(per_block)
-            .zip(b.quads.chunks_exact(per_block));
+        let blocks = a.quads.chunks_exact(per_block).zip(b.quads.chunks_exact(per_block));
         for (block, (a_quads, b_quads)) in blocks.enumerate() {
             let bias = b.bias[block].as_ptr();
             // SAFETY: eight i32 at an offset of zero or eight in sixteen.
@@ -219,11 +196,8 @@ mod x86 {
             let a_scale = _mm256_set1_pd(a.scales[block]);
             for quarter in 0..4 {
                 let dots = dots[quarter / 2];
-                let dots = if quarter % 2 == 0 {
-                    _mm256_castsi256_si128(dots)
-                } else {
-                    _mm256_extracti128_si256::<1>(dots)
-                };
+                let dots =
+                    if quarter % 2 == 0 { _mm256_castsi256_si128(dots) } else { _mm256_extracti128_si256::<1>(dots) };
                 // SAFETY: four f64 at a multiple of four below sixteen.
                 let b_scale = unsafe { _mm256_loadu_pd(b.scales[block].as_ptr().add(4 * quarter)) };
                 let scaled = _mm256_mul_pd(_mm256_cvtepi32_pd(dots), b_scale);

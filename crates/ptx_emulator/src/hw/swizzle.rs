@@ -53,10 +53,7 @@ impl Swizzle {
             Swizzle::B32 => Some(32),
             Swizzle::B64 => Some(64),
             Swizzle::B96 => Some(96),
-            Swizzle::B128
-            | Swizzle::B128Atom32
-            | Swizzle::B128Atom32Flip8
-            | Swizzle::B128Atom64 => Some(128),
+            Swizzle::B128 | Swizzle::B128Atom32 | Swizzle::B128Atom32Flip8 | Swizzle::B128Atom64 => Some(128),
         }
     }
 
@@ -77,10 +74,7 @@ impl Swizzle {
             Swizzle::None => 16,
             Swizzle::B32 | Swizzle::B96 => 256,
             Swizzle::B64 => 512,
-            Swizzle::B128
-            | Swizzle::B128Atom32
-            | Swizzle::B128Atom32Flip8
-            | Swizzle::B128Atom64 => 1024,
+            Swizzle::B128 | Swizzle::B128Atom32 | Swizzle::B128Atom32Flip8 | Swizzle::B128Atom64 => 1024,
         }
     }
 }
@@ -111,15 +105,7 @@ mod tests {
         check(Swizzle::None, &[identity]);
         check(Swizzle::B32, &[identity, [1, 0, 3, 2, 5, 4, 7, 6]]);
         check(Swizzle::B96, &[identity, [1, 0, 3, 2, 5, 4, 7, 6]]);
-        check(
-            Swizzle::B64,
-            &[
-                identity,
-                [1, 0, 3, 2, 5, 4, 7, 6],
-                [2, 3, 0, 1, 6, 7, 4, 5],
-                [3, 2, 1, 0, 7, 6, 5, 4],
-            ],
-        );
+        check(Swizzle::B64, &[identity, [1, 0, 3, 2, 5, 4, 7, 6], [2, 3, 0, 1, 6, 7, 4, 5], [3, 2, 1, 0, 7, 6, 5, 4]]);
         check(
             Swizzle::B128,
             &[
@@ -135,12 +121,7 @@ mod tests {
         );
         check(
             Swizzle::B128Atom32,
-            &[
-                identity,
-                [2, 3, 0, 1, 6, 7, 4, 5],
-                [4, 5, 6, 7, 0, 1, 2, 3],
-                [6, 7, 4, 5, 2, 3, 0, 1],
-            ],
+            &[identity, [2, 3, 0, 1, 6, 7, 4, 5], [4, 5, 6, 7, 0, 1, 2, 3], [6, 7, 4, 5, 2, 3, 0, 1]],
         );
         check(Swizzle::B128Atom64, &[identity, [4, 5, 6, 7, 0, 1, 2, 3]]);
     }

@@ -95,12 +95,7 @@ impl DataType {
         match self {
             DataType::U8 => 8,
             DataType::U16 | DataType::F16 | DataType::Bf16 => 16,
-            DataType::U32
-            | DataType::S32
-            | DataType::F32
-            | DataType::F32Ftz
-            | DataType::Tf32
-            | DataType::Tf32Ftz => 32,
+            DataType::U32 | DataType::S32 | DataType::F32 | DataType::F32Ftz | DataType::Tf32 | DataType::Tf32Ftz => 32,
             DataType::U64 | DataType::S64 | DataType::F64 => 64,
             DataType::U4x16Align8 | DataType::U4x16Align16 => 4,
             DataType::U6x16Align16 => 6,
@@ -205,28 +200,15 @@ pub enum TensorMapError {
     #[error("an interleaved tensor map has rank {0}, must be at least 3")]
     InterleavedRank(usize),
     #[error("{name} has {got} entries, rank {rank} needs {want}")]
-    Entries {
-        name: &'static str,
-        got: usize,
-        want: usize,
-        rank: usize,
-    },
+    Entries { name: &'static str, got: usize, want: usize, rank: usize },
     #[error("global address {address:#x} must be a multiple of {align}")]
     GlobalAddress { address: u64, align: u64 },
     #[error("global dimension {index} is {dim}, must be 1 to 2^32")]
     Dim { index: usize, dim: u64 },
-    #[error(
-        "the innermost dimension is {dim}, must be a multiple of {multiple} for this packed type"
-    )]
+    #[error("the innermost dimension is {dim}, must be a multiple of {multiple} for this packed type")]
     PackedDim { dim: u64, multiple: u64 },
-    #[error(
-        "stride of dimension {index} is {stride} bytes, must be a multiple of {multiple} and below 2^40"
-    )]
-    Stride {
-        index: usize,
-        stride: u64,
-        multiple: u64,
-    },
+    #[error("stride of dimension {index} is {stride} bytes, must be a multiple of {multiple} and below 2^40")]
+    Stride { index: usize, stride: u64, multiple: u64 },
     #[error("box dimension {index} is {dim}, must be 1 to 256")]
     BoxDim { index: usize, dim: u32 },
     #[error("the box's innermost dimension is {bytes} bytes, must be a multiple of 16")]
@@ -235,21 +217,12 @@ pub enum TensorMapError {
     PaddedBox { dim: u32 },
     #[error("element stride {index} is {stride}, must be 1 to 8")]
     ElementStride { index: usize, stride: u32 },
-    #[error(
-        "the box's innermost dimension is {bytes} bytes, more than the {swizzle:?} swizzle's {span}"
-    )]
-    BoxExceedsSwizzle {
-        bytes: u32,
-        swizzle: Swizzle,
-        span: u32,
-    },
+    #[error("the box's innermost dimension is {bytes} bytes, more than the {swizzle:?} swizzle's {span}")]
+    BoxExceedsSwizzle { bytes: u32, swizzle: Swizzle, span: u32 },
     #[error("32-byte interleaving needs the 32-byte swizzle, not {0:?}")]
     InterleaveSwizzle(Swizzle),
     #[error("{data_type:?} cannot be used with {what}")]
-    PackedType {
-        data_type: DataType,
-        what: &'static str,
-    },
+    PackedType { data_type: DataType, what: &'static str },
     #[error("NaN fill needs a floating-point type, not {0:?}")]
     NanFill(DataType),
     #[error("the copy gives {got} coordinates for a tensor map of rank {rank}")]
@@ -260,9 +233,7 @@ pub enum TensorMapError {
     BoxBytes(u32),
     #[error("the innermost coordinate {0} does not fall on a byte of this packed type")]
     PackedCoordinate(i32),
-    #[error(
-        "these 128 bytes are not a tensor map (uninitialised, overwritten, or not passed as one)"
-    )]
+    #[error("these 128 bytes are not a tensor map (uninitialised, overwritten, or not passed as one)")]
     NotATensorMap,
     #[error("this tensor map was changed by ordinary stores (its checksum is wrong)")]
     Corrupt,
@@ -323,12 +294,7 @@ impl TensorMap {
             return Err(TensorMapError::Rank(rank));
         }
         let count = |name, got, want| {
-            let error = TensorMapError::Entries {
-                name,
-                got,
-                want,
-                rank,
-            };
+            let error = TensorMapError::Entries { name, got, want, rank };
             if got == want { Ok(()) } else { Err(error) }
         };
         count("strides", strides.len(), rank - 1)?;
@@ -367,10 +333,7 @@ impl TensorMap {
         let wide = self.interleave == Interleave::B32 || padded;
         let align = if wide { 2 * GRANULE } else { GRANULE };
         let address = self.global_address;
-        ensure(
-            address.is_multiple_of(align),
-            E::GlobalAddress { address, align },
-        )?;
+        ensure(address.is_multiple_of(align), E::GlobalAddress { address, align })?;
         for (index, &dim) in self.dims[..rank].iter().enumerate() {
             ensure((1..=DIM_LIMIT).contains(&dim), E::Dim { index, dim })?;
         }
@@ -383,14 +346,7 @@ impl TensorMap {
         ensure(dim.is_multiple_of(multiple), E::PackedDim { dim, multiple })?;
         for (index, &stride) in self.strides[..rank - 1].iter().enumerate() {
             let ok = stride.is_multiple_of(align) && stride < STRIDE_LIMIT;
-            ensure(
-                ok,
-                E::Stride {
-                    index: index + 1,
-                    stride,
-                    multiple: align,
-                },
-            )?;
+            ensure(ok, E::Stride { index: index + 1, stride, multiple: align })?;
         }
         for (index, &dim) in self.box_dims[..rank].iter().enumerate() {
             ensure((1..=MAX_BOX).contains(&dim), E::BoxDim { index, dim })?;
@@ -399,12 +355,7 @@ impl TensorMap {
             let ok = (1..=MAX_ELEMENT_STRIDE).contains(&stride);
             ensure(ok, E::ElementStride { index, stride })?;
         }
-        ensure(
-            !padded || self.box_dims[0] == 128,
-            E::PaddedBox {
-                dim: self.box_dims[0],
-            },
-        )?;
+        ensure(!padded || self.box_dims[0] == 128, E::PaddedBox { dim: self.box_dims[0] })?;
         let bits = self.box_dims[0] * self.data_type.shared_bits();
         let bytes = bits.div_ceil(8);
         if !interleaved {
@@ -412,50 +363,23 @@ impl TensorMap {
             ensure(whole, E::BoxInnerBytes { bytes })?;
             let swizzle = self.swizzle;
             if let Some(span) = swizzle.span_bytes() {
-                ensure(
-                    bytes <= span,
-                    E::BoxExceedsSwizzle {
-                        bytes,
-                        swizzle,
-                        span,
-                    },
-                )?;
+                ensure(bytes <= span, E::BoxExceedsSwizzle { bytes, swizzle, span })?;
             }
         }
         if self.interleave == Interleave::B32 {
-            ensure(
-                self.swizzle == Swizzle::B32,
-                E::InterleaveSwizzle(self.swizzle),
-            )?;
+            ensure(self.swizzle == Swizzle::B32, E::InterleaveSwizzle(self.swizzle))?;
         }
         let data_type = self.data_type;
         let swizzles: &[Swizzle] = match data_type {
             DataType::U6x16Align16 => {
-                ensure(
-                    !interleaved,
-                    E::PackedType {
-                        data_type,
-                        what: "interleaving",
-                    },
-                )?;
-                &[
-                    Swizzle::None,
-                    Swizzle::B128,
-                    Swizzle::B128Atom32,
-                    Swizzle::B128Atom64,
-                ]
+                ensure(!interleaved, E::PackedType { data_type, what: "interleaving" })?;
+                &[Swizzle::None, Swizzle::B128, Swizzle::B128Atom32, Swizzle::B128Atom64]
             }
             DataType::U4x16Align16 => &[Swizzle::None, Swizzle::B128, Swizzle::B128Atom32],
             _ => &[self.swizzle],
         };
         let allowed = swizzles.contains(&self.swizzle);
-        ensure(
-            allowed,
-            E::PackedType {
-                data_type,
-                what: "this swizzle",
-            },
-        )?;
+        ensure(allowed, E::PackedType { data_type, what: "this swizzle" })?;
         let nan = self.oob_fill == OobFill::Nan;
         ensure(!nan || data_type.is_float(), E::NanFill(data_type))
     }
@@ -463,11 +387,7 @@ impl TensorMap {
     /// Elements of the box in dimension `index` that are moved: every `element_strides`-th.
     fn box_steps(&self, index: usize) -> u32 {
         let strided = index > 0 || self.interleave != Interleave::None;
-        let stride = if strided {
-            self.element_strides[index]
-        } else {
-            1
-        };
+        let stride = if strided { self.element_strides[index] } else { 1 };
         self.box_dims[index].div_ceil(stride)
     }
 
@@ -483,9 +403,7 @@ impl TensorMap {
     }
 
     fn box_bits(&self, element_bits: u32) -> u32 {
-        let elements: u64 = (0..self.rank)
-            .map(|index| u64::from(self.box_steps(index)))
-            .product();
+        let elements: u64 = (0..self.rank).map(|index| u64::from(self.box_steps(index))).product();
         u32::try_from(elements * u64::from(element_bits) / 8).unwrap_or(u32::MAX)
     }
 
@@ -505,29 +423,16 @@ impl TensorMap {
     /// # Errors
     /// A rule the map breaks ([`TensorMap::validate`]), a wrong number of coordinates, a misaligned shared address, a box too
     /// large, or something not modelled.
-    pub fn visit(
-        &self,
-        coordinates: &[i32],
-        shared: u32,
-        mut visit: impl FnMut(Piece),
-    ) -> Result<(), TensorMapError> {
+    pub fn visit(&self, coordinates: &[i32], shared: u32, mut visit: impl FnMut(Piece)) -> Result<(), TensorMapError> {
         self.validate()?;
         if self.interleave != Interleave::None {
-            return Err(TensorMapError::Unsupported(
-                "a copy through an interleaved tensor map",
-            ));
+            return Err(TensorMapError::Unsupported("a copy through an interleaved tensor map"));
         }
         if coordinates.len() != self.rank {
-            return Err(TensorMapError::Coordinates {
-                got: coordinates.len(),
-                rank: self.rank,
-            });
+            return Err(TensorMapError::Coordinates { got: coordinates.len(), rank: self.rank });
         }
         if !shared.is_multiple_of(SHARED_ALIGN) {
-            return Err(TensorMapError::SharedAddress {
-                address: shared,
-                align: SHARED_ALIGN,
-            });
+            return Err(TensorMapError::SharedAddress { address: shared, align: SHARED_ALIGN });
         }
         if self.box_bytes() > SHARED_WINDOW {
             return Err(TensorMapError::BoxBytes(self.box_bytes()));
@@ -536,17 +441,9 @@ impl TensorMap {
         let shared_bits = i64::from(self.data_type.shared_bits());
         // The inner row as units that stay contiguous in both memories: all of it, or the groups of a padded type.
         let elements = i64::from(self.box_dims[0]);
-        let unit = if self.data_type.is_padded() {
-            PADDED_GROUP
-        } else {
-            elements
-        };
+        let unit = if self.data_type.is_padded() { PADDED_GROUP } else { elements };
         let first = i64::from(coordinates[0]);
-        let aligned = if self.data_type.is_padded() {
-            first % unit == 0
-        } else {
-            first * bits % 8 == 0
-        };
+        let aligned = if self.data_type.is_padded() { first % unit == 0 } else { first * bits % 8 == 0 };
         if !aligned {
             return Err(TensorMapError::PackedCoordinate(coordinates[0]));
         }
@@ -593,28 +490,14 @@ impl TensorMap {
     }
 
     /// Splits a run of consecutive bytes at swizzle atoms.
-    fn visit_run(
-        &self,
-        global: Option<u64>,
-        linear: u32,
-        bytes: u32,
-        visit: &mut impl FnMut(Piece),
-    ) {
-        let atom = if self.swizzle == Swizzle::None {
-            u32::MAX
-        } else {
-            self.swizzle.atom_bytes()
-        };
+    fn visit_run(&self, global: Option<u64>, linear: u32, bytes: u32, visit: &mut impl FnMut(Piece)) {
+        let atom = if self.swizzle == Swizzle::None { u32::MAX } else { self.swizzle.atom_bytes() };
         let mut done = 0;
         while done < bytes {
             let at = linear + done;
             let length = (atom - at % atom).min(bytes - done);
             let global = global.map(|address| address + u64::from(done));
-            visit(Piece {
-                global,
-                shared: self.swizzle.apply(at),
-                bytes: length,
-            });
+            visit(Piece { global, shared: self.swizzle.apply(at), bytes: length });
             done += length;
         }
     }
@@ -625,17 +508,14 @@ impl TensorMap {
     /// An ordinal or a value outside the field's range.
     pub fn replace(&mut self, field: Field, value: u64) -> Result<(), TensorMapError> {
         use TensorMapError::Replace;
-        const ORDINAL: TensorMapError =
-            Replace("the ordinal is outside the tensor map's five dimensions");
+        const ORDINAL: TensorMapError = Replace("the ordinal is outside the tensor map's five dimensions");
         let small = u32::try_from(value);
         match field {
             Field::GlobalAddress => self.global_address = value,
             // The operand is the rank less one.
             Field::Rank if value < MAX_RANK as u64 => self.rank = value as usize + 1,
             Field::Rank => {
-                return Err(Replace(
-                    "rank, which is one more than the operand, must be 1 to 5",
-                ));
+                return Err(Replace("rank, which is one more than the operand, must be 1 to 5"));
             }
             Field::BoxDim(index) => {
                 let dim = small.ok().filter(|dim| (1..=MAX_BOX).contains(dim));
@@ -645,9 +525,7 @@ impl TensorMap {
             Field::GlobalDim(index) => *self.dims.get_mut(index).ok_or(ORDINAL)? = value,
             Field::GlobalStride(index) => *self.strides.get_mut(index).ok_or(ORDINAL)? = value,
             Field::ElementStride(index) => {
-                let stride = small
-                    .ok()
-                    .filter(|stride| (1..=MAX_ELEMENT_STRIDE).contains(stride));
+                let stride = small.ok().filter(|stride| (1..=MAX_ELEMENT_STRIDE).contains(stride));
                 *self.element_strides.get_mut(index).ok_or(ORDINAL)? =
                     stride.ok_or(Replace("an element stride must be 1 to 8"))?;
             }
@@ -676,18 +554,13 @@ impl TensorMap {
             Field::SwizzleAtomicity => {
                 let wide = matches!(
                     self.swizzle,
-                    Swizzle::B128
-                        | Swizzle::B128Atom32
-                        | Swizzle::B128Atom32Flip8
-                        | Swizzle::B128Atom64
+                    Swizzle::B128 | Swizzle::B128Atom32 | Swizzle::B128Atom32Flip8 | Swizzle::B128Atom64
                 );
                 self.swizzle = match value {
                     0 if !wide => self.swizzle,
                     0 => Swizzle::B128,
                     1..=3 if !wide => {
-                        return Err(Replace(
-                            "only the 128-byte swizzle has an atomicity above 16 bytes",
-                        ));
+                        return Err(Replace("only the 128-byte swizzle has an atomicity above 16 bytes"));
                     }
                     1 => Swizzle::B128Atom32,
                     2 => Swizzle::B128Atom32Flip8,
@@ -725,16 +598,10 @@ impl TensorMap {
         ]);
         put(&self.global_address.to_le_bytes());
         self.dims.iter().for_each(|dim| put(&dim.to_le_bytes()));
-        self.strides
-            .iter()
-            .for_each(|stride| put(&stride.to_le_bytes()));
+        self.strides.iter().for_each(|stride| put(&stride.to_le_bytes()));
         // At most 256, and at most 8.
-        self.box_dims
-            .iter()
-            .for_each(|&dim| put(&(dim as u16).to_le_bytes()));
-        self.element_strides
-            .iter()
-            .for_each(|&stride| put(&[stride as u8]));
+        self.box_dims.iter().for_each(|&dim| put(&(dim as u16).to_le_bytes()));
+        self.element_strides.iter().for_each(|&stride| put(&[stride as u8]));
         let sum = checksum(&bytes[..CHECKSUM_AT]);
         bytes[CHECKSUM_AT..].copy_from_slice(&sum.to_le_bytes());
         bytes
@@ -759,12 +626,7 @@ impl TensorMap {
         }
         const CORRUPT: TensorMapError = TensorMapError::Corrupt;
         let codes = take(6);
-        let u64_at = |field: &[u8]| {
-            field
-                .iter()
-                .rev()
-                .fold(0, |value, &byte| value << 8 | u64::from(byte))
-        };
+        let u64_at = |field: &[u8]| field.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
         let rank = usize::from(codes[1]);
         if !(1..=MAX_RANK).contains(&rank) {
             return Err(CORRUPT);
@@ -772,20 +634,9 @@ impl TensorMap {
         Ok(TensorMap {
             data_type: DataType::from_driver(codes[0].into()).ok_or(CORRUPT)?,
             rank,
-            interleave: pick(
-                &[Interleave::None, Interleave::B16, Interleave::B32],
-                codes[2],
-            )?,
+            interleave: pick(&[Interleave::None, Interleave::B16, Interleave::B32], codes[2])?,
             swizzle: pick(&SWIZZLES, codes[3])?,
-            l2_promotion: pick(
-                &[
-                    L2Promotion::None,
-                    L2Promotion::B64,
-                    L2Promotion::B128,
-                    L2Promotion::B256,
-                ],
-                codes[4],
-            )?,
+            l2_promotion: pick(&[L2Promotion::None, L2Promotion::B64, L2Promotion::B128, L2Promotion::B256], codes[4])?,
             oob_fill: pick(&[OobFill::Zero, OobFill::Nan], codes[5])?,
             global_address: u64_at(take(8)),
             dims: std::array::from_fn(|_| u64_at(take(8))),
@@ -811,10 +662,7 @@ const SWIZZLES: [Swizzle; 8] = [
 ];
 
 fn pick<T: Copy>(values: &[T], code: u8) -> Result<T, TensorMapError> {
-    values
-        .get(usize::from(code))
-        .copied()
-        .ok_or(TensorMapError::Corrupt)
+    values.get(usize::from(code)).copied().ok_or(TensorMapError::Corrupt)
 }
 
 fn padded<T: Copy, const N: usize>(values: &[T], fill: T) -> [T; N] {
@@ -823,9 +671,7 @@ fn padded<T: Copy, const N: usize>(values: &[T], fill: T) -> [T; N] {
 
 /// FNV-1a, 32 bits.
 fn checksum(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0x811c_9dc5, |hash, &byte| {
-        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-    })
+    bytes.iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
 #[cfg(test)]
@@ -861,8 +707,7 @@ mod tests {
 
     fn pieces(map: &TensorMap, coordinates: &[i32], shared: u32) -> Vec<Piece> {
         let mut all = Vec::new();
-        map.visit(coordinates, shared, |piece| all.push(piece))
-            .unwrap();
+        map.visit(coordinates, shared, |piece| all.push(piece)).unwrap();
         all
     }
 
@@ -875,55 +720,18 @@ mod tests {
             map.validate().unwrap_err()
         };
         assert_eq!(broken(|m| m.rank = 0), E::Rank(0));
-        assert_eq!(
-            broken(|m| m.interleave = Interleave::B16),
-            E::InterleavedRank(2)
-        );
-        assert!(matches!(
-            broken(|m| m.global_address += 8),
-            E::GlobalAddress { align: 16, .. }
-        ));
+        assert_eq!(broken(|m| m.interleave = Interleave::B16), E::InterleavedRank(2));
+        assert!(matches!(broken(|m| m.global_address += 8), E::GlobalAddress { align: 16, .. }));
         assert!(matches!(broken(|m| m.dims[1] = 0), E::Dim { index: 1, .. }));
-        assert!(matches!(
-            broken(|m| m.dims[0] = (1 << 32) + 1),
-            E::Dim { index: 0, .. }
-        ));
-        assert!(matches!(
-            broken(|m| m.strides[0] = 136),
-            E::Stride { index: 1, .. }
-        ));
-        assert!(matches!(
-            broken(|m| m.strides[0] = 1 << 40),
-            E::Stride { index: 1, .. }
-        ));
-        assert!(matches!(
-            broken(|m| m.box_dims[1] = 257),
-            E::BoxDim { index: 1, .. }
-        ));
-        assert!(matches!(
-            broken(|m| m.box_dims[0] = 0),
-            E::BoxDim { index: 0, .. }
-        ));
-        assert!(matches!(
-            broken(|m| m.box_dims[0] = 24),
-            E::BoxInnerBytes { bytes: 24 }
-        ));
-        assert!(matches!(
-            broken(|m| m.element_strides[1] = 9),
-            E::ElementStride { index: 1, .. }
-        ));
-        assert!(matches!(
-            broken(|m| m.data_type = DataType::U16),
-            E::BoxExceedsSwizzle {
-                bytes: 256,
-                span: 128,
-                ..
-            }
-        ));
-        assert_eq!(
-            broken(|m| m.oob_fill = OobFill::Nan),
-            E::NanFill(DataType::U8)
-        );
+        assert!(matches!(broken(|m| m.dims[0] = (1 << 32) + 1), E::Dim { index: 0, .. }));
+        assert!(matches!(broken(|m| m.strides[0] = 136), E::Stride { index: 1, .. }));
+        assert!(matches!(broken(|m| m.strides[0] = 1 << 40), E::Stride { index: 1, .. }));
+        assert!(matches!(broken(|m| m.box_dims[1] = 257), E::BoxDim { index: 1, .. }));
+        assert!(matches!(broken(|m| m.box_dims[0] = 0), E::BoxDim { index: 0, .. }));
+        assert!(matches!(broken(|m| m.box_dims[0] = 24), E::BoxInnerBytes { bytes: 24 }));
+        assert!(matches!(broken(|m| m.element_strides[1] = 9), E::ElementStride { index: 1, .. }));
+        assert!(matches!(broken(|m| m.data_type = DataType::U16), E::BoxExceedsSwizzle { bytes: 256, span: 128, .. }));
+        assert_eq!(broken(|m| m.oob_fill = OobFill::Nan), E::NanFill(DataType::U8));
         assert!(matches!(
             broken(|m| {
                 m.data_type = DataType::U4x16Align8;
@@ -964,18 +772,11 @@ mod tests {
     fn an_object_of_other_bytes_or_with_a_changed_byte_is_recognised() {
         let bytes = example().to_bytes();
         assert_eq!(TensorMap::from_bytes(&bytes), Ok(example()));
-        assert_eq!(
-            TensorMap::from_bytes(&[0; 128]),
-            Err(TensorMapError::NotATensorMap)
-        );
+        assert_eq!(TensorMap::from_bytes(&[0; 128]), Err(TensorMapError::NotATensorMap));
         for at in MAGIC.len()..OBJECT_BYTES {
             let mut changed = bytes;
             changed[at] ^= 0x10;
-            assert_eq!(
-                TensorMap::from_bytes(&changed),
-                Err(TensorMapError::Corrupt),
-                "byte {at}"
-            );
+            assert_eq!(TensorMap::from_bytes(&changed), Err(TensorMapError::Corrupt), "byte {at}");
         }
     }
 
@@ -983,16 +784,8 @@ mod tests {
     fn rows_outside_the_tensor_are_filled_and_the_transaction_counts_the_whole_box() {
         let map = map_2d(DataType::F16, [20, 3], 48, [16, 4], Swizzle::None).unwrap();
         assert_eq!(map.box_bytes(), 16 * 4 * 2);
-        let inside = |global, shared, bytes| Piece {
-            global: Some(global),
-            shared,
-            bytes,
-        };
-        let fill = |shared, bytes| Piece {
-            global: None,
-            shared,
-            bytes,
-        };
+        let inside = |global, shared, bytes| Piece { global: Some(global), shared, bytes };
+        let fill = |shared, bytes| Piece { global: None, shared, bytes };
         assert_eq!(
             pieces(&map, &[8, 1], 256),
             [
@@ -1005,10 +798,7 @@ mod tests {
             ]
         );
         // Negative coordinates: the first three elements and the first row lie outside.
-        assert_eq!(
-            pieces(&map, &[-3, -1], 0)[..3],
-            [fill(0, 32), fill(32, 6), inside(0x1000, 38, 26)]
-        );
+        assert_eq!(pieces(&map, &[-3, -1], 0)[..3], [fill(0, 32), fill(32, 6), inside(0x1000, 38, 26)]);
     }
 
     #[test]
@@ -1017,17 +807,11 @@ mod tests {
         let all = pieces(&map, &[0, 0], 0x400);
         assert_eq!(all.len(), 64 * 8);
         // Row 3 at a 1024-byte boundary: PTX ISA 5.5.7's fourth line is 3 2 1 0 7 6 5 4.
-        let row: Vec<u32> = all[24..32]
-            .iter()
-            .map(|piece| (piece.shared & 127) / 16)
-            .collect();
+        let row: Vec<u32> = all[24..32].iter().map(|piece| (piece.shared & 127) / 16).collect();
         assert_eq!(row, [3, 2, 1, 0, 7, 6, 5, 4]);
         // One line further on, the same row is in the fifth line of the pattern.
         let shifted = pieces(&map, &[0, 0], 0x480);
-        let row: Vec<u32> = shifted[24..32]
-            .iter()
-            .map(|piece| (piece.shared & 127) / 16)
-            .collect();
+        let row: Vec<u32> = shifted[24..32].iter().map(|piece| (piece.shared & 127) / 16).collect();
         assert_eq!(row, [4, 5, 6, 7, 0, 1, 2, 3]);
     }
 
@@ -1035,15 +819,8 @@ mod tests {
     fn element_strides_skip_rows() {
         let mut map = map_2d(DataType::U8, [16, 64], 16, [16, 8], Swizzle::None).unwrap();
         map.element_strides = [4, 3, 1, 1, 1];
-        assert_eq!(
-            map.box_bytes(),
-            16 * 3,
-            "ceil(8 / 3) rows; the innermost stride is ignored"
-        );
-        let rows: Vec<_> = pieces(&map, &[0, 2], 0)
-            .iter()
-            .map(|piece| piece.global)
-            .collect();
+        assert_eq!(map.box_bytes(), 16 * 3, "ceil(8 / 3) rows; the innermost stride is ignored");
+        let rows: Vec<_> = pieces(&map, &[0, 2], 0).iter().map(|piece| piece.global).collect();
         assert_eq!(rows, [2, 5, 8].map(|row| Some(0x1000 + 16 * row)));
     }
 
@@ -1061,10 +838,7 @@ mod tests {
     fn padded_types_are_spread_over_sixteen_byte_groups() {
         for (data_type, data) in [(DataType::U4x16Align16, 8u64), (DataType::U6x16Align16, 12)] {
             let map = map_2d(data_type, [256, 8], 256, [128, 2], Swizzle::B128).unwrap();
-            assert_eq!(
-                (map.box_bytes(), map.transaction_bytes()),
-                (256, 2 * 8 * data as u32)
-            );
+            assert_eq!((map.box_bytes(), map.transaction_bytes()), (256, 2 * 8 * data as u32));
             let all = pieces(&map, &[128, 1], 0x400);
             assert_eq!(all.len(), 2 * 8);
             let group = |row: u64, group: u64| Piece {
@@ -1074,16 +848,27 @@ mod tests {
                 bytes: data as u32,
             };
             assert_eq!((all[3], all[8 + 3]), (group(0, 3), group(1, 3)));
-            assert!(
-                pieces(&map, &[256, 0], 0)
-                    .iter()
-                    .all(|piece| piece.global.is_none())
-            );
-            assert_eq!(
-                map.visit(&[8, 0], 0, |_| ()),
-                Err(TensorMapError::PackedCoordinate(8))
-            );
+            assert!(pieces(&map, &[256, 0], 0).iter().all(|piece| piece.global.is_none()));
+            assert_eq!(map.visit(&[8, 0], 0, |_| ()), Err(TensorMapError::PackedCoordinate(8)));
         }
+    }
+
+    #[test]
+    fn a_box_larger_than_shared_memory_cannot_be_copied() {
+        let map = TensorMap::tiled(
+            DataType::U8,
+            0,
+            &[256; 5],
+            &[256, 1 << 16, 1 << 24, 1 << 32],
+            &[256; 5],
+            &[1; 5],
+            Interleave::None,
+            Swizzle::None,
+            L2Promotion::None,
+            OobFill::Zero,
+        );
+        let error = map.unwrap().visit(&[0; 5], 0, |_| ()).unwrap_err();
+        assert_eq!(error, TensorMapError::BoxBytes(u32::MAX), "2^40 bytes, saturated");
     }
 
     #[test]
@@ -1100,19 +885,10 @@ mod tests {
             L2Promotion::None,
             OobFill::Zero,
         );
-        let error = interleaved
-            .unwrap()
-            .visit(&[0, 0, 0], 0, |_| ())
-            .unwrap_err();
+        let error = interleaved.unwrap().visit(&[0, 0, 0], 0, |_| ()).unwrap_err();
         assert!(matches!(error, TensorMapError::Unsupported(_)));
-        assert!(matches!(
-            example().visit(&[0], 0, |_| ()),
-            Err(TensorMapError::Coordinates { .. })
-        ));
-        assert!(matches!(
-            example().visit(&[0, 0], 64, |_| ()),
-            Err(TensorMapError::SharedAddress { .. })
-        ));
+        assert!(matches!(example().visit(&[0], 0, |_| ()), Err(TensorMapError::Coordinates { .. })));
+        assert!(matches!(example().visit(&[0, 0], 64, |_| ()), Err(TensorMapError::SharedAddress { .. })));
     }
 
     #[test]
@@ -1126,14 +902,8 @@ mod tests {
         map.replace(Field::SwizzleAtomicity, 1).unwrap();
         map.replace(Field::ElemType, 9).unwrap();
         map.replace(Field::GlobalAddress, 0x2000).unwrap();
-        assert_eq!(
-            (map.rank, map.dims[2], map.strides[1], map.box_dims[2]),
-            (3, 7, 4096, 3)
-        );
-        assert_eq!(
-            (map.swizzle, map.data_type),
-            (Swizzle::B128Atom32, DataType::F64)
-        );
+        assert_eq!((map.rank, map.dims[2], map.strides[1], map.box_dims[2]), (3, 7, 4096, 3));
+        assert_eq!((map.swizzle, map.data_type), (Swizzle::B128Atom32, DataType::F64));
         assert_eq!(TensorMap::from_bytes(&map.to_bytes()), Ok(map.clone()));
         assert!(map.replace(Field::Rank, 5).is_err());
         assert!(map.replace(Field::BoxDim(5), 1).is_err());

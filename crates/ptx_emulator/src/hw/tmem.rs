@@ -31,10 +31,7 @@ pub struct Address {
 impl Address {
     /// Splits the 32 bits.
     pub const fn decode(bits: u32) -> Self {
-        Address {
-            lane: bits >> 16,
-            column: bits & 0xffff,
-        }
+        Address { lane: bits >> 16, column: bits & 0xffff }
     }
 
     /// Splits the address of scale factors. CUTLASS carries the scale factor id in its two top bits, and the hardware
@@ -110,18 +107,11 @@ impl AccessShape {
             AccessShape::L32x32b => (thread, register, 0),
             AccessShape::L16x64b => (quad + in_quad % 2 * 8, register * 2 + in_quad / 2, 0),
             AccessShape::L16x128b => (quad + register % 2 * 8, register / 2 * 4 + in_quad, 0),
-            AccessShape::L16x256b => (
-                quad + register / 2 % 2 * 8,
-                register / 4 * 8 + in_quad * 2 + register % 2,
-                0,
-            ),
+            AccessShape::L16x256b => (quad + register / 2 % 2 * 8, register / 4 * 8 + in_quad * 2 + register % 2, 0),
             AccessShape::L16x32bx2 { split } => (thread % 16, register, thread / 16 * split),
         };
         let column = if packed { 2 * column } else { column };
-        Address {
-            lane,
-            column: column + split,
-        }
+        Address { lane, column: column + split }
     }
 }
 
@@ -188,19 +178,13 @@ impl DataPath {
     /// In the pair of a two-CTA MMA, the CTA of even rank holds the first half of the rows.
     pub const fn d_cell(self, row: u32, column: u32, n: u32) -> Address {
         let width = self.d_columns(n);
-        Address {
-            lane: self.lane(row) + column / width * self.rows_per_cta(),
-            column: column % width,
-        }
+        Address { lane: self.lane(row) + column / width * self.rows_per_cta(), column: column % width }
     }
 
     /// The cell that holds byte `byte` along K of A's row `row` of this CTA, when A lies in tensor memory. Four bytes to a
     /// cell. `part`, below [`DataPath::a_parts`], says whose copy.
     pub const fn a_cell(self, row: u32, byte: u32, part: u32) -> Address {
-        Address {
-            lane: self.lane(row) + part * self.rows_per_cta(),
-            column: byte / 4,
-        }
+        Address { lane: self.lane(row) + part * self.rows_per_cta(), column: byte / 4 }
     }
 
     /// How many copies of A must lie in tensor memory: in layout B each half of the lanes computes its half of N from its
@@ -223,10 +207,7 @@ impl DataPath {
     /// Where the lanes of quarter `quarter` (0 to 3) find the scale factors of A's row `row` of this CTA: 32 rows to a
     /// column, the same in every quarter (PTX ISA 9.7.16.10.7: "duplicated to all 32 lane partitions").
     pub const fn scale_a_cell(self, row: u32, quarter: u32) -> Address {
-        Address {
-            lane: row % 32 + quarter * LANES_PER_WARP,
-            column: row / 32,
-        }
+        Address { lane: row % 32 + quarter * LANES_PER_WARP, column: row / 32 }
     }
 
     /// Where the lanes of quarter `quarter` find the scale factors of B's column `column` of `n`, in each CTA. `None`
@@ -240,15 +221,9 @@ impl DataPath {
                     return None;
                 }
                 let within = column % half;
-                Some(Address {
-                    lane: within % 32 + lane_in,
-                    column: within / 32,
-                })
+                Some(Address { lane: within % 32 + lane_in, column: within / 32 })
             }
-            _ => Some(Address {
-                lane: column % 32 + lane_in,
-                column: column / 32,
-            }),
+            _ => Some(Address { lane: column % 32 + lane_in, column: column / 32 }),
         }
     }
 }
@@ -323,13 +298,7 @@ impl CopyShape {
             for chunk in 0..self.chunks() {
                 let from = source.chunk_address(Major::K, row, chunk);
                 for lane in self.lanes(row) {
-                    visit(
-                        from,
-                        Address {
-                            lane,
-                            column: chunk * CHUNK_BYTES / 4,
-                        },
-                    );
+                    visit(from, Address { lane, column: chunk * CHUNK_BYTES / 4 });
                 }
             }
         }
@@ -359,77 +328,22 @@ mod tests {
         type Modes = &'static [(u32, u32)];
         type Case = (AccessShape, u32, u32, Modes, Modes);
         let cases: [Case; 9] = [
-            (
-                AccessShape::L16x64b,
-                1,
-                64,
-                &[(2, 512), (2, 32), (8, 64)],
-                &[(32, 1)],
-            ),
-            (
-                AccessShape::L16x64b,
-                4,
-                256,
-                &[(2, 2048), (2, 32), (8, 256)],
-                &[(32, 1), (4, 64)],
-            ),
-            (
-                AccessShape::L16x128b,
-                1,
-                128,
-                &[(4, 32), (8, 128)],
-                &[(32, 1), (2, 1024)],
-            ),
-            (
-                AccessShape::L16x128b,
-                4,
-                512,
-                &[(4, 32), (8, 512)],
-                &[(32, 1), (2, 4096), (4, 128)],
-            ),
-            (
-                AccessShape::L16x256b,
-                1,
-                256,
-                &[(4, 64), (8, 256)],
-                &[(64, 1), (2, 2048)],
-            ),
-            (
-                AccessShape::L16x256b,
-                2,
-                512,
-                &[(4, 64), (8, 512)],
-                &[(64, 1), (2, 4096), (2, 256)],
-            ),
-            (
-                AccessShape::L16x32bx2 { split: 1 },
-                1,
-                64,
-                &[(16, 64), (2, 32)],
-                &[(32, 1)],
-            ),
-            (
-                AccessShape::L16x32bx2 { split: 2 },
-                2,
-                128,
-                &[(16, 128), (2, 64)],
-                &[(64, 1)],
-            ),
+            (AccessShape::L16x64b, 1, 64, &[(2, 512), (2, 32), (8, 64)], &[(32, 1)]),
+            (AccessShape::L16x64b, 4, 256, &[(2, 2048), (2, 32), (8, 256)], &[(32, 1), (4, 64)]),
+            (AccessShape::L16x128b, 1, 128, &[(4, 32), (8, 128)], &[(32, 1), (2, 1024)]),
+            (AccessShape::L16x128b, 4, 512, &[(4, 32), (8, 512)], &[(32, 1), (2, 4096), (4, 128)]),
+            (AccessShape::L16x256b, 1, 256, &[(4, 64), (8, 256)], &[(64, 1), (2, 2048)]),
+            (AccessShape::L16x256b, 2, 512, &[(4, 64), (8, 512)], &[(64, 1), (2, 4096), (2, 256)]),
+            (AccessShape::L16x32bx2 { split: 1 }, 1, 64, &[(16, 64), (2, 32)], &[(32, 1)]),
+            (AccessShape::L16x32bx2 { split: 2 }, 2, 128, &[(16, 128), (2, 64)], &[(64, 1)]),
             (AccessShape::L32x32b, 2, 64, &[(32, 64)], &[(64, 1)]),
         ];
         for (shape, num, row_bits, threads, values) in cases {
             for thread in 0..32 {
                 for register in 0..num * shape.registers() {
                     let bit = cute(threads, thread) + cute(values, register * 32);
-                    let expected = Address {
-                        lane: bit / row_bits,
-                        column: bit % row_bits / 32,
-                    };
-                    assert_eq!(
-                        shape.cell(thread, register, false),
-                        expected,
-                        "{shape:?} x{num}"
-                    );
+                    let expected = Address { lane: bit / row_bits, column: bit % row_bits / 32 };
+                    assert_eq!(shape.cell(thread, register, false), expected, "{shape:?} x{num}");
                 }
             }
         }
@@ -446,17 +360,10 @@ mod tests {
         ];
         for (shape, lanes, columns) in shapes {
             let cells: BTreeSet<Address> = (0..32)
-                .flat_map(|thread| {
-                    (0..4 * shape.registers())
-                        .map(move |register| shape.cell(thread, register, false))
-                })
+                .flat_map(|thread| (0..4 * shape.registers()).map(move |register| shape.cell(thread, register, false)))
                 .collect();
             assert_eq!(cells.len(), (lanes * columns) as usize, "{shape:?}");
-            assert!(
-                cells
-                    .iter()
-                    .all(|cell| cell.lane < lanes && cell.column < columns)
-            );
+            assert!(cells.iter().all(|cell| cell.lane < lanes && cell.column < columns));
             assert_eq!(shape.lanes(), lanes);
         }
         assert!(AccessShape::L16x256b.allows(32) && !AccessShape::L16x256b.allows(64));
@@ -490,15 +397,8 @@ mod tests {
             for row in 0..rows {
                 for column in 0..64 {
                     let virtual_address = cute(&row_modes, row) + cute(&column_modes, column);
-                    let expected = Address {
-                        lane: virtual_address % COLUMN,
-                        column: virtual_address / COLUMN,
-                    };
-                    assert_eq!(
-                        path.d_cell(row, column, 64),
-                        expected,
-                        "{path:?} {row} {column}"
-                    );
+                    let expected = Address { lane: virtual_address % COLUMN, column: virtual_address / COLUMN };
+                    assert_eq!(path.d_cell(row, column, 64), expected, "{path:?} {row} {column}");
                 }
             }
         }
@@ -520,19 +420,11 @@ mod tests {
     /// `tcgen05.cp.32x128b.warpx4`, row r's four factors must be where the MMA looks for them, in every quarter.
     #[test]
     fn a_copied_blocked_scale_tile_is_where_the_mma_reads_it() {
-        let source = SharedMatrix {
-            start: 0x800,
-            leading: 16,
-            stride: 128,
-            swizzle: Swizzle::None,
-        };
+        let source = SharedMatrix { start: 0x800, leading: 16, stride: 128, swizzle: Swizzle::None };
         let mut cells = std::collections::BTreeMap::new();
         CopyShape::L32x128bAll.visit(&source, |from, to| {
             for word in 0..4 {
-                let cell = Address {
-                    lane: to.lane,
-                    column: to.column + word,
-                };
+                let cell = Address { lane: to.lane, column: to.column + word };
                 assert!(cells.insert(cell, from + 4 * word).is_none());
             }
         });
@@ -553,30 +445,15 @@ mod tests {
 
     #[test]
     fn layout_b_splits_the_scales_of_n_between_the_halves() {
-        assert_eq!(
-            DataPath::B.scale_b_cell(40, 128, 1),
-            Some(Address {
-                lane: 40,
-                column: 1
-            })
-        );
+        assert_eq!(DataPath::B.scale_b_cell(40, 128, 1), Some(Address { lane: 40, column: 1 }));
         assert_eq!(DataPath::B.scale_b_cell(40, 128, 2), None);
-        assert_eq!(
-            DataPath::B.scale_b_cell(104, 128, 3),
-            Some(Address {
-                lane: 104,
-                column: 1
-            })
-        );
+        assert_eq!(DataPath::B.scale_b_cell(104, 128, 3), Some(Address { lane: 104, column: 1 }));
     }
 
     #[test]
     fn scale_ids_select_bytes() {
         assert_eq!(scale_byte(ScaleVector::X1, 3, 0), 3);
-        assert_eq!(
-            [0, 1].map(|block| scale_byte(ScaleVector::X2, 2, block)),
-            [2, 3]
-        );
+        assert_eq!([0, 1].map(|block| scale_byte(ScaleVector::X2, 2, block)), [2, 3]);
     }
 
     /// CUTLASS's UTCCP traits: (row, broadcast) → lane.
@@ -595,28 +472,11 @@ mod tests {
     #[test]
     fn addresses_and_allocations_follow_the_manual() {
         let address = Address::decode(0x0060_0123);
-        assert_eq!(
-            address,
-            Address {
-                lane: 96,
-                column: 0x123
-            }
-        );
+        assert_eq!(address, Address { lane: 96, column: 0x123 });
         assert_eq!(address.encode(), 0x0060_0123);
-        assert_eq!(
-            Address::decode_scale(0x8000_0010),
-            Address {
-                lane: 0,
-                column: 16
-            }
-        );
-        let sizes: Vec<u32> = (0..=1024)
-            .filter(|&columns| is_allocation_size(columns))
-            .collect();
+        assert_eq!(Address::decode_scale(0x8000_0010), Address { lane: 0, column: 16 });
+        let sizes: Vec<u32> = (0..=1024).filter(|&columns| is_allocation_size(columns)).collect();
         assert_eq!(sizes, [32, 64, 128, 256, 512]);
-        assert_eq!(
-            [0, 1, 2, 3, 4, 7].map(first_lane_of_warp),
-            [0, 32, 64, 96, 0, 96]
-        );
+        assert_eq!([0, 1, 2, 3, 4, 7].map(first_lane_of_warp), [0, 32, 64, 96, 0, 96]);
     }
 }

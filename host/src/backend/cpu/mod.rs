@@ -1,7 +1,7 @@
 //! The CPU backend: fast on any machine, and no reference ([`crate::oracle`] is that).
 //!
-//! [`layout`] says what is read, [`kernel`] how it is computed, on an instruction set that is chosen at run time, one file
-//! each; [`epilogue`] turns sums into outputs. This file spreads the tiles of a step over the threads of rayon.
+//! `layout` says what is read, `kernel` how it is computed, on an instruction set that is chosen at run time, one file
+//! each; `epilogue` turns sums into outputs. This file spreads the tiles of a step over the threads of rayon.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
