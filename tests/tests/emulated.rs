@@ -97,7 +97,10 @@ fn a_barrier_that_is_missing_is_a_data_race() {
     for (at, _) in barriers {
         let broken = format!("{}// {}", &ptx[..at], &ptx[at..]);
         let fault = fault(&broken).expect("a fault");
-        assert_eq!(fault.kind, FaultKind::DataRace, "{fault}");
-        assert!(fault.to_string().contains("gated_simt.rs:"), "{fault}");
+        assert_eq!((fault.kind, fault.kernel.as_str()), (FaultKind::DataRace, "gated_simt"), "{fault}");
+        // Both sides of it, by their lines.
+        let places = [fault.place.clone(), fault.others[0].place.clone()];
+        let sources = places.map(|place| place.and_then(|place| place.source).expect("a line of the source"));
+        assert!(sources.iter().all(|source| source.contains("shared.rs:")), "{fault}");
     }
 }

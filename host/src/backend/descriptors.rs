@@ -54,7 +54,11 @@ impl DeviceWeights {
         let mut experts = Vec::with_capacity(weights.experts().len());
         for expert in weights.experts() {
             let projections = expert.projections().map(|matrix| Ok((place(matrix)?, matrix.global_scale())));
-            experts.push(Expert { n: expert.n(), k: expert.k(), projections: projections.collect::<Result<_, Error>>()? });
+            experts.push(Expert {
+                n: expert.n(),
+                k: expert.k(),
+                projections: projections.collect::<Result<_, Error>>()?,
+            });
         }
         Ok(Self { op: weights.op(), experts })
     }

@@ -192,3 +192,81 @@ impl Layer for EmulatedLayer {
         self.counters.as_ref()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ptx_emulator::FaultKind;
+
+    use super::*;
+    use crate::backend;
+    use crate::compare::compare;
+    use crate::generate::{self, Generator};
+    use crate::oracle::Reference;
+    use crate::problem::{Group, Op};
+
+    fn run(gpu: &Emulated, groups: &[Group]) -> Result<Output, Error> {
+        let weights = generate::weights(Generator::Gaussian, Op::Plain, groups, 1)?;
+        let step = Step::new(&weights, generate::activations(Generator::Gaussian, groups, 1)?, OutDtype::F16)?;
+        let mut output = Output::new(step.problem());
+        backend::run(gpu.prepare(&weights)?.as_mut(), &step, &mut output)?;
+        Ok(output)
+    }
+
+    /// A device whose kernel does only this.
+    fn kernel(body: &str) -> Emulated {
+        let ptx = format!(
+            ".version 8.0\n.target sm_80\n.address_size 64\n\
+             .visible .entry plain_simt_small(.param .align 8 .b8 launch[16]) {{\n.reg .f32 %f<5>;\n{body}\nret;\n}}"
+        );
+        Emulated::new("sm_80", Options::default()).unwrap().with_ptx(&ptx).unwrap()
+    }
+
+    const GROUPS: [Group; 2] = [Group { m: 3, n: 8, k: 48 }, Group { m: 0, n: 16, k: 16 }];
+
+    #[test]
+    fn what_a_kernel_does_not_write_stays_poisoned() {
+        let output = run(&kernel(""), &GROUPS).unwrap();
+        let mut poisoned = output.clone();
+        poisoned.poison();
+        assert_eq!(output, poisoned);
+    }
+
+    #[test]
+    fn a_fault_and_what_is_not_supported_are_errors_of_different_text() {
+        let error = |body| run(&kernel(body), &GROUPS).unwrap_err();
+        let trap = error("trap;");
+        assert_eq!(trap.fault().unwrap().kind, FaultKind::Trap);
+        assert!(trap.to_string().starts_with("fault[trap]: ") && trap.to_string().contains("PTX line 6"), "{trap}");
+        let texture = error("tex.1d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [image, {%f4}];");
+        assert!(texture.fault().unwrap().is_unsupported());
+        assert!(texture.to_string().starts_with("unsupported: "), "{texture}");
+    }
+
+    #[test]
+    fn a_layer_takes_steps_of_any_size_one_after_the_other() {
+        let weights = generate::weights(Generator::Gaussian, Op::Plain, &GROUPS, 1).unwrap();
+        for (gpu, fails) in [(Emulated::new("sm_80", Options::default()).unwrap(), false), (kernel("trap;"), true)] {
+            let mut layer = gpu.prepare(&weights).unwrap();
+            for m in [3, 0, 30, 1] {
+                let tokens = generate::activations(Generator::Gaussian, &GROUPS.map(|group| Group { m, ..group }), 1);
+                let step = Step::new(&weights, tokens.unwrap(), OutDtype::F16).unwrap();
+                let mut output = Output::new(step.problem());
+                let result = backend::run(layer.as_mut(), &step, &mut output);
+                assert_eq!(result.is_err(), fails && m > 0);
+                assert_eq!(layer.counters().is_some(), !fails && m > 0);
+                assert!(fails || compare(&output, &Reference::new(&weights, &step), &step).passed());
+            }
+        }
+    }
+
+    #[test]
+    fn an_architecture_without_a_kernel_and_text_that_is_no_ptx_are_refused() {
+        let refusal = |arch| Emulated::new(arch, Options::default()).err().unwrap().to_string();
+        assert_eq!(refusal("sm_70"), "no kernel runs on sm_70; take one of sm_80, sm_90a, sm_100f");
+        assert_eq!(refusal("h200"), "`h200` is no architecture; there are kernels for sm_80, sm_90a, sm_100f");
+        for arch in ARCHES {
+            let error = Emulated::new(arch, Options::default()).unwrap().with_ptx("no PTX").err().unwrap().to_string();
+            assert!(error.starts_with("kernel ") && error.contains("line 1"), "{error}");
+        }
+    }
+}

@@ -4,7 +4,12 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use nvfp4::Error;
-use nvfp4::backend::{Backend, cpu::Cpu, cuda, emulated::{ARCHES, Emulated}};
+use nvfp4::backend::{
+    Backend,
+    cpu::Cpu,
+    cuda,
+    emulated::{ARCHES, Emulated},
+};
 
 use super::table;
 
