@@ -166,7 +166,8 @@ impl Layer for EmulatedLayer {
             return Ok(Duration::ZERO);
         }
 
-        let (mut groups, mut outputs) = (Vec::new(), Vec::new());
+        let mut groups = Vec::with_capacity(self.weights.len());
+        let mut outputs = Vec::with_capacity(self.weights.len());
         for (index, tokens) in step.activations().iter().enumerate() {
             let (Placed { values, scales }, buffers) = place(&mut self.device, tokens);
             // As the caller left it, so that an element which the kernel forgets keeps its poison.

@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::problem::Op;
 
 /// The tiles that there are entries for.
+#[cfg(any(feature = "cuda", test))]
 const TILES: [SimtTile; 2] = [SimtTile::SMALL, SimtTile::LARGE];
 
 /// Time for a row of a [`SimtTile::SMALL`] in rows of a [`SimtTile::LARGE`], by its instructions for a product: a thread
@@ -18,7 +19,8 @@ pub(crate) fn name(op: Op) -> &'static str {
     entry(SimtTile::LARGE, op)
 }
 
-/// The entries of an operation, one for each tile.
+/// The entries of an operation, one for each tile: what a driver loads before the first step.
+#[cfg(any(feature = "cuda", test))]
 pub(crate) fn entries(op: Op) -> [&'static str; 2] {
     TILES.map(|tile| entry(tile, op))
 }
