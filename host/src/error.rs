@@ -127,7 +127,7 @@ pub enum Error {
         value: f32,
     },
     /// An error with its place in front: a file, a tensor, a group.
-    #[error("{place}: {error}")]
+    #[error("{}: {error}", one_line(place))]
     At {
         /// Where.
         place: String,
@@ -197,5 +197,17 @@ impl Error {
             Self::At { error, .. } => error.fault(),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_file_puts_into_a_message_stays_on_one_short_line() {
+        let message = Error::Invalid(format!("a\nb\u{1b}{}", "é".repeat(5000))).to_string();
+        assert!(message.starts_with("a\u{FFFD}b\u{FFFD}éé") && message.ends_with('…'));
+        assert_eq!(message.chars().count(), 1001);
     }
 }

@@ -104,6 +104,19 @@ impl TensorFile {
         self.tensors.iter().map(|(name, info)| (&name[..], self.view(info)))
     }
 
+    /// Lets go of the memory that holds what was read so far. The tensors stay as they are: what is read again comes from
+    /// the file again.
+    pub fn release(&self) {
+        #[cfg(unix)]
+        {
+            // SAFETY: the pages are a read-only view of a file that is assumed not to change (see `open`), so those that
+            // are read back hold the same bytes.
+            let advised = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+            // Without the advice the system frees pages when it must.
+            drop(advised);
+        }
+    }
+
     fn view<'a>(&'a self, info: &'a TensorInfo) -> Tensor<'a> {
         let (start, end) = info.data_offsets;
         Tensor { dtype: info.dtype, shape: &info.shape, data: &self.map[self.data_start..][start..end] }

@@ -2,6 +2,17 @@
 //!
 //! [`TensorFile`] is one file and [`Checkpoint`] all the files of a model; [`Quantized`] is a weight in either of the
 //! [`Format`]s that models are published in, [`Layer`] the experts of a layer.
+//!
+//! ```no_run
+//! use nvfp4::checkpoint::{Activations, Checkpoint};
+//! use nvfp4::problem::{Op, OutDtype, Step};
+//!
+//! let checkpoint = Checkpoint::open("DeepSeek-R1-NVFP4".as_ref())?;
+//! let layer = checkpoint.layer(3, Op::Gated)?;
+//! let tokens = Activations::open("tokens.safetensors".as_ref())?.quantize(&layer.input_scales)?;
+//! let step = Step::new(&layer.weights, tokens, OutDtype::F16)?;
+//! # Ok::<_, nvfp4::Error>(())
+//! ```
 
 mod activations;
 mod convert;

@@ -10,6 +10,7 @@ mod avx512;
 mod epilogue;
 mod kernel;
 mod layout;
+mod pages;
 mod peaks;
 mod portable;
 #[cfg(test)]
@@ -130,7 +131,7 @@ impl Backend for Cpu {
             isa: self.isa,
             kernel: self.isa.kernel().expect("`Cpu` is made only for what the machine has"),
             op: weights.op(),
-            experts: weights.experts().iter().map(Panels::new).collect(),
+            experts: weights.experts().iter().map(Panels::new).collect::<Result<_, _>>()?,
             tokens: Vec::new(),
             starts: Vec::new(),
             tiles: Vec::new(),

@@ -70,7 +70,7 @@ impl Simd for Portable {
     }
 }
 
-/// The biased weight of a value code, [`super::layout::BIASED`] without a table.
+/// The biased weight of a value code, without a table.
 #[inline(always)]
 fn biased(code: u8) -> u8 {
     const BIAS: u8 = WEIGHT_BIAS as u8;
