@@ -313,4 +313,9 @@ fn a_bad_model_or_bad_activations_stop_a_run_before_it_begins() {
         let message = refusal_to_write(folder, &format!("run {arguments} --output out.safetensors"));
         assert!(message.contains(words), "{words}: {message}");
     }
+    for output in ["good.safetensors", "./good.safetensors"] {
+        let message = refusal(&nvfp4(folder, &format!("run --weights good.safetensors --layer 0 --output {output}")));
+        assert!(message.contains("it is the input"), "{message}");
+        assert!(TensorFile::open(&folder.join(output)).unwrap().tensor(&format!("{gate}.weight")).is_some());
+    }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::file::{Tensor, TensorFile};
 use super::floats::{self, Floats, Loss};
-use super::write::{AtomicFolder, TensorWriter};
+use super::write::{AtomicFolder, TensorWriter, refuse_input};
 use super::{Checkpoint, Dtype, Format, INDEX_NAME, place};
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
@@ -78,11 +78,7 @@ impl<'a> Conversion<'a> {
     /// If `out` cannot be written, is the input, is a folder with something in it, or a chosen tensor holds NaN or an
     /// infinity.
     pub fn write(&self, out: &Path, mut done: impl FnMut(Written<'a>)) -> Result<(), Error> {
-        if let (Ok(source), Ok(target)) = (self.checkpoint.path().canonicalize(), out.canonicalize())
-            && source == target
-        {
-            return Err(Error::Invalid("it is the input; give another name to write".into()).at(out.display()));
-        }
+        refuse_input(out, self.checkpoint.paths())?;
         if let [file] = self.checkpoint.files()
             && file.path() == self.checkpoint.path()
         {

@@ -34,7 +34,7 @@ pub use inspect::{Inspection, Range, Weight};
 pub use layer::Layer;
 pub use quantized::{Format, Quantized};
 pub use safetensors::Dtype;
-pub use write::{OutputFile, TensorWriter};
+pub use write::{OutputFile, TensorWriter, refuse_input};
 
 use crate::error::Error;
 
@@ -125,6 +125,11 @@ impl Checkpoint {
     /// What was opened.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// What was opened, and every file of it.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        std::iter::once(&*self.path).chain(self.files.iter().map(TensorFile::path))
     }
 
     /// Its files.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::ValueEnum;
 use nvfp4::backend::{self, Backend, Layer, cpu::Cpu, cuda::Cuda, emulated};
-use nvfp4::checkpoint::{Activations, Checkpoint, OutputFile};
+use nvfp4::checkpoint::{Activations, Checkpoint, OutputFile, refuse_input};
 use nvfp4::compare::{Comparison, Mismatch, Tolerance, compare};
 use nvfp4::format::Matrix;
 use nvfp4::generate::{self, Generator};
@@ -135,6 +135,10 @@ struct Job<'a> {
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let backend = choose_backend(args)?;
     let checkpoint = args.weights.as_deref().map(Checkpoint::open).transpose()?;
+    if let Some(path) = &args.output {
+        let inputs = checkpoint.iter().flat_map(Checkpoint::paths).chain(args.activations.as_deref());
+        refuse_input(path, inputs)?;
+    }
     let Job { shape, input, weights, tokens } = match &checkpoint {
         Some(checkpoint) => loaded(args, checkpoint)?,
         None => generated(args)?,
