@@ -1,1 +1,56 @@
 //! Benchmarks: what they share.
+
+pub mod rival;
+
+use std::time::{Duration, Instant};
+
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion};
+use nvfp4::Output;
+use nvfp4::compare::{Comparison, Mismatch, Tolerance};
+use nvfp4::oracle;
+use nvfp4::problem::{Step, Weights};
+
+/// Settings under which all benches together take a few minutes on two cores.
+pub fn criterion() -> Criterion {
+    let criterion = Criterion::default().sample_size(10);
+    criterion.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2)).configure_from_args()
+}
+
+/// Benches a routine and returns the median of its seconds, warm-up included; nothing if a filter excludes it.
+pub fn measure(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut routine: impl FnMut()) -> Option<f64> {
+    let mut seconds = Vec::new();
+    group.bench_function(name, |bencher| {
+        bencher.iter_custom(|iterations| {
+            let start = Instant::now();
+            (0..iterations).for_each(|_| routine());
+            let elapsed = start.elapsed();
+            seconds.push(elapsed.as_secs_f64() / iterations as f64);
+            elapsed
+        });
+    });
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).copied()
+}
+
+/// Compares elements all over an output with the oracle.
+///
+/// # Panics
+/// If one is wrong, so that no bench times a wrong result.
+pub fn check_sample(who: &str, weights: &Weights<'_>, step: &Step<'_>, output: &Output) {
+    /// Elements of a group that are compared.
+    const SAMPLES: usize = 64;
+    let dtype = output.dtype();
+    let mut found = Comparison::default();
+    for (group, sizes) in step.problem().groups().iter().enumerate() {
+        let bits = output.group(group);
+        // Evenly spaced, the last element among them.
+        for at in (1..=SAMPLES.min(bits.len())).map(|sample| bits.len() * sample / SAMPLES.min(bits.len()) - 1) {
+            let (row, column) = (at / sizes.n, at % sizes.n);
+            let want = oracle::element_at(weights, step, group, row, column).value;
+            let got = dtype.decode(bits[at]);
+            found.add(Tolerance::of(dtype), dtype, Mismatch { group, row, column, got, want });
+        }
+    }
+    assert!(found.passed() && found.checked > 0, "{who}: {found:?}");
+}

@@ -81,7 +81,7 @@ pub enum Error {
         value: f32,
     },
     /// A request that makes no sense as given.
-    #[error("{0}")]
+    #[error("{}", one_line(.0))]
     Invalid(String),
     /// A file that cannot be read or written.
     #[error("{}: {source}", path.display())]
@@ -92,7 +92,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A file that is no valid safetensors file.
-    #[error("not a valid safetensors file: {0}; download or export it again")]
+    #[error("not a valid safetensors file: {}; download or export it again", one_line(.0))]
     Safetensors(String),
     /// A tensor, or all of a layer, that should be there.
     #[error("{name} is missing; {remedy}")]
@@ -127,16 +127,37 @@ pub enum Error {
         value: f32,
     },
     /// An error with its place in front: a file, a tensor, a group.
-    #[error("{place}: {error}")]
+    #[error("{}: {error}", one_line(place))]
     At {
         /// Where.
         place: String,
         /// What.
         error: Box<Error>,
     },
+    /// A call of the CUDA driver failed.
+    #[error("{call} failed on {device}: {source}")]
+    Driver {
+        /// The driver's function.
+        call: &'static str,
+        /// The device, in words.
+        device: String,
+        /// What the driver said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// No device of the wanted kind.
     #[error("no CUDA device: {0}")]
     NoDevice(String),
+}
+
+/// A message on one line and of bounded length, whatever a file put into it.
+fn one_line(message: &str) -> String {
+    const LONGEST: usize = 1000;
+    let printable = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    let mut line: String = message.chars().take(LONGEST).map(printable).collect();
+    if message.chars().nth(LONGEST).is_some() {
+        line.push('…');
+    }
+    line
 }
 
 /// Alternatives in words.
@@ -162,5 +183,17 @@ impl Error {
             Self::At { error, .. } => error.is_no_device(),
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_file_puts_into_a_message_stays_on_one_short_line() {
+        let message = Error::Invalid(format!("a\nb\u{1b}{}", "é".repeat(5000))).to_string();
+        assert!(message.starts_with("a\u{FFFD}b\u{FFFD}éé") && message.ends_with('…'));
+        assert_eq!(message.chars().count(), 1001);
     }
 }

@@ -1,4 +1,12 @@
-//! NVFP4 grouped GEMM for mixture-of-experts models.
+//! NVFP4 grouped GEMM for mixture-of-experts models: formats, an exact oracle, backends, checkpoints.
+//!
+//! Weights are prepared once for a layer, and steps of tokens run on them:
+//!
+//! 1. [`format::Matrix`] is a tensor; [`quantize`], [`checkpoint`] and [`generate`] make them.
+//! 2. [`problem::Weights`] and [`problem::Step`] are the checked inputs of a layer and of one forward pass.
+//! 3. [`backend`] computes an [`Output`]; [`oracle`] says what is right, [`compare`] whether it is.
+//!
+//! The repository's README has the ten lines that do all of this.
 
 pub mod backend;
 pub mod checkpoint;
@@ -15,3 +23,7 @@ pub mod shape;
 
 pub use error::Error;
 pub use output::Output;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use crate::error::Error;
 use crate::problem::{GroupedProblem, OutDtype};
 
 impl OutDtype {
@@ -71,6 +72,22 @@ impl Output {
         }
         let bits = vec![POISON; starts[starts.len() - 1]];
         Self { dtype: problem.out_dtype(), starts, bits }
+    }
+
+    /// Checks that it has the type and the elements of this problem's output.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] with both numbers of elements, [`Error::Invalid`] with both types.
+    pub fn check_fits(&self, problem: &GroupedProblem) -> Result<(), Error> {
+        let (got, expected) = (self.bits.len(), problem.groups().iter().map(|group| group.m * group.n).sum());
+        if got != expected {
+            return Err(Error::Mismatch { what: "elements of the output", got, expected });
+        }
+        if self.dtype != problem.out_dtype() {
+            let (got, expected) = (self.dtype.name(), problem.out_dtype().name());
+            return Err(Error::Invalid(format!("the output is {got}, the step's is {expected}")));
+        }
+        Ok(())
     }
 
     /// Fills it with NaN, so that an element which a kernel fails to write is found.

@@ -288,20 +288,25 @@ impl<'a> Step<'a> {
 }
 
 fn alphas(expert: &Expert<'_>, tokens: &Matrix<'_>) -> Result<[f64; 2], Error> {
-    /// The largest magnitude of `e2m1 × e4m3`.
-    const MAX_NUMBER: f64 = (e2m1::MAX * e4m3::MAX) as f64;
     let k = expert.k();
     if tokens.k() != k {
         return Err(Error::Mismatch { what: "K of the activations", got: tokens.k(), expected: k });
     }
     let mut alphas = [0.0; 2];
-    for (alpha, weight) in alphas.iter_mut().zip(expert.projections()) {
-        *alpha = f64::from(tokens.global_scale()) * f64::from(weight.global_scale());
-        if *alpha * k as f64 * MAX_NUMBER * MAX_NUMBER > f64::from(f32::MAX) {
-            return Err(Error::Alpha { alpha: *alpha, k });
-        }
+    for (slot, weight) in alphas.iter_mut().zip(expert.projections()) {
+        *slot = alpha(tokens.global_scale(), weight.global_scale(), k)?;
     }
     Ok(alphas)
+}
+
+/// The exact product of the global scales of tokens and weights, if no dot product over `k` can overflow f32 with it.
+pub(crate) fn alpha(tokens: f32, weights: f32, k: usize) -> Result<f64, Error> {
+    /// The largest magnitude of `e2m1 × e4m3`.
+    const MAX_NUMBER: f64 = (e2m1::MAX * e4m3::MAX) as f64;
+    let alpha = f64::from(tokens) * f64::from(weights);
+    let largest = alpha * k as f64 * MAX_NUMBER * MAX_NUMBER;
+    // Written so that NaN, from a caller's own scale, is refused too.
+    if largest.abs() <= f64::from(f32::MAX) { Ok(alpha) } else { Err(Error::Alpha { alpha, k }) }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! f32, f16 or bf16 to NVFP4, by the algorithm of NVIDIA's ModelOpt.
 //!
 //! One global scale for the tensor, `amax / (6·448)`, so that the largest block scale is the largest E4M3 number; a scale
-//! for each block of 16, `amax of the block / (6·global)` rounded to E4M3 and at least 2⁻⁹; values divided by both and
-//! rounded to nearest, ties to even. All of it in f32, as there.
+//! for each block of 16, `amax of the block / (6·global)` rounded to E4M3 and at least 2⁻⁹, and 1 for a block of zeros;
+//! values divided by both and rounded to nearest, ties to even. All of it in f32, as there.
 
 use rayon::prelude::*;
 
@@ -15,6 +15,9 @@ impl<T: Copy + Sync + Into<f32>> Number for T {}
 
 /// The code of the smallest positive scale, 2⁻⁹: a block scale of zero would lose what its block holds.
 const SMALLEST_SCALE: u8 = 1;
+
+/// The code of a scale of 1, for a block of zeros.
+const SCALE_OF_ZEROS: u8 = 0x38;
 
 /// Rows quantised by one task.
 const ROWS: usize = 16;
@@ -118,9 +121,13 @@ pub fn quantize_blocks<T: Number>(
             let within = numbers.iter().position(|x| !x.is_finite()).expect("the maximum is one of them");
             return Err(Error::NotFinite { index: index * BLOCK + within, value: numbers[within] });
         }
-        *scale = e4m3::encode(amax / (e2m1::MAX * global)).max(SMALLEST_SCALE);
+        *scale = match amax / (e2m1::MAX * global) {
+            0.0 => SCALE_OF_ZEROS,
+            wanted => e4m3::encode(wanted).max(SMALLEST_SCALE),
+        };
         let unit = e4m3::decode(*scale) * global;
-        let codes = numbers.map(|x| e2m1::encode(x / unit));
+        // The sum turns −0 into 0, which is what ModelOpt makes of it.
+        let codes = numbers.map(|x| e2m1::encode(x / unit + 0.0));
         *values = std::array::from_fn(|pair| codes[2 * pair] | codes[2 * pair + 1] << 4);
     }
     Ok(())
@@ -160,7 +167,7 @@ mod tests {
     #[test]
     fn zeros_and_tiny_numbers_quantise_to_finite_scales() {
         let zeros = quantize(&[0.0f32; 16], 1, 16).unwrap();
-        assert_eq!((zeros.global_scale(), zeros.scales()), (1.0, &[SMALLEST_SCALE][..]));
+        assert_eq!((zeros.global_scale(), zeros.scales()), (1.0, &[SCALE_OF_ZEROS][..]));
         let tiny = quantize(&[f32::from_bits(1); 16], 1, 16).unwrap();
         assert!(tiny.global_scale() > 0.0);
         assert_eq!(quantize::<f32>(&[], 0, 16).unwrap().rows(), 0);

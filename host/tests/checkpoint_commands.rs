@@ -286,11 +286,16 @@ fn a_bad_model_or_bad_activations_stop_a_run_before_it_begins() {
     activations.write(&folder.join("k16.safetensors"));
     activations.set("hidden", f32s(&[2, 32], &[1.0; 64])).set("group_sizes", i64s(&[1]));
     activations.write(&folder.join("sum.safetensors"));
+    std::fs::write(folder.join("nonsense.json"), r#"{"op": "gated"}"#).unwrap();
+    let huge = r#"{"name": "huge", "op": "gated", "groups": [[9223372036854775807, 8, 16]]}"#;
+    std::fs::write(folder.join("huge.json"), huge).unwrap();
     for (arguments, words) in [
         (
             "--weights good.safetensors --layer 1",
             "good.safetensors: a feed-forward block of layer 1 is missing; there are layers 0",
         ),
+        ("--shape nonsense.json", "nonsense.json: missing field `groups`"),
+        ("--shape huge.json", "huge.json: shape `huge`: group 0: the sizes multiply to more"),
         ("--weights absent.safetensors --layer 0", "absent.safetensors: No such file"),
         ("--weights no-scale.safetensors --layer 0", "gate_proj.weight_scale: this tensor is missing"),
         ("--weights nan-scale.safetensors --layer 0", "gate_proj.weight_scale: scale 0x7f at row 0, block 0 is NaN"),
@@ -307,5 +312,10 @@ fn a_bad_model_or_bad_activations_stop_a_run_before_it_begins() {
     ] {
         let message = refusal_to_write(folder, &format!("run {arguments} --output out.safetensors"));
         assert!(message.contains(words), "{words}: {message}");
+    }
+    for output in ["good.safetensors", "./good.safetensors"] {
+        let message = refusal(&nvfp4(folder, &format!("run --weights good.safetensors --layer 0 --output {output}")));
+        assert!(message.contains("it is the input"), "{message}");
+        assert!(TensorFile::open(&folder.join(output)).unwrap().tensor(&format!("{gate}.weight")).is_some());
     }
 }

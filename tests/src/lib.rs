@@ -1,11 +1,12 @@
 //! What integration tests share: the backends of this machine, and the body that every one of them must pass.
 
+pub mod allocation;
 pub mod files;
 
 use std::io::Write;
 
 use nvfp4::Output;
-use nvfp4::backend::{self, Backend, cpu::Cpu};
+use nvfp4::backend::{self, Backend, cpu::Cpu, cuda::Cuda};
 use nvfp4::compare::{Comparison, Tolerance, compare_with};
 use nvfp4::format::Matrix;
 use nvfp4::generate::{self, Generator};
@@ -15,13 +16,20 @@ use nvfp4::shape::Shape;
 
 /// The backends that this machine can run; the others are named on stderr with the reason.
 pub fn backends() -> Vec<Box<dyn Backend>> {
-    vec![Box::new(Cpu::new())]
+    let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Cpu::new())];
+    match Cuda::open(0) {
+        Ok(gpu) => backends.push(Box::new(gpu)),
+        Err(error) if error.is_no_device() => skip("backend cuda", error),
+        Err(error) => panic!("backend cuda: {error}"),
+    }
+    backends
 }
 
-/// Says, past the test harness's capture, what cannot be tested here and why.
+/// Says, past the test harness's capture, which test cannot run on what here, and why.
 pub fn skip(what: &str, why: impl std::fmt::Display) {
-    // A test must not fail for want of a terminal.
-    let _ = writeln!(std::io::stderr(), "skipped: {what}: {why}");
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    // A test must not fail because nobody listens.
+    let _ = writeln!(std::io::stderr(), "skipped: {test} on {what}: {why}");
 }
 
 /// Inputs of a step.

@@ -278,6 +278,7 @@ fn what_is_no_model_is_refused() {
             (r#"{"weight_map": {"a": 1}}"#, "not an index of shards"),
             (r#"{"weight_map": {"a": "../a.safetensors"}}"#, "is not a file beside the index"),
             (r#"{"weight_map": {"a": "/etc/passwd"}}"#, "is not a file beside the index"),
+            (r#"{"weight_map": {"a": "a\n.safetensors"}}"#, "is not a file beside the index"),
             (r#"{"weight_map": {"a": "gone.safetensors"}}"#, "gone.safetensors: "),
         ] {
             std::fs::write(&index, json).unwrap();

@@ -1,3 +1,33 @@
 //! This workspace's own tasks: one file a command.
 
-fn main() {}
+mod build_ptx;
+mod ptxas;
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+
+/// This workspace's own tasks.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+enum Command {
+    BuildPtx(build_ptx::Args),
+    Ptxas(ptxas::Args),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Command::parse() {
+        Command::BuildPtx(args) => build_ptx::run(&args),
+        Command::Ptxas(args) => ptxas::run(&args),
+    }
+}
+
+/// The workspace's root: xtask lies in it.
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+}
+
+/// Where the workspace's build results go.
+fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}

@@ -1,1 +1,89 @@
 //! The CUDA driver, found at run time.
+//!
+//! [`cust`] declares the driver's functions as symbols for the linker, so a program that uses it does not even start on
+//! a machine without `libcuda`. This crate defines those symbols: each is a forwarder into the driver library, opened
+//! at the first call (`table.rs` is the list). One binary then runs everywhere, and on a machine without a driver
+//! every call returns `CUDA_ERROR_NO_DEVICE`. The few calls that `cust` 0.3.2 lacks stand in the same list
+//! ([`sys`]), with their types in [`abi`].
+//!
+//! Use `cust` through this crate's re-export: a program that links the one links the other.
+//!
+//! ```
+//! match cuda_driver::probe() {
+//!     Ok(devices) => println!("{devices} CUDA devices"),
+//!     Err(reason) => println!("no CUDA device: {reason}"),
+//! }
+//! ```
+//!
+//! This crate knows no kernel and no matrix.
+
+pub mod abi;
+mod failure;
+mod jit;
+mod table;
+
+pub use cust;
+pub use failure::{Failure, last_failure};
+pub use jit::jit_log;
+
+/// The driver's functions: those which `cust` declares, and those which it lacks.
+pub mod sys {
+    pub use crate::abi::*;
+    pub use crate::table::added::*;
+    pub use cust::sys::*;
+}
+
+/// Why no CUDA device can be used here.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Unavailable {
+    /// The machine has no driver library, or the loader cannot open it.
+    #[error("the driver library {library} cannot be opened ({reason})")]
+    LibraryNotFound {
+        /// The file name asked of the loader.
+        library: &'static str,
+        /// What the loader said.
+        reason: String,
+    },
+    /// The library lacks a function that every driver since CUDA 11.4 has.
+    #[error("{library} has no {symbol}: it is older than CUDA 11.4, update the NVIDIA driver")]
+    MissingSymbol {
+        /// The file name asked of the loader.
+        library: &'static str,
+        /// The first function missed.
+        symbol: &'static str,
+    },
+    /// The library is there and does not start.
+    #[error("the driver does not start, {call}: {0}", call = .0.call)]
+    NotStarting(Failure),
+    /// The driver works and has nothing to drive.
+    #[error("the driver sees no device (CUDA_VISIBLE_DEVICES can hide them)")]
+    NoDevice,
+}
+
+/// How many CUDA devices can be used, at least one.
+///
+/// Opens and initialises the driver if nothing has yet; cheap after the first call.
+///
+/// # Errors
+///
+/// [`Unavailable`] says which step failed. A library that could not be opened is not looked for again by this process.
+pub fn probe() -> Result<u32, Unavailable> {
+    table::driver().map_err(Clone::clone)?;
+    let mut count = 0;
+    // SAFETY: both are sound at any time, in any order; `count` outlives the call.
+    let code = unsafe {
+        match sys::cuInit(0) {
+            sys::CUresult::CUDA_SUCCESS => sys::cuDeviceGetCount(&mut count),
+            failed => failed,
+        }
+    };
+    match (code, u32::try_from(count)) {
+        (sys::CUresult::CUDA_ERROR_NO_DEVICE, _) | (sys::CUresult::CUDA_SUCCESS, Err(_) | Ok(0)) => {
+            Err(Unavailable::NoDevice)
+        }
+        (sys::CUresult::CUDA_SUCCESS, Ok(count)) => Ok(count),
+        (code, _) => {
+            Err(Unavailable::NotStarting(last_failure().unwrap_or(Failure { call: "cuInit", code: code as i32 })))
+        }
+    }
+}

@@ -1,1 +1,91 @@
 //! Device-side standard library for kernels written in Rust.
+//!
+//! The one place with `asm!`: a thin wrapper for each instruction, named after it, with the section of
+//! NVIDIA's PTX ISA manual that defines it. Knows nothing of any kernel. The names of `thread`, `warp` and
+//! `shared` are those of rust-cuda's crate of the same name.
+//!
+//! Compiles on every target, so that a workspace can check and document it. Elsewhere than on a GPU, plain
+//! integer arithmetic computes what the GPU would, and whatever needs the hardware panics.
+
+#![no_std]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx))]
+#![cfg_attr(not(target_arch = "nvptx64"), allow(unreachable_code, unused_unsafe, unused_variables))]
+
+pub mod convert;
+pub mod float;
+pub mod global;
+pub mod integer;
+pub mod shared;
+pub mod thread;
+pub mod warp;
+
+/// Makes a function an entry that the driver can launch by its name.
+///
+/// The function is free, `unsafe` (nothing checks its arguments at the launch), not generic, returns nothing,
+/// and its parameters are [`Copy`]: they travel as bytes. A parameter may be aligned to at most 16 bytes.
+///
+/// `threads` is the largest block it will be launched with, `min_blocks` the number of blocks that must fit a
+/// multiprocessor at once; the assembler allots registers by them (`.maxntid`, `.minnctapersm`).
+///
+/// ```
+/// # #![allow(unused)]
+/// use cuda_std::{kernel, thread};
+///
+/// /// Doubles `data`, one element a thread.
+/// ///
+/// /// # Safety
+/// /// `data` has an element for every thread of the grid.
+/// #[kernel(threads = 256, min_blocks = 2)]
+/// pub unsafe fn double(data: *mut f32) {
+///     // SAFETY: the caller's promise.
+///     unsafe { *data.add(thread::index_1d() as usize) *= 2.0 }
+/// }
+/// ```
+///
+/// A parameter that is not `Copy` does not compile:
+///
+/// ```compile_fail,E0277
+/// # use cuda_std::kernel;
+/// struct Owned;
+/// #[kernel]
+/// pub unsafe fn take(owned: Owned) {}
+/// ```
+///
+/// Nor does a safe function, or one that returns something:
+///
+/// ```compile_fail
+/// #[cuda_std::kernel]
+/// pub fn safe(data: *mut f32) {}
+/// ```
+///
+/// ```compile_fail
+/// #[cuda_std::kernel]
+/// pub unsafe fn returns(data: *mut f32) -> f32 { 0.0 }
+/// ```
+pub use cuda_std_macros::kernel;
+
+/// `asm!` on a GPU, a panic elsewhere. PTX line information names the wrapper, not this macro.
+#[collapse_debuginfo(yes)]
+macro_rules! ptx {
+    ($($asm:tt)*) => {{
+        #[cfg(target_arch = "nvptx64")]
+        core::arch::asm!($($asm)*);
+        #[cfg(not(target_arch = "nvptx64"))]
+        $crate::not_on_a_gpu()
+    }};
+}
+pub(crate) use ptx;
+
+#[cfg(not(target_arch = "nvptx64"))]
+#[cold]
+pub(crate) fn not_on_a_gpu() -> ! {
+    panic!("this function needs the hardware of an NVIDIA GPU; it was called on a CPU")
+}
+
+/// A panic in a kernel ends it: the driver reports a failed launch.
+#[cfg(target_arch = "nvptx64")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    // SAFETY: `trap` may be executed anywhere.
+    unsafe { core::arch::nvptx::trap() }
+}

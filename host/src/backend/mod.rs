@@ -1,6 +1,8 @@
 //! What can run a step. A backend gets checked weights and steps and returns outputs; it decides nothing about shapes.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::file::{Tensor, TensorFile};
 use super::floats::{self, Floats, Loss};
-use super::write::{AtomicFolder, TensorWriter};
+use super::write::{AtomicFolder, TensorWriter, refuse_input};
 use super::{Checkpoint, Dtype, Format, INDEX_NAME, place};
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
@@ -18,10 +18,9 @@ use crate::quantize::global_scale_for;
 /// How the name of a weight ends; a module's name is what stands before.
 const WEIGHT: &str = ".weight";
 
-/// Projections that read the same activations. Inference engines fuse each pair and then apply one global scale to both,
-/// so they are quantised with one.
-/// ModelOpt does the same when it exports (`sync_moe_gate_up_amax`).
-const FUSED: [[&str; 2]; 2] = [["gate_proj", "up_proj"], ["w1", "w3"]];
+/// Projections that read the same activations. Inference engines fuse them and then apply one global scale to all, so they
+/// are quantised with one, as ModelOpt does when it exports (`sync_moe_gate_up_amax`).
+const FUSED: [&[&str]; 3] = [&["gate_proj", "up_proj"], &["w1", "w3"], &["q_proj", "k_proj", "v_proj"]];
 
 /// A conversion that was checked and can begin.
 #[derive(Debug)]
@@ -79,11 +78,7 @@ impl<'a> Conversion<'a> {
     /// If `out` cannot be written, is the input, is a folder with something in it, or a chosen tensor holds NaN or an
     /// infinity.
     pub fn write(&self, out: &Path, mut done: impl FnMut(Written<'a>)) -> Result<(), Error> {
-        if let (Ok(source), Ok(target)) = (self.checkpoint.path().canonicalize(), out.canonicalize())
-            && source == target
-        {
-            return Err(Error::Invalid("it is the input; give another name to write".into()).at(out.display()));
-        }
+        refuse_input(out, self.checkpoint.paths())?;
         if let [file] = self.checkpoint.files()
             && file.path() == self.checkpoint.path()
         {
@@ -142,6 +137,7 @@ impl<'a> Conversion<'a> {
                     None
                 }
             };
+            file.release();
             done(Written { name, bytes: tensor.data.len(), quantised });
         }
         writer.finish()?;
@@ -153,10 +149,10 @@ impl<'a> Conversion<'a> {
         let numbers = Floats::of(tensor).expect("tensors of numbers were chosen");
         let &[n, k] = tensor.shape else { unreachable!("two-dimensional tensors were chosen") };
         let mut amax = numbers.amax()?;
-        let partner = partner(module).and_then(|partner| self.chosen.get(&format!("{partner}{WEIGHT}")[..]));
-        if let Some(partner) = partner.and_then(|&partner| Floats::of(partner)) {
+        for partner in partners(module).filter_map(|name| self.chosen.get(&format!("{name}{WEIGHT}")[..])) {
             // A partner that cannot be quantised is refused in its own turn.
-            amax = partner.amax().map_or(amax, |other| amax.max(other));
+            let other = Floats::of(*partner).expect("tensors of numbers were chosen").amax();
+            amax = other.map_or(amax, |other| amax.max(other));
         }
         let global = global_scale_for(amax);
         let stored = match self.format {
@@ -175,14 +171,11 @@ fn module(name: &str) -> Option<&str> {
     name.strip_suffix(WEIGHT)
 }
 
-/// The other module of a fused pair.
-fn partner(module: &str) -> Option<String> {
-    let (block, projection) = module.rsplit_once('.')?;
-    FUSED.iter().find_map(|&[first, second]| match projection {
-        name if name == first => Some(format!("{block}.{second}")),
-        name if name == second => Some(format!("{block}.{first}")),
-        _ => None,
-    })
+/// The modules that are fused with this one.
+fn partners(module: &str) -> impl Iterator<Item = String> {
+    let (block, projection) = module.rsplit_once('.').unwrap_or_default();
+    let fused = FUSED.into_iter().find(|names| names.contains(&projection)).unwrap_or_default();
+    fused.iter().filter(move |&&name| name != projection).map(move |name| format!("{block}.{name}"))
 }
 
 /// Names, types and shapes of the parts of a quantised weight.
@@ -205,8 +198,10 @@ mod tests {
 
     #[test]
     fn fused_projections_find_each_other() {
-        assert_eq!(partner("a.mlp.gate_proj").as_deref(), Some("a.mlp.up_proj"));
-        assert_eq!(partner("a.experts.3.w3").as_deref(), Some("a.experts.3.w1"));
-        assert_eq!((partner("a.down_proj"), partner("w2"), partner("")), (None, None, None));
+        let partners = |module| partners(module).collect::<Vec<_>>();
+        assert_eq!(partners("a.mlp.gate_proj"), ["a.mlp.up_proj"]);
+        assert_eq!(partners("a.experts.3.w3"), ["a.experts.3.w1"]);
+        assert_eq!(partners("a.k_proj"), ["a.q_proj", "a.v_proj"]);
+        assert!(["a.down_proj", "w1", ""].iter().all(|module| partners(module).is_empty()));
     }
 }

@@ -104,6 +104,19 @@ impl TensorFile {
         self.tensors.iter().map(|(name, info)| (&name[..], self.view(info)))
     }
 
+    /// Lets go of the memory that holds what was read so far. The tensors stay as they are: what is read again comes from
+    /// the file again.
+    pub fn release(&self) {
+        #[cfg(unix)]
+        {
+            // SAFETY: the pages are a read-only view of a file that is assumed not to change (see `open`), so those that
+            // are read back hold the same bytes.
+            let advised = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+            // Without the advice the system frees pages when it must.
+            drop(advised);
+        }
+    }
+
     fn view<'a>(&'a self, info: &'a TensorInfo) -> Tensor<'a> {
         let (start, end) = info.data_offsets;
         Tensor { dtype: info.dtype, shape: &info.shape, data: &self.map[self.data_start..][start..end] }
@@ -147,16 +160,17 @@ impl<'de> Deserialize<'de> for Header {
 
 /// Reads and checks the header of a file; also returns where the data starts.
 fn parse(file: &[u8]) -> Result<(usize, Header), Error> {
-    let invalid = |what: String| Error::Safetensors(printable(&what));
-    let truncated = || invalid("it is cut off within its header".into());
+    let truncated = || Error::Safetensors("it is cut off within its header".into());
     let (length, rest) = file.split_first_chunk::<LENGTH_BYTES>().ok_or_else(truncated)?;
     let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
     if length > MAX_HEADER_BYTES {
-        return Err(invalid(format!("its header claims {length} bytes, over the limit of {MAX_HEADER_BYTES}")));
+        let what = format!("its header claims {length} bytes, over the limit of {MAX_HEADER_BYTES}");
+        return Err(Error::Safetensors(what));
     }
     let (json, data) = rest.split_at_checked(length).ok_or_else(truncated)?;
-    let header: Header = serde_json::from_slice(json).map_err(|error| invalid(format!("its header: {error}")))?;
-    check_layout(&header.tensors, data.len()).map_err(invalid)?;
+    let header: Header =
+        serde_json::from_slice(json).map_err(|error| Error::Safetensors(format!("its header: {error}")))?;
+    check_layout(&header.tensors, data.len()).map_err(Error::Safetensors)?;
     Ok((LENGTH_BYTES + length, header))
 }
 
@@ -196,16 +210,6 @@ pub(super) fn byte_count(dtype: Dtype, shape: &[usize]) -> Option<usize> {
     let elements = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size))?;
     let bits = elements.checked_mul(dtype.bitsize())?;
     bits.is_multiple_of(8).then_some(bits / 8)
-}
-
-/// A message on one line and of bounded length, whatever a file put into it.
-fn printable(message: &str) -> String {
-    const LONGEST: usize = 400;
-    let mut line: String = message.chars().take(LONGEST).map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect();
-    if message.chars().nth(LONGEST).is_some() {
-        line.push('…');
-    }
-    line
 }
 
 #[cfg(test)]

@@ -2,6 +2,17 @@
 //!
 //! [`TensorFile`] is one file and [`Checkpoint`] all the files of a model; [`Quantized`] is a weight in either of the
 //! [`Format`]s that models are published in, [`Layer`] the experts of a layer.
+//!
+//! ```no_run
+//! use nvfp4::checkpoint::{Activations, Checkpoint};
+//! use nvfp4::problem::{Op, OutDtype, Step};
+//!
+//! let checkpoint = Checkpoint::open("DeepSeek-R1-NVFP4".as_ref())?;
+//! let layer = checkpoint.layer(3, Op::Gated)?;
+//! let tokens = Activations::open("tokens.safetensors".as_ref())?.quantize(&layer.input_scales)?;
+//! let step = Step::new(&layer.weights, tokens, OutDtype::F16)?;
+//! # Ok::<_, nvfp4::Error>(())
+//! ```
 
 mod activations;
 mod convert;
@@ -12,8 +23,8 @@ mod layer;
 mod quantized;
 mod write;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Component, Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 pub use activations::Activations;
 pub use convert::{Conversion, Written};
@@ -23,7 +34,7 @@ pub use inspect::{Inspection, Range, Weight};
 pub use layer::Layer;
 pub use quantized::{Format, Quantized};
 pub use safetensors::Dtype;
-pub use write::{OutputFile, TensorWriter};
+pub use write::{OutputFile, TensorWriter, refuse_input};
 
 use crate::error::Error;
 
@@ -65,7 +76,7 @@ impl Checkpoint {
         let mut errors = Vec::new();
         let mut checkpoint = Self { path: path.to_owned(), files: Vec::new(), file_of: BTreeMap::new() };
         match sources(path) {
-            Ok(Sources::Files(paths)) => checkpoint.add_files(&paths, &mut errors),
+            Ok(Sources::Files(paths)) => paths.iter().for_each(|path| _ = checkpoint.add_file(path, &mut errors)),
             Ok(Sources::Index(path)) => match read_index(&path) {
                 Ok(index) => checkpoint.add_shards(&path, &index, &mut errors),
                 Err(error) => errors.push(error),
@@ -75,47 +86,38 @@ impl Checkpoint {
         (checkpoint, errors)
     }
 
-    fn add_files(&mut self, paths: &[PathBuf], errors: &mut Vec<Error>) {
-        for path in paths {
-            let file = match TensorFile::open(path) {
-                Ok(file) => file,
-                Err(error) => {
-                    errors.push(error);
-                    continue;
-                }
-            };
-            for (name, _) in file.tensors() {
-                if let Some(other) = self.file_of.insert(name.to_owned(), self.files.len()) {
-                    let other = self.files[other].path().display();
-                    let what = format!("it is in {other} too; remove one of the files");
-                    errors.push(Error::Invalid(what).at(place(path, name)));
-                }
+    /// Opens a file and notes its tensors; returns its place among the files.
+    fn add_file(&mut self, path: &Path, errors: &mut Vec<Error>) -> Option<usize> {
+        let file = TensorFile::open(path).map_err(|error| errors.push(error)).ok()?;
+        for (name, _) in file.tensors() {
+            if let Some(other) = self.file_of.insert(name.to_owned(), self.files.len()) {
+                let other = self.files[other].path().display();
+                let what = format!("it is in {other} too; remove one of the files");
+                errors.push(Error::Invalid(what).at(place(path, name)));
             }
-            self.files.push(file);
         }
+        self.files.push(file);
+        Some(self.files.len() - 1)
     }
 
     fn add_shards(&mut self, index_path: &Path, index: &Index, errors: &mut Vec<Error>) {
         let folder = index_path.parent().unwrap_or(Path::new(""));
-        let mut shards = BTreeSet::new();
-        for shard in index.weight_map.values() {
-            let mut parts = Path::new(shard).components();
-            if let (Some(Component::Normal(name)), None) = (parts.next(), parts.next()) {
-                shards.insert(folder.join(name));
+        let mut shards: BTreeMap<&str, Option<usize>> =
+            index.weight_map.values().map(|shard| (&shard[..], None)).collect();
+        for (shard, file) in &mut shards {
+            if is_file_name(shard) {
+                *file = self.add_file(&folder.join(shard), errors);
             } else {
                 let what = format!("shard {shard:?} is not a file beside the index; download the model again");
                 errors.push(Error::Invalid(what).at(index_path.display()));
             }
         }
-        let shards: Vec<PathBuf> = shards.into_iter().collect();
-        self.add_files(&shards, errors);
         for (name, shard) in &index.weight_map {
-            let shard = folder.join(shard);
             // Of a shard that could not be opened, that was said.
-            let opened = self.files.iter().find(|file| file.path() == shard);
-            if opened.is_some_and(|file| file.tensor(name).is_none()) {
+            let Some(file) = shards[&shard[..]].map(|file| &self.files[file]) else { continue };
+            if file.tensor(name).is_none() {
                 let remedy = format!("{} says it is there: download both again", index_path.display());
-                errors.push(Error::Missing { name: format!("tensor {name:?}"), remedy }.at(shard.display()));
+                errors.push(Error::Missing { name: format!("tensor {name:?}"), remedy }.at(file.path().display()));
             }
         }
     }
@@ -123,6 +125,11 @@ impl Checkpoint {
     /// What was opened.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// What was opened, and every file of it.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        std::iter::once(&*self.path).chain(self.files.iter().map(TensorFile::path))
     }
 
     /// Its files.
@@ -151,6 +158,11 @@ impl Checkpoint {
         let path = self.file_of.get(name).map_or(&*self.path, |&file| self.files[file].path());
         place(path, name)
     }
+}
+
+/// Whether a string is a name without folders, fit to be printed.
+fn is_file_name(name: &str) -> bool {
+    Path::new(name).file_name() == Some(name.as_ref()) && !name.contains(char::is_control)
 }
 
 /// File and name of a tensor, for messages.

@@ -197,6 +197,19 @@ impl TensorWriter {
     }
 }
 
+/// Refuses to write over a file that is read.
+///
+/// # Errors
+/// [`Error::Invalid`] if `out` is one of `inputs`, by whatever name.
+pub fn refuse_input<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<(), Error> {
+    // What does not exist yet is nobody's input.
+    let Ok(target) = out.canonicalize() else { return Ok(()) };
+    if inputs.into_iter().any(|input| input.canonicalize().is_ok_and(|input| input == target)) {
+        return Err(Error::Invalid("it is the input; give another name to write".into()).at(out.display()));
+    }
+    Ok(())
+}
+
 /// The name of the output's tensor.
 const OUTPUT: &str = "output";
 

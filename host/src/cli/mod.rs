@@ -1,6 +1,7 @@
 //! The command line: one file a subcommand, each an `Args` and a `run`.
 
 mod completions;
+mod devices;
 mod inspect;
 mod progress;
 mod quantize;
@@ -36,6 +37,7 @@ enum Command {
     Quantize(quantize::Args),
     Inspect(inspect::Args),
     Roofline(roofline::Args),
+    Devices(devices::Args),
     Shapes(shapes::Args),
     Completions(completions::Args),
 }
@@ -49,6 +51,7 @@ pub fn main() -> ExitCode {
         Command::Quantize(args) => quantize::run(args, out),
         Command::Inspect(args) => inspect::run(args, out),
         Command::Roofline(args) => roofline::run(args, out),
+        Command::Devices(args) => devices::run(args, out),
         Command::Shapes(args) => shapes::run(args, out),
         Command::Completions(args) => completions::run(args, Cli::command(), out),
     };

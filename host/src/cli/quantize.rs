@@ -18,8 +18,8 @@ const PROJECTIONS: &str = r"\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight$";
 #[command(after_help = "\
 A file gives a file; a directory or an index gives a new directory with the same file names and, for several files, an \
 index. Two-dimensional f32, f16 and bf16 tensors that --include matches are quantised by ModelOpt's algorithm: the \
-global scale is the largest magnitude / 2688, and gate and up projections (w1 and w3), which inference engines fuse, \
-share one. All other tensors and the metadata are copied bit for bit. Nothing is at OUT until all of it is written.
+global scale is the largest magnitude / 2688, and projections that inference engines fuse (gate and up, w1 and w3, q k \
+and v) share one. All other tensors and the metadata are copied bit for bit. Nothing is at OUT until all of it is written.
 
 Only weights are quantised: there are no input scales, for which a model must be run on calibration data. Other files \
 (config.json, tokenizer …) are not copied; servers also want the quantisation described in config.json.

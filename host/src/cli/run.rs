@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::ValueEnum;
-use nvfp4::backend::{self, Backend, cpu::Cpu};
-use nvfp4::checkpoint::{Activations, Checkpoint, OutputFile};
+use nvfp4::backend::{self, Backend, cpu::Cpu, cuda::Cuda};
+use nvfp4::checkpoint::{Activations, Checkpoint, OutputFile, refuse_input};
 use nvfp4::compare::{Comparison, Mismatch, Tolerance, compare};
 use nvfp4::format::Matrix;
 use nvfp4::generate::{self, Generator};
@@ -82,6 +82,7 @@ pub struct Args {
 enum Choice {
     Auto,
     Cpu,
+    Cuda,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -115,6 +116,10 @@ struct Job<'a> {
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let backend = choose_backend(args.backend)?;
     let checkpoint = args.weights.as_deref().map(Checkpoint::open).transpose()?;
+    if let Some(path) = &args.output {
+        let inputs = checkpoint.iter().flat_map(Checkpoint::paths).chain(args.activations.as_deref());
+        refuse_input(path, inputs)?;
+    }
     let Job { shape, input, weights, tokens } = match &checkpoint {
         Some(checkpoint) => loaded(args, checkpoint)?,
         None => generated(args)?,
@@ -169,7 +174,13 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 
 fn choose_backend(choice: Choice) -> anyhow::Result<Box<dyn Backend>> {
     Ok(match choice {
-        Choice::Auto | Choice::Cpu => Box::new(Cpu::new()),
+        Choice::Cpu => Box::new(Cpu::new()),
+        Choice::Cuda => Box::new(Cuda::open(0)?),
+        Choice::Auto => match Cuda::open(0) {
+            Ok(gpu) => Box::new(gpu),
+            Err(error) if error.is_no_device() => Box::new(Cpu::new()),
+            Err(error) => return Err(error.into()),
+        },
     })
 }
 
@@ -335,13 +346,15 @@ impl Report<'_> {
             work.bytes() as f64 / seconds / 1e9
         )?;
         if let Some(peaks) = self.backend.peaks() {
+            let share = work.seconds(peaks) / seconds;
             writeln!(
                 out,
-                "roofline  {:.0} % of the device's: {} at {:.1} GB/s and {:.2} TFLOP/s",
-                100.0 * work.seconds(peaks) / seconds,
+                "roofline  {:.0} % of the device's: {} at {:.1} GB/s and {:.2} TFLOP/s{}",
+                100.0 * share,
                 table::time(work.seconds(peaks)),
                 peaks.bytes_per_second / 1e9,
-                peaks.ops_per_second / 1e12
+                peaks.ops_per_second / 1e12,
+                if share > 1.0 { "; so little data stays in caches" } else { "" }
             )?;
         }
         let Some(comparison) = &self.comparison else {

@@ -26,6 +26,23 @@ pub const fn offset(row: usize, column: usize, columns: usize) -> usize {
     tile * TILE_BYTES + row % 32 * 16 + row % TILE_ROWS / 32 * TILE_COLUMNS + column % TILE_COLUMNS
 }
 
+/// Writes row-major scales (`rows × columns` bytes) into `blocked` in the blocked layout; its padding becomes zero.
+///
+/// # Panics
+/// If `linear` is not `rows × columns` bytes, or `blocked` not [`len`]`(rows, columns)`.
+pub fn write_linear(rows: usize, columns: usize, linear: &[u8], blocked: &mut [u8]) {
+    assert_eq!(linear.len(), rows * columns, "row-major scales");
+    assert_eq!(blocked.len(), len(rows, columns), "blocked scales");
+    blocked.fill(0);
+    for row in 0..rows {
+        // Four neighbouring columns stay neighbours.
+        for (tile, scales) in linear[row * columns..][..columns].chunks(TILE_COLUMNS).enumerate() {
+            let at = offset(row, tile * TILE_COLUMNS, columns);
+            blocked[at..at + scales.len()].copy_from_slice(scales);
+        }
+    }
+}
+
 /// Scale factors in the blocked layout: borrowed where the bytes are already right, owned where they were converted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockedScales<'a> {
@@ -53,15 +70,8 @@ impl<'a> BlockedScales<'a> {
     /// # Panics
     /// If `linear` is not `rows × columns` bytes.
     pub fn from_linear(rows: usize, columns: usize, linear: &[u8]) -> BlockedScales<'static> {
-        assert_eq!(linear.len(), rows * columns, "row-major scales");
         let mut bytes = vec![0; len(rows, columns)];
-        for row in 0..rows {
-            // Four neighbouring columns stay neighbours.
-            for (tile, scales) in linear[row * columns..][..columns].chunks(TILE_COLUMNS).enumerate() {
-                let at = offset(row, tile * TILE_COLUMNS, columns);
-                bytes[at..at + scales.len()].copy_from_slice(scales);
-            }
-        }
+        write_linear(rows, columns, linear, &mut bytes);
         BlockedScales { rows, columns, bytes: bytes.into() }
     }
 

@@ -454,7 +454,8 @@ impl<'a> Cluster<'a> {
 
 /// Runs a warp; `Ok(false)` if none of its fragments can run.
 fn execute(w: &mut Warp, m: &mut Machine<'_>, slice: u64) -> Stopped<bool> {
-    if !w.schedule(m)? {
+    // A slice may have ended on a fragment that had just come out of its wait: it still has to run what it waited in.
+    if w.resumed.is_none() && !w.schedule(m)? {
         return Ok(false);
     }
     let kernel = m.launch.kernel;

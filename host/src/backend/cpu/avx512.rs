@@ -1,4 +1,4 @@
-//! AVX-512 with VNNI: a panel is two vectors, and 16 tokens' sums… see [`Simd`].
+//! AVX-512 with VNNI: all rows of a panel, two vectors, at a time.
 
 use std::arch::x86_64::*;
 

@@ -52,16 +52,18 @@ fn silu_times(gate: f32, up: f32) -> f32 {
 fn exp_of_negative(x: f32) -> f32 {
     /// ln 2 to 9 bits, and the rest.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-    /// A number of this size has no fractional bits: adding and subtracting it rounds.
+    /// A number of this size has no fractional bits: adding it rounds, and leaves the integer in the last bits.
     const ROUND: f32 = 12_582_912.0;
     /// 1/i! for i from 7 to 0.
     const SERIES: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
     /// Below it n is −127, the exponent field is 0 and so is the result.
     const LOWEST: f32 = -88.0;
     let x = x.max(LOWEST);
-    let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let rounded = x * std::f32::consts::LOG2_E + ROUND;
+    let n = rounded - ROUND;
     let r = (x - n * LN_2[0]) - n * LN_2[1];
-    let power_of_two = f32::from_bits(((n as i32 + 127) as u32) << 23);
+    let exponent = rounded.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127);
+    let power_of_two = f32::from_bits(exponent << 23);
     SERIES.into_iter().reduce(|sum, term| sum * r + term).unwrap_or_default() * power_of_two
 }
 

@@ -46,7 +46,7 @@ pub(super) trait Simd: Copy {
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Block {
-    /// Biased weights: four bytes of a row, then of the next.
+    /// Weights: four bytes of a row, then of the next. Biased to be unsigned where the instruction wants that.
     pub quads: [[[u8; 4]; PANEL_ROWS]; QUADS],
     pub scales: [f32; PANEL_ROWS],
 }
@@ -99,6 +99,8 @@ pub(super) fn compute<S: Simd>(simd: S, tile: &Tile<'_>, scratch: &mut Scratch) 
             let (values, scales) = weights.chunk(panel, chunk);
             let blocks = &mut unpacked[..values.len()];
             for ((values, scales), out) in values.iter().zip(scales).zip(&mut *blocks) {
+                prefetch_after(values);
+                prefetch_after(scales);
                 simd.unpack(values, scales, out);
             }
             add_products(simd, blocks, tokens, &mut sums[..rows]);
@@ -114,6 +116,22 @@ pub(super) fn compute<S: Simd>(simd: S, tile: &Tile<'_>, scratch: &mut Scratch) 
             epilogue::write(sums, tile.alphas, weights.features, tile.out_dtype, out);
         }
     }
+}
+
+/// Asks for what lies as many items further as make a page of values: processors prefetch by themselves only to the end of
+/// a page, and with few tokens it is memory that binds.
+#[inline(always)]
+fn prefetch_after<T>(item: &T) {
+    const DISTANCE: usize = 4096 / size_of::<PackedBlock>();
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..size_of::<T>()).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let address = std::ptr::from_ref(item).wrapping_add(DISTANCE).cast::<i8>().wrapping_add(line);
+        // SAFETY: SSE is part of x86-64, and a prefetch reads nothing and faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (item, DISTANCE);
 }
 
 /// Adds the products of tokens and a panel over one chunk of K.

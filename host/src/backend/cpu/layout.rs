@@ -5,6 +5,8 @@
 
 use rayon::prelude::*;
 
+use super::pages::Pages;
+use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 use crate::problem::Expert;
 
@@ -20,7 +22,8 @@ pub(super) const CHUNK_BLOCKS: usize = 32;
 /// Added to the doubled value of a weight, which makes it unsigned: one side of the dot product instructions is.
 pub(super) const WEIGHT_BIAS: i32 = 12;
 
-/// The biased weight of each value code.
+/// The biased weight of each value code, for byte shuffles.
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(super) const BIASED: [u8; 16] = {
     let mut biased = [0; 16];
     let mut code = 0;
@@ -33,7 +36,7 @@ pub(super) const BIASED: [u8; 16] = {
 
 /// A block of 16 elements of K for the rows of a panel, as packed as in the matrix: four bytes of a row, then of the
 /// next, for the first half of the block and then for the second.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct PackedBlock(pub [[[u8; 4]; PANEL_ROWS]; 2]);
 
@@ -46,12 +49,12 @@ pub(super) struct Panels {
     pub k: usize,
     /// Output features of a panel: 16 gated, 32 plain.
     pub features: usize,
-    values: Vec<PackedBlock>,
-    scales: Vec<PackedScales>,
+    values: Pages<PackedBlock>,
+    scales: Pages<PackedScales>,
 }
 
 impl Panels {
-    pub fn new(expert: &Expert<'_>) -> Self {
+    pub fn new(expert: &Expert<'_>) -> Result<Self, Error> {
         let (n, k) = (expert.n(), expert.k());
         let projections: Vec<_> = expert.projections().collect();
         let features = PANEL_ROWS / projections.len();
@@ -78,7 +81,7 @@ impl Panels {
                 row(at / blocks, lane).map_or(0, |(matrix, row)| matrix.row_scales(row)[at % blocks])
             })
         });
-        Self { n, k, features, values: values.collect(), scales: scales.collect() }
+        Ok(Self { n, k, features, values: Pages::collect(values)?, scales: Pages::collect(scales)? })
     }
 
     /// The number of panels.

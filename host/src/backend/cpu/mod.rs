@@ -1,7 +1,7 @@
 //! The CPU backend: fast on any machine, and no reference ([`crate::oracle`] is that).
 //!
-//! [`layout`] says what is read, [`kernel`] how it is computed, on an instruction set that is chosen at run time, one file
-//! each; [`epilogue`] turns sums into outputs. This file spreads the tiles of a step over the threads of rayon.
+//! `layout` says what is read, `kernel` how it is computed, on an instruction set that is chosen at run time, one file
+//! each; `epilogue` turns sums into outputs. This file spreads the tiles of a step over the threads of rayon.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -10,6 +10,7 @@ mod avx512;
 mod epilogue;
 mod kernel;
 mod layout;
+mod pages;
 mod peaks;
 mod portable;
 #[cfg(test)]
@@ -130,7 +131,7 @@ impl Backend for Cpu {
             isa: self.isa,
             kernel: self.isa.kernel().expect("`Cpu` is made only for what the machine has"),
             op: weights.op(),
-            experts: weights.experts().iter().map(Panels::new).collect(),
+            experts: weights.experts().iter().map(Panels::new).collect::<Result<_, _>>()?,
             tokens: Vec::new(),
             starts: Vec::new(),
             tiles: Vec::new(),
@@ -183,12 +184,8 @@ impl Layer for CpuLayer {
     }
 
     fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
-        let problem = step.problem();
         step.check_fits(self.op, self.experts.iter().map(|expert| (expert.n, expert.k)))?;
-        let expected = problem.groups().iter().map(|group| group.m * group.n).sum();
-        if output.bits().len() != expected || output.dtype() != problem.out_dtype() {
-            return Err(Error::Mismatch { what: "elements of the output", got: output.bits().len(), expected });
-        }
+        output.check_fits(step.problem())?;
         let start = Instant::now();
         self.unpack_tokens(step);
         self.place_tiles(step);

@@ -1,0 +1,165 @@
+//! [`CudaBuilder`]: one crate, one architecture, three steps (see the crate's documentation).
+
+use std::{
+    fs::{self, File},
+    hash::{DefaultHasher, Hash, Hasher},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crate::{
+    Arch, Error, ir,
+    toolchain::{self, Toolchain},
+};
+
+const TARGET: &str = "nvptx64-nvidia-cuda";
+
+/// The first line of every PTX file of ours: this and a hash of the IR and the options it was made from.
+const STAMP: &str = "// cuda_builder ";
+
+/// Compiles one crate to PTX.
+#[derive(Clone, Debug)]
+pub struct CudaBuilder {
+    path: PathBuf,
+    arch: Option<Arch>,
+    copy_to: Option<PathBuf>,
+    build_args: Vec<String>,
+    emit_llvm_ir: bool,
+}
+
+impl CudaBuilder {
+    /// A build of the crate in the folder `path`.
+    pub fn new(path: impl AsRef<Path>) -> Self {
+        Self { path: path.as_ref().to_owned(), arch: None, copy_to: None, build_args: Vec::new(), emit_llvm_ir: false }
+    }
+
+    /// The architecture to compile for; there is no default.
+    pub fn arch(mut self, arch: Arch) -> Self {
+        self.arch = Some(arch);
+        self
+    }
+
+    /// Where the PTX goes; otherwise it stays in the crate's own target folder.
+    pub fn copy_to(mut self, path: impl AsRef<Path>) -> Self {
+        self.copy_to = Some(path.as_ref().to_owned());
+        self
+    }
+
+    /// More arguments for the nested cargo, such as `--features NAME`.
+    pub fn build_args<S: AsRef<str>>(mut self, args: &[S]) -> Self {
+        self.build_args.extend(args.iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// Also writes the LLVM IR that `opt` is given beside the PTX, with the ending `.ll`.
+    pub fn emit_llvm_ir(mut self, emit: bool) -> Self {
+        self.emit_llvm_ir = emit;
+        self
+    }
+
+    /// Compiles, or finds that nothing has changed, and returns the path of the PTX.
+    pub fn build(self) -> Result<PathBuf, Error> {
+        let path = self.path.canonicalize().ok().filter(|path| path.join("Cargo.toml").is_file());
+        let path = path.ok_or_else(|| Error::NoCrate { path: self.path.clone() })?;
+        let arch = self.arch.ok_or_else(|| Error::NoArch { path: path.clone() })?;
+        let tools = Toolchain::find(&path)?;
+
+        let target_dir = path.join("target");
+        fs::create_dir_all(&target_dir).map_err(Error::io("create", &target_dir))?;
+        let name = format!("{arch}-{:016x}", hash(&self.build_args));
+        let ptx = self.copy_to.clone().unwrap_or_else(|| target_dir.join(&name).with_extension("ptx"));
+
+        // Held to the end: two cargo commands may build the same kernels at the same time.
+        let lock_path = target_dir.join(".cuda_builder.lock");
+        let lock = File::create(&lock_path).map_err(Error::io("create", &lock_path))?;
+        lock.lock().map_err(Error::io("lock", &lock_path))?;
+
+        let ir_path = target_dir.join(&name).with_extension("ll");
+        self.rustc(&path, arch, &target_dir, &ir_path)?;
+        let ir = fs::read_to_string(&ir_path).map_err(Error::io("read", &ir_path))?;
+        let ir = ir::prepare(&ir).map_err(|(line, reason)| Error::Ir { path: ir_path.clone(), line, reason })?;
+        llvm(&tools, arch, &ir, &ir_path, &ptx)?;
+        if self.emit_llvm_ir {
+            write_if_changed(&ptx.with_extension("ll"), ir.as_bytes())?;
+        }
+        Ok(ptx)
+    }
+
+    /// Step 1: Rust to IR that no LLVM pass has touched. cargo decides what is fresh.
+    fn rustc(&self, path: &Path, arch: Arch, target_dir: &Path, ir: &Path) -> Result<(), Error> {
+        // For `core` and the other dependencies too: MIR of generic and inlined functions is compiled there,
+        // and LLVM inlines only between functions of one target CPU.
+        let rustflags = [
+            format!("-Ctarget-cpu={arch}"),
+            // Clones `asm!` into the branches that lead to it, before LLVM sees any of it.
+            "-Zmir-enable-passes=-JumpThreading".to_owned(),
+            "-Cno-prepopulate-passes".to_owned(),
+        ];
+        let mut cargo = toolchain::cargo(path);
+        cargo
+            // `-Z` flags and the unstable features of the kernel ABI on the stable toolchain.
+            .env("RUSTC_BOOTSTRAP", "1")
+            .env("CARGO_ENCODED_RUSTFLAGS", rustflags.join("\x1f"))
+            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
+            .env("CARGO_PROFILE_RELEASE_LTO", "fat")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
+            .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
+            // llc makes `.loc` lines of these; ptxas refuses full debug information.
+            .env("CARGO_PROFILE_RELEASE_DEBUG", "line-directives-only")
+            .env("CARGO_PROFILE_RELEASE_STRIP", "none")
+            // A static library, since nothing links it: the IR is the result.
+            .args(["rustc", "--release", "--lib", "--crate-type=staticlib", "-Zbuild-std=core"])
+            .args(["--target", TARGET, "--target-dir"])
+            .arg(target_dir)
+            .args(&self.build_args)
+            .arg("--")
+            .arg(format!("--emit=llvm-ir={}", ir.display()))
+            .stdin(Stdio::null())
+            // A build script's own standard output is read by cargo.
+            .stdout(Stdio::null());
+        let status = cargo.status().map_err(|source| Error::Spawn { program: "cargo".to_owned(), source })?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(Error::Failed { program: "cargo".to_owned(), path: path.to_owned(), status, stderr: String::new() })
+    }
+}
+
+/// Step 3: IR to PTX, unless `ptx` was made from this very IR with these very options.
+fn llvm(tools: &Toolchain, arch: Arch, ir: &str, ir_path: &Path, ptx: &Path) -> Result<(), Error> {
+    let prepared = ir_path.with_extension("convergent.ll");
+    let optimised = ir_path.with_extension("opt.ll");
+    let cpu = format!("-mcpu={arch}");
+    let mut opt = Command::new(&tools.opt);
+    opt.args(["-O3", "-S", &cpu, "-o"]).args([&optimised, &prepared]);
+    let mut llc = Command::new(&tools.llc);
+    llc.args(["-O3", &cpu, &format!("-mattr=+ptx{}", arch.ptx_version()), "-o", "-"]).arg(&optimised);
+
+    let stamp = format!("{STAMP}{:016x}\n", hash(&(format!("{opt:?} {llc:?}"), ir)));
+    if fs::read_to_string(ptx).is_ok_and(|ptx| ptx.starts_with(&stamp)) {
+        return Ok(());
+    }
+    fs::write(&prepared, ir).map_err(Error::io("write", &prepared))?;
+    toolchain::output(opt, &prepared)?;
+    let text = toolchain::output(llc, &optimised)?;
+    write_if_changed(ptx, &[stamp.as_bytes(), &text].concat())
+}
+
+/// Writes beside and renames, so that nobody reads half a file; a file that is right already keeps its time.
+fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    if fs::read(path).is_ok_and(|present| present == bytes) {
+        return Ok(());
+    }
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+    }
+    let partial = path.with_extension("partial");
+    fs::write(&partial, bytes).map_err(Error::io("write", &partial))?;
+    fs::rename(&partial, path).map_err(Error::io("write", path))
+}
+
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}

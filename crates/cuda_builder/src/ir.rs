@@ -1,0 +1,174 @@
+//! Step 2: prepares rustc's IR for LLVM's optimiser, as text.
+//!
+//! * Every defined function and every inline-assembly call becomes `convergent`: LLVM may not make its
+//!   execution depend on more conditions than the source does (LLVM Language Reference, "Convergent Operation
+//!   Semantics"). `opt` takes the attribute away again where a function turns out to need it not.
+//! * The launch bounds that `#[kernel]` left in a static move to the kernel's attributes, from which `llc`
+//!   writes `.maxntid` and `.minnctapersm`.
+//!
+//! Relies on what rustc prints: one definition, global or call a line.
+
+use std::collections::BTreeMap;
+
+/// `#[kernel]` puts `[threads, min_blocks]`, two u32, into a static of this name and the kernel's.
+const LAUNCH_BOUNDS: &str = "__launch_bounds_";
+
+/// The prepared IR; on failure the line number (from 1) and what was expected there.
+pub(crate) fn prepare(ir: &str) -> Result<String, (usize, String)> {
+    let mut bounds = BTreeMap::new();
+    let mut kept = Vec::new();
+    for (index, line) in ir.lines().enumerate() {
+        match launch_bounds(line).map_err(|reason| (index + 1, reason))? {
+            Some((kernel, attributes)) => drop(bounds.insert(kernel, attributes)),
+            None => kept.push((index + 1, line)),
+        }
+    }
+
+    let mut out = String::with_capacity(ir.len() + ir.len() / 16);
+    for (number, line) in kept {
+        let at = if line.starts_with("define ") {
+            line.find('@').and_then(|name| after_arguments(line, name))
+        } else if let Some(asm) = inline_asm(line) {
+            after_arguments(line, asm)
+        } else {
+            out.extend([line, "\n"]);
+            continue;
+        };
+        let at = at.ok_or_else(|| (number, "no argument list".to_owned()))?;
+        out.extend([&line[..at], " convergent"]);
+        if let Some(attributes) = defined_name(line).and_then(|name| bounds.remove(name)) {
+            out.push_str(&attributes);
+        }
+        out.extend([&line[at..], "\n"]);
+    }
+    match bounds.pop_first() {
+        Some((kernel, _)) => Err((1, format!("launch bounds but no definition of {kernel}"))),
+        None => Ok(out),
+    }
+}
+
+/// The kernel and its attributes, if `line` is the static that holds a kernel's launch bounds.
+fn launch_bounds(line: &str) -> Result<Option<(&str, String)>, String> {
+    let Some((kernel, rest)) =
+        line.strip_prefix('@').and_then(|line| line.strip_prefix(LAUNCH_BOUNDS)?.split_once(" = "))
+    else {
+        return Ok(None);
+    };
+    let bytes = if rest.contains(" zeroinitializer") {
+        vec![0; 8]
+    } else {
+        let text = rest.split_once(" c\"").and_then(|(_, text)| text.split_once('"'));
+        unescape(text.ok_or("launch bounds are a string of 8 bytes")?.0)
+    };
+    let (words, []) = bytes.as_chunks::<4>() else {
+        return Err("launch bounds are two u32".to_owned());
+    };
+    let [threads, min_blocks] = words else {
+        return Err("launch bounds are two u32".to_owned());
+    };
+    let mut attributes = String::new();
+    for (name, value) in [("nvvm.maxntid", threads), ("nvvm.minctasm", min_blocks)] {
+        match u32::from_le_bytes(*value) {
+            0 => {}
+            value => attributes.push_str(&format!(" \"{name}\"=\"{value}\"")),
+        }
+    }
+    Ok(Some((kernel, attributes)))
+}
+
+/// The bytes of an LLVM string constant, in which `\hh` is a byte in hexadecimal.
+fn unescape(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let escaped = tail.get(..2).and_then(|hex| u8::from_str_radix(str::from_utf8(hex).ok()?, 16).ok());
+        match escaped.filter(|_| *first == b'\\') {
+            Some(byte) => (bytes.push(byte), rest = &tail[2..]),
+            None => (bytes.push(*first), rest = tail),
+        };
+    }
+    bytes
+}
+
+/// The name of the function that `line` defines.
+fn defined_name(line: &str) -> Option<&str> {
+    let name = &line.strip_prefix("define ")?[line.find('@')? - "define ".len() + 1..];
+    name.split('(').next()
+}
+
+/// Where the template of an inline-assembly call starts in `line`.
+fn inline_asm(line: &str) -> Option<usize> {
+    let call = line.find("call ")?;
+    let asm = call + line[call..].find(" asm ")?;
+    // Not inside a string: a call's callee stands before any.
+    (!line[..asm].contains('"')).then(|| asm + line[asm..].find('"').unwrap_or(0))
+}
+
+/// Where the first parenthesis after `from` that is not in a string closes: function attributes may follow.
+fn after_arguments(line: &str, from: usize) -> Option<usize> {
+    let (mut depth, mut quoted) = (0_usize, false);
+    for (offset, byte) in line.bytes().enumerate().skip(from) {
+        match byte {
+            b'"' => quoted = !quoted,
+            b'(' if !quoted => depth += 1,
+            b')' if !quoted => {
+                depth = depth.checked_sub(1)?;
+                if depth == 0 {
+                    let end = offset + 1;
+                    let address = [" unnamed_addr", " local_unnamed_addr"];
+                    let skipped =
+                        address.iter().find(|word| line[end..].starts_with(**word)).map_or(0, |word| word.len());
+                    return Some(end + skipped);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::prepare;
+
+    #[test]
+    fn definitions_and_assembly_become_convergent_and_nothing_else_changes() {
+        let ir = r#"
+define internal i32 @"f(x)"(ptr dereferenceable(8) %x) unnamed_addr #1 {
+  %1 = call { i32, i32 } asm sideeffect "shfl (\22) $0;", "=r,=r,r"(i32 ptrtoint (ptr @g to i32)) #4, !dbg !7
+  tail call void asm "bar.sync 0;", ""()
+  %2 = call i32 @asm(i32 1)
+  ret i32 %2
+}
+declare void @h() #2"#;
+        let expected = r#"
+define internal i32 @"f(x)"(ptr dereferenceable(8) %x) unnamed_addr convergent #1 {
+  %1 = call { i32, i32 } asm sideeffect "shfl (\22) $0;", "=r,=r,r"(i32 ptrtoint (ptr @g to i32)) convergent #4, !dbg !7
+  tail call void asm "bar.sync 0;", ""() convergent
+  %2 = call i32 @asm(i32 1)
+  ret i32 %2
+}
+declare void @h() #2
+"#;
+        assert_eq!(prepare(ir).unwrap(), expected);
+    }
+
+    #[test]
+    fn launch_bounds_move_from_their_static_to_the_kernel() {
+        let ir = r#"@__launch_bounds_k = constant [8 x i8] c"\80\01\00\00\01\00\00\00", align 4
+@__launch_bounds_l = constant [8 x i8] c"a\00\00\00\00\00\00\00", align 4
+define ptx_kernel void @k() unnamed_addr #0 {
+define ptx_kernel void @l() #0 {
+"#;
+        let expected = r#"define ptx_kernel void @k() unnamed_addr convergent "nvvm.maxntid"="384" "nvvm.minctasm"="1" #0 {
+define ptx_kernel void @l() convergent "nvvm.maxntid"="97" #0 {
+"#;
+        assert_eq!(prepare(ir).unwrap(), expected);
+    }
+
+    #[test]
+    fn launch_bounds_of_nothing_are_an_error() {
+        let ir = "@__launch_bounds_k = constant [8 x i8] zeroinitializer, align 4\n";
+        assert!(prepare(ir).unwrap_err().1.contains("no definition of k"));
+    }
+}

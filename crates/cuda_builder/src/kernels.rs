@@ -1,0 +1,135 @@
+//! [`KernelCrate`]: a crate of kernels and the table in its `Cargo.toml` that says what to build of it.
+//!
+//! ```toml
+//! [package.metadata.kernels]
+//! gated_simt = ["sm_80"]          # the cargo feature `gated_simt`, compiled for sm_80
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use crate::{Arch, CudaBuilder, Error, toolchain};
+
+/// A kernel module: a cargo feature of its crate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// The module's name, which is also the feature's.
+    pub name: String,
+    /// What it is compiled for.
+    pub arches: Vec<Arch>,
+}
+
+/// A PTX file that [`KernelCrate::build`] has made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Built {
+    /// The kernel module's name.
+    pub kernel: String,
+    /// What it was compiled for.
+    pub arch: Arch,
+    /// The PTX: `<folder>/<kernel>.<arch>.ptx`.
+    pub path: PathBuf,
+}
+
+/// A crate of kernels.
+#[derive(Clone, Debug)]
+pub struct KernelCrate {
+    path: PathBuf,
+    kernels: Vec<Kernel>,
+    sources: Vec<PathBuf>,
+}
+
+impl KernelCrate {
+    /// Reads the table `[package.metadata.kernels]` of the crate in the folder `path`.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let manifest = path.join("Cargo.toml");
+        let manifest = manifest.canonicalize().map_err(|_| Error::NoCrate { path: path.to_owned() })?;
+        let path = manifest.parent().expect("a file lies in a folder").to_owned();
+        let table_error = |reason: String| Error::Table { manifest: manifest.clone(), reason };
+
+        let mut command = toolchain::cargo(&path);
+        command.args(["metadata", "--format-version=1", "--all-features", "--quiet"]);
+        let json = toolchain::output(command, &path)?;
+        let metadata: Metadata = serde_json::from_slice(&json).map_err(|error| table_error(error.to_string()))?;
+
+        let package = metadata.packages.iter().find(|package| package.manifest_path == manifest);
+        let package = package.ok_or_else(|| table_error("cargo does not list this package".to_owned()))?;
+        let table = package.metadata.as_ref().and_then(|metadata| metadata.kernels.as_ref());
+        let table = table.ok_or_else(|| table_error("missing; add a line such as `NAME = [\"sm_80\"]`".to_owned()))?;
+
+        let mut kernels = Vec::new();
+        for (name, arches) in table {
+            if !package.features.contains_key(name) {
+                return Err(table_error(format!(
+                    "{name:?} is no feature of the package; add `{name} = []` to [features]"
+                )));
+            }
+            let arches = arches.iter().map(|arch| arch.parse()).collect::<Result<_, Error>>();
+            let arches = arches.map_err(|error| table_error(format!("{name}: {error}")))?;
+            kernels.push(Kernel { name: name.clone(), arches });
+        }
+
+        // A package without a source is a folder on this machine; cargo looks for changes below a folder.
+        let local = metadata.packages.iter().filter(|package| package.source.is_none());
+        let sources =
+            local.flat_map(|package| [package.manifest_path.clone(), package.manifest_path.with_file_name("src")]);
+        let sources = sources.chain([path.join("Cargo.lock")]).collect();
+        Ok(Self { path, kernels, sources })
+    }
+
+    /// The kernels of the table, by name.
+    pub fn kernels(&self) -> &[Kernel] {
+        &self.kernels
+    }
+
+    /// What the PTX depends on: manifests and source folders of the crate and of its path dependencies.
+    pub fn sources(&self) -> &[PathBuf] {
+        &self.sources
+    }
+
+    /// For a build script: has cargo run it again when a source changes.
+    pub fn print_rerun_if_changed(&self) {
+        for source in &self.sources {
+            println!("cargo::rerun-if-changed={}", source.display());
+        }
+    }
+
+    /// Compiles `kernel` for `arch` into `folder`.
+    pub fn build(&self, kernel: &str, arch: Arch, folder: &Path) -> Result<Built, Error> {
+        let path = CudaBuilder::new(&self.path)
+            .arch(arch)
+            .build_args(&["--no-default-features", "--features", kernel])
+            .copy_to(folder.join(format!("{kernel}.{arch}.ptx")))
+            .build()?;
+        Ok(Built { kernel: kernel.to_owned(), arch, path })
+    }
+
+    /// Compiles every kernel for each of its architectures into `folder`.
+    pub fn build_all(&self, folder: &Path) -> Result<Vec<Built>, Error> {
+        let jobs = self.kernels.iter().flat_map(|kernel| kernel.arches.iter().map(|&arch| (&kernel.name, arch)));
+        jobs.map(|(kernel, arch)| self.build(kernel, arch, folder)).collect()
+    }
+}
+
+/// What we read of `cargo metadata`.
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    manifest_path: PathBuf,
+    source: Option<String>,
+    features: BTreeMap<String, Vec<String>>,
+    metadata: Option<PackageMetadata>,
+}
+
+#[derive(Deserialize)]
+struct PackageMetadata {
+    kernels: Option<BTreeMap<String, Vec<String>>>,
+}

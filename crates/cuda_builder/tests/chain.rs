@@ -1,0 +1,193 @@
+//! The whole chain on kernels that rustc alone breaks (`fixture/src/lib.rs`).
+//!
+//! Each test builds the fixture; after the first build that takes milliseconds.
+
+use std::{
+    env,
+    fs::{self, File, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+    time::SystemTime,
+};
+
+use cuda_builder::{Arch, CudaBuilder, Error, KernelCrate};
+
+const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixture");
+const KERNEL: &str = "convergence";
+
+/// Every entry and how many of each aligned instruction its source has.
+const EXPECTED: [(&str, &[(&str, usize)]); 3] = [
+    ("barrier_between_guarded_regions", &[("bar.warp.sync", 1)]),
+    ("collective_between_guarded_regions", &[("vote.sync.ballot.b32", 1)]),
+    ("barrier_and_shuffle_in_a_loop", &[("shfl.sync.down.b32", 1), ("bar.warp.sync", 1), ("bar.sync", 1)]),
+];
+
+#[test]
+fn every_aligned_instruction_appears_once_for_every_arch() {
+    for arch in Arch::all() {
+        let ptx = fs::read_to_string(build(arch)).unwrap();
+        for (entry, instructions) in EXPECTED {
+            for &(instruction, count) in instructions {
+                assert_eq!(occurrences(&ptx, entry, instruction), count, "{instruction} in {entry}, {arch}");
+            }
+        }
+    }
+}
+
+/// The test above can fail: the same IR without the attribute that this crate adds comes out broken.
+#[test]
+fn without_the_convergent_attribute_an_aligned_instruction_is_cloned() {
+    let arch = Arch::Sm80;
+    let marked = fs::read_to_string(build(arch).with_extension("ll")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let [ir, optimised, ptx] = ["unmarked.ll", "optimised.ll", "ptx"].map(|name| folder.path().join(name));
+    fs::write(&ir, marked.replace(" convergent", "")).unwrap();
+    llvm_tool("opt", &["-O3", "-S", "-mcpu=sm_80"], &ir, &optimised);
+    llvm_tool("llc", &["-O3", "-mcpu=sm_80", "-mattr=+ptx70"], &optimised, &ptx);
+
+    let ptx = fs::read_to_string(ptx).unwrap();
+    let cloned = |(entry, instructions): &(&str, &[(&str, usize)])| {
+        instructions.iter().any(|&(instruction, count)| occurrences(&ptx, entry, instruction) > count)
+    };
+    assert!(EXPECTED.iter().any(cloned), "this toolchain no longer clones inline assembly");
+}
+
+#[test]
+fn launch_bounds_arch_and_version_reach_the_ptx() {
+    for (arch, version) in [(Arch::Sm80, "7.0"), (Arch::Sm90a, "8.0"), (Arch::Sm100f, "8.8")] {
+        let ptx = fs::read_to_string(build(arch)).unwrap();
+        assert!(ptx.contains(&format!("\n.version {version}\n.target {arch}\n")), "{arch}");
+        let both = body(&ptx, "barrier_between_guarded_regions");
+        assert!(both.contains(".maxntid 384") && both.contains(".minnctapersm 1"), "{both}");
+        let threads = body(&ptx, "collective_between_guarded_regions");
+        assert!(threads.contains(".maxntid 64") && !threads.contains(".minnctapersm"), "{threads}");
+        let none = body(&ptx, "barrier_and_shuffle_in_a_loop");
+        assert!(!none.contains(".maxntid"), "{none}");
+        assert!(!ptx.contains("__launch_bounds"), "the builder's own symbols are gone");
+    }
+}
+
+#[test]
+fn ptx_lines_name_their_rust_lines() {
+    let ptx = fs::read_to_string(build(Arch::Sm80)).unwrap();
+    let source = format!("{FIXTURE}/src/lib.rs");
+    let file = ptx.lines().find(|line| line.contains(".file") && line.contains(&source)).unwrap();
+    let number = file.split_whitespace().nth(1).unwrap();
+    let line = 1 + fs::read_to_string(&source).unwrap().lines().position(|line| line.contains("= *mine + 1")).unwrap();
+    assert!(ptx.contains(&format!(".loc\t{number} {line} ")), ".loc {number} {line}");
+}
+
+#[test]
+fn an_unchanged_kernel_is_not_rebuilt() {
+    let arch = Arch::Sm90a;
+    let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    let ptx = build(arch);
+    let (before, ir_before) = (modified(&ptx), newest_ir(arch));
+    assert_eq!(build(arch), ptx);
+    assert_eq!((modified(&ptx), newest_ir(arch)), (before, ir_before));
+
+    // A source that is new but says the same is compiled, and its PTX stays as it was.
+    let source = File::options().append(true).open(format!("{FIXTURE}/src/lib.rs")).unwrap();
+    source.set_modified(SystemTime::now()).unwrap();
+    build(arch);
+    assert!(newest_ir(arch) > ir_before);
+    assert_eq!(modified(&ptx), before);
+}
+
+/// What an outer cargo, clippy or a user's shell may have set.
+const OUTER: [(&str, &str); 7] = [
+    ("CARGO_BUILD_TARGET", "no-such-target"),
+    ("CARGO_ENCODED_RUSTFLAGS", "--no-such-flag"),
+    ("CARGO_PROFILE_RELEASE_LTO", "off"),
+    ("CARGO_TARGET_DIR", "/no/such/folder"),
+    ("RUSTC_WORKSPACE_WRAPPER", "/no/such/wrapper"),
+    ("RUSTC_WRAPPER", "/no/such/wrapper"),
+    ("RUSTFLAGS", "--no-such-flag"),
+];
+
+#[test]
+fn the_environment_of_the_outer_build_does_not_reach_the_nested_one() {
+    let test = "every_aligned_instruction_appears_once_for_every_arch";
+    let output = Command::new(env::current_exe().unwrap()).args(["--exact", test]).envs(OUTER).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn components_that_rustup_cannot_add_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let asked = folder.path().join("asked");
+    let script = |name: &str, text: String| {
+        let path = folder.path().join(name);
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        path
+    };
+    let rustc = script("rustc", format!("echo {}", folder.path().display()));
+    script("rustup", format!("echo \"$@\" > {}; exit 1", asked.display()));
+    let path = format!("{}:{}", folder.path().display(), env::var("PATH").unwrap());
+
+    let test = "ptx_lines_name_their_rust_lines";
+    let mut command = Command::new(env::current_exe().unwrap());
+    let output = command.args(["--exact", test]).env("RUSTC", rustc).env("PATH", path).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("run `rustup component add rust-src llvm-tools`"), "{text}");
+    assert_eq!(fs::read_to_string(asked).unwrap().trim(), "component add rust-src llvm-tools");
+}
+
+#[test]
+fn the_table_of_kernels_is_read_and_lists_its_sources() {
+    let kernels = KernelCrate::open(FIXTURE).unwrap();
+    let [kernel] = kernels.kernels() else { panic!("{:?}", kernels.kernels()) };
+    assert_eq!((kernel.name.as_str(), &kernel.arches), (KERNEL, &Arch::all().collect()));
+    for wanted in ["fixture/src", "fixture/Cargo.toml", "cuda_std/src", "cuda_std_macros/src"] {
+        assert!(kernels.sources().iter().any(|source| source.ends_with(wanted)), "{:?}", kernels.sources());
+    }
+    assert!(kernels.sources().iter().all(|source| source.exists()), "{:?}", kernels.sources());
+}
+
+#[test]
+fn errors_name_the_place_and_the_remedy() {
+    let error = CudaBuilder::new("/no/such/crate").arch(Arch::Sm80).build().unwrap_err();
+    assert_eq!(error.to_string(), "/no/such/crate: no Cargo.toml there; pass the folder of the crate to compile");
+    let error = CudaBuilder::new(FIXTURE).build().unwrap_err();
+    assert!(matches!(&error, Error::NoArch { .. }) && error.to_string().contains("call `.arch"), "{error}");
+    let error = "sm_5".parse::<Arch>().unwrap_err();
+    assert!(error.to_string().ends_with("it knows sm_80, sm_90a, sm_100f"), "{error}");
+}
+
+fn build(arch: Arch) -> PathBuf {
+    let ptx = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{KERNEL}.{arch}.ptx"));
+    let builder = CudaBuilder::new(FIXTURE).arch(arch).build_args(&["--features", KERNEL]);
+    builder.copy_to(ptx).emit_llvm_ir(true).build().unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// When rustc last wrote IR of the fixture.
+fn newest_ir(arch: Arch) -> SystemTime {
+    let files = fs::read_dir(format!("{FIXTURE}/target")).unwrap().map(|file| file.unwrap());
+    let ir = files.filter(|file| {
+        let name = file.file_name().into_string().unwrap();
+        name.starts_with(arch.name()) && name.matches('.').count() == 1 && name.ends_with(".ll")
+    });
+    ir.map(|file| file.metadata().unwrap().modified().unwrap()).max().unwrap()
+}
+
+fn body<'a>(ptx: &'a str, entry: &str) -> &'a str {
+    let start = ptx.find(&format!(".entry {entry}(")).unwrap_or_else(|| panic!("no entry {entry}"));
+    let body = &ptx[start..];
+    body[1..].find(".entry ").map_or(body, |end| &body[..end])
+}
+
+fn occurrences(ptx: &str, entry: &str, instruction: &str) -> usize {
+    body(ptx, entry).lines().filter(|line| line.split_whitespace().next() == Some(instruction)).count()
+}
+
+fn llvm_tool(name: &str, args: &[&str], from: &Path, to: &Path) {
+    let rustc = |what| {
+        let output = Command::new("rustc").args(["--print", what]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    let tool = Path::new(&rustc("sysroot")).join("lib/rustlib").join(rustc("host-tuple")).join("bin").join(name);
+    assert!(Command::new(tool).args(args).arg("-o").args([to, from]).status().unwrap().success());
+}

@@ -1,0 +1,156 @@
+//! A `libcuda.so.1` for tests: one made-up device whose memory is the host's, and which writes down every call.
+//!
+//! [`install`] compiles `libcuda.rs` (std only, not a module of this crate: its symbols are the driver's own) with rustc
+//! and opens it. The loader then answers every later request for `libcuda.so.1` with it, since glibc knows an open
+//! library by its soname. So it must come before the process's first driver call, and each test binary decides for
+//! itself. A kernel that is launched is a Rust function of the test's.
+//!
+//! This crate knows neither `cust` nor the code under test.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use libloading::Library;
+use libloading::os::unix::{Library as UnixLibrary, RTLD_LOCAL, RTLD_NOW};
+
+/// A launch, as the device sees it.
+pub struct Launch<'a> {
+    /// The entry's name.
+    pub kernel: &'a str,
+    /// Blocks along x, y and z.
+    pub grid: [c_uint; 3],
+    /// Threads of a block along x, y and z.
+    pub block: [c_uint; 3],
+    /// Dynamic shared memory of a block, bytes.
+    pub shared_bytes: c_uint,
+    parameters: *const *const c_void,
+}
+
+impl Launch<'_> {
+    /// The kernel's parameter number `index`. A device pointer in it is one of this process: it can be followed.
+    ///
+    /// # Safety
+    ///
+    /// The launch passed a `T` there.
+    pub unsafe fn parameter<T: Copy>(&self, index: usize) -> T {
+        // SAFETY: cuLaunchKernel's array has a pointer for each parameter; the caller answers for the type.
+        unsafe { (*self.parameters.add(index)).cast::<T>().read_unaligned() }
+    }
+}
+
+type RawLaunch = extern "C" fn(*const c_char, *const c_uint, c_uint, *const *const c_void);
+
+/// Exclusive use of the fake device; a test holds it to its end. State starts afresh with each.
+pub struct FakeCuda {
+    library: &'static Library,
+    _alone: MutexGuard<'static, ()>,
+}
+
+static KERNEL: Mutex<Option<fn(&Launch)>> = Mutex::new(None);
+
+/// Puts the fake device in the driver's place, and waits for other tests of this process to be done with it.
+///
+/// # Panics
+///
+/// When the library cannot be built or opened, with the compiler's words.
+pub fn install() -> FakeCuda {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let library = LIBRARY.get_or_init(open);
+    let fake = FakeCuda { library, _alone: alone };
+    fake.call("fake_reset", |reset: extern "C" fn()| reset());
+    *kernel_slot() = None;
+    fake
+}
+
+fn kernel_slot() -> MutexGuard<'static, Option<fn(&Launch)>> {
+    KERNEL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn open() -> Library {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("libcuda.so.1");
+    compile(&path);
+    // SAFETY: the library is std-only Rust without initialisers; it stays open for the process's life.
+    let library = unsafe { UnixLibrary::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.expect("the fake libcuda opens");
+    // Open, a library outlives its file.
+    library.into()
+}
+
+fn compile(path: &Path) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/libcuda.rs");
+    let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
+        .args(["--edition=2024", "--crate-type=cdylib", "--crate-name=fake_libcuda", "-Copt-level=1", "-Cpanic=abort"])
+        .arg("-Clink-arg=-Wl,-soname,libcuda.so.1")
+        .arg(source)
+        .arg("-o")
+        .arg(path)
+        .output()
+        .expect("rustc runs");
+    assert!(output.status.success(), "rustc on the fake libcuda:\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+impl FakeCuda {
+    fn call<F, R>(&self, name: &str, with: impl FnOnce(F) -> R) -> R
+    where
+        F: Copy,
+    {
+        // SAFETY: each caller below names a function of libcuda.rs and gives its type.
+        let function = unsafe { self.library.get::<F>(name) }.expect("a function of libcuda.rs");
+        with(*function)
+    }
+
+    /// Changes the device: compute capability and number of SMs. It is an 8.0 with 4 SMs to begin with.
+    pub fn set_device(&self, major: i32, minor: i32, sms: i32) {
+        self.call("fake_set_device", |set: extern "C" fn(c_int, c_int, c_int)| set(major, minor, sms));
+    }
+
+    /// How many devices there are; one to begin with.
+    pub fn set_device_count(&self, count: i32) {
+        self.call("fake_set_device_count", |set: extern "C" fn(c_int)| set(count));
+    }
+
+    /// The next call of `function` fails with this `CUresult` and does nothing.
+    pub fn fail_next(&self, function: &str, code: i32) {
+        let function = CString::new(function).expect("a name without NUL");
+        self.call("fake_fail_next", |fail: extern "C" fn(*const c_char, c_int)| fail(function.as_ptr(), code));
+    }
+
+    /// What a launch does from now on. Without one, a launch does nothing.
+    pub fn on_launch(&self, kernel: fn(&Launch)) {
+        extern "C" fn trampoline(
+            name: *const c_char,
+            grid_and_block: *const c_uint,
+            shared_bytes: c_uint,
+            parameters: *const *const c_void,
+        ) {
+            // SAFETY: libcuda.rs passes the entry's name and six numbers, alive during the call.
+            let (name, size) = unsafe { (CStr::from_ptr(name), *grid_and_block.cast::<[[c_uint; 3]; 2]>()) };
+            let kernel = *kernel_slot();
+            if let Some(kernel) = kernel {
+                let name = name.to_str().expect("a PTX identifier");
+                kernel(&Launch { kernel: name, grid: size[0], block: size[1], shared_bytes, parameters });
+            }
+        }
+        *kernel_slot() = Some(kernel);
+        self.call("fake_on_launch", |set: extern "C" fn(RawLaunch)| set(trampoline));
+    }
+
+    /// The driver functions called since the last time this was asked, in order, without those that only ask questions
+    /// about the device.
+    pub fn take_calls(&self) -> Vec<String> {
+        let text = self.call("fake_take_calls", |take: extern "C" fn() -> *mut c_char| take());
+        // SAFETY: fake_take_calls returns a C string and leaves it to us; it is given back below.
+        let calls = unsafe { CStr::from_ptr(text) }.to_str().expect("names").lines().map(str::to_owned).collect();
+        self.call("fake_free_text", |free: extern "C" fn(*mut c_char)| free(text));
+        calls
+    }
+
+    /// What is allocated and not yet freed: device and page-locked memory, contexts, modules, streams, events.
+    pub fn live_objects(&self) -> usize {
+        self.call("fake_live_objects", |live: extern "C" fn() -> usize| live())
+    }
+}

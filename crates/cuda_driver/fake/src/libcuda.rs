@@ -1,0 +1,541 @@
+//! The driver functions of the fake device. Compiled alone into `libcuda.so.1` by this package's `install`.
+//!
+//! Stricter than the driver where a program's mistake can be seen: handles must be alive, copies must lie within an
+//! allocation, a context must be current, PTX must be for this device. Streams run at once. An event's time is a clock
+//! that copies and launches advance, so what lies between two events can be told from their difference.
+
+#![allow(non_snake_case, clippy::missing_safety_doc)]
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+type Code = c_int;
+type Handle = usize;
+type Kernel = extern "C" fn(*const c_char, *const c_uint, c_uint, *const *const c_void);
+
+const SUCCESS: Code = 0;
+const INVALID_VALUE: Code = 1;
+const OUT_OF_MEMORY: Code = 2;
+const NOT_INITIALIZED: Code = 3;
+const NO_DEVICE: Code = 100;
+const INVALID_DEVICE: Code = 101;
+const INVALID_CONTEXT: Code = 201;
+const NO_BINARY_FOR_GPU: Code = 209;
+const INVALID_PTX: Code = 218;
+const INVALID_HANDLE: Code = 400;
+const NOT_FOUND: Code = 500;
+const NOT_SUPPORTED: Code = 801;
+
+const MEMORY_BYTES: usize = 8 << 30;
+/// What a device promises for a base address (CUDA programming guide, "Device memory accesses").
+const ALIGNMENT: usize = 256;
+/// Fresh memory holds no zeros to rely on.
+const FRESH: u8 = 0xCD;
+/// Dynamic shared memory that a launch may ask for without cuFuncSetAttribute.
+const SHARED_BYTES_UNASKED: c_uint = 48 << 10;
+/// Time on the device's clock, microseconds.
+const COPY_TIME: u64 = 1000;
+const LAUNCH_TIME: u64 = 250;
+
+struct Function {
+    name: CString,
+    shared_bytes: c_uint,
+}
+
+#[derive(Default)]
+struct Device {
+    count: c_int,
+    major: c_int,
+    minor: c_int,
+    sms: c_int,
+    initialised: bool,
+    calls: Vec<String>,
+    failures: HashMap<String, Code>,
+    kernel: Option<Kernel>,
+    clock: u64,
+    next_handle: Handle,
+    contexts: usize,
+    modules: BTreeMap<Handle, Option<Vec<String>>>,
+    functions: BTreeMap<Handle, Function>,
+    streams: BTreeSet<Handle>,
+    events: BTreeMap<Handle, Option<u64>>,
+    /// Device memory by base address.
+    device: BTreeMap<usize, Box<[u128]>>,
+    /// Page-locked host memory by base address.
+    locked: BTreeMap<usize, Box<[u128]>>,
+    device_bytes: usize,
+}
+
+static DEVICE: LazyLock<Mutex<Device>> = LazyLock::new(Mutex::default);
+
+thread_local! {
+    static CURRENT: Cell<Handle> = const { Cell::new(0) };
+}
+
+const CONTEXT: Handle = 0xC0;
+
+fn device() -> MutexGuard<'static, Device> {
+    DEVICE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// ---- For the test ----
+
+#[unsafe(no_mangle)]
+extern "C" fn fake_reset() {
+    let mut device = device();
+    *device = Device { count: 1, major: 8, minor: 0, sms: 4, next_handle: 0x1000, ..Device::default() };
+    CURRENT.set(0);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fake_set_device(major: c_int, minor: c_int, sms: c_int) {
+    let mut device = device();
+    (device.major, device.minor, device.sms) = (major, minor, sms);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fake_set_device_count(count: c_int) {
+    device().count = count;
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fake_fail_next(function: *const c_char, code: Code) {
+    let function = unsafe { CStr::from_ptr(function) }.to_string_lossy().into_owned();
+    device().failures.insert(function, code);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fake_on_launch(kernel: Kernel) {
+    device().kernel = Some(kernel);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fake_take_calls() -> *mut c_char {
+    let calls = std::mem::take(&mut device().calls).join("\n");
+    CString::new(calls).unwrap().into_raw()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fake_free_text(text: *mut c_char) {
+    drop(unsafe { CString::from_raw(text) });
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fake_live_objects() -> usize {
+    let device = device();
+    device.contexts
+        + device.modules.len()
+        + device.streams.len()
+        + device.events.len()
+        + device.device.len()
+        + device.locked.len()
+}
+
+// ---- The driver ----
+
+/// Whether a function needs `cuInit` or a current context first.
+#[derive(PartialEq, Clone, Copy)]
+enum Needs {
+    Nothing,
+    Init,
+    Context,
+}
+
+/// Writes the call down, then fails it if it is to fail or comes too early.
+fn enter(name: &str, needs: Needs) -> Result<MutexGuard<'static, Device>, Code> {
+    let mut device = device();
+    let question = ["cuDeviceGet", "cuDeviceTotalMem", "cuDriverGet", "cuCtxGet"].iter().any(|q| name.starts_with(q));
+    if !question {
+        device.calls.push(name.to_owned());
+    }
+    if let Some(code) = device.failures.remove(name) {
+        return Err(code);
+    }
+    if needs != Needs::Nothing && !device.initialised {
+        return Err(NOT_INITIALIZED);
+    }
+    if needs == Needs::Context && (CURRENT.get() != CONTEXT || device.contexts == 0) {
+        return Err(INVALID_CONTEXT);
+    }
+    Ok(device)
+}
+
+impl Device {
+    fn handle(&mut self) -> Handle {
+        self.next_handle += 0x10;
+        self.next_handle
+    }
+
+    fn stream(&self, stream: Handle) -> Result<(), Code> {
+        // The null stream is always there.
+        if stream == 0 || self.streams.contains(&stream) { Ok(()) } else { Err(INVALID_HANDLE) }
+    }
+
+    /// Succeeds where `bytes` from `address` lie within one allocation of the device's.
+    fn within(&self, address: u64, bytes: usize) -> Result<usize, Code> {
+        let address = address as usize;
+        let (base, memory) = self.device.range(..=address).next_back().ok_or(INVALID_VALUE)?;
+        let end = base + size_of_val(&**memory);
+        if address.checked_add(bytes).is_some_and(|last| last <= end) { Ok(address) } else { Err(INVALID_VALUE) }
+    }
+}
+
+/// `bytes` at a multiple of [`ALIGNMENT`], as the base address and the memory to keep.
+fn allocate(bytes: usize) -> (usize, Box<[u128]>) {
+    // Over-aligned by hand: the map's key is the aligned address, the box the memory behind it.
+    let words = bytes.div_ceil(16) + ALIGNMENT / 16;
+    let mut memory = vec![u128::from_ne_bytes([FRESH; 16]); words].into_boxed_slice();
+    let base = (memory.as_mut_ptr() as usize).next_multiple_of(ALIGNMENT);
+    (base, memory)
+}
+
+fn copy(
+    name: &str,
+    stream: Handle,
+    bytes: usize,
+    ends: impl FnOnce(&Device) -> Result<(usize, usize), Code>,
+) -> Result<(), Code> {
+    let mut device = enter(name, Needs::Context)?;
+    device.stream(stream)?;
+    let (to, from) = ends(&device)?;
+    device.clock += COPY_TIME;
+    unsafe { ptr::copy(from as *const u8, to as *mut u8, bytes) };
+    Ok(())
+}
+
+/// Functions of the C ABI from bodies that may use `?`; `NAME` is the function's own.
+macro_rules! functions {
+    ($( fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block )*) => {
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
+                #[allow(dead_code)]
+                const NAME: &str = stringify!($name);
+                #[allow(unused_unsafe)]
+                let body = || -> Result<(), Code> { unsafe { $body } };
+                body().map_or_else(|code| code, |()| SUCCESS)
+            }
+        )*
+    };
+}
+
+/// Functions that the fake device has not: every program that links the driver looks for them, none tested here calls.
+macro_rules! unsupported {
+    ($($name:ident)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            extern "C" fn $name() -> Code {
+                enter(stringify!($name), Needs::Nothing).map_or_else(|code| code, |_| NOT_SUPPORTED)
+            }
+        )*
+    };
+}
+
+unsupported! {
+    cuDevicePrimaryCtxReset_v2 cuDevicePrimaryCtxSetFlags_v2 cuCtxGetApiVersion cuCtxGetDevice
+    cuModuleLoad cuModuleLoadData cuModuleGetGlobal_v2
+    cuFuncGetAttribute cuFuncSetCacheConfig cuFuncSetSharedMemConfig
+    cuOccupancyMaxPotentialBlockSize cuOccupancyAvailableDynamicSMemPerBlock
+    cuStreamGetFlags cuStreamGetPriority cuStreamWaitEvent cuLaunchHostFunc
+    cuMemAllocAsync cuMemFreeAsync
+    cuMemsetD8_v2 cuMemsetD16_v2 cuMemsetD32_v2 cuMemsetD16Async cuMemsetD32Async
+    cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLaunch cuGraphExecDestroy
+    cuGraphDestroy
+}
+
+functions! {
+    fn cuInit(_flags: c_uint) {
+        let mut device = enter(NAME, Needs::Nothing)?;
+        if device.count == 0 { return Err(NO_DEVICE); }
+        device.initialised = true;
+        Ok(())
+    }
+    fn cuDriverGetVersion(version: *mut c_int) { *version = 12090; Ok(()) }
+    fn cuDeviceGetCount(count: *mut c_int) {
+        *count = enter(NAME, Needs::Init)?.count;
+        Ok(())
+    }
+    fn cuDeviceGet(handle: *mut c_int, ordinal: c_int) {
+        let device = enter(NAME, Needs::Init)?;
+        if !(0..device.count).contains(&ordinal) { return Err(INVALID_DEVICE); }
+        *handle = ordinal;
+        Ok(())
+    }
+    fn cuDeviceGetName(name: *mut c_char, len: c_int, _device: c_int) {
+        let _device = enter(NAME, Needs::Init)?;
+        let text = c"Fake GPU".to_bytes_with_nul();
+        if text.len() > len as usize { return Err(INVALID_VALUE); }
+        ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len());
+        Ok(())
+    }
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) {
+        let _device = enter(NAME, Needs::Init)?;
+        *bytes = MEMORY_BYTES;
+        Ok(())
+    }
+    fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, _device: c_int) {
+        let device = enter(NAME, Needs::Init)?;
+        *value = match attribute {
+            16 => device.sms,
+            75 => device.major,
+            76 => device.minor,
+            81 | 97 => 227 << 10,
+            _ => 1,
+        };
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxRetain(context: *mut Handle, _device: c_int) {
+        let mut device = enter(NAME, Needs::Init)?;
+        device.contexts += 1;
+        *context = CONTEXT;
+        Ok(())
+    }
+    fn cuDevicePrimaryCtxRelease_v2(_device: c_int) {
+        let mut device = enter(NAME, Needs::Init)?;
+        device.contexts = device.contexts.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        Ok(())
+    }
+    fn cuCtxSetCurrent(context: Handle) {
+        let _device = enter(NAME, Needs::Init)?;
+        CURRENT.set(context);
+        Ok(())
+    }
+    fn cuCtxGetCurrent(context: *mut Handle) { *context = CURRENT.get(); Ok(()) }
+    fn cuCtxSynchronize() { enter(NAME, Needs::Context).map(drop) }
+
+    fn cuModuleLoadDataEx(
+        module: *mut Handle, image: *const c_char, count: c_uint, options: *const c_int, values: *const *mut c_char,
+    ) {
+        let mut device = enter(NAME, Needs::Context)?;
+        let image = CStr::from_ptr(image).to_bytes();
+        let entries = if image.starts_with(b"\x7fELF") { None } else {
+            let result = ptx_entries(&String::from_utf8_lossy(image), device.major, device.minor);
+            if let Err((_, complaint)) = &result {
+                for option in 0..count as usize {
+                    // CU_JIT_ERROR_LOG_BUFFER
+                    if *options.add(option) == 5 {
+                        let text = CString::new(*complaint).unwrap();
+                        ptr::copy_nonoverlapping(text.as_ptr(), *values.add(option), text.as_bytes_with_nul().len());
+                    }
+                }
+            }
+            Some(result.map_err(|(code, _)| code)?)
+        };
+        *module = device.handle();
+        device.modules.insert(*module, entries);
+        Ok(())
+    }
+    fn cuModuleUnload(module: Handle) {
+        let mut device = enter(NAME, Needs::Context)?;
+        device.modules.remove(&module).map(drop).ok_or(INVALID_HANDLE)
+    }
+    fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) {
+        let mut device = enter(NAME, Needs::Context)?;
+        let name = CStr::from_ptr(name).to_owned();
+        let entries = device.modules.get(&module).ok_or(INVALID_HANDLE)?;
+        if let Some(entries) = entries && !entries.iter().any(|entry| entry.as_bytes() == name.to_bytes()) {
+            return Err(NOT_FOUND);
+        }
+        *function = device.handle();
+        device.functions.insert(*function, Function { name, shared_bytes: SHARED_BYTES_UNASKED });
+        Ok(())
+    }
+    fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int) {
+        let mut device = enter(NAME, Needs::Context)?;
+        let function = device.functions.get_mut(&function).ok_or(INVALID_HANDLE)?;
+        // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        if attribute == 8 { function.shared_bytes = value as c_uint; }
+        Ok(())
+    }
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: *mut c_int, function: Handle, _threads: c_int, _shared_bytes: usize,
+    ) {
+        let device = enter(NAME, Needs::Context)?;
+        *blocks = 2;
+        device.functions.contains_key(&function).then_some(()).ok_or(INVALID_HANDLE)
+    }
+    fn cuLaunchKernel(
+        function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        shared_bytes: c_uint, stream: Handle, parameters: *const *const c_void, _extra: *const c_void,
+    ) {
+        let mut device = enter(NAME, Needs::Context)?;
+        device.stream(stream)?;
+        let function = device.functions.get(&function).ok_or(INVALID_HANDLE)?;
+        let size = [grid_x, grid_y, grid_z, block_x, block_y, block_z];
+        let threads = block_x * block_y * block_z;
+        if size.contains(&0) || threads > 1024 || shared_bytes > function.shared_bytes { return Err(INVALID_VALUE); }
+        let name = function.name.clone();
+        let kernel = device.kernel;
+        device.clock += LAUNCH_TIME;
+        drop(device);
+        if let Some(kernel) = kernel { kernel(name.as_ptr(), size.as_ptr(), shared_bytes, parameters); }
+        Ok(())
+    }
+
+    fn cuStreamCreateWithPriority(stream: *mut Handle, _flags: c_uint, _priority: c_int) {
+        let mut device = enter(NAME, Needs::Context)?;
+        *stream = device.handle();
+        device.streams.insert(*stream);
+        Ok(())
+    }
+    fn cuStreamDestroy_v2(stream: Handle) {
+        let mut device = enter(NAME, Needs::Context)?;
+        device.streams.remove(&stream).then_some(()).ok_or(INVALID_HANDLE)
+    }
+    fn cuStreamSynchronize(stream: Handle) { enter(NAME, Needs::Context)?.stream(stream) }
+    fn cuEventCreate(event: *mut Handle, _flags: c_uint) {
+        let mut device = enter(NAME, Needs::Context)?;
+        *event = device.handle();
+        device.events.insert(*event, None);
+        Ok(())
+    }
+    fn cuEventDestroy_v2(event: Handle) {
+        let mut device = enter(NAME, Needs::Context)?;
+        device.events.remove(&event).map(drop).ok_or(INVALID_HANDLE)
+    }
+    fn cuEventRecord(event: Handle, stream: Handle) {
+        let mut device = enter(NAME, Needs::Context)?;
+        device.stream(stream)?;
+        let now = device.clock;
+        *device.events.get_mut(&event).ok_or(INVALID_HANDLE)? = Some(now);
+        Ok(())
+    }
+    fn cuEventQuery(event: Handle) {
+        let device = enter(NAME, Needs::Context)?;
+        device.events.contains_key(&event).then_some(()).ok_or(INVALID_HANDLE)
+    }
+    fn cuEventSynchronize(event: Handle) {
+        let device = enter(NAME, Needs::Context)?;
+        device.events.contains_key(&event).then_some(()).ok_or(INVALID_HANDLE)
+    }
+    fn cuEventElapsedTime(milliseconds: *mut f32, start: Handle, end: Handle) {
+        let device = enter(NAME, Needs::Context)?;
+        let time = |event| device.events.get(&event).copied().flatten().ok_or(INVALID_HANDLE);
+        *milliseconds = (time(end)? - time(start)?) as f32 / 1000.0;
+        Ok(())
+    }
+
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        let device = enter(NAME, Needs::Context)?;
+        (*free, *total) = (MEMORY_BYTES - device.device_bytes, MEMORY_BYTES);
+        Ok(())
+    }
+    fn cuMemAlloc_v2(address: *mut u64, bytes: usize) {
+        let mut device = enter(NAME, Needs::Context)?;
+        if bytes == 0 { return Err(INVALID_VALUE); }
+        if device.device_bytes.saturating_add(bytes) > MEMORY_BYTES { return Err(OUT_OF_MEMORY); }
+        let (base, memory) = allocate(bytes);
+        device.device_bytes += size_of_val(&*memory);
+        device.device.insert(base, memory);
+        *address = base as u64;
+        Ok(())
+    }
+    fn cuMemFree_v2(address: u64) {
+        let mut device = enter(NAME, Needs::Context)?;
+        let memory = device.device.remove(&(address as usize)).ok_or(INVALID_VALUE)?;
+        device.device_bytes -= size_of_val(&*memory);
+        Ok(())
+    }
+    fn cuMemAllocHost_v2(address: *mut usize, bytes: usize) {
+        let mut device = enter(NAME, Needs::Context)?;
+        let (base, memory) = allocate(bytes);
+        device.locked.insert(base, memory);
+        *address = base;
+        Ok(())
+    }
+    fn cuMemFreeHost(address: usize) {
+        let mut device = enter(NAME, Needs::Context)?;
+        device.locked.remove(&address).map(drop).ok_or(INVALID_VALUE)
+    }
+    fn cuMemcpyHtoD_v2(to: u64, from: usize, bytes: usize) {
+        copy(NAME, 0, bytes, |device| Ok((device.within(to, bytes)?, from)))
+    }
+    fn cuMemcpyDtoH_v2(to: usize, from: u64, bytes: usize) {
+        copy(NAME, 0, bytes, |device| Ok((to, device.within(from, bytes)?)))
+    }
+    fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
+        copy(NAME, 0, bytes, |device| Ok((device.within(to, bytes)?, device.within(from, bytes)?)))
+    }
+    fn cuMemcpyHtoDAsync_v2(to: u64, from: usize, bytes: usize, stream: Handle) {
+        copy(NAME, stream, bytes, |device| Ok((device.within(to, bytes)?, from)))
+    }
+    fn cuMemcpyDtoHAsync_v2(to: usize, from: u64, bytes: usize, stream: Handle) {
+        copy(NAME, stream, bytes, |device| Ok((to, device.within(from, bytes)?)))
+    }
+    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) {
+        copy(NAME, stream, bytes, |device| {
+            Ok((device.within(to, bytes)?, device.within(from, bytes)?))
+        })
+    }
+    fn cuMemsetD8Async(to: u64, value: u8, count: usize, stream: Handle) {
+        let device = enter(NAME, Needs::Context)?;
+        device.stream(stream)?;
+        ptr::write_bytes(device.within(to, count)? as *mut u8, value, count);
+        Ok(())
+    }
+
+    fn cuGetErrorName(code: Code, text: *mut *const c_char) {
+        let name = describe(code).map(|(name, _)| name);
+        *text = name.map_or(ptr::null(), CStr::as_ptr);
+        name.map(drop).ok_or(INVALID_VALUE)
+    }
+    fn cuGetErrorString(code: Code, text: *mut *const c_char) {
+        let sentence = describe(code).map(|(_, sentence)| sentence);
+        *text = sentence.map_or(ptr::null(), CStr::as_ptr);
+        sentence.map(drop).ok_or(INVALID_VALUE)
+    }
+}
+
+/// The entries of a PTX module, if this device may run it (PTX ISA, ".target": `a` runs on that very architecture, `f`
+/// on its family, a plain one on itself and all later).
+fn ptx_entries(ptx: &str, major: c_int, minor: c_int) -> Result<Vec<String>, (Code, &'static str)> {
+    let word_after = |line: &str, word: &str| -> Option<String> {
+        let rest = &line[line.find(word)? + word.len()..];
+        Some(rest.trim_start().split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '$').next()?.to_owned())
+    };
+    let target = ptx
+        .lines()
+        .find_map(|line| word_after(line, ".target"))
+        .ok_or((INVALID_PTX, "ptxas fatal : Missing .version directive at start of file"))?;
+    let arch = target.trim_start_matches("sm_");
+    let number: c_int = arch.trim_end_matches(['a', 'f']).parse().unwrap_or(c_int::MAX);
+    let here = major * 10 + minor;
+    let runs = match arch.as_bytes().last() {
+        Some(b'a') => number == here,
+        Some(b'f') => number / 10 == major && number <= here,
+        _ => number <= here,
+    };
+    if !runs {
+        return Err((NO_BINARY_FOR_GPU, "ptxas fatal : the target is not for this device"));
+    }
+    Ok(ptx.lines().filter_map(|line| word_after(line, ".entry")).collect())
+}
+
+fn describe(code: Code) -> Option<(&'static CStr, &'static CStr)> {
+    Some(match code {
+        SUCCESS => (c"CUDA_SUCCESS", c"no error"),
+        INVALID_VALUE => (c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
+        OUT_OF_MEMORY => (c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
+        NOT_INITIALIZED => (c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
+        NO_DEVICE => (c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
+        INVALID_DEVICE => (c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
+        INVALID_CONTEXT => (c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
+        NO_BINARY_FOR_GPU => {
+            (c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"no kernel image is available for execution on the device")
+        }
+        INVALID_PTX => (c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
+        222 => (c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", c"the provided PTX was compiled with an unsupported toolchain."),
+        INVALID_HANDLE => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+        NOT_FOUND => (c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
+        700 => (c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
+        719 => (c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
+        912 => (c"CUDA_ERROR_INVALID_CLUSTER_SIZE", c"cluster misconfiguration"),
+        999 => (c"CUDA_ERROR_UNKNOWN", c"unknown error"),
+        _ => return None,
+    })
+}

@@ -1,0 +1,49 @@
+//! On a machine without `libcuda.so.1`: everything links, starts, and says so.
+
+use cuda_driver::cust::{self, CudaFlags, error::CudaError};
+use cuda_driver::{Unavailable, last_failure, probe, sys};
+
+/// Says that a test has nothing to do on a machine with a driver.
+fn has_driver() -> bool {
+    let present = !matches!(probe(), Err(Unavailable::LibraryNotFound { .. }));
+    if present {
+        eprintln!("skipped: this machine has a CUDA driver");
+    }
+    present
+}
+
+#[test]
+fn the_reason_names_the_library() {
+    if has_driver() {
+        return;
+    }
+    let reason = probe().unwrap_err().to_string();
+    assert!(reason.starts_with("the driver library libcuda.so.1 cannot be opened ("), "{reason}");
+}
+
+#[test]
+fn cust_gets_an_error_that_it_can_print() {
+    if has_driver() {
+        return;
+    }
+    let error = cust::init(CudaFlags::empty()).unwrap_err();
+    assert_eq!(error, CudaError::NoDevice);
+    assert!(error.to_string().contains("no CUDA device: the driver library"), "{error}");
+
+    let failure = last_failure().expect("the forwarder remembers");
+    assert_eq!(failure.call, "cuInit");
+    assert!(failure.to_string().starts_with("CUDA_ERROR_NO_DEVICE (100): no CUDA device"), "{failure}");
+}
+
+#[test]
+fn the_calls_that_cust_lacks_fail_the_same_way() {
+    if has_driver() {
+        return;
+    }
+    // SAFETY: without a driver the arguments are not looked at.
+    let code = unsafe {
+        sys::cuLaunchKernelEx(std::ptr::null(), std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut())
+    };
+    assert_eq!(code, sys::CUresult::CUDA_ERROR_NO_DEVICE);
+    assert_eq!(last_failure().expect("the forwarder remembers").call, "cuLaunchKernelEx");
+}

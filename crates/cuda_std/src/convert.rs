@@ -1,0 +1,34 @@
+//! Conversions between floating-point formats.
+//!
+//! Formats without a register class of their own travel as bits. PTX ISA, "Data Movement and Conversion
+//! Instructions: cvt".
+
+use crate::ptx;
+
+/// Two f16 of two f32, `low` in the low half; rounds to nearest even, overflows to ±inf (`cvt.rn.f16x2.f32`).
+#[inline(always)]
+pub fn cvt_rn_f16x2_f32(low: f32, high: f32) -> u32 {
+    let packed: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        ptx!(
+            "cvt.rn.f16x2.f32 {}, {}, {};", out(reg32) packed, in(reg32) high, in(reg32) low,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+    packed
+}
+
+/// Two bf16 of two f32, `low` in the low half; rounds to nearest even, overflows to ±inf (`cvt.rn.bf16x2.f32`).
+#[inline(always)]
+pub fn cvt_rn_bf16x2_f32(low: f32, high: f32) -> u32 {
+    let packed: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        ptx!(
+            "cvt.rn.bf16x2.f32 {}, {}, {};", out(reg32) packed, in(reg32) high, in(reg32) low,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+    packed
+}

@@ -1,0 +1,41 @@
+//! Floating-point instructions that `core` has no function for.
+//!
+//! PTX ISA, "Floating Point Instructions".
+
+use crate::ptx;
+
+/// `a · b + c`, rounded once to nearest even (`fma.rn.f32`).
+#[inline(always)]
+pub fn fma_rn_f32(a: f32, b: f32, c: f32) -> f32 {
+    let result: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        ptx!(
+            "fma.rn.f32 {}, {}, {}, {};", out(reg32) result, in(reg32) a, in(reg32) b, in(reg32) c,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+    result
+}
+
+/// 2ˣ within 2⁻²² relative; subnormal results are 0 (`ex2.approx.ftz.f32`).
+#[inline(always)]
+pub fn ex2_approx_ftz_f32(x: f32) -> f32 {
+    let result: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        ptx!("ex2.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x, options(pure, nomem, nostack, preserves_flags))
+    };
+    result
+}
+
+/// 1/x within one unit in the last place; subnormal results are 0 (`rcp.approx.ftz.f32`).
+#[inline(always)]
+pub fn rcp_approx_ftz_f32(x: f32) -> f32 {
+    let result: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        ptx!("rcp.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x, options(pure, nomem, nostack, preserves_flags))
+    };
+    result
+}

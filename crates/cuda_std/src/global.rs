@@ -1,0 +1,67 @@
+//! Loads and stores in global memory, by device address.
+//!
+//! A plain Rust pointer works too, but its accesses are generic: the hardware must find out that they are global.
+//! PTX ISA, "Data Movement and Conversion Instructions": `ld.global.nc`, `st`.
+
+use crate::ptx;
+
+macro_rules! predicated_loads {
+    ($($(#[$doc:meta])* $name:ident: $ty:ident = $bits:literal, $reg:ident;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// Where `predicate` holds, `address` is a multiple of the value's size and of an initialised value in
+        /// global memory that nobody writes while the kernel runs.
+        #[inline(always)]
+        pub unsafe fn $name(predicate: bool, address: u64) -> $ty {
+            let value: $ty;
+            // SAFETY: the caller's promise.
+            unsafe {
+                ptx!(
+                    "{{",
+                    ".reg .pred p;",
+                    "setp.ne.u32 p, {predicate}, 0;",
+                    concat!("mov.", $bits, " {value}, 0;"),
+                    concat!("@p ld.global.nc.", $bits, " {value}, [{address}];"),
+                    "}}",
+                    value = out($reg) value, predicate = in(reg32) u32::from(predicate), address = in(reg64) address,
+                    options(readonly, nostack, preserves_flags)
+                )
+            };
+            value
+        }
+    )*};
+}
+
+predicated_loads! {
+    /// Loads 32 bits where `predicate` holds, else 0, without a branch (`@p ld.global.nc.b32`).
+    ld_global_nc_b32_or_zero: u32 = "b32", reg32;
+    /// Loads 64 bits where `predicate` holds, else 0, without a branch (`@p ld.global.nc.b64`).
+    ld_global_nc_b64_or_zero: u64 = "b64", reg64;
+}
+
+macro_rules! stores {
+    ($($(#[$doc:meta])* $name:ident: $ty:ident = $instruction:literal, $reg:ident;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// `address` is a multiple of the value's size, in global memory that no other thread accesses meanwhile.
+        #[inline(always)]
+        pub unsafe fn $name(address: u64, value: $ty) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                ptx!(
+                    concat!($instruction, " [{}], {};"), in(reg64) address, in($reg) value,
+                    options(nostack, preserves_flags)
+                )
+            };
+        }
+    )*};
+}
+
+stores! {
+    /// Stores 16 bits (`st.global.b16`).
+    st_global_b16: u16 = "st.global.b16", reg16;
+    /// Stores 64 bits (`st.global.b64`).
+    st_global_b64: u64 = "st.global.b64", reg64;
+}

@@ -1,0 +1,75 @@
+//! Integer instructions that Rust has no operator for.
+//!
+//! On a CPU they compute the same, so that a kernel's arithmetic can be tested there.
+
+#[cfg(target_arch = "nvptx64")]
+use crate::ptx;
+
+/// `accumulator` plus the dot product of the four signed bytes in `a` and in `b`, wrapping
+/// (`dp4a.s32.s32`; PTX ISA, "Integer Arithmetic Instructions: dp4a").
+#[inline(always)]
+pub fn dp4a_s32_s32(a: u32, b: u32, accumulator: i32) -> i32 {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let sum: i32;
+        // SAFETY: arithmetic on registers.
+        unsafe {
+            ptx!(
+                "dp4a.s32.s32 {}, {}, {}, {};", out(reg32) sum, in(reg32) a, in(reg32) b, in(reg32) accumulator,
+                options(pure, nomem, nostack, preserves_flags)
+            )
+        };
+        sum
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        let products =
+            a.to_le_bytes().into_iter().zip(b.to_le_bytes()).map(|(a, b)| i32::from(a as i8) * i32::from(b as i8));
+        accumulator.wrapping_add(products.sum())
+    }
+}
+
+/// Four bytes picked out of `b:a` by the nibbles of `selector`: its low three bits say which of the eight bytes,
+/// its top bit to take that byte's sign eight times instead (`prmt.b32`; PTX ISA, "Data Movement and
+/// Conversion Instructions: prmt").
+#[inline(always)]
+pub fn prmt_b32(a: u32, b: u32, selector: u32) -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let picked: u32;
+        // SAFETY: arithmetic on registers.
+        unsafe {
+            ptx!(
+                "prmt.b32 {}, {}, {}, {};", out(reg32) picked, in(reg32) a, in(reg32) b, in(reg32) selector,
+                options(pure, nomem, nostack, preserves_flags)
+            )
+        };
+        picked
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        let bytes = (u64::from(b) << 32 | u64::from(a)).to_le_bytes();
+        u32::from_le_bytes(core::array::from_fn(|position| {
+            let nibble = selector >> (4 * position);
+            let byte = bytes[(nibble & 7) as usize];
+            if nibble & 8 == 0 { byte } else { ((byte as i8) >> 7) as u8 }
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dp4a_multiplies_signed_bytes_and_wraps() {
+        assert_eq!(dp4a_s32_s32(0x01_80_ff_7f, 0x02_80_03_7f, 10), 10 + 2 + 16384 - 3 + 16129);
+        assert_eq!(dp4a_s32_s32(1, 1, i32::MAX), i32::MIN);
+    }
+
+    #[test]
+    fn prmt_picks_bytes_and_their_signs() {
+        assert_eq!(prmt_b32(0x4433_2211, 0x8877_6655, 0x7520), 0x8866_3311);
+        assert_eq!(prmt_b32(0x4433_2211, 0x8877_6655, 0xf8f8), 0xff00_ff00);
+    }
+}

@@ -1,0 +1,95 @@
+//! Shared memory: its dynamic part, and loads and stores by shared address (a `u32`, as hardware has them).
+//!
+//! PTX ISA, "Data Movement and Conversion Instructions": `ld`, `st`, `cvta`.
+
+use crate::ptx;
+
+/// What the dynamic shared memory is aligned to: a swizzled tensor tile wants it.
+pub const DYNAMIC_ALIGNMENT: u32 = 1024;
+
+#[cfg(target_arch = "nvptx64")]
+core::arch::global_asm!(".extern .shared .align {} .b8 dynamic_shared[];", const DYNAMIC_ALIGNMENT);
+
+/// The shared address of the dynamic shared memory, whose size the launch chooses.
+#[inline(always)]
+pub fn dynamic_shared_address() -> u32 {
+    let address: u32;
+    // SAFETY: takes the address of a variable that is declared above.
+    unsafe { ptx!("mov.u32 {}, dynamic_shared;", out(reg32) address, options(pure, nomem, nostack, preserves_flags)) };
+    address
+}
+
+/// The dynamic shared memory as a generic pointer. All threads of a block get the same one.
+#[inline(always)]
+pub fn dynamic_shared_mem<T>() -> *mut T {
+    const { assert!(align_of::<T>() <= DYNAMIC_ALIGNMENT as usize) };
+    let pointer: u64;
+    // SAFETY: converts an address, touches no memory.
+    unsafe {
+        ptx!(
+            "cvta.shared.u64 {}, {};", out(reg64) pointer, in(reg64) u64::from(dynamic_shared_address()),
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+    pointer as *mut T
+}
+
+/// Loads four words (`ld.shared.v4.b32`).
+///
+/// # Safety
+/// `address` is a multiple of 16; 16 bytes of the block's shared memory lie there, initialised, and no thread
+/// writes them meanwhile.
+#[inline(always)]
+pub unsafe fn ld_shared_v4_b32(address: u32) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "ld.shared.v4.b32 {{{}, {}, {}, {}}}, [{}];",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
+            options(readonly, nostack, preserves_flags)
+        )
+    };
+    [a, b, c, d]
+}
+
+/// Loads a float (`ld.shared.f32`).
+///
+/// # Safety
+/// As [`ld_shared_v4_b32`], for a multiple of 4 and 4 bytes.
+#[inline(always)]
+pub unsafe fn ld_shared_f32(address: u32) -> f32 {
+    let value: f32;
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!("ld.shared.f32 {}, [{}];", out(reg32) value, in(reg32) address, options(readonly, nostack, preserves_flags))
+    };
+    value
+}
+
+/// Stores four words (`st.shared.v4.b32`).
+///
+/// # Safety
+/// `address` is a multiple of 16; 16 bytes of the block's shared memory lie there, and no other thread reads or
+/// writes them meanwhile.
+#[inline(always)]
+pub unsafe fn st_shared_v4_b32(address: u32, [a, b, c, d]: [u32; 4]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "st.shared.v4.b32 [{}], {{{}, {}, {}, {}}};",
+            in(reg32) address, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Stores a float (`st.shared.f32`).
+///
+/// # Safety
+/// As [`st_shared_v4_b32`], for a multiple of 4 and 4 bytes.
+#[inline(always)]
+pub unsafe fn st_shared_f32(address: u32, value: f32) {
+    // SAFETY: the caller's promise.
+    unsafe { ptx!("st.shared.f32 [{}], {};", in(reg32) address, in(reg32) value, options(nostack, preserves_flags)) };
+}

@@ -1,0 +1,119 @@
+//! What the 32 threads (lanes) of a warp do together.
+//!
+//! A `mask` has a bit for each lane that takes part; every lane of it must execute the same call with the same
+//! mask, and no lane may be missing from it that calls. PTX ISA, "Parallel Synchronization and Communication
+//! Instructions".
+
+use crate::ptx;
+
+/// Lanes in a warp.
+pub const WARP_SIZE: u32 = 32;
+
+/// The mask of a whole warp.
+pub const ALL_LANES: u32 = u32::MAX;
+
+/// The thread's place in its warp, 0 to 31 (`%laneid`).
+#[inline(always)]
+pub fn lane_id() -> u32 {
+    let lane: u32;
+    // SAFETY: reads a register that every thread has.
+    unsafe { ptx!("mov.u32 {}, %laneid;", out(reg32) lane, options(pure, nomem, nostack, preserves_flags)) };
+    lane
+}
+
+/// Waits for the lanes of `mask` and orders their memory accesses (`bar.warp.sync`).
+///
+/// # Safety
+/// See the module: the same call by all of `mask`.
+#[inline(always)]
+pub unsafe fn sync_warp(mask: u32) {
+    // SAFETY: the caller's promise.
+    unsafe { ptx!("bar.warp.sync {};", in(reg32) mask, options(nostack, preserves_flags)) };
+}
+
+macro_rules! shuffles {
+    ($($(#[$doc:meta])* $name:ident = $instruction:literal, $clamp:literal;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// The warp is cut into sections of `width` lanes (a power of two up to 32). Returns the source lane's
+        /// value and true, or this lane's own and false where the source lies outside of its section.
+        ///
+        /// # Safety
+        /// See the module: the same call by all of `mask`; the source lane is one of them.
+        #[inline(always)]
+        pub unsafe fn $name(mask: u32, value: u32, lane: u32, width: u32) -> (u32, bool) {
+            let control = (WARP_SIZE - width) << 8 | $clamp;
+            let shuffled: u32;
+            let inside: u32;
+            // SAFETY: the caller's promise.
+            unsafe {
+                ptx!(
+                    "{{",
+                    ".reg .pred p;",
+                    concat!($instruction, ".b32 {shuffled}|p, {value}, {lane}, {control}, {mask};"),
+                    "selp.u32 {inside}, 1, 0, p;",
+                    "}}",
+                    shuffled = out(reg32) shuffled, inside = out(reg32) inside, value = in(reg32) value,
+                    lane = in(reg32) lane, control = in(reg32) control, mask = in(reg32) mask,
+                    options(nomem, nostack, preserves_flags)
+                )
+            };
+            (shuffled, inside != 0)
+        }
+    )*};
+}
+
+shuffles! {
+    /// The value of the lane `lane` of this lane's section (`shfl.sync.idx`).
+    warp_shuffle_idx = "shfl.sync.idx", 0x1f;
+    /// The value of the lane `lane` places below this one (`shfl.sync.up`).
+    warp_shuffle_up = "shfl.sync.up", 0;
+    /// The value of the lane `lane` places above this one (`shfl.sync.down`).
+    warp_shuffle_down = "shfl.sync.down", 0x1f;
+    /// The value of the lane whose number differs in the bits of `lane` (`shfl.sync.bfly`).
+    warp_shuffle_xor = "shfl.sync.bfly", 0x1f;
+}
+
+/// A bit for each lane of `mask` whose `predicate` is true (`vote.sync.ballot`).
+///
+/// # Safety
+/// See the module: the same call by all of `mask`.
+#[inline(always)]
+pub unsafe fn warp_vote_ballot(mask: u32, predicate: bool) -> u32 {
+    let ballot: u32;
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "{{",
+            ".reg .pred p;",
+            "setp.ne.u32 p, {predicate}, 0;",
+            "vote.sync.ballot.b32 {ballot}, p, {mask};",
+            "}}",
+            ballot = out(reg32) ballot, predicate = in(reg32) u32::from(predicate), mask = in(reg32) mask,
+            options(nomem, nostack, preserves_flags)
+        )
+    };
+    ballot
+}
+
+/// True in one lane of `mask` that the hardware picks, the same at each call (`elect.sync`, sm_90 and up).
+///
+/// # Safety
+/// See the module: the same call by all of `mask`.
+#[inline(always)]
+pub unsafe fn elect_sync(mask: u32) -> bool {
+    let elected: u32;
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "{{",
+            ".reg .pred p;",
+            "elect.sync _|p, {mask};",
+            "selp.u32 {elected}, 1, 0, p;",
+            "}}",
+            elected = out(reg32) elected, mask = in(reg32) mask,
+            options(nomem, nostack, preserves_flags)
+        )
+    };
+    elected != 0
+}

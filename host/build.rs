@@ -1,0 +1,46 @@
+//! With the feature `cuda`: compiles the kernels of `kernels-gpu` to PTX and writes the table that `backend::cuda`
+//! includes, a line for each kernel and architecture. Without it: nothing.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    #[cfg(feature = "cuda")]
+    if let Err(error) = kernels::embed() {
+        kernels::fail(&*error);
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod kernels {
+    use std::error::Error;
+    use std::fmt::Write;
+    use std::path::PathBuf;
+    use std::{env, fs};
+
+    use cuda_builder::KernelCrate;
+
+    pub fn embed() -> Result<(), Box<dyn Error>> {
+        let out = PathBuf::from(env::var("OUT_DIR")?);
+        let kernels = KernelCrate::open(PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../kernels-gpu"))?;
+        kernels.print_rerun_if_changed();
+        let mut table = String::from("&[\n");
+        for built in kernels.build_all(&out)? {
+            let (name, arch) = (built.kernel, built.arch.name());
+            writeln!(table, "    Kernel {{ name: {name:?}, arch: {arch:?}, ptx: include_str!({:?}) }},", built.path)?;
+        }
+        table.push_str("]\n");
+        fs::write(out.join("kernels.rs"), table)?;
+        Ok(())
+    }
+
+    /// Ends the build with every cause of the error, which `?` in `main` would print as a `Debug` text.
+    pub fn fail(error: &dyn Error) -> ! {
+        let mut causes = vec![error.to_string()];
+        let mut source = error.source();
+        while let Some(cause) = source {
+            causes.push(cause.to_string());
+            source = cause.source();
+        }
+        println!("cargo::error=GPU kernels: {}", causes.join(": ").replace('\n', " | "));
+        std::process::exit(1)
+    }
+}

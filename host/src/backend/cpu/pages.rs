@@ -1,0 +1,44 @@
+//! Memory for weights: gigabytes, written once and then read from end to end.
+
+use std::marker::PhantomData;
+use std::ops::Deref;
+
+use bytemuck::Pod;
+use memmap2::MmapMut;
+use rayon::prelude::*;
+
+use crate::error::Error;
+
+/// A slice in pages of its own, huge ones where the system has them: with small ones, up to a tenth of the time of a step
+/// that mostly reads weights goes into finding pages.
+pub(super) struct Pages<T> {
+    map: MmapMut,
+    items: PhantomData<T>,
+}
+
+impl<T: Pod + Send> Pages<T> {
+    /// Writes the items into new pages.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is not that much memory.
+    pub fn collect(items: impl IndexedParallelIterator<Item = T>) -> Result<Self, Error> {
+        let bytes = items.len() * size_of::<T>();
+        let mut map = MmapMut::map_anon(bytes)
+            .map_err(|error| Error::Invalid(format!("no memory for {bytes} bytes of weights: {error}")))?;
+        #[cfg(target_os = "linux")]
+        {
+            // Advice: a kernel without huge pages serves small ones.
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        bytemuck::cast_slice_mut(&mut map).par_iter_mut().zip(items).for_each(|(place, item)| *place = item);
+        Ok(Self { map, items: PhantomData })
+    }
+}
+
+impl<T: Pod> Deref for Pages<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        bytemuck::cast_slice(&self.map)
+    }
+}

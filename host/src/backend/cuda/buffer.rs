@@ -1,0 +1,84 @@
+//! Memory that only grows: a step no larger than one before finds its room already there.
+
+use std::ops::Range;
+
+use cuda_driver::cust::memory::{DeviceBuffer, LockedBuffer};
+use cuda_driver::sys::{self, CUdeviceptr, CUstream};
+
+use super::device::Device;
+use crate::error::Error;
+
+/// As much room on the device as in page-locked memory of the host, from where copies run at full speed and without
+/// the host.
+#[derive(Default)]
+pub(super) struct Arena {
+    memory: Option<(DeviceBuffer<u8>, LockedBuffer<u8>)>,
+    allocations: usize,
+}
+
+impl Arena {
+    /// Makes room for `bytes`. What was in it is lost when it grows; nothing may be under way in it.
+    pub fn reserve(&mut self, device: &Device, bytes: usize) -> Result<(), Error> {
+        let present = self.capacity();
+        if bytes <= present {
+            return Ok(());
+        }
+        // At least by a quarter, so that steps which grow by a token each do not all allocate.
+        let bytes = bytes.max(present + present / 4);
+        // The old room first: twice the memory may not be there.
+        self.memory = None;
+        // SAFETY: the bytes are written by a copy from the host before anything reads them.
+        let on_device = device.check(unsafe { DeviceBuffer::uninitialized(bytes) })?;
+        let on_host = device.check(LockedBuffer::new(&0, bytes))?;
+        self.memory = Some((on_device, on_host));
+        self.allocations += 1;
+        Ok(())
+    }
+
+    /// Bytes that fit.
+    fn capacity(&self) -> usize {
+        self.memory.as_ref().map_or(0, |(on_device, _)| on_device.len())
+    }
+
+    /// How often it had to grow.
+    pub fn allocations(&self) -> usize {
+        self.allocations
+    }
+
+    /// The address on the device; 0 before the first [`Arena::reserve`].
+    pub fn address(&self) -> CUdeviceptr {
+        self.memory.as_ref().map_or(0, |(on_device, _)| on_device.as_device_ptr().as_raw())
+    }
+
+    /// The host's side.
+    pub fn host(&mut self) -> &mut [u8] {
+        self.memory.as_mut().map_or(&mut [], |(_, on_host)| on_host.as_mut_slice())
+    }
+
+    /// Queues a copy of the first `bytes` from the host's side to the device.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is one of the current context, and the host's side is not written until it has come past the copy.
+    pub unsafe fn send(&self, device: &Device, bytes: usize, stream: CUstream) -> Result<(), Error> {
+        let Some((on_device, on_host)) = &self.memory else { return Ok(()) };
+        let (to, from) = (on_device.as_device_ptr().as_raw(), &on_host.as_slice()[..bytes]);
+        // SAFETY: both sides have `bytes` (the slice is checked, the device's side is as long); the rest is the caller's
+        // promise.
+        device.check_raw(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, stream) })
+    }
+
+    /// Queues a copy of a range from the device to the same range of the host's side.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is one of the current context, and the host's side is not touched until it has come past the copy.
+    pub unsafe fn fetch(&mut self, device: &Device, range: Range<usize>, stream: CUstream) -> Result<(), Error> {
+        let Some((on_device, on_host)) = &mut self.memory else { return Ok(()) };
+        let from = on_device.as_device_ptr().as_raw() + range.start as u64;
+        let to = &mut on_host.as_mut_slice()[range];
+        // SAFETY: both sides have the range (the slice is checked, the device's side is as long); the rest is the caller's
+        // promise.
+        device.check_raw(unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, to.len(), stream) })
+    }
+}

@@ -1,0 +1,160 @@
+//! A device: its context, the modules loaded into it, and its errors put into words.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::CString;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use cuda_driver::cust::context::{Context, CurrentContext};
+use cuda_driver::cust::device::{self, DeviceAttribute};
+use cuda_driver::cust::error::CudaResult;
+use cuda_driver::cust::module::Module;
+use cuda_driver::{Failure, last_failure, sys};
+
+use super::kernels::{self, Capability, KERNELS, Kernel};
+use crate::error::Error;
+
+/// What can be said of a device without making a context on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its number, as the driver counts (`CUDA_VISIBLE_DEVICES` changes it).
+    pub ordinal: u32,
+    /// Its name, for instance `NVIDIA H200`.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: Capability,
+    /// Streaming multiprocessors.
+    pub sms: u32,
+    /// Its memory, bytes.
+    pub memory: usize,
+    /// The kernel that would run on it and the architecture that it is compiled for; `None` if none does.
+    pub kernel: Option<(&'static str, &'static str)>,
+}
+
+/// The devices that the driver shows.
+///
+/// # Errors
+/// [`Error::NoDevice`] with the reason, or [`Error::Driver`].
+pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
+    (0..count()?).map(|ordinal| find(ordinal).map(|(_, info)| info)).collect()
+}
+
+fn count() -> Result<u32, Error> {
+    cuda_driver::probe().map_err(|reason| Error::NoDevice(reason.to_string()))
+}
+
+/// Asks the driver about device `ordinal`, which [`cuda_driver::probe`] has counted.
+fn find(ordinal: u32) -> Result<(device::Device, DeviceInfo), Error> {
+    let label = || format!("CUDA device {ordinal}");
+    let device = check(device::Device::get_device(ordinal), label)?;
+    let attribute = |which| check(device.get_attribute(which), label).map(|value| value as u32);
+    let capability =
+        (attribute(DeviceAttribute::ComputeCapabilityMajor)?, attribute(DeviceAttribute::ComputeCapabilityMinor)?);
+    let info = DeviceInfo {
+        ordinal,
+        name: check(device.name(), label)?,
+        capability,
+        sms: attribute(DeviceAttribute::MultiprocessorCount)?,
+        memory: check(device.total_memory(), label)?,
+        kernel: kernels::choose(KERNELS, capability).map(|kernel| (kernel.name, kernel.arch)),
+    };
+    Ok((device, info))
+}
+
+/// A driver's answer, its failure as [`Error::Driver`].
+fn check<T>(result: CudaResult<T>, device: impl FnOnce() -> String) -> Result<T, Error> {
+    result.map_err(|error| match last_failure() {
+        // cust knows neither the call nor the newer errors, the forwarder knows both.
+        Some(failure) => driver_error(failure, device()),
+        None => Error::Driver { call: "cust", device: device(), source: Box::new(error) },
+    })
+}
+
+fn driver_error(failure: Failure, device: String) -> Error {
+    Error::Driver { call: failure.call, device, source: Box::new(failure) }
+}
+
+/// A device with its primary context, the one that other libraries of the process use too.
+pub(super) struct Device {
+    pub info: DeviceInfo,
+    pub kernel: &'static Kernel,
+    /// Where cubin files are looked for.
+    cubins: Option<PathBuf>,
+    /// Loaded kernels; before `context`, so that they are unloaded first.
+    modules: Mutex<HashMap<&'static str, Module>>,
+    context: Context,
+}
+
+impl Device {
+    /// Opens device `ordinal`, if a kernel runs on it.
+    pub fn open(ordinal: u32, cubins: Option<PathBuf>) -> Result<Self, Error> {
+        let count = count()?;
+        if ordinal >= count {
+            return Err(Error::NoDevice(format!("there is no device {ordinal}, the driver shows {count}")));
+        }
+        let (device, info) = find(ordinal)?;
+        let kernel = kernels::choose(KERNELS, info.capability).ok_or_else(|| {
+            let (major, minor) = info.capability;
+            Error::NoDevice(format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name))
+        })?;
+        let context = check(Context::new(device), || label(&info))?;
+        Ok(Self { info, kernel, cubins, modules: Mutex::default(), context })
+    }
+
+    /// Makes the context current on this thread, as every call that touches memory, modules or streams needs.
+    pub fn make_current(&self) -> Result<(), Error> {
+        self.check(CurrentContext::set_current(&self.context))
+    }
+
+    /// A result of cust's, its failure with this device's name.
+    pub fn check<T>(&self, result: CudaResult<T>) -> Result<T, Error> {
+        check(result, || label(&self.info))
+    }
+
+    /// A result of the driver's own functions.
+    pub fn check_raw(&self, result: sys::CUresult) -> Result<(), Error> {
+        if result == sys::CUresult::CUDA_SUCCESS {
+            return Ok(());
+        }
+        let failure = last_failure().unwrap_or(Failure { call: "a driver call", code: result as i32 });
+        Err(driver_error(failure, label(&self.info)))
+    }
+
+    /// An entry of a kernel, whose module is loaded if no layer has yet.
+    ///
+    /// The handle is good for as long as this `Device`.
+    pub fn function(&self, kernel: &'static Kernel, entry: &str) -> Result<sys::CUfunction, Error> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match modules.entry(kernel.name) {
+            Entry::Occupied(loaded) => loaded.into_mut(),
+            Entry::Vacant(place) => place.insert(self.load(kernel)?),
+        };
+        self.check(module.get_function(entry)).map(|function| function.to_raw())
+    }
+
+    /// Loads a kernel: machine code if there is a file of it, else PTX, which the driver compiles (and caches).
+    fn load(&self, kernel: &Kernel) -> Result<Module, Error> {
+        let cubin = self.cubins.as_ref().map(|folder| folder.join(kernels::cubin_name(kernel, self.info.capability)));
+        if let Some(path) = cubin.filter(|path| path.exists()) {
+            let code = std::fs::read(&path).map_err(|source| Error::io(&path, source))?;
+            return self.check(Module::from_cubin(code, &[])).map_err(|error| error.at(path.display()));
+        }
+        self.check(Module::from_ptx(kernel.ptx, &[])).map_err(|error| {
+            let log = CString::new(kernel.ptx).ok().and_then(|ptx| cuda_driver::jit_log(&ptx));
+            let says = log.map(|log| format!(", of which the driver's compiler says \"{log}\"")).unwrap_or_default();
+            error.at(format_args!("kernel {} ({}){says}", kernel.name, kernel.arch))
+        })
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Unloading needs the context on this thread; a failure here has nobody to be told to.
+        let _ = self.make_current();
+    }
+}
+
+fn label(info: &DeviceInfo) -> String {
+    format!("CUDA device {} ({})", info.ordinal, info.name)
+}

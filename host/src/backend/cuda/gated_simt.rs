@@ -1,0 +1,116 @@
+//! Launches of the portable kernel, `kernels-gpu/src/gated_simt.rs`: which entry, how many blocks. Pure functions.
+
+use kernels_gpu::abi::{Group, SimtTile};
+
+use super::layer::Grid;
+use crate::error::Error;
+use crate::problem::Op;
+
+/// The tiles that there are entries for.
+const TILES: [SimtTile; 2] = [SimtTile::SMALL, SimtTile::LARGE];
+
+/// Time for a row of a [`SimtTile::SMALL`] in rows of a [`SimtTile::LARGE`], by its instructions for a product: a thread
+/// loads an operand from shared memory for every 4 columns · tokens it computes, the large tile's thread for every 8.
+const SMALL_ROW_COST: u64 = 2;
+
+/// What the kernel is called that computes an operation.
+pub(super) fn name(op: Op) -> &'static str {
+    entry(SimtTile::LARGE, op)
+}
+
+/// The entries of an operation, one for each tile.
+pub(super) fn entries(op: Op) -> [&'static str; 2] {
+    TILES.map(|tile| entry(tile, op))
+}
+
+fn entry(tile: SimtTile, op: Op) -> &'static str {
+    match op {
+        Op::Gated => tile.gated,
+        Op::Plain => tile.plain,
+    }
+}
+
+/// Chooses the tile for a step's groups, numbers their tiles, and returns the launch that computes them all.
+///
+/// # Errors
+/// [`Error::TooLarge`] if the tiles are more than a grid can have blocks.
+pub(super) fn plan(op: Op, groups: &mut [Group]) -> Result<Grid, Error> {
+    /// Blocks of a grid along x (CUDA programming guide, "Technical Specifications per Compute Capability").
+    const MAX_BLOCKS: u64 = (1 << 31) - 1;
+
+    let tile = choose(groups);
+    let mut blocks = 0;
+    for group in groups {
+        group.first_tile = u32::try_from(blocks).map_err(|_| Error::TooLarge)?;
+        blocks += tile.count(group.m, group.n);
+        if blocks > MAX_BLOCKS {
+            return Err(Error::TooLarge);
+        }
+    }
+    Ok(Grid {
+        entry: entry(tile, op),
+        blocks: blocks as u32,
+        threads: SimtTile::THREADS,
+        shared_bytes: tile.shared_bytes(op.projections() as u32),
+    })
+}
+
+/// The tile with the least work, the rows that stay empty in a group's last tile included.
+fn choose(groups: &[Group]) -> SimtTile {
+    let rows = |tile: SimtTile| -> u64 {
+        let of = |group: &Group| tile.count(group.m, group.n) * u64::from(tile.tokens * tile.columns);
+        groups.iter().map(|group| of(group).saturating_mul(u64::from(group.k))).fold(0, u64::saturating_add)
+    };
+    if rows(SimtTile::SMALL).saturating_mul(SMALL_ROW_COST) < rows(SimtTile::LARGE) {
+        SimtTile::SMALL
+    } else {
+        SimtTile::LARGE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable;
+
+    use super::*;
+
+    fn groups<const G: usize>(sizes: [u32; G]) -> [Group; G] {
+        sizes.map(|m| Group { m, n: 4096, k: 7168, ..Group::zeroed() })
+    }
+
+    #[test]
+    fn a_few_tokens_a_group_go_to_the_small_tile_and_many_to_the_large() {
+        let tile = |sizes: [u32; 3]| choose(&groups(sizes));
+        assert_eq!(tile([1, 0, 3]), SimtTile::SMALL);
+        assert_eq!(tile([16, 16, 16]), SimtTile::SMALL);
+        assert_eq!(tile([64, 40, 128]), SimtTile::LARGE);
+        // One long group outweighs short ones.
+        assert_eq!(tile([512, 1, 1]), SimtTile::LARGE);
+    }
+
+    #[test]
+    fn tiles_are_numbered_through_all_groups_and_empty_ones_have_none() {
+        let mut groups = groups([65, 0, 200]);
+        let grid = plan(Op::Gated, &mut groups).unwrap();
+        let columns = 4096 / SimtTile::LARGE.columns;
+        assert_eq!(groups.map(|group| group.first_tile), [0, 2 * columns, 2 * columns]);
+        assert_eq!((grid.entry, grid.blocks), (SimtTile::LARGE.gated, 6 * columns));
+        assert_eq!(plan(Op::Plain, &mut groups).unwrap().entry, SimtTile::LARGE.plain);
+    }
+
+    #[test]
+    fn more_tiles_than_blocks_in_a_grid_are_refused() {
+        let huge = Group { m: u32::MAX, n: 1 << 20, k: 16, ..Group::zeroed() };
+        assert!(matches!(plan(Op::Gated, &mut [huge]), Err(Error::TooLarge)));
+        assert!(matches!(plan(Op::Gated, &mut [huge; 64]), Err(Error::TooLarge)));
+    }
+
+    #[test]
+    fn both_tiles_of_an_operation_have_their_entry() {
+        for op in [Op::Gated, Op::Plain] {
+            for sizes in [[1; 2], [500; 2]] {
+                assert!(entries(op).contains(&plan(op, &mut groups(sizes)).unwrap().entry));
+            }
+        }
+    }
+}

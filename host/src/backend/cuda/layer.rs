@@ -1,0 +1,398 @@
+//! A layer's weights on a device, and the steps run on them.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::ptr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cuda_driver::cust::context::CurrentContext;
+use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
+use cuda_driver::cust::stream::{Stream, StreamFlags};
+use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
+use kernels_gpu::abi;
+
+use super::buffer::Arena;
+use super::device::Device;
+use super::event::Event;
+use super::gated_simt;
+use crate::backend::Layer;
+use crate::error::Error;
+use crate::format::{BLOCK, Matrix, blocked};
+use crate::output::Output;
+use crate::problem::{self, Op, OutDtype, Step, Weights};
+
+/// Every operand starts at a multiple of this: what `cuMemAlloc` promises, more than any kernel asks for.
+const ALIGNMENT: usize = 256;
+
+/// Launches on callers' streams whose descriptors may be on their way at once; one more waits for the oldest.
+const SLOTS: usize = 4;
+
+/// A launch of a kernel that gets the step's descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Grid {
+    /// The kernel's entry.
+    pub entry: &'static str,
+    /// Blocks along x; none if there is nothing to compute.
+    pub blocks: u32,
+    /// Threads of a block along x.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+}
+
+/// The tokens of one expert in device memory, and where its output goes.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceGroup {
+    /// Tokens, M. If there are none, the addresses are not looked at.
+    pub rows: usize,
+    /// Packed values, `[M, K/2]` bytes, at a multiple of 16.
+    pub values: CUdeviceptr,
+    /// Scales in the blocked layout ([`blocked::len`]`(M, K/16)` bytes), at a multiple of 16.
+    pub scales: CUdeviceptr,
+    /// The factor of all these tokens.
+    pub global_scale: f32,
+    /// `[M, N]` of the output's type, row-major, at a multiple of 16.
+    pub output: CUdeviceptr,
+}
+
+/// Where an expert's weights lie on the device.
+struct Expert {
+    n: usize,
+    k: usize,
+    /// Gate and up, or the one.
+    projections: Vec<Projection>,
+}
+
+struct Projection {
+    values: CUdeviceptr,
+    /// In the blocked layout.
+    scales: CUdeviceptr,
+    global_scale: f32,
+}
+
+/// Descriptors that a stream may still read.
+struct Slot {
+    arena: Arena,
+    /// Recorded behind the launch that reads them.
+    read: Event,
+}
+
+/// Prepared weights; made by [`Cuda::prepare_layer`](super::Cuda::prepare_layer).
+///
+/// Holds its memory on the device, and buffers that have grown to the largest step seen.
+pub struct CudaLayer {
+    op: Op,
+    experts: Vec<Expert>,
+    /// The entries of the kernel for this operation.
+    functions: Vec<(&'static str, CUfunction)>,
+    /// The groups of the step at hand, as the kernel reads them.
+    groups: Vec<abi::Group>,
+    /// What `experts` points into.
+    _weights: Option<DeviceBuffer<u8>>,
+    /// Descriptors, activations and output of a step from host memory.
+    arena: Arena,
+    /// Descriptors of launches on callers' streams, used in turn.
+    slots: [Slot; SLOTS],
+    next_slot: usize,
+    stream: Stream,
+    start: Event,
+    end: Event,
+    /// Last, since all above lives in its context.
+    device: Arc<Device>,
+}
+
+/// Hands out aligned ranges, one after the other.
+#[derive(Default)]
+struct Cursor(usize);
+
+impl Cursor {
+    fn take(&mut self, bytes: usize) -> Range<usize> {
+        let start = self.0;
+        self.0 = (start + bytes).next_multiple_of(ALIGNMENT);
+        start..start + bytes
+    }
+
+    /// Room for a matrix: its values, and its scales in the blocked layout.
+    fn take_matrix(&mut self, matrix: &Matrix<'_>) -> (Range<usize>, Range<usize>) {
+        (self.take(matrix.values().len()), self.take(blocked::len(matrix.rows(), matrix.k() / BLOCK)))
+    }
+}
+
+impl CudaLayer {
+    pub(super) fn new(device: Arc<Device>, weights: &Weights<'_>) -> Result<Self, Error> {
+        device.make_current()?;
+        // First, so that a kernel which does not load says so before gigabytes are copied.
+        let function = |entry| Ok((entry, device.function(device.kernel, entry)?));
+        let functions = gated_simt::entries(weights.op()).into_iter().map(function).collect::<Result<_, Error>>()?;
+
+        let mut total = Cursor::default();
+        for matrix in weights.experts().iter().flat_map(|expert| expert.projections()) {
+            total.take_matrix(matrix);
+        }
+        let buffer = match total.0 {
+            0 => None,
+            // SAFETY: every byte that a kernel reads is copied there below.
+            bytes => Some(device.check(unsafe { DeviceBuffer::<u8>::uninitialized(bytes) })?),
+        };
+        let upload = |to: Range<usize>, bytes: &[u8]| -> Result<CUdeviceptr, Error> {
+            let buffer = buffer.as_ref().expect("an expert has weights, so there is a buffer");
+            let address = buffer.as_device_ptr().as_raw() + to.start as u64;
+            device.check(buffer.index(to).copy_from(bytes))?;
+            Ok(address)
+        };
+        let mut cursor = Cursor::default();
+        let mut experts = Vec::with_capacity(weights.experts().len());
+        for expert in weights.experts() {
+            let mut projections = Vec::with_capacity(weights.op().projections());
+            for matrix in expert.projections() {
+                let (values, scales) = cursor.take_matrix(matrix);
+                projections.push(Projection {
+                    values: upload(values, matrix.values())?,
+                    scales: upload(scales, matrix.blocked_scales().bytes())?,
+                    global_scale: matrix.global_scale(),
+                });
+            }
+            experts.push(Expert { n: expert.n(), k: expert.k(), projections });
+        }
+        // A copy from pageable memory may return with its last part still on the way (cuda.h, "API synchronization
+        // behavior"), and a caller's stream would not wait for it.
+        device.check(CurrentContext::synchronize())?;
+
+        let slot = || Ok::<_, Error>(Slot { arena: Arena::default(), read: Event::new(&device)? });
+        Ok(Self {
+            op: weights.op(),
+            experts,
+            functions,
+            groups: Vec::new(),
+            _weights: buffer,
+            arena: Arena::default(),
+            slots: [slot()?, slot()?, slot()?, slot()?],
+            next_slot: 0,
+            stream: device.check(Stream::new(StreamFlags::DEFAULT, None))?,
+            start: Event::new(&device)?,
+            end: Event::new(&device)?,
+            device,
+        })
+    }
+
+    /// How often this layer has had to allocate memory for steps, on the device or page-locked. Stays the same when a
+    /// step is no larger than one before.
+    pub fn allocations(&self) -> usize {
+        self.arena.allocations() + self.slots.iter().map(|slot| slot.arena.allocations()).sum::<usize>()
+    }
+
+    /// Queues a step whose activations and output lie in device memory on the caller's stream, and returns without
+    /// waiting: `groups` has an entry for each expert, in order.
+    ///
+    /// Copies the descriptors on that stream and launches once. Allocates nothing when there were
+    /// as many groups before; waits for nothing unless four earlier launches are still queued.
+    ///
+    /// # Errors
+    /// If there are not as many groups as experts, global scales are too large, or a driver call fails. What the kernel
+    /// itself does wrong shows when the stream is waited for.
+    ///
+    /// # Safety
+    ///
+    /// - `stream` is null or a stream of this device's primary context, is not being captured into a graph, and is not
+    ///   destroyed before this layer is dropped or has come past this launch.
+    /// - Of every group with rows, `values`, `scales` and `output` are addresses that this device can read (the last:
+    ///   write), aligned and of the sizes that [`DeviceGroup`] says; outputs overlap nothing.
+    /// - That memory stays allocated, and is written by nobody else, until the stream has come past this launch.
+    /// - The scales are e4m3 without sign and no NaN (0x00 to 0x7e), the padding's too.
+    pub unsafe fn launch(
+        &mut self,
+        groups: &[DeviceGroup],
+        out_dtype: OutDtype,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        if groups.len() != self.experts.len() {
+            let (got, expected) = (groups.len(), self.experts.len());
+            return Err(Error::Mismatch { what: "groups of tokens (one for each expert)", got, expected });
+        }
+        self.device.make_current()?;
+        self.groups.clear();
+        for (index, (expert, group)) in self.experts.iter().zip(groups).enumerate() {
+            let described = expert.describe(group).map_err(|error| error.at(format_args!("group {index}")))?;
+            self.groups.push(described);
+        }
+        let grid = gated_simt::plan(self.op, &mut self.groups)?;
+        if grid.blocks == 0 {
+            return Ok(());
+        }
+
+        let index = self.next_slot;
+        self.next_slot = (index + 1) % SLOTS;
+        let descriptors = bytemuck::cast_slice::<_, u8>(&self.groups);
+        let slot = &mut self.slots[index];
+        slot.read.wait(&self.device)?;
+        slot.arena.reserve(&self.device, descriptors.len())?;
+        slot.arena.host()[..descriptors.len()].copy_from_slice(descriptors);
+        // SAFETY: nothing is under way in the slot, since its event has passed; the stream and what the descriptors
+        // point to are the caller's promise.
+        unsafe {
+            slot.arena.send(&self.device, descriptors.len(), stream)?;
+            let address = slot.arena.address();
+            self.start_kernel(grid, address, out_dtype, stream)?;
+            self.slots[index].read.record(&self.device, stream)
+        }
+    }
+
+    /// Queues a step that lies in the arena, `bytes` from its start, and the way back of the output, `out`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::start_kernel`]; nothing else is under way in the arena or touches it until the stream is waited for.
+    unsafe fn queue(&mut self, grid: Grid, bytes: usize, out: Range<usize>, out_dtype: OutDtype) -> Result<(), Error> {
+        let stream = self.stream.as_inner();
+        // SAFETY: the caller's promise; the stream is this layer's own.
+        unsafe {
+            self.arena.send(&self.device, bytes, stream)?;
+            self.start.record(&self.device, stream)?;
+            self.start_kernel(grid, self.arena.address(), out_dtype, stream)?;
+            self.end.record(&self.device, stream)?;
+            self.arena.fetch(&self.device, out, stream)
+        }
+    }
+
+    /// Queues the kernel.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is one of this context, on which copies of `self.groups` arrive at `groups` before; `grid` was planned for
+    /// them, and what they point to is valid until the kernel has run.
+    unsafe fn start_kernel(
+        &self,
+        grid: Grid,
+        groups: CUdeviceptr,
+        out_dtype: OutDtype,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        let (_, function) = self.functions.iter().find(|(entry, _)| *entry == grid.entry).expect("entries are loaded");
+        let mut launch = abi::Launch {
+            groups,
+            group_count: self.groups.len() as u32,
+            output: match out_dtype {
+                OutDtype::F16 => abi::OUTPUT_F16,
+                OutDtype::Bf16 => abi::OUTPUT_BF16,
+            },
+        };
+        let mut parameters = [(&raw mut launch).cast::<c_void>()];
+        // SAFETY: the function is of a module that `self.device` keeps loaded; it has one parameter, of type Launch, which
+        // the driver copies; the rest is the caller's promise.
+        self.device.check_raw(unsafe {
+            sys::cuLaunchKernel(
+                *function,
+                grid.blocks,
+                1,
+                1,
+                grid.threads,
+                1,
+                1,
+                grid.shared_bytes,
+                stream,
+                parameters.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        })
+    }
+}
+
+impl Drop for CudaLayer {
+    fn drop(&mut self) {
+        // Freeing needs the context on this thread, and streams may still read descriptors. A failure here has shown, or
+        // will show, in a call that can tell of it.
+        if self.device.make_current().is_ok() {
+            for slot in &self.slots {
+                let _ = slot.read.wait(&self.device);
+            }
+        }
+    }
+}
+
+// SAFETY: the handles inside are the driver's, which any thread may use with the context current; every method makes it
+// current first. `&self` methods use none of them.
+unsafe impl Send for CudaLayer {}
+
+impl Expert {
+    /// What the kernel is told of a group; its first tile is still to be numbered.
+    fn describe(&self, group: &DeviceGroup) -> Result<abi::Group, Error> {
+        let size = |size: usize| u32::try_from(size).map_err(|_| Error::TooLarge);
+        let mut described = abi::Group {
+            a: group.values,
+            a_scales: group.scales,
+            b: [0; 2],
+            b_scales: [0; 2],
+            c: group.output,
+            alpha: [0.0; 2],
+            m: size(group.rows)?,
+            n: size(self.n)?,
+            k: size(self.k)?,
+            first_tile: 0,
+        };
+        for (index, projection) in self.projections.iter().enumerate() {
+            described.b[index] = projection.values;
+            described.b_scales[index] = projection.scales;
+            described.alpha[index] = problem::alpha(group.global_scale, projection.global_scale, self.k)? as f32;
+        }
+        Ok(described)
+    }
+}
+
+impl Layer for CudaLayer {
+    fn kernel(&self) -> &str {
+        gated_simt::name(self.op)
+    }
+
+    fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
+        step.check_fits(self.op, self.experts.iter().map(|expert| (expert.n, expert.k)))?;
+        output.check_fits(step.problem())?;
+        if output.bits().is_empty() {
+            return Ok(Duration::ZERO);
+        }
+        self.device.make_current()?;
+
+        // Everything in one piece of memory, filled on the host and sent in one copy: descriptors, tokens, and the
+        // output as the caller left it, so that an element which the kernel forgets keeps its poison.
+        let mut total = Cursor::default();
+        let descriptors = total.take(size_of::<abi::Group>() * self.experts.len());
+        for tokens in step.activations() {
+            total.take_matrix(tokens);
+        }
+        let out = total.take(size_of_val(output.bits()));
+        self.arena.reserve(&self.device, total.0)?;
+
+        let address = self.arena.address();
+        let host = self.arena.host();
+        let mut cursor = Cursor::default();
+        cursor.take(descriptors.len());
+        let mut next_output = address + out.start as u64;
+        self.groups.clear();
+        for (index, (expert, tokens)) in self.experts.iter().zip(step.activations()).enumerate() {
+            let (values, scales) = cursor.take_matrix(tokens);
+            let group = DeviceGroup {
+                rows: tokens.rows(),
+                values: address + values.start as u64,
+                scales: address + scales.start as u64,
+                global_scale: tokens.global_scale(),
+                output: next_output,
+            };
+            host[values].copy_from_slice(tokens.values());
+            blocked::write_linear(tokens.rows(), tokens.k() / BLOCK, tokens.scales(), &mut host[scales]);
+            next_output += size_of::<u16>() as u64 * (tokens.rows() * expert.n) as u64;
+            let described = expert.describe(&group).map_err(|error| error.at(format_args!("group {index}")))?;
+            self.groups.push(described);
+        }
+        let grid = gated_simt::plan(self.op, &mut self.groups)?;
+        host[descriptors].copy_from_slice(bytemuck::cast_slice(&self.groups));
+        host[out.clone()].copy_from_slice(bytemuck::cast_slice(output.bits()));
+
+        // SAFETY: the last step was waited for, so nothing is under way in the arena; the descriptors point into it and
+        // into the weights, both alive until the stream is waited for below, whatever happens.
+        let queued = unsafe { self.queue(grid, total.0, out.clone(), output.dtype()) };
+        let finished = self.device.check(self.stream.synchronize());
+        queued.and(finished)?;
+        output.bits_mut().copy_from_slice(bytemuck::cast_slice(&self.arena.host()[out]));
+        self.end.since(&self.start, &self.device)
+    }
+}

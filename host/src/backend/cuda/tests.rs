@@ -1,0 +1,429 @@
+//! The backend against a driver that writes down its calls, and whose kernel is the oracle fed by the descriptors.
+
+use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
+use cuda_driver::cust::stream::{Stream, StreamFlags};
+use fake_cuda::{FakeCuda, Launch};
+use kernels_gpu::abi;
+
+use super::*;
+use crate::backend;
+use crate::compare::compare;
+use crate::format::blocked::{self, BlockedScales};
+use crate::format::{BLOCK, Matrix};
+use crate::generate::{self, Generator};
+use crate::oracle::Reference;
+use crate::output::Output;
+use crate::problem::{Expert, Group, Op, OutDtype, Step};
+
+const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
+const CUDA_ERROR_ILLEGAL_ADDRESS: i32 = 700;
+const CUDA_ERROR_UNSUPPORTED_PTX_VERSION: i32 = 222;
+
+const OPS: [Op; 2] = [Op::Gated, Op::Plain];
+
+/// Ragged groups: none, one and many tokens; K not a whole number of scale tiles; N of the least.
+const GROUPS: [Group; 4] = [
+    Group { m: 3, n: 8, k: 48 },
+    Group { m: 0, n: 24, k: 64 },
+    Group { m: 130, n: 72, k: 16 },
+    Group { m: 1, n: 16, k: 320 },
+];
+
+fn with_tokens<const G: usize>(tokens: [usize; G]) -> [Group; G] {
+    std::array::from_fn(|index| Group { m: tokens[index], ..GROUPS[index] })
+}
+
+fn step(weights: &Weights<'_>, groups: &[Group], dtype: OutDtype) -> Step<'static> {
+    let tokens = generate::activations(Generator::PublicDual, groups, 5).unwrap();
+    Step::new(weights, tokens, dtype).unwrap()
+}
+
+fn weights(op: Op) -> Weights<'static> {
+    generate::weights(Generator::PublicDual, op, &GROUPS, 5).unwrap()
+}
+
+/// What the kernel is launched with, read as it reads it.
+///
+/// # Safety
+///
+/// The launch is one of this backend's, and what its descriptors point to is alive.
+unsafe fn descriptors(launch: &Launch) -> (abi::Launch, Vec<abi::Group>) {
+    // SAFETY: the caller's promise; the fake device's addresses are this process's.
+    unsafe {
+        let parameter: abi::Launch = launch.parameter(0);
+        let groups = std::slice::from_raw_parts(parameter.groups as *const abi::Group, parameter.group_count as usize);
+        (parameter, groups.to_vec())
+    }
+}
+
+/// A matrix of device memory.
+///
+/// # Safety
+///
+/// `rows × k` packed values lie at `values`, their scales in the blocked layout at `scales`.
+unsafe fn matrix(rows: u32, k: u32, values: u64, scales: u64, global: f32) -> Matrix<'static> {
+    let (rows, k) = (rows as usize, k as usize);
+    // SAFETY: the caller's promise.
+    let (values, scales) = unsafe {
+        let blocked = blocked::len(rows, k / BLOCK);
+        (
+            std::slice::from_raw_parts(values as *const u8, rows * k / 2),
+            std::slice::from_raw_parts(scales as *const u8, blocked),
+        )
+    };
+    let scales = BlockedScales::new(rows, k / BLOCK, scales).unwrap().to_linear();
+    Matrix::new(rows, k, values.to_vec(), scales, global).unwrap()
+}
+
+/// Computes every group as the kernel's contract says, and checks the launch against the groups.
+fn kernel(launch: &Launch) {
+    // SAFETY: launched by the tests below, whose operands are alive and lie where the backend has put them.
+    unsafe {
+        let (parameter, groups) = descriptors(launch);
+        let op = if launch.kernel.starts_with("gated") { Op::Gated } else { Op::Plain };
+        let dtype = if parameter.output == abi::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
+        let tiles = [abi::SimtTile::SMALL, abi::SimtTile::LARGE];
+        let tile = tiles.into_iter().find(|tile| [tile.gated, tile.plain].contains(&launch.kernel)).unwrap();
+        let mut blocks = 0;
+        for group in &groups {
+            assert_eq!(u64::from(group.first_tile), blocks);
+            blocks += tile.count(group.m, group.n);
+            if group.m == 0 {
+                continue;
+            }
+            for address in [group.a, group.a_scales, group.b[0], group.b_scales[0], group.c] {
+                assert!(address.is_multiple_of(16), "{address:#x}");
+            }
+            let projection = |i: usize| matrix(group.n, group.k, group.b[i], group.b_scales[i], group.alpha[i]);
+            let expert = match op {
+                Op::Gated => Expert::Gated { gate: projection(0), up: projection(1) },
+                Op::Plain => Expert::Plain(projection(0)),
+            };
+            let weights = Weights::new(op, vec![expert]).unwrap();
+            let tokens = matrix(group.m, group.k, group.a, group.a_scales, 1.0);
+            let step = Step::new(&weights, vec![tokens], dtype).unwrap();
+            let bits = Reference::new(&weights, &step).output(&step);
+            std::ptr::copy_nonoverlapping(bits.bits().as_ptr(), group.c as *mut u16, bits.bits().len());
+        }
+        assert_eq!(launch.grid, [u32::try_from(blocks).unwrap(), 1, 1]);
+        assert_eq!(launch.block, [abi::SimtTile::THREADS, 1, 1]);
+        assert_eq!(launch.shared_bytes, tile.shared_bytes(op.projections() as u32));
+    }
+}
+
+/// As [`kernel`], but forgets the last element.
+fn forgetful_kernel(launch: &Launch) {
+    // SAFETY: as in `kernel`.
+    unsafe {
+        let (_, groups) = descriptors(launch);
+        let last = groups.iter().rfind(|group| group.m > 0).unwrap();
+        let element = (last.c as *mut u16).add((last.m * last.n) as usize - 1);
+        let before = element.read();
+        kernel(launch);
+        element.write(before);
+    }
+}
+
+fn fake() -> FakeCuda {
+    let fake = fake_cuda::install();
+    fake.on_launch(kernel);
+    fake
+}
+
+#[test]
+fn every_operation_and_type_is_computed_from_what_lies_on_the_device() {
+    let fake = fake();
+    for op in OPS {
+        let weights = weights(op);
+        let gpu = Cuda::open(0).unwrap();
+        let mut layer = gpu.prepare(&weights).unwrap();
+        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+            for tokens in [[3, 0, 130, 1], [0, 0, 0, 9], [1, 1, 1, 1]] {
+                let step = step(&weights, &with_tokens(tokens), dtype);
+                let mut output = Output::new(step.problem());
+                backend::run(layer.as_mut(), &step, &mut output).unwrap();
+                let found = compare(&output, &Reference::new(&weights, &step), &step);
+                assert!(found.passed(), "{op:?} {dtype:?} {tokens:?}: {found:?}");
+            }
+        }
+    }
+    drop(fake);
+}
+
+#[test]
+fn a_second_run_of_a_plan_allocates_nothing_and_launches_once() {
+    let fake = fake();
+    let weights = weights(Op::Gated);
+    let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
+    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let mut output = Output::new(step.problem());
+    layer.execute(&step, &mut output).unwrap();
+    let first = output.clone();
+    let allocations = layer.allocations();
+    fake.take_calls();
+
+    backend::run(&mut layer, &step, &mut output).unwrap();
+    assert_eq!(
+        fake.take_calls(),
+        [
+            "cuCtxSetCurrent",
+            "cuMemcpyHtoDAsync_v2",
+            "cuEventRecord",
+            "cuLaunchKernel",
+            "cuEventRecord",
+            "cuMemcpyDtoHAsync_v2",
+            "cuStreamSynchronize",
+            "cuEventElapsedTime"
+        ]
+    );
+    assert_eq!(output, first, "reruns are bit-identical");
+    assert_eq!(layer.allocations(), allocations);
+}
+
+#[test]
+fn a_smaller_step_needs_no_memory_and_a_larger_one_does() {
+    let _fake = fake();
+    let weights = weights(Op::Plain);
+    let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
+    let mut allocations = |tokens| {
+        let step = step(&weights, &with_tokens(tokens), OutDtype::F16);
+        layer.execute(&step, &mut Output::new(step.problem())).unwrap();
+        layer.allocations()
+    };
+    assert_eq!(allocations([200, 10, 0, 5]), 1);
+    assert_eq!(allocations([100, 10, 7, 5]), 1);
+    assert_eq!(allocations([900, 900, 900, 900]), 2);
+    assert_eq!(allocations([200, 10, 0, 5]), 2);
+}
+
+#[test]
+fn the_time_is_the_kernels_without_the_copies() {
+    let _fake = fake();
+    let weights = weights(Op::Gated);
+    let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
+    let step = step(&weights, &GROUPS, OutDtype::F16);
+    // On the fake device's clock a launch takes 250 µs and a copy a millisecond.
+    let time = layer.execute(&step, &mut Output::new(step.problem())).unwrap();
+    assert_eq!(time, std::time::Duration::from_micros(250));
+}
+
+#[test]
+fn a_step_without_tokens_calls_no_driver() {
+    let fake = fake();
+    let weights = weights(Op::Gated);
+    let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
+    let step = step(&weights, &with_tokens([0, 0, 0, 0]), OutDtype::F16);
+    fake.take_calls();
+    assert!(layer.execute(&step, &mut Output::new(step.problem())).unwrap().is_zero());
+    assert_eq!(fake.take_calls(), [""; 0]);
+
+    let none = Weights::new(Op::Gated, vec![]).unwrap();
+    let step = Step::new(&none, vec![], OutDtype::F16).unwrap();
+    let mut layer = Cuda::open(0).unwrap().prepare_layer(&none).unwrap();
+    layer.execute(&step, &mut Output::new(step.problem())).unwrap();
+}
+
+#[test]
+fn an_element_that_the_kernel_forgets_is_found() {
+    let fake = fake();
+    fake.on_launch(forgetful_kernel);
+    let weights = weights(Op::Gated);
+    let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
+    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let mut output = Output::new(step.problem());
+    // The first run leaves the right value in the device's memory; the second must not profit from it.
+    for _ in 0..2 {
+        backend::run(&mut layer, &step, &mut output).unwrap();
+        let found = compare(&output, &Reference::new(&weights, &step), &step);
+        let first = found.first.unwrap();
+        assert_eq!((found.mismatches, first.group, first.row, first.column), (1, 3, 0, 15));
+        assert!(first.got.is_nan());
+    }
+}
+
+#[test]
+fn steps_in_device_memory_run_on_the_callers_stream_without_waiting() {
+    let fake = fake();
+    let weights = weights(Op::Gated);
+    let gpu = Cuda::open(0).unwrap();
+    let mut layer = gpu.prepare_layer(&weights).unwrap();
+    let step = step(&weights, &GROUPS, OutDtype::Bf16);
+    let stream = Stream::new(StreamFlags::DEFAULT, None).unwrap();
+
+    let mut memory = Vec::new();
+    let mut outputs = Vec::new();
+    let groups: Vec<_> = step
+        .activations()
+        .iter()
+        .zip(&GROUPS)
+        .map(|(tokens, group)| {
+            let mut copy = |bytes: &[u8]| {
+                let buffer = DeviceBuffer::from_slice(bytes).unwrap();
+                let address = buffer.as_device_ptr().as_raw();
+                memory.push(buffer);
+                address
+            };
+            outputs.push(DeviceBuffer::from_slice(&vec![0_u16; group.m * group.n]).unwrap());
+            DeviceGroup {
+                rows: group.m,
+                values: copy(tokens.values()),
+                scales: copy(tokens.blocked_scales().bytes()),
+                global_scale: tokens.global_scale(),
+                output: outputs.last().unwrap().as_device_ptr().as_raw(),
+            }
+        })
+        .collect();
+
+    // More launches than slots, so that slots are used again.
+    for launch in 0..10 {
+        fake.take_calls();
+        // SAFETY: operands of these sizes lie there, nobody else touches them, and the stream is this context's.
+        unsafe { layer.launch(&groups, OutDtype::Bf16, stream.as_inner()) }.unwrap();
+        let calls = fake.take_calls();
+        if launch >= 4 {
+            assert_eq!(
+                calls,
+                ["cuCtxSetCurrent", "cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuEventRecord"]
+            );
+        }
+    }
+    stream.synchronize().unwrap();
+    let mut output = Output::new(step.problem());
+    for (bits, buffer) in output.groups_mut().zip(&outputs) {
+        buffer.copy_to(bits).unwrap();
+    }
+    assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
+
+    let few = &groups[..2];
+    // SAFETY: refused before anything is looked at.
+    let error = unsafe { layer.launch(few, OutDtype::Bf16, stream.as_inner()) }.unwrap_err();
+    assert_eq!(error.to_string(), "groups of tokens (one for each expert): got 2, expected 4");
+    let mut infinite = groups.clone();
+    infinite[2].global_scale = f32::NAN;
+    // SAFETY: as above.
+    let error = unsafe { layer.launch(&infinite, OutDtype::Bf16, stream.as_inner()) }.unwrap_err();
+    assert!(error.to_string().starts_with("group 2: global scales multiply to NaN"), "{error}");
+}
+
+#[test]
+fn a_failing_call_is_named_with_its_device_and_the_next_step_works() {
+    let fake = fake();
+    let weights = weights(Op::Gated);
+    let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
+    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let mut output = Output::new(step.problem());
+    for (call, code, text) in [
+        ("cuMemAlloc_v2", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"),
+        ("cuMemAllocHost_v2", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"),
+        ("cuLaunchKernel", 912, "CUDA_ERROR_INVALID_CLUSTER_SIZE (912): cluster misconfiguration"),
+        (
+            "cuStreamSynchronize",
+            CUDA_ERROR_ILLEGAL_ADDRESS,
+            "CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered",
+        ),
+    ] {
+        fake.fail_next(call, code);
+        let error = layer.execute(&step, &mut output).unwrap_err().to_string();
+        assert_eq!(error, format!("{call} failed on CUDA device 0 (Fake GPU): {text}"));
+    }
+    backend::run(&mut layer, &step, &mut output).unwrap();
+    assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
+}
+
+#[test]
+fn a_kernel_that_the_driver_refuses_is_named_with_the_reason() {
+    let fake = fake();
+    let weights = weights(Op::Gated);
+    let gpu = Cuda::open(0).unwrap();
+    fake.fail_next("cuModuleLoadDataEx", CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
+    let error = gpu.prepare(&weights).err().unwrap().to_string();
+    assert_eq!(
+        error,
+        "kernel gated_simt (sm_80): cuModuleLoadDataEx failed on CUDA device 0 (Fake GPU): \
+         CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222): the provided PTX was compiled with an unsupported toolchain."
+    );
+
+    // A device for which the kernel is not: its compiler has something to say.
+    fake.set_device(7, 5, 40);
+    let error = gpu.prepare(&weights).err().unwrap().to_string();
+    assert!(
+        error.starts_with(
+            "kernel gated_simt (sm_80), of which the driver's compiler says \"ptxas fatal : the target is not for this \
+             device\": cuModuleLoadDataEx failed on CUDA device 0 (Fake GPU): CUDA_ERROR_NO_BINARY_FOR_GPU (209)"
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_kernel_is_loaded_once_for_all_layers_and_everything_is_given_back() {
+    let fake = fake();
+    {
+        let (gated, plain) = (weights(Op::Gated), weights(Op::Plain));
+        let gpu = Cuda::open(0).unwrap();
+        let _layers = [gpu.prepare_layer(&gated).unwrap(), gpu.clone().prepare_layer(&plain).unwrap()];
+        let loads = fake.take_calls().into_iter().filter(|call| call == "cuModuleLoadDataEx").count();
+        assert_eq!(loads, 1);
+        assert!(fake.live_objects() > 0);
+    }
+    assert_eq!(fake.live_objects(), 0);
+}
+
+#[test]
+fn a_layer_may_be_used_and_dropped_on_another_thread() {
+    let fake = fake();
+    let weights = weights(Op::Gated);
+    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
+    std::thread::scope(|scope| {
+        // The layer holds the device, so its module and context go on that thread too.
+        scope.spawn(move || layer.execute(&step, &mut Output::new(step.problem())).unwrap());
+    });
+    assert_eq!(fake.live_objects(), 0);
+}
+
+#[test]
+fn machine_code_is_preferred_to_ptx_where_there_is_a_file() {
+    let fake = fake();
+    fake.set_device(8, 9, 128);
+    let folder = tempfile::tempdir().unwrap();
+    let weights = weights(Op::Gated);
+    let prepare = || Cuda::open_with_cubins(0, folder.path()).unwrap().prepare_layer(&weights);
+
+    assert!(prepare().is_ok(), "no file, so PTX");
+    // The fake driver takes anything that begins like an ELF file, and finds every entry in it.
+    std::fs::write(folder.path().join("gated_simt.sm_89.cubin"), b"\x7fELF").unwrap();
+    assert!(prepare().is_ok());
+    std::fs::write(folder.path().join("gated_simt.sm_89.cubin"), b"no machine code").unwrap();
+    let error = prepare().err().unwrap().to_string();
+    assert!(error.contains("gated_simt.sm_89.cubin: cuModuleLoadDataEx failed on CUDA device 0"), "{error}");
+}
+
+#[test]
+fn without_a_usable_device_the_reason_is_told() {
+    let fake = fake();
+    let refused = |ordinal| Cuda::open(ordinal).map(|_| ()).unwrap_err();
+    assert_eq!(refused(1).to_string(), "no CUDA device: there is no device 1, the driver shows 1");
+    fake.set_device(7, 5, 40);
+    let error = refused(0);
+    assert!(error.is_no_device());
+    assert_eq!(error.to_string(), "no CUDA device: Fake GPU has compute capability 7.5, no kernel runs on that");
+    fake.set_device_count(0);
+    assert!(refused(0).is_no_device());
+    assert!(devices().unwrap_err().is_no_device());
+}
+
+#[test]
+fn devices_are_listed_with_the_kernel_that_would_run() {
+    let fake = fake();
+    fake.set_device(8, 6, 84);
+    let expected = DeviceInfo {
+        ordinal: 0,
+        name: "Fake GPU".into(),
+        capability: (8, 6),
+        sms: 84,
+        memory: 8 << 30,
+        kernel: Some(("gated_simt", "sm_80")),
+    };
+    assert_eq!(devices().unwrap(), [expected]);
+}

@@ -1,0 +1,19 @@
+//! With the feature `cuda` on a machine without a driver: the program starts, and says what is missing.
+#![cfg(feature = "cuda")]
+
+use nvfp4::backend::cuda::{Cuda, devices};
+
+#[test]
+fn without_a_driver_opening_a_device_says_which_library_is_missing() {
+    let Err(error) = devices() else {
+        eprintln!("skipped: this machine has a CUDA driver");
+        return;
+    };
+    assert!(error.is_no_device());
+    let expected = "no CUDA device: the driver library libcuda.so.1 cannot be opened (";
+    if error.to_string().starts_with(expected) {
+        assert!(Cuda::open(0).err().unwrap().to_string().starts_with(expected));
+    } else {
+        eprintln!("skipped: this machine has a CUDA driver without devices ({error})");
+    }
+}

@@ -1,0 +1,264 @@
+//! What host and kernels agree on: descriptors, tiles, sizes of shared memory. Compiled on both sides.
+//!
+//! Knows no CUDA and no host type. Device addresses are plain `u64`.
+
+#[cfg(not(target_arch = "nvptx64"))]
+use bytemuck::{Pod, Zeroable};
+
+/// Consecutive elements of K that share a scale factor.
+pub const BLOCK: u32 = 16;
+
+/// Rows of a tile of the blocked scale layout (128 rows × 4 scale columns are 512 contiguous bytes).
+pub const SCALE_TILE_ROWS: u32 = 128;
+
+/// Scale columns of a tile of the blocked scale layout.
+pub const SCALE_TILE_COLUMNS: u32 = 4;
+
+/// [`Launch::output`]: C is IEEE half precision.
+pub const OUTPUT_F16: u32 = 0;
+
+/// [`Launch::output`]: C is bfloat16.
+pub const OUTPUT_BF16: u32 = 1;
+
+/// One group of a grouped problem, as an array of them lies in global memory.
+///
+/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first; a plain kernel computes `alpha[0]·A·B[0]ᵀ`
+/// and reads index 1 of nothing. Values are e2m1, two in a byte, the even element of K in the low nibble; rows
+/// are K/2 bytes apart. Scales are e4m3 without sign, in the blocked layout, padded to whole tiles.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+pub struct Group {
+    /// Address of A's values [m, k/2], a multiple of 8.
+    pub a: u64,
+    /// Address of A's scales, a multiple of 4.
+    pub a_scales: u64,
+    /// Addresses of the values of gate and up [n, k/2], multiples of 8.
+    pub b: [u64; 2],
+    /// Addresses of the scales of gate and up, multiples of 4.
+    pub b_scales: [u64; 2],
+    /// Address of C [m, n], row-major, two bytes an element, a multiple of 8.
+    pub c: u64,
+    /// Products of the global scales: A's and gate's, A's and up's.
+    pub alpha: [f32; 2],
+    /// Rows of A and C: tokens; may be 0.
+    pub m: u32,
+    /// Rows of each B, columns of C; a multiple of 8.
+    pub n: u32,
+    /// Elements summed over; a multiple of [`BLOCK`], not 0.
+    pub k: u32,
+    /// Tiles of all groups before this one: the blocks `first_tile..` of the grid compute this group.
+    pub first_tile: u32,
+}
+
+/// The one parameter of a kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+pub struct Launch {
+    /// Address of the array of [`Group`].
+    pub groups: u64,
+    /// Its length, not 0.
+    pub group_count: u32,
+    /// [`OUTPUT_F16`] or [`OUTPUT_BF16`].
+    pub output: u32,
+}
+
+/// What one thread block of `gated_simt` computes, and the entries that compute it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimtTile {
+    /// Name of the gated entry.
+    pub gated: &'static str,
+    /// Name of the plain entry.
+    pub plain: &'static str,
+    /// Rows of C.
+    pub tokens: u32,
+    /// Columns of C.
+    pub columns: u32,
+    /// Neighbouring rows of C that one thread computes.
+    pub tokens_per_thread: u32,
+    /// Neighbouring columns of C that one thread computes.
+    pub columns_per_thread: u32,
+}
+
+impl SimtTile {
+    /// For many tokens a group.
+    pub const LARGE: Self = Self {
+        gated: "gated_simt",
+        plain: "plain_simt",
+        tokens: 64,
+        columns: 64,
+        tokens_per_thread: 4,
+        columns_per_thread: 4,
+    };
+
+    /// For a few tokens a group: reading the weights once is what takes the time.
+    pub const SMALL: Self = Self {
+        gated: "gated_simt_small",
+        plain: "plain_simt_small",
+        tokens: 8,
+        columns: 128,
+        tokens_per_thread: 4,
+        columns_per_thread: 1,
+    };
+
+    /// Threads of a block, in one dimension.
+    pub const THREADS: u32 = 256;
+
+    /// Elements of K that pass through shared memory at a time: a scale tile's worth.
+    pub const STEP: u32 = BLOCK * SCALE_TILE_COLUMNS;
+
+    /// Buffers in shared memory: one is filled while the other is read.
+    const STAGES: u32 = 2;
+
+    /// Tiles of a group: what the next group's [`Group::first_tile`] is further on. The grid is their sum, which
+    /// must stay below 2³¹.
+    pub const fn count(self, m: u32, n: u32) -> u64 {
+        m.div_ceil(self.tokens) as u64 * n.div_ceil(self.columns) as u64
+    }
+
+    /// Dynamic shared memory of a block, in bytes; `matrices` is 2 for a gated kernel, 1 for a plain one.
+    pub const fn shared_bytes(self, matrices: u32) -> u32 {
+        Self::STAGES * self.stage_bytes(matrices)
+    }
+
+    /// Shared memory of one stage: a [`SimtPanel`] of A, then one of each B.
+    pub const fn stage_bytes(self, matrices: u32) -> u32 {
+        self.a_panel().bytes() + matrices * self.b_panel().bytes()
+    }
+
+    /// A's part of a stage. All threads of a quarter warp read the same row: no need to interleave.
+    pub const fn a_panel(self) -> SimtPanel {
+        SimtPanel { rows: self.tokens, interleave: 1 }
+    }
+
+    /// Each B's part of a stage. Neighbouring threads read rows `columns_per_thread` apart.
+    pub const fn b_panel(self) -> SimtPanel {
+        SimtPanel { rows: self.columns, interleave: self.columns_per_thread }
+    }
+}
+
+/// One operand's rows in a stage of shared memory: values decoded to a byte each, then scales as f32.
+///
+/// A *block* is the 16 bytes of a row that share a scale. Values lie block column by block column; within one,
+/// rows that are equal modulo `interleave` lie side by side, so that threads that read every `interleave`-th
+/// row at once hit all banks of shared memory evenly. Scales lie scale column by scale column, rows in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimtPanel {
+    /// Rows of the operand.
+    pub rows: u32,
+    /// Distance of rows that lie side by side; divides `rows`.
+    pub interleave: u32,
+}
+
+impl SimtPanel {
+    /// Bytes over which the banks of shared memory repeat.
+    const BANKS: u32 = 128;
+
+    /// Bytes from one block column to the next. The odd 32, like the odd block in [`Self::block_offset`], keep a
+    /// quarter warp's stores (2 rows × 4 block columns) on different banks.
+    pub const fn column_stride(self) -> u32 {
+        ((self.rows + self.interleave) * BLOCK).next_multiple_of(Self::BANKS) + 2 * BLOCK
+    }
+
+    /// Where the block of a row and block column lies, in bytes from the panel's start.
+    pub const fn block_offset(self, row: u32, column: u32) -> u32 {
+        let (lane, plane) = (row / self.interleave, row % self.interleave);
+        column * self.column_stride() + (plane * self.plane_rows() + lane) * BLOCK
+    }
+
+    /// Blocks from one row to the next.
+    pub const fn plane_rows(self) -> u32 {
+        self.rows / self.interleave + 1
+    }
+
+    /// Where the scale of a row and scale column lies, in bytes from the panel's start.
+    pub const fn scale_offset(self, row: u32, column: u32) -> u32 {
+        SCALE_TILE_COLUMNS * self.column_stride() + (column * self.rows + row) * size_of::<f32>() as u32
+    }
+
+    /// Its size.
+    pub const fn bytes(self) -> u32 {
+        self.scale_offset(0, SCALE_TILE_COLUMNS)
+    }
+}
+
+/// Where, in bytes, the four scales of `row` and of the `tile`-th four scale columns lie in the blocked layout
+/// (cuBLAS, "1D Block Scaling Factors Layout"); `tiles` is the number of such fours in a row, rounded up.
+pub const fn scale_word_offset(row: u32, tile: u32, tiles: u32) -> u64 {
+    let (tile_row, row) = (row / SCALE_TILE_ROWS, row % SCALE_TILE_ROWS);
+    let tile = tile_row as u64 * tiles as u64 + tile as u64;
+    tile * (SCALE_TILE_ROWS * SCALE_TILE_COLUMNS) as u64 + (row % 32 * 16 + row / 32 * 4) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern crate std;
+    use std::{collections::BTreeSet, vec::Vec};
+
+    const TILES: [SimtTile; 2] = [SimtTile::LARGE, SimtTile::SMALL];
+
+    #[test]
+    fn a_block_launches_with_no_more_shared_memory_than_any_card_gives_unasked() {
+        for tile in TILES {
+            assert!(tile.shared_bytes(2) <= 48 << 10, "{}: {}", tile.gated, tile.shared_bytes(2));
+        }
+    }
+
+    #[test]
+    fn blocks_and_scales_of_a_panel_do_not_overlap() {
+        for panel in TILES.into_iter().flat_map(|tile| [tile.a_panel(), tile.b_panel()]) {
+            let mut used = BTreeSet::new();
+            for column in 0..SCALE_TILE_COLUMNS {
+                for row in 0..panel.rows {
+                    let block = panel.block_offset(row, column);
+                    let scale = panel.scale_offset(row, column);
+                    assert!((block..block + BLOCK).chain(scale..scale + 4).all(|byte| used.insert(byte)));
+                }
+            }
+            assert!(*used.last().unwrap() < panel.bytes());
+        }
+    }
+
+    /// A 16-byte access of shared memory serves a quarter warp at a time: its 8 blocks must be on all 8 groups
+    /// of 4 banks.
+    #[test]
+    fn stores_and_loads_of_a_quarter_warp_meet_every_bank_once() {
+        let distinct =
+            |offsets: Vec<u32>| offsets.iter().map(|offset| offset % 128 / 16).collect::<BTreeSet<_>>().len();
+        for tile in TILES {
+            for panel in [tile.a_panel(), tile.b_panel()] {
+                let store = |unit| panel.block_offset(unit / SCALE_TILE_COLUMNS, unit % SCALE_TILE_COLUMNS);
+                for first in (0..panel.rows * SCALE_TILE_COLUMNS).step_by(8) {
+                    assert_eq!(distinct((first..first + 8).map(store).collect()), 8, "store {panel:?} {first}");
+                }
+            }
+            let panel = tile.b_panel();
+            for first in (0..panel.rows / panel.interleave).step_by(8) {
+                let load = |thread| panel.block_offset(thread * panel.interleave, 0);
+                assert_eq!(distinct((first..first + 8).map(load).collect()), 8, "load {panel:?} {first}");
+            }
+        }
+    }
+
+    #[test]
+    fn scale_words_follow_the_blocked_layout() {
+        for (row, column, columns) in [(0, 0, 4), (1, 2, 4), (33, 5, 12), (127, 3, 4), (128, 0, 8), (300, 23, 28)] {
+            // byte (r%32)*16 + (r%128/32)*4 + c%4 of the 512 bytes of tile (r/128, c/4)
+            let byte = (row % 32) * 16 + (row % 128 / 32) * 4 + column % 4;
+            let expected = ((row / 128) * (columns / 4) + column / 4) * 512 + byte;
+            let word = scale_word_offset(row, column / 4, columns / 4);
+            assert_eq!(word + u64::from(column % 4), u64::from(expected), "{row} {column} {columns}");
+        }
+    }
+
+    #[test]
+    fn a_group_has_tiles_for_all_its_rows_and_none_without_rows() {
+        assert_eq!(SimtTile::LARGE.count(0, 4096), 0);
+        assert_eq!(SimtTile::LARGE.count(1, 8), 1);
+        assert_eq!(SimtTile::LARGE.count(65, 72), 4);
+        assert_eq!(SimtTile::SMALL.count(u32::MAX, u32::MAX), (1 << 29) * (1 << 25));
+    }
+}

@@ -1,0 +1,11 @@
+//! NVFP4 grouped GEMM kernels: one a file, each a cargo feature of the same name.
+//!
+//! `[package.metadata.kernels]` in `Cargo.toml` says what each is compiled for. Without a feature there is only
+//! [`abi`], what host and kernels agree on. No `asm!` here: instructions are functions of `cuda_std`.
+
+#![no_std]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
+
+pub mod abi;
+#[cfg(feature = "gated_simt")]
+pub mod gated_simt;

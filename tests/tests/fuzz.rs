@@ -1,0 +1,297 @@
+//! Mutated files never panic, abort, or make a small file allocate much. Each reader is fuzzed for two seconds, or for
+//! `NVFP4_FUZZ_SECONDS`. A failing case says its seed; `NVFP4_FUZZ_SEED` begins with it.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nvfp4::checkpoint::{Activations, Checkpoint, Conversion, Dtype, Format, INDEX_NAME, Inspection};
+use nvfp4::plan::roofline::Roofline;
+use nvfp4::problem::{Op, OutDtype};
+use nvfp4::{Error, shape};
+use nvfp4_tests::allocation::{self, Counting};
+use nvfp4_tests::files::{Tensors, f32s, i64s, raw};
+use rand::seq::IndexedRandom;
+use rand::{Rng, RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use serde_json::{Value, json};
+
+/// Bytes that reading a file of a few kilobytes may hold at a time, in all tests of this binary together.
+const ALLOCATION_LIMIT: usize = 16 << 20;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Names the case that panicked.
+struct Case(u64);
+
+impl Drop for Case {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Backtraces take much.
+            allocation::limit(usize::MAX);
+            eprintln!("reproduce with NVFP4_FUZZ_SEED={} NVFP4_FUZZ_SECONDS=0", self.0);
+        }
+    }
+}
+
+fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+}
+
+/// Runs one case after another, at least one, each with random numbers of its own.
+fn fuzz(mut case: impl FnMut(&mut Xoshiro256PlusPlus)) {
+    let time = Duration::from_secs(variable("NVFP4_FUZZ_SECONDS").unwrap_or(2));
+    allocation::limit(ALLOCATION_LIMIT);
+    let begin = Instant::now();
+    let mut count = 0;
+    for seed in variable("NVFP4_FUZZ_SEED").unwrap_or(0).. {
+        allocation::set_case(seed);
+        let _named = Case(seed);
+        case(&mut Xoshiro256PlusPlus::seed_from_u64(seed));
+        count += 1;
+        if begin.elapsed() >= time {
+            break;
+        }
+    }
+    println!("{count} cases");
+}
+
+/// An error is one line that says something.
+fn check<T>(result: Result<T, Error>) -> Option<T> {
+    result.map_err(|error| check_message(&error)).ok()
+}
+
+fn check_message(error: &Error) {
+    let message = error.to_string();
+    assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
+}
+
+/// A number that is likely to be mishandled.
+fn number(rng: &mut impl Rng) -> Value {
+    let edges = [0, 1, 2, 7, 8, 15, 16, 24, 32, 1 << 20, (1 << 20) + 16, 1 << 31, 1 << 32, 1 << 61, 1 << 63, u64::MAX];
+    match rng.random_range(0..8) {
+        0 => json!(-1),
+        1 => json!(0.5),
+        2 => json!(1e300),
+        3 => json!(rng.random::<u64>()),
+        _ => json!(edges.choose(rng).expect("there are some").wrapping_sub(rng.random_range(0..2))),
+    }
+}
+
+/// Some other JSON value.
+fn value(rng: &mut impl Rng) -> Value {
+    let texts = [
+        "",
+        "U8",
+        "F32",
+        "BF16",
+        "F4",
+        "F8_E4M3",
+        "I64",
+        "gated",
+        "\u{0}\n",
+        "model-00001-of-00002.safetensors",
+        "../x",
+    ];
+    match rng.random_range(0..6) {
+        0 => json!(null),
+        1 => json!({}),
+        2 => (0..rng.random_range(0..200)).fold(json!([]), |inner, _| Value::Array(vec![inner])),
+        3 | 4 => json!(*texts.choose(rng).expect("there are some")),
+        _ => number(rng),
+    }
+}
+
+/// Changes something somewhere in a JSON document.
+fn mutate_json(document: &mut Value, rng: &mut impl Rng) {
+    let stop = rng.random_bool(0.2);
+    match document {
+        Value::Object(map) if !map.is_empty() && !stop => {
+            let keys: Vec<String> = map.keys().cloned().collect();
+            let key = keys.choose(rng).expect("it is not empty");
+            match rng.random_range(0..10) {
+                0 => _ = map.remove(key),
+                1 => {
+                    let other = keys.choose(rng).expect("it is not empty").clone();
+                    let value = map[key].clone();
+                    map.insert(other, value);
+                }
+                2 => {
+                    let value = map.remove(key).expect("it is there");
+                    map.insert(format!("{key}{}", [".x", "\n", "_2", ""].choose(rng).expect("there are some")), value);
+                }
+                _ => mutate_json(&mut map[key], rng),
+            }
+        }
+        Value::Array(values) if !values.is_empty() && !stop => {
+            let index = rng.random_range(0..values.len());
+            match rng.random_range(0..6) {
+                0 => _ = values.remove(index),
+                1 => values.insert(index, value(rng)),
+                2 => values.insert(index, values[index].clone()),
+                _ => mutate_json(&mut values[index], rng),
+            }
+        }
+        Value::Number(_) if !stop => *document = number(rng),
+        other => *other = value(rng),
+    }
+}
+
+/// Changes bytes without regard for what they mean.
+fn mutate_bytes(bytes: &mut Vec<u8>, rng: &mut impl Rng) {
+    let at = rng.random_range(0..=bytes.len());
+    match rng.random_range(0..6) {
+        0 => bytes.truncate(at),
+        1 => bytes.insert(at, rng.random()),
+        2 => {
+            let end = rng.random_range(at..=bytes.len());
+            let copy = bytes[at..end].to_vec();
+            bytes.splice(at..at, copy);
+        }
+        3 if at < bytes.len() => {
+            bytes[at] = *[0, 0x7F, 0x80, 0xFF, b'"', b'{', b']'].choose(rng).expect("there are some")
+        }
+        _ if at < bytes.len() => bytes[at] ^= 1 << rng.random_range(0..8),
+        _ => {}
+    }
+}
+
+/// Changes the header of a safetensors file and keeps its length right, or changes bytes anywhere.
+fn mutate_safetensors(file: &mut Vec<u8>, rng: &mut impl Rng) {
+    let header = file.split_first_chunk().and_then(|(length, rest)| {
+        let length = u64::from_le_bytes(*length) as usize;
+        Some((serde_json::from_slice::<Value>(rest.get(..length)?).ok()?, rest[length..].to_vec()))
+    });
+    match header {
+        Some((mut header, data)) if rng.random_bool(0.6) => {
+            mutate_json(&mut header, rng);
+            let header = header.to_string();
+            *file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
+        }
+        _ => mutate_bytes(file, rng),
+    }
+}
+
+fn times(rng: &mut impl Rng) -> usize {
+    *[0, 1, 1, 1, 2, 3, 8].choose(rng).expect("there are some")
+}
+
+/// A folder in memory, where there is one.
+fn folder() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.expect("a folder to write to")
+}
+
+/// A model with weights in both formats and in floats, and activations besides.
+fn model() -> Tensors {
+    let names = ["gate_proj", "up_proj", "down_proj"];
+    let mut tensors = Tensors::default();
+    tensors.set_experts("model.layers.0.mlp", names, Format::ModelOpt, 2);
+    tensors.set_experts("model.layers.1.mlp", names, Format::CompressedTensors, 1);
+    tensors.set("model.layers.2.mlp.gate_proj.weight", f32s(&[8, 16], &[0.5; 128]));
+    tensors.set("model.layers.2.mlp.up_proj.weight", raw(Dtype::BF16, &[8, 16], &[0x3F; 256]));
+    tensors.set("hidden", f32s(&[3, 32], &[1.5; 96])).set("group_sizes", i64s(&[1, 2]));
+    tensors
+}
+
+/// Does all that can be done with a model.
+fn use_model(path: &Path, out: &Path) {
+    let inspection = Inspection::of(path);
+    inspection.problems.iter().for_each(check_message);
+    if let Some(activations) = check(Activations::open(path)) {
+        for scales in [&[None, Some(0.5)][..], &[]] {
+            check(activations.quantize(scales));
+        }
+    }
+    let Some(checkpoint) = check(Checkpoint::open(path)) else { return };
+    for layer in 0..3 {
+        for op in [Op::Gated, Op::Plain] {
+            check(checkpoint.layer(layer, op));
+        }
+    }
+    for module in checkpoint.quantized_modules() {
+        check(checkpoint.single(module));
+    }
+    for format in [Format::ModelOpt, Format::CompressedTensors] {
+        let Some(conversion) = check(Conversion::new(&checkpoint, format, |_| true)) else { continue };
+        if check(conversion.write(out, |_| ())).is_some() {
+            Checkpoint::open(out).expect("what was written can be read");
+            _ = std::fs::remove_file(out).or_else(|_| std::fs::remove_dir_all(out));
+        }
+    }
+}
+
+#[test]
+fn mutated_model_files_are_read_or_refused() {
+    let folder = folder();
+    let (path, out) = (folder.path().join("m.safetensors"), folder.path().join("out"));
+    let original = model().to_bytes();
+    fuzz(|rng| {
+        let mut file = original.clone();
+        for _ in 0..times(rng) {
+            mutate_safetensors(&mut file, rng);
+        }
+        std::fs::write(&path, &file).unwrap();
+        use_model(&path, &out);
+    });
+}
+
+#[test]
+fn mutated_indices_and_shards_are_read_or_refused() {
+    let folder = folder();
+    let (sharded, out) = (folder.path().join("in"), folder.path().join("out"));
+    std::fs::create_dir(&sharded).unwrap();
+    let index = model().write_sharded(&sharded, 2);
+    let shard = sharded.join(nvfp4_tests::files::shard_name(1, 2));
+    let (original_index, original_shard) = (std::fs::read(&index).unwrap(), std::fs::read(&shard).unwrap());
+    assert_eq!(index.file_name().unwrap(), INDEX_NAME);
+    fuzz(|rng| {
+        let mut text = original_index.clone();
+        for _ in 0..times(rng) {
+            match serde_json::from_slice::<Value>(&text) {
+                Ok(mut document) if rng.random_bool(0.7) => {
+                    mutate_json(&mut document, rng);
+                    text = document.to_string().into_bytes();
+                }
+                _ => mutate_bytes(&mut text, rng),
+            }
+        }
+        let mut file = original_shard.clone();
+        for _ in 0..rng.random_range(0..2) {
+            mutate_safetensors(&mut file, rng);
+        }
+        std::fs::write(&index, &text).unwrap();
+        std::fs::write(&shard, &file).unwrap();
+        use_model(&sharded, &out);
+    });
+}
+
+#[test]
+fn mutated_shapes_are_read_or_refused() {
+    let folder = folder();
+    let path = folder.path().join("shapes.json");
+    let original = json!([
+        {"name": "a", "op": "gated", "groups": [[80, 4096, 7168], [0, 8, 16]], "input": "gaussian", "note": {"x": [1]}},
+        {"name": "b", "op": "plain", "groups": [[1, 8, 48]], "b200_light_us": 4.708, "b200_best_public_us": 12.4},
+    ]);
+    shape::parse(&original.to_string()).expect("the original is valid");
+    fuzz(|rng| {
+        let mut document = original.clone();
+        if rng.random_bool(0.3) {
+            document = document[rng.random_range(0..2)].take();
+        }
+        for _ in 0..times(rng) {
+            mutate_json(&mut document, rng);
+        }
+        let mut text = document.to_string().into_bytes();
+        for _ in 0..rng.random_range(0..2) {
+            mutate_bytes(&mut text, rng);
+        }
+        std::fs::write(&path, &text).unwrap();
+        check(shape::find(&format!("{}#a", path.display())));
+        for shape in check(shape::read(&path)).unwrap_or_default() {
+            let problem = shape.problem(OutDtype::F16).expect("checked when it was read");
+            Roofline::new(&problem);
+        }
+    });
+}

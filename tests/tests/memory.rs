@@ -1,0 +1,42 @@
+//! Model files larger than memory can be used: weights stay in the mapped file, and a conversion holds one tensor at a time.
+
+use nvfp4::checkpoint::{Checkpoint, Conversion, Dtype, Format};
+use nvfp4::problem::Op;
+use nvfp4_tests::allocation::{self, Counting};
+use nvfp4_tests::files::{Tensors, raw};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// One test, since the allocator counts for all threads.
+#[test]
+fn a_model_is_never_in_memory_as_a_whole() {
+    const EXPERTS: usize = 4;
+    const SIZES: [usize; 2] = [1024, 2048];
+    /// For names, headers, tables, and the threads of the pool.
+    const OVERHEAD: usize = 256 << 10;
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in.safetensors", "out.safetensors"].map(|name| folder.path().join(name));
+    let mut tensors = Tensors::default();
+    for expert in 0..EXPERTS {
+        for name in ["gate_proj", "up_proj"] {
+            let name = format!("model.layers.0.mlp.experts.{expert}.{name}.weight");
+            tensors.set(name, raw(Dtype::BF16, &SIZES, &vec![0x3F; 2 * SIZES[0] * SIZES[1]]));
+        }
+    }
+    tensors.write(&input);
+    drop(tensors);
+    let quantised = SIZES[0] * SIZES[1] * 9 / 16;
+
+    let peak = allocation::peak(|| {
+        let checkpoint = Checkpoint::open(&input).unwrap();
+        Conversion::new(&checkpoint, Format::ModelOpt, |_| true).unwrap().write(&output, |_| ()).unwrap();
+    });
+    assert!(peak < quantised + OVERHEAD, "{peak} bytes for tensors of {quantised}");
+
+    let peak = allocation::peak(|| {
+        let checkpoint = Checkpoint::open(&output).unwrap();
+        assert_eq!(checkpoint.layer(0, Op::Gated).unwrap().weights.experts().len(), EXPERTS);
+    });
+    assert!(peak < OVERHEAD, "{peak} bytes to read a layer");
+}

@@ -1,0 +1,52 @@
+//! `cargo xtask build-ptx`: compiles the kernels to `target/ptx/<kernel>.<arch>.ptx`.
+
+use anyhow::ensure;
+use cuda_builder::{Arch, Built, KernelCrate};
+
+/// Compile the kernels to target/ptx/KERNEL.ARCH.ptx.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    selection: Selection,
+}
+
+/// Which kernels, for what.
+#[derive(clap::Args)]
+pub struct Selection {
+    /// Only this kernel (more than once for more)
+    #[arg(long)]
+    kernel: Vec<String>,
+    /// For this architecture instead of each kernel's own (more than once for more)
+    #[arg(long)]
+    arch: Vec<Arch>,
+}
+
+/// Compiles what was asked for and prints each file's path.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    for built in build(&args.selection)? {
+        println!("{}", built.path.display());
+    }
+    Ok(())
+}
+
+/// Compiles the selected kernels.
+pub fn build(selection: &Selection) -> anyhow::Result<Vec<Built>> {
+    let kernels = KernelCrate::open(crate::workspace().join("kernels-gpu"))?;
+    let known: Vec<_> = kernels.kernels().iter().map(|kernel| kernel.name.as_str()).collect();
+    for name in &selection.kernel {
+        ensure!(known.contains(&name.as_str()), "no kernel {name:?}; there is {}", known.join(", "));
+    }
+
+    let folder = crate::target_dir().join("ptx");
+    let mut built = Vec::new();
+    for kernel in kernels.kernels() {
+        if !selection.kernel.is_empty() && !selection.kernel.contains(&kernel.name) {
+            continue;
+        }
+        let arches = if selection.arch.is_empty() { &kernel.arches } else { &selection.arch };
+        for &arch in arches {
+            built.push(kernels.build(&kernel.name, arch, &folder)?);
+        }
+    }
+    Ok(built)
+}
