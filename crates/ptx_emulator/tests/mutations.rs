@@ -11,10 +11,15 @@ const N: usize = 16;
 const K: usize = 256;
 
 /// What is changed, from what, to what.
-const SABOTAGES: [(&str, &str, &str); 34] = [
+const SABOTAGES: [(&str, &str, &str); 35] = [
     ("producer does not wait for an empty stage", "    @!%p5 bra EMPTY_WAIT;\n", ""),
     ("MMA does not wait for a full stage", "    @!%p5 bra FULL_WAIT;\n", ""),
     ("epilogue does not wait for the MMAs", "    @!%p9 bra EPILOGUE;\n", ""),
+    (
+        "fence behind the wait for the MMAs dropped (strict)",
+        "    tcgen05.fence::after_thread_sync;\n    shl.b32 %r28",
+        "    shl.b32 %r28",
+    ),
     ("tcgen05.wait::ld dropped", "    tcgen05.wait::ld.sync.aligned;\n", ""),
     ("proxy fence dropped before the TMA store", "    fence.proxy.async.shared::cta;\n", ""),
     ("expect_tx dropped", ".arrive.expect_tx.shared::cta.b64 _, [%r18], 18432", ".arrive.shared::cta.b64 _, [%r18]"),
@@ -96,7 +101,7 @@ fn map(data_type: DataType, address: u64, dims: [u64; 2], stride: u64, shape: [u
 }
 
 /// Whether the kernel's result is right.
-fn run(text: &str, schedule: Schedule) -> Result<bool, Fault> {
+fn run(text: &str, (schedule, strict): (Schedule, bool)) -> Result<bool, Fault> {
     let module = Module::parse(text).unwrap();
     let mut device = Device::new(DeviceConfig::default());
     let matrix =
@@ -109,15 +114,19 @@ fn run(text: &str, schedule: Schedule) -> Result<bool, Fault> {
         map(DataType::F16, b.address, [K as u64, N as u64], stride, [64, N as u32], Swizzle::B128),
         map(DataType::F32, d.address, [N as u64, M as u64], 4 * N as u64, [N as u32, M as u32], Swizzle::None),
     ];
-    let config = LaunchConfig { schedule, instruction_budget: 100_000, ..LaunchConfig::linear(1, 192) };
+    let config = LaunchConfig { schedule, strict, instruction_budget: 100_000, ..LaunchConfig::linear(1, 192) };
     device.launch(&module, "gemm", &config, &args)?;
     let dot = |row, column| (0..K).map(|k| value(row, k) * value(column, k)).sum::<i32>() as f32;
     let want: Vec<f32> = (0..M).flat_map(|row| (0..N).map(move |column| dot(row, column))).collect();
     Ok(device.download::<f32>(d) == want)
 }
 
-fn schedules() -> impl Iterator<Item = Schedule> {
-    [Schedule::Fair, Schedule::Worst].into_iter().chain((1..=8).map(Schedule::Seed))
+/// Every schedule, first as shipped kernels expect it, then strictly by the manual.
+fn schedules() -> impl Iterator<Item = (Schedule, bool)> {
+    [false, true].into_iter().flat_map(|strict| {
+        let all = [Schedule::Fair, Schedule::Worst].into_iter().chain((1..=8).map(Schedule::Seed));
+        all.map(move |schedule| (schedule, strict))
+    })
 }
 
 #[test]
