@@ -126,6 +126,7 @@ fn start_grouped(
         m.start_reserved(written, issuer, Vec::new(), move |m| write(m, data));
         Ok(())
     });
+    m.shared_readers.push((w.cta, read));
     w.bulk[lane].open.push(BulkCopy { read, written, agent });
 }
 
