@@ -105,7 +105,7 @@ fn every_load_store_and_barrier_that_is_broken_is_found() {
         for (number, line) in lines {
             let found = fault(&gpu, number, &line.replacen(instruction, changed, 1));
             let found = found.unwrap_or_else(|| panic!("line {} may be broken: {line}", number + 1));
-            assert_eq!((found.kind, found.kernel.as_str()), (kind, "gated_simt"), "{found}");
+            assert_eq!((found.kind, &*found.kernel), (kind, "gated_simt"), "{found}");
             assert!(found.to_string().contains(".rs:"), "no line of the source: {found}");
         }
     }

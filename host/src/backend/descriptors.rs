@@ -110,12 +110,13 @@ impl Expert {
 
 /// The kernel's parameter, for `groups` descriptors at an address.
 pub(super) fn parameter(address: Address, groups: usize, out_dtype: OutDtype) -> abi::Launch {
-    abi::Launch {
-        groups: address,
-        group_count: groups as u32,
-        output: match out_dtype {
-            OutDtype::F16 => abi::OUTPUT_F16,
-            OutDtype::Bf16 => abi::OUTPUT_BF16,
-        },
+    abi::Launch { groups: address, group_count: groups as u32, output: output(out_dtype) }
+}
+
+/// What kernels are told of the output's type.
+pub(super) fn output(out_dtype: OutDtype) -> u32 {
+    match out_dtype {
+        OutDtype::F16 => abi::OUTPUT_F16,
+        OutDtype::Bf16 => abi::OUTPUT_BF16,
     }
 }

@@ -15,18 +15,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kernels_gpu::abi;
-use ptx_emulator::{Arg, Buffer, Device, DeviceConfig, LaunchConfig, Module};
+use ptx_emulator::{
+    Arg, Buffer, DataType, Device, DeviceConfig, Interleave, L2Promotion, LaunchConfig, Module, OobFill, Swizzle,
+    TensorMap,
+};
 
 pub use ptx_emulator::{Fault, FaultKind, Report as Counters, Schedule};
 
 use super::descriptors::{self, DeviceGroup, DeviceWeights, Placed};
-use super::kernels::{self, KERNELS, Kernel};
+use super::kernels::{self, KERNELS, Kernel, SIMT, SM100};
 use super::{Backend, Layer};
 use crate::error::Error;
 use crate::format::Matrix;
 use crate::output::Output;
+use crate::plan::gated_sm100::{self, MapArguments};
 use crate::plan::{Grid, gated_simt};
-use crate::problem::{OutDtype, Step, Weights};
+use crate::problem::{Op, OutDtype, Step, Weights};
 
 /// The architectures that there are kernels for.
 pub const ARCHES: [&str; 3] = ["sm_80", "sm_90a", DEFAULT_ARCH];
@@ -41,21 +45,26 @@ pub struct Options {
     pub schedule: Schedule,
     /// Whether races, uninitialised reads and misuse are looked for; bounds and alignment always are.
     pub sanitize: bool,
+    /// Streaming multiprocessors.
+    pub sms: u32,
 }
 
 impl Default for Options {
-    /// The fair schedule, the sanitizer on.
+    /// The fair schedule, the sanitizer on, a B200's multiprocessors.
     fn default() -> Self {
-        Self { schedule: Schedule::Fair, sanitize: true }
+        Self { schedule: Schedule::Fair, sanitize: true, sms: DeviceConfig::default().sms }
     }
 }
 
-/// An emulated GPU. Clones share its decoded kernel.
+/// An emulated GPU. Clones share its decoded kernels.
 #[derive(Clone)]
 pub struct Emulated {
     arch: String,
     kernel: &'static Kernel,
     module: Arc<Module>,
+    /// For what `kernel` does not take: the portable one.
+    portable: Arc<Module>,
+    variant: Option<String>,
     options: Options,
 }
 
@@ -69,10 +78,35 @@ impl Emulated {
         let capability = kernels::capability(arch).ok_or_else(|| {
             Error::Invalid(format!("`{arch}` is no architecture; there are kernels for {}", ARCHES.join(", ")))
         })?;
-        let kernel = kernels::choose(KERNELS, capability)
-            .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; take one of {}", ARCHES.join(", "))))?;
+        let choose = |names| {
+            kernels::choose(KERNELS, names, capability)
+                .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; take one of {}", ARCHES.join(", "))))
+        };
+        let (kernel, portable) = (choose(&[SM100, SIMT])?, choose(&[SIMT])?);
         let module = parse(kernel, kernel.ptx)?;
-        Ok(Self { arch: arch.to_owned(), kernel, module, options })
+        let portable = if kernel == portable { module.clone() } else { parse(portable, portable.ptx)? };
+        Ok(Self { arch: arch.to_owned(), kernel, module, portable, variant: None, options })
+    }
+
+    /// The same device on another schedule.
+    pub fn with_schedule(mut self, schedule: Schedule) -> Self {
+        self.options.schedule = schedule;
+        self
+    }
+
+    /// The variants of the kernel for an operation, by name: of the Blackwell kernel `t64` for tiles of 64 tokens, and so
+    /// on. None where there is nothing to choose.
+    pub fn variants(&self, op: Op) -> Vec<&'static str> {
+        match self.kernel.name {
+            SM100 => gated_sm100::variants(op).map(|(name, _)| name).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The same device with one of its [`variants`](Self::variants) for all steps, instead of the best for each. A step
+    /// fails if there is none of that name, or it does not take the step.
+    pub fn with_variant(self, variant: &str) -> Self {
+        Self { variant: Some(variant.to_owned()), ..self }
     }
 
     /// The kernel's name and the architecture that it is compiled for.
@@ -106,19 +140,34 @@ impl Backend for Emulated {
     }
 
     fn device(&self) -> String {
-        format!("{}, {} SMs, schedule {}", self.arch, DeviceConfig::default().sms, self.options.schedule)
+        format!("{}, {} SMs, schedule {}", self.arch, self.options.sms, self.options.schedule)
     }
 
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
-        let mut device = Device::new(DeviceConfig::default());
+        let launcher = match self.kernel.name {
+            SM100 if weights.experts().iter().all(|expert| gated_sm100::takes(expert.k())) => {
+                Launcher::Sm100 { variant: self.variant.clone() }
+            }
+            _ => Launcher::Simt,
+        };
+        let module = if launcher == Launcher::Simt && self.kernel.name != SIMT { &self.portable } else { &self.module };
+        let mut device = Device::new(DeviceConfig { sms: self.options.sms });
         let weights = DeviceWeights::new(weights, |matrix| Ok(place(&mut device, matrix).0))?;
-        let (module, options) = (self.module.clone(), self.options);
-        Ok(Box::new(EmulatedLayer { module, options, device, weights, step: Vec::new(), counters: None }))
+        let (module, options) = (module.clone(), self.options);
+        Ok(Box::new(EmulatedLayer { launcher, module, options, device, weights, step: Vec::new(), counters: None }))
     }
+}
+
+/// How the kernel is launched.
+#[derive(PartialEq, Eq)]
+enum Launcher {
+    Simt,
+    Sm100 { variant: Option<String> },
 }
 
 /// Weights in the emulated device's memory, and the last step.
 struct EmulatedLayer {
+    launcher: Launcher,
     module: Arc<Module>,
     options: Options,
     device: Device,
@@ -136,23 +185,73 @@ fn place(device: &mut Device, matrix: &Matrix<'_>) -> (Placed, [Buffer; 2]) {
 }
 
 impl EmulatedLayer {
-    fn launch(&mut self, grid: Grid, groups: &[abi::Group], out_dtype: OutDtype) -> Result<Counters, Error> {
-        let descriptors = self.device.upload(groups);
-        self.step.push(descriptors);
+    /// Plans and runs a step.
+    fn run(&mut self, mut groups: Vec<abi::Group>, out_dtype: OutDtype) -> Result<Counters, Error> {
+        let op = self.weights.op();
+        match &self.launcher {
+            Launcher::Simt => {
+                let grid = gated_simt::plan(op, &mut groups)?;
+                let descriptors = self.upload(&groups);
+                self.launch(grid, Arg::value(descriptors::parameter(descriptors, groups.len(), out_dtype)))
+            }
+            Launcher::Sm100 { variant } => {
+                let mut plan = gated_sm100::plan(op, variant.as_deref(), &groups, self.options.sms)?;
+                let maps = plan.maps.iter().map(|map| Ok(tensor_map(map)?.to_bytes()));
+                let maps = maps.collect::<Result<Vec<_>, Error>>()?;
+                let maps = self.upload(&maps);
+                plan.place_maps(maps);
+                let launch = abi::sm100::Launch {
+                    groups: self.upload(&plan.groups),
+                    tiles: self.upload(&plan.tiles),
+                    tile_count: plan.tiles.len() as u32,
+                    output: descriptors::output(out_dtype),
+                };
+                self.launch(plan.grid, Arg::value(launch))
+            }
+        }
+    }
+
+    /// Puts a part of the step into memory.
+    fn upload<T: bytemuck::NoUninit>(&mut self, data: &[T]) -> descriptors::Address {
+        let buffer = self.device.upload(data);
+        self.step.push(buffer);
+        buffer.address
+    }
+
+    fn launch(&mut self, grid: Grid, parameter: Arg) -> Result<Counters, Error> {
         let config = LaunchConfig {
             shared_bytes: grid.shared_bytes,
             schedule: self.options.schedule,
             sanitize: self.options.sanitize,
             ..LaunchConfig::linear(grid.blocks, grid.threads)
         };
-        let parameter = Arg::value(descriptors::parameter(descriptors.address, groups.len(), out_dtype));
         self.device.launch(&self.module, grid.entry, &config, &[parameter]).map_err(Error::Fault)
     }
 }
 
+fn tensor_map(arguments: &MapArguments) -> Result<TensorMap, Error> {
+    let MapArguments { address, row_bytes, rows, box_rows } = *arguments;
+    let map = TensorMap::tiled(
+        DataType::U8,
+        address,
+        &[row_bytes.into(), rows.into()],
+        &[row_bytes.into()],
+        &[MapArguments::BOX_BYTES, box_rows],
+        &[1, 1],
+        Interleave::None,
+        Swizzle::B128,
+        L2Promotion::B256,
+        OobFill::Zero,
+    );
+    map.map_err(|error| Error::Invalid(format!("tensor map of {rows} rows of {row_bytes} bytes: {error}")))
+}
+
 impl Layer for EmulatedLayer {
     fn kernel(&self) -> &str {
-        gated_simt::name(self.weights.op())
+        match self.launcher {
+            Launcher::Simt => gated_simt::name(self.weights.op()),
+            Launcher::Sm100 { .. } => gated_sm100::name(self.weights.op()),
+        }
     }
 
     fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
@@ -177,10 +276,9 @@ impl Layer for EmulatedLayer {
             let (rows, global_scale, output) = (tokens.rows(), tokens.global_scale(), c.address);
             groups.push(self.weights.describe(index, &DeviceGroup { rows, values, scales, global_scale, output })?);
         }
-        let grid = gated_simt::plan(self.weights.op(), &mut groups)?;
 
         let start = Instant::now();
-        let result = self.launch(grid, &groups, output.dtype());
+        let result = self.run(groups, output.dtype());
         let time = start.elapsed();
         for (group, c) in output.groups_mut().zip(&outputs) {
             group.copy_from_slice(&self.device.download(*c));
@@ -203,7 +301,7 @@ mod tests {
     use crate::compare::compare;
     use crate::generate::{self, Generator};
     use crate::oracle::Reference;
-    use crate::problem::{Group, Op};
+    use crate::problem::Group;
 
     fn run(gpu: &Emulated, groups: &[Group]) -> Result<Output, Error> {
         let weights = generate::weights(Generator::Gaussian, Op::Plain, groups, 1)?;

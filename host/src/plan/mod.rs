@@ -2,6 +2,8 @@
 
 #[cfg(feature = "kernels")]
 pub(crate) mod gated_simt;
+#[cfg(feature = "emulated")]
+pub(crate) mod gated_sm100;
 pub mod roofline;
 pub mod tile;
 

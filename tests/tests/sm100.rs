@@ -1,0 +1,92 @@
+//! The Blackwell kernel's PTX in the emulator: no fault under any schedule, the exact reference's numbers, the same bits
+//! every time, whatever its variant.
+
+use nvfp4::Output;
+use nvfp4::backend::emulated::{Emulated, Options, Schedule};
+use nvfp4::backend::{self, Backend};
+use nvfp4::compare::Tolerance;
+use nvfp4::generate::Generator;
+use nvfp4::problem::{Op, OutDtype, Step};
+use nvfp4_tests::{Case, groups, inputs};
+
+const OPS: [Op; 2] = [Op::Gated, Op::Plain];
+
+/// Multiprocessors: few, so that a block computes many tiles.
+const SMS: u32 = 3;
+
+fn blackwell(schedule: Schedule) -> Emulated {
+    Emulated::new("sm_100f", Options { schedule, sms: SMS, ..Options::default() }).expect("the Blackwell kernel")
+}
+
+/// The output of a device, which is right, and of this entry of the kernel.
+fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: OutDtype, entry: &str) -> Output {
+    let mut layer = case.prepare(gpu);
+    let output = case.verified(gpu, layer.as_mut(), |_| Tolerance::of(out_dtype));
+    assert_eq!(layer.counters().expect("a kernel ran").kernel, entry);
+    output
+}
+
+/// All outputs are right and the same.
+fn check(case: &Case<'_>, gpus: impl Iterator<Item = Emulated>, out_dtype: OutDtype, entry: &str) {
+    let outputs: Vec<_> = gpus.map(|gpu| verified(case, &gpu, out_dtype, entry)).collect();
+    assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{entry}: schedules gave different bits");
+}
+
+#[test]
+fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
+    let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
+    let sizes = [(0, 8, 64), (1, 72, 320), (7, 8, 192), (127, 136, 64), (129, 72, 256), (0, 128, 256), (33, 8, 32)];
+    for (op, entry) in OPS.into_iter().zip(["gated_sm100_t128", "plain_sm100_t128"]) {
+        for out_dtype in [OutDtype::F16, OutDtype::Bf16] {
+            let inputs = inputs(Generator::Gaussian, op, &groups(&sizes), 1);
+            check(&Case::new(&inputs, out_dtype), schedules.into_iter().map(blackwell), out_dtype, entry);
+        }
+    }
+}
+
+#[test]
+fn every_variant_is_right_on_twenty_random_schedules_and_the_worst() {
+    let gpu = blackwell(Schedule::Fair);
+    for op in OPS {
+        let variants = gpu.variants(op);
+        assert!(variants.len() >= 7);
+        for variant in variants {
+            // Where tiles of tokens cannot follow each other, one of them.
+            let (few, many) = if ["t8", "t16"].contains(&variant) { (7, 8) } else { (7, 201) };
+            let sizes = groups(&[(few, 136, 64), (0, 8, 32), (many, 72, 1120), (1, 8, 320)]);
+            let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
+            let schedules = (0..20).map(Schedule::Seed).chain([Schedule::Worst]);
+            let entry = format!("{}_sm100_{variant}", op.name());
+            let gpus = schedules.map(|schedule| gpu.clone().with_schedule(schedule).with_variant(variant));
+            check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &entry);
+        }
+    }
+}
+
+#[test]
+fn all_values_and_scales_are_multiplied_as_they_are() {
+    for op in OPS {
+        let inputs = inputs(Generator::AllCodes, op, &groups(&[(40, 136, 512), (9, 8, 96)]), 3);
+        let case = Case::new(&inputs, OutDtype::F16);
+        verified(&case, &blackwell(Schedule::Fair), OutDtype::F16, &format!("{}_sm100_t64", op.name()));
+    }
+}
+
+#[test]
+fn k_that_has_no_tensor_map_goes_to_the_portable_kernel() {
+    let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(5, 8, 64), (5, 8, 48)]), 4);
+    verified(&Case::new(&inputs, OutDtype::F16), &blackwell(Schedule::Fair), OutDtype::F16, "gated_simt_small");
+}
+
+#[test]
+fn a_variant_that_does_not_exist_or_does_not_take_the_step_is_refused() {
+    let inputs = inputs(Generator::Gaussian, Op::Plain, &groups(&[(5, 8, 64), (9, 8, 64)]), 5);
+    let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
+    let refusal = |variant| {
+        let gpu = blackwell(Schedule::Fair).with_variant(variant);
+        let mut layer = gpu.prepare(&inputs.weights).unwrap();
+        backend::run(layer.as_mut(), &step, &mut Output::new(step.problem())).unwrap_err().to_string()
+    };
+    assert!(refusal("t7").starts_with("`t7` is no variant of plain_sm100; it has t8, t16"), "{}", refusal("t7"));
+    assert!(refusal("t8").starts_with("group 1: 9 tokens; variant t8 takes 8 at most"), "{}", refusal("t8"));
+}
