@@ -22,14 +22,15 @@ use ptx_emulator::{
 
 pub use ptx_emulator::{Fault, FaultKind, Report as Counters, Schedule};
 
-use super::descriptors::{self, DeviceGroup, DeviceWeights, Placed};
-use super::kernels::{self, KERNELS, Kernel, SIMT, SM100};
+use super::descriptors::{DeviceGroup, DeviceWeights, Placed};
+use super::kernels::{self, Kernel, SM100};
+use super::launch::{self, Launcher, Parameter};
 use super::{Backend, Layer};
 use crate::error::Error;
 use crate::format::Matrix;
 use crate::output::Output;
-use crate::plan::gated_sm100::{self, MapArguments};
-use crate::plan::{Grid, gated_simt};
+use crate::plan::Grid;
+use crate::plan::gated_sm100::{self, MAP_BYTES, MapArguments};
 use crate::problem::{Op, OutDtype, Step, Weights};
 
 /// The architectures that there are kernels for.
@@ -78,11 +79,9 @@ impl Emulated {
         let capability = kernels::capability(arch).ok_or_else(|| {
             Error::Invalid(format!("`{arch}` is no architecture; there are kernels for {}", ARCHES.join(", ")))
         })?;
-        let choose = |names| {
-            kernels::choose(KERNELS, names, capability)
-                .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; take one of {}", ARCHES.join(", "))))
+        let (Some(kernel), Some(portable)) = (launch::kernel(capability), launch::portable_kernel(capability)) else {
+            return Err(Error::Invalid(format!("no kernel runs on {arch}; take one of {}", ARCHES.join(", "))));
         };
-        let (kernel, portable) = (choose(&[SM100, SIMT])?, choose(&[SIMT])?);
         let module = parse(kernel, kernel.ptx)?;
         let portable = if kernel == portable { module.clone() } else { parse(portable, portable.ptx)? };
         Ok(Self { arch: arch.to_owned(), kernel, module, portable, variant: None, options })
@@ -144,30 +143,30 @@ impl Backend for Emulated {
     }
 
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
-        let launcher = match self.kernel.name {
-            SM100 if weights.experts().iter().all(|expert| gated_sm100::takes(expert.k())) => {
-                Launcher::Sm100 { variant: self.variant.clone() }
-            }
-            _ => Launcher::Simt,
+        let (launcher, module) = match Launcher::new(self.kernel, weights) {
+            Some(launcher) => (launcher, &self.module),
+            None => (Launcher::Simt, &self.portable),
         };
-        let module = if launcher == Launcher::Simt && self.kernel.name != SIMT { &self.portable } else { &self.module };
         let mut device = Device::new(DeviceConfig { sms: self.options.sms });
         let weights = DeviceWeights::new(weights, |matrix| Ok(place(&mut device, matrix).0))?;
-        let (module, options) = (module.clone(), self.options);
-        Ok(Box::new(EmulatedLayer { launcher, module, options, device, weights, step: Vec::new(), counters: None }))
+        let (module, options, variant) = (module.clone(), self.options, self.variant.clone());
+        Ok(Box::new(EmulatedLayer {
+            launcher,
+            variant,
+            module,
+            options,
+            device,
+            weights,
+            step: Vec::new(),
+            counters: None,
+        }))
     }
-}
-
-/// How the kernel is launched.
-#[derive(PartialEq, Eq)]
-enum Launcher {
-    Simt,
-    Sm100 { variant: Option<String> },
 }
 
 /// Weights in the emulated device's memory, and the last step.
 struct EmulatedLayer {
     launcher: Launcher,
+    variant: Option<String>,
     module: Arc<Module>,
     options: Options,
     device: Device,
@@ -187,49 +186,29 @@ fn place(device: &mut Device, matrix: &Matrix<'_>) -> (Placed, [Buffer; 2]) {
 impl EmulatedLayer {
     /// Plans and runs a step.
     fn run(&mut self, mut groups: Vec<abi::Group>, out_dtype: OutDtype) -> Result<Counters, Error> {
-        let op = self.weights.op();
-        match &self.launcher {
-            Launcher::Simt => {
-                let grid = gated_simt::plan(op, &mut groups)?;
-                let descriptors = self.upload(&groups);
-                self.launch(grid, Arg::value(descriptors::parameter(descriptors, groups.len(), out_dtype)))
-            }
-            Launcher::Sm100 { variant } => {
-                let mut plan = gated_sm100::plan(op, variant.as_deref(), &groups, self.options.sms)?;
-                let maps = plan.maps.iter().map(|map| Ok(tensor_map(map)?.to_bytes()));
-                let maps = maps.collect::<Result<Vec<_>, Error>>()?;
-                let maps = self.upload(&maps);
-                plan.place_maps(maps);
-                let launch = abi::sm100::Launch {
-                    groups: self.upload(&plan.groups),
-                    tiles: self.upload(&plan.tiles),
-                    tile_count: plan.tiles.len() as u32,
-                    output: descriptors::output(out_dtype),
-                };
-                self.launch(plan.grid, Arg::value(launch))
-            }
-        }
+        let (op, sms) = (self.weights.op(), self.options.sms);
+        let planned = self.launcher.plan(op, self.variant.as_deref(), &mut groups, sms)?;
+        let mut bytes = vec![0; planned.bytes(&groups)];
+        let descriptors = self.device.allocate(bytes.len() as u64);
+        self.step.push(descriptors);
+        let parameter = planned.write(&groups, out_dtype, descriptors.address, &mut bytes, tensor_map)?;
+        self.device.write(descriptors, 0, &bytes);
+        self.launch(planned.grid(), &parameter)
     }
 
-    /// Puts a part of the step into memory.
-    fn upload<T: bytemuck::NoUninit>(&mut self, data: &[T]) -> descriptors::Address {
-        let buffer = self.device.upload(data);
-        self.step.push(buffer);
-        buffer.address
-    }
-
-    fn launch(&mut self, grid: Grid, parameter: Arg) -> Result<Counters, Error> {
+    fn launch(&mut self, grid: Grid, parameter: &Parameter) -> Result<Counters, Error> {
         let config = LaunchConfig {
             shared_bytes: grid.shared_bytes,
             schedule: self.options.schedule,
             sanitize: self.options.sanitize,
             ..LaunchConfig::linear(grid.blocks, grid.threads)
         };
-        self.device.launch(&self.module, grid.entry, &config, &[parameter]).map_err(Error::Fault)
+        let argument = Arg(parameter.bytes().to_vec());
+        self.device.launch(&self.module, grid.entry, &config, &[argument]).map_err(Error::Fault)
     }
 }
 
-fn tensor_map(arguments: &MapArguments) -> Result<TensorMap, Error> {
+fn tensor_map(arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
     let MapArguments { address, row_bytes, rows, box_rows } = *arguments;
     let map = TensorMap::tiled(
         DataType::U8,
@@ -243,15 +222,14 @@ fn tensor_map(arguments: &MapArguments) -> Result<TensorMap, Error> {
         L2Promotion::B256,
         OobFill::Zero,
     );
-    map.map_err(|error| Error::Invalid(format!("tensor map of {rows} rows of {row_bytes} bytes: {error}")))
+    let map =
+        map.map_err(|error| Error::Invalid(format!("tensor map of {rows} rows of {row_bytes} bytes: {error}")))?;
+    Ok(map.to_bytes())
 }
 
 impl Layer for EmulatedLayer {
     fn kernel(&self) -> &str {
-        match self.launcher {
-            Launcher::Simt => gated_simt::name(self.weights.op()),
-            Launcher::Sm100 { .. } => gated_sm100::name(self.weights.op()),
-        }
+        self.launcher.name(self.weights.op())
     }
 
     fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {

@@ -18,7 +18,6 @@ pub(super) static KERNELS: &[Kernel] = include!(concat!(env!("OUT_DIR"), "/kerne
 pub(super) const SIMT: &str = "gated_simt";
 
 /// The module of the Blackwell kernel.
-#[cfg(feature = "emulated")]
 pub(super) const SM100: &str = "gated_sm100";
 
 /// Compute capability, major and minor.

@@ -9,6 +9,8 @@ mod descriptors;
 pub mod emulated;
 #[cfg(feature = "kernels")]
 mod kernels;
+#[cfg(feature = "kernels")]
+mod launch;
 
 use std::time::Duration;
 

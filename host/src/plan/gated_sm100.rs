@@ -30,7 +30,7 @@ pub(crate) fn takes(k: usize) -> bool {
 
 /// The arguments of a tensor map over packed values: u8, 2 dimensions, rows one behind the other, the 128-byte swizzle,
 /// zeros outside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MapArguments {
     /// Of the first value.
     pub address: u64,
@@ -58,11 +58,7 @@ pub(crate) struct Plan {
     pub grid: Grid,
     /// The list of tiles.
     pub tiles: Vec<Tile>,
-    /// The groups, but for the addresses of their maps, which [`Plan::place_maps`] fills in.
-    pub groups: Vec<Group>,
-    /// The maps, in the order in which they are to lie in memory.
-    pub maps: Vec<MapArguments>,
-    matrices: usize,
+    instance: Instance,
 }
 
 /// Plans a step of an operation on a device of so many multiprocessors, with the variant of the kernel that is asked for
@@ -124,14 +120,7 @@ fn plan_with(instance: Instance, groups: &[abi::Group], sms: u32) -> Result<Plan
     let tiles = tiles(instance, groups)?;
     let blocks = (tiles.len() as u32).min(sms);
     let grid = Grid { entry: instance.entry, blocks, threads: THREADS, shared_bytes: instance.shared_bytes() };
-    let mut maps = Vec::new();
-    for group in groups.iter().filter(|group| group.m > 0) {
-        maps.push(MapArguments::new(group.a, group.m, group.k, instance.tile_tokens));
-        let matrices = &group.b[..instance.matrices as usize];
-        maps.extend(matrices.iter().map(|&b| MapArguments::new(b, group.n, group.k, TILE_ROWS)));
-    }
-    let matrices = instance.matrices as usize;
-    Ok(Plan { grid, tiles, groups: groups.iter().map(describe).collect(), maps, matrices })
+    Ok(Plan { grid, tiles, instance })
 }
 
 /// Every tile of every group. Those that share weights are neighbours: blocks that run side by side read them once from
@@ -158,20 +147,38 @@ fn tiles(instance: Instance, groups: &[abi::Group]) -> Result<Vec<Tile>, Error> 
     Ok(tiles)
 }
 
-fn describe(group: &abi::Group) -> Group {
-    let abi::Group { a_scales, b_scales, c, alpha, m, n, k, .. } = *group;
-    Group { a_map: 0, a_scales, b_maps: [0; 2], b_scales, c, alpha, m, n, k, unused: 0 }
-}
-
 impl Plan {
-    /// Tells the groups that [`Plan::maps`] lie at `address`.
-    pub fn place_maps(&mut self, address: u64) {
-        let mut next = (address..).step_by(MAP_BYTES);
-        let mut take = || next.next().expect("addresses do not end");
-        for group in self.groups.iter_mut().filter(|group| group.m > 0) {
-            group.a_map = take();
-            group.b_maps[..self.matrices].fill_with(&mut take);
-        }
+    /// Tensor maps of a group: of its tokens, then of each matrix of weights. A group without tokens has none.
+    fn maps_of(&self, group: &abi::Group) -> usize {
+        if group.m > 0 { 1 + self.instance.matrices as usize } else { 0 }
+    }
+
+    /// How many maps the groups need.
+    pub fn map_count(&self, groups: &[abi::Group]) -> usize {
+        groups.iter().map(|group| self.maps_of(group)).sum()
+    }
+
+    /// The arguments of the groups' maps, in the order in which they lie in memory.
+    pub fn maps(&self, groups: &[abi::Group]) -> impl Iterator<Item = MapArguments> {
+        groups.iter().flat_map(|group| {
+            let tokens = MapArguments::new(group.a, group.m, group.k, self.instance.tile_tokens);
+            let weights = group.b.map(|address| MapArguments::new(address, group.n, group.k, TILE_ROWS));
+            [tokens].into_iter().chain(weights).take(self.maps_of(group))
+        })
+    }
+
+    /// What the kernel is told of the groups, whose maps lie from `maps` on.
+    pub fn describe(&self, groups: &[abi::Group], maps: u64) -> Vec<Group> {
+        let mut next = maps;
+        let describe = |group: &abi::Group| {
+            let abi::Group { a_scales, b_scales, c, alpha, m, n, k, .. } = *group;
+            let map = |index: u64| next + index * MAP_BYTES as u64;
+            let described =
+                Group { a_map: map(0), a_scales, b_maps: [map(1), map(2)], b_scales, c, alpha, m, n, k, unused: 0 };
+            next = map(self.maps_of(group) as u64);
+            described
+        };
+        groups.iter().map(describe).collect()
     }
 }
 
@@ -222,14 +229,16 @@ mod tests {
 
     #[test]
     fn each_group_with_tokens_gets_its_own_maps() {
-        let mut plan = plan(Op::Gated, None, &[group(7, 72), group(0, 8), group(9, 8)], 148).unwrap();
-        plan.place_maps(0x10000);
+        let groups = [group(7, 72), group(0, 8), group(9, 8)];
+        let plan = plan(Op::Gated, None, &groups, 148).unwrap();
+        let described = plan.describe(&groups, 0x10000);
         let map = |index: u64| 0x10000 + index * MAP_BYTES as u64;
-        assert_eq!(plan.maps.len(), 6);
-        assert_eq!((plan.groups[0].a_map, plan.groups[0].b_maps), (map(0), [map(1), map(2)]));
-        assert_eq!((plan.groups[2].a_map, plan.groups[2].b_maps), (map(3), [map(4), map(5)]));
-        assert_eq!(plan.maps[0], MapArguments { address: 0x1000, row_bytes: 160, rows: 7, box_rows: 16 });
-        assert_eq!(plan.maps[2], MapArguments { address: 0x3000, row_bytes: 160, rows: 72, box_rows: 128 });
+        assert_eq!((described[0].a_map, described[0].b_maps), (map(0), [map(1), map(2)]));
+        assert_eq!((described[2].a_map, described[2].b_maps), (map(3), [map(4), map(5)]));
+        let maps: Vec<_> = plan.maps(&groups).collect();
+        assert_eq!((maps.len(), plan.map_count(&groups)), (6, 6));
+        assert_eq!(maps[0], MapArguments { address: 0x1000, row_bytes: 160, rows: 7, box_rows: 16 });
+        assert_eq!(maps[2], MapArguments { address: 0x3000, row_bytes: 160, rows: 72, box_rows: 128 });
         assert_eq!((plan.grid.blocks, plan.grid.entry), (2, "gated_sm100_t16"));
     }
 
@@ -244,7 +253,7 @@ mod tests {
                     .collect();
                 let plan = plan(op, None, &groups, 148).unwrap();
                 assert!(plan.grid.blocks > 0 && plan.grid.blocks as usize <= plan.tiles.len(), "{}", shape.name);
-                assert_eq!(plan.maps.len(), (1 + op.projections()) * groups.iter().filter(|g| g.m > 0).count());
+                assert_eq!(plan.map_count(&groups), (1 + op.projections()) * groups.iter().filter(|g| g.m > 0).count());
             }
         }
     }

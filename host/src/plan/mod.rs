@@ -2,7 +2,7 @@
 
 #[cfg(feature = "kernels")]
 pub(crate) mod gated_simt;
-#[cfg(feature = "emulated")]
+#[cfg(feature = "kernels")]
 pub(crate) mod gated_sm100;
 pub mod roofline;
 pub mod tile;

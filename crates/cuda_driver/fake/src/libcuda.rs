@@ -479,6 +479,29 @@ functions! {
         Ok(())
     }
 
+    // Writes its arguments down instead of encoding them: address, the two extents, the two sides of the box.
+    fn cuTensorMapEncodeTiled(
+        map: *mut [u64; 16], data_type: c_int, rank: c_uint, address: u64, extents: *const [u64; 2], strides: *const u64,
+        r#box: *const [c_uint; 2], element_strides: *const [c_uint; 2], interleave: c_int, swizzle: c_int,
+        _l2_promotion: c_int, outside: c_int,
+    ) {
+        let device = enter(NAME, Needs::Context)?;
+        let (extents, sides) = (*extents, *r#box);
+        let bytes = (extents[1] - 1) * *strides + extents[0];
+        device.within(address, bytes as usize)?;
+        // Of what cuda.h asks, what can be wrong here: bytes in rows of 16, a box no wider than the 128-byte swizzle.
+        let fits = (data_type, rank, interleave, swizzle, outside) == (0, 2, 0, 3, 0)
+            && *element_strides == [1, 1]
+            && address % 16 == 0
+            && *strides % 16 == 0
+            && sides[0] <= 128
+            && (1..=256).contains(&sides[1]);
+        let mut bits = [0; 16];
+        bits[..5].copy_from_slice(&[address, extents[0], extents[1], sides[0].into(), sides[1].into()]);
+        *map = bits;
+        fits.then_some(()).ok_or(INVALID_VALUE)
+    }
+
     fn cuGetErrorName(code: Code, text: *mut *const c_char) {
         let name = describe(code).map(|(name, _)| name);
         *text = name.map_or(ptr::null(), CStr::as_ptr);

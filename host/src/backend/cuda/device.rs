@@ -12,11 +12,9 @@ use cuda_driver::cust::error::CudaResult;
 use cuda_driver::cust::module::Module;
 use cuda_driver::{Failure, last_failure, sys};
 
-use crate::backend::kernels::{self, Capability, KERNELS, Kernel};
+use crate::backend::kernels::{self, Capability, Kernel};
+use crate::backend::launch;
 use crate::error::Error;
-
-/// The modules of which this backend can launch kernels.
-const LAUNCHABLE: &[&str] = &[kernels::SIMT];
 
 /// What can be said of a device without making a context on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +58,7 @@ fn find(ordinal: u32) -> Result<(device::Device, DeviceInfo), Error> {
         capability,
         sms: attribute(DeviceAttribute::MultiprocessorCount)?,
         memory: check(device.total_memory(), label)?,
-        kernel: kernels::choose(KERNELS, LAUNCHABLE, capability).map(|kernel| (kernel.name, kernel.arch)),
+        kernel: launch::kernel(capability).map(|kernel| (kernel.name, kernel.arch)),
     };
     Ok((device, info))
 }
@@ -97,7 +95,7 @@ impl Device {
             return Err(Error::NoDevice(format!("there is no device {ordinal}, the driver shows {count}")));
         }
         let (device, info) = find(ordinal)?;
-        let kernel = kernels::choose(KERNELS, LAUNCHABLE, info.capability).ok_or_else(|| {
+        let kernel = launch::kernel(info.capability).ok_or_else(|| {
             let (major, minor) = info.capability;
             Error::NoDevice(format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name))
         })?;
@@ -126,14 +124,23 @@ impl Device {
 
     /// An entry of a kernel, whose module is loaded if no layer has yet.
     ///
-    /// The handle is good for as long as this `Device`.
-    pub fn function(&self, kernel: &'static Kernel, entry: &str) -> Result<sys::CUfunction, Error> {
+    /// The handle is good for as long as this `Device`, for launches with up to `shared_bytes` of dynamic shared memory.
+    pub fn function(&self, kernel: &'static Kernel, entry: &str, shared_bytes: u32) -> Result<sys::CUfunction, Error> {
+        /// What every launch may ask for (CUDA programming guide, "Shared Memory").
+        const SHARED_BYTES_UNASKED: u32 = 48 << 10;
+
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let module = match modules.entry(kernel.name) {
             Entry::Occupied(loaded) => loaded.into_mut(),
             Entry::Vacant(place) => place.insert(self.load(kernel)?),
         };
-        self.check(module.get_function(entry)).map(|function| function.to_raw())
+        let function = self.check(module.get_function(entry))?.to_raw();
+        if shared_bytes > SHARED_BYTES_UNASKED {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: a function of a loaded module; the attribute takes a number of bytes.
+            self.check_raw(unsafe { sys::cuFuncSetAttribute(function, attribute, shared_bytes as i32) })?;
+        }
+        Ok(function)
     }
 
     /// Loads a kernel: machine code if there is a file of it, else PTX, which the driver compiles (and caches).

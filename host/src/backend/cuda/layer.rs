@@ -15,12 +15,14 @@ use kernels_gpu::abi;
 use super::buffer::Arena;
 use super::device::Device;
 use super::event::Event;
+use super::maps::MapCache;
 use crate::backend::Layer;
-use crate::backend::descriptors::{self, DeviceGroup, DeviceWeights, Placed};
+use crate::backend::descriptors::{DeviceGroup, DeviceWeights, Placed};
+use crate::backend::launch::{self, Launcher, Parameter};
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, blocked};
 use crate::output::Output;
-use crate::plan::{Grid, gated_simt};
+use crate::plan::Grid;
 use crate::problem::{OutDtype, Step, Weights};
 
 /// Every operand starts at a multiple of this: what `cuMemAlloc` promises, more than any kernel asks for.
@@ -41,6 +43,10 @@ struct Slot {
 /// Holds its memory on the device, and buffers that have grown to the largest step seen.
 pub struct CudaLayer {
     weights: DeviceWeights,
+    /// How the kernel is launched.
+    launcher: Launcher,
+    /// Its tensor maps.
+    maps: MapCache,
     /// The entries of the kernel for this operation.
     functions: Vec<(&'static str, CUfunction)>,
     /// The groups of the step at hand, as the kernel reads them.
@@ -80,8 +86,16 @@ impl CudaLayer {
     pub(super) fn new(device: Arc<Device>, weights: &Weights<'_>) -> Result<Self, Error> {
         device.make_current()?;
         // First, so that a kernel which does not load says so before gigabytes are copied.
-        let function = |entry| Ok((entry, device.function(device.kernel, entry)?));
-        let functions = gated_simt::entries(weights.op()).into_iter().map(function).collect::<Result<_, Error>>()?;
+        let (launcher, kernel) = match Launcher::new(device.kernel, weights) {
+            Some(launcher) => (launcher, device.kernel),
+            None => {
+                let portable = launch::portable_kernel(device.info.capability);
+                (Launcher::Simt, portable.expect("the portable kernel runs wherever another does"))
+            }
+        };
+        let function = |(entry, shared_bytes)| Ok((entry, device.function(kernel, entry, shared_bytes)?));
+        let entries = launcher.entries(weights.op()).into_iter();
+        let functions = entries.map(function).collect::<Result<_, Error>>()?;
 
         let mut total = Cursor::default();
         for matrix in weights.experts().iter().flat_map(|expert| expert.projections()) {
@@ -111,7 +125,9 @@ impl CudaLayer {
         let slot = || Ok::<_, Error>(Slot { arena: Arena::default(), read: Event::new(&device)? });
         Ok(Self {
             weights: placed,
+            launcher,
             functions,
+            maps: MapCache::default(),
             groups: Vec::new(),
             _memory: buffer,
             arena: Arena::default(),
@@ -163,24 +179,26 @@ impl CudaLayer {
         for (index, group) in groups.iter().enumerate() {
             self.groups.push(self.weights.describe(index, group)?);
         }
-        let grid = gated_simt::plan(self.weights.op(), &mut self.groups)?;
-        if grid.blocks == 0 {
+        let planned = self.launcher.plan(self.weights.op(), None, &mut self.groups, self.device.info.sms)?;
+        if planned.grid().blocks == 0 {
             return Ok(());
         }
 
         let index = self.next_slot;
         self.next_slot = (index + 1) % SLOTS;
-        let descriptors = bytemuck::cast_slice::<_, u8>(&self.groups);
+        let bytes = planned.bytes(&self.groups);
         let slot = &mut self.slots[index];
         slot.read.wait(&self.device)?;
-        slot.arena.reserve(&self.device, descriptors.len())?;
-        slot.arena.host()[..descriptors.len()].copy_from_slice(descriptors);
+        slot.arena.reserve(&self.device, bytes)?;
+        let address = slot.arena.address();
+        let to = &mut slot.arena.host()[..bytes];
+        let encode = |arguments: &_| self.maps.get(&self.device, arguments);
+        let parameter = planned.write(&self.groups, out_dtype, address, to, encode)?;
         // SAFETY: nothing is under way in the slot, since its event has passed; the stream and what the descriptors
         // point to are the caller's promise.
         unsafe {
-            slot.arena.send(&self.device, descriptors.len(), stream)?;
-            let address = slot.arena.address();
-            self.start_kernel(grid, address, out_dtype, stream)?;
+            slot.arena.send(&self.device, bytes, stream)?;
+            self.start_kernel(planned.grid(), &parameter, stream)?;
             self.slots[index].read.record(&self.device, stream)
         }
     }
@@ -190,13 +208,19 @@ impl CudaLayer {
     /// # Safety
     ///
     /// As for [`Self::start_kernel`]; nothing else is under way in the arena or touches it until the stream is waited for.
-    unsafe fn queue(&mut self, grid: Grid, bytes: usize, out: Range<usize>, out_dtype: OutDtype) -> Result<(), Error> {
+    unsafe fn queue(
+        &mut self,
+        grid: Grid,
+        parameter: &Parameter,
+        bytes: usize,
+        out: Range<usize>,
+    ) -> Result<(), Error> {
         let stream = self.stream.as_inner();
         // SAFETY: the caller's promise; the stream is this layer's own.
         unsafe {
             self.arena.send(&self.device, bytes, stream)?;
             self.start.record(&self.device, stream)?;
-            self.start_kernel(grid, self.arena.address(), out_dtype, stream)?;
+            self.start_kernel(grid, parameter, stream)?;
             self.end.record(&self.device, stream)?;
             self.arena.fetch(&self.device, out, stream)
         }
@@ -206,20 +230,13 @@ impl CudaLayer {
     ///
     /// # Safety
     ///
-    /// `stream` is one of this context, on which copies of `self.groups` arrive at `groups` before; `grid` was planned for
-    /// them, and what they point to is valid until the kernel has run.
-    unsafe fn start_kernel(
-        &self,
-        grid: Grid,
-        groups: CUdeviceptr,
-        out_dtype: OutDtype,
-        stream: CUstream,
-    ) -> Result<(), Error> {
+    /// `stream` is one of this context, on which the descriptors that `parameter` leads to arrive before; `grid` was planned
+    /// for them, and what they point to is valid until the kernel has run.
+    unsafe fn start_kernel(&self, grid: Grid, parameter: &Parameter, stream: CUstream) -> Result<(), Error> {
         let (_, function) = self.functions.iter().find(|(entry, _)| *entry == grid.entry).expect("entries are loaded");
-        let mut launch = descriptors::parameter(groups, self.groups.len(), out_dtype);
-        let mut parameters = [(&raw mut launch).cast::<c_void>()];
-        // SAFETY: the function is of a module that `self.device` keeps loaded; it has one parameter, of type Launch, which
-        // the driver copies; the rest is the caller's promise.
+        let mut parameters = [parameter.bytes().as_ptr().cast::<c_void>().cast_mut()];
+        // SAFETY: the function is of a module that `self.device` keeps loaded; it has one parameter, of this kernel's type,
+        // which the driver copies; the rest is the caller's promise.
         self.device.check_raw(unsafe {
             sys::cuLaunchKernel(
                 *function,
@@ -256,7 +273,7 @@ unsafe impl Send for CudaLayer {}
 
 impl Layer for CudaLayer {
     fn kernel(&self) -> &str {
-        gated_simt::name(self.weights.op())
+        self.launcher.name(self.weights.op())
     }
 
     fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
@@ -267,43 +284,52 @@ impl Layer for CudaLayer {
         }
         self.device.make_current()?;
 
-        // Everything in one piece of memory, filled on the host and sent in one copy: descriptors, tokens, and the
-        // output as the caller left it, so that an element which the kernel forgets keeps its poison.
+        // Everything in one piece of memory, filled on the host and sent in one copy: tokens, the output as the caller left
+        // it, so that an element which the kernel forgets keeps its poison, and descriptors. Addresses count from its
+        // start until that is known.
         let mut total = Cursor::default();
-        let descriptors = total.take(size_of::<abi::Group>() * self.weights.len());
+        let mut tokens_at = Vec::with_capacity(self.weights.len());
         for tokens in step.activations() {
-            total.take_matrix(tokens);
+            tokens_at.push(total.take_matrix(tokens));
         }
         let out = total.take(size_of_val(output.bits()));
+        let mut next_output = out.start;
+        self.groups.clear();
+        let sizes = step.activations().iter().zip(step.problem().groups()).zip(&tokens_at);
+        for (index, ((tokens, sizes), (values, scales))) in sizes.enumerate() {
+            let group = DeviceGroup {
+                rows: tokens.rows(),
+                values: values.start as u64,
+                scales: scales.start as u64,
+                global_scale: tokens.global_scale(),
+                output: next_output as u64,
+            };
+            next_output += size_of::<u16>() * sizes.m * sizes.n;
+            self.groups.push(self.weights.describe(index, &group)?);
+        }
+        let planned = self.launcher.plan(self.weights.op(), None, &mut self.groups, self.device.info.sms)?;
+        let descriptors = total.take(planned.bytes(&self.groups));
         self.arena.reserve(&self.device, total.0)?;
 
         let address = self.arena.address();
+        for group in &mut self.groups {
+            group.a += address;
+            group.a_scales += address;
+            group.c += address;
+        }
         let host = self.arena.host();
-        let mut cursor = Cursor::default();
-        cursor.take(descriptors.len());
-        let mut next_output = address + out.start as u64;
-        self.groups.clear();
-        for (index, (tokens, sizes)) in step.activations().iter().zip(step.problem().groups()).enumerate() {
-            let (values, scales) = cursor.take_matrix(tokens);
-            let group = DeviceGroup {
-                rows: tokens.rows(),
-                values: address + values.start as u64,
-                scales: address + scales.start as u64,
-                global_scale: tokens.global_scale(),
-                output: next_output,
-            };
+        for (tokens, (values, scales)) in step.activations().iter().zip(tokens_at) {
             host[values].copy_from_slice(tokens.values());
             blocked::write_linear(tokens.rows(), tokens.k() / BLOCK, tokens.scales(), &mut host[scales]);
-            next_output += size_of::<u16>() as u64 * (sizes.m * sizes.n) as u64;
-            self.groups.push(self.weights.describe(index, &group)?);
         }
-        let grid = gated_simt::plan(self.weights.op(), &mut self.groups)?;
-        host[descriptors].copy_from_slice(bytemuck::cast_slice(&self.groups));
         host[out.clone()].copy_from_slice(bytemuck::cast_slice(output.bits()));
+        let at = address + descriptors.start as u64;
+        let encode = |arguments: &_| self.maps.get(&self.device, arguments);
+        let parameter = planned.write(&self.groups, output.dtype(), at, &mut host[descriptors], encode)?;
 
         // SAFETY: the last step was waited for, so nothing is under way in the arena; the descriptors point into it and
         // into the weights, both alive until the stream is waited for below, whatever happens.
-        let queued = unsafe { self.queue(grid, total.0, out.clone(), output.dtype()) };
+        let queued = unsafe { self.queue(planned.grid(), &parameter, total.0, out.clone()) };
         let finished = self.device.check(self.stream.synchronize());
         queued.and(finished)?;
         output.bits_mut().copy_from_slice(bytemuck::cast_slice(&self.arena.host()[out]));

@@ -16,6 +16,7 @@ mod buffer;
 mod device;
 mod event;
 mod layer;
+mod maps;
 #[cfg(test)]
 mod tests;
 

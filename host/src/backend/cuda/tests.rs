@@ -75,6 +75,33 @@ unsafe fn matrix(rows: u32, k: u32, values: u64, scales: u64, global: f32) -> Ma
     Matrix::new(rows, k, values.to_vec(), scales, global).unwrap()
 }
 
+/// Computes a group as the kernels' contract says.
+///
+/// # Safety
+///
+/// What the group points to is alive.
+unsafe fn compute(op: Op, dtype: OutDtype, group: &abi::Group) {
+    if group.m == 0 {
+        return;
+    }
+    for address in [group.a, group.a_scales, group.b[0], group.b_scales[0], group.c] {
+        assert!(address.is_multiple_of(16), "{address:#x}");
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let projection = |i: usize| matrix(group.n, group.k, group.b[i], group.b_scales[i], group.alpha[i]);
+        let expert = match op {
+            Op::Gated => Expert::Gated { gate: projection(0), up: projection(1) },
+            Op::Plain => Expert::Plain(projection(0)),
+        };
+        let weights = Weights::new(op, vec![expert]).unwrap();
+        let tokens = matrix(group.m, group.k, group.a, group.a_scales, 1.0);
+        let step = Step::new(&weights, vec![tokens], dtype).unwrap();
+        let bits = Reference::new(&weights, &step).output(&step);
+        std::ptr::copy_nonoverlapping(bits.bits().as_ptr(), group.c as *mut u16, bits.bits().len());
+    }
+}
+
 /// Computes every group as the kernel's contract says, and checks the launch against the groups.
 fn kernel(launch: &Launch) {
     // SAFETY: launched by the tests below, whose operands are alive and lie where the backend has put them.
@@ -88,26 +115,53 @@ fn kernel(launch: &Launch) {
         for group in &groups {
             assert_eq!(u64::from(group.first_tile), blocks);
             blocks += tile.count(group.m, group.n);
-            if group.m == 0 {
-                continue;
-            }
-            for address in [group.a, group.a_scales, group.b[0], group.b_scales[0], group.c] {
-                assert!(address.is_multiple_of(16), "{address:#x}");
-            }
-            let projection = |i: usize| matrix(group.n, group.k, group.b[i], group.b_scales[i], group.alpha[i]);
-            let expert = match op {
-                Op::Gated => Expert::Gated { gate: projection(0), up: projection(1) },
-                Op::Plain => Expert::Plain(projection(0)),
-            };
-            let weights = Weights::new(op, vec![expert]).unwrap();
-            let tokens = matrix(group.m, group.k, group.a, group.a_scales, 1.0);
-            let step = Step::new(&weights, vec![tokens], dtype).unwrap();
-            let bits = Reference::new(&weights, &step).output(&step);
-            std::ptr::copy_nonoverlapping(bits.bits().as_ptr(), group.c as *mut u16, bits.bits().len());
+            compute(op, dtype, group);
         }
         assert_eq!(launch.grid, [u32::try_from(blocks).unwrap(), 1, 1]);
         assert_eq!(launch.block, [abi::SimtTile::THREADS, 1, 1]);
         assert_eq!(launch.shared_bytes, tile.shared_bytes(op.projections() as u32));
+    }
+}
+
+/// [`kernel`] for the Blackwell kernel, whose values are behind tensor maps; the fake driver writes their arguments down.
+fn blackwell_kernel(launch: &Launch) {
+    // SAFETY: as in `kernel`.
+    unsafe {
+        let parameter: abi::sm100::Launch = launch.parameter(0);
+        let tiles = parameter.tiles as *const abi::sm100::Tile;
+        let tiles = std::slice::from_raw_parts(tiles, parameter.tile_count as usize);
+        let instance = abi::sm100::INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
+        let op = if instance.matrices == 2 { Op::Gated } else { Op::Plain };
+        let dtype = if parameter.output == abi::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
+        for tile in tiles.iter().filter(|tile| (tile.first_row, tile.first_token) == (0, 0)) {
+            let group = &*(parameter.groups as *const abi::sm100::Group).add(tile.group as usize);
+            let values = |map: u64, rows: u32, box_rows: u32| {
+                assert!(map.is_multiple_of(64), "{map:#x}");
+                let map: [u64; 5] = *(map as *const [u64; 5]);
+                assert_eq!(map[1..], [group.k / 2, rows, abi::sm100::STEP_BYTES, box_rows].map(u64::from));
+                map[0]
+            };
+            let weights = |i: usize| {
+                let present = i < instance.matrices as usize;
+                if present { values(group.b_maps[i], group.n, abi::sm100::TILE_ROWS) } else { 0 }
+            };
+            let group = abi::Group {
+                a: values(group.a_map, group.m, instance.tile_tokens),
+                a_scales: group.a_scales,
+                b: [weights(0), weights(1)],
+                b_scales: group.b_scales,
+                c: group.c,
+                alpha: group.alpha,
+                m: group.m,
+                n: group.n,
+                k: group.k,
+                first_tile: 0,
+            };
+            compute(op, dtype, &group);
+        }
+        assert!(launch.grid[0] > 0 && launch.grid[0] <= parameter.tile_count.min(SMS) && launch.grid[1..] == [1, 1]);
+        assert_eq!(launch.block, [abi::sm100::THREADS, 1, 1]);
+        assert_eq!(launch.shared_bytes, instance.shared_bytes());
     }
 }
 
@@ -148,6 +202,50 @@ fn every_operation_and_type_is_computed_from_what_lies_on_the_device() {
         }
     }
     drop(fake);
+}
+
+/// Multiprocessors of the fake device.
+const SMS: u32 = 4;
+
+#[test]
+fn blackwell_gets_its_own_kernel_with_tensor_maps_that_are_encoded_once() {
+    let fake = fake();
+    fake.set_device(10, 0, SMS as i32);
+    fake.on_launch(blackwell_kernel);
+    let sizes = [Group { m: 3, n: 8, k: 64 }, Group { m: 0, n: 24, k: 32 }, Group { m: 130, n: 136, k: 320 }];
+    for op in OPS {
+        let weights = generate::weights(Generator::PublicDual, op, &sizes, 5).unwrap();
+        let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
+        assert!(layer.kernel().ends_with("_sm100"));
+        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+            let step = step(&weights, &sizes, dtype);
+            let mut output = Output::new(step.problem());
+            let encoded: Vec<_> = (0..2)
+                .map(|_| {
+                    fake.take_calls();
+                    backend::run(&mut layer, &step, &mut output).unwrap();
+                    fake.take_calls().iter().filter(|call| *call == "cuTensorMapEncodeTiled").count()
+                })
+                .collect();
+            let first = if dtype == OutDtype::F16 { 2 * (1 + op.projections()) } else { 0 };
+            assert_eq!(encoded, [first, 0], "{op:?} {dtype:?}");
+            let found = compare(&output, &Reference::new(&weights, &step), &step);
+            assert!(found.passed(), "{op:?} {dtype:?}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn weights_that_no_tensor_map_describes_go_to_the_portable_kernel_on_blackwell() {
+    let fake = fake();
+    fake.set_device(10, 3, SMS as i32);
+    let weights = weights(Op::Gated);
+    let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
+    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let mut output = Output::new(step.problem());
+    backend::run(&mut layer, &step, &mut output).unwrap();
+    assert_eq!(layer.kernel(), "gated_simt");
+    assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
 }
 
 #[test]

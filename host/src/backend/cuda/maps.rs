@@ -1,0 +1,66 @@
+//! Tensor maps, encoded by the driver.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+
+use cuda_driver::sys::{self, CUtensorMap};
+
+use super::device::Device;
+use crate::error::Error;
+use crate::plan::gated_sm100::{MAP_BYTES, MapArguments};
+
+/// Maps of earlier steps: those of weights come again with every step, those of tokens where nothing has changed.
+#[derive(Default)]
+pub(super) struct MapCache {
+    encoded: HashMap<MapArguments, [u8; MAP_BYTES]>,
+}
+
+impl MapCache {
+    /// The map of these arguments.
+    ///
+    /// # Errors
+    /// If the driver refuses them.
+    pub fn get(&mut self, device: &Device, arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
+        /// A few layers' worth of experts; tokens that never come twice must not fill memory.
+        const MOST: usize = 1 << 14;
+
+        if let Some(map) = self.encoded.get(arguments) {
+            return Ok(*map);
+        }
+        if self.encoded.len() >= MOST {
+            self.encoded.clear();
+        }
+        let map = encode(device, arguments)?;
+        self.encoded.insert(*arguments, map);
+        Ok(map)
+    }
+}
+
+fn encode(device: &Device, arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
+    const RANK: usize = 2;
+
+    let MapArguments { address, row_bytes, rows, box_rows } = *arguments;
+    let mut map = CUtensorMap { opaque: [0; 16] };
+    let extents: [u64; RANK] = [row_bytes.into(), rows.into()];
+    let strides: [u64; RANK - 1] = [row_bytes.into()];
+    let boxes: [u32; RANK] = [MapArguments::BOX_BYTES, box_rows];
+    let element_strides: [u32; RANK] = [1; RANK];
+    // SAFETY: all arrays are as long as the rank asks; the address is only written down.
+    device.check_raw(unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut map,
+            sys::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            RANK as u32,
+            address as *mut c_void,
+            extents.as_ptr(),
+            strides.as_ptr(),
+            boxes.as_ptr(),
+            element_strides.as_ptr(),
+            sys::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    })?;
+    Ok(bytemuck::cast(map.opaque))
+}
