@@ -1,8 +1,7 @@
 //! Integer, logic and data-movement instructions (PTX ISA, "Integer Arithmetic Instructions", "Extended-Precision
 //! Integer Arithmetic Instructions", "Logic and Shift Instructions", "Data Movement: mov, prmt").
 
-use super::{Flow, Lane, Lowered, Step, map1, map2, map3};
-use crate::for_integer;
+use super::{Flow, Lane, Lowered, Step, for_integer, map1, map2, map3};
 use crate::lower::{Dst, Lower, LowerError};
 use crate::machine::warp::Src;
 use crate::parser::ast::{Instruction, Operand};
@@ -462,7 +461,7 @@ pub fn shf(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 /// Any function of three bits, by its truth table; `.BoolOp` adds a predicate.
 pub fn lop3(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let boolean = i.one_of(&["and", "or"]);
-    let (d, p) = match (&i.operands[0], boolean) {
+    let (d, p) = match (i.operand(0)?, boolean) {
         (Operand::Pair(d, p), Some(_)) => (l.dst_operand(d)?, Some(l.predicate_dst_operand(p)?)),
         (d, None) => (l.dst_operand(d)?, None),
         _ => {

@@ -1,8 +1,7 @@
 //! Comparison and selection (PTX ISA, "Comparison and Selection Instructions", "Half Precision Comparison
 //! Instructions").
 
-use super::{Flow, Lane, Lowered, map3};
-use crate::for_integer;
+use super::{Flow, Lane, Lowered, for_integer, map3};
 use crate::hw::number::{self, BF16, F16, Format};
 use crate::lower::{Lower, LowerError};
 use crate::machine::warp::{Row, Src};
@@ -100,7 +99,7 @@ pub fn setp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         _ => None,
     };
     let compare = compare(i, packed.unwrap_or(ty))?;
-    let (p, q) = match &i.operands[0] {
+    let (p, q) = match i.operand(0)? {
         Operand::Pair(p, q) => (l.predicate_dst_operand(p)?, Some(l.predicate_dst_operand(q)?)),
         p => (l.predicate_dst_operand(p)?, None),
     };

@@ -86,13 +86,18 @@ impl Machine<'_> {
 
     /// The bytes that an access of `len` bytes means; faults where they are not all there.
     pub fn resolve(&self, w: &Warp, at: Lane, len: u32) -> Stopped<Spot<'_>> {
+        self.resolve_aligned(w, at, len, len)
+    }
+
+    /// The same for an access whose alignment is not its length.
+    pub fn resolve_aligned(&self, w: &Warp, at: Lane, len: u32, align: u32) -> Stopped<Spot<'_>> {
         let Lane { lane, address, space } = at;
         let fault = |what: String| {
             let text = format!("{len} bytes at {} address {address:#x}: {what}", space.name());
             Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane))
         };
-        if !address.is_multiple_of(u64::from(len)) {
-            let text = format!("{} address {address:#x} is not a multiple of {len}", space.name());
+        if !address.is_multiple_of(u64::from(align)) {
+            let text = format!("{} address {address:#x} is not a multiple of {align}", space.name());
             return Err(Stop::new(FaultKind::Misaligned, text).lane(lane));
         }
         let (space, address) = match space {
@@ -112,9 +117,13 @@ impl Machine<'_> {
             Space::Shared | Space::SharedCluster => {
                 let cta = (address >> RANK_SHIFT) as u32;
                 let offset = address & ((1 << RANK_SHIFT) - 1);
-                let Some(memory) = self.ctas.get(cta as usize).map(|c| &c.shared) else {
+                let Some(owner) = self.ctas.get(cta as usize) else {
                     return fault(format!("the cluster has no CTA of rank {cta}"));
                 };
+                let memory = &owner.shared;
+                if owner.running == 0 {
+                    return fault(format!("the memory of CTA rank {cta}, which has exited"));
+                }
                 if space == Space::Shared && cta != w.cta {
                     return fault(format!("the memory of CTA rank {cta}, not of the executing CTA"));
                 }
@@ -244,6 +253,7 @@ impl Machine<'_> {
                 self.roles[w.role as usize].bytes.global_store += u64::from(len);
             }
             Spot::Shared { cta, offset } => {
+                self.check_no_mbarrier(cta, offset, len).map_err(|s| s.lane(at.lane))?;
                 let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
                 let range = offset as usize..(offset + len) as usize;
                 if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
@@ -277,19 +287,22 @@ impl Machine<'_> {
     /// Counts the shared-memory cycles of an access beyond the fewest its bytes need: 32 banks of 4 bytes, a cycle
     /// for each distinct word of the busiest bank.
     pub fn count_bank_conflicts(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], len: u32) {
-        let mut words: Vec<u32> = Vec::with_capacity(32 * len.div_ceil(4) as usize);
+        // The distinct words of each bank; a lane touches a bank once.
+        let mut banks = [[0u32; 32]; 32];
+        let mut counts = [0usize; 32];
         for lane in crate::race::lanes(mask) {
             let first = addresses[lane] as u32 / 4;
-            words.extend((0..len.div_ceil(4)).map(|n| first + n));
+            for word in first..first + len.div_ceil(4) {
+                let bank = (word % 32) as usize;
+                let seen = &mut banks[bank][..=counts[bank]];
+                if !seen[..counts[bank]].contains(&word) {
+                    seen[counts[bank]] = word;
+                    counts[bank] += 1;
+                }
+            }
         }
-        words.sort_unstable();
-        words.dedup();
-        let mut banks = [0u32; 32];
-        for word in &words {
-            banks[(word % 32) as usize] += 1;
-        }
-        let busiest = banks.iter().copied().max().unwrap_or(0);
-        let fewest = (words.len() as u32).div_ceil(32);
+        let busiest = counts.iter().copied().max().unwrap_or(0) as u32;
+        let fewest = (counts.iter().sum::<usize>() as u32).div_ceil(32);
         self.roles[w.role as usize].bank_conflicts += u64::from(busiest - fewest.min(busiest));
     }
 }
