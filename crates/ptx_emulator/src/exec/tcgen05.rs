@@ -9,6 +9,7 @@
 
 use std::rc::Rc;
 
+use super::bulk::shared_lane;
 use super::mbarrier::lane_at;
 use super::{Flow, Lowered, WaitFor};
 use crate::fault::{FaultKind, Stop, Stopped};
@@ -26,7 +27,7 @@ use crate::hw::tmem::{
 use crate::lower::{Dst, Lower, LowerError};
 use crate::machine::cluster::Machine;
 use crate::machine::mbarrier::MbarrierAt;
-use crate::machine::memory::{Lane, SHARED_BASE, Spot, space_of};
+use crate::machine::memory::{SHARED_BASE, Spot};
 use crate::machine::warp::{Src, TmemLoad, Warp};
 use crate::parser::ast::{Instruction, Operand};
 use crate::race::{Agent, Clock, Detector, Mode, Shared, lanes, merge};
@@ -61,7 +62,8 @@ fn ctas(w: &Warp, m: &Machine<'_>, group: u32) -> Stopped<Vec<u32>> {
     Ok(vec![first, first + 1])
 }
 
-fn bad(error: DescriptorError) -> Box<Stop> {
+/// A descriptor that breaks its rules.
+pub fn bad(error: DescriptorError) -> Box<Stop> {
     let kind = match error {
         DescriptorError::Unsupported(_) => FaultKind::Unsupported,
         _ => FaultKind::BadDescriptor,
@@ -649,9 +651,7 @@ pub fn commit(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let multicast = if i.has("multicast::cluster") { Some(l.src(i, 1, Type::U16)?) } else { None };
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
-            let at = lane_at(w, &a, Space::SharedCluster, lane);
-            let space = if space_of(at.address) == Space::Shared { Space::Generic } else { Space::SharedCluster };
-            let at = Lane { space, ..at };
+            let at = shared_lane(w, &a, lane);
             let targets: Vec<MbarrierAt> = match multicast {
                 None => vec![m.mbarrier(w, at, true)?],
                 Some(s) => {

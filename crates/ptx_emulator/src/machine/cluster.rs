@@ -377,8 +377,8 @@ impl<'a> Cluster<'a> {
         let pc = stop.pc.or_else(|| w.fragments.get(w.current).map(|f| f.pc));
         Fault {
             kind: stop.kind,
-            message: stop.message.into(),
-            kernel: kernel.name.as_str().into(),
+            message: stop.message,
+            kernel: kernel.name.clone(),
             cta: Some(self.machine.ctas[w.cta as usize].index),
             warp: Some(w.role),
             lane: stop.lane,
