@@ -1,15 +1,15 @@
-//! With the feature `cuda`: compiles the kernels of `kernels-gpu` to PTX and writes the table that `backend::cuda`
-//! includes, a line for each kernel and architecture. Without it: nothing.
+//! With the feature `kernels`: compiles the kernels of `kernels-gpu` to PTX and writes the table that
+//! `backend::kernels` includes, a line for each kernel and architecture. Without it: nothing.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "kernels")]
     if let Err(error) = kernels::embed() {
         kernels::fail(&*error);
     }
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "kernels")]
 mod kernels {
     use std::error::Error;
     use std::fmt::Write;

@@ -144,6 +144,10 @@ pub enum Error {
         /// What the driver said.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The emulator ended a launch: for what the kernel did wrong, or for what it cannot do itself.
+    #[cfg(feature = "emulated")]
+    #[error("{0}")]
+    Fault(ptx_emulator::Fault),
     /// No device of the wanted kind.
     #[error("no CUDA device: {0}")]
     NoDevice(String),
@@ -182,6 +186,16 @@ impl Error {
             Self::NoDevice(_) => true,
             Self::At { error, .. } => error.is_no_device(),
             _ => false,
+        }
+    }
+
+    /// The kernel's fault, rather than the input's.
+    #[cfg(feature = "emulated")]
+    pub fn fault(&self) -> Option<&ptx_emulator::Fault> {
+        match self {
+            Self::Fault(fault) => Some(fault),
+            Self::At { error, .. } => error.fault(),
+            _ => None,
         }
     }
 }

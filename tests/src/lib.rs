@@ -6,7 +6,8 @@ pub mod files;
 use std::io::Write;
 
 use nvfp4::Output;
-use nvfp4::backend::{self, Backend, cpu::Cpu, cuda::Cuda};
+use nvfp4::backend::emulated::{self, Emulated, Options};
+use nvfp4::backend::{self, Backend, Layer, cpu::Cpu, cuda::Cuda};
 use nvfp4::compare::{Comparison, Tolerance, compare_with};
 use nvfp4::format::Matrix;
 use nvfp4::generate::{self, Generator};
@@ -14,7 +15,7 @@ use nvfp4::oracle::{Reference, magnitudes};
 use nvfp4::problem::{Expert, Group, Op, OutDtype, Step, Weights};
 use nvfp4::shape::Shape;
 
-/// The backends that this machine can run; the others are named on stderr with the reason.
+/// The backends that this machine can run at full speed; the others are named on stderr with the reason.
 pub fn backends() -> Vec<Box<dyn Backend>> {
     let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Cpu::new())];
     match Cuda::open(0) {
@@ -23,6 +24,23 @@ pub fn backends() -> Vec<Box<dyn Backend>> {
         Err(error) => panic!("backend cuda: {error}"),
     }
     backends
+}
+
+/// An emulated GPU for each kernel that there is.
+fn emulated_gpus() -> Vec<Emulated> {
+    let mut gpus: Vec<Emulated> = Vec::new();
+    for arch in emulated::ARCHES {
+        let gpu = Emulated::new(arch, Options::default()).expect("a kernel for every architecture");
+        if gpus.iter().all(|other| other.kernel() != gpu.kernel()) {
+            gpus.push(gpu);
+        }
+    }
+    gpus
+}
+
+fn all_backends() -> Vec<Box<dyn Backend>> {
+    let emulated = emulated_gpus().into_iter().map(|gpu| Box::new(gpu) as Box<dyn Backend>);
+    backends().into_iter().chain(emulated).collect()
 }
 
 /// Says, past the test harness's capture, which test cannot run on what here, and why.
@@ -53,9 +71,10 @@ pub fn groups(sizes: &[(usize, usize, usize)]) -> Vec<Group> {
     sizes.iter().map(|&(m, n, k)| Group { m, n, k }).collect()
 }
 
-/// Every backend computes the inputs within the public tolerance, and the same bits again.
+/// Every backend of [`backends`] and every kernel in the emulator compute the inputs within the public tolerance, and the same bits
+/// again.
 pub fn check(inputs: &Inputs, out_dtype: OutDtype) {
-    check_at(inputs, out_dtype, |_| Tolerance::of(out_dtype));
+    check_at(&all_backends(), inputs, out_dtype, |_| Tolerance::of(out_dtype));
 }
 
 /// As [`check`], for inputs of which even a correct f32 sum may be off by more than the public tolerance: each element's
@@ -64,7 +83,7 @@ pub fn check_widened(inputs: &Inputs, out_dtype: OutDtype) {
     let step = step(inputs, out_dtype);
     let groups = step.problem().groups();
     let magnitudes: Vec<_> = (0..groups.len()).map(|group| magnitudes(&inputs.weights, &step, group)).collect();
-    check_at(inputs, out_dtype, |place| {
+    check_at(&all_backends(), inputs, out_dtype, |place| {
         let (sums, at) = (&magnitudes[place.group], place.row * groups[place.group].n + place.column);
         let sums = [sums[0][at], sums.get(1).map_or(0.0, |up| up[at])];
         let roundings = (groups[place.group].k / 16) as f64;
@@ -72,12 +91,14 @@ pub fn check_widened(inputs: &Inputs, out_dtype: OutDtype) {
     });
 }
 
-/// Builds a shape's inputs with its own generator and checks them.
+/// Builds a shape's inputs with its own generator and checks them, on the backends that are fast enough for any size.
 pub fn check_shape(shape: &Shape) {
-    check(&inputs(shape.input, shape.op, &shape.groups, 0), OutDtype::F16);
+    let inputs = inputs(shape.input, shape.op, &shape.groups, 0);
+    check_at(&backends(), &inputs, OutDtype::F16, |_| Tolerance::of(OutDtype::F16));
 }
 
-struct Place {
+/// An element of the output.
+pub struct Place {
     group: usize,
     row: usize,
     column: usize,
@@ -88,26 +109,68 @@ fn step<'a>(inputs: &'a Inputs, out_dtype: OutDtype) -> Step<'a> {
     Step::new(&inputs.weights, inputs.tokens.clone(), out_dtype).expect("inputs that belong together")
 }
 
-fn check_at(inputs: &Inputs, out_dtype: OutDtype, tolerance: impl Fn(&Place) -> Tolerance + Sync) {
-    let step = step(inputs, out_dtype);
-    let reference = Reference::new(&inputs.weights, &step);
-    for backend in backends() {
-        let name = backend.name();
-        let mut layer = backend.prepare(&inputs.weights).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let mut run = || {
-            let mut output = Output::new(step.problem());
-            backend::run(layer.as_mut(), &step, &mut output).unwrap_or_else(|error| panic!("{name}: {error}"));
-            output
-        };
-        let output = run();
-        let found: Comparison = compare_with(&output, &reference, &step, |group, row, column, &element| {
+fn check_at(
+    backends: &[Box<dyn Backend>],
+    inputs: &Inputs,
+    out_dtype: OutDtype,
+    tolerance: impl Fn(&Place) -> Tolerance + Sync,
+) {
+    let case = Case::new(inputs, out_dtype);
+    for backend in backends {
+        let mut layer = case.prepare(backend.as_ref());
+        let output = case.verified(backend.as_ref(), layer.as_mut(), &tolerance);
+        let rerun = case.run(backend.as_ref(), layer.as_mut());
+        assert!(rerun == output, "{}: a rerun gave other bits", name(backend.as_ref()));
+    }
+}
+
+/// A step with the exact reference of its output. Its methods panic with the backend's name where that fails.
+pub struct Case<'a> {
+    weights: &'a Weights<'static>,
+    step: Step<'a>,
+    reference: Reference,
+}
+
+impl<'a> Case<'a> {
+    /// The step of these inputs.
+    pub fn new(inputs: &'a Inputs, out_dtype: OutDtype) -> Self {
+        let step = step(inputs, out_dtype);
+        Self { reference: Reference::new(&inputs.weights, &step), weights: &inputs.weights, step }
+    }
+
+    /// A backend's layer of the weights.
+    pub fn prepare(&self, backend: &dyn Backend) -> Box<dyn Layer + 'a> {
+        backend.prepare(self.weights).unwrap_or_else(|error| panic!("{}: {error}", name(backend)))
+    }
+
+    /// What a prepared layer computes.
+    pub fn run(&self, backend: &dyn Backend, layer: &mut dyn Layer) -> Output {
+        let mut output = Output::new(self.step.problem());
+        backend::run(layer, &self.step, &mut output).unwrap_or_else(|error| panic!("{}: {error}", name(backend)));
+        output
+    }
+
+    /// As [`Case::run`], every element within its tolerance.
+    pub fn verified(
+        &self,
+        backend: &dyn Backend,
+        layer: &mut dyn Layer,
+        tolerance: impl Fn(&Place) -> Tolerance + Sync,
+    ) -> Output {
+        let output = self.run(backend, layer);
+        let found: Comparison = compare_with(&output, &self.reference, &self.step, |group, row, column, &element| {
             tolerance(&Place { group, row, column, element })
         });
         if let Some(first) = found.first {
-            panic!("{name}: {} of {} elements are wrong, the first {first}", found.mismatches, found.checked);
+            let (wrong, checked) = (found.mismatches, found.checked);
+            panic!("{}: {wrong} of {checked} elements are wrong, the first {first}", name(backend));
         }
-        assert!(run() == output, "{name}: a rerun gave other bits");
+        output
     }
+}
+
+fn name(backend: &dyn Backend) -> String {
+    format!("{} ({})", backend.name(), backend.device())
 }
 
 /// A matrix of one value and one scale, signs of neighbours along K alternating where asked.

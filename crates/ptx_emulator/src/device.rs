@@ -40,6 +40,17 @@ pub enum Schedule {
     Worst,
 }
 
+impl std::fmt::Display for Schedule {
+    /// As [`Schedule::from_str`](std::str::FromStr) reads it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Schedule::Fair => f.write_str("fair"),
+            Schedule::Seed(n) => write!(f, "seed:{n}"),
+            Schedule::Worst => f.write_str("worst"),
+        }
+    }
+}
+
 impl std::str::FromStr for Schedule {
     type Err = String;
 
@@ -154,6 +165,14 @@ impl Device {
         let buffer = self.allocate(bytes.len() as u64);
         self.write(buffer, 0, bytes);
         buffer
+    }
+
+    /// Frees a buffer. Its addresses are never used again, so a kernel that still has them faults.
+    ///
+    /// # Panics
+    /// If it is no buffer of this device, or freed already.
+    pub fn free(&mut self, buffer: Buffer) {
+        self.memory.free(buffer.address);
     }
 
     /// Writes bytes at an offset of a buffer.

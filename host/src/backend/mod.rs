@@ -3,6 +3,12 @@
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(feature = "kernels")]
+mod descriptors;
+#[cfg(feature = "emulated")]
+pub mod emulated;
+#[cfg(feature = "kernels")]
+mod kernels;
 
 use std::time::Duration;
 
@@ -13,7 +19,7 @@ use crate::problem::{Step, Weights};
 
 /// A device that can run steps.
 pub trait Backend {
-    /// Its name on the command line: `cpu`, `cuda`.
+    /// Its name on the command line: `cpu`, `cuda`, `emulated`.
     fn name(&self) -> &'static str;
 
     /// The device, in words.
@@ -37,11 +43,19 @@ pub trait Layer {
     fn kernel(&self) -> &str;
 
     /// Computes a step from host memory into `output`, all of which it writes; returns the time that the kernel took,
-    /// without the transfers. Allocates nothing when a step is no larger than one before.
+    /// without the transfers. Allocates nothing when a step is no larger than one before (an emulator does: what a kernel
+    /// kept from the last step must be found out).
     ///
     /// # Errors
     /// If the step was made for other weights, or the device fails.
     fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error>;
+
+    /// What the kernel did in the last step, where it was counted. The step's time is the emulator's then, and says nothing
+    /// of a device.
+    #[cfg(feature = "emulated")]
+    fn counters(&self) -> Option<&ptx_emulator::Report> {
+        None
+    }
 }
 
 /// Poisons `output`, then computes a step into it: the way to run a step whose output will be checked.

@@ -4,7 +4,12 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use nvfp4::Error;
-use nvfp4::backend::{Backend, cpu::Cpu, cuda};
+use nvfp4::backend::{
+    Backend,
+    cpu::Cpu,
+    cuda,
+    emulated::{ARCHES, Emulated},
+};
 
 use super::table;
 
@@ -26,6 +31,11 @@ pub fn run(_: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
             gpu.kernel.map_or("none".into(), |(kernel, arch)| format!("{kernel} ({arch})")),
             table::bytes(gpu.memory as f64),
         ]);
+    }
+    for arch in ARCHES {
+        let gpu = Emulated::new(arch, Default::default())?;
+        let (kernel, made_for) = gpu.kernel();
+        rows.add_row(["emulated".into(), arch.into(), format!("{kernel} ({made_for})"), String::new()]);
     }
     writeln!(out, "{rows}")?;
     match gpus {

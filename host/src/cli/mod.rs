@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use nvfp4::problem::Op;
 
-/// A wrong result.
+/// A wrong result, or a kernel that the emulator stopped.
 pub const WRONG: u8 = 1;
 /// Bad input or usage.
 pub const BAD_INPUT: u8 = 2;
@@ -62,8 +62,11 @@ pub fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         eprintln!("error: {error:#}");
-        let no_device = error.downcast_ref::<nvfp4::Error>().is_some_and(nvfp4::Error::is_no_device);
-        ExitCode::from(if no_device { NO_DEVICE } else { BAD_INPUT })
+        ExitCode::from(match error.downcast_ref::<nvfp4::Error>() {
+            Some(error) if error.is_no_device() => NO_DEVICE,
+            Some(error) if error.fault().is_some() => WRONG,
+            _ => BAD_INPUT,
+        })
     })
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::ValueEnum;
-use nvfp4::backend::{self, Backend, cpu::Cpu, cuda::Cuda};
+use nvfp4::backend::{self, Backend, Layer, cpu::Cpu, cuda::Cuda, emulated};
 use nvfp4::checkpoint::{Activations, Checkpoint, OutputFile, refuse_input};
 use nvfp4::compare::{Comparison, Mismatch, Tolerance, compare};
 use nvfp4::format::Matrix;
@@ -29,10 +29,11 @@ use super::table;
   nvfp4 run                                      the default shape on the best device here
   nvfp4 run --shape decode-1 --backend cpu --repeat 20
   nvfp4 run --shape mine.json#layer-3 --input all-codes --json
+  nvfp4 run --shape group-test-1 --backend emulated --arch sm_90a --schedule worst
   nvfp4 run --weights model/ --layer 3 --tokens 16
   nvfp4 run --weights model/ --layer 3 --activations tokens.safetensors --output out.safetensors
 
-Exit codes: 0 nothing wrong, 1 a wrong result, 2 bad input or usage, 3 no such device.")]
+Exit codes: 0 nothing wrong, 1 a wrong result or a fault of the kernel, 2 bad input or usage, 3 no such device.")]
 pub struct Args {
     /// A built-in shape (see `nvfp4 shapes`), FILE.json or FILE.json#NAME.
     #[arg(long, default_value = "moe-1", conflicts_with = "weights")]
@@ -43,6 +44,13 @@ pub struct Args {
     /// Where to run; auto takes a CUDA GPU if there is one.
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     backend: Choice,
+    /// The emulated GPU: sm_80, sm_90a or sm_100f [default: sm_100f].
+    #[arg(long)]
+    arch: Option<String>,
+    /// Which warp the emulated GPU runs next, and when its asynchronous operations complete: fair, seed:N or worst
+    /// [default: fair].
+    #[arg(long)]
+    schedule: Option<emulated::Schedule>,
     /// How inputs are made [default: the shape's own, or gaussian].
     #[arg(long, value_name = "GENERATOR", value_parser = parse_generator)]
     input: Option<Generator>,
@@ -70,9 +78,9 @@ pub struct Args {
     /// How much of the output is checked.
     #[arg(long, value_enum, default_value_t = Verify::Full)]
     verify: Verify,
-    /// Timed runs, after one to warm up.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    repeat: u32,
+    /// Timed runs, after one to warm up [default: 5]. The emulator times nothing: there it runs once, unless told.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: Option<u32>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -83,6 +91,17 @@ enum Choice {
     Auto,
     Cpu,
     Cuda,
+    /// The GPU's kernel executed on the CPU, its faults found.
+    Emulated,
+}
+
+impl Args {
+    /// Runs that are reported, and runs before them that warm caches and buffers.
+    fn runs(&self) -> (usize, usize) {
+        let emulated = self.backend == Choice::Emulated;
+        let (timed, warm_up) = if emulated { (1, 0) } else { (5, 1) };
+        (self.repeat.map_or(timed, |repeat| repeat as usize), warm_up)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -114,7 +133,7 @@ struct Job<'a> {
 
 /// Runs the job and prints the report.
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let backend = choose_backend(args.backend)?;
+    let backend = choose_backend(args)?;
     let checkpoint = args.weights.as_deref().map(Checkpoint::open).transpose()?;
     if let Some(path) = &args.output {
         let inputs = checkpoint.iter().flat_map(Checkpoint::paths).chain(args.activations.as_deref());
@@ -130,16 +149,16 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let mut output = Output::new(problem);
     let mut layer = backend.prepare(&weights)?;
 
+    let (timed, warm_up) = args.runs();
     let mut times = Vec::new();
     {
-        let progress = Progress::new("running", args.repeat as usize + 1);
-        for _ in 0..=args.repeat {
+        let progress = Progress::new("running", warm_up + timed);
+        for _ in 0..warm_up + timed {
             times.push(backend::run(layer.as_mut(), &step, &mut output)?);
             progress.add(1);
         }
     }
-    // The first run warms caches and buffers.
-    let mut times = times.split_off(1);
+    let mut times = times.split_off(warm_up);
     times.sort();
 
     let comparison = match args.verify {
@@ -153,7 +172,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         input,
         problem,
         backend: backend.as_ref(),
-        kernel: layer.kernel(),
+        layer: layer.as_ref(),
         min: times[0],
         median: times[times.len() / 2],
         comparison,
@@ -172,10 +191,18 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn choose_backend(choice: Choice) -> anyhow::Result<Box<dyn Backend>> {
-    Ok(match choice {
+fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
+    if args.backend != Choice::Emulated && (args.arch.is_some() || args.schedule.is_some()) {
+        bail!("--arch and --schedule are the emulator's; add --backend emulated");
+    }
+    Ok(match args.backend {
         Choice::Cpu => Box::new(Cpu::new()),
         Choice::Cuda => Box::new(Cuda::open(0)?),
+        Choice::Emulated => {
+            let schedule = args.schedule.unwrap_or_default();
+            let options = emulated::Options { schedule, ..Default::default() };
+            Box::new(emulated::Emulated::new(args.arch.as_deref().unwrap_or(emulated::DEFAULT_ARCH), options)?)
+        }
         Choice::Auto => match Cuda::open(0) {
             Ok(gpu) => Box::new(gpu),
             Err(error) if error.is_no_device() => Box::new(Cpu::new()),
@@ -282,7 +309,7 @@ struct Report<'a> {
     input: String,
     problem: &'a GroupedProblem,
     backend: &'a dyn Backend,
-    kernel: &'a str,
+    layer: &'a dyn Layer,
     min: Duration,
     median: Duration,
     comparison: Option<Comparison>,
@@ -299,22 +326,28 @@ impl Report<'_> {
         let seconds = self.median.as_secs_f64();
         let groups: Vec<_> =
             self.problem.groups().iter().map(|group| json!({"m": group.m, "n": group.n, "k": group.k})).collect();
-        json!({
+        // Rates of the emulator would be taken for the device's.
+        let rate = |amount: f64| self.layer.counters().is_none().then_some(amount / seconds);
+        let mut report = json!({
             "op": self.problem.op(),
             "backend": self.backend.name(),
-            "kernel": self.kernel,
+            "kernel": self.layer.kernel(),
             "device": self.backend.device(),
             "shape": self.shape,
             "input": self.input,
             "groups": groups,
             "time_us": {"min": self.min.as_secs_f64() * 1e6, "median": seconds * 1e6},
-            "tflops": work.operations / seconds / 1e12,
-            "gb_per_s": work.bytes() as f64 / seconds / 1e9,
+            "tflops": rate(work.operations / 1e12),
+            "gb_per_s": rate(work.bytes() as f64 / 1e9),
             "max_abs_err": self.comparison.map(|comparison| comparison.max_abs_err),
             "max_rel_err": self.comparison.map(|comparison| comparison.max_rel_err),
             "mismatches": self.comparison.map(|comparison| comparison.mismatches),
             "verified": self.verified(),
-        })
+        });
+        if let Some(counters) = self.layer.counters() {
+            report["counters"] = json!(counters);
+        }
+        report
     }
 
     fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
@@ -329,22 +362,27 @@ impl Report<'_> {
             self.problem.out_dtype().name(),
             self.backend.name(),
             self.backend.device(),
-            self.kernel
+            self.layer.kernel()
         )?;
         writeln!(out, "{}", group_table(self.problem.groups()))?;
-        writeln!(
-            out,
-            "time      median {}, min {} of {}",
-            table::time(seconds),
-            table::time(self.min.as_secs_f64()),
-            self.args.repeat
-        )?;
-        writeln!(
-            out,
-            "rate      {:.3} TFLOP/s, {:.2} GB/s",
-            work.operations / seconds / 1e12,
-            work.bytes() as f64 / seconds / 1e9
-        )?;
+        match self.layer.counters() {
+            Some(counters) => print_counters(counters, seconds, out)?,
+            None => {
+                writeln!(
+                    out,
+                    "time      median {}, min {} of {}",
+                    table::time(seconds),
+                    table::time(self.min.as_secs_f64()),
+                    self.args.runs().0
+                )?;
+                writeln!(
+                    out,
+                    "rate      {:.3} TFLOP/s, {:.2} GB/s",
+                    work.operations / seconds / 1e12,
+                    work.bytes() as f64 / seconds / 1e9
+                )?;
+            }
+        }
         if let Some(peaks) = self.backend.peaks() {
             let share = work.seconds(peaks) / seconds;
             writeln!(
@@ -378,6 +416,35 @@ impl Report<'_> {
             (None, _) => writeln!(out, "verified  no: of a sample of {checked} elements all are {bound}"),
         }
     }
+}
+
+/// What an emulated kernel did. No rate: the time is the emulator's.
+fn print_counters(counters: &emulated::Counters, seconds: f64, out: &mut impl Write) -> std::io::Result<()> {
+    let total = &counters.total;
+    let number = |count: u64| table::thousands(count as usize);
+    let bytes = |count: u64| table::bytes(count as f64);
+    writeln!(
+        out,
+        "executed  {} instructions of threads, {} of warps, {} CTAs; no fault",
+        number(total.thread_instructions),
+        number(total.warp_instructions),
+        number(counters.ctas)
+    )?;
+    writeln!(
+        out,
+        "global    {} loaded, {} distinct; {} stored",
+        bytes(total.bytes.global_load + total.bulk_load_bytes),
+        bytes(counters.dram_read_bytes),
+        bytes(total.bytes.global_store + total.bulk_store_bytes)
+    )?;
+    writeln!(
+        out,
+        "shared    {} loaded, {} stored, {} extra cycles by bank conflicts",
+        bytes(total.bytes.shared_load),
+        bytes(total.bytes.shared_store),
+        number(total.bank_conflicts)
+    )?;
+    writeln!(out, "time      {} to emulate; says nothing of a GPU", table::time(seconds))
 }
 
 /// The groups, those of equal size in one row.

@@ -1,4 +1,20 @@
 //! Planning: pure functions of a problem's sizes, the same with and without a GPU.
 
+#[cfg(feature = "kernels")]
+pub(crate) mod gated_simt;
 pub mod roofline;
 pub mod tile;
+
+/// A launch of a kernel that gets the step's descriptors.
+#[cfg(feature = "kernels")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grid {
+    /// The kernel's entry.
+    pub entry: &'static str,
+    /// Blocks along x; none if there is nothing to compute.
+    pub blocks: u32,
+    /// Threads of a block along x.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+}

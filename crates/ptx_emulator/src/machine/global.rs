@@ -114,6 +114,15 @@ impl GlobalMemory {
         base
     }
 
+    /// Takes an allocation away; its addresses stay unmapped.
+    ///
+    /// # Panics
+    /// If none begins at `base`.
+    pub fn free(&mut self, base: u64) {
+        let at = self.allocations.binary_search_by_key(&base, |a| a.base).expect("the address of an allocation");
+        self.allocations.remove(at);
+    }
+
     /// The allocation that holds `len` bytes at `address`, and the offset in it.
     pub fn locate(&self, address: u64, len: u64) -> Option<(&Allocation, u64)> {
         let (allocation, offset) = self.nearest(address)?;
@@ -173,5 +182,15 @@ mod tests {
         assert!(memory.locate(base + 3, 8).is_none());
         assert!(memory.locate(base - 1, 1).is_none());
         assert_eq!(memory.distinct_bytes(), (32, 32));
+    }
+
+    #[test]
+    fn freed_addresses_are_unmapped_and_not_given_again() {
+        let mut memory = GlobalMemory::default();
+        let [first, second] = [10, 20].map(|len| memory.allocate(len, None, false));
+        memory.free(first);
+        assert!(memory.locate(first, 1).is_none());
+        assert!(memory.locate(second, 20).is_some());
+        assert!(memory.allocate(10, None, false) > second);
     }
 }

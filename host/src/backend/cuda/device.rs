@@ -12,7 +12,7 @@ use cuda_driver::cust::error::CudaResult;
 use cuda_driver::cust::module::Module;
 use cuda_driver::{Failure, last_failure, sys};
 
-use super::kernels::{self, Capability, KERNELS, Kernel};
+use crate::backend::kernels::{self, Capability, KERNELS, Kernel};
 use crate::error::Error;
 
 /// What can be said of a device without making a context on it.

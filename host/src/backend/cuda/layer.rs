@@ -15,61 +15,19 @@ use kernels_gpu::abi;
 use super::buffer::Arena;
 use super::device::Device;
 use super::event::Event;
-use super::gated_simt;
 use crate::backend::Layer;
+use crate::backend::descriptors::{self, DeviceGroup, DeviceWeights, Placed};
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, blocked};
 use crate::output::Output;
-use crate::problem::{self, Op, OutDtype, Step, Weights};
+use crate::plan::{Grid, gated_simt};
+use crate::problem::{OutDtype, Step, Weights};
 
 /// Every operand starts at a multiple of this: what `cuMemAlloc` promises, more than any kernel asks for.
 const ALIGNMENT: usize = 256;
 
 /// Launches on callers' streams whose descriptors may be on their way at once; one more waits for the oldest.
 const SLOTS: usize = 4;
-
-/// A launch of a kernel that gets the step's descriptors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Grid {
-    /// The kernel's entry.
-    pub entry: &'static str,
-    /// Blocks along x; none if there is nothing to compute.
-    pub blocks: u32,
-    /// Threads of a block along x.
-    pub threads: u32,
-    /// Dynamic shared memory of a block.
-    pub shared_bytes: u32,
-}
-
-/// The tokens of one expert in device memory, and where its output goes.
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceGroup {
-    /// Tokens, M. If there are none, the addresses are not looked at.
-    pub rows: usize,
-    /// Packed values, `[M, K/2]` bytes, at a multiple of 16.
-    pub values: CUdeviceptr,
-    /// Scales in the blocked layout ([`blocked::len`]`(M, K/16)` bytes), at a multiple of 16.
-    pub scales: CUdeviceptr,
-    /// The factor of all these tokens.
-    pub global_scale: f32,
-    /// `[M, N]` of the output's type, row-major, at a multiple of 16.
-    pub output: CUdeviceptr,
-}
-
-/// Where an expert's weights lie on the device.
-struct Expert {
-    n: usize,
-    k: usize,
-    /// Gate and up, or the one.
-    projections: Vec<Projection>,
-}
-
-struct Projection {
-    values: CUdeviceptr,
-    /// In the blocked layout.
-    scales: CUdeviceptr,
-    global_scale: f32,
-}
 
 /// Descriptors that a stream may still read.
 struct Slot {
@@ -82,14 +40,13 @@ struct Slot {
 ///
 /// Holds its memory on the device, and buffers that have grown to the largest step seen.
 pub struct CudaLayer {
-    op: Op,
-    experts: Vec<Expert>,
+    weights: DeviceWeights,
     /// The entries of the kernel for this operation.
     functions: Vec<(&'static str, CUfunction)>,
     /// The groups of the step at hand, as the kernel reads them.
     groups: Vec<abi::Group>,
-    /// What `experts` points into.
-    _weights: Option<DeviceBuffer<u8>>,
+    /// What `weights` points into.
+    _memory: Option<DeviceBuffer<u8>>,
     /// Descriptors, activations and output of a step from host memory.
     arena: Arena,
     /// Descriptors of launches on callers' streams, used in turn.
@@ -142,30 +99,21 @@ impl CudaLayer {
             Ok(address)
         };
         let mut cursor = Cursor::default();
-        let mut experts = Vec::with_capacity(weights.experts().len());
-        for expert in weights.experts() {
-            let mut projections = Vec::with_capacity(weights.op().projections());
-            for matrix in expert.projections() {
-                let (values, scales) = cursor.take_matrix(matrix);
-                projections.push(Projection {
-                    values: upload(values, matrix.values())?,
-                    scales: upload(scales, matrix.blocked_scales().bytes())?,
-                    global_scale: matrix.global_scale(),
-                });
-            }
-            experts.push(Expert { n: expert.n(), k: expert.k(), projections });
-        }
+        let placed = DeviceWeights::new(weights, |matrix| {
+            let (values, scales) = cursor.take_matrix(matrix);
+            let values = upload(values, matrix.values())?;
+            Ok(Placed { values, scales: upload(scales, matrix.blocked_scales().bytes())? })
+        })?;
         // A copy from pageable memory may return with its last part still on the way (cuda.h, "API synchronization
         // behavior"), and a caller's stream would not wait for it.
         device.check(CurrentContext::synchronize())?;
 
         let slot = || Ok::<_, Error>(Slot { arena: Arena::default(), read: Event::new(&device)? });
         Ok(Self {
-            op: weights.op(),
-            experts,
+            weights: placed,
             functions,
             groups: Vec::new(),
-            _weights: buffer,
+            _memory: buffer,
             arena: Arena::default(),
             slots: [slot()?, slot()?, slot()?, slot()?],
             next_slot: 0,
@@ -206,17 +154,16 @@ impl CudaLayer {
         out_dtype: OutDtype,
         stream: CUstream,
     ) -> Result<(), Error> {
-        if groups.len() != self.experts.len() {
-            let (got, expected) = (groups.len(), self.experts.len());
+        if groups.len() != self.weights.len() {
+            let (got, expected) = (groups.len(), self.weights.len());
             return Err(Error::Mismatch { what: "groups of tokens (one for each expert)", got, expected });
         }
         self.device.make_current()?;
         self.groups.clear();
-        for (index, (expert, group)) in self.experts.iter().zip(groups).enumerate() {
-            let described = expert.describe(group).map_err(|error| error.at(format_args!("group {index}")))?;
-            self.groups.push(described);
+        for (index, group) in groups.iter().enumerate() {
+            self.groups.push(self.weights.describe(index, group)?);
         }
-        let grid = gated_simt::plan(self.op, &mut self.groups)?;
+        let grid = gated_simt::plan(self.weights.op(), &mut self.groups)?;
         if grid.blocks == 0 {
             return Ok(());
         }
@@ -269,14 +216,7 @@ impl CudaLayer {
         stream: CUstream,
     ) -> Result<(), Error> {
         let (_, function) = self.functions.iter().find(|(entry, _)| *entry == grid.entry).expect("entries are loaded");
-        let mut launch = abi::Launch {
-            groups,
-            group_count: self.groups.len() as u32,
-            output: match out_dtype {
-                OutDtype::F16 => abi::OUTPUT_F16,
-                OutDtype::Bf16 => abi::OUTPUT_BF16,
-            },
-        };
+        let mut launch = descriptors::parameter(groups, self.groups.len(), out_dtype);
         let mut parameters = [(&raw mut launch).cast::<c_void>()];
         // SAFETY: the function is of a module that `self.device` keeps loaded; it has one parameter, of type Launch, which
         // the driver copies; the rest is the caller's promise.
@@ -314,38 +254,13 @@ impl Drop for CudaLayer {
 // current first. `&self` methods use none of them.
 unsafe impl Send for CudaLayer {}
 
-impl Expert {
-    /// What the kernel is told of a group; its first tile is still to be numbered.
-    fn describe(&self, group: &DeviceGroup) -> Result<abi::Group, Error> {
-        let size = |size: usize| u32::try_from(size).map_err(|_| Error::TooLarge);
-        let mut described = abi::Group {
-            a: group.values,
-            a_scales: group.scales,
-            b: [0; 2],
-            b_scales: [0; 2],
-            c: group.output,
-            alpha: [0.0; 2],
-            m: size(group.rows)?,
-            n: size(self.n)?,
-            k: size(self.k)?,
-            first_tile: 0,
-        };
-        for (index, projection) in self.projections.iter().enumerate() {
-            described.b[index] = projection.values;
-            described.b_scales[index] = projection.scales;
-            described.alpha[index] = problem::alpha(group.global_scale, projection.global_scale, self.k)? as f32;
-        }
-        Ok(described)
-    }
-}
-
 impl Layer for CudaLayer {
     fn kernel(&self) -> &str {
-        gated_simt::name(self.op)
+        gated_simt::name(self.weights.op())
     }
 
     fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
-        step.check_fits(self.op, self.experts.iter().map(|expert| (expert.n, expert.k)))?;
+        self.weights.check_fits(step)?;
         output.check_fits(step.problem())?;
         if output.bits().is_empty() {
             return Ok(Duration::ZERO);
@@ -355,7 +270,7 @@ impl Layer for CudaLayer {
         // Everything in one piece of memory, filled on the host and sent in one copy: descriptors, tokens, and the
         // output as the caller left it, so that an element which the kernel forgets keeps its poison.
         let mut total = Cursor::default();
-        let descriptors = total.take(size_of::<abi::Group>() * self.experts.len());
+        let descriptors = total.take(size_of::<abi::Group>() * self.weights.len());
         for tokens in step.activations() {
             total.take_matrix(tokens);
         }
@@ -368,7 +283,7 @@ impl Layer for CudaLayer {
         cursor.take(descriptors.len());
         let mut next_output = address + out.start as u64;
         self.groups.clear();
-        for (index, (expert, tokens)) in self.experts.iter().zip(step.activations()).enumerate() {
+        for (index, (tokens, sizes)) in step.activations().iter().zip(step.problem().groups()).enumerate() {
             let (values, scales) = cursor.take_matrix(tokens);
             let group = DeviceGroup {
                 rows: tokens.rows(),
@@ -379,11 +294,10 @@ impl Layer for CudaLayer {
             };
             host[values].copy_from_slice(tokens.values());
             blocked::write_linear(tokens.rows(), tokens.k() / BLOCK, tokens.scales(), &mut host[scales]);
-            next_output += size_of::<u16>() as u64 * (tokens.rows() * expert.n) as u64;
-            let described = expert.describe(&group).map_err(|error| error.at(format_args!("group {index}")))?;
-            self.groups.push(described);
+            next_output += size_of::<u16>() as u64 * (sizes.m * sizes.n) as u64;
+            self.groups.push(self.weights.describe(index, &group)?);
         }
-        let grid = gated_simt::plan(self.op, &mut self.groups)?;
+        let grid = gated_simt::plan(self.weights.op(), &mut self.groups)?;
         host[descriptors].copy_from_slice(bytemuck::cast_slice(&self.groups));
         host[out.clone()].copy_from_slice(bytemuck::cast_slice(output.bits()));
 

@@ -1,6 +1,6 @@
 //! NVIDIA GPUs: kernels of `kernels-gpu` launched through the CUDA driver, which is found at run time.
 //!
-//! Which kernel runs is a function of the compute capability alone (`kernels.rs`); it is compiled in as PTX, which the
+//! Which kernel runs is a function of the compute capability alone (`backend/kernels.rs`); it is compiled in as PTX, which the
 //! driver turns into machine code when the first layer is prepared, unless a cubin file is there. Decides nothing about
 //! shapes.
 //!
@@ -15,8 +15,6 @@
 mod buffer;
 mod device;
 mod event;
-mod gated_simt;
-mod kernels;
 mod layer;
 #[cfg(test)]
 mod tests;
@@ -26,9 +24,10 @@ use std::sync::Arc;
 
 pub use cuda_driver::sys::{CUdeviceptr, CUstream};
 pub use device::{DeviceInfo, devices};
-pub use kernels::Capability;
-pub use layer::{CudaLayer, DeviceGroup};
+pub use layer::CudaLayer;
 
+pub use super::descriptors::DeviceGroup;
+pub use super::kernels::Capability;
 use super::{Backend, Layer};
 use crate::error::Error;
 use crate::plan::roofline::{GPUS, Peaks};

@@ -2,11 +2,12 @@
 
 use kernels_gpu::abi::{Group, SimtTile};
 
-use super::layer::Grid;
+use super::Grid;
 use crate::error::Error;
 use crate::problem::Op;
 
 /// The tiles that there are entries for.
+#[cfg(any(feature = "cuda", test))]
 const TILES: [SimtTile; 2] = [SimtTile::SMALL, SimtTile::LARGE];
 
 /// Time for a row of a [`SimtTile::SMALL`] in rows of a [`SimtTile::LARGE`], by its instructions for a product: a thread
@@ -14,12 +15,13 @@ const TILES: [SimtTile; 2] = [SimtTile::SMALL, SimtTile::LARGE];
 const SMALL_ROW_COST: u64 = 2;
 
 /// What the kernel is called that computes an operation.
-pub(super) fn name(op: Op) -> &'static str {
+pub(crate) fn name(op: Op) -> &'static str {
     entry(SimtTile::LARGE, op)
 }
 
-/// The entries of an operation, one for each tile.
-pub(super) fn entries(op: Op) -> [&'static str; 2] {
+/// The entries of an operation, one for each tile: what a driver loads before the first step.
+#[cfg(any(feature = "cuda", test))]
+pub(crate) fn entries(op: Op) -> [&'static str; 2] {
     TILES.map(|tile| entry(tile, op))
 }
 
@@ -34,7 +36,7 @@ fn entry(tile: SimtTile, op: Op) -> &'static str {
 ///
 /// # Errors
 /// [`Error::TooLarge`] if the tiles are more than a grid can have blocks.
-pub(super) fn plan(op: Op, groups: &mut [Group]) -> Result<Grid, Error> {
+pub(crate) fn plan(op: Op, groups: &mut [Group]) -> Result<Grid, Error> {
     /// Blocks of a grid along x (CUDA programming guide, "Technical Specifications per Compute Capability").
     const MAX_BLOCKS: u64 = (1 << 31) - 1;
 

@@ -54,8 +54,15 @@ pub(super) fn choose(kernels: &[Kernel], device: Capability) -> Option<&Kernel> 
     there.max_by_key(|kernel| parse(kernel.arch).map(|(own, reach)| (reach, own)))
 }
 
+/// The compute capability of the first device that code for an architecture runs on; `None` if that names none.
+#[cfg(feature = "emulated")]
+pub(super) fn capability(arch: &str) -> Option<Capability> {
+    parse(arch).map(|(capability, _)| capability)
+}
+
 /// The name of the file that may hold this kernel as machine code for a device: `<kernel>.<arch>.cubin`, where a
 /// plain architecture is the device's own, since machine code runs on no later one.
+#[cfg(feature = "cuda")]
 pub(super) fn cubin_name(kernel: &Kernel, device: Capability) -> String {
     let arch = match parse(kernel.arch) {
         Some((_, Reach::Onward)) => format!("sm_{}{}", device.0, device.1),
@@ -98,6 +105,17 @@ mod tests {
         assert!(choose(KERNELS, (99, 0)).is_some());
     }
 
+    #[cfg(feature = "emulated")]
+    #[test]
+    fn an_architecture_names_its_first_device() {
+        let named = ["sm_80", "sm_90a", "sm_100f", "sm_103f"].map(capability);
+        assert_eq!(named, [(8, 0), (9, 0), (10, 0), (10, 3)].map(Some));
+        for name in ["", "sm_", "sm_f", "sm_x0", "80", "compute_80", "sm_80 "] {
+            assert_eq!(capability(name), None, "{name}");
+        }
+    }
+
+    #[cfg(feature = "cuda")]
     #[test]
     fn machine_code_is_looked_for_under_the_devices_own_architecture() {
         assert_eq!(cubin_name(&SIMT, (8, 9)), "gated_simt.sm_89.cubin");

@@ -1,0 +1,42 @@
+//! `nvfp4 run --backend emulated`, as a user runs it: a verified result with counters in place of rates.
+
+use std::process::{Command, Output};
+
+fn run(line: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nvfp4"));
+    let arguments = ["run", "--shape", "group-test-1", "--backend", "emulated"];
+    command.args(arguments).args(line.split_whitespace()).output().expect("the command was built")
+}
+
+fn stdout(output: Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_report_counts_and_claims_no_rate() {
+    let text = stdout(run("--arch sm_80 --schedule worst"));
+    assert!(text.contains("emulated on sm_80, 148 SMs, schedule worst, plain_simt"), "{text}");
+    assert!(text.contains("no fault") && text.contains("verified  yes: all 45,056 elements"), "{text}");
+    assert!(!text.contains("/s"), "{text}");
+}
+
+#[test]
+fn the_json_has_the_counters_beside_the_keys_of_every_backend() {
+    let report: serde_json::Value = serde_json::from_str(&stdout(run("--json"))).unwrap();
+    assert_eq!(report["device"], "sm_100f, 148 SMs, schedule fair");
+    assert_eq!(report["verified"], true);
+    assert!(report["time_us"]["median"].as_f64().unwrap() > 0.0);
+    assert!(report["tflops"].is_null() && report["gb_per_s"].is_null());
+    // Two bytes for each of 96 × 128 + 128 × 256 elements.
+    assert_eq!(report["counters"]["total"]["bytes"]["global_store"], 2 * 45_056);
+    assert!(report["counters"]["total"]["thread_instructions"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn an_architecture_that_there_is_no_kernel_for_is_bad_input() {
+    let output = run("--arch sm_75");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(text, "error: no kernel runs on sm_75; take one of sm_80, sm_90a, sm_100f\n");
+}

@@ -1,0 +1,106 @@
+//! The kernels' PTX in the emulator: no fault under any schedule, the exact reference's numbers, the same bits every time.
+//! And faults where the PTX is broken, so that no fault means something.
+
+use nvfp4::Output;
+use nvfp4::backend::emulated::{Emulated, Fault, FaultKind, Options, Schedule};
+use nvfp4::backend::{self, Backend};
+use nvfp4::compare::Tolerance;
+use nvfp4::generate::Generator;
+use nvfp4::problem::{Group, Op, OutDtype, Step};
+use nvfp4::shape;
+use nvfp4_tests::{Case, Inputs, groups, inputs};
+
+const OPS: [Op; 2] = [Op::Gated, Op::Plain];
+
+const SCHEDULES: [Schedule; 3] = [Schedule::Fair, Schedule::Seed(1), Schedule::Worst];
+
+/// A GPU that runs `gated_simt`.
+fn simt(schedule: Schedule) -> Emulated {
+    Emulated::new("sm_80", Options { schedule, ..Options::default() }).expect("the portable kernel")
+}
+
+/// No schedule makes a fault or other bits, and all are right.
+fn check_schedules(kernel: &str, inputs: &Inputs, out_dtype: OutDtype) {
+    let case = Case::new(inputs, out_dtype);
+    let outputs = SCHEDULES.map(|schedule| {
+        let gpu = simt(schedule);
+        let mut layer = case.prepare(&gpu);
+        let output = case.verified(&gpu, layer.as_mut(), |_| Tolerance::of(out_dtype));
+        assert_eq!(layer.counters().expect("a kernel ran").kernel, kernel);
+        output
+    });
+    assert!(outputs.iter().all(|output| *output == outputs[0]), "schedules gave different bits");
+}
+
+/// Both operations on a shape, with the shape's own inputs.
+fn check_shape(name: &str, kernels: [&str; 2], tokens: impl Fn(usize) -> usize) {
+    let shape = shape::find(name).expect("a built-in shape");
+    let groups: Vec<_> = shape.groups.iter().map(|group| Group { m: tokens(group.m), ..*group }).collect();
+    for (op, kernel) in OPS.into_iter().zip(kernels) {
+        check_schedules(kernel, &inputs(shape.input, op, &groups, 0), OutDtype::F16);
+    }
+}
+
+const LARGE: [&str; 2] = ["gated_simt", "plain_simt"];
+const SMALL: [&str; 2] = ["gated_simt_small", "plain_simt_small"];
+
+#[test]
+fn the_large_tile_is_right_on_the_grouped_test_shapes() {
+    for number in 1..=10 {
+        check_shape(&format!("group-test-{number}"), LARGE, |m| m);
+    }
+}
+
+#[test]
+fn the_small_tile_is_right_on_the_grouped_test_shapes_with_few_tokens() {
+    for number in 1..=10 {
+        check_shape(&format!("group-test-{number}"), SMALL, |m| m / 8 % 21);
+    }
+}
+
+#[test]
+fn both_tiles_are_right_on_a_dual_test_shape() {
+    check_shape("dual-test-2", LARGE, |m| m);
+    check_shape("dual-test-2", SMALL, |m| m / 16);
+}
+
+#[test]
+fn ragged_groups_with_tails_of_k_are_right() {
+    let many = groups(&[(0, 8, 16), (1, 72, 320), (7, 8, 48), (127, 136, 64), (129, 72, 208), (0, 128, 256)]);
+    let few = groups(&[(0, 8, 16), (1, 200, 336), (9, 8, 48), (3, 136, 80), (20, 72, 208), (0, 128, 256)]);
+    for (sizes, kernels) in [(many, LARGE), (few, SMALL)] {
+        for (op, kernel) in OPS.into_iter().zip(kernels) {
+            for out_dtype in [OutDtype::F16, OutDtype::Bf16] {
+                check_schedules(kernel, &inputs(Generator::Gaussian, op, &sizes, 1), out_dtype);
+            }
+        }
+    }
+}
+
+/// What a kernel with this text is stopped for, if it is.
+fn fault(ptx: &str) -> Option<Fault> {
+    let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(65, 72, 208)]), 2);
+    let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
+    let gpu = simt(Schedule::Fair).with_ptx(ptx).unwrap();
+    let result = backend::run(gpu.prepare(&inputs.weights).unwrap().as_mut(), &step, &mut Output::new(step.problem()));
+    result.err().map(|error| error.fault().unwrap_or_else(|| panic!("{error}")).clone())
+}
+
+#[test]
+fn a_barrier_that_is_missing_is_a_data_race() {
+    let ptx = simt(Schedule::Fair).ptx();
+    assert_eq!(fault(ptx), None);
+    let barrier = "bar.sync";
+    let entry = ptx.split("// -- End function").next().unwrap();
+    let barriers: Vec<_> = entry.match_indices(barrier).collect();
+    assert_eq!(barriers.len(), 2, "before the loop and in it");
+    for (at, _) in barriers {
+        let broken = format!("{}// {}", &ptx[..at], &ptx[at..]);
+        let fault = fault(&broken).expect("a fault");
+        assert_eq!((fault.kind, fault.kernel.as_str()), (FaultKind::DataRace, "gated_simt"), "{fault}");
+        // Both sides of it, by their lines.
+        let places = [fault.place.clone(), fault.others[0].place.clone()];
+        let sources = places.map(|place| place.and_then(|place| place.source).expect("a line of the source"));
+        assert!(sources.iter().all(|source| source.contains("shared.rs:")), "{fault}");
+    }
+}
