@@ -254,16 +254,25 @@ impl Device {
         let params = arguments(kernel, args)?;
         let symbols = self.load(module)?;
         self.memory.clear_marks();
-        let launch =
-            Launch { kernel, config, global: &self.memory, params: &params, symbols: &symbols, sms: self.config.sms };
         let ctas = config.grid.iter().map(|&n| u64::from(n)).product::<u64>();
         let clusters = ctas / config.cluster.iter().map(|&n| u64::from(n)).product::<u64>();
-        let roles = if kernel.communicates { take_turns(launch, clusters)? } else { in_parallel(launch, clusters)? };
+        let launch = Launch {
+            kernel,
+            config,
+            global: &self.memory,
+            params: &params,
+            symbols: &symbols,
+            sms: self.config.sms,
+            next_cluster: &AtomicU64::new(0),
+            clusters,
+        };
+        let outcome = if kernel.communicates { take_turns(launch)? } else { in_parallel(launch)? };
         let (dram_read_bytes, dram_write_bytes) = self.memory.distinct_bytes();
         let mut report = Report {
             kernel: kernel.name.clone(),
             ctas,
-            roles,
+            roles: outcome.roles,
+            peak_tmem_columns: outcome.peak_tmem_columns,
             dram_read_bytes,
             dram_write_bytes,
             shared_bytes: u64::from(kernel.shared_bytes + config.shared_bytes),
@@ -332,19 +341,33 @@ fn arguments(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u8>, Fault> {
     Ok(block)
 }
 
-fn add_roles(sum: &mut Vec<Role>, roles: &[Role]) {
-    sum.resize(sum.len().max(roles.len()), Role::default());
-    for (a, b) in sum.iter_mut().zip(roles) {
-        a.add(b);
+/// What clusters report when they are done.
+#[derive(Default)]
+struct Outcome {
+    roles: Vec<Role>,
+    peak_tmem_columns: u32,
+}
+
+impl Outcome {
+    fn of(cluster: &Cluster<'_>) -> Outcome {
+        Outcome { roles: cluster.roles().to_vec(), peak_tmem_columns: cluster.peak_tmem_columns() }
+    }
+
+    fn add(&mut self, other: &Outcome) {
+        self.roles.resize(self.roles.len().max(other.roles.len()), Role::default());
+        for (a, b) in self.roles.iter_mut().zip(&other.roles) {
+            a.add(b);
+        }
+        self.peak_tmem_columns = self.peak_tmem_columns.max(other.peak_tmem_columns);
     }
 }
 
 /// Clusters that cannot see each other, on all threads. The fault of the first cluster wins, whatever the timing.
-fn in_parallel(launch: Launch<'_>, clusters: u64) -> Result<Vec<Role>, Fault> {
+fn in_parallel(launch: Launch<'_>) -> Result<Outcome, Fault> {
     let first_fault = AtomicU64::new(u64::MAX);
-    let run = |index: u64| -> Result<Vec<Role>, (u64, Fault)> {
+    let run = |index: u64| -> Result<Outcome, (u64, Fault)> {
         if first_fault.load(Ordering::Relaxed) < index {
-            return Ok(Vec::new());
+            return Ok(Outcome::default());
         }
         let fault = |fault| {
             first_fault.fetch_min(index, Ordering::Relaxed);
@@ -352,16 +375,16 @@ fn in_parallel(launch: Launch<'_>, clusters: u64) -> Result<Vec<Role>, Fault> {
         };
         let mut cluster = Cluster::new(launch, index);
         match cluster.run(u64::MAX).map_err(fault)? {
-            Status::Done => Ok(cluster.roles().to_vec()),
+            Status::Done => Ok(Outcome::of(&cluster)),
             Status::Running | Status::Idle => Err(fault(cluster.deadlock())),
         }
     };
-    let results = (0..clusters).into_par_iter().map(run);
+    let results = (0..launch.clusters).into_par_iter().map(run);
     let sum = results.reduce(
-        || Ok(Vec::new()),
+        || Ok(Outcome::default()),
         |a, b| match (a, b) {
             (Ok(mut a), Ok(b)) => {
-                add_roles(&mut a, &b);
+                a.add(&b);
                 Ok(a)
             }
             (Err(a), Err(b)) => Err(if a.0 <= b.0 { a } else { b }),
@@ -372,17 +395,15 @@ fn in_parallel(launch: Launch<'_>, clusters: u64) -> Result<Vec<Role>, Fault> {
 }
 
 /// Clusters that may communicate: on one thread in turns, as many at a time as the device holds.
-fn take_turns(launch: Launch<'_>, clusters: u64) -> Result<Vec<Role>, Fault> {
+fn take_turns(launch: Launch<'_>) -> Result<Outcome, Fault> {
     let ctas = launch.config.cluster.iter().product::<u32>();
     let resident = (launch.sms / ctas).max(1) as usize;
-    let mut waiting = 0..clusters;
     let mut running: Vec<Cluster<'_>> = Vec::new();
-    let mut sum = Vec::new();
+    let mut sum = Outcome::default();
     let mut idle_rounds = 0;
     loop {
-        while running.len() < resident
-            && let Some(index) = waiting.next()
-        {
+        while running.len() < resident && launch.next_cluster.load(Ordering::Relaxed) < launch.clusters {
+            let index = launch.next_cluster.fetch_add(1, Ordering::Relaxed);
             running.push(Cluster::new(launch, index));
         }
         if running.is_empty() {
@@ -396,7 +417,7 @@ fn take_turns(launch: Launch<'_>, clusters: u64) -> Result<Vec<Role>, Fault> {
             moved |= status == Status::Running || running[at].progress() != before;
             if status == Status::Done {
                 moved = true;
-                add_roles(&mut sum, running[at].roles());
+                sum.add(&Outcome::of(&running[at]));
                 running.remove(at);
             } else {
                 at += 1;

@@ -26,6 +26,8 @@ pub enum FaultKind {
     OverwriteInFlight,
     /// The async proxy accesses what the generic proxy wrote, with no proxy fence between.
     MissingProxyFence,
+    /// `wgmma` uses registers that were written since the last `wgmma.fence`.
+    MissingWgmmaFence,
     /// Threads of a CTA that wait at a barrier which the others will not reach, or reach with other arguments.
     BarrierDivergence,
     /// An `.aligned` instruction, or one with a member mask, that its lanes do not execute together.
@@ -80,6 +82,7 @@ impl FaultKind {
             ReadInFlight => "read of data still in flight",
             OverwriteInFlight => "write to memory that an asynchronous operation still uses",
             MissingProxyFence => "no proxy fence between a generic write and an async-proxy access",
+            MissingWgmmaFence => "no wgmma.fence between writing registers and wgmma",
             BarrierDivergence => "barrier divergence",
             WarpDivergence => "warp-wide instruction executed by part of its lanes",
             Deadlock => "deadlock",
@@ -153,9 +156,9 @@ pub struct Fault {
     /// What went wrong.
     pub kind: FaultKind,
     /// The particulars.
-    pub message: String,
+    pub message: Box<str>,
     /// The entry's name.
-    pub kernel: String,
+    pub kernel: Box<str>,
     /// `%ctaid` of the thread that faulted.
     pub cta: Option<[u32; 3]>,
     /// The warp's index in its CTA.
@@ -163,17 +166,17 @@ pub struct Fault {
     /// The lane, where one is to blame.
     pub lane: Option<u32>,
     /// The instruction.
-    pub place: Option<Place>,
+    pub place: Option<Box<Place>>,
     /// The other side of a conflict, or who waits for what.
     pub others: Vec<Party>,
 }
 
 impl Fault {
-    pub(crate) fn launch(kernel: &str, message: impl Into<String>) -> Fault {
+    pub(crate) fn launch(kernel: &str, message: impl Into<Box<str>>) -> Fault {
         Fault::bare(FaultKind::BadLaunch, kernel, message)
     }
 
-    pub(crate) fn bare(kind: FaultKind, kernel: &str, message: impl Into<String>) -> Fault {
+    pub(crate) fn bare(kind: FaultKind, kernel: &str, message: impl Into<Box<str>>) -> Fault {
         Fault {
             kind,
             message: message.into(),

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
-use crate::{Arg, Buffer, Device, DeviceConfig, Fault, LaunchConfig, Module, Report};
+use crate::{
+    Arg, Buffer, DataType, Device, DeviceConfig, Fault, Interleave, L2Promotion, LaunchConfig, Module, OobFill, Report,
+    Swizzle, TensorMap,
+};
 
 /// The file's contents.
 #[derive(Clone, Debug, Deserialize)]
@@ -99,6 +102,8 @@ pub struct ArgSpec {
     u64: Option<u64>,
     f32: Option<f32>,
     f64: Option<f64>,
+    /// A tensor map: 128 bytes.
+    tensor_map: Option<TensorMapSpec>,
     /// Bytes in hexadecimal.
     hex: Option<String>,
     /// Bytes from a file.
@@ -117,6 +122,92 @@ pub struct Patch {
     pointer: Option<String>,
     #[serde(default)]
     offset: u64,
+    tensor_map: Option<TensorMapSpec>,
+}
+
+/// The arguments of `cuTensorMapEncodeTiled`, innermost dimension first.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorMapSpec {
+    buffer: String,
+    #[serde(default)]
+    offset: u64,
+    #[serde(rename = "type")]
+    data_type: String,
+    dims: Vec<u64>,
+    /// In bytes, without the innermost dimension's.
+    strides: Vec<u64>,
+    #[serde(rename = "box")]
+    box_dims: Vec<u32>,
+    element_strides: Option<Vec<u32>>,
+    #[serde(default)]
+    swizzle: Option<String>,
+    #[serde(default)]
+    interleave: Option<String>,
+    #[serde(default)]
+    oob_fill: Option<String>,
+}
+
+impl TensorMapSpec {
+    fn make(&self, buffers: &BTreeMap<String, Buffer>) -> Result<[u8; 128]> {
+        let data_type = match self.data_type.as_str() {
+            "u8" => DataType::U8,
+            "u16" => DataType::U16,
+            "u32" => DataType::U32,
+            "s32" => DataType::S32,
+            "u64" => DataType::U64,
+            "s64" => DataType::S64,
+            "f16" => DataType::F16,
+            "f32" => DataType::F32,
+            "f64" => DataType::F64,
+            "bf16" => DataType::Bf16,
+            "f32_ftz" => DataType::F32Ftz,
+            "tf32" => DataType::Tf32,
+            "tf32_ftz" => DataType::Tf32Ftz,
+            "u4x16_align8" => DataType::U4x16Align8,
+            "u4x16_align16" => DataType::U4x16Align16,
+            "u6x16_align16" => DataType::U6x16Align16,
+            other => bail!("`{other}` is no tensor element type"),
+        };
+        let swizzle = match self.swizzle.as_deref().unwrap_or("none") {
+            "none" => Swizzle::None,
+            "32B" => Swizzle::B32,
+            "64B" => Swizzle::B64,
+            "96B" => Swizzle::B96,
+            "128B" => Swizzle::B128,
+            "128B_atom_32B" => Swizzle::B128Atom32,
+            "128B_atom_32B_flip_8B" => Swizzle::B128Atom32Flip8,
+            "128B_atom_64B" => Swizzle::B128Atom64,
+            other => bail!("`{other}` is no swizzle"),
+        };
+        let interleave = match self.interleave.as_deref().unwrap_or("none") {
+            "none" => Interleave::None,
+            "16B" => Interleave::B16,
+            "32B" => Interleave::B32,
+            other => bail!("`{other}` is no interleaved layout"),
+        };
+        let oob_fill = match self.oob_fill.as_deref().unwrap_or("zero") {
+            "zero" => OobFill::Zero,
+            "nan" => OobFill::Nan,
+            other => bail!("`{other}` is no fill"),
+        };
+        let address = pointer(buffers, &self.buffer, self.offset)?;
+        let ones = vec![1; self.dims.len()];
+        let strides = self.element_strides.as_deref().unwrap_or(&ones);
+        let map = TensorMap::tiled(
+            data_type,
+            address,
+            &self.dims,
+            &self.strides,
+            &self.box_dims,
+            strides,
+            interleave,
+            swizzle,
+            L2Promotion::None,
+            oob_fill,
+        )?;
+        Ok(map.to_bytes())
+    }
 }
 
 /// The largest buffer that a launch file may ask for.
@@ -234,6 +325,9 @@ impl ArgSpec {
         values.extend(self.u64.map(Arg::value));
         values.extend(self.f32.map(Arg::value));
         values.extend(self.f64.map(Arg::value));
+        if let Some(map) = &self.tensor_map {
+            values.push(Arg(map.make(buffers)?.to_vec()));
+        }
         if let Some(text) = &self.hex {
             values.push(Arg(hex(text)?));
         }
@@ -242,11 +336,14 @@ impl ArgSpec {
             values.push(Arg(std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?));
         }
         let Ok([mut arg]) = <[Arg; 1]>::try_from(values) else {
-            bail!("it needs exactly one of pointer, i32, i64, u32, u64, f32, f64, hex, file");
+            bail!("it needs exactly one of pointer, i32, i64, u32, u64, f32, f64, tensor_map, hex, file");
         };
         for p in &self.patches {
-            let name = p.pointer.as_deref().context("a patch needs `pointer`")?;
-            let bytes = pointer(buffers, name, p.offset)?.to_le_bytes();
+            let bytes = match (&p.pointer, &p.tensor_map) {
+                (Some(name), None) => pointer(buffers, name, p.offset)?.to_le_bytes().to_vec(),
+                (None, Some(map)) => map.make(buffers)?.to_vec(),
+                _ => bail!("a patch needs either `pointer` or `tensor_map`"),
+            };
             let end = p.at.checked_add(bytes.len()).filter(|&end| end <= arg.0.len());
             let end = end.with_context(|| format!("the patch at {} leaves the {} bytes", p.at, arg.0.len()))?;
             arg.0[p.at..end].copy_from_slice(&bytes);

@@ -33,8 +33,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-#![allow(clippy::result_large_err, reason = "a launch returns one fault")]
-
 mod device;
 mod exec;
 mod fault;
@@ -51,6 +49,8 @@ mod types;
 
 pub use device::{Arg, Buffer, Device, DeviceConfig, LaunchConfig, Schedule};
 pub use fault::{Fault, FaultKind, Party, Place};
+pub use hw::swizzle::Swizzle;
+pub use hw::tensor_map::{DataType, Interleave, L2Promotion, OobFill, TensorMap, TensorMapError};
 pub use lower::{Kernel, Param};
 pub use module::Module;
 pub use opcodes::{OPCODES, Opcode, coverage};

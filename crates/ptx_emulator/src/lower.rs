@@ -32,6 +32,13 @@ impl LowerError {
 
 type Result<T, E = LowerError> = std::result::Result<T, E>;
 
+impl Instruction {
+    /// The n-th operand.
+    pub(crate) fn operand(&self, n: usize) -> Result<&Operand> {
+        self.operands.get(n).ok_or_else(|| LowerError::invalid(format!("operand {} is missing", n + 1)))
+    }
+}
+
 /// A value that is known when a warp starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "named after the manual's special registers")]
@@ -139,6 +146,8 @@ pub struct Kernel {
     pub(crate) specials: Vec<(u32, Special)>,
     /// Threads of different clusters may communicate, so that clusters must take turns.
     pub(crate) communicates: bool,
+    pub(crate) uses_tmem: bool,
+    pub(crate) uses_wgmma: bool,
     pub(crate) files: BTreeMap<u32, String>,
     /// Instructions that cannot be executed: line, and why.
     pub unsupported: Vec<(u32, String)>,
@@ -160,6 +169,11 @@ pub struct Dst {
 }
 
 impl Dst {
+    /// The register, unless the result is thrown away.
+    pub fn register(&self) -> Option<u32> {
+        self.register
+    }
+
     /// Writes the lanes of `mask`, cut to the register's width.
     #[inline(always)]
     pub fn write(&self, w: &mut Warp, mask: u32, row: &Row) {
@@ -304,6 +318,8 @@ pub fn lower(ast: &Ast, function: &Function, variables: &HashMap<&str, u32>) -> 
         shared_bytes: 0,
         specials: Vec::new(),
         communicates: false,
+        uses_tmem: false,
+        uses_wgmma: false,
         files: ast.files.clone(),
         unsupported: Vec::new(),
     };
@@ -519,8 +535,7 @@ impl<'a> Lower<'a> {
                 if i.modifiers.iter().any(|m| m == "aligned") {
                     self.aligned = true;
                 }
-                // Handlers index operands freely; a missing one is the text's fault.
-                self.checked(|l| (opcode.handler)(l, i), i)
+                (opcode.handler)(self, i)
             }
             None if opcodes::knows(&i.opcode) => {
                 Err(LowerError::unsupported(format!("`{}`: no such form is known", i.full_name())))
@@ -561,18 +576,6 @@ impl<'a> Lower<'a> {
         Ok(())
     }
 
-    fn checked(&mut self, f: impl FnOnce(&mut Self) -> Lowered, i: &Instruction) -> Lowered {
-        let least = match i.opcode.as_str() {
-            "ret" | "exit" | "trap" | "brkpt" | "membar" | "fence" | "pmevent" => 0,
-            "cp" if i.operands.is_empty() => 0,
-            _ => 1,
-        };
-        if i.operands.len() < least {
-            return Err(LowerError::invalid("operands are missing"));
-        }
-        f(self)
-    }
-
     // What handlers ask for.
 
     /// This instruction only moves bits: undefined sources make an undefined result.
@@ -583,6 +586,21 @@ impl<'a> Lower<'a> {
     /// This instruction is executed by whole warps.
     pub fn aligned(&mut self) {
         self.aligned = true;
+    }
+
+    /// The registers written so far are not written by this instruction, but when it is waited for.
+    pub fn writes_later(&mut self) {
+        self.writes.clear();
+    }
+
+    /// This instruction is an asynchronous matrix instruction that uses registers.
+    pub fn uses_wgmma(&mut self) {
+        self.kernel.uses_wgmma = true;
+    }
+
+    /// This instruction works with tensor memory.
+    pub fn uses_tmem(&mut self) {
+        self.kernel.uses_tmem = true;
     }
 
     /// This instruction may carry information between clusters.
@@ -598,13 +616,9 @@ impl<'a> Lower<'a> {
         })
     }
 
-    fn operand<'i>(&self, i: &'i Instruction, n: usize) -> Result<&'i Operand> {
-        i.operands.get(n).ok_or_else(|| LowerError::invalid(format!("operand {} is missing", n + 1)))
-    }
-
     /// The n-th operand as a value of a type of at most 64 bits.
     pub fn src(&mut self, i: &Instruction, n: usize, ty: Type) -> Result<Src> {
-        self.src_operand(self.operand(i, n)?, ty)
+        self.src_operand(i.operand(n)?, ty)
     }
 
     pub fn src_operand(&mut self, operand: &Operand, ty: Type) -> Result<Src> {
@@ -744,7 +758,7 @@ impl<'a> Lower<'a> {
 
     /// The n-th operand as `[address]`.
     pub fn address(&mut self, i: &Instruction, n: usize) -> Result<Address> {
-        self.address_operand(self.operand(i, n)?)
+        self.address_operand(i.operand(n)?)
     }
 
     pub fn address_operand(&mut self, operand: &Operand) -> Result<Address> {
@@ -776,7 +790,7 @@ impl<'a> Lower<'a> {
 
     /// The n-th operand as a destination.
     pub fn dst(&mut self, i: &Instruction, n: usize) -> Result<Dst> {
-        self.dst_operand(self.operand(i, n)?)
+        self.dst_operand(i.operand(n)?)
     }
 
     pub fn dst_operand(&mut self, operand: &Operand) -> Result<Dst> {
@@ -834,7 +848,7 @@ impl<'a> Lower<'a> {
 
     /// The n-th operand as a predicate.
     pub fn predicate(&mut self, i: &Instruction, n: usize) -> Result<PredicateSrc> {
-        self.predicate_operand(self.operand(i, n)?)
+        self.predicate_operand(i.operand(n)?)
     }
 
     pub fn predicate_operand(&mut self, operand: &Operand) -> Result<PredicateSrc> {
@@ -857,7 +871,7 @@ impl<'a> Lower<'a> {
 
     /// The n-th operand as a predicate to write.
     pub fn predicate_dst(&mut self, i: &Instruction, n: usize) -> Result<PredicateDst> {
-        self.predicate_dst_operand(self.operand(i, n)?)
+        self.predicate_dst_operand(i.operand(n)?)
     }
 
     pub fn predicate_dst_operand(&mut self, operand: &Operand) -> Result<PredicateDst> {

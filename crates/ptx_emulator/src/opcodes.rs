@@ -5,7 +5,10 @@
 //! A form lists the modifiers: `{a b}` one of them, `[a b]` one of them or none, a bare word exactly that. Modifiers
 //! may come in any order (real compilers disagree on it).
 
-use crate::exec::{Lowered, alu, atomic, barrier, compare, control, convert, copy, float, memory, warp};
+use crate::exec::{
+    Lowered, alu, atomic, barrier, bulk, cluster, compare, control, convert, copy, float, matrix, mbarrier, memory,
+    tcgen05, tensor_map, warp, wgmma,
+};
 use crate::lower::Lower;
 use crate::parser::ast::Instruction;
 use crate::report::Class;
@@ -50,6 +53,26 @@ const F32_FTZ: &str = "[rn rz rm rp] [ftz] [sat] f32";
 const F64_RND: &str = "[rn rz rm rp] f64";
 const HALF: &str = "[rn] [ftz] [sat] {f16 f16x2 bf16 bf16x2}";
 const MIXED: &str = "[rn rz rm rp] [sat] f32 {f16 bf16}";
+
+/// A string literal out of the shapes `m64nNkK` for every N.
+macro_rules! wgmma_form {
+    ($k:literal, $rest:literal) => {
+        concat!(
+            "mma_async sync aligned {",
+            wgmma_form!(@ $k 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144 152 160 168 176 184 192 200 208
+                216 224 232 240 248 256),
+            "} ",
+            $rest
+        )
+    };
+    (@ $k:literal $($n:literal)*) => { concat!($(" m64n", $n, "k", $k),*) };
+}
+
+const WGMMA_F16: &str = wgmma_form!(16, "{f16 f32} f16 f16");
+const WGMMA_BF16: &str = wgmma_form!(16, "f32 bf16 bf16");
+const WGMMA_TF32: &str = wgmma_form!(8, "f32 tf32 tf32");
+const WGMMA_F8: &str = wgmma_form!(32, "{f16 f32} {e4m3 e5m2} {e4m3 e5m2}");
+const WGMMA_I8: &str = wgmma_form!(32, "[satfinite] s32 {u8 s8} {u8 s8}");
 
 table! {
     Integer, "Integer Arithmetic Instructions" => {
@@ -197,6 +220,37 @@ table! {
         "cp" ["async commit_group"] copy::commit_group;
         "cp" ["async {wait_group wait_all}"] copy::wait_group;
     }
+    Async, "Data Movement: cp.async.bulk, cp.reduce.async.bulk" => {
+        "cp" ["async bulk {shared::cluster shared::cta} global mbarrier::complete_tx::bytes [multicast::cluster] \
+               [L2::cache_hint]",
+              "async bulk shared::cluster shared::cta mbarrier::complete_tx::bytes",
+              "async bulk global shared::cta bulk_group [L2::cache_hint]",
+              "reduce async bulk shared::cluster shared::cta mbarrier::complete_tx::bytes \
+               {and or xor add inc dec min max} {s32 u32 s64 u64 b32}",
+              "reduce async bulk global shared::cta bulk_group [L2::cache_hint] \
+               {and or xor add inc dec min max} [noftz] {f16 bf16 b32 u32 s32 b64 u64 s64 f32 f64}"] bulk::bulk;
+        "cp" ["async bulk prefetch L2 global [L2::cache_hint]",
+              "async bulk prefetch tensor {1d 2d 3d 4d 5d} L2 global [tile] [L2::cache_hint]"] bulk::prefetch;
+        "cp" ["async bulk commit_group"] bulk::commit_group;
+        "cp" ["async bulk wait_group [read]"] bulk::wait_group;
+        "st" ["async [weak] [shared::cluster] mbarrier::complete_tx::bytes [v2 v4] \
+               {b32 b64 u32 u64 s32 s64 f32 f64}"] bulk::st_async;
+    }
+    Async, "Data Movement: cp.async.bulk.tensor, cp.reduce.async.bulk.tensor" => {
+        "cp" ["async bulk tensor {1d 2d 3d 4d 5d} {shared::cluster shared::cta} global [tile] \
+               mbarrier::complete_tx::bytes [multicast::cluster] [cta_group::1 cta_group::2] [L2::cache_hint]"]
+            bulk::tensor_load;
+        "cp" ["async bulk tensor {1d 2d 3d 4d 5d} global shared::cta [tile] bulk_group [L2::cache_hint]",
+              "reduce async bulk tensor {1d 2d 3d 4d 5d} global shared::cta {add min max inc dec and or xor} [tile] \
+               bulk_group [L2::cache_hint]"] bulk::tensor_store;
+    }
+    Async, "Data Movement: tensormap.replace; Parallel Synchronization: tensormap.cp_fenceproxy" => {
+        "tensormap" ["replace tile {global_address rank box_dim global_dim global_stride element_stride elemtype \
+                      interleave_layout swizzle_mode swizzle_atomicity fill_mode} \
+                      [global shared::cta] b1024 {b32 b64}"] tensor_map::replace;
+        "tensormap" ["cp_fenceproxy global shared::cta tensormap::generic release {cta cluster gpu sys} sync aligned"]
+            tensor_map::cp_fenceproxy;
+    }
     Control, "Control Flow Instructions" => {
         "bra" ["[uni]"] control::bra;
         "brx" ["idx [uni]"] control::brx;
@@ -230,9 +284,78 @@ table! {
     Barrier, "Parallel Synchronization: membar, fence" => {
         "membar" ["{cta gl sys}"] atomic::fence;
         "fence" ["[sc acq_rel acquire release] {cta cluster gpu sys}",
-                 "mbarrier_init release cluster"] atomic::fence;
+                 "mbarrier_init release cluster",
+                 "proxy tensormap::generic {acquire release} {cta cluster gpu sys}"] atomic::fence;
         "fence" ["proxy {async async::global async::shared::cta async::shared::cluster alias}",
                  "proxy async {global shared::cta shared::cluster}"] atomic::proxy_fence;
+    }
+    Barrier, "Parallel Synchronization: mbarrier" => {
+        "mbarrier" ["init [shared shared::cta] b64"] mbarrier::init;
+        "mbarrier" ["inval [shared shared::cta] b64"] mbarrier::inval;
+        "mbarrier" ["{expect_tx complete_tx} [relaxed] [cta cluster] [shared shared::cta shared::cluster] b64"]
+            mbarrier::transaction;
+        "mbarrier" ["{arrive arrive_drop} [expect_tx] [noComplete] [release relaxed] [cta cluster] \
+                     [shared shared::cta shared::cluster] b64"] mbarrier::arrive;
+        "mbarrier" ["{test_wait try_wait} [parity] [acquire relaxed] [cta cluster] [shared shared::cta] b64"]
+            mbarrier::wait;
+        "cp" ["async mbarrier arrive [noinc] [shared shared::cta] b64"] mbarrier::copy_arrive;
+    }
+    Barrier, "Parallel Synchronization: barrier.cluster" => {
+        "barrier" ["cluster arrive [release relaxed] [aligned]"] cluster::arrive;
+        "barrier" ["cluster wait [acquire] [aligned]"] cluster::wait;
+    }
+    Async, "Parallel Synchronization: clusterlaunchcontrol, griddepcontrol" => {
+        "clusterlaunchcontrol" ["try_cancel async [shared::cta] mbarrier::complete_tx::bytes \
+                                 [multicast::cluster::all] b128"] cluster::try_cancel;
+        "clusterlaunchcontrol" ["query_cancel is_canceled pred b128",
+                                "query_cancel get_first_ctaid v4 b32 b128",
+                                "query_cancel {get_first_ctaid::x get_first_ctaid::y get_first_ctaid::z} b32 b128"]
+            cluster::query_cancel;
+        "griddepcontrol" ["{wait launch_dependents}"] cluster::griddepcontrol;
+    }
+    Other, "Miscellaneous Instructions: setmaxnreg" => {
+        "setmaxnreg" ["{inc dec} sync aligned u32"] cluster::setmaxnreg;
+    }
+    Matrix, "Warp Level Matrix Multiply-Accumulate: mma, ldmatrix, stmatrix, movmatrix" => {
+        "mma" ["sync aligned {m16n8k8 m16n8k16} row col {f16 f32} f16 f16 {f16 f32}",
+               "sync aligned {m16n8k8 m16n8k16} row col f32 bf16 bf16 f32",
+               "sync aligned {m16n8k4 m16n8k8} row col f32 tf32 tf32 f32",
+               "sync aligned {m16n8k16 m16n8k32} row col {f16 f32} {e4m3 e5m2} {e4m3 e5m2} {f16 f32}",
+               "sync aligned {m16n8k16 m16n8k32} row col [satfinite] s32 {u8 s8} {u8 s8} s32"] matrix::mma;
+        "ldmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16"] matrix::ldmatrix;
+        "stmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16"] matrix::stmatrix;
+        "movmatrix" ["sync aligned m8n8 trans b16"] matrix::movmatrix;
+    }
+    Matrix, "Asynchronous Warpgroup Level Matrix Instructions" => {
+        "wgmma" [WGMMA_F16, WGMMA_BF16, WGMMA_TF32, WGMMA_F8, WGMMA_I8] wgmma::mma_async;
+        "wgmma" ["fence sync aligned"] wgmma::fence;
+        "wgmma" ["commit_group sync aligned"] wgmma::commit_group;
+        "wgmma" ["wait_group sync aligned"] wgmma::wait_group;
+    }
+    Matrix, "TensorCore 5th Generation: alloc, dealloc, relinquish_alloc_permit" => {
+        "tcgen05" ["alloc {cta_group::1 cta_group::2} sync aligned [shared::cta] b32"] tcgen05::alloc;
+        "tcgen05" ["dealloc {cta_group::1 cta_group::2} sync aligned b32"] tcgen05::dealloc;
+        "tcgen05" ["relinquish_alloc_permit {cta_group::1 cta_group::2} sync aligned"] tcgen05::relinquish;
+    }
+    Matrix, "TensorCore 5th Generation: ld, st, wait, fence, commit" => {
+        "tcgen05" ["ld sync aligned {32x32b 16x64b 16x128b 16x256b 16x32bx2} \
+                    {x1 x2 x4 x8 x16 x32 x64 x128} [pack::16b] b32"] tcgen05::ld;
+        "tcgen05" ["st sync aligned {32x32b 16x64b 16x128b 16x256b 16x32bx2} \
+                    {x1 x2 x4 x8 x16 x32 x64 x128} [unpack::16b] b32"] tcgen05::st;
+        "tcgen05" ["{wait::ld wait::st} sync aligned"] tcgen05::wait;
+        "tcgen05" ["{fence::before_thread_sync fence::after_thread_sync}"] tcgen05::fence;
+        "tcgen05" ["commit {cta_group::1 cta_group::2} mbarrier::arrive::one [shared::cluster] \
+                    [multicast::cluster] b64"] tcgen05::commit;
+    }
+    Matrix, "TensorCore 5th Generation: cp, mma" => {
+        "tcgen05" ["cp {cta_group::1 cta_group::2} {128x256b 4x256b 128x128b}",
+                   "cp {cta_group::1 cta_group::2} 64x128b {warpx2::02_13 warpx2::01_23}",
+                   "cp {cta_group::1 cta_group::2} 32x128b warpx4"] tcgen05::cp;
+        "tcgen05" ["mma {cta_group::1 cta_group::2} {kind::f16 kind::tf32 kind::f8f6f4 kind::i8} \
+                    [collector::a::fill collector::a::use collector::a::lastuse collector::a::discard]",
+                   "mma {cta_group::1 cta_group::2} {kind::mxf8f6f4 kind::mxf4 kind::mxf4nvf4} block_scale \
+                    [block16 block32 scale_vec::1X scale_vec::2X scale_vec::4X] \
+                    [collector::a::fill collector::a::use collector::a::lastuse collector::a::discard]"] tcgen05::mma;
     }
     Memory, "Parallel Synchronization: atom, red" => {
         "atom" ["[relaxed acquire release acq_rel] [cta cluster gpu sys] [global shared shared::cta shared::cluster] \
@@ -318,5 +441,20 @@ mod tests {
                 assert!(!g.names.is_empty() && g.names.iter().all(|n| !n.contains(['{', '}', '[', ']'])), "{}", o.form);
             }
         }
+    }
+
+    /// The full opcodes of 28 GEMM kernels that three independent compilers made for sm_90a and sm_100a.
+    #[test]
+    fn opcodes_of_real_gemm_kernels_are_known() {
+        let list = include_str!("testdata/gemm_opcodes.txt");
+        let unknown: Vec<&str> = list.lines().filter(|name| !known(name)).collect();
+        assert!(unknown.is_empty(), "{unknown:#?}");
+    }
+
+    fn known(full_name: &str) -> bool {
+        let mut parts = full_name.split('.').map(String::from);
+        let name = parts.next().unwrap();
+        let modifiers: Vec<String> = parts.collect();
+        OPCODES.iter().any(|o| o.name == name && o.allows(&modifiers))
     }
 }

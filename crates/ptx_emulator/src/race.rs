@@ -137,7 +137,7 @@ pub struct Detector {
     zero: Rc<Clock>,
     threads: u32,
     next_agent: u32,
-    /// One cell a word, for each CTA's shared memory.
+    /// One cell a word, for each memory.
     cells: Vec<Vec<Cell>>,
     /// Words accessed with less than a word: a cell a byte.
     split: HashMap<(u32, u32), [Cell; 4]>,
@@ -146,19 +146,18 @@ pub struct Detector {
 }
 
 impl Detector {
-    /// A detector for `warps` warps and CTAs with `shared_bytes` of shared memory each.
-    pub fn new(warps: u32, ctas: u32, shared_bytes: u32) -> Detector {
+    /// A detector for `warps` warps and memories of these sizes in bytes.
+    pub fn new(warps: u32, memories: impl Iterator<Item = u32>) -> Detector {
         let threads = warps * 32;
         let n = (threads + AGENTS) as usize;
         let zero = Rc::new(Clock { seen: vec![0; n], proxied: vec![0; n] });
-        let words = shared_bytes.div_ceil(4) as usize;
         Detector {
             warps: (0..warps).map(|_| WarpClock { lanes: std::array::from_fn(|_| zero.clone()), now: 1 }).collect(),
             agent_times: vec![0; AGENTS as usize],
             zero,
             threads,
             next_agent: 0,
-            cells: vec![vec![Cell::default(); words]; ctas as usize],
+            cells: memories.map(|bytes| vec![Cell::default(); bytes.div_ceil(4) as usize]).collect(),
             split: HashMap::new(),
             more: Vec::new(),
             free: Vec::new(),
@@ -462,7 +461,7 @@ mod tests {
 
     #[test]
     fn unordered_writes_conflict_and_a_barrier_orders_them() {
-        let mut d = Detector::new(2, 1, 64);
+        let mut d = Detector::new(2, [64].into_iter());
         d.access(0, 0, 4, lane(0, 0), Mode::Write, 7).unwrap();
         let c = d.access(0, 0, 4, lane(1, 0), Mode::Read, 8).unwrap_err();
         assert!(c.wrote && c.pc == 7 && c.accessor == lane(0, 0));
@@ -476,7 +475,7 @@ mod tests {
 
     #[test]
     fn neighbouring_bytes_do_not_conflict() {
-        let mut d = Detector::new(1, 1, 64);
+        let mut d = Detector::new(1, [64].into_iter());
         d.access(0, 0, 1, lane(0, 0), Mode::Write, 0).unwrap();
         d.access(0, 1, 1, lane(0, 1), Mode::Write, 0).unwrap();
         d.access(0, 0, 4, lane(0, 2), Mode::Read, 0).unwrap_err();
@@ -484,7 +483,7 @@ mod tests {
 
     #[test]
     fn async_access_needs_order_and_a_proxy_fence() {
-        let mut d = Detector::new(1, 1, 64);
+        let mut d = Detector::new(1, [64].into_iter());
         d.access(0, 0, 4, lane(0, 0), Mode::Write, 1).unwrap();
         let early = d.spawn(0, 1, true);
         let c = d.agent_access(&early, 0, 0, 4, Mode::Read, 2).unwrap_err();

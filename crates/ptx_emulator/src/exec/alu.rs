@@ -462,7 +462,7 @@ pub fn shf(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 /// Any function of three bits, by its truth table; `.BoolOp` adds a predicate.
 pub fn lop3(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let boolean = i.one_of(&["and", "or"]);
-    let (d, p) = match (&i.operands[0], boolean) {
+    let (d, p) = match (i.operand(0)?, boolean) {
         (Operand::Pair(d, p), Some(_)) => (l.dst_operand(d)?, Some(l.predicate_dst_operand(p)?)),
         (d, None) => (l.dst_operand(d)?, None),
         _ => {

@@ -11,7 +11,7 @@ use crate::race::{Mode, lanes};
 use crate::types::{Space, Type};
 
 /// New value from the old one and the operands, on the bits of one element.
-type Update = fn(Type, u64, u64, u64) -> u64;
+pub type Update = fn(Type, u64, u64, u64) -> u64;
 
 fn signed(ty: Type, x: u64) -> i64 {
     let shift = 64 - ty.bits();
@@ -47,7 +47,7 @@ fn add(ty: Type, a: u64, b: u64) -> u64 {
     })
 }
 
-fn update(op: &str) -> Option<Update> {
+pub fn update(op: &str) -> Option<Update> {
     Some(match op {
         "and" => |_, old, b, _| old & b,
         "or" => |_, old, b, _| old | b,
@@ -86,7 +86,7 @@ pub fn atom(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     } else {
         vec![Src::Constant(0); b.len()]
     };
-    let out = match (returns, &i.operands[0]) {
+    let out = match (returns, i.operand(0)?) {
         (false, _) => Vec::new(),
         (true, Operand::Vector(parts)) => {
             parts.iter().map(|p| l.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat()
@@ -132,9 +132,13 @@ pub fn atom(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `membar`, `fence.{sc,acq_rel,acquire,release}`, `fence.mbarrier_init`: order of this thread's accesses.
-pub fn fence(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
-    Ok(Box::new(|w, m, mask| {
+pub fn fence(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let beyond_cta = i.one_of(&["mbarrier_init", "cluster", "gpu", "gl", "sys"]).is_some();
+    Ok(Box::new(move |w, m, mask| {
         m.fence(w, mask);
+        if beyond_cta {
+            m.fence_mbarriers(w);
+        }
         Ok(Flow::Next)
     }))
 }
@@ -145,6 +149,7 @@ pub fn proxy_fence(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
         if let Some(race) = &mut m.race {
             race.proxy_fence(w.index, mask);
         }
+        m.fence_mbarriers(w);
         Ok(Flow::Next)
     }))
 }

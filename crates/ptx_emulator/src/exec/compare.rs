@@ -100,7 +100,7 @@ pub fn setp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         _ => None,
     };
     let compare = compare(i, packed.unwrap_or(ty))?;
-    let (p, q) = match &i.operands[0] {
+    let (p, q) = match i.operand(0)? {
         Operand::Pair(p, q) => (l.predicate_dst_operand(p)?, Some(l.predicate_dst_operand(q)?)),
         p => (l.predicate_dst_operand(p)?, None),
     };

@@ -32,7 +32,7 @@ pub fn cp_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let policy = usize::from(i.has("L2::cache_hint"));
     let (mut src_size, mut ignore) = (None, None);
     if i.operands.len() > 3 + policy {
-        let predicate = matches!(&i.operands[3], Operand::Name(n) if l.is_predicate(n));
+        let predicate = matches!(i.operand(3)?, Operand::Name(n) if l.is_predicate(n));
         if predicate {
             ignore = Some(l.predicate(i, 3)?);
         } else {
@@ -75,7 +75,7 @@ pub fn cp_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             transfers.push(Transfer { cta, offset, address, bytes, size });
         }
         let role = w.role as usize;
-        let id = m.start(w, None, move |m| {
+        let id = m.start(w, move |m| {
             for t in &transfers {
                 let mut data = [0; 16];
                 let bytes = t.bytes as usize;

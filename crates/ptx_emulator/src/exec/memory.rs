@@ -34,7 +34,7 @@ fn in_shared(space: Space, address: u64) -> bool {
 pub fn ld(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
     let count = elements(i);
-    let out = match &i.operands[0] {
+    let out = match i.operand(0)? {
         Operand::Vector(parts) if parts.len() == count => {
             let parts = parts.iter().map(|p| l.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?;
             parts.concat()
@@ -85,7 +85,7 @@ pub fn st(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
     let count = elements(i);
     let address = l.address(i, 0)?;
-    let source = match &i.operands[1] {
+    let source = match i.operand(1)? {
         Operand::Vector(parts) if parts.len() == count => {
             let parts = parts.iter().map(|p| l.words(p, ty)).collect::<Result<Vec<_>, _>>()?;
             parts.concat()

@@ -4,17 +4,26 @@
 pub mod alu;
 pub mod atomic;
 pub mod barrier;
+pub mod bulk;
+pub mod cluster;
 pub mod compare;
 pub mod control;
 pub mod convert;
 pub mod copy;
 pub mod float;
+pub mod matrix;
+pub mod mbarrier;
 pub mod memory;
+pub mod tcgen05;
+pub mod tensor_map;
 pub mod warp;
+pub mod wgmma;
 
 use crate::fault::Stopped;
 use crate::lower::{Dst, LowerError};
 use crate::machine::cluster::Machine;
+use crate::machine::mbarrier::{MbarrierAt, Phase};
+use crate::machine::memory::SHARED_BASE;
 use crate::machine::warp::{Src, Warp};
 use crate::parser::ast::SourceLine;
 use crate::report::Class;
@@ -40,6 +49,8 @@ pub enum Flow {
     Exit,
     /// Wait, then execute this instruction again.
     Wait(WaitFor),
+    /// Go on to the next instruction, which is executed when the wait is over.
+    Pause(WaitFor),
     /// Go on, but let others run first.
     Yield,
 }
@@ -55,6 +66,16 @@ pub enum WaitFor {
     Barrier { cta: u32, id: u32, generation: u64 },
     /// Asynchronous operations.
     Operations(Vec<u64>),
+    /// A phase of an mbarrier.
+    Mbarrier { at: MbarrierAt, phase: Phase },
+    /// Anything that might change what an mbarrier's poll has found.
+    Progress { since: u64, at: MbarrierAt },
+    /// Nothing any more: time is over.
+    TimedOut,
+    /// The cluster barrier's next generation.
+    Cluster { generation: u64 },
+    /// Columns of tensor memory that others must free.
+    Columns { cta: u32, columns: u32 },
 }
 
 impl WaitFor {
@@ -67,6 +88,14 @@ impl WaitFor {
                 machine.ctas[*cta as usize].barriers[*id as usize].generation != *generation
             }
             WaitFor::Operations(ids) => ids.iter().all(|id| !machine.pending.contains(*id)),
+            WaitFor::Mbarrier { at, phase } => {
+                let barrier = machine.ctas[at.cta as usize].mbarriers.get(&at.offset);
+                barrier.is_none_or(|b| b.is_complete(*phase))
+            }
+            WaitFor::Progress { since, .. } => machine.progress != *since,
+            WaitFor::TimedOut => true,
+            WaitFor::Columns { cta, columns } => machine.ctas[*cta as usize].tmem.room(*columns).is_some(),
+            WaitFor::Cluster { generation } => machine.cluster_barrier.generation != *generation,
         }
     }
 
@@ -80,6 +109,19 @@ impl WaitFor {
                 format!("barrier {id}: {} of {} threads have arrived", barrier.arrived, barrier.expected)
             }
             WaitFor::Operations(ids) => format!("{} asynchronous operations", ids.len()),
+            WaitFor::Mbarrier { at, .. } | WaitFor::Progress { at, .. } => {
+                let state = machine.ctas[at.cta as usize].mbarriers.get(&at.offset).map(|b| b.describe());
+                let byte = at.offset - SHARED_BASE;
+                let phase = match self {
+                    WaitFor::Mbarrier { phase: Phase::Parity(odd), .. } => format!("parity {} of ", u32::from(*odd)),
+                    WaitFor::Mbarrier { phase: Phase::Token(n), .. } => format!("phase {n} of "),
+                    _ => String::new(),
+                };
+                format!("{phase}the mbarrier at byte {byte} of shared memory: {}", state.unwrap_or_default())
+            }
+            WaitFor::TimedOut => "nothing".into(),
+            WaitFor::Columns { columns, .. } => format!("{columns} free columns of tensor memory"),
+            WaitFor::Cluster { .. } => machine.cluster_barrier.describe(),
         }
     }
 }

@@ -41,7 +41,7 @@ macro_rules! gather {
 }
 
 pub fn shfl(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (d, p) = match &i.operands[0] {
+    let (d, p) = match i.operand(0)? {
         Operand::Pair(d, p) => (l.dst_operand(d)?, Some(l.predicate_dst_operand(p)?)),
         d => (l.dst_operand(d)?, None),
     };
@@ -109,7 +109,7 @@ pub fn vote(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 
 pub fn matching(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let ty = i.ty().unwrap_or(Type::B32);
-    let (d, p) = match &i.operands[0] {
+    let (d, p) = match i.operand(0)? {
         Operand::Pair(d, p) => (l.dst_operand(d)?, Some(l.predicate_dst_operand(p)?)),
         d => (l.dst_operand(d)?, None),
     };
@@ -171,7 +171,7 @@ pub fn redux(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 
 /// `elect.sync d|p, membermask`: the lowest member.
 pub fn elect(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let Operand::Pair(d, p) = &i.operands[0] else {
+    let Operand::Pair(d, p) = i.operand(0)? else {
         return Err(LowerError::invalid("a destination `d|p` expected"));
     };
     let (d, p) = (l.dst_operand(d)?, l.predicate_dst_operand(p)?);

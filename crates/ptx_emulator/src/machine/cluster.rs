@@ -2,14 +2,19 @@
 //! seed alone decide; clusters that cannot see each other run in parallel.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 
 use super::global::GlobalMemory;
+use super::mbarrier::Mbarriers;
 use super::memory::{LOCAL_BASE, RANK_SHIFT, SHARED_BASE, SharedMemory};
-use super::pending::{Effect, Operation, Pending};
+use super::pending::{Effect, Issuer, Operation, Pending};
 use super::sync::Synchronisation;
+use super::tmem::{self, Tmem};
 use super::warp::{Fragment, Row, Warp};
 use crate::device::{LaunchConfig, Schedule};
 use crate::exec::barrier::{self, Barrier};
+use crate::exec::cluster::ClusterBarrier;
+use crate::exec::tcgen05::Pipe;
 use crate::exec::{Flow, WaitFor};
 use crate::fault::{Fault, FaultKind, Party, Place, Stop, Stopped};
 use crate::lower::{Kernel, Special};
@@ -25,6 +30,9 @@ const FAIR_LATENCY: u64 = 64;
 /// Seeded operations take up to 2 to this power.
 const LATENCY_BITS: u64 = 14;
 
+/// How long the worst schedule holds an operation back while anything else can run.
+const WORST_LATENCY: u64 = 1 << 22;
+
 /// What all CTAs of a launch share.
 #[derive(Clone, Copy)]
 pub struct Launch<'a> {
@@ -35,6 +43,20 @@ pub struct Launch<'a> {
     /// Addresses of the module's variables.
     pub symbols: &'a [u64],
     pub sms: u32,
+    /// The next cluster that has not been launched.
+    pub next_cluster: &'a AtomicU64,
+    /// How many there are.
+    pub clusters: u64,
+}
+
+impl Launch<'_> {
+    /// `%ctaid` of the first CTA of a cluster.
+    pub fn cluster_origin(&self, index: u64) -> [u32; 3] {
+        let (grid, cluster) = (self.config.grid, self.config.cluster);
+        let (nx, ny) = (u64::from(grid[0] / cluster[0]), u64::from(grid[1] / cluster[1]));
+        let at = [index % nx, index / nx % ny, index / nx / ny];
+        std::array::from_fn(|d| at[d] as u32 * cluster[d])
+    }
 }
 
 /// A CTA's own state.
@@ -42,6 +64,10 @@ pub struct Cta {
     pub index: [u32; 3],
     pub shared: SharedMemory,
     pub barriers: [Barrier; barrier::COUNT as usize],
+    pub mbarriers: Mbarriers,
+    pub tmem: Tmem,
+    /// Warps that have not exited.
+    pub running: u32,
 }
 
 /// All state of a cluster but its warps.
@@ -54,6 +80,11 @@ pub struct Machine<'a> {
     pub race: Option<Detector>,
     pub sync: Synchronisation,
     pub warp_barriers: HashMap<(u32, u32), Shared>,
+    pub cluster_barrier: ClusterBarrier,
+    /// Tensor-core operations in order, by CTA pair.
+    pub pipes: Vec<Pipe>,
+    /// Results of asynchronous matrix instructions that no register has yet, by operation.
+    pub matrix_results: HashMap<u64, Vec<Row>>,
     /// Counters by warp index in the CTA.
     pub roles: Vec<Role>,
     pub sanitize: bool,
@@ -68,24 +99,54 @@ pub struct Machine<'a> {
 
 impl Machine<'_> {
     /// Starts an asynchronous operation of the warp's current instruction; it gets a number.
-    pub fn start(
+    pub fn start(&mut self, w: &Warp, effect: impl FnOnce(&mut Machine<'_>) -> Stopped<()> + 'static) -> u64 {
+        self.start_after(w, Vec::new(), effect)
+    }
+
+    /// The same for an operation that completes only after others.
+    pub fn start_after(
         &mut self,
         w: &Warp,
-        after: Option<u64>,
+        after: Vec<u64>,
         effect: impl FnOnce(&mut Machine<'_>) -> Stopped<()> + 'static,
     ) -> u64 {
+        let id = self.pending.reserve();
+        let issuer = Issuer { warp: w.index, pc: w.pc() };
+        self.start_reserved(id, issuer, after, effect);
+        id
+    }
+
+    /// The same for an operation whose number is known already.
+    pub fn start_reserved(
+        &mut self,
+        id: u64,
+        issuer: Issuer,
+        after: Vec<u64>,
+        effect: impl FnOnce(&mut Machine<'_>) -> Stopped<()> + 'static,
+    ) {
         let due = match self.launch.config.schedule {
             Schedule::Fair => self.now + FAIR_LATENCY,
             Schedule::Seed(_) => {
                 let bits = self.random.below(LATENCY_BITS);
                 self.now + self.random.below(1 << bits)
             }
-            Schedule::Worst => u64::MAX,
+            Schedule::Worst => self.now + WORST_LATENCY,
         };
-        let id = self.pending.reserve();
         let effect: Effect = Box::new(effect);
-        self.pending.push(Operation { id, due, after, warp: w.index, pc: w.pc(), effect });
-        id
+        self.pending.push(Operation { id, due, after, issuer, effect });
+    }
+
+    /// A warp has no threads left.
+    fn exited(&mut self, w: &Warp) -> Stopped<()> {
+        let cta = &mut self.ctas[w.cta as usize];
+        cta.running -= 1;
+        if cta.running == 0 && cta.tmem.used() > 0 {
+            let text = format!("the CTA exits with {} columns allocated", cta.tmem.used());
+            return Err(Stop::new(FaultKind::TmemNotFreed, text));
+        }
+        let waited = w.cluster_generation != self.cluster_barrier.generation;
+        self.cluster_barrier.leave(w.all, if waited { 0 } else { w.cluster_arrived });
+        Ok(())
     }
 
     /// Writes shared memory on behalf of an asynchronous operation whose target has been checked.
@@ -131,26 +192,30 @@ pub struct Cluster<'a> {
     warps: Vec<Warp>,
     machine: Machine<'a>,
     next: usize,
+    /// The progress when threads last ran out of time.
+    timed_out_at: Option<u64>,
 }
 
 impl<'a> Cluster<'a> {
     /// The cluster with number `index` in the grid.
     pub fn new(launch: Launch<'a>, index: u64) -> Cluster<'a> {
         let Launch { kernel, config, .. } = launch;
-        let [gx, gy, _] = config.grid;
         let [cx, cy, cz] = config.cluster;
-        let (nx, ny) = (u64::from(gx / cx), u64::from(gy / cy));
-        let origin = [index % nx, index / nx % ny, index / nx / ny];
+        let origin = launch.cluster_origin(index);
         let threads = config.block.iter().product::<u32>();
         let warps_per_cta = threads.div_ceil(32);
         let shared_bytes = SHARED_BASE + kernel.shared_bytes + config.shared_bytes;
+        let ctas_count = cx * cy * cz;
         let mut ctas = Vec::new();
-        for rank in 0..cx * cy * cz {
+        for rank in 0..ctas_count {
             let inside = [rank % cx, rank / cx % cy, rank / cx / cy];
             ctas.push(Cta {
-                index: std::array::from_fn(|d| origin[d] as u32 * config.cluster[d] + inside[d]),
+                index: std::array::from_fn(|d| origin[d] + inside[d]),
                 shared: SharedMemory::new(shared_bytes),
                 barriers: Default::default(),
+                mbarriers: Mbarriers::new(),
+                tmem: Tmem::default(),
+                running: warps_per_cta,
             });
         }
         let seed = match config.schedule {
@@ -160,7 +225,10 @@ impl<'a> Cluster<'a> {
         let mut random = Random(seed ^ index.wrapping_mul(0xd6e8_feb8_6659_fd93));
         random.next();
         let warps = warps_per_cta * ctas.len() as u32;
-        let race = config.sanitize.then(|| Detector::new(warps, ctas.len() as u32, shared_bytes));
+        // The CTAs' shared memories, then their tensor memories.
+        let tmem_bytes = if kernel.uses_tmem { tmem::BYTES } else { 0 };
+        let memories = [shared_bytes, tmem_bytes].into_iter().flat_map(|n| ctas.iter().map(move |_| n));
+        let race = config.sanitize.then(|| Detector::new(warps, memories));
         let mut cluster = Cluster {
             warps: Vec::new(),
             machine: Machine {
@@ -172,6 +240,9 @@ impl<'a> Cluster<'a> {
                 race,
                 sync: Synchronisation::default(),
                 warp_barriers: HashMap::new(),
+                matrix_results: HashMap::new(),
+                pipes: vec![Pipe::default(); ctas_count.div_ceil(2) as usize],
+                cluster_barrier: ClusterBarrier::new(threads * ctas_count),
                 roles: vec![Role::default(); warps_per_cta as usize],
                 sanitize: config.sanitize,
                 progress: 0,
@@ -181,6 +252,7 @@ impl<'a> Cluster<'a> {
                 random,
             },
             next: 0,
+            timed_out_at: None,
         };
         for index in 0..warps {
             let (cta, role) = (index / warps_per_cta, index % warps_per_cta);
@@ -188,6 +260,9 @@ impl<'a> Cluster<'a> {
             let all = u32::MAX >> (32 - present);
             let local = LOCAL_BASE + kernel.local_bytes;
             let mut warp = Warp::new(index, cta, role, all, kernel.registers, kernel.predicates, local);
+            if kernel.uses_wgmma && config.sanitize {
+                warp.written_at = vec![0; kernel.registers as usize];
+            }
             for &(register, special) in &kernel.specials {
                 let row = special_row(&cluster.machine, &warp, special);
                 warp.set(register, u32::MAX, &row);
@@ -237,16 +312,34 @@ impl<'a> Cluster<'a> {
             let newest = self.machine.launch.config.schedule == Schedule::Worst;
             match self.machine.pending.take_any(newest) {
                 Some(operation) => self.complete(operation)?,
+                None if self.time_out() => {}
                 None => return Ok(Status::Idle),
             }
         }
     }
 
+    /// Ends the time of all threads that try or poll, if anything has happened since it last was; else they would only
+    /// try again.
+    fn time_out(&mut self) -> bool {
+        if self.timed_out_at == Some(self.machine.progress) {
+            return false;
+        }
+        self.timed_out_at = Some(self.machine.progress);
+        let mut any = false;
+        for f in self.warps.iter_mut().flat_map(|w| &mut w.fragments) {
+            if matches!(f.wait, Some(WaitFor::Mbarrier { .. } | WaitFor::Progress { .. })) {
+                f.wait = Some(WaitFor::TimedOut);
+                any = true;
+            }
+        }
+        any
+    }
+
     fn complete(&mut self, operation: Operation) -> Result<(), Fault> {
         self.machine.progress += 1;
         (operation.effect)(&mut self.machine).map_err(|mut stop| {
-            stop.pc.get_or_insert(operation.pc);
-            self.fault(operation.warp as usize, *stop)
+            stop.pc.get_or_insert(operation.issuer.pc);
+            self.fault(operation.issuer.warp as usize, *stop)
         })
     }
 
@@ -266,12 +359,12 @@ impl<'a> Cluster<'a> {
         let pc = stop.pc.or_else(|| w.fragments.get(w.current).map(|f| f.pc));
         Fault {
             kind: stop.kind,
-            message: stop.message,
-            kernel: kernel.name.clone(),
+            message: stop.message.into(),
+            kernel: kernel.name.as_str().into(),
             cta: Some(self.machine.ctas[w.cta as usize].index),
             warp: Some(w.role),
             lane: stop.lane,
-            place: pc.map(|pc| kernel.place(pc)),
+            place: pc.map(|pc| Box::new(kernel.place(pc))),
             others: stop
                 .others
                 .into_iter()
@@ -285,10 +378,15 @@ impl<'a> Cluster<'a> {
         let kernel = self.machine.launch.kernel;
         let mut waiting = Vec::new();
         let mut only_barriers = true;
+        let mut undelivered = false;
         for w in &self.warps {
             for f in &w.fragments {
                 let Some(wait) = &f.wait else { continue };
                 only_barriers &= matches!(wait, WaitFor::Barrier { .. });
+                if let WaitFor::Mbarrier { at, .. } | WaitFor::Progress { at, .. } = wait {
+                    let barrier = self.machine.ctas[at.cta as usize].mbarriers.get(&at.offset);
+                    undelivered |= barrier.is_some_and(|b| b.pending == 0 && b.tx != 0);
+                }
                 let rank = if self.machine.ctas.len() > 1 { format!("CTA rank {}, ", w.cta) } else { String::new() };
                 let lanes = if f.mask == w.all { String::new() } else { format!(", lanes {:#010x}", f.mask) };
                 let what = format!("{rank}warp {}{lanes} waits for {}", w.role, wait.describe(&self.machine));
@@ -302,6 +400,9 @@ impl<'a> Cluster<'a> {
                 text += &format!("; {exited} warps have exited");
             }
             (FaultKind::BarrierDivergence, text)
+        } else if undelivered {
+            let text = "an mbarrier has all its arrivals, but nothing will deliver the bytes that it expects";
+            (FaultKind::BytesNotDelivered, text.to_string())
         } else {
             (FaultKind::Deadlock, "nothing can run any more".to_string())
         };
@@ -309,7 +410,7 @@ impl<'a> Cluster<'a> {
         if let Some((w, pc, _)) = waiting.first() {
             fault.cta = Some(self.machine.ctas[w.cta as usize].index);
             fault.warp = Some(w.role);
-            fault.place = Some(kernel.place(*pc));
+            fault.place = Some(Box::new(kernel.place(*pc)));
         }
         fault.others = waiting.into_iter().map(|(_, _, party)| party).collect();
         fault
@@ -318,6 +419,11 @@ impl<'a> Cluster<'a> {
     /// The counters, by warp index in the CTA.
     pub fn roles(&self) -> &[Role] {
         &self.machine.roles
+    }
+
+    /// The most tensor-memory columns that were allocated at once in a CTA.
+    pub fn peak_tmem_columns(&self) -> u32 {
+        self.machine.ctas.iter().map(|c| c.tmem.peak).max().unwrap_or(0)
     }
 
     /// A measure of what has happened, to see whether anything does.
@@ -394,6 +500,7 @@ fn execute(w: &mut Warp, m: &mut Machine<'_>, slice: u64) -> Stopped<bool> {
         advance(w, kernel, flow, exec);
         if w.fragments.is_empty() {
             m.progress += 1;
+            m.exited(w)?;
             return Ok(true);
         }
         let alone = w.fragments.len() == 1 && w.fragments[0].wait.is_none();
@@ -416,6 +523,24 @@ fn meets(w: &Warp) -> bool {
 }
 
 fn check_defined(w: &Warp, inst: &crate::exec::Inst, exec: u32) -> Stopped<()> {
+    for load in &w.tmem_loads {
+        let in_flight = |r: &u32| load.values.iter().any(|(d, _)| d.register() == Some(*r));
+        if inst.reads.iter().any(in_flight) {
+            let text = "a register that tcgen05.ld fills, before tcgen05.wait::ld";
+            return Err(Stop::new(FaultKind::ReadInFlight, text).other("the load", Some(load.pc)));
+        }
+    }
+    for p in w.wgmma.all() {
+        let result = |r: &u32| p.d.iter().any(|d| d.register() == Some(*r));
+        if inst.reads.iter().any(result) {
+            let text = "an accumulator register of wgmma, before wgmma.wait_group";
+            return Err(Stop::new(FaultKind::ReadInFlight, text).other("the wgmma", Some(p.pc)));
+        }
+        if inst.writes.iter().any(|r| result(r) || p.a.contains(r)) {
+            let text = "a register that wgmma still uses, before wgmma.wait_group";
+            return Err(Stop::new(FaultKind::OverwriteInFlight, text).other("the wgmma", Some(p.pc)));
+        }
+    }
     if inst.moves {
         return Ok(());
     }
@@ -445,6 +570,9 @@ fn define(w: &mut Warp, inst: &crate::exec::Inst, exec: u32) {
     }
     for &r in &inst.writes {
         w.define(r, exec, known);
+        if let Some(at) = w.written_at.get_mut(r as usize) {
+            *at = w.issued;
+        }
     }
     for &p in &inst.predicate_writes {
         w.define_predicate(p, exec, known);
@@ -481,6 +609,7 @@ fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32) {
         }
         Flow::Exit => {}
         Flow::Wait(wait) => parts.push(Fragment { wait: Some(wait), ..part(exec, pc) }),
+        Flow::Pause(wait) => parts.push(Fragment { wait: Some(wait), ..part(exec, pc + 1) }),
     }
     let split = parts.len() > 1 || w.fragments.len() > 1;
     for f in &mut parts {

@@ -86,13 +86,18 @@ impl Machine<'_> {
 
     /// The bytes that an access of `len` bytes means; faults where they are not all there.
     pub fn resolve(&self, w: &Warp, at: Lane, len: u32) -> Stopped<Spot<'_>> {
+        self.resolve_aligned(w, at, len, len)
+    }
+
+    /// The same for an access whose alignment is not its length.
+    pub fn resolve_aligned(&self, w: &Warp, at: Lane, len: u32, align: u32) -> Stopped<Spot<'_>> {
         let Lane { lane, address, space } = at;
         let fault = |what: String| {
             let text = format!("{len} bytes at {} address {address:#x}: {what}", space.name());
             Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane))
         };
-        if !address.is_multiple_of(u64::from(len)) {
-            let text = format!("{} address {address:#x} is not a multiple of {len}", space.name());
+        if !address.is_multiple_of(u64::from(align)) {
+            let text = format!("{} address {address:#x} is not a multiple of {align}", space.name());
             return Err(Stop::new(FaultKind::Misaligned, text).lane(lane));
         }
         let (space, address) = match space {
@@ -112,9 +117,13 @@ impl Machine<'_> {
             Space::Shared | Space::SharedCluster => {
                 let cta = (address >> RANK_SHIFT) as u32;
                 let offset = address & ((1 << RANK_SHIFT) - 1);
-                let Some(memory) = self.ctas.get(cta as usize).map(|c| &c.shared) else {
+                let Some(owner) = self.ctas.get(cta as usize) else {
                     return fault(format!("the cluster has no CTA of rank {cta}"));
                 };
+                let memory = &owner.shared;
+                if owner.running == 0 {
+                    return fault(format!("the memory of CTA rank {cta}, which has exited"));
+                }
                 if space == Space::Shared && cta != w.cta {
                     return fault(format!("the memory of CTA rank {cta}, not of the executing CTA"));
                 }
@@ -244,6 +253,7 @@ impl Machine<'_> {
                 self.roles[w.role as usize].bytes.global_store += u64::from(len);
             }
             Spot::Shared { cta, offset } => {
+                self.check_no_mbarrier(cta, offset, len).map_err(|s| s.lane(at.lane))?;
                 let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
                 let range = offset as usize..(offset + len) as usize;
                 if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {

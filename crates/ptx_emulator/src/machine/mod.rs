@@ -2,7 +2,9 @@
 
 pub mod cluster;
 pub mod global;
+pub mod mbarrier;
 pub mod memory;
 pub mod pending;
 pub mod sync;
+pub mod tmem;
 pub mod warp;

@@ -9,16 +9,21 @@ use crate::fault::Stopped;
 /// What an operation does when it completes.
 pub type Effect = Box<dyn FnOnce(&mut Machine<'_>) -> Stopped<()>>;
 
+/// Warp of the cluster and instruction that issued an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Issuer {
+    pub warp: u32,
+    pub pc: u32,
+}
+
 /// One operation in flight.
 pub struct Operation {
     pub id: u64,
-    /// When it completes; `u64::MAX`: not before nothing else can run.
+    /// When it completes, at the latest when nothing else can run.
     pub due: u64,
-    /// Completes only when that operation has.
-    pub after: Option<u64>,
-    /// Warp of the cluster and instruction that issued it.
-    pub warp: u32,
-    pub pc: u32,
+    /// Completes only when those operations have.
+    pub after: Vec<u64>,
+    pub issuer: Issuer,
     pub effect: Effect,
 }
 
@@ -55,7 +60,7 @@ impl Pending {
         if self.list.is_empty() || self.earliest > now {
             return None;
         }
-        let ready = |o: &&Operation| o.due <= now && o.after.is_none_or(|a| !self.live.contains(&a));
+        let ready = |o: &&Operation| o.due <= now && o.after.iter().all(|a| !self.live.contains(a));
         let id = self.list.iter().filter(ready).min_by_key(|o| (o.due, o.id)).map(|o| o.id);
         let taken = id.and_then(|id| self.take(id));
         self.earliest = self.list.iter().map(|o| o.due).min().unwrap_or(u64::MAX);
@@ -68,7 +73,7 @@ impl Pending {
 
     /// Takes an operation when nothing else can run: the newest or the one due first.
     pub fn take_any(&mut self, newest: bool) -> Option<Operation> {
-        let ready = |o: &&Operation| o.after.is_none_or(|a| !self.live.contains(&a));
+        let ready = |o: &&Operation| o.after.iter().all(|a| !self.live.contains(a));
         let ready = self.list.iter().filter(ready);
         let id = if newest { ready.max_by_key(|o| o.id) } else { ready.min_by_key(|o| (o.due, o.id)) }.map(|o| o.id)?;
         self.take(id)

@@ -4,9 +4,10 @@
 use std::collections::VecDeque;
 
 use super::cluster::Machine;
-use crate::exec::WaitFor;
+use crate::exec::{WaitFor, wgmma};
 use crate::fault::{FaultKind, Stop, Stopped};
-use crate::race::Agent;
+use crate::lower::Dst;
+use crate::race::{Agent, Shared};
 
 /// One value for each lane, as untyped bits in the low end.
 pub type Row = [u64; 32];
@@ -33,6 +34,30 @@ pub struct CopyGroups {
     pub committed: VecDeque<Vec<(u64, Option<Agent>)>>,
 }
 
+/// A bulk copy that belongs to a group: when its source has been read, and when it is complete.
+#[derive(Clone, Debug)]
+pub struct BulkCopy {
+    pub read: u64,
+    pub written: u64,
+    pub agent: Option<Agent>,
+}
+
+/// A load from tensor memory before its wait: registers and the values they will get.
+pub struct TmemLoad {
+    pub values: Vec<(Dst, Row)>,
+    pub agent: Option<Agent>,
+    pub pc: u32,
+}
+
+/// The bulk copies of one lane that complete by groups.
+#[derive(Clone, Debug, Default)]
+pub struct BulkGroups {
+    /// Issued and not yet committed.
+    pub open: Vec<BulkCopy>,
+    /// Committed, oldest first.
+    pub committed: VecDeque<Vec<BulkCopy>>,
+}
+
 pub struct Warp {
     /// Index in the cluster.
     pub index: u32,
@@ -53,6 +78,19 @@ pub struct Warp {
     pub local: Vec<u8>,
     pub local_defined: Vec<bool>,
     pub copies: Box<[CopyGroups; 32]>,
+    /// Lanes that have arrived at the cluster barrier and not yet waited, and in which generation.
+    pub cluster_arrived: u32,
+    pub cluster_generation: u64,
+    /// `tcgen05.ld` whose registers have not been waited for, and `tcgen05.st` in flight.
+    pub tmem_loads: Vec<TmemLoad>,
+    pub tmem_stores: Vec<(u64, Option<Agent>)>,
+    /// What the warp's own `tcgen05` operations did.
+    pub tmem_known: Shared,
+    /// Matrix instructions in flight, and when each register was last written (empty if the kernel has none).
+    pub wgmma: wgmma::Groups,
+    pub written_at: Vec<u64>,
+    /// Bulk copies of each lane that no mbarrier tracks.
+    pub bulk: Box<[BulkGroups; 32]>,
     /// The wait that just ended, for the instruction that began it.
     pub resumed: Option<WaitFor>,
     /// Instructions issued.
@@ -82,6 +120,14 @@ impl Warp {
             local: vec![0; local as usize * 32],
             local_defined: vec![false; local as usize * 32],
             copies: Box::default(),
+            cluster_arrived: 0,
+            cluster_generation: 0,
+            tmem_loads: Vec::new(),
+            tmem_stores: Vec::new(),
+            tmem_known: None,
+            wgmma: wgmma::Groups::default(),
+            written_at: Vec::new(),
+            bulk: Box::default(),
             resumed: None,
             issued: 0,
         }
@@ -159,6 +205,19 @@ impl Warp {
         *out = *out & !mask | defined & mask;
     }
 
+    /// Registers that an asynchronous matrix instruction uses must not have been written since the last `wgmma.fence`.
+    pub fn check_wgmma_fence(&self, registers: impl Iterator<Item = u32>) -> Stopped<()> {
+        let mut registers = registers;
+        let fenced_at = self.wgmma.fenced_at;
+        match registers.find(|&r| self.written_at.get(r as usize).is_some_and(|&at| at > fenced_at)) {
+            None => Ok(()),
+            Some(_) => {
+                let text = "a register of the instruction was written since the warp's last wgmma.fence";
+                Err(Stop::new(FaultKind::MissingWgmmaFence, text))
+            }
+        }
+    }
+
     /// Lanes that have not exited.
     pub fn live(&self) -> u32 {
         self.fragments.iter().fold(0, |m, f| m | f.mask)
@@ -177,6 +236,10 @@ impl Warp {
     /// Merges fragments at one place, and picks the next to run: among those that can, the one that span least,
     /// then the one that is furthest behind. `false` if none can run.
     pub fn schedule(&mut self, machine: &mut Machine) -> Stopped<bool> {
+        if self.resumed.is_some() {
+            // A wait has ended, and its instruction has not been executed again yet.
+            return Ok(true);
+        }
         if self.fragments.len() == 1 {
             self.current = 0;
             let ready = match &self.fragments[0].wait {

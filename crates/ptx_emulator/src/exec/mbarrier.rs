@@ -1,0 +1,161 @@
+//! mbarrier instructions (PTX ISA, "Parallel Synchronization: mbarrier").
+
+use super::{Flow, Lowered, WaitFor};
+use crate::lower::{Address, Lower};
+use crate::machine::mbarrier::Phase;
+use crate::machine::memory::Lane;
+use crate::machine::warp::{Src, Warp};
+use crate::parser::ast::{Instruction, Operand};
+use crate::race::lanes;
+use crate::types::{Space, Type};
+
+/// The space of the object's address; a plain address is generic.
+fn space(i: &Instruction, address: &Address) -> Space {
+    address.space(i.space().unwrap_or(Space::Generic))
+}
+
+/// One lane's address as an access.
+pub fn lane_at(w: &Warp, address: &Address, space: Space, lane: usize) -> Lane {
+    let address = w.lane(address.base, lane).wrapping_add(address.offset as u64);
+    Lane { lane: lane as u32, address, space }
+}
+
+pub fn init(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let (a, count) = (l.address(i, 0)?, l.src(i, 1, Type::U32)?);
+    let space = space(i, &a);
+    Ok(Box::new(move |w, m, mask| {
+        for lane in lanes(mask) {
+            m.mbarrier_init(w, lane_at(w, &a, space, lane), w.lane(count, lane) as u32)?;
+        }
+        Ok(Flow::Next)
+    }))
+}
+
+pub fn inval(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let a = l.address(i, 0)?;
+    let space = space(i, &a);
+    Ok(Box::new(move |w, m, mask| {
+        for lane in lanes(mask) {
+            m.mbarrier_inval(w, lane_at(w, &a, space, lane))?;
+        }
+        Ok(Flow::Next)
+    }))
+}
+
+/// `mbarrier.expect_tx`, `mbarrier.complete_tx`.
+pub fn transaction(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let (a, bytes) = (l.address(i, 0)?, l.src(i, 1, Type::U32)?);
+    let space = space(i, &a);
+    let expect = i.has("expect_tx");
+    Ok(Box::new(move |w, m, mask| {
+        for lane in lanes(mask) {
+            let at = lane_at(w, &a, space, lane);
+            let at = m.mbarrier(w, at, m.rank_of(at.address) != w.cta)?;
+            let bytes = w.lane(bytes, lane) as u32;
+            if expect {
+                m.mbarrier_expect(at, lane as u32, bytes)?;
+            } else {
+                m.mbarrier_complete(at, bytes, None)?;
+            }
+        }
+        Ok(Flow::Next)
+    }))
+}
+
+/// `mbarrier.arrive`, `mbarrier.arrive_drop`, with `.expect_tx` or a count.
+pub fn arrive(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    // The state is missing where the barrier may be another CTA's.
+    let state = match i.operand(0)? {
+        Operand::Address { .. } => None,
+        d => Some(l.dst_operand(d)?),
+    };
+    let first = usize::from(state.is_some());
+    let a = l.address(i, first)?;
+    let space = space(i, &a);
+    let value = if i.operands.len() > first + 1 { l.src(i, first + 1, Type::U32)? } else { Src::Constant(1) };
+    let (expect, drop) = (i.has("expect_tx"), i.has("arrive_drop"));
+    Ok(Box::new(move |w, m, mask| {
+        for lane in lanes(mask) {
+            let at = lane_at(w, &a, space, lane);
+            let at = m.mbarrier(w, at, m.rank_of(at.address) != w.cta)?;
+            let value = w.lane(value, lane) as u32;
+            let count = if expect {
+                m.mbarrier_expect(at, lane as u32, value)?;
+                1
+            } else {
+                value
+            };
+            let phase = m.mbarrier_arrive(w, lane as u32, at, count, drop)?;
+            if let Some(state) = state {
+                state.write_lane(w, lane, phase);
+            }
+        }
+        Ok(Flow::Next)
+    }))
+}
+
+/// `mbarrier.test_wait`, `mbarrier.try_wait`, by state or parity. A thread that tries waits until the phase is complete,
+/// or until nothing else can happen: then its time is over.
+pub fn wait(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let p = l.predicate_dst(i, 0)?;
+    let a = l.address(i, 1)?;
+    let space = space(i, &a);
+    let parity = i.has("parity");
+    let phase = l.src(i, 2, if parity { Type::U32 } else { Type::B64 })?;
+    if i.operands.len() > 3 {
+        // A hint of how long to wait at most.
+        l.src(i, 3, Type::U32)?;
+    }
+    let blocking = i.has("try_wait");
+    Ok(Box::new(move |w, m, mask| {
+        let timed_out = matches!(w.resumed, Some(WaitFor::TimedOut));
+        let mut complete = 0;
+        let mut missing = None;
+        for lane in lanes(mask) {
+            let at = m.mbarrier(w, lane_at(w, &a, space, lane), false)?;
+            let value = w.lane(phase, lane);
+            let phase = if parity { Phase::Parity(value & 1 == 1) } else { Phase::Token(value) };
+            if m.mbarrier_test(w, lane as u32, at, phase)? {
+                complete |= 1 << lane;
+            } else {
+                missing = Some((at, phase));
+            }
+        }
+        p.write(w, mask, complete);
+        let Some((at, phase)) = missing else { return Ok(Flow::Next) };
+        let role = &mut m.roles[w.role as usize];
+        if blocking && !timed_out {
+            role.barrier_waits += 1;
+            return Ok(Flow::Wait(WaitFor::Mbarrier { at, phase }));
+        }
+        role.failed_polls += 1;
+        Ok(Flow::Pause(WaitFor::Progress { since: m.progress, at }))
+    }))
+}
+
+/// `cp.async.mbarrier.arrive`: an arrival once all earlier `cp.async` of the thread are complete.
+pub fn copy_arrive(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let a = l.address(i, 0)?;
+    let space = space(i, &a);
+    let no_increment = i.has("noinc");
+    Ok(Box::new(move |w, m, mask| {
+        for lane in lanes(mask) {
+            let at = m.mbarrier(w, lane_at(w, &a, space, lane), false)?;
+            if !no_increment {
+                m.mbarrier_more(at, lane as u32)?;
+            }
+            let copies = &w.copies[lane];
+            let open: Vec<_> = copies.committed.iter().flatten().chain(&copies.open).cloned().collect();
+            let last = open.iter().map(|c| c.0).filter(|id| m.pending.contains(*id)).collect::<Vec<_>>();
+            let agents: Vec<_> = open.into_iter().filter_map(|c| c.1).collect();
+            let issuer = m.race.as_mut().map(|r| r.spawn(w.index, 1 << lane, false));
+            m.start_after(w, last, move |m| {
+                for agent in agents.iter().chain(&issuer) {
+                    m.mbarrier_learn(at, agent)?;
+                }
+                m.mbarrier_arrive_async(at, None)
+            });
+        }
+        Ok(Flow::Next)
+    }))
+}

@@ -1,0 +1,91 @@
+//! Tensor maps edited on the device (PTX ISA, "Data Movement: tensormap.replace", "Parallel Synchronization:
+//! tensormap.cp_fenceproxy").
+
+use super::bulk::{bad_map, read_map};
+use super::mbarrier::lane_at;
+use super::{Flow, Lowered};
+use crate::fault::{FaultKind, Stop};
+use crate::hw::tensor_map::{Field, OBJECT_BYTES};
+use crate::lower::{Lower, LowerError};
+use crate::machine::memory::{Lane, Spot};
+use crate::machine::warp::Src;
+use crate::parser::ast::Instruction;
+use crate::race::{Mode, lanes};
+use crate::types::{Space, Type};
+
+/// Bytes that are read and written at a time.
+const WORD: usize = 16;
+
+pub fn replace(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let a = l.address(i, 0)?;
+    let space = a.space(i.space().unwrap_or(Space::Generic));
+    let array = i.one_of(&["box_dim", "global_dim", "global_stride", "element_stride"]);
+    let ordinal = match (array, i.operands.len()) {
+        (Some(_), 3) => match l.src(i, 1, Type::U32)? {
+            Src::Constant(n) => n as usize,
+            Src::Register(_) => return Err(LowerError::invalid("the ordinal is a constant")),
+        },
+        (None, 2) => 0,
+        _ => return Err(LowerError::invalid("wrong number of operands")),
+    };
+    let field = match array.or(i.one_of(&[
+        "global_address",
+        "rank",
+        "elemtype",
+        "interleave_layout",
+        "swizzle_mode",
+        "swizzle_atomicity",
+        "fill_mode",
+    ])) {
+        Some("box_dim") => Field::BoxDim(ordinal),
+        Some("global_dim") => Field::GlobalDim(ordinal),
+        Some("global_stride") => Field::GlobalStride(ordinal),
+        Some("element_stride") => Field::ElementStride(ordinal),
+        Some("global_address") => Field::GlobalAddress,
+        Some("rank") => Field::Rank,
+        Some("elemtype") => Field::ElemType,
+        Some("interleave_layout") => Field::InterleaveLayout,
+        Some("swizzle_mode") => Field::SwizzleMode,
+        Some("swizzle_atomicity") => Field::SwizzleAtomicity,
+        _ => Field::FillMode,
+    };
+    let value = l.src(i, i.operands.len() - 1, i.ty().unwrap_or(Type::B32))?;
+    Ok(Box::new(move |w, m, mask| {
+        for lane in lanes(mask) {
+            let mut map = read_map(m, w, &a, space, lane)?;
+            map.replace(field, w.lane(value, lane)).map_err(|e| bad_map(e, lane))?;
+            let at = lane_at(w, &a, space, lane);
+            for (n, word) in map.to_bytes().chunks_exact(WORD).enumerate() {
+                let at = Lane { address: at.address + (n * WORD) as u64, ..at };
+                m.store(w, at, Mode::Write, word)?;
+            }
+        }
+        Ok(Flow::Next)
+    }))
+}
+
+/// `tensormap.cp_fenceproxy`: copies the object from shared to global memory, and makes it visible to the tensor-map
+/// proxy.
+pub fn cp_fenceproxy(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let (to, from) = (l.address(i, 0)?, l.address(i, 1)?);
+    match l.src(i, 2, Type::U32)? {
+        Src::Constant(n) if n == OBJECT_BYTES as u64 => {}
+        _ => return Err(LowerError::invalid("the size is 128")),
+    }
+    Ok(Box::new(move |w, m, mask| {
+        // All lanes name the same objects; the copy is the warp's.
+        let lane = mask.trailing_zeros() as usize;
+        let mut bytes = [0; OBJECT_BYTES];
+        for n in 0..OBJECT_BYTES / WORD {
+            let at = lane_at(w, &from, Space::Shared, lane);
+            let at = Lane { address: at.address + (n * WORD) as u64, ..at };
+            m.load(w, at, Mode::Read, &mut bytes[n * WORD..(n + 1) * WORD])?;
+        }
+        let at = lane_at(w, &to, Space::Global, lane);
+        match m.resolve(w, at, OBJECT_BYTES as u32)? {
+            Spot::Global(allocation, offset) => allocation.write(offset, &bytes),
+            _ => return Err(Stop::new(FaultKind::OutOfBounds, "an address in global memory expected")),
+        }
+        Ok(Flow::Next)
+    }))
+}
