@@ -12,11 +12,14 @@
 #![cfg_attr(not(target_arch = "nvptx64"), allow(unreachable_code, unused_unsafe, unused_variables))]
 
 pub mod convert;
+pub mod fence;
 pub mod float;
 pub mod global;
 pub mod integer;
+pub mod mbarrier;
 pub mod shared;
 pub mod thread;
+pub mod tma;
 pub mod warp;
 
 /// Makes a function an entry that the driver can launch by its name.

@@ -1,0 +1,134 @@
+//! Bulk copies between global and shared memory by the asynchronous proxy: linear ones, and boxes of a tensor.
+//!
+//! One thread starts a copy. A load reports its bytes to an mbarrier
+//! ([`mbarrier_arrive_expect_tx`](crate::mbarrier::mbarrier_arrive_expect_tx)); stores belong to the groups that
+//! their thread commits and waits for. A tensor map is an address of 128 bytes, a multiple of 64, that the driver
+//! encoded. PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy"; sm_90 and up.
+
+use crate::ptx;
+
+/// Fetches a tensor map ahead of its use (`prefetch.tensormap`).
+///
+/// # Safety
+/// `map` is the generic address of a tensor map.
+#[inline(always)]
+pub unsafe fn prefetch_tensormap(map: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { ptx!("prefetch.tensormap [{}];", in(reg64) map, options(nostack, preserves_flags)) };
+}
+
+/// Copies `bytes` from global to shared memory (`cp.async.bulk.shared::cluster.global`).
+///
+/// # Safety
+/// Both addresses and `bytes` are multiples of 16, and the range lies inside of each memory; nobody accesses
+/// the destination or writes the source until `mbarrier`, of this block, has completed the phase that expects them.
+#[inline(always)]
+pub unsafe fn cp_async_bulk_shared_global(destination: u32, source: u64, bytes: u32, mbarrier: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];",
+            in(reg32) destination, in(reg64) source, in(reg32) bytes, in(reg32) mbarrier,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Copies `bytes` from shared to global memory (`cp.async.bulk.global.shared::cta`).
+///
+/// # Safety
+/// Both addresses and `bytes` are multiples of 16, and the range lies inside of each memory. Ordinary writes of the
+/// source lie behind [`fence_proxy_async_shared`](crate::fence::fence_proxy_async_shared); nobody writes it until
+/// this thread has waited for the copy's group to be read, nor touches the destination until it is complete.
+#[inline(always)]
+pub unsafe fn cp_async_bulk_global_shared(destination: u64, source: u32, bytes: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {};",
+            in(reg64) destination, in(reg32) source, in(reg32) bytes,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+macro_rules! tensor_copies {
+    ($($rank:literal: $load:ident, $store:ident, $coordinates:literal, [$($axis:ident),*];)*) => {$(
+        /// Copies the box at these coordinates, innermost first, from global to shared memory. What lies outside of
+        /// the tensor arrives as the map's fill, and counts as bytes
+        #[doc = concat!("(`cp.async.bulk.tensor.", $rank, "d.shared::cluster.global.tile`).")]
+        ///
+        /// # Safety
+        #[doc = concat!("`map` is a tensor map of rank ", $rank, ", known to the proxy")]
+        /// ([`fence_proxy_tensormap_acquire`](crate::fence::fence_proxy_tensormap_acquire)). `destination` is a
+        /// multiple of 128, of the swizzle's pattern where the map has one, with room for the box. Nobody accesses
+        /// it until `mbarrier`, of this block, has completed the phase that expects the box's bytes.
+        #[inline(always)]
+        pub unsafe fn $load(destination: u32, map: u64, [$($axis),*]: [i32; $rank], mbarrier: u32) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                ptx!(
+                    concat!(
+                        "cp.async.bulk.tensor.", $rank, "d.shared::cluster.global.tile.mbarrier::complete_tx::bytes ",
+                        "[{destination}], [{map}, ", $coordinates, "], [{mbarrier}];"
+                    ),
+                    destination = in(reg32) destination, map = in(reg64) map, mbarrier = in(reg32) mbarrier,
+                    $($axis = in(reg32) $axis,)*
+                    options(nostack, preserves_flags)
+                )
+            };
+        }
+
+        /// Copies the box at these coordinates, innermost first, from shared to global memory, but for what lies
+        /// outside of the tensor
+        #[doc = concat!("(`cp.async.bulk.tensor.", $rank, "d.global.shared::cta.tile`).")]
+        ///
+        /// # Safety
+        #[doc = concat!("`map` is a tensor map of rank ", $rank, ", known to the proxy")]
+        /// ([`fence_proxy_tensormap_acquire`](crate::fence::fence_proxy_tensormap_acquire)). `source` is a multiple
+        /// of 128, of the swizzle's pattern where the map has one, and holds the box; for the rest see
+        /// [`cp_async_bulk_global_shared`].
+        #[inline(always)]
+        pub unsafe fn $store(map: u64, [$($axis),*]: [i32; $rank], source: u32) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                ptx!(
+                    concat!(
+                        "cp.async.bulk.tensor.", $rank, "d.global.shared::cta.tile.bulk_group ",
+                        "[{map}, ", $coordinates, "], [{source}];"
+                    ),
+                    source = in(reg32) source, map = in(reg64) map,
+                    $($axis = in(reg32) $axis,)*
+                    options(nostack, preserves_flags)
+                )
+            };
+        }
+    )*};
+}
+
+tensor_copies! {
+    2: cp_async_bulk_tensor_2d_shared_global, cp_async_bulk_tensor_2d_global_shared, "{{{x}, {y}}}", [x, y];
+    3: cp_async_bulk_tensor_3d_shared_global, cp_async_bulk_tensor_3d_global_shared, "{{{x}, {y}, {z}}}", [x, y, z];
+}
+
+/// Makes a group of this thread's stores since the last (`cp.async.bulk.commit_group`).
+#[inline(always)]
+pub fn cp_async_bulk_commit_group() {
+    // SAFETY: touches no memory itself.
+    unsafe { ptx!("cp.async.bulk.commit_group;", options(nostack, preserves_flags)) };
+}
+
+/// Waits until all but the `PENDING` newest groups of this thread are complete (`cp.async.bulk.wait_group`).
+#[inline(always)]
+pub fn cp_async_bulk_wait_group<const PENDING: u32>() {
+    // SAFETY: touches no memory itself.
+    unsafe { ptx!("cp.async.bulk.wait_group {};", const PENDING, options(nostack, preserves_flags)) };
+}
+
+/// Waits until all but the `PENDING` newest groups of this thread have read their sources
+/// (`cp.async.bulk.wait_group.read`).
+#[inline(always)]
+pub fn cp_async_bulk_wait_group_read<const PENDING: u32>() {
+    // SAFETY: touches no memory itself.
+    unsafe { ptx!("cp.async.bulk.wait_group.read {};", const PENDING, options(nostack, preserves_flags)) };
+}
