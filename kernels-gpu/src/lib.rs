@@ -7,5 +7,11 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
 pub mod abi;
+#[cfg(any(feature = "gated_simt", feature = "gated_sm90"))]
+mod epilogue;
 #[cfg(feature = "gated_simt")]
 pub mod gated_simt;
+#[cfg(feature = "gated_sm90")]
+pub mod gated_sm90;
+#[cfg(any(feature = "gated_simt", feature = "gated_sm90"))]
+mod schedule;
