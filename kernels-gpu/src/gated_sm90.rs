@@ -52,8 +52,8 @@ use crate::{
 };
 
 /// Registers of a thread after `setmaxnreg`; a multiprocessor has 65,536 for the block.
-const PRODUCER_REGISTERS: u32 = 56;
-const CONSUMER_REGISTERS: u32 = 224;
+const PRODUCER_REGISTERS: u32 = 104;
+const CONSUMER_REGISTERS: u32 = 200;
 const _: () = assert!(WARPGROUP * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) <= 65_536);
 
 const WARPS: u32 = WARPGROUP / WARP_SIZE;
