@@ -3,7 +3,9 @@
 pub mod allocation;
 pub mod files;
 
+use std::collections::BTreeSet;
 use std::io::Write;
+use std::sync::Mutex;
 
 use nvfp4::Output;
 use nvfp4::backend::emulated::{self, Emulated, Options};
@@ -43,11 +45,15 @@ fn all_backends() -> Vec<Box<dyn Backend>> {
     backends().into_iter().chain(emulated).collect()
 }
 
-/// Says, past the test harness's capture, which test cannot run on what here, and why.
+/// Says, past the test harness's capture and once, which test cannot run on what here, and why.
 pub fn skip(what: &str, why: impl std::fmt::Display) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    // A test must not fail because nobody listens.
-    let _ = writeln!(std::io::stderr(), "skipped: {test} on {what}: {why}");
+    let text = format!("skipped: {test} on {what}: {why}");
+    if SAID.lock().is_ok_and(|mut said| said.insert(text.clone())) {
+        // A test must not fail because nobody listens.
+        let _ = writeln!(std::io::stderr(), "{text}");
+    }
 }
 
 /// Inputs of a step.

@@ -77,30 +77,36 @@ fn ragged_groups_with_tails_of_k_are_right() {
     }
 }
 
-/// What a kernel with this text is stopped for, if it is.
-fn fault(ptx: &str) -> Option<Fault> {
+/// What the large gated tile is stopped for when a line of its text is changed; M, N and K end inside of a tile.
+fn fault(gpu: &Emulated, line: usize, changed: &str) -> Option<Fault> {
+    let mut lines: Vec<_> = gpu.ptx().lines().collect();
+    lines[line] = changed;
+    let gpu = gpu.clone().with_ptx(&lines.join("\n")).unwrap();
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(65, 72, 208)]), 2);
     let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
-    let gpu = simt(Schedule::Fair).with_ptx(ptx).unwrap();
     let result = backend::run(gpu.prepare(&inputs.weights).unwrap().as_mut(), &step, &mut Output::new(step.problem()));
     result.err().map(|error| error.fault().unwrap_or_else(|| panic!("{error}")).clone())
 }
 
 #[test]
-fn a_barrier_that_is_missing_is_a_data_race() {
-    let ptx = simt(Schedule::Fair).ptx();
-    assert_eq!(fault(ptx), None);
-    let barrier = "bar.sync";
-    let entry = ptx.split("// -- End function").next().unwrap();
-    let barriers: Vec<_> = entry.match_indices(barrier).collect();
-    assert_eq!(barriers.len(), 2, "before the loop and in it");
-    for (at, _) in barriers {
-        let broken = format!("{}// {}", &ptx[..at], &ptx[at..]);
-        let fault = fault(&broken).expect("a fault");
-        assert_eq!((fault.kind, fault.kernel.as_str()), (FaultKind::DataRace, "gated_simt"), "{fault}");
-        // Both sides of it, by their lines.
-        let places = [fault.place.clone(), fault.others[0].place.clone()];
-        let sources = places.map(|place| place.and_then(|place| place.source).expect("a line of the source"));
-        assert!(sources.iter().all(|source| source.contains("shared.rs:")), "{fault}");
+fn every_load_store_and_barrier_that_is_broken_is_found() {
+    const SABOTAGES: [(&str, &str, FaultKind); 4] = [
+        ("bar.sync", "// ", FaultKind::DataRace),
+        ("st.shared", "// ", FaultKind::UninitialisedShared),
+        ("ld.shared", "// ", FaultKind::UninitialisedRegister),
+        ("@p ld.global", "ld.global", FaultKind::OutOfBounds),
+    ];
+    let gpu = simt(Schedule::Fair);
+    assert_eq!(fault(&gpu, 0, ""), None, "the first line is a comment");
+    for (instruction, changed, kind) in SABOTAGES {
+        let lines = gpu.ptx().lines().take_while(|line| !line.contains("// -- End function")).enumerate();
+        let lines: Vec<_> = lines.filter(|(_, line)| line.trim_start().starts_with(instruction)).collect();
+        assert!(lines.len() >= 2, "{} of {instruction}", lines.len());
+        for (number, line) in lines {
+            let found = fault(&gpu, number, &line.replacen(instruction, changed, 1));
+            let found = found.unwrap_or_else(|| panic!("line {} may be broken: {line}", number + 1));
+            assert_eq!((found.kind, found.kernel.as_str()), (kind, "gated_simt"), "{found}");
+            assert!(found.to_string().contains(".rs:"), "no line of the source: {found}");
+        }
     }
 }

@@ -37,7 +37,7 @@ pub mod sys {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Unavailable {
     /// The machine has no driver library, or the loader cannot open it.
-    #[error("the driver library {library} cannot be opened ({reason})")]
+    #[error("the driver library cannot be opened ({reason})")]
     LibraryNotFound {
         /// The file name asked of the loader.
         library: &'static str,
