@@ -11,7 +11,8 @@
 //! # Ok::<_, nvfp4::Error>(())
 //! ```
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kernels_gpu::abi;
@@ -20,13 +21,13 @@ use ptx_emulator::{Arg, Buffer, Device, DeviceConfig, LaunchConfig, Module};
 pub use ptx_emulator::{Fault, FaultKind, Report as Counters, Schedule};
 
 use super::descriptors::{self, DeviceGroup, DeviceWeights, Placed};
-use super::kernels::{self, KERNELS, Kernel};
+use super::kernels::{self, KERNELS, Kernel, SIMT, SM90};
 use super::{Backend, Layer};
 use crate::error::Error;
 use crate::format::Matrix;
 use crate::output::Output;
-use crate::plan::{Grid, gated_simt};
-use crate::problem::{OutDtype, Step, Weights};
+use crate::plan::{Grid, gated_simt, gated_sm90};
+use crate::problem::{Op, OutDtype, Step, Weights};
 
 /// The architectures that there are kernels for.
 pub const ARCHES: [&str; 3] = ["sm_80", "sm_90a", DEFAULT_ARCH];
@@ -50,18 +51,20 @@ impl Default for Options {
     }
 }
 
-/// An emulated GPU. Clones share its decoded kernel.
+/// An emulated GPU. Clones share its decoded kernels.
 #[derive(Clone)]
 pub struct Emulated {
     arch: String,
     kernel: &'static Kernel,
     module: Arc<Module>,
+    /// For weights that `module` cannot take.
+    portable: Arc<Module>,
     options: Options,
 }
 
 impl Emulated {
     /// A device of an architecture as PTX names it, for instance of [`ARCHES`], with the kernel that runs on the first card
-    /// of that architecture.
+    /// of that architecture, and the portable one for weights that it does not take.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is no such architecture, or no kernel runs on it.
@@ -69,10 +72,13 @@ impl Emulated {
         let capability = kernels::capability(arch).ok_or_else(|| {
             Error::Invalid(format!("`{arch}` is no architecture; there are kernels for {}", ARCHES.join(", ")))
         })?;
-        let kernel = kernels::choose(KERNELS, capability)
-            .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; take one of {}", ARCHES.join(", "))))?;
-        let module = parse(kernel, kernel.ptx)?;
-        Ok(Self { arch: arch.to_owned(), kernel, module, options })
+        let choose = |names: &[&str]| {
+            kernels::choose(KERNELS, names, capability)
+                .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; take one of {}", ARCHES.join(", "))))
+        };
+        let kernel = choose(&[SIMT, SM90])?;
+        let (module, portable) = (module(kernel)?, module(choose(&[SIMT])?)?);
+        Ok(Self { arch: arch.to_owned(), kernel, module, portable, options })
     }
 
     /// The kernel's name and the architecture that it is compiled for.
@@ -94,6 +100,18 @@ impl Emulated {
     }
 }
 
+/// A kernel's own text, decoded once.
+fn module(kernel: &'static Kernel) -> Result<Arc<Module>, Error> {
+    static DECODED: Mutex<BTreeMap<(&str, &str), Arc<Module>>> = Mutex::new(BTreeMap::new());
+    let mut decoded = DECODED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(module) = decoded.get(&(kernel.name, kernel.arch)) {
+        return Ok(module.clone());
+    }
+    let module = parse(kernel, kernel.ptx)?;
+    decoded.insert((kernel.name, kernel.arch), module.clone());
+    Ok(module)
+}
+
 fn parse(kernel: &Kernel, ptx: &str) -> Result<Arc<Module>, Error> {
     let module = Module::parse(ptx);
     let place = format_args!("kernel {} ({})", kernel.name, kernel.arch);
@@ -112,14 +130,44 @@ impl Backend for Emulated {
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
         let mut device = Device::new(DeviceConfig::default());
         let weights = DeviceWeights::new(weights, |matrix| Ok(place(&mut device, matrix).0))?;
-        let (module, options) = (self.module.clone(), self.options);
-        Ok(Box::new(EmulatedLayer { module, options, device, weights, step: Vec::new(), counters: None }))
+        let takes_all = weights.takes_all(gated_sm90::takes);
+        let (module, planner) = match self.kernel.name {
+            SM90 if takes_all => (&self.module, Planner::Sm90),
+            SM90 => (&self.portable, Planner::Simt),
+            _ => (&self.module, Planner::Simt),
+        };
+        let (module, options) = (module.clone(), self.options);
+        Ok(Box::new(EmulatedLayer { module, planner, options, device, weights, step: Vec::new(), counters: None }))
+    }
+}
+
+/// Which kernel a layer's steps are planned for.
+#[derive(Clone, Copy)]
+enum Planner {
+    Simt,
+    Sm90,
+}
+
+impl Planner {
+    fn name(self, op: Op) -> &'static str {
+        match self {
+            Planner::Simt => gated_simt::name(op),
+            Planner::Sm90 => gated_sm90::name(op),
+        }
+    }
+
+    fn plan(self, op: Op, groups: &mut [abi::Group]) -> Result<Grid, Error> {
+        match self {
+            Planner::Simt => gated_simt::plan(op, groups),
+            Planner::Sm90 => gated_sm90::plan(op, groups, DeviceConfig::default().sms),
+        }
     }
 }
 
 /// Weights in the emulated device's memory, and the last step.
 struct EmulatedLayer {
     module: Arc<Module>,
+    planner: Planner,
     options: Options,
     device: Device,
     weights: DeviceWeights,
@@ -152,7 +200,7 @@ impl EmulatedLayer {
 
 impl Layer for EmulatedLayer {
     fn kernel(&self) -> &str {
-        gated_simt::name(self.weights.op())
+        self.planner.name(self.weights.op())
     }
 
     fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
@@ -177,7 +225,7 @@ impl Layer for EmulatedLayer {
             let (rows, global_scale, output) = (tokens.rows(), tokens.global_scale(), c.address);
             groups.push(self.weights.describe(index, &DeviceGroup { rows, values, scales, global_scale, output })?);
         }
-        let grid = gated_simt::plan(self.weights.op(), &mut groups)?;
+        let grid = self.planner.plan(self.weights.op(), &mut groups)?;
 
         let start = Instant::now();
         let result = self.launch(grid, &groups, output.dtype());

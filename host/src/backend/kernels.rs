@@ -14,6 +14,13 @@ pub(super) struct Kernel {
 /// Every kernel and architecture, written by build.rs.
 pub(super) static KERNELS: &[Kernel] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
+/// The module of the portable kernel, which runs everywhere and computes everything.
+pub(super) const SIMT: &str = "gated_simt";
+
+/// The module of the Hopper kernel, which computes only sums over K that it [takes](crate::plan::gated_sm90::takes).
+#[cfg(feature = "emulated")]
+pub(super) const SM90: &str = "gated_sm90";
+
 /// Compute capability, major and minor.
 pub type Capability = (u32, u32);
 
@@ -48,9 +55,9 @@ fn runs_on(arch: &str, device: Capability) -> bool {
     })
 }
 
-/// The kernel for a device: of those that run there, the one made for the fewest and newest devices.
-pub(super) fn choose(kernels: &[Kernel], device: Capability) -> Option<&Kernel> {
-    let there = kernels.iter().filter(|kernel| runs_on(kernel.arch, device));
+/// The kernel for a device: of those of the modules `names` that run there, the one made for the fewest and newest devices.
+pub(super) fn choose<'k>(kernels: &'k [Kernel], names: &[&str], device: Capability) -> Option<&'k Kernel> {
+    let there = kernels.iter().filter(|kernel| names.contains(&kernel.name) && runs_on(kernel.arch, device));
     there.max_by_key(|kernel| parse(kernel.arch).map(|(own, reach)| (reach, own)))
 }
 
@@ -75,14 +82,15 @@ pub(super) fn cubin_name(kernel: &Kernel, device: Capability) -> String {
 mod tests {
     use super::*;
 
-    const SIMT: Kernel = Kernel { name: "gated_simt", arch: "sm_80", ptx: "" };
+    const PORTABLE: Kernel = Kernel { name: SIMT, arch: "sm_80", ptx: "" };
     const HOPPER: Kernel = Kernel { name: "gated_sm90", arch: "sm_90a", ptx: "" };
     const BLACKWELL: Kernel = Kernel { name: "gated_sm100", arch: "sm_100f", ptx: "" };
 
     #[test]
     fn the_most_special_kernel_that_runs_on_the_device_is_chosen() {
-        let kernels = [SIMT, HOPPER, BLACKWELL];
-        let chosen = |device| choose(&kernels, device).map(|kernel| kernel.name);
+        let kernels = [PORTABLE, HOPPER, BLACKWELL];
+        let names = kernels.each_ref().map(|kernel| kernel.name);
+        let chosen = |device| choose(&kernels, &names, device).map(|kernel| kernel.name);
         for (device, kernel) in [
             ((7, 5), None),
             ((8, 0), Some("gated_simt")),
@@ -95,14 +103,15 @@ mod tests {
         ] {
             assert_eq!(chosen(device), kernel, "{device:?}");
         }
-        assert_eq!(choose(&[], (9, 0)), None);
+        assert_eq!(choose(&[], &names, (9, 0)), None);
+        assert_eq!(choose(&kernels, &[SIMT], (10, 0)), Some(&PORTABLE));
     }
 
     #[test]
     fn every_embedded_kernel_names_an_architecture_and_one_runs_from_8_0_on() {
         assert!(KERNELS.iter().all(|kernel| parse(kernel.arch).is_some()));
-        assert!(choose(KERNELS, (8, 0)).is_some());
-        assert!(choose(KERNELS, (99, 0)).is_some());
+        assert!(choose(KERNELS, &[SIMT], (8, 0)).is_some());
+        assert!(choose(KERNELS, &[SIMT], (99, 0)).is_some());
     }
 
     #[cfg(feature = "emulated")]
@@ -118,7 +127,7 @@ mod tests {
     #[cfg(feature = "cuda")]
     #[test]
     fn machine_code_is_looked_for_under_the_devices_own_architecture() {
-        assert_eq!(cubin_name(&SIMT, (8, 9)), "gated_simt.sm_89.cubin");
+        assert_eq!(cubin_name(&PORTABLE, (8, 9)), "gated_simt.sm_89.cubin");
         assert_eq!(cubin_name(&HOPPER, (9, 0)), "gated_sm90.sm_90a.cubin");
         assert_eq!(cubin_name(&BLACKWELL, (10, 3)), "gated_sm100.sm_100f.cubin");
     }

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "kernels")]
 pub(crate) mod gated_simt;
+#[cfg(feature = "kernels")]
+pub(crate) mod gated_sm90;
 pub mod roofline;
 pub mod tile;
 

@@ -15,6 +15,9 @@ use cuda_driver::{Failure, last_failure, sys};
 use crate::backend::kernels::{self, Capability, KERNELS, Kernel};
 use crate::error::Error;
 
+/// The modules of which this backend can launch kernels.
+const LAUNCHABLE: &[&str] = &[kernels::SIMT];
+
 /// What can be said of a device without making a context on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
@@ -57,7 +60,7 @@ fn find(ordinal: u32) -> Result<(device::Device, DeviceInfo), Error> {
         capability,
         sms: attribute(DeviceAttribute::MultiprocessorCount)?,
         memory: check(device.total_memory(), label)?,
-        kernel: kernels::choose(KERNELS, capability).map(|kernel| (kernel.name, kernel.arch)),
+        kernel: kernels::choose(KERNELS, LAUNCHABLE, capability).map(|kernel| (kernel.name, kernel.arch)),
     };
     Ok((device, info))
 }
@@ -94,7 +97,7 @@ impl Device {
             return Err(Error::NoDevice(format!("there is no device {ordinal}, the driver shows {count}")));
         }
         let (device, info) = find(ordinal)?;
-        let kernel = kernels::choose(KERNELS, info.capability).ok_or_else(|| {
+        let kernel = kernels::choose(KERNELS, LAUNCHABLE, info.capability).ok_or_else(|| {
             let (major, minor) = info.capability;
             Error::NoDevice(format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name))
         })?;
