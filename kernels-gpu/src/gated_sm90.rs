@@ -26,7 +26,7 @@
 
 use cuda_std::{
     cp_async::{cp_async_16_or_zero, cp_async_mbarrier_arrive_noinc},
-    fence::{fence_mbarrier_init, fence_proxy_async_shared},
+    fence::fence_proxy_async_shared,
     float::mul_rn_f16x2,
     global::{ld_global_nc_b32_or_zero, st_global_b32},
     integer::prmt_b32,
@@ -190,7 +190,7 @@ where
     const CHECK: () = {
         assert!(MATRICES == 1 || MATRICES == 2);
         assert!(<[f32; REGISTERS]>::N == Self::TOKENS);
-        assert!(Self::TOKENS % CHUNK_ROWS == 0);
+        assert!(Self::TOKENS.is_multiple_of(CHUNK_ROWS));
         // Four of these make two fours of neighbouring columns; see `unroll`.
         assert!(REGISTERS / 4 <= 16 && Self::UNITS <= MAX_UNITS);
     };
@@ -229,7 +229,6 @@ where
                     mbarrier_init(shared + Self::FULL + stage * MBARRIER_BYTES, Self::FULL_ARRIVALS);
                     mbarrier_init(shared + Self::EMPTY + stage * MBARRIER_BYTES, Self::EMPTY_ARRIVALS);
                 }
-                fence_mbarrier_init();
             }
             thread::sync_threads();
             // The same in all lanes, and known to be.
@@ -485,7 +484,8 @@ impl Weights {
         // 16 bytes of scales are one of 32 units of a tile; the producer has a thread for each unit of each tile.
         const UNITS: u32 = SCALE_TILE_BYTES / 16;
         const { assert!(PANELS * STEP_SCALE_TILES * UNITS == WARPGROUP) };
-        let (panel, tile, unit) = (thread / (STEP_SCALE_TILES * UNITS), thread / UNITS % STEP_SCALE_TILES, thread % UNITS);
+        let (panel, tile, unit) =
+            (thread / (STEP_SCALE_TILES * UNITS), thread / UNITS % STEP_SCALE_TILES, thread % UNITS);
         let tiles = k.div_ceil(BLOCK * SCALE_TILE_COLUMNS);
         let base = if panel == 0 { work.group.b_scales[0] } else { work.group.b_scales[matrix(1)] };
         let first = if panel == 0 { first_row(0) } else { first_row(1) };
@@ -509,7 +509,7 @@ impl Weights {
         unsafe {
             for panel in 0..PANELS as usize {
                 for part in 0..PANEL_ROWS / COPY_ROWS {
-                    let inside = (part * COPY_ROWS) as i32 + 1 <= self.rows[panel] && self.element < left;
+                    let inside = ((part * COPY_ROWS) as i32) < self.rows[panel] && self.element < left;
                     let target = values + panel as u32 * PANEL_BYTES + self.target + part * COPY_ROWS * ROW_BYTES;
                     cp_async_16_or_zero(inside, target, self.values[panel] + u64::from(part) * self.stride);
                 }
@@ -522,7 +522,7 @@ impl Weights {
 }
 
 // Slots keep 32 rows together, so that a thread's rows, 32 apart, have slots 32 apart.
-const _: () = assert!(COPY_ROWS % WARP_ROWS == 0);
+const _: () = assert!(COPY_ROWS.is_multiple_of(WARP_ROWS));
 
 // Decoding tokens.
 

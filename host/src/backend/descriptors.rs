@@ -68,12 +68,6 @@ impl DeviceWeights {
         self.op
     }
 
-    /// Whether a kernel takes the K of every expert.
-    #[cfg(feature = "emulated")]
-    pub fn takes_all(&self, takes: impl Fn(usize) -> bool) -> bool {
-        self.experts.iter().all(|expert| takes(expert.k))
-    }
-
     /// How many experts there are.
     pub fn len(&self) -> usize {
         self.experts.len()

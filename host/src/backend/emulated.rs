@@ -26,8 +26,8 @@ use super::{Backend, Layer};
 use crate::error::Error;
 use crate::format::Matrix;
 use crate::output::Output;
-use crate::plan::{Grid, gated_simt, gated_sm90};
-use crate::problem::{Op, OutDtype, Step, Weights};
+use crate::plan::{Grid, Planner};
+use crate::problem::{OutDtype, Step, Weights};
 
 /// The architectures that there are kernels for.
 pub const ARCHES: [&str; 3] = ["sm_80", "sm_90a", DEFAULT_ARCH];
@@ -42,12 +42,14 @@ pub struct Options {
     pub schedule: Schedule,
     /// Whether races, uninitialised reads and misuse are looked for; bounds and alignment always are.
     pub sanitize: bool,
+    /// Streaming multiprocessors.
+    pub sms: u32,
 }
 
 impl Default for Options {
-    /// The fair schedule, the sanitizer on.
+    /// The fair schedule, the sanitizer on, a B200's multiprocessors.
     fn default() -> Self {
-        Self { schedule: Schedule::Fair, sanitize: true }
+        Self { schedule: Schedule::Fair, sanitize: true, sms: DeviceConfig::default().sms }
     }
 }
 
@@ -124,43 +126,17 @@ impl Backend for Emulated {
     }
 
     fn device(&self) -> String {
-        format!("{}, {} SMs, schedule {}", self.arch, DeviceConfig::default().sms, self.options.schedule)
+        format!("{}, {} SMs, schedule {}", self.arch, self.options.sms, self.options.schedule)
     }
 
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
-        let mut device = Device::new(DeviceConfig::default());
+        let planner = self.kernel.planner();
+        let taken = weights.experts().iter().all(|expert| planner.takes(expert.k()));
+        let (planner, module) = if taken { (planner, &self.module) } else { (Planner::Simt, &self.portable) };
+        let mut device = Device::new(DeviceConfig { sms: self.options.sms });
         let weights = DeviceWeights::new(weights, |matrix| Ok(place(&mut device, matrix).0))?;
-        let takes_all = weights.takes_all(gated_sm90::takes);
-        let (module, planner) = match self.kernel.name {
-            SM90 if takes_all => (&self.module, Planner::Sm90),
-            SM90 => (&self.portable, Planner::Simt),
-            _ => (&self.module, Planner::Simt),
-        };
         let (module, options) = (module.clone(), self.options);
         Ok(Box::new(EmulatedLayer { module, planner, options, device, weights, step: Vec::new(), counters: None }))
-    }
-}
-
-/// Which kernel a layer's steps are planned for.
-#[derive(Clone, Copy)]
-enum Planner {
-    Simt,
-    Sm90,
-}
-
-impl Planner {
-    fn name(self, op: Op) -> &'static str {
-        match self {
-            Planner::Simt => gated_simt::name(op),
-            Planner::Sm90 => gated_sm90::name(op),
-        }
-    }
-
-    fn plan(self, op: Op, groups: &mut [abi::Group]) -> Result<Grid, Error> {
-        match self {
-            Planner::Simt => gated_simt::plan(op, groups),
-            Planner::Sm90 => gated_sm90::plan(op, groups, DeviceConfig::default().sms),
-        }
     }
 }
 
@@ -225,7 +201,7 @@ impl Layer for EmulatedLayer {
             let (rows, global_scale, output) = (tokens.rows(), tokens.global_scale(), c.address);
             groups.push(self.weights.describe(index, &DeviceGroup { rows, values, scales, global_scale, output })?);
         }
-        let grid = self.planner.plan(self.weights.op(), &mut groups)?;
+        let grid = self.planner.plan(self.weights.op(), &mut groups, self.options.sms)?;
 
         let start = Instant::now();
         let result = self.launch(grid, &groups, output.dtype());

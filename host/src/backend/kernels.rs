@@ -1,5 +1,7 @@
 //! The kernels that this binary carries, and which of them runs on a device. Pure functions; knows no driver.
 
+use crate::plan::Planner;
+
 /// A kernel module of `kernels-gpu`, compiled for one architecture.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Kernel {
@@ -17,9 +19,18 @@ pub(super) static KERNELS: &[Kernel] = include!(concat!(env!("OUT_DIR"), "/kerne
 /// The module of the portable kernel, which runs everywhere and computes everything.
 pub(super) const SIMT: &str = "gated_simt";
 
-/// The module of the Hopper kernel, which computes only sums over K that it [takes](crate::plan::gated_sm90::takes).
-#[cfg(feature = "emulated")]
+/// The module of the Hopper kernel.
 pub(super) const SM90: &str = "gated_sm90";
+
+impl Kernel {
+    /// How its launches are planned.
+    pub fn planner(&self) -> Planner {
+        match self.name {
+            SM90 => Planner::Sm90,
+            _ => Planner::Simt,
+        }
+    }
+}
 
 /// Compute capability, major and minor.
 pub type Capability = (u32, u32);

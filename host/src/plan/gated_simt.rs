@@ -19,10 +19,11 @@ pub(crate) fn name(op: Op) -> &'static str {
     entry(SimtTile::LARGE, op)
 }
 
-/// The entries of an operation, one for each tile: what a driver loads before the first step.
+/// The entries of an operation, one for each tile, with the shared memory that they are launched with: what a driver loads
+/// before the first step.
 #[cfg(any(feature = "cuda", test))]
-pub(crate) fn entries(op: Op) -> [&'static str; 2] {
-    TILES.map(|tile| entry(tile, op))
+pub(crate) fn entries(op: Op) -> [(&'static str, u32); 2] {
+    TILES.map(|tile| (entry(tile, op), tile.shared_bytes(op.projections() as u32)))
 }
 
 fn entry(tile: SimtTile, op: Op) -> &'static str {
@@ -111,7 +112,8 @@ mod tests {
     fn both_tiles_of_an_operation_have_their_entry() {
         for op in [Op::Gated, Op::Plain] {
             for sizes in [[1; 2], [500; 2]] {
-                assert!(entries(op).contains(&plan(op, &mut groups(sizes)).unwrap().entry));
+                let grid = plan(op, &mut groups(sizes)).unwrap();
+                assert!(entries(op).contains(&(grid.entry, grid.shared_bytes)));
             }
         }
     }

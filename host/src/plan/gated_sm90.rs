@@ -7,10 +7,10 @@ use super::Grid;
 use crate::error::Error;
 use crate::problem::Op;
 
-/// Rows of tokens that take as long as decoding a step's weights, which every tile does whatever its tokens: a consumer
-/// thread decodes 128 weights a step with some 2.5 instructions each, and a token keeps the tensor cores busy for 16 of
-/// the multiprocessor's cycles.
-const DECODE_TOKENS: u64 = 40;
+/// A step of a tile takes as long as one of so many tokens at least, however few it has: that long it takes a
+/// multiprocessor to read 18 KB of weights at its share of the second-level cache's bandwidth, some 24 bytes a cycle, where
+/// a token keeps its tensor cores busy for 16 cycles. Estimated from data sheets.
+const LEAST_TOKENS: u64 = 48;
 
 /// What the kernel is called that computes an operation.
 pub(crate) fn name(op: Op) -> &'static str {
@@ -25,10 +25,11 @@ pub(crate) fn takes(k: usize) -> bool {
     k.is_multiple_of(K_ALIGNMENT as usize)
 }
 
-/// The entries of an operation, one for each tile: what a driver loads before the first step.
+/// The entries of an operation, one for each tile, with the shared memory that they are launched with: what a driver loads
+/// before the first step.
 #[cfg(any(feature = "cuda", test))]
-pub(crate) fn entries(op: Op) -> [&'static str; TILES.len()] {
-    TILES.map(|tile| entry(tile, op))
+pub(crate) fn entries(op: Op) -> [(&'static str, u32); TILES.len()] {
+    TILES.map(|tile| (entry(tile, op), tile.shared_bytes()))
 }
 
 fn entry(tile: Tile, op: Op) -> &'static str {
@@ -36,13 +37,6 @@ fn entry(tile: Tile, op: Op) -> &'static str {
         Op::Gated => tile.gated,
         Op::Plain => tile.plain,
     }
-}
-
-/// The most dynamic shared memory of an operation's entry: what a driver must allow each.
-#[cfg(any(feature = "cuda", test))]
-pub(crate) fn shared_bytes(entry: &str) -> u32 {
-    let tile = TILES.iter().find(|tile| tile.gated == entry || tile.plain == entry);
-    tile.expect("an entry of this kernel").shared_bytes()
 }
 
 /// Chooses the tile for a step's groups, numbers their tiles, and returns the launch that computes them all on a device of
@@ -72,20 +66,21 @@ pub(crate) fn plan(op: Op, groups: &mut [Group], sms: u32) -> Result<Grid, Error
     })
 }
 
-/// The tile whose busiest multiprocessor is done first; of several, the smallest.
+/// The tile with which the multiprocessors are done first; of several, the one that reads weights least often.
 fn choose(matrices: u32, groups: &[Group], sms: u32) -> Tile {
-    let time = |tile: &Tile| -> u64 {
-        let of = |group: &Group| {
-            let steps = u64::from(group.k).saturating_mul(DECODE_TOKENS.max(tile.tokens.into()));
-            tile.count(group.m, group.n, matrices).saturating_mul(steps)
-        };
-        let all = groups.iter().map(of).fold(0, u64::saturating_add);
-        let tiles: u64 = groups.iter().map(|group| tile.count(group.m, group.n, matrices)).fold(0, u64::saturating_add);
-        // Whole waves: the last one takes as long with one tile as with all.
-        let waves = tiles.div_ceil(sms.into());
-        (u128::from(all) * u128::from(waves * u64::from(sms)) / u128::from(tiles.max(1))).min(u64::MAX.into()) as u64
+    let key = |tile: &Tile| {
+        let (mut tiles, mut steps) = (0_u64, 0_u64);
+        for group in groups {
+            let count = tile.count(group.m, group.n, matrices);
+            tiles = tiles.saturating_add(count);
+            steps = steps.saturating_add(count.saturating_mul(group.k.into()));
+        }
+        // The last wave takes as long with one tile as with all.
+        let waves = u128::from(tiles.div_ceil(sms.into()));
+        let work = u128::from(steps).saturating_mul(LEAST_TOKENS.max(tile.tokens.into()).into());
+        (waves.saturating_mul(work) / u128::from(tiles.max(1)), tiles, tile.tokens)
     };
-    *TILES.iter().min_by_key(|tile| time(tile)).expect("there are tiles")
+    *TILES.iter().min_by_key(|tile| key(tile)).expect("there are tiles")
 }
 
 #[cfg(test)]
@@ -136,8 +131,7 @@ mod tests {
         for op in [Op::Gated, Op::Plain] {
             for m in [1, 12, 30, 60, 90, 500] {
                 let grid = plan(op, &mut groups([m; 2]), SMS).unwrap();
-                assert!(entries(op).contains(&grid.entry));
-                assert_eq!(shared_bytes(grid.entry), grid.shared_bytes);
+                assert!(entries(op).contains(&(grid.entry, grid.shared_bytes)));
             }
         }
     }

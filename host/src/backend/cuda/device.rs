@@ -12,11 +12,15 @@ use cuda_driver::cust::error::CudaResult;
 use cuda_driver::cust::module::Module;
 use cuda_driver::{Failure, last_failure, sys};
 
-use crate::backend::kernels::{self, Capability, KERNELS, Kernel};
+use crate::backend::kernels::{self, Capability, KERNELS, Kernel, SIMT, SM90};
 use crate::error::Error;
 
+/// Dynamic shared memory that a launch may ask for without more ado (CUDA programming guide, "Shared Memory" of the compute
+/// capabilities).
+const SHARED_BYTES_UNASKED: u32 = 48 << 10;
+
 /// The modules of which this backend can launch kernels.
-const LAUNCHABLE: &[&str] = &[kernels::SIMT];
+const LAUNCHABLE: &[&str] = &[SIMT, SM90];
 
 /// What can be said of a device without making a context on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +86,8 @@ fn driver_error(failure: Failure, device: String) -> Error {
 pub(super) struct Device {
     pub info: DeviceInfo,
     pub kernel: &'static Kernel,
+    /// For weights that `kernel` does not take.
+    pub portable: &'static Kernel,
     /// Where cubin files are looked for.
     cubins: Option<PathBuf>,
     /// Loaded kernels; before `context`, so that they are unloaded first.
@@ -97,12 +103,15 @@ impl Device {
             return Err(Error::NoDevice(format!("there is no device {ordinal}, the driver shows {count}")));
         }
         let (device, info) = find(ordinal)?;
-        let kernel = kernels::choose(KERNELS, LAUNCHABLE, info.capability).ok_or_else(|| {
-            let (major, minor) = info.capability;
-            Error::NoDevice(format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name))
-        })?;
+        let choose = |names| {
+            kernels::choose(KERNELS, names, info.capability).ok_or_else(|| {
+                let (major, minor) = info.capability;
+                Error::NoDevice(format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name))
+            })
+        };
+        let (kernel, portable) = (choose(LAUNCHABLE)?, choose(&[SIMT])?);
         let context = check(Context::new(device), || label(&info))?;
-        Ok(Self { info, kernel, cubins, modules: Mutex::default(), context })
+        Ok(Self { info, kernel, portable, cubins, modules: Mutex::default(), context })
     }
 
     /// Makes the context current on this thread, as every call that touches memory, modules or streams needs.
@@ -124,16 +133,23 @@ impl Device {
         Err(driver_error(failure, label(&self.info)))
     }
 
-    /// An entry of a kernel, whose module is loaded if no layer has yet.
+    /// An entry of a kernel, whose module is loaded if no layer has yet, ready for launches with so much dynamic shared
+    /// memory.
     ///
     /// The handle is good for as long as this `Device`.
-    pub fn function(&self, kernel: &'static Kernel, entry: &str) -> Result<sys::CUfunction, Error> {
+    pub fn function(&self, kernel: &'static Kernel, entry: &str, shared_bytes: u32) -> Result<sys::CUfunction, Error> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let module = match modules.entry(kernel.name) {
             Entry::Occupied(loaded) => loaded.into_mut(),
             Entry::Vacant(place) => place.insert(self.load(kernel)?),
         };
-        self.check(module.get_function(entry)).map(|function| function.to_raw())
+        let function = self.check(module.get_function(entry))?.to_raw();
+        if shared_bytes > SHARED_BYTES_UNASKED {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: a function of a module that is loaded, in the context that is current.
+            self.check_raw(unsafe { sys::cuFuncSetAttribute(function, attribute, shared_bytes as i32) })?;
+        }
+        Ok(function)
     }
 
     /// Loads a kernel: machine code if there is a file of it, else PTX, which the driver compiles (and caches).

@@ -20,7 +20,7 @@ use crate::backend::descriptors::{self, DeviceGroup, DeviceWeights, Placed};
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, blocked};
 use crate::output::Output;
-use crate::plan::{Grid, gated_simt};
+use crate::plan::{Grid, Planner};
 use crate::problem::{OutDtype, Step, Weights};
 
 /// Every operand starts at a multiple of this: what `cuMemAlloc` promises, more than any kernel asks for.
@@ -41,6 +41,7 @@ struct Slot {
 /// Holds its memory on the device, and buffers that have grown to the largest step seen.
 pub struct CudaLayer {
     weights: DeviceWeights,
+    planner: Planner,
     /// The entries of the kernel for this operation.
     functions: Vec<(&'static str, CUfunction)>,
     /// The groups of the step at hand, as the kernel reads them.
@@ -80,8 +81,11 @@ impl CudaLayer {
     pub(super) fn new(device: Arc<Device>, weights: &Weights<'_>) -> Result<Self, Error> {
         device.make_current()?;
         // First, so that a kernel which does not load says so before gigabytes are copied.
-        let function = |entry| Ok((entry, device.function(device.kernel, entry)?));
-        let functions = gated_simt::entries(weights.op()).into_iter().map(function).collect::<Result<_, Error>>()?;
+        let taken = weights.experts().iter().all(|expert| device.kernel.planner().takes(expert.k()));
+        let kernel = if taken { device.kernel } else { device.portable };
+        let planner = kernel.planner();
+        let function = |(entry, shared_bytes)| Ok((entry, device.function(kernel, entry, shared_bytes)?));
+        let functions = planner.entries(weights.op()).into_iter().map(function).collect::<Result<_, Error>>()?;
 
         let mut total = Cursor::default();
         for matrix in weights.experts().iter().flat_map(|expert| expert.projections()) {
@@ -111,6 +115,7 @@ impl CudaLayer {
         let slot = || Ok::<_, Error>(Slot { arena: Arena::default(), read: Event::new(&device)? });
         Ok(Self {
             weights: placed,
+            planner,
             functions,
             groups: Vec::new(),
             _memory: buffer,
@@ -163,7 +168,7 @@ impl CudaLayer {
         for (index, group) in groups.iter().enumerate() {
             self.groups.push(self.weights.describe(index, group)?);
         }
-        let grid = gated_simt::plan(self.weights.op(), &mut self.groups)?;
+        let grid = self.planner.plan(self.weights.op(), &mut self.groups, self.device.info.sms)?;
         if grid.blocks == 0 {
             return Ok(());
         }
@@ -256,7 +261,7 @@ unsafe impl Send for CudaLayer {}
 
 impl Layer for CudaLayer {
     fn kernel(&self) -> &str {
-        gated_simt::name(self.weights.op())
+        self.planner.name(self.weights.op())
     }
 
     fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
@@ -297,7 +302,7 @@ impl Layer for CudaLayer {
             next_output += size_of::<u16>() as u64 * (sizes.m * sizes.n) as u64;
             self.groups.push(self.weights.describe(index, &group)?);
         }
-        let grid = gated_simt::plan(self.weights.op(), &mut self.groups)?;
+        let grid = self.planner.plan(self.weights.op(), &mut self.groups, self.device.info.sms)?;
         host[descriptors].copy_from_slice(bytemuck::cast_slice(&self.groups));
         host[out.clone()].copy_from_slice(bytemuck::cast_slice(output.bits()));
 
