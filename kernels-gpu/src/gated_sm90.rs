@@ -51,10 +51,12 @@ use crate::{
     schedule::find_group,
 };
 
-/// Registers of a thread after `setmaxnreg`; a multiprocessor has 65,536 for the block.
-const PRODUCER_REGISTERS: u32 = 104;
-const CONSUMER_REGISTERS: u32 = 200;
-const _: () = assert!(WARPGROUP * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) <= 65_536);
+/// Registers of a thread after `setmaxnreg`, which shares out what the block was launched with: as many for each thread
+/// as a multiprocessor's 65,536 allow, in eights.
+const PRODUCER_REGISTERS: u32 = 88;
+const CONSUMER_REGISTERS: u32 = 208;
+const _: () =
+    assert!(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65_536 / THREADS / 8 * 8 * (1 + CONSUMERS));
 
 const WARPS: u32 = WARPGROUP / WARP_SIZE;
 
@@ -147,7 +149,7 @@ const fn tile_of(registers_of_it: usize) -> Tile {
     TILES[index]
 }
 
-/// Unrolls a loop whose body must be straight-line code: an accumulator array stays in registers only if its
+/// A loop of at most 16 turns as straight-line code, its index a constant: an array stays in registers only if all its
 /// indices are constants.
 macro_rules! unroll {
     ($index:ident < $count:expr, $body:block) => {
@@ -315,10 +317,10 @@ where
     #[inline(always)]
     unsafe fn fetch(tokens: &mut Tokens, left: i32) -> [Unit; MAX_UNITS] {
         let mut units = [Unit { words: [0; ROW_LANES as usize], scales: [0; STEP_SCALE_TILES as usize] }; MAX_UNITS];
-        for unit in 0..Self::UNITS {
+        unroll!(UNIT < Self::UNITS, {
             // SAFETY: the caller's promise.
-            units[unit] = unsafe { tokens.fetch(unit as u32, left) };
-        }
+            units[UNIT % MAX_UNITS] = unsafe { tokens.fetch(UNIT as u32, left) };
+        });
         tokens.values += u64::from(ROW_BYTES);
         tokens.scale_tile += STEP_SCALE_TILES;
         units
@@ -327,17 +329,17 @@ where
     /// Decodes a step of this thread's tokens into B.
     #[inline(always)]
     unsafe fn store(tokens: &Tokens, units: [Unit; MAX_UNITS], b: u32) {
-        for unit in 0..Self::UNITS {
-            let token = tokens.token + unit as u32 * UNIT_TOKENS;
+        unroll!(UNIT < Self::UNITS, {
+            let token = tokens.token + UNIT as u32 * UNIT_TOKENS;
             if token < Self::TOKENS {
-                let chunks = units[unit].decode(tokens.word);
+                let chunks = units[UNIT % MAX_UNITS].decode(tokens.word);
                 let address = b + tokens.word * WORD_PAIRS as u32 * Self::B_CHUNK_BYTES + token * CHUNK_BYTES;
                 for pair in 0..WORD_PAIRS {
                     // SAFETY: inside of B, 16 bytes that are this thread's.
                     unsafe { st_shared_v4_b32(address + pair as u32 * Self::B_CHUNK_BYTES, chunks[pair]) };
                 }
             }
-        }
+        });
     }
 
     // Consumer: stages → accumulators → C.
