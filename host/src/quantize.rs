@@ -113,6 +113,32 @@ pub fn quantize_blocks<T: Number>(
     scales: &mut [u8],
 ) -> Result<(), Error> {
     assert!(numbers.len() == scales.len() * BLOCK && values.len() * 2 == numbers.len(), "whole blocks");
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+        // SAFETY: both features were detected on the line above.
+        return unsafe { quantize_blocks_avx2(numbers, global, values, scales) };
+    }
+    quantize_blocks_portable(numbers, global, values, scales)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+fn quantize_blocks_avx2<T: Number>(
+    numbers: &[T],
+    global: f32,
+    values: &mut [u8],
+    scales: &mut [u8],
+) -> Result<(), Error> {
+    quantize_blocks_portable(numbers, global, values, scales)
+}
+
+#[inline(always)]
+fn quantize_blocks_portable<T: Number>(
+    numbers: &[T],
+    global: f32,
+    values: &mut [u8],
+    scales: &mut [u8],
+) -> Result<(), Error> {
     let (blocks, values) = (numbers.as_chunks::<BLOCK>().0, values.as_chunks_mut::<{ BLOCK / 2 }>().0);
     for (index, ((numbers, values), scale)) in blocks.iter().zip(values).zip(scales).enumerate() {
         let numbers = numbers.map(Into::into);

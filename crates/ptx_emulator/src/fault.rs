@@ -156,9 +156,9 @@ pub struct Fault {
     /// What went wrong.
     pub kind: FaultKind,
     /// The particulars.
-    pub message: Box<str>,
+    pub message: String,
     /// The entry's name.
-    pub kernel: Box<str>,
+    pub kernel: String,
     /// `%ctaid` of the thread that faulted.
     pub cta: Option<[u32; 3]>,
     /// The warp's index in its CTA.
@@ -172,11 +172,11 @@ pub struct Fault {
 }
 
 impl Fault {
-    pub(crate) fn launch(kernel: &str, message: impl Into<Box<str>>) -> Fault {
+    pub(crate) fn launch(kernel: &str, message: impl Into<String>) -> Fault {
         Fault::bare(FaultKind::BadLaunch, kernel, message)
     }
 
-    pub(crate) fn bare(kind: FaultKind, kernel: &str, message: impl Into<Box<str>>) -> Fault {
+    pub(crate) fn bare(kind: FaultKind, kernel: &str, message: impl Into<String>) -> Fault {
         Fault {
             kind,
             message: message.into(),

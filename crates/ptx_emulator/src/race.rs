@@ -79,6 +79,21 @@ pub struct Agent {
     clock: Rc<Clock>,
     /// It accesses memory through the async proxy.
     async_proxy: bool,
+    /// What it knows of tensor memory, where that is less than what it knows of shared memory.
+    tensor: Option<Rc<Clock>>,
+}
+
+impl Agent {
+    /// The agent with this knowledge of tensor memory alone.
+    pub fn with_tensor_knowledge(self, known: &Shared, nothing: &Detector) -> Agent {
+        Agent { tensor: Some(known.clone().unwrap_or_else(|| nothing.zero.clone())), ..self }
+    }
+
+    /// The agent as it accesses tensor memory.
+    pub fn in_tensor_memory(&self) -> Agent {
+        let clock = self.tensor.clone().unwrap_or_else(|| self.clock.clone());
+        Agent { clock, async_proxy: false, ..self.clone() }
+    }
 }
 
 /// The last write of a word and its reads since.
@@ -249,7 +264,7 @@ impl Detector {
         self.next_agent = (slot + 1) % AGENTS;
         self.agent_times[slot as usize] += 1;
         let clock = known.clone().unwrap_or_else(|| self.zero.clone());
-        Agent { slot: self.threads + slot, time: self.agent_times[slot as usize], clock, async_proxy }
+        Agent { slot: self.threads + slot, time: self.agent_times[slot as usize], clock, async_proxy, tensor: None }
     }
 
     /// The agent is done: what it knows and did goes into `into`, its own accesses visible to both proxies.

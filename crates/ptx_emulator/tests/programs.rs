@@ -121,6 +121,17 @@ fn the_same_seed_gives_the_same_report() {
 }
 
 #[test]
+fn the_number_of_threads_changes_nothing() {
+    for program in programs("pass") {
+        let run = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| program.run("seed:5").unwrap())
+        };
+        assert_eq!(run(1), run(4), "{}", program.path.display());
+    }
+}
+
+#[test]
 fn unsupported_is_no_fault_of_the_kernel() {
     for program in programs("fail").iter().filter(|p| p.fault.as_deref() == Some("unsupported")) {
         let fault = program.run("fair").unwrap_err();

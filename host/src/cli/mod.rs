@@ -26,6 +26,12 @@ pub const NO_DEVICE: u8 = 3;
 /// NVFP4 grouped GEMM for mixture-of-experts models: run it, check it, and bring checkpoints in and out.
 #[derive(Parser)]
 #[command(name = "nvfp4", version, arg_required_else_help = true)]
+#[command(after_help = "Examples:
+  nvfp4 run                                     the default shape on the best device here, verified
+  nvfp4 run --weights model/ --layer 3          a layer of a real checkpoint
+  nvfp4 quantize model/ model-nvfp4/            f32, f16, bf16 to NVFP4
+  nvfp4 inspect model-nvfp4/                    what is in a checkpoint, and what is wrong with it
+  nvfp4 roofline --shape decode-1 --gpu h200    the least time that a shape can take")]
 struct Cli {
     #[command(subcommand)]
     command: Command,

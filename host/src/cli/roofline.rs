@@ -21,9 +21,9 @@ pub struct Args {
     #[arg(long, default_value = "moe-1")]
     shape: String,
     /// The operation, in place of the shape's own.
-    #[arg(long, value_parser = super::parse_op)]
+    #[arg(long, value_name = "gated|plain", value_parser = super::parse_op)]
     op: Option<Op>,
-    /// The GPU.
+    /// The GPU: b200, h200, h100 or a100.
     #[arg(long, default_value = GPUS[0].name, value_parser = parse_gpu)]
     gpu: Gpu,
 }

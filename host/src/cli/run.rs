@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, default_value = "moe-1", conflicts_with = "weights")]
     shape: String,
     /// The operation, in place of the shape's own.
-    #[arg(long, value_parser = super::parse_op)]
+    #[arg(long, value_name = "gated|plain", value_parser = super::parse_op)]
     op: Option<Op>,
     /// Where to run; auto takes a CUDA GPU if there is one.
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
@@ -51,14 +51,14 @@ pub struct Args {
     /// [default: fair].
     #[arg(long)]
     schedule: Option<emulated::Schedule>,
-    /// How inputs are made [default: the shape's own, or gaussian].
+    /// How inputs are made: public-dual, public-group, gaussian or all-codes [default: the shape's own, or gaussian].
     #[arg(long, value_name = "GENERATOR", value_parser = parse_generator)]
     input: Option<Generator>,
     /// Seed of the inputs.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Type of the output.
-    #[arg(long, default_value = "f16", value_parser = parse_out_dtype)]
+    #[arg(long, value_name = "f16|bf16", default_value = "f16", value_parser = parse_out_dtype)]
     out_dtype: OutDtype,
     /// An NVFP4 checkpoint: a .safetensors file, its index, or the folder of a model.
     #[arg(long, value_name = "CHECKPOINT", requires = "layer")]

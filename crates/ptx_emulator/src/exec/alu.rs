@@ -1,8 +1,7 @@
 //! Integer, logic and data-movement instructions (PTX ISA, "Integer Arithmetic Instructions", "Extended-Precision
 //! Integer Arithmetic Instructions", "Logic and Shift Instructions", "Data Movement: mov, prmt").
 
-use super::{Flow, Lane, Lowered, Step, map1, map2, map3};
-use crate::for_integer;
+use super::{Flow, Lane, Lowered, Step, for_integer, map1, map2, map3};
 use crate::lower::{Dst, Lower, LowerError};
 use crate::machine::warp::Src;
 use crate::parser::ast::{Instruction, Operand};

@@ -40,18 +40,21 @@ fn signals(ctas: &[u32], at: MbarrierAt, multicast: bool, pair: bool) -> Vec<Mba
 
 /// A shared-memory operand: generic and `shared::cta` addresses carry the CTA's rank like `shared::cluster` ones.
 fn shared(m: &Machine<'_>, w: &Warp, a: &Address, lane: usize, len: u32, align: u32) -> Stopped<(u32, u32)> {
-    let at = lane_at(w, a, Space::SharedCluster, lane);
-    let space = if space_of(at.address) == Space::Shared { Space::Generic } else { Space::SharedCluster };
-    match m.resolve_aligned(w, Lane { space, ..at }, len, align)? {
+    match m.resolve_aligned(w, shared_lane(w, a, lane), len, align)? {
         Spot::Shared { cta, offset } => Ok((cta, offset)),
         _ => Err(Stop::new(FaultKind::OutOfBounds, "an address in shared memory expected").lane(lane as u32)),
     }
 }
 
-fn barrier_at(m: &mut Machine<'_>, w: &Warp, a: &Address, lane: usize) -> Stopped<MbarrierAt> {
+/// A lane's address in the cluster's shared memory, given generic or in its window.
+pub fn shared_lane(w: &Warp, a: &Address, lane: usize) -> Lane {
     let at = lane_at(w, a, Space::SharedCluster, lane);
     let space = if space_of(at.address) == Space::Shared { Space::Generic } else { Space::SharedCluster };
-    m.mbarrier(w, Lane { space, ..at }, true)
+    Lane { space, ..at }
+}
+
+fn barrier_at(m: &mut Machine<'_>, w: &Warp, a: &Address, lane: usize) -> Stopped<MbarrierAt> {
+    m.mbarrier(w, shared_lane(w, a, lane), true)
 }
 
 /// Checks an asynchronous access to shared memory against all others.
@@ -126,6 +129,7 @@ fn start_grouped(
         m.start_reserved(written, issuer, Vec::new(), move |m| write(m, data));
         Ok(())
     });
+    m.shared_readers.push((w.cta, read));
     w.bulk[lane].open.push(BulkCopy { read, written, agent });
 }
 

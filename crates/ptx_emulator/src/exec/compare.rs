@@ -1,8 +1,7 @@
 //! Comparison and selection (PTX ISA, "Comparison and Selection Instructions", "Half Precision Comparison
 //! Instructions").
 
-use super::{Flow, Lane, Lowered, map3};
-use crate::for_integer;
+use super::{Flow, Lane, Lowered, for_integer, map3};
 use crate::hw::number::{self, BF16, F16, Format};
 use crate::lower::{Lower, LowerError};
 use crate::machine::warp::{Row, Src};

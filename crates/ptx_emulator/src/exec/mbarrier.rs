@@ -95,7 +95,7 @@ pub fn arrive(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `mbarrier.test_wait`, `mbarrier.try_wait`, by state or parity. A thread that tries waits until the phase is complete,
-/// or until nothing else can happen: then its time is over.
+/// until nothing else can happen, or until the schedule says that its time is over.
 pub fn wait(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let p = l.predicate_dst(i, 0)?;
     let a = l.address(i, 1)?;
@@ -123,8 +123,9 @@ pub fn wait(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         }
         p.write(w, mask, complete);
         let Some((at, phase)) = missing else { return Ok(Flow::Next) };
+        let waits = blocking && !timed_out && !m.out_of_patience();
         let role = &mut m.roles[w.role as usize];
-        if blocking && !timed_out {
+        if waits {
             role.barrier_waits += 1;
             return Ok(Flow::Wait(WaitFor::Mbarrier { at, phase }));
         }

@@ -238,8 +238,6 @@ pub fn map3<A: Lane, B: Lane, C: Lane, D: Lane>(
 }
 
 /// Does `body` with the integer type that a PTX type stands for named `$T`.
-#[macro_export]
-#[doc(hidden)]
 macro_rules! for_integer {
     ($ty:expr, $T:ident => $body:expr) => {
         match $ty {
@@ -279,3 +277,4 @@ macro_rules! for_integer {
         }
     };
 }
+pub(crate) use for_integer;

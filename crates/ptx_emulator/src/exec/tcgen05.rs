@@ -4,8 +4,12 @@
 //! Order: `mma` and `cp` of one thread take effect in the order of issue (under `strict`, only the pairs that the manual
 //! lists as pipelined: `mma` after `mma`, `mma` after `cp`, `cp` after `cp`). `ld` and `st` complete at their waits.
 //! Other threads know of an `mma` or `cp` through a `commit` and its mbarrier; of an `ld` or `st` through its wait and an
-//! ordinary barrier, under `strict` with `tcgen05.fence::before_thread_sync` between.
+//! ordinary barrier. Under `strict` the barrier counts only between `tcgen05.fence::before_thread_sync` (for `ld` and `st`)
+//! and `tcgen05.fence::after_thread_sync`.
 
+use std::rc::Rc;
+
+use super::bulk::shared_lane;
 use super::mbarrier::lane_at;
 use super::{Flow, Lowered, WaitFor};
 use crate::fault::{FaultKind, Stop, Stopped};
@@ -23,10 +27,10 @@ use crate::hw::tmem::{
 use crate::lower::{Dst, Lower, LowerError};
 use crate::machine::cluster::Machine;
 use crate::machine::mbarrier::MbarrierAt;
-use crate::machine::memory::{Lane, SHARED_BASE, Spot, space_of};
+use crate::machine::memory::{SHARED_BASE, Spot};
 use crate::machine::warp::{Src, TmemLoad, Warp};
 use crate::parser::ast::{Instruction, Operand};
-use crate::race::{Agent, Mode, Shared, lanes, merge};
+use crate::race::{Agent, Clock, Detector, Mode, Shared, lanes, merge};
 use crate::types::{Space, Type};
 
 /// What the tensor core knows of the operations that one CTA pair issued to it.
@@ -58,7 +62,8 @@ fn ctas(w: &Warp, m: &Machine<'_>, group: u32) -> Stopped<Vec<u32>> {
     Ok(vec![first, first + 1])
 }
 
-fn bad(error: DescriptorError) -> Box<Stop> {
+/// A descriptor that breaks its rules.
+pub fn bad(error: DescriptorError) -> Box<Stop> {
     let kind = match error {
         DescriptorError::Unsupported(_) => FaultKind::Unsupported,
         _ => FaultKind::BadDescriptor,
@@ -113,8 +118,10 @@ pub fn relinquish(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
 pub fn fence(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let before = i.has("fence::before_thread_sync");
     Ok(Box::new(move |w, m, mask| {
-        if before && let Some(race) = &mut m.race {
-            race.acquire(w.index, mask, &w.tmem_known);
+        match &mut m.race {
+            Some(race) if before => race.acquire(w.index, mask, &w.tmem_known),
+            Some(race) => race.release(w.index, mask, &mut w.tmem_view),
+            None => {}
         }
         Ok(Flow::Next)
     }))
@@ -137,9 +144,21 @@ fn issue(m: &mut Machine<'_>, w: &Warp, lane: usize, kind: usize) -> (Option<Age
         if let Some(own) = &w.tmem_known {
             merge(&mut known, own);
         }
-        race.spawn_from(&known, true)
+        let agent = race.spawn_from(&known, true);
+        let earlier = behind.iter().filter_map(|&k| pipe.known[k].as_ref());
+        if strict { after_fence(race, w, agent, earlier) } else { agent }
     });
     (agent, after)
+}
+
+/// Under `strict`: of tensor memory an operation knows what the warp knew at its last `fence::after_thread_sync`, what
+/// the warp's own operations did, and what came earlier in the pipe.
+fn after_fence<'a>(race: &Detector, w: &'a Warp, agent: Agent, earlier: impl Iterator<Item = &'a Rc<Clock>>) -> Agent {
+    let mut known = w.tmem_view.clone();
+    for other in earlier.chain(&w.tmem_known) {
+        merge(&mut known, other);
+    }
+    agent.with_tensor_knowledge(&known, race)
 }
 
 fn issued(m: &mut Machine<'_>, w: &Warp, kind: usize, id: u64, agent: Option<&Agent>) {
@@ -632,9 +651,7 @@ pub fn commit(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let multicast = if i.has("multicast::cluster") { Some(l.src(i, 1, Type::U16)?) } else { None };
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
-            let at = lane_at(w, &a, Space::SharedCluster, lane);
-            let space = if space_of(at.address) == Space::Shared { Space::Generic } else { Space::SharedCluster };
-            let at = Lane { space, ..at };
+            let at = shared_lane(w, &a, lane);
             let targets: Vec<MbarrierAt> = match multicast {
                 None => vec![m.mbarrier(w, at, true)?],
                 Some(s) => {
@@ -701,13 +718,15 @@ fn cells(w: &Warp, base: Cell, shape: AccessShape, registers: u32, packed: bool)
 
 /// One agent for a warp's `ld` or `st`, which knows what the warp's earlier ones did.
 fn spawn(m: &mut Machine<'_>, w: &Warp, mask: u32) -> Option<Agent> {
+    let strict = m.launch.config.strict;
     m.race.as_mut().map(|race| {
         let mut known = None;
         race.release(w.index, mask, &mut known);
         if let Some(own) = &w.tmem_known {
             merge(&mut known, own);
         }
-        race.spawn_from(&known, false)
+        let agent = race.spawn_from(&known, false);
+        if strict { after_fence(race, w, agent, std::iter::empty()) } else { agent }
     })
 }
 

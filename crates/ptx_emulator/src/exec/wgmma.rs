@@ -2,9 +2,10 @@
 //! of the four computes its own 16 of the 64 rows; its results reach the registers at `wgmma.wait_group`.
 
 use super::matrix::{Product, shape, types, vector, vector_dst};
+use super::tcgen05::{bad, chunk, track_matrix};
 use super::{Flow, Lowered, WaitFor};
 use crate::fault::{FaultKind, Stop, Stopped};
-use crate::hw::descriptor::{DescriptorError, Major, SharedMatrix};
+use crate::hw::descriptor::{Major, SharedMatrix};
 use crate::hw::fragment::{self, Position};
 use crate::hw::matmul::gather;
 use crate::lower::{Dst, Lower, LowerError};
@@ -44,14 +45,6 @@ impl Groups {
     pub fn all(&self) -> impl Iterator<Item = &Pending> {
         self.committed.iter().flatten().chain(&self.open)
     }
-}
-
-fn bad(error: DescriptorError) -> Box<Stop> {
-    let kind = match error {
-        DescriptorError::Unsupported(_) => FaultKind::Unsupported,
-        _ => FaultKind::BadDescriptor,
-    };
-    Stop::new(kind, error.to_string())
 }
 
 /// Where the accumulators come from.
@@ -122,13 +115,13 @@ pub fn mma_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         b.check(major_b, bits, row_bytes as u32).map_err(bad)?;
         let agent = m.race.as_mut().map(|r| r.spawn(w.index, mask, true));
         let element = bits / 8;
-        super::tcgen05::track_matrix(m, w, agent.as_ref(), b, major_b, 0..n as u32, (row_bytes as u32, element))?;
+        track_matrix(m, w, agent.as_ref(), b, major_b, 0..n as u32, (row_bytes as u32, element))?;
         let a = match &from {
             From::Descriptor(s) => {
                 let a = SharedMatrix::wgmma(w.lane(*s, lane)).map_err(bad)?;
                 a.check(major_a, bits, row_bytes as u32).map_err(bad)?;
                 let rows = if major_a == Major::K { first_row..first_row + ROWS } else { 0..WARPS * ROWS };
-                super::tcgen05::track_matrix(m, w, agent.as_ref(), a, major_a, rows, (row_bytes as u32, element))?;
+                track_matrix(m, w, agent.as_ref(), a, major_a, rows, (row_bytes as u32, element))?;
                 A::Shared(a)
             }
             From::Registers(list) => {
@@ -167,7 +160,7 @@ pub fn mma_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         let id = m.pending.reserve();
         let issuer = crate::machine::pending::Issuer { warp: w.index, pc: w.pc() };
         m.start_reserved(id, issuer, after, move |m| {
-            let read = |m: &Machine<'_>, at: u32| super::tcgen05::chunk(m, cta, at);
+            let read = |m: &Machine<'_>, at: u32| chunk(m, cta, at);
             let b_bytes = gather(&b, major_b, n, row_bytes, element as usize, |at| read(m, at));
             let a_bytes = match a {
                 A::Rows(bytes) => bytes,

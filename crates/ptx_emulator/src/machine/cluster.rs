@@ -83,6 +83,8 @@ pub struct Machine<'a> {
     pub cluster_barrier: ClusterBarrier,
     /// Tensor-core operations in order, by CTA pair.
     pub pipes: Vec<Pipe>,
+    /// Bulk copies that read a CTA's shared memory.
+    pub shared_readers: Vec<(u32, u64)>,
     /// Results of asynchronous matrix instructions that no register has yet, by operation.
     pub matrix_results: HashMap<u64, Vec<Row>>,
     /// Counters by warp index in the CTA.
@@ -136,6 +138,15 @@ impl Machine<'_> {
         self.pending.push(Operation { id, due, after, issuer, effect });
     }
 
+    /// Whether a thread that may wait for a limited time gives up at once.
+    pub fn out_of_patience(&mut self) -> bool {
+        match self.launch.config.schedule {
+            Schedule::Fair => false,
+            Schedule::Seed(_) => self.random.below(4) == 0,
+            Schedule::Worst => true,
+        }
+    }
+
     /// A warp has no threads left.
     fn exited(&mut self, w: &Warp) -> Stopped<()> {
         let cta = &mut self.ctas[w.cta as usize];
@@ -143,6 +154,12 @@ impl Machine<'_> {
         if cta.running == 0 && cta.tmem.used() > 0 {
             let text = format!("the CTA exits with {} columns allocated", cta.tmem.used());
             return Err(Stop::new(FaultKind::TmemNotFreed, text));
+        }
+        let pending = &self.pending;
+        self.shared_readers.retain(|(_, id)| pending.contains(*id));
+        if self.ctas[w.cta as usize].running == 0 && self.shared_readers.iter().any(|(cta, _)| *cta == w.cta) {
+            let text = "the CTA exits while a bulk copy still reads its shared memory";
+            return Err(Stop::new(FaultKind::OverwriteInFlight, text));
         }
         let waited = w.cluster_generation != self.cluster_barrier.generation;
         self.cluster_barrier.leave(w.all, if waited { 0 } else { w.cluster_arrived });
@@ -240,6 +257,7 @@ impl<'a> Cluster<'a> {
                 race,
                 sync: Synchronisation::default(),
                 warp_barriers: HashMap::new(),
+                shared_readers: Vec::new(),
                 matrix_results: HashMap::new(),
                 pipes: vec![Pipe::default(); ctas_count.div_ceil(2) as usize],
                 cluster_barrier: ClusterBarrier::new(threads * ctas_count),
@@ -359,8 +377,8 @@ impl<'a> Cluster<'a> {
         let pc = stop.pc.or_else(|| w.fragments.get(w.current).map(|f| f.pc));
         Fault {
             kind: stop.kind,
-            message: stop.message.into(),
-            kernel: kernel.name.as_str().into(),
+            message: stop.message,
+            kernel: kernel.name.clone(),
             cta: Some(self.machine.ctas[w.cta as usize].index),
             warp: Some(w.role),
             lane: stop.lane,
@@ -390,7 +408,9 @@ impl<'a> Cluster<'a> {
                 let rank = if self.machine.ctas.len() > 1 { format!("CTA rank {}, ", w.cta) } else { String::new() };
                 let lanes = if f.mask == w.all { String::new() } else { format!(", lanes {:#010x}", f.mask) };
                 let what = format!("{rank}warp {}{lanes} waits for {}", w.role, wait.describe(&self.machine));
-                waiting.push((w, f.pc, Party { what, place: Some(kernel.place(f.pc)) }));
+                // A poll has been executed; what waits is the instruction after it.
+                let pc = if matches!(wait, WaitFor::Progress { .. }) { f.pc - 1 } else { f.pc };
+                waiting.push((w, pc, Party { what, place: Some(kernel.place(pc)) }));
             }
         }
         let exited = self.warps.iter().filter(|w| w.fragments.is_empty()).count();

@@ -287,19 +287,22 @@ impl Machine<'_> {
     /// Counts the shared-memory cycles of an access beyond the fewest its bytes need: 32 banks of 4 bytes, a cycle
     /// for each distinct word of the busiest bank.
     pub fn count_bank_conflicts(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], len: u32) {
-        let mut words: Vec<u32> = Vec::with_capacity(32 * len.div_ceil(4) as usize);
+        // The distinct words of each bank; a lane touches a bank once.
+        let mut banks = [[0u32; 32]; 32];
+        let mut counts = [0usize; 32];
         for lane in crate::race::lanes(mask) {
             let first = addresses[lane] as u32 / 4;
-            words.extend((0..len.div_ceil(4)).map(|n| first + n));
+            for word in first..first + len.div_ceil(4) {
+                let bank = (word % 32) as usize;
+                let seen = &mut banks[bank][..=counts[bank]];
+                if !seen[..counts[bank]].contains(&word) {
+                    seen[counts[bank]] = word;
+                    counts[bank] += 1;
+                }
+            }
         }
-        words.sort_unstable();
-        words.dedup();
-        let mut banks = [0u32; 32];
-        for word in &words {
-            banks[(word % 32) as usize] += 1;
-        }
-        let busiest = banks.iter().copied().max().unwrap_or(0);
-        let fewest = (words.len() as u32).div_ceil(32);
+        let busiest = counts.iter().copied().max().unwrap_or(0) as u32;
+        let fewest = (counts.iter().sum::<usize>() as u32).div_ceil(32);
         self.roles[w.role as usize].bank_conflicts += u64::from(busiest - fewest.min(busiest));
     }
 }

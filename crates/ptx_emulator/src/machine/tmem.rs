@@ -95,7 +95,7 @@ impl Machine<'_> {
         let memory = self.ctas.len() as u32 + cta;
         let offset = (at.lane * COLUMNS + at.column) * 4;
         if let (Some(race), Some(agent)) = (&mut self.race, agent)
-            && let Err(conflict) = race.agent_access(agent, memory, offset, columns * 4, mode, pc)
+            && let Err(conflict) = race.agent_access(&agent.in_tensor_memory(), memory, offset, columns * 4, mode, pc)
         {
             let agent = race.is_agent(conflict.accessor);
             let (kind, did) = match (mode, agent) {

@@ -84,6 +84,8 @@ pub struct Warp {
     /// `tcgen05.ld` whose registers have not been waited for, and `tcgen05.st` in flight.
     pub tmem_loads: Vec<TmemLoad>,
     pub tmem_stores: Vec<(u64, Option<Agent>)>,
+    /// What the warp knew of tensor memory at its last `tcgen05.fence::after_thread_sync`.
+    pub tmem_view: Shared,
     /// What the warp's own `tcgen05` operations did.
     pub tmem_known: Shared,
     /// Matrix instructions in flight, and when each register was last written (empty if the kernel has none).
@@ -124,6 +126,7 @@ impl Warp {
             cluster_generation: 0,
             tmem_loads: Vec::new(),
             tmem_stores: Vec::new(),
+            tmem_view: None,
             tmem_known: None,
             wgmma: wgmma::Groups::default(),
             written_at: Vec::new(),
@@ -236,10 +239,6 @@ impl Warp {
     /// Merges fragments at one place, and picks the next to run: among those that can, the one that span least,
     /// then the one that is furthest behind. `false` if none can run.
     pub fn schedule(&mut self, machine: &mut Machine) -> Stopped<bool> {
-        if self.resumed.is_some() {
-            // A wait has ended, and its instruction has not been executed again yet.
-            return Ok(true);
-        }
         if self.fragments.len() == 1 {
             self.current = 0;
             let ready = match &self.fragments[0].wait {
