@@ -6,6 +6,7 @@
 use bytemuck::{Pod, Zeroable};
 
 pub mod sm100;
+pub mod sm90;
 
 /// Consecutive elements of K that share a scale factor.
 pub const BLOCK: u32 = 16;
@@ -49,7 +50,7 @@ pub struct Group {
     pub n: u32,
     /// Elements summed over; a multiple of [`BLOCK`], not 0.
     pub k: u32,
-    /// Tiles of all groups before this one: the blocks `first_tile..` of the grid compute this group.
+    /// Tiles of all groups before this one: the tiles `first_tile..` are this group's.
     pub first_tile: u32,
 }
 

@@ -34,6 +34,7 @@ use cuda_std::{
 use crate::{
     abi::{BLOCK, Group, Launch, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS, SimtPanel, SimtTile, scale_word_offset},
     epilogue::{convert, silu},
+    schedule::find_group,
 };
 
 const THREADS: u32 = SimtTile::THREADS;
@@ -193,27 +194,6 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
             }
         }
     }
-}
-
-// Block index → group.
-
-/// The group that a tile belongs to: the last whose first tile is not behind it. Groups without rows have no
-/// tiles and are passed over.
-#[inline(always)]
-unsafe fn find_group<'a>(launch: Launch, tile: u32) -> &'a Group {
-    let groups = launch.groups as *const Group;
-    let (mut low, mut high) = (0, launch.group_count);
-    while high - low > 1 {
-        let middle = low.midpoint(high);
-        // SAFETY: middle < group_count.
-        if unsafe { (*groups.add(middle as usize)).first_tile } <= tile {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    // SAFETY: low < group_count.
-    unsafe { &*groups.add(low as usize) }
 }
 
 // Global memory → registers.
@@ -524,26 +504,5 @@ mod tests {
     fn only_scales_inside_of_k_are_kept() {
         let masks = [1, 2, 3, 4, 5, 65536].map(scale_mask);
         assert_eq!(masks, [0xff, 0xffff, 0xff_ffff, u32::MAX, u32::MAX, u32::MAX]);
-    }
-
-    #[test]
-    fn a_tile_finds_its_group_past_empty_ones() {
-        let group = |m, first_tile| Group {
-            a: 0,
-            a_scales: 0,
-            b: [0; 2],
-            b_scales: [0; 2],
-            c: 0,
-            alpha: [1.0; 2],
-            m,
-            n: 8,
-            k: 16,
-            first_tile,
-        };
-        let groups = [group(0, 0), group(100, 0), group(0, 2), group(0, 2), group(64, 2), group(1, 3), group(0, 4)];
-        let launch = Launch { groups: groups.as_ptr() as u64, group_count: groups.len() as u32, output: 0 };
-        // SAFETY: an array of as many groups.
-        let found = [0, 1, 2, 3].map(|tile| unsafe { find_group(launch, tile) }.m);
-        assert_eq!(found, [100, 100, 64, 1]);
     }
 }

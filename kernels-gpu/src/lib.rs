@@ -7,9 +7,13 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
 pub mod abi;
-#[cfg(any(feature = "gated_simt", feature = "gated_sm100"))]
+#[cfg(any(feature = "gated_simt", feature = "gated_sm90", feature = "gated_sm100"))]
 mod epilogue;
 #[cfg(feature = "gated_simt")]
 pub mod gated_simt;
 #[cfg(feature = "gated_sm100")]
 pub mod gated_sm100;
+#[cfg(feature = "gated_sm90")]
+pub mod gated_sm90;
+#[cfg(any(feature = "gated_simt", feature = "gated_sm90"))]
+mod schedule;

@@ -62,6 +62,8 @@ macro_rules! stores {
 stores! {
     /// Stores 16 bits (`st.global.b16`).
     st_global_b16: u16 = "st.global.b16", reg16;
+    /// Stores 32 bits (`st.global.b32`).
+    st_global_b32: u32 = "st.global.b32", reg32;
     /// Stores 64 bits (`st.global.b64`).
     st_global_b64: u64 = "st.global.b64", reg64;
 }

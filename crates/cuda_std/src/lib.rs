@@ -12,16 +12,19 @@
 #![cfg_attr(not(target_arch = "nvptx64"), allow(unreachable_code, unused_unsafe, unused_variables))]
 
 pub mod convert;
+pub mod cp_async;
 pub mod fence;
 pub mod float;
 pub mod global;
 pub mod integer;
 pub mod mbarrier;
+pub mod setmaxnreg;
 pub mod shared;
 pub mod tcgen05;
 pub mod thread;
 pub mod tma;
 pub mod warp;
+pub mod wgmma;
 
 /// Makes a function an entry that the driver can launch by its name.
 ///

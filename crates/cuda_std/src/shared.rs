@@ -53,6 +53,20 @@ pub unsafe fn ld_shared_v4_b32(address: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// Loads 16 bits (`ld.shared.b16`).
+///
+/// # Safety
+/// As [`ld_shared_v4_b32`], for a multiple of 2 and 2 bytes.
+#[inline(always)]
+pub unsafe fn ld_shared_b16(address: u32) -> u16 {
+    let value: u16;
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!("ld.shared.b16 {}, [{}];", out(reg16) value, in(reg32) address, options(readonly, nostack, preserves_flags))
+    };
+    value
+}
+
 /// Loads a float (`ld.shared.f32`).
 ///
 /// # Safety

@@ -17,6 +17,9 @@ pub(super) static KERNELS: &[Kernel] = include!(concat!(env!("OUT_DIR"), "/kerne
 /// The module of the portable kernel, which runs everywhere and computes everything.
 pub(super) const SIMT: &str = "gated_simt";
 
+/// The module of the Hopper kernel.
+pub(super) const SM90: &str = "gated_sm90";
+
 /// The module of the Blackwell kernel.
 pub(super) const SM100: &str = "gated_sm100";
 
@@ -82,8 +85,8 @@ mod tests {
     use super::*;
 
     const PORTABLE: Kernel = Kernel { name: SIMT, arch: "sm_80", ptx: "" };
-    const HOPPER: Kernel = Kernel { name: "gated_sm90", arch: "sm_90a", ptx: "" };
-    const BLACKWELL: Kernel = Kernel { name: "gated_sm100", arch: "sm_100f", ptx: "" };
+    const HOPPER: Kernel = Kernel { name: SM90, arch: "sm_90a", ptx: "" };
+    const BLACKWELL: Kernel = Kernel { name: SM100, arch: "sm_100f", ptx: "" };
 
     #[test]
     fn the_most_special_kernel_that_runs_on_the_device_is_chosen() {

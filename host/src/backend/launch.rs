@@ -4,22 +4,23 @@
 use kernels_gpu::abi;
 
 use super::descriptors::{self, Address};
-use super::kernels::{self, Capability, KERNELS, Kernel, SIMT, SM100};
+use super::kernels::{self, Capability, KERNELS, Kernel, SIMT, SM90, SM100};
 use crate::error::Error;
 use crate::plan::gated_sm100::{self, MAP_BYTES, MapArguments};
-use crate::plan::{Grid, gated_simt};
+use crate::plan::{Grid, gated_simt, gated_sm90};
 use crate::problem::{Op, OutDtype, Weights};
 
 /// A kernel's way of being launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Launcher {
     Simt,
+    Sm90,
     Sm100,
 }
 
 /// The kernel that runs on a device; not all weights may be its own.
 pub(super) fn kernel(device: Capability) -> Option<&'static Kernel> {
-    kernels::choose(KERNELS, &[SM100, SIMT], device)
+    kernels::choose(KERNELS, &[SM100, SM90, SIMT], device)
 }
 
 /// The kernel that runs on a device and takes all that there is to compute.
@@ -30,8 +31,10 @@ pub(super) fn portable_kernel(device: Capability) -> Option<&'static Kernel> {
 impl Launcher {
     /// How these weights are multiplied by a kernel of this module, if it takes them.
     pub fn new(kernel: &Kernel, weights: &Weights<'_>) -> Option<Self> {
+        let all = |takes: fn(usize) -> bool| weights.experts().iter().all(|expert| takes(expert.k()));
         match kernel.name {
-            SM100 => weights.experts().iter().all(|expert| gated_sm100::takes(expert.k())).then_some(Self::Sm100),
+            SM100 => all(gated_sm100::takes).then_some(Self::Sm100),
+            SM90 => all(gated_sm90::takes).then_some(Self::Sm90),
             _ => Some(Self::Simt),
         }
     }
@@ -40,6 +43,7 @@ impl Launcher {
     pub fn name(self, op: Op) -> &'static str {
         match self {
             Self::Simt => gated_simt::name(op),
+            Self::Sm90 => gated_sm90::name(op),
             Self::Sm100 => gated_sm100::name(op),
         }
     }
@@ -49,6 +53,7 @@ impl Launcher {
     pub fn entries(self, op: Op) -> Vec<(&'static str, u32)> {
         match self {
             Self::Simt => gated_simt::entries(op).into(),
+            Self::Sm90 => gated_sm90::entries(op).into(),
             Self::Sm100 => {
                 gated_sm100::variants(op).map(|(_, instance)| (instance.entry, instance.shared_bytes())).collect()
             }
@@ -62,7 +67,8 @@ impl Launcher {
     /// If there are too many tiles, or no such variant takes the groups.
     pub fn plan(self, op: Op, variant: Option<&str>, groups: &mut [abi::Group], sms: u32) -> Result<Planned, Error> {
         Ok(match self {
-            Self::Simt => Planned::Simt(gated_simt::plan(op, groups)?),
+            Self::Simt => Planned::Groups(gated_simt::plan(op, groups)?),
+            Self::Sm90 => Planned::Groups(gated_sm90::plan(op, groups, sms)?),
             Self::Sm100 => Planned::Sm100(gated_sm100::plan(op, variant, groups, sms)?),
         })
     }
@@ -70,13 +76,14 @@ impl Launcher {
 
 /// A launch whose descriptors have no address yet.
 pub(super) enum Planned {
-    Simt(Grid),
+    /// Of a kernel that is told of a step by one [`abi::Group`] for each expert.
+    Groups(Grid),
     Sm100(gated_sm100::Plan),
 }
 
 /// A kernel's one parameter.
 pub(super) enum Parameter {
-    Simt(abi::Launch),
+    Groups(abi::Launch),
     Sm100(abi::sm100::Launch),
 }
 
@@ -84,7 +91,7 @@ impl Parameter {
     /// As the kernel is given it.
     pub fn bytes(&self) -> &[u8] {
         match self {
-            Self::Simt(launch) => bytemuck::bytes_of(launch),
+            Self::Groups(launch) => bytemuck::bytes_of(launch),
             Self::Sm100(launch) => bytemuck::bytes_of(launch),
         }
     }
@@ -94,7 +101,7 @@ impl Planned {
     /// The grid.
     pub fn grid(&self) -> Grid {
         match self {
-            Self::Simt(grid) => *grid,
+            Self::Groups(grid) => *grid,
             Self::Sm100(plan) => plan.grid,
         }
     }
@@ -102,7 +109,7 @@ impl Planned {
     /// Bytes of the descriptors of the groups that were planned.
     pub fn bytes(&self, groups: &[abi::Group]) -> usize {
         match self {
-            Self::Simt(_) => size_of_val(groups),
+            Self::Groups(_) => size_of_val(groups),
             Self::Sm100(plan) => {
                 plan.map_count(groups) * MAP_BYTES
                     + groups.len() * size_of::<abi::sm100::Group>()
@@ -128,9 +135,9 @@ impl Planned {
         mut encode: impl FnMut(&MapArguments) -> Result<[u8; MAP_BYTES], Error>,
     ) -> Result<Parameter, Error> {
         match self {
-            Self::Simt(_) => {
+            Self::Groups(_) => {
                 to.copy_from_slice(bytemuck::cast_slice(groups));
-                Ok(Parameter::Simt(descriptors::parameter(address, groups.len(), out_dtype)))
+                Ok(Parameter::Groups(descriptors::parameter(address, groups.len(), out_dtype)))
             }
             Self::Sm100(plan) => {
                 let (maps, rest) = to.split_at_mut(plan.map_count(groups) * MAP_BYTES);

@@ -4,6 +4,8 @@
 pub(crate) mod gated_simt;
 #[cfg(feature = "kernels")]
 pub(crate) mod gated_sm100;
+#[cfg(feature = "kernels")]
+pub(crate) mod gated_sm90;
 pub mod roofline;
 pub mod tile;
 

@@ -1,0 +1,37 @@
+//! Asynchronous copies of a few bytes by each thread, from global to shared memory (sm_80 and up).
+//!
+//! PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy", and "mbarrier: cp.async.mbarrier.arrive".
+
+use crate::ptx;
+
+/// Starts to copy 16 bytes past the first-level cache, or to write 16 zeros unless `predicate` holds
+/// (`cp.async.cg.shared.global` with a source size).
+///
+/// # Safety
+/// `destination` is a multiple of 16 in the block's shared memory, which nobody reads or writes until the copy is seen to
+/// be complete. `source` is a multiple of 16; where `predicate` holds, 16 bytes of global memory lie there that nobody
+/// writes meanwhile.
+#[inline(always)]
+pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: u32, source: u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "cp.async.cg.shared.global [{}], [{}], 16, {};",
+            in(reg32) destination, in(reg64) source, in(reg32) if predicate { 16 } else { 0 },
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Has the barrier arrived at once all earlier copies of this thread are complete. The arrival is one of those that the
+/// barrier was made for (`cp.async.mbarrier.arrive.noinc`).
+///
+/// # Safety
+/// `mbarrier` is a barrier of this block.
+#[inline(always)]
+pub unsafe fn cp_async_mbarrier_arrive_noinc(mbarrier: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{}];", in(reg32) mbarrier, options(nostack, preserves_flags))
+    };
+}

@@ -1,0 +1,144 @@
+//! Matrix products of a warpgroup: 128 neighbouring threads, the first a multiple of 128, which all execute the same
+//! call (sm_90a only).
+//!
+//! A product runs beside the threads. Its accumulators may be read after [`wait_group`] and
+//! [`MmaAsync::settle`], and before that be used by products of the same shape alone; the registers of its A, too, stay as
+//! they are until then. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
+
+use crate::ptx;
+
+/// Threads of a warpgroup.
+pub const WARPGROUP_SIZE: u32 = 128;
+
+/// Rows of A and D.
+pub const M: u32 = 64;
+
+/// Columns of A and B of 16-bit elements: what one product sums over.
+pub const K: u32 = 16;
+
+/// Orders what the warpgroup has written to registers before its later products (`wgmma.fence`).
+///
+/// # Safety
+/// See the module: the same call by the warpgroup.
+#[inline(always)]
+pub unsafe fn fence() {
+    // SAFETY: the caller's promise.
+    unsafe { ptx!("wgmma.fence.sync.aligned;", options(nostack, preserves_flags)) };
+}
+
+/// Makes a group of the products since the last one (`wgmma.commit_group`).
+///
+/// # Safety
+/// See the module: the same call by the warpgroup.
+#[inline(always)]
+pub unsafe fn commit_group() {
+    // SAFETY: the caller's promise.
+    unsafe { ptx!("wgmma.commit_group.sync.aligned;", options(nostack, preserves_flags)) };
+}
+
+/// Waits until all but the newest `PENDING` groups are complete (`wgmma.wait_group`).
+///
+/// # Safety
+/// See the module: the same call by the warpgroup.
+#[inline(always)]
+pub unsafe fn wait_group<const PENDING: u32>() {
+    // SAFETY: the caller's promise.
+    unsafe { ptx!("wgmma.wait_group.sync.aligned {};", const PENDING, options(nostack, preserves_flags)) };
+}
+
+/// The descriptor of a matrix in shared memory without swizzle ("Matrix Descriptor Format", "Canonical Layouts").
+///
+/// The matrix consists of 8 rows × 16 bytes, each 128 contiguous bytes; `along_k` bytes lie from one of these to the next
+/// along K, `along_rows` to the next along M or N. All are multiples of 16, `address` below 2¹⁸.
+#[inline(always)]
+pub const fn descriptor(address: u32, along_k: u32, along_rows: u32) -> u64 {
+    const fn field(bytes: u32) -> u64 {
+        (bytes as u64 & 0x3ffff) >> 4
+    }
+    field(address) | field(along_k) << 16 | field(along_rows) << 32
+}
+
+/// A thread's part of D of a product with N columns: an array of N/2 registers.
+///
+/// Element `4·j + 2·h + i` of lane l of warp w of the warpgroup is row `16·w + l/4 + 8·h` and column `8·j + 2·(l%4) + i`
+/// ("Register Fragments", D of `.m64nNk16`).
+pub trait MmaAsync: Sized {
+    /// Columns of B and D.
+    const N: u32;
+
+    /// D += A·B, or D = A·B without `accumulate`, of f16, summed in f32 (`wgmma.mma_async.….f32.f16.f16`).
+    ///
+    /// A is in registers: `a[2·c + h]` is row `16·w + l/4 + 8·h`, columns `8·c + 2·(l%4)` and the next, the first in the
+    /// low half. B is what its [`descriptor`] says, a row for each of D's columns.
+    ///
+    /// # Safety
+    /// See the module: the same call by the warpgroup, a [`fence`] since any of the registers was written, other than by
+    /// a product of the same shape. B's bytes are initialised, visible to the asynchronous proxy, and not written until a
+    /// wait has covered the product.
+    unsafe fn mma_async(&mut self, a: [u32; 4], b: u64, accumulate: bool);
+
+    /// Keeps the compiler from moving accesses of the registers from one side of this to the other. No instruction.
+    fn settle(&mut self);
+}
+
+macro_rules! shapes {
+    ($($n:literal: $($register:literal)*;)*) => {$(
+        impl MmaAsync for [f32; $n / 2] {
+            const N: u32 = $n;
+
+            #[inline(always)]
+            unsafe fn mma_async(&mut self, a: [u32; 4], b: u64, accumulate: bool) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    ptx!(
+                        "{{",
+                        ".reg .pred p;",
+                        "setp.ne.u32 p, {accumulate}, 0;",
+                        concat!(
+                            "wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32.f16.f16 ",
+                            "{{{0}" $(, ", {", $register, "}")*, "}}, {{{a0}, {a1}, {a2}, {a3}}}, {b}, p, 1, 1, 0;"
+                        ),
+                        "}}",
+                        inout(reg32) self[0], $(inout(reg32) self[$register],)*
+                        a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
+                        b = in(reg64) b, accumulate = in(reg32) u32::from(accumulate),
+                        options(nostack, preserves_flags)
+                    )
+                };
+            }
+
+            #[inline(always)]
+            fn settle(&mut self) {
+                // SAFETY: no instruction.
+                unsafe {
+                    ptx!(
+                        concat!("// {0}" $(, " {", $register, "}")*),
+                        inout(reg32) self[0], $(inout(reg32) self[$register],)* options(nostack, preserves_flags)
+                    )
+                };
+            }
+        }
+    )*};
+}
+
+shapes! {
+    8: 1 2 3;
+    16: 1 2 3 4 5 6 7;
+    32: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15;
+    64: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31;
+    96: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41
+        42 43 44 45 46 47;
+    128: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41
+        42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_holds_sixteenths_in_its_fields() {
+        assert_eq!(descriptor(0x400, 0x80, 0x100), 0x40 | 0x8 << 16 | 0x10 << 32);
+        assert_eq!(descriptor(0x3_fff0, 16, 16), 0x3fff | 1 << 16 | 1 << 32);
+    }
+}
