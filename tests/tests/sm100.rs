@@ -2,7 +2,7 @@
 //! every time, whatever its variant.
 
 use nvfp4::Output;
-use nvfp4::backend::emulated::{Emulated, Options, Schedule};
+use nvfp4::backend::emulated::{Emulated, Fault, Options, Schedule};
 use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
@@ -89,4 +89,50 @@ fn a_variant_that_does_not_exist_or_does_not_take_the_step_is_refused() {
     };
     assert!(refusal("t7").starts_with("`t7` is no variant of plain_sm100; it has t8, t16"), "{}", refusal("t7"));
     assert!(refusal("t8").starts_with("group 1: 9 tokens; variant t8 takes 8 at most"), "{}", refusal("t8"));
+}
+
+/// What the kernel is stopped for when a line of its text is changed; one block computes many tiles, all of them ragged.
+fn fault(gpu: &Emulated, line: usize, changed: &str) -> Option<Fault> {
+    let mut lines: Vec<_> = gpu.ptx().lines().collect();
+    lines[line] = changed;
+    let gpu = gpu.clone().with_ptx(&lines.join("\n")).unwrap();
+    let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(65, 136, 1600), (7, 72, 320)]), 2);
+    let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
+    let mut output = Output::new(step.problem());
+    let result = backend::run(gpu.prepare(&inputs.weights).unwrap().as_mut(), &step, &mut output);
+    result.err().map(|error| error.fault().unwrap_or_else(|| panic!("{error}")).clone())
+}
+
+#[test]
+fn every_copy_wait_arrival_and_operation_of_the_tensor_core_that_is_left_out_is_found() {
+    const DO_NOT_WAIT: &str = "setp.eq.u32 p, 0, 0;";
+    /// Beginning of the instruction, what stands in its place, how many there are at least, how many of them have another
+    /// behind them that makes up for them: of the waits, that for the last accumulator but one to be empty at the end.
+    const SABOTAGES: [(&str, &str, usize, usize); 12] = [
+        ("mbarrier.init", "", 12, 0),
+        ("mbarrier.try_wait", DO_NOT_WAIT, 5, 1),
+        ("mbarrier.arrive", "", 2, 0),
+        ("cp.async.bulk.tensor", "", 3, 0),
+        ("cp.async.bulk.shared", "", 3, 0),
+        ("tcgen05.alloc", "", 1, 0),
+        ("tcgen05.dealloc", "", 1, 0),
+        ("tcgen05.cp", "", 3, 0),
+        ("tcgen05.mma", "", 2, 0),
+        ("tcgen05.commit", "", 2, 0),
+        ("tcgen05.wait", "", 1, 0),
+        ("st.shared", "", 8, 0),
+    ];
+    let gpu = Emulated::new("sm_100f", Options { schedule: Schedule::Worst, sms: 1, ..Options::default() }).unwrap();
+    let gpu = gpu.with_variant("t64");
+    assert_eq!(fault(&gpu, 0, ""), None, "the first line is a comment");
+    let entry = |line: &&str| !line.contains(".entry gated_sm100_t64(");
+    let start = gpu.ptx().lines().take_while(entry).count();
+    let length = gpu.ptx().lines().skip(start).take_while(|line| !line.contains("// -- End function")).count();
+    for (instruction, changed, least, spare) in SABOTAGES {
+        let lines = gpu.ptx().lines().enumerate().skip(start).take(length);
+        let lines: Vec<_> = lines.filter(|(_, line)| line.trim_start().starts_with(instruction)).collect();
+        assert!(lines.len() >= least, "{} of {instruction}", lines.len());
+        let unnoticed: Vec<_> = lines.iter().filter(|(number, _)| fault(&gpu, *number, changed).is_none()).collect();
+        assert!(unnoticed.len() <= spare, "may be left out: {unnoticed:?}");
+    }
 }
