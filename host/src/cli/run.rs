@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::ValueEnum;
-use nvfp4::backend::{self, Backend, Layer, cpu::Cpu, cuda::Cuda, emulated};
+use nvfp4::backend::{self, Backend, Layer, cpu::Cpu, cuda, cuda::Cuda, emulated};
 use nvfp4::checkpoint::{Activations, Checkpoint, OutputFile, refuse_input};
 use nvfp4::compare::{Comparison, Mismatch, Tolerance, compare};
 use nvfp4::format::Matrix;
@@ -44,6 +44,9 @@ pub struct Args {
     /// Where to run; auto takes a CUDA GPU if there is one.
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     backend: Choice,
+    /// On a CUDA GPU, takes the kernel that is made for it: on Hopper and Blackwell one that has run in the emulator only.
+    #[arg(long)]
+    special_kernel: bool,
     /// The emulated GPU: sm_80, sm_90a or sm_100f [default: sm_100f].
     #[arg(long)]
     arch: Option<String>,
@@ -195,15 +198,16 @@ fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
     if args.backend != Choice::Emulated && (args.arch.is_some() || args.schedule.is_some()) {
         bail!("--arch and --schedule are the emulator's; add --backend emulated");
     }
+    let cuda = || Cuda::open_with(0, cuda::Options { special_kernel: args.special_kernel, ..Default::default() });
     Ok(match args.backend {
         Choice::Cpu => Box::new(Cpu::new()),
-        Choice::Cuda => Box::new(Cuda::open(0)?),
+        Choice::Cuda => Box::new(cuda()?),
         Choice::Emulated => {
             let schedule = args.schedule.unwrap_or_default();
             let options = emulated::Options { schedule, ..Default::default() };
             Box::new(emulated::Emulated::new(args.arch.as_deref().unwrap_or(emulated::DEFAULT_ARCH), options)?)
         }
-        Choice::Auto => match Cuda::open(0) {
+        Choice::Auto => match cuda() {
             Ok(gpu) => Box::new(gpu),
             Err(error) if error.is_no_device() => Box::new(Cpu::new()),
             Err(error) => return Err(error.into()),

@@ -29,7 +29,7 @@ pub struct DeviceInfo {
     pub sms: u32,
     /// Its memory, bytes.
     pub memory: usize,
-    /// The kernel that would run on it and the architecture that it is compiled for; `None` if none does.
+    /// The kernel that runs on it by default, and the architecture that it is compiled for; `None` if none does.
     pub kernel: Option<(&'static str, &'static str)>,
 }
 
@@ -58,7 +58,7 @@ fn find(ordinal: u32) -> Result<(device::Device, DeviceInfo), Error> {
         capability,
         sms: attribute(DeviceAttribute::MultiprocessorCount)?,
         memory: check(device.total_memory(), label)?,
-        kernel: launch::kernel(capability).map(|kernel| (kernel.name, kernel.arch)),
+        kernel: launch::portable_kernel(capability).map(|kernel| (kernel.name, kernel.arch)),
     };
     Ok((device, info))
 }
@@ -76,6 +76,17 @@ fn driver_error(failure: Failure, device: String) -> Error {
     Error::Driver { call: failure.call, device, source: Box::new(failure) }
 }
 
+/// How a device is opened.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// A folder where the kernel may lie as machine code: `<kernel>.<arch>.cubin`, for instance `gated_simt.sm_90.cubin`. It
+    /// spares the driver the compilation; where there is no such file, the PTX is used.
+    pub cubins: Option<PathBuf>,
+    /// Takes the kernel that is made for the device, where there is one. Those for Hopper and Blackwell have run in the
+    /// emulator only; until they have run on a card, the portable one is the default.
+    pub special_kernel: bool,
+}
+
 /// A device with its primary context, the one that other libraries of the process use too.
 pub(super) struct Device {
     pub info: DeviceInfo,
@@ -89,18 +100,19 @@ pub(super) struct Device {
 
 impl Device {
     /// Opens device `ordinal`, if a kernel runs on it.
-    pub fn open(ordinal: u32, cubins: Option<PathBuf>) -> Result<Self, Error> {
+    pub fn open(ordinal: u32, options: Options) -> Result<Self, Error> {
         let count = count()?;
         if ordinal >= count {
             return Err(Error::NoDevice(format!("there is no device {ordinal}, the driver shows {count}")));
         }
         let (device, info) = find(ordinal)?;
-        let kernel = launch::kernel(info.capability).ok_or_else(|| {
+        let choose = if options.special_kernel { launch::kernel } else { launch::portable_kernel };
+        let kernel = choose(info.capability).ok_or_else(|| {
             let (major, minor) = info.capability;
             Error::NoDevice(format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name))
         })?;
         let context = check(Context::new(device), || label(&info))?;
-        Ok(Self { info, kernel, cubins, modules: Mutex::default(), context })
+        Ok(Self { info, kernel, cubins: options.cubins, modules: Mutex::default(), context })
     }
 
     /// Makes the context current on this thread, as every call that touches memory, modules or streams needs.

@@ -20,11 +20,10 @@ mod maps;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use cuda_driver::sys::{CUdeviceptr, CUstream};
-pub use device::{DeviceInfo, devices};
+pub use device::{DeviceInfo, Options, devices};
 pub use layer::CudaLayer;
 
 pub use super::descriptors::DeviceGroup;
@@ -48,16 +47,15 @@ impl Cuda {
     /// [`Error::NoDevice`] with the reason: no driver, no such device, none of the kernels runs on it.
     /// [`Error::Driver`] if the driver fails.
     pub fn open(ordinal: u32) -> Result<Self, Error> {
-        Ok(Self { device: Arc::new(Device::open(ordinal, None)?) })
+        Self::open_with(ordinal, Options::default())
     }
 
-    /// As [`Cuda::open`], with a folder where the kernel may lie as machine code: `<kernel>.<arch>.cubin`, for instance
-    /// `gated_simt.sm_90.cubin`. It spares the driver the compilation; where there is no such file, the PTX is used.
+    /// As [`Cuda::open`], with options.
     ///
     /// # Errors
     /// As [`Cuda::open`]. A cubin that does not load shows in [`Cuda::prepare_layer`].
-    pub fn open_with_cubins(ordinal: u32, folder: impl Into<PathBuf>) -> Result<Self, Error> {
-        Ok(Self { device: Arc::new(Device::open(ordinal, Some(folder.into()))?) })
+    pub fn open_with(ordinal: u32, options: Options) -> Result<Self, Error> {
+        Ok(Self { device: Arc::new(Device::open(ordinal, options)?) })
     }
 
     /// The device in numbers.

@@ -207,6 +207,11 @@ fn every_operation_and_type_is_computed_from_what_lies_on_the_device() {
 /// Multiprocessors of the fake device.
 const SMS: u32 = 4;
 
+/// The device with the kernel that is made for it.
+fn special() -> Cuda {
+    Cuda::open_with(0, Options { special_kernel: true, ..Options::default() }).unwrap()
+}
+
 #[test]
 fn blackwell_gets_its_own_kernel_with_tensor_maps_that_are_encoded_once() {
     let fake = fake();
@@ -215,7 +220,8 @@ fn blackwell_gets_its_own_kernel_with_tensor_maps_that_are_encoded_once() {
     let sizes = [Group { m: 3, n: 8, k: 64 }, Group { m: 0, n: 24, k: 32 }, Group { m: 130, n: 136, k: 320 }];
     for op in OPS {
         let weights = generate::weights(Generator::PublicDual, op, &sizes, 5).unwrap();
-        let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
+        assert!(Cuda::open(0).unwrap().prepare_layer(&weights).unwrap().kernel().ends_with("_simt"));
+        let mut layer = special().prepare_layer(&weights).unwrap();
         assert!(layer.kernel().ends_with("_sm100"));
         for dtype in [OutDtype::F16, OutDtype::Bf16] {
             let step = step(&weights, &sizes, dtype);
@@ -240,7 +246,7 @@ fn weights_that_no_tensor_map_describes_go_to_the_portable_kernel_on_blackwell()
     let fake = fake();
     fake.set_device(10, 3, SMS as i32);
     let weights = weights(Op::Gated);
-    let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
+    let mut layer = special().prepare_layer(&weights).unwrap();
     let step = step(&weights, &GROUPS, OutDtype::F16);
     let mut output = Output::new(step.problem());
     backend::run(&mut layer, &step, &mut output).unwrap();
@@ -486,7 +492,11 @@ fn machine_code_is_preferred_to_ptx_where_there_is_a_file() {
     fake.set_device(8, 9, 128);
     let folder = tempfile::tempdir().unwrap();
     let weights = weights(Op::Gated);
-    let prepare = || Cuda::open_with_cubins(0, folder.path()).unwrap().prepare_layer(&weights);
+    let prepare = || {
+        Cuda::open_with(0, Options { cubins: Some(folder.path().into()), ..Options::default() })
+            .unwrap()
+            .prepare_layer(&weights)
+    };
 
     assert!(prepare().is_ok(), "no file, so PTX");
     // The fake driver takes anything that begins like an ELF file, and finds every entry in it.
