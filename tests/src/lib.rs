@@ -1,6 +1,7 @@
 //! What integration tests share: the backends of this machine, and the body that every one of them must pass.
 
 pub mod allocation;
+pub mod differential;
 pub mod files;
 
 use std::collections::BTreeSet;

@@ -1,5 +1,6 @@
 //! This workspace's own tasks: one file a command.
 
+mod bless;
 mod build_ptx;
 mod ptxas;
 
@@ -11,12 +12,14 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Command {
+    Bless(bless::Args),
     BuildPtx(build_ptx::Args),
     Ptxas(ptxas::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Command::parse() {
+        Command::Bless(args) => bless::run(&args),
         Command::BuildPtx(args) => build_ptx::run(&args),
         Command::Ptxas(args) => ptxas::run(&args),
     }

@@ -127,7 +127,8 @@ pub struct Place {
     pub line: u32,
     /// The full opcode.
     pub instruction: String,
-    /// `file:line:column` of the source that the PTX was made from, if `.loc` says so.
+    /// `file:line:column` of the source that the PTX was made from, if `.loc` says so, and of each call that it was
+    /// inlined into, from the innermost on.
     pub source: Option<String>,
 }
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::{
     Arg, Buffer, DataType, Device, DeviceConfig, Fault, Interleave, L2Promotion, LaunchConfig, Module, OobFill, Report,
-    Swizzle, TensorMap,
+    Swizzle, TensorMap, hw::tensor_map::OBJECT_BYTES,
 };
 
 /// The file's contents.
@@ -95,7 +95,7 @@ pub struct ArgSpec {
     pub pointer: Option<String>,
     /// Added to the pointer.
     #[serde(default)]
-    offset: u64,
+    pub offset: u64,
     i32: Option<i32>,
     i64: Option<i64>,
     u32: Option<u32>,
@@ -103,7 +103,7 @@ pub struct ArgSpec {
     f32: Option<f32>,
     f64: Option<f64>,
     /// A tensor map: 128 bytes.
-    tensor_map: Option<TensorMapSpec>,
+    pub tensor_map: Option<TensorMapSpec>,
     /// Bytes in hexadecimal.
     hex: Option<String>,
     /// Bytes from a file.
@@ -129,7 +129,8 @@ pub struct Patch {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorMapSpec {
-    buffer: String,
+    /// The buffer that holds the tensor.
+    pub buffer: String,
     #[serde(default)]
     offset: u64,
     #[serde(rename = "type")]
@@ -149,7 +150,7 @@ pub struct TensorMapSpec {
 }
 
 impl TensorMapSpec {
-    fn make(&self, buffers: &BTreeMap<String, Buffer>) -> Result<[u8; 128]> {
+    fn make(&self, places: &Places<'_>) -> Result<[u8; OBJECT_BYTES]> {
         let data_type = match self.data_type.as_str() {
             "u8" => DataType::U8,
             "u16" => DataType::U16,
@@ -191,7 +192,7 @@ impl TensorMapSpec {
             "nan" => OobFill::Nan,
             other => bail!("`{other}` is no fill"),
         };
-        let address = pointer(buffers, &self.buffer, self.offset)?;
+        let address = places.pointer(&self.buffer, self.offset)?;
         let ones = vec![1; self.dims.len()];
         let strides = self.element_strides.as_deref().unwrap_or(&ones);
         let map = TensorMap::tiled(
@@ -206,7 +207,22 @@ impl TensorMapSpec {
             L2Promotion::None,
             oob_fill,
         )?;
-        Ok(map.to_bytes())
+        (places.encode)(&map)
+    }
+}
+
+/// Where a launch's buffers lie, and how its tensor maps become bytes: what differs between the emulator and a GPU.
+pub struct Places<'a> {
+    /// Device addresses by name.
+    pub addresses: BTreeMap<String, u64>,
+    /// The opaque object of a tensor map.
+    pub encode: &'a dyn Fn(&TensorMap) -> Result<[u8; OBJECT_BYTES]>,
+}
+
+impl Places<'_> {
+    fn pointer(&self, name: &str, offset: u64) -> Result<u64> {
+        let address = self.addresses.get(name).with_context(|| format!("no buffer is called `{name}`"))?;
+        address.checked_add(offset).context("the offset is too large")
     }
 }
 
@@ -257,12 +273,8 @@ impl LaunchFile {
             let buffer = spec.make(&mut device, folder).with_context(|| format!("buffer `{name}`"))?;
             buffers.insert(name.clone(), buffer);
         }
-        let args = self
-            .args
-            .iter()
-            .enumerate()
-            .map(|(n, a)| a.make(&buffers, folder).with_context(|| format!("argument {n}")));
-        let args = args.collect::<Result<_>>()?;
+        let addresses = buffers.iter().map(|(name, buffer)| (name.clone(), buffer.address)).collect();
+        let args = self.arguments(&Places { addresses, encode: &|map| Ok(map.to_bytes()) }, folder)?;
         for name in self.save.keys() {
             ensure!(buffers.contains_key(name), "`save` names the buffer `{name}`, which does not exist");
         }
@@ -283,41 +295,53 @@ impl LaunchFile {
         let save = self.save.iter().map(|(name, file)| (name.clone(), folder.join(file))).collect();
         Ok(Prepared { device, module, entry, config, args, buffers, save })
     }
-}
 
-impl BufferSpec {
-    fn make(&self, device: &mut Device, folder: &Path) -> Result<Buffer> {
-        if let Some(file) = &self.file {
-            let path = folder.join(file);
-            let data = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
-            return Ok(device.upload(&data));
-        }
-        if let Some(values) = &self.u32 {
-            return Ok(device.upload(values));
-        }
-        if let Some(values) = &self.f32 {
-            return Ok(device.upload(values));
-        }
-        let bytes = self.bytes.context("it needs `file`, `bytes` or values")?;
-        ensure!(bytes <= MAX_BUFFER, "{bytes} bytes are too many");
-        let buffer = device.allocate(bytes);
-        if let Some(Fill::Poison) = self.fill {
-            device.write(buffer, 0, &vec![0xff; bytes as usize]);
-        }
-        Ok(buffer)
+    /// The arguments' bytes, for buffers that lie at these places.
+    pub fn arguments(&self, places: &Places<'_>, folder: &Path) -> Result<Vec<Arg>> {
+        let args = self.args.iter().enumerate();
+        args.map(|(n, a)| a.make(places, folder).with_context(|| format!("argument {n}"))).collect()
     }
 }
 
-fn pointer(buffers: &BTreeMap<String, Buffer>, name: &str, offset: u64) -> Result<u64> {
-    let buffer = buffers.get(name).with_context(|| format!("no buffer is called `{name}`"))?;
-    buffer.address.checked_add(offset).context("the offset is too large")
+impl BufferSpec {
+    /// What the buffer holds before the launch.
+    pub fn contents(&self, folder: &Path) -> Result<Vec<u8>> {
+        if let Some(file) = &self.file {
+            let path = folder.join(file);
+            return std::fs::read(&path).with_context(|| format!("reading {}", path.display()));
+        }
+        if let Some(values) = &self.u32 {
+            return Ok(bytemuck::cast_slice(values).to_vec());
+        }
+        if let Some(values) = &self.f32 {
+            return Ok(bytemuck::cast_slice(values).to_vec());
+        }
+        let fill = if let Some(Fill::Poison) = self.fill { 0xff } else { 0 };
+        Ok(vec![fill; self.length()? as usize])
+    }
+
+    fn length(&self) -> Result<u64> {
+        let bytes = self.bytes.context("it needs `file`, `bytes` or values")?;
+        ensure!(bytes <= MAX_BUFFER, "{bytes} bytes are too many");
+        Ok(bytes)
+    }
+
+    fn make(&self, device: &mut Device, folder: &Path) -> Result<Buffer> {
+        match self {
+            // Zeros need no copy: a large buffer costs nothing until it is used.
+            BufferSpec { file: None, u32: None, f32: None, fill: None | Some(Fill::Zero), .. } => {
+                Ok(device.allocate(self.length()?))
+            }
+            _ => Ok(device.upload(&self.contents(folder)?)),
+        }
+    }
 }
 
 impl ArgSpec {
-    fn make(&self, buffers: &BTreeMap<String, Buffer>, folder: &Path) -> Result<Arg> {
+    fn make(&self, places: &Places<'_>, folder: &Path) -> Result<Arg> {
         let mut values = Vec::new();
         if let Some(name) = &self.pointer {
-            values.push(Arg::value(pointer(buffers, name, self.offset)?));
+            values.push(Arg::value(places.pointer(name, self.offset)?));
         }
         values.extend(self.i32.map(Arg::value));
         values.extend(self.i64.map(Arg::value));
@@ -326,7 +350,7 @@ impl ArgSpec {
         values.extend(self.f32.map(Arg::value));
         values.extend(self.f64.map(Arg::value));
         if let Some(map) = &self.tensor_map {
-            values.push(Arg(map.make(buffers)?.to_vec()));
+            values.push(Arg(map.make(places)?.to_vec()));
         }
         if let Some(text) = &self.hex {
             values.push(Arg(hex(text)?));
@@ -340,8 +364,8 @@ impl ArgSpec {
         };
         for p in &self.patches {
             let bytes = match (&p.pointer, &p.tensor_map) {
-                (Some(name), None) => pointer(buffers, name, p.offset)?.to_le_bytes().to_vec(),
-                (None, Some(map)) => map.make(buffers)?.to_vec(),
+                (Some(name), None) => places.pointer(name, p.offset)?.to_le_bytes().to_vec(),
+                (None, Some(map)) => map.make(places)?.to_vec(),
                 _ => bail!("a patch needs either `pointer` or `tensor_map`"),
             };
             let end = p.at.checked_add(bytes.len()).filter(|&end| end <= arg.0.len());

@@ -43,6 +43,7 @@ mod machine;
 mod module;
 mod opcodes;
 mod parser;
+pub mod program;
 mod race;
 mod report;
 mod types;

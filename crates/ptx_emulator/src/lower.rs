@@ -1,7 +1,8 @@
 //! From the parsed module to decoded kernels: names become registers, addresses and labels, and each instruction
 //! becomes a closure. An entry and the functions it calls become one stretch of code.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::exec::{Flow, Inst, Lowered, Step};
 use crate::fault::Stop;
@@ -10,6 +11,7 @@ use crate::machine::warp::{Row, Src, Warp};
 use crate::opcodes;
 use crate::parser::ParseError;
 use crate::parser::ast::*;
+use crate::parser::source::{SourceLine, Sources};
 use crate::report::Class;
 use crate::types::{Space, Type};
 
@@ -148,7 +150,7 @@ pub struct Kernel {
     pub(crate) communicates: bool,
     pub(crate) uses_tmem: bool,
     pub(crate) uses_wgmma: bool,
-    pub(crate) files: BTreeMap<u32, String>,
+    pub(crate) sources: Arc<Sources>,
     /// Instructions that cannot be executed: line, and why.
     pub unsupported: Vec<(u32, String)>,
 }
@@ -304,7 +306,12 @@ pub struct Lower<'a> {
 }
 
 /// Decodes the entry `function` of a module whose global and constant variables are numbered by `variables`.
-pub fn lower(ast: &Ast, function: &Function, variables: &HashMap<&str, u32>) -> Result<Kernel, ParseError> {
+pub fn lower(
+    ast: &Ast,
+    sources: &Arc<Sources>,
+    function: &Function,
+    variables: &HashMap<&str, u32>,
+) -> Result<Kernel, ParseError> {
     let kernel = Kernel {
         name: function.name.clone(),
         params: Vec::new(),
@@ -320,7 +327,7 @@ pub fn lower(ast: &Ast, function: &Function, variables: &HashMap<&str, u32>) -> 
         communicates: false,
         uses_tmem: false,
         uses_wgmma: false,
-        files: ast.files.clone(),
+        sources: Arc::clone(sources),
         unsupported: Vec::new(),
     };
     let mut l = Lower {

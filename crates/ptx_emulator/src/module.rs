@@ -1,6 +1,7 @@
 //! A PTX file, parsed and decoded: its entries and its module-scope variables.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::lower::{self, Kernel};
@@ -22,13 +23,14 @@ impl Module {
     /// [`FaultKind::Unsupported`](crate::FaultKind::Unsupported), and [`Kernel::unsupported`] lists them.
     pub fn parse(text: &str) -> Result<Module, ParseError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let ast = parser::parse(text)?;
+        let mut ast = parser::parse(text)?;
+        let sources = Arc::new(std::mem::take(&mut ast.sources));
         let variables: Vec<Variable> =
             ast.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const)).cloned().collect();
         let numbers: HashMap<&str, u32> =
             variables.iter().enumerate().map(|(n, v)| (v.name.as_str(), n as u32)).collect();
         let entries = ast.functions.iter().filter(|f| f.entry && f.body.is_some());
-        let kernels = entries.map(|f| lower::lower(&ast, f, &numbers)).collect::<Result<_, _>>()?;
+        let kernels = entries.map(|f| lower::lower(&ast, &sources, f, &numbers)).collect::<Result<_, _>>()?;
         Ok(Module { id: NEXT.fetch_add(1, Ordering::Relaxed), kernels, variables })
     }
 

@@ -35,7 +35,8 @@ pub struct Role {
     pub warp_instructions: u64,
     /// Thread instructions: active lanes summed over warp instructions.
     pub thread_instructions: u64,
-    /// Thread instructions by [`Class`], in the order of [`Class::NAMES`].
+    /// Thread instructions by [`Class`], in the order of [`Class::NAMES`]; in JSON an object of them.
+    #[serde(serialize_with = "by_name")]
     pub by_class: [u64; Class::COUNT],
     /// Times that a warp had to wait at a named, cluster or memory barrier.
     pub barrier_waits: u64,
@@ -64,6 +65,10 @@ pub struct Traffic {
     pub local_load: u64,
     pub local_store: u64,
     pub other: u64,
+}
+
+fn by_name<S: serde::Serializer>(counts: &[u64; Class::COUNT], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(Class::NAMES.iter().zip(counts))
 }
 
 impl Role {

@@ -32,6 +32,7 @@ fn a_launch_saves_its_buffers_and_prints_its_report() {
     assert_eq!(saved, [0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["total"]["bytes"]["global_store"], 16);
+    assert_eq!(report["total"]["by_class"]["memory"], 8, "a load of the parameter and a store in each of 4 threads");
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub struct Launch<'a> {
     pub grid: [c_uint; 3],
     /// Threads of a block along x, y and z.
     pub block: [c_uint; 3],
+    /// Blocks of a cluster along x, y and z.
+    pub cluster: [c_uint; 3],
     /// Dynamic shared memory of a block, bytes.
     pub shared_bytes: c_uint,
     parameters: *const *const c_void,
@@ -123,16 +125,16 @@ impl FakeCuda {
     pub fn on_launch(&self, kernel: fn(&Launch)) {
         extern "C" fn trampoline(
             name: *const c_char,
-            grid_and_block: *const c_uint,
+            size: *const c_uint,
             shared_bytes: c_uint,
             parameters: *const *const c_void,
         ) {
-            // SAFETY: libcuda.rs passes the entry's name and six numbers, alive during the call.
-            let (name, size) = unsafe { (CStr::from_ptr(name), *grid_and_block.cast::<[[c_uint; 3]; 2]>()) };
+            // SAFETY: libcuda.rs passes the entry's name and nine numbers, alive during the call.
+            let (name, [grid, block, cluster]) = unsafe { (CStr::from_ptr(name), *size.cast::<[[c_uint; 3]; 3]>()) };
             let kernel = *kernel_slot();
             if let Some(kernel) = kernel {
                 let name = name.to_str().expect("a PTX identifier");
-                kernel(&Launch { kernel: name, grid: size[0], block: size[1], shared_bytes, parameters });
+                kernel(&Launch { kernel: name, grid, block, cluster, shared_bytes, parameters });
             }
         }
         *kernel_slot() = Some(kernel);

@@ -28,6 +28,7 @@ const INVALID_PTX: Code = 218;
 const INVALID_HANDLE: Code = 400;
 const NOT_FOUND: Code = 500;
 const NOT_SUPPORTED: Code = 801;
+const INVALID_CLUSTER_SIZE: Code = 912;
 
 const MEMORY_BYTES: usize = 8 << 30;
 /// What a device promises for a base address (CUDA programming guide, "Device memory accesses").
@@ -206,6 +207,56 @@ fn copy(
     Ok(())
 }
 
+/// `CUlaunchConfig` (cuda.h).
+#[repr(C)]
+struct LaunchConfig {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    stream: Handle,
+    attributes: *const LaunchAttribute,
+    attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute` (cuda.h) of a cluster's extent, in its union of 64 bytes at byte 8.
+#[repr(C)]
+struct LaunchAttribute {
+    id: c_int,
+    _padding: c_uint,
+    cluster: [c_uint; 3],
+    _rest: [c_uint; 13],
+}
+
+/// A launch; `size` is that of the grid, of a block and of a cluster.
+fn launch(
+    name: &str,
+    function: Handle,
+    size: [[c_uint; 3]; 3],
+    shared_bytes: c_uint,
+    stream: Handle,
+    parameters: *const *const c_void,
+) -> Result<(), Code> {
+    let mut device = enter(name, Needs::Context)?;
+    device.stream(stream)?;
+    let function = device.functions.get(&function).ok_or(INVALID_HANDLE)?;
+    let [grid, block, cluster] = size;
+    let threads = block.iter().product::<c_uint>();
+    if size.as_flattened().contains(&0) || threads > 1024 || shared_bytes > function.shared_bytes {
+        return Err(INVALID_VALUE);
+    }
+    if (0..3).any(|axis| grid[axis] % cluster[axis] != 0) {
+        return Err(INVALID_CLUSTER_SIZE);
+    }
+    let name = function.name.clone();
+    let kernel = device.kernel;
+    device.clock += LAUNCH_TIME;
+    drop(device);
+    if let Some(kernel) = kernel {
+        kernel(name.as_ptr(), size.as_ptr().cast(), shared_bytes, parameters);
+    }
+    Ok(())
+}
+
 /// Functions of the C ABI from bodies that may use `?`; `NAME` is the function's own.
 macro_rules! functions {
     ($( fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block )*) => {
@@ -363,18 +414,21 @@ functions! {
         block_x: c_uint, block_y: c_uint, block_z: c_uint,
         shared_bytes: c_uint, stream: Handle, parameters: *const *const c_void, _extra: *const c_void,
     ) {
-        let mut device = enter(NAME, Needs::Context)?;
-        device.stream(stream)?;
-        let function = device.functions.get(&function).ok_or(INVALID_HANDLE)?;
-        let size = [grid_x, grid_y, grid_z, block_x, block_y, block_z];
-        let threads = block_x * block_y * block_z;
-        if size.contains(&0) || threads > 1024 || shared_bytes > function.shared_bytes { return Err(INVALID_VALUE); }
-        let name = function.name.clone();
-        let kernel = device.kernel;
-        device.clock += LAUNCH_TIME;
-        drop(device);
-        if let Some(kernel) = kernel { kernel(name.as_ptr(), size.as_ptr(), shared_bytes, parameters); }
-        Ok(())
+        let size = [[grid_x, grid_y, grid_z], [block_x, block_y, block_z], [1; 3]];
+        launch(NAME, function, size, shared_bytes, stream, parameters)
+    }
+    fn cuLaunchKernelEx(
+        config: *const LaunchConfig, function: Handle, parameters: *const *const c_void, _extra: *const c_void,
+    ) {
+        let config = &*config;
+        let mut cluster = [1; 3];
+        for at in 0..config.attribute_count as usize {
+            let attribute = &*config.attributes.add(at);
+            // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            if attribute.id != 4 { return Err(NOT_SUPPORTED); }
+            cluster = attribute.cluster;
+        }
+        launch(NAME, function, [config.grid, config.block, cluster], config.shared_bytes, config.stream, parameters)
     }
 
     fn cuStreamCreateWithPriority(stream: *mut Handle, _flags: c_uint, _priority: c_int) {
@@ -557,7 +611,7 @@ fn describe(code: Code) -> Option<(&'static CStr, &'static CStr)> {
         NOT_FOUND => (c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
         700 => (c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
         719 => (c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
-        912 => (c"CUDA_ERROR_INVALID_CLUSTER_SIZE", c"cluster misconfiguration"),
+        INVALID_CLUSTER_SIZE => (c"CUDA_ERROR_INVALID_CLUSTER_SIZE", c"cluster misconfiguration"),
         999 => (c"CUDA_ERROR_UNKNOWN", c"unknown error"),
         _ => return None,
     })

@@ -25,7 +25,7 @@ use crate::machine::cluster::Machine;
 use crate::machine::mbarrier::{MbarrierAt, Phase};
 use crate::machine::memory::SHARED_BASE;
 use crate::machine::warp::{Src, Warp};
-use crate::parser::ast::SourceLine;
+use crate::parser::source::SourceLine;
 use crate::report::Class;
 
 /// One operation of a warp's fragment. The mask holds the lanes whose guard is true; it is never empty.

@@ -690,10 +690,6 @@ impl Kernel {
     /// An instruction's place.
     pub(crate) fn place(&self, pc: u32) -> Place {
         let inst = &self.code[pc as usize];
-        let source = (inst.source.line > 0).then(|| {
-            let file = self.files.get(&inst.source.file).map_or("?", String::as_str);
-            format!("{file}:{}:{}", inst.source.line, inst.source.column)
-        });
-        Place { line: inst.line, instruction: inst.name.clone(), source }
+        Place { line: inst.line, instruction: inst.name.clone(), source: self.sources.describe(inst.source) }
     }
 }

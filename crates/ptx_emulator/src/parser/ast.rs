@@ -1,7 +1,6 @@
 //! What the parser makes of PTX text: declarations and statements with names still unresolved.
 
-use std::collections::BTreeMap;
-
+use super::source::{SourceLine, Sources};
 use crate::types::{Space, Type};
 
 /// A parsed file.
@@ -9,8 +8,8 @@ use crate::types::{Space, Type};
 pub struct Ast {
     /// The target of `.target`, such as `sm_90a`.
     pub target: String,
-    /// `.file` numbers and names.
-    pub files: BTreeMap<u32, String>,
+    /// What the PTX was made from.
+    pub sources: Sources,
     /// Module-scope variables.
     pub variables: Vec<Variable>,
     /// Entries and functions, declarations without a body included.
@@ -69,14 +68,6 @@ pub struct Limits {
     pub max_threads: Option<u32>,
     pub required_threads: Option<[u32; 3]>,
     pub required_cluster: Option<[u32; 3]>,
-}
-
-/// A place in the source that the PTX was made from (`.loc`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SourceLine {
-    pub file: u32,
-    pub line: u32,
-    pub column: u32,
 }
 
 #[derive(Debug)]

@@ -4,9 +4,11 @@
 
 pub mod ast;
 mod lexer;
+pub mod source;
 
 use ast::*;
 use lexer::{Token, integer, tokenize};
+use source::{SourceLine, Sources};
 
 use crate::types::{Space, Type};
 
@@ -40,7 +42,8 @@ pub const MAX_PARAM_BYTES: u64 = 32764;
 /// Parses a whole file.
 pub fn parse(text: &str) -> Result<Ast> {
     let tokens = tokenize(text)?;
-    let mut p = Parser { tokens: &tokens, at: 0, depth: 0, source: SourceLine::default(), ast: Ast::default() };
+    let ast = Ast { sources: Sources::of_text(text), ..Ast::default() };
+    let mut p = Parser { tokens: &tokens, at: 0, depth: 0, source: SourceLine::default(), ast };
     p.module()?;
     Ok(p.ast)
 }
@@ -180,7 +183,7 @@ impl<'a> Parser<'a> {
                     self.next();
                     let number = self.uint()? as u32;
                     if let Token::Text(name) = self.next() {
-                        self.ast.files.insert(number, name.to_string());
+                        self.ast.sources.files.insert(number, name.to_string());
                     }
                     while self.eat(',') {
                         self.next();
@@ -618,11 +621,12 @@ impl<'a> Parser<'a> {
                 }
                 Token::Word(_) => list.push(self.instruction(None)?),
                 Token::Dot("loc") => {
+                    let directive = self.line();
                     self.next();
                     let file = self.uint()? as u32;
                     let line = self.uint()? as u32;
                     let column = if let Token::Number(_) = self.peek() { self.uint()? as u32 } else { 0 };
-                    self.source = SourceLine { file, line, column };
+                    self.source = SourceLine { file, line, column, directive };
                     if self.peek() == Token::Punct(',') {
                         self.skip_line();
                     }

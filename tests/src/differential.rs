@@ -1,0 +1,211 @@
+//! The emulator's own test programs beside a GPU: both must leave the same bits in every buffer.
+//!
+//! Knows the driver's calls and the programs' launch descriptions, and no kernel of this project.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_void};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use cuda_driver::cust::context::{Context, CurrentContext};
+use cuda_driver::cust::device::{Device, DeviceAttribute};
+use cuda_driver::cust::function::Function;
+use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
+use cuda_driver::cust::module::Module;
+use cuda_driver::cust::{self, CudaFlags};
+use cuda_driver::{jit_log, last_failure, probe, sys};
+use ptx_emulator::launch_json::{LaunchFile, Places};
+use ptx_emulator::program::Program;
+use ptx_emulator::{Arg, Interleave, L2Promotion, OobFill, Swizzle, TensorMap};
+
+/// What every buffer holds after a launch.
+pub type Buffers = BTreeMap<String, Vec<u8>>;
+
+/// The programs that pass in the emulator.
+pub fn programs() -> Vec<Program> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/ptx_emulator/tests/pass");
+    Program::read_all(&folder).unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+/// Runs a program in the emulator.
+pub fn emulate(program: &Program) -> Result<Buffers> {
+    let mut prepared = program.prepare()?;
+    prepared.run()?;
+    let buffers = prepared.buffers.iter();
+    Ok(buffers.map(|(name, buffer)| (name.clone(), prepared.device.download(*buffer))).collect())
+}
+
+/// The first byte in which two runs differ, in words.
+///
+/// # Panics
+/// If they have other buffers.
+pub fn difference(gpu: &Buffers, emulator: &Buffers) -> Option<String> {
+    assert!(gpu.keys().eq(emulator.keys()), "other buffers");
+    gpu.iter().find_map(|(name, gpu)| {
+        let emulator = &emulator[name];
+        assert_eq!(gpu.len(), emulator.len(), "buffer `{name}` has another length");
+        let at = (0..gpu.len()).find(|&at| gpu[at] != emulator[at])?;
+        let (gpu, emulator) = (gpu[at], emulator[at]);
+        Some(format!("byte {at} of `{name}` is {gpu:#04x} on the GPU and {emulator:#04x} in the emulator"))
+    })
+}
+
+/// The GPU of this machine, its context current on this thread.
+pub struct Gpu {
+    capability: (u32, u32),
+    _context: Context,
+}
+
+impl Gpu {
+    /// Opens device 0.
+    ///
+    /// # Errors
+    /// The reason why there is none that can be used.
+    pub fn open() -> Result<Gpu> {
+        probe()?;
+        cust::init(CudaFlags::empty())?;
+        let device = Device::get_device(0)?;
+        let attribute = |attribute| device.get_attribute(attribute).map(i32::unsigned_abs);
+        let major = attribute(DeviceAttribute::ComputeCapabilityMajor)?;
+        let minor = attribute(DeviceAttribute::ComputeCapabilityMinor)?;
+        Ok(Gpu { capability: (major, minor), _context: Context::new(device)? })
+    }
+
+    /// Whether this GPU runs a program's `.target` (PTX ISA, ".target": one ending in `a` runs on that very
+    /// architecture, in `f` on its family from there on, a plain one on itself and all later).
+    pub fn runs(&self, program: &Program) -> bool {
+        let target = program.text.lines().find_map(|line| line.trim().strip_prefix(".target sm_")).unwrap_or_default();
+        let number: u32 = target.trim().trim_end_matches(['a', 'f']).parse().unwrap_or(u32::MAX);
+        let least = (number / 10, number % 10);
+        match target.trim().as_bytes().last() {
+            Some(b'a') => self.capability == least,
+            Some(b'f') => self.capability >= least && self.capability.0 == least.0,
+            _ => self.capability >= least,
+        }
+    }
+
+    /// Compute capability.
+    pub fn capability(&self) -> String {
+        format!("compute capability {}.{}", self.capability.0, self.capability.1)
+    }
+
+    /// Runs a program.
+    ///
+    /// # Errors
+    /// What the driver says, with the PTX compiler's words where it refuses the text.
+    pub fn run(&self, program: &Program) -> Result<Buffers> {
+        let upload = |(name, spec): (&String, &ptx_emulator::launch_json::BufferSpec)| {
+            let buffer = DeviceBuffer::from_slice(&spec.contents(program.folder())?)?;
+            Ok((name.clone(), buffer))
+        };
+        let buffers: BTreeMap<String, DeviceBuffer<u8>> =
+            program.launch.buffers.iter().map(upload).collect::<Result<_>>()?;
+        let addresses = buffers.iter().map(|(name, buffer)| (name.clone(), buffer.as_device_ptr().as_raw())).collect();
+        let args = program.launch.arguments(&Places { addresses, encode: &encode }, program.folder())?;
+
+        let module = Module::from_ptx(&program.text, &[]).map_err(|error| {
+            let log = CString::new(program.text.as_str()).ok().and_then(|ptx| jit_log(&ptx));
+            anyhow!(log.unwrap_or_else(|| error.to_string()))
+        })?;
+        let parsed = ptx_emulator::Module::parse(&program.text)?;
+        let [entry] = parsed.entries() else { return Err(anyhow!("a program has one entry")) };
+        let wanted = entry.params.iter().map(|param| param.bytes as usize);
+        ensure!(wanted.eq(args.iter().map(|arg| arg.0.len())), "the arguments are not the entry's parameters");
+        launch(&module.get_function(&entry.name)?, &program.launch, &args)?;
+        CurrentContext::synchronize()?;
+
+        let download = |(name, buffer): (String, DeviceBuffer<u8>)| {
+            let mut bytes = vec![0; buffer.len()];
+            buffer.copy_to(&mut bytes)?;
+            Ok((name, bytes))
+        };
+        buffers.into_iter().map(download).collect()
+    }
+}
+
+/// An argument as a kernel may take it: a tensor map must lie at a multiple of 64.
+#[repr(align(64))]
+struct Aligned([u8; size_of::<sys::CUtensorMap>()]);
+
+fn launch(function: &Function, launch: &LaunchFile, args: &[Arg]) -> Result<()> {
+    let mut args: Vec<_> = args
+        .iter()
+        .map(|Arg(bytes)| {
+            let mut arg = Aligned([0; size_of::<sys::CUtensorMap>()]);
+            let room = arg.0.get_mut(..bytes.len()).context("an argument of more than 128 bytes")?;
+            room.copy_from_slice(bytes);
+            Ok(arg)
+        })
+        .collect::<Result<_>>()?;
+    let mut pointers: Vec<*mut c_void> = args.iter_mut().map(|arg| arg.0.as_mut_ptr().cast()).collect();
+    let mut cluster = sys::CUlaunchAttribute {
+        id: sys::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        value: sys::CUlaunchAttributeValue { cluster_dim: launch.cluster },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: launch.grid[0],
+        gridDimY: launch.grid[1],
+        gridDimZ: launch.grid[2],
+        blockDimX: launch.block[0],
+        blockDimY: launch.block[1],
+        blockDimZ: launch.block[2],
+        sharedMemBytes: launch.shared_bytes,
+        hStream: std::ptr::null_mut(),
+        attrs: &mut cluster,
+        numAttrs: 1,
+    };
+    // SAFETY: the function lives; `Gpu::run` has compared the arguments with its parameters; `config` and `pointers`
+    // outlive the calls.
+    unsafe {
+        let asked = sys::cuFuncSetAttribute(
+            function.to_raw(),
+            sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            launch.shared_bytes.try_into()?,
+        );
+        checked(asked)?;
+        checked(sys::cuLaunchKernelEx(&config, function.to_raw(), pointers.as_mut_ptr(), std::ptr::null_mut()))
+    }
+}
+
+/// The driver's own object for a tensor map.
+fn encode(map: &TensorMap) -> Result<[u8; size_of::<sys::CUtensorMap>()]> {
+    let swizzle = match map.swizzle {
+        Swizzle::None => sys::CU_TENSOR_MAP_SWIZZLE_NONE,
+        Swizzle::B32 => sys::CU_TENSOR_MAP_SWIZZLE_32B,
+        Swizzle::B64 => sys::CU_TENSOR_MAP_SWIZZLE_64B,
+        Swizzle::B128 => sys::CU_TENSOR_MAP_SWIZZLE_128B,
+        other => return Err(anyhow!("no program has used the swizzle {other:?} yet")),
+    };
+    let plain = (Interleave::None, L2Promotion::None, OobFill::Zero);
+    let asked = (map.interleave, map.l2_promotion, map.oob_fill);
+    ensure!(asked == plain, "no program has used {asked:?} yet");
+    let mut object = sys::CUtensorMap { opaque: [0; 16] };
+    // SAFETY: `object` and the arrays outlive the call, and have the lengths that the rank asks for.
+    let code = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &mut object,
+            map.data_type as sys::CUtensorMapDataType,
+            map.rank.try_into()?,
+            map.global_address as *mut c_void,
+            map.dims.as_ptr(),
+            map.strides.as_ptr(),
+            map.box_dims.as_ptr(),
+            map.element_strides.as_ptr(),
+            sys::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            sys::CU_TENSOR_MAP_L2_PROMOTION_NONE,
+            sys::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    checked(code)?;
+    let mut bytes = [0; size_of::<sys::CUtensorMap>()];
+    for (bytes, word) in bytes.chunks_exact_mut(size_of::<u64>()).zip(object.opaque) {
+        bytes.copy_from_slice(&word.to_ne_bytes());
+    }
+    Ok(bytes)
+}
+
+fn checked(code: sys::CUresult) -> Result<()> {
+    let failure = || last_failure().map_or_else(|| anyhow!("{code:?}"), Into::into);
+    if code == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failure()) }
+}

@@ -1,0 +1,85 @@
+//! The comparison of a GPU with the emulator, exercised without a GPU: the fake driver's launches are run by the emulator.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use fake_cuda::Launch;
+use nvfp4_tests::differential::{Gpu, difference, emulate, programs};
+use ptx_emulator::program::Program;
+
+/// The program that is being launched: the driver knows its entry's name only.
+static LAUNCHED: Mutex<Option<Program>> = Mutex::new(None);
+
+/// Runs the program on a GPU.
+fn run(gpu: &Gpu, program: &Program) -> BTreeMap<String, Vec<u8>> {
+    *LAUNCHED.lock().unwrap() = Some(program.clone());
+    gpu.run(program).unwrap_or_else(|error| panic!("{}: {error:#}", program.path.display()))
+}
+
+/// Checks what the driver was given, and writes what the emulator computes where the kernel would.
+fn launch_in_emulator(launch: &Launch) {
+    let program = LAUNCHED.lock().unwrap().take().expect("a program");
+    let file = &program.launch;
+    assert_eq!((launch.grid, launch.block, launch.cluster), (file.grid, file.block, file.cluster));
+    assert_eq!(launch.shared_bytes, file.shared_bytes);
+    let before = program.prepare().unwrap();
+    let after = emulate(&program).unwrap();
+    for (index, arg) in file.args.iter().enumerate() {
+        let Some(name) = &arg.pointer else { continue };
+        // SAFETY: this argument is a pointer into a buffer of the fake device's, which is this process's memory.
+        let memory = unsafe {
+            let first = launch.parameter::<*mut u8>(index).sub(arg.offset as usize);
+            std::slice::from_raw_parts_mut(first, after[name].len())
+        };
+        assert_eq!(*memory, *before.device.download::<u8>(before.buffers[name]), "`{name}` was not uploaded");
+        memory.copy_from_slice(&after[name]);
+    }
+}
+
+/// The programs whose arguments the fake driver can make: it has no tensor maps.
+fn programs_of_the_fake() -> Vec<Program> {
+    let mut programs = programs();
+    programs.retain(|program| program.launch.args.iter().all(|arg| arg.tensor_map.is_none()));
+    programs
+}
+
+#[test]
+fn every_program_reaches_the_gpu_that_its_target_names_and_comes_back() {
+    let fake = fake_cuda::install();
+    let mut ran = 0;
+    for (major, minor) in [(9, 0), (10, 0), (10, 3)] {
+        fake.set_device(major, minor, 132);
+        fake.on_launch(launch_in_emulator);
+        let gpu = Gpu::open().unwrap();
+        for program in programs_of_the_fake().iter().filter(|program| gpu.runs(program)) {
+            assert_eq!(difference(&run(&gpu, program), &emulate(program).unwrap()), None);
+            ran += 1;
+        }
+    }
+    let blackwell = programs_of_the_fake().iter().filter(|program| program.text.contains(".target sm_100f")).count();
+    assert!(blackwell > 0, "no program for Blackwell");
+    assert_eq!(ran, programs_of_the_fake().len() + blackwell, "sm_90a runs on 9.0 alone, sm_100f on 10.0 and 10.3");
+}
+
+#[test]
+fn a_launch_that_does_nothing_is_found_out() {
+    let fake = fake_cuda::install();
+    fake.set_device(9, 0, 132);
+    let gpu = Gpu::open().unwrap();
+    for program in programs_of_the_fake().iter().filter(|program| gpu.runs(program)) {
+        let path = program.path.display();
+        let found = difference(&run(&gpu, program), &emulate(program).unwrap());
+        assert!(found.is_some_and(|text| text.starts_with("byte ")), "{path} leaves its buffers as they were");
+    }
+}
+
+#[test]
+fn a_program_that_the_driver_refuses_comes_with_the_compilers_words() {
+    let fake = fake_cuda::install();
+    fake.set_device(8, 0, 108);
+    let gpu = Gpu::open().unwrap();
+    let program = &programs()[0];
+    assert!(!gpu.runs(program));
+    let error = gpu.run(program).unwrap_err().to_string();
+    assert_eq!(error, "ptxas fatal : the target is not for this device");
+}
