@@ -18,6 +18,12 @@ pub(super) enum Launcher {
     Sm100,
 }
 
+/// As [`kernel`], of those that have been verified on a card: the Blackwell kernel has run in the emulator only.
+#[cfg(feature = "cuda")]
+pub(super) fn proven_kernel(device: Capability) -> Option<&'static Kernel> {
+    kernels::choose(KERNELS, &[SM90, SIMT], device)
+}
+
 /// The kernel that runs on a device; not all weights may be its own.
 pub(super) fn kernel(device: Capability) -> Option<&'static Kernel> {
     kernels::choose(KERNELS, &[SM100, SM90, SIMT], device)

@@ -44,9 +44,9 @@ pub struct Args {
     /// Where to run; auto takes a CUDA GPU if there is one.
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     backend: Choice,
-    /// On a CUDA GPU, takes the kernel that is made for it: on Hopper and Blackwell one that has run in the emulator only.
+    /// On a Blackwell GPU, takes the kernel that is made for it, which has run in the emulator only.
     #[arg(long)]
-    special_kernel: bool,
+    unproven_kernel: bool,
     /// The emulated GPU: sm_80, sm_90a or sm_100f [default: sm_100f].
     #[arg(long)]
     arch: Option<String>,
@@ -198,7 +198,7 @@ fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
     if args.backend != Choice::Emulated && (args.arch.is_some() || args.schedule.is_some()) {
         bail!("--arch and --schedule are the emulator's; add --backend emulated");
     }
-    let cuda = || Cuda::open_with(0, cuda::Options { special_kernel: args.special_kernel, ..Default::default() });
+    let cuda = || Cuda::open_with(0, cuda::Options { unproven_kernel: args.unproven_kernel, ..Default::default() });
     Ok(match args.backend {
         Choice::Cpu => Box::new(Cpu::new()),
         Choice::Cuda => Box::new(cuda()?),

@@ -58,7 +58,7 @@ fn find(ordinal: u32) -> Result<(device::Device, DeviceInfo), Error> {
         capability,
         sms: attribute(DeviceAttribute::MultiprocessorCount)?,
         memory: check(device.total_memory(), label)?,
-        kernel: launch::portable_kernel(capability).map(|kernel| (kernel.name, kernel.arch)),
+        kernel: launch::proven_kernel(capability).map(|kernel| (kernel.name, kernel.arch)),
     };
     Ok((device, info))
 }
@@ -82,9 +82,9 @@ pub struct Options {
     /// A folder where the kernel may lie as machine code: `<kernel>.<arch>.cubin`, for instance `gated_simt.sm_90.cubin`. It
     /// spares the driver the compilation; where there is no such file, the PTX is used.
     pub cubins: Option<PathBuf>,
-    /// Takes the kernel that is made for the device, where there is one. Those for Hopper and Blackwell have run in the
-    /// emulator only; until they have run on a card, the portable one is the default.
-    pub special_kernel: bool,
+    /// Takes the kernel that is made for the device even if it has not been verified on a card: on Blackwell, where the
+    /// default is the portable one until then.
+    pub unproven_kernel: bool,
 }
 
 /// A device with its primary context, the one that other libraries of the process use too.
@@ -106,7 +106,7 @@ impl Device {
             return Err(Error::NoDevice(format!("there is no device {ordinal}, the driver shows {count}")));
         }
         let (device, info) = find(ordinal)?;
-        let choose = if options.special_kernel { launch::kernel } else { launch::portable_kernel };
+        let choose = if options.unproven_kernel { launch::kernel } else { launch::proven_kernel };
         let kernel = choose(info.capability).ok_or_else(|| {
             let (major, minor) = info.capability;
             Error::NoDevice(format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name))

@@ -208,8 +208,8 @@ fn every_operation_and_type_is_computed_from_what_lies_on_the_device() {
 const SMS: u32 = 4;
 
 /// The device with the kernel that is made for it.
-fn special() -> Cuda {
-    Cuda::open_with(0, Options { special_kernel: true, ..Options::default() }).unwrap()
+fn with_unproven_kernel() -> Cuda {
+    Cuda::open_with(0, Options { unproven_kernel: true, ..Options::default() }).unwrap()
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn blackwell_gets_its_own_kernel_with_tensor_maps_that_are_encoded_once() {
     for op in OPS {
         let weights = generate::weights(Generator::PublicDual, op, &sizes, 5).unwrap();
         assert!(Cuda::open(0).unwrap().prepare_layer(&weights).unwrap().kernel().ends_with("_simt"));
-        let mut layer = special().prepare_layer(&weights).unwrap();
+        let mut layer = with_unproven_kernel().prepare_layer(&weights).unwrap();
         assert!(layer.kernel().ends_with("_sm100"));
         for dtype in [OutDtype::F16, OutDtype::Bf16] {
             let step = step(&weights, &sizes, dtype);
@@ -246,7 +246,7 @@ fn weights_that_no_tensor_map_describes_go_to_the_portable_kernel_on_blackwell()
     let fake = fake();
     fake.set_device(10, 3, SMS as i32);
     let weights = weights(Op::Gated);
-    let mut layer = special().prepare_layer(&weights).unwrap();
+    let mut layer = with_unproven_kernel().prepare_layer(&weights).unwrap();
     let step = step(&weights, &GROUPS, OutDtype::F16);
     let mut output = Output::new(step.problem());
     backend::run(&mut layer, &step, &mut output).unwrap();
