@@ -152,7 +152,8 @@ fn launch(function: &Function, launch: &LaunchFile, args: &[Arg]) -> Result<()> 
         sharedMemBytes: launch.shared_bytes,
         hStream: std::ptr::null_mut(),
         attrs: &mut cluster,
-        numAttrs: 1,
+        // A cluster of one is no cluster.
+        numAttrs: u32::from(launch.cluster != [1; 3]),
     };
     // SAFETY: the function lives; `Gpu::run` has compared the arguments with its parameters; `config` and `pointers`
     // outlive the calls.

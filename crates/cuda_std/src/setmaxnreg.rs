@@ -7,7 +7,7 @@ use crate::ptx;
 
 /// Counts that the instruction takes.
 const fn check(count: u32) {
-    assert!(24 <= count && count <= 256 && count % 8 == 0, "a multiple of 8 from 24 to 256");
+    assert!(24 <= count && count <= 256 && count.is_multiple_of(8), "a multiple of 8 from 24 to 256");
 }
 
 /// Waits until the pool has enough, and raises a thread's registers to `COUNT` (`setmaxnreg.inc`).
