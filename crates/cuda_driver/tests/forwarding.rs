@@ -108,29 +108,3 @@ fn a_refused_module_comes_with_the_compilers_words() {
     assert_eq!(Module::from_ptx("nonsense", &[]).unwrap_err(), CudaError::InvalidPtx);
     assert_eq!(jit_log(c"nonsense").unwrap(), "ptxas fatal : Missing .version directive at start of file");
 }
-
-#[test]
-fn a_call_newer_than_the_driver_says_so() {
-    let _fake = fake_cuda::install();
-    let _context = context();
-    // SAFETY: the fake driver has no such function, so the arguments are not looked at.
-    let code = unsafe {
-        sys::cuTensorMapEncodeTiled(
-            std::ptr::null_mut(),
-            sys::CU_TENSOR_MAP_DATA_TYPE_UINT8,
-            1,
-            std::ptr::null_mut(),
-            std::ptr::null(),
-            std::ptr::null(),
-            std::ptr::null(),
-            std::ptr::null(),
-            sys::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CU_TENSOR_MAP_SWIZZLE_NONE,
-            sys::CU_TENSOR_MAP_L2_PROMOTION_NONE,
-            sys::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    };
-    assert_eq!(code, sys::CUresult::CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND);
-    let failure = last_failure().unwrap().to_string();
-    assert!(failure.ends_with("the driver lacks this call; update the NVIDIA driver"), "{failure}");
-}
