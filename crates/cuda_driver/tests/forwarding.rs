@@ -8,7 +8,7 @@ use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::module::Module;
 use cuda_driver::cust::stream::{Stream, StreamFlags};
 use cuda_driver::cust::{self, CudaFlags};
-use cuda_driver::{Unavailable, jit_log, last_failure, probe, sys};
+use cuda_driver::{Unavailable, jit_log, last_failure, probe};
 
 const ADD_ONE: &str =
     ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry add_one(.param .u64 p) { ret; }\n";
