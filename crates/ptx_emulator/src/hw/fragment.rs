@@ -81,6 +81,7 @@ pub const fn movmatrix_source(lane: u32, half: u32) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hw::cute;
     use std::collections::BTreeSet;
 
     /// The formulas of PTX ISA 9.7.14.5.7–11 for element i, as printed there.
@@ -134,16 +135,6 @@ mod tests {
                 assert_eq!(mma_c(lane, i), Position { row, column: thread * 2 + (i & 1) });
             }
         }
-    }
-
-    /// A CuTe layout: (extent, stride) pairs, first fastest.
-    fn cute(modes: &[(u32, u32)], mut index: u32) -> u32 {
-        let mut offset = 0;
-        for &(extent, stride) in modes {
-            offset += index % extent * stride;
-            index /= extent;
-        }
-        offset
     }
 
     /// CUTLASS's `ALayout_64x8`, `64x16`, `64x32` and `CLayout_64xN`: (thread, value) → row + 64 · column.

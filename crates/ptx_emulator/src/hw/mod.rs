@@ -13,3 +13,14 @@ mod simd;
 pub mod swizzle;
 pub mod tensor_map;
 pub mod tmem;
+
+/// A CuTe layout, as CUTLASS writes those that tests compare with: (extent, stride) pairs, first fastest.
+#[cfg(test)]
+fn cute(modes: &[(u32, u32)], mut index: u32) -> u32 {
+    let mut offset = 0;
+    for &(extent, stride) in modes {
+        offset += index % extent * stride;
+        index /= extent;
+    }
+    offset
+}

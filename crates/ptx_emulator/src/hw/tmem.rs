@@ -308,18 +308,9 @@ impl CopyShape {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hw::cute;
     use crate::hw::swizzle::Swizzle;
     use std::collections::BTreeSet;
-
-    /// A CuTe layout: (extent, stride) pairs, first fastest.
-    fn cute(modes: &[(u32, u32)], mut index: u32) -> u32 {
-        let mut offset = 0;
-        for &(extent, stride) in modes {
-            offset += index % extent * stride;
-            index /= extent;
-        }
-        offset
-    }
 
     /// CUTLASS's `Copy_Traits<SM100_TMEM_LOAD_…>::DstLayout`: thread modes and value modes onto a bit index, in which a
     /// lane is `row_bits` wide.
