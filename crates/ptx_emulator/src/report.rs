@@ -42,16 +42,18 @@ pub struct Role {
     pub barrier_waits: u64,
     /// Times that a warp polled an mbarrier in vain.
     pub failed_polls: u64,
-    /// Bytes that ld, st, atom and red moved, by space.
+    /// Warp instructions that others of the cluster issued while a warp waited for a barrier, for asynchronous operations
+    /// or for tensor memory. A share of [`Report::cta_steps`], which is the time of the emulator, not of a GPU.
+    pub waited_steps: u64,
+    /// Bytes that ld, st, atom, red and cp.async moved, by space.
     pub bytes: Traffic,
+    /// Bytes that bulk and tensor copies moved, by space. Loads of a tensor map fill shared memory outside of the tensor
+    /// too, and multicast fills several CTAs': so more may be stored there than is loaded from global memory.
+    pub bulk: Traffic,
     /// Extra shared-memory cycles: for each ld, st or atom, the accesses beyond the fewest that its bytes need.
     pub bank_conflicts: u64,
-    /// Bytes that bulk and tensor copies of this role moved from global to shared memory.
-    pub bulk_load_bytes: u64,
-    /// Bytes that bulk and tensor copies of this role moved from shared to global memory.
-    pub bulk_store_bytes: u64,
-    /// Multiply-adds that matrix instructions of this role did, one and the same element once.
-    pub matrix_multiply_adds: u64,
+    /// What its matrix instructions did.
+    pub matrix: Matrix,
 }
 
 /// Bytes moved, by direction and space.
@@ -67,6 +69,84 @@ pub struct Traffic {
     pub other: u64,
 }
 
+/// What matrix instructions did, and how much of it ran beside copies.
+///
+/// A copy is `cp.async`, or a bulk or tensor copy, from global memory into the shared memory of the CTA that issues the
+/// matrix instruction; it is in flight until the emulator lets it arrive. On the `fair` schedule copies and matrix
+/// operations alike take as long as their cluster issues 64 warp instructions. So this tells whether a kernel allows the
+/// two at once, and how much it has requested ahead: nothing of it, on any schedule, where a stage is filled only when
+/// the operations on it are done. It does not tell whether that hides a GPU's latencies, which are other ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Matrix {
+    /// Instructions: of a `wgmma` each warp's quarter is one.
+    pub operations: u64,
+    /// Multiply-adds, one and the same element once.
+    pub multiply_adds: u64,
+    /// Operations with at least one copy in flight at some time between their issue and their completion.
+    pub beside_copies: u64,
+    /// Bytes of the copies in flight at an operation's issue, summed over operations.
+    pub copy_bytes_at_issue: u64,
+}
+
+impl Matrix {
+    /// The share of operations that ran beside a copy.
+    pub fn overlap(&self) -> f64 {
+        self.beside_copies as f64 / self.operations.max(1) as f64
+    }
+
+    /// Bytes of copies in flight when an operation is issued, on average.
+    pub fn mean_copy_bytes(&self) -> f64 {
+        self.copy_bytes_at_issue as f64 / self.operations.max(1) as f64
+    }
+}
+
+/// What moved from and to one allocation of global memory, or one variable of the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct BufferTraffic {
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// Where it begins.
+    pub address: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Bytes that ld, atom, red, cp.async and fetches of tensor maps read.
+    pub loaded: u64,
+    /// Bytes that st, atom and red wrote.
+    pub stored: u64,
+    /// Bytes that bulk and tensor copies read.
+    pub bulk_loaded: u64,
+    /// Bytes that bulk and tensor copies wrote.
+    pub bulk_stored: u64,
+    /// Distinct bytes read, in sectors of 32: what a cache that forgets nothing reads from DRAM.
+    pub distinct_loaded: u64,
+    /// Distinct bytes written, in sectors of 32.
+    pub distinct_stored: u64,
+}
+
+impl BufferTraffic {
+    /// Adds another's bytes, not its place.
+    pub fn add(&mut self, o: &BufferTraffic) {
+        self.loaded += o.loaded;
+        self.stored += o.stored;
+        self.bulk_loaded += o.bulk_loaded;
+        self.bulk_stored += o.bulk_stored;
+        self.distinct_loaded += o.distinct_loaded;
+        self.distinct_stored += o.distinct_stored;
+    }
+}
+
+impl Traffic {
+    fn add(&mut self, o: &Traffic) {
+        self.global_load += o.global_load;
+        self.global_store += o.global_store;
+        self.shared_load += o.shared_load;
+        self.shared_store += o.shared_store;
+        self.local_load += o.local_load;
+        self.local_store += o.local_store;
+        self.other += o.other;
+    }
+}
+
 fn by_name<S: serde::Serializer>(counts: &[u64; Class::COUNT], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(Class::NAMES.iter().zip(counts))
 }
@@ -80,17 +160,14 @@ impl Role {
         }
         self.barrier_waits += o.barrier_waits;
         self.failed_polls += o.failed_polls;
-        self.bytes.global_load += o.bytes.global_load;
-        self.bytes.global_store += o.bytes.global_store;
-        self.bytes.shared_load += o.bytes.shared_load;
-        self.bytes.shared_store += o.bytes.shared_store;
-        self.bytes.local_load += o.bytes.local_load;
-        self.bytes.local_store += o.bytes.local_store;
-        self.bytes.other += o.bytes.other;
+        self.waited_steps += o.waited_steps;
+        self.bytes.add(&o.bytes);
+        self.bulk.add(&o.bulk);
         self.bank_conflicts += o.bank_conflicts;
-        self.bulk_load_bytes += o.bulk_load_bytes;
-        self.bulk_store_bytes += o.bulk_store_bytes;
-        self.matrix_multiply_adds += o.matrix_multiply_adds;
+        self.matrix.operations += o.matrix.operations;
+        self.matrix.multiply_adds += o.matrix.multiply_adds;
+        self.matrix.beside_copies += o.matrix.beside_copies;
+        self.matrix.copy_bytes_at_issue += o.matrix.copy_bytes_at_issue;
     }
 }
 
@@ -101,10 +178,14 @@ pub struct Report {
     pub kernel: String,
     /// CTAs that ran.
     pub ctas: u64,
+    /// Warp instructions that clusters issued, attempts that ended in a wait among them, once for each CTA.
+    pub cta_steps: u64,
     /// Sum over all roles.
     pub total: Role,
     /// By warp index in the CTA.
     pub roles: Vec<Role>,
+    /// By allocation, those that were touched.
+    pub buffers: Vec<BufferTraffic>,
     /// Distinct bytes of global memory read, in sectors of 32.
     pub dram_read_bytes: u64,
     /// Distinct bytes of global memory written, in sectors of 32.
@@ -118,7 +199,41 @@ pub struct Report {
 impl Report {
     /// The share of the matrix multiply-adds that the caller says were useful.
     pub fn useful_share(&self, useful_multiply_adds: u64) -> f64 {
-        useful_multiply_adds as f64 / self.total.matrix_multiply_adds.max(1) as f64
+        useful_multiply_adds as f64 / self.total.matrix.multiply_adds.max(1) as f64
+    }
+
+    /// The share of the time of the CTAs in which a role waited.
+    pub fn waiting_share(&self, role: &Role) -> f64 {
+        role.waited_steps as f64 / self.cta_steps.max(1) as f64
+    }
+
+    /// What moved from and to all buffers of a name.
+    pub fn buffers_named(&self, name: &str) -> BufferTraffic {
+        let mut sum = BufferTraffic { name: Some(name.to_owned()), ..BufferTraffic::default() };
+        self.buffers.iter().filter(|buffer| buffer.name.as_deref() == Some(name)).for_each(|buffer| sum.add(buffer));
+        sum
+    }
+
+    /// Adds what a later launch did. Bytes that both read or wrote count twice.
+    pub fn add(&mut self, later: &Report) {
+        if self.kernel != later.kernel {
+            self.kernel = format!("{}, {}", self.kernel, later.kernel);
+        }
+        self.ctas += later.ctas;
+        self.cta_steps += later.cta_steps;
+        self.roles.resize_with(self.roles.len().max(later.roles.len()), Role::default);
+        for (role, later) in self.roles.iter_mut().zip(&later.roles) {
+            role.add(later);
+        }
+        for later in &later.buffers {
+            match self.buffers.iter_mut().find(|buffer| buffer.address == later.address) {
+                Some(buffer) => buffer.add(later),
+                None => self.buffers.push(later.clone()),
+            }
+        }
+        self.shared_bytes = self.shared_bytes.max(later.shared_bytes);
+        self.peak_tmem_columns = self.peak_tmem_columns.max(later.peak_tmem_columns);
+        self.finish();
     }
 
     pub(crate) fn finish(&mut self) {
@@ -127,6 +242,8 @@ impl Report {
             total.add(role);
         }
         self.total = total;
+        self.dram_read_bytes = self.buffers.iter().map(|buffer| buffer.distinct_loaded).sum();
+        self.dram_write_bytes = self.buffers.iter().map(|buffer| buffer.distinct_stored).sum();
     }
 }
 
@@ -145,14 +262,18 @@ impl fmt::Display for Report {
             ("shared bytes stored", t.bytes.shared_store),
             ("local bytes loaded", t.bytes.local_load),
             ("local bytes stored", t.bytes.local_store),
-            ("bulk bytes loaded", t.bulk_load_bytes),
-            ("bulk bytes stored", t.bulk_store_bytes),
+            ("global bytes loaded by bulk copies", t.bulk.global_load),
+            ("global bytes stored by bulk copies", t.bulk.global_store),
+            ("shared bytes loaded by bulk copies", t.bulk.shared_load),
+            ("shared bytes stored by bulk copies", t.bulk.shared_store),
             ("distinct global bytes read", self.dram_read_bytes),
             ("distinct global bytes written", self.dram_write_bytes),
             ("shared bytes of a CTA", self.shared_bytes),
             ("shared bank conflicts", t.bank_conflicts),
             ("barrier waits", t.barrier_waits),
-            ("matrix multiply-adds", t.matrix_multiply_adds),
+            ("matrix operations", t.matrix.operations),
+            ("matrix multiply-adds", t.matrix.multiply_adds),
+            ("matrix operations beside copies", t.matrix.beside_copies),
             ("peak tensor-memory columns", u64::from(self.peak_tmem_columns)),
         ];
         for (name, n) in rows.iter().filter(|(_, n)| *n > 0) {
@@ -162,8 +283,10 @@ impl fmt::Display for Report {
             for (warp, role) in self.roles.iter().enumerate() {
                 writeln!(
                     f,
-                    "warp {warp}: {} warp instructions, {} barrier waits",
-                    role.warp_instructions, role.barrier_waits
+                    "warp {warp}: {} warp instructions, {} barrier waits, waiting {:.0} % of the time",
+                    role.warp_instructions,
+                    role.barrier_waits,
+                    100.0 * self.waiting_share(role)
                 )?;
             }
         }

@@ -39,6 +39,15 @@ pub const ARCHES: [&str; 3] = ["sm_80", "sm_90a", DEFAULT_ARCH];
 /// The architecture of B200 and B300.
 pub const DEFAULT_ARCH: &str = "sm_100f";
 
+/// What the buffers are called that hold values and scales of the weights, in faults and counters.
+pub const WEIGHTS: &str = "weights";
+
+/// As [`WEIGHTS`], of the activations.
+pub const TOKENS: &str = "tokens";
+
+/// As [`WEIGHTS`], of the output.
+pub const OUTPUT: &str = "output";
+
 /// How kernels are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -148,7 +157,7 @@ impl Backend for Emulated {
             None => (Launcher::Simt, &self.portable),
         };
         let mut device = Device::new(DeviceConfig { sms: self.options.sms });
-        let weights = DeviceWeights::new(weights, |matrix| Ok(place(&mut device, matrix).0))?;
+        let weights = DeviceWeights::new(weights, |matrix| Ok(place(&mut device, matrix, WEIGHTS).0))?;
         let (module, options, variant) = (module.clone(), self.options, self.variant.clone());
         Ok(Box::new(EmulatedLayer {
             launcher,
@@ -178,8 +187,11 @@ struct EmulatedLayer {
 }
 
 /// Puts a matrix into memory: values, and scales in the blocked layout.
-fn place(device: &mut Device, matrix: &Matrix<'_>) -> (Placed, [Buffer; 2]) {
+fn place(device: &mut Device, matrix: &Matrix<'_>, name: &str) -> (Placed, [Buffer; 2]) {
     let buffers = [device.upload(matrix.values()), device.upload(matrix.blocked_scales().bytes())];
+    for buffer in buffers {
+        device.name(buffer, name);
+    }
     (Placed { values: buffers[0].address, scales: buffers[1].address }, buffers)
 }
 
@@ -246,9 +258,10 @@ impl Layer for EmulatedLayer {
         let mut groups = Vec::with_capacity(self.weights.len());
         let mut outputs = Vec::with_capacity(self.weights.len());
         for (index, tokens) in step.activations().iter().enumerate() {
-            let (Placed { values, scales }, buffers) = place(&mut self.device, tokens);
+            let (Placed { values, scales }, buffers) = place(&mut self.device, tokens, TOKENS);
             // As the caller left it, so that an element which the kernel forgets keeps its poison.
             let c = self.device.upload(output.group(index));
+            self.device.name(c, OUTPUT);
             self.step.extend(buffers.into_iter().chain([c]));
             outputs.push(c);
             let (rows, global_scale, output) = (tokens.rows(), tokens.global_scale(), c.address);

@@ -437,9 +437,9 @@ fn print_counters(counters: &emulated::Counters, seconds: f64, out: &mut impl Wr
     writeln!(
         out,
         "global    {} loaded, {} distinct; {} stored",
-        bytes(total.bytes.global_load + total.bulk_load_bytes),
+        bytes(total.bytes.global_load + total.bulk.global_load),
         bytes(counters.dram_read_bytes),
-        bytes(total.bytes.global_store + total.bulk_store_bytes)
+        bytes(total.bytes.global_store + total.bulk.global_store)
     )?;
     writeln!(
         out,

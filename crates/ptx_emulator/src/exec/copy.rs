@@ -74,16 +74,21 @@ pub fn cp_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             }
             transfers.push(Transfer { cta, offset, address, bytes, size });
         }
-        let role = w.role as usize;
+        let (cta, role) = (w.cta, w.role as usize);
+        let total = transfers.iter().map(|t| u64::from(t.size)).sum();
+        m.copy_starts(w.cta, total);
         let id = m.start(w, move |m| {
+            m.copy_ends(cta, total);
             for t in &transfers {
                 let mut data = [0; 16];
                 let bytes = t.bytes as usize;
                 if let Some((allocation, at)) = m.global.locate(t.address, t.bytes.into()) {
                     allocation.read(at, &mut data[..bytes]);
+                    m.buffers[allocation.index].loaded += u64::from(t.bytes);
                 }
                 m.write_shared(t.cta, t.offset, &data[..t.size as usize]);
                 m.roles[role].bytes.global_load += u64::from(t.bytes);
+                m.roles[role].bytes.shared_store += u64::from(t.size);
             }
             Ok(())
         });

@@ -369,8 +369,11 @@ pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let (agent, after) = issue(m, w, lane, MMA);
             mma.check(m, w, agent.as_ref()).map_err(|s| s.lane(lane as u32))?;
             let work = u64::from(desc.m) * u64::from(desc.n) * u64::from(desc.k);
-            m.roles[w.role as usize].matrix_multiply_adds += work;
-            let id = m.start_after(w, after, move |m| mma.run(m));
+            let running = m.matrix_starts(w, work);
+            let id = m.start_after(w, after, move |m| {
+                m.matrix_ends(running);
+                mma.run(m)
+            });
             issued(m, w, MMA, id, agent.as_ref());
         }
         Ok(Flow::Next)
