@@ -52,8 +52,12 @@ pub struct Role {
     pub bulk: Traffic,
     /// Extra shared-memory cycles: for each ld, st or atom, the accesses beyond the fewest that its bytes need.
     pub bank_conflicts: u64,
-    /// What its matrix instructions did.
-    pub matrix: Matrix,
+    /// Matrix instructions: of a `wgmma` each warp's quarter is one.
+    pub matrix_operations: u64,
+    /// Multiply-adds that they did, one and the same element once.
+    pub matrix_multiply_adds: u64,
+    /// Copies that it waited for.
+    pub loads: Loads,
 }
 
 /// Bytes moved, by direction and space.
@@ -69,34 +73,33 @@ pub struct Traffic {
     pub other: u64,
 }
 
-/// What matrix instructions did, and how much of it ran beside copies.
+/// Copies into shared memory that a warp waited for at mbarriers, and the matrix operations that its CTA issued between
+/// request and use.
 ///
-/// A copy is `cp.async`, or a bulk or tensor copy, from global memory into the shared memory of the CTA that issues the
-/// matrix instruction; it is in flight until the emulator lets it arrive. On the `fair` schedule copies and matrix
-/// operations alike take as long as their cluster issues 64 warp instructions. So this tells whether a kernel allows the
-/// two at once, and how much it has requested ahead: nothing of it, on any schedule, where a stage is filled only when
-/// the operations on it are done. It does not tell whether that hides a GPU's latencies, which are other ones.
+/// Counted in operations, not in time: this is the work that a GPU's tensor cores have to do while the copies are under
+/// way. It is 0 where a stage is loaded only when all operations before it are done, and about the operations of all
+/// other stages where each stage is loaded again as soon as it is free. It depends little on the schedule. Whether it
+/// hides a latency depends on how long an operation takes, which the emulator does not know.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Matrix {
-    /// Instructions: of a `wgmma` each warp's quarter is one.
-    pub operations: u64,
-    /// Multiply-adds, one and the same element once.
-    pub multiply_adds: u64,
-    /// Operations with at least one copy in flight at some time between their issue and their completion.
-    pub beside_copies: u64,
-    /// Bytes of the copies in flight at an operation's issue, summed over operations.
-    pub copy_bytes_at_issue: u64,
+pub struct Loads {
+    /// Phases that ended with the arrival of bulk or tensor copies from global memory, or by `cp.async.mbarrier.arrive`;
+    /// each counts for the first warp that found it complete.
+    pub phases: u64,
+    /// Those with a matrix operation between the request of the last copy and the end of the wait.
+    pub overlapped: u64,
+    /// Such operations, summed over phases.
+    pub matrix_operations: u64,
 }
 
-impl Matrix {
-    /// The share of operations that ran beside a copy.
+impl Loads {
+    /// The share of phases that matrix operations ran beside.
     pub fn overlap(&self) -> f64 {
-        self.beside_copies as f64 / self.operations.max(1) as f64
+        self.overlapped as f64 / self.phases.max(1) as f64
     }
 
-    /// Bytes of copies in flight when an operation is issued, on average.
-    pub fn mean_copy_bytes(&self) -> f64 {
-        self.copy_bytes_at_issue as f64 / self.operations.max(1) as f64
+    /// Matrix operations between request and use, on average.
+    pub fn mean_distance(&self) -> f64 {
+        self.matrix_operations as f64 / self.phases.max(1) as f64
     }
 }
 
@@ -164,10 +167,11 @@ impl Role {
         self.bytes.add(&o.bytes);
         self.bulk.add(&o.bulk);
         self.bank_conflicts += o.bank_conflicts;
-        self.matrix.operations += o.matrix.operations;
-        self.matrix.multiply_adds += o.matrix.multiply_adds;
-        self.matrix.beside_copies += o.matrix.beside_copies;
-        self.matrix.copy_bytes_at_issue += o.matrix.copy_bytes_at_issue;
+        self.matrix_operations += o.matrix_operations;
+        self.matrix_multiply_adds += o.matrix_multiply_adds;
+        self.loads.phases += o.loads.phases;
+        self.loads.overlapped += o.loads.overlapped;
+        self.loads.matrix_operations += o.loads.matrix_operations;
     }
 }
 
@@ -199,7 +203,7 @@ pub struct Report {
 impl Report {
     /// The share of the matrix multiply-adds that the caller says were useful.
     pub fn useful_share(&self, useful_multiply_adds: u64) -> f64 {
-        useful_multiply_adds as f64 / self.total.matrix.multiply_adds.max(1) as f64
+        useful_multiply_adds as f64 / self.total.matrix_multiply_adds.max(1) as f64
     }
 
     /// The share of the time of the CTAs in which a role waited.
@@ -271,9 +275,10 @@ impl fmt::Display for Report {
             ("shared bytes of a CTA", self.shared_bytes),
             ("shared bank conflicts", t.bank_conflicts),
             ("barrier waits", t.barrier_waits),
-            ("matrix operations", t.matrix.operations),
-            ("matrix multiply-adds", t.matrix.multiply_adds),
-            ("matrix operations beside copies", t.matrix.beside_copies),
+            ("matrix operations", t.matrix_operations),
+            ("matrix multiply-adds", t.matrix_multiply_adds),
+            ("loads waited for", t.loads.phases),
+            ("loads beside matrix operations", t.loads.overlapped),
             ("peak tensor-memory columns", u64::from(self.peak_tmem_columns)),
         ];
         for (name, n) in rows.iter().filter(|(_, n)| *n > 0) {

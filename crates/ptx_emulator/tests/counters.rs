@@ -22,15 +22,23 @@ const MMA: &str =
     "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%f0, %f1, %f2, %f3}, {%r4, %r5}, {%r6}, {%f4, %f5, %f6, %f7};";
 
 #[test]
-fn a_matrix_operation_runs_beside_the_copies_that_have_not_arrived() {
+fn a_load_is_as_far_ahead_as_the_matrix_operations_between_its_request_and_its_use() {
     let zero = "mov.b32 %r4, 0; mov.b32 %r5, 0; mov.b32 %r6, 0;
-        mov.f32 %f4, 0f00000000; mov.f32 %f5, 0f00000000; mov.f32 %f6, 0f00000000; mov.f32 %f7, 0f00000000;";
-    let copy = "setp.eq.u32 %p0, %r0, 0; @%p0 cp.async.ca.shared.global [%r1], [%d0], 16;";
-    let report = run(&format!("{zero}\n{copy}\n{MMA}\ncp.async.wait_all;\n{MMA}\n{MMA}"), 32);
-    let matrix = &report.total.matrix;
-    assert_eq!((matrix.operations, matrix.beside_copies, matrix.copy_bytes_at_issue), (3, 1, 16));
-    assert_eq!(matrix.multiply_adds, 3 * 16 * 8 * 8);
-    assert_eq!(matrix.overlap(), 1.0 / 3.0);
+        mov.f32 %f4, 0f00000000; mov.f32 %f5, 0f00000000; mov.f32 %f6, 0f00000000; mov.f32 %f7, 0f00000000;
+        setp.eq.u32 %p0, %r0, 0;
+        @%p0 mbarrier.init.shared.b64 [%r2], 1;
+        fence.mbarrier_init.release.cluster; bar.sync 0;";
+    let copy = "@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 16;
+        @%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%d0], 16, [%r2];";
+    let wait = |phase| {
+        format!("wait{phase}: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], {phase}; @!%p1 bra.uni wait{phase};")
+    };
+    let [first, second] = [0, 1].map(wait);
+    let report = run(&format!("{zero}\n{copy}\n{MMA}\n{MMA}\n{first}\n{MMA}\n{copy}\n{second}"), 32);
+    let total = &report.total;
+    assert_eq!((total.loads.phases, total.loads.overlapped, total.loads.matrix_operations), (2, 1, 2));
+    assert_eq!((total.loads.overlap(), total.loads.mean_distance()), (0.5, 1.0));
+    assert_eq!((total.matrix_operations, total.matrix_multiply_adds), (3, 3 * 16 * 8 * 8));
     assert_eq!(report.useful_share(16 * 8 * 8), 1.0 / 3.0);
 }
 

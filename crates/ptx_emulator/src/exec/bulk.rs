@@ -108,13 +108,9 @@ impl Target {
         }
     }
 
-    /// A copy of so many bytes to each CTA begins, or has arrived.
-    fn starts(&self, m: &mut Machine<'_>, bytes: u32) {
-        self.ctas.iter().for_each(|&cta| m.copy_starts(cta, bytes.into()));
-    }
-
-    fn ends(&self, m: &mut Machine<'_>, bytes: u32) {
-        self.ctas.iter().for_each(|&cta| m.copy_ends(cta, bytes.into()));
+    /// A copy from global memory is requested.
+    fn request(&self, m: &mut Machine<'_>) {
+        self.barriers.iter().for_each(|&at| m.load_requested(at));
     }
 
     fn complete(&self, m: &mut Machine<'_>, bytes: u32, agent: Option<&Agent>) -> Stopped<()> {
@@ -220,11 +216,10 @@ pub fn bulk(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             aligned(address, lane)?;
             global(m, address, size)?;
             m.roles[w.role as usize].bulk.global_load += u64::from(size);
-            target.starts(m, size);
+            target.request(m);
             m.start(w, move |m| {
                 let mut data = vec![0; size as usize];
                 load_global(m, address, &mut data)?;
-                target.ends(m, size);
                 target.write(m, 0, &data);
                 target.complete(m, size, agent.as_ref())
             });
@@ -424,9 +419,8 @@ pub fn tensor_load(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let bulk = &mut m.roles[w.role as usize].bulk;
             bulk.global_load += u64::from(inside);
             bulk.shared_store += u64::from(bytes) * target.ctas.len() as u64;
-            target.starts(m, bytes);
+            target.request(m);
             m.start(w, move |m| {
-                target.ends(m, bytes);
                 let mut buffer = Vec::new();
                 for piece in &list {
                     buffer.clear();

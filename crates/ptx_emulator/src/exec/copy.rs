@@ -74,11 +74,8 @@ pub fn cp_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             }
             transfers.push(Transfer { cta, offset, address, bytes, size });
         }
-        let (cta, role) = (w.cta, w.role as usize);
-        let total = transfers.iter().map(|t| u64::from(t.size)).sum();
-        m.copy_starts(w.cta, total);
+        let role = w.role as usize;
         let id = m.start(w, move |m| {
-            m.copy_ends(cta, total);
             for t in &transfers {
                 let mut data = [0; 16];
                 let bytes = t.bytes as usize;

@@ -202,8 +202,7 @@ pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         for (d, row) in d.iter().zip(&out) {
             d.write(w, mask, row);
         }
-        let running = machine.matrix_starts(w, (m * n * k) as u64);
-        machine.matrix_ends(running);
+        machine.count_matrix_operation(w, (m * n * k) as u64);
         Ok(Flow::Next)
     }))
 }

@@ -369,11 +369,8 @@ pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let (agent, after) = issue(m, w, lane, MMA);
             mma.check(m, w, agent.as_ref()).map_err(|s| s.lane(lane as u32))?;
             let work = u64::from(desc.m) * u64::from(desc.n) * u64::from(desc.k);
-            let running = m.matrix_starts(w, work);
-            let id = m.start_after(w, after, move |m| {
-                m.matrix_ends(running);
-                mma.run(m)
-            });
+            m.count_matrix_operation(w, work);
+            let id = m.start_after(w, after, move |m| mma.run(m));
             issued(m, w, MMA, id, agent.as_ref());
         }
         Ok(Flow::Next)

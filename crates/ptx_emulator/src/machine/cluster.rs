@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use super::global::GlobalMemory;
 use super::mbarrier::Mbarriers;
 use super::memory::{LOCAL_BASE, RANK_SHIFT, SHARED_BASE, SharedMemory};
-use super::overlap::Copies;
+use super::overlap::Requests;
 use super::pending::{Effect, Issuer, Operation, Pending};
 use super::sync::Synchronisation;
 use super::tmem::{self, Tmem};
@@ -67,7 +67,7 @@ pub struct Cta {
     pub barriers: [Barrier; barrier::COUNT as usize],
     pub mbarriers: Mbarriers,
     pub tmem: Tmem,
-    pub copies: Copies,
+    pub requests: Requests,
     /// Warps that have not exited.
     pub running: u32,
 }
@@ -236,7 +236,7 @@ impl<'a> Cluster<'a> {
                 barriers: Default::default(),
                 mbarriers: Mbarriers::new(),
                 tmem: Tmem::default(),
-                copies: Copies::default(),
+                requests: Requests::default(),
                 running: warps_per_cta,
             });
         }

@@ -1,58 +1,45 @@
-//! Counts which matrix operations ran beside copies into shared memory, in the scheduler's own time: what a pipeline of
-//! stages is for. See [`Matrix`](crate::Matrix) for what that can say of a GPU.
+//! Counts how far ahead of their use copies are requested, in matrix operations: what the stages of a pipeline are for.
+//! See [`Loads`](crate::Loads) for what that says.
+
+use std::collections::HashMap;
 
 use super::cluster::Machine;
+use super::mbarrier::MbarrierAt;
 use super::warp::Warp;
 
-/// Asynchronous copies from global memory into a CTA's shared memory.
+/// What a CTA's tensor cores were given, and when its mbarriers were to hear of copies.
 #[derive(Debug, Default)]
-pub struct Copies {
-    /// Bytes in flight.
-    bytes: u64,
-    /// Copies started so far.
-    started: u64,
-}
-
-/// A matrix operation between issue and completion.
-#[derive(Debug)]
-pub struct Running {
-    cta: usize,
-    role: usize,
-    /// A copy was in flight when it was issued.
-    beside: bool,
-    /// Copies that had been started by then.
-    started: u64,
+pub struct Requests {
+    /// Matrix operations that the CTA has issued.
+    matrix_operations: u64,
+    /// As many as it had at the last copy's request for each mbarrier, by offset, until a warp has waited for it.
+    at: HashMap<u32, u64>,
 }
 
 impl Machine<'_> {
-    /// A copy of so many bytes is issued.
-    pub fn copy_starts(&mut self, cta: u32, bytes: u64) {
-        let copies = &mut self.ctas[cta as usize].copies;
-        copies.bytes += bytes;
-        copies.started += 1;
-    }
-
-    /// It has arrived.
-    pub fn copy_ends(&mut self, cta: u32, bytes: u64) {
-        self.ctas[cta as usize].copies.bytes -= bytes;
-    }
-
     /// A warp issues a matrix operation.
-    pub fn matrix_starts(&mut self, w: &Warp, multiply_adds: u64) -> Running {
-        let (cta, role) = (w.cta as usize, w.role as usize);
-        let Copies { bytes, started } = self.ctas[cta].copies;
-        let counters = &mut self.roles[role].matrix;
-        counters.operations += 1;
-        counters.multiply_adds += multiply_adds;
-        counters.copy_bytes_at_issue += bytes;
-        Running { cta, role, beside: bytes > 0, started }
+    pub fn count_matrix_operation(&mut self, w: &Warp, multiply_adds: u64) {
+        self.ctas[w.cta as usize].requests.matrix_operations += 1;
+        let role = &mut self.roles[w.role as usize];
+        role.matrix_operations += 1;
+        role.matrix_multiply_adds += multiply_adds;
     }
 
-    /// The operation is complete.
-    pub fn matrix_ends(&mut self, running: Running) {
-        let Running { cta, role, beside, started } = running;
-        if beside || self.ctas[cta].copies.started > started {
-            self.roles[role].matrix.beside_copies += 1;
+    /// A copy is requested that will signal an mbarrier.
+    pub fn load_requested(&mut self, barrier: MbarrierAt) {
+        let requests = &mut self.ctas[barrier.cta as usize].requests;
+        requests.at.insert(barrier.offset, requests.matrix_operations);
+    }
+
+    /// A warp sees a phase of an mbarrier complete.
+    pub fn phase_awaited(&mut self, w: &Warp, barrier: MbarrierAt) {
+        let requests = &mut self.ctas[barrier.cta as usize].requests;
+        if let Some(before) = requests.at.remove(&barrier.offset) {
+            let meanwhile = requests.matrix_operations - before;
+            let loads = &mut self.roles[w.role as usize].loads;
+            loads.phases += 1;
+            loads.overlapped += u64::from(meanwhile > 0);
+            loads.matrix_operations += meanwhile;
         }
     }
 }
