@@ -2,7 +2,11 @@
 
 mod bless;
 mod build_ptx;
+mod document;
 mod ptxas;
+mod sass;
+mod table;
+mod tools;
 
 use std::path::{Path, PathBuf};
 
@@ -15,6 +19,7 @@ enum Command {
     Bless(bless::Args),
     BuildPtx(build_ptx::Args),
     Ptxas(ptxas::Args),
+    Sass(sass::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -22,6 +27,7 @@ fn main() -> anyhow::Result<()> {
         Command::Bless(args) => bless::run(&args),
         Command::BuildPtx(args) => build_ptx::run(&args),
         Command::Ptxas(args) => ptxas::run(&args),
+        Command::Sass(args) => sass::run(&args),
     }
 }
 

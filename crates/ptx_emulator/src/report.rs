@@ -77,9 +77,10 @@ pub struct Traffic {
 /// request and use.
 ///
 /// Counted in operations, not in time: this is the work that a GPU's tensor cores have to do while the copies are under
-/// way. It is 0 where a stage is loaded only when all operations before it are done, and about the operations of all
-/// other stages where each stage is loaded again as soon as it is free. It depends little on the schedule. Whether it
-/// hides a latency depends on how long an operation takes, which the emulator does not know.
+/// way. On any schedule it is 0 where a stage is loaded only when all operations before it are done. On the `fair` one,
+/// where everybody gets a turn soon, it is as much as the kernel allows: nearly the operations of all other stages, where
+/// a stage is loaded again once it is free. Whether that hides a latency depends on how long an operation takes, which
+/// the emulator does not know.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Loads {
     /// Phases that ended with the arrival of bulk or tensor copies from global memory, or by `cp.async.mbarrier.arrive`;
