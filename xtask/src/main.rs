@@ -2,7 +2,9 @@
 
 mod bless;
 mod build_ptx;
+mod counters;
 mod document;
+mod emulate;
 mod ptxas;
 mod sass;
 mod table;
@@ -18,6 +20,7 @@ use clap::Parser;
 enum Command {
     Bless(bless::Args),
     BuildPtx(build_ptx::Args),
+    Counters(counters::Args),
     Ptxas(ptxas::Args),
     Sass(sass::Args),
 }
@@ -26,6 +29,7 @@ fn main() -> anyhow::Result<()> {
     match Command::parse() {
         Command::Bless(args) => bless::run(&args),
         Command::BuildPtx(args) => build_ptx::run(&args),
+        Command::Counters(args) => counters::run(&args),
         Command::Ptxas(args) => ptxas::run(&args),
         Command::Sass(args) => sass::run(&args),
     }
