@@ -198,6 +198,7 @@ impl EmulatedLayer {
 
     fn launch(&mut self, grid: Grid, parameter: &Parameter) -> Result<Counters, Error> {
         let config = LaunchConfig {
+            cluster: [grid.cluster, 1, 1],
             shared_bytes: grid.shared_bytes,
             schedule: self.options.schedule,
             sanitize: self.options.sanitize,
@@ -209,16 +210,16 @@ impl EmulatedLayer {
 }
 
 fn tensor_map(arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
-    let MapArguments { address, row_bytes, rows, box_rows } = *arguments;
+    let MapArguments { address, row_bytes, rows, box_bytes, box_rows, swizzled } = *arguments;
     let map = TensorMap::tiled(
         DataType::U8,
         address,
         &[row_bytes.into(), rows.into()],
         &[row_bytes.into()],
-        &[MapArguments::BOX_BYTES, box_rows],
+        &[box_bytes, box_rows],
         &[1, 1],
         Interleave::None,
-        Swizzle::B128,
+        if swizzled { Swizzle::B128 } else { Swizzle::None },
         L2Promotion::B256,
         OobFill::Zero,
     );

@@ -53,6 +53,7 @@ pub(crate) fn plan(op: Op, groups: &mut [Group]) -> Result<Grid, Error> {
     Ok(Grid {
         entry: entry(tile, op),
         blocks: blocks as u32,
+        cluster: 1,
         threads: SimtTile::THREADS,
         shared_bytes: tile.shared_bytes(op.projections() as u32),
     })

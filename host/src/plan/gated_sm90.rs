@@ -61,6 +61,7 @@ pub(crate) fn plan(op: Op, groups: &mut [Group], sms: u32) -> Result<Grid, Error
         entry: entry(tile, op),
         // A block takes one tile after the other.
         blocks: tiles.min(sms.into()) as u32,
+        cluster: 1,
         threads: THREADS,
         shared_bytes: tile.shared_bytes(),
     })
