@@ -18,6 +18,11 @@ fn blackwell(schedule: Schedule) -> Emulated {
     Emulated::new("sm_100f", Options { schedule, sms: SMS, ..Options::default() }).expect("the Blackwell kernel")
 }
 
+/// The device with this instance of its kernel for all steps.
+fn with_instance(gpu: Emulated, name: &str) -> Emulated {
+    gpu.with_variant(name.parse().expect("an instance")).expect("of this device's kernel")
+}
+
 /// The output of a device, which is right, and of this entry of the kernel.
 fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: OutDtype, entry: &str) -> Output {
     let mut layer = case.prepare(gpu);
@@ -48,7 +53,7 @@ fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
 fn every_variant_is_right_on_twenty_random_schedules_and_the_worst() {
     let gpu = blackwell(Schedule::Fair);
     for op in OPS {
-        let variants = gpu.variants(op);
+        let variants = gpu.instances(op);
         assert!(variants.len() >= 7);
         for variant in variants {
             // Where tiles of tokens cannot follow each other, one of them.
@@ -57,7 +62,7 @@ fn every_variant_is_right_on_twenty_random_schedules_and_the_worst() {
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
             let schedules = (0..20).map(Schedule::Seed).chain([Schedule::Worst]);
             let entry = format!("{}_sm100_{variant}", op.name());
-            let gpus = schedules.map(|schedule| gpu.clone().with_schedule(schedule).with_variant(variant));
+            let gpus = schedules.map(|schedule| with_instance(gpu.clone().with_schedule(schedule), variant));
             check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &entry);
         }
     }
@@ -79,16 +84,17 @@ fn k_that_has_no_tensor_map_goes_to_the_portable_kernel() {
 }
 
 #[test]
-fn a_variant_that_does_not_exist_or_does_not_take_the_step_is_refused() {
+fn an_instance_that_the_operation_has_not_or_that_does_not_take_the_step_is_refused() {
     let inputs = inputs(Generator::Gaussian, Op::Plain, &groups(&[(5, 8, 64), (9, 8, 64)]), 5);
     let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
-    let refusal = |variant| {
-        let gpu = blackwell(Schedule::Fair).with_variant(variant);
-        let mut layer = gpu.prepare(&inputs.weights).unwrap();
-        backend::run(layer.as_mut(), &step, &mut Output::new(step.problem())).unwrap_err().to_string()
+    let refusal = |instance| {
+        let gpu = with_instance(blackwell(Schedule::Fair), instance);
+        let mut layer = gpu.prepare(&inputs.weights).map_err(|error| error.to_string())?;
+        backend::run(layer.as_mut(), &step, &mut Output::new(step.problem())).map_err(|error| error.to_string())
     };
-    assert!(refusal("t7").starts_with("`t7` is no variant of plain_sm100; it has t8, t16"), "{}", refusal("t7"));
-    assert!(refusal("t8").starts_with("group 1: 9 tokens; variant t8 takes 8 at most"), "{}", refusal("t8"));
+    let (of_gated, small) = (refusal("t64_s2").unwrap_err(), refusal("t8").unwrap_err());
+    assert!(of_gated.starts_with("`t64_s2` is no instance of plain_sm100; it has t8, t16"), "{of_gated}");
+    assert!(small.starts_with("group 1: 9 tokens; variant t8 takes 8 at most"), "{small}");
 }
 
 /// Whether it is found out when a line of the kernel is changed, by a fault or by the output; one block, or pair, computes
@@ -103,18 +109,18 @@ fn found_out(case: &Case<'_>, gpu: &Emulated, line: usize, changed: &str) -> boo
     }
 }
 
-/// Which of a variant's instructions may be left out, with another text in their place, and nobody finds out.
-fn spare(case: &Case<'_>, gpu: &Emulated, variant: &str, sabotage: &Sabotage) -> Vec<String> {
+/// Which of an instance's instructions may be left out, with another text in their place, and nobody finds out.
+fn spare(case: &Case<'_>, gpu: &Emulated, instance: &str, sabotage: &Sabotage) -> Vec<String> {
     let Sabotage(instruction, changed, least, _) = *sabotage;
-    let gpu = gpu.clone().with_variant(variant);
+    let gpu = with_instance(gpu.clone(), instance);
     assert!(!found_out(case, &gpu, 0, ""), "the first line is a comment");
-    let entry = |line: &&str| !line.contains(&format!(".entry gated_sm100_{variant}("));
+    let entry = |line: &&str| !line.contains(&format!(".entry gated_sm100_{instance}("));
     let start = gpu.ptx().lines().take_while(entry).count();
     let body = gpu.ptx().lines().enumerate().skip(start).take_while(|(_, line)| !line.contains("// -- End function"));
     let lines: Vec<_> = body.filter(|(_, line)| line.trim_start().starts_with(instruction)).collect();
-    assert!(lines.len() >= least, "{} of {instruction} in {variant}", lines.len());
+    assert!(lines.len() >= least, "{} of {instruction} in {instance}", lines.len());
     let spare = lines.into_iter().filter(|(number, _)| !found_out(case, &gpu, *number, changed));
-    spare.map(|(number, line)| format!("{variant}, line {number}: {line}")).collect()
+    spare.map(|(number, line)| format!("{instance}, line {number}: {line}")).collect()
 }
 
 /// Beginning of the instruction, what stands in its place, how many there are at least, how many may be left out.
@@ -123,7 +129,7 @@ struct Sabotage(&'static str, &'static str, usize, usize);
 /// In place of a wait.
 const DO_NOT_WAIT: &str = "setp.eq.u32 p, 0, 0;";
 
-/// What every variant has.
+/// What every instance has.
 const SABOTAGES: [Sabotage; 12] = [
     Sabotage("mbarrier.init", "", 12, 0),
     Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 4, 0),
@@ -140,7 +146,7 @@ const SABOTAGES: [Sabotage; 12] = [
 ];
 
 /// What some have besides, or use in another way.
-const SABOTAGES_OF_VARIANTS: [(&str, &[Sabotage]); 3] = [
+const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 3] = [
     (
         "t64_tma",
         &[
@@ -169,9 +175,9 @@ fn every_copy_wait_arrival_and_operation_of_the_tensor_core_that_is_left_out_is_
     let gpu = Emulated::new("sm_100f", Options { schedule: Schedule::Worst, sms: 1, ..Options::default() }).unwrap();
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(65, 136, 1600), (7, 72, 320)]), 2);
     let case = Case::new(&inputs, OutDtype::F16);
-    for (variant, sabotages) in [("t64", &SABOTAGES[..])].into_iter().chain(SABOTAGES_OF_VARIANTS) {
+    for (instance, sabotages) in [("t64", &SABOTAGES[..])].into_iter().chain(SABOTAGES_OF_INSTANCES) {
         for sabotage in sabotages {
-            let spare = spare(&case, &gpu, variant, sabotage);
+            let spare = spare(&case, &gpu, instance, sabotage);
             assert_eq!(spare.len(), sabotage.3, "may be left out: {spare:#?}");
         }
     }
