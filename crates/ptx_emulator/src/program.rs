@@ -24,7 +24,7 @@ pub struct Program {
 }
 
 /// What must come of a program.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {
     /// The u32 words that buffers begin with afterwards.
