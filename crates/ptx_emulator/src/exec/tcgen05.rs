@@ -453,7 +453,7 @@ impl Mma {
         let of = |&cta: &u32| {
             gather(&self.b, desc.major_b, self.b_rows() as usize, bytes, element.max(1), |at| chunk(m, cta, at))
         };
-        self.ctas.iter().flat_map(of).collect()
+        self.ctas.iter().map(of).collect::<Vec<_>>().concat()
     }
 
     fn gather_a(&self, m: &Machine<'_>, cta: u32, part: u32) -> Stopped<Vec<u8>> {
@@ -498,18 +498,19 @@ impl Mma {
     fn scales_b(&self, m: &Machine<'_>, cta: u32) -> Stopped<Option<Scales>> {
         let Some((ty, vector, _, at)) = self.scales else { return Ok(None) };
         let (n, blocks) = (self.desc.n, vector as u32);
-        let mut codes = Vec::new();
+        let byte = |block| scale_byte(vector, self.desc.scale_b_id, block) as usize & 3;
+        let used = (0..blocks).fold(0u32, |mask, block| mask | 0xff << (8 * byte(block)));
+        let mut codes = Vec::with_capacity((n * blocks) as usize);
         for column in 0..n {
-            let cells = (0..4).filter_map(|q| self.path.scale_b_cell(column, n, q));
-            let words = cells.map(|c| m.tmem_read(cta, offset(at, c))).collect::<Stopped<Vec<_>>>()?;
-            let bytes: Vec<u8> = (0..blocks)
-                .map(|b| words[0].to_le_bytes()[scale_byte(vector, self.desc.scale_b_id, b) as usize & 3])
-                .collect();
-            let mask = (0..blocks).fold(0, |m, b| m | 0xff << (8 * scale_byte(vector, self.desc.scale_b_id, b)));
-            if words.iter().any(|w| (w ^ words[0]) & mask != 0) {
-                return Err(Stop::unsupported("scale factors of B that differ between quarters of the lanes"));
+            let mut word = None;
+            for cell in (0..4).filter_map(|quarter| self.path.scale_b_cell(column, n, quarter)) {
+                let here = m.tmem_read(cta, offset(at, cell))?;
+                if (*word.get_or_insert(here) ^ here) & used != 0 {
+                    return Err(Stop::unsupported("scale factors of B that differ between quarters of the lanes"));
+                }
             }
-            codes.extend(bytes);
+            let bytes = word.unwrap_or_default().to_le_bytes();
+            codes.extend((0..blocks).map(|block| bytes[byte(block)]));
         }
         decode_scales(ty, n, blocks, &codes).map(Some)
     }
@@ -528,13 +529,13 @@ impl Mma {
                 .flat_map(|row| (0..desc.n).step_by(width as usize).map(move |column| (row, column)))
                 .map(|(row, column)| offset(self.d, self.path.d_cell(row, column, desc.n)))
                 .collect();
-            let mut old = Vec::with_capacity(rows * n);
+            let mut d: Vec<u32> = Vec::with_capacity(rows * n);
             if self.accumulate {
                 for &run in &runs {
-                    old.extend_from_slice(m.tmem_read_row(cta, run, width)?);
+                    d.extend_from_slice(m.tmem_read_row(cta, run, width)?);
                 }
             } else {
-                old.resize(rows * n, 0);
+                d.resize(rows * n, 0);
             }
             let a_packing = self.packing(shared_a);
             let floats_a = || {
@@ -546,39 +547,29 @@ impl Mma {
                 if desc.negate_b { b.negated() } else { b }
             };
             let scales = self.scales_a(m, cta)?.zip(self.scales_b(m, cta)?);
-            let new: Vec<u32> = match (desc.kind, desc.d, scales) {
+            match (desc.kind, desc.d, scales) {
                 (MmaKind::Mxf4 | MmaKind::Mxf4nvf4, _, Some((sa, sb))) => {
-                    let mut d: Vec<f32> = old.iter().map(|&v| f32::from_bits(v)).collect();
                     let (a, b) = (Fours::decode(rows, k, &a_bytes), Fours::decode(n, k, &b_bytes));
                     let a = if desc.negate_a { a.negated() } else { a };
                     let b = if desc.negate_b { b.negated() } else { b };
-                    multiply_fours(&a, &sa, &b, &sb, &mut d);
-                    d.into_iter().map(f32::to_bits).collect()
+                    multiply_fours(&a, &sa, &b, &sb, bytemuck::cast_slice_mut(&mut d));
                 }
                 (MmaKind::Mxf8f6f4, _, Some((sa, sb))) => {
-                    let mut d: Vec<f32> = old.iter().map(|&v| f32::from_bits(v)).collect();
-                    multiply_f32(&floats_a().scaled(&sa), &floats_b().scaled(&sb), &mut d);
-                    d.into_iter().map(f32::to_bits).collect()
+                    multiply_f32(&floats_a().scaled(&sa), &floats_b().scaled(&sb), bytemuck::cast_slice_mut(&mut d));
                 }
                 (MmaKind::I8, _, _) => {
-                    let mut d: Vec<i32> = old.iter().map(|&v| v as i32).collect();
                     let a = Integers::decode(desc.a == Element::S8, rows, k, &a_bytes);
                     let b = Integers::decode(desc.b == Element::S8, n, k, &b_bytes);
-                    multiply_i32(&a, &b, desc.saturate, &mut d);
-                    d.into_iter().map(|v| v as u32).collect()
+                    multiply_i32(&a, &b, desc.saturate, bytemuck::cast_slice_mut(&mut d));
                 }
                 (_, Accumulator::F16, _) => {
-                    let mut d: Vec<u16> = old.iter().map(|&v| v as u16).collect();
-                    multiply_f16(&floats_a(), &floats_b(), &mut d);
-                    d.into_iter().map(u32::from).collect()
+                    let mut halves: Vec<u16> = d.iter().map(|&v| v as u16).collect();
+                    multiply_f16(&floats_a(), &floats_b(), &mut halves);
+                    d = halves.into_iter().map(u32::from).collect();
                 }
-                _ => {
-                    let mut d: Vec<f32> = old.iter().map(|&v| f32::from_bits(v)).collect();
-                    multiply_f32(&floats_a(), &floats_b(), &mut d);
-                    d.into_iter().map(f32::to_bits).collect()
-                }
-            };
-            for (&run, values) in runs.iter().zip(new.chunks_exact(width as usize)) {
+                _ => multiply_f32(&floats_a(), &floats_b(), bytemuck::cast_slice_mut(&mut d)),
+            }
+            for (&run, values) in runs.iter().zip(d.chunks_exact(width as usize)) {
                 if self.disabled[index] >> run.lane & 1 == 0 {
                     m.tmem_write_row(cta, run, values);
                 }
