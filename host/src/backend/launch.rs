@@ -34,6 +34,12 @@ pub(super) fn portable_kernel(device: Capability) -> Option<&'static Kernel> {
     kernels::choose(KERNELS, &[SIMT], device)
 }
 
+/// The kernel of this name, if there is one and it runs on a device.
+#[cfg(feature = "cuda")]
+pub(super) fn named_kernel(name: &str, device: Capability) -> Option<&'static Kernel> {
+    kernels::choose(KERNELS, &[name], device)
+}
+
 impl Launcher {
     /// How these weights are multiplied by a kernel of this module, if it takes them.
     pub fn new(kernel: &Kernel, weights: &Weights<'_>) -> Option<Self> {

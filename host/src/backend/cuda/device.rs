@@ -85,6 +85,8 @@ pub struct Options {
     /// Takes the kernel that is made for the device even if it has not been verified on a card: on Blackwell, where the
     /// default is the portable one until then.
     pub unproven_kernel: bool,
+    /// Takes the kernel of this name whatever is made for the device: `gated_simt`, to compare another with it.
+    pub kernel: Option<String>,
 }
 
 /// A device with its primary context, the one that other libraries of the process use too.
@@ -106,10 +108,15 @@ impl Device {
             return Err(Error::NoDevice(format!("there is no device {ordinal}, the driver shows {count}")));
         }
         let (device, info) = find(ordinal)?;
-        let choose = if options.unproven_kernel { launch::kernel } else { launch::proven_kernel };
-        let kernel = choose(info.capability).ok_or_else(|| {
+        let kernel = match &options.kernel {
+            Some(name) => launch::named_kernel(name, info.capability),
+            None if options.unproven_kernel => launch::kernel(info.capability),
+            None => launch::proven_kernel(info.capability),
+        };
+        let kernel = kernel.ok_or_else(|| {
             let (major, minor) = info.capability;
-            Error::NoDevice(format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name))
+            let missing = options.kernel.as_ref().map_or("no kernel".into(), |name| format!("no kernel `{name}`"));
+            Error::NoDevice(format!("{} has compute capability {major}.{minor}, {missing} runs on that", info.name))
         })?;
         let context = check(Context::new(device), || label(&info))?;
         Ok(Self { info, kernel, cubins: options.cubins, modules: Mutex::default(), context })

@@ -1,6 +1,7 @@
 //! Marks in a stream, for time and for order. cust's `Event` takes cust's own streams only; these take a caller's too.
 
 use std::ptr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cuda_driver::sys;
@@ -44,6 +45,32 @@ impl Event {
         // SAFETY: both events are alive, `milliseconds` outlives the call.
         device.check_raw(unsafe { sys::cuEventElapsedTime(&mut milliseconds, start.0, self.0) })?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
+    }
+}
+
+/// Marks right before and behind a kernel, made by [`Cuda::timer`](super::Cuda::timer) for
+/// [`CudaLayer::launch_timed`](super::CudaLayer::launch_timed).
+pub struct Timer {
+    pub(super) start: Event,
+    pub(super) end: Event,
+    /// Last, since events live in its context.
+    device: Arc<Device>,
+}
+
+impl Timer {
+    pub(super) fn new(device: Arc<Device>) -> Result<Self, Error> {
+        device.make_current()?;
+        Ok(Self { start: Event::new(&device)?, end: Event::new(&device)?, device })
+    }
+
+    /// Waits until the kernel launched last with this timer is done, and returns the device's time for it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if there was no such launch, or the kernel failed.
+    pub fn elapsed(&self) -> Result<Duration, Error> {
+        self.device.make_current()?;
+        self.end.wait(&self.device)?;
+        self.end.since(&self.start, &self.device)
     }
 }
 

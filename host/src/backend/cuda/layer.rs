@@ -14,7 +14,7 @@ use kernels_gpu::abi;
 
 use super::buffer::Arena;
 use super::device::Device;
-use super::event::Event;
+use super::event::{Event, Timer};
 use super::maps::MapCache;
 use crate::backend::Layer;
 use crate::backend::descriptors::{DeviceGroup, DeviceWeights, Placed};
@@ -170,6 +170,39 @@ impl CudaLayer {
         out_dtype: OutDtype,
         stream: CUstream,
     ) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with(groups, out_dtype, stream, None) }
+    }
+
+    /// As [`CudaLayer::launch`], with the time between the arrival of the descriptors and the end of the kernel.
+    ///
+    /// # Errors
+    /// As [`CudaLayer::launch`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`CudaLayer::launch`]; the timer is of the same [`Cuda`](super::Cuda).
+    pub unsafe fn launch_timed(
+        &mut self,
+        groups: &[DeviceGroup],
+        out_dtype: OutDtype,
+        stream: CUstream,
+        timer: &Timer,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with(groups, out_dtype, stream, Some(timer)) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`CudaLayer::launch_timed`].
+    unsafe fn launch_with(
+        &mut self,
+        groups: &[DeviceGroup],
+        out_dtype: OutDtype,
+        stream: CUstream,
+        timer: Option<&Timer>,
+    ) -> Result<(), Error> {
         if groups.len() != self.weights.len() {
             let (got, expected) = (groups.len(), self.weights.len());
             return Err(Error::Mismatch { what: "groups of tokens (one for each expert)", got, expected });
@@ -198,7 +231,13 @@ impl CudaLayer {
         // point to are the caller's promise.
         unsafe {
             slot.arena.send(&self.device, bytes, stream)?;
+            if let Some(timer) = timer {
+                timer.start.record(&self.device, stream)?;
+            }
             self.start_kernel(planned.grid(), &parameter, stream)?;
+            if let Some(timer) = timer {
+                timer.end.record(&self.device, stream)?;
+            }
             self.slots[index].read.record(&self.device, stream)
         }
     }

@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 pub use cuda_driver::sys::{CUdeviceptr, CUstream};
 pub use device::{DeviceInfo, Options, devices};
+pub use event::Timer;
 pub use layer::CudaLayer;
 
 pub use super::descriptors::DeviceGroup;
@@ -70,6 +71,14 @@ impl Cuda {
     /// [`Error::Driver`], for instance when the device's memory does not hold them.
     pub fn prepare_layer(&self, weights: &Weights<'_>) -> Result<CudaLayer, Error> {
         CudaLayer::new(self.device.clone(), weights)
+    }
+
+    /// A timer for [`CudaLayer::launch_timed`]; one for each launch that is under way.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the driver fails.
+    pub fn timer(&self) -> Result<Timer, Error> {
+        Timer::new(self.device.clone())
     }
 }
 

@@ -391,6 +391,11 @@ fn steps_in_device_memory_run_on_the_callers_stream_without_waiting() {
             );
         }
     }
+    // On the fake device's clock a launch takes 250 µs and a copy a millisecond.
+    let timer = gpu.timer().unwrap();
+    // SAFETY: as above.
+    unsafe { layer.launch_timed(&groups, OutDtype::Bf16, stream.as_inner(), &timer) }.unwrap();
+    assert_eq!(timer.elapsed().unwrap(), std::time::Duration::from_micros(250));
     stream.synchronize().unwrap();
     let mut output = Output::new(step.problem());
     for (bits, buffer) in output.groups_mut().zip(&outputs) {
@@ -519,6 +524,20 @@ fn without_a_usable_device_the_reason_is_told() {
     fake.set_device_count(0);
     assert!(refused(0).is_no_device());
     assert!(devices().unwrap_err().is_no_device());
+}
+
+#[test]
+fn a_kernel_asked_for_by_name_is_taken_or_missed() {
+    let fake = fake();
+    fake.set_device(9, 0, 132);
+    let kernel = |name: Option<&str>| {
+        let options = Options { kernel: name.map(Into::into), ..Options::default() };
+        Cuda::open_with(0, options).map(|gpu| gpu.device.kernel.name)
+    };
+    assert_eq!(kernel(None).unwrap(), "gated_sm90");
+    assert_eq!(kernel(Some("gated_simt")).unwrap(), "gated_simt");
+    let error = kernel(Some("gated_sm100")).unwrap_err().to_string();
+    assert!(error.ends_with("has compute capability 9.0, no kernel `gated_sm100` runs on that"), "{error}");
 }
 
 #[test]
