@@ -18,6 +18,11 @@ fn blackwell(schedule: Schedule) -> Emulated {
     Emulated::new("sm_100f", Options { schedule, sms: SMS, ..Options::default() }).expect("the Blackwell kernel")
 }
 
+/// The device with this instance of its kernel for all steps.
+fn with_instance(gpu: Emulated, name: &str) -> Emulated {
+    gpu.with_variant(name.parse().expect("an instance")).expect("of this device's kernel")
+}
+
 /// The output of a device, which is right, and of this entry of the kernel.
 fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: OutDtype, entry: &str) -> Output {
     let mut layer = case.prepare(gpu);
@@ -48,7 +53,7 @@ fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
 fn every_variant_is_right_on_twenty_random_schedules_and_the_worst() {
     let gpu = blackwell(Schedule::Fair);
     for op in OPS {
-        let variants = gpu.variants(op);
+        let variants = gpu.instances(op);
         assert!(variants.len() >= 7);
         for variant in variants {
             // Where tiles of tokens cannot follow each other, one of them.
@@ -57,7 +62,7 @@ fn every_variant_is_right_on_twenty_random_schedules_and_the_worst() {
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
             let schedules = (0..20).map(Schedule::Seed).chain([Schedule::Worst]);
             let entry = format!("{}_sm100_{variant}", op.name());
-            let gpus = schedules.map(|schedule| gpu.clone().with_schedule(schedule).with_variant(variant));
+            let gpus = schedules.map(|schedule| with_instance(gpu.clone().with_schedule(schedule), variant));
             check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &entry);
         }
     }
@@ -79,16 +84,17 @@ fn k_that_has_no_tensor_map_goes_to_the_portable_kernel() {
 }
 
 #[test]
-fn a_variant_that_does_not_exist_or_does_not_take_the_step_is_refused() {
+fn an_instance_that_the_operation_has_not_or_that_does_not_take_the_step_is_refused() {
     let inputs = inputs(Generator::Gaussian, Op::Plain, &groups(&[(5, 8, 64), (9, 8, 64)]), 5);
     let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
-    let refusal = |variant| {
-        let gpu = blackwell(Schedule::Fair).with_variant(variant);
-        let mut layer = gpu.prepare(&inputs.weights).unwrap();
-        backend::run(layer.as_mut(), &step, &mut Output::new(step.problem())).unwrap_err().to_string()
+    let refusal = |instance| {
+        let gpu = with_instance(blackwell(Schedule::Fair), instance);
+        let mut layer = gpu.prepare(&inputs.weights).map_err(|error| error.to_string())?;
+        backend::run(layer.as_mut(), &step, &mut Output::new(step.problem())).map_err(|error| error.to_string())
     };
-    assert!(refusal("t7").starts_with("`t7` is no variant of plain_sm100; it has t8, t16"), "{}", refusal("t7"));
-    assert!(refusal("t8").starts_with("group 1: 9 tokens; variant t8 takes 8 at most"), "{}", refusal("t8"));
+    let (of_gated, small) = (refusal("t64_s2").unwrap_err(), refusal("t8").unwrap_err());
+    assert!(of_gated.starts_with("`t64_s2` is no instance of plain_sm100; it has t8, t16"), "{of_gated}");
+    assert!(small.starts_with("group 1: 9 tokens; variant t8 takes 8 at most"), "{small}");
 }
 
 /// What the kernel is stopped for when a line of its text is changed; one block computes many tiles, all of them ragged.
@@ -123,7 +129,7 @@ fn every_copy_wait_arrival_and_operation_of_the_tensor_core_that_is_left_out_is_
         ("st.shared", "", 8, 0),
     ];
     let gpu = Emulated::new("sm_100f", Options { schedule: Schedule::Worst, sms: 1, ..Options::default() }).unwrap();
-    let gpu = gpu.with_variant("t64");
+    let gpu = with_instance(gpu, "t64");
     assert_eq!(fault(&gpu, 0, ""), None, "the first line is a comment");
     let entry = |line: &&str| !line.contains(".entry gated_sm100_t64(");
     let start = gpu.ptx().lines().take_while(entry).count();

@@ -1,22 +1,23 @@
 //! This library's side of `benches/hopper/run.py`: times its kernels on GPU 0, when told to.
 //!
-//! Commands come on standard input, a JSON object on a line; each is answered by one on standard output.
-//! What a time is: the device's, from the arrival of a step's descriptors to the end of the kernel. Tokens and weights are
-//! in device memory, and every run takes the next of several copies of both, so that it finds none of them in the L2 cache.
+//! Commands come on standard input, a JSON object on a line; each is answered by one on standard output. Kernels are named
+//! as [`Variant`]s.
+//! What a time is: the device's, between an event before a run and one behind it. Tokens, weights and descriptors are in
+//! device memory, and every run takes the next of several copies of them, so that it finds none of them in the L2 cache.
 //! The runs of a round are queued without waiting, as in a model.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::io::{BufRead, Write};
-use std::time::Instant;
 
 use anyhow::Context;
+use cuda_driver::cust::event::{Event, EventFlags};
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
+use cuda_driver::cust::stream::{Stream, StreamFlags};
 use nvfp4::Output;
 use nvfp4::backend::Layer;
-use nvfp4::backend::cuda::{Cuda, CudaLayer, DeviceGroup, Options, Timer};
+use nvfp4::backend::cuda::{Cuda, CudaLayer, DeviceGroup};
 use nvfp4::generate;
 use nvfp4::plan::roofline::Roofline;
+use nvfp4::plan::variant::Variant;
 use nvfp4::problem::{OutDtype, Step, Weights};
 use nvfp4::shape;
 use nvfp4_benches::check_sample;
@@ -35,21 +36,25 @@ enum Command {
     Prepare { shape: String, kernels: Vec<String>, rotate_bytes: usize },
     /// Runs a kernel so many times, one run behind the other: `us`, the device's time of each.
     Round { kernel: String, runs: usize },
-    /// Runs a kernel so many times, waiting after each: `us`, the host's time for queueing one.
+    /// Runs a kernel so many times, waiting after each: `us`, the host's time for queueing one, and `launches`.
     Host { kernel: String, runs: usize },
 }
 
 fn main() -> anyhow::Result<()> {
-    let (mut gpus, mut contenders) = (HashMap::new(), Vec::new());
+    let gpu = Cuda::open(0)?;
+    let mut contenders = Vec::new();
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line?)? {
             Command::Describe { shape } => describe(&shape)?,
             Command::Prepare { shape, kernels, rotate_bytes } => {
                 contenders.clear();
-                prepare(&shape, &kernels, rotate_bytes, &mut gpus, &mut contenders)?
+                prepare(&gpu, &shape, &kernels, rotate_bytes, &mut contenders)?
             }
             Command::Round { kernel, runs } => json!({ "us": find(&mut contenders, &kernel)?.round(runs)? }),
-            Command::Host { kernel, runs } => json!({ "us": find(&mut contenders, &kernel)?.host_times(runs)? }),
+            Command::Host { kernel, runs } => {
+                let (us, launches) = find(&mut contenders, &kernel)?.host_times(runs)?;
+                json!({ "us": us, "launches": launches })
+            }
         };
         let mut out = std::io::stdout().lock();
         writeln!(out, "{answer}")?;
@@ -76,27 +81,20 @@ fn describe(shape: &str) -> anyhow::Result<Value> {
 }
 
 fn prepare(
+    gpu: &Cuda,
     shape: &str,
     kernels: &[String],
     rotate_bytes: usize,
-    gpus: &mut HashMap<String, Cuda>,
     contenders: &mut Vec<Contender>,
 ) -> anyhow::Result<Value> {
     let shape = shape::find(shape)?;
     let weights = generate::weights(shape.input, shape.op, &shape.groups, SEED)?;
     let step = Step::new(&weights, generate::activations(shape.input, &shape.groups, SEED)?, OutDtype::F16)?;
-    let weight_bytes = Roofline::new(step.problem()).weight_bytes;
     // At least two, so that no run follows one on the same memory.
-    let sets = rotate_bytes.div_ceil(weight_bytes).max(2);
+    let sets = rotate_bytes.div_ceil(Roofline::new(step.problem()).weight_bytes).max(2);
     for kernel in kernels {
-        let gpu = match gpus.entry(kernel.clone()) {
-            Entry::Occupied(open) => open.into_mut(),
-            Entry::Vacant(place) => {
-                let options = Options { kernel: Some(kernel.clone()), ..Options::default() };
-                place.insert(Cuda::open_with(0, options)?)
-            }
-        };
-        let mut contender = Contender::new(kernel, gpu.clone(), &weights, &step, sets)?;
+        let variant: Variant = kernel.parse()?;
+        let mut contender = Contender::new(kernel, &gpu.clone().with_variant(variant)?, &weights, &step, sets)?;
         contender.check(&weights, &step)?;
         contenders.push(contender);
     }
@@ -109,8 +107,7 @@ struct Contender {
     sets: Vec<Set>,
     /// Which of them is next.
     next: usize,
-    timers: Vec<Timer>,
-    gpu: Cuda,
+    stream: Stream,
 }
 
 /// Weights, tokens and room for the output.
@@ -126,49 +123,45 @@ impl Set {
         let layer = gpu.prepare_layer(weights)?;
         let (mut groups, mut memory) = (Vec::new(), Vec::new());
         for (tokens, group) in step.activations().iter().zip(step.problem().groups()) {
-            let buffers = [
-                DeviceBuffer::from_slice(tokens.values())?,
-                DeviceBuffer::from_slice(tokens.blocked_scales().bytes())?,
-                DeviceBuffer::from_slice(&poison(group.m * group.n))?,
-            ];
-            let [values, scales, output] = buffers.each_ref().map(|buffer| buffer.as_device_ptr().as_raw());
+            // The output is NaN until a kernel writes it.
+            let poison = vec![0xFF; size_of::<u16>() * group.m * group.n];
+            let values = DeviceBuffer::from_slice(tokens.values())?;
+            let scales = DeviceBuffer::from_slice(tokens.blocked_scales().bytes())?;
+            let output = DeviceBuffer::from_slice(&poison)?;
             groups.push(DeviceGroup {
                 rows: tokens.rows(),
-                values,
-                scales,
+                values: values.as_device_ptr().as_raw(),
+                scales: scales.as_device_ptr().as_raw(),
                 global_scale: tokens.global_scale(),
-                output,
+                output: output.as_device_ptr().as_raw(),
             });
-            memory.push(buffers);
+            memory.push([values, scales, output]);
         }
         Ok(Self { layer, groups, memory })
     }
 
-    fn launch(&mut self, timer: &Timer) -> anyhow::Result<()> {
-        let stream = std::ptr::null_mut();
-        // SAFETY: the null stream is the context's own; `memory` holds operands of these sizes for as long as the layer
-        // lives, which waits for its launches when it is dropped; they were copied from checked matrices.
-        Ok(unsafe { self.layer.launch_timed(&self.groups, OutDtype::F16, stream, timer) }?)
+    fn launch(&mut self, stream: &Stream) -> anyhow::Result<()> {
+        // SAFETY: the stream is of the primary context, which is the GPU's; `memory` holds operands of these sizes, copied from
+        // checked matrices, for as long as the layer lives, which waits for its launches when it is dropped.
+        Ok(unsafe { self.layer.launch(&self.groups, OutDtype::F16, stream.as_inner()) }?)
     }
-}
-
-/// Bytes of so many f16 NaN.
-fn poison(elements: usize) -> Vec<u8> {
-    vec![0xFF; elements * size_of::<u16>()]
 }
 
 impl Contender {
-    fn new(kernel: &str, gpu: Cuda, weights: &Weights<'_>, step: &Step<'_>, sets: usize) -> anyhow::Result<Self> {
-        let sets = (0..sets).map(|_| Set::new(&gpu, weights, step)).collect::<anyhow::Result<_>>()?;
-        Ok(Self { kernel: kernel.into(), sets, next: 0, timers: Vec::new(), gpu })
+    fn new(kernel: &str, gpu: &Cuda, weights: &Weights<'_>, step: &Step<'_>, sets: usize) -> anyhow::Result<Self> {
+        Ok(Self {
+            kernel: kernel.into(),
+            sets: (0..sets).map(|_| Set::new(gpu, weights, step)).collect::<anyhow::Result<_>>()?,
+            next: 0,
+            stream: Stream::new(StreamFlags::NON_BLOCKING, None)?,
+        })
     }
 
-    /// Compares what every set computes with the exact reference.
+    /// Compares what every set computes with the exact reference, and so plans it: later runs are launches alone.
     fn check(&mut self, weights: &Weights<'_>, step: &Step<'_>) -> anyhow::Result<()> {
-        let timer = self.gpu.timer()?;
         for set in &mut self.sets {
-            set.launch(&timer)?;
-            timer.elapsed()?;
+            set.launch(&self.stream)?;
+            self.stream.synchronize()?;
             let mut output = Output::new(step.problem());
             for (bits, [.., on_device]) in output.groups_mut().zip(&set.memory) {
                 let mut bytes = vec![0; on_device.len()];
@@ -189,26 +182,28 @@ impl Contender {
     }
 
     fn round(&mut self, runs: usize) -> anyhow::Result<Vec<f64>> {
-        while self.timers.len() < runs {
-            self.timers.push(self.gpu.timer()?);
-        }
-        for run in 0..runs {
+        let event = || Event::new(EventFlags::DEFAULT);
+        let events = (0..runs).map(|_| Ok([event()?, event()?])).collect::<anyhow::Result<Vec<_>>>()?;
+        for [start, end] in &events {
             let set = self.next_set();
-            self.sets[set].launch(&self.timers[run])?;
+            start.record(&self.stream)?;
+            self.sets[set].launch(&self.stream)?;
+            end.record(&self.stream)?;
         }
-        self.timers[..runs].iter().map(|timer| Ok(timer.elapsed()?.as_secs_f64() * 1e6)).collect()
+        self.stream.synchronize()?;
+        events.iter().map(|[start, end]| Ok(f64::from(end.elapsed_time_f32(start)?) * 1e3)).collect()
     }
 
-    fn host_times(&mut self, runs: usize) -> anyhow::Result<Vec<f64>> {
-        let timer = self.gpu.timer()?;
-        let time = |_| {
+    fn host_times(&mut self, runs: usize) -> anyhow::Result<(Vec<f64>, Option<usize>)> {
+        let (mut times, mut launches) = (Vec::new(), None);
+        for _ in 0..runs {
             let set = self.next_set();
-            let start = Instant::now();
-            self.sets[set].launch(&timer)?;
-            let elapsed = start.elapsed();
-            timer.elapsed()?;
-            Ok(elapsed.as_secs_f64() * 1e6)
-        };
-        (0..runs).map(time).collect()
+            self.sets[set].launch(&self.stream)?;
+            let layer = &self.sets[set].layer;
+            times.extend(layer.host_time().map(|time| time.as_secs_f64() * 1e6));
+            launches = layer.launches();
+            self.stream.synchronize()?;
+        }
+        Ok((times, launches))
     }
 }

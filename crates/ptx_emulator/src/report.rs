@@ -121,6 +121,23 @@ impl Report {
         useful_multiply_adds as f64 / self.total.matrix_multiply_adds.max(1) as f64
     }
 
+    /// Adds what a later launch did. Bytes that both read or wrote count twice.
+    pub fn add(&mut self, later: &Report) {
+        if self.kernel != later.kernel {
+            self.kernel = format!("{}, {}", self.kernel, later.kernel);
+        }
+        self.ctas += later.ctas;
+        self.total.add(&later.total);
+        self.roles.resize_with(self.roles.len().max(later.roles.len()), Role::default);
+        for (role, later) in self.roles.iter_mut().zip(&later.roles) {
+            role.add(later);
+        }
+        self.dram_read_bytes += later.dram_read_bytes;
+        self.dram_write_bytes += later.dram_write_bytes;
+        self.shared_bytes = self.shared_bytes.max(later.shared_bytes);
+        self.peak_tmem_columns = self.peak_tmem_columns.max(later.peak_tmem_columns);
+    }
+
     pub(crate) fn finish(&mut self) {
         let mut total = Role::default();
         for role in &self.roles {

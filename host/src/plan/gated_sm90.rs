@@ -39,16 +39,22 @@ fn entry(tile: Tile, op: Op) -> &'static str {
     }
 }
 
-/// Chooses the tile for a step's groups, numbers their tiles, and returns the launch that computes them all on a device of
-/// so many multiprocessors.
+/// The instances of an operation's kernel, by name: `64` for tiles of 64 tokens.
+pub(crate) fn instances(op: Op) -> impl Iterator<Item = (&'static str, Tile)> {
+    TILES.into_iter().filter_map(move |tile| Some((entry(tile, op).strip_prefix(name(op))?.strip_prefix('_')?, tile)))
+}
+
+/// Takes the instance of this name, one of [`instances`], or else the best for a step's groups, numbers their tiles, and
+/// returns the launch that computes them all on a device of so many multiprocessors.
 ///
 /// # Errors
 /// [`Error::TooLarge`] if there are 2³¹ tiles or more.
-pub(crate) fn plan(op: Op, groups: &mut [Group], sms: u32) -> Result<Grid, Error> {
+pub(crate) fn plan(op: Op, instance: Option<&str>, groups: &mut [Group], sms: u32) -> Result<Grid, Error> {
     const MAX_TILES: u64 = (1 << 31) - 1;
 
     let matrices = op.projections() as u32;
-    let tile = choose(matrices, groups, sms);
+    let named = instances(op).find(|(name, _)| instance == Some(*name));
+    let tile = named.map_or_else(|| choose(matrices, groups, sms), |(_, tile)| tile);
     let mut tiles = 0;
     for group in groups {
         group.first_tile = u32::try_from(tiles).map_err(|_| Error::TooLarge)?;
@@ -109,28 +115,28 @@ mod tests {
     #[test]
     fn tiles_are_numbered_through_all_groups_and_a_block_has_a_multiprocessor_to_itself() {
         let mut groups = groups([128, 0, 100]);
-        let grid = plan(Op::Gated, &mut groups, 16).unwrap();
+        let grid = plan(Op::Gated, None, &mut groups, 16).unwrap();
         let tile = TILES.into_iter().find(|tile| tile.gated == grid.entry).unwrap();
         let per_row = 4096 / columns(2);
         let expected = [0, 128_u32.div_ceil(tile.tokens) * per_row, 128_u32.div_ceil(tile.tokens) * per_row];
         assert_eq!(groups.map(|group| group.first_tile), expected);
         assert_eq!((grid.blocks, grid.threads, grid.shared_bytes), (16, THREADS, tile.shared_bytes()));
-        assert_eq!(plan(Op::Plain, &mut [groups[1]], SMS).unwrap().blocks, 0);
-        assert!(plan(Op::Plain, &mut groups, SMS).unwrap().entry.starts_with("plain_sm90_"));
+        assert_eq!(plan(Op::Plain, None, &mut [groups[1]], SMS).unwrap().blocks, 0);
+        assert!(plan(Op::Plain, None, &mut groups, SMS).unwrap().entry.starts_with("plain_sm90_"));
     }
 
     #[test]
     fn more_tiles_than_can_be_numbered_are_refused() {
         let huge = Group { m: u32::MAX, n: 1 << 20, k: 32, ..Group::zeroed() };
-        assert!(matches!(plan(Op::Gated, &mut [huge], SMS), Err(Error::TooLarge)));
-        assert!(matches!(plan(Op::Gated, &mut [huge; 64], SMS), Err(Error::TooLarge)));
+        assert!(matches!(plan(Op::Gated, None, &mut [huge], SMS), Err(Error::TooLarge)));
+        assert!(matches!(plan(Op::Gated, None, &mut [huge; 64], SMS), Err(Error::TooLarge)));
     }
 
     #[test]
     fn every_entry_that_is_planned_can_be_loaded() {
         for op in [Op::Gated, Op::Plain] {
             for m in [1, 12, 30, 60, 90, 500] {
-                let grid = plan(op, &mut groups([m; 2]), SMS).unwrap();
+                let grid = plan(op, None, &mut groups([m; 2]), SMS).unwrap();
                 assert!(entries(op).contains(&(grid.entry, grid.shared_bytes)));
             }
         }

@@ -6,8 +6,14 @@ pub(crate) mod gated_simt;
 pub(crate) mod gated_sm100;
 #[cfg(feature = "kernels")]
 pub(crate) mod gated_sm90;
+#[cfg(feature = "kernels")]
+pub mod module;
 pub mod roofline;
+#[cfg(feature = "kernels")]
+pub(crate) mod silu_mul;
 pub mod tile;
+#[cfg(feature = "kernels")]
+pub mod variant;
 
 /// A launch of a kernel that gets the step's descriptors.
 #[cfg(feature = "kernels")]
@@ -21,4 +27,10 @@ pub(crate) struct Grid {
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
+}
+
+#[cfg(feature = "kernels")]
+impl Grid {
+    /// Blocks along x (CUDA programming guide, "Technical Specifications per Compute Capability").
+    pub const MAX_BLOCKS: u64 = (1 << 31) - 1;
 }

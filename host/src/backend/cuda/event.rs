@@ -1,7 +1,6 @@
 //! Marks in a stream, for time and for order. cust's `Event` takes cust's own streams only; these take a caller's too.
 
 use std::ptr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use cuda_driver::sys;
@@ -13,13 +12,20 @@ use crate::error::Error;
 pub(super) struct Event(sys::CUevent);
 
 impl Event {
-    /// An event that has not been recorded, which counts as passed.
+    /// An event that has not been recorded, which counts as passed. A host that waits for it spins.
     pub fn new(device: &Device) -> Result<Self, Error> {
+        Self::with_flags(device, sys::CUevent_flags_enum::CU_EVENT_DEFAULT)
+    }
+
+    /// As [`Event::new`], an event that keeps order and no time, which costs less.
+    pub fn without_time(device: &Device) -> Result<Self, Error> {
+        Self::with_flags(device, sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)
+    }
+
+    fn with_flags(device: &Device, flags: sys::CUevent_flags_enum) -> Result<Self, Error> {
         let mut event = ptr::null_mut();
-        // CU_EVENT_DEFAULT: with timing, and a host that waits for it spins.
-        let flags = 0;
         // SAFETY: the context is current, as Device::make_current's callers see to; `event` outlives the call.
-        device.check_raw(unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        device.check_raw(unsafe { sys::cuEventCreate(&mut event, flags as u32) })?;
         Ok(Self(event))
     }
 
@@ -31,6 +37,18 @@ impl Event {
     pub unsafe fn record(&self, device: &Device, stream: sys::CUstream) -> Result<(), Error> {
         // SAFETY: the event is alive, the stream the caller's promise.
         device.check_raw(unsafe { sys::cuEventRecord(self.0, stream) })
+    }
+
+    /// Has another stream go on only when the stream of the mark has come past it.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a stream of the current context.
+    pub unsafe fn hold(&self, device: &Device, stream: sys::CUstream) -> Result<(), Error> {
+        // No flags are defined.
+        let flags = 0;
+        // SAFETY: the event is alive, the stream the caller's promise.
+        device.check_raw(unsafe { sys::cuStreamWaitEvent(stream, self.0, flags) })
     }
 
     /// Waits until the stream has come past the mark.
@@ -45,32 +63,6 @@ impl Event {
         // SAFETY: both events are alive, `milliseconds` outlives the call.
         device.check_raw(unsafe { sys::cuEventElapsedTime(&mut milliseconds, start.0, self.0) })?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
-    }
-}
-
-/// Marks right before and behind a kernel, made by [`Cuda::timer`](super::Cuda::timer) for
-/// [`CudaLayer::launch_timed`](super::CudaLayer::launch_timed).
-pub struct Timer {
-    pub(super) start: Event,
-    pub(super) end: Event,
-    /// Last, since events live in its context.
-    device: Arc<Device>,
-}
-
-impl Timer {
-    pub(super) fn new(device: Arc<Device>) -> Result<Self, Error> {
-        device.make_current()?;
-        Ok(Self { start: Event::new(&device)?, end: Event::new(&device)?, device })
-    }
-
-    /// Waits until the kernel launched last with this timer is done, and returns the device's time for it.
-    ///
-    /// # Errors
-    /// [`Error::Driver`] if there was no such launch, or the kernel failed.
-    pub fn elapsed(&self) -> Result<Duration, Error> {
-        self.device.make_current()?;
-        self.end.wait(&self.device)?;
-        self.end.since(&self.start, &self.device)
     }
 }
 
