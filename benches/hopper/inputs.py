@@ -93,18 +93,17 @@ def generate(generator: str, shape: tuple[int, ...], deviation: float, random: t
     """A matrix (or one for each group) as the library's generator of that name makes it."""
     device = random.device
     if generator == "gaussian":
-        parts = [torch.randn(shape[1:], generator=random, device=device) * deviation for _ in range(shape[0])]
-        parts = [quantize(part) for part in parts]
+        parts = [quantize(torch.randn(shape[1:], generator=random, device=device) * deviation) for _ in range(shape[0])]
         # One factor for all groups: the largest, since the others' scales can be halved until they fit it.
         factor = max(part.factor for part in parts)
         scales = [(part.scales.float() * (part.factor / factor)).to(torch.float8_e4m3fn) for part in parts]
         return Quantized(torch.stack([part.values for part in parts]), torch.stack(scales), factor)
     values = torch.randint(256, (*shape[:-1], shape[-1] // 2), generator=random, device=device, dtype=torch.uint8)
-    scales = (*shape[:-1], shape[-1] // BLOCK)
+    blocks = (*shape[:-1], shape[-1] // BLOCK)
     if generator == "public-group":
-        drawn = torch.randint(1, 3, scales, generator=random, device=device).float()
+        drawn = torch.randint(1, 3, blocks, generator=random, device=device).float()
     else:
-        drawn = torch.rand(scales, generator=random, device=device)
+        drawn = torch.rand(blocks, generator=random, device=device)
     return Quantized(values & 0xBB, drawn.to(torch.float8_e4m3fn), 1.0)
 
 

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+# The library's own, and so nobody's peers.
 KERNEL = "gated_sm90"
-# The library's own, and so nobody's peer.
-OWN = (KERNEL, "gated_simt")
+KERNEL_GRAPH = f"{KERNEL},graph"
+OWN = (KERNEL, KERNEL_GRAPH, "gated_simt")
 AGAINST_PEERS = ("moe-1", "moe-2", "moe-3", "moe-4", "decode-1", "decode-4", "decode-16")
 PEER_RATIO = 1.5
 OF_COPY = ("decode-1", "decode-4")
@@ -80,7 +81,8 @@ def columns(rows: list[list[str]]) -> str:
     """Rows of text, aligned: the first column to the left, the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
-        [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))] for row in rows
+        [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        for row in rows
     ]
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
@@ -144,9 +146,10 @@ def text(result: dict[str, Any]) -> str:
         lines.append(f"{what}: {reached:.2f}, goal {wanted:.2f}: {'met' if reached >= wanted else 'missed'}")
     for title, shape in result["shapes"].items():
         lines += [f"{title}: {name} not measured: {why}" for name, why in shape["missing"].items()]
-    host = [shape["host_us"]["median"] for shape in result["shapes"].values()]
-    if host:
-        lines.append(f"host time of a run, one launch: {min(host):.1f} to {max(host):.1f} µs")
+    for kernel in (KERNEL, KERNEL_GRAPH):
+        us = [shape["host_us"][kernel]["median"] for shape in result["shapes"].values()]
+        launches = {shape["launches"][kernel] for shape in result["shapes"].values()}
+        lines.append(f"{kernel}: launches a run {launches}, host time of a run {min(us):.1f} to {max(us):.1f} µs")
     return "\n".join(lines)
 
 

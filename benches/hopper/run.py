@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import gc
 import json
 import os
@@ -31,7 +32,7 @@ from inputs import Inputs, Problem
 from measure import WARM_UP, Contender, copy_rate, f16_rate, relative_error
 from peers import Unavailable, humming_wgmma, marlin, torch_bf16, triton_decode
 
-KERNELS = ("gated_sm90", "gated_simt")
+KERNELS = (report.KERNEL, report.KERNEL_GRAPH, "gated_simt")
 PEERS = {"torch bf16": torch_bf16, "triton": triton_decode, "marlin": marlin, "humming": humming_wgmma}
 SHAPES = [f"{kind}-{i}" for kind in ("moe", "dual", "group") for i in range(1, 5)] + [f"decode-{m}" for m in (1, 4, 16)]
 # All copies of the weights hold at least this many times the L2 cache.
@@ -114,20 +115,21 @@ def measure_shape(kernels: Kernels, shape: str, rotate_bytes: int, rounds: int, 
         return lambda: kernels.ask(command="round", kernel=kernel, runs=WARM_UP + runs)["us"][WARM_UP:]
 
     contenders = {kernel: kernel_round(kernel) for kernel in KERNELS}
-    contenders |= {name: (lambda peer=peer: peer.round(runs)) for name, peer in peers.items()}
+    contenders |= {name: functools.partial(peer.round, runs) for name, peer in peers.items()}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
         # Every second round backwards, so that nobody always follows the same neighbour.
         order = list(contenders) if number % 2 == 0 else list(reversed(contenders))
         for name in order:
             times[name] += contenders[name]()
-    host = kernels.ask(command="host", kernel=KERNELS[0], runs=100)["us"]
+    host = {kernel: kernels.ask(command="host", kernel=kernel, runs=100) for kernel in KERNELS}
     return {
         **sizes,
         "us": {name: summary(us) for name, us in times.items()},
         "relative_errors": errors,
         "missing": missing,
-        "host_us": summary(host),
+        "host_us": {kernel: summary(answer["us"]) for kernel, answer in host.items()},
+        "launches": {kernel: answer["launches"] for kernel, answer in host.items()},
     }
 
 

@@ -12,7 +12,7 @@ import os
 
 import torch
 
-from inputs import BLOCK, Inputs
+from inputs import BLOCK, Inputs, Problem
 from measure import Run, fastest
 
 from . import Unavailable
@@ -23,8 +23,8 @@ E2M1_TYPE = 562949953487106
 TILE = 16
 # Tokens of a block; vLLM picks one by the mean number of tokens, here the fastest is taken.
 BLOCK_TOKENS = (8, 16, 32, 48, 64)
-# A bf16's exponent bias less e2m1's, less the 7 of `scales_for_marlin`.
-GLOBAL_EXPONENT = 2**7 - 2**1 - 7
+# The exponent bias of the tokens' type less e2m1's, less the 7 of `scales_for_marlin`.
+GLOBAL_EXPONENTS = {torch.bfloat16: 2**7 - 2**1 - 7, torch.float16: 2**4 - 2**1 - 7}
 
 
 def load(library: str | None) -> None:
@@ -66,35 +66,44 @@ def scales_for_marlin(scales: torch.Tensor, factor: float) -> torch.Tensor:
     return (shifted.view(torch.int16) << 1).view(torch.float8_e4m3fn)[:, 1::2].contiguous()
 
 
+def sort(problem: Problem, block: int) -> list[torch.Tensor]:
+    """Tokens in blocks of one expert each, padded with a number that is no token's; each block's expert; the length."""
+    tokens, owners, start = [], [], 0
+    for expert, end in enumerate(problem.ends):
+        blocks = -(-(end - start) // block)
+        tokens += [*range(start, end), *[problem.ends[-1]] * (blocks * block - (end - start))]
+        owners += [expert] * blocks
+        start = end
+    return [torch.tensor(x, dtype=torch.int32, device="cuda") for x in (tokens, owners, [len(tokens)])]
+
+
 def contend(inputs: Inputs, copies: int) -> list[Run]:
-    """All groups in one launch, gate and up side by side in its output."""
+    """All groups in one launch, gate and up side by side in its output; bf16 or f16, whichever is faster."""
     if not hasattr(torch.ops._moe_C, "moe_wna16_marlin_gemm"):
         raise Unavailable("its library is not loaded")
+    candidates = [runs for dtype in GLOBAL_EXPONENTS for runs in contend_in(inputs, copies, dtype)]
+    return candidates[fastest(candidates)]
+
+
+def contend_in(inputs: Inputs, copies: int, dtype: torch.dtype) -> list[list[Run]]:
+    """A candidate for each number of tokens in a block."""
     problem = inputs.problem
     experts = range(problem.experts)
-    # The largest power of two that keeps every scale within e4m3's range: small ones keep their bits.
-    largest = inputs.weights.scales.float().max()
+    # In bf16 the largest power of two that keeps every scale within e4m3's range, so that small ones keep their bits;
+    # in f16 there is no room for it.
+    largest = inputs.weights.scales.float().max() if dtype == torch.bfloat16 else torch.tensor(448.0)
     factor = torch.exp2(torch.floor(torch.log2(448 / largest))).item()
     values = torch.stack([weights_for_marlin(inputs.weights.values[expert]) for expert in experts])
     scales = torch.stack([scales_for_marlin(inputs.weights.scales[expert], factor) for expert in experts])
-    unit = inputs.weights.factor / factor * 2.0**GLOBAL_EXPONENT
+    unit = inputs.weights.factor / factor * 2.0 ** GLOBAL_EXPONENTS[dtype]
     units = torch.full((problem.experts,), unit, dtype=torch.float32, device="cuda")
-    tokens = inputs.tokens.decode(torch.bfloat16)
+    tokens = inputs.tokens.decode(dtype)
     router = torch.ones(len(tokens), 1, dtype=torch.float32, device="cuda")
     processors = torch.cuda.get_device_properties(0).multi_processor_count
 
-    def sort(block: int) -> list[torch.Tensor]:
-        ids, owners, start = [], [], 0
-        for expert, end in enumerate(problem.ends):
-            blocks = -(-(end - start) // block)
-            ids += [*range(start, end), *[len(tokens)] * (blocks * block - (end - start))]
-            owners += [expert] * blocks
-            start = end
-        return [torch.tensor(x, dtype=torch.int32, device="cuda") for x in (ids, owners, [len(ids)])]
-
     def copy() -> list[torch.Tensor]:
-        product = torch.empty(len(tokens), problem.rows, dtype=torch.bfloat16, device="cuda")
-        out = torch.empty(len(tokens), problem.n, dtype=torch.bfloat16, device="cuda")
+        product = torch.empty(len(tokens), problem.rows, dtype=dtype, device="cuda")
+        out = torch.empty(len(tokens), problem.n, dtype=dtype, device="cuda")
         workspace = torch.zeros(4 * processors, dtype=torch.int32, device="cuda")
         return [tokens.clone(), values.clone(), scales.clone(), product, out, workspace]
 
@@ -107,11 +116,10 @@ def contend(inputs: Inputs, copies: int) -> list[Run]:
         return silu_mul(product, out) if problem.op == "gated" else product
 
     sets = [copy() for _ in range(copies)]
-    candidates = []
-    for block in BLOCK_TOKENS:
-        blocks = sort(block)
-        candidates.append([functools.partial(launch, block, blocks, operands) for operands in sets])
-    return candidates[fastest(candidates)]
+    sorted_by = {block: sort(problem, block) for block in BLOCK_TOKENS}
+    return [
+        [functools.partial(launch, block, blocks, operands) for operands in sets] for block, blocks in sorted_by.items()
+    ]
 
 
 def weight_bytes(inputs: Inputs) -> int:
