@@ -41,6 +41,13 @@ impl Shape {
         self.groups.iter().map(|[m, n, k]| self.projections() * m.next_multiple_of(step) * n * k).sum()
     }
 
+    /// Bytes of weights, tokens and output, each once: values of half a byte, a scale for 16, elements of C of 2 bytes.
+    pub fn bytes(&self) -> u64 {
+        let operand = |rows: u64, k: u64| rows * (k / 2 + k / 16);
+        let of = |[m, n, k]: &[u64; 3]| self.projections() * operand(*n, *k) + operand(*m, *k) + 2 * m * n;
+        self.groups.iter().filter(|[m, ..]| *m > 0).map(of).sum()
+    }
+
     /// Tiles of each group, with so many tokens and weight rows.
     pub fn tiles(&self, tokens: u64, rows: u64) -> impl Iterator<Item = u64> {
         self.groups.iter().map(move |[m, n, _]| m.div_ceil(tokens) * n.div_ceil(rows))

@@ -5,6 +5,7 @@ mod build_ptx;
 mod counters;
 mod document;
 mod emulate;
+mod experiments;
 mod ptxas;
 mod sass;
 mod table;
@@ -21,6 +22,7 @@ enum Command {
     Bless(bless::Args),
     BuildPtx(build_ptx::Args),
     Counters(counters::Args),
+    Experiments(experiments::Args),
     Ptxas(ptxas::Args),
     Sass(sass::Args),
 }
@@ -30,6 +32,7 @@ fn main() -> anyhow::Result<()> {
         Command::Bless(args) => bless::run(&args),
         Command::BuildPtx(args) => build_ptx::run(&args),
         Command::Counters(args) => counters::run(&args),
+        Command::Experiments(args) => experiments::run(&args),
         Command::Ptxas(args) => ptxas::run(&args),
         Command::Sass(args) => sass::run(&args),
     }

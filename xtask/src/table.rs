@@ -24,11 +24,6 @@ impl Table {
         assert_eq!(cells.len(), self.rows[0].len(), "a cell for each column");
         self.rows.push(cells);
     }
-
-    /// Whether there is nothing under the header.
-    pub fn is_empty(&self) -> bool {
-        self.rows.len() == 1
-    }
 }
 
 impl fmt::Display for Table {
@@ -64,7 +59,6 @@ mod tests {
     #[test]
     fn columns_are_aligned_words_left_and_numbers_right() {
         let mut table = Table::new(1, &["name", "n"]);
-        assert!(table.is_empty());
         table.row(["µ".into(), "100".into()]);
         assert_eq!(table.to_string(), "| name |   n |\n|------|----:|\n| µ    | 100 |\n");
     }
