@@ -189,7 +189,7 @@ fn blackwell_kernel(launch: &Launch) {
             compute(op, dtype, &group);
         }
         assert!(launch.grid[0] > 0 && launch.grid[0] <= parameter.tile_count.min(SMS) && launch.grid[1..] == [1, 1]);
-        assert_eq!(launch.block, [abi::sm100::THREADS, 1, 1]);
+        assert_eq!(launch.block, [instance.threads(), 1, 1]);
         assert_eq!(launch.shared_bytes, instance.shared_bytes());
     }
 }
