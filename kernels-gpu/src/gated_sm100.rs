@@ -28,12 +28,12 @@
 //!
 //! # Scales
 //!
-//! A tile of the scale layout is a copy (`tcgen05.cp`) and four columns of tensor memory, one for 32 rows. The scales
-//! of a stage have the same columns in every stage: a copy overwrites what the MMAs issued before it read. The manual
-//! lists copy → MMA among the pairs that execute in order, and MMA → copy not (PTX ISA, "Pipelined tcgen05
-//! Instructions"; the emulator's strict mode stops here). We rely on it all the same, as CUTLASS does in every
-//! block-scaled main loop (`sm100_blockscaled_mma_warpspecialized.hpp`, `mma`: one place for the scales of all stages,
-//! copies behind MMAs without a wait).
+//! A tile of the scale layout is a copy (`tcgen05.cp`) and four columns of tensor memory, one for 32 rows. A copy and
+//! the MMAs behind it execute in order; MMAs and a copy behind them need not (PTX ISA, "Pipelined tcgen05
+//! Instructions"), although CUTLASS counts on it (`sm100_blockscaled_mma_warpspecialized.hpp`: one place for the scales
+//! of all stages). So steps have columns of their own for their scales, [`Instance::scale_sets`] of them in turn. Where
+//! there are as many as stages, a stage that is full again says that the MMAs that read its scales are complete; where
+//! fewer fit, who multiplies waits for those MMAs, which leaves it the ones issued since.
 //!
 //! A tile of tokens that starts inside of a scale tile names the column that its 32 tokens begin at. The manual asks no
 //! more of that address than whole columns ("4-byte aligned sub-column", "Layout of the Scale Factor B Matrix for
@@ -59,7 +59,7 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, elect_sync, sync_warp},
 };
 
-use self::{ring::Ring, store::Epilogue};
+use self::{multiply::Multiplier, ring::Ring, store::Epilogue};
 use crate::{
     abi::{
         SCALE_TILE_ROWS,
@@ -152,12 +152,16 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
     }
     const TOKEN_SCALES: u32 = Self::weight_scales(Self::MATRICES);
 
-    // Tensor memory: accumulators, each of all matrices, then the scales of the stage at hand. Columns from its start.
+    // Tensor memory: accumulators, each of all matrices, then sets of scales. Columns from its start; of scales, from the
+    // set's.
     const fn accumulator(index: u32, matrix: usize) -> u32 {
         index * Self::INSTANCE.accumulator_columns() + matrix as u32 * Self::INSTANCE.tile_tokens
     }
+    const fn scales(set: u32) -> u32 {
+        Self::accumulator(Self::INSTANCE.accumulators(), 0) + set * Self::INSTANCE.scale_columns()
+    }
     const fn weight_scale_column(matrix: usize, mma: u32) -> u32 {
-        Self::accumulator(Self::INSTANCE.accumulators(), 0) + (matrix as u32 * MMAS_PER_STEP + mma) * SCALE_COLUMNS
+        (matrix as u32 * MMAS_PER_STEP + mma) * SCALE_COLUMNS
     }
     /// Rows of scale tiles lie side by side, so that columns of 32 tokens follow each other.
     const fn token_scale_column(mma: u32, tile_row: u32) -> u32 {
@@ -246,20 +250,17 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
                 }
             } else if warp == Self::MMA_WARP {
                 if elect_sync(ALL_LANES) {
-                    let mut stages = self.stages();
-                    let mut accumulators = self.accumulators();
+                    let mut multiplier = Multiplier::new(self);
                     for (tile, group) in self.tiles() {
                         if self.rank > 0 {
-                            self.report(&mut stages, group);
+                            multiplier.report(group);
                             continue;
                         }
-                        accumulators.wait_empty();
-                        tcgen05_fence_after_thread_sync();
+                        multiplier.begin();
                         for step in 0..group.steps() {
-                            self.multiply(&mut stages, accumulators, &tile, group, step);
+                            multiplier.multiply(&tile, group, step);
                         }
-                        Self::commit(accumulators.full());
-                        accumulators.advance();
+                        multiplier.end();
                     }
                 }
             } else {
@@ -280,31 +281,29 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
         // SAFETY: one thread is elected.
         unsafe {
             let elected = warp == Self::LOAD_WARP && elect_sync(ALL_LANES);
-            let (mut loads, mut stages, mut accumulators) = (self.stages(), self.stages(), self.accumulators());
+            let (mut stages, mut multiplier) = (self.stages(), Multiplier::new(self));
             let mut maps = u32::MAX;
             let mut epilogue = Epilogue::new(self, warp);
             for (tile, group) in self.tiles() {
                 if elected {
                     self.acquire_maps(&mut maps, &tile, group);
-                    accumulators.wait_empty();
-                    tcgen05_fence_after_thread_sync();
+                    multiplier.begin();
                     for step in 0..group.steps() + ahead {
                         if step < group.steps() {
-                            self.load(&mut loads, &tile, group, step);
+                            self.load(&mut stages, &tile, group, step);
                         }
                         if step >= ahead {
-                            self.multiply(&mut stages, accumulators, &tile, group, step - ahead);
+                            multiplier.multiply(&tile, group, step - ahead);
                         }
                     }
-                    Self::commit(accumulators.full());
-                    accumulators.advance();
+                    multiplier.end();
                 }
                 sync_warp(ALL_LANES);
                 epilogue.store(&tile, group);
             }
             epilogue.finish();
             if elected {
-                loads.drain();
+                stages.drain();
             }
         }
     }

@@ -109,7 +109,8 @@ pub struct Place {
     group: usize,
     row: usize,
     column: usize,
-    element: nvfp4::oracle::Element,
+    /// What is exact there.
+    pub element: nvfp4::oracle::Element,
 }
 
 fn step<'a>(inputs: &'a Inputs, out_dtype: OutDtype) -> Step<'a> {

@@ -1,5 +1,8 @@
 //! The emulator's own test programs on the GPU of this machine: the same bits as in the emulator.
 
+#[path = "../../crates/ptx_emulator/tests/manual/mod.rs"]
+mod manual;
+
 use cuda_driver::Unavailable;
 use nvfp4_tests::differential::{Gpu, agreement, difference, emulate, programs};
 use nvfp4_tests::skip;
@@ -11,7 +14,8 @@ fn a_gpu_and_the_emulator_agree_bit_for_bit() {
         Err(error) if error.is::<Unavailable>() => return skip("a GPU", error),
         Err(error) => panic!("{error:#}"),
     };
-    let (there, elsewhere): (Vec<_>, Vec<_>) = programs().into_iter().partition(|program| gpu.runs(program));
+    let (there, elsewhere): (Vec<_>, Vec<_>) =
+        programs().into_iter().chain(manual::programs()).partition(|program| gpu.runs(program));
     for program in &elsewhere {
         skip(&program.name(), format!("its .target does not run on {}", gpu.capability()));
     }

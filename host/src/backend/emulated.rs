@@ -252,6 +252,8 @@ impl EmulatedLayer {
             shared_bytes: grid.shared_bytes,
             schedule,
             sanitize,
+            // By the manual, not by what hardware may do besides.
+            strict: true,
             ..LaunchConfig::linear(grid.blocks, grid.threads)
         };
         self.device.launch(module, grid.entry, &config, &[argument]).map_err(Error::Fault)

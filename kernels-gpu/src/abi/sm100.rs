@@ -322,7 +322,7 @@ impl Instance {
         self.store_tokens() * BOX_BYTES
     }
 
-    /// Columns of tensor memory for the scales of a stage: a column for 32 rows and an MMA.
+    /// Columns of tensor memory for the scales of a step: a column for 32 rows and an MMA.
     pub const fn scale_columns(self) -> u32 {
         MMAS_PER_STEP * (SCALE_TILE_ROWS / TOKEN_SCALE_ROWS) * (self.matrices + self.token_scale_tiles())
     }
@@ -332,18 +332,27 @@ impl Instance {
         self.matrices * self.tile_tokens
     }
 
-    /// Accumulators: 2 where they fit, so that the epilogue of a tile runs beside the MMAs of the next.
+    /// Accumulators: 2 where they fit beside the scales of two steps, so that the epilogue of a tile runs beside the MMAs
+    /// of the next.
     pub const fn accumulators(self) -> u32 {
-        let fit = 2 * self.accumulator_columns() + self.scale_columns() <= TMEM_COLUMNS;
+        let scale_sets = if self.stages > 1 { 2 } else { 1 };
+        let fit = 2 * self.accumulator_columns() + scale_sets * self.scale_columns() <= TMEM_COLUMNS;
         match self.roles {
             Roles::Specialised if fit => 2,
             _ => 1,
         }
     }
 
+    /// Steps whose scales have columns of tensor memory of their own: as many as stages, or what fits.
+    pub const fn scale_sets(self) -> u32 {
+        let left = TMEM_COLUMNS.saturating_sub(self.accumulators() * self.accumulator_columns());
+        let fit = left / self.scale_columns();
+        if fit < self.stages { fit } else { self.stages }
+    }
+
     /// Columns of tensor memory in use.
     pub const fn tmem_columns(self) -> u32 {
-        self.accumulators() * self.accumulator_columns() + self.scale_columns()
+        self.accumulators() * self.accumulator_columns() + self.scale_sets() * self.scale_columns()
     }
 
     /// Barriers: full and empty, of stages and of accumulators.
@@ -371,7 +380,7 @@ impl Instance {
             "a store by tensor map takes whole boxes of tokens"
         );
         assert!(self.stages > 0, "a pipeline needs a stage");
-        assert!(self.tmem_columns() <= TMEM_COLUMNS, "accumulators and scales do not fit tensor memory");
+        assert!(self.scale_sets() > 0, "accumulators and scales do not fit tensor memory");
         assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit shared memory");
     }
 }
@@ -396,6 +405,8 @@ mod tests {
         assert_eq!([32, 64, 96, 128, 192].map(|tokens| gated(tokens, 1).token_scale_tiles()), [1, 1, 2, 1, 2]);
         assert_eq!([64, 96, 128, 192].map(|tokens| gated(tokens, 1).accumulators()), [2, 2, 1, 1]);
         assert_eq!(gated(128, 1).tmem_columns(), 256 + 48);
+        assert_eq!([64, 96, 128, 192].map(|tokens| gated(tokens, 4).scale_sets()), [4, 2, 4, 2]);
+        assert_eq!([64, 96, 128, 192].map(|tokens| gated(tokens, 4).tmem_columns()), [448, 512, 448, 512]);
         let (pair, single) = (gated(128, 1).pair(), gated(128, 1));
         assert_eq!(single.stage_bytes() - pair.stage_bytes(), 64 * 128);
         assert_eq!((pair.tile_rows(), pair.issued_tokens(9), single.issued_tokens(9)), (256, 16, 16));

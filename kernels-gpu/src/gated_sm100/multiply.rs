@@ -11,65 +11,116 @@ use crate::abi::{
     sm100::{Group, Instance, MMA_K, SCALE_TILE_BYTES, STEP_BYTES, TOKEN_SCALE_ROWS, Tile},
 };
 
-impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
-    /// Multiplies the next stage, a step of a tile, into the accumulator at hand.
+/// The thread that multiplies, step by step.
+pub(super) struct Multiplier<const INDEX: usize, const BLOCKS: u32> {
+    block: Sm100<INDEX, BLOCKS>,
+    stages: Ring<BLOCKS>,
+    accumulators: Ring<BLOCKS>,
+    /// The columns of the next step's scales.
+    scale_set: u32,
+    /// The stage that was multiplied with the scales in those columns, once all have been used.
+    scales_of: Ring<BLOCKS>,
+    all_used: bool,
+}
+
+impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
+    const INSTANCE: Instance = Sm100::<INDEX, BLOCKS>::INSTANCE;
+    const SCALE_SETS: u32 = Self::INSTANCE.scale_sets();
+
     #[inline(always)]
-    pub(super) unsafe fn multiply(
-        self,
-        stages: &mut Ring<BLOCKS>,
-        accumulators: Ring<BLOCKS>,
-        tile: &Tile,
-        group: &Group,
-        step: u32,
-    ) {
-        let stage = self.shared + stages.index * Self::STAGE_BYTES;
+    pub const fn new(block: Sm100<INDEX, BLOCKS>) -> Self {
+        let (stages, accumulators) = (block.stages(), block.accumulators());
+        Self { block, stages, accumulators, scale_set: 0, scales_of: stages, all_used: false }
+    }
+
+    /// Waits for an accumulator, for a tile.
+    #[inline(always)]
+    pub unsafe fn begin(&mut self) {
+        // SAFETY: the ring's barriers.
+        unsafe { self.accumulators.wait_empty() };
+        tcgen05_fence_after_thread_sync();
+    }
+
+    /// Multiplies the next stage, a step of the tile.
+    #[inline(always)]
+    pub unsafe fn multiply(&mut self, tile: &Tile, group: &Group, step: u32) {
+        let Self { block, .. } = *self;
+        let stage = block.shared + self.stages.index * Sm100::<INDEX, BLOCKS>::STAGE_BYTES;
+        let scales = block.tmem + Sm100::<INDEX, BLOCKS>::scales(self.scale_set);
         let issued_tokens = Self::INSTANCE.issued_tokens(tile.tokens);
         let descriptor = mxf4nvf4_descriptor(Self::INSTANCE.tile_rows(), issued_tokens);
         let token_column = tile.first_token % SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
-        // SAFETY: an accumulator is written while it is empty, a stage read while it is full; what was issued is complete
-        // when their barriers say so. Scales in tensor memory are overwritten behind the MMAs that read them ("Scales").
+        // SAFETY: an accumulator is written while it is empty, a stage read while it is full, columns of scales written
+        // when the MMAs that read them are complete; what was issued is complete when the barriers say so.
         unsafe {
-            stages.wait_full();
+            self.stages.wait_full();
+            self.wait_for_scale_set();
             tcgen05_fence_after_thread_sync();
             for mma in 0..group.mmas(step) {
-                self.copy_scales(stage, mma, tile.token_scale_tiles());
-                let tokens = values_descriptor(stage + Self::TOKENS, mma);
-                for matrix in 0..Self::MATRICES {
+                Self::copy_scales(scales, stage, mma, tile.token_scale_tiles());
+                let tokens = values_descriptor(stage + Sm100::<INDEX, BLOCKS>::TOKENS, mma);
+                for matrix in 0..Sm100::<INDEX, BLOCKS>::MATRICES {
                     tcgen05_mma_mxf4nvf4_block16::<BLOCKS>(
-                        self.tmem + Self::accumulator(accumulators.index, matrix),
-                        values_descriptor(stage + Self::weights(matrix), mma),
+                        block.tmem + Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index, matrix),
+                        values_descriptor(stage + Sm100::<INDEX, BLOCKS>::weights(matrix), mma),
                         tokens,
                         descriptor,
-                        self.tmem + Self::weight_scale_column(matrix, mma),
-                        self.tmem + Self::token_scale_column(mma, 0) + token_column,
+                        scales + Sm100::<INDEX, BLOCKS>::weight_scale_column(matrix, mma),
+                        scales + Sm100::<INDEX, BLOCKS>::token_scale_column(mma, 0) + token_column,
                         step > 0 || mma > 0,
                     );
                 }
             }
-            Self::commit(stages.empty());
+            Self::commit(self.stages.empty());
         }
-        stages.advance();
+        self.stages.advance();
+    }
+
+    /// Hands the accumulator over when the tile is complete.
+    #[inline(always)]
+    pub unsafe fn end(&mut self) {
+        // SAFETY: a barrier.
+        unsafe { Self::commit(self.accumulators.full()) };
+        self.accumulators.advance();
+    }
+
+    /// Waits until the MMAs that read the next step's columns of scales are complete, and goes on to the next columns.
+    #[inline(always)]
+    unsafe fn wait_for_scale_set(&mut self) {
+        // With as many sets as stages, the stage would not be full if they were not.
+        if Self::SCALE_SETS < Self::INSTANCE.stages && self.all_used {
+            // SAFETY: a stage's barrier, whose MMAs have been issued and which has not been multiplied again.
+            unsafe { self.scales_of.wait_emptied() };
+            self.scales_of.advance();
+        }
+        self.scale_set += 1;
+        if self.scale_set == Self::SCALE_SETS {
+            self.scale_set = 0;
+            self.all_used = true;
+        }
     }
 
     /// Copies the scales of one MMA of each matrix to tensor memory.
     #[inline(always)]
-    unsafe fn copy_scales(self, stage: u32, mma: u32, token_scale_tiles: u32) {
-        // SAFETY: the caller's promise: a full stage, columns of their own.
+    unsafe fn copy_scales(scales: u32, stage: u32, mma: u32, token_scale_tiles: u32) {
+        // SAFETY: the caller's promise: a full stage, columns that nobody reads.
         unsafe {
-            for matrix in 0..Self::MATRICES {
-                let source = scales_descriptor(stage + Self::weight_scales(matrix), mma);
-                tcgen05_cp_32x128b_warpx4::<BLOCKS>(self.tmem + Self::weight_scale_column(matrix, mma), source);
+            for matrix in 0..Sm100::<INDEX, BLOCKS>::MATRICES {
+                let column = scales + Sm100::<INDEX, BLOCKS>::weight_scale_column(matrix, mma);
+                let source = stage + Sm100::<INDEX, BLOCKS>::weight_scales(matrix);
+                tcgen05_cp_32x128b_warpx4::<BLOCKS>(column, scales_descriptor(source, mma));
             }
             for tile_row in 0..token_scale_tiles {
-                let source = scales_descriptor(stage + Self::TOKEN_SCALES + tile_row * Instance::SCALE_BYTES, mma);
-                tcgen05_cp_32x128b_warpx4::<BLOCKS>(self.tmem + Self::token_scale_column(mma, tile_row), source);
+                let column = scales + Sm100::<INDEX, BLOCKS>::token_scale_column(mma, tile_row);
+                let source = stage + Sm100::<INDEX, BLOCKS>::TOKEN_SCALES + tile_row * Instance::SCALE_BYTES;
+                tcgen05_cp_32x128b_warpx4::<BLOCKS>(column, scales_descriptor(source, mma));
             }
         }
     }
 
     /// Arrives at a barrier, of both blocks of a pair, when all MMAs and copies so far are complete.
     #[inline(always)]
-    pub(super) unsafe fn commit(barrier: u32) {
+    unsafe fn commit(barrier: u32) {
         /// Ranks of a pair's blocks, as bits.
         const BOTH: u16 = 0b11;
 
@@ -85,14 +136,14 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
 
     /// A pair's second block: tells the first, whose thread multiplies for both, of each stage of a tile that is full here.
     #[inline(always)]
-    pub(super) unsafe fn report(self, stages: &mut Ring<BLOCKS>, group: &Group) {
+    pub unsafe fn report(&mut self, group: &Group) {
         for _ in 0..group.steps() {
             // SAFETY: a stage's barriers.
             unsafe {
-                stages.wait_full();
-                Ring::<BLOCKS>::arrive(stages.full());
+                self.stages.wait_full();
+                Ring::<BLOCKS>::arrive(self.stages.full());
             }
-            stages.advance();
+            self.stages.advance();
         }
     }
 }

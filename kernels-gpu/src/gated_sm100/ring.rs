@@ -64,6 +64,13 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         unsafe { Self::wait(self.empty(), self.parity ^ 1) }
     }
 
+    /// Waits until the buffer at hand, which has been filled, is empty again.
+    #[inline(always)]
+    pub unsafe fn wait_emptied(self) {
+        // SAFETY: a barrier; nobody fills the buffer twice more before this returns.
+        unsafe { Self::wait(self.empty(), self.parity) }
+    }
+
     #[inline(always)]
     unsafe fn wait(barrier: u32, parity: u32) {
         // SAFETY: the caller's promise.

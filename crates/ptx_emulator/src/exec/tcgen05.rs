@@ -1,8 +1,8 @@
 //! The fifth-generation tensor core (PTX ISA, "TensorCore 5th Generation Family Instructions"). Descriptors, layouts and
 //! arithmetic are in [`crate::hw`]; here is what happens when.
 //!
-//! Order: `mma` and `cp` of one thread take effect in the order of issue (under `strict`, only the pairs that the manual
-//! lists as pipelined: `mma` after `mma`, `mma` after `cp`, `cp` after `cp`). `ld` and `st` complete at their waits.
+//! Order: `mma`, `cp` and `shift` of one thread take effect in the order of issue (under `strict`, only the pairs that the
+//! manual lists as pipelined: `mma` after each of them, `cp` after `cp`, `shift` after `mma`, `cp.4x256b` after `shift`). `ld` and `st` complete at their waits.
 //! Other threads know of an `mma` or `cp` through a `commit` and its mbarrier; of an `ld` or `st` through its wait and an
 //! ordinary barrier. Under `strict` the barrier counts only between `tcgen05.fence::before_thread_sync` (for `ld` and `st`)
 //! and `tcgen05.fence::after_thread_sync`.
@@ -21,8 +21,8 @@ use crate::hw::matmul::{
     Floats, Fours, Integers, Packing, Scales, gather, multiply_f16, multiply_f32, multiply_fours, multiply_i32,
 };
 use crate::hw::tmem::{
-    AccessShape, Address as Cell, CopyShape, DataPath, LANES_PER_WARP, first_lane_of_warp, is_allocation_size,
-    scale_byte,
+    AccessShape, Address as Cell, CopyShape, DataPath, LANES_PER_WARP, SHIFT_COLUMNS, first_lane_of_warp,
+    is_allocation_size, scale_byte,
 };
 use crate::lower::{Dst, Lower, LowerError};
 use crate::machine::cluster::Machine;
@@ -36,14 +36,16 @@ use crate::types::{Space, Type};
 /// What the tensor core knows of the operations that one CTA pair issued to it.
 #[derive(Clone, Default)]
 pub struct Pipe {
-    /// The last operation, by kind: `mma` and `cp`.
-    last: [Option<u64>; 2],
+    /// The last operation, by kind: `mma`, `cp` and `shift`.
+    last: [Option<u64>; 3],
     /// What those before have done.
-    known: [Shared; 2],
+    known: [Shared; 3],
 }
 
 const MMA: usize = 0;
 const CP: usize = 1;
+const SHIFT: usize = 2;
+const ALL_KINDS: &[usize] = &[MMA, CP, SHIFT];
 
 fn pair(i: &Instruction) -> u32 {
     if i.has("cta_group::2") { 2 } else { 1 }
@@ -127,11 +129,12 @@ pub fn fence(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-/// An asynchronous operation of a thread that takes its turn in the tensor core's pipe.
-fn issue(m: &mut Machine<'_>, w: &Warp, lane: usize, kind: usize) -> (Option<Agent>, Vec<u64>) {
+/// An asynchronous operation of a thread that takes its turn in the tensor core's pipe, under `strict` only behind the
+/// kinds that are pipelined with it.
+fn issue(m: &mut Machine<'_>, w: &Warp, lane: usize, pipelined: &[usize]) -> (Option<Agent>, Vec<u64>) {
     let strict = m.launch.config.strict;
     let pipe = &m.pipes[(w.cta / 2) as usize];
-    let behind: &[usize] = if strict && kind == CP { &[CP] } else { &[MMA, CP] };
+    let behind = if strict { pipelined } else { ALL_KINDS };
     let after = behind.iter().filter_map(|&k| pipe.last[k]).filter(|id| m.pending.contains(*id)).collect();
     let agent = m.race.as_mut().map(|race| {
         let mut known = None;
@@ -366,7 +369,7 @@ pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 accumulate: enable.mask(w) >> lane & 1 == 1,
                 disabled,
             };
-            let (agent, after) = issue(m, w, lane, MMA);
+            let (agent, after) = issue(m, w, lane, ALL_KINDS);
             mma.check(m, w, agent.as_ref()).map_err(|s| s.lane(lane as u32))?;
             let work = u64::from(desc.m) * u64::from(desc.n) * u64::from(desc.k);
             m.count_matrix_operation(w, work);
@@ -609,7 +612,8 @@ pub fn cp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let matrix = SharedMatrix::tcgen05(w.lane(from, lane)).map_err(bad)?;
             let base = Cell::decode((w.lane(to.base, lane) as u32).wrapping_add(to.offset as u32));
             let ctas = ctas(w, m, group)?;
-            let (agent, after) = issue(m, w, lane, CP);
+            let pipelined: &[usize] = if shape == CopyShape::L4x256b { &[CP, SHIFT] } else { &[CP] };
+            let (agent, after) = issue(m, w, lane, pipelined);
             let mut moves = Vec::new();
             shape.visit(&matrix, |chunk, cell| moves.push((chunk, offset(base, cell))));
             for &cta in &ctas {
@@ -636,7 +640,46 @@ pub fn cp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-/// `tcgen05.commit`: an arrival when all earlier `mma` and `cp` of the thread are complete.
+/// `tcgen05.shift`: each of 32 lanes but the last gets the next one's 32 bytes.
+pub fn shift(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let group = pair(i);
+    let a = l.address(i, 0)?;
+    Ok(Box::new(move |w, m, mask| {
+        for lane in lanes(mask) {
+            let base = Cell::decode((w.lane(a.base, lane) as u32).wrapping_add(a.offset as u32));
+            if !base.lane.is_multiple_of(LANES_PER_WARP) {
+                let text = format!("a shift from lane {}; the lane must be a multiple of {LANES_PER_WARP}", base.lane);
+                return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
+            }
+            let ctas = ctas(w, m, group)?;
+            let (agent, after) = issue(m, w, lane, &[MMA]);
+            for &cta in &ctas {
+                for row in 0..LANES_PER_WARP {
+                    let cell = Cell { lane: base.lane + row, ..base };
+                    for (touched, mode) in [(row > 0, Mode::Read), (row + 1 < LANES_PER_WARP, Mode::Write)] {
+                        if touched {
+                            m.tmem_access(cta, cell, SHIFT_COLUMNS, agent.as_ref(), mode, w.pc())?;
+                        }
+                    }
+                }
+            }
+            let id = m.start_after(w, after, move |m| {
+                for &cta in &ctas {
+                    for row in base.lane..base.lane + LANES_PER_WARP - 1 {
+                        let next = m.tmem_read_row(cta, Cell { lane: row + 1, ..base }, SHIFT_COLUMNS)?.to_vec();
+                        m.tmem_write_row(cta, Cell { lane: row, ..base }, &next);
+                    }
+                }
+                m.progress += 1;
+                Ok(())
+            });
+            issued(m, w, SHIFT, id, agent.as_ref());
+        }
+        Ok(Flow::Next)
+    }))
+}
+
+/// `tcgen05.commit`: an arrival when all earlier `mma`, `cp` and `shift` of the thread are complete.
 pub fn commit(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let a = l.address(i, 0)?;
     let multicast = if i.has("multicast::cluster") { Some(l.src(i, 1, Type::U16)?) } else { None };

@@ -53,8 +53,8 @@ fn between_ctas(name: &str, instruction: &str, reduce: fn(u32, u32) -> u32) -> P
     let body = format!(
         "{ARGUMENTS}mov.u32 %r10, %cluster_ctarank;\nmul.lo.u32 %r11, %r10, {BYTES};\ncvt.u64.u32 %d10, %r11;\n\
          add.u64 %d2, %d2, %d10;\nadd.u64 %d1, %d1, %d10;\n{INIT_BARRIER}{}\
-         add.u32 %r20, %r2, {BYTES};\nadd.u32 %r291, %r20, %r290;\nld.shared.u32 %r292, [%r291-{BYTES}];\n\
-         st.shared.u32 [%r291], %r292;\nld.shared.u32 %r292, [%r291-128];\nst.shared.u32 [%r291+128], %r292;\n\
+         add.u32 %r20, %r2, {BYTES};\nadd.u32 %r291, %r20, %r290;\nld.shared.u32 %r292, [%r291+-{BYTES}];\n\
+         st.shared.u32 [%r291], %r292;\nld.shared.u32 %r292, [%r291+-128];\nst.shared.u32 [%r291+128], %r292;\n\
          @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], {BYTES};\n\
          fence.proxy.async.shared::cta;\n\
          barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n\

@@ -204,7 +204,7 @@ impl Operands {
             }
         }
         match self.kind.d {
-            2 => (total / 4) as u32,
+            S32 => (total / 4) as u32,
             0 => small_integer((total / 4) as i32, 5, 10),
             _ => {
                 let single = total as f32 / unit as f32;
@@ -214,6 +214,9 @@ impl Operands {
         }
     }
 }
+
+/// D's code for 32-bit integers.
+const S32: u32 = 2;
 
 /// Columns of the accumulators, of A in tensor memory, and of the first scale factors.
 const D: usize = 0;
@@ -291,7 +294,8 @@ fn product(kind: Kind, m: usize, n: usize, a_in_tensor_memory: bool) -> Program 
     program(
         &format!("tcgen05.mma.{} {m}x{n}{where_a}", kind.name),
         module(
-            BLACKWELL,
+            // The family has no integers.
+            if kind.d == S32 { "sm_100a" } else { BLACKWELL },
             ".shared .align 128 .b8 tile[16384];\n.shared .align 8 .b64 bar;\n.shared .align 4 .b32 slot;",
             ".param .u64 out, .param .u64 src",
             &body,
@@ -325,8 +329,8 @@ pub fn programs() -> Vec<Program> {
         product(kind("kind::tf32", 8, TF32, TF32, 1), 128, 16, false),
         product(kind("kind::f8f6f4", 32, E4M3, E5M2, 1), 128, 16, false),
         product(kind("kind::f8f6f4", 32, E2M1_PADDED, E4M3, 1), 128, 32, false),
-        product(kind("kind::i8", 32, U8, S8, 2), 128, 16, false),
-        product(kind("kind::i8", 32, S8, S8, 2), 64, 16, false),
+        product(kind("kind::i8", 32, U8, S8, S32), 128, 16, false),
+        product(kind("kind::i8", 32, S8, S8, S32), 64, 16, false),
         product(
             Kind { scale: blocks(1, [2, 1]), ..kind("kind::mxf8f6f4.block_scale", 32, E4M3, E2M1_PADDED, 1) },
             128,
