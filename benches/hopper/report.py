@@ -80,10 +80,11 @@ def goals(result: dict[str, Any]) -> list[tuple[str, float, float]]:
 def columns(rows: list[list[str]]) -> str:
     """Rows of text, aligned: the first column to the left, the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        for row in rows
-    ]
+    lines = []
+    for first, *others in rows:
+        lines.append(
+            [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        )
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
@@ -132,7 +133,7 @@ def text(result: dict[str, Any]) -> str:
     made = result["conditions"]
     ceilings = result["ceilings"]
     lines = [
-        f"{made['gpu']}; torch {made['torch']}, triton {made['triton']}; {made['date']}",
+        f"{made['gpu']}; torch {made['torch']}, triton {made['triton']}; {made['date']}; {made['note']}",
         f"copy {ceilings['copy_bytes_per_second'] / 1e12:.2f} TB/s read plus written, "
         f"f16 product {ceilings['f16_operations_per_second'] / 1e12:.0f} TFLOP/s; "
         f"medians of {result['rounds']} × {result['runs']} runs",
@@ -147,9 +148,11 @@ def text(result: dict[str, Any]) -> str:
     for title, shape in result["shapes"].items():
         lines += [f"{title}: {name} not measured: {why}" for name, why in shape["missing"].items()]
     for kernel in (KERNEL, KERNEL_GRAPH):
-        us = [shape["host_us"][kernel]["median"] for shape in result["shapes"].values()]
-        launches = {shape["launches"][kernel] for shape in result["shapes"].values()}
-        lines.append(f"{kernel}: launches a run {launches}, host time of a run {min(us):.1f} to {max(us):.1f} µs")
+        shapes = [shape for shape in result["shapes"].values() if kernel in shape["host_us"]]
+        if shapes:
+            us = [shape["host_us"][kernel]["median"] for shape in shapes]
+            launches = max(shape["launches"][kernel] for shape in shapes)
+            lines.append(f"{kernel}: launches a run {launches}, host time of a run {min(us):.1f} to {max(us):.1f} µs")
     return "\n".join(lines)
 
 

@@ -133,7 +133,7 @@ def measure_shape(kernels: Kernels, shape: str, rotate_bytes: int, rounds: int, 
     }
 
 
-def conditions() -> dict[str, str]:
+def conditions(note: str) -> dict[str, str]:
     """What the run was made on."""
     query = "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.limit"
     smi = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=False)
@@ -142,6 +142,7 @@ def conditions() -> dict[str, str]:
         "gpu": smi.stdout.strip() or torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
+        "note": note,
     }
 
 
@@ -151,6 +152,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--binary", default="target/release/hopper", help="release build of `nvfp4-benches`' binary")
     parser.add_argument("--marlin", help="vLLM's _moe_C_stable_libtorch.abi3.so")
     parser.add_argument("--packages", help="folder with more Python packages, for instance humming-kernels")
+    parser.add_argument("--note", default="", help="kept with the result: the commit of the binary, say")
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="NAME")
     parser.add_argument("--rounds", type=int, default=6, help="of each contender")
     parser.add_argument("--runs", type=int, default=20, help="of a round")
@@ -170,7 +172,12 @@ def main() -> None:
     triton_decode.compile_all(min(16, os.cpu_count() or 1))
     rotate_bytes = ROTATED * torch.cuda.get_device_properties(0).L2_cache_size
     ceilings: dict[str, list[float]] = {"copy_bytes_per_second": [], "f16_operations_per_second": []}
-    result: dict[str, Any] = {"conditions": conditions(), "rounds": args.rounds, "runs": args.runs, "shapes": {}}
+    result: dict[str, Any] = {
+        "conditions": conditions(args.note),
+        "rounds": args.rounds,
+        "runs": args.runs,
+        "shapes": {},
+    }
     kernels = Kernels(args.binary)
     for shape in args.shapes:
         start = time.perf_counter()

@@ -31,7 +31,7 @@ def shape(kernel: float, **peers: float) -> dict[str, Any]:
 def result(**shapes: dict[str, Any]) -> dict[str, Any]:
     """A result of those shapes on a device of 4 TB/s and 800 TFLOP/s."""
     return {
-        "conditions": {"gpu": "a GPU", "torch": "2", "triton": "3", "date": "today"},
+        "conditions": {"gpu": "a GPU", "torch": "2", "triton": "3", "date": "today", "note": "a test"},
         "rounds": 1,
         "runs": 1,
         "ceilings": {"copy_bytes_per_second": 4e12, "f16_operations_per_second": 8e14},
