@@ -366,7 +366,7 @@ impl Report<'_> {
             "op": self.problem.op(),
             "backend": self.backend.name(),
             "kernel": self.layer.kernel(),
-            "variant": self.args.variant.to_string(),
+            "variant": self.layer.launches().map(|_| self.args.variant.to_string()),
             "device": self.backend.device(),
             "shape": self.shape,
             "input": self.input,
@@ -404,7 +404,10 @@ impl Report<'_> {
         )?;
         writeln!(out, "{}", group_table(self.problem.groups()))?;
         match self.layer.counters() {
-            Some(counters) => print_counters(counters, &work, seconds, out)?,
+            Some(counters) => {
+                writeln!(out, "variant   {}: {}", self.args.variant, launches(self.layer.launches().unwrap_or(0)))?;
+                print_counters(counters, &work, seconds, out)?;
+            }
             None => {
                 writeln!(
                     out,
@@ -413,13 +416,9 @@ impl Report<'_> {
                     table::time(self.min.as_secs_f64()),
                     self.args.runs().0
                 )?;
-                if let (Some(launches), Some(host)) = (self.layer.launches(), self.host) {
-                    let (s, host) = (if launches == 1 { "" } else { "es" }, table::time(host.as_secs_f64()));
-                    writeln!(
-                        out,
-                        "host      {launches} launch{s} a run, queued in {host}; variant {}",
-                        self.args.variant
-                    )?;
+                if let (Some(count), Some(host)) = (self.layer.launches(), self.host) {
+                    let host = table::time(host.as_secs_f64());
+                    writeln!(out, "variant   {}: {} a run, queued in {host}", self.args.variant, launches(count))?;
                 }
                 writeln!(
                     out,
@@ -466,6 +465,10 @@ impl Report<'_> {
             (None, _) => writeln!(out, "verified  no: of a sample of {checked} elements all are {bound}"),
         }
     }
+}
+
+fn launches(count: usize) -> String {
+    if count == 1 { "1 launch".into() } else { format!("{count} launches") }
 }
 
 /// The share of multiply-adds that belong to an element of the output, where tensor cores do them.

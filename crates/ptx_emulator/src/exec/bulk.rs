@@ -355,6 +355,7 @@ pub fn read_map(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: 
 pub fn bad_map(error: TensorMapError, lane: usize) -> Box<Stop> {
     let kind = match error {
         TensorMapError::Unsupported(_) => FaultKind::Unsupported,
+        TensorMapError::Coordinate { .. } => FaultKind::Misaligned,
         _ => FaultKind::BadDescriptor,
     };
     Stop::new(kind, format!("tensor map: {error}")).lane(lane as u32)
@@ -451,7 +452,9 @@ fn reduction_type(data: DataType) -> Option<Type> {
     })
 }
 
-/// `cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor` from shared to global memory.
+/// `cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor` from shared to global memory. The box may leave the tensor at
+/// its far ends alone ("the upper left corner cannot have any negative indices", CUDA C++ Programming Guide, "Tensor
+/// Memory Access"; on an H200 it is an illegal instruction).
 pub fn tensor_store(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let tensor = tensor_operand(l, i, 0)?;
     let from = l.address(i, 1)?;
@@ -463,6 +466,11 @@ pub fn tensor_store(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         for lane in lanes(mask) {
             let agent = spawn(m, w, lane);
             let (cta, offset) = shared(m, w, &from, lane, 1, SHARED_ALIGN)?;
+            let coordinates = tensor.coordinates.iter().map(|c| w.lane(*c, lane) as i32);
+            if let Some(negative) = coordinates.into_iter().find(|&coordinate| coordinate < 0) {
+                let text = format!("a tensor is stored to at the coordinate {negative}");
+                return Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane as u32));
+            }
             let (map, list) = pieces(m, w, &tensor, offset, lane)?;
             let (first, len) = span(&list);
             if (first + len) as usize > m.ctas[cta as usize].shared.data.len() {
