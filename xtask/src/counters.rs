@@ -121,8 +121,8 @@ fn json(runs: &[Run]) -> String {
     format!("[\n{}\n]\n", lines.join(",\n"))
 }
 
-/// What holds of every run of the Blackwell kernel: it reads weights by bulk copies alone, once for each tile of tokens,
-/// and what it issues is what the shape needs, with tokens in steps of 8.
+/// What holds of every run of the Blackwell kernel: it reads weights by bulk copies alone, once for each tile of tokens;
+/// little of what it issues is wasted; and with one stage no load runs beside an MMA.
 fn check(run: &Run, shape: &Shape) -> anyhow::Result<()> {
     if run.arch != BLACKWELL {
         return Ok(());
@@ -131,6 +131,7 @@ fn check(run: &Run, shape: &Shape) -> anyhow::Result<()> {
     let tile = run.tile_tokens().with_context(|| format!("{}: its name tells no tile", place()))?;
     let expected = [shape.weight_bytes(tile), 0];
     ensure!(run.weights == expected, "{}: bytes of weights {:?}, not {expected:?}", place(), run.weights);
+    ensure!(run.variant != "t64_s1" || run.loads[1] == 0, "{}: a pipeline of one stage overlaps", place());
     let useful = shape.useful_multiply_adds() as f64 / run.multiply_adds as f64;
     let must = WASTEFUL.contains(&run.shape.as_str()) && run.variant.is_empty();
     ensure!(!must || useful >= LEAST_USEFUL, "{}: {useful:.3} of the multiply-adds are useful", place());
