@@ -35,6 +35,9 @@ const STEPS: &str = "benches/hopper/steps.toml";
 /// Multiprocessors of a B200.
 const B200_SMS: u64 = 148;
 
+/// The shape that variants are counted on.
+const VARIANTS_SHAPE: &str = "moe-4";
+
 /// Weight rows of a tile of the Blackwell kernel.
 const TILE_ROWS: u64 = 128;
 
@@ -133,11 +136,12 @@ fn steps() -> anyhow::Result<Vec<Step>> {
 type Measurements = [(String, Measurement)];
 
 fn page(runs: &[Run], shapes: &[Shape], measurements: &Measurements, steps: &[Step]) -> anyhow::Result<String> {
-    let variants = |words: &[&str]| {
-        let rows = runs.iter().filter(|run| run.arch == counters::BLACKWELL && words.contains(&run.variant.as_str()));
-        let rows = rows.filter(|run| !run.variant.is_empty());
+    let variants_of = |name: &str, words: &[&str]| {
+        let rows = runs.iter().filter(|run| run.arch == counters::BLACKWELL && run.shape == name);
+        let rows = rows.filter(|run| words.contains(&run.variant.as_str()));
         counters::variants(&rows.map(|run| (run, shape(shapes, &run.shape))).collect())
     };
+    let variants = |words: &[&str]| variants_of(VARIANTS_SHAPE, words);
     let mut text = TEMPLATE.to_owned();
     let mut fill = |name: &str, with: String| {
         let place = format!("{{{{{name}}}}}\n");
@@ -152,7 +156,7 @@ fn page(runs: &[Run], shapes: &[Shape], measurements: &Measurements, steps: &[St
     fill("roles", variants(&["t64_serial", "t64_serial_s3", "t64"]))?;
     fill("pair", variants(&["t64", "t64_pair", "t128", "t128_pair"]))?;
     fill("launches", launches(runs, shapes))?;
-    fill("launches counted", variants(&["per-group"]))?;
+    fill("launches counted", variants_of("moe-2", &["t64", "t64,per-group"]))?;
     fill("fusion", fusion(runs))?;
     fill("light", light(shapes))?;
     for (change, without, with) in CHANGES {
@@ -187,7 +191,8 @@ fn waste(runs: &[Run], shapes: &[Shape]) -> String {
 fn stores(runs: &[Run]) -> String {
     let header = ["shape", "variant", "bytes by st", "by TMA", "warp instructions", "bank conflicts", "shared bytes"];
     let mut table = Table::new(2, &header);
-    for run in runs.iter().filter(|run| ["t64", "t64_tma"].contains(&run.variant.as_str())) {
+    let chosen = runs.iter().filter(|run| run.shape == VARIANTS_SHAPE);
+    for run in chosen.filter(|run| ["t64", "t64_tma"].contains(&run.variant.as_str())) {
         table.row([
             run.shape.clone(),
             run.variant.clone(),
@@ -226,7 +231,9 @@ fn unasked(runs: &[Run]) -> impl Iterator<Item = &Run> {
 fn fusion(runs: &[Run]) -> String {
     let header = ["shape", "variant", "launches", "read", "written", "of it between launches"];
     let mut table = Table::new(2, &header);
-    for run in runs.iter().filter(|run| run.shape == "moe-4" && ["t64", "unfused"].contains(&run.variant.as_str())) {
+    for run in
+        runs.iter().filter(|run| run.shape == VARIANTS_SHAPE && ["t128", "unfused"].contains(&run.variant.as_str()))
+    {
         let [read, written] = run.distinct.map(counters::thousands);
         let between = counters::thousands(run.intermediate.iter().sum());
         table.row([run.shape.clone(), run.variant.clone(), run.launches.to_string(), read, written, between]);

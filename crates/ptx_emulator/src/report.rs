@@ -222,7 +222,7 @@ impl Report {
 
     /// Adds what a later launch did. Bytes that both read or wrote count twice.
     pub fn add(&mut self, later: &Report) {
-        if self.kernel != later.kernel {
+        if self.kernel.split(", ").all(|kernel| kernel != later.kernel) {
             self.kernel = format!("{}, {}", self.kernel, later.kernel);
         }
         self.ctas += later.ctas;
