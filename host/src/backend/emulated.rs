@@ -228,9 +228,12 @@ impl EmulatedLayer {
     fn launch(&mut self, module: &ptx_emulator::Module, grid: Grid, argument: Arg) -> Result<Counters, Error> {
         let Options { schedule, sanitize, .. } = self.gpu.options;
         let config = LaunchConfig {
+            cluster: [grid.cluster, 1, 1],
             shared_bytes: grid.shared_bytes,
             schedule,
             sanitize,
+            // By the manual, not by what hardware may do besides.
+            strict: true,
             ..LaunchConfig::linear(grid.blocks, grid.threads)
         };
         self.device.launch(module, grid.entry, &config, &[argument]).map_err(Error::Fault)
@@ -238,16 +241,16 @@ impl EmulatedLayer {
 }
 
 fn tensor_map(arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
-    let MapArguments { address, row_bytes, rows, box_rows } = *arguments;
+    let MapArguments { address, row_bytes, rows, box_bytes, box_rows, swizzled } = *arguments;
     let map = TensorMap::tiled(
         DataType::U8,
         address,
         &[row_bytes.into(), rows.into()],
         &[row_bytes.into()],
-        &[MapArguments::BOX_BYTES, box_rows],
+        &[box_bytes, box_rows],
         &[1, 1],
         Interleave::None,
-        Swizzle::B128,
+        if swizzled { Swizzle::B128 } else { Swizzle::None },
         L2Promotion::B256,
         OobFill::Zero,
     );

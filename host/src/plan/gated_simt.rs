@@ -51,6 +51,7 @@ pub(crate) fn plan(op: Op, instance: Option<&str>, groups: &mut [Group]) -> Resu
     Ok(Grid {
         entry: entry(tile, op),
         blocks: blocks as u32,
+        cluster: 1,
         threads: SimtTile::THREADS,
         shared_bytes: tile.shared_bytes(op.projections() as u32),
     })

@@ -67,6 +67,7 @@ pub(crate) fn plan(op: Op, instance: Option<&str>, groups: &mut [Group], sms: u3
         entry: entry(tile, op),
         // A block takes one tile after the other.
         blocks: tiles.min(sms.into()) as u32,
+        cluster: 1,
         threads: THREADS,
         shared_bytes: tile.shared_bytes(),
     })

@@ -23,6 +23,8 @@ pub(crate) struct Grid {
     pub entry: &'static str,
     /// Blocks along x; none if there is nothing to compute.
     pub blocks: u32,
+    /// Blocks along x of a cluster, as the entry asks for it; 1 where it asks for none.
+    pub cluster: u32,
     /// Threads of a block along x.
     pub threads: u32,
     /// Dynamic shared memory of a block.
