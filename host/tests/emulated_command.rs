@@ -48,6 +48,8 @@ fn a_variant_is_computed_and_reported() {
     assert_eq!((&report["variant"], &report["kernel"]), (&"t64,unfused".into(), &"plain_sm100".into()));
     assert_eq!(report["counters"]["kernel"], "plain_sm100_t64, silu_mul");
     assert_eq!((&report["launches"], &report["verified"]), (&3.into(), &true.into()));
+    // Gate, up and their product.
+    assert_eq!(report["counters"]["total"]["bytes"]["global_store"], 3 * 2 * 45_056);
     assert!(report["host_us"].is_null(), "no driver is called");
 }
 

@@ -41,6 +41,21 @@ pub const ARCHES: [&str; 3] = ["sm_80", "sm_90a", DEFAULT_ARCH];
 /// The architecture of B200 and B300.
 pub const DEFAULT_ARCH: &str = "sm_100f";
 
+/// What the buffers are called that hold values and scales of the weights, in faults and counters.
+pub const WEIGHTS: &str = "weights";
+
+/// As [`WEIGHTS`], of the activations.
+pub const TOKENS: &str = "tokens";
+
+/// As [`WEIGHTS`], of the output.
+pub const OUTPUT: &str = "output";
+
+/// As [`WEIGHTS`], of what one launch leaves for another.
+pub const INTERMEDIATE: &str = "intermediate";
+
+/// As [`WEIGHTS`], of what kernels are told of a step: groups, tiles, tensor maps.
+pub const DESCRIPTORS: &str = "descriptors";
+
 /// How kernels are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -176,7 +191,7 @@ impl Backend for Emulated {
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
         let launcher = Launcher::new(self.variant, self.default, weights)?;
         let mut device = Device::new(DeviceConfig { sms: self.options.sms });
-        let weights = DeviceWeights::new(weights, |matrix| Ok(place(&mut device, matrix).0))?;
+        let weights = DeviceWeights::new(weights, |matrix| Ok(place(&mut device, matrix, WEIGHTS).0))?;
         let gpu = self.clone();
         Ok(Box::new(EmulatedLayer { launcher, gpu, device, weights, step: Vec::new(), done: None }))
     }
@@ -195,8 +210,11 @@ struct EmulatedLayer {
 }
 
 /// Puts a matrix into memory: values, and scales in the blocked layout.
-fn place(device: &mut Device, matrix: &Matrix<'_>) -> (Placed, [Buffer; 2]) {
+fn place(device: &mut Device, matrix: &Matrix<'_>, name: &str) -> (Placed, [Buffer; 2]) {
     let buffers = [device.upload(matrix.values()), device.upload(matrix.blocked_scales().bytes())];
+    for buffer in buffers {
+        device.name(buffer, name);
+    }
     (Placed { values: buffers[0].address, scales: buffers[1].address }, buffers)
 }
 
@@ -205,12 +223,14 @@ impl EmulatedLayer {
     fn run(&mut self, groups: &[abi::Group], out_dtype: OutDtype) -> Result<(usize, Counters), Error> {
         let scratch = self.launcher.scratch_bytes(groups)?;
         let scratch = self.device.allocate(scratch);
+        self.device.name(scratch, INTERMEDIATE);
         self.step.push(scratch);
         let launches = self.launcher.plan(groups, self.gpu.options.sms, scratch.address)?;
         let mut counters: Option<Counters> = None;
         for launch in &launches {
             let mut bytes = vec![0; launch.bytes()];
             let descriptors = self.device.allocate(bytes.len() as u64);
+            self.device.name(descriptors, DESCRIPTORS);
             self.step.push(descriptors);
             let parameter = launch.write(out_dtype, descriptors.address, &mut bytes, tensor_map)?;
             self.device.write(descriptors, 0, &bytes);
@@ -278,9 +298,10 @@ impl Layer for EmulatedLayer {
         let mut groups = Vec::with_capacity(self.weights.len());
         let mut outputs = Vec::with_capacity(self.weights.len());
         for (index, tokens) in step.activations().iter().enumerate() {
-            let (Placed { values, scales }, buffers) = place(&mut self.device, tokens);
+            let (Placed { values, scales }, buffers) = place(&mut self.device, tokens, TOKENS);
             // As the caller left it, so that an element which the kernel forgets keeps its poison.
             let c = self.device.upload(output.group(index));
+            self.device.name(c, OUTPUT);
             self.step.extend(buffers.into_iter().chain([c]));
             outputs.push(c);
             let (rows, global_scale, output) = (tokens.rows(), tokens.global_scale(), c.address);

@@ -366,7 +366,7 @@ impl Report<'_> {
             "op": self.problem.op(),
             "backend": self.backend.name(),
             "kernel": self.layer.kernel(),
-            "variant": self.args.variant.to_string(),
+            "variant": self.layer.launches().map(|_| self.args.variant.to_string()),
             "device": self.backend.device(),
             "shape": self.shape,
             "input": self.input,
@@ -383,6 +383,7 @@ impl Report<'_> {
         });
         if let Some(counters) = self.layer.counters() {
             report["counters"] = json!(counters);
+            report["useful_share"] = json!(useful_share(counters, &work));
         }
         report
     }
@@ -403,7 +404,10 @@ impl Report<'_> {
         )?;
         writeln!(out, "{}", group_table(self.problem.groups()))?;
         match self.layer.counters() {
-            Some(counters) => print_counters(counters, seconds, out)?,
+            Some(counters) => {
+                writeln!(out, "variant   {}: {}", self.args.variant, launches(self.layer.launches().unwrap_or(0)))?;
+                print_counters(counters, &work, seconds, out)?;
+            }
             None => {
                 writeln!(
                     out,
@@ -412,13 +416,9 @@ impl Report<'_> {
                     table::time(self.min.as_secs_f64()),
                     self.args.runs().0
                 )?;
-                if let (Some(launches), Some(host)) = (self.layer.launches(), self.host) {
-                    let (s, host) = (if launches == 1 { "" } else { "es" }, table::time(host.as_secs_f64()));
-                    writeln!(
-                        out,
-                        "host      {launches} launch{s} a run, queued in {host}; variant {}",
-                        self.args.variant
-                    )?;
+                if let (Some(count), Some(host)) = (self.layer.launches(), self.host) {
+                    let host = table::time(host.as_secs_f64());
+                    writeln!(out, "variant   {}: {} a run, queued in {host}", self.args.variant, launches(count))?;
                 }
                 writeln!(
                     out,
@@ -467,8 +467,23 @@ impl Report<'_> {
     }
 }
 
+fn launches(count: usize) -> String {
+    if count == 1 { "1 launch".into() } else { format!("{count} launches") }
+}
+
+/// The share of multiply-adds that belong to an element of the output, where tensor cores do them.
+fn useful_share(counters: &emulated::Counters, work: &Roofline) -> Option<f64> {
+    let useful = (work.operations / 2.0) as u64;
+    (counters.total.matrix_multiply_adds > 0).then(|| counters.useful_share(useful))
+}
+
 /// What an emulated kernel did. No rate: the time is the emulator's.
-fn print_counters(counters: &emulated::Counters, seconds: f64, out: &mut impl Write) -> std::io::Result<()> {
+fn print_counters(
+    counters: &emulated::Counters,
+    work: &Roofline,
+    seconds: f64,
+    out: &mut impl Write,
+) -> std::io::Result<()> {
     let total = &counters.total;
     let number = |count: u64| table::thousands(count as usize);
     let bytes = |count: u64| table::bytes(count as f64);
@@ -479,12 +494,17 @@ fn print_counters(counters: &emulated::Counters, seconds: f64, out: &mut impl Wr
         number(total.warp_instructions),
         number(counters.ctas)
     )?;
+    let loaded = |name| {
+        let buffers = counters.buffers_named(name);
+        bytes(buffers.loaded + buffers.bulk_loaded)
+    };
     writeln!(
         out,
-        "global    {} loaded, {} distinct; {} stored",
-        bytes(total.bytes.global_load + total.bulk_load_bytes),
+        "global    {} of weights and {} of tokens loaded, {} distinct; {} stored",
+        loaded(emulated::WEIGHTS),
+        loaded(emulated::TOKENS),
         bytes(counters.dram_read_bytes),
-        bytes(total.bytes.global_store + total.bulk_store_bytes)
+        bytes(total.bytes.global_store + total.bulk.global_store)
     )?;
     writeln!(
         out,
@@ -493,6 +513,26 @@ fn print_counters(counters: &emulated::Counters, seconds: f64, out: &mut impl Wr
         bytes(total.bytes.shared_store),
         number(total.bank_conflicts)
     )?;
+    if let Some(useful) = useful_share(counters, work) {
+        writeln!(
+            out,
+            "matrix    {} multiply-adds, {:.1} % useful",
+            number(total.matrix_multiply_adds),
+            100.0 * useful
+        )?;
+    }
+    if total.loads.phases > 0 {
+        writeln!(
+            out,
+            "pipeline  {:.1} % of {} loads beside matrix operations, {:.1} of those ahead of its use",
+            100.0 * total.loads.overlap(),
+            number(total.loads.phases),
+            total.loads.mean_distance()
+        )?;
+    }
+    let waits: Vec<_> =
+        counters.roles.iter().map(|role| format!("{:.0}", 100.0 * counters.waiting_share(role))).collect();
+    writeln!(out, "waiting   {} % of the emulated time, by warp", waits.join(", "))?;
     writeln!(out, "time      {} to emulate; says nothing of a GPU", table::time(seconds))
 }
 

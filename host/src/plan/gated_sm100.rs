@@ -211,10 +211,13 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use bytemuck::Zeroable;
 
     use super::*;
-    use crate::shape;
+    use crate::problem;
+    use crate::shape::{self, Shape};
 
     fn group(m: u32, n: u32) -> abi::Group {
         abi::Group { a: 0x1000, b: [0x2000, 0x3000], m, n, k: 320, ..abi::Group::zeroed() }
@@ -270,19 +273,87 @@ mod tests {
         assert_eq!((plan.grid.blocks, plan.grid.entry), (2, "gated_sm100_t16"));
     }
 
+    /// The groups of a shape, somewhere in memory.
+    fn groups_of(shape: &Shape) -> Vec<abi::Group> {
+        let of = |sizes: &problem::Group| abi::Group { k: sizes.k as u32, ..group(sizes.m as u32, sizes.n as u32) };
+        shape.groups.iter().map(of).collect()
+    }
+
     #[test]
     fn every_built_in_shape_has_a_plan_for_both_operations() {
         for shape in shape::builtin() {
             for op in [Op::Gated, Op::Plain] {
-                let groups: Vec<_> = shape
-                    .groups
-                    .iter()
-                    .map(|sizes| abi::Group { k: sizes.k as u32, ..group(sizes.m as u32, sizes.n as u32) })
-                    .collect();
+                let groups = groups_of(shape);
                 let plan = plan(op, None, &groups, 148).unwrap();
                 assert!(plan.grid.blocks > 0 && plan.grid.blocks as usize <= plan.tiles.len(), "{}", shape.name);
                 assert_eq!(plan.map_count(&groups), (1 + op.projections()) * groups.iter().filter(|g| g.m > 0).count());
             }
         }
+    }
+
+    #[test]
+    fn the_default_instance_of_every_built_in_shape_is_known() {
+        /// The shapes that do not take the one of 128 tokens, the most that is chosen unasked.
+        const SMALLER: [(&str, &str); 4] =
+            [("group-test-5", "t96"), ("decode-1", "t8"), ("decode-4", "t8"), ("decode-16", "t16")];
+        for shape in shape::builtin() {
+            for op in [Op::Gated, Op::Plain] {
+                let smaller = SMALLER.iter().find(|(name, _)| *name == shape.name);
+                let expected = smaller.map_or("t128", |(_, instance)| instance);
+                let entry = choose(op, &groups_of(shape)).entry;
+                assert_eq!(entry, format!("{}_{expected}", name(op)), "{}", shape.name);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_issued_is_useful_on_the_shapes_with_ragged_groups() {
+        for (name, least) in [("moe-1", 1.0), ("moe-2", 0.97), ("moe-3", 1.0), ("moe-4", 1.0)] {
+            let groups = groups_of(&shape::find(name).unwrap());
+            let plan = plan(Op::Gated, None, &groups, 148).unwrap();
+            let (mut useful, mut issued) = (0, 0);
+            for tile in &plan.tiles {
+                let Group { n, k, .. } = plan.describe(&groups, 0)[tile.group as usize];
+                let rows = (n - tile.first_row).min(plan.instance.tile_rows());
+                useful += u64::from(tile.tokens * rows) * u64::from(k);
+                issued +=
+                    u64::from(plan.instance.issued_tokens(tile.tokens) * plan.instance.tile_rows()) * u64::from(k);
+            }
+            let share = useful as f64 / issued as f64;
+            assert!((least..=1.0).contains(&share), "{name}: {share}");
+        }
+    }
+
+    #[test]
+    fn tiles_that_share_weights_are_neighbours_and_each_is_read_as_often_as_it_must() {
+        for shape in shape::builtin() {
+            for (name, instance) in variants(shape.op) {
+                let groups = groups_of(shape);
+                if !groups.iter().all(|group| instance.allows(group.m)) {
+                    continue;
+                }
+                let tiles = tiles(instance, &groups).unwrap();
+                let weights: Vec<_> = tiles.chunk_by(|a, b| (a.group, a.first_row) == (b.group, b.first_row)).collect();
+                let distinct: HashSet<_> = weights.iter().map(|tiles| (tiles[0].group, tiles[0].first_row)).collect();
+                assert_eq!(distinct.len(), weights.len(), "{} {name}: weights come twice", shape.name);
+                for tiles in weights {
+                    let reads = groups[tiles[0].group as usize].m.div_ceil(instance.tile_tokens);
+                    assert_eq!(tiles.len(), reads as usize, "{} {name}", shape.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pairs_take_two_multiprocessors_and_stores_by_tensor_map_a_map_of_c() {
+        let groups = [group(7, 72), group(9, 300)];
+        let plan_of = |variant| plan(Op::Gated, Some(variant), &groups, 5).unwrap();
+        let (pair, tma) = (plan_of("t64_pair"), plan_of("t64_tma"));
+        assert_eq!((pair.tiles.len(), pair.grid.blocks, pair.grid.cluster), (3, 4, 2));
+        assert_eq!((tma.tiles.len(), tma.grid.blocks, tma.grid.cluster), (4, 4, 1));
+        let (maps, described) = (tma.maps(&groups).collect::<Vec<_>>(), tma.describe(&groups, 0x10000));
+        assert_eq!((maps.len(), pair.map_count(&groups)), (8, 6));
+        assert_eq!(maps[7], MapArguments::output(&groups[1]));
+        assert_eq!(described[1].c_map, 0x10000 + 7 * MAP_BYTES as u64);
     }
 }

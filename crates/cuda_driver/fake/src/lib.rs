@@ -97,7 +97,7 @@ fn open(without: Option<&str>) -> Library {
 fn compile(path: &Path, without: Option<&str>) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("libcuda/lib.rs");
     let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
-        .args(["--edition=2024", "--crate-type=cdylib", "--crate-name=fake_libcuda", "-Copt-level=1", "-Cpanic=abort"])
+        .args(["--edition=2024", "--crate-type=cdylib", "--crate-name=fake_libcuda", "-Cpanic=abort"])
         .arg("-Clink-arg=-Wl,-soname,libcuda.so.1")
         .args(without.map(|function| format!("--cfg={function}")))
         .arg(source)

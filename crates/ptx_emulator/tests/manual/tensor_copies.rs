@@ -180,28 +180,30 @@ pub fn store(
 pub fn programs() -> Vec<Program> {
     let (bytes, halves, singles) = (("u8", 1), ("f16", 2), ("u32", 4));
     let mut tensors = vec![
-        Tensor::new(singles, &[100], &[64], &[-3], "none"),
-        Tensor::new(singles, &[100], &[64], &[70], "none"),
-        Tensor::new(halves, &[80, 24], &[64, 16], &[3, -2], "128B"),
+        Tensor::new(singles, &[100], &[64], &[-4], "none"),
+        Tensor::new(singles, &[100], &[64], &[72], "none"),
+        Tensor::new(halves, &[80, 24], &[64, 16], &[8, -2], "128B"),
         Tensor::new(halves, &[80, 24], &[64, 16], &[32, 15], "128B"),
         Tensor::new(bytes, &[96, 40], &[64, 24], &[-16, 20], "64B"),
-        Tensor::new(singles, &[20, 40], &[8, 16], &[15, -5], "32B"),
-        Tensor::new(halves, &[100, 7, 8], &[64, 4, 3], &[-5, 2, 6], "128B"),
-        Tensor::new(halves, &[33, 7, 8], &[16, 4, 8], &[18, 4, 1], "32B"),
-        Tensor::new(singles, &[12, 5, 4, 3], &[8, 3, 2, 2], &[6, -1, 3, 2], "none"),
-        Tensor::new(singles, &[20, 5, 4, 3], &[16, 4, 2, 2], &[-2, 2, 1, 0], "64B"),
-        Tensor::new(bytes, &[40, 3, 4, 3, 3], &[16, 2, 3, 2, 2], &[30, 2, -1, 1, 2], "none"),
-        Tensor::new(halves, &[66, 3, 4, 3, 3], &[64, 2, 2, 2, 2], &[4, -1, 3, 0, 2], "128B"),
+        Tensor::new(singles, &[20, 40], &[8, 16], &[16, -5], "32B"),
+        Tensor::new(halves, &[100, 7, 8], &[64, 4, 3], &[-8, 2, 6], "128B"),
+        Tensor::new(halves, &[33, 7, 8], &[16, 4, 8], &[24, 4, 1], "32B"),
+        Tensor::new(singles, &[12, 5, 4, 3], &[8, 3, 2, 2], &[8, -1, 3, 2], "none"),
+        Tensor::new(singles, &[20, 5, 4, 3], &[16, 4, 2, 2], &[-4, 2, 1, 0], "64B"),
+        Tensor::new(bytes, &[40, 3, 4, 3, 3], &[16, 2, 3, 2, 2], &[32, 2, -1, 1, 2], "none"),
+        Tensor::new(halves, &[66, 3, 4, 3, 3], &[64, 2, 2, 2, 2], &[8, -1, 3, 0, 2], "128B"),
     ];
-    let mut strided = Tensor::new(singles, &[16, 30, 9], &[8, 9, 4], &[2, 5, 0], "none");
+    let mut strided = Tensor::new(singles, &[16, 30, 9], &[8, 9, 4], &[4, 5, 0], "none");
     strided.element_strides = vec![1, 2, 3];
     tensors.push(strided);
-    let stores = tensors.iter().map(|tensor| {
+    // A store may leave the tensor at its far ends only.
+    let corner = |tensor: &Tensor| Tensor { at: tensor.at.iter().map(|&at| at.max(0)).collect(), ..tensor.clone() };
+    let stores = tensors.iter().map(corner).map(|tensor| {
         let instruction = format!("cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group", tensor.rank());
         let (source, old) = (noise(42, tensor.tile_bytes() / 4), vec![u32::MAX; tensor.bytes() / 4]);
-        store(tensor, &instruction, source, old, |_, new| new.to_vec())
+        store(&tensor, &instruction, source, old, |_, new| new.to_vec())
     });
     let atoms = ["128B_atom_32B", "128B_atom_64B"];
-    let atoms = atoms.map(|swizzle| load(&Tensor::new(halves, &[80, 24], &[64, 16], &[3, -2], swizzle)));
+    let atoms = atoms.map(|swizzle| load(&Tensor::new(halves, &[80, 24], &[64, 16], &[8, -2], swizzle)));
     tensors.iter().map(load).chain(stores).chain(atoms).collect()
 }

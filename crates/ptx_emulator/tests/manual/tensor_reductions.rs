@@ -14,7 +14,7 @@ fn tensor(element: (&'static str, usize)) -> Tensor {
         strides: vec![80],
         shape: vec![columns, 8],
         element_strides: vec![1, 1],
-        at: vec![2, 4],
+        at: vec![16 / element.1 as i64, 4],
         swizzle: "64B",
     }
 }

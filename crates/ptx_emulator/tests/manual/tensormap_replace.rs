@@ -26,7 +26,7 @@ pub fn programs() -> Vec<Program> {
         strides: vec![160],
         shape: vec![64, 16],
         element_strides: vec![1, 2],
-        at: vec![9, 3],
+        at: vec![8, 3],
         swizzle: "128B",
     };
     let source = noise(61, 160 * 21 / 4);

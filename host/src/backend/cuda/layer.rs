@@ -43,8 +43,8 @@ pub struct CudaLayer {
     variant: Variant,
     /// Tensor maps.
     maps: MapCache,
-    /// The entries that may be launched.
-    functions: Vec<(&'static str, CUfunction)>,
+    /// The entries that may be launched, by module and name.
+    functions: Vec<(&'static str, &'static str, CUfunction)>,
     /// What `weights` points into.
     _memory: Option<DeviceBuffer<u8>>,
     /// Activations and output of a step from host memory.
@@ -90,7 +90,7 @@ impl CudaLayer {
         let mut functions = Vec::new();
         for (module, entries) in launcher.entries() {
             for (entry, shared_bytes) in entries {
-                functions.push((entry, device.function(module, entry, shared_bytes)?));
+                functions.push((module, entry, device.function(module, entry, shared_bytes)?));
             }
         }
 
@@ -240,9 +240,9 @@ impl CudaLayer {
             let (grid, address) = (launch.grid(), step.descriptors.address() + at as u64);
             let to = &mut step.descriptors.host()[at..][..launch.bytes()];
             let parameter = launch.write(out_dtype, address, to, |arguments| self.maps.get(&self.device, arguments))?;
-            let (_, function) =
-                self.functions.iter().find(|(entry, _)| *entry == grid.entry).expect("entries are loaded");
-            step.launches.push(Launch { function: *function, grid, parameter });
+            let is_of = |&&(module, entry, _): &&(_, _, _)| (module, entry) == (launch.module, grid.entry);
+            let &(.., function) = self.functions.iter().find(is_of).expect("entries are loaded");
+            step.launches.push(Launch { function, grid, parameter });
             at += launch.bytes();
         }
         // SAFETY: the stream is the caller's; nothing reads or writes the room, which was cleared; this layer's own stream
