@@ -50,7 +50,8 @@ pub struct Role {
     /// Bytes that bulk and tensor copies moved, by space. Loads of a tensor map fill shared memory outside of the tensor
     /// too, and multicast fills several CTAs': so more may be stored there than is loaded from global memory.
     pub bulk: Traffic,
-    /// Extra shared-memory cycles: for each ld, st or atom, the accesses beyond the fewest that its bytes need.
+    /// Extra shared-memory cycles: for each ld, st and matrix of ldmatrix and stmatrix, the accesses beyond the fewest that
+    /// its bytes need. Counted with the sanitizer on.
     pub bank_conflicts: u64,
     /// Matrix instructions: of a `wgmma` each warp's quarter is one.
     pub matrix_operations: u64,
@@ -221,7 +222,7 @@ impl Report {
 
     /// Adds what a later launch did. Bytes that both read or wrote count twice.
     pub fn add(&mut self, later: &Report) {
-        if self.kernel != later.kernel {
+        if self.kernel.split(", ").all(|kernel| kernel != later.kernel) {
             self.kernel = format!("{}, {}", self.kernel, later.kernel);
         }
         self.ctas += later.ctas;

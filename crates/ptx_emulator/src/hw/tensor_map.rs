@@ -417,6 +417,14 @@ impl TensorMap {
         }
     }
 
+    /// The tensor that a store through this map writes: its rows end at a multiple of 16 bytes. The manual does not say so;
+    /// an H200 writes, and reduces into, all of a 16-byte piece that begins inside the tensor.
+    pub fn stored(&self) -> TensorMap {
+        let mut map = self.clone();
+        map.dims[0] = map.dims[0].next_multiple_of(self.coordinate_multiple().into());
+        map
+    }
+
     /// What an innermost coordinate must be a multiple of: 16 bytes. The manual does not say so; on an H200 every load and
     /// store of another coordinate is an illegal instruction. Padded types load whole groups.
     fn coordinate_multiple(&self) -> u32 {
