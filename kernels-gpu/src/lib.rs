@@ -15,5 +15,7 @@ pub mod gated_simt;
 pub mod gated_sm100;
 #[cfg(feature = "gated_sm90")]
 pub mod gated_sm90;
-#[cfg(any(feature = "gated_simt", feature = "gated_sm90"))]
+#[cfg(feature = "gated_sm90")]
+mod ring;
+#[cfg(feature = "gated_simt")]
 mod schedule;

@@ -23,13 +23,14 @@ use ptx_emulator::{
 pub use ptx_emulator::{Fault, FaultKind, Report as Counters, Schedule};
 
 use super::descriptors::{DeviceGroup, DeviceWeights, Placed};
-use super::kernels::{self, Kernel, SM100};
+use super::kernels::{self, Kernel, SM90, SM100};
 use super::launch::{self, Launcher, Parameter};
 use super::{Backend, Layer};
 use crate::error::Error;
 use crate::format::Matrix;
 use crate::output::Output;
 use crate::plan::Grid;
+use crate::plan::gated_sm90;
 use crate::plan::gated_sm100::{self, MAP_BYTES, MapArguments};
 use crate::problem::{Op, OutDtype, Step, Weights};
 
@@ -98,6 +99,7 @@ impl Emulated {
     pub fn variants(&self, op: Op) -> Vec<&'static str> {
         match self.kernel.name {
             SM100 => gated_sm100::variants(op).map(|(name, _)| name).collect(),
+            SM90 => gated_sm90::instances(op).map(|(name, _)| name).collect(),
             _ => Vec::new(),
         }
     }
@@ -209,16 +211,16 @@ impl EmulatedLayer {
 }
 
 fn tensor_map(arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
-    let MapArguments { address, row_bytes, rows, box_rows } = *arguments;
+    let MapArguments { address, row_bytes, rows, box_bytes, box_rows } = *arguments;
     let map = TensorMap::tiled(
         DataType::U8,
         address,
         &[row_bytes.into(), rows.into()],
         &[row_bytes.into()],
-        &[MapArguments::BOX_BYTES, box_rows],
+        &[box_bytes, box_rows],
         &[1, 1],
         Interleave::None,
-        Swizzle::B128,
+        if box_bytes == 64 { Swizzle::B64 } else { Swizzle::B128 },
         L2Promotion::B256,
         OobFill::Zero,
     );

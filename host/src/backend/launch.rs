@@ -59,7 +59,9 @@ impl Launcher {
     pub fn entries(self, op: Op) -> Vec<(&'static str, u32)> {
         match self {
             Self::Simt => gated_simt::entries(op).into(),
-            Self::Sm90 => gated_sm90::entries(op).into(),
+            Self::Sm90 => {
+                gated_sm90::instances(op).map(|(_, instance)| (instance.entry, instance.shared_bytes())).collect()
+            }
             Self::Sm100 => {
                 gated_sm100::variants(op).map(|(_, instance)| (instance.entry, instance.shared_bytes())).collect()
             }
@@ -74,7 +76,7 @@ impl Launcher {
     pub fn plan(self, op: Op, variant: Option<&str>, groups: &mut [abi::Group], sms: u32) -> Result<Planned, Error> {
         Ok(match self {
             Self::Simt => Planned::Groups(gated_simt::plan(op, groups)?),
-            Self::Sm90 => Planned::Groups(gated_sm90::plan(op, groups, sms)?),
+            Self::Sm90 => Planned::Sm90(gated_sm90::plan(op, variant, groups, sms)?),
             Self::Sm100 => Planned::Sm100(gated_sm100::plan(op, variant, groups, sms)?),
         })
     }
@@ -84,12 +86,14 @@ impl Launcher {
 pub(super) enum Planned {
     /// Of a kernel that is told of a step by one [`abi::Group`] for each expert.
     Groups(Grid),
+    Sm90(gated_sm90::Plan),
     Sm100(gated_sm100::Plan),
 }
 
 /// A kernel's one parameter.
 pub(super) enum Parameter {
     Groups(abi::Launch),
+    Sm90(abi::sm90::Launch),
     Sm100(abi::sm100::Launch),
 }
 
@@ -98,6 +102,7 @@ impl Parameter {
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Groups(launch) => bytemuck::bytes_of(launch),
+            Self::Sm90(launch) => bytemuck::bytes_of(launch),
             Self::Sm100(launch) => bytemuck::bytes_of(launch),
         }
     }
@@ -108,6 +113,7 @@ impl Planned {
     pub fn grid(&self) -> Grid {
         match self {
             Self::Groups(grid) => *grid,
+            Self::Sm90(plan) => plan.grid,
             Self::Sm100(plan) => plan.grid,
         }
     }
@@ -116,6 +122,12 @@ impl Planned {
     pub fn bytes(&self, groups: &[abi::Group]) -> usize {
         match self {
             Self::Groups(_) => size_of_val(groups),
+            Self::Sm90(plan) => {
+                plan.map_count(groups) * MAP_BYTES
+                    + groups.len() * size_of::<abi::sm90::Group>()
+                    + size_of_val(&*plan.tiles)
+                    + size_of_val(&*plan.starts)
+            }
             Self::Sm100(plan) => {
                 plan.map_count(groups) * MAP_BYTES
                     + groups.len() * size_of::<abi::sm100::Group>()
@@ -144,6 +156,24 @@ impl Planned {
             Self::Groups(_) => {
                 to.copy_from_slice(bytemuck::cast_slice(groups));
                 Ok(Parameter::Groups(descriptors::parameter(address, groups.len(), out_dtype)))
+            }
+            Self::Sm90(plan) => {
+                let (maps, rest) = to.split_at_mut(plan.map_count(groups) * MAP_BYTES);
+                for (map, arguments) in maps.chunks_exact_mut(MAP_BYTES).zip(plan.maps(groups)) {
+                    map.copy_from_slice(&encode(&arguments)?);
+                }
+                let described = plan.describe(groups, address);
+                let tables: [&[u8]; 3] = [
+                    bytemuck::cast_slice(&plan.tiles),
+                    bytemuck::cast_slice(&described),
+                    bytemuck::cast_slice(&plan.starts),
+                ];
+                rest.copy_from_slice(&tables.concat());
+                let tiles = address + maps.len() as u64;
+                let groups = tiles + tables[0].len() as u64;
+                let starts = groups + tables[1].len() as u64;
+                let output = descriptors::output(out_dtype);
+                Ok(Parameter::Sm90(abi::sm90::Launch { groups, tiles, starts, output, unused: 0 }))
             }
             Self::Sm100(plan) => {
                 let (maps, rest) = to.split_at_mut(plan.map_count(groups) * MAP_BYTES);

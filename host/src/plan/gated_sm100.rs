@@ -28,8 +28,8 @@ pub(crate) fn takes(k: usize) -> bool {
     k.is_multiple_of(K_ALIGNMENT as usize)
 }
 
-/// The arguments of a tensor map over packed values: u8, 2 dimensions, rows one behind the other, the 128-byte swizzle,
-/// zeros outside.
+/// The arguments of a tensor map over packed values: u8, 2 dimensions, rows one behind the other, the swizzle that spans a
+/// row of a box, zeros outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MapArguments {
     /// Of the first value.
@@ -38,16 +38,15 @@ pub(crate) struct MapArguments {
     pub row_bytes: u32,
     /// Rows of the matrix.
     pub rows: u32,
+    /// Bytes of a row of a box, 64 or 128.
+    pub box_bytes: u32,
     /// Rows of a box.
     pub box_rows: u32,
 }
 
 impl MapArguments {
-    /// Bytes of a row of a box.
-    pub const BOX_BYTES: u32 = STEP_BYTES;
-
     fn new(address: u64, rows: u32, k: u32, box_rows: u32) -> Self {
-        Self { address, row_bytes: k / 2, rows, box_rows }
+        Self { address, row_bytes: k / 2, rows, box_bytes: STEP_BYTES, box_rows }
     }
 }
 
@@ -237,8 +236,8 @@ mod tests {
         assert_eq!((described[2].a_map, described[2].b_maps), (map(3), [map(4), map(5)]));
         let maps: Vec<_> = plan.maps(&groups).collect();
         assert_eq!((maps.len(), plan.map_count(&groups)), (6, 6));
-        assert_eq!(maps[0], MapArguments { address: 0x1000, row_bytes: 160, rows: 7, box_rows: 16 });
-        assert_eq!(maps[2], MapArguments { address: 0x3000, row_bytes: 160, rows: 72, box_rows: 128 });
+        assert_eq!(maps[0], MapArguments { address: 0x1000, row_bytes: 160, rows: 7, box_bytes: 128, box_rows: 16 });
+        assert_eq!(maps[2], MapArguments { address: 0x3000, row_bytes: 160, rows: 72, box_bytes: 128, box_rows: 128 });
         assert_eq!((plan.grid.blocks, plan.grid.entry), (2, "gated_sm100_t16"));
     }
 
