@@ -3,10 +3,10 @@
 //! # Contract
 //!
 //! * Computes what [`Group`] says for every tile of the list, in one launch of as many blocks as the list is dealt out to,
-//!   [`THREADS`] threads each, [`Instance::shared_bytes`] of dynamic shared memory. Tiles cover each group's C once. M, N
+//!   [`Instance::threads`] each, [`Instance::shared_bytes`] of dynamic shared memory. Tiles cover each group's C once. M, N
 //!   and K may end anywhere in a tile.
-//! * Addresses and tensor maps are as [`Group`] says. Scales are finite (never 0x7f) and have no sign; padding of the
-//!   scale layout may hold anything.
+//! * Addresses and tensor maps are as [`Group`] says. Scales are finite (never 0x7f) and have no sign, in the
+//!   padding of the scale layout too: it meets values that are zeros.
 //! * Writes C's own elements and nothing else, each once. The same input gives the same bits.
 //! * Products are exact; the tensor core adds them up in f32. α·sum must be finite in f32. Overflow of the output
 //!   format gives ±inf.
@@ -14,8 +14,8 @@
 //! # How
 //!
 //! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 ([`decode`]). Weights lie on the tensor core's M, tokens on its
-//! N. One warp loads both as they are, by bulk copies; three warps decode tokens, for all; two warpgroups decode
-//! weights in registers, straight into the A fragments of `wgmma`, and multiply, each 64 rows of both panels. A block
+//! N. One warp loads both as they are, by bulk copies; the others of its warpgroups decode tokens, for all; two or four
+//! warpgroups decode weights in registers, straight into the A fragments of `wgmma`, and multiply, each 64 rows of both panels. A block
 //! computes its tiles one after the other, and each role is ahead of the next by as much as the buffers between them hold:
 //!
 //! ```text
@@ -44,92 +44,91 @@ use cuda_std::{
 };
 
 use crate::{
-    abi::sm90::{
-        CONSUMERS, Group, Instance, Launch, PANELS, SCALE_TILE_K, SCALE_TILE_BYTES, STEP, THREADS, Tile, WARPGROUP,
-    },
+    abi::sm90::{Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, SCALE_TILE_K, STEP, Tile, WARPGROUP},
     ring::Ring,
     sm90_instances,
 };
 
-/// Registers of a thread after `setmaxnreg`, which shares out what the block was launched with: as many for each thread
-/// as a multiprocessor's 65,536 allow, in eights.
-const PRODUCER_REGISTERS: u32 = 56;
-const CONSUMER_REGISTERS: u32 = 224;
-const _: () =
-    assert!(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65_536 / THREADS / 8 * 8 * (1 + CONSUMERS));
+/// Registers of a thread of the producers and of the consumers after `setmaxnreg`, where there are four warpgroups of
+/// consumers and where there are two.
+const FOUR_CONSUMERS: (u32, u32) = (56, 104);
+const TWO_CONSUMERS: (u32, u32) = (40, 216);
 
 /// Warps of a warpgroup.
 const WARPS: u32 = WARPGROUP / WARP_SIZE;
 
-/// The warp that loads; those before it decode tokens.
-const LOAD_WARP: u32 = WARPS - 1;
-
-/// Warps that decode tokens.
-const TOKEN_WARPS: u32 = LOAD_WARP;
-
 macro_rules! entries {
-    ($($entry:ident = $matrices:literal, $tile_tokens:literal, $width_step:literal, $stages:literal, $buffers:literal;)*) => {$(
+    ($($entry:ident = $matrices:literal, $tile_tokens:literal, $($budget:literal),*;)*) => {$(
         /// An [`Instance`].
         ///
         /// # Safety
         /// The module's contract.
-        #[kernel(threads = THREADS, min_blocks = 1)]
+        #[kernel(threads = Instance::of($matrices, $tile_tokens).threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
             // SAFETY: the caller's promise.
-            unsafe { Sm90::<$matrices, $tile_tokens, $stages, $buffers>::run(launch) }
+            unsafe { Sm90::<$matrices, $tile_tokens>::run(launch) }
         }
     )*};
 }
 sm90_instances!(entries);
 
 /// The kernel of one [`Instance`].
-struct Sm90<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFERS: u32>;
+struct Sm90<const MATRICES: u32, const TILE_TOKENS: u32>;
 
-impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFERS: u32>
-    Sm90<MATRICES, TILE_TOKENS, STAGES, BUFFERS>
-{
+impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     const INSTANCE: Instance = Instance::of(MATRICES, TILE_TOKENS);
     const CHECK: () = {
         Self::INSTANCE.check();
-        assert!(Self::INSTANCE.stages == STAGES && Self::INSTANCE.buffers == BUFFERS);
         assert!(Self::END == Self::INSTANCE.shared_bytes());
+        // `setmaxnreg` shares out what the block was launched with: as many for each thread as a multiprocessor's 65,536
+        // allow, in eights.
+        let Instance { producers, consumers, .. } = Self::INSTANCE;
+        let launched = 65_536 / Self::INSTANCE.threads() / 8 * 8 * (producers + consumers);
+        let (producer, consumer) = Self::REGISTERS;
+        assert!(producers * producer + consumers * consumer <= launched);
     };
+    const REGISTERS: (u32, u32) = if Self::INSTANCE.consumers == 4 { FOUR_CONSUMERS } else { TWO_CONSUMERS };
+
+    // Warps: those that decode tokens, the one that loads, those of the warpgroups that multiply.
+    const LOAD_WARP: u32 = Self::INSTANCE.producers * WARPS - 1;
+    const TOKEN_WARPS: u32 = Self::LOAD_WARP;
+    const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
 
     // Shared memory: stages, buffers, barriers. Offsets from its start; inside of a stage, from the stage's. A swizzle wants
     // values at multiples of 512.
     const STAGE_BYTES: u32 = Self::INSTANCE.stage_bytes();
-    const BUFFERS_AT: u32 = STAGES * Self::STAGE_BYTES;
+    const BUFFERS: u32 = Self::INSTANCE.stages * Self::STAGE_BYTES;
     const BUFFER_BYTES: u32 = Self::INSTANCE.buffer_bytes();
-    const STAGE_BARRIERS: u32 = Self::BUFFERS_AT + BUFFERS * Self::BUFFER_BYTES;
-    const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + Ring::<STAGES>::BYTES;
-    const END: u32 = Self::BUFFER_BARRIERS + Ring::<BUFFERS>::BYTES;
+    const STAGE_BARRIERS: u32 = Self::BUFFERS + Self::INSTANCE.buffers * Self::BUFFER_BYTES;
+    const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + Ring::bytes(Self::INSTANCE.stages);
+    const END: u32 = Self::BUFFER_BARRIERS + Ring::bytes(Self::INSTANCE.buffers);
     const fn values(panel: u32) -> u32 {
-        panel * Instance::PANEL_BYTES
+        panel * Self::INSTANCE.panel_bytes()
     }
     const TOKENS: u32 = Self::values(PANELS);
     const fn scales(panel: u32) -> u32 {
-        Self::TOKENS + Self::INSTANCE.token_bytes() + panel * Instance::SCALE_BYTES
+        Self::TOKENS + Self::INSTANCE.token_bytes() + panel * Self::INSTANCE.panel_scale_bytes()
     }
     const TOKEN_SCALES: u32 = Self::scales(PANELS);
 
     /// Stages: full when the load warp and its copies have arrived, empty when every warp that reads has.
-    const fn stages(shared: u32) -> Ring<STAGES> {
-        Ring::new(shared + Self::STAGE_BARRIERS)
+    const fn stages(shared: u32) -> Ring {
+        Ring::new(shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
     }
 
     /// Buffers of decoded tokens: full when every token warp has arrived, empty when every warp that multiplies has.
-    const fn buffers(shared: u32) -> Ring<BUFFERS> {
-        Ring::new(shared + Self::BUFFER_BARRIERS)
+    const fn buffers(shared: u32) -> Ring {
+        Ring::new(shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
     }
 
     /// The address of a ring's stage.
-    const fn stage(shared: u32, stages: Ring<STAGES>) -> u32 {
+    const fn stage(shared: u32, stages: Ring) -> u32 {
         shared + stages.index() * Self::STAGE_BYTES
     }
 
     /// The address of a ring's buffer.
-    const fn buffer(shared: u32, buffers: Ring<BUFFERS>) -> u32 {
-        shared + Self::BUFFERS_AT + buffers.index() * Self::BUFFER_BYTES
+    const fn buffer(shared: u32, buffers: Ring) -> u32 {
+        shared + Self::BUFFERS + buffers.index() * Self::BUFFER_BYTES
     }
 
     #[inline(always)]
@@ -140,16 +139,20 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFE
         // thread of a warpgroup in what that does.
         unsafe {
             if thread::thread_idx_x() == 0 {
-                Self::stages(shared).init(1, TOKEN_WARPS + CONSUMERS * WARPS);
-                Self::buffers(shared).init(TOKEN_WARPS, CONSUMERS * WARPS);
+                Self::stages(shared).init(1, Self::TOKEN_WARPS + Self::CONSUMER_WARPS);
+                Self::buffers(shared).init(Self::TOKEN_WARPS, Self::CONSUMER_WARPS);
                 fence_mbarrier_init();
             }
             thread::sync_threads();
             // The same in all lanes, and known to be.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
-            if warp < WARPS {
-                setmaxnreg_dec::<PRODUCER_REGISTERS>();
-                if warp == LOAD_WARP {
+            if warp <= Self::LOAD_WARP {
+                if const { Self::INSTANCE.consumers == 4 } {
+                    setmaxnreg_dec::<{ FOUR_CONSUMERS.0 }>();
+                } else {
+                    setmaxnreg_dec::<{ TWO_CONSUMERS.0 }>();
+                }
+                if warp == Self::LOAD_WARP {
                     if elect_sync(ALL_LANES) {
                         Self::load(launch, shared);
                     }
@@ -157,8 +160,12 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFE
                     Self::decode_tokens(launch, shared, warp);
                 }
             } else {
-                setmaxnreg_inc::<CONSUMER_REGISTERS>();
-                Self::multiply(launch, shared, warp / WARPS - 1);
+                if const { Self::INSTANCE.consumers == 4 } {
+                    setmaxnreg_inc::<{ FOUR_CONSUMERS.1 }>();
+                } else {
+                    setmaxnreg_inc::<{ TWO_CONSUMERS.1 }>();
+                }
+                Self::multiply(launch, shared, warp / WARPS - Self::INSTANCE.producers);
             }
         }
     }

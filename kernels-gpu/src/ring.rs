@@ -7,23 +7,27 @@ use cuda_std::mbarrier::{MBARRIER_BYTES, mbarrier_init, mbarrier_wait_parity};
 /// A role goes round on its own: the one that fills waits for a buffer to be empty, the one that empties it for it to be
 /// full. All buffers are empty at first.
 #[derive(Clone, Copy)]
-pub struct Ring<const COUNT: u32> {
+pub struct Ring {
     /// Shared address of the barriers: full ones, then empty ones.
     barriers: u32,
+    /// Buffers.
+    count: u32,
     /// The buffer at hand.
     index: u32,
     /// The parity of its full phase.
     parity: u32,
 }
 
-impl<const COUNT: u32> Ring<COUNT> {
-    /// Bytes of the barriers.
-    pub const BYTES: u32 = 2 * COUNT * MBARRIER_BYTES;
+impl Ring {
+    /// Bytes of the barriers of so many buffers.
+    pub const fn bytes(count: u32) -> u32 {
+        2 * count * MBARRIER_BYTES
+    }
 
-    /// The ring of the barriers at a shared address, at its first buffer.
+    /// The ring of so many buffers with the barriers at a shared address, at its first buffer.
     #[inline(always)]
-    pub const fn new(barriers: u32) -> Self {
-        Self { barriers, index: 0, parity: 0 }
+    pub const fn new(barriers: u32, count: u32) -> Self {
+        Self { barriers, count, index: 0, parity: 0 }
     }
 
     /// Makes the barriers, whose phases take so many arrivals.
@@ -32,7 +36,7 @@ impl<const COUNT: u32> Ring<COUNT> {
     /// The barriers' place in shared memory is nobody else's, and nobody uses them yet.
     #[inline(always)]
     pub unsafe fn init(self, full_arrivals: u32, empty_arrivals: u32) {
-        for index in 0..COUNT {
+        for index in 0..self.count {
             let ring = Self { index, ..self };
             // SAFETY: the caller's promise.
             unsafe {
@@ -57,7 +61,7 @@ impl<const COUNT: u32> Ring<COUNT> {
     /// Its barrier for those who empty it.
     #[inline(always)]
     pub const fn empty(self) -> u32 {
-        self.barriers + (COUNT + self.index) * MBARRIER_BYTES
+        self.barriers + (self.count + self.index) * MBARRIER_BYTES
     }
 
     /// Waits until the buffer is full.
@@ -84,7 +88,7 @@ impl<const COUNT: u32> Ring<COUNT> {
     #[inline(always)]
     pub const fn advance(&mut self) {
         self.index += 1;
-        if self.index == COUNT {
+        if self.index == self.count {
             self.index = 0;
             self.parity ^= 1;
         }

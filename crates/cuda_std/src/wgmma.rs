@@ -58,6 +58,13 @@ pub const fn descriptor(address: u32, along_k: u32, along_rows: u32) -> u64 {
     field(address) | field(along_k) << 16 | field(along_rows) << 32
 }
 
+/// The descriptor of the same layout `bytes` further on, a multiple of 16; the address stays below 2¹⁸.
+#[inline(always)]
+pub const fn advance(descriptor: u64, bytes: u32) -> u64 {
+    // In the low half, so that the compiler sees no carry out of it.
+    descriptor & !0xffff_ffff | (descriptor as u32).wrapping_add(bytes >> 4) as u64
+}
+
 /// A thread's part of D of a product with N columns: an array of N/2 registers.
 ///
 /// Element `4·j + 2·h + i` of lane l of warp w of the warpgroup is row `16·w + l/4 + 8·h` and column `8·j + 2·(l%4) + i`
@@ -154,5 +161,6 @@ mod tests {
     fn a_descriptor_holds_sixteenths_in_its_fields() {
         assert_eq!(descriptor(0x400, 0x80, 0x100), 0x40 | 0x8 << 16 | 0x10 << 32);
         assert_eq!(descriptor(0x3_fff0, 16, 16), 0x3fff | 1 << 16 | 1 << 32);
+        assert_eq!(advance(descriptor(0x400, 0x80, 0x100), 0x1000), descriptor(0x1400, 0x80, 0x100));
     }
 }

@@ -5,16 +5,16 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use kernels_gpu::abi;
-use kernels_gpu::abi::sm90::{Group, INSTANCES, Instance, K_ALIGNMENT, PANEL_ROWS, STEP, STEP_BYTES, THREADS, Tile};
+use kernels_gpu::abi::sm90::{Group, INSTANCES, Instance, K_ALIGNMENT, STEP, STEP_BYTES, Tile};
 
 use super::Grid;
 use super::gated_sm100::{MAP_BYTES, MapArguments};
 use crate::error::Error;
 use crate::problem::Op;
 
-/// A step of a tile takes as long as one of so many tokens at least, however few it has: that long it takes to decode its
-/// weights.
-const LEAST_TOKENS: u64 = 48;
+/// A step of a tile takes as long as if it had so many tokens more: that long it takes to decode its weights, as measured on
+/// an H200.
+const STEP_TOKENS: u64 = 112;
 
 /// Steps that a tile costs on top of its own: filling the pipeline and writing C.
 const TILE_STEPS: u64 = 2;
@@ -71,7 +71,7 @@ pub(crate) fn plan(op: Op, named: Option<&str>, groups: &[abi::Group], sms: u32)
     let grid = Grid {
         entry: split.instance.entry,
         blocks: starts.len() as u32 - 1,
-        threads: THREADS,
+        threads: split.instance.threads(),
         shared_bytes: split.instance.shared_bytes(),
     };
     Ok(Plan { grid, tiles, starts, instance: split.instance })
@@ -96,7 +96,7 @@ impl Split {
     /// Time of a tile, in tokens times steps.
     fn cost(self, tokens: u32, k: u32) -> u64 {
         let steps = u64::from(k.div_ceil(STEP)) + TILE_STEPS;
-        steps * LEAST_TOKENS.max(self.instance.width(tokens).into())
+        steps * (STEP_TOKENS + u64::from(self.instance.width(tokens)))
     }
 
     /// Kinds of tiles: the time of one, and how many there are.
@@ -222,7 +222,7 @@ impl Plan {
                 box_rows,
             };
             let tokens = map(group.a, group.m, self.instance.tile_tokens);
-            let weights = group.b.map(|address| map(address, group.n, PANEL_ROWS));
+            let weights = group.b.map(|address| map(address, group.n, self.instance.panel_rows()));
             [tokens].into_iter().chain(weights).take(self.maps_of(group))
         })
     }

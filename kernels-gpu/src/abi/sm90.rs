@@ -1,6 +1,6 @@
 //! What host and `gated_sm90` agree on: descriptors, tiles, budgets, and the list of its entries.
 //!
-//! Weights lie on the tensor core's M, two panels of 128 rows a tile; tokens on its N, which a tile chooses for itself.
+//! Weights lie on the tensor core's M, two panels of rows a tile; tokens on its N, which a tile chooses for itself.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use bytemuck::{Pod, Zeroable};
@@ -10,11 +10,8 @@ use super::{BLOCK, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS};
 /// Threads of a warpgroup.
 pub const WARPGROUP: u32 = 128;
 
-/// Warpgroups that multiply; one before them loads and decodes tokens.
-pub const CONSUMERS: u32 = 2;
-
-/// Threads of a block, in one dimension.
-pub const THREADS: u32 = (1 + CONSUMERS) * WARPGROUP;
+/// Rows of a panel that a warpgroup multiplies: the tensor core's M.
+pub const WARPGROUP_ROWS: u32 = 64;
 
 /// Elements of K of a stage.
 pub const STEP: u32 = 128;
@@ -33,9 +30,6 @@ pub const K_ALIGNMENT: u32 = 32;
 
 /// Panels of weights of a tile: gate and up of the same columns of C, or neighbouring columns of a plain C.
 pub const PANELS: u32 = 2;
-
-/// Rows of a panel: those of a tile of the scale layout, half of them for each warpgroup.
-pub const PANEL_ROWS: u32 = SCALE_TILE_ROWS;
 
 /// Bytes of a tile of the blocked scale layout.
 pub const SCALE_TILE_BYTES: u32 = SCALE_TILE_ROWS * SCALE_TILE_COLUMNS;
@@ -59,7 +53,7 @@ pub struct Group {
     pub a_map: u64,
     /// Address of A's scales, a multiple of 16.
     pub a_scales: u64,
-    /// Addresses of the maps of the values of gate and up; their boxes have [`PANEL_ROWS`] rows.
+    /// Addresses of the maps of the values of gate and up; their boxes have [`Instance::panel_rows`] rows.
     pub b_maps: [u64; 2],
     /// Addresses of the scales of gate and up, multiples of 16.
     pub b_scales: [u64; 2],
@@ -107,32 +101,39 @@ pub struct Launch {
 }
 
 /// Calls `$each!` with every entry of the kernel: its name, the matrices of weights (2 for gated, 1 for plain), the most
-/// tokens of a tile, the step of its widths, the stages that are loaded, the buffers of decoded tokens.
+/// tokens of a tile, the step of its widths, the warpgroups that load and decode tokens, those that multiply, the stages that
+/// are loaded, the buffers of decoded tokens.
 ///
-/// Buffers let the decoding of tokens run ahead of the products by as much as its latency; what they leave of shared memory
+/// Few tokens leave decoding weights as the work, and registers for four warpgroups to do it. Many tokens take the registers
+/// of two, and seven warps to decode them. Buffers let the decoding of tokens run ahead of the products by as much as its latency; what they leave of shared memory
 /// are stages, which hide the latency of global memory: some 64 KB of weights on their way are enough.
 #[macro_export]
 macro_rules! sm90_instances {
     ($each:ident) => {
         $each! {
-            gated_sm90_t16 = 2, 16, 8, 10, 4;
-            gated_sm90_t64 = 2, 64, 16, 7, 3;
-            gated_sm90_t128 = 2, 128, 16, 4, 3;
-            plain_sm90_t16 = 1, 16, 8, 10, 4;
-            plain_sm90_t64 = 1, 64, 16, 7, 3;
-            plain_sm90_t128 = 1, 128, 16, 4, 3;
+            gated_sm90_t16 = 2, 16, 8, 1, 4, 5, 4;
+            gated_sm90_t64 = 2, 64, 16, 2, 2, 7, 3;
+            gated_sm90_t128 = 2, 128, 16, 2, 2, 4, 3;
+            plain_sm90_t16 = 1, 16, 8, 1, 4, 5, 4;
+            plain_sm90_t64 = 1, 64, 16, 2, 2, 7, 3;
+            plain_sm90_t128 = 1, 128, 16, 2, 2, 4, 3;
         }
     };
 }
 
 macro_rules! table {
-    ($($entry:ident = $matrices:literal, $tile_tokens:literal, $width_step:literal, $stages:literal, $buffers:literal;)*) => {
+    ($(
+        $entry:ident = $matrices:literal, $tile_tokens:literal, $width_step:literal, $producers:literal,
+        $consumers:literal, $stages:literal, $buffers:literal;
+    )*) => {
         /// Every entry of the kernel; of an operation, the smallest tile first.
         pub const INSTANCES: &[Instance] = &[$(Instance {
             entry: stringify!($entry),
             matrices: $matrices,
             tile_tokens: $tile_tokens,
             width_step: $width_step,
+            producers: $producers,
+            consumers: $consumers,
             stages: $stages,
             buffers: $buffers,
         }),*];
@@ -154,6 +155,10 @@ pub struct Instance {
     pub tile_tokens: u32,
     /// The step of [`Instance::width`].
     pub width_step: u32,
+    /// Warpgroups that load and decode tokens.
+    pub producers: u32,
+    /// Warpgroups that multiply.
+    pub consumers: u32,
     /// Stages of the pipeline from global to shared memory.
     pub stages: u32,
     /// Buffers of decoded tokens.
@@ -161,9 +166,6 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Bytes of a panel's values in a stage.
-    pub const PANEL_BYTES: u32 = PANEL_ROWS * STEP_BYTES;
-
     /// Bytes of 128 rows' scales in a stage.
     pub const SCALE_BYTES: u32 = STEP_SCALE_TILES * SCALE_TILE_BYTES;
 
@@ -184,7 +186,32 @@ impl Instance {
 
     /// Columns of C of a tile.
     pub const fn columns(self) -> u32 {
-        PANELS / self.matrices * PANEL_ROWS
+        PANELS / self.matrices * self.panel_rows()
+    }
+
+    /// Threads of a block, in one dimension.
+    pub const fn threads(self) -> u32 {
+        (self.producers + self.consumers) * WARPGROUP
+    }
+
+    /// Rows of a panel.
+    pub const fn panel_rows(self) -> u32 {
+        self.consumers * WARPGROUP_ROWS
+    }
+
+    /// Rows of scale tiles of a panel.
+    pub const fn panel_scale_tiles(self) -> u32 {
+        self.panel_rows() / SCALE_TILE_ROWS
+    }
+
+    /// Bytes of a panel's values in a stage.
+    pub const fn panel_bytes(self) -> u32 {
+        self.panel_rows() * STEP_BYTES
+    }
+
+    /// Bytes of a panel's scales in a stage.
+    pub const fn panel_scale_bytes(self) -> u32 {
+        self.panel_scale_tiles() * Self::SCALE_BYTES
     }
 
     /// Columns of the products that a tile of so many tokens takes, the tensor core's N: from half of the largest tile's on.
@@ -200,7 +227,7 @@ impl Instance {
 
     /// Bytes of a stage.
     pub const fn stage_bytes(self) -> u32 {
-        PANELS * (Self::PANEL_BYTES + Self::SCALE_BYTES)
+        PANELS * (self.panel_bytes() + self.panel_scale_bytes())
             + self.token_bytes()
             + Self::TOKEN_SCALE_TILES * Self::SCALE_BYTES
     }
@@ -224,6 +251,7 @@ impl Instance {
     pub const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
         assert!(self.width_step.is_multiple_of(8) && (self.tile_tokens / 2).is_multiple_of(self.width_step));
+        assert!(self.panel_rows().is_multiple_of(SCALE_TILE_ROWS) && self.panel_rows() <= 256, "a box of a tensor map");
         assert!(self.tile_tokens <= SCALE_TILE_ROWS, "tokens of a tile meet two rows of scale tiles");
         assert!(self.stages > 1 && self.buffers > 1, "who fills must not wait for who empties");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
@@ -252,6 +280,7 @@ mod tests {
         let instance = Instance::of(2, 128);
         assert_eq!((instance.stage_bytes(), instance.buffer_bytes()), (28_672, 32_768));
         assert_eq!((instance.columns(), Instance::of(1, 128).columns()), (128, 256));
+        assert_eq!((Instance::of(2, 16).columns(), Instance::of(2, 16).stage_bytes()), (256, 39_936));
     }
 
     #[test]

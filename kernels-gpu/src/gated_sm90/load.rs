@@ -9,12 +9,10 @@ use cuda_std::{
 use super::{Sm90, Tiles};
 use crate::abi::{
     SCALE_TILE_ROWS,
-    sm90::{Group, Instance, Launch, PANEL_ROWS, PANELS, SCALE_TILE_BYTES, STEP_BYTES, STEP_SCALE_TILES, Tile},
+    sm90::{Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, STEP_BYTES, STEP_SCALE_TILES, Tile},
 };
 
-impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFERS: u32>
-    Sm90<MATRICES, TILE_TOKENS, STAGES, BUFFERS>
-{
+impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     #[inline(always)]
     pub(super) unsafe fn load(launch: Launch, shared: u32) {
         let mut stages = Self::stages(shared);
@@ -30,7 +28,6 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFE
                         fence_proxy_tensormap_acquire(group.b_maps[matrix]);
                     }
                 }
-                let panel_scales = [Self::panel_scales(&tile, group, 0), Self::panel_scales(&tile, group, 1)];
                 let token_scale_tiles = (tile.first_token % SCALE_TILE_ROWS + tile.tokens).div_ceil(SCALE_TILE_ROWS);
                 let token_scales =
                     group.a_scales + u64::from(tile.first_token / SCALE_TILE_ROWS) * group.scale_stride();
@@ -45,7 +42,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFE
                     // A box counts whole, whatever of it lies outside of the tensor.
                     mbarrier_arrive_expect_tx(
                         full,
-                        PANELS * (Instance::PANEL_BYTES + Instance::SCALE_BYTES)
+                        PANELS * (Self::INSTANCE.panel_bytes() + Self::INSTANCE.panel_scale_bytes())
                             + Self::INSTANCE.token_bytes()
                             + token_scale_tiles * Instance::SCALE_BYTES,
                     );
@@ -57,8 +54,11 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFE
                             [k_byte, first_row as i32],
                             full,
                         );
-                        let source = panel_scales[panel as usize] + scales_at;
-                        copy_scales(stage + Self::scales(panel), source, scales_left, full);
+                        for tile_row in 0..Self::INSTANCE.panel_scale_tiles() {
+                            let source = Self::panel_scales(&tile, group, panel, tile_row) + scales_at;
+                            let target = stage + Self::scales(panel) + tile_row * Instance::SCALE_BYTES;
+                            copy_scales(target, source, scales_left, full);
+                        }
                     }
                     cp_async_bulk_tensor_2d_shared_global(
                         stage + Self::TOKENS,
@@ -83,15 +83,17 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFE
         if MATRICES == 2 {
             (group.b_maps[panel as usize], tile.first_column)
         } else {
-            (group.b_maps[0], tile.first_column + panel * PANEL_ROWS)
+            (group.b_maps[0], tile.first_column + panel * Self::INSTANCE.panel_rows())
         }
     }
 
-    /// Address of the scales of a panel; of one that lies outside of the matrix, any that there are: its values are zeros.
+    /// Address of the scales of 128 rows of a panel; of such as lie outside of the matrix, any that there are: their values
+    /// are zeros.
     #[inline(always)]
-    const fn panel_scales(tile: &Tile, group: &Group, panel: u32) -> u64 {
+    const fn panel_scales(tile: &Tile, group: &Group, panel: u32, tile_row: u32) -> u64 {
         let (_, first_row) = Self::panel(tile, group, panel);
-        let row = if first_row < group.n { first_row } else { tile.first_column };
+        let row = first_row + tile_row * SCALE_TILE_ROWS;
+        let row = if row < group.n { row } else { tile.first_column };
         let matrix = if MATRICES == 2 { panel as usize } else { 0 };
         group.b_scales[matrix] + (row / SCALE_TILE_ROWS) as u64 * group.scale_stride()
     }

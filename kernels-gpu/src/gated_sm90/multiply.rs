@@ -16,20 +16,25 @@ use super::{
     order::{CHUNK_BYTES, CHUNK_ROWS, LANE_SCALES, LANE_WORDS, ROW_LANES, WORD_PAIRS, lane_offset},
 };
 use crate::{
-    abi::sm90::{CONSUMERS, Group, Launch, PANEL_ROWS, PANELS, SCALE_TILE_BYTES, Tile, WARPGROUP},
+    abi::{
+        SCALE_TILE_ROWS,
+        sm90::{Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, Tile, WARPGROUP, WARPGROUP_ROWS},
+    },
     epilogue::{convert, silu},
     ring::Ring,
 };
 
-/// Rows of an A fragment: a warp's, a warpgroup's.
+/// Rows of a warp's A fragment.
 const WARP_ROWS: u32 = 16;
-const WARPGROUP_ROWS: u32 = wgmma::M;
-const _: () = assert!(CONSUMERS * WARPGROUP_ROWS == PANEL_ROWS && WARPS * WARP_ROWS == WARPGROUP_ROWS);
+const _: () = assert!(WARPGROUP_ROWS == wgmma::M && WARPS * WARP_ROWS == WARPGROUP_ROWS);
 
 /// Accumulators of a thread for one panel of a product of so many columns.
 const fn registers(width: usize) -> usize {
     WARPGROUP_ROWS as usize * width / WARPGROUP as usize
 }
+
+/// The most accumulators of a panel that leave registers for the fragments of two words.
+const ROOMY: usize = registers(112);
 
 /// A loop of at most 16 turns as straight-line code, its index a constant: an array stays in registers only if all its
 /// indices are constants.
@@ -48,9 +53,7 @@ macro_rules! unroll {
 /// The sums of a tile's panels.
 type Sums<const REGISTERS: usize> = [[f32; REGISTERS]; PANELS as usize];
 
-impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFERS: u32>
-    Sm90<MATRICES, TILE_TOKENS, STAGES, BUFFERS>
-{
+impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     #[inline(always)]
     pub(super) unsafe fn multiply(launch: Launch, shared: u32, consumer: u32) {
         let fragment = Fragment::new(consumer);
@@ -79,50 +82,71 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFE
         group: &Group,
         shared: u32,
         fragment: &Fragment,
-        stages: &mut Ring<STAGES>,
-        buffers: &mut Ring<BUFFERS>,
+        stages: &mut Ring,
+        buffers: &mut Ring,
     ) -> Sums<REGISTERS>
     where
         [f32; REGISTERS]: MmaAsync,
     {
         let mut sums = [[0.0; REGISTERS]; PANELS as usize];
-        // SAFETY: a stage and a buffer are read between "full" and "empty" only: a stage's weights are in registers when it is
-        // released, a buffer's products complete.
+        let steps = group.steps();
+        // SAFETY: the whole warpgroup is here. A buffer is read while it is full, and released when its products are complete.
         unsafe {
-            for _ in 0..group.steps() {
-                stages.wait_full();
-                let stage = Self::stage(shared, *stages);
-                let panels = [0, 1].map(|panel| Rows::load(stage + Self::values(panel), stage + Self::scales(panel), fragment));
-                arrive(stages.empty());
-                stages.advance();
-
+            let mut panels = Self::take(shared, fragment, stages);
+            let mut a = panels.map(|rows| rows.decode(0));
+            for step in 0..steps {
                 buffers.wait_full();
-                let buffer = Self::buffer(shared, *buffers);
+                let b = wgmma::descriptor(
+                    Self::buffer(shared, *buffers),
+                    Self::CHUNK_BYTES,
+                    CHUNK_ROWS * CHUNK_BYTES,
+                );
                 unroll!(WORD < LANE_WORDS as usize, {
-                    let a = [panels[0].decode(WORD), panels[1].decode(WORD)];
-                    // Two words' fragments at most are in use: what the oldest had is free again.
-                    wgmma::wait_group::<1>();
                     wgmma::fence();
                     for half in 0..2 {
-                        let chunk = (WORD * WORD_PAIRS + 2 * half) as u32;
-                        let b = wgmma::descriptor(
-                            buffer + chunk * Self::CHUNK_BYTES,
-                            Self::CHUNK_BYTES,
-                            CHUNK_ROWS * CHUNK_BYTES,
-                        );
+                        let b = wgmma::advance(b, (WORD * WORD_PAIRS + 2 * half) as u32 * Self::CHUNK_BYTES);
                         sums[0].mma_async(a[0][half], b, true);
                         sums[1].mma_async(a[1][half], b, true);
                     }
                     wgmma::commit_group();
+                    // While these products run, the next ones' fragments take the registers of those before.
+                    wgmma::wait_group::<1>();
+                    if WORD + 1 < LANE_WORDS as usize {
+                        a = panels.map(|rows| rows.decode(WORD + 1));
+                    } else {
+                        if step + 1 < steps {
+                            panels = Self::take(shared, fragment, stages);
+                        }
+                        if REGISTERS > ROOMY {
+                            wgmma::wait_group::<0>();
+                        }
+                        // Behind the last step for nothing: registers that are in use must not come out of a choice.
+                        a = panels.map(|rows| rows.decode(0));
+                    }
                 });
                 wgmma::wait_group::<0>();
                 sums[0].settle();
                 sums[1].settle();
-                arrive(buffers.empty());
+                fragment.arrive(buffers.empty());
                 buffers.advance();
             }
         }
         sums
+    }
+
+    /// A thread's part of a stage's weights, which it takes to registers, so that the stage is free for the next.
+    #[inline(always)]
+    unsafe fn take(shared: u32, fragment: &Fragment, stages: &mut Ring) -> [Rows; PANELS as usize] {
+        // SAFETY: a stage is read between "full" and "empty".
+        unsafe {
+            stages.wait_full();
+            let stage = Self::stage(shared, *stages);
+            let panels =
+                [0, 1].map(|panel| Rows::load(stage + Self::values(panel), stage + Self::scales(panel), fragment));
+            fragment.arrive(stages.empty());
+            stages.advance();
+            panels
+        }
     }
 
     /// Scales, activates and writes a thread's elements of C.
@@ -157,22 +181,10 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFE
                     store(token, column, gated(first), gated(second));
                 } else {
                     store(token, column, value(0, first), value(0, second));
-                    store(token, column + PANEL_ROWS, value(1, first), value(1, second));
+                    store(token, column + Self::INSTANCE.panel_rows(), value(1, first), value(1, second));
                 }
             }
         });
-    }
-}
-
-/// Arrives once for the warp, behind all that its lanes did.
-#[inline(always)]
-unsafe fn arrive(mbarrier: u32) {
-    // SAFETY: the caller's promise: a barrier, the whole warp.
-    unsafe {
-        sync_warp(ALL_LANES);
-        if lane_id() == 0 {
-            mbarrier_arrive(mbarrier);
-        }
     }
 }
 
@@ -189,6 +201,8 @@ struct Fragment {
     rows: [u32; 2],
     /// Selects the two rows' halves of a word in the panel's order.
     in_order: u32,
+    /// Whether the thread arrives at barriers for its warp.
+    leads: bool,
 }
 
 impl Fragment {
@@ -203,11 +217,25 @@ impl Fragment {
             first_row,
             rows: [first_row + odd, first_row + 1 - odd],
             in_order: if odd == 0 { 0x3210 } else { 0x1032 },
+            leads: lane == 0 && pair == 0,
+        }
+    }
+
+    /// Arrives once for the warp, behind all that its lanes did.
+    #[inline(always)]
+    unsafe fn arrive(&self, mbarrier: u32) {
+        // SAFETY: the caller's promise: a barrier, the whole warp.
+        unsafe {
+            sync_warp(ALL_LANES);
+            if self.leads {
+                mbarrier_arrive(mbarrier);
+            }
         }
     }
 }
 
 /// A thread's words of a stage's panel, and their scales: two rows.
+#[derive(Clone, Copy)]
 struct Rows {
     words: [[u32; LANE_WORDS as usize]; 2],
     scales: [[u32; LANE_SCALES as usize]; 2],
@@ -223,8 +251,9 @@ impl Rows {
                 words: fragment.rows.map(|row| ld_shared_v4_b32(values_at + lane_offset(row, lane))),
                 scales: fragment.rows.map(|row| {
                     let tile = lane / 2 * SCALE_TILE_BYTES + lane % 2 * LANE_SCALES;
-                    let address = scales_at + tile + row % 32 * 16 + row / 32 * 4;
-                    scales(prmt_b32(ld_shared_b16(address).into(), 0, 0x4140))
+                    let tile = tile + row / SCALE_TILE_ROWS * Instance::SCALE_BYTES;
+                    let address = scales_at + tile + row % 32 * 16 + row % SCALE_TILE_ROWS / 32 * 4;
+                    scales(ld_shared_b16(address))
                 }),
             }
         }

@@ -9,7 +9,7 @@ use cuda_std::{
 };
 
 use super::{
-    Sm90, TOKEN_WARPS, Tiles,
+    Sm90, Tiles,
     decode::{decode, scales},
     order::{CHUNK_BYTES, CHUNK_ROWS, LANE_WORDS, ROW_LANES, WORD_PAIRS, lane_offset},
 };
@@ -23,17 +23,16 @@ const SCALE_WORDS: u32 = 2;
 
 const _: () = assert!(STEP_SCALE_TILES * 2 == ROW_LANES, "a tile of scales is of two lanes' words");
 
-impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFERS: u32>
-    Sm90<MATRICES, TILE_TOKENS, STAGES, BUFFERS>
-{
+impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     /// Bytes of a chunk of B: 8 columns of every token.
     pub(super) const CHUNK_BYTES: u32 = TILE_TOKENS * CHUNK_BYTES;
 
     #[inline(always)]
     pub(super) unsafe fn decode_tokens(launch: Launch, shared: u32, warp: u32) {
         let (mut stages, mut buffers) = (Self::stages(shared), Self::buffers(shared));
-        // Warps take every third 8 tokens; where there are fewer than 8 for each, they take turns.
+        // Warps take 8 tokens each in turn; where that leaves some without, another in every step.
         let mut first = warp;
+        let lane = lane_id();
         // SAFETY: a stage is read while it is full, a buffer written while it is empty, each place by one thread.
         unsafe {
             for (tile, group) in Tiles::new(launch) {
@@ -44,14 +43,14 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFE
                     buffers.wait_empty();
                     let mut eight = first;
                     while eight < eights {
-                        Self::decode_eight(&tile, stage, buffer, eight);
-                        eight += TOKEN_WARPS;
+                        Self::decode_eight(&tile, stage, buffer, eight, lane);
+                        eight += Self::TOKEN_WARPS;
                     }
-                    first = if first == 0 { TOKEN_WARPS - 1 } else { first - 1 };
+                    first = if first == 0 { Self::TOKEN_WARPS - 1 } else { first - 1 };
                     // wgmma reads B past the generic proxy.
                     fence_proxy_async_shared();
                     sync_warp(ALL_LANES);
-                    if lane_id() == 0 {
+                    if lane == 0 {
                         mbarrier_arrive(buffers.full());
                         mbarrier_arrive(stages.empty());
                     }
@@ -65,8 +64,8 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFE
     /// Decodes 8 tokens of a stage: each thread of one of them a word of each lane, of which it makes the word's chunks. A
     /// quarter warp has eight tokens, whose chunks lie side by side.
     #[inline(always)]
-    unsafe fn decode_eight(tile: &Tile, stage: u32, buffer: u32, eight: u32) {
-        let (token, word) = (eight * CHUNK_ROWS + lane_id() % CHUNK_ROWS, lane_id() / CHUNK_ROWS);
+    unsafe fn decode_eight(tile: &Tile, stage: u32, buffer: u32, eight: u32, lane: u32) {
+        let (token, word) = (eight * CHUNK_ROWS + lane % CHUNK_ROWS, lane / CHUNK_ROWS);
         // What is past the tile's end is summed too, but not written: any token will do.
         let row = if token < tile.tokens { token } else { tile.tokens - 1 };
         let scale_row = tile.first_token % SCALE_TILE_ROWS + row;
@@ -76,11 +75,11 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32, const STAGES: u32, const BUFFE
             + scale_row % 32 * 16
             + scale_row % SCALE_TILE_ROWS / 32 * 4;
         // Of a word of four scales, those of two lanes: bytes 0 and 2 for their first words, 1 and 3 for their last.
-        let selector = if word < SCALE_WORDS { 0x4240 } else { 0x4341 };
+        let selector = if word < SCALE_WORDS { 0x20 } else { 0x31 };
         // SAFETY: the caller's promise: a full stage, an empty buffer.
         unsafe {
             let scales: [[u32; 2]; STEP_SCALE_TILES as usize] = core::array::from_fn(|tile| {
-                scales(prmt_b32(ld_shared_b32(scale_address + tile as u32 * SCALE_TILE_BYTES), 0, selector))
+                scales(prmt_b32(ld_shared_b32(scale_address + tile as u32 * SCALE_TILE_BYTES), 0, selector) as u16)
             });
             let lanes: [[u32; WORD_PAIRS]; ROW_LANES as usize] = core::array::from_fn(|lane| {
                 let address = stage + Self::TOKENS + lane_offset(row, lane as u32) + word * 4;
