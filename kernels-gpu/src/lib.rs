@@ -7,7 +7,7 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
 pub mod abi;
-#[cfg(any(feature = "gated_simt", feature = "gated_sm90", feature = "gated_sm100"))]
+#[cfg(any(feature = "gated_simt", feature = "gated_sm90", feature = "gated_sm100", feature = "silu_mul"))]
 mod epilogue;
 #[cfg(feature = "gated_simt")]
 pub mod gated_simt;
@@ -17,5 +17,7 @@ pub mod gated_sm100;
 pub mod gated_sm90;
 #[cfg(feature = "gated_sm90")]
 mod ring;
-#[cfg(feature = "gated_simt")]
+#[cfg(any(feature = "gated_simt", feature = "silu_mul"))]
 mod schedule;
+#[cfg(feature = "silu_mul")]
+pub mod silu_mul;

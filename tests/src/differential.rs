@@ -35,13 +35,13 @@ pub fn emulate(program: &Program) -> Result<Buffers> {
     Ok(buffers.map(|(name, buffer)| (name.clone(), prepared.device.download(*buffer))).collect())
 }
 
-/// The first byte in which two runs differ, in words.
+/// The first byte in which two runs of a program differ, in words.
 ///
 /// # Panics
 /// If they have other buffers.
-pub fn difference(gpu: &Buffers, emulator: &Buffers) -> Option<String> {
+pub fn difference(program: &Program, gpu: &Buffers, emulator: &Buffers) -> Option<String> {
     assert!(gpu.keys().eq(emulator.keys()), "other buffers");
-    gpu.iter().find_map(|(name, gpu)| {
+    gpu.iter().filter(|(name, _)| !program.outcome.opaque.contains(name)).find_map(|(name, gpu)| {
         let emulator = &emulator[name];
         assert_eq!(gpu.len(), emulator.len(), "buffer `{name}` has another length");
         let at = (0..gpu.len()).find(|&at| gpu[at] != emulator[at])?;
@@ -89,6 +89,16 @@ impl Gpu {
         format!("compute capability {}.{}", self.capability.0, self.capability.1)
     }
 
+    /// Waits for errors that the GPU has not reported yet: it reports some after the kernel is over, on an H200 up to a
+    /// third of a second.
+    ///
+    /// # Errors
+    /// What a kernel before did wrong.
+    pub fn settle(&self) -> Result<()> {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        Ok(CurrentContext::synchronize()?)
+    }
+
     /// Runs a program.
     ///
     /// # Errors
@@ -121,6 +131,13 @@ impl Gpu {
         };
         buffers.into_iter().map(download).collect()
     }
+}
+
+/// What the differential test says of a program that agrees.
+pub fn agreement(program: &Program, ran: &Buffers) -> String {
+    let compared = ran.iter().filter(|(name, _)| !program.outcome.opaque.contains(name));
+    let buffers = compared.map(|(name, bytes)| format!("{} bytes of `{name}`", bytes.len()));
+    format!("{}: {} agree", program.name(), buffers.collect::<Vec<_>>().join(", "))
 }
 
 /// An argument as a kernel may take it: a tensor map must lie at a multiple of 64.

@@ -18,6 +18,11 @@ fn hopper(schedule: Schedule) -> Emulated {
     Emulated::new("sm_90a", Options { schedule, sms: SMS, ..Options::default() }).expect("the Hopper kernel")
 }
 
+/// The same device with one instance of its kernel for all steps.
+fn instance(gpu: Emulated, name: &str) -> Emulated {
+    gpu.with_variant(name.parse().expect("an instance")).expect("of this device's kernel")
+}
+
 /// The output of a device, which is right, and of this entry of the kernel.
 fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: OutDtype, entry: &str) -> Output {
     let mut layer = case.prepare(gpu);
@@ -40,7 +45,7 @@ fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
         for out_dtype in [OutDtype::F16, OutDtype::Bf16] {
             let inputs = inputs(Generator::Gaussian, op, &groups(&sizes), 1);
             let entry = format!("{}_sm90_t128", op.name());
-            let gpus = schedules.into_iter().map(|schedule| hopper(schedule).with_variant("t128"));
+            let gpus = schedules.into_iter().map(|schedule| instance(hopper(schedule), "t128"));
             check(&Case::new(&inputs, out_dtype), gpus, out_dtype, &entry);
         }
     }
@@ -50,13 +55,13 @@ fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
 fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
     let gpu = hopper(Schedule::Fair);
     for op in OPS {
-        for instance in gpu.variants(op) {
+        for instance in gpu.instances(op) {
             // More steps than stages; more columns than a tile; a tile that starts in the middle of the scale layout's.
             let sizes = groups(&[(7, 136, 64), (0, 8, 32), (137, 72, 1440), (1, 8, 320)]);
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
             let schedules = (0..20).map(Schedule::Seed).chain([Schedule::Worst]);
             let entry = format!("{}_sm90_{instance}", op.name());
-            let gpus = schedules.map(|schedule| gpu.clone().with_schedule(schedule).with_variant(instance));
+            let gpus = schedules.map(|schedule| self::instance(gpu.clone().with_schedule(schedule), instance));
             check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &entry);
         }
     }
@@ -66,12 +71,12 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
 fn a_tile_of_any_number_of_tokens_is_right() {
     // Columns of C: more than a tile's in one case, of the second panel of a plain tile in the other.
     for (op, n) in OPS.into_iter().zip([136, 264]) {
-        for instance in hopper(Schedule::Fair).variants(op) {
+        for instance in hopper(Schedule::Fair).instances(op) {
             let most: usize = instance[1..].parse().expect("t and its tokens");
             let sizes: Vec<_> = (1..=most).step_by(5).chain([most]).map(|tokens| (tokens, n, 96)).collect();
             let inputs = inputs(Generator::Gaussian, op, &groups(&sizes), 3);
             let entry = format!("{}_sm90_{instance}", op.name());
-            let gpu = hopper(Schedule::Fair).with_variant(instance);
+            let gpu = self::instance(hopper(Schedule::Fair), instance);
             verified(&Case::new(&inputs, OutDtype::F16), &gpu, OutDtype::F16, &entry);
         }
     }
@@ -95,16 +100,6 @@ fn any_number_of_blocks_gives_the_same_bits() {
 fn k_that_is_no_multiple_of_32_goes_to_the_portable_kernel() {
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(8, 16, 64), (5, 8, 48)]), 3);
     verified(&Case::new(&inputs, OutDtype::F16), &hopper(Schedule::Fair), OutDtype::F16, "gated_simt_small");
-}
-
-#[test]
-fn an_instance_that_does_not_exist_is_refused() {
-    let inputs = inputs(Generator::Gaussian, Op::Plain, &groups(&[(5, 8, 64)]), 5);
-    let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
-    let gpu = hopper(Schedule::Fair).with_variant("t7");
-    let mut layer = gpu.prepare(&inputs.weights).unwrap();
-    let error = backend::run(layer.as_mut(), &step, &mut Output::new(step.problem())).unwrap_err().to_string();
-    assert_eq!(error, "`t7` is no variant of plain_sm90; it has t16, t64, t128");
 }
 
 /// What the kernel is stopped for when a line of its text is changed; one block computes many tiles, all of them ragged.
@@ -135,7 +130,7 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
         ("wgmma.wait_group.sync.aligned 0", "", 2, 0),
     ];
     let gpu = Emulated::new("sm_90a", Options { schedule: Schedule::Worst, sms: 1, ..Options::default() }).unwrap();
-    let gpu = gpu.with_variant("t16");
+    let gpu = instance(gpu, "t16");
     assert_eq!(fault(&gpu, 0, ""), None, "the first line is a comment");
     let entry = |line: &&str| !line.contains(".entry gated_sm90_t16(");
     let start = gpu.ptx().lines().take_while(entry).count();

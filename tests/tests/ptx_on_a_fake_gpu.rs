@@ -52,7 +52,7 @@ fn every_program_reaches_the_gpu_that_its_target_names_and_comes_back() {
         fake.on_launch(launch_in_emulator);
         let gpu = Gpu::open().unwrap();
         for program in programs_of_the_fake().iter().filter(|program| gpu.runs(program)) {
-            assert_eq!(difference(&run(&gpu, program), &emulate(program).unwrap()), None);
+            assert_eq!(difference(program, &run(&gpu, program), &emulate(program).unwrap()), None);
             ran += 1;
         }
     }
@@ -68,7 +68,7 @@ fn a_launch_that_does_nothing_is_found_out() {
     let gpu = Gpu::open().unwrap();
     for program in programs_of_the_fake().iter().filter(|program| gpu.runs(program)) {
         let path = program.path.display();
-        let found = difference(&run(&gpu, program), &emulate(program).unwrap());
+        let found = difference(program, &run(&gpu, program), &emulate(program).unwrap());
         assert!(found.is_some_and(|text| text.starts_with("byte ")), "{path} leaves its buffers as they were");
     }
 }

@@ -62,8 +62,10 @@ fn launch_bounds_arch_and_version_reach_the_ptx() {
         assert!(both.contains(".maxntid 384") && both.contains(".minnctapersm 1"), "{both}");
         let threads = body(&ptx, "collective_between_guarded_regions");
         assert!(threads.contains(".maxntid 64") && !threads.contains(".minnctapersm"), "{threads}");
+        // Clusters came with Hopper.
+        assert_eq!(threads.contains(".reqnctapercluster 2"), arch != Arch::Sm80, "{threads}");
         let none = body(&ptx, "barrier_and_shuffle_in_a_loop");
-        assert!(!none.contains(".maxntid"), "{none}");
+        assert!(!none.contains(".maxntid") && !none.contains("cluster"), "{none}");
         assert!(!ptx.contains("__launch_bounds"), "the builder's own symbols are gone");
     }
 }

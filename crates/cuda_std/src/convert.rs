@@ -46,3 +46,17 @@ pub fn cvt_rn_bf16x2_f32(low: f32, high: f32) -> u32 {
     };
     packed
 }
+
+/// The f32 of an f16's bits (`cvt.f32.f16`).
+#[inline(always)]
+pub fn cvt_f32_f16(bits: u16) -> f32 {
+    let value: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        ptx!(
+            "cvt.f32.f16 {}, {};", out(reg32) value, in(reg16) bits,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+    value
+}

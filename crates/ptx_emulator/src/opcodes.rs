@@ -347,7 +347,8 @@ table! {
         "tcgen05" ["commit {cta_group::1 cta_group::2} mbarrier::arrive::one [shared::cluster] \
                     [multicast::cluster] b64"] tcgen05::commit;
     }
-    Matrix, "TensorCore 5th Generation: cp, mma" => {
+    Matrix, "TensorCore 5th Generation: cp, shift, mma" => {
+        "tcgen05" ["shift {cta_group::1 cta_group::2} down"] tcgen05::shift;
         "tcgen05" ["cp {cta_group::1 cta_group::2} {128x256b 4x256b 128x128b}",
                    "cp {cta_group::1 cta_group::2} 64x128b {warpx2::02_13 warpx2::01_23}",
                    "cp {cta_group::1 cta_group::2} 32x128b warpx4"] tcgen05::cp;

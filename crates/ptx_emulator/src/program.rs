@@ -24,12 +24,15 @@ pub struct Program {
 }
 
 /// What must come of a program.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {
     /// The u32 words that buffers begin with afterwards.
     #[serde(default)]
     pub expect: BTreeMap<String, Vec<u32>>,
+    /// Buffers that hold objects whose bytes are the device's own, such as a tensor map.
+    #[serde(default)]
+    pub opaque: Vec<String>,
     /// The kind of fault, in kebab-case.
     pub fault: Option<String>,
     /// The schedules that show the fault, where not all do.
@@ -37,7 +40,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    const FIELDS: [&str; 3] = ["expect", "fault", "schedules"];
+    const FIELDS: [&str; 4] = ["expect", "opaque", "fault", "schedules"];
 }
 
 impl Program {
@@ -66,6 +69,11 @@ impl Program {
         paths.retain(|path| path.extension().is_some_and(|extension| extension == "ptx"));
         paths.sort();
         paths.iter().map(|path| Program::read(path)).collect()
+    }
+
+    /// The file's name.
+    pub fn name(&self) -> std::borrow::Cow<'_, str> {
+        self.path.file_name().unwrap_or_default().to_string_lossy()
     }
 
     /// The folder of the file, which its paths are relative to.

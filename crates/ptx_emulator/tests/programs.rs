@@ -4,6 +4,8 @@
 //! Every schedule must give the same answer. The report or fault of the fair one is kept beside the program;
 //! `BLESS=1 cargo test` rewrites it.
 
+mod manual;
+
 use std::path::Path;
 
 use ptx_emulator::program::Program;
@@ -48,6 +50,31 @@ fn correct_programs_pass_on_every_schedule() {
                 Err(fault) => panic!("{} on schedule {schedule}: {fault}", program.path.display()),
             }
         }
+    }
+}
+
+/// Each feature's programs on every schedule; `tests/manual` derives what they must leave in memory.
+macro_rules! features_are_what_the_manual_says {
+    ($($feature:ident)*) => {$(
+        #[test]
+        fn $feature() {
+            for program in manual::$feature::programs() {
+                for schedule in SCHEDULES {
+                    if let Err(fault) = run(&program, schedule) {
+                        panic!("{} on schedule {schedule}: {fault}\n{}", program.path.display(), program.text);
+                    }
+                }
+            }
+        }
+    )*};
+}
+
+mod features_are_what_the_manual_says {
+    use super::*;
+
+    features_are_what_the_manual_says! {
+        bulk_copies clusters cp_async fragments launch_control mbarriers multicast tcgen05_copies tcgen05_mma tcgen05_pairs
+        tcgen05_registers tensor_copies tensor_reductions tensormap_replace wgmma
     }
 }
 

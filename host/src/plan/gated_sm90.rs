@@ -71,6 +71,7 @@ pub(crate) fn plan(op: Op, named: Option<&str>, groups: &[abi::Group], sms: u32)
     let grid = Grid {
         entry: split.instance.entry,
         blocks: starts.len() as u32 - 1,
+        cluster: 1,
         threads: split.instance.threads(),
         shared_bytes: split.instance.shared_bytes(),
     };
@@ -220,6 +221,7 @@ impl Plan {
                 rows,
                 box_bytes: STEP_BYTES,
                 box_rows,
+                swizzled: true,
             };
             let tokens = map(group.a, group.m, self.instance.tile_tokens);
             let weights = group.b.map(|address| map(address, group.n, self.instance.panel_rows()));
@@ -238,5 +240,119 @@ impl Plan {
             described
         };
         groups.iter().map(describe).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable;
+
+    use super::*;
+    use crate::shape;
+
+    const SMS: u32 = 132;
+
+    fn group(m: u32, n: u32, k: u32) -> abi::Group {
+        abi::Group { a: 0x1000, b: [0x2000, 0x3000], m, n, k, ..abi::Group::zeroed() }
+    }
+
+    #[test]
+    fn tiles_have_room_for_a_groups_tokens_but_not_for_many_more() {
+        let most = |sizes: [u32; 8]| {
+            let split = choose(Op::Gated, &sizes.map(|m| group(m, 4096, 7168)), SMS);
+            (split.instance.tile_tokens, split.most)
+        };
+        assert_eq!(most([1; 8]), (16, 16));
+        assert_eq!(most([16; 8]).0, 16);
+        assert_eq!(most([64; 8]).0, 64);
+        assert_eq!(most([80, 176, 128, 72, 64, 248, 96, 160]), (128, 128));
+    }
+
+    #[test]
+    fn tiles_cover_every_group_once_with_even_tiles() {
+        for op in [Op::Gated, Op::Plain] {
+            for (_, instance) in instances(op) {
+                let split = Split { instance, most: instance.tile_tokens };
+                let groups = [group(129, 136, 64), group(0, 8, 64), group(7, 520, 64)];
+                let tiles = split.tiles(&groups).unwrap();
+                for (index, group) in (0..).zip(&groups) {
+                    let columns = instance.columns();
+                    let mut covered = vec![0; (group.m * group.n.div_ceil(columns)) as usize];
+                    for (_, tile) in tiles.iter().filter(|(_, tile)| tile.group == index) {
+                        assert!((1..=instance.tile_tokens).contains(&tile.tokens));
+                        for token in tile.first_token..tile.first_token + tile.tokens {
+                            covered[(tile.first_column / columns * group.m + token) as usize] += 1;
+                        }
+                    }
+                    assert!(covered.iter().all(|&times| times == 1), "{} {group:?}", instance.entry);
+                }
+            }
+        }
+        let split = Split { instance: Instance::of(2, 128), most: 128 };
+        assert_eq!(
+            [0, 1, 128, 129, 248, 300].map(|m| split.rows(m)),
+            [(0, 0), (1, 8), (1, 128), (2, 72), (2, 128), (3, 104)]
+        );
+    }
+
+    #[test]
+    fn tiles_are_dealt_out_evenly_and_each_once() {
+        let tile = |group| Tile { group, first_column: 0, first_token: 0, tokens: 1 };
+        let costs = [5, 1, 4, 1, 1, 3, 3];
+        let (dealt, starts) = deal(costs.into_iter().zip((0..).map(tile)).collect(), 3);
+        let blocks: Vec<u64> = starts
+            .windows(2)
+            .map(|ends| dealt[ends[0] as usize..ends[1] as usize].iter().map(|tile| costs[tile.group as usize]).sum())
+            .collect();
+        assert_eq!(blocks, [6, 6, 6]);
+        let mut groups: Vec<_> = dealt.iter().map(|tile| tile.group).collect();
+        groups.sort_unstable();
+        assert_eq!(groups, [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(deal(Vec::new(), 3).1, [0]);
+    }
+
+    #[test]
+    fn the_bound_of_the_time_counts_whole_tiles() {
+        assert_eq!(makespan(vec![(10, 4)], 4), 10);
+        assert_eq!(makespan(vec![(10, 5)], 4), 20);
+        assert_eq!(makespan(vec![(10, 4), (3, 1)], 4), 13);
+        assert_eq!(makespan(vec![(1, 4000)], 4), 1000);
+        assert_eq!(makespan(vec![], 4), 0);
+    }
+
+    #[test]
+    fn each_group_with_tokens_gets_its_own_maps() {
+        let groups = [group(7, 72, 320), group(0, 8, 320), group(9, 8, 320)];
+        let plan = plan(Op::Gated, None, &groups, SMS).unwrap();
+        let described = plan.describe(&groups, 0x10000);
+        let map = |index: u64| 0x10000 + index * MAP_BYTES as u64;
+        assert_eq!((described[0].a_map, described[0].b_maps), (map(0), [map(1), map(2)]));
+        assert_eq!((described[2].a_map, described[2].b_maps), (map(3), [map(4), map(5)]));
+        let maps: Vec<_> = plan.maps(&groups).collect();
+        assert_eq!((maps.len(), plan.map_count(&groups)), (6, 6));
+        let expected = (0x1000, 160, 7, 64, 16);
+        let map = maps[0];
+        assert_eq!((map.address, map.row_bytes, map.rows, map.box_bytes, map.box_rows), expected);
+        assert_eq!((maps[2].rows, maps[2].box_rows), (72, 256));
+    }
+
+    #[test]
+    fn every_built_in_shape_has_a_plan_for_both_operations() {
+        for shape in shape::builtin() {
+            for op in [Op::Gated, Op::Plain] {
+                let groups: Vec<_> =
+                    shape.groups.iter().map(|sizes| group(sizes.m as u32, sizes.n as u32, sizes.k as u32)).collect();
+                let plan = plan(op, None, &groups, SMS).unwrap();
+                assert!(plan.grid.blocks > 0 && plan.grid.blocks <= SMS, "{}", shape.name);
+                assert_eq!(*plan.starts.last().unwrap() as usize, plan.tiles.len());
+            }
+        }
+    }
+
+    #[test]
+    fn more_tiles_than_can_be_numbered_are_refused() {
+        let huge = group(u32::MAX, 1 << 20, 32);
+        assert!(matches!(plan(Op::Gated, None, &[huge], SMS), Err(Error::TooLarge)));
+        assert!(matches!(plan(Op::Gated, None, &[huge; 64], SMS), Err(Error::TooLarge)));
     }
 }

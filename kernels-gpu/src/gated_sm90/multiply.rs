@@ -96,11 +96,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
             let mut a = panels.map(|rows| rows.decode(0));
             for step in 0..steps {
                 buffers.wait_full();
-                let b = wgmma::descriptor(
-                    Self::buffer(shared, *buffers),
-                    Self::CHUNK_BYTES,
-                    CHUNK_ROWS * CHUNK_BYTES,
-                );
+                let b = wgmma::descriptor(Self::buffer(shared, *buffers), Self::CHUNK_BYTES, CHUNK_ROWS * CHUNK_BYTES);
                 unroll!(WORD < LANE_WORDS as usize, {
                     wgmma::fence();
                     for half in 0..2 {

@@ -202,7 +202,7 @@ pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         for (d, row) in d.iter().zip(&out) {
             d.write(w, mask, row);
         }
-        machine.roles[w.role as usize].matrix_multiply_adds += (m * n * k) as u64;
+        machine.count_matrix_operation(w, (m * n * k) as u64);
         Ok(Flow::Next)
     }))
 }

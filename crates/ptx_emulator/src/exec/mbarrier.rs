@@ -2,7 +2,7 @@
 
 use super::{Flow, Lowered, WaitFor};
 use crate::lower::{Address, Lower};
-use crate::machine::mbarrier::Phase;
+use crate::machine::mbarrier::{Arrival, Phase};
 use crate::machine::memory::Lane;
 use crate::machine::warp::{Src, Warp};
 use crate::parser::ast::{Instruction, Operand};
@@ -62,7 +62,9 @@ pub fn transaction(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-/// `mbarrier.arrive`, `mbarrier.arrive_drop`, with `.expect_tx` or a count.
+/// `mbarrier.arrive`, `mbarrier.arrive_drop`, with `.expect_tx` or a count. The lanes of a warp arrive at once: together
+/// they must not be more than the phase still waits for. The manual does not say so; on an H200 two lanes that arrive at
+/// a barrier of one end in a launch failure, and one after the other complete two phases.
 pub fn arrive(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     // The state is missing where the barrier may be another CTA's.
     let state = match i.operand(0)? {
@@ -73,21 +75,29 @@ pub fn arrive(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let a = l.address(i, first)?;
     let space = space(i, &a);
     let value = if i.operands.len() > first + 1 { l.src(i, first + 1, Type::U32)? } else { Src::Constant(1) };
-    let (expect, drop) = (i.has("expect_tx"), i.has("arrive_drop"));
+    let expect = i.has("expect_tx");
+    let how = Arrival { drop: i.has("arrive_drop"), no_complete: i.has("noComplete") };
     Ok(Box::new(move |w, m, mask| {
+        let mut places = [None; 32];
         for lane in lanes(mask) {
             let at = lane_at(w, &a, space, lane);
-            let at = m.mbarrier(w, at, m.rank_of(at.address) != w.cta)?;
-            let value = w.lane(value, lane) as u32;
-            let count = if expect {
-                m.mbarrier_expect(at, lane as u32, value)?;
-                1
-            } else {
-                value
-            };
-            let phase = m.mbarrier_arrive(w, lane as u32, at, count, drop)?;
+            places[lane] = Some(m.mbarrier(w, at, m.rank_of(at.address) != w.cta)?);
+        }
+        let mut rest = mask;
+        while let Some(at) = places.get(rest.trailing_zeros() as usize).copied().flatten() {
+            let together = lanes(rest).filter(|&lane| places[lane] == Some(at)).fold(0, |mask, lane| mask | 1 << lane);
+            rest &= !together;
+            let mut count = 0u32;
+            for lane in lanes(together) {
+                let value = w.lane(value, lane) as u32;
+                if expect {
+                    m.mbarrier_expect(at, lane as u32, value)?;
+                }
+                count = count.saturating_add(if expect { 1 } else { value });
+            }
+            let phase = m.mbarrier_arrive(w, together, at, count, how)?;
             if let Some(state) = state {
-                state.write_lane(w, lane, phase);
+                state.write(w, together, &[phase; 32]);
             }
         }
         Ok(Flow::Next)
@@ -117,6 +127,7 @@ pub fn wait(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let phase = if parity { Phase::Parity(value & 1 == 1) } else { Phase::Token(value) };
             if m.mbarrier_test(w, lane as u32, at, phase)? {
                 complete |= 1 << lane;
+                m.phase_awaited(w, at);
             } else {
                 missing = Some((at, phase));
             }
@@ -150,6 +161,7 @@ pub fn copy_arrive(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let last = open.iter().map(|c| c.0).filter(|id| m.pending.contains(*id)).collect::<Vec<_>>();
             let agents: Vec<_> = open.into_iter().filter_map(|c| c.1).collect();
             let issuer = m.race.as_mut().map(|r| r.spawn(w.index, 1 << lane, false));
+            m.load_requested(at);
             m.start_after(w, last, move |m| {
                 for agent in agents.iter().chain(&issuer) {
                     m.mbarrier_learn(at, agent)?;

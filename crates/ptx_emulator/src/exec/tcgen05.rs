@@ -1,8 +1,8 @@
 //! The fifth-generation tensor core (PTX ISA, "TensorCore 5th Generation Family Instructions"). Descriptors, layouts and
 //! arithmetic are in [`crate::hw`]; here is what happens when.
 //!
-//! Order: `mma` and `cp` of one thread take effect in the order of issue (under `strict`, only the pairs that the manual
-//! lists as pipelined: `mma` after `mma`, `mma` after `cp`, `cp` after `cp`). `ld` and `st` complete at their waits.
+//! Order: `mma`, `cp` and `shift` of one thread take effect in the order of issue (under `strict`, only the pairs that the
+//! manual lists as pipelined: `mma` after each of them, `cp` after `cp`, `shift` after `mma`, `cp.4x256b` after `shift`). `ld` and `st` complete at their waits.
 //! Other threads know of an `mma` or `cp` through a `commit` and its mbarrier; of an `ld` or `st` through its wait and an
 //! ordinary barrier. Under `strict` the barrier counts only between `tcgen05.fence::before_thread_sync` (for `ld` and `st`)
 //! and `tcgen05.fence::after_thread_sync`.
@@ -21,8 +21,8 @@ use crate::hw::matmul::{
     Floats, Fours, Integers, Packing, Scales, gather, multiply_f16, multiply_f32, multiply_fours, multiply_i32,
 };
 use crate::hw::tmem::{
-    AccessShape, Address as Cell, CopyShape, DataPath, LANES_PER_WARP, first_lane_of_warp, is_allocation_size,
-    scale_byte,
+    AccessShape, Address as Cell, CopyShape, DataPath, LANES_PER_WARP, SHIFT_COLUMNS, first_lane_of_warp,
+    is_allocation_size, scale_byte,
 };
 use crate::lower::{Dst, Lower, LowerError};
 use crate::machine::cluster::Machine;
@@ -36,14 +36,16 @@ use crate::types::{Space, Type};
 /// What the tensor core knows of the operations that one CTA pair issued to it.
 #[derive(Clone, Default)]
 pub struct Pipe {
-    /// The last operation, by kind: `mma` and `cp`.
-    last: [Option<u64>; 2],
+    /// The last operation, by kind: `mma`, `cp` and `shift`.
+    last: [Option<u64>; 3],
     /// What those before have done.
-    known: [Shared; 2],
+    known: [Shared; 3],
 }
 
 const MMA: usize = 0;
 const CP: usize = 1;
+const SHIFT: usize = 2;
+const ALL_KINDS: &[usize] = &[MMA, CP, SHIFT];
 
 fn pair(i: &Instruction) -> u32 {
     if i.has("cta_group::2") { 2 } else { 1 }
@@ -127,11 +129,12 @@ pub fn fence(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-/// An asynchronous operation of a thread that takes its turn in the tensor core's pipe.
-fn issue(m: &mut Machine<'_>, w: &Warp, lane: usize, kind: usize) -> (Option<Agent>, Vec<u64>) {
+/// An asynchronous operation of a thread that takes its turn in the tensor core's pipe, under `strict` only behind the
+/// kinds that are pipelined with it.
+fn issue(m: &mut Machine<'_>, w: &Warp, lane: usize, pipelined: &[usize]) -> (Option<Agent>, Vec<u64>) {
     let strict = m.launch.config.strict;
     let pipe = &m.pipes[(w.cta / 2) as usize];
-    let behind: &[usize] = if strict && kind == CP { &[CP] } else { &[MMA, CP] };
+    let behind = if strict { pipelined } else { ALL_KINDS };
     let after = behind.iter().filter_map(|&k| pipe.last[k]).filter(|id| m.pending.contains(*id)).collect();
     let agent = m.race.as_mut().map(|race| {
         let mut known = None;
@@ -366,10 +369,10 @@ pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 accumulate: enable.mask(w) >> lane & 1 == 1,
                 disabled,
             };
-            let (agent, after) = issue(m, w, lane, MMA);
+            let (agent, after) = issue(m, w, lane, ALL_KINDS);
             mma.check(m, w, agent.as_ref()).map_err(|s| s.lane(lane as u32))?;
             let work = u64::from(desc.m) * u64::from(desc.n) * u64::from(desc.k);
-            m.roles[w.role as usize].matrix_multiply_adds += work;
+            m.count_matrix_operation(w, work);
             let id = m.start_after(w, after, move |m| mma.run(m));
             issued(m, w, MMA, id, agent.as_ref());
         }
@@ -453,7 +456,7 @@ impl Mma {
         let of = |&cta: &u32| {
             gather(&self.b, desc.major_b, self.b_rows() as usize, bytes, element.max(1), |at| chunk(m, cta, at))
         };
-        self.ctas.iter().flat_map(of).collect()
+        self.ctas.iter().map(of).collect::<Vec<_>>().concat()
     }
 
     fn gather_a(&self, m: &Machine<'_>, cta: u32, part: u32) -> Stopped<Vec<u8>> {
@@ -498,18 +501,19 @@ impl Mma {
     fn scales_b(&self, m: &Machine<'_>, cta: u32) -> Stopped<Option<Scales>> {
         let Some((ty, vector, _, at)) = self.scales else { return Ok(None) };
         let (n, blocks) = (self.desc.n, vector as u32);
-        let mut codes = Vec::new();
+        let byte = |block| scale_byte(vector, self.desc.scale_b_id, block) as usize & 3;
+        let used = (0..blocks).fold(0u32, |mask, block| mask | 0xff << (8 * byte(block)));
+        let mut codes = Vec::with_capacity((n * blocks) as usize);
         for column in 0..n {
-            let cells = (0..4).filter_map(|q| self.path.scale_b_cell(column, n, q));
-            let words = cells.map(|c| m.tmem_read(cta, offset(at, c))).collect::<Stopped<Vec<_>>>()?;
-            let bytes: Vec<u8> = (0..blocks)
-                .map(|b| words[0].to_le_bytes()[scale_byte(vector, self.desc.scale_b_id, b) as usize & 3])
-                .collect();
-            let mask = (0..blocks).fold(0, |m, b| m | 0xff << (8 * scale_byte(vector, self.desc.scale_b_id, b)));
-            if words.iter().any(|w| (w ^ words[0]) & mask != 0) {
-                return Err(Stop::unsupported("scale factors of B that differ between quarters of the lanes"));
+            let mut word = None;
+            for cell in (0..4).filter_map(|quarter| self.path.scale_b_cell(column, n, quarter)) {
+                let here = m.tmem_read(cta, offset(at, cell))?;
+                if (*word.get_or_insert(here) ^ here) & used != 0 {
+                    return Err(Stop::unsupported("scale factors of B that differ between quarters of the lanes"));
+                }
             }
-            codes.extend(bytes);
+            let bytes = word.unwrap_or_default().to_le_bytes();
+            codes.extend((0..blocks).map(|block| bytes[byte(block)]));
         }
         decode_scales(ty, n, blocks, &codes).map(Some)
     }
@@ -528,13 +532,13 @@ impl Mma {
                 .flat_map(|row| (0..desc.n).step_by(width as usize).map(move |column| (row, column)))
                 .map(|(row, column)| offset(self.d, self.path.d_cell(row, column, desc.n)))
                 .collect();
-            let mut old = Vec::with_capacity(rows * n);
+            let mut d: Vec<u32> = Vec::with_capacity(rows * n);
             if self.accumulate {
                 for &run in &runs {
-                    old.extend_from_slice(m.tmem_read_row(cta, run, width)?);
+                    d.extend_from_slice(m.tmem_read_row(cta, run, width)?);
                 }
             } else {
-                old.resize(rows * n, 0);
+                d.resize(rows * n, 0);
             }
             let a_packing = self.packing(shared_a);
             let floats_a = || {
@@ -546,39 +550,29 @@ impl Mma {
                 if desc.negate_b { b.negated() } else { b }
             };
             let scales = self.scales_a(m, cta)?.zip(self.scales_b(m, cta)?);
-            let new: Vec<u32> = match (desc.kind, desc.d, scales) {
+            match (desc.kind, desc.d, scales) {
                 (MmaKind::Mxf4 | MmaKind::Mxf4nvf4, _, Some((sa, sb))) => {
-                    let mut d: Vec<f32> = old.iter().map(|&v| f32::from_bits(v)).collect();
                     let (a, b) = (Fours::decode(rows, k, &a_bytes), Fours::decode(n, k, &b_bytes));
                     let a = if desc.negate_a { a.negated() } else { a };
                     let b = if desc.negate_b { b.negated() } else { b };
-                    multiply_fours(&a, &sa, &b, &sb, &mut d);
-                    d.into_iter().map(f32::to_bits).collect()
+                    multiply_fours(&a, &sa, &b, &sb, bytemuck::cast_slice_mut(&mut d));
                 }
                 (MmaKind::Mxf8f6f4, _, Some((sa, sb))) => {
-                    let mut d: Vec<f32> = old.iter().map(|&v| f32::from_bits(v)).collect();
-                    multiply_f32(&floats_a().scaled(&sa), &floats_b().scaled(&sb), &mut d);
-                    d.into_iter().map(f32::to_bits).collect()
+                    multiply_f32(&floats_a().scaled(&sa), &floats_b().scaled(&sb), bytemuck::cast_slice_mut(&mut d));
                 }
                 (MmaKind::I8, _, _) => {
-                    let mut d: Vec<i32> = old.iter().map(|&v| v as i32).collect();
                     let a = Integers::decode(desc.a == Element::S8, rows, k, &a_bytes);
                     let b = Integers::decode(desc.b == Element::S8, n, k, &b_bytes);
-                    multiply_i32(&a, &b, desc.saturate, &mut d);
-                    d.into_iter().map(|v| v as u32).collect()
+                    multiply_i32(&a, &b, desc.saturate, bytemuck::cast_slice_mut(&mut d));
                 }
                 (_, Accumulator::F16, _) => {
-                    let mut d: Vec<u16> = old.iter().map(|&v| v as u16).collect();
-                    multiply_f16(&floats_a(), &floats_b(), &mut d);
-                    d.into_iter().map(u32::from).collect()
+                    let mut halves: Vec<u16> = d.iter().map(|&v| v as u16).collect();
+                    multiply_f16(&floats_a(), &floats_b(), &mut halves);
+                    d = halves.into_iter().map(u32::from).collect();
                 }
-                _ => {
-                    let mut d: Vec<f32> = old.iter().map(|&v| f32::from_bits(v)).collect();
-                    multiply_f32(&floats_a(), &floats_b(), &mut d);
-                    d.into_iter().map(f32::to_bits).collect()
-                }
-            };
-            for (&run, values) in runs.iter().zip(new.chunks_exact(width as usize)) {
+                _ => multiply_f32(&floats_a(), &floats_b(), bytemuck::cast_slice_mut(&mut d)),
+            }
+            for (&run, values) in runs.iter().zip(d.chunks_exact(width as usize)) {
                 if self.disabled[index] >> run.lane & 1 == 0 {
                     m.tmem_write_row(cta, run, values);
                 }
@@ -618,7 +612,8 @@ pub fn cp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let matrix = SharedMatrix::tcgen05(w.lane(from, lane)).map_err(bad)?;
             let base = Cell::decode((w.lane(to.base, lane) as u32).wrapping_add(to.offset as u32));
             let ctas = ctas(w, m, group)?;
-            let (agent, after) = issue(m, w, lane, CP);
+            let pipelined: &[usize] = if shape == CopyShape::L4x256b { &[CP, SHIFT] } else { &[CP] };
+            let (agent, after) = issue(m, w, lane, pipelined);
             let mut moves = Vec::new();
             shape.visit(&matrix, |chunk, cell| moves.push((chunk, offset(base, cell))));
             for &cta in &ctas {
@@ -645,7 +640,46 @@ pub fn cp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-/// `tcgen05.commit`: an arrival when all earlier `mma` and `cp` of the thread are complete.
+/// `tcgen05.shift`: each of 32 lanes but the last gets the next one's 32 bytes.
+pub fn shift(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let group = pair(i);
+    let a = l.address(i, 0)?;
+    Ok(Box::new(move |w, m, mask| {
+        for lane in lanes(mask) {
+            let base = Cell::decode((w.lane(a.base, lane) as u32).wrapping_add(a.offset as u32));
+            if !base.lane.is_multiple_of(LANES_PER_WARP) {
+                let text = format!("a shift from lane {}; the lane must be a multiple of {LANES_PER_WARP}", base.lane);
+                return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
+            }
+            let ctas = ctas(w, m, group)?;
+            let (agent, after) = issue(m, w, lane, &[MMA]);
+            for &cta in &ctas {
+                for row in 0..LANES_PER_WARP {
+                    let cell = Cell { lane: base.lane + row, ..base };
+                    for (touched, mode) in [(row > 0, Mode::Read), (row + 1 < LANES_PER_WARP, Mode::Write)] {
+                        if touched {
+                            m.tmem_access(cta, cell, SHIFT_COLUMNS, agent.as_ref(), mode, w.pc())?;
+                        }
+                    }
+                }
+            }
+            let id = m.start_after(w, after, move |m| {
+                for &cta in &ctas {
+                    for row in base.lane..base.lane + LANES_PER_WARP - 1 {
+                        let next = m.tmem_read_row(cta, Cell { lane: row + 1, ..base }, SHIFT_COLUMNS)?.to_vec();
+                        m.tmem_write_row(cta, Cell { lane: row, ..base }, &next);
+                    }
+                }
+                m.progress += 1;
+                Ok(())
+            });
+            issued(m, w, SHIFT, id, agent.as_ref());
+        }
+        Ok(Flow::Next)
+    }))
+}
+
+/// `tcgen05.commit`: an arrival when all earlier `mma`, `cp` and `shift` of the thread are complete.
 pub fn commit(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let a = l.address(i, 0)?;
     let multicast = if i.has("multicast::cluster") { Some(l.src(i, 1, Type::U16)?) } else { None };

@@ -15,7 +15,7 @@
 
 use super::descriptor::{CHUNK_BYTES, Element, Major, MmaKind, ScaleType, SharedMatrix};
 use super::number::{self, add_to_odd, decode, decode_ue4m3, decode_ue8m0, to_odd};
-use super::simd::{A_OFFSET, FoursB, FoursRow, PANEL, QUAD, floats_row, fours_row};
+use super::simd::{B_OFFSET, FoursA, FoursB, PANEL, QUAD, floats_row, fours};
 
 /// How elements lie in the bytes of a row (PTX ISA 9.7.16.10.4 and 9.7.14.5.14).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -344,10 +344,20 @@ impl Fours {
     /// # Panics
     /// If `bytes` is not `rows`·`k`/2 long.
     pub fn decode(rows: usize, k: usize, bytes: &[u8]) -> Self {
-        const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+        /// The two elements of each byte, doubled.
+        const DOUBLED: [[i8; 2]; 256] = {
+            const ONE: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+            let mut pairs = [[0; 2]; 256];
+            let mut byte = 0;
+            while byte < 256 {
+                pairs[byte] = [ONE[byte & 15], ONE[byte >> 4]];
+                byte += 1;
+            }
+            pairs
+        };
         assert_eq!(bytes.len() * 2, rows * k, "{rows} rows of {k} e2m1");
-        let nibbles = |byte: &u8| [DOUBLED[usize::from(byte & 15)], DOUBLED[usize::from(byte >> 4)]];
-        Fours { rows, k, doubled: bytes.iter().flat_map(nibbles).collect() }
+        let pairs: Vec<[i8; 2]> = bytes.iter().map(|&byte| DOUBLED[usize::from(byte)]).collect();
+        Fours { rows, k, doubled: pairs.into_flattened() }
     }
 
     /// The operand with every sign changed.
@@ -356,24 +366,21 @@ impl Fours {
         self
     }
 
-    /// A's side of the integer dot products.
-    fn unsigned_quads(&self) -> Vec<[u8; QUAD]> {
-        let (quads, _) = self.doubled.as_chunks::<QUAD>();
-        quads.iter().map(|quad| quad.map(|value| (value + A_OFFSET) as u8)).collect()
+    /// For each row and block of A's side, what undoes the offset of B's.
+    fn bias(&self, blocks: usize) -> Vec<i32> {
+        let block_bias =
+            |elements: &[i8]| -i32::from(B_OFFSET) * elements.iter().map(|&value| i32::from(value)).sum::<i32>();
+        self.doubled.chunks_exact(self.k / blocks).map(block_bias).collect()
     }
 
-    /// B's side.
+    /// B's side of the integer dot products.
     fn panels(&self, scales: &Scales) -> FoursB {
-        let block = self.k / scales.blocks;
-        let bias = |row: usize, at: usize| {
-            let elements = &self.doubled[row * self.k + at * block..][..block];
-            -i32::from(A_OFFSET) * elements.iter().map(|&value| i32::from(value)).sum::<i32>()
-        };
+        let (quads, _) = self.doubled.as_chunks::<QUAD>();
+        let per_row = self.k / QUAD;
         FoursB {
-            quads: panels(self.rows, self.k / QUAD, |row, quad| {
-                std::array::from_fn(|index| self.doubled[row * self.k + quad * QUAD + index])
+            quads: panels(self.rows, per_row, |row, quad| {
+                quads[row * per_row + quad].map(|value| (value + B_OFFSET) as u8)
             }),
-            bias: panels(self.rows, scales.blocks, bias),
             // The elements are doubled on both sides.
             scales: panels(self.rows, scales.blocks, |row, block| scales.row(row)[block] * 0.25),
         }
@@ -420,15 +427,19 @@ pub fn multiply_fours(a: &Fours, scale_a: &Scales, b: &Fours, scale_b: &Scales, 
     assert_eq!(scale_a.blocks, scale_b.blocks, "blocks of scale factors");
     let (k, blocks) = (a.k, scale_a.blocks);
     assert!(blocks > 0 && k.is_multiple_of(blocks * QUAD), "whole blocks of whole quads");
-    let a_quads = a.unsigned_quads();
-    let b_panels = b.panels(scale_b);
+    let n = b.rows.max(1);
+    let (bias, b_panels) = (a.bias(blocks), b.panels(scale_b));
+    let vectors = FoursA { quads: a.doubled.as_chunks::<QUAD>().0, bias: &bias, scales: &scale_a.values, blocks };
     // The scales decide what is exact: a block's sum of doubled products is an integer, K·144 at most.
     let block_sum = Extent { top: (k / blocks * 144).ilog2() as i32 + 1, low: 0, finite: true };
     let widest_b = Extent::widest(&scale_b.extents);
-    for (row, d) in d.chunks_exact_mut(b.rows.max(1)).enumerate() {
-        if scale_a.extents[row].times(block_sum).sums_exactly(widest_b, blocks) {
-            let quads = &a_quads[row * (k / QUAD)..][..k / QUAD];
-            fours_row(FoursRow { quads, scales: scale_a.row(row) }, &b_panels, d);
+    let exact = |row: &Extent| row.times(block_sum).sums_exactly(widest_b, blocks);
+    if scale_a.extents.iter().all(exact) {
+        return fours(vectors, &b_panels, n, d);
+    }
+    for (row, d) in d.chunks_exact_mut(n).enumerate() {
+        if exact(&scale_a.extents[row]) {
+            fours(vectors.rows(row, 1), &b_panels, n, d);
         } else {
             let a_row = a.doubled[row * k..][..k].chunks_exact(k / blocks).zip(scale_a.row(row));
             for (column, d) in d.iter_mut().enumerate() {

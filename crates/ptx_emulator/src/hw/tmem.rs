@@ -5,8 +5,12 @@
 //! pictures; where its text is silent the source is CUTLASS, which states them as CuTe layouts: `copy_traits_sm100.hpp`
 //! for `ld`, `st` and `cp`, `mma_traits_sm100_frag.hpp` for matrices and scale factors.
 //!
-//! Not modelled, since the text does not settle it: `tcgen05.shift`'s direction, and what `tcgen05.cp` makes of 4- and
-//! 6-bit elements when it decompresses them.
+//! Taken from few words: `tcgen05.shift` moves elements "downwards across all the rows, except the last, by one row"
+//! (9.7.16.9.3). `tcgen05.mma.ashift` shifts A "down by one row, except for the last row", and a row that a shift leaves is
+//! refilled by `tcgen05.cp.4x256b`: so each row gets the next one's, and the last stays. No hardware has confirmed it.
+//!
+//! Not modelled, since the text does not settle it: what `tcgen05.cp` makes of 4- and 6-bit elements when it decompresses
+//! them.
 
 use super::descriptor::{CHUNK_BYTES, Major, ScaleVector, SharedMatrix};
 
@@ -16,6 +20,8 @@ pub const LANES: u32 = 128;
 pub const COLUMNS: u32 = 512;
 /// Lanes that one warp of a warpgroup can reach with `tcgen05.ld` and `tcgen05.st`.
 pub const LANES_PER_WARP: u32 = 32;
+/// Columns that `tcgen05.shift` moves: elements of 32 bytes.
+pub const SHIFT_COLUMNS: u32 = 8;
 /// The smallest allocation, in columns.
 pub const MIN_ALLOCATION: u32 = 32;
 

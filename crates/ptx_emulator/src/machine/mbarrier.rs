@@ -52,6 +52,15 @@ pub enum Phase {
     Token(u64),
 }
 
+/// How threads arrive.
+#[derive(Clone, Copy)]
+pub struct Arrival {
+    /// They will not arrive in the phases after this one.
+    pub drop: bool,
+    /// The program promises that this arrival completes no phase.
+    pub no_complete: bool,
+}
+
 impl Mbarrier {
     /// Whether the phase is complete.
     pub fn is_complete(&self, phase: Phase) -> bool {
@@ -136,21 +145,26 @@ impl Machine<'_> {
         self.store(w, lane, Mode::Write, &[0; BYTES as usize])
     }
 
-    /// `count` arrivals of one lane, which publish what it knows. The phase they were for.
-    pub fn mbarrier_arrive(&mut self, w: &Warp, lane: u32, at: MbarrierAt, count: u32, drop: bool) -> Stopped<u64> {
+    /// `count` arrivals that some lanes make at once, and which publish what they know. The phase they were for.
+    pub fn mbarrier_arrive(&mut self, w: &Warp, lanes: u32, at: MbarrierAt, count: u32, how: Arrival) -> Stopped<u64> {
         let mut known = self.object(at)?.arriving.take();
         if let Some(race) = &mut self.race {
-            race.release(w.index, 1 << lane, &mut known);
+            race.release(w.index, lanes, &mut known);
         }
         let barrier = self.object(at)?;
         barrier.arriving = known;
         let phase = barrier.phase;
         if count > barrier.pending {
-            let text = format!("{count} arrivals at {}: {}", name(at), barrier.describe());
-            return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lane));
+            let at_once = if lanes.is_power_of_two() { "" } else { " at once" };
+            let text = format!("{count} arrivals{at_once} at {}: {}", name(at), barrier.describe());
+            return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lanes.trailing_zeros()));
+        }
+        if how.no_complete && count == barrier.pending {
+            let text = format!("an arrival that is not to complete the phase of {}: {}", name(at), barrier.describe());
+            return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lanes.trailing_zeros()));
         }
         barrier.pending -= count;
-        if drop {
+        if how.drop {
             barrier.expected -= count.min(barrier.expected);
         }
         barrier.advance();

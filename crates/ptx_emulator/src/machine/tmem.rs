@@ -71,12 +71,17 @@ impl Tmem {
             let text = format!("lane {lane}, columns {column} to {}", column + columns - 1);
             return Err(Stop::new(FaultKind::TmemOutOfBounds, text));
         }
-        // A range may run over neighbouring allocations.
-        let allocated = |c: u32| self.allocations.iter().any(|&(first, n)| (first..first + n).contains(&c));
-        match (column..column + columns).find(|&c| !allocated(c)) {
-            None => Ok(()),
-            Some(c) => Err(Stop::new(FaultKind::TmemNotAllocated, format!("column {c} is not allocated"))),
+        let (mut at, end) = (column, column + columns);
+        while at < end {
+            // A range may run over neighbouring allocations.
+            match self.allocations.iter().find(|&&(first, n)| (first..first + n).contains(&at)) {
+                Some(&(first, n)) => at = first + n,
+                None => {
+                    return Err(Stop::new(FaultKind::TmemNotAllocated, format!("column {at} is not allocated")));
+                }
+            }
         }
+        Ok(())
     }
 }
 

@@ -590,9 +590,6 @@ impl<'a> Parser<'a> {
                     self.next();
                     list.push(Statement::Block(self.nested(Self::statements)?));
                 }
-                Token::Punct(';') => {
-                    self.next();
-                }
                 Token::Punct('@') => {
                     self.next();
                     let negated = self.eat('!');
@@ -753,17 +750,12 @@ impl<'a> Parser<'a> {
         Ok(list)
     }
 
+    /// What is added to an address: nothing, or `+` and a constant expression (PTX ISA, "Addresses as Operands").
     fn offset(&mut self) -> Result<i64> {
-        let mut offset = 0i64;
-        while let Token::Punct(sign @ ('+' | '-')) = self.peek() {
-            self.next();
-            let n = match self.unary()? {
-                Operand::Int(v) => v as i64,
-                _ => return self.error("an offset is an integer"),
-            };
-            offset = if sign == '+' { offset.wrapping_add(n) } else { offset.wrapping_sub(n) };
+        if self.peek() == Token::Punct('-') {
+            return self.error("an offset is added: `+-8` for 8 bytes before");
         }
-        Ok(offset)
+        if self.eat('+') { Ok(self.constant()? as i64) } else { Ok(0) }
     }
 
     fn address(&mut self) -> Result<Operand> {
@@ -824,6 +816,7 @@ mod tests {
   st.shared.v2.b32[smem+16],{%r1, %r2};
   cp.async.bulk.tensor.2d.shared::cta.global [smem], [map, {%r1, %r2}], [%r3];
   ld.param.b32 %r4, [%r5+-8];
+  ld.param.b32 %r4, [%r5+2+2*(1<<3)];
   mov.f32 %r5, 0f3F800000;
 $L1: brx.idx %r1, $T;
 $T: .branchtargets $L1, $L2;
@@ -840,8 +833,17 @@ $L2: ret;
 
     #[test]
     fn bad_text_is_an_error_with_its_line() {
-        for (text, line) in [("", 1), (".version 8.0\n.target sm_80\n.entry k() { add.s32 %r1 %r2; }", 3)] {
-            assert_eq!(parse(text).unwrap_err().line, line, "{text}");
+        assert_eq!(parse("").unwrap_err().line, 1);
+        let bodies = [
+            "add.s32 %r1 %r2;",
+            "mov.u32 %r1, %r2;;",
+            "ld.shared.u32 %r1, [%r2-4];",
+            "mov.u32 %r1, tile-4;",
+            "ld.shared.u32 %r1, [%r2+4+%r3];",
+        ];
+        for body in bodies {
+            let text = format!(".version 8.0\n.target sm_80\n.entry k() {{ {body} }}");
+            assert_eq!(parse(&text).unwrap_err().line, 3, "{body}");
         }
         let deep = format!(".version 8.0\n.target sm_80\n.func f {{ {}", "{".repeat(100_000));
         assert!(parse(&deep).unwrap_err().message.contains("deep"));

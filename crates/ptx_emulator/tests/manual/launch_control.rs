@@ -1,0 +1,60 @@
+//! `clusterlaunchcontrol` and `griddepcontrol` (PTX ISA, "Parallel Synchronization: clusterlaunchcontrol",
+//! "griddepcontrol"). A cancelled CTA is not launched and its index is given to one that runs: whoever runs, every index is
+//! worked on once. `griddepcontrol.wait` "causes the executing thread to wait until all prerequisite grids in flight have
+//! completed", of which a first launch has none; without dependents, `launch_dependents` does nothing.
+
+use ptx_emulator::program::Program;
+use serde_json::json;
+
+use super::{BLACKWELL, HOPPER, INIT_BARRIER, module, poison, program};
+
+/// Each CTA counts its index, and then those that it takes over.
+fn cancelled(ctas: usize) -> Program {
+    let body = format!(
+        "ld.param.u64 %d1, [out];\nmov.u32 %r2, response;\n{INIT_BARRIER}mov.u32 %r4, %ctaid.x;\nmov.u32 %r5, 0;\n\
+         @!%p1 bra DONE;\nNEXT:\nmul.wide.u32 %d2, %r4, 4;\nadd.u64 %d3, %d1, %d2;\nred.global.add.u32 [%d3], 1;\n\
+         mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 16;\nfence.proxy.async.shared::cta;\n\
+         clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r2], [%r3];\n\
+         WAIT:\nmbarrier.try_wait.parity.shared.b64 %p2, [%r3], %r5;\n@!%p2 bra WAIT;\nxor.b32 %r5, %r5, 1;\n\
+         {{\n.reg .b128 %q;\nld.shared.b128 %q, [%r2];\n\
+         clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p3, %q;\n\
+         @%p3 clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {{%r4, %r6, %r7, %r8}}, %q;\n}}\n\
+         @%p3 bra NEXT;\nDONE:\n"
+    );
+    program(
+        &format!("clusterlaunchcontrol over {ctas} CTAs"),
+        module(BLACKWELL, ".shared .align 16 .b8 response[16];\n.shared .align 8 .b64 bar;", ".param .u64 out", &body),
+        json!({"grid": [ctas, 1, 1], "block": [32, 1, 1], "args": [{"pointer": "out"}],
+               "buffers": {"out": {"bytes": 4 * ctas, "fill": "zero"}}}),
+        &[("out", vec![1; ctas])],
+    )
+}
+
+fn dependencies() -> Program {
+    let body = "griddepcontrol.wait;\nld.param.u64 %d1, [out];\nmul.wide.u32 %d2, %r1, 4;\nadd.u64 %d3, %d1, %d2;\n\
+                st.global.u32 [%d3], %r1;\ngriddepcontrol.launch_dependents;\n";
+    program(
+        "griddepcontrol",
+        module(HOPPER, "", ".param .u64 out", body),
+        json!({"block": [64, 1, 1], "args": [{"pointer": "out"}], "buffers": {"out": poison(64)}}),
+        &[("out", (0..64).collect())],
+    )
+}
+
+/// `setmaxnreg`: "the total number of per-thread registers owned by the executing warp"; results stay as they are.
+fn registers() -> Program {
+    let body = "ld.param.u64 %d1, [out];\nmul.wide.u32 %d2, %r1, 4;\nadd.u64 %d3, %d1, %d2;\nsetp.lt.u32 %p1, %r1, 128;\n\
+                @%p1 bra LESS;\nsetmaxnreg.inc.sync.aligned.u32 64;\nadd.u32 %r2, %r1, 1000;\nbra DONE;\nLESS:\n\
+                setmaxnreg.dec.sync.aligned.u32 24;\nadd.u32 %r2, %r1, 2000;\nDONE:\nst.global.u32 [%d3], %r2;\n";
+    let text = module(HOPPER, "", ".param .u64 out", body).replacen("\n{", "\n.maxntid 256\n.minnctapersm 1\n{", 1);
+    program(
+        "setmaxnreg",
+        text,
+        json!({"block": [256, 1, 1], "args": [{"pointer": "out"}], "buffers": {"out": poison(256)}}),
+        &[("out", (0..256).map(|thread| thread + if thread < 128 { 2000 } else { 1000 }).collect())],
+    )
+}
+
+pub fn programs() -> Vec<Program> {
+    vec![cancelled(1), cancelled(7), cancelled(40), dependencies(), registers()]
+}
