@@ -46,7 +46,7 @@ pub(crate) struct MapArguments {
     pub box_bytes: u32,
     /// Rows of a box.
     pub box_rows: u32,
-    /// Whether boxes have the 128-byte swizzle in shared memory, or none.
+    /// Whether boxes have the swizzle that spans a row of 64 or 128 bytes in shared memory, or none.
     pub swizzled: bool,
 }
 
