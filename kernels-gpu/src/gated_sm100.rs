@@ -305,9 +305,6 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
                 epilogue.store(&tile, group);
             }
             epilogue.finish();
-            if elected {
-                stages.drain();
-            }
         }
     }
 

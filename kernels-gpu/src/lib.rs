@@ -15,9 +15,9 @@ pub mod gated_simt;
 pub mod gated_sm100;
 #[cfg(feature = "gated_sm90")]
 pub mod gated_sm90;
-#[cfg(feature = "gated_sm100")]
-mod ring;
-#[cfg(any(feature = "gated_simt", feature = "gated_sm90", feature = "silu_mul"))]
+#[cfg(any(feature = "gated_sm90", feature = "gated_sm100"))]
+pub mod ring;
+#[cfg(any(feature = "gated_simt", feature = "silu_mul"))]
 mod schedule;
 #[cfg(feature = "silu_mul")]
 pub mod silu_mul;

@@ -55,7 +55,7 @@ fn without_the_convergent_attribute_an_aligned_instruction_is_cloned() {
 
 #[test]
 fn launch_bounds_arch_and_version_reach_the_ptx() {
-    for (arch, version) in [(Arch::Sm80, "7.0"), (Arch::Sm90a, "8.0"), (Arch::Sm100f, "8.8")] {
+    for (arch, version) in [(Arch::Sm80, "7.0"), (Arch::Sm90a, "8.3"), (Arch::Sm100f, "8.8")] {
         let ptx = fs::read_to_string(build(arch)).unwrap();
         assert!(ptx.contains(&format!("\n.version {version}\n.target {arch}\n")), "{arch}");
         let both = body(&ptx, "barrier_between_guarded_regions");

@@ -270,7 +270,11 @@ fn tensor_map(arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
         &[box_bytes, box_rows],
         &[1, 1],
         Interleave::None,
-        if swizzled { Swizzle::B128 } else { Swizzle::None },
+        match (swizzled, box_bytes) {
+            (true, 64) => Swizzle::B64,
+            (true, _) => Swizzle::B128,
+            (false, _) => Swizzle::None,
+        },
         L2Promotion::B256,
         OobFill::Zero,
     );

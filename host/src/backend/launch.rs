@@ -104,7 +104,7 @@ impl Launcher {
         let (op, instance) = (self.op, self.instance);
         let work = match self.module {
             Module::Simt => Work::Groups(gated_simt::plan(op, instance, &mut groups)?),
-            Module::Sm90 => Work::Groups(gated_sm90::plan(op, instance, &mut groups, sms)?),
+            Module::Sm90 => Work::Sm90(gated_sm90::plan(op, instance, &groups, sms)?),
             Module::Sm100 => Work::Sm100(gated_sm100::plan(op, instance, &groups, sms)?),
         };
         Ok(Planned { module: self.module.name(), groups, work })
@@ -155,6 +155,7 @@ pub(super) struct Planned {
 enum Work {
     /// Of a kernel that is told of a step by one [`abi::Group`] for each expert.
     Groups(Grid),
+    Sm90(gated_sm90::Plan),
     Sm100(gated_sm100::Plan),
     SiluMul(Grid, Vec<Segment>),
 }
@@ -163,6 +164,7 @@ enum Work {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Parameter {
     Groups(abi::Launch),
+    Sm90(abi::sm90::Launch),
     Sm100(abi::sm100::Launch),
     SiluMul(abi::silu_mul::Launch),
 }
@@ -172,6 +174,7 @@ impl Parameter {
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Groups(launch) => bytemuck::bytes_of(launch),
+            Self::Sm90(launch) => bytemuck::bytes_of(launch),
             Self::Sm100(launch) => bytemuck::bytes_of(launch),
             Self::SiluMul(launch) => bytemuck::bytes_of(launch),
         }
@@ -183,6 +186,7 @@ impl Planned {
     pub fn grid(&self) -> Grid {
         match &self.work {
             Work::Groups(grid) | Work::SiluMul(grid, _) => *grid,
+            Work::Sm90(plan) => plan.grid,
             Work::Sm100(plan) => plan.grid,
         }
     }
@@ -191,6 +195,12 @@ impl Planned {
     pub fn bytes(&self) -> usize {
         let bytes = match &self.work {
             Work::Groups(_) => size_of_val(&*self.groups),
+            Work::Sm90(plan) => {
+                plan.map_count(&self.groups) * MAP_BYTES
+                    + size_of_val(&*plan.tiles)
+                    + self.groups.len() * size_of::<abi::sm90::Group>()
+                    + size_of_val(&*plan.starts)
+            }
             Work::Sm100(plan) => {
                 plan.map_count(&self.groups) * MAP_BYTES
                     + self.groups.len() * size_of::<abi::sm100::Group>()
@@ -223,6 +233,18 @@ impl Planned {
                 to.write(&self.groups);
                 let group_count = self.groups.len() as u32;
                 Parameter::Groups(abi::Launch { groups: address, group_count, output })
+            }
+            Work::Sm90(plan) => {
+                for arguments in plan.maps(&self.groups) {
+                    to.write(&encode(&arguments)?);
+                }
+                let tiles = address + to.written as u64;
+                to.write(&plan.tiles);
+                let groups = address + to.written as u64;
+                to.write(&plan.describe(&self.groups, address));
+                let starts = address + to.written as u64;
+                to.write(&plan.starts);
+                Parameter::Sm90(abi::sm90::Launch { groups, tiles, starts, output, unused: 0 })
             }
             Work::Sm100(plan) => {
                 for arguments in plan.maps(&self.groups) {

@@ -46,7 +46,7 @@ pub(crate) struct MapArguments {
     pub box_bytes: u32,
     /// Rows of a box.
     pub box_rows: u32,
-    /// Whether boxes have the 128-byte swizzle in shared memory, or none.
+    /// Whether boxes have the swizzle that spans a row of 64 or 128 bytes in shared memory, or none.
     pub swizzled: bool,
 }
 
@@ -300,8 +300,9 @@ mod tests {
             for op in [Op::Gated, Op::Plain] {
                 let smaller = SMALLER.iter().find(|(name, _)| *name == shape.name);
                 let expected = smaller.map_or("t128", |(_, instance)| instance);
-                let entry = choose(op, &groups_of(shape)).entry;
-                assert_eq!(entry, format!("{}_{expected}", name(op)), "{}", shape.name);
+                let plan = plan(op, None, &groups_of(shape), 148).unwrap();
+                assert_eq!(plan.grid.entry, format!("{}_{expected}", name(op)), "{}", shape.name);
+                assert!(plan.tiles.iter().all(|tile| tile.first_token.is_multiple_of(FIRST_TOKEN_ALIGNMENT)));
             }
         }
     }

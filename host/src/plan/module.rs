@@ -55,7 +55,9 @@ impl Module {
             Self::Sm100 => {
                 gated_sm100::variants(op).map(|(_, instance)| (instance.entry, instance.shared_bytes())).collect()
             }
-            Self::Sm90 => gated_sm90::entries(op).into(),
+            Self::Sm90 => {
+                gated_sm90::instances(op).map(|(_, instance)| (instance.entry, instance.shared_bytes())).collect()
+            }
             Self::Simt => gated_simt::entries(op).into(),
         }
     }

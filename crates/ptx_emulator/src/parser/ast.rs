@@ -80,7 +80,10 @@ pub enum Statement {
         line: u32,
     },
     Variable(Variable),
-    Label(String),
+    Label {
+        name: String,
+        line: u32,
+    },
     /// `.branchtargets` or `.calltargets` under a label.
     Targets {
         label: String,

@@ -597,6 +597,7 @@ impl<'a> Parser<'a> {
                     list.push(self.instruction(Some((name, negated)))?);
                 }
                 Token::Word(w) if self.peek2() == Token::Punct(':') => {
+                    let line = self.line();
                     self.next();
                     self.next();
                     match self.peek() {
@@ -613,7 +614,7 @@ impl<'a> Parser<'a> {
                             self.skip_to(';');
                             list.push(Statement::Prototype { label: w.to_string() });
                         }
-                        _ => list.push(Statement::Label(w.to_string())),
+                        _ => list.push(Statement::Label { name: w.to_string(), line }),
                     }
                 }
                 Token::Word(_) => list.push(self.instruction(None)?),

@@ -40,7 +40,11 @@ fn encode(device: &Device, arguments: &MapArguments) -> Result<[u8; MAP_BYTES], 
     const RANK: usize = 2;
 
     let MapArguments { address, row_bytes, rows, box_bytes, box_rows, swizzled } = *arguments;
-    let swizzle = if swizzled { sys::CU_TENSOR_MAP_SWIZZLE_128B } else { sys::CU_TENSOR_MAP_SWIZZLE_NONE };
+    let swizzle = match (swizzled, box_bytes) {
+        (true, 64) => sys::CU_TENSOR_MAP_SWIZZLE_64B,
+        (true, _) => sys::CU_TENSOR_MAP_SWIZZLE_128B,
+        (false, _) => sys::CU_TENSOR_MAP_SWIZZLE_NONE,
+    };
     let mut map = CUtensorMap { opaque: [0; 16] };
     let extents: [u64; RANK] = [row_bytes.into(), rows.into()];
     let strides: [u64; RANK - 1] = [row_bytes.into()];
