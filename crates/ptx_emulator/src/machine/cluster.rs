@@ -66,6 +66,8 @@ pub struct Cta {
     pub barriers: [Barrier; barrier::COUNT as usize],
     pub mbarriers: Mbarriers,
     pub tmem: Tmem,
+    /// Registers of a thread that `setmaxnreg.dec` of its warps has released.
+    pub free_registers: u32,
     /// Warps that have not exited.
     pub running: u32,
 }
@@ -232,6 +234,7 @@ impl<'a> Cluster<'a> {
                 barriers: Default::default(),
                 mbarriers: Mbarriers::new(),
                 tmem: Tmem::default(),
+                free_registers: 0,
                 running: warps_per_cta,
             });
         }
