@@ -609,6 +609,11 @@ impl<'a> Lower<'a> {
         self.kernel.uses_wgmma = true;
     }
 
+    /// Registers that each thread has at launch, if the entry's directives say so.
+    pub fn registers_at_launch(&self) -> Option<u32> {
+        self.kernel.limits.registers_at_launch()
+    }
+
     /// This instruction works with tensor memory.
     pub fn uses_tmem(&mut self) {
         self.kernel.uses_tmem = true;

@@ -263,7 +263,15 @@ impl<'a> Parser<'a> {
                     self.next();
                     limits.required_cluster = Some(self.dims()?);
                 }
-                Token::Dot("maxnreg" | "minnctapersm" | "maxnctapersm" | "maxclusterrank") => {
+                Token::Dot("maxnreg") => {
+                    self.next();
+                    limits.registers = Some(self.uint()?.try_into().unwrap_or(u32::MAX));
+                }
+                Token::Dot("minnctapersm") => {
+                    self.next();
+                    limits.min_ctas = Some(self.uint()?.try_into().unwrap_or(u32::MAX));
+                }
+                Token::Dot("maxnctapersm" | "maxclusterrank") => {
                     self.next();
                     self.uint()?;
                 }
