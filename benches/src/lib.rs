@@ -8,7 +8,7 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion};
 use nvfp4::Output;
 use nvfp4::compare::{Comparison, Mismatch, Tolerance};
-use nvfp4::oracle;
+use nvfp4::oracle::{self, Element};
 use nvfp4::problem::{Step, Weights};
 
 /// Settings under which all benches together take a few minutes on two cores.
@@ -33,11 +33,25 @@ pub fn measure(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut routine
     seconds.get(seconds.len() / 2).copied()
 }
 
-/// Compares elements all over an output with the oracle.
+/// Compares elements all over an output with the oracle, at the tolerance of the output's type.
 ///
 /// # Panics
 /// If one is wrong, so that no bench times a wrong result.
 pub fn check_sample(who: &str, weights: &Weights<'_>, step: &Step<'_>, output: &Output) {
+    check_sample_at(who, weights, step, output, |_| Tolerance::of(output.dtype()));
+}
+
+/// As [`check_sample`], each element at a tolerance of its own.
+///
+/// # Panics
+/// As [`check_sample`].
+pub fn check_sample_at(
+    who: &str,
+    weights: &Weights<'_>,
+    step: &Step<'_>,
+    output: &Output,
+    tolerance: impl Fn(&Element) -> Tolerance,
+) {
     /// Elements of a group that are compared.
     const SAMPLES: usize = 64;
     let dtype = output.dtype();
@@ -47,9 +61,9 @@ pub fn check_sample(who: &str, weights: &Weights<'_>, step: &Step<'_>, output: &
         // Evenly spaced, the last element among them.
         for at in (1..=SAMPLES.min(bits.len())).map(|sample| bits.len() * sample / SAMPLES.min(bits.len()) - 1) {
             let (row, column) = (at / sizes.n, at % sizes.n);
-            let want = oracle::element_at(weights, step, group, row, column).value;
-            let got = dtype.decode(bits[at]);
-            found.add(Tolerance::of(dtype), dtype, Mismatch { group, row, column, got, want });
+            let exact = oracle::element_at(weights, step, group, row, column);
+            let (got, want) = (dtype.decode(bits[at]), exact.value);
+            found.add(tolerance(&exact), dtype, Mismatch { group, row, column, got, want });
         }
     }
     assert!(found.passed() && found.checked > 0, "{who}: {found:?}");

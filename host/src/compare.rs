@@ -47,15 +47,34 @@ impl Tolerance {
     /// The tolerance of one element of which Σ|products|·α is known for each projection: wider by what `roundings`
     /// roundings to f32 of sums as large as that can add up to.
     pub fn widened(self, element: &Element, magnitudes: [f64; 2], roundings: f64) -> Self {
+        let [gate, up] = magnitudes.map(|sum| sum * roundings * f64::from(f32::EPSILON) / 2.0);
+        if magnitudes[1] == 0.0 {
+            return Self { absolute: self.absolute + gate, ..self };
+        }
+        self.carried(element, [gate, up])
+    }
+
+    /// The tolerance of one gated element of the unfused baseline, which rounds three times to the output's type: gate, up
+    /// and their product.
+    ///
+    /// The last rounding is every variant's, and within [`Tolerance::of`]. The first two move gate and up by half a unit in
+    /// their last place each: by at most `u·|x| + η`, where u is 2⁻¹¹ in f16 and 2⁻⁸ in bf16, and η half of the smallest
+    /// subnormal, which counts for f16 alone. What they move the product by is added. An intermediate that overflows is ±inf,
+    /// of which no bound holds: such elements are wrong, as in every implementation that stores gate and up in 16 bits.
+    pub fn unfused(dtype: OutDtype, element: &Element) -> Self {
+        let (unit, smallest) = match dtype {
+            OutDtype::F16 => (f64::exp2(-11.0), f64::exp2(-25.0)),
+            OutDtype::Bf16 => (f64::exp2(-8.0), f64::exp2(-134.0)),
+        };
+        Self::of(dtype).carried(element, element.pre.map(|x| unit * x.abs() + smallest))
+    }
+
+    /// Wider by what a gated element changes where gate and up are off by so much: with |silu'| ≤ L,
+    /// |silu(g + γ)·(u + υ) − silu(g)·u| ≤ L·γ·(|u| + υ) + |silu(g)|·υ.
+    fn carried(self, element: &Element, [gate, up]: [f64; 2]) -> Self {
         /// The steepest slope of silu, at x ≈ 2.4.
         const SILU_SLOPE: f64 = 1.0999;
-        let [gate, up] = magnitudes.map(|sum| sum * roundings * f64::from(f32::EPSILON) / 2.0);
-        let gated = magnitudes[1] != 0.0;
-        let more = if gated {
-            SILU_SLOPE * gate * (element.pre[1].abs() + up) + silu(element.pre[0]).abs() * up
-        } else {
-            gate
-        };
+        let more = SILU_SLOPE * gate * (element.pre[1].abs() + up) + silu(element.pre[0]).abs() * up;
         Self { absolute: self.absolute + more, ..self }
     }
 }
@@ -176,6 +195,9 @@ pub fn compare_with(
 
 #[cfg(test)]
 mod tests {
+    use rand::{RngExt, SeedableRng};
+    use rand_xoshiro::Xoshiro256PlusPlus;
+
     use super::*;
     use crate::format::Matrix;
     use crate::problem::{Expert, Op, Weights};
@@ -237,5 +259,26 @@ mod tests {
         let off = silu(2.0 + gate) * (3.0 + up) - element.value;
         assert!(wide.absolute - F16.absolute >= off, "{wide:?} {off}");
         assert!(wide.absolute - F16.absolute <= 2.0 * off);
+    }
+
+    #[test]
+    fn the_unfused_tolerance_covers_three_roundings_and_little_more() {
+        const STEPS: u32 = 4_000;
+        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+            let (mut rng, mut passed) = (Xoshiro256PlusPlus::seed_from_u64(1), 0);
+            for _ in 0..STEPS {
+                // Numbers of many magnitudes, of both signs, none of them in the format.
+                let pre = [(); 2].map(|()| rng.random_range(-1.0..1.0) * f64::exp2(rng.random_range(-8.0..8.0)));
+                let element = Element { pre, value: silu(pre[0]) * pre[1] };
+                let rounded = pre.map(|x| dtype.decode(dtype.round(x)));
+                let got = dtype.decode(dtype.round(silu(rounded[0]) * rounded[1]));
+                let tolerance = Tolerance::unfused(dtype, &element);
+                assert!(tolerance.accepts(dtype, got, element.value), "{pre:?}: {got}");
+                passed += u32::from(Tolerance::of(dtype).accepts(dtype, got, element.value));
+                let far = element.value + 4.0 * (tolerance.absolute + tolerance.relative * element.value.abs());
+                assert!(!tolerance.accepts(dtype, far, element.value), "{pre:?}: {far}");
+            }
+            assert!(passed < STEPS, "{dtype:?}: the public tolerance would do");
+        }
     }
 }

@@ -175,6 +175,16 @@ impl Error {
         Self::At { place: place.to_string(), error: Box::new(self) }
     }
 
+    /// The error of a group that was planned alone, and so as number 0, under its own number.
+    #[cfg(feature = "kernels")]
+    pub(crate) fn of_group(self, index: usize) -> Self {
+        let alone = match self {
+            Self::At { error, .. } => *error,
+            error => error,
+        };
+        alone.at(format_args!("group {index}"))
+    }
+
     /// An input or output error of a file.
     pub fn io(path: &Path, source: std::io::Error) -> Self {
         Self::Io { path: path.to_owned(), source }

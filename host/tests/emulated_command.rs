@@ -40,3 +40,30 @@ fn an_architecture_that_there_is_no_kernel_for_is_bad_input() {
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(text, "error: no kernel runs on sm_75; take one of sm_80, sm_90a, sm_100f\n");
 }
+
+#[test]
+fn a_variant_is_computed_and_reported() {
+    let report: serde_json::Value =
+        serde_json::from_str(&stdout(run("--op gated --variant unfused,t64 --json"))).unwrap();
+    assert_eq!((&report["variant"], &report["kernel"]), (&"t64,unfused".into(), &"plain_sm100".into()));
+    assert_eq!(report["counters"]["kernel"], "plain_sm100_t64, silu_mul");
+    assert_eq!((&report["launches"], &report["verified"]), (&3.into(), &true.into()));
+    // Gate, up and their product.
+    assert_eq!(report["counters"]["total"]["bytes"]["global_store"], 3 * 2 * 45_056);
+    assert!(report["host_us"].is_null(), "no driver is called");
+}
+
+#[test]
+fn what_is_no_variant_is_bad_input_with_what_there_is() {
+    for (variant, text) in [
+        ("t63", "there are the launch schedules persistent, per-group, streams=1 to streams=128, unfused; graph; "),
+        ("graph", "the emulator has no driver that could capture"),
+        ("gated_sm90", "gated_sm90 is for sm_90a and does not run on compute capability 10.0"),
+        ("unfused", "plain has nothing to unfuse"),
+        ("t64_s2", "`t64_s2` is no instance of plain_sm100; it has t8, "),
+    ] {
+        let output = run(&format!("--variant {variant}"));
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(String::from_utf8(output.stderr).unwrap().contains(text), "{variant}");
+    }
+}

@@ -5,6 +5,7 @@
 #[cfg(not(target_arch = "nvptx64"))]
 use bytemuck::{Pod, Zeroable};
 
+pub mod silu_mul;
 pub mod sm100;
 pub mod sm90;
 

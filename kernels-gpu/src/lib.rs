@@ -7,7 +7,7 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
 pub mod abi;
-#[cfg(any(feature = "gated_simt", feature = "gated_sm90", feature = "gated_sm100"))]
+#[cfg(any(feature = "gated_simt", feature = "gated_sm90", feature = "gated_sm100", feature = "silu_mul"))]
 mod epilogue;
 #[cfg(feature = "gated_simt")]
 pub mod gated_simt;
@@ -15,5 +15,9 @@ pub mod gated_simt;
 pub mod gated_sm100;
 #[cfg(feature = "gated_sm90")]
 pub mod gated_sm90;
-#[cfg(any(feature = "gated_simt", feature = "gated_sm90"))]
+#[cfg(any(feature = "gated_sm90", feature = "gated_sm100"))]
+pub mod ring;
+#[cfg(any(feature = "gated_simt", feature = "silu_mul"))]
 mod schedule;
+#[cfg(feature = "silu_mul")]
+pub mod silu_mul;

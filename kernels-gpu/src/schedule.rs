@@ -10,18 +10,25 @@ use crate::abi::{Group, Launch};
 #[inline(always)]
 pub unsafe fn find_group<'a>(launch: Launch, tile: u32) -> &'a Group {
     let groups = launch.groups as *const Group;
-    let (mut low, mut high) = (0, launch.group_count);
+    // SAFETY: indices below group_count.
+    unsafe {
+        &*groups.add(last_begun(launch.group_count, tile, |index| (*groups.add(index as usize)).first_tile) as usize)
+    }
+}
+
+/// Of `count` things that begin at ascending numbers, the first at 0, the last that has begun at `number`.
+#[inline(always)]
+pub fn last_begun(count: u32, number: u32, first: impl Fn(u32) -> u32) -> u32 {
+    let (mut low, mut high) = (0, count);
     while high - low > 1 {
         let middle = low.midpoint(high);
-        // SAFETY: middle < group_count.
-        if unsafe { (*groups.add(middle as usize)).first_tile } <= tile {
+        if first(middle) <= number {
             low = middle;
         } else {
             high = middle;
         }
     }
-    // SAFETY: low < group_count.
-    unsafe { &*groups.add(low as usize) }
+    low
 }
 
 #[cfg(test)]

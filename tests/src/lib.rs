@@ -109,7 +109,8 @@ pub struct Place {
     group: usize,
     row: usize,
     column: usize,
-    element: nvfp4::oracle::Element,
+    /// What is exact there.
+    pub element: nvfp4::oracle::Element,
 }
 
 fn step<'a>(inputs: &'a Inputs, out_dtype: OutDtype) -> Step<'a> {
@@ -152,9 +153,17 @@ impl<'a> Case<'a> {
 
     /// What a prepared layer computes.
     pub fn run(&self, backend: &dyn Backend, layer: &mut dyn Layer) -> Output {
+        self.try_run(layer).unwrap_or_else(|error| panic!("{}: {error}", name(backend)))
+    }
+
+    /// As [`Case::run`].
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn try_run(&self, layer: &mut dyn Layer) -> Result<Output, nvfp4::Error> {
         let mut output = Output::new(self.step.problem());
-        backend::run(layer, &self.step, &mut output).unwrap_or_else(|error| panic!("{}: {error}", name(backend)));
-        output
+        backend::run(layer, &self.step, &mut output)?;
+        Ok(output)
     }
 
     /// As [`Case::run`], every element within its tolerance.
@@ -165,14 +174,19 @@ impl<'a> Case<'a> {
         tolerance: impl Fn(&Place) -> Tolerance + Sync,
     ) -> Output {
         let output = self.run(backend, layer);
-        let found: Comparison = compare_with(&output, &self.reference, &self.step, |group, row, column, &element| {
-            tolerance(&Place { group, row, column, element })
-        });
-        if let Some(first) = found.first {
-            let (wrong, checked) = (found.mismatches, found.checked);
-            panic!("{}: {wrong} of {checked} elements are wrong, the first {first}", name(backend));
+        if let Some(mismatch) = self.mismatch(&output, tolerance) {
+            panic!("{}: {mismatch}", name(backend));
         }
         output
+    }
+
+    /// What is wrong with an output, in words, if anything is.
+    pub fn mismatch(&self, output: &Output, tolerance: impl Fn(&Place) -> Tolerance + Sync) -> Option<String> {
+        let found: Comparison = compare_with(output, &self.reference, &self.step, |group, row, column, &element| {
+            tolerance(&Place { group, row, column, element })
+        });
+        let (wrong, checked) = (found.mismatches, found.checked);
+        found.first.map(|first| format!("{wrong} of {checked} elements are wrong, the first {first}"))
     }
 }
 

@@ -1,12 +1,17 @@
 //! The Blackwell kernel's PTX in the emulator: no fault under any schedule, the exact reference's numbers, the same bits
-//! every time, whatever its variant.
+//! every time, whatever its instance.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use nvfp4::Output;
-use nvfp4::backend::emulated::{Emulated, Fault, Options, Schedule};
+use nvfp4::backend::emulated::{Emulated, Options, Schedule};
 use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
 use nvfp4::problem::{Op, OutDtype, Step};
+use nvfp4::shape::{self, Shape};
 use nvfp4_tests::{Case, groups, inputs};
 
 const OPS: [Op; 2] = [Op::Gated, Op::Plain];
@@ -16,6 +21,11 @@ const SMS: u32 = 3;
 
 fn blackwell(schedule: Schedule) -> Emulated {
     Emulated::new("sm_100f", Options { schedule, sms: SMS, ..Options::default() }).expect("the Blackwell kernel")
+}
+
+/// The device with this instance of its kernel for all steps.
+fn with_instance(gpu: Emulated, name: &str) -> Emulated {
+    gpu.with_variant(name.parse().expect("an instance")).expect("of this device's kernel")
 }
 
 /// The output of a device, which is right, and of this entry of the kernel.
@@ -45,10 +55,10 @@ fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
 }
 
 #[test]
-fn every_variant_is_right_on_twenty_random_schedules_and_the_worst() {
+fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
     let gpu = blackwell(Schedule::Fair);
     for op in OPS {
-        let variants = gpu.variants(op);
+        let variants = gpu.instances(op);
         assert!(variants.len() >= 7);
         for variant in variants {
             // Where tiles of tokens cannot follow each other, one of them.
@@ -57,8 +67,114 @@ fn every_variant_is_right_on_twenty_random_schedules_and_the_worst() {
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
             let schedules = (0..20).map(Schedule::Seed).chain([Schedule::Worst]);
             let entry = format!("{}_sm100_{variant}", op.name());
-            let gpus = schedules.map(|schedule| gpu.clone().with_schedule(schedule).with_variant(variant));
+            let gpus = schedules.map(|schedule| with_instance(gpu.clone().with_schedule(schedule), variant));
             check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &entry);
+        }
+    }
+}
+
+#[test]
+fn one_group_and_sixty_four_with_every_tail_of_k_are_right() {
+    let sizes: Vec<_> =
+        (0..64).map(|group| (group % 11, 8 * (1 + group % 17), [32, 64, 192, 320][group % 4])).collect();
+    for op in OPS {
+        for (sizes, tile) in [(&sizes[..], "t16"), (&[(33, 72, 2880)], "t64")] {
+            let inputs = inputs(Generator::Gaussian, op, &groups(sizes), 6);
+            let gpus = [Schedule::Fair, Schedule::Worst].into_iter().map(blackwell);
+            check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &format!("{}_sm100_{tile}", op.name()));
+        }
+    }
+}
+
+/// Runs a built-in shape on a B200.
+fn check_shape(shape: &Shape) {
+    // Names the culprit where one fails.
+    println!("{}", shape.name);
+    let gpu = Emulated::new("sm_100f", Options::default()).unwrap();
+    let inputs = inputs(shape.input, shape.op, &shape.groups, 0);
+    let case = Case::new(&inputs, OutDtype::F16);
+    case.verified(&gpu, case.prepare(&gpu).as_mut(), |_| Tolerance::of(OutDtype::F16));
+}
+
+#[test]
+fn small_built_in_shapes_are_right() {
+    /// Multiply-adds.
+    const SMALL: usize = 1 << 28;
+    let work = |shape: &Shape| -> usize {
+        let products: usize = shape.groups.iter().map(|group| group.m * group.n * group.k).sum();
+        shape.op.projections() * products
+    };
+    let small: Vec<_> = shape::builtin().iter().filter(|shape| work(shape) < SMALL).collect();
+    assert_eq!(small.len(), 11);
+    small.into_iter().for_each(check_shape);
+}
+
+#[test]
+#[ignore = "all 34 shapes take minutes: cargo test --release -p nvfp4-tests --test sm100 -- --ignored --nocapture"]
+fn every_built_in_shape_is_right() {
+    shape::builtin().iter().for_each(check_shape);
+}
+
+#[test]
+fn the_plain_kernel_in_place_of_the_gated_one_is_wrong() {
+    let [gated, plain] = OPS.map(|op| format!("{}_sm100_t64_serial", op.name()));
+    let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(40, 136, 320)]), 7);
+    let case = Case::new(&inputs, OutDtype::F16);
+    let gpu = with_instance(blackwell(Schedule::Fair), "t64_serial");
+    verified(&case, &gpu, OutDtype::F16, &gated);
+
+    let swapped = gpu.ptx().replace(&gated, "gated").replace(&plain, &gated).replace("gated(", &format!("{plain}("));
+    let gpu = gpu.with_ptx(&swapped).unwrap();
+    let output = case.try_run(case.prepare(&gpu).as_mut()).unwrap();
+    let mismatch = case.mismatch(&output, |_| Tolerance::of(OutDtype::F16)).expect("another product");
+    assert!(mismatch.contains("elements are wrong"), "{mismatch}");
+}
+
+#[test]
+fn an_instance_that_does_not_fit_does_not_compile() {
+    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels-gpu").canonicalize().unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    copy_folder(&kernels.join("src"), &copy.path().join("src"));
+    fs::copy(kernels.join("Cargo.lock"), copy.path().join("Cargo.lock")).unwrap();
+    let manifest = fs::read_to_string(kernels.join("Cargo.toml")).unwrap();
+    let crates = kernels.parent().unwrap().join("crates");
+    fs::write(copy.path().join("Cargo.toml"), manifest.replace("../crates", crates.to_str().unwrap())).unwrap();
+
+    let list = copy.path().join("src/abi/sm100.rs");
+    let text = fs::read_to_string(&list).unwrap();
+    let compile = |line: &str| {
+        const LINE: &str = "gated_sm100_t64 = gated(64, 4);";
+        assert!(text.contains(LINE));
+        fs::write(&list, text.replace(LINE, line)).unwrap();
+        // The copy's own target folder would compile its dependencies each time.
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels-gpu");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["check", "--quiet", "--features", "gated_sm100", "--target-dir"]).arg(target);
+        let output = cargo.current_dir(copy.path()).output().unwrap();
+        output.status.success().then_some(()).ok_or_else(|| String::from_utf8(output.stderr).unwrap())
+    };
+    compile("gated_sm100_t64 = gated(64, 4);").unwrap();
+    for (line, reason) in [
+        ("gated_sm100_t64 = gated(64, 5);", "the stages do not fit shared memory"),
+        ("gated_sm100_t64 = gated(224, 1);", "accumulators and scales do not fit tensor memory"),
+        ("gated_sm100_t64 = gated(24, 1).pair();", "the tensor core's N goes in steps of 8, 16 a pair"),
+        ("gated_sm100_t64 = gated(16, 4).tma_store();", "a store by tensor map takes whole boxes of tokens"),
+        ("gated_sm100_t64 = gated(64, 0);", "a pipeline needs a stage"),
+        ("gated_sm100_t64 = gated(64, 1).serial().pair();", "serial roles are for a block alone"),
+    ] {
+        let error = compile(line).unwrap_err();
+        assert!(error.contains("error[E0080]") && error.contains(reason), "{line}: {error}");
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(|entry| entry.unwrap()) {
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_folder(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
         }
     }
 }
@@ -79,60 +195,103 @@ fn k_that_has_no_tensor_map_goes_to_the_portable_kernel() {
 }
 
 #[test]
-fn a_variant_that_does_not_exist_or_does_not_take_the_step_is_refused() {
+fn an_instance_that_the_operation_has_not_or_that_does_not_take_the_step_is_refused() {
     let inputs = inputs(Generator::Gaussian, Op::Plain, &groups(&[(5, 8, 64), (9, 8, 64)]), 5);
     let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
-    let refusal = |variant| {
-        let gpu = blackwell(Schedule::Fair).with_variant(variant);
-        let mut layer = gpu.prepare(&inputs.weights).unwrap();
-        backend::run(layer.as_mut(), &step, &mut Output::new(step.problem())).unwrap_err().to_string()
+    let refusal = |instance| {
+        let gpu = with_instance(blackwell(Schedule::Fair), instance);
+        let mut layer = gpu.prepare(&inputs.weights).map_err(|error| error.to_string())?;
+        backend::run(layer.as_mut(), &step, &mut Output::new(step.problem())).map_err(|error| error.to_string())
     };
-    assert!(refusal("t7").starts_with("`t7` is no variant of plain_sm100; it has t8, t16"), "{}", refusal("t7"));
-    assert!(refusal("t8").starts_with("group 1: 9 tokens; variant t8 takes 8 at most"), "{}", refusal("t8"));
+    let (of_gated, small) = (refusal("t64_s2").unwrap_err(), refusal("t8").unwrap_err());
+    assert!(of_gated.starts_with("`t64_s2` is no instance of plain_sm100; it has t8, t16"), "{of_gated}");
+    assert!(small.starts_with("group 1: 9 tokens; variant t8 takes 8 at most"), "{small}");
 }
 
-/// What the kernel is stopped for when a line of its text is changed; one block computes many tiles, all of them ragged.
-fn fault(gpu: &Emulated, line: usize, changed: &str) -> Option<Fault> {
+/// Whether it is found out when a line of the kernel is changed, by a fault or by the output; one block, or pair, computes
+/// many tiles, all of them ragged.
+fn found_out(case: &Case<'_>, gpu: &Emulated, line: usize, changed: &str) -> bool {
     let mut lines: Vec<_> = gpu.ptx().lines().collect();
     lines[line] = changed;
     let gpu = gpu.clone().with_ptx(&lines.join("\n")).unwrap();
-    let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(65, 136, 1600), (7, 72, 320)]), 2);
-    let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
-    let mut output = Output::new(step.problem());
-    let result = backend::run(gpu.prepare(&inputs.weights).unwrap().as_mut(), &step, &mut output);
-    result.err().map(|error| error.fault().unwrap_or_else(|| panic!("{error}")).clone())
+    match case.try_run(case.prepare(&gpu).as_mut()) {
+        Ok(output) => case.mismatch(&output, |_| Tolerance::of(OutDtype::F16)).is_some(),
+        Err(error) => error.fault().map(|_| true).unwrap_or_else(|| panic!("{error}")),
+    }
 }
+
+/// Which of an instance's instructions may be left out, with another text in their place, and nobody finds out.
+fn spare(case: &Case<'_>, gpu: &Emulated, instance: &str, sabotage: &Sabotage) -> Vec<String> {
+    let Sabotage(instruction, changed, least, _) = *sabotage;
+    let gpu = with_instance(gpu.clone(), instance);
+    assert!(!found_out(case, &gpu, 0, ""), "the first line is a comment");
+    let entry = |line: &&str| !line.contains(&format!(".entry gated_sm100_{instance}("));
+    let start = gpu.ptx().lines().take_while(entry).count();
+    let body = gpu.ptx().lines().enumerate().skip(start).take_while(|(_, line)| !line.contains("// -- End function"));
+    let lines: Vec<_> = body.filter(|(_, line)| line.trim_start().starts_with(instruction)).collect();
+    assert!(lines.len() >= least, "{} of {instruction} in {instance}", lines.len());
+    let spare = lines.into_iter().filter(|(number, _)| !found_out(case, &gpu, *number, changed));
+    spare.map(|(number, line)| format!("{instance}, line {number}: {line}")).collect()
+}
+
+/// Beginning of the instruction, what stands in its place, how many there are at least, how many may be left out.
+struct Sabotage(&'static str, &'static str, usize, usize);
+
+/// In place of a wait.
+const DO_NOT_WAIT: &str = "setp.eq.u32 p, 0, 0;";
+
+/// What every instance has.
+const SABOTAGES: [Sabotage; 12] = [
+    Sabotage("mbarrier.init", "", 12, 0),
+    Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 4, 0),
+    Sabotage("mbarrier.arrive", "", 2, 0),
+    Sabotage("cp.async.bulk.tensor", "", 3, 0),
+    Sabotage("cp.async.bulk.shared", "", 3, 0),
+    Sabotage("tcgen05.alloc", "", 1, 0),
+    Sabotage("tcgen05.dealloc", "", 1, 0),
+    Sabotage("tcgen05.cp", "", 3, 0),
+    Sabotage("tcgen05.mma", "", 2, 0),
+    Sabotage("tcgen05.commit", "", 2, 0),
+    Sabotage("tcgen05.wait", "", 1, 0),
+    Sabotage("st.shared", "", 8, 0),
+];
+
+/// What some have besides, or use in another way.
+const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 4] = [
+    (
+        "t64_tma",
+        &[
+            Sabotage("cp.async.bulk.tensor.2d.global", "", 1, 0),
+            Sabotage("cp.async.bulk.commit_group", "", 1, 0),
+            Sabotage("cp.async.bulk.wait_group", "", 2, 0),
+            Sabotage("fence.proxy.async", "", 1, 0),
+        ],
+    ),
+    // Fewer sets of scales than stages.
+    ("t96", &[Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 5, 0)]),
+    ("t64_serial", &[Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 4, 0), Sabotage("tcgen05.commit", "", 2, 0)]),
+    (
+        "t64_pair",
+        &[
+            // Those of `Ring::drain`, a stage each, wait for what no schedule of the emulator is late with.
+            Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 10, 5),
+            Sabotage("mbarrier.arrive", "", 3, 0),
+            Sabotage("barrier.cluster.arrive", "", 2, 0),
+            Sabotage("tcgen05.mma", "", 2, 0),
+            Sabotage("tcgen05.commit", "", 2, 0),
+        ],
+    ),
+];
 
 #[test]
 fn every_copy_wait_arrival_and_operation_of_the_tensor_core_that_is_left_out_is_found() {
-    const DO_NOT_WAIT: &str = "setp.eq.u32 p, 0, 0;";
-    /// Beginning of the instruction, what stands in its place, how many there are at least, how many of them have another
-    /// behind them that makes up for them: of the waits, that for the last accumulator but one to be empty at the end.
-    const SABOTAGES: [(&str, &str, usize, usize); 12] = [
-        ("mbarrier.init", "", 12, 0),
-        ("mbarrier.try_wait", DO_NOT_WAIT, 5, 1),
-        ("mbarrier.arrive", "", 2, 0),
-        ("cp.async.bulk.tensor", "", 3, 0),
-        ("cp.async.bulk.shared", "", 3, 0),
-        ("tcgen05.alloc", "", 1, 0),
-        ("tcgen05.dealloc", "", 1, 0),
-        ("tcgen05.cp", "", 3, 0),
-        ("tcgen05.mma", "", 2, 0),
-        ("tcgen05.commit", "", 2, 0),
-        ("tcgen05.wait", "", 1, 0),
-        ("st.shared", "", 8, 0),
-    ];
     let gpu = Emulated::new("sm_100f", Options { schedule: Schedule::Worst, sms: 1, ..Options::default() }).unwrap();
-    let gpu = gpu.with_variant("t64");
-    assert_eq!(fault(&gpu, 0, ""), None, "the first line is a comment");
-    let entry = |line: &&str| !line.contains(".entry gated_sm100_t64(");
-    let start = gpu.ptx().lines().take_while(entry).count();
-    let length = gpu.ptx().lines().skip(start).take_while(|line| !line.contains("// -- End function")).count();
-    for (instruction, changed, least, spare) in SABOTAGES {
-        let lines = gpu.ptx().lines().enumerate().skip(start).take(length);
-        let lines: Vec<_> = lines.filter(|(_, line)| line.trim_start().starts_with(instruction)).collect();
-        assert!(lines.len() >= least, "{} of {instruction}", lines.len());
-        let unnoticed: Vec<_> = lines.iter().filter(|(number, _)| fault(&gpu, *number, changed).is_none()).collect();
-        assert!(unnoticed.len() <= spare, "may be left out: {unnoticed:?}");
+    let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(65, 136, 1600), (7, 72, 320)]), 2);
+    let case = Case::new(&inputs, OutDtype::F16);
+    for (instance, sabotages) in [("t64", &SABOTAGES[..])].into_iter().chain(SABOTAGES_OF_INSTANCES) {
+        for sabotage in sabotages {
+            let spare = spare(&case, &gpu, instance, sabotage);
+            assert_eq!(spare.len(), sabotage.3, "may be left out: {spare:#?}");
+        }
     }
 }

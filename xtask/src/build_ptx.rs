@@ -21,6 +21,13 @@ pub struct Selection {
     arch: Vec<Arch>,
 }
 
+impl Selection {
+    /// Whether it leaves nothing out.
+    pub fn is_all(&self) -> bool {
+        self.kernel.is_empty() && self.arch.is_empty()
+    }
+}
+
 /// Compiles what was asked for and prints each file's path.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     for built in build(&args.selection)? {

@@ -2,7 +2,14 @@
 
 mod bless;
 mod build_ptx;
+mod counters;
+mod document;
+mod emulate;
+mod experiments;
 mod ptxas;
+mod sass;
+mod table;
+mod tools;
 
 use std::path::{Path, PathBuf};
 
@@ -14,14 +21,20 @@ use clap::Parser;
 enum Command {
     Bless(bless::Args),
     BuildPtx(build_ptx::Args),
+    Counters(counters::Args),
+    Experiments(experiments::Args),
     Ptxas(ptxas::Args),
+    Sass(sass::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Command::parse() {
         Command::Bless(args) => bless::run(&args),
         Command::BuildPtx(args) => build_ptx::run(&args),
+        Command::Counters(args) => counters::run(&args),
+        Command::Experiments(args) => experiments::run(&args),
         Command::Ptxas(args) => ptxas::run(&args),
+        Command::Sass(args) => sass::run(&args),
     }
 }
 

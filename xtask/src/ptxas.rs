@@ -3,17 +3,17 @@
 //! Fails on what makes a kernel slow without making it wrong: registers spilled to memory, a stack, and the
 //! performance warnings of the assembler.
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-    process::Command,
+use anyhow::ensure;
+
+use crate::{
+    build_ptx,
+    document::{self, Mode},
+    table::Table,
+    tools::{self, PTXAS},
 };
 
-use anyhow::{Context, bail, ensure};
-
-use crate::build_ptx;
-
-/// Assemble every kernel for its architecture and print its registers, spills, stack and shared memory.
+/// Assemble every kernel for its cards, print its registers, spills, stack and shared memory, and compare with
+/// kernels-gpu/README.md.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -21,16 +21,16 @@ pub struct Args {
     /// Install ptxas from PyPI under target/ if there is none
     #[arg(long)]
     install: bool,
-    /// Keep the assembled kernels beside the PTX, as target/ptx/KERNEL.ARCH.cubin
-    #[arg(long)]
-    cubin: bool,
+    /// Renew the table in kernels-gpu/README.md
+    #[arg(long, conflicts_with_all = ["kernel", "arch"])]
+    write: bool,
 }
+
+/// Where the table stands.
+const README: &str = "kernels-gpu/README.md";
 
 /// ptxas's advisories that a kernel has lost performance: `setmaxnreg` ignored, `wgmma` serialised, and so on.
 const PERFORMANCE_WARNINGS: std::ops::RangeInclusive<u32> = 7508..=7517;
-
-/// The package of PyPI that has ptxas, for Linux; 12.9 was the first to know `sm_100f`.
-const PACKAGE: &str = "nvidia-cuda-nvcc==13.*";
 
 /// What ptxas says of an entry.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -46,35 +46,42 @@ struct Entry {
 
 /// Builds, assembles, prints the table, and fails if a kernel is not as it should be.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let ptxas = find(args.install)?;
+    let ptxas = PTXAS.find(args.install)?;
+    let version = tools::version(&ptxas)?;
     let mut faults = Vec::new();
-    println!(
-        "{:<24} {:<8} {:>9} {:>11} {:>11} {:>12}",
-        "entry", "arch", "registers", "spill bytes", "stack bytes", "shared bytes"
-    );
+    let mut table = Table::new(2, &["entry", "card", "registers", "spill bytes", "stack bytes", "static shared bytes"]);
     for built in build_ptx::build(&args.selection)? {
-        let cubin = built.path.with_extension("cubin");
-        let mut command = Command::new(&ptxas);
-        command.args(["--verbose", "--gpu-name", built.arch.name(), "--output-file"]);
-        let output = command.args([if args.cubin { &cubin } else { Path::new("/dev/null") }, &built.path]).output();
-        let output = output.with_context(|| format!("cannot run {}", ptxas.display()))?;
-        let log = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{} does not assemble:\n{log}", built.path.display());
-
-        let mut entries = entries(&log);
-        entries.sort_by(|a, b| a.name.cmp(&b.name));
-        ensure!(!entries.is_empty(), "ptxas names no entry of {}:\n{log}", built.path.display());
-        for Entry { name, registers, spill, stack, shared } in entries {
-            println!("{name:<24} {:<8} {registers:>9} {spill:>11} {stack:>11} {shared:>12}", built.arch.name());
-            if spill > 0 || stack > 0 {
-                faults.push(format!("{name} for {}: {spill} bytes of spills, {stack} bytes of stack", built.arch));
+        for card in tools::cards(built.arch) {
+            let (_, log) = tools::assemble(&ptxas, &built, card)?;
+            let mut entries = entries(&log);
+            entries.sort_by(|a, b| a.name.cmp(&b.name));
+            ensure!(!entries.is_empty(), "ptxas names no entry of {}:\n{log}", built.path.display());
+            for Entry { name, registers, spill, stack, shared } in entries {
+                if spill > 0 || stack > 0 {
+                    faults.push(format!("{name} for {card}: {spill} bytes of spills, {stack} bytes of stack"));
+                }
+                let numbers = [registers, spill, stack, shared].map(|number| number.to_string());
+                table.push([name, (*card).to_owned()].into_iter().chain(numbers).collect());
             }
+            faults.extend(performance_warnings(&log).map(|line| format!("{} for {card}: {line}", built.kernel)));
         }
-        let warnings = log.lines().filter(|line| is_performance_warning(line));
-        faults.extend(warnings.map(|line| format!("{} for {}: {line}", built.kernel, built.arch)));
     }
+    print!("{table}");
     ensure!(faults.is_empty(), "ptxas finds kernels that are slower than they should be:\n{}", faults.join("\n"));
-    Ok(())
+
+    let text = format!("ptxas {version}:\n\n{table}");
+    let same_version = document::read(README)?.contains(&format!("ptxas {version}:\n"));
+    match (args.write, args.selection.is_all()) {
+        (true, _) => document::section(README, "ptxas", &text, Mode::Write, "cargo xtask ptxas --write"),
+        (false, true) if same_version => {
+            document::section(README, "ptxas", &text, Mode::Check, "cargo xtask ptxas --write")
+        }
+        (false, true) => {
+            println!("not compared with {README}, which is of another version of ptxas than {version}");
+            Ok(())
+        }
+        (false, false) => Ok(()),
+    }
 }
 
 /// The entries in ptxas's verbose messages, in their order.
@@ -100,39 +107,17 @@ fn entries(log: &str) -> Vec<Entry> {
     entries
 }
 
+/// The lines of ptxas's messages that say that performance is lost.
+pub fn performance_warnings(log: &str) -> impl Iterator<Item = &str> {
+    log.lines().filter(|line| is_performance_warning(line))
+}
+
 /// Whether a line of ptxas's messages carries one of [`PERFORMANCE_WARNINGS`], as `(C7510)`.
 fn is_performance_warning(line: &str) -> bool {
     line.match_indices("(C").any(|(at, _)| {
         let code = line[at + 2..].split(')').next().and_then(|code| code.parse().ok());
         code.is_some_and(|code: u32| PERFORMANCE_WARNINGS.contains(&code))
     })
-}
-
-/// The assembler: on PATH, of a CUDA toolkit, or of PyPI.
-fn find(install: bool) -> anyhow::Result<PathBuf> {
-    let on_path = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
-    let toolkit = env::var_os("CUDA_PATH").map(|path| PathBuf::from(path).join("bin"));
-    let installed = crate::target_dir().join("ptxas");
-    let of_wheel = || {
-        // nvidia/<cu13, cuda_nvcc, …>/bin: the folder's name follows the version.
-        let versions = installed.join("nvidia").read_dir().into_iter().flatten().flatten();
-        versions.map(|version| version.path().join("bin"))
-    };
-    let found = |folder: PathBuf| Some(folder.join("ptxas")).filter(|file| file.is_file());
-    if let Some(ptxas) = on_path.into_iter().chain(toolkit).chain(of_wheel()).find_map(found) {
-        return Ok(ptxas);
-    }
-    if !install {
-        bail!("no ptxas on PATH, under CUDA_PATH or in {}; pass --install to get it from PyPI", installed.display());
-    }
-    // ptxas needs none of the packages that the compiler beside it does.
-    let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"]).arg(&installed).arg(PACKAGE);
-    let status = pip.status().context("cannot run python3, whose pip installs ptxas")?;
-    ensure!(status.success(), "pip could not install {PACKAGE} into {}", installed.display());
-    of_wheel()
-        .find_map(found)
-        .with_context(|| format!("{PACKAGE} has no ptxas; install the CUDA toolkit and set CUDA_PATH"))
 }
 
 #[cfg(test)]

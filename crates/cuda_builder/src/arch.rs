@@ -18,7 +18,7 @@ pub enum Arch {
 /// Architecture, name, and the lowest PTX version (major × 10 + minor) that has the architecture and what
 /// its kernels use: the lower, the older the drivers that load it. PTX ISA, "Release Notes".
 const TABLE: [(Arch, &str, u32); 3] =
-    [(Arch::Sm80, "sm_80", 70), (Arch::Sm90a, "sm_90a", 80), (Arch::Sm100f, "sm_100f", 88)];
+    [(Arch::Sm80, "sm_80", 70), (Arch::Sm90a, "sm_90a", 83), (Arch::Sm100f, "sm_100f", 88)];
 
 impl Arch {
     /// Every architecture, oldest first.

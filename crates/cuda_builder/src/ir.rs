@@ -5,7 +5,7 @@
 //!   Semantics"). `opt` takes the attribute away again where a function turns out to need it not.
 //! * Mangled names lose the crates' hashes, which depend on where the sources lie: PTX is the same in every checkout.
 //! * The launch bounds that `#[kernel]` left in a static move to the kernel's attributes, from which `llc`
-//!   writes `.maxntid` and `.minnctapersm`.
+//!   writes `.maxntid`, `.minnctapersm` and `.reqnctapercluster`.
 //!
 //! Relies on what rustc prints: one definition, global or call a line.
 
@@ -13,8 +13,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_demangle::try_demangle;
 
-/// `#[kernel]` puts `[threads, min_blocks]`, two u32, into a static of this name and the kernel's.
+/// `#[kernel]` puts a u32 for each of [`ATTRIBUTES`] into a static of this name and the kernel's.
 const LAUNCH_BOUNDS: &str = "__launch_bounds_";
+
+/// The attributes that LLVM knows launch bounds by: threads of a block, blocks of a multiprocessor, blocks of a cluster.
+const ATTRIBUTES: [&str; 3] = ["nvvm.maxntid", "nvvm.minctasm", "nvvm.cluster_dim"];
 
 /// The prepared IR; on failure the line number (from 1) and what was expected there.
 pub(crate) fn prepare(ir: &str) -> Result<String, (usize, String)> {
@@ -87,19 +90,19 @@ fn launch_bounds(line: &str) -> Result<Option<(&str, String)>, String> {
         return Ok(None);
     };
     let bytes = if rest.contains(" zeroinitializer") {
-        vec![0; 8]
+        vec![0; 4 * ATTRIBUTES.len()]
     } else {
         let text = rest.split_once(" c\"").and_then(|(_, text)| text.split_once('"'));
-        unescape(text.ok_or("launch bounds are a string of 8 bytes")?.0)
+        unescape(text.ok_or("launch bounds are a string of bytes")?.0)
     };
     let (words, []) = bytes.as_chunks::<4>() else {
-        return Err("launch bounds are two u32".to_owned());
+        return Err("launch bounds are u32".to_owned());
     };
-    let [threads, min_blocks] = words else {
-        return Err("launch bounds are two u32".to_owned());
-    };
+    if words.len() != ATTRIBUTES.len() {
+        return Err(format!("launch bounds are {} u32", ATTRIBUTES.len()));
+    }
     let mut attributes = String::new();
-    for (name, value) in [("nvvm.maxntid", threads), ("nvvm.minctasm", min_blocks)] {
+    for (name, value) in ATTRIBUTES.iter().zip(words) {
         match u32::from_le_bytes(*value) {
             0 => {}
             value => attributes.push_str(&format!(" \"{name}\"=\"{value}\"")),
@@ -199,12 +202,12 @@ declare void @h() #2
 
     #[test]
     fn launch_bounds_move_from_their_static_to_the_kernel() {
-        let ir = r#"@__launch_bounds_k = constant [8 x i8] c"\80\01\00\00\01\00\00\00", align 4
-@__launch_bounds_l = constant [8 x i8] c"a\00\00\00\00\00\00\00", align 4
+        let ir = r#"@__launch_bounds_k = constant [12 x i8] c"\80\01\00\00\01\00\00\00\02\00\00\00", align 4
+@__launch_bounds_l = constant [12 x i8] c"a\00\00\00\00\00\00\00\00\00\00\00", align 4
 define ptx_kernel void @k() unnamed_addr #0 {
 define ptx_kernel void @l() #0 {
 "#;
-        let expected = r#"define ptx_kernel void @k() unnamed_addr convergent "nvvm.maxntid"="384" "nvvm.minctasm"="1" #0 {
+        let expected = r#"define ptx_kernel void @k() unnamed_addr convergent "nvvm.maxntid"="384" "nvvm.minctasm"="1" "nvvm.cluster_dim"="2" #0 {
 define ptx_kernel void @l() convergent "nvvm.maxntid"="97" #0 {
 "#;
         assert_eq!(prepare(ir).unwrap(), expected);
@@ -212,7 +215,7 @@ define ptx_kernel void @l() convergent "nvvm.maxntid"="97" #0 {
 
     #[test]
     fn launch_bounds_of_nothing_are_an_error() {
-        let ir = "@__launch_bounds_k = constant [8 x i8] zeroinitializer, align 4\n";
+        let ir = "@__launch_bounds_k = constant [12 x i8] zeroinitializer, align 4\n";
         assert!(prepare(ir).unwrap_err().1.contains("no definition of k"));
     }
 }

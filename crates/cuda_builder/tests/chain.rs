@@ -55,15 +55,17 @@ fn without_the_convergent_attribute_an_aligned_instruction_is_cloned() {
 
 #[test]
 fn launch_bounds_arch_and_version_reach_the_ptx() {
-    for (arch, version) in [(Arch::Sm80, "7.0"), (Arch::Sm90a, "8.0"), (Arch::Sm100f, "8.8")] {
+    for (arch, version) in [(Arch::Sm80, "7.0"), (Arch::Sm90a, "8.3"), (Arch::Sm100f, "8.8")] {
         let ptx = fs::read_to_string(build(arch)).unwrap();
         assert!(ptx.contains(&format!("\n.version {version}\n.target {arch}\n")), "{arch}");
         let both = body(&ptx, "barrier_between_guarded_regions");
         assert!(both.contains(".maxntid 384") && both.contains(".minnctapersm 1"), "{both}");
         let threads = body(&ptx, "collective_between_guarded_regions");
         assert!(threads.contains(".maxntid 64") && !threads.contains(".minnctapersm"), "{threads}");
+        // Clusters came with Hopper.
+        assert_eq!(threads.contains(".reqnctapercluster 2"), arch != Arch::Sm80, "{threads}");
         let none = body(&ptx, "barrier_and_shuffle_in_a_loop");
-        assert!(!none.contains(".maxntid"), "{none}");
+        assert!(!none.contains(".maxntid") && !none.contains("cluster"), "{none}");
         assert!(!ptx.contains("__launch_bounds"), "the builder's own symbols are gone");
     }
 }

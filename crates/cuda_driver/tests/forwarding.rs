@@ -11,7 +11,7 @@ use cuda_driver::cust::{self, CudaFlags};
 use cuda_driver::{Unavailable, jit_log, last_failure, probe};
 
 const ADD_ONE: &str =
-    ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry add_one(.param .u64 p) { ret; }\n";
+    ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry add_one(.param .u64 p, .param .u32 n) { ret; }\n";
 
 /// Device 0 and its context, current on this thread.
 fn context() -> Context {

@@ -19,6 +19,20 @@ pub fn cvt_rn_f16x2_f32(low: f32, high: f32) -> u32 {
     packed
 }
 
+/// The f16 of two e4m3, the first in the low byte and half; exact (`cvt.rn.f16x2.e4m3x2`).
+#[inline(always)]
+pub fn cvt_rn_f16x2_e4m3x2(bytes: u16) -> u32 {
+    let packed: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        ptx!(
+            "cvt.rn.f16x2.e4m3x2 {}, {};", out(reg32) packed, in(reg16) bytes,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+    packed
+}
+
 /// Two bf16 of two f32, `low` in the low half; rounds to nearest even, overflows to ±inf (`cvt.rn.bf16x2.f32`).
 #[inline(always)]
 pub fn cvt_rn_bf16x2_f32(low: f32, high: f32) -> u32 {
@@ -31,4 +45,18 @@ pub fn cvt_rn_bf16x2_f32(low: f32, high: f32) -> u32 {
         )
     };
     packed
+}
+
+/// The f32 of an f16's bits (`cvt.f32.f16`).
+#[inline(always)]
+pub fn cvt_f32_f16(bits: u16) -> f32 {
+    let value: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        ptx!(
+            "cvt.f32.f16 {}, {};", out(reg32) value, in(reg16) bits,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+    value
 }

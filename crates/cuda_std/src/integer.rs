@@ -57,9 +57,44 @@ pub fn prmt_b32(a: u32, b: u32, selector: u32) -> u32 {
     }
 }
 
+/// A function of three bits for each of 32 places: bit `4·a + 2·b + c` of `TABLE` is what it makes of bits a, b and c
+/// (`lop3.b32`; PTX ISA, "Logic and Shift Instructions: lop3").
+#[inline(always)]
+pub fn lop3_b32<const TABLE: u32>(a: u32, b: u32, c: u32) -> u32 {
+    const { assert!(TABLE < 1 << 8, "eight bits") };
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let result: u32;
+        // SAFETY: arithmetic on registers.
+        unsafe {
+            ptx!(
+                "lop3.b32 {}, {}, {}, {}, {};",
+                out(reg32) result, in(reg32) a, in(reg32) b, in(reg32) c, const TABLE,
+                options(pure, nomem, nostack, preserves_flags)
+            )
+        };
+        result
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        (0..8).filter(|row| TABLE >> row & 1 == 1).fold(0, |result, row| {
+            let places = |bits: u32, one: u32| if one != 0 { bits } else { !bits };
+            result | places(a, row & 4) & places(b, row & 2) & places(c, row & 1)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lop3_follows_its_table() {
+        let (a, b, c) = (0xff00_1234, 0x0ff0_5678, 0xf0f0_f0f0);
+        assert_eq!(lop3_b32::<0x80>(a, b, c), a & b & c);
+        assert_eq!(lop3_b32::<0x96>(a, b, c), a ^ b ^ c);
+        assert_eq!(lop3_b32::<0xe4>(a, b, c), a & c | b & !c);
+    }
 
     #[test]
     fn dp4a_multiplies_signed_bytes_and_wraps() {

@@ -11,6 +11,7 @@
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx))]
 #![cfg_attr(not(target_arch = "nvptx64"), allow(unreachable_code, unused_unsafe, unused_variables))]
 
+pub mod cluster;
 pub mod convert;
 pub mod cp_async;
 pub mod fence;
@@ -32,7 +33,9 @@ pub mod wgmma;
 /// and its parameters are [`Copy`]: they travel as bytes. A parameter may be aligned to at most 16 bytes.
 ///
 /// `threads` is the largest block it will be launched with, `min_blocks` the number of blocks that must fit a
-/// multiprocessor at once; the assembler allots registers by them (`.maxntid`, `.minnctapersm`).
+/// multiprocessor at once; the assembler allots registers by them (`.maxntid`, `.minnctapersm`). `cluster` is the number
+/// of blocks along x that run together and reach each other's shared memory; every launch has it then
+/// (`.reqnctapercluster`; see [`cluster`]). 0 asks for nothing, as leaving it out does.
 ///
 /// ```
 /// # #![allow(unused)]

@@ -39,6 +39,22 @@ pub unsafe fn mbarrier_arrive(address: u32) {
     unsafe { ptx!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(reg32) address, options(nostack, preserves_flags)) };
 }
 
+/// As [`mbarrier_arrive`], at a barrier of any block of the cluster, for those who wait with
+/// [`mbarrier_wait_parity_cluster`] (`mbarrier.arrive.release.cluster`).
+///
+/// # Safety
+/// `address` is of a barrier of a block that has not ended, as [`mapa`](crate::cluster::mapa) gives it.
+#[inline(always)]
+pub unsafe fn mbarrier_arrive_cluster(address: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [{}];", in(reg32) address,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
 /// Makes the phase at hand expect `bytes` more of asynchronous copies, and arrives once
 /// (`mbarrier.arrive.expect_tx`).
 ///
@@ -55,34 +71,46 @@ pub unsafe fn mbarrier_arrive_expect_tx(address: u32, bytes: u32) {
     };
 }
 
-/// Whether the phase of this parity is complete; may wait for a while to find out (`mbarrier.try_wait.parity`).
-///
-/// # Safety
-/// As [`mbarrier_arrive`]; the phase is the one at hand or the one before.
-#[inline(always)]
-pub unsafe fn mbarrier_try_wait_parity(address: u32, parity: u32) -> bool {
-    let complete: u32;
-    // SAFETY: the caller's promise.
-    unsafe {
-        ptx!(
-            "{{",
-            ".reg .pred p;",
-            "mbarrier.try_wait.parity.shared::cta.b64 p, [{address}], {parity};",
-            "selp.u32 {complete}, 1, 0, p;",
-            "}}",
-            complete = out(reg32) complete, address = in(reg32) address, parity = in(reg32) parity,
-            options(nostack, preserves_flags)
-        )
-    };
-    complete != 0
+macro_rules! waits {
+    ($($(#[$doc:meta])* $try_wait:ident, $wait:ident = $instruction:literal;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As [`mbarrier_arrive`]; the phase is the one at hand or the one before.
+        #[inline(always)]
+        pub unsafe fn $try_wait(address: u32, parity: u32) -> bool {
+            let complete: u32;
+            // SAFETY: the caller's promise.
+            unsafe {
+                ptx!(
+                    "{{",
+                    ".reg .pred p;",
+                    concat!($instruction, ".shared::cta.b64 p, [{address}], {parity};"),
+                    "selp.u32 {complete}, 1, 0, p;",
+                    "}}",
+                    complete = out(reg32) complete, address = in(reg32) address, parity = in(reg32) parity,
+                    options(nostack, preserves_flags)
+                )
+            };
+            complete != 0
+        }
+
+        #[doc = concat!("Waits until the phase of this parity is complete: [`", stringify!($try_wait), "`] until it holds.")]
+        ///
+        /// # Safety
+        #[doc = concat!("As [`", stringify!($try_wait), "`].")]
+        #[inline(always)]
+        pub unsafe fn $wait(address: u32, parity: u32) {
+            // SAFETY: the caller's promise.
+            while !unsafe { $try_wait(address, parity) } {}
+        }
+    )*};
 }
 
-/// Waits until the phase of this parity is complete: [`mbarrier_try_wait_parity`] until it holds.
-///
-/// # Safety
-/// As [`mbarrier_try_wait_parity`].
-#[inline(always)]
-pub unsafe fn mbarrier_wait_parity(address: u32, parity: u32) {
-    // SAFETY: the caller's promise.
-    while !unsafe { mbarrier_try_wait_parity(address, parity) } {}
+waits! {
+    /// Whether the phase of this parity is complete; may wait for a while to find out (`mbarrier.try_wait.parity`).
+    mbarrier_try_wait_parity, mbarrier_wait_parity = "mbarrier.try_wait.parity";
+    /// As [`mbarrier_try_wait_parity`], where threads of other blocks of the cluster arrive too
+    /// (`mbarrier.try_wait.parity.acquire.cluster`).
+    mbarrier_try_wait_parity_cluster, mbarrier_wait_parity_cluster = "mbarrier.try_wait.parity.acquire.cluster";
 }

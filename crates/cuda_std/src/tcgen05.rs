@@ -4,7 +4,11 @@
 //! by one thread, take effect in the order of issue, and are known to be complete through a [`tcgen05_commit`] and
 //! its mbarrier; a thread that waited there puts [`tcgen05_fence_after_thread_sync`] before what it does next with
 //! tensor memory, one that tells others puts [`tcgen05_fence_before_thread_sync`] behind what it did. What ends in
-//! `sync.aligned` is executed by all lanes of a warp together. PTX ISA, "TensorCore 5th Generation Family
+//! `sync.aligned` is executed by all lanes of a warp together.
+//!
+//! `GROUP` is 1, or 2 for the pair of blocks of a [`cluster`](crate::cluster) whose ranks differ in the last bit
+//! (`.cta_group`): one thread of the pair then issues for both, and the same address means a place in each; a warp of
+//! each allocates and frees. All operations of a kernel have the same. PTX ISA, "TensorCore 5th Generation Family
 //! Instructions"; sm_100f.
 
 use crate::ptx;
@@ -54,7 +58,8 @@ pub const fn matrix_descriptor(address: u32, stride: u32, swizzle: MatrixSwizzle
 }
 
 /// The instruction descriptor of `kind::mxf4nvf4` with e2m1 values, ue4m3 scales, both matrices K-major
-/// ("Matrix descriptors: Instruction descriptor"): `m` 128, `n` a multiple of 8 up to 256.
+/// ("Matrix descriptors: Instruction descriptor"): `m` 128 and `n` a multiple of 8 up to 256, for a pair of blocks 256 and a
+/// multiple of 16.
 #[inline(always)]
 pub const fn mxf4nvf4_descriptor(m: u32, n: u32) -> u32 {
     const A_E2M1: u32 = 1 << 7;
@@ -63,19 +68,19 @@ pub const fn mxf4nvf4_descriptor(m: u32, n: u32) -> u32 {
 }
 
 /// Allocates columns of tensor memory and writes the address of the first to shared memory; waits until they are free
-/// (`tcgen05.alloc.cta_group::1.sync.aligned`).
+/// (`tcgen05.alloc.sync.aligned`).
 ///
 /// # Safety
 /// All lanes of a warp call it together with the same arguments. `columns` is a power of two from 32 to 512;
 /// `destination` is 4 bytes of shared memory, aligned, that nobody else accesses. The columns are freed before the
 /// block ends.
 #[inline(always)]
-pub unsafe fn tcgen05_alloc(destination: u32, columns: u32) {
+pub unsafe fn tcgen05_alloc<const GROUP: u32>(destination: u32, columns: u32) {
     // SAFETY: the caller's promise.
     unsafe {
         ptx!(
-            "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{}], {};",
-            in(reg32) destination, in(reg32) columns, options(nostack, preserves_flags)
+            "tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [{}], {};",
+            in(reg32) destination, in(reg32) columns, group = const GROUP, options(nostack, preserves_flags)
         )
     };
 }
@@ -85,39 +90,43 @@ pub unsafe fn tcgen05_alloc(destination: u32, columns: u32) {
 /// # Safety
 /// All lanes of a warp call it together; none of the block allocates later.
 #[inline(always)]
-pub unsafe fn tcgen05_relinquish_alloc_permit() {
+pub unsafe fn tcgen05_relinquish_alloc_permit<const GROUP: u32>() {
     // SAFETY: the caller's promise.
     unsafe {
-        ptx!("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;", options(nostack, preserves_flags));
+        ptx!(
+            "tcgen05.relinquish_alloc_permit.cta_group::{group}.sync.aligned;", group = const GROUP,
+            options(nostack, preserves_flags)
+        );
     }
 }
 
-/// Frees what [`tcgen05_alloc`] gave (`tcgen05.dealloc.cta_group::1.sync.aligned`).
+/// Frees what [`tcgen05_alloc`] gave (`tcgen05.dealloc.sync.aligned`).
 ///
 /// # Safety
 /// All lanes of a warp call it together with the same arguments: an allocation's address and columns, which nobody
 /// uses any more.
 #[inline(always)]
-pub unsafe fn tcgen05_dealloc(address: u32, columns: u32) {
+pub unsafe fn tcgen05_dealloc<const GROUP: u32>(address: u32, columns: u32) {
     // SAFETY: the caller's promise.
     unsafe {
         ptx!(
-            "tcgen05.dealloc.cta_group::1.sync.aligned.b32 {}, {};", in(reg32) address, in(reg32) columns,
-            options(nostack, preserves_flags)
+            "tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 {}, {};", in(reg32) address, in(reg32) columns,
+            group = const GROUP, options(nostack, preserves_flags)
         )
     };
 }
 
 /// D = A·Bᵀ, plus D where `accumulate`, over 64 elements of K with a scale for each 16
-/// (`tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16`).
+/// (`tcgen05.mma.kind::mxf4nvf4.block_scale.block16`).
 ///
 /// # Safety
 /// One thread calls it. `d` is an accumulator in tensor memory, `a` and `b` are [`matrix_descriptor`]s, `descriptor`
 /// is of [`mxf4nvf4_descriptor`]; `scale_a` and `scale_b` are tensor memory addresses at which each 32 rows take a
 /// column, in every quarter of the lanes. All of it is the block's own and complete, and nobody else accesses it until
-/// a commit has arrived.
+/// a commit has arrived. Of a pair, each block has half of A's rows with their scales and of D's, half of B's rows, and
+/// the scales of all of B's.
 #[inline(always)]
-pub unsafe fn tcgen05_mma_mxf4nvf4_block16(
+pub unsafe fn tcgen05_mma_mxf4nvf4_block16<const GROUP: u32>(
     d: u32,
     a: u64,
     b: u64,
@@ -132,45 +141,61 @@ pub unsafe fn tcgen05_mma_mxf4nvf4_block16(
             "{{",
             ".reg .pred p;",
             "setp.ne.u32 p, {accumulate}, 0;",
-            "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [{d}], {a}, {b}, {descriptor}, [{scale_a}], \
-             [{scale_b}], p;",
+            "tcgen05.mma.cta_group::{group}.kind::mxf4nvf4.block_scale.block16 [{d}], {a}, {b}, {descriptor}, \
+             [{scale_a}], [{scale_b}], p;",
             "}}",
             d = in(reg32) d, a = in(reg64) a, b = in(reg64) b, descriptor = in(reg32) descriptor,
             scale_a = in(reg32) scale_a, scale_b = in(reg32) scale_b, accumulate = in(reg32) u32::from(accumulate),
-            options(nostack, preserves_flags)
+            group = const GROUP, options(nostack, preserves_flags)
         )
     };
 }
 
 /// Copies 32 rows of 16 bytes from shared memory to 4 columns of every quarter of tensor memory's lanes: a tile of the
-/// blocked scale layout, 128 rows × 4 scales, to where an MMA wants it (`tcgen05.cp.cta_group::1.32x128b.warpx4`).
+/// blocked scale layout, 128 rows × 4 scales, to where an MMA wants it (`tcgen05.cp.32x128b.warpx4`).
 ///
 /// # Safety
 /// One thread calls it. `address` is in tensor memory, in lane 0; `source` is a [`matrix_descriptor`]. Nobody else
 /// accesses either until a commit has arrived.
 #[inline(always)]
-pub unsafe fn tcgen05_cp_32x128b_warpx4(address: u32, source: u64) {
+pub unsafe fn tcgen05_cp_32x128b_warpx4<const GROUP: u32>(address: u32, source: u64) {
     // SAFETY: the caller's promise.
     unsafe {
         ptx!(
-            "tcgen05.cp.cta_group::1.32x128b.warpx4 [{}], {};", in(reg32) address, in(reg64) source,
-            options(nostack, preserves_flags)
+            "tcgen05.cp.cta_group::{group}.32x128b.warpx4 [{}], {};", in(reg32) address, in(reg64) source,
+            group = const GROUP, options(nostack, preserves_flags)
         )
     };
 }
 
 /// Arrives at a barrier once all that this thread issued to the tensor core is complete
-/// (`tcgen05.commit.cta_group::1.mbarrier::arrive::one`).
+/// (`tcgen05.commit.mbarrier::arrive::one`).
 ///
 /// # Safety
 /// `mbarrier` is a barrier of this block.
 #[inline(always)]
-pub unsafe fn tcgen05_commit(mbarrier: u32) {
+pub unsafe fn tcgen05_commit<const GROUP: u32>(mbarrier: u32) {
     // SAFETY: the caller's promise.
     unsafe {
         ptx!(
-            "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{}];", in(reg32) mbarrier,
-            options(nostack, preserves_flags)
+            "tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.b64 [{}];", in(reg32) mbarrier,
+            group = const GROUP, options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// As [`tcgen05_commit`], at the barriers at the same place in the blocks of the cluster whose ranks are the bits of
+/// `blocks` (`tcgen05.commit.mbarrier::arrive::one.multicast::cluster`).
+///
+/// # Safety
+/// `mbarrier` is a barrier of this block, and there is one at its place in each of the others.
+#[inline(always)]
+pub unsafe fn tcgen05_commit_multicast<const GROUP: u32>(mbarrier: u32, blocks: u16) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [{}], {};",
+            in(reg32) mbarrier, in(reg16) blocks, group = const GROUP, options(nostack, preserves_flags)
         )
     };
 }

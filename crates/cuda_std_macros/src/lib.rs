@@ -33,7 +33,7 @@ fn expand(bounds: Bounds, function: ItemFn) -> syn::Result<proc_macro2::TokenStr
     // cuda_builder reads this static, makes attributes of the kernel from it and removes it.
     let bounds_name = format!("__launch_bounds_{ident}");
     let bounds_static = format_ident!("{}", bounds_name.to_uppercase());
-    let Bounds { threads, min_blocks } = bounds;
+    let Bounds { threads, min_blocks, cluster } = bounds;
 
     Ok(quote! {
         const _: () = {
@@ -43,7 +43,7 @@ fn expand(bounds: Bounds, function: ItemFn) -> syn::Result<proc_macro2::TokenStr
 
         #[cfg_attr(target_arch = "nvptx64", unsafe(export_name = #bounds_name))]
         #[cfg_attr(not(target_arch = "nvptx64"), allow(dead_code))]
-        static #bounds_static: [u32; 2] = [#threads, #min_blocks];
+        static #bounds_static: [u32; 3] = [#threads, #min_blocks, #cluster];
 
         #[cfg(target_arch = "nvptx64")]
         #(#attrs)*
@@ -82,21 +82,25 @@ fn check(function: &ItemFn) -> syn::Result<()> {
     Ok(())
 }
 
-/// `threads = …, min_blocks = …`; 0 stands for no bound.
+/// `threads = …, min_blocks = …, cluster = …`; 0 stands for no bound.
 struct Bounds {
     threads: Expr,
     min_blocks: Expr,
+    cluster: Expr,
 }
 
 impl Parse for Bounds {
     fn parse(input: ParseStream) -> syn::Result<Self> {
-        let mut bounds = Self { threads: syn::parse_quote!(0), min_blocks: syn::parse_quote!(0) };
+        let zero = || syn::parse_quote!(0);
+        let mut bounds = Self { threads: zero(), min_blocks: zero(), cluster: zero() };
         for argument in Punctuated::<Argument, Token![,]>::parse_terminated(input)? {
             match argument.name.to_string().as_str() {
                 "threads" => bounds.threads = argument.value,
                 "min_blocks" => bounds.min_blocks = argument.value,
+                "cluster" => bounds.cluster = argument.value,
                 _ => {
-                    return Err(Error::new(argument.name.span(), "expected `threads` or `min_blocks`"));
+                    let expected = "expected `threads`, `min_blocks` or `cluster`";
+                    return Err(Error::new(argument.name.span(), expected));
                 }
             }
         }

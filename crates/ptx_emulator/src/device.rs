@@ -11,7 +11,7 @@ use crate::machine::cluster::{Cluster, Launch, Status};
 use crate::machine::global::GlobalMemory;
 use crate::module::Module;
 use crate::parser::ast::Init;
-use crate::report::{Report, Role};
+use crate::report::{BufferTraffic, Report, Role};
 use crate::types::Space;
 
 /// What a device has.
@@ -167,6 +167,14 @@ impl Device {
         buffer
     }
 
+    /// Names a buffer, for faults and reports; several may have one name.
+    ///
+    /// # Panics
+    /// If it is no buffer of this device.
+    pub fn name(&mut self, buffer: Buffer, name: &str) {
+        self.memory.name(buffer.address, name);
+    }
+
     /// Frees a buffer. Its addresses are never used again, so a kernel that still has them faults.
     ///
     /// # Panics
@@ -253,7 +261,7 @@ impl Device {
         check(kernel, config)?;
         let params = arguments(kernel, args)?;
         let symbols = self.load(module)?;
-        self.memory.clear_marks();
+        self.memory.begin_launch();
         let ctas = config.grid.iter().map(|&n| u64::from(n)).product::<u64>();
         let clusters = ctas / config.cluster.iter().map(|&n| u64::from(n)).product::<u64>();
         let launch = Launch {
@@ -267,14 +275,20 @@ impl Device {
             clusters,
         };
         let outcome = if kernel.communicates { take_turns(launch)? } else { in_parallel(launch)? };
-        let (dram_read_bytes, dram_write_bytes) = self.memory.distinct_bytes();
+        let mut buffers = outcome.buffers;
+        for (buffer, allocation) in buffers.iter_mut().zip(self.memory.allocations()) {
+            buffer.name = allocation.name.clone();
+            (buffer.address, buffer.bytes) = (allocation.base(), allocation.len());
+            (buffer.distinct_loaded, buffer.distinct_stored) = allocation.distinct_bytes();
+        }
+        buffers.retain(|buffer| buffer.distinct_loaded + buffer.distinct_stored > 0);
         let mut report = Report {
             kernel: kernel.name.clone(),
             ctas,
+            cta_steps: outcome.cta_steps,
             roles: outcome.roles,
+            buffers,
             peak_tmem_columns: outcome.peak_tmem_columns,
-            dram_read_bytes,
-            dram_write_bytes,
             shared_bytes: u64::from(kernel.shared_bytes + config.shared_bytes),
             ..Report::default()
         };
@@ -345,12 +359,20 @@ fn arguments(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u8>, Fault> {
 #[derive(Default)]
 struct Outcome {
     roles: Vec<Role>,
+    /// By [`Allocation::index`](crate::machine::global::Allocation::index).
+    buffers: Vec<BufferTraffic>,
+    cta_steps: u64,
     peak_tmem_columns: u32,
 }
 
 impl Outcome {
     fn of(cluster: &Cluster<'_>) -> Outcome {
-        Outcome { roles: cluster.roles().to_vec(), peak_tmem_columns: cluster.peak_tmem_columns() }
+        Outcome {
+            roles: cluster.roles().to_vec(),
+            buffers: cluster.buffers().to_vec(),
+            cta_steps: cluster.cta_steps(),
+            peak_tmem_columns: cluster.peak_tmem_columns(),
+        }
     }
 
     fn add(&mut self, other: &Outcome) {
@@ -358,6 +380,11 @@ impl Outcome {
         for (a, b) in self.roles.iter_mut().zip(&other.roles) {
             a.add(b);
         }
+        self.buffers.resize(self.buffers.len().max(other.buffers.len()), BufferTraffic::default());
+        for (a, b) in self.buffers.iter_mut().zip(&other.buffers) {
+            a.add(b);
+        }
+        self.cta_steps += other.cta_steps;
         self.peak_tmem_columns = self.peak_tmem_columns.max(other.peak_tmem_columns);
     }
 }

@@ -56,4 +56,4 @@ pub use lower::{Kernel, Param};
 pub use module::Module;
 pub use opcodes::{OPCODES, Opcode, coverage};
 pub use parser::ParseError;
-pub use report::{Class, Report, Role, Traffic};
+pub use report::{BufferTraffic, Class, Loads, Report, Role, Traffic};

@@ -42,16 +42,23 @@ pub struct Role {
     pub barrier_waits: u64,
     /// Times that a warp polled an mbarrier in vain.
     pub failed_polls: u64,
-    /// Bytes that ld, st, atom and red moved, by space.
+    /// Warp instructions that others of the cluster issued while a warp waited for a barrier, for asynchronous operations
+    /// or for tensor memory. A share of [`Report::cta_steps`], which is the time of the emulator, not of a GPU.
+    pub waited_steps: u64,
+    /// Bytes that ld, st, atom, red and cp.async moved, by space.
     pub bytes: Traffic,
-    /// Extra shared-memory cycles: for each ld, st or atom, the accesses beyond the fewest that its bytes need.
+    /// Bytes that bulk and tensor copies moved, by space. Loads of a tensor map fill shared memory outside of the tensor
+    /// too, and multicast fills several CTAs': so more may be stored there than is loaded from global memory.
+    pub bulk: Traffic,
+    /// Extra shared-memory cycles: for each ld, st and matrix of ldmatrix and stmatrix, the accesses beyond the fewest that
+    /// its bytes need. Counted with the sanitizer on.
     pub bank_conflicts: u64,
-    /// Bytes that bulk and tensor copies of this role moved from global to shared memory.
-    pub bulk_load_bytes: u64,
-    /// Bytes that bulk and tensor copies of this role moved from shared to global memory.
-    pub bulk_store_bytes: u64,
-    /// Multiply-adds that matrix instructions of this role did, one and the same element once.
+    /// Matrix instructions: of a `wgmma` each warp's quarter is one.
+    pub matrix_operations: u64,
+    /// Multiply-adds that they did, one and the same element once.
     pub matrix_multiply_adds: u64,
+    /// Copies that it waited for.
+    pub loads: Loads,
 }
 
 /// Bytes moved, by direction and space.
@@ -67,6 +74,84 @@ pub struct Traffic {
     pub other: u64,
 }
 
+/// Copies into shared memory that a warp waited for at mbarriers, and the matrix operations that its CTA issued between
+/// request and use.
+///
+/// Counted in operations, not in time: this is the work that a GPU's tensor cores have to do while the copies are under
+/// way. On any schedule it is 0 where a stage is loaded only when all operations before it are done. On the `fair` one,
+/// where everybody gets a turn soon, it is as much as the kernel allows: nearly the operations of all other stages, where
+/// a stage is loaded again once it is free. Whether that hides a latency depends on how long an operation takes, which
+/// the emulator does not know.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Loads {
+    /// Phases that ended with the arrival of bulk or tensor copies from global memory, or by `cp.async.mbarrier.arrive`;
+    /// each counts for the first warp that found it complete.
+    pub phases: u64,
+    /// Those with a matrix operation between the request of the last copy and the end of the wait.
+    pub overlapped: u64,
+    /// Such operations, summed over phases.
+    pub matrix_operations: u64,
+}
+
+impl Loads {
+    /// The share of phases that matrix operations ran beside.
+    pub fn overlap(&self) -> f64 {
+        self.overlapped as f64 / self.phases.max(1) as f64
+    }
+
+    /// Matrix operations between request and use, on average.
+    pub fn mean_distance(&self) -> f64 {
+        self.matrix_operations as f64 / self.phases.max(1) as f64
+    }
+}
+
+/// What moved from and to one allocation of global memory, or one variable of the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct BufferTraffic {
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// Where it begins.
+    pub address: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Bytes that ld, atom, red, cp.async and fetches of tensor maps read.
+    pub loaded: u64,
+    /// Bytes that st, atom and red wrote.
+    pub stored: u64,
+    /// Bytes that bulk and tensor copies read.
+    pub bulk_loaded: u64,
+    /// Bytes that bulk and tensor copies wrote.
+    pub bulk_stored: u64,
+    /// Distinct bytes read, in sectors of 32: what a cache that forgets nothing reads from DRAM.
+    pub distinct_loaded: u64,
+    /// Distinct bytes written, in sectors of 32.
+    pub distinct_stored: u64,
+}
+
+impl BufferTraffic {
+    /// Adds another's bytes, not its place.
+    pub fn add(&mut self, o: &BufferTraffic) {
+        self.loaded += o.loaded;
+        self.stored += o.stored;
+        self.bulk_loaded += o.bulk_loaded;
+        self.bulk_stored += o.bulk_stored;
+        self.distinct_loaded += o.distinct_loaded;
+        self.distinct_stored += o.distinct_stored;
+    }
+}
+
+impl Traffic {
+    fn add(&mut self, o: &Traffic) {
+        self.global_load += o.global_load;
+        self.global_store += o.global_store;
+        self.shared_load += o.shared_load;
+        self.shared_store += o.shared_store;
+        self.local_load += o.local_load;
+        self.local_store += o.local_store;
+        self.other += o.other;
+    }
+}
+
 fn by_name<S: serde::Serializer>(counts: &[u64; Class::COUNT], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(Class::NAMES.iter().zip(counts))
 }
@@ -80,17 +165,15 @@ impl Role {
         }
         self.barrier_waits += o.barrier_waits;
         self.failed_polls += o.failed_polls;
-        self.bytes.global_load += o.bytes.global_load;
-        self.bytes.global_store += o.bytes.global_store;
-        self.bytes.shared_load += o.bytes.shared_load;
-        self.bytes.shared_store += o.bytes.shared_store;
-        self.bytes.local_load += o.bytes.local_load;
-        self.bytes.local_store += o.bytes.local_store;
-        self.bytes.other += o.bytes.other;
+        self.waited_steps += o.waited_steps;
+        self.bytes.add(&o.bytes);
+        self.bulk.add(&o.bulk);
         self.bank_conflicts += o.bank_conflicts;
-        self.bulk_load_bytes += o.bulk_load_bytes;
-        self.bulk_store_bytes += o.bulk_store_bytes;
+        self.matrix_operations += o.matrix_operations;
         self.matrix_multiply_adds += o.matrix_multiply_adds;
+        self.loads.phases += o.loads.phases;
+        self.loads.overlapped += o.loads.overlapped;
+        self.loads.matrix_operations += o.loads.matrix_operations;
     }
 }
 
@@ -101,10 +184,14 @@ pub struct Report {
     pub kernel: String,
     /// CTAs that ran.
     pub ctas: u64,
+    /// Warp instructions that clusters issued, attempts that ended in a wait among them, once for each CTA.
+    pub cta_steps: u64,
     /// Sum over all roles.
     pub total: Role,
     /// By warp index in the CTA.
     pub roles: Vec<Role>,
+    /// By allocation, those that were touched.
+    pub buffers: Vec<BufferTraffic>,
     /// Distinct bytes of global memory read, in sectors of 32.
     pub dram_read_bytes: u64,
     /// Distinct bytes of global memory written, in sectors of 32.
@@ -121,12 +208,48 @@ impl Report {
         useful_multiply_adds as f64 / self.total.matrix_multiply_adds.max(1) as f64
     }
 
+    /// The share of the time of the CTAs in which a role waited.
+    pub fn waiting_share(&self, role: &Role) -> f64 {
+        role.waited_steps as f64 / self.cta_steps.max(1) as f64
+    }
+
+    /// What moved from and to all buffers of a name.
+    pub fn buffers_named(&self, name: &str) -> BufferTraffic {
+        let mut sum = BufferTraffic { name: Some(name.to_owned()), ..BufferTraffic::default() };
+        self.buffers.iter().filter(|buffer| buffer.name.as_deref() == Some(name)).for_each(|buffer| sum.add(buffer));
+        sum
+    }
+
+    /// Adds what a later launch did. Bytes that both read or wrote count twice.
+    pub fn add(&mut self, later: &Report) {
+        if self.kernel.split(", ").all(|kernel| kernel != later.kernel) {
+            self.kernel = format!("{}, {}", self.kernel, later.kernel);
+        }
+        self.ctas += later.ctas;
+        self.cta_steps += later.cta_steps;
+        self.roles.resize_with(self.roles.len().max(later.roles.len()), Role::default);
+        for (role, later) in self.roles.iter_mut().zip(&later.roles) {
+            role.add(later);
+        }
+        for later in &later.buffers {
+            match self.buffers.iter_mut().find(|buffer| buffer.address == later.address) {
+                Some(buffer) => buffer.add(later),
+                None => self.buffers.push(later.clone()),
+            }
+        }
+        self.shared_bytes = self.shared_bytes.max(later.shared_bytes);
+        self.peak_tmem_columns = self.peak_tmem_columns.max(later.peak_tmem_columns);
+        self.finish();
+    }
+
     pub(crate) fn finish(&mut self) {
         let mut total = Role::default();
         for role in &self.roles {
             total.add(role);
         }
         self.total = total;
+        self.dram_read_bytes = self.buffers.iter().map(|buffer| buffer.distinct_loaded).sum();
+        self.dram_write_bytes = self.buffers.iter().map(|buffer| buffer.distinct_stored).sum();
     }
 }
 
@@ -145,14 +268,19 @@ impl fmt::Display for Report {
             ("shared bytes stored", t.bytes.shared_store),
             ("local bytes loaded", t.bytes.local_load),
             ("local bytes stored", t.bytes.local_store),
-            ("bulk bytes loaded", t.bulk_load_bytes),
-            ("bulk bytes stored", t.bulk_store_bytes),
+            ("global bytes loaded by bulk copies", t.bulk.global_load),
+            ("global bytes stored by bulk copies", t.bulk.global_store),
+            ("shared bytes loaded by bulk copies", t.bulk.shared_load),
+            ("shared bytes stored by bulk copies", t.bulk.shared_store),
             ("distinct global bytes read", self.dram_read_bytes),
             ("distinct global bytes written", self.dram_write_bytes),
             ("shared bytes of a CTA", self.shared_bytes),
             ("shared bank conflicts", t.bank_conflicts),
             ("barrier waits", t.barrier_waits),
+            ("matrix operations", t.matrix_operations),
             ("matrix multiply-adds", t.matrix_multiply_adds),
+            ("loads waited for", t.loads.phases),
+            ("loads beside matrix operations", t.loads.overlapped),
             ("peak tensor-memory columns", u64::from(self.peak_tmem_columns)),
         ];
         for (name, n) in rows.iter().filter(|(_, n)| *n > 0) {
@@ -162,8 +290,10 @@ impl fmt::Display for Report {
             for (warp, role) in self.roles.iter().enumerate() {
                 writeln!(
                     f,
-                    "warp {warp}: {} warp instructions, {} barrier waits",
-                    role.warp_instructions, role.barrier_waits
+                    "warp {warp}: {} warp instructions, {} barrier waits, waiting {:.0} % of the time",
+                    role.warp_instructions,
+                    role.barrier_waits,
+                    100.0 * self.waiting_share(role)
                 )?;
             }
         }

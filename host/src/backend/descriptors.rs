@@ -10,7 +10,7 @@ use crate::problem::{self, Op, OutDtype, Step, Weights};
 pub(super) type Address = u64;
 
 /// The tokens of one expert in device memory, and where its output goes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceGroup {
     /// Tokens, M. If there are none, the addresses are not looked at.
     pub rows: usize,
@@ -63,11 +63,6 @@ impl DeviceWeights {
         Ok(Self { op: weights.op(), experts })
     }
 
-    /// The operation.
-    pub fn op(&self) -> Op {
-        self.op
-    }
-
     /// How many experts there are.
     pub fn len(&self) -> usize {
         self.experts.len()
@@ -106,11 +101,6 @@ impl Expert {
         }
         Ok(described)
     }
-}
-
-/// The kernel's parameter, for `groups` descriptors at an address.
-pub(super) fn parameter(address: Address, groups: usize, out_dtype: OutDtype) -> abi::Launch {
-    abi::Launch { groups: address, group_count: groups as u32, output: output(out_dtype) }
 }
 
 /// What kernels are told of the output's type.

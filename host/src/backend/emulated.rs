@@ -11,26 +11,28 @@
 //! # Ok::<_, nvfp4::Error>(())
 //! ```
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kernels_gpu::abi;
 use ptx_emulator::{
-    Arg, Buffer, DataType, Device, DeviceConfig, Interleave, L2Promotion, LaunchConfig, Module, OobFill, Swizzle,
-    TensorMap,
+    Arg, Buffer, DataType, Device, DeviceConfig, Interleave, L2Promotion, LaunchConfig, OobFill, Swizzle, TensorMap,
 };
 
 pub use ptx_emulator::{Fault, FaultKind, Report as Counters, Schedule};
 
 use super::descriptors::{DeviceGroup, DeviceWeights, Placed};
-use super::kernels::{self, Kernel, SM100};
-use super::launch::{self, Launcher, Parameter};
+use super::kernels::{self, Capability, Kernel};
+use super::launch::Launcher;
 use super::{Backend, Layer};
 use crate::error::Error;
 use crate::format::Matrix;
 use crate::output::Output;
 use crate::plan::Grid;
-use crate::plan::gated_sm100::{self, MAP_BYTES, MapArguments};
+use crate::plan::gated_sm100::{MAP_BYTES, MapArguments};
+use crate::plan::module::Module;
+use crate::plan::variant::Variant;
 use crate::problem::{Op, OutDtype, Step, Weights};
 
 /// The architectures that there are kernels for.
@@ -38,6 +40,21 @@ pub const ARCHES: [&str; 3] = ["sm_80", "sm_90a", DEFAULT_ARCH];
 
 /// The architecture of B200 and B300.
 pub const DEFAULT_ARCH: &str = "sm_100f";
+
+/// What the buffers are called that hold values and scales of the weights, in faults and counters.
+pub const WEIGHTS: &str = "weights";
+
+/// As [`WEIGHTS`], of the activations.
+pub const TOKENS: &str = "tokens";
+
+/// As [`WEIGHTS`], of the output.
+pub const OUTPUT: &str = "output";
+
+/// As [`WEIGHTS`], of what one launch leaves for another.
+pub const INTERMEDIATE: &str = "intermediate";
+
+/// As [`WEIGHTS`], of what kernels are told of a step: groups, tiles, tensor maps.
+pub const DESCRIPTORS: &str = "descriptors";
 
 /// How kernels are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,17 +78,18 @@ impl Default for Options {
 #[derive(Clone)]
 pub struct Emulated {
     arch: String,
-    kernel: &'static Kernel,
-    module: Arc<Module>,
-    /// For what `kernel` does not take: the portable one.
-    portable: Arc<Module>,
-    variant: Option<String>,
+    capability: Capability,
+    /// The module that is made for it.
+    default: Module,
+    variant: Variant,
     options: Options,
+    /// Decoded modules, by name.
+    modules: Arc<Mutex<HashMap<&'static str, Arc<ptx_emulator::Module>>>>,
 }
 
 impl Emulated {
-    /// A device of an architecture as PTX names it, for instance of [`ARCHES`], with the kernel that runs on the first card
-    /// of that architecture.
+    /// A device of an architecture as PTX names it, for instance of [`ARCHES`], with the kernel that is made for the first
+    /// card of that architecture.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is no such architecture, or no kernel runs on it.
@@ -79,12 +97,10 @@ impl Emulated {
         let capability = kernels::capability(arch).ok_or_else(|| {
             Error::Invalid(format!("`{arch}` is no architecture; there are kernels for {}", ARCHES.join(", ")))
         })?;
-        let (Some(kernel), Some(portable)) = (launch::kernel(capability), launch::portable_kernel(capability)) else {
-            return Err(Error::Invalid(format!("no kernel runs on {arch}; take one of {}", ARCHES.join(", "))));
-        };
-        let module = parse(kernel, kernel.ptx)?;
-        let portable = if kernel == portable { module.clone() } else { parse(portable, portable.ptx)? };
-        Ok(Self { arch: arch.to_owned(), kernel, module, portable, variant: None, options })
+        let default = kernels::choose(&Module::ALL, capability)
+            .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; take one of {}", ARCHES.join(", "))))?;
+        let (variant, modules) = (Variant::default(), Arc::default());
+        Ok(Self { arch: arch.to_owned(), capability, default, variant, options, modules })
     }
 
     /// The same device on another schedule.
@@ -93,29 +109,35 @@ impl Emulated {
         self
     }
 
-    /// The variants of the kernel for an operation, by name: of the Blackwell kernel `t64` for tiles of 64 tokens, and so
-    /// on. None where there is nothing to choose.
-    pub fn variants(&self, op: Op) -> Vec<&'static str> {
-        match self.kernel.name {
-            SM100 => gated_sm100::variants(op).map(|(name, _)| name).collect(),
-            _ => Vec::new(),
-        }
+    /// The instances of the kernel for an operation, by name: `t64` for tiles of 64 tokens, and so on.
+    pub fn instances(&self, op: Op) -> Vec<&'static str> {
+        self.module().instances(op)
     }
 
-    /// The same device with one of its [`variants`](Self::variants) for all steps, instead of the best for each. A step
-    /// fails if there is none of that name, or it does not take the step.
-    pub fn with_variant(self, variant: &str) -> Self {
-        Self { variant: Some(variant.to_owned()), ..self }
+    /// The same device computing steps in another way. Launches of a schedule of several streams run one after the other.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the variant's kernel does not run here, or it is to be captured in a graph.
+    pub fn with_variant(self, variant: Variant) -> Result<Self, Error> {
+        if variant.graph {
+            let why = "the emulator has no driver that could capture launches into a graph; leave `graph` out";
+            return Err(Error::Invalid(why.into()));
+        }
+        if let Some(module) = variant.module {
+            kernels::check_runs(module, self.capability)?;
+        }
+        Ok(Self { variant, ..self })
     }
 
     /// The kernel's name and the architecture that it is compiled for.
     pub fn kernel(&self) -> (&'static str, &'static str) {
-        (self.kernel.name, self.kernel.arch)
+        let build = self.build(self.module().name());
+        (build.name, build.arch)
     }
 
     /// The kernel's text.
     pub fn ptx(&self) -> &'static str {
-        self.kernel.ptx
+        self.build(self.module().name()).ptx
     }
 
     /// The same device with another text of the kernel, to see whether a mistake in it is found.
@@ -123,12 +145,36 @@ impl Emulated {
     /// # Errors
     /// [`Error::Invalid`] with the place if that is no PTX.
     pub fn with_ptx(self, ptx: &str) -> Result<Self, Error> {
-        Ok(Self { module: parse(self.kernel, ptx)?, ..self })
+        let kernel = self.build(self.module().name());
+        let modules = HashMap::from([(kernel.name, parse(kernel, ptx)?)]);
+        Ok(Self { modules: Arc::new(Mutex::new(modules)), ..self })
+    }
+
+    fn module(&self) -> Module {
+        self.variant.module.unwrap_or(self.default)
+    }
+
+    /// A module's build for this device.
+    fn build(&self, name: &str) -> &'static Kernel {
+        kernels::find(name, self.capability)
+            .expect("modules are checked when they are chosen, the others run everywhere")
+    }
+
+    /// A module, decoded if it has not been yet.
+    fn load(&self, name: &'static str) -> Result<Arc<ptx_emulator::Module>, Error> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = modules.get(name) {
+            return Ok(module.clone());
+        }
+        let kernel = self.build(name);
+        let module = parse(kernel, kernel.ptx)?;
+        modules.insert(name, module.clone());
+        Ok(module)
     }
 }
 
-fn parse(kernel: &Kernel, ptx: &str) -> Result<Arc<Module>, Error> {
-    let module = Module::parse(ptx);
+fn parse(kernel: &Kernel, ptx: &str) -> Result<Arc<ptx_emulator::Module>, Error> {
+    let module = ptx_emulator::Module::parse(ptx);
     let place = format_args!("kernel {} ({})", kernel.name, kernel.arch);
     Ok(Arc::new(module.map_err(|error| Error::Invalid(error.to_string()).at(place))?))
 }
@@ -143,82 +189,92 @@ impl Backend for Emulated {
     }
 
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
-        let (launcher, module) = match Launcher::new(self.kernel, weights) {
-            Some(launcher) => (launcher, &self.module),
-            None => (Launcher::Simt, &self.portable),
-        };
+        let launcher = Launcher::new(self.variant, self.default, weights)?;
         let mut device = Device::new(DeviceConfig { sms: self.options.sms });
-        let weights = DeviceWeights::new(weights, |matrix| Ok(place(&mut device, matrix).0))?;
-        let (module, options, variant) = (module.clone(), self.options, self.variant.clone());
-        Ok(Box::new(EmulatedLayer {
-            launcher,
-            variant,
-            module,
-            options,
-            device,
-            weights,
-            step: Vec::new(),
-            counters: None,
-        }))
+        let weights = DeviceWeights::new(weights, |matrix| Ok(place(&mut device, matrix, WEIGHTS).0))?;
+        let gpu = self.clone();
+        Ok(Box::new(EmulatedLayer { launcher, gpu, device, weights, step: Vec::new(), done: None }))
     }
 }
 
 /// Weights in the emulated device's memory, and the last step.
 struct EmulatedLayer {
     launcher: Launcher,
-    variant: Option<String>,
-    module: Arc<Module>,
-    options: Options,
+    gpu: Emulated,
     device: Device,
     weights: DeviceWeights,
     /// Activations, output and descriptors of the last step, freed when the next begins: no step finds another's.
     step: Vec<Buffer>,
-    /// Of the last step that launched a kernel and ended well.
-    counters: Option<Counters>,
+    /// Of the last step that launched a kernel and ended well: how many launches there were, and what they did.
+    done: Option<(usize, Counters)>,
 }
 
 /// Puts a matrix into memory: values, and scales in the blocked layout.
-fn place(device: &mut Device, matrix: &Matrix<'_>) -> (Placed, [Buffer; 2]) {
+fn place(device: &mut Device, matrix: &Matrix<'_>, name: &str) -> (Placed, [Buffer; 2]) {
     let buffers = [device.upload(matrix.values()), device.upload(matrix.blocked_scales().bytes())];
+    for buffer in buffers {
+        device.name(buffer, name);
+    }
     (Placed { values: buffers[0].address, scales: buffers[1].address }, buffers)
 }
 
 impl EmulatedLayer {
     /// Plans and runs a step.
-    fn run(&mut self, mut groups: Vec<abi::Group>, out_dtype: OutDtype) -> Result<Counters, Error> {
-        let (op, sms) = (self.weights.op(), self.options.sms);
-        let planned = self.launcher.plan(op, self.variant.as_deref(), &mut groups, sms)?;
-        let mut bytes = vec![0; planned.bytes(&groups)];
-        let descriptors = self.device.allocate(bytes.len() as u64);
-        self.step.push(descriptors);
-        let parameter = planned.write(&groups, out_dtype, descriptors.address, &mut bytes, tensor_map)?;
-        self.device.write(descriptors, 0, &bytes);
-        self.launch(planned.grid(), &parameter)
+    fn run(&mut self, groups: &[abi::Group], out_dtype: OutDtype) -> Result<(usize, Counters), Error> {
+        let scratch = self.launcher.scratch_bytes(groups)?;
+        let scratch = self.device.allocate(scratch);
+        self.device.name(scratch, INTERMEDIATE);
+        self.step.push(scratch);
+        let launches = self.launcher.plan(groups, self.gpu.options.sms, scratch.address)?;
+        let mut counters: Option<Counters> = None;
+        for launch in &launches {
+            let mut bytes = vec![0; launch.bytes()];
+            let descriptors = self.device.allocate(bytes.len() as u64);
+            self.device.name(descriptors, DESCRIPTORS);
+            self.step.push(descriptors);
+            let parameter = launch.write(out_dtype, descriptors.address, &mut bytes, tensor_map)?;
+            self.device.write(descriptors, 0, &bytes);
+            let module = self.gpu.load(launch.module)?;
+            let argument = Arg(parameter.bytes().to_vec());
+            let done = self.launch(&module, launch.grid(), argument)?;
+            match &mut counters {
+                None => counters = Some(done),
+                Some(before) => before.add(&done),
+            }
+        }
+        Ok((launches.len(), counters.expect("a step with tokens launches something")))
     }
 
-    fn launch(&mut self, grid: Grid, parameter: &Parameter) -> Result<Counters, Error> {
+    fn launch(&mut self, module: &ptx_emulator::Module, grid: Grid, argument: Arg) -> Result<Counters, Error> {
+        let Options { schedule, sanitize, .. } = self.gpu.options;
         let config = LaunchConfig {
+            cluster: [grid.cluster, 1, 1],
             shared_bytes: grid.shared_bytes,
-            schedule: self.options.schedule,
-            sanitize: self.options.sanitize,
+            schedule,
+            sanitize,
+            // By the manual, not by what hardware may do besides.
+            strict: true,
             ..LaunchConfig::linear(grid.blocks, grid.threads)
         };
-        let argument = Arg(parameter.bytes().to_vec());
-        self.device.launch(&self.module, grid.entry, &config, &[argument]).map_err(Error::Fault)
+        self.device.launch(module, grid.entry, &config, &[argument]).map_err(Error::Fault)
     }
 }
 
 fn tensor_map(arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
-    let MapArguments { address, row_bytes, rows, box_rows } = *arguments;
+    let MapArguments { address, row_bytes, rows, box_bytes, box_rows, swizzled } = *arguments;
     let map = TensorMap::tiled(
         DataType::U8,
         address,
         &[row_bytes.into(), rows.into()],
         &[row_bytes.into()],
-        &[MapArguments::BOX_BYTES, box_rows],
+        &[box_bytes, box_rows],
         &[1, 1],
         Interleave::None,
-        Swizzle::B128,
+        match (swizzled, box_bytes) {
+            (true, 64) => Swizzle::B64,
+            (true, _) => Swizzle::B128,
+            (false, _) => Swizzle::None,
+        },
         L2Promotion::B256,
         OobFill::Zero,
     );
@@ -229,13 +285,13 @@ fn tensor_map(arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
 
 impl Layer for EmulatedLayer {
     fn kernel(&self) -> &str {
-        self.launcher.name(self.weights.op())
+        self.launcher.kernel()
     }
 
     fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
         self.weights.check_fits(step)?;
         output.check_fits(step.problem())?;
-        self.counters = None;
+        self.done = None;
         for buffer in self.step.drain(..) {
             self.device.free(buffer);
         }
@@ -246,9 +302,10 @@ impl Layer for EmulatedLayer {
         let mut groups = Vec::with_capacity(self.weights.len());
         let mut outputs = Vec::with_capacity(self.weights.len());
         for (index, tokens) in step.activations().iter().enumerate() {
-            let (Placed { values, scales }, buffers) = place(&mut self.device, tokens);
+            let (Placed { values, scales }, buffers) = place(&mut self.device, tokens, TOKENS);
             // As the caller left it, so that an element which the kernel forgets keeps its poison.
             let c = self.device.upload(output.group(index));
+            self.device.name(c, OUTPUT);
             self.step.extend(buffers.into_iter().chain([c]));
             outputs.push(c);
             let (rows, global_scale, output) = (tokens.rows(), tokens.global_scale(), c.address);
@@ -256,17 +313,21 @@ impl Layer for EmulatedLayer {
         }
 
         let start = Instant::now();
-        let result = self.run(groups, output.dtype());
+        let result = self.run(&groups, output.dtype());
         let time = start.elapsed();
         for (group, c) in output.groups_mut().zip(&outputs) {
             group.copy_from_slice(&self.device.download(*c));
         }
-        self.counters = Some(result?);
+        self.done = Some(result?);
         Ok(time)
     }
 
     fn counters(&self) -> Option<&Counters> {
-        self.counters.as_ref()
+        self.done.as_ref().map(|(_, counters)| counters)
+    }
+
+    fn launches(&self) -> Option<usize> {
+        self.done.as_ref().map(|(launches, _)| *launches)
     }
 }
 

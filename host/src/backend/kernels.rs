@@ -1,5 +1,8 @@
 //! The kernels that this binary carries, and which of them runs on a device. Pure functions; knows no driver.
 
+use crate::error::Error;
+use crate::plan::module::Module;
+
 /// A kernel module of `kernels-gpu`, compiled for one architecture.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Kernel {
@@ -13,15 +16,6 @@ pub(super) struct Kernel {
 
 /// Every kernel and architecture, written by build.rs.
 pub(super) static KERNELS: &[Kernel] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
-
-/// The module of the portable kernel, which runs everywhere and computes everything.
-pub(super) const SIMT: &str = "gated_simt";
-
-/// The module of the Hopper kernel.
-pub(super) const SM90: &str = "gated_sm90";
-
-/// The module of the Blackwell kernel.
-pub(super) const SM100: &str = "gated_sm100";
 
 /// Compute capability, major and minor.
 pub type Capability = (u32, u32);
@@ -57,9 +51,32 @@ fn runs_on(arch: &str, device: Capability) -> bool {
     })
 }
 
-/// The kernel for a device: of those of the modules `names` that run there, the one made for the fewest and newest devices.
-pub(super) fn choose<'k>(kernels: &'k [Kernel], names: &[&str], device: Capability) -> Option<&'k Kernel> {
-    let there = kernels.iter().filter(|kernel| names.contains(&kernel.name) && runs_on(kernel.arch, device));
+/// A module's build for a device: of those that run there, the one made for the fewest and newest devices.
+pub(super) fn find(name: &str, device: Capability) -> Option<&'static Kernel> {
+    best(KERNELS, name, device)
+}
+
+/// The first of some modules that runs on a device.
+pub(super) fn choose(modules: &[Module], device: Capability) -> Option<Module> {
+    modules.iter().copied().find(|module| find(module.name(), device).is_some())
+}
+
+/// Checks that a module runs on a device.
+///
+/// # Errors
+/// [`Error::Invalid`] with what it does run on.
+pub(super) fn check_runs(module: Module, device: Capability) -> Result<(), Error> {
+    if find(module.name(), device).is_some() {
+        return Ok(());
+    }
+    let of_module = KERNELS.iter().filter(|kernel| kernel.name == module.name());
+    let arches: Vec<_> = of_module.map(|kernel| kernel.arch).collect();
+    let (name, arches, (major, minor)) = (module.name(), arches.join(", "), device);
+    Err(Error::Invalid(format!("{name} is for {arches} and does not run on compute capability {major}.{minor}")))
+}
+
+fn best<'k>(kernels: &'k [Kernel], name: &str, device: Capability) -> Option<&'k Kernel> {
+    let there = kernels.iter().filter(|kernel| kernel.name == name && runs_on(kernel.arch, device));
     there.max_by_key(|kernel| parse(kernel.arch).map(|(own, reach)| (reach, own)))
 }
 
@@ -84,36 +101,45 @@ pub(super) fn cubin_name(kernel: &Kernel, device: Capability) -> String {
 mod tests {
     use super::*;
 
-    const PORTABLE: Kernel = Kernel { name: SIMT, arch: "sm_80", ptx: "" };
-    const HOPPER: Kernel = Kernel { name: SM90, arch: "sm_90a", ptx: "" };
-    const BLACKWELL: Kernel = Kernel { name: SM100, arch: "sm_100f", ptx: "" };
+    const PORTABLE: Kernel = Kernel { name: "gated_simt", arch: "sm_80", ptx: "" };
+    const HOPPER: Kernel = Kernel { name: "gated_sm90", arch: "sm_90a", ptx: "" };
+    const BLACKWELL: Kernel = Kernel { name: "gated_sm100", arch: "sm_100f", ptx: "" };
 
     #[test]
-    fn the_most_special_kernel_that_runs_on_the_device_is_chosen() {
-        let kernels = [PORTABLE, HOPPER, BLACKWELL];
-        let names = kernels.each_ref().map(|kernel| kernel.name);
-        let chosen = |device| choose(&kernels, &names, device).map(|kernel| kernel.name);
-        for (device, kernel) in [
-            ((7, 5), None),
-            ((8, 0), Some("gated_simt")),
-            ((8, 9), Some("gated_simt")),
-            ((9, 0), Some("gated_sm90")),
-            ((10, 0), Some("gated_sm100")),
-            ((10, 3), Some("gated_sm100")),
-            ((11, 0), Some("gated_simt")),
-            ((12, 0), Some("gated_simt")),
+    fn the_most_special_module_that_runs_on_the_device_is_chosen() {
+        for (device, of_all, of_proven) in [
+            ((7, 5), None, None),
+            ((8, 0), Some(Module::Simt), Some(Module::Simt)),
+            ((8, 9), Some(Module::Simt), Some(Module::Simt)),
+            ((9, 0), Some(Module::Sm90), Some(Module::Sm90)),
+            ((10, 0), Some(Module::Sm100), Some(Module::Simt)),
+            ((10, 3), Some(Module::Sm100), Some(Module::Simt)),
+            ((11, 0), Some(Module::Simt), Some(Module::Simt)),
+            ((12, 0), Some(Module::Simt), Some(Module::Simt)),
+            ((99, 0), Some(Module::Simt), Some(Module::Simt)),
         ] {
-            assert_eq!(chosen(device), kernel, "{device:?}");
+            assert_eq!(choose(&Module::ALL, device), of_all, "{device:?}");
+            assert_eq!(choose(&Module::PROVEN, device), of_proven, "{device:?}");
         }
-        assert_eq!(choose(&[], &names, (9, 0)), None);
-        assert_eq!(choose(&kernels, &[SIMT], (10, 0)), Some(&PORTABLE));
+        let refused = check_runs(Module::Sm90, (10, 0)).unwrap_err().to_string();
+        assert_eq!(refused, "gated_sm90 is for sm_90a and does not run on compute capability 10.0");
+        assert!(check_runs(Module::Simt, (10, 0)).is_ok());
     }
 
     #[test]
-    fn every_embedded_kernel_names_an_architecture_and_one_runs_from_8_0_on() {
+    fn of_several_builds_of_a_module_the_most_special_that_runs_is_taken() {
+        let build = |arch| Kernel { name: "gated_simt", arch, ptx: "" };
+        let builds = ["sm_80", "sm_90", "sm_100f", "sm_103a"].map(build);
+        let arch = |device| best(&builds, "gated_simt", device).map(|kernel| kernel.arch);
+        let devices = [(7, 5), (8, 9), (9, 0), (10, 1), (10, 3), (12, 0)];
+        let expected = [None, Some("sm_80"), Some("sm_90"), Some("sm_100f"), Some("sm_103a"), Some("sm_90")];
+        assert_eq!(devices.map(arch), expected);
+        assert_eq!(best(&builds, "gated_sm90", (9, 0)), None);
+    }
+
+    #[test]
+    fn every_embedded_kernel_names_an_architecture() {
         assert!(KERNELS.iter().all(|kernel| parse(kernel.arch).is_some()));
-        assert!(choose(KERNELS, &[SIMT], (8, 0)).is_some());
-        assert!(choose(KERNELS, &[SIMT], (99, 0)).is_some());
     }
 
     #[cfg(feature = "emulated")]

@@ -1,96 +1,172 @@
-//! How a step becomes a launch, whichever kernel it is of: its grid, the bytes of its descriptors, its parameter. Knows no
-//! device, only addresses.
+//! How a step becomes launches, whichever kernel and schedule they are of: their grids, the bytes of their descriptors,
+//! their parameters. Knows no device, only addresses.
 
+use bytemuck::Zeroable;
 use kernels_gpu::abi;
+use kernels_gpu::abi::silu_mul::Segment;
 
 use super::descriptors::{self, Address};
-use super::kernels::{self, Capability, KERNELS, Kernel, SIMT, SM90, SM100};
 use crate::error::Error;
 use crate::plan::gated_sm100::{self, MAP_BYTES, MapArguments};
-use crate::plan::{Grid, gated_simt, gated_sm90};
+use crate::plan::module::Module;
+use crate::plan::variant::{LaunchSchedule, Variant};
+use crate::plan::{Grid, gated_simt, gated_sm90, silu_mul};
 use crate::problem::{Op, OutDtype, Weights};
 
-/// A kernel's way of being launched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Launcher {
-    Simt,
-    Sm90,
-    Sm100,
-}
+/// What every launch's descriptors and every intermediate result are aligned to.
+const ALIGNMENT: u64 = 256;
 
-/// As [`kernel`], of those that have been verified on a card: the Blackwell kernel has run in the emulator only.
-#[cfg(feature = "cuda")]
-pub(super) fn proven_kernel(device: Capability) -> Option<&'static Kernel> {
-    kernels::choose(KERNELS, &[SM90, SIMT], device)
-}
-
-/// The kernel that runs on a device; not all weights may be its own.
-pub(super) fn kernel(device: Capability) -> Option<&'static Kernel> {
-    kernels::choose(KERNELS, &[SM100, SM90, SIMT], device)
-}
-
-/// The kernel that runs on a device and takes all that there is to compute.
-pub(super) fn portable_kernel(device: Capability) -> Option<&'static Kernel> {
-    kernels::choose(KERNELS, &[SIMT], device)
+/// How the steps of a layer are launched.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Launcher {
+    module: Module,
+    /// What the module's kernel computes.
+    op: Op,
+    instance: Option<&'static str>,
+    schedule: LaunchSchedule,
 }
 
 impl Launcher {
-    /// How these weights are multiplied by a kernel of this module, if it takes them.
-    pub fn new(kernel: &Kernel, weights: &Weights<'_>) -> Option<Self> {
-        let all = |takes: fn(usize) -> bool| weights.experts().iter().all(|expert| takes(expert.k()));
-        match kernel.name {
-            SM100 => all(gated_sm100::takes).then_some(Self::Sm100),
-            SM90 => all(gated_sm90::takes).then_some(Self::Sm90),
-            _ => Some(Self::Simt),
-        }
-    }
-
-    /// What the kernel is called that computes an operation.
-    pub fn name(self, op: Op) -> &'static str {
-        match self {
-            Self::Simt => gated_simt::name(op),
-            Self::Sm90 => gated_sm90::name(op),
-            Self::Sm100 => gated_sm100::name(op),
-        }
-    }
-
-    /// The entries of an operation, each with the most dynamic shared memory that it is launched with.
-    #[cfg(feature = "cuda")]
-    pub fn entries(self, op: Op) -> Vec<(&'static str, u32)> {
-        match self {
-            Self::Simt => gated_simt::entries(op).into(),
-            Self::Sm90 => gated_sm90::entries(op).into(),
-            Self::Sm100 => {
-                gated_sm100::variants(op).map(|(_, instance)| (instance.entry, instance.shared_bytes())).collect()
-            }
-        }
-    }
-
-    /// Plans the launch of a step's groups on a device of so many multiprocessors, with a variant of the kernel if one is
-    /// asked for. Looks at their sizes only.
+    /// How these weights are multiplied in a variant; where it names no module, by `default`, or the portable one if that
+    /// does not take them.
     ///
     /// # Errors
-    /// If there are too many tiles, or no such variant takes the groups.
-    pub fn plan(self, op: Op, variant: Option<&str>, groups: &mut [abi::Group], sms: u32) -> Result<Planned, Error> {
-        Ok(match self {
-            Self::Simt => Planned::Groups(gated_simt::plan(op, groups)?),
-            Self::Sm90 => Planned::Groups(gated_sm90::plan(op, groups, sms)?),
-            Self::Sm100 => Planned::Sm100(gated_sm100::plan(op, variant, groups, sms)?),
-        })
+    /// [`Error::Invalid`] if the variant does not fit the weights.
+    pub fn new(variant: Variant, default: Module, weights: &Weights<'_>) -> Result<Self, Error> {
+        let op = variant.kernel_op(weights.op())?;
+        let module = variant.module.unwrap_or(default);
+        let refused = weights.experts().iter().position(|expert| !module.takes(expert.k()));
+        let module = match (refused, variant.module) {
+            (None, _) => module,
+            (Some(_), None) => Module::Simt,
+            (Some(index), Some(_)) => {
+                let (name, k) = (module.name(), weights.experts()[index].k());
+                let text = format!("K = {k} is not for {name}; take {}", Module::Simt.name());
+                return Err(Error::Invalid(text).at(format_args!("expert {index}")));
+            }
+        };
+        variant.check_instance(module, op)?;
+        Ok(Self { module, op, instance: variant.instance, schedule: variant.schedule })
     }
+
+    /// The kernel that computes, of the baseline the one that multiplies.
+    pub fn kernel(self) -> &'static str {
+        self.module.kernel(self.op)
+    }
+
+    /// The modules that are launched, by name, each with its entries and the most dynamic shared memory of each.
+    #[cfg(feature = "cuda")]
+    pub fn entries(self) -> Vec<(&'static str, Vec<(&'static str, u32)>)> {
+        let mut modules = vec![(self.module.name(), self.module.entries(self.op))];
+        if self.schedule == LaunchSchedule::Unfused {
+            modules.push((silu_mul::NAME, vec![(silu_mul::NAME, 0)]));
+        }
+        modules
+    }
+
+    /// Bytes of device memory for what launches leave to each other.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn scratch_bytes(self, groups: &[abi::Group]) -> Result<u64, Error> {
+        match self.schedule {
+            LaunchSchedule::Unfused => groups.iter().try_fold(0u64, |sum, group| {
+                let both = intermediate_bytes(group)?.checked_mul(2).ok_or(Error::TooLarge)?;
+                sum.checked_add(both).ok_or(Error::TooLarge)
+            }),
+            _ => Ok(0),
+        }
+    }
+
+    /// Plans the launches of a step's groups on a device of so many multiprocessors, in the order in which one leaves
+    /// results to the next. Looks at their sizes only; `scratch` is where [`Launcher::scratch_bytes`] lie, a multiple of
+    /// 256. Nothing is launched for groups without tokens.
+    ///
+    /// # Errors
+    /// If there are too many tiles, or the instance does not take the groups.
+    pub fn plan(self, groups: &[abi::Group], sms: u32, scratch: Address) -> Result<Vec<Planned>, Error> {
+        let mut launches = match self.schedule {
+            LaunchSchedule::Persistent => vec![self.multiply(groups.to_vec(), sms)?],
+            LaunchSchedule::PerGroup | LaunchSchedule::Streams(_) => {
+                let alone = |(index, group): (usize, &abi::Group)| {
+                    self.multiply(vec![*group], sms).map_err(|error| error.of_group(index))
+                };
+                groups.iter().enumerate().map(alone).collect::<Result<_, _>>()?
+            }
+            LaunchSchedule::Unfused => self.unfused(groups, sms, scratch)?,
+        };
+        launches.retain(|launch| launch.grid().blocks > 0);
+        Ok(launches)
+    }
+
+    /// One launch of the module's kernel.
+    fn multiply(self, mut groups: Vec<abi::Group>, sms: u32) -> Result<Planned, Error> {
+        let (op, instance) = (self.op, self.instance);
+        let work = match self.module {
+            Module::Simt => Work::Groups(gated_simt::plan(op, instance, &mut groups)?),
+            Module::Sm90 => Work::Sm90(gated_sm90::plan(op, instance, &groups, sms)?),
+            Module::Sm100 => Work::Sm100(gated_sm100::plan(op, instance, &groups, sms)?),
+        };
+        Ok(Planned { module: self.module.name(), groups, work })
+    }
+
+    /// Gate, up, and what becomes of both.
+    fn unfused(self, groups: &[abi::Group], sms: u32, scratch: Address) -> Result<Vec<Planned>, Error> {
+        let mut next = scratch;
+        let mut projections = [const { Vec::new() }; 2];
+        let mut segments = Vec::new();
+        for group in groups {
+            let mut places = [0; 2];
+            for (index, projection) in projections.iter_mut().enumerate() {
+                let c = next;
+                next += intermediate_bytes(group)?;
+                places[index] = c;
+                let (b, b_scales, alpha) = ([group.b[index], 0], [group.b_scales[index], 0], [group.alpha[index], 0.0]);
+                projection.push(abi::Group { b, b_scales, alpha, c, ..*group });
+            }
+            let [gate, up] = places;
+            let elements = u64::from(group.m) * u64::from(group.n);
+            if elements > 0 {
+                segments.push(Segment { gate, up, c: group.c, elements, ..Segment::zeroed() });
+            }
+        }
+        let [gate, up] = projections;
+        let grid = silu_mul::plan(&mut segments)?;
+        let combine = Planned { module: silu_mul::NAME, groups: Vec::new(), work: Work::SiluMul(grid, segments) };
+        Ok(vec![self.multiply(gate, sms)?, self.multiply(up, sms)?, combine])
+    }
+}
+
+/// Bytes from the start of a group's gate projection to that of its up projection, and on to the next group.
+fn intermediate_bytes(group: &abi::Group) -> Result<u64, Error> {
+    let bytes = (u64::from(group.m) * u64::from(group.n)).checked_mul(size_of::<u16>() as u64);
+    bytes.and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT)).ok_or(Error::TooLarge)
 }
 
 /// A launch whose descriptors have no address yet.
-pub(super) enum Planned {
+pub(super) struct Planned {
+    /// The module that the entry is of.
+    pub module: &'static str,
+    /// The groups that are multiplied.
+    groups: Vec<abi::Group>,
+    work: Work,
+}
+
+enum Work {
     /// Of a kernel that is told of a step by one [`abi::Group`] for each expert.
     Groups(Grid),
+    Sm90(gated_sm90::Plan),
     Sm100(gated_sm100::Plan),
+    SiluMul(Grid, Vec<Segment>),
 }
 
 /// A kernel's one parameter.
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Parameter {
     Groups(abi::Launch),
+    Sm90(abi::sm90::Launch),
     Sm100(abi::sm100::Launch),
+    SiluMul(abi::silu_mul::Launch),
 }
 
 impl Parameter {
@@ -98,7 +174,9 @@ impl Parameter {
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Groups(launch) => bytemuck::bytes_of(launch),
+            Self::Sm90(launch) => bytemuck::bytes_of(launch),
             Self::Sm100(launch) => bytemuck::bytes_of(launch),
+            Self::SiluMul(launch) => bytemuck::bytes_of(launch),
         }
     }
 }
@@ -106,22 +184,31 @@ impl Parameter {
 impl Planned {
     /// The grid.
     pub fn grid(&self) -> Grid {
-        match self {
-            Self::Groups(grid) => *grid,
-            Self::Sm100(plan) => plan.grid,
+        match &self.work {
+            Work::Groups(grid) | Work::SiluMul(grid, _) => *grid,
+            Work::Sm90(plan) => plan.grid,
+            Work::Sm100(plan) => plan.grid,
         }
     }
 
-    /// Bytes of the descriptors of the groups that were planned.
-    pub fn bytes(&self, groups: &[abi::Group]) -> usize {
-        match self {
-            Self::Groups(_) => size_of_val(groups),
-            Self::Sm100(plan) => {
-                plan.map_count(groups) * MAP_BYTES
-                    + groups.len() * size_of::<abi::sm100::Group>()
+    /// Bytes of the descriptors, up to where the next launch's may begin.
+    pub fn bytes(&self) -> usize {
+        let bytes = match &self.work {
+            Work::Groups(_) => size_of_val(&*self.groups),
+            Work::Sm90(plan) => {
+                plan.map_count(&self.groups) * MAP_BYTES
+                    + size_of_val(&*plan.tiles)
+                    + self.groups.len() * size_of::<abi::sm90::Group>()
+                    + size_of_val(&*plan.starts)
+            }
+            Work::Sm100(plan) => {
+                plan.map_count(&self.groups) * MAP_BYTES
+                    + self.groups.len() * size_of::<abi::sm100::Group>()
                     + size_of_val(&*plan.tiles)
             }
-        }
+            Work::SiluMul(_, segments) => size_of_val(&**segments),
+        };
+        bytes.next_multiple_of(ALIGNMENT as usize)
     }
 
     /// Writes the descriptors, which are to lie at `address`, a multiple of 256, and returns the parameter that leads to
@@ -134,34 +221,132 @@ impl Planned {
     /// If `to` has not the length of [`Planned::bytes`].
     pub fn write(
         &self,
-        groups: &[abi::Group],
         out_dtype: OutDtype,
         address: Address,
         to: &mut [u8],
         mut encode: impl FnMut(&MapArguments) -> Result<[u8; MAP_BYTES], Error>,
     ) -> Result<Parameter, Error> {
-        match self {
-            Self::Groups(_) => {
-                to.copy_from_slice(bytemuck::cast_slice(groups));
-                Ok(Parameter::Groups(descriptors::parameter(address, groups.len(), out_dtype)))
+        let mut to = Writer { to, written: 0 };
+        let output = descriptors::output(out_dtype);
+        Ok(match &self.work {
+            Work::Groups(_) => {
+                to.write(&self.groups);
+                let group_count = self.groups.len() as u32;
+                Parameter::Groups(abi::Launch { groups: address, group_count, output })
             }
-            Self::Sm100(plan) => {
-                let (maps, rest) = to.split_at_mut(plan.map_count(groups) * MAP_BYTES);
-                for (map, arguments) in maps.chunks_exact_mut(MAP_BYTES).zip(plan.maps(groups)) {
-                    map.copy_from_slice(&encode(&arguments)?);
+            Work::Sm90(plan) => {
+                for arguments in plan.maps(&self.groups) {
+                    to.write(&encode(&arguments)?);
                 }
-                let described = plan.describe(groups, address);
-                let described: &[u8] = bytemuck::cast_slice(&described);
-                rest[..described.len()].copy_from_slice(described);
-                rest[described.len()..].copy_from_slice(bytemuck::cast_slice(&plan.tiles));
-                let groups = address + maps.len() as u64;
-                Ok(Parameter::Sm100(abi::sm100::Launch {
-                    groups,
-                    tiles: groups + described.len() as u64,
-                    tile_count: plan.tiles.len() as u32,
-                    output: descriptors::output(out_dtype),
-                }))
+                let tiles = address + to.written as u64;
+                to.write(&plan.tiles);
+                let groups = address + to.written as u64;
+                to.write(&plan.describe(&self.groups, address));
+                let starts = address + to.written as u64;
+                to.write(&plan.starts);
+                Parameter::Sm90(abi::sm90::Launch { groups, tiles, starts, output, unused: 0 })
             }
+            Work::Sm100(plan) => {
+                for arguments in plan.maps(&self.groups) {
+                    to.write(&encode(&arguments)?);
+                }
+                let groups = address + to.written as u64;
+                to.write(&plan.describe(&self.groups, address));
+                let tiles = address + to.written as u64;
+                to.write(&plan.tiles);
+                Parameter::Sm100(abi::sm100::Launch { groups, tiles, tile_count: plan.tiles.len() as u32, output })
+            }
+            Work::SiluMul(_, segments) => {
+                to.write(segments);
+                let segment_count = segments.len() as u32;
+                Parameter::SiluMul(abi::silu_mul::Launch { segments: address, segment_count, format: output })
+            }
+        })
+    }
+}
+
+/// Descriptors, one behind the other.
+struct Writer<'a> {
+    to: &'a mut [u8],
+    written: usize,
+}
+
+impl Writer<'_> {
+    fn write<T: bytemuck::NoUninit>(&mut self, values: &[T]) {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        self.to[self.written..][..bytes.len()].copy_from_slice(bytes);
+        self.written += bytes.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::{self, Generator};
+    use crate::problem::Group;
+
+    const SMS: u32 = 4;
+
+    fn launcher(variant: &str, op: Op, k: usize) -> Result<Launcher, Error> {
+        let sizes = [Group { m: 1, n: 8, k }; 2];
+        let weights = generate::weights(Generator::Gaussian, op, &sizes, 1).unwrap();
+        Launcher::new(variant.parse().unwrap(), Module::Sm90, &weights)
+    }
+
+    fn groups() -> Vec<abi::Group> {
+        [(7, 72), (0, 24), (130, 136)]
+            .map(|(m, n)| abi::Group { m, n, k: 64, c: 0x9000, b: [1, 2], alpha: [3.0, 4.0], ..abi::Group::zeroed() })
+            .into()
+    }
+
+    #[test]
+    fn a_schedule_launches_once_or_for_each_group_that_has_tokens() {
+        for (variant, launches) in [("persistent", 1), ("per-group", 2), ("streams=3", 2), ("unfused", 3)] {
+            for module in Module::ALL {
+                let launcher = launcher(&format!("{},{variant}", module.name()), Op::Gated, 64).unwrap();
+                assert_eq!(launcher.plan(&groups(), SMS, 0).unwrap().len(), launches, "{module:?} {variant}");
+                let none: Vec<_> = groups().into_iter().map(|group| abi::Group { m: 0, ..group }).collect();
+                assert!(launcher.plan(&none, SMS, 0).unwrap().is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn the_baseline_multiplies_into_memory_that_nothing_else_uses_and_combines_from_there() {
+        let (launcher, groups, scratch) = (launcher("unfused", Op::Gated, 64).unwrap(), groups(), 0x10000);
+        let launches = launcher.plan(&groups, SMS, scratch).unwrap();
+        let [gate, up, combine] = &launches[..] else { panic!("{} launches", launches.len()) };
+        let Work::SiluMul(_, segments) = &combine.work else { panic!() };
+        let with_tokens = || (0..groups.len()).filter(|&index| groups[index].m > 0);
+        let mut used: Vec<_> = Vec::new();
+        for (index, segment) in with_tokens().zip(segments) {
+            let (group, gate, up) = (&groups[index], &gate.groups[index], &up.groups[index]);
+            assert_eq!((segment.gate, segment.up, segment.c), (gate.c, up.c, group.c));
+            assert_eq!((gate.b[0], gate.alpha[0], up.b[0], up.alpha[0]), (1, 3.0, 2, 4.0));
+            assert_eq!(segment.elements, u64::from(group.m * group.n));
+            used.extend([gate.c, up.c].map(|address| address..address + 2 * segment.elements));
+        }
+        assert_eq!(segments.len(), 2);
+        used.sort_by_key(|range| range.start);
+        assert!(used.windows(2).all(|pair| pair[0].end <= pair[1].start));
+        let end = scratch + launcher.scratch_bytes(&groups).unwrap();
+        assert!(used[0].start >= scratch && used[used.len() - 1].end <= end);
+    }
+
+    #[test]
+    fn the_portable_module_stands_in_for_the_default_but_not_for_one_that_is_named() {
+        assert_eq!(launcher("persistent", Op::Plain, 64).unwrap().kernel(), "plain_sm90");
+        assert_eq!(launcher("persistent", Op::Plain, 48).unwrap().kernel(), "plain_simt");
+        let refused = launcher("gated_sm90", Op::Plain, 48).unwrap_err().to_string();
+        assert_eq!(refused, "expert 0: K = 48 is not for gated_sm90; take gated_simt");
+    }
+
+    #[test]
+    fn an_instance_that_does_not_take_a_group_names_that_group_on_every_schedule() {
+        for schedule in ["persistent", "per-group", "streams=2"] {
+            let launcher = launcher(&format!("gated_sm100,t8,{schedule}"), Op::Gated, 64).unwrap();
+            let refused = launcher.plan(&groups(), SMS, 0).err().unwrap().to_string();
+            assert!(refused.starts_with("group 2: 130 tokens; "), "{refused}");
         }
     }
 }

@@ -52,6 +52,16 @@ pub trait Layer {
     /// If the step was made for other weights, or the device fails.
     fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error>;
 
+    /// Launches of the last step, where there were any: of kernels, or of the one graph that holds them.
+    fn launches(&self) -> Option<usize> {
+        None
+    }
+
+    /// The time that the host took to queue the last step's launches, where it was measured.
+    fn host_time(&self) -> Option<Duration> {
+        None
+    }
+
     /// What the kernel did in the last step, where it was counted. The step's time is the emulator's then, and says nothing
     /// of a device.
     #[cfg(feature = "emulated")]

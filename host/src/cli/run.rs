@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::ValueEnum;
-use nvfp4::backend::{self, Backend, Layer, cpu::Cpu, cuda, cuda::Cuda, emulated};
+use nvfp4::backend::{self, Backend, Layer, cpu::Cpu, cuda::Cuda, emulated};
 use nvfp4::checkpoint::{Activations, Checkpoint, OutputFile, refuse_input};
-use nvfp4::compare::{Comparison, Mismatch, Tolerance, compare};
+use nvfp4::compare::{Comparison, Mismatch, Tolerance, compare_with};
 use nvfp4::format::Matrix;
 use nvfp4::generate::{self, Generator};
-use nvfp4::oracle::{Reference, element_at};
+use nvfp4::oracle::{Element, Reference, element_at};
 use nvfp4::plan::roofline::Roofline;
+use nvfp4::plan::variant::{LaunchSchedule, Variant};
 use nvfp4::problem::{Group, GroupedProblem, Op, OutDtype, Step, Weights};
 use nvfp4::{Output, shape};
 use rand::{RngExt, SeedableRng};
@@ -30,6 +31,7 @@ use super::table;
   nvfp4 run --shape decode-1 --backend cpu --repeat 20
   nvfp4 run --shape mine.json#layer-3 --input all-codes --json
   nvfp4 run --shape group-test-1 --backend emulated --arch sm_90a --schedule worst
+  nvfp4 run --variant streams=4,graph            a launch for each group over 4 streams, replayed as a CUDA graph
   nvfp4 run --weights model/ --layer 3 --tokens 16
   nvfp4 run --weights model/ --layer 3 --activations tokens.safetensors --output out.safetensors
 
@@ -44,9 +46,12 @@ pub struct Args {
     /// Where to run; auto takes a CUDA GPU if there is one.
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     backend: Choice,
-    /// On a Blackwell GPU, takes the kernel that is made for it, which has run in the emulator only.
-    #[arg(long)]
-    unproven_kernel: bool,
+    /// How a GPU computes it: words separated by commas, of which all may be left out. A launch schedule: persistent (one
+    /// launch), per-group, streams=N or unfused (the baseline of three kernels); graph (replayed as a CUDA graph); a kernel:
+    /// gated_sm100, gated_sm90 or gated_simt; one of its instances, such as t64. On Blackwell, gated_sm100 has run in the
+    /// emulator only and is not the default.
+    #[arg(long, value_name = "WORD,…", default_value_t)]
+    variant: Variant,
     /// The emulated GPU: sm_80, sm_90a or sm_100f [default: sm_100f].
     #[arg(long)]
     arch: Option<String>,
@@ -153,20 +158,28 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let mut layer = backend.prepare(&weights)?;
 
     let (timed, warm_up) = args.runs();
-    let mut times = Vec::new();
+    let (mut times, mut host_times) = (Vec::new(), Vec::new());
     {
         let progress = Progress::new("running", warm_up + timed);
         for _ in 0..warm_up + timed {
             times.push(backend::run(layer.as_mut(), &step, &mut output)?);
+            host_times.extend(layer.host_time());
             progress.add(1);
         }
     }
-    let mut times = times.split_off(warm_up);
-    times.sort();
+    for times in [&mut times, &mut host_times] {
+        times.drain(..warm_up.min(times.len()));
+        times.sort();
+    }
 
+    let unfused = args.variant.schedule == LaunchSchedule::Unfused;
+    let tolerance = |element: &Element| match unfused {
+        true => Tolerance::unfused(args.out_dtype, element),
+        false => Tolerance::of(args.out_dtype),
+    };
     let comparison = match args.verify {
-        Verify::Full => Some(verify_all(&weights, &step, &output)),
-        Verify::Sample => Some(verify_sample(&weights, &step, &output, args.seed)),
+        Verify::Full => Some(verify_all(&weights, &step, &output, tolerance)),
+        Verify::Sample => Some(verify_sample(&weights, &step, &output, tolerance, args.seed)),
         Verify::Off => None,
     };
     let report = Report {
@@ -178,6 +191,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         layer: layer.as_ref(),
         min: times[0],
         median: times[times.len() / 2],
+        host: host_times.get(host_times.len() / 2).copied(),
         comparison,
     };
     if args.json {
@@ -198,18 +212,21 @@ fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
     if args.backend != Choice::Emulated && (args.arch.is_some() || args.schedule.is_some()) {
         bail!("--arch and --schedule are the emulator's; add --backend emulated");
     }
-    let cuda = || Cuda::open_with(0, cuda::Options { unproven_kernel: args.unproven_kernel, ..Default::default() });
+    let cuda = || Cuda::open(0)?.with_variant(args.variant);
+    let plain = args.variant == Variant::default();
     Ok(match args.backend {
+        Choice::Cpu if !plain => bail!("--variant is of GPUs, real and emulated; leave it out with --backend cpu"),
         Choice::Cpu => Box::new(Cpu::new()),
         Choice::Cuda => Box::new(cuda()?),
         Choice::Emulated => {
             let schedule = args.schedule.unwrap_or_default();
             let options = emulated::Options { schedule, ..Default::default() };
-            Box::new(emulated::Emulated::new(args.arch.as_deref().unwrap_or(emulated::DEFAULT_ARCH), options)?)
+            let gpu = emulated::Emulated::new(args.arch.as_deref().unwrap_or(emulated::DEFAULT_ARCH), options)?;
+            Box::new(gpu.with_variant(args.variant)?)
         }
         Choice::Auto => match cuda() {
             Ok(gpu) => Box::new(gpu),
-            Err(error) if error.is_no_device() => Box::new(Cpu::new()),
+            Err(error) if error.is_no_device() && plain => Box::new(Cpu::new()),
             Err(error) => return Err(error.into()),
         },
     })
@@ -277,15 +294,26 @@ fn check_memory(problem: &GroupedProblem) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn verify_all(weights: &Weights<'_>, step: &Step<'_>, output: &Output) -> Comparison {
+fn verify_all(
+    weights: &Weights<'_>,
+    step: &Step<'_>,
+    output: &Output,
+    tolerance: impl Fn(&Element) -> Tolerance + Sync,
+) -> Comparison {
     let projections = step.problem().op().projections();
     let dot_products = step.problem().groups().iter().map(|group| projections * group.m * group.n).sum();
     let progress = Progress::new("verifying", dot_products);
     let reference = Reference::with_progress(weights, step, &|done| progress.add(done));
-    compare(output, &reference, step)
+    compare_with(output, &reference, step, |_, _, _, element| tolerance(element))
 }
 
-fn verify_sample(weights: &Weights<'_>, step: &Step<'_>, output: &Output, seed: u64) -> Comparison {
+fn verify_sample(
+    weights: &Weights<'_>,
+    step: &Step<'_>,
+    output: &Output,
+    tolerance: impl Fn(&Element) -> Tolerance,
+    seed: u64,
+) -> Comparison {
     const ELEMENTS: usize = 4096;
     let dtype = output.dtype();
     let groups: Vec<(usize, &Group)> =
@@ -299,9 +327,9 @@ fn verify_sample(weights: &Weights<'_>, step: &Step<'_>, output: &Output, seed: 
     for _ in 0..ELEMENTS {
         let (group, sizes) = groups[rng.random_range(0..groups.len())];
         let (row, column) = (rng.random_range(0..sizes.m), rng.random_range(0..sizes.n));
-        let want = element_at(weights, step, group, row, column).value;
-        let got = dtype.decode(output.group(group)[row * sizes.n + column]);
-        comparison.add(Tolerance::of(dtype), dtype, Mismatch { group, row, column, got, want });
+        let exact = element_at(weights, step, group, row, column);
+        let (got, want) = (dtype.decode(output.group(group)[row * sizes.n + column]), exact.value);
+        comparison.add(tolerance(&exact), dtype, Mismatch { group, row, column, got, want });
         progress.add(1);
     }
     comparison
@@ -316,6 +344,8 @@ struct Report<'a> {
     layer: &'a dyn Layer,
     min: Duration,
     median: Duration,
+    /// Median time to queue a run.
+    host: Option<Duration>,
     comparison: Option<Comparison>,
 }
 
@@ -336,11 +366,14 @@ impl Report<'_> {
             "op": self.problem.op(),
             "backend": self.backend.name(),
             "kernel": self.layer.kernel(),
+            "variant": self.layer.launches().map(|_| self.args.variant.to_string()),
             "device": self.backend.device(),
             "shape": self.shape,
             "input": self.input,
             "groups": groups,
             "time_us": {"min": self.min.as_secs_f64() * 1e6, "median": seconds * 1e6},
+            "launches": self.layer.launches(),
+            "host_us": self.host.map(|host| host.as_secs_f64() * 1e6),
             "tflops": rate(work.operations / 1e12),
             "gb_per_s": rate(work.bytes() as f64 / 1e9),
             "max_abs_err": self.comparison.map(|comparison| comparison.max_abs_err),
@@ -350,6 +383,7 @@ impl Report<'_> {
         });
         if let Some(counters) = self.layer.counters() {
             report["counters"] = json!(counters);
+            report["useful_share"] = json!(useful_share(counters, &work));
         }
         report
     }
@@ -370,7 +404,10 @@ impl Report<'_> {
         )?;
         writeln!(out, "{}", group_table(self.problem.groups()))?;
         match self.layer.counters() {
-            Some(counters) => print_counters(counters, seconds, out)?,
+            Some(counters) => {
+                writeln!(out, "variant   {}: {}", self.args.variant, launches(self.layer.launches().unwrap_or(0)))?;
+                print_counters(counters, &work, seconds, out)?;
+            }
             None => {
                 writeln!(
                     out,
@@ -379,6 +416,10 @@ impl Report<'_> {
                     table::time(self.min.as_secs_f64()),
                     self.args.runs().0
                 )?;
+                if let (Some(count), Some(host)) = (self.layer.launches(), self.host) {
+                    let host = table::time(host.as_secs_f64());
+                    writeln!(out, "variant   {}: {} a run, queued in {host}", self.args.variant, launches(count))?;
+                }
                 writeln!(
                     out,
                     "rate      {:.3} TFLOP/s, {:.2} GB/s",
@@ -409,7 +450,11 @@ impl Report<'_> {
             comparison.max_abs_err, comparison.max_rel_err
         )?;
         let Tolerance { absolute, relative } = Tolerance::of(self.problem.out_dtype());
-        let bound = format!("within {absolute} + {relative}·|x| of the exact reference");
+        let more = match self.args.variant.schedule {
+            LaunchSchedule::Unfused => " + what rounding gate and up moves it by",
+            _ => "",
+        };
+        let bound = format!("within {absolute} + {relative}·|x|{more} of the exact reference");
         let checked = table::thousands(comparison.checked);
         match (comparison.first, self.args.verify) {
             (Some(first), _) => {
@@ -422,8 +467,23 @@ impl Report<'_> {
     }
 }
 
+fn launches(count: usize) -> String {
+    if count == 1 { "1 launch".into() } else { format!("{count} launches") }
+}
+
+/// The share of multiply-adds that belong to an element of the output, where tensor cores do them.
+fn useful_share(counters: &emulated::Counters, work: &Roofline) -> Option<f64> {
+    let useful = (work.operations / 2.0) as u64;
+    (counters.total.matrix_multiply_adds > 0).then(|| counters.useful_share(useful))
+}
+
 /// What an emulated kernel did. No rate: the time is the emulator's.
-fn print_counters(counters: &emulated::Counters, seconds: f64, out: &mut impl Write) -> std::io::Result<()> {
+fn print_counters(
+    counters: &emulated::Counters,
+    work: &Roofline,
+    seconds: f64,
+    out: &mut impl Write,
+) -> std::io::Result<()> {
     let total = &counters.total;
     let number = |count: u64| table::thousands(count as usize);
     let bytes = |count: u64| table::bytes(count as f64);
@@ -434,12 +494,17 @@ fn print_counters(counters: &emulated::Counters, seconds: f64, out: &mut impl Wr
         number(total.warp_instructions),
         number(counters.ctas)
     )?;
+    let loaded = |name| {
+        let buffers = counters.buffers_named(name);
+        bytes(buffers.loaded + buffers.bulk_loaded)
+    };
     writeln!(
         out,
-        "global    {} loaded, {} distinct; {} stored",
-        bytes(total.bytes.global_load + total.bulk_load_bytes),
+        "global    {} of weights and {} of tokens loaded, {} distinct; {} stored",
+        loaded(emulated::WEIGHTS),
+        loaded(emulated::TOKENS),
         bytes(counters.dram_read_bytes),
-        bytes(total.bytes.global_store + total.bulk_store_bytes)
+        bytes(total.bytes.global_store + total.bulk.global_store)
     )?;
     writeln!(
         out,
@@ -448,6 +513,26 @@ fn print_counters(counters: &emulated::Counters, seconds: f64, out: &mut impl Wr
         bytes(total.bytes.shared_store),
         number(total.bank_conflicts)
     )?;
+    if let Some(useful) = useful_share(counters, work) {
+        writeln!(
+            out,
+            "matrix    {} multiply-adds, {:.1} % useful",
+            number(total.matrix_multiply_adds),
+            100.0 * useful
+        )?;
+    }
+    if total.loads.phases > 0 {
+        writeln!(
+            out,
+            "pipeline  {:.1} % of {} loads beside matrix operations, {:.1} of those ahead of its use",
+            100.0 * total.loads.overlap(),
+            number(total.loads.phases),
+            total.loads.mean_distance()
+        )?;
+    }
+    let waits: Vec<_> =
+        counters.roles.iter().map(|role| format!("{:.0}", 100.0 * counters.waiting_share(role))).collect();
+    writeln!(out, "waiting   {} % of the emulated time, by warp", waits.join(", "))?;
     writeln!(out, "time      {} to emulate; says nothing of a GPU", table::time(seconds))
 }
 

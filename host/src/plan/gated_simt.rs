@@ -6,9 +6,8 @@ use super::Grid;
 use crate::error::Error;
 use crate::problem::Op;
 
-/// The tiles that there are entries for.
-#[cfg(any(feature = "cuda", test))]
-const TILES: [SimtTile; 2] = [SimtTile::SMALL, SimtTile::LARGE];
+/// The instances of the kernel, by the name of their tile.
+pub(crate) const INSTANCES: [(&str, SimtTile); 2] = [("small", SimtTile::SMALL), ("large", SimtTile::LARGE)];
 
 /// Time for a row of a [`SimtTile::SMALL`] in rows of a [`SimtTile::LARGE`], by its instructions for a product: a thread
 /// loads an operand from shared memory for every 4 columns · tokens it computes, the large tile's thread for every 8.
@@ -23,7 +22,7 @@ pub(crate) fn name(op: Op) -> &'static str {
 /// step.
 #[cfg(any(feature = "cuda", test))]
 pub(crate) fn entries(op: Op) -> [(&'static str, u32); 2] {
-    TILES.map(|tile| (entry(tile, op), tile.shared_bytes(op.projections() as u32)))
+    INSTANCES.map(|(_, tile)| (entry(tile, op), tile.shared_bytes(op.projections() as u32)))
 }
 
 fn entry(tile: SimtTile, op: Op) -> &'static str {
@@ -33,26 +32,26 @@ fn entry(tile: SimtTile, op: Op) -> &'static str {
     }
 }
 
-/// Chooses the tile for a step's groups, numbers their tiles, and returns the launch that computes them all.
+/// Takes the instance of this name, one of [`INSTANCES`], or else the best for a step's groups, numbers their tiles, and
+/// returns the launch that computes them all.
 ///
 /// # Errors
 /// [`Error::TooLarge`] if the tiles are more than a grid can have blocks.
-pub(crate) fn plan(op: Op, groups: &mut [Group]) -> Result<Grid, Error> {
-    /// Blocks of a grid along x (CUDA programming guide, "Technical Specifications per Compute Capability").
-    const MAX_BLOCKS: u64 = (1 << 31) - 1;
-
-    let tile = choose(groups);
+pub(crate) fn plan(op: Op, instance: Option<&str>, groups: &mut [Group]) -> Result<Grid, Error> {
+    let named = INSTANCES.into_iter().find(|(name, _)| instance == Some(*name));
+    let tile = named.map_or_else(|| choose(groups), |(_, tile)| tile);
     let mut blocks = 0;
     for group in groups {
         group.first_tile = u32::try_from(blocks).map_err(|_| Error::TooLarge)?;
         blocks += tile.count(group.m, group.n);
-        if blocks > MAX_BLOCKS {
+        if blocks > Grid::MAX_BLOCKS {
             return Err(Error::TooLarge);
         }
     }
     Ok(Grid {
         entry: entry(tile, op),
         blocks: blocks as u32,
+        cluster: 1,
         threads: SimtTile::THREADS,
         shared_bytes: tile.shared_bytes(op.projections() as u32),
     })
@@ -92,27 +91,36 @@ mod tests {
     }
 
     #[test]
+    fn a_named_instance_is_taken_whatever_the_sizes() {
+        for (name, tile) in INSTANCES {
+            for sizes in [[1; 2], [500; 2]] {
+                assert_eq!(plan(Op::Gated, Some(name), &mut groups(sizes)).unwrap().entry, tile.gated);
+            }
+        }
+    }
+
+    #[test]
     fn tiles_are_numbered_through_all_groups_and_empty_ones_have_none() {
         let mut groups = groups([65, 0, 200]);
-        let grid = plan(Op::Gated, &mut groups).unwrap();
+        let grid = plan(Op::Gated, None, &mut groups).unwrap();
         let columns = 4096 / SimtTile::LARGE.columns;
         assert_eq!(groups.map(|group| group.first_tile), [0, 2 * columns, 2 * columns]);
         assert_eq!((grid.entry, grid.blocks), (SimtTile::LARGE.gated, 6 * columns));
-        assert_eq!(plan(Op::Plain, &mut groups).unwrap().entry, SimtTile::LARGE.plain);
+        assert_eq!(plan(Op::Plain, None, &mut groups).unwrap().entry, SimtTile::LARGE.plain);
     }
 
     #[test]
     fn more_tiles_than_blocks_in_a_grid_are_refused() {
         let huge = Group { m: u32::MAX, n: 1 << 20, k: 16, ..Group::zeroed() };
-        assert!(matches!(plan(Op::Gated, &mut [huge]), Err(Error::TooLarge)));
-        assert!(matches!(plan(Op::Gated, &mut [huge; 64]), Err(Error::TooLarge)));
+        assert!(matches!(plan(Op::Gated, None, &mut [huge]), Err(Error::TooLarge)));
+        assert!(matches!(plan(Op::Gated, None, &mut [huge; 64]), Err(Error::TooLarge)));
     }
 
     #[test]
     fn both_tiles_of_an_operation_have_their_entry() {
         for op in [Op::Gated, Op::Plain] {
             for sizes in [[1; 2], [500; 2]] {
-                let grid = plan(op, &mut groups(sizes)).unwrap();
+                let grid = plan(op, None, &mut groups(sizes)).unwrap();
                 assert!(entries(op).contains(&(grid.entry, grid.shared_bytes)));
             }
         }

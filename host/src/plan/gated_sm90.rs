@@ -1,16 +1,23 @@
-//! Launches of the Hopper kernel, `kernels-gpu/src/gated_sm90.rs`: which entry, how many blocks. Pure functions.
+//! Launches of the Hopper kernel, `kernels-gpu/src/gated_sm90.rs`: which entry, which tiles on which block, which tensor
+//! maps. Pure functions.
 
-use kernels_gpu::abi::Group;
-use kernels_gpu::abi::sm90::{K_ALIGNMENT, THREADS, TILES, Tile};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use kernels_gpu::abi;
+use kernels_gpu::abi::sm90::{Group, INSTANCES, Instance, K_ALIGNMENT, STEP, STEP_BYTES, Tile};
 
 use super::Grid;
+use super::gated_sm100::{MAP_BYTES, MapArguments};
 use crate::error::Error;
 use crate::problem::Op;
 
-/// A step of a tile takes as long as one of so many tokens at least, however few it has: that long it takes a
-/// multiprocessor to read 18 KB of weights at its share of the second-level cache's bandwidth, some 24 bytes a cycle, where
-/// a token keeps its tensor cores busy for 16 cycles. Estimated from data sheets.
-const LEAST_TOKENS: u64 = 48;
+/// A step of a tile takes as long as if it had so many tokens more: that long it takes to decode its weights, as measured on
+/// an H200.
+const STEP_TOKENS: u64 = 112;
+
+/// Steps that a tile costs on top of its own: filling the pipeline and writing C.
+const TILE_STEPS: u64 = 2;
 
 /// What the kernel is called that computes an operation.
 pub(crate) fn name(op: Op) -> &'static str {
@@ -25,114 +32,327 @@ pub(crate) fn takes(k: usize) -> bool {
     k.is_multiple_of(K_ALIGNMENT as usize)
 }
 
-/// The entries of an operation, one for each tile, with the shared memory that they are launched with: what a driver loads
-/// before the first step.
-#[cfg(any(feature = "cuda", test))]
-pub(crate) fn entries(op: Op) -> [(&'static str, u32); TILES.len()] {
-    TILES.map(|tile| (entry(tile, op), tile.shared_bytes()))
+/// The instances of an operation's kernel, by name: `t64` for tiles of up to 64 tokens.
+pub(crate) fn instances(op: Op) -> impl Iterator<Item = (&'static str, Instance)> + Clone {
+    let of = move |instance: &Instance| Some((instance.entry.strip_prefix(name(op))?.strip_prefix('_')?, *instance));
+    INSTANCES.iter().filter_map(of)
 }
 
-fn entry(tile: Tile, op: Op) -> &'static str {
-    match op {
-        Op::Gated => tile.gated,
-        Op::Plain => tile.plain,
-    }
+/// A step's launch.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// The launch itself.
+    pub grid: Grid,
+    /// The tiles, block by block.
+    pub tiles: Vec<Tile>,
+    /// Where in the list each block's begin, and where the last one's end.
+    pub starts: Vec<u32>,
+    instance: Instance,
 }
 
-/// Chooses the tile for a step's groups, numbers their tiles, and returns the launch that computes them all on a device of
-/// so many multiprocessors.
+/// Plans a step of an operation on a device of so many multiprocessors, with the instance of the kernel that is asked for
+/// by its name, such as `t64`, or else the best.
 ///
 /// # Errors
-/// [`Error::TooLarge`] if there are 2³¹ tiles or more.
-pub(crate) fn plan(op: Op, groups: &mut [Group], sms: u32) -> Result<Grid, Error> {
-    const MAX_TILES: u64 = (1 << 31) - 1;
-
-    let matrices = op.projections() as u32;
-    let tile = choose(matrices, groups, sms);
-    let mut tiles = 0;
-    for group in groups {
-        group.first_tile = u32::try_from(tiles).map_err(|_| Error::TooLarge)?;
-        tiles += tile.count(group.m, group.n, matrices);
-        if tiles > MAX_TILES {
-            return Err(Error::TooLarge);
-        }
-    }
-    Ok(Grid {
-        entry: entry(tile, op),
-        // A block takes one tile after the other.
-        blocks: tiles.min(sms.into()) as u32,
-        threads: THREADS,
-        shared_bytes: tile.shared_bytes(),
-    })
+/// [`Error::TooLarge`] if the tiles cannot be counted; [`Error::Invalid`] if there is no such instance.
+pub(crate) fn plan(op: Op, named: Option<&str>, groups: &[abi::Group], sms: u32) -> Result<Plan, Error> {
+    let split = match named {
+        None => choose(op, groups, sms),
+        Some(named) => match instances(op).find(|(name, _)| *name == named) {
+            Some((_, instance)) => Split { instance, most: instance.tile_tokens },
+            None => {
+                let names: Vec<_> = instances(op).map(|(name, _)| name).collect();
+                let (name, names) = (name(op), names.join(", "));
+                return Err(Error::Invalid(format!("`{named}` is no variant of {name}; it has {names}")));
+            }
+        },
+    };
+    let (tiles, starts) = deal(split.tiles(groups)?, sms);
+    let grid = Grid {
+        entry: split.instance.entry,
+        blocks: starts.len() as u32 - 1,
+        cluster: 1,
+        threads: split.instance.threads(),
+        shared_bytes: split.instance.shared_bytes(),
+    };
+    Ok(Plan { grid, tiles, starts, instance: split.instance })
 }
 
-/// The tile with which the multiprocessors are done first; of several, the one that reads weights least often.
-fn choose(matrices: u32, groups: &[Group], sms: u32) -> Tile {
-    let key = |tile: &Tile| {
-        let (mut tiles, mut steps) = (0_u64, 0_u64);
-        for group in groups {
-            let count = tile.count(group.m, group.n, matrices);
-            tiles = tiles.saturating_add(count);
-            steps = steps.saturating_add(count.saturating_mul(group.k.into()));
+/// How groups are cut into tiles.
+#[derive(Clone, Copy, Debug)]
+struct Split {
+    instance: Instance,
+    /// The most tokens of a tile.
+    most: u32,
+}
+
+impl Split {
+    /// Rows of tiles of a group of so many tokens, and the tokens of each but the last: as many as they must be, all of
+    /// nearly the same size.
+    fn rows(self, m: u32) -> (u32, u32) {
+        let rows = m.div_ceil(self.most);
+        (rows, if rows == 0 { 0 } else { m.div_ceil(rows).next_multiple_of(8).min(self.most) })
+    }
+
+    /// Time of a tile, in tokens times steps.
+    fn cost(self, tokens: u32, k: u32) -> u64 {
+        let steps = u64::from(k.div_ceil(STEP)) + TILE_STEPS;
+        steps * (STEP_TOKENS + u64::from(self.instance.width(tokens)))
+    }
+
+    /// Kinds of tiles: the time of one, and how many there are.
+    fn costs(self, groups: &[abi::Group]) -> impl Iterator<Item = (u64, u64)> {
+        groups.iter().filter(|group| group.m > 0).map(move |group| {
+            let (rows, tokens) = self.rows(group.m);
+            (self.cost(tokens, group.k), u64::from(rows) * u64::from(group.n.div_ceil(self.instance.columns())))
+        })
+    }
+
+    /// Every tile of every group with its time, those that share weights side by side.
+    fn tiles(self, groups: &[abi::Group]) -> Result<Vec<(u64, Tile)>, Error> {
+        /// More would need an index of more than 32 bits, and 64 GiB of tiles.
+        const MAX_TILES: u64 = u32::MAX as u64;
+
+        let count = self.costs(groups).map(|(_, count)| count).fold(0, u64::saturating_add);
+        if count > MAX_TILES {
+            return Err(Error::TooLarge);
         }
-        // The last wave takes as long with one tile as with all.
-        let waves = u128::from(tiles.div_ceil(sms.into()));
-        let work = u128::from(steps).saturating_mul(LEAST_TOKENS.max(tile.tokens.into()).into());
-        (waves.saturating_mul(work) / u128::from(tiles.max(1)), tiles, tile.tokens)
-    };
-    *TILES.iter().min_by_key(|tile| key(tile)).expect("there are tiles")
+        let mut tiles = Vec::with_capacity(count as usize);
+        for (index, group) in (0..).zip(groups).filter(|(_, group)| group.m > 0) {
+            let (_, most) = self.rows(group.m);
+            for first_column in (0..group.n).step_by(self.instance.columns() as usize) {
+                for first_token in (0..group.m).step_by(most as usize) {
+                    let tokens = most.min(group.m - first_token);
+                    let tile = Tile { group: index, first_column, first_token, tokens };
+                    tiles.push((self.cost(most, group.k), tile));
+                }
+            }
+        }
+        Ok(tiles)
+    }
+}
+
+/// The split with which the multiprocessors are done first; of several, the one of the largest tiles, which read weights
+/// least often.
+fn choose(op: Op, groups: &[abi::Group], sms: u32) -> Split {
+    let largest = groups.iter().map(|group| group.m).max().unwrap_or(0);
+    let splits = instances(op).flat_map(|(_, instance)| {
+        let steps = instance.tile_tokens / 2 + instance.width_step..=instance.tile_tokens;
+        steps.step_by(instance.width_step as usize).map(move |most| Split { instance, most })
+    });
+    // Larger tiles than all tokens need would only take shared memory from the stages.
+    let enough = splits.clone().find(|split| split.most >= largest).map_or(u32::MAX, |split| split.most);
+    let time = |split: &Split| (makespan(split.costs(groups).collect(), sms), Reverse(split.most));
+    splits.filter(|split| split.most <= enough).min_by_key(time).expect("there are instances")
+}
+
+/// How long multiprocessors take at least for tiles of these kinds, a time and a count each.
+///
+/// Of the n·p + 1 tiles that take longest, a multiprocessor of p gets n + 1, the shortest of them at best.
+fn makespan(mut kinds: Vec<(u64, u64)>, sms: u32) -> u64 {
+    let processors = u64::from(sms);
+    kinds.sort_unstable_by_key(|&(cost, _)| Reverse(cost));
+    let total: u128 = kinds.iter().map(|&(cost, count)| u128::from(cost) * u128::from(count)).sum();
+    let tiles: u64 = kinds.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count));
+    let mut least = u64::try_from(total / u128::from(processors)).unwrap_or(u64::MAX);
+    // With many tiles to each, the average decides.
+    for more in 0..(tiles.saturating_sub(1) / processors + 1).min(8) {
+        let (first, last) = (more * processors - more * u64::from(more > 0), more * processors);
+        let mut before = 0;
+        let mut sum = 0;
+        for &(cost, count) in &kinds {
+            let (start, end) = (before, before + count);
+            before = end;
+            let overlap = end.min(last + 1).saturating_sub(start.max(first));
+            sum += cost * overlap;
+        }
+        least = least.max(sum);
+    }
+    least
+}
+
+/// Deals tiles out to at most so many blocks, the longest first, each to the block that is done first. Returns them block by
+/// block, and where each block's begin.
+fn deal(mut tiles: Vec<(u64, Tile)>, sms: u32) -> (Vec<Tile>, Vec<u32>) {
+    // Stable: tiles that share weights and time stay side by side, and so run at the same time.
+    tiles.sort_by_key(|&(cost, _)| Reverse(cost));
+    let blocks = tiles.len().min(sms as usize);
+    let mut done: BinaryHeap<_> = (0..blocks).map(|block| Reverse((0_u64, block))).collect();
+    let mut counts = vec![0_u32; blocks];
+    let mut owners = Vec::with_capacity(tiles.len());
+    for &(cost, _) in &tiles {
+        let mut first = done.peek_mut().expect("there is a block where there is a tile");
+        let Reverse((time, block)) = &mut *first;
+        *time += cost;
+        counts[*block] += 1;
+        owners.push(*block);
+    }
+    let mut starts = Vec::with_capacity(blocks + 1);
+    starts.push(0);
+    for count in counts {
+        starts.push(starts[starts.len() - 1] + count);
+    }
+    let mut next = starts.clone();
+    let mut dealt = vec![Tile { group: 0, first_column: 0, first_token: 0, tokens: 0 }; tiles.len()];
+    for (&(_, tile), block) in tiles.iter().zip(owners) {
+        dealt[next[block] as usize] = tile;
+        next[block] += 1;
+    }
+    (dealt, starts)
+}
+
+impl Plan {
+    /// Tensor maps of a group: of its tokens, then of each matrix of weights. A group without tokens has none.
+    fn maps_of(&self, group: &abi::Group) -> usize {
+        if group.m > 0 { 1 + self.instance.matrices as usize } else { 0 }
+    }
+
+    /// How many maps the groups need.
+    pub fn map_count(&self, groups: &[abi::Group]) -> usize {
+        groups.iter().map(|group| self.maps_of(group)).sum()
+    }
+
+    /// The arguments of the groups' maps, in the order in which they lie in memory.
+    pub fn maps(&self, groups: &[abi::Group]) -> impl Iterator<Item = MapArguments> {
+        groups.iter().flat_map(|group| {
+            let map = |address, rows, box_rows| MapArguments {
+                address,
+                row_bytes: group.k / 2,
+                rows,
+                box_bytes: STEP_BYTES,
+                box_rows,
+                swizzled: true,
+            };
+            let tokens = map(group.a, group.m, self.instance.tile_tokens);
+            let weights = group.b.map(|address| map(address, group.n, self.instance.panel_rows()));
+            [tokens].into_iter().chain(weights).take(self.maps_of(group))
+        })
+    }
+
+    /// What the kernel is told of the groups, whose maps lie from `maps` on.
+    pub fn describe(&self, groups: &[abi::Group], maps: u64) -> Vec<Group> {
+        let mut next = maps;
+        let describe = |group: &abi::Group| {
+            let abi::Group { a_scales, b_scales, c, alpha, n, k, .. } = *group;
+            let map = |index: u64| next + index * MAP_BYTES as u64;
+            let described = Group { a_map: map(0), a_scales, b_maps: [map(1), map(2)], b_scales, c, alpha, n, k };
+            next = map(self.maps_of(group) as u64);
+            described
+        };
+        groups.iter().map(describe).collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use bytemuck::Zeroable;
-    use kernels_gpu::abi::sm90::columns;
 
     use super::*;
+    use crate::shape;
 
     const SMS: u32 = 132;
 
-    fn groups<const G: usize>(sizes: [u32; G]) -> [Group; G] {
-        sizes.map(|m| Group { m, n: 4096, k: 7168, ..Group::zeroed() })
+    fn group(m: u32, n: u32, k: u32) -> abi::Group {
+        abi::Group { a: 0x1000, b: [0x2000, 0x3000], m, n, k, ..abi::Group::zeroed() }
     }
 
     #[test]
     fn tiles_have_room_for_a_groups_tokens_but_not_for_many_more() {
-        let tokens = |sizes: [u32; 8]| choose(2, &groups(sizes), SMS).tokens;
-        assert_eq!(tokens([1; 8]), 8);
-        assert_eq!(tokens([16; 8]), 16);
-        assert_eq!(tokens([64; 8]), 64);
-        assert_eq!(tokens([96; 8]), 96);
-        assert_eq!(tokens([512; 8]), 128);
+        let most = |sizes: [u32; 8]| {
+            let split = choose(Op::Gated, &sizes.map(|m| group(m, 4096, 7168)), SMS);
+            (split.instance.tile_tokens, split.most)
+        };
+        assert_eq!(most([1; 8]), (16, 16));
+        assert_eq!(most([16; 8]).0, 16);
+        assert_eq!(most([64; 8]).0, 64);
+        assert_eq!(most([80, 176, 128, 72, 64, 248, 96, 160]), (128, 128));
     }
 
     #[test]
-    fn tiles_are_numbered_through_all_groups_and_a_block_has_a_multiprocessor_to_itself() {
-        let mut groups = groups([128, 0, 100]);
-        let grid = plan(Op::Gated, &mut groups, 16).unwrap();
-        let tile = TILES.into_iter().find(|tile| tile.gated == grid.entry).unwrap();
-        let per_row = 4096 / columns(2);
-        let expected = [0, 128_u32.div_ceil(tile.tokens) * per_row, 128_u32.div_ceil(tile.tokens) * per_row];
-        assert_eq!(groups.map(|group| group.first_tile), expected);
-        assert_eq!((grid.blocks, grid.threads, grid.shared_bytes), (16, THREADS, tile.shared_bytes()));
-        assert_eq!(plan(Op::Plain, &mut [groups[1]], SMS).unwrap().blocks, 0);
-        assert!(plan(Op::Plain, &mut groups, SMS).unwrap().entry.starts_with("plain_sm90_"));
+    fn tiles_cover_every_group_once_with_even_tiles() {
+        for op in [Op::Gated, Op::Plain] {
+            for (_, instance) in instances(op) {
+                let split = Split { instance, most: instance.tile_tokens };
+                let groups = [group(129, 136, 64), group(0, 8, 64), group(7, 520, 64)];
+                let tiles = split.tiles(&groups).unwrap();
+                for (index, group) in (0..).zip(&groups) {
+                    let columns = instance.columns();
+                    let mut covered = vec![0; (group.m * group.n.div_ceil(columns)) as usize];
+                    for (_, tile) in tiles.iter().filter(|(_, tile)| tile.group == index) {
+                        assert!((1..=instance.tile_tokens).contains(&tile.tokens));
+                        for token in tile.first_token..tile.first_token + tile.tokens {
+                            covered[(tile.first_column / columns * group.m + token) as usize] += 1;
+                        }
+                    }
+                    assert!(covered.iter().all(|&times| times == 1), "{} {group:?}", instance.entry);
+                }
+            }
+        }
+        let split = Split { instance: Instance::of(2, 128), most: 128 };
+        assert_eq!(
+            [0, 1, 128, 129, 248, 300].map(|m| split.rows(m)),
+            [(0, 0), (1, 8), (1, 128), (2, 72), (2, 128), (3, 104)]
+        );
+    }
+
+    #[test]
+    fn tiles_are_dealt_out_evenly_and_each_once() {
+        let tile = |group| Tile { group, first_column: 0, first_token: 0, tokens: 1 };
+        let costs = [5, 1, 4, 1, 1, 3, 3];
+        let (dealt, starts) = deal(costs.into_iter().zip((0..).map(tile)).collect(), 3);
+        let blocks: Vec<u64> = starts
+            .windows(2)
+            .map(|ends| dealt[ends[0] as usize..ends[1] as usize].iter().map(|tile| costs[tile.group as usize]).sum())
+            .collect();
+        assert_eq!(blocks, [6, 6, 6]);
+        let mut groups: Vec<_> = dealt.iter().map(|tile| tile.group).collect();
+        groups.sort_unstable();
+        assert_eq!(groups, [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(deal(Vec::new(), 3).1, [0]);
+    }
+
+    #[test]
+    fn the_bound_of_the_time_counts_whole_tiles() {
+        assert_eq!(makespan(vec![(10, 4)], 4), 10);
+        assert_eq!(makespan(vec![(10, 5)], 4), 20);
+        assert_eq!(makespan(vec![(10, 4), (3, 1)], 4), 13);
+        assert_eq!(makespan(vec![(1, 4000)], 4), 1000);
+        assert_eq!(makespan(vec![], 4), 0);
+    }
+
+    #[test]
+    fn each_group_with_tokens_gets_its_own_maps() {
+        let groups = [group(7, 72, 320), group(0, 8, 320), group(9, 8, 320)];
+        let plan = plan(Op::Gated, None, &groups, SMS).unwrap();
+        let described = plan.describe(&groups, 0x10000);
+        let map = |index: u64| 0x10000 + index * MAP_BYTES as u64;
+        assert_eq!((described[0].a_map, described[0].b_maps), (map(0), [map(1), map(2)]));
+        assert_eq!((described[2].a_map, described[2].b_maps), (map(3), [map(4), map(5)]));
+        let maps: Vec<_> = plan.maps(&groups).collect();
+        assert_eq!((maps.len(), plan.map_count(&groups)), (6, 6));
+        let expected = (0x1000, 160, 7, 64, 16);
+        let map = maps[0];
+        assert_eq!((map.address, map.row_bytes, map.rows, map.box_bytes, map.box_rows), expected);
+        assert_eq!((maps[2].rows, maps[2].box_rows), (72, 256));
+    }
+
+    #[test]
+    fn every_built_in_shape_has_a_plan_for_both_operations() {
+        for shape in shape::builtin() {
+            for op in [Op::Gated, Op::Plain] {
+                let groups: Vec<_> =
+                    shape.groups.iter().map(|sizes| group(sizes.m as u32, sizes.n as u32, sizes.k as u32)).collect();
+                let plan = plan(op, None, &groups, SMS).unwrap();
+                assert!(plan.grid.blocks > 0 && plan.grid.blocks <= SMS, "{}", shape.name);
+                assert_eq!(*plan.starts.last().unwrap() as usize, plan.tiles.len());
+            }
+        }
     }
 
     #[test]
     fn more_tiles_than_can_be_numbered_are_refused() {
-        let huge = Group { m: u32::MAX, n: 1 << 20, k: 32, ..Group::zeroed() };
-        assert!(matches!(plan(Op::Gated, &mut [huge], SMS), Err(Error::TooLarge)));
-        assert!(matches!(plan(Op::Gated, &mut [huge; 64], SMS), Err(Error::TooLarge)));
-    }
-
-    #[test]
-    fn every_entry_that_is_planned_can_be_loaded() {
-        for op in [Op::Gated, Op::Plain] {
-            for m in [1, 12, 30, 60, 90, 500] {
-                let grid = plan(op, &mut groups([m; 2]), SMS).unwrap();
-                assert!(entries(op).contains(&(grid.entry, grid.shared_bytes)));
-            }
-        }
+        let huge = group(u32::MAX, 1 << 20, 32);
+        assert!(matches!(plan(Op::Gated, None, &[huge], SMS), Err(Error::TooLarge)));
+        assert!(matches!(plan(Op::Gated, None, &[huge; 64], SMS), Err(Error::TooLarge)));
     }
 }

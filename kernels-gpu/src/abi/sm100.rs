@@ -7,16 +7,13 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{BLOCK, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS};
 
-/// Threads of a block, in one dimension: six warps.
-pub const THREADS: u32 = 192;
-
 /// Warps that run the epilogue, each for a quarter of the tile's rows; the first of the block.
 pub const EPILOGUE_WARPS: u32 = 4;
 
-/// Rows of a weight tile: the M of an MMA.
+/// Rows of a weight tile in a block: the M of an MMA, half of a pair's.
 pub const TILE_ROWS: u32 = 128;
 
-/// Tokens of a tile go to the tensor core in steps of this: its N.
+/// Tokens of a tile go to the tensor core in steps of this, its N; a pair's in steps of twice as many.
 pub const TOKEN_STEP: u32 = 8;
 
 /// Tokens whose scales share a column of tensor memory. Where a group has more than one tile of tokens, tiles start at
@@ -41,6 +38,15 @@ pub const K_ALIGNMENT: u32 = 32;
 /// Bytes of a tile of the blocked scale layout.
 pub const SCALE_TILE_BYTES: u32 = SCALE_TILE_ROWS * SCALE_TILE_COLUMNS;
 
+/// Columns of C that a store by tensor map takes: an epilogue warp's.
+pub const BOX_COLUMNS: u32 = TILE_ROWS / EPILOGUE_WARPS;
+
+/// Bytes of them.
+pub const BOX_BYTES: u32 = BOX_COLUMNS * 2;
+
+/// Tokens that a store by tensor map takes.
+pub const BOX_TOKENS: u32 = 32;
+
 /// What a block may have of shared memory on a card of compute capability 10.0 (CUDA programming guide, "Technical
 /// Specifications per Compute Capability").
 pub const SHARED_BYTES: u32 = 227 << 10;
@@ -51,12 +57,12 @@ pub const TMEM_COLUMNS: u32 = 512;
 /// One group of a grouped problem, as an array of them lies in global memory.
 ///
 /// Computes what [`super::Group`] says. Values are behind tensor maps of u8 of 2 dimensions, `[rows, k/2]` with the
-/// 128-byte swizzle, zeros outside, and a box of [`STEP_BYTES`] × the rows of a tile; scales as there.
+/// 128-byte swizzle, zeros outside, and a box of [`STEP_BYTES`] × rows; scales as there.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
 pub struct Group {
-    /// Address of the map of A's values; its box has as many rows as a tile has tokens.
+    /// Address of the map of A's values; its box has [`Instance::block_tokens`] rows.
     pub a_map: u64,
     /// Address of A's scales, a multiple of 16.
     pub a_scales: u64,
@@ -66,6 +72,9 @@ pub struct Group {
     pub b_scales: [u64; 2],
     /// Address of C [m, n], row-major, two bytes an element, a multiple of 16.
     pub c: u64,
+    /// Address of the map of C: u8, `[m, 2n]`, no swizzle, a box of [`BOX_COLUMNS`] columns × [`BOX_TOKENS`] tokens; of
+    /// nothing where the entry does not store by it.
+    pub c_map: u64,
     /// Products of the global scales: A's and gate's, A's and up's.
     pub alpha: [f32; 2],
     /// Rows of A and C: tokens.
@@ -75,7 +84,7 @@ pub struct Group {
     /// Elements summed over; a multiple of [`K_ALIGNMENT`], not 0.
     pub k: u32,
     /// Keeps the size a multiple of the alignment.
-    pub unused: u32,
+    pub unused: [u32; 3],
 }
 
 /// One tile of C, as the list of them lies in global memory.
@@ -85,9 +94,9 @@ pub struct Group {
 pub struct Tile {
     /// Index of its group.
     pub group: u32,
-    /// First row of the weights, column of C; a multiple of [`TILE_ROWS`].
+    /// First row of the weights, column of C; a multiple of [`Instance::tile_rows`].
     pub first_row: u32,
-    /// First token; a multiple of [`TOKEN_SCALE_ROWS`].
+    /// First token; a multiple of [`TOKEN_SCALE_ROWS`], 0 unless [`Instance::allows`] more tiles than one.
     pub first_token: u32,
     /// Tokens, from 1 to the entry's [`Instance::tile_tokens`].
     pub tokens: u32,
@@ -100,7 +109,7 @@ pub struct Tile {
 pub struct Launch {
     /// Address of the array of [`Group`].
     pub groups: u64,
-    /// Address of the array of [`Tile`]. Block b computes tiles b, b + blocks, b + 2·blocks and so on.
+    /// Address of the array of [`Tile`]. Block b computes tiles b, b + blocks, b + 2·blocks and so on; of pairs, pair b.
     pub tiles: u64,
     /// Its length.
     pub tile_count: u32,
@@ -108,49 +117,85 @@ pub struct Launch {
     pub output: u32,
 }
 
-/// Calls `$each!` with every entry of the kernel: its name, the matrices of weights (2 for gated, 1 for plain), the
-/// most tokens of a tile, the stages of its pipeline.
+/// Calls `$each!` with every entry of the kernel, its name and its [`Instance`]: the one list of them.
 #[macro_export]
 macro_rules! sm100_instances {
     ($each:ident) => {
         $each! {
-            gated_sm100_t8 = 2, 8, 5;
-            gated_sm100_t16 = 2, 16, 5;
-            gated_sm100_t32 = 2, 32, 5;
-            gated_sm100_t64 = 2, 64, 4;
-            gated_sm100_t96 = 2, 96, 4;
-            gated_sm100_t128 = 2, 128, 4;
-            gated_sm100_t192 = 2, 192, 3;
-            gated_sm100_t64_s1 = 2, 64, 1;
-            gated_sm100_t64_s2 = 2, 64, 2;
-            plain_sm100_t8 = 1, 8, 10;
-            plain_sm100_t16 = 1, 16, 10;
-            plain_sm100_t32 = 1, 32, 9;
-            plain_sm100_t64 = 1, 64, 7;
-            plain_sm100_t96 = 1, 96, 6;
-            plain_sm100_t128 = 1, 128, 6;
-            plain_sm100_t192 = 1, 192, 4;
+            gated_sm100_t8 = gated(8, 5);
+            gated_sm100_t16 = gated(16, 5);
+            gated_sm100_t32 = gated(32, 5);
+            gated_sm100_t64 = gated(64, 4);
+            gated_sm100_t96 = gated(96, 4);
+            gated_sm100_t128 = gated(128, 4);
+            gated_sm100_t192 = gated(192, 3);
+            gated_sm100_t64_s1 = gated(64, 1);
+            gated_sm100_t64_s2 = gated(64, 2);
+            gated_sm100_t64_tma = gated(64, 4).tma_store();
+            gated_sm100_t128_tma = gated(128, 3).tma_store();
+            gated_sm100_t64_serial = gated(64, 1).serial();
+            gated_sm100_t64_serial_s3 = gated(64, 3).serial();
+            gated_sm100_t64_pair = gated(64, 5).pair();
+            gated_sm100_t128_pair = gated(128, 4).pair();
+            plain_sm100_t8 = plain(8, 10);
+            plain_sm100_t16 = plain(16, 10);
+            plain_sm100_t32 = plain(32, 9);
+            plain_sm100_t64 = plain(64, 7);
+            plain_sm100_t96 = plain(96, 6);
+            plain_sm100_t128 = plain(128, 6);
+            plain_sm100_t192 = plain(192, 4);
+            plain_sm100_t64_tma = plain(64, 7).tma_store();
+            plain_sm100_t64_serial = plain(64, 1).serial();
+            plain_sm100_t64_pair = plain(64, 9).pair();
         }
     };
 }
 
 macro_rules! table {
-    ($($entry:ident = $matrices:literal, $tile_tokens:literal, $stages:literal;)*) => {
+    ($($entry:ident = $instance:expr;)*) => {
         /// Every entry of the kernel.
-        pub const INSTANCES: &[Instance] = &[$(Instance {
-            entry: stringify!($entry),
-            matrices: $matrices,
-            tile_tokens: $tile_tokens,
-            stages: $stages,
-        }),*];
+        pub const INSTANCES: &[Instance] = &[$(Instance { entry: stringify!($entry), ..$instance }),*];
+
+        $(const _: () = $instance.check();)*
     };
 }
 sm100_instances!(table);
 
+/// How C leaves a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// Each lane stores 16 bytes; those outside of C do not.
+    Direct,
+    /// One lane stores a box of a tensor map, which leaves out what lies outside of C.
+    Tma,
+}
+
+/// Who loads, who multiplies, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Roles {
+    /// A warp loads, a warp issues MMAs, four run the epilogue: all at once.
+    Specialised,
+    /// Of four warps the first loads and issues MMAs, then all run the epilogue: nothing of a tile overlaps with the next,
+    /// and in a tile only loads with MMAs, where there is more than one stage.
+    Serial,
+}
+
 /// An entry of the kernel, and what it takes of the hardware.
 ///
-/// Shared memory of a block: stages, then a buffer for each epilogue warp, then barriers. A stage: a tile of each
+/// Shared memory of a block: stages, then two buffers for each epilogue warp, then barriers. A stage: a tile of each
 /// matrix of weights, a tile of tokens, the scales of each matrix, the scales of the tokens.
+///
+/// What does not fit does not compile:
+///
+/// ```
+/// use kernels_gpu::abi::sm100::gated;
+///
+/// const _: () = gated(64, 4).check();
+/// ```
+/// ```compile_fail,E0080
+/// # use kernels_gpu::abi::sm100::gated;
+/// const _: () = gated(64, 5).check();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
     /// The entry's name.
@@ -161,26 +206,84 @@ pub struct Instance {
     pub tile_tokens: u32,
     /// Stages of the pipeline from global memory to the tensor core.
     pub stages: u32,
+    /// How C leaves a block.
+    pub store: Store,
+    /// Who does what.
+    pub roles: Roles,
+    /// Blocks that compute a tile together: 1, or a pair, whose tensor cores share the tokens (`cta_group`).
+    pub blocks: u32,
+}
+
+/// The gated kernel with so many tokens a tile and stages; a single block, specialised warps, direct stores.
+pub const fn gated(tile_tokens: u32, stages: u32) -> Instance {
+    let (store, roles) = (Store::Direct, Roles::Specialised);
+    Instance { entry: "", matrices: 2, tile_tokens, stages, store, roles, blocks: 1 }
+}
+
+/// As [`gated`], the plain kernel.
+pub const fn plain(tile_tokens: u32, stages: u32) -> Instance {
+    Instance { matrices: 1, ..gated(tile_tokens, stages) }
 }
 
 impl Instance {
-    /// Bytes of a tile of weights in a stage.
+    /// The same with [`Store::Tma`].
+    pub const fn tma_store(self) -> Self {
+        Self { store: Store::Tma, ..self }
+    }
+
+    /// The same with [`Roles::Serial`].
+    pub const fn serial(self) -> Self {
+        Self { roles: Roles::Serial, ..self }
+    }
+
+    /// The same for a pair of blocks.
+    pub const fn pair(self) -> Self {
+        Self { blocks: 2, ..self }
+    }
+
+    /// Bytes of a block's tile of weights in a stage.
     pub const WEIGHT_BYTES: u32 = TILE_ROWS * STEP_BYTES;
 
     /// Bytes of 128 rows' scales in a stage.
     pub const SCALE_BYTES: u32 = MMAS_PER_STEP * SCALE_TILE_BYTES;
 
-    /// Bytes of an epilogue warp's buffer: 32 columns of C for [`TOKEN_STEP`] tokens, twice.
-    pub const STAGING_BYTES: u32 = 2 * TOKEN_STEP * 32 * 2;
+    /// Threads of a block, in one dimension.
+    pub const fn threads(self) -> u32 {
+        let warps = match self.roles {
+            Roles::Specialised => EPILOGUE_WARPS + 2,
+            Roles::Serial => EPILOGUE_WARPS,
+        };
+        warps * 32
+    }
+
+    /// Blocks of a cluster, 0 for none.
+    pub const fn cluster(self) -> u32 {
+        if self.blocks > 1 { self.blocks } else { 0 }
+    }
+
+    /// Rows of weights that a tile has: [`TILE_ROWS`] of each of its blocks.
+    pub const fn tile_rows(self) -> u32 {
+        self.blocks * TILE_ROWS
+    }
+
+    /// Tokens that a block loads for a full tile: a pair shares them.
+    pub const fn block_tokens(self) -> u32 {
+        self.tile_tokens / self.blocks
+    }
+
+    /// The N of a tile of so many tokens.
+    pub const fn issued_tokens(self, tokens: u32) -> u32 {
+        tokens.next_multiple_of(self.blocks * TOKEN_STEP)
+    }
 
     /// Whether the tiles of a group of `m` tokens start where they must.
     pub const fn allows(self, m: u32) -> bool {
         m <= self.tile_tokens || self.tile_tokens.is_multiple_of(TOKEN_SCALE_ROWS)
     }
 
-    /// Bytes of a tile of tokens in a stage.
+    /// Bytes of a block's tokens in a stage.
     pub const fn token_bytes(self) -> u32 {
-        self.tile_tokens * STEP_BYTES
+        self.block_tokens() * STEP_BYTES
     }
 
     /// The most rows of scale tiles that a tile of tokens meets: it may start in the middle of one.
@@ -206,7 +309,20 @@ impl Instance {
             + (self.matrices + self.token_scale_tiles()) * Self::SCALE_BYTES
     }
 
-    /// Columns of tensor memory for the scales of a stage: a column for 32 rows and an MMA.
+    /// Tokens that an epilogue warp gathers in a buffer before it stores them.
+    pub const fn store_tokens(self) -> u32 {
+        match self.store {
+            Store::Direct => TOKEN_STEP,
+            Store::Tma => BOX_TOKENS,
+        }
+    }
+
+    /// Bytes of an epilogue warp's buffer, of which it has two.
+    pub const fn store_bytes(self) -> u32 {
+        self.store_tokens() * BOX_BYTES
+    }
+
+    /// Columns of tensor memory for the scales of a step: a column for 32 rows and an MMA.
     pub const fn scale_columns(self) -> u32 {
         MMAS_PER_STEP * (SCALE_TILE_ROWS / TOKEN_SCALE_ROWS) * (self.matrices + self.token_scale_tiles())
     }
@@ -216,14 +332,27 @@ impl Instance {
         self.matrices * self.tile_tokens
     }
 
-    /// Accumulators: 2, so that the epilogue of a tile runs beside the MMAs of the next, where they fit.
+    /// Accumulators: 2 where they fit beside the scales of two steps, so that the epilogue of a tile runs beside the MMAs
+    /// of the next.
     pub const fn accumulators(self) -> u32 {
-        if 2 * self.accumulator_columns() + self.scale_columns() <= TMEM_COLUMNS { 2 } else { 1 }
+        let scale_sets = if self.stages > 1 { 2 } else { 1 };
+        let fit = 2 * self.accumulator_columns() + scale_sets * self.scale_columns() <= TMEM_COLUMNS;
+        match self.roles {
+            Roles::Specialised if fit => 2,
+            _ => 1,
+        }
+    }
+
+    /// Steps whose scales have columns of tensor memory of their own: as many as stages, or what fits.
+    pub const fn scale_sets(self) -> u32 {
+        let left = TMEM_COLUMNS.saturating_sub(self.accumulators() * self.accumulator_columns());
+        let fit = left / self.scale_columns();
+        if fit < self.stages { fit } else { self.stages }
     }
 
     /// Columns of tensor memory in use.
     pub const fn tmem_columns(self) -> u32 {
-        self.accumulators() * self.accumulator_columns() + self.scale_columns()
+        self.accumulators() * self.accumulator_columns() + self.scale_sets() * self.scale_columns()
     }
 
     /// Barriers: full and empty, of stages and of accumulators.
@@ -234,15 +363,26 @@ impl Instance {
     /// Dynamic shared memory of a block, in bytes.
     pub const fn shared_bytes(self) -> u32 {
         // The address of the tensor memory takes as much as a barrier.
-        self.stages * self.stage_bytes() + EPILOGUE_WARPS * Self::STAGING_BYTES + 8 * (self.barriers() + 1)
+        self.stages * self.stage_bytes() + EPILOGUE_WARPS * 2 * self.store_bytes() + 8 * (self.barriers() + 1)
     }
 
     /// Stops the compiler where an entry asks for more than there is.
     pub const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
-        assert!(self.tile_tokens > 0 && self.tile_tokens <= 256 && self.tile_tokens.is_multiple_of(TOKEN_STEP));
+        assert!(self.blocks == 1 || self.blocks == 2, "a tile is a block's or a pair's");
+        assert!(self.tile_tokens > 0 && self.tile_tokens <= 256, "the tensor core's N is at most 256");
+        assert!(
+            self.issued_tokens(self.tile_tokens) == self.tile_tokens,
+            "the tensor core's N goes in steps of 8, 16 a pair"
+        );
+        assert!(
+            self.tile_tokens.is_multiple_of(self.store_tokens()),
+            "a store by tensor map takes whole boxes of tokens"
+        );
         assert!(self.stages > 0, "a pipeline needs a stage");
-        assert!(self.tmem_columns() <= TMEM_COLUMNS, "accumulators and scales do not fit tensor memory");
+        let alone = self.blocks == 1 || matches!(self.roles, Roles::Specialised);
+        assert!(alone, "serial roles are for a block alone: a pair's second has no thread that reports its stages");
+        assert!(self.scale_sets() > 0, "accumulators and scales do not fit tensor memory");
         assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit shared memory");
     }
 }
@@ -263,22 +403,26 @@ mod tests {
 
     #[test]
     fn budgets_are_as_counted_by_hand() {
-        let gated = |tile_tokens, stages| Instance { entry: "", matrices: 2, tile_tokens, stages };
         assert_eq!([8, 128].map(|tokens| gated(tokens, 1).stage_bytes()), [39_936, 55_296]);
         assert_eq!([32, 64, 96, 128, 192].map(|tokens| gated(tokens, 1).token_scale_tiles()), [1, 1, 2, 1, 2]);
         assert_eq!([64, 96, 128, 192].map(|tokens| gated(tokens, 1).accumulators()), [2, 2, 1, 1]);
         assert_eq!(gated(128, 1).tmem_columns(), 256 + 48);
+        assert_eq!([64, 96, 128, 192].map(|tokens| gated(tokens, 4).scale_sets()), [4, 2, 4, 2]);
+        assert_eq!([64, 96, 128, 192].map(|tokens| gated(tokens, 4).tmem_columns()), [448, 512, 448, 512]);
+        let (pair, single) = (gated(128, 1).pair(), gated(128, 1));
+        assert_eq!(single.stage_bytes() - pair.stage_bytes(), 64 * 128);
+        assert_eq!((pair.tile_rows(), pair.issued_tokens(9), single.issued_tokens(9)), (256, 16, 16));
     }
 
     #[test]
     #[should_panic(expected = "tensor memory")]
     fn more_columns_than_tensor_memory_has_are_refused() {
-        Instance { entry: "", matrices: 2, tile_tokens: 224, stages: 1 }.check();
+        gated(224, 1).check();
     }
 
     #[test]
     #[should_panic(expected = "shared memory")]
     fn more_stages_than_shared_memory_holds_are_refused() {
-        Instance { entry: "", matrices: 2, tile_tokens: 64, stages: 5 }.check();
+        gated(64, 5).check();
     }
 }

@@ -1,15 +1,17 @@
 //! A `libcuda.so.1` for tests: one made-up device whose memory is the host's, and which writes down every call.
 //!
-//! [`install`] compiles `libcuda.rs` (std only, not a module of this crate: its symbols are the driver's own) with rustc
-//! and opens it. The loader then answers every later request for `libcuda.so.1` with it, since glibc knows an open
+//! [`install`] compiles `libcuda/` (std only, not part of this crate: its symbols are the driver's own) with rustc and opens
+//! it. The loader then answers every later request for `libcuda.so.1` with it, since glibc knows an open
 //! library by its soname. So it must come before the process's first driver call, and each test binary decides for
 //! itself. A kernel that is launched is a Rust function of the test's.
 //!
 //! This crate knows neither `cust` nor the code under test.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::Library;
@@ -27,6 +29,8 @@ pub struct Launch<'a> {
     pub cluster: [c_uint; 3],
     /// Dynamic shared memory of a block, bytes.
     pub shared_bytes: c_uint,
+    /// The stream that it was given to, as a number that tells streams apart.
+    pub stream: usize,
     parameters: *const *const c_void,
 }
 
@@ -42,12 +46,22 @@ impl Launch<'_> {
     }
 }
 
-type RawLaunch = extern "C" fn(*const c_char, *const c_uint, c_uint, *const *const c_void);
+type RawLaunch = extern "C" fn(*const c_char, *const c_uint, c_uint, usize, *const *const c_void);
 
 /// Exclusive use of the fake device; a test holds it to its end. State starts afresh with each.
 pub struct FakeCuda {
     library: &'static Library,
     _alone: MutexGuard<'static, ()>,
+}
+
+/// Whether a kernel of the test at hand has panicked.
+static KERNEL_PANICKED: AtomicBool = AtomicBool::new(false);
+
+impl Drop for FakeCuda {
+    fn drop(&mut self) {
+        let panicked = KERNEL_PANICKED.swap(false, Ordering::Relaxed);
+        assert!(!panicked || std::thread::panicking(), "a kernel panicked, as told above");
+    }
 }
 
 static KERNEL: Mutex<Option<fn(&Launch)>> = Mutex::new(None);
@@ -58,10 +72,20 @@ static KERNEL: Mutex<Option<fn(&Launch)>> = Mutex::new(None);
 ///
 /// When the library cannot be built or opened, with the compiler's words.
 pub fn install() -> FakeCuda {
+    install_without(None)
+}
+
+/// As [`install`], of an older driver that lacks a function. All tests of a process must ask for the same driver: the first
+/// one is there to stay.
+///
+/// # Panics
+///
+/// As [`install`].
+pub fn install_without(function: Option<&str>) -> FakeCuda {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let library = LIBRARY.get_or_init(open);
+    let library = LIBRARY.get_or_init(|| open(function));
     let fake = FakeCuda { library, _alone: alone };
     fake.call("fake_reset", |reset: extern "C" fn()| reset());
     *kernel_slot() = None;
@@ -72,21 +96,22 @@ fn kernel_slot() -> MutexGuard<'static, Option<fn(&Launch)>> {
     KERNEL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn open() -> Library {
+fn open(without: Option<&str>) -> Library {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("libcuda.so.1");
-    compile(&path);
+    compile(&path, without);
     // SAFETY: the library is std-only Rust without initialisers; it stays open for the process's life.
     let library = unsafe { UnixLibrary::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.expect("the fake libcuda opens");
     // Open, a library outlives its file.
     library.into()
 }
 
-fn compile(path: &Path) {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/libcuda.rs");
+fn compile(path: &Path, without: Option<&str>) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("libcuda/lib.rs");
     let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
-        .args(["--edition=2024", "--crate-type=cdylib", "--crate-name=fake_libcuda", "-Copt-level=1", "-Cpanic=abort"])
+        .args(["--edition=2024", "--crate-type=cdylib", "--crate-name=fake_libcuda", "-Cpanic=abort"])
         .arg("-Clink-arg=-Wl,-soname,libcuda.so.1")
+        .args(without.map(|function| format!("--cfg={function}")))
         .arg(source)
         .arg("-o")
         .arg(path)
@@ -100,8 +125,8 @@ impl FakeCuda {
     where
         F: Copy,
     {
-        // SAFETY: each caller below names a function of libcuda.rs and gives its type.
-        let function = unsafe { self.library.get::<F>(name) }.expect("a function of libcuda.rs");
+        // SAFETY: each caller below names a function of libcuda/ and gives its type.
+        let function = unsafe { self.library.get::<F>(name) }.expect("a function of libcuda/");
         with(*function)
     }
 
@@ -121,20 +146,26 @@ impl FakeCuda {
         self.call("fake_fail_next", |fail: extern "C" fn(*const c_char, c_int)| fail(function.as_ptr(), code));
     }
 
-    /// What a launch does from now on. Without one, a launch does nothing.
+    /// What a launch does from now on, when the device comes to it: nothing runs before something waits for it, and then only
+    /// what must come before. Without one, a launch does nothing.
     pub fn on_launch(&self, kernel: fn(&Launch)) {
         extern "C" fn trampoline(
             name: *const c_char,
             size: *const c_uint,
             shared_bytes: c_uint,
+            stream: usize,
             parameters: *const *const c_void,
         ) {
-            // SAFETY: libcuda.rs passes the entry's name and nine numbers, alive during the call.
+            // SAFETY: libcuda/ passes the entry's name and nine numbers, alive during the call.
             let (name, [grid, block, cluster]) = unsafe { (CStr::from_ptr(name), *size.cast::<[[c_uint; 3]; 3]>()) };
             let kernel = *kernel_slot();
             if let Some(kernel) = kernel {
                 let name = name.to_str().expect("a PTX identifier");
-                kernel(&Launch { kernel: name, grid, block, cluster, shared_bytes, parameters });
+                let run = || kernel(&Launch { kernel: name, grid, block, cluster, shared_bytes, stream, parameters });
+                // A panic cannot pass the driver; the test ends with it when it is done with the fake.
+                if catch_unwind(AssertUnwindSafe(run)).is_err() {
+                    KERNEL_PANICKED.store(true, Ordering::Relaxed);
+                }
             }
         }
         *kernel_slot() = Some(kernel);
@@ -151,7 +182,8 @@ impl FakeCuda {
         calls
     }
 
-    /// What is allocated and not yet freed: device and page-locked memory, contexts, modules, streams, events.
+    /// What is allocated and not yet freed: device and page-locked memory, contexts, modules, streams,
+    /// events, graphs.
     pub fn live_objects(&self) -> usize {
         self.call("fake_live_objects", |live: extern "C" fn() -> usize| live())
     }

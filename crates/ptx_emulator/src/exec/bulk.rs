@@ -108,6 +108,11 @@ impl Target {
         }
     }
 
+    /// A copy from global memory is requested.
+    fn request(&self, m: &mut Machine<'_>) {
+        self.barriers.iter().for_each(|&at| m.load_requested(at));
+    }
+
     fn complete(&self, m: &mut Machine<'_>, bytes: u32, agent: Option<&Agent>) -> Stopped<()> {
         self.barriers.iter().try_for_each(|&at| m.mbarrier_complete(at, bytes, agent))
     }
@@ -151,7 +156,7 @@ pub fn bulk(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 aligned(address, lane)?;
                 global(m, address, size)?;
                 track(m, w, agent.as_ref(), at, size, Mode::Read)?;
-                m.roles[w.role as usize].bulk_store_bytes += u64::from(size);
+                count_store(m, w, size);
                 start_grouped(
                     m,
                     w,
@@ -186,7 +191,10 @@ pub fn bulk(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 track(m, w, agent.as_ref(), (cta, offset), size, Mode::Write)?;
             }
             let target = Target { barriers: signals(&ctas, at, multicast, false), ctas, offset };
+            let copies = target.ctas.len() as u64;
+            m.roles[w.role as usize].bulk.shared_store += u64::from(size) * copies;
             if from_shared {
+                m.roles[w.role as usize].bulk.shared_load += u64::from(size);
                 let source = shared(m, w, &from, lane, size, BULK_ALIGN)?;
                 track(m, w, agent.as_ref(), source, size, Mode::Read)?;
                 m.start(w, move |m| {
@@ -207,12 +215,11 @@ pub fn bulk(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let address = lane_at(w, &from, Space::Global, lane).address;
             aligned(address, lane)?;
             global(m, address, size)?;
-            m.roles[w.role as usize].bulk_load_bytes += u64::from(size);
+            m.roles[w.role as usize].bulk.global_load += u64::from(size);
+            target.request(m);
             m.start(w, move |m| {
                 let mut data = vec![0; size as usize];
-                if let Some((allocation, at)) = m.global.locate(address, size.into()) {
-                    allocation.read(at, &mut data);
-                }
+                load_global(m, address, &mut data)?;
                 target.write(m, 0, &data);
                 target.complete(m, size, agent.as_ref())
             });
@@ -267,6 +274,23 @@ impl Reduction {
     }
 }
 
+/// Reads global memory on behalf of a bulk copy.
+fn load_global(m: &mut Machine<'_>, address: u64, out: &mut [u8]) -> Stopped<()> {
+    let Some((allocation, at)) = m.global.locate(address, out.len() as u64) else {
+        return global(m, address, out.len() as u32);
+    };
+    allocation.read(at, out);
+    m.buffers[allocation.index].bulk_loaded += out.len() as u64;
+    Ok(())
+}
+
+/// Counts a bulk copy of so many bytes from shared to global memory.
+fn count_store(m: &mut Machine<'_>, w: &Warp, bytes: u32) {
+    let bulk = &mut m.roles[w.role as usize].bulk;
+    bulk.shared_load += u64::from(bytes);
+    bulk.global_store += u64::from(bytes);
+}
+
 fn store_global(m: &mut Machine<'_>, address: u64, data: &[u8], reduction: Option<Reduction>) -> Stopped<()> {
     let Some((allocation, at)) = m.global.locate(address, data.len() as u64) else {
         return global(m, address, data.len() as u32);
@@ -279,6 +303,7 @@ fn store_global(m: &mut Machine<'_>, address: u64, data: &[u8], reduction: Optio
         }
         None => allocation.write(at, data),
     }
+    m.buffers[allocation.index].bulk_stored += data.len() as u64;
     m.progress += 1;
     Ok(())
 }
@@ -314,7 +339,10 @@ pub fn read_map(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: 
         return Err(Stop::new(FaultKind::BadDescriptor, text).lane(lane as u32));
     }
     match m.resolve_aligned(w, at, OBJECT_BYTES as u32, 1)? {
-        Spot::Global(allocation, offset) => allocation.read(offset, &mut bytes),
+        Spot::Global(allocation, offset) => {
+            allocation.read(offset, &mut bytes);
+            m.buffers[allocation.index].loaded += OBJECT_BYTES as u64;
+        }
         Spot::Param(offset) => bytes.copy_from_slice(&m.params[offset..offset + OBJECT_BYTES]),
         Spot::Shared { cta, offset } => {
             bytes.copy_from_slice(&m.ctas[cta as usize].shared.data[offset as usize..offset as usize + OBJECT_BYTES]);
@@ -387,17 +415,18 @@ pub fn tensor_load(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             }
             let target = Target { barriers: signals(&ctas, at, multicast, pair), ctas, offset: 0 };
             let bytes = map.transaction_bytes();
-            m.roles[w.role as usize].bulk_load_bytes += u64::from(bytes) * target.ctas.len() as u64;
+            let inside: u32 = list.iter().filter(|piece| piece.global.is_some()).map(|piece| piece.bytes).sum();
+            let bulk = &mut m.roles[w.role as usize].bulk;
+            bulk.global_load += u64::from(inside);
+            bulk.shared_store += u64::from(bytes) * target.ctas.len() as u64;
+            target.request(m);
             m.start(w, move |m| {
                 let mut buffer = Vec::new();
                 for piece in &list {
                     buffer.clear();
                     buffer.resize(piece.bytes as usize, map.fill_byte());
                     if let Some(address) = piece.global {
-                        match m.global.locate(address, piece.bytes.into()) {
-                            Some((allocation, at)) => allocation.read(at, &mut buffer),
-                            None => return global(m, address, piece.bytes),
-                        }
+                        load_global(m, address, &mut buffer)?;
                     }
                     target.write(m, piece.shared, &buffer);
                 }
@@ -455,8 +484,8 @@ pub fn tensor_store(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 None => None,
             };
             track(m, w, agent.as_ref(), (cta, first), len, Mode::Read)?;
-            m.roles[w.role as usize].bulk_store_bytes += u64::from(map.transaction_bytes());
             let inside: Vec<Piece> = list.into_iter().filter(|p| p.global.is_some()).collect();
+            count_store(m, w, inside.iter().map(|p| p.bytes).sum());
             let sources = inside.clone();
             start_grouped(
                 m,

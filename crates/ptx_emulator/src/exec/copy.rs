@@ -81,9 +81,11 @@ pub fn cp_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 let bytes = t.bytes as usize;
                 if let Some((allocation, at)) = m.global.locate(t.address, t.bytes.into()) {
                     allocation.read(at, &mut data[..bytes]);
+                    m.buffers[allocation.index].loaded += u64::from(t.bytes);
                 }
                 m.write_shared(t.cta, t.offset, &data[..t.size as usize]);
                 m.roles[role].bytes.global_load += u64::from(t.bytes);
+                m.roles[role].bytes.shared_store += u64::from(t.size);
             }
             Ok(())
         });

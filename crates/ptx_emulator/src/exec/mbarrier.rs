@@ -127,6 +127,7 @@ pub fn wait(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let phase = if parity { Phase::Parity(value & 1 == 1) } else { Phase::Token(value) };
             if m.mbarrier_test(w, lane as u32, at, phase)? {
                 complete |= 1 << lane;
+                m.phase_awaited(w, at);
             } else {
                 missing = Some((at, phase));
             }
@@ -160,6 +161,7 @@ pub fn copy_arrive(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let last = open.iter().map(|c| c.0).filter(|id| m.pending.contains(*id)).collect::<Vec<_>>();
             let agents: Vec<_> = open.into_iter().filter_map(|c| c.1).collect();
             let issuer = m.race.as_mut().map(|r| r.spawn(w.index, 1 << lane, false));
+            m.load_requested(at);
             m.start_after(w, last, move |m| {
                 for agent in agents.iter().chain(&issuer) {
                     m.mbarrier_learn(at, agent)?;

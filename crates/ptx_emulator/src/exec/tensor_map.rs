@@ -83,7 +83,10 @@ pub fn cp_fenceproxy(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         }
         let at = lane_at(w, &to, Space::Global, lane);
         match m.resolve(w, at, OBJECT_BYTES as u32)? {
-            Spot::Global(allocation, offset) => allocation.write(offset, &bytes),
+            Spot::Global(allocation, offset) => {
+                allocation.write(offset, &bytes);
+                m.buffers[allocation.index].stored += OBJECT_BYTES as u64;
+            }
             _ => return Err(Stop::new(FaultKind::OutOfBounds, "an address in global memory expected")),
         }
         Ok(Flow::Next)

@@ -159,6 +159,7 @@ pub fn mma_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         let after = previous.into_iter().filter(|id| m.pending.contains(*id)).collect();
         let id = m.pending.reserve();
         let issuer = crate::machine::pending::Issuer { warp: w.index, pc: w.pc() };
+        m.count_matrix_operation(w, ROWS as u64 * (n * k) as u64);
         m.start_reserved(id, issuer, after, move |m| {
             let read = |m: &Machine<'_>, at: u32| chunk(m, cta, at);
             let b_bytes = gather(&b, major_b, n, row_bytes, element as usize, |at| read(m, at));
@@ -196,7 +197,6 @@ pub fn mma_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             m.progress += 1;
             Ok(())
         });
-        m.roles[w.role as usize].matrix_multiply_adds += ROWS as u64 * (n * k) as u64;
         w.wgmma.open.push(Pending { id, agent, d: d.clone(), a: a_registers.clone(), pc: w.pc() });
         Ok(Flow::Next)
     }))

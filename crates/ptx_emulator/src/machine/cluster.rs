@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use super::global::GlobalMemory;
 use super::mbarrier::Mbarriers;
 use super::memory::{LOCAL_BASE, RANK_SHIFT, SHARED_BASE, SharedMemory};
+use super::overlap::Requests;
 use super::pending::{Effect, Issuer, Operation, Pending};
 use super::sync::Synchronisation;
 use super::tmem::{self, Tmem};
@@ -19,7 +20,7 @@ use crate::exec::{Flow, WaitFor};
 use crate::fault::{Fault, FaultKind, Party, Place, Stop, Stopped};
 use crate::lower::{Kernel, Special};
 use crate::race::{Detector, Shared};
-use crate::report::{Class, Role};
+use crate::report::{BufferTraffic, Class, Role};
 
 /// Instructions that a warp runs before the fair schedule turns to the next.
 const FAIR_SLICE: u64 = 32;
@@ -66,6 +67,7 @@ pub struct Cta {
     pub barriers: [Barrier; barrier::COUNT as usize],
     pub mbarriers: Mbarriers,
     pub tmem: Tmem,
+    pub requests: Requests,
     /// Registers of a thread that `setmaxnreg.dec` of its warps has released.
     pub free_registers: u32,
     /// Warps that have not exited.
@@ -91,6 +93,8 @@ pub struct Machine<'a> {
     pub matrix_results: HashMap<u64, Vec<Row>>,
     /// Counters by warp index in the CTA.
     pub roles: Vec<Role>,
+    /// Counters by allocation of global memory.
+    pub buffers: Vec<BufferTraffic>,
     pub sanitize: bool,
     /// Goes up whenever something that another thread may wait for has happened.
     pub progress: u64,
@@ -234,6 +238,7 @@ impl<'a> Cluster<'a> {
                 barriers: Default::default(),
                 mbarriers: Mbarriers::new(),
                 tmem: Tmem::default(),
+                requests: Requests::default(),
                 free_registers: 0,
                 running: warps_per_cta,
             });
@@ -265,6 +270,7 @@ impl<'a> Cluster<'a> {
                 pipes: vec![Pipe::default(); ctas_count.div_ceil(2) as usize],
                 cluster_barrier: ClusterBarrier::new(threads * ctas_count),
                 roles: vec![Role::default(); warps_per_cta as usize],
+                buffers: vec![BufferTraffic::default(); launch.global.allocations().len()],
                 sanitize: config.sanitize,
                 progress: 0,
                 now: 0,
@@ -444,6 +450,16 @@ impl<'a> Cluster<'a> {
         &self.machine.roles
     }
 
+    /// The counters, by allocation of global memory.
+    pub fn buffers(&self) -> &[BufferTraffic] {
+        &self.machine.buffers
+    }
+
+    /// Warp instructions issued, once for each CTA.
+    pub fn cta_steps(&self) -> u64 {
+        self.machine.now * self.machine.ctas.len() as u64
+    }
+
     /// The most tensor-memory columns that were allocated at once in a CTA.
     pub fn peak_tmem_columns(&self) -> u32 {
         self.machine.ctas.iter().map(|c| c.tmem.peak).max().unwrap_or(0)
@@ -520,7 +536,7 @@ fn execute(w: &mut Warp, m: &mut Machine<'_>, slice: u64) -> Stopped<bool> {
             continue;
         }
         let pause = matches!(flow, Flow::Yield);
-        advance(w, kernel, flow, exec);
+        advance(w, kernel, flow, exec, m.now);
         if w.fragments.is_empty() {
             m.progress += 1;
             m.exited(w)?;
@@ -603,11 +619,11 @@ fn define(w: &mut Warp, inst: &crate::exec::Inst, exec: u32) {
 }
 
 /// Moves the lanes `exec` of the running fragment as the flow says, and its other lanes to the next instruction.
-fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32) {
+fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32, now: u64) {
     let current = w.fragments[w.current].clone();
     let pc = current.pc;
     let mut parts: Vec<Fragment> = Vec::new();
-    let part = |mask, pc| Fragment { mask, pc, wait: None, ..current.clone() };
+    let part = |mask, pc| Fragment { mask, pc, wait: None, since: now, ..current.clone() };
     let rest = current.mask & !exec;
     if rest != 0 {
         parts.push(part(rest, pc + 1));

@@ -15,18 +15,25 @@ pub const SECTOR: u64 = 32;
 /// One allocation.
 #[derive(Debug)]
 pub struct Allocation {
+    /// Its place among the allocations of this launch, which counters go by.
+    pub index: usize,
     base: u64,
     len: u64,
     words: Box<[AtomicU32]>,
     read: Box<[AtomicU64]>,
     written: Box<[AtomicU64]>,
-    /// Name of the variable, for reports.
+    /// Name of the variable or the buffer, for reports.
     pub name: Option<String>,
     /// A `.const` variable.
     pub constant: bool,
 }
 
 impl Allocation {
+    /// Address of the first byte.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.len
@@ -73,6 +80,16 @@ impl Allocation {
         }
         mark(&self.written, offset, at as u64 - offset);
     }
+
+    /// Distinct bytes read and written since the launch began, in whole sectors.
+    pub fn distinct_bytes(&self) -> (u64, u64) {
+        (distinct(&self.read), distinct(&self.written))
+    }
+}
+
+/// Bytes of the marked sectors.
+fn distinct(sectors: &[AtomicU64]) -> u64 {
+    sectors.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum::<u64>() * SECTOR
 }
 
 /// Marks the sectors of a range as touched.
@@ -110,7 +127,7 @@ impl GlobalMemory {
         let words = (0..len.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
         let bitmap = || (0..len.div_ceil(SECTOR * 64)).map(|_| AtomicU64::new(0)).collect();
         let (read, written) = (bitmap(), bitmap());
-        self.allocations.push(Allocation { base, len, words, read, written, name, constant });
+        self.allocations.push(Allocation { index: 0, base, len, words, read, written, name, constant });
         base
     }
 
@@ -119,8 +136,21 @@ impl GlobalMemory {
     /// # Panics
     /// If none begins at `base`.
     pub fn free(&mut self, base: u64) {
-        let at = self.allocations.binary_search_by_key(&base, |a| a.base).expect("the address of an allocation");
+        let at = self.find(base);
         self.allocations.remove(at);
+    }
+
+    /// Names an allocation.
+    ///
+    /// # Panics
+    /// If none begins at `base`.
+    pub fn name(&mut self, base: u64, name: &str) {
+        let at = self.find(base);
+        self.allocations[at].name = Some(name.to_owned());
+    }
+
+    fn find(&self, base: u64) -> usize {
+        self.allocations.binary_search_by_key(&base, |a| a.base).expect("the address of an allocation")
     }
 
     /// The allocation that holds `len` bytes at `address`, and the offset in it.
@@ -148,21 +178,19 @@ impl GlobalMemory {
         }
     }
 
-    /// Forgets which sectors were touched.
-    pub fn clear_marks(&mut self) {
-        for a in &mut self.allocations {
+    /// Numbers the allocations and forgets which sectors were touched.
+    pub fn begin_launch(&mut self) {
+        for (index, a) in self.allocations.iter_mut().enumerate() {
+            a.index = index;
             for word in a.read.iter_mut().chain(&mut a.written) {
                 *word.get_mut() = 0;
             }
         }
     }
 
-    /// Distinct bytes read and written since the marks were cleared, in whole sectors.
-    pub fn distinct_bytes(&self) -> (u64, u64) {
-        let count =
-            |marks: &[AtomicU64]| marks.iter().map(|w| u64::from(w.load(Relaxed).count_ones())).sum::<u64>() * SECTOR;
-        let sum = |f: &dyn Fn(&Allocation) -> u64| self.allocations.iter().map(f).sum();
-        (sum(&|a| count(&a.read)), sum(&|a| count(&a.written)))
+    /// All allocations, ascending by address.
+    pub fn allocations(&self) -> &[Allocation] {
+        &self.allocations
     }
 }
 
@@ -181,7 +209,7 @@ mod tests {
         assert_eq!(out, [0, 0, 0, 1, 2, 3, 4, 5, 6, 0]);
         assert!(memory.locate(base + 3, 8).is_none());
         assert!(memory.locate(base - 1, 1).is_none());
-        assert_eq!(memory.distinct_bytes(), (32, 32));
+        assert_eq!(a.distinct_bytes(), (32, 32));
     }
 
     #[test]

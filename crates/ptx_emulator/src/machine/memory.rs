@@ -78,19 +78,19 @@ pub struct Lane {
     pub space: Space,
 }
 
-impl Machine<'_> {
+impl<'a> Machine<'a> {
     /// The rank that a shared address, generic or not, carries.
     pub fn rank_of(&self, address: u64) -> u32 {
         (address as u32) >> RANK_SHIFT
     }
 
     /// The bytes that an access of `len` bytes means; faults where they are not all there.
-    pub fn resolve(&self, w: &Warp, at: Lane, len: u32) -> Stopped<Spot<'_>> {
+    pub fn resolve(&self, w: &Warp, at: Lane, len: u32) -> Stopped<Spot<'a>> {
         self.resolve_aligned(w, at, len, len)
     }
 
     /// The same for an access whose alignment is not its length.
-    pub fn resolve_aligned(&self, w: &Warp, at: Lane, len: u32, align: u32) -> Stopped<Spot<'_>> {
+    pub fn resolve_aligned(&self, w: &Warp, at: Lane, len: u32, align: u32) -> Stopped<Spot<'a>> {
         let Lane { lane, address, space } = at;
         let fault = |what: String| {
             let text = format!("{len} bytes at {} address {address:#x}: {what}", space.name());
@@ -204,6 +204,7 @@ impl Machine<'_> {
         match self.resolve(w, at, len)? {
             Spot::Global(allocation, offset) => {
                 allocation.read(offset, out);
+                self.buffers[allocation.index].loaded += u64::from(len);
                 self.roles[w.role as usize].bytes.global_load += u64::from(len);
             }
             Spot::Shared { cta, offset } => {
@@ -250,6 +251,7 @@ impl Machine<'_> {
             }
             Spot::Global(allocation, offset) => {
                 allocation.write(offset, data);
+                self.buffers[allocation.index].stored += u64::from(len);
                 self.roles[w.role as usize].bytes.global_store += u64::from(len);
             }
             Spot::Shared { cta, offset } => {

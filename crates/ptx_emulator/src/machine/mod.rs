@@ -4,6 +4,7 @@ pub mod cluster;
 pub mod global;
 pub mod mbarrier;
 pub mod memory;
+pub mod overlap;
 pub mod pending;
 pub mod sync;
 pub mod tmem;

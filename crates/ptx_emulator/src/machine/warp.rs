@@ -21,6 +21,8 @@ pub struct Fragment {
     pub calls: Vec<(u32, u32)>,
     /// What the fragment waits for; its instruction is executed again when that has come.
     pub wait: Option<WaitFor>,
+    /// The cluster's step when the wait began.
+    pub since: u64,
     /// Backward jumps while others waited: a fragment that spins yields to the rest of its warp.
     pub spins: u32,
 }
@@ -115,7 +117,7 @@ impl Warp {
             cta,
             role,
             all,
-            fragments: vec![Fragment { pc: 0, mask: all, calls: Vec::new(), wait: None, spins: 0 }],
+            fragments: vec![Fragment { pc: 0, mask: all, calls: Vec::new(), wait: None, since: 0, spins: 0 }],
             current: 0,
             registers: vec![[0; 32]; registers as usize],
             defined: vec![0; registers as usize],
@@ -249,7 +251,7 @@ impl Warp {
                 Some(wait) => wait.ready(machine, self.fragments[0].mask),
             };
             if ready {
-                self.resumed = self.fragments[0].wait.take();
+                self.resume(0, machine);
             } else {
                 self.check_convergence()?;
             }
@@ -288,8 +290,17 @@ impl Warp {
             }
         }
         self.current = i;
-        self.resumed = self.fragments[i].wait.take();
+        self.resume(i, machine);
         Ok(true)
+    }
+
+    /// Ends a fragment's wait.
+    fn resume(&mut self, fragment: usize, machine: &mut Machine) {
+        let fragment = &mut self.fragments[fragment];
+        self.resumed = fragment.wait.take();
+        if !matches!(self.resumed, None | Some(WaitFor::Lanes { .. } | WaitFor::Released)) {
+            machine.roles[self.role as usize].waited_steps += machine.now - fragment.since;
+        }
     }
 
     /// Joins fragments that are at one place in the same call.

@@ -8,6 +8,49 @@ use cuda_driver::sys::{self, CUdeviceptr, CUstream};
 use super::device::Device;
 use crate::error::Error;
 
+/// Room on the device alone.
+#[derive(Default)]
+pub(super) struct Scratch {
+    memory: Option<DeviceBuffer<u8>>,
+    allocations: usize,
+}
+
+impl Scratch {
+    /// Makes room for `bytes`. What was in it is lost when it grows; nothing may be under way in it.
+    pub fn reserve(&mut self, device: &Device, bytes: usize) -> Result<(), Error> {
+        let present = self.capacity();
+        if bytes <= present {
+            return Ok(());
+        }
+        self.memory = None;
+        // SAFETY: kernels write what is there before they read it.
+        self.memory = Some(device.check(unsafe { DeviceBuffer::uninitialized(grown(bytes, present)) })?);
+        self.allocations += 1;
+        Ok(())
+    }
+
+    /// Bytes that fit.
+    pub fn capacity(&self) -> usize {
+        self.memory.as_ref().map_or(0, |memory| memory.len())
+    }
+
+    /// How often it had to grow.
+    pub fn allocations(&self) -> usize {
+        self.allocations
+    }
+
+    /// Its address; 0 before the first [`Scratch::reserve`].
+    pub fn address(&self) -> CUdeviceptr {
+        self.memory.as_ref().map_or(0, |memory| memory.as_device_ptr().as_raw())
+    }
+}
+
+/// What to allocate for `bytes`, more than are present: a quarter more at least, so that steps which grow by a token each
+/// do not all allocate.
+fn grown(bytes: usize, present: usize) -> usize {
+    bytes.max(present + present / 4)
+}
+
 /// As much room on the device as in page-locked memory of the host, from where copies run at full speed and without
 /// the host.
 #[derive(Default)]
@@ -23,8 +66,7 @@ impl Arena {
         if bytes <= present {
             return Ok(());
         }
-        // At least by a quarter, so that steps which grow by a token each do not all allocate.
-        let bytes = bytes.max(present + present / 4);
+        let bytes = grown(bytes, present);
         // The old room first: twice the memory may not be there.
         self.memory = None;
         // SAFETY: the bytes are written by a copy from the host before anything reads them.
@@ -36,7 +78,7 @@ impl Arena {
     }
 
     /// Bytes that fit.
-    fn capacity(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.memory.as_ref().map_or(0, |(on_device, _)| on_device.len())
     }
 

@@ -13,8 +13,8 @@ use cuda_driver::cust::module::Module;
 use cuda_driver::{Failure, last_failure, sys};
 
 use crate::backend::kernels::{self, Capability, Kernel};
-use crate::backend::launch;
 use crate::error::Error;
+use crate::plan::module::Module as KernelModule;
 
 /// What can be said of a device without making a context on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +58,9 @@ fn find(ordinal: u32) -> Result<(device::Device, DeviceInfo), Error> {
         capability,
         sms: attribute(DeviceAttribute::MultiprocessorCount)?,
         memory: check(device.total_memory(), label)?,
-        kernel: launch::proven_kernel(capability).map(|kernel| (kernel.name, kernel.arch)),
+        kernel: kernels::choose(&KernelModule::PROVEN, capability)
+            .and_then(|module| kernels::find(module.name(), capability))
+            .map(|kernel| (kernel.name, kernel.arch)),
     };
     Ok((device, info))
 }
@@ -82,15 +84,13 @@ pub struct Options {
     /// A folder where the kernel may lie as machine code: `<kernel>.<arch>.cubin`, for instance `gated_simt.sm_90.cubin`. It
     /// spares the driver the compilation; where there is no such file, the PTX is used.
     pub cubins: Option<PathBuf>,
-    /// Takes the kernel that is made for the device even if it has not been verified on a card: on Blackwell, where the
-    /// default is the portable one until then.
-    pub unproven_kernel: bool,
 }
 
 /// A device with its primary context, the one that other libraries of the process use too.
 pub(super) struct Device {
     pub info: DeviceInfo,
-    pub kernel: &'static Kernel,
+    /// The kernels that run unless others are asked for.
+    pub default: KernelModule,
     /// Where cubin files are looked for.
     cubins: Option<PathBuf>,
     /// Loaded kernels; before `context`, so that they are unloaded first.
@@ -106,13 +106,12 @@ impl Device {
             return Err(Error::NoDevice(format!("there is no device {ordinal}, the driver shows {count}")));
         }
         let (device, info) = find(ordinal)?;
-        let choose = if options.unproven_kernel { launch::kernel } else { launch::proven_kernel };
-        let kernel = choose(info.capability).ok_or_else(|| {
+        let default = kernels::choose(&KernelModule::PROVEN, info.capability).ok_or_else(|| {
             let (major, minor) = info.capability;
             Error::NoDevice(format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name))
         })?;
         let context = check(Context::new(device), || label(&info))?;
-        Ok(Self { info, kernel, cubins: options.cubins, modules: Mutex::default(), context })
+        Ok(Self { info, default, cubins: options.cubins, modules: Mutex::default(), context })
     }
 
     /// Makes the context current on this thread, as every call that touches memory, modules or streams needs.
@@ -134,14 +133,16 @@ impl Device {
         Err(driver_error(failure, label(&self.info)))
     }
 
-    /// An entry of a kernel, whose module is loaded if no layer has yet.
+    /// An entry of a module, which is loaded if no layer has yet.
     ///
     /// The handle is good for as long as this `Device`, for launches with up to `shared_bytes` of dynamic shared memory.
-    pub fn function(&self, kernel: &'static Kernel, entry: &str, shared_bytes: u32) -> Result<sys::CUfunction, Error> {
+    pub fn function(&self, module: &str, entry: &str, shared_bytes: u32) -> Result<sys::CUfunction, Error> {
         /// What every launch may ask for (CUDA programming guide, "Shared Memory").
         const SHARED_BYTES_UNASKED: u32 = 48 << 10;
 
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let kernel = kernels::find(module, self.info.capability)
+            .expect("modules are checked when they are chosen, the others run everywhere");
         let module = match modules.entry(kernel.name) {
             Entry::Occupied(loaded) => loaded.into_mut(),
             Entry::Vacant(place) => place.insert(self.load(kernel)?),

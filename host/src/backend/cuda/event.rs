@@ -12,13 +12,20 @@ use crate::error::Error;
 pub(super) struct Event(sys::CUevent);
 
 impl Event {
-    /// An event that has not been recorded, which counts as passed.
+    /// An event that has not been recorded, which counts as passed. A host that waits for it spins.
     pub fn new(device: &Device) -> Result<Self, Error> {
+        Self::with_flags(device, sys::CUevent_flags_enum::CU_EVENT_DEFAULT)
+    }
+
+    /// As [`Event::new`], an event that keeps order and no time, which costs less.
+    pub fn without_time(device: &Device) -> Result<Self, Error> {
+        Self::with_flags(device, sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)
+    }
+
+    fn with_flags(device: &Device, flags: sys::CUevent_flags_enum) -> Result<Self, Error> {
         let mut event = ptr::null_mut();
-        // CU_EVENT_DEFAULT: with timing, and a host that waits for it spins.
-        let flags = 0;
         // SAFETY: the context is current, as Device::make_current's callers see to; `event` outlives the call.
-        device.check_raw(unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        device.check_raw(unsafe { sys::cuEventCreate(&mut event, flags as u32) })?;
         Ok(Self(event))
     }
 
@@ -30,6 +37,18 @@ impl Event {
     pub unsafe fn record(&self, device: &Device, stream: sys::CUstream) -> Result<(), Error> {
         // SAFETY: the event is alive, the stream the caller's promise.
         device.check_raw(unsafe { sys::cuEventRecord(self.0, stream) })
+    }
+
+    /// Has another stream go on only when the stream of the mark has come past it.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a stream of the current context.
+    pub unsafe fn hold(&self, device: &Device, stream: sys::CUstream) -> Result<(), Error> {
+        // No flags are defined.
+        let flags = 0;
+        // SAFETY: the event is alive, the stream the caller's promise.
+        device.check_raw(unsafe { sys::cuStreamWaitEvent(stream, self.0, flags) })
     }
 
     /// Waits until the stream has come past the mark.

@@ -1,101 +1,98 @@
 //! A layer's weights on a device, and the steps run on them.
 
-use std::ffi::c_void;
 use std::ops::Range;
-use std::ptr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cuda_driver::cust::context::CurrentContext;
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
-use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
-use kernels_gpu::abi;
+use cuda_driver::sys::{CUdeviceptr, CUfunction, CUstream};
 
-use super::buffer::Arena;
+use super::buffer::{Arena, Scratch};
 use super::device::Device;
 use super::event::Event;
+use super::graph::Graph;
 use super::maps::MapCache;
+use super::planned::{Launch, PlannedStep};
+use super::resident::StepLayout;
+use super::streams::StreamPool;
 use crate::backend::Layer;
 use crate::backend::descriptors::{DeviceGroup, DeviceWeights, Placed};
-use crate::backend::launch::{self, Launcher, Parameter};
+use crate::backend::launch::Launcher;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, blocked};
 use crate::output::Output;
-use crate::plan::Grid;
+use crate::plan::variant::{LaunchSchedule, Variant};
 use crate::problem::{OutDtype, Step, Weights};
 
 /// Every operand starts at a multiple of this: what `cuMemAlloc` promises, more than any kernel asks for.
 const ALIGNMENT: usize = 256;
 
-/// Launches on callers' streams whose descriptors may be on their way at once; one more waits for the oldest.
-const SLOTS: usize = 4;
-
-/// Descriptors that a stream may still read.
-struct Slot {
-    arena: Arena,
-    /// Recorded behind the launch that reads them.
-    read: Event,
-}
+/// Steps that stay planned, and may be under way at once; one more waits for the oldest and takes its room.
+const PLANNED_STEPS: usize = 4;
 
 /// Prepared weights; made by [`Cuda::prepare_layer`](super::Cuda::prepare_layer).
 ///
-/// Holds its memory on the device, and buffers that have grown to the largest step seen.
+/// Holds its memory on the device, and buffers that have grown to the largest step seen. The last four different steps stay
+/// planned: one that comes again, with the same sizes, addresses and scales, is queued as it is.
 pub struct CudaLayer {
     weights: DeviceWeights,
-    /// How the kernel is launched.
+    /// How steps are launched.
     launcher: Launcher,
-    /// Its tensor maps.
+    variant: Variant,
+    /// Tensor maps.
     maps: MapCache,
-    /// The entries of the kernel for this operation.
-    functions: Vec<(&'static str, CUfunction)>,
-    /// The groups of the step at hand, as the kernel reads them.
-    groups: Vec<abi::Group>,
+    /// The entries that may be launched, by module and name.
+    functions: Vec<(&'static str, &'static str, CUfunction)>,
     /// What `weights` points into.
     _memory: Option<DeviceBuffer<u8>>,
-    /// Descriptors, activations and output of a step from host memory.
+    /// Activations and output of a step from host memory.
     arena: Arena,
-    /// Descriptors of launches on callers' streams, used in turn.
-    slots: [Slot; SLOTS],
-    next_slot: usize,
-    stream: Stream,
-    start: Event,
-    end: Event,
+    /// Used in turn.
+    planned: [PlannedStep; PLANNED_STEPS],
+    next: usize,
+    /// For schedules of several streams.
+    pool: Option<StreamPool>,
+    /// Launches of the last step, and the time that it took to queue it.
+    cost: Option<(usize, Duration)>,
+    pub(super) stream: Stream,
+    pub(super) start: Event,
+    pub(super) end: Event,
+    /// What is written over to flush the second-level cache.
+    pub(super) flush: Scratch,
     /// Last, since all above lives in its context.
-    device: Arc<Device>,
+    pub(super) device: Arc<Device>,
 }
 
 /// Hands out aligned ranges, one after the other.
 #[derive(Default)]
-struct Cursor(usize);
+pub(super) struct Cursor(pub usize);
 
 impl Cursor {
-    fn take(&mut self, bytes: usize) -> Range<usize> {
+    pub fn take(&mut self, bytes: usize) -> Range<usize> {
         let start = self.0;
         self.0 = (start + bytes).next_multiple_of(ALIGNMENT);
         start..start + bytes
     }
 
     /// Room for a matrix: its values, and its scales in the blocked layout.
-    fn take_matrix(&mut self, matrix: &Matrix<'_>) -> (Range<usize>, Range<usize>) {
+    pub fn take_matrix(&mut self, matrix: &Matrix<'_>) -> (Range<usize>, Range<usize>) {
         (self.take(matrix.values().len()), self.take(blocked::len(matrix.rows(), matrix.k() / BLOCK)))
     }
 }
 
 impl CudaLayer {
-    pub(super) fn new(device: Arc<Device>, weights: &Weights<'_>) -> Result<Self, Error> {
+    pub(super) fn new(device: Arc<Device>, variant: Variant, weights: &Weights<'_>) -> Result<Self, Error> {
         device.make_current()?;
         // First, so that a kernel which does not load says so before gigabytes are copied.
-        let (launcher, kernel) = match Launcher::new(device.kernel, weights) {
-            Some(launcher) => (launcher, device.kernel),
-            None => {
-                let portable = launch::portable_kernel(device.info.capability);
-                (Launcher::Simt, portable.expect("the portable kernel runs wherever another does"))
+        let launcher = Launcher::new(variant, device.default, weights)?;
+        let mut functions = Vec::new();
+        for (module, entries) in launcher.entries() {
+            for (entry, shared_bytes) in entries {
+                functions.push((module, entry, device.function(module, entry, shared_bytes)?));
             }
-        };
-        let function = |(entry, shared_bytes)| Ok((entry, device.function(kernel, entry, shared_bytes)?));
-        let entries = launcher.entries(weights.op()).into_iter();
-        let functions = entries.map(function).collect::<Result<_, Error>>()?;
+        }
 
         let mut total = Cursor::default();
         for matrix in weights.experts().iter().flat_map(|expert| expert.projections()) {
@@ -122,20 +119,28 @@ impl CudaLayer {
         // behavior"), and a caller's stream would not wait for it.
         device.check(CurrentContext::synchronize())?;
 
-        let slot = || Ok::<_, Error>(Slot { arena: Arena::default(), read: Event::new(&device)? });
+        let pool = match variant.schedule {
+            LaunchSchedule::Streams(count) => Some(StreamPool::new(&device, count)?),
+            _ => None,
+        };
+        let room = || PlannedStep::new(&device);
         Ok(Self {
             weights: placed,
             launcher,
+            variant,
             functions,
             maps: MapCache::default(),
-            groups: Vec::new(),
             _memory: buffer,
             arena: Arena::default(),
-            slots: [slot()?, slot()?, slot()?, slot()?],
-            next_slot: 0,
-            stream: device.check(Stream::new(StreamFlags::DEFAULT, None))?,
+            planned: [room()?, room()?, room()?, room()?],
+            next: 0,
+            pool,
+            cost: None,
+            // Not one that waits for the null stream: it could not be captured while others use that.
+            stream: device.check(Stream::new(StreamFlags::NON_BLOCKING, None))?,
             start: Event::new(&device)?,
             end: Event::new(&device)?,
+            flush: Scratch::default(),
             device,
         })
     }
@@ -143,14 +148,21 @@ impl CudaLayer {
     /// How often this layer has had to allocate memory for steps, on the device or page-locked. Stays the same when a
     /// step is no larger than one before.
     pub fn allocations(&self) -> usize {
-        self.arena.allocations() + self.slots.iter().map(|slot| slot.arena.allocations()).sum::<usize>()
+        self.arena.allocations() + self.planned.iter().map(PlannedStep::allocations).sum::<usize>()
+    }
+
+    /// Checks that a step was made for these weights.
+    pub(super) fn check_fits(&self, step: &Step<'_>) -> Result<(), Error> {
+        self.weights.check_fits(step)
     }
 
     /// Queues a step whose activations and output lie in device memory on the caller's stream, and returns without
     /// waiting: `groups` has an entry for each expert, in order.
     ///
-    /// Copies the descriptors on that stream and launches once. Allocates nothing when there were
-    /// as many groups before; waits for nothing unless four earlier launches are still queued.
+    /// A step that is one of the last four is queued as it was planned: nothing is allocated, encoded or copied, and where
+    /// the variant asks for a graph there is one launch. Another is planned, its descriptors are copied on that stream;
+    /// it allocates nothing if as many groups and tiles have been there before, and waits for nothing unless four earlier
+    /// steps are still queued.
     ///
     /// # Errors
     /// If there are not as many groups as experts, global scales are too large, or a driver call fails. What the kernel
@@ -170,88 +182,114 @@ impl CudaLayer {
         out_dtype: OutDtype,
         stream: CUstream,
     ) -> Result<(), Error> {
+        let begin = Instant::now();
+        self.device.make_current()?;
+        // SAFETY: the caller's promise.
+        let launches = unsafe {
+            let index = self.plan(groups, out_dtype, stream)?;
+            let step = &self.planned[index];
+            step.queue(&self.device, self.pool.as_ref(), stream)?;
+            step.used.record(&self.device, stream)?;
+            if step.graph.is_some() { 1 } else { step.launches.len() }
+        };
+        self.cost = Some((launches, begin.elapsed()));
+        Ok(())
+    }
+
+    /// Finds the step among those that are planned, or plans it: afterwards its descriptors are on their way on the stream.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is as for [`CudaLayer::launch`], and the device's context is current.
+    pub(super) unsafe fn plan(
+        &mut self,
+        groups: &[DeviceGroup],
+        out_dtype: OutDtype,
+        stream: CUstream,
+    ) -> Result<usize, Error> {
+        if let Some(index) = self.planned.iter().position(|step| step.is_of(groups, out_dtype)) {
+            let step = &mut self.planned[index];
+            if step.stream != stream {
+                // Its descriptors, and what launches leave to each other, are the other stream's until then.
+                // SAFETY: the caller's promise.
+                unsafe { step.used.hold(&self.device, stream)? };
+                step.stream = stream;
+            }
+            return Ok(index);
+        }
+
         if groups.len() != self.weights.len() {
             let (got, expected) = (groups.len(), self.weights.len());
             return Err(Error::Mismatch { what: "groups of tokens (one for each expert)", got, expected });
         }
-        self.device.make_current()?;
-        self.groups.clear();
-        for (index, group) in groups.iter().enumerate() {
-            self.groups.push(self.weights.describe(index, group)?);
-        }
-        let planned = self.launcher.plan(self.weights.op(), None, &mut self.groups, self.device.info.sms)?;
-        if planned.grid().blocks == 0 {
-            return Ok(());
-        }
+        let described = groups.iter().enumerate().map(|(index, group)| self.weights.describe(index, group));
+        let described = described.collect::<Result<Vec<_>, Error>>()?;
+        let index = self.next;
+        self.next = (index + 1) % PLANNED_STEPS;
+        self.planned[index].clear(&self.device)?;
+        let scratch = self.launcher.scratch_bytes(&described)?.try_into().map_err(|_| Error::TooLarge)?;
+        self.reserve(0, scratch)?;
+        let scratch = self.planned[index].scratch.address();
+        let launches = self.launcher.plan(&described, self.device.info.sms, scratch)?;
+        let bytes = launches.iter().map(|launch| launch.bytes()).sum();
+        self.reserve(bytes, 0)?;
 
-        let index = self.next_slot;
-        self.next_slot = (index + 1) % SLOTS;
-        let bytes = planned.bytes(&self.groups);
-        let slot = &mut self.slots[index];
-        slot.read.wait(&self.device)?;
-        slot.arena.reserve(&self.device, bytes)?;
-        let address = slot.arena.address();
-        let to = &mut slot.arena.host()[..bytes];
-        let encode = |arguments: &_| self.maps.get(&self.device, arguments);
-        let parameter = planned.write(&self.groups, out_dtype, address, to, encode)?;
-        // SAFETY: nothing is under way in the slot, since its event has passed; the stream and what the descriptors
-        // point to are the caller's promise.
-        unsafe {
-            slot.arena.send(&self.device, bytes, stream)?;
-            self.start_kernel(planned.grid(), &parameter, stream)?;
-            self.slots[index].read.record(&self.device, stream)
+        let step = &mut self.planned[index];
+        let mut at = 0;
+        for launch in &launches {
+            let (grid, address) = (launch.grid(), step.descriptors.address() + at as u64);
+            let to = &mut step.descriptors.host()[at..][..launch.bytes()];
+            let parameter = launch.write(out_dtype, address, to, |arguments| self.maps.get(&self.device, arguments))?;
+            let is_of = |&&(module, entry, _): &&(_, _, _)| (module, entry) == (launch.module, grid.entry);
+            let &(.., function) = self.functions.iter().find(is_of).expect("entries are loaded");
+            step.launches.push(Launch { function, grid, parameter });
+            at += launch.bytes();
         }
+        // SAFETY: the stream is the caller's; nothing reads or writes the room, which was cleared; this layer's own stream
+        // captures nothing, and what is captured is queued only as long as this step is planned.
+        unsafe {
+            step.descriptors.send(&self.device, bytes, stream)?;
+            step.used.record(&self.device, stream)?;
+            if self.variant.graph && !step.launches.is_empty() {
+                let own = self.stream.as_inner();
+                let queue = || step.queue_launches(&self.device, self.pool.as_ref(), own);
+                step.graph = Some(Graph::capture(&self.device, own, queue)?);
+            }
+        }
+        step.stream = stream;
+        step.complete(groups, out_dtype);
+        Ok(index)
     }
 
-    /// Queues a step that lies in the arena, `bytes` from its start, and the way back of the output, `out`.
+    /// Makes room in every planned step for so many bytes of descriptors and scratch: the next is no larger, and finds it.
+    fn reserve(&mut self, descriptors: usize, scratch: usize) -> Result<(), Error> {
+        for step in &mut self.planned {
+            if !step.has_room(descriptors, scratch) {
+                step.clear(&self.device)?;
+                step.descriptors.reserve(&self.device, descriptors)?;
+                step.scratch.reserve(&self.device, scratch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues a step in the arena, and the way back of its output.
     ///
     /// # Safety
     ///
-    /// As for [`Self::start_kernel`]; nothing else is under way in the arena or touches it until the stream is waited for.
-    unsafe fn queue(
-        &mut self,
-        grid: Grid,
-        parameter: &Parameter,
-        bytes: usize,
-        out: Range<usize>,
-    ) -> Result<(), Error> {
+    /// `groups` point into the arena, where `layout` says; nothing else is under way there, or touches it until the stream is
+    /// waited for.
+    unsafe fn queue(&mut self, layout: &StepLayout, groups: &[DeviceGroup], out_dtype: OutDtype) -> Result<(), Error> {
         let stream = self.stream.as_inner();
         // SAFETY: the caller's promise; the stream is this layer's own.
         unsafe {
-            self.arena.send(&self.device, bytes, stream)?;
+            self.arena.send(&self.device, layout.bytes, stream)?;
+            self.plan(groups, out_dtype, stream)?;
             self.start.record(&self.device, stream)?;
-            self.start_kernel(grid, parameter, stream)?;
+            self.launch(groups, out_dtype, stream)?;
             self.end.record(&self.device, stream)?;
-            self.arena.fetch(&self.device, out, stream)
+            self.arena.fetch(&self.device, layout.output.clone(), stream)
         }
-    }
-
-    /// Queues the kernel.
-    ///
-    /// # Safety
-    ///
-    /// `stream` is one of this context, on which the descriptors that `parameter` leads to arrive before; `grid` was planned
-    /// for them, and what they point to is valid until the kernel has run.
-    unsafe fn start_kernel(&self, grid: Grid, parameter: &Parameter, stream: CUstream) -> Result<(), Error> {
-        let (_, function) = self.functions.iter().find(|(entry, _)| *entry == grid.entry).expect("entries are loaded");
-        let mut parameters = [parameter.bytes().as_ptr().cast::<c_void>().cast_mut()];
-        // SAFETY: the function is of a module that `self.device` keeps loaded; it has one parameter, of this kernel's type,
-        // which the driver copies; the rest is the caller's promise.
-        self.device.check_raw(unsafe {
-            sys::cuLaunchKernel(
-                *function,
-                grid.blocks,
-                1,
-                1,
-                grid.threads,
-                1,
-                1,
-                grid.shared_bytes,
-                stream,
-                parameters.as_mut_ptr(),
-                ptr::null_mut(),
-            )
-        })
     }
 }
 
@@ -260,8 +298,8 @@ impl Drop for CudaLayer {
         // Freeing needs the context on this thread, and streams may still read descriptors. A failure here has shown, or
         // will show, in a call that can tell of it.
         if self.device.make_current().is_ok() {
-            for slot in &self.slots {
-                let _ = slot.read.wait(&self.device);
+            for step in &self.planned {
+                let _ = step.used.wait(&self.device);
             }
         }
     }
@@ -273,66 +311,38 @@ unsafe impl Send for CudaLayer {}
 
 impl Layer for CudaLayer {
     fn kernel(&self) -> &str {
-        self.launcher.name(self.weights.op())
+        self.launcher.kernel()
+    }
+
+    fn launches(&self) -> Option<usize> {
+        self.cost.map(|(launches, _)| launches)
+    }
+
+    fn host_time(&self) -> Option<Duration> {
+        self.cost.map(|(_, time)| time)
     }
 
     fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
         self.weights.check_fits(step)?;
         output.check_fits(step.problem())?;
+        self.cost = None;
         if output.bits().is_empty() {
             return Ok(Duration::ZERO);
         }
         self.device.make_current()?;
 
-        // Everything in one piece of memory, filled on the host and sent in one copy: tokens, the output as the caller left
-        // it, so that an element which the kernel forgets keeps its poison, and descriptors. Addresses count from its
-        // start until that is known.
-        let mut total = Cursor::default();
-        let mut tokens_at = Vec::with_capacity(self.weights.len());
-        for tokens in step.activations() {
-            tokens_at.push(total.take_matrix(tokens));
-        }
-        let out = total.take(size_of_val(output.bits()));
-        let mut next_output = out.start;
-        self.groups.clear();
-        let sizes = step.activations().iter().zip(step.problem().groups()).zip(&tokens_at);
-        for (index, ((tokens, sizes), (values, scales))) in sizes.enumerate() {
-            let group = DeviceGroup {
-                rows: tokens.rows(),
-                values: values.start as u64,
-                scales: scales.start as u64,
-                global_scale: tokens.global_scale(),
-                output: next_output as u64,
-            };
-            next_output += size_of::<u16>() * sizes.m * sizes.n;
-            self.groups.push(self.weights.describe(index, &group)?);
-        }
-        let planned = self.launcher.plan(self.weights.op(), None, &mut self.groups, self.device.info.sms)?;
-        let descriptors = total.take(planned.bytes(&self.groups));
-        self.arena.reserve(&self.device, total.0)?;
-
-        let address = self.arena.address();
-        for group in &mut self.groups {
-            group.a += address;
-            group.a_scales += address;
-            group.c += address;
-        }
-        let host = self.arena.host();
-        for (tokens, (values, scales)) in step.activations().iter().zip(tokens_at) {
-            host[values].copy_from_slice(tokens.values());
-            blocked::write_linear(tokens.rows(), tokens.k() / BLOCK, tokens.scales(), &mut host[scales]);
-        }
-        host[out.clone()].copy_from_slice(bytemuck::cast_slice(output.bits()));
-        let at = address + descriptors.start as u64;
-        let encode = |arguments: &_| self.maps.get(&self.device, arguments);
-        let parameter = planned.write(&self.groups, output.dtype(), at, &mut host[descriptors], encode)?;
-
-        // SAFETY: the last step was waited for, so nothing is under way in the arena; the descriptors point into it and
-        // into the weights, both alive until the stream is waited for below, whatever happens.
-        let queued = unsafe { self.queue(planned.grid(), &parameter, total.0, out.clone()) };
+        // Everything in one piece of memory, filled on the host and sent in one copy: tokens, and the output as the caller
+        // left it, so that an element which the kernel forgets keeps its poison.
+        let layout = StepLayout::new(step);
+        self.arena.reserve(&self.device, layout.bytes)?;
+        layout.write(step, output, self.arena.host());
+        let groups = layout.groups(step, self.arena.address());
+        // SAFETY: the last step was waited for, so nothing is under way in the arena; the groups point into it and into the
+        // weights, both alive until the stream is waited for below, whatever happens.
+        let queued = unsafe { self.queue(&layout, &groups, output.dtype()) };
         let finished = self.device.check(self.stream.synchronize());
         queued.and(finished)?;
-        output.bits_mut().copy_from_slice(bytemuck::cast_slice(&self.arena.host()[out]));
+        output.bits_mut().copy_from_slice(bytemuck::cast_slice(&self.arena.host()[layout.output]));
         self.end.since(&self.start, &self.device)
     }
 }

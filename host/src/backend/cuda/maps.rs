@@ -39,11 +39,16 @@ impl MapCache {
 fn encode(device: &Device, arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
     const RANK: usize = 2;
 
-    let MapArguments { address, row_bytes, rows, box_rows } = *arguments;
+    let MapArguments { address, row_bytes, rows, box_bytes, box_rows, swizzled } = *arguments;
+    let swizzle = match (swizzled, box_bytes) {
+        (true, 64) => sys::CU_TENSOR_MAP_SWIZZLE_64B,
+        (true, _) => sys::CU_TENSOR_MAP_SWIZZLE_128B,
+        (false, _) => sys::CU_TENSOR_MAP_SWIZZLE_NONE,
+    };
     let mut map = CUtensorMap { opaque: [0; 16] };
     let extents: [u64; RANK] = [row_bytes.into(), rows.into()];
     let strides: [u64; RANK - 1] = [row_bytes.into()];
-    let boxes: [u32; RANK] = [MapArguments::BOX_BYTES, box_rows];
+    let boxes: [u32; RANK] = [box_bytes, box_rows];
     let element_strides: [u32; RANK] = [1; RANK];
     // SAFETY: all arrays are as long as the rank asks; the address is only written down.
     device.check_raw(unsafe {
@@ -57,7 +62,7 @@ fn encode(device: &Device, arguments: &MapArguments) -> Result<[u8; MAP_BYTES], 
             boxes.as_ptr(),
             element_strides.as_ptr(),
             sys::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle,
             sys::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             sys::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -1,8 +1,8 @@
 //! NVIDIA GPUs: kernels of `kernels-gpu` launched through the CUDA driver, which is found at run time.
 //!
-//! Which kernel runs is a function of the compute capability alone (`backend/kernels.rs`); it is compiled in as PTX, which the
-//! driver turns into machine code when the first layer is prepared, unless a cubin file is there. Decides nothing about
-//! shapes.
+//! Which kernel runs is a function of the compute capability (`backend/kernels.rs`), unless a [`Variant`] names one; it is
+//! compiled in as PTX, which the driver turns into machine code when the first layer is prepared, unless a cubin file is
+//! there. Decides nothing about shapes.
 //!
 //! ```no_run
 //! use nvfp4::backend::{Backend, cuda::Cuda};
@@ -15,8 +15,12 @@
 mod buffer;
 mod device;
 mod event;
+mod graph;
 mod layer;
 mod maps;
+mod planned;
+mod resident;
+mod streams;
 #[cfg(test)]
 mod tests;
 
@@ -25,12 +29,14 @@ use std::sync::Arc;
 pub use cuda_driver::sys::{CUdeviceptr, CUstream};
 pub use device::{DeviceInfo, Options, devices};
 pub use layer::CudaLayer;
+pub use resident::{Cache, ResidentStep, Timing};
 
 pub use super::descriptors::DeviceGroup;
 pub use super::kernels::Capability;
-use super::{Backend, Layer};
+use super::{Backend, Layer, kernels};
 use crate::error::Error;
 use crate::plan::roofline::{GPUS, Peaks};
+use crate::plan::variant::Variant;
 use crate::problem::Weights;
 use device::Device;
 
@@ -38,6 +44,7 @@ use device::Device;
 #[derive(Clone)]
 pub struct Cuda {
     device: Arc<Device>,
+    variant: Variant,
 }
 
 impl Cuda {
@@ -55,7 +62,19 @@ impl Cuda {
     /// # Errors
     /// As [`Cuda::open`]. A cubin that does not load shows in [`Cuda::prepare_layer`].
     pub fn open_with(ordinal: u32, options: Options) -> Result<Self, Error> {
-        Ok(Self { device: Arc::new(Device::open(ordinal, options)?) })
+        Ok(Self { device: Arc::new(Device::open(ordinal, options)?), variant: Variant::default() })
+    }
+
+    /// The same device, whose layers compute their steps in another way. To name the kernel of Blackwell is to take one
+    /// that has run in the emulator only: the default there is the portable one.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the variant's kernel does not run on this device.
+    pub fn with_variant(self, variant: Variant) -> Result<Self, Error> {
+        if let Some(module) = variant.module {
+            kernels::check_runs(module, self.info().capability)?;
+        }
+        Ok(Self { variant, ..self })
     }
 
     /// The device in numbers.
@@ -64,12 +83,13 @@ impl Cuda {
     }
 
     /// Brings weights to the device, their scales into the blocked layout. [`Backend::prepare`] with the type that also
-    /// takes steps from device memory ([`CudaLayer::launch`]).
+    /// takes steps from device memory ([`CudaLayer::launch`], [`CudaLayer::upload`]).
     ///
     /// # Errors
-    /// [`Error::Driver`], for instance when the device's memory does not hold them.
+    /// [`Error::Driver`], for instance when the device's memory does not hold them; [`Error::Invalid`] if the variant is not
+    /// for these weights.
     pub fn prepare_layer(&self, weights: &Weights<'_>) -> Result<CudaLayer, Error> {
-        CudaLayer::new(self.device.clone(), weights)
+        CudaLayer::new(self.device.clone(), self.variant, weights)
     }
 }
 

@@ -7,12 +7,13 @@ use kernels_gpu::abi;
 
 use super::*;
 use crate::backend;
-use crate::compare::compare;
+use crate::compare::{Comparison, Tolerance, compare, compare_with};
 use crate::format::blocked::{self, BlockedScales};
 use crate::format::{BLOCK, Matrix};
 use crate::generate::{self, Generator};
-use crate::oracle::Reference;
+use crate::oracle::{Reference, silu};
 use crate::output::Output;
+use crate::plan::variant::LaunchSchedule;
 use crate::problem::{Expert, Group, Op, OutDtype, Step};
 
 const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
@@ -102,8 +103,33 @@ unsafe fn compute(op: Op, dtype: OutDtype, group: &abi::Group) {
     }
 }
 
+/// Computes every segment as the contract of the unfused baseline's last kernel says.
+fn silu_mul(launch: &Launch) {
+    use abi::silu_mul::{Segment, THREADS};
+    // SAFETY: as in `kernel`.
+    unsafe {
+        let parameter: abi::silu_mul::Launch = launch.parameter(0);
+        let dtype = if parameter.format == abi::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
+        let count = parameter.segment_count as usize;
+        let mut blocks = 0;
+        for segment in std::slice::from_raw_parts(parameter.segments as *const Segment, count) {
+            assert_eq!(u64::from(segment.first_block), blocks);
+            blocks += Segment::blocks(segment.elements);
+            for element in 0..segment.elements as usize {
+                let [gate, up] =
+                    [segment.gate, segment.up].map(|from| dtype.decode(*(from as *const u16).add(element)));
+                *(segment.c as *mut u16).add(element) = dtype.round(silu(gate) * up);
+            }
+        }
+        assert_eq!((launch.grid, launch.block), ([u32::try_from(blocks).unwrap(), 1, 1], [THREADS, 1, 1]));
+    }
+}
+
 /// Computes every group as the kernel's contract says, and checks the launch against the groups.
 fn kernel(launch: &Launch) {
+    if launch.kernel == "silu_mul" {
+        return silu_mul(launch);
+    }
     // SAFETY: launched by the tests below, whose operands are alive and lie where the backend has put them.
     unsafe {
         let (parameter, groups) = descriptors(launch);
@@ -125,6 +151,9 @@ fn kernel(launch: &Launch) {
 
 /// [`kernel`] for the Blackwell kernel, whose values are behind tensor maps; the fake driver writes their arguments down.
 fn blackwell_kernel(launch: &Launch) {
+    if launch.kernel == "silu_mul" {
+        return silu_mul(launch);
+    }
     // SAFETY: as in `kernel`.
     unsafe {
         let parameter: abi::sm100::Launch = launch.parameter(0);
@@ -146,7 +175,7 @@ fn blackwell_kernel(launch: &Launch) {
                 if present { values(group.b_maps[i], group.n, abi::sm100::TILE_ROWS) } else { 0 }
             };
             let group = abi::Group {
-                a: values(group.a_map, group.m, instance.tile_tokens),
+                a: values(group.a_map, group.m, instance.block_tokens()),
                 a_scales: group.a_scales,
                 b: [weights(0), weights(1)],
                 b_scales: group.b_scales,
@@ -159,8 +188,9 @@ fn blackwell_kernel(launch: &Launch) {
             };
             compute(op, dtype, &group);
         }
-        assert!(launch.grid[0] > 0 && launch.grid[0] <= parameter.tile_count.min(SMS) && launch.grid[1..] == [1, 1]);
-        assert_eq!(launch.block, [abi::sm100::THREADS, 1, 1]);
+        let blocks = (parameter.tile_count * instance.blocks).min(SMS);
+        assert!((1..=blocks).contains(&launch.grid[0]) && launch.grid[1..] == [1, 1], "{:?}", launch.grid);
+        assert_eq!((launch.block, launch.cluster), ([instance.threads(), 1, 1], [instance.blocks, 1, 1]));
         assert_eq!(launch.shared_bytes, instance.shared_bytes());
     }
 }
@@ -207,9 +237,9 @@ fn every_operation_and_type_is_computed_from_what_lies_on_the_device() {
 /// Multiprocessors of the fake device.
 const SMS: u32 = 4;
 
-/// The device with the kernel that is made for it.
-fn with_unproven_kernel() -> Cuda {
-    Cuda::open_with(0, Options { unproven_kernel: true, ..Options::default() }).unwrap()
+/// The device, computing steps in this way.
+fn gpu(variant: &str) -> Cuda {
+    Cuda::open(0).unwrap().with_variant(variant.parse().unwrap()).unwrap()
 }
 
 #[test]
@@ -221,7 +251,7 @@ fn blackwell_gets_its_own_kernel_with_tensor_maps_that_are_encoded_once() {
     for op in OPS {
         let weights = generate::weights(Generator::PublicDual, op, &sizes, 5).unwrap();
         assert!(Cuda::open(0).unwrap().prepare_layer(&weights).unwrap().kernel().ends_with("_simt"));
-        let mut layer = with_unproven_kernel().prepare_layer(&weights).unwrap();
+        let mut layer = gpu("gated_sm100").prepare_layer(&weights).unwrap();
         assert!(layer.kernel().ends_with("_sm100"));
         for dtype in [OutDtype::F16, OutDtype::Bf16] {
             let step = step(&weights, &sizes, dtype);
@@ -242,16 +272,21 @@ fn blackwell_gets_its_own_kernel_with_tensor_maps_that_are_encoded_once() {
 }
 
 #[test]
-fn weights_that_no_tensor_map_describes_go_to_the_portable_kernel_on_blackwell() {
+fn weights_that_the_devices_kernel_does_not_take_go_to_the_portable_one_unless_it_was_named() {
     let fake = fake();
-    fake.set_device(10, 3, SMS as i32);
+    fake.set_device(9, 0, SMS as i32);
     let weights = weights(Op::Gated);
-    let mut layer = with_unproven_kernel().prepare_layer(&weights).unwrap();
+    let mut layer = Cuda::open(0).unwrap().prepare_layer(&weights).unwrap();
     let step = step(&weights, &GROUPS, OutDtype::F16);
     let mut output = Output::new(step.problem());
     backend::run(&mut layer, &step, &mut output).unwrap();
     assert_eq!(layer.kernel(), "gated_simt");
     assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
+
+    let refused = gpu("gated_sm90").prepare_layer(&weights).err().unwrap().to_string();
+    assert_eq!(refused, "expert 0: K = 48 is not for gated_sm90; take gated_simt");
+    let refused = Cuda::open(0).unwrap().with_variant("gated_sm100".parse().unwrap()).err().unwrap().to_string();
+    assert_eq!(refused, "gated_sm100 is for sm_100f and does not run on compute capability 9.0");
 }
 
 #[test]
@@ -273,7 +308,9 @@ fn a_second_run_of_a_plan_allocates_nothing_and_launches_once() {
             "cuCtxSetCurrent",
             "cuMemcpyHtoDAsync_v2",
             "cuEventRecord",
+            "cuCtxSetCurrent",
             "cuLaunchKernel",
+            "cuEventRecord",
             "cuEventRecord",
             "cuMemcpyDtoHAsync_v2",
             "cuStreamSynchronize",
@@ -294,10 +331,13 @@ fn a_smaller_step_needs_no_memory_and_a_larger_one_does() {
         layer.execute(&step, &mut Output::new(step.problem())).unwrap();
         layer.allocations()
     };
-    assert_eq!(allocations([200, 10, 0, 5]), 1);
-    assert_eq!(allocations([100, 10, 7, 5]), 1);
-    assert_eq!(allocations([900, 900, 900, 900]), 2);
-    assert_eq!(allocations([200, 10, 0, 5]), 2);
+    let first = allocations([200, 10, 0, 5]);
+    for tokens in 1..10 {
+        assert_eq!(allocations([100, tokens, 7, 5]), first);
+    }
+    let larger = allocations([900, 900, 900, 900]);
+    assert!(larger > first);
+    assert_eq!(allocations([200, 10, 0, 5]), larger);
 }
 
 #[test]
@@ -354,48 +394,19 @@ fn steps_in_device_memory_run_on_the_callers_stream_without_waiting() {
     let step = step(&weights, &GROUPS, OutDtype::Bf16);
     let stream = Stream::new(StreamFlags::DEFAULT, None).unwrap();
 
-    let mut memory = Vec::new();
-    let mut outputs = Vec::new();
-    let groups: Vec<_> = step
-        .activations()
-        .iter()
-        .zip(&GROUPS)
-        .map(|(tokens, group)| {
-            let mut copy = |bytes: &[u8]| {
-                let buffer = DeviceBuffer::from_slice(bytes).unwrap();
-                let address = buffer.as_device_ptr().as_raw();
-                memory.push(buffer);
-                address
-            };
-            outputs.push(DeviceBuffer::from_slice(&vec![0_u16; group.m * group.n]).unwrap());
-            DeviceGroup {
-                rows: group.m,
-                values: copy(tokens.values()),
-                scales: copy(tokens.blocked_scales().bytes()),
-                global_scale: tokens.global_scale(),
-                output: outputs.last().unwrap().as_device_ptr().as_raw(),
-            }
-        })
-        .collect();
-
-    // More launches than slots, so that slots are used again.
+    let operands = OnDevice::new(&step);
+    let groups = &operands.groups;
     for launch in 0..10 {
         fake.take_calls();
         // SAFETY: operands of these sizes lie there, nobody else touches them, and the stream is this context's.
-        unsafe { layer.launch(&groups, OutDtype::Bf16, stream.as_inner()) }.unwrap();
+        unsafe { layer.launch(groups, OutDtype::Bf16, stream.as_inner()) }.unwrap();
         let calls = fake.take_calls();
-        if launch >= 4 {
-            assert_eq!(
-                calls,
-                ["cuCtxSetCurrent", "cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuEventRecord"]
-            );
+        if launch >= 1 {
+            assert_eq!(calls, ["cuCtxSetCurrent", "cuLaunchKernel", "cuEventRecord"]);
         }
     }
     stream.synchronize().unwrap();
-    let mut output = Output::new(step.problem());
-    for (bits, buffer) in output.groups_mut().zip(&outputs) {
-        buffer.copy_to(bits).unwrap();
-    }
+    let output = operands.output(&step);
     assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
 
     let few = &groups[..2];
@@ -492,11 +503,8 @@ fn machine_code_is_preferred_to_ptx_where_there_is_a_file() {
     fake.set_device(8, 9, 128);
     let folder = tempfile::tempdir().unwrap();
     let weights = weights(Op::Gated);
-    let prepare = || {
-        Cuda::open_with(0, Options { cubins: Some(folder.path().into()), ..Options::default() })
-            .unwrap()
-            .prepare_layer(&weights)
-    };
+    let prepare =
+        || Cuda::open_with(0, Options { cubins: Some(folder.path().into()) }).unwrap().prepare_layer(&weights);
 
     assert!(prepare().is_ok(), "no file, so PTX");
     // The fake driver takes anything that begins like an ELF file, and finds every entry in it.
@@ -534,4 +542,255 @@ fn devices_are_listed_with_the_kernel_that_would_run() {
         kernel: Some(("gated_simt", "sm_80")),
     };
     assert_eq!(devices().unwrap(), [expected]);
+}
+
+/// Compares an output with the exact one, at the variant's tolerance.
+fn check(variant: &str, weights: &Weights<'_>, step: &Step<'_>, output: &Output) -> Comparison {
+    let unfused = variant.parse::<Variant>().unwrap().schedule == LaunchSchedule::Unfused;
+    let dtype = output.dtype();
+    compare_with(output, &Reference::new(weights, step), step, |_, _, _, element| {
+        if unfused { Tolerance::unfused(dtype, element) } else { Tolerance::of(dtype) }
+    })
+}
+
+/// Every launch schedule, launches of [`GROUPS`] in it, and the streams that they are on.
+const LAUNCH_SCHEDULES: [(&str, usize, usize); 5] =
+    [("persistent", 1, 1), ("per-group", 3, 1), ("streams=2", 3, 2), ("streams=16", 3, 3), ("unfused", 3, 1)];
+
+#[test]
+fn every_schedule_with_and_without_a_graph_is_right_step_after_step() {
+    let fake = fake();
+    let weights = weights(Op::Gated);
+    // Two steps that come again, and more in between than stay planned.
+    let tokens =
+        [[3, 0, 130, 1], [0, 0, 0, 9], [3, 0, 130, 1], [1, 1, 1, 1], [2, 2, 2, 2], [4, 0, 0, 0], [3, 0, 130, 1]];
+    for (schedule, ..) in LAUNCH_SCHEDULES {
+        for variant in [schedule.to_owned(), format!("{schedule},graph")] {
+            for dtype in [OutDtype::F16, OutDtype::Bf16] {
+                let mut layer = gpu(&variant).prepare_layer(&weights).unwrap();
+                for tokens in tokens {
+                    let step = step(&weights, &with_tokens(tokens), dtype);
+                    let mut output = Output::new(step.problem());
+                    backend::run(&mut layer, &step, &mut output).unwrap();
+                    let found = check(&variant, &weights, &step, &output);
+                    assert!(found.passed(), "{variant} {dtype:?} {tokens:?}: {found:?}");
+                }
+            }
+        }
+    }
+    assert_eq!(fake.live_objects(), 0);
+}
+
+#[test]
+fn every_schedule_is_right_with_the_blackwell_kernel() {
+    let fake = fake();
+    fake.set_device(10, 0, SMS as i32);
+    fake.on_launch(blackwell_kernel);
+    let sizes = [Group { m: 3, n: 8, k: 64 }, Group { m: 0, n: 24, k: 32 }, Group { m: 130, n: 136, k: 320 }];
+    let weights = generate::weights(Generator::PublicDual, Op::Gated, &sizes, 5).unwrap();
+    let step = step(&weights, &sizes, OutDtype::F16);
+    for (schedule, instance) in LAUNCH_SCHEDULES.iter().flat_map(|(name, ..)| [(name, "t64"), (name, "t64_pair")]) {
+        let variant = format!("gated_sm100,{instance},{schedule},graph");
+        let mut layer = gpu(&variant).prepare_layer(&weights).unwrap();
+        let mut output = Output::new(step.problem());
+        for _ in 0..2 {
+            backend::run(&mut layer, &step, &mut output).unwrap();
+            assert!(check(&variant, &weights, &step, &output).passed(), "{variant}");
+        }
+    }
+}
+
+/// A step's tokens and output in device memory.
+struct OnDevice {
+    groups: Vec<DeviceGroup>,
+    outputs: Vec<DeviceBuffer<u16>>,
+    _tokens: Vec<DeviceBuffer<u8>>,
+}
+
+impl OnDevice {
+    /// With the context current, as an open device leaves it.
+    fn new(step: &Step<'_>) -> Self {
+        let mut tokens_memory = Vec::new();
+        let mut outputs = Vec::new();
+        let operands = step.activations().iter().zip(step.problem().groups());
+        let groups = operands.map(|(tokens, group)| {
+            let mut copy = |bytes: &[u8]| {
+                tokens_memory.push(DeviceBuffer::from_slice(bytes).unwrap());
+                tokens_memory.last().unwrap().as_device_ptr().as_raw()
+            };
+            outputs.push(DeviceBuffer::from_slice(&vec![0_u16; group.m * group.n]).unwrap());
+            DeviceGroup {
+                rows: group.m,
+                values: copy(tokens.values()),
+                scales: copy(tokens.blocked_scales().bytes()),
+                global_scale: tokens.global_scale(),
+                output: outputs.last().unwrap().as_device_ptr().as_raw(),
+            }
+        });
+        Self { groups: groups.collect(), outputs, _tokens: tokens_memory }
+    }
+
+    fn output(&self, step: &Step<'_>) -> Output {
+        let mut output = Output::new(step.problem());
+        for (bits, buffer) in output.groups_mut().zip(&self.outputs) {
+            buffer.copy_to(bits).unwrap();
+        }
+        output
+    }
+}
+
+/// The streams of the launches that have run.
+static STREAMS: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
+
+fn kernel_that_notes_its_stream(launch: &Launch) {
+    STREAMS.lock().unwrap().push(launch.stream);
+    kernel(launch);
+}
+
+#[test]
+fn a_step_that_comes_again_is_launches_alone_and_with_a_graph_one() {
+    let fake = fake();
+    fake.on_launch(kernel_that_notes_its_stream);
+    let weights = weights(Op::Gated);
+    let step = step(&weights, &GROUPS, OutDtype::F16);
+    for (schedule, launches, streams) in LAUNCH_SCHEDULES {
+        for graph in [false, true] {
+            let variant = if graph { format!("{schedule},graph") } else { schedule.to_owned() };
+            let mut layer = gpu(&variant).prepare_layer(&weights).unwrap();
+            let operands = OnDevice::new(&step);
+            let stream = Stream::new(StreamFlags::NON_BLOCKING, None).unwrap();
+            let mut launch = || {
+                fake.take_calls();
+                // SAFETY: operands of these sizes lie there, nobody else touches them; the stream is this context's.
+                unsafe { layer.launch(&operands.groups, OutDtype::F16, stream.as_inner()) }.unwrap();
+                assert_eq!(layer.launches(), Some(if graph { 1 } else { launches }), "{variant}");
+                assert!(layer.host_time().is_some());
+                (fake.take_calls(), layer.allocations())
+            };
+            let (_, allocations) = launch();
+            for _ in 0..3 {
+                let (calls, again) = launch();
+                assert_eq!(again, allocations);
+                if graph {
+                    assert_eq!(calls, ["cuCtxSetCurrent", "cuGraphLaunch", "cuEventRecord"], "{variant}");
+                } else {
+                    let dealt = schedule.starts_with("streams");
+                    let order = |call: &str| calls.iter().filter(|made| **made == call).count();
+                    assert_eq!(order("cuLaunchKernel"), launches, "{variant}");
+                    // A fork, and each stream's end; each waits for it, and is waited for.
+                    let (marks, waits) = if dealt { (1 + streams, 2 * streams) } else { (0, 0) };
+                    assert_eq!((order("cuEventRecord"), order("cuStreamWaitEvent")), (marks + 1, waits), "{variant}");
+                    assert_eq!(calls.len(), 1 + launches + marks + 1 + waits, "{variant}: {calls:?}");
+                }
+            }
+            STREAMS.lock().unwrap().clear();
+            stream.synchronize().unwrap();
+            let ran = std::mem::take(&mut *STREAMS.lock().unwrap());
+            assert_eq!(ran.len(), 4 * launches, "{variant}: the caller's stream waits for every launch");
+            let distinct: std::collections::BTreeSet<_> = ran.into_iter().collect();
+            assert_eq!(distinct.len(), streams, "{variant}");
+            assert!(check(&variant, &weights, &step, &operands.output(&step)).passed(), "{variant}");
+        }
+    }
+}
+
+#[test]
+fn a_graph_is_captured_anew_for_other_addresses_sizes_or_types_and_not_for_a_step_among_the_last() {
+    let fake = fake();
+    let weights = weights(Op::Gated);
+    let mut layer = gpu("per-group,graph").prepare_layer(&weights).unwrap();
+    let stream = Stream::new(StreamFlags::NON_BLOCKING, None).unwrap();
+    let (large, small) =
+        (step(&weights, &GROUPS, OutDtype::F16), step(&weights, &with_tokens([3, 0, 9, 1]), OutDtype::F16));
+    let (first, elsewhere, fewer) = (OnDevice::new(&large), OnDevice::new(&large), OnDevice::new(&small));
+    let mut captured = |operands: &OnDevice, dtype| {
+        fake.take_calls();
+        // SAFETY: operands of these sizes lie there, nobody else touches them; the stream is this context's.
+        unsafe { layer.launch(&operands.groups, dtype, stream.as_inner()) }.unwrap();
+        let calls = fake.take_calls();
+        let count = |call: &str| calls.iter().filter(|made| **made == call).count();
+        assert_eq!(count("cuGraphLaunch"), 1);
+        assert_eq!(count("cuStreamBeginCapture_v2"), count("cuGraphInstantiateWithFlags"));
+        count("cuStreamBeginCapture_v2") == 1
+    };
+    for (operands, dtype, anew) in [
+        (&first, OutDtype::F16, true),
+        (&elsewhere, OutDtype::F16, true),
+        (&fewer, OutDtype::F16, true),
+        (&first, OutDtype::Bf16, true),
+        (&elsewhere, OutDtype::F16, false),
+        (&fewer, OutDtype::Bf16, true),
+        // It was the oldest of four, and has made room.
+        (&first, OutDtype::F16, true),
+        (&first, OutDtype::F16, false),
+    ] {
+        assert_eq!(captured(operands, dtype), anew);
+    }
+    stream.synchronize().unwrap();
+    for (operands, step) in [(&first, &large), (&elsewhere, &large)] {
+        assert!(compare(&operands.output(step), &Reference::new(&weights, step), step).passed());
+    }
+}
+
+#[test]
+fn a_step_that_comes_again_on_another_stream_waits_for_its_descriptors() {
+    let _fake = fake();
+    let weights = weights(Op::Gated);
+    let step = step(&weights, &GROUPS, OutDtype::F16);
+    for variant in ["persistent", "persistent,graph", "streams=2", "unfused"] {
+        let mut layer = gpu(variant).prepare_layer(&weights).unwrap();
+        let operands = OnDevice::new(&step);
+        let streams = [(); 2].map(|()| Stream::new(StreamFlags::NON_BLOCKING, None).unwrap());
+        for stream in &streams {
+            // SAFETY: operands of these sizes lie there, nobody else touches them; the streams are this context's.
+            unsafe { layer.launch(&operands.groups, OutDtype::F16, stream.as_inner()) }.unwrap();
+        }
+        // Nothing has run yet, and of the first stream only what the second waits for will.
+        streams[1].synchronize().unwrap();
+        assert!(check(variant, &weights, &step, &operands.output(&step)).passed(), "{variant}");
+    }
+}
+
+#[test]
+fn a_failure_while_a_graph_is_made_is_named_and_the_next_step_works() {
+    let fake = fake();
+    let weights = weights(Op::Gated);
+    let mut layer = gpu("streams=2,graph").prepare_layer(&weights).unwrap();
+    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let mut output = Output::new(step.problem());
+    for call in [
+        "cuStreamBeginCapture_v2",
+        "cuLaunchKernel",
+        "cuStreamWaitEvent",
+        "cuGraphInstantiateWithFlags",
+        "cuGraphLaunch",
+    ] {
+        fake.fail_next(call, CUDA_ERROR_OUT_OF_MEMORY);
+        let error = layer.execute(&step, &mut output).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{call} failed on CUDA device 0 (Fake GPU)")), "{error}");
+    }
+    backend::run(&mut layer, &step, &mut output).unwrap();
+    assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
+}
+
+#[test]
+fn a_resident_step_is_timed_alone_and_leaves_its_output_on_the_device() {
+    let fake = fake();
+    let weights = weights(Op::Gated);
+    let step = step(&weights, &GROUPS, OutDtype::F16);
+    for cache in [Cache::Warm, Cache::Flushed] {
+        let mut layer = gpu("per-group").prepare_layer(&weights).unwrap();
+        let mut resident = layer.upload(&step).unwrap();
+        let mut output = Output::new(step.problem());
+        resident.download(&mut output).unwrap();
+        assert!(!compare(&output, &Reference::new(&weights, &step), &step).passed(), "nothing was computed yet");
+        // On the fake device's clock a launch takes 250 µs.
+        assert_eq!(resident.time(cache).unwrap().device, std::time::Duration::from_micros(3 * 250));
+        assert_eq!(resident.launches(), Some(3));
+        resident.download(&mut output).unwrap();
+        assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
+        let other = Step::new(&Weights::new(Op::Gated, vec![]).unwrap(), vec![], OutDtype::F16).unwrap();
+        assert!(resident.download(&mut Output::new(other.problem())).is_err());
+    }
+    assert_eq!(fake.live_objects(), 0);
 }

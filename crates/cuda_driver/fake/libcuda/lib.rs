@@ -1,20 +1,28 @@
 //! The driver functions of the fake device. Compiled alone into `libcuda.so.1` by this package's `install`.
 //!
 //! Stricter than the driver where a program's mistake can be seen: handles must be alive, copies must lie within an
-//! allocation, a context must be current, PTX must be for this device. Streams run at once. An event's time is a clock
-//! that copies and launches advance, so what lies between two events can be told from their difference.
+//! allocation, a context must be current, PTX must be for this device, nothing is allocated while a stream captures. What
+//! streams are given runs as late as it may (`queue.rs`). An event's time is a clock that copies and launches advance, so what
+//! lies between two events can be told from their difference.
 
 #![allow(non_snake_case, clippy::missing_safety_doc)]
+#![allow(unexpected_cfgs, reason = "a driver function is left out by the cfg of its name")]
+
+mod ptx;
+mod queue;
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use ptx::{Entries, Entry};
+use queue::{Launch, Operation, Queue, Work, copy_parameters, order_of_graph};
 
 type Code = c_int;
 type Handle = usize;
-type Kernel = extern "C" fn(*const c_char, *const c_uint, c_uint, *const *const c_void);
+type Kernel = extern "C" fn(*const c_char, *const c_uint, c_uint, Handle, *const *const c_void);
 
 const SUCCESS: Code = 0;
 const INVALID_VALUE: Code = 1;
@@ -27,7 +35,13 @@ const NO_BINARY_FOR_GPU: Code = 209;
 const INVALID_PTX: Code = 218;
 const INVALID_HANDLE: Code = 400;
 const NOT_FOUND: Code = 500;
+const NOT_READY: Code = 600;
 const NOT_SUPPORTED: Code = 801;
+const CAPTURE_UNSUPPORTED: Code = 900;
+const CAPTURE_UNMATCHED: Code = 903;
+const CAPTURE_UNJOINED: Code = 904;
+const CAPTURE_ISOLATION: Code = 905;
+const CAPTURED_EVENT: Code = 907;
 const INVALID_CLUSTER_SIZE: Code = 912;
 
 const MEMORY_BYTES: usize = 8 << 30;
@@ -44,6 +58,8 @@ const LAUNCH_TIME: u64 = 250;
 struct Function {
     name: CString,
     shared_bytes: c_uint,
+    /// As PTX says; of machine code it is not known.
+    entry: Option<Entry>,
 }
 
 #[derive(Default)]
@@ -59,10 +75,11 @@ struct Device {
     clock: u64,
     next_handle: Handle,
     contexts: usize,
-    modules: BTreeMap<Handle, Option<Vec<String>>>,
+    modules: BTreeMap<Handle, Option<Entries>>,
     functions: BTreeMap<Handle, Function>,
-    streams: BTreeSet<Handle>,
-    events: BTreeMap<Handle, Option<u64>>,
+    queue: Queue,
+    /// Captured and instantiated graphs.
+    graphs: BTreeMap<Handle, Arc<Vec<Operation>>>,
     /// Device memory by base address.
     device: BTreeMap<usize, Box<[u128]>>,
     /// Page-locked host memory by base address.
@@ -87,7 +104,8 @@ fn device() -> MutexGuard<'static, Device> {
 #[unsafe(no_mangle)]
 extern "C" fn fake_reset() {
     let mut device = device();
-    *device = Device { count: 1, major: 8, minor: 0, sms: 4, next_handle: 0x1000, ..Device::default() };
+    let queue = Queue::new();
+    *device = Device { count: 1, major: 8, minor: 0, sms: 4, next_handle: 0x1000, queue, ..Device::default() };
     CURRENT.set(0);
 }
 
@@ -129,8 +147,8 @@ extern "C" fn fake_live_objects() -> usize {
     let device = device();
     device.contexts
         + device.modules.len()
-        + device.streams.len()
-        + device.events.len()
+        + device.queue.live_objects()
+        + device.graphs.len()
         + device.device.len()
         + device.locked.len()
 }
@@ -170,9 +188,14 @@ impl Device {
         self.next_handle
     }
 
-    fn stream(&self, stream: Handle) -> Result<(), Code> {
-        // The null stream is always there.
-        if stream == 0 || self.streams.contains(&stream) { Ok(()) } else { Err(INVALID_HANDLE) }
+    fn add_graph(&mut self, operations: Arc<Vec<Operation>>) -> Handle {
+        let handle = self.handle();
+        self.graphs.insert(handle, operations);
+        handle
+    }
+
+    fn remove_graph(&mut self, graph: Handle) -> Result<(), Code> {
+        self.graphs.remove(&graph).map(drop).ok_or(INVALID_HANDLE)
     }
 
     /// Succeeds where `bytes` from `address` lie within one allocation of the device's.
@@ -193,6 +216,7 @@ fn allocate(bytes: usize) -> (usize, Box<[u128]>) {
     (base, memory)
 }
 
+/// Queues a copy.
 fn copy(
     name: &str,
     stream: Handle,
@@ -200,11 +224,60 @@ fn copy(
     ends: impl FnOnce(&Device) -> Result<(usize, usize), Code>,
 ) -> Result<(), Code> {
     let mut device = enter(name, Needs::Context)?;
-    device.stream(stream)?;
     let (to, from) = ends(&device)?;
-    device.clock += COPY_TIME;
-    unsafe { ptr::copy(from as *const u8, to as *mut u8, bytes) };
+    device.queue.push(stream, Work::Copy { to, from, bytes })
+}
+
+/// A copy that the caller waits for.
+fn copy_now(name: &str, bytes: usize, ends: impl FnOnce(&Device) -> Result<(usize, usize), Code>) -> Result<(), Code> {
+    device().queue.check_nothing_captured()?;
+    copy(name, 0, bytes, ends)?;
+    run(|queue| queue.before_end_of(0))
+}
+
+/// Runs queued operations in an order.
+fn run(order: impl FnOnce(&Queue) -> Result<Vec<usize>, Code>) -> Result<(), Code> {
+    let order = order(&device().queue)?;
+    for index in order {
+        let work = device().queue.take(index);
+        match work {
+            Work::Pass(event) => {
+                let mut device = device();
+                let now = device.clock;
+                device.queue.pass(event, index, now);
+            }
+            Work::Graph(operations) => {
+                order_of_graph(&operations).into_iter().for_each(|index| work_off(&operations[index].work));
+            }
+            work => work_off(&work),
+        }
+    }
     Ok(())
+}
+
+/// Does what has no place of its own in the queue.
+fn work_off(work: &Work) {
+    match work {
+        Work::Copy { to, from, bytes } => {
+            device().clock += COPY_TIME;
+            unsafe { ptr::copy(*from as *const u8, *to as *mut u8, *bytes) };
+        }
+        Work::Fill { to, value, bytes } => unsafe { ptr::write_bytes(*to as *mut u8, *value, *bytes) },
+        Work::Launch(launch) => {
+            let kernel = {
+                let mut device = device();
+                device.clock += LAUNCH_TIME;
+                device.kernel
+            };
+            // The kernel is the test's, and must not meet a lock of ours.
+            if let Some(kernel) = kernel {
+                let parameters: Vec<_> = launch.parameters.iter().map(|bytes| bytes.as_ptr().cast()).collect();
+                let Launch { name, size, shared_bytes, stream, .. } = &**launch;
+                kernel(name.as_ptr(), size.as_ptr().cast(), *shared_bytes, *stream, parameters.as_ptr());
+            }
+        }
+        Work::Graph(_) | Work::Pass(_) | Work::Join => {}
+    }
 }
 
 /// `CUlaunchConfig` (cuda.h).
@@ -227,19 +300,21 @@ struct LaunchAttribute {
     _rest: [c_uint; 13],
 }
 
-/// A launch; `size` is that of the grid, of a block and of a cluster.
+/// A launch, of clusters of the size that is asked for or else the entry's.
 fn launch(
     name: &str,
     function: Handle,
-    size: [[c_uint; 3]; 3],
+    [grid, block]: [[c_uint; 3]; 2],
+    cluster: Option<[c_uint; 3]>,
     shared_bytes: c_uint,
     stream: Handle,
     parameters: *const *const c_void,
 ) -> Result<(), Code> {
     let mut device = enter(name, Needs::Context)?;
-    device.stream(stream)?;
     let function = device.functions.get(&function).ok_or(INVALID_HANDLE)?;
-    let [grid, block, cluster] = size;
+    let entry = function.entry.as_ref().ok_or(NOT_SUPPORTED)?;
+    let cluster = cluster.unwrap_or(entry.cluster);
+    let size = [grid, block, cluster];
     let threads = block.iter().product::<c_uint>();
     if size.as_flattened().contains(&0) || threads > 1024 || shared_bytes > function.shared_bytes {
         return Err(INVALID_VALUE);
@@ -248,19 +323,15 @@ fn launch(
         return Err(INVALID_CLUSTER_SIZE);
     }
     let name = function.name.clone();
-    let kernel = device.kernel;
-    device.clock += LAUNCH_TIME;
-    drop(device);
-    if let Some(kernel) = kernel {
-        kernel(name.as_ptr(), size.as_ptr().cast(), shared_bytes, parameters);
-    }
-    Ok(())
+    let parameters = unsafe { copy_parameters(parameters, &entry.parameters)? };
+    device.queue.push(stream, Work::Launch(Arc::new(Launch { name, size, shared_bytes, parameters, stream })))
 }
 
 /// Functions of the C ABI from bodies that may use `?`; `NAME` is the function's own.
 macro_rules! functions {
     ($( fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block )*) => {
         $(
+            #[cfg(not($name))]
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
                 #[allow(dead_code)]
@@ -290,11 +361,9 @@ unsupported! {
     cuModuleLoad cuModuleLoadData cuModuleGetGlobal_v2
     cuFuncGetAttribute cuFuncSetCacheConfig cuFuncSetSharedMemConfig
     cuOccupancyMaxPotentialBlockSize cuOccupancyAvailableDynamicSMemPerBlock
-    cuStreamGetFlags cuStreamGetPriority cuStreamWaitEvent cuLaunchHostFunc
+    cuStreamGetFlags cuStreamGetPriority cuLaunchHostFunc
     cuMemAllocAsync cuMemFreeAsync
     cuMemsetD8_v2 cuMemsetD16_v2 cuMemsetD32_v2 cuMemsetD16Async cuMemsetD32Async
-    cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLaunch cuGraphExecDestroy
-    cuGraphDestroy
 }
 
 functions! {
@@ -356,7 +425,10 @@ functions! {
         Ok(())
     }
     fn cuCtxGetCurrent(context: *mut Handle) { *context = CURRENT.get(); Ok(()) }
-    fn cuCtxSynchronize() { enter(NAME, Needs::Context).map(drop) }
+    fn cuCtxSynchronize() {
+        enter(NAME, Needs::Context)?.queue.check_nothing_captured()?;
+        run(|queue| Ok(queue.all()))
+    }
 
     fn cuModuleLoadDataEx(
         module: *mut Handle, image: *const c_char, count: c_uint, options: *const c_int, values: *const *mut c_char,
@@ -364,7 +436,7 @@ functions! {
         let mut device = enter(NAME, Needs::Context)?;
         let image = CStr::from_ptr(image).to_bytes();
         let entries = if image.starts_with(b"\x7fELF") { None } else {
-            let result = ptx_entries(&String::from_utf8_lossy(image), device.major, device.minor);
+            let result = ptx::entries(&String::from_utf8_lossy(image), device.major, device.minor);
             if let Err((_, complaint)) = &result {
                 for option in 0..count as usize {
                     // CU_JIT_ERROR_LOG_BUFFER
@@ -387,12 +459,12 @@ functions! {
     fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) {
         let mut device = enter(NAME, Needs::Context)?;
         let name = CStr::from_ptr(name).to_owned();
-        let entries = device.modules.get(&module).ok_or(INVALID_HANDLE)?;
-        if let Some(entries) = entries && !entries.iter().any(|entry| entry.as_bytes() == name.to_bytes()) {
-            return Err(NOT_FOUND);
-        }
+        let entry = match device.modules.get(&module).ok_or(INVALID_HANDLE)? {
+            Some(entries) => Some(entries.get(&*name.to_string_lossy()).ok_or(NOT_FOUND)?.clone()),
+            None => None,
+        };
         *function = device.handle();
-        device.functions.insert(*function, Function { name, shared_bytes: SHARED_BYTES_UNASKED });
+        device.functions.insert(*function, Function { name, shared_bytes: SHARED_BYTES_UNASKED, entry });
         Ok(())
     }
     fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int) {
@@ -414,65 +486,86 @@ functions! {
         block_x: c_uint, block_y: c_uint, block_z: c_uint,
         shared_bytes: c_uint, stream: Handle, parameters: *const *const c_void, _extra: *const c_void,
     ) {
-        let size = [[grid_x, grid_y, grid_z], [block_x, block_y, block_z], [1; 3]];
-        launch(NAME, function, size, shared_bytes, stream, parameters)
+        let size = [[grid_x, grid_y, grid_z], [block_x, block_y, block_z]];
+        launch(NAME, function, size, None, shared_bytes, stream, parameters)
     }
     fn cuLaunchKernelEx(
         config: *const LaunchConfig, function: Handle, parameters: *const *const c_void, _extra: *const c_void,
     ) {
         let config = &*config;
-        let mut cluster = [1; 3];
+        let mut cluster = None;
         for at in 0..config.attribute_count as usize {
             let attribute = &*config.attributes.add(at);
             // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             if attribute.id != 4 { return Err(NOT_SUPPORTED); }
-            cluster = attribute.cluster;
+            cluster = Some(attribute.cluster);
         }
-        launch(NAME, function, [config.grid, config.block, cluster], config.shared_bytes, config.stream, parameters)
+        launch(NAME, function, [config.grid, config.block], cluster, config.shared_bytes, config.stream, parameters)
     }
 
-    fn cuStreamCreateWithPriority(stream: *mut Handle, _flags: c_uint, _priority: c_int) {
+    fn cuStreamCreateWithPriority(stream: *mut Handle, flags: c_uint, _priority: c_int) {
         let mut device = enter(NAME, Needs::Context)?;
-        *stream = device.handle();
-        device.streams.insert(*stream);
+        let handle = device.handle();
+        // CU_STREAM_NON_BLOCKING
+        device.queue.add_stream(handle, flags & 1 != 0);
+        *stream = handle;
         Ok(())
     }
-    fn cuStreamDestroy_v2(stream: Handle) {
-        let mut device = enter(NAME, Needs::Context)?;
-        device.streams.remove(&stream).then_some(()).ok_or(INVALID_HANDLE)
+    fn cuStreamDestroy_v2(stream: Handle) { enter(NAME, Needs::Context)?.queue.remove_stream(stream) }
+    fn cuStreamSynchronize(stream: Handle) {
+        drop(enter(NAME, Needs::Context)?);
+        run(|queue| queue.before_end_of(stream))
     }
-    fn cuStreamSynchronize(stream: Handle) { enter(NAME, Needs::Context)?.stream(stream) }
+    fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) {
+        enter(NAME, Needs::Context)?.queue.wait(stream, event)
+    }
     fn cuEventCreate(event: *mut Handle, _flags: c_uint) {
         let mut device = enter(NAME, Needs::Context)?;
-        *event = device.handle();
-        device.events.insert(*event, None);
+        let handle = device.handle();
+        device.queue.add_event(handle);
+        *event = handle;
         Ok(())
     }
-    fn cuEventDestroy_v2(event: Handle) {
-        let mut device = enter(NAME, Needs::Context)?;
-        device.events.remove(&event).map(drop).ok_or(INVALID_HANDLE)
-    }
-    fn cuEventRecord(event: Handle, stream: Handle) {
-        let mut device = enter(NAME, Needs::Context)?;
-        device.stream(stream)?;
-        let now = device.clock;
-        *device.events.get_mut(&event).ok_or(INVALID_HANDLE)? = Some(now);
-        Ok(())
-    }
+    fn cuEventDestroy_v2(event: Handle) { enter(NAME, Needs::Context)?.queue.remove_event(event) }
+    fn cuEventRecord(event: Handle, stream: Handle) { enter(NAME, Needs::Context)?.queue.record(event, stream) }
     fn cuEventQuery(event: Handle) {
-        let device = enter(NAME, Needs::Context)?;
-        device.events.contains_key(&event).then_some(()).ok_or(INVALID_HANDLE)
+        drop(enter(NAME, Needs::Context)?);
+        run(|queue| queue.before(event))
     }
     fn cuEventSynchronize(event: Handle) {
-        let device = enter(NAME, Needs::Context)?;
-        device.events.contains_key(&event).then_some(()).ok_or(INVALID_HANDLE)
+        drop(enter(NAME, Needs::Context)?);
+        run(|queue| queue.before(event))
     }
     fn cuEventElapsedTime(milliseconds: *mut f32, start: Handle, end: Handle) {
         let device = enter(NAME, Needs::Context)?;
-        let time = |event| device.events.get(&event).copied().flatten().ok_or(INVALID_HANDLE);
-        *milliseconds = (time(end)? - time(start)?) as f32 / 1000.0;
+        let microseconds = device.queue.time(end)? - device.queue.time(start)?;
+        *milliseconds = microseconds as f32 / 1000.0;
         Ok(())
     }
+
+    fn cuStreamBeginCapture_v2(stream: Handle, _mode: c_int) {
+        enter(NAME, Needs::Context)?.queue.begin_capture(stream)
+    }
+    fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) {
+        let mut device = enter(NAME, Needs::Context)?;
+        *graph = 0;
+        let operations = device.queue.end_capture(stream)?;
+        *graph = device.add_graph(Arc::new(operations));
+        Ok(())
+    }
+    fn cuGraphInstantiateWithFlags(executable: *mut Handle, graph: Handle, _flags: c_ulonglong) {
+        let mut device = enter(NAME, Needs::Context)?;
+        let operations = device.graphs.get(&graph).ok_or(INVALID_HANDLE)?.clone();
+        *executable = device.add_graph(operations);
+        Ok(())
+    }
+    fn cuGraphLaunch(executable: Handle, stream: Handle) {
+        let mut device = enter(NAME, Needs::Context)?;
+        let operations = device.graphs.get(&executable).ok_or(INVALID_HANDLE)?.clone();
+        device.queue.push(stream, Work::Graph(operations))
+    }
+    fn cuGraphExecDestroy(executable: Handle) { enter(NAME, Needs::Context)?.remove_graph(executable) }
+    fn cuGraphDestroy(graph: Handle) { enter(NAME, Needs::Context)?.remove_graph(graph) }
 
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let device = enter(NAME, Needs::Context)?;
@@ -482,6 +575,7 @@ functions! {
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize) {
         let mut device = enter(NAME, Needs::Context)?;
         if bytes == 0 { return Err(INVALID_VALUE); }
+        device.queue.check_nothing_captured()?;
         if device.device_bytes.saturating_add(bytes) > MEMORY_BYTES { return Err(OUT_OF_MEMORY); }
         let (base, memory) = allocate(bytes);
         device.device_bytes += size_of_val(&*memory);
@@ -490,30 +584,36 @@ functions! {
         Ok(())
     }
     fn cuMemFree_v2(address: u64) {
-        let mut device = enter(NAME, Needs::Context)?;
+        // The driver waits for all that may still use the memory.
+        enter(NAME, Needs::Context)?.queue.check_nothing_captured()?;
+        run(|queue| Ok(queue.all()))?;
+        let mut device = device();
         let memory = device.device.remove(&(address as usize)).ok_or(INVALID_VALUE)?;
         device.device_bytes -= size_of_val(&*memory);
         Ok(())
     }
     fn cuMemAllocHost_v2(address: *mut usize, bytes: usize) {
         let mut device = enter(NAME, Needs::Context)?;
+        device.queue.check_nothing_captured()?;
         let (base, memory) = allocate(bytes);
         device.locked.insert(base, memory);
         *address = base;
         Ok(())
     }
     fn cuMemFreeHost(address: usize) {
-        let mut device = enter(NAME, Needs::Context)?;
+        enter(NAME, Needs::Context)?.queue.check_nothing_captured()?;
+        run(|queue| Ok(queue.all()))?;
+        let mut device = device();
         device.locked.remove(&address).map(drop).ok_or(INVALID_VALUE)
     }
     fn cuMemcpyHtoD_v2(to: u64, from: usize, bytes: usize) {
-        copy(NAME, 0, bytes, |device| Ok((device.within(to, bytes)?, from)))
+        copy_now(NAME, bytes, |device| Ok((device.within(to, bytes)?, from)))
     }
     fn cuMemcpyDtoH_v2(to: usize, from: u64, bytes: usize) {
-        copy(NAME, 0, bytes, |device| Ok((to, device.within(from, bytes)?)))
+        copy_now(NAME, bytes, |device| Ok((to, device.within(from, bytes)?)))
     }
     fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
-        copy(NAME, 0, bytes, |device| Ok((device.within(to, bytes)?, device.within(from, bytes)?)))
+        copy_now(NAME, bytes, |device| Ok((device.within(to, bytes)?, device.within(from, bytes)?)))
     }
     fn cuMemcpyHtoDAsync_v2(to: u64, from: usize, bytes: usize, stream: Handle) {
         copy(NAME, stream, bytes, |device| Ok((device.within(to, bytes)?, from)))
@@ -527,10 +627,9 @@ functions! {
         })
     }
     fn cuMemsetD8Async(to: u64, value: u8, count: usize, stream: Handle) {
-        let device = enter(NAME, Needs::Context)?;
-        device.stream(stream)?;
-        ptr::write_bytes(device.within(to, count)? as *mut u8, value, count);
-        Ok(())
+        let mut device = enter(NAME, Needs::Context)?;
+        let to = device.within(to, count)?;
+        device.queue.push(stream, Work::Fill { to, value, bytes: count })
     }
 
     // Writes its arguments down instead of encoding them: address, the two extents, the two sides of the box.
@@ -568,31 +667,6 @@ functions! {
     }
 }
 
-/// The entries of a PTX module, if this device may run it (PTX ISA, ".target": `a` runs on that very architecture, `f`
-/// on its family, a plain one on itself and all later).
-fn ptx_entries(ptx: &str, major: c_int, minor: c_int) -> Result<Vec<String>, (Code, &'static str)> {
-    let word_after = |line: &str, word: &str| -> Option<String> {
-        let rest = &line[line.find(word)? + word.len()..];
-        Some(rest.trim_start().split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '$').next()?.to_owned())
-    };
-    let target = ptx
-        .lines()
-        .find_map(|line| word_after(line, ".target"))
-        .ok_or((INVALID_PTX, "ptxas fatal : Missing .version directive at start of file"))?;
-    let arch = target.trim_start_matches("sm_");
-    let number: c_int = arch.trim_end_matches(['a', 'f']).parse().unwrap_or(c_int::MAX);
-    let here = major * 10 + minor;
-    let runs = match arch.as_bytes().last() {
-        Some(b'a') => number == here,
-        Some(b'f') => number / 10 == major && number <= here,
-        _ => number <= here,
-    };
-    if !runs {
-        return Err((NO_BINARY_FOR_GPU, "ptxas fatal : the target is not for this device"));
-    }
-    Ok(ptx.lines().filter_map(|line| word_after(line, ".entry")).collect())
-}
-
 fn describe(code: Code) -> Option<(&'static CStr, &'static CStr)> {
     Some(match code {
         SUCCESS => (c"CUDA_SUCCESS", c"no error"),
@@ -609,8 +683,25 @@ fn describe(code: Code) -> Option<(&'static CStr, &'static CStr)> {
         222 => (c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", c"the provided PTX was compiled with an unsupported toolchain."),
         INVALID_HANDLE => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
         NOT_FOUND => (c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
+        NOT_READY => (c"CUDA_ERROR_NOT_READY", c"device not ready"),
         700 => (c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
         719 => (c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
+        CAPTURE_UNSUPPORTED => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing")
+        }
+        CAPTURE_UNMATCHED => (
+            c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
+            c"the operation is not permitted on a stream which is not the origin of the capture",
+        ),
+        CAPTURE_UNJOINED => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", c"capture contains forked work that was not joined")
+        }
+        CAPTURE_ISOLATION => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", c"dependency created on uncaptured work in another stream")
+        }
+        CAPTURED_EVENT => {
+            (c"CUDA_ERROR_CAPTURED_EVENT", c"operation not permitted on an event last recorded in a capturing stream")
+        }
         INVALID_CLUSTER_SIZE => (c"CUDA_ERROR_INVALID_CLUSTER_SIZE", c"cluster misconfiguration"),
         999 => (c"CUDA_ERROR_UNKNOWN", c"unknown error"),
         _ => return None,

@@ -1,0 +1,94 @@
+//! The GPU's kernels: every instance and every launch schedule, timed by events, the second-level cache flushed before every
+//! run. The kernel made for a card runs where there is that card; the others are named with the reason why they were skipped.
+
+use std::time::Duration;
+
+use criterion::{Criterion, SamplingMode};
+use nvfp4::backend::cuda::{Cache, Cuda};
+use nvfp4::compare::Tolerance;
+use nvfp4::generate::{self, Generator};
+use nvfp4::plan::module::Module;
+use nvfp4::plan::variant::{LaunchSchedule, Variant};
+use nvfp4::problem::{Op, OutDtype, Step, Weights};
+use nvfp4::{Error, Output, shape};
+use nvfp4_benches::{check_sample_at, criterion};
+
+const SHAPES: [&str; 7] = ["moe-1", "moe-2", "moe-3", "moe-4", "decode-1", "decode-4", "decode-16"];
+
+/// The kernels that are made for a card.
+const MODULES: [Module; 2] = [Module::Sm100, Module::Sm90];
+
+/// Every instance in one launch; then, with the instance that is best for the step, every schedule with and without a graph.
+fn variants(module: Module) -> Vec<Variant> {
+    let of_module = Variant { module: Some(module), ..Variant::default() };
+    let instances = module.instances(Op::Gated).into_iter();
+    let instances = instances.map(|instance| Variant { instance: Some(instance), ..of_module });
+    let schedules =
+        [LaunchSchedule::Persistent, LaunchSchedule::PerGroup, LaunchSchedule::Streams(4), LaunchSchedule::Unfused];
+    let schedules =
+        schedules.into_iter().flat_map(|schedule| [false, true].map(|graph| Variant { schedule, graph, ..of_module }));
+    schedules.chain(instances).collect()
+}
+
+/// Times a variant, once its answer was checked.
+fn bench_variant(
+    criterion: &mut Criterion,
+    gpu: &Cuda,
+    name: &str,
+    variant: Variant,
+    weights: &Weights<'_>,
+    step: &Step<'_>,
+) -> Result<(), Error> {
+    let mut layer = gpu.clone().with_variant(variant)?.prepare_layer(weights)?;
+    let mut resident = layer.upload(step)?;
+    resident.time(Cache::Flushed)?;
+    let mut output = Output::new(step.problem());
+    resident.download(&mut output)?;
+    check_sample_at(&variant.to_string(), weights, step, &output, |element| match variant.schedule {
+        LaunchSchedule::Unfused => Tolerance::unfused(output.dtype(), element),
+        _ => Tolerance::of(output.dtype()),
+    });
+
+    let mut group = criterion.benchmark_group(name);
+    group.sampling_mode(SamplingMode::Flat);
+    group.bench_function(variant.to_string(), |bencher| {
+        bencher.iter_custom(|iterations| {
+            let run = |_| resident.time(Cache::Flushed).expect("the device worked before").device;
+            (0..iterations).map(run).sum::<Duration>()
+        });
+    });
+    group.finish();
+    Ok(())
+}
+
+fn main() {
+    let mut criterion = criterion();
+    let gpu = Cuda::open(0);
+    for module in MODULES {
+        let there = gpu.as_ref().map_err(ToString::to_string).and_then(|gpu| {
+            let variant = Variant { module: Some(module), ..Variant::default() };
+            gpu.clone().with_variant(variant).map_err(|error| error.to_string())
+        });
+        let gpu = match there {
+            Ok(gpu) => gpu,
+            Err(reason) => {
+                for variant in variants(module) {
+                    println!("skipped: {variant} on {}: {reason}", SHAPES.join(", "));
+                }
+                continue;
+            }
+        };
+        for name in SHAPES {
+            let shape = shape::find(name).expect("a built-in shape");
+            let weights = generate::weights(Generator::Gaussian, shape.op, &shape.groups, 1).expect("a valid shape");
+            let tokens = generate::activations(Generator::Gaussian, &shape.groups, 1).expect("a valid shape");
+            let step = Step::new(&weights, tokens, OutDtype::F16).expect("tokens of the same shape");
+            for variant in variants(module) {
+                if let Err(reason) = bench_variant(&mut criterion, &gpu, name, variant, &weights, &step) {
+                    println!("skipped: {variant} on {name}: {reason}");
+                }
+            }
+        }
+    }
+    criterion.final_summary();
+}

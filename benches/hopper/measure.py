@@ -1,0 +1,95 @@
+"""How a peer is timed: the device's time of one run of the operation, inputs already on the device.
+
+A run is everything between its two events: the product of all groups and, where that is a launch of its own, silu·up.
+Each run takes the next copy of weights, tokens and outputs, so that it finds none of them in the L2 cache. Runs are
+queued behind a kernel that does nothing for long enough that the host is never waited for.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+# Launches the operation on the current stream and returns the output `[T, N]`, always the same memory.
+Run = Callable[[], torch.Tensor]
+
+WARM_UP = 3
+# Cycles of `torch.cuda._sleep` in a second, at the highest clock of an H200.
+CYCLES = 1.98e9
+
+
+class Contender:
+    """A peer with copies of its inputs, that takes them in turn."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = list(runs)
+        self.next = 0
+        self.host_seconds = self._host_seconds()
+
+    def _step(self) -> None:
+        self.next = (self.next + 1) % len(self.runs)
+        self.runs[self.next]()
+
+    def _host_seconds(self, runs: int = 5) -> float:
+        """The host's time for queueing a run."""
+        for _ in range(len(self.runs)):
+            self._step()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(runs):
+            self._step()
+        seconds = (time.perf_counter() - start) / runs
+        torch.cuda.synchronize()
+        return seconds
+
+    def round(self, runs: int) -> list[float]:
+        """Microseconds of so many runs, after some to warm up."""
+        count = WARM_UP + runs
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+        torch.cuda._sleep(int((1.5 * count * (self.host_seconds + 10e-6) + 1e-3) * CYCLES))
+        for start, end in events:
+            start.record()
+            self._step()
+            end.record()
+        torch.cuda.synchronize()
+        return [1e3 * start.elapsed_time(end) for start, end in events[WARM_UP:]]
+
+
+def fastest(candidates: Sequence[Sequence[Run]], runs: int = 7) -> int:
+    """Which of several ways to run the same operation has the least median; one that cannot run here is passed over."""
+    times = []
+    for candidate in candidates:
+        try:
+            times.append(statistics.median(Contender(candidate).round(runs)))
+        except Exception as error:  # a configuration may ask for more than the device has
+            if not torch.cuda.is_available() or "illegal" in str(error):
+                raise
+            times.append(float("inf"))
+    return times.index(min(times))
+
+
+def relative_error(run: Run, reference: torch.Tensor) -> float:
+    """‖out − reference‖ / ‖reference‖ of a run whose output was NaN before; NaN if any element still is."""
+    run().fill_(float("nan"))
+    torch.cuda.synchronize()
+    out = run().double()
+    return (torch.linalg.vector_norm(out - reference) / torch.linalg.vector_norm(reference)).item()
+
+
+def copy_rate(gigabytes: int = 4, runs: int = 15) -> list[float]:
+    """Bytes a second of copies from device memory to device memory, read plus written."""
+    source = torch.randint(256, (gigabytes << 30,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    times = Contender([lambda: target.copy_(source)]).round(runs)
+    return [2 * source.numel() / (us * 1e-6) for us in times]
+
+
+def f16_rate(size: int = 8192, runs: int = 15) -> list[float]:
+    """Operations a second of the library's f16 product of two square matrices of random numbers."""
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.float16) for _ in range(2))
+    out = torch.empty_like(a)
+    times = Contender([lambda: torch.mm(a, b, out=out)]).round(runs)
+    return [2 * size**3 / (us * 1e-6) for us in times]

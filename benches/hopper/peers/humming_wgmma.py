@@ -1,0 +1,64 @@
+"""Humming, vLLM's kernels for quantised weights on wgmma, as its wheel has them (`humming-kernels`), then silu·up.
+
+The package compiles its kernel for the problem (NVRTC) and picks the tiling by its own rules for this card.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from inputs import Inputs
+from measure import Run, fastest
+
+from . import Unavailable
+from .silu import silu_mul
+
+
+def contend(inputs: Inputs, copies: int) -> list[Run]:
+    """All groups in one launch, gate and up side by side in its output; bf16 or f16, whichever is faster."""
+    try:
+        import humming.layer  # noqa: F401 (whether it is there)
+    except ImportError as error:
+        raise Unavailable(f"no package: --packages names a folder with humming-kernels ({error})") from error
+    candidates = [[layer(inputs, dtype) for _ in range(copies)] for dtype in (torch.bfloat16, torch.float16)]
+    return candidates[fastest(candidates)]
+
+
+def layer(inputs: Inputs, dtype: torch.dtype) -> Run:
+    """A copy of the layer, with tokens and output of a type."""
+    from humming.layer import HummingLayer
+    from humming.tune import get_heuristics_config
+
+    problem = inputs.problem
+    grouped = problem.experts > 1
+    lead = (problem.experts,) if grouped else ()
+    layer = HummingLayer(
+        shape_n=problem.rows,
+        shape_k=problem.k,
+        weight_config={"quant_method": "modelopt", "quant_algo": "nvfp4"},
+        num_experts=problem.experts if grouped else None,
+        torch_dtype=dtype,
+    ).cuda()
+    layer.weight.data.copy_(inputs.weights.values.view(*lead, problem.rows, -1))
+    layer.weight_scale.data.copy_(inputs.weights.scales.view(*lead, problem.rows, -1))
+    layer.weight_scale_2.data.fill_(inputs.weights.factor)
+    layer.transform()
+
+    tokens = inputs.tokens.decode(dtype)
+    ends = torch.tensor([0, *problem.ends], dtype=torch.int64, device="cuda") if grouped else None
+    product = torch.empty(len(tokens), problem.rows, dtype=dtype, device="cuda")
+    out = torch.empty(len(tokens), problem.n, dtype=dtype, device="cuda")
+    kind = "grouped_contiguous" if grouped else "dense"
+    # What `forward` picks for this many tokens when it is given no tiling, without compiling those of all others.
+    tiling = get_heuristics_config(layer.humming_config, shape_m=len(tokens), gemm_type=kind)
+
+    def launch() -> torch.Tensor:
+        layer(tokens, outputs=product, expert_layout=ends, compute_config={"gemm_type": kind}, tuning_config=tiling)
+        return silu_mul(product, out) if problem.op == "gated" else product
+
+    return launch
+
+
+def weight_bytes(inputs: Inputs) -> int:
+    """Bytes of one copy of the weights."""
+    return inputs.weights.values.numel() + inputs.weights.scales.numel()

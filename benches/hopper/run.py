@@ -1,0 +1,198 @@
+"""Measures the library's kernels on a Hopper GPU side by side with what else computes NVFP4 grouped GEMMs there.
+
+    python3 run.py --binary hopper [--marlin _moe_C_stable_libtorch.abi3.so] [--packages folder] --out result.json
+
+One process holds the peers, the library's release binary the kernels; rounds alternate between all contenders, so
+that clocks and neighbours touch all alike. `measure.py` and `benches/src/bin/hopper.rs` say what a time is, and the
+README what is not in it. Every contender is checked against an exact reference before its time counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+import report
+from inputs import Inputs, Problem
+from measure import WARM_UP, Contender, copy_rate, f16_rate, relative_error
+from peers import Unavailable, humming_wgmma, marlin, torch_bf16, triton_decode
+
+KERNELS = (report.KERNEL, report.KERNEL_GRAPH, "gated_simt")
+PEERS = {"torch bf16": torch_bf16, "triton": triton_decode, "marlin": marlin, "humming": humming_wgmma}
+SHAPES = [f"{kind}-{i}" for kind in ("moe", "dual", "group") for i in range(1, 5)] + [f"decode-{m}" for m in (1, 4, 16)]
+# All copies of the weights hold at least this many times the L2 cache.
+ROTATED = 3
+# A peer whose output is further from the reference is wrong: bf16 rounds gate, up and product by 2^-9 each.
+LARGEST_ERROR = 1e-2
+
+
+class Kernels:
+    """The library's binary, told what to do by lines of JSON."""
+
+    def __init__(self, binary: str) -> None:
+        self.process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def send(self, **command: Any) -> None:
+        """Sends a command without waiting."""
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """Waits for the next answer."""
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"the binary ended with status {self.process.wait()}; its message is above")
+        return json.loads(line)
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        """Sends a command and waits for its answer."""
+        self.send(**command)
+        return self.answer()
+
+
+def summary(us: list[float]) -> dict[str, float]:
+    """Of the times of all rounds."""
+    ordered = sorted(us)
+    return {
+        "median": statistics.median(us),
+        "p10": ordered[len(us) // 10],
+        "p90": ordered[len(us) * 9 // 10],
+        "runs": len(us),
+    }
+
+
+def prepare_peers(problem: Problem, rotate_bytes: int) -> tuple[dict[str, Contender], dict[str, float], dict[str, str]]:
+    """Peers ready to run, their errors against the reference, and why others are not there."""
+    inputs = Inputs(problem)
+    reference = inputs.reference()
+    contenders, errors, missing = {}, {}, {}
+    for name, peer in PEERS.items():
+        copies = max(2, -(-rotate_bytes // peer.weight_bytes(inputs)))
+        try:
+            runs = peer.contend(inputs, copies)
+            error = max(relative_error(run, reference) for run in runs)
+        except Unavailable as why:
+            missing[name] = str(why)
+            continue
+        except Exception as why:  # whatever a peer's package raises, the others are measured
+            traceback.print_exc()
+            missing[name] = f"{type(why).__name__}: {why}"[:300]
+            continue
+        errors[name] = error
+        if error <= LARGEST_ERROR:
+            contenders[name] = Contender(runs)
+        else:
+            missing[name] = f"its output is wrong: relative error {error:.2e}"
+    return contenders, errors, missing
+
+
+def measure_shape(kernels: Kernels, shape: str, rotate_bytes: int, rounds: int, runs: int) -> dict[str, Any]:
+    """Times of all contenders on a shape."""
+    sizes = kernels.ask(command="describe", shape=shape)
+    kernels.send(command="prepare", shape=shape, kernels=KERNELS, rotate_bytes=rotate_bytes)
+    problem = Problem.from_groups(shape, sizes["op"], sizes["input"], sizes["groups"])
+    peers, errors, missing = prepare_peers(problem, rotate_bytes)
+    kernels.answer()
+
+    def kernel_round(kernel: str) -> Callable[[], list[float]]:
+        return lambda: kernels.ask(command="round", kernel=kernel, runs=WARM_UP + runs)["us"][WARM_UP:]
+
+    contenders = {kernel: kernel_round(kernel) for kernel in KERNELS}
+    contenders |= {name: functools.partial(peer.round, runs) for name, peer in peers.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds):
+        # Every second round backwards, so that nobody always follows the same neighbour.
+        order = list(contenders) if number % 2 == 0 else list(reversed(contenders))
+        for name in order:
+            times[name] += contenders[name]()
+    host = {kernel: kernels.ask(command="host", kernel=kernel, runs=100) for kernel in KERNELS}
+    return {
+        **sizes,
+        "us": {name: summary(us) for name, us in times.items()},
+        "relative_errors": errors,
+        "missing": missing,
+        "host_us": {kernel: summary(answer["us"]) for kernel, answer in host.items()},
+        "launches": {kernel: answer["launches"] for kernel, answer in host.items()},
+    }
+
+
+def conditions(note: str) -> dict[str, str]:
+    """What the run was made on."""
+    query = "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.limit"
+    smi = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=False)
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "gpu": smi.stdout.strip() or torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "note": note,
+    }
+
+
+def arguments() -> argparse.Namespace:
+    """Of the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--binary", default="target/release/hopper", help="release build of `nvfp4-benches`' binary")
+    parser.add_argument("--marlin", help="vLLM's _moe_C_stable_libtorch.abi3.so")
+    parser.add_argument("--packages", help="folder with more Python packages, for instance humming-kernels")
+    parser.add_argument("--note", default="", help="kept with the result: the commit of the binary, say")
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=6, help="of each contender")
+    parser.add_argument("--runs", type=int, default=20, help="of a round")
+    parser.add_argument("--out", type=Path, help="where the result goes, as JSON")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs everything, prints the table and writes the result after every shape."""
+    args = arguments()
+    if args.packages:
+        sys.path.append(args.packages)
+    try:
+        marlin.load(args.marlin)
+    except (Unavailable, OSError) as why:
+        print(f"marlin: {why}", file=sys.stderr)
+    triton_decode.compile_all(min(16, os.cpu_count() or 1))
+    rotate_bytes = ROTATED * torch.cuda.get_device_properties(0).L2_cache_size
+    ceilings: dict[str, list[float]] = {"copy_bytes_per_second": [], "f16_operations_per_second": []}
+    result: dict[str, Any] = {
+        "conditions": conditions(args.note),
+        "rounds": args.rounds,
+        "runs": args.runs,
+        "shapes": {},
+    }
+    kernels = Kernels(args.binary)
+    for shape in args.shapes:
+        start = time.perf_counter()
+        # Before every shape again, since clocks differ from minute to minute.
+        ceilings["copy_bytes_per_second"] += copy_rate()
+        ceilings["f16_operations_per_second"] += f16_rate()
+        result["ceilings"] = {name: statistics.median(values) for name, values in ceilings.items()}
+        result["shapes"][shape] = measure_shape(kernels, shape, rotate_bytes, args.rounds, args.runs)
+        gc.collect()
+        torch.cuda.empty_cache()
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"{shape}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+    print(report.text(result))
+
+
+if __name__ == "__main__":
+    main()

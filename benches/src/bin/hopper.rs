@@ -1,0 +1,209 @@
+//! This library's side of `benches/hopper/run.py`: times its kernels on GPU 0, when told to.
+//!
+//! Commands come on standard input, a JSON object on a line; each is answered by one on standard output. Kernels are named
+//! as [`Variant`]s.
+//! What a time is: the device's, between an event before a run and one behind it. Tokens, weights and descriptors are in
+//! device memory, and every run takes the next of several copies of them, so that it finds none of them in the L2 cache.
+//! The runs of a round are queued without waiting, as in a model.
+
+use std::io::{BufRead, Write};
+
+use anyhow::Context;
+use cuda_driver::cust::event::{Event, EventFlags};
+use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
+use cuda_driver::cust::stream::{Stream, StreamFlags};
+use nvfp4::Output;
+use nvfp4::backend::Layer;
+use nvfp4::backend::cuda::{Cuda, CudaLayer, DeviceGroup};
+use nvfp4::generate;
+use nvfp4::plan::roofline::Roofline;
+use nvfp4::plan::variant::Variant;
+use nvfp4::problem::{OutDtype, Step, Weights};
+use nvfp4::shape;
+use nvfp4_benches::check_sample;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const SEED: u64 = 0;
+
+#[derive(Deserialize)]
+#[serde(tag = "command", rename_all = "snake_case")]
+enum Command {
+    /// Says what a shape is: its sizes, bytes and operations.
+    Describe { shape: String },
+    /// Brings a shape to the device, for each of the kernels, and checks what they compute. `rotate_bytes`: how much all
+    /// copies of weights together hold at least.
+    Prepare { shape: String, kernels: Vec<String>, rotate_bytes: usize },
+    /// Runs a kernel so many times, one run behind the other: `us`, the device's time of each.
+    Round { kernel: String, runs: usize },
+    /// Runs a kernel so many times, waiting after each: `us`, the host's time for queueing one, and `launches`.
+    Host { kernel: String, runs: usize },
+}
+
+fn main() -> anyhow::Result<()> {
+    let gpu = Cuda::open(0)?;
+    let mut contenders = Vec::new();
+    for line in std::io::stdin().lock().lines() {
+        let answer = match serde_json::from_str(&line?)? {
+            Command::Describe { shape } => describe(&shape)?,
+            Command::Prepare { shape, kernels, rotate_bytes } => {
+                contenders.clear();
+                prepare(&gpu, &shape, &kernels, rotate_bytes, &mut contenders)?
+            }
+            Command::Round { kernel, runs } => json!({ "us": find(&mut contenders, &kernel)?.round(runs)? }),
+            Command::Host { kernel, runs } => {
+                let (us, launches) = find(&mut contenders, &kernel)?.host_times(runs)?;
+                json!({ "us": us, "launches": launches })
+            }
+        };
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{answer}")?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+fn find<'c>(contenders: &'c mut [Contender], kernel: &str) -> anyhow::Result<&'c mut Contender> {
+    let found = contenders.iter_mut().find(|contender| contender.kernel == kernel);
+    found.with_context(|| format!("kernel `{kernel}` was not prepared"))
+}
+
+fn describe(shape: &str) -> anyhow::Result<Value> {
+    let shape = shape::find(shape)?;
+    let work = Roofline::new(&shape.problem(OutDtype::F16)?);
+    Ok(json!({
+        "op": shape.op,
+        "input": shape.input.name(),
+        "groups": shape.groups.iter().map(|group| [group.m, group.n, group.k]).collect::<Vec<_>>(),
+        "bytes": work.bytes(),
+        "operations": work.operations,
+    }))
+}
+
+fn prepare(
+    gpu: &Cuda,
+    shape: &str,
+    kernels: &[String],
+    rotate_bytes: usize,
+    contenders: &mut Vec<Contender>,
+) -> anyhow::Result<Value> {
+    let shape = shape::find(shape)?;
+    let weights = generate::weights(shape.input, shape.op, &shape.groups, SEED)?;
+    let step = Step::new(&weights, generate::activations(shape.input, &shape.groups, SEED)?, OutDtype::F16)?;
+    // At least two, so that no run follows one on the same memory.
+    let sets = rotate_bytes.div_ceil(Roofline::new(step.problem()).weight_bytes).max(2);
+    for kernel in kernels {
+        let variant: Variant = kernel.parse()?;
+        let mut contender = Contender::new(kernel, &gpu.clone().with_variant(variant)?, &weights, &step, sets)?;
+        contender.check(&weights, &step)?;
+        contenders.push(contender);
+    }
+    Ok(json!({ "sets": sets }))
+}
+
+/// A kernel with copies of a shape's inputs.
+struct Contender {
+    kernel: String,
+    sets: Vec<Set>,
+    /// Which of them is next.
+    next: usize,
+    stream: Stream,
+}
+
+/// Weights, tokens and room for the output.
+struct Set {
+    layer: CudaLayer,
+    groups: Vec<DeviceGroup>,
+    /// What `groups` points into: of each group values, scales and output.
+    memory: Vec<[DeviceBuffer<u8>; 3]>,
+}
+
+impl Set {
+    fn new(gpu: &Cuda, weights: &Weights<'_>, step: &Step<'_>) -> anyhow::Result<Self> {
+        let layer = gpu.prepare_layer(weights)?;
+        let (mut groups, mut memory) = (Vec::new(), Vec::new());
+        for (tokens, group) in step.activations().iter().zip(step.problem().groups()) {
+            // The output is NaN until a kernel writes it.
+            let poison = vec![0xFF; size_of::<u16>() * group.m * group.n];
+            let values = DeviceBuffer::from_slice(tokens.values())?;
+            let scales = DeviceBuffer::from_slice(tokens.blocked_scales().bytes())?;
+            let output = DeviceBuffer::from_slice(&poison)?;
+            groups.push(DeviceGroup {
+                rows: tokens.rows(),
+                values: values.as_device_ptr().as_raw(),
+                scales: scales.as_device_ptr().as_raw(),
+                global_scale: tokens.global_scale(),
+                output: output.as_device_ptr().as_raw(),
+            });
+            memory.push([values, scales, output]);
+        }
+        Ok(Self { layer, groups, memory })
+    }
+
+    fn launch(&mut self, stream: &Stream) -> anyhow::Result<()> {
+        // SAFETY: the stream is of the primary context, which is the GPU's; `memory` holds operands of these sizes, copied from
+        // checked matrices, for as long as the layer lives, which waits for its launches when it is dropped.
+        Ok(unsafe { self.layer.launch(&self.groups, OutDtype::F16, stream.as_inner()) }?)
+    }
+}
+
+impl Contender {
+    fn new(kernel: &str, gpu: &Cuda, weights: &Weights<'_>, step: &Step<'_>, sets: usize) -> anyhow::Result<Self> {
+        Ok(Self {
+            kernel: kernel.into(),
+            sets: (0..sets).map(|_| Set::new(gpu, weights, step)).collect::<anyhow::Result<_>>()?,
+            next: 0,
+            stream: Stream::new(StreamFlags::NON_BLOCKING, None)?,
+        })
+    }
+
+    /// Compares what every set computes with the exact reference, and so plans it: later runs are launches alone.
+    fn check(&mut self, weights: &Weights<'_>, step: &Step<'_>) -> anyhow::Result<()> {
+        for set in &mut self.sets {
+            set.launch(&self.stream)?;
+            self.stream.synchronize()?;
+            let mut output = Output::new(step.problem());
+            for (bits, [.., on_device]) in output.groups_mut().zip(&set.memory) {
+                let mut bytes = vec![0; on_device.len()];
+                on_device.copy_to(&mut bytes)?;
+                for (element, bytes) in bits.iter_mut().zip(bytes.as_chunks().0) {
+                    *element = u16::from_le_bytes(*bytes);
+                }
+            }
+            check_sample(set.layer.kernel(), weights, step, &output);
+        }
+        Ok(())
+    }
+
+    /// The set that was used longest ago.
+    fn next_set(&mut self) -> usize {
+        self.next = (self.next + 1) % self.sets.len();
+        self.next
+    }
+
+    fn round(&mut self, runs: usize) -> anyhow::Result<Vec<f64>> {
+        let event = || Event::new(EventFlags::DEFAULT);
+        let events = (0..runs).map(|_| Ok([event()?, event()?])).collect::<anyhow::Result<Vec<_>>>()?;
+        for [start, end] in &events {
+            let set = self.next_set();
+            start.record(&self.stream)?;
+            self.sets[set].launch(&self.stream)?;
+            end.record(&self.stream)?;
+        }
+        self.stream.synchronize()?;
+        events.iter().map(|[start, end]| Ok(f64::from(end.elapsed_time_f32(start)?) * 1e3)).collect()
+    }
+
+    fn host_times(&mut self, runs: usize) -> anyhow::Result<(Vec<f64>, Option<usize>)> {
+        let (mut times, mut launches) = (Vec::new(), None);
+        for _ in 0..runs {
+            let set = self.next_set();
+            self.sets[set].launch(&self.stream)?;
+            let layer = &self.sets[set].layer;
+            times.extend(layer.host_time().map(|time| time.as_secs_f64() * 1e6));
+            launches = layer.launches();
+            self.stream.synchronize()?;
+        }
+        Ok((times, launches))
+    }
+}

@@ -1,0 +1,47 @@
+//! Blocks that run together and reach each other's shared memory: the cluster.
+//!
+//! A kernel asks for a cluster with `#[kernel(cluster = …)]`; the grid is a multiple of it. PTX ISA, "Special Registers",
+//! "Data Movement and Conversion Instructions: mapa" and "Parallel Synchronization and Communication Instructions:
+//! barrier.cluster"; sm_90 and up.
+
+use crate::ptx;
+
+/// The block's place in its cluster, from 0 (`%cluster_ctarank`).
+#[inline(always)]
+pub fn cluster_rank() -> u32 {
+    let rank: u32;
+    // SAFETY: reads a register that every thread has.
+    unsafe { ptx!("mov.u32 {}, %cluster_ctarank;", out(reg32) rank, options(pure, nomem, nostack, preserves_flags)) };
+    rank
+}
+
+/// What lies at `address` of this block's shared memory, in that of the block of this rank (`mapa.shared::cluster`).
+#[inline(always)]
+pub fn mapa(address: u32, rank: u32) -> u32 {
+    let mapped: u32;
+    // SAFETY: computes an address, touches no memory.
+    unsafe {
+        ptx!(
+            "mapa.shared::cluster.u32 {}, {}, {};", out(reg32) mapped, in(reg32) address, in(reg32) rank,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+    mapped
+}
+
+/// Waits for every thread of the cluster, and makes what they wrote to memory visible to each other
+/// (`barrier.cluster.arrive.release.aligned`, `barrier.cluster.wait.acquire.aligned`).
+///
+/// # Safety
+/// All lanes of a warp call it together, and every thread of the cluster that has not ended.
+#[inline(always)]
+pub unsafe fn sync_cluster() {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "barrier.cluster.arrive.release.aligned;",
+            "barrier.cluster.wait.acquire.aligned;",
+            options(nostack, preserves_flags)
+        )
+    };
+}

@@ -1,0 +1,45 @@
+//! Counts how far ahead of their use copies are requested, in matrix operations: what the stages of a pipeline are for.
+//! See [`Loads`](crate::Loads) for what that says.
+
+use std::collections::HashMap;
+
+use super::cluster::Machine;
+use super::mbarrier::MbarrierAt;
+use super::warp::Warp;
+
+/// What a CTA's tensor cores were given, and when its mbarriers were to hear of copies.
+#[derive(Debug, Default)]
+pub struct Requests {
+    /// Matrix operations that the CTA has issued.
+    matrix_operations: u64,
+    /// As many as it had at the last copy's request for each mbarrier, by offset, until a warp has waited for it.
+    at: HashMap<u32, u64>,
+}
+
+impl Machine<'_> {
+    /// A warp issues a matrix operation.
+    pub fn count_matrix_operation(&mut self, w: &Warp, multiply_adds: u64) {
+        self.ctas[w.cta as usize].requests.matrix_operations += 1;
+        let role = &mut self.roles[w.role as usize];
+        role.matrix_operations += 1;
+        role.matrix_multiply_adds += multiply_adds;
+    }
+
+    /// A copy is requested that will signal an mbarrier.
+    pub fn load_requested(&mut self, barrier: MbarrierAt) {
+        let requests = &mut self.ctas[barrier.cta as usize].requests;
+        requests.at.insert(barrier.offset, requests.matrix_operations);
+    }
+
+    /// A warp sees a phase of an mbarrier complete.
+    pub fn phase_awaited(&mut self, w: &Warp, barrier: MbarrierAt) {
+        let requests = &mut self.ctas[barrier.cta as usize].requests;
+        if let Some(before) = requests.at.remove(&barrier.offset) {
+            let meanwhile = requests.matrix_operations - before;
+            let loads = &mut self.roles[w.role as usize].loads;
+            loads.phases += 1;
+            loads.overlapped += u64::from(meanwhile > 0);
+            loads.matrix_operations += meanwhile;
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A step as it was planned: descriptors on the device, launches, and the graph that holds them. A step that comes again
+//! runs as it is.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use cuda_driver::sys::{self, CUfunction, CUstream};
+
+use super::buffer::{Arena, Scratch};
+use super::device::Device;
+use super::event::Event;
+use super::graph::Graph;
+use super::streams::StreamPool;
+use crate::backend::descriptors::DeviceGroup;
+use crate::backend::launch::Parameter;
+use crate::error::Error;
+use crate::plan::Grid;
+use crate::problem::OutDtype;
+
+/// A launch that is ready to be queued.
+pub(super) struct Launch {
+    pub function: CUfunction,
+    pub grid: Grid,
+    pub parameter: Parameter,
+}
+
+impl Launch {
+    /// Queues the kernel.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is one of the current context, on which the descriptors that the parameter leads to arrive before; the
+    /// function is the grid's entry, of a module that is loaded; what the descriptors point to is valid until the kernel has
+    /// run.
+    unsafe fn queue(&self, device: &Device, stream: CUstream) -> Result<(), Error> {
+        let mut parameters = [self.parameter.bytes().as_ptr().cast::<c_void>().cast_mut()];
+        // SAFETY: the function has one parameter, of this type, which the driver copies; the rest is the caller's promise.
+        device.check_raw(unsafe {
+            sys::cuLaunchKernel(
+                self.function,
+                self.grid.blocks,
+                1,
+                1,
+                self.grid.threads,
+                1,
+                1,
+                self.grid.shared_bytes,
+                stream,
+                parameters.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        })
+    }
+}
+
+/// Room for a planned step.
+pub(super) struct PlannedStep {
+    /// What was planned, all that launches depend on; not if planning it has not come to its end.
+    key: Option<(Vec<DeviceGroup>, OutDtype)>,
+    /// What launches read.
+    pub descriptors: Arena,
+    /// What they leave to each other.
+    pub scratch: Scratch,
+    pub launches: Vec<Launch>,
+    /// The launches as one, where that is wanted.
+    pub graph: Option<Graph>,
+    /// The stream that was given the step last, and a mark behind it there.
+    pub stream: CUstream,
+    pub used: Event,
+}
+
+impl PlannedStep {
+    /// Room without a step.
+    pub fn new(device: &Device) -> Result<Self, Error> {
+        Ok(Self {
+            key: None,
+            descriptors: Arena::default(),
+            scratch: Scratch::default(),
+            launches: Vec::new(),
+            graph: None,
+            stream: ptr::null_mut(),
+            used: Event::without_time(device)?,
+        })
+    }
+
+    /// Whether this step was planned.
+    pub fn is_of(&self, groups: &[DeviceGroup], out_dtype: OutDtype) -> bool {
+        self.key.as_ref().is_some_and(|(planned, dtype)| (&**planned, *dtype) == (groups, out_dtype))
+    }
+
+    /// Whether so many bytes of descriptors and scratch fit.
+    pub fn has_room(&self, descriptors: usize, scratch: usize) -> bool {
+        descriptors <= self.descriptors.capacity() && scratch <= self.scratch.capacity()
+    }
+
+    /// Waits until nothing reads the step any more, and forgets it; its room stays.
+    pub fn clear(&mut self, device: &Device) -> Result<(), Error> {
+        self.key = None;
+        self.used.wait(device)?;
+        self.graph = None;
+        self.launches.clear();
+        Ok(())
+    }
+
+    /// Says that all is there to run a step.
+    pub fn complete(&mut self, groups: &[DeviceGroup], out_dtype: OutDtype) {
+        self.key = Some((groups.to_vec(), out_dtype));
+    }
+
+    /// How often memory was allocated for steps.
+    pub fn allocations(&self) -> usize {
+        self.descriptors.allocations() + self.scratch.allocations()
+    }
+
+    /// Queues the step: its graph, or its launches one by one.
+    ///
+    /// # Safety
+    ///
+    /// As for [`PlannedStep::queue_launches`].
+    pub unsafe fn queue(&self, device: &Device, pool: Option<&StreamPool>, stream: CUstream) -> Result<(), Error> {
+        // SAFETY: the caller's promise, which is that of the graph's launches too.
+        unsafe {
+            match &self.graph {
+                Some(graph) => graph.launch(device, stream),
+                None => self.queue_launches(device, pool, stream),
+            }
+        }
+    }
+
+    /// Queues the launches, dealt out to the streams of a pool if there is one.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is one of the current context, on which the descriptors have arrived or are on their way; what they point to
+    /// is valid until the stream has come past the launches.
+    pub unsafe fn queue_launches(
+        &self,
+        device: &Device,
+        pool: Option<&StreamPool>,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's promise; a stream of the pool comes after `stream`'s descriptors, and before what follows there.
+        unsafe {
+            match pool {
+                None => self.launches.iter().try_for_each(|launch| launch.queue(device, stream)),
+                Some(pool) => pool.deal(device, stream, self.launches.len(), |index, stream| {
+                    self.launches[index].queue(device, stream)
+                }),
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! [`Variant`]: which of the ways to compute a step on a GPU, as one string. Pure data, knows no device.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::module::Module;
+use crate::error::Error;
+use crate::problem::Op;
+
+/// A way to compute a step on a GPU: words separated by commas, in any order, all of which may be left out.
+///
+/// - a launch schedule, [`LaunchSchedule`]: `persistent`, `per-group`, `streams=N`, `unfused`
+/// - `graph`: the launches are captured into a CUDA graph, which is replayed when the same step comes again
+/// - a kernel, [`Module`]: `gated_sm100`, `gated_sm90`, `gated_simt` [default: the one for the device]
+/// - an instance of that kernel: `t64`, for tiles of 64 tokens [default: the best for the step]
+///
+/// ```
+/// use nvfp4::plan::variant::{LaunchSchedule, Variant};
+///
+/// let variant: Variant = "t64_s2,graph,streams=4".parse()?;
+/// assert_eq!((variant.schedule, variant.graph), (LaunchSchedule::Streams(4), true));
+/// assert_eq!(variant.to_string(), "t64_s2,streams=4,graph");
+/// # Ok::<_, nvfp4::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// The kernel; the one for the device unless it is named.
+    pub module: Option<Module>,
+    /// The instance of the kernel; the best for each step unless it is named.
+    pub instance: Option<&'static str>,
+    /// What is launched, and in which order it may run.
+    pub schedule: LaunchSchedule,
+    /// Whether the launches are captured into a CUDA graph.
+    pub graph: bool,
+}
+
+/// What is launched for a step, and in which order it may run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LaunchSchedule {
+    /// One launch for all groups.
+    #[default]
+    Persistent,
+    /// A launch for each group that has tokens, one after the other.
+    PerGroup,
+    /// A launch for each group that has tokens, dealt out to so many streams.
+    Streams(u32),
+    /// The baseline: a plain GEMM of all groups for gate, one for up, and a kernel for silu and product. What is between
+    /// them has the output's type, so its tolerance is [another](crate::compare::Tolerance::unfused).
+    Unfused,
+}
+
+impl LaunchSchedule {
+    /// The most streams: the most grids that a device runs side by side (CUDA programming guide, "Technical
+    /// Specifications per Compute Capability").
+    pub const MAX_STREAMS: u32 = 128;
+}
+
+impl fmt::Display for LaunchSchedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Persistent => f.write_str("persistent"),
+            Self::PerGroup => f.write_str("per-group"),
+            Self::Streams(streams) => write!(f, "streams={streams}"),
+            Self::Unfused => f.write_str("unfused"),
+        }
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for word in self.module.map(Module::name).into_iter().chain(self.instance) {
+            write!(f, "{word},")?;
+        }
+        write!(f, "{}{}", self.schedule, if self.graph { ",graph" } else { "" })
+    }
+}
+
+/// What one word of a variant says.
+enum Word {
+    Module(Module),
+    Instance(&'static str),
+    Schedule(LaunchSchedule),
+    Graph,
+}
+
+fn word(text: &str) -> Option<Word> {
+    let schedule = match text.strip_prefix("streams=") {
+        Some(count) => {
+            let count = count.parse().ok().filter(|count| (1..=LaunchSchedule::MAX_STREAMS).contains(count));
+            Some(LaunchSchedule::Streams(count?))
+        }
+        None => [LaunchSchedule::Persistent, LaunchSchedule::PerGroup, LaunchSchedule::Unfused]
+            .into_iter()
+            .find(|schedule| schedule.to_string() == text),
+    };
+    let module = || Module::ALL.into_iter().find(|module| module.name() == text).map(Word::Module);
+    let instance = || Module::ALL.into_iter().flat_map(instances).find(|name| *name == text).map(Word::Instance);
+    let graph = || (text == "graph").then_some(Word::Graph);
+    schedule.map(Word::Schedule).or_else(graph).or_else(module).or_else(instance)
+}
+
+/// The instances of either operation's kernel.
+fn instances(module: Module) -> Vec<&'static str> {
+    let mut names = module.instances(Op::Gated);
+    let plain = module.instances(Op::Plain);
+    names.extend(plain.into_iter().filter(|name| !module.instances(Op::Gated).contains(name)));
+    names
+}
+
+impl FromStr for Variant {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Error::Invalid`] with what there is, if a word is none of a variant's, or two say the same thing.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        fn set<T>(slot: &mut Option<T>, value: T, what: &str) -> Result<(), Error> {
+            match slot.replace(value) {
+                None => Ok(()),
+                Some(_) => Err(Error::Invalid(format!("a variant has one {what}"))),
+            }
+        }
+        let (mut module, mut instance, mut schedule, mut graph) = (None, None, None, None);
+        for text in text.split(',').map(str::trim) {
+            let word = word(text).ok_or_else(|| {
+                let kernels = Module::ALL.map(|module| format!("{} with {}", module.name(), instances(module).join(", ")));
+                Error::Invalid(format!(
+                    "`{text}` is no word of a variant; there are the launch schedules persistent, per-group, streams=1 to \
+                     streams={}, unfused; graph; the kernels and their instances {}",
+                    LaunchSchedule::MAX_STREAMS,
+                    kernels.join("; ")
+                ))
+            })?;
+            match word {
+                Word::Module(value) => set(&mut module, value, "kernel")?,
+                Word::Instance(value) => set(&mut instance, value, "instance")?,
+                Word::Schedule(value) => set(&mut schedule, value, "launch schedule")?,
+                Word::Graph => set(&mut graph, (), "`graph`")?,
+            }
+        }
+        Ok(Self { module, instance, schedule: schedule.unwrap_or_default(), graph: graph.is_some() })
+    }
+}
+
+impl Variant {
+    /// The operation that the kernel is launched for to compute a step of `op`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is nothing to unfuse.
+    pub(crate) fn kernel_op(&self, op: Op) -> Result<Op, Error> {
+        match (self.schedule, op) {
+            (LaunchSchedule::Unfused, Op::Gated) => Ok(Op::Plain),
+            (LaunchSchedule::Unfused, Op::Plain) => {
+                Err(Error::Invalid("unfused is a variant of gated; plain has nothing to unfuse".into()))
+            }
+            _ => Ok(op),
+        }
+    }
+
+    /// Checks that the instance, if one is named, is one of a module's kernel for an operation.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with the instances that there are.
+    pub(crate) fn check_instance(&self, module: Module, op: Op) -> Result<(), Error> {
+        let names = module.instances(op);
+        match self.instance {
+            Some(instance) if !names.contains(&instance) => Err(Error::Invalid(format!(
+                "`{instance}` is no instance of {}; it has {}",
+                module.kernel(op),
+                names.join(", ")
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_come_in_any_order_and_print_in_one() {
+        for (text, printed) in [
+            ("persistent", "persistent"),
+            ("graph", "persistent,graph"),
+            ("streams=4, graph, t64_s2", "t64_s2,streams=4,graph"),
+            ("per-group,small,gated_simt", "gated_simt,small,per-group"),
+            ("gated_sm90,unfused", "gated_sm90,unfused"),
+        ] {
+            let variant: Variant = text.parse().unwrap();
+            assert_eq!(variant.to_string(), printed);
+            assert_eq!(printed.parse::<Variant>().unwrap(), variant);
+        }
+        assert_eq!("persistent".parse::<Variant>().unwrap(), Variant::default());
+    }
+
+    #[test]
+    fn every_instance_of_every_kernel_is_a_word() {
+        for module in Module::ALL {
+            for name in [Op::Gated, Op::Plain].into_iter().flat_map(|op| module.instances(op)) {
+                let variant: Variant = format!("{},{name}", module.name()).parse().unwrap();
+                assert_eq!((variant.module, variant.instance), (Some(module), Some(name)));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_variant_is_refused_with_what_there_is() {
+        let refusal = |text: &str| text.parse::<Variant>().unwrap_err().to_string();
+        for text in ["", "t63", "streams", "streams=0", "streams=129", "streams=x", "Graph", "persistent,,graph"] {
+            let refused = refusal(text);
+            for there in ["per-group", "streams=128", "unfused", "graph", "gated_sm100 with t8, ", "gated_simt with "] {
+                assert!(refused.contains("is no word of a variant") && refused.contains(there), "{refused}");
+            }
+        }
+        assert_eq!(refusal("per-group,unfused"), "a variant has one launch schedule");
+        assert_eq!(refusal("graph,graph"), "a variant has one `graph`");
+        assert_eq!(refusal("gated_simt,gated_sm90"), "a variant has one kernel");
+    }
+
+    #[test]
+    fn an_instance_of_another_kernel_and_an_unfused_plain_operation_are_refused() {
+        let variant: Variant = "t64_s2".parse().unwrap();
+        assert!(variant.check_instance(Module::Sm100, Op::Gated).is_ok());
+        let refused = variant.check_instance(Module::Simt, Op::Plain).unwrap_err().to_string();
+        assert_eq!(refused, "`t64_s2` is no instance of plain_simt; it has small, large");
+        let unfused: Variant = "unfused".parse().unwrap();
+        assert_eq!(unfused.kernel_op(Op::Gated).unwrap(), Op::Plain);
+        assert!(unfused.kernel_op(Op::Plain).unwrap_err().to_string().contains("nothing to unfuse"));
+    }
+}

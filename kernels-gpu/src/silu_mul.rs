@@ -1,0 +1,65 @@
+//! silu and product of what two plain GEMMs have left in memory: the third kernel of the unfused baseline.
+//!
+//! # Contract
+//!
+//! * Computes every [`Segment`] of the array, in one launch: a grid of as many blocks as the segments have
+//!   ([`Segment::blocks`]), [`THREADS`] threads each.
+//! * Addresses are aligned as [`Segment`] says. Nobody writes gate or up meanwhile.
+//! * Writes C's own elements and nothing else, each once; computes in f32, rounds once. The same input gives the same
+//!   bits.
+
+use cuda_std::{
+    convert::cvt_f32_f16,
+    global::{ld_global_nc_b64_or_zero, st_global_b64},
+    kernel, thread,
+};
+
+use crate::{
+    abi::{
+        OUTPUT_BF16,
+        silu_mul::{BLOCK_ELEMENTS, Launch, Segment, THREAD_ELEMENTS, THREADS},
+    },
+    epilogue::{convert, silu},
+    schedule::last_begun,
+};
+
+/// Bytes of an element.
+const ELEMENT_BYTES: u64 = 2;
+
+/// The kernel.
+///
+/// # Safety
+/// The module's contract.
+#[kernel(threads = THREADS)]
+pub unsafe fn silu_mul(launch: Launch) {
+    let (block, segments) = (thread::block_idx_x(), launch.segments as *const Segment);
+    // SAFETY: indices below segment_count.
+    let segment = unsafe {
+        let index = last_begun(launch.segment_count, block, |index| (*segments.add(index as usize)).first_block);
+        *segments.add(index as usize)
+    };
+    let first = u64::from(block - segment.first_block) * u64::from(BLOCK_ELEMENTS)
+        + u64::from(thread::thread_idx_x() * THREAD_ELEMENTS);
+    if first >= segment.elements {
+        return;
+    }
+    let offset = first * ELEMENT_BYTES;
+    // SAFETY: four elements that this thread alone computes, inside of all three matrices.
+    unsafe {
+        let gate = decode(launch.format, ld_global_nc_b64_or_zero(true, segment.gate + offset));
+        let up = decode(launch.format, ld_global_nc_b64_or_zero(true, segment.up + offset));
+        let [a, b, c, d] = core::array::from_fn(|index| silu(gate[index]) * up[index]);
+        let (low, high) = (convert(launch.format, a, b), convert(launch.format, c, d));
+        st_global_b64(segment.c + offset, u64::from(high) << 32 | u64::from(low));
+    }
+}
+
+/// Four elements of a format.
+#[inline(always)]
+fn decode(format: u32, elements: u64) -> [f32; THREAD_ELEMENTS as usize] {
+    core::array::from_fn(|index| {
+        let bits = (elements >> (16 * index)) as u16;
+        // A bfloat16 is the upper half of an f32.
+        if format == OUTPUT_BF16 { f32::from_bits(u32::from(bits) << 16) } else { cvt_f32_f16(bits) }
+    })
+}

@@ -1,0 +1,112 @@
+//! Every launch schedule of every kernel, on ragged groups: in the emulator, and where there is a GPU there, with and without
+//! a graph.
+
+use nvfp4::Output;
+use nvfp4::backend::Backend;
+use nvfp4::backend::cuda::Cuda;
+use nvfp4::backend::emulated::{Emulated, Options};
+use nvfp4::compare::Tolerance;
+use nvfp4::generate::Generator;
+use nvfp4::plan::module::Module;
+use nvfp4::plan::variant::{LaunchSchedule, Variant};
+use nvfp4::problem::{Op, OutDtype};
+use nvfp4_tests::{Case, groups, inputs, skip};
+
+const SCHEDULES: [LaunchSchedule; 5] = [
+    LaunchSchedule::Persistent,
+    LaunchSchedule::PerGroup,
+    LaunchSchedule::Streams(1),
+    LaunchSchedule::Streams(3),
+    LaunchSchedule::Unfused,
+];
+
+/// Few and many tokens, none, and ends inside of every tile.
+const SIZES: [(usize, usize, usize); 5] = [(1, 72, 320), (0, 136, 64), (7, 136, 192), (130, 200, 64), (40, 8, 1120)];
+
+/// What a backend computes in a variant, within the variant's tolerance.
+fn verified(case: &Case<'_>, gpu: &dyn Backend, variant: Variant, out_dtype: OutDtype) -> Output {
+    let unfused = variant.schedule == LaunchSchedule::Unfused;
+    let mut layer = case.prepare(gpu);
+    let tolerance = |place: &nvfp4_tests::Place| match unfused {
+        true => Tolerance::unfused(out_dtype, &place.element),
+        false => Tolerance::of(out_dtype),
+    };
+    let output = case.verified(gpu, layer.as_mut(), tolerance);
+    let launches = match variant.schedule {
+        _ if variant.graph => 1,
+        LaunchSchedule::Persistent => 1,
+        LaunchSchedule::PerGroup | LaunchSchedule::Streams(_) => SIZES.iter().filter(|(m, ..)| *m > 0).count(),
+        LaunchSchedule::Unfused => 3,
+    };
+    assert_eq!(layer.launches(), Some(launches), "{variant}");
+    assert!(case.run(gpu, layer.as_mut()) == output, "{variant}: a rerun gave other bits");
+    output
+}
+
+/// Every schedule of a module is right; those that fuse give the same bits with the same instance.
+fn check(module: Module, instance: &'static str, graphs: &[bool], gpu: impl Fn(Variant) -> Box<dyn Backend>) {
+    for out_dtype in [OutDtype::F16, OutDtype::Bf16] {
+        let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&SIZES), 6);
+        let case = Case::new(&inputs, out_dtype);
+        let mut fused: Option<Output> = None;
+        for schedule in SCHEDULES {
+            for &graph in graphs {
+                let variant = Variant { module: Some(module), instance: Some(instance), schedule, graph };
+                let output = verified(&case, &*gpu(variant), variant, out_dtype);
+                if schedule != LaunchSchedule::Unfused {
+                    let first = fused.get_or_insert_with(|| output.clone());
+                    assert!(output == *first, "{variant}: other bits than in one launch");
+                }
+            }
+        }
+    }
+}
+
+/// A module, an instance that takes any number of tokens, and an architecture that it runs on.
+const KERNELS: [(Module, &str, &str); 3] =
+    [(Module::Simt, "small", "sm_80"), (Module::Sm90, "32", "sm_90a"), (Module::Sm100, "t64", "sm_100f")];
+
+fn check_emulated(kernel: Module) {
+    let (module, instance, arch) = KERNELS.into_iter().find(|(module, ..)| *module == kernel).unwrap();
+    let gpu = Emulated::new(arch, Options { sms: 4, ..Options::default() }).unwrap();
+    check(module, instance, &[false], |variant| Box::new(gpu.clone().with_variant(variant).unwrap()));
+}
+
+#[test]
+fn every_schedule_of_the_portable_kernel_is_right_in_the_emulator() {
+    check_emulated(Module::Simt);
+}
+
+#[test]
+fn every_schedule_of_the_hopper_kernel_is_right_in_the_emulator() {
+    check_emulated(Module::Sm90);
+}
+
+#[test]
+fn every_schedule_of_the_blackwell_kernel_is_right_in_the_emulator() {
+    check_emulated(Module::Sm100);
+}
+
+#[test]
+fn every_schedule_of_every_kernel_is_right_on_this_machines_gpu() {
+    let gpu = match Cuda::open(0) {
+        Ok(gpu) => gpu,
+        Err(error) if error.is_no_device() => return skip("backend cuda", error),
+        Err(error) => panic!("{error}"),
+    };
+    for (module, instance, _) in KERNELS {
+        match gpu.clone().with_variant(Variant { module: Some(module), ..Variant::default() }) {
+            Ok(_) => {
+                check(module, instance, &[false, true], |variant| Box::new(gpu.clone().with_variant(variant).unwrap()))
+            }
+            Err(error) => skip("backend cuda", error),
+        }
+    }
+}
+
+#[test]
+fn a_graph_is_refused_in_the_emulator_with_the_reason() {
+    let gpu = Emulated::new("sm_100f", Options::default()).unwrap();
+    let refused = gpu.with_variant("graph".parse().unwrap()).err().unwrap().to_string();
+    assert!(refused.contains("no driver that could capture"), "{refused}");
+}

@@ -1,0 +1,333 @@
+//! `cargo xtask counters`: runs kernels in the emulator, every element checked, and keeps what they did in
+//! `docs/counters.json`, which `docs/counters.md` shows.
+
+use std::{collections::BTreeMap, fmt::Write as _, time::Instant};
+
+use anyhow::{Context, ensure};
+
+use crate::{
+    document::{self, Mode},
+    emulate::{Nvfp4, Run, Shape},
+    table::Table,
+};
+
+/// Run kernels in the emulator, every element checked, and renew docs/counters.json and docs/counters.md.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only these shapes; what is known of the others stays
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    shapes: Vec<String>,
+    /// Fail if what is quickly run again, or the page, is not as it is kept
+    #[arg(long, conflicts_with = "shapes")]
+    check: bool,
+}
+
+/// What is counted.
+const DATA: &str = "docs/counters.json";
+
+/// The page that shows it, and what stands on it beside the tables.
+const PAGE: &str = "docs/counters.md";
+const TEMPLATE: &str = include_str!("counters.md");
+
+const COMMAND: &str = "cargo xtask counters";
+
+/// What runs in the blink of an eye, as emulators go: a check runs it again.
+const QUICK_MULTIPLY_ADDS: u64 = 4_000_000_000;
+
+/// The architectures of the special kernels, as PTX names them.
+pub const BLACKWELL: &str = "sm_100f";
+pub const HOPPER: &str = "sm_90a";
+
+/// The variants that are compared, and on which shape: all kinds on the smallest MoE layer, one launch and a launch for
+/// each group on one of eight ragged groups.
+pub const VARIANTS: [(&str, &[&str]); 2] = [
+    (
+        "moe-4",
+        &[
+            "t64_s1",
+            "t64_s2",
+            "t64",
+            "t64_tma",
+            "t64_serial",
+            "t64_serial_s3",
+            "t64_pair",
+            "t96",
+            "t128",
+            "t128_pair",
+            "unfused",
+        ],
+    ),
+    ("moe-2", &["t64", "t64,per-group"]),
+];
+
+/// Shapes of which the Hopper kernel is counted too.
+const ON_HOPPER: [&str; 5] = ["dual-test-2", "group-test-5", "group-4", "moe-4", "decode-1"];
+
+/// The least share of useful multiply-adds on the shapes that 128-row tiles waste most on.
+const LEAST_USEFUL: f64 = 0.95;
+const WASTEFUL: [&str; 2] = ["moe-1", "moe-2"];
+
+/// What is run: architecture, shape, variant.
+type Job<'a> = (&'static str, &'a Shape, &'static str);
+
+fn jobs(shapes: &[Shape]) -> Vec<Job<'_>> {
+    let named = |name: &str| shapes.iter().find(|shape| shape.name == name).expect("a built-in shape");
+    let all = shapes.iter().map(|shape| (BLACKWELL, shape, ""));
+    let variants = VARIANTS
+        .iter()
+        .flat_map(|(name, variants)| variants.iter().map(move |&variant| (BLACKWELL, named(name), variant)));
+    let hopper = ON_HOPPER.iter().map(|name| (HOPPER, named(name), ""));
+    all.chain(variants).chain(hopper).collect()
+}
+
+/// Runs what was asked for, checks what is known to be so, and writes or compares data and page.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let shapes = Shape::all()?;
+    for name in &args.shapes {
+        ensure!(shapes.iter().any(|shape| shape.name == *name), "no shape {name:?}; `nvfp4 shapes` lists them");
+    }
+    let wanted = |(_, shape, _): &Job<'_>| match args.check {
+        true => shape.padded_multiply_adds(8) <= QUICK_MULTIPLY_ADDS,
+        false => args.shapes.is_empty() || args.shapes.contains(&shape.name),
+    };
+    let jobs = jobs(&shapes);
+    let kept = if args.shapes.is_empty() && !args.check { Vec::new() } else { read()? };
+    let mut runs: BTreeMap<_, _> =
+        kept.into_iter().map(|run| (key(&run.arch, &run.shape, &run.variant), run)).collect();
+    let in_order = |runs: &BTreeMap<_, Run>| -> Vec<Run> {
+        jobs.iter().filter_map(|(arch, shape, variant)| runs.get(&key(arch, &shape.name, variant)).cloned()).collect()
+    };
+
+    let start = Instant::now();
+    let nvfp4 = Nvfp4::build()?;
+    let mut again = 0;
+    for &(arch, shape, variant) in jobs.iter().filter(|job| wanted(job)) {
+        let begun = Instant::now();
+        let run = nvfp4.run(arch, &shape.name, variant)?;
+        check(&run, shape)?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let shown = if variant.is_empty() { "default" } else { variant };
+        println!("{arch:<7} {:<13} {shown:<13} {:<26} {seconds:6.1} s", shape.name, run.entry);
+        let known = runs.insert(key(arch, &shape.name, variant), run.clone());
+        if args.check {
+            ensure!(known.as_ref() == Some(&run), "{DATA} has {known:?}, now it is {run:?}: run `{COMMAND}`");
+        } else {
+            // At once: who interrupts the command has the runs so far.
+            document::whole(DATA, &json(&in_order(&runs)), Mode::Write, COMMAND)?;
+        }
+        again += 1;
+    }
+    let runs = in_order(&runs);
+    println!("{again} of {} runs in {:.0} s", jobs.len(), start.elapsed().as_secs_f64());
+
+    let mode = if args.check { Mode::Check } else { Mode::Write };
+    document::whole(DATA, &json(&runs), mode, COMMAND)?;
+    document::whole(PAGE, &page(&runs, &shapes), mode, COMMAND)
+}
+
+fn key(arch: &str, shape: &str, variant: &str) -> [String; 3] {
+    [arch, shape, variant].map(str::to_owned)
+}
+
+/// The runs that are kept.
+pub fn read() -> anyhow::Result<Vec<Run>> {
+    serde_json::from_str(&document::read(DATA)?).context(DATA)
+}
+
+/// An array with a run on each line.
+fn json(runs: &[Run]) -> String {
+    let lines: Vec<_> = runs.iter().map(|run| serde_json::to_string(run).expect("plain data")).collect();
+    format!("[\n{}\n]\n", lines.join(",\n"))
+}
+
+/// What holds of every run of the Blackwell kernel: it reads weights by bulk copies alone, once for each tile of tokens;
+/// little of what it issues is wasted; and with one stage no load runs beside an MMA.
+fn check(run: &Run, shape: &Shape) -> anyhow::Result<()> {
+    if run.arch != BLACKWELL {
+        return Ok(());
+    }
+    let place = || format!("{} on {}, variant {:?}, entry {}", run.shape, run.arch, run.variant, run.entry);
+    let tile = run.tile_tokens().with_context(|| format!("{}: its name tells no tile", place()))?;
+    let expected = [shape.weight_bytes(tile), 0];
+    ensure!(run.weights == expected, "{}: bytes of weights {:?}, not {expected:?}", place(), run.weights);
+    ensure!(run.variant != "t64_s1" || run.loads[1] == 0, "{}: a pipeline of one stage overlaps", place());
+    let useful = shape.useful_multiply_adds() as f64 / run.multiply_adds as f64;
+    let must = WASTEFUL.contains(&run.shape.as_str()) && run.variant.is_empty();
+    ensure!(!must || useful >= LEAST_USEFUL, "{}: {useful:.3} of the multiply-adds are useful", place());
+    Ok(())
+}
+
+fn page(runs: &[Run], shapes: &[Shape]) -> String {
+    let of = |arch: &str, default: bool| {
+        let chosen = runs.iter().filter(|run| run.arch == arch && run.variant.is_empty() == default);
+        chosen.map(|run| (run, shapes.iter().find(|shape| shape.name == run.shape).expect("its shape"))).collect()
+    };
+    TEMPLATE
+        .replace("{{blackwell}}\n", &all(&of(BLACKWELL, true)))
+        .replace("{{waiting}}\n", &waiting(&of(BLACKWELL, true)))
+        .replace("{{variants}}\n", &variants(&of(BLACKWELL, false)))
+        .replace("{{hopper}}\n", &hopper(&of(HOPPER, true)))
+}
+
+type Rows<'a> = Vec<(&'a Run, &'a Shape)>;
+
+fn all(rows: &Rows<'_>) -> String {
+    let header = [
+        "shape",
+        "entry",
+        "CTAs",
+        "bytes of weights",
+        "of tokens",
+        "of output",
+        "multiply-adds",
+        "useful",
+        "in rows of 128",
+        "loads",
+        "beside MMAs",
+        "MMAs ahead",
+    ];
+    let mut table = Table::new(2, &header);
+    for (run, shape) in rows {
+        let useful = shape.useful_multiply_adds();
+        table.row([
+            run.shape.clone(),
+            run.entry.clone(),
+            run.ctas.to_string(),
+            thousands(run.weights[0]),
+            thousands(run.tokens.iter().sum()),
+            thousands(run.output.iter().sum()),
+            thousands(run.multiply_adds),
+            percent(useful as f64 / run.multiply_adds as f64),
+            percent(useful as f64 / shape.padded_multiply_adds(128) as f64),
+            thousands(run.loads[0]),
+            percent(run.overlap()),
+            format!("{:.1}", run.ahead()),
+        ]);
+    }
+    table.to_string()
+}
+
+fn waiting(rows: &Rows<'_>) -> String {
+    let mut table = Table::new(2, &["shape", "entry", "steps", "warps 0–3: epilogue", "warp 4: load", "warp 5: MMA"]);
+    for (run, _) in rows {
+        let waiting: Vec<f64> = run.waiting().collect();
+        let [epilogue @ .., load, mma] = &waiting[..] else { continue };
+        let epilogue = epilogue.iter().sum::<f64>() / epilogue.len() as f64;
+        let [epilogue, load, mma] = [epilogue, *load, *mma].map(percent);
+        table.row([run.shape.clone(), run.entry.clone(), thousands(run.steps), epilogue, load, mma]);
+    }
+    table.to_string()
+}
+
+/// What variants of one kernel differ in.
+pub fn variants(rows: &Rows<'_>) -> String {
+    let header = [
+        "shape",
+        "variant",
+        "entry",
+        "launches",
+        "CTAs",
+        "bytes of weights",
+        "of tokens",
+        "useful",
+        "beside MMAs",
+        "MMAs ahead",
+        "shared bytes",
+        "TMEM columns",
+        "waiting, by warp",
+    ];
+    let mut table = Table::new(3, &header);
+    for (run, shape) in rows {
+        let waiting = run.waiting().fold(String::new(), |mut text, share| {
+            let _ = write!(text, "{}{:.0}", if text.is_empty() { "" } else { " " }, 100.0 * share);
+            text
+        });
+        table.row([
+            run.shape.clone(),
+            run.variant.clone(),
+            run.entry.clone(),
+            run.launches.to_string(),
+            run.ctas.to_string(),
+            thousands(run.weights[0]),
+            thousands(run.tokens.iter().sum()),
+            percent(shape.useful_multiply_adds() as f64 / run.multiply_adds as f64),
+            percent(run.overlap()),
+            format!("{:.1}", run.ahead()),
+            thousands(run.shared_bytes),
+            run.tmem_columns.to_string(),
+            waiting,
+        ]);
+    }
+    table.to_string()
+}
+
+fn hopper(rows: &Rows<'_>) -> String {
+    let header = [
+        "shape",
+        "entry",
+        "CTAs",
+        "bytes of weights",
+        "of tokens",
+        "of output",
+        "multiply-adds",
+        "useful",
+        "loads",
+        "beside wgmma",
+        "bank conflicts",
+    ];
+    let mut table = Table::new(2, &header);
+    for (run, shape) in rows {
+        table.row([
+            run.shape.clone(),
+            run.entry.clone(),
+            run.ctas.to_string(),
+            thousands(run.weights.iter().sum()),
+            thousands(run.tokens.iter().sum()),
+            thousands(run.output.iter().sum()),
+            thousands(run.multiply_adds),
+            percent(shape.useful_multiply_adds() as f64 / run.multiply_adds as f64),
+            thousands(run.loads[0]),
+            percent(run.overlap()),
+            thousands(run.bank_conflicts),
+        ]);
+    }
+    table.to_string()
+}
+
+/// A share, as `97.3 %`.
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+/// A number with its digits in threes.
+pub fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_in_threes() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
+    }
+
+    #[test]
+    fn what_a_check_runs_again_is_in_every_table() {
+        let shapes = Shape::all().unwrap();
+        let quick: Vec<_> = jobs(&shapes)
+            .into_iter()
+            .filter(|(_, shape, _)| shape.padded_multiply_adds(8) <= QUICK_MULTIPLY_ADDS)
+            .collect();
+        assert!(quick.iter().any(|(arch, ..)| *arch == HOPPER) && quick.len() >= 15, "{}", quick.len());
+    }
+}

@@ -1,0 +1,247 @@
+//! Runs `nvfp4 run --backend emulated` and keeps of its counters what documents speak of.
+//!
+//! Everything kept is an integer that the `fair` schedule makes again exactly: a [`Run`] can be compared.
+
+use std::{path::PathBuf, process::Command};
+
+use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::tools;
+
+/// A built-in shape, as `host/src/shapes.json` has it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Shape {
+    pub name: String,
+    op: String,
+    /// M, N, K of each expert.
+    pub groups: Vec<[u64; 3]>,
+}
+
+impl Shape {
+    /// All built-in shapes.
+    pub fn all() -> anyhow::Result<Vec<Self>> {
+        let path = crate::workspace().join("host/src/shapes.json");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_str(&text).with_context(|| path.display().to_string())
+    }
+
+    /// Matrices of weights of an expert.
+    pub fn projections(&self) -> u64 {
+        if self.op == "gated" { 2 } else { 1 }
+    }
+
+    /// Multiply-adds that belong to an element of the output.
+    pub fn useful_multiply_adds(&self) -> u64 {
+        self.groups.iter().map(|[m, n, k]| self.projections() * m * n * k).sum()
+    }
+
+    /// Multiply-adds with tokens in steps of so many.
+    pub fn padded_multiply_adds(&self, step: u64) -> u64 {
+        self.groups.iter().map(|[m, n, k]| self.projections() * m.next_multiple_of(step) * n * k).sum()
+    }
+
+    /// Bytes of weights, tokens and output, each once: values of half a byte, a scale for 16, elements of C of 2 bytes.
+    pub fn bytes(&self) -> u64 {
+        let operand = |rows: u64, k: u64| rows * (k / 2 + k / 16);
+        let of = |[m, n, k]: &[u64; 3]| self.projections() * operand(*n, *k) + operand(*m, *k) + 2 * m * n;
+        self.groups.iter().filter(|[m, ..]| *m > 0).map(of).sum()
+    }
+
+    /// Tiles of each group, with so many tokens and weight rows.
+    pub fn tiles(&self, tokens: u64, rows: u64) -> impl Iterator<Item = u64> {
+        self.groups.iter().map(move |[m, n, _]| m.div_ceil(tokens) * n.div_ceil(rows))
+    }
+
+    /// Bytes of values and scales of the weights, each expert's as often as it has tiles of so many tokens.
+    ///
+    /// Scales are in the blocked layout: tiles of 512 bytes for 128 rows and 64 elements of K (cuBLAS, "1D Block Scaling
+    /// Factors Layout").
+    pub fn weight_bytes(&self, tile_tokens: u64) -> u64 {
+        let of = |[m, n, k]: &[u64; 3]| {
+            let bytes = n * k / 2 + n.div_ceil(128) * k.div_ceil(64) * 512;
+            m.div_ceil(tile_tokens) * self.projections() * bytes
+        };
+        self.groups.iter().map(of).sum()
+    }
+}
+
+/// A run in the emulator: what was asked for, and what was counted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    pub arch: String,
+    pub shape: String,
+    /// As `--variant` takes it; nothing for what is chosen unasked.
+    pub variant: String,
+    /// The entries that ran.
+    pub entry: String,
+    pub launches: u64,
+    pub ctas: u64,
+    pub shared_bytes: u64,
+    pub tmem_columns: u64,
+    /// Bytes of weights that bulk copies read, and that other loads did.
+    pub weights: [u64; 2],
+    /// The same of tokens.
+    pub tokens: [u64; 2],
+    /// The same of what one launch leaves for another.
+    pub intermediate: [u64; 2],
+    /// Bytes of the output that bulk copies wrote, and that other stores did.
+    pub output: [u64; 2],
+    /// Distinct bytes of global memory read and written.
+    pub distinct: [u64; 2],
+    pub multiply_adds: u64,
+    pub bank_conflicts: u64,
+    /// Warp instructions of all warps.
+    pub warp_instructions: u64,
+    /// Loads that a warp waited for, those of them beside matrix operations, and such operations.
+    pub loads: [u64; 3],
+    /// Steps of the emulator, summed over CTAs.
+    pub steps: u64,
+    /// Those in which a warp waited, by its index in the CTA.
+    pub waited: Vec<u64>,
+}
+
+impl Run {
+    /// The most tokens of a tile, which the entry's name says: `gated_sm100_t64`, `gated_sm90_64`.
+    pub fn tile_tokens(&self) -> Option<u64> {
+        let words = self.entry.split([',', '_']);
+        words.skip(2).find_map(|word| word.trim_start_matches('t').parse().ok())
+    }
+
+    /// The share of loads that ran beside matrix operations.
+    pub fn overlap(&self) -> f64 {
+        self.loads[1] as f64 / self.loads[0].max(1) as f64
+    }
+
+    /// Matrix operations between a load's request and its use, on average.
+    pub fn ahead(&self) -> f64 {
+        self.loads[2] as f64 / self.loads[0].max(1) as f64
+    }
+
+    /// The share of its time that each warp waited.
+    pub fn waiting(&self) -> impl Iterator<Item = f64> {
+        self.waited.iter().map(|&steps| steps as f64 / self.steps.max(1) as f64)
+    }
+}
+
+/// The command `nvfp4`.
+pub struct Nvfp4(PathBuf);
+
+impl Nvfp4 {
+    /// Builds it as `cargo run --release` does.
+    pub fn build() -> anyhow::Result<Self> {
+        let mut cargo = Command::new(env!("CARGO"));
+        let status = cargo.current_dir(crate::workspace()).args(["build", "--release", "--bin", "nvfp4"]).status();
+        ensure!(status.context("cannot run cargo")?.success(), "nvfp4 does not build");
+        Ok(Self(crate::target_dir().join("release/nvfp4")))
+    }
+
+    /// Runs a shape on the `fair` schedule, sanitizer on, every element checked against the oracle.
+    pub fn run(&self, arch: &str, shape: &str, variant: &str) -> anyhow::Result<Run> {
+        let mut command = Command::new(&self.0);
+        command.args(["run", "--backend", "emulated", "--schedule", "fair", "--json"]);
+        command.args(["--arch", arch, "--shape", shape]);
+        if !variant.is_empty() {
+            command.args(["--variant", variant]);
+        }
+        let (json, _) =
+            tools::output(&mut command).with_context(|| format!("{shape} on {arch}, variant {variant:?}"))?;
+        let Printed { launches, counters, verified } = serde_json::from_str(&json).context("nvfp4's JSON")?;
+        ensure!(verified, "{shape} on {arch}, variant {variant:?}: not verified");
+        let Counters { kernel, ctas, cta_steps, total, roles, buffers, .. } = counters;
+        let sum = |name: &str, bytes: fn(&Buffer) -> [u64; 2]| {
+            let named = buffers.iter().filter(|buffer| buffer.name.as_deref() == Some(name)).map(bytes);
+            named.fold([0; 2], |sum, bytes| [sum[0] + bytes[0], sum[1] + bytes[1]])
+        };
+        let loaded = |name| sum(name, |buffer| [buffer.bulk_loaded, buffer.loaded]);
+        Ok(Run {
+            arch: arch.to_owned(),
+            shape: shape.to_owned(),
+            variant: variant.to_owned(),
+            entry: kernel,
+            launches,
+            ctas,
+            shared_bytes: counters.shared_bytes,
+            tmem_columns: counters.peak_tmem_columns,
+            weights: loaded("weights"),
+            tokens: loaded("tokens"),
+            intermediate: loaded("intermediate"),
+            output: sum("output", |buffer| [buffer.bulk_stored, buffer.stored]),
+            distinct: [counters.dram_read_bytes, counters.dram_write_bytes],
+            multiply_adds: total.matrix_multiply_adds,
+            bank_conflicts: total.bank_conflicts,
+            warp_instructions: total.warp_instructions,
+            loads: [total.loads.phases, total.loads.overlapped, total.loads.matrix_operations],
+            steps: cta_steps,
+            waited: roles.iter().map(|role| role.waited_steps).collect(),
+        })
+    }
+}
+
+/// What is read of `nvfp4 run --json`.
+#[derive(Deserialize)]
+struct Printed {
+    launches: u64,
+    counters: Counters,
+    verified: bool,
+}
+
+#[derive(Deserialize)]
+struct Counters {
+    kernel: String,
+    ctas: u64,
+    cta_steps: u64,
+    total: Role,
+    roles: Vec<Role>,
+    buffers: Vec<Buffer>,
+    dram_read_bytes: u64,
+    dram_write_bytes: u64,
+    shared_bytes: u64,
+    peak_tmem_columns: u64,
+}
+
+#[derive(Deserialize)]
+struct Role {
+    warp_instructions: u64,
+    waited_steps: u64,
+    bank_conflicts: u64,
+    matrix_multiply_adds: u64,
+    loads: Loads,
+}
+
+#[derive(Deserialize)]
+struct Loads {
+    phases: u64,
+    overlapped: u64,
+    matrix_operations: u64,
+}
+
+#[derive(Deserialize)]
+struct Buffer {
+    name: Option<String>,
+    loaded: u64,
+    stored: u64,
+    bulk_loaded: u64,
+    bulk_stored: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_counted_once_for_each_tile_of_tokens() {
+        let shape =
+            |op: &str| Shape { name: String::new(), op: op.into(), groups: vec![[65, 128, 256], [0, 128, 256]] };
+        // 128 rows of 128 bytes of values and 16 of scales.
+        assert_eq!(shape("plain").weight_bytes(64), 2 * 128 * 144);
+        assert_eq!(shape("gated").weight_bytes(128), 2 * 128 * 144);
+        assert_eq!(shape("gated").tiles(64, 128).collect::<Vec<_>>(), [2, 0]);
+        assert_eq!(shape("plain").padded_multiply_adds(128), 128 * 128 * 256);
+    }
+
+    #[test]
+    fn every_built_in_shape_is_read() {
+        assert_eq!(Shape::all().unwrap().len(), 34);
+    }
+}

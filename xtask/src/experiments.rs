@@ -1,0 +1,395 @@
+//! `cargo xtask experiments`: writes `docs/experiments.md` of what was counted (`docs/counters.json`), what was measured
+//! (`docs/measurements/*.json`) and what was tried on Hopper (`benches/hopper/steps.toml`). Runs nothing itself.
+
+use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
+
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+
+use crate::{
+    counters,
+    document::{self, Mode},
+    emulate::{Run, Shape},
+    table::Table,
+    tools,
+};
+
+/// Renew docs/experiments.md from what was counted and measured.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Fail if the page is not what counts and measurements make of it
+    #[arg(long)]
+    check: bool,
+}
+
+const PAGE: &str = "docs/experiments.md";
+const TEMPLATE: &str = include_str!("experiments.md");
+const COMMAND: &str = "cargo xtask experiments";
+
+/// Results of the benchmark on cards, a file each.
+const MEASUREMENTS: &str = "docs/measurements";
+
+/// The steps by which the Hopper kernel became what it is.
+const STEPS: &str = "benches/hopper/steps.toml";
+
+/// Multiprocessors of a B200.
+const B200_SMS: u64 = 148;
+
+/// The shape that variants are counted on.
+const VARIANTS_SHAPE: &str = "moe-4";
+
+/// Weight rows of a tile of the Blackwell kernel.
+const TILE_ROWS: u64 = 128;
+
+/// When a change is taken: on the geometric mean of all shapes it is faster by this, on none it is slower, and repeats
+/// spread by less than this.
+const ACCEPTED: f64 = 1.4;
+const SPREAD: f64 = 0.05;
+
+/// Makes the text of a measurement: times, rates and goals.
+const REPORT: &str = "benches/hopper/report.py";
+
+/// Changes that the acceptance rule is put to: what is changed, the variant without it and with it. An empty word is the
+/// kernel as it runs unasked.
+const CHANGES: [(&str, &str, &str); 8] = [
+    ("stages", "t64_s1", "t64"),
+    ("tiles", "t128", "t64"),
+    ("tma-store", "t64", "t64_tma"),
+    ("specialised", "t64_serial", "t64"),
+    ("pair", "t64", "t64_pair"),
+    ("persistent", "per-group", ""),
+    ("graph", "", "graph"),
+    ("fused", "unfused", ""),
+];
+
+/// Renders the page, and writes or compares it.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let (runs, shapes) = (counters::read()?, Shape::all()?);
+    let measurements = measurements()?;
+    let mode = if args.check { Mode::Check } else { Mode::Write };
+    document::whole(PAGE, &page(&runs, &shapes, &measurements, &steps()?)?, mode, COMMAND)
+}
+
+/// A result of the benchmark on a card: what the acceptance rule needs of it.
+#[derive(Deserialize)]
+struct Measurement {
+    conditions: BTreeMap<String, String>,
+    shapes: BTreeMap<String, Measured>,
+}
+
+/// What was measured on a shape: microseconds, by contender.
+#[derive(Deserialize)]
+struct Measured {
+    us: BTreeMap<String, Time>,
+}
+
+#[derive(Deserialize)]
+struct Time {
+    median: f64,
+    p10: f64,
+    p90: f64,
+}
+
+fn measurements() -> anyhow::Result<Vec<(String, Measurement)>> {
+    let folder = crate::workspace().join(MEASUREMENTS);
+    let mut files: Vec<PathBuf> = match fs::read_dir(&folder) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(_) => Vec::new(),
+    };
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+    files.sort();
+    let read = |file: &PathBuf| {
+        let text = fs::read_to_string(file)?;
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        anyhow::Ok((name, serde_json::from_str(&text)?))
+    };
+    files.iter().map(|file| read(file).with_context(|| format!("cannot read {}", file.display()))).collect()
+}
+
+/// A step on the way to the Hopper kernel.
+#[derive(Deserialize)]
+struct Step {
+    name: String,
+    mechanism: String,
+    prediction: String,
+    outcome: String,
+    #[serde(default)]
+    times: Option<toml::Value>,
+}
+
+#[derive(Default, Deserialize)]
+struct Steps {
+    #[serde(default, rename = "step")]
+    steps: Vec<Step>,
+}
+
+fn steps() -> anyhow::Result<Vec<Step>> {
+    let file = crate::workspace().join(STEPS);
+    if !file.exists() {
+        return Ok(Vec::new());
+    }
+    let Steps { steps } = toml::from_str(&fs::read_to_string(&file)?).context(STEPS)?;
+    ensure!(!steps.is_empty(), "{STEPS} has no [[step]]");
+    Ok(steps)
+}
+
+type Measurements = [(String, Measurement)];
+
+fn page(runs: &[Run], shapes: &[Shape], measurements: &Measurements, steps: &[Step]) -> anyhow::Result<String> {
+    let variants_of = |name: &str, words: &[&str]| {
+        let rows = runs.iter().filter(|run| run.arch == counters::BLACKWELL && run.shape == name);
+        let rows = rows.filter(|run| words.contains(&run.variant.as_str()));
+        counters::variants(&rows.map(|run| (run, shape(shapes, &run.shape))).collect())
+    };
+    let variants = |words: &[&str]| variants_of(VARIANTS_SHAPE, words);
+    let mut text = TEMPLATE.to_owned();
+    let mut fill = |name: &str, with: String| {
+        let place = format!("{{{{{name}}}}}\n");
+        ensure!(text.contains(&place), "xtask/src/experiments.md has no {place}");
+        text = text.replace(&place, &with);
+        Ok(())
+    };
+    fill("stages", variants(&["t64_s1", "t64_s2", "t64"]))?;
+    fill("tiles", variants(&["t64", "t96", "t128"]))?;
+    fill("waste", waste(runs, shapes))?;
+    fill("stores", stores(runs))?;
+    fill("roles", variants(&["t64_serial", "t64_serial_s3", "t64"]))?;
+    fill("pair", variants(&["t64", "t64_pair", "t128", "t128_pair"]))?;
+    fill("launches", launches(runs, shapes))?;
+    fill("launches counted", variants_of("moe-2", &["t64", "t64,per-group"]))?;
+    fill("fusion", fusion(runs))?;
+    fill("light", light(shapes))?;
+    for (change, without, with) in CHANGES {
+        fill(&format!("times {change}"), accepted(measurements, without, with))?;
+    }
+    fill("measurements", measured(measurements)?)?;
+    fill("steps", steps_text(steps))?;
+    ensure!(!text.contains("{{"), "xtask/src/experiments.md has a place that nothing fills");
+    Ok(text)
+}
+
+fn shape<'a>(shapes: &'a [Shape], name: &str) -> &'a Shape {
+    shapes.iter().find(|shape| shape.name == name).expect("a built-in shape")
+}
+
+/// What share of the multiply-adds is useful, as the kernel issues them and where tokens are rows of tiles.
+fn waste(runs: &[Run], shapes: &[Shape]) -> String {
+    let mut table = Table::new(2, &["shape", "entry", "useful, tokens on N", "useful, tokens on M in tiles of 128"]);
+    for run in unasked(runs) {
+        let shape = shape(shapes, &run.shape);
+        let useful = shape.useful_multiply_adds() as f64;
+        table.row([
+            run.shape.clone(),
+            run.entry.clone(),
+            counters::percent(useful / run.multiply_adds as f64),
+            counters::percent(useful / shape.padded_multiply_adds(128) as f64),
+        ]);
+    }
+    table.to_string()
+}
+
+fn stores(runs: &[Run]) -> String {
+    let header = ["shape", "variant", "bytes by st", "by TMA", "warp instructions", "bank conflicts", "shared bytes"];
+    let mut table = Table::new(2, &header);
+    let chosen = runs.iter().filter(|run| run.shape == VARIANTS_SHAPE);
+    for run in chosen.filter(|run| ["t64", "t64_tma"].contains(&run.variant.as_str())) {
+        table.row([
+            run.shape.clone(),
+            run.variant.clone(),
+            counters::thousands(run.output[1]),
+            counters::thousands(run.output[0]),
+            counters::thousands(run.warp_instructions),
+            counters::thousands(run.bank_conflicts),
+            counters::thousands(run.shared_bytes),
+        ]);
+    }
+    table.to_string()
+}
+
+/// Launches, waves and what idles in them, by arithmetic, with the tiles that the kernel takes unasked.
+fn launches(runs: &[Run], shapes: &[Shape]) -> String {
+    let header = ["shape", "entry", "tiles", "waves", "idle", "launches, one a group", "waves", "idle"];
+    let mut table = Table::new(2, &header);
+    let idle = |tiles: u64, waves: u64| counters::percent(1.0 - tiles as f64 / (waves * B200_SMS) as f64);
+    for (run, tokens) in unasked(runs).filter_map(|run| Some((run, run.tile_tokens()?))) {
+        let tiles: Vec<_> = shape(shapes, &run.shape).tiles(tokens, TILE_ROWS).collect();
+        let all: u64 = tiles.iter().sum();
+        let (waves, apart) = (all.div_ceil(B200_SMS), tiles.iter().map(|tiles| tiles.div_ceil(B200_SMS)).sum());
+        let mut cells = vec![run.shape.clone(), run.entry.clone(), all.to_string(), waves.to_string()];
+        cells.extend([idle(all, waves), tiles.len().to_string(), u64::to_string(&apart), idle(all, apart)]);
+        table.push(cells);
+    }
+    table.to_string()
+}
+
+/// Runs of MoE shapes as the kernel computes them unasked.
+fn unasked(runs: &[Run]) -> impl Iterator<Item = &Run> {
+    let chosen = runs.iter().filter(|run| run.arch == counters::BLACKWELL && run.variant.is_empty());
+    chosen.filter(|run| run.shape.starts_with("moe-") || run.shape.starts_with("decode-"))
+}
+
+fn fusion(runs: &[Run]) -> String {
+    let header = ["shape", "variant", "launches", "read", "written", "of it between launches"];
+    let mut table = Table::new(2, &header);
+    for run in
+        runs.iter().filter(|run| run.shape == VARIANTS_SHAPE && ["t128", "unfused"].contains(&run.variant.as_str()))
+    {
+        let [read, written] = run.distinct.map(counters::thousands);
+        let between = counters::thousands(run.intermediate.iter().sum());
+        table.row([run.shape.clone(), run.variant.clone(), run.launches.to_string(), read, written, between]);
+    }
+    table.to_string()
+}
+
+/// The speed of light of a card: the longer of reading and writing every byte once, and of doing every operation once.
+fn light(shapes: &[Shape]) -> String {
+    /// Bytes and operations a second: of a B200 (7.68 TB/s, 6.9 PFLOP/s, which give the public competition's figures),
+    /// and as the earlier attempt took them.
+    const B200: [f64; 2] = [7.68e12, 6.9e15];
+    const THEN: [f64; 2] = [4.5e12, 2.5e15];
+    let header =
+        ["shape", "bytes, µs", "operations, µs", "light, µs", "bound by", "with the figures of then", "bound by"];
+    let mut table = Table::new(1, &header);
+    for name in ["moe-1", "moe-2", "moe-3", "moe-4", "decode-1", "group-1", "group-2", "group-3", "group-4"] {
+        let shape = shape(shapes, name);
+        let of = |[bytes, operations]: [f64; 2]| {
+            [shape.bytes() as f64 / bytes * 1e6, 2.0 * shape.useful_multiply_adds() as f64 / operations * 1e6]
+        };
+        let bound = |[memory, compute]: [f64; 2]| if memory >= compute { "memory" } else { "compute" }.to_owned();
+        let ([memory, compute], then) = (of(B200), of(THEN));
+        let [a, b, c, d] = [memory, compute, memory.max(compute), then[0].max(then[1])].map(|us| format!("{us:.1}"));
+        table.row([name.to_owned(), a, b, c, bound([memory, compute]), d, bound(then)]);
+    }
+    table.to_string()
+}
+
+/// Puts the acceptance rule to a change, on every measurement that has both.
+fn accepted(measurements: &Measurements, without: &str, with: &str) -> String {
+    let mut lines = Vec::new();
+    for (file, measurement) in measurements {
+        for kernel in ["gated_sm100", "gated_sm90"] {
+            let name = |word: &str| if word.is_empty() { kernel.to_owned() } else { format!("{kernel},{word}") };
+            let mut ratios = Vec::new();
+            let mut spread: f64 = 0.0;
+            for (shape, Measured { us }) in &measurement.shapes {
+                if let (Some(before), Some(after)) = (us.get(&name(without)), us.get(&name(with))) {
+                    ratios.push((shape, before.median / after.median));
+                    spread = [spread, before.spread(), after.spread()].into_iter().fold(0.0, f64::max);
+                }
+            }
+            let Some((slowest, least)) = ratios.iter().min_by(|a, b| a.1.total_cmp(&b.1)) else { continue };
+            let mean = geomean(ratios.iter().map(|(_, ratio)| *ratio));
+            let holds = mean >= ACCEPTED && *least >= 1.0 && spread < SPREAD;
+            lines.push(format!(
+                "- `{}` against `{}` on {} ({file}): {mean:.2}× on the geometric mean of {} shapes, least {least:.2}× \
+                 ({slowest}), spread {:.1} %: the rule {}.\n",
+                name(with),
+                name(without),
+                measurement.card(),
+                ratios.len(),
+                100.0 * spread,
+                if holds { "holds" } else { "does not hold" }
+            ));
+        }
+    }
+    let b200 = measurements.iter().any(|(_, measurement)| measurement.card().contains("B200"));
+    if !b200 {
+        lines.push("- On a B200: not measured: no B200.\n".to_owned());
+    }
+    lines.concat()
+}
+
+impl Time {
+    /// How far apart repeats are, as a share of the median.
+    fn spread(&self) -> f64 {
+        (self.p90 - self.p10) / self.median
+    }
+}
+
+impl Measurement {
+    /// The card's name.
+    fn card(&self) -> &str {
+        self.conditions.get("gpu").and_then(|gpu| gpu.split(',').next()).unwrap_or("an unnamed card")
+    }
+}
+
+fn geomean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value.ln(), count + 1));
+    (sum / f64::from(count.max(1))).exp()
+}
+
+/// Each measurement as its own report has it.
+fn measured(measurements: &Measurements) -> anyhow::Result<String> {
+    let mut text = String::new();
+    for (file, _) in measurements {
+        let mut python = Command::new("python3");
+        python.current_dir(crate::workspace()).args([REPORT, &format!("{MEASUREMENTS}/{file}")]);
+        let (report, _) = tools::output(&mut python)?;
+        text += &format!("### {file}\n\n```text\n{report}```\n\n");
+    }
+    Ok(if text.is_empty() { "Not measured yet.\n".into() } else { text.trim_end().to_owned() + "\n" })
+}
+
+fn steps_text(steps: &[Step]) -> String {
+    if steps.is_empty() {
+        return "None recorded.\n".into();
+    }
+    let one = |step: &Step| {
+        let Step { name, mechanism, prediction, outcome, times } = step;
+        let times = times.as_ref().map(|times| format!("- Times: {}\n", plain(times))).unwrap_or_default();
+        format!(
+            "### {name}\n\n- Mechanism: {}\n- Predicted: {}\n- Outcome: {}\n{times}\n",
+            mechanism.trim(),
+            prediction.trim(),
+            outcome.trim()
+        )
+    };
+    steps.iter().map(one).collect::<String>().trim_end().to_owned() + "\n"
+}
+
+/// A value of TOML as words: `moe-1 350 → 280; decode-1 110`.
+fn plain(value: &toml::Value) -> String {
+    match value {
+        toml::Value::String(text) => text.trim().to_owned(),
+        toml::Value::Table(table) => {
+            let pairs: Vec<_> = table.iter().map(|(name, value)| format!("{name} {}", plain(value))).collect();
+            pairs.join("; ")
+        }
+        toml::Value::Array(values) => values.iter().map(plain).collect::<Vec<_>>().join(" → "),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measurement(without: [f64; 2], with: [f64; 2]) -> Vec<(String, Measurement)> {
+        let time = |median: f64| serde_json::json!({"median": median, "p10": median, "p90": median * 1.01});
+        let shape = |n: usize| serde_json::json!({"us": {"gated_sm90,t64_s1": time(without[n]), "gated_sm90,t64": time(with[n])}});
+        let json = serde_json::json!({
+            "conditions": {"gpu": "NVIDIA H200, 1"},
+            "shapes": {"moe-1": shape(0), "moe-2": shape(1)},
+        });
+        vec![("file".into(), serde_json::from_value(json).unwrap())]
+    }
+
+    #[test]
+    fn the_rule_wants_a_mean_and_no_shape_slower() {
+        let said = |without, with| accepted(&measurement(without, with), "t64_s1", "t64");
+        assert!(said([2.0, 2.0], [1.0, 1.0]).contains("2.00× on the geometric mean of 2 shapes"));
+        assert!(said([2.0, 2.0], [1.0, 1.0]).contains("the rule holds"));
+        assert!(said([4.0, 0.9], [1.0, 1.0]).contains("least 0.90× (moe-2), spread 1.0 %: the rule does not hold"));
+        assert!(said([1.3, 1.3], [1.0, 1.0]).contains("does not hold"));
+        assert!(said([2.0, 2.0], [1.0, 1.0]).ends_with("- On a B200: not measured: no B200.\n"));
+    }
+
+    #[test]
+    fn steps_read_as_sentences() {
+        let toml =
+            "[[step]]\nname = 'A'\nmechanism = 'm'\nprediction = 'p'\noutcome = 'o'\ntimes = { moe-1 = [3, 2] }\n";
+        let Steps { steps } = toml::from_str(toml).unwrap();
+        let text = steps_text(&steps);
+        assert_eq!(text, "### A\n\n- Mechanism: m\n- Predicted: p\n- Outcome: o\n- Times: moe-1 3 → 2\n");
+    }
+}
