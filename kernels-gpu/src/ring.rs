@@ -12,10 +12,8 @@ pub struct Ring {
     barriers: u32,
     /// Buffers.
     count: u32,
-    /// The buffer at hand.
-    index: u32,
-    /// The parity of its full phase.
-    parity: u32,
+    /// Twice the index of the buffer at hand, plus the parity of its full phase: one register.
+    place: u32,
 }
 
 impl Ring {
@@ -27,7 +25,7 @@ impl Ring {
     /// The ring of so many buffers with the barriers at a shared address, at its first buffer.
     #[inline(always)]
     pub const fn new(barriers: u32, count: u32) -> Self {
-        Self { barriers, count, index: 0, parity: 0 }
+        Self { barriers, count, place: 0 }
     }
 
     /// Makes the barriers, whose phases take so many arrivals.
@@ -37,7 +35,7 @@ impl Ring {
     #[inline(always)]
     pub unsafe fn init(self, full_arrivals: u32, empty_arrivals: u32) {
         for index in 0..self.count {
-            let ring = Self { index, ..self };
+            let ring = Self { place: 2 * index, ..self };
             // SAFETY: the caller's promise.
             unsafe {
                 mbarrier_init(ring.full(), full_arrivals);
@@ -49,19 +47,19 @@ impl Ring {
     /// The index of the buffer at hand.
     #[inline(always)]
     pub const fn index(self) -> u32 {
-        self.index
+        self.place / 2
     }
 
     /// Its barrier for those who fill it.
     #[inline(always)]
     pub const fn full(self) -> u32 {
-        self.barriers + self.index * MBARRIER_BYTES
+        self.barriers + self.index() * MBARRIER_BYTES
     }
 
     /// Its barrier for those who empty it.
     #[inline(always)]
     pub const fn empty(self) -> u32 {
-        self.barriers + (self.count + self.index) * MBARRIER_BYTES
+        self.barriers + (self.count + self.index()) * MBARRIER_BYTES
     }
 
     /// Waits until the buffer is full.
@@ -71,7 +69,7 @@ impl Ring {
     #[inline(always)]
     pub unsafe fn wait_full(self) {
         // SAFETY: the caller's promise.
-        unsafe { mbarrier_wait_parity(self.full(), self.parity) }
+        unsafe { mbarrier_wait_parity(self.full(), self.place % 2) }
     }
 
     /// Waits until the buffer is empty.
@@ -81,16 +79,15 @@ impl Ring {
     #[inline(always)]
     pub unsafe fn wait_empty(self) {
         // SAFETY: the caller's promise. Of a fresh barrier, the phase before the first is complete.
-        unsafe { mbarrier_wait_parity(self.empty(), self.parity ^ 1) }
+        unsafe { mbarrier_wait_parity(self.empty(), self.place % 2 ^ 1) }
     }
 
     /// Goes on to the next buffer.
     #[inline(always)]
     pub const fn advance(&mut self) {
-        self.index += 1;
-        if self.index == self.count {
-            self.index = 0;
-            self.parity ^= 1;
+        self.place += 2;
+        if self.index() == self.count {
+            self.place = self.place % 2 ^ 1;
         }
     }
 }
