@@ -27,11 +27,11 @@ fn swizzled(mode: &str, byte: usize) -> usize {
     let line = byte / 128;
     match mode {
         "none" => byte,
-        "32B" => byte ^ line % 2 * 16,
-        "64B" => byte ^ line % 4 * 16,
-        "128B" => byte ^ line % 8 * 16,
-        "128B_atom_32B" => byte ^ line % 4 * 32,
-        "128B_atom_64B" => byte ^ line % 2 * 64,
+        "32B" => byte ^ (line % 2 * 16),
+        "64B" => byte ^ (line % 4 * 16),
+        "128B" => byte ^ (line % 8 * 16),
+        "128B_atom_32B" => byte ^ (line % 4 * 32),
+        "128B_atom_64B" => byte ^ (line % 2 * 64),
         other => panic!("{other}"),
     }
 }
@@ -76,10 +76,10 @@ impl Tensor {
         let place = |number: u64| {
             let mut rest = number;
             let mut from = Some(0);
-            for dim in 0..self.rank() {
+            for (dim, &count) in counts.iter().enumerate() {
                 let step = if dim == 0 { 1 } else { self.element_strides[dim] };
-                let coordinate = self.at[dim] + (rest % counts[dim] * step) as i64;
-                rest /= counts[dim];
+                let coordinate = self.at[dim] + (rest % count * step) as i64;
+                rest /= count;
                 let stride = if dim == 0 { self.element.1 as u64 } else { self.strides[dim - 1] };
                 let inside = (0..self.dims[dim] as i64).contains(&coordinate);
                 from = from.filter(|_| inside).map(|from| from + (coordinate as u64 * stride) as usize);
