@@ -8,7 +8,7 @@
 //! * Addresses and tensor maps are as [`Group`] says. Scales are finite (never 0x7f) and have no sign, in the
 //!   padding of the scale layout too: it meets values that are zeros.
 //! * Writes C's own elements and nothing else, each once. The same input gives the same bits.
-//! * Products are exact; the tensor core adds them up in f32. α·sum must be finite in f32. Overflow of the output
+//! * Products are exact; the tensor core adds them up in f32. α·sum and α·2²⁸ must be finite in f32. Overflow of the output
 //!   format gives ±inf.
 //!
 //! # How
@@ -171,8 +171,10 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     }
 }
 
-/// This block's tiles, each with its group.
-#[derive(Clone, Copy)]
+/// This block's tiles.
+///
+/// A cursor, not an iterator: what a role needs of a tile both before and after its steps is read twice, which is cheaper
+/// than the registers to keep it in.
 struct Tiles {
     launch: Launch,
     next: u32,
@@ -189,23 +191,26 @@ impl Tiles {
         let block = thread::block_idx_x();
         Self { launch, next: start(block), end: start(block + 1) }
     }
-}
 
-impl Iterator for Tiles {
-    type Item = (Tile, &'static Group);
-
+    /// Whether there is a tile at hand.
     #[inline(always)]
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.next >= self.end {
-            return None;
-        }
+    const fn more(&self) -> bool {
+        self.next < self.end
+    }
+
+    /// The tile at hand and its group.
+    #[inline(always)]
+    unsafe fn read(&self) -> (Tile, &'static Group) {
         // SAFETY: inside of the list, whose tiles name groups of the array; neither changes while the kernel runs.
-        let item = unsafe {
+        unsafe {
             let tile = *(self.launch.tiles as *const Tile).add(self.next as usize);
             (tile, &*(self.launch.groups as *const Group).add(tile.group as usize))
-        };
+        }
+    }
+
+    #[inline(always)]
+    const fn advance(&mut self) {
         self.next += 1;
-        Some(item)
     }
 }
 

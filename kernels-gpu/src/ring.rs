@@ -18,10 +18,8 @@ pub struct Ring<const BLOCKS: u32 = 1> {
     barriers: u32,
     /// Buffers.
     count: u32,
-    /// The buffer at hand.
-    index: u32,
-    /// The parity of its full phase.
-    parity: u32,
+    /// Twice the index of the buffer at hand, plus the parity of its full phase: one register.
+    place: u32,
 }
 
 /// Bytes of the barriers of a ring of so many buffers.
@@ -33,7 +31,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// The ring of `count` buffers whose barriers lie at a shared address, at its first buffer.
     #[inline(always)]
     pub const fn new(barriers: u32, count: u32) -> Self {
-        Self { barriers, count, index: 0, parity: 0 }
+        Self { barriers, count, place: 0 }
     }
 
     /// Makes the barriers, whose phases take so many arrivals.
@@ -43,7 +41,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     #[inline(always)]
     pub unsafe fn init(self, full_arrivals: u32, empty_arrivals: u32) {
         for index in 0..self.count {
-            let ring = Self { index, ..self };
+            let ring = Self { place: 2 * index, ..self };
             // SAFETY: the caller's promise.
             unsafe {
                 mbarrier_init(ring.full(), full_arrivals);
@@ -55,19 +53,25 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// The index of the buffer at hand.
     #[inline(always)]
     pub const fn index(self) -> u32 {
-        self.index
+        self.place / 2
+    }
+
+    /// The parity of its full phase.
+    #[inline(always)]
+    const fn parity(self) -> u32 {
+        self.place % 2
     }
 
     /// Its barrier for those who fill it.
     #[inline(always)]
     pub const fn full(self) -> u32 {
-        self.barriers + self.index * MBARRIER_BYTES
+        self.barriers + self.index() * MBARRIER_BYTES
     }
 
     /// Its barrier for those who empty it.
     #[inline(always)]
     pub const fn empty(self) -> u32 {
-        self.barriers + (self.count + self.index) * MBARRIER_BYTES
+        self.barriers + (self.count + self.index()) * MBARRIER_BYTES
     }
 
     /// Waits until the buffer is full.
@@ -77,7 +81,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     #[inline(always)]
     pub unsafe fn wait_full(self) {
         // SAFETY: the caller's promise.
-        unsafe { Self::wait(self.full(), self.parity) }
+        unsafe { Self::wait(self.full(), self.parity()) }
     }
 
     /// Waits until the buffer is empty.
@@ -87,7 +91,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     #[inline(always)]
     pub unsafe fn wait_empty(self) {
         // SAFETY: the caller's promise. Of a fresh barrier, the phase before the first is complete.
-        unsafe { Self::wait(self.empty(), self.parity ^ 1) }
+        unsafe { Self::wait(self.empty(), self.parity() ^ 1) }
     }
 
     /// Waits until the buffer, which was filled in this round, is empty again.
@@ -97,7 +101,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     #[inline(always)]
     pub unsafe fn wait_emptied(self) {
         // SAFETY: the caller's promise.
-        unsafe { Self::wait(self.empty(), self.parity) }
+        unsafe { Self::wait(self.empty(), self.parity()) }
     }
 
     #[inline(always)]
@@ -131,10 +135,9 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// Goes on to the next buffer.
     #[inline(always)]
     pub const fn advance(&mut self) {
-        self.index += 1;
-        if self.index == self.count {
-            self.index = 0;
-            self.parity ^= 1;
+        self.place += 2;
+        if self.index() == self.count {
+            self.place = self.parity() ^ 1;
         }
     }
 

@@ -11,7 +11,7 @@ use super::order::WORD_PAIRS;
 /// What [`decode`] leaves out of a value: 2¹⁴, in A and in B.
 pub const UNSCALE: f32 = (1 << 28) as f32;
 
-/// Eight e2m1 codes times a scale of [`scales`], as f16: register i has elements i and i+4, in its low and its high half.
+/// Eight e2m1 codes times a scale, twice in a register, as f16: register i has elements i and i+4, in its low and its high half.
 ///
 /// e2m1's exponent and mantissa in the places of f16's are the value times 2⁻¹⁴, subnormal ones too, since the exponents'
 /// biases are 1 and 15. The product with the scale has up to 6 bits, is a multiple of 2⁻²⁴ and below 1: f16 has it.
@@ -29,9 +29,20 @@ pub fn decode(codes: u32, scale: u32) -> [u32; WORD_PAIRS] {
     [low(even), low(odd), high(even), high(odd)]
 }
 
-/// Two e4m3, each in both halves of a register, as f16.
-#[inline(always)]
-pub fn scales(bytes: u16) -> [u32; 2] {
-    let both = cvt_rn_f16x2_e4m3x2(bytes);
-    [prmt_b32(both, 0, 0x1010), prmt_b32(both, 0, 0x3232)]
+/// Two e4m3 as f16.
+#[derive(Clone, Copy)]
+pub struct Scales(u32);
+
+impl Scales {
+    /// Of two bytes.
+    #[inline(always)]
+    pub fn new(bytes: u16) -> Self {
+        Self(cvt_rn_f16x2_e4m3x2(bytes))
+    }
+
+    /// The first or the second, in both halves of a register.
+    #[inline(always)]
+    pub fn twice(self, index: usize) -> u32 {
+        prmt_b32(self.0, 0, if index == 0 { 0x1010 } else { 0x3232 })
+    }
 }

@@ -20,7 +20,9 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         // SAFETY: the group's own maps and scales, of which the padding is whole tiles; a stage is written while it is
         // empty, and its full barrier expects each copy's bytes.
         unsafe {
-            for (tile, group) in Tiles::new(launch) {
+            let mut tiles = Tiles::new(launch);
+            while tiles.more() {
+                let (tile, group) = tiles.read();
                 if tile.group != known {
                     known = tile.group;
                     fence_proxy_tensormap_acquire(group.a_map);
@@ -73,6 +75,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                     }
                     stages.advance();
                 }
+                tiles.advance();
             }
         }
     }

@@ -12,12 +12,12 @@ use cuda_std::{
 
 use super::{
     Sm90, Tiles, WARPS,
-    decode::{UNSCALE, decode, scales},
+    decode::{Scales, UNSCALE, decode},
     order::{CHUNK_BYTES, CHUNK_ROWS, LANE_SCALES, LANE_WORDS, ROW_LANES, WORD_PAIRS, lane_offset},
 };
 use crate::{
     abi::{
-        SCALE_TILE_ROWS,
+        OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_ROWS,
         sm90::{Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, Tile, WARPGROUP, WARPGROUP_ROWS},
     },
     epilogue::{convert, silu},
@@ -33,7 +33,7 @@ const fn registers(width: usize) -> usize {
     WARPGROUP_ROWS as usize * width / WARPGROUP as usize
 }
 
-/// The most accumulators of a panel that leave registers for the fragments of two words.
+/// The most accumulators of a panel that leave registers for the next step's words beside this one's fragments.
 const ROOMY: usize = registers(112);
 
 /// A loop of at most 16 turns as straight-line code, its index a constant: an array stays in registers only if all its
@@ -60,18 +60,26 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         let (mut stages, mut buffers) = (Self::stages(shared), Self::buffers(shared));
         // SAFETY: the whole warpgroup is here, and goes the same way.
         unsafe {
-            for (tile, group) in Tiles::new(launch) {
+            let mut tiles = Tiles::new(launch);
+            while tiles.more() {
+                let (tile, group) = tiles.read();
                 let width = Self::INSTANCE.width(tile.tokens);
                 // wgmma's N is part of the instruction: a main loop for each.
                 macro_rules! widths {
                     ($($width:literal)*) => {$(
                         if const { Self::INSTANCE.width($width) == $width && $width <= TILE_TOKENS } && width == $width {
                             let sums = Self::sum::<{ registers($width) }>(group, shared, &fragment, &mut stages, &mut buffers);
-                            Self::write(&tile, group, launch.output, &fragment, &sums);
+                            let (tile, group) = tiles.read();
+                            if launch.output == OUTPUT_BF16 {
+                                Self::write::<{ registers($width) }, OUTPUT_BF16>(&tile, group, &fragment, &sums);
+                            } else {
+                                Self::write::<{ registers($width) }, OUTPUT_F16>(&tile, group, &fragment, &sums);
+                            }
                         }
                     )*};
                 }
                 widths!(8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128);
+                tiles.advance();
             }
         }
     }
@@ -109,12 +117,9 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                     wgmma::wait_group::<1>();
                     if WORD + 1 < LANE_WORDS as usize {
                         a = panels.map(|rows| rows.decode(WORD + 1));
-                    } else {
+                    } else if REGISTERS <= ROOMY {
                         if step + 1 < steps {
                             panels = Self::take(shared, fragment, stages);
-                        }
-                        if REGISTERS > ROOMY {
-                            wgmma::wait_group::<0>();
                         }
                         // Behind the last step for nothing: registers that are in use must not come out of a choice.
                         a = panels.map(|rows| rows.decode(0));
@@ -125,6 +130,10 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 sums[1].settle();
                 fragment.arrive(buffers.empty());
                 buffers.advance();
+                if REGISTERS > ROOMY && step + 1 < steps {
+                    panels = Self::take(shared, fragment, stages);
+                    a = panels.map(|rows| rows.decode(0));
+                }
             }
         }
         sums
@@ -146,43 +155,56 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     }
 
     /// Scales, activates and writes a thread's elements of C.
+    ///
+    /// Straight-line code that runs once a tile: it waits for its instructions, so there are as few as can be.
     #[inline(always)]
-    unsafe fn write<const REGISTERS: usize>(
+    unsafe fn write<const REGISTERS: usize, const OUTPUT: u32>(
         tile: &Tile,
         group: &Group,
-        output: u32,
         fragment: &Fragment,
         sums: &Sums<REGISTERS>,
     ) {
         let Group { c, alpha, n, .. } = *group;
         let column = tile.first_column + fragment.first_row;
         let first_token = fragment.lane * 2;
-        let store = |token: u32, column: u32, first: f32, second: f32| {
-            if token < tile.tokens && column < n {
-                let element = u64::from(tile.first_token + token) * u64::from(n) + u64::from(column);
-                let pair = prmt_b32(convert(output, first, second), 0, fragment.in_order);
-                // SAFETY: two elements of C that are this thread's alone; N and the column are even.
-                unsafe { st_global_b32(c + 2 * element, pair) };
-            }
-        };
+        let row_bytes = u64::from(n) * ELEMENT_BYTES;
+        let element = u64::from(tile.first_token + first_token) * u64::from(n) + u64::from(column);
+        // The addresses of the even tokens and of the odd.
+        let mut rows = [c + element * ELEMENT_BYTES, c + element * ELEMENT_BYTES + row_bytes];
+        // Of N = 8 and more, a panel may have none.
+        let panels = [0, 1].map(|panel| column + panel * Self::INSTANCE.panel_rows() < n);
+        let alpha = alpha.map(|alpha| UNSCALE * alpha);
+        if !panels[0] {
+            return;
+        }
         unroll!(EIGHT < REGISTERS / 4, {
             for odd in 0..2 {
-                let token = first_token + (8 * EIGHT + odd) as u32;
-                let (first, second) = (4 * EIGHT + odd, 4 * EIGHT + 2 + odd);
-                let value = |panel: usize, register: usize| {
-                    alpha[if MATRICES == 2 { panel } else { 0 }] * (UNSCALE * sums[panel][register])
-                };
-                if MATRICES == 2 {
-                    let gated = |register| silu(value(0, register)) * value(1, register);
-                    store(token, column, gated(first), gated(second));
-                } else {
-                    store(token, column, value(0, first), value(0, second));
-                    store(token, column + Self::INSTANCE.panel_rows(), value(1, first), value(1, second));
+                if first_token + ((8 * EIGHT + odd) as u32) < tile.tokens {
+                    let (first, second) = (4 * EIGHT + odd, 4 * EIGHT + 2 + odd);
+                    // SAFETY: two elements of C that are this thread's alone; N and the column are even.
+                    let store = |address: u64, first: f32, second: f32| unsafe {
+                        st_global_b32(address, prmt_b32(convert(OUTPUT, first, second), 0, fragment.in_order));
+                    };
+                    if MATRICES == 2 {
+                        let gated =
+                            |register: usize| silu(alpha[0] * sums[0][register]) * (alpha[1] * sums[1][register]);
+                        store(rows[odd], gated(first), gated(second));
+                    } else {
+                        store(rows[odd], alpha[0] * sums[0][first], alpha[0] * sums[0][second]);
+                        if panels[1] {
+                            let panel_bytes = u64::from(Self::INSTANCE.panel_rows()) * ELEMENT_BYTES;
+                            store(rows[odd] + panel_bytes, alpha[0] * sums[1][first], alpha[0] * sums[1][second]);
+                        }
+                    }
                 }
+                rows[odd] += 8 * row_bytes;
             }
         });
     }
 }
+
+/// Bytes of an element of C.
+const ELEMENT_BYTES: u64 = 2;
 
 /// Which part of a panel is a thread's: its lane's words of two neighbouring rows.
 ///
@@ -234,7 +256,7 @@ impl Fragment {
 #[derive(Clone, Copy)]
 struct Rows {
     words: [[u32; LANE_WORDS as usize]; 2],
-    scales: [[u32; LANE_SCALES as usize]; 2],
+    scales: [Scales; 2],
 }
 
 impl Rows {
@@ -249,7 +271,7 @@ impl Rows {
                     let tile = lane / 2 * SCALE_TILE_BYTES + lane % 2 * LANE_SCALES;
                     let tile = tile + row / SCALE_TILE_ROWS * Instance::SCALE_BYTES;
                     let address = scales_at + tile + row % 32 * 16 + row % SCALE_TILE_ROWS / 32 * 4;
-                    scales(ld_shared_b16(address))
+                    Scales::new(ld_shared_b16(address))
                 }),
             }
         }
@@ -259,7 +281,7 @@ impl Rows {
     #[inline(always)]
     fn decode(&self, word: usize) -> [[u32; 4]; 2] {
         let scale = word / (LANE_WORDS / LANE_SCALES) as usize;
-        let [first, second] = [0, 1].map(|row| decode(self.words[row][word], self.scales[row][scale]));
+        let [first, second] = [0, 1].map(|row| decode(self.words[row][word], self.scales[row].twice(scale)));
         [[first[0], second[0], first[1], second[1]], [first[2], second[2], first[3], second[3]]]
     }
 }

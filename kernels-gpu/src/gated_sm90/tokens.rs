@@ -10,7 +10,7 @@ use cuda_std::{
 
 use super::{
     Sm90, Tiles,
-    decode::{decode, scales},
+    decode::{Scales, decode},
     order::{CHUNK_BYTES, CHUNK_ROWS, LANE_WORDS, ROW_LANES, WORD_PAIRS, lane_offset},
 };
 use crate::abi::{
@@ -35,7 +35,9 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         let lane = lane_id();
         // SAFETY: a stage is read while it is full, a buffer written while it is empty, each place by one thread.
         unsafe {
-            for (tile, group) in Tiles::new(launch) {
+            let mut tiles = Tiles::new(launch);
+            while tiles.more() {
+                let (tile, group) = tiles.read();
                 let eights = Self::INSTANCE.width(tile.tokens) / CHUNK_ROWS;
                 for _ in 0..group.steps() {
                     let (stage, buffer) = (Self::stage(shared, stages), Self::buffer(shared, buffers));
@@ -57,6 +59,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                     stages.advance();
                     buffers.advance();
                 }
+                tiles.advance();
             }
         }
     }
@@ -78,12 +81,12 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         let selector = if word < SCALE_WORDS { 0x20 } else { 0x31 };
         // SAFETY: the caller's promise: a full stage, an empty buffer.
         unsafe {
-            let scales: [[u32; 2]; STEP_SCALE_TILES as usize] = core::array::from_fn(|tile| {
-                scales(prmt_b32(ld_shared_b32(scale_address + tile as u32 * SCALE_TILE_BYTES), 0, selector) as u16)
+            let scales: [Scales; STEP_SCALE_TILES as usize] = core::array::from_fn(|tile| {
+                Scales::new(prmt_b32(ld_shared_b32(scale_address + tile as u32 * SCALE_TILE_BYTES), 0, selector) as u16)
             });
             let lanes: [[u32; WORD_PAIRS]; ROW_LANES as usize] = core::array::from_fn(|lane| {
                 let address = stage + Self::TOKENS + lane_offset(row, lane as u32) + word * 4;
-                decode(ld_shared_b32(address), scales[lane / 2][lane % 2])
+                decode(ld_shared_b32(address), scales[lane / 2].twice(lane % 2))
             });
             let address = buffer + word * WORD_PAIRS as u32 * Self::CHUNK_BYTES + token * CHUNK_BYTES;
             for pair in 0..WORD_PAIRS {
