@@ -112,7 +112,8 @@ struct Step {
     name: String,
     mechanism: String,
     prediction: String,
-    outcome: String,
+    /// Nothing until it has been measured.
+    outcome: Option<String>,
     #[serde(default)]
     times: Option<toml::Value>,
 }
@@ -341,7 +342,7 @@ fn steps_text(steps: &[Step]) -> String {
             "### {name}\n\n- Mechanism: {}\n- Predicted: {}\n- Outcome: {}\n{times}\n",
             mechanism.trim(),
             prediction.trim(),
-            outcome.trim()
+            outcome.as_deref().unwrap_or("not measured yet").trim()
         )
     };
     steps.iter().map(one).collect::<String>().trim_end().to_owned() + "\n"

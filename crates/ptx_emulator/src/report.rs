@@ -74,8 +74,8 @@ pub struct Traffic {
     pub other: u64,
 }
 
-/// Copies into shared memory that a warp waited for at mbarriers, and the matrix operations that its CTA issued between
-/// request and use.
+/// Copies into shared memory that a warp waited for at mbarriers, and the matrix operations that the CTA's tensor core was
+/// given between request and use.
 ///
 /// Counted in operations, not in time: this is the work that a GPU's tensor cores have to do while the copies are under
 /// way. On any schedule it is 0 where a stage is loaded only when all operations before it are done. On the `fair` one,

@@ -203,7 +203,7 @@ pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         for (d, row) in d.iter().zip(&out) {
             d.write(w, mask, row);
         }
-        machine.count_matrix_operation(w, (m * n * k) as u64);
+        machine.count_matrix_operation(w, &[w.cta], (m * n * k) as u64);
         Ok(Flow::Next)
     }))
 }
