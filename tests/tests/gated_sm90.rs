@@ -107,7 +107,7 @@ fn fault(gpu: &Emulated, line: usize, changed: &str) -> Option<Fault> {
     let mut lines: Vec<_> = gpu.ptx().lines().collect();
     lines[line] = changed;
     let gpu = gpu.clone().with_ptx(&lines.join("\n")).unwrap();
-    let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(16, 136, 1760), (7, 72, 1760)]), 2);
+    let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(16, 136, 1696), (7, 72, 1696)]), 2);
     let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
     let mut output = Output::new(step.problem());
     let result = backend::run(gpu.prepare(&inputs.weights).unwrap().as_mut(), &step, &mut output);

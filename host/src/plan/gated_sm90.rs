@@ -14,10 +14,10 @@ use crate::problem::Op;
 
 /// A step of a tile takes as long as if it had so many tokens more: that long it takes to decode its weights, as measured on
 /// an H200.
-const STEP_TOKENS: u64 = 112;
+const STEP_TOKENS: u64 = 80;
 
 /// Steps that a tile costs on top of its own: filling the pipeline and writing C.
-const TILE_STEPS: u64 = 2;
+const TILE_STEPS: u64 = 4;
 
 /// What the kernel is called that computes an operation.
 pub(crate) fn name(op: Op) -> &'static str {

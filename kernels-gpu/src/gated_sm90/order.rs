@@ -42,5 +42,5 @@ const _: () = assert!(LANE_WORDS * WORD_PAIRS as u32 * CHUNK_BYTES == STEP * 2 &
 /// modes"). The matrix starts at a multiple of 512.
 #[inline(always)]
 pub const fn lane_offset(row: u32, lane: u32) -> u32 {
-    row * STEP_BYTES + (lane ^ row / 2 % ROW_LANES) * LANE_BYTES
+    row * STEP_BYTES + (lane ^ (row / 2 % ROW_LANES)) * LANE_BYTES
 }

@@ -841,6 +841,13 @@ $L2: ret;
     }
 
     #[test]
+    fn a_kernel_takes_32764_bytes_of_parameters() {
+        let kernel = |bytes| format!(".version 8.7\n.target sm_90a\n.entry k(.param .b8 p[{bytes}]) {{ ret; }}");
+        assert_eq!(parse(&kernel(32_764)).unwrap().functions[0].params.len(), 1);
+        assert!(parse(&kernel(32_765)).unwrap_err().message.contains("32764 at most"));
+    }
+
+    #[test]
     fn bad_text_is_an_error_with_its_line() {
         assert_eq!(parse("").unwrap_err().line, 1);
         let bodies = [
