@@ -17,7 +17,7 @@ pub struct Args {
     /// Only these shapes; what is known of the others stays
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     shapes: Vec<String>,
-    /// Fail if what is quickly run again, or the page, is not as it is kept
+    /// Fail if what is quickly run again does not agree with what is kept, or the page does not show it
     #[arg(long, conflicts_with = "shapes")]
     check: bool,
 }
@@ -113,10 +113,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let seconds = begun.elapsed().as_secs_f64();
         let shown = if variant.is_empty() { "default" } else { variant };
         println!("{arch:<7} {:<13} {shown:<13} {:<26} {seconds:6.1} s", shape.name, run.entry);
-        let known = runs.insert(key(arch, &shape.name, variant), run.clone());
         if args.check {
-            ensure!(known.as_ref() == Some(&run), "{DATA} has {known:?}, now it is {run:?}: run `{COMMAND}`");
+            let known = runs.get(&key(arch, &shape.name, variant));
+            let agrees = known.is_some_and(|known| run.agrees(known));
+            ensure!(agrees, "{DATA} has {known:?}, now it is {run:?}: run `{COMMAND}`");
         } else {
+            runs.insert(key(arch, &shape.name, variant), run);
             // At once: who interrupts the command has the runs so far.
             document::whole(DATA, &json(&in_order(&runs)), Mode::Write, COMMAND)?;
         }
@@ -126,7 +128,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     println!("{again} of {} runs in {:.0} s", jobs.len(), start.elapsed().as_secs_f64());
 
     let mode = if args.check { Mode::Check } else { Mode::Write };
-    document::whole(DATA, &json(&runs), mode, COMMAND)?;
     document::whole(PAGE, &page(&runs, &shapes), mode, COMMAND)
 }
 
