@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
 use kernels_gpu::abi;
 use kernels_gpu::abi::sm90::{Group, INSTANCES, Instance, K_ALIGNMENT, STEP, Tile};
@@ -171,22 +172,14 @@ fn makespan(mut kinds: Vec<(u64, u64)>, sms: u32) -> u64 {
     least
 }
 
-/// Deals tiles out to at most so many blocks, the longest first, each to the block that is done first. Returns them block by
-/// block, and where each block's begin.
+/// Deals tiles, each with its time, out to at most so many blocks. Returns them block by block, and where each block's begin.
 fn deal(mut tiles: Vec<(u64, Tile)>, sms: u32) -> (Vec<Tile>, Vec<u32>) {
     // Stable: tiles that share weights and time stay side by side, and so run at the same time.
-    tiles.sort_by_key(|&(cost, _)| Reverse(cost));
+    tiles.sort_by_key(|&(time, _)| Reverse(time));
     let blocks = tiles.len().min(sms as usize);
-    let mut done: BinaryHeap<_> = (0..blocks).map(|block| Reverse((0_u64, block))).collect();
+    let owners = owners(&tiles, blocks);
     let mut counts = vec![0_u32; blocks];
-    let mut owners = Vec::with_capacity(tiles.len());
-    for &(cost, _) in &tiles {
-        let mut first = done.peek_mut().expect("there is a block where there is a tile");
-        let Reverse((time, block)) = &mut *first;
-        *time += cost;
-        counts[*block] += 1;
-        owners.push(*block);
-    }
+    owners.iter().for_each(|&block| counts[block] += 1);
     let mut starts = Vec::with_capacity(blocks + 1);
     starts.push(0);
     for count in counts {
@@ -199,6 +192,42 @@ fn deal(mut tiles: Vec<(u64, Tile)>, sms: u32) -> (Vec<Tile>, Vec<u32>) {
         next[block] += 1;
     }
     (dealt, starts)
+}
+
+/// The block of each tile; tiles come in descending order of time.
+///
+/// If tiles do not come out even, some blocks have one fewer than the others. The longest tiles go to those, if that makes the
+/// last block done earlier than to choose for each tile the block that is done first.
+fn owners(tiles: &[(u64, Tile)], blocks: usize) -> Vec<usize> {
+    if blocks == 0 {
+        return Vec::new();
+    }
+    let most = tiles.len().div_ceil(blocks);
+    let with_fewer = blocks * most - tiles.len();
+    let (long, short) = tiles.split_at(with_fewer * (most - 1));
+    let (mut owners, long_time) = longest_first(long, 0..with_fewer);
+    let (short_owners, short_time) = longest_first(short, with_fewer..blocks);
+    let (plain_owners, plain_time) = longest_first(tiles, 0..blocks);
+    if plain_time <= long_time.max(short_time) {
+        return plain_owners;
+    }
+    owners.extend(short_owners);
+    owners
+}
+
+/// For each tile in turn, the block that is done first; and when the last is done.
+fn longest_first(tiles: &[(u64, Tile)], blocks: Range<usize>) -> (Vec<usize>, u64) {
+    let mut done: BinaryHeap<_> = blocks.map(|block| Reverse((0_u64, block))).collect();
+    let mut last = 0;
+    let owner = |&(time, _): &(u64, Tile)| {
+        let mut first = done.peek_mut().expect("there are blocks where there are tiles");
+        let Reverse((until, block)) = &mut *first;
+        *until += time;
+        last = last.max(*until);
+        *block
+    };
+    let owners = tiles.iter().map(owner).collect();
+    (owners, last)
 }
 
 impl Plan {
@@ -302,6 +331,10 @@ mod tests {
         groups.sort_unstable();
         assert_eq!(groups, [0, 1, 2, 3, 4, 5, 6]);
         assert_eq!(deal(Vec::new(), 3).1, [0]);
+        // Two of the longest, or three others.
+        let times = [vec![9; 4], vec![6; 6]].concat();
+        let (_, starts) = deal(times.into_iter().zip((0..).map(tile)).collect(), 4);
+        assert_eq!(starts, [0, 2, 4, 7, 10]);
     }
 
     #[test]
