@@ -79,7 +79,7 @@ impl Ring {
     #[inline(always)]
     pub unsafe fn wait_empty(self) {
         // SAFETY: the caller's promise. Of a fresh barrier, the phase before the first is complete.
-        unsafe { mbarrier_wait_parity(self.empty(), self.place % 2 ^ 1) }
+        unsafe { mbarrier_wait_parity(self.empty(), (self.place % 2) ^ 1) }
     }
 
     /// Goes on to the next buffer.
@@ -87,7 +87,7 @@ impl Ring {
     pub const fn advance(&mut self) {
         self.place += 2;
         if self.index() == self.count {
-            self.place = self.place % 2 ^ 1;
+            self.place = (self.place % 2) ^ 1;
         }
     }
 }
