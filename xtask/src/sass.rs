@@ -44,6 +44,8 @@ const MEANT: [(&str, &[Meant]); 4] = [
         "gated_sm90",
         &[
             every("wgmma.mma_async", &["HGMMA"]),
+            every("cp.async.bulk.tensor.2d.shared::cluster.global", &["UTMALDG.2D"]),
+            every("cp.async.bulk.shared::cluster.global", &["UBLKCP.S.G"]),
             every("mbarrier.try_wait", &["SYNCS.PHASECHK"]),
             every("setmaxnreg", &["USETMAXREG"]),
         ],
