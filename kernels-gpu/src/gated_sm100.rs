@@ -42,7 +42,6 @@
 
 mod load;
 mod multiply;
-mod ring;
 mod store;
 
 use cuda_std::{
@@ -59,7 +58,7 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, elect_sync, sync_warp},
 };
 
-use self::{multiply::Multiplier, ring::Ring, store::Epilogue};
+use self::{multiply::Multiplier, store::Epilogue};
 use crate::{
     abi::{
         SCALE_TILE_ROWS,
@@ -68,6 +67,7 @@ use crate::{
             SCALE_TILE_BYTES, STEP, TILE_ROWS, TOKEN_SCALE_ROWS, Tile,
         },
     },
+    ring::{Ring, ring_bytes},
     sm100_instances,
 };
 
@@ -122,7 +122,10 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
     const INSTANCE: Instance = INSTANCES[INDEX];
     const MATRICES: usize = Self::INSTANCE.matrices as usize;
     const STAGES: u32 = Self::INSTANCE.stages;
-    const CHECK: () = assert!(Self::INSTANCE.blocks == BLOCKS);
+    const CHECK: () = {
+        assert!(Self::INSTANCE.blocks == BLOCKS);
+        assert!(Self::TMEM_ADDRESS + MBARRIER_BYTES == Self::INSTANCE.shared_bytes());
+    };
 
     /// The warp that loads. Where roles are specialised, those before it run the epilogue.
     const LOAD_WARP: u32 = match Self::INSTANCE.roles {
@@ -141,8 +144,8 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
     const STAGE_BYTES: u32 = Self::INSTANCE.stage_bytes();
     const BUFFERS: u32 = Self::STAGES * Self::STAGE_BYTES;
     const STAGE_BARRIERS: u32 = Self::BUFFERS + EPILOGUE_WARPS * 2 * Self::INSTANCE.store_bytes();
-    const ACCUMULATOR_BARRIERS: u32 = Self::STAGE_BARRIERS + 2 * Self::STAGES * MBARRIER_BYTES;
-    const TMEM_ADDRESS: u32 = Self::STAGE_BARRIERS + Self::INSTANCE.barriers() * MBARRIER_BYTES;
+    const ACCUMULATOR_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::STAGES);
+    const TMEM_ADDRESS: u32 = Self::ACCUMULATOR_BARRIERS + ring_bytes(Self::INSTANCE.accumulators());
     const fn weights(matrix: usize) -> u32 {
         matrix as u32 * Instance::WEIGHT_BYTES
     }
@@ -302,9 +305,6 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
                 epilogue.store(&tile, group);
             }
             epilogue.finish();
-            if elected {
-                stages.drain();
-            }
         }
     }
 

@@ -45,7 +45,7 @@ use cuda_std::{
 
 use crate::{
     abi::sm90::{Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, SCALE_TILE_K, STEP, Tile, WARPGROUP},
-    ring::Ring,
+    ring::{Ring, ring_bytes},
     sm90_instances,
 };
 
@@ -100,8 +100,8 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     const BUFFERS: u32 = Self::INSTANCE.stages * Self::STAGE_BYTES;
     const BUFFER_BYTES: u32 = Self::INSTANCE.buffer_bytes();
     const STAGE_BARRIERS: u32 = Self::BUFFERS + Self::INSTANCE.buffers * Self::BUFFER_BYTES;
-    const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + Ring::bytes(Self::INSTANCE.stages);
-    const END: u32 = Self::BUFFER_BARRIERS + Ring::bytes(Self::INSTANCE.buffers);
+    const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::INSTANCE.stages);
+    const END: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
     const fn values(panel: u32) -> u32 {
         panel * Self::INSTANCE.panel_bytes()
     }

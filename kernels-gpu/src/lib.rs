@@ -15,8 +15,8 @@ pub mod gated_simt;
 pub mod gated_sm100;
 #[cfg(feature = "gated_sm90")]
 pub mod gated_sm90;
-#[cfg(feature = "gated_sm90")]
-mod ring;
+#[cfg(any(feature = "gated_sm90", feature = "gated_sm100"))]
+pub mod ring;
 #[cfg(any(feature = "gated_simt", feature = "silu_mul"))]
 mod schedule;
 #[cfg(feature = "silu_mul")]

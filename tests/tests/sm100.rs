@@ -160,6 +160,7 @@ fn an_instance_that_does_not_fit_does_not_compile() {
         ("gated_sm100_t64 = gated(24, 1).pair();", "the tensor core's N goes in steps of 8, 16 a pair"),
         ("gated_sm100_t64 = gated(16, 4).tma_store();", "a store by tensor map takes whole boxes of tokens"),
         ("gated_sm100_t64 = gated(64, 0);", "a pipeline needs a stage"),
+        ("gated_sm100_t64 = gated(64, 1).serial().pair();", "serial roles are for a block alone"),
     ] {
         let error = compile(line).unwrap_err();
         assert!(error.contains("error[E0080]") && error.contains(reason), "{line}: {error}");

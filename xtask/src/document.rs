@@ -18,24 +18,27 @@ pub fn whole(path: &str, text: &str, mode: Mode, command: &str) -> anyhow::Resul
     if mode == Mode::Write {
         return write(path, text);
     }
-    ensure!(read(path)? == text, "{path} is not what `{command}` makes of the present state: run it, look, commit");
+    ensure!(read(path)? == text, "{path} is not what `{command}` makes of it now: run that, look, commit");
     Ok(())
 }
 
-/// Writes or compares what stands between the lines `<!-- begin NAME -->` and `<!-- end NAME -->` of a document.
+/// Writes or compares a section of a document: what stands between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`.
 pub fn section(path: &str, name: &str, text: &str, mode: Mode, command: &str) -> anyhow::Result<()> {
     let old = read(path)?;
-    let (begin, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->\n"));
-    let parts = old.split_once(&begin).and_then(|(before, rest)| Some((before, rest.split_once(&end)?)));
-    let (before, (present, after)) = parts.with_context(|| format!("{path} lacks the marks of the section {name}"))?;
+    let new = replaced(&old, name, text).with_context(|| format!("{path} lacks the marks of the section {name}"))?;
     if mode == Mode::Write {
-        return write(path, &format!("{before}{begin}{text}{end}{after}"));
+        return write(path, &new);
     }
-    ensure!(
-        present == text,
-        "the section {name} of {path} is not what `{command}` makes of the present state: run it, look, commit"
-    );
+    ensure!(old == new, "the section {name} of {path} is not what `{command}` makes of it now: run that, look, commit");
     Ok(())
+}
+
+/// A document with another text between the marks of a section.
+fn replaced(document: &str, name: &str, text: &str) -> Option<String> {
+    let (begin, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->\n"));
+    let (before, rest) = document.split_once(&begin)?;
+    let (_, after) = rest.split_once(&end)?;
+    Some([before, &begin, text, &end, after].concat())
 }
 
 /// A document's text.
@@ -45,4 +48,17 @@ pub fn read(path: &str) -> anyhow::Result<String> {
 
 fn write(path: &str, text: &str) -> anyhow::Result<()> {
     fs::write(crate::workspace().join(path), text).with_context(|| format!("cannot write {path}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_between_the_marks_changes() {
+        let document = "a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n";
+        assert_eq!(replaced(document, "x", "new\n").unwrap(), document.replace("old", "new"));
+        assert_eq!(replaced(document, "x", "old\n").unwrap(), document);
+        assert_eq!(replaced(document, "y", "new\n"), None);
+    }
 }

@@ -1,6 +1,6 @@
 //! Runs `nvfp4 run --backend emulated` and keeps of its counters what documents speak of.
 //!
-//! Everything kept is an integer that the `fair` schedule makes again exactly: a [`Run`] can be compared.
+//! Everything kept is an integer that the `fair` schedule makes again exactly, of the same PTX.
 
 use std::{path::PathBuf, process::Command};
 
@@ -66,6 +66,9 @@ impl Shape {
     }
 }
 
+/// By how much shares, and counts in proportion, may differ from what is kept.
+const DRIFT: f64 = 0.05;
+
 /// A run in the emulator: what was asked for, and what was counted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
@@ -116,6 +119,25 @@ impl Run {
     /// Matrix operations between a load's request and its use, on average.
     pub fn ahead(&self) -> f64 {
         self.loads[2] as f64 / self.loads[0].max(1) as f64
+    }
+
+    /// Whether another run counted the same. What a plan decides must be equal; what moves with every instruction that the
+    /// compiler places otherwise may be off by [`DRIFT`].
+    pub fn agrees(&self, other: &Self) -> bool {
+        let planned = |run: &Self| Self {
+            warp_instructions: 0,
+            loads: [run.loads[0], 0, 0],
+            steps: 0,
+            waited: vec![0; run.waited.len()],
+            ..run.clone()
+        };
+        let near = |a: f64, b: f64, scale: f64| (a - b).abs() <= DRIFT * scale;
+        let one_load = self.loads[1].abs_diff(other.loads[1]) <= 1;
+        planned(self) == planned(other)
+            && near(self.warp_instructions as f64, other.warp_instructions as f64, other.warp_instructions as f64)
+            && (one_load || near(self.overlap(), other.overlap(), 1.0))
+            && (one_load || near(self.ahead(), other.ahead(), other.ahead()))
+            && self.waiting().zip(other.waiting()).all(|(a, b)| near(a, b, 1.0))
     }
 
     /// The share of its time that each warp waited.
@@ -238,6 +260,45 @@ mod tests {
         assert_eq!(shape("gated").weight_bytes(128), 2 * 128 * 144);
         assert_eq!(shape("gated").tiles(64, 128).collect::<Vec<_>>(), [2, 0]);
         assert_eq!(shape("plain").padded_multiply_adds(128), 128 * 128 * 256);
+    }
+
+    #[test]
+    fn runs_agree_where_only_the_compiler_placed_instructions_otherwise() {
+        let kept = Run {
+            arch: "sm_100f".into(),
+            shape: "moe-1".into(),
+            variant: String::new(),
+            entry: "gated_sm100_t64_s1".into(),
+            launches: 1,
+            ctas: 148,
+            shared_bytes: 1,
+            tmem_columns: 512,
+            weights: [1000, 0],
+            tokens: [10, 0],
+            intermediate: [0; 2],
+            output: [0, 7],
+            distinct: [1, 2],
+            multiply_adds: 5,
+            bank_conflicts: 0,
+            warp_instructions: 1000,
+            loads: [100, 90, 1800],
+            steps: 1000,
+            waited: vec![500, 20],
+        };
+        assert_eq!(kept.tile_tokens(), Some(64));
+        assert!(kept.agrees(&kept));
+        assert!(kept.agrees(&Run { warp_instructions: 1040, steps: 1030, loads: [100, 91, 1830], ..kept.clone() }));
+        for other in [
+            Run { weights: [1001, 0], ..kept.clone() },
+            Run { multiply_adds: 6, ..kept.clone() },
+            Run { launches: 2, ..kept.clone() },
+            Run { loads: [101, 90, 1800], ..kept.clone() },
+            Run { loads: [100, 0, 0], ..kept.clone() },
+            Run { waited: vec![500, 90], ..kept.clone() },
+            Run { warp_instructions: 1100, ..kept.clone() },
+        ] {
+            assert!(!kept.agrees(&other), "{other:?}");
+        }
     }
 
     #[test]

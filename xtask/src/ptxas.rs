@@ -29,6 +29,9 @@ pub struct Args {
 /// Where the table stands.
 const README: &str = "kernels-gpu/README.md";
 
+/// What renews it.
+const COMMAND: &str = "cargo xtask ptxas --write";
+
 /// ptxas's advisories that a kernel has lost performance: `setmaxnreg` ignored, `wgmma` serialised, and so on.
 const PERFORMANCE_WARNINGS: std::ops::RangeInclusive<u32> = 7508..=7517;
 
@@ -67,21 +70,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     print!("{table}");
-    ensure!(faults.is_empty(), "ptxas finds kernels that are slower than they should be:\n{}", faults.join("\n"));
-
     let text = format!("ptxas {version}:\n\n{table}");
     let same_version = document::read(README)?.contains(&format!("ptxas {version}:\n"));
-    match (args.write, args.selection.is_all()) {
-        (true, _) => document::section(README, "ptxas", &text, Mode::Write, "cargo xtask ptxas --write"),
-        (false, true) if same_version => {
-            document::section(README, "ptxas", &text, Mode::Check, "cargo xtask ptxas --write")
-        }
-        (false, true) => {
-            println!("not compared with {README}, which is of another version of ptxas than {version}");
-            Ok(())
-        }
-        (false, false) => Ok(()),
+    if args.write {
+        document::section(README, "ptxas", &text, Mode::Write, COMMAND)?;
+    } else if !same_version {
+        println!("not compared with {README}, which is of another version of ptxas than {version}");
+    } else if args.selection.is_all() {
+        document::section(README, "ptxas", &text, Mode::Check, COMMAND)?;
     }
+    ensure!(faults.is_empty(), "ptxas finds kernels that are slower than they should be:\n{}", faults.join("\n"));
+    Ok(())
 }
 
 /// The entries in ptxas's verbose messages, in their order.

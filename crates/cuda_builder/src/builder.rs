@@ -9,13 +9,11 @@ use std::{
 
 use crate::{
     Arch, Error, ir,
+    packages::common_root,
     toolchain::{self, Toolchain},
 };
 
 const TARGET: &str = "nvptx64-nvidia-cuda";
-
-/// The first line of every PTX file of ours: this and a hash of the IR and the options it was made from.
-const STAMP: &str = "// cuda_builder ";
 
 /// Compiles one crate to PTX.
 #[derive(Clone, Debug)]
@@ -75,7 +73,7 @@ impl CudaBuilder {
         lock.lock().map_err(Error::io("lock", &lock_path))?;
 
         let ir_path = target_dir.join(&name).with_extension("ll");
-        self.rustc(&path, arch, &target_dir, &ir_path)?;
+        self.rustc(&path, arch, &tools.library, &target_dir, &ir_path)?;
         let ir = fs::read_to_string(&ir_path).map_err(Error::io("read", &ir_path))?;
         let ir = ir::prepare(&ir).map_err(|(line, reason)| Error::Ir { path: ir_path.clone(), line, reason })?;
         llvm(&tools, arch, &ir, &ir_path, &ptx)?;
@@ -86,7 +84,13 @@ impl CudaBuilder {
     }
 
     /// Step 1: Rust to IR that no LLVM pass has touched. cargo decides what is fresh.
-    fn rustc(&self, path: &Path, arch: Arch, target_dir: &Path, ir: &Path) -> Result<(), Error> {
+    fn rustc(&self, path: &Path, arch: Arch, library: &Path, target_dir: &Path, ir: &Path) -> Result<(), Error> {
+        // `.file` names sources as seen from what all packages lie in, whatever the checkout is called. In a file, since
+        // cargo keeps the builds of different flags (here: architectures) apart only if this flag is not among them.
+        let args_path = target_dir.join("paths.args");
+        let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}\n", from.display());
+        let args = remap(&common_root(path)?, "") + &remap(library, "library");
+        write_if_changed(&args_path, args.as_bytes())?;
         // For `core` and the other dependencies too: MIR of generic and inlined functions is compiled there,
         // and LLVM inlines only between functions of one target CPU.
         let rustflags = [
@@ -94,6 +98,7 @@ impl CudaBuilder {
             // Clones `asm!` into the branches that lead to it, before LLVM sees any of it.
             "-Zmir-enable-passes=-JumpThreading".to_owned(),
             "-Cno-prepopulate-passes".to_owned(),
+            format!("@{}", args_path.display()),
         ];
         let mut cargo = toolchain::cargo(path);
         cargo
@@ -135,14 +140,18 @@ fn llvm(tools: &Toolchain, arch: Arch, ir: &str, ir_path: &Path, ptx: &Path) -> 
     let mut llc = Command::new(&tools.llc);
     llc.args(["-O3", &cpu, &format!("-mattr=+ptx{}", arch.ptx_version()), "-o", "-"]).arg(&optimised);
 
-    let stamp = format!("{STAMP}{:016x}\n", hash(&(format!("{opt:?} {llc:?}"), ir)));
-    if fs::read_to_string(ptx).is_ok_and(|ptx| ptx.starts_with(&stamp)) {
+    // What this PTX was made from, and what it was: a file beside the IR for each place that it is written to.
+    let stamp_path = ir_path.with_extension(format!("{:016x}.stamp", hash(&ptx)));
+    let made_from = hash(&(format!("{opt:?} {llc:?}"), ir));
+    let stamp = |ptx: &[u8]| format!("{made_from:016x} {:016x}", hash(&ptx));
+    if fs::read(ptx).is_ok_and(|ptx| fs::read_to_string(&stamp_path).is_ok_and(|made| made == stamp(&ptx))) {
         return Ok(());
     }
     fs::write(&prepared, ir).map_err(Error::io("write", &prepared))?;
     toolchain::output(opt, &prepared)?;
     let text = toolchain::output(llc, &optimised)?;
-    write_if_changed(ptx, &[stamp.as_bytes(), &text].concat())
+    write_if_changed(ptx, &text)?;
+    write_if_changed(&stamp_path, stamp(&text).as_bytes())
 }
 
 /// Writes beside and renames, so that nobody reads half a file; a file that is right already keeps its time.

@@ -3,12 +3,15 @@
 //! * Every defined function and every inline-assembly call becomes `convergent`: LLVM may not make its
 //!   execution depend on more conditions than the source does (LLVM Language Reference, "Convergent Operation
 //!   Semantics"). `opt` takes the attribute away again where a function turns out to need it not.
+//! * Mangled names lose the crates' hashes, which depend on where the sources lie: PTX is the same in every checkout.
 //! * The launch bounds that `#[kernel]` left in a static move to the kernel's attributes, from which `llc`
 //!   writes `.maxntid`, `.minnctapersm` and `.reqnctapercluster`.
 //!
 //! Relies on what rustc prints: one definition, global or call a line.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use rustc_demangle::try_demangle;
 
 /// `#[kernel]` puts a u32 for each of [`ATTRIBUTES`] into a static of this name and the kernel's.
 const LAUNCH_BOUNDS: &str = "__launch_bounds_";
@@ -18,6 +21,7 @@ const ATTRIBUTES: [&str; 3] = ["nvvm.maxntid", "nvvm.minctasm", "nvvm.cluster_di
 
 /// The prepared IR; on failure the line number (from 1) and what was expected there.
 pub(crate) fn prepare(ir: &str) -> Result<String, (usize, String)> {
+    let ir = &rename(ir);
     let mut bounds = BTreeMap::new();
     let mut kept = Vec::new();
     for (index, line) in ir.lines().enumerate() {
@@ -48,6 +52,34 @@ pub(crate) fn prepare(ir: &str) -> Result<String, (usize, String)> {
         Some((kernel, _)) => Err((1, format!("launch bounds but no definition of {kernel}"))),
         None => Ok(out),
     }
+}
+
+/// Every mangled symbol as its demangled path without hashes, in letters that PTX allows. Of symbols that would be called
+/// the same, the later ones get numbers.
+fn rename(ir: &str) -> String {
+    let mut names = BTreeMap::new();
+    let mut taken = BTreeSet::new();
+    let mut out = String::with_capacity(ir.len());
+    let mut rest = ir;
+    while let Some(at) = rest.find("_R") {
+        let end = rest[at..].find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let (before, symbol) = (&rest[..at], &rest[at..end.map_or(rest.len(), |end| at + end)]);
+        rest = &rest[at + symbol.len()..];
+        out.push_str(before);
+        // The middle of another name is none.
+        let starts = !before.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+        out.push_str(match try_demangle(symbol) {
+            Ok(path) if starts => names.entry(symbol).or_insert_with(|| {
+                let letters = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+                let name: String = format!("{path:#}").chars().map(letters).collect();
+                let numbered = (2..).map(|number| format!("{name}__{number}"));
+                let free = [name.clone()].into_iter().chain(numbered).find(|name| taken.insert(name.clone()));
+                free.unwrap_or(name)
+            }),
+            _ => symbol,
+        });
+    }
+    out + rest
 }
 
 /// The kernel and its attributes, if `line` is the static that holds a kernel's launch bounds.
@@ -154,6 +186,18 @@ define internal i32 @"f(x)"(ptr dereferenceable(8) %x) unnamed_addr convergent #
 declare void @h() #2
 "#;
         assert_eq!(prepare(ir).unwrap(), expected);
+    }
+
+    #[test]
+    fn symbols_lose_the_hashes_of_their_crates() {
+        let ir = |hash: &str| format!("call void @_RNvNtCs{hash}_11kernels_gpu4gemm4step(i32 %_R), !x\n");
+        let here = prepare(&ir("gcz8MIeYDEN")).unwrap();
+        assert_eq!(here, "call void @kernels_gpu__gemm__step(i32 %_R), !x\n");
+        assert_eq!(prepare(&ir("1htOsRJ2d81")).unwrap(), here);
+        // Two versions of a crate.
+        let both = prepare(&(ir("gcz8MIeYDEN") + &ir("1htOsRJ2d81") + &ir("gcz8MIeYDEN"))).unwrap();
+        let names: Vec<_> = both.lines().map(|line| line.split(['@', '(']).nth(1).unwrap()).collect();
+        assert_eq!(names, ["kernels_gpu__gemm__step", "kernels_gpu__gemm__step__2", "kernels_gpu__gemm__step"]);
     }
 
     #[test]

@@ -5,14 +5,9 @@
 //! gated_simt = ["sm_80"]          # the cargo feature `gated_simt`, compiled for sm_80
 //! ```
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-
-use crate::{Arch, CudaBuilder, Error, toolchain};
+use crate::{Arch, CudaBuilder, Error, packages::packages};
 
 /// A kernel module: a cargo feature of its crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,12 +46,8 @@ impl KernelCrate {
         let path = manifest.parent().expect("a file lies in a folder").to_owned();
         let table_error = |reason: String| Error::Table { manifest: manifest.clone(), reason };
 
-        let mut command = toolchain::cargo(&path);
-        command.args(["metadata", "--format-version=1", "--all-features", "--quiet"]);
-        let json = toolchain::output(command, &path)?;
-        let metadata: Metadata = serde_json::from_slice(&json).map_err(|error| table_error(error.to_string()))?;
-
-        let package = metadata.packages.iter().find(|package| package.manifest_path == manifest);
+        let packages = packages(&path)?;
+        let package = packages.iter().find(|package| package.manifest_path == manifest);
         let package = package.ok_or_else(|| table_error("cargo does not list this package".to_owned()))?;
         let table = package.metadata.as_ref().and_then(|metadata| metadata.kernels.as_ref());
         let table = table.ok_or_else(|| table_error("missing; add a line such as `NAME = [\"sm_80\"]`".to_owned()))?;
@@ -73,10 +64,10 @@ impl KernelCrate {
             kernels.push(Kernel { name: name.clone(), arches });
         }
 
-        // A package without a source is a folder on this machine; cargo looks for changes below a folder.
-        let local = metadata.packages.iter().filter(|package| package.source.is_none());
-        let sources =
-            local.flat_map(|package| [package.manifest_path.clone(), package.manifest_path.with_file_name("src")]);
+        // cargo looks for changes below a folder.
+        let sources = packages
+            .iter()
+            .flat_map(|package| [package.manifest_path.clone(), package.manifest_path.with_file_name("src")]);
         let sources = sources.chain([path.join("Cargo.lock")]).collect();
         Ok(Self { path, kernels, sources })
     }
@@ -113,23 +104,4 @@ impl KernelCrate {
         let jobs = self.kernels.iter().flat_map(|kernel| kernel.arches.iter().map(|&arch| (&kernel.name, arch)));
         jobs.map(|(kernel, arch)| self.build(kernel, arch, folder)).collect()
     }
-}
-
-/// What we read of `cargo metadata`.
-#[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-}
-
-#[derive(Deserialize)]
-struct Package {
-    manifest_path: PathBuf,
-    source: Option<String>,
-    features: BTreeMap<String, Vec<String>>,
-    metadata: Option<PackageMetadata>,
-}
-
-#[derive(Deserialize)]
-struct PackageMetadata {
-    kernels: Option<BTreeMap<String, Vec<String>>>,
 }

@@ -23,6 +23,7 @@ mod builder;
 mod error;
 mod ir;
 mod kernels;
+mod packages;
 mod toolchain;
 
 pub use arch::Arch;

@@ -26,6 +26,8 @@ const SCRUBBED: [&str; 11] = [
 
 /// `opt` and `llc` of the toolchain that is active in the crate's folder.
 pub(crate) struct Toolchain {
+    /// Where the source of `core` lies.
+    pub(crate) library: PathBuf,
     pub(crate) opt: PathBuf,
     pub(crate) llc: PathBuf,
 }
@@ -36,10 +38,11 @@ impl Toolchain {
         let sysroot = PathBuf::from(rustc(crate_path, &["--print", "sysroot"])?);
         let host = rustc(crate_path, &["--print", "host-tuple"])?;
         let bin = sysroot.join("lib/rustlib").join(host).join("bin");
-        let found = Self { opt: bin.join("opt"), llc: bin.join("llc") };
+        let library = sysroot.join("lib/rustlib/src/rust/library");
+        let found = Self { library, opt: bin.join("opt"), llc: bin.join("llc") };
 
         let missing = [
-            ("rust-src", &sysroot.join("lib/rustlib/src/rust/library/core/Cargo.toml")),
+            ("rust-src", &found.library.join("core/Cargo.toml")),
             ("llvm-tools", &found.opt),
             ("llvm-tools", &found.llc),
         ];

@@ -74,10 +74,40 @@ fn launch_bounds_arch_and_version_reach_the_ptx() {
 fn ptx_lines_name_their_rust_lines() {
     let ptx = fs::read_to_string(build(Arch::Sm80)).unwrap();
     let source = format!("{FIXTURE}/src/lib.rs");
-    let file = ptx.lines().find(|line| line.contains(".file") && line.contains(&source)).unwrap();
+    // As seen from `crates`, which all of the fixture's packages lie in.
+    let name = "\"cuda_builder/tests/fixture/src/lib.rs\"";
+    let file = ptx.lines().find(|line| line.contains(".file") && line.ends_with(name)).unwrap();
     let number = file.split_whitespace().nth(1).unwrap();
     let line = 1 + fs::read_to_string(&source).unwrap().lines().position(|line| line.contains("= *mine + 1")).unwrap();
     assert!(ptx.contains(&format!(".loc\t{number} {line} ")), ".loc {number} {line}");
+}
+
+#[test]
+fn every_checkout_gives_the_same_ptx() {
+    let here = fs::read_to_string(build(Arch::Sm100f)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let checkout = folder.path().join("a checkout of another name");
+    for file in ["cuda_std", "cuda_std_macros", "cuda_builder/tests/fixture", "../Cargo.toml"] {
+        copy(&crates.join(file), &checkout.join("crates").join(file));
+    }
+    let builder = CudaBuilder::new(checkout.join("crates/cuda_builder/tests/fixture")).arch(Arch::Sm100f);
+    let there = builder.build_args(&["--features", KERNEL]).build().unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(fs::read_to_string(there).unwrap(), here);
+    assert!(!here.contains(&*crates.to_string_lossy()) && !here.contains("/rustlib/"), "{here}");
+}
+
+/// A file, or a folder without what was built in it.
+fn copy(from: &Path, to: &Path) {
+    if from.is_dir() {
+        for entry in fs::read_dir(from).unwrap().map(|entry| entry.unwrap().file_name()).filter(|name| name != "target")
+        {
+            copy(&from.join(&entry), &to.join(&entry));
+        }
+    } else {
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(from, to).unwrap();
+    }
 }
 
 #[test]

@@ -4,106 +4,89 @@
 
 use std::fmt;
 
-/// What went wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FaultKind {
-    /// An access outside every allocation, variable or window of its space.
-    OutOfBounds,
-    /// An address that is not a multiple of the access's size.
-    Misaligned,
-    /// A register that no instruction has written.
-    UninitialisedRegister,
-    /// Bytes of shared memory that nothing has written.
-    UninitialisedShared,
-    /// Bytes of local memory that nothing has written.
-    UninitialisedLocal,
-    /// Two accesses of one shared location, one of them a write, with no order between them.
-    DataRace,
-    /// A read of bytes that an asynchronous operation still writes, or whose completion nobody waited for.
-    ReadInFlight,
-    /// A write to bytes that an asynchronous operation still reads or writes.
-    OverwriteInFlight,
-    /// The async proxy accesses what the generic proxy wrote, with no proxy fence between.
-    MissingProxyFence,
-    /// `wgmma` uses registers that were written since the last `wgmma.fence`.
-    MissingWgmmaFence,
-    /// Threads of a CTA that wait at a barrier which the others will not reach, or reach with other arguments.
-    BarrierDivergence,
-    /// An `.aligned` instruction, or one with a member mask, that its lanes do not execute together.
-    WarpDivergence,
-    /// Nothing can run any more.
-    Deadlock,
-    /// The instruction budget is used up: an infinite loop, or a budget too small.
-    InstructionBudget,
-    /// The kernel executed `trap`.
-    Trap,
-    /// An operand whose value the manual forbids.
-    InvalidOperand,
-    /// An mbarrier operation on memory that is no valid mbarrier object.
-    MbarrierNotInitialised,
-    /// More arrivals or transaction bytes than the current phase of an mbarrier can take.
-    MbarrierOverflow,
-    /// A wait for a phase that is neither the current nor the one before.
-    MbarrierPhase,
-    /// An mbarrier overwritten or invalidated while threads wait on it or operations will signal it.
-    MbarrierInUse,
-    /// An mbarrier still expects bytes or arrivals that nothing will deliver.
-    BytesNotDelivered,
-    /// Tensor memory accessed outside a live allocation.
-    TmemNotAllocated,
-    /// Tensor memory addressed past its columns or lanes.
-    TmemOutOfBounds,
-    /// Tensor memory lanes that the executing warp cannot reach.
-    TmemWrongWarp,
-    /// Tensor memory still allocated when the CTA exits.
-    TmemNotFreed,
-    /// Tensor memory that nothing has written.
-    UninitialisedTmem,
-    /// A shared-memory, instruction or tensor-map descriptor that breaks its format.
-    BadDescriptor,
-    /// The launch does not fit the kernel: wrong arguments, too many threads, too much shared memory.
-    BadLaunch,
-    /// Something that the emulator does not model.
-    Unsupported,
+/// Declares every kind with its title.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident => $title:literal,)+) => {
+        /// What went wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub enum FaultKind {
+            $($(#[$doc])* $name,)+
+        }
+
+        impl FaultKind {
+            /// Every kind.
+            pub const ALL: &[FaultKind] = &[$(FaultKind::$name),+];
+
+            /// One line that says what the kind means.
+            pub fn title(self) -> &'static str {
+                match self {
+                    $(FaultKind::$name => $title,)+
+                }
+            }
+        }
+    };
 }
 
-impl FaultKind {
-    /// One line that says what the kind means.
-    pub fn title(self) -> &'static str {
-        use FaultKind::*;
-        match self {
-            OutOfBounds => "access out of bounds",
-            Misaligned => "misaligned access",
-            UninitialisedRegister => "read of an uninitialised register",
-            UninitialisedShared => "read of uninitialised shared memory",
-            UninitialisedLocal => "read of uninitialised local memory",
-            DataRace => "data race",
-            ReadInFlight => "read of data still in flight",
-            OverwriteInFlight => "write to memory that an asynchronous operation still uses",
-            MissingProxyFence => "no proxy fence between a generic write and an async-proxy access",
-            MissingWgmmaFence => "no wgmma.fence between writing registers and wgmma",
-            BarrierDivergence => "barrier divergence",
-            WarpDivergence => "warp-wide instruction executed by part of its lanes",
-            Deadlock => "deadlock",
-            InstructionBudget => "instruction budget used up",
-            Trap => "the kernel trapped",
-            InvalidOperand => "invalid operand",
-            MbarrierNotInitialised => "use of an mbarrier that is not initialised",
-            MbarrierOverflow => "mbarrier count overflow",
-            MbarrierPhase => "wait for an mbarrier phase that cannot come",
-            MbarrierInUse => "mbarrier destroyed while in use",
-            BytesNotDelivered => "bytes expected and never delivered",
-            TmemNotAllocated => "tensor memory used unallocated",
-            TmemOutOfBounds => "tensor memory access out of bounds",
-            TmemWrongWarp => "tensor memory lanes of another warp",
-            TmemNotFreed => "tensor memory never freed",
-            UninitialisedTmem => "read of uninitialised tensor memory",
-            BadDescriptor => "malformed descriptor",
-            BadLaunch => "launch refused",
-            Unsupported => "not supported by the emulator",
-        }
-    }
+kinds! {
+    /// An access outside every allocation, variable or window of its space.
+    OutOfBounds => "access out of bounds",
+    /// An address that is not a multiple of the access's size.
+    Misaligned => "misaligned access",
+    /// A register that no instruction has written.
+    UninitialisedRegister => "read of an uninitialised register",
+    /// Bytes of shared memory that nothing has written.
+    UninitialisedShared => "read of uninitialised shared memory",
+    /// Bytes of local memory that nothing has written.
+    UninitialisedLocal => "read of uninitialised local memory",
+    /// Two accesses of one shared location, one of them a write, with no order between them.
+    DataRace => "data race",
+    /// A read of bytes that an asynchronous operation still writes, or whose completion nobody waited for.
+    ReadInFlight => "read of data still in flight",
+    /// A write to bytes that an asynchronous operation still reads or writes.
+    OverwriteInFlight => "write to memory that an asynchronous operation still uses",
+    /// The async proxy accesses what the generic proxy wrote, with no proxy fence between.
+    MissingProxyFence => "no proxy fence between a generic write and an async-proxy access",
+    /// `wgmma` uses registers that were written since the last `wgmma.fence`.
+    MissingWgmmaFence => "no wgmma.fence between writing registers and wgmma",
+    /// Threads of a CTA that wait at a barrier which the others will not reach, or reach with other arguments.
+    BarrierDivergence => "barrier divergence",
+    /// An `.aligned` instruction, or one with a member mask, that its lanes do not execute together.
+    WarpDivergence => "warp-wide instruction executed by part of its lanes",
+    /// Nothing can run any more.
+    Deadlock => "deadlock",
+    /// The instruction budget is used up: an infinite loop, or a budget too small.
+    InstructionBudget => "instruction budget used up",
+    /// The kernel executed `trap`.
+    Trap => "the kernel trapped",
+    /// An operand whose value the manual forbids.
+    InvalidOperand => "invalid operand",
+    /// An mbarrier operation on memory that is no valid mbarrier object.
+    MbarrierNotInitialised => "use of an mbarrier that is not initialised",
+    /// More arrivals or transaction bytes than the current phase of an mbarrier can take.
+    MbarrierOverflow => "mbarrier count overflow",
+    /// A wait for a phase that is neither the current nor the one before.
+    MbarrierPhase => "wait for an mbarrier phase that cannot come",
+    /// An mbarrier overwritten or invalidated while threads wait on it or operations will signal it.
+    MbarrierInUse => "mbarrier destroyed while in use",
+    /// An mbarrier still expects bytes or arrivals that nothing will deliver.
+    BytesNotDelivered => "bytes expected and never delivered",
+    /// Tensor memory accessed outside a live allocation.
+    TmemNotAllocated => "tensor memory used unallocated",
+    /// Tensor memory addressed past its columns or lanes.
+    TmemOutOfBounds => "tensor memory access out of bounds",
+    /// Tensor memory lanes that the executing warp cannot reach.
+    TmemWrongWarp => "tensor memory lanes of another warp",
+    /// Tensor memory still allocated when the CTA exits.
+    TmemNotFreed => "tensor memory never freed",
+    /// Tensor memory that nothing has written.
+    UninitialisedTmem => "read of uninitialised tensor memory",
+    /// A shared-memory, instruction or tensor-map descriptor that breaks its format.
+    BadDescriptor => "malformed descriptor",
+    /// The launch does not fit the kernel: wrong arguments, too many threads, too much shared memory.
+    BadLaunch => "launch refused",
+    /// Something that the emulator does not model.
+    Unsupported => "not supported by the emulator",
 }
 
 impl fmt::Display for FaultKind {

@@ -400,7 +400,10 @@ impl<'a> Lower<'a> {
         let mut scope = HashMap::new();
         for s in body {
             let (name, symbol) = match s {
-                Statement::Label(name) => {
+                Statement::Label { name, line } => {
+                    if scope.contains_key(name) {
+                        return Err(defined_twice(*line, name));
+                    }
                     self.kernel.labels.push(u32::MAX);
                     (name, Symbol::Label(self.kernel.labels.len() as u32 - 1))
                 }
@@ -418,12 +421,12 @@ impl<'a> Lower<'a> {
                         return Err(ParseError::new(*line, "too many registers"));
                     }
                     match count {
-                        None => self.declare(name.clone(), *ty),
-                        Some(n) => (0..*n).for_each(|n| self.declare(format!("{name}{n}"), *ty)),
+                        None => self.declare(name.clone(), *ty, *line)?,
+                        Some(n) => (0..*n).try_for_each(|n| self.declare(format!("{name}{n}"), *ty, *line))?,
                     }
                 }
                 Statement::Variable(v) => self.variable(v)?,
-                Statement::Label(name) => {
+                Statement::Label { name, .. } => {
                     if let Some(&Symbol::Label(id)) = self.lookup(name) {
                         self.kernel.labels[id as usize] = self.kernel.code.len() as u32;
                     }
@@ -437,15 +440,16 @@ impl<'a> Lower<'a> {
         Ok(())
     }
 
-    fn bind(&mut self, name: &str, symbol: Symbol) {
-        if let Some(scope) = self.scopes.last_mut() {
-            scope.insert(name.to_string(), symbol);
+    fn bind(&mut self, name: &str, symbol: Symbol, line: u32) -> Result<(), ParseError> {
+        match self.scopes.last_mut().and_then(|scope| scope.insert(name.to_string(), symbol)) {
+            None => Ok(()),
+            Some(_) => Err(defined_twice(line, name)),
         }
     }
 
-    fn declare(&mut self, name: String, ty: Type) {
+    fn declare(&mut self, name: String, ty: Type, line: u32) -> Result<(), ParseError> {
         let symbol = self.new_register(ty);
-        self.bind(&name, symbol);
+        self.bind(&name, symbol, line)
     }
 
     fn new_register(&mut self, ty: Type) -> Symbol {
@@ -467,7 +471,7 @@ impl<'a> Lower<'a> {
                 return Err(ParseError::new(v.line, text));
             }
         };
-        self.bind(&v.name, symbol);
+        self.bind(&v.name, symbol, v.line)?;
         Ok(())
     }
 
@@ -603,6 +607,11 @@ impl<'a> Lower<'a> {
     /// This instruction is an asynchronous matrix instruction that uses registers.
     pub fn uses_wgmma(&mut self) {
         self.kernel.uses_wgmma = true;
+    }
+
+    /// Registers that each thread has at launch, if the entry's directives say so.
+    pub fn registers_at_launch(&self) -> Option<u32> {
+        self.kernel.limits.registers_at_launch()
     }
 
     /// This instruction works with tensor memory.
@@ -1068,3 +1077,6 @@ fn copy_local(from: u32, to: u32, bytes: u32) -> CopyStep {
 
 /// Stands for the start of dynamic shared memory until all static variables are placed.
 const DYNAMIC: u32 = u32::MAX;
+fn defined_twice(line: u32, name: &str) -> ParseError {
+    ParseError::new(line, format!("`{name}` is defined twice in this scope"))
+}

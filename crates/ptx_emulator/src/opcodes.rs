@@ -3,7 +3,7 @@
 //! come from here.
 //!
 //! A form lists the modifiers: `{a b}` one of them, `[a b]` one of them or none, a bare word exactly that. Modifiers
-//! may come in any order (real compilers disagree on it).
+//! may come in any order (real compilers disagree on it), types in that of the form.
 
 use crate::exec::{
     Lowered, alu, atomic, barrier, bulk, cluster, compare, control, convert, copy, float, matrix, mbarrier, memory,
@@ -12,6 +12,7 @@ use crate::exec::{
 use crate::lower::Lower;
 use crate::parser::ast::Instruction;
 use crate::report::Class;
+use crate::types::Type;
 
 /// Decodes an instruction.
 pub type Handler = fn(&mut Lower<'_>, &Instruction) -> Lowered;
@@ -51,8 +52,72 @@ const PACKED: &str = "{u16x2 s16x2}";
 const B32_64: &str = "{b32 b64}";
 const F32_FTZ: &str = "[rn rz rm rp] [ftz] [sat] f32";
 const F64_RND: &str = "[rn rz rm rp] f64";
+// A fused operation says how it rounds.
+const F32_FUSED: &str = "{rn rz rm rp} [ftz] [sat] f32";
+const F64_FUSED: &str = "{rn rz rm rp} f64";
 const HALF: &str = "[rn] [ftz] [sat] {f16 f16x2 bf16 bf16x2}";
 const MIXED: &str = "[rn rz rm rp] [sat] f32 {f16 bf16}";
+const EXTREMUM: &str = "[ftz] [NaN] [xorsign] [abs] f32";
+const HALF_EXTREMUM: &str = "[ftz] [NaN] [xorsign] [abs] {f16 f16x2 bf16 bf16x2}";
+
+/// Forms of `setp` and `set`: what goes before the type that is compared, by what comparisons it has.
+macro_rules! comparisons {
+    ($head:literal) => {
+        [
+            concat!("{eq ne} [and or xor] ", $head, " {b16 b32 b64}"),
+            concat!("{eq ne lt le gt ge lo ls hi hs} [and or xor] ", $head, " {u16 u32 u64}"),
+            concat!("{eq ne lt le gt ge} [and or xor] ", $head, " {s16 s32 s64}"),
+            concat!(
+                "{eq ne lt le gt ge equ neu ltu leu gtu geu num nan} [and or xor] [ftz] ",
+                $head,
+                " {f32 f64 f16 bf16 f16x2 bf16x2}"
+            ),
+        ]
+    };
+}
+
+const SETP: [&str; 4] = comparisons!("");
+const SET: [&str; 4] = comparisons!("{u32 s32 f32 u16 s16 f16 bf16 f16x2 bf16x2}");
+
+/// A form of `ld` or `st`: ordering, then what follows in all of them.
+macro_rules! access_form {
+    (ld $order:literal) => {
+        concat!(
+            $order,
+            " [global shared shared::cta shared::cluster local const param param::entry param::func] \
+             [ca cg cs lu cv nc] \
+             [L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate] \
+             [L2::evict_normal L2::evict_first L2::evict_last] [L2::cache_hint] [L2::64B L2::128B L2::256B] [unified] \
+             [v2 v4 v8] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 f32 f64}"
+        )
+    };
+    (st $order:literal) => {
+        concat!(
+            $order,
+            " [global shared shared::cta shared::cluster local param param::func] [wb cg cs wt] \
+             [L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate] \
+             [L2::evict_normal L2::evict_first L2::evict_last] [L2::cache_hint] [v2 v4 v8] \
+             {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 f32 f64}"
+        )
+    };
+}
+
+/// A form of `atom` or `red`: order, then operation and type.
+macro_rules! atomic_form {
+    ($order:literal $operation:literal) => {
+        concat!(
+            $order,
+            " [cta cluster gpu sys] [global shared shared::cta shared::cluster] [L2::cache_hint] ",
+            $operation
+        )
+    };
+    (atom $operation:literal) => {
+        atomic_form!("[relaxed acquire release acq_rel]" $operation)
+    };
+    (red $operation:literal) => {
+        atomic_form!("[relaxed release]" $operation)
+    };
+}
 
 /// A string literal out of the shapes `m64nNkK` for every N.
 macro_rules! wgmma_form {
@@ -126,13 +191,13 @@ table! {
         "add" [F32_FTZ, F64_RND, "[rn rz rm rp] [ftz] f32x2"] float::binary;
         "sub" [F32_FTZ, F64_RND, "[rn rz rm rp] [ftz] f32x2"] float::binary;
         "mul" [F32_FTZ, F64_RND, "[rn rz rm rp] [ftz] f32x2"] float::binary;
-        "fma" [F32_FTZ, F64_RND, "[rn rz rm rp] [ftz] f32x2"] float::fma;
-        "mad" [F32_FTZ, F64_RND] float::fma;
+        "fma" [F32_FUSED, F64_FUSED, "{rn rz rm rp} [ftz] f32x2"] float::fma;
+        "mad" [F32_FUSED, F64_FUSED] float::fma;
         "div" ["{approx full} [ftz] f32", "{rn rz rm rp} [ftz] f32", "{rn rz rm rp} f64"] float::div;
         "abs" ["[ftz] f32", "f64"] float::sign;
         "neg" ["[ftz] f32", "f64"] float::sign;
-        "min" ["[ftz] [NaN] [xorsign] [abs] f32", "f64"] float::extremum;
-        "max" ["[ftz] [NaN] [xorsign] [abs] f32", "f64"] float::extremum;
+        "min" [EXTREMUM, "f64"] float::extremum;
+        "max" [EXTREMUM, "f64"] float::extremum;
         "rcp" ["{approx rn rz rm rp} [ftz] f32", "{rn rz rm rp} f64", "approx ftz f64"] float::function;
         "sqrt" ["{approx rn rz rm rp} [ftz] f32", "{rn rz rm rp} f64"] float::function;
         "rsqrt" ["approx [ftz] f32", "approx [ftz] f64"] float::function;
@@ -149,22 +214,19 @@ table! {
         "fma" ["rn [ftz] [sat relu] {f16 f16x2 bf16 bf16x2}"] float::fma;
         "neg" ["[ftz] {f16 f16x2 bf16 bf16x2}"] float::sign;
         "abs" ["[ftz] {f16 f16x2 bf16 bf16x2}"] float::sign;
-        "min" ["[ftz] [NaN] [xorsign] [abs] {f16 f16x2 bf16 bf16x2}"] float::extremum;
-        "max" ["[ftz] [NaN] [xorsign] [abs] {f16 f16x2 bf16 bf16x2}"] float::extremum;
+        "min" [HALF_EXTREMUM] float::extremum;
+        "max" [HALF_EXTREMUM] float::extremum;
         "tanh" ["approx {f16 f16x2 bf16 bf16x2}"] float::function;
         "ex2" ["approx [ftz] {f16 f16x2 bf16 bf16x2}"] float::function;
     }
     Float, "Mixed Precision Floating Point Instructions" => {
         "add" [MIXED] float::binary;
         "sub" [MIXED] float::binary;
-        "fma" [MIXED] float::fma;
+        "fma" ["{rn rz rm rp} [sat] f32 {f16 bf16}"] float::fma;
     }
     Integer, "Comparison and Selection Instructions" => {
-        "set" ["{eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan} [and or xor] [ftz] \
-                {u32 s32 f32 u16 s16 f16 bf16 f16x2 bf16x2} \
-                {b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64 f16 bf16 f16x2 bf16x2}"] compare::set;
-        "setp" ["{eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan} [and or xor] [ftz] \
-                 {b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64 f16 bf16 f16x2 bf16x2}"] compare::setp;
+        "set" [SET[0], SET[1], SET[2], SET[3]] compare::set;
+        "setp" [SETP[0], SETP[1], SETP[2], SETP[3]] compare::setp;
         "selp" ["{b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64}"] compare::selp;
         "slct" ["[ftz] {b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64} {s32 f32}"] compare::slct;
     }
@@ -173,21 +235,15 @@ table! {
         "prmt" ["b32 [f4e b4e rc8 ecl ecr rc16]"] alu::prmt;
     }
     Memory, "Data Movement: ld, ldu, st, prefetch" => {
-        "ld" ["[weak volatile relaxed acquire mmio] [cta cluster gpu sys] \
-               [global shared shared::cta shared::cluster local const param param::entry param::func] \
-               [ca cg cs lu cv nc] [L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate] \
-               [L2::evict_normal L2::evict_first L2::evict_last] [L2::cache_hint] [L2::64B L2::128B L2::256B] [unified] \
-               [v2 v4 v8] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 f32 f64}",
+        "ld" [access_form!(ld "[weak volatile]"), access_form!(ld "{relaxed acquire} {cta cluster gpu sys}"),
+              access_form!(ld "mmio relaxed sys"),
               "global [ca cg cs] nc \
                [L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate] \
                [L2::evict_normal L2::evict_first L2::evict_last] [L2::cache_hint] [L2::64B L2::128B L2::256B] \
                [v2 v4 v8] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64}"] memory::ld;
         "ldu" ["[global] [v2 v4] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64}"] memory::ld;
-        "st" ["[weak volatile relaxed release mmio] [cta cluster gpu sys] \
-               [global shared shared::cta shared::cluster local param param::func] [wb cg cs wt] \
-               [L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate] \
-               [L2::evict_normal L2::evict_first L2::evict_last] [L2::cache_hint] [v2 v4 v8] \
-               {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 f32 f64}"] memory::st;
+        "st" [access_form!(st "[weak volatile]"), access_form!(st "{relaxed release} {cta cluster gpu sys}"),
+              access_form!(st "mmio relaxed sys")] memory::st;
         "prefetch" ["[global local] {L1 L2}", "global {L2::evict_last L2::evict_normal}",
                     "[const param] tensormap"] memory::hint;
         "prefetchu" ["L1"] memory::hint;
@@ -202,8 +258,14 @@ table! {
         "getctarank" ["[shared::cluster] {u32 u64}"] memory::getctarank;
     }
     Convert, "Data Movement: cvt, cvt.pack, cvta, isspacep" => {
-        "cvt" ["[rn rz rm rp rna rni rzi rmi rpi] [ftz] [sat] \
-                {u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 f32 f64} {u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 f32 f64}",
+        "cvt" ["[sat] {u8 u16 u32 u64 s8 s16 s32 s64} {u8 u16 u32 u64 s8 s16 s32 s64}",
+               "{rni rzi rmi rpi} [ftz] [sat] {u8 u16 u32 u64 s8 s16 s32 s64} {f16 bf16 f32 f64}",
+               "{rn rz rm rp} [sat] {f16 bf16 f32 f64} {u8 u16 u32 u64 s8 s16 s32 s64}",
+               "[rni rzi rmi rpi] [ftz] [sat] f32 f32", "[rni rzi rmi rpi] [sat] f64 f64",
+               "[rni rzi rmi rpi] [ftz] [sat] f16 f16", "[rni rzi rmi rpi] [ftz] [sat] bf16 bf16",
+               "[ftz] [sat] f32 {f16 bf16}", "[ftz] [sat] f64 {f16 bf16 f32}",
+               "{rn rz rm rp} [ftz] [sat] f32 f64", "{rn rz rm rp} [ftz] [sat] f16 {bf16 f32 f64}",
+               "{rn rz rm rp} [ftz] [sat] bf16 {f16 f32 f64}",
                "{rn rz rna} [relu] [satfinite] {f16 bf16 f16x2 bf16x2 tf32} f32",
                "rn satfinite [relu] {e4m3x2 e5m2x2} {f32 f16x2 bf16x2}",
                "rn [relu] {f16x2 bf16x2} {e4m3x2 e5m2x2 e2m3x2 e3m2x2 e2m1x2}",
@@ -359,12 +421,15 @@ table! {
                     [collector::a::fill collector::a::use collector::a::lastuse collector::a::discard]"] tcgen05::mma;
     }
     Memory, "Parallel Synchronization: atom, red" => {
-        "atom" ["[relaxed acquire release acq_rel] [cta cluster gpu sys] [global shared shared::cta shared::cluster] \
-                 {and or xor exch cas add inc dec min max} [noftz] [L2::cache_hint] [v2 v4 v8] \
-                 {b16 b32 b64 b128 u32 u64 s32 s64 f16 f16x2 bf16 bf16x2 f32 f64}"] atomic::atom;
-        "red" ["[relaxed release] [cta cluster gpu sys] [global shared shared::cta shared::cluster] \
-                {and or xor add inc dec min max} [noftz] [L2::cache_hint] [v2 v4 v8] \
-                {b16 b32 b64 u32 u64 s32 s64 f16 f16x2 bf16 bf16x2 f32 f64}"] atomic::atom;
+        "atom" [atomic_form!(atom "{and or xor} {b32 b64}"), atomic_form!(atom "cas {b16 b32 b64 b128}"),
+                atomic_form!(atom "exch {b32 b64 b128}"), atomic_form!(atom "{inc dec} u32"),
+                atomic_form!(atom "{min max} {u32 u64 s32 s64}"), atomic_form!(atom "add {u32 u64 s32 f32 f64}"),
+                atomic_form!(atom "add noftz {f16 f16x2 bf16 bf16x2}"),
+                atomic_form!(atom "{add min max} [noftz] {v2 v4 v8} {f16 f16x2 bf16 bf16x2 f32}")] atomic::atom;
+        "red" [atomic_form!(red "{and or xor} {b32 b64}"), atomic_form!(red "{inc dec} u32"),
+               atomic_form!(red "{min max} {u32 u64 s32 s64}"), atomic_form!(red "add {u32 u64 s32 f32 f64}"),
+               atomic_form!(red "add noftz {f16 f16x2 bf16 bf16x2}"),
+               atomic_form!(red "{add min max} [noftz] {v2 v4 v8} {f16 f16x2 bf16 bf16x2 f32}")] atomic::atom;
     }
 }
 
@@ -400,10 +465,14 @@ impl Opcode {
     fn allows(&self, modifiers: &[String]) -> bool {
         let groups = groups(self.form);
         let mut used = vec![false; groups.len()];
+        let mut types = 0;
         for m in modifiers {
-            let free = groups.iter().enumerate().position(|(n, g)| !used[n] && g.names.contains(&m.as_str()));
-            match free {
-                Some(n) => used[n] = true,
+            let from = if Type::parse(m).is_some() { types } else { 0 };
+            match (from..groups.len()).find(|&n| !used[n] && groups[n].names.contains(&m.as_str())) {
+                Some(n) => {
+                    used[n] = true;
+                    types = if Type::parse(m).is_some() { n } else { types };
+                }
                 None => return false,
             }
         }
@@ -450,6 +519,32 @@ mod tests {
         let list = include_str!("testdata/gemm_opcodes.txt");
         let unknown: Vec<&str> = list.lines().filter(|name| !known(name)).collect();
         assert!(unknown.is_empty(), "{unknown:#?}");
+    }
+
+    /// What `ptxas` refuses.
+    #[test]
+    fn forms_that_do_not_exist_are_unknown() {
+        let wrong = [
+            "cvt.f32.u32",
+            "cvt.u32.f32",
+            "cvt.f16.f32",
+            "cvt.rn.u32.u16",
+            "cvt.rn.f32.f16",
+            "cvt.rz.u32.f32",
+            "fma.f32",
+            "setp.lo.s32",
+            "setp.lt.b32",
+            "setp.num.u32",
+            "atom.shared.inc.s32",
+            "atom.shared.add.b32",
+            "atom.shared.and.u32",
+            "atom.shared.min.f32",
+            "ld.relaxed.u32",
+            "ld.weak.gpu.u32",
+            "st.release.global.u32",
+        ];
+        let known: Vec<_> = wrong.into_iter().filter(|name| known(name)).collect();
+        assert!(known.is_empty(), "{known:#?}");
     }
 
     fn known(full_name: &str) -> bool {

@@ -50,7 +50,8 @@ pub struct Role {
     /// Bytes that bulk and tensor copies moved, by space. Loads of a tensor map fill shared memory outside of the tensor
     /// too, and multicast fills several CTAs': so more may be stored there than is loaded from global memory.
     pub bulk: Traffic,
-    /// Extra shared-memory cycles: for each ld, st or atom, the accesses beyond the fewest that its bytes need.
+    /// Extra shared-memory cycles: for each ld, st and matrix of ldmatrix and stmatrix, the accesses beyond the fewest that
+    /// its bytes need. Counted with the sanitizer on.
     pub bank_conflicts: u64,
     /// Matrix instructions: of a `wgmma` each warp's quarter is one.
     pub matrix_operations: u64,
@@ -73,8 +74,8 @@ pub struct Traffic {
     pub other: u64,
 }
 
-/// Copies into shared memory that a warp waited for at mbarriers, and the matrix operations that its CTA issued between
-/// request and use.
+/// Copies into shared memory that a warp waited for at mbarriers, and the matrix operations that the CTA's tensor core was
+/// given between request and use.
 ///
 /// Counted in operations, not in time: this is the work that a GPU's tensor cores have to do while the copies are under
 /// way. On any schedule it is 0 where a stage is loaded only when all operations before it are done. On the `fair` one,
@@ -221,7 +222,7 @@ impl Report {
 
     /// Adds what a later launch did. Bytes that both read or wrote count twice.
     pub fn add(&mut self, later: &Report) {
-        if self.kernel != later.kernel {
+        if self.kernel.split(", ").all(|kernel| kernel != later.kernel) {
             self.kernel = format!("{}, {}", self.kernel, later.kernel);
         }
         self.ctas += later.ctas;

@@ -63,3 +63,77 @@ fn coverage_lists_every_opcode() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(text, ptx_emulator::coverage());
 }
+
+/// Takes every form of argument, and stores each.
+const ARGUMENTS: &str = r#"
+.version 8.7
+.target sm_90a
+.address_size 64
+.shared .align 128 .b8 tile[64];
+.shared .align 8 .b64 bar;
+.visible .entry k(.param .u64 out, .param .u32 a, .param .u64 b, .param .f32 c, .param .f64 d, .param .align 4 .b8 e[4],
+    .param .align 64 .b8 s[144])
+{
+    .reg .pred %p<2>; .reg .b32 %r<20>; .reg .b64 %d<20>;
+    ld.param.u64 %d1, [out];
+    ld.param.u32 %r1, [a];
+    ld.param.u64 %d2, [b];
+    ld.param.b32 %r2, [c];
+    ld.param.b64 %d3, [d];
+    ld.param.b32 %r3, [e];
+    ld.param.u64 %d4, [s+128];
+    ld.param.b64 %d5, [s+136];
+    ld.global.u32 %r4, [%d4];
+    st.global.u32 [%d1], %r1;
+    st.global.u32 [%d1+4], %r2;
+    st.global.u64 [%d1+8], %d2;
+    st.global.u64 [%d1+16], %d3;
+    st.global.u32 [%d1+24], %r3;
+    st.global.u32 [%d1+28], %r4;
+    st.global.u64 [%d1+32], %d5;
+    mov.u32 %r5, tile;
+    mov.u32 %r6, bar;
+    mov.u32 %r7, 0;
+    mov.b64 %d6, s;
+    cvta.param.u64 %d7, %d6;
+    mbarrier.init.shared.b64 [%r6], 1;
+    fence.mbarrier_init.release.cluster;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r6], 16;
+    cp.async.bulk.tensor.1d.shared::cta.global.mbarrier::complete_tx::bytes [%r5], [%d7, {%r7}], [%r6];
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p1, [%r6], 0;
+    @!%p1 bra WAIT;
+    ld.shared.u64 %d8, [%r5+8];
+    st.global.u64 [%d1+40], %d8;
+    ret;
+}
+"#;
+
+#[test]
+fn every_form_of_argument_reaches_the_kernel() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("k.ptx"), ARGUMENTS).unwrap();
+    std::fs::write(folder.path().join("data.bin"), (0..32).collect::<Vec<u8>>()).unwrap();
+    std::fs::write(folder.path().join("params.bin"), [7; 144]).unwrap();
+    let file = r#"{"ptx": "k.ptx", "buffers": {"c": {"bytes": 48, "fill": "poison"}, "data": {"file": "data.bin"}},
+        "args": [{"pointer": "c"}, {"i32": -5}, {"i64": -2}, {"f32": 1.5}, {"f64": -0.5}, {"hex": "00ff10aa"},
+                 {"file": "params.bin", "patches": [
+                     {"at": 0, "tensor_map": {"buffer": "data", "offset": 16, "type": "u8", "dims": [16], "strides": [],
+                                              "box": [16]}},
+                     {"at": 128, "pointer": "data", "offset": 4}]}],
+        "save": {"c": "c.bin"}, "schedule": "worst"}"#;
+    std::fs::write(folder.path().join("launch.json"), file).unwrap();
+    let output = run(folder.path(), &["launch", "launch.json"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let want = [
+        (-5i32).to_le_bytes().to_vec(),
+        1.5f32.to_le_bytes().to_vec(),
+        (-2i64).to_le_bytes().to_vec(),
+        (-0.5f64).to_le_bytes().to_vec(),
+        vec![0, 0xff, 0x10, 0xaa],
+        vec![4, 5, 6, 7],
+        vec![7; 8],
+        (24..32).collect(),
+    ];
+    assert_eq!(std::fs::read(folder.path().join("c.bin")).unwrap(), want.concat());
+}

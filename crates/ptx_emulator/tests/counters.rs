@@ -8,7 +8,7 @@ fn run(body: &str, threads: u32) -> Report {
         ".version 8.7\n.target sm_90a\n.address_size 64\n\
          .visible .entry k(.param .u64 a, .param .u64 b) {{\n\
          .reg .b32 %r<20>;\n.reg .f32 %f<12>;\n.reg .b64 %d<8>;\n.reg .pred %p<4>;\n\
-         .shared .align 128 .b8 tile[128];\n.shared .align 8 .b64 barrier;\n\
+         .shared .align 128 .b8 tile[512];\n.shared .align 8 .b64 barrier;\n\
          ld.param.u64 %d0, [a];\nld.param.u64 %d1, [b];\nmov.u32 %r0, %tid.x;\nmov.u32 %r1, tile;\nmov.u32 %r2, barrier;\n\
          {body}\nret;\n}}"
     );
@@ -78,4 +78,18 @@ fn a_warp_waits_for_as_long_as_the_others_work() {
     assert!(idle.waited_steps >= 100 && busy.waited_steps < 10, "{} {}", idle.waited_steps, busy.waited_steps);
     assert!(report.cta_steps >= report.total.warp_instructions);
     assert!(report.waiting_share(idle) > 0.5 && report.waiting_share(idle) < 1.0);
+}
+
+#[test]
+fn rows_of_a_matrix_that_begin_at_one_bank_are_read_one_after_the_other() {
+    let conflicts = |stride: u32| {
+        let body = format!(
+            "shl.b32 %r3, %r0, 4; add.u32 %r3, %r1, %r3; st.shared.v4.b32 [%r3], {{%r0, %r0, %r0, %r0}}; bar.warp.sync -1;
+             and.b32 %r4, %r0, 7; mul.lo.u32 %r4, %r4, {stride}; add.u32 %r4, %r1, %r4;
+             ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r5}}, [%r4];"
+        );
+        run(&body, 32).total.bank_conflicts
+    };
+    // 8 rows of 16 bytes: side by side they are 32 words, one for each bank.
+    assert_eq!([16, 32, 64].map(conflicts), [0, 1, 3]);
 }

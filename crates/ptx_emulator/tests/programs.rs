@@ -111,6 +111,13 @@ fn every_faulty_program_has_a_mended_twin() {
 }
 
 #[test]
+fn every_kind_of_fault_has_a_program_that_fails_so() {
+    let shown: Vec<_> = programs("fail").into_iter().filter_map(|program| program.outcome.fault).collect();
+    let missing: Vec<_> = FaultKind::ALL.iter().filter(|kind| !shown.contains(&kind.to_string())).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
 fn the_same_seed_gives_the_same_report() {
     for program in programs("pass") {
         assert_eq!(run(&program, "seed:7").unwrap(), run(&program, "seed:7").unwrap(), "{}", program.path.display());

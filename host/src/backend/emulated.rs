@@ -30,8 +30,8 @@ use crate::error::Error;
 use crate::format::Matrix;
 use crate::output::Output;
 use crate::plan::Grid;
-use crate::plan::gated_sm100::{MAP_BYTES, MapArguments};
 use crate::plan::module::Module;
+use crate::plan::tensor_map::{MAP_BYTES, MapArguments};
 use crate::plan::variant::Variant;
 use crate::problem::{Op, OutDtype, Step, Weights};
 

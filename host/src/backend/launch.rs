@@ -7,10 +7,10 @@ use kernels_gpu::abi::silu_mul::Segment;
 
 use super::descriptors::{self, Address};
 use crate::error::Error;
-use crate::plan::gated_sm100::{self, MAP_BYTES, MapArguments};
 use crate::plan::module::Module;
+use crate::plan::tensor_map::{MAP_BYTES, MapArguments};
 use crate::plan::variant::{LaunchSchedule, Variant};
-use crate::plan::{Grid, gated_simt, gated_sm90, silu_mul};
+use crate::plan::{Grid, gated_simt, gated_sm90, gated_sm100, silu_mul};
 use crate::problem::{Op, OutDtype, Weights};
 
 /// What every launch's descriptors and every intermediate result are aligned to.

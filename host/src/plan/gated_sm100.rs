@@ -3,10 +3,11 @@
 
 use kernels_gpu::abi;
 use kernels_gpu::abi::sm100::{
-    BOX_BYTES, BOX_TOKENS, Group, INSTANCES, Instance, K_ALIGNMENT, Roles, STEP_BYTES, Store, TILE_ROWS, Tile,
+    BOX_BYTES, BOX_TOKENS, Group, INSTANCES, Instance, K_ALIGNMENT, Roles, STEP, Store, TILE_ROWS, Tile,
 };
 
 use super::Grid;
+use super::tensor_map::{MAP_BYTES, MapArguments};
 use crate::error::Error;
 use crate::problem::Op;
 
@@ -16,9 +17,6 @@ const MAX_TILE_TOKENS: u32 = 128;
 
 /// Where a tile of tokens may start that is chosen unasked: at every second column of scales in tensor memory, as in CUTLASS.
 const FIRST_TOKEN_ALIGNMENT: u32 = 64;
-
-/// Bytes of a tensor map, which is also what it is aligned to here.
-pub(crate) const MAP_BYTES: usize = 128;
 
 /// What the kernel is called that computes an operation.
 pub(crate) fn name(op: Op) -> &'static str {
@@ -31,36 +29,6 @@ pub(crate) fn name(op: Op) -> &'static str {
 /// Whether the kernel can compute a sum over K elements.
 pub(crate) fn takes(k: usize) -> bool {
     k.is_multiple_of(K_ALIGNMENT as usize)
-}
-
-/// The arguments of a tensor map: u8, 2 dimensions, rows one behind the other, zeros outside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct MapArguments {
-    /// Of the first byte.
-    pub address: u64,
-    /// Bytes of a row.
-    pub row_bytes: u32,
-    /// Rows of the matrix.
-    pub rows: u32,
-    /// Bytes of a row of a box.
-    pub box_bytes: u32,
-    /// Rows of a box.
-    pub box_rows: u32,
-    /// Whether boxes have the swizzle that spans a row of 64 or 128 bytes in shared memory, or none.
-    pub swizzled: bool,
-}
-
-impl MapArguments {
-    /// Packed values of `k` elements a row, as the tensor core takes them.
-    fn values(address: u64, rows: u32, k: u32, box_rows: u32) -> Self {
-        Self { address, row_bytes: k / 2, rows, box_bytes: STEP_BYTES, box_rows, swizzled: true }
-    }
-
-    /// Group's C, as the epilogue has it.
-    fn output(group: &abi::Group) -> Self {
-        let (address, row_bytes, rows) = (group.c, 2 * group.n, group.m);
-        Self { address, row_bytes, rows, box_bytes: BOX_BYTES, box_rows: BOX_TOKENS, swizzled: false }
-    }
 }
 
 /// A step's launch.
@@ -170,15 +138,22 @@ fn tiles(instance: Instance, groups: &[abi::Group]) -> Result<Vec<Tile>, Error> 
     Ok(tiles)
 }
 
+/// The map of a group's C, as the epilogue stores it.
+fn output_map(group: &abi::Group) -> MapArguments {
+    let (address, row_bytes, rows) = (group.c, 2 * group.n, group.m);
+    MapArguments { address, row_bytes, rows, box_bytes: BOX_BYTES, box_rows: BOX_TOKENS, swizzled: false }
+}
+
 impl Plan {
     /// Tensor maps of a group: of its tokens, then of each matrix of weights, then of C if that is stored by one. A group
     /// without tokens has none.
     fn maps_of(&self, group: &abi::Group) -> impl Iterator<Item = MapArguments> {
         let instance = self.instance;
-        let tokens = MapArguments::values(group.a, group.m, group.k, instance.block_tokens());
-        let weights = group.b.map(|address| MapArguments::values(address, group.n, group.k, TILE_ROWS));
+        let values = |address, rows, box_rows| MapArguments::values(address, rows, group.k, STEP, box_rows);
+        let tokens = values(group.a, group.m, instance.block_tokens());
+        let weights = group.b.map(|address| values(address, group.n, TILE_ROWS));
         let weights = weights.into_iter().take(instance.matrices as usize);
-        let output = (instance.store == Store::Tma).then(|| MapArguments::output(group));
+        let output = (instance.store == Store::Tma).then(|| output_map(group));
         [tokens].into_iter().chain(weights).chain(output).filter(|_| group.m > 0)
     }
 
@@ -268,8 +243,8 @@ mod tests {
         assert_eq!((described[2].a_map, described[2].b_maps), (map(3), [map(4), map(5)]));
         let maps: Vec<_> = plan.maps(&groups).collect();
         assert_eq!((maps.len(), plan.map_count(&groups)), (6, 6));
-        assert_eq!(maps[0], MapArguments::values(0x1000, 7, 320, 16));
-        assert_eq!(maps[2], MapArguments::values(0x3000, 72, 320, 128));
+        assert_eq!(maps[0], MapArguments::values(0x1000, 7, 320, 256, 16));
+        assert_eq!(maps[2], MapArguments::values(0x3000, 72, 320, 256, 128));
         assert_eq!((plan.grid.blocks, plan.grid.entry), (2, "gated_sm100_t16"));
     }
 
@@ -300,8 +275,9 @@ mod tests {
             for op in [Op::Gated, Op::Plain] {
                 let smaller = SMALLER.iter().find(|(name, _)| *name == shape.name);
                 let expected = smaller.map_or("t128", |(_, instance)| instance);
-                let entry = choose(op, &groups_of(shape)).entry;
-                assert_eq!(entry, format!("{}_{expected}", name(op)), "{}", shape.name);
+                let plan = plan(op, None, &groups_of(shape), 148).unwrap();
+                assert_eq!(plan.grid.entry, format!("{}_{expected}", name(op)), "{}", shape.name);
+                assert!(plan.tiles.iter().all(|tile| tile.first_token.is_multiple_of(FIRST_TOKEN_ALIGNMENT)));
             }
         }
     }
@@ -353,7 +329,7 @@ mod tests {
         assert_eq!((tma.tiles.len(), tma.grid.blocks, tma.grid.cluster), (4, 4, 1));
         let (maps, described) = (tma.maps(&groups).collect::<Vec<_>>(), tma.describe(&groups, 0x10000));
         assert_eq!((maps.len(), pair.map_count(&groups)), (8, 6));
-        assert_eq!(maps[7], MapArguments::output(&groups[1]));
+        assert_eq!(maps[7], output_map(&groups[1]));
         assert_eq!(described[1].c_map, 0x10000 + 7 * MAP_BYTES as u64);
     }
 }

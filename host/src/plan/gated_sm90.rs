@@ -6,10 +6,10 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use kernels_gpu::abi;
-use kernels_gpu::abi::sm90::{Group, INSTANCES, Instance, K_ALIGNMENT, STEP, STEP_BYTES, Tile};
+use kernels_gpu::abi::sm90::{Group, INSTANCES, Instance, K_ALIGNMENT, STEP, Tile};
 
 use super::Grid;
-use super::gated_sm100::{MAP_BYTES, MapArguments};
+use super::tensor_map::{MAP_BYTES, MapArguments};
 use crate::error::Error;
 use crate::problem::Op;
 
@@ -244,14 +244,7 @@ impl Plan {
     /// The arguments of the groups' maps, in the order in which they lie in memory.
     pub fn maps(&self, groups: &[abi::Group]) -> impl Iterator<Item = MapArguments> {
         groups.iter().flat_map(|group| {
-            let map = |address, rows, box_rows| MapArguments {
-                address,
-                row_bytes: group.k / 2,
-                rows,
-                box_bytes: STEP_BYTES,
-                box_rows,
-                swizzled: true,
-            };
+            let map = |address, rows, box_rows| MapArguments::values(address, rows, group.k, STEP, box_rows);
             let tokens = map(group.a, group.m, self.instance.tile_tokens);
             let weights = group.b.map(|address| map(address, group.n, self.instance.panel_rows()));
             [tokens].into_iter().chain(weights).take(self.maps_of(group))

@@ -11,6 +11,8 @@ pub mod module;
 pub mod roofline;
 #[cfg(feature = "kernels")]
 pub(crate) mod silu_mul;
+#[cfg(feature = "kernels")]
+pub(crate) mod tensor_map;
 pub mod tile;
 #[cfg(feature = "kernels")]
 pub mod variant;

@@ -380,6 +380,8 @@ impl Instance {
             "a store by tensor map takes whole boxes of tokens"
         );
         assert!(self.stages > 0, "a pipeline needs a stage");
+        let alone = self.blocks == 1 || matches!(self.roles, Roles::Specialised);
+        assert!(alone, "serial roles are for a block alone: a pair's second has no thread that reports its stages");
         assert!(self.scale_sets() > 0, "accumulators and scales do not fit tensor memory");
         assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit shared memory");
     }

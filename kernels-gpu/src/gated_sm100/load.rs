@@ -6,10 +6,13 @@ use cuda_std::{
     tma::{cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_global},
 };
 
-use super::{Ring, Sm100};
-use crate::abi::{
-    SCALE_TILE_ROWS,
-    sm100::{Group, Instance, SCALE_TILE_BYTES, STEP_BYTES, Tile},
+use super::Sm100;
+use crate::{
+    abi::{
+        SCALE_TILE_ROWS,
+        sm100::{Group, Instance, SCALE_TILE_BYTES, STEP_BYTES, Tile},
+    },
+    ring::Ring,
 };
 
 impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
@@ -32,7 +35,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
     /// Starts the copies of a step into the next stage.
     #[inline(always)]
     pub(super) unsafe fn load(self, stages: &mut Ring<BLOCKS>, tile: &Tile, group: &Group, step: u32) {
-        let stage = self.shared + stages.index * Self::STAGE_BYTES;
+        let stage = self.shared + stages.index() * Self::STAGE_BYTES;
         let full = stages.full();
         let k_byte = (step * STEP_BYTES) as i32;
         let first_row = self.first_row(tile);

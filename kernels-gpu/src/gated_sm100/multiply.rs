@@ -5,10 +5,13 @@ use cuda_std::tcgen05::{
     tcgen05_cp_32x128b_warpx4, tcgen05_fence_after_thread_sync, tcgen05_mma_mxf4nvf4_block16,
 };
 
-use super::{Ring, Sm100};
-use crate::abi::{
-    SCALE_TILE_ROWS,
-    sm100::{Group, Instance, MMA_K, SCALE_TILE_BYTES, STEP_BYTES, TOKEN_SCALE_ROWS, Tile},
+use super::Sm100;
+use crate::{
+    abi::{
+        SCALE_TILE_ROWS,
+        sm100::{Group, Instance, MMA_K, SCALE_TILE_BYTES, STEP_BYTES, TOKEN_SCALE_ROWS, Tile},
+    },
+    ring::Ring,
 };
 
 /// The thread that multiplies, step by step.
@@ -45,7 +48,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
     #[inline(always)]
     pub unsafe fn multiply(&mut self, tile: &Tile, group: &Group, step: u32) {
         let Self { block, .. } = *self;
-        let stage = block.shared + self.stages.index * Sm100::<INDEX, BLOCKS>::STAGE_BYTES;
+        let stage = block.shared + self.stages.index() * Sm100::<INDEX, BLOCKS>::STAGE_BYTES;
         let scales = block.tmem + Sm100::<INDEX, BLOCKS>::scales(self.scale_set);
         let issued_tokens = Self::INSTANCE.issued_tokens(tile.tokens);
         let descriptor = mxf4nvf4_descriptor(Self::INSTANCE.tile_rows(), issued_tokens);
@@ -61,7 +64,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
                 let tokens = values_descriptor(stage + Sm100::<INDEX, BLOCKS>::TOKENS, mma);
                 for matrix in 0..Sm100::<INDEX, BLOCKS>::MATRICES {
                     tcgen05_mma_mxf4nvf4_block16::<BLOCKS>(
-                        block.tmem + Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index, matrix),
+                        block.tmem + Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index(), matrix),
                         values_descriptor(stage + Sm100::<INDEX, BLOCKS>::weights(matrix), mma),
                         tokens,
                         descriptor,

@@ -15,10 +15,11 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp},
 };
 
-use super::{Ring, Sm100};
+use super::Sm100;
 use crate::{
     abi::sm100::{BOX_BYTES, BOX_COLUMNS, BOX_TOKENS, Group, Store, TOKEN_STEP, Tile},
     epilogue::{convert, silu},
+    ring::Ring,
 };
 
 /// Bytes of an element of C.
@@ -123,7 +124,8 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
     /// This lane's sums of 8 tokens.
     #[inline(always)]
     unsafe fn load_sums(&self, token: u32) -> Sums {
-        let address = |matrix| self.tmem + Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index, matrix) + token;
+        let address =
+            |matrix| self.tmem + Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index(), matrix) + token;
         // SAFETY: the caller's promise: a full accumulator, all lanes together.
         let sums = unsafe {
             if Sm100::<INDEX, BLOCKS>::MATRICES == 2 {

@@ -17,7 +17,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use ptx::Entries;
+use ptx::{Entries, Entry};
 use queue::{Launch, Operation, Queue, Work, copy_parameters, order_of_graph};
 
 type Code = c_int;
@@ -58,8 +58,8 @@ const LAUNCH_TIME: u64 = 250;
 struct Function {
     name: CString,
     shared_bytes: c_uint,
-    /// Bytes of each parameter; of machine code they are not known.
-    parameters: Option<Vec<usize>>,
+    /// As PTX says; of machine code it is not known.
+    entry: Option<Entry>,
 }
 
 #[derive(Default)]
@@ -300,18 +300,21 @@ struct LaunchAttribute {
     _rest: [c_uint; 13],
 }
 
-/// A launch; `size` is that of the grid, of a block and of a cluster.
+/// A launch, of clusters of the size that is asked for or else the entry's.
 fn launch(
     name: &str,
     function: Handle,
-    size: [[c_uint; 3]; 3],
+    [grid, block]: [[c_uint; 3]; 2],
+    cluster: Option<[c_uint; 3]>,
     shared_bytes: c_uint,
     stream: Handle,
     parameters: *const *const c_void,
 ) -> Result<(), Code> {
     let mut device = enter(name, Needs::Context)?;
     let function = device.functions.get(&function).ok_or(INVALID_HANDLE)?;
-    let [grid, block, cluster] = size;
+    let entry = function.entry.as_ref().ok_or(NOT_SUPPORTED)?;
+    let cluster = cluster.unwrap_or(entry.cluster);
+    let size = [grid, block, cluster];
     let threads = block.iter().product::<c_uint>();
     if size.as_flattened().contains(&0) || threads > 1024 || shared_bytes > function.shared_bytes {
         return Err(INVALID_VALUE);
@@ -319,9 +322,8 @@ fn launch(
     if (0..3).any(|axis| grid[axis] % cluster[axis] != 0) {
         return Err(INVALID_CLUSTER_SIZE);
     }
-    let sizes = function.parameters.as_ref().ok_or(NOT_SUPPORTED)?;
     let name = function.name.clone();
-    let parameters = unsafe { copy_parameters(parameters, sizes)? };
+    let parameters = unsafe { copy_parameters(parameters, &entry.parameters)? };
     device.queue.push(stream, Work::Launch(Arc::new(Launch { name, size, shared_bytes, parameters, stream })))
 }
 
@@ -457,12 +459,12 @@ functions! {
     fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) {
         let mut device = enter(NAME, Needs::Context)?;
         let name = CStr::from_ptr(name).to_owned();
-        let parameters = match device.modules.get(&module).ok_or(INVALID_HANDLE)? {
+        let entry = match device.modules.get(&module).ok_or(INVALID_HANDLE)? {
             Some(entries) => Some(entries.get(&*name.to_string_lossy()).ok_or(NOT_FOUND)?.clone()),
             None => None,
         };
         *function = device.handle();
-        device.functions.insert(*function, Function { name, shared_bytes: SHARED_BYTES_UNASKED, parameters });
+        device.functions.insert(*function, Function { name, shared_bytes: SHARED_BYTES_UNASKED, entry });
         Ok(())
     }
     fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int) {
@@ -484,21 +486,21 @@ functions! {
         block_x: c_uint, block_y: c_uint, block_z: c_uint,
         shared_bytes: c_uint, stream: Handle, parameters: *const *const c_void, _extra: *const c_void,
     ) {
-        let size = [[grid_x, grid_y, grid_z], [block_x, block_y, block_z], [1; 3]];
-        launch(NAME, function, size, shared_bytes, stream, parameters)
+        let size = [[grid_x, grid_y, grid_z], [block_x, block_y, block_z]];
+        launch(NAME, function, size, None, shared_bytes, stream, parameters)
     }
     fn cuLaunchKernelEx(
         config: *const LaunchConfig, function: Handle, parameters: *const *const c_void, _extra: *const c_void,
     ) {
         let config = &*config;
-        let mut cluster = [1; 3];
+        let mut cluster = None;
         for at in 0..config.attribute_count as usize {
             let attribute = &*config.attributes.add(at);
             // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             if attribute.id != 4 { return Err(NOT_SUPPORTED); }
-            cluster = attribute.cluster;
+            cluster = Some(attribute.cluster);
         }
-        launch(NAME, function, [config.grid, config.block, cluster], config.shared_bytes, config.stream, parameters)
+        launch(NAME, function, [config.grid, config.block], cluster, config.shared_bytes, config.stream, parameters)
     }
 
     fn cuStreamCreateWithPriority(stream: *mut Handle, flags: c_uint, _priority: c_int) {

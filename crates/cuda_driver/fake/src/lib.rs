@@ -8,8 +8,10 @@
 //! This crate knows neither `cust` nor the code under test.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::Library;
@@ -50,6 +52,16 @@ type RawLaunch = extern "C" fn(*const c_char, *const c_uint, c_uint, usize, *con
 pub struct FakeCuda {
     library: &'static Library,
     _alone: MutexGuard<'static, ()>,
+}
+
+/// Whether a kernel of the test at hand has panicked.
+static KERNEL_PANICKED: AtomicBool = AtomicBool::new(false);
+
+impl Drop for FakeCuda {
+    fn drop(&mut self) {
+        let panicked = KERNEL_PANICKED.swap(false, Ordering::Relaxed);
+        assert!(!panicked || std::thread::panicking(), "a kernel panicked, as told above");
+    }
 }
 
 static KERNEL: Mutex<Option<fn(&Launch)>> = Mutex::new(None);
@@ -149,7 +161,11 @@ impl FakeCuda {
             let kernel = *kernel_slot();
             if let Some(kernel) = kernel {
                 let name = name.to_str().expect("a PTX identifier");
-                kernel(&Launch { kernel: name, grid, block, cluster, shared_bytes, stream, parameters });
+                let run = || kernel(&Launch { kernel: name, grid, block, cluster, shared_bytes, stream, parameters });
+                // A panic cannot pass the driver; the test ends with it when it is done with the fake.
+                if catch_unwind(AssertUnwindSafe(run)).is_err() {
+                    KERNEL_PANICKED.store(true, Ordering::Relaxed);
+                }
             }
         }
         *kernel_slot() = Some(kernel);

@@ -361,20 +361,18 @@ pub fn bad_map(error: TensorMapError, lane: usize) -> Box<Stop> {
     Stop::new(kind, format!("tensor map: {error}")).lane(lane as u32)
 }
 
-/// The map, and the pieces of the copy with shared addresses relative to the box's start… which a swizzle permutes
-/// within the box.
-fn pieces(
-    m: &mut Machine<'_>,
-    w: &Warp,
-    tensor: &TensorOperand,
-    offset: u32,
-    lane: usize,
-) -> Stopped<(TensorMap, Vec<Piece>)> {
-    let map = read_map(m, w, &tensor.map, Space::Generic, lane)?;
-    let coordinates: Vec<i32> = tensor.coordinates.iter().map(|c| w.lane(*c, lane) as i32).collect();
+impl TensorOperand {
+    fn read(&self, m: &mut Machine<'_>, w: &Warp, lane: usize) -> Stopped<(TensorMap, Vec<i32>)> {
+        let map = read_map(m, w, &self.map, Space::Generic, lane)?;
+        Ok((map, self.coordinates.iter().map(|c| w.lane(*c, lane) as i32).collect()))
+    }
+}
+
+/// The pieces of a copy, with shared addresses from the box's start on, within which a swizzle permutes them.
+fn pieces(map: &TensorMap, coordinates: &[i32], offset: u32, lane: usize) -> Stopped<Vec<Piece>> {
     let mut list = Vec::new();
-    map.visit(&coordinates, offset, |p| list.push(p)).map_err(|e| bad_map(e, lane))?;
-    Ok((map, list))
+    map.visit(coordinates, offset, |p| list.push(p)).map_err(|e| bad_map(e, lane))?;
+    Ok(list)
 }
 
 /// The bytes of shared memory from the first to the last piece.
@@ -401,7 +399,8 @@ pub fn tensor_load(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 let text = "the mbarrier is not in the CTA that receives the data";
                 return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
             }
-            let (map, list) = pieces(m, w, &tensor, offset, lane)?;
+            let (map, coordinates) = tensor.read(m, w, lane)?;
+            let list = pieces(&map, &coordinates, offset, lane)?;
             let ctas = match mask_operand {
                 Some(s) => ctas_of(m, w.lane(s, lane) as u32, lane)?,
                 None => vec![cta],
@@ -466,12 +465,12 @@ pub fn tensor_store(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         for lane in lanes(mask) {
             let agent = spawn(m, w, lane);
             let (cta, offset) = shared(m, w, &from, lane, 1, SHARED_ALIGN)?;
-            let coordinates = tensor.coordinates.iter().map(|c| w.lane(*c, lane) as i32);
-            if let Some(negative) = coordinates.into_iter().find(|&coordinate| coordinate < 0) {
+            let (map, coordinates) = tensor.read(m, w, lane)?;
+            if let Some(negative) = coordinates.iter().find(|&&coordinate| coordinate < 0) {
                 let text = format!("a tensor is stored to at the coordinate {negative}");
                 return Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane as u32));
             }
-            let (map, list) = pieces(m, w, &tensor, offset, lane)?;
+            let list = pieces(&map.stored(), &coordinates, offset, lane)?;
             let (first, len) = span(&list);
             if (first + len) as usize > m.ctas[cta as usize].shared.data.len() {
                 let text = format!("a box of {len} bytes does not fit behind byte {first} of shared memory");

@@ -92,12 +92,35 @@ pub fn wait(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
 /// Register counts that `setmaxnreg` takes.
 const REGISTERS: std::ops::RangeInclusive<u64> = 24..=256;
 
-/// `setmaxnreg`: registers are not limited here; only the operand is checked.
+/// `setmaxnreg`: `.dec` gives registers to the CTA's pool, `.inc` waits until the pool has them. What a thread has besides is
+/// not looked at: `ptxas` keeps within it.
 pub fn setmaxnreg(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    match l.src(i, 0, Type::U32)? {
-        Src::Constant(n) if REGISTERS.contains(&n) && n % 8 == 0 => Ok(Box::new(|_, _, _| Ok(Flow::Next))),
-        _ => Err(LowerError::invalid("the count is a constant multiple of 8 from 24 to 256")),
-    }
+    let count = match l.src(i, 0, Type::U32)? {
+        Src::Constant(n) if REGISTERS.contains(&n) && n % 8 == 0 => n as u32,
+        _ => return Err(LowerError::invalid("the count is a constant multiple of 8 from 24 to 256")),
+    };
+    let Some(at_launch) = l.registers_at_launch() else { return Ok(Box::new(|_, _, _| Ok(Flow::Next))) };
+    let more = i.has("inc");
+    Ok(Box::new(move |w, m, _| {
+        let now = w.register_limit.unwrap_or(at_launch);
+        let free = &mut m.ctas[w.cta as usize].free_registers;
+        match (more, count.checked_sub(now), now.checked_sub(count)) {
+            (true, Some(missing), _) if missing > *free => {
+                return Ok(Flow::Wait(WaitFor::Registers { cta: w.cta, count: missing }));
+            }
+            (true, Some(missing), _) => *free -= missing,
+            (false, _, Some(released)) => {
+                *free += released;
+                m.progress += 1;
+            }
+            _ => {
+                let text = format!("{count} registers a thread, and its warp has {now} already");
+                return Err(Stop::new(FaultKind::InvalidOperand, text));
+            }
+        }
+        w.register_limit = Some(count);
+        Ok(Flow::Next)
+    }))
 }
 
 /// `griddepcontrol`: the grids before this one are complete when it starts.

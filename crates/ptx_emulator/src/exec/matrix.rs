@@ -7,6 +7,7 @@ use crate::hw::descriptor::Element;
 use crate::hw::fragment::{self, Position};
 use crate::hw::matmul::{Floats, Integers, Packing, multiply_f16, multiply_f32, multiply_i32};
 use crate::lower::{Dst, Lower, LowerError};
+use crate::machine::cluster::Machine;
 use crate::machine::memory::Lane;
 use crate::machine::warp::{Row, Src, Warp};
 use crate::parser::ast::{Instruction, Operand};
@@ -202,7 +203,7 @@ pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         for (d, row) in d.iter().zip(&out) {
             d.write(w, mask, row);
         }
-        machine.count_matrix_operation(w, (m * n * k) as u64);
+        machine.count_matrix_operation(w, &[w.cta], (m * n * k) as u64);
         Ok(Flow::Next)
     }))
 }
@@ -221,6 +222,19 @@ fn row_address(w: &Warp, a: &crate::lower::Address, space: Space, matrix: usize,
     Lane { lane, address, space }
 }
 
+/// Counts the bank conflicts of one matrix, whose rows are read or written at once.
+fn count_bank_conflicts(m: &mut Machine<'_>, w: &Warp, a: &crate::lower::Address, space: Space, matrix: usize) {
+    if m.sanitize {
+        let (mut mask, mut addresses) = (0, [0; 32]);
+        for row in 0..8 {
+            let Lane { lane, address, .. } = row_address(w, a, space, matrix, row);
+            mask |= 1 << lane;
+            addresses[lane as usize] = address;
+        }
+        m.count_bank_conflicts(w, mask, &addresses, ROW as u32);
+    }
+}
+
 pub fn ldmatrix(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     let out = vector_dst(l, i.operand(0)?)?;
     let a = l.address(i, 1)?;
@@ -235,6 +249,7 @@ pub fn ldmatrix(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             for (row, bytes) in rows.iter_mut().enumerate() {
                 m.load(w, row_address(w, &a, space, matrix, row), Mode::Read, bytes)?;
             }
+            count_bank_conflicts(m, w, &a, space, matrix);
             let half = |lane: usize, half: u32| {
                 let Position { row, column } = fragment::ldmatrix(lane as u32, half, trans);
                 let at = column as usize * 2;
@@ -269,6 +284,7 @@ pub fn stmatrix(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 let at = row_address(w, &a, space, matrix, row);
                 m.store(w, at, Mode::Write, bytes)?;
             }
+            count_bank_conflicts(m, w, &a, space, matrix);
         }
         Ok(Flow::Next)
     }))

@@ -2,8 +2,10 @@
 //! mapa, getctarank").
 
 use super::{Flow, Lowered, map2};
-use crate::lower::{Lower, LowerError};
+use crate::lower::{Address, Lower, LowerError};
+use crate::machine::cluster::Machine;
 use crate::machine::memory::{Lane, RANK_SHIFT, space_of};
+use crate::machine::warp::{Row, Warp};
 use crate::parser::ast::{Instruction, Operand};
 use crate::race::{Mode, lanes};
 use crate::types::{Space, Type};
@@ -31,99 +33,103 @@ fn in_shared(space: Space, address: u64) -> bool {
     }
 }
 
-pub fn ld(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
+/// What a load and a store have in common.
+struct Access {
+    address: Address,
+    space: Space,
+    /// Bytes of an element as far as one register holds them, and of all elements.
+    piece: usize,
+    total: usize,
+}
+
+impl Access {
+    /// The access through operand `n`; a strong one may carry information between clusters.
+    fn new(l: &mut Lower<'_>, i: &Instruction, n: usize, ty: Type) -> Result<Access, LowerError> {
+        let address = l.address(i, n)?;
+        let space = address.space(i.space().unwrap_or(Space::Generic));
+        if is_strong(i) && matches!(space, Space::Generic | Space::Global) {
+            l.communicates();
+        }
+        let bytes = ty.bytes() as usize;
+        Ok(Access { address, space, piece: bytes.min(8), total: bytes * elements(i) })
+    }
+
+    fn addresses(&self, w: &Warp) -> Row {
+        w.get(self.address.base).map(|base| base.wrapping_add(self.address.offset as u64))
+    }
+
+    fn at(&self, addresses: &Row, lane: usize) -> Lane {
+        Lane { lane: lane as u32, address: addresses[lane], space: self.space }
+    }
+
+    fn count_conflicts(&self, w: &Warp, m: &mut Machine<'_>, mask: u32, addresses: &Row) {
+        if m.sanitize && in_shared(self.space, addresses[mask.trailing_zeros() as usize]) {
+            m.count_bank_conflicts(w, mask, addresses, self.total as u32);
+        }
+    }
+}
+
+/// The operands of an access: as many as the instruction has elements, in braces if more than one.
+fn parts<'a>(i: &Instruction, operand: &'a Operand) -> Result<&'a [Operand], LowerError> {
     let count = elements(i);
-    let out = match i.operand(0)? {
-        Operand::Vector(parts) if parts.len() == count => {
-            let parts = parts.iter().map(|p| l.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?;
-            parts.concat()
-        }
-        single if count == 1 => l.dst_words(single, ty)?,
-        _ => {
-            return Err(LowerError::invalid(format!("a vector of {count} registers expected")));
-        }
-    };
-    let address = l.address(i, 1)?;
-    let space = address.space(i.space().unwrap_or(Space::Generic));
-    let bytes = ty.bytes() as usize;
-    let (piece, total) = (bytes.min(8), bytes * count);
+    match operand {
+        Operand::Vector(parts) if parts.len() == count => Ok(parts),
+        single if count == 1 => Ok(std::slice::from_ref(single)),
+        _ => Err(LowerError::invalid(format!("a vector of {count} registers expected"))),
+    }
+}
+
+fn value_type(i: &Instruction) -> Result<Type, LowerError> {
+    i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))
+}
+
+pub fn ld(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let ty = value_type(i)?;
+    let out = parts(i, i.operand(0)?)?.iter().map(|p| l.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
+    let access = Access::new(l, i, 1, ty)?;
     // A narrow signed value fills a wider register with its sign.
     let sign_bits = if ty.is_signed() && out.iter().any(|d| d.bits > ty.bits()) { ty.bits() } else { 64 };
     let mode = if is_strong(i) { Mode::StrongRead } else { Mode::Read };
     let acquire = i.has("acquire");
-    if mode == Mode::StrongRead && matches!(space, Space::Generic | Space::Global) {
-        l.communicates();
-    }
     Ok(Box::new(move |w, m, mask| {
-        let base = w.get(address.base);
         let mut buffer = [0u8; 64];
-        let mut addresses = [0; 32];
+        let addresses = access.addresses(w);
         for lane in lanes(mask) {
-            addresses[lane] = base[lane].wrapping_add(address.offset as u64);
-            let at = Lane { lane: lane as u32, address: addresses[lane], space };
-            m.load(w, at, mode, &mut buffer[..total])?;
-            for (n, d) in out.iter().enumerate() {
+            m.load(w, access.at(&addresses, lane), mode, &mut buffer[..access.total])?;
+            for (piece, d) in buffer.chunks_exact(access.piece).zip(&out) {
                 let mut word = [0; 8];
-                word[..piece].copy_from_slice(&buffer[n * piece..(n + 1) * piece]);
-                let value = u64::from_le_bytes(word);
+                word[..piece.len()].copy_from_slice(piece);
                 let shift = 64 - sign_bits;
-                d.write_lane(w, lane, ((value << shift) as i64 >> shift) as u64);
+                d.write_lane(w, lane, ((u64::from_le_bytes(word) << shift) as i64 >> shift) as u64);
             }
         }
-        if m.sanitize && in_shared(space, addresses[mask.trailing_zeros() as usize]) {
-            m.count_bank_conflicts(w, mask, &addresses, total as u32);
-        }
+        access.count_conflicts(w, m, mask, &addresses);
         if mode == Mode::StrongRead {
-            m.observe(w, mask, &addresses, space, acquire);
+            m.observe(w, mask, &addresses, access.space, acquire);
         }
         Ok(Flow::Next)
     }))
 }
 
 pub fn st(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
-    let count = elements(i);
-    let address = l.address(i, 0)?;
-    let source = match i.operand(1)? {
-        Operand::Vector(parts) if parts.len() == count => {
-            let parts = parts.iter().map(|p| l.words(p, ty)).collect::<Result<Vec<_>, _>>()?;
-            parts.concat()
-        }
-        single if count == 1 => l.words(single, ty)?,
-        _ => {
-            return Err(LowerError::invalid(format!("a vector of {count} registers expected")));
-        }
-    };
-    let space = address.space(i.space().unwrap_or(Space::Generic));
-    let bytes = ty.bytes() as usize;
-    let (piece, total) = (bytes.min(8), bytes * count);
+    let ty = value_type(i)?;
+    let access = Access::new(l, i, 0, ty)?;
+    let source = parts(i, i.operand(1)?)?.iter().map(|p| l.words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
     let mode = if is_strong(i) { Mode::Atomic } else { Mode::Write };
     let release = i.has("release");
-    if mode == Mode::Atomic && matches!(space, Space::Generic | Space::Global) {
-        l.communicates();
-    }
     Ok(Box::new(move |w, m, mask| {
-        let base = w.get(address.base);
         let mut buffer = [0u8; 64];
-        let mut addresses = [0; 32];
-        for lane in lanes(mask) {
-            addresses[lane] = base[lane].wrapping_add(address.offset as u64);
-        }
+        let addresses = access.addresses(w);
         if mode == Mode::Atomic {
-            m.publish(w, mask, &addresses, space, release);
+            m.publish(w, mask, &addresses, access.space, release);
         }
         for lane in lanes(mask) {
-            for (n, s) in source.iter().enumerate() {
-                let word = w.lane(*s, lane).to_le_bytes();
-                buffer[n * piece..(n + 1) * piece].copy_from_slice(&word[..piece]);
+            for (piece, s) in buffer.chunks_exact_mut(access.piece).zip(&source) {
+                piece.copy_from_slice(&w.lane(*s, lane).to_le_bytes()[..access.piece]);
             }
-            let at = Lane { lane: lane as u32, address: addresses[lane], space };
-            m.store(w, at, mode, &buffer[..total])?;
+            m.store(w, access.at(&addresses, lane), mode, &buffer[..access.total])?;
         }
-        if m.sanitize && in_shared(space, addresses[mask.trailing_zeros() as usize]) {
-            m.count_bank_conflicts(w, mask, &addresses, total as u32);
-        }
+        access.count_conflicts(w, m, mask, &addresses);
         Ok(Flow::Next)
     }))
 }

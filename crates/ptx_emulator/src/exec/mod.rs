@@ -76,6 +76,8 @@ pub enum WaitFor {
     Cluster { generation: u64 },
     /// Columns of tensor memory that others must free.
     Columns { cta: u32, columns: u32 },
+    /// Registers for each thread of a warp that others must release.
+    Registers { cta: u32, count: u32 },
 }
 
 impl WaitFor {
@@ -95,6 +97,7 @@ impl WaitFor {
             WaitFor::Progress { since, .. } => machine.progress != *since,
             WaitFor::TimedOut => true,
             WaitFor::Columns { cta, columns } => machine.ctas[*cta as usize].tmem.room(*columns).is_some(),
+            WaitFor::Registers { cta, count } => machine.ctas[*cta as usize].free_registers >= *count,
             WaitFor::Cluster { generation } => machine.cluster_barrier.generation != *generation,
         }
     }
@@ -121,6 +124,10 @@ impl WaitFor {
             }
             WaitFor::TimedOut => "nothing".into(),
             WaitFor::Columns { columns, .. } => format!("{columns} free columns of tensor memory"),
+            WaitFor::Registers { cta, count } => {
+                let free = machine.ctas[*cta as usize].free_registers;
+                format!("{count} more registers a thread; warps of its CTA have released {free}")
+            }
             WaitFor::Cluster { .. } => machine.cluster_barrier.describe(),
         }
     }

@@ -372,7 +372,7 @@ pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let (agent, after) = issue(m, w, lane, ALL_KINDS);
             mma.check(m, w, agent.as_ref()).map_err(|s| s.lane(lane as u32))?;
             let work = u64::from(desc.m) * u64::from(desc.n) * u64::from(desc.k);
-            m.count_matrix_operation(w, work);
+            m.count_matrix_operation(w, &mma.ctas, work);
             let id = m.start_after(w, after, move |m| mma.run(m));
             issued(m, w, MMA, id, agent.as_ref());
         }

@@ -159,7 +159,7 @@ pub fn mma_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         let after = previous.into_iter().filter(|id| m.pending.contains(*id)).collect();
         let id = m.pending.reserve();
         let issuer = crate::machine::pending::Issuer { warp: w.index, pc: w.pc() };
-        m.count_matrix_operation(w, ROWS as u64 * (n * k) as u64);
+        m.count_matrix_operation(w, &[w.cta], ROWS as u64 * (n * k) as u64);
         m.start_reserved(id, issuer, after, move |m| {
             let read = |m: &Machine<'_>, at: u32| chunk(m, cta, at);
             let b_bytes = gather(&b, major_b, n, row_bytes, element as usize, |at| read(m, at));

@@ -417,6 +417,14 @@ impl TensorMap {
         }
     }
 
+    /// The tensor that a store through this map writes: its rows end at a multiple of 16 bytes. The manual does not say so;
+    /// an H200 writes, and reduces into, all of a 16-byte piece that begins inside the tensor.
+    pub fn stored(&self) -> TensorMap {
+        let mut map = self.clone();
+        map.dims[0] = map.dims[0].next_multiple_of(self.coordinate_multiple().into());
+        map
+    }
+
     /// What an innermost coordinate must be a multiple of: 16 bytes. The manual does not say so; on an H200 every load and
     /// store of another coordinate is an illegal instruction. Padded types load whole groups.
     fn coordinate_multiple(&self) -> u32 {
@@ -759,18 +767,7 @@ mod tests {
             }),
             E::PackedType { .. }
         ));
-        let interleaved = TensorMap::tiled(
-            DataType::U8,
-            0x1000,
-            &[64, 64, 64],
-            &[64, 4096],
-            &[32, 2, 2],
-            &[1, 1, 1],
-            Interleave::B32,
-            Swizzle::B128,
-            L2Promotion::None,
-            OobFill::Zero,
-        );
+        let interleaved = interleaved(Interleave::B32, Swizzle::B128);
         assert_eq!(interleaved, Err(E::InterleaveSwizzle(Swizzle::B128)));
     }
 
@@ -879,20 +876,15 @@ mod tests {
         assert_eq!(error, TensorMapError::BoxBytes(u32::MAX), "2^40 bytes, saturated");
     }
 
+    fn interleaved(interleave: Interleave, swizzle: Swizzle) -> Result<TensorMap, TensorMapError> {
+        let (promotion, fill) = (L2Promotion::None, OobFill::Zero);
+        let (dims, strides, shape) = ([64; 3], [64, 4096], [32, 2, 2]);
+        TensorMap::tiled(DataType::U8, 0x1000, &dims, &strides, &shape, &[1; 3], interleave, swizzle, promotion, fill)
+    }
+
     #[test]
     fn copies_that_are_not_modelled_say_so() {
-        let interleaved = TensorMap::tiled(
-            DataType::U8,
-            0x1000,
-            &[64, 64, 64],
-            &[64, 4096],
-            &[32, 2, 2],
-            &[1, 1, 1],
-            Interleave::B16,
-            Swizzle::None,
-            L2Promotion::None,
-            OobFill::Zero,
-        );
+        let interleaved = interleaved(Interleave::B16, Swizzle::None);
         let error = interleaved.unwrap().visit(&[0, 0, 0], 0, |_| ()).unwrap_err();
         assert!(matches!(error, TensorMapError::Unsupported(_)));
         assert!(matches!(example().visit(&[0], 0, |_| ()), Err(TensorMapError::Coordinates { .. })));

@@ -68,6 +68,8 @@ pub struct Cta {
     pub mbarriers: Mbarriers,
     pub tmem: Tmem,
     pub requests: Requests,
+    /// Registers of a thread that `setmaxnreg.dec` of its warps has released.
+    pub free_registers: u32,
     /// Warps that have not exited.
     pub running: u32,
 }
@@ -237,6 +239,7 @@ impl<'a> Cluster<'a> {
                 mbarriers: Mbarriers::new(),
                 tmem: Tmem::default(),
                 requests: Requests::default(),
+                free_registers: 0,
                 running: warps_per_cta,
             });
         }

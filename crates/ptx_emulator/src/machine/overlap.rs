@@ -10,16 +10,18 @@ use super::warp::Warp;
 /// What a CTA's tensor cores were given, and when its mbarriers were to hear of copies.
 #[derive(Debug, Default)]
 pub struct Requests {
-    /// Matrix operations that the CTA has issued.
+    /// Matrix operations that its tensor core was given.
     matrix_operations: u64,
     /// As many as it had at the last copy's request for each mbarrier, by offset, until a warp has waited for it.
     at: HashMap<u32, u64>,
 }
 
 impl Machine<'_> {
-    /// A warp issues a matrix operation.
-    pub fn count_matrix_operation(&mut self, w: &Warp, multiply_adds: u64) {
-        self.ctas[w.cta as usize].requests.matrix_operations += 1;
+    /// A warp issues a matrix operation, for which some CTAs' tensor cores work.
+    pub fn count_matrix_operation(&mut self, w: &Warp, ctas: &[u32], multiply_adds: u64) {
+        for &cta in ctas {
+            self.ctas[cta as usize].requests.matrix_operations += 1;
+        }
         let role = &mut self.roles[w.role as usize];
         role.matrix_operations += 1;
         role.matrix_multiply_adds += multiply_adds;

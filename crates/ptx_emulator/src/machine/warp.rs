@@ -95,6 +95,8 @@ pub struct Warp {
     pub written_at: Vec<u64>,
     /// Bulk copies of each lane that no mbarrier tracks.
     pub bulk: Box<[BulkGroups; 32]>,
+    /// Registers of each thread, once `setmaxnreg` has changed them.
+    pub register_limit: Option<u32>,
     /// The wait that just ended, for the instruction that began it.
     pub resumed: Option<WaitFor>,
     /// Instructions issued.
@@ -133,6 +135,7 @@ impl Warp {
             wgmma: wgmma::Groups::default(),
             written_at: Vec::new(),
             bulk: Box::default(),
+            register_limit: None,
             resumed: None,
             issued: 0,
         }

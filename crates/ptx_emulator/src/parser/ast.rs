@@ -68,6 +68,26 @@ pub struct Limits {
     pub max_threads: Option<u32>,
     pub required_threads: Option<[u32; 3]>,
     pub required_cluster: Option<[u32; 3]>,
+    /// CTAs that a multiprocessor must have room for.
+    pub min_ctas: Option<u32>,
+    /// Registers of a thread.
+    pub registers: Option<u32>,
+}
+
+impl Limits {
+    /// Registers of a multiprocessor, and the unit and the most of those that a thread has.
+    const REGISTERS: u32 = 1 << 16;
+    const REGISTER_UNIT: u32 = 8;
+    const MOST_REGISTERS: u32 = 256;
+
+    /// Registers that each thread has at launch, where the directives say so: by `.maxnreg`, or by the number of threads
+    /// and `.minnctapersm`. Without them `ptxas` ignores `setmaxnreg`.
+    pub fn registers_at_launch(&self) -> Option<u32> {
+        let threads = self.max_threads.or(self.required_threads.map(|[x, y, z]| x.saturating_mul(y).saturating_mul(z)));
+        let shared = || Some(Limits::REGISTERS / threads?.checked_mul(self.min_ctas?)?.max(1));
+        let each = self.registers.or_else(shared)?.min(Limits::MOST_REGISTERS);
+        Some(each / Limits::REGISTER_UNIT * Limits::REGISTER_UNIT)
+    }
 }
 
 #[derive(Debug)]
@@ -80,7 +100,10 @@ pub enum Statement {
         line: u32,
     },
     Variable(Variable),
-    Label(String),
+    Label {
+        name: String,
+        line: u32,
+    },
     /// `.branchtargets` or `.calltargets` under a label.
     Targets {
         label: String,

@@ -263,7 +263,15 @@ impl<'a> Parser<'a> {
                     self.next();
                     limits.required_cluster = Some(self.dims()?);
                 }
-                Token::Dot("maxnreg" | "minnctapersm" | "maxnctapersm" | "maxclusterrank") => {
+                Token::Dot("maxnreg") => {
+                    self.next();
+                    limits.registers = Some(self.uint()?.try_into().unwrap_or(u32::MAX));
+                }
+                Token::Dot("minnctapersm") => {
+                    self.next();
+                    limits.min_ctas = Some(self.uint()?.try_into().unwrap_or(u32::MAX));
+                }
+                Token::Dot("maxnctapersm" | "maxclusterrank") => {
                     self.next();
                     self.uint()?;
                 }
@@ -597,6 +605,7 @@ impl<'a> Parser<'a> {
                     list.push(self.instruction(Some((name, negated)))?);
                 }
                 Token::Word(w) if self.peek2() == Token::Punct(':') => {
+                    let line = self.line();
                     self.next();
                     self.next();
                     match self.peek() {
@@ -613,7 +622,7 @@ impl<'a> Parser<'a> {
                             self.skip_to(';');
                             list.push(Statement::Prototype { label: w.to_string() });
                         }
-                        _ => list.push(Statement::Label(w.to_string())),
+                        _ => list.push(Statement::Label { name: w.to_string(), line }),
                     }
                 }
                 Token::Word(_) => list.push(self.instruction(None)?),
@@ -829,6 +838,13 @@ $L2: ret;
         assert_eq!(ast.variables[1].bytes, 16);
         assert_eq!(ast.functions[0].limits.max_threads, Some(128));
         assert_eq!(ast.functions[0].params.len(), 2);
+    }
+
+    #[test]
+    fn a_kernel_takes_32764_bytes_of_parameters() {
+        let kernel = |bytes| format!(".version 8.7\n.target sm_90a\n.entry k(.param .b8 p[{bytes}]) {{ ret; }}");
+        assert_eq!(parse(&kernel(32_764)).unwrap().functions[0].params.len(), 1);
+        assert!(parse(&kernel(32_765)).unwrap_err().message.contains("32764 at most"));
     }
 
     #[test]

@@ -41,12 +41,13 @@ fn dependencies() -> Program {
     )
 }
 
-/// `setmaxnreg`: "the total number of per-thread registers owned by the executing warp"; results stay as they are.
+/// `setmaxnreg`: 128 registers a thread at launch (65,536 for two CTAs of 256 threads), of which half of the warps give 32 to
+/// the others; results stay as they are.
 fn registers() -> Program {
     let body = "ld.param.u64 %d1, [out];\nmul.wide.u32 %d2, %r1, 4;\nadd.u64 %d3, %d1, %d2;\nsetp.lt.u32 %p1, %r1, 128;\n\
-                @%p1 bra LESS;\nsetmaxnreg.inc.sync.aligned.u32 64;\nadd.u32 %r2, %r1, 1000;\nbra DONE;\nLESS:\n\
-                setmaxnreg.dec.sync.aligned.u32 24;\nadd.u32 %r2, %r1, 2000;\nDONE:\nst.global.u32 [%d3], %r2;\n";
-    let text = module(HOPPER, "", ".param .u64 out", body).replacen("\n{", "\n.maxntid 256\n.minnctapersm 1\n{", 1);
+                @%p1 bra LESS;\nsetmaxnreg.inc.sync.aligned.u32 160;\nadd.u32 %r2, %r1, 1000;\nbra DONE;\nLESS:\n\
+                setmaxnreg.dec.sync.aligned.u32 96;\nadd.u32 %r2, %r1, 2000;\nDONE:\nst.global.u32 [%d3], %r2;\n";
+    let text = module(HOPPER, "", ".param .u64 out", body).replacen("\n{", "\n.maxntid 256\n.minnctapersm 2\n{", 1);
     program(
         "setmaxnreg",
         text,

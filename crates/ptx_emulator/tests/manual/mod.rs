@@ -89,37 +89,37 @@ pub fn noise(seed: u32, count: usize) -> Vec<u32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// PTX that copies `bytes` of shared memory from `%r2` on to the buffer at `%d1`, with `threads` threads.
-pub fn copy_out(bytes: usize, threads: usize) -> String {
-    let mut out = format!(
-        "shl.b32 %r290, %r1, 2;\nadd.u32 %r291, %r2, %r290;\ncvt.u64.u32 %d60, %r290;\nadd.u64 %d61, %d1, %d60;\n"
-    );
+/// PTX that leaves the thread's own places, a word for each thread, in `%r291` behind `%r2` and in `%d61` behind a base.
+fn own_places(base: &str) -> String {
+    format!(
+        "shl.b32 %r290, %r1, 2;\nadd.u32 %r291, %r2, %r290;\ncvt.u64.u32 %d60, %r290;\nadd.u64 %d61, {base}, %d60;\n"
+    )
+}
+
+/// PTX that does something for each word of `bytes`, a word for each of so many threads at a time. `{at}` stands for the
+/// offset.
+fn for_each_word(bytes: usize, threads: usize, instructions: [&str; 2]) -> String {
+    let mut out = String::new();
     for at in (0..bytes).step_by(4 * threads) {
-        if at + 4 * threads > bytes {
-            let left = bytes - at;
-            out += &format!(
-                "setp.lt.u32 %p15, %r290, {left};\n@%p15 ld.shared.u32 %r292, [%r291+{at}];\n@%p15 st.global.u32 [%d61+{at}], %r292;\n"
-            );
-        } else {
-            out += &format!("ld.shared.u32 %r292, [%r291+{at}];\nst.global.u32 [%d61+{at}], %r292;\n");
+        out += &format!("setp.lt.u32 %p15, %r290, {};\n", bytes - at);
+        for instruction in instructions {
+            out += &format!("@%p15 {}\n", instruction.replace("{at}", &at.to_string()));
         }
     }
     out
 }
 
+/// PTX that copies `bytes` of shared memory from `%r2` on to the buffer at `%d1`, with `threads` threads.
+pub fn copy_out(bytes: usize, threads: usize) -> String {
+    let word = ["ld.shared.u32 %r292, [%r291+{at}];", "st.global.u32 [%d61+{at}], %r292;"];
+    own_places("%d1") + &for_each_word(bytes, threads, word)
+}
+
 /// PTX that copies `bytes` from the buffer at `%d2` to shared memory from `%r2` on, with `threads` threads, and makes
 /// them known to the async proxy and to all threads.
 pub fn copy_in(bytes: usize, threads: usize) -> String {
-    let mut out = format!(
-        "shl.b32 %r290, %r1, 2;\nadd.u32 %r291, %r2, %r290;\ncvt.u64.u32 %d60, %r290;\nadd.u64 %d61, %d2, %d60;\n"
-    );
-    for at in (0..bytes).step_by(4 * threads) {
-        let left = bytes - at;
-        out += &format!(
-            "setp.lt.u32 %p15, %r290, {left};\n@%p15 ld.global.u32 %r292, [%d61+{at}];\n@%p15 st.shared.u32 [%r291+{at}], %r292;\n"
-        );
-    }
-    out + "fence.proxy.async.shared::cta;\nbar.sync 0;\n"
+    let word = ["ld.global.u32 %r292, [%d61+{at}];", "st.shared.u32 [%r291+{at}], %r292;"];
+    own_places("%d2") + &for_each_word(bytes, threads, word) + "fence.proxy.async.shared::cta;\nbar.sync 0;\n"
 }
 
 /// PTX with which thread 0 makes the mbarrier `bar` at `%r3` for one arrival.

@@ -27,11 +27,11 @@ fn swizzled(mode: &str, byte: usize) -> usize {
     let line = byte / 128;
     match mode {
         "none" => byte,
-        "32B" => byte ^ line % 2 * 16,
-        "64B" => byte ^ line % 4 * 16,
-        "128B" => byte ^ line % 8 * 16,
-        "128B_atom_32B" => byte ^ line % 4 * 32,
-        "128B_atom_64B" => byte ^ line % 2 * 64,
+        "32B" => byte ^ (line % 2 * 16),
+        "64B" => byte ^ (line % 4 * 16),
+        "128B" => byte ^ (line % 8 * 16),
+        "128B_atom_32B" => byte ^ (line % 4 * 32),
+        "128B_atom_64B" => byte ^ (line % 2 * 64),
         other => panic!("{other}"),
     }
 }
@@ -76,10 +76,10 @@ impl Tensor {
         let place = |number: u64| {
             let mut rest = number;
             let mut from = Some(0);
-            for dim in 0..self.rank() {
+            for (dim, &count) in counts.iter().enumerate() {
                 let step = if dim == 0 { 1 } else { self.element_strides[dim] };
-                let coordinate = self.at[dim] + (rest % counts[dim] * step) as i64;
-                rest /= counts[dim];
+                let coordinate = self.at[dim] + (rest % count * step) as i64;
+                rest /= count;
                 let stride = if dim == 0 { self.element.1 as u64 } else { self.strides[dim - 1] };
                 let inside = (0..self.dims[dim] as i64).contains(&coordinate);
                 from = from.filter(|_| inside).map(|from| from + (coordinate as u64 * stride) as usize);
@@ -156,7 +156,10 @@ pub fn store(
     let (tile, size) = (tensor.tile_bytes(), tensor.element.1);
     let bytes = |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|word| word.to_le_bytes()).collect() };
     let (from, mut want) = (bytes(&source), bytes(&old));
-    for (at, to) in tensor.elements() {
+    // Rows end at a multiple of 16 bytes, as they do on an H200.
+    let row = tensor.dims[0].next_multiple_of(16 / size as u64);
+    let written = Tensor { dims: [&[row], &tensor.dims[1..]].concat(), ..tensor.clone() };
+    for (at, to) in written.elements() {
         if let Some(to) = to {
             let new = combine(&want[to..to + size], &from[at..at + size]);
             want[to..to + size].copy_from_slice(&new);

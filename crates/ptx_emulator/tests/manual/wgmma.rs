@@ -54,14 +54,6 @@ enum Layout {
 }
 
 impl Layout {
-    /// Bytes along K that lie in one row of the layout.
-    fn row(self) -> usize {
-        match self {
-            Layout::Swizzled(bytes) => bytes,
-            _ => 2 * SLICE,
-        }
-    }
-
     /// Where byte `byte` of element `k` (in bytes along K) of row `row` of a matrix of `rows` rows lies.
     fn place(self, rows: usize, row: usize, k: usize, element: usize) -> usize {
         match self {
@@ -70,12 +62,12 @@ impl Layout {
                 // What does not fit the width begins a second region.
                 let at = k / width * rows * width + row * width + k % width;
                 let line = at / 128;
-                at ^ (line % (width / 16)) * 16
+                at ^ (line % (width / 16) * 16)
             }
             Layout::MnMajor => {
                 let step = k / element;
                 let at = step * 128 + row * element + k % element;
-                at ^ at / 128 % 8 * 16
+                at ^ (at / 128 % 8 * 16)
             }
         }
     }

@@ -7,7 +7,7 @@ use cuda_driver::sys::{self, CUtensorMap};
 
 use super::device::Device;
 use crate::error::Error;
-use crate::plan::gated_sm100::{MAP_BYTES, MapArguments};
+use crate::plan::tensor_map::{MAP_BYTES, MapArguments};
 
 /// Maps of earlier steps: those of weights come again with every step, those of tokens where nothing has changed.
 #[derive(Default)]

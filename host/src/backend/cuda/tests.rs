@@ -175,7 +175,7 @@ fn blackwell_kernel(launch: &Launch) {
                 if present { values(group.b_maps[i], group.n, abi::sm100::TILE_ROWS) } else { 0 }
             };
             let group = abi::Group {
-                a: values(group.a_map, group.m, instance.tile_tokens),
+                a: values(group.a_map, group.m, instance.block_tokens()),
                 a_scales: group.a_scales,
                 b: [weights(0), weights(1)],
                 b_scales: group.b_scales,
@@ -188,8 +188,9 @@ fn blackwell_kernel(launch: &Launch) {
             };
             compute(op, dtype, &group);
         }
-        assert!(launch.grid[0] > 0 && launch.grid[0] <= parameter.tile_count.min(SMS) && launch.grid[1..] == [1, 1]);
-        assert_eq!(launch.block, [instance.threads(), 1, 1]);
+        let blocks = (parameter.tile_count * instance.blocks).min(SMS);
+        assert!((1..=blocks).contains(&launch.grid[0]) && launch.grid[1..] == [1, 1], "{:?}", launch.grid);
+        assert_eq!((launch.block, launch.cluster), ([instance.threads(), 1, 1], [instance.blocks, 1, 1]));
         assert_eq!(launch.shared_bytes, instance.shared_bytes());
     }
 }
@@ -588,8 +589,8 @@ fn every_schedule_is_right_with_the_blackwell_kernel() {
     let sizes = [Group { m: 3, n: 8, k: 64 }, Group { m: 0, n: 24, k: 32 }, Group { m: 130, n: 136, k: 320 }];
     let weights = generate::weights(Generator::PublicDual, Op::Gated, &sizes, 5).unwrap();
     let step = step(&weights, &sizes, OutDtype::F16);
-    for (schedule, ..) in LAUNCH_SCHEDULES {
-        let variant = format!("gated_sm100,t64,{schedule},graph");
+    for (schedule, instance) in LAUNCH_SCHEDULES.iter().flat_map(|(name, ..)| [(name, "t64"), (name, "t64_pair")]) {
+        let variant = format!("gated_sm100,{instance},{schedule},graph");
         let mut layer = gpu(&variant).prepare_layer(&weights).unwrap();
         let mut output = Output::new(step.problem());
         for _ in 0..2 {

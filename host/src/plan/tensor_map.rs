@@ -1,0 +1,28 @@
+//! What a plan asks of a tensor map; a backend encodes it.
+
+/// Bytes of a tensor map, which is also what it is aligned to here.
+pub(crate) const MAP_BYTES: usize = 128;
+
+/// The arguments of a tensor map: u8, 2 dimensions, rows one behind the other, zeros outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MapArguments {
+    /// Of the first byte.
+    pub address: u64,
+    /// Bytes of a row.
+    pub row_bytes: u32,
+    /// Rows of the matrix.
+    pub rows: u32,
+    /// Bytes of a row of a box.
+    pub box_bytes: u32,
+    /// Rows of a box.
+    pub box_rows: u32,
+    /// Whether boxes have the swizzle that spans a row of 64 or 128 bytes in shared memory, or none.
+    pub swizzled: bool,
+}
+
+impl MapArguments {
+    /// Packed values of `k` elements a row, of which a stage takes `step`, 128 or 256.
+    pub fn values(address: u64, rows: u32, k: u32, step: u32, box_rows: u32) -> Self {
+        Self { address, row_bytes: k / 2, rows, box_bytes: step / 2, box_rows, swizzled: true }
+    }
+}
