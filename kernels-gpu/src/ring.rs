@@ -1,13 +1,19 @@
-//! Buffers of shared memory that roles of a block hand to each other.
+//! Buffers that two roles hand to each other, and the barriers by which they do.
 
-use cuda_std::mbarrier::{MBARRIER_BYTES, mbarrier_init, mbarrier_wait_parity};
+use cuda_std::{
+    cluster::mapa,
+    mbarrier::{
+        MBARRIER_BYTES, mbarrier_arrive, mbarrier_arrive_cluster, mbarrier_init, mbarrier_wait_parity,
+        mbarrier_wait_parity_cluster,
+    },
+};
 
 /// Buffers used in turn, and the barriers that say which are full and which empty.
 ///
 /// A role goes round on its own: the one that fills waits for a buffer to be empty, the one that empties it for it to be
-/// full. All buffers are empty at first.
+/// full. All buffers are empty at first. BLOCKS is 2 where the roles of a pair of blocks wait for each other.
 #[derive(Clone, Copy)]
-pub struct Ring {
+pub struct Ring<const BLOCKS: u32 = 1> {
     /// Shared address of the barriers: full ones, then empty ones.
     barriers: u32,
     /// Buffers.
@@ -16,13 +22,13 @@ pub struct Ring {
     place: u32,
 }
 
-impl Ring {
-    /// Bytes of the barriers of so many buffers.
-    pub const fn bytes(count: u32) -> u32 {
-        2 * count * MBARRIER_BYTES
-    }
+/// Bytes of the barriers of a ring of so many buffers.
+pub const fn ring_bytes(count: u32) -> u32 {
+    2 * count * MBARRIER_BYTES
+}
 
-    /// The ring of so many buffers with the barriers at a shared address, at its first buffer.
+impl<const BLOCKS: u32> Ring<BLOCKS> {
+    /// The ring of `count` buffers whose barriers lie at a shared address, at its first buffer.
     #[inline(always)]
     pub const fn new(barriers: u32, count: u32) -> Self {
         Self { barriers, count, place: 0 }
@@ -50,6 +56,12 @@ impl Ring {
         self.place / 2
     }
 
+    /// The parity of its full phase.
+    #[inline(always)]
+    const fn parity(self) -> u32 {
+        self.place % 2
+    }
+
     /// Its barrier for those who fill it.
     #[inline(always)]
     pub const fn full(self) -> u32 {
@@ -69,7 +81,7 @@ impl Ring {
     #[inline(always)]
     pub unsafe fn wait_full(self) {
         // SAFETY: the caller's promise.
-        unsafe { mbarrier_wait_parity(self.full(), self.place % 2) }
+        unsafe { Self::wait(self.full(), self.parity()) }
     }
 
     /// Waits until the buffer is empty.
@@ -79,7 +91,45 @@ impl Ring {
     #[inline(always)]
     pub unsafe fn wait_empty(self) {
         // SAFETY: the caller's promise. Of a fresh barrier, the phase before the first is complete.
-        unsafe { mbarrier_wait_parity(self.empty(), (self.place % 2) ^ 1) }
+        unsafe { Self::wait(self.empty(), self.parity() ^ 1) }
+    }
+
+    /// Waits until the buffer, which was filled in this round, is empty again.
+    ///
+    /// # Safety
+    /// The barriers are made; nobody fills the buffer twice more before this returns.
+    #[inline(always)]
+    pub unsafe fn wait_emptied(self) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::wait(self.empty(), self.parity()) }
+    }
+
+    #[inline(always)]
+    unsafe fn wait(barrier: u32, parity: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if BLOCKS > 1 {
+                mbarrier_wait_parity_cluster(barrier, parity);
+            } else {
+                mbarrier_wait_parity(barrier, parity);
+            }
+        }
+    }
+
+    /// Arrives at a barrier of the ring, of a pair at that of the first block.
+    ///
+    /// # Safety
+    /// One of the ring's barriers, which are made; the first block has not ended.
+    #[inline(always)]
+    pub unsafe fn arrive(barrier: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if BLOCKS > 1 {
+                mbarrier_arrive_cluster(mapa(barrier, 0));
+            } else {
+                mbarrier_arrive(barrier);
+            }
+        }
     }
 
     /// Goes on to the next buffer.
@@ -87,7 +137,24 @@ impl Ring {
     pub const fn advance(&mut self) {
         self.place += 2;
         if self.index() == self.count {
-            self.place = (self.place % 2) ^ 1;
+            self.place = self.parity() ^ 1;
+        }
+    }
+
+    /// Waits until all buffers of a pair's block are empty: the other block's thread arrives here no more. A block alone has
+    /// issued all that arrives, and knows it complete.
+    ///
+    /// # Safety
+    /// As [`Ring::wait_empty`].
+    #[inline(always)]
+    pub unsafe fn drain(mut self) {
+        if BLOCKS == 1 {
+            return;
+        }
+        for _ in 0..self.count {
+            // SAFETY: the caller's promise.
+            unsafe { self.wait_empty() };
+            self.advance();
         }
     }
 }
