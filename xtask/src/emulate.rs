@@ -105,7 +105,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The most tokens of a tile, which the entry's name says: `gated_sm100_t64`, `gated_sm90_64`.
+    /// The most tokens of a tile, which the entry's name says: `gated_sm100_t64`, `gated_sm90_t64`.
     pub fn tile_tokens(&self) -> Option<u64> {
         let words = self.entry.split([',', '_']);
         words.skip(2).find_map(|word| word.trim_start_matches('t').parse().ok())

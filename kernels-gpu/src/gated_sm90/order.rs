@@ -44,3 +44,41 @@ const _: () = assert!(LANE_WORDS * WORD_PAIRS as u32 * CHUNK_BYTES == STEP * 2 &
 pub const fn lane_offset(row: u32, lane: u32) -> u32 {
     row * STEP_BYTES + (lane ^ (row / 2 % ROW_LANES)) * LANE_BYTES
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern crate std;
+    use std::collections::BTreeSet;
+
+    /// Shared memory serves 128 bytes at a time: a quarter warp's loads of 16 bytes, a whole warp's of 4.
+    fn meet_every_bank_once(offsets: impl Iterator<Item = u32>, bytes: u32) {
+        let banks: BTreeSet<_> = offsets.map(|offset| offset % 128 / bytes).collect();
+        assert_eq!(banks.len() as u32, 128 / bytes);
+    }
+
+    #[test]
+    fn loads_of_weights_and_of_tokens_meet_every_bank_once() {
+        // Two neighbours of a fragment's rows have an even row of the panel and an odd one.
+        for [even, odd] in [[0, 3], [4, 7], [8, 11], [2, 1], [6, 5]] {
+            meet_every_bank_once(
+                [even, odd].into_iter().flat_map(|row| (0..4).map(move |lane| lane_offset(row, lane))),
+                16,
+            );
+        }
+        for lane in 0..ROW_LANES {
+            let words = |token| (0..LANE_WORDS).map(move |word| lane_offset(token, lane) + word * 4);
+            meet_every_bank_once((0..CHUNK_ROWS).flat_map(words), 4);
+        }
+    }
+
+    #[test]
+    fn a_row_keeps_its_bytes() {
+        for row in 0..16 {
+            let lanes: BTreeSet<_> = (0..ROW_LANES).map(|lane| lane_offset(row, lane)).collect();
+            let expected: BTreeSet<_> = (0..ROW_LANES).map(|lane| row * STEP_BYTES + lane * LANE_BYTES).collect();
+            assert_eq!(lanes, expected);
+        }
+    }
+}
