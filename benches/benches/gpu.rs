@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use criterion::{Criterion, SamplingMode};
 use nvfp4::backend::cuda::{Cache, Cuda};
-use nvfp4::compare::Tolerance;
 use nvfp4::generate::{self, Generator};
 use nvfp4::plan::module::Module;
 use nvfp4::plan::variant::{LaunchSchedule, Variant};
 use nvfp4::problem::{Op, OutDtype, Step, Weights};
 use nvfp4::{Error, Output, shape};
-use nvfp4_benches::{check_sample_at, criterion};
+use nvfp4_benches::{check_variant, criterion};
 
 const SHAPES: [&str; 7] = ["moe-1", "moe-2", "moe-3", "moe-4", "decode-1", "decode-4", "decode-16"];
 
@@ -44,10 +43,7 @@ fn bench_variant(
     resident.time(Cache::Flushed)?;
     let mut output = Output::new(step.problem());
     resident.download(&mut output)?;
-    check_sample_at(&variant.to_string(), weights, step, &output, |element| match variant.schedule {
-        LaunchSchedule::Unfused => Tolerance::unfused(output.dtype(), element),
-        _ => Tolerance::of(output.dtype()),
-    });
+    check_variant(variant, weights, step, &output);
 
     let mut group = criterion.benchmark_group(name);
     group.sampling_mode(SamplingMode::Flat);

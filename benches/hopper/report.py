@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# The library's own, and so nobody's peers.
 KERNEL = "gated_sm90"
 KERNEL_GRAPH = f"{KERNEL},graph"
-OWN = (KERNEL, KERNEL_GRAPH, "gated_simt")
+# How the library's own names begin, which are nobody's peers.
+OWN = "gated_"
 AGAINST_PEERS = ("moe-1", "moe-2", "moe-3", "moe-4", "decode-1", "decode-4", "decode-16")
 PEER_RATIO = 1.5
 OF_COPY = ("decode-1", "decode-4")
@@ -41,7 +41,7 @@ def median(shape: dict[str, Any], name: str) -> float:
 
 def best_peer(shape: dict[str, Any]) -> str | None:
     """The fastest of those that are not the library's."""
-    peers = [name for name in shape["us"] if name not in OWN]
+    peers = [name for name in shape["us"] if not name.startswith(OWN)]
     return min(peers, key=lambda name: median(shape, name), default=None)
 
 
@@ -147,12 +147,11 @@ def text(result: dict[str, Any]) -> str:
         lines.append(f"{what}: {reached:.2f}, goal {wanted:.2f}: {'met' if reached >= wanted else 'missed'}")
     for title, shape in result["shapes"].items():
         lines += [f"{title}: {name} not measured: {why}" for name, why in shape["missing"].items()]
-    for kernel in (KERNEL, KERNEL_GRAPH):
+    for kernel in dict.fromkeys(name for shape in result["shapes"].values() for name in shape["host_us"]):
         shapes = [shape for shape in result["shapes"].values() if kernel in shape["host_us"]]
-        if shapes:
-            us = [shape["host_us"][kernel]["median"] for shape in shapes]
-            launches = max(shape["launches"][kernel] for shape in shapes)
-            lines.append(f"{kernel}: launches a run {launches}, host time of a run {min(us):.1f} to {max(us):.1f} µs")
+        us = [shape["host_us"][kernel]["median"] for shape in shapes]
+        launches = max(shape["launches"][kernel] for shape in shapes)
+        lines.append(f"{kernel}: launches a run {launches}, host time of a run {min(us):.1f} to {max(us):.1f} µs")
     return "\n".join(lines)
 
 

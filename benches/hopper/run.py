@@ -32,7 +32,7 @@ from inputs import Inputs, Problem
 from measure import WARM_UP, Contender, copy_rate, f16_rate, relative_error
 from peers import Unavailable, humming_wgmma, marlin, torch_bf16, triton_decode
 
-KERNELS = (report.KERNEL, report.KERNEL_GRAPH, "gated_simt")
+KERNELS = [report.KERNEL, report.KERNEL_GRAPH, "gated_simt"]
 PEERS = {"torch bf16": torch_bf16, "triton": triton_decode, "marlin": marlin, "humming": humming_wgmma}
 SHAPES = [f"{kind}-{i}" for kind in ("moe", "dual", "group") for i in range(1, 5)] + [f"decode-{m}" for m in (1, 4, 16)]
 # All copies of the weights hold at least this many times the L2 cache.
@@ -78,12 +78,15 @@ def summary(us: list[float]) -> dict[str, float]:
     }
 
 
-def prepare_peers(problem: Problem, rotate_bytes: int) -> tuple[dict[str, Contender], dict[str, float], dict[str, str]]:
+def prepare_peers(
+    problem: Problem, rotate_bytes: int, names: list[str]
+) -> tuple[dict[str, Contender], dict[str, float], dict[str, str]]:
     """Peers ready to run, their errors against the reference, and why others are not there."""
     inputs = Inputs(problem)
     reference = inputs.reference()
     contenders, errors, missing = {}, {}, {}
-    for name, peer in PEERS.items():
+    for name in names:
+        peer = PEERS[name]
         copies = max(2, -(-rotate_bytes // peer.weight_bytes(inputs)))
         try:
             runs = peer.contend(inputs, copies)
@@ -103,18 +106,19 @@ def prepare_peers(problem: Problem, rotate_bytes: int) -> tuple[dict[str, Conten
     return contenders, errors, missing
 
 
-def measure_shape(kernels: Kernels, shape: str, rotate_bytes: int, rounds: int, runs: int) -> dict[str, Any]:
+def measure_shape(kernels: Kernels, shape: str, rotate_bytes: int, args: argparse.Namespace) -> dict[str, Any]:
     """Times of all contenders on a shape."""
+    rounds, runs = args.rounds, args.runs
     sizes = kernels.ask(command="describe", shape=shape)
-    kernels.send(command="prepare", shape=shape, kernels=KERNELS, rotate_bytes=rotate_bytes)
+    kernels.send(command="prepare", shape=shape, kernels=args.kernels, rotate_bytes=rotate_bytes)
     problem = Problem.from_groups(shape, sizes["op"], sizes["input"], sizes["groups"])
-    peers, errors, missing = prepare_peers(problem, rotate_bytes)
+    peers, errors, missing = prepare_peers(problem, rotate_bytes, args.peers)
     kernels.answer()
 
     def kernel_round(kernel: str) -> Callable[[], list[float]]:
         return lambda: kernels.ask(command="round", kernel=kernel, runs=WARM_UP + runs)["us"][WARM_UP:]
 
-    contenders = {kernel: kernel_round(kernel) for kernel in KERNELS}
+    contenders = {kernel: kernel_round(kernel) for kernel in args.kernels}
     contenders |= {name: functools.partial(peer.round, runs) for name, peer in peers.items()}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
@@ -122,7 +126,7 @@ def measure_shape(kernels: Kernels, shape: str, rotate_bytes: int, rounds: int, 
         order = list(contenders) if number % 2 == 0 else list(reversed(contenders))
         for name in order:
             times[name] += contenders[name]()
-    host = {kernel: kernels.ask(command="host", kernel=kernel, runs=100) for kernel in KERNELS}
+    host = {kernel: kernels.ask(command="host", kernel=kernel, runs=100) for kernel in args.kernels}
     return {
         **sizes,
         "us": {name: summary(us) for name, us in times.items()},
@@ -153,6 +157,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--marlin", help="vLLM's _moe_C_stable_libtorch.abi3.so")
     parser.add_argument("--packages", help="folder with more Python packages, for instance humming-kernels")
     parser.add_argument("--note", default="", help="kept with the result: the commit of the binary, say")
+    parser.add_argument("--kernels", nargs="+", default=KERNELS, metavar="VARIANT", help="as `nvfp4 run --variant` has it")
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="PEER", help=", ".join(PEERS))
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="NAME")
     parser.add_argument("--rounds", type=int, default=6, help="of each contender")
     parser.add_argument("--runs", type=int, default=20, help="of a round")
@@ -185,7 +191,7 @@ def main() -> None:
         ceilings["copy_bytes_per_second"] += copy_rate()
         ceilings["f16_operations_per_second"] += f16_rate()
         result["ceilings"] = {name: statistics.median(values) for name, values in ceilings.items()}
-        result["shapes"][shape] = measure_shape(kernels, shape, rotate_bytes, args.rounds, args.runs)
+        result["shapes"][shape] = measure_shape(kernels, shape, rotate_bytes, args)
         gc.collect()
         torch.cuda.empty_cache()
         if args.out:

@@ -9,6 +9,7 @@ use criterion::{BenchmarkGroup, Criterion};
 use nvfp4::Output;
 use nvfp4::compare::{Comparison, Mismatch, Tolerance};
 use nvfp4::oracle::{self, Element};
+use nvfp4::plan::variant::{LaunchSchedule, Variant};
 use nvfp4::problem::{Step, Weights};
 
 /// Settings under which all benches together take a few minutes on two cores.
@@ -41,11 +42,19 @@ pub fn check_sample(who: &str, weights: &Weights<'_>, step: &Step<'_>, output: &
     check_sample_at(who, weights, step, output, |_| Tolerance::of(output.dtype()));
 }
 
-/// As [`check_sample`], each element at a tolerance of its own.
+/// As [`check_sample`], at the tolerance of a variant.
 ///
 /// # Panics
 /// As [`check_sample`].
-pub fn check_sample_at(
+pub fn check_variant(variant: Variant, weights: &Weights<'_>, step: &Step<'_>, output: &Output) {
+    check_sample_at(&variant.to_string(), weights, step, output, |element| match variant.schedule {
+        LaunchSchedule::Unfused => Tolerance::unfused(output.dtype(), element),
+        _ => Tolerance::of(output.dtype()),
+    });
+}
+
+/// Each element at a tolerance of its own.
+fn check_sample_at(
     who: &str,
     weights: &Weights<'_>,
     step: &Step<'_>,

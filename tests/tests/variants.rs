@@ -64,7 +64,7 @@ fn check(module: Module, instance: &'static str, graphs: &[bool], gpu: impl Fn(V
 
 /// A module, an instance that takes any number of tokens, and an architecture that it runs on.
 const KERNELS: [(Module, &str, &str); 3] =
-    [(Module::Simt, "small", "sm_80"), (Module::Sm90, "32", "sm_90a"), (Module::Sm100, "t64", "sm_100f")];
+    [(Module::Simt, "small", "sm_80"), (Module::Sm90, "t64", "sm_90a"), (Module::Sm100, "t64", "sm_100f")];
 
 fn check_emulated(kernel: Module) {
     let (module, instance, arch) = KERNELS.into_iter().find(|(module, ..)| *module == kernel).unwrap();

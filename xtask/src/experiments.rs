@@ -51,13 +51,14 @@ const REPORT: &str = "benches/hopper/report.py";
 
 /// Changes that the acceptance rule is put to: what is changed, the variant without it and with it. An empty word is the
 /// kernel as it runs unasked.
-const CHANGES: [(&str, &str, &str); 8] = [
+const CHANGES: [(&str, &str, &str); 9] = [
     ("stages", "t64_s1", "t64"),
     ("tiles", "t128", "t64"),
     ("tma-store", "t64", "t64_tma"),
     ("specialised", "t64_serial", "t64"),
     ("pair", "t64", "t64_pair"),
     ("persistent", "per-group", ""),
+    ("streams", "per-group", "streams=8"),
     ("graph", "", "graph"),
     ("fused", "unfused", ""),
 ];

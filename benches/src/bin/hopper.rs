@@ -20,7 +20,7 @@ use nvfp4::plan::roofline::Roofline;
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::{OutDtype, Step, Weights};
 use nvfp4::shape;
-use nvfp4_benches::check_sample;
+use nvfp4_benches::check_variant;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -95,7 +95,7 @@ fn prepare(
     for kernel in kernels {
         let variant: Variant = kernel.parse()?;
         let mut contender = Contender::new(kernel, &gpu.clone().with_variant(variant)?, &weights, &step, sets)?;
-        contender.check(&weights, &step)?;
+        contender.check(variant, &weights, &step)?;
         contenders.push(contender);
     }
     Ok(json!({ "sets": sets }))
@@ -158,7 +158,7 @@ impl Contender {
     }
 
     /// Compares what every set computes with the exact reference, and so plans it: later runs are launches alone.
-    fn check(&mut self, weights: &Weights<'_>, step: &Step<'_>) -> anyhow::Result<()> {
+    fn check(&mut self, variant: Variant, weights: &Weights<'_>, step: &Step<'_>) -> anyhow::Result<()> {
         for set in &mut self.sets {
             set.launch(&self.stream)?;
             self.stream.synchronize()?;
@@ -170,7 +170,7 @@ impl Contender {
                     *element = u16::from_le_bytes(*bytes);
                 }
             }
-            check_sample(set.layer.kernel(), weights, step, &output);
+            check_variant(variant, weights, step, &output);
         }
         Ok(())
     }
