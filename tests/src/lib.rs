@@ -3,6 +3,7 @@
 pub mod allocation;
 pub mod differential;
 pub mod files;
+pub mod instances;
 
 use std::collections::BTreeSet;
 use std::io::Write;

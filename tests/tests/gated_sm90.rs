@@ -7,34 +7,11 @@ use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
 use nvfp4::problem::{Op, OutDtype, Step};
+use nvfp4_tests::instances::{OPS, check, device, verified, with_instance};
 use nvfp4_tests::{Case, groups, inputs};
 
-const OPS: [Op; 2] = [Op::Gated, Op::Plain];
-
-/// Multiprocessors: few, so that a block computes many tiles.
-const SMS: u32 = 3;
-
 fn hopper(schedule: Schedule) -> Emulated {
-    Emulated::new("sm_90a", Options { schedule, sms: SMS, ..Options::default() }).expect("the Hopper kernel")
-}
-
-/// The same device with one instance of its kernel for all steps.
-fn instance(gpu: Emulated, name: &str) -> Emulated {
-    gpu.with_variant(name.parse().expect("an instance")).expect("of this device's kernel")
-}
-
-/// The output of a device, which is right, and of this entry of the kernel.
-fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: OutDtype, entry: &str) -> Output {
-    let mut layer = case.prepare(gpu);
-    let output = case.verified(gpu, layer.as_mut(), |_| Tolerance::of(out_dtype));
-    assert_eq!(layer.counters().expect("a kernel ran").kernel, entry);
-    output
-}
-
-/// All outputs are right and the same.
-fn check(case: &Case<'_>, gpus: impl Iterator<Item = Emulated>, out_dtype: OutDtype, entry: &str) {
-    let outputs: Vec<_> = gpus.map(|gpu| verified(case, &gpu, out_dtype, entry)).collect();
-    assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{entry}: schedules gave different bits");
+    device("sm_90a", schedule)
 }
 
 #[test]
@@ -45,7 +22,7 @@ fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
         for out_dtype in [OutDtype::F16, OutDtype::Bf16] {
             let inputs = inputs(Generator::Gaussian, op, &groups(&sizes), 1);
             let entry = format!("{}_sm90_t128", op.name());
-            let gpus = schedules.into_iter().map(|schedule| instance(hopper(schedule), "t128"));
+            let gpus = schedules.into_iter().map(|schedule| with_instance(hopper(schedule), "t128"));
             check(&Case::new(&inputs, out_dtype), gpus, out_dtype, &entry);
         }
     }
@@ -61,7 +38,7 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
             let schedules = (0..20).map(Schedule::Seed).chain([Schedule::Worst]);
             let entry = format!("{}_sm90_{instance}", op.name());
-            let gpus = schedules.map(|schedule| self::instance(gpu.clone().with_schedule(schedule), instance));
+            let gpus = schedules.map(|schedule| with_instance(gpu.clone().with_schedule(schedule), instance));
             check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &entry);
         }
     }
@@ -76,7 +53,7 @@ fn a_tile_of_any_number_of_tokens_is_right() {
             let sizes: Vec<_> = (1..=most).step_by(5).chain([most]).map(|tokens| (tokens, n, 96)).collect();
             let inputs = inputs(Generator::Gaussian, op, &groups(&sizes), 3);
             let entry = format!("{}_sm90_{instance}", op.name());
-            let gpu = self::instance(hopper(Schedule::Fair), instance);
+            let gpu = with_instance(hopper(Schedule::Fair), instance);
             verified(&Case::new(&inputs, OutDtype::F16), &gpu, OutDtype::F16, &entry);
         }
     }
@@ -130,7 +107,7 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
         ("wgmma.wait_group.sync.aligned 0", "", 2, 0),
     ];
     let gpu = Emulated::new("sm_90a", Options { schedule: Schedule::Worst, sms: 1, ..Options::default() }).unwrap();
-    let gpu = instance(gpu, "t16");
+    let gpu = with_instance(gpu, "t16");
     assert_eq!(fault(&gpu, 0, ""), None, "the first line is a comment");
     let entry = |line: &&str| !line.contains(".entry gated_sm90_t16(");
     let start = gpu.ptx().lines().take_while(entry).count();

@@ -12,34 +12,11 @@ use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
 use nvfp4::problem::{Op, OutDtype, Step};
 use nvfp4::shape::{self, Shape};
+use nvfp4_tests::instances::{OPS, check, device, verified, with_instance};
 use nvfp4_tests::{Case, groups, inputs};
 
-const OPS: [Op; 2] = [Op::Gated, Op::Plain];
-
-/// Multiprocessors: few, so that a block computes many tiles.
-const SMS: u32 = 3;
-
 fn blackwell(schedule: Schedule) -> Emulated {
-    Emulated::new("sm_100f", Options { schedule, sms: SMS, ..Options::default() }).expect("the Blackwell kernel")
-}
-
-/// The device with this instance of its kernel for all steps.
-fn with_instance(gpu: Emulated, name: &str) -> Emulated {
-    gpu.with_variant(name.parse().expect("an instance")).expect("of this device's kernel")
-}
-
-/// The output of a device, which is right, and of this entry of the kernel.
-fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: OutDtype, entry: &str) -> Output {
-    let mut layer = case.prepare(gpu);
-    let output = case.verified(gpu, layer.as_mut(), |_| Tolerance::of(out_dtype));
-    assert_eq!(layer.counters().expect("a kernel ran").kernel, entry);
-    output
-}
-
-/// All outputs are right and the same.
-fn check(case: &Case<'_>, gpus: impl Iterator<Item = Emulated>, out_dtype: OutDtype, entry: &str) {
-    let outputs: Vec<_> = gpus.map(|gpu| verified(case, &gpu, out_dtype, entry)).collect();
-    assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{entry}: schedules gave different bits");
+    device("sm_100f", schedule)
 }
 
 #[test]

@@ -1,0 +1,38 @@
+//! A kernel's instances in the emulator: right, and the same bits every time.
+
+use nvfp4::Output;
+use nvfp4::backend::emulated::{Emulated, Options, Schedule};
+use nvfp4::compare::Tolerance;
+use nvfp4::problem::{Op, OutDtype};
+
+use crate::Case;
+
+/// The operations that every kernel has entries for.
+pub const OPS: [Op; 2] = [Op::Gated, Op::Plain];
+
+/// Multiprocessors of [`device`]: few, so that a block computes many tiles.
+const SMS: u32 = 3;
+
+/// A small device of an architecture.
+pub fn device(arch: &str, schedule: Schedule) -> Emulated {
+    Emulated::new(arch, Options { schedule, sms: SMS, ..Options::default() }).expect("an architecture with a kernel")
+}
+
+/// The device with this instance of its kernel for all steps.
+pub fn with_instance(gpu: Emulated, name: &str) -> Emulated {
+    gpu.with_variant(name.parse().expect("an instance")).expect("of this device's kernel")
+}
+
+/// The output of a device, which is right, and of this entry of the kernel.
+pub fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: OutDtype, entry: &str) -> Output {
+    let mut layer = case.prepare(gpu);
+    let output = case.verified(gpu, layer.as_mut(), |_| Tolerance::of(out_dtype));
+    assert_eq!(layer.counters().expect("a kernel ran").kernel, entry);
+    output
+}
+
+/// All outputs are right and the same.
+pub fn check(case: &Case<'_>, gpus: impl Iterator<Item = Emulated>, out_dtype: OutDtype, entry: &str) {
+    let outputs: Vec<_> = gpus.map(|gpu| verified(case, &gpu, out_dtype, entry)).collect();
+    assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{entry}: schedules gave different bits");
+}
