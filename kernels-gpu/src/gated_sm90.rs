@@ -15,8 +15,9 @@
 //!
 //! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 ([`decode`]). Weights lie on the tensor core's M, tokens on its
 //! N. One warp loads both as they are, by bulk copies; the others of its warpgroups decode tokens, for all; two or four
-//! warpgroups decode weights in registers, straight into the A fragments of `wgmma`, and multiply, each 64 rows of both panels. A block
-//! computes its tiles one after the other, and each role is ahead of the next by as much as the buffers between them hold:
+//! warpgroups decode weights in registers, straight into the A fragments of `wgmma`, and multiply, each 64 rows of both
+//! panels. A block computes its tiles one after the other, and each role is ahead of the next by as much as the buffers
+//! between them hold:
 //!
 //! ```text
 //! global ─ load warp ─▶ stages ─┬─ token warps ─▶ buffers ─┐

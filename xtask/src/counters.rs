@@ -157,7 +157,7 @@ fn check(run: &Run, shape: &Shape) -> anyhow::Result<()> {
     let expected = [shape.weight_bytes(tile), 0];
     ensure!(run.weights == expected, "{}: bytes of weights {:?}, not {expected:?}", place(), run.weights);
     ensure!(run.variant != "t64_s1" || run.loads[1] == 0, "{}: a pipeline of one stage overlaps", place());
-    let useful = shape.useful_multiply_adds() as f64 / run.multiply_adds as f64;
+    let useful = run.useful(shape);
     let must = WASTEFUL.contains(&run.shape.as_str()) && run.variant.is_empty();
     ensure!(!must || useful >= LEAST_USEFUL, "{}: {useful:.3} of the multiply-adds are useful", place());
     Ok(())
@@ -194,7 +194,6 @@ fn all(rows: &Rows<'_>) -> String {
     ];
     let mut table = Table::new(2, &header);
     for (run, shape) in rows {
-        let useful = shape.useful_multiply_adds();
         table.row([
             run.shape.clone(),
             run.entry.clone(),
@@ -203,8 +202,8 @@ fn all(rows: &Rows<'_>) -> String {
             thousands(run.tokens.iter().sum()),
             thousands(run.output.iter().sum()),
             thousands(run.multiply_adds),
-            percent(useful as f64 / run.multiply_adds as f64),
-            percent(useful as f64 / shape.padded_multiply_adds(128) as f64),
+            percent(run.useful(shape)),
+            percent(shape.useful_in_steps(128)),
             thousands(run.loads[0]),
             percent(run.overlap()),
             format!("{:.1}", run.ahead()),
@@ -256,7 +255,7 @@ pub fn variants(rows: &Rows<'_>) -> String {
             run.ctas.to_string(),
             thousands(run.weights[0]),
             thousands(run.tokens.iter().sum()),
-            percent(shape.useful_multiply_adds() as f64 / run.multiply_adds as f64),
+            percent(run.useful(shape)),
             percent(run.overlap()),
             format!("{:.1}", run.ahead()),
             thousands(run.shared_bytes),
@@ -291,7 +290,7 @@ fn hopper(rows: &Rows<'_>) -> String {
             thousands(run.tokens.iter().sum()),
             thousands(run.output.iter().sum()),
             thousands(run.multiply_adds),
-            percent(shape.useful_multiply_adds() as f64 / run.multiply_adds as f64),
+            percent(run.useful(shape)),
             thousands(run.loads[0]),
             percent(run.overlap()),
             thousands(run.bank_conflicts),

@@ -41,6 +41,11 @@ impl Shape {
         self.groups.iter().map(|[m, n, k]| self.projections() * m.next_multiple_of(step) * n * k).sum()
     }
 
+    /// The useful share of the multiply-adds with tokens in steps of so many.
+    pub fn useful_in_steps(&self, step: u64) -> f64 {
+        self.useful_multiply_adds() as f64 / self.padded_multiply_adds(step) as f64
+    }
+
     /// Bytes of weights, tokens and output, each once: values of half a byte, a scale for 16, elements of C of 2 bytes.
     pub fn bytes(&self) -> u64 {
         let operand = |rows: u64, k: u64| rows * (k / 2 + k / 16);
@@ -109,6 +114,11 @@ impl Run {
     pub fn tile_tokens(&self) -> Option<u64> {
         let words = self.entry.split([',', '_']);
         words.skip(2).find_map(|word| word.trim_start_matches('t').parse().ok())
+    }
+
+    /// The share of multiply-adds that belong to an element of the output of its shape.
+    pub fn useful(&self, shape: &Shape) -> f64 {
+        shape.useful_multiply_adds() as f64 / self.multiply_adds as f64
     }
 
     /// The share of loads that ran beside matrix operations.

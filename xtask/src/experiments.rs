@@ -179,12 +179,11 @@ fn waste(runs: &[Run], shapes: &[Shape]) -> String {
     let mut table = Table::new(2, &["shape", "entry", "useful, tokens on N", "useful, tokens on M in tiles of 128"]);
     for run in unasked(runs) {
         let shape = shape(shapes, &run.shape);
-        let useful = shape.useful_multiply_adds() as f64;
         table.row([
             run.shape.clone(),
             run.entry.clone(),
-            counters::percent(useful / run.multiply_adds as f64),
-            counters::percent(useful / shape.padded_multiply_adds(128) as f64),
+            counters::percent(run.useful(shape)),
+            counters::percent(shape.useful_in_steps(128)),
         ]);
     }
     table.to_string()

@@ -105,8 +105,9 @@ pub struct Launch {
 /// are loaded, the buffers of decoded tokens.
 ///
 /// Few tokens leave decoding weights as the work, and registers for four warpgroups to do it. Many tokens take the registers
-/// of two, and seven warps to decode them. Buffers let the decoding of tokens run ahead of the products by as much as its latency; what they leave of shared memory
-/// are stages, which hide the latency of global memory: some 64 KB of weights on their way are enough.
+/// of two, and seven warps to decode them. Buffers let the decoding of tokens run ahead of the products by as much as its
+/// latency; what they leave of shared memory are stages, which hide the latency of global memory: some 64 KB of weights on
+/// their way are enough.
 #[macro_export]
 macro_rules! sm90_instances {
     ($each:ident) => {
