@@ -5,6 +5,7 @@
 //! * Computes what [`Group`] says for every tile of the list, in one launch of as many blocks as the list is dealt out to,
 //!   [`Instance::threads`] each, [`Instance::shared_bytes`] of dynamic shared memory. Tiles cover each group's C once. M, N
 //!   and K may end anywhere in a tile.
+//! * The grid before on the stream, or one before that, is [`tokens::tokens_sm90`], which decodes the groups' tokens.
 //! * Addresses and tensor maps are as [`Group`] says. Scales are finite (never 0x7f) and have no sign, in the
 //!   padding of the scale layout too: it meets values that are zeros.
 //! * Writes C's own elements and nothing else, each once. The same input gives the same bits.
@@ -14,14 +15,15 @@
 //! # How
 //!
 //! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 ([`decode`]). Weights lie on the tensor core's M, tokens on its
-//! N. One warp loads both as they are, by bulk copies; the others of its warpgroups decode tokens, for all; two or four
-//! warpgroups decode weights in registers, straight into the A fragments of `wgmma`, and multiply, each 64 rows of both
-//! panels. A block computes its tiles one after the other, and each role is ahead of the next by as much as the buffers
-//! between them hold:
+//! N. Tokens are few and every tile of columns multiplies them: a small grid before decodes them once, to global memory
+//! ([`tokens`]). Of the grid that multiplies, one warp loads weights as they are, and one the decoded tokens, by bulk copies;
+//! two or four warpgroups decode weights in registers, straight into the A fragments of `wgmma`, and multiply, each 64 rows
+//! of both panels. A block computes its tiles one after the other, and the warps that load are ahead by as much as the buffers
+//! hold. It may begin while the grid before still runs: only the warp that loads tokens waits for that.
 //!
 //! ```text
-//! global ─ load warp ─▶ stages ─┬─ token warps ─▶ buffers ─┐
-//!                               └──────────────────────────┴─ warpgroups ─▶ C
+//! weights ─ a warp ─────────────────────▶ stages ──┐
+//! tokens ─ grid before ─▶ f16 ─ a warp ─▶ buffers ─┴─ warpgroups ─▶ C
 //! ```
 //!
 //! A product sums over K in any order, so A and B permute it alike ([`order`]), and no element ever changes its thread.
@@ -33,7 +35,7 @@ mod decode;
 mod load;
 mod multiply;
 mod order;
-mod tokens;
+pub mod tokens;
 
 use cuda_std::{
     fence::fence_mbarrier_init,
@@ -52,8 +54,8 @@ use crate::{
 
 /// Registers of a thread of the producers and of the consumers after `setmaxnreg`, where there are four warpgroups of
 /// consumers and where there are two.
-const FOUR_CONSUMERS: (u32, u32) = (56, 104);
-const TWO_CONSUMERS: (u32, u32) = (40, 216);
+const FOUR_CONSUMERS: (u32, u32) = (32, 112);
+const TWO_CONSUMERS: (u32, u32) = (40, 232);
 
 /// Warps of a warpgroup.
 const WARPS: u32 = WARPGROUP / WARP_SIZE;
@@ -83,16 +85,16 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         assert!(Self::END == Self::INSTANCE.shared_bytes());
         // `setmaxnreg` shares out what the block was launched with: as many for each thread as a multiprocessor's 65,536
         // allow, in eights.
-        let Instance { producers, consumers, .. } = Self::INSTANCE;
-        let launched = 65_536 / Self::INSTANCE.threads() / 8 * 8 * (producers + consumers);
+        let consumers = Self::INSTANCE.consumers;
+        let launched = 65_536 / Self::INSTANCE.threads() / 8 * 8 * (1 + consumers);
         let (producer, consumer) = Self::REGISTERS;
-        assert!(producers * producer + consumers * consumer <= launched);
+        assert!(producer + consumers * consumer <= launched);
     };
     const REGISTERS: (u32, u32) = if Self::INSTANCE.consumers == 4 { FOUR_CONSUMERS } else { TWO_CONSUMERS };
 
-    // Warps: those that decode tokens, the one that loads, those of the warpgroups that multiply.
-    const LOAD_WARP: u32 = Self::INSTANCE.producers * WARPS - 1;
-    const TOKEN_WARPS: u32 = Self::LOAD_WARP;
+    // Warps: of the warpgroup that loads two have work; those of the others multiply.
+    const WEIGHT_WARP: u32 = 0;
+    const TOKEN_WARP: u32 = 1;
     const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
 
     // Shared memory: stages, buffers, barriers. Offsets from its start; inside of a stage, from the stage's. A swizzle wants
@@ -106,18 +108,16 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     const fn values(panel: u32) -> u32 {
         panel * Self::INSTANCE.panel_bytes()
     }
-    const TOKENS: u32 = Self::values(PANELS);
     const fn scales(panel: u32) -> u32 {
-        Self::TOKENS + Self::INSTANCE.token_bytes() + panel * Self::INSTANCE.panel_scale_bytes()
+        Self::values(PANELS) + panel * Self::INSTANCE.panel_scale_bytes()
     }
-    const TOKEN_SCALES: u32 = Self::scales(PANELS);
 
-    /// Stages: full when the load warp and its copies have arrived, empty when every warp that reads has.
+    /// Stages of weights: full when the warp that loads and its copies have arrived, empty when every warp that multiplies has.
     const fn stages(shared: u32) -> Ring {
         Ring::new(shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
     }
 
-    /// Buffers of decoded tokens: full when every token warp has arrived, empty when every warp that multiplies has.
+    /// Buffers of decoded tokens: likewise.
     const fn buffers(shared: u32) -> Ring {
         Ring::new(shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
     }
@@ -140,25 +140,23 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         // thread of a warpgroup in what that does.
         unsafe {
             if thread::thread_idx_x() == 0 {
-                Self::stages(shared).init(1, Self::TOKEN_WARPS + Self::CONSUMER_WARPS);
-                Self::buffers(shared).init(Self::TOKEN_WARPS, Self::CONSUMER_WARPS);
+                Self::stages(shared).init(1, Self::CONSUMER_WARPS);
+                Self::buffers(shared).init(1, Self::CONSUMER_WARPS);
                 fence_mbarrier_init();
             }
             thread::sync_threads();
             // The same in all lanes, and known to be.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
-            if warp <= Self::LOAD_WARP {
+            if warp < WARPS {
                 if const { Self::INSTANCE.consumers == 4 } {
                     setmaxnreg_dec::<{ FOUR_CONSUMERS.0 }>();
                 } else {
                     setmaxnreg_dec::<{ TWO_CONSUMERS.0 }>();
                 }
-                if warp == Self::LOAD_WARP {
-                    if elect_sync(ALL_LANES) {
-                        Self::load(launch, shared);
-                    }
-                } else {
-                    Self::decode_tokens(launch, shared, warp);
+                if warp == Self::WEIGHT_WARP && elect_sync(ALL_LANES) {
+                    Self::load_weights(launch, shared);
+                } else if warp == Self::TOKEN_WARP && elect_sync(ALL_LANES) {
+                    Self::load_tokens(launch, shared);
                 }
             } else {
                 if const { Self::INSTANCE.consumers == 4 } {
@@ -166,7 +164,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 } else {
                     setmaxnreg_inc::<{ TWO_CONSUMERS.1 }>();
                 }
-                Self::multiply(launch, shared, warp / WARPS - Self::INSTANCE.producers);
+                Self::multiply(launch, shared, warp / WARPS - 1);
             }
         }
     }

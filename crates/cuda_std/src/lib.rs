@@ -17,6 +17,7 @@ pub mod cp_async;
 pub mod fence;
 pub mod float;
 pub mod global;
+pub mod griddepcontrol;
 pub mod integer;
 pub mod mbarrier;
 pub mod setmaxnreg;

@@ -225,7 +225,8 @@ impl EmulatedLayer {
         let scratch = self.device.allocate(scratch);
         self.device.name(scratch, INTERMEDIATE);
         self.step.push(scratch);
-        let launches = self.launcher.plan(groups, self.gpu.options.sms, scratch.address)?;
+        let chains = self.launcher.plan(groups, self.gpu.options.sms, scratch.address)?;
+        let launches: Vec<_> = chains.into_iter().flatten().collect();
         let mut counters: Option<Counters> = None;
         for launch in &launches {
             let mut bytes = vec![0; launch.bytes()];

@@ -69,34 +69,64 @@ impl Launcher {
     /// # Errors
     /// [`Error::TooLarge`].
     pub fn scratch_bytes(self, groups: &[abi::Group]) -> Result<u64, Error> {
-        match self.schedule {
-            LaunchSchedule::Unfused => groups.iter().try_fold(0u64, |sum, group| {
-                let both = intermediate_bytes(group)?.checked_mul(2).ok_or(Error::TooLarge)?;
-                sum.checked_add(both).ok_or(Error::TooLarge)
-            }),
-            _ => Ok(0),
+        let mut scratch = Scratch(0);
+        for group in groups {
+            if self.module == Module::Sm90 {
+                scratch.take(gated_sm90::decoded_bytes(group)?)?;
+            }
+            if self.schedule == LaunchSchedule::Unfused {
+                scratch.take(projection_bytes(group)?)?;
+                scratch.take(projection_bytes(group)?)?;
+            }
         }
+        Ok(scratch.0)
     }
 
-    /// Plans the launches of a step's groups on a device of so many multiprocessors, in the order in which one leaves
-    /// results to the next. Looks at their sizes only; `scratch` is where [`Launcher::scratch_bytes`] lie, a multiple of
-    /// 256. Nothing is launched for groups without tokens.
+    /// Plans the launches of a step's groups on a device of so many multiprocessors: chains, which need nothing of each
+    /// other, of launches that come one after the other. Looks at the groups' sizes only; `scratch` is where
+    /// [`Launcher::scratch_bytes`] lie, a multiple of 256. Nothing is launched for groups without tokens.
     ///
     /// # Errors
     /// If there are too many tiles, or the instance does not take the groups.
-    pub fn plan(self, groups: &[abi::Group], sms: u32, scratch: Address) -> Result<Vec<Planned>, Error> {
-        let mut launches = match self.schedule {
-            LaunchSchedule::Persistent => vec![self.multiply(groups.to_vec(), sms)?],
+    pub fn plan(self, groups: &[abi::Group], sms: u32, scratch: Address) -> Result<Vec<Vec<Planned>>, Error> {
+        let mut scratch = Scratch(scratch);
+        let mut chains = match self.schedule {
+            LaunchSchedule::Persistent => vec![self.fused(groups, sms, &mut scratch)?],
             LaunchSchedule::PerGroup | LaunchSchedule::Streams(_) => {
                 let alone = |(index, group): (usize, &abi::Group)| {
-                    self.multiply(vec![*group], sms).map_err(|error| error.of_group(index))
+                    self.fused(&[*group], sms, &mut scratch).map_err(|error| error.of_group(index))
                 };
                 groups.iter().enumerate().map(alone).collect::<Result<_, _>>()?
             }
-            LaunchSchedule::Unfused => self.unfused(groups, sms, scratch)?,
+            LaunchSchedule::Unfused => vec![self.unfused(groups, sms, &mut scratch)?],
         };
-        launches.retain(|launch| launch.grid().blocks > 0);
-        Ok(launches)
+        for chain in &mut chains {
+            chain.retain(|launch| launch.grid().blocks > 0);
+        }
+        chains.retain(|chain| !chain.is_empty());
+        Ok(chains)
+    }
+
+    /// What the module's kernel takes to compute groups.
+    fn fused(self, groups: &[abi::Group], sms: u32, scratch: &mut Scratch) -> Result<Vec<Planned>, Error> {
+        let mut groups = groups.to_vec();
+        let mut chain = self.prepare(&mut groups, scratch)?;
+        chain.push(self.multiply(groups, sms)?);
+        Ok(chain)
+    }
+
+    /// What the module has to do with tokens before it multiplies. Afterwards groups have the tokens as its kernel takes them.
+    fn prepare(self, groups: &mut [abi::Group], scratch: &mut Scratch) -> Result<Vec<Planned>, Error> {
+        if self.module != Module::Sm90 {
+            return Ok(Vec::new());
+        }
+        let decoded = groups.iter().map(|group| scratch.take(gated_sm90::decoded_bytes(group)?));
+        let decoded = decoded.collect::<Result<Vec<_>, Error>>()?;
+        let (grid, tokens) = gated_sm90::decode_tokens(groups, &decoded)?;
+        for (group, decoded) in groups.iter_mut().zip(decoded) {
+            group.a = decoded;
+        }
+        Ok(vec![Planned { module: self.module.name(), groups: Vec::new(), work: Work::Sm90Tokens(grid, tokens) }])
     }
 
     /// One launch of the module's kernel.
@@ -111,15 +141,15 @@ impl Launcher {
     }
 
     /// Gate, up, and what becomes of both.
-    fn unfused(self, groups: &[abi::Group], sms: u32, scratch: Address) -> Result<Vec<Planned>, Error> {
-        let mut next = scratch;
+    fn unfused(self, groups: &[abi::Group], sms: u32, scratch: &mut Scratch) -> Result<Vec<Planned>, Error> {
+        let mut groups = groups.to_vec();
+        let mut chain = self.prepare(&mut groups, scratch)?;
         let mut projections = [const { Vec::new() }; 2];
         let mut segments = Vec::new();
-        for group in groups {
+        for group in &groups {
             let mut places = [0; 2];
             for (index, projection) in projections.iter_mut().enumerate() {
-                let c = next;
-                next += intermediate_bytes(group)?;
+                let c = scratch.take(projection_bytes(group)?)?;
                 places[index] = c;
                 let (b, b_scales, alpha) = ([group.b[index], 0], [group.b_scales[index], 0], [group.alpha[index], 0.0]);
                 projection.push(abi::Group { b, b_scales, alpha, c, ..*group });
@@ -130,17 +160,28 @@ impl Launcher {
                 segments.push(Segment { gate, up, c: group.c, elements, ..Segment::zeroed() });
             }
         }
-        let [gate, up] = projections;
+        for projection in projections {
+            chain.push(self.multiply(projection, sms)?);
+        }
         let grid = silu_mul::plan(&mut segments)?;
-        let combine = Planned { module: silu_mul::NAME, groups: Vec::new(), work: Work::SiluMul(grid, segments) };
-        Ok(vec![self.multiply(gate, sms)?, self.multiply(up, sms)?, combine])
+        chain.push(Planned { module: silu_mul::NAME, groups: Vec::new(), work: Work::SiluMul(grid, segments) });
+        Ok(chain)
     }
 }
 
-/// Bytes from the start of a group's gate projection to that of its up projection, and on to the next group.
-fn intermediate_bytes(group: &abi::Group) -> Result<u64, Error> {
-    let bytes = (u64::from(group.m) * u64::from(group.n)).checked_mul(size_of::<u16>() as u64);
-    bytes.and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT)).ok_or(Error::TooLarge)
+/// Bytes of a group's gate projection, or of its up projection.
+fn projection_bytes(group: &abi::Group) -> Result<u64, Error> {
+    (u64::from(group.m) * u64::from(group.n)).checked_mul(size_of::<u16>() as u64).ok_or(Error::TooLarge)
+}
+
+/// Hands out memory for what launches leave to each other, from an address on.
+struct Scratch(Address);
+
+impl Scratch {
+    fn take(&mut self, bytes: u64) -> Result<Address, Error> {
+        let end = self.0.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(ALIGNMENT));
+        Ok(std::mem::replace(&mut self.0, end.ok_or(Error::TooLarge)?))
+    }
 }
 
 /// A launch whose descriptors have no address yet.
@@ -155,6 +196,7 @@ pub(super) struct Planned {
 enum Work {
     /// Of a kernel that is told of a step by one [`abi::Group`] for each expert.
     Groups(Grid),
+    Sm90Tokens(Grid, Vec<abi::sm90::Tokens>),
     Sm90(gated_sm90::Plan),
     Sm100(gated_sm100::Plan),
     SiluMul(Grid, Vec<Segment>),
@@ -164,6 +206,7 @@ enum Work {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Parameter {
     Groups(abi::Launch),
+    Sm90Tokens(abi::sm90::TokensLaunch),
     Sm90(abi::sm90::Launch),
     Sm100(abi::sm100::Launch),
     SiluMul(abi::silu_mul::Launch),
@@ -174,6 +217,7 @@ impl Parameter {
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Groups(launch) => bytemuck::bytes_of(launch),
+            Self::Sm90Tokens(launch) => bytemuck::bytes_of(launch),
             Self::Sm90(launch) => bytemuck::bytes_of(launch),
             Self::Sm100(launch) => bytemuck::bytes_of(launch),
             Self::SiluMul(launch) => bytemuck::bytes_of(launch),
@@ -185,7 +229,7 @@ impl Planned {
     /// The grid.
     pub fn grid(&self) -> Grid {
         match &self.work {
-            Work::Groups(grid) | Work::SiluMul(grid, _) => *grid,
+            Work::Groups(grid) | Work::Sm90Tokens(grid, _) | Work::SiluMul(grid, _) => *grid,
             Work::Sm90(plan) => plan.grid,
             Work::Sm100(plan) => plan.grid,
         }
@@ -195,6 +239,7 @@ impl Planned {
     pub fn bytes(&self) -> usize {
         let bytes = match &self.work {
             Work::Groups(_) => size_of_val(&*self.groups),
+            Work::Sm90Tokens(_, tokens) => size_of_val(&**tokens),
             Work::Sm90(plan) => {
                 plan.map_count(&self.groups) * MAP_BYTES
                     + size_of_val(&*plan.tiles)
@@ -233,6 +278,11 @@ impl Planned {
                 to.write(&self.groups);
                 let group_count = self.groups.len() as u32;
                 Parameter::Groups(abi::Launch { groups: address, group_count, output })
+            }
+            Work::Sm90Tokens(_, tokens) => {
+                to.write(tokens);
+                let group_count = tokens.len() as u32;
+                Parameter::Sm90Tokens(abi::sm90::TokensLaunch { groups: address, group_count, unused: 0 })
             }
             Work::Sm90(plan) => {
                 for arguments in plan.maps(&self.groups) {

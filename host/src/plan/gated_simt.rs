@@ -54,6 +54,7 @@ pub(crate) fn plan(op: Op, instance: Option<&str>, groups: &mut [Group]) -> Resu
         cluster: 1,
         threads: SimtTile::THREADS,
         shared_bytes: tile.shared_bytes(op.projections() as u32),
+        overlaps: false,
     })
 }
 

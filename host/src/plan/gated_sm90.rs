@@ -6,7 +6,10 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use kernels_gpu::abi;
-use kernels_gpu::abi::sm90::{Group, INSTANCES, Instance, K_ALIGNMENT, STEP, Tile};
+use kernels_gpu::abi::sm90::{
+    EIGHT_BYTES, Group, INSTANCES, Instance, K_ALIGNMENT, STEP, Tile, Tokens,
+};
+pub(crate) use kernels_gpu::abi::sm90::TOKENS_ENTRY;
 
 use super::Grid;
 use super::tensor_map::{MAP_BYTES, MapArguments};
@@ -37,6 +40,35 @@ pub(crate) fn takes(k: usize) -> bool {
 pub(crate) fn instances(op: Op) -> impl Iterator<Item = (&'static str, Instance)> + Clone {
     let of = move |instance: &Instance| Some((instance.entry.strip_prefix(name(op))?.strip_prefix('_')?, *instance));
     INSTANCES.iter().filter_map(of)
+}
+
+/// Bytes that the tokens of a group decode to.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub(crate) fn decoded_bytes(group: &abi::Group) -> Result<u64, Error> {
+    Tokens::pieces(group.m, group.k).checked_mul(u64::from(EIGHT_BYTES)).ok_or(Error::TooLarge)
+}
+
+/// Plans the grid that decodes tokens, each group's to the address that stands beside it. Groups without tokens are left out.
+///
+/// # Errors
+/// [`Error::TooLarge`] if the blocks are more than a grid can have.
+pub(crate) fn decode_tokens(groups: &[abi::Group], decoded: &[u64]) -> Result<(Grid, Vec<Tokens>), Error> {
+    let mut blocks = 0;
+    let mut tokens = Vec::new();
+    for (group, &decoded) in groups.iter().zip(decoded).filter(|(group, _)| group.m > 0) {
+        let abi::Group { a: values, a_scales: scales, m, k, .. } = *group;
+        tokens.push(Tokens { values, scales, decoded, m, k, first_block: blocks as u32, unused: 0 });
+        blocks += Tokens::blocks(m, k);
+        if blocks > Grid::MAX_BLOCKS {
+            return Err(Error::TooLarge);
+        }
+    }
+    let blocks = blocks as u32;
+    let grid =
+        Grid { entry: TOKENS_ENTRY, blocks, cluster: 1, threads: Tokens::THREADS, shared_bytes: 0, overlaps: false };
+    Ok((grid, tokens))
 }
 
 /// A step's launch.
@@ -75,6 +107,7 @@ pub(crate) fn plan(op: Op, named: Option<&str>, groups: &[abi::Group], sms: u32)
         cluster: 1,
         threads: split.instance.threads(),
         shared_bytes: split.instance.shared_bytes(),
+        overlaps: true,
     };
     Ok(Plan { grid, tiles, starts, instance: split.instance })
 }
@@ -231,9 +264,9 @@ fn longest_first(tiles: &[(u64, Tile)], blocks: Range<usize>) -> (Vec<usize>, u6
 }
 
 impl Plan {
-    /// Tensor maps of a group: of its tokens, then of each matrix of weights. A group without tokens has none.
+    /// Tensor maps of a group: of each matrix of weights. A group without tokens has none.
     fn maps_of(&self, group: &abi::Group) -> usize {
-        if group.m > 0 { 1 + self.instance.matrices as usize } else { 0 }
+        if group.m > 0 { self.instance.matrices as usize } else { 0 }
     }
 
     /// How many maps the groups need.
@@ -245,20 +278,19 @@ impl Plan {
     pub fn maps(&self, groups: &[abi::Group]) -> impl Iterator<Item = MapArguments> {
         groups.iter().flat_map(|group| {
             let map = |address, rows, box_rows| MapArguments::values(address, rows, group.k, STEP, box_rows);
-            let tokens = map(group.a, group.m, self.instance.tile_tokens);
             let weights = group.b.map(|address| map(address, group.n, self.instance.panel_rows()));
-            [tokens].into_iter().chain(weights).take(self.maps_of(group))
+            weights.into_iter().take(self.maps_of(group))
         })
     }
 
-    /// What the kernel is told of the groups, whose maps lie from `maps` on.
+    /// What the kernel is told of the groups, whose maps lie from `maps` on, and whose `a` is where [`decode_tokens`] was told to put it.
     pub fn describe(&self, groups: &[abi::Group], maps: u64) -> Vec<Group> {
         let mut next = maps;
         let describe = |group: &abi::Group| {
-            let abi::Group { a_scales, b_scales, c, alpha, n, k, .. } = *group;
-            let map = |index: u64| next + index * MAP_BYTES as u64;
-            let described = Group { a_map: map(0), a_scales, b_maps: [map(1), map(2)], b_scales, c, alpha, n, k };
-            next = map(self.maps_of(group) as u64);
+            let abi::Group { a: tokens, b_scales, c, alpha, m, n, k, .. } = *group;
+            let b_maps = [0, 1].map(|index| next + index * MAP_BYTES as u64);
+            let described = Group { tokens, b_maps, b_scales, c, alpha, m, n, k, unused: 0 };
+            next += (self.maps_of(group) * MAP_BYTES) as u64;
             described
         };
         groups.iter().map(describe).collect()
@@ -352,14 +384,13 @@ mod tests {
         let plan = plan(Op::Gated, None, &groups, SMS).unwrap();
         let described = plan.describe(&groups, 0x10000);
         let map = |index: u64| 0x10000 + index * MAP_BYTES as u64;
-        assert_eq!((described[0].a_map, described[0].b_maps), (map(0), [map(1), map(2)]));
-        assert_eq!((described[2].a_map, described[2].b_maps), (map(3), [map(4), map(5)]));
+        assert_eq!((described[0].tokens, described[0].b_maps), (0x1000, [map(0), map(1)]));
+        assert_eq!((described[2].tokens, described[2].b_maps), (0x1000, [map(2), map(3)]));
         let maps: Vec<_> = plan.maps(&groups).collect();
-        assert_eq!((maps.len(), plan.map_count(&groups)), (6, 6));
-        let expected = (0x1000, 160, 7, 64, 16);
-        let map = maps[0];
+        assert_eq!((maps.len(), plan.map_count(&groups)), (4, 4));
+        let map = maps[1];
+        let expected = (0x3000, 160, 72, 64, 256);
         assert_eq!((map.address, map.row_bytes, map.rows, map.box_bytes, map.box_rows), expected);
-        assert_eq!((maps[2].rows, maps[2].box_rows), (72, 256));
     }
 
     #[test]

@@ -31,6 +31,9 @@ pub(crate) struct Grid {
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
+    /// Whether it may begin while the grid before it on the stream still runs, and itself waits for that where it must
+    /// (`griddepcontrol.wait`).
+    pub overlaps: bool,
 }
 
 #[cfg(feature = "kernels")]

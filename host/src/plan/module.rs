@@ -56,7 +56,8 @@ impl Module {
                 gated_sm100::variants(op).map(|(_, instance)| (instance.entry, instance.shared_bytes())).collect()
             }
             Self::Sm90 => {
-                gated_sm90::instances(op).map(|(_, instance)| (instance.entry, instance.shared_bytes())).collect()
+                let multiply = gated_sm90::instances(op).map(|(_, instance)| (instance.entry, instance.shared_bytes()));
+                multiply.chain([(gated_sm90::TOKENS_ENTRY, 0)]).collect()
             }
             Self::Simt => gated_simt::entries(op).into(),
         }

@@ -21,7 +21,7 @@ pub(crate) fn plan(segments: &mut [Segment]) -> Result<Grid, Error> {
             return Err(Error::TooLarge);
         }
     }
-    Ok(Grid { entry: NAME, blocks: blocks as u32, cluster: 1, threads: THREADS, shared_bytes: 0 })
+    Ok(Grid { entry: NAME, blocks: blocks as u32, cluster: 1, threads: THREADS, shared_bytes: 0, overlaps: false })
 }
 
 #[cfg(test)]

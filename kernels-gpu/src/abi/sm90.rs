@@ -43,16 +43,14 @@ const BARRIER_BYTES: u32 = 8;
 
 /// One group of a grouped problem, as an array of them lies in global memory.
 ///
-/// Computes what [`super::Group`] says. Values are behind tensor maps of u8 of 2 dimensions, `[rows, k/2]` with the
-/// 64-byte swizzle, zeros outside, and a box of [`STEP_BYTES`] × the rows of a tile; scales as there.
+/// Computes what [`super::Group`] says. Weights are behind tensor maps of u8 of 2 dimensions, `[n, k/2]` with the
+/// 64-byte swizzle, zeros outside, and a box of [`STEP_BYTES`] × the rows of a panel; their scales as there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
 pub struct Group {
-    /// Address of the map of A's values; its box has as many rows as a tile may have tokens.
-    pub a_map: u64,
-    /// Address of A's scales, a multiple of 16.
-    pub a_scales: u64,
+    /// Address of A, decoded by the grid before: [`Tokens::decoded`].
+    pub tokens: u64,
     /// Addresses of the maps of the values of gate and up; their boxes have [`Instance::panel_rows`] rows.
     pub b_maps: [u64; 2],
     /// Addresses of the scales of gate and up, multiples of 16.
@@ -61,11 +59,79 @@ pub struct Group {
     pub c: u64,
     /// Products of the global scales: A's and gate's, A's and up's.
     pub alpha: [f32; 2],
+    /// Rows of A and C: tokens.
+    pub m: u32,
     /// Rows of each B, columns of C; a multiple of 8.
     pub n: u32,
     /// Elements summed over; a multiple of [`K_ALIGNMENT`], not 0.
     pub k: u32,
+    /// Keeps the size a multiple of the alignment.
+    pub unused: u32,
 }
+
+/// Tokens that are decoded together: the rows of a core matrix of `wgmma`'s B.
+pub const EIGHT: u32 = 8;
+
+/// Bytes of eight tokens' elements of a stage, decoded to f16.
+pub const EIGHT_BYTES: u32 = EIGHT * STEP * 2;
+
+/// The tokens of a group and where they lie decoded, as an array of them lies in global memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+pub struct Tokens {
+    /// Address of the packed values `[m, k/2]`, a multiple of 16.
+    pub values: u64,
+    /// Address of their scales in the blocked layout, a multiple of 16.
+    pub scales: u64,
+    /// Address of the decoded values, a multiple of 16: for every stage of K, for every eight tokens, [`EIGHT_BYTES`] as
+    /// `wgmma` reads its B (`gated_sm90/order.rs`). What is missing of the last stage is zero, of the last eight anything
+    /// finite.
+    pub decoded: u64,
+    /// Tokens, not 0.
+    pub m: u32,
+    /// Elements of each; a multiple of [`K_ALIGNMENT`], not 0.
+    pub k: u32,
+    /// Blocks that decode the groups before this one.
+    pub first_block: u32,
+    /// Keeps the size a multiple of the alignment.
+    pub unused: u32,
+}
+
+impl Tokens {
+    /// Warps of a block that decodes, each eight tokens' elements of a stage.
+    pub const WARPS: u32 = 4;
+
+    /// Threads of a block.
+    pub const THREADS: u32 = Self::WARPS * 32;
+
+    /// Pieces of [`EIGHT_BYTES`] that tokens decode to.
+    pub const fn pieces(m: u32, k: u32) -> u64 {
+        m.div_ceil(EIGHT) as u64 * k.div_ceil(STEP) as u64
+    }
+
+    /// Blocks that decode the tokens: what the next group's [`first_block`](Self::first_block) is further on. The grid is
+    /// their sum, which must stay below 2³¹.
+    pub const fn blocks(m: u32, k: u32) -> u64 {
+        Self::pieces(m, k).div_ceil(Self::WARPS as u64)
+    }
+}
+
+/// The one parameter of the kernel that decodes tokens.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+pub struct TokensLaunch {
+    /// Address of the array of [`Tokens`].
+    pub groups: u64,
+    /// Its length, not 0.
+    pub group_count: u32,
+    /// Keeps the size a multiple of the alignment.
+    pub unused: u32,
+}
+
+/// The entry that decodes tokens.
+pub const TOKENS_ENTRY: &str = "tokens_sm90";
 
 /// One tile of C, as the list of them lies in global memory.
 #[repr(C, align(16))]
@@ -76,7 +142,7 @@ pub struct Tile {
     pub group: u32,
     /// First column of C; a multiple of [`Instance::columns`].
     pub first_column: u32,
-    /// First token.
+    /// First token; a multiple of [`EIGHT`].
     pub first_token: u32,
     /// Tokens, from 1 to the entry's [`Instance::tile_tokens`].
     pub tokens: u32,
@@ -100,40 +166,36 @@ pub struct Launch {
     pub unused: u32,
 }
 
-/// Calls `$each!` with every entry of the kernel: its name, the matrices of weights (2 for gated, 1 for plain), the most
-/// tokens of a tile, the step of its widths, the warpgroups that load and decode tokens, those that multiply, the stages that
-/// are loaded, the buffers of decoded tokens.
+/// Calls `$each!` with every entry that multiplies: its name, the matrices of weights (2 for gated, 1 for plain), the most
+/// tokens of a tile, the step of its widths, the warpgroups that multiply, the stages of weights, the buffers of tokens.
 ///
-/// Few tokens leave decoding weights as the work, and registers for four warpgroups to do it. Many tokens take the registers
-/// of two, and seven warps to decode them. Buffers let the decoding of tokens run ahead of the products by as much as its
-/// latency; what they leave of shared memory are stages, which hide the latency of global memory: some 64 KB of weights on
-/// their way are enough.
+/// Few tokens leave decoding weights as the work, and registers for four warpgroups to do it; many take the registers of
+/// two. Tokens come from the L2 cache, weights from memory: stages hide the longer latency.
 #[macro_export]
 macro_rules! sm90_instances {
     ($each:ident) => {
         $each! {
-            gated_sm90_t16 = 2, 16, 8, 1, 4, 5, 4;
-            gated_sm90_t64 = 2, 64, 16, 2, 2, 7, 3;
-            gated_sm90_t128 = 2, 128, 16, 2, 2, 4, 3;
-            plain_sm90_t16 = 1, 16, 8, 1, 4, 5, 4;
-            plain_sm90_t64 = 1, 64, 16, 2, 2, 7, 3;
-            plain_sm90_t128 = 1, 128, 16, 2, 2, 4, 3;
+            gated_sm90_t16 = 2, 16, 8, 4, 5, 6;
+            gated_sm90_t64 = 2, 64, 16, 2, 9, 4;
+            gated_sm90_t128 = 2, 128, 16, 2, 7, 3;
+            plain_sm90_t16 = 1, 16, 8, 4, 5, 6;
+            plain_sm90_t64 = 1, 64, 16, 2, 9, 4;
+            plain_sm90_t128 = 1, 128, 16, 2, 7, 3;
         }
     };
 }
 
 macro_rules! table {
     ($(
-        $entry:ident = $matrices:literal, $tile_tokens:literal, $width_step:literal, $producers:literal,
-        $consumers:literal, $stages:literal, $buffers:literal;
+        $entry:ident = $matrices:literal, $tile_tokens:literal, $width_step:literal, $consumers:literal, $stages:literal,
+        $buffers:literal;
     )*) => {
-        /// Every entry of the kernel; of an operation, the smallest tile first.
+        /// Every entry that multiplies; of an operation, the smallest tile first.
         pub const INSTANCES: &[Instance] = &[$(Instance {
             entry: stringify!($entry),
             matrices: $matrices,
             tile_tokens: $tile_tokens,
             width_step: $width_step,
-            producers: $producers,
             consumers: $consumers,
             stages: $stages,
             buffers: $buffers,
@@ -142,10 +204,10 @@ macro_rules! table {
 }
 sm90_instances!(table);
 
-/// An entry of the kernel, and what it takes of the hardware.
+/// An entry that multiplies, and what it takes of the hardware.
 ///
-/// Shared memory of a block: stages, then buffers of decoded tokens, then barriers. A stage: values of both panels, a
-/// tile of tokens, the scales of each panel, the scales of the tokens.
+/// Shared memory of a block: stages, then buffers of decoded tokens, then barriers. A stage: values of both panels, then the
+/// scales of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
     /// The entry's name.
@@ -156,11 +218,9 @@ pub struct Instance {
     pub tile_tokens: u32,
     /// The step of [`Instance::width`].
     pub width_step: u32,
-    /// Warpgroups that load and decode tokens.
-    pub producers: u32,
     /// Warpgroups that multiply.
     pub consumers: u32,
-    /// Stages of the pipeline from global to shared memory.
+    /// Stages of the pipeline that brings weights from global to shared memory.
     pub stages: u32,
     /// Buffers of decoded tokens.
     pub buffers: u32,
@@ -169,9 +229,6 @@ pub struct Instance {
 impl Instance {
     /// Bytes of 128 rows' scales in a stage.
     pub const SCALE_BYTES: u32 = STEP_SCALE_TILES * SCALE_TILE_BYTES;
-
-    /// Rows of scale tiles that a tile's tokens meet at most: it may start in the middle of one.
-    pub const TOKEN_SCALE_TILES: u32 = 2;
 
     /// The entry of an operation with tiles of so many tokens.
     ///
@@ -190,9 +247,9 @@ impl Instance {
         PANELS / self.matrices * self.panel_rows()
     }
 
-    /// Threads of a block, in one dimension.
+    /// Threads of a block, in one dimension: a warpgroup that loads, and those that multiply.
     pub const fn threads(self) -> u32 {
-        (self.producers + self.consumers) * WARPGROUP
+        (1 + self.consumers) * WARPGROUP
     }
 
     /// Rows of a panel.
@@ -221,21 +278,14 @@ impl Instance {
         if width < least { least } else { width }
     }
 
-    /// Bytes of a tile of packed tokens in a stage.
-    pub const fn token_bytes(self) -> u32 {
-        self.tile_tokens * STEP_BYTES
-    }
-
     /// Bytes of a stage.
     pub const fn stage_bytes(self) -> u32 {
         PANELS * (self.panel_bytes() + self.panel_scale_bytes())
-            + self.token_bytes()
-            + Self::TOKEN_SCALE_TILES * Self::SCALE_BYTES
     }
 
     /// Bytes of a stage's tokens decoded to f16.
     pub const fn buffer_bytes(self) -> u32 {
-        self.tile_tokens * STEP * 2
+        self.tile_tokens / EIGHT * EIGHT_BYTES
     }
 
     /// Barriers: full and empty, of stages and of buffers.
@@ -253,7 +303,6 @@ impl Instance {
         assert!(self.matrices == 1 || self.matrices == 2);
         assert!(self.width_step.is_multiple_of(8) && (self.tile_tokens / 2).is_multiple_of(self.width_step));
         assert!(self.panel_rows().is_multiple_of(SCALE_TILE_ROWS) && self.panel_rows() <= 256, "a box of a tensor map");
-        assert!(self.tile_tokens <= SCALE_TILE_ROWS, "tokens of a tile meet two rows of scale tiles");
         assert!(self.stages > 1 && self.buffers > 1, "who fills must not wait for who empties");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
     }
@@ -279,9 +328,9 @@ mod tests {
     #[test]
     fn budgets_are_as_counted_by_hand() {
         let instance = Instance::of(2, 128);
-        assert_eq!((instance.stage_bytes(), instance.buffer_bytes()), (28_672, 32_768));
+        assert_eq!((instance.stage_bytes(), instance.buffer_bytes()), (18_432, 32_768));
         assert_eq!((instance.columns(), Instance::of(1, 128).columns()), (128, 256));
-        assert_eq!((Instance::of(2, 16).columns(), Instance::of(2, 16).stage_bytes()), (256, 39_936));
+        assert_eq!((Instance::of(2, 16).columns(), Instance::of(2, 16).stage_bytes()), (256, 36_864));
     }
 
     #[test]
@@ -293,6 +342,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "shared memory")]
     fn more_stages_than_shared_memory_holds_are_refused() {
-        Instance { stages: 5, ..Instance::of(2, 128) }.check();
+        Instance { stages: 8, ..Instance::of(2, 128) }.check();
     }
 }

@@ -1,7 +1,8 @@
-//! The load warp: global memory → stages, by bulk copies.
+//! The warps that load: weights as they are, and tokens that the grid before has decoded, by bulk copies.
 
 use cuda_std::{
     fence::fence_proxy_tensormap_acquire,
+    griddepcontrol::griddepcontrol_wait,
     mbarrier::mbarrier_arrive_expect_tx,
     tma::{cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_global},
 };
@@ -9,12 +10,13 @@ use cuda_std::{
 use super::{Sm90, Tiles};
 use crate::abi::{
     SCALE_TILE_ROWS,
-    sm90::{Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, STEP_BYTES, STEP_SCALE_TILES, Tile},
+    sm90::{EIGHT, EIGHT_BYTES, Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, STEP_BYTES, STEP_SCALE_TILES, Tile},
 };
 
 impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
+    /// Global memory → stages. The step's weights are nobody's result: this need not wait for the grid before.
     #[inline(always)]
-    pub(super) unsafe fn load(launch: Launch, shared: u32) {
+    pub(super) unsafe fn load_weights(launch: Launch, shared: u32) {
         let mut stages = Self::stages(shared);
         let mut known = u32::MAX;
         // SAFETY: the group's own maps and scales, of which the padding is whole tiles; a stage is written while it is
@@ -25,14 +27,10 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 let (tile, group) = tiles.read();
                 if tile.group != known {
                     known = tile.group;
-                    fence_proxy_tensormap_acquire(group.a_map);
                     for matrix in 0..MATRICES as usize {
                         fence_proxy_tensormap_acquire(group.b_maps[matrix]);
                     }
                 }
-                let token_scale_tiles = (tile.first_token % SCALE_TILE_ROWS + tile.tokens).div_ceil(SCALE_TILE_ROWS);
-                let token_scales =
-                    group.a_scales + u64::from(tile.first_token / SCALE_TILE_ROWS) * group.scale_stride();
                 for step in 0..group.steps() {
                     let stage = Self::stage(shared, stages);
                     let full = stages.full();
@@ -42,12 +40,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
 
                     stages.wait_empty();
                     // A box counts whole, whatever of it lies outside of the tensor.
-                    mbarrier_arrive_expect_tx(
-                        full,
-                        PANELS * (Self::INSTANCE.panel_bytes() + Self::INSTANCE.panel_scale_bytes())
-                            + Self::INSTANCE.token_bytes()
-                            + token_scale_tiles * Instance::SCALE_BYTES,
-                    );
+                    mbarrier_arrive_expect_tx(full, Self::STAGE_BYTES);
                     for panel in 0..PANELS {
                         let (map, first_row) = Self::panel(&tile, group, panel);
                         cp_async_bulk_tensor_2d_shared_global(
@@ -62,18 +55,41 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                             copy_scales(target, source, scales_left, full);
                         }
                     }
-                    cp_async_bulk_tensor_2d_shared_global(
-                        stage + Self::TOKENS,
-                        group.a_map,
-                        [k_byte, tile.first_token as i32],
-                        full,
-                    );
-                    for tile_row in 0..token_scale_tiles {
-                        let source = token_scales + u64::from(tile_row) * group.scale_stride() + scales_at;
-                        let target = stage + Self::TOKEN_SCALES + tile_row * Instance::SCALE_BYTES;
-                        copy_scales(target, source, scales_left, full);
-                    }
                     stages.advance();
+                }
+                tiles.advance();
+            }
+        }
+    }
+
+    /// What the grid before left in global memory → buffers.
+    #[inline(always)]
+    pub(super) unsafe fn load_tokens(launch: Launch, shared: u32) {
+        let mut buffers = Self::buffers(shared);
+        griddepcontrol_wait();
+        // SAFETY: the group's decoded tokens, which are complete; a buffer is written while it is empty, and its full barrier
+        // expects each copy's bytes.
+        unsafe {
+            let mut tiles = Tiles::new(launch);
+            while tiles.more() {
+                let (tile, group) = tiles.read();
+                let there = tile.tokens.div_ceil(EIGHT) * EIGHT_BYTES;
+                let width = Self::INSTANCE.width(tile.tokens) / EIGHT * EIGHT_BYTES;
+                let stride = u64::from(group.m.div_ceil(EIGHT)) * u64::from(EIGHT_BYTES);
+                let mut source = group.tokens + u64::from(tile.first_token / EIGHT) * u64::from(EIGHT_BYTES);
+                for _ in 0..group.steps() {
+                    let (buffer, full) = (Self::buffer(shared, buffers), buffers.full());
+                    buffers.wait_empty();
+                    mbarrier_arrive_expect_tx(full, width);
+                    cp_async_bulk_shared_global(buffer, source, there, full);
+                    // What is past the tile's end is summed too, but not written: any tokens will do.
+                    let mut filled = there;
+                    while filled < width {
+                        cp_async_bulk_shared_global(buffer + filled, source, EIGHT_BYTES, full);
+                        filled += EIGHT_BYTES;
+                    }
+                    source += stride;
+                    buffers.advance();
                 }
                 tiles.advance();
             }

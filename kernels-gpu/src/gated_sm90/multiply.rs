@@ -13,12 +13,12 @@ use cuda_std::{
 use super::{
     Sm90, Tiles, WARPS,
     decode::{Scales, UNSCALE, decode},
-    order::{CHUNK_BYTES, CHUNK_ROWS, LANE_SCALES, LANE_WORDS, ROW_LANES, WORD_PAIRS, lane_offset},
+    order::{CHUNK_STRIDE, LANE_SCALES, LANE_WORDS, ROW_LANES, WORD_PAIRS, lane_offset},
 };
 use crate::{
     abi::{
         OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_ROWS,
-        sm90::{Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, Tile, WARPGROUP, WARPGROUP_ROWS},
+        sm90::{EIGHT_BYTES, Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, Tile, WARPGROUP, WARPGROUP_ROWS},
     },
     epilogue::{convert, silu},
     ring::Ring,
@@ -104,11 +104,11 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
             let mut a = panels.map(|rows| rows.decode(0));
             for step in 0..steps {
                 buffers.wait_full();
-                let b = wgmma::descriptor(Self::buffer(shared, *buffers), Self::CHUNK_BYTES, CHUNK_ROWS * CHUNK_BYTES);
+                let b = wgmma::descriptor(Self::buffer(shared, *buffers), CHUNK_STRIDE, EIGHT_BYTES);
                 unroll!(WORD < LANE_WORDS as usize, {
                     wgmma::fence();
                     for half in 0..2 {
-                        let b = wgmma::advance(b, (WORD * WORD_PAIRS + 2 * half) as u32 * Self::CHUNK_BYTES);
+                        let b = wgmma::advance(b, (WORD * WORD_PAIRS + 2 * half) as u32 * CHUNK_STRIDE);
                         sums[0].mma_async(a[0][half], b, true);
                         sums[1].mma_async(a[1][half], b, true);
                     }

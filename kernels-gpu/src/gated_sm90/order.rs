@@ -10,7 +10,7 @@ use cuda_std::wgmma;
 
 use crate::abi::{
     BLOCK,
-    sm90::{K_ALIGNMENT, STEP, STEP_BYTES},
+    sm90::{EIGHT, EIGHT_BYTES, K_ALIGNMENT, STEP_BYTES},
 };
 
 /// Lanes that share a row of a fragment.
@@ -31,12 +31,13 @@ pub const LANE_BYTES: u32 = LANE_WORDS * 4;
 /// Scale factors of a lane's words.
 pub const LANE_SCALES: u32 = LANE_WORDS * WORD_ELEMENTS / BLOCK;
 
-/// Bytes of a token in a chunk of B, and the rows that lie together ("Canonical Layouts", no swizzle).
+/// Bytes of a token in a chunk of B, and from a chunk of eight tokens to the next: one core matrix behind the other
+/// ("Canonical Layouts", no swizzle).
 pub const CHUNK_BYTES: u32 = 16;
-pub const CHUNK_ROWS: u32 = 8;
+pub const CHUNK_STRIDE: u32 = EIGHT * CHUNK_BYTES;
 
 const _: () = assert!(ROW_LANES * LANE_BYTES == STEP_BYTES && LANE_BYTES * 2 == K_ALIGNMENT && LANE_SCALES == 2);
-const _: () = assert!(LANE_WORDS * WORD_PAIRS as u32 * CHUNK_BYTES == STEP * 2 && wgmma::K * 2 == 2 * CHUNK_BYTES);
+const _: () = assert!(LANE_WORDS * WORD_PAIRS as u32 * CHUNK_STRIDE == EIGHT_BYTES && wgmma::K * 2 == 2 * CHUNK_BYTES);
 
 /// Where the 16 bytes of a lane of a row lie: as the 64-byte swizzle of a tensor map has put them (PTX ISA, "Tensor swizzle
 /// modes"). The matrix starts at a multiple of 512.
@@ -52,24 +53,20 @@ mod tests {
     extern crate std;
     use std::collections::BTreeSet;
 
-    /// Shared memory serves 128 bytes at a time: a quarter warp's loads of 16 bytes, a whole warp's of 4.
+    /// Shared memory serves 128 bytes at a time: a quarter warp's loads of 16 bytes.
     fn meet_every_bank_once(offsets: impl Iterator<Item = u32>, bytes: u32) {
         let banks: BTreeSet<_> = offsets.map(|offset| offset % 128 / bytes).collect();
         assert_eq!(banks.len() as u32, 128 / bytes);
     }
 
     #[test]
-    fn loads_of_weights_and_of_tokens_meet_every_bank_once() {
+    fn loads_of_weights_meet_every_bank_once() {
         // Two neighbours of a fragment's rows have an even row of the panel and an odd one.
         for [even, odd] in [[0, 3], [4, 7], [8, 11], [2, 1], [6, 5]] {
             meet_every_bank_once(
                 [even, odd].into_iter().flat_map(|row| (0..4).map(move |lane| lane_offset(row, lane))),
                 16,
             );
-        }
-        for lane in 0..ROW_LANES {
-            let words = |token| (0..LANE_WORDS).map(move |word| lane_offset(token, lane) + word * 4);
-            meet_every_bank_once((0..CHUNK_ROWS).flat_map(words), 4);
         }
     }
 

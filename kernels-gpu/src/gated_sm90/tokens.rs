@@ -1,100 +1,101 @@
-//! The token warps: packed tokens of a stage → f16 in a buffer, as `wgmma` reads its B.
+//! The grid before: packed tokens → f16 in global memory, as `wgmma` reads its B, once for all tiles that multiply them.
 
 use cuda_std::{
-    fence::fence_proxy_async_shared,
+    global::{ld_global_nc_b32_or_zero, st_global_v4_b32},
+    griddepcontrol::griddepcontrol_launch_dependents,
     integer::prmt_b32,
-    mbarrier::mbarrier_arrive,
-    shared::{ld_shared_b32, st_shared_v4_b32},
-    warp::{ALL_LANES, lane_id, sync_warp},
+    kernel, thread,
+    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_vote_ballot},
 };
 
 use super::{
-    Sm90, Tiles,
     decode::{Scales, decode},
-    order::{CHUNK_BYTES, CHUNK_ROWS, LANE_WORDS, ROW_LANES, WORD_PAIRS, lane_offset},
+    order::{CHUNK_BYTES, CHUNK_STRIDE, LANE_BYTES, LANE_WORDS, ROW_LANES, WORD_ELEMENTS, WORD_PAIRS},
 };
 use crate::abi::{
-    SCALE_TILE_ROWS,
-    sm90::{Instance, Launch, SCALE_TILE_BYTES, STEP_SCALE_TILES, Tile},
+    scale_word_offset,
+    sm90::{EIGHT, EIGHT_BYTES, SCALE_TILE_K, STEP, STEP_BYTES, STEP_SCALE_TILES, Tokens, TokensLaunch},
 };
+
+/// Elements of a lane's words.
+const LANE_ELEMENTS: u32 = LANE_WORDS * WORD_ELEMENTS;
 
 /// Words of a lane that share a scale.
 const SCALE_WORDS: u32 = 2;
 
+const _: () = assert!(EIGHT * LANE_WORDS == WARP_SIZE && SCALE_WORDS * 2 == LANE_WORDS);
 const _: () = assert!(STEP_SCALE_TILES * 2 == ROW_LANES, "a tile of scales is of two lanes' words");
 
-impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
-    /// Bytes of a chunk of B: 8 columns of every token.
-    pub(super) const CHUNK_BYTES: u32 = TILE_TOKENS * CHUNK_BYTES;
-
-    #[inline(always)]
-    pub(super) unsafe fn decode_tokens(launch: Launch, shared: u32, warp: u32) {
-        let (mut stages, mut buffers) = (Self::stages(shared), Self::buffers(shared));
-        // Warps take 8 tokens each in turn; where that leaves some without, another in every step.
-        let mut first = warp;
-        let lane = lane_id();
-        // SAFETY: a stage is read while it is full, a buffer written while it is empty, each place by one thread.
-        unsafe {
-            let mut tiles = Tiles::new(launch);
-            while tiles.more() {
-                let (tile, group) = tiles.read();
-                let eights = Self::INSTANCE.width(tile.tokens) / CHUNK_ROWS;
-                for _ in 0..group.steps() {
-                    let (stage, buffer) = (Self::stage(shared, stages), Self::buffer(shared, buffers));
-                    stages.wait_full();
-                    buffers.wait_empty();
-                    let mut eight = first;
-                    while eight < eights {
-                        Self::decode_eight(&tile, stage, buffer, eight, lane);
-                        eight += Self::TOKEN_WARPS;
-                    }
-                    first = if first == 0 { Self::TOKEN_WARPS - 1 } else { first - 1 };
-                    // wgmma reads B past the generic proxy.
-                    fence_proxy_async_shared();
-                    sync_warp(ALL_LANES);
-                    if lane == 0 {
-                        mbarrier_arrive(buffers.full());
-                        mbarrier_arrive(stages.empty());
-                    }
-                    stages.advance();
-                    buffers.advance();
-                }
-                tiles.advance();
-            }
-        }
-    }
-
-    /// Decodes 8 tokens of a stage: each thread of one of them a word of each lane, of which it makes the word's chunks. A
-    /// quarter warp has eight tokens, whose chunks lie side by side.
-    #[inline(always)]
-    unsafe fn decode_eight(tile: &Tile, stage: u32, buffer: u32, eight: u32, lane: u32) {
-        let (token, word) = (eight * CHUNK_ROWS + lane % CHUNK_ROWS, lane / CHUNK_ROWS);
-        // What is past the tile's end is summed too, but not written: any token will do.
-        let row = if token < tile.tokens { token } else { tile.tokens - 1 };
-        let scale_row = tile.first_token % SCALE_TILE_ROWS + row;
-        let scale_address = stage
-            + Self::TOKEN_SCALES
-            + scale_row / SCALE_TILE_ROWS * Instance::SCALE_BYTES
-            + scale_row % 32 * 16
-            + scale_row % SCALE_TILE_ROWS / 32 * 4;
-        // Of a word of four scales, those of two lanes: bytes 0 and 2 for their first words, 1 and 3 for their last.
-        let selector = if word < SCALE_WORDS { 0x20 } else { 0x31 };
-        // SAFETY: the caller's promise: a full stage, an empty buffer.
-        unsafe {
-            let scales: [Scales; STEP_SCALE_TILES as usize] = core::array::from_fn(|tile| {
-                Scales::new(prmt_b32(ld_shared_b32(scale_address + tile as u32 * SCALE_TILE_BYTES), 0, selector) as u16)
-            });
-            let lanes: [[u32; WORD_PAIRS]; ROW_LANES as usize] = core::array::from_fn(|lane| {
-                let address = stage + Self::TOKENS + lane_offset(row, lane as u32) + word * 4;
-                decode(ld_shared_b32(address), scales[lane / 2].twice(lane % 2))
-            });
-            let address = buffer + word * WORD_PAIRS as u32 * Self::CHUNK_BYTES + token * CHUNK_BYTES;
-            for pair in 0..WORD_PAIRS {
-                let chunk = core::array::from_fn(|lane| lanes[lane][pair]);
-                st_shared_v4_b32(address + pair as u32 * Self::CHUNK_BYTES, chunk);
-            }
+/// Decodes the tokens of every group of the array ([`Tokens`]), in one launch of as many blocks as they have
+/// ([`Tokens::blocks`]), [`Tokens::WARPS`] warps each.
+///
+/// # Safety
+/// Addresses are aligned as [`Tokens`] says; nobody writes the tokens meanwhile. Scales are finite and have no sign.
+#[kernel(threads = Tokens::THREADS)]
+pub unsafe fn tokens_sm90(launch: TokensLaunch) {
+    griddepcontrol_launch_dependents();
+    let (block, warp) = (thread::block_idx_x(), thread::thread_idx_x() / WARP_SIZE);
+    // SAFETY: a group of the array; a piece that is this warp's alone.
+    unsafe {
+        let group = find_group(launch, block);
+        let (eights, steps) = (group.m.div_ceil(EIGHT), group.k.div_ceil(STEP));
+        let piece = (block - group.first_block) * Tokens::WARPS + warp;
+        let (eight, step) = (piece / steps, piece % steps);
+        if eight < eights {
+            decode_piece(group, eight, step);
         }
     }
 }
 
-const _: () = assert!(CHUNK_ROWS * LANE_WORDS == cuda_std::warp::WARP_SIZE && SCALE_WORDS * 2 == LANE_WORDS);
+/// The group that a block belongs to: the last whose first block is not behind it. All lanes look at once, so that they wait
+/// for memory once.
+#[inline(always)]
+unsafe fn find_group<'a>(launch: TokensLaunch, block: u32) -> &'a Tokens {
+    let groups = launch.groups as *const Tokens;
+    let (mut first, mut begun) = (0, 0);
+    // SAFETY: indices below group_count; the whole warp goes the same way.
+    unsafe {
+        while first < launch.group_count {
+            let index = first + lane_id();
+            let has_begun = index < launch.group_count && (*groups.add(index as usize)).first_block <= block;
+            begun += warp_vote_ballot(ALL_LANES, has_begun).count_ones();
+            first += WARP_SIZE;
+        }
+        &*groups.add(begun as usize - 1)
+    }
+}
+
+/// Decodes eight tokens' elements of a stage: each thread of one of them a word of each lane, of which it makes the word's
+/// chunks. A quarter warp has eight tokens, whose chunks lie side by side.
+#[inline(always)]
+unsafe fn decode_piece(group: &Tokens, eight: u32, step: u32) {
+    let Tokens { values, scales, decoded, m, k, .. } = *group;
+    let (token, word) = (lane_id() % EIGHT, lane_id() / EIGHT);
+    let row = (eight * EIGHT + token).min(m - 1);
+    let values = values + u64::from(row) * u64::from(k / 2) + u64::from(step * STEP_BYTES + word * 4);
+    // Of a word of four scales, those of two lanes: bytes 0 and 2 for their first words, 1 and 3 for their last.
+    let selector = if word < SCALE_WORDS { 0x20 } else { 0x31 };
+    // SAFETY: words of the row and of its scales, where the row has them; a piece is as large as all that is stored.
+    unsafe {
+        let codes: [u32; ROW_LANES as usize] = core::array::from_fn(|lane| {
+            let lane = lane as u32;
+            let there = step * STEP + lane * LANE_ELEMENTS < k;
+            ld_global_nc_b32_or_zero(there, values + u64::from(lane * LANE_BYTES))
+        });
+        let scales: [Scales; STEP_SCALE_TILES as usize] = core::array::from_fn(|tile| {
+            let (tile, tiles) = (step * STEP_SCALE_TILES + tile as u32, k.div_ceil(SCALE_TILE_K));
+            let word = ld_global_nc_b32_or_zero(tile < tiles, scales + scale_word_offset(row, tile, tiles));
+            Scales::new(prmt_b32(word, 0, selector) as u16)
+        });
+        let lanes: [[u32; WORD_PAIRS]; ROW_LANES as usize] =
+            core::array::from_fn(|lane| decode(codes[lane], scales[lane / 2].twice(lane % 2)));
+        let piece = u64::from(step) * u64::from(m.div_ceil(EIGHT)) + u64::from(eight);
+        let target = decoded
+            + piece * u64::from(EIGHT_BYTES)
+            + u64::from(word * WORD_PAIRS as u32 * CHUNK_STRIDE + token * CHUNK_BYTES);
+        for pair in 0..WORD_PAIRS {
+            let chunk = core::array::from_fn(|lane| lanes[lane][pair]);
+            st_global_v4_b32(target + u64::from(pair as u32 * CHUNK_STRIDE), chunk);
+        }
+    }
+}

@@ -496,9 +496,13 @@ functions! {
         let mut cluster = None;
         for at in 0..config.attribute_count as usize {
             let attribute = &*config.attributes.add(at);
-            // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            if attribute.id != 4 { return Err(NOT_SUPPORTED); }
-            cluster = Some(attribute.cluster);
+            match attribute.id {
+                // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+                4 => cluster = Some(attribute.cluster),
+                // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: a grid may begin early, but need not.
+                6 => {}
+                _ => return Err(NOT_SUPPORTED),
+            }
         }
         launch(NAME, function, [config.grid, config.block], cluster, config.shared_bytes, config.stream, parameters)
     }

@@ -190,7 +190,7 @@ impl CudaLayer {
             let step = &self.planned[index];
             step.queue(&self.device, self.pool.as_ref(), stream)?;
             step.used.record(&self.device, stream)?;
-            if step.graph.is_some() { 1 } else { step.launches.len() }
+            if step.graph.is_some() { 1 } else { step.chains.iter().map(Vec::len).sum() }
         };
         self.cost = Some((launches, begin.elapsed()));
         Ok(())
@@ -230,27 +230,32 @@ impl CudaLayer {
         let scratch = self.launcher.scratch_bytes(&described)?.try_into().map_err(|_| Error::TooLarge)?;
         self.reserve(0, scratch)?;
         let scratch = self.planned[index].scratch.address();
-        let launches = self.launcher.plan(&described, self.device.info.sms, scratch)?;
-        let bytes = launches.iter().map(|launch| launch.bytes()).sum();
+        let chains = self.launcher.plan(&described, self.device.info.sms, scratch)?;
+        let bytes = chains.iter().flatten().map(|launch| launch.bytes()).sum();
         self.reserve(bytes, 0)?;
 
         let step = &mut self.planned[index];
         let mut at = 0;
-        for launch in &launches {
-            let (grid, address) = (launch.grid(), step.descriptors.address() + at as u64);
-            let to = &mut step.descriptors.host()[at..][..launch.bytes()];
-            let parameter = launch.write(out_dtype, address, to, |arguments| self.maps.get(&self.device, arguments))?;
-            let is_of = |&&(module, entry, _): &&(_, _, _)| (module, entry) == (launch.module, grid.entry);
-            let &(.., function) = self.functions.iter().find(is_of).expect("entries are loaded");
-            step.launches.push(Launch { function, grid, parameter });
-            at += launch.bytes();
+        for chain in &chains {
+            let mut launches = Vec::with_capacity(chain.len());
+            for launch in chain {
+                let (grid, address) = (launch.grid(), step.descriptors.address() + at as u64);
+                let to = &mut step.descriptors.host()[at..][..launch.bytes()];
+                let parameter =
+                    launch.write(out_dtype, address, to, |arguments| self.maps.get(&self.device, arguments))?;
+                let is_of = |&&(module, entry, _): &&(_, _, _)| (module, entry) == (launch.module, grid.entry);
+                let &(.., function) = self.functions.iter().find(is_of).expect("entries are loaded");
+                launches.push(Launch { function, grid, parameter });
+                at += launch.bytes();
+            }
+            step.chains.push(launches);
         }
         // SAFETY: the stream is the caller's; nothing reads or writes the room, which was cleared; this layer's own stream
         // captures nothing, and what is captured is queued only as long as this step is planned.
         unsafe {
             step.descriptors.send(&self.device, bytes, stream)?;
             step.used.record(&self.device, stream)?;
-            if self.variant.graph && !step.launches.is_empty() {
+            if self.variant.graph && !step.chains.is_empty() {
                 let own = self.stream.as_inner();
                 let queue = || step.queue_launches(&self.device, self.pool.as_ref(), own);
                 step.graph = Some(Graph::capture(&self.device, own, queue)?);

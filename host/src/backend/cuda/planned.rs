@@ -4,6 +4,9 @@
 use std::ffi::c_void;
 use std::ptr;
 
+use cuda_driver::abi::{
+    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, CUlaunchAttribute, CUlaunchAttributeValue, CUlaunchConfig,
+};
 use cuda_driver::sys::{self, CUfunction, CUstream};
 
 use super::buffer::{Arena, Scratch};
@@ -34,21 +37,26 @@ impl Launch {
     /// run.
     unsafe fn queue(&self, device: &Device, stream: CUstream) -> Result<(), Error> {
         let mut parameters = [self.parameter.bytes().as_ptr().cast::<c_void>().cast_mut()];
-        // SAFETY: the function has one parameter, of this type, which the driver copies; the rest is the caller's promise.
+        let mut overlaps = CUlaunchAttribute {
+            id: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            value: CUlaunchAttributeValue { programmatic_stream_serialization_allowed: 1 },
+        };
+        let config = CUlaunchConfig {
+            gridDimX: self.grid.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: self.grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.grid.shared_bytes,
+            hStream: stream,
+            attrs: &mut overlaps,
+            numAttrs: self.grid.overlaps.into(),
+        };
+        // SAFETY: the function has one parameter, of this type, which the driver copies as it does the configuration; the
+        // rest is the caller's promise.
         device.check_raw(unsafe {
-            sys::cuLaunchKernel(
-                self.function,
-                self.grid.blocks,
-                1,
-                1,
-                self.grid.threads,
-                1,
-                1,
-                self.grid.shared_bytes,
-                stream,
-                parameters.as_mut_ptr(),
-                ptr::null_mut(),
-            )
+            sys::cuLaunchKernelEx(&config, self.function, parameters.as_mut_ptr(), ptr::null_mut())
         })
     }
 }
@@ -61,7 +69,7 @@ pub(super) struct PlannedStep {
     pub descriptors: Arena,
     /// What they leave to each other.
     pub scratch: Scratch,
-    pub launches: Vec<Launch>,
+    pub chains: Vec<Vec<Launch>>,
     /// The launches as one, where that is wanted.
     pub graph: Option<Graph>,
     /// The stream that was given the step last, and a mark behind it there.
@@ -76,7 +84,7 @@ impl PlannedStep {
             key: None,
             descriptors: Arena::default(),
             scratch: Scratch::default(),
-            launches: Vec::new(),
+            chains: Vec::new(),
             graph: None,
             stream: ptr::null_mut(),
             used: Event::without_time(device)?,
@@ -98,7 +106,7 @@ impl PlannedStep {
         self.key = None;
         self.used.wait(device)?;
         self.graph = None;
-        self.launches.clear();
+        self.chains.clear();
         Ok(())
     }
 
@@ -127,7 +135,7 @@ impl PlannedStep {
         }
     }
 
-    /// Queues the launches, dealt out to the streams of a pool if there is one.
+    /// Queues the launches, their chains dealt out to the streams of a pool if there is one.
     ///
     /// # Safety
     ///
@@ -142,9 +150,9 @@ impl PlannedStep {
         // SAFETY: the caller's promise; a stream of the pool comes after `stream`'s descriptors, and before what follows there.
         unsafe {
             match pool {
-                None => self.launches.iter().try_for_each(|launch| launch.queue(device, stream)),
-                Some(pool) => pool.deal(device, stream, self.launches.len(), |index, stream| {
-                    self.launches[index].queue(device, stream)
+                None => self.chains.iter().flatten().try_for_each(|launch| launch.queue(device, stream)),
+                Some(pool) => pool.deal(device, stream, self.chains.len(), |index, stream| {
+                    self.chains[index].iter().try_for_each(|launch| launch.queue(device, stream))
                 }),
             }
         }
