@@ -40,6 +40,7 @@ pub mod tokens;
 use cuda_std::{
     fence::fence_mbarrier_init,
     kernel,
+    mbarrier::MBARRIER_BYTES,
     setmaxnreg::{setmaxnreg_dec, setmaxnreg_inc},
     shared::dynamic_shared_address,
     thread,
@@ -48,6 +49,7 @@ use cuda_std::{
 
 use crate::{
     abi::sm90::{Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, SCALE_TILE_K, STEP, Tile, WARPGROUP},
+    gated_sm90::multiply::Turn,
     ring::{Ring, ring_bytes},
     sm90_instances,
 };
@@ -104,7 +106,9 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     const BUFFER_BYTES: u32 = Self::INSTANCE.buffer_bytes();
     const STAGE_BARRIERS: u32 = Self::BUFFERS + Self::INSTANCE.buffers * Self::BUFFER_BYTES;
     const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::INSTANCE.stages);
-    const END: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
+    const TURN_BARRIERS: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
+    const END: u32 = Self::TURN_BARRIERS + Instance::TURN_BARRIERS * MBARRIER_BYTES;
+    const TAKES_TURNS: bool = Self::INSTANCE.consumers == 2;
     const fn values(panel: u32) -> u32 {
         panel * Self::INSTANCE.panel_bytes()
     }
@@ -142,6 +146,9 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
             if thread::thread_idx_x() == 0 {
                 Self::stages(shared).init(1, Self::CONSUMER_WARPS);
                 Self::buffers(shared).init(1, Self::CONSUMER_WARPS);
+                if Self::TAKES_TURNS {
+                    Turn::init(shared + Self::TURN_BARRIERS);
+                }
                 fence_mbarrier_init();
             }
             thread::sync_threads();

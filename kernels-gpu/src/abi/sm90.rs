@@ -288,9 +288,12 @@ impl Instance {
         self.tile_tokens / EIGHT * EIGHT_BYTES
     }
 
-    /// Barriers: full and empty, of stages and of buffers.
+    /// Barriers of the turns that two warpgroups take to multiply.
+    pub const TURN_BARRIERS: u32 = 2;
+
+    /// Barriers: full and empty, of stages and of buffers; those of turns.
     pub const fn barriers(self) -> u32 {
-        2 * (self.stages + self.buffers)
+        2 * (self.stages + self.buffers) + Self::TURN_BARRIERS
     }
 
     /// Dynamic shared memory of a block, in bytes.

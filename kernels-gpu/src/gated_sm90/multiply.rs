@@ -3,7 +3,7 @@
 use cuda_std::{
     global::st_global_b32,
     integer::prmt_b32,
-    mbarrier::mbarrier_arrive,
+    mbarrier::{MBARRIER_BYTES, mbarrier_arrive, mbarrier_init, mbarrier_wait_parity},
     shared::{ld_shared_b16, ld_shared_v4_b32},
     thread,
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp},
@@ -33,9 +33,6 @@ const fn registers(width: usize) -> usize {
     WARPGROUP_ROWS as usize * width / WARPGROUP as usize
 }
 
-/// The most accumulators of a panel that leave registers for the next step's words beside this one's fragments.
-const ROOMY: usize = registers(112);
-
 /// A loop of at most 16 turns as straight-line code, its index a constant: an array stays in registers only if all its
 /// indices are constants.
 macro_rules! unroll {
@@ -58,6 +55,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     pub(super) unsafe fn multiply(launch: Launch, shared: u32, consumer: u32) {
         let fragment = Fragment::new(consumer);
         let (mut stages, mut buffers) = (Self::stages(shared), Self::buffers(shared));
+        let mut turn = Turn::new(shared + Self::TURN_BARRIERS, consumer);
         // SAFETY: the whole warpgroup is here, and goes the same way.
         unsafe {
             let mut tiles = Tiles::new(launch);
@@ -68,7 +66,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 macro_rules! widths {
                     ($($width:literal)*) => {$(
                         if const { Self::INSTANCE.width($width) == $width && $width <= TILE_TOKENS } && width == $width {
-                            let sums = Self::sum::<{ registers($width) }>(group, shared, &fragment, &mut stages, &mut buffers);
+                            let sums = Self::sum::<{ registers($width) }>(group, shared, &fragment, &mut stages, &mut buffers, &mut turn);
                             let (tile, group) = tiles.read();
                             if launch.output == OUTPUT_BF16 {
                                 Self::write::<{ registers($width) }, OUTPUT_BF16>(&tile, group, &fragment, &sums);
@@ -92,6 +90,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         fragment: &Fragment,
         stages: &mut Ring,
         buffers: &mut Ring,
+        turn: &mut Turn,
     ) -> Sums<REGISTERS>
     where
         [f32; REGISTERS]: MmaAsync,
@@ -100,39 +99,32 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         let steps = group.steps();
         // SAFETY: the whole warpgroup is here. A buffer is read while it is full, and released when its products are complete.
         unsafe {
-            let mut panels = Self::take(shared, fragment, stages);
-            let mut a = panels.map(|rows| rows.decode(0));
+            let mut a = decode_all(Self::take(shared, fragment, stages));
             for step in 0..steps {
                 buffers.wait_full();
                 let b = wgmma::descriptor(Self::buffer(shared, *buffers), CHUNK_STRIDE, EIGHT_BYTES);
+                if Self::TAKES_TURNS {
+                    turn.wait();
+                }
+                wgmma::fence();
                 unroll!(WORD < LANE_WORDS as usize, {
-                    wgmma::fence();
                     for half in 0..2 {
                         let b = wgmma::advance(b, (WORD * WORD_PAIRS + 2 * half) as u32 * CHUNK_STRIDE);
-                        sums[0].mma_async(a[0][half], b, true);
-                        sums[1].mma_async(a[1][half], b, true);
-                    }
-                    wgmma::commit_group();
-                    // While these products run, the next ones' fragments take the registers of those before.
-                    wgmma::wait_group::<1>();
-                    if WORD + 1 < LANE_WORDS as usize {
-                        a = panels.map(|rows| rows.decode(WORD + 1));
-                    } else if REGISTERS <= ROOMY {
-                        if step + 1 < steps {
-                            panels = Self::take(shared, fragment, stages);
-                        }
-                        // Behind the last step for nothing: registers that are in use must not come out of a choice.
-                        a = panels.map(|rows| rows.decode(0));
+                        sums[0].mma_async(a[WORD][0][half], b, true);
+                        sums[1].mma_async(a[WORD][1][half], b, true);
                     }
                 });
+                wgmma::commit_group();
+                if Self::TAKES_TURNS {
+                    turn.pass(fragment);
+                }
                 wgmma::wait_group::<0>();
                 sums[0].settle();
                 sums[1].settle();
                 fragment.arrive(buffers.empty());
                 buffers.advance();
-                if REGISTERS > ROOMY && step + 1 < steps {
-                    panels = Self::take(shared, fragment, stages);
-                    a = panels.map(|rows| rows.decode(0));
+                if step + 1 < steps {
+                    a = decode_all(Self::take(shared, fragment, stages));
                 }
             }
         }
@@ -203,8 +195,57 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     }
 }
 
+/// Whose turn it is to multiply, of two warpgroups: while the products of one run, the other decodes.
+///
+/// Left to themselves they would decode at the same time, and then both wait for the tensor core.
+pub(super) struct Turn {
+    /// The barriers of this warpgroup's turns, and of the other's.
+    barriers: [u32; 2],
+    /// The parity of the phase after which it is this one's.
+    parity: u32,
+}
+
+impl Turn {
+    /// Warpgroup 0 is the first: it waits for the phase before the first, which is complete.
+    #[inline(always)]
+    const fn new(barriers: u32, consumer: u32) -> Self {
+        let mine = barriers + consumer * MBARRIER_BYTES;
+        let other = barriers + (consumer ^ 1) * MBARRIER_BYTES;
+        Self { barriers: [mine, other], parity: consumer ^ 1 }
+    }
+
+    /// Makes both barriers.
+    #[inline(always)]
+    pub(super) unsafe fn init(barriers: u32) {
+        for consumer in 0..2 {
+            // SAFETY: the caller's promise: nobody else's place, and nobody uses them yet.
+            unsafe { mbarrier_init(barriers + consumer * MBARRIER_BYTES, WARPS) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn wait(&mut self) {
+        // SAFETY: the barriers are made; the other is at most one turn ahead.
+        unsafe { mbarrier_wait_parity(self.barriers[0], self.parity) };
+        self.parity ^= 1;
+    }
+
+    #[inline(always)]
+    unsafe fn pass(&self, fragment: &Fragment) {
+        // SAFETY: the barriers are made; the whole warp is here.
+        unsafe { fragment.arrive(self.barriers[1]) };
+    }
+}
+
 /// Bytes of an element of C.
 const ELEMENT_BYTES: u64 = 2;
+
+/// The A fragments of a stage: of each word, of each panel.
+#[inline(always)]
+fn decode_all(panels: [Rows; PANELS as usize]) -> [[[[u32; 4]; 2]; PANELS as usize]; LANE_WORDS as usize] {
+    let word = |word| [panels[0].decode(word), panels[1].decode(word)];
+    [word(0), word(1), word(2), word(3)]
+}
 
 /// Which part of a panel is a thread's: its lane's words of two neighbouring rows.
 ///
