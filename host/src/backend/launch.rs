@@ -350,11 +350,17 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_launches_once_or_for_each_group_that_has_tokens() {
-        for (variant, launches) in [("persistent", 1), ("per-group", 2), ("streams=3", 2), ("unfused", 3)] {
+    fn a_schedule_has_one_chain_or_one_for_each_group_that_has_tokens() {
+        for (variant, chains, multiply_and_combine) in
+            [("persistent", 1, 1), ("per-group", 2, 1), ("streams=3", 2, 1), ("unfused", 1, 3)]
+        {
             for module in Module::ALL {
                 let launcher = launcher(&format!("{},{variant}", module.name()), Op::Gated, 64).unwrap();
-                assert_eq!(launcher.plan(&groups(), SMS, 0).unwrap().len(), launches, "{module:?} {variant}");
+                // Hopper's kernel has a grid of its own for the tokens.
+                let launches = multiply_and_combine + usize::from(module == Module::Sm90);
+                let planned = launcher.plan(&groups(), SMS, 0).unwrap();
+                let lengths: Vec<_> = planned.iter().map(Vec::len).collect();
+                assert_eq!(lengths, vec![launches; chains], "{module:?} {variant}");
                 let none: Vec<_> = groups().into_iter().map(|group| abi::Group { m: 0, ..group }).collect();
                 assert!(launcher.plan(&none, SMS, 0).unwrap().is_empty());
             }
@@ -362,21 +368,23 @@ mod tests {
     }
 
     #[test]
-    fn the_baseline_multiplies_into_memory_that_nothing_else_uses_and_combines_from_there() {
+    fn what_launches_leave_to_each_other_lies_in_memory_that_nothing_else_uses() {
         let (launcher, groups, scratch) = (launcher("unfused", Op::Gated, 64).unwrap(), groups(), 0x10000);
-        let launches = launcher.plan(&groups, SMS, scratch).unwrap();
-        let [gate, up, combine] = &launches[..] else { panic!("{} launches", launches.len()) };
-        let Work::SiluMul(_, segments) = &combine.work else { panic!() };
+        let chains = launcher.plan(&groups, SMS, scratch).unwrap();
+        let [decode, gate, up, combine] = &chains[0][..] else { panic!("{} launches", chains[0].len()) };
+        let (Work::Sm90Tokens(_, tokens), Work::SiluMul(_, segments)) = (&decode.work, &combine.work) else { panic!() };
         let with_tokens = || (0..groups.len()).filter(|&index| groups[index].m > 0);
         let mut used: Vec<_> = Vec::new();
-        for (index, segment) in with_tokens().zip(segments) {
+        for (index, (tokens, segment)) in with_tokens().zip(tokens.iter().zip(segments)) {
             let (group, gate, up) = (&groups[index], &gate.groups[index], &up.groups[index]);
+            assert_eq!((tokens.values, tokens.m, gate.a, up.a), (group.a, group.m, tokens.decoded, tokens.decoded));
             assert_eq!((segment.gate, segment.up, segment.c), (gate.c, up.c, group.c));
             assert_eq!((gate.b[0], gate.alpha[0], up.b[0], up.alpha[0]), (1, 3.0, 2, 4.0));
             assert_eq!(segment.elements, u64::from(group.m * group.n));
             used.extend([gate.c, up.c].map(|address| address..address + 2 * segment.elements));
+            used.push(tokens.decoded..tokens.decoded + gated_sm90::decoded_bytes(group).unwrap());
         }
-        assert_eq!(segments.len(), 2);
+        assert_eq!((tokens.len(), segments.len()), (2, 2));
         used.sort_by_key(|range| range.start);
         assert!(used.windows(2).all(|pair| pair[0].end <= pair[1].start));
         let end = scratch + launcher.scratch_bytes(&groups).unwrap();

@@ -109,7 +109,14 @@ fn plan_with(instance: Instance, groups: &[abi::Group], sms: u32) -> Result<Plan
     let Instance { entry, blocks: cluster, .. } = instance;
     // A pair runs on two multiprocessors.
     let blocks = cluster * (tiles.len() as u32).min((sms / cluster).max(1));
-    let grid = Grid { entry, blocks, cluster, threads: instance.threads(), shared_bytes: instance.shared_bytes(), overlaps: false };
+    let grid = Grid {
+        entry,
+        blocks,
+        cluster,
+        threads: instance.threads(),
+        shared_bytes: instance.shared_bytes(),
+        overlaps: false,
+    };
     Ok(Plan { grid, tiles, instance })
 }
 

@@ -6,10 +6,8 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use kernels_gpu::abi;
-use kernels_gpu::abi::sm90::{
-    EIGHT_BYTES, Group, INSTANCES, Instance, K_ALIGNMENT, STEP, Tile, Tokens,
-};
 pub(crate) use kernels_gpu::abi::sm90::TOKENS_ENTRY;
+use kernels_gpu::abi::sm90::{EIGHT_BYTES, Group, INSTANCES, Instance, K_ALIGNMENT, STEP, Tile, Tokens};
 
 use super::Grid;
 use super::tensor_map::{MAP_BYTES, MapArguments};
@@ -18,7 +16,7 @@ use crate::problem::Op;
 
 /// A step of a tile takes as long as if it had so many tokens more: that long it takes to decode its weights, as measured on
 /// an H200.
-const STEP_TOKENS: u64 = 80;
+const STEP_TOKENS: u64 = 100;
 
 /// Steps that a tile costs on top of its own: filling the pipeline and writing C.
 const TILE_STEPS: u64 = 4;

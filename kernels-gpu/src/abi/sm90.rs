@@ -176,10 +176,10 @@ macro_rules! sm90_instances {
     ($each:ident) => {
         $each! {
             gated_sm90_t16 = 2, 16, 8, 4, 5, 6;
-            gated_sm90_t64 = 2, 64, 16, 2, 9, 4;
+            gated_sm90_t64 = 2, 64, 8, 2, 9, 4;
             gated_sm90_t128 = 2, 128, 16, 2, 7, 3;
             plain_sm90_t16 = 1, 16, 8, 4, 5, 6;
-            plain_sm90_t64 = 1, 64, 16, 2, 9, 4;
+            plain_sm90_t64 = 1, 64, 8, 2, 9, 4;
             plain_sm90_t128 = 1, 128, 16, 2, 7, 3;
         }
     };

@@ -99,7 +99,9 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         let steps = group.steps();
         // SAFETY: the whole warpgroup is here. A buffer is read while it is full, and released when its products are complete.
         unsafe {
-            let mut a = decode_all(Self::take(shared, fragment, stages));
+            let decode = |panels: &Panels, word| [panels[0].decode(word), panels[1].decode(word)];
+            let mut panels = Self::take(shared, fragment, stages);
+            let mut a = [decode(&panels, 0), decode(&panels, 1), decode(&panels, 2), decode(&panels, 3)];
             for step in 0..steps {
                 buffers.wait_full();
                 let b = wgmma::descriptor(Self::buffer(shared, *buffers), CHUNK_STRIDE, EIGHT_BYTES);
@@ -113,18 +115,30 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                         sums[0].mma_async(a[WORD][0][half], b, true);
                         sums[1].mma_async(a[WORD][1][half], b, true);
                     }
+                    if WORD == 1 || WORD == 3 {
+                        wgmma::commit_group();
+                    }
                 });
-                wgmma::commit_group();
                 if Self::TAKES_TURNS {
                     turn.pass(fragment);
+                }
+                // The next step's fragments take the registers of those that have been multiplied: of the first group of
+                // products while the second still runs.
+                let more = step + 1 < steps;
+                if more {
+                    panels = Self::take(shared, fragment, stages);
+                    wgmma::wait_group::<1>();
+                    a[0] = decode(&panels, 0);
+                    a[1] = decode(&panels, 1);
                 }
                 wgmma::wait_group::<0>();
                 sums[0].settle();
                 sums[1].settle();
                 fragment.arrive(buffers.empty());
                 buffers.advance();
-                if step + 1 < steps {
-                    a = decode_all(Self::take(shared, fragment, stages));
+                if more {
+                    a[2] = decode(&panels, 2);
+                    a[3] = decode(&panels, 3);
                 }
             }
         }
@@ -133,7 +147,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
 
     /// A thread's part of a stage's weights, which it takes to registers, so that the stage is free for the next.
     #[inline(always)]
-    unsafe fn take(shared: u32, fragment: &Fragment, stages: &mut Ring) -> [Rows; PANELS as usize] {
+    unsafe fn take(shared: u32, fragment: &Fragment, stages: &mut Ring) -> Panels {
         // SAFETY: a stage is read between "full" and "empty".
         unsafe {
             stages.wait_full();
@@ -195,9 +209,8 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     }
 }
 
-/// Whose turn it is to multiply, of two warpgroups: while the products of one run, the other decodes.
-///
-/// Left to themselves they would decode at the same time, and then both wait for the tensor core.
+/// Whose turn it is to multiply, of two warpgroups: while the products of one run, the other decodes. Left to themselves
+/// both would decode, and then both wait for the tensor core.
 pub(super) struct Turn {
     /// The barriers of this warpgroup's turns, and of the other's.
     barriers: [u32; 2],
@@ -239,13 +252,6 @@ impl Turn {
 
 /// Bytes of an element of C.
 const ELEMENT_BYTES: u64 = 2;
-
-/// The A fragments of a stage: of each word, of each panel.
-#[inline(always)]
-fn decode_all(panels: [Rows; PANELS as usize]) -> [[[[u32; 4]; 2]; PANELS as usize]; LANE_WORDS as usize] {
-    let word = |word| [panels[0].decode(word), panels[1].decode(word)];
-    [word(0), word(1), word(2), word(3)]
-}
 
 /// Which part of a panel is a thread's: its lane's words of two neighbouring rows.
 ///
@@ -292,6 +298,9 @@ impl Fragment {
         }
     }
 }
+
+/// A thread's part of a stage.
+type Panels = [Rows; PANELS as usize];
 
 /// A thread's words of a stage's panel, and their scales: two rows.
 #[derive(Clone, Copy)]
