@@ -113,11 +113,11 @@ macro_rules! sm90_instances {
     ($each:ident) => {
         $each! {
             gated_sm90_t16 = 2, 16, 8, 1, 4, 5, 4;
-            gated_sm90_t64 = 2, 64, 16, 2, 2, 7, 3;
-            gated_sm90_t128 = 2, 128, 16, 2, 2, 4, 3;
+            gated_sm90_t64 = 2, 64, 8, 2, 2, 7, 3;
+            gated_sm90_t128 = 2, 128, 8, 2, 2, 4, 3;
             plain_sm90_t16 = 1, 16, 8, 1, 4, 5, 4;
-            plain_sm90_t64 = 1, 64, 16, 2, 2, 7, 3;
-            plain_sm90_t128 = 1, 128, 16, 2, 2, 4, 3;
+            plain_sm90_t64 = 1, 64, 8, 2, 2, 7, 3;
+            plain_sm90_t128 = 1, 128, 8, 2, 2, 4, 3;
         }
     };
 }
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn widths_go_from_half_a_tile_to_a_whole_one() {
         let widths: Vec<_> = [1, 64, 65, 80, 81, 128].map(|tokens| Instance::of(2, 128).width(tokens)).into();
-        assert_eq!(widths, [64, 64, 80, 80, 96, 128]);
+        assert_eq!(widths, [64, 64, 72, 80, 88, 128]);
     }
 
     #[test]
