@@ -14,8 +14,11 @@ use crate::error::Error;
 use crate::problem::Op;
 
 /// A step of a tile takes as long as if it had so many tokens more: that long it takes to decode its weights, as measured on
-/// an H200.
+/// an H200 for panels of [`STEP_ROWS`].
 const STEP_TOKENS: u64 = 80;
+
+/// Rows of the panels whose time is measured; of more, decoding and multiplying take longer in proportion.
+const STEP_ROWS: u32 = 128;
 
 /// Steps that a tile costs on top of its own: filling the pipeline and writing C.
 const TILE_STEPS: u64 = 4;
@@ -106,10 +109,11 @@ impl Cut {
         Self { instance, tokens: groups.iter().map(tokens).collect() }
     }
 
-    /// Time of a tile, in tokens times steps.
+    /// Time of a tile, in tokens times steps of two panels of [`STEP_ROWS`].
     fn cost(&self, tokens: u32, k: u32) -> u64 {
         let steps = u64::from(k.div_ceil(STEP)) + TILE_STEPS;
-        steps * (STEP_TOKENS + u64::from(self.instance.width(tokens)))
+        let panels = u64::from(self.instance.panel_rows() / STEP_ROWS);
+        steps * panels * (STEP_TOKENS + u64::from(self.instance.width(tokens)))
     }
 
     /// What a group's tiles of so many tokens are, and how many of each: those of whole rows, those of the last.
