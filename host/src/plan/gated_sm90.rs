@@ -2,12 +2,12 @@
 //! maps. Pure functions.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
 
 use kernels_gpu::abi;
 pub(crate) use kernels_gpu::abi::sm90::TOKENS_ENTRY;
-use kernels_gpu::abi::sm90::{EIGHT_BYTES, Group, INSTANCES, Instance, K_ALIGNMENT, STEP, Tile, Tokens};
+use kernels_gpu::abi::sm90::{EIGHT, EIGHT_BYTES, Group, INSTANCES, Instance, K_ALIGNMENT, STEP, Tile, Tokens};
 
 use super::Grid;
 use super::tensor_map::{MAP_BYTES, MapArguments};
@@ -15,11 +15,17 @@ use crate::error::Error;
 use crate::problem::Op;
 
 /// A step of a tile takes as long as if it had so many tokens more: that long it takes to decode its weights, as measured on
-/// an H200.
-const STEP_TOKENS: u64 = 100;
+/// an H200 for panels of [`STEP_ROWS`].
+const STEP_TOKENS: u64 = 80;
 
-/// Steps that a tile costs on top of its own: filling the pipeline and writing C.
-const TILE_STEPS: u64 = 4;
+/// Rows of the panels whose time is measured; of more, decoding and multiplying take longer in proportion.
+const STEP_ROWS: u32 = 128;
+
+/// Steps that a tile costs on top of its own, writing C above all; measured likewise.
+const TILE_STEPS: u64 = 2;
+
+/// Work is dealt out evenly enough if the last multiprocessor takes longer than the average by one part of so many.
+const EVEN_ENOUGH: u64 = 100;
 
 /// What the kernel is called that computes an operation.
 pub(crate) fn name(op: Op) -> &'static str {
@@ -87,10 +93,10 @@ pub(crate) struct Plan {
 /// # Errors
 /// [`Error::TooLarge`] if the tiles cannot be counted; [`Error::Invalid`] if there is no such instance.
 pub(crate) fn plan(op: Op, named: Option<&str>, groups: &[abi::Group], sms: u32) -> Result<Plan, Error> {
-    let split = match named {
+    let cut = match named {
         None => choose(op, groups, sms),
         Some(named) => match instances(op).find(|(name, _)| *name == named) {
-            Some((_, instance)) => Split { instance, most: instance.tile_tokens },
+            Some((_, instance)) => Cut::even(instance, instance.tile_tokens, groups),
             None => {
                 let names: Vec<_> = instances(op).map(|(name, _)| name).collect();
                 let (name, names) = (name(op), names.join(", "));
@@ -98,109 +104,204 @@ pub(crate) fn plan(op: Op, named: Option<&str>, groups: &[abi::Group], sms: u32)
             }
         },
     };
-    let (tiles, starts) = deal(split.tiles(groups)?, sms);
+    let (tiles, starts) = deal(cut.tiles(groups)?, sms);
     let grid = Grid {
-        entry: split.instance.entry,
+        entry: cut.instance.entry,
         blocks: starts.len() as u32 - 1,
         cluster: 1,
-        threads: split.instance.threads(),
-        shared_bytes: split.instance.shared_bytes(),
+        threads: cut.instance.threads(),
+        shared_bytes: cut.instance.shared_bytes(),
         overlaps: true,
     };
-    Ok(Plan { grid, tiles, starts, instance: split.instance })
+    Ok(Plan { grid, tiles, starts, instance: cut.instance })
 }
+
+/// How many tiles there are of each time.
+type Kinds = BTreeMap<u64, u64>;
 
 /// How groups are cut into tiles.
-#[derive(Clone, Copy, Debug)]
-struct Split {
+#[derive(Clone, Debug)]
+struct Cut {
     instance: Instance,
-    /// The most tokens of a tile.
-    most: u32,
+    /// Of each group, the tokens of a tile, which the last of its rows has at most; none where the group has none.
+    tokens: Vec<u32>,
 }
 
-impl Split {
-    /// Rows of tiles of a group of so many tokens, and the tokens of each but the last: as many as they must be, all of
-    /// nearly the same size.
-    fn rows(self, m: u32) -> (u32, u32) {
-        let rows = m.div_ceil(self.most);
-        (rows, if rows == 0 { 0 } else { m.div_ceil(rows).next_multiple_of(8).min(self.most) })
+impl Cut {
+    /// Tiles of at most so many tokens, as few as there can be, all of a group of nearly the same size.
+    fn even(instance: Instance, most: u32, groups: &[abi::Group]) -> Self {
+        let tokens = |group: &abi::Group| match group.m.div_ceil(most) {
+            0 => 0,
+            rows => group.m.div_ceil(rows).next_multiple_of(EIGHT).min(most),
+        };
+        Self { instance, tokens: groups.iter().map(tokens).collect() }
     }
 
-    /// Time of a tile, in tokens times steps.
-    fn cost(self, tokens: u32, k: u32) -> u64 {
+    /// Time of a tile, in tokens times steps of two panels of [`STEP_ROWS`].
+    fn cost(&self, tokens: u32, k: u32) -> u64 {
         let steps = u64::from(k.div_ceil(STEP)) + TILE_STEPS;
-        steps * (STEP_TOKENS + u64::from(self.instance.width(tokens)))
+        let panels = u64::from(self.instance.panel_rows() / STEP_ROWS);
+        steps * panels * (STEP_TOKENS + u64::from(self.instance.width(tokens)))
     }
 
-    /// Kinds of tiles: the time of one, and how many there are.
-    fn costs(self, groups: &[abi::Group]) -> impl Iterator<Item = (u64, u64)> {
-        groups.iter().filter(|group| group.m > 0).map(move |group| {
-            let (rows, tokens) = self.rows(group.m);
-            (self.cost(tokens, group.k), u64::from(rows) * u64::from(group.n.div_ceil(self.instance.columns())))
-        })
+    /// What a group's tiles of so many tokens are, and how many of each: those of whole rows, those of the last.
+    fn group_kinds(&self, group: &abi::Group, tokens: u32) -> [(u64, u64); 2] {
+        if group.m == 0 {
+            return [(0, 0); 2];
+        }
+        let whole = (group.m - 1) / tokens;
+        let columns = u64::from(group.n.div_ceil(self.instance.columns()));
+        [
+            (self.cost(tokens, group.k), u64::from(whole).saturating_mul(columns)),
+            (self.cost(group.m - whole * tokens, group.k), columns),
+        ]
+    }
+
+    fn kinds(&self, groups: &[abi::Group]) -> Kinds {
+        let mut kinds = Kinds::new();
+        for (group, &tokens) in groups.iter().zip(&self.tokens) {
+            add(&mut kinds, self.group_kinds(group, tokens));
+        }
+        kinds
     }
 
     /// Every tile of every group with its time, those that share weights side by side.
-    fn tiles(self, groups: &[abi::Group]) -> Result<Vec<(u64, Tile)>, Error> {
+    fn tiles(&self, groups: &[abi::Group]) -> Result<Vec<(u64, Tile)>, Error> {
         /// More would need an index of more than 32 bits, and 64 GiB of tiles.
         const MAX_TILES: u64 = u32::MAX as u64;
 
-        let count = self.costs(groups).map(|(_, count)| count).fold(0, u64::saturating_add);
+        let count = self.kinds(groups).values().copied().fold(0, u64::saturating_add);
         if count > MAX_TILES {
             return Err(Error::TooLarge);
         }
         let mut tiles = Vec::with_capacity(count as usize);
-        for (index, group) in (0..).zip(groups).filter(|(_, group)| group.m > 0) {
-            let (_, most) = self.rows(group.m);
+        for ((index, group), &most) in (0..).zip(groups).zip(&self.tokens).filter(|((_, group), _)| group.m > 0) {
             for first_column in (0..group.n).step_by(self.instance.columns() as usize) {
                 for first_token in (0..group.m).step_by(most as usize) {
                     let tokens = most.min(group.m - first_token);
                     let tile = Tile { group: index, first_column, first_token, tokens };
-                    tiles.push((self.cost(most, group.k), tile));
+                    tiles.push((self.cost(tokens, group.k), tile));
                 }
             }
         }
         Ok(tiles)
     }
+
+    /// Cuts one group after the other in another way, wherever that makes the last multiprocessor done earlier.
+    ///
+    /// Tiles of different sizes come out even where those of one size do not, also if that takes a row more.
+    fn refine(&mut self, groups: &[abi::Group], sms: u32) {
+        let mut kinds = self.kinds(groups);
+        let mut best = finish(&kinds, sms);
+        let mut changed = true;
+        // A plan should not take longer than what it gains.
+        while changed && best > even(&kinds, sms) + even(&kinds, sms) / EVEN_ENOUGH {
+            changed = false;
+            for (index, group) in groups.iter().enumerate().filter(|(_, group)| group.m > 0) {
+                let rows = group.m.div_ceil(self.instance.tile_tokens);
+                let least = group.m.div_ceil(rows + 1).next_multiple_of(EIGHT);
+                let most = group.m.min(self.instance.tile_tokens).next_multiple_of(EIGHT);
+                for tokens in (least..=most).step_by(EIGHT as usize) {
+                    let (before, after) =
+                        (self.group_kinds(group, self.tokens[index]), self.group_kinds(group, tokens));
+                    let mut others = kinds.clone();
+                    remove(&mut others, before);
+                    add(&mut others, after);
+                    let time = finish(&others, sms);
+                    if time < best {
+                        (best, kinds, self.tokens[index], changed) = (time, others, tokens, true);
+                    }
+                }
+            }
+        }
+    }
 }
 
-/// The split with which the multiprocessors are done first; of several, the one of the largest tiles, which read weights
+fn add(kinds: &mut Kinds, more: [(u64, u64); 2]) {
+    for (time, count) in more.into_iter().filter(|(_, count)| *count > 0) {
+        let of = kinds.entry(time).or_default();
+        *of = of.saturating_add(count);
+    }
+}
+
+fn remove(kinds: &mut Kinds, fewer: [(u64, u64); 2]) {
+    for (time, count) in fewer.into_iter().filter(|(_, count)| *count > 0) {
+        *kinds.get_mut(&time).expect("they were added") -= count;
+    }
+}
+
+/// The cut with which the multiprocessors are done first; of several, the one of the largest tiles, which read weights
 /// least often.
-fn choose(op: Op, groups: &[abi::Group], sms: u32) -> Split {
+fn choose(op: Op, groups: &[abi::Group], sms: u32) -> Cut {
     let largest = groups.iter().map(|group| group.m).max().unwrap_or(0);
-    let splits = instances(op).flat_map(|(_, instance)| {
-        let steps = instance.tile_tokens / 2 + instance.width_step..=instance.tile_tokens;
-        steps.step_by(instance.width_step as usize).map(move |most| Split { instance, most })
+    let sizes = instances(op).flat_map(|(_, instance)| {
+        let most = instance.tile_tokens / 2 + EIGHT..=instance.tile_tokens;
+        most.step_by(EIGHT as usize).map(move |most| (instance, most))
     });
     // Larger tiles than all tokens need would only take shared memory from the stages.
-    let enough = splits.clone().find(|split| split.most >= largest).map_or(u32::MAX, |split| split.most);
-    let time = |split: &Split| (makespan(split.costs(groups).collect(), sms), Reverse(split.most));
-    splits.filter(|split| split.most <= enough).min_by_key(time).expect("there are instances")
+    let enough = sizes.clone().find(|&(_, most)| most >= largest).map_or(u32::MAX, |(_, most)| most);
+    let cuts =
+        sizes.filter(|&(_, most)| most <= enough).map(|(instance, most)| (most, Cut::even(instance, most, groups)));
+    let time = |(most, cut): &(u32, Cut)| (finish(&cut.kinds(groups), sms), Reverse(*most));
+    let (_, mut cut) = cuts.min_by_key(time).expect("there are instances");
+    cut.refine(groups, sms);
+    cut
 }
 
-/// How long multiprocessors take at least for tiles of these kinds, a time and a count each.
-///
-/// Of the n·p + 1 tiles that take longest, a multiprocessor of p gets n + 1, the shortest of them at best.
-fn makespan(mut kinds: Vec<(u64, u64)>, sms: u32) -> u64 {
-    let processors = u64::from(sms);
-    kinds.sort_unstable_by_key(|&(cost, _)| Reverse(cost));
-    let total: u128 = kinds.iter().map(|&(cost, count)| u128::from(cost) * u128::from(count)).sum();
-    let tiles: u64 = kinds.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count));
-    let mut least = u64::try_from(total / u128::from(processors)).unwrap_or(u64::MAX);
-    // With many tiles to each, the average decides.
-    for more in 0..(tiles.saturating_sub(1) / processors + 1).min(8) {
-        let (first, last) = (more * processors - more * u64::from(more > 0), more * processors);
-        let mut before = 0;
-        let mut sum = 0;
-        for &(cost, count) in &kinds {
-            let (start, end) = (before, before + count);
-            before = end;
-            let overlap = end.min(last + 1).saturating_sub(start.max(first));
-            sum += cost * overlap;
-        }
-        least = least.max(sum);
+/// The time that multiprocessors would take if work could be dealt out evenly.
+fn even(kinds: &Kinds, sms: u32) -> u64 {
+    let total: u128 = kinds.iter().map(|(&time, &count)| u128::from(time) * u128::from(count)).sum();
+    u64::try_from(total / u128::from(sms)).unwrap_or(u64::MAX)
+}
+
+/// When multiprocessors are done with tiles of these kinds: as [`owners`] deals them out, but for many at once.
+fn finish(kinds: &Kinds, sms: u32) -> u64 {
+    /// With more to each, the average decides.
+    const MANY: u64 = 32;
+
+    let tiles = kinds.values().fold(0, |sum: u64, count| sum.saturating_add(*count));
+    let blocks = tiles.min(u64::from(sms));
+    if tiles == 0 || tiles > MANY * blocks {
+        return even(kinds, sms);
     }
-    least
+    let descending = || kinds.iter().rev().map(|(&time, &count)| (time, count));
+    let with_fewer = with_fewer(tiles, blocks);
+    let long_tiles = with_fewer * (tiles.div_ceil(blocks) - 1);
+    let mut before = 0;
+    let (long, short): (Vec<_>, Vec<_>) = descending()
+        .map(|(time, count)| {
+            let long = count.min(long_tiles - before);
+            before += long;
+            ((time, long), (time, count - long))
+        })
+        .unzip();
+    let split = longest_first_of(long, with_fewer).max(longest_first_of(short, blocks - with_fewer));
+    split.min(longest_first_of(descending(), blocks))
+}
+
+/// When the last of so many blocks is done, if each tile in turn goes to the block that is done first.
+fn longest_first_of(kinds: impl IntoIterator<Item = (u64, u64)>, blocks: u64) -> u64 {
+    // Blocks by the time when they are done.
+    let mut done = BTreeMap::from([(0, blocks)]);
+    for (time, mut count) in kinds {
+        while count > 0 {
+            let mut first = done.first_entry().expect("there are blocks where there are tiles");
+            let (until, of) = (*first.key(), first.get_mut());
+            let taken = count.min(*of);
+            *of -= taken;
+            if *of == 0 {
+                first.remove();
+            }
+            *done.entry(until + time).or_default() += taken;
+            count -= taken;
+        }
+    }
+    done.last_key_value().map_or(0, |(&until, _)| until)
+}
+
+/// Of so many blocks, those that get one tile fewer than the others if all get as many as they can.
+fn with_fewer(tiles: u64, blocks: u64) -> u64 {
+    blocks * tiles.div_ceil(blocks) - tiles
 }
 
 /// Deals tiles, each with its time, out to at most so many blocks. Returns them block by block, and where each block's begin.
@@ -233,9 +334,8 @@ fn owners(tiles: &[(u64, Tile)], blocks: usize) -> Vec<usize> {
     if blocks == 0 {
         return Vec::new();
     }
-    let most = tiles.len().div_ceil(blocks);
-    let with_fewer = blocks * most - tiles.len();
-    let (long, short) = tiles.split_at(with_fewer * (most - 1));
+    let with_fewer = with_fewer(tiles.len() as u64, blocks as u64) as usize;
+    let (long, short) = tiles.split_at(with_fewer * (tiles.len().div_ceil(blocks) - 1));
     let (mut owners, long_time) = longest_first(long, 0..with_fewer);
     let (short_owners, short_time) = longest_first(short, with_fewer..blocks);
     let (plain_owners, plain_time) = longest_first(tiles, 0..blocks);
@@ -310,23 +410,18 @@ mod tests {
 
     #[test]
     fn tiles_have_room_for_a_groups_tokens_but_not_for_many_more() {
-        let most = |sizes: [u32; 8]| {
-            let split = choose(Op::Gated, &sizes.map(|m| group(m, 4096, 7168)), SMS);
-            (split.instance.tile_tokens, split.most)
-        };
-        assert_eq!(most([1; 8]), (16, 16));
-        assert_eq!(most([16; 8]).0, 16);
-        assert_eq!(most([64; 8]).0, 64);
-        assert_eq!(most([80, 176, 128, 72, 64, 248, 96, 160]), (128, 128));
+        let most = |sizes: [u32; 8]| choose(Op::Gated, &sizes.map(|m| group(m, 4096, 7168)), SMS).instance.tile_tokens;
+        assert_eq!([1, 16, 64, 128].map(|m| most([m; 8])), [16, 16, 64, 128]);
+        assert_eq!(most([80, 176, 128, 72, 64, 248, 96, 160]), 128);
     }
 
     #[test]
     fn tiles_cover_every_group_once_with_even_tiles() {
         for op in [Op::Gated, Op::Plain] {
             for (_, instance) in instances(op) {
-                let split = Split { instance, most: instance.tile_tokens };
                 let groups = [group(129, 136, 64), group(0, 8, 64), group(7, 520, 64)];
-                let tiles = split.tiles(&groups).unwrap();
+                let cut = Cut::even(instance, instance.tile_tokens, &groups);
+                let tiles = cut.tiles(&groups).unwrap();
                 for (index, group) in (0..).zip(&groups) {
                     let columns = instance.columns();
                     let mut covered = vec![0; (group.m * group.n.div_ceil(columns)) as usize];
@@ -340,11 +435,8 @@ mod tests {
                 }
             }
         }
-        let split = Split { instance: Instance::of(2, 128), most: 128 };
-        assert_eq!(
-            [0, 1, 128, 129, 248, 300].map(|m| split.rows(m)),
-            [(0, 0), (1, 8), (1, 128), (2, 72), (2, 128), (3, 104)]
-        );
+        let sizes = [0, 1, 128, 129, 248, 300].map(|m| group(m, 8, 64));
+        assert_eq!(Cut::even(Instance::of(2, 128), 128, &sizes).tokens, [0, 8, 128, 72, 128, 104]);
     }
 
     #[test]
@@ -368,12 +460,40 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_of_the_time_counts_whole_tiles() {
-        assert_eq!(makespan(vec![(10, 4)], 4), 10);
-        assert_eq!(makespan(vec![(10, 5)], 4), 20);
-        assert_eq!(makespan(vec![(10, 4), (3, 1)], 4), 13);
-        assert_eq!(makespan(vec![(1, 4000)], 4), 1000);
-        assert_eq!(makespan(vec![], 4), 0);
+    fn the_time_of_kinds_is_that_of_their_tiles_dealt_out() {
+        let time = |kinds: &[(u64, u64)], sms| finish(&kinds.iter().copied().collect(), sms);
+        assert_eq!(time(&[(10, 4)], 4), 10);
+        assert_eq!(time(&[(10, 5)], 4), 20);
+        assert_eq!(time(&[(10, 4), (3, 1)], 4), 13);
+        assert_eq!(time(&[(1, 4000)], 4), 1000);
+        assert_eq!(time(&[], 4), 0);
+        let tile = Tile { group: 0, first_column: 0, first_token: 0, tokens: 1 };
+        for (kinds, sms) in
+            [(vec![(9, 4), (6, 6)], 4), (vec![(12, 7), (11, 30), (7, 19), (2, 5)], 13), (vec![(5, 3)], 8)]
+        {
+            let mut tiles: Vec<_> =
+                kinds.iter().flat_map(|&(time, count)| vec![(time, tile); count as usize]).collect();
+            tiles.sort_by_key(|&(time, _)| Reverse(time));
+            let blocks = tiles.len().min(sms as usize);
+            let mut until = vec![0; blocks];
+            for ((time, _), block) in tiles.iter().zip(owners(&tiles, blocks)) {
+                until[block] += time;
+            }
+            assert_eq!(time(&kinds, sms), until.into_iter().max().unwrap(), "{kinds:?}");
+        }
+    }
+
+    #[test]
+    fn groups_are_cut_unevenly_where_multiprocessors_are_done_earlier_so() {
+        for name in ["moe-1", "moe-2"] {
+            let shape = shape::builtin().iter().find(|shape| shape.name == name).unwrap();
+            let groups: Vec<_> =
+                shape.groups.iter().map(|sizes| group(sizes.m as u32, sizes.n as u32, sizes.k as u32)).collect();
+            let time = |cut: &Cut| finish(&cut.kinds(&groups), SMS);
+            let even = Cut::even(Instance::of(2, 128), 128, &groups);
+            let chosen = choose(Op::Gated, &groups, SMS);
+            assert!(time(&chosen) < time(&even), "{name}");
+        }
     }
 
     #[test]

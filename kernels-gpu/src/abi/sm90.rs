@@ -167,7 +167,7 @@ pub struct Launch {
 }
 
 /// Calls `$each!` with every entry that multiplies: its name, the matrices of weights (2 for gated, 1 for plain), the most
-/// tokens of a tile, the step of its widths, the warpgroups that multiply, the stages of weights, the buffers of tokens.
+/// tokens of a tile, the warpgroups that multiply, the stages of weights, the buffers of tokens.
 ///
 /// Few tokens leave decoding weights as the work, and registers for four warpgroups to do it; many take the registers of
 /// two. Tokens come from the L2 cache, weights from memory: stages hide the longer latency.
@@ -175,27 +175,25 @@ pub struct Launch {
 macro_rules! sm90_instances {
     ($each:ident) => {
         $each! {
-            gated_sm90_t16 = 2, 16, 8, 4, 5, 6;
-            gated_sm90_t64 = 2, 64, 8, 2, 9, 4;
-            gated_sm90_t128 = 2, 128, 16, 2, 7, 3;
-            plain_sm90_t16 = 1, 16, 8, 4, 5, 6;
-            plain_sm90_t64 = 1, 64, 8, 2, 9, 4;
-            plain_sm90_t128 = 1, 128, 16, 2, 7, 3;
+            gated_sm90_t16 = 2, 16, 4, 5, 6;
+            gated_sm90_t64 = 2, 64, 2, 9, 4;
+            gated_sm90_t128 = 2, 128, 2, 7, 3;
+            plain_sm90_t16 = 1, 16, 4, 5, 6;
+            plain_sm90_t64 = 1, 64, 2, 9, 4;
+            plain_sm90_t128 = 1, 128, 2, 7, 3;
         }
     };
 }
 
 macro_rules! table {
     ($(
-        $entry:ident = $matrices:literal, $tile_tokens:literal, $width_step:literal, $consumers:literal, $stages:literal,
-        $buffers:literal;
+        $entry:ident = $matrices:literal, $tile_tokens:literal, $consumers:literal, $stages:literal, $buffers:literal;
     )*) => {
         /// Every entry that multiplies; of an operation, the smallest tile first.
         pub const INSTANCES: &[Instance] = &[$(Instance {
             entry: stringify!($entry),
             matrices: $matrices,
             tile_tokens: $tile_tokens,
-            width_step: $width_step,
             consumers: $consumers,
             stages: $stages,
             buffers: $buffers,
@@ -216,8 +214,6 @@ pub struct Instance {
     pub matrices: u32,
     /// The most tokens of a tile.
     pub tile_tokens: u32,
-    /// The step of [`Instance::width`].
-    pub width_step: u32,
     /// Warpgroups that multiply.
     pub consumers: u32,
     /// Stages of the pipeline that brings weights from global to shared memory.
@@ -274,7 +270,7 @@ impl Instance {
 
     /// Columns of the products that a tile of so many tokens takes, the tensor core's N: from half of the largest tile's on.
     pub const fn width(self, tokens: u32) -> u32 {
-        let (least, width) = (self.tile_tokens / 2, tokens.next_multiple_of(self.width_step));
+        let (least, width) = (self.tile_tokens / 2, tokens.next_multiple_of(EIGHT));
         if width < least { least } else { width }
     }
 
@@ -304,7 +300,7 @@ impl Instance {
     /// Stops the compiler where an entry asks for more than there is.
     pub const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
-        assert!(self.width_step.is_multiple_of(8) && (self.tile_tokens / 2).is_multiple_of(self.width_step));
+        assert!((self.tile_tokens / 2).is_multiple_of(EIGHT));
         assert!(self.panel_rows().is_multiple_of(SCALE_TILE_ROWS) && self.panel_rows() <= 256, "a box of a tensor map");
         assert!(self.stages > 1 && self.buffers > 1, "who fills must not wait for who empties");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
@@ -339,7 +335,7 @@ mod tests {
     #[test]
     fn widths_go_from_half_a_tile_to_a_whole_one() {
         let widths: Vec<_> = [1, 64, 65, 80, 81, 128].map(|tokens| Instance::of(2, 128).width(tokens)).into();
-        assert_eq!(widths, [64, 64, 80, 80, 96, 128]);
+        assert_eq!(widths, [64, 64, 72, 80, 88, 128]);
     }
 
     #[test]

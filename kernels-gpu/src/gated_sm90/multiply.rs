@@ -47,8 +47,27 @@ macro_rules! unroll {
     )*};
 }
 
-/// The sums of a tile's panels.
-type Sums<const REGISTERS: usize> = [[f32; REGISTERS]; PANELS as usize];
+/// Eights of tokens that are written by the same instructions, round after round.
+const ROUND_EIGHTS: usize = 4;
+
+/// Accumulators of a thread for one panel of a round.
+const ROUND_REGISTERS: usize = registers(8 * ROUND_EIGHTS);
+
+/// Rounds that the widest product takes.
+const ROUNDS: usize = 4;
+
+/// The sums of a tile's panels, round by round. Behind its last token, anything.
+type Sums = [[[f32; ROUND_REGISTERS]; ROUNDS]; PANELS as usize];
+
+/// Sums of so many registers a panel as those of any width.
+#[inline(always)]
+fn pad<const REGISTERS: usize>(sums: &[[f32; REGISTERS]; PANELS as usize]) -> Sums {
+    let mut padded = [[[0.0; ROUND_REGISTERS]; ROUNDS]; PANELS as usize];
+    for panel in 0..PANELS as usize {
+        padded[panel].as_flattened_mut()[..REGISTERS].copy_from_slice(&sums[panel]);
+    }
+    padded
+}
 
 impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     #[inline(always)]
@@ -61,25 +80,43 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
             let mut tiles = Tiles::new(launch);
             while tiles.more() {
                 let (tile, group) = tiles.read();
-                let width = Self::INSTANCE.width(tile.tokens);
-                // wgmma's N is part of the instruction: a main loop for each.
-                macro_rules! widths {
-                    ($($width:literal)*) => {$(
-                        if const { Self::INSTANCE.width($width) == $width && $width <= TILE_TOKENS } && width == $width {
-                            let sums = Self::sum::<{ registers($width) }>(group, shared, &fragment, &mut stages, &mut buffers, &mut turn);
-                            let (tile, group) = tiles.read();
-                            if launch.output == OUTPUT_BF16 {
-                                Self::write::<{ registers($width) }, OUTPUT_BF16>(&tile, group, &fragment, &sums);
-                            } else {
-                                Self::write::<{ registers($width) }, OUTPUT_F16>(&tile, group, &fragment, &sums);
-                            }
-                        }
-                    )*};
+                let sums = Self::sum_of_width(&tile, group, shared, &fragment, &mut stages, &mut buffers, &mut turn);
+                let (tile, group) = tiles.read();
+                if launch.output == OUTPUT_BF16 {
+                    Self::write::<OUTPUT_BF16>(&tile, group, &fragment, sums);
+                } else {
+                    Self::write::<OUTPUT_F16>(&tile, group, &fragment, sums);
                 }
-                widths!(8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128);
                 tiles.advance();
             }
         }
+    }
+
+    /// The sums of all products of a tile: wgmma's N is part of the instruction, so there is a main loop for each.
+    #[inline(always)]
+    unsafe fn sum_of_width(
+        tile: &Tile,
+        group: &Group,
+        shared: u32,
+        fragment: &Fragment,
+        stages: &mut Ring,
+        buffers: &mut Ring,
+        turn: &mut Turn,
+    ) -> Sums {
+        let width = Self::INSTANCE.width(tile.tokens);
+        macro_rules! widths {
+            ($($width:literal)*) => {$(
+                if const { Self::INSTANCE.width($width) == $width && $width <= TILE_TOKENS } && width == $width {
+                    // SAFETY: the caller's promise.
+                    let sums =
+                        unsafe { Self::sum::<{ registers($width) }>(group, shared, fragment, stages, buffers, turn) };
+                    return pad(&sums);
+                }
+            )*};
+        }
+        widths!(8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128);
+        // SAFETY: a width is one of these.
+        unsafe { core::hint::unreachable_unchecked() }
     }
 
     /// The sums of all products of a tile.
@@ -91,7 +128,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         stages: &mut Ring,
         buffers: &mut Ring,
         turn: &mut Turn,
-    ) -> Sums<REGISTERS>
+    ) -> [[f32; REGISTERS]; PANELS as usize]
     where
         [f32; REGISTERS]: MmaAsync,
     {
@@ -162,19 +199,15 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
 
     /// Scales, activates and writes a thread's elements of C.
     ///
-    /// Straight-line code that runs once a tile: it waits for its instructions, so there are as few as can be.
+    /// A block waits for these instructions to be loaded, once a tile and after much else: so there are few, the same ones for
+    /// every width and every round.
     #[inline(always)]
-    unsafe fn write<const REGISTERS: usize, const OUTPUT: u32>(
-        tile: &Tile,
-        group: &Group,
-        fragment: &Fragment,
-        sums: &Sums<REGISTERS>,
-    ) {
+    unsafe fn write<const OUTPUT: u32>(tile: &Tile, group: &Group, fragment: &Fragment, mut sums: Sums) {
         let Group { c, alpha, n, .. } = *group;
         let column = tile.first_column + fragment.first_row;
-        let first_token = fragment.lane * 2;
+        let mut token = fragment.lane * 2;
         let row_bytes = u64::from(n) * ELEMENT_BYTES;
-        let element = u64::from(tile.first_token + first_token) * u64::from(n) + u64::from(column);
+        let element = u64::from(tile.first_token + token) * u64::from(n) + u64::from(column);
         // The addresses of the even tokens and of the odd.
         let mut rows = [c + element * ELEMENT_BYTES, c + element * ELEMENT_BYTES + row_bytes];
         // Of N = 8 and more, a panel may have none.
@@ -183,29 +216,34 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         if !panels[0] {
             return;
         }
-        unroll!(EIGHT < REGISTERS / 4, {
-            for odd in 0..2 {
-                if first_token + ((8 * EIGHT + odd) as u32) < tile.tokens {
-                    let (first, second) = (4 * EIGHT + odd, 4 * EIGHT + 2 + odd);
-                    // SAFETY: two elements of C that are this thread's alone; N and the column are even.
-                    let store = |address: u64, first: f32, second: f32| unsafe {
-                        st_global_b32(address, prmt_b32(convert(OUTPUT, first, second), 0, fragment.in_order));
-                    };
-                    if MATRICES == 2 {
-                        let gated =
-                            |register: usize| silu(alpha[0] * sums[0][register]) * (alpha[1] * sums[1][register]);
-                        store(rows[odd], gated(first), gated(second));
-                    } else {
-                        store(rows[odd], alpha[0] * sums[0][first], alpha[0] * sums[0][second]);
-                        if panels[1] {
-                            let panel_bytes = u64::from(Self::INSTANCE.panel_rows()) * ELEMENT_BYTES;
-                            store(rows[odd] + panel_bytes, alpha[0] * sums[1][first], alpha[0] * sums[1][second]);
+        while token < tile.tokens {
+            let round = sums.map(|panel| panel[0]);
+            unroll!(EIGHT < ROUND_EIGHTS, {
+                for odd in 0..2 {
+                    if const { 8 * (EIGHT as u32) < TILE_TOKENS } && token + ((8 * EIGHT + odd) as u32) < tile.tokens {
+                        let (first, second) = (4 * EIGHT + odd, 4 * EIGHT + 2 + odd);
+                        // SAFETY: two elements of C that are this thread's alone; N and the column are even.
+                        let store = |address: u64, first: f32, second: f32| unsafe {
+                            st_global_b32(address, prmt_b32(convert(OUTPUT, first, second), 0, fragment.in_order));
+                        };
+                        if MATRICES == 2 {
+                            let gated =
+                                |register: usize| silu(alpha[0] * round[0][register]) * (alpha[1] * round[1][register]);
+                            store(rows[odd], gated(first), gated(second));
+                        } else {
+                            store(rows[odd], alpha[0] * round[0][first], alpha[0] * round[0][second]);
+                            if panels[1] {
+                                let panel_bytes = u64::from(Self::INSTANCE.panel_rows()) * ELEMENT_BYTES;
+                                store(rows[odd] + panel_bytes, alpha[0] * round[1][first], alpha[0] * round[1][second]);
+                            }
                         }
                     }
+                    rows[odd] += 8 * row_bytes;
                 }
-                rows[odd] += 8 * row_bytes;
-            }
-        });
+            });
+            token += 8 * ROUND_EIGHTS as u32;
+            sums = sums.map(|[_, second, third, fourth]| [second, third, fourth, fourth]);
+        }
     }
 }
 
