@@ -14,7 +14,7 @@
 //! # How
 //!
 //! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 ([`decode`]). Weights lie on the tensor core's M, tokens on its
-//! N. One warp loads both as they are, by bulk copies; the others of its warpgroups decode tokens, for all; two or four
+//! N. One warp loads both, packed as they are, by bulk copies; the others of its warpgroups decode tokens, for all; two or four
 //! warpgroups decode weights in registers, straight into the A fragments of `wgmma`, and multiply, each 64 rows of both
 //! panels. A block computes its tiles one after the other, and each role is ahead of the next by as much as the buffers
 //! between them hold:
@@ -103,14 +103,11 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     const STAGE_BARRIERS: u32 = Self::BUFFERS + Self::INSTANCE.buffers * Self::BUFFER_BYTES;
     const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::INSTANCE.stages);
     const END: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
-    const fn values(panel: u32) -> u32 {
+    const fn panel(panel: u32) -> u32 {
         panel * Self::INSTANCE.panel_bytes()
     }
-    const TOKENS: u32 = Self::values(PANELS);
-    const fn scales(panel: u32) -> u32 {
-        Self::TOKENS + Self::INSTANCE.token_bytes() + panel * Self::INSTANCE.panel_scale_bytes()
-    }
-    const TOKEN_SCALES: u32 = Self::scales(PANELS);
+    const TOKENS: u32 = Self::panel(PANELS);
+    const TOKEN_SCALES: u32 = Self::TOKENS + Self::INSTANCE.token_bytes();
 
     /// Stages: full when the load warp and its copies have arrived, empty when every warp that reads has.
     const fn stages(shared: u32) -> Ring {

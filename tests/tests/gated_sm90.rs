@@ -100,7 +100,7 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
         ("mbarrier.init", "", 4, 0),
         ("mbarrier.try_wait", DO_NOT_WAIT, 7, 0),
         ("mbarrier.arrive", "", 7, 0),
-        ("cp.async.bulk.tensor", "", 3, 0),
+        ("cp.async.bulk.tensor", "", 1, 0),
         ("cp.async.bulk.shared", "", 4, 0),
         ("fence.proxy.async", "", 1, 0),
         ("wgmma.fence", "", 8, 0),

@@ -1,12 +1,16 @@
 //! How a step becomes launches, whichever kernel and schedule they are of: their grids, the bytes of their descriptors,
 //! their parameters. Knows no device, only addresses.
 
+use std::borrow::Cow;
+
 use bytemuck::Zeroable;
 use kernels_gpu::abi;
 use kernels_gpu::abi::silu_mul::Segment;
 
 use super::descriptors::{self, Address};
+use super::slabs;
 use crate::error::Error;
+use crate::format::{BLOCK, Matrix, blocked};
 use crate::plan::module::Module;
 use crate::plan::tensor_map::{MAP_BYTES, MapArguments};
 use crate::plan::variant::{LaunchSchedule, Variant};
@@ -62,6 +66,24 @@ impl Launcher {
             modules.push((silu_mul::NAME, vec![(silu_mul::NAME, 0)]));
         }
         modules
+    }
+
+    /// Bytes of [`Launcher::pack`]'s two parts.
+    #[cfg(feature = "cuda")]
+    pub fn packed_bytes(self, matrix: &Matrix<'_>) -> [usize; 2] {
+        let (rows, k) = (matrix.rows(), matrix.k());
+        match self.module {
+            Module::Sm90 => [slabs::len(rows, k), 0],
+            Module::Simt | Module::Sm100 => [matrix.values().len(), blocked::len(rows, k / BLOCK)],
+        }
+    }
+
+    /// A matrix of weights as the kernel reads it: values, and scales where they lie apart.
+    pub fn pack<'m>(self, matrix: &'m Matrix<'_>) -> [Cow<'m, [u8]>; 2] {
+        match self.module {
+            Module::Sm90 => [slabs::pack(matrix).into(), Cow::default()],
+            Module::Simt | Module::Sm100 => [matrix.values().into(), matrix.blocked_scales().into_bytes()],
+        }
     }
 
     /// Bytes of device memory for what launches leave to each other.

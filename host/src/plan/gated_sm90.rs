@@ -1,5 +1,5 @@
 //! Launches of the Hopper kernel, `kernels-gpu/src/gated_sm90.rs`: which entry, which tiles on which block, which tensor
-//! maps. Pure functions.
+//! maps; and the layout of its weights. Pure functions.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -231,34 +231,24 @@ fn longest_first(tiles: &[(u64, Tile)], blocks: Range<usize>) -> (Vec<usize>, u6
 }
 
 impl Plan {
-    /// Tensor maps of a group: of its tokens, then of each matrix of weights. A group without tokens has none.
-    fn maps_of(&self, group: &abi::Group) -> usize {
-        if group.m > 0 { 1 + self.instance.matrices as usize } else { 0 }
-    }
-
-    /// How many maps the groups need.
+    /// How many tensor maps the groups need: one of the tokens of each that has any.
     pub fn map_count(&self, groups: &[abi::Group]) -> usize {
-        groups.iter().map(|group| self.maps_of(group)).sum()
+        groups.iter().filter(|group| group.m > 0).count()
     }
 
     /// The arguments of the groups' maps, in the order in which they lie in memory.
     pub fn maps(&self, groups: &[abi::Group]) -> impl Iterator<Item = MapArguments> {
-        groups.iter().flat_map(|group| {
-            let map = |address, rows, box_rows| MapArguments::values(address, rows, group.k, STEP, box_rows);
-            let tokens = map(group.a, group.m, self.instance.tile_tokens);
-            let weights = group.b.map(|address| map(address, group.n, self.instance.panel_rows()));
-            [tokens].into_iter().chain(weights).take(self.maps_of(group))
-        })
+        let map = |group: &abi::Group| MapArguments::values(group.a, group.m, group.k, STEP, self.instance.tile_tokens);
+        groups.iter().filter(|group| group.m > 0).map(map)
     }
 
     /// What the kernel is told of the groups, whose maps lie from `maps` on.
     pub fn describe(&self, groups: &[abi::Group], maps: u64) -> Vec<Group> {
-        let mut next = maps;
+        let mut a_map = maps;
         let describe = |group: &abi::Group| {
-            let abi::Group { a_scales, b_scales, c, alpha, n, k, .. } = *group;
-            let map = |index: u64| next + index * MAP_BYTES as u64;
-            let described = Group { a_map: map(0), a_scales, b_maps: [map(1), map(2)], b_scales, c, alpha, n, k };
-            next = map(self.maps_of(group) as u64);
+            let abi::Group { a_scales, b, c, alpha, n, k, .. } = *group;
+            let described = Group { a_map, a_scales, b, c, alpha, n, k };
+            a_map += if group.m > 0 { MAP_BYTES as u64 } else { 0 };
             described
         };
         groups.iter().map(describe).collect()
@@ -347,19 +337,17 @@ mod tests {
     }
 
     #[test]
-    fn each_group_with_tokens_gets_its_own_maps() {
+    fn each_group_with_tokens_gets_a_map_of_its_own() {
         let groups = [group(7, 72, 320), group(0, 8, 320), group(9, 8, 320)];
         let plan = plan(Op::Gated, None, &groups, SMS).unwrap();
         let described = plan.describe(&groups, 0x10000);
-        let map = |index: u64| 0x10000 + index * MAP_BYTES as u64;
-        assert_eq!((described[0].a_map, described[0].b_maps), (map(0), [map(1), map(2)]));
-        assert_eq!((described[2].a_map, described[2].b_maps), (map(3), [map(4), map(5)]));
+        assert_eq!((described[0].a_map, described[2].a_map), (0x10000, 0x10000 + MAP_BYTES as u64));
+        assert_eq!(described[0].b, groups[0].b);
         let maps: Vec<_> = plan.maps(&groups).collect();
-        assert_eq!((maps.len(), plan.map_count(&groups)), (6, 6));
-        let expected = (0x1000, 160, 7, 64, 16);
+        assert_eq!((maps.len(), plan.map_count(&groups)), (2, 2));
         let map = maps[0];
+        let expected = (0x1000, 160, 7, 64, 16);
         assert_eq!((map.address, map.row_bytes, map.rows, map.box_bytes, map.box_rows), expected);
-        assert_eq!((maps[2].rows, maps[2].box_rows), (72, 256));
     }
 
     #[test]

@@ -9,7 +9,9 @@ use cuda_std::{
 use super::{Sm90, Tiles};
 use crate::abi::{
     SCALE_TILE_ROWS,
-    sm90::{Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, STEP_BYTES, STEP_SCALE_TILES, Tile},
+    sm90::{
+        Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, SLAB_BYTES, SLAB_ROWS, STEP_BYTES, STEP_SCALE_TILES, Tile,
+    },
 };
 
 impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
@@ -17,7 +19,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     pub(super) unsafe fn load(launch: Launch, shared: u32) {
         let mut stages = Self::stages(shared);
         let mut known = u32::MAX;
-        // SAFETY: the group's own maps and scales, of which the padding is whole tiles; a stage is written while it is
+        // SAFETY: the group's own slabs, map and scales, of which the padding is whole tiles; a stage is written while it is
         // empty, and its full barrier expects each copy's bytes.
         unsafe {
             let mut tiles = Tiles::new(launch);
@@ -26,9 +28,6 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 if tile.group != known {
                     known = tile.group;
                     fence_proxy_tensormap_acquire(group.a_map);
-                    for matrix in 0..MATRICES as usize {
-                        fence_proxy_tensormap_acquire(group.b_maps[matrix]);
-                    }
                 }
                 let token_scale_tiles = (tile.first_token % SCALE_TILE_ROWS + tile.tokens).div_ceil(SCALE_TILE_ROWS);
                 let token_scales =
@@ -44,22 +43,15 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                     // A box counts whole, whatever of it lies outside of the tensor.
                     mbarrier_arrive_expect_tx(
                         full,
-                        PANELS * (Self::INSTANCE.panel_bytes() + Self::INSTANCE.panel_scale_bytes())
+                        PANELS * Self::INSTANCE.panel_bytes()
                             + Self::INSTANCE.token_bytes()
                             + token_scale_tiles * Instance::SCALE_BYTES,
                     );
                     for panel in 0..PANELS {
-                        let (map, first_row) = Self::panel(&tile, group, panel);
-                        cp_async_bulk_tensor_2d_shared_global(
-                            stage + Self::values(panel),
-                            map,
-                            [k_byte, first_row as i32],
-                            full,
-                        );
-                        for tile_row in 0..Self::INSTANCE.panel_scale_tiles() {
-                            let source = Self::panel_scales(&tile, group, panel, tile_row) + scales_at;
-                            let target = stage + Self::scales(panel) + tile_row * Instance::SCALE_BYTES;
-                            copy_scales(target, source, scales_left, full);
+                        for slab in 0..Self::INSTANCE.panel_slabs() {
+                            let source = Self::slabs(&tile, group, panel, slab) + u64::from(step * SLAB_BYTES);
+                            let target = stage + Self::panel(panel) + slab * SLAB_BYTES;
+                            cp_async_bulk_shared_global(target, source, SLAB_BYTES, full);
                         }
                     }
                     cp_async_bulk_tensor_2d_shared_global(
@@ -80,25 +72,18 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         }
     }
 
-    /// The map of a panel's matrix, and its first row there.
+    /// Address of a panel's slabs of the same rows; of such as lie outside of the matrix, of any that there are: what they
+    /// make of C is not written.
     #[inline(always)]
-    const fn panel(tile: &Tile, group: &Group, panel: u32) -> (u64, u32) {
-        if MATRICES == 2 {
-            (group.b_maps[panel as usize], tile.first_column)
+    const fn slabs(tile: &Tile, group: &Group, panel: u32, slab: u32) -> u64 {
+        let (matrix, first_row) = if MATRICES == 2 {
+            (panel as usize, tile.first_column)
         } else {
-            (group.b_maps[0], tile.first_column + panel * Self::INSTANCE.panel_rows())
-        }
-    }
-
-    /// Address of the scales of 128 rows of a panel; of such as lie outside of the matrix, any that there are: their values
-    /// are zeros.
-    #[inline(always)]
-    const fn panel_scales(tile: &Tile, group: &Group, panel: u32, tile_row: u32) -> u64 {
-        let (_, first_row) = Self::panel(tile, group, panel);
-        let row = first_row + tile_row * SCALE_TILE_ROWS;
+            (0, tile.first_column + panel * Self::INSTANCE.panel_rows())
+        };
+        let row = first_row + slab * SLAB_ROWS;
         let row = if row < group.n { row } else { tile.first_column };
-        let matrix = if MATRICES == 2 { panel as usize } else { 0 };
-        group.b_scales[matrix] + (row / SCALE_TILE_ROWS) as u64 * group.scale_stride()
+        group.b[matrix] + (row / SLAB_ROWS) as u64 * (group.steps() * SLAB_BYTES) as u64
     }
 }
 

@@ -13,12 +13,15 @@ use cuda_std::{
 use super::{
     Sm90, Tiles, WARPS,
     decode::{Scales, UNSCALE, decode},
-    order::{CHUNK_BYTES, CHUNK_ROWS, LANE_SCALES, LANE_WORDS, ROW_LANES, WORD_PAIRS, lane_offset},
+    order::{CHUNK_BYTES, CHUNK_ROWS, LANE_SCALES, LANE_WORDS, WORD_PAIRS},
 };
 use crate::{
     abi::{
-        OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_ROWS,
-        sm90::{Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, Tile, WARPGROUP, WARPGROUP_ROWS},
+        OUTPUT_BF16, OUTPUT_F16,
+        sm90::{
+            Group, Launch, PANELS, ROW_LANES, SCALE_TILE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, Tile,
+            WARPGROUP, WARPGROUP_ROWS, lane_offset,
+        },
     },
     epilogue::{convert, silu},
     ring::Ring,
@@ -146,8 +149,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         unsafe {
             stages.wait_full();
             let stage = Self::stage(shared, *stages);
-            let panels =
-                [0, 1].map(|panel| Rows::load(stage + Self::values(panel), stage + Self::scales(panel), fragment));
+            let panels = [0, 1].map(|panel| Rows::load(stage + Self::panel(panel), fragment));
             fragment.arrive(stages.empty());
             stages.advance();
             panels
@@ -261,16 +263,16 @@ struct Rows {
 
 impl Rows {
     #[inline(always)]
-    unsafe fn load(values_at: u32, scales_at: u32, fragment: &Fragment) -> Self {
+    unsafe fn load(panel: u32, fragment: &Fragment) -> Self {
         let lane = fragment.lane;
+        let slab = |row: u32| panel + row / SLAB_ROWS * SLAB_BYTES;
         // SAFETY: the caller's promise: a full stage.
         unsafe {
             Self {
-                words: fragment.rows.map(|row| ld_shared_v4_b32(values_at + lane_offset(row, lane))),
+                words: fragment.rows.map(|row| ld_shared_v4_b32(slab(row) + lane_offset(row % SLAB_ROWS, lane))),
                 scales: fragment.rows.map(|row| {
-                    let tile = lane / 2 * SCALE_TILE_BYTES + lane % 2 * LANE_SCALES;
-                    let tile = tile + row / SCALE_TILE_ROWS * Instance::SCALE_BYTES;
-                    let address = scales_at + tile + row % 32 * 16 + row % SCALE_TILE_ROWS / 32 * 4;
+                    let tile = slab(row) + SLAB_VALUE_BYTES + lane / 2 * SCALE_TILE_BYTES;
+                    let address = tile + row % 32 * 16 + row % SLAB_ROWS / 32 * 4 + lane % 2 * LANE_SCALES;
                     Scales::new(ld_shared_b16(address))
                 }),
             }

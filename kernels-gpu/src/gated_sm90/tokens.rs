@@ -11,11 +11,11 @@ use cuda_std::{
 use super::{
     Sm90, Tiles,
     decode::{Scales, decode},
-    order::{CHUNK_BYTES, CHUNK_ROWS, LANE_WORDS, ROW_LANES, WORD_PAIRS, lane_offset},
+    order::{CHUNK_BYTES, CHUNK_ROWS, LANE_WORDS, WORD_PAIRS},
 };
 use crate::abi::{
     SCALE_TILE_ROWS,
-    sm90::{Instance, Launch, SCALE_TILE_BYTES, STEP_SCALE_TILES, Tile},
+    sm90::{Instance, Launch, ROW_LANES, SCALE_TILE_BYTES, STEP_SCALE_TILES, Tile, lane_offset},
 };
 
 /// Words of a lane that share a scale.
