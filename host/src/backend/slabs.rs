@@ -2,7 +2,7 @@
 //! piece of memory. Knows no device.
 
 use kernels_gpu::abi::sm90::{
-    LANE_BYTES, ROW_LANES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, STEP, STEP_BYTES, lane_offset,
+    LANE_BYTES, ROW_LANES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, STEP, STEP_BYTES, lane_offset, weights,
 };
 use rayon::prelude::*;
 
@@ -34,7 +34,8 @@ pub(super) fn pack(matrix: &Matrix<'_>) -> Vec<u8> {
             for (slab, (values, scales)) in slabs.chunks_exact_mut(SLAB_BYTES as usize).zip(values.zip(scales)) {
                 let (to_values, to_scales) = slab.split_at_mut(SLAB_VALUE_BYTES as usize);
                 for (lane, values) in (0..ROW_LANES).zip(values.as_chunks::<{ LANE_BYTES as usize }>().0) {
-                    to_values[lane_offset(row as u32, lane) as usize..][..values.len()].copy_from_slice(values);
+                    let to_values = &mut to_values[lane_offset(row as u32, lane) as usize..][..values.len()];
+                    to_values.iter_mut().zip(values).for_each(|(to, codes)| *to = weights(*codes));
                 }
                 for (tile, scales) in scales.chunks(blocked::TILE_COLUMNS).enumerate() {
                     let at = blocked::offset(row, tile * blocked::TILE_COLUMNS, STEP_SCALES);
@@ -59,11 +60,11 @@ mod tests {
         assert_eq!((slabs.len(), len(rows, k)), (2 * 3 * 9216, 2 * 3 * 9216));
         // Of row 129 the second slab: its third lane's first byte, its sixth scale.
         let (slab, row) = (&slabs[(3 + 1) * 9216..][..9216], 129);
-        assert_eq!(slab[64 + 2 * 16], values[row * k / 2 + 64 + 32]);
+        assert_eq!(slab[64 + 2 * 16], weights(values[row * k / 2 + 64 + 32]));
         assert_eq!(slab[8192 + 512 + 16 + 1], scales[row * k / BLOCK + 8 + 5]);
         // Of row 6 the first: its swizzle.
-        assert_eq!(slabs[6 * 64 + (1 ^ 3) * 16], values[6 * k / 2 + 16]);
-        let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
-        assert_eq!(sum(&slabs), sum(&values) + sum(&scales));
+        assert_eq!(slabs[6 * 64 + (1 ^ 3) * 16], weights(values[6 * k / 2 + 16]));
+        let ones = |bytes: &[u8]| bytes.iter().map(|byte| byte.count_ones()).sum::<u32>();
+        assert_eq!(ones(&slabs), ones(&values) + ones(&scales));
     }
 }

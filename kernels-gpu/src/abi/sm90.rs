@@ -37,8 +37,8 @@ pub const K_ALIGNMENT: u32 = 32;
 /// Rows of a slab of weights.
 ///
 /// A matrix of weights [n, k] lies in slabs, one of these many rows and [`STEP`] elements of K after the other: first those of
-/// the first rows, in the order of K. A slab is what a stage holds of its rows: their values as [`lane_offset`] says, then
-/// their scales, [`STEP_SCALE_TILES`] tiles of the blocked layout. What is past the matrix's end are zeros.
+/// the first rows, in the order of K. A slab is what a stage holds of its rows: their values as [`lane_offset`] and [`weights`]
+/// say, then their scales, [`STEP_SCALE_TILES`] tiles of the blocked layout. What is past the matrix's end are zeros.
 pub const SLAB_ROWS: u32 = SCALE_TILE_ROWS;
 
 /// Bytes of a slab's values, and of them and the scales.
@@ -51,6 +51,12 @@ pub const SLAB_BYTES: u32 = SLAB_VALUE_BYTES + Instance::SCALE_BYTES;
 #[inline(always)]
 pub const fn lane_offset(row: u32, lane: u32) -> u32 {
     row * STEP_BYTES + (lane ^ (row / 2 % ROW_LANES)) * LANE_BYTES
+}
+
+/// A byte of two e2m1, the first in the low nibble, as it lies in a slab, bit 7 first: the first one's sign, the second one's
+/// exponent and mantissa, the first one's, the second one's sign. So the first one's bits are where f16's high byte has them.
+pub const fn weights(codes: u8) -> u8 {
+    codes << 4 & 0x80 | codes & 0x70 | codes << 1 & 0x0e | codes >> 7
 }
 
 /// Panels of weights of a tile: gate and up of the same columns of C, or neighbouring columns of a plain C.

@@ -12,7 +12,7 @@ use cuda_std::{
 
 use super::{
     Sm90, Tiles, WARPS,
-    decode::{Scales, UNSCALE, decode},
+    decode::{Scales, UNSCALE, decode_weights},
     order::{CHUNK_BYTES, CHUNK_ROWS, LANE_SCALES, LANE_WORDS, WORD_PAIRS},
 };
 use crate::{
@@ -283,7 +283,7 @@ impl Rows {
     #[inline(always)]
     fn decode(&self, word: usize) -> [[u32; 4]; 2] {
         let scale = word / (LANE_WORDS / LANE_SCALES) as usize;
-        let [first, second] = [0, 1].map(|row| decode(self.words[row][word], self.scales[row].twice(scale)));
+        let [first, second] = [0, 1].map(|row| decode_weights(self.words[row][word], self.scales[row].twice(scale)));
         [[first[0], second[0], first[1], second[1]], [first[2], second[2], first[3], second[3]]]
     }
 }
