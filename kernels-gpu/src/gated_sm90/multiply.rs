@@ -1,7 +1,7 @@
 //! The warpgroups that multiply: weights of a stage, decoded in registers, times a buffer of tokens → accumulators → C.
 
 use cuda_std::{
-    global::st_global_b32,
+    global::st_global_b32_where,
     integer::prmt_b32,
     mbarrier::mbarrier_arrive,
     shared::{ld_shared_b16, ld_shared_v4_b32},
@@ -181,23 +181,22 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         }
         unroll!(EIGHT < REGISTERS / 4, {
             for odd in 0..2 {
-                if first_token + ((8 * EIGHT + odd) as u32) < tile.tokens {
-                    let (first, second) = (4 * EIGHT + odd, 4 * EIGHT + 2 + odd);
-                    // SAFETY: two elements of C that are this thread's alone; N and the column are even.
-                    let store = |address: u64, first: f32, second: f32| unsafe {
-                        st_global_b32(address, prmt_b32(convert(OUTPUT, first, second), 0, fragment.in_order));
-                    };
-                    if MATRICES == 2 {
-                        let gated =
-                            |register: usize| silu(alpha[0] * sums[0][register]) * (alpha[1] * sums[1][register]);
-                        store(rows[odd], gated(first), gated(second));
-                    } else {
-                        store(rows[odd], alpha[0] * sums[0][first], alpha[0] * sums[0][second]);
-                        if panels[1] {
-                            let panel_bytes = u64::from(Self::INSTANCE.panel_rows()) * ELEMENT_BYTES;
-                            store(rows[odd] + panel_bytes, alpha[0] * sums[1][first], alpha[0] * sums[1][second]);
-                        }
-                    }
+                let present = first_token + ((8 * EIGHT + odd) as u32) < tile.tokens;
+                let (first, second) = (4 * EIGHT + odd, 4 * EIGHT + 2 + odd);
+                // Branches would make each element wait for the last one's.
+                // SAFETY: two elements of C that are this thread's alone; N and the column are even.
+                let store = |present: bool, address: u64, first: f32, second: f32| unsafe {
+                    let elements = prmt_b32(convert(OUTPUT, first, second), 0, fragment.in_order);
+                    st_global_b32_where(present, address, elements);
+                };
+                if MATRICES == 2 {
+                    let gated = |register: usize| silu(alpha[0] * sums[0][register]) * (alpha[1] * sums[1][register]);
+                    store(present, rows[odd], gated(first), gated(second));
+                } else {
+                    let panel_bytes = u64::from(Self::INSTANCE.panel_rows()) * ELEMENT_BYTES;
+                    store(present, rows[odd], alpha[0] * sums[0][first], alpha[0] * sums[0][second]);
+                    let (first, second) = (alpha[0] * sums[1][first], alpha[0] * sums[1][second]);
+                    store(present && panels[1], rows[odd] + panel_bytes, first, second);
                 }
                 rows[odd] += 8 * row_bytes;
             }
