@@ -136,16 +136,16 @@ pub struct Launch {
 ///
 /// Few tokens leave decoding weights as the work, and registers for four warpgroups to do it. Many tokens take the registers
 /// of two, and seven warps to decode them. Buffers let the decoding of tokens run ahead of the products by as much as its
-/// latency; what they leave of shared memory are stages, which hide the latency of global memory: some 64 KB of weights on
-/// their way are enough.
+/// latency. Stages hide the latency of global memory: some 64 KB of weights on their way are enough. Where memory is what
+/// binds, more are worse: multiprocessors that are served first run ahead, and the last ones end alone.
 #[macro_export]
 macro_rules! sm90_instances {
     ($each:ident) => {
         $each! {
-            gated_sm90_t16 = 2, 16, 8, 1, 4, 5, 4;
+            gated_sm90_t16 = 2, 16, 8, 1, 4, 3, 4;
             gated_sm90_t64 = 2, 64, 16, 2, 2, 7, 3;
             gated_sm90_t128 = 2, 128, 16, 2, 2, 4, 3;
-            plain_sm90_t16 = 1, 16, 8, 1, 4, 5, 4;
+            plain_sm90_t16 = 1, 16, 8, 1, 4, 3, 4;
             plain_sm90_t64 = 1, 64, 16, 2, 2, 7, 3;
             plain_sm90_t128 = 1, 128, 16, 2, 2, 4, 3;
         }
