@@ -6,7 +6,7 @@
 //!   [`Instance::threads`] each, [`Instance::shared_bytes`] of dynamic shared memory. Tiles cover each group's C once. M, N
 //!   and K may end anywhere in a tile.
 //! * The grid before on the stream, or one before that, is [`tokens::tokens_sm90`], which decodes the groups' tokens.
-//! * Addresses and tensor maps are as [`Group`] says. Scales are finite (never 0x7f) and have no sign, in the
+//! * Addresses are as [`Group`] says. Scales are finite (never 0x7f) and have no sign, in the
 //!   padding of the scale layout too: it meets values that are zeros.
 //! * Writes C's own elements and nothing else, each once. The same input gives the same bits.
 //! * Products are exact; the tensor core adds them up in f32. α·sum and α·2²⁸ must be finite in f32. Overflow of the output
@@ -48,7 +48,7 @@ use cuda_std::{
 };
 
 use crate::{
-    abi::sm90::{Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, SCALE_TILE_K, STEP, Tile, WARPGROUP},
+    abi::sm90::{Group, Instance, Launch, STEP, Tile, WARPGROUP},
     gated_sm90::multiply::Turn,
     ring::{Ring, ring_bytes},
     sm90_instances,
@@ -109,11 +109,8 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     const TURN_BARRIERS: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
     const END: u32 = Self::TURN_BARRIERS + Instance::TURN_BARRIERS * MBARRIER_BYTES;
     const TAKES_TURNS: bool = Self::INSTANCE.consumers == 2;
-    const fn values(panel: u32) -> u32 {
+    const fn panel(panel: u32) -> u32 {
         panel * Self::INSTANCE.panel_bytes()
-    }
-    const fn scales(panel: u32) -> u32 {
-        Self::values(PANELS) + panel * Self::INSTANCE.panel_scale_bytes()
     }
 
     /// Stages of weights: full when the warp that loads and its copies have arrived, empty when every warp that multiplies has.
@@ -225,17 +222,5 @@ impl Group {
     #[inline(always)]
     const fn steps(&self) -> u32 {
         self.k.div_ceil(STEP)
-    }
-
-    /// Tiles of the scale layout along K.
-    #[inline(always)]
-    const fn scale_tiles(&self) -> u32 {
-        self.k.div_ceil(SCALE_TILE_K)
-    }
-
-    /// Bytes from the scales of 128 rows to those of the next.
-    #[inline(always)]
-    const fn scale_stride(&self) -> u64 {
-        self.scale_tiles() as u64 * SCALE_TILE_BYTES as u64
     }
 }

@@ -62,10 +62,28 @@ macro_rules! stores {
 stores! {
     /// Stores 16 bits (`st.global.b16`).
     st_global_b16: u16 = "st.global.b16", reg16;
-    /// Stores 32 bits (`st.global.b32`).
-    st_global_b32: u32 = "st.global.b32", reg32;
     /// Stores 64 bits (`st.global.b64`).
     st_global_b64: u64 = "st.global.b64", reg64;
+}
+
+/// Stores 32 bits where `predicate` holds, without a branch (`@p st.global.b32`).
+///
+/// # Safety
+/// Where `predicate` holds, `address` is a multiple of 4, in global memory that no other thread accesses meanwhile.
+#[inline(always)]
+pub unsafe fn st_global_b32_where(predicate: bool, address: u64, value: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptx!(
+            "{{",
+            ".reg .pred p;",
+            "setp.ne.u32 p, {predicate}, 0;",
+            "@p st.global.b32 [{address}], {value};",
+            "}}",
+            predicate = in(reg32) u32::from(predicate), address = in(reg64) address, value = in(reg32) value,
+            options(nostack, preserves_flags)
+        )
+    };
 }
 
 /// Stores four words (`st.global.v4.b32`).

@@ -28,7 +28,7 @@ pub struct DeviceGroup {
 #[derive(Clone, Copy)]
 pub(super) struct Placed {
     pub values: Address,
-    /// In the blocked layout.
+    /// Where they do not lie among the values.
     pub scales: Address,
 }
 

@@ -11,6 +11,7 @@
 //! # Ok::<_, nvfp4::Error>(())
 //! ```
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,7 +28,6 @@ use super::kernels::{self, Capability, Kernel};
 use super::launch::Launcher;
 use super::{Backend, Layer};
 use crate::error::Error;
-use crate::format::Matrix;
 use crate::output::Output;
 use crate::plan::Grid;
 use crate::plan::module::Module;
@@ -191,7 +191,7 @@ impl Backend for Emulated {
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
         let launcher = Launcher::new(self.variant, self.default, weights)?;
         let mut device = Device::new(DeviceConfig { sms: self.options.sms });
-        let weights = DeviceWeights::new(weights, |matrix| Ok(place(&mut device, matrix, WEIGHTS).0))?;
+        let weights = DeviceWeights::new(weights, |matrix| Ok(place(&mut device, launcher.pack(matrix), WEIGHTS).0))?;
         let gpu = self.clone();
         Ok(Box::new(EmulatedLayer { launcher, gpu, device, weights, step: Vec::new(), done: None }))
     }
@@ -209,9 +209,9 @@ struct EmulatedLayer {
     done: Option<(usize, Counters)>,
 }
 
-/// Puts a matrix into memory: values, and scales in the blocked layout.
-fn place(device: &mut Device, matrix: &Matrix<'_>, name: &str) -> (Placed, [Buffer; 2]) {
-    let buffers = [device.upload(matrix.values()), device.upload(matrix.blocked_scales().bytes())];
+/// Puts a matrix into memory: values and scales.
+fn place(device: &mut Device, bytes: [Cow<'_, [u8]>; 2], name: &str) -> (Placed, [Buffer; 2]) {
+    let buffers = bytes.map(|bytes| device.upload::<u8>(&bytes));
     for buffer in buffers {
         device.name(buffer, name);
     }
@@ -303,7 +303,8 @@ impl Layer for EmulatedLayer {
         let mut groups = Vec::with_capacity(self.weights.len());
         let mut outputs = Vec::with_capacity(self.weights.len());
         for (index, tokens) in step.activations().iter().enumerate() {
-            let (Placed { values, scales }, buffers) = place(&mut self.device, tokens, TOKENS);
+            let bytes = [tokens.values().into(), tokens.blocked_scales().into_bytes()];
+            let (Placed { values, scales }, buffers) = place(&mut self.device, bytes, TOKENS);
             // As the caller left it, so that an element which the kernel forgets keeps its poison.
             let c = self.device.upload(output.group(index));
             self.device.name(c, OUTPUT);

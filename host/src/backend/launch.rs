@@ -1,12 +1,16 @@
 //! How a step becomes launches, whichever kernel and schedule they are of: their grids, the bytes of their descriptors,
 //! their parameters. Knows no device, only addresses.
 
+use std::borrow::Cow;
+
 use bytemuck::Zeroable;
 use kernels_gpu::abi;
 use kernels_gpu::abi::silu_mul::Segment;
 
 use super::descriptors::{self, Address};
+use super::slabs;
 use crate::error::Error;
+use crate::format::{BLOCK, Matrix, blocked};
 use crate::plan::module::Module;
 use crate::plan::tensor_map::{MAP_BYTES, MapArguments};
 use crate::plan::variant::{LaunchSchedule, Variant};
@@ -62,6 +66,24 @@ impl Launcher {
             modules.push((silu_mul::NAME, vec![(silu_mul::NAME, 0)]));
         }
         modules
+    }
+
+    /// Bytes of [`Launcher::pack`]'s two parts.
+    #[cfg(feature = "cuda")]
+    pub fn packed_bytes(self, matrix: &Matrix<'_>) -> [usize; 2] {
+        let (rows, k) = (matrix.rows(), matrix.k());
+        match self.module {
+            Module::Sm90 => [slabs::len(rows, k), 0],
+            Module::Simt | Module::Sm100 => [matrix.values().len(), blocked::len(rows, k / BLOCK)],
+        }
+    }
+
+    /// A matrix of weights as the kernel reads it: values, and scales where they lie apart.
+    pub fn pack<'m>(self, matrix: &'m Matrix<'_>) -> [Cow<'m, [u8]>; 2] {
+        match self.module {
+            Module::Sm90 => [slabs::pack(matrix).into(), Cow::default()],
+            Module::Simt | Module::Sm100 => [matrix.values().into(), matrix.blocked_scales().into_bytes()],
+        }
     }
 
     /// Bytes of device memory for what launches leave to each other.
@@ -241,8 +263,7 @@ impl Planned {
             Work::Groups(_) => size_of_val(&*self.groups),
             Work::Sm90Tokens(_, tokens) => size_of_val(&**tokens),
             Work::Sm90(plan) => {
-                plan.map_count(&self.groups) * MAP_BYTES
-                    + size_of_val(&*plan.tiles)
+                size_of_val(&*plan.tiles)
                     + self.groups.len() * size_of::<abi::sm90::Group>()
                     + size_of_val(&*plan.starts)
             }
@@ -285,16 +306,12 @@ impl Planned {
                 Parameter::Sm90Tokens(abi::sm90::TokensLaunch { groups: address, group_count, unused: 0 })
             }
             Work::Sm90(plan) => {
-                for arguments in plan.maps(&self.groups) {
-                    to.write(&encode(&arguments)?);
-                }
-                let tiles = address + to.written as u64;
                 to.write(&plan.tiles);
                 let groups = address + to.written as u64;
-                to.write(&plan.describe(&self.groups, address));
+                to.write(&plan.describe(&self.groups));
                 let starts = address + to.written as u64;
                 to.write(&plan.starts);
-                Parameter::Sm90(abi::sm90::Launch { groups, tiles, starts, output, unused: 0 })
+                Parameter::Sm90(abi::sm90::Launch { groups, tiles: address, starts, output, unused: 0 })
             }
             Work::Sm100(plan) => {
                 for arguments in plan.maps(&self.groups) {

@@ -11,6 +11,8 @@ pub mod emulated;
 mod kernels;
 #[cfg(feature = "kernels")]
 mod launch;
+#[cfg(feature = "kernels")]
+mod slabs;
 
 use std::time::Duration;
 

@@ -91,6 +91,11 @@ impl<'a> BlockedScales<'a> {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
+
+    /// As [`BlockedScales::bytes`], to keep.
+    pub fn into_bytes(self) -> Cow<'a, [u8]> {
+        self.bytes
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Launches of the Hopper kernel, `kernels-gpu/src/gated_sm90.rs`: which entry, which tiles on which block, which tensor
-//! maps. Pure functions.
+//! Launches of the Hopper kernel, `kernels-gpu/src/gated_sm90.rs`: which entry, which tiles on which block. Pure
+//! functions.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -10,7 +10,6 @@ pub(crate) use kernels_gpu::abi::sm90::TOKENS_ENTRY;
 use kernels_gpu::abi::sm90::{EIGHT, EIGHT_BYTES, Group, INSTANCES, Instance, K_ALIGNMENT, STEP, Tile, Tokens};
 
 use super::Grid;
-use super::tensor_map::{MAP_BYTES, MapArguments};
 use crate::error::Error;
 use crate::problem::Op;
 
@@ -84,7 +83,6 @@ pub(crate) struct Plan {
     pub tiles: Vec<Tile>,
     /// Where in the list each block's begin, and where the last one's end.
     pub starts: Vec<u32>,
-    instance: Instance,
 }
 
 /// Plans a step of an operation on a device of so many multiprocessors, with the instance of the kernel that is asked for
@@ -113,7 +111,7 @@ pub(crate) fn plan(op: Op, named: Option<&str>, groups: &[abi::Group], sms: u32)
         shared_bytes: cut.instance.shared_bytes(),
         overlaps: true,
     };
-    Ok(Plan { grid, tiles, starts, instance: cut.instance })
+    Ok(Plan { grid, tiles, starts })
 }
 
 /// How many tiles there are of each time.
@@ -362,34 +360,11 @@ fn longest_first(tiles: &[(u64, Tile)], blocks: Range<usize>) -> (Vec<usize>, u6
 }
 
 impl Plan {
-    /// Tensor maps of a group: of each matrix of weights. A group without tokens has none.
-    fn maps_of(&self, group: &abi::Group) -> usize {
-        if group.m > 0 { self.instance.matrices as usize } else { 0 }
-    }
-
-    /// How many maps the groups need.
-    pub fn map_count(&self, groups: &[abi::Group]) -> usize {
-        groups.iter().map(|group| self.maps_of(group)).sum()
-    }
-
-    /// The arguments of the groups' maps, in the order in which they lie in memory.
-    pub fn maps(&self, groups: &[abi::Group]) -> impl Iterator<Item = MapArguments> {
-        groups.iter().flat_map(|group| {
-            let map = |address, rows, box_rows| MapArguments::values(address, rows, group.k, STEP, box_rows);
-            let weights = group.b.map(|address| map(address, group.n, self.instance.panel_rows()));
-            weights.into_iter().take(self.maps_of(group))
-        })
-    }
-
-    /// What the kernel is told of the groups, whose maps lie from `maps` on, and whose `a` is where [`decode_tokens`] was told to put it.
-    pub fn describe(&self, groups: &[abi::Group], maps: u64) -> Vec<Group> {
-        let mut next = maps;
+    /// What the kernel is told of the groups, whose `a` is where [`decode_tokens`] was told to put it, and whose `b` are slabs.
+    pub fn describe(&self, groups: &[abi::Group]) -> Vec<Group> {
         let describe = |group: &abi::Group| {
-            let abi::Group { a: tokens, b_scales, c, alpha, m, n, k, .. } = *group;
-            let b_maps = [0, 1].map(|index| next + index * MAP_BYTES as u64);
-            let described = Group { tokens, b_maps, b_scales, c, alpha, m, n, k, unused: 0 };
-            next += (self.maps_of(group) * MAP_BYTES) as u64;
-            described
+            let abi::Group { a: tokens, b, c, alpha, m, n, k, .. } = *group;
+            Group { tokens, b, c, alpha, m, n, k, unused: 0 }
         };
         groups.iter().map(describe).collect()
     }
@@ -497,18 +472,14 @@ mod tests {
     }
 
     #[test]
-    fn each_group_with_tokens_gets_its_own_maps() {
+    fn tokens_are_decoded_by_blocks_of_their_own_group() {
+        // 7 and 9 tokens are one and two pieces of eight for each of three stages; a block decodes four.
         let groups = [group(7, 72, 320), group(0, 8, 320), group(9, 8, 320)];
-        let plan = plan(Op::Gated, None, &groups, SMS).unwrap();
-        let described = plan.describe(&groups, 0x10000);
-        let map = |index: u64| 0x10000 + index * MAP_BYTES as u64;
-        assert_eq!((described[0].tokens, described[0].b_maps), (0x1000, [map(0), map(1)]));
-        assert_eq!((described[2].tokens, described[2].b_maps), (0x1000, [map(2), map(3)]));
-        let maps: Vec<_> = plan.maps(&groups).collect();
-        assert_eq!((maps.len(), plan.map_count(&groups)), (4, 4));
-        let map = maps[1];
-        let expected = (0x3000, 160, 72, 64, 256);
-        assert_eq!((map.address, map.row_bytes, map.rows, map.box_bytes, map.box_rows), expected);
+        let (grid, tokens) = decode_tokens(&groups, &[0x10000, 0, 0x20000]).unwrap();
+        let told: Vec<_> = tokens.iter().map(|group| (group.decoded, group.m, group.first_block)).collect();
+        assert_eq!((told, grid.blocks), (vec![(0x10000, 7, 0), (0x20000, 9, 1)], 3));
+        assert_eq!(groups.map(|group| decoded_bytes(&group).unwrap()), [3 * 2048, 0, 6 * 2048]);
+        assert!(matches!(decode_tokens(&[group(u32::MAX, 8, 1 << 14)], &[0]), Err(Error::TooLarge)));
     }
 
     #[test]

@@ -16,8 +16,14 @@ pub const WARPGROUP_ROWS: u32 = 64;
 /// Elements of K of a stage.
 pub const STEP: u32 = 128;
 
-/// Bytes of a row of values in a stage: what the 64-byte swizzle spans, and the inner size of every tensor map's box.
+/// Bytes of a row of values in a stage: what the 64-byte swizzle spans.
 pub const STEP_BYTES: u32 = STEP / 2;
+
+/// Lanes of a fragment of the tensor core that share a row.
+pub const ROW_LANES: u32 = 4;
+
+/// Bytes of a row in a stage that are a lane's: what a swizzle keeps together.
+pub const LANE_BYTES: u32 = STEP_BYTES / ROW_LANES;
 
 /// Elements of K of a tile of the scale layout.
 pub const SCALE_TILE_K: u32 = BLOCK * SCALE_TILE_COLUMNS;
@@ -27,6 +33,31 @@ pub const STEP_SCALE_TILES: u32 = STEP / SCALE_TILE_K;
 
 /// K is a multiple of this: rows of a tensor map are multiples of 16 bytes.
 pub const K_ALIGNMENT: u32 = 32;
+
+/// Rows of a slab of weights.
+///
+/// A matrix of weights [n, k] lies in slabs, one of these many rows and [`STEP`] elements of K after the other: first those of
+/// the first rows, in the order of K. A slab is what a stage holds of its rows: their values as [`lane_offset`] and [`weights`]
+/// say, then their scales, [`STEP_SCALE_TILES`] tiles of the blocked layout. What is past the matrix's end are zeros.
+pub const SLAB_ROWS: u32 = SCALE_TILE_ROWS;
+
+/// Bytes of a slab's values, and of them and the scales.
+pub const SLAB_VALUE_BYTES: u32 = SLAB_ROWS * STEP_BYTES;
+/// See [`SLAB_VALUE_BYTES`].
+pub const SLAB_BYTES: u32 = SLAB_VALUE_BYTES + Instance::SCALE_BYTES;
+
+/// Where a lane's bytes of a row lie, of rows of [`STEP_BYTES`] one after the other: as the 64-byte swizzle of a tensor map
+/// puts them (PTX ISA, "Tensor swizzle modes") if the first row is at a multiple of 512.
+#[inline(always)]
+pub const fn lane_offset(row: u32, lane: u32) -> u32 {
+    row * STEP_BYTES + (lane ^ (row / 2 % ROW_LANES)) * LANE_BYTES
+}
+
+/// A byte of two e2m1, the first in the low nibble, as it lies in a slab, bit 7 first: the first one's sign, the second one's
+/// exponent and mantissa, the first one's, the second one's sign. So the first one's bits are where f16's high byte has them.
+pub const fn weights(codes: u8) -> u8 {
+    codes << 4 & 0x80 | codes & 0x70 | codes << 1 & 0x0e | codes >> 7
+}
 
 /// Panels of weights of a tile: gate and up of the same columns of C, or neighbouring columns of a plain C.
 pub const PANELS: u32 = 2;
@@ -43,18 +74,15 @@ const BARRIER_BYTES: u32 = 8;
 
 /// One group of a grouped problem, as an array of them lies in global memory.
 ///
-/// Computes what [`super::Group`] says. Weights are behind tensor maps of u8 of 2 dimensions, `[n, k/2]` with the
-/// 64-byte swizzle, zeros outside, and a box of [`STEP_BYTES`] × the rows of a panel; their scales as there.
+/// Computes what [`super::Group`] says. Weights lie in slabs ([`SLAB_ROWS`]), tokens decoded.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
 pub struct Group {
     /// Address of A, decoded by the grid before: [`Tokens::decoded`].
     pub tokens: u64,
-    /// Addresses of the maps of the values of gate and up; their boxes have [`Instance::panel_rows`] rows.
-    pub b_maps: [u64; 2],
-    /// Addresses of the scales of gate and up, multiples of 16.
-    pub b_scales: [u64; 2],
+    /// Addresses of the slabs of gate and up, multiples of 16.
+    pub b: [u64; 2],
     /// Address of C [m, n], row-major, two bytes an element, a multiple of 16.
     pub c: u64,
     /// Products of the global scales: A's and gate's, A's and up's.
@@ -170,15 +198,16 @@ pub struct Launch {
 /// tokens of a tile, the warpgroups that multiply, the stages of weights, the buffers of tokens.
 ///
 /// Few tokens leave decoding weights as the work, and registers for four warpgroups to do it; many take the registers of
-/// two. Tokens come from the L2 cache, weights from memory: stages hide the longer latency.
+/// two. Tokens come from the L2 cache, weights from memory, whose latency stages hide: some 64 KB on their way are enough. Where
+/// memory is what binds, more are worse: multiprocessors that are served first run ahead, and the last ones end alone.
 #[macro_export]
 macro_rules! sm90_instances {
     ($each:ident) => {
         $each! {
-            gated_sm90_t16 = 2, 16, 4, 5, 6;
+            gated_sm90_t16 = 2, 16, 4, 3, 6;
             gated_sm90_t64 = 2, 64, 2, 9, 4;
             gated_sm90_t128 = 2, 128, 2, 7, 3;
-            plain_sm90_t16 = 1, 16, 4, 5, 6;
+            plain_sm90_t16 = 1, 16, 4, 3, 6;
             plain_sm90_t64 = 1, 64, 2, 9, 4;
             plain_sm90_t128 = 1, 128, 2, 7, 3;
         }
@@ -204,8 +233,7 @@ sm90_instances!(table);
 
 /// An entry that multiplies, and what it takes of the hardware.
 ///
-/// Shared memory of a block: stages, then buffers of decoded tokens, then barriers. A stage: values of both panels, then the
-/// scales of each.
+/// Shared memory of a block: stages, then buffers of decoded tokens, then barriers. A stage: the slabs of each panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
     /// The entry's name.
@@ -253,19 +281,14 @@ impl Instance {
         self.consumers * WARPGROUP_ROWS
     }
 
-    /// Rows of scale tiles of a panel.
-    pub const fn panel_scale_tiles(self) -> u32 {
-        self.panel_rows() / SCALE_TILE_ROWS
+    /// Slabs of a panel.
+    pub const fn panel_slabs(self) -> u32 {
+        self.panel_rows() / SLAB_ROWS
     }
 
-    /// Bytes of a panel's values in a stage.
+    /// Bytes of a panel in a stage.
     pub const fn panel_bytes(self) -> u32 {
-        self.panel_rows() * STEP_BYTES
-    }
-
-    /// Bytes of a panel's scales in a stage.
-    pub const fn panel_scale_bytes(self) -> u32 {
-        self.panel_scale_tiles() * Self::SCALE_BYTES
+        self.panel_slabs() * SLAB_BYTES
     }
 
     /// Columns of the products that a tile of so many tokens takes, the tensor core's N: from half of the largest tile's on.
@@ -276,7 +299,7 @@ impl Instance {
 
     /// Bytes of a stage.
     pub const fn stage_bytes(self) -> u32 {
-        PANELS * (self.panel_bytes() + self.panel_scale_bytes())
+        PANELS * self.panel_bytes()
     }
 
     /// Bytes of a stage's tokens decoded to f16.
@@ -301,7 +324,7 @@ impl Instance {
     pub const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
         assert!((self.tile_tokens / 2).is_multiple_of(EIGHT));
-        assert!(self.panel_rows().is_multiple_of(SCALE_TILE_ROWS) && self.panel_rows() <= 256, "a box of a tensor map");
+        assert!(self.panel_rows().is_multiple_of(SLAB_ROWS), "a panel is of whole slabs");
         assert!(self.stages > 1 && self.buffers > 1, "who fills must not wait for who empties");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
     }

@@ -17,13 +17,28 @@ pub const UNSCALE: f32 = (1 << 28) as f32;
 /// biases are 1 and 15. The product with the scale has up to 6 bits, is a multiple of 2⁻²⁴ and below 1: f16 has it.
 #[inline(always)]
 pub fn decode(codes: u32, scale: u32) -> [u32; WORD_PAIRS] {
+    scaled(select_signs(codes << 4, codes << 1), select_signs(codes, codes >> 3), scale)
+}
+
+/// As [`decode`], of codes as they lie in a slab ([`crate::abi::sm90::weights`]).
+#[inline(always)]
+pub fn decode_weights(codes: u32, scale: u32) -> [u32; WORD_PAIRS] {
+    scaled(codes, select_signs(codes << 7, codes >> 3), scale)
+}
+
+/// The signs of four high bytes of f16 from `signs`, the rest from `others`.
+#[inline(always)]
+fn select_signs(signs: u32, others: u32) -> u32 {
     /// Places of `c` from `a`, the others from `b`.
     const SELECT: u32 = 0xe4;
-    const SIGNS: u32 = 0x8080_8080;
+    lop3_b32::<SELECT>(signs, others, 0x8080_8080)
+}
+
+/// f16's high bytes of eight elements, with bits of others between, times a scale: byte j of `even` is element 2j, of `odd`
+/// 2j+1.
+#[inline(always)]
+fn scaled(even: u32, odd: u32, scale: u32) -> [u32; WORD_PAIRS] {
     const HIGH_BYTES: u32 = 0x8e00_8e00;
-    // f16's high bytes of four elements at once, with bits of others between: byte j of `even` is element 2j, of `odd` 2j+1.
-    let even = lop3_b32::<SELECT>(codes << 4, codes << 1, SIGNS);
-    let odd = lop3_b32::<SELECT>(codes, codes >> 3, SIGNS);
     let low = |bytes: u32| mul_rn_f16x2(bytes << 8 & HIGH_BYTES, scale);
     let high = |bytes: u32| mul_rn_f16x2(bytes & HIGH_BYTES, scale);
     [low(even), low(odd), high(even), high(odd)]

@@ -1,7 +1,7 @@
 //! The warpgroups that multiply: weights of a stage, decoded in registers, times a buffer of tokens → accumulators → C.
 
 use cuda_std::{
-    global::st_global_b32,
+    global::st_global_b32_where,
     integer::prmt_b32,
     mbarrier::{MBARRIER_BYTES, mbarrier_arrive, mbarrier_init, mbarrier_wait_parity},
     shared::{ld_shared_b16, ld_shared_v4_b32},
@@ -12,13 +12,16 @@ use cuda_std::{
 
 use super::{
     Sm90, Tiles, WARPS,
-    decode::{Scales, UNSCALE, decode},
-    order::{CHUNK_STRIDE, LANE_SCALES, LANE_WORDS, ROW_LANES, WORD_PAIRS, lane_offset},
+    decode::{Scales, UNSCALE, decode_weights},
+    order::{CHUNK_STRIDE, LANE_SCALES, LANE_WORDS, WORD_PAIRS},
 };
 use crate::{
     abi::{
-        OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_ROWS,
-        sm90::{EIGHT_BYTES, Group, Instance, Launch, PANELS, SCALE_TILE_BYTES, Tile, WARPGROUP, WARPGROUP_ROWS},
+        OUTPUT_BF16, OUTPUT_F16,
+        sm90::{
+            EIGHT_BYTES, Group, Launch, PANELS, ROW_LANES, SCALE_TILE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES,
+            Tile, WARPGROUP, WARPGROUP_ROWS, lane_offset,
+        },
     },
     epilogue::{convert, silu},
     ring::Ring,
@@ -189,8 +192,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         unsafe {
             stages.wait_full();
             let stage = Self::stage(shared, *stages);
-            let panels =
-                [0, 1].map(|panel| Rows::load(stage + Self::values(panel), stage + Self::scales(panel), fragment));
+            let panels = [0, 1].map(|panel| Rows::load(stage + Self::panel(panel), fragment));
             fragment.arrive(stages.empty());
             stages.advance();
             panels
@@ -220,23 +222,24 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
             let round = sums.map(|panel| panel[0]);
             unroll!(EIGHT < ROUND_EIGHTS, {
                 for odd in 0..2 {
-                    if const { 8 * (EIGHT as u32) < TILE_TOKENS } && token + ((8 * EIGHT + odd) as u32) < tile.tokens {
-                        let (first, second) = (4 * EIGHT + odd, 4 * EIGHT + 2 + odd);
-                        // SAFETY: two elements of C that are this thread's alone; N and the column are even.
-                        let store = |address: u64, first: f32, second: f32| unsafe {
-                            st_global_b32(address, prmt_b32(convert(OUTPUT, first, second), 0, fragment.in_order));
-                        };
-                        if MATRICES == 2 {
-                            let gated =
-                                |register: usize| silu(alpha[0] * round[0][register]) * (alpha[1] * round[1][register]);
-                            store(rows[odd], gated(first), gated(second));
-                        } else {
-                            store(rows[odd], alpha[0] * round[0][first], alpha[0] * round[0][second]);
-                            if panels[1] {
-                                let panel_bytes = u64::from(Self::INSTANCE.panel_rows()) * ELEMENT_BYTES;
-                                store(rows[odd] + panel_bytes, alpha[0] * round[1][first], alpha[0] * round[1][second]);
-                            }
-                        }
+                    let present =
+                        const { 8 * (EIGHT as u32) < TILE_TOKENS } && token + ((8 * EIGHT + odd) as u32) < tile.tokens;
+                    let (first, second) = (4 * EIGHT + odd, 4 * EIGHT + 2 + odd);
+                    // Branches would make each element wait for the last one's.
+                    // SAFETY: two elements of C that are this thread's alone; N and the column are even.
+                    let store = |present: bool, address: u64, first: f32, second: f32| unsafe {
+                        let elements = prmt_b32(convert(OUTPUT, first, second), 0, fragment.in_order);
+                        st_global_b32_where(present, address, elements);
+                    };
+                    if MATRICES == 2 {
+                        let gated =
+                            |register: usize| silu(alpha[0] * round[0][register]) * (alpha[1] * round[1][register]);
+                        store(present, rows[odd], gated(first), gated(second));
+                    } else {
+                        let panel_bytes = u64::from(Self::INSTANCE.panel_rows()) * ELEMENT_BYTES;
+                        store(present, rows[odd], alpha[0] * round[0][first], alpha[0] * round[0][second]);
+                        let (first, second) = (alpha[0] * round[1][first], alpha[0] * round[1][second]);
+                        store(present && panels[1], rows[odd] + panel_bytes, first, second);
                     }
                     rows[odd] += 8 * row_bytes;
                 }
@@ -349,16 +352,16 @@ struct Rows {
 
 impl Rows {
     #[inline(always)]
-    unsafe fn load(values_at: u32, scales_at: u32, fragment: &Fragment) -> Self {
+    unsafe fn load(panel: u32, fragment: &Fragment) -> Self {
         let lane = fragment.lane;
+        let slab = |row: u32| panel + row / SLAB_ROWS * SLAB_BYTES;
         // SAFETY: the caller's promise: a full stage.
         unsafe {
             Self {
-                words: fragment.rows.map(|row| ld_shared_v4_b32(values_at + lane_offset(row, lane))),
+                words: fragment.rows.map(|row| ld_shared_v4_b32(slab(row) + lane_offset(row % SLAB_ROWS, lane))),
                 scales: fragment.rows.map(|row| {
-                    let tile = lane / 2 * SCALE_TILE_BYTES + lane % 2 * LANE_SCALES;
-                    let tile = tile + row / SCALE_TILE_ROWS * Instance::SCALE_BYTES;
-                    let address = scales_at + tile + row % 32 * 16 + row % SCALE_TILE_ROWS / 32 * 4;
+                    let tile = slab(row) + SLAB_VALUE_BYTES + lane / 2 * SCALE_TILE_BYTES;
+                    let address = tile + row % 32 * 16 + row % SLAB_ROWS / 32 * 4 + lane % 2 * LANE_SCALES;
                     Scales::new(ld_shared_b16(address))
                 }),
             }
@@ -369,7 +372,7 @@ impl Rows {
     #[inline(always)]
     fn decode(&self, word: usize) -> [[u32; 4]; 2] {
         let scale = word / (LANE_WORDS / LANE_SCALES) as usize;
-        let [first, second] = [0, 1].map(|row| decode(self.words[row][word], self.scales[row].twice(scale)));
+        let [first, second] = [0, 1].map(|row| decode_weights(self.words[row][word], self.scales[row].twice(scale)));
         [[first[0], second[0], first[1], second[1]], [first[2], second[2], first[3], second[3]]]
     }
 }

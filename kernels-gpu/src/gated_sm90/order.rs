@@ -10,23 +10,17 @@ use cuda_std::wgmma;
 
 use crate::abi::{
     BLOCK,
-    sm90::{EIGHT, EIGHT_BYTES, K_ALIGNMENT, STEP_BYTES},
+    sm90::{EIGHT, EIGHT_BYTES, K_ALIGNMENT, LANE_BYTES},
 };
 
-/// Lanes that share a row of a fragment.
-pub const ROW_LANES: u32 = 4;
-
 /// Words of a row that a lane decodes a stage.
-pub const LANE_WORDS: u32 = 4;
+pub const LANE_WORDS: u32 = LANE_BYTES / 4;
 
 /// Elements of a word.
 pub const WORD_ELEMENTS: u32 = 8;
 
 /// Registers, of two elements each, that a word decodes to.
 pub const WORD_PAIRS: usize = 4;
-
-/// Bytes of a lane's words: what a swizzle keeps together.
-pub const LANE_BYTES: u32 = LANE_WORDS * 4;
 
 /// Scale factors of a lane's words.
 pub const LANE_SCALES: u32 = LANE_WORDS * WORD_ELEMENTS / BLOCK;
@@ -36,19 +30,13 @@ pub const LANE_SCALES: u32 = LANE_WORDS * WORD_ELEMENTS / BLOCK;
 pub const CHUNK_BYTES: u32 = 16;
 pub const CHUNK_STRIDE: u32 = EIGHT * CHUNK_BYTES;
 
-const _: () = assert!(ROW_LANES * LANE_BYTES == STEP_BYTES && LANE_BYTES * 2 == K_ALIGNMENT && LANE_SCALES == 2);
+const _: () = assert!(LANE_BYTES * 2 == K_ALIGNMENT && LANE_SCALES == 2);
 const _: () = assert!(LANE_WORDS * WORD_PAIRS as u32 * CHUNK_STRIDE == EIGHT_BYTES && wgmma::K * 2 == 2 * CHUNK_BYTES);
-
-/// Where the 16 bytes of a lane of a row lie: as the 64-byte swizzle of a tensor map has put them (PTX ISA, "Tensor swizzle
-/// modes"). The matrix starts at a multiple of 512.
-#[inline(always)]
-pub const fn lane_offset(row: u32, lane: u32) -> u32 {
-    row * STEP_BYTES + (lane ^ (row / 2 % ROW_LANES)) * LANE_BYTES
-}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::sm90::{ROW_LANES, STEP_BYTES, lane_offset};
 
     extern crate std;
     use std::collections::BTreeSet;

@@ -10,11 +10,14 @@ use cuda_std::{
 
 use super::{
     decode::{Scales, decode},
-    order::{CHUNK_BYTES, CHUNK_STRIDE, LANE_BYTES, LANE_WORDS, ROW_LANES, WORD_ELEMENTS, WORD_PAIRS},
+    order::{CHUNK_BYTES, CHUNK_STRIDE, LANE_WORDS, WORD_ELEMENTS, WORD_PAIRS},
 };
 use crate::abi::{
     scale_word_offset,
-    sm90::{EIGHT, EIGHT_BYTES, SCALE_TILE_K, STEP, STEP_BYTES, STEP_SCALE_TILES, Tokens, TokensLaunch},
+    sm90::{
+        EIGHT, EIGHT_BYTES, LANE_BYTES, ROW_LANES, SCALE_TILE_K, STEP, STEP_BYTES, STEP_SCALE_TILES, Tokens,
+        TokensLaunch,
+    },
 };
 
 /// Elements of a lane's words.

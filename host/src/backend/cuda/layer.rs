@@ -96,24 +96,28 @@ impl CudaLayer {
 
         let mut total = Cursor::default();
         for matrix in weights.experts().iter().flat_map(|expert| expert.projections()) {
-            total.take_matrix(matrix);
+            for bytes in launcher.packed_bytes(matrix) {
+                total.take(bytes);
+            }
         }
         let buffer = match total.0 {
             0 => None,
             // SAFETY: every byte that a kernel reads is copied there below.
             bytes => Some(device.check(unsafe { DeviceBuffer::<u8>::uninitialized(bytes) })?),
         };
-        let upload = |to: Range<usize>, bytes: &[u8]| -> Result<CUdeviceptr, Error> {
+        let mut cursor = Cursor::default();
+        let mut upload = |bytes: &[u8]| -> Result<CUdeviceptr, Error> {
+            let to = cursor.take(bytes.len());
             let buffer = buffer.as_ref().expect("an expert has weights, so there is a buffer");
             let address = buffer.as_device_ptr().as_raw() + to.start as u64;
-            device.check(buffer.index(to).copy_from(bytes))?;
+            if !bytes.is_empty() {
+                device.check(buffer.index(to).copy_from(bytes))?;
+            }
             Ok(address)
         };
-        let mut cursor = Cursor::default();
         let placed = DeviceWeights::new(weights, |matrix| {
-            let (values, scales) = cursor.take_matrix(matrix);
-            let values = upload(values, matrix.values())?;
-            Ok(Placed { values, scales: upload(scales, matrix.blocked_scales().bytes())? })
+            let [values, scales] = launcher.pack(matrix);
+            Ok(Placed { values: upload(&values)?, scales: upload(&scales)? })
         })?;
         // A copy from pageable memory may return with its last part still on the way (cuda.h, "API synchronization
         // behavior"), and a caller's stream would not wait for it.
