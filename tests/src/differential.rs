@@ -14,7 +14,7 @@ use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::module::Module;
 use cuda_driver::cust::{self, CudaFlags};
 use cuda_driver::{jit_log, last_failure, probe, sys};
-use ptx_emulator::launch_json::{LaunchFile, Places};
+use ptx_emulator::launch_json::{LaunchFile, Places, arguments};
 use ptx_emulator::program::Program;
 use ptx_emulator::{Arg, Interleave, L2Promotion, OobFill, Swizzle, TensorMap};
 
@@ -111,7 +111,10 @@ impl Gpu {
         let buffers: BTreeMap<String, DeviceBuffer<u8>> =
             program.launch.buffers.iter().map(upload).collect::<Result<_>>()?;
         let addresses = buffers.iter().map(|(name, buffer)| (name.clone(), buffer.as_device_ptr().as_raw())).collect();
-        let args = program.launch.arguments(&Places { addresses, encode: &encode }, program.folder())?;
+        let places = Places { addresses, encode: &encode };
+        let arguments = |args| arguments(args, &places, program.folder());
+        let args = arguments(&program.launch.args)?;
+        let overlaps = program.launch.overlaps.as_deref().map(arguments).transpose()?;
 
         let module = Module::from_ptx(&program.text, &[]).map_err(|error| {
             let log = CString::new(program.text.as_str()).ok().and_then(|ptx| jit_log(&ptx));
@@ -119,9 +122,15 @@ impl Gpu {
         })?;
         let parsed = ptx_emulator::Module::parse(&program.text)?;
         let [entry] = parsed.entries() else { return Err(anyhow!("a program has one entry")) };
-        let wanted = entry.params.iter().map(|param| param.bytes as usize);
-        ensure!(wanted.eq(args.iter().map(|arg| arg.0.len())), "the arguments are not the entry's parameters");
-        launch(&module.get_function(&entry.name)?, &program.launch, &args)?;
+        for args in overlaps.iter().chain([&args]) {
+            let wanted = entry.params.iter().map(|param| param.bytes as usize);
+            ensure!(wanted.eq(args.iter().map(|arg| arg.0.len())), "the arguments are not the entry's parameters");
+        }
+        let function = module.get_function(&entry.name)?;
+        if let Some(before) = &overlaps {
+            launch(&function, &program.launch, before, false)?;
+        }
+        launch(&function, &program.launch, &args, overlaps.is_some())?;
         CurrentContext::synchronize()?;
 
         let download = |(name, buffer): (String, DeviceBuffer<u8>)| {
@@ -144,7 +153,7 @@ pub fn agreement(program: &Program, ran: &Buffers) -> String {
 #[repr(align(64))]
 struct Aligned([u8; size_of::<sys::CUtensorMap>()]);
 
-fn launch(function: &Function, launch: &LaunchFile, args: &[Arg]) -> Result<()> {
+fn launch(function: &Function, launch: &LaunchFile, args: &[Arg], overlaps: bool) -> Result<()> {
     let mut args: Vec<_> = args
         .iter()
         .map(|Arg(bytes)| {
@@ -155,10 +164,17 @@ fn launch(function: &Function, launch: &LaunchFile, args: &[Arg]) -> Result<()> 
         })
         .collect::<Result<_>>()?;
     let mut pointers: Vec<*mut c_void> = args.iter_mut().map(|arg| arg.0.as_mut_ptr().cast()).collect();
-    let mut cluster = sys::CUlaunchAttribute {
+    let cluster = sys::CUlaunchAttribute {
         id: sys::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
         value: sys::CUlaunchAttributeValue { cluster_dim: launch.cluster },
     };
+    let overlap = sys::CUlaunchAttribute {
+        id: sys::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        value: sys::CUlaunchAttributeValue { programmatic_stream_serialization_allowed: 1 },
+    };
+    // A cluster of one is no cluster.
+    let attributes = [(cluster, launch.cluster != [1; 3]), (overlap, overlaps)];
+    let mut attributes: Vec<_> = attributes.into_iter().filter_map(|(attribute, given)| given.then_some(attribute)).collect();
     let config = sys::CUlaunchConfig {
         gridDimX: launch.grid[0],
         gridDimY: launch.grid[1],
@@ -168,12 +184,11 @@ fn launch(function: &Function, launch: &LaunchFile, args: &[Arg]) -> Result<()> 
         blockDimZ: launch.block[2],
         sharedMemBytes: launch.shared_bytes,
         hStream: std::ptr::null_mut(),
-        attrs: &mut cluster,
-        // A cluster of one is no cluster.
-        numAttrs: u32::from(launch.cluster != [1; 3]),
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: attributes.len() as u32,
     };
-    // SAFETY: the function lives; `Gpu::run` has compared the arguments with its parameters; `config` and `pointers`
-    // outlive the calls.
+    // SAFETY: the function lives; `Gpu::run` has compared the arguments with its parameters; `config`, `attributes` and
+    // `pointers` outlive the calls.
     unsafe {
         let asked = sys::cuFuncSetAttribute(
             function.to_raw(),

@@ -82,6 +82,10 @@ pub struct LaunchConfig {
     pub sanitize: bool,
     /// Hold to the manual's list of pipelined tensor-core operations alone.
     pub strict: bool,
+    /// The launch may begin while the one before it on this device still runs, and itself waits for that where it must
+    /// (`griddepcontrol.wait`): the launch attribute `PROGRAMMATIC_STREAM_SERIALIZATION`. The sanitizer finds where it does
+    /// not; whatever the host does between the two does not count as a wait.
+    pub overlaps: bool,
     /// Warp instructions that a warp may execute.
     pub instruction_budget: u64,
 }
@@ -97,6 +101,7 @@ impl LaunchConfig {
             schedule: Schedule::Fair,
             sanitize: true,
             strict: false,
+            overlaps: false,
             instruction_budget: 1 << 32,
         }
     }
@@ -190,7 +195,7 @@ impl Device {
     pub fn write(&mut self, buffer: Buffer, offset: u64, data: &[u8]) {
         let at = self.memory.locate(buffer.address + offset, data.len() as u64);
         let (allocation, offset) = at.expect("the bytes lie inside the buffer");
-        allocation.write(offset, data);
+        allocation.copy_in(offset, data);
     }
 
     /// A buffer's contents.
@@ -202,7 +207,7 @@ impl Device {
         assert!(size > 0 && buffer.bytes.is_multiple_of(size), "{} bytes are no whole elements", buffer.bytes);
         let mut out = vec![T::zeroed(); (buffer.bytes / size) as usize];
         let (allocation, offset) = self.memory.locate(buffer.address, buffer.bytes).expect("a buffer of this device");
-        allocation.read(offset, bytemuck::cast_slice_mut(&mut out));
+        allocation.copy_out(offset, bytemuck::cast_slice_mut(&mut out));
         out
     }
 
@@ -234,7 +239,7 @@ impl Device {
                     }
                 };
                 if let Some((allocation, at)) = self.memory.locate(address + (n * size) as u64, size as u64) {
-                    allocation.write(at, &value.to_le_bytes()[..size.min(8)]);
+                    allocation.copy_in(at, &value.to_le_bytes()[..size.min(8)]);
                 }
             }
         }
@@ -261,7 +266,7 @@ impl Device {
         check(kernel, config)?;
         let params = arguments(kernel, args)?;
         let symbols = self.load(module)?;
-        self.memory.begin_launch();
+        self.memory.begin_launch(&kernel.name, config.overlaps);
         let ctas = config.grid.iter().map(|&n| u64::from(n)).product::<u64>();
         let clusters = ctas / config.cluster.iter().map(|&n| u64::from(n)).product::<u64>();
         let launch = Launch {

@@ -41,6 +41,9 @@ kinds! {
     UninitialisedLocal => "read of uninitialised local memory",
     /// Two accesses of one shared location, one of them a write, with no order between them.
     DataRace => "data race",
+    /// An access to global memory that an earlier grid has written, or a write to what it has read, where that grid may
+    /// still run and nobody has waited for its end.
+    GridNotAwaited => "race with an earlier grid that may still run",
     /// A read of bytes that an asynchronous operation still writes, or whose completion nobody waited for.
     ReadInFlight => "read of data still in flight",
     /// A write to bytes that an asynchronous operation still reads or writes.

@@ -38,6 +38,8 @@ pub struct LaunchFile {
     /// The kernel's arguments in order.
     #[serde(default)]
     pub args: Vec<ArgSpec>,
+    /// The arguments of another launch just before, alike in all else, which this one overlaps.
+    pub overlaps: Option<Vec<ArgSpec>>,
     /// Buffers to write to files afterwards.
     #[serde(default)]
     pub save: BTreeMap<String, PathBuf>,
@@ -241,6 +243,8 @@ pub struct Prepared {
     pub config: LaunchConfig,
     /// The arguments.
     pub args: Vec<Arg>,
+    /// The arguments of the launch before, where this one overlaps one.
+    pub overlaps: Option<Vec<Arg>>,
     /// Buffers by name.
     pub buffers: BTreeMap<String, Buffer>,
     save: BTreeMap<String, PathBuf>,
@@ -274,7 +278,9 @@ impl LaunchFile {
             buffers.insert(name.clone(), buffer);
         }
         let addresses = buffers.iter().map(|(name, buffer)| (name.clone(), buffer.address)).collect();
-        let args = self.arguments(&Places { addresses, encode: &|map| Ok(map.to_bytes()) }, folder)?;
+        let places = Places { addresses, encode: &|map| Ok(map.to_bytes()) };
+        let args = arguments(&self.args, &places, folder)?;
+        let overlaps = self.overlaps.as_ref().map(|args| arguments(args, &places, folder)).transpose()?;
         for name in self.save.keys() {
             ensure!(buffers.contains_key(name), "`save` names the buffer `{name}`, which does not exist");
         }
@@ -293,14 +299,14 @@ impl LaunchFile {
             config.instruction_budget = budget;
         }
         let save = self.save.iter().map(|(name, file)| (name.clone(), folder.join(file))).collect();
-        Ok(Prepared { device, module, entry, config, args, buffers, save })
+        Ok(Prepared { device, module, entry, config, args, overlaps, buffers, save })
     }
+}
 
-    /// The arguments' bytes, for buffers that lie at these places.
-    pub fn arguments(&self, places: &Places<'_>, folder: &Path) -> Result<Vec<Arg>> {
-        let args = self.args.iter().enumerate();
-        args.map(|(n, a)| a.make(places, folder).with_context(|| format!("argument {n}"))).collect()
-    }
+/// Arguments' bytes, for buffers that lie at these places; paths are relative to `folder`.
+pub fn arguments(args: &[ArgSpec], places: &Places<'_>, folder: &Path) -> Result<Vec<Arg>> {
+    let args = args.iter().enumerate();
+    args.map(|(n, a)| a.make(places, folder).with_context(|| format!("argument {n}"))).collect()
 }
 
 impl BufferSpec {
@@ -387,9 +393,13 @@ fn hex(text: &str) -> Result<Vec<u8>> {
 }
 
 impl Prepared {
-    /// Runs the launch.
+    /// Runs the launch, and before it the one that it overlaps.
     pub fn run(&mut self) -> Result<Report, Fault> {
-        self.device.launch(&self.module, &self.entry, &self.config, &self.args)
+        if let Some(before) = &self.overlaps {
+            self.device.launch(&self.module, &self.entry, &self.config, before)?;
+        }
+        let config = LaunchConfig { overlaps: self.overlaps.is_some(), ..self.config.clone() };
+        self.device.launch(&self.module, &self.entry, &config, &self.args)
     }
 
     /// Writes the buffers that the launch file asks for.

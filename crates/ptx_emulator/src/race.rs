@@ -9,6 +9,8 @@
 //! visible to the async proxy (PTX ISA, "Memory Consistency Model: Proxies"): an async operation may only touch
 //! bytes whose generic writes are in the `proxied` half of its issuer.
 //!
+//! The last entry of a clock is the end of the grids before: a wait for them is an acquire of it, like any other.
+//!
 //! What it can miss: agents are [`AGENTS`] slots used in turn, so two operations that share a slot count as
 //! ordered; the reads of one word since its last write are kept by warp and instruction, only the latest of each
 //! warp; races in global memory are not looked for.
@@ -19,7 +21,7 @@ use std::rc::Rc;
 /// Slots for asynchronous operations in flight, in a cluster.
 pub const AGENTS: u32 = 256;
 
-/// A vector clock with its async-proxy half; indexed by thread, then agent.
+/// A vector clock with its async-proxy half; indexed by thread, then agent; last, whether the grids before have ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clock {
     seen: Vec<u32>,
@@ -34,6 +36,10 @@ impl Clock {
         for (a, b) in self.proxied.iter_mut().zip(&o.proxied) {
             *a = (*a).max(*b);
         }
+    }
+
+    fn knows_end_of_grids(&self) -> bool {
+        self.seen.last() == Some(&1)
     }
 
     fn covers(&self, o: &Clock) -> bool {
@@ -132,6 +138,18 @@ pub enum Mode {
     Atomic,
 }
 
+impl Mode {
+    /// It does not write.
+    pub fn reads(self) -> bool {
+        matches!(self, Mode::Read | Mode::StrongRead)
+    }
+
+    /// It does not race with its like.
+    pub fn is_strong(self) -> bool {
+        matches!(self, Mode::StrongRead | Mode::Atomic)
+    }
+}
+
 /// The other side of a race.
 #[derive(Clone, Copy, Debug)]
 pub struct Conflict {
@@ -164,7 +182,7 @@ impl Detector {
     /// A detector for `warps` warps and memories of these sizes in bytes.
     pub fn new(warps: u32, memories: impl Iterator<Item = u32>) -> Detector {
         let threads = warps * 32;
-        let n = (threads + AGENTS) as usize;
+        let n = (threads + AGENTS + 1) as usize;
         let zero = Rc::new(Clock { seen: vec![0; n], proxied: vec![0; n] });
         Detector {
             warps: (0..warps).map(|_| WarpClock { lanes: std::array::from_fn(|_| zero.clone()), now: 1 }).collect(),
@@ -224,6 +242,18 @@ impl Detector {
             *known = joined.unwrap_or(old.clone());
             done = Some((old, known.clone()));
         }
+    }
+
+    /// Lanes `mask` of `warp` learn that the grids before have ended.
+    pub fn acquire_end_of_grids(&mut self, warp: u32, mask: u32) {
+        let mut ended = (*self.zero).clone();
+        ended.seen.last_mut().into_iter().for_each(|end| *end = 1);
+        self.acquire(warp, mask, &Some(Rc::new(ended)));
+    }
+
+    /// Whether a lane of `warp` knows that the grids before have ended.
+    pub fn knows_end_of_grids(&self, warp: u32, lane: u32) -> bool {
+        self.warps[warp as usize].lanes[lane as usize].knows_end_of_grids()
     }
 
     /// A proxy fence of lanes `mask`: what they know becomes visible to the async proxy.
@@ -394,7 +424,7 @@ fn check(
     free: &mut Vec<u32>,
 ) -> Result<(), Conflict> {
     let strong = mode == Mode::Atomic;
-    let both_atomic = matches!(mode, Mode::Atomic | Mode::StrongRead) && cell.flags & ATOMIC != 0;
+    let both_atomic = mode.is_strong() && cell.flags & ATOMIC != 0;
     if cell.write.mask != 0
         && !both_atomic
         && let Some(conflict) = view.conflict(cell.write, true)

@@ -255,6 +255,7 @@ impl EmulatedLayer {
             sanitize,
             // By the manual, not by what hardware may do besides.
             strict: true,
+            overlaps: grid.overlaps,
             ..LaunchConfig::linear(grid.blocks, grid.threads)
         };
         self.device.launch(module, grid.entry, &config, &[argument]).map_err(Error::Fault)

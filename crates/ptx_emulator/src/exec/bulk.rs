@@ -81,14 +81,6 @@ fn spawn(m: &mut Machine<'_>, w: &Warp, lane: usize) -> Option<Agent> {
     m.race.as_mut().map(|r| r.spawn(w.index, 1 << lane, true))
 }
 
-fn global(m: &Machine<'_>, address: u64, len: u32) -> Stopped<()> {
-    if m.global.locate(address, len.into()).is_some() {
-        return Ok(());
-    }
-    let text = format!("{len} bytes at global address {address:#x}: {}", m.global.describe(address));
-    Err(Stop::new(FaultKind::OutOfBounds, text))
-}
-
 fn ctas_of(m: &Machine<'_>, mask: u32, lane: usize) -> Stopped<Vec<u32>> {
     let ctas: Vec<u32> = lanes(mask & 0xffff).map(|n| n as u32).collect();
     match ctas.iter().find(|&&c| m.ctas.get(c as usize).is_none_or(|c| c.running == 0)) {
@@ -154,7 +146,7 @@ pub fn bulk(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 let at = shared(m, w, &from, lane, size, BULK_ALIGN)?;
                 let address = lane_at(w, &to, Space::Global, lane).address;
                 aligned(address, lane)?;
-                global(m, address, size)?;
+                m.issue_global(w, lane, address, size, Reduction::mode(reduction))?;
                 track(m, w, agent.as_ref(), at, size, Mode::Read)?;
                 count_store(m, w, size);
                 start_grouped(
@@ -214,7 +206,7 @@ pub fn bulk(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             }
             let address = lane_at(w, &from, Space::Global, lane).address;
             aligned(address, lane)?;
-            global(m, address, size)?;
+            m.issue_global(w, lane, address, size, Mode::Read)?;
             m.roles[w.role as usize].bulk.global_load += u64::from(size);
             target.request(m);
             m.start(w, move |m| {
@@ -262,6 +254,12 @@ impl Reduction {
         Ok(Some(Reduction { ty: i.ty().unwrap_or(Type::U32), update }))
     }
 
+    /// How a copy to global memory writes, with a reduction or without.
+    fn mode(reduction: Option<Reduction>) -> Mode {
+        // Each of its operations has the semantics of `.relaxed.gpu`.
+        if reduction.is_some() { Mode::Atomic } else { Mode::Write }
+    }
+
     fn apply(&self, old: &[u8], new: &[u8]) -> Vec<u8> {
         let size = self.ty.bytes() as usize;
         let word = |bytes: &[u8]| {
@@ -276,9 +274,7 @@ impl Reduction {
 
 /// Reads global memory on behalf of a bulk copy.
 fn load_global(m: &mut Machine<'_>, address: u64, out: &mut [u8]) -> Stopped<()> {
-    let Some((allocation, at)) = m.global.locate(address, out.len() as u64) else {
-        return global(m, address, out.len() as u32);
-    };
+    let (allocation, at) = m.locate_global(address, out.len() as u64)?;
     allocation.read(at, out);
     m.buffers[allocation.index].bulk_loaded += out.len() as u64;
     Ok(())
@@ -292,9 +288,7 @@ fn count_store(m: &mut Machine<'_>, w: &Warp, bytes: u32) {
 }
 
 fn store_global(m: &mut Machine<'_>, address: u64, data: &[u8], reduction: Option<Reduction>) -> Stopped<()> {
-    let Some((allocation, at)) = m.global.locate(address, data.len() as u64) else {
-        return global(m, address, data.len() as u32);
-    };
+    let (allocation, at) = m.locate_global(address, data.len() as u64)?;
     match reduction {
         Some(r) => {
             let mut old = vec![0; data.len()];
@@ -340,6 +334,7 @@ pub fn read_map(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: 
     }
     match m.resolve_aligned(w, at, OBJECT_BYTES as u32, 1)? {
         Spot::Global(allocation, offset) => {
+            m.track_global(w, lane as u32, (allocation, offset), OBJECT_BYTES as u64, Mode::Read)?;
             allocation.read(offset, &mut bytes);
             m.buffers[allocation.index].loaded += OBJECT_BYTES as u64;
         }
@@ -413,6 +408,9 @@ pub fn tensor_load(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 }
                 track(m, w, agent.as_ref(), (cta, first), len, Mode::Write)?;
             }
+            for (address, bytes) in list.iter().filter_map(|piece| Some((piece.global?, piece.bytes))) {
+                m.issue_global(w, lane, address, bytes, Mode::Read)?;
+            }
             let target = Target { barriers: signals(&ctas, at, multicast, pair), ctas, offset: 0 };
             let bytes = map.transaction_bytes();
             let inside: u32 = list.iter().filter(|piece| piece.global.is_some()).map(|piece| piece.bytes).sum();
@@ -485,6 +483,9 @@ pub fn tensor_store(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             };
             track(m, w, agent.as_ref(), (cta, first), len, Mode::Read)?;
             let inside: Vec<Piece> = list.into_iter().filter(|p| p.global.is_some()).collect();
+            for piece in &inside {
+                m.issue_global(w, lane, piece.global.unwrap_or(0), piece.bytes, Reduction::mode(reduction))?;
+            }
             count_store(m, w, inside.iter().map(|p| p.bytes).sum());
             let sources = inside.clone();
             start_grouped(

@@ -123,9 +123,22 @@ pub fn setmaxnreg(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-/// `griddepcontrol`: the grids before this one are complete when it starts.
-pub fn griddepcontrol(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
-    Ok(Box::new(|_, _, _| Ok(Flow::Next)))
+/// `griddepcontrol`: the grids before this one are complete when it starts, but nobody knows it before `.wait`.
+pub fn griddepcontrol(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
+    let waits = i.has("wait");
+    Ok(Box::new(move |w, m, mask| {
+        let cta = &mut m.ctas[w.cta as usize];
+        if waits {
+            cta.awaited_grids = true;
+            if let Some(race) = &mut m.race {
+                race.acquire_end_of_grids(w.index, mask);
+            }
+        } else {
+            let knows = |lane| m.race.as_ref().is_some_and(|race| race.knows_end_of_grids(w.index, lane as u32));
+            cta.let_dependents_start |= !lanes(mask).all(knows);
+        }
+        Ok(Flow::Next)
+    }))
 }
 
 /// Bytes of the response of `clusterlaunchcontrol.try_cancel`.

@@ -63,9 +63,8 @@ pub fn cp_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 let text = format!("global address {address:#x} is not a multiple of {size}");
                 return Err(Stop::new(FaultKind::Misaligned, text).lane(lane as u32));
             }
-            if bytes > 0 && m.global.locate(address, bytes.into()).is_none() {
-                let text = format!("{bytes} bytes at global address {address:#x}: {}", m.global.describe(address));
-                return Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane as u32));
+            if bytes > 0 {
+                m.issue_global(w, lane, address, bytes, Mode::Read)?;
             }
             if let (Some(race), Some(agent)) = (&mut m.race, &agent)
                 && let Err(conflict) = race.agent_access(agent, cta, offset, size, Mode::Write, w.pc())

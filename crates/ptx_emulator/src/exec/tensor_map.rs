@@ -84,6 +84,7 @@ pub fn cp_fenceproxy(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         let at = lane_at(w, &to, Space::Global, lane);
         match m.resolve(w, at, OBJECT_BYTES as u32)? {
             Spot::Global(allocation, offset) => {
+                m.track_global(w, lane as u32, (allocation, offset), OBJECT_BYTES as u64, Mode::Write)?;
                 allocation.write(offset, &bytes);
                 m.buffers[allocation.index].stored += OBJECT_BYTES as u64;
             }

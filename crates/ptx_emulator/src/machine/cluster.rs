@@ -68,6 +68,10 @@ pub struct Cta {
     pub mbarriers: Mbarriers,
     pub tmem: Tmem,
     pub requests: Requests,
+    /// A thread has waited for the grids before.
+    pub awaited_grids: bool,
+    /// A thread has let dependents start without knowing of such a wait.
+    pub let_dependents_start: bool,
     /// Registers of a thread that `setmaxnreg.dec` of its warps has released.
     pub free_registers: u32,
     /// Warps that have not exited.
@@ -157,6 +161,9 @@ impl Machine<'_> {
     fn exited(&mut self, w: &Warp) -> Stopped<()> {
         let cta = &mut self.ctas[w.cta as usize];
         cta.running -= 1;
+        if cta.running == 0 && cta.awaited_grids {
+            self.global.earlier.waits(!cta.let_dependents_start);
+        }
         if cta.running == 0 && cta.tmem.used() > 0 {
             let text = format!("the CTA exits with {} columns allocated", cta.tmem.used());
             return Err(Stop::new(FaultKind::TmemNotFreed, text));
@@ -239,6 +246,8 @@ impl<'a> Cluster<'a> {
                 mbarriers: Mbarriers::new(),
                 tmem: Tmem::default(),
                 requests: Requests::default(),
+                awaited_grids: false,
+                let_dependents_start: false,
                 free_registers: 0,
                 running: warps_per_cta,
             });

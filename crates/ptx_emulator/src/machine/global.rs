@@ -1,7 +1,9 @@
 //! Global memory: allocations with bounds at device addresses of their own, far enough apart that a pointer which
 //! leaves one never lands in the next. CTAs on different threads share it, so it is made of relaxed atomic words.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use super::earlier::{Earlier, Touched};
 
 /// Allocations begin at multiples of this, as the driver's do.
 pub const ALIGN: u64 = 256;
@@ -9,8 +11,6 @@ pub const ALIGN: u64 = 256;
 const GUARD: u64 = 1 << 20;
 /// The first device address.
 const FIRST: u64 = 0x1_0000_0000;
-/// Unit in which distinct bytes are counted: one DRAM sector.
-pub const SECTOR: u64 = 32;
 
 /// One allocation.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ pub struct Allocation {
     base: u64,
     len: u64,
     words: Box<[AtomicU32]>,
-    read: Box<[AtomicU64]>,
-    written: Box<[AtomicU64]>,
+    /// What the launch does here.
+    touched: Touched,
     /// Name of the variable or the buffer, for reports.
     pub name: Option<String>,
     /// A `.const` variable.
@@ -39,8 +39,25 @@ impl Allocation {
         self.len
     }
 
-    /// Copies bytes out; the range must lie inside.
+    /// A kernel reads bytes; the range must lie inside.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
+        self.copy_out(offset, out);
+        self.touched.read.add(offset, out.len() as u64);
+    }
+
+    /// A kernel writes bytes; the range must lie inside.
+    pub fn write(&self, offset: u64, data: &[u8]) {
+        self.copy_in(offset, data);
+        self.touched.written.add(offset, data.len() as u64);
+    }
+
+    /// What a kernel reads or writes there, it does with strong accesses.
+    pub fn strong(&self, offset: u64, len: u64) {
+        self.touched.strong.add(offset, len);
+    }
+
+    /// Copies bytes out; the range must lie inside.
+    pub fn copy_out(&self, offset: u64, out: &mut [u8]) {
         let mut at = offset as usize;
         let mut rest = out;
         while !rest.is_empty() {
@@ -52,11 +69,10 @@ impl Allocation {
             at += n;
             rest = later;
         }
-        mark(&self.read, offset, at as u64 - offset);
     }
 
     /// Copies bytes in; the range must lie inside.
-    pub fn write(&self, offset: u64, data: &[u8]) {
+    pub fn copy_in(&self, offset: u64, data: &[u8]) {
         let mut at = offset as usize;
         let mut rest = data;
         while !rest.is_empty() {
@@ -78,30 +94,11 @@ impl Allocation {
             at += n;
             rest = later;
         }
-        mark(&self.written, offset, at as u64 - offset);
     }
 
     /// Distinct bytes read and written since the launch began, in whole sectors.
     pub fn distinct_bytes(&self) -> (u64, u64) {
-        (distinct(&self.read), distinct(&self.written))
-    }
-}
-
-/// Bytes of the marked sectors.
-fn distinct(sectors: &[AtomicU64]) -> u64 {
-    sectors.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum::<u64>() * SECTOR
-}
-
-/// Marks the sectors of a range as touched.
-fn mark(sectors: &[AtomicU64], offset: u64, len: u64) {
-    if len == 0 {
-        return;
-    }
-    for sector in offset / SECTOR..=(offset + len - 1) / SECTOR {
-        let (word, bit) = (&sectors[(sector / 64) as usize], 1 << (sector % 64));
-        if word.load(Relaxed) & bit == 0 {
-            word.fetch_or(bit, Relaxed);
-        }
+        (self.touched.read.sector_bytes(), self.touched.written.sector_bytes())
     }
 }
 
@@ -111,11 +108,13 @@ pub struct GlobalMemory {
     /// Ascending by address.
     allocations: Vec<Allocation>,
     next: u64,
+    /// Grids that may still run.
+    pub earlier: Earlier,
 }
 
 impl Default for GlobalMemory {
     fn default() -> Self {
-        GlobalMemory { allocations: Vec::new(), next: FIRST }
+        GlobalMemory { allocations: Vec::new(), next: FIRST, earlier: Earlier::default() }
     }
 }
 
@@ -125,9 +124,8 @@ impl GlobalMemory {
         let base = self.next;
         self.next = (base + len + GUARD).next_multiple_of(ALIGN);
         let words = (0..len.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
-        let bitmap = || (0..len.div_ceil(SECTOR * 64)).map(|_| AtomicU64::new(0)).collect();
-        let (read, written) = (bitmap(), bitmap());
-        self.allocations.push(Allocation { index: 0, base, len, words, read, written, name, constant });
+        let touched = Touched::nothing(len);
+        self.allocations.push(Allocation { index: 0, base, len, words, touched, name, constant });
         base
     }
 
@@ -178,14 +176,12 @@ impl GlobalMemory {
         }
     }
 
-    /// Numbers the allocations and forgets which sectors were touched.
-    pub fn begin_launch(&mut self) {
-        for (index, a) in self.allocations.iter_mut().enumerate() {
-            a.index = index;
-            for word in a.read.iter_mut().chain(&mut a.written) {
-                *word.get_mut() = 0;
-            }
-        }
+    /// A launch of a kernel begins: numbers the allocations and forgets what the last launch did with them, unless it may
+    /// still run.
+    pub fn begin_launch(&mut self, kernel: &str, overlaps: bool) {
+        self.allocations.iter_mut().enumerate().for_each(|(index, a)| a.index = index);
+        let touched = self.allocations.iter_mut().map(|a| (a.base, &mut a.touched));
+        self.earlier.begin(kernel, overlaps, touched);
     }
 
     /// All allocations, ascending by address.

@@ -169,9 +169,54 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// The bytes at a global address; a fault where they are not all there.
+    pub fn locate_global(&self, address: u64, len: u64) -> Stopped<(&'a Allocation, u64)> {
+        self.global.locate(address, len).ok_or_else(|| {
+            let text = format!("{len} bytes at global address {address:#x}: {}", self.global.describe(address));
+            Stop::new(FaultKind::OutOfBounds, text)
+        })
+    }
+
+    /// Checks an access of global memory by an operation that a lane issues.
+    pub fn issue_global(&self, w: &Warp, lane: usize, address: u64, len: u32, mode: Mode) -> Stopped<()> {
+        let at = self.locate_global(address, len.into()).map_err(|stop| stop.lane(lane as u32))?;
+        self.track_global(w, lane as u32, at, len.into(), mode)
+    }
+
+    /// Checks a thread's access of global memory, or that of an operation that it issues, against grids that may still run.
+    pub fn track_global(
+        &self,
+        w: &Warp,
+        lane: u32,
+        (allocation, offset): (&Allocation, u64),
+        len: u64,
+        mode: Mode,
+    ) -> Stopped<()> {
+        if mode.is_strong() {
+            allocation.strong(offset, len);
+        }
+        let earlier = &self.global.earlier;
+        let Some(race) = self.race.as_ref().filter(|_| !earlier.is_empty()) else { return Ok(()) };
+        let waited = race.knows_end_of_grids(w.index, lane);
+        let Some(conflict) = earlier.race(allocation.base(), offset, len, mode, waited) else { return Ok(()) };
+        let did = if mode.reads() { "read" } else { "write" };
+        let text = format!("{did} of {len} bytes at {}", self.global.describe(allocation.base() + offset));
+        let other = format!(
+            "an earlier grid of `{}` {} it, {}",
+            conflict.kernel,
+            if conflict.wrote { "wrote" } else { "read" },
+            if conflict.out_of_reach {
+                "and no grid between has waited for its end"
+            } else {
+                "and no griddepcontrol.wait lies between"
+            }
+        );
+        Err(Stop::new(FaultKind::GridNotAwaited, text).lane(lane).other(other, None))
+    }
+
     /// A conflict as a fault.
     pub fn conflict(&self, mode: Mode, conflict: Conflict, offset: u32, len: u32) -> Box<Stop> {
-        let reads = matches!(mode, Mode::Read | Mode::StrongRead);
+        let reads = mode.reads();
         let agent = self.race.as_ref().is_some_and(|r| r.is_agent(conflict.accessor));
         let kind = match (conflict.only_proxy, agent, reads) {
             (true, ..) => FaultKind::MissingProxyFence,
@@ -203,6 +248,7 @@ impl<'a> Machine<'a> {
         let len = out.len() as u32;
         match self.resolve(w, at, len)? {
             Spot::Global(allocation, offset) => {
+                self.track_global(w, at.lane, (allocation, offset), len.into(), mode)?;
                 allocation.read(offset, out);
                 self.buffers[allocation.index].loaded += u64::from(len);
                 self.roles[w.role as usize].bytes.global_load += u64::from(len);
@@ -250,6 +296,7 @@ impl<'a> Machine<'a> {
                 return Err(Stop::new(FaultKind::OutOfBounds, text).lane(at.lane));
             }
             Spot::Global(allocation, offset) => {
+                self.track_global(w, at.lane, (allocation, offset), len.into(), mode)?;
                 allocation.write(offset, data);
                 self.buffers[allocation.index].stored += u64::from(len);
                 self.roles[w.role as usize].bytes.global_store += u64::from(len);

@@ -1,7 +1,5 @@
-//! `clusterlaunchcontrol` and `griddepcontrol` (PTX ISA, "Parallel Synchronization: clusterlaunchcontrol",
-//! "griddepcontrol"). A cancelled CTA is not launched and its index is given to one that runs: whoever runs, every index is
-//! worked on once. `griddepcontrol.wait` "causes the executing thread to wait until all prerequisite grids in flight have
-//! completed", of which a first launch has none; without dependents, `launch_dependents` does nothing.
+//! `clusterlaunchcontrol` and `setmaxnreg` (PTX ISA, "Parallel Synchronization: clusterlaunchcontrol", "setmaxnreg"). A
+//! cancelled CTA is not launched and its index is given to one that runs: whoever runs, every index is worked on once.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -30,17 +28,6 @@ fn cancelled(ctas: usize) -> Program {
     )
 }
 
-fn dependencies() -> Program {
-    let body = "griddepcontrol.wait;\nld.param.u64 %d1, [out];\nmul.wide.u32 %d2, %r1, 4;\nadd.u64 %d3, %d1, %d2;\n\
-                st.global.u32 [%d3], %r1;\ngriddepcontrol.launch_dependents;\n";
-    program(
-        "griddepcontrol",
-        module(HOPPER, "", ".param .u64 out", body),
-        json!({"block": [64, 1, 1], "args": [{"pointer": "out"}], "buffers": {"out": poison(64)}}),
-        &[("out", (0..64).collect())],
-    )
-}
-
 /// `setmaxnreg`: 128 registers a thread at launch (65,536 for two CTAs of 256 threads), of which half of the warps give 32 to
 /// the others; results stay as they are.
 fn registers() -> Program {
@@ -57,5 +44,5 @@ fn registers() -> Program {
 }
 
 pub fn programs() -> Vec<Program> {
-    vec![cancelled(1), cancelled(7), cancelled(40), dependencies(), registers()]
+    vec![cancelled(1), cancelled(7), cancelled(40), registers()]
 }

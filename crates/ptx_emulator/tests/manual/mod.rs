@@ -5,6 +5,7 @@
 pub mod bulk_copies;
 pub mod clusters;
 pub mod cp_async;
+pub mod dependent_launches;
 pub mod fragments;
 pub mod launch_control;
 pub mod mbarriers;
@@ -26,10 +27,11 @@ use serde_json::{Value, json};
 /// Every feature's programs.
 #[allow(dead_code, reason = "each user takes what it needs")]
 pub fn programs() -> Vec<Program> {
-    let all: [fn() -> Vec<Program>; 15] = [
+    let all: [fn() -> Vec<Program>; 16] = [
         bulk_copies::programs,
         clusters::programs,
         cp_async::programs,
+        dependent_launches::programs,
         fragments::programs,
         launch_control::programs,
         mbarriers::programs,

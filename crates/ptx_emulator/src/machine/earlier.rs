@@ -1,0 +1,128 @@
+//! Grids before that may still run while a launch does (programmatic dependent launch: PTX ISA, "griddepcontrol"; CUDA
+//! programming guide, "Programmatic Dependent Launch and Synchronization"), and what they did in global memory.
+//!
+//! A launch that overlaps may begin when every CTA of the launch before has executed `griddepcontrol.launch_dependents` or
+//! has exited. The end of the launch before, and with it the visibility of what it wrote, is only known behind
+//! `griddepcontrol.wait`. A grid before that one is complete by then if the launch before has itself waited for it, and when
+//! the launch begins already if it has waited in a CTA before that let dependents start.
+//!
+//! Here grids run one after the other all the same; a launch is told what it must not rely on.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use super::words::Words;
+use crate::race::Mode;
+
+/// What a grid did to an allocation.
+#[derive(Debug)]
+pub struct Touched {
+    pub read: Words,
+    pub written: Words,
+    /// Of these, what strong accesses touched.
+    pub strong: Words,
+}
+
+impl Touched {
+    /// Nothing, to so many bytes.
+    pub fn nothing(bytes: u64) -> Touched {
+        Touched { read: Words::none(bytes), written: Words::none(bytes), strong: Words::none(bytes) }
+    }
+
+    /// What was done; from now on that is nothing.
+    fn take(&mut self) -> Touched {
+        Touched { read: self.read.take(), written: self.written.take(), strong: self.strong.take() }
+    }
+
+    /// Forgets what was done.
+    pub fn clear(&mut self) {
+        let Touched { read, written, strong } = self;
+        [read, written, strong].into_iter().for_each(Words::clear);
+    }
+
+    /// Whether an access of a range races with what was done, and if so, with a write.
+    fn race(&self, offset: u64, bytes: u64, mode: Mode) -> Option<bool> {
+        let except = mode.is_strong().then_some(&self.strong);
+        if self.written.meet(offset, bytes, except) {
+            Some(true)
+        } else {
+            (!mode.reads() && self.read.meet(offset, bytes, except)).then_some(false)
+        }
+    }
+}
+
+/// A grid that may still run.
+#[derive(Debug)]
+struct Grid {
+    kernel: String,
+    /// `griddepcontrol.wait` waits for its end too.
+    awaited: bool,
+    /// By the address of the allocation.
+    touched: HashMap<u64, Touched>,
+}
+
+/// Whether a launch waits for those before it.
+#[derive(Debug, Default)]
+pub struct Waited {
+    /// A thread does.
+    pub ever: AtomicBool,
+    /// A CTA does before it lets dependents start.
+    pub first: AtomicBool,
+}
+
+/// The other side of a race.
+pub struct Conflict<'a> {
+    /// The kernel of the grid that may still run.
+    pub kernel: &'a str,
+    /// It wrote.
+    pub wrote: bool,
+    /// The accessing thread has waited, but not for that grid.
+    pub out_of_reach: bool,
+}
+
+/// The grids that may still run when a launch begins.
+#[derive(Debug, Default)]
+pub struct Earlier {
+    grids: Vec<Grid>,
+    /// The launch that began last.
+    last: Option<(String, Waited)>,
+}
+
+impl Earlier {
+    /// A launch begins; `touched` is what the last one did, by the address of the allocation.
+    pub fn begin<'a>(&mut self, kernel: &str, overlaps: bool, touched: impl Iterator<Item = (u64, &'a mut Touched)>) {
+        let last = self.last.replace((kernel.into(), Waited::default()));
+        let (Some((kernel, mut waited)), true) = (last, overlaps) else {
+            self.grids.clear();
+            touched.for_each(|(_, touched)| touched.clear());
+            return;
+        };
+        let (ever, first) = (*waited.ever.get_mut(), *waited.first.get_mut());
+        self.grids.retain(|grid| !(grid.awaited && first));
+        self.grids.iter_mut().for_each(|grid| grid.awaited &= ever);
+        let touched = touched.filter(|(_, touched)| !touched.read.is_empty() || !touched.written.is_empty());
+        let touched = touched.map(|(base, touched)| (base, touched.take())).collect();
+        self.grids.push(Grid { kernel, awaited: true, touched });
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.grids.is_empty()
+    }
+
+    /// A thread of the running launch waits.
+    pub fn waits(&self, before_dependents: bool) {
+        if let Some((_, waited)) = &self.last {
+            waited.ever.store(true, Relaxed);
+            waited.first.fetch_or(before_dependents, Relaxed);
+        }
+    }
+
+    /// The race of an access to an allocation with a grid that may still run, by a thread that knows of a wait or does not.
+    pub fn race(&self, base: u64, offset: u64, bytes: u64, mode: Mode, waited: bool) -> Option<Conflict<'_>> {
+        self.grids.iter().rev().filter(|grid| !(grid.awaited && waited)).find_map(|grid| {
+            let wrote = grid.touched.get(&base)?.race(offset, bytes, mode)?;
+            Some(Conflict { kernel: &grid.kernel, wrote, out_of_reach: waited })
+        })
+    }
+}
