@@ -174,7 +174,8 @@ fn launch(function: &Function, launch: &LaunchFile, args: &[Arg], overlaps: bool
     };
     // A cluster of one is no cluster.
     let attributes = [(cluster, launch.cluster != [1; 3]), (overlap, overlaps)];
-    let mut attributes: Vec<_> = attributes.into_iter().filter_map(|(attribute, given)| given.then_some(attribute)).collect();
+    let mut attributes: Vec<_> =
+        attributes.into_iter().filter_map(|(attribute, given)| given.then_some(attribute)).collect();
     let config = sys::CUlaunchConfig {
         gridDimX: launch.grid[0],
         gridDimY: launch.grid[1],

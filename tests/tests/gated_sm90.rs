@@ -2,7 +2,7 @@
 //! time, whatever its instance. And faults where the PTX is broken.
 
 use nvfp4::Output;
-use nvfp4::backend::emulated::{Emulated, Fault, Options, Schedule};
+use nvfp4::backend::emulated::{Emulated, Fault, FaultKind, Options, Schedule};
 use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
@@ -81,10 +81,26 @@ fn k_that_is_no_multiple_of_32_goes_to_the_portable_kernel() {
     verified(&Case::new(&inputs, OutDtype::F16), &hopper(Schedule::Fair), OutDtype::F16, "gated_simt_small");
 }
 
-/// What the kernel is stopped for when a line of its text is changed; one block computes many tiles, all of them ragged.
-fn fault(gpu: &Emulated, line: usize, changed: &str) -> Option<Fault> {
+/// A device of one multiprocessor, on the worst schedule, for one instance.
+fn worst(instance: &str) -> Emulated {
+    let options = Options { schedule: Schedule::Worst, sms: 1, ..Options::default() };
+    with_instance(Emulated::new("sm_90a", options).unwrap(), instance)
+}
+
+/// The lines of the gated entry of an instance that begin with this.
+fn lines_of<'a>(gpu: &'a Emulated, instance: &str, instruction: &str) -> Vec<(usize, &'a str)> {
+    let entry = format!(".entry gated_sm90_{instance}(");
+    let lines = gpu.ptx().lines().enumerate().skip_while(|(_, line)| !line.contains(&entry));
+    let lines = lines.take_while(|(_, line)| !line.contains("// -- End function"));
+    lines.filter(|(_, line)| line.trim_start().starts_with(instruction)).collect()
+}
+
+/// What the kernel is stopped for when lines of its text are changed; one block computes many tiles, all of them ragged.
+fn fault(gpu: &Emulated, changes: &[(usize, &str)]) -> Option<Fault> {
     let mut lines: Vec<_> = gpu.ptx().lines().collect();
-    lines[line] = changed;
+    for &(line, changed) in changes {
+        lines[line] = changed;
+    }
     let gpu = gpu.clone().with_ptx(&lines.join("\n")).unwrap();
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(16, 136, 1696), (7, 72, 1696)]), 2);
     let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
@@ -108,17 +124,27 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
         ("wgmma.wait_group.sync.aligned 1", "", 2, 0),
         ("wgmma.wait_group.sync.aligned 0", "", 2, 0),
     ];
-    let gpu = Emulated::new("sm_90a", Options { schedule: Schedule::Worst, sms: 1, ..Options::default() }).unwrap();
-    let gpu = with_instance(gpu, "t16");
-    assert_eq!(fault(&gpu, 0, ""), None, "the first line is a comment");
-    let entry = |line: &&str| !line.contains(".entry gated_sm90_t16(");
-    let start = gpu.ptx().lines().take_while(entry).count();
-    let length = gpu.ptx().lines().skip(start).take_while(|line| !line.contains("// -- End function")).count();
+    let gpu = worst("t16");
+    assert_eq!(fault(&gpu, &[(0, "")]), None, "the first line is a comment");
     for (instruction, changed, least, spare) in SABOTAGES {
-        let lines = gpu.ptx().lines().enumerate().skip(start).take(length);
-        let lines: Vec<_> = lines.filter(|(_, line)| line.trim_start().starts_with(instruction)).collect();
+        let lines = lines_of(&gpu, "t16", instruction);
         assert!(lines.len() >= least, "{} of {instruction}", lines.len());
-        let unnoticed: Vec<_> = lines.iter().filter(|(number, _)| fault(&gpu, *number, changed).is_none()).collect();
+        let unnoticed: Vec<_> = lines.iter().filter(|(line, _)| fault(&gpu, &[(*line, changed)]).is_none()).collect();
         assert!(unnoticed.len() <= spare, "may be left out: {unnoticed:?}");
+    }
+}
+
+#[test]
+fn tokens_that_nobody_has_waited_for_are_found() {
+    let gpu = worst("t64");
+    let [(wait, instruction)] = lines_of(&gpu, "t64", "griddepcontrol.wait")[..] else { panic!("one thread waits") };
+    assert_eq!(fault(&gpu, &[(0, "")]), None, "the first line is a comment");
+    let copies = lines_of(&gpu, "t64", "cp.async.bulk.shared");
+    let (copy_of_weights, copy) = copies[0];
+    let in_the_wrong_warp = format!("{instruction} {copy}");
+    for changes in [vec![(wait, "")], vec![(wait, ""), (copy_of_weights, &in_the_wrong_warp)]] {
+        let fault = fault(&gpu, &changes).expect("a race with the grid that decodes tokens");
+        assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
+        assert!(fault.to_string().contains("`tokens_sm90`"), "{fault}");
     }
 }

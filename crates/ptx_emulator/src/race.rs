@@ -13,7 +13,7 @@
 //!
 //! What it can miss: agents are [`AGENTS`] slots used in turn, so two operations that share a slot count as
 //! ordered; the reads of one word since its last write are kept by warp and instruction, only the latest of each
-//! warp; races in global memory are not looked for.
+//! warp; races in global memory are not looked for but with grids before ([`crate::machine::earlier`]).
 
 use std::collections::HashMap;
 use std::rc::Rc;
