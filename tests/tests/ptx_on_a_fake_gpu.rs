@@ -1,28 +1,39 @@
 //! The comparison of a GPU with the emulator, exercised without a GPU: the fake driver's launches are run by the emulator.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::Mutex;
 
 use fake_cuda::Launch;
-use nvfp4_tests::differential::{Gpu, difference, emulate, programs};
+use nvfp4_tests::differential::{Buffers, Gpu, difference, emulate, programs};
 use ptx_emulator::program::Program;
 
-/// The program that is being launched: the driver knows its entry's name only.
-static LAUNCHED: Mutex<Option<Program>> = Mutex::new(None);
+/// The programs that are being launched, each with what buffers hold before: the driver knows the entry's name only.
+static LAUNCHED: Mutex<VecDeque<(Program, Buffers)>> = Mutex::new(VecDeque::new());
 
 /// Runs the program on a GPU.
-fn run(gpu: &Gpu, program: &Program) -> BTreeMap<String, Vec<u8>> {
-    *LAUNCHED.lock().unwrap() = Some(program.clone());
+fn run(gpu: &Gpu, program: &Program) -> Buffers {
+    let prepared = program.prepare().unwrap();
+    let buffers = prepared.buffers.iter();
+    let uploaded = buffers.map(|(name, buffer)| (name.clone(), prepared.device.download(*buffer))).collect();
+    let launches = match &program.launch.overlaps {
+        None => vec![(program.clone(), uploaded)],
+        Some(args) => {
+            let mut first = program.clone();
+            (first.launch.args, first.launch.overlaps) = (args.clone(), None);
+            let between = emulate(&first).unwrap();
+            vec![(first, uploaded), (program.clone(), between)]
+        }
+    };
+    *LAUNCHED.lock().unwrap() = launches.into();
     gpu.run(program).unwrap_or_else(|error| panic!("{}: {error:#}", program.path.display()))
 }
 
 /// Checks what the driver was given, and writes what the emulator computes where the kernel would.
 fn launch_in_emulator(launch: &Launch) {
-    let program = LAUNCHED.lock().unwrap().take().expect("a program");
+    let (program, before) = LAUNCHED.lock().unwrap().pop_front().expect("a program");
     let file = &program.launch;
     assert_eq!((launch.grid, launch.block, launch.cluster), (file.grid, file.block, file.cluster));
     assert_eq!(launch.shared_bytes, file.shared_bytes);
-    let before = program.prepare().unwrap();
     let after = emulate(&program).unwrap();
     for (index, arg) in file.args.iter().enumerate() {
         let Some(name) = &arg.pointer else { continue };
@@ -31,7 +42,7 @@ fn launch_in_emulator(launch: &Launch) {
             let first = launch.parameter::<*mut u8>(index).sub(arg.offset as usize);
             std::slice::from_raw_parts_mut(first, after[name].len())
         };
-        assert_eq!(*memory, *before.device.download::<u8>(before.buffers[name]), "`{name}` was not uploaded");
+        assert_eq!(*memory, before[name], "`{name}` is not as it was before the launch");
         memory.copy_from_slice(&after[name]);
     }
 }
