@@ -206,7 +206,10 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     #[inline(always)]
     unsafe fn write<const OUTPUT: u32>(tile: &Tile, group: &Group, fragment: &Fragment, mut sums: Sums) {
         let Group { c, alpha, n, .. } = *group;
-        let column = tile.first_column + fragment.first_row;
+        let [first, second] = fragment.rows;
+        let column = tile.first_column + first.min(second);
+        // Selects the two rows' halves of a word in the panel's order.
+        let in_order = if first < second { 0x3210 } else { 0x1032 };
         let mut token = fragment.lane * 2;
         let row_bytes = u64::from(n) * ELEMENT_BYTES;
         let element = u64::from(tile.first_token + token) * u64::from(n) + u64::from(column);
@@ -228,7 +231,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                     // Branches would make each element wait for the last one's.
                     // SAFETY: two elements of C that are this thread's alone; N and the column are even.
                     let store = |present: bool, address: u64, first: f32, second: f32| unsafe {
-                        let elements = prmt_b32(convert(OUTPUT, first, second), 0, fragment.in_order);
+                        let elements = prmt_b32(convert(OUTPUT, first, second), 0, in_order);
                         st_global_b32_where(present, address, elements);
                     };
                     if MATRICES == 2 {
@@ -301,12 +304,8 @@ const ELEMENT_BYTES: u64 = 2;
 struct Fragment {
     /// Its lane of those that share rows.
     lane: u32,
-    /// The even one of its rows.
-    first_row: u32,
     /// The fragment's rows, as rows of the panel.
     rows: [u32; 2],
-    /// Selects the two rows' halves of a word in the panel's order.
-    in_order: u32,
     /// Whether the thread arrives at barriers for its warp.
     leads: bool,
 }
@@ -318,13 +317,7 @@ impl Fragment {
         let (lane, pair) = (lane_id() % ROW_LANES, lane_id() / ROW_LANES);
         let first_row = consumer * WARPGROUP_ROWS + warp * WARP_ROWS + 2 * pair;
         let odd = pair % 2;
-        Self {
-            lane,
-            first_row,
-            rows: [first_row + odd, first_row + 1 - odd],
-            in_order: if odd == 0 { 0x3210 } else { 0x1032 },
-            leads: lane == 0 && pair == 0,
-        }
+        Self { lane, rows: [first_row + odd, first_row + 1 - odd], leads: lane == 0 && pair == 0 }
     }
 
     /// Arrives once for the warp, behind all that its lanes did.
