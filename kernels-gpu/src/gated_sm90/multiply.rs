@@ -166,8 +166,14 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 // products while the second still runs.
                 let more = step + 1 < steps;
                 if more {
-                    panels = Self::take(shared, fragment, stages);
-                    wgmma::wait_group::<1>();
+                    // Four warpgroups have no registers for both at once.
+                    if Self::TAKES_TURNS {
+                        panels = Self::take(shared, fragment, stages);
+                        wgmma::wait_group::<1>();
+                    } else {
+                        wgmma::wait_group::<1>();
+                        panels = Self::take(shared, fragment, stages);
+                    }
                     a[0] = decode(&panels, 0);
                     a[1] = decode(&panels, 1);
                 }
