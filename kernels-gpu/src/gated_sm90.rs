@@ -58,7 +58,7 @@ use crate::{
 
 /// Registers of a thread of the producers and of the consumers after `setmaxnreg`, where there are four warpgroups of
 /// consumers and where there are two.
-const FOUR_CONSUMERS: (u32, u32) = (56, 104);
+const FOUR_CONSUMERS: (u32, u32) = (32, 112);
 const TWO_CONSUMERS: (u32, u32) = (24, 240);
 
 /// Warps of a warpgroup.

@@ -1,6 +1,8 @@
 //! Packed tokens → f16 as `wgmma` reads its B: once for all tiles that multiply them, by a grid before, to global memory; or,
 //! where they are few, by each block that multiplies them, to its buffers.
 
+use core::hint::assert_unchecked;
+
 use cuda_std::{
     fence::fence_proxy_async_shared,
     global::{ld_global_nc_b32_or_zero, st_global_v4_b32},
@@ -48,6 +50,8 @@ pub unsafe fn tokens_sm90(launch: TokensLaunch) {
     unsafe {
         let group = find_group(launch, block);
         let (eights, steps) = (group.m.div_ceil(EIGHT), group.k.div_ceil(STEP));
+        // K is not 0.
+        assert_unchecked(steps > 0);
         let piece = (block - group.first_block) * Tokens::WARPS + warp;
         let (eight, step) = (piece / steps, piece % steps);
         if eight < eights {
