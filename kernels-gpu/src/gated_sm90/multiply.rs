@@ -110,8 +110,8 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         macro_rules! widths {
             ($($width:literal)*) => {$(
                 if const { Self::INSTANCE.width($width) == $width && $width <= TILE_TOKENS } && width == $width {
-                    // SAFETY: the caller's promise.
                     let sums =
+                        // SAFETY: the caller's promise.
                         unsafe { Self::sum::<{ registers($width) }>(group, shared, fragment, stages, buffers, turn) };
                     return pad(&sums);
                 }
@@ -149,16 +149,18 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                     turn.wait();
                 }
                 wgmma::fence();
-                unroll!(WORD < LANE_WORDS as usize, {
-                    for half in 0..2 {
-                        let b = wgmma::advance(b, (WORD * WORD_PAIRS + 2 * half) as u32 * CHUNK_STRIDE);
-                        sums[0].mma_async(a[WORD][0][half], b, true);
-                        sums[1].mma_async(a[WORD][1][half], b, true);
-                    }
-                    if WORD == 1 || WORD == 3 {
+                macro_rules! products_of_words {
+                    ($($word:literal)*) => {
+                        $(for half in 0..2 {
+                            let b = wgmma::advance(b, ($word * WORD_PAIRS + 2 * half) as u32 * CHUNK_STRIDE);
+                            sums[0].mma_async(a[$word][0][half], b, true);
+                            sums[1].mma_async(a[$word][1][half], b, true);
+                        })*
                         wgmma::commit_group();
-                    }
-                });
+                    };
+                }
+                products_of_words!(0 1);
+                products_of_words!(2 3);
                 if Self::TAKES_TURNS {
                     turn.pass(fragment);
                 }
