@@ -109,7 +109,7 @@ pub(crate) fn plan(op: Op, named: Option<&str>, groups: &[abi::Group], sms: u32)
         cluster: 1,
         threads: cut.instance.threads(),
         shared_bytes: cut.instance.shared_bytes(),
-        overlaps: true,
+        overlaps: !cut.instance.decodes_tokens(),
     };
     Ok(Plan { grid, tiles, starts })
 }
@@ -360,11 +360,17 @@ fn longest_first(tiles: &[(u64, Tile)], blocks: Range<usize>) -> (Vec<usize>, u6
 }
 
 impl Plan {
-    /// What the kernel is told of the groups, whose `a` is where [`decode_tokens`] was told to put it, and whose `b` are slabs.
+    /// Whether the kernel wants tokens that a grid before it has decoded.
+    pub fn takes_decoded_tokens(&self) -> bool {
+        self.grid.overlaps
+    }
+
+    /// What the kernel is told of the groups, whose `b` are slabs, and whose `a`, if it takes decoded tokens, is where
+    /// [`decode_tokens`] was told to put them.
     pub fn describe(&self, groups: &[abi::Group]) -> Vec<Group> {
         let describe = |group: &abi::Group| {
-            let abi::Group { a: tokens, b, c, alpha, m, n, k, .. } = *group;
-            Group { tokens, b, c, alpha, m, n, k, unused: 0 }
+            let abi::Group { a: tokens, a_scales: token_scales, b, c, alpha, m, n, k, .. } = *group;
+            Group { tokens, token_scales, b, c, alpha, m, n, k, unused: 0 }
         };
         groups.iter().map(describe).collect()
     }
