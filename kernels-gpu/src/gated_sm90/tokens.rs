@@ -5,7 +5,7 @@ use cuda_std::{
     griddepcontrol::griddepcontrol_launch_dependents,
     integer::prmt_b32,
     kernel, thread,
-    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_vote_ballot},
+    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_idx, warp_vote_ballot},
 };
 
 use super::{
@@ -45,26 +45,50 @@ pub unsafe fn tokens_sm90(launch: TokensLaunch) {
         let piece = (block - group.first_block) * Tokens::WARPS + warp;
         let (eight, step) = (piece / steps, piece % steps);
         if eight < eights {
-            decode_piece(group, eight, step);
+            decode_piece(&group, eight, step);
         }
     }
 }
 
-/// The group that a block belongs to: the last whose first block is not behind it. All lanes look at once, so that they wait
-/// for memory once.
+/// The group that a block belongs to: the last whose first block is not behind it. Every lane reads a group, all of it, so
+/// that the warp waits for memory once; of more groups than lanes, first those at some distance from each other.
 #[inline(always)]
-unsafe fn find_group<'a>(launch: TokensLaunch, block: u32) -> &'a Tokens {
+unsafe fn find_group(launch: TokensLaunch, block: u32) -> Tokens {
     let groups = launch.groups as *const Tokens;
-    let (mut first, mut begun) = (0, 0);
-    // SAFETY: indices below group_count; the whole warp goes the same way.
+    let (mut first, mut distance) = (0, 1);
+    while distance * WARP_SIZE < launch.group_count {
+        distance *= WARP_SIZE;
+    }
+    // SAFETY: indices below group_count; the whole warp goes the same way. The group at `first` has begun.
     unsafe {
-        while first < launch.group_count {
-            let index = first + lane_id();
-            let has_begun = index < launch.group_count && (*groups.add(index as usize)).first_block <= block;
-            begun += warp_vote_ballot(ALL_LANES, has_begun).count_ones();
-            first += WARP_SIZE;
+        loop {
+            let index = first + lane_id() * distance;
+            let group = *groups.add(index.min(launch.group_count - 1) as usize);
+            let has_begun = index < launch.group_count && group.first_block <= block;
+            let last = warp_vote_ballot(ALL_LANES, has_begun).count_ones() - 1;
+            if distance == 1 {
+                return from_lane(group, last);
+            }
+            first += last * distance;
+            distance /= WARP_SIZE;
         }
-        &*groups.add(begun as usize - 1)
+    }
+}
+
+/// A lane's group.
+#[inline(always)]
+unsafe fn from_lane(group: Tokens, lane: u32) -> Tokens {
+    // SAFETY: the caller's promise: the whole warp is here.
+    let half = |value: u32| unsafe { warp_shuffle_idx(ALL_LANES, value, lane, WARP_SIZE).0 };
+    let whole = |value: u64| u64::from(half((value >> 32) as u32)) << 32 | u64::from(half(value as u32));
+    Tokens {
+        values: whole(group.values),
+        scales: whole(group.scales),
+        decoded: whole(group.decoded),
+        m: half(group.m),
+        k: half(group.k),
+        first_block: half(group.first_block),
+        unused: 0,
     }
 }
 
