@@ -41,12 +41,13 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     #[inline(always)]
     pub(super) unsafe fn load_tokens(mut tiles: Tiles, shared: u32) {
         let mut buffers = Self::buffers(shared);
-        griddepcontrol_wait();
         // SAFETY: the group's decoded tokens, which are complete; a buffer is written while it is empty, and its full barrier
         // expects each copy's bytes.
         unsafe {
+            // Before the wait: behind it, weights are in memory's way.
+            let mut tile = tiles.read();
+            griddepcontrol_wait();
             loop {
-                let tile = tiles.read();
                 let there = tile.tokens.div_ceil(EIGHT) * EIGHT_BYTES;
                 let width = Self::INSTANCE.width(tile.tokens) / EIGHT * EIGHT_BYTES;
                 let stride = u64::from(tile.group.m.div_ceil(EIGHT)) * u64::from(EIGHT_BYTES);
@@ -68,6 +69,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 if !tiles.advance(tile.next) {
                     return;
                 }
+                tile = tiles.read();
             }
         }
     }
