@@ -19,7 +19,7 @@
 //! ([`tokens`]). Of the grid that multiplies, one warp loads weights as they are, and one the decoded tokens, by bulk copies;
 //! two or four warpgroups decode weights in registers, straight into the A fragments of `wgmma`, and multiply, each 64 rows
 //! of both panels. A block computes its tiles one after the other, and the warps that load are ahead by as much as the buffers
-//! hold. It may begin while the grid before still runs: only the warp that loads tokens waits for that.
+//! hold. It may begin while the grid before still runs: only tokens wait for that, and all weights but the first.
 //!
 //! ```text
 //! weights ─ a warp ─────────────────────▶ stages ──┐

@@ -8,7 +8,7 @@ use super::{Sm90, Tiles};
 use crate::abi::sm90::{EIGHT, EIGHT_BYTES, PANELS, SLAB_BYTES, SLAB_ROWS, Tile};
 
 impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
-    /// Slabs of weights → stages. No grid before leaves any of them, so this waits for none.
+    /// Slabs of weights → stages. The first needs nothing of the grid before; the others leave it to tokens to be first.
     #[inline(always)]
     pub(super) unsafe fn load_weights(mut tiles: Tiles, shared: u32) {
         let mut stages = Self::stages(shared);
@@ -29,6 +29,10 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                         }
                     }
                     stages.advance();
+                    // Tokens can be loaded from then on, and would wait behind all these weights.
+                    if step == 0 {
+                        griddepcontrol_wait();
+                    }
                 }
                 if !tiles.advance(tile.next) {
                     return;
@@ -44,7 +48,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         // SAFETY: the group's decoded tokens, which are complete; a buffer is written while it is empty, and its full barrier
         // expects each copy's bytes.
         unsafe {
-            // Before the wait: behind it, weights are in memory's way.
+            // Before the wait: behind it, weights are in the way.
             let mut tile = tiles.read();
             griddepcontrol_wait();
             loop {
