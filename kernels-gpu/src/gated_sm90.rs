@@ -5,7 +5,8 @@
 //! * Computes what [`Group`] says for every tile of the list, in one launch of as many blocks as the list is dealt out to,
 //!   [`Instance::threads`] each, [`Instance::shared_bytes`] of dynamic shared memory. Tiles cover each group's C once. M, N
 //!   and K may end anywhere in a tile.
-//! * The grid before on the stream, or one before that, is [`tokens::tokens_sm90`], which decodes the groups' tokens.
+//! * Unless [`Instance::decodes_tokens`], the grid before on the stream, or one before that, is [`tokens::tokens_sm90`], which
+//!   decodes the groups' tokens.
 //! * Addresses are as [`Group`] says. Scales are finite (never 0x7f) and have no sign, in the
 //!   padding of the scale layout too: it meets values that are zeros.
 //! * Writes C's own elements and nothing else, each once. The same input gives the same bits.
@@ -15,8 +16,9 @@
 //! # How
 //!
 //! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 ([`decode`]). Weights lie on the tensor core's M, tokens on its
-//! N. Tokens are few and every tile of columns multiplies them: a small grid before decodes them once, to global memory
-//! ([`tokens`]). Of the grid that multiplies, one warp loads weights as they are, and one the decoded tokens, by bulk copies;
+//! N. Every tile of columns multiplies the same tokens: a small grid before decodes them once, to global memory; where they are
+//! so few that it would take longer, each block decodes them for itself ([`tokens`]). Of the grid that multiplies, one warp
+//! loads weights as they are, and one the decoded tokens, by bulk copies;
 //! two or four warpgroups decode weights in registers, straight into the A fragments of `wgmma`, and multiply, each 64 rows
 //! of both panels. A block computes its tiles one after the other, and the warps that load are ahead by as much as the buffers
 //! hold. It may begin while the grid before still runs: only tokens wait for that, and all weights but the first.
@@ -95,7 +97,8 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     };
     const REGISTERS: (u32, u32) = if Self::INSTANCE.consumers == 4 { FOUR_CONSUMERS } else { TWO_CONSUMERS };
 
-    // Warps: of the warpgroup that loads two have work; those of the others multiply.
+    // Warps: of the warpgroup that loads the first loads weights, the second tokens, or the others decode them; those of the
+    // other warpgroups multiply.
     const WEIGHT_WARP: u32 = 0;
     const TOKEN_WARP: u32 = 1;
     const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
@@ -159,8 +162,12 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 } else {
                     setmaxnreg_dec::<{ TWO_CONSUMERS.0 }>();
                 }
-                if warp == Self::WEIGHT_WARP && elect_sync(ALL_LANES) {
-                    Self::load_weights(tiles, shared);
+                if warp == Self::WEIGHT_WARP {
+                    if elect_sync(ALL_LANES) {
+                        Self::load_weights(tiles, shared);
+                    }
+                } else if Self::INSTANCE.decodes_tokens() {
+                    Self::decode_tokens(tiles, shared, warp);
                 } else if warp == Self::TOKEN_WARP && elect_sync(ALL_LANES) {
                     Self::load_tokens(tiles, shared);
                 }

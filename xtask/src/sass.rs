@@ -42,12 +42,13 @@ const MEANT: [(&str, &[Meant]); 4] = [
     ("gated_simt", &[every("dp4a", &["IDP.4A"])]),
     (
         "gated_sm90",
+        // But for the entry that decodes tokens, which has but what its name says.
         &[
-            every("wgmma.mma_async", &["HGMMA"]),
-            every("cp.async.bulk.tensor.2d.shared::cluster.global", &["UTMALDG.2D"]),
-            every("cp.async.bulk.shared::cluster.global", &["UBLKCP.S.G"]),
-            every("mbarrier.try_wait", &["SYNCS.PHASECHK"]),
-            every("setmaxnreg", &["USETMAXREG"]),
+            Meant { of: "sm90_t", ptx: "wgmma.mma_async", machine: &["HGMMA"] },
+            Meant { of: "sm90_t", ptx: "cp.async.bulk.shared::cluster.global", machine: &["UBLKCP.S.G"] },
+            Meant { of: "sm90_t", ptx: "mbarrier.try_wait", machine: &["SYNCS.PHASECHK"] },
+            Meant { of: "sm90_t", ptx: "setmaxnreg", machine: &["USETMAXREG"] },
+            every("mul.f16x2", &["HMUL2"]),
         ],
     ),
     (

@@ -86,7 +86,7 @@ impl Launcher {
         }
     }
 
-    /// Bytes of device memory for what launches leave to each other.
+    /// Bytes of device memory that are enough for what launches leave to each other.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -131,24 +131,29 @@ impl Launcher {
 
     /// What the module's kernel takes to compute groups.
     fn fused(self, groups: &[abi::Group], sms: u32, scratch: &mut Scratch) -> Result<Vec<Planned>, Error> {
-        let mut groups = groups.to_vec();
-        let mut chain = self.prepare(&mut groups, scratch)?;
-        chain.push(self.multiply(groups, sms)?);
-        Ok(chain)
+        self.with_tokens(vec![self.multiply(groups.to_vec(), sms)?], groups, scratch)
     }
 
-    /// What the module has to do with tokens before it multiplies. Afterwards groups have the tokens as its kernel takes them.
-    fn prepare(self, groups: &mut [abi::Group], scratch: &mut Scratch) -> Result<Vec<Planned>, Error> {
-        if self.module != Module::Sm90 {
-            return Ok(Vec::new());
+    /// Launches that multiply the tokens of `groups`, behind what decodes these for them if any takes them decoded.
+    fn with_tokens(
+        self,
+        mut launches: Vec<Planned>,
+        groups: &[abi::Group],
+        scratch: &mut Scratch,
+    ) -> Result<Vec<Planned>, Error> {
+        let takes_decoded =
+            |launch: &&mut Planned| matches!(&launch.work, Work::Sm90(plan) if plan.takes_decoded_tokens());
+        if launches.iter_mut().any(|launch| takes_decoded(&launch)) {
+            let decoded = groups.iter().map(|group| scratch.take(gated_sm90::decoded_bytes(group)?));
+            let decoded = decoded.collect::<Result<Vec<_>, Error>>()?;
+            for launch in launches.iter_mut().filter(takes_decoded) {
+                launch.groups.iter_mut().zip(&decoded).for_each(|(group, &decoded)| group.a = decoded);
+            }
+            let (grid, tokens) = gated_sm90::decode_tokens(groups, &decoded)?;
+            let work = Work::Sm90Tokens(grid, tokens);
+            launches.insert(0, Planned { module: self.module.name(), groups: Vec::new(), work });
         }
-        let decoded = groups.iter().map(|group| scratch.take(gated_sm90::decoded_bytes(group)?));
-        let decoded = decoded.collect::<Result<Vec<_>, Error>>()?;
-        let (grid, tokens) = gated_sm90::decode_tokens(groups, &decoded)?;
-        for (group, decoded) in groups.iter_mut().zip(decoded) {
-            group.a = decoded;
-        }
-        Ok(vec![Planned { module: self.module.name(), groups: Vec::new(), work: Work::Sm90Tokens(grid, tokens) }])
+        Ok(launches)
     }
 
     /// One launch of the module's kernel.
@@ -164,11 +169,9 @@ impl Launcher {
 
     /// Gate, up, and what becomes of both.
     fn unfused(self, groups: &[abi::Group], sms: u32, scratch: &mut Scratch) -> Result<Vec<Planned>, Error> {
-        let mut groups = groups.to_vec();
-        let mut chain = self.prepare(&mut groups, scratch)?;
         let mut projections = [const { Vec::new() }; 2];
         let mut segments = Vec::new();
-        for group in &groups {
+        for group in groups {
             let mut places = [0; 2];
             for (index, projection) in projections.iter_mut().enumerate() {
                 let c = scratch.take(projection_bytes(group)?)?;
@@ -182,9 +185,9 @@ impl Launcher {
                 segments.push(Segment { gate, up, c: group.c, elements, ..Segment::zeroed() });
             }
         }
-        for projection in projections {
-            chain.push(self.multiply(projection, sms)?);
-        }
+        let [gate, up] = projections;
+        let both = vec![self.multiply(gate, sms)?, self.multiply(up, sms)?];
+        let mut chain = self.with_tokens(both, groups, scratch)?;
         let grid = silu_mul::plan(&mut segments)?;
         chain.push(Planned { module: silu_mul::NAME, groups: Vec::new(), work: Work::SiluMul(grid, segments) });
         Ok(chain)
@@ -360,16 +363,20 @@ mod tests {
 
     #[test]
     fn a_schedule_has_one_chain_or_one_for_each_group_that_has_tokens() {
-        for (variant, chains, multiply_and_combine) in
-            [("persistent", 1, 1), ("per-group", 2, 1), ("streams=3", 2, 1), ("unfused", 1, 3)]
-        {
+        // Hopper's kernel has a grid of its own to decode tokens, unless they are few, as those of the first group alone.
+        let schedules: [(_, &[usize], &[usize]); 4] = [
+            ("persistent", &[1], &[2]),
+            ("per-group", &[1, 1], &[1, 2]),
+            ("streams=3", &[1, 1], &[1, 2]),
+            ("unfused", &[3], &[4]),
+        ];
+        for (variant, launches, on_hopper) in schedules {
             for module in Module::ALL {
                 let launcher = launcher(&format!("{},{variant}", module.name()), Op::Gated, 64).unwrap();
-                // Hopper's kernel has a grid of its own for the tokens.
-                let launches = multiply_and_combine + usize::from(module == Module::Sm90);
+                let expected = if module == Module::Sm90 { on_hopper } else { launches };
                 let planned = launcher.plan(&groups(), SMS, 0).unwrap();
                 let lengths: Vec<_> = planned.iter().map(Vec::len).collect();
-                assert_eq!(lengths, vec![launches; chains], "{module:?} {variant}");
+                assert_eq!(lengths, expected, "{module:?} {variant}");
                 let none: Vec<_> = groups().into_iter().map(|group| abi::Group { m: 0, ..group }).collect();
                 assert!(launcher.plan(&none, SMS, 0).unwrap().is_empty());
             }

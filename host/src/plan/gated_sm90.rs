@@ -119,7 +119,7 @@ pub(crate) fn plan(op: Op, named: Option<&str>, groups: &[abi::Group], sms: u32)
         cluster: 1,
         threads: cut.instance.threads(),
         shared_bytes: cut.instance.shared_bytes(),
-        overlaps: true,
+        overlaps: !cut.instance.decodes_tokens(),
     };
     Ok(Plan { grid, tiles })
 }
@@ -369,13 +369,19 @@ fn longest_first(tiles: &[(u64, Tile)], blocks: Range<usize>) -> (Vec<usize>, u6
 }
 
 impl Plan {
-    /// The tiles of groups whose `a` is where [`decode_tokens`] was told to put it, and whose `b` are slabs.
+    /// Whether the kernel wants tokens that a grid before it has decoded.
+    pub fn takes_decoded_tokens(&self) -> bool {
+        self.grid.overlaps
+    }
+
+    /// The tiles of groups whose `b` are slabs, and whose `a`, if the kernel takes decoded tokens, is where [`decode_tokens`]
+    /// was told to put them.
     pub fn describe(&self, groups: &[abi::Group]) -> Vec<sm90::Tile> {
         let describe = |tile: &Tile| {
             let Tile { group, first_column, first_token, tokens, next } = *tile;
-            let abi::Group { a, b, c, alpha, m, n, k, .. } = groups[group];
-            let group = sm90::Group { tokens: a, b, c, alpha, m, n, k, unused: 0 };
-            sm90::Tile { group, first_column, first_token, tokens, next, unused: [0; 2] }
+            let abi::Group { a, a_scales: token_scales, b, c, alpha, m, n, k, .. } = groups[group];
+            let group = sm90::Group { tokens: a, token_scales, b, c, alpha, m, n, k, unused: 0 };
+            sm90::Tile { group, first_column, first_token, tokens, next }
         };
         self.tiles.iter().map(describe).collect()
     }

@@ -31,7 +31,7 @@ pub const SCALE_TILE_K: u32 = BLOCK * SCALE_TILE_COLUMNS;
 /// Tiles of the scale layout along a stage's K.
 pub const STEP_SCALE_TILES: u32 = STEP / SCALE_TILE_K;
 
-/// K is a multiple of this: rows of a tensor map are multiples of 16 bytes.
+/// K is a multiple of this: a row is whole lanes' bytes.
 pub const K_ALIGNMENT: u32 = 32;
 
 /// Rows of a slab of weights.
@@ -79,8 +79,10 @@ const BARRIER_BYTES: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
 pub struct Group {
-    /// Address of A, decoded by the grid before: [`Tokens::decoded`].
+    /// Address of A: decoded by the grid before, [`Tokens::decoded`], or packed, [`Tokens::values`].
     pub tokens: u64,
+    /// Address of the scales of packed tokens, [`Tokens::scales`].
+    pub token_scales: u64,
     /// Addresses of the slabs of gate and up, multiples of 16.
     pub b: [u64; 2],
     /// Address of C [m, n], row-major, two bytes an element, a multiple of 16.
@@ -176,8 +178,6 @@ pub struct Tile {
     pub tokens: u32,
     /// Index of the tile that the block computes next; 0 if there is none.
     pub next: u32,
-    /// Keeps the size a multiple of the alignment.
-    pub unused: [u32; 2],
 }
 
 /// The one parameter of a kernel.
@@ -263,6 +263,11 @@ impl Instance {
             index += 1;
         }
         INSTANCES[index]
+    }
+
+    /// Whether blocks decode tokens themselves: so few that a grid before would take longer.
+    pub const fn decodes_tokens(self) -> bool {
+        self.tile_tokens <= 2 * EIGHT
     }
 
     /// Columns of C of a tile.

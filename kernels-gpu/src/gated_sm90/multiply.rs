@@ -109,8 +109,8 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         macro_rules! widths {
             ($($width:literal)*) => {$(
                 if const { Self::INSTANCE.width($width) == $width && $width <= TILE_TOKENS } && width == $width {
-                    // SAFETY: the caller's promise.
                     let sums =
+                        // SAFETY: the caller's promise.
                         unsafe { Self::sum::<{ registers($width) }>(&tile.group, shared, fragment, stages, buffers, turn) };
                     return pad(&sums);
                 }
@@ -148,16 +148,18 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                     turn.wait();
                 }
                 wgmma::fence();
-                unroll!(WORD < LANE_WORDS as usize, {
-                    for half in 0..2 {
-                        let b = wgmma::advance(b, (WORD * WORD_PAIRS + 2 * half) as u32 * CHUNK_STRIDE);
-                        sums[0].mma_async(a[WORD][0][half], b, true);
-                        sums[1].mma_async(a[WORD][1][half], b, true);
-                    }
-                    if WORD == 1 || WORD == 3 {
+                macro_rules! products_of_words {
+                    ($($word:literal)*) => {
+                        $(for half in 0..2 {
+                            let b = wgmma::advance(b, ($word * WORD_PAIRS + 2 * half) as u32 * CHUNK_STRIDE);
+                            sums[0].mma_async(a[$word][0][half], b, true);
+                            sums[1].mma_async(a[$word][1][half], b, true);
+                        })*
                         wgmma::commit_group();
-                    }
-                });
+                    };
+                }
+                products_of_words!(0 1);
+                products_of_words!(2 3);
                 if Self::TAKES_TURNS {
                     turn.pass(fragment);
                 }
@@ -165,8 +167,14 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 // products while the second still runs.
                 let more = step + 1 < steps;
                 if more {
-                    panels = Self::take(shared, fragment, stages);
-                    wgmma::wait_group::<1>();
+                    // Four warpgroups have no registers for both at once.
+                    if Self::TAKES_TURNS {
+                        panels = Self::take(shared, fragment, stages);
+                        wgmma::wait_group::<1>();
+                    } else {
+                        wgmma::wait_group::<1>();
+                        panels = Self::take(shared, fragment, stages);
+                    }
                     a[0] = decode(&panels, 0);
                     a[1] = decode(&panels, 1);
                 }
@@ -205,7 +213,10 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     #[inline(always)]
     unsafe fn write<const OUTPUT: u32>(tile: &Tile, fragment: &Fragment, mut sums: Sums) {
         let Group { c, alpha, n, .. } = tile.group;
-        let column = tile.first_column + fragment.first_row;
+        let [first, second] = fragment.rows;
+        let column = tile.first_column + first.min(second);
+        // Selects the two rows' halves of a word in the panel's order.
+        let in_order = if first < second { 0x3210 } else { 0x1032 };
         let mut token = fragment.lane * 2;
         let row_bytes = u64::from(n) * ELEMENT_BYTES;
         let element = u64::from(tile.first_token + token) * u64::from(n) + u64::from(column);
@@ -227,7 +238,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                     // Branches would make each element wait for the last one's.
                     // SAFETY: two elements of C that are this thread's alone; N and the column are even.
                     let store = |present: bool, address: u64, first: f32, second: f32| unsafe {
-                        let elements = prmt_b32(convert(OUTPUT, first, second), 0, fragment.in_order);
+                        let elements = prmt_b32(convert(OUTPUT, first, second), 0, in_order);
                         st_global_b32_where(present, address, elements);
                     };
                     if MATRICES == 2 {
@@ -300,12 +311,8 @@ const ELEMENT_BYTES: u64 = 2;
 struct Fragment {
     /// Its lane of those that share rows.
     lane: u32,
-    /// The even one of its rows.
-    first_row: u32,
     /// The fragment's rows, as rows of the panel.
     rows: [u32; 2],
-    /// Selects the two rows' halves of a word in the panel's order.
-    in_order: u32,
     /// Whether the thread arrives at barriers for its warp.
     leads: bool,
 }
@@ -317,13 +324,7 @@ impl Fragment {
         let (lane, pair) = (lane_id() % ROW_LANES, lane_id() / ROW_LANES);
         let first_row = consumer * WARPGROUP_ROWS + warp * WARP_ROWS + 2 * pair;
         let odd = pair % 2;
-        Self {
-            lane,
-            first_row,
-            rows: [first_row + odd, first_row + 1 - odd],
-            in_order: if odd == 0 { 0x3210 } else { 0x1032 },
-            leads: lane == 0 && pair == 0,
-        }
+        Self { lane, rows: [first_row + odd, first_row + 1 - odd], leads: lane == 0 && pair == 0 }
     }
 
     /// Arrives once for the warp, behind all that its lanes did.

@@ -1,22 +1,30 @@
-//! The grid before: packed tokens → f16 in global memory, as `wgmma` reads its B, once for all tiles that multiply them.
+//! Packed tokens → f16 as `wgmma` reads its B: once for all tiles that multiply them, by a grid before, to global memory; or,
+//! where they are few, by each block that multiplies them, to its buffers.
+
+use core::hint::assert_unchecked;
 
 use cuda_std::{
+    fence::fence_proxy_async_shared,
     global::{ld_global_nc_b32_or_zero, st_global_v4_b32},
     griddepcontrol::griddepcontrol_launch_dependents,
     integer::prmt_b32,
-    kernel, thread,
-    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_idx, warp_vote_ballot},
+    kernel,
+    mbarrier::mbarrier_arrive,
+    shared::st_shared_v4_b32,
+    thread,
+    warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_shuffle_idx, warp_vote_ballot},
 };
 
 use super::{
+    Sm90, Tiles, WARPS,
     decode::{Scales, decode},
     order::{CHUNK_BYTES, CHUNK_STRIDE, LANE_WORDS, WORD_ELEMENTS, WORD_PAIRS},
 };
 use crate::abi::{
     scale_word_offset,
     sm90::{
-        EIGHT, EIGHT_BYTES, LANE_BYTES, ROW_LANES, SCALE_TILE_K, STEP, STEP_BYTES, STEP_SCALE_TILES, Tokens,
-        TokensLaunch,
+        EIGHT, EIGHT_BYTES, Group, LANE_BYTES, ROW_LANES, SCALE_TILE_K, STEP, STEP_BYTES, STEP_SCALE_TILES,
+        Tile, Tokens, TokensLaunch,
     },
 };
 
@@ -42,10 +50,16 @@ pub unsafe fn tokens_sm90(launch: TokensLaunch) {
     unsafe {
         let group = find_group(launch, block);
         let (eights, steps) = (group.m.div_ceil(EIGHT), group.k.div_ceil(STEP));
+        // K is not 0.
+        assert_unchecked(steps > 0);
         let piece = (block - group.first_block) * Tokens::WARPS + warp;
         let (eight, step) = (piece / steps, piece % steps);
         if eight < eights {
-            decode_piece(&group, eight, step);
+            let Tokens { values, scales, decoded, m, k, .. } = group;
+            let piece = u64::from(step) * u64::from(eights) + u64::from(eight);
+            let target = decoded + piece * u64::from(EIGHT_BYTES);
+            let chunks = Packed { values, scales, m, k }.decode(eight, step);
+            chunks.store(|offset, chunk| st_global_v4_b32(target + u64::from(offset), chunk));
         }
     }
 }
@@ -92,37 +106,98 @@ unsafe fn from_lane(group: Tokens, lane: u32) -> Tokens {
     }
 }
 
-/// Decodes eight tokens' elements of a stage: each thread of one of them a word of each lane, of which it makes the word's
-/// chunks. A quarter warp has eight tokens, whose chunks lie side by side.
-#[inline(always)]
-unsafe fn decode_piece(group: &Tokens, eight: u32, step: u32) {
-    let Tokens { values, scales, decoded, m, k, .. } = *group;
-    let (token, word) = (lane_id() % EIGHT, lane_id() / EIGHT);
-    let row = (eight * EIGHT + token).min(m - 1);
-    let values = values + u64::from(row) * u64::from(k / 2) + u64::from(step * STEP_BYTES + word * 4);
-    // Of a word of four scales, those of two lanes: bytes 0 and 2 for their first words, 1 and 3 for their last.
-    let selector = if word < SCALE_WORDS { 0x20 } else { 0x31 };
-    // SAFETY: words of the row and of its scales, where the row has them; a piece is as large as all that is stored.
-    unsafe {
-        let codes: [u32; ROW_LANES as usize] = core::array::from_fn(|lane| {
-            let lane = lane as u32;
-            let there = step * STEP + lane * LANE_ELEMENTS < k;
-            ld_global_nc_b32_or_zero(there, values + u64::from(lane * LANE_BYTES))
-        });
-        let scales: [Scales; STEP_SCALE_TILES as usize] = core::array::from_fn(|tile| {
-            let (tile, tiles) = (step * STEP_SCALE_TILES + tile as u32, k.div_ceil(SCALE_TILE_K));
-            let word = ld_global_nc_b32_or_zero(tile < tiles, scales + scale_word_offset(row, tile, tiles));
-            Scales::new(prmt_b32(word, 0, selector) as u16)
-        });
-        let lanes: [[u32; WORD_PAIRS]; ROW_LANES as usize] =
-            core::array::from_fn(|lane| decode(codes[lane], scales[lane / 2].twice(lane % 2)));
-        let piece = u64::from(step) * u64::from(m.div_ceil(EIGHT)) + u64::from(eight);
-        let target = decoded
-            + piece * u64::from(EIGHT_BYTES)
-            + u64::from(word * WORD_PAIRS as u32 * CHUNK_STRIDE + token * CHUNK_BYTES);
+impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
+    /// Packed tokens → buffers, by the warps of the warpgroup that loads but the first: a step each, in turn, so that what one
+    /// waits for the others do not.
+    #[inline(always)]
+    pub(super) unsafe fn decode_tokens(mut tiles: Tiles, shared: u32, warp: u32) {
+        const TOKEN_WARPS: u32 = WARPS - 1;
+        let mut buffers = Self::buffers(shared);
+        let mut others = warp - 1;
+        // SAFETY: the group's tokens; a buffer is written while it is empty, each place by one thread.
+        unsafe {
+            loop {
+                let tile = tiles.read();
+                let eights = Self::INSTANCE.width(tile.tokens) / EIGHT;
+                for step in 0..tile.group.steps() {
+                    if others == 0 {
+                        others = TOKEN_WARPS;
+                        let buffer = Self::buffer(shared, buffers);
+                        for eight in 0..eights {
+                            // Read anew, since registers are few.
+                            let Tile { group, first_token, .. } = tiles.read();
+                            let Group { tokens: values, token_scales: scales, m, k, .. } = group;
+                            let chunks = Packed { values, scales, m, k }.decode(first_token / EIGHT + eight, step);
+                            buffers.wait_empty();
+                            let target = buffer + eight * EIGHT_BYTES;
+                            chunks.store(|offset, chunk| st_shared_v4_b32(target + offset, chunk));
+                        }
+                        // wgmma reads B past the generic proxy.
+                        fence_proxy_async_shared();
+                        sync_warp(ALL_LANES);
+                        if lane_id() == 0 {
+                            mbarrier_arrive(buffers.full());
+                        }
+                    }
+                    others -= 1;
+                    buffers.advance();
+                }
+                if !tiles.advance(tile.next) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// The packed tokens of a group.
+#[derive(Clone, Copy)]
+struct Packed {
+    values: u64,
+    scales: u64,
+    m: u32,
+    k: u32,
+}
+
+/// A thread's part of eight tokens' elements of a stage: of one token a word of each lane, of which it makes the word's chunks.
+/// A quarter warp has eight tokens, whose chunks lie side by side.
+struct Chunks([[u32; WORD_PAIRS]; ROW_LANES as usize]);
+
+impl Packed {
+    /// The elements of a stage of the `eight`-th eight tokens; past the last token, its again.
+    #[inline(always)]
+    unsafe fn decode(self, eight: u32, step: u32) -> Chunks {
+        let Self { values, scales, m, k } = self;
+        let (token, word) = (lane_id() % EIGHT, lane_id() / EIGHT);
+        let row = (eight * EIGHT + token).min(m - 1);
+        let values = values + u64::from(row) * u64::from(k / 2) + u64::from(step * STEP_BYTES + word * 4);
+        // Of a word of four scales, those of two lanes: bytes 0 and 2 for their first words, 1 and 3 for their last.
+        let selector = if word < SCALE_WORDS { 0x20 } else { 0x31 };
+        // SAFETY: words of the row and of its scales, where the row has them.
+        unsafe {
+            let codes: [u32; ROW_LANES as usize] = core::array::from_fn(|lane| {
+                let lane = lane as u32;
+                let there = step * STEP + lane * LANE_ELEMENTS < k;
+                ld_global_nc_b32_or_zero(there, values + u64::from(lane * LANE_BYTES))
+            });
+            let scales: [Scales; STEP_SCALE_TILES as usize] = core::array::from_fn(|tile| {
+                let (tile, tiles) = (step * STEP_SCALE_TILES + tile as u32, k.div_ceil(SCALE_TILE_K));
+                let word = ld_global_nc_b32_or_zero(tile < tiles, scales + scale_word_offset(row, tile, tiles));
+                Scales::new(prmt_b32(word, 0, selector) as u16)
+            });
+            Chunks(core::array::from_fn(|lane| decode(codes[lane], scales[lane / 2].twice(lane % 2))))
+        }
+    }
+}
+
+impl Chunks {
+    /// Has `store` put each chunk where it belongs in the [`EIGHT_BYTES`] of the eight tokens.
+    #[inline(always)]
+    fn store(&self, store: impl Fn(u32, [u32; ROW_LANES as usize])) {
+        let (token, word) = (lane_id() % EIGHT, lane_id() / EIGHT);
         for pair in 0..WORD_PAIRS {
-            let chunk = core::array::from_fn(|lane| lanes[lane][pair]);
-            st_global_v4_b32(target + u64::from(pair as u32 * CHUNK_STRIDE), chunk);
+            let chunk = word * WORD_PAIRS as u32 + pair as u32;
+            store(chunk * CHUNK_STRIDE + token * CHUNK_BYTES, core::array::from_fn(|lane| self.0[lane][pair]));
         }
     }
 }

@@ -36,27 +36,34 @@ impl Launch {
     /// function is the grid's entry, of a module that is loaded; what the descriptors point to is valid until the kernel has
     /// run.
     unsafe fn queue(&self, device: &Device, stream: CUstream) -> Result<(), Error> {
+        let Grid { blocks, threads, shared_bytes, overlaps, .. } = self.grid;
         let mut parameters = [self.parameter.bytes().as_ptr().cast::<c_void>().cast_mut()];
-        let mut overlaps = CUlaunchAttribute {
-            id: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            value: CUlaunchAttributeValue { programmatic_stream_serialization_allowed: 1 },
-        };
-        let config = CUlaunchConfig {
-            gridDimX: self.grid.blocks,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: self.grid.threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: self.grid.shared_bytes,
-            hStream: stream,
-            attrs: &mut overlaps,
-            numAttrs: self.grid.overlaps.into(),
-        };
-        // SAFETY: the function has one parameter, of this type, which the driver copies as it does the configuration; the
-        // rest is the caller's promise.
+        let (parameters, extra) = (parameters.as_mut_ptr(), ptr::null_mut());
+        if overlaps {
+            let mut attribute = CUlaunchAttribute {
+                id: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                value: CUlaunchAttributeValue { programmatic_stream_serialization_allowed: 1 },
+            };
+            let config = CUlaunchConfig {
+                gridDimX: blocks,
+                gridDimY: 1,
+                gridDimZ: 1,
+                blockDimX: threads,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: shared_bytes,
+                hStream: stream,
+                attrs: &mut attribute,
+                numAttrs: 1,
+            };
+            // SAFETY: the function has one parameter, of this type, which the driver copies as it does the configuration; the
+            // rest is the caller's promise.
+            return device.check_raw(unsafe { sys::cuLaunchKernelEx(&config, self.function, parameters, extra) });
+        }
+        // Older drivers have this call too.
+        // SAFETY: likewise.
         device.check_raw(unsafe {
-            sys::cuLaunchKernelEx(&config, self.function, parameters.as_mut_ptr(), ptr::null_mut())
+            sys::cuLaunchKernel(self.function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, parameters, extra)
         })
     }
 }
@@ -69,6 +76,7 @@ pub(super) struct PlannedStep {
     pub descriptors: Arena,
     /// What they leave to each other.
     pub scratch: Scratch,
+    /// Chains of launches: each needs what those before it in its chain leave, and nothing of other chains.
     pub chains: Vec<Vec<Launch>>,
     /// The launches as one, where that is wanted.
     pub graph: Option<Graph>,

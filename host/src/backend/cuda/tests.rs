@@ -309,7 +309,7 @@ fn a_second_run_of_a_plan_allocates_nothing_and_launches_once() {
             "cuMemcpyHtoDAsync_v2",
             "cuEventRecord",
             "cuCtxSetCurrent",
-            "cuLaunchKernelEx",
+            "cuLaunchKernel",
             "cuEventRecord",
             "cuEventRecord",
             "cuMemcpyDtoHAsync_v2",
@@ -402,7 +402,7 @@ fn steps_in_device_memory_run_on_the_callers_stream_without_waiting() {
         unsafe { layer.launch(groups, OutDtype::Bf16, stream.as_inner()) }.unwrap();
         let calls = fake.take_calls();
         if launch >= 1 {
-            assert_eq!(calls, ["cuCtxSetCurrent", "cuLaunchKernelEx", "cuEventRecord"]);
+            assert_eq!(calls, ["cuCtxSetCurrent", "cuLaunchKernel", "cuEventRecord"]);
         }
     }
     stream.synchronize().unwrap();
@@ -430,7 +430,7 @@ fn a_failing_call_is_named_with_its_device_and_the_next_step_works() {
     for (call, code, text) in [
         ("cuMemAlloc_v2", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"),
         ("cuMemAllocHost_v2", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"),
-        ("cuLaunchKernelEx", 912, "CUDA_ERROR_INVALID_CLUSTER_SIZE (912): cluster misconfiguration"),
+        ("cuLaunchKernel", 912, "CUDA_ERROR_INVALID_CLUSTER_SIZE (912): cluster misconfiguration"),
         (
             "cuStreamSynchronize",
             CUDA_ERROR_ILLEGAL_ADDRESS,
@@ -676,7 +676,7 @@ fn a_step_that_comes_again_is_launches_alone_and_with_a_graph_one() {
                 } else {
                     let dealt = schedule.starts_with("streams");
                     let order = |call: &str| calls.iter().filter(|made| **made == call).count();
-                    assert_eq!(order("cuLaunchKernelEx"), launches, "{variant}");
+                    assert_eq!(order("cuLaunchKernel"), launches, "{variant}");
                     // A fork, and each stream's end; each waits for it, and is waited for.
                     let (marks, waits) = if dealt { (1 + streams, 2 * streams) } else { (0, 0) };
                     assert_eq!((order("cuEventRecord"), order("cuStreamWaitEvent")), (marks + 1, waits), "{variant}");
@@ -760,7 +760,7 @@ fn a_failure_while_a_graph_is_made_is_named_and_the_next_step_works() {
     let mut output = Output::new(step.problem());
     for call in [
         "cuStreamBeginCapture_v2",
-        "cuLaunchKernelEx",
+        "cuLaunchKernel",
         "cuStreamWaitEvent",
         "cuGraphInstantiateWithFlags",
         "cuGraphLaunch",
