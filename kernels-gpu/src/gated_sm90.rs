@@ -21,7 +21,7 @@
 //! loads weights as they are, and one the decoded tokens, by bulk copies;
 //! two or four warpgroups decode weights in registers, straight into the A fragments of `wgmma`, and multiply, each 64 rows
 //! of both panels. A block computes its tiles one after the other, and the warps that load are ahead by as much as the buffers
-//! hold. It may begin while the grid before still runs: only the warp that loads tokens waits for that.
+//! hold. It may begin while the grid before still runs: only tokens wait for that, and all weights but the first.
 //!
 //! ```text
 //! weights ─ a warp ─────────────────────▶ stages ──┐
@@ -41,6 +41,7 @@ pub mod tokens;
 
 use cuda_std::{
     fence::fence_mbarrier_init,
+    global::prefetch_l1,
     kernel,
     mbarrier::MBARRIER_BYTES,
     setmaxnreg::{setmaxnreg_dec, setmaxnreg_inc},
@@ -143,6 +144,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         // SAFETY: barriers are made before anyone uses them; every thread takes part in what the block does together, every
         // thread of a warpgroup in what that does.
         unsafe {
+            let tiles = Tiles::new(launch);
             if thread::thread_idx_x() == 0 {
                 Self::stages(shared).init(1, Self::CONSUMER_WARPS);
                 Self::buffers(shared).init(1, Self::CONSUMER_WARPS);
@@ -162,12 +164,12 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 }
                 if warp == Self::WEIGHT_WARP {
                     if elect_sync(ALL_LANES) {
-                        Self::load_weights(launch, shared);
+                        Self::load_weights(tiles, shared);
                     }
                 } else if Self::INSTANCE.decodes_tokens() {
-                    Self::decode_tokens(launch, shared, warp);
+                    Self::decode_tokens(tiles, shared, warp);
                 } else if warp == Self::TOKEN_WARP && elect_sync(ALL_LANES) {
-                    Self::load_tokens(launch, shared);
+                    Self::load_tokens(tiles, shared);
                 }
             } else {
                 if const { Self::INSTANCE.consumers == 4 } {
@@ -175,7 +177,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 } else {
                     setmaxnreg_inc::<{ TWO_CONSUMERS.1 }>();
                 }
-                Self::multiply(launch, shared, warp / WARPS - 1);
+                Self::multiply(launch.output, tiles, shared, warp / WARPS - 1);
             }
         }
     }
@@ -186,41 +188,44 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
 /// A cursor, not an iterator: what a role needs of a tile both before and after its steps is read twice, which is cheaper
 /// than the registers to keep it in.
 struct Tiles {
-    launch: Launch,
-    next: u32,
-    end: u32,
+    /// Address of the array.
+    tiles: u64,
+    index: u32,
 }
 
 impl Tiles {
+    /// At the block's first tile, which is asked for.
     #[inline(always)]
     unsafe fn new(launch: Launch) -> Self {
-        let start = |block: u32| {
-            // SAFETY: the contract: one more start than blocks.
-            unsafe { *(launch.starts as *const u32).add(block as usize) }
-        };
-        let block = thread::block_idx_x();
-        Self { launch, next: start(block), end: start(block + 1) }
+        let this = Self { tiles: launch.tiles, index: thread::block_idx_x() };
+        // SAFETY: the contract: a tile for every block.
+        unsafe { this.prefetch(this.index) };
+        this
     }
 
-    /// Whether there is a tile at hand.
+    /// The tile at hand.
     #[inline(always)]
-    const fn more(&self) -> bool {
-        self.next < self.end
+    unsafe fn read(&self) -> Tile {
+        // SAFETY: inside of the array, which does not change while the kernel runs.
+        unsafe { *(self.tiles as *const Tile).add(self.index as usize) }
     }
 
-    /// The tile at hand and its group.
+    /// Goes on to what the tile at hand has for its next one. Returns whether there is one.
     #[inline(always)]
-    unsafe fn read(&self) -> (Tile, &'static Group) {
-        // SAFETY: inside of the list, whose tiles name groups of the array; neither changes while the kernel runs.
+    const fn advance(&mut self, next: u32) -> bool {
+        self.index = next;
+        next != 0
+    }
+
+    /// Asks for a tile ahead of its use.
+    #[inline(always)]
+    unsafe fn prefetch(&self, index: u32) {
+        let tile = self.tiles + u64::from(index) * size_of::<Tile>() as u64;
+        // SAFETY: the caller's promise: a tile of the array.
         unsafe {
-            let tile = *(self.launch.tiles as *const Tile).add(self.next as usize);
-            (tile, &*(self.launch.groups as *const Group).add(tile.group as usize))
+            prefetch_l1(tile);
+            prefetch_l1(tile + size_of::<Tile>() as u64 - 1);
         }
-    }
-
-    #[inline(always)]
-    const fn advance(&mut self) {
-        self.next += 1;
     }
 }
 

@@ -40,6 +40,16 @@ predicated_loads! {
     ld_global_nc_b64_or_zero: u64 = "b64", reg64;
 }
 
+/// Asks for what lies at `address`, so that it is in the first-level cache when it is loaded (`prefetch.global.L1`).
+///
+/// # Safety
+/// `address` is in global memory.
+#[inline(always)]
+pub unsafe fn prefetch_l1(address: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { ptx!("prefetch.global.L1 [{}];", in(reg64) address, options(nostack, preserves_flags)) };
+}
+
 macro_rules! stores {
     ($($(#[$doc:meta])* $name:ident: $ty:ident = $instruction:literal, $reg:ident;)*) => {$(
         $(#[$doc])*

@@ -265,11 +265,7 @@ impl Planned {
         let bytes = match &self.work {
             Work::Groups(_) => size_of_val(&*self.groups),
             Work::Sm90Tokens(_, tokens) => size_of_val(&**tokens),
-            Work::Sm90(plan) => {
-                size_of_val(&*plan.tiles)
-                    + self.groups.len() * size_of::<abi::sm90::Group>()
-                    + size_of_val(&*plan.starts)
-            }
+            Work::Sm90(plan) => plan.tiles.len() * size_of::<abi::sm90::Tile>(),
             Work::Sm100(plan) => {
                 plan.map_count(&self.groups) * MAP_BYTES
                     + self.groups.len() * size_of::<abi::sm100::Group>()
@@ -309,12 +305,8 @@ impl Planned {
                 Parameter::Sm90Tokens(abi::sm90::TokensLaunch { groups: address, group_count, unused: 0 })
             }
             Work::Sm90(plan) => {
-                to.write(&plan.tiles);
-                let groups = address + to.written as u64;
                 to.write(&plan.describe(&self.groups));
-                let starts = address + to.written as u64;
-                to.write(&plan.starts);
-                Parameter::Sm90(abi::sm90::Launch { groups, tiles: address, starts, output, unused: 0 })
+                Parameter::Sm90(abi::sm90::Launch { tiles: address, output, unused: 0 })
             }
             Work::Sm100(plan) => {
                 for arguments in plan.maps(&self.groups) {

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use kernels_gpu::abi;
 pub(crate) use kernels_gpu::abi::sm90::TOKENS_ENTRY;
-use kernels_gpu::abi::sm90::{EIGHT, EIGHT_BYTES, Group, INSTANCES, Instance, K_ALIGNMENT, STEP, Tile, Tokens};
+use kernels_gpu::abi::sm90::{self, EIGHT, EIGHT_BYTES, INSTANCES, Instance, K_ALIGNMENT, STEP, Tokens};
 
 use super::Grid;
 use crate::error::Error;
@@ -79,10 +79,20 @@ pub(crate) fn decode_tokens(groups: &[abi::Group], decoded: &[u64]) -> Result<(G
 pub(crate) struct Plan {
     /// The launch itself.
     pub grid: Grid,
-    /// The tiles, block by block.
+    /// The tiles: every block's first, in the blocks' order, then every block's second, and so on.
     pub tiles: Vec<Tile>,
-    /// Where in the list each block's begin, and where the last one's end.
-    pub starts: Vec<u32>,
+}
+
+/// What a tile is without what its group says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tile {
+    /// Index of its group.
+    group: usize,
+    first_column: u32,
+    first_token: u32,
+    tokens: u32,
+    /// Index of the tile that its block computes next; 0 if there is none.
+    next: u32,
 }
 
 /// Plans a step of an operation on a device of so many multiprocessors, with the instance of the kernel that is asked for
@@ -102,16 +112,16 @@ pub(crate) fn plan(op: Op, named: Option<&str>, groups: &[abi::Group], sms: u32)
             }
         },
     };
-    let (tiles, starts) = deal(cut.tiles(groups)?, sms);
+    let (tiles, blocks) = deal(cut.tiles(groups)?, sms);
     let grid = Grid {
         entry: cut.instance.entry,
-        blocks: starts.len() as u32 - 1,
+        blocks,
         cluster: 1,
         threads: cut.instance.threads(),
         shared_bytes: cut.instance.shared_bytes(),
         overlaps: !cut.instance.decodes_tokens(),
     };
-    Ok(Plan { grid, tiles, starts })
+    Ok(Plan { grid, tiles })
 }
 
 /// How many tiles there are of each time.
@@ -173,11 +183,12 @@ impl Cut {
             return Err(Error::TooLarge);
         }
         let mut tiles = Vec::with_capacity(count as usize);
-        for ((index, group), &most) in (0..).zip(groups).zip(&self.tokens).filter(|((_, group), _)| group.m > 0) {
+        for ((index, group), &most) in groups.iter().enumerate().zip(&self.tokens).filter(|((_, group), _)| group.m > 0)
+        {
             for first_column in (0..group.n).step_by(self.instance.columns() as usize) {
                 for first_token in (0..group.m).step_by(most as usize) {
                     let tokens = most.min(group.m - first_token);
-                    let tile = Tile { group: index, first_column, first_token, tokens };
+                    let tile = Tile { group: index, first_column, first_token, tokens, next: 0 };
                     tiles.push((self.cost(tokens, group.k), tile));
                 }
             }
@@ -302,26 +313,24 @@ fn with_fewer(tiles: u64, blocks: u64) -> u64 {
     blocks * tiles.div_ceil(blocks) - tiles
 }
 
-/// Deals tiles, each with its time, out to at most so many blocks. Returns them block by block, and where each block's begin.
-fn deal(mut tiles: Vec<(u64, Tile)>, sms: u32) -> (Vec<Tile>, Vec<u32>) {
+/// Deals tiles, each with its time, out to at most so many blocks. Returns them as a [`Plan`] has them, and how many blocks.
+fn deal(mut tiles: Vec<(u64, Tile)>, sms: u32) -> (Vec<Tile>, u32) {
     // Stable: tiles that share weights and time stay side by side, and so run at the same time.
     tiles.sort_by_key(|&(time, _)| Reverse(time));
     let blocks = tiles.len().min(sms as usize);
     let owners = owners(&tiles, blocks);
-    let mut counts = vec![0_u32; blocks];
-    owners.iter().for_each(|&block| counts[block] += 1);
-    let mut starts = Vec::with_capacity(blocks + 1);
-    starts.push(0);
-    for count in counts {
-        starts.push(starts[starts.len() - 1] + count);
+    let mut rounds = vec![0_u32; blocks];
+    let place = |(&(_, tile), block): (&(u64, Tile), usize)| {
+        rounds[block] += 1;
+        (rounds[block], block, tile)
+    };
+    let mut places: Vec<_> = tiles.iter().zip(owners).map(place).collect();
+    places.sort_by_key(|&(round, block, _)| (round, block));
+    let mut next = vec![0; blocks];
+    for (index, (_, block, tile)) in places.iter_mut().enumerate().rev() {
+        tile.next = std::mem::replace(&mut next[*block], index as u32);
     }
-    let mut next = starts.clone();
-    let mut dealt = vec![Tile { group: 0, first_column: 0, first_token: 0, tokens: 0 }; tiles.len()];
-    for (&(_, tile), block) in tiles.iter().zip(owners) {
-        dealt[next[block] as usize] = tile;
-        next[block] += 1;
-    }
-    (dealt, starts)
+    (places.into_iter().map(|(.., tile)| tile).collect(), blocks as u32)
 }
 
 /// The block of each tile; tiles come in descending order of time.
@@ -365,14 +374,16 @@ impl Plan {
         self.grid.overlaps
     }
 
-    /// What the kernel is told of the groups, whose `b` are slabs, and whose `a`, if it takes decoded tokens, is where
-    /// [`decode_tokens`] was told to put them.
-    pub fn describe(&self, groups: &[abi::Group]) -> Vec<Group> {
-        let describe = |group: &abi::Group| {
-            let abi::Group { a: tokens, a_scales: token_scales, b, c, alpha, m, n, k, .. } = *group;
-            Group { tokens, token_scales, b, c, alpha, m, n, k, unused: 0 }
+    /// The tiles of groups whose `b` are slabs, and whose `a`, if the kernel takes decoded tokens, is where [`decode_tokens`]
+    /// was told to put them.
+    pub fn describe(&self, groups: &[abi::Group]) -> Vec<sm90::Tile> {
+        let describe = |tile: &Tile| {
+            let Tile { group, first_column, first_token, tokens, next } = *tile;
+            let abi::Group { a, a_scales: token_scales, b, c, alpha, m, n, k, .. } = groups[group];
+            let group = sm90::Group { tokens: a, token_scales, b, c, alpha, m, n, k, unused: 0 };
+            sm90::Tile { group, first_column, first_token, tokens, next }
         };
-        groups.iter().map(describe).collect()
+        self.tiles.iter().map(describe).collect()
     }
 }
 
@@ -403,7 +414,7 @@ mod tests {
                 let groups = [group(129, 136, 64), group(0, 8, 64), group(7, 520, 64)];
                 let cut = Cut::even(instance, instance.tile_tokens, &groups);
                 let tiles = cut.tiles(&groups).unwrap();
-                for (index, group) in (0..).zip(&groups) {
+                for (index, group) in groups.iter().enumerate() {
                     let columns = instance.columns();
                     let mut covered = vec![0; (group.m * group.n.div_ceil(columns)) as usize];
                     for (_, tile) in tiles.iter().filter(|(_, tile)| tile.group == index) {
@@ -422,22 +433,22 @@ mod tests {
 
     #[test]
     fn tiles_are_dealt_out_evenly_and_each_once() {
-        let tile = |group| Tile { group, first_column: 0, first_token: 0, tokens: 1 };
-        let costs = [5, 1, 4, 1, 1, 3, 3];
-        let (dealt, starts) = deal(costs.into_iter().zip((0..).map(tile)).collect(), 3);
-        let blocks: Vec<u64> = starts
-            .windows(2)
-            .map(|ends| dealt[ends[0] as usize..ends[1] as usize].iter().map(|tile| costs[tile.group as usize]).sum())
-            .collect();
-        assert_eq!(blocks, [6, 6, 6]);
-        let mut groups: Vec<_> = dealt.iter().map(|tile| tile.group).collect();
-        groups.sort_unstable();
-        assert_eq!(groups, [0, 1, 2, 3, 4, 5, 6]);
-        assert_eq!(deal(Vec::new(), 3).1, [0]);
+        let deal_out = |costs: &[u64], sms| -> Vec<Vec<u64>> {
+            let tile = |group| Tile { group, first_column: 0, first_token: 0, tokens: 1, next: 0 };
+            let (dealt, blocks) = deal(costs.iter().copied().zip((0..).map(tile)).collect(), sms);
+            let mut groups: Vec<_> = dealt.iter().map(|tile| tile.group).collect();
+            groups.sort_unstable();
+            assert_eq!(groups, (0..costs.len()).collect::<Vec<_>>());
+            let next = |tile: &&Tile| (tile.next > 0).then(|| &dealt[tile.next as usize]);
+            let of_block = |block: u32| std::iter::successors(Some(&dealt[block as usize]), next);
+            (0..blocks).map(|block| of_block(block).map(|tile| costs[tile.group]).collect()).collect()
+        };
+        let blocks = deal_out(&[5, 1, 4, 1, 1, 3, 3], 3);
+        assert_eq!(blocks.iter().map(|costs| costs.iter().sum::<u64>()).collect::<Vec<_>>(), [6, 6, 6]);
+        assert!(deal_out(&[], 3).is_empty());
         // Two of the longest, or three others.
-        let times = [vec![9; 4], vec![6; 6]].concat();
-        let (_, starts) = deal(times.into_iter().zip((0..).map(tile)).collect(), 4);
-        assert_eq!(starts, [0, 2, 4, 7, 10]);
+        let blocks = deal_out(&[vec![9; 4], vec![6; 6]].concat(), 4);
+        assert_eq!(blocks, [vec![9; 2], vec![9; 2], vec![6; 3], vec![6; 3]]);
     }
 
     #[test]
@@ -448,7 +459,7 @@ mod tests {
         assert_eq!(time(&[(10, 4), (3, 1)], 4), 13);
         assert_eq!(time(&[(1, 4000)], 4), 1000);
         assert_eq!(time(&[], 4), 0);
-        let tile = Tile { group: 0, first_column: 0, first_token: 0, tokens: 1 };
+        let tile = Tile { group: 0, first_column: 0, first_token: 0, tokens: 1, next: 0 };
         for (kinds, sms) in
             [(vec![(9, 4), (6, 6)], 4), (vec![(12, 7), (11, 30), (7, 19), (2, 5)], 13), (vec![(5, 3)], 8)]
         {
@@ -496,7 +507,7 @@ mod tests {
                     shape.groups.iter().map(|sizes| group(sizes.m as u32, sizes.n as u32, sizes.k as u32)).collect();
                 let plan = plan(op, None, &groups, SMS).unwrap();
                 assert!(plan.grid.blocks > 0 && plan.grid.blocks <= SMS, "{}", shape.name);
-                assert_eq!(*plan.starts.last().unwrap() as usize, plan.tiles.len());
+                assert!(plan.grid.blocks as usize <= plan.tiles.len());
             }
         }
     }

@@ -72,7 +72,7 @@ pub const SHARED_BYTES: u32 = 227 << 10;
 /// Bytes of a barrier.
 const BARRIER_BYTES: u32 = 8;
 
-/// One group of a grouped problem, as an array of them lies in global memory.
+/// One group of a grouped problem, as its [`Tile`]s have it.
 ///
 /// Computes what [`super::Group`] says. Weights lie in slabs ([`SLAB_ROWS`]), tokens decoded.
 #[repr(C)]
@@ -163,19 +163,21 @@ pub struct TokensLaunch {
 /// The entry that decodes tokens.
 pub const TOKENS_ENTRY: &str = "tokens_sm90";
 
-/// One tile of C, as the list of them lies in global memory.
+/// One tile of C and its group, as an array of them lies in global memory: one place to read for whoever works on a tile.
 #[repr(C, align(16))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
 pub struct Tile {
-    /// Index of its group.
-    pub group: u32,
+    /// Its group.
+    pub group: Group,
     /// First column of C; a multiple of [`Instance::columns`].
     pub first_column: u32,
     /// First token; a multiple of [`EIGHT`].
     pub first_token: u32,
     /// Tokens, from 1 to the entry's [`Instance::tile_tokens`].
     pub tokens: u32,
+    /// Index of the tile that the block computes next; 0 if there is none.
+    pub next: u32,
 }
 
 /// The one parameter of a kernel.
@@ -183,13 +185,8 @@ pub struct Tile {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
 pub struct Launch {
-    /// Address of the array of [`Group`].
-    pub groups: u64,
-    /// Address of the array of [`Tile`].
+    /// Address of the array of [`Tile`]: block b's first is the one of index b.
     pub tiles: u64,
-    /// Address of an array of u32, one more than blocks: block b computes tiles `starts[b]` to `starts[b + 1]`, not counting
-    /// the last.
-    pub starts: u64,
     /// [`super::OUTPUT_F16`] or [`super::OUTPUT_BF16`].
     pub output: u32,
     /// Keeps the size a multiple of the alignment.

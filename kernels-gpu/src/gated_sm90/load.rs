@@ -5,52 +5,58 @@ use cuda_std::{
 };
 
 use super::{Sm90, Tiles};
-use crate::abi::sm90::{EIGHT, EIGHT_BYTES, Group, Launch, PANELS, SLAB_BYTES, SLAB_ROWS, Tile};
+use crate::abi::sm90::{EIGHT, EIGHT_BYTES, PANELS, SLAB_BYTES, SLAB_ROWS, Tile};
 
 impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
-    /// Slabs of weights → stages. No grid before leaves any of them, so this waits for none.
+    /// Slabs of weights → stages. The first needs nothing of the grid before; the others leave it to tokens to be first.
     #[inline(always)]
-    pub(super) unsafe fn load_weights(launch: Launch, shared: u32) {
+    pub(super) unsafe fn load_weights(mut tiles: Tiles, shared: u32) {
         let mut stages = Self::stages(shared);
         // SAFETY: the group's own slabs; a stage is written while it is empty, and its full barrier expects each copy's bytes.
         unsafe {
-            let mut tiles = Tiles::new(launch);
-            while tiles.more() {
-                let (tile, group) = tiles.read();
-                for step in 0..group.steps() {
+            loop {
+                let tile = tiles.read();
+                tiles.prefetch(tile.next);
+                for step in 0..tile.group.steps() {
                     let (stage, full) = (Self::stage(shared, stages), stages.full());
                     stages.wait_empty();
                     mbarrier_arrive_expect_tx(full, Self::STAGE_BYTES);
                     for panel in 0..PANELS {
                         for slab in 0..Self::INSTANCE.panel_slabs() {
-                            let source = Self::slabs(&tile, group, panel, slab) + u64::from(step * SLAB_BYTES);
+                            let source = Self::slabs(&tile, panel, slab) + u64::from(step * SLAB_BYTES);
                             let target = stage + Self::panel(panel) + slab * SLAB_BYTES;
                             cp_async_bulk_shared_global(target, source, SLAB_BYTES, full);
                         }
                     }
                     stages.advance();
+                    // Tokens can be loaded from then on, and would wait behind all these weights.
+                    if step == 0 {
+                        griddepcontrol_wait();
+                    }
                 }
-                tiles.advance();
+                if !tiles.advance(tile.next) {
+                    return;
+                }
             }
         }
     }
 
     /// Decoded tokens → buffers, once the grid before has left them.
     #[inline(always)]
-    pub(super) unsafe fn load_tokens(launch: Launch, shared: u32) {
+    pub(super) unsafe fn load_tokens(mut tiles: Tiles, shared: u32) {
         let mut buffers = Self::buffers(shared);
-        griddepcontrol_wait();
         // SAFETY: the group's decoded tokens, which are complete; a buffer is written while it is empty, and its full barrier
         // expects each copy's bytes.
         unsafe {
-            let mut tiles = Tiles::new(launch);
-            while tiles.more() {
-                let (tile, group) = tiles.read();
+            // Before the wait: behind it, weights are in the way.
+            let mut tile = tiles.read();
+            griddepcontrol_wait();
+            loop {
                 let there = tile.tokens.div_ceil(EIGHT) * EIGHT_BYTES;
                 let width = Self::INSTANCE.width(tile.tokens) / EIGHT * EIGHT_BYTES;
-                let stride = u64::from(group.m.div_ceil(EIGHT)) * u64::from(EIGHT_BYTES);
-                let mut source = group.tokens + u64::from(tile.first_token / EIGHT) * u64::from(EIGHT_BYTES);
-                for _ in 0..group.steps() {
+                let stride = u64::from(tile.group.m.div_ceil(EIGHT)) * u64::from(EIGHT_BYTES);
+                let mut source = tile.group.tokens + u64::from(tile.first_token / EIGHT) * u64::from(EIGHT_BYTES);
+                for _ in 0..tile.group.steps() {
                     let (buffer, full) = (Self::buffer(shared, buffers), buffers.full());
                     buffers.wait_empty();
                     mbarrier_arrive_expect_tx(full, width);
@@ -64,7 +70,10 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                     source += stride;
                     buffers.advance();
                 }
-                tiles.advance();
+                if !tiles.advance(tile.next) {
+                    return;
+                }
+                tile = tiles.read();
             }
         }
     }
@@ -72,14 +81,15 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     /// Address of a panel's slabs of the same rows; of such as lie outside of the matrix, of any that there are: what they
     /// make of C is not written.
     #[inline(always)]
-    const fn slabs(tile: &Tile, group: &Group, panel: u32, slab: u32) -> u64 {
-        let (matrix, first_row) = if MATRICES == 2 {
-            (panel as usize, tile.first_column)
-        } else {
-            (0, tile.first_column + panel * Self::INSTANCE.panel_rows())
+    const fn slabs(tile: &Tile, panel: u32, slab: u32) -> u64 {
+        let [gate, up] = tile.group.b;
+        let (matrix, first_row) = match (MATRICES, panel) {
+            (2, 0) => (gate, tile.first_column),
+            (2, _) => (up, tile.first_column),
+            _ => (gate, tile.first_column + panel * Self::INSTANCE.panel_rows()),
         };
         let row = first_row + slab * SLAB_ROWS;
-        let row = if row < group.n { row } else { tile.first_column };
-        group.b[matrix] + (row / SLAB_ROWS) as u64 * (group.steps() * SLAB_BYTES) as u64
+        let row = if row < tile.group.n { row } else { tile.first_column };
+        matrix + (row / SLAB_ROWS) as u64 * (tile.group.steps() * SLAB_BYTES) as u64
     }
 }

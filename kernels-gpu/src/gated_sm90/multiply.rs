@@ -19,7 +19,7 @@ use crate::{
     abi::{
         OUTPUT_BF16, OUTPUT_F16,
         sm90::{
-            EIGHT_BYTES, Group, Launch, PANELS, ROW_LANES, SCALE_TILE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES,
+            EIGHT_BYTES, Group, PANELS, ROW_LANES, SCALE_TILE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES,
             Tile, WARPGROUP, WARPGROUP_ROWS, lane_offset,
         },
     },
@@ -74,23 +74,23 @@ fn pad<const REGISTERS: usize>(sums: &[[f32; REGISTERS]; PANELS as usize]) -> Su
 
 impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     #[inline(always)]
-    pub(super) unsafe fn multiply(launch: Launch, shared: u32, consumer: u32) {
+    pub(super) unsafe fn multiply(output: u32, mut tiles: Tiles, shared: u32, consumer: u32) {
         let fragment = Fragment::new(consumer);
         let (mut stages, mut buffers) = (Self::stages(shared), Self::buffers(shared));
         let mut turn = Turn::new(shared + Self::TURN_BARRIERS, consumer);
         // SAFETY: the whole warpgroup is here, and goes the same way.
         unsafe {
-            let mut tiles = Tiles::new(launch);
-            while tiles.more() {
-                let (tile, group) = tiles.read();
-                let sums = Self::sum_of_width(&tile, group, shared, &fragment, &mut stages, &mut buffers, &mut turn);
-                let (tile, group) = tiles.read();
-                if launch.output == OUTPUT_BF16 {
-                    Self::write::<OUTPUT_BF16>(&tile, group, &fragment, sums);
+            loop {
+                let sums = Self::sum_of_width(&tiles.read(), shared, &fragment, &mut stages, &mut buffers, &mut turn);
+                let tile = tiles.read();
+                if output == OUTPUT_BF16 {
+                    Self::write::<OUTPUT_BF16>(&tile, &fragment, sums);
                 } else {
-                    Self::write::<OUTPUT_F16>(&tile, group, &fragment, sums);
+                    Self::write::<OUTPUT_F16>(&tile, &fragment, sums);
                 }
-                tiles.advance();
+                if !tiles.advance(tile.next) {
+                    return;
+                }
             }
         }
     }
@@ -99,7 +99,6 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     #[inline(always)]
     unsafe fn sum_of_width(
         tile: &Tile,
-        group: &Group,
         shared: u32,
         fragment: &Fragment,
         stages: &mut Ring,
@@ -112,7 +111,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 if const { Self::INSTANCE.width($width) == $width && $width <= TILE_TOKENS } && width == $width {
                     let sums =
                         // SAFETY: the caller's promise.
-                        unsafe { Self::sum::<{ registers($width) }>(group, shared, fragment, stages, buffers, turn) };
+                        unsafe { Self::sum::<{ registers($width) }>(&tile.group, shared, fragment, stages, buffers, turn) };
                     return pad(&sums);
                 }
             )*};
@@ -212,8 +211,8 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     /// A block waits for these instructions to be loaded, once a tile and after much else: so there are few, the same ones for
     /// every width and every round.
     #[inline(always)]
-    unsafe fn write<const OUTPUT: u32>(tile: &Tile, group: &Group, fragment: &Fragment, mut sums: Sums) {
-        let Group { c, alpha, n, .. } = *group;
+    unsafe fn write<const OUTPUT: u32>(tile: &Tile, fragment: &Fragment, mut sums: Sums) {
+        let Group { c, alpha, n, .. } = tile.group;
         let [first, second] = fragment.rows;
         let column = tile.first_column + first.min(second);
         // Selects the two rows' halves of a word in the panel's order.

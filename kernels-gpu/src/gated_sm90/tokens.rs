@@ -12,7 +12,7 @@ use cuda_std::{
     mbarrier::mbarrier_arrive,
     shared::st_shared_v4_b32,
     thread,
-    warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_vote_ballot},
+    warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_shuffle_idx, warp_vote_ballot},
 };
 
 use super::{
@@ -23,8 +23,8 @@ use super::{
 use crate::abi::{
     scale_word_offset,
     sm90::{
-        EIGHT, EIGHT_BYTES, Group, LANE_BYTES, Launch, ROW_LANES, SCALE_TILE_K, STEP, STEP_BYTES, STEP_SCALE_TILES,
-        Tokens, TokensLaunch,
+        EIGHT, EIGHT_BYTES, Group, LANE_BYTES, ROW_LANES, SCALE_TILE_K, STEP, STEP_BYTES, STEP_SCALE_TILES,
+        Tile, Tokens, TokensLaunch,
     },
 };
 
@@ -55,7 +55,7 @@ pub unsafe fn tokens_sm90(launch: TokensLaunch) {
         let piece = (block - group.first_block) * Tokens::WARPS + warp;
         let (eight, step) = (piece / steps, piece % steps);
         if eight < eights {
-            let Tokens { values, scales, decoded, m, k, .. } = *group;
+            let Tokens { values, scales, decoded, m, k, .. } = group;
             let piece = u64::from(step) * u64::from(eights) + u64::from(eight);
             let target = decoded + piece * u64::from(EIGHT_BYTES);
             let chunks = Packed { values, scales, m, k }.decode(eight, step);
@@ -64,21 +64,45 @@ pub unsafe fn tokens_sm90(launch: TokensLaunch) {
     }
 }
 
-/// The group that a block belongs to: the last whose first block is not behind it. All lanes look at once, so that they wait
-/// for memory once.
+/// The group that a block belongs to: the last whose first block is not behind it. Every lane reads a group, all of it, so
+/// that the warp waits for memory once; of more groups than lanes, first those at some distance from each other.
 #[inline(always)]
-unsafe fn find_group<'a>(launch: TokensLaunch, block: u32) -> &'a Tokens {
+unsafe fn find_group(launch: TokensLaunch, block: u32) -> Tokens {
     let groups = launch.groups as *const Tokens;
-    let (mut first, mut begun) = (0, 0);
-    // SAFETY: indices below group_count; the whole warp goes the same way.
+    let (mut first, mut distance) = (0, 1);
+    while distance * WARP_SIZE < launch.group_count {
+        distance *= WARP_SIZE;
+    }
+    // SAFETY: indices below group_count; the whole warp goes the same way. The group at `first` has begun.
     unsafe {
-        while first < launch.group_count {
-            let index = first + lane_id();
-            let has_begun = index < launch.group_count && (*groups.add(index as usize)).first_block <= block;
-            begun += warp_vote_ballot(ALL_LANES, has_begun).count_ones();
-            first += WARP_SIZE;
+        loop {
+            let index = first + lane_id() * distance;
+            let group = *groups.add(index.min(launch.group_count - 1) as usize);
+            let has_begun = index < launch.group_count && group.first_block <= block;
+            let last = warp_vote_ballot(ALL_LANES, has_begun).count_ones() - 1;
+            if distance == 1 {
+                return from_lane(group, last);
+            }
+            first += last * distance;
+            distance /= WARP_SIZE;
         }
-        &*groups.add(begun as usize - 1)
+    }
+}
+
+/// A lane's group.
+#[inline(always)]
+unsafe fn from_lane(group: Tokens, lane: u32) -> Tokens {
+    // SAFETY: the caller's promise: the whole warp is here.
+    let half = |value: u32| unsafe { warp_shuffle_idx(ALL_LANES, value, lane, WARP_SIZE).0 };
+    let whole = |value: u64| u64::from(half((value >> 32) as u32)) << 32 | u64::from(half(value as u32));
+    Tokens {
+        values: whole(group.values),
+        scales: whole(group.scales),
+        decoded: whole(group.decoded),
+        m: half(group.m),
+        k: half(group.k),
+        first_block: half(group.first_block),
+        unused: 0,
     }
 }
 
@@ -86,25 +110,24 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     /// Packed tokens → buffers, by the warps of the warpgroup that loads but the first: a step each, in turn, so that what one
     /// waits for the others do not.
     #[inline(always)]
-    pub(super) unsafe fn decode_tokens(launch: Launch, shared: u32, warp: u32) {
+    pub(super) unsafe fn decode_tokens(mut tiles: Tiles, shared: u32, warp: u32) {
         const TOKEN_WARPS: u32 = WARPS - 1;
         let mut buffers = Self::buffers(shared);
         let mut others = warp - 1;
         // SAFETY: the group's tokens; a buffer is written while it is empty, each place by one thread.
         unsafe {
-            let mut tiles = Tiles::new(launch);
-            while tiles.more() {
-                let (tile, group) = tiles.read();
+            loop {
+                let tile = tiles.read();
                 let eights = Self::INSTANCE.width(tile.tokens) / EIGHT;
-                for step in 0..group.steps() {
+                for step in 0..tile.group.steps() {
                     if others == 0 {
                         others = TOKEN_WARPS;
                         let buffer = Self::buffer(shared, buffers);
                         for eight in 0..eights {
                             // Read anew, since registers are few.
-                            let Group { tokens: values, token_scales: scales, m, k, .. } = *group;
-                            let packed = Packed { values, scales, m, k };
-                            let chunks = packed.decode(tile.first_token / EIGHT + eight, step);
+                            let Tile { group, first_token, .. } = tiles.read();
+                            let Group { tokens: values, token_scales: scales, m, k, .. } = group;
+                            let chunks = Packed { values, scales, m, k }.decode(first_token / EIGHT + eight, step);
                             buffers.wait_empty();
                             let target = buffer + eight * EIGHT_BYTES;
                             chunks.store(|offset, chunk| st_shared_v4_b32(target + offset, chunk));
@@ -119,7 +142,9 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                     others -= 1;
                     buffers.advance();
                 }
-                tiles.advance();
+                if !tiles.advance(tile.next) {
+                    return;
+                }
             }
         }
     }
