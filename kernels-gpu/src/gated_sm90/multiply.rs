@@ -19,8 +19,8 @@ use crate::{
     abi::{
         OUTPUT_BF16, OUTPUT_F16,
         sm90::{
-            EIGHT_BYTES, Group, PANELS, ROW_LANES, SCALE_TILE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES,
-            Tile, WARPGROUP, WARPGROUP_ROWS, lane_offset,
+            EIGHT_BYTES, Group, PANELS, ROW_LANES, SCALE_TILE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, Tile,
+            WARPGROUP, WARPGROUP_ROWS, lane_offset,
         },
     },
     epilogue::{convert, silu},

@@ -23,8 +23,8 @@ use super::{
 use crate::abi::{
     scale_word_offset,
     sm90::{
-        EIGHT, EIGHT_BYTES, Group, LANE_BYTES, ROW_LANES, SCALE_TILE_K, STEP, STEP_BYTES, STEP_SCALE_TILES,
-        Tile, Tokens, TokensLaunch,
+        EIGHT, EIGHT_BYTES, Group, LANE_BYTES, ROW_LANES, SCALE_TILE_K, STEP, STEP_BYTES, STEP_SCALE_TILES, Tile,
+        Tokens, TokensLaunch,
     },
 };
 
