@@ -91,16 +91,53 @@ unsafe fn compute(op: Op, dtype: OutDtype, group: &abi::Group) {
     // SAFETY: the caller's promise.
     unsafe {
         let projection = |i: usize| matrix(group.n, group.k, group.b[i], group.b_scales[i], group.alpha[i]);
-        let expert = match op {
-            Op::Gated => Expert::Gated { gate: projection(0), up: projection(1) },
-            Op::Plain => Expert::Plain(projection(0)),
-        };
-        let weights = Weights::new(op, vec![expert]).unwrap();
-        let tokens = matrix(group.m, group.k, group.a, group.a_scales, 1.0);
-        let step = Step::new(&weights, vec![tokens], dtype).unwrap();
-        let bits = Reference::new(&weights, &step).output(&step);
-        std::ptr::copy_nonoverlapping(bits.bits().as_ptr(), group.c as *mut u16, bits.bits().len());
+        multiply(op, dtype, matrix(group.m, group.k, group.a, group.a_scales, 1.0), projection, group.c);
     }
+}
+
+/// Writes what tokens and projections, whose global scales are alpha, make.
+///
+/// # Safety
+///
+/// The output lies at `c`.
+unsafe fn multiply(op: Op, dtype: OutDtype, tokens: Matrix<'static>, of: impl Fn(usize) -> Matrix<'static>, c: u64) {
+    let expert = match op {
+        Op::Gated => Expert::Gated { gate: of(0), up: of(1) },
+        Op::Plain => Expert::Plain(of(0)),
+    };
+    let weights = Weights::new(op, vec![expert]).unwrap();
+    let step = Step::new(&weights, vec![tokens], dtype).unwrap();
+    let bits = Reference::new(&weights, &step).output(&step);
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(bits.bits().as_ptr(), c as *mut u16, bits.bits().len()) };
+}
+
+/// A matrix of weights from its slabs.
+///
+/// # Safety
+///
+/// They lie there.
+unsafe fn unpack(rows: u32, k: u32, slabs: u64, global: f32) -> Matrix<'static> {
+    use abi::sm90::{LANE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, STEP, STEP_BYTES, lane_offset, weights};
+    const STEP_SCALES: u32 = STEP / abi::BLOCK;
+    // SAFETY: the caller's promise: `at` is in a slab of the matrix.
+    let byte = |row: u32, step: u32, at: u32| unsafe {
+        let slab = row / SLAB_ROWS * k.div_ceil(STEP) + step;
+        *(slabs as *const u8).add((slab * SLAB_BYTES + at) as usize)
+    };
+    let value = |row: u32, column: u32| {
+        let (step, lane, rest) = (column / STEP_BYTES, column % STEP_BYTES / LANE_BYTES, column % LANE_BYTES);
+        let packed = byte(row, step, lane_offset(row % SLAB_ROWS, lane) + rest);
+        (0..=u8::MAX).find(|&codes| weights(codes) == packed).unwrap()
+    };
+    let scale = |row: u32, column: u32| {
+        let at = blocked::offset((row % SLAB_ROWS) as usize, (column % STEP_SCALES) as usize, STEP_SCALES as usize);
+        byte(row, column / STEP_SCALES, SLAB_VALUE_BYTES + at as u32)
+    };
+    let values = (0..rows).flat_map(|row| (0..k / 2).map(move |column| value(row, column)));
+    let scales = (0..rows).flat_map(|row| (0..k / abi::BLOCK).map(move |column| scale(row, column)));
+    let (values, scales): (Vec<_>, Vec<_>) = (values.collect(), scales.collect());
+    Matrix::new(rows as usize, k as usize, values, scales, global).unwrap()
 }
 
 /// Computes every segment as the contract of the unfused baseline's last kernel says.
@@ -192,6 +229,49 @@ fn blackwell_kernel(launch: &Launch) {
         assert!((1..=blocks).contains(&launch.grid[0]) && launch.grid[1..] == [1, 1], "{:?}", launch.grid);
         assert_eq!((launch.block, launch.cluster), ([instance.threads(), 1, 1], [instance.blocks, 1, 1]));
         assert_eq!(launch.shared_bytes, instance.shared_bytes());
+    }
+}
+
+/// [`kernel`] for the Hopper kernel. The grid that decodes tokens leaves only word of where they lie, in the place of the decoded
+/// ones; the one that multiplies follows it, and brings weights back from their slabs.
+fn hopper_kernel(launch: &Launch) {
+    use abi::sm90::{INSTANCES, Launch as Multiply, TOKENS_ENTRY, Tile, Tokens, TokensLaunch};
+    if launch.kernel == "silu_mul" {
+        return silu_mul(launch);
+    }
+    // SAFETY: as in `kernel`.
+    unsafe {
+        if launch.kernel == TOKENS_ENTRY {
+            let parameter: TokensLaunch = launch.parameter(0);
+            let groups = parameter.groups as *const Tokens;
+            let mut blocks = 0;
+            for tokens in std::slice::from_raw_parts(groups, parameter.group_count as usize) {
+                assert_eq!(u64::from(tokens.first_block), blocks);
+                blocks += Tokens::blocks(tokens.m, tokens.k);
+                *(tokens.decoded as *mut [u64; 2]) = [tokens.values, tokens.scales];
+            }
+            assert_eq!((launch.grid, launch.block), ([blocks as u32, 1, 1], [Tokens::THREADS, 1, 1]));
+            return;
+        }
+        let parameter: Multiply = launch.parameter(0);
+        let instance = INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
+        let op = if instance.matrices == 2 { Op::Gated } else { Op::Plain };
+        let dtype = if parameter.output == abi::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
+        let tile = |index: u32| *(parameter.tiles as *const Tile).add(index as usize);
+        let next = |of: &Tile| (of.next > 0).then(|| tile(of.next));
+        for first in 0..launch.grid[0] {
+            for tile in std::iter::successors(Some(tile(first)), next) {
+                if (tile.first_column, tile.first_token) != (0, 0) {
+                    continue;
+                }
+                let abi::sm90::Group { tokens, token_scales, b, c, alpha, m, n, k, .. } = tile.group;
+                let packed = [tokens, token_scales];
+                let [values, scales] = if instance.decodes_tokens() { packed } else { *(tokens as *const [u64; 2]) };
+                let projection = |i: usize| unpack(n, k, b[i], alpha[i]);
+                multiply(op, dtype, matrix(m, k, values, scales, 1.0), projection, c);
+            }
+        }
+        assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
     }
 }
 
@@ -596,6 +676,27 @@ fn every_schedule_is_right_with_the_blackwell_kernel() {
         for _ in 0..2 {
             backend::run(&mut layer, &step, &mut output).unwrap();
             assert!(check(&variant, &weights, &step, &output).passed(), "{variant}");
+        }
+    }
+}
+
+#[test]
+fn every_schedule_is_right_with_the_hopper_kernel_and_the_grid_before_it() {
+    let fake = fake();
+    fake.set_device(9, 0, SMS as i32);
+    fake.on_launch(hopper_kernel);
+    let sizes = [Group { m: 3, n: 8, k: 64 }, Group { m: 0, n: 24, k: 32 }, Group { m: 130, n: 136, k: 320 }];
+    let weights = generate::weights(Generator::PublicDual, Op::Gated, &sizes, 5).unwrap();
+    let step = step(&weights, &sizes, OutDtype::F16);
+    for (schedule, instance) in LAUNCH_SCHEDULES.iter().flat_map(|(name, ..)| [(name, "t16"), (name, "t64")]) {
+        for graph in ["", ",graph"] {
+            let variant = format!("gated_sm90,{instance},{schedule}{graph}");
+            let mut layer = gpu(&variant).prepare_layer(&weights).unwrap();
+            let mut output = Output::new(step.problem());
+            for _ in 0..2 {
+                backend::run(&mut layer, &step, &mut output).unwrap();
+                assert!(check(&variant, &weights, &step, &output).passed(), "{variant}");
+            }
         }
     }
 }
