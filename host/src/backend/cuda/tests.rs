@@ -661,36 +661,17 @@ fn every_schedule_with_and_without_a_graph_is_right_step_after_step() {
     assert_eq!(fake.live_objects(), 0);
 }
 
-#[test]
-fn every_schedule_is_right_with_the_blackwell_kernel() {
+/// Every schedule of instances of a module, with and without a graph, is right on a device whose kernels are `kernel`.
+fn schedules_are_right((major, minor): (i32, i32), kernel: fn(&Launch), module: &str, instances: [&str; 2]) {
     let fake = fake();
-    fake.set_device(10, 0, SMS as i32);
-    fake.on_launch(blackwell_kernel);
+    fake.set_device(major, minor, SMS as i32);
+    fake.on_launch(kernel);
     let sizes = [Group { m: 3, n: 8, k: 64 }, Group { m: 0, n: 24, k: 32 }, Group { m: 130, n: 136, k: 320 }];
     let weights = generate::weights(Generator::PublicDual, Op::Gated, &sizes, 5).unwrap();
     let step = step(&weights, &sizes, OutDtype::F16);
-    for (schedule, instance) in LAUNCH_SCHEDULES.iter().flat_map(|(name, ..)| [(name, "t64"), (name, "t64_pair")]) {
-        let variant = format!("gated_sm100,{instance},{schedule},graph");
-        let mut layer = gpu(&variant).prepare_layer(&weights).unwrap();
-        let mut output = Output::new(step.problem());
-        for _ in 0..2 {
-            backend::run(&mut layer, &step, &mut output).unwrap();
-            assert!(check(&variant, &weights, &step, &output).passed(), "{variant}");
-        }
-    }
-}
-
-#[test]
-fn every_schedule_is_right_with_the_hopper_kernel_and_the_grid_before_it() {
-    let fake = fake();
-    fake.set_device(9, 0, SMS as i32);
-    fake.on_launch(hopper_kernel);
-    let sizes = [Group { m: 3, n: 8, k: 64 }, Group { m: 0, n: 24, k: 32 }, Group { m: 130, n: 136, k: 320 }];
-    let weights = generate::weights(Generator::PublicDual, Op::Gated, &sizes, 5).unwrap();
-    let step = step(&weights, &sizes, OutDtype::F16);
-    for (schedule, instance) in LAUNCH_SCHEDULES.iter().flat_map(|(name, ..)| [(name, "t16"), (name, "t64")]) {
-        for graph in ["", ",graph"] {
-            let variant = format!("gated_sm90,{instance},{schedule}{graph}");
+    for (schedule, ..) in LAUNCH_SCHEDULES {
+        for (instance, graph) in instances.into_iter().flat_map(|instance| [(instance, ""), (instance, ",graph")]) {
+            let variant = format!("{module},{instance},{schedule}{graph}");
             let mut layer = gpu(&variant).prepare_layer(&weights).unwrap();
             let mut output = Output::new(step.problem());
             for _ in 0..2 {
@@ -699,6 +680,16 @@ fn every_schedule_is_right_with_the_hopper_kernel_and_the_grid_before_it() {
             }
         }
     }
+}
+
+#[test]
+fn every_schedule_is_right_with_the_blackwell_kernel() {
+    schedules_are_right((10, 0), blackwell_kernel, "gated_sm100", ["t64", "t64_pair"]);
+}
+
+#[test]
+fn every_schedule_is_right_with_the_hopper_kernel_and_the_grid_before_it() {
+    schedules_are_right((9, 0), hopper_kernel, "gated_sm90", ["t16", "t64"]);
 }
 
 /// A step's tokens and output in device memory.
