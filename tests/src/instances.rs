@@ -4,8 +4,9 @@ use nvfp4::Output;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
 use nvfp4::compare::Tolerance;
 use nvfp4::problem::{Op, OutDtype};
+use nvfp4::shape::{self, Shape};
 
-use crate::Case;
+use crate::{Case, inputs};
 
 /// The operations that every kernel has entries for.
 pub const OPS: [Op; 2] = [Op::Gated, Op::Plain];
@@ -16,6 +17,27 @@ const SMS: u32 = 3;
 /// A small device of an architecture.
 pub fn device(arch: &str, schedule: Schedule) -> Emulated {
     Emulated::new(arch, Options { schedule, sms: SMS, ..Options::default() }).expect("an architecture with a kernel")
+}
+
+/// Multiply-adds that the emulator has done in a moment.
+pub const SMALL_SHAPES: usize = 1 << 28;
+
+/// Runs the built-in shapes of less than so many multiply-adds on an architecture.
+pub fn check_shapes(arch: &str, most: usize) {
+    let work = |shape: &Shape| -> usize {
+        let products: usize = shape.groups.iter().map(|group| group.m * group.n * group.k).sum();
+        shape.op.projections() * products
+    };
+    let gpu = Emulated::new(arch, Options::default()).expect("an architecture with a kernel");
+    let shapes: Vec<_> = shape::builtin().iter().filter(|shape| work(shape) < most).collect();
+    assert!(shapes.len() > 10, "{} shapes", shapes.len());
+    for shape in shapes {
+        // Names the culprit where one fails.
+        println!("{}", shape.name);
+        let inputs = inputs(shape.input, shape.op, &shape.groups, 0);
+        let case = Case::new(&inputs, OutDtype::F16);
+        case.verified(&gpu, case.prepare(&gpu).as_mut(), |_| Tolerance::of(OutDtype::F16));
+    }
 }
 
 /// The device with this instance of its kernel for all steps.

@@ -7,7 +7,7 @@ use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
 use nvfp4::problem::{Op, OutDtype, Step};
-use nvfp4_tests::instances::{OPS, check, device, verified, with_instance};
+use nvfp4_tests::instances::{OPS, SMALL_SHAPES, check, check_shapes, device, verified, with_instance};
 use nvfp4_tests::{Case, groups, inputs};
 
 fn hopper(schedule: Schedule) -> Emulated {
@@ -57,6 +57,17 @@ fn a_tile_of_any_number_of_tokens_is_right() {
             verified(&Case::new(&inputs, OutDtype::F16), &gpu, OutDtype::F16, &entry);
         }
     }
+}
+
+#[test]
+fn small_built_in_shapes_are_right() {
+    check_shapes("sm_90a", SMALL_SHAPES);
+}
+
+#[test]
+#[ignore = "all 34 shapes take half an hour: cargo test --release -p nvfp4-tests --test gated_sm90 -- --ignored --nocapture"]
+fn every_built_in_shape_is_right() {
+    check_shapes("sm_90a", usize::MAX);
 }
 
 #[test]

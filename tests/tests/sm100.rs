@@ -11,8 +11,7 @@ use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
 use nvfp4::problem::{Op, OutDtype, Step};
-use nvfp4::shape::{self, Shape};
-use nvfp4_tests::instances::{OPS, check, device, verified, with_instance};
+use nvfp4_tests::instances::{OPS, SMALL_SHAPES, check, check_shapes, device, verified, with_instance};
 use nvfp4_tests::{Case, groups, inputs};
 
 fn blackwell(schedule: Schedule) -> Emulated {
@@ -63,33 +62,15 @@ fn one_group_and_sixty_four_with_every_tail_of_k_are_right() {
     }
 }
 
-/// Runs a built-in shape on a B200.
-fn check_shape(shape: &Shape) {
-    // Names the culprit where one fails.
-    println!("{}", shape.name);
-    let gpu = Emulated::new("sm_100f", Options::default()).unwrap();
-    let inputs = inputs(shape.input, shape.op, &shape.groups, 0);
-    let case = Case::new(&inputs, OutDtype::F16);
-    case.verified(&gpu, case.prepare(&gpu).as_mut(), |_| Tolerance::of(OutDtype::F16));
-}
-
 #[test]
 fn small_built_in_shapes_are_right() {
-    /// Multiply-adds.
-    const SMALL: usize = 1 << 28;
-    let work = |shape: &Shape| -> usize {
-        let products: usize = shape.groups.iter().map(|group| group.m * group.n * group.k).sum();
-        shape.op.projections() * products
-    };
-    let small: Vec<_> = shape::builtin().iter().filter(|shape| work(shape) < SMALL).collect();
-    assert_eq!(small.len(), 11);
-    small.into_iter().for_each(check_shape);
+    check_shapes("sm_100f", SMALL_SHAPES);
 }
 
 #[test]
 #[ignore = "all 34 shapes take minutes: cargo test --release -p nvfp4-tests --test sm100 -- --ignored --nocapture"]
 fn every_built_in_shape_is_right() {
-    shape::builtin().iter().for_each(check_shape);
+    check_shapes("sm_100f", usize::MAX);
 }
 
 #[test]
