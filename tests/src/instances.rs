@@ -22,15 +22,15 @@ pub fn device(arch: &str, schedule: Schedule) -> Emulated {
 /// Multiply-adds that the emulator has done in a moment.
 pub const SMALL_SHAPES: usize = 1 << 28;
 
-/// Runs the built-in shapes of less than so many multiply-adds on an architecture.
-pub fn check_shapes(arch: &str, most: usize) {
+/// Runs the built-in shapes of less than so many multiply-adds on an architecture: `count` of them.
+pub fn check_shapes(arch: &str, most: usize, count: usize) {
     let work = |shape: &Shape| -> usize {
         let products: usize = shape.groups.iter().map(|group| group.m * group.n * group.k).sum();
         shape.op.projections() * products
     };
     let gpu = Emulated::new(arch, Options::default()).expect("an architecture with a kernel");
     let shapes: Vec<_> = shape::builtin().iter().filter(|shape| work(shape) < most).collect();
-    assert!(shapes.len() > 10, "{} shapes", shapes.len());
+    assert_eq!(shapes.len(), count);
     for shape in shapes {
         // Names the culprit where one fails.
         println!("{}", shape.name);
@@ -50,7 +50,8 @@ pub fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: OutDtype, entry: &st
     let mut layer = case.prepare(gpu);
     let output = case.verified(gpu, layer.as_mut(), |_| Tolerance::of(out_dtype));
     let kernels = &layer.counters().expect("a kernel ran").kernel;
-    assert_eq!(kernels.rsplit(", ").next(), Some(entry), "the last of {kernels}");
+    // Hopper's kernel has a grid before it where tokens are many.
+    assert_eq!(kernels.strip_prefix("tokens_sm90, ").unwrap_or(kernels), entry);
     output
 }
 
