@@ -141,12 +141,10 @@ impl Launcher {
         groups: &[abi::Group],
         scratch: &mut Scratch,
     ) -> Result<Vec<Planned>, Error> {
-        let takes_decoded =
-            |launch: &&mut Planned| matches!(&launch.work, Work::Sm90(plan) if plan.takes_decoded_tokens());
-        if launches.iter_mut().any(|launch| takes_decoded(&launch)) {
+        if launches.iter().any(Planned::takes_decoded_tokens) {
             let decoded = groups.iter().map(|group| scratch.take(gated_sm90::decoded_bytes(group)?));
             let decoded = decoded.collect::<Result<Vec<_>, Error>>()?;
-            for launch in launches.iter_mut().filter(takes_decoded) {
+            for launch in launches.iter_mut().filter(|launch| launch.takes_decoded_tokens()) {
                 launch.groups.iter_mut().zip(&decoded).for_each(|(group, &decoded)| group.a = decoded);
             }
             let (grid, tokens) = gated_sm90::decode_tokens(groups, &decoded)?;
@@ -251,6 +249,11 @@ impl Parameter {
 }
 
 impl Planned {
+    /// Whether the kernel wants tokens that a grid before it has decoded.
+    fn takes_decoded_tokens(&self) -> bool {
+        matches!(&self.work, Work::Sm90(plan) if plan.takes_decoded_tokens())
+    }
+
     /// The grid.
     pub fn grid(&self) -> Grid {
         match &self.work {

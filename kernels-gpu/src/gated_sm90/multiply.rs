@@ -36,22 +36,17 @@ const fn registers(width: usize) -> usize {
     WARPGROUP_ROWS as usize * width / WARPGROUP as usize
 }
 
-/// A loop of at most 16 turns as straight-line code, its index a constant: an array stays in registers only if all its
-/// indices are constants.
+/// A loop as straight-line code, its index a constant: an array stays in registers only if all its indices are constants.
 macro_rules! unroll {
-    ($index:ident < $count:expr, $body:block) => {
-        unroll!(@ $index, $count, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
-    };
-    (@ $index:ident, $count:expr, $body:block, $($value:literal)*) => {$(
-        if $value < $count {
-            const $index: usize = $value;
-            $body
-        }
-    )*};
+    ($index:ident in $($value:literal)*, $body:block) => {$({
+        const $index: usize = $value;
+        $body
+    })*};
 }
 
 /// Eights of tokens that are written by the same instructions, round after round.
 const ROUND_EIGHTS: usize = 4;
+const _: () = assert!(ROUND_EIGHTS == 4, "`write` names each");
 
 /// Accumulators of a thread for one panel of a round.
 const ROUND_REGISTERS: usize = registers(8 * ROUND_EIGHTS);
@@ -230,7 +225,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         }
         while token < tile.tokens {
             let round = sums.map(|panel| panel[0]);
-            unroll!(EIGHT < ROUND_EIGHTS, {
+            unroll!(EIGHT in 0 1 2 3, {
                 for odd in 0..2 {
                     let present =
                         const { 8 * (EIGHT as u32) < TILE_TOKENS } && token + ((8 * EIGHT + odd) as u32) < tile.tokens;
