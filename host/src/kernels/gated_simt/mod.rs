@@ -1,0 +1,122 @@
+//! The portable kernel, `kernels-gpu/src/gated_simt/`: integer dot products, on any card from compute capability 8.0 on.
+//!
+//! Takes every K. Weights stay as they are in a checkpoint, their scales in the blocked layout.
+
+#[cfg(all(test, feature = "cuda"))]
+mod fake;
+mod plan;
+
+use kernels_gpu::gated_simt::abi::{self, SimtTile};
+
+use super::group::{PlacedGroup, Sizes};
+use super::kernel::{Entry, Grouped, Kernel, Request};
+use super::launch::{Grid, Launch, Scratch};
+use crate::error::Error;
+use crate::problem::Op;
+
+/// The kernel.
+pub(crate) struct GatedSimt;
+
+/// The instances, by the name of their tile.
+const INSTANCES: [(&str, SimtTile); 2] = [("small", SimtTile::SMALL), ("large", SimtTile::LARGE)];
+
+fn entry(tile: SimtTile, op: Op) -> &'static str {
+    match op {
+        Op::Gated => tile.gated,
+        Op::Plain => tile.plain,
+    }
+}
+
+fn shared_bytes(tile: SimtTile, op: Op) -> u32 {
+    tile.shared_bytes(op.projections() as u32)
+}
+
+impl Kernel for GatedSimt {
+    fn name(&self) -> &'static str {
+        "gated_simt"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let of = |op, tile| Entry {
+            name: entry(tile, op),
+            op: Some(op),
+            threads: SimtTile::THREADS,
+            shared_bytes: shared_bytes(tile, op),
+        };
+        [Op::Gated, Op::Plain].into_iter().flat_map(|op| INSTANCES.map(|(_, tile)| of(op, tile))).collect()
+    }
+
+    fn as_grouped(&self) -> Option<&dyn Grouped> {
+        Some(self)
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        fake::launch(launch);
+    }
+}
+
+impl Grouped for GatedSimt {
+    fn title(&self, op: Op) -> &'static str {
+        entry(SimtTile::LARGE, op)
+    }
+
+    fn proven(&self) -> bool {
+        true
+    }
+
+    fn takes(&self, _k: usize) -> bool {
+        true
+    }
+
+    fn instances(&self, _op: Op) -> Vec<&'static str> {
+        INSTANCES.map(|(name, _)| name).into()
+    }
+
+    fn launches(
+        &self,
+        request: &Request,
+        products: &[Vec<PlacedGroup>],
+        _scratch: &mut Scratch,
+    ) -> Result<Vec<Launch>, Error> {
+        products.iter().map(|groups| self.launch(request, groups)).collect()
+    }
+}
+
+impl GatedSimt {
+    /// The launch that computes all groups.
+    fn launch(&self, request: &Request, groups: &[PlacedGroup]) -> Result<Launch, Error> {
+        let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
+        let named = INSTANCES.into_iter().find(|(name, _)| request.instance == Some(*name));
+        let tile = named.map_or_else(|| plan::choose(&sizes), |(_, tile)| tile);
+        let (first_tiles, blocks) = plan::number_tiles(tile, &sizes)?;
+        let groups = groups.iter().zip(first_tiles).map(|(group, first_tile)| describe(group, first_tile)).collect();
+        let grid = Grid {
+            shared_bytes: shared_bytes(tile, request.op),
+            ..Grid::linear(entry(tile, request.op), blocks, SimtTile::THREADS)
+        };
+        let output = super::output_code(request.out_dtype);
+        Ok(Launch::of_array(self.name(), grid, groups, move |groups, group_count| abi::Launch {
+            groups,
+            group_count,
+            output,
+        }))
+    }
+}
+
+/// What the kernel is told of a group.
+fn describe(group: &PlacedGroup, first_tile: u32) -> abi::Group {
+    let &PlacedGroup { sizes: Sizes { m, n, k }, tokens, weights, alpha, output } = group;
+    abi::Group {
+        a: tokens.values,
+        a_scales: tokens.scales,
+        b: weights.map(|matrix| matrix.values),
+        b_scales: weights.map(|matrix| matrix.scales),
+        c: output,
+        alpha,
+        m,
+        n,
+        k,
+        first_tile,
+    }
+}

@@ -1,0 +1,212 @@
+//! A launch as every kernel's plan ends in it: the entry, its grid, and the descriptors that the entry's one parameter leads to.
+
+use super::group::Address;
+use super::tensor_map::{MAP_BYTES, MapArguments};
+use crate::error::Error;
+
+/// What every launch's descriptors and every piece of [`Scratch`] are aligned to.
+pub(crate) const ALIGNMENT: u64 = 256;
+
+/// The grid of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grid {
+    /// The kernel's entry.
+    pub entry: &'static str,
+    /// Blocks along x; none if there is nothing to compute.
+    pub blocks: u32,
+    /// Blocks along x of a cluster, as the entry asks for it; 1 where it asks for none.
+    pub cluster: u32,
+    /// Threads of a block along x.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// Whether it may begin while the grid before it on the stream still runs, and itself waits for that where it must
+    /// (`griddepcontrol.wait`).
+    pub overlaps: bool,
+}
+
+impl Grid {
+    /// Blocks along x (CUDA programming guide, "Technical Specifications per Compute Capability").
+    pub const MAX_BLOCKS: u64 = (1 << 31) - 1;
+
+    /// A grid of single blocks without dynamic shared memory, which begins when the grid before it has ended.
+    pub fn linear(entry: &'static str, blocks: u32, threads: u32) -> Self {
+        Self { entry, blocks, cluster: 1, threads, shared_bytes: 0, overlaps: false }
+    }
+}
+
+/// Numbers the first block of each of several pieces of work, which lie one behind the other in a grid.
+#[derive(Default)]
+pub(crate) struct BlockCount(u64);
+
+impl BlockCount {
+    /// The first block of the next piece, which takes so many.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if the blocks are more than a grid can have.
+    pub fn take(&mut self, blocks: u64) -> Result<u32, Error> {
+        let first = self.0;
+        self.0 = first.checked_add(blocks).filter(|end| *end <= Grid::MAX_BLOCKS).ok_or(Error::TooLarge)?;
+        Ok(first as u32)
+    }
+
+    /// Blocks of all pieces.
+    pub fn total(&self) -> u32 {
+        self.0 as u32
+    }
+}
+
+/// A kernel's one parameter, as the kernel is given it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Parameter(Vec<u8>);
+
+impl Parameter {
+    pub fn new<T: bytemuck::NoUninit>(value: T) -> Self {
+        Self(bytemuck::bytes_of(&value).to_vec())
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Writes descriptors, and returns the parameter that leads to them.
+type Describe = Box<dyn Fn(&mut Writer<'_>) -> Result<Parameter, Error>>;
+
+/// A launch whose descriptors have no address yet.
+pub(crate) struct Launch {
+    /// The kernel that the entry is of.
+    pub kernel: &'static str,
+    pub grid: Grid,
+    bytes: usize,
+    describe: Describe,
+}
+
+impl Launch {
+    /// A launch whose descriptors take so many bytes, which `describe` writes.
+    pub fn new(
+        kernel: &'static str,
+        grid: Grid,
+        bytes: usize,
+        describe: impl Fn(&mut Writer<'_>) -> Result<Parameter, Error> + 'static,
+    ) -> Self {
+        Self { kernel, grid, bytes: bytes.next_multiple_of(ALIGNMENT as usize), describe: Box::new(describe) }
+    }
+
+    /// A launch whose descriptors are one array; `parameter` is made of its address and its length.
+    pub fn of_array<T: bytemuck::NoUninit, P: bytemuck::NoUninit>(
+        kernel: &'static str,
+        grid: Grid,
+        array: Vec<T>,
+        parameter: impl Fn(Address, u32) -> P + 'static,
+    ) -> Self {
+        Self::new(kernel, grid, size_of_val(&*array), move |writer| {
+            Ok(Parameter::new(parameter(writer.array(&array), array.len() as u32)))
+        })
+    }
+
+    /// Bytes of the descriptors, up to where the next launch's may begin.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Writes the descriptors, which are to lie at `address`, a multiple of [`ALIGNMENT`], and returns the parameter that leads
+    /// to them. `encode` makes a tensor map.
+    ///
+    /// # Errors
+    /// Those of `encode`.
+    ///
+    /// # Panics
+    /// If `to` has not the length of [`Launch::bytes`].
+    pub fn write(
+        &self,
+        address: Address,
+        to: &mut [u8],
+        encode: &mut dyn FnMut(&MapArguments) -> Result<[u8; MAP_BYTES], Error>,
+    ) -> Result<Parameter, Error> {
+        assert_eq!(to.len(), self.bytes, "room for the descriptors and nothing else");
+        (self.describe)(&mut Writer { address, to, written: 0, encode })
+    }
+}
+
+/// Where descriptors are written, one behind the other.
+pub(crate) struct Writer<'a> {
+    address: Address,
+    to: &'a mut [u8],
+    written: usize,
+    encode: &'a mut dyn FnMut(&MapArguments) -> Result<[u8; MAP_BYTES], Error>,
+}
+
+impl Writer<'_> {
+    /// Writes an array and returns its address.
+    pub fn array<T: bytemuck::NoUninit>(&mut self, values: &[T]) -> Address {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let at = self.written;
+        self.to[at..][..bytes.len()].copy_from_slice(bytes);
+        self.written += bytes.len();
+        self.address + at as u64
+    }
+
+    /// Encodes and writes a tensor map, and returns its address.
+    ///
+    /// # Errors
+    /// If the device refuses its arguments.
+    pub fn tensor_map(&mut self, arguments: &MapArguments) -> Result<Address, Error> {
+        let map = (self.encode)(arguments)?;
+        Ok(self.array(&map))
+    }
+}
+
+/// Hands out device memory for what launches leave to each other, from an address on.
+pub(crate) struct Scratch(Address);
+
+impl Scratch {
+    /// Memory that starts at an address, a multiple of [`ALIGNMENT`].
+    pub fn new(address: Address) -> Self {
+        Self(address)
+    }
+
+    /// The address of the next so many bytes, a multiple of [`ALIGNMENT`].
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn take(&mut self, bytes: u64) -> Result<Address, Error> {
+        let end = self.0.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(ALIGNMENT));
+        Ok(std::mem::replace(&mut self.0, end.ok_or(Error::TooLarge)?))
+    }
+
+    /// Where the next bytes would lie: the end of all that was handed out.
+    pub fn end(&self) -> Address {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_lie_one_behind_the_other_and_the_parameter_leads_to_them() {
+        let grid = Grid::linear("entry", 1, 32);
+        let arguments = MapArguments::values(0x40, 3, 64, 128, 8);
+        let launch = Launch::new("kernel", grid, 4 * 2 + MAP_BYTES, move |writer| {
+            let map = writer.tensor_map(&arguments)?;
+            Ok(Parameter::new([map, writer.array(&[7_u32, 8])]))
+        });
+        let mut to = vec![0; launch.bytes()];
+        let parameter = launch.write(0x1000, &mut to, &mut |of| Ok([of.rows as u8; MAP_BYTES])).unwrap();
+        assert_eq!(parameter.bytes(), bytemuck::bytes_of(&[0x1000_u64, 0x1080]));
+        assert_eq!((to.len(), to[127], to[128], to[132]), (256, 3, 7, 8));
+    }
+
+    #[test]
+    fn blocks_are_numbered_up_to_what_a_grid_has() {
+        let mut blocks = BlockCount::default();
+        assert_eq!([3, 0, 5].map(|count| blocks.take(count).unwrap()), [0, 3, 3]);
+        assert_eq!(blocks.total(), 8);
+        assert!(blocks.take(Grid::MAX_BLOCKS - 8).is_ok());
+        for huge in [1, u64::MAX] {
+            assert!(matches!(blocks.take(huge), Err(Error::TooLarge)));
+        }
+    }
+}
