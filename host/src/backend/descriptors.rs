@@ -1,6 +1,6 @@
 //! What a kernel is told of a step: descriptors made of addresses and sizes. Knows no device, only its addresses.
 
-use kernels_gpu::abi;
+use kernels_gpu::gated_simt::abi;
 
 use crate::error::Error;
 use crate::format::Matrix;
@@ -106,7 +106,7 @@ impl Expert {
 /// What kernels are told of the output's type.
 pub(super) fn output(out_dtype: OutDtype) -> u32 {
     match out_dtype {
-        OutDtype::F16 => abi::OUTPUT_F16,
-        OutDtype::Bf16 => abi::OUTPUT_BF16,
+        OutDtype::F16 => kernels_gpu::format::OUTPUT_F16,
+        OutDtype::Bf16 => kernels_gpu::format::OUTPUT_BF16,
     }
 }

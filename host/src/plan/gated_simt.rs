@@ -1,21 +1,21 @@
-//! Launches of the portable kernel, `kernels-gpu/src/gated_simt.rs`: which entry, how many blocks. Pure functions.
+//! Launches of the portable kernel, `kernels-gpu/src/gated_simt/`: which entry, how many blocks. Pure functions.
 
-use kernels_gpu::abi::{Group, SimtTile};
+use kernels_gpu::gated_simt::abi::{Group, Tile};
 
 use super::Grid;
 use crate::error::Error;
 use crate::problem::Op;
 
 /// The instances of the kernel, by the name of their tile.
-pub(crate) const INSTANCES: [(&str, SimtTile); 2] = [("small", SimtTile::SMALL), ("large", SimtTile::LARGE)];
+pub(crate) const INSTANCES: [(&str, Tile); 2] = [("small", Tile::SMALL), ("large", Tile::LARGE)];
 
-/// Time for a row of a [`SimtTile::SMALL`] in rows of a [`SimtTile::LARGE`], by its instructions for a product: a thread
+/// Time for a row of a [`Tile::SMALL`] in rows of a [`Tile::LARGE`], by its instructions for a product: a thread
 /// loads an operand from shared memory for every 4 columns · tokens it computes, the large tile's thread for every 8.
 const SMALL_ROW_COST: u64 = 2;
 
 /// What the kernel is called that computes an operation.
 pub(crate) fn name(op: Op) -> &'static str {
-    entry(SimtTile::LARGE, op)
+    entry(Tile::LARGE, op)
 }
 
 /// The entries of an operation, one for each tile, with their dynamic shared memory: what a driver loads before the first
@@ -25,7 +25,7 @@ pub(crate) fn entries(op: Op) -> [(&'static str, u32); 2] {
     INSTANCES.map(|(_, tile)| (entry(tile, op), tile.shared_bytes(op.projections() as u32)))
 }
 
-fn entry(tile: SimtTile, op: Op) -> &'static str {
+fn entry(tile: Tile, op: Op) -> &'static str {
     match op {
         Op::Gated => tile.gated,
         Op::Plain => tile.plain,
@@ -52,23 +52,19 @@ pub(crate) fn plan(op: Op, instance: Option<&str>, groups: &mut [Group]) -> Resu
         entry: entry(tile, op),
         blocks: blocks as u32,
         cluster: 1,
-        threads: SimtTile::THREADS,
+        threads: Tile::THREADS,
         shared_bytes: tile.shared_bytes(op.projections() as u32),
         overlaps: false,
     })
 }
 
 /// The tile with the least work, the rows that stay empty in a group's last tile included.
-fn choose(groups: &[Group]) -> SimtTile {
-    let rows = |tile: SimtTile| -> u64 {
+fn choose(groups: &[Group]) -> Tile {
+    let rows = |tile: Tile| -> u64 {
         let of = |group: &Group| tile.count(group.m, group.n) * u64::from(tile.tokens * tile.columns);
         groups.iter().map(|group| of(group).saturating_mul(u64::from(group.k))).fold(0, u64::saturating_add)
     };
-    if rows(SimtTile::SMALL).saturating_mul(SMALL_ROW_COST) < rows(SimtTile::LARGE) {
-        SimtTile::SMALL
-    } else {
-        SimtTile::LARGE
-    }
+    if rows(Tile::SMALL).saturating_mul(SMALL_ROW_COST) < rows(Tile::LARGE) { Tile::SMALL } else { Tile::LARGE }
 }
 
 #[cfg(test)]
@@ -84,11 +80,11 @@ mod tests {
     #[test]
     fn a_few_tokens_a_group_go_to_the_small_tile_and_many_to_the_large() {
         let tile = |sizes: [u32; 3]| choose(&groups(sizes));
-        assert_eq!(tile([1, 0, 3]), SimtTile::SMALL);
-        assert_eq!(tile([16, 16, 16]), SimtTile::SMALL);
-        assert_eq!(tile([64, 40, 128]), SimtTile::LARGE);
+        assert_eq!(tile([1, 0, 3]), Tile::SMALL);
+        assert_eq!(tile([16, 16, 16]), Tile::SMALL);
+        assert_eq!(tile([64, 40, 128]), Tile::LARGE);
         // One long group outweighs short ones.
-        assert_eq!(tile([512, 1, 1]), SimtTile::LARGE);
+        assert_eq!(tile([512, 1, 1]), Tile::LARGE);
     }
 
     #[test]
@@ -104,10 +100,10 @@ mod tests {
     fn tiles_are_numbered_through_all_groups_and_empty_ones_have_none() {
         let mut groups = groups([65, 0, 200]);
         let grid = plan(Op::Gated, None, &mut groups).unwrap();
-        let columns = 4096 / SimtTile::LARGE.columns;
+        let columns = 4096 / Tile::LARGE.columns;
         assert_eq!(groups.map(|group| group.first_tile), [0, 2 * columns, 2 * columns]);
-        assert_eq!((grid.entry, grid.blocks), (SimtTile::LARGE.gated, 6 * columns));
-        assert_eq!(plan(Op::Plain, None, &mut groups).unwrap().entry, SimtTile::LARGE.plain);
+        assert_eq!((grid.entry, grid.blocks), (Tile::LARGE.gated, 6 * columns));
+        assert_eq!(plan(Op::Plain, None, &mut groups).unwrap().entry, Tile::LARGE.plain);
     }
 
     #[test]

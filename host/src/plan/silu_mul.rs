@@ -1,6 +1,6 @@
-//! The launch of `kernels-gpu/src/silu_mul.rs`. Pure functions.
+//! The launch of `kernels-gpu/src/silu_mul/`. Pure functions.
 
-use kernels_gpu::abi::silu_mul::{Segment, THREADS};
+use kernels_gpu::silu_mul::abi::{Segment, THREADS};
 
 use super::Grid;
 use crate::error::Error;
@@ -27,7 +27,7 @@ pub(crate) fn plan(segments: &mut [Segment]) -> Result<Grid, Error> {
 #[cfg(test)]
 mod tests {
     use bytemuck::Zeroable;
-    use kernels_gpu::abi::silu_mul::BLOCK_ELEMENTS;
+    use kernels_gpu::silu_mul::abi::BLOCK_ELEMENTS;
 
     use super::*;
 
