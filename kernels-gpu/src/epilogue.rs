@@ -5,7 +5,7 @@ use cuda_std::{
     float::{ex2_approx_ftz_f32, rcp_approx_ftz_f32},
 };
 
-use crate::abi::OUTPUT_BF16;
+use crate::format::OUTPUT_BF16;
 
 /// x/(1+e⁻ˣ). For x → −∞ the exponential overflows to inf, its reciprocal is 0 and the result −0.
 #[inline(always)]

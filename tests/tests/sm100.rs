@@ -98,7 +98,7 @@ fn an_instance_that_does_not_fit_does_not_compile() {
     let crates = kernels.parent().unwrap().join("crates");
     fs::write(copy.path().join("Cargo.toml"), manifest.replace("../crates", crates.to_str().unwrap())).unwrap();
 
-    let list = copy.path().join("src/abi/sm100.rs");
+    let list = copy.path().join("src/gated_sm100/abi.rs");
     let text = fs::read_to_string(&list).unwrap();
     let compile = |line: &str| {
         const LINE: &str = "gated_sm100_t64 = gated(64, 4);";

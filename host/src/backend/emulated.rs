@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kernels_gpu::abi;
+use kernels_gpu::gated_simt::abi;
 use ptx_emulator::{
     Arg, Buffer, DataType, Device, DeviceConfig, Interleave, L2Promotion, LaunchConfig, OobFill, Swizzle, TensorMap,
 };

@@ -6,7 +6,7 @@ use crate::plan::module::Module;
 /// A kernel module of `kernels-gpu`, compiled for one architecture.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Kernel {
-    /// The module, which is also its file in `kernels-gpu`.
+    /// The module, which is also its folder in `kernels-gpu`.
     pub name: &'static str,
     /// What it was compiled for, as in PTX: `sm_80`, `sm_90a`, `sm_100f`.
     pub arch: &'static str,

@@ -21,7 +21,7 @@ impl Module {
     /// Those that have been verified on a card, the most special first: what a GPU gets unasked.
     pub const PROVEN: [Self; 2] = [Self::Sm90, Self::Simt];
 
-    /// Its name, which is also that of its file in `kernels-gpu`.
+    /// Its name, which is also that of its folder in `kernels-gpu`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sm100 => "gated_sm100",

@@ -4,8 +4,8 @@
 use std::borrow::Cow;
 
 use bytemuck::Zeroable;
-use kernels_gpu::abi;
-use kernels_gpu::abi::silu_mul::Segment;
+use kernels_gpu::gated_simt::abi;
+use kernels_gpu::silu_mul::abi::Segment;
 
 use super::descriptors::{self, Address};
 use super::slabs;
@@ -219,7 +219,7 @@ pub(super) struct Planned {
 enum Work {
     /// Of a kernel that is told of a step by one [`abi::Group`] for each expert.
     Groups(Grid),
-    Sm90Tokens(Grid, Vec<abi::sm90::Tokens>),
+    Sm90Tokens(Grid, Vec<kernels_gpu::gated_sm90::abi::Tokens>),
     Sm90(gated_sm90::Plan),
     Sm100(gated_sm100::Plan),
     SiluMul(Grid, Vec<Segment>),
@@ -229,10 +229,10 @@ enum Work {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Parameter {
     Groups(abi::Launch),
-    Sm90Tokens(abi::sm90::TokensLaunch),
-    Sm90(abi::sm90::Launch),
-    Sm100(abi::sm100::Launch),
-    SiluMul(abi::silu_mul::Launch),
+    Sm90Tokens(kernels_gpu::gated_sm90::abi::TokensLaunch),
+    Sm90(kernels_gpu::gated_sm90::abi::Launch),
+    Sm100(kernels_gpu::gated_sm100::abi::Launch),
+    SiluMul(kernels_gpu::silu_mul::abi::Launch),
 }
 
 impl Parameter {
@@ -268,10 +268,10 @@ impl Planned {
         let bytes = match &self.work {
             Work::Groups(_) => size_of_val(&*self.groups),
             Work::Sm90Tokens(_, tokens) => size_of_val(&**tokens),
-            Work::Sm90(plan) => plan.tiles.len() * size_of::<abi::sm90::Tile>(),
+            Work::Sm90(plan) => plan.tiles.len() * size_of::<kernels_gpu::gated_sm90::abi::Tile>(),
             Work::Sm100(plan) => {
                 plan.map_count(&self.groups) * MAP_BYTES
-                    + self.groups.len() * size_of::<abi::sm100::Group>()
+                    + self.groups.len() * size_of::<kernels_gpu::gated_sm100::abi::Group>()
                     + size_of_val(&*plan.tiles)
             }
             Work::SiluMul(_, segments) => size_of_val(&**segments),
@@ -305,11 +305,15 @@ impl Planned {
             Work::Sm90Tokens(_, tokens) => {
                 to.write(tokens);
                 let group_count = tokens.len() as u32;
-                Parameter::Sm90Tokens(abi::sm90::TokensLaunch { groups: address, group_count, unused: 0 })
+                Parameter::Sm90Tokens(kernels_gpu::gated_sm90::abi::TokensLaunch {
+                    groups: address,
+                    group_count,
+                    unused: 0,
+                })
             }
             Work::Sm90(plan) => {
                 to.write(&plan.describe(&self.groups));
-                Parameter::Sm90(abi::sm90::Launch { tiles: address, output, unused: 0 })
+                Parameter::Sm90(kernels_gpu::gated_sm90::abi::Launch { tiles: address, output, unused: 0 })
             }
             Work::Sm100(plan) => {
                 for arguments in plan.maps(&self.groups) {
@@ -319,12 +323,21 @@ impl Planned {
                 to.write(&plan.describe(&self.groups, address));
                 let tiles = address + to.written as u64;
                 to.write(&plan.tiles);
-                Parameter::Sm100(abi::sm100::Launch { groups, tiles, tile_count: plan.tiles.len() as u32, output })
+                Parameter::Sm100(kernels_gpu::gated_sm100::abi::Launch {
+                    groups,
+                    tiles,
+                    tile_count: plan.tiles.len() as u32,
+                    output,
+                })
             }
             Work::SiluMul(_, segments) => {
                 to.write(segments);
                 let segment_count = segments.len() as u32;
-                Parameter::SiluMul(abi::silu_mul::Launch { segments: address, segment_count, format: output })
+                Parameter::SiluMul(kernels_gpu::silu_mul::abi::Launch {
+                    segments: address,
+                    segment_count,
+                    format: output,
+                })
             }
         })
     }

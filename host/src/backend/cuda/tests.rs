@@ -3,7 +3,7 @@
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
 use fake_cuda::{FakeCuda, Launch};
-use kernels_gpu::abi;
+use kernels_gpu::gated_simt::abi;
 
 use super::*;
 use crate::backend;
@@ -118,8 +118,10 @@ unsafe fn multiply(op: Op, dtype: OutDtype, tokens: Matrix<'static>, of: impl Fn
 ///
 /// They lie there.
 unsafe fn unpack(rows: u32, k: u32, slabs: u64, global: f32) -> Matrix<'static> {
-    use abi::sm90::{LANE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, STEP, STEP_BYTES, lane_offset, weights};
-    const STEP_SCALES: u32 = STEP / abi::BLOCK;
+    use kernels_gpu::gated_sm90::abi::{
+        LANE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, STEP, STEP_BYTES, lane_offset, weights,
+    };
+    const STEP_SCALES: u32 = STEP / kernels_gpu::format::BLOCK;
     // SAFETY: the caller's promise: `at` is in a slab of the matrix.
     let byte = |row: u32, step: u32, at: u32| unsafe {
         let slab = row / SLAB_ROWS * k.div_ceil(STEP) + step;
@@ -135,18 +137,18 @@ unsafe fn unpack(rows: u32, k: u32, slabs: u64, global: f32) -> Matrix<'static> 
         byte(row, column / STEP_SCALES, SLAB_VALUE_BYTES + at as u32)
     };
     let values = (0..rows).flat_map(|row| (0..k / 2).map(move |column| value(row, column)));
-    let scales = (0..rows).flat_map(|row| (0..k / abi::BLOCK).map(move |column| scale(row, column)));
+    let scales = (0..rows).flat_map(|row| (0..k / kernels_gpu::format::BLOCK).map(move |column| scale(row, column)));
     let (values, scales): (Vec<_>, Vec<_>) = (values.collect(), scales.collect());
     Matrix::new(rows as usize, k as usize, values, scales, global).unwrap()
 }
 
 /// Computes every segment as the contract of the unfused baseline's last kernel says.
 fn silu_mul(launch: &Launch) {
-    use abi::silu_mul::{Segment, THREADS};
+    use kernels_gpu::silu_mul::abi::{Segment, THREADS};
     // SAFETY: as in `kernel`.
     unsafe {
-        let parameter: abi::silu_mul::Launch = launch.parameter(0);
-        let dtype = if parameter.format == abi::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
+        let parameter: kernels_gpu::silu_mul::abi::Launch = launch.parameter(0);
+        let dtype = if parameter.format == kernels_gpu::format::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
         let count = parameter.segment_count as usize;
         let mut blocks = 0;
         for segment in std::slice::from_raw_parts(parameter.segments as *const Segment, count) {
@@ -171,8 +173,8 @@ fn kernel(launch: &Launch) {
     unsafe {
         let (parameter, groups) = descriptors(launch);
         let op = if launch.kernel.starts_with("gated") { Op::Gated } else { Op::Plain };
-        let dtype = if parameter.output == abi::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
-        let tiles = [abi::SimtTile::SMALL, abi::SimtTile::LARGE];
+        let dtype = if parameter.output == kernels_gpu::format::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
+        let tiles = [abi::Tile::SMALL, abi::Tile::LARGE];
         let tile = tiles.into_iter().find(|tile| [tile.gated, tile.plain].contains(&launch.kernel)).unwrap();
         let mut blocks = 0;
         for group in &groups {
@@ -181,7 +183,7 @@ fn kernel(launch: &Launch) {
             compute(op, dtype, group);
         }
         assert_eq!(launch.grid, [u32::try_from(blocks).unwrap(), 1, 1]);
-        assert_eq!(launch.block, [abi::SimtTile::THREADS, 1, 1]);
+        assert_eq!(launch.block, [abi::Tile::THREADS, 1, 1]);
         assert_eq!(launch.shared_bytes, tile.shared_bytes(op.projections() as u32));
     }
 }
@@ -193,23 +195,27 @@ fn blackwell_kernel(launch: &Launch) {
     }
     // SAFETY: as in `kernel`.
     unsafe {
-        let parameter: abi::sm100::Launch = launch.parameter(0);
-        let tiles = parameter.tiles as *const abi::sm100::Tile;
+        let parameter: kernels_gpu::gated_sm100::abi::Launch = launch.parameter(0);
+        let tiles = parameter.tiles as *const kernels_gpu::gated_sm100::abi::Tile;
         let tiles = std::slice::from_raw_parts(tiles, parameter.tile_count as usize);
-        let instance = abi::sm100::INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
+        let instance =
+            kernels_gpu::gated_sm100::abi::INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
         let op = if instance.matrices == 2 { Op::Gated } else { Op::Plain };
-        let dtype = if parameter.output == abi::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
+        let dtype = if parameter.output == kernels_gpu::format::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
         for tile in tiles.iter().filter(|tile| (tile.first_row, tile.first_token) == (0, 0)) {
-            let group = &*(parameter.groups as *const abi::sm100::Group).add(tile.group as usize);
+            let group = &*(parameter.groups as *const kernels_gpu::gated_sm100::abi::Group).add(tile.group as usize);
             let values = |map: u64, rows: u32, box_rows: u32| {
                 assert!(map.is_multiple_of(64), "{map:#x}");
                 let map: [u64; 5] = *(map as *const [u64; 5]);
-                assert_eq!(map[1..], [group.k / 2, rows, abi::sm100::STEP_BYTES, box_rows].map(u64::from));
+                assert_eq!(
+                    map[1..],
+                    [group.k / 2, rows, kernels_gpu::gated_sm100::abi::STEP_BYTES, box_rows].map(u64::from)
+                );
                 map[0]
             };
             let weights = |i: usize| {
                 let present = i < instance.matrices as usize;
-                if present { values(group.b_maps[i], group.n, abi::sm100::TILE_ROWS) } else { 0 }
+                if present { values(group.b_maps[i], group.n, kernels_gpu::gated_sm100::abi::TILE_ROWS) } else { 0 }
             };
             let group = abi::Group {
                 a: values(group.a_map, group.m, instance.block_tokens()),
@@ -235,7 +241,7 @@ fn blackwell_kernel(launch: &Launch) {
 /// [`kernel`] for the Hopper kernel. The grid that decodes tokens leaves only word of where they lie, in the place of the decoded
 /// ones; the one that multiplies follows it, and brings weights back from their slabs.
 fn hopper_kernel(launch: &Launch) {
-    use abi::sm90::{INSTANCES, Launch as Multiply, TOKENS_ENTRY, Tile, Tokens, TokensLaunch};
+    use kernels_gpu::gated_sm90::abi::{INSTANCES, Launch as Multiply, TOKENS_ENTRY, Tile, Tokens, TokensLaunch};
     if launch.kernel == "silu_mul" {
         return silu_mul(launch);
     }
@@ -256,7 +262,7 @@ fn hopper_kernel(launch: &Launch) {
         let parameter: Multiply = launch.parameter(0);
         let instance = INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
         let op = if instance.matrices == 2 { Op::Gated } else { Op::Plain };
-        let dtype = if parameter.output == abi::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
+        let dtype = if parameter.output == kernels_gpu::format::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
         let tile = |index: u32| *(parameter.tiles as *const Tile).add(index as usize);
         let next = |of: &Tile| (of.next > 0).then(|| tile(of.next));
         for first in 0..launch.grid[0] {
@@ -264,7 +270,7 @@ fn hopper_kernel(launch: &Launch) {
                 if (tile.first_column, tile.first_token) != (0, 0) {
                     continue;
                 }
-                let abi::sm90::Group { tokens, token_scales, b, c, alpha, m, n, k, .. } = tile.group;
+                let kernels_gpu::gated_sm90::abi::Group { tokens, token_scales, b, c, alpha, m, n, k, .. } = tile.group;
                 let packed = [tokens, token_scales];
                 let [values, scales] = if instance.decodes_tokens() { packed } else { *(tokens as *const [u64; 2]) };
                 let projection = |i: usize| unpack(n, k, b[i], alpha[i]);

@@ -1,8 +1,8 @@
-//! Launches of the Blackwell kernel, `kernels-gpu/src/gated_sm100.rs`: which entry, which tiles in which order, which
+//! Launches of the Blackwell kernel, `kernels-gpu/src/gated_sm100/`: which entry, which tiles in which order, which
 //! tensor maps. Pure functions.
 
-use kernels_gpu::abi;
-use kernels_gpu::abi::sm100::{
+use kernels_gpu::gated_simt::abi;
+use kernels_gpu::gated_sm100::abi::{
     BOX_BYTES, BOX_TOKENS, Group, INSTANCES, Instance, K_ALIGNMENT, Roles, STEP, Store, TILE_ROWS, Tile,
 };
 

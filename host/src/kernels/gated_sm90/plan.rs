@@ -1,13 +1,13 @@
-//! Launches of the Hopper kernel, `kernels-gpu/src/gated_sm90.rs`: which entry, which tiles on which block. Pure
+//! Launches of the Hopper kernel, `kernels-gpu/src/gated_sm90/`: which entry, which tiles on which block. Pure
 //! functions.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
 
-use kernels_gpu::abi;
-pub(crate) use kernels_gpu::abi::sm90::TOKENS_ENTRY;
-use kernels_gpu::abi::sm90::{self, EIGHT, EIGHT_BYTES, INSTANCES, Instance, K_ALIGNMENT, STEP, Tokens};
+use kernels_gpu::gated_simt::abi;
+pub(crate) use kernels_gpu::gated_sm90::abi::TOKENS_ENTRY;
+use kernels_gpu::gated_sm90::abi::{self as sm90, EIGHT, EIGHT_BYTES, INSTANCES, Instance, K_ALIGNMENT, STEP, Tokens};
 
 use super::Grid;
 use crate::error::Error;

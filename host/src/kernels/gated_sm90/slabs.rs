@@ -1,7 +1,7 @@
-//! Weights as the Hopper kernel reads them, in slabs (`kernels-gpu/src/abi/sm90.rs`): each is a part of a stage, and is one
+//! Weights as the Hopper kernel reads them, in slabs (`kernels-gpu/src/gated_sm90/abi.rs`): each is a part of a stage, and is one
 //! piece of memory. Knows no device.
 
-use kernels_gpu::abi::sm90::{
+use kernels_gpu::gated_sm90::abi::{
     LANE_BYTES, ROW_LANES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, STEP, STEP_BYTES, lane_offset, weights,
 };
 use rayon::prelude::*;

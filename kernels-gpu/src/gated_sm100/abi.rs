@@ -2,10 +2,9 @@
 //!
 //! Weights lie on the tensor core's M, 128 rows a tile; tokens on its N, which a tile chooses in steps of 8.
 
-#[cfg(not(target_arch = "nvptx64"))]
 use bytemuck::{Pod, Zeroable};
 
-use super::{BLOCK, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS};
+use crate::format::{BLOCK, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS};
 
 /// Warps that run the epilogue, each for a quarter of the tile's rows; the first of the block.
 pub const EPILOGUE_WARPS: u32 = 4;
@@ -56,11 +55,10 @@ pub const TMEM_COLUMNS: u32 = 512;
 
 /// One group of a grouped problem, as an array of them lies in global memory.
 ///
-/// Computes what [`super::Group`] says. Values are behind tensor maps of u8 of 2 dimensions, `[rows, k/2]` with the
+/// Computes what [`gated_simt::abi::Group`](crate::gated_simt::abi::Group) says. Values are behind tensor maps of u8 of 2 dimensions, `[rows, k/2]` with the
 /// 128-byte swizzle, zeros outside, and a box of [`STEP_BYTES`] × rows; scales as there.
 #[repr(C, align(16))]
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Group {
     /// Address of the map of A's values; its box has [`Instance::block_tokens`] rows.
     pub a_map: u64,
@@ -89,8 +87,7 @@ pub struct Group {
 
 /// One tile of C, as the list of them lies in global memory.
 #[repr(C, align(16))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Tile {
     /// Index of its group.
     pub group: u32,
@@ -104,8 +101,7 @@ pub struct Tile {
 
 /// The one parameter of a kernel.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
     /// Address of the array of [`Group`].
     pub groups: u64,
@@ -113,7 +109,7 @@ pub struct Launch {
     pub tiles: u64,
     /// Its length.
     pub tile_count: u32,
-    /// [`super::OUTPUT_F16`] or [`super::OUTPUT_BF16`].
+    /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
     pub output: u32,
 }
 
@@ -188,12 +184,12 @@ pub enum Roles {
 /// What does not fit does not compile:
 ///
 /// ```
-/// use kernels_gpu::abi::sm100::gated;
+/// use kernels_gpu::gated_sm100::abi::gated;
 ///
 /// const _: () = gated(64, 4).check();
 /// ```
 /// ```compile_fail,E0080
-/// # use kernels_gpu::abi::sm100::gated;
+/// # use kernels_gpu::gated_sm100::abi::gated;
 /// const _: () = gated(64, 5).check();
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

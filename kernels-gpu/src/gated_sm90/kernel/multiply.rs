@@ -16,14 +16,12 @@ use super::{
     order::{CHUNK_STRIDE, LANE_SCALES, LANE_WORDS, WORD_PAIRS},
 };
 use crate::{
-    abi::{
-        OUTPUT_BF16, OUTPUT_F16,
-        sm90::{
-            EIGHT_BYTES, Group, PANELS, ROW_LANES, SCALE_TILE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, Tile,
-            WARPGROUP, WARPGROUP_ROWS, lane_offset,
-        },
-    },
     epilogue::{convert, silu},
+    format::{OUTPUT_BF16, OUTPUT_F16},
+    gated_sm90::abi::{
+        EIGHT_BYTES, Group, PANELS, ROW_LANES, SCALE_TILE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, Tile,
+        WARPGROUP, WARPGROUP_ROWS, lane_offset,
+    },
     ring::Ring,
 };
 

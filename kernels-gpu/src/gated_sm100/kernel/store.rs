@@ -17,8 +17,8 @@ use cuda_std::{
 
 use super::Sm100;
 use crate::{
-    abi::sm100::{BOX_BYTES, BOX_COLUMNS, BOX_TOKENS, Group, Store, TOKEN_STEP, Tile},
     epilogue::{convert, silu},
+    gated_sm100::abi::{BOX_BYTES, BOX_COLUMNS, BOX_TOKENS, Group, Store, TOKEN_STEP, Tile},
     ring::Ring,
 };
 

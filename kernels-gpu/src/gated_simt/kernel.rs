@@ -1,17 +1,4 @@
-//! The portable kernel: grouped NVFP4 GEMM, gated or plain, for every card from sm_80 on. No tensor core.
-//!
-//! # Contract
-//!
-//! * Computes what [`Group`] says for every group of the array, in one launch: a grid of as many blocks as the
-//!   groups have tiles ([`SimtTile::count`]), [`SimtTile::THREADS`] threads each, [`SimtTile::shared_bytes`] of
-//!   dynamic shared memory. M, N and K may end anywhere in a tile.
-//! * Addresses are aligned as [`Group`] says; scales are finite (never 0x7f) and have no sign; padding of the
-//!   scale layout may hold anything.
-//! * Writes C's own elements and nothing else, each once. The same input gives the same bits.
-//! * A block of 16 products is summed exactly, in integers; blocks are added up in f32, in the order of K.
-//!   α·sum must be finite in f32. Overflow of the output format gives ±inf.
-//!
-//! # How
+//! How the portable kernel works.
 //!
 //! e2m1 is doubled to a signed byte on the way from global to shared memory, so that `dp4a` multiplies four at
 //! a time. The two scales of a block are applied by two fused multiply-adds, of which the first also takes
@@ -32,12 +19,13 @@ use cuda_std::{
 };
 
 use crate::{
-    abi::{BLOCK, Group, Launch, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS, SimtPanel, SimtTile, scale_word_offset},
     epilogue::{convert, silu},
-    schedule::find_group,
+    format::{BLOCK, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS, scale_word_offset},
+    gated_simt::abi::{Group, Launch, Panel, Tile},
+    schedule::last_begun,
 };
 
-const THREADS: u32 = SimtTile::THREADS;
+const THREADS: u32 = Tile::THREADS;
 
 /// Blocks a multiprocessor should hold at once: bounds the registers of a thread at 128.
 const MIN_BLOCKS: u32 = 2;
@@ -54,7 +42,7 @@ const _: () = assert!(BLOCK * 12 * 12 < 1 << 22);
 /// Most blocks of one operand that a thread copies a step.
 const MAX_UNITS: usize = 2;
 
-/// Gated, for many tokens a group ([`SimtTile::LARGE`]).
+/// Gated, for many tokens a group ([`Tile::LARGE`]).
 ///
 /// # Safety
 /// The module's contract.
@@ -64,7 +52,7 @@ pub unsafe fn gated_simt(launch: Launch) {
     unsafe { Large::<2>::run(launch) }
 }
 
-/// Plain, for many tokens a group ([`SimtTile::LARGE`]).
+/// Plain, for many tokens a group ([`Tile::LARGE`]).
 ///
 /// # Safety
 /// The module's contract.
@@ -74,7 +62,7 @@ pub unsafe fn plain_simt(launch: Launch) {
     unsafe { Large::<1>::run(launch) }
 }
 
-/// Gated, for a few tokens a group ([`SimtTile::SMALL`]).
+/// Gated, for a few tokens a group ([`Tile::SMALL`]).
 ///
 /// # Safety
 /// The module's contract.
@@ -84,7 +72,7 @@ pub unsafe fn gated_simt_small(launch: Launch) {
     unsafe { Small::<2>::run(launch) }
 }
 
-/// Plain, for a few tokens a group ([`SimtTile::SMALL`]).
+/// Plain, for a few tokens a group ([`Tile::SMALL`]).
 ///
 /// # Safety
 /// The module's contract.
@@ -94,19 +82,11 @@ pub unsafe fn plain_simt_small(launch: Launch) {
     unsafe { Small::<1>::run(launch) }
 }
 
-type Large<const MATRICES: usize> = Simt<
-    MATRICES,
-    { SimtTile::LARGE.tokens_per_thread as usize },
-    { SimtTile::LARGE.columns_per_thread as usize },
-    true,
->;
+type Large<const MATRICES: usize> =
+    Simt<MATRICES, { Tile::LARGE.tokens_per_thread as usize }, { Tile::LARGE.columns_per_thread as usize }, true>;
 
-type Small<const MATRICES: usize> = Simt<
-    MATRICES,
-    { SimtTile::SMALL.tokens_per_thread as usize },
-    { SimtTile::SMALL.columns_per_thread as usize },
-    false,
->;
+type Small<const MATRICES: usize> =
+    Simt<MATRICES, { Tile::SMALL.tokens_per_thread as usize }, { Tile::SMALL.columns_per_thread as usize }, false>;
 
 /// The kernel for one tile: MATRICES is 2 for gated and 1 for plain; a thread computes TOKENS × COLUMNS
 /// neighbouring elements of C.
@@ -118,11 +98,11 @@ type Sums<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize> = [[
 impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LARGE: bool>
     Simt<MATRICES, TOKENS, COLUMNS, LARGE>
 {
-    const TILE: SimtTile = if LARGE { SimtTile::LARGE } else { SimtTile::SMALL };
+    const TILE: Tile = if LARGE { Tile::LARGE } else { Tile::SMALL };
 
-    // Shared memory: two stages × (panel of A, panel of gate, panel of up); a panel is laid out by `SimtPanel`.
-    const A: SimtPanel = Self::TILE.a_panel();
-    const B: SimtPanel = Self::TILE.b_panel();
+    // Shared memory: two stages × (panel of A, panel of gate, panel of up); a panel is laid out by `Panel`.
+    const A: Panel = Self::TILE.a_panel();
+    const B: Panel = Self::TILE.b_panel();
     const STAGE_BYTES: u32 = Self::TILE.stage_bytes(MATRICES as u32);
     const fn b_offset(matrix: usize) -> u32 {
         Self::A.bytes() + matrix as u32 * Self::B.bytes()
@@ -196,6 +176,20 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
     }
 }
 
+/// The group that a tile belongs to: the last whose first tile is not behind it. Groups without rows have no
+/// tiles and are passed over.
+///
+/// # Safety
+/// `launch` is as its fields say; the groups have more tiles than `tile`.
+#[inline(always)]
+unsafe fn find_group<'a>(launch: Launch, tile: u32) -> &'a Group {
+    let groups = launch.groups as *const Group;
+    // SAFETY: indices below group_count.
+    unsafe {
+        &*groups.add(last_begun(launch.group_count, tile, |index| (*groups.add(index as usize)).first_tile) as usize)
+    }
+}
+
 // Global memory → registers.
 
 /// What one thread copies of one operand, and how far it has come.
@@ -224,7 +218,7 @@ struct Step {
     blocks: i32,
 }
 
-impl SimtPanel {
+impl Panel {
     /// Blocks that a thread copies a step.
     const fn units(self) -> usize {
         (self.rows * SCALE_TILE_COLUMNS).div_ceil(THREADS) as usize
@@ -241,7 +235,7 @@ impl SimtPanel {
 impl Operand {
     /// Rows `first..` of a matrix of `rows` rows.
     #[inline(always)]
-    fn new(values: u64, scales: u64, first: u32, rows: u32, k: u32, panel: SimtPanel) -> Self {
+    fn new(values: u64, scales: u64, first: u32, rows: u32, k: u32, panel: Panel) -> Self {
         let thread = thread::thread_idx_x();
         let blocks = k / BLOCK;
         let row_bytes = u64::from(blocks * PACKED_BLOCK);
@@ -258,7 +252,7 @@ impl Operand {
 
     /// Loads a step, of which `blocks` blocks of each row are inside of K, and moves on. What is outside is 0.
     #[inline(always)]
-    unsafe fn fetch(&mut self, panel: SimtPanel, blocks: i32) -> Step {
+    unsafe fn fetch(&mut self, panel: Panel, blocks: i32) -> Step {
         let column = panel.unit(thread::thread_idx_x(), 0).1;
         let mut values = [0; MAX_UNITS];
         for unit in 0..panel.units() {
@@ -279,7 +273,7 @@ impl Operand {
 impl Step {
     /// Decodes into a panel of shared memory.
     #[inline(always)]
-    unsafe fn store(self, address: u32, panel: SimtPanel) {
+    unsafe fn store(self, address: u32, panel: Panel) {
         let thread = thread::thread_idx_x();
         for unit in 0..panel.units() {
             let (row, column) = panel.unit(thread, unit);
@@ -504,5 +498,26 @@ mod tests {
     fn only_scales_inside_of_k_are_kept() {
         let masks = [1, 2, 3, 4, 5, 65536].map(scale_mask);
         assert_eq!(masks, [0xff, 0xffff, 0xff_ffff, u32::MAX, u32::MAX, u32::MAX]);
+    }
+
+    #[test]
+    fn a_tile_finds_its_group_past_empty_ones() {
+        let group = |m, first_tile| Group {
+            a: 0,
+            a_scales: 0,
+            b: [0; 2],
+            b_scales: [0; 2],
+            c: 0,
+            alpha: [1.0; 2],
+            m,
+            n: 8,
+            k: 16,
+            first_tile,
+        };
+        let groups = [group(0, 0), group(100, 0), group(0, 2), group(0, 2), group(64, 2), group(1, 3), group(0, 4)];
+        let launch = Launch { groups: groups.as_ptr() as u64, group_count: groups.len() as u32, output: 0 };
+        // SAFETY: an array of as many groups.
+        let found = [0, 1, 2, 3].map(|tile| unsafe { find_group(launch, tile) }.m);
+        assert_eq!(found, [100, 100, 64, 1]);
     }
 }

@@ -20,9 +20,9 @@ use super::{
     decode::{Scales, decode},
     order::{CHUNK_BYTES, CHUNK_STRIDE, LANE_WORDS, WORD_ELEMENTS, WORD_PAIRS},
 };
-use crate::abi::{
-    scale_word_offset,
-    sm90::{
+use crate::{
+    format::scale_word_offset,
+    gated_sm90::abi::{
         EIGHT, EIGHT_BYTES, Group, LANE_BYTES, ROW_LANES, SCALE_TILE_K, STEP, STEP_BYTES, STEP_SCALE_TILES, Tile,
         Tokens, TokensLaunch,
     },

@@ -8,9 +8,9 @@
 
 use cuda_std::wgmma;
 
-use crate::abi::{
-    BLOCK,
-    sm90::{EIGHT, EIGHT_BYTES, K_ALIGNMENT, LANE_BYTES},
+use crate::{
+    format::BLOCK,
+    gated_sm90::abi::{EIGHT, EIGHT_BYTES, K_ALIGNMENT, LANE_BYTES},
 };
 
 /// Words of a row that a lane decodes a stage.
@@ -36,7 +36,7 @@ const _: () = assert!(LANE_WORDS * WORD_PAIRS as u32 * CHUNK_STRIDE == EIGHT_BYT
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::sm90::{ROW_LANES, STEP_BYTES, lane_offset};
+    use crate::gated_sm90::abi::{ROW_LANES, STEP_BYTES, lane_offset};
 
     extern crate std;
     use std::collections::BTreeSet;

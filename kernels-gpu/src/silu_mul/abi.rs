@@ -1,6 +1,5 @@
 //! What host and `silu_mul` agree on: segments, and sizes of a block.
 
-#[cfg(not(target_arch = "nvptx64"))]
 use bytemuck::{Pod, Zeroable};
 
 /// Threads of a block, in one dimension.
@@ -15,8 +14,7 @@ pub const BLOCK_ELEMENTS: u32 = THREADS * THREAD_ELEMENTS;
 /// Equally many elements of three matrices, as an array of them lies in global memory:
 /// `c = silu(gate) ∘ up`, all of one 16-bit format. Addresses are multiples of 8.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Segment {
     /// Address of what silu is taken of.
     pub gate: u64,
@@ -42,13 +40,12 @@ impl Segment {
 
 /// The one parameter of the kernel.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Launch {
     /// Address of the array of [`Segment`].
     pub segments: u64,
     /// Its length, not 0.
     pub segment_count: u32,
-    /// The format of all matrices: [`super::OUTPUT_F16`] or [`super::OUTPUT_BF16`].
+    /// The format of all matrices: [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
     pub format: u32,
 }

@@ -1,19 +1,4 @@
-//! The Hopper kernel: grouped NVFP4 GEMM, gated or plain, on the tensor cores of sm_90a.
-//!
-//! # Contract
-//!
-//! * Computes what [`Group`] says for every tile of the list, in one launch of as many blocks as the list is dealt out to,
-//!   [`Instance::threads`] each, [`Instance::shared_bytes`] of dynamic shared memory. Tiles cover each group's C once. M, N
-//!   and K may end anywhere in a tile.
-//! * Unless [`Instance::decodes_tokens`], the grid before on the stream, or one before that, is [`tokens::tokens_sm90`], which
-//!   decodes the groups' tokens.
-//! * Addresses are as [`Group`] says. Scales are finite (never 0x7f) and have no sign, in the
-//!   padding of the scale layout too: it meets values that are zeros.
-//! * Writes C's own elements and nothing else, each once. The same input gives the same bits.
-//! * Products are exact; the tensor core adds them up in f32. α·sum and α·2²⁸ must be finite in f32. Overflow of the output
-//!   format gives ±inf.
-//!
-//! # How
+//! How the Hopper kernel works.
 //!
 //! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 ([`decode`]). Weights lie on the tensor core's M, tokens on its
 //! N. Every tile of columns multiplies the same tokens: a small grid before decodes them once, to global memory; where they are
@@ -51,8 +36,8 @@ use cuda_std::{
 };
 
 use crate::{
-    abi::sm90::{Group, Instance, Launch, STEP, Tile, WARPGROUP},
-    gated_sm90::multiply::Turn,
+    gated_sm90::abi::{Group, Instance, Launch, STEP, Tile, WARPGROUP},
+    gated_sm90::kernel::multiply::Turn,
     ring::{Ring, ring_bytes},
     sm90_instances,
 };

@@ -1,28 +1,8 @@
-//! What host and kernels agree on: descriptors, tiles, sizes of shared memory. Compiled on both sides.
-//!
-//! Knows no CUDA and no host type. Device addresses are plain `u64`.
+//! What host and `gated_simt` agree on: descriptors, tiles, sizes of shared memory.
 
-#[cfg(not(target_arch = "nvptx64"))]
 use bytemuck::{Pod, Zeroable};
 
-pub mod silu_mul;
-pub mod sm100;
-pub mod sm90;
-
-/// Consecutive elements of K that share a scale factor.
-pub const BLOCK: u32 = 16;
-
-/// Rows of a tile of the blocked scale layout (128 rows × 4 scale columns are 512 contiguous bytes).
-pub const SCALE_TILE_ROWS: u32 = 128;
-
-/// Scale columns of a tile of the blocked scale layout.
-pub const SCALE_TILE_COLUMNS: u32 = 4;
-
-/// [`Launch::output`]: C is IEEE half precision.
-pub const OUTPUT_F16: u32 = 0;
-
-/// [`Launch::output`]: C is bfloat16.
-pub const OUTPUT_BF16: u32 = 1;
+use crate::format::{BLOCK, SCALE_TILE_COLUMNS};
 
 /// One group of a grouped problem, as an array of them lies in global memory.
 ///
@@ -30,8 +10,7 @@ pub const OUTPUT_BF16: u32 = 1;
 /// and reads index 1 of nothing. Values are e2m1, two in a byte, the even element of K in the low nibble; rows
 /// are K/2 bytes apart. Scales are e4m3 without sign, in the blocked layout, padded to whole tiles.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Group {
     /// Address of A's values [m, k/2], a multiple of 8.
     pub a: u64,
@@ -57,20 +36,19 @@ pub struct Group {
 
 /// The one parameter of a kernel.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
     /// Address of the array of [`Group`].
     pub groups: u64,
     /// Its length, not 0.
     pub group_count: u32,
-    /// [`OUTPUT_F16`] or [`OUTPUT_BF16`].
+    /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
     pub output: u32,
 }
 
 /// What one thread block of `gated_simt` computes, and the entries that compute it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SimtTile {
+pub struct Tile {
     /// Name of the gated entry.
     pub gated: &'static str,
     /// Name of the plain entry.
@@ -85,7 +63,7 @@ pub struct SimtTile {
     pub columns_per_thread: u32,
 }
 
-impl SimtTile {
+impl Tile {
     /// For many tokens a group.
     pub const LARGE: Self = Self {
         gated: "gated_simt",
@@ -126,19 +104,19 @@ impl SimtTile {
         Self::STAGES * self.stage_bytes(matrices)
     }
 
-    /// Shared memory of one stage: a [`SimtPanel`] of A, then one of each B.
+    /// Shared memory of one stage: a [`Panel`] of A, then one of each B.
     pub const fn stage_bytes(self, matrices: u32) -> u32 {
         self.a_panel().bytes() + matrices * self.b_panel().bytes()
     }
 
     /// A's part of a stage. All threads of a quarter warp read the same row: no need to interleave.
-    pub const fn a_panel(self) -> SimtPanel {
-        SimtPanel { rows: self.tokens, interleave: 1 }
+    pub const fn a_panel(self) -> Panel {
+        Panel { rows: self.tokens, interleave: 1 }
     }
 
     /// Each B's part of a stage. Neighbouring threads read rows `columns_per_thread` apart.
-    pub const fn b_panel(self) -> SimtPanel {
-        SimtPanel { rows: self.columns, interleave: self.columns_per_thread }
+    pub const fn b_panel(self) -> Panel {
+        Panel { rows: self.columns, interleave: self.columns_per_thread }
     }
 }
 
@@ -148,14 +126,14 @@ impl SimtTile {
 /// rows that are equal modulo `interleave` lie side by side, so that threads that read every `interleave`-th
 /// row at once hit all banks of shared memory evenly. Scales lie scale column by scale column, rows in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SimtPanel {
+pub struct Panel {
     /// Rows of the operand.
     pub rows: u32,
     /// Distance of rows that lie side by side; divides `rows`.
     pub interleave: u32,
 }
 
-impl SimtPanel {
+impl Panel {
     /// Bytes over which the banks of shared memory repeat.
     const BANKS: u32 = 128;
 
@@ -187,14 +165,6 @@ impl SimtPanel {
     }
 }
 
-/// Where, in bytes, the four scales of `row` and of the `tile`-th four scale columns lie in the blocked layout
-/// (cuBLAS, "1D Block Scaling Factors Layout"); `tiles` is the number of such fours in a row, rounded up.
-pub const fn scale_word_offset(row: u32, tile: u32, tiles: u32) -> u64 {
-    let (tile_row, row) = (row / SCALE_TILE_ROWS, row % SCALE_TILE_ROWS);
-    let tile = tile_row as u64 * tiles as u64 + tile as u64;
-    tile * (SCALE_TILE_ROWS * SCALE_TILE_COLUMNS) as u64 + (row % 32 * 16 + row / 32 * 4) as u64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,7 +172,7 @@ mod tests {
     extern crate std;
     use std::{collections::BTreeSet, vec::Vec};
 
-    const TILES: [SimtTile; 2] = [SimtTile::LARGE, SimtTile::SMALL];
+    const TILES: [Tile; 2] = [Tile::LARGE, Tile::SMALL];
 
     #[test]
     fn a_block_launches_with_no_more_shared_memory_than_any_card_gives_unasked() {
@@ -248,21 +218,10 @@ mod tests {
     }
 
     #[test]
-    fn scale_words_follow_the_blocked_layout() {
-        for (row, column, columns) in [(0, 0, 4), (1, 2, 4), (33, 5, 12), (127, 3, 4), (128, 0, 8), (300, 23, 28)] {
-            // byte (r%32)*16 + (r%128/32)*4 + c%4 of the 512 bytes of tile (r/128, c/4)
-            let byte = (row % 32) * 16 + (row % 128 / 32) * 4 + column % 4;
-            let expected = ((row / 128) * (columns / 4) + column / 4) * 512 + byte;
-            let word = scale_word_offset(row, column / 4, columns / 4);
-            assert_eq!(word + u64::from(column % 4), u64::from(expected), "{row} {column} {columns}");
-        }
-    }
-
-    #[test]
     fn a_group_has_tiles_for_all_its_rows_and_none_without_rows() {
-        assert_eq!(SimtTile::LARGE.count(0, 4096), 0);
-        assert_eq!(SimtTile::LARGE.count(1, 8), 1);
-        assert_eq!(SimtTile::LARGE.count(65, 72), 4);
-        assert_eq!(SimtTile::SMALL.count(u32::MAX, u32::MAX), (1 << 29) * (1 << 25));
+        assert_eq!(Tile::LARGE.count(0, 4096), 0);
+        assert_eq!(Tile::LARGE.count(1, 8), 1);
+        assert_eq!(Tile::LARGE.count(65, 72), 4);
+        assert_eq!(Tile::SMALL.count(u32::MAX, u32::MAX), (1 << 29) * (1 << 25));
     }
 }

@@ -5,7 +5,7 @@ use cuda_std::{
 };
 
 use super::{Sm90, Tiles};
-use crate::abi::sm90::{EIGHT, EIGHT_BYTES, PANELS, SLAB_BYTES, SLAB_ROWS, Tile};
+use crate::gated_sm90::abi::{EIGHT, EIGHT_BYTES, PANELS, SLAB_BYTES, SLAB_ROWS, Tile};
 
 impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     /// Slabs of weights → stages. The first needs nothing of the grid before; the others leave it to tokens to be first.

@@ -7,10 +7,8 @@ use cuda_std::tcgen05::{
 
 use super::Sm100;
 use crate::{
-    abi::{
-        SCALE_TILE_ROWS,
-        sm100::{Group, Instance, MMA_K, SCALE_TILE_BYTES, STEP_BYTES, TOKEN_SCALE_ROWS, Tile},
-    },
+    format::SCALE_TILE_ROWS,
+    gated_sm100::abi::{Group, Instance, MMA_K, SCALE_TILE_BYTES, STEP_BYTES, TOKEN_SCALE_ROWS, Tile},
     ring::Ring,
 };
 

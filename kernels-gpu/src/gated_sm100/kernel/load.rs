@@ -8,10 +8,8 @@ use cuda_std::{
 
 use super::Sm100;
 use crate::{
-    abi::{
-        SCALE_TILE_ROWS,
-        sm100::{Group, Instance, SCALE_TILE_BYTES, STEP_BYTES, Tile},
-    },
+    format::SCALE_TILE_ROWS,
+    gated_sm100::abi::{Group, Instance, SCALE_TILE_BYTES, STEP_BYTES, Tile},
     ring::Ring,
 };
 

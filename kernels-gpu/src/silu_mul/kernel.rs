@@ -1,12 +1,4 @@
-//! silu and product of what two plain GEMMs have left in memory: the third kernel of the unfused baseline.
-//!
-//! # Contract
-//!
-//! * Computes every [`Segment`] of the array, in one launch: a grid of as many blocks as the segments have
-//!   ([`Segment::blocks`]), [`THREADS`] threads each.
-//! * Addresses are aligned as [`Segment`] says. Nobody writes gate or up meanwhile.
-//! * Writes C's own elements and nothing else, each once; computes in f32, rounds once. The same input gives the same
-//!   bits.
+//! The kernel: four elements a thread.
 
 use cuda_std::{
     convert::cvt_f32_f16,
@@ -15,12 +7,10 @@ use cuda_std::{
 };
 
 use crate::{
-    abi::{
-        OUTPUT_BF16,
-        silu_mul::{BLOCK_ELEMENTS, Launch, Segment, THREAD_ELEMENTS, THREADS},
-    },
     epilogue::{convert, silu},
+    format::OUTPUT_BF16,
     schedule::last_begun,
+    silu_mul::abi::{BLOCK_ELEMENTS, Launch, Segment, THREAD_ELEMENTS, THREADS},
 };
 
 /// Bytes of an element.

@@ -1,19 +1,4 @@
-//! The Blackwell kernel: grouped NVFP4 GEMM, gated or plain, on the tensor cores of B200 and B300.
-//!
-//! # Contract
-//!
-//! * Computes what [`Group`] says for every tile of the list, in one launch: a grid of at most as many blocks as there
-//!   are tiles, twice as many where a pair computes a tile; [`Instance::threads`] threads each and
-//!   [`Instance::shared_bytes`] of dynamic shared memory. Tiles cover each group's C once, and [`Instance::allows`] its
-//!   M. M, N and K may end anywhere in a tile.
-//! * Addresses and tensor maps are as [`Group`] says: K is a multiple of [`K_ALIGNMENT`], so that the rows of a map
-//!   are of 16 bytes. Scales are finite (never 0x7f) and have no sign, in the padding of K too: it meets values that
-//!   the maps fill with zeros.
-//! * Writes C's own elements and nothing else, each once. The same input gives the same bits.
-//! * Sums are f32, as the tensor core adds them. α·sum must be finite in f32. Overflow of the output format gives
-//!   ±inf.
-//!
-//! # How
+//! How the Blackwell kernel works.
 //!
 //! Weights lie on the tensor core's M, of 128 rows, and tokens on its N, which each tile chooses for itself. One warp
 //! loads by bulk copies, one issues MMAs, four turn accumulators into C; a block computes tiles until none are left,
@@ -60,12 +45,10 @@ use cuda_std::{
 
 use self::{multiply::Multiplier, store::Epilogue};
 use crate::{
-    abi::{
-        SCALE_TILE_ROWS,
-        sm100::{
-            EPILOGUE_WARPS, Group, INSTANCES, Instance, K_ALIGNMENT, Launch, MMA_K, MMAS_PER_STEP, Roles,
-            SCALE_TILE_BYTES, STEP, TILE_ROWS, TOKEN_SCALE_ROWS, Tile,
-        },
+    format::SCALE_TILE_ROWS,
+    gated_sm100::abi::{
+        EPILOGUE_WARPS, Group, INSTANCES, Instance, K_ALIGNMENT, Launch, MMA_K, MMAS_PER_STEP, Roles, SCALE_TILE_BYTES,
+        STEP, TILE_ROWS, TOKEN_SCALE_ROWS, Tile,
     },
     ring::{Ring, ring_bytes},
     sm100_instances,

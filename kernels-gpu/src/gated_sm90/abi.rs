@@ -2,10 +2,9 @@
 //!
 //! Weights lie on the tensor core's M, two panels of rows a tile; tokens on its N, which a tile chooses for itself.
 
-#[cfg(not(target_arch = "nvptx64"))]
 use bytemuck::{Pod, Zeroable};
 
-use super::{BLOCK, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS};
+use crate::format::{BLOCK, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS};
 
 /// Threads of a warpgroup.
 pub const WARPGROUP: u32 = 128;
@@ -74,10 +73,9 @@ const BARRIER_BYTES: u32 = 8;
 
 /// One group of a grouped problem, as its [`Tile`]s have it.
 ///
-/// Computes what [`super::Group`] says. Weights lie in slabs ([`SLAB_ROWS`]), tokens decoded.
+/// Computes what [`gated_simt::abi::Group`](crate::gated_simt::abi::Group) says. Weights lie in slabs ([`SLAB_ROWS`]), tokens decoded.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Group {
     /// Address of A: decoded by the grid before, [`Tokens::decoded`], or packed, [`Tokens::values`].
     pub tokens: u64,
@@ -107,8 +105,7 @@ pub const EIGHT_BYTES: u32 = EIGHT * STEP * 2;
 
 /// The tokens of a group and where they lie decoded, as an array of them lies in global memory.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Tokens {
     /// Address of the packed values `[m, k/2]`, a multiple of 16.
     pub values: u64,
@@ -149,8 +146,7 @@ impl Tokens {
 
 /// The one parameter of the kernel that decodes tokens.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct TokensLaunch {
     /// Address of the array of [`Tokens`].
     pub groups: u64,
@@ -165,8 +161,7 @@ pub const TOKENS_ENTRY: &str = "tokens_sm90";
 
 /// One tile of C and its group, as an array of them lies in global memory: one place to read for whoever works on a tile.
 #[repr(C, align(16))]
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Tile {
     /// Its group.
     pub group: Group,
@@ -182,12 +177,11 @@ pub struct Tile {
 
 /// The one parameter of a kernel.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(Pod, Zeroable))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
     /// Address of the array of [`Tile`]: block b's first is the one of index b.
     pub tiles: u64,
-    /// [`super::OUTPUT_F16`] or [`super::OUTPUT_BF16`].
+    /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
     pub output: u32,
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
