@@ -1,5 +1,5 @@
 //! With the feature `kernels`: compiles the kernels of `kernels-gpu` to PTX and writes the table that
-//! `backend::kernels` includes, a line for each kernel and architecture. Without it: nothing.
+//! `kernels::builds` includes, a line for each kernel and architecture. Without it: nothing.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -25,10 +25,10 @@ mod kernels {
         let mut table = String::from("&[\n");
         for built in kernels.build_all(&out)? {
             let (name, arch) = (built.kernel, built.arch.name());
-            writeln!(table, "    Kernel {{ name: {name:?}, arch: {arch:?}, ptx: include_str!({:?}) }},", built.path)?;
+            writeln!(table, "    Build {{ kernel: {name:?}, arch: {arch:?}, ptx: include_str!({:?}) }},", built.path)?;
         }
         table.push_str("]\n");
-        fs::write(out.join("kernels.rs"), table)?;
+        fs::write(out.join("builds.rs"), table)?;
         Ok(())
     }
 

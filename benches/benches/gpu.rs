@@ -6,7 +6,7 @@ use std::time::Duration;
 use criterion::{Criterion, SamplingMode};
 use nvfp4::backend::cuda::{Cache, Cuda};
 use nvfp4::generate::{self, Generator};
-use nvfp4::plan::module::Module;
+use nvfp4::kernels::GroupedKernel;
 use nvfp4::plan::variant::{LaunchSchedule, Variant};
 use nvfp4::problem::{Op, OutDtype, Step, Weights};
 use nvfp4::{Error, Output, shape};
@@ -14,18 +14,15 @@ use nvfp4_benches::{check_variant, criterion};
 
 const SHAPES: [&str; 7] = ["moe-1", "moe-2", "moe-3", "moe-4", "decode-1", "decode-4", "decode-16"];
 
-/// The kernels that are made for a card.
-const MODULES: [Module; 2] = [Module::Sm100, Module::Sm90];
-
 /// Every instance in one launch; then, with the instance that is best for the step, every schedule with and without a graph.
-fn variants(module: Module) -> Vec<Variant> {
-    let of_module = Variant { module: Some(module), ..Variant::default() };
-    let instances = module.instances(Op::Gated).into_iter();
-    let instances = instances.map(|instance| Variant { instance: Some(instance), ..of_module });
+fn variants(kernel: GroupedKernel) -> Vec<Variant> {
+    let of_kernel = Variant { kernel: Some(kernel), ..Variant::default() };
+    let instances = kernel.instances(Op::Gated).into_iter();
+    let instances = instances.map(|instance| Variant { instance: Some(instance), ..of_kernel });
     let schedules =
         [LaunchSchedule::Persistent, LaunchSchedule::PerGroup, LaunchSchedule::Streams(4), LaunchSchedule::Unfused];
     let schedules =
-        schedules.into_iter().flat_map(|schedule| [false, true].map(|graph| Variant { schedule, graph, ..of_module }));
+        schedules.into_iter().flat_map(|schedule| [false, true].map(|graph| Variant { schedule, graph, ..of_kernel }));
     schedules.chain(instances).collect()
 }
 
@@ -60,15 +57,15 @@ fn bench_variant(
 fn main() {
     let mut criterion = criterion();
     let gpu = Cuda::open(0);
-    for module in MODULES {
+    for kernel in GroupedKernel::all() {
         let there = gpu.as_ref().map_err(ToString::to_string).and_then(|gpu| {
-            let variant = Variant { module: Some(module), ..Variant::default() };
+            let variant = Variant { kernel: Some(kernel), ..Variant::default() };
             gpu.clone().with_variant(variant).map_err(|error| error.to_string())
         });
         let gpu = match there {
             Ok(gpu) => gpu,
             Err(reason) => {
-                for variant in variants(module) {
+                for variant in variants(kernel) {
                     println!("skipped: {variant} on {}: {reason}", SHAPES.join(", "));
                 }
                 continue;
@@ -79,7 +76,7 @@ fn main() {
             let weights = generate::weights(Generator::Gaussian, shape.op, &shape.groups, 1).expect("a valid shape");
             let tokens = generate::activations(Generator::Gaussian, &shape.groups, 1).expect("a valid shape");
             let step = Step::new(&weights, tokens, OutDtype::F16).expect("tokens of the same shape");
-            for variant in variants(module) {
+            for variant in variants(kernel) {
                 if let Err(reason) = bench_variant(&mut criterion, &gpu, name, variant, &weights, &step) {
                     println!("skipped: {variant} on {name}: {reason}");
                 }

@@ -14,6 +14,8 @@ pub mod compare;
 mod error;
 pub mod format;
 pub mod generate;
+#[cfg(feature = "kernels")]
+pub mod kernels;
 pub mod oracle;
 mod output;
 pub mod plan;

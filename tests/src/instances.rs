@@ -16,7 +16,8 @@ const SMS: u32 = 3;
 
 /// A small device of an architecture.
 pub fn device(arch: &str, schedule: Schedule) -> Emulated {
-    Emulated::new(arch, Options { schedule, sms: SMS, ..Options::default() }).expect("an architecture with a kernel")
+    Emulated::new(arch, Options { schedule, sms: Some(SMS), ..Options::default() })
+        .expect("an architecture with a kernel")
 }
 
 /// Multiply-adds that the emulator has done in a moment.

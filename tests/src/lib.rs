@@ -33,7 +33,7 @@ pub fn backends() -> Vec<Box<dyn Backend>> {
 /// An emulated GPU for each kernel that there is.
 fn emulated_gpus() -> Vec<Emulated> {
     let mut gpus: Vec<Emulated> = Vec::new();
-    for arch in emulated::ARCHES {
+    for arch in emulated::arches() {
         let gpu = Emulated::new(arch, Options::default()).expect("a kernel for every architecture");
         if gpus.iter().all(|other| other.kernel() != gpu.kernel()) {
             gpus.push(gpu);

@@ -75,7 +75,7 @@ fn any_number_of_blocks_gives_the_same_bits() {
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(8, 520, 192), (0, 8, 32), (5, 264, 352)]), 3);
     let case = Case::new(&inputs, OutDtype::F16);
     let outputs = [1, 2, 5, 148].map(|sms| {
-        let gpu = Emulated::new("sm_90a", Options { sms, ..Options::default() }).unwrap();
+        let gpu = Emulated::new("sm_90a", Options { sms: Some(sms), ..Options::default() }).unwrap();
         let mut layer = case.prepare(&gpu);
         let output = case.verified(&gpu, layer.as_mut(), |_| Tolerance::of(OutDtype::F16));
         assert_eq!(layer.counters().unwrap().ctas, u64::from(sms).min(5));
@@ -92,7 +92,7 @@ fn k_that_is_no_multiple_of_32_goes_to_the_portable_kernel() {
 
 /// A device of one multiprocessor, on the worst schedule, for one instance.
 fn worst(instance: &str) -> Emulated {
-    let options = Options { schedule: Schedule::Worst, sms: 1, ..Options::default() };
+    let options = Options { schedule: Schedule::Worst, sms: Some(1), ..Options::default() };
     with_instance(Emulated::new("sm_90a", options).unwrap(), instance)
 }
 

@@ -243,7 +243,8 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 4] = [
 
 #[test]
 fn every_copy_wait_arrival_and_operation_of_the_tensor_core_that_is_left_out_is_found() {
-    let gpu = Emulated::new("sm_100f", Options { schedule: Schedule::Worst, sms: 1, ..Options::default() }).unwrap();
+    let gpu =
+        Emulated::new("sm_100f", Options { schedule: Schedule::Worst, sms: Some(1), ..Options::default() }).unwrap();
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(65, 136, 1600), (7, 72, 320)]), 2);
     let case = Case::new(&inputs, OutDtype::F16);
     for (instance, sabotages) in [("t64", &SABOTAGES[..])].into_iter().chain(SABOTAGES_OF_INSTANCES) {

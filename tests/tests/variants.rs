@@ -7,7 +7,7 @@ use nvfp4::backend::cuda::Cuda;
 use nvfp4::backend::emulated::{Emulated, Options};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
-use nvfp4::plan::module::Module;
+use nvfp4::kernels::GroupedKernel;
 use nvfp4::plan::variant::{LaunchSchedule, Variant};
 use nvfp4::problem::{Op, OutDtype};
 use nvfp4_tests::{Case, groups, inputs, skip};
@@ -34,7 +34,7 @@ fn verified(case: &Case<'_>, gpu: &dyn Backend, variant: Variant, out_dtype: Out
     let output = case.verified(gpu, layer.as_mut(), tolerance);
     let groups = SIZES.iter().filter(|(m, ..)| *m > 0).count();
     // Hopper's kernel has a grid of its own for the tokens.
-    let decode = usize::from(variant.module == Some(Module::Sm90));
+    let decode = usize::from(variant.kernel.is_some_and(|kernel| kernel.name() == "gated_sm90"));
     let launches = match variant.schedule {
         _ if variant.graph => 1,
         LaunchSchedule::Persistent => 1 + decode,
@@ -46,15 +46,15 @@ fn verified(case: &Case<'_>, gpu: &dyn Backend, variant: Variant, out_dtype: Out
     output
 }
 
-/// Every schedule of a module is right; those that fuse give the same bits with the same instance.
-fn check(module: Module, instance: &'static str, graphs: &[bool], gpu: impl Fn(Variant) -> Box<dyn Backend>) {
+/// Every schedule of a kernel is right; those that fuse give the same bits with the same instance.
+fn check(kernel: GroupedKernel, instance: &'static str, graphs: &[bool], gpu: impl Fn(Variant) -> Box<dyn Backend>) {
     for out_dtype in [OutDtype::F16, OutDtype::Bf16] {
         let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&SIZES), 6);
         let case = Case::new(&inputs, out_dtype);
         let mut fused: Option<Output> = None;
         for schedule in SCHEDULES {
             for &graph in graphs {
-                let variant = Variant { module: Some(module), instance: Some(instance), schedule, graph };
+                let variant = Variant { kernel: Some(kernel), instance: Some(instance), schedule, graph };
                 let output = verified(&case, &*gpu(variant), variant, out_dtype);
                 if schedule != LaunchSchedule::Unfused {
                     let first = fused.get_or_insert_with(|| output.clone());
@@ -65,29 +65,31 @@ fn check(module: Module, instance: &'static str, graphs: &[bool], gpu: impl Fn(V
     }
 }
 
-/// A module, an instance that takes any number of tokens, and an architecture that it runs on.
-const KERNELS: [(Module, &str, &str); 3] =
-    [(Module::Simt, "small", "sm_80"), (Module::Sm90, "t64", "sm_90a"), (Module::Sm100, "t64", "sm_100f")];
+/// A kernel, an instance that takes any number of tokens, and an architecture that it runs on.
+const KERNELS: [(&str, &str, &str); 3] =
+    [("gated_simt", "small", "sm_80"), ("gated_sm90", "t64", "sm_90a"), ("gated_sm100", "t64", "sm_100f")];
 
-fn check_emulated(kernel: Module) {
-    let (module, instance, arch) = KERNELS.into_iter().find(|(module, ..)| *module == kernel).unwrap();
-    let gpu = Emulated::new(arch, Options { sms: 4, ..Options::default() }).unwrap();
-    check(module, instance, &[false], |variant| Box::new(gpu.clone().with_variant(variant).unwrap()));
+fn check_emulated(kernel: &str) {
+    let (_, instance, arch) = KERNELS.into_iter().find(|(name, ..)| *name == kernel).unwrap();
+    let gpu = Emulated::new(arch, Options { sms: Some(4), ..Options::default() }).unwrap();
+    check(GroupedKernel::named(kernel).unwrap(), instance, &[false], |variant| {
+        Box::new(gpu.clone().with_variant(variant).unwrap())
+    });
 }
 
 #[test]
 fn every_schedule_of_the_portable_kernel_is_right_in_the_emulator() {
-    check_emulated(Module::Simt);
+    check_emulated("gated_simt");
 }
 
 #[test]
 fn every_schedule_of_the_hopper_kernel_is_right_in_the_emulator() {
-    check_emulated(Module::Sm90);
+    check_emulated("gated_sm90");
 }
 
 #[test]
 fn every_schedule_of_the_blackwell_kernel_is_right_in_the_emulator() {
-    check_emulated(Module::Sm100);
+    check_emulated("gated_sm100");
 }
 
 #[test]
@@ -97,10 +99,11 @@ fn every_schedule_of_every_kernel_is_right_on_this_machines_gpu() {
         Err(error) if error.is_no_device() => return skip("backend cuda", error),
         Err(error) => panic!("{error}"),
     };
-    for (module, instance, _) in KERNELS {
-        match gpu.clone().with_variant(Variant { module: Some(module), ..Variant::default() }) {
+    for (name, instance, _) in KERNELS {
+        let kernel = GroupedKernel::named(name).unwrap();
+        match gpu.clone().with_variant(Variant { kernel: Some(kernel), ..Variant::default() }) {
             Ok(_) => {
-                check(module, instance, &[false, true], |variant| Box::new(gpu.clone().with_variant(variant).unwrap()))
+                check(kernel, instance, &[false, true], |variant| Box::new(gpu.clone().with_variant(variant).unwrap()))
             }
             Err(error) => skip("backend cuda", error),
         }

@@ -7,7 +7,7 @@
 //! use nvfp4::backend::{Backend, emulated::{Emulated, Options}};
 //!
 //! let hopper = Emulated::new("sm_90a", Options::default())?;
-//! assert_eq!(hopper.device(), "sm_90a, 148 SMs, schedule fair");
+//! assert_eq!(hopper.device(), "sm_90a, 132 SMs, schedule fair");
 //! # Ok::<_, nvfp4::Error>(())
 //! ```
 
@@ -16,30 +16,34 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kernels_gpu::gated_simt::abi;
 use ptx_emulator::{
     Arg, Buffer, DataType, Device, DeviceConfig, Interleave, L2Promotion, LaunchConfig, OobFill, Swizzle, TensorMap,
 };
 
 pub use ptx_emulator::{Fault, FaultKind, Report as Counters, Schedule};
 
-use super::descriptors::{DeviceGroup, DeviceWeights, Placed};
-use super::kernels::{self, Capability, Kernel};
-use super::launch::Launcher;
 use super::{Backend, Layer};
 use crate::error::Error;
+use crate::kernels::GroupedKernel;
+use crate::kernels::builds::{self, Build, Capability};
+use crate::kernels::group::{DeviceGroup, PlacedGroup, PlacedLayer, PlacedMatrix};
+use crate::kernels::launch::{Grid, Launch, Scratch};
+use crate::kernels::schedule::Launcher;
+use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
 use crate::output::Output;
-use crate::plan::Grid;
-use crate::plan::module::Module;
-use crate::plan::tensor_map::{MAP_BYTES, MapArguments};
+use crate::plan::roofline::GPUS;
 use crate::plan::variant::Variant;
 use crate::problem::{Op, OutDtype, Step, Weights};
 
-/// The architectures that there are kernels for.
-pub const ARCHES: [&str; 3] = ["sm_80", "sm_90a", DEFAULT_ARCH];
+/// The architectures that there are kernels for, the oldest first.
+pub fn arches() -> Vec<&'static str> {
+    builds::arches()
+}
 
-/// The architecture of B200 and B300.
-pub const DEFAULT_ARCH: &str = "sm_100f";
+/// The newest of [`arches`].
+pub fn default_arch() -> &'static str {
+    builds::arches().last().expect("there are kernels")
+}
 
 /// What the buffers are called that hold values and scales of the weights, in faults and counters.
 pub const WEIGHTS: &str = "weights";
@@ -63,14 +67,15 @@ pub struct Options {
     pub schedule: Schedule,
     /// Whether races, uninitialised reads and misuse are looked for; bounds and alignment always are.
     pub sanitize: bool,
-    /// Streaming multiprocessors.
-    pub sms: u32,
+    /// Streaming multiprocessors; `None` for those of the first card of the architecture in
+    /// [`GPUS`], or else as many as the emulator has by default.
+    pub sms: Option<u32>,
 }
 
 impl Default for Options {
-    /// The fair schedule, the sanitizer on, a B200's multiprocessors.
+    /// The fair schedule, the sanitizer on, a card's own multiprocessors.
     fn default() -> Self {
-        Self { schedule: Schedule::Fair, sanitize: true, sms: DeviceConfig::default().sms }
+        Self { schedule: Schedule::Fair, sanitize: true, sms: None }
     }
 }
 
@@ -79,28 +84,31 @@ impl Default for Options {
 pub struct Emulated {
     arch: String,
     capability: Capability,
-    /// The module that is made for it.
-    default: Module,
+    /// The kernel that is made for it.
+    default: GroupedKernel,
     variant: Variant,
     options: Options,
-    /// Decoded modules, by name.
+    sms: u32,
+    /// Decoded kernels, by name.
     modules: Arc<Mutex<HashMap<&'static str, Arc<ptx_emulator::Module>>>>,
 }
 
 impl Emulated {
-    /// A device of an architecture as PTX names it, for instance of [`ARCHES`], with the kernel that is made for the first
+    /// A device of an architecture as PTX names it, for instance of [`arches`], with the kernel that is made for the first
     /// card of that architecture.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is no such architecture, or no kernel runs on it.
     pub fn new(arch: &str, options: Options) -> Result<Self, Error> {
-        let capability = kernels::capability(arch).ok_or_else(|| {
-            Error::Invalid(format!("`{arch}` is no architecture; there are kernels for {}", ARCHES.join(", ")))
-        })?;
-        let default = kernels::choose(&Module::ALL, capability)
-            .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; take one of {}", ARCHES.join(", "))))?;
+        let known = || builds::arches().join(", ");
+        let capability = builds::capability(arch)
+            .ok_or_else(|| Error::Invalid(format!("`{arch}` is no architecture; there are kernels for {}", known())))?;
+        let default = builds::choose(GroupedKernel::all(), capability)
+            .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; take one of {}", known())))?;
+        let card = GPUS.iter().find(|gpu| gpu.capability == capability).map(|gpu| gpu.sms as u32);
+        let sms = options.sms.or(card).unwrap_or(DeviceConfig::default().sms);
         let (variant, modules) = (Variant::default(), Arc::default());
-        Ok(Self { arch: arch.to_owned(), capability, default, variant, options, modules })
+        Ok(Self { arch: arch.to_owned(), capability, default, variant, options, sms, modules })
     }
 
     /// The same device on another schedule.
@@ -111,7 +119,7 @@ impl Emulated {
 
     /// The instances of the kernel for an operation, by name: `t64` for tiles of 64 tokens, and so on.
     pub fn instances(&self, op: Op) -> Vec<&'static str> {
-        self.module().instances(op)
+        self.default_kernel().instances(op)
     }
 
     /// The same device computing steps in another way. Launches of a schedule of several streams run one after the other.
@@ -123,59 +131,98 @@ impl Emulated {
             let why = "the emulator has no driver that could capture launches into a graph; leave `graph` out";
             return Err(Error::Invalid(why.into()));
         }
-        if let Some(module) = variant.module {
-            kernels::check_runs(module, self.capability)?;
+        if let Some(kernel) = variant.kernel {
+            builds::check_runs(kernel.name(), self.capability)?;
         }
         Ok(Self { variant, ..self })
     }
 
     /// The kernel's name and the architecture that it is compiled for.
     pub fn kernel(&self) -> (&'static str, &'static str) {
-        let build = self.build(self.module().name());
-        (build.name, build.arch)
+        let build = self.build(self.default_kernel().name());
+        (build.kernel, build.arch)
     }
 
     /// The kernel's text.
     pub fn ptx(&self) -> &'static str {
-        self.build(self.module().name()).ptx
+        self.build(self.default_kernel().name()).ptx
     }
 
-    /// The same device with another text of the kernel, to see whether a mistake in it is found.
+    /// The same device with another text of one of its kernels, the one whose entries the text has: to run what was just
+    /// compiled, or to see whether a mistake is found.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the place if that is no PTX.
+    /// [`Error::Invalid`] with the place if that is no PTX, or of no kernel.
     pub fn with_ptx(self, ptx: &str) -> Result<Self, Error> {
-        let kernel = self.build(self.module().name());
-        let modules = HashMap::from([(kernel.name, parse(kernel, ptx)?)]);
+        let kernel = builds::kernel_of(ptx.as_bytes())?.name();
+        builds::check_runs(kernel, self.capability)?;
+        let module = parse(kernel, &self.arch, ptx)?;
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        modules.insert(kernel, module);
         Ok(Self { modules: Arc::new(Mutex::new(modules)), ..self })
     }
 
-    fn module(&self) -> Module {
-        self.variant.module.unwrap_or(self.default)
+    /// The kernel that computes steps unless it does not take their K.
+    fn default_kernel(&self) -> GroupedKernel {
+        self.variant.kernel.unwrap_or(self.default)
     }
 
-    /// A module's build for this device.
-    fn build(&self, name: &str) -> &'static Kernel {
-        kernels::find(name, self.capability)
-            .expect("modules are checked when they are chosen, the others run everywhere")
+    /// A kernel's build for this device.
+    fn build(&self, kernel: &str) -> &'static Build {
+        builds::find(kernel, self.capability)
+            .expect("grouped kernels are checked when they are chosen, the others run everywhere")
     }
 
-    /// A module, decoded if it has not been yet.
-    fn load(&self, name: &'static str) -> Result<Arc<ptx_emulator::Module>, Error> {
+    /// A kernel, decoded if it has not been yet.
+    fn load(&self, kernel: &'static str) -> Result<Arc<ptx_emulator::Module>, Error> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = modules.get(name) {
+        if let Some(module) = modules.get(kernel) {
             return Ok(module.clone());
         }
-        let kernel = self.build(name);
-        let module = parse(kernel, kernel.ptx)?;
-        modules.insert(name, module.clone());
+        let build = self.build(kernel);
+        let module = parse(kernel, build.arch, build.ptx)?;
+        modules.insert(kernel, module.clone());
         Ok(module)
+    }
+
+    /// The memory of such a device, empty.
+    pub(crate) fn memory(&self) -> Device {
+        Device::new(DeviceConfig { sms: self.sms })
+    }
+
+    /// Runs a launch; its descriptors become an allocation of their own, which `keep` gets.
+    pub(crate) fn launch(
+        &self,
+        device: &mut Device,
+        launch: &Launch,
+        keep: &mut Vec<Buffer>,
+    ) -> Result<Counters, Error> {
+        let mut bytes = vec![0; launch.bytes()];
+        let descriptors = device.allocate(bytes.len() as u64);
+        device.name(descriptors, DESCRIPTORS);
+        keep.push(descriptors);
+        let parameter = launch.write(descriptors.address, &mut bytes, &mut tensor_map)?;
+        device.write(descriptors, 0, &bytes);
+        let module = self.load(launch.kernel)?;
+        let Options { schedule, sanitize, .. } = self.options;
+        let Grid { entry, blocks, cluster, threads, shared_bytes, overlaps } = launch.grid;
+        let config = LaunchConfig {
+            cluster: [cluster, 1, 1],
+            shared_bytes,
+            schedule,
+            sanitize,
+            // By the manual, not by what hardware may do besides.
+            strict: true,
+            overlaps,
+            ..LaunchConfig::linear(blocks, threads)
+        };
+        device.launch(&module, entry, &config, &[Arg(parameter.bytes().to_vec())]).map_err(Error::Fault)
     }
 }
 
-fn parse(kernel: &Kernel, ptx: &str) -> Result<Arc<ptx_emulator::Module>, Error> {
+fn parse(kernel: &str, arch: &str, ptx: &str) -> Result<Arc<ptx_emulator::Module>, Error> {
     let module = ptx_emulator::Module::parse(ptx);
-    let place = format_args!("kernel {} ({})", kernel.name, kernel.arch);
+    let place = format_args!("kernel {kernel} ({arch})");
     Ok(Arc::new(module.map_err(|error| Error::Invalid(error.to_string()).at(place))?))
 }
 
@@ -185,13 +232,14 @@ impl Backend for Emulated {
     }
 
     fn device(&self) -> String {
-        format!("{}, {} SMs, schedule {}", self.arch, self.options.sms, self.options.schedule)
+        format!("{}, {} SMs, schedule {}", self.arch, self.sms, self.options.schedule)
     }
 
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
         let launcher = Launcher::new(self.variant, self.default, weights)?;
-        let mut device = Device::new(DeviceConfig { sms: self.options.sms });
-        let weights = DeviceWeights::new(weights, |matrix| Ok(place(&mut device, launcher.pack(matrix), WEIGHTS).0))?;
+        let mut device = self.memory();
+        let weights =
+            PlacedLayer::new(weights, |matrix| Ok(place(&mut device, launcher.kernel().pack(matrix), WEIGHTS).0))?;
         let gpu = self.clone();
         Ok(Box::new(EmulatedLayer { launcher, gpu, device, weights, step: Vec::new(), done: None }))
     }
@@ -202,7 +250,7 @@ struct EmulatedLayer {
     launcher: Launcher,
     gpu: Emulated,
     device: Device,
-    weights: DeviceWeights,
+    weights: PlacedLayer,
     /// Activations, output and descriptors of the last step, freed when the next begins: no step finds another's.
     step: Vec<Buffer>,
     /// Of the last step that launched a kernel and ended well: how many launches there were, and what they did.
@@ -210,55 +258,31 @@ struct EmulatedLayer {
 }
 
 /// Puts a matrix into memory: values and scales.
-fn place(device: &mut Device, bytes: [Cow<'_, [u8]>; 2], name: &str) -> (Placed, [Buffer; 2]) {
+fn place(device: &mut Device, bytes: [Cow<'_, [u8]>; 2], name: &str) -> (PlacedMatrix, [Buffer; 2]) {
     let buffers = bytes.map(|bytes| device.upload::<u8>(&bytes));
     for buffer in buffers {
         device.name(buffer, name);
     }
-    (Placed { values: buffers[0].address, scales: buffers[1].address }, buffers)
+    (PlacedMatrix { values: buffers[0].address, scales: buffers[1].address }, buffers)
 }
 
 impl EmulatedLayer {
     /// Plans and runs a step.
-    fn run(&mut self, groups: &[abi::Group], out_dtype: OutDtype) -> Result<(usize, Counters), Error> {
-        let scratch = self.launcher.scratch_bytes(groups)?;
-        let scratch = self.device.allocate(scratch);
+    fn run(&mut self, groups: &[PlacedGroup], out_dtype: OutDtype) -> Result<(usize, Counters), Error> {
+        let scratch = self.device.allocate(self.launcher.scratch_bytes(groups)?);
         self.device.name(scratch, INTERMEDIATE);
         self.step.push(scratch);
-        let chains = self.launcher.plan(groups, self.gpu.options.sms, scratch.address)?;
+        let chains = self.launcher.plan(groups, out_dtype, self.gpu.sms, Scratch::new(scratch.address))?;
         let launches: Vec<_> = chains.into_iter().flatten().collect();
         let mut counters: Option<Counters> = None;
         for launch in &launches {
-            let mut bytes = vec![0; launch.bytes()];
-            let descriptors = self.device.allocate(bytes.len() as u64);
-            self.device.name(descriptors, DESCRIPTORS);
-            self.step.push(descriptors);
-            let parameter = launch.write(out_dtype, descriptors.address, &mut bytes, tensor_map)?;
-            self.device.write(descriptors, 0, &bytes);
-            let module = self.gpu.load(launch.module)?;
-            let argument = Arg(parameter.bytes().to_vec());
-            let done = self.launch(&module, launch.grid(), argument)?;
+            let done = self.gpu.launch(&mut self.device, launch, &mut self.step)?;
             match &mut counters {
                 None => counters = Some(done),
                 Some(before) => before.add(&done),
             }
         }
         Ok((launches.len(), counters.expect("a step with tokens launches something")))
-    }
-
-    fn launch(&mut self, module: &ptx_emulator::Module, grid: Grid, argument: Arg) -> Result<Counters, Error> {
-        let Options { schedule, sanitize, .. } = self.gpu.options;
-        let config = LaunchConfig {
-            cluster: [grid.cluster, 1, 1],
-            shared_bytes: grid.shared_bytes,
-            schedule,
-            sanitize,
-            // By the manual, not by what hardware may do besides.
-            strict: true,
-            overlaps: grid.overlaps,
-            ..LaunchConfig::linear(grid.blocks, grid.threads)
-        };
-        self.device.launch(module, grid.entry, &config, &[argument]).map_err(Error::Fault)
     }
 }
 
@@ -272,11 +296,7 @@ fn tensor_map(arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
         &[box_bytes, box_rows],
         &[1, 1],
         Interleave::None,
-        match (swizzled, box_bytes) {
-            (true, 64) => Swizzle::B64,
-            (true, _) => Swizzle::B128,
-            (false, _) => Swizzle::None,
-        },
+        if swizzled { Swizzle::B128 } else { Swizzle::None },
         L2Promotion::B256,
         OobFill::Zero,
     );
@@ -287,7 +307,7 @@ fn tensor_map(arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
 
 impl Layer for EmulatedLayer {
     fn kernel(&self) -> &str {
-        self.launcher.kernel()
+        self.launcher.title()
     }
 
     fn execute(&mut self, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
@@ -305,14 +325,14 @@ impl Layer for EmulatedLayer {
         let mut outputs = Vec::with_capacity(self.weights.len());
         for (index, tokens) in step.activations().iter().enumerate() {
             let bytes = [tokens.values().into(), tokens.blocked_scales().into_bytes()];
-            let (Placed { values, scales }, buffers) = place(&mut self.device, bytes, TOKENS);
+            let (PlacedMatrix { values, scales }, buffers) = place(&mut self.device, bytes, TOKENS);
             // As the caller left it, so that an element which the kernel forgets keeps its poison.
             let c = self.device.upload(output.group(index));
             self.device.name(c, OUTPUT);
             self.step.extend(buffers.into_iter().chain([c]));
             outputs.push(c);
             let (rows, global_scale, output) = (tokens.rows(), tokens.global_scale(), c.address);
-            groups.push(self.weights.describe(index, &DeviceGroup { rows, values, scales, global_scale, output })?);
+            groups.push(self.weights.group(index, &DeviceGroup { rows, values, scales, global_scale, output })?);
         }
 
         let start = Instant::now();
@@ -405,9 +425,16 @@ mod tests {
         let refusal = |arch| Emulated::new(arch, Options::default()).err().unwrap().to_string();
         assert_eq!(refusal("sm_70"), "no kernel runs on sm_70; take one of sm_80, sm_90a, sm_100f");
         assert_eq!(refusal("h200"), "`h200` is no architecture; there are kernels for sm_80, sm_90a, sm_100f");
-        for arch in ARCHES {
-            let error = Emulated::new(arch, Options::default()).unwrap().with_ptx("no PTX").err().unwrap().to_string();
+        for arch in arches() {
+            let gpu = Emulated::new(arch, Options::default()).unwrap();
+            let entry = gpu.default_kernel().get().entries()[0].name;
+            let error = gpu.clone().with_ptx(&format!("no PTX of {entry}")).err().unwrap().to_string();
             assert!(error.starts_with("kernel ") && error.contains("line 1"), "{error}");
+            let error = gpu.with_ptx(".entry another()").err().unwrap().to_string();
+            assert!(error.starts_with("it has no entry of any kernel (gated_sm100, "), "{error}");
         }
+        let hopper = Emulated::new("sm_90a", Options::default()).unwrap();
+        let error = hopper.with_ptx(".entry gated_sm100_t64()").err().unwrap().to_string();
+        assert_eq!(error, "gated_sm100 is for sm_100f and does not run on compute capability 9.0");
     }
 }

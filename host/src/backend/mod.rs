@@ -3,16 +3,8 @@
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
-#[cfg(feature = "kernels")]
-mod descriptors;
 #[cfg(feature = "emulated")]
 pub mod emulated;
-#[cfg(feature = "kernels")]
-mod kernels;
-#[cfg(feature = "kernels")]
-mod launch;
-#[cfg(feature = "kernels")]
-mod slabs;
 
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use nvfp4::backend::{
     Backend,
     cpu::Cpu,
     cuda,
-    emulated::{ARCHES, Emulated},
+    emulated::{self, Emulated},
 };
 
 use super::table;
@@ -32,7 +32,7 @@ pub fn run(_: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
             table::bytes(gpu.memory as f64),
         ]);
     }
-    for arch in ARCHES {
+    for arch in emulated::arches() {
         let gpu = Emulated::new(arch, Default::default())?;
         let (kernel, made_for) = gpu.kernel();
         rows.add_row(["emulated".into(), arch.into(), format!("{kernel} ({made_for})"), String::new()]);

@@ -221,7 +221,7 @@ fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
         Choice::Emulated => {
             let schedule = args.schedule.unwrap_or_default();
             let options = emulated::Options { schedule, ..Default::default() };
-            let gpu = emulated::Emulated::new(args.arch.as_deref().unwrap_or(emulated::DEFAULT_ARCH), options)?;
+            let gpu = emulated::Emulated::new(args.arch.as_deref().unwrap_or(emulated::default_arch()), options)?;
             Box::new(gpu.with_variant(args.variant)?)
         }
         Choice::Auto => match cuda() {

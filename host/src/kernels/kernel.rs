@@ -104,3 +104,23 @@ pub(crate) trait Grouped: Kernel {
         scratch: &mut Scratch,
     ) -> Result<Vec<Launch>, Error>;
 }
+
+/// The operation of an entry with so many matrices of weights.
+pub(crate) fn op_of(matrices: u32) -> Op {
+    if matrices as usize == Op::Gated.projections() { Op::Gated } else { Op::Plain }
+}
+
+/// The name of an instance: what its entry has behind the kernel's title, `t64` of `gated_sm90_t64`.
+///
+/// # Panics
+/// If the entry is not called so.
+pub(crate) fn instance_name(kernel: &dyn Grouped, op: Op, entry: &'static str) -> &'static str {
+    let name = entry.strip_prefix(kernel.title(op)).and_then(|rest| rest.strip_prefix('_'));
+    name.unwrap_or_else(|| panic!("{entry} does not begin with {}_", kernel.title(op)))
+}
+
+/// That a kernel has no such instance for an operation, and which it has.
+pub(crate) fn no_instance(kernel: &dyn Grouped, op: Op, name: &str) -> Error {
+    let (title, names) = (kernel.title(op), kernel.instances(op).join(", "));
+    Error::Invalid(format!("`{name}` is no instance of {title}; it has {names}"))
+}

@@ -1,8 +1,11 @@
 //! A launch as every kernel's plan ends in it: the entry, its grid, and the descriptors that the entry's one parameter leads to.
 
+use kernels_gpu::format::{OUTPUT_BF16, OUTPUT_F16};
+
 use super::group::Address;
 use super::tensor_map::{MAP_BYTES, MapArguments};
 use crate::error::Error;
+use crate::problem::OutDtype;
 
 /// What every launch's descriptors and every piece of [`Scratch`] are aligned to.
 pub(crate) const ALIGNMENT: u64 = 256;
@@ -53,6 +56,14 @@ impl BlockCount {
     /// Blocks of all pieces.
     pub fn total(&self) -> u32 {
         self.0 as u32
+    }
+}
+
+/// What kernels are told of the output's type.
+pub(crate) fn output_code(out_dtype: OutDtype) -> u32 {
+    match out_dtype {
+        OutDtype::F16 => OUTPUT_F16,
+        OutDtype::Bf16 => OUTPUT_BF16,
     }
 }
 

@@ -1,86 +1,157 @@
-//! The modules of `kernels-gpu` that multiply: what there is to choose of them, and what each takes. Pure functions.
+//! The GPU's kernels as the host sees them: a folder for each, of the same name as in `kernels-gpu`, behind the trait
+//! [`Kernel`](kernel::Kernel).
+//!
+//! A folder says what its kernel takes, which instances it has, how weights are packed for it, how a step is planned, what is
+//! launched, and (for tests) what a launch does. [`KERNELS`] has a row for each. Functions of sizes and addresses: nothing here
+//! knows a device.
 
-use super::{gated_simt, gated_sm90, gated_sm100};
+pub(crate) mod builds;
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) mod fake;
+mod gated_simt;
+mod gated_sm100;
+mod gated_sm90;
+pub(crate) mod group;
+pub(crate) mod kernel;
+pub(crate) mod launch;
+pub(crate) mod schedule;
+mod silu_mul;
+pub(crate) mod tensor_map;
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
 use crate::problem::Op;
+use kernel::{Grouped, Kernel};
 
-/// A kernel module, which computes both operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Module {
-    /// For the FP4 tensor cores of B200 and B300.
-    Sm100,
-    /// For the tensor cores of Hopper.
-    Sm90,
-    /// Portable; takes everything.
-    Simt,
-}
+/// Every kernel. Those that compute groups come in the order in which they are chosen, the one that takes everything last.
+pub(crate) static KERNELS: [&dyn Kernel; 4] =
+    [&gated_sm100::GatedSm100, &gated_sm90::GatedSm90, &gated_simt::GatedSimt, &silu_mul::SiluMul];
 
-impl Module {
-    /// All of them, the most special first.
-    pub const ALL: [Self; 3] = [Self::Sm100, Self::Sm90, Self::Simt];
+/// A kernel that computes the groups of a step, gated and plain.
+///
+/// ```
+/// use nvfp4::kernels::GroupedKernel;
+/// use nvfp4::problem::Op;
+///
+/// let hopper = GroupedKernel::named("gated_sm90").expect("one of the kernels");
+/// assert_eq!(hopper.instances(Op::Gated), ["t16", "t64", "t128"]);
+/// ```
+#[derive(Clone, Copy)]
+pub struct GroupedKernel(&'static dyn Grouped);
 
-    /// Those that have been verified on a card, the most special first: what a GPU gets unasked.
-    pub const PROVEN: [Self; 2] = [Self::Sm90, Self::Simt];
+impl GroupedKernel {
+    /// All of them, the most special first, the one that takes everything last.
+    pub fn all() -> impl DoubleEndedIterator<Item = Self> + Clone {
+        KERNELS.iter().filter_map(|kernel| kernel.as_grouped()).map(Self)
+    }
+
+    /// Those that have been verified on a card, in the same order: what a GPU gets unasked.
+    pub fn proven() -> impl DoubleEndedIterator<Item = Self> + Clone {
+        Self::all().filter(|kernel| kernel.0.proven())
+    }
+
+    /// The kernel of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::all().find(|kernel| kernel.name() == name)
+    }
+
+    /// The one that takes everything.
+    pub(crate) fn portable() -> Self {
+        Self::all().next_back().expect("a kernel takes everything")
+    }
 
     /// Its name, which is also that of its folder in `kernels-gpu`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sm100 => "gated_sm100",
-            Self::Sm90 => "gated_sm90",
-            Self::Simt => "gated_simt",
-        }
+    pub fn name(self) -> &'static str {
+        self.0.name()
     }
 
-    /// What the kernel is called that computes an operation.
-    pub fn kernel(self, op: Op) -> &'static str {
-        match self {
-            Self::Sm100 => gated_sm100::name(op),
-            Self::Sm90 => gated_sm90::name(op),
-            Self::Simt => gated_simt::name(op),
-        }
+    /// What the names of an operation's entries begin with, `plain_sm90` for instance.
+    pub fn title(self, op: Op) -> &'static str {
+        self.0.title(op)
     }
 
-    /// The instances of an operation's kernel, by name: `t64` for tiles of 64 tokens, and so on.
+    /// The instances for an operation, by name: `t64` for tiles of 64 tokens, and so on.
     pub fn instances(self, op: Op) -> Vec<&'static str> {
-        match self {
-            Self::Sm100 => gated_sm100::variants(op).map(|(name, _)| name).collect(),
-            Self::Sm90 => gated_sm90::instances(op).map(|(name, _)| name).collect(),
-            Self::Simt => gated_simt::INSTANCES.map(|(name, _)| name).into(),
-        }
-    }
-
-    /// The entries of an operation, each with the most dynamic shared memory that it is launched with.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn entries(self, op: Op) -> Vec<(&'static str, u32)> {
-        match self {
-            Self::Sm100 => {
-                gated_sm100::variants(op).map(|(_, instance)| (instance.entry, instance.shared_bytes())).collect()
-            }
-            Self::Sm90 => {
-                let multiply = gated_sm90::instances(op).map(|(_, instance)| (instance.entry, instance.shared_bytes()));
-                multiply.chain([(gated_sm90::TOKENS_ENTRY, 0)]).collect()
-            }
-            Self::Simt => gated_simt::entries(op).into(),
-        }
+        self.0.instances(op)
     }
 
     /// Whether the kernel can compute sums over K elements.
     pub fn takes(self, k: usize) -> bool {
-        match self {
-            Self::Sm100 => gated_sm100::takes(k),
-            Self::Sm90 => gated_sm90::takes(k),
-            Self::Simt => true,
-        }
+        self.0.takes(k)
+    }
+
+    /// The kernel itself.
+    pub(crate) fn get(self) -> &'static dyn Grouped {
+        self.0
+    }
+}
+
+impl PartialEq for GroupedKernel {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for GroupedKernel {}
+
+impl Hash for GroupedKernel {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name().hash(state);
+    }
+}
+
+impl fmt::Debug for GroupedKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
-    fn the_proven_modules_are_in_the_order_of_all_and_one_takes_everything() {
-        let proven: Vec<_> = Module::ALL.into_iter().filter(|module| Module::PROVEN.contains(module)).collect();
-        assert_eq!(proven, Module::PROVEN);
-        assert!(Module::PROVEN.iter().any(|module| (16..=4096).step_by(16).all(|k| module.takes(k))));
+    fn there_is_a_row_for_each_kernel_that_is_compiled() {
+        let rows: BTreeSet<_> = KERNELS.iter().map(|kernel| kernel.name()).collect();
+        let built: BTreeSet<_> = builds::BUILDS.iter().map(|build| build.kernel).collect();
+        assert_eq!(rows, built, "KERNELS and [package.metadata.kernels] of kernels-gpu/Cargo.toml");
+        assert_eq!(rows.len(), KERNELS.len(), "a kernel has two rows");
+    }
+
+    #[test]
+    fn the_entries_of_a_kernel_are_those_of_its_ptx_with_as_many_threads() {
+        for kernel in KERNELS {
+            for build in builds::BUILDS.iter().filter(|build| build.kernel == kernel.name()) {
+                let in_ptx = build.ptx.split(".entry ").skip(1).map(|text| {
+                    let name = &text[..text.find('(').unwrap()];
+                    let threads = text.split_once(".maxntid ").unwrap().1;
+                    (name, threads[..threads.find(|c: char| !c.is_ascii_digit()).unwrap()].parse().unwrap())
+                });
+                let in_ptx: BTreeSet<(&str, u32)> = in_ptx.collect();
+                let entries = kernel.entries();
+                let of_row: BTreeSet<_> = entries.iter().map(|entry| (entry.name, entry.threads)).collect();
+                assert_eq!(of_row, in_ptx, "{} for {}", kernel.name(), build.arch);
+            }
+        }
+    }
+
+    #[test]
+    fn one_kernel_takes_everything_and_it_is_proven() {
+        let portable = GroupedKernel::portable();
+        assert!((16..=4096).step_by(16).all(|k| portable.takes(k)));
+        assert_eq!(GroupedKernel::proven().next_back(), Some(portable));
+    }
+
+    #[test]
+    fn every_instance_has_an_entry_of_its_operation() {
+        for kernel in GroupedKernel::all() {
+            for op in [Op::Gated, Op::Plain] {
+                let entries = kernel.get().entries().into_iter().filter(|entry| entry.op == Some(op));
+                assert_eq!(kernel.instances(op).len(), entries.count(), "{kernel:?} {op:?}");
+            }
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What a plan asks of a tensor map; a backend encodes it.
+//! What a kernel asks of a tensor map; a backend encodes it.
 
 /// Bytes of a tensor map, which is also what it is aligned to here.
 pub(crate) const MAP_BYTES: usize = 128;
@@ -16,12 +16,12 @@ pub(crate) struct MapArguments {
     pub box_bytes: u32,
     /// Rows of a box.
     pub box_rows: u32,
-    /// Whether boxes have the swizzle that spans a row of 64 or 128 bytes in shared memory, or none.
+    /// Whether boxes lie in shared memory with the 128-byte swizzle (PTX ISA, "Tensor swizzle modes"), or with none.
     pub swizzled: bool,
 }
 
 impl MapArguments {
-    /// Packed values of `k` elements a row, of which a stage takes `step`, 128 or 256.
+    /// Packed values of `k` elements a row, of which a stage takes `step`, 256.
     pub fn values(address: u64, rows: u32, k: u32, step: u32, box_rows: u32) -> Self {
         Self { address, row_bytes: k / 2, rows, box_bytes: step / 2, box_rows, swizzled: true }
     }

@@ -21,6 +21,8 @@ pub struct Gpu {
     pub name: &'static str,
     /// How the driver's name of such a device begins, without "NVIDIA ".
     pub device_prefix: &'static str,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
     /// Streaming multiprocessors.
     pub sms: usize,
     /// Memory and arithmetic.
@@ -39,19 +41,20 @@ pub const GPUS: [Gpu; 4] = {
     const fn gpu(
         name: &'static str,
         device_prefix: &'static str,
+        capability: (u32, u32),
         sms: usize,
         terabytes: f64,
         teraops: f64,
         arithmetic: &'static str,
     ) -> Gpu {
         let peaks = Peaks { bytes_per_second: terabytes * 1e12, ops_per_second: teraops * 1e12 };
-        Gpu { name, device_prefix, sms, peaks, arithmetic }
+        Gpu { name, device_prefix, capability, sms, peaks, arithmetic }
     }
     [
-        gpu("b200", "B200", 148, 7.68, 6900.0, "FP4"),
-        gpu("h200", "H200", 132, 4.8, 989.0, "f16"),
-        gpu("h100", "H100", 132, 3.35, 989.0, "f16"),
-        gpu("a100", "A100", 108, 2.039, 312.0, "f16"),
+        gpu("b200", "B200", (10, 0), 148, 7.68, 6900.0, "FP4"),
+        gpu("h200", "H200", (9, 0), 132, 4.8, 989.0, "f16"),
+        gpu("h100", "H100", (9, 0), 132, 3.35, 989.0, "f16"),
+        gpu("a100", "A100", (8, 0), 108, 2.039, 312.0, "f16"),
     ]
 };
 

@@ -3,15 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::module::Module;
 use crate::error::Error;
+use crate::kernels::GroupedKernel;
 use crate::problem::Op;
 
 /// A way to compute a step on a GPU: words separated by commas, in any order, all of which may be left out.
 ///
 /// - a launch schedule, [`LaunchSchedule`]: `persistent`, `per-group`, `streams=N`, `unfused`
 /// - `graph`: the launches are captured into a CUDA graph, which is replayed when the same step comes again
-/// - a kernel, [`Module`]: `gated_sm100`, `gated_sm90`, `gated_simt` [default: the one for the device]
+/// - a kernel, [`GroupedKernel`]: `gated_sm90`, for instance [default: the one for the device]
 /// - an instance of that kernel: `t64`, for tiles of 64 tokens [default: the best for the step]
 ///
 /// ```
@@ -25,7 +25,7 @@ use crate::problem::Op;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Variant {
     /// The kernel; the one for the device unless it is named.
-    pub module: Option<Module>,
+    pub kernel: Option<GroupedKernel>,
     /// The instance of the kernel; the best for each step unless it is named.
     pub instance: Option<&'static str>,
     /// What is launched, and in which order it may run.
@@ -68,7 +68,7 @@ impl fmt::Display for LaunchSchedule {
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for word in self.module.map(Module::name).into_iter().chain(self.instance) {
+        for word in self.kernel.map(GroupedKernel::name).into_iter().chain(self.instance) {
             write!(f, "{word},")?;
         }
         write!(f, "{}{}", self.schedule, if self.graph { ",graph" } else { "" })
@@ -77,7 +77,7 @@ impl fmt::Display for Variant {
 
 /// What one word of a variant says.
 enum Word {
-    Module(Module),
+    Kernel(GroupedKernel),
     Instance(&'static str),
     Schedule(LaunchSchedule),
     Graph,
@@ -93,17 +93,17 @@ fn word(text: &str) -> Option<Word> {
             .into_iter()
             .find(|schedule| schedule.to_string() == text),
     };
-    let module = || Module::ALL.into_iter().find(|module| module.name() == text).map(Word::Module);
-    let instance = || Module::ALL.into_iter().flat_map(instances).find(|name| *name == text).map(Word::Instance);
+    let kernel = || GroupedKernel::named(text).map(Word::Kernel);
+    let instance = || GroupedKernel::all().flat_map(instances).find(|name| *name == text).map(Word::Instance);
     let graph = || (text == "graph").then_some(Word::Graph);
-    schedule.map(Word::Schedule).or_else(graph).or_else(module).or_else(instance)
+    schedule.map(Word::Schedule).or_else(graph).or_else(kernel).or_else(instance)
 }
 
 /// The instances of either operation's kernel.
-fn instances(module: Module) -> Vec<&'static str> {
-    let mut names = module.instances(Op::Gated);
-    let plain = module.instances(Op::Plain);
-    names.extend(plain.into_iter().filter(|name| !module.instances(Op::Gated).contains(name)));
+fn instances(kernel: GroupedKernel) -> Vec<&'static str> {
+    let mut names = kernel.instances(Op::Gated);
+    let plain: Vec<_> = kernel.instances(Op::Plain).into_iter().filter(|name| !names.contains(name)).collect();
+    names.extend(plain);
     names
 }
 
@@ -119,10 +119,11 @@ impl FromStr for Variant {
                 Some(_) => Err(Error::Invalid(format!("a variant has one {what}"))),
             }
         }
-        let (mut module, mut instance, mut schedule, mut graph) = (None, None, None, None);
+        let (mut kernel, mut instance, mut schedule, mut graph) = (None, None, None, None);
         for text in text.split(',').map(str::trim) {
             let word = word(text).ok_or_else(|| {
-                let kernels = Module::ALL.map(|module| format!("{} with {}", module.name(), instances(module).join(", ")));
+                let kernels = GroupedKernel::all().map(|kernel| format!("{} with {}", kernel.name(), instances(kernel).join(", ")));
+                let kernels: Vec<_> = kernels.collect();
                 Error::Invalid(format!(
                     "`{text}` is no word of a variant; there are the launch schedules persistent, per-group, streams=1 to \
                      streams={}, unfused; graph; the kernels and their instances {}",
@@ -131,13 +132,13 @@ impl FromStr for Variant {
                 ))
             })?;
             match word {
-                Word::Module(value) => set(&mut module, value, "kernel")?,
+                Word::Kernel(value) => set(&mut kernel, value, "kernel")?,
                 Word::Instance(value) => set(&mut instance, value, "instance")?,
                 Word::Schedule(value) => set(&mut schedule, value, "launch schedule")?,
                 Word::Graph => set(&mut graph, (), "`graph`")?,
             }
         }
-        Ok(Self { module, instance, schedule: schedule.unwrap_or_default(), graph: graph.is_some() })
+        Ok(Self { kernel, instance, schedule: schedule.unwrap_or_default(), graph: graph.is_some() })
     }
 }
 
@@ -153,22 +154,6 @@ impl Variant {
                 Err(Error::Invalid("unfused is a variant of gated; plain has nothing to unfuse".into()))
             }
             _ => Ok(op),
-        }
-    }
-
-    /// Checks that the instance, if one is named, is one of a module's kernel for an operation.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] with the instances that there are.
-    pub(crate) fn check_instance(&self, module: Module, op: Op) -> Result<(), Error> {
-        let names = module.instances(op);
-        match self.instance {
-            Some(instance) if !names.contains(&instance) => Err(Error::Invalid(format!(
-                "`{instance}` is no instance of {}; it has {}",
-                module.kernel(op),
-                names.join(", ")
-            ))),
-            _ => Ok(()),
         }
     }
 }
@@ -195,10 +180,10 @@ mod tests {
 
     #[test]
     fn every_instance_of_every_kernel_is_a_word() {
-        for module in Module::ALL {
-            for name in [Op::Gated, Op::Plain].into_iter().flat_map(|op| module.instances(op)) {
-                let variant: Variant = format!("{},{name}", module.name()).parse().unwrap();
-                assert_eq!((variant.module, variant.instance), (Some(module), Some(name)));
+        for kernel in GroupedKernel::all() {
+            for name in [Op::Gated, Op::Plain].into_iter().flat_map(|op| kernel.instances(op)) {
+                let variant: Variant = format!("{},{name}", kernel.name()).parse().unwrap();
+                assert_eq!((variant.kernel, variant.instance), (Some(kernel), Some(name)));
             }
         }
     }
@@ -218,11 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_of_another_kernel_and_an_unfused_plain_operation_are_refused() {
-        let variant: Variant = "t64_s2".parse().unwrap();
-        assert!(variant.check_instance(Module::Sm100, Op::Gated).is_ok());
-        let refused = variant.check_instance(Module::Simt, Op::Plain).unwrap_err().to_string();
-        assert_eq!(refused, "`t64_s2` is no instance of plain_simt; it has small, large");
+    fn an_unfused_plain_operation_is_refused() {
         let unfused: Variant = "unfused".parse().unwrap();
         assert_eq!(unfused.kernel_op(Op::Gated).unwrap(), Op::Plain);
         assert!(unfused.kernel_op(Op::Plain).unwrap_err().to_string().contains("nothing to unfuse"));

@@ -10,12 +10,12 @@ use crate::error::Error;
 
 /// Room on the device alone.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(super) struct Room {
     memory: Option<DeviceBuffer<u8>>,
     allocations: usize,
 }
 
-impl Scratch {
+impl Room {
     /// Makes room for `bytes`. What was in it is lost when it grows; nothing may be under way in it.
     pub fn reserve(&mut self, device: &Device, bytes: usize) -> Result<(), Error> {
         let present = self.capacity();
@@ -39,7 +39,7 @@ impl Scratch {
         self.allocations
     }
 
-    /// Its address; 0 before the first [`Scratch::reserve`].
+    /// Its address; 0 before the first [`Room::reserve`].
     pub fn address(&self) -> CUdeviceptr {
         self.memory.as_ref().map_or(0, |memory| memory.as_device_ptr().as_raw())
     }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::CString;
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -12,9 +13,10 @@ use cuda_driver::cust::error::CudaResult;
 use cuda_driver::cust::module::Module;
 use cuda_driver::{Failure, last_failure, sys};
 
-use crate::backend::kernels::{self, Capability, Kernel};
 use crate::error::Error;
-use crate::plan::module::Module as KernelModule;
+use crate::kernels::GroupedKernel;
+use crate::kernels::builds::{self, Build, Capability};
+use crate::kernels::kernel;
 
 /// What can be said of a device without making a context on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,9 +60,9 @@ fn find(ordinal: u32) -> Result<(device::Device, DeviceInfo), Error> {
         capability,
         sms: attribute(DeviceAttribute::MultiprocessorCount)?,
         memory: check(device.total_memory(), label)?,
-        kernel: kernels::choose(&KernelModule::PROVEN, capability)
-            .and_then(|module| kernels::find(module.name(), capability))
-            .map(|kernel| (kernel.name, kernel.arch)),
+        kernel: builds::choose(GroupedKernel::proven(), capability)
+            .and_then(|kernel| builds::find(kernel.name(), capability))
+            .map(|build| (build.kernel, build.arch)),
     };
     Ok((device, info))
 }
@@ -84,15 +86,19 @@ pub struct Options {
     /// A folder where the kernel may lie as machine code: `<kernel>.<arch>.cubin`, for instance `gated_simt.sm_90.cubin`. It
     /// spares the driver the compilation; where there is no such file, the PTX is used.
     pub cubins: Option<PathBuf>,
+    /// A file of PTX or machine code that is loaded in place of the kernel whose entries it has: to run what was just compiled.
+    pub code: Option<PathBuf>,
 }
 
 /// A device with its primary context, the one that other libraries of the process use too.
 pub(super) struct Device {
     pub info: DeviceInfo,
-    /// The kernels that run unless others are asked for.
-    pub default: KernelModule,
+    /// The kernel that runs unless another is asked for.
+    pub default: GroupedKernel,
     /// Where cubin files are looked for.
     cubins: Option<PathBuf>,
+    /// The kernel that was given as a file, with its place and its text.
+    code: Option<(&'static str, PathBuf, Vec<u8>)>,
     /// Loaded kernels; before `context`, so that they are unloaded first.
     modules: Mutex<HashMap<&'static str, Module>>,
     context: Context,
@@ -106,12 +112,13 @@ impl Device {
             return Err(Error::NoDevice(format!("there is no device {ordinal}, the driver shows {count}")));
         }
         let (device, info) = find(ordinal)?;
-        let default = kernels::choose(&KernelModule::PROVEN, info.capability).ok_or_else(|| {
+        let code = options.code.map(read_code).transpose()?;
+        let default = builds::choose(GroupedKernel::proven(), info.capability).ok_or_else(|| {
             let (major, minor) = info.capability;
             Error::NoDevice(format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name))
         })?;
         let context = check(Context::new(device), || label(&info))?;
-        Ok(Self { info, default, cubins: options.cubins, modules: Mutex::default(), context })
+        Ok(Self { info, default, cubins: options.cubins, code, modules: Mutex::default(), context })
     }
 
     /// Makes the context current on this thread, as every call that touches memory, modules or streams needs.
@@ -133,42 +140,64 @@ impl Device {
         Err(driver_error(failure, label(&self.info)))
     }
 
-    /// An entry of a module, which is loaded if no layer has yet.
+    /// An entry of a kernel, which is loaded if no layer has yet.
     ///
-    /// The handle is good for as long as this `Device`, for launches with up to `shared_bytes` of dynamic shared memory.
-    pub fn function(&self, module: &str, entry: &str, shared_bytes: u32) -> Result<sys::CUfunction, Error> {
+    /// The handle is good for as long as this `Device`, for launches with the shared memory that the entry asks for.
+    pub fn function(&self, kernel: &str, entry: &kernel::Entry) -> Result<sys::CUfunction, Error> {
         /// What every launch may ask for (CUDA programming guide, "Shared Memory").
         const SHARED_BYTES_UNASKED: u32 = 48 << 10;
 
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let kernel = kernels::find(module, self.info.capability)
-            .expect("modules are checked when they are chosen, the others run everywhere");
-        let module = match modules.entry(kernel.name) {
+        let build = builds::find(kernel, self.info.capability)
+            .expect("grouped kernels are checked when they are chosen, the others run everywhere");
+        let module = match modules.entry(build.kernel) {
             Entry::Occupied(loaded) => loaded.into_mut(),
-            Entry::Vacant(place) => place.insert(self.load(kernel)?),
+            Entry::Vacant(place) => place.insert(self.load(build)?),
         };
-        let function = self.check(module.get_function(entry))?.to_raw();
-        if shared_bytes > SHARED_BYTES_UNASKED {
+        let function = self.check(module.get_function(entry.name))?.to_raw();
+        if entry.shared_bytes > SHARED_BYTES_UNASKED {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: a function of a loaded module; the attribute takes a number of bytes.
-            self.check_raw(unsafe { sys::cuFuncSetAttribute(function, attribute, shared_bytes as i32) })?;
+            self.check_raw(unsafe { sys::cuFuncSetAttribute(function, attribute, entry.shared_bytes as i32) })?;
         }
         Ok(function)
     }
 
-    /// Loads a kernel: machine code if there is a file of it, else PTX, which the driver compiles (and caches).
-    fn load(&self, kernel: &Kernel) -> Result<Module, Error> {
-        let cubin = self.cubins.as_ref().map(|folder| folder.join(kernels::cubin_name(kernel, self.info.capability)));
+    /// Loads a kernel: from the file that was given for it, else machine code if there is a file of it, else the PTX built in.
+    fn load(&self, build: &Build) -> Result<Module, Error> {
+        if let Some((_, path, code)) = self.code.as_ref().filter(|(kernel, ..)| *kernel == build.kernel) {
+            return if code.starts_with(ELF) {
+                self.check(Module::from_cubin(code, &[])).map_err(|error| error.at(path.display()))
+            } else {
+                self.compile(&String::from_utf8_lossy(code), path.display())
+            };
+        }
+        let cubin = self.cubins.as_ref().map(|folder| folder.join(builds::cubin_name(build, self.info.capability)));
         if let Some(path) = cubin.filter(|path| path.exists()) {
             let code = std::fs::read(&path).map_err(|source| Error::io(&path, source))?;
             return self.check(Module::from_cubin(code, &[])).map_err(|error| error.at(path.display()));
         }
-        self.check(Module::from_ptx(kernel.ptx, &[])).map_err(|error| {
-            let log = CString::new(kernel.ptx).ok().and_then(|ptx| cuda_driver::jit_log(&ptx));
+        self.compile(build.ptx, format_args!("kernel {} ({})", build.kernel, build.arch))
+    }
+
+    /// Has the driver compile PTX (and cache it).
+    fn compile(&self, ptx: &str, place: impl Display) -> Result<Module, Error> {
+        self.check(Module::from_ptx(ptx, &[])).map_err(|error| {
+            let log = CString::new(ptx).ok().and_then(|ptx| cuda_driver::jit_log(&ptx));
             let says = log.map(|log| format!(", of which the driver's compiler says \"{log}\"")).unwrap_or_default();
-            error.at(format_args!("kernel {} ({}){says}", kernel.name, kernel.arch))
+            error.at(format_args!("{place}{says}"))
         })
     }
+}
+
+/// What a file of machine code begins with.
+const ELF: &[u8] = b"\x7fELF";
+
+/// Reads a file of PTX or machine code and finds out which kernel it is of.
+fn read_code(path: PathBuf) -> Result<(&'static str, PathBuf, Vec<u8>), Error> {
+    let code = std::fs::read(&path).map_err(|source| Error::io(&path, source))?;
+    let kernel = builds::kernel_of(&code).map_err(|error| error.at(path.display()))?;
+    Ok((kernel.name(), path, code))
 }
 
 impl Drop for Device {

@@ -1,6 +1,5 @@
 //! A layer's weights on a device, and the steps run on them.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,25 +8,22 @@ use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
 use cuda_driver::sys::{CUdeviceptr, CUfunction, CUstream};
 
-use super::buffer::{Arena, Scratch};
+use super::buffer::{Arena, Room};
 use super::device::Device;
 use super::event::Event;
 use super::graph::Graph;
+use super::layout::{Cursor, StepLayout};
 use super::maps::MapCache;
-use super::planned::{Launch, PlannedStep};
-use super::resident::StepLayout;
+use super::planned::{PlannedStep, ReadyLaunch};
 use super::streams::StreamPool;
 use crate::backend::Layer;
-use crate::backend::descriptors::{DeviceGroup, DeviceWeights, Placed};
-use crate::backend::launch::Launcher;
 use crate::error::Error;
-use crate::format::{BLOCK, Matrix, blocked};
+use crate::kernels::group::{DeviceGroup, PlacedLayer, PlacedMatrix};
+use crate::kernels::launch::Scratch;
+use crate::kernels::schedule::Launcher;
 use crate::output::Output;
 use crate::plan::variant::{LaunchSchedule, Variant};
 use crate::problem::{OutDtype, Step, Weights};
-
-/// Every operand starts at a multiple of this: what `cuMemAlloc` promises, more than any kernel asks for.
-const ALIGNMENT: usize = 256;
 
 /// Steps that stay planned, and may be under way at once; one more waits for the oldest and takes its room.
 const PLANNED_STEPS: usize = 4;
@@ -37,13 +33,13 @@ const PLANNED_STEPS: usize = 4;
 /// Holds its memory on the device, and buffers that have grown to the largest step seen. The last four different steps stay
 /// planned: one that comes again, with the same sizes, addresses and scales, is queued as it is.
 pub struct CudaLayer {
-    weights: DeviceWeights,
+    weights: PlacedLayer,
     /// How steps are launched.
     launcher: Launcher,
     variant: Variant,
     /// Tensor maps.
     maps: MapCache,
-    /// The entries that may be launched, by module and name.
+    /// The entries that may be launched, by kernel and name.
     functions: Vec<(&'static str, &'static str, CUfunction)>,
     /// What `weights` points into.
     _memory: Option<DeviceBuffer<u8>>,
@@ -60,26 +56,9 @@ pub struct CudaLayer {
     pub(super) start: Event,
     pub(super) end: Event,
     /// What is written over to flush the second-level cache.
-    pub(super) flush: Scratch,
+    pub(super) flush: Room,
     /// Last, since all above lives in its context.
     pub(super) device: Arc<Device>,
-}
-
-/// Hands out aligned ranges, one after the other.
-#[derive(Default)]
-pub(super) struct Cursor(pub usize);
-
-impl Cursor {
-    pub fn take(&mut self, bytes: usize) -> Range<usize> {
-        let start = self.0;
-        self.0 = (start + bytes).next_multiple_of(ALIGNMENT);
-        start..start + bytes
-    }
-
-    /// Room for a matrix: its values, and its scales in the blocked layout.
-    pub fn take_matrix(&mut self, matrix: &Matrix<'_>) -> (Range<usize>, Range<usize>) {
-        (self.take(matrix.values().len()), self.take(blocked::len(matrix.rows(), matrix.k() / BLOCK)))
-    }
 }
 
 impl CudaLayer {
@@ -88,15 +67,15 @@ impl CudaLayer {
         // First, so that a kernel which does not load says so before gigabytes are copied.
         let launcher = Launcher::new(variant, device.default, weights)?;
         let mut functions = Vec::new();
-        for (module, entries) in launcher.entries() {
-            for (entry, shared_bytes) in entries {
-                functions.push((module, entry, device.function(module, entry, shared_bytes)?));
+        for kernel in launcher.kernels() {
+            for entry in kernel.entries().into_iter().filter(|entry| entry.serves(launcher.op())) {
+                functions.push((kernel.name(), entry.name, device.function(kernel.name(), &entry)?));
             }
         }
 
         let mut total = Cursor::default();
         for matrix in weights.experts().iter().flat_map(|expert| expert.projections()) {
-            for bytes in launcher.packed_bytes(matrix) {
+            for bytes in launcher.kernel().packed_bytes(matrix.rows(), matrix.k()) {
                 total.take(bytes);
             }
         }
@@ -115,9 +94,9 @@ impl CudaLayer {
             }
             Ok(address)
         };
-        let placed = DeviceWeights::new(weights, |matrix| {
-            let [values, scales] = launcher.pack(matrix);
-            Ok(Placed { values: upload(&values)?, scales: upload(&scales)? })
+        let placed = PlacedLayer::new(weights, |matrix| {
+            let [values, scales] = launcher.kernel().pack(matrix);
+            Ok(PlacedMatrix { values: upload(&values)?, scales: upload(&scales)? })
         })?;
         // A copy from pageable memory may return with its last part still on the way (cuda.h, "API synchronization
         // behavior"), and a caller's stream would not wait for it.
@@ -144,7 +123,7 @@ impl CudaLayer {
             stream: device.check(Stream::new(StreamFlags::NON_BLOCKING, None))?,
             start: Event::new(&device)?,
             end: Event::new(&device)?,
-            flush: Scratch::default(),
+            flush: Room::default(),
             device,
         })
     }
@@ -226,15 +205,15 @@ impl CudaLayer {
             let (got, expected) = (groups.len(), self.weights.len());
             return Err(Error::Mismatch { what: "groups of tokens (one for each expert)", got, expected });
         }
-        let described = groups.iter().enumerate().map(|(index, group)| self.weights.describe(index, group));
-        let described = described.collect::<Result<Vec<_>, Error>>()?;
+        let placed = groups.iter().enumerate().map(|(index, group)| self.weights.group(index, group));
+        let placed = placed.collect::<Result<Vec<_>, Error>>()?;
         let index = self.next;
         self.next = (index + 1) % PLANNED_STEPS;
         self.planned[index].clear(&self.device)?;
-        let scratch = self.launcher.scratch_bytes(&described)?.try_into().map_err(|_| Error::TooLarge)?;
+        let scratch = self.launcher.scratch_bytes(&placed)?.try_into().map_err(|_| Error::TooLarge)?;
         self.reserve(0, scratch)?;
-        let scratch = self.planned[index].scratch.address();
-        let chains = self.launcher.plan(&described, self.device.info.sms, scratch)?;
+        let scratch = Scratch::new(self.planned[index].scratch.address());
+        let chains = self.launcher.plan(&placed, out_dtype, self.device.info.sms, scratch)?;
         let bytes = chains.iter().flatten().map(|launch| launch.bytes()).sum();
         self.reserve(bytes, 0)?;
 
@@ -243,13 +222,12 @@ impl CudaLayer {
         for chain in &chains {
             let mut launches = Vec::with_capacity(chain.len());
             for launch in chain {
-                let (grid, address) = (launch.grid(), step.descriptors.address() + at as u64);
+                let (grid, address) = (launch.grid, step.descriptors.address() + at as u64);
                 let to = &mut step.descriptors.host()[at..][..launch.bytes()];
-                let parameter =
-                    launch.write(out_dtype, address, to, |arguments| self.maps.get(&self.device, arguments))?;
-                let is_of = |&&(module, entry, _): &&(_, _, _)| (module, entry) == (launch.module, grid.entry);
+                let parameter = launch.write(address, to, &mut |arguments| self.maps.get(&self.device, arguments))?;
+                let is_of = |&&(kernel, entry, _): &&(_, _, _)| (kernel, entry) == (launch.kernel, grid.entry);
                 let &(.., function) = self.functions.iter().find(is_of).expect("entries are loaded");
-                launches.push(Launch { function, grid, parameter });
+                launches.push(ReadyLaunch { function, grid, parameter });
                 at += launch.bytes();
             }
             step.chains.push(launches);
@@ -320,7 +298,7 @@ unsafe impl Send for CudaLayer {}
 
 impl Layer for CudaLayer {
     fn kernel(&self) -> &str {
-        self.launcher.kernel()
+        self.launcher.title()
     }
 
     fn launches(&self) -> Option<usize> {

@@ -7,7 +7,7 @@ use cuda_driver::sys::{self, CUtensorMap};
 
 use super::device::Device;
 use crate::error::Error;
-use crate::plan::tensor_map::{MAP_BYTES, MapArguments};
+use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
 
 /// Maps of earlier steps: those of weights come again with every step, those of tokens where nothing has changed.
 #[derive(Default)]
@@ -40,11 +40,7 @@ fn encode(device: &Device, arguments: &MapArguments) -> Result<[u8; MAP_BYTES], 
     const RANK: usize = 2;
 
     let MapArguments { address, row_bytes, rows, box_bytes, box_rows, swizzled } = *arguments;
-    let swizzle = match (swizzled, box_bytes) {
-        (true, 64) => sys::CU_TENSOR_MAP_SWIZZLE_64B,
-        (true, _) => sys::CU_TENSOR_MAP_SWIZZLE_128B,
-        (false, _) => sys::CU_TENSOR_MAP_SWIZZLE_NONE,
-    };
+    let swizzle = if swizzled { sys::CU_TENSOR_MAP_SWIZZLE_128B } else { sys::CU_TENSOR_MAP_SWIZZLE_NONE };
     let mut map = CUtensorMap { opaque: [0; 16] };
     let extents: [u64; RANK] = [row_bytes.into(), rows.into()];
     let strides: [u64; RANK - 1] = [row_bytes.into()];

@@ -1,6 +1,6 @@
 //! NVIDIA GPUs: kernels of `kernels-gpu` launched through the CUDA driver, which is found at run time.
 //!
-//! Which kernel runs is a function of the compute capability (`backend/kernels.rs`), unless a [`Variant`] names one; it is
+//! Which kernel runs is a function of the compute capability (`kernels/builds.rs`), unless a [`Variant`] names one; it is
 //! compiled in as PTX, which the driver turns into machine code when the first layer is prepared, unless a cubin file is
 //! there. Decides nothing about shapes.
 //!
@@ -17,6 +17,7 @@ mod device;
 mod event;
 mod graph;
 mod layer;
+mod layout;
 mod maps;
 mod planned;
 mod resident;
@@ -31,10 +32,11 @@ pub use device::{DeviceInfo, Options, devices};
 pub use layer::CudaLayer;
 pub use resident::{Cache, ResidentStep, Timing};
 
-pub use super::descriptors::DeviceGroup;
-pub use super::kernels::Capability;
-use super::{Backend, Layer, kernels};
+use super::{Backend, Layer};
 use crate::error::Error;
+use crate::kernels::builds;
+pub use crate::kernels::builds::Capability;
+pub use crate::kernels::group::DeviceGroup;
 use crate::plan::roofline::{GPUS, Peaks};
 use crate::plan::variant::Variant;
 use crate::problem::Weights;
@@ -71,8 +73,8 @@ impl Cuda {
     /// # Errors
     /// [`Error::Invalid`] if the variant's kernel does not run on this device.
     pub fn with_variant(self, variant: Variant) -> Result<Self, Error> {
-        if let Some(module) = variant.module {
-            kernels::check_runs(module, self.info().capability)?;
+        if let Some(kernel) = variant.kernel {
+            builds::check_runs(kernel.name(), self.info().capability)?;
         }
         Ok(Self { variant, ..self })
     }

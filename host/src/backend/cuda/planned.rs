@@ -9,25 +9,24 @@ use cuda_driver::abi::{
 };
 use cuda_driver::sys::{self, CUfunction, CUstream};
 
-use super::buffer::{Arena, Scratch};
+use super::buffer::{Arena, Room};
 use super::device::Device;
 use super::event::Event;
 use super::graph::Graph;
 use super::streams::StreamPool;
-use crate::backend::descriptors::DeviceGroup;
-use crate::backend::launch::Parameter;
 use crate::error::Error;
-use crate::plan::Grid;
+use crate::kernels::group::DeviceGroup;
+use crate::kernels::launch::{Grid, Parameter};
 use crate::problem::OutDtype;
 
 /// A launch that is ready to be queued.
-pub(super) struct Launch {
+pub(super) struct ReadyLaunch {
     pub function: CUfunction,
     pub grid: Grid,
     pub parameter: Parameter,
 }
 
-impl Launch {
+impl ReadyLaunch {
     /// Queues the kernel.
     ///
     /// # Safety
@@ -75,9 +74,9 @@ pub(super) struct PlannedStep {
     /// What launches read.
     pub descriptors: Arena,
     /// What they leave to each other.
-    pub scratch: Scratch,
+    pub scratch: Room,
     /// Chains of launches: each needs what those before it in its chain leave, and nothing of other chains.
-    pub chains: Vec<Vec<Launch>>,
+    pub chains: Vec<Vec<ReadyLaunch>>,
     /// The launches as one, where that is wanted.
     pub graph: Option<Graph>,
     /// The stream that was given the step last, and a mark behind it there.
@@ -91,7 +90,7 @@ impl PlannedStep {
         Ok(Self {
             key: None,
             descriptors: Arena::default(),
-            scratch: Scratch::default(),
+            scratch: Room::default(),
             chains: Vec::new(),
             graph: None,
             stream: ptr::null_mut(),

@@ -1,66 +1,19 @@
-//! Steps that stay on the device: where their operands lie, and how they are timed.
+//! Steps that stay on the device, and how they are timed.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use cuda_driver::cust::device::{Device as CustDevice, DeviceAttribute};
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
-use cuda_driver::sys::{self, CUdeviceptr};
+use cuda_driver::sys;
 
-use super::layer::{CudaLayer, Cursor};
+use super::layer::CudaLayer;
+use super::layout::StepLayout;
 use crate::backend::Layer;
-use crate::backend::descriptors::DeviceGroup;
 use crate::error::Error;
-use crate::format::{BLOCK, blocked};
+use crate::kernels::group::DeviceGroup;
 use crate::output::Output;
 use crate::problem::{OutDtype, Step};
-
-/// Where a step's operands lie, counted from the start of one piece of memory.
-pub(super) struct StepLayout {
-    /// Values and scales of each group's tokens.
-    tokens: Vec<(Range<usize>, Range<usize>)>,
-    /// Of all groups.
-    pub output: Range<usize>,
-    /// Of it all.
-    pub bytes: usize,
-}
-
-impl StepLayout {
-    pub fn new(step: &Step<'_>) -> Self {
-        let mut total = Cursor::default();
-        let tokens = step.activations().iter().map(|tokens| total.take_matrix(tokens)).collect();
-        let elements: usize = step.problem().groups().iter().map(|group| group.m * group.n).sum();
-        let output = total.take(size_of::<u16>() * elements);
-        Self { tokens, output, bytes: total.0 }
-    }
-
-    /// Writes the tokens, and the output as it is.
-    pub fn write(&self, step: &Step<'_>, output: &Output, to: &mut [u8]) {
-        for (tokens, (values, scales)) in step.activations().iter().zip(&self.tokens) {
-            to[values.clone()].copy_from_slice(tokens.values());
-            blocked::write_linear(tokens.rows(), tokens.k() / BLOCK, tokens.scales(), &mut to[scales.clone()]);
-        }
-        to[self.output.clone()].copy_from_slice(bytemuck::cast_slice(output.bits()));
-    }
-
-    /// The groups, in memory that starts at an address.
-    pub fn groups(&self, step: &Step<'_>, address: CUdeviceptr) -> Vec<DeviceGroup> {
-        let mut next_output = address + self.output.start as u64;
-        let sizes = step.activations().iter().zip(step.problem().groups());
-        let groups = sizes.zip(&self.tokens).map(|((tokens, sizes), (values, scales))| {
-            let output = next_output;
-            next_output += (size_of::<u16>() * sizes.m * sizes.n) as u64;
-            DeviceGroup {
-                rows: tokens.rows(),
-                values: address + values.start as u64,
-                scales: address + scales.start as u64,
-                global_scale: tokens.global_scale(),
-                output,
-            }
-        });
-        groups.collect()
-    }
-}
 
 /// What the second-level cache holds when a step begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

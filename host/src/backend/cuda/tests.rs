@@ -8,13 +8,14 @@ use kernels_gpu::gated_simt::abi;
 use super::*;
 use crate::backend;
 use crate::compare::{Comparison, Tolerance, compare, compare_with};
-use crate::format::blocked::{self, BlockedScales};
-use crate::format::{BLOCK, Matrix};
 use crate::generate::{self, Generator};
-use crate::oracle::{Reference, silu};
+use crate::kernels::KERNELS;
+use crate::kernels::fake::SMS;
+use crate::kernels::kernel::Kernel;
+use crate::oracle::Reference;
 use crate::output::Output;
 use crate::plan::variant::LaunchSchedule;
-use crate::problem::{Expert, Group, Op, OutDtype, Step};
+use crate::problem::{Group, Op, OutDtype, Step};
 
 const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
 const CUDA_ERROR_ILLEGAL_ADDRESS: i32 = 700;
@@ -43,249 +44,18 @@ fn weights(op: Op) -> Weights<'static> {
     generate::weights(Generator::PublicDual, op, &GROUPS, 5).unwrap()
 }
 
-/// What the kernel is launched with, read as it reads it.
-///
-/// # Safety
-///
-/// The launch is one of this backend's, and what its descriptors point to is alive.
-unsafe fn descriptors(launch: &Launch) -> (abi::Launch, Vec<abi::Group>) {
-    // SAFETY: the caller's promise; the fake device's addresses are this process's.
+/// Does what the kernel of the launched entry does.
+fn kernel(launch: &Launch) {
+    let is_of = |kernel: &&&dyn Kernel| kernel.entries().iter().any(|entry| entry.name == launch.kernel);
+    KERNELS.iter().find(is_of).expect("an entry of a kernel").fake(launch);
+}
+
+/// As [`kernel`] for the portable kernel, but forgets the last element.
+fn forgetful_kernel(launch: &Launch) {
+    // SAFETY: launched by the tests below, whose operands are alive and lie where the backend has put them.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
         let groups = std::slice::from_raw_parts(parameter.groups as *const abi::Group, parameter.group_count as usize);
-        (parameter, groups.to_vec())
-    }
-}
-
-/// A matrix of device memory.
-///
-/// # Safety
-///
-/// `rows × k` packed values lie at `values`, their scales in the blocked layout at `scales`.
-unsafe fn matrix(rows: u32, k: u32, values: u64, scales: u64, global: f32) -> Matrix<'static> {
-    let (rows, k) = (rows as usize, k as usize);
-    // SAFETY: the caller's promise.
-    let (values, scales) = unsafe {
-        let blocked = blocked::len(rows, k / BLOCK);
-        (
-            std::slice::from_raw_parts(values as *const u8, rows * k / 2),
-            std::slice::from_raw_parts(scales as *const u8, blocked),
-        )
-    };
-    let scales = BlockedScales::new(rows, k / BLOCK, scales).unwrap().to_linear();
-    Matrix::new(rows, k, values.to_vec(), scales, global).unwrap()
-}
-
-/// Computes a group as the kernels' contract says.
-///
-/// # Safety
-///
-/// What the group points to is alive.
-unsafe fn compute(op: Op, dtype: OutDtype, group: &abi::Group) {
-    if group.m == 0 {
-        return;
-    }
-    for address in [group.a, group.a_scales, group.b[0], group.b_scales[0], group.c] {
-        assert!(address.is_multiple_of(16), "{address:#x}");
-    }
-    // SAFETY: the caller's promise.
-    unsafe {
-        let projection = |i: usize| matrix(group.n, group.k, group.b[i], group.b_scales[i], group.alpha[i]);
-        multiply(op, dtype, matrix(group.m, group.k, group.a, group.a_scales, 1.0), projection, group.c);
-    }
-}
-
-/// Writes what tokens and projections, whose global scales are alpha, make.
-///
-/// # Safety
-///
-/// The output lies at `c`.
-unsafe fn multiply(op: Op, dtype: OutDtype, tokens: Matrix<'static>, of: impl Fn(usize) -> Matrix<'static>, c: u64) {
-    let expert = match op {
-        Op::Gated => Expert::Gated { gate: of(0), up: of(1) },
-        Op::Plain => Expert::Plain(of(0)),
-    };
-    let weights = Weights::new(op, vec![expert]).unwrap();
-    let step = Step::new(&weights, vec![tokens], dtype).unwrap();
-    let bits = Reference::new(&weights, &step).output(&step);
-    // SAFETY: the caller's promise.
-    unsafe { std::ptr::copy_nonoverlapping(bits.bits().as_ptr(), c as *mut u16, bits.bits().len()) };
-}
-
-/// A matrix of weights from its slabs.
-///
-/// # Safety
-///
-/// They lie there.
-unsafe fn unpack(rows: u32, k: u32, slabs: u64, global: f32) -> Matrix<'static> {
-    use kernels_gpu::gated_sm90::abi::{
-        LANE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, STEP, STEP_BYTES, lane_offset, weights,
-    };
-    const STEP_SCALES: u32 = STEP / kernels_gpu::format::BLOCK;
-    // SAFETY: the caller's promise: `at` is in a slab of the matrix.
-    let byte = |row: u32, step: u32, at: u32| unsafe {
-        let slab = row / SLAB_ROWS * k.div_ceil(STEP) + step;
-        *(slabs as *const u8).add((slab * SLAB_BYTES + at) as usize)
-    };
-    let value = |row: u32, column: u32| {
-        let (step, lane, rest) = (column / STEP_BYTES, column % STEP_BYTES / LANE_BYTES, column % LANE_BYTES);
-        let packed = byte(row, step, lane_offset(row % SLAB_ROWS, lane) + rest);
-        (0..=u8::MAX).find(|&codes| weights(codes) == packed).unwrap()
-    };
-    let scale = |row: u32, column: u32| {
-        let at = blocked::offset((row % SLAB_ROWS) as usize, (column % STEP_SCALES) as usize, STEP_SCALES as usize);
-        byte(row, column / STEP_SCALES, SLAB_VALUE_BYTES + at as u32)
-    };
-    let values = (0..rows).flat_map(|row| (0..k / 2).map(move |column| value(row, column)));
-    let scales = (0..rows).flat_map(|row| (0..k / kernels_gpu::format::BLOCK).map(move |column| scale(row, column)));
-    let (values, scales): (Vec<_>, Vec<_>) = (values.collect(), scales.collect());
-    Matrix::new(rows as usize, k as usize, values, scales, global).unwrap()
-}
-
-/// Computes every segment as the contract of the unfused baseline's last kernel says.
-fn silu_mul(launch: &Launch) {
-    use kernels_gpu::silu_mul::abi::{Segment, THREADS};
-    // SAFETY: as in `kernel`.
-    unsafe {
-        let parameter: kernels_gpu::silu_mul::abi::Launch = launch.parameter(0);
-        let dtype = if parameter.format == kernels_gpu::format::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
-        let count = parameter.segment_count as usize;
-        let mut blocks = 0;
-        for segment in std::slice::from_raw_parts(parameter.segments as *const Segment, count) {
-            assert_eq!(u64::from(segment.first_block), blocks);
-            blocks += Segment::blocks(segment.elements);
-            for element in 0..segment.elements as usize {
-                let [gate, up] =
-                    [segment.gate, segment.up].map(|from| dtype.decode(*(from as *const u16).add(element)));
-                *(segment.c as *mut u16).add(element) = dtype.round(silu(gate) * up);
-            }
-        }
-        assert_eq!((launch.grid, launch.block), ([u32::try_from(blocks).unwrap(), 1, 1], [THREADS, 1, 1]));
-    }
-}
-
-/// Computes every group as the kernel's contract says, and checks the launch against the groups.
-fn kernel(launch: &Launch) {
-    if launch.kernel == "silu_mul" {
-        return silu_mul(launch);
-    }
-    // SAFETY: launched by the tests below, whose operands are alive and lie where the backend has put them.
-    unsafe {
-        let (parameter, groups) = descriptors(launch);
-        let op = if launch.kernel.starts_with("gated") { Op::Gated } else { Op::Plain };
-        let dtype = if parameter.output == kernels_gpu::format::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
-        let tiles = [abi::Tile::SMALL, abi::Tile::LARGE];
-        let tile = tiles.into_iter().find(|tile| [tile.gated, tile.plain].contains(&launch.kernel)).unwrap();
-        let mut blocks = 0;
-        for group in &groups {
-            assert_eq!(u64::from(group.first_tile), blocks);
-            blocks += tile.count(group.m, group.n);
-            compute(op, dtype, group);
-        }
-        assert_eq!(launch.grid, [u32::try_from(blocks).unwrap(), 1, 1]);
-        assert_eq!(launch.block, [abi::Tile::THREADS, 1, 1]);
-        assert_eq!(launch.shared_bytes, tile.shared_bytes(op.projections() as u32));
-    }
-}
-
-/// [`kernel`] for the Blackwell kernel, whose values are behind tensor maps; the fake driver writes their arguments down.
-fn blackwell_kernel(launch: &Launch) {
-    if launch.kernel == "silu_mul" {
-        return silu_mul(launch);
-    }
-    // SAFETY: as in `kernel`.
-    unsafe {
-        let parameter: kernels_gpu::gated_sm100::abi::Launch = launch.parameter(0);
-        let tiles = parameter.tiles as *const kernels_gpu::gated_sm100::abi::Tile;
-        let tiles = std::slice::from_raw_parts(tiles, parameter.tile_count as usize);
-        let instance =
-            kernels_gpu::gated_sm100::abi::INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
-        let op = if instance.matrices == 2 { Op::Gated } else { Op::Plain };
-        let dtype = if parameter.output == kernels_gpu::format::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
-        for tile in tiles.iter().filter(|tile| (tile.first_row, tile.first_token) == (0, 0)) {
-            let group = &*(parameter.groups as *const kernels_gpu::gated_sm100::abi::Group).add(tile.group as usize);
-            let values = |map: u64, rows: u32, box_rows: u32| {
-                assert!(map.is_multiple_of(64), "{map:#x}");
-                let map: [u64; 5] = *(map as *const [u64; 5]);
-                assert_eq!(
-                    map[1..],
-                    [group.k / 2, rows, kernels_gpu::gated_sm100::abi::STEP_BYTES, box_rows].map(u64::from)
-                );
-                map[0]
-            };
-            let weights = |i: usize| {
-                let present = i < instance.matrices as usize;
-                if present { values(group.b_maps[i], group.n, kernels_gpu::gated_sm100::abi::TILE_ROWS) } else { 0 }
-            };
-            let group = abi::Group {
-                a: values(group.a_map, group.m, instance.block_tokens()),
-                a_scales: group.a_scales,
-                b: [weights(0), weights(1)],
-                b_scales: group.b_scales,
-                c: group.c,
-                alpha: group.alpha,
-                m: group.m,
-                n: group.n,
-                k: group.k,
-                first_tile: 0,
-            };
-            compute(op, dtype, &group);
-        }
-        let blocks = (parameter.tile_count * instance.blocks).min(SMS);
-        assert!((1..=blocks).contains(&launch.grid[0]) && launch.grid[1..] == [1, 1], "{:?}", launch.grid);
-        assert_eq!((launch.block, launch.cluster), ([instance.threads(), 1, 1], [instance.blocks, 1, 1]));
-        assert_eq!(launch.shared_bytes, instance.shared_bytes());
-    }
-}
-
-/// [`kernel`] for the Hopper kernel. The grid that decodes tokens leaves only word of where they lie, in the place of the decoded
-/// ones; the one that multiplies follows it, and brings weights back from their slabs.
-fn hopper_kernel(launch: &Launch) {
-    use kernels_gpu::gated_sm90::abi::{INSTANCES, Launch as Multiply, TOKENS_ENTRY, Tile, Tokens, TokensLaunch};
-    if launch.kernel == "silu_mul" {
-        return silu_mul(launch);
-    }
-    // SAFETY: as in `kernel`.
-    unsafe {
-        if launch.kernel == TOKENS_ENTRY {
-            let parameter: TokensLaunch = launch.parameter(0);
-            let groups = parameter.groups as *const Tokens;
-            let mut blocks = 0;
-            for tokens in std::slice::from_raw_parts(groups, parameter.group_count as usize) {
-                assert_eq!(u64::from(tokens.first_block), blocks);
-                blocks += Tokens::blocks(tokens.m, tokens.k);
-                *(tokens.decoded as *mut [u64; 2]) = [tokens.values, tokens.scales];
-            }
-            assert_eq!((launch.grid, launch.block), ([blocks as u32, 1, 1], [Tokens::THREADS, 1, 1]));
-            return;
-        }
-        let parameter: Multiply = launch.parameter(0);
-        let instance = INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
-        let op = if instance.matrices == 2 { Op::Gated } else { Op::Plain };
-        let dtype = if parameter.output == kernels_gpu::format::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
-        let tile = |index: u32| *(parameter.tiles as *const Tile).add(index as usize);
-        let next = |of: &Tile| (of.next > 0).then(|| tile(of.next));
-        for first in 0..launch.grid[0] {
-            for tile in std::iter::successors(Some(tile(first)), next) {
-                if (tile.first_column, tile.first_token) != (0, 0) {
-                    continue;
-                }
-                let kernels_gpu::gated_sm90::abi::Group { tokens, token_scales, b, c, alpha, m, n, k, .. } = tile.group;
-                let packed = [tokens, token_scales];
-                let [values, scales] = if instance.decodes_tokens() { packed } else { *(tokens as *const [u64; 2]) };
-                let projection = |i: usize| unpack(n, k, b[i], alpha[i]);
-                multiply(op, dtype, matrix(m, k, values, scales, 1.0), projection, c);
-            }
-        }
-        assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
-    }
-}
-
-/// As [`kernel`], but forgets the last element.
-fn forgetful_kernel(launch: &Launch) {
-    // SAFETY: as in `kernel`.
-    unsafe {
-        let (_, groups) = descriptors(launch);
         let last = groups.iter().rfind(|group| group.m > 0).unwrap();
         let element = (last.c as *mut u16).add((last.m * last.n) as usize - 1);
         let before = element.read();
@@ -320,9 +90,6 @@ fn every_operation_and_type_is_computed_from_what_lies_on_the_device() {
     drop(fake);
 }
 
-/// Multiprocessors of the fake device.
-const SMS: u32 = 4;
-
 /// The device, computing steps in this way.
 fn gpu(variant: &str) -> Cuda {
     Cuda::open(0).unwrap().with_variant(variant.parse().unwrap()).unwrap()
@@ -332,7 +99,7 @@ fn gpu(variant: &str) -> Cuda {
 fn blackwell_gets_its_own_kernel_with_tensor_maps_that_are_encoded_once() {
     let fake = fake();
     fake.set_device(10, 0, SMS as i32);
-    fake.on_launch(blackwell_kernel);
+
     let sizes = [Group { m: 3, n: 8, k: 64 }, Group { m: 0, n: 24, k: 32 }, Group { m: 130, n: 136, k: 320 }];
     for op in OPS {
         let weights = generate::weights(Generator::PublicDual, op, &sizes, 5).unwrap();
@@ -589,8 +356,9 @@ fn machine_code_is_preferred_to_ptx_where_there_is_a_file() {
     fake.set_device(8, 9, 128);
     let folder = tempfile::tempdir().unwrap();
     let weights = weights(Op::Gated);
-    let prepare =
-        || Cuda::open_with(0, Options { cubins: Some(folder.path().into()) }).unwrap().prepare_layer(&weights);
+    let prepare = || {
+        Cuda::open_with(0, Options { cubins: Some(folder.path().into()), code: None }).unwrap().prepare_layer(&weights)
+    };
 
     assert!(prepare().is_ok(), "no file, so PTX");
     // The fake driver takes anything that begins like an ELF file, and finds every entry in it.
@@ -667,17 +435,16 @@ fn every_schedule_with_and_without_a_graph_is_right_step_after_step() {
     assert_eq!(fake.live_objects(), 0);
 }
 
-/// Every schedule of instances of a module, with and without a graph, is right on a device whose kernels are `kernel`.
-fn schedules_are_right((major, minor): (i32, i32), kernel: fn(&Launch), module: &str, instances: [&str; 2]) {
+/// Every schedule of instances of a kernel, with and without a graph, is right.
+fn schedules_are_right((major, minor): (i32, i32), kernel: &str, instances: [&str; 2]) {
     let fake = fake();
     fake.set_device(major, minor, SMS as i32);
-    fake.on_launch(kernel);
     let sizes = [Group { m: 3, n: 8, k: 64 }, Group { m: 0, n: 24, k: 32 }, Group { m: 130, n: 136, k: 320 }];
     let weights = generate::weights(Generator::PublicDual, Op::Gated, &sizes, 5).unwrap();
     let step = step(&weights, &sizes, OutDtype::F16);
     for (schedule, ..) in LAUNCH_SCHEDULES {
         for (instance, graph) in instances.into_iter().flat_map(|instance| [(instance, ""), (instance, ",graph")]) {
-            let variant = format!("{module},{instance},{schedule}{graph}");
+            let variant = format!("{kernel},{instance},{schedule}{graph}");
             let mut layer = gpu(&variant).prepare_layer(&weights).unwrap();
             let mut output = Output::new(step.problem());
             for _ in 0..2 {
@@ -690,12 +457,12 @@ fn schedules_are_right((major, minor): (i32, i32), kernel: fn(&Launch), module: 
 
 #[test]
 fn every_schedule_is_right_with_the_blackwell_kernel() {
-    schedules_are_right((10, 0), blackwell_kernel, "gated_sm100", ["t64", "t64_pair"]);
+    schedules_are_right((10, 0), "gated_sm100", ["t64", "t64_pair"]);
 }
 
 #[test]
 fn every_schedule_is_right_with_the_hopper_kernel_and_the_grid_before_it() {
-    schedules_are_right((9, 0), hopper_kernel, "gated_sm90", ["t16", "t64"]);
+    schedules_are_right((9, 0), "gated_sm90", ["t16", "t64"]);
 }
 
 /// A step's tokens and output in device memory.

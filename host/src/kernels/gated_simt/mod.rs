@@ -6,11 +6,11 @@
 mod fake;
 mod plan;
 
-use kernels_gpu::gated_simt::abi::{self, SimtTile};
+use kernels_gpu::gated_simt::abi::{self, Tile};
 
 use super::group::{PlacedGroup, Sizes};
 use super::kernel::{Entry, Grouped, Kernel, Request};
-use super::launch::{Grid, Launch, Scratch};
+use super::launch::{Grid, Launch, Scratch, output_code};
 use crate::error::Error;
 use crate::problem::Op;
 
@@ -18,16 +18,16 @@ use crate::problem::Op;
 pub(crate) struct GatedSimt;
 
 /// The instances, by the name of their tile.
-const INSTANCES: [(&str, SimtTile); 2] = [("small", SimtTile::SMALL), ("large", SimtTile::LARGE)];
+const INSTANCES: [(&str, Tile); 2] = [("small", Tile::SMALL), ("large", Tile::LARGE)];
 
-fn entry(tile: SimtTile, op: Op) -> &'static str {
+fn entry(tile: Tile, op: Op) -> &'static str {
     match op {
         Op::Gated => tile.gated,
         Op::Plain => tile.plain,
     }
 }
 
-fn shared_bytes(tile: SimtTile, op: Op) -> u32 {
+fn shared_bytes(tile: Tile, op: Op) -> u32 {
     tile.shared_bytes(op.projections() as u32)
 }
 
@@ -40,7 +40,7 @@ impl Kernel for GatedSimt {
         let of = |op, tile| Entry {
             name: entry(tile, op),
             op: Some(op),
-            threads: SimtTile::THREADS,
+            threads: Tile::THREADS,
             shared_bytes: shared_bytes(tile, op),
         };
         [Op::Gated, Op::Plain].into_iter().flat_map(|op| INSTANCES.map(|(_, tile)| of(op, tile))).collect()
@@ -58,7 +58,7 @@ impl Kernel for GatedSimt {
 
 impl Grouped for GatedSimt {
     fn title(&self, op: Op) -> &'static str {
-        entry(SimtTile::LARGE, op)
+        entry(Tile::LARGE, op)
     }
 
     fn proven(&self) -> bool {
@@ -93,9 +93,9 @@ impl GatedSimt {
         let groups = groups.iter().zip(first_tiles).map(|(group, first_tile)| describe(group, first_tile)).collect();
         let grid = Grid {
             shared_bytes: shared_bytes(tile, request.op),
-            ..Grid::linear(entry(tile, request.op), blocks, SimtTile::THREADS)
+            ..Grid::linear(entry(tile, request.op), blocks, Tile::THREADS)
         };
-        let output = super::output_code(request.out_dtype);
+        let output = output_code(request.out_dtype);
         Ok(Launch::of_array(self.name(), grid, groups, move |groups, group_count| abi::Launch {
             groups,
             group_count,

@@ -1,16 +1,17 @@
-//! Launches of the Hopper kernel, `kernels-gpu/src/gated_sm90/`: which entry, which tiles on which block. Pure
-//! functions.
+//! Which instance, and which tiles on which block. Functions of sizes alone.
+//!
+//! Groups are cut into tiles, and tiles are dealt out to as many blocks as there are multiprocessors, the longest first, by a model
+//! of time with two measured constants.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
 
-use kernels_gpu::gated_simt::abi;
-pub(crate) use kernels_gpu::gated_sm90::abi::TOKENS_ENTRY;
-use kernels_gpu::gated_sm90::abi::{self as sm90, EIGHT, EIGHT_BYTES, INSTANCES, Instance, K_ALIGNMENT, STEP, Tokens};
+use kernels_gpu::gated_sm90::abi::{EIGHT, INSTANCES, Instance, STEP};
 
-use super::Grid;
 use crate::error::Error;
+use crate::kernels::group::Sizes;
+use crate::kernels::kernel::op_of;
 use crate::problem::Op;
 
 /// A step of a tile takes as long as if it had so many tokens more: that long it takes to decode its weights, as measured on
@@ -26,102 +27,46 @@ const TILE_STEPS: u64 = 2;
 /// Work is dealt out evenly enough if the last multiprocessor takes longer than the average by one part of so many.
 const EVEN_ENOUGH: u64 = 100;
 
-/// What the kernel is called that computes an operation.
-pub(crate) fn name(op: Op) -> &'static str {
-    match op {
-        Op::Gated => "gated_sm90",
-        Op::Plain => "plain_sm90",
-    }
+/// The instances of an operation, the smallest tile first.
+pub(super) fn instances(op: Op) -> impl Iterator<Item = Instance> + Clone {
+    INSTANCES.iter().copied().filter(move |instance| op_of(instance.matrices) == op)
 }
 
-/// Whether the kernel can compute a sum over K elements.
-pub(crate) fn takes(k: usize) -> bool {
-    k.is_multiple_of(K_ALIGNMENT as usize)
-}
-
-/// The instances of an operation's kernel, by name: `t64` for tiles of up to 64 tokens.
-pub(crate) fn instances(op: Op) -> impl Iterator<Item = (&'static str, Instance)> + Clone {
-    let of = move |instance: &Instance| Some((instance.entry.strip_prefix(name(op))?.strip_prefix('_')?, *instance));
-    INSTANCES.iter().filter_map(of)
-}
-
-/// Bytes that the tokens of a group decode to.
-///
-/// # Errors
-/// [`Error::TooLarge`].
-pub(crate) fn decoded_bytes(group: &abi::Group) -> Result<u64, Error> {
-    Tokens::pieces(group.m, group.k).checked_mul(u64::from(EIGHT_BYTES)).ok_or(Error::TooLarge)
-}
-
-/// Plans the grid that decodes tokens, each group's to the address that stands beside it. Groups without tokens are left out.
-///
-/// # Errors
-/// [`Error::TooLarge`] if the blocks are more than a grid can have.
-pub(crate) fn decode_tokens(groups: &[abi::Group], decoded: &[u64]) -> Result<(Grid, Vec<Tokens>), Error> {
-    let mut blocks = 0;
-    let mut tokens = Vec::new();
-    for (group, &decoded) in groups.iter().zip(decoded).filter(|(group, _)| group.m > 0) {
-        let abi::Group { a: values, a_scales: scales, m, k, .. } = *group;
-        tokens.push(Tokens { values, scales, decoded, m, k, first_block: blocks as u32, unused: 0 });
-        blocks += Tokens::blocks(m, k);
-        if blocks > Grid::MAX_BLOCKS {
-            return Err(Error::TooLarge);
-        }
-    }
-    let blocks = blocks as u32;
-    let grid =
-        Grid { entry: TOKENS_ENTRY, blocks, cluster: 1, threads: Tokens::THREADS, shared_bytes: 0, overlaps: false };
-    Ok((grid, tokens))
-}
-
-/// A step's launch.
+/// How a step's groups are cut into tiles, and which block computes which.
 #[derive(Debug)]
-pub(crate) struct Plan {
-    /// The launch itself.
-    pub grid: Grid,
+pub(super) struct Plan {
+    pub instance: Instance,
     /// The tiles: every block's first, in the blocks' order, then every block's second, and so on.
     pub tiles: Vec<Tile>,
+    pub blocks: u32,
 }
 
 /// What a tile is without what its group says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tile {
+pub(super) struct Tile {
     /// Index of its group.
-    group: usize,
-    first_column: u32,
-    first_token: u32,
-    tokens: u32,
+    pub group: usize,
+    pub first_column: u32,
+    pub first_token: u32,
+    pub tokens: u32,
     /// Index of the tile that its block computes next; 0 if there is none.
-    next: u32,
+    pub next: u32,
 }
 
-/// Plans a step of an operation on a device of so many multiprocessors, with the instance of the kernel that is asked for
-/// by its name, such as `t64`, or else the best.
+/// The plan with which a device of so many multiprocessors is done first.
 ///
 /// # Errors
-/// [`Error::TooLarge`] if the tiles cannot be counted; [`Error::Invalid`] if there is no such instance.
-pub(crate) fn plan(op: Op, named: Option<&str>, groups: &[abi::Group], sms: u32) -> Result<Plan, Error> {
-    let cut = match named {
-        None => choose(op, groups, sms),
-        Some(named) => match instances(op).find(|(name, _)| *name == named) {
-            Some((_, instance)) => Cut::even(instance, instance.tile_tokens, groups),
-            None => {
-                let names: Vec<_> = instances(op).map(|(name, _)| name).collect();
-                let (name, names) = (name(op), names.join(", "));
-                return Err(Error::Invalid(format!("`{named}` is no variant of {name}; it has {names}")));
-            }
-        },
-    };
-    let (tiles, blocks) = deal(cut.tiles(groups)?, sms);
-    let grid = Grid {
-        entry: cut.instance.entry,
-        blocks,
-        cluster: 1,
-        threads: cut.instance.threads(),
-        shared_bytes: cut.instance.shared_bytes(),
-        overlaps: !cut.instance.decodes_tokens(),
-    };
-    Ok(Plan { grid, tiles })
+/// [`Error::TooLarge`] if the tiles cannot be counted.
+pub(super) fn best(op: Op, groups: &[Sizes], sms: u32) -> Result<Plan, Error> {
+    choose(op, groups, sms).deal(groups, sms)
+}
+
+/// The plan with an instance, groups cut into tiles of nearly the same size.
+///
+/// # Errors
+/// As [`best`].
+pub(super) fn with(instance: Instance, groups: &[Sizes], sms: u32) -> Result<Plan, Error> {
+    Cut::even(instance, instance.tile_tokens, groups).deal(groups, sms)
 }
 
 /// How many tiles there are of each time.
@@ -137,12 +82,17 @@ struct Cut {
 
 impl Cut {
     /// Tiles of at most so many tokens, as few as there can be, all of a group of nearly the same size.
-    fn even(instance: Instance, most: u32, groups: &[abi::Group]) -> Self {
-        let tokens = |group: &abi::Group| match group.m.div_ceil(most) {
+    fn even(instance: Instance, most: u32, groups: &[Sizes]) -> Self {
+        let tokens = |group: &Sizes| match group.m.div_ceil(most) {
             0 => 0,
             rows => group.m.div_ceil(rows).next_multiple_of(EIGHT).min(most),
         };
         Self { instance, tokens: groups.iter().map(tokens).collect() }
+    }
+
+    fn deal(self, groups: &[Sizes], sms: u32) -> Result<Plan, Error> {
+        let (tiles, blocks) = deal(self.tiles(groups)?, sms);
+        Ok(Plan { instance: self.instance, tiles, blocks })
     }
 
     /// Time of a tile, in tokens times steps of two panels of [`STEP_ROWS`].
@@ -153,7 +103,7 @@ impl Cut {
     }
 
     /// What a group's tiles of so many tokens are, and how many of each: those of whole rows, those of the last.
-    fn group_kinds(&self, group: &abi::Group, tokens: u32) -> [(u64, u64); 2] {
+    fn group_kinds(&self, group: &Sizes, tokens: u32) -> [(u64, u64); 2] {
         if group.m == 0 {
             return [(0, 0); 2];
         }
@@ -165,7 +115,7 @@ impl Cut {
         ]
     }
 
-    fn kinds(&self, groups: &[abi::Group]) -> Kinds {
+    fn kinds(&self, groups: &[Sizes]) -> Kinds {
         let mut kinds = Kinds::new();
         for (group, &tokens) in groups.iter().zip(&self.tokens) {
             add(&mut kinds, self.group_kinds(group, tokens));
@@ -174,7 +124,7 @@ impl Cut {
     }
 
     /// Every tile of every group with its time, those that share weights side by side.
-    fn tiles(&self, groups: &[abi::Group]) -> Result<Vec<(u64, Tile)>, Error> {
+    fn tiles(&self, groups: &[Sizes]) -> Result<Vec<(u64, Tile)>, Error> {
         /// More would need an index of more than 32 bits, and 64 GiB of tiles.
         const MAX_TILES: u64 = u32::MAX as u64;
 
@@ -199,7 +149,7 @@ impl Cut {
     /// Cuts one group after the other in another way, wherever that makes the last multiprocessor done earlier.
     ///
     /// Tiles of different sizes come out even where those of one size do not, also if that takes a row more.
-    fn refine(&mut self, groups: &[abi::Group], sms: u32) {
+    fn refine(&mut self, groups: &[Sizes], sms: u32) {
         let mut kinds = self.kinds(groups);
         let mut best = finish(&kinds, sms);
         let mut changed = true;
@@ -241,9 +191,9 @@ fn remove(kinds: &mut Kinds, fewer: [(u64, u64); 2]) {
 
 /// The cut with which the multiprocessors are done first; of several, the one of the largest tiles, which read weights
 /// least often.
-fn choose(op: Op, groups: &[abi::Group], sms: u32) -> Cut {
+fn choose(op: Op, groups: &[Sizes], sms: u32) -> Cut {
     let largest = groups.iter().map(|group| group.m).max().unwrap_or(0);
-    let sizes = instances(op).flat_map(|(_, instance)| {
+    let sizes = instances(op).flat_map(|instance| {
         let most = instance.tile_tokens / 2 + EIGHT..=instance.tile_tokens;
         most.step_by(EIGHT as usize).map(move |most| (instance, most))
     });
@@ -368,36 +318,20 @@ fn longest_first(tiles: &[(u64, Tile)], blocks: Range<usize>) -> (Vec<usize>, u6
     (owners, last)
 }
 
-impl Plan {
-    /// Whether the kernel wants tokens that a grid before it has decoded.
-    pub fn takes_decoded_tokens(&self) -> bool {
-        self.grid.overlaps
-    }
-
-    /// The tiles of groups whose `b` are slabs, and whose `a`, if the kernel takes decoded tokens, is where [`decode_tokens`]
-    /// was told to put them.
-    pub fn describe(&self, groups: &[abi::Group]) -> Vec<sm90::Tile> {
-        let describe = |tile: &Tile| {
-            let Tile { group, first_column, first_token, tokens, next } = *tile;
-            let abi::Group { a, a_scales: token_scales, b, c, alpha, m, n, k, .. } = groups[group];
-            let group = sm90::Group { tokens: a, token_scales, b, c, alpha, m, n, k, unused: 0 };
-            sm90::Tile { group, first_column, first_token, tokens, next }
-        };
-        self.tiles.iter().map(describe).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use bytemuck::Zeroable;
-
     use super::*;
     use crate::shape;
 
     const SMS: u32 = 132;
 
-    fn group(m: u32, n: u32, k: u32) -> abi::Group {
-        abi::Group { a: 0x1000, b: [0x2000, 0x3000], m, n, k, ..abi::Group::zeroed() }
+    fn group(m: u32, n: u32, k: u32) -> Sizes {
+        Sizes { m, n, k }
+    }
+
+    /// The gated instance of tiles of 128 tokens.
+    fn t128() -> Instance {
+        *INSTANCES.iter().find(|instance| instance.entry == "gated_sm90_t128").unwrap()
     }
 
     #[test]
@@ -410,7 +344,7 @@ mod tests {
     #[test]
     fn tiles_cover_every_group_once_with_even_tiles() {
         for op in [Op::Gated, Op::Plain] {
-            for (_, instance) in instances(op) {
+            for instance in instances(op) {
                 let groups = [group(129, 136, 64), group(0, 8, 64), group(7, 520, 64)];
                 let cut = Cut::even(instance, instance.tile_tokens, &groups);
                 let tiles = cut.tiles(&groups).unwrap();
@@ -428,7 +362,7 @@ mod tests {
             }
         }
         let sizes = [0, 1, 128, 129, 248, 300].map(|m| group(m, 8, 64));
-        assert_eq!(Cut::even(Instance::of(2, 128), 128, &sizes).tokens, [0, 8, 128, 72, 128, 104]);
+        assert_eq!(Cut::even(t128(), 128, &sizes).tokens, [0, 8, 128, 72, 128, 104]);
     }
 
     #[test]
@@ -482,21 +416,10 @@ mod tests {
             let groups: Vec<_> =
                 shape.groups.iter().map(|sizes| group(sizes.m as u32, sizes.n as u32, sizes.k as u32)).collect();
             let time = |cut: &Cut| finish(&cut.kinds(&groups), SMS);
-            let even = Cut::even(Instance::of(2, 128), 128, &groups);
+            let even = Cut::even(t128(), 128, &groups);
             let chosen = choose(Op::Gated, &groups, SMS);
             assert!(time(&chosen) < time(&even), "{name}");
         }
-    }
-
-    #[test]
-    fn tokens_are_decoded_by_blocks_of_their_own_group() {
-        // 7 and 9 tokens are one and two pieces of eight for each of three stages; a block decodes four.
-        let groups = [group(7, 72, 320), group(0, 8, 320), group(9, 8, 320)];
-        let (grid, tokens) = decode_tokens(&groups, &[0x10000, 0, 0x20000]).unwrap();
-        let told: Vec<_> = tokens.iter().map(|group| (group.decoded, group.m, group.first_block)).collect();
-        assert_eq!((told, grid.blocks), (vec![(0x10000, 7, 0), (0x20000, 9, 1)], 3));
-        assert_eq!(groups.map(|group| decoded_bytes(&group).unwrap()), [3 * 2048, 0, 6 * 2048]);
-        assert!(matches!(decode_tokens(&[group(u32::MAX, 8, 1 << 14)], &[0]), Err(Error::TooLarge)));
     }
 
     #[test]
@@ -505,9 +428,9 @@ mod tests {
             for op in [Op::Gated, Op::Plain] {
                 let groups: Vec<_> =
                     shape.groups.iter().map(|sizes| group(sizes.m as u32, sizes.n as u32, sizes.k as u32)).collect();
-                let plan = plan(op, None, &groups, SMS).unwrap();
-                assert!(plan.grid.blocks > 0 && plan.grid.blocks <= SMS, "{}", shape.name);
-                assert!(plan.grid.blocks as usize <= plan.tiles.len());
+                let plan = best(op, &groups, SMS).unwrap();
+                assert!(plan.blocks > 0 && plan.blocks <= SMS, "{}", shape.name);
+                assert!(plan.blocks as usize <= plan.tiles.len());
             }
         }
     }
@@ -515,7 +438,7 @@ mod tests {
     #[test]
     fn more_tiles_than_can_be_numbered_are_refused() {
         let huge = group(u32::MAX, 1 << 20, 32);
-        assert!(matches!(plan(Op::Gated, None, &[huge], SMS), Err(Error::TooLarge)));
-        assert!(matches!(plan(Op::Gated, None, &[huge; 64], SMS), Err(Error::TooLarge)));
+        assert!(matches!(best(Op::Gated, &[huge], SMS), Err(Error::TooLarge)));
+        assert!(matches!(best(Op::Gated, &[huge; 64], SMS), Err(Error::TooLarge)));
     }
 }

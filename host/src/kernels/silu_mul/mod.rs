@@ -7,7 +7,7 @@ use kernels_gpu::silu_mul::abi::{self, THREADS};
 
 use super::group::Address;
 use super::kernel::{Entry, Kernel};
-use super::launch::{BlockCount, Grid, Launch};
+use super::launch::{BlockCount, Grid, Launch, output_code};
 use crate::error::Error;
 use crate::problem::OutDtype;
 
@@ -51,7 +51,7 @@ impl SiluMul {
             described.push(abi::Segment { gate, up, c, elements, first_block, unused: 0 });
         }
         let grid = Grid::linear(self.name(), blocks.total(), THREADS);
-        let format = super::output_code(out_dtype);
+        let format = output_code(out_dtype);
         Ok(Launch::of_array(self.name(), grid, described, move |segments, segment_count| abi::Launch {
             segments,
             segment_count,

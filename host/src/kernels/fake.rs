@@ -1,0 +1,63 @@
+//! What the kernels' rows in the fake driver share: operands read back from the addresses that descriptors lead to, multiplied by
+//! the oracle. The fake device's memory is this process's.
+
+use kernels_gpu::format::OUTPUT_BF16;
+
+use crate::format::blocked::{self, BlockedScales};
+use crate::format::{BLOCK, Matrix};
+use crate::oracle::Reference;
+use crate::problem::{Expert, Op, OutDtype, Step, Weights};
+
+/// Multiprocessors of the fake device where a test says nothing else.
+pub(crate) const SMS: u32 = 4;
+
+/// What a kernel was told of the output's type.
+pub(super) fn out_dtype(code: u32) -> OutDtype {
+    if code == OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 }
+}
+
+/// A matrix of device memory.
+///
+/// # Safety
+///
+/// `rows × k` packed values lie at `values`, their scales in the blocked layout at `scales`.
+pub(super) unsafe fn matrix(rows: u32, k: u32, values: u64, scales: u64, global: f32) -> Matrix<'static> {
+    for address in [values, scales] {
+        assert!(address.is_multiple_of(16), "{address:#x}");
+    }
+    let (rows, k) = (rows as usize, k as usize);
+    // SAFETY: this function's own condition.
+    let (values, scales) = unsafe {
+        let blocked = blocked::len(rows, k / BLOCK);
+        (
+            std::slice::from_raw_parts(values as *const u8, rows * k / 2),
+            std::slice::from_raw_parts(scales as *const u8, blocked),
+        )
+    };
+    let scales = BlockedScales::new(rows, k / BLOCK, scales).unwrap().to_linear();
+    Matrix::new(rows, k, values.to_vec(), scales, global).unwrap()
+}
+
+/// Writes to `c` what tokens and projections, whose global scales are alpha, make.
+///
+/// # Safety
+///
+/// The output lies at `c`.
+pub(super) unsafe fn multiply(
+    op: Op,
+    dtype: OutDtype,
+    tokens: Matrix<'static>,
+    of: impl Fn(usize) -> Matrix<'static>,
+    c: u64,
+) {
+    assert!(c.is_multiple_of(16), "{c:#x}");
+    let expert = match op {
+        Op::Gated => Expert::Gated { gate: of(0), up: of(1) },
+        Op::Plain => Expert::Plain(of(0)),
+    };
+    let weights = Weights::new(op, vec![expert]).unwrap();
+    let step = Step::new(&weights, vec![tokens], dtype).unwrap();
+    let bits = Reference::new(&weights, &step).output(&step);
+    // SAFETY: this function's own condition.
+    unsafe { std::ptr::copy_nonoverlapping(bits.bits().as_ptr(), c as *mut u16, bits.bits().len()) };
+}

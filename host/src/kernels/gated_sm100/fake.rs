@@ -1,0 +1,37 @@
+//! The kernel's row in the fake driver, which writes down the arguments of tensor maps in their place.
+
+use fake_cuda::Launch;
+use kernels_gpu::gated_sm100::abi::{self, Group, INSTANCES, STEP_BYTES, TILE_ROWS, Tile};
+
+use crate::kernels::fake::{SMS, matrix, multiply, out_dtype};
+use crate::kernels::kernel::op_of;
+
+/// Computes every group that has a tile as the kernel's contract says, and checks the launch and the maps.
+pub(super) fn launch(launch: &Launch<'_>) {
+    // SAFETY: launched by tests whose operands are alive and lie where the descriptors say.
+    unsafe {
+        let parameter: abi::Launch = launch.parameter(0);
+        let tiles = std::slice::from_raw_parts(parameter.tiles as *const Tile, parameter.tile_count as usize);
+        let instance = INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
+        for tile in tiles.iter().filter(|tile| (tile.first_row, tile.first_token) == (0, 0)) {
+            let group = &*(parameter.groups as *const Group).add(tile.group as usize);
+            let values = |map: u64, rows: u32, box_rows: u32| {
+                assert!(map.is_multiple_of(64), "{map:#x}");
+                let map: [u64; 5] = *(map as *const [u64; 5]);
+                assert_eq!(map[1..], [group.k / 2, rows, STEP_BYTES, box_rows].map(u64::from));
+                map[0]
+            };
+            let weights = |i: usize| {
+                let values = values(group.b_maps[i], group.n, TILE_ROWS);
+                matrix(group.n, group.k, values, group.b_scales[i], group.alpha[i])
+            };
+            let tokens = values(group.a_map, group.m, instance.block_tokens());
+            let tokens = matrix(group.m, group.k, tokens, group.a_scales, 1.0);
+            multiply(op_of(instance.matrices), out_dtype(parameter.output), tokens, weights, group.c);
+        }
+        let blocks = (parameter.tile_count * instance.blocks).min(SMS);
+        assert!((1..=blocks).contains(&launch.grid[0]) && launch.grid[1..] == [1, 1], "{:?}", launch.grid);
+        assert_eq!((launch.block, launch.cluster), ([instance.threads(), 1, 1], [instance.blocks, 1, 1]));
+        assert_eq!(launch.shared_bytes, instance.shared_bytes());
+    }
+}
