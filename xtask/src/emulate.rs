@@ -7,7 +7,7 @@ use std::{path::PathBuf, process::Command};
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::tools;
+use crate::{tools, workspace};
 
 /// A built-in shape, as `host/src/shapes.json` has it.
 #[derive(Clone, Debug, Deserialize)]
@@ -21,7 +21,7 @@ pub struct Shape {
 impl Shape {
     /// All built-in shapes.
     pub fn all() -> anyhow::Result<Vec<Self>> {
-        let path = crate::workspace().join("host/src/shapes.json");
+        let path = workspace::root().join("host/src/shapes.json");
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_str(&text).with_context(|| path.display().to_string())
     }
@@ -163,9 +163,9 @@ impl Nvfp4 {
     /// Builds it as `cargo run --release` does.
     pub fn build() -> anyhow::Result<Self> {
         let mut cargo = Command::new(env!("CARGO"));
-        let status = cargo.current_dir(crate::workspace()).args(["build", "--release", "--bin", "nvfp4"]).status();
+        let status = cargo.current_dir(workspace::root()).args(["build", "--release", "--bin", "nvfp4"]).status();
         ensure!(status.context("cannot run cargo")?.success(), "nvfp4 does not build");
-        Ok(Self(crate::target_dir().join("release/nvfp4")))
+        Ok(Self(workspace::target_dir().join("release/nvfp4")))
     }
 
     /// Runs a shape on the `fair` schedule, sanitizer on, every element checked against the oracle.

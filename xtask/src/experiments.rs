@@ -11,7 +11,7 @@ use crate::{
     document::{self, Mode},
     emulate::{Run, Shape},
     table::Table,
-    tools,
+    tools, workspace,
 };
 
 /// Renew docs/experiments.md from what was counted and measured.
@@ -92,7 +92,7 @@ struct Time {
 }
 
 fn measurements() -> anyhow::Result<Vec<(String, Measurement)>> {
-    let folder = crate::workspace().join(MEASUREMENTS);
+    let folder = workspace::root().join(MEASUREMENTS);
     let mut files: Vec<PathBuf> = match fs::read_dir(&folder) {
         Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
         Err(_) => Vec::new(),
@@ -126,7 +126,7 @@ struct Steps {
 }
 
 fn steps() -> anyhow::Result<Vec<Step>> {
-    let file = crate::workspace().join(STEPS);
+    let file = workspace::root().join(STEPS);
     if !file.exists() {
         return Ok(Vec::new());
     }
@@ -324,7 +324,7 @@ fn measured(measurements: &Measurements) -> anyhow::Result<String> {
     let mut text = String::new();
     for (file, _) in measurements {
         let mut python = Command::new("python3");
-        python.current_dir(crate::workspace()).args([REPORT, &format!("{MEASUREMENTS}/{file}")]);
+        python.current_dir(workspace::root()).args([REPORT, &format!("{MEASUREMENTS}/{file}")]);
         let (report, _) = tools::output(&mut python)?;
         text += &format!("### {file}\n\n```text\n{report}```\n\n");
     }

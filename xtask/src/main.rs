@@ -9,9 +9,9 @@ mod experiments;
 mod ptxas;
 mod sass;
 mod table;
+mod tidy;
 mod tools;
-
-use std::path::{Path, PathBuf};
+mod workspace;
 
 use clap::Parser;
 
@@ -25,6 +25,7 @@ enum Command {
     Experiments(experiments::Args),
     Ptxas(ptxas::Args),
     Sass(sass::Args),
+    Tidy(tidy::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -35,15 +36,6 @@ fn main() -> anyhow::Result<()> {
         Command::Experiments(args) => experiments::run(&args),
         Command::Ptxas(args) => ptxas::run(&args),
         Command::Sass(args) => sass::run(&args),
+        Command::Tidy(args) => tidy::run(&args),
     }
-}
-
-/// The workspace's root: xtask lies in it.
-fn workspace() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
-}
-
-/// Where the workspace's build results go.
-fn target_dir() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
