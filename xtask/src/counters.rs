@@ -4,11 +4,13 @@
 use std::{collections::BTreeMap, fmt::Write as _, time::Instant};
 
 use anyhow::{Context, ensure};
+use nvfp4::shape::{self, Shape};
 
 use crate::{
     document::{self, Mode},
-    emulate::{Nvfp4, Run, Shape},
+    emulate::{Nvfp4, Run},
     table::Table,
+    work,
 };
 
 /// Run kernels in the emulator, every element checked, and renew docs/counters.json and docs/counters.md.
@@ -69,11 +71,11 @@ const LEAST_USEFUL: f64 = 0.95;
 const WASTEFUL: [&str; 2] = ["moe-1", "moe-2"];
 
 /// What is run: architecture, shape, variant.
-type Job<'a> = (&'static str, &'a Shape, &'static str);
+type Job = (&'static str, &'static Shape, &'static str);
 
-fn jobs(shapes: &[Shape]) -> Vec<Job<'_>> {
-    let named = |name: &str| shapes.iter().find(|shape| shape.name == name).expect("a built-in shape");
-    let all = shapes.iter().map(|shape| (BLACKWELL, shape, ""));
+fn jobs() -> Vec<Job> {
+    let named = |name: &str| work::shape(name).expect("a built-in shape");
+    let all = shape::builtin().iter().map(|shape| (BLACKWELL, shape, ""));
     let variants = VARIANTS
         .iter()
         .flat_map(|(name, variants)| variants.iter().map(move |&variant| (BLACKWELL, named(name), variant)));
@@ -81,21 +83,20 @@ fn jobs(shapes: &[Shape]) -> Vec<Job<'_>> {
     all.chain(variants).chain(hopper).collect()
 }
 
-fn is_quick((arch, shape, _): &Job<'_>) -> bool {
-    QUICK_MULTIPLY_ADDS.iter().any(|(of, most)| of == arch && shape.padded_multiply_adds(8) <= *most)
+fn is_quick((arch, shape, _): &Job) -> bool {
+    QUICK_MULTIPLY_ADDS.iter().any(|(of, most)| of == arch && work::multiply_adds(shape) <= *most)
 }
 
 /// Runs what was asked for, checks what is known to be so, and writes or compares data and page.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let shapes = Shape::all()?;
     for name in &args.shapes {
-        ensure!(shapes.iter().any(|shape| shape.name == *name), "no shape {name:?}; `nvfp4 shapes` lists them");
+        ensure!(work::shape(name).is_some(), "no shape {name:?}; `nvfp4 shapes` lists them");
     }
-    let wanted = |job: &Job<'_>| match args.check {
+    let wanted = |job: &Job| match args.check {
         true => is_quick(job),
         false => args.shapes.is_empty() || args.shapes.contains(&job.1.name),
     };
-    let jobs = jobs(&shapes);
+    let jobs = jobs();
     let kept = if args.shapes.is_empty() && !args.check { Vec::new() } else { read()? };
     let mut runs: BTreeMap<_, _> =
         kept.into_iter().map(|run| (key(&run.arch, &run.shape, &run.variant), run)).collect();
@@ -128,7 +129,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     println!("{again} of {} runs in {:.0} s", jobs.len(), start.elapsed().as_secs_f64());
 
     let mode = if args.check { Mode::Check } else { Mode::Write };
-    document::whole(PAGE, &page(&runs, &shapes), mode, COMMAND)
+    document::whole(PAGE, &page(&runs), mode, COMMAND)
 }
 
 fn key(arch: &str, shape: &str, variant: &str) -> [String; 3] {
@@ -154,7 +155,7 @@ fn check(run: &Run, shape: &Shape) -> anyhow::Result<()> {
     }
     let place = || format!("{} on {}, variant {:?}, entry {}", run.shape, run.arch, run.variant, run.entry);
     let tile = run.tile_tokens().with_context(|| format!("{}: its name tells no tile", place()))?;
-    let expected = [shape.weight_bytes(tile), 0];
+    let expected = [work::weight_bytes(shape, tile), 0];
     ensure!(run.weights == expected, "{}: bytes of weights {:?}, not {expected:?}", place(), run.weights);
     ensure!(run.variant != "t64_s1" || run.loads[1] == 0, "{}: a pipeline of one stage overlaps", place());
     let useful = run.useful(shape);
@@ -163,10 +164,10 @@ fn check(run: &Run, shape: &Shape) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn page(runs: &[Run], shapes: &[Shape]) -> String {
+fn page(runs: &[Run]) -> String {
     let of = |arch: &str, default: bool| {
         let chosen = runs.iter().filter(|run| run.arch == arch && run.variant.is_empty() == default);
-        chosen.map(|run| (run, shapes.iter().find(|shape| shape.name == run.shape).expect("its shape"))).collect()
+        chosen.map(|run| (run, work::shape(&run.shape).expect("its shape"))).collect()
     };
     TEMPLATE
         .replace("{{blackwell}}\n", &all(&of(BLACKWELL, true)))
@@ -175,7 +176,7 @@ fn page(runs: &[Run], shapes: &[Shape]) -> String {
         .replace("{{hopper}}\n", &hopper(&of(HOPPER, true)))
 }
 
-type Rows<'a> = Vec<(&'a Run, &'a Shape)>;
+type Rows<'a> = Vec<(&'a Run, &'static Shape)>;
 
 fn all(rows: &Rows<'_>) -> String {
     let header = [
@@ -203,7 +204,7 @@ fn all(rows: &Rows<'_>) -> String {
             thousands(run.output.iter().sum()),
             thousands(run.multiply_adds),
             percent(run.useful(shape)),
-            percent(shape.useful_in_steps(128)),
+            percent(work::useful_in_rows(shape, 128)),
             thousands(run.loads[0]),
             percent(run.overlap()),
             format!("{:.1}", run.ahead()),
@@ -328,8 +329,12 @@ mod tests {
 
     #[test]
     fn what_a_check_runs_again_is_in_every_table() {
-        let shapes = Shape::all().unwrap();
-        let quick: Vec<_> = jobs(&shapes).into_iter().filter(is_quick).collect();
+        let quick: Vec<_> = jobs().into_iter().filter(is_quick).collect();
         assert!(quick.iter().any(|(arch, ..)| *arch == HOPPER) && quick.len() >= 15, "{}", quick.len());
+    }
+
+    #[test]
+    fn the_page_shows_what_is_kept() {
+        document::whole(PAGE, &page(&read().unwrap()), Mode::Check, COMMAND).unwrap();
     }
 }

@@ -11,6 +11,7 @@ mod sass;
 mod table;
 mod tidy;
 mod tools;
+mod work;
 mod workspace;
 
 use clap::Parser;
