@@ -38,9 +38,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The kernels, as `[package.metadata.kernels]` lists them.
+pub fn kernels() -> anyhow::Result<KernelCrate> {
+    Ok(KernelCrate::open(workspace::kernels())?)
+}
+
 /// Compiles the selected kernels.
 pub fn build(selection: &Selection) -> anyhow::Result<Vec<Built>> {
-    let kernels = KernelCrate::open(workspace::root().join("kernels-gpu"))?;
+    let kernels = kernels()?;
     let known: Vec<_> = kernels.kernels().iter().map(|kernel| kernel.name.as_str()).collect();
     for name in &selection.kernel {
         ensure!(known.contains(&name.as_str()), "no kernel {name:?}; there is {}", known.join(", "));

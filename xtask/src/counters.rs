@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, fmt::Write as _, time::Instant};
 
 use anyhow::{Context, ensure};
+use cuda_builder::Arch;
 use nvfp4::shape::{self, Shape};
 
 use crate::{
@@ -35,11 +36,11 @@ const COMMAND: &str = "cargo xtask counters";
 
 /// Multiply-adds that take seconds, by architecture: decoding weights in software is many instructions. A check runs what
 /// has no more.
-const QUICK_MULTIPLY_ADDS: [(&str, u64); 2] = [(BLACKWELL, 4_000_000_000), (HOPPER, 100_000_000)];
+const QUICK_MULTIPLY_ADDS: [(Arch, u64); 2] = [(BLACKWELL, 4_000_000_000), (HOPPER, 100_000_000)];
 
-/// The architectures of the special kernels, as PTX names them.
-pub const BLACKWELL: &str = "sm_100f";
-pub const HOPPER: &str = "sm_90a";
+/// The architectures of the kernels that are counted: those for tensor cores.
+pub const BLACKWELL: Arch = Arch::Sm100f;
+pub const HOPPER: Arch = Arch::Sm90a;
 
 /// The variants that are compared, and on which shape: all kinds on the smallest MoE layer, one launch and a launch for
 /// each group on one of eight ragged groups.
@@ -71,7 +72,7 @@ const LEAST_USEFUL: f64 = 0.95;
 const WASTEFUL: [&str; 2] = ["moe-1", "moe-2"];
 
 /// What is run: architecture, shape, variant.
-type Job = (&'static str, &'static Shape, &'static str);
+type Job = (Arch, &'static Shape, &'static str);
 
 fn jobs() -> Vec<Job> {
     let named = |name: &str| work::shape(name).expect("a built-in shape");
@@ -101,7 +102,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut runs: BTreeMap<_, _> =
         kept.into_iter().map(|run| (key(&run.arch, &run.shape, &run.variant), run)).collect();
     let in_order = |runs: &BTreeMap<_, Run>| -> Vec<Run> {
-        jobs.iter().filter_map(|(arch, shape, variant)| runs.get(&key(arch, &shape.name, variant)).cloned()).collect()
+        jobs.iter()
+            .filter_map(|(arch, shape, variant)| runs.get(&key(arch.name(), &shape.name, variant)).cloned())
+            .collect()
     };
 
     let start = Instant::now();
@@ -109,17 +112,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut again = 0;
     for &(arch, shape, variant) in jobs.iter().filter(|job| wanted(job)) {
         let begun = Instant::now();
-        let run = nvfp4.run(arch, &shape.name, variant)?;
+        let run = nvfp4.run(arch.name(), &shape.name, variant)?;
         check(&run, shape)?;
         let seconds = begun.elapsed().as_secs_f64();
         let shown = if variant.is_empty() { "default" } else { variant };
         println!("{arch:<7} {:<13} {shown:<13} {:<26} {seconds:6.1} s", shape.name, run.entry);
         if args.check {
-            let known = runs.get(&key(arch, &shape.name, variant));
+            let known = runs.get(&key(arch.name(), &shape.name, variant));
             let agrees = known.is_some_and(|known| run.agrees(known));
             ensure!(agrees, "{DATA} has {known:?}, now it is {run:?}: run `{COMMAND}`");
         } else {
-            runs.insert(key(arch, &shape.name, variant), run);
+            runs.insert(key(arch.name(), &shape.name, variant), run);
             // At once: who interrupts the command has the runs so far.
             document::whole(DATA, &json(&in_order(&runs)), Mode::Write, COMMAND)?;
         }
@@ -150,7 +153,7 @@ fn json(runs: &[Run]) -> String {
 /// What holds of every run of the Blackwell kernel: it reads weights by bulk copies alone, once for each tile of tokens;
 /// little of what it issues is wasted; and with one stage no load runs beside an MMA.
 fn check(run: &Run, shape: &Shape) -> anyhow::Result<()> {
-    if run.arch != BLACKWELL {
+    if run.arch != BLACKWELL.name() {
         return Ok(());
     }
     let place = || format!("{} on {}, variant {:?}, entry {}", run.shape, run.arch, run.variant, run.entry);
@@ -165,8 +168,8 @@ fn check(run: &Run, shape: &Shape) -> anyhow::Result<()> {
 }
 
 fn page(runs: &[Run]) -> String {
-    let of = |arch: &str, default: bool| {
-        let chosen = runs.iter().filter(|run| run.arch == arch && run.variant.is_empty() == default);
+    let of = |arch: Arch, default: bool| {
+        let chosen = runs.iter().filter(|run| run.arch == arch.name() && run.variant.is_empty() == default);
         chosen.map(|run| (run, work::shape(&run.shape).expect("its shape"))).collect()
     };
     TEMPLATE
@@ -321,10 +324,20 @@ pub fn thousands(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::build_ptx;
 
     #[test]
     fn numbers_are_grouped_in_threes() {
         assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
+    }
+
+    #[test]
+    fn every_kernel_for_tensor_cores_is_counted() {
+        let kernels = build_ptx::kernels().unwrap();
+        let arches = kernels.kernels().iter().flat_map(|kernel| &kernel.arches);
+        for arch in arches.filter(|arch| **arch != Arch::Sm80) {
+            assert!(jobs().iter().any(|(counted, ..)| counted == arch), "{arch}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use nvfp4::shape::Shape;
 use serde::Deserialize;
 
 use crate::{
-    counters,
+    build_ptx, counters,
     document::{self, Mode},
     emulate::Run,
     table::Table,
@@ -137,7 +137,7 @@ type Measurements = [(String, Measurement)];
 
 fn page(runs: &[Run], measurements: &Measurements, steps: &[Step]) -> anyhow::Result<String> {
     let variants_of = |name: &str, words: &[&str]| {
-        let rows = runs.iter().filter(|run| run.arch == counters::BLACKWELL && run.shape == name);
+        let rows = runs.iter().filter(|run| run.arch == counters::BLACKWELL.name() && run.shape == name);
         let rows = rows.filter(|run| words.contains(&run.variant.as_str()));
         counters::variants(&rows.map(|run| (run, shape(&run.shape))).collect())
     };
@@ -159,8 +159,10 @@ fn page(runs: &[Run], measurements: &Measurements, steps: &[Step]) -> anyhow::Re
     fill("launches counted", variants_of("moe-2", &["t64", "t64,per-group"]))?;
     fill("fusion", fusion(runs))?;
     fill("light", light())?;
+    let kernels = build_ptx::kernels()?;
+    let kernels: Vec<_> = kernels.kernels().iter().map(|kernel| kernel.name.as_str()).collect();
     for (change, without, with) in CHANGES {
-        fill(&format!("times {change}"), accepted(measurements, without, with))?;
+        fill(&format!("times {change}"), accepted(measurements, &kernels, without, with))?;
     }
     fill("measurements", measured(measurements)?)?;
     fill("steps", steps_text(steps))?;
@@ -223,7 +225,7 @@ fn launches(runs: &[Run]) -> String {
 
 /// Runs of MoE shapes as the kernel computes them unasked.
 fn unasked(runs: &[Run]) -> impl Iterator<Item = &Run> {
-    let chosen = runs.iter().filter(|run| run.arch == counters::BLACKWELL && run.variant.is_empty());
+    let chosen = runs.iter().filter(|run| run.arch == counters::BLACKWELL.name() && run.variant.is_empty());
     chosen.filter(|run| run.shape.starts_with("moe-") || run.shape.starts_with("decode-"))
 }
 
@@ -261,11 +263,11 @@ fn light() -> String {
     table.to_string()
 }
 
-/// Puts the acceptance rule to a change, on every measurement that has both.
-fn accepted(measurements: &Measurements, without: &str, with: &str) -> String {
+/// Puts the acceptance rule to a change, for every kernel and on every measurement that has both.
+fn accepted(measurements: &Measurements, kernels: &[&str], without: &str, with: &str) -> String {
     let mut lines = Vec::new();
     for (file, measurement) in measurements {
-        for kernel in ["gated_sm100", "gated_sm90"] {
+        for &kernel in kernels {
             let name = |word: &str| if word.is_empty() { kernel.to_owned() } else { format!("{kernel},{word}") };
             let mut ratios = Vec::new();
             let mut spread: f64 = 0.0;
@@ -374,7 +376,7 @@ mod tests {
 
     #[test]
     fn the_rule_wants_a_mean_and_no_shape_slower() {
-        let said = |without, with| accepted(&measurement(without, with), "t64_s1", "t64");
+        let said = |without, with| accepted(&measurement(without, with), &["gated_sm90"], "t64_s1", "t64");
         assert!(said([2.0, 2.0], [1.0, 1.0]).contains("2.00× on the geometric mean of 2 shapes"));
         assert!(said([2.0, 2.0], [1.0, 1.0]).contains("the rule holds"));
         assert!(said([4.0, 0.9], [1.0, 1.0]).contains("least 0.90× (moe-2), spread 1.0 %: the rule does not hold"));
