@@ -3,7 +3,10 @@
 //! Everything kept is an integer that the `fair` schedule makes again exactly, of the same PTX. It is the command that runs, as
 //! it ships: optimised, and built anew with a kernel, which this program need not be.
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, ensure};
 use nvfp4::shape::Shape;
@@ -106,6 +109,11 @@ impl Nvfp4 {
         let status = cargo.current_dir(workspace::root()).args(["build", "--release", "--bin", "nvfp4"]).status();
         ensure!(status.context("cannot run cargo")?.success(), "nvfp4 does not build");
         Ok(Self(workspace::target_dir().join("release/nvfp4")))
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.0
     }
 
     /// Runs a shape on the `fair` schedule, sanitizer on, every element checked against the oracle.

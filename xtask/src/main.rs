@@ -6,6 +6,7 @@ mod counters;
 mod document;
 mod emulate;
 mod experiments;
+mod picture;
 mod ptxas;
 mod sass;
 mod table;
@@ -24,6 +25,7 @@ enum Command {
     BuildPtx(build_ptx::Args),
     Counters(counters::Args),
     Experiments(experiments::Args),
+    Picture(picture::Args),
     Ptxas(ptxas::Args),
     Sass(sass::Args),
     Tidy(tidy::Args),
@@ -35,6 +37,7 @@ fn main() -> anyhow::Result<()> {
         Command::BuildPtx(args) => build_ptx::run(&args),
         Command::Counters(args) => counters::run(&args),
         Command::Experiments(args) => experiments::run(&args),
+        Command::Picture(args) => picture::run(&args),
         Command::Ptxas(args) => ptxas::run(&args),
         Command::Sass(args) => sass::run(&args),
         Command::Tidy(args) => tidy::run(&args),
