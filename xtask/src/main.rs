@@ -1,5 +1,6 @@
 //! This workspace's own tasks: one file a command.
 
+mod additions;
 mod bless;
 mod build_ptx;
 mod counters;
@@ -21,6 +22,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Command {
+    Additions(additions::Args),
     Bless(bless::Args),
     BuildPtx(build_ptx::Args),
     Counters(counters::Args),
@@ -33,6 +35,7 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Command::parse() {
+        Command::Additions(args) => additions::run(&args),
         Command::Bless(args) => bless::run(&args),
         Command::BuildPtx(args) => build_ptx::run(&args),
         Command::Counters(args) => counters::run(&args),
