@@ -9,7 +9,7 @@ use criterion::{BenchmarkGroup, Criterion};
 use nvfp4::Output;
 use nvfp4::compare::{Comparison, Mismatch, Tolerance};
 use nvfp4::oracle::{self, Element};
-use nvfp4::plan::variant::{LaunchSchedule, Variant};
+use nvfp4::plan::variant::Variant;
 use nvfp4::problem::{Step, Weights};
 
 /// Settings under which all benches together take a few minutes on two cores.
@@ -47,10 +47,8 @@ pub fn check_sample(who: &str, weights: &Weights<'_>, step: &Step<'_>, output: &
 /// # Panics
 /// As [`check_sample`].
 pub fn check_variant(variant: Variant, weights: &Weights<'_>, step: &Step<'_>, output: &Output) {
-    check_sample_at(&variant.to_string(), weights, step, output, |element| match variant.schedule {
-        LaunchSchedule::Unfused => Tolerance::unfused(output.dtype(), element),
-        _ => Tolerance::of(output.dtype()),
-    });
+    let tolerance = |element: &Element| variant.schedule.tolerance(output.dtype(), element);
+    check_sample_at(&variant.to_string(), weights, step, output, tolerance);
 }
 
 /// Each element at a tolerance of its own.

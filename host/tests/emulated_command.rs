@@ -16,7 +16,7 @@ fn stdout(output: Output) -> String {
 #[test]
 fn the_report_counts_and_claims_no_rate() {
     let text = stdout(run("--arch sm_80 --schedule worst"));
-    assert!(text.contains("emulated on sm_80, 148 SMs, schedule worst, plain_simt"), "{text}");
+    assert!(text.contains("emulated on sm_80, 108 SMs, schedule worst, plain_simt"), "{text}");
     assert!(text.contains("no fault") && text.contains("verified  yes: all 45,056 elements"), "{text}");
     assert!(!text.contains("/s"), "{text}");
 }

@@ -20,18 +20,19 @@ pub fn device(arch: &str, schedule: Schedule) -> Emulated {
         .expect("an architecture with a kernel")
 }
 
-/// Multiply-adds that the emulator has done in a moment.
-pub const SMALL_SHAPES: usize = 1 << 28;
-
-/// Runs the built-in shapes of less than so many multiply-adds on an architecture: `count` of them.
-pub fn check_shapes(arch: &str, most: usize, count: usize) {
-    let work = |shape: &Shape| -> usize {
+/// The built-in shapes that the emulator computes in a moment.
+pub fn small_shapes() -> impl Iterator<Item = &'static Shape> {
+    const MULTIPLY_ADDS: usize = 1 << 28;
+    let multiply_adds = |shape: &Shape| -> usize {
         let products: usize = shape.groups.iter().map(|group| group.m * group.n * group.k).sum();
         shape.op.projections() * products
     };
+    shape::builtin().iter().filter(move |shape| multiply_adds(shape) < MULTIPLY_ADDS)
+}
+
+/// Runs shapes on an architecture.
+pub fn check_shapes<'a>(arch: &str, shapes: impl IntoIterator<Item = &'a Shape>) {
     let gpu = Emulated::new(arch, Options::default()).expect("an architecture with a kernel");
-    let shapes: Vec<_> = shape::builtin().iter().filter(|shape| work(shape) < most).collect();
-    assert_eq!(shapes.len(), count);
     for shape in shapes {
         // Names the culprit where one fails.
         println!("{}", shape.name);
@@ -60,4 +61,18 @@ pub fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: OutDtype, entry: &st
 pub fn check(case: &Case<'_>, gpus: impl Iterator<Item = Emulated>, out_dtype: OutDtype, entry: &str) {
     let outputs: Vec<_> = gpus.map(|gpu| verified(case, &gpu, out_dtype, entry)).collect();
     assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{entry}: schedules gave different bits");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_small_shapes_are_the_test_shapes_of_grouped_gemm_and_the_smallest_of_dual_gemm() {
+        let grouped = shape::builtin().iter().filter(|shape| shape.name.starts_with("group-test-"));
+        let mut expected: Vec<_> = grouped.map(|shape| shape.name.as_str()).collect();
+        expected.insert(0, "dual-test-2");
+        let small: Vec<_> = small_shapes().map(|shape| shape.name.as_str()).collect();
+        assert_eq!(small, expected);
+    }
 }

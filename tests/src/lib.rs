@@ -47,12 +47,16 @@ fn all_backends() -> Vec<Box<dyn Backend>> {
     backends().into_iter().chain(emulated).collect()
 }
 
-/// Says, past the test harness's capture and once, which test cannot run on what here, and why.
+/// Says which test cannot run on what here, and why.
 pub fn skip(what: &str, why: impl std::fmt::Display) {
-    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    let text = format!("skipped: {test} on {what}: {why}");
-    if SAID.lock().is_ok_and(|mut said| said.insert(text.clone())) {
+    say(&format!("skipped: {test} on {what}: {why}"));
+}
+
+/// Says something past the test harness's capture, once.
+pub fn say(text: &str) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if SAID.lock().is_ok_and(|mut said| said.insert(text.to_owned())) {
         // A test must not fail because nobody listens.
         let _ = writeln!(std::io::stderr(), "{text}");
     }

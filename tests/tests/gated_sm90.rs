@@ -7,7 +7,8 @@ use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
 use nvfp4::problem::{Op, OutDtype, Step};
-use nvfp4_tests::instances::{OPS, SMALL_SHAPES, check, check_shapes, device, verified, with_instance};
+use nvfp4::shape;
+use nvfp4_tests::instances::{OPS, check, check_shapes, device, small_shapes, verified, with_instance};
 use nvfp4_tests::{Case, groups, inputs};
 
 fn hopper(schedule: Schedule) -> Emulated {
@@ -61,13 +62,13 @@ fn a_tile_of_any_number_of_tokens_is_right() {
 
 #[test]
 fn small_built_in_shapes_are_right() {
-    check_shapes("sm_90a", SMALL_SHAPES, 11);
+    check_shapes("sm_90a", small_shapes());
 }
 
 #[test]
-#[ignore = "all 34 shapes take half an hour: cargo test --release -p nvfp4-tests --test gated_sm90 -- --ignored --nocapture"]
+#[ignore = "all of them take half an hour: cargo test --release -p nvfp4-tests --test gated_sm90 -- --ignored --nocapture"]
 fn every_built_in_shape_is_right() {
-    check_shapes("sm_90a", usize::MAX, 34);
+    check_shapes("sm_90a", shape::builtin());
 }
 
 #[test]

@@ -11,7 +11,8 @@ use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
 use nvfp4::problem::{Op, OutDtype, Step};
-use nvfp4_tests::instances::{OPS, SMALL_SHAPES, check, check_shapes, device, verified, with_instance};
+use nvfp4::shape;
+use nvfp4_tests::instances::{OPS, check, check_shapes, device, small_shapes, verified, with_instance};
 use nvfp4_tests::{Case, groups, inputs};
 
 fn blackwell(schedule: Schedule) -> Emulated {
@@ -64,13 +65,13 @@ fn one_group_and_sixty_four_with_every_tail_of_k_are_right() {
 
 #[test]
 fn small_built_in_shapes_are_right() {
-    check_shapes("sm_100f", SMALL_SHAPES, 11);
+    check_shapes("sm_100f", small_shapes());
 }
 
 #[test]
-#[ignore = "all 34 shapes take minutes: cargo test --release -p nvfp4-tests --test sm100 -- --ignored --nocapture"]
+#[ignore = "all of them take minutes: cargo test --release -p nvfp4-tests --test sm100 -- --ignored --nocapture"]
 fn every_built_in_shape_is_right() {
-    check_shapes("sm_100f", usize::MAX, 34);
+    check_shapes("sm_100f", shape::builtin());
 }
 
 #[test]

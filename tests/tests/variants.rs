@@ -5,7 +5,6 @@ use nvfp4::Output;
 use nvfp4::backend::Backend;
 use nvfp4::backend::cuda::Cuda;
 use nvfp4::backend::emulated::{Emulated, Options};
-use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::plan::variant::{LaunchSchedule, Variant};
@@ -25,12 +24,8 @@ const SIZES: [(usize, usize, usize); 5] = [(1, 72, 320), (0, 136, 64), (7, 136, 
 
 /// What a backend computes in a variant, within the variant's tolerance.
 fn verified(case: &Case<'_>, gpu: &dyn Backend, variant: Variant, out_dtype: OutDtype) -> Output {
-    let unfused = variant.schedule == LaunchSchedule::Unfused;
     let mut layer = case.prepare(gpu);
-    let tolerance = |place: &nvfp4_tests::Place| match unfused {
-        true => Tolerance::unfused(out_dtype, &place.element),
-        false => Tolerance::of(out_dtype),
-    };
+    let tolerance = |place: &nvfp4_tests::Place| variant.schedule.tolerance(out_dtype, &place.element);
     let output = case.verified(gpu, layer.as_mut(), tolerance);
     let groups = SIZES.iter().filter(|(m, ..)| *m > 0).count();
     // Hopper's kernel has a grid of its own for the tokens.

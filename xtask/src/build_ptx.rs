@@ -3,6 +3,8 @@
 use anyhow::ensure;
 use cuda_builder::{Arch, Built, KernelCrate};
 
+use crate::workspace;
+
 /// Compile the kernels to target/ptx/KERNEL.ARCH.ptx.
 #[derive(clap::Args)]
 pub struct Args {
@@ -36,15 +38,20 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The kernels, as `[package.metadata.kernels]` lists them.
+pub fn kernels() -> anyhow::Result<KernelCrate> {
+    Ok(KernelCrate::open(workspace::kernels())?)
+}
+
 /// Compiles the selected kernels.
 pub fn build(selection: &Selection) -> anyhow::Result<Vec<Built>> {
-    let kernels = KernelCrate::open(crate::workspace().join("kernels-gpu"))?;
+    let kernels = kernels()?;
     let known: Vec<_> = kernels.kernels().iter().map(|kernel| kernel.name.as_str()).collect();
     for name in &selection.kernel {
         ensure!(known.contains(&name.as_str()), "no kernel {name:?}; there is {}", known.join(", "));
     }
 
-    let folder = crate::target_dir().join("ptx");
+    let folder = workspace::target_dir().join("ptx");
     let mut built = Vec::new();
     for kernel in kernels.kernels() {
         if !selection.kernel.is_empty() && !selection.kernel.contains(&kernel.name) {

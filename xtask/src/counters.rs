@@ -4,11 +4,14 @@
 use std::{collections::BTreeMap, fmt::Write as _, time::Instant};
 
 use anyhow::{Context, ensure};
+use cuda_builder::Arch;
+use nvfp4::shape::{self, Shape};
 
 use crate::{
     document::{self, Mode},
-    emulate::{Nvfp4, Run, Shape},
+    emulate::{Nvfp4, Run},
     table::Table,
+    work,
 };
 
 /// Run kernels in the emulator, every element checked, and renew docs/counters.json and docs/counters.md.
@@ -33,11 +36,11 @@ const COMMAND: &str = "cargo xtask counters";
 
 /// Multiply-adds that take seconds, by architecture: decoding weights in software is many instructions. A check runs what
 /// has no more.
-const QUICK_MULTIPLY_ADDS: [(&str, u64); 2] = [(BLACKWELL, 4_000_000_000), (HOPPER, 100_000_000)];
+const QUICK_MULTIPLY_ADDS: [(Arch, u64); 2] = [(BLACKWELL, 4_000_000_000), (HOPPER, 100_000_000)];
 
-/// The architectures of the special kernels, as PTX names them.
-pub const BLACKWELL: &str = "sm_100f";
-pub const HOPPER: &str = "sm_90a";
+/// The architectures of the kernels that are counted: those for tensor cores.
+pub const BLACKWELL: Arch = Arch::Sm100f;
+pub const HOPPER: Arch = Arch::Sm90a;
 
 /// The variants that are compared, and on which shape: all kinds on the smallest MoE layer, one launch and a launch for
 /// each group on one of eight ragged groups.
@@ -69,11 +72,11 @@ const LEAST_USEFUL: f64 = 0.95;
 const WASTEFUL: [&str; 2] = ["moe-1", "moe-2"];
 
 /// What is run: architecture, shape, variant.
-type Job<'a> = (&'static str, &'a Shape, &'static str);
+type Job = (Arch, &'static Shape, &'static str);
 
-fn jobs(shapes: &[Shape]) -> Vec<Job<'_>> {
-    let named = |name: &str| shapes.iter().find(|shape| shape.name == name).expect("a built-in shape");
-    let all = shapes.iter().map(|shape| (BLACKWELL, shape, ""));
+fn jobs() -> Vec<Job> {
+    let named = |name: &str| work::shape(name).expect("a built-in shape");
+    let all = shape::builtin().iter().map(|shape| (BLACKWELL, shape, ""));
     let variants = VARIANTS
         .iter()
         .flat_map(|(name, variants)| variants.iter().map(move |&variant| (BLACKWELL, named(name), variant)));
@@ -81,26 +84,27 @@ fn jobs(shapes: &[Shape]) -> Vec<Job<'_>> {
     all.chain(variants).chain(hopper).collect()
 }
 
-fn is_quick((arch, shape, _): &Job<'_>) -> bool {
-    QUICK_MULTIPLY_ADDS.iter().any(|(of, most)| of == arch && shape.padded_multiply_adds(8) <= *most)
+fn is_quick((arch, shape, _): &Job) -> bool {
+    QUICK_MULTIPLY_ADDS.iter().any(|(of, most)| of == arch && work::multiply_adds(shape) <= *most)
 }
 
 /// Runs what was asked for, checks what is known to be so, and writes or compares data and page.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let shapes = Shape::all()?;
     for name in &args.shapes {
-        ensure!(shapes.iter().any(|shape| shape.name == *name), "no shape {name:?}; `nvfp4 shapes` lists them");
+        ensure!(work::shape(name).is_some(), "no shape {name:?}; `nvfp4 shapes` lists them");
     }
-    let wanted = |job: &Job<'_>| match args.check {
+    let wanted = |job: &Job| match args.check {
         true => is_quick(job),
         false => args.shapes.is_empty() || args.shapes.contains(&job.1.name),
     };
-    let jobs = jobs(&shapes);
+    let jobs = jobs();
     let kept = if args.shapes.is_empty() && !args.check { Vec::new() } else { read()? };
     let mut runs: BTreeMap<_, _> =
         kept.into_iter().map(|run| (key(&run.arch, &run.shape, &run.variant), run)).collect();
     let in_order = |runs: &BTreeMap<_, Run>| -> Vec<Run> {
-        jobs.iter().filter_map(|(arch, shape, variant)| runs.get(&key(arch, &shape.name, variant)).cloned()).collect()
+        jobs.iter()
+            .filter_map(|(arch, shape, variant)| runs.get(&key(arch.name(), &shape.name, variant)).cloned())
+            .collect()
     };
 
     let start = Instant::now();
@@ -108,17 +112,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut again = 0;
     for &(arch, shape, variant) in jobs.iter().filter(|job| wanted(job)) {
         let begun = Instant::now();
-        let run = nvfp4.run(arch, &shape.name, variant)?;
+        let run = nvfp4.run(arch.name(), &shape.name, variant)?;
         check(&run, shape)?;
         let seconds = begun.elapsed().as_secs_f64();
         let shown = if variant.is_empty() { "default" } else { variant };
         println!("{arch:<7} {:<13} {shown:<13} {:<26} {seconds:6.1} s", shape.name, run.entry);
         if args.check {
-            let known = runs.get(&key(arch, &shape.name, variant));
+            let known = runs.get(&key(arch.name(), &shape.name, variant));
             let agrees = known.is_some_and(|known| run.agrees(known));
             ensure!(agrees, "{DATA} has {known:?}, now it is {run:?}: run `{COMMAND}`");
         } else {
-            runs.insert(key(arch, &shape.name, variant), run);
+            runs.insert(key(arch.name(), &shape.name, variant), run);
             // At once: who interrupts the command has the runs so far.
             document::whole(DATA, &json(&in_order(&runs)), Mode::Write, COMMAND)?;
         }
@@ -128,7 +132,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     println!("{again} of {} runs in {:.0} s", jobs.len(), start.elapsed().as_secs_f64());
 
     let mode = if args.check { Mode::Check } else { Mode::Write };
-    document::whole(PAGE, &page(&runs, &shapes), mode, COMMAND)
+    document::whole(PAGE, &page(&runs), mode, COMMAND)
 }
 
 fn key(arch: &str, shape: &str, variant: &str) -> [String; 3] {
@@ -149,12 +153,12 @@ fn json(runs: &[Run]) -> String {
 /// What holds of every run of the Blackwell kernel: it reads weights by bulk copies alone, once for each tile of tokens;
 /// little of what it issues is wasted; and with one stage no load runs beside an MMA.
 fn check(run: &Run, shape: &Shape) -> anyhow::Result<()> {
-    if run.arch != BLACKWELL {
+    if run.arch != BLACKWELL.name() {
         return Ok(());
     }
     let place = || format!("{} on {}, variant {:?}, entry {}", run.shape, run.arch, run.variant, run.entry);
     let tile = run.tile_tokens().with_context(|| format!("{}: its name tells no tile", place()))?;
-    let expected = [shape.weight_bytes(tile), 0];
+    let expected = [work::weight_bytes(shape, tile), 0];
     ensure!(run.weights == expected, "{}: bytes of weights {:?}, not {expected:?}", place(), run.weights);
     ensure!(run.variant != "t64_s1" || run.loads[1] == 0, "{}: a pipeline of one stage overlaps", place());
     let useful = run.useful(shape);
@@ -163,10 +167,10 @@ fn check(run: &Run, shape: &Shape) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn page(runs: &[Run], shapes: &[Shape]) -> String {
-    let of = |arch: &str, default: bool| {
-        let chosen = runs.iter().filter(|run| run.arch == arch && run.variant.is_empty() == default);
-        chosen.map(|run| (run, shapes.iter().find(|shape| shape.name == run.shape).expect("its shape"))).collect()
+fn page(runs: &[Run]) -> String {
+    let of = |arch: Arch, default: bool| {
+        let chosen = runs.iter().filter(|run| run.arch == arch.name() && run.variant.is_empty() == default);
+        chosen.map(|run| (run, work::shape(&run.shape).expect("its shape"))).collect()
     };
     TEMPLATE
         .replace("{{blackwell}}\n", &all(&of(BLACKWELL, true)))
@@ -175,7 +179,7 @@ fn page(runs: &[Run], shapes: &[Shape]) -> String {
         .replace("{{hopper}}\n", &hopper(&of(HOPPER, true)))
 }
 
-type Rows<'a> = Vec<(&'a Run, &'a Shape)>;
+type Rows<'a> = Vec<(&'a Run, &'static Shape)>;
 
 fn all(rows: &Rows<'_>) -> String {
     let header = [
@@ -203,7 +207,7 @@ fn all(rows: &Rows<'_>) -> String {
             thousands(run.output.iter().sum()),
             thousands(run.multiply_adds),
             percent(run.useful(shape)),
-            percent(shape.useful_in_steps(128)),
+            percent(work::useful_in_rows(shape, 128)),
             thousands(run.loads[0]),
             percent(run.overlap()),
             format!("{:.1}", run.ahead()),
@@ -320,6 +324,7 @@ pub fn thousands(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::build_ptx;
 
     #[test]
     fn numbers_are_grouped_in_threes() {
@@ -327,9 +332,22 @@ mod tests {
     }
 
     #[test]
+    fn every_kernel_for_tensor_cores_is_counted() {
+        let kernels = build_ptx::kernels().unwrap();
+        let arches = kernels.kernels().iter().flat_map(|kernel| &kernel.arches);
+        for arch in arches.filter(|arch| **arch != Arch::Sm80) {
+            assert!(jobs().iter().any(|(counted, ..)| counted == arch), "{arch}");
+        }
+    }
+
+    #[test]
     fn what_a_check_runs_again_is_in_every_table() {
-        let shapes = Shape::all().unwrap();
-        let quick: Vec<_> = jobs(&shapes).into_iter().filter(is_quick).collect();
+        let quick: Vec<_> = jobs().into_iter().filter(is_quick).collect();
         assert!(quick.iter().any(|(arch, ..)| *arch == HOPPER) && quick.len() >= 15, "{}", quick.len());
+    }
+
+    #[test]
+    fn the_page_shows_what_is_kept() {
+        document::whole(PAGE, &page(&read().unwrap()), Mode::Check, COMMAND).unwrap();
     }
 }

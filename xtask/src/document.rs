@@ -4,6 +4,8 @@ use std::fs;
 
 use anyhow::{Context, ensure};
 
+use crate::workspace;
+
 /// What to do with a document that is made again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -43,11 +45,11 @@ fn replaced(document: &str, name: &str, text: &str) -> Option<String> {
 
 /// A document's text.
 pub fn read(path: &str) -> anyhow::Result<String> {
-    fs::read_to_string(crate::workspace().join(path)).with_context(|| format!("cannot read {path}"))
+    fs::read_to_string(workspace::root().join(path)).with_context(|| format!("cannot read {path}"))
 }
 
 fn write(path: &str, text: &str) -> anyhow::Result<()> {
-    fs::write(crate::workspace().join(path), text).with_context(|| format!("cannot write {path}"))
+    fs::write(workspace::root().join(path), text).with_context(|| format!("cannot write {path}"))
 }
 
 #[cfg(test)]

@@ -1,75 +1,18 @@
 //! Runs `nvfp4 run --backend emulated` and keeps of its counters what documents speak of.
 //!
-//! Everything kept is an integer that the `fair` schedule makes again exactly, of the same PTX.
+//! Everything kept is an integer that the `fair` schedule makes again exactly, of the same PTX. It is the command that runs, as
+//! it ships: optimised, and built anew with a kernel, which this program need not be.
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, ensure};
+use nvfp4::shape::Shape;
 use serde::{Deserialize, Serialize};
 
-use crate::tools;
-
-/// A built-in shape, as `host/src/shapes.json` has it.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Shape {
-    pub name: String,
-    op: String,
-    /// M, N, K of each expert.
-    pub groups: Vec<[u64; 3]>,
-}
-
-impl Shape {
-    /// All built-in shapes.
-    pub fn all() -> anyhow::Result<Vec<Self>> {
-        let path = crate::workspace().join("host/src/shapes.json");
-        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        serde_json::from_str(&text).with_context(|| path.display().to_string())
-    }
-
-    /// Matrices of weights of an expert.
-    pub fn projections(&self) -> u64 {
-        if self.op == "gated" { 2 } else { 1 }
-    }
-
-    /// Multiply-adds that belong to an element of the output.
-    pub fn useful_multiply_adds(&self) -> u64 {
-        self.groups.iter().map(|[m, n, k]| self.projections() * m * n * k).sum()
-    }
-
-    /// Multiply-adds with tokens in steps of so many.
-    pub fn padded_multiply_adds(&self, step: u64) -> u64 {
-        self.groups.iter().map(|[m, n, k]| self.projections() * m.next_multiple_of(step) * n * k).sum()
-    }
-
-    /// The useful share of the multiply-adds with tokens in steps of so many.
-    pub fn useful_in_steps(&self, step: u64) -> f64 {
-        self.useful_multiply_adds() as f64 / self.padded_multiply_adds(step) as f64
-    }
-
-    /// Bytes of weights, tokens and output, each once: values of half a byte, a scale for 16, elements of C of 2 bytes.
-    pub fn bytes(&self) -> u64 {
-        let operand = |rows: u64, k: u64| rows * (k / 2 + k / 16);
-        let of = |[m, n, k]: &[u64; 3]| self.projections() * operand(*n, *k) + operand(*m, *k) + 2 * m * n;
-        self.groups.iter().filter(|[m, ..]| *m > 0).map(of).sum()
-    }
-
-    /// Tiles of each group, with so many tokens and weight rows.
-    pub fn tiles(&self, tokens: u64, rows: u64) -> impl Iterator<Item = u64> {
-        self.groups.iter().map(move |[m, n, _]| m.div_ceil(tokens) * n.div_ceil(rows))
-    }
-
-    /// Bytes of values and scales of the weights, each expert's as often as it has tiles of so many tokens.
-    ///
-    /// Scales are in the blocked layout: tiles of 512 bytes for 128 rows and 64 elements of K (cuBLAS, "1D Block Scaling
-    /// Factors Layout").
-    pub fn weight_bytes(&self, tile_tokens: u64) -> u64 {
-        let of = |[m, n, k]: &[u64; 3]| {
-            let bytes = n * k / 2 + n.div_ceil(128) * k.div_ceil(64) * 512;
-            m.div_ceil(tile_tokens) * self.projections() * bytes
-        };
-        self.groups.iter().map(of).sum()
-    }
-}
+use crate::{tools, work, workspace};
 
 /// By how much shares, and counts in proportion, may differ from what is kept.
 const DRIFT: f64 = 0.05;
@@ -111,14 +54,14 @@ pub struct Run {
 
 impl Run {
     /// The most tokens of a tile, which the entry's name says: `gated_sm100_t64`, `gated_sm90_t64`.
-    pub fn tile_tokens(&self) -> Option<u64> {
+    pub fn tile_tokens(&self) -> Option<usize> {
         let words = self.entry.split([',', '_']);
         words.skip(2).find_map(|word| word.trim_start_matches('t').parse().ok())
     }
 
     /// The share of multiply-adds that belong to an element of the output of its shape.
     pub fn useful(&self, shape: &Shape) -> f64 {
-        shape.useful_multiply_adds() as f64 / self.multiply_adds as f64
+        work::multiply_adds(shape) as f64 / self.multiply_adds as f64
     }
 
     /// The share of loads that ran beside matrix operations.
@@ -163,9 +106,14 @@ impl Nvfp4 {
     /// Builds it as `cargo run --release` does.
     pub fn build() -> anyhow::Result<Self> {
         let mut cargo = Command::new(env!("CARGO"));
-        let status = cargo.current_dir(crate::workspace()).args(["build", "--release", "--bin", "nvfp4"]).status();
+        let status = cargo.current_dir(workspace::root()).args(["build", "--release", "--bin", "nvfp4"]).status();
         ensure!(status.context("cannot run cargo")?.success(), "nvfp4 does not build");
-        Ok(Self(crate::target_dir().join("release/nvfp4")))
+        Ok(Self(workspace::target_dir().join("release/nvfp4")))
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.0
     }
 
     /// Runs a shape on the `fair` schedule, sanitizer on, every element checked against the oracle.
@@ -262,17 +210,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_are_counted_once_for_each_tile_of_tokens() {
-        let shape =
-            |op: &str| Shape { name: String::new(), op: op.into(), groups: vec![[65, 128, 256], [0, 128, 256]] };
-        // 128 rows of 128 bytes of values and 16 of scales.
-        assert_eq!(shape("plain").weight_bytes(64), 2 * 128 * 144);
-        assert_eq!(shape("gated").weight_bytes(128), 2 * 128 * 144);
-        assert_eq!(shape("gated").tiles(64, 128).collect::<Vec<_>>(), [2, 0]);
-        assert_eq!(shape("plain").padded_multiply_adds(128), 128 * 128 * 256);
-    }
-
-    #[test]
     fn runs_agree_where_only_the_compiler_placed_instructions_otherwise() {
         let kept = Run {
             arch: "sm_100f".into(),
@@ -309,10 +246,5 @@ mod tests {
         ] {
             assert!(!kept.agrees(&other), "{other:?}");
         }
-    }
-
-    #[test]
-    fn every_built_in_shape_is_read() {
-        assert_eq!(Shape::all().unwrap().len(), 34);
     }
 }

@@ -4,14 +4,16 @@
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, ensure};
+use nvfp4::plan::roofline::{Bound, GPUS, Gpu, Peaks};
+use nvfp4::shape::Shape;
 use serde::Deserialize;
 
 use crate::{
-    counters,
+    build_ptx, counters,
     document::{self, Mode},
-    emulate::{Run, Shape},
+    emulate::Run,
     table::Table,
-    tools,
+    tools, work, workspace,
 };
 
 /// Renew docs/experiments.md from what was counted and measured.
@@ -32,14 +34,11 @@ const MEASUREMENTS: &str = "docs/measurements";
 /// The steps by which the Hopper kernel became what it is.
 const STEPS: &str = "benches/hopper/steps.toml";
 
-/// Multiprocessors of a B200.
-const B200_SMS: u64 = 148;
+/// The card that the Blackwell kernel is planned for.
+const B200: Gpu = GPUS[0];
 
 /// The shape that variants are counted on.
 const VARIANTS_SHAPE: &str = "moe-4";
-
-/// Weight rows of a tile of the Blackwell kernel.
-const TILE_ROWS: u64 = 128;
 
 /// When a change is taken: on the geometric mean of all shapes it is faster by this, on none it is slower, and repeats
 /// spread by less than this.
@@ -65,10 +64,9 @@ const CHANGES: [(&str, &str, &str); 9] = [
 
 /// Renders the page, and writes or compares it.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let (runs, shapes) = (counters::read()?, Shape::all()?);
-    let measurements = measurements()?;
+    let (runs, measurements) = (counters::read()?, measurements()?);
     let mode = if args.check { Mode::Check } else { Mode::Write };
-    document::whole(PAGE, &page(&runs, &shapes, &measurements, &steps()?)?, mode, COMMAND)
+    document::whole(PAGE, &page(&runs, &measurements, &steps()?)?, mode, COMMAND)
 }
 
 /// A result of the benchmark on a card: what the acceptance rule needs of it.
@@ -92,7 +90,7 @@ struct Time {
 }
 
 fn measurements() -> anyhow::Result<Vec<(String, Measurement)>> {
-    let folder = crate::workspace().join(MEASUREMENTS);
+    let folder = workspace::root().join(MEASUREMENTS);
     let mut files: Vec<PathBuf> = match fs::read_dir(&folder) {
         Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
         Err(_) => Vec::new(),
@@ -126,7 +124,7 @@ struct Steps {
 }
 
 fn steps() -> anyhow::Result<Vec<Step>> {
-    let file = crate::workspace().join(STEPS);
+    let file = workspace::root().join(STEPS);
     if !file.exists() {
         return Ok(Vec::new());
     }
@@ -137,11 +135,11 @@ fn steps() -> anyhow::Result<Vec<Step>> {
 
 type Measurements = [(String, Measurement)];
 
-fn page(runs: &[Run], shapes: &[Shape], measurements: &Measurements, steps: &[Step]) -> anyhow::Result<String> {
+fn page(runs: &[Run], measurements: &Measurements, steps: &[Step]) -> anyhow::Result<String> {
     let variants_of = |name: &str, words: &[&str]| {
-        let rows = runs.iter().filter(|run| run.arch == counters::BLACKWELL && run.shape == name);
+        let rows = runs.iter().filter(|run| run.arch == counters::BLACKWELL.name() && run.shape == name);
         let rows = rows.filter(|run| words.contains(&run.variant.as_str()));
-        counters::variants(&rows.map(|run| (run, shape(shapes, &run.shape))).collect())
+        counters::variants(&rows.map(|run| (run, shape(&run.shape))).collect())
     };
     let variants = |words: &[&str]| variants_of(VARIANTS_SHAPE, words);
     let mut text = TEMPLATE.to_owned();
@@ -153,16 +151,18 @@ fn page(runs: &[Run], shapes: &[Shape], measurements: &Measurements, steps: &[St
     };
     fill("stages", variants(&["t64_s1", "t64_s2", "t64"]))?;
     fill("tiles", variants(&["t64", "t96", "t128"]))?;
-    fill("waste", waste(runs, shapes))?;
+    fill("waste", waste(runs))?;
     fill("stores", stores(runs))?;
     fill("roles", variants(&["t64_serial", "t64_serial_s3", "t64"]))?;
     fill("pair", variants(&["t64", "t64_pair", "t128", "t128_pair"]))?;
-    fill("launches", launches(runs, shapes))?;
+    fill("launches", launches(runs))?;
     fill("launches counted", variants_of("moe-2", &["t64", "t64,per-group"]))?;
     fill("fusion", fusion(runs))?;
-    fill("light", light(shapes))?;
+    fill("light", light())?;
+    let kernels = build_ptx::kernels()?;
+    let kernels: Vec<_> = kernels.kernels().iter().map(|kernel| kernel.name.as_str()).collect();
     for (change, without, with) in CHANGES {
-        fill(&format!("times {change}"), accepted(measurements, without, with))?;
+        fill(&format!("times {change}"), accepted(measurements, &kernels, without, with))?;
     }
     fill("measurements", measured(measurements)?)?;
     fill("steps", steps_text(steps))?;
@@ -170,20 +170,20 @@ fn page(runs: &[Run], shapes: &[Shape], measurements: &Measurements, steps: &[St
     Ok(text)
 }
 
-fn shape<'a>(shapes: &'a [Shape], name: &str) -> &'a Shape {
-    shapes.iter().find(|shape| shape.name == name).expect("a built-in shape")
+fn shape(name: &str) -> &'static Shape {
+    work::shape(name).expect("a built-in shape")
 }
 
 /// What share of the multiply-adds is useful, as the kernel issues them and where tokens are rows of tiles.
-fn waste(runs: &[Run], shapes: &[Shape]) -> String {
+fn waste(runs: &[Run]) -> String {
     let mut table = Table::new(2, &["shape", "entry", "useful, tokens on N", "useful, tokens on M in tiles of 128"]);
     for run in unasked(runs) {
-        let shape = shape(shapes, &run.shape);
+        let shape = shape(&run.shape);
         table.row([
             run.shape.clone(),
             run.entry.clone(),
             counters::percent(run.useful(shape)),
-            counters::percent(shape.useful_in_steps(128)),
+            counters::percent(work::useful_in_rows(shape, 128)),
         ]);
     }
     table.to_string()
@@ -208,16 +208,16 @@ fn stores(runs: &[Run]) -> String {
 }
 
 /// Launches, waves and what idles in them, by arithmetic, with the tiles that the kernel takes unasked.
-fn launches(runs: &[Run], shapes: &[Shape]) -> String {
+fn launches(runs: &[Run]) -> String {
     let header = ["shape", "entry", "tiles", "waves", "idle", "launches, one a group", "waves", "idle"];
     let mut table = Table::new(2, &header);
-    let idle = |tiles: u64, waves: u64| counters::percent(1.0 - tiles as f64 / (waves * B200_SMS) as f64);
+    let idle = |tiles: usize, waves: usize| counters::percent(1.0 - tiles as f64 / (waves * B200.sms) as f64);
     for (run, tokens) in unasked(runs).filter_map(|run| Some((run, run.tile_tokens()?))) {
-        let tiles: Vec<_> = shape(shapes, &run.shape).tiles(tokens, TILE_ROWS).collect();
-        let all: u64 = tiles.iter().sum();
-        let (waves, apart) = (all.div_ceil(B200_SMS), tiles.iter().map(|tiles| tiles.div_ceil(B200_SMS)).sum());
-        let mut cells = vec![run.shape.clone(), run.entry.clone(), all.to_string(), waves.to_string()];
-        cells.extend([idle(all, waves), tiles.len().to_string(), u64::to_string(&apart), idle(all, apart)]);
+        let (all, groups) = work::tilings(shape(&run.shape), tokens, B200.sms);
+        let apart = groups.iter().map(|group| group.waves).sum();
+        let mut cells = vec![run.shape.clone(), run.entry.clone(), all.tiles.to_string(), all.waves.to_string()];
+        let [together, apart_idle] = [all.waves, apart].map(|waves| idle(all.tiles, waves));
+        cells.extend([together, groups.len().to_string(), apart.to_string(), apart_idle]);
         table.push(cells);
     }
     table.to_string()
@@ -225,7 +225,7 @@ fn launches(runs: &[Run], shapes: &[Shape]) -> String {
 
 /// Runs of MoE shapes as the kernel computes them unasked.
 fn unasked(runs: &[Run]) -> impl Iterator<Item = &Run> {
-    let chosen = runs.iter().filter(|run| run.arch == counters::BLACKWELL && run.variant.is_empty());
+    let chosen = runs.iter().filter(|run| run.arch == counters::BLACKWELL.name() && run.variant.is_empty());
     chosen.filter(|run| run.shape.starts_with("moe-") || run.shape.starts_with("decode-"))
 }
 
@@ -243,32 +243,31 @@ fn fusion(runs: &[Run]) -> String {
 }
 
 /// The speed of light of a card: the longer of reading and writing every byte once, and of doing every operation once.
-fn light(shapes: &[Shape]) -> String {
-    /// Bytes and operations a second: of a B200 (7.68 TB/s, 6.9 PFLOP/s, which give the public competition's figures),
-    /// and as the earlier attempt took them.
-    const B200: [f64; 2] = [7.68e12, 6.9e15];
-    const THEN: [f64; 2] = [4.5e12, 2.5e15];
+fn light() -> String {
+    /// A B200 as the earlier attempt took it.
+    const THEN: Peaks = Peaks { bytes_per_second: 4.5e12, ops_per_second: 2.5e15 };
     let header =
         ["shape", "bytes, µs", "operations, µs", "light, µs", "bound by", "with the figures of then", "bound by"];
     let mut table = Table::new(1, &header);
     for name in ["moe-1", "moe-2", "moe-3", "moe-4", "decode-1", "group-1", "group-2", "group-3", "group-4"] {
-        let shape = shape(shapes, name);
-        let of = |[bytes, operations]: [f64; 2]| {
-            [shape.bytes() as f64 / bytes * 1e6, 2.0 * shape.useful_multiply_adds() as f64 / operations * 1e6]
+        let work = work::roofline(shape(name));
+        let us = |seconds: f64| format!("{:.1}", seconds * 1e6);
+        let bound = |peaks| match work.bound(peaks) {
+            Bound::Memory => "memory".to_owned(),
+            Bound::Compute => "compute".to_owned(),
         };
-        let bound = |[memory, compute]: [f64; 2]| if memory >= compute { "memory" } else { "compute" }.to_owned();
-        let ([memory, compute], then) = (of(B200), of(THEN));
-        let [a, b, c, d] = [memory, compute, memory.max(compute), then[0].max(then[1])].map(|us| format!("{us:.1}"));
-        table.row([name.to_owned(), a, b, c, bound([memory, compute]), d, bound(then)]);
+        let (memory, compute) = (us(work.memory_seconds(B200.peaks)), us(work.compute_seconds(B200.peaks)));
+        let [light, then] = [B200.peaks, THEN].map(|peaks| us(work.seconds(peaks)));
+        table.row([name.to_owned(), memory, compute, light, bound(B200.peaks), then, bound(THEN)]);
     }
     table.to_string()
 }
 
-/// Puts the acceptance rule to a change, on every measurement that has both.
-fn accepted(measurements: &Measurements, without: &str, with: &str) -> String {
+/// Puts the acceptance rule to a change, for every kernel and on every measurement that has both.
+fn accepted(measurements: &Measurements, kernels: &[&str], without: &str, with: &str) -> String {
     let mut lines = Vec::new();
     for (file, measurement) in measurements {
-        for kernel in ["gated_sm100", "gated_sm90"] {
+        for &kernel in kernels {
             let name = |word: &str| if word.is_empty() { kernel.to_owned() } else { format!("{kernel},{word}") };
             let mut ratios = Vec::new();
             let mut spread: f64 = 0.0;
@@ -324,7 +323,7 @@ fn measured(measurements: &Measurements) -> anyhow::Result<String> {
     let mut text = String::new();
     for (file, _) in measurements {
         let mut python = Command::new("python3");
-        python.current_dir(crate::workspace()).args([REPORT, &format!("{MEASUREMENTS}/{file}")]);
+        python.current_dir(workspace::root()).args([REPORT, &format!("{MEASUREMENTS}/{file}")]);
         let (report, _) = tools::output(&mut python)?;
         text += &format!("### {file}\n\n```text\n{report}```\n\n");
     }
@@ -377,7 +376,7 @@ mod tests {
 
     #[test]
     fn the_rule_wants_a_mean_and_no_shape_slower() {
-        let said = |without, with| accepted(&measurement(without, with), "t64_s1", "t64");
+        let said = |without, with| accepted(&measurement(without, with), &["gated_sm90"], "t64_s1", "t64");
         assert!(said([2.0, 2.0], [1.0, 1.0]).contains("2.00× on the geometric mean of 2 shapes"));
         assert!(said([2.0, 2.0], [1.0, 1.0]).contains("the rule holds"));
         assert!(said([4.0, 0.9], [1.0, 1.0]).contains("least 0.90× (moe-2), spread 1.0 %: the rule does not hold"));

@@ -1,17 +1,20 @@
 //! This workspace's own tasks: one file a command.
 
+mod additions;
 mod bless;
 mod build_ptx;
 mod counters;
 mod document;
 mod emulate;
 mod experiments;
+mod picture;
 mod ptxas;
 mod sass;
 mod table;
+mod tidy;
 mod tools;
-
-use std::path::{Path, PathBuf};
+mod work;
+mod workspace;
 
 use clap::Parser;
 
@@ -19,31 +22,27 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Command {
+    Additions(additions::Args),
     Bless(bless::Args),
     BuildPtx(build_ptx::Args),
     Counters(counters::Args),
     Experiments(experiments::Args),
+    Picture(picture::Args),
     Ptxas(ptxas::Args),
     Sass(sass::Args),
+    Tidy(tidy::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Command::parse() {
+        Command::Additions(args) => additions::run(&args),
         Command::Bless(args) => bless::run(&args),
         Command::BuildPtx(args) => build_ptx::run(&args),
         Command::Counters(args) => counters::run(&args),
         Command::Experiments(args) => experiments::run(&args),
+        Command::Picture(args) => picture::run(&args),
         Command::Ptxas(args) => ptxas::run(&args),
         Command::Sass(args) => sass::run(&args),
+        Command::Tidy(args) => tidy::run(&args),
     }
-}
-
-/// The workspace's root: xtask lies in it.
-fn workspace() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
-}
-
-/// Where the workspace's build results go.
-fn target_dir() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }

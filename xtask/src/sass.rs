@@ -1,16 +1,26 @@
 //! `cargo xtask sass`: disassembles every kernel and looks for the instructions that it is written for.
 //!
-//! PTX says what a kernel asks for; only the machine code shows that the assembler gave it that, and not a slower way.
+//! PTX says what a kernel asks for; only the machine code shows that the assembler gave it that, and not a slower way. Which
+//! instructions those are stands in the kernel's folder, in `kernels-gpu/src/KERNEL/sass.toml`:
+//!
+//! ```toml
+//! [[instruction]]
+//! ptx = "wgmma.mma_async"
+//! machine = ["HGMMA"]     # how the machine code may begin, as nvdisasm prints it
+//! entries = "sm90_t"      # only of entries with this in their name; of all, if it is left out
+//! ```
 
-use std::{collections::BTreeMap, process::Command};
+use std::{collections::BTreeMap, fs, process::Command};
 
 use anyhow::{Context, ensure};
+use serde::Deserialize;
 
 use crate::{
     build_ptx,
     ptxas::performance_warnings,
     table::Table,
     tools::{self, NVDISASM, PTXAS},
+    workspace,
 };
 
 /// Disassemble every kernel, count the instructions that it is written for, and fail if an entry lacks one.
@@ -23,62 +33,47 @@ pub struct Args {
     install: bool,
 }
 
-/// An instruction that entries must have.
+/// What a kernel is written for. Of a kernel that does not say it, instructions are counted and none is missed.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Meant {
-    /// Of which entries: those with this in their name.
-    of: &'static str,
+    #[serde(rename = "instruction")]
+    instructions: Vec<Instruction>,
+}
+
+/// An instruction that entries must have.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Instruction {
+    /// Of which entries: those with this in their name; all, if it is left out.
+    #[serde(default)]
+    entries: String,
     /// Its name in PTX.
-    ptx: &'static str,
+    ptx: String,
     /// How the machine code that is meant for it may begin, as nvdisasm prints it: on one card or on another.
-    machine: &'static [&'static str],
+    machine: Vec<String>,
 }
 
-const fn every(ptx: &'static str, machine: &'static [&'static str]) -> Meant {
-    Meant { of: "", ptx, machine }
+impl Meant {
+    /// Reads what a kernel is written for.
+    fn of(kernel: &str) -> anyhow::Result<Self> {
+        let file = workspace::kernels().join("src").join(kernel).join("sass.toml");
+        if !file.exists() {
+            return Ok(Self::default());
+        }
+        let meant: Self = toml::from_str(&fs::read_to_string(&file)?).with_context(|| file.display().to_string())?;
+        let named = meant.instructions.iter().all(|instruction| !instruction.machine.is_empty());
+        ensure!(named, "{}: an instruction without machine code", file.display());
+        Ok(meant)
+    }
 }
-
-/// What the entries of each kernel module must have.
-const MEANT: [(&str, &[Meant]); 4] = [
-    ("gated_simt", &[every("dp4a", &["IDP.4A"])]),
-    (
-        "gated_sm90",
-        // But for the entry that decodes tokens, which has but what its name says.
-        &[
-            Meant { of: "sm90_t", ptx: "wgmma.mma_async", machine: &["HGMMA"] },
-            Meant { of: "sm90_t", ptx: "cp.async.bulk.shared::cluster.global", machine: &["UBLKCP.S.G"] },
-            Meant { of: "sm90_t", ptx: "mbarrier.try_wait", machine: &["SYNCS.PHASECHK"] },
-            Meant { of: "sm90_t", ptx: "setmaxnreg", machine: &["USETMAXREG"] },
-            every("mul.f16x2", &["HMUL2"]),
-        ],
-    ),
-    (
-        "gated_sm100",
-        &[
-            every(
-                "tcgen05.mma.kind::mxf4nvf4.block_scale.block16",
-                // B200 and B300, one CTA and two.
-                &["UTCOMMA.4X", "UTCOMMA.2CTA.4X", "UTCOMMA.BLOCK16", "UTCOMMA.2CTA.BLOCK16"],
-            ),
-            Meant { of: "_pair", ptx: "tcgen05.mma.cta_group::2", machine: &["UTCOMMA.2CTA"] },
-            every("cp.async.bulk.tensor.2d.shared::cluster.global", &["UTMALDG.2D"]),
-            every("cp.async.bulk.shared::cluster.global", &["UBLKCP.S.G"]),
-            Meant { of: "_tma", ptx: "cp.async.bulk.tensor.2d.global.shared::cta", machine: &["UTMASTG.2D"] },
-            every("tcgen05.cp", &["UTCCP"]),
-            every("tcgen05.ld", &["LDTM"]),
-            every("tcgen05.commit", &["UTCBAR"]),
-            every("mbarrier.try_wait", &["SYNCS.PHASECHK"]),
-        ],
-    ),
-    ("silu_mul", &[every("ex2.approx", &["MUFU.EX2"]), every("rcp.approx", &["MUFU.RCP"])]),
-];
 
 /// Builds, assembles, disassembles, prints a table for each kernel, and fails if an entry lacks an instruction.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let (ptxas, nvdisasm) = (PTXAS.find(args.install)?, NVDISASM.find(args.install)?);
     let mut faults = Vec::new();
     for built in build_ptx::build(&args.selection)? {
-        let meant = MEANT.iter().find(|(kernel, _)| *kernel == built.kernel).map(|&(_, meant)| meant);
-        let meant = meant.with_context(|| format!("xtask/src/sass.rs does not say what {} must have", built.kernel))?;
+        let meant = Meant::of(&built.kernel)?.instructions;
         for card in tools::cards(built.arch) {
             let (cubin, log) = tools::assemble(&ptxas, &built, card)?;
             faults.extend(performance_warnings(&log).map(|line| format!("{} for {card}: {line}", built.kernel)));
@@ -87,14 +82,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             ensure!(!entries.is_empty(), "nvdisasm finds no entry in {}", cubin.display());
 
             println!("{} for {card}", built.kernel);
-            for Meant { ptx, machine, .. } in meant {
+            for Instruction { ptx, machine, .. } in &meant {
                 println!("  {}: {ptx}", machine.join(" or "));
             }
-            let columns = meant.iter().map(|meant| meant.machine[0]);
+            let columns = meant.iter().map(|instruction| instruction.machine[0].as_str());
             let mut table = Table::new(1, &["entry", "instructions"].into_iter().chain(columns).collect::<Vec<_>>());
             for (entry, names) in entries {
                 let mut cells = vec![entry.to_owned(), names.len().to_string()];
-                for Meant { of, ptx, machine } in meant {
+                for Instruction { entries: of, ptx, machine } in &meant {
                     let is_meant = |name: &&&str| machine.iter().any(|begin| name.starts_with(begin));
                     let count = names.iter().filter(is_meant).count();
                     if count == 0 && entry.contains(of) {
@@ -142,5 +137,17 @@ mod tests {
              .L_x_0:\n        /*0010*/              @!UP0 UTMALDG.2D [UR4], [UR10] ;\n.text.two:\n        /*0000*/  EXIT ;\n";
         let found = instructions(code);
         assert_eq!(found, BTreeMap::from([("one", vec!["LDC", "UTMALDG.2D"]), ("two", vec!["EXIT"])]));
+    }
+
+    #[test]
+    fn every_sass_toml_is_of_a_kernel_and_is_read() {
+        let kernels = build_ptx::kernels().unwrap();
+        let mut read = 0;
+        for kernel in kernels.kernels() {
+            read += usize::from(!Meant::of(&kernel.name).unwrap().instructions.is_empty());
+        }
+        let folders = workspace::kernels().join("src").read_dir().unwrap().flatten();
+        let files = folders.filter(|folder| folder.path().join("sass.toml").exists()).count();
+        assert!(read == files && read > 0, "{read} of {files}");
     }
 }

@@ -9,6 +9,8 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use cuda_builder::{Arch, Built};
 
+use crate::workspace;
+
 /// A program of the CUDA toolkit that PyPI has too, for Linux.
 pub struct Tool {
     program: &'static str,
@@ -28,7 +30,7 @@ impl Tool {
         let Self { program, package } = self;
         let on_path = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
         let toolkit = env::var_os("CUDA_PATH").map(|path| PathBuf::from(path).join("bin"));
-        let installed = crate::target_dir().join(program);
+        let installed = workspace::target_dir().join(program);
         let of_wheel = || {
             // nvidia/<cu13, cuda_nvcc, …>/bin: the folder's name follows the version.
             let versions = installed.join("nvidia").read_dir().into_iter().flatten().flatten();

@@ -5,7 +5,6 @@
 //! that cust's generic code needs and that is not here yet shows as an undefined symbol when the program links: add it.
 
 #![allow(non_snake_case, reason = "the driver's names")]
-#![allow(clippy::missing_safety_doc, reason = "the driver API's own contracts hold")]
 #![allow(clippy::too_many_arguments, reason = "the driver's signatures")]
 
 use std::error::Error;
@@ -15,9 +14,9 @@ use std::sync::OnceLock;
 use cust::sys::*;
 use libloading::Library;
 
-use crate::Unavailable;
 use crate::abi::*;
-use crate::failure::{Code, NO_DEVICE, SUCCESS, SYMBOL_NOT_FOUND, record};
+use crate::record::{Code, NO_DEVICE, SUCCESS, SYMBOL_NOT_FOUND, record};
+use crate::unavailable::Unavailable;
 
 /// The driver library, as the loader knows it.
 const LIBRARY: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
@@ -70,6 +69,11 @@ macro_rules! driver_table {
         $(
             const _: unsafe extern "C" fn($($required_ty),*) -> CUresult = cust::sys::$required;
 
+            /// What `cust` calls.
+            ///
+            /// # Safety
+            ///
+            /// As cuda.h says of the function of this name.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $required($($required_arg: $required_ty),*) -> CUresult {
                 let code = match driver() {
@@ -222,7 +226,11 @@ driver_table! {
 
 type DescribeFn = unsafe extern "C" fn(Code, *mut *const c_char) -> Code;
 
-/// `cuGetErrorName`.
+/// `cuGetErrorName`, of any code.
+///
+/// # Safety
+///
+/// `text` is writable. What is left there is null, or a C string that is never freed.
 pub(crate) unsafe fn error_name(code: Code, text: *mut *const c_char) -> Code {
     match driver() {
         // SAFETY: the caller's `text` is writable.
@@ -236,7 +244,11 @@ pub(crate) unsafe fn error_name(code: Code, text: *mut *const c_char) -> Code {
     }
 }
 
-/// `cuGetErrorString`.
+/// `cuGetErrorString`, of any code.
+///
+/// # Safety
+///
+/// `text` is writable. What is left there is null, or a C string that is never freed.
 pub(crate) unsafe fn error_text(code: Code, text: *mut *const c_char) -> Code {
     static REASON: OnceLock<CString> = OnceLock::new();
     match driver() {
@@ -254,12 +266,22 @@ pub(crate) unsafe fn error_text(code: Code, text: *mut *const c_char) -> Code {
 const _: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult = cust::sys::cuGetErrorName;
 const _: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult = cust::sys::cuGetErrorString;
 
+/// What `cust` calls.
+///
+/// # Safety
+///
+/// `text` is writable.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetErrorName(error: CUresult, text: *mut *const c_char) -> CUresult {
     // SAFETY: the caller's `text` is writable.
     record("cuGetErrorName", unsafe { error_name(error as Code, text) })
 }
 
+/// What `cust` calls.
+///
+/// # Safety
+///
+/// `text` is writable.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetErrorString(error: CUresult, text: *mut *const c_char) -> CUresult {
     // SAFETY: the caller's `text` is writable.

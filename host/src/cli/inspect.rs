@@ -42,7 +42,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     } else {
         print(&found, args, out)?;
     }
-    Ok(if found.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(super::BAD_INPUT) })
+    Ok(if found.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(super::exit::BAD_INPUT) })
 }
 
 fn print(found: &Inspection, args: &Args, out: &mut impl Write) -> anyhow::Result<()> {

@@ -2,7 +2,9 @@
 
 mod completions;
 mod devices;
+mod exit;
 mod inspect;
+mod parse;
 mod progress;
 mod quantize;
 mod roofline;
@@ -14,14 +16,6 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use nvfp4::problem::Op;
-
-/// A wrong result, or a kernel that the emulator stopped.
-pub const WRONG: u8 = 1;
-/// Bad input or usage.
-pub const BAD_INPUT: u8 = 2;
-/// No device of the kind asked for.
-pub const NO_DEVICE: u8 = 3;
 
 /// NVFP4 grouped GEMM for mixture-of-experts models: run it, check it, and bring checkpoints in and out.
 #[derive(Parser)]
@@ -69,13 +63,9 @@ pub fn main() -> ExitCode {
         }
         eprintln!("error: {error:#}");
         ExitCode::from(match error.downcast_ref::<nvfp4::Error>() {
-            Some(error) if error.is_no_device() => NO_DEVICE,
-            Some(error) if error.fault().is_some() => WRONG,
-            _ => BAD_INPUT,
+            Some(error) if error.is_no_device() => exit::NO_DEVICE,
+            Some(error) if error.fault().is_some() => exit::WRONG,
+            _ => exit::BAD_INPUT,
         })
     })
-}
-
-fn parse_op(name: &str) -> Result<Op, String> {
-    [Op::Gated, Op::Plain].into_iter().find(|op| op.name() == name).ok_or("gated or plain".into())
 }

@@ -8,7 +8,7 @@ use nvfp4::plan::tile::{TILE_WEIGHT_ROWS, TOKEN_TILES, Tiling};
 use nvfp4::problem::{Op, OutDtype};
 use nvfp4::shape;
 
-use super::table;
+use super::{parse, table};
 
 /// Bytes, operations and the least time of a shape on a GPU; tiles and waves of each tile size.
 #[derive(clap::Args)]
@@ -21,16 +21,11 @@ pub struct Args {
     #[arg(long, default_value = "moe-1")]
     shape: String,
     /// The operation, in place of the shape's own.
-    #[arg(long, value_name = "gated|plain", value_parser = super::parse_op)]
+    #[arg(long, value_name = "gated|plain", value_parser = parse::op)]
     op: Option<Op>,
     /// The GPU: b200, h200, h100 or a100.
-    #[arg(long, default_value = GPUS[0].name, value_parser = parse_gpu)]
+    #[arg(long, default_value = GPUS[0].name, value_parser = parse::gpu)]
     gpu: Gpu,
-}
-
-fn parse_gpu(name: &str) -> Result<Gpu, String> {
-    let names = GPUS.map(|gpu| gpu.name).join(", ");
-    GPUS.into_iter().find(|gpu| gpu.name == name).ok_or(format!("known are {names}"))
 }
 
 /// Prints the work, the time for it, and a table of tile sizes.

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::compare::Tolerance;
 use crate::error::Error;
 use crate::kernels::GroupedKernel;
-use crate::problem::Op;
+use crate::oracle::Element;
+use crate::problem::{Op, OutDtype};
 
 /// A way to compute a step on a GPU: words separated by commas, in any order, all of which may be left out.
 ///
@@ -45,7 +47,7 @@ pub enum LaunchSchedule {
     /// A launch for each group that has tokens, dealt out to so many streams.
     Streams(u32),
     /// The baseline: a plain GEMM of all groups for gate, one for up, and a kernel for silu and product. What is between
-    /// them has the output's type, so its tolerance is [another](crate::compare::Tolerance::unfused).
+    /// them has the output's type, so its [tolerance](Self::tolerance) is another.
     Unfused,
 }
 
@@ -53,6 +55,16 @@ impl LaunchSchedule {
     /// The most streams: the most grids that a device runs side by side (CUDA programming guide, "Technical
     /// Specifications per Compute Capability").
     pub const MAX_STREAMS: u32 = 128;
+
+    /// Whether gate and up are rounded to the output's type before they are multiplied.
+    pub fn rounds_gate_and_up(self) -> bool {
+        self == Self::Unfused
+    }
+
+    /// How far an element of the output may lie from the exact one.
+    pub fn tolerance(self, dtype: OutDtype, element: &Element) -> Tolerance {
+        if self.rounds_gate_and_up() { Tolerance::unfused(dtype, element) } else { Tolerance::of(dtype) }
+    }
 }
 
 impl fmt::Display for LaunchSchedule {
@@ -161,6 +173,19 @@ impl Variant {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_unfused_schedule_has_a_tolerance_of_its_own() {
+        let element = Element { pre: [2.0, 3.0], value: 5.0 };
+        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+            let of = |schedule: LaunchSchedule| schedule.tolerance(dtype, &element);
+            for schedule in [LaunchSchedule::Persistent, LaunchSchedule::PerGroup, LaunchSchedule::Streams(2)] {
+                assert_eq!(of(schedule), Tolerance::of(dtype));
+            }
+            assert_eq!(of(LaunchSchedule::Unfused), Tolerance::unfused(dtype, &element));
+            assert!(of(LaunchSchedule::Unfused).absolute > Tolerance::of(dtype).absolute);
+        }
+    }
 
     #[test]
     fn words_come_in_any_order_and_print_in_one() {

@@ -120,6 +120,9 @@ extern "C" fn fake_set_device_count(count: c_int) {
     device().count = count;
 }
 
+/// # Safety
+///
+/// `function` is a C string.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fake_fail_next(function: *const c_char, code: Code) {
     let function = unsafe { CStr::from_ptr(function) }.to_string_lossy().into_owned();
@@ -137,6 +140,9 @@ extern "C" fn fake_take_calls() -> *mut c_char {
     CString::new(calls).unwrap().into_raw()
 }
 
+/// # Safety
+///
+/// `text` is of `fake_take_calls`, and is freed once.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fake_free_text(text: *mut c_char) {
     drop(unsafe { CString::from_raw(text) });
@@ -331,6 +337,9 @@ fn launch(
 macro_rules! functions {
     ($( fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block )*) => {
         $(
+            /// # Safety
+            ///
+            /// As cuda.h says of the function of this name.
             #[cfg(not($name))]
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($arg: $ty),*) -> Code {

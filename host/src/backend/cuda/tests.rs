@@ -7,14 +7,13 @@ use kernels_gpu::gated_simt::abi;
 
 use super::*;
 use crate::backend;
-use crate::compare::{Comparison, Tolerance, compare, compare_with};
+use crate::compare::{Comparison, compare, compare_with};
 use crate::generate::{self, Generator};
 use crate::kernels::KERNELS;
 use crate::kernels::fake::SMS;
 use crate::kernels::kernel::Kernel;
 use crate::oracle::Reference;
 use crate::output::Output;
-use crate::plan::variant::LaunchSchedule;
 use crate::problem::{Group, Op, OutDtype, Step};
 
 const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
@@ -400,10 +399,9 @@ fn devices_are_listed_with_the_kernel_that_would_run() {
 
 /// Compares an output with the exact one, at the variant's tolerance.
 fn check(variant: &str, weights: &Weights<'_>, step: &Step<'_>, output: &Output) -> Comparison {
-    let unfused = variant.parse::<Variant>().unwrap().schedule == LaunchSchedule::Unfused;
-    let dtype = output.dtype();
+    let schedule = variant.parse::<Variant>().unwrap().schedule;
     compare_with(output, &Reference::new(weights, step), step, |_, _, _, element| {
-        if unfused { Tolerance::unfused(dtype, element) } else { Tolerance::of(dtype) }
+        schedule.tolerance(output.dtype(), element)
     })
 }
 

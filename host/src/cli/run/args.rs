@@ -1,0 +1,111 @@
+//! The arguments of `nvfp4 run`.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use nvfp4::backend::emulated;
+use nvfp4::generate::Generator;
+use nvfp4::plan::variant::Variant;
+use nvfp4::problem::{Op, OutDtype};
+
+use crate::cli::parse;
+
+/// Run an MoE layer's grouped GEMM, check it against the exact reference, and report its speed.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  nvfp4 run                                      the default shape on the best device here
+  nvfp4 run --shape decode-1 --backend cpu --repeat 20
+  nvfp4 run --shape mine.json#layer-3 --input all-codes --json
+  nvfp4 run --shape group-test-1 --backend emulated --arch sm_90a --schedule worst
+  nvfp4 run --variant streams=4,graph            a launch for each group over 4 streams, replayed as a CUDA graph
+  nvfp4 run --weights model/ --layer 3 --tokens 16
+  nvfp4 run --weights model/ --layer 3 --activations tokens.safetensors --output out.safetensors
+
+Exit codes: 0 nothing wrong, 1 a wrong result or a fault of the kernel, 2 bad input or usage, 3 no such device.")]
+pub struct Args {
+    /// A built-in shape (see `nvfp4 shapes`), FILE.json or FILE.json#NAME.
+    #[arg(long, default_value = "moe-1", conflicts_with = "weights")]
+    pub shape: String,
+    /// The operation, in place of the shape's own.
+    #[arg(long, value_name = "gated|plain", value_parser = parse::op)]
+    pub op: Option<Op>,
+    /// Where to run; auto takes a CUDA GPU if there is one.
+    #[arg(long, value_enum, default_value_t = Choice::Auto)]
+    pub backend: Choice,
+    /// How a GPU computes it: words separated by commas, of which all may be left out. A launch schedule: persistent (one
+    /// launch), per-group, streams=N or unfused (the baseline of three kernels); graph (replayed as a CUDA graph); a kernel:
+    /// gated_sm100, gated_sm90 or gated_simt; one of its instances, such as t64. On Blackwell, gated_sm100 has run in the
+    /// emulator only and is not the default.
+    #[arg(long, value_name = "WORD,…", default_value_t)]
+    pub variant: Variant,
+    /// The emulated GPU: sm_80, sm_90a or sm_100f [default: sm_100f].
+    #[arg(long)]
+    pub arch: Option<String>,
+    /// Which warp the emulated GPU runs next, and when its asynchronous operations complete: fair, seed:N or worst
+    /// [default: fair].
+    #[arg(long)]
+    pub schedule: Option<emulated::Schedule>,
+    /// How inputs are made: public-dual, public-group, gaussian or all-codes [default: the shape's own, or gaussian].
+    #[arg(long, value_name = "GENERATOR", value_parser = parse::generator)]
+    pub input: Option<Generator>,
+    /// Seed of the inputs.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Type of the output.
+    #[arg(long, value_name = "f16|bf16", default_value = "f16", value_parser = parse::out_dtype)]
+    pub out_dtype: OutDtype,
+    /// An NVFP4 checkpoint: a .safetensors file, its index, or the folder of a model.
+    #[arg(long, value_name = "CHECKPOINT", requires = "layer")]
+    pub weights: Option<PathBuf>,
+    /// The layer of the checkpoint.
+    #[arg(long, requires = "weights")]
+    pub layer: Option<usize>,
+    /// Generated tokens for each expert of the checkpoint.
+    #[arg(long, value_name = "M", requires = "weights", default_value_t = 16)]
+    pub tokens: usize,
+    /// Tokens from a file: `hidden` [T, K] and `group_sizes` [experts], sorted by expert.
+    #[arg(long, value_name = "FILE", requires = "weights", conflicts_with_all = ["tokens", "input", "seed"])]
+    pub activations: Option<PathBuf>,
+    /// Where the output goes, as `output` [T, N] of a .safetensors file.
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// How much of the output is checked.
+    #[arg(long, value_enum, default_value_t = Verify::Full)]
+    pub verify: Verify,
+    /// Timed runs, after one to warm up [default: 5]. The emulator times nothing: there it runs once, unless told.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeat: Option<u32>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where to run.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub enum Choice {
+    Auto,
+    Cpu,
+    Cuda,
+    /// The GPU's kernel executed on the CPU, its faults found.
+    Emulated,
+}
+
+impl Args {
+    /// Runs that are reported, and runs before them that warm caches and buffers.
+    pub fn runs(&self) -> (usize, usize) {
+        let emulated = self.backend == Choice::Emulated;
+        let (timed, warm_up) = if emulated { (1, 0) } else { (5, 1) };
+        (self.repeat.map_or(timed, |repeat| repeat as usize), warm_up)
+    }
+}
+
+/// How much is checked.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub enum Verify {
+    /// Every element.
+    Full,
+    /// Some thousand elements, drawn by the seed.
+    Sample,
+    /// None.
+    Off,
+}

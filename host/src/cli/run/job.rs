@@ -1,0 +1,83 @@
+//! What `nvfp4 run` computes: a layer of a checkpoint, or a shape with inputs made from a seed.
+
+use anyhow::bail;
+use nvfp4::checkpoint::{Activations, Checkpoint};
+use nvfp4::format::Matrix;
+use nvfp4::generate;
+use nvfp4::plan::roofline::Roofline;
+use nvfp4::problem::{Group, GroupedProblem, Op, Weights};
+use nvfp4::shape;
+
+use super::args::Args;
+use crate::cli::progress::Progress;
+use crate::cli::table;
+
+/// Inputs, and where they came from, in words.
+pub struct Job<'a> {
+    pub shape: String,
+    pub input: String,
+    pub weights: Weights<'a>,
+    pub tokens: Vec<Matrix<'static>>,
+}
+
+/// The job of a layer of a checkpoint.
+pub fn loaded<'a>(args: &Args, checkpoint: &'a Checkpoint) -> anyhow::Result<Job<'a>> {
+    let number = args.layer.expect("clap requires it beside --weights");
+    let layer = checkpoint.layer(number, args.op.unwrap_or(Op::Gated))?;
+    let (tokens, input) = match &args.activations {
+        Some(path) => (Activations::open(path)?.quantize(&layer.input_scales)?, path.display().to_string()),
+        None => {
+            let experts = layer.weights.experts().iter();
+            let groups: Vec<_> = experts.map(|expert| Group { m: args.tokens, n: expert.n(), k: expert.k() }).collect();
+            check_memory(&GroupedProblem::new(layer.weights.op(), args.out_dtype, groups.clone())?)?;
+            let generator = args.input.unwrap_or_default();
+            (generate::activations(generator, &groups, args.seed)?, generator.name().into())
+        }
+    };
+    Ok(Job { shape: format!("{} layer {number}", checkpoint.path().display()), input, weights: layer.weights, tokens })
+}
+
+/// The job of a shape, its inputs made from the seed.
+pub fn generated(args: &Args) -> anyhow::Result<Job<'static>> {
+    let mut shape = shape::find(&args.shape)?;
+    shape.op = args.op.unwrap_or(shape.op);
+    let problem = shape.problem(args.out_dtype)?;
+    check_memory(&problem)?;
+    let generator = args.input.unwrap_or(shape.input);
+    let progress = Progress::new("generating", shape.groups.len());
+    let mut experts = Vec::new();
+    for (group, sizes) in shape.groups.iter().enumerate() {
+        experts.push(generate::expert(generator, shape.op, group, sizes, args.seed)?);
+        progress.add(1);
+    }
+    Ok(Job {
+        shape: args.shape.clone(),
+        input: generator.name().into(),
+        weights: Weights::new(shape.op, experts)?,
+        tokens: generate::activations(generator, &shape.groups, args.seed)?,
+    })
+}
+
+/// Refuses a problem that this machine's memory cannot hold, before anything is allocated.
+fn check_memory(problem: &GroupedProblem) -> anyhow::Result<()> {
+    let work = Roofline::new(problem);
+    let weights: f64 = problem.groups().iter().map(|group| group.n as f64 * group.k as f64).sum();
+    // Weights and their prepared copy at 9/16 of a byte an element, f32 numbers while one matrix is quantised, and the
+    // f64 reference.
+    let largest = problem.groups().iter().map(|group| group.n.max(group.m) as f64 * group.k as f64).fold(0.0, f64::max);
+    let projections = problem.op().projections() as f64;
+    let outputs = work.output_bytes as f64 * (1.0 + 8.0 * projections);
+    let needed = 2.0 * projections * weights * 9.0 / 16.0 + 4.0 * largest + 8.0 * work.token_bytes as f64 + outputs;
+    let ram = sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram());
+    // Where the system does not say, the allocator will.
+    let Ok(system) = sysinfo::System::new_with_specifics(ram) else { return Ok(()) };
+    let present = system.total_memory() as f64;
+    if needed > present {
+        bail!(
+            "the shape needs about {} of memory and this machine has {}; take fewer or smaller groups",
+            table::bytes(needed),
+            table::bytes(present)
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! What `nvfp4 run` prints: for people, or as JSON.
+
+use std::io::Write;
+use std::time::Duration;
+
+use nvfp4::backend::{Backend, Layer, emulated};
+use nvfp4::compare::{Comparison, Tolerance};
+use nvfp4::plan::roofline::Roofline;
+use nvfp4::problem::{Group, GroupedProblem};
+use serde_json::json;
+
+use super::args::{Args, Verify};
+use crate::cli::table;
+
+/// A run, its times and what the check found.
+pub struct Report<'a> {
+    pub args: &'a Args,
+    pub shape: String,
+    pub input: String,
+    pub problem: &'a GroupedProblem,
+    pub backend: &'a dyn Backend,
+    pub layer: &'a dyn Layer,
+    pub min: Duration,
+    pub median: Duration,
+    /// Median time to queue a run.
+    pub host: Option<Duration>,
+    pub comparison: Option<Comparison>,
+}
+
+impl Report<'_> {
+    /// True only after every element was checked.
+    fn verified(&self) -> bool {
+        self.args.verify == Verify::Full && self.comparison.is_some_and(|comparison| comparison.passed())
+    }
+
+    /// As one JSON object.
+    pub fn json(&self) -> serde_json::Value {
+        let work = Roofline::new(self.problem);
+        let seconds = self.median.as_secs_f64();
+        let groups: Vec<_> =
+            self.problem.groups().iter().map(|group| json!({"m": group.m, "n": group.n, "k": group.k})).collect();
+        // Rates of the emulator would be taken for the device's.
+        let rate = |amount: f64| self.layer.counters().is_none().then_some(amount / seconds);
+        let mut report = json!({
+            "op": self.problem.op(),
+            "backend": self.backend.name(),
+            "kernel": self.layer.kernel(),
+            "variant": self.layer.launches().map(|_| self.args.variant.to_string()),
+            "device": self.backend.device(),
+            "shape": self.shape,
+            "input": self.input,
+            "groups": groups,
+            "time_us": {"min": self.min.as_secs_f64() * 1e6, "median": seconds * 1e6},
+            "launches": self.layer.launches(),
+            "host_us": self.host.map(|host| host.as_secs_f64() * 1e6),
+            "tflops": rate(work.operations / 1e12),
+            "gb_per_s": rate(work.bytes() as f64 / 1e9),
+            "max_abs_err": self.comparison.map(|comparison| comparison.max_abs_err),
+            "max_rel_err": self.comparison.map(|comparison| comparison.max_rel_err),
+            "mismatches": self.comparison.map(|comparison| comparison.mismatches),
+            "verified": self.verified(),
+        });
+        if let Some(counters) = self.layer.counters() {
+            report["counters"] = json!(counters);
+            report["useful_share"] = json!(useful_share(counters, &work));
+        }
+        report
+    }
+
+    /// For people.
+    pub fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
+        let work = Roofline::new(self.problem);
+        let seconds = self.median.as_secs_f64();
+        writeln!(
+            out,
+            "{} {} · {} → {} · {} on {}, {}",
+            self.shape,
+            self.problem.op().name(),
+            self.input,
+            self.problem.out_dtype().name(),
+            self.backend.name(),
+            self.backend.device(),
+            self.layer.kernel()
+        )?;
+        writeln!(out, "{}", group_table(self.problem.groups()))?;
+        match self.layer.counters() {
+            Some(counters) => {
+                writeln!(out, "variant   {}: {}", self.args.variant, launches(self.layer.launches().unwrap_or(0)))?;
+                print_counters(counters, &work, seconds, out)?;
+            }
+            None => {
+                writeln!(
+                    out,
+                    "time      median {}, min {} of {}",
+                    table::time(seconds),
+                    table::time(self.min.as_secs_f64()),
+                    self.args.runs().0
+                )?;
+                if let (Some(count), Some(host)) = (self.layer.launches(), self.host) {
+                    let host = table::time(host.as_secs_f64());
+                    writeln!(out, "variant   {}: {} a run, queued in {host}", self.args.variant, launches(count))?;
+                }
+                writeln!(
+                    out,
+                    "rate      {:.3} TFLOP/s, {:.2} GB/s",
+                    work.operations / seconds / 1e12,
+                    work.bytes() as f64 / seconds / 1e9
+                )?;
+            }
+        }
+        if let Some(peaks) = self.backend.peaks() {
+            let share = work.seconds(peaks) / seconds;
+            writeln!(
+                out,
+                "roofline  {:.0} % of the device's: {} at {:.1} GB/s and {:.2} TFLOP/s{}",
+                100.0 * share,
+                table::time(work.seconds(peaks)),
+                peaks.bytes_per_second / 1e9,
+                peaks.ops_per_second / 1e12,
+                if share > 1.0 { "; so little data stays in caches" } else { "" }
+            )?;
+        }
+        let Some(comparison) = &self.comparison else {
+            writeln!(out, "verified  no: not checked")?;
+            return Ok(());
+        };
+        writeln!(
+            out,
+            "error     at most {:.2e} absolute, {:.2e} relative",
+            comparison.max_abs_err, comparison.max_rel_err
+        )?;
+        let Tolerance { absolute, relative } = Tolerance::of(self.problem.out_dtype());
+        let rounds = self.args.variant.schedule.rounds_gate_and_up();
+        let more = if rounds { " + what rounding gate and up moves it by" } else { "" };
+        let bound = format!("within {absolute} + {relative}·|x|{more} of the exact reference");
+        let checked = table::thousands(comparison.checked);
+        match (comparison.first, self.args.verify) {
+            (Some(first), _) => {
+                let wrong = table::thousands(comparison.mismatches);
+                writeln!(out, "verified  NO: {wrong} of {checked} elements are wrong, the first {first}")
+            }
+            (None, Verify::Full) => writeln!(out, "verified  yes: all {checked} elements {bound}"),
+            (None, _) => writeln!(out, "verified  no: of a sample of {checked} elements all are {bound}"),
+        }
+    }
+}
+
+fn launches(count: usize) -> String {
+    if count == 1 { "1 launch".into() } else { format!("{count} launches") }
+}
+
+/// The share of multiply-adds that belong to an element of the output, where tensor cores do them.
+fn useful_share(counters: &emulated::Counters, work: &Roofline) -> Option<f64> {
+    let useful = (work.operations / 2.0) as u64;
+    (counters.total.matrix_multiply_adds > 0).then(|| counters.useful_share(useful))
+}
+
+/// What an emulated kernel did. No rate: the time is the emulator's.
+fn print_counters(
+    counters: &emulated::Counters,
+    work: &Roofline,
+    seconds: f64,
+    out: &mut impl Write,
+) -> std::io::Result<()> {
+    let total = &counters.total;
+    let number = |count: u64| table::thousands(count as usize);
+    let bytes = |count: u64| table::bytes(count as f64);
+    writeln!(
+        out,
+        "executed  {} instructions of threads, {} of warps, {} CTAs; no fault",
+        number(total.thread_instructions),
+        number(total.warp_instructions),
+        number(counters.ctas)
+    )?;
+    let loaded = |name| {
+        let buffers = counters.buffers_named(name);
+        bytes(buffers.loaded + buffers.bulk_loaded)
+    };
+    writeln!(
+        out,
+        "global    {} of weights and {} of tokens loaded, {} distinct; {} stored",
+        loaded(emulated::WEIGHTS),
+        loaded(emulated::TOKENS),
+        bytes(counters.dram_read_bytes),
+        bytes(total.bytes.global_store + total.bulk.global_store)
+    )?;
+    writeln!(
+        out,
+        "shared    {} loaded, {} stored, {} extra cycles by bank conflicts",
+        bytes(total.bytes.shared_load),
+        bytes(total.bytes.shared_store),
+        number(total.bank_conflicts)
+    )?;
+    if let Some(useful) = useful_share(counters, work) {
+        writeln!(
+            out,
+            "matrix    {} multiply-adds, {:.1} % useful",
+            number(total.matrix_multiply_adds),
+            100.0 * useful
+        )?;
+    }
+    if total.loads.phases > 0 {
+        writeln!(
+            out,
+            "pipeline  {:.1} % of {} loads beside matrix operations, {:.1} of those ahead of its use",
+            100.0 * total.loads.overlap(),
+            number(total.loads.phases),
+            total.loads.mean_distance()
+        )?;
+    }
+    let waits: Vec<_> =
+        counters.roles.iter().map(|role| format!("{:.0}", 100.0 * counters.waiting_share(role))).collect();
+    writeln!(out, "waiting   {} % of the emulated time, by warp", waits.join(", "))?;
+    writeln!(out, "time      {} to emulate; says nothing of a GPU", table::time(seconds))
+}
+
+/// The groups, those of equal size in one row.
+fn group_table(groups: &[Group]) -> comfy_table::Table {
+    let mut rows = table::table(&["group", "M", "N", "K"], 1);
+    let mut first = 0;
+    for equal in groups.chunk_by(|a, b| a == b) {
+        let last = first + equal.len() - 1;
+        let name = if first == last { first.to_string() } else { format!("{first}–{last}") };
+        rows.add_row([name, equal[0].m.to_string(), equal[0].n.to_string(), equal[0].k.to_string()]);
+        first = last + 1;
+    }
+    rows
+}

@@ -1,0 +1,62 @@
+//! The check of an output against the exact reference: of all elements, or of a sample.
+
+use nvfp4::Output;
+use nvfp4::compare::{Comparison, Mismatch, Tolerance, compare_with};
+use nvfp4::oracle::{Element, Reference, element_at};
+use nvfp4::problem::{Group, Step, Weights};
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::args::{Args, Verify};
+use crate::cli::progress::Progress;
+
+/// Compares as much of an output as was asked for, at the variant's tolerance; nothing, if nothing was.
+pub fn verify(args: &Args, weights: &Weights<'_>, step: &Step<'_>, output: &Output) -> Option<Comparison> {
+    let tolerance = |element: &Element| args.variant.schedule.tolerance(output.dtype(), element);
+    match args.verify {
+        Verify::Full => Some(verify_all(weights, step, output, tolerance)),
+        Verify::Sample => Some(verify_sample(weights, step, output, tolerance, args.seed)),
+        Verify::Off => None,
+    }
+}
+
+fn verify_all(
+    weights: &Weights<'_>,
+    step: &Step<'_>,
+    output: &Output,
+    tolerance: impl Fn(&Element) -> Tolerance + Sync,
+) -> Comparison {
+    let projections = step.problem().op().projections();
+    let dot_products = step.problem().groups().iter().map(|group| projections * group.m * group.n).sum();
+    let progress = Progress::new("verifying", dot_products);
+    let reference = Reference::with_progress(weights, step, &|done| progress.add(done));
+    compare_with(output, &reference, step, |_, _, _, element| tolerance(element))
+}
+
+fn verify_sample(
+    weights: &Weights<'_>,
+    step: &Step<'_>,
+    output: &Output,
+    tolerance: impl Fn(&Element) -> Tolerance,
+    seed: u64,
+) -> Comparison {
+    const ELEMENTS: usize = 4096;
+    let dtype = output.dtype();
+    let groups: Vec<(usize, &Group)> =
+        step.problem().groups().iter().enumerate().filter(|(_, group)| group.m > 0).collect();
+    let mut comparison = Comparison::default();
+    if groups.is_empty() {
+        return comparison;
+    }
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let progress = Progress::new("verifying", ELEMENTS);
+    for _ in 0..ELEMENTS {
+        let (group, sizes) = groups[rng.random_range(0..groups.len())];
+        let (row, column) = (rng.random_range(0..sizes.m), rng.random_range(0..sizes.n));
+        let exact = element_at(weights, step, group, row, column);
+        let (got, want) = (dtype.decode(output.group(group)[row * sizes.n + column]), exact.value);
+        comparison.add(tolerance(&exact), dtype, Mismatch { group, row, column, got, want });
+        progress.add(1);
+    }
+    comparison
+}
