@@ -156,10 +156,11 @@ impl Emulated {
     pub fn with_ptx(self, ptx: &str) -> Result<Self, Error> {
         let kernel = builds::kernel_of(ptx.as_bytes())?.name();
         builds::check_runs(kernel, self.capability)?;
+        let variant = self.variant.with_code_of(kernel)?;
         let module = parse(kernel, &self.arch, ptx)?;
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner).clone();
         modules.insert(kernel, module);
-        Ok(Self { modules: Arc::new(Mutex::new(modules)), ..self })
+        Ok(Self { variant, modules: Arc::new(Mutex::new(modules)), ..self })
     }
 
     /// The kernel that computes steps unless it does not take their K.

@@ -155,6 +155,20 @@ impl FromStr for Variant {
 }
 
 impl Variant {
+    /// The same variant where a kernel's code was given by the caller: that kernel computes, if it is one that can.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the variant names another.
+    pub(crate) fn with_code_of(self, given: &str) -> Result<Self, Error> {
+        match (GroupedKernel::named(given), self.kernel) {
+            (Some(given), None) => Ok(Self { kernel: Some(given), ..self }),
+            (Some(given), Some(named)) if given != named => {
+                Err(Error::Invalid(format!("it is of {}, and the variant names {}", given.name(), named.name())))
+            }
+            _ => Ok(self),
+        }
+    }
+
     /// The operation that the kernel is launched for to compute a step of `op`.
     ///
     /// # Errors
@@ -225,6 +239,15 @@ mod tests {
         assert_eq!(refusal("per-group,unfused"), "a variant has one launch schedule");
         assert_eq!(refusal("graph,graph"), "a variant has one `graph`");
         assert_eq!(refusal("gated_simt,gated_sm90"), "a variant has one kernel");
+    }
+
+    #[test]
+    fn code_that_was_given_is_what_runs() {
+        let with_code = |text: &str, given| text.parse::<Variant>().unwrap().with_code_of(given);
+        assert_eq!(with_code("graph", "gated_sm90").unwrap().to_string(), "gated_sm90,persistent,graph");
+        assert_eq!(with_code("gated_sm90", "silu_mul").unwrap().to_string(), "gated_sm90,persistent");
+        let refused = with_code("gated_sm90", "gated_simt").unwrap_err().to_string();
+        assert_eq!(refused, "it is of gated_simt, and the variant names gated_sm90");
     }
 
     #[test]

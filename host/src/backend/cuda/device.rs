@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::kernels::GroupedKernel;
 use crate::kernels::builds::{self, Build, Capability};
 use crate::kernels::kernel;
+use crate::plan::variant::Variant;
 
 /// What can be said of a device without making a context on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,6 +120,14 @@ impl Device {
         })?;
         let context = check(Context::new(device), || label(&info))?;
         Ok(Self { info, default, cubins: options.cubins, code, modules: Mutex::default(), context })
+    }
+
+    /// The variant in which the code runs that was given as a file, if any was.
+    pub fn with_given_code(&self, variant: Variant) -> Result<Variant, Error> {
+        match &self.code {
+            Some((kernel, path, _)) => variant.with_code_of(kernel).map_err(|error| error.at(path.display())),
+            None => Ok(variant),
+        }
     }
 
     /// Makes the context current on this thread, as every call that touches memory, modules or streams needs.

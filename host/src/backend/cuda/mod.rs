@@ -64,7 +64,8 @@ impl Cuda {
     /// # Errors
     /// As [`Cuda::open`]. A cubin that does not load shows in [`Cuda::prepare_layer`].
     pub fn open_with(ordinal: u32, options: Options) -> Result<Self, Error> {
-        Ok(Self { device: Arc::new(Device::open(ordinal, options)?), variant: Variant::default() })
+        Self { device: Arc::new(Device::open(ordinal, options)?), variant: Variant::default() }
+            .with_variant(Variant::default())
     }
 
     /// The same device, whose layers compute their steps in another way. To name the kernel of Blackwell is to take one
@@ -73,6 +74,7 @@ impl Cuda {
     /// # Errors
     /// [`Error::Invalid`] if the variant's kernel does not run on this device.
     pub fn with_variant(self, variant: Variant) -> Result<Self, Error> {
+        let variant = self.device.with_given_code(variant)?;
         if let Some(kernel) = variant.kernel {
             builds::check_runs(kernel.name(), self.info().capability)?;
         }

@@ -369,6 +369,32 @@ fn machine_code_is_preferred_to_ptx_where_there_is_a_file() {
 }
 
 #[test]
+fn code_from_a_file_runs_in_place_of_the_kernel_whose_entries_it_has() {
+    let fake = fake();
+    let weights = weights(Op::Plain);
+    let folder = tempfile::tempdir().unwrap();
+    let open = |text: &[u8]| {
+        let path = folder.path().join("mine");
+        std::fs::write(&path, text).unwrap();
+        Cuda::open_with(0, Options { code: Some(path), ..Options::default() })
+    };
+    let ptx = builds::find("gated_simt", (8, 9)).unwrap().ptx;
+    let mut layer = open(ptx.as_bytes()).unwrap().prepare_layer(&weights).unwrap();
+    let step = step(&weights, &GROUPS, OutDtype::F16);
+    let mut output = Output::new(step.problem());
+    backend::run(&mut layer, &step, &mut output).unwrap();
+    assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
+    open(b"\x7fELF gated_simt").unwrap().prepare_layer(&weights).unwrap();
+    let error = open(b"gated_simt, but no code").unwrap().prepare_layer(&weights).err().unwrap().to_string();
+    assert!(error.contains("mine, of which") || error.contains("mine: cuModuleLoadDataEx"), "{error}");
+    let error = open(b"nothing").err().unwrap().to_string();
+    assert!(error.contains("mine: it has no entry of any kernel"), "{error}");
+    let error = open(b"gated_sm90_t64").err().unwrap().to_string();
+    assert!(error.contains("gated_sm90 is for sm_90a"), "{error}");
+    drop(fake);
+}
+
+#[test]
 fn without_a_usable_device_the_reason_is_told() {
     let fake = fake();
     let refused = |ordinal| Cuda::open(ordinal).map(|_| ()).unwrap_err();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use nvfp4::backend::emulated;
 use nvfp4::generate::Generator;
+use nvfp4::kernels::GroupedKernel;
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::{Op, OutDtype};
 
@@ -17,6 +18,7 @@ use crate::cli::parse;
   nvfp4 run --shape decode-1 --backend cpu --repeat 20
   nvfp4 run --shape mine.json#layer-3 --input all-codes --json
   nvfp4 run --shape group-test-1 --backend emulated --arch sm_90a --schedule worst
+  nvfp4 run --shape group-test-1 --backend emulated --ptx target/ptx/gated_sm90.sm_90a.ptx
   nvfp4 run --variant streams=4,graph            a launch for each group over 4 streams, replayed as a CUDA graph
   nvfp4 run --weights model/ --layer 3 --tokens 16
   nvfp4 run --weights model/ --layer 3 --activations tokens.safetensors --output out.safetensors
@@ -32,15 +34,18 @@ pub struct Args {
     /// Where to run; auto takes a CUDA GPU if there is one.
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     pub backend: Choice,
-    /// How a GPU computes it: words separated by commas, of which all may be left out. A launch schedule: persistent (one
-    /// launch), per-group, streams=N or unfused (the baseline of three kernels); graph (replayed as a CUDA graph); a kernel:
-    /// gated_sm100, gated_sm90 or gated_simt; one of its instances, such as t64. On Blackwell, gated_sm100 has run in the
-    /// emulator only and is not the default.
-    #[arg(long, value_name = "WORD,…", default_value_t)]
+    #[arg(long, value_name = "WORD,…", default_value_t, help = variant_help())]
     pub variant: Variant,
-    /// The emulated GPU: sm_80, sm_90a or sm_100f [default: sm_100f].
-    #[arg(long)]
+    #[arg(long, help = arch_help())]
     pub arch: Option<String>,
+    /// Multiprocessors of the emulated GPU [default: those of the first card of its architecture].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub sms: Option<u32>,
+    /// PTX that runs in place of the kernel whose entries it has, from `cargo xtask build-ptx` for instance: a kernel is changed
+    /// without a build of this command. The emulated GPU is then the one that it was compiled for, unless --arch says another; a
+    /// card takes machine code (.cubin) too.
+    #[arg(long, value_name = "FILE")]
+    pub ptx: Option<PathBuf>,
     /// Which warp the emulated GPU runs next, and when its asynchronous operations complete: fair, seed:N or worst
     /// [default: fair].
     #[arg(long)]
@@ -78,6 +83,30 @@ pub struct Args {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
+}
+
+/// What `--help` says of `--variant`.
+fn variant_help() -> String {
+    let names = |kernels: &mut dyn Iterator<Item = GroupedKernel>| {
+        kernels.map(GroupedKernel::name).collect::<Vec<_>>().join(", ")
+    };
+    let unproven =
+        names(&mut GroupedKernel::all().filter(|kernel| !GroupedKernel::proven().any(|proven| proven == *kernel)));
+    let mut help = format!(
+        "How a GPU computes it: words separated by commas, of which all may be left out. A launch schedule: persistent (one \
+         launch), per-group, streams=N or unfused (the baseline of three kernels); graph (replayed as a CUDA graph); a kernel: \
+         {}; one of its instances, such as t64",
+        names(&mut GroupedKernel::all())
+    );
+    if !unproven.is_empty() {
+        help += &format!(". Has run in the emulator only, and is no card's default: {unproven}");
+    }
+    help
+}
+
+/// What `--help` says of `--arch`.
+fn arch_help() -> String {
+    format!("The emulated GPU: {} [default: {}]", emulated::arches().join(", "), emulated::default_arch())
 }
 
 /// Where to run.

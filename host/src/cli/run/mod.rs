@@ -8,9 +8,11 @@ mod verification;
 use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use nvfp4::Output;
-use nvfp4::backend::{self, Backend, cpu::Cpu, cuda::Cuda, emulated};
+use nvfp4::backend::cuda::{self, Cuda};
+use nvfp4::backend::emulated::{self, Emulated};
+use nvfp4::backend::{self, Backend, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, OutputFile, refuse_input};
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::Step;
@@ -84,25 +86,40 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 }
 
 fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
-    if args.backend != Choice::Emulated && (args.arch.is_some() || args.schedule.is_some()) {
-        bail!("--arch and --schedule are the emulator's; add --backend emulated");
+    if args.backend != Choice::Emulated && (args.arch.is_some() || args.schedule.is_some() || args.sms.is_some()) {
+        bail!("--arch, --schedule and --sms are the emulator's; add --backend emulated");
     }
-    let cuda = || Cuda::open(0)?.with_variant(args.variant);
-    let plain = args.variant == Variant::default();
+    let cuda = || {
+        let options = cuda::Options { code: args.ptx.clone(), ..Default::default() };
+        Cuda::open_with(0, options)?.with_variant(args.variant)
+    };
+    let of_any_device = args.variant == Variant::default() && args.ptx.is_none();
     Ok(match args.backend {
-        Choice::Cpu if !plain => bail!("--variant is of GPUs, real and emulated; leave it out with --backend cpu"),
+        Choice::Cpu if !of_any_device => {
+            bail!("--variant and --ptx are of GPUs, real and emulated; leave them out with --backend cpu")
+        }
         Choice::Cpu => Box::new(Cpu::new()),
         Choice::Cuda => Box::new(cuda()?),
-        Choice::Emulated => {
-            let schedule = args.schedule.unwrap_or_default();
-            let options = emulated::Options { schedule, ..Default::default() };
-            let gpu = emulated::Emulated::new(args.arch.as_deref().unwrap_or(emulated::default_arch()), options)?;
-            Box::new(gpu.with_variant(args.variant)?)
-        }
+        Choice::Emulated => Box::new(emulated_gpu(args)?),
         Choice::Auto => match cuda() {
             Ok(gpu) => Box::new(gpu),
-            Err(error) if error.is_no_device() && plain => Box::new(Cpu::new()),
+            Err(error) if error.is_no_device() && of_any_device => Box::new(Cpu::new()),
             Err(error) => return Err(error.into()),
         },
     })
+}
+
+fn emulated_gpu(args: &Args) -> anyhow::Result<Emulated> {
+    let options =
+        emulated::Options { schedule: args.schedule.unwrap_or_default(), sms: args.sms, ..Default::default() };
+    let Some(path) = &args.ptx else {
+        let arch = args.arch.as_deref().unwrap_or(emulated::default_arch());
+        return Ok(Emulated::new(arch, options)?.with_variant(args.variant)?);
+    };
+    let ptx = std::fs::read_to_string(path).with_context(|| format!("{} is no PTX", path.display()))?;
+    let target = ptx.lines().find_map(|line| line.trim().strip_prefix(".target")).unwrap_or_default();
+    let target = target.split([',', ' ']).find(|word| !word.is_empty());
+    let arch = args.arch.as_deref().or(target).unwrap_or(emulated::default_arch());
+    let gpu = Emulated::new(arch, options)?.with_variant(args.variant)?;
+    gpu.with_ptx(&ptx).with_context(|| path.display().to_string())
 }
