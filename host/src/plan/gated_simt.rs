@@ -1,6 +1,6 @@
 //! Launches of the portable kernel, `kernels-gpu/src/gated_simt/`: which entry, how many blocks. Pure functions.
 
-use kernels_gpu::gated_simt::abi::{Group, Tile};
+use kernels_gpu::gated_simt::abi::{self, Group, Instance, Tile};
 
 use super::Grid;
 use crate::error::Error;
@@ -15,21 +15,19 @@ const SMALL_ROW_COST: u64 = 2;
 
 /// What the kernel is called that computes an operation.
 pub(crate) fn name(op: Op) -> &'static str {
-    entry(Tile::LARGE, op)
+    instance(Tile::LARGE, op).entry
 }
 
 /// The entries of an operation, one for each tile, with their dynamic shared memory: what a driver loads before the first
 /// step.
 #[cfg(any(feature = "cuda", test))]
 pub(crate) fn entries(op: Op) -> [(&'static str, u32); 2] {
-    INSTANCES.map(|(_, tile)| (entry(tile, op), tile.shared_bytes(op.projections() as u32)))
+    INSTANCES.map(|(_, tile)| instance(tile, op)).map(|instance| (instance.entry, instance.shared_bytes()))
 }
 
-fn entry(tile: Tile, op: Op) -> &'static str {
-    match op {
-        Op::Gated => tile.gated,
-        Op::Plain => tile.plain,
-    }
+fn instance(tile: Tile, op: Op) -> Instance {
+    let is = |instance: &&Instance| instance.tile == tile && instance.matrices == op.projections() as u32;
+    *abi::INSTANCES.iter().find(is).expect("every tile has both operations")
 }
 
 /// Takes the instance of this name, one of [`INSTANCES`], or else the best for a step's groups, numbers their tiles, and
@@ -48,12 +46,13 @@ pub(crate) fn plan(op: Op, instance: Option<&str>, groups: &mut [Group]) -> Resu
             return Err(Error::TooLarge);
         }
     }
+    let instance = self::instance(tile, op);
     Ok(Grid {
-        entry: entry(tile, op),
+        entry: instance.entry,
         blocks: blocks as u32,
         cluster: 1,
-        threads: Tile::THREADS,
-        shared_bytes: tile.shared_bytes(op.projections() as u32),
+        threads: Instance::THREADS,
+        shared_bytes: instance.shared_bytes(),
         overlaps: false,
     })
 }
@@ -91,7 +90,10 @@ mod tests {
     fn a_named_instance_is_taken_whatever_the_sizes() {
         for (name, tile) in INSTANCES {
             for sizes in [[1; 2], [500; 2]] {
-                assert_eq!(plan(Op::Gated, Some(name), &mut groups(sizes)).unwrap().entry, tile.gated);
+                assert_eq!(
+                    plan(Op::Gated, Some(name), &mut groups(sizes)).unwrap().entry,
+                    instance(tile, Op::Gated).entry
+                );
             }
         }
     }
@@ -102,8 +104,8 @@ mod tests {
         let grid = plan(Op::Gated, None, &mut groups).unwrap();
         let columns = 4096 / Tile::LARGE.columns;
         assert_eq!(groups.map(|group| group.first_tile), [0, 2 * columns, 2 * columns]);
-        assert_eq!((grid.entry, grid.blocks), (Tile::LARGE.gated, 6 * columns));
-        assert_eq!(plan(Op::Plain, None, &mut groups).unwrap().entry, Tile::LARGE.plain);
+        assert_eq!((grid.entry, grid.blocks), ("gated_simt", 6 * columns));
+        assert_eq!(plan(Op::Plain, None, &mut groups).unwrap().entry, "plain_simt");
     }
 
     #[test]

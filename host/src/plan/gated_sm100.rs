@@ -3,7 +3,7 @@
 
 use kernels_gpu::gated_simt::abi;
 use kernels_gpu::gated_sm100::abi::{
-    BOX_BYTES, BOX_TOKENS, Group, INSTANCES, Instance, K_ALIGNMENT, Roles, STEP, Store, TILE_ROWS, Tile,
+    BOX_BYTES, BOX_TOKENS, Group, INSTANCES, Instance, K_ALIGNMENT, K_BLOCK, Roles, Store, TILE_ROWS, Tile,
 };
 
 use super::Grid;
@@ -156,7 +156,7 @@ impl Plan {
     /// without tokens has none.
     fn maps_of(&self, group: &abi::Group) -> impl Iterator<Item = MapArguments> {
         let instance = self.instance;
-        let values = |address, rows, box_rows| MapArguments::values(address, rows, group.k, STEP, box_rows);
+        let values = |address, rows, box_rows| MapArguments::values(address, rows, group.k, K_BLOCK, box_rows);
         let tokens = values(group.a, group.m, instance.block_tokens());
         let weights = group.b.map(|address| values(address, group.n, TILE_ROWS));
         let weights = weights.into_iter().take(instance.matrices as usize);
@@ -299,8 +299,7 @@ mod tests {
                 let Group { n, k, .. } = plan.describe(&groups, 0)[tile.group as usize];
                 let rows = (n - tile.first_row).min(plan.instance.tile_rows());
                 useful += u64::from(tile.tokens * rows) * u64::from(k);
-                issued +=
-                    u64::from(plan.instance.issued_tokens(tile.tokens) * plan.instance.tile_rows()) * u64::from(k);
+                issued += u64::from(plan.instance.mma_n(tile.tokens) * plan.instance.tile_rows()) * u64::from(k);
             }
             let share = useful as f64 / issued as f64;
             assert!((least..=1.0).contains(&share), "{name}: {share}");

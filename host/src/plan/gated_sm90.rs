@@ -7,7 +7,9 @@ use std::ops::Range;
 
 use kernels_gpu::gated_simt::abi;
 pub(crate) use kernels_gpu::gated_sm90::abi::TOKENS_ENTRY;
-use kernels_gpu::gated_sm90::abi::{self as sm90, EIGHT, EIGHT_BYTES, INSTANCES, Instance, K_ALIGNMENT, STEP, Tokens};
+use kernels_gpu::gated_sm90::abi::{
+    self as sm90, CORE_MATRIX_ROWS, INSTANCES, Instance, K_ALIGNMENT, K_BLOCK, STRIP_BYTES, Tokens,
+};
 
 use super::Grid;
 use crate::error::Error;
@@ -50,7 +52,7 @@ pub(crate) fn instances(op: Op) -> impl Iterator<Item = (&'static str, Instance)
 /// # Errors
 /// [`Error::TooLarge`].
 pub(crate) fn decoded_bytes(group: &abi::Group) -> Result<u64, Error> {
-    Tokens::pieces(group.m, group.k).checked_mul(u64::from(EIGHT_BYTES)).ok_or(Error::TooLarge)
+    Tokens::strips(group.m, group.k).checked_mul(u64::from(STRIP_BYTES)).ok_or(Error::TooLarge)
 }
 
 /// Plans the grid that decodes tokens, each group's to the address that stands beside it. Groups without tokens are left out.
@@ -140,16 +142,16 @@ impl Cut {
     fn even(instance: Instance, most: u32, groups: &[abi::Group]) -> Self {
         let tokens = |group: &abi::Group| match group.m.div_ceil(most) {
             0 => 0,
-            rows => group.m.div_ceil(rows).next_multiple_of(EIGHT).min(most),
+            rows => group.m.div_ceil(rows).next_multiple_of(CORE_MATRIX_ROWS).min(most),
         };
         Self { instance, tokens: groups.iter().map(tokens).collect() }
     }
 
     /// Time of a tile, in tokens times steps of two panels of [`STEP_ROWS`].
     fn cost(&self, tokens: u32, k: u32) -> u64 {
-        let steps = u64::from(k.div_ceil(STEP)) + TILE_STEPS;
+        let steps = u64::from(k.div_ceil(K_BLOCK)) + TILE_STEPS;
         let panels = u64::from(self.instance.panel_rows() / STEP_ROWS);
-        steps * panels * (STEP_TOKENS + u64::from(self.instance.width(tokens)))
+        steps * panels * (STEP_TOKENS + u64::from(self.instance.mma_n(tokens)))
     }
 
     /// What a group's tiles of so many tokens are, and how many of each: those of whole rows, those of the last.
@@ -208,9 +210,9 @@ impl Cut {
             changed = false;
             for (index, group) in groups.iter().enumerate().filter(|(_, group)| group.m > 0) {
                 let rows = group.m.div_ceil(self.instance.tile_tokens);
-                let least = group.m.div_ceil(rows + 1).next_multiple_of(EIGHT);
-                let most = group.m.min(self.instance.tile_tokens).next_multiple_of(EIGHT);
-                for tokens in (least..=most).step_by(EIGHT as usize) {
+                let least = group.m.div_ceil(rows + 1).next_multiple_of(CORE_MATRIX_ROWS);
+                let most = group.m.min(self.instance.tile_tokens).next_multiple_of(CORE_MATRIX_ROWS);
+                for tokens in (least..=most).step_by(CORE_MATRIX_ROWS as usize) {
                     let (before, after) =
                         (self.group_kinds(group, self.tokens[index]), self.group_kinds(group, tokens));
                     let mut others = kinds.clone();
@@ -244,8 +246,8 @@ fn remove(kinds: &mut Kinds, fewer: [(u64, u64); 2]) {
 fn choose(op: Op, groups: &[abi::Group], sms: u32) -> Cut {
     let largest = groups.iter().map(|group| group.m).max().unwrap_or(0);
     let sizes = instances(op).flat_map(|(_, instance)| {
-        let most = instance.tile_tokens / 2 + EIGHT..=instance.tile_tokens;
-        most.step_by(EIGHT as usize).map(move |most| (instance, most))
+        let most = instance.tile_tokens / 2 + CORE_MATRIX_ROWS..=instance.tile_tokens;
+        most.step_by(CORE_MATRIX_ROWS as usize).map(move |most| (instance, most))
     });
     // Larger tiles than all tokens need would only take shared memory from the stages.
     let enough = sizes.clone().find(|&(_, most)| most >= largest).map_or(u32::MAX, |(_, most)| most);
@@ -396,6 +398,10 @@ mod tests {
 
     const SMS: u32 = 132;
 
+    fn instance(entry: &str) -> Instance {
+        *INSTANCES.iter().find(|instance| instance.entry == entry).unwrap()
+    }
+
     fn group(m: u32, n: u32, k: u32) -> abi::Group {
         abi::Group { a: 0x1000, b: [0x2000, 0x3000], m, n, k, ..abi::Group::zeroed() }
     }
@@ -428,7 +434,7 @@ mod tests {
             }
         }
         let sizes = [0, 1, 128, 129, 248, 300].map(|m| group(m, 8, 64));
-        assert_eq!(Cut::even(Instance::of(2, 128), 128, &sizes).tokens, [0, 8, 128, 72, 128, 104]);
+        assert_eq!(Cut::even(instance("gated_sm90_t128"), 128, &sizes).tokens, [0, 8, 128, 72, 128, 104]);
     }
 
     #[test]
@@ -482,7 +488,7 @@ mod tests {
             let groups: Vec<_> =
                 shape.groups.iter().map(|sizes| group(sizes.m as u32, sizes.n as u32, sizes.k as u32)).collect();
             let time = |cut: &Cut| finish(&cut.kinds(&groups), SMS);
-            let even = Cut::even(Instance::of(2, 128), 128, &groups);
+            let even = Cut::even(instance("gated_sm90_t128"), 128, &groups);
             let chosen = choose(Op::Gated, &groups, SMS);
             assert!(time(&chosen) < time(&even), "{name}");
         }

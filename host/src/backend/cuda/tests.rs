@@ -119,22 +119,23 @@ unsafe fn multiply(op: Op, dtype: OutDtype, tokens: Matrix<'static>, of: impl Fn
 /// They lie there.
 unsafe fn unpack(rows: u32, k: u32, slabs: u64, global: f32) -> Matrix<'static> {
     use kernels_gpu::gated_sm90::abi::{
-        LANE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, STEP, STEP_BYTES, lane_offset, weights,
+        K_BLOCK, K_BLOCK_BYTES, LANE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, lane_offset, slab_byte,
     };
-    const STEP_SCALES: u32 = STEP / kernels_gpu::format::BLOCK;
+    const K_BLOCK_SCALES: u32 = K_BLOCK / kernels_gpu::format::BLOCK;
     // SAFETY: the caller's promise: `at` is in a slab of the matrix.
     let byte = |row: u32, step: u32, at: u32| unsafe {
-        let slab = row / SLAB_ROWS * k.div_ceil(STEP) + step;
+        let slab = row / SLAB_ROWS * k.div_ceil(K_BLOCK) + step;
         *(slabs as *const u8).add((slab * SLAB_BYTES + at) as usize)
     };
     let value = |row: u32, column: u32| {
-        let (step, lane, rest) = (column / STEP_BYTES, column % STEP_BYTES / LANE_BYTES, column % LANE_BYTES);
+        let (step, lane, rest) = (column / K_BLOCK_BYTES, column % K_BLOCK_BYTES / LANE_BYTES, column % LANE_BYTES);
         let packed = byte(row, step, lane_offset(row % SLAB_ROWS, lane) + rest);
-        (0..=u8::MAX).find(|&codes| weights(codes) == packed).unwrap()
+        (0..=u8::MAX).find(|&codes| slab_byte(codes) == packed).unwrap()
     };
     let scale = |row: u32, column: u32| {
-        let at = blocked::offset((row % SLAB_ROWS) as usize, (column % STEP_SCALES) as usize, STEP_SCALES as usize);
-        byte(row, column / STEP_SCALES, SLAB_VALUE_BYTES + at as u32)
+        let at =
+            blocked::offset((row % SLAB_ROWS) as usize, (column % K_BLOCK_SCALES) as usize, K_BLOCK_SCALES as usize);
+        byte(row, column / K_BLOCK_SCALES, SLAB_VALUE_BYTES + at as u32)
     };
     let values = (0..rows).flat_map(|row| (0..k / 2).map(move |column| value(row, column)));
     let scales = (0..rows).flat_map(|row| (0..k / kernels_gpu::format::BLOCK).map(move |column| scale(row, column)));
@@ -174,17 +175,16 @@ fn kernel(launch: &Launch) {
         let (parameter, groups) = descriptors(launch);
         let op = if launch.kernel.starts_with("gated") { Op::Gated } else { Op::Plain };
         let dtype = if parameter.output == kernels_gpu::format::OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 };
-        let tiles = [abi::Tile::SMALL, abi::Tile::LARGE];
-        let tile = tiles.into_iter().find(|tile| [tile.gated, tile.plain].contains(&launch.kernel)).unwrap();
+        let instance = abi::INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
         let mut blocks = 0;
         for group in &groups {
             assert_eq!(u64::from(group.first_tile), blocks);
-            blocks += tile.count(group.m, group.n);
+            blocks += instance.tile.count(group.m, group.n);
             compute(op, dtype, group);
         }
         assert_eq!(launch.grid, [u32::try_from(blocks).unwrap(), 1, 1]);
-        assert_eq!(launch.block, [abi::Tile::THREADS, 1, 1]);
-        assert_eq!(launch.shared_bytes, tile.shared_bytes(op.projections() as u32));
+        assert_eq!(launch.block, [abi::Instance::THREADS, 1, 1]);
+        assert_eq!(launch.shared_bytes, instance.shared_bytes());
     }
 }
 
@@ -209,7 +209,7 @@ fn blackwell_kernel(launch: &Launch) {
                 let map: [u64; 5] = *(map as *const [u64; 5]);
                 assert_eq!(
                     map[1..],
-                    [group.k / 2, rows, kernels_gpu::gated_sm100::abi::STEP_BYTES, box_rows].map(u64::from)
+                    [group.k / 2, rows, kernels_gpu::gated_sm100::abi::K_BLOCK_BYTES, box_rows].map(u64::from)
                 );
                 map[0]
             };
