@@ -1,13 +1,25 @@
 //! NVFP4 as it lies in memory, and the formats of C: what all kernels and the host agree on.
+//!
+//! A value is e2m1, two in a byte, the element of even K in the low nibble. Every [`BLOCK`] values along K share a scale
+//! factor, an e4m3 without sign. Scales lie in the *blocked layout* (cuBLAS, "1D Block Scaling Factors Layout"): tiles of
+//! 128 rows × 4 scale columns, the tiles of the same rows one after the other along K, padded to whole tiles.
+
+use core::ops::Add;
 
 /// Consecutive elements of K that share a scale factor.
 pub const BLOCK: u32 = 16;
 
-/// Rows of a tile of the blocked scale layout (128 rows × 4 scale columns are 512 contiguous bytes).
+/// Rows of a tile of the blocked scale layout.
 pub const SCALE_TILE_ROWS: u32 = 128;
 
 /// Scale columns of a tile of the blocked scale layout.
 pub const SCALE_TILE_COLUMNS: u32 = 4;
+
+/// Elements of K that a tile of the blocked scale layout covers.
+pub const SCALE_TILE_K: u32 = BLOCK * SCALE_TILE_COLUMNS;
+
+/// Bytes of a tile of the blocked scale layout.
+pub const SCALE_TILE_BYTES: u32 = SCALE_TILE_ROWS * SCALE_TILE_COLUMNS;
 
 /// Code of an output format: IEEE half precision.
 pub const OUTPUT_F16: u32 = 0;
@@ -15,12 +27,18 @@ pub const OUTPUT_F16: u32 = 0;
 /// Code of an output format: bfloat16.
 pub const OUTPUT_BF16: u32 = 1;
 
-/// Where, in bytes, the four scales of `row` and of the `tile`-th four scale columns lie in the blocked layout
-/// (cuBLAS, "1D Block Scaling Factors Layout"); `tiles` is the number of such fours in a row, rounded up.
-pub const fn scale_word_offset(row: u32, tile: u32, tiles: u32) -> u64 {
-    let (tile_row, row) = (row / SCALE_TILE_ROWS, row % SCALE_TILE_ROWS);
-    let tile = tile_row as u64 * tiles as u64 + tile as u64;
-    tile * (SCALE_TILE_ROWS * SCALE_TILE_COLUMNS) as u64 + (row % 32 * 16 + row / 32 * 4) as u64
+/// Where the four scales of a row, one word, lie if its tile of the blocked layout lies at `tile`, an address or an offset.
+#[inline(always)]
+pub fn scale_row<Place: Add<u32, Output = Place>>(tile: Place, row: u32) -> Place {
+    tile + row % 32 * 16 + row % SCALE_TILE_ROWS / 32 * 4
+}
+
+/// Where the four scales of `row` in the `tile`-th tile along K lie in a whole matrix of scales, in bytes from its start;
+/// `tiles` is the number of tiles along K.
+#[inline(always)]
+pub fn scale_word_offset(row: u32, tile: u32, tiles: u32) -> u64 {
+    let tile = u64::from(row / SCALE_TILE_ROWS) * u64::from(tiles) + u64::from(tile);
+    tile * u64::from(SCALE_TILE_BYTES) + u64::from(scale_row(0_u32, row))
 }
 
 #[cfg(test)]

@@ -12,10 +12,12 @@ pub mod gated_sm100;
 pub mod gated_sm90;
 pub mod silu_mul;
 
-// What kernels share.
+// What kernels share: on both sides, then on the device.
+pub mod format;
+mod instances;
+
 #[cfg(feature = "device")]
 pub mod epilogue;
-pub mod format;
 #[cfg(feature = "device")]
 pub mod ring;
 #[cfg(feature = "device")]

@@ -2,7 +2,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::format::{BLOCK, SCALE_TILE_COLUMNS};
+use crate::{
+    format::{BLOCK, SCALE_TILE_COLUMNS},
+    instances::table,
+};
+
+/// Dynamic shared memory that every card gives a block without being asked.
+const SHARED_BYTES: u32 = 48 << 10;
 
 /// One group of a grouped problem, as an array of them lies in global memory.
 ///
@@ -46,13 +52,75 @@ pub struct Launch {
     pub output: u32,
 }
 
-/// What one thread block of `gated_simt` computes, and the entries that compute it.
+/// Passes the list of instances to `$each!`.
+macro_rules! instances {
+    ($each:ident) => {
+        $each! {
+            gated_simt = gated(Tile::LARGE);
+            gated_simt_small = gated(Tile::SMALL);
+            plain_simt = plain(Tile::LARGE);
+            plain_simt_small = plain(Tile::SMALL);
+        }
+    };
+}
+#[cfg(feature = "gated_simt")]
+pub(super) use instances;
+instances!(table);
+
+/// One way to build the kernel, and what it takes of the hardware.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// The entry's name.
+    pub entry: &'static str,
+    /// Matrices of weights: 2 for gated, 1 for plain.
+    pub matrices: u32,
+    /// What a block computes.
+    pub tile: Tile,
+}
+
+/// The gated kernel with such tiles.
+///
+/// # Panics
+/// If a block does not suffice for them.
+pub const fn gated(tile: Tile) -> Instance {
+    Instance { entry: "", matrices: 2, tile }.checked()
+}
+
+/// As [`gated`], the plain kernel.
+pub const fn plain(tile: Tile) -> Instance {
+    Instance { entry: "", matrices: 1, tile }.checked()
+}
+
+impl Instance {
+    /// Threads of a block, in one dimension.
+    pub const THREADS: u32 = 256;
+
+    /// Buffers in shared memory: one is filled while the other is read.
+    const STAGES: u32 = 2;
+
+    /// Shared memory of a stage: a [`Panel`] of A, then one of each B.
+    pub const fn stage_bytes(self) -> u32 {
+        self.tile.a_panel().bytes() + self.matrices * self.tile.b_panel().bytes()
+    }
+
+    /// Dynamic shared memory of a block, in bytes.
+    pub const fn shared_bytes(self) -> u32 {
+        Self::STAGES * self.stage_bytes()
+    }
+
+    /// The same, unless it asks for more than there is: that stops the compiler.
+    const fn checked(self) -> Self {
+        let Tile { tokens, columns, tokens_per_thread, columns_per_thread } = self.tile;
+        let threads = (tokens / tokens_per_thread) * (columns / columns_per_thread);
+        assert!(threads == Self::THREADS, "a thread for every element of the tile");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "two stages do not fit shared memory");
+        self
+    }
+}
+
+/// What one block computes of C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// Name of the gated entry.
-    pub gated: &'static str,
-    /// Name of the plain entry.
-    pub plain: &'static str,
     /// Rows of C.
     pub tokens: u32,
     /// Columns of C.
@@ -65,51 +133,18 @@ pub struct Tile {
 
 impl Tile {
     /// For many tokens a group.
-    pub const LARGE: Self = Self {
-        gated: "gated_simt",
-        plain: "plain_simt",
-        tokens: 64,
-        columns: 64,
-        tokens_per_thread: 4,
-        columns_per_thread: 4,
-    };
+    pub const LARGE: Self = Self { tokens: 64, columns: 64, tokens_per_thread: 4, columns_per_thread: 4 };
 
-    /// For a few tokens a group: reading the weights once is what takes the time.
-    pub const SMALL: Self = Self {
-        gated: "gated_simt_small",
-        plain: "plain_simt_small",
-        tokens: 8,
-        columns: 128,
-        tokens_per_thread: 4,
-        columns_per_thread: 1,
-    };
+    /// For a few tokens a group, where most of the time goes into reading the weights once.
+    pub const SMALL: Self = Self { tokens: 8, columns: 128, tokens_per_thread: 4, columns_per_thread: 1 };
 
-    /// Threads of a block, in one dimension.
-    pub const THREADS: u32 = 256;
-
-    /// Elements of K that pass through shared memory at a time: a scale tile's worth.
-    pub const STEP: u32 = BLOCK * SCALE_TILE_COLUMNS;
-
-    /// Buffers in shared memory: one is filled while the other is read.
-    const STAGES: u32 = 2;
-
-    /// Tiles of a group: what the next group's [`Group::first_tile`] is further on. The grid is their sum, which
-    /// must stay below 2³¹.
+    /// Tiles of a group: the next group's [`Group::first_tile`] is so many further on. The grid is their sum, which must
+    /// stay below 2³¹.
     pub const fn count(self, m: u32, n: u32) -> u64 {
         m.div_ceil(self.tokens) as u64 * n.div_ceil(self.columns) as u64
     }
 
-    /// Dynamic shared memory of a block, in bytes; `matrices` is 2 for a gated kernel, 1 for a plain one.
-    pub const fn shared_bytes(self, matrices: u32) -> u32 {
-        Self::STAGES * self.stage_bytes(matrices)
-    }
-
-    /// Shared memory of one stage: a [`Panel`] of A, then one of each B.
-    pub const fn stage_bytes(self, matrices: u32) -> u32 {
-        self.a_panel().bytes() + matrices * self.b_panel().bytes()
-    }
-
-    /// A's part of a stage. All threads of a quarter warp read the same row: no need to interleave.
+    /// A's part of a stage. All threads of a quarter warp read the same row, so rows need not be interleaved.
     pub const fn a_panel(self) -> Panel {
         Panel { rows: self.tokens, interleave: 1 }
     }
@@ -176,9 +211,21 @@ mod tests {
 
     #[test]
     fn a_block_launches_with_no_more_shared_memory_than_any_card_gives_unasked() {
-        for tile in TILES {
-            assert!(tile.shared_bytes(2) <= 48 << 10, "{}: {}", tile.gated, tile.shared_bytes(2));
+        for instance in INSTANCES {
+            assert!(instance.shared_bytes() <= 48 << 10, "{}: {}", instance.entry, instance.shared_bytes());
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "a thread for every element")]
+    fn a_tile_with_elements_that_no_thread_computes_is_refused() {
+        gated(Tile { tokens: 128, ..Tile::LARGE });
+    }
+
+    #[test]
+    #[should_panic(expected = "shared memory")]
+    fn a_tile_that_does_not_fit_shared_memory_is_refused() {
+        gated(Tile { tokens: 8, columns: 1024, tokens_per_thread: 8, columns_per_thread: 4 });
     }
 
     #[test]

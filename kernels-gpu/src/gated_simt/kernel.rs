@@ -21,11 +21,11 @@ use cuda_std::{
 use crate::{
     epilogue::{convert, silu},
     format::{BLOCK, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS, scale_word_offset},
-    gated_simt::abi::{Group, Launch, Panel, Tile},
+    gated_simt::abi::{Group, INSTANCES, Index, Instance, Launch, Panel, Tile, instances},
     schedule::last_begun,
 };
 
-const THREADS: u32 = Tile::THREADS;
+const THREADS: u32 = Instance::THREADS;
 
 /// Blocks a multiprocessor should hold at once: bounds the registers of a thread at 128.
 const MIN_BLOCKS: u32 = 2;
@@ -42,68 +42,46 @@ const _: () = assert!(BLOCK * 12 * 12 < 1 << 22);
 /// Most blocks of one operand that a thread copies a step.
 const MAX_UNITS: usize = 2;
 
-/// Gated, for many tokens a group ([`Tile::LARGE`]).
-///
-/// # Safety
-/// The module's contract.
-#[kernel(threads = THREADS, min_blocks = MIN_BLOCKS)]
-pub unsafe fn gated_simt(launch: Launch) {
-    // SAFETY: the caller's promise.
-    unsafe { Large::<2>::run(launch) }
+macro_rules! entries {
+    ($($entry:ident = $instance:expr;)*) => {$(
+        /// One of [`INSTANCES`].
+        ///
+        /// # Safety
+        /// The contract in this folder's `mod.rs`.
+        #[kernel(threads = Instance::THREADS, min_blocks = MIN_BLOCKS)]
+        pub unsafe fn $entry(launch: Launch) {
+            const INDEX: usize = Index::$entry as usize;
+            const TILE: Tile = INSTANCES[INDEX].tile;
+            type Kernel = Simt<
+                INDEX,
+                { INSTANCES[INDEX].matrices as usize },
+                { TILE.tokens_per_thread as usize },
+                { TILE.columns_per_thread as usize },
+            >;
+            // SAFETY: the contract is this function's too.
+            unsafe { Kernel::run(launch) }
+        }
+    )*};
 }
+instances!(entries);
 
-/// Plain, for many tokens a group ([`Tile::LARGE`]).
-///
-/// # Safety
-/// The module's contract.
-#[kernel(threads = THREADS, min_blocks = MIN_BLOCKS)]
-pub unsafe fn plain_simt(launch: Launch) {
-    // SAFETY: the caller's promise.
-    unsafe { Large::<1>::run(launch) }
-}
-
-/// Gated, for a few tokens a group ([`Tile::SMALL`]).
-///
-/// # Safety
-/// The module's contract.
-#[kernel(threads = THREADS, min_blocks = MIN_BLOCKS)]
-pub unsafe fn gated_simt_small(launch: Launch) {
-    // SAFETY: the caller's promise.
-    unsafe { Small::<2>::run(launch) }
-}
-
-/// Plain, for a few tokens a group ([`Tile::SMALL`]).
-///
-/// # Safety
-/// The module's contract.
-#[kernel(threads = THREADS, min_blocks = MIN_BLOCKS)]
-pub unsafe fn plain_simt_small(launch: Launch) {
-    // SAFETY: the caller's promise.
-    unsafe { Small::<1>::run(launch) }
-}
-
-type Large<const MATRICES: usize> =
-    Simt<MATRICES, { Tile::LARGE.tokens_per_thread as usize }, { Tile::LARGE.columns_per_thread as usize }, true>;
-
-type Small<const MATRICES: usize> =
-    Simt<MATRICES, { Tile::SMALL.tokens_per_thread as usize }, { Tile::SMALL.columns_per_thread as usize }, false>;
-
-/// The kernel for one tile: MATRICES is 2 for gated and 1 for plain; a thread computes TOKENS × COLUMNS
-/// neighbouring elements of C.
-struct Simt<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LARGE: bool>;
+/// The kernel as one of [`INSTANCES`], from which the other parameters follow: matrices of weights, and the TOKENS × COLUMNS
+/// neighbouring elements of C that a thread computes.
+struct Simt<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize>;
 
 /// One thread's sums, by matrix, token and column.
 type Sums<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize> = [[[f32; COLUMNS]; TOKENS]; MATRICES];
 
-impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LARGE: bool>
-    Simt<MATRICES, TOKENS, COLUMNS, LARGE>
+impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize>
+    Simt<INDEX, MATRICES, TOKENS, COLUMNS>
 {
-    const TILE: Tile = if LARGE { Tile::LARGE } else { Tile::SMALL };
+    const INSTANCE: Instance = INSTANCES[INDEX];
+    const TILE: Tile = Self::INSTANCE.tile;
 
     // Shared memory: two stages × (panel of A, panel of gate, panel of up); a panel is laid out by `Panel`.
     const A: Panel = Self::TILE.a_panel();
     const B: Panel = Self::TILE.b_panel();
-    const STAGE_BYTES: u32 = Self::TILE.stage_bytes(MATRICES as u32);
+    const STAGE_BYTES: u32 = Self::INSTANCE.stage_bytes();
     const fn b_offset(matrix: usize) -> u32 {
         Self::A.bytes() + matrix as u32 * Self::B.bytes()
     }
@@ -112,9 +90,8 @@ impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LAR
     const THREAD_COLUMNS: u32 = Self::TILE.columns / COLUMNS as u32;
 
     const CHECK: () = {
-        assert!(MATRICES == 1 || MATRICES == 2);
+        assert!(MATRICES == Self::INSTANCE.matrices as usize);
         assert!(TOKENS == Self::TILE.tokens_per_thread as usize && COLUMNS == Self::TILE.columns_per_thread as usize);
-        assert!(Self::THREAD_COLUMNS * (Self::TILE.tokens / TOKENS as u32) == THREADS, "a thread for every element");
         assert!(Self::A.units() <= MAX_UNITS && Self::B.units() <= MAX_UNITS);
     };
 
@@ -336,8 +313,8 @@ fn decode_scales(scales: u32) -> [f32; 4] {
 
 // Shared memory → sums.
 
-impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LARGE: bool>
-    Simt<MATRICES, TOKENS, COLUMNS, LARGE>
+impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize>
+    Simt<INDEX, MATRICES, TOKENS, COLUMNS>
 {
     /// Adds a stage's products to the sums of the elements from `row` and `column` of the tile on.
     #[inline(always)]
@@ -394,8 +371,8 @@ fn biased_dot(a: [u32; 4], b: [u32; 4]) -> f32 {
 
 // Sums → C.
 
-impl<const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize, const LARGE: bool>
-    Simt<MATRICES, TOKENS, COLUMNS, LARGE>
+impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize>
+    Simt<INDEX, MATRICES, TOKENS, COLUMNS>
 {
     /// Scales, activates and writes one thread's elements of C.
     #[inline(always)]

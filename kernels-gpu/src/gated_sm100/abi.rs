@@ -1,10 +1,14 @@
-//! What host and `gated_sm100` agree on: descriptors, tiles, budgets, and the list of its entries.
+//! What host and `gated_sm100` agree on: descriptors, tiles, budgets, and the list of instances.
 //!
-//! Weights lie on the tensor core's M, 128 rows a tile; tokens on its N, which a tile chooses in steps of 8.
+//! A and B are swapped: weights lie on the tensor core's M, 128 rows a tile; tokens on its N, of which a tile takes as many
+//! as it has. A block goes through K in *k-blocks*; a stage holds one k-block of a tile's weights and tokens.
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::format::{BLOCK, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS};
+use crate::{
+    format::{SCALE_TILE_BYTES, SCALE_TILE_K, SCALE_TILE_ROWS},
+    instances::table,
+};
 
 /// Warps that run the epilogue, each for a quarter of the tile's rows; the first of the block.
 pub const EPILOGUE_WARPS: u32 = 4;
@@ -12,30 +16,27 @@ pub const EPILOGUE_WARPS: u32 = 4;
 /// Rows of a weight tile in a block: the M of an MMA, half of a pair's.
 pub const TILE_ROWS: u32 = 128;
 
-/// Tokens of a tile go to the tensor core in steps of this, its N; a pair's in steps of twice as many.
-pub const TOKEN_STEP: u32 = 8;
+/// The tensor core's N is a multiple of this, that of a pair of twice as much (PTX ISA, "Matrix Shape", `tcgen05.mma`).
+pub const N_STEP: u32 = 8;
 
 /// Tokens whose scales share a column of tensor memory. Where a group has more than one tile of tokens, tiles start at
 /// multiples of this.
 pub const TOKEN_SCALE_ROWS: u32 = 32;
 
-/// Elements of K of a pipeline stage.
-pub const STEP: u32 = 256;
+/// Elements of K of a k-block.
+pub const K_BLOCK: u32 = 256;
 
-/// Elements of K of an MMA: a tile of the scale layout.
-pub const MMA_K: u32 = BLOCK * SCALE_TILE_COLUMNS;
+/// Elements of K of an MMA: as many as a tile of the scale layout covers.
+pub const MMA_K: u32 = SCALE_TILE_K;
 
-/// MMAs along K of a full stage.
-pub const MMAS_PER_STEP: u32 = STEP / MMA_K;
+/// MMAs along a full k-block.
+pub const MMAS_PER_K_BLOCK: u32 = K_BLOCK / MMA_K;
 
-/// Bytes of a row of values in a stage: what the 128-byte swizzle spans, and the inner size of every tensor map's box.
-pub const STEP_BYTES: u32 = STEP / 2;
+/// Bytes of a row of values in a k-block: what the 128-byte swizzle spans, and the inner size of every tensor map's box.
+pub const K_BLOCK_BYTES: u32 = K_BLOCK / 2;
 
-/// K is a multiple of this: rows of a tensor map are multiples of 16 bytes.
+/// K is a multiple of this: a tensor map asks for rows that are multiples of 16 bytes.
 pub const K_ALIGNMENT: u32 = 32;
-
-/// Bytes of a tile of the blocked scale layout.
-pub const SCALE_TILE_BYTES: u32 = SCALE_TILE_ROWS * SCALE_TILE_COLUMNS;
 
 /// Columns of C that a store by tensor map takes: an epilogue warp's.
 pub const BOX_COLUMNS: u32 = TILE_ROWS / EPILOGUE_WARPS;
@@ -55,8 +56,9 @@ pub const TMEM_COLUMNS: u32 = 512;
 
 /// One group of a grouped problem, as an array of them lies in global memory.
 ///
-/// Computes what [`gated_simt::abi::Group`](crate::gated_simt::abi::Group) says. Values are behind tensor maps of u8 of 2 dimensions, `[rows, k/2]` with the
-/// 128-byte swizzle, zeros outside, and a box of [`STEP_BYTES`] × rows; scales as there.
+/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first; a plain kernel computes `alpha[0]·A·B[0]ᵀ` and does not
+/// read index 1 of anything. Values are read through tensor maps: u8, `[rows, k/2]`, the 128-byte swizzle, zeros outside,
+/// a box of [`K_BLOCK_BYTES`] × rows. Scales lie in the blocked layout, padded to whole tiles.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Group {
@@ -70,8 +72,8 @@ pub struct Group {
     pub b_scales: [u64; 2],
     /// Address of C [m, n], row-major, two bytes an element, a multiple of 16.
     pub c: u64,
-    /// Address of the map of C: u8, `[m, 2n]`, no swizzle, a box of [`BOX_COLUMNS`] columns × [`BOX_TOKENS`] tokens; of
-    /// nothing where the entry does not store by it.
+    /// Address of the map of C: u8, `[m, 2n]`, no swizzle, a box of [`BOX_COLUMNS`] columns × [`BOX_TOKENS`] tokens. Not
+    /// read unless the instance has [`Store::Tma`].
     pub c_map: u64,
     /// Products of the global scales: A's and gate's, A's and up's.
     pub alpha: [f32; 2],
@@ -85,7 +87,7 @@ pub struct Group {
     pub unused: [u32; 3],
 }
 
-/// One tile of C, as the list of them lies in global memory.
+/// One tile of C, as an array of them lies in global memory.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Tile {
@@ -93,9 +95,9 @@ pub struct Tile {
     pub group: u32,
     /// First row of the weights, column of C; a multiple of [`Instance::tile_rows`].
     pub first_row: u32,
-    /// First token; a multiple of [`TOKEN_SCALE_ROWS`], 0 unless [`Instance::allows`] more tiles than one.
+    /// First token; a multiple of [`TOKEN_SCALE_ROWS`].
     pub first_token: u32,
-    /// Tokens, from 1 to the entry's [`Instance::tile_tokens`].
+    /// Tokens, from 1 to the instance's [`Instance::tile_tokens`].
     pub tokens: u32,
 }
 
@@ -105,7 +107,8 @@ pub struct Tile {
 pub struct Launch {
     /// Address of the array of [`Group`].
     pub groups: u64,
-    /// Address of the array of [`Tile`]. Block b computes tiles b, b + blocks, b + 2·blocks and so on; of pairs, pair b.
+    /// Address of the array of [`Tile`]. Of B blocks, block b computes tiles b, b + B, b + 2·B and so on; where pairs
+    /// compute tiles, the same holds of pairs.
     pub tiles: u64,
     /// Its length.
     pub tile_count: u32,
@@ -113,49 +116,41 @@ pub struct Launch {
     pub output: u32,
 }
 
-/// Calls `$each!` with every entry of the kernel, its name and its [`Instance`]: the one list of them.
-#[macro_export]
-macro_rules! sm100_instances {
+/// Passes the list of instances to `$each!`. A tile has up to so many tokens; `stages` hold its k-blocks.
+macro_rules! instances {
     ($each:ident) => {
         $each! {
-            gated_sm100_t8 = gated(8, 5);
-            gated_sm100_t16 = gated(16, 5);
-            gated_sm100_t32 = gated(32, 5);
-            gated_sm100_t64 = gated(64, 4);
-            gated_sm100_t96 = gated(96, 4);
-            gated_sm100_t128 = gated(128, 4);
-            gated_sm100_t192 = gated(192, 3);
-            gated_sm100_t64_s1 = gated(64, 1);
-            gated_sm100_t64_s2 = gated(64, 2);
-            gated_sm100_t64_tma = gated(64, 4).tma_store();
-            gated_sm100_t128_tma = gated(128, 3).tma_store();
-            gated_sm100_t64_serial = gated(64, 1).serial();
-            gated_sm100_t64_serial_s3 = gated(64, 3).serial();
-            gated_sm100_t64_pair = gated(64, 5).pair();
-            gated_sm100_t128_pair = gated(128, 4).pair();
-            plain_sm100_t8 = plain(8, 10);
-            plain_sm100_t16 = plain(16, 10);
-            plain_sm100_t32 = plain(32, 9);
-            plain_sm100_t64 = plain(64, 7);
-            plain_sm100_t96 = plain(96, 6);
-            plain_sm100_t128 = plain(128, 6);
-            plain_sm100_t192 = plain(192, 4);
-            plain_sm100_t64_tma = plain(64, 7).tma_store();
-            plain_sm100_t64_serial = plain(64, 1).serial();
-            plain_sm100_t64_pair = plain(64, 9).pair();
+            gated_sm100_t8 = gated(8).stages(5);
+            gated_sm100_t16 = gated(16).stages(5);
+            gated_sm100_t32 = gated(32).stages(5);
+            gated_sm100_t64 = gated(64).stages(4);
+            gated_sm100_t96 = gated(96).stages(4);
+            gated_sm100_t128 = gated(128).stages(4);
+            gated_sm100_t192 = gated(192).stages(3);
+            gated_sm100_t64_s1 = gated(64).stages(1);
+            gated_sm100_t64_s2 = gated(64).stages(2);
+            gated_sm100_t64_tma = gated(64).tma_store().stages(4);
+            gated_sm100_t128_tma = gated(128).tma_store().stages(3);
+            gated_sm100_t64_serial = gated(64).serial().stages(1);
+            gated_sm100_t64_serial_s3 = gated(64).serial().stages(3);
+            gated_sm100_t64_pair = gated(64).pair().stages(5);
+            gated_sm100_t128_pair = gated(128).pair().stages(4);
+            plain_sm100_t8 = plain(8).stages(10);
+            plain_sm100_t16 = plain(16).stages(10);
+            plain_sm100_t32 = plain(32).stages(9);
+            plain_sm100_t64 = plain(64).stages(7);
+            plain_sm100_t96 = plain(96).stages(6);
+            plain_sm100_t128 = plain(128).stages(6);
+            plain_sm100_t192 = plain(192).stages(4);
+            plain_sm100_t64_tma = plain(64).tma_store().stages(7);
+            plain_sm100_t64_serial = plain(64).serial().stages(1);
+            plain_sm100_t64_pair = plain(64).pair().stages(9);
         }
     };
 }
-
-macro_rules! table {
-    ($($entry:ident = $instance:expr;)*) => {
-        /// Every entry of the kernel.
-        pub const INSTANCES: &[Instance] = &[$(Instance { entry: stringify!($entry), ..$instance }),*];
-
-        $(const _: () = $instance.check();)*
-    };
-}
-sm100_instances!(table);
+#[cfg(feature = "gated_sm100")]
+pub(super) use instances;
+instances!(table);
 
 /// How C leaves a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +171,7 @@ pub enum Roles {
     Serial,
 }
 
-/// An entry of the kernel, and what it takes of the hardware.
+/// One way to build the kernel, and what it takes of the hardware.
 ///
 /// Shared memory of a block: stages, then two buffers for each epilogue warp, then barriers. A stage: a tile of each
 /// matrix of weights, a tile of tokens, the scales of each matrix, the scales of the tokens.
@@ -184,13 +179,12 @@ pub enum Roles {
 /// What does not fit does not compile:
 ///
 /// ```
-/// use kernels_gpu::gated_sm100::abi::gated;
-///
-/// const _: () = gated(64, 4).check();
+/// # use kernels_gpu::gated_sm100::abi::{Instance, gated};
+/// const _: Instance = gated(64).stages(4);
 /// ```
 /// ```compile_fail,E0080
-/// # use kernels_gpu::gated_sm100::abi::gated;
-/// const _: () = gated(64, 5).check();
+/// # use kernels_gpu::gated_sm100::abi::{Instance, gated};
+/// const _: Instance = gated(64).stages(5);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
@@ -206,42 +200,58 @@ pub struct Instance {
     pub store: Store,
     /// Who does what.
     pub roles: Roles,
-    /// Blocks that compute a tile together: 1, or a pair, whose tensor cores share the tokens (`cta_group`).
+    /// Blocks that compute a tile together: 1, or a pair, whose tensor cores share the tokens (`cta_group::2`).
     pub blocks: u32,
 }
 
-/// The gated kernel with so many tokens a tile and stages; a single block, specialised warps, direct stores.
-pub const fn gated(tile_tokens: u32, stages: u32) -> Instance {
+/// An [`Instance`] that lacks its stages.
+#[derive(Clone, Copy, Debug)]
+pub struct Builder(Instance);
+
+/// The gated kernel with up to so many tokens a tile: a single block, specialised warps, direct stores.
+pub const fn gated(tile_tokens: u32) -> Builder {
     let (store, roles) = (Store::Direct, Roles::Specialised);
-    Instance { entry: "", matrices: 2, tile_tokens, stages, store, roles, blocks: 1 }
+    Builder(Instance { entry: "", matrices: 2, tile_tokens, stages: 0, store, roles, blocks: 1 })
 }
 
 /// As [`gated`], the plain kernel.
-pub const fn plain(tile_tokens: u32, stages: u32) -> Instance {
-    Instance { matrices: 1, ..gated(tile_tokens, stages) }
+pub const fn plain(tile_tokens: u32) -> Builder {
+    Builder(Instance { matrices: 1, ..gated(tile_tokens).0 })
 }
 
-impl Instance {
+impl Builder {
     /// The same with [`Store::Tma`].
     pub const fn tma_store(self) -> Self {
-        Self { store: Store::Tma, ..self }
+        Self(Instance { store: Store::Tma, ..self.0 })
     }
 
     /// The same with [`Roles::Serial`].
     pub const fn serial(self) -> Self {
-        Self { roles: Roles::Serial, ..self }
+        Self(Instance { roles: Roles::Serial, ..self.0 })
     }
 
     /// The same for a pair of blocks.
     pub const fn pair(self) -> Self {
-        Self { blocks: 2, ..self }
+        Self(Instance { blocks: 2, ..self.0 })
     }
 
+    /// The instance with so many stages.
+    ///
+    /// # Panics
+    /// If it asks for more than there is, or for what the kernel cannot do.
+    pub const fn stages(self, stages: u32) -> Instance {
+        let instance = Instance { stages, ..self.0 };
+        instance.check();
+        instance
+    }
+}
+
+impl Instance {
     /// Bytes of a block's tile of weights in a stage.
-    pub const WEIGHT_BYTES: u32 = TILE_ROWS * STEP_BYTES;
+    pub const WEIGHT_BYTES: u32 = TILE_ROWS * K_BLOCK_BYTES;
 
     /// Bytes of 128 rows' scales in a stage.
-    pub const SCALE_BYTES: u32 = MMAS_PER_STEP * SCALE_TILE_BYTES;
+    pub const SCALE_BYTES: u32 = MMAS_PER_K_BLOCK * SCALE_TILE_BYTES;
 
     /// Threads of a block, in one dimension.
     pub const fn threads(self) -> u32 {
@@ -268,8 +278,8 @@ impl Instance {
     }
 
     /// The N of a tile of so many tokens.
-    pub const fn issued_tokens(self, tokens: u32) -> u32 {
-        tokens.next_multiple_of(self.blocks * TOKEN_STEP)
+    pub const fn mma_n(self, tokens: u32) -> u32 {
+        tokens.next_multiple_of(self.blocks * N_STEP)
     }
 
     /// Whether the tiles of a group of `m` tokens start where they must.
@@ -279,7 +289,7 @@ impl Instance {
 
     /// Bytes of a block's tokens in a stage.
     pub const fn token_bytes(self) -> u32 {
-        self.block_tokens() * STEP_BYTES
+        self.block_tokens() * K_BLOCK_BYTES
     }
 
     /// The most rows of scale tiles that a tile of tokens meets: it may start in the middle of one.
@@ -308,7 +318,7 @@ impl Instance {
     /// Tokens that an epilogue warp gathers in a buffer before it stores them.
     pub const fn store_tokens(self) -> u32 {
         match self.store {
-            Store::Direct => TOKEN_STEP,
+            Store::Direct => N_STEP,
             Store::Tma => BOX_TOKENS,
         }
     }
@@ -320,7 +330,7 @@ impl Instance {
 
     /// Columns of tensor memory for the scales of a step: a column for 32 rows and an MMA.
     pub const fn scale_columns(self) -> u32 {
-        MMAS_PER_STEP * (SCALE_TILE_ROWS / TOKEN_SCALE_ROWS) * (self.matrices + self.token_scale_tiles())
+        MMAS_PER_K_BLOCK * (SCALE_TILE_ROWS / TOKEN_SCALE_ROWS) * (self.matrices + self.token_scale_tiles())
     }
 
     /// Columns of tensor memory for the accumulators of a tile.
@@ -362,15 +372,12 @@ impl Instance {
         self.stages * self.stage_bytes() + EPILOGUE_WARPS * 2 * self.store_bytes() + 8 * (self.barriers() + 1)
     }
 
-    /// Stops the compiler where an entry asks for more than there is.
-    pub const fn check(self) {
+    /// Stops the compiler where an instance asks for more than there is.
+    const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
         assert!(self.blocks == 1 || self.blocks == 2, "a tile is a block's or a pair's");
         assert!(self.tile_tokens > 0 && self.tile_tokens <= 256, "the tensor core's N is at most 256");
-        assert!(
-            self.issued_tokens(self.tile_tokens) == self.tile_tokens,
-            "the tensor core's N goes in steps of 8, 16 a pair"
-        );
+        assert!(self.mma_n(self.tile_tokens) == self.tile_tokens, "the tensor core's N goes in steps of 8, 16 a pair");
         assert!(
             self.tile_tokens.is_multiple_of(self.store_tokens()),
             "a store by tensor map takes whole boxes of tokens"
@@ -399,26 +406,27 @@ mod tests {
 
     #[test]
     fn budgets_are_as_counted_by_hand() {
-        assert_eq!([8, 128].map(|tokens| gated(tokens, 1).stage_bytes()), [39_936, 55_296]);
-        assert_eq!([32, 64, 96, 128, 192].map(|tokens| gated(tokens, 1).token_scale_tiles()), [1, 1, 2, 1, 2]);
-        assert_eq!([64, 96, 128, 192].map(|tokens| gated(tokens, 1).accumulators()), [2, 2, 1, 1]);
-        assert_eq!(gated(128, 1).tmem_columns(), 256 + 48);
-        assert_eq!([64, 96, 128, 192].map(|tokens| gated(tokens, 4).scale_sets()), [4, 2, 4, 2]);
-        assert_eq!([64, 96, 128, 192].map(|tokens| gated(tokens, 4).tmem_columns()), [448, 512, 448, 512]);
-        let (pair, single) = (gated(128, 1).pair(), gated(128, 1));
+        assert_eq!([8, 128].map(|tokens| gated(tokens).stages(1).stage_bytes()), [39_936, 55_296]);
+        assert_eq!([32, 64, 96, 128, 192].map(|tokens| gated(tokens).stages(1).token_scale_tiles()), [1, 1, 2, 1, 2]);
+        assert_eq!([64, 96, 128, 192].map(|tokens| gated(tokens).stages(1).accumulators()), [2, 2, 1, 1]);
+        assert_eq!(gated(128).stages(1).tmem_columns(), 256 + 48);
+        let of_four_stages = |tokens| Instance { stages: 4, ..gated(tokens).stages(1) };
+        assert_eq!([64, 96, 128, 192].map(|tokens| of_four_stages(tokens).scale_sets()), [4, 2, 4, 2]);
+        assert_eq!([64, 96, 128, 192].map(|tokens| of_four_stages(tokens).tmem_columns()), [448, 512, 448, 512]);
+        let (pair, single) = (gated(128).pair().stages(1), gated(128).stages(1));
         assert_eq!(single.stage_bytes() - pair.stage_bytes(), 64 * 128);
-        assert_eq!((pair.tile_rows(), pair.issued_tokens(9), single.issued_tokens(9)), (256, 16, 16));
+        assert_eq!((pair.tile_rows(), pair.mma_n(9), single.mma_n(9)), (256, 16, 16));
     }
 
     #[test]
     #[should_panic(expected = "tensor memory")]
     fn more_columns_than_tensor_memory_has_are_refused() {
-        gated(224, 1).check();
+        gated(224).stages(1);
     }
 
     #[test]
     #[should_panic(expected = "shared memory")]
     fn more_stages_than_shared_memory_holds_are_refused() {
-        gated(64, 5).check();
+        gated(64).stages(5);
     }
 }

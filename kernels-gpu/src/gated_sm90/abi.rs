@@ -1,10 +1,14 @@
-//! What host and `gated_sm90` agree on: descriptors, tiles, budgets, and the list of its entries.
+//! What host and `gated_sm90` agree on: descriptors, tiles, budgets, and the list of instances.
 //!
-//! Weights lie on the tensor core's M, two panels of rows a tile; tokens on its N, which a tile chooses for itself.
+//! A and B are swapped: weights lie on the tensor core's M, tokens on its N. A tile of C takes two *panels* of weights. A
+//! block goes through K in *k-blocks*; a stage holds one k-block of a tile's weights.
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::format::{BLOCK, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS};
+use crate::{
+    format::{SCALE_TILE_BYTES, SCALE_TILE_K, SCALE_TILE_ROWS},
+    instances::table,
+};
 
 /// Threads of a warpgroup.
 pub const WARPGROUP: u32 = 128;
@@ -12,74 +16,84 @@ pub const WARPGROUP: u32 = 128;
 /// Rows of a panel that a warpgroup multiplies: the tensor core's M.
 pub const WARPGROUP_ROWS: u32 = 64;
 
-/// Elements of K of a stage.
-pub const STEP: u32 = 128;
+/// Elements of K of a k-block.
+pub const K_BLOCK: u32 = 128;
 
-/// Bytes of a row of values in a stage: what the 64-byte swizzle spans.
-pub const STEP_BYTES: u32 = STEP / 2;
+/// Bytes of a row of values in a k-block: what the 64-byte swizzle spans.
+pub const K_BLOCK_BYTES: u32 = K_BLOCK / 2;
 
-/// Lanes of a fragment of the tensor core that share a row.
+/// Lanes that share a row of a fragment of the tensor core (PTX ISA, "Register Fragments for wgmma.mma_async").
 pub const ROW_LANES: u32 = 4;
 
-/// Bytes of a row in a stage that are a lane's: what a swizzle keeps together.
-pub const LANE_BYTES: u32 = STEP_BYTES / ROW_LANES;
+/// Bytes of a row in a k-block that one of these lanes decodes: what a swizzle keeps together.
+pub const LANE_BYTES: u32 = K_BLOCK_BYTES / ROW_LANES;
 
-/// Elements of K of a tile of the scale layout.
-pub const SCALE_TILE_K: u32 = BLOCK * SCALE_TILE_COLUMNS;
+/// Tiles of the scale layout along a k-block.
+pub const K_BLOCK_SCALE_TILES: u32 = K_BLOCK / SCALE_TILE_K;
 
-/// Tiles of the scale layout along a stage's K.
-pub const STEP_SCALE_TILES: u32 = STEP / SCALE_TILE_K;
-
-/// K is a multiple of this: a row is whole lanes' bytes.
+/// K is a multiple of this: a row of values is whole lanes' bytes.
 pub const K_ALIGNMENT: u32 = 32;
 
 /// Rows of a slab of weights.
 ///
-/// A matrix of weights [n, k] lies in slabs, one of these many rows and [`STEP`] elements of K after the other: first those of
-/// the first rows, in the order of K. A slab is what a stage holds of its rows: their values as [`lane_offset`] and [`weights`]
-/// say, then their scales, [`STEP_SCALE_TILES`] tiles of the blocked layout. What is past the matrix's end are zeros.
+/// A slab is this many rows of a matrix of weights, one k-block of each: first the values, as [`lane_offset`] and
+/// [`slab_byte`] say, then their scales, [`K_BLOCK_SCALE_TILES`] tiles of the blocked layout. A matrix [n, k] is slabs one
+/// after the other: those of the first rows along K, then those of the next rows. What lies past the matrix's end is zero.
 pub const SLAB_ROWS: u32 = SCALE_TILE_ROWS;
 
-/// Bytes of a slab's values, and of them and the scales.
-pub const SLAB_VALUE_BYTES: u32 = SLAB_ROWS * STEP_BYTES;
-/// See [`SLAB_VALUE_BYTES`].
-pub const SLAB_BYTES: u32 = SLAB_VALUE_BYTES + Instance::SCALE_BYTES;
+/// Bytes of a slab's values.
+pub const SLAB_VALUE_BYTES: u32 = SLAB_ROWS * K_BLOCK_BYTES;
 
-/// Where a lane's bytes of a row lie, of rows of [`STEP_BYTES`] one after the other: as the 64-byte swizzle of a tensor map
-/// puts them (PTX ISA, "Tensor swizzle modes") if the first row is at a multiple of 512.
+/// Bytes of a slab.
+pub const SLAB_BYTES: u32 = SLAB_VALUE_BYTES + SLAB_SCALE_BYTES;
+
+/// Bytes of a slab's scales.
+const SLAB_SCALE_BYTES: u32 = K_BLOCK_SCALE_TILES * SCALE_TILE_BYTES;
+
+/// Where a lane's bytes of a row of a slab lie, in bytes from the slab's start.
+///
+/// Rows are [`K_BLOCK_BYTES`] apart. Within a row, lanes are permuted as a tensor map's 64-byte swizzle permutes them if
+/// the slab starts at a multiple of 512 (PTX ISA, "Tensor swizzle modes").
 #[inline(always)]
 pub const fn lane_offset(row: u32, lane: u32) -> u32 {
-    row * STEP_BYTES + (lane ^ (row / 2 % ROW_LANES)) * LANE_BYTES
+    row * K_BLOCK_BYTES + (lane ^ (row / 2 % ROW_LANES)) * LANE_BYTES
 }
 
-/// A byte of two e2m1, the first in the low nibble, as it lies in a slab, bit 7 first: the first one's sign, the second one's
-/// exponent and mantissa, the first one's, the second one's sign. So the first one's bits are where f16's high byte has them.
-pub const fn weights(codes: u8) -> u8 {
+/// A byte of two e2m1 codes, the first in the low nibble, as it lies in a slab.
+///
+/// From bit 7 down: the first one's sign, the second one's exponent and mantissa, the first one's exponent and mantissa,
+/// the second one's sign. So each code is few operations away from the high byte of an f16.
+pub const fn slab_byte(codes: u8) -> u8 {
     codes << 4 & 0x80 | codes & 0x70 | codes << 1 & 0x0e | codes >> 7
 }
 
 /// Panels of weights of a tile: gate and up of the same columns of C, or neighbouring columns of a plain C.
 pub const PANELS: u32 = 2;
 
-/// Bytes of a tile of the blocked scale layout.
-pub const SCALE_TILE_BYTES: u32 = SCALE_TILE_ROWS * SCALE_TILE_COLUMNS;
+/// The most tokens of a tile: the kernel has main loops for products of up to as many columns.
+pub const MAX_TILE_TOKENS: u32 = 128;
 
 /// What a block may have of shared memory on a card of compute capability 9.0 (CUDA programming guide, "Technical
 /// Specifications per Compute Capability").
 pub const SHARED_BYTES: u32 = 227 << 10;
+
+/// Registers of a multiprocessor of compute capability 9.0 (as there).
+const MULTIPROCESSOR_REGISTERS: u32 = 65_536;
 
 /// Bytes of a barrier.
 const BARRIER_BYTES: u32 = 8;
 
 /// One group of a grouped problem, as its [`Tile`]s have it.
 ///
-/// Computes what [`gated_simt::abi::Group`](crate::gated_simt::abi::Group) says. Weights lie in slabs ([`SLAB_ROWS`]), tokens decoded.
+/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first; a plain kernel computes `alpha[0]·A·B[0]ᵀ` and does not
+/// read index 1 of anything. B lies in slabs ([`SLAB_ROWS`]). A lies decoded, or packed where
+/// [`Instance::decodes_tokens`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Group {
-    /// Address of A: decoded by the grid before, [`Tokens::decoded`], or packed, [`Tokens::values`].
+    /// Address of A: decoded as [`Tokens::decoded`], or packed as [`Tokens::values`].
     pub tokens: u64,
-    /// Address of the scales of packed tokens, [`Tokens::scales`].
+    /// Address of the scales of packed tokens, as [`Tokens::scales`]; not read where A is decoded.
     pub token_scales: u64,
     /// Addresses of the slabs of gate and up, multiples of 16.
     pub b: [u64; 2],
@@ -97,13 +111,14 @@ pub struct Group {
     pub unused: u32,
 }
 
-/// Tokens that are decoded together: the rows of a core matrix of `wgmma`'s B.
-pub const EIGHT: u32 = 8;
+/// Rows of a core matrix, of 16 bytes each, of which `wgmma`'s operands in shared memory consist (PTX ISA, "Asynchronous
+/// Warpgroup Level Matrix Shared Memory Layout: Canonical Layouts"). Tokens are decoded so many at a time.
+pub const CORE_MATRIX_ROWS: u32 = 8;
 
-/// Bytes of eight tokens' elements of a stage, decoded to f16.
-pub const EIGHT_BYTES: u32 = EIGHT * STEP * 2;
+/// Bytes of a *strip*: a k-block of [`CORE_MATRIX_ROWS`] tokens, decoded to f16; a row of core matrices.
+pub const STRIP_BYTES: u32 = CORE_MATRIX_ROWS * K_BLOCK * 2;
 
-/// The tokens of a group and where they lie decoded, as an array of them lies in global memory.
+/// The tokens of a group and where they go when they are decoded, as an array of them lies in global memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Tokens {
@@ -111,9 +126,10 @@ pub struct Tokens {
     pub values: u64,
     /// Address of their scales in the blocked layout, a multiple of 16.
     pub scales: u64,
-    /// Address of the decoded values, a multiple of 16: for every stage of K, for every eight tokens, [`EIGHT_BYTES`] as
-    /// `wgmma` reads its B (`gated_sm90/order.rs`). What is missing of the last stage is zero, of the last eight anything
-    /// finite.
+    /// Address of the decoded values, a multiple of 16: strips ([`STRIP_BYTES`]), for each k-block those of all tokens.
+    ///
+    /// A strip lies as `wgmma` reads its B (`kernel/order.rs`). Elements past the end of K are zero; tokens past the last
+    /// one are finite.
     pub decoded: u64,
     /// Tokens, not 0.
     pub m: u32,
@@ -126,21 +142,21 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Warps of a block that decodes, each eight tokens' elements of a stage.
+    /// Warps of a block that decodes; each makes a strip.
     pub const WARPS: u32 = 4;
 
-    /// Threads of a block.
+    /// Threads of a block that decodes, in one dimension.
     pub const THREADS: u32 = Self::WARPS * 32;
 
-    /// Pieces of [`EIGHT_BYTES`] that tokens decode to.
-    pub const fn pieces(m: u32, k: u32) -> u64 {
-        m.div_ceil(EIGHT) as u64 * k.div_ceil(STEP) as u64
+    /// Strips that `m` tokens of `k` elements decode to.
+    pub const fn strips(m: u32, k: u32) -> u64 {
+        m.div_ceil(CORE_MATRIX_ROWS) as u64 * k.div_ceil(K_BLOCK) as u64
     }
 
-    /// Blocks that decode the tokens: what the next group's [`first_block`](Self::first_block) is further on. The grid is
-    /// their sum, which must stay below 2³¹.
+    /// Blocks that decode the tokens: the next group's [`first_block`](Self::first_block) is so many further on. The grid
+    /// is their sum, which must stay below 2³¹.
     pub const fn blocks(m: u32, k: u32) -> u64 {
-        Self::pieces(m, k).div_ceil(Self::WARPS as u64)
+        Self::strips(m, k).div_ceil(Self::WARPS as u64)
     }
 }
 
@@ -159,7 +175,8 @@ pub struct TokensLaunch {
 /// The entry that decodes tokens.
 pub const TOKENS_ENTRY: &str = "tokens_sm90";
 
-/// One tile of C and its group, as an array of them lies in global memory: one place to read for whoever works on a tile.
+/// One tile of C, as an array of them lies in global memory. It has its group inside, so that a thread that works on a tile
+/// reads one place.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Tile {
@@ -167,19 +184,19 @@ pub struct Tile {
     pub group: Group,
     /// First column of C; a multiple of [`Instance::columns`].
     pub first_column: u32,
-    /// First token; a multiple of [`EIGHT`].
+    /// First token; a multiple of [`CORE_MATRIX_ROWS`].
     pub first_token: u32,
-    /// Tokens, from 1 to the entry's [`Instance::tile_tokens`].
+    /// Tokens, from 1 to the instance's [`Instance::tile_tokens`].
     pub tokens: u32,
     /// Index of the tile that the block computes next; 0 if there is none.
     pub next: u32,
 }
 
-/// The one parameter of a kernel.
+/// The one parameter of a kernel that multiplies.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
-    /// Address of the array of [`Tile`]: block b's first is the one of index b.
+    /// Address of the array of [`Tile`]. Block b begins with tile b.
     pub tiles: u64,
     /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
     pub output: u32,
@@ -187,46 +204,48 @@ pub struct Launch {
     pub unused: u32,
 }
 
-/// Calls `$each!` with every entry that multiplies: its name, the matrices of weights (2 for gated, 1 for plain), the most
-/// tokens of a tile, the warpgroups that multiply, the stages of weights, the buffers of tokens.
+/// Passes the list of instances to `$each!`: of an operation, the smallest tile first.
 ///
-/// Few tokens leave decoding weights as the work, and registers for four warpgroups to do it; many take the registers of
-/// two. Tokens come from the L2 cache, weights from memory, whose latency stages hide: some 64 KB on their way are enough. Where
-/// memory is what binds, more are worse: multiprocessors that are served first run ahead, and the last ones end alone.
-#[macro_export]
-macro_rules! sm90_instances {
+/// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold decoded tokens; `stages` hold weights.
+///
+/// With few tokens the work is to decode weights, and the registers suffice for four warpgroups that do it. With many
+/// tokens the accumulators take the registers of two. Tokens come from the L2 cache; weights come from memory, and stages
+/// hide its latency: about 64 KB on their way are enough. Where memory bandwidth is the limit, more stages are worse: the
+/// multiprocessors that are served first run ahead, and the last ones end alone.
+macro_rules! instances {
     ($each:ident) => {
         $each! {
-            gated_sm90_t16 = 2, 16, 4, 3, 6;
-            gated_sm90_t64 = 2, 64, 2, 9, 4;
-            gated_sm90_t128 = 2, 128, 2, 7, 3;
-            plain_sm90_t16 = 1, 16, 4, 3, 6;
-            plain_sm90_t64 = 1, 64, 2, 9, 4;
-            plain_sm90_t128 = 1, 128, 2, 7, 3;
+            gated_sm90_t16 = gated(16).consumers(4).buffers(6).stages(3);
+            gated_sm90_t64 = gated(64).consumers(2).buffers(4).stages(9);
+            gated_sm90_t128 = gated(128).consumers(2).buffers(3).stages(7);
+            plain_sm90_t16 = plain(16).consumers(4).buffers(6).stages(3);
+            plain_sm90_t64 = plain(64).consumers(2).buffers(4).stages(9);
+            plain_sm90_t128 = plain(128).consumers(2).buffers(3).stages(7);
         }
     };
 }
+#[cfg(feature = "gated_sm90")]
+pub(super) use instances;
+instances!(table);
 
-macro_rules! table {
-    ($(
-        $entry:ident = $matrices:literal, $tile_tokens:literal, $consumers:literal, $stages:literal, $buffers:literal;
-    )*) => {
-        /// Every entry that multiplies; of an operation, the smallest tile first.
-        pub const INSTANCES: &[Instance] = &[$(Instance {
-            entry: stringify!($entry),
-            matrices: $matrices,
-            tile_tokens: $tile_tokens,
-            consumers: $consumers,
-            stages: $stages,
-            buffers: $buffers,
-        }),*];
-    };
-}
-sm90_instances!(table);
-
-/// An entry that multiplies, and what it takes of the hardware.
+/// One way to build the kernel that multiplies, and what it takes of the hardware.
 ///
 /// Shared memory of a block: stages, then buffers of decoded tokens, then barriers. A stage: the slabs of each panel.
+///
+/// What does not fit does not compile:
+///
+/// ```
+/// # use kernels_gpu::gated_sm90::abi::{Instance, gated};
+/// const _: Instance = gated(64).consumers(2).buffers(4).stages(9);
+/// ```
+/// ```compile_fail,E0080
+/// # use kernels_gpu::gated_sm90::abi::{Instance, gated};
+/// const _: Instance = gated(64).consumers(2).buffers(4).stages(12);
+/// ```
+/// ```compile_fail,E0080
+/// # use kernels_gpu::gated_sm90::abi::{Instance, gated};
+/// const _: Instance = gated(64).consumers(3).buffers(4).stages(9);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
     /// The entry's name.
@@ -237,31 +256,92 @@ pub struct Instance {
     pub tile_tokens: u32,
     /// Warpgroups that multiply.
     pub consumers: u32,
-    /// Stages of the pipeline that brings weights from global to shared memory.
-    pub stages: u32,
     /// Buffers of decoded tokens.
     pub buffers: u32,
+    /// Stages of the pipeline that brings weights from global to shared memory.
+    pub stages: u32,
+}
+
+/// An [`Instance`] that lacks its stages.
+#[derive(Clone, Copy, Debug)]
+pub struct Builder(Instance);
+
+/// The gated kernel with up to so many tokens a tile.
+pub const fn gated(tile_tokens: u32) -> Builder {
+    Builder(Instance { entry: "", matrices: 2, tile_tokens, consumers: 0, buffers: 0, stages: 0 })
+}
+
+/// As [`gated`], the plain kernel.
+pub const fn plain(tile_tokens: u32) -> Builder {
+    Builder(Instance { matrices: 1, ..gated(tile_tokens).0 })
+}
+
+impl Builder {
+    /// Sets [`Instance::consumers`].
+    pub const fn consumers(self, consumers: u32) -> Self {
+        Self(Instance { consumers, ..self.0 })
+    }
+
+    /// Sets [`Instance::buffers`].
+    pub const fn buffers(self, buffers: u32) -> Self {
+        Self(Instance { buffers, ..self.0 })
+    }
+
+    /// The instance with so many stages.
+    ///
+    /// # Panics
+    /// If it asks for more than there is, or for what the kernel cannot do.
+    pub const fn stages(self, stages: u32) -> Instance {
+        let instance = Instance { stages, ..self.0 };
+        instance.check();
+        instance
+    }
+}
+
+/// Registers of a thread after `setmaxnreg`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registers {
+    /// Of the warpgroup that loads.
+    pub producer: u32,
+    /// Of each warpgroup that multiplies.
+    pub consumer: u32,
+}
+
+impl Registers {
+    /// Where two warpgroups multiply.
+    pub const OF_TWO_CONSUMERS: Self = Self { producer: 24, consumer: 240 };
+
+    /// Where four warpgroups multiply.
+    pub const OF_FOUR_CONSUMERS: Self = Self { producer: 32, consumer: 112 };
+
+    /// Stops the compiler where `setmaxnreg` takes no such counts, or a block of so many consumers was not launched with
+    /// as many registers.
+    const fn check(self, consumers: u32) {
+        let Self { producer, consumer } = self;
+        assert!(producer.is_multiple_of(8) && consumer.is_multiple_of(8), "registers are allotted in eights");
+        assert!(producer >= 24 && consumer <= 256, "`setmaxnreg` takes 24 to 256 registers");
+        // A block is launched with as many for each thread as the multiprocessor has for it, in eights, and shares these
+        // out anew.
+        let threads = (1 + consumers) * WARPGROUP;
+        let launched = MULTIPROCESSOR_REGISTERS / threads / 8 * 8 * (1 + consumers);
+        assert!(producer + consumers * consumer <= launched, "the block has fewer registers");
+    }
 }
 
 impl Instance {
-    /// Bytes of 128 rows' scales in a stage.
-    pub const SCALE_BYTES: u32 = STEP_SCALE_TILES * SCALE_TILE_BYTES;
-
-    /// The entry of an operation with tiles of so many tokens.
-    ///
-    /// # Panics
-    /// If there is none.
-    pub const fn of(matrices: u32, tile_tokens: u32) -> Self {
-        let mut index = 0;
-        while INSTANCES[index].matrices != matrices || INSTANCES[index].tile_tokens != tile_tokens {
-            index += 1;
-        }
-        INSTANCES[index]
+    /// Whether blocks decode tokens themselves: they are so few that another grid would take longer to do it.
+    pub const fn decodes_tokens(self) -> bool {
+        self.tile_tokens <= 2 * CORE_MATRIX_ROWS
     }
 
-    /// Whether blocks decode tokens themselves: so few that a grid before would take longer.
-    pub const fn decodes_tokens(self) -> bool {
-        self.tile_tokens <= 2 * EIGHT
+    /// Whether two warpgroups take turns to multiply, while the other decodes.
+    pub const fn ping_pong(self) -> bool {
+        self.consumers == 2
+    }
+
+    /// What `setmaxnreg` gives to threads.
+    pub const fn registers(self) -> Registers {
+        if self.ping_pong() { Registers::OF_TWO_CONSUMERS } else { Registers::OF_FOUR_CONSUMERS }
     }
 
     /// Columns of C of a tile.
@@ -289,10 +369,11 @@ impl Instance {
         self.panel_slabs() * SLAB_BYTES
     }
 
-    /// Columns of the products that a tile of so many tokens takes, the tensor core's N: from half of the largest tile's on.
-    pub const fn width(self, tokens: u32) -> u32 {
-        let (least, width) = (self.tile_tokens / 2, tokens.next_multiple_of(EIGHT));
-        if width < least { least } else { width }
+    /// The N of the tensor core's products for a tile of so many tokens: a multiple of [`CORE_MATRIX_ROWS`], and half of the
+    /// largest tile's at least, so that there are fewer main loops to compile.
+    pub const fn mma_n(self, tokens: u32) -> u32 {
+        let (least, tokens) = (self.tile_tokens / 2, tokens.next_multiple_of(CORE_MATRIX_ROWS));
+        if tokens < least { least } else { tokens }
     }
 
     /// Bytes of a stage.
@@ -300,15 +381,15 @@ impl Instance {
         PANELS * self.panel_bytes()
     }
 
-    /// Bytes of a stage's tokens decoded to f16.
+    /// Bytes of a buffer: the strips of a tile's tokens.
     pub const fn buffer_bytes(self) -> u32 {
-        self.tile_tokens / EIGHT * EIGHT_BYTES
+        self.tile_tokens / CORE_MATRIX_ROWS * STRIP_BYTES
     }
 
-    /// Barriers of the turns that two warpgroups take to multiply.
+    /// Barriers by which two warpgroups pass the turn to each other.
     pub const TURN_BARRIERS: u32 = 2;
 
-    /// Barriers: full and empty, of stages and of buffers; those of turns.
+    /// Barriers: one for full and one for empty of each stage and of each buffer, and those of turns.
     pub const fn barriers(self) -> u32 {
         2 * (self.stages + self.buffers) + Self::TURN_BARRIERS
     }
@@ -318,13 +399,16 @@ impl Instance {
         self.stages * self.stage_bytes() + self.buffers * self.buffer_bytes() + self.barriers() * BARRIER_BYTES
     }
 
-    /// Stops the compiler where an entry asks for more than there is.
-    pub const fn check(self) {
+    /// Stops the compiler where an instance asks for more than there is.
+    const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
-        assert!((self.tile_tokens / 2).is_multiple_of(EIGHT));
+        assert!((self.tile_tokens / 2).is_multiple_of(CORE_MATRIX_ROWS), "half a tile is whole core matrices");
+        assert!(self.tile_tokens > 0 && self.tile_tokens <= MAX_TILE_TOKENS, "the kernel has main loops up to N = 128");
+        assert!(self.consumers == 2 || self.consumers == 4, "two warpgroups take turns, or four do not");
         assert!(self.panel_rows().is_multiple_of(SLAB_ROWS), "a panel is of whole slabs");
-        assert!(self.stages > 1 && self.buffers > 1, "who fills must not wait for who empties");
+        assert!(self.stages > 1 && self.buffers > 1, "with one buffer, filling it would wait for emptying it");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
+        self.registers().check(self.consumers);
     }
 }
 
@@ -335,33 +419,54 @@ mod tests {
     extern crate std;
     use std::{collections::BTreeSet, vec::Vec};
 
+    fn of(entry: &str) -> Instance {
+        *INSTANCES.iter().find(|instance| instance.entry == entry).unwrap()
+    }
+
     #[test]
     fn every_instance_fits_and_has_a_name_of_its_own() {
         let names: BTreeSet<_> = INSTANCES.iter().map(|instance| instance.entry).collect();
         assert_eq!(names.len(), INSTANCES.len());
-        for instance in INSTANCES {
-            instance.check();
-            assert_eq!(*instance, Instance::of(instance.matrices, instance.tile_tokens));
-        }
+        INSTANCES.iter().for_each(|instance| instance.check());
     }
 
     #[test]
     fn budgets_are_as_counted_by_hand() {
-        let instance = Instance::of(2, 128);
+        let instance = of("gated_sm90_t128");
         assert_eq!((instance.stage_bytes(), instance.buffer_bytes()), (18_432, 32_768));
-        assert_eq!((instance.columns(), Instance::of(1, 128).columns()), (128, 256));
-        assert_eq!((Instance::of(2, 16).columns(), Instance::of(2, 16).stage_bytes()), (256, 36_864));
+        assert_eq!((instance.columns(), of("plain_sm90_t128").columns()), (128, 256));
+        let instance = of("gated_sm90_t16");
+        assert_eq!((instance.columns(), instance.stage_bytes()), (256, 36_864));
     }
 
     #[test]
-    fn widths_go_from_half_a_tile_to_a_whole_one() {
-        let widths: Vec<_> = [1, 64, 65, 80, 81, 128].map(|tokens| Instance::of(2, 128).width(tokens)).into();
+    fn n_goes_from_half_a_tile_to_a_whole_one() {
+        let instance = of("gated_sm90_t128");
+        let widths: Vec<_> = [1, 64, 65, 80, 81, 128].map(|tokens| instance.mma_n(tokens)).into();
         assert_eq!(widths, [64, 64, 72, 80, 88, 128]);
     }
 
     #[test]
     #[should_panic(expected = "shared memory")]
     fn more_stages_than_shared_memory_holds_are_refused() {
-        Instance { stages: 8, ..Instance::of(2, 128) }.check();
+        gated(128).consumers(2).buffers(3).stages(8);
+    }
+
+    #[test]
+    #[should_panic(expected = "the block has fewer registers")]
+    fn more_registers_than_a_block_has_are_refused() {
+        Registers { producer: 24, consumer: 248 }.check(2);
+    }
+
+    #[test]
+    #[should_panic(expected = "in eights")]
+    fn registers_that_are_not_allotted_in_eights_are_refused() {
+        Registers { producer: 24, consumer: 236 }.check(2);
+    }
+
+    #[test]
+    #[should_panic(expected = "N = 128")]
+    fn a_tile_of_more_tokens_than_there_are_main_loops_for_is_refused() {
+        gated(256).consumers(2).buffers(2).stages(2);
     }
 }

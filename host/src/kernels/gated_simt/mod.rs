@@ -6,10 +6,10 @@
 mod fake;
 mod plan;
 
-use kernels_gpu::gated_simt::abi::{self, Tile};
+use kernels_gpu::gated_simt::abi::{self, INSTANCES, Instance, Tile};
 
 use super::group::{PlacedGroup, Sizes};
-use super::kernel::{Entry, Grouped, Kernel, Request};
+use super::kernel::{Entry, Grouped, Kernel, Request, no_instance, op_of};
 use super::launch::{Grid, Launch, Scratch, output_code};
 use crate::error::Error;
 use crate::problem::Op;
@@ -17,18 +17,13 @@ use crate::problem::Op;
 /// The kernel.
 pub(crate) struct GatedSimt;
 
-/// The instances, by the name of their tile.
-const INSTANCES: [(&str, Tile); 2] = [("small", Tile::SMALL), ("large", Tile::LARGE)];
+/// What instances are called, by their tile.
+const NAMES: [(&str, Tile); 2] = [("small", Tile::SMALL), ("large", Tile::LARGE)];
 
-fn entry(tile: Tile, op: Op) -> &'static str {
-    match op {
-        Op::Gated => tile.gated,
-        Op::Plain => tile.plain,
-    }
-}
-
-fn shared_bytes(tile: Tile, op: Op) -> u32 {
-    tile.shared_bytes(op.projections() as u32)
+/// The instance of an operation with such tiles.
+fn instance(op: Op, tile: Tile) -> Instance {
+    let of = INSTANCES.iter().find(|instance| op_of(instance.matrices) == op && instance.tile == tile);
+    *of.expect("both operations have an instance of every tile")
 }
 
 impl Kernel for GatedSimt {
@@ -37,13 +32,13 @@ impl Kernel for GatedSimt {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let of = |op, tile| Entry {
-            name: entry(tile, op),
-            op: Some(op),
-            threads: Tile::THREADS,
-            shared_bytes: shared_bytes(tile, op),
+        let of = |instance: &Instance| Entry {
+            name: instance.entry,
+            op: Some(op_of(instance.matrices)),
+            threads: Instance::THREADS,
+            shared_bytes: instance.shared_bytes(),
         };
-        [Op::Gated, Op::Plain].into_iter().flat_map(|op| INSTANCES.map(|(_, tile)| of(op, tile))).collect()
+        INSTANCES.iter().map(of).collect()
     }
 
     fn as_grouped(&self) -> Option<&dyn Grouped> {
@@ -58,7 +53,10 @@ impl Kernel for GatedSimt {
 
 impl Grouped for GatedSimt {
     fn title(&self, op: Op) -> &'static str {
-        entry(Tile::LARGE, op)
+        match op {
+            Op::Gated => "gated_simt",
+            Op::Plain => "plain_simt",
+        }
     }
 
     fn proven(&self) -> bool {
@@ -70,7 +68,7 @@ impl Grouped for GatedSimt {
     }
 
     fn instances(&self, _op: Op) -> Vec<&'static str> {
-        INSTANCES.map(|(name, _)| name).into()
+        NAMES.map(|(name, _)| name).into()
     }
 
     fn launches(
@@ -87,14 +85,18 @@ impl GatedSimt {
     /// The launch that computes all groups.
     fn launch(&self, request: &Request, groups: &[PlacedGroup]) -> Result<Launch, Error> {
         let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
-        let named = INSTANCES.into_iter().find(|(name, _)| request.instance == Some(*name));
-        let tile = named.map_or_else(|| plan::choose(&sizes), |(_, tile)| tile);
+        let tile = match request.instance {
+            None => plan::choose(&sizes),
+            Some(name) => {
+                let named = NAMES.iter().find(|(of_tile, _)| *of_tile == name);
+                named.ok_or_else(|| no_instance(self, request.op, name))?.1
+            }
+        };
+        let instance = instance(request.op, tile);
         let (first_tiles, blocks) = plan::number_tiles(tile, &sizes)?;
         let groups = groups.iter().zip(first_tiles).map(|(group, first_tile)| describe(group, first_tile)).collect();
-        let grid = Grid {
-            shared_bytes: shared_bytes(tile, request.op),
-            ..Grid::linear(entry(tile, request.op), blocks, Tile::THREADS)
-        };
+        let grid =
+            Grid { shared_bytes: instance.shared_bytes(), ..Grid::linear(instance.entry, blocks, Instance::THREADS) };
         let output = output_code(request.out_dtype);
         Ok(Launch::of_array(self.name(), grid, groups, move |groups, group_count| abi::Launch {
             groups,

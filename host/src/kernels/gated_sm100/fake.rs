@@ -1,7 +1,7 @@
 //! The kernel's row in the fake driver, which writes down the arguments of tensor maps in their place.
 
 use fake_cuda::Launch;
-use kernels_gpu::gated_sm100::abi::{self, Group, INSTANCES, STEP_BYTES, TILE_ROWS, Tile};
+use kernels_gpu::gated_sm100::abi::{self, Group, INSTANCES, K_BLOCK_BYTES, TILE_ROWS, Tile};
 
 use crate::kernels::fake::{SMS, matrix, multiply, out_dtype};
 use crate::kernels::kernel::op_of;
@@ -18,7 +18,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
             let values = |map: u64, rows: u32, box_rows: u32| {
                 assert!(map.is_multiple_of(64), "{map:#x}");
                 let map: [u64; 5] = *(map as *const [u64; 5]);
-                assert_eq!(map[1..], [group.k / 2, rows, STEP_BYTES, box_rows].map(u64::from));
+                assert_eq!(map[1..], [group.k / 2, rows, K_BLOCK_BYTES, box_rows].map(u64::from));
                 map[0]
             };
             let weights = |i: usize| {

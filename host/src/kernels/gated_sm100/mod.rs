@@ -8,7 +8,7 @@ mod fake;
 mod plan;
 
 use kernels_gpu::gated_sm100::abi::{
-    self, BOX_BYTES, BOX_TOKENS, INSTANCES, Instance, K_ALIGNMENT, STEP, Store, TILE_ROWS,
+    self, BOX_BYTES, BOX_TOKENS, INSTANCES, Instance, K_ALIGNMENT, K_BLOCK, Store, TILE_ROWS,
 };
 
 use super::group::{PlacedGroup, Sizes};
@@ -121,7 +121,7 @@ impl GatedSm100 {
 /// tokens has none.
 fn maps(instance: Instance, group: &PlacedGroup) -> impl Iterator<Item = MapArguments> {
     let Sizes { m, n, k } = group.sizes;
-    let values = move |address, rows, box_rows| MapArguments::values(address, rows, k, STEP, box_rows);
+    let values = move |address, rows, box_rows| MapArguments::values(address, rows, k, K_BLOCK, box_rows);
     let tokens = values(group.tokens.values, m, instance.block_tokens());
     let weights = group.weights.map(|matrix| values(matrix.values, n, TILE_ROWS));
     let weights = weights.into_iter().take(instance.matrices as usize);

@@ -155,7 +155,7 @@ mod tests {
                 let Sizes { n, k, .. } = groups[tile.group as usize];
                 let rows = (n - tile.first_row).min(instance.tile_rows());
                 useful += u64::from(tile.tokens * rows) * u64::from(k);
-                issued += u64::from(instance.issued_tokens(tile.tokens) * instance.tile_rows()) * u64::from(k);
+                issued += u64::from(instance.mma_n(tile.tokens) * instance.tile_rows()) * u64::from(k);
             }
             let share = useful as f64 / issued as f64;
             assert!((least..=1.0).contains(&share), "{name}: {share}");

@@ -4,8 +4,8 @@
 use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
 use kernels_gpu::gated_sm90::abi::{
-    self, Group, INSTANCES, LANE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, STEP, STEP_BYTES, TOKENS_ENTRY, Tile,
-    Tokens, TokensLaunch, lane_offset, weights,
+    self, Group, INSTANCES, K_BLOCK, K_BLOCK_BYTES, LANE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, TOKENS_ENTRY,
+    Tile, Tokens, TokensLaunch, lane_offset, slab_byte,
 };
 
 use crate::format::{Matrix, blocked};
@@ -55,20 +55,21 @@ pub(super) fn launch(launch: &Launch<'_>) {
 ///
 /// They lie there.
 unsafe fn unpack(rows: u32, k: u32, slabs: u64, global: f32) -> Matrix<'static> {
-    const STEP_SCALES: u32 = STEP / BLOCK;
+    const K_BLOCK_SCALES: u32 = K_BLOCK / BLOCK;
     // SAFETY: this function's own condition: `at` is in a slab of the matrix.
-    let byte = |row: u32, step: u32, at: u32| unsafe {
-        let slab = row / SLAB_ROWS * k.div_ceil(STEP) + step;
+    let byte = |row: u32, k_block: u32, at: u32| unsafe {
+        let slab = row / SLAB_ROWS * k.div_ceil(K_BLOCK) + k_block;
         *(slabs as *const u8).add((slab * SLAB_BYTES + at) as usize)
     };
     let value = |row: u32, column: u32| {
-        let (step, lane, rest) = (column / STEP_BYTES, column % STEP_BYTES / LANE_BYTES, column % LANE_BYTES);
-        let packed = byte(row, step, lane_offset(row % SLAB_ROWS, lane) + rest);
-        (0..=u8::MAX).find(|&codes| weights(codes) == packed).unwrap()
+        let (k_block, lane, rest) = (column / K_BLOCK_BYTES, column % K_BLOCK_BYTES / LANE_BYTES, column % LANE_BYTES);
+        let packed = byte(row, k_block, lane_offset(row % SLAB_ROWS, lane) + rest);
+        (0..=u8::MAX).find(|&codes| slab_byte(codes) == packed).unwrap()
     };
     let scale = |row: u32, column: u32| {
-        let at = blocked::offset((row % SLAB_ROWS) as usize, (column % STEP_SCALES) as usize, STEP_SCALES as usize);
-        byte(row, column / STEP_SCALES, SLAB_VALUE_BYTES + at as u32)
+        let at =
+            blocked::offset((row % SLAB_ROWS) as usize, (column % K_BLOCK_SCALES) as usize, K_BLOCK_SCALES as usize);
+        byte(row, column / K_BLOCK_SCALES, SLAB_VALUE_BYTES + at as u32)
     };
     let values = (0..rows).flat_map(|row| (0..k / 2).map(move |column| value(row, column)));
     let scales = (0..rows).flat_map(|row| (0..k / BLOCK).map(move |column| scale(row, column)));

@@ -10,7 +10,7 @@ mod slabs;
 
 use std::borrow::Cow;
 
-use kernels_gpu::gated_sm90::abi::{self, EIGHT_BYTES, INSTANCES, Instance, K_ALIGNMENT, TOKENS_ENTRY, Tokens};
+use kernels_gpu::gated_sm90::abi::{self, INSTANCES, Instance, K_ALIGNMENT, STRIP_BYTES, TOKENS_ENTRY, Tokens};
 
 use super::group::{Address, PlacedGroup, PlacedMatrix, Sizes};
 use super::kernel::{Entry, Grouped, Kernel, Request, instance_name, no_instance, op_of};
@@ -114,7 +114,7 @@ impl Grouped for GatedSm90 {
 
 /// Bytes that the tokens of a group decode to.
 fn decoded_bytes(sizes: Sizes) -> Result<u64, Error> {
-    Tokens::pieces(sizes.m, sizes.k).checked_mul(u64::from(EIGHT_BYTES)).ok_or(Error::TooLarge)
+    Tokens::strips(sizes.m, sizes.k).checked_mul(u64::from(STRIP_BYTES)).ok_or(Error::TooLarge)
 }
 
 impl GatedSm90 {

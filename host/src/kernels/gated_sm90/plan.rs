@@ -7,22 +7,22 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
 
-use kernels_gpu::gated_sm90::abi::{EIGHT, INSTANCES, Instance, STEP};
+use kernels_gpu::gated_sm90::abi::{CORE_MATRIX_ROWS, INSTANCES, Instance, K_BLOCK};
 
 use crate::error::Error;
 use crate::kernels::group::Sizes;
 use crate::kernels::kernel::op_of;
 use crate::problem::Op;
 
-/// A step of a tile takes as long as if it had so many tokens more: that long it takes to decode its weights, as measured on
-/// an H200 for panels of [`STEP_ROWS`].
-const STEP_TOKENS: u64 = 80;
+/// A k-block of a tile takes as long as if it had so many tokens more: decoding its weights takes that long, as measured on an
+/// H200 for panels of [`MEASURED_ROWS`].
+const DECODE_TOKENS: u64 = 80;
 
 /// Rows of the panels whose time is measured; of more, decoding and multiplying take longer in proportion.
-const STEP_ROWS: u32 = 128;
+const MEASURED_ROWS: u32 = 128;
 
-/// Steps that a tile costs on top of its own, writing C above all; measured likewise.
-const TILE_STEPS: u64 = 2;
+/// K-blocks that a tile costs on top of its own, writing C above all; measured likewise.
+const TILE_K_BLOCKS: u64 = 2;
 
 /// Work is dealt out evenly enough if the last multiprocessor takes longer than the average by one part of so many.
 const EVEN_ENOUGH: u64 = 100;
@@ -85,7 +85,7 @@ impl Cut {
     fn even(instance: Instance, most: u32, groups: &[Sizes]) -> Self {
         let tokens = |group: &Sizes| match group.m.div_ceil(most) {
             0 => 0,
-            rows => group.m.div_ceil(rows).next_multiple_of(EIGHT).min(most),
+            rows => group.m.div_ceil(rows).next_multiple_of(CORE_MATRIX_ROWS).min(most),
         };
         Self { instance, tokens: groups.iter().map(tokens).collect() }
     }
@@ -95,11 +95,11 @@ impl Cut {
         Ok(Plan { instance: self.instance, tiles, blocks })
     }
 
-    /// Time of a tile, in tokens times steps of two panels of [`STEP_ROWS`].
+    /// Time of a tile, in tokens times k-blocks of two panels of [`MEASURED_ROWS`].
     fn cost(&self, tokens: u32, k: u32) -> u64 {
-        let steps = u64::from(k.div_ceil(STEP)) + TILE_STEPS;
-        let panels = u64::from(self.instance.panel_rows() / STEP_ROWS);
-        steps * panels * (STEP_TOKENS + u64::from(self.instance.width(tokens)))
+        let k_blocks = u64::from(k.div_ceil(K_BLOCK)) + TILE_K_BLOCKS;
+        let panels = u64::from(self.instance.panel_rows() / MEASURED_ROWS);
+        k_blocks * panels * (DECODE_TOKENS + u64::from(self.instance.mma_n(tokens)))
     }
 
     /// What a group's tiles of so many tokens are, and how many of each: those of whole rows, those of the last.
@@ -158,9 +158,9 @@ impl Cut {
             changed = false;
             for (index, group) in groups.iter().enumerate().filter(|(_, group)| group.m > 0) {
                 let rows = group.m.div_ceil(self.instance.tile_tokens);
-                let least = group.m.div_ceil(rows + 1).next_multiple_of(EIGHT);
-                let most = group.m.min(self.instance.tile_tokens).next_multiple_of(EIGHT);
-                for tokens in (least..=most).step_by(EIGHT as usize) {
+                let least = group.m.div_ceil(rows + 1).next_multiple_of(CORE_MATRIX_ROWS);
+                let most = group.m.min(self.instance.tile_tokens).next_multiple_of(CORE_MATRIX_ROWS);
+                for tokens in (least..=most).step_by(CORE_MATRIX_ROWS as usize) {
                     let (before, after) =
                         (self.group_kinds(group, self.tokens[index]), self.group_kinds(group, tokens));
                     let mut others = kinds.clone();
@@ -194,8 +194,8 @@ fn remove(kinds: &mut Kinds, fewer: [(u64, u64); 2]) {
 fn choose(op: Op, groups: &[Sizes], sms: u32) -> Cut {
     let largest = groups.iter().map(|group| group.m).max().unwrap_or(0);
     let sizes = instances(op).flat_map(|instance| {
-        let most = instance.tile_tokens / 2 + EIGHT..=instance.tile_tokens;
-        most.step_by(EIGHT as usize).map(move |most| (instance, most))
+        let most = instance.tile_tokens / 2 + CORE_MATRIX_ROWS..=instance.tile_tokens;
+        most.step_by(CORE_MATRIX_ROWS as usize).map(move |most| (instance, most))
     });
     // Larger tiles than all tokens need would only take shared memory from the stages.
     let enough = sizes.clone().find(|&(_, most)| most >= largest).map_or(u32::MAX, |(_, most)| most);

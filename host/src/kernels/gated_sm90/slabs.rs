@@ -2,7 +2,7 @@
 //! piece of memory. Knows no device.
 
 use kernels_gpu::gated_sm90::abi::{
-    LANE_BYTES, ROW_LANES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, STEP, STEP_BYTES, lane_offset, weights,
+    K_BLOCK, K_BLOCK_BYTES, LANE_BYTES, ROW_LANES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, lane_offset, slab_byte,
 };
 use rayon::prelude::*;
 
@@ -11,34 +11,34 @@ use crate::format::{BLOCK, Matrix};
 
 /// Bytes of the slabs of a matrix of so many rows and columns.
 pub(super) fn len(rows: usize, k: usize) -> usize {
-    rows.div_ceil(SLAB_ROWS as usize) * steps(k) * SLAB_BYTES as usize
+    rows.div_ceil(SLAB_ROWS as usize) * k_blocks(k) * SLAB_BYTES as usize
 }
 
-/// Slabs along K.
-fn steps(k: usize) -> usize {
-    k.div_ceil(STEP as usize)
+/// Slabs along K, a k-block each.
+fn k_blocks(k: usize) -> usize {
+    k.div_ceil(K_BLOCK as usize)
 }
 
 /// The slabs of a matrix, whose rows are whole lanes of values.
 pub(super) fn pack(matrix: &Matrix<'_>) -> Vec<u8> {
     /// Scales of a row in a slab.
-    const STEP_SCALES: usize = STEP as usize / BLOCK;
+    const K_BLOCK_SCALES: usize = K_BLOCK as usize / BLOCK;
 
     let mut slabs = vec![0; len(matrix.rows(), matrix.k())];
-    let of_same_rows = slabs.par_chunks_mut(steps(matrix.k()).max(1) * SLAB_BYTES as usize);
+    let of_same_rows = slabs.par_chunks_mut(k_blocks(matrix.k()).max(1) * SLAB_BYTES as usize);
     of_same_rows.enumerate().for_each(|(index, slabs)| {
         let first_row = index * SLAB_ROWS as usize;
         for row in 0..(SLAB_ROWS as usize).min(matrix.rows() - first_row) {
-            let values = matrix.row_values(first_row + row).chunks(STEP_BYTES as usize);
-            let scales = matrix.row_scales(first_row + row).chunks(STEP_SCALES);
+            let values = matrix.row_values(first_row + row).chunks(K_BLOCK_BYTES as usize);
+            let scales = matrix.row_scales(first_row + row).chunks(K_BLOCK_SCALES);
             for (slab, (values, scales)) in slabs.chunks_exact_mut(SLAB_BYTES as usize).zip(values.zip(scales)) {
                 let (to_values, to_scales) = slab.split_at_mut(SLAB_VALUE_BYTES as usize);
                 for (lane, values) in (0..ROW_LANES).zip(values.as_chunks::<{ LANE_BYTES as usize }>().0) {
                     let to_values = &mut to_values[lane_offset(row as u32, lane) as usize..][..values.len()];
-                    to_values.iter_mut().zip(values).for_each(|(to, codes)| *to = weights(*codes));
+                    to_values.iter_mut().zip(values).for_each(|(to, codes)| *to = slab_byte(*codes));
                 }
                 for (tile, scales) in scales.chunks(blocked::TILE_COLUMNS).enumerate() {
-                    let at = blocked::offset(row, tile * blocked::TILE_COLUMNS, STEP_SCALES);
+                    let at = blocked::offset(row, tile * blocked::TILE_COLUMNS, K_BLOCK_SCALES);
                     to_scales[at..][..scales.len()].copy_from_slice(scales);
                 }
             }
@@ -60,10 +60,10 @@ mod tests {
         assert_eq!((slabs.len(), len(rows, k)), (2 * 3 * 9216, 2 * 3 * 9216));
         // Of row 129 the second slab: its third lane's first byte, its sixth scale.
         let (slab, row) = (&slabs[(3 + 1) * 9216..][..9216], 129);
-        assert_eq!(slab[64 + 2 * 16], weights(values[row * k / 2 + 64 + 32]));
+        assert_eq!(slab[64 + 2 * 16], slab_byte(values[row * k / 2 + 64 + 32]));
         assert_eq!(slab[8192 + 512 + 16 + 1], scales[row * k / BLOCK + 8 + 5]);
         // Of row 6 the first: its swizzle.
-        assert_eq!(slabs[6 * 64 + (1 ^ 3) * 16], weights(values[6 * k / 2 + 16]));
+        assert_eq!(slabs[6 * 64 + (1 ^ 3) * 16], slab_byte(values[6 * k / 2 + 16]));
         let ones = |bytes: &[u8]| bytes.iter().map(|byte| byte.count_ones()).sum::<u32>();
         assert_eq!(ones(&slabs), ones(&values) + ones(&scales));
     }

@@ -8,8 +8,8 @@ use cuda_std::{
 
 use super::Sm100;
 use crate::{
-    format::SCALE_TILE_ROWS,
-    gated_sm100::abi::{Group, Instance, SCALE_TILE_BYTES, STEP_BYTES, Tile},
+    format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
+    gated_sm100::abi::{Group, Instance, K_BLOCK_BYTES, Tile},
     ring::Ring,
 };
 
@@ -35,9 +35,9 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
     pub(super) unsafe fn load(self, stages: &mut Ring<BLOCKS>, tile: &Tile, group: &Group, step: u32) {
         let stage = self.shared + stages.index() * Self::STAGE_BYTES;
         let full = stages.full();
-        let k_byte = (step * STEP_BYTES) as i32;
+        let k_byte = (step * K_BLOCK_BYTES) as i32;
         let first_row = self.first_row(tile);
-        let first_token = tile.first_token + self.rank * (Self::INSTANCE.issued_tokens(tile.tokens) / BLOCKS);
+        let first_token = tile.first_token + self.rank * (Self::INSTANCE.mma_n(tile.tokens) / BLOCKS);
 
         let scale_bytes = group.mmas(step) * SCALE_TILE_BYTES;
         let scale_offset = u64::from(step) * u64::from(Instance::SCALE_BYTES);

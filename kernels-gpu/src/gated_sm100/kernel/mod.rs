@@ -45,13 +45,12 @@ use cuda_std::{
 
 use self::{multiply::Multiplier, store::Epilogue};
 use crate::{
-    format::SCALE_TILE_ROWS,
+    format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
     gated_sm100::abi::{
-        EPILOGUE_WARPS, Group, INSTANCES, Instance, K_ALIGNMENT, Launch, MMA_K, MMAS_PER_STEP, Roles, SCALE_TILE_BYTES,
-        STEP, TILE_ROWS, TOKEN_SCALE_ROWS, Tile,
+        EPILOGUE_WARPS, Group, INSTANCES, Index, Instance, K_ALIGNMENT, K_BLOCK, Launch, MMA_K, MMAS_PER_K_BLOCK,
+        Roles, TILE_ROWS, TOKEN_SCALE_ROWS, Tile, instances,
     },
     ring::{Ring, ring_bytes},
-    sm100_instances,
 };
 
 const _: () = {
@@ -61,30 +60,24 @@ const _: () = {
 };
 
 macro_rules! entries {
-    ($($entry:ident = $instance:expr;)*) => {
-        /// The entries in the order of [`INSTANCES`].
-        #[allow(non_camel_case_types)]
-        enum Index { $($entry),* }
-
-        $(
-            /// An [`Instance`].
-            ///
-            /// # Safety
-            /// The module's contract.
-            #[kernel(
-                threads = INSTANCES[Index::$entry as usize].threads(),
-                min_blocks = 1,
-                cluster = INSTANCES[Index::$entry as usize].cluster()
-            )]
-            pub unsafe fn $entry(launch: Launch) {
-                const INDEX: usize = Index::$entry as usize;
-                // SAFETY: the caller's promise.
-                unsafe { Sm100::<INDEX, { INSTANCES[INDEX].blocks }>::run(launch) }
-            }
-        )*
-    };
+    ($($entry:ident = $instance:expr;)*) => {$(
+        /// One of [`INSTANCES`].
+        ///
+        /// # Safety
+        /// The contract in this folder's `mod.rs`.
+        #[kernel(
+            threads = INSTANCES[Index::$entry as usize].threads(),
+            min_blocks = 1,
+            cluster = INSTANCES[Index::$entry as usize].cluster()
+        )]
+        pub unsafe fn $entry(launch: Launch) {
+            const INDEX: usize = Index::$entry as usize;
+            // SAFETY: the contract is this function's too.
+            unsafe { Sm100::<INDEX, { INSTANCES[INDEX].blocks }>::run(launch) }
+        }
+    )*};
 }
-sm100_instances!(entries);
+instances!(entries);
 
 /// A block at work as one of [`INSTANCES`]: one of BLOCKS for each tile.
 #[derive(Clone, Copy)]
@@ -147,7 +140,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
         Self::accumulator(Self::INSTANCE.accumulators(), 0) + set * Self::INSTANCE.scale_columns()
     }
     const fn weight_scale_column(matrix: usize, mma: u32) -> u32 {
-        (matrix as u32 * MMAS_PER_STEP + mma) * SCALE_COLUMNS
+        (matrix as u32 * MMAS_PER_K_BLOCK + mma) * SCALE_COLUMNS
     }
     /// Rows of scale tiles lie side by side, so that columns of 32 tokens follow each other.
     const fn token_scale_column(mma: u32, tile_row: u32) -> u32 {
@@ -334,14 +327,14 @@ impl Group {
     /// Stages that a tile takes.
     #[inline(always)]
     const fn steps(&self) -> u32 {
-        self.k.div_ceil(STEP)
+        self.k.div_ceil(K_BLOCK)
     }
 
     /// MMAs along K that a step takes: fewer in the last.
     #[inline(always)]
     const fn mmas(&self, step: u32) -> u32 {
-        let left = (self.k - step * STEP).div_ceil(MMA_K);
-        if left < MMAS_PER_STEP { left } else { MMAS_PER_STEP }
+        let left = (self.k - step * K_BLOCK).div_ceil(MMA_K);
+        if left < MMAS_PER_K_BLOCK { left } else { MMAS_PER_K_BLOCK }
     }
 
     /// Bytes from the scales of 128 rows to those of the next.

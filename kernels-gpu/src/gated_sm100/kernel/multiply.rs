@@ -7,8 +7,8 @@ use cuda_std::tcgen05::{
 
 use super::Sm100;
 use crate::{
-    format::SCALE_TILE_ROWS,
-    gated_sm100::abi::{Group, Instance, MMA_K, SCALE_TILE_BYTES, STEP_BYTES, TOKEN_SCALE_ROWS, Tile},
+    format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
+    gated_sm100::abi::{Group, Instance, K_BLOCK_BYTES, MMA_K, TOKEN_SCALE_ROWS, Tile},
     ring::Ring,
 };
 
@@ -48,8 +48,8 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
         let Self { block, .. } = *self;
         let stage = block.shared + self.stages.index() * Sm100::<INDEX, BLOCKS>::STAGE_BYTES;
         let scales = block.tmem + Sm100::<INDEX, BLOCKS>::scales(self.scale_set);
-        let issued_tokens = Self::INSTANCE.issued_tokens(tile.tokens);
-        let descriptor = mxf4nvf4_descriptor(Self::INSTANCE.tile_rows(), issued_tokens);
+        let mma_n = Self::INSTANCE.mma_n(tile.tokens);
+        let descriptor = mxf4nvf4_descriptor(Self::INSTANCE.tile_rows(), mma_n);
         let token_column = tile.first_token % SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
         // SAFETY: an accumulator is written while it is empty, a stage read while it is full, columns of scales written
         // when the MMAs that read them are complete; what was issued is complete when the barriers say so.
@@ -152,7 +152,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
 /// The values of the `mma`-th MMA of a stage's rows at `address`: as TMA has swizzled them, 8 rows after 8.
 #[inline(always)]
 const fn values_descriptor(address: u32, mma: u32) -> u64 {
-    matrix_descriptor(address + mma * (MMA_K / 2), 8 * STEP_BYTES, MatrixSwizzle::B128)
+    matrix_descriptor(address + mma * (MMA_K / 2), 8 * K_BLOCK_BYTES, MatrixSwizzle::B128)
 }
 
 /// The scales of the `mma`-th MMA of a stage's 128 rows at `address`: 32 rows of 16 bytes.

@@ -18,7 +18,7 @@ use cuda_std::{
 use super::Sm100;
 use crate::{
     epilogue::{convert, silu},
-    gated_sm100::abi::{BOX_BYTES, BOX_COLUMNS, BOX_TOKENS, Group, Store, TOKEN_STEP, Tile},
+    gated_sm100::abi::{BOX_BYTES, BOX_COLUMNS, BOX_TOKENS, Group, N_STEP, Store, Tile},
     ring::Ring,
 };
 
@@ -38,12 +38,12 @@ const ELEMENTS_PER_LANE: u32 = LANE_BYTES / ELEMENT_BYTES;
 const LANES_PER_TOKEN: u32 = TOKEN_BYTES / LANE_BYTES;
 
 const _: () = {
-    assert!(WARP_SIZE / LANES_PER_TOKEN == TOKEN_STEP, "a warp stores what it has at a time");
-    assert!(BOX_COLUMNS == WARP_SIZE && BOX_BYTES == TOKEN_BYTES && BOX_TOKENS.is_multiple_of(TOKEN_STEP));
+    assert!(WARP_SIZE / LANES_PER_TOKEN == N_STEP, "a warp stores what it has at a time");
+    assert!(BOX_COLUMNS == WARP_SIZE && BOX_BYTES == TOKEN_BYTES && BOX_TOKENS.is_multiple_of(N_STEP));
 };
 
 /// A lane's sums of 8 tokens, by matrix; the plain kernel has one.
-type Sums = [[f32; TOKEN_STEP as usize]; 2];
+type Sums = [[f32; N_STEP as usize]; 2];
 
 /// A warp of the epilogue.
 ///
@@ -84,9 +84,9 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
         unsafe {
             self.accumulators.wait_full();
             tcgen05_fence_after_thread_sync();
-            for token in (0..tile.tokens).step_by(TOKEN_STEP as usize) {
+            for token in (0..tile.tokens).step_by(N_STEP as usize) {
                 let sums = self.load_sums(token);
-                let last = token + TOKEN_STEP >= tile.tokens;
+                let last = token + N_STEP >= tile.tokens;
                 if last {
                     // All is read: the next tile's MMAs may overwrite it while this one is stored.
                     tcgen05_fence_before_thread_sync();
@@ -103,7 +103,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
                     Store::Tma => {
                         let in_box = token % BOX_TOKENS;
                         self.stage(in_box, &sums, group);
-                        if last || in_box + TOKEN_STEP == BOX_TOKENS {
+                        if last || in_box + N_STEP == BOX_TOKENS {
                             self.store_box(tile, group, token - in_box);
                         }
                     }
@@ -131,7 +131,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
             if Sm100::<INDEX, BLOCKS>::MATRICES == 2 {
                 tcgen05_ld_32x32b_x8_twice([address(0), address(1)])
             } else {
-                [tcgen05_ld_32x32b_x8(address(0)), [0; TOKEN_STEP as usize]]
+                [tcgen05_ld_32x32b_x8(address(0)), [0; N_STEP as usize]]
             }
         };
         sums.map(|sums| sums.map(f32::from_bits))
@@ -145,7 +145,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
             if Sm100::<INDEX, BLOCKS>::MATRICES == 2 { silu(gate) * (group.alpha[1] * sums[1][token]) } else { gate }
         };
         let address = self.buffers[0] + token * TOKEN_BYTES + lane_id() * ELEMENT_BYTES;
-        for token in (0..TOKEN_STEP).step_by(2) {
+        for token in (0..N_STEP).step_by(2) {
             let pair = convert(self.block.launch.output, value(token as usize), value(token as usize + 1));
             let address = address + token * TOKEN_BYTES;
             // SAFETY: inside of this warp's buffer, which no lane reads now.

@@ -20,7 +20,7 @@ pub fn decode(codes: u32, scale: u32) -> [u32; WORD_PAIRS] {
     scaled(select_signs(codes << 4, codes << 1), select_signs(codes, codes >> 3), scale)
 }
 
-/// As [`decode`], of codes as they lie in a slab ([`crate::gated_sm90::abi::weights`]).
+/// As [`decode`], of codes as they lie in a slab ([`crate::gated_sm90::abi::slab_byte`]).
 #[inline(always)]
 pub fn decode_weights(codes: u32, scale: u32) -> [u32; WORD_PAIRS] {
     scaled(codes, select_signs(codes << 7, codes >> 3), scale)

@@ -5,9 +5,9 @@ use cuda_std::{
 };
 
 use super::{Sm90, Tiles};
-use crate::gated_sm90::abi::{EIGHT, EIGHT_BYTES, PANELS, SLAB_BYTES, SLAB_ROWS, Tile};
+use crate::gated_sm90::abi::{CORE_MATRIX_ROWS, PANELS, SLAB_BYTES, SLAB_ROWS, STRIP_BYTES, Tile};
 
-impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
+impl<const INDEX: usize> Sm90<INDEX> {
     /// Slabs of weights → stages. The first needs nothing of the grid before; the others leave it to tokens to be first.
     #[inline(always)]
     pub(super) unsafe fn load_weights(mut tiles: Tiles, shared: u32) {
@@ -52,10 +52,11 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
             let mut tile = tiles.read();
             griddepcontrol_wait();
             loop {
-                let there = tile.tokens.div_ceil(EIGHT) * EIGHT_BYTES;
-                let width = Self::INSTANCE.width(tile.tokens) / EIGHT * EIGHT_BYTES;
-                let stride = u64::from(tile.group.m.div_ceil(EIGHT)) * u64::from(EIGHT_BYTES);
-                let mut source = tile.group.tokens + u64::from(tile.first_token / EIGHT) * u64::from(EIGHT_BYTES);
+                let there = tile.tokens.div_ceil(CORE_MATRIX_ROWS) * STRIP_BYTES;
+                let width = Self::INSTANCE.mma_n(tile.tokens) / CORE_MATRIX_ROWS * STRIP_BYTES;
+                let stride = u64::from(tile.group.m.div_ceil(CORE_MATRIX_ROWS)) * u64::from(STRIP_BYTES);
+                let mut source =
+                    tile.group.tokens + u64::from(tile.first_token / CORE_MATRIX_ROWS) * u64::from(STRIP_BYTES);
                 for _ in 0..tile.group.steps() {
                     let (buffer, full) = (Self::buffer(shared, buffers), buffers.full());
                     buffers.wait_empty();
@@ -64,8 +65,8 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                     // What is past the tile's end is summed too, but not written: any tokens will do.
                     let mut filled = there;
                     while filled < width {
-                        cp_async_bulk_shared_global(buffer + filled, source, EIGHT_BYTES, full);
-                        filled += EIGHT_BYTES;
+                        cp_async_bulk_shared_global(buffer + filled, source, STRIP_BYTES, full);
+                        filled += STRIP_BYTES;
                     }
                     source += stride;
                     buffers.advance();
@@ -83,7 +84,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     #[inline(always)]
     const fn slabs(tile: &Tile, panel: u32, slab: u32) -> u64 {
         let [gate, up] = tile.group.b;
-        let (matrix, first_row) = match (MATRICES, panel) {
+        let (matrix, first_row) = match (Self::INSTANCE.matrices, panel) {
             (2, 0) => (gate, tile.first_column),
             (2, _) => (up, tile.first_column),
             _ => (gate, tile.first_column + panel * Self::INSTANCE.panel_rows()),

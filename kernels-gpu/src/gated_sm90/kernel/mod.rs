@@ -35,52 +35,36 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, elect_sync, warp_shuffle_idx},
 };
 
+use self::multiply::PingPong;
 use crate::{
-    gated_sm90::abi::{Group, Instance, Launch, STEP, Tile, WARPGROUP},
-    gated_sm90::kernel::multiply::Turn,
+    gated_sm90::abi::{Group, INSTANCES, Index, Instance, K_BLOCK, Launch, Registers, Tile, WARPGROUP, instances},
     ring::{Ring, ring_bytes},
-    sm90_instances,
 };
-
-/// Registers of a thread of the producers and of the consumers after `setmaxnreg`, where there are four warpgroups of
-/// consumers and where there are two.
-const FOUR_CONSUMERS: (u32, u32) = (32, 112);
-const TWO_CONSUMERS: (u32, u32) = (24, 240);
 
 /// Warps of a warpgroup.
 const WARPS: u32 = WARPGROUP / WARP_SIZE;
 
 macro_rules! entries {
-    ($($entry:ident = $matrices:literal, $tile_tokens:literal, $($budget:literal),*;)*) => {$(
-        /// An [`Instance`].
+    ($($entry:ident = $instance:expr;)*) => {$(
+        /// One of [`INSTANCES`].
         ///
         /// # Safety
-        /// The module's contract.
-        #[kernel(threads = Instance::of($matrices, $tile_tokens).threads(), min_blocks = 1)]
+        /// The contract in this folder's `mod.rs`.
+        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
-            // SAFETY: the caller's promise.
-            unsafe { Sm90::<$matrices, $tile_tokens>::run(launch) }
+            // SAFETY: the contract is this function's too.
+            unsafe { Sm90::<{ Index::$entry as usize }>::run(launch) }
         }
     )*};
 }
-sm90_instances!(entries);
+instances!(entries);
 
-/// The kernel of one [`Instance`].
-struct Sm90<const MATRICES: u32, const TILE_TOKENS: u32>;
+/// The kernel as one of [`INSTANCES`].
+struct Sm90<const INDEX: usize>;
 
-impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
-    const INSTANCE: Instance = Instance::of(MATRICES, TILE_TOKENS);
-    const CHECK: () = {
-        Self::INSTANCE.check();
-        assert!(Self::END == Self::INSTANCE.shared_bytes());
-        // `setmaxnreg` shares out what the block was launched with: as many for each thread as a multiprocessor's 65,536
-        // allow, in eights.
-        let consumers = Self::INSTANCE.consumers;
-        let launched = 65_536 / Self::INSTANCE.threads() / 8 * 8 * (1 + consumers);
-        let (producer, consumer) = Self::REGISTERS;
-        assert!(producer + consumers * consumer <= launched);
-    };
-    const REGISTERS: (u32, u32) = if Self::INSTANCE.consumers == 4 { FOUR_CONSUMERS } else { TWO_CONSUMERS };
+impl<const INDEX: usize> Sm90<INDEX> {
+    const INSTANCE: Instance = INSTANCES[INDEX];
+    const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
 
     // Warps: of the warpgroup that loads the first loads weights, the second tokens, or the others decode them; those of the
     // other warpgroups multiply.
@@ -97,7 +81,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
     const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::INSTANCE.stages);
     const TURN_BARRIERS: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
     const END: u32 = Self::TURN_BARRIERS + Instance::TURN_BARRIERS * MBARRIER_BYTES;
-    const TAKES_TURNS: bool = Self::INSTANCE.consumers == 2;
+    const PING_PONG: bool = Self::INSTANCE.ping_pong();
     const fn panel(panel: u32) -> u32 {
         panel * Self::INSTANCE.panel_bytes()
     }
@@ -133,8 +117,8 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
             if thread::thread_idx_x() == 0 {
                 Self::stages(shared).init(1, Self::CONSUMER_WARPS);
                 Self::buffers(shared).init(1, Self::CONSUMER_WARPS);
-                if Self::TAKES_TURNS {
-                    Turn::init(shared + Self::TURN_BARRIERS);
+                if Self::PING_PONG {
+                    PingPong::init(shared + Self::TURN_BARRIERS);
                 }
                 fence_mbarrier_init();
             }
@@ -142,10 +126,11 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
             // The same in all lanes, and known to be.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             if warp < WARPS {
-                if const { Self::INSTANCE.consumers == 4 } {
-                    setmaxnreg_dec::<{ FOUR_CONSUMERS.0 }>();
+                // The instance's registers; the instruction takes a constant.
+                if Self::PING_PONG {
+                    setmaxnreg_dec::<{ Registers::OF_TWO_CONSUMERS.producer }>();
                 } else {
-                    setmaxnreg_dec::<{ TWO_CONSUMERS.0 }>();
+                    setmaxnreg_dec::<{ Registers::OF_FOUR_CONSUMERS.producer }>();
                 }
                 if warp == Self::WEIGHT_WARP {
                     if elect_sync(ALL_LANES) {
@@ -157,10 +142,10 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                     Self::load_tokens(tiles, shared);
                 }
             } else {
-                if const { Self::INSTANCE.consumers == 4 } {
-                    setmaxnreg_inc::<{ FOUR_CONSUMERS.1 }>();
+                if Self::PING_PONG {
+                    setmaxnreg_inc::<{ Registers::OF_TWO_CONSUMERS.consumer }>();
                 } else {
-                    setmaxnreg_inc::<{ TWO_CONSUMERS.1 }>();
+                    setmaxnreg_inc::<{ Registers::OF_FOUR_CONSUMERS.consumer }>();
                 }
                 Self::multiply(launch.output, tiles, shared, warp / WARPS - 1);
             }
@@ -218,6 +203,6 @@ impl Group {
     /// Stages that a tile takes.
     #[inline(always)]
     const fn steps(&self) -> u32 {
-        self.k.div_ceil(STEP)
+        self.k.div_ceil(K_BLOCK)
     }
 }

@@ -17,10 +17,10 @@ use super::{
 };
 use crate::{
     epilogue::{convert, silu},
-    format::{OUTPUT_BF16, OUTPUT_F16},
+    format::{OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_BYTES, scale_row},
     gated_sm90::abi::{
-        EIGHT_BYTES, Group, PANELS, ROW_LANES, SCALE_TILE_BYTES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, Tile,
-        WARPGROUP, WARPGROUP_ROWS, lane_offset,
+        Group, PANELS, ROW_LANES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, STRIP_BYTES, Tile, WARPGROUP,
+        WARPGROUP_ROWS, lane_offset,
     },
     ring::Ring,
 };
@@ -65,12 +65,12 @@ fn pad<const REGISTERS: usize>(sums: &[[f32; REGISTERS]; PANELS as usize]) -> Su
     padded
 }
 
-impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
+impl<const INDEX: usize> Sm90<INDEX> {
     #[inline(always)]
     pub(super) unsafe fn multiply(output: u32, mut tiles: Tiles, shared: u32, consumer: u32) {
         let fragment = Fragment::new(consumer);
         let (mut stages, mut buffers) = (Self::stages(shared), Self::buffers(shared));
-        let mut turn = Turn::new(shared + Self::TURN_BARRIERS, consumer);
+        let mut turn = PingPong::new(shared + Self::TURN_BARRIERS, consumer);
         // SAFETY: the whole warpgroup is here, and goes the same way.
         unsafe {
             loop {
@@ -96,12 +96,12 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         fragment: &Fragment,
         stages: &mut Ring,
         buffers: &mut Ring,
-        turn: &mut Turn,
+        turn: &mut PingPong,
     ) -> Sums {
-        let width = Self::INSTANCE.width(tile.tokens);
+        let width = Self::INSTANCE.mma_n(tile.tokens);
         macro_rules! widths {
             ($($width:literal)*) => {$(
-                if const { Self::INSTANCE.width($width) == $width && $width <= TILE_TOKENS } && width == $width {
+                if const { Self::INSTANCE.mma_n($width) == $width && $width <= Self::INSTANCE.tile_tokens } && width == $width {
                     let sums =
                         // SAFETY: the caller's promise.
                         unsafe { Self::sum::<{ registers($width) }>(&tile.group, shared, fragment, stages, buffers, turn) };
@@ -122,7 +122,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         fragment: &Fragment,
         stages: &mut Ring,
         buffers: &mut Ring,
-        turn: &mut Turn,
+        turn: &mut PingPong,
     ) -> [[f32; REGISTERS]; PANELS as usize]
     where
         [f32; REGISTERS]: MmaAsync,
@@ -136,8 +136,8 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
             let mut a = [decode(&panels, 0), decode(&panels, 1), decode(&panels, 2), decode(&panels, 3)];
             for step in 0..steps {
                 buffers.wait_full();
-                let b = wgmma::descriptor(Self::buffer(shared, *buffers), CHUNK_STRIDE, EIGHT_BYTES);
-                if Self::TAKES_TURNS {
+                let b = wgmma::descriptor(Self::buffer(shared, *buffers), CHUNK_STRIDE, STRIP_BYTES);
+                if Self::PING_PONG {
                     turn.wait();
                 }
                 wgmma::fence();
@@ -153,7 +153,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 }
                 products_of_words!(0 1);
                 products_of_words!(2 3);
-                if Self::TAKES_TURNS {
+                if Self::PING_PONG {
                     turn.pass(fragment);
                 }
                 // The next step's fragments take the registers of those that have been multiplied: of the first group of
@@ -161,7 +161,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                 let more = step + 1 < steps;
                 if more {
                     // Four warpgroups have no registers for both at once.
-                    if Self::TAKES_TURNS {
+                    if Self::PING_PONG {
                         panels = Self::take(shared, fragment, stages);
                         wgmma::wait_group::<1>();
                     } else {
@@ -223,18 +223,18 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         }
         while token < tile.tokens {
             let round = sums.map(|panel| panel[0]);
-            unroll!(EIGHT in 0 1 2 3, {
+            unroll!(CORE in 0 1 2 3, {
                 for odd in 0..2 {
                     let present =
-                        const { 8 * (EIGHT as u32) < TILE_TOKENS } && token + ((8 * EIGHT + odd) as u32) < tile.tokens;
-                    let (first, second) = (4 * EIGHT + odd, 4 * EIGHT + 2 + odd);
+                        const { 8 * (CORE as u32) < Self::INSTANCE.tile_tokens } && token + ((8 * CORE + odd) as u32) < tile.tokens;
+                    let (first, second) = (4 * CORE + odd, 4 * CORE + 2 + odd);
                     // Branches would make each element wait for the last one's.
                     // SAFETY: two elements of C that are this thread's alone; N and the column are even.
                     let store = |present: bool, address: u64, first: f32, second: f32| unsafe {
                         let elements = prmt_b32(convert(OUTPUT, first, second), 0, in_order);
                         st_global_b32_where(present, address, elements);
                     };
-                    if MATRICES == 2 {
+                    if Self::INSTANCE.matrices == 2 {
                         let gated =
                             |register: usize| silu(alpha[0] * round[0][register]) * (alpha[1] * round[1][register]);
                         store(present, rows[odd], gated(first), gated(second));
@@ -255,14 +255,14 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
 
 /// Whose turn it is to multiply, of two warpgroups: while the products of one run, the other decodes. Left to themselves
 /// both would decode, and then both wait for the tensor core.
-pub(super) struct Turn {
+pub(super) struct PingPong {
     /// The barriers of this warpgroup's turns, and of the other's.
     barriers: [u32; 2],
     /// The parity of the phase after which it is this one's.
     parity: u32,
 }
 
-impl Turn {
+impl PingPong {
     /// Warpgroup 0 is the first: it waits for the phase before the first, which is complete.
     #[inline(always)]
     const fn new(barriers: u32, consumer: u32) -> Self {
@@ -354,8 +354,7 @@ impl Rows {
                 words: fragment.rows.map(|row| ld_shared_v4_b32(slab(row) + lane_offset(row % SLAB_ROWS, lane))),
                 scales: fragment.rows.map(|row| {
                     let tile = slab(row) + SLAB_VALUE_BYTES + lane / 2 * SCALE_TILE_BYTES;
-                    let address = tile + row % 32 * 16 + row % SLAB_ROWS / 32 * 4 + lane % 2 * LANE_SCALES;
-                    Scales::new(ld_shared_b16(address))
+                    Scales::new(ld_shared_b16(scale_row(tile, row) + lane % 2 * LANE_SCALES))
                 }),
             }
         }

@@ -10,7 +10,7 @@ use cuda_std::wgmma;
 
 use crate::{
     format::BLOCK,
-    gated_sm90::abi::{EIGHT, EIGHT_BYTES, K_ALIGNMENT, LANE_BYTES},
+    gated_sm90::abi::{CORE_MATRIX_ROWS, K_ALIGNMENT, LANE_BYTES, STRIP_BYTES},
 };
 
 /// Words of a row that a lane decodes a stage.
@@ -28,15 +28,15 @@ pub const LANE_SCALES: u32 = LANE_WORDS * WORD_ELEMENTS / BLOCK;
 /// Bytes of a token in a chunk of B, and from a chunk of eight tokens to the next: one core matrix behind the other
 /// ("Canonical Layouts", no swizzle).
 pub const CHUNK_BYTES: u32 = 16;
-pub const CHUNK_STRIDE: u32 = EIGHT * CHUNK_BYTES;
+pub const CHUNK_STRIDE: u32 = CORE_MATRIX_ROWS * CHUNK_BYTES;
 
 const _: () = assert!(LANE_BYTES * 2 == K_ALIGNMENT && LANE_SCALES == 2);
-const _: () = assert!(LANE_WORDS * WORD_PAIRS as u32 * CHUNK_STRIDE == EIGHT_BYTES && wgmma::K * 2 == 2 * CHUNK_BYTES);
+const _: () = assert!(LANE_WORDS * WORD_PAIRS as u32 * CHUNK_STRIDE == STRIP_BYTES && wgmma::K * 2 == 2 * CHUNK_BYTES);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gated_sm90::abi::{ROW_LANES, STEP_BYTES, lane_offset};
+    use crate::gated_sm90::abi::{K_BLOCK_BYTES, ROW_LANES, lane_offset};
 
     extern crate std;
     use std::collections::BTreeSet;
@@ -62,7 +62,7 @@ mod tests {
     fn a_row_keeps_its_bytes() {
         for row in 0..16 {
             let lanes: BTreeSet<_> = (0..ROW_LANES).map(|lane| lane_offset(row, lane)).collect();
-            let expected: BTreeSet<_> = (0..ROW_LANES).map(|lane| row * STEP_BYTES + lane * LANE_BYTES).collect();
+            let expected: BTreeSet<_> = (0..ROW_LANES).map(|lane| row * K_BLOCK_BYTES + lane * LANE_BYTES).collect();
             assert_eq!(lanes, expected);
         }
     }

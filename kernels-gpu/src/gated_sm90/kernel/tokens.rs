@@ -21,9 +21,9 @@ use super::{
     order::{CHUNK_BYTES, CHUNK_STRIDE, LANE_WORDS, WORD_ELEMENTS, WORD_PAIRS},
 };
 use crate::{
-    format::scale_word_offset,
+    format::{SCALE_TILE_K, scale_word_offset},
     gated_sm90::abi::{
-        EIGHT, EIGHT_BYTES, Group, LANE_BYTES, ROW_LANES, SCALE_TILE_K, STEP, STEP_BYTES, STEP_SCALE_TILES, Tile,
+        CORE_MATRIX_ROWS, Group, K_BLOCK, K_BLOCK_BYTES, K_BLOCK_SCALE_TILES, LANE_BYTES, ROW_LANES, STRIP_BYTES, Tile,
         Tokens, TokensLaunch,
     },
 };
@@ -34,8 +34,8 @@ const LANE_ELEMENTS: u32 = LANE_WORDS * WORD_ELEMENTS;
 /// Words of a lane that share a scale.
 const SCALE_WORDS: u32 = 2;
 
-const _: () = assert!(EIGHT * LANE_WORDS == WARP_SIZE && SCALE_WORDS * 2 == LANE_WORDS);
-const _: () = assert!(STEP_SCALE_TILES * 2 == ROW_LANES, "a tile of scales is of two lanes' words");
+const _: () = assert!(CORE_MATRIX_ROWS * LANE_WORDS == WARP_SIZE && SCALE_WORDS * 2 == LANE_WORDS);
+const _: () = assert!(K_BLOCK_SCALE_TILES * 2 == ROW_LANES, "a tile of scales is of two lanes' words");
 
 /// Decodes the tokens of every group of the array ([`Tokens`]), in one launch of as many blocks as they have
 /// ([`Tokens::blocks`]), [`Tokens::WARPS`] warps each.
@@ -49,7 +49,7 @@ pub unsafe fn tokens_sm90(launch: TokensLaunch) {
     // SAFETY: a group of the array; a piece that is this warp's alone.
     unsafe {
         let group = find_group(launch, block);
-        let (eights, steps) = (group.m.div_ceil(EIGHT), group.k.div_ceil(STEP));
+        let (eights, steps) = (group.m.div_ceil(CORE_MATRIX_ROWS), group.k.div_ceil(K_BLOCK));
         // K is not 0.
         assert_unchecked(steps > 0);
         let piece = (block - group.first_block) * Tokens::WARPS + warp;
@@ -57,7 +57,7 @@ pub unsafe fn tokens_sm90(launch: TokensLaunch) {
         if eight < eights {
             let Tokens { values, scales, decoded, m, k, .. } = group;
             let piece = u64::from(step) * u64::from(eights) + u64::from(eight);
-            let target = decoded + piece * u64::from(EIGHT_BYTES);
+            let target = decoded + piece * u64::from(STRIP_BYTES);
             let chunks = Packed { values, scales, m, k }.decode(eight, step);
             chunks.store(|offset, chunk| st_global_v4_b32(target + u64::from(offset), chunk));
         }
@@ -106,7 +106,7 @@ unsafe fn from_lane(group: Tokens, lane: u32) -> Tokens {
     }
 }
 
-impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
+impl<const INDEX: usize> Sm90<INDEX> {
     /// Packed tokens → buffers, by the warps of the warpgroup that loads but the first: a step each, in turn, so that what one
     /// waits for the others do not.
     #[inline(always)]
@@ -118,7 +118,7 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
         unsafe {
             loop {
                 let tile = tiles.read();
-                let eights = Self::INSTANCE.width(tile.tokens) / EIGHT;
+                let eights = Self::INSTANCE.mma_n(tile.tokens) / CORE_MATRIX_ROWS;
                 for step in 0..tile.group.steps() {
                     if others == 0 {
                         others = TOKEN_WARPS;
@@ -127,9 +127,10 @@ impl<const MATRICES: u32, const TILE_TOKENS: u32> Sm90<MATRICES, TILE_TOKENS> {
                             // Read anew, since registers are few.
                             let Tile { group, first_token, .. } = tiles.read();
                             let Group { tokens: values, token_scales: scales, m, k, .. } = group;
-                            let chunks = Packed { values, scales, m, k }.decode(first_token / EIGHT + eight, step);
+                            let chunks =
+                                Packed { values, scales, m, k }.decode(first_token / CORE_MATRIX_ROWS + eight, step);
                             buffers.wait_empty();
-                            let target = buffer + eight * EIGHT_BYTES;
+                            let target = buffer + eight * STRIP_BYTES;
                             chunks.store(|offset, chunk| st_shared_v4_b32(target + offset, chunk));
                         }
                         // wgmma reads B past the generic proxy.
@@ -168,20 +169,20 @@ impl Packed {
     #[inline(always)]
     unsafe fn decode(self, eight: u32, step: u32) -> Chunks {
         let Self { values, scales, m, k } = self;
-        let (token, word) = (lane_id() % EIGHT, lane_id() / EIGHT);
-        let row = (eight * EIGHT + token).min(m - 1);
-        let values = values + u64::from(row) * u64::from(k / 2) + u64::from(step * STEP_BYTES + word * 4);
+        let (token, word) = (lane_id() % CORE_MATRIX_ROWS, lane_id() / CORE_MATRIX_ROWS);
+        let row = (eight * CORE_MATRIX_ROWS + token).min(m - 1);
+        let values = values + u64::from(row) * u64::from(k / 2) + u64::from(step * K_BLOCK_BYTES + word * 4);
         // Of a word of four scales, those of two lanes: bytes 0 and 2 for their first words, 1 and 3 for their last.
         let selector = if word < SCALE_WORDS { 0x20 } else { 0x31 };
         // SAFETY: words of the row and of its scales, where the row has them.
         unsafe {
             let codes: [u32; ROW_LANES as usize] = core::array::from_fn(|lane| {
                 let lane = lane as u32;
-                let there = step * STEP + lane * LANE_ELEMENTS < k;
+                let there = step * K_BLOCK + lane * LANE_ELEMENTS < k;
                 ld_global_nc_b32_or_zero(there, values + u64::from(lane * LANE_BYTES))
             });
-            let scales: [Scales; STEP_SCALE_TILES as usize] = core::array::from_fn(|tile| {
-                let (tile, tiles) = (step * STEP_SCALE_TILES + tile as u32, k.div_ceil(SCALE_TILE_K));
+            let scales: [Scales; K_BLOCK_SCALE_TILES as usize] = core::array::from_fn(|tile| {
+                let (tile, tiles) = (step * K_BLOCK_SCALE_TILES + tile as u32, k.div_ceil(SCALE_TILE_K));
                 let word = ld_global_nc_b32_or_zero(tile < tiles, scales + scale_word_offset(row, tile, tiles));
                 Scales::new(prmt_b32(word, 0, selector) as u16)
             });
@@ -191,10 +192,10 @@ impl Packed {
 }
 
 impl Chunks {
-    /// Has `store` put each chunk where it belongs in the [`EIGHT_BYTES`] of the eight tokens.
+    /// Has `store` put each chunk where it belongs in the [`STRIP_BYTES`] of the eight tokens.
     #[inline(always)]
     fn store(&self, store: impl Fn(u32, [u32; ROW_LANES as usize])) {
-        let (token, word) = (lane_id() % EIGHT, lane_id() / EIGHT);
+        let (token, word) = (lane_id() % CORE_MATRIX_ROWS, lane_id() / CORE_MATRIX_ROWS);
         for pair in 0..WORD_PAIRS {
             let chunk = word * WORD_PAIRS as u32 + pair as u32;
             store(chunk * CHUNK_STRIDE + token * CHUNK_BYTES, core::array::from_fn(|lane| self.0[lane][pair]));
