@@ -3,6 +3,7 @@
 use nvfp4::Output;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
 use nvfp4::compare::Tolerance;
+use nvfp4::kernels::GroupedKernel;
 use nvfp4::problem::{Op, OutDtype};
 use nvfp4::shape::{self, Shape};
 
@@ -30,9 +31,10 @@ pub fn small_shapes() -> impl Iterator<Item = &'static Shape> {
     shape::builtin().iter().filter(move |shape| multiply_adds(shape) < MULTIPLY_ADDS)
 }
 
-/// Runs shapes on an architecture.
-pub fn check_shapes<'a>(arch: &str, shapes: impl IntoIterator<Item = &'a Shape>) {
+/// Runs shapes with a kernel on an architecture.
+pub fn check_shapes<'a>(kernel: GroupedKernel, arch: &str, shapes: impl IntoIterator<Item = &'a Shape>) {
     let gpu = Emulated::new(arch, Options::default()).expect("an architecture with a kernel");
+    let gpu = with_instance(gpu, kernel.name());
     for shape in shapes {
         // Names the culprit where one fails.
         println!("{}", shape.name);
@@ -42,7 +44,7 @@ pub fn check_shapes<'a>(arch: &str, shapes: impl IntoIterator<Item = &'a Shape>)
     }
 }
 
-/// The device with this instance of its kernel for all steps.
+/// The device with this instance of its kernel, or this kernel, for all steps.
 pub fn with_instance(gpu: Emulated, name: &str) -> Emulated {
     gpu.with_variant(name.parse().expect("an instance")).expect("of this device's kernel")
 }

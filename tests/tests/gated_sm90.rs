@@ -6,9 +6,10 @@ use nvfp4::backend::emulated::{Emulated, Fault, FaultKind, Options, Schedule};
 use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
+use nvfp4::kernels::GroupedKernel;
 use nvfp4::problem::{Op, OutDtype, Step};
 use nvfp4::shape;
-use nvfp4_tests::instances::{OPS, check, check_shapes, device, small_shapes, verified, with_instance};
+use nvfp4_tests::instances::{OPS, check, check_shapes, device, verified, with_instance};
 use nvfp4_tests::{Case, groups, inputs};
 
 fn hopper(schedule: Schedule) -> Emulated {
@@ -61,14 +62,9 @@ fn a_tile_of_any_number_of_tokens_is_right() {
 }
 
 #[test]
-fn small_built_in_shapes_are_right() {
-    check_shapes("sm_90a", small_shapes());
-}
-
-#[test]
 #[ignore = "all of them take half an hour: cargo test --release -p nvfp4-tests --test gated_sm90 -- --ignored --nocapture"]
 fn every_built_in_shape_is_right() {
-    check_shapes("sm_90a", shape::builtin());
+    check_shapes(GroupedKernel::named("gated_sm90").unwrap(), "sm_90a", shape::builtin());
 }
 
 #[test]

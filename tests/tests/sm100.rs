@@ -6,9 +6,10 @@ use nvfp4::backend::emulated::{Emulated, Options, Schedule};
 use nvfp4::backend::{self, Backend};
 use nvfp4::compare::Tolerance;
 use nvfp4::generate::Generator;
+use nvfp4::kernels::GroupedKernel;
 use nvfp4::problem::{Op, OutDtype, Step};
 use nvfp4::shape;
-use nvfp4_tests::instances::{OPS, check, check_shapes, device, small_shapes, verified, with_instance};
+use nvfp4_tests::instances::{OPS, check, check_shapes, device, verified, with_instance};
 use nvfp4_tests::{Case, groups, inputs};
 
 fn blackwell(schedule: Schedule) -> Emulated {
@@ -60,14 +61,9 @@ fn one_group_and_sixty_four_with_every_tail_of_k_are_right() {
 }
 
 #[test]
-fn small_built_in_shapes_are_right() {
-    check_shapes("sm_100f", small_shapes());
-}
-
-#[test]
 #[ignore = "all of them take minutes: cargo test --release -p nvfp4-tests --test sm100 -- --ignored --nocapture"]
 fn every_built_in_shape_is_right() {
-    check_shapes("sm_100f", shape::builtin());
+    check_shapes(GroupedKernel::named("gated_sm100").unwrap(), "sm_100f", shape::builtin());
 }
 
 #[test]

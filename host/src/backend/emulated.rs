@@ -24,12 +24,12 @@ pub use ptx_emulator::{Fault, FaultKind, Report as Counters, Schedule};
 
 use super::{Backend, Layer};
 use crate::error::Error;
-use crate::kernels::GroupedKernel;
 use crate::kernels::builds::{self, Build, Capability};
 use crate::kernels::group::{DeviceGroup, PlacedGroup, PlacedLayer, PlacedMatrix};
 use crate::kernels::launch::{Grid, Launch, Scratch};
 use crate::kernels::schedule::Launcher;
 use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
+use crate::kernels::{self, GroupedKernel};
 use crate::output::Output;
 use crate::plan::roofline::GPUS;
 use crate::plan::variant::Variant;
@@ -103,7 +103,7 @@ impl Emulated {
         let known = || builds::arches().join(", ");
         let capability = builds::capability(arch)
             .ok_or_else(|| Error::Invalid(format!("`{arch}` is no architecture; there are kernels for {}", known())))?;
-        let default = builds::choose(GroupedKernel::all(), capability)
+        let default = GroupedKernel::choose(GroupedKernel::all(), capability)
             .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; take one of {}", known())))?;
         let card = GPUS.iter().find(|gpu| gpu.capability == capability).map(|gpu| gpu.sms as u32);
         let sms = options.sms.or(card).unwrap_or(DeviceConfig::default().sms);
@@ -154,7 +154,7 @@ impl Emulated {
     /// # Errors
     /// [`Error::Invalid`] with the place if that is no PTX, or of no kernel.
     pub fn with_ptx(self, ptx: &str) -> Result<Self, Error> {
-        let kernel = builds::kernel_of(ptx.as_bytes())?.name();
+        let kernel = kernels::kernel_of(ptx.as_bytes())?.name();
         builds::check_runs(kernel, self.capability)?;
         let variant = self.variant.with_code_of(kernel)?;
         let module = parse(kernel, &self.arch, ptx)?;

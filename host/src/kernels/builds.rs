@@ -1,9 +1,5 @@
 //! The kernels that this binary carries, and which of them runs on a device. Pure functions; knows no driver.
 
-use std::collections::HashSet;
-
-use super::kernel::Kernel;
-use super::{GroupedKernel, KERNELS};
 use crate::error::Error;
 
 /// A kernel compiled for one architecture.
@@ -64,11 +60,6 @@ fn best<'b>(builds: &'b [Build], kernel: &str, device: Capability) -> Option<&'b
     there.max_by_key(|build| parse(build.arch).map(|(own, reach)| (reach, own)))
 }
 
-/// The first of some kernels that runs on a device.
-pub(crate) fn choose(mut kernels: impl Iterator<Item = GroupedKernel>, device: Capability) -> Option<GroupedKernel> {
-    kernels.find(|kernel| find(kernel.name(), device).is_some())
-}
-
 /// Checks that a kernel runs on a device.
 ///
 /// # Errors
@@ -77,9 +68,13 @@ pub(crate) fn check_runs(name: &str, device: Capability) -> Result<(), Error> {
     if find(name, device).is_some() {
         return Ok(());
     }
-    let arches: Vec<_> = BUILDS.iter().filter(|build| build.kernel == name).map(|build| build.arch).collect();
-    let (arches, (major, minor)) = (arches.join(", "), device);
+    let (arches, (major, minor)) = (arches_of(name).join(", "), device);
     Err(Error::Invalid(format!("{name} is for {arches} and does not run on compute capability {major}.{minor}")))
+}
+
+/// The architectures that a kernel is compiled for.
+pub(crate) fn arches_of(kernel: &str) -> Vec<&'static str> {
+    BUILDS.iter().filter(|build| build.kernel == kernel).map(|build| build.arch).collect()
 }
 
 /// The architectures that there are kernels for, the oldest first.
@@ -95,20 +90,6 @@ pub(crate) fn arches() -> Vec<&'static str> {
 #[cfg(feature = "emulated")]
 pub(crate) fn capability(arch: &str) -> Option<Capability> {
     parse(arch).map(|(capability, _)| capability)
-}
-
-/// The kernel that PTX text or machine code is of: the one with an entry that it names.
-///
-/// # Errors
-/// [`Error::Invalid`] if it has no entry of any kernel.
-pub(crate) fn kernel_of(code: &[u8]) -> Result<&'static dyn Kernel, Error> {
-    let names: HashSet<&[u8]> = code.split(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_').collect();
-    let is_of = |kernel: &&&dyn Kernel| kernel.entries().iter().any(|entry| names.contains(entry.name.as_bytes()));
-    KERNELS.iter().find(is_of).copied().ok_or_else(|| {
-        let kernels: Vec<_> = KERNELS.iter().map(|kernel| kernel.name()).collect();
-        let kernels = kernels.join(", ");
-        Error::Invalid(format!("it has no entry of any kernel ({kernels}); build one with `cargo xtask build-ptx`"))
-    })
 }
 
 /// The name of the file that may hold a kernel as machine code for a device: `<kernel>.<arch>.cubin`, where a
@@ -134,22 +115,7 @@ mod tests {
     const BLACKWELL: Build = Build { kernel: "gated_sm100", arch: "sm_100f", ptx: "" };
 
     #[test]
-    fn the_most_special_kernel_that_runs_on_the_device_is_chosen() {
-        let (simt, hopper, blackwell) = (Some("gated_simt"), Some("gated_sm90"), Some("gated_sm100"));
-        for (device, of_all, of_proven) in [
-            ((7, 5), None, None),
-            ((8, 0), simt, simt),
-            ((8, 9), simt, simt),
-            ((9, 0), hopper, hopper),
-            ((10, 0), blackwell, simt),
-            ((10, 3), blackwell, simt),
-            ((11, 0), simt, simt),
-            ((12, 0), simt, simt),
-            ((99, 0), simt, simt),
-        ] {
-            assert_eq!(choose(GroupedKernel::all(), device).map(GroupedKernel::name), of_all, "{device:?}");
-            assert_eq!(choose(GroupedKernel::proven(), device).map(GroupedKernel::name), of_proven, "{device:?}");
-        }
+    fn a_kernel_that_does_not_run_on_a_device_is_refused_with_what_it_is_for() {
         let refused = check_runs("gated_sm90", (10, 0)).unwrap_err().to_string();
         assert_eq!(refused, "gated_sm90 is for sm_90a and does not run on compute capability 10.0");
         assert!(check_runs("gated_simt", (10, 0)).is_ok());
@@ -164,16 +130,6 @@ mod tests {
         let expected = [None, Some("sm_80"), Some("sm_90"), Some("sm_100f"), Some("sm_103a"), Some("sm_90")];
         assert_eq!(devices.map(arch), expected);
         assert_eq!(best(&builds, "gated_sm90", (9, 0)), None);
-    }
-
-    #[test]
-    fn code_is_of_the_kernel_whose_entries_it_names() {
-        for build in BUILDS {
-            assert_eq!(kernel_of(build.ptx.as_bytes()).unwrap().name(), build.kernel);
-        }
-        assert_eq!(kernel_of(b"\x7fELF\0.text.plain_sm90_t64\0").unwrap().name(), "gated_sm90");
-        let refused = kernel_of(b".visible .entry gated_sm90_t65()").err().unwrap().to_string();
-        assert!(refused.contains("no entry of any kernel (gated_sm100, "), "{refused}");
     }
 
     #[test]

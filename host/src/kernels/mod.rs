@@ -18,15 +18,32 @@ pub(crate) mod schedule;
 mod silu_mul;
 pub(crate) mod tensor_map;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
+use crate::error::Error;
 use crate::problem::Op;
+use builds::Capability;
 use kernel::{Grouped, Kernel};
 
 /// Every kernel. Those that compute groups come in the order in which they are chosen, the one that takes everything last.
 pub(crate) static KERNELS: [&dyn Kernel; 4] =
     [&gated_sm100::GatedSm100, &gated_sm90::GatedSm90, &gated_simt::GatedSimt, &silu_mul::SiluMul];
+
+/// The kernel that PTX text or machine code is of: the one with an entry that it names.
+///
+/// # Errors
+/// [`Error::Invalid`] if it has no entry of any kernel.
+pub(crate) fn kernel_of(code: &[u8]) -> Result<&'static dyn Kernel, Error> {
+    let names: HashSet<&[u8]> = code.split(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_').collect();
+    let is_of = |kernel: &&&dyn Kernel| kernel.entries().iter().any(|entry| names.contains(entry.name.as_bytes()));
+    KERNELS.iter().find(is_of).copied().ok_or_else(|| {
+        let kernels: Vec<_> = KERNELS.iter().map(|kernel| kernel.name()).collect();
+        let kernels = kernels.join(", ");
+        Error::Invalid(format!("it has no entry of any kernel ({kernels}); build one with `cargo xtask build-ptx`"))
+    })
+}
 
 /// A kernel that computes the groups of a step, gated and plain.
 ///
@@ -59,6 +76,16 @@ impl GroupedKernel {
     /// The one that takes everything.
     pub(crate) fn portable() -> Self {
         Self::all().next_back().expect("a kernel takes everything")
+    }
+
+    /// The first of some kernels that runs on a device.
+    pub(crate) fn choose(mut kernels: impl Iterator<Item = Self>, device: Capability) -> Option<Self> {
+        kernels.find(|kernel| builds::find(kernel.name(), device).is_some())
+    }
+
+    /// The architectures that it is compiled for.
+    pub fn arches(self) -> Vec<&'static str> {
+        builds::arches_of(self.name())
     }
 
     /// Its name, which is also that of its folder in `kernels-gpu`.
@@ -136,6 +163,43 @@ mod tests {
                 assert_eq!(of_row, in_ptx, "{} for {}", kernel.name(), build.arch);
             }
         }
+    }
+
+    #[test]
+    fn the_most_special_kernel_that_runs_on_the_device_is_chosen() {
+        let (simt, hopper, blackwell) = (Some("gated_simt"), Some("gated_sm90"), Some("gated_sm100"));
+        for (device, of_all, of_proven) in [
+            ((7, 5), None, None),
+            ((8, 0), simt, simt),
+            ((8, 9), simt, simt),
+            ((9, 0), hopper, hopper),
+            ((10, 0), blackwell, simt),
+            ((10, 3), blackwell, simt),
+            ((11, 0), simt, simt),
+            ((12, 0), simt, simt),
+            ((99, 0), simt, simt),
+        ] {
+            assert_eq!(
+                GroupedKernel::choose(GroupedKernel::all(), device).map(GroupedKernel::name),
+                of_all,
+                "{device:?}"
+            );
+            assert_eq!(
+                GroupedKernel::choose(GroupedKernel::proven(), device).map(GroupedKernel::name),
+                of_proven,
+                "{device:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn code_is_of_the_kernel_whose_entries_it_names() {
+        for build in builds::BUILDS {
+            assert_eq!(kernel_of(build.ptx.as_bytes()).unwrap().name(), build.kernel);
+        }
+        assert_eq!(kernel_of(b"\x7fELF\0.text.plain_sm90_t64\0").unwrap().name(), "gated_sm90");
+        let refused = kernel_of(b".visible .entry gated_sm90_t65()").err().unwrap().to_string();
+        assert!(refused.contains("no entry of any kernel (gated_sm100, "), "{refused}");
     }
 
     #[test]

@@ -14,9 +14,9 @@ use cuda_driver::cust::module::Module;
 use cuda_driver::{Failure, last_failure, sys};
 
 use crate::error::Error;
-use crate::kernels::GroupedKernel;
 use crate::kernels::builds::{self, Build, Capability};
-use crate::kernels::kernel;
+use crate::kernels::kernel::Entry as KernelEntry;
+use crate::kernels::{self, GroupedKernel};
 use crate::plan::variant::Variant;
 
 /// What can be said of a device without making a context on it.
@@ -61,7 +61,7 @@ fn find(ordinal: u32) -> Result<(device::Device, DeviceInfo), Error> {
         capability,
         sms: attribute(DeviceAttribute::MultiprocessorCount)?,
         memory: check(device.total_memory(), label)?,
-        kernel: builds::choose(GroupedKernel::proven(), capability)
+        kernel: GroupedKernel::choose(GroupedKernel::proven(), capability)
             .and_then(|kernel| builds::find(kernel.name(), capability))
             .map(|build| (build.kernel, build.arch)),
     };
@@ -114,7 +114,7 @@ impl Device {
         }
         let (device, info) = find(ordinal)?;
         let code = options.code.map(read_code).transpose()?;
-        let default = builds::choose(GroupedKernel::proven(), info.capability).ok_or_else(|| {
+        let default = GroupedKernel::choose(GroupedKernel::proven(), info.capability).ok_or_else(|| {
             let (major, minor) = info.capability;
             Error::NoDevice(format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name))
         })?;
@@ -152,7 +152,7 @@ impl Device {
     /// An entry of a kernel, which is loaded if no layer has yet.
     ///
     /// The handle is good for as long as this `Device`, for launches with the shared memory that the entry asks for.
-    pub fn function(&self, kernel: &str, entry: &kernel::Entry) -> Result<sys::CUfunction, Error> {
+    pub fn function(&self, kernel: &str, entry: &KernelEntry) -> Result<sys::CUfunction, Error> {
         /// What every launch may ask for (CUDA programming guide, "Shared Memory").
         const SHARED_BYTES_UNASKED: u32 = 48 << 10;
 
@@ -205,7 +205,7 @@ const ELF: &[u8] = b"\x7fELF";
 /// Reads a file of PTX or machine code and finds out which kernel it is of.
 fn read_code(path: PathBuf) -> Result<(&'static str, PathBuf, Vec<u8>), Error> {
     let code = std::fs::read(&path).map_err(|source| Error::io(&path, source))?;
-    let kernel = builds::kernel_of(&code).map_err(|error| error.at(path.display()))?;
+    let kernel = kernels::kernel_of(&code).map_err(|error| error.at(path.display()))?;
     Ok((kernel.name(), path, code))
 }
 
