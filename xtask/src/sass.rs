@@ -23,7 +23,8 @@ use crate::{
     workspace,
 };
 
-/// Disassemble every kernel, count the instructions that it is written for, and fail if an entry lacks one.
+/// Disassemble every kernel, count the instructions that it is written for (kernels-gpu/src/KERNEL/sass.toml), and fail if an
+/// entry lacks one.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]

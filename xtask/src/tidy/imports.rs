@@ -11,7 +11,7 @@ use std::path::Path;
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
-use super::sources::{Sources, is_test, of_impl_item, of_item};
+use super::sources::Sources;
 
 /// The most files that may import each other.
 pub const MOST_FILES: usize = 3;
@@ -49,7 +49,7 @@ fn describe(root: &Path, circle: &BTreeSet<&Path>, imports: &Imports<'_>) -> Str
 /// The files of the modules that a file declares, by the modules' paths below the file's own.
 fn children<'a>(sources: &'a Sources, file: &Path, tree: &syn::File) -> BTreeMap<Vec<String>, &'a Path> {
     fn collect(items: &[syn::Item], inside: &mut Vec<String>, declared: &mut Vec<Vec<String>>) {
-        for item in items.iter().filter(|item| !is_test(of_item(item))) {
+        for item in items {
             let syn::Item::Mod(module) = item else { continue };
             inside.push(module.ident.to_string());
             match &module.content {
@@ -111,7 +111,7 @@ impl<'a> Crate<'a> {
     /// Adds a module, and those that stand inside of its file.
     fn add(&mut self, path: &[String], file: &'a Path, items: &[syn::Item]) {
         let mut handed_on = BTreeMap::new();
-        for item in items.iter().filter(|item| !is_test(of_item(item))) {
+        for item in items {
             match item {
                 syn::Item::Mod(syn::ItemMod { ident, content: Some((_, items)), .. }) => {
                     self.add(&[path, &[ident.to_string()]].concat(), file, items);
@@ -272,18 +272,6 @@ impl Finder<'_, '_> {
 }
 
 impl<'ast> Visit<'ast> for Finder<'_, '_> {
-    fn visit_item(&mut self, item: &'ast syn::Item) {
-        if !is_test(of_item(item)) {
-            visit::visit_item(self, item);
-        }
-    }
-
-    fn visit_impl_item(&mut self, item: &'ast syn::ImplItem) {
-        if !is_test(of_impl_item(item)) {
-            visit::visit_impl_item(self, item);
-        }
-    }
-
     fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
         self.module.push(module.ident.to_string());
         visit::visit_item_mod(self, module);

@@ -4,8 +4,6 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Block, Expr, Signature, Stmt};
 
-use super::sources::{is_test, of_impl_item, of_item};
-
 /// The most lines of a function, from `fn` to its last brace.
 pub const MOST_LINES: usize = 80;
 
@@ -44,18 +42,6 @@ fn is_table(block: &Block) -> bool {
 }
 
 impl<'ast> Visit<'ast> for Finder {
-    fn visit_item(&mut self, item: &'ast syn::Item) {
-        if !is_test(of_item(item)) {
-            visit::visit_item(self, item);
-        }
-    }
-
-    fn visit_impl_item(&mut self, item: &'ast syn::ImplItem) {
-        if !is_test(of_impl_item(item)) {
-            visit::visit_impl_item(self, item);
-        }
-    }
-
     fn visit_item_fn(&mut self, function: &'ast syn::ItemFn) {
         self.check(&function.sig, &function.block);
         visit::visit_item_fn(self, function);
@@ -77,9 +63,10 @@ impl<'ast> Visit<'ast> for Finder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tidy::sources::parse;
 
     fn found(text: &str) -> Vec<String> {
-        too_long(&syn::parse_file(text).unwrap()).collect()
+        too_long(&parse(text).unwrap()).collect()
     }
 
     /// A function of so many lines.

@@ -6,8 +6,6 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Expr, ExprLit, Lit, Meta, Signature};
 
-use super::sources::{is_test, of_impl_item, of_item};
-
 /// The heading under which it is said.
 const HEADING: &str = "# Safety";
 
@@ -71,18 +69,6 @@ fn has_heading(attribute: &Attribute) -> bool {
 }
 
 impl<'ast> Visit<'ast> for Finder {
-    fn visit_item(&mut self, item: &'ast syn::Item) {
-        if !is_test(of_item(item)) {
-            visit::visit_item(self, item);
-        }
-    }
-
-    fn visit_impl_item(&mut self, item: &'ast syn::ImplItem) {
-        if !is_test(of_impl_item(item)) {
-            visit::visit_impl_item(self, item);
-        }
-    }
-
     fn visit_item_fn(&mut self, function: &'ast syn::ItemFn) {
         self.check(&function.attrs, &function.sig);
         visit::visit_item_fn(self, function);
@@ -91,9 +77,7 @@ impl<'ast> Visit<'ast> for Finder {
     fn visit_item_impl(&mut self, block: &'ast syn::ItemImpl) {
         if block.trait_.is_none() {
             for item in &block.items {
-                if let syn::ImplItem::Fn(function) = item
-                    && !is_test(&function.attrs)
-                {
+                if let syn::ImplItem::Fn(function) = item {
                     self.check(&function.attrs, &function.sig);
                 }
             }
@@ -118,9 +102,10 @@ impl<'ast> Visit<'ast> for Finder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tidy::sources::parse;
 
     fn found(text: &str) -> Vec<String> {
-        unexplained(&syn::parse_file(text).unwrap()).collect()
+        unexplained(&parse(text).unwrap()).collect()
     }
 
     #[test]

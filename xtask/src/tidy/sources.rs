@@ -1,4 +1,4 @@
-//! The workspace's sources, parsed; and what of them is a test.
+//! The workspace's sources, parsed, without what is compiled for tests alone.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,10 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use syn::Attribute;
+use syn::visit_mut::{self, VisitMut};
 
 /// A file of Rust.
 pub struct Source {
+    /// All of it.
     pub text: String,
+    /// What is not compiled for tests alone.
     pub tree: syn::File,
 }
 
@@ -40,8 +43,9 @@ impl Sources {
     /// Parses texts, each with its path.
     pub fn parse(files: impl Iterator<Item = (PathBuf, String)>) -> io::Result<Self> {
         let parse = |(path, text): (PathBuf, String)| {
-            let tree = syn::parse_file(&text).map_err(|error| {
-                io::Error::other(format!("{}:{}: {error}", path.display(), error.span().start().line))
+            let tree = parse(&text).map_err(|error| {
+                let line = error.span().start().line;
+                io::Error::other(format!("{}:{line}: {error}", path.display()))
             })?;
             Ok((path, Source { text, tree }))
         };
@@ -64,27 +68,55 @@ impl Sources {
     }
 }
 
-/// Whether an item is compiled for tests alone: `#[test]`, `#[cfg(test)]` and what is as narrow, such as
-/// `#[cfg(all(test, unix))]`.
-pub fn is_test(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        let cfg_words = || {
-            let words = attribute.meta.require_list().map(|list| list.tokens.to_string()).unwrap_or_default();
-            let mut words =
-                words.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_owned).collect::<Vec<_>>();
-            words.retain(|word| !word.is_empty());
-            words
-        };
-        let narrow = || {
-            let words = cfg_words();
-            words.iter().any(|word| word == "test") && !words.iter().any(|word| ["not", "any"].contains(&word.as_str()))
-        };
-        attribute.path().is_ident("test") || attribute.path().is_ident("cfg") && narrow()
-    })
+/// A file's items but for tests.
+pub fn parse(text: &str) -> syn::Result<syn::File> {
+    let mut tree = syn::parse_file(text)?;
+    WithoutTests.visit_file_mut(&mut tree);
+    Ok(tree)
+}
+
+/// Takes out of a file what is compiled for tests alone.
+struct WithoutTests;
+
+impl VisitMut for WithoutTests {
+    fn visit_file_mut(&mut self, file: &mut syn::File) {
+        file.items.retain(|item| !is_test(of_item(item)));
+        visit_mut::visit_file_mut(self, file);
+    }
+
+    fn visit_item_mod_mut(&mut self, module: &mut syn::ItemMod) {
+        if let Some((_, items)) = &mut module.content {
+            items.retain(|item| !is_test(of_item(item)));
+        }
+        visit_mut::visit_item_mod_mut(self, module);
+    }
+
+    fn visit_item_impl_mut(&mut self, block: &mut syn::ItemImpl) {
+        block.items.retain(|item| !is_test(of_impl_item(item)));
+        visit_mut::visit_item_impl_mut(self, block);
+    }
+
+    fn visit_block_mut(&mut self, block: &mut syn::Block) {
+        block.stmts.retain(|statement| !matches!(statement, syn::Stmt::Item(item) if is_test(of_item(item))));
+        visit_mut::visit_block_mut(self, block);
+    }
+}
+
+/// Whether attributes say `#[test]`, `#[cfg(test)]` or what is as narrow, such as `#[cfg(all(test, unix))]`.
+fn is_test(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| attribute.path().is_ident("test") || is_cfg_test(attribute))
+}
+
+fn is_cfg_test(attribute: &Attribute) -> bool {
+    let Ok(cfg) = attribute.meta.require_list() else { return false };
+    let text = cfg.tokens.to_string();
+    let words: Vec<_> = text.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+    // `not` and `any` let other builds in.
+    cfg.path.is_ident("cfg") && words.contains(&"test") && !words.contains(&"not") && !words.contains(&"any")
 }
 
 /// The attributes of an item of a file, a module or a function's body.
-pub fn of_item(item: &syn::Item) -> &[Attribute] {
+fn of_item(item: &syn::Item) -> &[Attribute] {
     use syn::Item::*;
     match item {
         Const(item) => &item.attrs,
@@ -107,7 +139,7 @@ pub fn of_item(item: &syn::Item) -> &[Attribute] {
 }
 
 /// The attributes of an item of an `impl`.
-pub fn of_impl_item(item: &syn::ImplItem) -> &[Attribute] {
+fn of_impl_item(item: &syn::ImplItem) -> &[Attribute] {
     use syn::ImplItem::*;
     match item {
         Const(item) => &item.attrs,
@@ -120,19 +152,38 @@ pub fn of_impl_item(item: &syn::ImplItem) -> &[Attribute] {
 
 #[cfg(test)]
 mod tests {
+    use syn::visit::Visit;
+
     use super::*;
 
+    /// The names of functions that are left of a text.
+    fn left(text: &str) -> Vec<String> {
+        struct Names(Vec<String>);
+        impl<'ast> Visit<'ast> for Names {
+            fn visit_signature(&mut self, signature: &'ast syn::Signature) {
+                self.0.push(signature.ident.to_string());
+            }
+        }
+        let mut names = Names(Vec::new());
+        names.visit_file(&parse(text).unwrap());
+        names.0
+    }
+
     #[test]
-    fn only_what_is_compiled_for_tests_alone_is_a_test() {
-        let is_test = |item: &str| is_test(of_item(&syn::parse_str(item).unwrap()));
-        for test in ["#[test] fn f() {}", "#[cfg(test)] mod m {}", "#[cfg(all(test, unix))] use a::b;"] {
-            assert!(is_test(test), "{test}");
-        }
-        for code in
-            ["fn test() {}", "#[cfg(not(test))] mod m {}", "#[cfg(any(test, unix))] mod m {}", "#[inline] fn f() {}"]
+    fn only_what_is_compiled_for_tests_alone_is_taken_out() {
+        for around in
+            ["ITEM", "mod m { ITEM }", "mod m { mod m { ITEM } }", "impl S { ITEM }", "const C: u8 = { ITEM 0 };"]
         {
-            assert!(!is_test(code), "{code}");
+            let left = |attribute: &str| left(&around.replace("ITEM", &format!("{attribute} fn f() {{}} fn g() {{}}")));
+            for test in ["#[test]", "#[cfg(test)]", "#[cfg(all(test, unix))]", "#[inline] #[cfg(test)]"] {
+                assert_eq!(left(test), ["g"], "{test} in {around}");
+            }
+            for code in ["", "#[inline]", "#[cfg(not(test))]", "#[cfg(any(test, unix))]", "#[cfg(feature = \"tests\")]"]
+            {
+                assert_eq!(left(code), ["f", "g"], "{code} in {around}");
+            }
         }
+        assert_eq!(left("#[cfg(test)] mod tests { fn f() {} } #[cfg(test)] impl S { fn f() {} }"), [""; 0]);
     }
 
     #[test]
