@@ -2,7 +2,7 @@
 //!
 //! PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy", and "mbarrier: cp.async.mbarrier.arrive".
 
-use crate::ptx;
+use crate::{global::GlobalAddress, mbarrier::Mbarrier, ptx, shared::SharedAddress};
 
 /// Starts to copy 16 bytes past the first-level cache, or to write 16 zeros unless `predicate` holds
 /// (`cp.async.cg.shared.global` with a source size).
@@ -12,12 +12,12 @@ use crate::ptx;
 /// be complete. `source` is a multiple of 16; where `predicate` holds, 16 bytes of global memory lie there that nobody
 /// writes meanwhile.
 #[inline(always)]
-pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: u32, source: u64) {
+pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: SharedAddress, source: GlobalAddress) {
     // SAFETY: the caller's promise.
     unsafe {
         ptx!(
             "cp.async.cg.shared.global [{}], [{}], 16, {};",
-            in(reg32) destination, in(reg64) source, in(reg32) if predicate { 16 } else { 0 },
+            in(reg32) destination.0, in(reg64) source.0, in(reg32) if predicate { 16 } else { 0 },
             options(nostack, preserves_flags)
         )
     };
@@ -27,11 +27,11 @@ pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: u32, source: u64
 /// barrier was made for (`cp.async.mbarrier.arrive.noinc`).
 ///
 /// # Safety
-/// `mbarrier` is a barrier of this block.
+/// `barrier` has been initialised, and its phase still lacks an arrival.
 #[inline(always)]
-pub unsafe fn cp_async_mbarrier_arrive_noinc(mbarrier: u32) {
+pub unsafe fn cp_async_mbarrier_arrive_noinc(barrier: Mbarrier) {
     // SAFETY: the caller's promise.
     unsafe {
-        ptx!("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{}];", in(reg32) mbarrier, options(nostack, preserves_flags))
+        ptx!("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{}];", in(reg32) barrier.0, options(nostack, preserves_flags))
     };
 }

@@ -3,7 +3,47 @@
 //! A plain Rust pointer works too, but its accesses are generic: the hardware must find out that they are global.
 //! PTX ISA, "Data Movement and Conversion Instructions": `ld.global.nc`, `st`.
 
+use core::ops::Add;
+
 use crate::ptx;
+
+/// An address in global memory, in bytes. Adding moves so many bytes on.
+///
+/// ```no_run
+/// # use cuda_std::global::{GlobalAddress, st_global_b16};
+/// # unsafe {
+/// st_global_b16(GlobalAddress::new(0x1000) + 2, 7);
+/// # }
+/// ```
+///
+/// A number is none until it is called one:
+///
+/// ```compile_fail,E0308
+/// # use cuda_std::global::st_global_b16;
+/// # unsafe {
+/// st_global_b16(0x1002, 7);
+/// # }
+/// ```
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GlobalAddress(pub(crate) u64);
+
+impl GlobalAddress {
+    /// The address that the host has passed as a number.
+    #[inline(always)]
+    pub const fn new(address: u64) -> Self {
+        Self(address)
+    }
+}
+
+impl Add<u64> for GlobalAddress {
+    type Output = Self;
+
+    #[inline(always)]
+    fn add(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
 
 macro_rules! predicated_loads {
     ($($(#[$doc:meta])* $name:ident: $ty:ident = $bits:literal, $reg:ident;)*) => {$(
@@ -13,7 +53,7 @@ macro_rules! predicated_loads {
         /// Where `predicate` holds, `address` is a multiple of the value's size and of an initialised value in
         /// global memory that nobody writes while the kernel runs.
         #[inline(always)]
-        pub unsafe fn $name(predicate: bool, address: u64) -> $ty {
+        pub unsafe fn $name(predicate: bool, address: GlobalAddress) -> $ty {
             let value: $ty;
             // SAFETY: the caller's promise.
             unsafe {
@@ -24,7 +64,7 @@ macro_rules! predicated_loads {
                     concat!("mov.", $bits, " {value}, 0;"),
                     concat!("@p ld.global.nc.", $bits, " {value}, [{address}];"),
                     "}}",
-                    value = out($reg) value, predicate = in(reg32) u32::from(predicate), address = in(reg64) address,
+                    value = out($reg) value, predicate = in(reg32) u32::from(predicate), address = in(reg64) address.0,
                     options(readonly, nostack, preserves_flags)
                 )
             };
@@ -45,9 +85,9 @@ predicated_loads! {
 /// # Safety
 /// `address` is in global memory.
 #[inline(always)]
-pub unsafe fn prefetch_l1(address: u64) {
+pub unsafe fn prefetch_l1(address: GlobalAddress) {
     // SAFETY: the caller's promise.
-    unsafe { ptx!("prefetch.global.L1 [{}];", in(reg64) address, options(nostack, preserves_flags)) };
+    unsafe { ptx!("prefetch.global.L1 [{}];", in(reg64) address.0, options(nostack, preserves_flags)) };
 }
 
 macro_rules! stores {
@@ -57,11 +97,11 @@ macro_rules! stores {
         /// # Safety
         /// `address` is a multiple of the value's size, in global memory that no other thread accesses meanwhile.
         #[inline(always)]
-        pub unsafe fn $name(address: u64, value: $ty) {
+        pub unsafe fn $name(address: GlobalAddress, value: $ty) {
             // SAFETY: the caller's promise.
             unsafe {
                 ptx!(
-                    concat!($instruction, " [{}], {};"), in(reg64) address, in($reg) value,
+                    concat!($instruction, " [{}], {};"), in(reg64) address.0, in($reg) value,
                     options(nostack, preserves_flags)
                 )
             };
@@ -81,7 +121,7 @@ stores! {
 /// # Safety
 /// Where `predicate` holds, `address` is a multiple of 4, in global memory that no other thread accesses meanwhile.
 #[inline(always)]
-pub unsafe fn st_global_b32_where(predicate: bool, address: u64, value: u32) {
+pub unsafe fn st_global_b32_where(predicate: bool, address: GlobalAddress, value: u32) {
     // SAFETY: the caller's promise.
     unsafe {
         ptx!(
@@ -90,7 +130,7 @@ pub unsafe fn st_global_b32_where(predicate: bool, address: u64, value: u32) {
             "setp.ne.u32 p, {predicate}, 0;",
             "@p st.global.b32 [{address}], {value};",
             "}}",
-            predicate = in(reg32) u32::from(predicate), address = in(reg64) address, value = in(reg32) value,
+            predicate = in(reg32) u32::from(predicate), address = in(reg64) address.0, value = in(reg32) value,
             options(nostack, preserves_flags)
         )
     };
@@ -101,12 +141,12 @@ pub unsafe fn st_global_b32_where(predicate: bool, address: u64, value: u32) {
 /// # Safety
 /// `address` is a multiple of 16; 16 bytes of global memory lie there that no other thread accesses meanwhile.
 #[inline(always)]
-pub unsafe fn st_global_v4_b32(address: u64, [a, b, c, d]: [u32; 4]) {
+pub unsafe fn st_global_v4_b32(address: GlobalAddress, [a, b, c, d]: [u32; 4]) {
     // SAFETY: the caller's promise.
     unsafe {
         ptx!(
             "st.global.v4.b32 [{}], {{{}, {}, {}, {}}};",
-            in(reg64) address, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d,
+            in(reg64) address.0, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d,
             options(nostack, preserves_flags)
         )
     };
