@@ -112,7 +112,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// The barrier has been initialised; the phase is the current one or the one before.
     #[inline(always)]
     unsafe fn wait(barrier: Mbarrier, parity: u32) {
-        // SAFETY: what this function asks.
+        // SAFETY: what `# Safety` above asks.
         unsafe {
             if BLOCKS > 1 {
                 mbarrier_wait_parity_cluster(barrier, parity);
@@ -129,7 +129,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// pair has not ended.
     #[inline(always)]
     pub unsafe fn arrive(barrier: Mbarrier) {
-        // SAFETY: what this function asks.
+        // SAFETY: what `# Safety` above asks.
         unsafe {
             if BLOCKS > 1 {
                 mbarrier_arrive_cluster(barrier.in_block(0));
@@ -159,7 +159,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
             return;
         }
         for _ in 0..self.count {
-            // SAFETY: what this function asks.
+            // SAFETY: what `# Safety` above asks.
             unsafe { self.wait_empty() };
             self.advance();
         }

@@ -41,7 +41,7 @@ pub fn mapa(address: SharedAddress, rank: u32) -> ClusterAddress {
 /// All lanes of a warp call it together, and every thread of the cluster that has not ended.
 #[inline(always)]
 pub unsafe fn sync_cluster() {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "barrier.cluster.arrive.release.aligned;",

@@ -4,7 +4,7 @@
 
 use crate::{global::GlobalAddress, mbarrier::Mbarrier, ptx, shared::SharedAddress};
 
-/// Starts to copy 16 bytes past the first-level cache, or to write 16 zeros unless `predicate` holds
+/// Starts to copy 16 bytes, bypassing the first-level cache, or to write 16 zeros where `predicate` does not hold
 /// (`cp.async.cg.shared.global` with a source size).
 ///
 /// # Safety
@@ -13,7 +13,7 @@ use crate::{global::GlobalAddress, mbarrier::Mbarrier, ptx, shared::SharedAddres
 /// writes meanwhile.
 #[inline(always)]
 pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: SharedAddress, source: GlobalAddress) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "cp.async.cg.shared.global [{}], [{}], 16, {};",
@@ -23,14 +23,14 @@ pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: SharedAddress, s
     };
 }
 
-/// Has the barrier arrived at once all earlier copies of this thread are complete. The arrival is one of those that the
-/// barrier was made for (`cp.async.mbarrier.arrive.noinc`).
+/// Arrives at the barrier as soon as all earlier copies of this thread are complete. This is one of the arrivals that the
+/// barrier was initialised for (`cp.async.mbarrier.arrive.noinc`).
 ///
 /// # Safety
 /// `barrier` has been initialised, and its phase still lacks an arrival.
 #[inline(always)]
 pub unsafe fn cp_async_mbarrier_arrive_noinc(barrier: Mbarrier) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{}];", in(reg32) barrier.0, options(nostack, preserves_flags))
     };

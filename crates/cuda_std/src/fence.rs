@@ -5,7 +5,7 @@
 
 use crate::{ptx, tma::TensorMapAddress};
 
-/// Makes the barriers that this thread initialised known to asynchronous copies
+/// Makes the barriers that this thread has initialised known to asynchronous copies
 /// (`fence.mbarrier_init.release.cluster`).
 #[inline(always)]
 pub fn fence_mbarrier_init() {
@@ -13,8 +13,8 @@ pub fn fence_mbarrier_init() {
     unsafe { ptx!("fence.mbarrier_init.release.cluster;", options(nostack, preserves_flags)) };
 }
 
-/// Orders this thread's accesses of shared memory before its later asynchronous copies and tensor-core
-/// operations on it, and the other way round (`fence.proxy.async.shared::cta`).
+/// Orders this thread's accesses of shared memory with asynchronous copies and tensor-core operations on it: those before
+/// the fence come before those after it (`fence.proxy.async.shared::cta`).
 #[inline(always)]
 pub fn fence_proxy_async_shared() {
     // SAFETY: orders memory accesses, makes none.
@@ -29,7 +29,7 @@ pub fn fence_proxy_async_shared() {
 /// A tensor map lies at `map`.
 #[inline(always)]
 pub unsafe fn fence_proxy_tensormap_acquire(map: TensorMapAddress) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!("fence.proxy.tensormap::generic.acquire.sys [{}], 128;", in(reg64) map.0, options(nostack, preserves_flags))
     };

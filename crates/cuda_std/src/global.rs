@@ -1,6 +1,6 @@
 //! Loads and stores in global memory, by device address.
 //!
-//! A plain Rust pointer works too, but its accesses are generic: the hardware must find out that they are global.
+//! A plain Rust pointer works too, but its accesses are generic: the hardware has to find out that they are global.
 //! PTX ISA, "Data Movement and Conversion Instructions": `ld.global.nc`, `st`.
 
 use core::ops::Add;
@@ -50,12 +50,12 @@ macro_rules! predicated_loads {
         $(#[$doc])*
         ///
         /// # Safety
-        /// Where `predicate` holds, `address` is a multiple of the value's size and of an initialised value in
-        /// global memory that nobody writes while the kernel runs.
+        /// Where `predicate` holds, `address` is a multiple of the value's size, and an initialised value lies there in global
+        /// memory that nobody writes while the kernel runs.
         #[inline(always)]
         pub unsafe fn $name(predicate: bool, address: GlobalAddress) -> $ty {
             let value: $ty;
-            // SAFETY: the caller's promise.
+            // SAFETY: what `# Safety` above asks.
             unsafe {
                 ptx!(
                     "{{",
@@ -80,13 +80,13 @@ predicated_loads! {
     ld_global_nc_b64_or_zero: u64 = "b64", reg64;
 }
 
-/// Asks for what lies at `address`, so that it is in the first-level cache when it is loaded (`prefetch.global.L1`).
+/// Brings what lies at `address` to the first-level cache, ahead of a load (`prefetch.global.L1`).
 ///
 /// # Safety
 /// `address` is in global memory.
 #[inline(always)]
 pub unsafe fn prefetch_l1(address: GlobalAddress) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("prefetch.global.L1 [{}];", in(reg64) address.0, options(nostack, preserves_flags)) };
 }
 
@@ -98,7 +98,7 @@ macro_rules! stores {
         /// `address` is a multiple of the value's size, in global memory that no other thread accesses meanwhile.
         #[inline(always)]
         pub unsafe fn $name(address: GlobalAddress, value: $ty) {
-            // SAFETY: the caller's promise.
+            // SAFETY: what `# Safety` above asks.
             unsafe {
                 ptx!(
                     concat!($instruction, " [{}], {};"), in(reg64) address.0, in($reg) value,
@@ -122,7 +122,7 @@ stores! {
 /// Where `predicate` holds, `address` is a multiple of 4, in global memory that no other thread accesses meanwhile.
 #[inline(always)]
 pub unsafe fn st_global_b32_where(predicate: bool, address: GlobalAddress, value: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "{{",
@@ -142,7 +142,7 @@ pub unsafe fn st_global_b32_where(predicate: bool, address: GlobalAddress, value
 /// `address` is a multiple of 16; 16 bytes of global memory lie there that no other thread accesses meanwhile.
 #[inline(always)]
 pub unsafe fn st_global_v4_b32(address: GlobalAddress, [a, b, c, d]: [u32; 4]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "st.global.v4.b32 [{}], {{{}, {}, {}, {}}};",

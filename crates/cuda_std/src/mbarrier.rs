@@ -1,7 +1,7 @@
 //! Barriers in shared memory that count arrivals of threads and bytes of asynchronous copies.
 //!
-//! A barrier is 8 bytes of shared memory at a multiple of 8: an [`Mbarrier`] is its address. Its *phase* completes when as many arrivals have
-//! come as it was made for and all bytes that were expected. Waits name a phase by its parity: 0 for the first,
+//! A barrier is 8 bytes of shared memory at a multiple of 8: an [`Mbarrier`] is its address. Its *phase* completes when it
+//! has seen as many arrivals as it was initialised for and all bytes that were expected. Waits name a phase by its parity: 0 for the first,
 //! 1 for the second, and so on in turn; the phase before the first counts as complete, so that waiting for
 //! parity 1 of a fresh barrier returns at once. PTX ISA, "Parallel Synchronization and Communication
 //! Instructions: mbarrier"; sm_90 and up.
@@ -49,7 +49,7 @@ impl Mbarrier {
         Self(address.0)
     }
 
-    /// Of barriers that lie side by side from this one on, the one of this index.
+    /// The barrier of this index, of those that lie side by side from this one on.
     #[inline(always)]
     pub const fn nth(self, index: u32) -> Self {
         Self(self.0 + index * MBARRIER_BYTES)
@@ -67,16 +67,16 @@ impl Mbarrier {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterMbarrier(ClusterAddress);
 
-/// Makes a barrier whose phases take `arrivals` arrivals (`mbarrier.init`).
+/// Initialises a barrier whose phases take `arrivals` arrivals (`mbarrier.init`).
 ///
-/// Other threads may use it behind a barrier of the block, other proxies behind
-/// [`fence_mbarrier_init`](crate::fence::fence_mbarrier_init) too.
+/// Other threads may use it after a barrier of the block. Asynchronous copies may use it after
+/// [`fence_mbarrier_init`](crate::fence::fence_mbarrier_init) besides.
 ///
 /// # Safety
 /// `barrier` is a multiple of 8; 8 bytes of the block's shared memory lie there that nobody else uses.
 #[inline(always)]
 pub unsafe fn mbarrier_init(barrier: Mbarrier, arrivals: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "mbarrier.init.shared::cta.b64 [{}], {};", in(reg32) barrier.0, in(reg32) arrivals,
@@ -85,24 +85,24 @@ pub unsafe fn mbarrier_init(barrier: Mbarrier, arrivals: u32) {
     };
 }
 
-/// Arrives once; what this thread did before is visible to those who wait for the phase (`mbarrier.arrive`).
+/// Arrives once. What this thread did before is visible to those who wait for the phase (`mbarrier.arrive`).
 ///
 /// # Safety
 /// `barrier` has been initialised, and its phase still lacks an arrival.
 #[inline(always)]
 pub unsafe fn mbarrier_arrive(barrier: Mbarrier) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(reg32) barrier.0, options(nostack, preserves_flags)) };
 }
 
-/// As [`mbarrier_arrive`], at a barrier of any block of the cluster, for those who wait with
+/// As [`mbarrier_arrive`], at a barrier of any block of the cluster. Those who wait use
 /// [`mbarrier_wait_parity_cluster`] (`mbarrier.arrive.release.cluster`).
 ///
 /// # Safety
 /// As [`mbarrier_arrive`]; the barrier's block has not ended.
 #[inline(always)]
 pub unsafe fn mbarrier_arrive_cluster(barrier: ClusterMbarrier) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [{}];", in(reg32) barrier.0.0,
@@ -111,14 +111,14 @@ pub unsafe fn mbarrier_arrive_cluster(barrier: ClusterMbarrier) {
     };
 }
 
-/// Makes the phase at hand expect `bytes` more of asynchronous copies, and arrives once
+/// Makes the current phase expect `bytes` more of asynchronous copies, and arrives once
 /// (`mbarrier.arrive.expect_tx`).
 ///
 /// # Safety
 /// As [`mbarrier_arrive`]; the phase expects fewer than 2²⁰ bytes at any time.
 #[inline(always)]
 pub unsafe fn mbarrier_arrive_expect_tx(barrier: Mbarrier, bytes: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};", in(reg32) barrier.0, in(reg32) bytes,
@@ -132,11 +132,11 @@ macro_rules! waits {
         $(#[$doc])*
         ///
         /// # Safety
-        /// `barrier` has been initialised; the phase is the one at hand or the one before.
+        /// `barrier` has been initialised; the phase is the current one or the one before.
         #[inline(always)]
         pub unsafe fn $try_wait(barrier: Mbarrier, parity: u32) -> bool {
             let complete: u32;
-            // SAFETY: the caller's promise.
+            // SAFETY: what `# Safety` above asks.
             unsafe {
                 ptx!(
                     "{{",
@@ -157,14 +157,14 @@ macro_rules! waits {
         #[doc = concat!("As [`", stringify!($try_wait), "`].")]
         #[inline(always)]
         pub unsafe fn $wait(barrier: Mbarrier, parity: u32) {
-            // SAFETY: the caller's promise.
+            // SAFETY: what `# Safety` above asks.
             while !unsafe { $try_wait(barrier, parity) } {}
         }
     )*};
 }
 
 waits! {
-    /// Whether the phase of this parity is complete; may wait for a while to find out (`mbarrier.try_wait.parity`).
+    /// Whether the phase of this parity is complete. It may wait for a while before it says no (`mbarrier.try_wait.parity`).
     mbarrier_try_wait_parity, mbarrier_wait_parity = "mbarrier.try_wait.parity";
     /// As [`mbarrier_try_wait_parity`], where threads of other blocks of the cluster arrive too
     /// (`mbarrier.try_wait.parity.acquire.cluster`).

@@ -76,7 +76,7 @@ pub fn dynamic_shared_mem<T>() -> *mut T {
 #[inline(always)]
 pub unsafe fn ld_shared_v4_b32(address: SharedAddress) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "ld.shared.v4.b32 {{{}, {}, {}, {}}}, [{}];",
@@ -94,7 +94,7 @@ pub unsafe fn ld_shared_v4_b32(address: SharedAddress) -> [u32; 4] {
 #[inline(always)]
 pub unsafe fn ld_shared_b16(address: SharedAddress) -> u16 {
     let value: u16;
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!("ld.shared.b16 {}, [{}];", out(reg16) value, in(reg32) address.0, options(readonly, nostack, preserves_flags))
     };
@@ -108,7 +108,7 @@ pub unsafe fn ld_shared_b16(address: SharedAddress) -> u16 {
 #[inline(always)]
 pub unsafe fn ld_shared_f32(address: SharedAddress) -> f32 {
     let value: f32;
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!("ld.shared.f32 {}, [{}];", out(reg32) value, in(reg32) address.0, options(readonly, nostack, preserves_flags))
     };
@@ -122,7 +122,7 @@ pub unsafe fn ld_shared_f32(address: SharedAddress) -> f32 {
 #[inline(always)]
 pub unsafe fn ld_shared_b32(address: SharedAddress) -> u32 {
     let value: u32;
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!("ld.shared.b32 {}, [{}];", out(reg32) value, in(reg32) address.0, options(readonly, nostack, preserves_flags))
     };
@@ -136,7 +136,7 @@ pub unsafe fn ld_shared_b32(address: SharedAddress) -> u32 {
 /// writes them meanwhile.
 #[inline(always)]
 pub unsafe fn st_shared_v4_b32(address: SharedAddress, [a, b, c, d]: [u32; 4]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "st.shared.v4.b32 [{}], {{{}, {}, {}, {}}};",
@@ -152,7 +152,7 @@ pub unsafe fn st_shared_v4_b32(address: SharedAddress, [a, b, c, d]: [u32; 4]) {
 /// As [`st_shared_v4_b32`], for a multiple of 4 and 4 bytes.
 #[inline(always)]
 pub unsafe fn st_shared_f32(address: SharedAddress, value: f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("st.shared.f32 [{}], {};", in(reg32) address.0, in(reg32) value, options(nostack, preserves_flags)) };
 }
 
@@ -162,6 +162,6 @@ pub unsafe fn st_shared_f32(address: SharedAddress, value: f32) {
 /// As [`st_shared_v4_b32`], for a multiple of 2 and 2 bytes.
 #[inline(always)]
 pub unsafe fn st_shared_b16(address: SharedAddress, value: u16) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("st.shared.b16 [{}], {};", in(reg32) address.0, in(reg16) value, options(nostack, preserves_flags)) };
 }

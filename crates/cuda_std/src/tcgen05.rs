@@ -1,15 +1,17 @@
 //! The fifth-generation tensor core and its tensor memory: 128 lanes × 512 columns of 32 bits a multiprocessor.
 //!
-//! A [`TmemAddress`] has the lane in its upper and the column in its lower 16 bits. `mma` and `cp` are issued
-//! by one thread, take effect in the order of issue, and are known to be complete through a [`tcgen05_commit`] and
-//! its mbarrier; a thread that waited there puts [`tcgen05_fence_after_thread_sync`] before what it does next with
-//! tensor memory, one that tells others puts [`tcgen05_fence_before_thread_sync`] behind what it did. What ends in
-//! `sync.aligned` is executed by all lanes of a warp together.
+//! A [`TmemAddress`] has the lane in its upper and the column in its lower 16 bits.
 //!
-//! `GROUP` is 1, or 2 for the pair of blocks of a [`cluster`](crate::cluster) whose ranks differ in the last bit
-//! (`.cta_group`): one thread of the pair then issues for both, and the same address means a place in each; a warp of
-//! each allocates and frees. All operations of a kernel have the same. PTX ISA, "TensorCore 5th Generation Family
-//! Instructions"; sm_100f.
+//! One thread issues `mma` and `cp`. A copy and the MMAs after it execute in order; a copy after an MMA need not wait for it
+//! (PTX ISA, "Pipelined tcgen05 Instructions"). A [`tcgen05_commit`] and its mbarrier tell when they are complete. A thread
+//! that has waited there calls [`tcgen05_fence_after_thread_sync`] before it uses tensor memory; a thread that tells others
+//! calls [`tcgen05_fence_before_thread_sync`] after it has. All lanes of a warp together execute what ends in
+//! `sync.aligned`.
+//!
+//! `GROUP` (`.cta_group`) is 1, or 2 for a pair of blocks of a [`cluster`](crate::cluster) whose ranks differ in the last
+//! bit. In a pair, one thread issues for both blocks, an address means the same place in each, and a warp of each allocates
+//! and frees. All operations of a kernel have the same `GROUP`. PTX ISA, "TensorCore 5th Generation Family Instructions";
+//! sm_100f.
 
 use crate::{mbarrier::Mbarrier, ptx, shared::SharedAddress};
 
@@ -130,7 +132,7 @@ impl InstructionDescriptor {
 /// block ends.
 #[inline(always)]
 pub unsafe fn tcgen05_alloc<const GROUP: u32>(destination: SharedAddress, columns: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [{}], {};",
@@ -145,7 +147,7 @@ pub unsafe fn tcgen05_alloc<const GROUP: u32>(destination: SharedAddress, column
 /// All lanes of a warp call it together; none of the block allocates later.
 #[inline(always)]
 pub unsafe fn tcgen05_relinquish_alloc_permit<const GROUP: u32>() {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "tcgen05.relinquish_alloc_permit.cta_group::{group}.sync.aligned;", group = const GROUP,
@@ -161,7 +163,7 @@ pub unsafe fn tcgen05_relinquish_alloc_permit<const GROUP: u32>() {
 /// uses any more.
 #[inline(always)]
 pub unsafe fn tcgen05_dealloc<const GROUP: u32>(address: TmemAddress, columns: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 {}, {};", in(reg32) address.0, in(reg32) columns,
@@ -188,7 +190,7 @@ pub unsafe fn tcgen05_mma_mxf4nvf4_block16<const GROUP: u32>(
     scale_b: TmemAddress,
     accumulate: bool,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "{{",
@@ -211,7 +213,7 @@ pub unsafe fn tcgen05_mma_mxf4nvf4_block16<const GROUP: u32>(
 /// One thread calls it. `address` is in lane 0. Nobody else accesses it or the source until a commit has arrived.
 #[inline(always)]
 pub unsafe fn tcgen05_cp_32x128b_warpx4<const GROUP: u32>(address: TmemAddress, source: MatrixDescriptor) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "tcgen05.cp.cta_group::{group}.32x128b.warpx4 [{}], {};", in(reg32) address.0, in(reg64) source.0,
@@ -227,7 +229,7 @@ pub unsafe fn tcgen05_cp_32x128b_warpx4<const GROUP: u32>(address: TmemAddress, 
 /// `mbarrier` has been initialised, and its phase still lacks an arrival.
 #[inline(always)]
 pub unsafe fn tcgen05_commit<const GROUP: u32>(mbarrier: Mbarrier) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.b64 [{}];", in(reg32) mbarrier.0,
@@ -243,7 +245,7 @@ pub unsafe fn tcgen05_commit<const GROUP: u32>(mbarrier: Mbarrier) {
 /// As [`tcgen05_commit`], for the barrier at this place in each of the blocks, none of which has ended.
 #[inline(always)]
 pub unsafe fn tcgen05_commit_multicast<const GROUP: u32>(mbarrier: Mbarrier, blocks: u16) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [{}], {};",
@@ -279,7 +281,7 @@ pub fn tcgen05_fence_after_thread_sync() {
 #[inline(always)]
 pub unsafe fn tcgen05_ld_32x32b_x8(address: TmemAddress) -> [u32; 8] {
     let [r0, r1, r2, r3, r4, r5, r6, r7]: [u32; 8];
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "tcgen05.ld.sync.aligned.32x32b.x8.b32 {{{}, {}, {}, {}, {}, {}, {}, {}}}, [{}];",
@@ -300,7 +302,7 @@ pub unsafe fn tcgen05_ld_32x32b_x8(address: TmemAddress) -> [u32; 8] {
 pub unsafe fn tcgen05_ld_32x32b_x8_twice(addresses: [TmemAddress; 2]) -> [[u32; 8]; 2] {
     let [r0, r1, r2, r3, r4, r5, r6, r7]: [u32; 8];
     let [s0, s1, s2, s3, s4, s5, s6, s7]: [u32; 8];
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "tcgen05.ld.sync.aligned.32x32b.x8.b32 {{{}, {}, {}, {}, {}, {}, {}, {}}}, [{first}];",

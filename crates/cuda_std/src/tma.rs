@@ -41,7 +41,7 @@ impl TensorMapAddress {
 /// A tensor map lies at `map`.
 #[inline(always)]
 pub unsafe fn prefetch_tensormap(map: TensorMapAddress) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("prefetch.tensormap [{}];", in(reg64) map.0, options(nostack, preserves_flags)) };
 }
 
@@ -57,7 +57,7 @@ pub unsafe fn cp_async_bulk_shared_global(
     bytes: u32,
     mbarrier: Mbarrier,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];",
@@ -75,7 +75,7 @@ pub unsafe fn cp_async_bulk_shared_global(
 /// this thread has waited for the copy's group to be read, nor touches the destination until it is complete.
 #[inline(always)]
 pub unsafe fn cp_async_bulk_global_shared(destination: GlobalAddress, source: SharedAddress, bytes: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {};",
@@ -103,7 +103,7 @@ macro_rules! tensor_copies {
             [$($axis),*]: [i32; $rank],
             mbarrier: Mbarrier,
         ) {
-            // SAFETY: the caller's promise.
+            // SAFETY: what `# Safety` above asks.
             unsafe {
                 ptx!(
                     concat!(
@@ -128,7 +128,7 @@ macro_rules! tensor_copies {
         /// [`cp_async_bulk_global_shared`].
         #[inline(always)]
         pub unsafe fn $store(map: TensorMapAddress, [$($axis),*]: [i32; $rank], source: SharedAddress) {
-            // SAFETY: the caller's promise.
+            // SAFETY: what `# Safety` above asks.
             unsafe {
                 ptx!(
                     concat!(
@@ -149,7 +149,7 @@ tensor_copies! {
     3: cp_async_bulk_tensor_3d_shared_global, cp_async_bulk_tensor_3d_global_shared, "{{{x}, {y}, {z}}}", [x, y, z];
 }
 
-/// Makes a group of this thread's stores since the last (`cp.async.bulk.commit_group`).
+/// Makes a group of the stores that this thread has started since it last did so (`cp.async.bulk.commit_group`).
 #[inline(always)]
 pub fn cp_async_bulk_commit_group() {
     // SAFETY: touches no memory itself.

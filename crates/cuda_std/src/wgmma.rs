@@ -1,9 +1,8 @@
 //! Matrix products of a warpgroup: 128 neighbouring threads, the first a multiple of 128, which all execute the same
 //! call (sm_90a only).
 //!
-//! A product runs beside the threads. Its accumulators may be read after [`wait_group`] and
-//! [`MmaAsync::settle`], and before that be used by products of the same shape alone; the registers of its A, too, stay as
-//! they are until then. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
+//! A product runs beside the threads. Its accumulators may be read after [`wait_group`] and [`MmaAsync::settle`]; until
+//! then, only products of the same shape may use them, and the registers of its A must not change. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
 
 use crate::{ptx, shared::SharedAddress};
 
@@ -22,17 +21,17 @@ pub const K: u32 = 16;
 /// See the module: the same call by the warpgroup.
 #[inline(always)]
 pub unsafe fn fence() {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("wgmma.fence.sync.aligned;", options(nostack, preserves_flags)) };
 }
 
-/// Makes a group of the products since the last one (`wgmma.commit_group`).
+/// Makes a group of the products that have been started since the last group (`wgmma.commit_group`).
 ///
 /// # Safety
 /// See the module: the same call by the warpgroup.
 #[inline(always)]
 pub unsafe fn commit_group() {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("wgmma.commit_group.sync.aligned;", options(nostack, preserves_flags)) };
 }
 
@@ -42,7 +41,7 @@ pub unsafe fn commit_group() {
 /// See the module: the same call by the warpgroup.
 #[inline(always)]
 pub unsafe fn wait_group<const PENDING: u32>() {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("wgmma.wait_group.sync.aligned {};", const PENDING, options(nostack, preserves_flags)) };
 }
 
@@ -108,7 +107,7 @@ pub trait MmaAsync: Sized {
     /// wait has covered the product.
     unsafe fn mma_async(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool);
 
-    /// Keeps the compiler from moving accesses of the registers from one side of this to the other. No instruction.
+    /// Keeps the compiler from moving accesses of the registers across this call. It is no instruction.
     fn settle(&mut self);
 }
 
@@ -119,7 +118,7 @@ macro_rules! shapes {
 
             #[inline(always)]
             unsafe fn mma_async(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool) {
-                // SAFETY: the caller's promise.
+                // SAFETY: what `# Safety` above asks.
                 unsafe {
                     ptx!(
                         "{{",

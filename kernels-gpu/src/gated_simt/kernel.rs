@@ -371,7 +371,7 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
 /// They lie at `address`, a multiple of 4 times N, in shared memory that nobody writes now.
 #[inline(always)]
 unsafe fn load_scales<const N: usize>(address: SharedAddress) -> [f32; N] {
-    // SAFETY: what this function asks.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         if N == 4 {
             let scales = ld_shared_v4_b32(address);
@@ -429,7 +429,7 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
 #[inline(always)]
 unsafe fn store_output<const N: usize>(address: GlobalAddress, output: u32, values: [f32; N]) {
     const { assert!(N == 1 || N == 4) };
-    // SAFETY: what this function asks.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         if N == 4 {
             let low = convert(output, values[0], values[1 % N]);

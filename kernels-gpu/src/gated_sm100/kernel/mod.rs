@@ -214,7 +214,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
     /// All of these threads call it.
     #[inline(always)]
     unsafe fn sync() {
-        // SAFETY: what this function asks; the lanes of a warp meet first.
+        // SAFETY: what `# Safety` above asks; the lanes of a warp meet first.
         unsafe {
             sync_warp(ALL_LANES);
             if BLOCKS > 1 { sync_cluster() } else { thread::sync_threads() }

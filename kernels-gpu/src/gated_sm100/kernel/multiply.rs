@@ -126,7 +126,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
     /// The stage is full. `scales` is a set of columns that no MMA still reads.
     #[inline(always)]
     unsafe fn copy_scales(scales: TmemAddress, stage: SharedAddress, mma: u32, token_scale_tiles: u32) {
-        // SAFETY: what this function asks; one thread calls it.
+        // SAFETY: what `# Safety` above asks; one thread calls it.
         unsafe {
             for matrix in 0..Sm100::<INDEX, BLOCKS>::MATRICES {
                 let column = scales.column(Sm100::<INDEX, BLOCKS>::weight_scale_column(matrix, mma));
@@ -150,7 +150,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
         /// Ranks of a pair's blocks, as bits.
         const BOTH: u16 = 0b11;
 
-        // SAFETY: what this function asks; both blocks have the same barriers, and end together.
+        // SAFETY: what `# Safety` above asks; both blocks have the same barriers, and end together.
         unsafe {
             if BLOCKS > 1 {
                 tcgen05_commit_multicast::<BLOCKS>(barrier, BOTH);

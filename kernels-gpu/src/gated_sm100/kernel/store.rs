@@ -134,7 +134,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
         let accumulator =
             |matrix| self.tmem.column(Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index(), matrix));
         let address = |matrix| accumulator(matrix).column(token);
-        // SAFETY: what this function asks; the lanes are those that this warp may access.
+        // SAFETY: what `# Safety` above asks; the lanes are those that this warp may access.
         let sums = unsafe {
             if Sm100::<INDEX, BLOCKS>::MATRICES == 2 {
                 tcgen05_ld_32x32b_x8_twice([address(0), address(1)])

@@ -118,7 +118,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
         macro_rules! main_loops {
             ($($n:literal)*) => {$(
                 if const { Self::INSTANCE.mma_n($n) == $n && $n <= Self::INSTANCE.tile_tokens } && n == $n {
-                    // SAFETY: what this function asks.
+                    // SAFETY: what `# Safety` above asks.
                     let sums = unsafe {
                         Self::sum::<{ registers($n) }>(&tile.group, shared, fragment, stages, buffers, turns)
                     };
@@ -305,7 +305,7 @@ impl PingPong {
     #[inline(always)]
     pub(super) unsafe fn init(barriers: Mbarrier) {
         for consumer in 0..2 {
-            // SAFETY: what this function asks.
+            // SAFETY: what `# Safety` above asks.
             unsafe { mbarrier_init(barriers.nth(consumer), WARPS) };
         }
     }
@@ -366,7 +366,7 @@ impl Fragment {
     /// The barrier has been initialised, and its phase lacks an arrival. The whole warp calls it together.
     #[inline(always)]
     unsafe fn arrive(&self, mbarrier: Mbarrier) {
-        // SAFETY: what this function asks.
+        // SAFETY: what `# Safety` above asks.
         unsafe {
             sync_warp(ALL_LANES);
             if self.leads {

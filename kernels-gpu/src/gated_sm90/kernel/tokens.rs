@@ -106,7 +106,7 @@ unsafe fn find_group(launch: TokensLaunch, block: u32) -> Tokens {
 /// The whole warp calls it together, with the same lane.
 #[inline(always)]
 unsafe fn from_lane(group: Tokens, lane: u32) -> Tokens {
-    // SAFETY: what this function asks.
+    // SAFETY: what `# Safety` above asks.
     let half = |value: u32| unsafe { warp_shuffle_idx(ALL_LANES, value, lane, WARP_SIZE).0 };
     let whole = |value: u64| u64::from(half((value >> 32) as u32)) << 32 | u64::from(half(value as u32));
     Tokens {
