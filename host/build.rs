@@ -24,7 +24,7 @@ mod kernels {
         kernels.print_rerun_if_changed();
         let mut table = String::from("&[\n");
         for built in kernels.build_all(&out)? {
-            let (name, arch) = (built.kernel, built.arch.name());
+            let (name, arch) = (built.kernel, built.arch.to_string());
             writeln!(table, "    Build {{ kernel: {name:?}, arch: {arch:?}, ptx: include_str!({:?}) }},", built.path)?;
         }
         table.push_str("]\n");

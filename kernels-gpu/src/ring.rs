@@ -1,24 +1,24 @@
-//! Buffers that two roles hand to each other, and the barriers by which they do.
+//! A pipeline's buffers, which producers and consumers hand to each other, and the barriers by which they do.
 
 use cuda_std::{
-    cluster::mapa,
     mbarrier::{
-        MBARRIER_BYTES, mbarrier_arrive, mbarrier_arrive_cluster, mbarrier_init, mbarrier_wait_parity,
+        MBARRIER_BYTES, Mbarrier, mbarrier_arrive, mbarrier_arrive_cluster, mbarrier_init, mbarrier_wait_parity,
         mbarrier_wait_parity_cluster,
     },
+    shared::SharedAddress,
 };
 
-/// Buffers used in turn, and the barriers that say which are full and which empty.
+/// Buffers used in turn, with two barriers each: one completes when the buffer is full, one when it is empty.
 ///
-/// A role goes round on its own: the one that fills waits for a buffer to be empty, the one that empties it for it to be
-/// full. All buffers are empty at first. BLOCKS is 2 where the roles of a pair of blocks wait for each other.
+/// Each role has a ring of its own and goes round by itself. A producer waits for a buffer to be empty, a consumer for it
+/// to be full. At first all buffers are empty. BLOCKS is 2 where the roles of a pair of blocks wait for each other.
 #[derive(Clone, Copy)]
 pub struct Ring<const BLOCKS: u32 = 1> {
-    /// Shared address of the barriers: full ones, then empty ones.
-    barriers: u32,
+    /// The first barrier: those for full come first, then those for empty.
+    barriers: Mbarrier,
     /// Buffers.
     count: u32,
-    /// Twice the index of the buffer at hand, plus the parity of its full phase: one register.
+    /// Twice the index of the current buffer, plus the parity of its full phase: one register.
     place: u32,
 }
 
@@ -28,21 +28,22 @@ pub const fn ring_bytes(count: u32) -> u32 {
 }
 
 impl<const BLOCKS: u32> Ring<BLOCKS> {
-    /// The ring of `count` buffers whose barriers lie at a shared address, at its first buffer.
+    /// The ring of `count` buffers whose barriers lie at this address, a multiple of 8. It stands at its first buffer.
     #[inline(always)]
-    pub const fn new(barriers: u32, count: u32) -> Self {
-        Self { barriers, count, place: 0 }
+    pub const fn new(barriers: SharedAddress, count: u32) -> Self {
+        Self { barriers: Mbarrier::at(barriers), count, place: 0 }
     }
 
-    /// Makes the barriers, whose phases take so many arrivals.
+    /// Initialises the barriers: phases of those for full and of those for empty take so many arrivals.
     ///
     /// # Safety
-    /// The barriers' place in shared memory is nobody else's, and nobody uses them yet.
+    /// The [`ring_bytes`] at the ring's address are shared memory that nothing else uses. Other threads use the ring only
+    /// after a barrier of the block, and asynchronous copies only after `fence_mbarrier_init` besides.
     #[inline(always)]
     pub unsafe fn init(self, full_arrivals: u32, empty_arrivals: u32) {
         for index in 0..self.count {
             let ring = Self { place: 2 * index, ..self };
-            // SAFETY: the caller's promise.
+            // SAFETY: both lie inside of the ring's bytes, which are its own.
             unsafe {
                 mbarrier_init(ring.full(), full_arrivals);
                 mbarrier_init(ring.empty(), empty_arrivals);
@@ -50,7 +51,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         }
     }
 
-    /// The index of the buffer at hand.
+    /// The index of the current buffer.
     #[inline(always)]
     pub const fn index(self) -> u32 {
         self.place / 2
@@ -62,51 +63,56 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         self.place % 2
     }
 
-    /// Its barrier for those who fill it.
+    /// The barrier at which its producers arrive.
     #[inline(always)]
-    pub const fn full(self) -> u32 {
-        self.barriers + self.index() * MBARRIER_BYTES
+    pub const fn full(self) -> Mbarrier {
+        self.barriers.nth(self.index())
     }
 
-    /// Its barrier for those who empty it.
+    /// The barrier at which its consumers arrive.
     #[inline(always)]
-    pub const fn empty(self) -> u32 {
-        self.barriers + (self.count + self.index()) * MBARRIER_BYTES
+    pub const fn empty(self) -> Mbarrier {
+        self.barriers.nth(self.count + self.index())
     }
 
     /// Waits until the buffer is full.
     ///
     /// # Safety
-    /// The barriers are made; whoever fills is at most one round ahead.
+    /// The ring has been initialised. Its producers are at most one round ahead.
     #[inline(always)]
     pub unsafe fn wait_full(self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: a barrier of the ring, whose phase is the current one or the one before.
         unsafe { Self::wait(self.full(), self.parity()) }
     }
 
     /// Waits until the buffer is empty.
     ///
     /// # Safety
-    /// The barriers are made; whoever empties is at most one round behind.
+    /// The ring has been initialised. Its consumers are at most one round behind.
     #[inline(always)]
     pub unsafe fn wait_empty(self) {
-        // SAFETY: the caller's promise. Of a fresh barrier, the phase before the first is complete.
+        // SAFETY: a barrier of the ring, whose phase is the current one or the one before: of a fresh barrier, the phase
+        // before the first is complete.
         unsafe { Self::wait(self.empty(), self.parity() ^ 1) }
     }
 
     /// Waits until the buffer, which was filled in this round, is empty again.
     ///
     /// # Safety
-    /// The barriers are made; nobody fills the buffer twice more before this returns.
+    /// The ring has been initialised. Nobody fills the buffer twice more before this returns.
     #[inline(always)]
     pub unsafe fn wait_emptied(self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: a barrier of the ring, whose phase is the current one or the one before.
         unsafe { Self::wait(self.empty(), self.parity()) }
     }
 
+    /// Waits for the phase of this parity.
+    ///
+    /// # Safety
+    /// The barrier has been initialised; the phase is the current one or the one before.
     #[inline(always)]
-    unsafe fn wait(barrier: u32, parity: u32) {
-        // SAFETY: the caller's promise.
+    unsafe fn wait(barrier: Mbarrier, parity: u32) {
+        // SAFETY: what `# Safety` above asks.
         unsafe {
             if BLOCKS > 1 {
                 mbarrier_wait_parity_cluster(barrier, parity);
@@ -116,16 +122,17 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         }
     }
 
-    /// Arrives at a barrier of the ring, of a pair at that of the first block.
+    /// Arrives at a barrier of the ring; in a pair, at that of the pair's first block.
     ///
     /// # Safety
-    /// One of the ring's barriers, which are made; the first block has not ended.
+    /// `barrier` is one of the ring's, which has been initialised, and its phase lacks an arrival. The first block of a
+    /// pair has not ended.
     #[inline(always)]
-    pub unsafe fn arrive(barrier: u32) {
-        // SAFETY: the caller's promise.
+    pub unsafe fn arrive(barrier: Mbarrier) {
+        // SAFETY: what `# Safety` above asks.
         unsafe {
             if BLOCKS > 1 {
-                mbarrier_arrive_cluster(mapa(barrier, 0));
+                mbarrier_arrive_cluster(barrier.in_block(0));
             } else {
                 mbarrier_arrive(barrier);
             }
@@ -141,8 +148,8 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         }
     }
 
-    /// Waits until all buffers of a pair's block are empty: the other block's thread arrives here no more. A block alone has
-    /// issued all that arrives, and knows it complete.
+    /// In a pair, waits until all buffers are empty: then the thread of the other block has arrived here for the last time.
+    /// A block alone need not wait: its own threads have issued all arrivals and seen them complete.
     ///
     /// # Safety
     /// As [`Ring::wait_empty`].
@@ -152,7 +159,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
             return;
         }
         for _ in 0..self.count {
-            // SAFETY: the caller's promise.
+            // SAFETY: what `# Safety` above asks.
             unsafe { self.wait_empty() };
             self.advance();
         }

@@ -1,6 +1,9 @@
-//! How a block finds its work: which of several things that follow each other it belongs to.
+//! How a block finds its work.
 
-/// Of `count` things that begin at ascending numbers, the first at 0, the last that has begun at `number`.
+/// The index of the segment that `number` belongs to: the last one that begins at or before it.
+///
+/// There are `count` segments, not 0, in ascending order. `first` says where each begins; the first begins at 0. An empty
+/// segment begins where the next one does, so that it is passed over.
 #[inline(always)]
 pub fn last_begun(count: u32, number: u32, first: impl Fn(u32) -> u32) -> u32 {
     let (mut low, mut high) = (0, count);

@@ -39,8 +39,8 @@ const COMMAND: &str = "cargo xtask counters";
 const QUICK_MULTIPLY_ADDS: [(Arch, u64); 2] = [(BLACKWELL, 4_000_000_000), (HOPPER, 100_000_000)];
 
 /// The architectures of the kernels that are counted: those for tensor cores.
-pub const BLACKWELL: Arch = Arch::Sm100f;
-pub const HOPPER: Arch = Arch::Sm90a;
+pub const BLACKWELL: Arch = Arch::SM_100F;
+pub const HOPPER: Arch = Arch::SM_90A;
 
 /// The variants that are compared, and on which shape: all kinds on the smallest MoE layer, one launch and a launch for
 /// each group on one of eight ragged groups.
@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         kept.into_iter().map(|run| (key(&run.arch, &run.shape, &run.variant), run)).collect();
     let in_order = |runs: &BTreeMap<_, Run>| -> Vec<Run> {
         jobs.iter()
-            .filter_map(|(arch, shape, variant)| runs.get(&key(arch.name(), &shape.name, variant)).cloned())
+            .filter_map(|(arch, shape, variant)| runs.get(&key(&arch.to_string(), &shape.name, variant)).cloned())
             .collect()
     };
 
@@ -112,17 +112,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut again = 0;
     for &(arch, shape, variant) in jobs.iter().filter(|job| wanted(job)) {
         let begun = Instant::now();
-        let run = nvfp4.run(arch.name(), &shape.name, variant)?;
+        let run = nvfp4.run(&arch.to_string(), &shape.name, variant)?;
         check(&run, shape)?;
         let seconds = begun.elapsed().as_secs_f64();
         let shown = if variant.is_empty() { "default" } else { variant };
         println!("{arch:<7} {:<13} {shown:<13} {:<26} {seconds:6.1} s", shape.name, run.entry);
         if args.check {
-            let known = runs.get(&key(arch.name(), &shape.name, variant));
+            let known = runs.get(&key(&arch.to_string(), &shape.name, variant));
             let agrees = known.is_some_and(|known| run.agrees(known));
             ensure!(agrees, "{DATA} has {known:?}, now it is {run:?}: run `{COMMAND}`");
         } else {
-            runs.insert(key(arch.name(), &shape.name, variant), run);
+            runs.insert(key(&arch.to_string(), &shape.name, variant), run);
             // At once: who interrupts the command has the runs so far.
             document::whole(DATA, &json(&in_order(&runs)), Mode::Write, COMMAND)?;
         }
@@ -153,7 +153,7 @@ fn json(runs: &[Run]) -> String {
 /// What holds of every run of the Blackwell kernel: it reads weights by bulk copies alone, once for each tile of tokens;
 /// little of what it issues is wasted; and with one stage no load runs beside an MMA.
 fn check(run: &Run, shape: &Shape) -> anyhow::Result<()> {
-    if run.arch != BLACKWELL.name() {
+    if run.arch != BLACKWELL.to_string() {
         return Ok(());
     }
     let place = || format!("{} on {}, variant {:?}, entry {}", run.shape, run.arch, run.variant, run.entry);
@@ -169,7 +169,7 @@ fn check(run: &Run, shape: &Shape) -> anyhow::Result<()> {
 
 fn page(runs: &[Run]) -> String {
     let of = |arch: Arch, default: bool| {
-        let chosen = runs.iter().filter(|run| run.arch == arch.name() && run.variant.is_empty() == default);
+        let chosen = runs.iter().filter(|run| run.arch == arch.to_string() && run.variant.is_empty() == default);
         chosen.map(|run| (run, work::shape(&run.shape).expect("its shape"))).collect()
     };
     TEMPLATE
@@ -335,7 +335,7 @@ mod tests {
     fn every_kernel_for_tensor_cores_is_counted() {
         let kernels = build_ptx::kernels().unwrap();
         let arches = kernels.kernels().iter().flat_map(|kernel| &kernel.arches);
-        for arch in arches.filter(|arch| **arch != Arch::Sm80) {
+        for arch in arches.filter(|arch| **arch != Arch::SM_80) {
             assert!(jobs().iter().any(|(counted, ..)| counted == arch), "{arch}");
         }
     }

@@ -137,7 +137,7 @@ type Measurements = [(String, Measurement)];
 
 fn page(runs: &[Run], measurements: &Measurements, steps: &[Step]) -> anyhow::Result<String> {
     let variants_of = |name: &str, words: &[&str]| {
-        let rows = runs.iter().filter(|run| run.arch == counters::BLACKWELL.name() && run.shape == name);
+        let rows = runs.iter().filter(|run| run.arch == counters::BLACKWELL.to_string() && run.shape == name);
         let rows = rows.filter(|run| words.contains(&run.variant.as_str()));
         counters::variants(&rows.map(|run| (run, shape(&run.shape))).collect())
     };
@@ -225,7 +225,7 @@ fn launches(runs: &[Run]) -> String {
 
 /// Runs of MoE shapes as the kernel computes them unasked.
 fn unasked(runs: &[Run]) -> impl Iterator<Item = &Run> {
-    let chosen = runs.iter().filter(|run| run.arch == counters::BLACKWELL.name() && run.variant.is_empty());
+    let chosen = runs.iter().filter(|run| run.arch == counters::BLACKWELL.to_string() && run.variant.is_empty());
     chosen.filter(|run| run.shape.starts_with("moe-") || run.shape.starts_with("decode-"))
 }
 

@@ -65,9 +65,10 @@ pub fn version(ptxas: &Path) -> anyhow::Result<String> {
 /// The cards that a build is assembled for: PTX of a family is for each of them.
 pub fn cards(arch: Arch) -> &'static [&'static str] {
     match arch {
-        Arch::Sm80 => &["sm_80"],
-        Arch::Sm90a => &["sm_90a"],
-        Arch::Sm100f => &["sm_100f", "sm_103f"],
+        Arch::SM_80 => &["sm_80"],
+        Arch::SM_90A => &["sm_90a"],
+        Arch::SM_100F => &["sm_100f", "sm_103f"],
+        _ => panic!("no card is known for {arch}"),
     }
 }
 

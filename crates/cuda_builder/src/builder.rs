@@ -8,7 +8,9 @@ use std::{
 };
 
 use crate::{
-    Arch, Error, ir,
+    Arch, Error,
+    arch::ptx_version,
+    ir,
     packages::common_root,
     toolchain::{self, Toolchain},
 };
@@ -31,7 +33,7 @@ impl CudaBuilder {
         Self { path: path.as_ref().to_owned(), arch: None, copy_to: None, build_args: Vec::new(), emit_llvm_ir: false }
     }
 
-    /// The architecture to compile for; there is no default.
+    /// The architecture to compile for, one of [`arches`](crate::arches). There is no default.
     pub fn arch(mut self, arch: Arch) -> Self {
         self.arch = Some(arch);
         self
@@ -60,6 +62,7 @@ impl CudaBuilder {
         let path = self.path.canonicalize().ok().filter(|path| path.join("Cargo.toml").is_file());
         let path = path.ok_or_else(|| Error::NoCrate { path: self.path.clone() })?;
         let arch = self.arch.ok_or_else(|| Error::NoArch { path: path.clone() })?;
+        let version = ptx_version(arch)?;
         let tools = Toolchain::find(&path)?;
 
         let target_dir = path.join("target");
@@ -76,7 +79,7 @@ impl CudaBuilder {
         self.rustc(&path, arch, &tools.library, &target_dir, &ir_path)?;
         let ir = fs::read_to_string(&ir_path).map_err(Error::io("read", &ir_path))?;
         let ir = ir::prepare(&ir).map_err(|(line, reason)| Error::Ir { path: ir_path.clone(), line, reason })?;
-        llvm(&tools, arch, &ir, &ir_path, &ptx)?;
+        llvm(&tools, arch, version, &ir, &ir_path, &ptx)?;
         if self.emit_llvm_ir {
             write_if_changed(&ptx.with_extension("ll"), ir.as_bytes())?;
         }
@@ -85,14 +88,15 @@ impl CudaBuilder {
 
     /// Step 1: Rust to IR that no LLVM pass has touched. cargo decides what is fresh.
     fn rustc(&self, path: &Path, arch: Arch, library: &Path, target_dir: &Path, ir: &Path) -> Result<(), Error> {
-        // `.file` names sources as seen from what all packages lie in, whatever the checkout is called. In a file, since
-        // cargo keeps the builds of different flags (here: architectures) apart only if this flag is not among them.
+        // Paths of sources start at the folder that all packages lie in, so that `.file` says the same in every checkout. The
+        // flags that do this stand in a file: with `--remap-path-prefix` itself among the flags, cargo would not keep the
+        // builds of different flags, here of architectures, apart.
         let args_path = target_dir.join("paths.args");
         let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}\n", from.display());
         let args = remap(&common_root(path)?, "") + &remap(library, "library");
         write_if_changed(&args_path, args.as_bytes())?;
-        // For `core` and the other dependencies too: MIR of generic and inlined functions is compiled there,
-        // and LLVM inlines only between functions of one target CPU.
+        // These hold for `core` and the other dependencies too: generic and inlined functions are compiled from MIR that is
+        // made there, and LLVM inlines only between functions of one target CPU.
         let rustflags = [
             format!("-Ctarget-cpu={arch}"),
             // Clones `asm!` into the branches that lead to it, before LLVM sees any of it.
@@ -112,7 +116,7 @@ impl CudaBuilder {
             // llc makes `.loc` lines of these; ptxas refuses full debug information.
             .env("CARGO_PROFILE_RELEASE_DEBUG", "line-directives-only")
             .env("CARGO_PROFILE_RELEASE_STRIP", "none")
-            // A static library, since nothing links it: the IR is the result.
+            // A static library, since that is not linked: the IR is the result.
             .args(["rustc", "--release", "--lib", "--crate-type=staticlib", "-Zbuild-std=core"])
             .args(["--target", TARGET, "--target-dir"])
             .arg(target_dir)
@@ -131,16 +135,17 @@ impl CudaBuilder {
 }
 
 /// Step 3: IR to PTX, unless `ptx` was made from this very IR with these very options.
-fn llvm(tools: &Toolchain, arch: Arch, ir: &str, ir_path: &Path, ptx: &Path) -> Result<(), Error> {
+fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path, ptx: &Path) -> Result<(), Error> {
     let prepared = ir_path.with_extension("convergent.ll");
     let optimised = ir_path.with_extension("opt.ll");
     let cpu = format!("-mcpu={arch}");
     let mut opt = Command::new(&tools.opt);
     opt.args(["-O3", "-S", &cpu, "-o"]).args([&optimised, &prepared]);
     let mut llc = Command::new(&tools.llc);
-    llc.args(["-O3", &cpu, &format!("-mattr=+ptx{}", arch.ptx_version()), "-o", "-"]).arg(&optimised);
+    llc.args(["-O3", &cpu, &format!("-mattr=+ptx{version}"), "-o", "-"]).arg(&optimised);
 
-    // What this PTX was made from, and what it was: a file beside the IR for each place that it is written to.
+    // A stamp says what the PTX was made from and what it was. It is a file beside the IR, one for each place that PTX is
+    // written to.
     let stamp_path = ir_path.with_extension(format!("{:016x}.stamp", hash(&ptx)));
     let made_from = hash(&(format!("{opt:?} {llc:?}"), ir));
     let stamp = |ptx: &[u8]| format!("{made_from:016x} {:016x}", hash(&ptx));
@@ -154,7 +159,7 @@ fn llvm(tools: &Toolchain, arch: Arch, ir: &str, ir_path: &Path, ptx: &Path) -> 
     write_if_changed(&stamp_path, stamp(&text).as_bytes())
 }
 
-/// Writes beside and renames, so that nobody reads half a file; a file that is right already keeps its time.
+/// Writes a file beside and renames it, so that nobody reads half of it. A file that has these bytes already keeps its time.
 fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     if fs::read(path).is_ok_and(|present| present == bytes) {
         return Ok(());

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf, process::ExitStatus};
 
-use crate::Arch;
+use crate::{Arch, arches};
 
 /// Why a build failed, and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -19,11 +19,11 @@ pub enum Error {
         /// The crate.
         path: PathBuf,
     },
-    /// No such architecture.
-    #[error("{name:?} is not an architecture this builder knows; it knows {}", known())]
+    /// An architecture that the builder does not compile for.
+    #[error("{arch} is not an architecture that this builder knows; it knows {}", known())]
     UnknownArch {
-        /// The name that was given.
-        name: String,
+        /// The architecture that was given.
+        arch: Arch,
     },
     /// `[package.metadata.kernels]` does not say what to build.
     #[error("{}, [package.metadata.kernels]: {reason}", manifest.display())]
@@ -91,5 +91,5 @@ impl Error {
 }
 
 fn known() -> String {
-    Arch::all().map(Arch::name).collect::<Vec<_>>().join(", ")
+    arches().map(|arch| arch.to_string()).collect::<Vec<_>>().join(", ")
 }

@@ -2,12 +2,13 @@
 //!
 //! * Every defined function and every inline-assembly call becomes `convergent`: LLVM may not make its
 //!   execution depend on more conditions than the source does (LLVM Language Reference, "Convergent Operation
-//!   Semantics"). `opt` takes the attribute away again where a function turns out to need it not.
-//! * Mangled names lose the crates' hashes, which depend on where the sources lie: PTX is the same in every checkout.
+//!   Semantics"). `opt` removes the attribute again where it finds that a function does not need it.
+//! * Mangled names lose the crates' hashes, which depend on where the sources lie, so that the PTX is the same in every
+//!   checkout.
 //! * The launch bounds that `#[kernel]` left in a static move to the kernel's attributes, from which `llc`
 //!   writes `.maxntid`, `.minnctapersm` and `.reqnctapercluster`.
 //!
-//! Relies on what rustc prints: one definition, global or call a line.
+//! Relies on it that rustc prints one definition, global or call a line.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,8 +55,8 @@ pub(crate) fn prepare(ir: &str) -> Result<String, (usize, String)> {
     }
 }
 
-/// Every mangled symbol as its demangled path without hashes, in letters that PTX allows. Of symbols that would be called
-/// the same, the later ones get numbers.
+/// Replaces every mangled symbol by its demangled path without hashes, in letters that PTX allows. Where several symbols
+/// would get the same name, the later ones are numbered.
 fn rename(ir: &str) -> String {
     let mut names = BTreeMap::new();
     let mut taken = BTreeSet::new();
@@ -66,7 +67,7 @@ fn rename(ir: &str) -> String {
         let (before, symbol) = (&rest[..at], &rest[at..end.map_or(rest.len(), |end| at + end)]);
         rest = &rest[at + symbol.len()..];
         out.push_str(before);
-        // The middle of another name is none.
+        // In the middle of another name this is no mangled symbol.
         let starts = !before.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
         out.push_str(match try_demangle(symbol) {
             Ok(path) if starts => names.entry(symbol).or_insert_with(|| {
@@ -135,7 +136,7 @@ fn defined_name(line: &str) -> Option<&str> {
 fn inline_asm(line: &str) -> Option<usize> {
     let call = line.find("call ")?;
     let asm = call + line[call..].find(" asm ")?;
-    // Not inside a string: a call's callee stands before any.
+    // Not inside a string: the callee stands before all strings of a call.
     (!line[..asm].contains('"')).then(|| asm + line[asm..].find('"').unwrap_or(0))
 }
 

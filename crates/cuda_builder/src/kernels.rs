@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{Arch, CudaBuilder, Error, packages::packages};
+use crate::{Arch, CudaBuilder, Error, arch::ptx_version, packages::packages};
 
 /// A kernel module: a cargo feature of its crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +16,12 @@ pub struct Kernel {
     pub name: String,
     /// What it is compiled for.
     pub arches: Vec<Arch>,
+}
+
+/// The architecture of this name, if the builder compiles for it; else the reason.
+fn known(name: &str) -> Result<Arch, String> {
+    let arch = name.parse::<Arch>().map_err(|error| error.to_string())?;
+    ptx_version(arch).map(|_| arch).map_err(|error| error.to_string())
 }
 
 /// A PTX file that [`KernelCrate::build`] has made.
@@ -59,8 +65,8 @@ impl KernelCrate {
                     "{name:?} is no feature of the package; add `{name} = []` to [features]"
                 )));
             }
-            let arches = arches.iter().map(|arch| arch.parse()).collect::<Result<_, Error>>();
-            let arches = arches.map_err(|error| table_error(format!("{name}: {error}")))?;
+            let arches = arches.iter().map(|arch| known(arch)).collect::<Result<_, String>>();
+            let arches = arches.map_err(|reason| table_error(format!("{name}: {reason}")))?;
             kernels.push(Kernel { name: name.clone(), arches });
         }
 

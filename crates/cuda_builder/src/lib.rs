@@ -3,9 +3,9 @@
 //! Knows nothing of what the kernels compute. [`CudaBuilder`] compiles one crate for one [`Arch`];
 //! [`KernelCrate`] compiles every kernel that a crate lists in its `Cargo.toml`.
 //!
-//! rustc does not tell LLVM that `asm!` is *convergent*: that no thread may come to reach it by another
-//! branch than its warp. Its optimisers then clone barriers and warp-wide (`.sync.aligned`) instructions
-//! into divergent branches; the PTX assembles and computes wrong results. So a build has three steps:
+//! All threads of a warp must reach a barrier or a warp-wide (`.sync.aligned`) instruction together. LLVM respects this of
+//! what is marked *convergent*, but rustc does not mark `asm!` so. LLVM's optimisers then clone such instructions into
+//! divergent branches; the PTX assembles and computes wrong results. So a build has three steps:
 //!
 //! 1. a nested `cargo rustc` writes LLVM IR that no LLVM pass has touched,
 //! 2. this crate marks that IR convergent and adds the kernels' launch bounds,
@@ -14,7 +14,7 @@
 //! ```no_run
 //! use cuda_builder::{Arch, CudaBuilder};
 //!
-//! let ptx = CudaBuilder::new("../kernels").arch(Arch::Sm80).copy_to("target/kernels.ptx").build()?;
+//! let ptx = CudaBuilder::new("../kernels").arch(Arch::SM_80).copy_to("target/kernels.ptx").build()?;
 //! # Ok::<(), cuda_builder::Error>(())
 //! ```
 
@@ -26,7 +26,8 @@ mod kernels;
 mod packages;
 mod toolchain;
 
-pub use arch::Arch;
+pub use arch::arches;
 pub use builder::CudaBuilder;
 pub use error::Error;
+pub use gpu_arch::Arch;
 pub use kernels::{Built, Kernel, KernelCrate};

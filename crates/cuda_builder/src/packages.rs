@@ -43,7 +43,7 @@ pub(crate) fn packages(path: &Path) -> Result<Vec<Package>, Error> {
     Ok(metadata.packages.into_iter().filter(|package| package.source.is_none()).collect())
 }
 
-/// The folder that all of the crate's packages lie in: their paths relative to it are the same in every checkout.
+/// The folder that all of the crate's packages lie in. Their paths relative to it are the same in every checkout.
 pub(crate) fn common_root(path: &Path) -> Result<PathBuf, Error> {
     let mut root = path.to_owned();
     for package in packages(path)? {

@@ -97,7 +97,7 @@ fn scrubbed(program: impl Into<OsString>, crate_path: &Path) -> Command {
             command.env_remove(name);
         }
     }
-    // Empty and not absent: so they win over `build.rustc-wrapper` in a user's cargo configuration too.
+    // Empty and not absent, since that wins over `build.rustc-wrapper` in a user's cargo configuration too.
     command.env("RUSTC_WRAPPER", "").env("RUSTC_WORKSPACE_WRAPPER", "");
     command
 }

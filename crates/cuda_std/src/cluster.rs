@@ -4,7 +4,12 @@
 //! "Data Movement and Conversion Instructions: mapa" and "Parallel Synchronization and Communication Instructions:
 //! barrier.cluster"; sm_90 and up.
 
-use crate::ptx;
+use crate::{ptx, shared::SharedAddress};
+
+/// An address in the shared memory of any block of the cluster (`.shared::cluster`).
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClusterAddress(pub(crate) u32);
 
 /// The block's place in its cluster, from 0 (`%cluster_ctarank`).
 #[inline(always)]
@@ -15,18 +20,18 @@ pub fn cluster_rank() -> u32 {
     rank
 }
 
-/// What lies at `address` of this block's shared memory, in that of the block of this rank (`mapa.shared::cluster`).
+/// The same place in the shared memory of the block that has this rank (`mapa.shared::cluster`).
 #[inline(always)]
-pub fn mapa(address: u32, rank: u32) -> u32 {
+pub fn mapa(address: SharedAddress, rank: u32) -> ClusterAddress {
     let mapped: u32;
     // SAFETY: computes an address, touches no memory.
     unsafe {
         ptx!(
-            "mapa.shared::cluster.u32 {}, {}, {};", out(reg32) mapped, in(reg32) address, in(reg32) rank,
+            "mapa.shared::cluster.u32 {}, {}, {};", out(reg32) mapped, in(reg32) address.0, in(reg32) rank,
             options(pure, nomem, nostack, preserves_flags)
         )
     };
-    mapped
+    ClusterAddress(mapped)
 }
 
 /// Waits for every thread of the cluster, and makes what they wrote to memory visible to each other
@@ -36,7 +41,7 @@ pub fn mapa(address: u32, rank: u32) -> u32 {
 /// All lanes of a warp call it together, and every thread of the cluster that has not ended.
 #[inline(always)]
 pub unsafe fn sync_cluster() {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "barrier.cluster.arrive.release.aligned;",

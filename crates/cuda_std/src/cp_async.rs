@@ -2,9 +2,9 @@
 //!
 //! PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy", and "mbarrier: cp.async.mbarrier.arrive".
 
-use crate::ptx;
+use crate::{global::GlobalAddress, mbarrier::Mbarrier, ptx, shared::SharedAddress};
 
-/// Starts to copy 16 bytes past the first-level cache, or to write 16 zeros unless `predicate` holds
+/// Starts to copy 16 bytes, bypassing the first-level cache, or to write 16 zeros where `predicate` does not hold
 /// (`cp.async.cg.shared.global` with a source size).
 ///
 /// # Safety
@@ -12,26 +12,26 @@ use crate::ptx;
 /// be complete. `source` is a multiple of 16; where `predicate` holds, 16 bytes of global memory lie there that nobody
 /// writes meanwhile.
 #[inline(always)]
-pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: u32, source: u64) {
-    // SAFETY: the caller's promise.
+pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: SharedAddress, source: GlobalAddress) {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "cp.async.cg.shared.global [{}], [{}], 16, {};",
-            in(reg32) destination, in(reg64) source, in(reg32) if predicate { 16 } else { 0 },
+            in(reg32) destination.0, in(reg64) source.0, in(reg32) if predicate { 16 } else { 0 },
             options(nostack, preserves_flags)
         )
     };
 }
 
-/// Has the barrier arrived at once all earlier copies of this thread are complete. The arrival is one of those that the
-/// barrier was made for (`cp.async.mbarrier.arrive.noinc`).
+/// Arrives at the barrier as soon as all earlier copies of this thread are complete. This is one of the arrivals that the
+/// barrier was initialised for (`cp.async.mbarrier.arrive.noinc`).
 ///
 /// # Safety
-/// `mbarrier` is a barrier of this block.
+/// `barrier` has been initialised, and its phase still lacks an arrival.
 #[inline(always)]
-pub unsafe fn cp_async_mbarrier_arrive_noinc(mbarrier: u32) {
-    // SAFETY: the caller's promise.
+pub unsafe fn cp_async_mbarrier_arrive_noinc(barrier: Mbarrier) {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
-        ptx!("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{}];", in(reg32) mbarrier, options(nostack, preserves_flags))
+        ptx!("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{}];", in(reg32) barrier.0, options(nostack, preserves_flags))
     };
 }

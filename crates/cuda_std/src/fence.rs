@@ -3,9 +3,9 @@
 //! PTX ISA, "Memory Consistency Model: Proxies" and "Parallel Synchronization and Communication Instructions:
 //! membar, fence"; sm_90 and up.
 
-use crate::ptx;
+use crate::{ptx, tma::TensorMapAddress};
 
-/// Makes the barriers that this thread initialised known to asynchronous copies
+/// Makes the barriers that this thread has initialised known to asynchronous copies
 /// (`fence.mbarrier_init.release.cluster`).
 #[inline(always)]
 pub fn fence_mbarrier_init() {
@@ -13,24 +13,24 @@ pub fn fence_mbarrier_init() {
     unsafe { ptx!("fence.mbarrier_init.release.cluster;", options(nostack, preserves_flags)) };
 }
 
-/// Orders this thread's accesses of shared memory before its later asynchronous copies and tensor-core
-/// operations on it, and the other way round (`fence.proxy.async.shared::cta`).
+/// Orders this thread's accesses of shared memory with asynchronous copies and tensor-core operations on it: those before
+/// the fence come before those after it (`fence.proxy.async.shared::cta`).
 #[inline(always)]
 pub fn fence_proxy_async_shared() {
     // SAFETY: orders memory accesses, makes none.
     unsafe { ptx!("fence.proxy.async.shared::cta;", options(nostack, preserves_flags)) };
 }
 
-/// Lets this thread's later copies see the tensor map at `map` as ordinary writes, the host's too, left it: for a
-/// map in global memory, once before its first use (`fence.proxy.tensormap::generic.acquire.sys`; CUDA programming
+/// Lets this thread's later copies see a tensor map as ordinary writes, the host's among them, have left it. A map in
+/// global memory needs it once before its first use (`fence.proxy.tensormap::generic.acquire.sys`; CUDA programming
 /// guide, "Passing a tensor map to a kernel").
 ///
 /// # Safety
-/// `map` is the generic address of a tensor map, 128 bytes at a multiple of 64.
+/// A tensor map lies at `map`.
 #[inline(always)]
-pub unsafe fn fence_proxy_tensormap_acquire(map: u64) {
-    // SAFETY: the caller's promise.
+pub unsafe fn fence_proxy_tensormap_acquire(map: TensorMapAddress) {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
-        ptx!("fence.proxy.tensormap::generic.acquire.sys [{}], 128;", in(reg64) map, options(nostack, preserves_flags))
+        ptx!("fence.proxy.tensormap::generic.acquire.sys [{}], 128;", in(reg64) map.0, options(nostack, preserves_flags))
     };
 }

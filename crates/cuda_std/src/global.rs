@@ -1,21 +1,61 @@
 //! Loads and stores in global memory, by device address.
 //!
-//! A plain Rust pointer works too, but its accesses are generic: the hardware must find out that they are global.
+//! A plain Rust pointer works too, but its accesses are generic: the hardware has to find out that they are global.
 //! PTX ISA, "Data Movement and Conversion Instructions": `ld.global.nc`, `st`.
 
+use core::ops::Add;
+
 use crate::ptx;
+
+/// An address in global memory, in bytes. Adding moves so many bytes on.
+///
+/// ```no_run
+/// # use cuda_std::global::{GlobalAddress, st_global_b16};
+/// # unsafe {
+/// st_global_b16(GlobalAddress::new(0x1000) + 2, 7);
+/// # }
+/// ```
+///
+/// A number is none until it is called one:
+///
+/// ```compile_fail,E0308
+/// # use cuda_std::global::st_global_b16;
+/// # unsafe {
+/// st_global_b16(0x1002, 7);
+/// # }
+/// ```
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GlobalAddress(pub(crate) u64);
+
+impl GlobalAddress {
+    /// The address that the host has passed as a number.
+    #[inline(always)]
+    pub const fn new(address: u64) -> Self {
+        Self(address)
+    }
+}
+
+impl Add<u64> for GlobalAddress {
+    type Output = Self;
+
+    #[inline(always)]
+    fn add(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
 
 macro_rules! predicated_loads {
     ($($(#[$doc:meta])* $name:ident: $ty:ident = $bits:literal, $reg:ident;)*) => {$(
         $(#[$doc])*
         ///
         /// # Safety
-        /// Where `predicate` holds, `address` is a multiple of the value's size and of an initialised value in
-        /// global memory that nobody writes while the kernel runs.
+        /// Where `predicate` holds, `address` is a multiple of the value's size, and an initialised value lies there in global
+        /// memory that nobody writes while the kernel runs.
         #[inline(always)]
-        pub unsafe fn $name(predicate: bool, address: u64) -> $ty {
+        pub unsafe fn $name(predicate: bool, address: GlobalAddress) -> $ty {
             let value: $ty;
-            // SAFETY: the caller's promise.
+            // SAFETY: what `# Safety` above asks.
             unsafe {
                 ptx!(
                     "{{",
@@ -24,7 +64,7 @@ macro_rules! predicated_loads {
                     concat!("mov.", $bits, " {value}, 0;"),
                     concat!("@p ld.global.nc.", $bits, " {value}, [{address}];"),
                     "}}",
-                    value = out($reg) value, predicate = in(reg32) u32::from(predicate), address = in(reg64) address,
+                    value = out($reg) value, predicate = in(reg32) u32::from(predicate), address = in(reg64) address.0,
                     options(readonly, nostack, preserves_flags)
                 )
             };
@@ -40,14 +80,14 @@ predicated_loads! {
     ld_global_nc_b64_or_zero: u64 = "b64", reg64;
 }
 
-/// Asks for what lies at `address`, so that it is in the first-level cache when it is loaded (`prefetch.global.L1`).
+/// Brings what lies at `address` to the first-level cache, ahead of a load (`prefetch.global.L1`).
 ///
 /// # Safety
 /// `address` is in global memory.
 #[inline(always)]
-pub unsafe fn prefetch_l1(address: u64) {
-    // SAFETY: the caller's promise.
-    unsafe { ptx!("prefetch.global.L1 [{}];", in(reg64) address, options(nostack, preserves_flags)) };
+pub unsafe fn prefetch_l1(address: GlobalAddress) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ptx!("prefetch.global.L1 [{}];", in(reg64) address.0, options(nostack, preserves_flags)) };
 }
 
 macro_rules! stores {
@@ -57,11 +97,11 @@ macro_rules! stores {
         /// # Safety
         /// `address` is a multiple of the value's size, in global memory that no other thread accesses meanwhile.
         #[inline(always)]
-        pub unsafe fn $name(address: u64, value: $ty) {
-            // SAFETY: the caller's promise.
+        pub unsafe fn $name(address: GlobalAddress, value: $ty) {
+            // SAFETY: what `# Safety` above asks.
             unsafe {
                 ptx!(
-                    concat!($instruction, " [{}], {};"), in(reg64) address, in($reg) value,
+                    concat!($instruction, " [{}], {};"), in(reg64) address.0, in($reg) value,
                     options(nostack, preserves_flags)
                 )
             };
@@ -81,8 +121,8 @@ stores! {
 /// # Safety
 /// Where `predicate` holds, `address` is a multiple of 4, in global memory that no other thread accesses meanwhile.
 #[inline(always)]
-pub unsafe fn st_global_b32_where(predicate: bool, address: u64, value: u32) {
-    // SAFETY: the caller's promise.
+pub unsafe fn st_global_b32_where(predicate: bool, address: GlobalAddress, value: u32) {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "{{",
@@ -90,7 +130,7 @@ pub unsafe fn st_global_b32_where(predicate: bool, address: u64, value: u32) {
             "setp.ne.u32 p, {predicate}, 0;",
             "@p st.global.b32 [{address}], {value};",
             "}}",
-            predicate = in(reg32) u32::from(predicate), address = in(reg64) address, value = in(reg32) value,
+            predicate = in(reg32) u32::from(predicate), address = in(reg64) address.0, value = in(reg32) value,
             options(nostack, preserves_flags)
         )
     };
@@ -101,12 +141,12 @@ pub unsafe fn st_global_b32_where(predicate: bool, address: u64, value: u32) {
 /// # Safety
 /// `address` is a multiple of 16; 16 bytes of global memory lie there that no other thread accesses meanwhile.
 #[inline(always)]
-pub unsafe fn st_global_v4_b32(address: u64, [a, b, c, d]: [u32; 4]) {
-    // SAFETY: the caller's promise.
+pub unsafe fn st_global_v4_b32(address: GlobalAddress, [a, b, c, d]: [u32; 4]) {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "st.global.v4.b32 [{}], {{{}, {}, {}, {}}};",
-            in(reg64) address, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d,
+            in(reg64) address.0, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d,
             options(nostack, preserves_flags)
         )
     };

@@ -1,7 +1,7 @@
 //! Grids that overlap: one that was launched to begin while the one before it on its stream still runs.
 //!
 //! The launch asks for it (programmatic stream serialization; CUDA programming guide, "Programmatic Dependent Launch and
-//! Synchronization"); without, both instructions do nothing. PTX ISA, "Parallel Synchronization and Communication
+//! Synchronization"). If it does not, both instructions do nothing. PTX ISA, "Parallel Synchronization and Communication
 //! Instructions: griddepcontrol"; sm_90 and up.
 
 use crate::ptx;
@@ -14,7 +14,7 @@ pub fn griddepcontrol_wait() {
     unsafe { ptx!("griddepcontrol.wait;", options(nostack, preserves_flags)) };
 }
 
-/// Lets the grids that depend on this one begin, as soon as every block has come here or ended
+/// Lets the grids that depend on this one begin as soon as every block has called this or ended
 /// (`griddepcontrol.launch_dependents`). They still have to wait for what this one writes.
 #[inline(always)]
 pub fn griddepcontrol_launch_dependents() {

@@ -1,11 +1,13 @@
 //! Device-side standard library for kernels written in Rust.
 //!
-//! The one place with `asm!`: a thin wrapper for each instruction, named after it, with the section of
-//! NVIDIA's PTX ISA manual that defines it. Knows nothing of any kernel. The names of `thread`, `warp` and
-//! `shared` are those of rust-cuda's crate of the same name.
+//! This is the one place with `asm!`. It has a thin wrapper for each instruction, named after it, with the section of
+//! NVIDIA's PTX ISA manual that defines it, and types for what instructions take: a [shared address](shared::SharedAddress)
+//! is no [global](global::GlobalAddress) one, nor a [barrier](mbarrier::Mbarrier) or a place in
+//! [tensor memory](tcgen05::TmemAddress). It knows nothing of any kernel. The names of `thread`, `warp` and `shared` are
+//! those of rust-cuda's crate of the same name.
 //!
-//! Compiles on every target, so that a workspace can check and document it. Elsewhere than on a GPU, plain
-//! integer arithmetic computes what the GPU would, and whatever needs the hardware panics.
+//! The crate compiles on every target, so that a workspace can check and document it. On a CPU, integer instructions compute
+//! what they compute on a GPU, and whatever needs the hardware panics.
 
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx))]
@@ -30,13 +32,13 @@ pub mod wgmma;
 
 /// Makes a function an entry that the driver can launch by its name.
 ///
-/// The function is free, `unsafe` (nothing checks its arguments at the launch), not generic, returns nothing,
-/// and its parameters are [`Copy`]: they travel as bytes. A parameter may be aligned to at most 16 bytes.
+/// The function is free, `unsafe` (nothing checks its arguments at the launch), not generic, and returns nothing. Its
+/// parameters are [`Copy`], since they are passed as bytes. A parameter may be aligned to at most 16 bytes.
 ///
-/// `threads` is the largest block it will be launched with, `min_blocks` the number of blocks that must fit a
-/// multiprocessor at once; the assembler allots registers by them (`.maxntid`, `.minnctapersm`). `cluster` is the number
-/// of blocks along x that run together and reach each other's shared memory; every launch has it then
-/// (`.reqnctapercluster`; see [`cluster`]). 0 asks for nothing, as leaving it out does.
+/// `threads` is the largest block that the kernel will be launched with, and `min_blocks` the number of blocks that must fit
+/// a multiprocessor at once; the assembler allots registers by them (`.maxntid`, `.minnctapersm`). `cluster` is the number
+/// of blocks along x that run together and reach each other's shared memory (see [`cluster`]); every launch then has
+/// clusters of this size (`.reqnctapercluster`). 0 asks for nothing, and so does leaving one out.
 ///
 /// ```
 /// # #![allow(unused)]
@@ -48,7 +50,7 @@ pub mod wgmma;
 /// /// `data` has an element for every thread of the grid.
 /// #[kernel(threads = 256, min_blocks = 2)]
 /// pub unsafe fn double(data: *mut f32) {
-///     // SAFETY: the caller's promise.
+///     // SAFETY: `data` has an element for this thread.
 ///     unsafe { *data.add(thread::index_1d() as usize) *= 2.0 }
 /// }
 /// ```

@@ -1,8 +1,42 @@
-//! Shared memory: its dynamic part, and loads and stores by shared address (a `u32`, as hardware has them).
+//! Shared memory: its dynamic part, and loads and stores by shared address.
 //!
 //! PTX ISA, "Data Movement and Conversion Instructions": `ld`, `st`, `cvta`.
 
+use core::ops::Add;
+
 use crate::ptx;
+
+/// An address in the shared memory of this block (`.shared::cta`), in bytes.
+///
+/// All of them come from [`dynamic_shared_address`]; adding moves so many bytes on.
+///
+/// ```no_run
+/// # use cuda_std::shared::{dynamic_shared_address, ld_shared_b32};
+/// # unsafe {
+/// let word = ld_shared_b32(dynamic_shared_address() + 4);
+/// # }
+/// ```
+///
+/// A global address is none:
+///
+/// ```compile_fail,E0308
+/// # use cuda_std::{global::GlobalAddress, shared::ld_shared_b32};
+/// # unsafe {
+/// let word = ld_shared_b32(GlobalAddress::new(0x1000));
+/// # }
+/// ```
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedAddress(pub(crate) u32);
+
+impl Add<u32> for SharedAddress {
+    type Output = Self;
+
+    #[inline(always)]
+    fn add(self, bytes: u32) -> Self {
+        Self(self.0 + bytes)
+    }
+}
 
 /// What the dynamic shared memory is aligned to: a swizzled tensor tile wants it.
 pub const DYNAMIC_ALIGNMENT: u32 = 1024;
@@ -12,11 +46,11 @@ core::arch::global_asm!(".extern .shared .align {} .b8 dynamic_shared[];", const
 
 /// The shared address of the dynamic shared memory, whose size the launch chooses.
 #[inline(always)]
-pub fn dynamic_shared_address() -> u32 {
+pub fn dynamic_shared_address() -> SharedAddress {
     let address: u32;
     // SAFETY: takes the address of a variable that is declared above.
     unsafe { ptx!("mov.u32 {}, dynamic_shared;", out(reg32) address, options(pure, nomem, nostack, preserves_flags)) };
-    address
+    SharedAddress(address)
 }
 
 /// The dynamic shared memory as a generic pointer. All threads of a block get the same one.
@@ -27,7 +61,7 @@ pub fn dynamic_shared_mem<T>() -> *mut T {
     // SAFETY: converts an address, touches no memory.
     unsafe {
         ptx!(
-            "cvta.shared.u64 {}, {};", out(reg64) pointer, in(reg64) u64::from(dynamic_shared_address()),
+            "cvta.shared.u64 {}, {};", out(reg64) pointer, in(reg64) u64::from(dynamic_shared_address().0),
             options(pure, nomem, nostack, preserves_flags)
         )
     };
@@ -40,13 +74,13 @@ pub fn dynamic_shared_mem<T>() -> *mut T {
 /// `address` is a multiple of 16; 16 bytes of the block's shared memory lie there, initialised, and no thread
 /// writes them meanwhile.
 #[inline(always)]
-pub unsafe fn ld_shared_v4_b32(address: u32) -> [u32; 4] {
+pub unsafe fn ld_shared_v4_b32(address: SharedAddress) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "ld.shared.v4.b32 {{{}, {}, {}, {}}}, [{}];",
-            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address.0,
             options(readonly, nostack, preserves_flags)
         )
     };
@@ -58,11 +92,11 @@ pub unsafe fn ld_shared_v4_b32(address: u32) -> [u32; 4] {
 /// # Safety
 /// As [`ld_shared_v4_b32`], for a multiple of 2 and 2 bytes.
 #[inline(always)]
-pub unsafe fn ld_shared_b16(address: u32) -> u16 {
+pub unsafe fn ld_shared_b16(address: SharedAddress) -> u16 {
     let value: u16;
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
-        ptx!("ld.shared.b16 {}, [{}];", out(reg16) value, in(reg32) address, options(readonly, nostack, preserves_flags))
+        ptx!("ld.shared.b16 {}, [{}];", out(reg16) value, in(reg32) address.0, options(readonly, nostack, preserves_flags))
     };
     value
 }
@@ -72,11 +106,11 @@ pub unsafe fn ld_shared_b16(address: u32) -> u16 {
 /// # Safety
 /// As [`ld_shared_v4_b32`], for a multiple of 4 and 4 bytes.
 #[inline(always)]
-pub unsafe fn ld_shared_f32(address: u32) -> f32 {
+pub unsafe fn ld_shared_f32(address: SharedAddress) -> f32 {
     let value: f32;
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
-        ptx!("ld.shared.f32 {}, [{}];", out(reg32) value, in(reg32) address, options(readonly, nostack, preserves_flags))
+        ptx!("ld.shared.f32 {}, [{}];", out(reg32) value, in(reg32) address.0, options(readonly, nostack, preserves_flags))
     };
     value
 }
@@ -86,11 +120,11 @@ pub unsafe fn ld_shared_f32(address: u32) -> f32 {
 /// # Safety
 /// As [`ld_shared_v4_b32`], for a multiple of 4 and 4 bytes.
 #[inline(always)]
-pub unsafe fn ld_shared_b32(address: u32) -> u32 {
+pub unsafe fn ld_shared_b32(address: SharedAddress) -> u32 {
     let value: u32;
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
-        ptx!("ld.shared.b32 {}, [{}];", out(reg32) value, in(reg32) address, options(readonly, nostack, preserves_flags))
+        ptx!("ld.shared.b32 {}, [{}];", out(reg32) value, in(reg32) address.0, options(readonly, nostack, preserves_flags))
     };
     value
 }
@@ -101,12 +135,12 @@ pub unsafe fn ld_shared_b32(address: u32) -> u32 {
 /// `address` is a multiple of 16; 16 bytes of the block's shared memory lie there, and no other thread reads or
 /// writes them meanwhile.
 #[inline(always)]
-pub unsafe fn st_shared_v4_b32(address: u32, [a, b, c, d]: [u32; 4]) {
-    // SAFETY: the caller's promise.
+pub unsafe fn st_shared_v4_b32(address: SharedAddress, [a, b, c, d]: [u32; 4]) {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "st.shared.v4.b32 [{}], {{{}, {}, {}, {}}};",
-            in(reg32) address, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d,
+            in(reg32) address.0, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d,
             options(nostack, preserves_flags)
         )
     };
@@ -117,9 +151,9 @@ pub unsafe fn st_shared_v4_b32(address: u32, [a, b, c, d]: [u32; 4]) {
 /// # Safety
 /// As [`st_shared_v4_b32`], for a multiple of 4 and 4 bytes.
 #[inline(always)]
-pub unsafe fn st_shared_f32(address: u32, value: f32) {
-    // SAFETY: the caller's promise.
-    unsafe { ptx!("st.shared.f32 [{}], {};", in(reg32) address, in(reg32) value, options(nostack, preserves_flags)) };
+pub unsafe fn st_shared_f32(address: SharedAddress, value: f32) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ptx!("st.shared.f32 [{}], {};", in(reg32) address.0, in(reg32) value, options(nostack, preserves_flags)) };
 }
 
 /// Stores 16 bits (`st.shared.b16`).
@@ -127,7 +161,7 @@ pub unsafe fn st_shared_f32(address: u32, value: f32) {
 /// # Safety
 /// As [`st_shared_v4_b32`], for a multiple of 2 and 2 bytes.
 #[inline(always)]
-pub unsafe fn st_shared_b16(address: u32, value: u16) {
-    // SAFETY: the caller's promise.
-    unsafe { ptx!("st.shared.b16 [{}], {};", in(reg32) address, in(reg16) value, options(nostack, preserves_flags)) };
+pub unsafe fn st_shared_b16(address: SharedAddress, value: u16) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ptx!("st.shared.b16 [{}], {};", in(reg32) address.0, in(reg16) value, options(nostack, preserves_flags)) };
 }

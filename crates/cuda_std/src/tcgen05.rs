@@ -1,17 +1,19 @@
 //! The fifth-generation tensor core and its tensor memory: 128 lanes × 512 columns of 32 bits a multiprocessor.
 //!
-//! A tensor memory address has the lane in its upper and the column in its lower 16 bits. `mma` and `cp` are issued
-//! by one thread, take effect in the order of issue, and are known to be complete through a [`tcgen05_commit`] and
-//! its mbarrier; a thread that waited there puts [`tcgen05_fence_after_thread_sync`] before what it does next with
-//! tensor memory, one that tells others puts [`tcgen05_fence_before_thread_sync`] behind what it did. What ends in
-//! `sync.aligned` is executed by all lanes of a warp together.
+//! A [`TmemAddress`] has the lane in its upper and the column in its lower 16 bits.
 //!
-//! `GROUP` is 1, or 2 for the pair of blocks of a [`cluster`](crate::cluster) whose ranks differ in the last bit
-//! (`.cta_group`): one thread of the pair then issues for both, and the same address means a place in each; a warp of
-//! each allocates and frees. All operations of a kernel have the same. PTX ISA, "TensorCore 5th Generation Family
-//! Instructions"; sm_100f.
+//! One thread issues `mma` and `cp`. A copy and the MMAs after it execute in order; a copy after an MMA need not wait for it
+//! (PTX ISA, "Pipelined tcgen05 Instructions"). A [`tcgen05_commit`] and its mbarrier tell when they are complete. A thread
+//! that has waited there calls [`tcgen05_fence_after_thread_sync`] before it uses tensor memory; a thread that tells others
+//! calls [`tcgen05_fence_before_thread_sync`] after it has. All lanes of a warp together execute what ends in
+//! `sync.aligned`.
+//!
+//! `GROUP` (`.cta_group`) is 1, or 2 for a pair of blocks of a [`cluster`](crate::cluster) whose ranks differ in the last
+//! bit. In a pair, one thread issues for both blocks, an address means the same place in each, and a warp of each allocates
+//! and frees. All operations of a kernel have the same `GROUP`. PTX ISA, "TensorCore 5th Generation Family Instructions";
+//! sm_100f.
 
-use crate::ptx;
+use crate::{mbarrier::Mbarrier, ptx, shared::SharedAddress};
 
 /// Lanes of tensor memory.
 pub const TMEM_LANES: u32 = 128;
@@ -19,16 +21,46 @@ pub const TMEM_LANES: u32 = 128;
 /// Columns of tensor memory.
 pub const TMEM_COLUMNS: u32 = 512;
 
-/// The address `columns` further on.
-#[inline(always)]
-pub const fn tmem_column(address: u32, columns: u32) -> u32 {
-    address + columns
-}
+/// An address in tensor memory: a lane and a column.
+///
+/// ```no_run
+/// # use cuda_std::tcgen05::{TmemAddress, tcgen05_ld_32x32b_x8};
+/// # let accumulator: TmemAddress = todo!();
+/// # unsafe {
+/// let sums = tcgen05_ld_32x32b_x8(accumulator.lane(32).column(8));
+/// # }
+/// ```
+///
+/// A shared address is none:
+///
+/// ```compile_fail,E0308
+/// # use cuda_std::{shared::dynamic_shared_address, tcgen05::tcgen05_ld_32x32b_x8};
+/// # unsafe {
+/// let sums = tcgen05_ld_32x32b_x8(dynamic_shared_address());
+/// # }
+/// ```
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TmemAddress(u32);
 
-/// The address `lanes` further on.
-#[inline(always)]
-pub const fn tmem_lane(address: u32, lanes: u32) -> u32 {
-    address + (lanes << 16)
+impl TmemAddress {
+    /// The address that [`tcgen05_alloc`] has written to shared memory.
+    #[inline(always)]
+    pub const fn new(allocated: u32) -> Self {
+        Self(allocated)
+    }
+
+    /// The address so many columns further on.
+    #[inline(always)]
+    pub const fn column(self, columns: u32) -> Self {
+        Self(self.0 + columns)
+    }
+
+    /// The address so many lanes further on.
+    #[inline(always)]
+    pub const fn lane(self, lanes: u32) -> Self {
+        Self(self.0 + (lanes << 16))
+    }
 }
 
 /// The columns that an allocation for `columns` takes: a power of two, 32 at least.
@@ -46,25 +78,49 @@ pub enum MatrixSwizzle {
     B128 = 2,
 }
 
-/// A shared-memory descriptor of a K-major matrix ("Matrix descriptors: Shared memory descriptor"): its address, a
-/// multiple of 16 below 2¹⁸, and the bytes from 8 rows to the next 8.
-#[inline(always)]
-pub const fn matrix_descriptor(address: u32, stride: u32, swizzle: MatrixSwizzle) -> u64 {
-    /// Fixed for this generation.
-    const VERSION: u64 = 1 << 46;
-    /// The leading dimension's stride, which these layouts do not use, in units of 16 bytes.
-    const LEADING: u64 = 1 << 16;
-    (address >> 4) as u64 | LEADING | ((stride >> 4) as u64) << 32 | VERSION | (swizzle as u64) << 61
+/// What the tensor core is told of a matrix in shared memory ("Matrix descriptors: Shared memory descriptor").
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixDescriptor(u64);
+
+impl MatrixDescriptor {
+    /// Of a K-major matrix at `address`, a multiple of 16 below 2¹⁸; `stride` bytes lie from 8 rows to the next 8.
+    #[inline(always)]
+    pub const fn new(address: SharedAddress, stride: u32, swizzle: MatrixSwizzle) -> Self {
+        /// Fixed for this generation.
+        const VERSION: u64 = 1 << 46;
+        /// The leading dimension's stride, which these layouts do not use, in units of 16 bytes.
+        const LEADING: u64 = 1 << 16;
+        Self((address.0 >> 4) as u64 | LEADING | ((stride >> 4) as u64) << 32 | VERSION | (swizzle as u64) << 61)
+    }
 }
 
-/// The instruction descriptor of `kind::mxf4nvf4` with e2m1 values, ue4m3 scales, both matrices K-major
-/// ("Matrix descriptors: Instruction descriptor"): `m` 128 and `n` a multiple of 8 up to 256, for a pair of blocks 256 and a
-/// multiple of 16.
-#[inline(always)]
-pub const fn mxf4nvf4_descriptor(m: u32, n: u32) -> u32 {
-    const A_E2M1: u32 = 1 << 7;
-    const B_E2M1: u32 = 1 << 10;
-    A_E2M1 | B_E2M1 | (n >> 3) << 17 | (m >> 7) << 27
+/// What the tensor core is told of an MMA ("Matrix descriptors: Instruction descriptor").
+///
+/// It is not a matrix's, so operands cannot be swapped:
+///
+/// ```compile_fail,E0308
+/// # use cuda_std::tcgen05::{InstructionDescriptor, MatrixDescriptor};
+/// let of_a_matrix: MatrixDescriptor = InstructionDescriptor::mxf4nvf4(128, 64);
+/// ```
+/// ```
+/// # use cuda_std::tcgen05::InstructionDescriptor;
+/// let of_an_mma: InstructionDescriptor = InstructionDescriptor::mxf4nvf4(128, 64);
+/// ```
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InstructionDescriptor(u32);
+
+impl InstructionDescriptor {
+    /// Of `kind::mxf4nvf4` with e2m1 values, ue4m3 scales and both matrices K-major.
+    ///
+    /// `m` is 128 and `n` a multiple of 8 up to 256; for a pair of blocks `m` is 256 and `n` a multiple of 16.
+    #[inline(always)]
+    pub const fn mxf4nvf4(m: u32, n: u32) -> Self {
+        const A_E2M1: u32 = 1 << 7;
+        const B_E2M1: u32 = 1 << 10;
+        Self(A_E2M1 | B_E2M1 | (n >> 3) << 17 | (m >> 7) << 27)
+    }
 }
 
 /// Allocates columns of tensor memory and writes the address of the first to shared memory; waits until they are free
@@ -75,12 +131,12 @@ pub const fn mxf4nvf4_descriptor(m: u32, n: u32) -> u32 {
 /// `destination` is 4 bytes of shared memory, aligned, that nobody else accesses. The columns are freed before the
 /// block ends.
 #[inline(always)]
-pub unsafe fn tcgen05_alloc<const GROUP: u32>(destination: u32, columns: u32) {
-    // SAFETY: the caller's promise.
+pub unsafe fn tcgen05_alloc<const GROUP: u32>(destination: SharedAddress, columns: u32) {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [{}], {};",
-            in(reg32) destination, in(reg32) columns, group = const GROUP, options(nostack, preserves_flags)
+            in(reg32) destination.0, in(reg32) columns, group = const GROUP, options(nostack, preserves_flags)
         )
     };
 }
@@ -91,7 +147,7 @@ pub unsafe fn tcgen05_alloc<const GROUP: u32>(destination: u32, columns: u32) {
 /// All lanes of a warp call it together; none of the block allocates later.
 #[inline(always)]
 pub unsafe fn tcgen05_relinquish_alloc_permit<const GROUP: u32>() {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "tcgen05.relinquish_alloc_permit.cta_group::{group}.sync.aligned;", group = const GROUP,
@@ -106,11 +162,11 @@ pub unsafe fn tcgen05_relinquish_alloc_permit<const GROUP: u32>() {
 /// All lanes of a warp call it together with the same arguments: an allocation's address and columns, which nobody
 /// uses any more.
 #[inline(always)]
-pub unsafe fn tcgen05_dealloc<const GROUP: u32>(address: u32, columns: u32) {
-    // SAFETY: the caller's promise.
+pub unsafe fn tcgen05_dealloc<const GROUP: u32>(address: TmemAddress, columns: u32) {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
-            "tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 {}, {};", in(reg32) address, in(reg32) columns,
+            "tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 {}, {};", in(reg32) address.0, in(reg32) columns,
             group = const GROUP, options(nostack, preserves_flags)
         )
     };
@@ -120,22 +176,21 @@ pub unsafe fn tcgen05_dealloc<const GROUP: u32>(address: u32, columns: u32) {
 /// (`tcgen05.mma.kind::mxf4nvf4.block_scale.block16`).
 ///
 /// # Safety
-/// One thread calls it. `d` is an accumulator in tensor memory, `a` and `b` are [`matrix_descriptor`]s, `descriptor`
-/// is of [`mxf4nvf4_descriptor`]; `scale_a` and `scale_b` are tensor memory addresses at which each 32 rows take a
-/// column, in every quarter of the lanes. All of it is the block's own and complete, and nobody else accesses it until
-/// a commit has arrived. Of a pair, each block has half of A's rows with their scales and of D's, half of B's rows, and
+/// One thread calls it. `d` is an accumulator in tensor memory, `descriptor` is of
+/// [`InstructionDescriptor::mxf4nvf4`]; at `scale_a` and `scale_b` each 32 rows take a column, in every quarter of the
+/// lanes. All of it is the block's own and complete, and nobody else accesses it until a commit has arrived. Of a pair, each block has half of A's rows with their scales and of D's, half of B's rows, and
 /// the scales of all of B's.
 #[inline(always)]
 pub unsafe fn tcgen05_mma_mxf4nvf4_block16<const GROUP: u32>(
-    d: u32,
-    a: u64,
-    b: u64,
-    descriptor: u32,
-    scale_a: u32,
-    scale_b: u32,
+    d: TmemAddress,
+    a: MatrixDescriptor,
+    b: MatrixDescriptor,
+    descriptor: InstructionDescriptor,
+    scale_a: TmemAddress,
+    scale_b: TmemAddress,
     accumulate: bool,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "{{",
@@ -144,8 +199,8 @@ pub unsafe fn tcgen05_mma_mxf4nvf4_block16<const GROUP: u32>(
             "tcgen05.mma.cta_group::{group}.kind::mxf4nvf4.block_scale.block16 [{d}], {a}, {b}, {descriptor}, \
              [{scale_a}], [{scale_b}], p;",
             "}}",
-            d = in(reg32) d, a = in(reg64) a, b = in(reg64) b, descriptor = in(reg32) descriptor,
-            scale_a = in(reg32) scale_a, scale_b = in(reg32) scale_b, accumulate = in(reg32) u32::from(accumulate),
+            d = in(reg32) d.0, a = in(reg64) a.0, b = in(reg64) b.0, descriptor = in(reg32) descriptor.0,
+            scale_a = in(reg32) scale_a.0, scale_b = in(reg32) scale_b.0, accumulate = in(reg32) u32::from(accumulate),
             group = const GROUP, options(nostack, preserves_flags)
         )
     };
@@ -155,14 +210,13 @@ pub unsafe fn tcgen05_mma_mxf4nvf4_block16<const GROUP: u32>(
 /// blocked scale layout, 128 rows × 4 scales, to where an MMA wants it (`tcgen05.cp.32x128b.warpx4`).
 ///
 /// # Safety
-/// One thread calls it. `address` is in tensor memory, in lane 0; `source` is a [`matrix_descriptor`]. Nobody else
-/// accesses either until a commit has arrived.
+/// One thread calls it. `address` is in lane 0. Nobody else accesses it or the source until a commit has arrived.
 #[inline(always)]
-pub unsafe fn tcgen05_cp_32x128b_warpx4<const GROUP: u32>(address: u32, source: u64) {
-    // SAFETY: the caller's promise.
+pub unsafe fn tcgen05_cp_32x128b_warpx4<const GROUP: u32>(address: TmemAddress, source: MatrixDescriptor) {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
-            "tcgen05.cp.cta_group::{group}.32x128b.warpx4 [{}], {};", in(reg32) address, in(reg64) source,
+            "tcgen05.cp.cta_group::{group}.32x128b.warpx4 [{}], {};", in(reg32) address.0, in(reg64) source.0,
             group = const GROUP, options(nostack, preserves_flags)
         )
     };
@@ -172,13 +226,13 @@ pub unsafe fn tcgen05_cp_32x128b_warpx4<const GROUP: u32>(address: u32, source: 
 /// (`tcgen05.commit.mbarrier::arrive::one`).
 ///
 /// # Safety
-/// `mbarrier` is a barrier of this block.
+/// `mbarrier` has been initialised, and its phase still lacks an arrival.
 #[inline(always)]
-pub unsafe fn tcgen05_commit<const GROUP: u32>(mbarrier: u32) {
-    // SAFETY: the caller's promise.
+pub unsafe fn tcgen05_commit<const GROUP: u32>(mbarrier: Mbarrier) {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
-            "tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.b64 [{}];", in(reg32) mbarrier,
+            "tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.b64 [{}];", in(reg32) mbarrier.0,
             group = const GROUP, options(nostack, preserves_flags)
         )
     };
@@ -188,14 +242,14 @@ pub unsafe fn tcgen05_commit<const GROUP: u32>(mbarrier: u32) {
 /// `blocks` (`tcgen05.commit.mbarrier::arrive::one.multicast::cluster`).
 ///
 /// # Safety
-/// `mbarrier` is a barrier of this block, and there is one at its place in each of the others.
+/// As [`tcgen05_commit`], for the barrier at this place in each of the blocks, none of which has ended.
 #[inline(always)]
-pub unsafe fn tcgen05_commit_multicast<const GROUP: u32>(mbarrier: u32, blocks: u16) {
-    // SAFETY: the caller's promise.
+pub unsafe fn tcgen05_commit_multicast<const GROUP: u32>(mbarrier: Mbarrier, blocks: u16) {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [{}], {};",
-            in(reg32) mbarrier, in(reg16) blocks, group = const GROUP, options(nostack, preserves_flags)
+            in(reg32) mbarrier.0, in(reg16) blocks, group = const GROUP, options(nostack, preserves_flags)
         )
     };
 }
@@ -225,16 +279,16 @@ pub fn tcgen05_fence_after_thread_sync() {
 /// All lanes of a warp call it together with the same address, in the first of the lanes that the warp may access: 32
 /// times its number in the block modulo 4. The columns are complete.
 #[inline(always)]
-pub unsafe fn tcgen05_ld_32x32b_x8(address: u32) -> [u32; 8] {
+pub unsafe fn tcgen05_ld_32x32b_x8(address: TmemAddress) -> [u32; 8] {
     let [r0, r1, r2, r3, r4, r5, r6, r7]: [u32; 8];
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "tcgen05.ld.sync.aligned.32x32b.x8.b32 {{{}, {}, {}, {}, {}, {}, {}, {}}}, [{}];",
             "tcgen05.wait::ld.sync.aligned;",
             out(reg32) r0, out(reg32) r1, out(reg32) r2, out(reg32) r3,
             out(reg32) r4, out(reg32) r5, out(reg32) r6, out(reg32) r7,
-            in(reg32) address, options(nostack, preserves_flags)
+            in(reg32) address.0, options(nostack, preserves_flags)
         )
     };
     [r0, r1, r2, r3, r4, r5, r6, r7]
@@ -245,10 +299,10 @@ pub unsafe fn tcgen05_ld_32x32b_x8(address: u32) -> [u32; 8] {
 /// # Safety
 /// As there, for both addresses.
 #[inline(always)]
-pub unsafe fn tcgen05_ld_32x32b_x8_twice(addresses: [u32; 2]) -> [[u32; 8]; 2] {
+pub unsafe fn tcgen05_ld_32x32b_x8_twice(addresses: [TmemAddress; 2]) -> [[u32; 8]; 2] {
     let [r0, r1, r2, r3, r4, r5, r6, r7]: [u32; 8];
     let [s0, s1, s2, s3, s4, s5, s6, s7]: [u32; 8];
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "tcgen05.ld.sync.aligned.32x32b.x8.b32 {{{}, {}, {}, {}, {}, {}, {}, {}}}, [{first}];",
@@ -258,7 +312,7 @@ pub unsafe fn tcgen05_ld_32x32b_x8_twice(addresses: [u32; 2]) -> [[u32; 8]; 2] {
             out(reg32) r4, out(reg32) r5, out(reg32) r6, out(reg32) r7,
             out(reg32) s0, out(reg32) s1, out(reg32) s2, out(reg32) s3,
             out(reg32) s4, out(reg32) s5, out(reg32) s6, out(reg32) s7,
-            first = in(reg32) addresses[0], second = in(reg32) addresses[1],
+            first = in(reg32) addresses[0].0, second = in(reg32) addresses[1].0,
             options(nostack, preserves_flags)
         )
     };

@@ -56,7 +56,7 @@ pub fn index_1d() -> u32 {
 #[inline(always)]
 pub fn sync_threads() {
     #[cfg(target_arch = "nvptx64")]
-    // SAFETY: touches no memory; a block of which only a part arrives hangs, which is not undefined.
+    // SAFETY: touches no memory. If only some threads of a block arrive, they hang, which is not undefined behaviour.
     unsafe {
         core::arch::nvptx::_syncthreads()
     }

@@ -2,19 +2,47 @@
 //!
 //! One thread starts a copy. A load reports its bytes to an mbarrier
 //! ([`mbarrier_arrive_expect_tx`](crate::mbarrier::mbarrier_arrive_expect_tx)); stores belong to the groups that
-//! their thread commits and waits for. A tensor map is an address of 128 bytes, a multiple of 64, that the driver
-//! encoded. PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy"; sm_90 and up.
+//! their thread commits and waits for. PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy"; sm_90 and up.
 
-use crate::ptx;
+use crate::{global::GlobalAddress, mbarrier::Mbarrier, ptx, shared::SharedAddress};
+
+/// The generic address of a tensor map: 128 bytes, at a multiple of 64, that the driver has encoded.
+///
+/// ```no_run
+/// # use cuda_std::tma::{TensorMapAddress, prefetch_tensormap};
+/// # unsafe {
+/// prefetch_tensormap(TensorMapAddress::new(0x1000));
+/// # }
+/// ```
+///
+/// The address of the tensor itself is none:
+///
+/// ```compile_fail,E0308
+/// # use cuda_std::{global::GlobalAddress, tma::prefetch_tensormap};
+/// # unsafe {
+/// prefetch_tensormap(GlobalAddress::new(0x1000));
+/// # }
+/// ```
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorMapAddress(pub(crate) u64);
+
+impl TensorMapAddress {
+    /// The address that the host has passed as a number.
+    #[inline(always)]
+    pub const fn new(address: u64) -> Self {
+        Self(address)
+    }
+}
 
 /// Fetches a tensor map ahead of its use (`prefetch.tensormap`).
 ///
 /// # Safety
-/// `map` is the generic address of a tensor map.
+/// A tensor map lies at `map`.
 #[inline(always)]
-pub unsafe fn prefetch_tensormap(map: u64) {
-    // SAFETY: the caller's promise.
-    unsafe { ptx!("prefetch.tensormap [{}];", in(reg64) map, options(nostack, preserves_flags)) };
+pub unsafe fn prefetch_tensormap(map: TensorMapAddress) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ptx!("prefetch.tensormap [{}];", in(reg64) map.0, options(nostack, preserves_flags)) };
 }
 
 /// Copies `bytes` from global to shared memory (`cp.async.bulk.shared::cluster.global`).
@@ -23,12 +51,17 @@ pub unsafe fn prefetch_tensormap(map: u64) {
 /// Both addresses and `bytes` are multiples of 16, and the range lies inside of each memory; nobody accesses
 /// the destination or writes the source until `mbarrier`, of this block, has completed the phase that expects them.
 #[inline(always)]
-pub unsafe fn cp_async_bulk_shared_global(destination: u32, source: u64, bytes: u32, mbarrier: u32) {
-    // SAFETY: the caller's promise.
+pub unsafe fn cp_async_bulk_shared_global(
+    destination: SharedAddress,
+    source: GlobalAddress,
+    bytes: u32,
+    mbarrier: Mbarrier,
+) {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];",
-            in(reg32) destination, in(reg64) source, in(reg32) bytes, in(reg32) mbarrier,
+            in(reg32) destination.0, in(reg64) source.0, in(reg32) bytes, in(reg32) mbarrier.0,
             options(nostack, preserves_flags)
         )
     };
@@ -41,12 +74,12 @@ pub unsafe fn cp_async_bulk_shared_global(destination: u32, source: u64, bytes: 
 /// source lie behind [`fence_proxy_async_shared`](crate::fence::fence_proxy_async_shared); nobody writes it until
 /// this thread has waited for the copy's group to be read, nor touches the destination until it is complete.
 #[inline(always)]
-pub unsafe fn cp_async_bulk_global_shared(destination: u64, source: u32, bytes: u32) {
-    // SAFETY: the caller's promise.
+pub unsafe fn cp_async_bulk_global_shared(destination: GlobalAddress, source: SharedAddress, bytes: u32) {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {};",
-            in(reg64) destination, in(reg32) source, in(reg32) bytes,
+            in(reg64) destination.0, in(reg32) source.0, in(reg32) bytes,
             options(nostack, preserves_flags)
         )
     };
@@ -59,20 +92,25 @@ macro_rules! tensor_copies {
         #[doc = concat!("(`cp.async.bulk.tensor.", $rank, "d.shared::cluster.global.tile`).")]
         ///
         /// # Safety
-        #[doc = concat!("`map` is a tensor map of rank ", $rank, ", known to the proxy")]
+        #[doc = concat!("A tensor map of rank ", $rank, " lies at `map`, known to the proxy")]
         /// ([`fence_proxy_tensormap_acquire`](crate::fence::fence_proxy_tensormap_acquire)). `destination` is a
         /// multiple of 128, of the swizzle's pattern where the map has one, with room for the box. Nobody accesses
         /// it until `mbarrier`, of this block, has completed the phase that expects the box's bytes.
         #[inline(always)]
-        pub unsafe fn $load(destination: u32, map: u64, [$($axis),*]: [i32; $rank], mbarrier: u32) {
-            // SAFETY: the caller's promise.
+        pub unsafe fn $load(
+            destination: SharedAddress,
+            map: TensorMapAddress,
+            [$($axis),*]: [i32; $rank],
+            mbarrier: Mbarrier,
+        ) {
+            // SAFETY: what `# Safety` above asks.
             unsafe {
                 ptx!(
                     concat!(
                         "cp.async.bulk.tensor.", $rank, "d.shared::cluster.global.tile.mbarrier::complete_tx::bytes ",
                         "[{destination}], [{map}, ", $coordinates, "], [{mbarrier}];"
                     ),
-                    destination = in(reg32) destination, map = in(reg64) map, mbarrier = in(reg32) mbarrier,
+                    destination = in(reg32) destination.0, map = in(reg64) map.0, mbarrier = in(reg32) mbarrier.0,
                     $($axis = in(reg32) $axis,)*
                     options(nostack, preserves_flags)
                 )
@@ -84,20 +122,20 @@ macro_rules! tensor_copies {
         #[doc = concat!("(`cp.async.bulk.tensor.", $rank, "d.global.shared::cta.tile`).")]
         ///
         /// # Safety
-        #[doc = concat!("`map` is a tensor map of rank ", $rank, ", known to the proxy")]
+        #[doc = concat!("A tensor map of rank ", $rank, " lies at `map`, known to the proxy")]
         /// ([`fence_proxy_tensormap_acquire`](crate::fence::fence_proxy_tensormap_acquire)). `source` is a multiple
         /// of 128, of the swizzle's pattern where the map has one, and holds the box; for the rest see
         /// [`cp_async_bulk_global_shared`].
         #[inline(always)]
-        pub unsafe fn $store(map: u64, [$($axis),*]: [i32; $rank], source: u32) {
-            // SAFETY: the caller's promise.
+        pub unsafe fn $store(map: TensorMapAddress, [$($axis),*]: [i32; $rank], source: SharedAddress) {
+            // SAFETY: what `# Safety` above asks.
             unsafe {
                 ptx!(
                     concat!(
                         "cp.async.bulk.tensor.", $rank, "d.global.shared::cta.tile.bulk_group ",
                         "[{map}, ", $coordinates, "], [{source}];"
                     ),
-                    source = in(reg32) source, map = in(reg64) map,
+                    source = in(reg32) source.0, map = in(reg64) map.0,
                     $($axis = in(reg32) $axis,)*
                     options(nostack, preserves_flags)
                 )
@@ -111,7 +149,7 @@ tensor_copies! {
     3: cp_async_bulk_tensor_3d_shared_global, cp_async_bulk_tensor_3d_global_shared, "{{{x}, {y}, {z}}}", [x, y, z];
 }
 
-/// Makes a group of this thread's stores since the last (`cp.async.bulk.commit_group`).
+/// Makes a group of the stores that this thread has started since it last did so (`cp.async.bulk.commit_group`).
 #[inline(always)]
 pub fn cp_async_bulk_commit_group() {
     // SAFETY: touches no memory itself.

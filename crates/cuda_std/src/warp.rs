@@ -1,7 +1,7 @@
 //! What the 32 threads (lanes) of a warp do together.
 //!
-//! A `mask` has a bit for each lane that takes part; every lane of it must execute the same call with the same
-//! mask, and no lane may be missing from it that calls. PTX ISA, "Parallel Synchronization and Communication
+//! A `mask` has a bit for each lane that takes part. Every lane of the mask must make the same call with the same mask, and a
+//! lane that makes the call must be in it. PTX ISA, "Parallel Synchronization and Communication
 //! Instructions".
 
 use crate::ptx;
@@ -27,7 +27,7 @@ pub fn lane_id() -> u32 {
 /// See the module: the same call by all of `mask`.
 #[inline(always)]
 pub unsafe fn sync_warp(mask: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("bar.warp.sync {};", in(reg32) mask, options(nostack, preserves_flags)) };
 }
 
@@ -45,7 +45,7 @@ macro_rules! shuffles {
             let control = (WARP_SIZE - width) << 8 | $clamp;
             let shuffled: u32;
             let inside: u32;
-            // SAFETY: the caller's promise.
+            // SAFETY: what `# Safety` above asks.
             unsafe {
                 ptx!(
                     "{{",
@@ -81,7 +81,7 @@ shuffles! {
 #[inline(always)]
 pub unsafe fn warp_vote_ballot(mask: u32, predicate: bool) -> u32 {
     let ballot: u32;
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "{{",
@@ -103,7 +103,7 @@ pub unsafe fn warp_vote_ballot(mask: u32, predicate: bool) -> u32 {
 #[inline(always)]
 pub unsafe fn elect_sync(mask: u32) -> bool {
     let elected: u32;
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
             "{{",

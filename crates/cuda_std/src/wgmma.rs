@@ -1,11 +1,10 @@
 //! Matrix products of a warpgroup: 128 neighbouring threads, the first a multiple of 128, which all execute the same
 //! call (sm_90a only).
 //!
-//! A product runs beside the threads. Its accumulators may be read after [`wait_group`] and
-//! [`MmaAsync::settle`], and before that be used by products of the same shape alone; the registers of its A, too, stay as
-//! they are until then. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
+//! A product runs beside the threads. Its accumulators may be read after [`wait_group`] and [`MmaAsync::settle`]; until
+//! then, only products of the same shape may use them, and the registers of its A must not change. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
 
-use crate::ptx;
+use crate::{ptx, shared::SharedAddress};
 
 /// Threads of a warpgroup.
 pub const WARPGROUP_SIZE: u32 = 128;
@@ -22,17 +21,17 @@ pub const K: u32 = 16;
 /// See the module: the same call by the warpgroup.
 #[inline(always)]
 pub unsafe fn fence() {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("wgmma.fence.sync.aligned;", options(nostack, preserves_flags)) };
 }
 
-/// Makes a group of the products since the last one (`wgmma.commit_group`).
+/// Makes a group of the products that have been started since the last group (`wgmma.commit_group`).
 ///
 /// # Safety
 /// See the module: the same call by the warpgroup.
 #[inline(always)]
 pub unsafe fn commit_group() {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("wgmma.commit_group.sync.aligned;", options(nostack, preserves_flags)) };
 }
 
@@ -42,27 +41,51 @@ pub unsafe fn commit_group() {
 /// See the module: the same call by the warpgroup.
 #[inline(always)]
 pub unsafe fn wait_group<const PENDING: u32>() {
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("wgmma.wait_group.sync.aligned {};", const PENDING, options(nostack, preserves_flags)) };
 }
 
-/// The descriptor of a matrix in shared memory without swizzle ("Matrix Descriptor Format", "Canonical Layouts").
+/// What the tensor core is told of a matrix in shared memory ("Matrix Descriptor Format").
 ///
-/// The matrix consists of 8 rows × 16 bytes, each 128 contiguous bytes; `along_k` bytes lie from one of these to the next
-/// along K, `along_rows` to the next along M or N. All are multiples of 16, `address` below 2¹⁸.
-#[inline(always)]
-pub const fn descriptor(address: u32, along_k: u32, along_rows: u32) -> u64 {
-    const fn field(bytes: u32) -> u64 {
-        (bytes as u64 & 0x3ffff) >> 4
-    }
-    field(address) | field(along_k) << 16 | field(along_rows) << 32
-}
+/// A product takes it, and no mere address:
+///
+/// ```no_run
+/// # use cuda_std::{shared::dynamic_shared_address, wgmma::{MatrixDescriptor, MmaAsync}};
+/// # let mut sums = [0.0; 4];
+/// # unsafe {
+/// sums.mma_async([0; 4], MatrixDescriptor::new(dynamic_shared_address(), 128, 256), true);
+/// # }
+/// ```
+/// ```compile_fail,E0308
+/// # use cuda_std::{shared::dynamic_shared_address, wgmma::{MatrixDescriptor, MmaAsync}};
+/// # let mut sums = [0.0; 4];
+/// # unsafe {
+/// sums.mma_async([0; 4], dynamic_shared_address(), true);
+/// # }
+/// ```
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixDescriptor(u64);
 
-/// The descriptor of the same layout `bytes` further on, a multiple of 16; the address stays below 2¹⁸.
-#[inline(always)]
-pub const fn advance(descriptor: u64, bytes: u32) -> u64 {
-    // In the low half, so that the compiler sees no carry out of it.
-    descriptor & !0xffff_ffff | (descriptor as u32).wrapping_add(bytes >> 4) as u64
+impl MatrixDescriptor {
+    /// Of a matrix without swizzle ("Canonical Layouts").
+    ///
+    /// The matrix consists of core matrices, 8 rows × 16 bytes, each 128 contiguous bytes. From one to the next lie
+    /// `along_k` bytes along K, and `along_rows` bytes along M or N. All are multiples of 16, `address` below 2¹⁸.
+    #[inline(always)]
+    pub const fn new(address: SharedAddress, along_k: u32, along_rows: u32) -> Self {
+        const fn field(bytes: u32) -> u64 {
+            (bytes as u64 & 0x3ffff) >> 4
+        }
+        Self(field(address.0) | field(along_k) << 16 | field(along_rows) << 32)
+    }
+
+    /// Of the same layout `bytes` further on, a multiple of 16; the address stays below 2¹⁸.
+    #[inline(always)]
+    pub const fn advance(self, bytes: u32) -> Self {
+        // In the low half alone, so that the compiler sees no carry out of it.
+        Self(self.0 & !0xffff_ffff | (self.0 as u32).wrapping_add(bytes >> 4) as u64)
+    }
 }
 
 /// A thread's part of D of a product with N columns: an array of N/2 registers.
@@ -76,15 +99,15 @@ pub trait MmaAsync: Sized {
     /// D += A·B, or D = A·B without `accumulate`, of f16, summed in f32 (`wgmma.mma_async.….f32.f16.f16`).
     ///
     /// A is in registers: `a[2·c + h]` is row `16·w + l/4 + 8·h`, columns `8·c + 2·(l%4)` and the next, the first in the
-    /// low half. B is what its [`descriptor`] says, a row for each of D's columns.
+    /// low half. B is what its descriptor says, a row for each of D's columns.
     ///
     /// # Safety
     /// See the module: the same call by the warpgroup, a [`fence`] since any of the registers was written, other than by
     /// a product of the same shape. B's bytes are initialised, visible to the asynchronous proxy, and not written until a
     /// wait has covered the product.
-    unsafe fn mma_async(&mut self, a: [u32; 4], b: u64, accumulate: bool);
+    unsafe fn mma_async(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool);
 
-    /// Keeps the compiler from moving accesses of the registers from one side of this to the other. No instruction.
+    /// Keeps the compiler from moving accesses of the registers across this call. It is no instruction.
     fn settle(&mut self);
 }
 
@@ -94,8 +117,8 @@ macro_rules! shapes {
             const N: u32 = $n;
 
             #[inline(always)]
-            unsafe fn mma_async(&mut self, a: [u32; 4], b: u64, accumulate: bool) {
-                // SAFETY: the caller's promise.
+            unsafe fn mma_async(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool) {
+                // SAFETY: what `# Safety` above asks.
                 unsafe {
                     ptx!(
                         "{{",
@@ -108,7 +131,7 @@ macro_rules! shapes {
                         "}}",
                         inout(reg32) self[0], $(inout(reg32) self[$register],)*
                         a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
-                        b = in(reg64) b, accumulate = in(reg32) u32::from(accumulate),
+                        b = in(reg64) b.0, accumulate = in(reg32) u32::from(accumulate),
                         options(nostack, preserves_flags)
                     )
                 };
@@ -159,8 +182,9 @@ mod tests {
 
     #[test]
     fn a_descriptor_holds_sixteenths_in_its_fields() {
-        assert_eq!(descriptor(0x400, 0x80, 0x100), 0x40 | 0x8 << 16 | 0x10 << 32);
-        assert_eq!(descriptor(0x3_fff0, 16, 16), 0x3fff | 1 << 16 | 1 << 32);
-        assert_eq!(advance(descriptor(0x400, 0x80, 0x100), 0x1000), descriptor(0x1400, 0x80, 0x100));
+        let of = |address, along_k, along_rows| MatrixDescriptor::new(SharedAddress(address), along_k, along_rows);
+        assert_eq!(of(0x400, 0x80, 0x100), MatrixDescriptor(0x40 | 0x8 << 16 | 0x10 << 32));
+        assert_eq!(of(0x3_fff0, 16, 16), MatrixDescriptor(0x3fff | 1 << 16 | 1 << 32));
+        assert_eq!(of(0x400, 0x80, 0x100).advance(0x1000), of(0x1400, 0x80, 0x100));
     }
 }

@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use gpu_arch::{Arch, Capability};
 use ptx_emulator::{
     Arg, Buffer, DataType, Device, DeviceConfig, Interleave, L2Promotion, LaunchConfig, OobFill, Swizzle, TensorMap,
 };
@@ -24,7 +25,7 @@ pub use ptx_emulator::{Fault, FaultKind, Report as Counters, Schedule};
 
 use super::{Backend, Layer};
 use crate::error::Error;
-use crate::kernels::builds::{self, Build, Capability};
+use crate::kernels::builds::{self, Build};
 use crate::kernels::group::{DeviceGroup, PlacedGroup, PlacedLayer, PlacedMatrix};
 use crate::kernels::launch::{Grid, Launch, Scratch};
 use crate::kernels::schedule::Launcher;
@@ -101,8 +102,10 @@ impl Emulated {
     /// [`Error::Invalid`] if there is no such architecture, or no kernel runs on it.
     pub fn new(arch: &str, options: Options) -> Result<Self, Error> {
         let known = || builds::arches().join(", ");
-        let capability = builds::capability(arch)
-            .ok_or_else(|| Error::Invalid(format!("`{arch}` is no architecture; there are kernels for {}", known())))?;
+        let capability = arch
+            .parse()
+            .map(Arch::capability)
+            .map_err(|_| Error::Invalid(format!("`{arch}` is no architecture; there are kernels for {}", known())))?;
         let default = GroupedKernel::choose(GroupedKernel::all(), capability)
             .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; take one of {}", known())))?;
         let card = GPUS.iter().find(|gpu| gpu.capability == capability).map(|gpu| gpu.sms as u32);

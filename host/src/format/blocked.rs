@@ -6,12 +6,14 @@
 
 use std::borrow::Cow;
 
+use kernels_gpu::format::{SCALE_TILE_COLUMNS, SCALE_TILE_ROWS, scale_word_offset};
+
 use crate::error::Error;
 
 /// Rows of a tile.
-pub const TILE_ROWS: usize = 128;
+pub const TILE_ROWS: usize = SCALE_TILE_ROWS as usize;
 /// Scale columns of a tile: 64 elements of K.
-pub const TILE_COLUMNS: usize = 4;
+pub const TILE_COLUMNS: usize = SCALE_TILE_COLUMNS as usize;
 const TILE_BYTES: usize = TILE_ROWS * TILE_COLUMNS;
 
 /// Bytes of the blocked layout for `rows` rows of `columns` scales, padding included.
@@ -19,11 +21,11 @@ pub const fn len(rows: usize, columns: usize) -> usize {
     rows.div_ceil(TILE_ROWS) * columns.div_ceil(TILE_COLUMNS) * TILE_BYTES
 }
 
-/// Where the scale of (`row`, `column`) lies, for rows of `columns` scales.
+/// Where the scale of (`row`, `column`) lies, for rows of `columns` scales; rows and columns are fewer than 2³².
 #[inline]
-pub const fn offset(row: usize, column: usize, columns: usize) -> usize {
-    let tile = row / TILE_ROWS * columns.div_ceil(TILE_COLUMNS) + column / TILE_COLUMNS;
-    tile * TILE_BYTES + row % 32 * 16 + row % TILE_ROWS / 32 * TILE_COLUMNS + column % TILE_COLUMNS
+pub fn offset(row: usize, column: usize, columns: usize) -> usize {
+    let (tile, tiles) = (column / TILE_COLUMNS, columns.div_ceil(TILE_COLUMNS));
+    scale_word_offset(row as u32, tile as u32, tiles as u32) as usize + column % TILE_COLUMNS
 }
 
 /// Writes row-major scales (`rows × columns` bytes) into `blocked` in the blocked layout; its padding becomes zero.

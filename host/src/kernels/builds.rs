@@ -1,4 +1,8 @@
-//! The kernels that this binary carries, and which of them runs on a device. Pure functions; knows no driver.
+//! The builds of kernels that this binary carries, and which of them runs on a device. Pure functions; knows no driver.
+
+#[cfg(feature = "cuda")]
+use gpu_arch::Reach;
+use gpu_arch::{Arch, Capability};
 
 use crate::error::Error;
 
@@ -16,38 +20,10 @@ pub(crate) struct Build {
 /// Every kernel and architecture, written by build.rs.
 pub(crate) static BUILDS: &[Build] = include!(concat!(env!("OUT_DIR"), "/builds.rs"));
 
-/// Compute capability, major and minor.
-pub type Capability = (u32, u32);
-
-/// On which devices code for an architecture runs (PTX ISA, ".target").
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Reach {
-    /// On its own compute capability and every later one.
-    Onward,
-    /// Suffix `f`: on its own and later ones of the same major number.
-    Family,
-    /// Suffix `a`: on its own alone.
-    Alone,
-}
-
-/// An architecture's name taken apart: `sm_100f` is (10, 0) and its family.
-fn parse(arch: &str) -> Option<(Capability, Reach)> {
-    let name = arch.strip_prefix("sm_")?;
-    let (digits, reach) = match name.as_bytes().last()? {
-        b'f' => (&name[..name.len() - 1], Reach::Family),
-        b'a' => (&name[..name.len() - 1], Reach::Alone),
-        _ => (name, Reach::Onward),
-    };
-    let number: u32 = digits.parse().ok()?;
-    Some(((number / 10, number % 10), reach))
-}
-
-fn runs_on(arch: &str, device: Capability) -> bool {
-    parse(arch).is_some_and(|(own, reach)| match reach {
-        Reach::Onward => own <= device,
-        Reach::Family => own <= device && own.0 == device.0,
-        Reach::Alone => own == device,
-    })
+impl Build {
+    fn arch(&self) -> Arch {
+        self.arch.parse().expect("build.rs writes architectures")
+    }
 }
 
 /// A kernel's build for a device: of those that run there, the one made for the fewest and newest devices.
@@ -56,8 +32,8 @@ pub(crate) fn find(kernel: &str, device: Capability) -> Option<&'static Build> {
 }
 
 fn best<'b>(builds: &'b [Build], kernel: &str, device: Capability) -> Option<&'b Build> {
-    let there = builds.iter().filter(|build| build.kernel == kernel && runs_on(build.arch, device));
-    there.max_by_key(|build| parse(build.arch).map(|(own, reach)| (reach, own)))
+    let there = builds.iter().filter(|build| build.kernel == kernel && build.arch().runs_on(device));
+    there.max_by_key(|build| build.arch())
 }
 
 /// Checks that a kernel runs on a device.
@@ -80,25 +56,20 @@ pub(crate) fn arches_of(kernel: &str) -> Vec<&'static str> {
 /// The architectures that there are kernels for, the oldest first.
 #[cfg(feature = "emulated")]
 pub(crate) fn arches() -> Vec<&'static str> {
-    let mut arches: Vec<_> = BUILDS.iter().map(|build| build.arch).collect();
-    arches.sort_by_key(|arch| parse(arch));
+    let mut builds: Vec<_> = BUILDS.iter().collect();
+    builds.sort_by_key(|build| build.arch().capability());
+    let mut arches: Vec<_> = builds.into_iter().map(|build| build.arch).collect();
     arches.dedup();
     arches
-}
-
-/// The compute capability of the first device that code for an architecture runs on; `None` if that names none.
-#[cfg(feature = "emulated")]
-pub(crate) fn capability(arch: &str) -> Option<Capability> {
-    parse(arch).map(|(capability, _)| capability)
 }
 
 /// The name of the file that may hold a kernel as machine code for a device: `<kernel>.<arch>.cubin`, where a
 /// plain architecture is the device's own, since machine code runs on no later one.
 #[cfg(feature = "cuda")]
 pub(crate) fn cubin_name(build: &Build, device: Capability) -> String {
-    let arch = match parse(build.arch) {
-        Some((_, Reach::Onward)) => format!("sm_{}{}", device.0, device.1),
-        _ => build.arch.to_owned(),
+    let arch = match build.arch().reach() {
+        Reach::Onward => format!("sm_{}{}", device.0, device.1),
+        Reach::Family | Reach::Alone => build.arch.to_owned(),
     };
     format!("{}.{arch}.cubin", build.kernel)
 }
@@ -134,17 +105,7 @@ mod tests {
 
     #[test]
     fn every_build_names_an_architecture() {
-        assert!(BUILDS.iter().all(|build| parse(build.arch).is_some()));
-    }
-
-    #[cfg(feature = "emulated")]
-    #[test]
-    fn an_architecture_names_its_first_device() {
-        let named = ["sm_80", "sm_90a", "sm_100f", "sm_103f"].map(capability);
-        assert_eq!(named, [(8, 0), (9, 0), (10, 0), (10, 3)].map(Some));
-        for name in ["", "sm_", "sm_f", "sm_x0", "80", "compute_80", "sm_80 "] {
-            assert_eq!(capability(name), None, "{name}");
-        }
+        assert!(BUILDS.iter().all(|build| build.arch.parse::<Arch>().is_ok()));
     }
 
     #[cfg(feature = "emulated")]

@@ -22,9 +22,10 @@ use std::collections::HashSet;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
+use gpu_arch::Capability;
+
 use crate::error::Error;
 use crate::problem::Op;
-use builds::Capability;
 use kernel::{Grouped, Kernel};
 
 /// Every kernel. Those that compute groups come in the order in which they are chosen, the one that takes everything last.

@@ -1,45 +1,48 @@
 //! How the portable kernel works.
 //!
-//! e2m1 is doubled to a signed byte on the way from global to shared memory, so that `dp4a` multiplies four at
-//! a time. The two scales of a block are applied by two fused multiply-adds, of which the first also takes
-//! the integer out of a biased float (`BIAS`).
+//! A thread doubles e2m1 values to signed bytes on their way from global to shared memory, so that `dp4a` multiplies four
+//! of them at a time. Two fused multiply-adds apply the two scales of 16 products; the first of them also takes the integer
+//! sum out of a biased float (`BIAS`). A k-block, which passes through shared memory at a time, is what a scale tile covers:
+//! 64 elements of K. While one is multiplied, the next is loaded.
+//!
+//! A *block* is here, as in [`crate::format`], the [`BLOCK`] elements along K that share a scale.
 
-// Indices, not iterators: a loop over indices unrolls, so that arrays stay in registers.
+// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
 
 use core::hint::assert_unchecked;
 
 use cuda_std::{
     float::fma_rn_f32,
-    global::{ld_global_nc_b32_or_zero, ld_global_nc_b64_or_zero, st_global_b16, st_global_b64},
+    global::{GlobalAddress, ld_global_nc_b32_or_zero, ld_global_nc_b64_or_zero, st_global_b16, st_global_b64},
     integer::{dp4a_s32_s32, prmt_b32},
     kernel,
-    shared::{dynamic_shared_address, ld_shared_f32, ld_shared_v4_b32, st_shared_f32, st_shared_v4_b32},
+    shared::{SharedAddress, dynamic_shared_address, ld_shared_f32, ld_shared_v4_b32, st_shared_f32, st_shared_v4_b32},
     thread,
 };
 
 use crate::{
     epilogue::{convert, silu},
-    format::{BLOCK, SCALE_TILE_COLUMNS, SCALE_TILE_ROWS, scale_word_offset},
+    format::{BLOCK, SCALE_TILE_BYTES, SCALE_TILE_COLUMNS, scale_word_offset},
     gated_simt::abi::{Group, INSTANCES, Index, Instance, Launch, Panel, Tile, instances},
     schedule::last_begun,
 };
 
 const THREADS: u32 = Instance::THREADS;
 
-/// Blocks a multiprocessor should hold at once: bounds the registers of a thread at 128.
+/// Thread blocks that a multiprocessor shall hold at once. It bounds the registers of a thread at 128.
 const MIN_BLOCKS: u32 = 2;
 
-/// Bytes of packed values in a block of K, and their type.
+/// Bytes of the packed values of a block.
 const PACKED_BLOCK: u32 = BLOCK / 2;
 
-/// 1.5·2²³: between 2²³ and 2²⁴ a float's last bit is 1, so an integer added to the bits is added to the value.
+/// 1.5·2²³. From 2²³ to 2²⁴ the last bit of a float counts 1, so that adding an integer to the bits adds it to the value.
 const BIAS: f32 = 12_582_912.0;
 
-// The largest sum of a block, 16 products of two doubled 6s, leaves the biased float between 2²³ and 2²⁴.
+// The biased float stays between 2²³ and 2²⁴ with the largest sum of a block, 16 products of two doubled 6s.
 const _: () = assert!(BLOCK * 12 * 12 < 1 << 22);
 
-/// Most blocks of one operand that a thread copies a step.
+/// The most blocks of one operand that a thread copies of a k-block.
 const MAX_UNITS: usize = 2;
 
 macro_rules! entries {
@@ -65,7 +68,7 @@ macro_rules! entries {
 }
 instances!(entries);
 
-/// The kernel as one of [`INSTANCES`], from which the other parameters follow: matrices of weights, and the TOKENS × COLUMNS
+/// The kernel as one of [`INSTANCES`]. The other parameters follow from it: MATRICES of weights, and TOKENS × COLUMNS
 /// neighbouring elements of C that a thread computes.
 struct Simt<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUMNS: usize>;
 
@@ -78,7 +81,7 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
     const INSTANCE: Instance = INSTANCES[INDEX];
     const TILE: Tile = Self::INSTANCE.tile;
 
-    // Shared memory: two stages × (panel of A, panel of gate, panel of up); a panel is laid out by `Panel`.
+    // Shared memory: two stages, each a panel of A, one of gate and one of up (`Panel`).
     const A: Panel = Self::TILE.a_panel();
     const B: Panel = Self::TILE.b_panel();
     const STAGE_BYTES: u32 = Self::INSTANCE.stage_bytes();
@@ -95,13 +98,17 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
         assert!(Self::A.units() <= MAX_UNITS && Self::B.units() <= MAX_UNITS);
     };
 
+    /// A thread's part of the kernel.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`.
     #[inline(always)]
     unsafe fn run(launch: Launch) {
         const { Self::CHECK };
         let tile = thread::block_idx_x();
-        // SAFETY: the grid has no more blocks than the groups have tiles.
+        // SAFETY: the contract: the grid has a block for each tile of the groups.
         let group = unsafe { find_group(launch, tile) };
-        // SAFETY: a group that has tiles has rows.
+        // SAFETY: a group that has a tile has rows.
         unsafe { assert_unchecked(group.m > 0) };
         // Blocks that share a panel of weights are neighbours, so that it is read from memory once.
         let token_tiles = group.m.div_ceil(Self::TILE.tokens);
@@ -122,11 +129,12 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
         });
         let mut stage = dynamic_shared_address();
         let mut next_stage = stage + Self::STAGE_BYTES;
-        // SAFETY: addresses as the contract has them; a stage is written only while nobody reads it, since
-        // every thread has passed the barrier after reading it.
+        // SAFETY: the contract says what lies at the operands' addresses. The shared memory is two stages. A stage is
+        // written while nobody reads it: every thread has passed a barrier since it read there, and passes one before it
+        // reads again.
         unsafe {
             let mut fetch = |blocks| (a.fetch(Self::A, blocks), b.each_mut().map(|b| b.fetch(Self::B, blocks)));
-            let store = |stage, (a, b): (Step, [Step; MATRICES])| {
+            let store = |stage, (a, b): (Fetched, [Fetched; MATRICES])| {
                 a.store(stage, Self::A);
                 for matrix in 0..MATRICES {
                     b[matrix].store(stage + Self::b_offset(matrix), Self::B);
@@ -137,7 +145,7 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
             thread::sync_threads();
             while blocks > 0 {
                 blocks -= SCALE_TILE_COLUMNS as i32;
-                // One step past the end fetches nothing: zeros.
+                // Past the end of K this loads nothing and gives zeros.
                 let next = fetch(blocks);
                 if inside {
                     Self::multiply(stage, row, column, &mut sums);
@@ -153,15 +161,14 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
     }
 }
 
-/// The group that a tile belongs to: the last whose first tile is not behind it. Groups without rows have no
-/// tiles and are passed over.
+/// The group that a tile belongs to.
 ///
 /// # Safety
-/// `launch` is as its fields say; the groups have more tiles than `tile`.
+/// `launch` is as its fields say. The groups have more tiles than `tile`.
 #[inline(always)]
 unsafe fn find_group<'a>(launch: Launch, tile: u32) -> &'a Group {
     let groups = launch.groups as *const Group;
-    // SAFETY: indices below group_count.
+    // SAFETY: indices below `group_count`, of an array that does not change while the kernel runs.
     unsafe {
         &*groups.add(last_begun(launch.group_count, tile, |index| (*groups.add(index as usize)).first_tile) as usize)
     }
@@ -171,24 +178,24 @@ unsafe fn find_group<'a>(launch: Launch, tile: u32) -> &'a Group {
 
 /// What one thread copies of one operand, and how far it has come.
 ///
-/// A step is 4 blocks of each row of a panel. The threads take the blocks in order, the 4 of a row first, so
-/// that a row's 32 bytes are one memory access; thread r also takes the 4 scales of row r.
+/// A k-block is 4 blocks of each row of a panel. The threads take the blocks row by row, so that the 32 bytes of a row are
+/// one memory access. Thread r also takes the 4 scales of row r.
 struct Operand {
     /// Address of this thread's first block.
-    values: u64,
-    /// Bytes from it to the next one of the same step.
+    values: GlobalAddress,
+    /// Bytes from it to this thread's next block of the same k-block.
     unit_stride: u64,
     /// Address of this thread's four scales.
-    scales: u64,
-    /// Whether each block's row is inside of the matrix and the panel.
+    scales: GlobalAddress,
+    /// Whether the row of each block is inside of the matrix and the panel.
     units_inside: [bool; MAX_UNITS],
-    /// Whether the scales' row is.
+    /// Whether the row of the scales is.
     scales_inside: bool,
 }
 
-/// One thread's part of one step, on its way from global to shared memory.
+/// One thread's part of a k-block of one operand, on its way from global to shared memory.
 #[derive(Clone, Copy)]
-struct Step {
+struct Fetched {
     values: [u64; MAX_UNITS],
     scales: u32,
     /// Blocks of each row that are inside of K.
@@ -196,7 +203,7 @@ struct Step {
 }
 
 impl Panel {
-    /// Blocks that a thread copies a step.
+    /// Blocks that a thread copies of a k-block.
     const fn units(self) -> usize {
         (self.rows * SCALE_TILE_COLUMNS).div_ceil(THREADS) as usize
     }
@@ -210,7 +217,7 @@ impl Panel {
 }
 
 impl Operand {
-    /// Rows `first..` of a matrix of `rows` rows.
+    /// A panel's rows, from `first` on, of a matrix [rows, k] whose values and scales lie at these addresses.
     #[inline(always)]
     fn new(values: u64, scales: u64, first: u32, rows: u32, k: u32, panel: Panel) -> Self {
         let thread = thread::thread_idx_x();
@@ -219,59 +226,69 @@ impl Operand {
         let inside = |row| row < panel.rows && first + row < rows;
         let (row, column) = panel.unit(thread, 0);
         Self {
-            values: values + u64::from(first + row) * row_bytes + u64::from(column * PACKED_BLOCK),
+            values: GlobalAddress::new(values) + u64::from(first + row) * row_bytes + u64::from(column * PACKED_BLOCK),
             unit_stride: u64::from(THREADS / SCALE_TILE_COLUMNS) * row_bytes,
-            scales: scales + scale_word_offset(first + thread, 0, blocks.div_ceil(SCALE_TILE_COLUMNS)),
+            scales: GlobalAddress::new(scales)
+                + scale_word_offset(first + thread, 0, blocks.div_ceil(SCALE_TILE_COLUMNS)),
             units_inside: core::array::from_fn(|unit| inside(panel.unit(thread, unit).0)),
             scales_inside: inside(thread),
         }
     }
 
-    /// Loads a step, of which `blocks` blocks of each row are inside of K, and moves on. What is outside is 0.
+    /// Loads a k-block, of which `blocks` blocks of each row are inside of K, and moves on. What is outside is 0.
+    ///
+    /// # Safety
+    /// The matrix lies at the operand's addresses as [`Group`] says, and nobody writes it. The rows have at least `blocks`
+    /// blocks from here on, or `blocks` is not positive.
     #[inline(always)]
-    unsafe fn fetch(&mut self, panel: Panel, blocks: i32) -> Step {
+    unsafe fn fetch(&mut self, panel: Panel, blocks: i32) -> Fetched {
         let column = panel.unit(thread::thread_idx_x(), 0).1;
         let mut values = [0; MAX_UNITS];
         for unit in 0..panel.units() {
             let inside = self.units_inside[unit] && (column as i32) < blocks;
+            let address = self.values + unit as u64 * self.unit_stride;
             // SAFETY: inside of the matrix, or not loaded.
-            values[unit] = unsafe { ld_global_nc_b64_or_zero(inside, self.values + unit as u64 * self.unit_stride) };
+            values[unit] = unsafe { ld_global_nc_b64_or_zero(inside, address) };
         }
         // SAFETY: inside of the scales, which are padded to whole words, or not loaded.
         let scales = unsafe { ld_global_nc_b32_or_zero(self.scales_inside && blocks > 0, self.scales) };
-        self.values += u64::from(SCALE_TILE_COLUMNS * PACKED_BLOCK);
-        self.scales += u64::from(SCALE_TILE_ROWS * SCALE_TILE_COLUMNS);
-        Step { values, scales, blocks }
+        self.values = self.values + u64::from(SCALE_TILE_COLUMNS * PACKED_BLOCK);
+        self.scales = self.scales + u64::from(SCALE_TILE_BYTES);
+        Fetched { values, scales, blocks }
     }
 }
 
 // Registers → shared memory.
 
-impl Step {
+impl Fetched {
     /// Decodes into a panel of shared memory.
+    ///
+    /// # Safety
+    /// The panel lies at `address`, a multiple of 16, in shared memory that nobody reads now.
     #[inline(always)]
-    unsafe fn store(self, address: u32, panel: Panel) {
+    unsafe fn store(self, address: SharedAddress, panel: Panel) {
         let thread = thread::thread_idx_x();
         for unit in 0..panel.units() {
             let (row, column) = panel.unit(thread, unit);
             if row < panel.rows {
-                // SAFETY: inside of the panel, a block that is this thread's.
-                unsafe { st_shared_v4_b32(address + panel.block_offset(row, column), decode_block(self.values[unit])) };
+                let block = address + panel.block_offset(row, column);
+                // SAFETY: inside of the panel; no other thread stores this block.
+                unsafe { st_shared_v4_b32(block, decode_block(self.values[unit])) };
             }
         }
         if thread < panel.rows {
-            // Here and not in `fetch`: it waits for the load.
+            // Not in `fetch`, where it would wait for the load.
             let scales = decode_scales(self.scales & scale_mask(self.blocks));
             for column in 0..SCALE_TILE_COLUMNS {
-                // SAFETY: inside of the panel, a scale that is this thread's.
+                // SAFETY: inside of the panel; no other thread stores this scale.
                 unsafe { st_shared_f32(address + panel.scale_offset(thread, column), scales[column as usize]) };
             }
         }
     }
 }
 
-/// Keeps the first `blocks` scales of a word, all from 4 on. What follows them in the padding may be NaN in
-/// e4m3, and NaN times the zeros that follow the values would be NaN.
+/// A mask of the first `blocks` scales of a word, which has four. What follows them is padding that may be NaN in e4m3, and
+/// NaN times the zeros that stand for the values there would be NaN.
 #[inline(always)]
 fn scale_mask(blocks: i32) -> u32 {
     !u32::MAX.unbounded_shl(8 * blocks.max(0) as u32)
@@ -294,19 +311,19 @@ fn decode_word(codes: u32) -> [u32; 2] {
     let look_up = |table: [u32; 2], codes| prmt_b32(table[0], table[1], codes);
     let select = |signs: u32, codes| (look_up(NEGATIVE, codes) & signs) | (look_up(POSITIVE, codes) & !signs);
 
-    // A byte of 0xff for a negative code: odd codes have their sign on top of a byte, even ones after a shift.
-    // `prmt` with 8 added to a byte's number spreads its sign.
+    // Bytes of 0xff for negative codes. An odd code has its sign on top of a byte, an even one after a shift. `prmt` repeats
+    // the sign of a byte where 8 is added to the byte's number.
     let even = codes << 4;
     let (low_signs, high_signs) = (prmt_b32(even, codes, 0xd9c8), prmt_b32(even, codes, 0xfbea));
     let magnitudes = codes & 0x7777_7777;
     [select(low_signs, magnitudes), select(high_signs, magnitudes >> 16)]
 }
 
-/// Four e4m3 scales to f32, halved: values are doubled, in A and in B.
+/// Four e4m3 scales to f32, halved, since the values are doubled, in A and in B.
 #[inline(always)]
 fn decode_scales(scales: u32) -> [f32; 4] {
-    // Exponent and mantissa in their places in an f32, whose exponent has a bias of 127 and not of 7; subnormals
-    // are subnormal there too, and the product is exact.
+    // Exponent and mantissa go to their places in an f32, whose exponent has a bias of 127 and not of 7. Subnormal scales
+    // are subnormal there too. The product is exact.
     const HALF_OF_BIAS_CHANGE: f32 = f32::from_bits((127 + 127 - 7 - 1) << 23);
     scales.to_le_bytes().map(|scale| f32::from_bits(u32::from(scale) << 20) * HALF_OF_BIAS_CHANGE)
 }
@@ -317,10 +334,13 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
     Simt<INDEX, MATRICES, TOKENS, COLUMNS>
 {
     /// Adds a stage's products to the sums of the elements from `row` and `column` of the tile on.
+    ///
+    /// # Safety
+    /// The stage is filled, and nobody writes it now. The elements are inside of the tile.
     #[inline(always)]
-    unsafe fn multiply(stage: u32, row: u32, column: u32, sums: &mut Sums<MATRICES, TOKENS, COLUMNS>) {
+    unsafe fn multiply(stage: SharedAddress, row: u32, column: u32, sums: &mut Sums<MATRICES, TOKENS, COLUMNS>) {
         for block in 0..SCALE_TILE_COLUMNS {
-            // SAFETY: inside of the stage, which nobody writes now.
+            // SAFETY: inside of the stage, which is filled.
             unsafe {
                 let a: [[u32; 4]; TOKENS] =
                     core::array::from_fn(|i| ld_shared_v4_b32(stage + Self::A.block_offset(row + i as u32, block)));
@@ -346,9 +366,12 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
 }
 
 /// N neighbouring scales of shared memory.
+///
+/// # Safety
+/// They lie at `address`, a multiple of 4 times N, in shared memory that nobody writes now.
 #[inline(always)]
-unsafe fn load_scales<const N: usize>(address: u32) -> [f32; N] {
-    // SAFETY: the caller's promise; four scales of a thread start at a multiple of four.
+unsafe fn load_scales<const N: usize>(address: SharedAddress) -> [f32; N] {
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         if N == 4 {
             let scales = ld_shared_v4_b32(address);
@@ -375,6 +398,10 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
     Simt<INDEX, MATRICES, TOKENS, COLUMNS>
 {
     /// Scales, activates and writes one thread's elements of C.
+    ///
+    /// # Safety
+    /// The contract holds of `group`. The elements from `token` and `column` on are this thread's alone; the columns are
+    /// inside of C.
     #[inline(always)]
     unsafe fn epilogue(group: &Group, output: u32, token: u32, column: u32, sums: &Sums<MATRICES, TOKENS, COLUMNS>) {
         let Group { c, alpha, m, n, .. } = *group;
@@ -386,19 +413,23 @@ impl<const INDEX: usize, const MATRICES: usize, const TOKENS: usize, const COLUM
             });
             if token < m {
                 let element = u64::from(token) * u64::from(n) + u64::from(column);
-                // SAFETY: an element of C that is this thread's alone, aligned since N and the column are
-                // multiples of as many elements as are stored.
-                unsafe { store_output(c + 2 * element, output, values) }
+                let address = GlobalAddress::new(c) + 2 * element;
+                // SAFETY: elements of C that are this thread's alone. N and the column are multiples of as many elements
+                // as are stored, so that the address is aligned.
+                unsafe { store_output(address, output, values) }
             }
         }
     }
 }
 
 /// Converts and stores N neighbouring elements of C.
+///
+/// # Safety
+/// They lie at `address`, a multiple of their size, in global memory that no other thread accesses meanwhile.
 #[inline(always)]
-unsafe fn store_output<const N: usize>(address: u64, output: u32, values: [f32; N]) {
+unsafe fn store_output<const N: usize>(address: GlobalAddress, output: u32, values: [f32; N]) {
     const { assert!(N == 1 || N == 4) };
-    // SAFETY: the caller's promise.
+    // SAFETY: what `# Safety` above asks.
     unsafe {
         if N == 4 {
             let low = convert(output, values[0], values[1 % N]);

@@ -10,7 +10,7 @@ use crate::{
     instances::table,
 };
 
-/// Warps that run the epilogue, each for a quarter of the tile's rows; the first of the block.
+/// Warps that run the epilogue, each for a quarter of the tile's rows. They are the block's first.
 pub const EPILOGUE_WARPS: u32 = 4;
 
 /// Rows of a weight tile in a block: the M of an MMA, half of a pair's.
@@ -19,8 +19,7 @@ pub const TILE_ROWS: u32 = 128;
 /// The tensor core's N is a multiple of this, that of a pair of twice as much (PTX ISA, "Matrix Shape", `tcgen05.mma`).
 pub const N_STEP: u32 = 8;
 
-/// Tokens whose scales share a column of tensor memory. Where a group has more than one tile of tokens, tiles start at
-/// multiples of this.
+/// Tokens whose scales share a column of tensor memory. Tiles start at multiples of this.
 pub const TOKEN_SCALE_ROWS: u32 = 32;
 
 /// Elements of K of a k-block.
@@ -41,7 +40,7 @@ pub const K_ALIGNMENT: u32 = 32;
 /// Columns of C that a store by tensor map takes: an epilogue warp's.
 pub const BOX_COLUMNS: u32 = TILE_ROWS / EPILOGUE_WARPS;
 
-/// Bytes of them.
+/// Bytes of these columns.
 pub const BOX_BYTES: u32 = BOX_COLUMNS * 2;
 
 /// Tokens that a store by tensor map takes.
@@ -166,8 +165,8 @@ pub enum Store {
 pub enum Roles {
     /// A warp loads, a warp issues MMAs, four run the epilogue: all at once.
     Specialised,
-    /// Of four warps the first loads and issues MMAs, then all run the epilogue: nothing of a tile overlaps with the next,
-    /// and in a tile only loads with MMAs, where there is more than one stage.
+    /// The first of four warps loads and issues MMAs, then all four run the epilogue. Tiles do not overlap. Inside of a tile
+    /// loads overlap with MMAs, if there is more than one stage.
     Serial,
 }
 
@@ -272,17 +271,17 @@ impl Instance {
         self.blocks * TILE_ROWS
     }
 
-    /// Tokens that a block loads for a full tile: a pair shares them.
+    /// Tokens that a block loads of a full tile. The blocks of a pair load half each.
     pub const fn block_tokens(self) -> u32 {
         self.tile_tokens / self.blocks
     }
 
-    /// The N of a tile of so many tokens.
+    /// The N of the tensor core's products for a tile of so many tokens.
     pub const fn mma_n(self, tokens: u32) -> u32 {
         tokens.next_multiple_of(self.blocks * N_STEP)
     }
 
-    /// Whether the tiles of a group of `m` tokens start where they must.
+    /// Whether tiles of a group of `m` tokens can start where they must, at multiples of [`TOKEN_SCALE_ROWS`].
     pub const fn allows(self, m: u32) -> bool {
         m <= self.tile_tokens || self.tile_tokens.is_multiple_of(TOKEN_SCALE_ROWS)
     }
@@ -292,7 +291,7 @@ impl Instance {
         self.block_tokens() * K_BLOCK_BYTES
     }
 
-    /// The most rows of scale tiles that a tile of tokens meets: it may start in the middle of one.
+    /// The most scale tiles that a tile's tokens lie in, since it may start in the middle of one.
     pub const fn token_scale_tiles(self) -> u32 {
         if !self.tile_tokens.is_multiple_of(TOKEN_SCALE_ROWS) {
             return 1;
@@ -315,7 +314,7 @@ impl Instance {
             + (self.matrices + self.token_scale_tiles()) * Self::SCALE_BYTES
     }
 
-    /// Tokens that an epilogue warp gathers in a buffer before it stores them.
+    /// Tokens that an epilogue warp gathers in one of its buffers before it stores them.
     pub const fn store_tokens(self) -> u32 {
         match self.store {
             Store::Direct => N_STEP,
@@ -328,7 +327,7 @@ impl Instance {
         self.store_tokens() * BOX_BYTES
     }
 
-    /// Columns of tensor memory for the scales of a step: a column for 32 rows and an MMA.
+    /// Columns of tensor memory for the scales of a k-block: each MMA takes a column for every 32 rows.
     pub const fn scale_columns(self) -> u32 {
         MMAS_PER_K_BLOCK * (SCALE_TILE_ROWS / TOKEN_SCALE_ROWS) * (self.matrices + self.token_scale_tiles())
     }
@@ -338,8 +337,8 @@ impl Instance {
         self.matrices * self.tile_tokens
     }
 
-    /// Accumulators: 2 where they fit beside the scales of two steps, so that the epilogue of a tile runs beside the MMAs
-    /// of the next.
+    /// Accumulators: 2 if they fit beside the scales of two k-blocks, so that the epilogue of a tile runs beside the MMAs of
+    /// the next.
     pub const fn accumulators(self) -> u32 {
         let scale_sets = if self.stages > 1 { 2 } else { 1 };
         let fit = 2 * self.accumulator_columns() + scale_sets * self.scale_columns() <= TMEM_COLUMNS;
@@ -349,7 +348,7 @@ impl Instance {
         }
     }
 
-    /// Steps whose scales have columns of tensor memory of their own: as many as stages, or what fits.
+    /// Sets of columns of tensor memory for the scales of a k-block: as many as there are stages, or else as many as fit.
     pub const fn scale_sets(self) -> u32 {
         let left = TMEM_COLUMNS.saturating_sub(self.accumulators() * self.accumulator_columns());
         let fit = left / self.scale_columns();
@@ -384,7 +383,10 @@ impl Instance {
         );
         assert!(self.stages > 0, "a pipeline needs a stage");
         let alone = self.blocks == 1 || matches!(self.roles, Roles::Specialised);
-        assert!(alone, "serial roles are for a block alone: a pair's second has no thread that reports its stages");
+        assert!(
+            alone,
+            "serial roles are for a block alone: in a pair, no thread of the second block would report its stages"
+        );
         assert!(self.scale_sets() > 0, "accumulators and scales do not fit tensor memory");
         assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit shared memory");
     }

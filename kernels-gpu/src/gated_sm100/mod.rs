@@ -2,15 +2,15 @@
 //!
 //! # Contract
 //!
-//! * Computes what [`Group`](abi::Group) says for every tile of the list, in one launch: a grid of at most as many blocks as there
-//!   are tiles, twice as many where a pair computes a tile; [`Instance::threads`](abi::Instance::threads) threads each and
-//!   [`Instance::shared_bytes`](abi::Instance::shared_bytes) of dynamic shared memory. Tiles cover each group's C once, and [`Instance::allows`](abi::Instance::allows) its
-//!   M. M, N and K may end anywhere in a tile.
-//! * Addresses and tensor maps are as [`Group`](abi::Group) says: K is a multiple of [`K_ALIGNMENT`](abi::K_ALIGNMENT), so that the rows of a map
-//!   are of 16 bytes. Scales are finite (never 0x7f) and have no sign, in the padding of K too: it meets values that
-//!   the maps fill with zeros.
-//! * Writes C's own elements and nothing else, each once. The same input gives the same bits.
-//! * Sums are f32, as the tensor core adds them. α·sum must be finite in f32. Overflow of the output format gives
+//! * One launch computes what [`abi::Group`] says for every [`abi::Tile`] of an array; the tiles cover each group's C once,
+//!   and [`abi::Instance::allows`] each group's M. M, N and K may end anywhere in a tile.
+//! * The grid has at most as many blocks as there are tiles, and twice as many where pairs compute tiles. A block has
+//!   [`abi::Instance::threads`] threads, a cluster [`abi::Instance::cluster`] blocks; dynamic shared memory is
+//!   [`abi::Instance::shared_bytes`].
+//! * Addresses and tensor maps are as [`abi::Group`] says. Scales are finite (never 0x7f) and have no sign, in the padding
+//!   of K too: they are multiplied with values that the maps fill with zeros.
+//! * It writes C's own elements and nothing else, each once. The same input gives the same bits.
+//! * The tensor core adds up products in f32. α·sum must be finite in f32. What is too large for the output format becomes
 //!   ±inf.
 
 pub mod abi;

@@ -2,7 +2,7 @@
 
 use cuda_std::{
     convert::cvt_f32_f16,
-    global::{ld_global_nc_b64_or_zero, st_global_b64},
+    global::{GlobalAddress, ld_global_nc_b64_or_zero, st_global_b64},
     kernel, thread,
 };
 
@@ -19,11 +19,11 @@ const ELEMENT_BYTES: u64 = 2;
 /// The kernel.
 ///
 /// # Safety
-/// The module's contract.
+/// The contract in this folder's `mod.rs`.
 #[kernel(threads = THREADS)]
 pub unsafe fn silu_mul(launch: Launch) {
     let (block, segments) = (thread::block_idx_x(), launch.segments as *const Segment);
-    // SAFETY: indices below segment_count.
+    // SAFETY: indices below `segment_count`, of an array that does not change while the kernel runs.
     let segment = unsafe {
         let index = last_begun(launch.segment_count, block, |index| (*segments.add(index as usize)).first_block);
         *segments.add(index as usize)
@@ -33,18 +33,19 @@ pub unsafe fn silu_mul(launch: Launch) {
     if first >= segment.elements {
         return;
     }
-    let offset = first * ELEMENT_BYTES;
-    // SAFETY: four elements that this thread alone computes, inside of all three matrices.
+    let at = |matrix: u64| GlobalAddress::new(matrix) + first * ELEMENT_BYTES;
+    // SAFETY: four elements that this thread alone computes. They lie inside of all three matrices, since a segment has a
+    // multiple of four.
     unsafe {
-        let gate = decode(launch.format, ld_global_nc_b64_or_zero(true, segment.gate + offset));
-        let up = decode(launch.format, ld_global_nc_b64_or_zero(true, segment.up + offset));
+        let gate = decode(launch.format, ld_global_nc_b64_or_zero(true, at(segment.gate)));
+        let up = decode(launch.format, ld_global_nc_b64_or_zero(true, at(segment.up)));
         let [a, b, c, d] = core::array::from_fn(|index| silu(gate[index]) * up[index]);
         let (low, high) = (convert(launch.format, a, b), convert(launch.format, c, d));
-        st_global_b64(segment.c + offset, u64::from(high) << 32 | u64::from(low));
+        st_global_b64(at(segment.c), u64::from(high) << 32 | u64::from(low));
     }
 }
 
-/// Four elements of a format.
+/// Four elements in a format: [`OUTPUT_BF16`], or else f16.
 #[inline(always)]
 fn decode(format: u32, elements: u64) -> [f32; THREAD_ELEMENTS as usize] {
     core::array::from_fn(|index| {

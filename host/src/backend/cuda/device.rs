@@ -12,9 +12,10 @@ use cuda_driver::cust::device::{self, DeviceAttribute};
 use cuda_driver::cust::error::CudaResult;
 use cuda_driver::cust::module::Module;
 use cuda_driver::{Failure, last_failure, sys};
+use gpu_arch::Capability;
 
 use crate::error::Error;
-use crate::kernels::builds::{self, Build, Capability};
+use crate::kernels::builds::{self, Build};
 use crate::kernels::kernel::Entry as KernelEntry;
 use crate::kernels::{self, GroupedKernel};
 use crate::plan::variant::Variant;

@@ -29,13 +29,13 @@ use std::sync::Arc;
 
 pub use cuda_driver::sys::{CUdeviceptr, CUstream};
 pub use device::{DeviceInfo, Options, devices};
+pub use gpu_arch::Capability;
 pub use layer::CudaLayer;
 pub use resident::{Cache, ResidentStep, Timing};
 
 use super::{Backend, Layer};
 use crate::error::Error;
 use crate::kernels::builds;
-pub use crate::kernels::builds::Capability;
 pub use crate::kernels::group::DeviceGroup;
 use crate::plan::roofline::{GPUS, Peaks};
 use crate::plan::variant::Variant;

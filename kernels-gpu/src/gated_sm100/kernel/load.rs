@@ -2,8 +2,9 @@
 
 use cuda_std::{
     fence::fence_proxy_tensormap_acquire,
+    global::GlobalAddress,
     mbarrier::mbarrier_arrive_expect_tx,
-    tma::{cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_global},
+    tma::{TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_global},
 };
 
 use super::Sm100;
@@ -14,41 +15,50 @@ use crate::{
 };
 
 impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
-    /// Makes the maps of a tile's group known to this thread's copies, unless those of group `known` are the same.
+    /// Makes the maps of a tile's group known to this thread's copies, unless `known` is that group. Then sets `known`.
+    ///
+    /// # Safety
+    /// `group` is the tile's, and the contract holds of it.
     #[inline(always)]
     pub(super) unsafe fn acquire_maps(self, known: &mut u32, tile: &Tile, group: &Group) {
         if tile.group == *known {
             return;
         }
         *known = tile.group;
-        // SAFETY: the group's own maps.
+        // SAFETY: the contract: tensor maps lie there.
         unsafe {
-            fence_proxy_tensormap_acquire(group.a_map);
+            fence_proxy_tensormap_acquire(TensorMapAddress::new(group.a_map));
             for matrix in 0..Self::MATRICES {
-                fence_proxy_tensormap_acquire(group.b_maps[matrix]);
+                fence_proxy_tensormap_acquire(TensorMapAddress::new(group.b_maps[matrix]));
             }
         }
     }
 
-    /// Starts the copies of a step into the next stage.
+    /// Starts the copies of a k-block into the next stage.
+    ///
+    /// # Safety
+    /// `group` is the tile's, the contract holds of it, and its maps have been acquired. One thread of the block calls it,
+    /// with all k-blocks of its tiles in order; `stages` is that thread's.
     #[inline(always)]
-    pub(super) unsafe fn load(self, stages: &mut Ring<BLOCKS>, tile: &Tile, group: &Group, step: u32) {
+    pub(super) unsafe fn load(self, stages: &mut Ring<BLOCKS>, tile: &Tile, group: &Group, k_block: u32) {
         let stage = self.shared + stages.index() * Self::STAGE_BYTES;
         let full = stages.full();
-        let k_byte = (step * K_BLOCK_BYTES) as i32;
+        let k_byte = (k_block * K_BLOCK_BYTES) as i32;
         let first_row = self.first_row(tile);
         let first_token = tile.first_token + self.rank * (Self::INSTANCE.mma_n(tile.tokens) / BLOCKS);
 
-        let scale_bytes = group.mmas(step) * SCALE_TILE_BYTES;
-        let scale_offset = u64::from(step) * u64::from(Instance::SCALE_BYTES);
-        let scales = |tile_row: u32| u64::from(tile_row) * group.scale_stride() + scale_offset;
-        // The second of a pair may be without rows: zeros as values, by the map; scales that are some.
+        let scale_bytes = group.mmas(k_block) * SCALE_TILE_BYTES;
+        let scale_offset = u64::from(k_block) * u64::from(Instance::SCALE_BYTES);
+        let scales = |matrix: u64, tile_row: u32| {
+            GlobalAddress::new(matrix) + (u64::from(tile_row) * group.scale_stride() + scale_offset)
+        };
+        // The second block of a pair may have no rows. Then the map gives zeros as values, and any scales will do.
         let weight_tile_row = (first_row / SCALE_TILE_ROWS).min((group.n - 1) / SCALE_TILE_ROWS);
         let token_tile_row = tile.first_token / SCALE_TILE_ROWS;
         let token_tile_rows = tile.token_scale_tiles();
 
-        // SAFETY: the group's own maps and scales, of which the padding is whole tiles; a stage is written while it is
-        // empty, and its full barrier expects each copy's bytes. A box counts whole, whatever lies outside of the tensor.
+        // SAFETY: the group's own maps and scales, which are padded to whole tiles. A stage is written while it is empty, and
+        // its full barrier expects the bytes of every copy. A box counts in full, even where it lies outside of the tensor.
         unsafe {
             stages.wait_empty();
             let value_bytes = Self::TOKENS + Self::INSTANCE.token_bytes();
@@ -56,16 +66,18 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
             for matrix in 0..Self::MATRICES {
                 let weights = stage + Self::weights(matrix);
                 let row = first_row as i32;
-                cp_async_bulk_tensor_2d_shared_global(weights, group.b_maps[matrix], [k_byte, row], full);
+                let map = TensorMapAddress::new(group.b_maps[matrix]);
+                cp_async_bulk_tensor_2d_shared_global(weights, map, [k_byte, row], full);
                 let weight_scales = stage + Self::weight_scales(matrix);
-                let source = group.b_scales[matrix] + scales(weight_tile_row);
+                let source = scales(group.b_scales[matrix], weight_tile_row);
                 cp_async_bulk_shared_global(weight_scales, source, scale_bytes, full);
             }
             let tokens = stage + Self::TOKENS;
-            cp_async_bulk_tensor_2d_shared_global(tokens, group.a_map, [k_byte, first_token as i32], full);
+            let map = TensorMapAddress::new(group.a_map);
+            cp_async_bulk_tensor_2d_shared_global(tokens, map, [k_byte, first_token as i32], full);
             for tile_row in 0..token_tile_rows {
                 let token_scales = stage + Self::TOKEN_SCALES + tile_row * Instance::SCALE_BYTES;
-                let source = group.a_scales + scales(token_tile_row + tile_row);
+                let source = scales(group.a_scales, token_tile_row + tile_row);
                 cp_async_bulk_shared_global(token_scales, source, scale_bytes, full);
             }
         }

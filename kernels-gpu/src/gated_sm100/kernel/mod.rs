@@ -1,29 +1,30 @@
 //! How the Blackwell kernel works.
 //!
-//! Weights lie on the tensor core's M, of 128 rows, and tokens on its N, which each tile chooses for itself. One warp
-//! loads by bulk copies, one issues MMAs, four turn accumulators into C; a block computes tiles until none are left,
-//! and each role is ahead of the next by as much as the buffers between them hold:
+//! A and B are swapped: weights lie on the tensor core's M, of 128 rows, and tokens on its N, of which each tile takes as
+//! many as it has. One warp loads by bulk copies, one issues MMAs, and four turn accumulators into C. A block computes tiles
+//! until none are left. Each role is ahead of the next by as much as the buffers between them hold:
 //!
 //! ```text
 //! global ─ load warp ─▶ stages ─ MMA warp ─▶ accumulators ─ epilogue warps ─▶ C
 //! ```
 //!
-//! A pair of blocks ([`Instance::blocks`]) computes 256 rows: each has half of the rows, half of the tokens and a
-//! pipeline of its own, and a thread of the first multiplies for both.
+//! A pair of blocks ([`Instance::blocks`]) computes 256 rows: each block has half of the rows, half of the tokens and a
+//! pipeline of its own, and a thread of the first block multiplies for both.
 //!
 //! # Scales
 //!
-//! A tile of the scale layout is a copy (`tcgen05.cp`) and four columns of tensor memory, one for 32 rows. A copy and
-//! the MMAs behind it execute in order; MMAs and a copy behind them need not (PTX ISA, "Pipelined tcgen05
-//! Instructions"), although CUTLASS counts on it (`sm100_blockscaled_mma_warpspecialized.hpp`: one place for the scales
-//! of all stages). So steps have columns of their own for their scales, [`Instance::scale_sets`] of them in turn. Where
-//! there are as many as stages, a stage that is full again says that the MMAs that read its scales are complete; where
-//! fewer fit, who multiplies waits for those MMAs, which leaves it the ones issued since.
+//! A tile of the scale layout takes one copy (`tcgen05.cp`) to four columns of tensor memory, a column for 32 rows. A copy
+//! and the MMAs after it execute in order, but MMAs and a copy after them need not (PTX ISA, "Pipelined tcgen05
+//! Instructions"). CUTLASS relies on it that they do (`sm100_blockscaled_mma_warpspecialized.hpp` has one place for the scales
+//! of all stages); this kernel does not. It has [`Instance::scale_sets`] sets of columns and uses them in turn, one for each
+//! k-block. Before a set is written again, the MMAs that read it must be complete. Where there are as many sets as stages, a
+//! stage that is full again shows that they are. Where fewer sets fit, the thread that multiplies waits for those MMAs, while
+//! the tensor core is busy with the ones issued since.
 //!
-//! A tile of tokens that starts inside of a scale tile names the column that its 32 tokens begin at. The manual asks no
-//! more of that address than whole columns ("4-byte aligned sub-column", "Layout of the Scale Factor B Matrix for
-//! scale_vec::4X"); CUTLASS starts at every second column for N of 64 and 192. Nobody is known to start at an odd one:
-//! the host plans that only where it is told to.
+//! A tile of tokens that starts inside of a scale tile names the column at which its 32 tokens begin. The manual asks only
+//! that this address is a whole column ("4-byte aligned sub-column", "Layout of the Scale Factor B Matrix for
+//! scale_vec::4X"). CUTLASS starts at every second column, for N of 64 and 192. No known kernel starts at an odd one, so the
+//! host plans such a tile only if it is told to.
 
 mod load;
 mod multiply;
@@ -34,10 +35,10 @@ use cuda_std::{
     fence::fence_mbarrier_init,
     kernel,
     mbarrier::MBARRIER_BYTES,
-    shared::{dynamic_shared_address, ld_shared_b32},
+    shared::{SharedAddress, dynamic_shared_address, ld_shared_b32},
     tcgen05::{
-        TMEM_LANES, tcgen05_alloc, tcgen05_dealloc, tcgen05_fence_after_thread_sync, tcgen05_fence_before_thread_sync,
-        tcgen05_relinquish_alloc_permit, tmem_allocation,
+        TMEM_LANES, TmemAddress, tcgen05_alloc, tcgen05_dealloc, tcgen05_fence_after_thread_sync,
+        tcgen05_fence_before_thread_sync, tcgen05_relinquish_alloc_permit, tmem_allocation,
     },
     thread,
     warp::{ALL_LANES, WARP_SIZE, elect_sync, sync_warp},
@@ -54,7 +55,10 @@ use crate::{
 };
 
 const _: () = {
-    assert!(TILE_ROWS == TMEM_LANES && TILE_ROWS == EPILOGUE_WARPS * WARP_SIZE, "a row of C a lane, a lane a thread");
+    assert!(
+        TILE_ROWS == TMEM_LANES && TILE_ROWS == EPILOGUE_WARPS * WARP_SIZE,
+        "each row has a lane, and each lane a thread"
+    );
     assert!(TILE_ROWS == SCALE_TILE_ROWS, "a weight tile's scales are whole tiles");
     assert!(K_ALIGNMENT / 2 == 16, "what a tensor map asks of a row, in bytes");
 };
@@ -79,14 +83,14 @@ macro_rules! entries {
 }
 instances!(entries);
 
-/// A block at work as one of [`INSTANCES`]: one of BLOCKS for each tile.
+/// A block at work, as one of [`INSTANCES`]. BLOCKS compute a tile, as the instance says.
 #[derive(Clone, Copy)]
 struct Sm100<const INDEX: usize, const BLOCKS: u32> {
     launch: Launch,
     /// Its shared memory.
-    shared: u32,
+    shared: SharedAddress,
     /// Its tensor memory.
-    tmem: u32,
+    tmem: TmemAddress,
     /// Which of the blocks of a tile it is, from 0.
     rank: u32,
 }
@@ -103,7 +107,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
         assert!(Self::TMEM_ADDRESS + MBARRIER_BYTES == Self::INSTANCE.shared_bytes());
     };
 
-    /// The warp that loads. Where roles are specialised, those before it run the epilogue.
+    /// The warp that loads. With specialised roles, the warps before it run the epilogue.
     const LOAD_WARP: u32 = match Self::INSTANCE.roles {
         Roles::Specialised => EPILOGUE_WARPS,
         Roles::Serial => 0,
@@ -115,8 +119,8 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
         Roles::Serial => 0,
     };
 
-    // Shared memory: stages, the epilogue warps' buffers, barriers, the address of the tensor memory. Offsets from its
-    // start; inside of a stage, from the stage's.
+    // Shared memory: stages, the epilogue warps' buffers, barriers, the address of the tensor memory. These are offsets from
+    // its start, and inside of a stage from the stage's start.
     const STAGE_BYTES: u32 = Self::INSTANCE.stage_bytes();
     const BUFFERS: u32 = Self::STAGES * Self::STAGE_BYTES;
     const STAGE_BARRIERS: u32 = Self::BUFFERS + EPILOGUE_WARPS * 2 * Self::INSTANCE.store_bytes();
@@ -131,8 +135,8 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
     }
     const TOKEN_SCALES: u32 = Self::weight_scales(Self::MATRICES);
 
-    // Tensor memory: accumulators, each of all matrices, then sets of scales. Columns from its start; of scales, from the
-    // set's.
+    // Tensor memory: accumulators, each of all matrices, then sets of scales. These are columns from its start, and of scales
+    // from the set's start.
     const fn accumulator(index: u32, matrix: usize) -> u32 {
         index * Self::INSTANCE.accumulator_columns() + matrix as u32 * Self::INSTANCE.tile_tokens
     }
@@ -142,33 +146,37 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
     const fn weight_scale_column(matrix: usize, mma: u32) -> u32 {
         (matrix as u32 * MMAS_PER_K_BLOCK + mma) * SCALE_COLUMNS
     }
-    /// Rows of scale tiles lie side by side, so that columns of 32 tokens follow each other.
+    /// Scale tiles of an MMA lie side by side, so that the columns of 32 tokens each follow one another.
     const fn token_scale_column(mma: u32, tile_row: u32) -> u32 {
         Self::weight_scale_column(Self::MATRICES, 0)
             + (mma * Self::INSTANCE.token_scale_tiles() + tile_row) * SCALE_COLUMNS
     }
     const TMEM_COLUMNS: u32 = tmem_allocation(Self::INSTANCE.tmem_columns());
 
-    /// Stages: full when the load warp and its copies have arrived, for who multiplies for a pair those of both blocks;
-    /// empty when the MMAs that read it have.
-    const fn stages(self) -> Ring<BLOCKS> {
+    /// The stages. One is full when the load warp and its copies have arrived, and to the thread that multiplies for a pair
+    /// when those of both blocks have. It is empty when the MMAs that read it are complete.
+    fn stages(self) -> Ring<BLOCKS> {
         Ring::new(self.shared + Self::STAGE_BARRIERS, Self::STAGES)
     }
 
-    /// Accumulators: full when the MMAs have arrived, empty when every epilogue warp has, for a pair those of both
-    /// blocks.
-    const fn accumulators(self) -> Ring<BLOCKS> {
+    /// The accumulators. One is full when its MMAs are complete, and empty when every epilogue warp has read it, in a pair
+    /// those of both blocks.
+    fn accumulators(self) -> Ring<BLOCKS> {
         Ring::new(self.shared + Self::ACCUMULATOR_BARRIERS, Self::INSTANCE.accumulators())
     }
 
+    /// A thread's part of the kernel.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`.
     #[inline(always)]
     unsafe fn run(launch: Launch) {
         const { Self::CHECK };
         let warp = thread::thread_idx_x() / WARP_SIZE;
         let rank = if BLOCKS > 1 { cluster_rank() } else { 0 };
-        let mut block = Self { launch, shared: dynamic_shared_address(), tmem: 0, rank };
-        // SAFETY: barriers and the address of the tensor memory have places of their own in shared memory, and nobody
-        // uses them before all have passed `sync`; whole warps come here. When they pass the last one, nobody uses the
+        let mut block = Self { launch, shared: dynamic_shared_address(), tmem: TmemAddress::new(0), rank };
+        // SAFETY: barriers and the address of the tensor memory have places of their own in shared memory, and nobody uses
+        // them before all threads have passed the first `sync`. Whole warps come here. After the last `sync` nobody uses the
         // tensor memory any more, nor another block's shared memory.
         unsafe {
             if warp == Self::LOAD_WARP && elect_sync(ALL_LANES) {
@@ -184,7 +192,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
             }
             Self::sync();
             tcgen05_fence_after_thread_sync();
-            block.tmem = ld_shared_b32(block.shared + Self::TMEM_ADDRESS);
+            block.tmem = TmemAddress::new(ld_shared_b32(block.shared + Self::TMEM_ADDRESS));
 
             match Self::INSTANCE.roles {
                 Roles::Specialised => block.specialised(warp),
@@ -200,20 +208,28 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
         }
     }
 
-    /// Waits for every thread of the block, or of both.
+    /// Waits for every thread of the block, or of both blocks of a pair.
+    ///
+    /// # Safety
+    /// All of these threads call it.
     #[inline(always)]
     unsafe fn sync() {
-        // SAFETY: every thread of the block comes here, and of the other; the lanes of a warp meet before.
+        // SAFETY: what `# Safety` above asks; the lanes of a warp meet first.
         unsafe {
             sync_warp(ALL_LANES);
             if BLOCKS > 1 { sync_cluster() } else { thread::sync_threads() }
         }
     }
 
-    /// Every role has its own warps.
+    /// [`Roles::Specialised`]: every role has its own warps.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`. Every thread of the block calls it with the number of its warp, once
+    /// barriers and tensor memory are there.
     #[inline(always)]
     unsafe fn specialised(self, warp: u32) {
-        // SAFETY: one thread is elected for each role that has one.
+        // SAFETY: one thread is elected for loading and one for multiplying, whole warps run the epilogue, and each role
+        // takes the same tiles and k-blocks in the same order. `drain` keeps the block until its peer has arrived here.
         unsafe {
             if warp == Self::LOAD_WARP {
                 if elect_sync(ALL_LANES) {
@@ -221,8 +237,8 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
                     let mut maps = u32::MAX;
                     for (tile, group) in self.tiles() {
                         self.acquire_maps(&mut maps, &tile, group);
-                        for step in 0..group.steps() {
-                            self.load(&mut stages, &tile, group, step);
+                        for k_block in 0..group.k_blocks() {
+                            self.load(&mut stages, &tile, group, k_block);
                         }
                     }
                     stages.drain();
@@ -236,8 +252,8 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
                             continue;
                         }
                         multiplier.begin();
-                        for step in 0..group.steps() {
-                            multiplier.multiply(&tile, group, step);
+                        for k_block in 0..group.k_blocks() {
+                            multiplier.multiply(&tile, group, k_block);
                         }
                         multiplier.end();
                     }
@@ -252,12 +268,15 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
         }
     }
 
-    /// One thread loads and multiplies a tile, with loads ahead by all stages but the one that is multiplied; then every
-    /// warp runs the epilogue.
+    /// [`Roles::Serial`]: one thread loads and multiplies a tile, then every warp runs the epilogue. Loads are ahead by all
+    /// stages but the one that is multiplied.
+    ///
+    /// # Safety
+    /// As [`Self::specialised`].
     #[inline(always)]
     unsafe fn serial(self, warp: u32) {
         let ahead = Self::STAGES - 1;
-        // SAFETY: one thread is elected.
+        // SAFETY: one thread is elected for both roles, and whole warps run the epilogue, which waits for the accumulator.
         unsafe {
             let elected = warp == Self::LOAD_WARP && elect_sync(ALL_LANES);
             let (mut stages, mut multiplier) = (self.stages(), Multiplier::new(self));
@@ -267,12 +286,12 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
                 if elected {
                     self.acquire_maps(&mut maps, &tile, group);
                     multiplier.begin();
-                    for step in 0..group.steps() + ahead {
-                        if step < group.steps() {
-                            self.load(&mut stages, &tile, group, step);
+                    for k_block in 0..group.k_blocks() + ahead {
+                        if k_block < group.k_blocks() {
+                            self.load(&mut stages, &tile, group, k_block);
                         }
-                        if step >= ahead {
-                            multiplier.multiply(&tile, group, step - ahead);
+                        if k_block >= ahead {
+                            multiplier.multiply(&tile, group, k_block - ahead);
                         }
                     }
                     multiplier.end();
@@ -284,14 +303,14 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
         }
     }
 
-    /// Its tiles.
+    /// The tiles of this block, in order.
     #[inline(always)]
     fn tiles(self) -> Tiles {
         let (next, stride) = (thread::block_idx_x() / BLOCKS, thread::grid_dim_x() / BLOCKS);
         Tiles { launch: self.launch, next, stride }
     }
 
-    /// The first of its rows of weights, columns of C, of a tile.
+    /// The first row of weights, which is a column of C, that this block has of a tile.
     #[inline(always)]
     const fn first_row(self, tile: &Tile) -> u32 {
         tile.first_row + self.rank * TILE_ROWS
@@ -313,7 +332,7 @@ impl Iterator for Tiles {
         if self.next >= self.launch.tile_count {
             return None;
         }
-        // SAFETY: inside of the list, whose tiles name groups of the array; neither changes while the kernel runs.
+        // SAFETY: inside of the array, whose tiles name groups of the other array; neither changes while the kernel runs.
         let item = unsafe {
             let tile = *(self.launch.tiles as *const Tile).add(self.next as usize);
             (tile, &*(self.launch.groups as *const Group).add(tile.group as usize))
@@ -324,16 +343,16 @@ impl Iterator for Tiles {
 }
 
 impl Group {
-    /// Stages that a tile takes.
+    /// The k-blocks of a tile.
     #[inline(always)]
-    const fn steps(&self) -> u32 {
+    const fn k_blocks(&self) -> u32 {
         self.k.div_ceil(K_BLOCK)
     }
 
-    /// MMAs along K that a step takes: fewer in the last.
+    /// MMAs along a k-block. The last k-block may take fewer than the others.
     #[inline(always)]
-    const fn mmas(&self, step: u32) -> u32 {
-        let left = (self.k - step * K_BLOCK).div_ceil(MMA_K);
+    const fn mmas(&self, k_block: u32) -> u32 {
+        let left = (self.k - k_block * K_BLOCK).div_ceil(MMA_K);
         if left < MMAS_PER_K_BLOCK { left } else { MMAS_PER_K_BLOCK }
     }
 
@@ -345,7 +364,7 @@ impl Group {
 }
 
 impl Tile {
-    /// Rows of scale tiles that its tokens meet, from the one with `first_token` on.
+    /// Scale tiles that its tokens lie in, from the one with `first_token` on.
     #[inline(always)]
     const fn token_scale_tiles(&self) -> u32 {
         (self.first_token % SCALE_TILE_ROWS + self.tokens).div_ceil(SCALE_TILE_ROWS)

@@ -1,8 +1,12 @@
-//! Multiplying: stages → accumulators. One thread; of a pair, one of the first block.
+//! Multiplying: stages → accumulators. One thread; in a pair, one of the first block.
 
-use cuda_std::tcgen05::{
-    MatrixSwizzle, matrix_descriptor, mxf4nvf4_descriptor, tcgen05_commit, tcgen05_commit_multicast,
-    tcgen05_cp_32x128b_warpx4, tcgen05_fence_after_thread_sync, tcgen05_mma_mxf4nvf4_block16,
+use cuda_std::{
+    mbarrier::Mbarrier,
+    shared::SharedAddress,
+    tcgen05::{
+        InstructionDescriptor, MatrixDescriptor, MatrixSwizzle, TmemAddress, tcgen05_commit, tcgen05_commit_multicast,
+        tcgen05_cp_32x128b_warpx4, tcgen05_fence_after_thread_sync, tcgen05_mma_mxf4nvf4_block16,
+    },
 };
 
 use super::Sm100;
@@ -12,15 +16,16 @@ use crate::{
     ring::Ring,
 };
 
-/// The thread that multiplies, step by step.
+/// The thread that multiplies, k-block by k-block.
 pub(super) struct Multiplier<const INDEX: usize, const BLOCKS: u32> {
     block: Sm100<INDEX, BLOCKS>,
     stages: Ring<BLOCKS>,
     accumulators: Ring<BLOCKS>,
-    /// The columns of the next step's scales.
+    /// The set of columns for the next k-block's scales.
     scale_set: u32,
-    /// The stage that was multiplied with the scales in those columns, once all have been used.
+    /// The stage that was last multiplied with the scales in that set. It says nothing until `all_used`.
     scales_of: Ring<BLOCKS>,
+    /// Whether every set has been used once.
     all_used: bool,
 }
 
@@ -29,46 +34,53 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
     const SCALE_SETS: u32 = Self::INSTANCE.scale_sets();
 
     #[inline(always)]
-    pub const fn new(block: Sm100<INDEX, BLOCKS>) -> Self {
+    pub fn new(block: Sm100<INDEX, BLOCKS>) -> Self {
         let (stages, accumulators) = (block.stages(), block.accumulators());
         Self { block, stages, accumulators, scale_set: 0, scales_of: stages, all_used: false }
     }
 
-    /// Waits for an accumulator, for a tile.
+    /// Waits for an accumulator for the next tile.
+    ///
+    /// # Safety
+    /// The block's barriers have been initialised. One thread has a multiplier, and calls for each tile [`Self::begin`],
+    /// [`Self::multiply`] and [`Self::end`].
     #[inline(always)]
     pub unsafe fn begin(&mut self) {
-        // SAFETY: the ring's barriers.
+        // SAFETY: the epilogue is at most one round behind, since this waits for it in each.
         unsafe { self.accumulators.wait_empty() };
         tcgen05_fence_after_thread_sync();
     }
 
-    /// Multiplies the next stage, a step of the tile.
+    /// Multiplies the next stage, which is this k-block of the tile.
+    ///
+    /// # Safety
+    /// As [`Self::begin`]; `group` is the tile's. The calls have the k-blocks in the order in which they are loaded.
     #[inline(always)]
-    pub unsafe fn multiply(&mut self, tile: &Tile, group: &Group, step: u32) {
+    pub unsafe fn multiply(&mut self, tile: &Tile, group: &Group, k_block: u32) {
         let Self { block, .. } = *self;
         let stage = block.shared + self.stages.index() * Sm100::<INDEX, BLOCKS>::STAGE_BYTES;
-        let scales = block.tmem + Sm100::<INDEX, BLOCKS>::scales(self.scale_set);
+        let scales = block.tmem.column(Sm100::<INDEX, BLOCKS>::scales(self.scale_set));
         let mma_n = Self::INSTANCE.mma_n(tile.tokens);
-        let descriptor = mxf4nvf4_descriptor(Self::INSTANCE.tile_rows(), mma_n);
+        let descriptor = InstructionDescriptor::mxf4nvf4(Self::INSTANCE.tile_rows(), mma_n);
         let token_column = tile.first_token % SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
-        // SAFETY: an accumulator is written while it is empty, a stage read while it is full, columns of scales written
-        // when the MMAs that read them are complete; what was issued is complete when the barriers say so.
+        // SAFETY: the accumulator is written while it is empty and the stage read while it is full. Columns of scales are
+        // written when the MMAs that read them are complete. Barriers tell others when what is issued here is complete.
         unsafe {
             self.stages.wait_full();
             self.wait_for_scale_set();
             tcgen05_fence_after_thread_sync();
-            for mma in 0..group.mmas(step) {
+            for mma in 0..group.mmas(k_block) {
                 Self::copy_scales(scales, stage, mma, tile.token_scale_tiles());
                 let tokens = values_descriptor(stage + Sm100::<INDEX, BLOCKS>::TOKENS, mma);
                 for matrix in 0..Sm100::<INDEX, BLOCKS>::MATRICES {
                     tcgen05_mma_mxf4nvf4_block16::<BLOCKS>(
-                        block.tmem + Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index(), matrix),
+                        block.tmem.column(Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index(), matrix)),
                         values_descriptor(stage + Sm100::<INDEX, BLOCKS>::weights(matrix), mma),
                         tokens,
                         descriptor,
-                        scales + Sm100::<INDEX, BLOCKS>::weight_scale_column(matrix, mma),
-                        scales + Sm100::<INDEX, BLOCKS>::token_scale_column(mma, 0) + token_column,
-                        step > 0 || mma > 0,
+                        scales.column(Sm100::<INDEX, BLOCKS>::weight_scale_column(matrix, mma)),
+                        scales.column(Sm100::<INDEX, BLOCKS>::token_scale_column(mma, 0)).column(token_column),
+                        k_block > 0 || mma > 0,
                     );
                 }
             }
@@ -77,20 +89,27 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
         self.stages.advance();
     }
 
-    /// Hands the accumulator over when the tile is complete.
+    /// Hands the accumulator to the epilogue as soon as the tile's MMAs are complete.
+    ///
+    /// # Safety
+    /// As [`Self::begin`].
     #[inline(always)]
     pub unsafe fn end(&mut self) {
-        // SAFETY: a barrier.
+        // SAFETY: a barrier of the accumulator that was waited for, whose phase lacks this arrival.
         unsafe { Self::commit(self.accumulators.full()) };
         self.accumulators.advance();
     }
 
-    /// Waits until the MMAs that read the next step's columns of scales are complete, and goes on to the next columns.
+    /// Waits until the MMAs that read the next set of scale columns are complete, and goes on to the set after it.
+    ///
+    /// # Safety
+    /// As [`Self::multiply`], which calls it for each k-block.
     #[inline(always)]
     unsafe fn wait_for_scale_set(&mut self) {
-        // With as many sets as stages, the stage would not be full if they were not.
+        // With as many sets as stages there is nothing to wait for: the stage is full, so that the MMAs that read it last,
+        // and with it this set, are complete.
         if Self::SCALE_SETS < Self::INSTANCE.stages && self.all_used {
-            // SAFETY: a stage's barrier, whose MMAs have been issued and which has not been multiplied again.
+            // SAFETY: a stage whose MMAs have been issued in this round, and which has not been multiplied again.
             unsafe { self.scales_of.wait_emptied() };
             self.scales_of.advance();
         }
@@ -102,30 +121,36 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
     }
 
     /// Copies the scales of one MMA of each matrix to tensor memory.
+    ///
+    /// # Safety
+    /// The stage is full. `scales` is a set of columns that no MMA still reads.
     #[inline(always)]
-    unsafe fn copy_scales(scales: u32, stage: u32, mma: u32, token_scale_tiles: u32) {
-        // SAFETY: the caller's promise: a full stage, columns that nobody reads.
+    unsafe fn copy_scales(scales: TmemAddress, stage: SharedAddress, mma: u32, token_scale_tiles: u32) {
+        // SAFETY: what `# Safety` above asks; one thread calls it.
         unsafe {
             for matrix in 0..Sm100::<INDEX, BLOCKS>::MATRICES {
-                let column = scales + Sm100::<INDEX, BLOCKS>::weight_scale_column(matrix, mma);
+                let column = scales.column(Sm100::<INDEX, BLOCKS>::weight_scale_column(matrix, mma));
                 let source = stage + Sm100::<INDEX, BLOCKS>::weight_scales(matrix);
                 tcgen05_cp_32x128b_warpx4::<BLOCKS>(column, scales_descriptor(source, mma));
             }
             for tile_row in 0..token_scale_tiles {
-                let column = scales + Sm100::<INDEX, BLOCKS>::token_scale_column(mma, tile_row);
+                let column = scales.column(Sm100::<INDEX, BLOCKS>::token_scale_column(mma, tile_row));
                 let source = stage + Sm100::<INDEX, BLOCKS>::TOKEN_SCALES + tile_row * Instance::SCALE_BYTES;
                 tcgen05_cp_32x128b_warpx4::<BLOCKS>(column, scales_descriptor(source, mma));
             }
         }
     }
 
-    /// Arrives at a barrier, of both blocks of a pair, when all MMAs and copies so far are complete.
+    /// Arrives at a barrier, in both blocks of a pair, when all MMAs and copies so far are complete.
+    ///
+    /// # Safety
+    /// `barrier` is one of the block's, which has been initialised, and its phase lacks an arrival.
     #[inline(always)]
-    unsafe fn commit(barrier: u32) {
+    unsafe fn commit(barrier: Mbarrier) {
         /// Ranks of a pair's blocks, as bits.
         const BOTH: u16 = 0b11;
 
-        // SAFETY: both blocks have the same barriers, and end together.
+        // SAFETY: what `# Safety` above asks; both blocks have the same barriers, and end together.
         unsafe {
             if BLOCKS > 1 {
                 tcgen05_commit_multicast::<BLOCKS>(barrier, BOTH);
@@ -135,11 +160,16 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
         }
     }
 
-    /// A pair's second block: tells the first, whose thread multiplies for both, of each stage of a tile that is full here.
+    /// In a pair's second block: tells the first block, whose thread multiplies for both, of each stage of a tile as it
+    /// becomes full here.
+    ///
+    /// # Safety
+    /// The block's barriers have been initialised. One thread calls it, for each tile.
     #[inline(always)]
     pub unsafe fn report(&mut self, group: &Group) {
-        for _ in 0..group.steps() {
-            // SAFETY: a stage's barriers.
+        for _ in 0..group.k_blocks() {
+            // SAFETY: the producer is at most one round ahead, since it waits for the MMAs. The first block's barrier is
+            // made for this arrival besides its own thread's.
             unsafe {
                 self.stages.wait_full();
                 Ring::<BLOCKS>::arrive(self.stages.full());
@@ -149,14 +179,18 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
     }
 }
 
-/// The values of the `mma`-th MMA of a stage's rows at `address`: as TMA has swizzled them, 8 rows after 8.
+/// Rows of a core matrix, of which matrices in shared memory consist (PTX ISA, "Canonical Layouts"). Descriptors have the
+/// bytes from one to the next.
+const CORE_MATRIX_ROWS: u32 = 8;
+
+/// The values of the `mma`-th MMA of a k-block whose rows lie at `address`, as TMA has swizzled them.
 #[inline(always)]
-const fn values_descriptor(address: u32, mma: u32) -> u64 {
-    matrix_descriptor(address + mma * (MMA_K / 2), 8 * K_BLOCK_BYTES, MatrixSwizzle::B128)
+fn values_descriptor(address: SharedAddress, mma: u32) -> MatrixDescriptor {
+    MatrixDescriptor::new(address + mma * (MMA_K / 2), CORE_MATRIX_ROWS * K_BLOCK_BYTES, MatrixSwizzle::B128)
 }
 
-/// The scales of the `mma`-th MMA of a stage's 128 rows at `address`: 32 rows of 16 bytes.
+/// The scales of the `mma`-th MMA of a k-block whose scale tiles lie at `address`: each is 32 rows of 16 bytes.
 #[inline(always)]
-const fn scales_descriptor(address: u32, mma: u32) -> u64 {
-    matrix_descriptor(address + mma * SCALE_TILE_BYTES, 8 * 16, MatrixSwizzle::None)
+fn scales_descriptor(address: SharedAddress, mma: u32) -> MatrixDescriptor {
+    MatrixDescriptor::new(address + mma * SCALE_TILE_BYTES, CORE_MATRIX_ROWS * 16, MatrixSwizzle::None)
 }

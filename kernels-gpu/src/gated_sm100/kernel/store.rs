@@ -2,14 +2,14 @@
 
 use cuda_std::{
     fence::{fence_proxy_async_shared, fence_proxy_tensormap_acquire},
-    global::st_global_v4_b32,
-    shared::{ld_shared_v4_b32, st_shared_b16},
+    global::{GlobalAddress, st_global_v4_b32},
+    shared::{SharedAddress, ld_shared_v4_b32, st_shared_b16},
     tcgen05::{
-        tcgen05_fence_after_thread_sync, tcgen05_fence_before_thread_sync, tcgen05_ld_32x32b_x8,
-        tcgen05_ld_32x32b_x8_twice, tmem_lane,
+        TmemAddress, tcgen05_fence_after_thread_sync, tcgen05_fence_before_thread_sync, tcgen05_ld_32x32b_x8,
+        tcgen05_ld_32x32b_x8_twice,
     },
     tma::{
-        cp_async_bulk_commit_group, cp_async_bulk_tensor_2d_global_shared, cp_async_bulk_wait_group,
+        TensorMapAddress, cp_async_bulk_commit_group, cp_async_bulk_tensor_2d_global_shared, cp_async_bulk_wait_group,
         cp_async_bulk_wait_group_read,
     },
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp},
@@ -25,39 +25,39 @@ use crate::{
 /// Bytes of an element of C.
 const ELEMENT_BYTES: u32 = 2;
 
-/// Bytes of a warp's columns of a token.
+/// Bytes of a token's columns that are a warp's.
 const TOKEN_BYTES: u32 = WARP_SIZE * ELEMENT_BYTES;
 
 /// Bytes that a lane stores at once.
 const LANE_BYTES: u32 = 16;
 
-/// Elements of them.
+/// Elements that a lane stores at once.
 const ELEMENTS_PER_LANE: u32 = LANE_BYTES / ELEMENT_BYTES;
 
-/// Lanes that store a token's columns.
+/// Lanes that together store a token's columns.
 const LANES_PER_TOKEN: u32 = TOKEN_BYTES / LANE_BYTES;
 
 const _: () = {
-    assert!(WARP_SIZE / LANES_PER_TOKEN == N_STEP, "a warp stores what it has at a time");
+    assert!(WARP_SIZE / LANES_PER_TOKEN == N_STEP, "a warp stores as many tokens at once as it loads");
     assert!(BOX_COLUMNS == WARP_SIZE && BOX_BYTES == TOKEN_BYTES && BOX_TOKENS.is_multiple_of(N_STEP));
 };
 
-/// A lane's sums of 8 tokens, by matrix; the plain kernel has one.
+/// A lane's sums of 8 tokens, by matrix. The plain kernel has one matrix, and zeros in place of the other.
 type Sums = [[f32; N_STEP as usize]; 2];
 
 /// A warp of the epilogue.
 ///
-/// Each lane has a column of C, in tensor memory a lane of all tokens, 8 of which it takes at a time. They pass through
-/// one of two buffers of the warp in shared memory, a token's 32 columns side by side.
+/// Each lane has a column of C, which is a lane of tensor memory with all tokens. It takes 8 tokens at a time. They pass
+/// through one of the warp's two buffers in shared memory, where a token's 32 columns lie side by side.
 pub(super) struct Epilogue<const INDEX: usize, const BLOCKS: u32> {
     block: Sm100<INDEX, BLOCKS>,
     accumulators: Ring<BLOCKS>,
-    /// The first of the warp's columns of C in its block's.
+    /// The warp's first column of C, counted from its block's first.
     first_column: u32,
     /// The warp's lanes of tensor memory.
-    tmem: u32,
-    /// The buffer at hand, and the other.
-    buffers: [u32; 2],
+    tmem: TmemAddress,
+    /// The current buffer, and the other.
+    buffers: [SharedAddress; 2],
     /// The group whose map of C is known to this thread's stores.
     map: u32,
 }
@@ -71,16 +71,20 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
             block,
             accumulators: block.accumulators(),
             first_column: warp * WARP_SIZE,
-            tmem: tmem_lane(block.tmem, warp * WARP_SIZE),
+            tmem: block.tmem.lane(warp * WARP_SIZE),
             buffers: [buffer, buffer + bytes],
             map: u32::MAX,
         }
     }
 
     /// Waits for the next tile's accumulator and stores it.
+    ///
+    /// # Safety
+    /// `group` is the tile's, and the contract holds of it. The whole warp calls it together, for each tile in order; the
+    /// warp is the one that [`Self::new`] was told.
     #[inline(always)]
     pub unsafe fn store(&mut self, tile: &Tile, group: &Group) {
-        // SAFETY: an accumulator is read while it is full, by this warp's lanes alone; the buffers are this warp's.
+        // SAFETY: the accumulator is read while it is full; its lanes and the buffers are this warp's alone.
         unsafe {
             self.accumulators.wait_full();
             tcgen05_fence_after_thread_sync();
@@ -88,7 +92,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
                 let sums = self.load_sums(token);
                 let last = token + N_STEP >= tile.tokens;
                 if last {
-                    // All is read: the next tile's MMAs may overwrite it while this one is stored.
+                    // The whole accumulator has been read. The next tile's MMAs may overwrite it while this one is stored.
                     tcgen05_fence_before_thread_sync();
                     sync_warp(ALL_LANES);
                     if lane_id() == 0 {
@@ -113,7 +117,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
         self.accumulators.advance();
     }
 
-    /// Waits until all is stored, and nobody reads the buffers any more.
+    /// Waits until all is stored and no copy reads the buffers any more.
     #[inline(always)]
     pub fn finish(self) {
         if matches!(Sm100::<INDEX, BLOCKS>::INSTANCE.store, Store::Tma) {
@@ -121,12 +125,16 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
         }
     }
 
-    /// This lane's sums of 8 tokens.
+    /// This lane's sums of 8 tokens of the tile, from `token` on.
+    ///
+    /// # Safety
+    /// The accumulator is full. The whole warp calls it together.
     #[inline(always)]
     unsafe fn load_sums(&self, token: u32) -> Sums {
-        let address =
-            |matrix| self.tmem + Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index(), matrix) + token;
-        // SAFETY: the caller's promise: a full accumulator, all lanes together.
+        let accumulator =
+            |matrix| self.tmem.column(Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index(), matrix));
+        let address = |matrix| accumulator(matrix).column(token);
+        // SAFETY: what `# Safety` above asks; the lanes are those that this warp may access.
         let sums = unsafe {
             if Sm100::<INDEX, BLOCKS>::MATRICES == 2 {
                 tcgen05_ld_32x32b_x8_twice([address(0), address(1)])
@@ -137,7 +145,11 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
         sums.map(|sums| sums.map(f32::from_bits))
     }
 
-    /// Scales and activates a lane's sums of 8 tokens, and writes them to the buffer, from this token of it on.
+    /// Scales and activates a lane's sums of 8 tokens, and writes them to the buffer, where they are the tokens from `token`
+    /// on.
+    ///
+    /// # Safety
+    /// The buffer has room for them, and no lane or copy reads it now.
     #[inline(always)]
     unsafe fn stage(&self, token: u32, sums: &Sums, group: &Group) {
         let value = |token: usize| {
@@ -148,7 +160,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
         for token in (0..N_STEP).step_by(2) {
             let pair = convert(self.block.launch.output, value(token as usize), value(token as usize + 1));
             let address = address + token * TOKEN_BYTES;
-            // SAFETY: inside of this warp's buffer, which no lane reads now.
+            // SAFETY: inside of the buffer, in this lane's own column.
             unsafe {
                 st_shared_b16(address, pair as u16);
                 st_shared_b16(address + TOKEN_BYTES, (pair >> 16) as u16);
@@ -156,46 +168,55 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
         }
     }
 
-    /// Stores the 8 tokens of the buffer: four lanes have a token's 32 columns, 16 bytes each.
+    /// Stores the 8 tokens of the buffer, which are the tile's from `token` on. Four lanes store a token's 32 columns, 16
+    /// bytes each.
+    ///
+    /// # Safety
+    /// Every lane has written its part of the buffer. The whole warp calls it together; the contract holds of `group`.
     #[inline(always)]
     unsafe fn store_lanes(&mut self, tile: &Tile, group: &Group, token: u32) {
         let lane = lane_id();
         let token = token + lane / LANES_PER_TOKEN;
         let column = self.block.first_row(tile) + self.first_column + lane % LANES_PER_TOKEN * ELEMENTS_PER_LANE;
-        // SAFETY: the buffer is written, and read by its own lanes; a store is inside of C, each element once.
+        // SAFETY: the lanes meet between writing and reading the buffer. What is stored lies inside of C and is this lane's.
         unsafe {
             sync_warp(ALL_LANES);
             let elements = ld_shared_v4_b32(self.buffers[0] + lane * LANE_BYTES);
-            // N is a multiple of 8, so a lane's columns are all inside or all outside.
+            // N is a multiple of 8, so that a lane's columns are all inside or all outside.
             if token < tile.tokens && column < group.n {
                 let row = u64::from(tile.first_token + token);
                 let element = row * u64::from(group.n) + u64::from(column);
-                st_global_v4_b32(group.c + element * u64::from(ELEMENT_BYTES), elements);
+                st_global_v4_b32(GlobalAddress::new(group.c) + element * u64::from(ELEMENT_BYTES), elements);
             }
         }
-        // The next 8 tokens do not wait until all lanes have read these.
+        // The next 8 tokens go to the other buffer, and need not wait until all lanes have read this one.
         self.buffers.reverse();
     }
 
-    /// Stores the buffer as a box that starts at this token. What of it lies outside of C is no token of the tile: only a
-    /// group's last tile is not of whole boxes.
+    /// Stores the buffer as a box that starts at this token of the tile. Where the box has more tokens than the tile, they lie
+    /// outside of C, since only a group's last tile is not whole boxes.
+    ///
+    /// # Safety
+    /// As [`Self::store_lanes`].
     #[inline(always)]
     unsafe fn store_box(&mut self, tile: &Tile, group: &Group, token: u32) {
         let column = self.block.first_row(tile) + self.first_column;
-        // SAFETY: the group's own map; the buffer is written, and the other one read, before it is written again.
+        // SAFETY: the group's own map. All lanes have written the buffer before one of them copies it. The warp goes on when
+        // the other buffer, which is written next, has been read.
         unsafe {
             fence_proxy_async_shared();
             sync_warp(ALL_LANES);
             if lane_id() == 0 {
                 if self.map != tile.group {
                     self.map = tile.group;
-                    fence_proxy_tensormap_acquire(group.c_map);
+                    fence_proxy_tensormap_acquire(TensorMapAddress::new(group.c_map));
                 }
                 if column < group.n {
                     let at = [(column * ELEMENT_BYTES) as i32, (tile.first_token + token) as i32];
-                    cp_async_bulk_tensor_2d_global_shared(group.c_map, at, self.buffers[0]);
+                    let map = TensorMapAddress::new(group.c_map);
+                    cp_async_bulk_tensor_2d_global_shared(map, at, self.buffers[0]);
                 }
-                // A group each time, an empty one too: its number says which buffer it reads.
+                // A group each time, even an empty one: then all but the newest group are those that read the other buffer.
                 cp_async_bulk_commit_group();
                 cp_async_bulk_wait_group_read::<1>();
             }

@@ -1,21 +1,27 @@
 //! How the Hopper kernel works.
 //!
-//! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 ([`decode`]). Weights lie on the tensor core's M, tokens on its
-//! N. Every tile of columns multiplies the same tokens: a small grid before decodes them once, to global memory; where they are
-//! so few that it would take longer, each block decodes them for itself ([`tokens`]). Of the grid that multiplies, one warp
-//! loads weights as they are, and one the decoded tokens, by bulk copies;
-//! two or four warpgroups decode weights in registers, straight into the A fragments of `wgmma`, and multiply, each 64 rows
-//! of both panels. A block computes its tiles one after the other, and the warps that load are ahead by as much as the buffers
-//! hold. It may begin while the grid before still runs: only tokens wait for that, and all weights but the first.
+//! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 exactly ([`decode`]). A and B are swapped: weights lie on the
+//! tensor core's M, tokens on its N. All tiles of the same tokens need them decoded. So a small grid decodes the tokens once,
+//! to global memory, before the grid that multiplies ([`tokens`]). Where they are so few that this would take longer, each
+//! block decodes them for itself.
+//!
+//! In the grid that multiplies, one warp loads weights as they are and one warp loads decoded tokens, both by bulk copies. Two
+//! or four warpgroups decode weights in registers, straight into the A fragments of `wgmma`, and multiply; each has 64 rows of
+//! both panels. Two warpgroups take turns (ping-pong): one multiplies while the other decodes. A block computes its tiles one
+//! after the other, and the warps that load are ahead by as much as the buffers hold.
 //!
 //! ```text
 //! weights ─ a warp ─────────────────────▶ stages ──┐
 //! tokens ─ grid before ─▶ f16 ─ a warp ─▶ buffers ─┴─ warpgroups ─▶ C
 //! ```
 //!
-//! A product sums over K in any order, so A and B permute it alike ([`order`]), and no element ever changes its thread.
+//! The grid may begin while the one before still runs (programmatic dependent launch). The first k-block of weights is loaded
+//! at once; tokens and all other weights wait for the grid before to end.
+//!
+//! A product may sum over K in any order. So A and B permute K alike ([`order`]), and no element is ever moved to another
+//! thread.
 
-// Indices, not iterators: a loop over indices unrolls, so that arrays stay in registers.
+// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
 
 mod decode;
@@ -26,11 +32,11 @@ pub mod tokens;
 
 use cuda_std::{
     fence::fence_mbarrier_init,
-    global::prefetch_l1,
+    global::{GlobalAddress, prefetch_l1},
     kernel,
-    mbarrier::MBARRIER_BYTES,
+    mbarrier::{MBARRIER_BYTES, Mbarrier},
     setmaxnreg::{setmaxnreg_dec, setmaxnreg_inc},
-    shared::dynamic_shared_address,
+    shared::{SharedAddress, dynamic_shared_address},
     thread,
     warp::{ALL_LANES, WARP_SIZE, elect_sync, warp_shuffle_idx},
 };
@@ -66,14 +72,14 @@ impl<const INDEX: usize> Sm90<INDEX> {
     const INSTANCE: Instance = INSTANCES[INDEX];
     const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
 
-    // Warps: of the warpgroup that loads the first loads weights, the second tokens, or the others decode them; those of the
-    // other warpgroups multiply.
+    // The first warpgroup loads: its first warp weights, its second decoded tokens. Where the block decodes tokens itself, all
+    // but the first do that. The other warpgroups multiply.
     const WEIGHT_WARP: u32 = 0;
     const TOKEN_WARP: u32 = 1;
     const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
 
-    // Shared memory: stages, buffers, barriers. Offsets from its start; inside of a stage, from the stage's. A swizzle wants
-    // values at multiples of 512.
+    // Shared memory: stages, buffers, barriers. These are offsets from its start, and inside of a stage from the stage's start.
+    // A slab lies at a multiple of 512, as its swizzle asks.
     const STAGE_BYTES: u32 = Self::INSTANCE.stage_bytes();
     const BUFFERS: u32 = Self::INSTANCE.stages * Self::STAGE_BYTES;
     const BUFFER_BYTES: u32 = Self::INSTANCE.buffer_bytes();
@@ -86,47 +92,58 @@ impl<const INDEX: usize> Sm90<INDEX> {
         panel * Self::INSTANCE.panel_bytes()
     }
 
-    /// Stages of weights: full when the warp that loads and its copies have arrived, empty when every warp that multiplies has.
-    const fn stages(shared: u32) -> Ring {
+    /// The stages of weights. One is full when the warp that loads and its copies have arrived, and empty when every warp that
+    /// multiplies has.
+    fn stages(shared: SharedAddress) -> Ring {
         Ring::new(shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
     }
 
-    /// Buffers of decoded tokens: likewise.
-    const fn buffers(shared: u32) -> Ring {
+    /// The buffers of decoded tokens, full and empty likewise.
+    fn buffers(shared: SharedAddress) -> Ring {
         Ring::new(shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
     }
 
-    /// The address of a ring's stage.
-    const fn stage(shared: u32, stages: Ring) -> u32 {
+    /// The address of the stage that a ring stands at.
+    fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress {
         shared + stages.index() * Self::STAGE_BYTES
     }
 
-    /// The address of a ring's buffer.
-    const fn buffer(shared: u32, buffers: Ring) -> u32 {
+    /// The address of the buffer that a ring stands at.
+    fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
         shared + Self::BUFFERS + buffers.index() * Self::BUFFER_BYTES
     }
 
+    /// The barriers of turns.
+    fn turn_barriers(shared: SharedAddress) -> Mbarrier {
+        Mbarrier::at(shared + Self::TURN_BARRIERS)
+    }
+
+    /// A thread's part of the kernel.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`.
     #[inline(always)]
     unsafe fn run(launch: Launch) {
         const { Self::CHECK };
         let shared = dynamic_shared_address();
-        // SAFETY: barriers are made before anyone uses them; every thread takes part in what the block does together, every
-        // thread of a warpgroup in what that does.
+        // SAFETY: barriers have places of their own in shared memory, and are initialised before any thread passes
+        // `sync_threads`. Every thread of the block takes part in what the block does together, and every thread of a
+        // warpgroup in what the warpgroup does together; each role is one thread's, one warp's or one warpgroup's.
         unsafe {
             let tiles = Tiles::new(launch);
             if thread::thread_idx_x() == 0 {
                 Self::stages(shared).init(1, Self::CONSUMER_WARPS);
                 Self::buffers(shared).init(1, Self::CONSUMER_WARPS);
                 if Self::PING_PONG {
-                    PingPong::init(shared + Self::TURN_BARRIERS);
+                    PingPong::init(Self::turn_barriers(shared));
                 }
                 fence_mbarrier_init();
             }
             thread::sync_threads();
-            // The same in all lanes, and known to be.
+            // The same value in all lanes; through the shuffle the compiler knows that it is.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             if warp < WARPS {
-                // The instance's registers; the instruction takes a constant.
+                // `INSTANCE.registers()`, which the instruction wants as a constant.
                 if Self::PING_PONG {
                     setmaxnreg_dec::<{ Registers::OF_TWO_CONSUMERS.producer }>();
                 } else {
@@ -155,54 +172,64 @@ impl<const INDEX: usize> Sm90<INDEX> {
 
 /// This block's tiles.
 ///
-/// A cursor, not an iterator: what a role needs of a tile both before and after its steps is read twice, which is cheaper
-/// than the registers to keep it in.
+/// It is a cursor, not an iterator: a role that needs something of a tile both before and after its k-blocks reads it twice,
+/// which is cheaper than the registers to keep it in.
 struct Tiles {
     /// Address of the array.
     tiles: u64,
+    /// The current tile's place in it.
     index: u32,
 }
 
 impl Tiles {
-    /// At the block's first tile, which is asked for.
+    /// At the block's first tile, which is prefetched.
+    ///
+    /// # Safety
+    /// The contract: the array has a tile for every block, and each tile's `next` is 0 or the place of another.
     #[inline(always)]
     unsafe fn new(launch: Launch) -> Self {
         let this = Self { tiles: launch.tiles, index: thread::block_idx_x() };
-        // SAFETY: the contract: a tile for every block.
+        // SAFETY: the array has a tile for every block.
         unsafe { this.prefetch(this.index) };
         this
     }
 
-    /// The tile at hand.
+    /// The current tile.
+    ///
+    /// # Safety
+    /// [`Self::advance`] has not returned false.
     #[inline(always)]
     unsafe fn read(&self) -> Tile {
-        // SAFETY: inside of the array, which does not change while the kernel runs.
+        // SAFETY: inside of the array, as `new` has been promised; it does not change while the kernel runs.
         unsafe { *(self.tiles as *const Tile).add(self.index as usize) }
     }
 
-    /// Goes on to what the tile at hand has for its next one. Returns whether there is one.
+    /// Goes on to the tile that is [`Tile::next`] of the current one. Returns whether there is one.
     #[inline(always)]
     const fn advance(&mut self, next: u32) -> bool {
         self.index = next;
         next != 0
     }
 
-    /// Asks for a tile ahead of its use.
+    /// Prefetches a tile.
+    ///
+    /// # Safety
+    /// The array has a tile at this index.
     #[inline(always)]
     unsafe fn prefetch(&self, index: u32) {
-        let tile = self.tiles + u64::from(index) * size_of::<Tile>() as u64;
-        // SAFETY: the caller's promise: a tile of the array.
+        let tile = GlobalAddress::new(self.tiles) + u64::from(index) * size_of::<Tile>() as u64;
+        // SAFETY: the first and the last byte of a tile of the array.
         unsafe {
             prefetch_l1(tile);
-            prefetch_l1(tile + size_of::<Tile>() as u64 - 1);
+            prefetch_l1(tile + (size_of::<Tile>() as u64 - 1));
         }
     }
 }
 
 impl Group {
-    /// Stages that a tile takes.
+    /// The k-blocks of a tile.
     #[inline(always)]
-    const fn steps(&self) -> u32 {
+    const fn k_blocks(&self) -> u32 {
         self.k.div_ceil(K_BLOCK)
     }
 }

@@ -1,26 +1,26 @@
-//! The warpgroups that multiply: weights of a stage, decoded in registers, times a buffer of tokens → accumulators → C.
+//! The warpgroups that multiply: stages of weights, decoded in registers, times buffers of tokens → accumulators → C.
 
 use cuda_std::{
-    global::st_global_b32_where,
+    global::{GlobalAddress, st_global_b32_where},
     integer::prmt_b32,
-    mbarrier::{MBARRIER_BYTES, mbarrier_arrive, mbarrier_init, mbarrier_wait_parity},
-    shared::{ld_shared_b16, ld_shared_v4_b32},
+    mbarrier::{Mbarrier, mbarrier_arrive, mbarrier_init, mbarrier_wait_parity},
+    shared::{SharedAddress, ld_shared_b16, ld_shared_v4_b32},
     thread,
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp},
-    wgmma::{self, MmaAsync},
+    wgmma::{self, MatrixDescriptor, MmaAsync},
 };
 
 use super::{
     Sm90, Tiles, WARPS,
     decode::{Scales, UNSCALE, decode_weights},
-    order::{CHUNK_STRIDE, LANE_SCALES, LANE_WORDS, WORD_PAIRS},
+    order::{CORE_MATRIX_BYTES, LANE_SCALES, LANE_WORDS, WORD_PAIRS},
 };
 use crate::{
     epilogue::{convert, silu},
     format::{OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_BYTES, scale_row},
     gated_sm90::abi::{
-        Group, PANELS, ROW_LANES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, STRIP_BYTES, Tile, WARPGROUP,
-        WARPGROUP_ROWS, lane_offset,
+        CORE_MATRIX_ROWS, Group, MAX_TILE_TOKENS, PANELS, ROW_LANES, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES,
+        STRIP_BYTES, Tile, WARPGROUP, WARPGROUP_ROWS, lane_offset,
     },
     ring::Ring,
 };
@@ -29,12 +29,12 @@ use crate::{
 const WARP_ROWS: u32 = 16;
 const _: () = assert!(WARPGROUP_ROWS == wgmma::M && WARPS * WARP_ROWS == WARPGROUP_ROWS);
 
-/// Accumulators of a thread for one panel of a product of so many columns.
-const fn registers(width: usize) -> usize {
-    WARPGROUP_ROWS as usize * width / WARPGROUP as usize
+/// Accumulators of a thread for one panel of a product with this N.
+const fn registers(n: usize) -> usize {
+    WARPGROUP_ROWS as usize * n / WARPGROUP as usize
 }
 
-/// A loop as straight-line code, its index a constant: an array stays in registers only if all its indices are constants.
+/// A loop as straight-line code. Its index is a constant, since an array stays in registers only if all its indices are.
 macro_rules! unroll {
     ($index:ident in $($value:literal)*, $body:block) => {$({
         const $index: usize = $value;
@@ -42,20 +42,28 @@ macro_rules! unroll {
     })*};
 }
 
-/// Eights of tokens that are written by the same instructions, round after round.
-const ROUND_EIGHTS: usize = 4;
-const _: () = assert!(ROUND_EIGHTS == 4, "`write` names each");
+/// Tokens that the same instructions write to C, round after round.
+const ROUND_TOKENS: usize = 32;
+
+/// Tokens of a core matrix: a thread has two neighbouring ones of each in its accumulators.
+const CORE_TOKENS: usize = CORE_MATRIX_ROWS as usize;
+const _: () =
+    assert!(ROUND_TOKENS == 4 * CORE_TOKENS, "`write` has a copy of its body for each core matrix of a round");
+
+/// Accumulators of a thread for one core matrix of one panel.
+const CORE_REGISTERS: usize = registers(CORE_TOKENS);
 
 /// Accumulators of a thread for one panel of a round.
-const ROUND_REGISTERS: usize = registers(8 * ROUND_EIGHTS);
+const ROUND_REGISTERS: usize = registers(ROUND_TOKENS);
 
-/// Rounds that the widest product takes.
-const ROUNDS: usize = 4;
+/// Rounds of the largest tile.
+const ROUNDS: usize = MAX_TILE_TOKENS as usize / ROUND_TOKENS;
+const _: () = assert!(ROUNDS == 4, "`write` names each round");
 
-/// The sums of a tile's panels, round by round. Behind its last token, anything.
+/// The sums of a tile's panels, round by round. After the tile's last token they may be anything.
 type Sums = [[[f32; ROUND_REGISTERS]; ROUNDS]; PANELS as usize];
 
-/// Sums of so many registers a panel as those of any width.
+/// The sums of a product as those of the largest tile.
 #[inline(always)]
 fn pad<const REGISTERS: usize>(sums: &[[f32; REGISTERS]; PANELS as usize]) -> Sums {
     let mut padded = [[[0.0; ROUND_REGISTERS]; ROUNDS]; PANELS as usize];
@@ -66,15 +74,20 @@ fn pad<const REGISTERS: usize>(sums: &[[f32; REGISTERS]; PANELS as usize]) -> Su
 }
 
 impl<const INDEX: usize> Sm90<INDEX> {
+    /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`. The barriers have been initialised. The whole warpgroup calls it together, and
+    /// so does every other one that multiplies, with its own number.
     #[inline(always)]
-    pub(super) unsafe fn multiply(output: u32, mut tiles: Tiles, shared: u32, consumer: u32) {
+    pub(super) unsafe fn multiply(output: u32, mut tiles: Tiles, shared: SharedAddress, consumer: u32) {
         let fragment = Fragment::new(consumer);
         let (mut stages, mut buffers) = (Self::stages(shared), Self::buffers(shared));
-        let mut turn = PingPong::new(shared + Self::TURN_BARRIERS, consumer);
-        // SAFETY: the whole warpgroup is here, and goes the same way.
+        let mut turns = PingPong::new(Self::turn_barriers(shared), consumer);
+        // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
         unsafe {
             loop {
-                let sums = Self::sum_of_width(&tiles.read(), shared, &fragment, &mut stages, &mut buffers, &mut turn);
+                let sums = Self::sum_tile(&tiles.read(), shared, &fragment, &mut stages, &mut buffers, &mut turns);
                 let tile = tiles.read();
                 if output == OUTPUT_BF16 {
                     Self::write::<OUTPUT_BF16>(&tile, &fragment, sums);
@@ -88,63 +101,71 @@ impl<const INDEX: usize> Sm90<INDEX> {
         }
     }
 
-    /// The sums of all products of a tile: wgmma's N is part of the instruction, so there is a main loop for each.
+    /// The sums of all products of a tile. `wgmma`'s N is part of the instruction, so that there is a main loop for each N.
+    ///
+    /// # Safety
+    /// As [`Self::sum`].
     #[inline(always)]
-    unsafe fn sum_of_width(
+    unsafe fn sum_tile(
         tile: &Tile,
-        shared: u32,
+        shared: SharedAddress,
         fragment: &Fragment,
         stages: &mut Ring,
         buffers: &mut Ring,
-        turn: &mut PingPong,
+        turns: &mut PingPong,
     ) -> Sums {
-        let width = Self::INSTANCE.mma_n(tile.tokens);
-        macro_rules! widths {
-            ($($width:literal)*) => {$(
-                if const { Self::INSTANCE.mma_n($width) == $width && $width <= Self::INSTANCE.tile_tokens } && width == $width {
-                    let sums =
-                        // SAFETY: the caller's promise.
-                        unsafe { Self::sum::<{ registers($width) }>(&tile.group, shared, fragment, stages, buffers, turn) };
+        let n = Self::INSTANCE.mma_n(tile.tokens);
+        macro_rules! main_loops {
+            ($($n:literal)*) => {$(
+                if const { Self::INSTANCE.mma_n($n) == $n && $n <= Self::INSTANCE.tile_tokens } && n == $n {
+                    // SAFETY: what `# Safety` above asks.
+                    let sums = unsafe {
+                        Self::sum::<{ registers($n) }>(&tile.group, shared, fragment, stages, buffers, turns)
+                    };
                     return pad(&sums);
                 }
             )*};
         }
-        widths!(8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128);
-        // SAFETY: a width is one of these.
+        main_loops!(8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128);
+        // SAFETY: a tile has no more tokens than its instance, which has no more than `MAX_TILE_TOKENS`.
         unsafe { core::hint::unreachable_unchecked() }
     }
 
-    /// The sums of all products of a tile.
+    /// The main loop: the sums of all products of a tile.
+    ///
+    /// # Safety
+    /// The barriers have been initialised. The whole warpgroup calls it together, with its own fragment, rings and turns, for
+    /// each of the block's tiles in order.
     #[inline(always)]
     unsafe fn sum<const REGISTERS: usize>(
         group: &Group,
-        shared: u32,
+        shared: SharedAddress,
         fragment: &Fragment,
         stages: &mut Ring,
         buffers: &mut Ring,
-        turn: &mut PingPong,
+        turns: &mut PingPong,
     ) -> [[f32; REGISTERS]; PANELS as usize]
     where
         [f32; REGISTERS]: MmaAsync,
     {
         let mut sums = [[0.0; REGISTERS]; PANELS as usize];
-        let steps = group.steps();
+        let k_blocks = group.k_blocks();
         // SAFETY: the whole warpgroup is here. A buffer is read while it is full, and released when its products are complete.
         unsafe {
             let decode = |panels: &Panels, word| [panels[0].decode(word), panels[1].decode(word)];
             let mut panels = Self::take(shared, fragment, stages);
             let mut a = [decode(&panels, 0), decode(&panels, 1), decode(&panels, 2), decode(&panels, 3)];
-            for step in 0..steps {
+            for k_block in 0..k_blocks {
                 buffers.wait_full();
-                let b = wgmma::descriptor(Self::buffer(shared, *buffers), CHUNK_STRIDE, STRIP_BYTES);
+                let b = MatrixDescriptor::new(Self::buffer(shared, *buffers), CORE_MATRIX_BYTES, STRIP_BYTES);
                 if Self::PING_PONG {
-                    turn.wait();
+                    turns.wait();
                 }
                 wgmma::fence();
                 macro_rules! products_of_words {
                     ($($word:literal)*) => {
                         $(for half in 0..2 {
-                            let b = wgmma::advance(b, ($word * WORD_PAIRS + 2 * half) as u32 * CHUNK_STRIDE);
+                            let b = b.advance(($word * WORD_PAIRS + 2 * half) as u32 * CORE_MATRIX_BYTES);
                             sums[0].mma_async(a[$word][0][half], b, true);
                             sums[1].mma_async(a[$word][1][half], b, true);
                         })*
@@ -154,13 +175,13 @@ impl<const INDEX: usize> Sm90<INDEX> {
                 products_of_words!(0 1);
                 products_of_words!(2 3);
                 if Self::PING_PONG {
-                    turn.pass(fragment);
+                    turns.pass(fragment);
                 }
-                // The next step's fragments take the registers of those that have been multiplied: of the first group of
-                // products while the second still runs.
-                let more = step + 1 < steps;
+                // The next k-block's fragments take the registers of those that have been multiplied: first those of the first
+                // group of products, while the second group still runs.
+                let more = k_block + 1 < k_blocks;
                 if more {
-                    // Four warpgroups have no registers for both at once.
+                    // Four warpgroups lack the registers to load before the first group is complete.
                     if Self::PING_PONG {
                         panels = Self::take(shared, fragment, stages);
                         wgmma::wait_group::<1>();
@@ -185,10 +206,13 @@ impl<const INDEX: usize> Sm90<INDEX> {
         sums
     }
 
-    /// A thread's part of a stage's weights, which it takes to registers, so that the stage is free for the next.
+    /// Takes a thread's part of the next stage's weights to registers, so that the stage is free again.
+    ///
+    /// # Safety
+    /// As [`Self::sum`].
     #[inline(always)]
-    unsafe fn take(shared: u32, fragment: &Fragment, stages: &mut Ring) -> Panels {
-        // SAFETY: a stage is read between "full" and "empty".
+    unsafe fn take(shared: SharedAddress, fragment: &Fragment, stages: &mut Ring) -> Panels {
+        // SAFETY: the stage is read after it is full and before this warp says that it is empty.
         unsafe {
             stages.wait_full();
             let stage = Self::stage(shared, *stages);
@@ -201,21 +225,25 @@ impl<const INDEX: usize> Sm90<INDEX> {
 
     /// Scales, activates and writes a thread's elements of C.
     ///
-    /// A block waits for these instructions to be loaded, once a tile and after much else: so there are few, the same ones for
-    /// every width and every round.
+    /// These instructions run once a tile, after so many others that they have left the instruction cache. So there are few of
+    /// them: the same ones for every N and for every round.
+    ///
+    /// # Safety
+    /// The contract holds of `tile`. `sums` are its sums, and `fragment` says which of them are this thread's.
     #[inline(always)]
     unsafe fn write<const OUTPUT: u32>(tile: &Tile, fragment: &Fragment, mut sums: Sums) {
         let Group { c, alpha, n, .. } = tile.group;
         let [first, second] = fragment.rows;
         let column = tile.first_column + first.min(second);
-        // Selects the two rows' halves of a word in the panel's order.
+        // For `prmt`: the halves of a word, one for each row, in the order in which the rows lie in the panel.
         let in_order = if first < second { 0x3210 } else { 0x1032 };
         let mut token = fragment.lane * 2;
         let row_bytes = u64::from(n) * ELEMENT_BYTES;
         let element = u64::from(tile.first_token + token) * u64::from(n) + u64::from(column);
-        // The addresses of the even tokens and of the odd.
-        let mut rows = [c + element * ELEMENT_BYTES, c + element * ELEMENT_BYTES + row_bytes];
-        // Of N = 8 and more, a panel may have none.
+        // The addresses of this thread's even token and of its odd one, which is the next.
+        let even = GlobalAddress::new(c) + element * ELEMENT_BYTES;
+        let mut rows = [even, even + row_bytes];
+        // Whether C has the columns of each panel. A panel may lie outside of C, since N may be as small as 8.
         let panels = [0, 1].map(|panel| column + panel * Self::INSTANCE.panel_rows() < n);
         let alpha = alpha.map(|alpha| UNSCALE * alpha);
         if !panels[0] {
@@ -225,12 +253,13 @@ impl<const INDEX: usize> Sm90<INDEX> {
             let round = sums.map(|panel| panel[0]);
             unroll!(CORE in 0 1 2 3, {
                 for odd in 0..2 {
-                    let present =
-                        const { 8 * (CORE as u32) < Self::INSTANCE.tile_tokens } && token + ((8 * CORE + odd) as u32) < tile.tokens;
-                    let (first, second) = (4 * CORE + odd, 4 * CORE + 2 + odd);
-                    // Branches would make each element wait for the last one's.
+                    let in_round = CORE * CORE_TOKENS + odd;
+                    let present = const { Self::INSTANCE.tile_tokens > (CORE * CORE_TOKENS) as u32 }
+                        && token + (in_round as u32) < tile.tokens;
+                    let (first, second) = (CORE * CORE_REGISTERS + odd, CORE * CORE_REGISTERS + 2 + odd);
+                    // With a predicate, since after a branch each element would wait for the one before.
                     // SAFETY: two elements of C that are this thread's alone; N and the column are even.
-                    let store = |present: bool, address: u64, first: f32, second: f32| unsafe {
+                    let store = |present: bool, address: GlobalAddress, first: f32, second: f32| unsafe {
                         let elements = prmt_b32(convert(OUTPUT, first, second), 0, in_order);
                         st_global_b32_where(present, address, elements);
                     };
@@ -244,52 +273,61 @@ impl<const INDEX: usize> Sm90<INDEX> {
                         let (first, second) = (alpha[0] * round[1][first], alpha[0] * round[1][second]);
                         store(present && panels[1], rows[odd] + panel_bytes, first, second);
                     }
-                    rows[odd] += 8 * row_bytes;
+                    rows[odd] = rows[odd] + CORE_TOKENS as u64 * row_bytes;
                 }
             });
-            token += 8 * ROUND_EIGHTS as u32;
+            token += ROUND_TOKENS as u32;
             sums = sums.map(|[_, second, third, fourth]| [second, third, fourth, fourth]);
         }
     }
 }
 
-/// Whose turn it is to multiply, of two warpgroups: while the products of one run, the other decodes. Left to themselves
-/// both would decode, and then both wait for the tensor core.
+/// Ping-pong of two warpgroups: while the products of one run, the other decodes. Left to themselves, both would decode at the
+/// same time, and then both would wait for the tensor core.
 pub(super) struct PingPong {
     /// The barriers of this warpgroup's turns, and of the other's.
-    barriers: [u32; 2],
-    /// The parity of the phase after which it is this one's.
+    barriers: [Mbarrier; 2],
+    /// The parity of the phase after which it is this one's turn.
     parity: u32,
 }
 
 impl PingPong {
-    /// Warpgroup 0 is the first: it waits for the phase before the first, which is complete.
+    /// Warpgroup 0 has the first turn: it waits for the phase before the first, which is complete.
     #[inline(always)]
-    const fn new(barriers: u32, consumer: u32) -> Self {
-        let mine = barriers + consumer * MBARRIER_BYTES;
-        let other = barriers + (consumer ^ 1) * MBARRIER_BYTES;
-        Self { barriers: [mine, other], parity: consumer ^ 1 }
+    const fn new(barriers: Mbarrier, consumer: u32) -> Self {
+        Self { barriers: [barriers.nth(consumer), barriers.nth(consumer ^ 1)], parity: consumer ^ 1 }
     }
 
-    /// Makes both barriers.
+    /// Initialises both barriers.
+    ///
+    /// # Safety
+    /// Their place in shared memory is nothing else's. Other threads use them only after a barrier of the block.
     #[inline(always)]
-    pub(super) unsafe fn init(barriers: u32) {
+    pub(super) unsafe fn init(barriers: Mbarrier) {
         for consumer in 0..2 {
-            // SAFETY: the caller's promise: nobody else's place, and nobody uses them yet.
-            unsafe { mbarrier_init(barriers + consumer * MBARRIER_BYTES, WARPS) };
+            // SAFETY: what `# Safety` above asks.
+            unsafe { mbarrier_init(barriers.nth(consumer), WARPS) };
         }
     }
 
+    /// Waits for this warpgroup's turn.
+    ///
+    /// # Safety
+    /// The barriers have been initialised. The warpgroup waits and passes alternately.
     #[inline(always)]
     unsafe fn wait(&mut self) {
-        // SAFETY: the barriers are made; the other is at most one turn ahead.
+        // SAFETY: the phase is the current one or the one before, since the other warpgroup is at most one turn ahead.
         unsafe { mbarrier_wait_parity(self.barriers[0], self.parity) };
         self.parity ^= 1;
     }
 
+    /// Gives the turn to the other warpgroup.
+    ///
+    /// # Safety
+    /// As [`Self::wait`]; every warp of the warpgroup passes, all of its lanes together.
     #[inline(always)]
     unsafe fn pass(&self, fragment: &Fragment) {
-        // SAFETY: the barriers are made; the whole warp is here.
+        // SAFETY: a phase of the barrier takes an arrival of each warp of this warpgroup.
         unsafe { fragment.arrive(self.barriers[1]) };
     }
 }
@@ -297,20 +335,22 @@ impl PingPong {
 /// Bytes of an element of C.
 const ELEMENT_BYTES: u64 = 2;
 
-/// Which part of a panel is a thread's: its lane's words of two neighbouring rows.
+/// Which part of a panel is a thread's: words of two rows, and which words of them.
 ///
-/// The fragment's rows g and g+8 are the panel's rows 2g and 2g+1, neighbouring columns of C, which a thread writes
-/// together; where g is odd, the other way round: so a quarter warp's eight loads meet every bank once.
+/// Of `wgmma`'s A a thread has rows g and g+8 of its warp's 16 (PTX ISA, "Register Fragments for wgmma.mma_async"). They are
+/// the panel's rows 2g and 2g+1: neighbouring columns of C, which a thread writes together. Where g is odd they are exchanged,
+/// so that the eight loads of a quarter warp meet every bank of shared memory once.
 struct Fragment {
-    /// Its lane of those that share rows.
+    /// The thread's place among the lanes that share its rows.
     lane: u32,
-    /// The fragment's rows, as rows of the panel.
+    /// Rows g and g+8, as rows of the panel.
     rows: [u32; 2],
     /// Whether the thread arrives at barriers for its warp.
     leads: bool,
 }
 
 impl Fragment {
+    /// This thread's, in the `consumer`-th warpgroup that multiplies.
     #[inline(always)]
     fn new(consumer: u32) -> Self {
         let warp = thread::thread_idx_x() % WARPGROUP / WARP_SIZE;
@@ -320,10 +360,13 @@ impl Fragment {
         Self { lane, rows: [first_row + odd, first_row + 1 - odd], leads: lane == 0 && pair == 0 }
     }
 
-    /// Arrives once for the warp, behind all that its lanes did.
+    /// Arrives once for the warp, after all that its lanes have done.
+    ///
+    /// # Safety
+    /// The barrier has been initialised, and its phase lacks an arrival. The whole warp calls it together.
     #[inline(always)]
-    unsafe fn arrive(&self, mbarrier: u32) {
-        // SAFETY: the caller's promise: a barrier, the whole warp.
+    unsafe fn arrive(&self, mbarrier: Mbarrier) {
+        // SAFETY: what `# Safety` above asks.
         unsafe {
             sync_warp(ALL_LANES);
             if self.leads {
@@ -333,10 +376,10 @@ impl Fragment {
     }
 }
 
-/// A thread's part of a stage.
+/// A thread's part of a stage, packed.
 type Panels = [Rows; PANELS as usize];
 
-/// A thread's words of a stage's panel, and their scales: two rows.
+/// A thread's words of two rows of a stage's panel, and the scales of these words.
 #[derive(Clone, Copy)]
 struct Rows {
     words: [[u32; LANE_WORDS as usize]; 2],
@@ -344,11 +387,15 @@ struct Rows {
 }
 
 impl Rows {
+    /// Loads them of the panel at this address.
+    ///
+    /// # Safety
+    /// The panel's stage is full.
     #[inline(always)]
-    unsafe fn load(panel: u32, fragment: &Fragment) -> Self {
+    unsafe fn load(panel: SharedAddress, fragment: &Fragment) -> Self {
         let lane = fragment.lane;
         let slab = |row: u32| panel + row / SLAB_ROWS * SLAB_BYTES;
-        // SAFETY: the caller's promise: a full stage.
+        // SAFETY: inside of the panel, which is full; a slab lies at a multiple of 16.
         unsafe {
             Self {
                 words: fragment.rows.map(|row| ld_shared_v4_b32(slab(row) + lane_offset(row % SLAB_ROWS, lane))),
@@ -360,7 +407,7 @@ impl Rows {
         }
     }
 
-    /// The A fragments of the two products of a word.
+    /// The A fragments of the two products that a word serves.
     #[inline(always)]
     fn decode(&self, word: usize) -> [[u32; 4]; 2] {
         let scale = word / (LANE_WORDS / LANE_SCALES) as usize;

@@ -1,10 +1,12 @@
-//! In which order products sum over K, and where a stage's elements lie: what those who decode weights and those who decode
-//! tokens agree on.
+//! In which order products sum over K, and where the elements of a k-block lie: what the code that decodes weights and the
+//! code that decodes tokens agree on.
 //!
-//! Of a row's 64 packed bytes in a stage, the fragment's lanes 0 to 3 take 16 each: four words of 8 elements. Word t serves
-//! products 2t and 2t+1. Elements i and i+4 of a word, i = 0 to 3, decode into one register, a pair of neighbouring columns
-//! of the product: i = 0, 1 are the pairs of product 2t's left and right half, i = 2, 3 those of product 2t+1's. So chunk
-//! 4t+i of B, 8 columns, has the pairs i of the words t of lanes 0 to 3.
+//! A row's k-block is 64 packed bytes. The four lanes that share a row of a fragment have 16 bytes each: four words of 8
+//! elements. Word t serves products 2t and 2t+1 of the k-block, which sum over 16 columns each. Elements i and i+4 of a word
+//! decode into register i, for i = 0 to 3, and are neighbouring columns of a product. Registers 0 and 1 are in the left and
+//! the right half of product 2t's columns, registers 2 and 3 in those of product 2t+1's.
+//!
+//! So core matrix 4t+i of B, 8 tokens × 8 columns, has the registers i of the words t of the four lanes.
 
 use cuda_std::wgmma;
 
@@ -13,7 +15,7 @@ use crate::{
     gated_sm90::abi::{CORE_MATRIX_ROWS, K_ALIGNMENT, LANE_BYTES, STRIP_BYTES},
 };
 
-/// Words of a row that a lane decodes a stage.
+/// Words of a row that a lane decodes of a k-block.
 pub const LANE_WORDS: u32 = LANE_BYTES / 4;
 
 /// Elements of a word.
@@ -22,16 +24,18 @@ pub const WORD_ELEMENTS: u32 = 8;
 /// Registers, of two elements each, that a word decodes to.
 pub const WORD_PAIRS: usize = 4;
 
-/// Scale factors of a lane's words.
+/// Scale factors of a lane's words of a row.
 pub const LANE_SCALES: u32 = LANE_WORDS * WORD_ELEMENTS / BLOCK;
 
-/// Bytes of a token in a chunk of B, and from a chunk of eight tokens to the next: one core matrix behind the other
-/// ("Canonical Layouts", no swizzle).
-pub const CHUNK_BYTES: u32 = 16;
-pub const CHUNK_STRIDE: u32 = CORE_MATRIX_ROWS * CHUNK_BYTES;
+/// Bytes of a row of a core matrix, which is a token's (PTX ISA, "Canonical Layouts").
+pub const CORE_MATRIX_ROW_BYTES: u32 = 16;
+
+/// Bytes of a core matrix. Those of a strip follow one another along K.
+pub const CORE_MATRIX_BYTES: u32 = CORE_MATRIX_ROWS * CORE_MATRIX_ROW_BYTES;
 
 const _: () = assert!(LANE_BYTES * 2 == K_ALIGNMENT && LANE_SCALES == 2);
-const _: () = assert!(LANE_WORDS * WORD_PAIRS as u32 * CHUNK_STRIDE == STRIP_BYTES && wgmma::K * 2 == 2 * CHUNK_BYTES);
+const _: () = assert!(LANE_WORDS * WORD_PAIRS as u32 * CORE_MATRIX_BYTES == STRIP_BYTES);
+const _: () = assert!(wgmma::K * 2 == 2 * CORE_MATRIX_ROW_BYTES, "a product takes two core matrices along K");
 
 #[cfg(test)]
 mod tests {
@@ -49,7 +53,7 @@ mod tests {
 
     #[test]
     fn loads_of_weights_meet_every_bank_once() {
-        // Two neighbours of a fragment's rows have an even row of the panel and an odd one.
+        // Of two neighbouring rows of a fragment, one is an even row of the panel and one an odd row.
         for [even, odd] in [[0, 3], [4, 7], [8, 11], [2, 1], [6, 5]] {
             meet_every_bank_once(
                 [even, odd].into_iter().flat_map(|row| (0..4).map(move |lane| lane_offset(row, lane))),

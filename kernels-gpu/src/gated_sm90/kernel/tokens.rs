@@ -1,16 +1,18 @@
-//! Packed tokens → f16 as `wgmma` reads its B: once for all tiles that multiply them, by a grid before, to global memory; or,
-//! where they are few, by each block that multiplies them, to its buffers.
+//! Packed tokens → f16, in strips as `wgmma` reads its B.
+//!
+//! A grid of its own decodes tokens to global memory, once for all tiles that multiply them. Where they are few, each block that
+//! multiplies them decodes them to its buffers instead.
 
 use core::hint::assert_unchecked;
 
 use cuda_std::{
     fence::fence_proxy_async_shared,
-    global::{ld_global_nc_b32_or_zero, st_global_v4_b32},
+    global::{GlobalAddress, ld_global_nc_b32_or_zero, st_global_v4_b32},
     griddepcontrol::griddepcontrol_launch_dependents,
     integer::prmt_b32,
     kernel,
     mbarrier::mbarrier_arrive,
-    shared::st_shared_v4_b32,
+    shared::{SharedAddress, st_shared_v4_b32},
     thread,
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_shuffle_idx, warp_vote_ballot},
 };
@@ -18,7 +20,7 @@ use cuda_std::{
 use super::{
     Sm90, Tiles, WARPS,
     decode::{Scales, decode},
-    order::{CHUNK_BYTES, CHUNK_STRIDE, LANE_WORDS, WORD_ELEMENTS, WORD_PAIRS},
+    order::{CORE_MATRIX_BYTES, CORE_MATRIX_ROW_BYTES, LANE_WORDS, WORD_ELEMENTS, WORD_PAIRS},
 };
 use crate::{
     format::{SCALE_TILE_K, scale_word_offset},
@@ -35,37 +37,45 @@ const LANE_ELEMENTS: u32 = LANE_WORDS * WORD_ELEMENTS;
 const SCALE_WORDS: u32 = 2;
 
 const _: () = assert!(CORE_MATRIX_ROWS * LANE_WORDS == WARP_SIZE && SCALE_WORDS * 2 == LANE_WORDS);
-const _: () = assert!(K_BLOCK_SCALE_TILES * 2 == ROW_LANES, "a tile of scales is of two lanes' words");
+const _: () = assert!(K_BLOCK_SCALE_TILES * 2 == ROW_LANES, "a tile of scales is that of two lanes' words");
 
-/// Decodes the tokens of every group of the array ([`Tokens`]), in one launch of as many blocks as they have
-/// ([`Tokens::blocks`]), [`Tokens::WARPS`] warps each.
+/// Decodes the tokens of every group of an array of [`Tokens`].
+///
+/// One launch has as many blocks as the groups together ([`Tokens::blocks`]), of [`Tokens::THREADS`] threads. The grid that
+/// multiplies may begin as soon as every block of this one runs.
 ///
 /// # Safety
-/// Addresses are aligned as [`Tokens`] says; nobody writes the tokens meanwhile. Scales are finite and have no sign.
+/// `launch` is as its fields say, and so is each [`Tokens`]. Nobody writes values or scales meanwhile, and nobody else accesses
+/// the decoded tokens before this grid has ended. Scales are finite and have no sign.
 #[kernel(threads = Tokens::THREADS)]
 pub unsafe fn tokens_sm90(launch: TokensLaunch) {
     griddepcontrol_launch_dependents();
     let (block, warp) = (thread::block_idx_x(), thread::thread_idx_x() / WARP_SIZE);
-    // SAFETY: a group of the array; a piece that is this warp's alone.
+    // SAFETY: whole warps come here. The group is one of the array, and the strip is this warp's alone.
     unsafe {
         let group = find_group(launch, block);
-        let (eights, steps) = (group.m.div_ceil(CORE_MATRIX_ROWS), group.k.div_ceil(K_BLOCK));
+        let (rows, k_blocks) = (group.m.div_ceil(CORE_MATRIX_ROWS), group.k.div_ceil(K_BLOCK));
         // K is not 0.
-        assert_unchecked(steps > 0);
-        let piece = (block - group.first_block) * Tokens::WARPS + warp;
-        let (eight, step) = (piece / steps, piece % steps);
-        if eight < eights {
+        assert_unchecked(k_blocks > 0);
+        let strip = (block - group.first_block) * Tokens::WARPS + warp;
+        let (row, k_block) = (strip / k_blocks, strip % k_blocks);
+        if row < rows {
             let Tokens { values, scales, decoded, m, k, .. } = group;
-            let piece = u64::from(step) * u64::from(eights) + u64::from(eight);
-            let target = decoded + piece * u64::from(STRIP_BYTES);
-            let chunks = Packed { values, scales, m, k }.decode(eight, step);
-            chunks.store(|offset, chunk| st_global_v4_b32(target + u64::from(offset), chunk));
+            let strip = u64::from(k_block) * u64::from(rows) + u64::from(row);
+            let target = GlobalAddress::new(decoded) + strip * u64::from(STRIP_BYTES);
+            let part = Packed::new(values, scales, m, k).decode(row, k_block);
+            part.store(|offset, words| st_global_v4_b32(target + u64::from(offset), words));
         }
     }
 }
 
-/// The group that a block belongs to: the last whose first block is not behind it. Every lane reads a group, all of it, so
-/// that the warp waits for memory once; of more groups than lanes, first those at some distance from each other.
+/// The group that a block belongs to: the last one whose first block is not after it.
+///
+/// Every lane reads a group, and reads all of it, so that the warp waits for memory once. If there are more groups than
+/// lanes, they first read groups at some distance from each other.
+///
+/// # Safety
+/// `launch` is as its fields say. The whole warp calls it together, with a block of the grid.
 #[inline(always)]
 unsafe fn find_group(launch: TokensLaunch, block: u32) -> Tokens {
     let groups = launch.groups as *const Tokens;
@@ -73,7 +83,8 @@ unsafe fn find_group(launch: TokensLaunch, block: u32) -> Tokens {
     while distance * WARP_SIZE < launch.group_count {
         distance *= WARP_SIZE;
     }
-    // SAFETY: indices below group_count; the whole warp goes the same way. The group at `first` has begun.
+    // SAFETY: indices below `group_count`, of an array that does not change while the kernel runs. The whole warp takes the
+    // same way. The group at `first` has begun, so that some lane votes.
     unsafe {
         loop {
             let index = first + lane_id() * distance;
@@ -89,10 +100,13 @@ unsafe fn find_group(launch: TokensLaunch, block: u32) -> Tokens {
     }
 }
 
-/// A lane's group.
+/// The group that this lane of the warp has.
+///
+/// # Safety
+/// The whole warp calls it together, with the same lane.
 #[inline(always)]
 unsafe fn from_lane(group: Tokens, lane: u32) -> Tokens {
-    // SAFETY: the caller's promise: the whole warp is here.
+    // SAFETY: what `# Safety` above asks.
     let half = |value: u32| unsafe { warp_shuffle_idx(ALL_LANES, value, lane, WARP_SIZE).0 };
     let whole = |value: u64| u64::from(half((value >> 32) as u32)) << 32 | u64::from(half(value as u32));
     Tokens {
@@ -107,33 +121,38 @@ unsafe fn from_lane(group: Tokens, lane: u32) -> Tokens {
 }
 
 impl<const INDEX: usize> Sm90<INDEX> {
-    /// Packed tokens → buffers, by the warps of the warpgroup that loads but the first: a step each, in turn, so that what one
-    /// waits for the others do not.
+    /// Packed tokens → buffers, by all warps of the warpgroup that loads but the first. The warps take k-blocks in turn, so that
+    /// they do not wait for each other's loads.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`. The barriers have been initialised. All of these warps call it, each with its
+    /// number in the block.
     #[inline(always)]
-    pub(super) unsafe fn decode_tokens(mut tiles: Tiles, shared: u32, warp: u32) {
+    pub(super) unsafe fn decode_tokens(mut tiles: Tiles, shared: SharedAddress, warp: u32) {
         const TOKEN_WARPS: u32 = WARPS - 1;
         let mut buffers = Self::buffers(shared);
+        // How many k-blocks from now this warp's next one is.
         let mut others = warp - 1;
-        // SAFETY: the group's tokens; a buffer is written while it is empty, each place by one thread.
+        // SAFETY: the group's tokens. A buffer is written while it is empty, and each place of it by one thread.
         unsafe {
             loop {
                 let tile = tiles.read();
-                let eights = Self::INSTANCE.mma_n(tile.tokens) / CORE_MATRIX_ROWS;
-                for step in 0..tile.group.steps() {
+                let strips = Self::INSTANCE.mma_n(tile.tokens) / CORE_MATRIX_ROWS;
+                for k_block in 0..tile.group.k_blocks() {
                     if others == 0 {
                         others = TOKEN_WARPS;
                         let buffer = Self::buffer(shared, buffers);
-                        for eight in 0..eights {
-                            // Read anew, since registers are few.
+                        for strip in 0..strips {
+                            // Read again for each strip, since registers are few.
                             let Tile { group, first_token, .. } = tiles.read();
                             let Group { tokens: values, token_scales: scales, m, k, .. } = group;
-                            let chunks =
-                                Packed { values, scales, m, k }.decode(first_token / CORE_MATRIX_ROWS + eight, step);
+                            let row = first_token / CORE_MATRIX_ROWS + strip;
+                            let part = Packed::new(values, scales, m, k).decode(row, k_block);
                             buffers.wait_empty();
-                            let target = buffer + eight * STRIP_BYTES;
-                            chunks.store(|offset, chunk| st_shared_v4_b32(target + offset, chunk));
+                            let target = buffer + strip * STRIP_BYTES;
+                            part.store(|offset, words| st_shared_v4_b32(target + offset, words));
                         }
-                        // wgmma reads B past the generic proxy.
+                        // wgmma reads B through the asynchronous proxy.
                         fence_proxy_async_shared();
                         sync_warp(ALL_LANES);
                         if lane_id() == 0 {
@@ -154,51 +173,62 @@ impl<const INDEX: usize> Sm90<INDEX> {
 /// The packed tokens of a group.
 #[derive(Clone, Copy)]
 struct Packed {
-    values: u64,
-    scales: u64,
+    values: GlobalAddress,
+    scales: GlobalAddress,
     m: u32,
     k: u32,
 }
 
-/// A thread's part of eight tokens' elements of a stage: of one token a word of each lane, of which it makes the word's chunks.
-/// A quarter warp has eight tokens, whose chunks lie side by side.
-struct Chunks([[u32; WORD_PAIRS]; ROW_LANES as usize]);
+/// A thread's part of a strip: of one token, a row of each core matrix that the words of this index decode to, a word from
+/// each lane of a row. The eight lanes of a quarter warp have eight tokens, whose rows lie side by side.
+struct StripPart([[u32; WORD_PAIRS]; ROW_LANES as usize]);
 
 impl Packed {
-    /// The elements of a stage of the `eight`-th eight tokens; past the last token, its again.
+    /// `m` tokens of `k` elements, whose values and scales lie at these addresses as [`Tokens`] says.
     #[inline(always)]
-    unsafe fn decode(self, eight: u32, step: u32) -> Chunks {
+    fn new(values: u64, scales: u64, m: u32, k: u32) -> Self {
+        Self { values: GlobalAddress::new(values), scales: GlobalAddress::new(scales), m, k }
+    }
+
+    /// Decodes this thread's part of a strip: a k-block of the `row`-th eight tokens. Past the last token it is the last one's
+    /// again.
+    ///
+    /// # Safety
+    /// The tokens lie there and nobody writes them. The k-block is not past K.
+    #[inline(always)]
+    unsafe fn decode(self, row: u32, k_block: u32) -> StripPart {
         let Self { values, scales, m, k } = self;
         let (token, word) = (lane_id() % CORE_MATRIX_ROWS, lane_id() / CORE_MATRIX_ROWS);
-        let row = (eight * CORE_MATRIX_ROWS + token).min(m - 1);
-        let values = values + u64::from(row) * u64::from(k / 2) + u64::from(step * K_BLOCK_BYTES + word * 4);
-        // Of a word of four scales, those of two lanes: bytes 0 and 2 for their first words, 1 and 3 for their last.
+        let token = (row * CORE_MATRIX_ROWS + token).min(m - 1);
+        let values = values + u64::from(token) * u64::from(k / 2) + u64::from(k_block * K_BLOCK_BYTES + word * 4);
+        // Four scales make a word. Of each lane's two, bytes 0 and 2 scale the first words, bytes 1 and 3 the last.
         let selector = if word < SCALE_WORDS { 0x20 } else { 0x31 };
-        // SAFETY: words of the row and of its scales, where the row has them.
+        // SAFETY: words of the token and of its scales, or not loaded where K ends before.
         unsafe {
             let codes: [u32; ROW_LANES as usize] = core::array::from_fn(|lane| {
                 let lane = lane as u32;
-                let there = step * K_BLOCK + lane * LANE_ELEMENTS < k;
-                ld_global_nc_b32_or_zero(there, values + u64::from(lane * LANE_BYTES))
+                let present = k_block * K_BLOCK + lane * LANE_ELEMENTS < k;
+                ld_global_nc_b32_or_zero(present, values + u64::from(lane * LANE_BYTES))
             });
             let scales: [Scales; K_BLOCK_SCALE_TILES as usize] = core::array::from_fn(|tile| {
-                let (tile, tiles) = (step * K_BLOCK_SCALE_TILES + tile as u32, k.div_ceil(SCALE_TILE_K));
-                let word = ld_global_nc_b32_or_zero(tile < tiles, scales + scale_word_offset(row, tile, tiles));
+                let (tile, tiles) = (k_block * K_BLOCK_SCALE_TILES + tile as u32, k.div_ceil(SCALE_TILE_K));
+                let word = ld_global_nc_b32_or_zero(tile < tiles, scales + scale_word_offset(token, tile, tiles));
                 Scales::new(prmt_b32(word, 0, selector) as u16)
             });
-            Chunks(core::array::from_fn(|lane| decode(codes[lane], scales[lane / 2].twice(lane % 2))))
+            StripPart(core::array::from_fn(|lane| decode(codes[lane], scales[lane / 2].twice(lane % 2))))
         }
     }
 }
 
-impl Chunks {
-    /// Has `store` put each chunk where it belongs in the [`STRIP_BYTES`] of the eight tokens.
+impl StripPart {
+    /// Calls `store` for each row of a core matrix, with its offset in the strip.
     #[inline(always)]
     fn store(&self, store: impl Fn(u32, [u32; ROW_LANES as usize])) {
         let (token, word) = (lane_id() % CORE_MATRIX_ROWS, lane_id() / CORE_MATRIX_ROWS);
         for pair in 0..WORD_PAIRS {
-            let chunk = word * WORD_PAIRS as u32 + pair as u32;
-            store(chunk * CHUNK_STRIDE + token * CHUNK_BYTES, core::array::from_fn(|lane| self.0[lane][pair]));
+            let core_matrix = word * WORD_PAIRS as u32 + pair as u32;
+            let offset = core_matrix * CORE_MATRIX_BYTES + token * CORE_MATRIX_ROW_BYTES;
+            store(offset, core::array::from_fn(|lane| self.0[lane][pair]));
         }
     }
 }
