@@ -5,7 +5,7 @@
 //! 3. Every `unsafe fn` says under `# Safety` what it asks of its caller ([`safety`]).
 //! 4. No function of the emulator's handlers is longer than [`length::MOST_LINES`] lines, unless it is a table ([`length`]).
 //!
-//! Tests are exempt: what is under `#[cfg(test)]` or `#[test]`, and for the last two rules folders named `tests`.
+//! Tests are exempt: what is under `#[cfg(test)]` or `#[test]`, and from the last two rules folders and files named `tests`.
 
 mod imports;
 mod length;
@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         if !source.text.starts_with("//!") {
             untidy.push(format!("{}:1: the file does not open with `//!`", file.display()));
         }
-        if file.components().all(|part| part.as_os_str() != "tests") {
+        if !of_tests(file) {
             untidy.extend(safety::unexplained(&source.tree).map(|found| format!("{}:{found}", file.display())));
             if is_handler(file) {
                 untidy.extend(length::too_long(&source.tree).map(|found| format!("{}:{found}", file.display())));
@@ -58,4 +58,27 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(untidy.is_empty(), "{} places are untidy", untidy.len());
     println!("{} files are tidy", sources.files().count());
     Ok(())
+}
+
+/// Whether a file is of tests alone: in a folder `tests`, or `tests.rs`.
+fn of_tests(file: &Path) -> bool {
+    file.iter().any(|part| Path::new(part).file_stem().is_some_and(|name| name == "tests"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_tests_are_told_by_their_place() {
+        for (file, expected) in [
+            ("tests/src/lib.rs", true),
+            ("host/tests/no_driver.rs", true),
+            ("host/src/backend/cuda/tests.rs", true),
+            ("host/src/backend/cuda/layer.rs", false),
+            ("host/src/my_tests.rs", false),
+        ] {
+            assert_eq!(of_tests(Path::new(file)), expected, "{file}");
+        }
+    }
 }

@@ -2,8 +2,8 @@
 //!
 //! A file imports what its paths name: in `use`, and where code spells a path out, in macros too. A path belongs to the file
 //! of the last module in it: `crate::a::b::Item` to `a/b.rs`. Where `a/mod.rs` hands the item on (`pub use b::Item`), whoever
-//! names `crate::a::Item` imports `a/mod.rs` and `a/b.rs`; `a/mod.rs` imports it only if it uses it itself. No imports are that
-//! a module declares another (`mod b;`), a visibility (`pub(in crate::a)`), and a link of a comment.
+//! names `crate::a::Item` imports `a/mod.rs` and `a/b.rs`; `a/mod.rs` imports it only if it uses it itself. A declaration
+//! (`mod b;`), a visibility (`pub(in crate::a)`) and a link in a comment are no imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
