@@ -27,14 +27,14 @@ pub const OUTPUT_F16: u32 = 0;
 /// Code of an output format: bfloat16.
 pub const OUTPUT_BF16: u32 = 1;
 
-/// Where the four scales of a row, one word, lie if its tile of the blocked layout lies at `tile`, an address or an offset.
+/// The place of a row's four scales, one word, in a tile of the blocked layout that lies at `tile`: an address or an offset.
 #[inline(always)]
 pub fn scale_row<Place: Add<u32, Output = Place>>(tile: Place, row: u32) -> Place {
     tile + row % 32 * 16 + row % SCALE_TILE_ROWS / 32 * 4
 }
 
-/// Where the four scales of `row` in the `tile`-th tile along K lie in a whole matrix of scales, in bytes from its start;
-/// `tiles` is the number of tiles along K.
+/// The offset of the four scales that `row` has in the `tile`-th tile along K, in bytes from the start of a whole matrix of
+/// scales, which has `tiles` tiles along K.
 #[inline(always)]
 pub fn scale_word_offset(row: u32, tile: u32, tiles: u32) -> u64 {
     let tile = u64::from(row / SCALE_TILE_ROWS) * u64::from(tiles) + u64::from(tile);

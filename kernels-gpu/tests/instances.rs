@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-/// A copy of this crate, of which lines can be replaced.
+/// A copy of this crate, whose lines can be replaced.
 struct Copy {
     folder: PathBuf,
     crate_folder: &'static Path,

@@ -16,7 +16,7 @@ use crate::ptx;
 /// # }
 /// ```
 ///
-/// A number is none until it is called one:
+/// A number cannot stand for it:
 ///
 /// ```compile_fail,E0308
 /// # use cuda_std::global::st_global_b16;

@@ -57,7 +57,7 @@ pub fn prmt_b32(a: u32, b: u32, selector: u32) -> u32 {
     }
 }
 
-/// A function of three bits for each of 32 places: bit `4·a + 2·b + c` of `TABLE` is what it makes of bits a, b and c
+/// A function of three bits, computed for each of 32 places: its value for bits a, b and c is bit `4·a + 2·b + c` of `TABLE`
 /// (`lop3.b32`; PTX ISA, "Logic and Shift Instructions: lop3").
 #[inline(always)]
 pub fn lop3_b32<const TABLE: u32>(a: u32, b: u32, c: u32) -> u32 {

@@ -1,9 +1,9 @@
 //! Device-side standard library for kernels written in Rust.
 //!
 //! This is the one place with `asm!`. It has a thin wrapper for each instruction, named after it, with the section of
-//! NVIDIA's PTX ISA manual that defines it, and types for what instructions take: a [shared address](shared::SharedAddress)
-//! is no [global](global::GlobalAddress) one, nor a [barrier](mbarrier::Mbarrier) or a place in
-//! [tensor memory](tcgen05::TmemAddress). It knows nothing of any kernel. The names of `thread`, `warp` and `shared` are
+//! NVIDIA's PTX ISA manual that defines it, and types for what instructions take: addresses of
+//! [shared memory](shared::SharedAddress), of a [barrier](mbarrier::Mbarrier) in it, of
+//! [global memory](global::GlobalAddress) and of [tensor memory](tcgen05::TmemAddress) cannot be confused. It knows nothing of any kernel. The names of `thread`, `warp` and `shared` are
 //! those of rust-cuda's crate of the same name.
 //!
 //! The crate compiles on every target, so that a workspace can check and document it. On a CPU, integer instructions compute

@@ -24,7 +24,7 @@ pub const MBARRIER_BYTES: u32 = 8;
 /// # }
 /// ```
 ///
-/// Another shared address is none, nor the other way round:
+/// A shared address cannot stand for a barrier, and a barrier cannot stand for a shared address:
 ///
 /// ```compile_fail,E0308
 /// # use cuda_std::{mbarrier::mbarrier_arrive, shared::dynamic_shared_address};

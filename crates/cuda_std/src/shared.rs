@@ -17,7 +17,7 @@ use crate::ptx;
 /// # }
 /// ```
 ///
-/// A global address is none:
+/// A global address cannot stand for it:
 ///
 /// ```compile_fail,E0308
 /// # use cuda_std::{global::GlobalAddress, shared::ld_shared_b32};

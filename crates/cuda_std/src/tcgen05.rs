@@ -31,7 +31,7 @@ pub const TMEM_COLUMNS: u32 = 512;
 /// # }
 /// ```
 ///
-/// A shared address is none:
+/// A shared address cannot stand for it:
 ///
 /// ```compile_fail,E0308
 /// # use cuda_std::{shared::dynamic_shared_address, tcgen05::tcgen05_ld_32x32b_x8};
@@ -84,7 +84,7 @@ pub enum MatrixSwizzle {
 pub struct MatrixDescriptor(u64);
 
 impl MatrixDescriptor {
-    /// Of a K-major matrix at `address`, a multiple of 16 below 2¹⁸; `stride` bytes lie from 8 rows to the next 8.
+    /// Describes a K-major matrix at `address`, a multiple of 16 below 2¹⁸; `stride` bytes lie from 8 rows to the next 8.
     #[inline(always)]
     pub const fn new(address: SharedAddress, stride: u32, swizzle: MatrixSwizzle) -> Self {
         /// Fixed for this generation.
@@ -112,7 +112,7 @@ impl MatrixDescriptor {
 pub struct InstructionDescriptor(u32);
 
 impl InstructionDescriptor {
-    /// Of `kind::mxf4nvf4` with e2m1 values, ue4m3 scales and both matrices K-major.
+    /// Describes an MMA of `kind::mxf4nvf4` with e2m1 values, ue4m3 scales and both matrices K-major.
     ///
     /// `m` is 128 and `n` a multiple of 8 up to 256; for a pair of blocks `m` is 256 and `n` a multiple of 16.
     #[inline(always)]
@@ -262,7 +262,7 @@ pub fn tcgen05_fence_before_thread_sync() {
     unsafe { ptx!("tcgen05.fence::before_thread_sync;", options(nostack, preserves_flags)) };
 }
 
-/// Orders what this thread does with tensor memory from here on behind its last wait or barrier
+/// Orders what this thread does with tensor memory from here on after its last wait or barrier
 /// (`tcgen05.fence::after_thread_sync`).
 #[inline(always)]
 pub fn tcgen05_fence_after_thread_sync() {

@@ -15,7 +15,7 @@ use crate::{global::GlobalAddress, mbarrier::Mbarrier, ptx, shared::SharedAddres
 /// # }
 /// ```
 ///
-/// The address of the tensor itself is none:
+/// The address of the tensor itself cannot stand for it:
 ///
 /// ```compile_fail,E0308
 /// # use cuda_std::{global::GlobalAddress, tma::prefetch_tensormap};
@@ -70,9 +70,10 @@ pub unsafe fn cp_async_bulk_shared_global(
 /// Copies `bytes` from shared to global memory (`cp.async.bulk.global.shared::cta`).
 ///
 /// # Safety
-/// Both addresses and `bytes` are multiples of 16, and the range lies inside of each memory. Ordinary writes of the
-/// source lie behind [`fence_proxy_async_shared`](crate::fence::fence_proxy_async_shared); nobody writes it until
-/// this thread has waited for the copy's group to be read, nor touches the destination until it is complete.
+/// Both addresses and `bytes` are multiples of 16, and the range lies inside of each memory. After ordinary writes
+/// of the source there has been a [`fence_proxy_async_shared`](crate::fence::fence_proxy_async_shared). Nobody writes the
+/// source until this thread has waited for the copy's group to be read, or accesses the destination until the group is
+/// complete.
 #[inline(always)]
 pub unsafe fn cp_async_bulk_global_shared(destination: GlobalAddress, source: SharedAddress, bytes: u32) {
     // SAFETY: what `# Safety` above asks.

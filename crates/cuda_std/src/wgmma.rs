@@ -68,7 +68,7 @@ pub unsafe fn wait_group<const PENDING: u32>() {
 pub struct MatrixDescriptor(u64);
 
 impl MatrixDescriptor {
-    /// Of a matrix without swizzle ("Canonical Layouts").
+    /// Describes a matrix without swizzle ("Canonical Layouts").
     ///
     /// The matrix consists of core matrices, 8 rows × 16 bytes, each 128 contiguous bytes. From one to the next lie
     /// `along_k` bytes along K, and `along_rows` bytes along M or N. All are multiples of 16, `address` below 2¹⁸.
@@ -80,7 +80,7 @@ impl MatrixDescriptor {
         Self(field(address.0) | field(along_k) << 16 | field(along_rows) << 32)
     }
 
-    /// Of the same layout `bytes` further on, a multiple of 16; the address stays below 2¹⁸.
+    /// Describes the same layout `bytes` further on, a multiple of 16; the address stays below 2¹⁸.
     #[inline(always)]
     pub const fn advance(self, bytes: u32) -> Self {
         // In the low half alone, so that the compiler sees no carry out of it.

@@ -1,4 +1,4 @@
-//! What host and `gated_simt` agree on: descriptors, tiles, sizes of shared memory.
+//! What host and `gated_simt` agree on: descriptors, the list of instances, tiles, and the layout of shared memory.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -12,9 +12,9 @@ const SHARED_BYTES: u32 = 48 << 10;
 
 /// One group of a grouped problem, as an array of them lies in global memory.
 ///
-/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first; a plain kernel computes `alpha[0]·A·B[0]ᵀ`
-/// and reads index 1 of nothing. Values are e2m1, two in a byte, the even element of K in the low nibble; rows
-/// are K/2 bytes apart. Scales are e4m3 without sign, in the blocked layout, padded to whole tiles.
+/// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first; a plain kernel computes `alpha[0]·A·B[0]ᵀ` and does not
+/// read index 1 of anything. Rows of values are K/2 bytes apart. Scales lie in the blocked layout, padded to whole tiles
+/// ([`crate::format`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Group {
@@ -68,6 +68,17 @@ pub(super) use instances;
 instances!(table);
 
 /// One way to build the kernel, and what it takes of the hardware.
+///
+/// What does not fit does not compile:
+///
+/// ```
+/// # use kernels_gpu::gated_simt::abi::{Instance, Tile, gated};
+/// const _: Instance = gated(Tile { tokens: 64, columns: 64, tokens_per_thread: 4, columns_per_thread: 4 });
+/// ```
+/// ```compile_fail,E0080
+/// # use kernels_gpu::gated_simt::abi::{Instance, Tile, gated};
+/// const _: Instance = gated(Tile { tokens: 64, columns: 64, tokens_per_thread: 4, columns_per_thread: 8 });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
     /// The entry's name.
@@ -157,9 +168,9 @@ impl Tile {
 
 /// One operand's rows in a stage of shared memory: values decoded to a byte each, then scales as f32.
 ///
-/// A *block* is the 16 bytes of a row that share a scale. Values lie block column by block column; within one,
-/// rows that are equal modulo `interleave` lie side by side, so that threads that read every `interleave`-th
-/// row at once hit all banks of shared memory evenly. Scales lie scale column by scale column, rows in order.
+/// A *block* is the 16 bytes of a row that share a scale. Values lie one column of blocks after the other. Inside of a
+/// column, rows that are equal modulo `interleave` lie side by side, in a *plane*: threads that read every `interleave`-th row
+/// at once then meet all banks of shared memory evenly. Scales lie one column after the other, with the rows in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Panel {
     /// Rows of the operand.
@@ -172,24 +183,24 @@ impl Panel {
     /// Bytes over which the banks of shared memory repeat.
     const BANKS: u32 = 128;
 
-    /// Bytes from one block column to the next. The odd 32, like the odd block in [`Self::block_offset`], keep a
-    /// quarter warp's stores (2 rows × 4 block columns) on different banks.
+    /// Bytes from one column of blocks to the next. A quarter warp stores 2 rows × 4 columns: the 32 bytes beyond a multiple
+    /// of all banks, like the extra block of a plane ([`Self::plane_rows`]), keep these on different banks.
     pub const fn column_stride(self) -> u32 {
         ((self.rows + self.interleave) * BLOCK).next_multiple_of(Self::BANKS) + 2 * BLOCK
     }
 
-    /// Where the block of a row and block column lies, in bytes from the panel's start.
+    /// The offset of the block of this row and column of blocks, in bytes from the panel's start.
     pub const fn block_offset(self, row: u32, column: u32) -> u32 {
         let (lane, plane) = (row / self.interleave, row % self.interleave);
         column * self.column_stride() + (plane * self.plane_rows() + lane) * BLOCK
     }
 
-    /// Blocks from one row to the next.
+    /// Blocks from one plane to the next: one more than its rows.
     pub const fn plane_rows(self) -> u32 {
         self.rows / self.interleave + 1
     }
 
-    /// Where the scale of a row and scale column lies, in bytes from the panel's start.
+    /// The offset of the scale of this row and column, in bytes from the panel's start.
     pub const fn scale_offset(self, row: u32, column: u32) -> u32 {
         SCALE_TILE_COLUMNS * self.column_stride() + (column * self.rows + row) * size_of::<f32>() as u32
     }

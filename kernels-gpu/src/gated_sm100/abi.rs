@@ -1,7 +1,7 @@
 //! What host and `gated_sm100` agree on: descriptors, tiles, budgets, and the list of instances.
 //!
-//! A and B are swapped: weights lie on the tensor core's M, 128 rows a tile; tokens on its N, of which a tile takes as many
-//! as it has. A block goes through K in *k-blocks*; a stage holds one k-block of a tile's weights and tokens.
+//! A and B are swapped: weights lie on the tensor core's M, 128 rows a tile; tokens on its N, which is as large
+//! as a tile needs. A block goes through K in *k-blocks*; a stage holds one k-block of a tile's weights and tokens.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -322,7 +322,7 @@ impl Instance {
         }
     }
 
-    /// Bytes of an epilogue warp's buffer, of which it has two.
+    /// Bytes of one of an epilogue warp's two buffers.
     pub const fn store_bytes(self) -> u32 {
         self.store_tokens() * BOX_BYTES
     }

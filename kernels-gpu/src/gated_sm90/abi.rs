@@ -50,7 +50,7 @@ pub const SLAB_BYTES: u32 = SLAB_VALUE_BYTES + SLAB_SCALE_BYTES;
 /// Bytes of a slab's scales.
 const SLAB_SCALE_BYTES: u32 = K_BLOCK_SCALE_TILES * SCALE_TILE_BYTES;
 
-/// Where a lane's bytes of a row of a slab lie, in bytes from the slab's start.
+/// The offset of a lane's bytes of a row, in bytes from the slab's start.
 ///
 /// Rows are [`K_BLOCK_BYTES`] apart. Within a row, lanes are permuted as a tensor map's 64-byte swizzle permutes them if
 /// the slab starts at a multiple of 512 (PTX ISA, "Tensor swizzle modes").
@@ -111,8 +111,8 @@ pub struct Group {
     pub unused: u32,
 }
 
-/// Rows of a core matrix, of 16 bytes each, of which `wgmma`'s operands in shared memory consist (PTX ISA, "Asynchronous
-/// Warpgroup Level Matrix Shared Memory Layout: Canonical Layouts"). Tokens are decoded so many at a time.
+/// Rows of a core matrix. `wgmma`'s operands in shared memory consist of core matrices, with rows of 16 bytes (PTX ISA,
+/// "Asynchronous Warpgroup Level Matrix Shared Memory Layout: Canonical Layouts"). So many tokens are decoded together.
 pub const CORE_MATRIX_ROWS: u32 = 8;
 
 /// Bytes of a *strip*: a k-block of [`CORE_MATRIX_ROWS`] tokens, decoded to f16; a row of core matrices.
@@ -301,27 +301,27 @@ impl Builder {
 /// Registers of a thread after `setmaxnreg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
-    /// Of the warpgroup that loads.
+    /// In the warpgroup that loads.
     pub producer: u32,
-    /// Of each warpgroup that multiplies.
+    /// In each warpgroup that multiplies.
     pub consumer: u32,
 }
 
 impl Registers {
-    /// Where two warpgroups multiply.
+    /// If two warpgroups multiply.
     pub const OF_TWO_CONSUMERS: Self = Self { producer: 24, consumer: 240 };
 
-    /// Where four warpgroups multiply.
+    /// If four warpgroups multiply.
     pub const OF_FOUR_CONSUMERS: Self = Self { producer: 32, consumer: 112 };
 
-    /// Stops the compiler where `setmaxnreg` takes no such counts, or a block of so many consumers was not launched with
-    /// as many registers.
+    /// Stops the compiler if `setmaxnreg` does not take these counts, or if a block with so many consumers is launched with
+    /// fewer registers.
     const fn check(self, consumers: u32) {
         let Self { producer, consumer } = self;
         assert!(producer.is_multiple_of(8) && consumer.is_multiple_of(8), "registers are allotted in eights");
         assert!(producer >= 24 && consumer <= 256, "`setmaxnreg` takes 24 to 256 registers");
-        // A block is launched with as many for each thread as the multiprocessor has for it, in eights, and shares these
-        // out anew.
+        // A block is launched with as many registers for each thread as the multiprocessor has, in eights. `setmaxnreg` shares
+        // these out again.
         let threads = (1 + consumers) * WARPGROUP;
         let launched = MULTIPROCESSOR_REGISTERS / threads / 8 * 8 * (1 + consumers);
         assert!(producer + consumers * consumer <= launched, "the block has fewer registers");

@@ -1,7 +1,7 @@
 //! How the Blackwell kernel works.
 //!
-//! A and B are swapped: weights lie on the tensor core's M, of 128 rows, and tokens on its N, of which each tile takes as
-//! many as it has. One warp loads by bulk copies, one issues MMAs, and four turn accumulators into C. A block computes tiles
+//! A and B are swapped: weights lie on the tensor core's M, which is 128 rows, and tokens on its N, which is as large as a
+//! tile needs. One warp loads by bulk copies, one issues MMAs, and four turn accumulators into C. A block computes tiles
 //! until none are left. Each role is ahead of the next by as much as the buffers between them hold:
 //!
 //! ```text

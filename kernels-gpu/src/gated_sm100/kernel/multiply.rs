@@ -46,7 +46,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
     /// [`Self::multiply`] and [`Self::end`].
     #[inline(always)]
     pub unsafe fn begin(&mut self) {
-        // SAFETY: the epilogue is at most one round behind, since this waits for it in each.
+        // SAFETY: the epilogue is at most one round behind, since this waits for it in every round.
         unsafe { self.accumulators.wait_empty() };
         tcgen05_fence_after_thread_sync();
     }
@@ -179,8 +179,8 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
     }
 }
 
-/// Rows of a core matrix, of which matrices in shared memory consist (PTX ISA, "Canonical Layouts"). Descriptors have the
-/// bytes from one to the next.
+/// Rows of a core matrix. Matrices in shared memory consist of core matrices (PTX ISA, "Canonical Layouts"), and a descriptor
+/// says how many bytes lie from one to the next.
 const CORE_MATRIX_ROWS: u32 = 8;
 
 /// The values of the `mma`-th MMA of a k-block whose rows lie at `address`, as TMA has swizzled them.

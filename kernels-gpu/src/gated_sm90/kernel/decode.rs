@@ -14,8 +14,8 @@ pub const UNSCALE: f32 = (1 << 28) as f32;
 /// Eight e2m1 codes times a scale, as f16, without a factor of 2¹⁴. Register i has element i in its low half and element i+4
 /// in its high half. `scale` is an f16, the same in both halves.
 ///
-/// Where e2m1's exponent and mantissa are put in the places of f16's, the result is the value times 2⁻¹⁴, for subnormal
-/// values too, since the exponents' biases are 1 and 15. Times the scale it is a multiple of 2⁻²⁴ below 1 with at most 6
+/// e2m1's exponent and mantissa are put in the places of f16's. The result is the value times 2⁻¹⁴, for subnormal values
+/// too, since the exponents' biases are 1 and 15. Times the scale it is a multiple of 2⁻²⁴ below 1 with at most 6
 /// significant bits, which f16 holds exactly.
 #[inline(always)]
 pub fn decode(codes: u32, scale: u32) -> [u32; WORD_PAIRS] {
@@ -46,12 +46,12 @@ fn scaled(even: u32, odd: u32, scale: u32) -> [u32; WORD_PAIRS] {
     [low(even), low(odd), high(even), high(odd)]
 }
 
-/// Two scales, as f16.
+/// Two scale factors.
 #[derive(Clone, Copy)]
 pub struct Scales(u32);
 
 impl Scales {
-    /// Of two e4m3.
+    /// Two e4m3 as f16.
     #[inline(always)]
     pub fn new(bytes: u16) -> Self {
         Self(cvt_rn_f16x2_e4m3x2(bytes))

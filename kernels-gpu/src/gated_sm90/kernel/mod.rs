@@ -98,7 +98,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
         Ring::new(shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
     }
 
-    /// The buffers of decoded tokens, full and empty likewise.
+    /// The buffers of decoded tokens. They are full and empty as stages are.
     fn buffers(shared: SharedAddress) -> Ring {
         Ring::new(shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
     }

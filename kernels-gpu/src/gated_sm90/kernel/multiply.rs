@@ -257,7 +257,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
                     let present = const { Self::INSTANCE.tile_tokens > (CORE * CORE_TOKENS) as u32 }
                         && token + (in_round as u32) < tile.tokens;
                     let (first, second) = (CORE * CORE_REGISTERS + odd, CORE * CORE_REGISTERS + 2 + odd);
-                    // With a predicate, since after a branch each element would wait for the one before.
+                    // Predicated, because with branches each element would wait for the one before it.
                     // SAFETY: two elements of C that are this thread's alone; N and the column are even.
                     let store = |present: bool, address: GlobalAddress, first: f32, second: f32| unsafe {
                         let elements = prmt_b32(convert(OUTPUT, first, second), 0, in_order);
@@ -301,7 +301,7 @@ impl PingPong {
     /// Initialises both barriers.
     ///
     /// # Safety
-    /// Their place in shared memory is nothing else's. Other threads use them only after a barrier of the block.
+    /// Nothing else uses their place in shared memory. Other threads use them only after a barrier of the block.
     #[inline(always)]
     pub(super) unsafe fn init(barriers: Mbarrier) {
         for consumer in 0..2 {
@@ -337,7 +337,7 @@ const ELEMENT_BYTES: u64 = 2;
 
 /// Which part of a panel is a thread's: words of two rows, and which words of them.
 ///
-/// Of `wgmma`'s A a thread has rows g and g+8 of its warp's 16 (PTX ISA, "Register Fragments for wgmma.mma_async"). They are
+/// A thread has rows g and g+8 of its warp's 16 rows of `wgmma`'s A (PTX ISA, "Register Fragments for wgmma.mma_async"). They are
 /// the panel's rows 2g and 2g+1: neighbouring columns of C, which a thread writes together. Where g is odd they are exchanged,
 /// so that the eight loads of a quarter warp meet every bank of shared memory once.
 struct Fragment {
