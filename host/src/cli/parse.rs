@@ -22,6 +22,7 @@ pub fn generator(name: &str) -> Result<Generator, String> {
 
 /// A GPU to plan for.
 pub fn gpu(name: &str) -> Result<Gpu, String> {
-    let names = GPUS.map(|gpu| gpu.name).join(", ");
-    GPUS.into_iter().find(|gpu| gpu.name == name).ok_or(format!("known are {names}"))
+    let names: Vec<_> = GPUS.iter().map(|gpu| gpu.name).collect();
+    let known = || format!("known are {}", names.join(", "));
+    GPUS.iter().copied().find(|gpu| gpu.name == name).ok_or_else(known)
 }

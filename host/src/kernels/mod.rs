@@ -29,8 +29,13 @@ use crate::problem::Op;
 use kernel::{Grouped, Kernel};
 
 /// Every kernel. Those that compute groups come in the order in which they are chosen, the one that takes everything last.
-pub(crate) static KERNELS: [&dyn Kernel; 4] =
-    [&gated_sm100::GatedSm100, &gated_sm90::GatedSm90, &gated_simt::GatedSimt, &silu_mul::SiluMul];
+#[rustfmt::skip] // A kernel, a line.
+pub(crate) static KERNELS: &[&dyn Kernel] = &[
+    &gated_sm100::GatedSm100,
+    &gated_sm90::GatedSm90,
+    &gated_simt::GatedSimt,
+    &silu_mul::SiluMul,
+];
 
 /// The kernel that PTX text or machine code is of: the one with an entry that it names.
 ///

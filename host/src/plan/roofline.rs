@@ -37,7 +37,7 @@ pub struct Gpu {
 /// datasheets, memory bandwidth and dense rate (H200: 4.8 TB/s and 989 TFLOP/s f16;
 /// H100 SXM: 3.35 TB/s and 989; A100 80 GB SXM: 2.039 TB/s and 312). Cards without an FP4 unit compute on the exactly
 /// decoded f16.
-pub const GPUS: [Gpu; 4] = {
+pub const GPUS: &[Gpu] = {
     const fn gpu(
         name: &'static str,
         device_prefix: &'static str,
@@ -50,7 +50,7 @@ pub const GPUS: [Gpu; 4] = {
         let peaks = Peaks { bytes_per_second: terabytes * 1e12, ops_per_second: teraops * 1e12 };
         Gpu { name, device_prefix, capability, sms, peaks, arithmetic }
     }
-    [
+    &[
         gpu("b200", "B200", (10, 0), 148, 7.68, 6900.0, "FP4"),
         gpu("h200", "H200", (9, 0), 132, 4.8, 989.0, "f16"),
         gpu("h100", "H100", (9, 0), 132, 3.35, 989.0, "f16"),
