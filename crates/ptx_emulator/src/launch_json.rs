@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
-use crate::{
-    Arg, Buffer, DataType, Device, DeviceConfig, Fault, Interleave, L2Promotion, LaunchConfig, Module, OobFill, Report,
-    Swizzle, TensorMap, hw::tensor_map::OBJECT_BYTES,
-};
+use crate::config::fault::Fault;
+use crate::config::launch::{DeviceConfig, LaunchConfig};
+use crate::config::report::Report;
+use crate::device::{Arg, Buffer, Device};
+use crate::hw::swizzle::Swizzle;
+use crate::hw::tensor_map::{DataType, Interleave, L2Promotion, OBJECT_BYTES, OobFill, TensorMap};
+use crate::module::Module;
 
 /// The file's contents.
 #[derive(Clone, Debug, Deserialize)]

@@ -33,27 +33,29 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod code;
+mod config;
+mod decode;
 mod device;
 mod exec;
-mod fault;
 pub mod hw;
 pub mod launch_json;
-mod lower;
 mod machine;
 mod module;
-mod opcodes;
+mod operand;
 mod parser;
 pub mod program;
-mod race;
-mod report;
+mod scheduler;
 mod types;
 
-pub use device::{Arg, Buffer, Device, DeviceConfig, LaunchConfig, Schedule};
-pub use fault::{Fault, FaultKind, Party, Place};
+pub use code::{Kernel, Param};
+pub use config::fault::{Fault, FaultKind, Party, Place};
+pub use config::launch::{DeviceConfig, LaunchConfig, Schedule};
+pub use config::report::{BufferTraffic, Class, Loads, Report, Role, Traffic};
+pub use decode::opcode::Opcode;
+pub use device::{Arg, Buffer, Device};
+pub use exec::opcodes::{OPCODES, coverage};
 pub use hw::swizzle::Swizzle;
 pub use hw::tensor_map::{DataType, Interleave, L2Promotion, OobFill, TensorMap, TensorMapError};
-pub use lower::{Kernel, Param};
 pub use module::Module;
-pub use opcodes::{OPCODES, Opcode, coverage};
-pub use parser::ParseError;
-pub use report::{BufferTraffic, Class, Loads, Report, Role, Traffic};
+pub use parser::error::ParseError;

@@ -1,13 +1,15 @@
 //! Read-modify-write and fences (PTX ISA, "Parallel Synchronization and Communication Instructions: atom, red,
 //! membar, fence").
 
-use super::{Flow, Lowered};
+use crate::code::Flow;
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, Rounder, Rounding};
-use crate::lower::{Lower, LowerError};
-use crate::machine::memory::Lane;
-use crate::machine::warp::Src;
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::{Mode, lanes};
+use crate::machine::address::Lane;
+use crate::machine::race::Mode;
+use crate::operand::{Src, lanes};
+use crate::parser::ast::Operand;
 use crate::types::{Space, Type};
 
 /// New value from the old one and the operands, on the bits of one element.
@@ -64,34 +66,34 @@ pub fn update(op: &str) -> Option<Update> {
 }
 
 /// `atom` and `red`, scalar or vector.
-pub fn atom(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
+pub fn atom(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
     let op = i.one_of(&["and", "or", "xor", "exch", "cas", "add", "inc", "dec", "min", "max"]);
-    let update = op.and_then(update).ok_or_else(|| LowerError::invalid("the operation is missing"))?;
-    let returns = i.opcode == "atom";
+    let update = op.and_then(update).ok_or_else(|| DecodeError::invalid("the operation is missing"))?;
+    let returns = i.opcode() == "atom";
     let first = usize::from(returns);
-    let address = l.address(i, first)?;
-    let space = address.space(i.space().unwrap_or(Space::Generic));
+    let address = i.address(first)?;
+    let space = i.space_at(&address);
     if matches!(space, Space::Generic | Space::Global) {
-        l.communicates();
+        i.communicates();
     }
-    let words = |l: &mut Lower<'_>, operand: &Operand| match operand {
-        Operand::Vector(parts) => Ok(parts.iter().map(|p| l.words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat()),
-        single => l.words(single, ty),
+    let words = |i: &mut Parsed<'_>, operand: &Operand| match operand {
+        Operand::Vector(parts) => Ok(parts.iter().map(|p| i.words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat()),
+        single => i.words(single, ty),
     };
-    let missing = || LowerError::invalid("an operand is missing");
-    let b: Vec<Src> = words(l, i.operands.get(first + 1).ok_or_else(missing)?)?;
+    let missing = || DecodeError::invalid("an operand is missing");
+    let b: Vec<Src> = words(i, i.operands().get(first + 1).ok_or_else(missing)?)?;
     let c: Vec<Src> = if op == Some("cas") {
-        words(l, i.operands.get(first + 2).ok_or_else(missing)?)?
+        words(i, i.operands().get(first + 2).ok_or_else(missing)?)?
     } else {
         vec![Src::Constant(0); b.len()]
     };
     let out = match (returns, i.operand(0)?) {
         (false, _) => Vec::new(),
         (true, Operand::Vector(parts)) => {
-            parts.iter().map(|p| l.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat()
+            parts.iter().map(|p| i.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat()
         }
-        (true, single) => l.dst_words(single, ty)?,
+        (true, single) => i.dst_words(single, ty)?,
     };
     let wide = ty == Type::B128;
     let piece = ty.bytes().min(8) as usize;
@@ -132,7 +134,7 @@ pub fn atom(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `membar`, `fence.{sc,acq_rel,acquire,release}`, `fence.mbarrier_init`: order of this thread's accesses.
-pub fn fence(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn fence(i: &mut Parsed<'_>) -> Decoded {
     let beyond_cta = i.one_of(&["mbarrier_init", "cluster", "gpu", "gl", "sys"]).is_some();
     Ok(Box::new(move |w, m, mask| {
         m.fence(w, mask);
@@ -144,7 +146,7 @@ pub fn fence(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `fence.proxy.async` and its kind: what was written through the generic proxy becomes visible to the async proxy.
-pub fn proxy_fence(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
+pub fn proxy_fence(_: &mut Parsed<'_>) -> Decoded {
     Ok(Box::new(|w, m, mask| {
         if let Some(race) = &mut m.race {
             race.proxy_fence(w.index, mask);

@@ -1,61 +1,41 @@
 //! Named barriers of a CTA (PTX ISA, "Parallel Synchronization: bar, barrier").
 
-use super::{Flow, Lowered, WaitFor};
-use crate::fault::{FaultKind, Stop};
-use crate::lower::{Lower, LowerError};
-use crate::parser::ast::Instruction;
-use crate::race::Shared;
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop};
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
+use crate::machine::barrier;
+use crate::machine::wait::WaitFor;
+use crate::operand::{Dst, PredicateDst};
 use crate::types::Type;
-
-/// Barriers that a CTA has.
-pub const COUNT: u32 = 16;
-
-/// One named barrier.
-#[derive(Default)]
-pub struct Barrier {
-    /// Threads that complete a generation; 0 before the first arrival.
-    pub expected: u32,
-    /// Threads that have arrived.
-    pub arrived: u32,
-    /// Complete generations.
-    pub generation: u64,
-    /// Published by the arrivals of this generation, and of the last complete one.
-    arriving: Shared,
-    pub published: Shared,
-    /// `.red`: threads whose predicate was true and threads that voted, in this generation…
-    votes: (u32, u32),
-    /// … and in the last complete one.
-    pub result: (u32, u32),
-    /// The instruction of the first arrival.
-    pub first_pc: u32,
-}
 
 /// `bar.sync`, `bar.arrive`, `bar.red` and `barrier.*`. Both kinds count threads; `bar` and `.aligned` are executed by
 /// whole warps.
-pub fn bar(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn bar(i: &mut Parsed<'_>) -> Decoded {
     let reduce = i.one_of(&["popc", "and", "or"]).filter(|_| i.has("red"));
     let arrive = i.has("arrive");
-    if i.opcode == "bar" || i.has("aligned") {
-        l.aligned();
+    if i.opcode() == "bar" || i.has("aligned") {
+        i.aligned();
     }
     let first = usize::from(reduce.is_some());
-    let id = l.src(i, first, Type::U32)?;
-    let rest = i.operands.len() - first - 1;
+    let id = i.src(first, Type::U32)?;
+    let rest = i.operands().len() - first - 1;
     let (count, vote) = match (reduce, rest) {
-        (Some(_), 1) => (None, Some(l.predicate(i, first + 1)?)),
-        (Some(_), 2) => (Some(l.src(i, first + 1, Type::U32)?), Some(l.predicate(i, first + 2)?)),
+        (Some(_), 1) => (None, Some(i.predicate(first + 1)?)),
+        (Some(_), 2) => (Some(i.src(first + 1, Type::U32)?), Some(i.predicate(first + 2)?)),
         (None, 0) if !arrive => (None, None),
-        (None, 1) => (Some(l.src(i, first + 1, Type::U32)?), None),
-        _ => return Err(LowerError::invalid("wrong number of operands")),
+        (None, 1) => (Some(i.src(first + 1, Type::U32)?), None),
+        _ => return Err(DecodeError::invalid("wrong number of operands")),
     };
     enum Out {
         None,
-        Count(crate::lower::Dst),
-        Predicate(crate::lower::PredicateDst, bool),
+        Count(Dst),
+        Predicate(PredicateDst, bool),
     }
     let out = match reduce {
-        Some("popc") => Out::Count(l.dst(i, 0)?),
-        Some(op) => Out::Predicate(l.predicate_dst(i, 0)?, op == "and"),
+        Some("popc") => Out::Count(i.dst(0)?),
+        Some(op) => Out::Predicate(i.predicate_dst(0)?, op == "and"),
         None => Out::None,
     };
     Ok(Box::new(move |w, m, mask| {
@@ -76,8 +56,8 @@ pub fn bar(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         }
         let number = w.lane(id, lane) as u32;
         let invalid = |text: String| Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
-        if number >= COUNT {
-            return invalid(format!("barrier {number}: a CTA has barriers 0 to {}", COUNT - 1));
+        if number >= barrier::COUNT {
+            return invalid(format!("barrier {number}: a CTA has barriers 0 to {}", barrier::COUNT - 1));
         }
         let expected = match count {
             Some(c) => {

@@ -2,17 +2,24 @@
 //! cp.async.bulk.tensor, cp.reduce.async.bulk.tensor, cp.async.bulk.commit_group, cp.async.bulk.wait_group, st.async").
 //! Which bytes a tensor copy moves is in [`crate::hw::tensor_map`].
 
+use super::atomic;
 use super::mbarrier::lane_at;
-use super::{Flow, Lowered, WaitFor, atomic};
-use crate::fault::{FaultKind, Stop, Stopped};
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
 use crate::hw::tensor_map::{DataType, OBJECT_ALIGN, OBJECT_BYTES, Piece, SHARED_ALIGN, TensorMap, TensorMapError};
-use crate::lower::{Address, Lower, LowerError};
-use crate::machine::cluster::Machine;
+use crate::machine::address::{Lane, Spot, space_of};
+use crate::machine::in_flight::BulkCopy;
 use crate::machine::mbarrier::MbarrierAt;
-use crate::machine::memory::{Lane, Spot, space_of};
-use crate::machine::warp::{BulkCopy, Src, Warp};
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::{Agent, Mode, lanes};
+use crate::machine::pending::Issuer;
+use crate::machine::race::{Agent, Mode};
+use crate::machine::state::Machine;
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Src, lanes};
+use crate::parser::ast::Operand;
 use crate::types::{Space, Type};
 
 /// Unit and alignment of bulk copies.
@@ -120,7 +127,7 @@ fn start_grouped(
     write: impl FnOnce(&mut Machine<'_>, Vec<Vec<u8>>) -> Stopped<()> + 'static,
 ) {
     let written = m.pending.reserve();
-    let issuer = crate::machine::pending::Issuer { warp: w.index, pc: w.pc() };
+    let issuer = Issuer { warp: w.index, pc: w.pc() };
     let read = m.start(w, move |m| {
         let data = read(m);
         m.start_reserved(written, issuer, Vec::new(), move |m| write(m, data));
@@ -131,13 +138,13 @@ fn start_grouped(
 }
 
 /// `cp.async.bulk` and `cp.reduce.async.bulk` between linear ranges.
-pub fn bulk(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (to, from) = (l.address(i, 0)?, l.address(i, 1)?);
-    let size = l.src(i, 2, Type::U32)?;
+pub fn bulk(i: &mut Parsed<'_>) -> Decoded {
+    let (to, from) = (i.address(0)?, i.address(1)?);
+    let size = i.src(2, Type::U32)?;
     let reduction = Reduction::of(i)?;
     if i.has("bulk_group") {
         if reduction.is_some() {
-            l.communicates();
+            i.communicates();
         }
         return Ok(Box::new(move |w, m, mask| {
             for lane in lanes(mask) {
@@ -161,10 +168,10 @@ pub fn bulk(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             Ok(Flow::Next)
         }));
     }
-    let barrier = l.address(i, 3)?;
+    let barrier = i.address(3)?;
     let multicast = i.has("multicast::cluster");
-    let mask_operand = if multicast { Some(l.src(i, 4, Type::U16)?) } else { None };
-    let from_shared = i.modifiers.iter().filter(|m| m.starts_with("shared")).count() == 2;
+    let mask_operand = if multicast { Some(i.src(4, Type::U16)?) } else { None };
+    let from_shared = i.modifiers().iter().filter(|m| m.starts_with("shared")).count() == 2;
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
             let size = checked_size(w, size, lane)?;
@@ -245,12 +252,12 @@ struct Reduction {
 }
 
 impl Reduction {
-    fn of(i: &Instruction) -> Result<Option<Reduction>, LowerError> {
+    fn of(i: &Parsed<'_>) -> Result<Option<Reduction>, DecodeError> {
         if !i.has("reduce") {
             return Ok(None);
         }
         let op = i.one_of(&["and", "or", "xor", "add", "inc", "dec", "min", "max"]);
-        let update = op.and_then(atomic::update).ok_or_else(|| LowerError::invalid("the operation is missing"))?;
+        let update = op.and_then(atomic::update).ok_or_else(|| DecodeError::invalid("the operation is missing"))?;
         Ok(Some(Reduction { ty: i.ty().unwrap_or(Type::U32), update }))
     }
 
@@ -308,19 +315,19 @@ struct TensorOperand {
     coordinates: Vec<Src>,
 }
 
-fn tensor_operand(l: &mut Lower<'_>, i: &Instruction, n: usize) -> Result<TensorOperand, LowerError> {
-    let map = l.address(i, n)?;
-    let Some(Operand::Address { extra, .. }) = i.operands.get(n) else {
-        return Err(LowerError::invalid("a tensor map expected"));
+fn tensor_operand(i: &mut Parsed<'_>, n: usize) -> Result<TensorOperand, DecodeError> {
+    let map = i.address(n)?;
+    let Some(Operand::Address { extra, .. }) = i.operands().get(n) else {
+        return Err(DecodeError::invalid("a tensor map expected"));
     };
     let [Operand::Vector(list)] = &extra[..] else {
-        return Err(LowerError::invalid("coordinates in braces expected"));
+        return Err(DecodeError::invalid("coordinates in braces expected"));
     };
-    let rank = i.modifiers.iter().find_map(|m| m.strip_suffix('d').and_then(|d| d.parse::<usize>().ok()));
+    let rank = i.modifiers().iter().find_map(|m| m.strip_suffix('d').and_then(|d| d.parse::<usize>().ok()));
     if rank != Some(list.len()) {
-        return Err(LowerError::invalid(format!("{} coordinates do not fit the dimension", list.len())));
+        return Err(DecodeError::invalid(format!("{} coordinates do not fit the dimension", list.len())));
     }
-    let coordinates = list.iter().map(|c| l.src_operand(c, Type::S32)).collect::<Result<_, _>>()?;
+    let coordinates = list.iter().map(|c| i.src_operand(c, Type::S32)).collect::<Result<_, _>>()?;
     Ok(TensorOperand { map, coordinates })
 }
 
@@ -378,12 +385,12 @@ fn span(pieces: &[Piece]) -> (u32, u32) {
 }
 
 /// `cp.async.bulk.tensor` from global to shared memory.
-pub fn tensor_load(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let to = l.address(i, 0)?;
-    let tensor = tensor_operand(l, i, 1)?;
-    let barrier = l.address(i, 2)?;
+pub fn tensor_load(i: &mut Parsed<'_>) -> Decoded {
+    let to = i.address(0)?;
+    let tensor = tensor_operand(i, 1)?;
+    let barrier = i.address(2)?;
     let multicast = i.has("multicast::cluster");
-    let mask_operand = if multicast { Some(l.src(i, 3, Type::U16)?) } else { None };
+    let mask_operand = if multicast { Some(i.src(3, Type::U16)?) } else { None };
     let pair = i.has("cta_group::2");
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
@@ -452,12 +459,12 @@ fn reduction_type(data: DataType) -> Option<Type> {
 /// `cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor` from shared to global memory. The box may leave the tensor at
 /// its far ends alone ("the upper left corner cannot have any negative indices", CUDA C++ Programming Guide, "Tensor
 /// Memory Access"; on an H200 it is an illegal instruction).
-pub fn tensor_store(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let tensor = tensor_operand(l, i, 0)?;
-    let from = l.address(i, 1)?;
+pub fn tensor_store(i: &mut Parsed<'_>) -> Decoded {
+    let tensor = tensor_operand(i, 0)?;
+    let from = i.address(1)?;
     let reduction = Reduction::of(i)?;
     if reduction.is_some() {
-        l.communicates();
+        i.communicates();
     }
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
@@ -510,11 +517,11 @@ pub fn tensor_store(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `cp.async.bulk.prefetch`: a hint.
-pub fn prefetch(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
+pub fn prefetch(_: &mut Parsed<'_>) -> Decoded {
     Ok(Box::new(|_, _, _| Ok(Flow::Next)))
 }
 
-pub fn commit_group(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
+pub fn commit_group(_: &mut Parsed<'_>) -> Decoded {
     Ok(Box::new(|w, _, mask| {
         for lane in lanes(mask) {
             let group = std::mem::take(&mut w.bulk[lane].open);
@@ -525,9 +532,9 @@ pub fn commit_group(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
 }
 
 /// `cp.async.bulk.wait_group{.read} N`: all but the N newest groups are complete, or have read their sources.
-pub fn wait_group(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let Src::Constant(keep) = l.src(i, 0, Type::U32)? else {
-        return Err(LowerError::invalid("the number of groups is a constant"));
+pub fn wait_group(i: &mut Parsed<'_>) -> Decoded {
+    let Src::Constant(keep) = i.src(0, Type::U32)? else {
+        return Err(DecodeError::invalid("the number of groups is a constant"));
     };
     let (keep, read) = (keep as usize, i.has("read"));
     Ok(Box::new(move |w, m, mask| {
@@ -561,12 +568,12 @@ pub fn wait_group(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `st.async`: a store to another CTA's shared memory that signals an mbarrier there.
-pub fn st_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
-    let (to, barrier) = (l.address(i, 0)?, l.address(i, 2)?);
+pub fn st_async(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (to, barrier) = (i.address(0)?, i.address(2)?);
     let sources = match i.operand(1)? {
-        Operand::Vector(parts) => parts.iter().map(|p| l.src_operand(p, ty)).collect::<Result<Vec<_>, _>>()?,
-        single => vec![l.src_operand(single, ty)?],
+        Operand::Vector(parts) => parts.iter().map(|p| i.src_operand(p, ty)).collect::<Result<Vec<_>, _>>()?,
+        single => vec![i.src_operand(single, ty)?],
     };
     let piece = ty.bytes() as usize;
     let size = (piece * sources.len()) as u32;

@@ -1,56 +1,22 @@
 //! Clusters: their barrier, launch control, dependent launches (PTX ISA, "barrier.cluster", "clusterlaunchcontrol",
 //! "griddepcontrol", "setmaxnreg").
 
+use super::mbarrier::lane_at;
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop};
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
+use crate::machine::address::Spot;
+use crate::machine::mbarrier::MbarrierAt;
+use crate::machine::race::Mode;
+use crate::machine::wait::WaitFor;
+use crate::operand::{Src, lanes};
+use crate::parser::ast::Operand;
+use crate::types::{Space, Type};
 use std::sync::atomic::Ordering;
 
-use super::mbarrier::lane_at;
-use super::{Flow, Lowered, WaitFor};
-use crate::fault::{FaultKind, Stop};
-use crate::lower::{Lower, LowerError};
-use crate::machine::memory::Spot;
-use crate::machine::warp::Src;
-use crate::parser::ast::Instruction;
-use crate::race::{Mode, Shared, lanes};
-use crate::types::{Space, Type};
-
-/// The barrier of a cluster.
-#[derive(Default)]
-pub struct ClusterBarrier {
-    /// Threads that have not exited.
-    live: u32,
-    arrived: u32,
-    /// Complete generations.
-    pub generation: u64,
-    arriving: Shared,
-    published: Shared,
-}
-
-impl ClusterBarrier {
-    pub fn new(threads: u32) -> ClusterBarrier {
-        ClusterBarrier { live: threads, ..ClusterBarrier::default() }
-    }
-
-    /// Threads exit, of which some have arrived: nobody waits for them any more.
-    pub fn leave(&mut self, lanes: u32, arrived: u32) {
-        self.live -= lanes.count_ones();
-        self.arrived -= arrived.count_ones();
-        self.advance();
-    }
-
-    fn advance(&mut self) {
-        if self.arrived > 0 && self.arrived >= self.live {
-            self.arrived = 0;
-            self.generation += 1;
-            self.published = self.arriving.take();
-        }
-    }
-
-    pub fn describe(&self) -> String {
-        format!("the cluster barrier: {} of {} threads have arrived", self.arrived, self.live)
-    }
-}
-
-pub fn arrive(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn arrive(i: &mut Parsed<'_>) -> Decoded {
     let relaxed = i.has("relaxed");
     Ok(Box::new(move |w, m, mask| {
         if w.cluster_arrived & mask != 0 {
@@ -70,7 +36,7 @@ pub fn arrive(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn wait(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
+pub fn wait(_: &mut Parsed<'_>) -> Decoded {
     Ok(Box::new(|w, m, mask| {
         if w.cluster_arrived & mask != mask {
             let text = "a wait at the cluster barrier without an arrival";
@@ -94,12 +60,12 @@ const REGISTERS: std::ops::RangeInclusive<u64> = 24..=256;
 
 /// `setmaxnreg`: `.dec` gives registers to the CTA's pool, `.inc` waits until the pool has them. What a thread has besides is
 /// not looked at: `ptxas` keeps within it.
-pub fn setmaxnreg(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let count = match l.src(i, 0, Type::U32)? {
+pub fn setmaxnreg(i: &mut Parsed<'_>) -> Decoded {
+    let count = match i.src(0, Type::U32)? {
         Src::Constant(n) if REGISTERS.contains(&n) && n % 8 == 0 => n as u32,
-        _ => return Err(LowerError::invalid("the count is a constant multiple of 8 from 24 to 256")),
+        _ => return Err(DecodeError::invalid("the count is a constant multiple of 8 from 24 to 256")),
     };
-    let Some(at_launch) = l.registers_at_launch() else { return Ok(Box::new(|_, _, _| Ok(Flow::Next))) };
+    let Some(at_launch) = i.registers_at_launch() else { return Ok(Box::new(|_, _, _| Ok(Flow::Next))) };
     let more = i.has("inc");
     Ok(Box::new(move |w, m, _| {
         let now = w.register_limit.unwrap_or(at_launch);
@@ -124,7 +90,7 @@ pub fn setmaxnreg(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `griddepcontrol`: the grids before this one are complete when it starts, but nobody knows it before `.wait`.
-pub fn griddepcontrol(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn griddepcontrol(i: &mut Parsed<'_>) -> Decoded {
     let waits = i.has("wait");
     Ok(Box::new(move |w, m, mask| {
         let cta = &mut m.ctas[w.cta as usize];
@@ -146,9 +112,9 @@ const RESPONSE: u32 = 16;
 
 /// `clusterlaunchcontrol.try_cancel`: takes over a cluster that has not been launched. The response is opaque: here the
 /// first CTA's index plus one in x, y, z, and zeros where none was left.
-pub fn try_cancel(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    l.communicates();
-    let (to, barrier) = (l.address(i, 0)?, l.address(i, 1)?);
+pub fn try_cancel(i: &mut Parsed<'_>) -> Decoded {
+    i.communicates();
+    let (to, barrier) = (i.address(0)?, i.address(1)?);
     let multicast = i.has("multicast::cluster::all");
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
@@ -175,7 +141,7 @@ pub fn try_cancel(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 }
                 for &cta in &targets {
                     m.write_shared(cta, offset, &response);
-                    let at = crate::machine::mbarrier::MbarrierAt { cta: if multicast { cta } else { at.cta }, ..at };
+                    let at = MbarrierAt { cta: if multicast { cta } else { at.cta }, ..at };
                     m.mbarrier_complete(at, RESPONSE, agent.as_ref())?;
                 }
                 Ok(())
@@ -186,10 +152,10 @@ pub fn try_cancel(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `clusterlaunchcontrol.query_cancel`.
-pub fn query_cancel(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn query_cancel(i: &mut Parsed<'_>) -> Decoded {
     if i.has("is_canceled") {
-        let p = l.predicate_dst(i, 0)?;
-        let words = l.words(i.operand(1)?, Type::B128)?;
+        let p = i.predicate_dst(0)?;
+        let words = i.words(i.operand(1)?, Type::B128)?;
         return Ok(Box::new(move |w, _, mask| {
             let low = w.get(words[0]);
             let found = (0..32).fold(0u32, |m, n| m | u32::from(low[n] != 0) << n);
@@ -199,18 +165,16 @@ pub fn query_cancel(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }
     let one = i.one_of(&["get_first_ctaid::x", "get_first_ctaid::y", "get_first_ctaid::z"]);
     let outs = match (i.operand(0)?, one) {
-        (crate::parser::ast::Operand::Vector(parts), None) => {
-            parts.iter().map(|p| l.dst_operand(p)).collect::<Result<Vec<_>, _>>()?
-        }
-        (single, Some(_)) => vec![l.dst_operand(single)?],
-        _ => return Err(LowerError::invalid("a vector of four registers expected")),
+        (Operand::Vector(parts), None) => parts.iter().map(|p| i.dst_operand(p)).collect::<Result<Vec<_>, _>>()?,
+        (single, Some(_)) => vec![i.dst_operand(single)?],
+        _ => return Err(DecodeError::invalid("a vector of four registers expected")),
     };
     let first = match one {
         Some(name) if name.ends_with('y') => 1,
         Some(name) if name.ends_with('z') => 2,
         _ => 0,
     };
-    let words = l.words(i.operand(1)?, Type::B128)?;
+    let words = i.words(i.operand(1)?, Type::B128)?;
     Ok(Box::new(move |w, _, mask| {
         let words = [w.get(words[0]), w.get(words[1])];
         for (n, d) in outs.iter().enumerate() {

@@ -1,13 +1,17 @@
 //! Conversions (PTX ISA, "Data Movement and Conversion Instructions: cvt, cvt.pack, cvta, isspacep"). The numeric
 //! work is in [`crate::hw::number`].
 
+use super::alu;
 use super::compare::reader;
 use super::float::{format, rounding};
-use super::{Flow, Lowered, alu, map1, map2, map3};
+use super::lane::{map1, map2, map3};
+use crate::code::Flow;
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, E2M1, E2M3, E3M2, E4M3, E5M2, F64, Format, IntType, Rounder, Rounding, TF32};
-use crate::lower::{Lower, LowerError};
-use crate::machine::memory::{self, window};
-use crate::parser::ast::Instruction;
+use crate::machine::address::{space_of, window};
+use crate::operand::Src;
 use crate::types::{Space, Type};
 
 /// A narrow format that comes packed, and the bits of one element's field.
@@ -34,12 +38,12 @@ pub fn extend(ty: Type, bits: u64) -> i128 {
     if ty.is_signed() { i128::from((bits << shift) as i64 >> shift) } else { i128::from(bits << shift >> shift) }
 }
 
-pub fn cvt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn cvt(i: &mut Parsed<'_>) -> Decoded {
     let types = i.types();
     let [to, from] = types[..] else {
-        return Err(LowerError::invalid("two types expected"));
+        return Err(DecodeError::invalid("two types expected"));
     };
-    let d = l.dst(i, 0)?;
+    let d = i.dst(0)?;
     let (ftz, sat) = (i.has("ftz"), i.has("sat"));
     let mut rounder = Rounder::new(rounding(i));
     if i.has("satfinite") {
@@ -48,28 +52,22 @@ pub fn cvt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     if i.has("relu") {
         rounder = rounder.relu();
     }
-    if i.has("rs") {
-        return Err(LowerError::unsupported("stochastic rounding"));
-    }
-    if i.has("scaled::n2::ue8m0") {
-        return Err(LowerError::unsupported("cvt with a scale"));
-    }
     // Scales: ue8m0x2 from two f32 or one bf16x2, and back to bf16x2.
     if to == Type::UE8M0x2 {
         if from == Type::BF16x2 {
-            let a = l.src(i, 1, from)?;
+            let a = i.src(1, from)?;
             return Ok(map1(d, a, move |x: u32| {
                 let one = |x: u32| u32::from(rounder.round_ue8m0(f32::from_bits(x << 16).into()));
                 one(x & 0xffff) | one(x >> 16) << 8
             }));
         }
-        let (a, b) = (l.src(i, 1, from)?, l.src(i, 2, from)?);
+        let (a, b) = (i.src(1, from)?, i.src(2, from)?);
         return Ok(map2(d, [a, b], move |a: f32, b: f32| {
             u16::from(rounder.round_ue8m0(a.into())) << 8 | u16::from(rounder.round_ue8m0(b.into()))
         }));
     }
     if from == Type::UE8M0x2 {
-        let a = l.src(i, 1, from)?;
+        let a = i.src(1, from)?;
         return Ok(map1(d, a, move |x: u16| {
             let one = |c: u8| rounder.round(&number::BF16, number::decode_ue8m0(c)) as u32;
             one(x as u8) | one((x >> 8) as u8) << 16
@@ -79,7 +77,7 @@ pub fn cvt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         let field_mask = (1u64 << field) - 1;
         // From a packed type: element by element.
         if let Some((source, width)) = packed(from) {
-            let a = l.src(i, 1, from)?;
+            let a = i.src(1, from)?;
             let ones = (1u64 << width) - 1;
             return Ok(map1(d, a, move |x: u64| {
                 let one = |n: u32| {
@@ -95,14 +93,14 @@ pub fn cvt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 let x = if ftz { crate::hw::approx::flush_f32(x) } else { x };
                 rounder.round(format, x.into()) & field_mask
             };
-            if i.operands.len() == 3 {
-                let (a, b) = (l.src(i, 1, from)?, l.src(i, 2, from)?);
+            if i.operands().len() == 3 {
+                let (a, b) = (i.src(1, from)?, i.src(2, from)?);
                 return Ok(map2(d, [a, b], move |a: f32, b: f32| narrow(a) << field | narrow(b)));
             }
         }
-        return Err(LowerError::unsupported(format!("cvt from {from:?} to {to:?}")));
+        return Err(DecodeError::unsupported(format!("cvt from {from:?} to {to:?}")));
     }
-    let a = l.src(i, 1, from)?;
+    let a = i.src(1, from)?;
     if to == Type::TF32 {
         return Ok(map1(d, a, move |x: f32| number::tf32_to_register(rounder.round(&TF32, x.into()))));
     }
@@ -129,7 +127,7 @@ pub fn cvt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             Ok(map1(d, a, move |x: u64| int.saturate(extend(from, x)) as u64 & ones))
         }
         (Some(int), None) => {
-            let read = reader(from, ftz).ok_or_else(|| LowerError::unsupported(format!("cvt from {from:?}")))?;
+            let read = reader(from, ftz).ok_or_else(|| DecodeError::unsupported(format!("cvt from {from:?}")))?;
             let source = if from == Type::F64 { &F64 } else { format(from).map_or(&F64, |f| f.0) };
             let (mode, ones) = (mode.unwrap_or(Rounding::TowardZero), bits(to));
             Ok(map1(d, a, move |x: u64| number::float_to_int(read(x), source, mode, int) as u64 & ones))
@@ -142,7 +140,7 @@ pub fn cvt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             }))
         }
         (None, None) => {
-            let read = reader(from, ftz).ok_or_else(|| LowerError::unsupported(format!("cvt from {from:?}")))?;
+            let read = reader(from, ftz).ok_or_else(|| DecodeError::unsupported(format!("cvt from {from:?}")))?;
             let target = if to == Type::F64 { &F64 } else { single(to)? };
             Ok(map1(d, a, move |x: u64| {
                 let y = read(x);
@@ -154,32 +152,32 @@ pub fn cvt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }
 }
 
-fn single(ty: Type) -> Result<&'static Format, LowerError> {
+fn single(ty: Type) -> Result<&'static Format, DecodeError> {
     match format(ty) {
         Some((format, 1)) => Ok(format),
-        _ => Err(LowerError::unsupported(format!("cvt to {ty:?}"))),
+        _ => Err(DecodeError::unsupported(format!("cvt to {ty:?}"))),
     }
 }
 
-pub fn pack(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn pack(i: &mut Parsed<'_>) -> Decoded {
     let to = if i.has("u2") || i.has("s2") {
         IntType { bits: 2, signed: i.has("s2") }
     } else if i.has("u4") || i.has("s4") {
         IntType { bits: 4, signed: i.has("s4") }
     } else {
         let first = i.types().first().copied().and_then(int_type);
-        first.ok_or_else(|| LowerError::invalid("the type is missing"))?
+        first.ok_or_else(|| DecodeError::invalid("the type is missing"))?
     };
-    let d = l.dst(i, 0)?;
-    let (a, b) = (l.src(i, 1, Type::S32)?, l.src(i, 2, Type::S32)?);
-    let c = if i.operands.len() > 3 { l.src(i, 3, Type::B32)? } else { crate::machine::warp::Src::Constant(0) };
+    let d = i.dst(0)?;
+    let (a, b) = (i.src(1, Type::S32)?, i.src(2, Type::S32)?);
+    let c = if i.operands().len() > 3 { i.src(3, Type::B32)? } else { Src::Constant(0) };
     Ok(map3(d, [a, b, c], move |a: i32, b: i32, c: u32| number::cvt_pack(to, a, b, c)))
 }
 
 /// Between generic addresses and those of a window. Global and const addresses are generic already.
-pub fn cvta(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let space = i.space().ok_or_else(|| LowerError::invalid("the state space is missing"))?;
-    let (d, a) = (l.dst(i, 0)?, l.address_value(i, 1)?);
+pub fn cvta(i: &mut Parsed<'_>) -> Decoded {
+    let space = i.space().ok_or_else(|| DecodeError::invalid("the state space is missing"))?;
+    let (d, a) = (i.dst(0)?, i.address_value(1)?);
     let Some(base) = window(space) else {
         return Ok(alu::copy(d, a));
     };
@@ -190,14 +188,14 @@ pub fn cvta(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }
 }
 
-pub fn isspacep(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let space = i.space().ok_or_else(|| LowerError::invalid("the state space is missing"))?;
-    let p = l.predicate_dst(i, 0)?;
-    let a = l.address_value(i, 1)?;
+pub fn isspacep(i: &mut Parsed<'_>) -> Decoded {
+    let space = i.space().ok_or_else(|| DecodeError::invalid("the state space is missing"))?;
+    let p = i.predicate_dst(0)?;
+    let a = i.address_value(1)?;
     Ok(Box::new(move |w, m, mask| {
         let mut value = 0;
         for (n, address) in w.get(a).into_iter().enumerate() {
-            let found = memory::space_of(address);
+            let found = space_of(address);
             let yes = match space {
                 Space::Shared => found == Space::Shared && m.rank_of(address) == w.cta,
                 Space::SharedCluster => found == Space::Shared,

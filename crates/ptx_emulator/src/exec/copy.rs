@@ -1,13 +1,15 @@
 //! Non-bulk asynchronous copies (PTX ISA, "Data Movement: cp.async, cp.async.commit_group, cp.async.wait_group").
 //! A copy reads and writes when the scheduler says, at the latest before the wait that covers it ends.
 
-use super::{Flow, Lowered, WaitFor};
-use crate::fault::{FaultKind, Stop};
-use crate::lower::{Lower, LowerError};
-use crate::machine::memory::{Lane, Spot};
-use crate::machine::warp::Src;
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::{Mode, lanes};
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop};
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
+use crate::machine::address::{Lane, Spot};
+use crate::machine::race::Mode;
+use crate::machine::wait::WaitFor;
+use crate::operand::{Src, lanes};
 use crate::types::{Space, Type};
 
 /// One lane's copy: `bytes` from global `address`, zeros up to `size`, to `offset` of `cta`'s shared memory.
@@ -20,23 +22,22 @@ struct Transfer {
 }
 
 /// `cp.async.{ca,cg}.shared.global [dst], [src], cp-size{, src-size}{, cache-policy}` or `…, cp-size, ignore-src`.
-pub fn cp_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (to, from) = (l.address(i, 0)?, l.address(i, 1)?);
-    let Src::Constant(size @ (4 | 8 | 16)) = l.src(i, 2, Type::U32)? else {
-        return Err(LowerError::invalid("the copy size is 4, 8 or 16"));
+pub fn cp_async(i: &mut Parsed<'_>) -> Decoded {
+    let (to, from) = (i.address(0)?, i.address(1)?);
+    let Src::Constant(size @ (4 | 8 | 16)) = i.src(2, Type::U32)? else {
+        return Err(DecodeError::invalid("the copy size is 4, 8 or 16"));
     };
     if i.has("cg") && size != 16 {
-        return Err(LowerError::invalid("`.cg` copies 16 bytes"));
+        return Err(DecodeError::invalid("`.cg` copies 16 bytes"));
     }
     let size = size as u32;
     let policy = usize::from(i.has("L2::cache_hint"));
     let (mut src_size, mut ignore) = (None, None);
-    if i.operands.len() > 3 + policy {
-        let predicate = matches!(i.operand(3)?, Operand::Name(n) if l.is_predicate(n));
-        if predicate {
-            ignore = Some(l.predicate(i, 3)?);
+    if i.operands().len() > 3 + policy {
+        if i.is_predicate(i.operand(3)?) {
+            ignore = Some(i.predicate(3)?);
         } else {
-            src_size = Some(l.src(i, 3, Type::U32)?);
+            src_size = Some(i.src(3, Type::U32)?);
         }
     }
     Ok(Box::new(move |w, m, mask| {
@@ -95,7 +96,7 @@ pub fn cp_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn commit_group(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
+pub fn commit_group(_: &mut Parsed<'_>) -> Decoded {
     Ok(Box::new(|w, _, mask| {
         for lane in lanes(mask) {
             let group = std::mem::take(&mut w.copies[lane].open);
@@ -106,13 +107,13 @@ pub fn commit_group(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
 }
 
 /// `cp.async.wait_group N` waits for all but the N newest groups, `wait_all` for every copy of the thread.
-pub fn wait_group(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let keep = match i.operands.first() {
+pub fn wait_group(i: &mut Parsed<'_>) -> Decoded {
+    let keep = match i.operands().first() {
         None => None,
-        Some(_) => match l.src(i, 0, Type::U32)? {
+        Some(_) => match i.src(0, Type::U32)? {
             Src::Constant(n) => Some(n as usize),
             Src::Register(_) => {
-                return Err(LowerError::invalid("the number of groups is a constant"));
+                return Err(DecodeError::invalid("the number of groups is a constant"));
             }
         },
     };

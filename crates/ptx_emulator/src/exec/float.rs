@@ -2,20 +2,18 @@
 //! "Mixed Precision Floating Point Instructions"). Exact or rounded-to-odd in f64, then rounded once by
 //! [`number::Rounder`]; f32 in its default mode takes the host's own instructions, which round the same.
 
-use super::{Flow, Lane, Lowered, map1, map2, map3};
+use super::lane::{Lane, map1, map2, map3};
+use crate::code::Flow;
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
 use crate::hw::approx::{self, Function, flush_f32};
 use crate::hw::number::{self, BF16, F16, F32, F32_NAN, Format, Rounder, Rounding};
-use crate::lower::{Dst, Lower, LowerError};
-use crate::machine::warp::{Row, Src};
-use crate::parser::ast::Instruction;
+use crate::operand::{Dst, Row, Src};
 use crate::types::Type;
 
-fn ty(i: &Instruction) -> Result<Type, LowerError> {
-    i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))
-}
-
 /// The rounding mode among the modifiers; nearest-even by default.
-pub fn rounding(i: &Instruction) -> Rounding {
+pub fn rounding(i: &Parsed<'_>) -> Rounding {
     match i.one_of(&["rz", "rm", "rp", "rna"]) {
         Some("rz") => Rounding::TowardZero,
         Some("rm") => Rounding::Down,
@@ -44,13 +42,13 @@ fn canonical(x: f32) -> f32 {
 
 /// An element-wise operation on one register's elements: reads in `f64`, and rounds the result.
 fn elementwise<const N: usize>(
-    i: &Instruction,
+    i: &Parsed<'_>,
     ty: Type,
     d: Dst,
     s: [Src; N],
     op: impl Fn([f64; N], Rounding) -> f64 + Send + Sync + 'static,
-) -> Lowered {
-    let (format, count) = format(ty).ok_or_else(|| LowerError::unsupported(format!("type {ty:?}")))?;
+) -> Decoded {
+    let (format, count) = format(ty).ok_or_else(|| DecodeError::unsupported(format!("type {ty:?}")))?;
     let (mode, ftz, sat) = (rounding(i), i.has("ftz"), i.has("sat"));
     let mut rounder = Rounder::new(mode);
     if i.has("relu") {
@@ -76,34 +74,34 @@ fn elementwise<const N: usize>(
     }))
 }
 
-fn sources<const N: usize>(l: &mut Lower<'_>, i: &Instruction, ty: Type) -> Result<(Dst, [Src; N]), LowerError> {
-    let d = l.dst(i, 0)?;
+fn sources<const N: usize>(i: &mut Parsed<'_>, ty: Type) -> Result<(Dst, [Src; N]), DecodeError> {
+    let d = i.dst(0)?;
     let mut s = [Src::Constant(0); N];
     for (n, s) in s.iter_mut().enumerate() {
-        *s = l.src(i, n + 1, ty)?;
+        *s = i.src(n + 1, ty)?;
     }
     Ok((d, s))
 }
 
 /// Whether an f32 instruction rounds to nearest and does nothing else to its operands.
-fn plain_f32(i: &Instruction, ty: Type) -> bool {
+fn plain_f32(i: &Parsed<'_>, ty: Type) -> bool {
     ty == Type::F32 && rounding(i) == Rounding::NearestEven && !i.has("sat") && !i.has("relu")
 }
 
-fn f64_nearest(i: &Instruction) -> Result<(), LowerError> {
+fn f64_nearest(i: &Parsed<'_>) -> Result<(), DecodeError> {
     match rounding(i) {
         Rounding::NearestEven => Ok(()),
-        _ => Err(LowerError::unsupported("f64 arithmetic rounds to nearest only")),
+        _ => Err(DecodeError::unsupported("f64 arithmetic rounds to nearest only")),
     }
 }
 
 /// `add`, `sub`, `mul`.
-pub fn binary(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn binary(i: &mut Parsed<'_>) -> Decoded {
     if let [Type::F32, narrow @ (Type::F16 | Type::BF16)] = i.types()[..] {
-        return mixed(l, i, narrow);
+        return mixed(i, narrow);
     }
-    let ty = ty(i)?;
-    let (d, s) = sources(l, i, ty)?;
+    let ty = i.ty()?;
+    let (d, s) = sources(i, ty)?;
     let ftz = i.has("ftz");
     macro_rules! op {
         ($exact:expr, $op:tt) => {
@@ -119,7 +117,7 @@ pub fn binary(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             }
         };
     }
-    match i.opcode.as_str() {
+    match i.opcode() {
         "add" => op!(|[a, b], mode| number::add(a, b, mode), +),
         "sub" => op!(|[a, b], mode| number::add(a, -b, mode), -),
         _ => op!(|[a, b], _| number::mul(a, b), *),
@@ -127,12 +125,12 @@ pub fn binary(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `fma`, `mad`.
-pub fn fma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn fma(i: &mut Parsed<'_>) -> Decoded {
     if let [Type::F32, narrow @ (Type::F16 | Type::BF16)] = i.types()[..] {
-        return mixed(l, i, narrow);
+        return mixed(i, narrow);
     }
-    let ty = ty(i)?;
-    let (d, s) = sources(l, i, ty)?;
+    let ty = i.ty()?;
+    let (d, s) = sources(i, ty)?;
     if ty == Type::F64 {
         f64_nearest(i)?;
         return Ok(map3(d, s, f64::mul_add));
@@ -144,14 +142,14 @@ pub fn fma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `add.f32.f16 d, a, c` and its like: narrow factors, f32 addend and result.
-fn mixed(l: &mut Lower<'_>, i: &Instruction, narrow: Type) -> Lowered {
-    let (format, _) = format(narrow).ok_or_else(|| LowerError::invalid("no format"))?;
-    let d = l.dst(i, 0)?;
-    let a = l.src(i, 1, narrow)?;
-    let fma = i.opcode == "fma";
-    let b = if fma { l.src(i, 2, narrow)? } else { Src::Constant(0) };
-    let c = l.src(i, if fma { 3 } else { 2 }, Type::F32)?;
-    let (mode, sat, sub) = (rounding(i), i.has("sat"), i.opcode == "sub");
+fn mixed(i: &mut Parsed<'_>, narrow: Type) -> Decoded {
+    let (format, _) = format(narrow).ok_or_else(|| DecodeError::invalid("no format"))?;
+    let d = i.dst(0)?;
+    let a = i.src(1, narrow)?;
+    let fma = i.opcode() == "fma";
+    let b = if fma { i.src(2, narrow)? } else { Src::Constant(0) };
+    let c = i.src(if fma { 3 } else { 2 }, Type::F32)?;
+    let (mode, sat, sub) = (rounding(i), i.has("sat"), i.opcode() == "sub");
     Ok(map3(d, [a, b, c], move |a: u16, b: u16, c: f32| {
         let a = number::decode(format, a.into());
         let a = if fma { a * number::decode(format, b.into()) } else { a };
@@ -161,9 +159,9 @@ fn mixed(l: &mut Lower<'_>, i: &Instruction, narrow: Type) -> Lowered {
     }))
 }
 
-pub fn div(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, s) = sources(l, i, ty)?;
+pub fn div(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, s) = sources(i, ty)?;
     let ftz = i.has("ftz");
     if ty == Type::F64 {
         f64_nearest(i)?;
@@ -176,10 +174,10 @@ pub fn div(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `abs`, `neg`: the sign bit, with subnormals flushed on request.
-pub fn sign(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, [a]) = sources(l, i, ty)?;
-    let abs = i.opcode == "abs";
+pub fn sign(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, [a]) = sources(i, ty)?;
+    let abs = i.opcode() == "abs";
     let bit = match ty {
         Type::F64 => 1 << 63,
         Type::F32 => 1 << 31,
@@ -198,9 +196,9 @@ pub fn sign(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `min`, `max`, with two or three sources, `.NaN` and `.xorsign.abs`.
-pub fn extremum(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let min = i.opcode == "min";
+pub fn extremum(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let min = i.opcode() == "min";
     let (nan, xorsign) = (i.has("NaN"), i.has("xorsign"));
     // Equal zeros: -0 is the smaller.
     let pick = move |a: f64, b: f64| {
@@ -219,30 +217,30 @@ pub fn extremum(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         if xorsign && (a.is_sign_negative() != b.is_sign_negative()) { -r } else { r }
     };
     if ty == Type::F64 {
-        let (d, s) = sources(l, i, ty)?;
+        let (d, s) = sources(i, ty)?;
         return Ok(map2(d, s, pick));
     }
-    if i.operands.len() == 4 {
-        let (d, s) = sources(l, i, ty)?;
+    if i.operands().len() == 4 {
+        let (d, s) = sources(i, ty)?;
         return elementwise(i, ty, d, s, move |[a, b, c], _| pick(pick(a, b), c));
     }
-    let (d, s) = sources(l, i, ty)?;
+    let (d, s) = sources(i, ty)?;
     elementwise(i, ty, d, s, move |[a, b], _| pick(a, b))
 }
 
 /// `copysign d, a, b`: the magnitude of `b` with the sign of `a`.
-pub fn copysign(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, s) = sources(l, i, ty)?;
+pub fn copysign(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, s) = sources(i, ty)?;
     let sign = 1u64 << (ty.bits() - 1);
     Ok(map2(d, s, move |a: u64, b: u64| a & sign | b & !sign))
 }
 
 /// `rcp`, `sqrt` in a rounding mode, and every `.approx` function.
-pub fn function(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, [a]) = sources(l, i, ty)?;
-    let function = match i.opcode.as_str() {
+pub fn function(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, [a]) = sources(i, ty)?;
+    let function = match i.opcode() {
         "rcp" => Function::Rcp,
         "sqrt" => Function::Sqrt,
         "rsqrt" => Function::Rsqrt,

@@ -1,17 +1,20 @@
 //! Warp-level matrix instructions (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions: mma, ldmatrix,
 //! stmatrix, movmatrix"). Fragments and arithmetic are in [`crate::hw::fragment`] and [`crate::hw::matmul`].
 
-use super::{Flow, Lowered};
-use crate::fault::{FaultKind, Stop};
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop};
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
 use crate::hw::descriptor::Element;
 use crate::hw::fragment::{self, Position};
 use crate::hw::matmul::{Floats, Integers, Packing, multiply_f16, multiply_f32, multiply_i32};
-use crate::lower::{Dst, Lower, LowerError};
-use crate::machine::cluster::Machine;
-use crate::machine::memory::Lane;
-use crate::machine::warp::{Row, Src, Warp};
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::Mode;
+use crate::machine::address::Lane;
+use crate::machine::race::Mode;
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Dst, Row, Src};
+use crate::parser::ast::Operand;
 use crate::types::{Space, Type};
 
 /// Bytes of a row of an 8×8 matrix.
@@ -106,8 +109,8 @@ impl Product {
 }
 
 /// M, N, K of a shape modifier such as `m16n8k16`.
-pub fn shape(i: &Instruction) -> Option<[usize; 3]> {
-    i.modifiers.iter().find_map(|m| {
+pub fn shape(i: &Parsed<'_>) -> Option<[usize; 3]> {
+    i.modifiers().iter().find_map(|m| {
         let (m, rest) = m.strip_prefix('m')?.split_once('n')?;
         let (n, k) = rest.split_once('k')?;
         Some([m.parse().ok()?, n.parse().ok()?, k.parse().ok()?])
@@ -115,8 +118,8 @@ pub fn shape(i: &Instruction) -> Option<[usize; 3]> {
 }
 
 /// The modifiers after the shape that name types: D, A, B and, for `mma`, C.
-pub fn types(i: &Instruction) -> Option<(Sum, Element, Element)> {
-    let names: Vec<&str> = i.modifiers.iter().map(String::as_str).filter(|m| is_type(m)).collect();
+pub fn types(i: &Parsed<'_>) -> Option<(Sum, Element, Element)> {
+    let names: Vec<&str> = i.modifiers().iter().map(String::as_str).filter(|m| is_type(m)).collect();
     Some((Sum::parse(names.first()?)?, element(names.get(1)?)?, element(names.get(2)?)?))
 }
 
@@ -125,37 +128,37 @@ fn is_type(name: &str) -> bool {
 }
 
 /// A vector of 32-bit registers.
-pub fn vector(l: &mut Lower<'_>, operand: &Operand) -> Result<Vec<Src>, LowerError> {
+pub fn vector(i: &mut Parsed<'_>, operand: &Operand) -> Result<Vec<Src>, DecodeError> {
     match operand {
-        Operand::Vector(parts) => parts.iter().map(|p| l.src_operand(p, Type::B32)).collect(),
-        single => Ok(vec![l.src_operand(single, Type::B32)?]),
+        Operand::Vector(parts) => parts.iter().map(|p| i.src_operand(p, Type::B32)).collect(),
+        single => Ok(vec![i.src_operand(single, Type::B32)?]),
     }
 }
 
-pub fn vector_dst(l: &mut Lower<'_>, operand: &Operand) -> Result<Vec<Dst>, LowerError> {
+pub fn vector_dst(i: &mut Parsed<'_>, operand: &Operand) -> Result<Vec<Dst>, DecodeError> {
     match operand {
-        Operand::Vector(parts) => parts.iter().map(|p| l.dst_operand(p)).collect(),
-        single => Ok(vec![l.dst_operand(single)?]),
+        Operand::Vector(parts) => parts.iter().map(|p| i.dst_operand(p)).collect(),
+        single => Ok(vec![i.dst_operand(single)?]),
     }
 }
 
-pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let unknown = || LowerError::unsupported("this shape or type");
+pub fn mma(i: &mut Parsed<'_>) -> Decoded {
+    let unknown = || DecodeError::unsupported("this shape or type");
     let [m, n, k] = shape(i).ok_or_else(unknown)?;
     let (sum, a_type, b_type) = types(i).ok_or_else(unknown)?;
     if m != 16 || n != 8 {
         return Err(unknown());
     }
-    let last = i.modifiers.last().and_then(|t| Sum::parse(t));
+    let last = i.modifiers().last().and_then(|t| Sum::parse(t));
     if last != Some(sum) {
-        return Err(LowerError::unsupported("C and D of different types"));
+        return Err(DecodeError::unsupported("C and D of different types"));
     }
-    let d = vector_dst(l, i.operand(0)?)?;
-    let (a, b, c) = (vector(l, i.operand(1)?)?, vector(l, i.operand(2)?)?, vector(l, i.operand(3)?)?);
+    let d = vector_dst(i, i.operand(0)?)?;
+    let (a, b, c) = (vector(i, i.operand(1)?)?, vector(i, i.operand(2)?)?, vector(i, i.operand(3)?)?);
     let per = 32 / a_type.bits() as usize;
     let sums = 4 / sum.per_register();
     if (a.len(), b.len(), c.len(), d.len()) != (k / per / 2, k / per / 4, sums, sums) {
-        return Err(LowerError::invalid("wrong number of registers"));
+        return Err(DecodeError::invalid("wrong number of registers"));
     }
     let product = Product { sum, a: a_type, b: b_type, k, saturate: i.has("satfinite"), negate: (false, false) };
     let bytes = a_type.bits() as usize / 8;
@@ -208,7 +211,7 @@ pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-fn matrices(i: &Instruction) -> usize {
+fn matrices(i: &Parsed<'_>) -> usize {
     match i.one_of(&["x2", "x4"]) {
         Some("x2") => 2,
         Some(_) => 4,
@@ -216,14 +219,14 @@ fn matrices(i: &Instruction) -> usize {
     }
 }
 
-fn row_address(w: &Warp, a: &crate::lower::Address, space: Space, matrix: usize, row: usize) -> Lane {
+fn row_address(w: &Warp, a: &Address, space: Space, matrix: usize, row: usize) -> Lane {
     let lane = fragment::ldmatrix_address_lane(matrix as u32, row as u32);
     let address = w.lane(a.base, lane as usize).wrapping_add(a.offset as u64);
     Lane { lane, address, space }
 }
 
 /// Counts the bank conflicts of one matrix, whose rows are read or written at once.
-fn count_bank_conflicts(m: &mut Machine<'_>, w: &Warp, a: &crate::lower::Address, space: Space, matrix: usize) {
+fn count_bank_conflicts(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, matrix: usize) {
     if m.sanitize {
         let (mut mask, mut addresses) = (0, [0; 32]);
         for row in 0..8 {
@@ -235,13 +238,13 @@ fn count_bank_conflicts(m: &mut Machine<'_>, w: &Warp, a: &crate::lower::Address
     }
 }
 
-pub fn ldmatrix(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let out = vector_dst(l, i.operand(0)?)?;
-    let a = l.address(i, 1)?;
-    let space = a.space(i.space().unwrap_or(Space::Generic));
+pub fn ldmatrix(i: &mut Parsed<'_>) -> Decoded {
+    let out = vector_dst(i, i.operand(0)?)?;
+    let a = i.address(1)?;
+    let space = i.space_at(&a);
     let (count, trans) = (matrices(i), i.has("trans"));
     if out.len() != count {
-        return Err(LowerError::invalid("wrong number of registers"));
+        return Err(DecodeError::invalid("wrong number of registers"));
     }
     Ok(Box::new(move |w, m, mask| {
         for (matrix, d) in out.iter().enumerate() {
@@ -261,13 +264,13 @@ pub fn ldmatrix(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn stmatrix(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let a = l.address(i, 0)?;
-    let from = vector(l, i.operand(1)?)?;
-    let space = a.space(i.space().unwrap_or(Space::Generic));
+pub fn stmatrix(i: &mut Parsed<'_>) -> Decoded {
+    let a = i.address(0)?;
+    let from = vector(i, i.operand(1)?)?;
+    let space = i.space_at(&a);
     let (count, trans) = (matrices(i), i.has("trans"));
     if from.len() != count {
-        return Err(LowerError::invalid("wrong number of registers"));
+        return Err(DecodeError::invalid("wrong number of registers"));
     }
     Ok(Box::new(move |w, m, _| {
         for (matrix, s) in from.iter().enumerate() {
@@ -290,8 +293,8 @@ pub fn stmatrix(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn movmatrix(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (d, a) = (l.dst(i, 0)?, l.src(i, 1, Type::B32)?);
+pub fn movmatrix(i: &mut Parsed<'_>) -> Decoded {
+    let (d, a) = (i.dst(0)?, i.src(1, Type::B32)?);
     Ok(Box::new(move |w, _, mask| {
         let value = w.get(a);
         let half = |lane: usize, half: u32| {

@@ -1,17 +1,19 @@
 //! mbarrier instructions (PTX ISA, "Parallel Synchronization: mbarrier").
 
-use super::{Flow, Lowered, WaitFor};
-use crate::lower::{Address, Lower};
+use crate::code::Flow;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
+use crate::machine::address::Lane;
 use crate::machine::mbarrier::{Arrival, Phase};
-use crate::machine::memory::Lane;
-use crate::machine::warp::{Src, Warp};
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::lanes;
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Src, lanes};
+use crate::parser::ast::Operand;
 use crate::types::{Space, Type};
 
 /// The space of the object's address; a plain address is generic.
-fn space(i: &Instruction, address: &Address) -> Space {
-    address.space(i.space().unwrap_or(Space::Generic))
+fn space(i: &Parsed<'_>, address: &Address) -> Space {
+    i.space_at(&address)
 }
 
 /// One lane's address as an access.
@@ -20,8 +22,8 @@ pub fn lane_at(w: &Warp, address: &Address, space: Space, lane: usize) -> Lane {
     Lane { lane: lane as u32, address, space }
 }
 
-pub fn init(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (a, count) = (l.address(i, 0)?, l.src(i, 1, Type::U32)?);
+pub fn init(i: &mut Parsed<'_>) -> Decoded {
+    let (a, count) = (i.address(0)?, i.src(1, Type::U32)?);
     let space = space(i, &a);
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
@@ -31,8 +33,8 @@ pub fn init(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn inval(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let a = l.address(i, 0)?;
+pub fn inval(i: &mut Parsed<'_>) -> Decoded {
+    let a = i.address(0)?;
     let space = space(i, &a);
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
@@ -43,8 +45,8 @@ pub fn inval(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `mbarrier.expect_tx`, `mbarrier.complete_tx`.
-pub fn transaction(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (a, bytes) = (l.address(i, 0)?, l.src(i, 1, Type::U32)?);
+pub fn transaction(i: &mut Parsed<'_>) -> Decoded {
+    let (a, bytes) = (i.address(0)?, i.src(1, Type::U32)?);
     let space = space(i, &a);
     let expect = i.has("expect_tx");
     Ok(Box::new(move |w, m, mask| {
@@ -65,16 +67,16 @@ pub fn transaction(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 /// `mbarrier.arrive`, `mbarrier.arrive_drop`, with `.expect_tx` or a count. The lanes of a warp arrive at once: together
 /// they must not be more than the phase still waits for. The manual does not say so; on an H200 two lanes that arrive at
 /// a barrier of one end in a launch failure, and one after the other complete two phases.
-pub fn arrive(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn arrive(i: &mut Parsed<'_>) -> Decoded {
     // The state is missing where the barrier may be another CTA's.
     let state = match i.operand(0)? {
         Operand::Address { .. } => None,
-        d => Some(l.dst_operand(d)?),
+        d => Some(i.dst_operand(d)?),
     };
     let first = usize::from(state.is_some());
-    let a = l.address(i, first)?;
+    let a = i.address(first)?;
     let space = space(i, &a);
-    let value = if i.operands.len() > first + 1 { l.src(i, first + 1, Type::U32)? } else { Src::Constant(1) };
+    let value = if i.operands().len() > first + 1 { i.src(first + 1, Type::U32)? } else { Src::Constant(1) };
     let expect = i.has("expect_tx");
     let how = Arrival { drop: i.has("arrive_drop"), no_complete: i.has("noComplete") };
     Ok(Box::new(move |w, m, mask| {
@@ -106,15 +108,15 @@ pub fn arrive(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 
 /// `mbarrier.test_wait`, `mbarrier.try_wait`, by state or parity. A thread that tries waits until the phase is complete,
 /// until nothing else can happen, or until the schedule says that its time is over.
-pub fn wait(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let p = l.predicate_dst(i, 0)?;
-    let a = l.address(i, 1)?;
+pub fn wait(i: &mut Parsed<'_>) -> Decoded {
+    let p = i.predicate_dst(0)?;
+    let a = i.address(1)?;
     let space = space(i, &a);
     let parity = i.has("parity");
-    let phase = l.src(i, 2, if parity { Type::U32 } else { Type::B64 })?;
-    if i.operands.len() > 3 {
+    let phase = i.src(2, if parity { Type::U32 } else { Type::B64 })?;
+    if i.operands().len() > 3 {
         // A hint of how long to wait at most.
-        l.src(i, 3, Type::U32)?;
+        i.src(3, Type::U32)?;
     }
     let blocking = i.has("try_wait");
     Ok(Box::new(move |w, m, mask| {
@@ -134,7 +136,7 @@ pub fn wait(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         }
         p.write(w, mask, complete);
         let Some((at, phase)) = missing else { return Ok(Flow::Next) };
-        let waits = blocking && !timed_out && !m.out_of_patience();
+        let waits = blocking && !timed_out && !m.clock.out_of_patience();
         let role = &mut m.roles[w.role as usize];
         if waits {
             role.barrier_waits += 1;
@@ -146,8 +148,8 @@ pub fn wait(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `cp.async.mbarrier.arrive`: an arrival once all earlier `cp.async` of the thread are complete.
-pub fn copy_arrive(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let a = l.address(i, 0)?;
+pub fn copy_arrive(i: &mut Parsed<'_>) -> Decoded {
+    let a = i.address(0)?;
     let space = space(i, &a);
     let no_increment = i.has("noinc");
     Ok(Box::new(move |w, m, mask| {

@@ -1,17 +1,21 @@
 //! Loads and stores (PTX ISA, "Data Movement and Conversion Instructions: ld, ld.global.nc, ldu, st, prefetch,
 //! mapa, getctarank").
 
-use super::{Flow, Lowered, map2};
-use crate::lower::{Address, Lower, LowerError};
-use crate::machine::cluster::Machine;
-use crate::machine::memory::{Lane, RANK_SHIFT, space_of};
-use crate::machine::warp::{Row, Warp};
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::{Mode, lanes};
+use super::lane::{map1, map2};
+use crate::code::Flow;
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
+use crate::machine::address::{Lane, RANK_SHIFT, space_of};
+use crate::machine::race::Mode;
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Row, lanes};
+use crate::parser::ast::Operand;
 use crate::types::{Space, Type};
 
 /// Elements of a vector access.
-fn elements(i: &Instruction) -> usize {
+fn elements(i: &Parsed<'_>) -> usize {
     match i.one_of(&["v2", "v4", "v8"]) {
         Some("v2") => 2,
         Some("v4") => 4,
@@ -21,7 +25,7 @@ fn elements(i: &Instruction) -> usize {
 }
 
 /// Strong accesses do not race with each other (PTX ISA, "Memory Consistency Model: Operation Types").
-fn is_strong(i: &Instruction) -> bool {
+fn is_strong(i: &Parsed<'_>) -> bool {
     i.one_of(&["volatile", "relaxed", "acquire", "release", "mmio"]).is_some()
 }
 
@@ -44,11 +48,11 @@ struct Access {
 
 impl Access {
     /// The access through operand `n`; a strong one may carry information between clusters.
-    fn new(l: &mut Lower<'_>, i: &Instruction, n: usize, ty: Type) -> Result<Access, LowerError> {
-        let address = l.address(i, n)?;
-        let space = address.space(i.space().unwrap_or(Space::Generic));
+    fn new(i: &mut Parsed<'_>, n: usize, ty: Type) -> Result<Access, DecodeError> {
+        let address = i.address(n)?;
+        let space = i.space_at(&address);
         if is_strong(i) && matches!(space, Space::Generic | Space::Global) {
-            l.communicates();
+            i.communicates();
         }
         let bytes = ty.bytes() as usize;
         Ok(Access { address, space, piece: bytes.min(8), total: bytes * elements(i) })
@@ -70,23 +74,19 @@ impl Access {
 }
 
 /// The operands of an access: as many as the instruction has elements, in braces if more than one.
-fn parts<'a>(i: &Instruction, operand: &'a Operand) -> Result<&'a [Operand], LowerError> {
+fn parts<'a>(i: &Parsed<'_>, operand: &'a Operand) -> Result<&'a [Operand], DecodeError> {
     let count = elements(i);
     match operand {
         Operand::Vector(parts) if parts.len() == count => Ok(parts),
         single if count == 1 => Ok(std::slice::from_ref(single)),
-        _ => Err(LowerError::invalid(format!("a vector of {count} registers expected"))),
+        _ => Err(DecodeError::invalid(format!("a vector of {count} registers expected"))),
     }
 }
 
-fn value_type(i: &Instruction) -> Result<Type, LowerError> {
-    i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))
-}
-
-pub fn ld(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = value_type(i)?;
-    let out = parts(i, i.operand(0)?)?.iter().map(|p| l.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
-    let access = Access::new(l, i, 1, ty)?;
+pub fn ld(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let out = parts(i, i.operand(0)?)?.iter().map(|p| i.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
+    let access = Access::new(i, 1, ty)?;
     // A narrow signed value fills a wider register with its sign.
     let sign_bits = if ty.is_signed() && out.iter().any(|d| d.bits > ty.bits()) { ty.bits() } else { 64 };
     let mode = if is_strong(i) { Mode::StrongRead } else { Mode::Read };
@@ -111,10 +111,10 @@ pub fn ld(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn st(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = value_type(i)?;
-    let access = Access::new(l, i, 0, ty)?;
-    let source = parts(i, i.operand(1)?)?.iter().map(|p| l.words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
+pub fn st(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let access = Access::new(i, 0, ty)?;
+    let source = parts(i, i.operand(1)?)?.iter().map(|p| i.words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
     let mode = if is_strong(i) { Mode::Atomic } else { Mode::Write };
     let release = i.has("release");
     Ok(Box::new(move |w, m, mask| {
@@ -135,16 +135,16 @@ pub fn st(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// Hints: nothing to do.
-pub fn hint(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    if !i.operands.is_empty() && !i.has("tensormap") {
-        l.address(i, 0)?;
+pub fn hint(i: &mut Parsed<'_>) -> Decoded {
+    if !i.operands().is_empty() && !i.has("tensormap") {
+        i.address(0)?;
     }
     Ok(Box::new(|_, _, _| Ok(Flow::Next)))
 }
 
 /// `createpolicy`: a cache policy is opaque and has no effect.
-pub fn createpolicy(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let d = l.dst(i, 0)?;
+pub fn createpolicy(i: &mut Parsed<'_>) -> Decoded {
+    let d = i.dst(0)?;
     Ok(Box::new(move |w, _, mask| {
         d.write(w, mask, &[0; 32]);
         Ok(Flow::Next)
@@ -152,16 +152,16 @@ pub fn createpolicy(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `mapa`: the address in the shared memory of another CTA of the cluster.
-pub fn mapa(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (d, a) = (l.dst(i, 0)?, l.address_value(i, 1)?);
-    let rank = l.src(i, 2, Type::U32)?;
+pub fn mapa(i: &mut Parsed<'_>) -> Decoded {
+    let (d, a) = (i.dst(0)?, i.address_value(1)?);
+    let rank = i.src(2, Type::U32)?;
     Ok(map2(d, [a, rank], |a: u64, rank: u32| {
         let low = (1 << RANK_SHIFT) - 1;
         a & !0xffff_ffff | a & low | u64::from(rank & 0xff) << RANK_SHIFT
     }))
 }
 
-pub fn getctarank(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (d, a) = (l.dst(i, 0)?, l.address_value(i, 1)?);
-    Ok(super::map1(d, a, |a: u64| (a as u32) >> RANK_SHIFT))
+pub fn getctarank(i: &mut Parsed<'_>) -> Decoded {
+    let (d, a) = (i.dst(0)?, i.address_value(1)?);
+    Ok(map1(d, a, |a: u64| (a as u32) >> RANK_SHIFT))
 }

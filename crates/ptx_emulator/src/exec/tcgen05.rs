@@ -7,12 +7,13 @@
 //! ordinary barrier. Under `strict` the barrier counts only between `tcgen05.fence::before_thread_sync` (for `ld` and `st`)
 //! and `tcgen05.fence::after_thread_sync`.
 
-use std::rc::Rc;
-
 use super::bulk::shared_lane;
 use super::mbarrier::lane_at;
-use super::{Flow, Lowered, WaitFor};
-use crate::fault::{FaultKind, Stop, Stopped};
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
 use crate::hw::descriptor::{
     Accumulator, CHUNK_BYTES, DescriptorError, Element, InstructionDescriptor, Major, MmaKind, ScaleType, ScaleVector,
     SharedMatrix,
@@ -24,30 +25,24 @@ use crate::hw::tmem::{
     AccessShape, Address as Cell, CopyShape, DataPath, LANES_PER_WARP, SHIFT_COLUMNS, first_lane_of_warp,
     is_allocation_size, scale_byte,
 };
-use crate::lower::{Dst, Lower, LowerError};
-use crate::machine::cluster::Machine;
+use crate::machine::address::{SHARED_BASE, Spot};
+use crate::machine::in_flight::TmemLoad;
 use crate::machine::mbarrier::MbarrierAt;
-use crate::machine::memory::{SHARED_BASE, Spot};
-use crate::machine::warp::{Src, TmemLoad, Warp};
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::{Agent, Clock, Detector, Mode, Shared, lanes, merge};
-use crate::types::{Space, Type};
-
-/// What the tensor core knows of the operations that one CTA pair issued to it.
-#[derive(Clone, Default)]
-pub struct Pipe {
-    /// The last operation, by kind: `mma`, `cp` and `shift`.
-    last: [Option<u64>; 3],
-    /// What those before have done.
-    known: [Shared; 3],
-}
+use crate::machine::race::{Agent, Clock, Detector, Mode, merge};
+use crate::machine::state::Machine;
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Dst, Src, lanes};
+use crate::parser::ast::Operand;
+use crate::types::Type;
+use std::rc::Rc;
 
 const MMA: usize = 0;
 const CP: usize = 1;
 const SHIFT: usize = 2;
 const ALL_KINDS: &[usize] = &[MMA, CP, SHIFT];
 
-fn pair(i: &Instruction) -> u32 {
+fn pair(i: &Parsed<'_>) -> u32 {
     if i.has("cta_group::2") { 2 } else { 1 }
 }
 
@@ -73,10 +68,10 @@ pub fn bad(error: DescriptorError) -> Box<Stop> {
     Stop::new(kind, error.to_string())
 }
 
-pub fn alloc(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    l.uses_tmem();
-    let (to, columns) = (l.address(i, 0)?, l.src(i, 1, Type::U32)?);
-    let space = to.space(i.space().unwrap_or(Space::Generic));
+pub fn alloc(i: &mut Parsed<'_>) -> Decoded {
+    i.uses_tmem();
+    let (to, columns) = (i.address(0)?, i.src(1, Type::U32)?);
+    let space = i.space_at(&to);
     Ok(Box::new(move |w, m, mask| {
         let lane = mask.trailing_zeros() as usize;
         let columns = w.lane(columns, lane) as u32;
@@ -98,8 +93,8 @@ pub fn alloc(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn dealloc(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (at, columns) = (l.src(i, 0, Type::U32)?, l.src(i, 1, Type::U32)?);
+pub fn dealloc(i: &mut Parsed<'_>) -> Decoded {
+    let (at, columns) = (i.src(0, Type::U32)?, i.src(1, Type::U32)?);
     Ok(Box::new(move |w, m, mask| {
         let lane = mask.trailing_zeros() as usize;
         let (at, columns) = (w.lane(at, lane) as u32, w.lane(columns, lane) as u32);
@@ -109,7 +104,7 @@ pub fn dealloc(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn relinquish(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
+pub fn relinquish(_: &mut Parsed<'_>) -> Decoded {
     Ok(Box::new(|w, m, _| {
         m.ctas[w.cta as usize].tmem.relinquished = true;
         Ok(Flow::Next)
@@ -117,7 +112,7 @@ pub fn relinquish(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
 }
 
 /// `tcgen05.fence::before_thread_sync`, `::after_thread_sync`.
-pub fn fence(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn fence(i: &mut Parsed<'_>) -> Decoded {
     let before = i.has("fence::before_thread_sync");
     Ok(Box::new(move |w, m, mask| {
         match &mut m.race {
@@ -263,7 +258,7 @@ struct Mma {
     disabled: Vec<u128>,
 }
 
-pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn mma(i: &mut Parsed<'_>) -> Decoded {
     let group = pair(i);
     let kind = match i.one_of(&[
         "kind::f16",
@@ -291,44 +286,40 @@ pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         (Some("scale_vec::1X"), _) | (_, MmaKind::Mxf8f6f4) => ScaleVector::X1,
         _ => ScaleVector::X4,
     };
-    let d = l.address(i, 0)?;
+    let d = i.address(0)?;
     enum A {
         Descriptor(Src),
-        Tmem(crate::lower::Address),
+        Tmem(Address),
     }
     let a = match i.operand(1)? {
-        Operand::Address { .. } => A::Tmem(l.address(i, 1)?),
-        _ => A::Descriptor(l.src(i, 1, Type::B64)?),
+        Operand::Address { .. } => A::Tmem(i.address(1)?),
+        _ => A::Descriptor(i.src(1, Type::B64)?),
     };
-    let (b, idesc) = (l.src(i, 2, Type::B64)?, l.src(i, 3, Type::B32)?);
+    let (b, idesc) = (i.src(2, Type::B64)?, i.src(3, Type::B32)?);
     let mut next = 4;
     let scale_cells = if scaled {
         next += 2;
-        Some((l.address(i, 4)?, l.address(i, 5)?))
+        Some((i.address(4)?, i.address(5)?))
     } else {
         None
     };
     let disable = match i.operand(next)? {
         Operand::Vector(parts) => {
             next += 1;
-            parts.iter().map(|p| l.src_operand(p, Type::B32)).collect::<Result<Vec<_>, _>>()?
+            parts.iter().map(|p| i.src_operand(p, Type::B32)).collect::<Result<Vec<_>, _>>()?
         }
         _ => Vec::new(),
     };
-    let enable = l.predicate(i, next)?;
-    if i.operands.len() > next + 1 {
-        match l.src(i, next + 1, Type::U32)? {
+    let enable = i.predicate(next)?;
+    if i.operands().len() > next + 1 {
+        match i.src(next + 1, Type::U32)? {
             Src::Constant(0) => {}
-            _ => return Err(LowerError::unsupported("scale-input-d")),
+            _ => return Err(DecodeError::unsupported("scale-input-d")),
         }
     }
-    if i.has("ashift") {
-        return Err(LowerError::unsupported("`.ashift`"));
-    }
     Ok(Box::new(move |w, m, mask| {
-        let cell = |w: &Warp, a: &crate::lower::Address, lane| {
-            Cell::decode((w.lane(a.base, lane) as u32).wrapping_add(a.offset as u32))
-        };
+        let cell =
+            |w: &Warp, a: &Address, lane| Cell::decode((w.lane(a.base, lane) as u32).wrapping_add(a.offset as u32));
         for lane in lanes(mask) {
             let desc = InstructionDescriptor::decode(kind, group, false, w.lane(idesc, lane) as u32).map_err(bad)?;
             if desc.sparse {
@@ -337,9 +328,8 @@ pub fn mma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let scales = match (&scale_cells, desc.scale) {
                 (Some((sa, sb)), Some(scale)) => {
                     desc.check_scales(vector).map_err(bad)?;
-                    let raw = |a: &crate::lower::Address| {
-                        Cell::decode_scale((w.lane(a.base, lane) as u32).wrapping_add(a.offset as u32))
-                    };
+                    let raw =
+                        |a: &Address| Cell::decode_scale((w.lane(a.base, lane) as u32).wrapping_add(a.offset as u32));
                     Some((scale, vector, raw(sa), raw(sb)))
                 }
                 _ => None,
@@ -593,20 +583,17 @@ fn offset(base: Cell, cell: Cell) -> Cell {
     Cell { lane: base.lane + cell.lane, column: base.column + cell.column }
 }
 
-pub fn cp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn cp(i: &mut Parsed<'_>) -> Decoded {
     let group = pair(i);
-    let shape = match (i.one_of(&["128x256b", "4x256b", "128x128b", "64x128b", "32x128b"]), i) {
-        (Some("128x256b"), _) => CopyShape::L128x256b,
-        (Some("4x256b"), _) => CopyShape::L4x256b,
-        (Some("128x128b"), _) => CopyShape::L128x128b,
-        (Some("64x128b"), i) if i.has("warpx2::02_13") => CopyShape::L64x128bPairs02And13,
-        (Some("64x128b"), _) => CopyShape::L64x128bPairs01And23,
+    let shape = match i.one_of(&["128x256b", "4x256b", "128x128b", "64x128b", "32x128b"]) {
+        Some("128x256b") => CopyShape::L128x256b,
+        Some("4x256b") => CopyShape::L4x256b,
+        Some("128x128b") => CopyShape::L128x128b,
+        Some("64x128b") if i.has("warpx2::02_13") => CopyShape::L64x128bPairs02And13,
+        Some("64x128b") => CopyShape::L64x128bPairs01And23,
         _ => CopyShape::L32x128bAll,
     };
-    if i.modifiers.iter().any(|m| m.starts_with('b') && m.contains('x')) {
-        return Err(LowerError::unsupported("a copy that decompresses"));
-    }
-    let (to, from) = (l.address(i, 0)?, l.src(i, 1, Type::B64)?);
+    let (to, from) = (i.address(0)?, i.src(1, Type::B64)?);
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
             let matrix = SharedMatrix::tcgen05(w.lane(from, lane)).map_err(bad)?;
@@ -641,9 +628,9 @@ pub fn cp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `tcgen05.shift`: each of 32 lanes but the last gets the next one's 32 bytes.
-pub fn shift(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn shift(i: &mut Parsed<'_>) -> Decoded {
     let group = pair(i);
-    let a = l.address(i, 0)?;
+    let a = i.address(0)?;
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
             let base = Cell::decode((w.lane(a.base, lane) as u32).wrapping_add(a.offset as u32));
@@ -680,9 +667,9 @@ pub fn shift(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `tcgen05.commit`: an arrival when all earlier `mma`, `cp` and `shift` of the thread are complete.
-pub fn commit(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let a = l.address(i, 0)?;
-    let multicast = if i.has("multicast::cluster") { Some(l.src(i, 1, Type::U16)?) } else { None };
+pub fn commit(i: &mut Parsed<'_>) -> Decoded {
+    let a = i.address(0)?;
+    let multicast = if i.has("multicast::cluster") { Some(i.src(1, Type::U16)?) } else { None };
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
             let at = shared_lane(w, &a, lane);
@@ -716,21 +703,21 @@ pub fn commit(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// The shape and the number of registers of `tcgen05.ld` and `st`.
-fn access(l: &mut Lower<'_>, i: &Instruction, after_registers: usize) -> Result<(AccessShape, u32, bool), LowerError> {
+fn access(i: &mut Parsed<'_>, after_registers: usize) -> Result<(AccessShape, u32, bool), DecodeError> {
     let shape = match i.one_of(&["32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2"]) {
         Some("32x32b") => AccessShape::L32x32b,
         Some("16x64b") => AccessShape::L16x64b,
         Some("16x128b") => AccessShape::L16x128b,
         Some("16x256b") => AccessShape::L16x256b,
-        _ => match l.src(i, after_registers, Type::U32)? {
+        _ => match i.src(after_registers, Type::U32)? {
             Src::Constant(split) => AccessShape::L16x32bx2 { split: split as u32 },
-            Src::Register(_) => return Err(LowerError::invalid("the split is a constant")),
+            Src::Register(_) => return Err(DecodeError::invalid("the split is a constant")),
         },
     };
-    let num = i.modifiers.iter().find_map(|m| m.strip_prefix('x').and_then(|n| n.parse::<u32>().ok()));
-    let num = num.ok_or_else(|| LowerError::invalid("`.num` is missing"))?;
+    let num = i.modifiers().iter().find_map(|m| m.strip_prefix('x').and_then(|n| n.parse::<u32>().ok()));
+    let num = num.ok_or_else(|| DecodeError::invalid("`.num` is missing"))?;
     if !shape.allows(num) {
-        return Err(LowerError::invalid(format!("`.x{num}` does not exist for this shape")));
+        return Err(DecodeError::invalid(format!("`.x{num}` does not exist for this shape")));
     }
     Ok((shape, num * shape.registers(), i.has("pack::16b") || i.has("unpack::16b")))
 }
@@ -765,7 +752,7 @@ fn spawn(m: &mut Machine<'_>, w: &Warp, mask: u32) -> Option<Agent> {
 }
 
 /// What was asked of one base address by all lanes.
-fn same_base(w: &Warp, a: &crate::lower::Address, mask: u32) -> Stopped<Cell> {
+fn same_base(w: &Warp, a: &Address, mask: u32) -> Stopped<Cell> {
     let lane = mask.trailing_zeros() as usize;
     let base = w.lane(a.base, lane);
     if let Some(other) = lanes(mask).find(|&n| w.lane(a.base, n) != base) {
@@ -783,14 +770,14 @@ fn registers(operand: &Operand) -> &[Operand] {
 }
 
 /// `tcgen05.ld`: the registers get their values at `tcgen05.wait::ld`.
-pub fn ld(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let out: Vec<Dst> = registers(i.operand(0)?).iter().map(|r| l.dst_operand(r)).collect::<Result<_, _>>()?;
+pub fn ld(i: &mut Parsed<'_>) -> Decoded {
+    let out: Vec<Dst> = registers(i.operand(0)?).iter().map(|r| i.dst_operand(r)).collect::<Result<_, _>>()?;
     // They are not written yet.
-    l.writes_later();
-    let a = l.address(i, 1)?;
-    let (shape, count, packed) = access(l, i, 2)?;
+    i.writes_later();
+    let a = i.address(1)?;
+    let (shape, count, packed) = access(i, 2)?;
     if out.len() != count as usize {
-        return Err(LowerError::invalid(format!("{count} registers expected")));
+        return Err(DecodeError::invalid(format!("{count} registers expected")));
     }
     Ok(Box::new(move |w, m, mask| {
         let base = same_base(w, &a, mask)?;
@@ -811,7 +798,7 @@ pub fn ld(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 };
             }
             values.push((*d, bits));
-            if let Some(r) = d.register() {
+            if let Some(r) = d.register {
                 w.define(r, mask, 0);
             }
         }
@@ -821,14 +808,14 @@ pub fn ld(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `tcgen05.st`: the cells get their values by `tcgen05.wait::st`.
-pub fn st(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let a = l.address(i, 0)?;
-    let last = i.operands.len() - 1;
+pub fn st(i: &mut Parsed<'_>) -> Decoded {
+    let a = i.address(0)?;
+    let last = i.operands().len() - 1;
     let from: Vec<Src> =
-        registers(i.operand(last)?).iter().map(|r| l.src_operand(r, Type::B32)).collect::<Result<_, _>>()?;
-    let (shape, count, packed) = access(l, i, 1)?;
+        registers(i.operand(last)?).iter().map(|r| i.src_operand(r, Type::B32)).collect::<Result<_, _>>()?;
+    let (shape, count, packed) = access(i, 1)?;
     if from.len() != count as usize {
-        return Err(LowerError::invalid(format!("{count} registers expected")));
+        return Err(DecodeError::invalid(format!("{count} registers expected")));
     }
     Ok(Box::new(move |w, m, mask| {
         let base = same_base(w, &a, mask)?;
@@ -866,7 +853,7 @@ pub fn st(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `tcgen05.wait::ld`, `tcgen05.wait::st`.
-pub fn wait(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn wait(i: &mut Parsed<'_>) -> Decoded {
     if i.has("wait::st") {
         return Ok(Box::new(|w, m, mask| {
             let waiting: Vec<u64> = w.tmem_stores.iter().map(|s| s.0).filter(|id| m.pending.contains(*id)).collect();
@@ -884,7 +871,7 @@ pub fn wait(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
         for load in loads {
             for (d, bits) in &load.values {
                 d.write(w, mask, bits);
-                if let Some(r) = d.register() {
+                if let Some(r) = d.register {
                     w.define(r, mask, mask);
                 }
             }

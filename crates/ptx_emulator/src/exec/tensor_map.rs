@@ -3,30 +3,31 @@
 
 use super::bulk::{bad_map, read_map};
 use super::mbarrier::lane_at;
-use super::{Flow, Lowered};
-use crate::fault::{FaultKind, Stop};
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop};
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
 use crate::hw::tensor_map::{Field, OBJECT_BYTES};
-use crate::lower::{Lower, LowerError};
-use crate::machine::memory::{Lane, Spot};
-use crate::machine::warp::Src;
-use crate::parser::ast::Instruction;
-use crate::race::{Mode, lanes};
+use crate::machine::address::{Lane, Spot};
+use crate::machine::race::Mode;
+use crate::operand::{Src, lanes};
 use crate::types::{Space, Type};
 
 /// Bytes that are read and written at a time.
 const WORD: usize = 16;
 
-pub fn replace(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let a = l.address(i, 0)?;
-    let space = a.space(i.space().unwrap_or(Space::Generic));
+pub fn replace(i: &mut Parsed<'_>) -> Decoded {
+    let a = i.address(0)?;
+    let space = i.space_at(&a);
     let array = i.one_of(&["box_dim", "global_dim", "global_stride", "element_stride"]);
-    let ordinal = match (array, i.operands.len()) {
-        (Some(_), 3) => match l.src(i, 1, Type::U32)? {
+    let ordinal = match (array, i.operands().len()) {
+        (Some(_), 3) => match i.src(1, Type::U32)? {
             Src::Constant(n) => n as usize,
-            Src::Register(_) => return Err(LowerError::invalid("the ordinal is a constant")),
+            Src::Register(_) => return Err(DecodeError::invalid("the ordinal is a constant")),
         },
         (None, 2) => 0,
-        _ => return Err(LowerError::invalid("wrong number of operands")),
+        _ => return Err(DecodeError::invalid("wrong number of operands")),
     };
     let field = match array.or(i.one_of(&[
         "global_address",
@@ -49,7 +50,7 @@ pub fn replace(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         Some("swizzle_atomicity") => Field::SwizzleAtomicity,
         _ => Field::FillMode,
     };
-    let value = l.src(i, i.operands.len() - 1, i.ty().unwrap_or(Type::B32))?;
+    let value = i.src(i.operands().len() - 1, i.ty().unwrap_or(Type::B32))?;
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
             let mut map = read_map(m, w, &a, space, lane)?;
@@ -66,11 +67,11 @@ pub fn replace(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 
 /// `tensormap.cp_fenceproxy`: copies the object from shared to global memory, and makes it visible to the tensor-map
 /// proxy.
-pub fn cp_fenceproxy(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (to, from) = (l.address(i, 0)?, l.address(i, 1)?);
-    match l.src(i, 2, Type::U32)? {
+pub fn cp_fenceproxy(i: &mut Parsed<'_>) -> Decoded {
+    let (to, from) = (i.address(0)?, i.address(1)?);
+    match i.src(2, Type::U32)? {
         Src::Constant(n) if n == OBJECT_BYTES as u64 => {}
-        _ => return Err(LowerError::invalid("the size is 128")),
+        _ => return Err(DecodeError::invalid("the size is 128")),
     }
     Ok(Box::new(move |w, m, mask| {
         // All lanes name the same objects; the copy is the warp's.

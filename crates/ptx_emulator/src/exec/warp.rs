@@ -1,13 +1,16 @@
 //! Warp-wide instructions (PTX ISA, "Data Movement: shfl.sync", "Parallel Synchronization: vote.sync, match.sync,
 //! activemask, redux.sync, elect.sync, bar.warp.sync").
 
-use super::{Flow, Lowered, WaitFor};
-use crate::fault::{FaultKind, Stop, Stopped};
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, F32};
-use crate::lower::{Lower, LowerError};
-use crate::machine::warp::{Src, Warp};
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::lanes;
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::Warp;
+use crate::operand::{Src, lanes};
+use crate::parser::ast::Operand;
 use crate::types::Type;
 
 /// Whether every member named in the mask operand is here: `Ok(None)` if so, else what to wait for. All lanes must
@@ -40,14 +43,14 @@ macro_rules! gather {
     };
 }
 
-pub fn shfl(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn shfl(i: &mut Parsed<'_>) -> Decoded {
     let (d, p) = match i.operand(0)? {
-        Operand::Pair(d, p) => (l.dst_operand(d)?, Some(l.predicate_dst_operand(p)?)),
-        d => (l.dst_operand(d)?, None),
+        Operand::Pair(d, p) => (i.dst_operand(d)?, Some(i.predicate_dst_operand(p)?)),
+        d => (i.dst_operand(d)?, None),
     };
-    let (a, b, c) = (l.src(i, 1, Type::B32)?, l.src(i, 2, Type::B32)?, l.src(i, 3, Type::B32)?);
-    let member = l.src(i, 4, Type::B32)?;
-    let mode = i.one_of(&["up", "down", "bfly", "idx"]).ok_or_else(|| LowerError::invalid("the mode is missing"))?;
+    let (a, b, c) = (i.src(1, Type::B32)?, i.src(2, Type::B32)?, i.src(3, Type::B32)?);
+    let member = i.src(4, Type::B32)?;
+    let mode = i.one_of(&["up", "down", "bfly", "idx"]).ok_or_else(|| DecodeError::invalid("the mode is missing"))?;
     Ok(Box::new(move |w, _, mask| {
         let _members = gather!(w, member, mask);
         let (source, b, c) = (w.get(a), w.get(b), w.get(c));
@@ -80,11 +83,11 @@ pub fn shfl(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn vote(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let a = l.predicate(i, 1)?;
-    let member = l.src(i, 2, Type::B32)?;
+pub fn vote(i: &mut Parsed<'_>) -> Decoded {
+    let a = i.predicate(1)?;
+    let member = i.src(2, Type::B32)?;
     if i.has("ballot") {
-        let d = l.dst(i, 0)?;
+        let d = i.dst(0)?;
         return Ok(Box::new(move |w, _, mask| {
             let members = gather!(w, member, mask);
             let ballot = a.mask(w) & members & w.all;
@@ -92,8 +95,8 @@ pub fn vote(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             Ok(Flow::Next)
         }));
     }
-    let p = l.predicate_dst(i, 0)?;
-    let mode = i.one_of(&["all", "any", "uni"]).ok_or_else(|| LowerError::invalid("the mode is missing"))?;
+    let p = i.predicate_dst(0)?;
+    let mode = i.one_of(&["all", "any", "uni"]).ok_or_else(|| DecodeError::invalid("the mode is missing"))?;
     Ok(Box::new(move |w, _, mask| {
         let members = gather!(w, member, mask) & w.all;
         let votes = a.mask(w) & members;
@@ -107,13 +110,13 @@ pub fn vote(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn matching(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn matching(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty().unwrap_or(Type::B32);
     let (d, p) = match i.operand(0)? {
-        Operand::Pair(d, p) => (l.dst_operand(d)?, Some(l.predicate_dst_operand(p)?)),
-        d => (l.dst_operand(d)?, None),
+        Operand::Pair(d, p) => (i.dst_operand(d)?, Some(i.predicate_dst_operand(p)?)),
+        d => (i.dst_operand(d)?, None),
     };
-    let (a, member) = (l.src(i, 1, ty)?, l.src(i, 2, Type::B32)?);
+    let (a, member) = (i.src(1, ty)?, i.src(2, Type::B32)?);
     let all = i.has("all");
     Ok(Box::new(move |w, _, mask| {
         let members = gather!(w, member, mask) & w.all;
@@ -136,12 +139,12 @@ pub fn matching(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn redux(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
-    let d = l.dst(i, 0)?;
-    let (a, member) = (l.src(i, 1, ty)?, l.src(i, 2, Type::B32)?);
+pub fn redux(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let d = i.dst(0)?;
+    let (a, member) = (i.src(1, ty)?, i.src(2, Type::B32)?);
     let op = i.one_of(&["add", "min", "max", "and", "or", "xor"]);
-    let op = op.ok_or_else(|| LowerError::invalid("the operation is missing"))?;
+    let op = op.ok_or_else(|| DecodeError::invalid("the operation is missing"))?;
     let (abs, nan) = (i.has("abs"), i.has("NaN"));
     let fold: Box<dyn Fn(u32, u32) -> u32 + Send + Sync> = match (op, ty) {
         ("min" | "max", Type::F32) => {
@@ -170,12 +173,12 @@ pub fn redux(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `elect.sync d|p, membermask`: the lowest member.
-pub fn elect(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn elect(i: &mut Parsed<'_>) -> Decoded {
     let Operand::Pair(d, p) = i.operand(0)? else {
-        return Err(LowerError::invalid("a destination `d|p` expected"));
+        return Err(DecodeError::invalid("a destination `d|p` expected"));
     };
-    let (d, p) = (l.dst_operand(d)?, l.predicate_dst_operand(p)?);
-    let member = l.src(i, 1, Type::B32)?;
+    let (d, p) = (i.dst_operand(d)?, i.predicate_dst_operand(p)?);
+    let member = i.src(1, Type::B32)?;
     Ok(Box::new(move |w, _, mask| {
         let members = gather!(w, member, mask) & w.all;
         let leader = members.trailing_zeros();
@@ -185,8 +188,8 @@ pub fn elect(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn activemask(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let d = l.dst(i, 0)?;
+pub fn activemask(i: &mut Parsed<'_>) -> Decoded {
+    let d = i.dst(0)?;
     Ok(Box::new(move |w, _, mask| {
         d.write(w, mask, &[mask.into(); 32]);
         Ok(Flow::Next)
@@ -194,8 +197,8 @@ pub fn activemask(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `bar.warp.sync`: the members wait for each other, wherever in the code they are, and see each other's writes.
-pub fn sync(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let member = l.src(i, 0, Type::B32)?;
+pub fn sync(i: &mut Parsed<'_>) -> Decoded {
+    let member = i.src(0, Type::B32)?;
     Ok(Box::new(move |w, m, mask| {
         let first = mask.trailing_zeros() as usize;
         let named = w.lane(member, first) as u32;

@@ -3,49 +3,27 @@
 
 use super::matrix::{Product, shape, types, vector, vector_dst};
 use super::tcgen05::{bad, chunk, track_matrix};
-use super::{Flow, Lowered, WaitFor};
-use crate::fault::{FaultKind, Stop, Stopped};
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
 use crate::hw::descriptor::{Major, SharedMatrix};
 use crate::hw::fragment::{self, Position};
 use crate::hw::matmul::gather;
-use crate::lower::{Dst, Lower, LowerError};
-use crate::machine::cluster::Machine;
-use crate::machine::warp::{Row, Src, Warp};
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::Agent;
+use crate::machine::in_flight::Wgmma;
+use crate::machine::pending::Issuer;
+use crate::machine::state::Machine;
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::Warp;
+use crate::operand::{Row, Src};
+use crate::parser::ast::Operand;
 use crate::types::Type;
 
 /// Warps of a warpgroup.
 const WARPS: u32 = 4;
 /// Rows of a warp.
 const ROWS: u32 = 16;
-
-/// One instruction of a warp whose results are not in its registers yet.
-#[derive(Clone)]
-pub struct Pending {
-    id: u64,
-    agent: Option<Agent>,
-    pub d: Vec<Dst>,
-    /// Registers of A, which must not be written.
-    pub a: Vec<u32>,
-    pub pc: u32,
-}
-
-/// A warp's asynchronous matrix instructions.
-#[derive(Default)]
-pub struct Groups {
-    pub open: Vec<Pending>,
-    pub committed: std::collections::VecDeque<Vec<Pending>>,
-    /// The warp's instruction count at its last `wgmma.fence`.
-    pub fenced_at: u64,
-}
-
-impl Groups {
-    /// All that are in flight, oldest first.
-    pub fn all(&self) -> impl Iterator<Item = &Pending> {
-        self.committed.iter().flatten().chain(&self.open)
-    }
-}
 
 /// Where the accumulators come from.
 enum Accumulators {
@@ -62,30 +40,30 @@ enum A {
     Rows(Vec<u8>),
 }
 
-pub fn mma_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    l.uses_wgmma();
-    let unknown = || LowerError::unsupported("this shape or type");
+pub fn mma_async(i: &mut Parsed<'_>) -> Decoded {
+    i.uses_wgmma();
+    let unknown = || DecodeError::unsupported("this shape or type");
     let [_, n, k] = shape(i).ok_or_else(unknown)?;
     let (sum, a_type, b_type) = types(i).ok_or_else(unknown)?;
-    let d = vector_dst(l, i.operand(0)?)?;
+    let d = vector_dst(i, i.operand(0)?)?;
     if d.len() != n / 2 / sum.per_register() {
-        return Err(LowerError::invalid("wrong number of accumulator registers"));
+        return Err(DecodeError::invalid("wrong number of accumulator registers"));
     }
     // They are read and written when the instruction's time comes.
-    l.writes_later();
+    i.writes_later();
     enum From {
         Descriptor(Src),
         Registers(Vec<Src>),
     }
     let from = match i.operand(1)? {
-        Operand::Vector(_) => From::Registers(vector(l, i.operand(1)?)?),
-        _ => From::Descriptor(l.src(i, 1, Type::B64)?),
+        Operand::Vector(_) => From::Registers(vector(i, i.operand(1)?)?),
+        _ => From::Descriptor(i.src(1, Type::B64)?),
     };
-    let b = l.src(i, 2, Type::B64)?;
-    let scale_d = l.predicate(i, 3)?;
-    let constants = (4..i.operands.len()).map(|n| match l.src(i, n, Type::S32)? {
+    let b = i.src(2, Type::B64)?;
+    let scale_d = i.predicate(3)?;
+    let constants = (4..i.operands().len()).map(|n| match i.src(n, Type::S32)? {
         Src::Constant(c) => Ok(c as u32 as i32),
-        Src::Register(_) => Err(LowerError::invalid("scales and transpositions are constants")),
+        Src::Register(_) => Err(DecodeError::invalid("scales and transpositions are constants")),
     });
     let constants = constants.collect::<Result<Vec<i32>, _>>()?;
     let negate = |n: usize| constants.get(n) == Some(&-1);
@@ -108,7 +86,7 @@ pub fn mma_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     };
     Ok(Box::new(move |w, m, mask| {
         let lane = mask.trailing_zeros() as usize;
-        let registers = d.iter().filter_map(Dst::register);
+        let registers = d.iter().filter_map(|d| d.register);
         w.check_wgmma_fence(registers.chain(a_registers.iter().copied()))?;
         let first_row = w.role % WARPS * ROWS;
         let b = SharedMatrix::wgmma(w.lane(b, lane)).map_err(bad)?;
@@ -139,15 +117,15 @@ pub fn mma_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 A::Rows(bytes)
             }
         };
-        let same = |p: &&Pending| p.d.first().and_then(Dst::register) == d.first().and_then(Dst::register);
+        let same = |p: &&Wgmma| p.d.first().and_then(|d| d.register) == d.first().and_then(|d| d.register);
         let previous = w.wgmma.all().filter(same).last().map(|p| p.id);
         let accumulators = match (scale_d.mask(w) >> lane & 1 == 1, previous) {
             (false, _) => Accumulators::Zero,
             (true, Some(id)) => Accumulators::Previous(id),
             (true, None) => {
-                let rows = d.iter().map(|d| d.register().map_or([0; 32], |r| w.get(Src::Register(r))));
+                let rows = d.iter().map(|d| d.register.map_or([0; 32], |r| w.get(Src::Register(r))));
                 let rows = rows.collect();
-                if m.sanitize && d.iter().filter_map(Dst::register).any(|r| w.defined(r) & mask != mask) {
+                if m.sanitize && d.iter().filter_map(|d| d.register).any(|r| w.defined(r) & mask != mask) {
                     let text = "an accumulator register that no instruction has written";
                     return Err(Stop::new(FaultKind::UninitialisedRegister, text));
                 }
@@ -158,7 +136,7 @@ pub fn mma_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         let (cta, count) = (w.cta, d.len());
         let after = previous.into_iter().filter(|id| m.pending.contains(*id)).collect();
         let id = m.pending.reserve();
-        let issuer = crate::machine::pending::Issuer { warp: w.index, pc: w.pc() };
+        let issuer = Issuer { warp: w.index, pc: w.pc() };
         m.count_matrix_operation(w, &[w.cta], ROWS as u64 * (n * k) as u64);
         m.start_reserved(id, issuer, after, move |m| {
             let read = |m: &Machine<'_>, at: u32| chunk(m, cta, at);
@@ -197,20 +175,20 @@ pub fn mma_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             m.progress += 1;
             Ok(())
         });
-        w.wgmma.open.push(Pending { id, agent, d: d.clone(), a: a_registers.clone(), pc: w.pc() });
+        w.wgmma.open.push(Wgmma { id, agent, d: d.clone(), a: a_registers.clone(), pc: w.pc() });
         Ok(Flow::Next)
     }))
 }
 
 /// `wgmma.fence`: registers written before it may be used by `wgmma` after it.
-pub fn fence(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
+pub fn fence(_: &mut Parsed<'_>) -> Decoded {
     Ok(Box::new(|w, _, _| {
         w.wgmma.fenced_at = w.issued;
         Ok(Flow::Next)
     }))
 }
 
-pub fn commit_group(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
+pub fn commit_group(_: &mut Parsed<'_>) -> Decoded {
     Ok(Box::new(|w, _, _| {
         let group = std::mem::take(&mut w.wgmma.open);
         w.wgmma.committed.push_back(group);
@@ -219,9 +197,9 @@ pub fn commit_group(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
 }
 
 /// `wgmma.wait_group N`: all but the N newest groups are complete, and their results in the registers.
-pub fn wait_group(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let Src::Constant(keep) = l.src(i, 0, Type::U32)? else {
-        return Err(LowerError::invalid("the number of groups is a constant"));
+pub fn wait_group(i: &mut Parsed<'_>) -> Decoded {
+    let Src::Constant(keep) = i.src(0, Type::U32)? else {
+        return Err(DecodeError::invalid("the number of groups is a constant"));
     };
     Ok(Box::new(move |w, m, mask| {
         let done = w.wgmma.committed.len().saturating_sub(keep as usize);
@@ -230,7 +208,7 @@ pub fn wait_group(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         if !waiting.is_empty() {
             return Ok(Flow::Wait(WaitFor::Operations(waiting)));
         }
-        let finished: Vec<Pending> = w.wgmma.committed.drain(..done).flatten().collect();
+        let finished: Vec<Wgmma> = w.wgmma.committed.drain(..done).flatten().collect();
         for p in &finished {
             deliver(w, m, mask, p)?;
         }
@@ -251,11 +229,11 @@ pub fn wait_group(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-fn deliver(w: &mut Warp, m: &Machine<'_>, mask: u32, p: &Pending) -> Stopped<()> {
+fn deliver(w: &mut Warp, m: &Machine<'_>, mask: u32, p: &Wgmma) -> Stopped<()> {
     let rows = m.matrix_results.get(&p.id).ok_or_else(|| Stop::unsupported("a result that was dropped"))?;
     for (d, row) in p.d.iter().zip(rows) {
         d.write(w, mask, row);
-        if let Some(r) = d.register() {
+        if let Some(r) = d.register {
             w.define(r, mask, mask);
         }
     }

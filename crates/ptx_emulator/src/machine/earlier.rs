@@ -11,8 +11,8 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use super::race::Mode;
 use super::words::Words;
-use crate::race::Mode;
 
 /// What a grid did to an allocation.
 #[derive(Debug)]

@@ -131,16 +131,6 @@ pub struct Instruction {
 }
 
 impl Instruction {
-    /// Whether a modifier is there.
-    pub fn has(&self, modifier: &str) -> bool {
-        self.modifiers.iter().any(|m| m == modifier)
-    }
-
-    /// The first of `names` that is among the modifiers.
-    pub fn one_of(&self, names: &[&'static str]) -> Option<&'static str> {
-        names.iter().copied().find(|n| self.has(n))
-    }
-
     /// The modifiers that are types, in order.
     pub fn types(&self) -> Vec<Type> {
         self.modifiers.iter().filter_map(|m| Type::parse(m)).collect()

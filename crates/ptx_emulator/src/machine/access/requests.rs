@@ -1,20 +1,9 @@
 //! Counts how far ahead of their use copies are requested, in matrix operations: what the stages of a pipeline are for.
 //! See [`Loads`](crate::Loads) for what that says.
 
-use std::collections::HashMap;
-
-use super::cluster::Machine;
-use super::mbarrier::MbarrierAt;
-use super::warp::Warp;
-
-/// What a CTA's tensor cores were given, and when its mbarriers were to hear of copies.
-#[derive(Debug, Default)]
-pub struct Requests {
-    /// Matrix operations that its tensor core was given.
-    matrix_operations: u64,
-    /// As many as it had at the last copy's request for each mbarrier, by offset, until a warp has waited for it.
-    at: HashMap<u32, u64>,
-}
+use crate::machine::mbarrier::MbarrierAt;
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
 
 impl Machine<'_> {
     /// A warp issues a matrix operation, for which some CTAs' tensor cores work.

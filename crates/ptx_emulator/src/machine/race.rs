@@ -13,10 +13,12 @@
 //!
 //! What it can miss: agents are [`AGENTS`] slots used in turn, so two operations that share a slot count as
 //! ordered; the reads of one word since its last write are kept by warp and instruction, only the latest of each
-//! warp; races in global memory are not looked for but with grids before ([`crate::machine::earlier`]).
+//! warp; races in global memory are not looked for but with grids before ([`super::earlier`]).
 
 use std::collections::HashMap;
 use std::rc::Rc;
+
+use crate::operand::lanes;
 
 /// Slots for asynchronous operations in flight, in a cluster.
 pub const AGENTS: u32 = 256;
@@ -482,18 +484,6 @@ fn check(
     cell.write = access;
     cell.flags = cell.flags & SPLIT | if strong { ATOMIC } else { 0 };
     Ok(())
-}
-
-/// The set bits of a lane mask, lowest first.
-pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
-    let mut left = mask;
-    std::iter::from_fn(move || {
-        (left != 0).then(|| {
-            let lane = left.trailing_zeros() as usize;
-            left &= left - 1;
-            lane
-        })
-    })
 }
 
 #[cfg(test)]

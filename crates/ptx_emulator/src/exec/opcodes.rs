@@ -2,33 +2,14 @@
 //! counted as, and the handler that decodes and executes it. Parser checks, execution and the printed coverage all
 //! come from here.
 //!
-//! A form lists the modifiers: `{a b}` one of them, `[a b]` one of them or none, a bare word exactly that. Modifiers
-//! may come in any order (real compilers disagree on it), types in that of the form.
+//! How forms are written says [`crate::decode::form`].
 
-use crate::exec::{
-    Lowered, alu, atomic, barrier, bulk, cluster, compare, control, convert, copy, float, matrix, mbarrier, memory,
-    tcgen05, tensor_map, warp, wgmma,
+use super::{
+    alu, atomic, barrier, bulk, cluster, compare, control, convert, copy, float, matrix, mbarrier, memory, tcgen05,
+    tensor_map, warp, wgmma,
 };
-use crate::lower::Lower;
-use crate::parser::ast::Instruction;
-use crate::report::Class;
-use crate::types::Type;
-
-/// Decodes an instruction.
-pub type Handler = fn(&mut Lower<'_>, &Instruction) -> Lowered;
-
-/// One opcode with one form of its modifiers.
-pub struct Opcode {
-    /// The name before the first dot.
-    pub name: &'static str,
-    /// The modifiers it takes.
-    pub form: &'static str,
-    /// Title of its section in the PTX ISA manual.
-    pub section: &'static str,
-    /// What it is counted as.
-    pub class: Class,
-    pub(crate) handler: Handler,
-}
+use crate::config::report::Class;
+use crate::decode::opcode::Opcode;
 
 macro_rules! table {
     ($($class:ident, $section:literal => { $($name:literal [$($form:expr),+] $handler:path;)+ })+) => {
@@ -433,63 +414,6 @@ table! {
     }
 }
 
-/// The group of modifiers that a place of a form allows.
-struct Group<'a> {
-    required: bool,
-    names: Vec<&'a str>,
-}
-
-fn groups(form: &str) -> Vec<Group<'_>> {
-    let mut out = Vec::new();
-    let mut rest = form.trim_start();
-    while !rest.is_empty() {
-        let (required, close) = match rest.as_bytes()[0] {
-            b'{' => (true, '}'),
-            b'[' => (false, ']'),
-            _ => {
-                let end = rest.find(' ').unwrap_or(rest.len());
-                out.push(Group { required: true, names: vec![&rest[..end]] });
-                rest = rest[end..].trim_start();
-                continue;
-            }
-        };
-        let end = rest.find(close).unwrap_or(rest.len());
-        out.push(Group { required, names: rest[1..end].split_whitespace().collect() });
-        rest = rest[end + 1..].trim_start();
-    }
-    out
-}
-
-impl Opcode {
-    /// Whether the form allows these modifiers.
-    fn allows(&self, modifiers: &[String]) -> bool {
-        let groups = groups(self.form);
-        let mut used = vec![false; groups.len()];
-        let mut types = 0;
-        for m in modifiers {
-            let from = if Type::parse(m).is_some() { types } else { 0 };
-            match (from..groups.len()).find(|&n| !used[n] && groups[n].names.contains(&m.as_str())) {
-                Some(n) => {
-                    used[n] = true;
-                    types = if Type::parse(m).is_some() { n } else { types };
-                }
-                None => return false,
-            }
-        }
-        groups.iter().zip(used).all(|(g, used)| used || !g.required)
-    }
-}
-
-/// The opcode that an instruction is, if the emulator knows its form.
-pub fn find(instruction: &Instruction) -> Option<&'static Opcode> {
-    OPCODES.iter().find(|o| o.name == instruction.opcode && o.allows(&instruction.modifiers))
-}
-
-/// Whether the table knows the opcode in any form.
-pub fn knows(opcode: &str) -> bool {
-    OPCODES.iter().any(|o| o.name == opcode)
-}
-
 /// The coverage list: a Markdown table of every opcode, its forms and its section.
 pub fn coverage() -> String {
     let mut out = String::from("| opcode | modifiers | PTX ISA section |\n| --- | --- | --- |\n");
@@ -503,6 +427,7 @@ pub fn coverage() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decode::form::{allows, groups};
 
     #[test]
     fn every_form_is_well_written() {
@@ -551,6 +476,6 @@ mod tests {
         let mut parts = full_name.split('.').map(String::from);
         let name = parts.next().unwrap();
         let modifiers: Vec<String> = parts.collect();
-        OPCODES.iter().any(|o| o.name == name && o.allows(&modifiers))
+        OPCODES.iter().any(|o| o.name == name && allows(o.form, &modifiers))
     }
 }

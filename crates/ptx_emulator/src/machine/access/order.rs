@@ -1,24 +1,12 @@
 //! Order that threads make through memory: strong accesses and fences (PTX ISA, "Memory Consistency Model: Release
 //! and Acquire Patterns"). Only the race detector needs it; without one, nothing here does anything.
 
-use std::collections::HashMap;
-
-use super::cluster::Machine;
-use super::memory::window;
-use super::warp::Warp;
-use crate::race::{Shared, lanes, merge};
+use crate::machine::address::window;
+use crate::machine::race::merge;
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+use crate::operand::lanes;
 use crate::types::Space;
-
-/// What was published through memory and fences.
-#[derive(Default)]
-pub struct Synchronisation {
-    /// By generic address.
-    locations: HashMap<u64, Shared>,
-    /// By warp: what its last fence published.
-    fenced: HashMap<u32, Shared>,
-    /// By warp: what its strong loads saw since its last fence.
-    observed: HashMap<u32, Shared>,
-}
 
 fn key(space: Space, address: u64) -> u64 {
     match space {

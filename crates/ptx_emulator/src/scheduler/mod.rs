@@ -1,0 +1,8 @@
+//! Which warp runs next, what it does with its instructions, and when asynchronous operations complete. Knows no opcode.
+
+pub mod cluster;
+mod execute;
+mod fragments;
+mod report;
+mod special;
+mod wait;
