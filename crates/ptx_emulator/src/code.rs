@@ -74,6 +74,7 @@ pub struct Param {
 }
 
 /// A decoded entry.
+#[derive(Default)]
 pub struct Kernel {
     /// The entry's name.
     pub name: String,

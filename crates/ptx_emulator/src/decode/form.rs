@@ -52,5 +52,5 @@ pub fn allows(form: &str, modifiers: &[String]) -> bool {
 
 /// Whether a form has this modifier at some place.
 pub fn has_word(form: &str, word: &str) -> bool {
-    groups(form).iter().any(|g| g.names.contains(&word))
+    form.split([' ', '{', '}', '[', ']']).any(|w| w == word)
 }

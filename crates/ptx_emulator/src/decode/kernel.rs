@@ -25,21 +25,9 @@ pub fn decode(
 ) -> Result<Kernel, ParseError> {
     let kernel = Kernel {
         name: function.name.clone(),
-        params: Vec::new(),
         limits: function.limits.clone(),
-        code: Vec::new(),
-        labels: Vec::new(),
-        functions: Vec::new(),
-        registers: 0,
-        predicates: 0,
-        local_bytes: 0,
-        shared_bytes: 0,
-        specials: Vec::new(),
-        communicates: false,
-        uses_tmem: false,
-        uses_wgmma: false,
         sources: Arc::clone(sources),
-        unsupported: Vec::new(),
+        ..Kernel::default()
     };
     let mut decoder = Decoder { names: Names::new(ast, variables, kernel), opcodes };
     decoder.entry(function)?;

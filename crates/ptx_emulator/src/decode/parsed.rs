@@ -46,8 +46,8 @@ impl<'a> Parsed<'a> {
     /// # Panics
     /// With debug assertions, if no form of the opcode has such a modifier: then the question is misspelt.
     pub fn has(&self, modifier: &str) -> bool {
-        // let known = || self.forms.iter().any(|form| form::has_word(form, modifier));
-        // debug_assert!(known(), "no form of `{}` has the modifier `{modifier}`", self.opcode());
+        let known = || self.forms.iter().any(|form| form::has_word(form, modifier));
+        debug_assert!(known(), "no form of `{}` has the modifier `{modifier}`", self.opcode());
         self.modifiers().iter().any(|m| m == modifier)
     }
 
@@ -378,5 +378,48 @@ impl<'a> Parsed<'a> {
     /// The hidden condition-code register.
     pub fn carry_flag(&mut self) -> u32 {
         self.names.carry_flag()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::code::Kernel;
+
+    fn with_forms<T>(forms: Vec<&'static str>, f: impl FnOnce(Parsed<'_>) -> T) -> T {
+        let instruction = Instruction {
+            guard: None,
+            opcode: "tcgen05".into(),
+            modifiers: vec!["cp".into(), "cta_group::2".into()],
+            operands: Vec::new(),
+            line: 1,
+            source: Default::default(),
+        };
+        let mut names = Names::new(&Rc::default(), &Rc::default(), Kernel::default());
+        f(Parsed::new(&instruction, forms, &mut names))
+    }
+
+    const FORMS: [&str; 2] = ["cp {cta_group::1 cta_group::2}", "shift [down]"];
+
+    #[test]
+    fn modifiers_of_every_form_of_the_opcode_may_be_asked_for() {
+        with_forms(FORMS.into(), |i| {
+            assert!(i.has("cta_group::2") && !i.has("cta_group::1") && !i.has("down"));
+            assert_eq!(i.one_of(&["down", "cta_group::1", "cta_group::2"]), Some("cta_group::2"));
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "no form of `tcgen05` has the modifier `cta_gruop::2`")]
+    fn a_misspelt_modifier_is_noticed() {
+        with_forms(FORMS.into(), |i| i.has("cta_gruop::2"));
+    }
+
+    #[test]
+    #[should_panic(expected = "no form of `tcgen05` has the modifier `dwon`")]
+    fn a_misspelt_modifier_among_several_is_noticed() {
+        with_forms(FORMS.into(), |i| i.one_of(&["cta_group::2", "dwon"]));
     }
 }

@@ -59,12 +59,10 @@ fn product(ty: Type, a: u64, b: u64) -> i128 {
 /// `.lo`, `.hi` or `.wide` of a product.
 fn part(i: &Parsed<'_>, ty: Type) -> impl Fn(i128) -> u64 + Send + Sync + Copy + use<> {
     let bits = ty.bits();
-    let (shift, width) = if i.has("hi") {
-        (bits, bits)
-    } else if i.has("wide") {
-        (0, bits * 2)
-    } else {
-        (0, bits)
+    let (shift, width) = match i.one_of(&["hi", "lo"]) {
+        Some("hi") => (bits, bits),
+        Some(_) => (0, bits),
+        None => (0, bits * 2),
     };
     move |p| (p >> shift) as u64 & (u64::MAX >> (64 - width))
 }
@@ -119,7 +117,8 @@ pub fn mad24(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let (d, [a, b]) = operands(i, ty)?;
     let c = if i.opcode() == "mad24" { i.src(3, ty)? } else { Src::Constant(0) };
-    let (hi, sat, signed) = (i.has("hi"), i.has("sat"), ty.is_signed());
+    let (hi, signed) = (i.has("hi"), ty.is_signed());
+    let sat = i.opcode() == "mad24" && i.has("sat");
     Ok(map3(d, [a, b, c], move |a: u32, b: u32, c: u32| {
         let low = |x: u32| {
             if signed { i64::from((x << 8) as i32 >> 8) } else { i64::from(x & 0xff_ffff) }
@@ -353,16 +352,18 @@ pub fn carry(i: &mut Parsed<'_>) -> Decoded {
     let bits = ty.bits();
     let ones = u64::MAX >> (64 - bits);
     let (d, [a, b]) = operands(i, ty)?;
-    let c = if i.opcode().starts_with("mad") { Some(i.src(3, ty)?) } else { None };
+    let product = match i.opcode() {
+        "mad" | "madc" => Some((part(i, ty), i.src(3, ty)?)),
+        _ => None,
+    };
     let (read, write) = (i.opcode().ends_with('c'), i.has("cc"));
     let flag = i.carry_flag();
     let subtract = i.opcode().starts_with("sub");
-    let part = part(i, ty);
     Ok(Box::new(move |w, _, mask| {
         let (mut a, mut b) = (w.get(a), w.get(b));
-        if let Some(c) = c {
+        if let Some((part, c)) = product {
             for n in 0..32 {
-                a[n] = part(product(ty, a[n], b[n]));
+                a[n] = part(self::product(ty, a[n], b[n]));
             }
             b = w.get(c);
         }

@@ -1,7 +1,7 @@
 //! Read-modify-write and fences (PTX ISA, "Parallel Synchronization and Communication Instructions: atom, red,
 //! membar, fence").
 
-use crate::code::Flow;
+use crate::code::{Flow, Step};
 use crate::decode::error::DecodeError;
 use crate::decode::opcode::Decoded;
 use crate::decode::parsed::Parsed;
@@ -65,10 +65,23 @@ pub fn update(op: &str) -> Option<Update> {
     })
 }
 
-/// `atom` and `red`, scalar or vector.
+/// The operations of `red`, and of copies that reduce.
+pub const REDUCTIONS: [&str; 8] = ["and", "or", "xor", "add", "inc", "dec", "min", "max"];
+
 pub fn atom(i: &mut Parsed<'_>) -> Decoded {
+    let op = i.one_of(&["exch", "cas"]).or_else(|| i.one_of(&REDUCTIONS));
+    let order = (i.one_of(&["acquire", "acq_rel"]).is_some(), i.one_of(&["release", "acq_rel"]).is_some());
+    read_modify_write(i, op, order)
+}
+
+pub fn red(i: &mut Parsed<'_>) -> Decoded {
+    let (op, release) = (i.one_of(&REDUCTIONS), i.has("release"));
+    read_modify_write(i, op, (false, release))
+}
+
+/// `atom` and `red`, scalar or vector; `order` says whether it acquires and whether it releases.
+fn read_modify_write(i: &mut Parsed<'_>, op: Option<&'static str>, order: (bool, bool)) -> Decoded {
     let ty = i.ty()?;
-    let op = i.one_of(&["and", "or", "xor", "exch", "cas", "add", "inc", "dec", "min", "max"]);
     let update = op.and_then(update).ok_or_else(|| DecodeError::invalid("the operation is missing"))?;
     let returns = i.opcode() == "atom";
     let first = usize::from(returns);
@@ -99,7 +112,7 @@ pub fn atom(i: &mut Parsed<'_>) -> Decoded {
     let piece = ty.bytes().min(8) as usize;
     let ones = u64::MAX >> (64 - piece * 8);
     let total = piece * b.len();
-    let (acquire, release) = (i.has("acquire") || i.has("acq_rel"), i.has("release") || i.has("acq_rel"));
+    let (acquire, release) = order;
     let compare = op == Some("cas");
     Ok(Box::new(move |w, m, mask| {
         let base = w.get(address.base);
@@ -133,16 +146,24 @@ pub fn atom(i: &mut Parsed<'_>) -> Decoded {
     }))
 }
 
-/// `membar`, `fence.{sc,acq_rel,acquire,release}`, `fence.mbarrier_init`: order of this thread's accesses.
+pub fn membar(i: &mut Parsed<'_>) -> Decoded {
+    Ok(order(i.one_of(&["gl", "sys"]).is_some()))
+}
+
+/// `fence.{sc,acq_rel,acquire,release}`, `fence.mbarrier_init`.
 pub fn fence(i: &mut Parsed<'_>) -> Decoded {
-    let beyond_cta = i.one_of(&["mbarrier_init", "cluster", "gpu", "gl", "sys"]).is_some();
-    Ok(Box::new(move |w, m, mask| {
+    Ok(order(i.one_of(&["mbarrier_init", "cluster", "gpu", "sys"]).is_some()))
+}
+
+/// Orders this thread's accesses, for threads beyond its CTA too.
+fn order(beyond_cta: bool) -> Step {
+    Box::new(move |w, m, mask| {
         m.fence(w, mask);
         if beyond_cta {
             m.fence_mbarriers(w);
         }
         Ok(Flow::Next)
-    }))
+    })
 }
 
 /// `fence.proxy.async` and its kind: what was written through the generic proxy becomes visible to the async proxy.

@@ -256,7 +256,7 @@ impl Reduction {
         if !i.has("reduce") {
             return Ok(None);
         }
-        let op = i.one_of(&["and", "or", "xor", "add", "inc", "dec", "min", "max"]);
+        let op = i.one_of(&atomic::REDUCTIONS);
         let update = op.and_then(atomic::update).ok_or_else(|| DecodeError::invalid("the operation is missing"))?;
         Ok(Some(Reduction { ty: i.ty().unwrap_or(Type::U32), update }))
     }

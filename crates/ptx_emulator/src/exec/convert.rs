@@ -45,7 +45,7 @@ pub fn cvt(i: &mut Parsed<'_>) -> Decoded {
     };
     let d = i.dst(0)?;
     let (ftz, sat) = (i.has("ftz"), i.has("sat"));
-    let mut rounder = Rounder::new(rounding(i));
+    let mut rounder = Rounder::new(if i.has("rna") { Rounding::NearestAway } else { rounding(i) });
     if i.has("satfinite") {
         rounder = rounder.satfinite();
     }

@@ -14,12 +14,32 @@ use crate::types::Type;
 
 /// The rounding mode among the modifiers; nearest-even by default.
 pub fn rounding(i: &Parsed<'_>) -> Rounding {
-    match i.one_of(&["rz", "rm", "rp", "rna"]) {
+    match i.one_of(&["rz", "rm", "rp"]) {
         Some("rz") => Rounding::TowardZero,
         Some("rm") => Rounding::Down,
-        Some("rp") => Rounding::Up,
-        Some(_) => Rounding::NearestAway,
+        Some(_) => Rounding::Up,
         None => Rounding::NearestEven,
+    }
+}
+
+/// What an operation does to its operands and to its exact result.
+#[derive(Clone, Copy)]
+struct Rules {
+    rounding: Rounding,
+    /// Subnormal operands and results become zeros.
+    ftz: bool,
+    /// Results are clamped to [0, 1].
+    sat: bool,
+    /// Negative results become zeros.
+    relu: bool,
+}
+
+impl Rules {
+    const NEAREST: Rules = Rules { rounding: Rounding::NearestEven, ftz: false, sat: false, relu: false };
+
+    /// It rounds to nearest and does nothing else to its result.
+    fn is_plain(self) -> bool {
+        self.rounding == Rounding::NearestEven && !self.sat && !self.relu
     }
 }
 
@@ -42,18 +62,15 @@ fn canonical(x: f32) -> f32 {
 
 /// An element-wise operation on one register's elements: reads in `f64`, and rounds the result.
 fn elementwise<const N: usize>(
-    i: &Parsed<'_>,
+    rules: Rules,
     ty: Type,
     d: Dst,
     s: [Src; N],
     op: impl Fn([f64; N], Rounding) -> f64 + Send + Sync + 'static,
 ) -> Decoded {
     let (format, count) = format(ty).ok_or_else(|| DecodeError::unsupported(format!("type {ty:?}")))?;
-    let (mode, ftz, sat) = (rounding(i), i.has("ftz"), i.has("sat"));
-    let mut rounder = Rounder::new(mode);
-    if i.has("relu") {
-        rounder = rounder.relu();
-    }
+    let Rules { rounding: mode, ftz, sat, relu } = rules;
+    let rounder = if relu { Rounder::new(mode).relu() } else { Rounder::new(mode) };
     let width = format.width();
     let ones = (1u64 << width) - 1;
     let flush = move |bits: u64| if ftz { format.flush(bits) } else { bits };
@@ -83,11 +100,6 @@ fn sources<const N: usize>(i: &mut Parsed<'_>, ty: Type) -> Result<(Dst, [Src; N
     Ok((d, s))
 }
 
-/// Whether an f32 instruction rounds to nearest and does nothing else to its operands.
-fn plain_f32(i: &Parsed<'_>, ty: Type) -> bool {
-    ty == Type::F32 && rounding(i) == Rounding::NearestEven && !i.has("sat") && !i.has("relu")
-}
-
 fn f64_nearest(i: &Parsed<'_>) -> Result<(), DecodeError> {
     match rounding(i) {
         Rounding::NearestEven => Ok(()),
@@ -102,18 +114,19 @@ pub fn binary(i: &mut Parsed<'_>) -> Decoded {
     }
     let ty = i.ty()?;
     let (d, s) = sources(i, ty)?;
-    let ftz = i.has("ftz");
+    let rules = Rules { rounding: rounding(i), ftz: i.has("ftz"), sat: i.has("sat"), relu: false };
+    let plain = ty == Type::F32 && rules.is_plain();
     macro_rules! op {
         ($exact:expr, $op:tt) => {
             if ty == Type::F64 {
                 f64_nearest(i)?;
                 Ok(map2(d, s, |a: f64, b: f64| a $op b))
-            } else if plain_f32(i, ty) && ftz {
+            } else if plain && rules.ftz {
                 Ok(map2(d, s, |a: f32, b: f32| flush_f32(canonical(flush_f32(a) $op flush_f32(b)))))
-            } else if plain_f32(i, ty) {
+            } else if plain {
                 Ok(map2(d, s, |a: f32, b: f32| canonical(a $op b)))
             } else {
-                elementwise(i, ty, d, s, $exact)
+                elementwise(rules, ty, d, s, $exact)
             }
         };
     }
@@ -135,10 +148,12 @@ pub fn fma(i: &mut Parsed<'_>) -> Decoded {
         f64_nearest(i)?;
         return Ok(map3(d, s, f64::mul_add));
     }
-    if plain_f32(i, ty) && !i.has("ftz") {
+    let relu = i.opcode() == "fma" && i.has("relu");
+    let rules = Rules { rounding: rounding(i), ftz: i.has("ftz"), sat: i.has("sat"), relu };
+    if ty == Type::F32 && rules.is_plain() && !rules.ftz {
         return Ok(map3(d, s, |a: f32, b: f32, c: f32| canonical(number::fma_f32(a, b, c, Rounding::NearestEven))));
     }
-    elementwise(i, ty, d, s, |[a, b, c], mode| number::fma(a, b, c, mode))
+    elementwise(rules, ty, d, s, |[a, b, c], mode| number::fma(a, b, c, mode))
 }
 
 /// `add.f32.f16 d, a, c` and its like: narrow factors, f32 addend and result.
@@ -170,7 +185,7 @@ pub fn div(i: &mut Parsed<'_>) -> Decoded {
     if i.has("approx") {
         return Ok(map2(d, s, move |a: f32, b: f32| approx::div_approx_f32(a, b, ftz)));
     }
-    elementwise(i, ty, d, s, |[a, b], _| number::div(a, b))
+    elementwise(Rules { rounding: rounding(i), ftz, ..Rules::NEAREST }, ty, d, s, |[a, b], _| number::div(a, b))
 }
 
 /// `abs`, `neg`: the sign bit, with subnormals flushed on request.
@@ -185,10 +200,10 @@ pub fn sign(i: &mut Parsed<'_>) -> Decoded {
         Type::F32x2 => 0x8000_0000_8000_0000,
         _ => 0x8000u64,
     };
-    if i.has("ftz") && ty != Type::F32 {
-        return elementwise(i, ty, d, [a], move |[x], _| if abs { x.abs() } else { -x });
-    }
     let ftz = i.has("ftz");
+    if ftz && ty != Type::F32 {
+        return elementwise(Rules { ftz, ..Rules::NEAREST }, ty, d, [a], move |[x], _| if abs { x.abs() } else { -x });
+    }
     Ok(map1(d, a, move |a: u64| {
         let a = if ftz { flush_f32(f32::of(a)).bits() } else { a };
         if abs { a & !bit } else { a ^ bit }
@@ -220,12 +235,13 @@ pub fn extremum(i: &mut Parsed<'_>) -> Decoded {
         let (d, s) = sources(i, ty)?;
         return Ok(map2(d, s, pick));
     }
+    let rules = Rules { ftz: i.has("ftz"), ..Rules::NEAREST };
     if i.operands().len() == 4 {
         let (d, s) = sources(i, ty)?;
-        return elementwise(i, ty, d, s, move |[a, b, c], _| pick(pick(a, b), c));
+        return elementwise(rules, ty, d, s, move |[a, b, c], _| pick(pick(a, b), c));
     }
     let (d, s) = sources(i, ty)?;
-    elementwise(i, ty, d, s, move |[a, b], _| pick(a, b))
+    elementwise(rules, ty, d, s, move |[a, b], _| pick(a, b))
 }
 
 /// `copysign d, a, b`: the magnitude of `b` with the sign of `a`.
@@ -250,8 +266,7 @@ pub fn function(i: &mut Parsed<'_>) -> Decoded {
         "ex2" => Function::Ex2,
         _ => Function::Tanh,
     };
-    let ftz = i.has("ftz");
-    let rounded = i.one_of(&["rn", "rz", "rm", "rp"]).is_some();
+    let ftz = i.opcode() != "tanh" && i.has("ftz");
     if ty == Type::F64 {
         if i.has("approx") {
             return Ok(map1(d, a, move |x: f64| function.approx_ftz_f64(x)));
@@ -265,10 +280,16 @@ pub fn function(i: &mut Parsed<'_>) -> Decoded {
             let half = |x: u16| u32::from(function.approx_16(format, x, ftz));
             half(x as u16) | half((x >> 16) as u16) << 16
         })),
-        _ if rounded => elementwise(i, ty, d, [a], move |[x], _| match function {
-            Function::Rcp => number::div(1.0, x),
-            _ => number::sqrt(x),
-        }),
+        _ if !i.has("approx") => elementwise(
+            Rules { rounding: rounding(i), ftz, ..Rules::NEAREST },
+            ty,
+            d,
+            [a],
+            move |[x], _| match function {
+                Function::Rcp => number::div(1.0, x),
+                _ => number::sqrt(x),
+            },
+        ),
         _ => Ok(map1(d, a, move |x: f32| function.approx_f32(x, ftz))),
     }
 }

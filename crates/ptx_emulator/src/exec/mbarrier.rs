@@ -11,11 +11,6 @@ use crate::operand::{Address, Src, lanes};
 use crate::parser::ast::Operand;
 use crate::types::{Space, Type};
 
-/// The space of the object's address; a plain address is generic.
-fn space(i: &Parsed<'_>, address: &Address) -> Space {
-    i.space_at(&address)
-}
-
 /// One lane's address as an access.
 pub fn lane_at(w: &Warp, address: &Address, space: Space, lane: usize) -> Lane {
     let address = w.lane(address.base, lane).wrapping_add(address.offset as u64);
@@ -24,7 +19,7 @@ pub fn lane_at(w: &Warp, address: &Address, space: Space, lane: usize) -> Lane {
 
 pub fn init(i: &mut Parsed<'_>) -> Decoded {
     let (a, count) = (i.address(0)?, i.src(1, Type::U32)?);
-    let space = space(i, &a);
+    let space = i.space_at(&a);
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
             m.mbarrier_init(w, lane_at(w, &a, space, lane), w.lane(count, lane) as u32)?;
@@ -35,7 +30,7 @@ pub fn init(i: &mut Parsed<'_>) -> Decoded {
 
 pub fn inval(i: &mut Parsed<'_>) -> Decoded {
     let a = i.address(0)?;
-    let space = space(i, &a);
+    let space = i.space_at(&a);
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
             m.mbarrier_inval(w, lane_at(w, &a, space, lane))?;
@@ -47,7 +42,7 @@ pub fn inval(i: &mut Parsed<'_>) -> Decoded {
 /// `mbarrier.expect_tx`, `mbarrier.complete_tx`.
 pub fn transaction(i: &mut Parsed<'_>) -> Decoded {
     let (a, bytes) = (i.address(0)?, i.src(1, Type::U32)?);
-    let space = space(i, &a);
+    let space = i.space_at(&a);
     let expect = i.has("expect_tx");
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {
@@ -75,7 +70,7 @@ pub fn arrive(i: &mut Parsed<'_>) -> Decoded {
     };
     let first = usize::from(state.is_some());
     let a = i.address(first)?;
-    let space = space(i, &a);
+    let space = i.space_at(&a);
     let value = if i.operands().len() > first + 1 { i.src(first + 1, Type::U32)? } else { Src::Constant(1) };
     let expect = i.has("expect_tx");
     let how = Arrival { drop: i.has("arrive_drop"), no_complete: i.has("noComplete") };
@@ -111,7 +106,7 @@ pub fn arrive(i: &mut Parsed<'_>) -> Decoded {
 pub fn wait(i: &mut Parsed<'_>) -> Decoded {
     let p = i.predicate_dst(0)?;
     let a = i.address(1)?;
-    let space = space(i, &a);
+    let space = i.space_at(&a);
     let parity = i.has("parity");
     let phase = i.src(2, if parity { Type::U32 } else { Type::B64 })?;
     if i.operands().len() > 3 {
@@ -150,7 +145,7 @@ pub fn wait(i: &mut Parsed<'_>) -> Decoded {
 /// `cp.async.mbarrier.arrive`: an arrival once all earlier `cp.async` of the thread are complete.
 pub fn copy_arrive(i: &mut Parsed<'_>) -> Decoded {
     let a = i.address(0)?;
-    let space = space(i, &a);
+    let space = i.space_at(&a);
     let no_increment = i.has("noinc");
     Ok(Box::new(move |w, m, mask| {
         for lane in lanes(mask) {

@@ -14,21 +14,6 @@ use crate::operand::{Address, Row, lanes};
 use crate::parser::ast::Operand;
 use crate::types::{Space, Type};
 
-/// Elements of a vector access.
-fn elements(i: &Parsed<'_>) -> usize {
-    match i.one_of(&["v2", "v4", "v8"]) {
-        Some("v2") => 2,
-        Some("v4") => 4,
-        Some("v8") => 8,
-        _ => 1,
-    }
-}
-
-/// Strong accesses do not race with each other (PTX ISA, "Memory Consistency Model: Operation Types").
-fn is_strong(i: &Parsed<'_>) -> bool {
-    i.one_of(&["volatile", "relaxed", "acquire", "release", "mmio"]).is_some()
-}
-
 /// Whether an access goes to shared memory.
 fn in_shared(space: Space, address: u64) -> bool {
     match space {
@@ -41,21 +26,38 @@ fn in_shared(space: Space, address: u64) -> bool {
 struct Access {
     address: Address,
     space: Space,
+    /// Strong accesses do not race with each other (PTX ISA, "Memory Consistency Model: Operation Types").
+    strong: bool,
+    /// Elements of a vector.
+    elements: usize,
     /// Bytes of an element as far as one register holds them, and of all elements.
     piece: usize,
     total: usize,
 }
 
 impl Access {
-    /// The access through operand `n`; a strong one may carry information between clusters.
-    fn new(i: &mut Parsed<'_>, n: usize, ty: Type) -> Result<Access, DecodeError> {
+    /// The access through operand `n`, in one of these orders or a weak one, of one element or a vector of as many as one
+    /// of these modifiers says; a strong one may carry information between clusters.
+    fn decode(
+        i: &mut Parsed<'_>,
+        n: usize,
+        strong: &[&'static str],
+        vectors: &[&'static str],
+    ) -> Result<Access, DecodeError> {
         let address = i.address(n)?;
         let space = i.space_at(&address);
-        if is_strong(i) && matches!(space, Space::Generic | Space::Global) {
+        let strong = i.one_of(strong).is_some();
+        if strong && matches!(space, Space::Generic | Space::Global) {
             i.communicates();
         }
-        let bytes = ty.bytes() as usize;
-        Ok(Access { address, space, piece: bytes.min(8), total: bytes * elements(i) })
+        let elements = match i.one_of(vectors) {
+            Some("v2") => 2,
+            Some("v4") => 4,
+            Some(_) => 8,
+            None => 1,
+        };
+        let bytes = i.ty()?.bytes() as usize;
+        Ok(Access { address, space, strong, elements, piece: bytes.min(8), total: bytes * elements })
     }
 
     fn addresses(&self, w: &Warp) -> Row {
@@ -73,24 +75,35 @@ impl Access {
     }
 }
 
-/// The operands of an access: as many as the instruction has elements, in braces if more than one.
-fn parts<'a>(i: &Parsed<'_>, operand: &'a Operand) -> Result<&'a [Operand], DecodeError> {
-    let count = elements(i);
-    match operand {
-        Operand::Vector(parts) if parts.len() == count => Ok(parts),
-        single if count == 1 => Ok(std::slice::from_ref(single)),
-        _ => Err(DecodeError::invalid(format!("a vector of {count} registers expected"))),
+impl Access {
+    /// The registers of operand `n`: as many as the access has elements, in braces if more than one.
+    fn registers<'a>(&self, i: &Parsed<'a>, n: usize) -> Result<&'a [Operand], DecodeError> {
+        let parts = i.parts(n)?;
+        if parts.len() != self.elements {
+            return Err(DecodeError::invalid(format!("a vector of {} registers expected", self.elements)));
+        }
+        Ok(parts)
     }
 }
 
 pub fn ld(i: &mut Parsed<'_>) -> Decoded {
+    let access = Access::decode(i, 1, &["volatile", "relaxed", "acquire", "mmio"], &["v2", "v4", "v8"])?;
+    let acquire = i.has("acquire");
+    load(i, access, acquire)
+}
+
+pub fn ldu(i: &mut Parsed<'_>) -> Decoded {
+    let access = Access::decode(i, 1, &[], &["v2", "v4"])?;
+    load(i, access, false)
+}
+
+fn load(i: &mut Parsed<'_>, access: Access, acquire: bool) -> Decoded {
     let ty = i.ty()?;
-    let out = parts(i, i.operand(0)?)?.iter().map(|p| i.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
-    let access = Access::new(i, 1, ty)?;
+    let registers = access.registers(i, 0)?;
+    let out = registers.iter().map(|p| i.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
     // A narrow signed value fills a wider register with its sign.
     let sign_bits = if ty.is_signed() && out.iter().any(|d| d.bits > ty.bits()) { ty.bits() } else { 64 };
-    let mode = if is_strong(i) { Mode::StrongRead } else { Mode::Read };
-    let acquire = i.has("acquire");
+    let mode = if access.strong { Mode::StrongRead } else { Mode::Read };
     Ok(Box::new(move |w, m, mask| {
         let mut buffer = [0u8; 64];
         let addresses = access.addresses(w);
@@ -113,9 +126,10 @@ pub fn ld(i: &mut Parsed<'_>) -> Decoded {
 
 pub fn st(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
-    let access = Access::new(i, 0, ty)?;
-    let source = parts(i, i.operand(1)?)?.iter().map(|p| i.words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
-    let mode = if is_strong(i) { Mode::Atomic } else { Mode::Write };
+    let access = Access::decode(i, 0, &["volatile", "relaxed", "release", "mmio"], &["v2", "v4", "v8"])?;
+    let registers = access.registers(i, 1)?;
+    let source = registers.iter().map(|p| i.words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
+    let mode = if access.strong { Mode::Atomic } else { Mode::Write };
     let release = i.has("release");
     Ok(Box::new(move |w, m, mask| {
         let mut buffer = [0u8; 64];
@@ -134,9 +148,9 @@ pub fn st(i: &mut Parsed<'_>) -> Decoded {
     }))
 }
 
-/// Hints: nothing to do.
+/// `prefetch`, `prefetchu`, `applypriority`, `discard`: hints, nothing to do.
 pub fn hint(i: &mut Parsed<'_>) -> Decoded {
-    if !i.operands().is_empty() && !i.has("tensormap") {
+    if !i.operands().is_empty() {
         i.address(0)?;
     }
     Ok(Box::new(|_, _, _| Ok(Flow::Next)))

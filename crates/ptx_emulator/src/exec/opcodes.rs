@@ -222,7 +222,7 @@ table! {
                [L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate] \
                [L2::evict_normal L2::evict_first L2::evict_last] [L2::cache_hint] [L2::64B L2::128B L2::256B] \
                [v2 v4 v8] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64}"] memory::ld;
-        "ldu" ["[global] [v2 v4] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64}"] memory::ld;
+        "ldu" ["[global] [v2 v4] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64}"] memory::ldu;
         "st" [access_form!(st "[weak volatile]"), access_form!(st "{relaxed release} {cta cluster gpu sys}"),
               access_form!(st "mmio relaxed sys")] memory::st;
         "prefetch" ["[global local] {L1 L2}", "global {L2::evict_last L2::evict_normal}",
@@ -325,7 +325,7 @@ table! {
                    "[cta] red {and or} [aligned] pred"] barrier::bar;
     }
     Barrier, "Parallel Synchronization: membar, fence" => {
-        "membar" ["{cta gl sys}"] atomic::fence;
+        "membar" ["{cta gl sys}"] atomic::membar;
         "fence" ["[sc acq_rel acquire release] {cta cluster gpu sys}",
                  "mbarrier_init release cluster",
                  "proxy tensormap::generic {acquire release} {cta cluster gpu sys}"] atomic::fence;
@@ -410,7 +410,7 @@ table! {
         "red" [atomic_form!(red "{and or xor} {b32 b64}"), atomic_form!(red "{inc dec} u32"),
                atomic_form!(red "{min max} {u32 u64 s32 s64}"), atomic_form!(red "add {u32 u64 s32 f32 f64}"),
                atomic_form!(red "add noftz {f16 f16x2 bf16 bf16x2}"),
-               atomic_form!(red "{add min max} [noftz] {v2 v4 v8} {f16 f16x2 bf16 bf16x2 f32}")] atomic::atom;
+               atomic_form!(red "{add min max} [noftz] {v2 v4 v8} {f16 f16x2 bf16 bf16x2 f32}")] atomic::red;
     }
 }
 
@@ -426,8 +426,17 @@ pub fn coverage() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::code::Kernel;
     use crate::decode::form::{allows, groups};
+    use crate::decode::kernel;
+    use crate::decode::opcode::find;
+    use crate::parser;
+    use crate::parser::ast::{Ast, Function, Statement};
+    use crate::parser::error::ParseError;
 
     #[test]
     fn every_form_is_well_written() {
@@ -436,6 +445,63 @@ mod tests {
                 assert!(!g.names.is_empty() && g.names.iter().all(|n| !n.contains(['{', '}', '[', ']'])), "{}", o.form);
             }
         }
+    }
+
+    const FORMS: &str = include_str!("testdata/forms.ptx");
+
+    /// The module of `testdata/forms.ptx` and its entry.
+    fn forms() -> (Rc<Ast>, Function) {
+        let mut ast = parser::parse(FORMS).unwrap();
+        let at = ast.functions.iter().position(|f| f.entry).unwrap();
+        let function = ast.functions.remove(at);
+        (Rc::new(ast), function)
+    }
+
+    fn decode(ast: &Rc<Ast>, function: &Function) -> Result<Kernel, ParseError> {
+        kernel::decode(ast, &Arc::default(), function, &Rc::default(), OPCODES)
+    }
+
+    #[test]
+    fn an_instruction_of_every_form_decodes() {
+        let (ast, function) = forms();
+        assert_eq!(decode(&ast, &function).unwrap().unsupported, []);
+        let instructions = function.body.iter().flatten().filter_map(|s| match s {
+            Statement::Instruction(i) => Some(i),
+            _ => None,
+        });
+        let shown: Vec<*const Opcode> = instructions.map(|i| find(OPCODES, i).unwrap() as _).collect();
+        let missing = OPCODES.iter().filter(|&o| !shown.contains(&(o as _)));
+        let missing: Vec<_> = missing.map(|o| format!("`{}` with the form `{}`", o.name, o.form)).collect();
+        assert!(missing.is_empty(), "testdata/forms.ptx has no instruction {missing:#?}");
+    }
+
+    /// Each instruction of `testdata/forms.ptx` with each modifier of its form. With some of them the operands do not fit;
+    /// but a decoder that asks for a modifier which its opcode does not have panics.
+    #[test]
+    fn decoders_ask_for_modifiers_of_their_opcode() {
+        let (ast, mut function) = forms();
+        let (samples, mut body): (Vec<_>, Vec<_>) =
+            function.body.take().unwrap().into_iter().partition(|s| matches!(s, Statement::Instruction(_)));
+        body.push(Statement::Block(Vec::new()));
+        function.body = Some(body);
+        let mut decoded = 0;
+        for sample in samples {
+            let Statement::Instruction(sample) = sample else { unreachable!() };
+            let opcode = find(OPCODES, &sample).unwrap();
+            for group in groups(opcode.form) {
+                let at = sample.modifiers.iter().position(|m| group.names.contains(&m.as_str()));
+                for name in group.names {
+                    let mut changed = sample.clone();
+                    match at {
+                        Some(at) => changed.modifiers[at] = name.into(),
+                        None => changed.modifiers.push(name.into()),
+                    }
+                    *function.body.as_mut().unwrap().last_mut().unwrap() = Statement::Instruction(changed);
+                    decoded += u32::from(decode(&ast, &function).is_ok());
+                }
+            }
+        }
+        assert!(decoded > 1500, "{decoded}");
     }
 
     /// The full opcodes of 28 GEMM kernels that three independent compilers made for sm_90a and sm_100a.
