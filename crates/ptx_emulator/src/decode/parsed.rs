@@ -97,6 +97,24 @@ impl<'a> Parsed<'a> {
         })
     }
 
+    /// The n-th operand as an integer that must be constant; `what` names it.
+    pub fn constant(&mut self, n: usize, what: &str) -> Result<u64> {
+        match self.src(n, Type::U32)? {
+            Src::Constant(value) => Ok(value),
+            Src::Register(_) => Err(DecodeError::invalid(format!("{what} is a constant"))),
+        }
+    }
+
+    /// The parts of the n-th operand as sources of a type.
+    pub fn src_vector(&mut self, n: usize, ty: Type) -> Result<Vec<Src>> {
+        self.parts(n)?.iter().map(|part| self.src_operand(part, ty)).collect()
+    }
+
+    /// The parts of the n-th operand as destinations.
+    pub fn dst_vector(&mut self, n: usize) -> Result<Vec<Dst>> {
+        self.parts(n)?.iter().map(|part| self.dst_operand(part)).collect()
+    }
+
     /// This instruction only moves bits: undefined sources make an undefined result.
     pub fn moves(&mut self) {
         self.uses.moves = true;

@@ -1,16 +1,18 @@
 //! Loads and stores (PTX ISA, "Data Movement and Conversion Instructions: ld, ld.global.nc, ldu, st, prefetch,
 //! mapa, getctarank").
 
+use super::instruction::Instruction;
 use super::lane::{map1, map2};
 use crate::code::Flow;
-use crate::decode::error::DecodeError;
+use crate::config::fault::Stopped;
+use crate::decode::error::{DecodeError, Result};
 use crate::decode::opcode::Decoded;
 use crate::decode::parsed::Parsed;
 use crate::machine::address::{Lane, RANK_SHIFT, space_of};
 use crate::machine::race::Mode;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
-use crate::operand::{Address, Row, lanes};
+use crate::operand::{Address, Dst, Row, Src, lanes};
 use crate::parser::ast::Operand;
 use crate::types::{Space, Type};
 
@@ -38,12 +40,7 @@ struct Access {
 impl Access {
     /// The access through operand `n`, in one of these orders or a weak one, of one element or a vector of as many as one
     /// of these modifiers says; a strong one may carry information between clusters.
-    fn decode(
-        i: &mut Parsed<'_>,
-        n: usize,
-        strong: &[&'static str],
-        vectors: &[&'static str],
-    ) -> Result<Access, DecodeError> {
+    fn decode(i: &mut Parsed<'_>, n: usize, strong: &[&'static str], vectors: &[&'static str]) -> Result<Access> {
         let address = i.address(n)?;
         let space = i.space_at(&address);
         let strong = i.one_of(strong).is_some();
@@ -58,6 +55,15 @@ impl Access {
         };
         let bytes = i.ty()?.bytes() as usize;
         Ok(Access { address, space, strong, elements, piece: bytes.min(8), total: bytes * elements })
+    }
+
+    /// The registers of operand `n`: as many as the access has elements, in braces if more than one.
+    fn registers<'a>(&self, i: &Parsed<'a>, n: usize) -> Result<&'a [Operand]> {
+        let parts = i.parts(n)?;
+        if parts.len() != self.elements {
+            return Err(DecodeError::invalid(format!("a vector of {} registers expected", self.elements)));
+        }
+        Ok(parts)
     }
 
     fn addresses(&self, w: &Warp) -> Row {
@@ -75,77 +81,90 @@ impl Access {
     }
 }
 
-impl Access {
-    /// The registers of operand `n`: as many as the access has elements, in braces if more than one.
-    fn registers<'a>(&self, i: &Parsed<'a>, n: usize) -> Result<&'a [Operand], DecodeError> {
-        let parts = i.parts(n)?;
-        if parts.len() != self.elements {
-            return Err(DecodeError::invalid(format!("a vector of {} registers expected", self.elements)));
-        }
-        Ok(parts)
+/// `ld`, `ldu d, [address]`.
+pub struct Ld {
+    access: Access,
+    acquire: bool,
+    out: Vec<Dst>,
+    /// A narrow signed value fills a wider register with its sign: bits of such a value, else 64.
+    sign_bits: u32,
+}
+
+impl Instruction for Ld {
+    fn decode(i: &mut Parsed<'_>) -> Result<Ld> {
+        let (strong, vectors): (&[&str], &[&str]) = match i.opcode() {
+            "ldu" => (&[], &["v2", "v4"]),
+            _ => (&["volatile", "relaxed", "acquire", "mmio"], &["v2", "v4", "v8"]),
+        };
+        let access = Access::decode(i, 1, strong, vectors)?;
+        let ty = i.ty()?;
+        let out = access.registers(i, 0)?.iter().map(|p| i.dst_words(p, ty)).collect::<Result<Vec<_>>>()?.concat();
+        let sign_bits = if ty.is_signed() && out.iter().any(|d| d.bits > ty.bits()) { ty.bits() } else { 64 };
+        Ok(Ld { acquire: access.strong && i.has("acquire"), access, out, sign_bits })
     }
-}
 
-pub fn ld(i: &mut Parsed<'_>) -> Decoded {
-    let access = Access::decode(i, 1, &["volatile", "relaxed", "acquire", "mmio"], &["v2", "v4", "v8"])?;
-    let acquire = i.has("acquire");
-    load(i, access, acquire)
-}
-
-pub fn ldu(i: &mut Parsed<'_>) -> Decoded {
-    let access = Access::decode(i, 1, &[], &["v2", "v4"])?;
-    load(i, access, false)
-}
-
-fn load(i: &mut Parsed<'_>, access: Access, acquire: bool) -> Decoded {
-    let ty = i.ty()?;
-    let registers = access.registers(i, 0)?;
-    let out = registers.iter().map(|p| i.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
-    // A narrow signed value fills a wider register with its sign.
-    let sign_bits = if ty.is_signed() && out.iter().any(|d| d.bits > ty.bits()) { ty.bits() } else { 64 };
-    let mode = if access.strong { Mode::StrongRead } else { Mode::Read };
-    Ok(Box::new(move |w, m, mask| {
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let access = &self.access;
+        let mode = if access.strong { Mode::StrongRead } else { Mode::Read };
         let mut buffer = [0u8; 64];
         let addresses = access.addresses(w);
         for lane in lanes(mask) {
             m.load(w, access.at(&addresses, lane), mode, &mut buffer[..access.total])?;
-            for (piece, d) in buffer.chunks_exact(access.piece).zip(&out) {
-                let mut word = [0; 8];
-                word[..piece.len()].copy_from_slice(piece);
-                let shift = 64 - sign_bits;
-                d.write_lane(w, lane, ((u64::from_le_bytes(word) << shift) as i64 >> shift) as u64);
-            }
+            self.finish(w, lane, &buffer);
         }
         access.count_conflicts(w, m, mask, &addresses);
-        if mode == Mode::StrongRead {
-            m.observe(w, mask, &addresses, access.space, acquire);
+        if access.strong {
+            m.observe(w, mask, &addresses, access.space, self.acquire);
         }
         Ok(Flow::Next)
-    }))
+    }
 }
 
-pub fn st(i: &mut Parsed<'_>) -> Decoded {
-    let ty = i.ty()?;
-    let access = Access::decode(i, 0, &["volatile", "relaxed", "release", "mmio"], &["v2", "v4", "v8"])?;
-    let registers = access.registers(i, 1)?;
-    let source = registers.iter().map(|p| i.words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
-    let mode = if access.strong { Mode::Atomic } else { Mode::Write };
-    let release = i.has("release");
-    Ok(Box::new(move |w, m, mask| {
+impl Ld {
+    /// One lane's registers get their values.
+    #[inline(always)]
+    fn finish(&self, w: &mut Warp, lane: usize, bytes: &[u8; 64]) {
+        let shift = 64 - self.sign_bits;
+        for (piece, d) in bytes.chunks_exact(self.access.piece).zip(&self.out) {
+            let mut word = [0; 8];
+            word[..piece.len()].copy_from_slice(piece);
+            d.write_lane(w, lane, ((u64::from_le_bytes(word) << shift) as i64 >> shift) as u64);
+        }
+    }
+}
+
+/// `st [address], values`.
+pub struct St {
+    access: Access,
+    release: bool,
+    values: Vec<Src>,
+}
+
+impl Instruction for St {
+    fn decode(i: &mut Parsed<'_>) -> Result<St> {
+        let access = Access::decode(i, 0, &["volatile", "relaxed", "release", "mmio"], &["v2", "v4", "v8"])?;
+        let ty = i.ty()?;
+        let values = access.registers(i, 1)?.iter().map(|p| i.words(p, ty)).collect::<Result<Vec<_>>>()?.concat();
+        Ok(St { access, release: i.has("release"), values })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let access = &self.access;
+        let mode = if access.strong { Mode::Atomic } else { Mode::Write };
         let mut buffer = [0u8; 64];
         let addresses = access.addresses(w);
-        if mode == Mode::Atomic {
-            m.publish(w, mask, &addresses, access.space, release);
+        if access.strong {
+            m.publish(w, mask, &addresses, access.space, self.release);
         }
         for lane in lanes(mask) {
-            for (piece, s) in buffer.chunks_exact_mut(access.piece).zip(&source) {
+            for (piece, s) in buffer.chunks_exact_mut(access.piece).zip(&self.values) {
                 piece.copy_from_slice(&w.lane(*s, lane).to_le_bytes()[..access.piece]);
             }
             m.store(w, access.at(&addresses, lane), mode, &buffer[..access.total])?;
         }
         access.count_conflicts(w, m, mask, &addresses);
         Ok(Flow::Next)
-    }))
+    }
 }
 
 /// `prefetch`, `prefetchu`, `applypriority`, `discard`: hints, nothing to do.

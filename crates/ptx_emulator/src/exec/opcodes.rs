@@ -4,9 +4,10 @@
 //!
 //! How forms are written says [`crate::decode::form`].
 
+use super::instruction::issued;
 use super::{
-    alu, atomic, barrier, bulk, cluster, compare, control, convert, copy, float, matrix, mbarrier, memory, tcgen05,
-    tensor_map, warp, wgmma,
+    alu, atomic, barrier, bulk, cluster, compare, control, convert, cp_async, float, launch_control, matrix, mbarrier,
+    memory, tcgen05, tensor_map, warp, wgmma,
 };
 use crate::config::report::Class;
 use crate::decode::opcode::Opcode;
@@ -221,10 +222,10 @@ table! {
               "global [ca cg cs] nc \
                [L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate] \
                [L2::evict_normal L2::evict_first L2::evict_last] [L2::cache_hint] [L2::64B L2::128B L2::256B] \
-               [v2 v4 v8] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64}"] memory::ld;
-        "ldu" ["[global] [v2 v4] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64}"] memory::ldu;
+               [v2 v4 v8] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64}"] issued::<memory::Ld>;
+        "ldu" ["[global] [v2 v4] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64}"] issued::<memory::Ld>;
         "st" [access_form!(st "[weak volatile]"), access_form!(st "{relaxed release} {cta cluster gpu sys}"),
-              access_form!(st "mmio relaxed sys")] memory::st;
+              access_form!(st "mmio relaxed sys")] issued::<memory::St>;
         "prefetch" ["[global local] {L1 L2}", "global {L2::evict_last L2::evict_normal}",
                     "[const param] tensormap"] memory::hint;
         "prefetchu" ["L1"] memory::hint;
@@ -259,40 +260,41 @@ table! {
         "isspacep" ["{global shared shared::cta shared::cluster local const param param::entry}"] convert::isspacep;
     }
     Async, "Data Movement: cp.async" => {
-        "cp" ["async {ca cg} {shared shared::cta} global [L2::cache_hint] [L2::64B L2::128B L2::256B]"] copy::cp_async;
-        "cp" ["async commit_group"] copy::commit_group;
-        "cp" ["async {wait_group wait_all}"] copy::wait_group;
+        "cp" ["async {ca cg} {shared shared::cta} global [L2::cache_hint] [L2::64B L2::128B L2::256B]"] issued::<cp_async::CpAsync>;
+        "cp" ["async commit_group"] issued::<cp_async::CommitGroup>;
+        "cp" ["async {wait_group wait_all}"] issued::<cp_async::WaitGroup>;
     }
     Async, "Data Movement: cp.async.bulk, cp.reduce.async.bulk" => {
         "cp" ["async bulk {shared::cluster shared::cta} global mbarrier::complete_tx::bytes [multicast::cluster] \
-               [L2::cache_hint]",
-              "async bulk shared::cluster shared::cta mbarrier::complete_tx::bytes",
-              "async bulk global shared::cta bulk_group [L2::cache_hint]",
-              "reduce async bulk shared::cluster shared::cta mbarrier::complete_tx::bytes \
-               {and or xor add inc dec min max} {s32 u32 s64 u64 b32}",
-              "reduce async bulk global shared::cta bulk_group [L2::cache_hint] \
-               {and or xor add inc dec min max} [noftz] {f16 bf16 b32 u32 s32 b64 u64 s64 f32 f64}"] bulk::bulk;
+               [L2::cache_hint]"] issued::<bulk::linear::Load>;
+        "cp" ["async bulk shared::cluster shared::cta mbarrier::complete_tx::bytes"] issued::<bulk::linear::SharedToShared>;
+        "cp" ["async bulk global shared::cta bulk_group [L2::cache_hint]"] issued::<bulk::linear::Store>;
+        "cp" ["reduce async bulk shared::cluster shared::cta mbarrier::complete_tx::bytes \
+               {and or xor add inc dec min max} {s32 u32 s64 u64 b32}"] issued::<bulk::linear::SharedToShared>;
+        "cp" ["reduce async bulk global shared::cta bulk_group [L2::cache_hint] \
+               {and or xor add inc dec min max} [noftz] {f16 bf16 b32 u32 s32 b64 u64 s64 f32 f64}"]
+            issued::<bulk::linear::Store>;
         "cp" ["async bulk prefetch L2 global [L2::cache_hint]",
-              "async bulk prefetch tensor {1d 2d 3d 4d 5d} L2 global [tile] [L2::cache_hint]"] bulk::prefetch;
-        "cp" ["async bulk commit_group"] bulk::commit_group;
-        "cp" ["async bulk wait_group [read]"] bulk::wait_group;
+              "async bulk prefetch tensor {1d 2d 3d 4d 5d} L2 global [tile] [L2::cache_hint]"] bulk::linear::prefetch;
+        "cp" ["async bulk commit_group"] issued::<bulk::groups::CommitGroup>;
+        "cp" ["async bulk wait_group [read]"] issued::<bulk::groups::WaitGroup>;
         "st" ["async [weak] [shared::cluster] mbarrier::complete_tx::bytes [v2 v4] \
-               {b32 b64 u32 u64 s32 s64 f32 f64}"] bulk::st_async;
+               {b32 b64 u32 u64 s32 s64 f32 f64}"] issued::<bulk::st_async::StAsync>;
     }
     Async, "Data Movement: cp.async.bulk.tensor, cp.reduce.async.bulk.tensor" => {
         "cp" ["async bulk tensor {1d 2d 3d 4d 5d} {shared::cluster shared::cta} global [tile] \
                mbarrier::complete_tx::bytes [multicast::cluster] [cta_group::1 cta_group::2] [L2::cache_hint]"]
-            bulk::tensor_load;
+            issued::<bulk::tensor::Load>;
         "cp" ["async bulk tensor {1d 2d 3d 4d 5d} global shared::cta [tile] bulk_group [L2::cache_hint]",
               "reduce async bulk tensor {1d 2d 3d 4d 5d} global shared::cta {add min max inc dec and or xor} [tile] \
-               bulk_group [L2::cache_hint]"] bulk::tensor_store;
+               bulk_group [L2::cache_hint]"] issued::<bulk::tensor::Store>;
     }
     Async, "Data Movement: tensormap.replace; Parallel Synchronization: tensormap.cp_fenceproxy" => {
         "tensormap" ["replace tile {global_address rank box_dim global_dim global_stride element_stride elemtype \
                       interleave_layout swizzle_mode swizzle_atomicity fill_mode} \
-                      [global shared::cta] b1024 {b32 b64}"] tensor_map::replace;
+                      [global shared::cta] b1024 {b32 b64}"] issued::<tensor_map::Replace>;
         "tensormap" ["cp_fenceproxy global shared::cta tensormap::generic release {cta cluster gpu sys} sync aligned"]
-            tensor_map::cp_fenceproxy;
+            issued::<tensor_map::CpFenceproxy>;
     }
     Control, "Control Flow Instructions" => {
         "bra" ["[uni]"] control::bra;
@@ -308,109 +310,109 @@ table! {
         "pmevent" ["[mask]"] control::pause;
     }
     Warp, "Data Movement: shfl.sync" => {
-        "shfl" ["sync {up down bfly idx} b32"] warp::shfl;
+        "shfl" ["sync {up down bfly idx} b32"] issued::<warp::Shfl>;
     }
     Warp, "Parallel Synchronization: vote.sync, match.sync, activemask, redux.sync, elect.sync" => {
-        "vote" ["sync {all any uni} pred", "sync ballot b32"] warp::vote;
-        "match" ["sync {any all} {b32 b64}"] warp::matching;
+        "vote" ["sync {all any uni} pred", "sync ballot b32"] issued::<warp::Vote>;
+        "match" ["sync {any all} {b32 b64}"] issued::<warp::Match>;
         "activemask" ["b32"] warp::activemask;
         "redux" ["sync {add min max} {u32 s32}", "sync {and or xor} b32", "sync {min max} [abs] [NaN] f32"]
-            warp::redux;
-        "elect" ["sync"] warp::elect;
+            issued::<warp::Redux>;
+        "elect" ["sync"] issued::<warp::Elect>;
     }
     Barrier, "Parallel Synchronization: bar, barrier, bar.warp.sync" => {
-        "bar" ["warp sync"] warp::sync;
-        "bar" ["[cta] {sync arrive}", "[cta] red popc u32", "[cta] red {and or} pred"] barrier::bar;
+        "bar" ["warp sync"] issued::<warp::SyncMembers>;
+        "bar" ["[cta] {sync arrive}", "[cta] red popc u32", "[cta] red {and or} pred"] issued::<barrier::Bar>;
         "barrier" ["[cta] {sync arrive} [aligned]", "[cta] red popc [aligned] u32",
-                   "[cta] red {and or} [aligned] pred"] barrier::bar;
+                   "[cta] red {and or} [aligned] pred"] issued::<barrier::Bar>;
     }
     Barrier, "Parallel Synchronization: membar, fence" => {
-        "membar" ["{cta gl sys}"] atomic::membar;
+        "membar" ["{cta gl sys}"] issued::<atomic::Fence>;
         "fence" ["[sc acq_rel acquire release] {cta cluster gpu sys}",
                  "mbarrier_init release cluster",
-                 "proxy tensormap::generic {acquire release} {cta cluster gpu sys}"] atomic::fence;
+                 "proxy tensormap::generic {acquire release} {cta cluster gpu sys}"] issued::<atomic::Fence>;
         "fence" ["proxy {async async::global async::shared::cta async::shared::cluster alias}",
-                 "proxy async {global shared::cta shared::cluster}"] atomic::proxy_fence;
+                 "proxy async {global shared::cta shared::cluster}"] issued::<atomic::ProxyFence>;
     }
     Barrier, "Parallel Synchronization: mbarrier" => {
-        "mbarrier" ["init [shared shared::cta] b64"] mbarrier::init;
-        "mbarrier" ["inval [shared shared::cta] b64"] mbarrier::inval;
+        "mbarrier" ["init [shared shared::cta] b64"] issued::<mbarrier::Init>;
+        "mbarrier" ["inval [shared shared::cta] b64"] issued::<mbarrier::Inval>;
         "mbarrier" ["{expect_tx complete_tx} [relaxed] [cta cluster] [shared shared::cta shared::cluster] b64"]
-            mbarrier::transaction;
+            issued::<mbarrier::Transaction>;
         "mbarrier" ["{arrive arrive_drop} [expect_tx] [noComplete] [release relaxed] [cta cluster] \
-                     [shared shared::cta shared::cluster] b64"] mbarrier::arrive;
+                     [shared shared::cta shared::cluster] b64"] issued::<mbarrier::Arrive>;
         "mbarrier" ["{test_wait try_wait} [parity] [acquire relaxed] [cta cluster] [shared shared::cta] b64"]
-            mbarrier::wait;
-        "cp" ["async mbarrier arrive [noinc] [shared shared::cta] b64"] mbarrier::copy_arrive;
+            issued::<mbarrier::Wait>;
+        "cp" ["async mbarrier arrive [noinc] [shared shared::cta] b64"] issued::<cp_async::MbarrierArrive>;
     }
     Barrier, "Parallel Synchronization: barrier.cluster" => {
-        "barrier" ["cluster arrive [release relaxed] [aligned]"] cluster::arrive;
-        "barrier" ["cluster wait [acquire] [aligned]"] cluster::wait;
+        "barrier" ["cluster arrive [release relaxed] [aligned]"] issued::<cluster::Arrive>;
+        "barrier" ["cluster wait [acquire] [aligned]"] issued::<cluster::Wait>;
     }
     Async, "Parallel Synchronization: clusterlaunchcontrol, griddepcontrol" => {
         "clusterlaunchcontrol" ["try_cancel async [shared::cta] mbarrier::complete_tx::bytes \
-                                 [multicast::cluster::all] b128"] cluster::try_cancel;
+                                 [multicast::cluster::all] b128"] issued::<launch_control::TryCancel>;
         "clusterlaunchcontrol" ["query_cancel is_canceled pred b128",
                                 "query_cancel get_first_ctaid v4 b32 b128",
                                 "query_cancel {get_first_ctaid::x get_first_ctaid::y get_first_ctaid::z} b32 b128"]
-            cluster::query_cancel;
-        "griddepcontrol" ["{wait launch_dependents}"] cluster::griddepcontrol;
+            issued::<launch_control::QueryCancel>;
+        "griddepcontrol" ["{wait launch_dependents}"] issued::<launch_control::GridDepControl>;
     }
     Other, "Miscellaneous Instructions: setmaxnreg" => {
-        "setmaxnreg" ["{inc dec} sync aligned u32"] cluster::setmaxnreg;
+        "setmaxnreg" ["{inc dec} sync aligned u32"] issued::<launch_control::SetMaxNReg>;
     }
     Matrix, "Warp Level Matrix Multiply-Accumulate: mma, ldmatrix, stmatrix, movmatrix" => {
         "mma" ["sync aligned {m16n8k8 m16n8k16} row col {f16 f32} f16 f16 {f16 f32}",
                "sync aligned {m16n8k8 m16n8k16} row col f32 bf16 bf16 f32",
                "sync aligned {m16n8k4 m16n8k8} row col f32 tf32 tf32 f32",
                "sync aligned {m16n8k16 m16n8k32} row col {f16 f32} {e4m3 e5m2} {e4m3 e5m2} {f16 f32}",
-               "sync aligned {m16n8k16 m16n8k32} row col [satfinite] s32 {u8 s8} {u8 s8} s32"] matrix::mma;
-        "ldmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16"] matrix::ldmatrix;
-        "stmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16"] matrix::stmatrix;
-        "movmatrix" ["sync aligned m8n8 trans b16"] matrix::movmatrix;
+               "sync aligned {m16n8k16 m16n8k32} row col [satfinite] s32 {u8 s8} {u8 s8} s32"] issued::<matrix::mma::Mma>;
+        "ldmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16"] issued::<matrix::moves::LdMatrix>;
+        "stmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16"] issued::<matrix::moves::StMatrix>;
+        "movmatrix" ["sync aligned m8n8 trans b16"] matrix::moves::movmatrix;
     }
     Matrix, "Asynchronous Warpgroup Level Matrix Instructions" => {
-        "wgmma" [WGMMA_F16, WGMMA_BF16, WGMMA_TF32, WGMMA_F8, WGMMA_I8] wgmma::mma_async;
-        "wgmma" ["fence sync aligned"] wgmma::fence;
-        "wgmma" ["commit_group sync aligned"] wgmma::commit_group;
-        "wgmma" ["wait_group sync aligned"] wgmma::wait_group;
+        "wgmma" [WGMMA_F16, WGMMA_BF16, WGMMA_TF32, WGMMA_F8, WGMMA_I8] issued::<wgmma::MmaAsync>;
+        "wgmma" ["fence sync aligned"] issued::<wgmma::Fence>;
+        "wgmma" ["commit_group sync aligned"] issued::<wgmma::CommitGroup>;
+        "wgmma" ["wait_group sync aligned"] issued::<wgmma::WaitGroup>;
     }
     Matrix, "TensorCore 5th Generation: alloc, dealloc, relinquish_alloc_permit" => {
-        "tcgen05" ["alloc {cta_group::1 cta_group::2} sync aligned [shared::cta] b32"] tcgen05::alloc;
-        "tcgen05" ["dealloc {cta_group::1 cta_group::2} sync aligned b32"] tcgen05::dealloc;
-        "tcgen05" ["relinquish_alloc_permit {cta_group::1 cta_group::2} sync aligned"] tcgen05::relinquish;
+        "tcgen05" ["alloc {cta_group::1 cta_group::2} sync aligned [shared::cta] b32"] issued::<tcgen05::allocate::Alloc>;
+        "tcgen05" ["dealloc {cta_group::1 cta_group::2} sync aligned b32"] issued::<tcgen05::allocate::Dealloc>;
+        "tcgen05" ["relinquish_alloc_permit {cta_group::1 cta_group::2} sync aligned"] issued::<tcgen05::allocate::Relinquish>;
     }
     Matrix, "TensorCore 5th Generation: ld, st, wait, fence, commit" => {
         "tcgen05" ["ld sync aligned {32x32b 16x64b 16x128b 16x256b 16x32bx2} \
-                    {x1 x2 x4 x8 x16 x32 x64 x128} [pack::16b] b32"] tcgen05::ld;
+                    {x1 x2 x4 x8 x16 x32 x64 x128} [pack::16b] b32"] issued::<tcgen05::access::Ld>;
         "tcgen05" ["st sync aligned {32x32b 16x64b 16x128b 16x256b 16x32bx2} \
-                    {x1 x2 x4 x8 x16 x32 x64 x128} [unpack::16b] b32"] tcgen05::st;
-        "tcgen05" ["{wait::ld wait::st} sync aligned"] tcgen05::wait;
-        "tcgen05" ["{fence::before_thread_sync fence::after_thread_sync}"] tcgen05::fence;
+                    {x1 x2 x4 x8 x16 x32 x64 x128} [unpack::16b] b32"] issued::<tcgen05::access::St>;
+        "tcgen05" ["{wait::ld wait::st} sync aligned"] issued::<tcgen05::access::Wait>;
+        "tcgen05" ["{fence::before_thread_sync fence::after_thread_sync}"] issued::<tcgen05::fence::Fence>;
         "tcgen05" ["commit {cta_group::1 cta_group::2} mbarrier::arrive::one [shared::cluster] \
-                    [multicast::cluster] b64"] tcgen05::commit;
+                    [multicast::cluster] b64"] issued::<tcgen05::commit::Commit>;
     }
     Matrix, "TensorCore 5th Generation: cp, shift, mma" => {
-        "tcgen05" ["shift {cta_group::1 cta_group::2} down"] tcgen05::shift;
+        "tcgen05" ["shift {cta_group::1 cta_group::2} down"] issued::<tcgen05::shift::Shift>;
         "tcgen05" ["cp {cta_group::1 cta_group::2} {128x256b 4x256b 128x128b}",
                    "cp {cta_group::1 cta_group::2} 64x128b {warpx2::02_13 warpx2::01_23}",
-                   "cp {cta_group::1 cta_group::2} 32x128b warpx4"] tcgen05::cp;
+                   "cp {cta_group::1 cta_group::2} 32x128b warpx4"] issued::<tcgen05::cp::Cp>;
         "tcgen05" ["mma {cta_group::1 cta_group::2} {kind::f16 kind::tf32 kind::f8f6f4 kind::i8} \
                     [collector::a::fill collector::a::use collector::a::lastuse collector::a::discard]",
                    "mma {cta_group::1 cta_group::2} {kind::mxf8f6f4 kind::mxf4 kind::mxf4nvf4} block_scale \
                     [block16 block32 scale_vec::1X scale_vec::2X scale_vec::4X] \
-                    [collector::a::fill collector::a::use collector::a::lastuse collector::a::discard]"] tcgen05::mma;
+                    [collector::a::fill collector::a::use collector::a::lastuse collector::a::discard]"] issued::<tcgen05::mma::Mma>;
     }
     Memory, "Parallel Synchronization: atom, red" => {
         "atom" [atomic_form!(atom "{and or xor} {b32 b64}"), atomic_form!(atom "cas {b16 b32 b64 b128}"),
                 atomic_form!(atom "exch {b32 b64 b128}"), atomic_form!(atom "{inc dec} u32"),
                 atomic_form!(atom "{min max} {u32 u64 s32 s64}"), atomic_form!(atom "add {u32 u64 s32 f32 f64}"),
                 atomic_form!(atom "add noftz {f16 f16x2 bf16 bf16x2}"),
-                atomic_form!(atom "{add min max} [noftz] {v2 v4 v8} {f16 f16x2 bf16 bf16x2 f32}")] atomic::atom;
+                atomic_form!(atom "{add min max} [noftz] {v2 v4 v8} {f16 f16x2 bf16 bf16x2 f32}")] issued::<atomic::Atom>;
         "red" [atomic_form!(red "{and or xor} {b32 b64}"), atomic_form!(red "{inc dec} u32"),
                atomic_form!(red "{min max} {u32 u64 s32 s64}"), atomic_form!(red "add {u32 u64 s32 f32 f64}"),
                atomic_form!(red "add noftz {f16 f16x2 bf16 bf16x2}"),
-               atomic_form!(red "{add min max} [noftz] {v2 v4 v8} {f16 f16x2 bf16 bf16x2 f32}")] atomic::red;
+               atomic_form!(red "{add min max} [noftz] {v2 v4 v8} {f16 f16x2 bf16 bf16x2 f32}")] issued::<atomic::Red>;
     }
 }
 

@@ -25,6 +25,18 @@ pub struct Barrier {
     pub first_pc: u32,
 }
 
+impl Barrier {
+    /// Ends the generation if all threads have arrived.
+    pub fn advance(&mut self) {
+        if self.arrived == self.expected {
+            self.generation += 1;
+            self.published = self.arriving.take();
+            self.result = std::mem::take(&mut self.votes);
+            self.arrived = 0;
+        }
+    }
+}
+
 /// The barrier of a cluster.
 #[derive(Default)]
 pub struct ClusterBarrier {

@@ -11,7 +11,7 @@ use super::pending::{Issuer, Operation, Pending};
 use super::race::{Detector, Shared};
 use super::requests::Requests;
 use super::synchronisation::Synchronisation;
-use super::tensor_core::Pipe;
+use super::tensor_core::Pipes;
 use super::tensor_memory::{self, Tmem};
 use super::warp::Warp;
 use crate::config::fault::Stopped;
@@ -75,8 +75,13 @@ pub struct Cta {
     pub running: u32,
 }
 
-/// What an asynchronous operation does when it completes.
-pub type Effect = Box<dyn FnOnce(&mut Machine<'_>) -> Stopped<()>>;
+/// What an asynchronous operation does to the machine when it completes.
+pub trait Effect: 'static {
+    fn finish(self, m: &mut Machine<'_>) -> Stopped<()>;
+}
+
+/// An effect of any kind.
+pub type Completion = Box<dyn FnOnce(&mut Machine<'_>) -> Stopped<()>>;
 
 /// All state of a cluster but its warps.
 pub struct Machine<'a> {
@@ -84,13 +89,13 @@ pub struct Machine<'a> {
     pub global: &'a GlobalMemory,
     pub params: &'a [u8],
     pub ctas: Vec<Cta>,
-    pub pending: Pending<Effect>,
+    pub pending: Pending<Completion>,
     pub race: Option<Detector>,
     pub sync: Synchronisation,
     pub warp_barriers: HashMap<(u32, u32), Shared>,
     pub cluster_barrier: ClusterBarrier,
     /// Tensor-core operations in order, by CTA pair.
-    pub pipes: Vec<Pipe>,
+    pub pipes: Vec<Pipes>,
     /// Bulk copies that read a CTA's shared memory.
     pub shared_readers: Vec<(u32, u64)>,
     /// Results of asynchronous matrix instructions that no register has yet, by operation.
@@ -145,7 +150,7 @@ impl<'a> Machine<'a> {
             warp_barriers: HashMap::new(),
             shared_readers: Vec::new(),
             matrix_results: HashMap::new(),
-            pipes: vec![Pipe::default(); count.div_ceil(2) as usize],
+            pipes: vec![Pipes::default(); count.div_ceil(2) as usize],
             cluster_barrier: ClusterBarrier::new(threads * count),
             roles: vec![Role::default(); warps_per_cta as usize],
             buffers: vec![BufferTraffic::default(); launch.global.allocations().len()],
@@ -160,33 +165,22 @@ impl<'a> Machine<'a> {
 
 impl Machine<'_> {
     /// Starts an asynchronous operation of the warp's current instruction; it gets a number.
-    pub fn start(&mut self, w: &Warp, effect: impl FnOnce(&mut Machine<'_>) -> Stopped<()> + 'static) -> u64 {
+    pub fn start(&mut self, w: &Warp, effect: impl Effect) -> u64 {
         self.start_after(w, Vec::new(), effect)
     }
 
     /// The same for an operation that completes only after others.
-    pub fn start_after(
-        &mut self,
-        w: &Warp,
-        after: Vec<u64>,
-        effect: impl FnOnce(&mut Machine<'_>) -> Stopped<()> + 'static,
-    ) -> u64 {
+    pub fn start_after(&mut self, w: &Warp, after: Vec<u64>, effect: impl Effect) -> u64 {
         let id = self.pending.reserve();
         let issuer = Issuer { warp: w.index, pc: w.pc() };
         self.start_reserved(id, issuer, after, effect);
         id
     }
 
-    /// The same for an operation whose number is known already.
-    pub fn start_reserved(
-        &mut self,
-        id: u64,
-        issuer: Issuer,
-        after: Vec<u64>,
-        effect: impl FnOnce(&mut Machine<'_>) -> Stopped<()> + 'static,
-    ) {
+    /// The same for an operation whose number is reserved already.
+    pub fn start_reserved(&mut self, id: u64, issuer: Issuer, after: Vec<u64>, effect: impl Effect) {
         let due = self.clock.completion();
-        let effect: Effect = Box::new(effect);
+        let effect: Completion = Box::new(move |m| effect.finish(m));
         self.pending.push(Operation { id, due, after, issuer, effect });
     }
 

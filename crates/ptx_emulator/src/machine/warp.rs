@@ -1,11 +1,13 @@
 //! A warp: 32 lanes with their registers, and the fragments into which divergence has split them. Each fragment is
 //! a group of lanes at one place. Knows no opcode.
 
+use super::address::{Lane, space_of};
 use super::in_flight::{BulkGroups, CopyGroups, TmemLoad, WgmmaGroups};
 use super::race::{Agent, Shared};
 use super::wait::WaitFor;
 use crate::config::fault::{FaultKind, Stop, Stopped};
-use crate::operand::{Dst, PredicateDst, PredicateSrc, Row, Src};
+use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Row, Src};
+use crate::types::Space;
 
 /// Lanes that are at one place.
 #[derive(Clone, Debug)]
@@ -112,6 +114,24 @@ impl Warp {
             Src::Register(r) => self.registers[r as usize][lane],
             Src::Constant(c) => c,
         }
+    }
+
+    /// An address operand's value in one lane.
+    #[inline(always)]
+    pub fn address(&self, address: &Address, lane: usize) -> u64 {
+        self.lane(address.base, lane).wrapping_add(address.offset as u64)
+    }
+
+    /// One lane's address as an access.
+    pub fn lane_at(&self, address: &Address, space: Space, lane: usize) -> Lane {
+        Lane { lane: lane as u32, address: self.address(address, lane), space }
+    }
+
+    /// One lane's address in the cluster's shared memory, given generic or in its window.
+    pub fn shared_at(&self, address: &Address, lane: usize) -> Lane {
+        let at = self.lane_at(address, Space::SharedCluster, lane);
+        let space = if space_of(at.address) == Space::Shared { Space::Generic } else { Space::SharedCluster };
+        Lane { space, ..at }
     }
 
     /// Writes the lanes of `mask`.

@@ -9,7 +9,7 @@ use crate::config::launch::Schedule;
 use crate::config::report::{BufferTraffic, Role};
 use crate::machine::address::{LOCAL_BASE, SHARED_BASE};
 use crate::machine::pending::Operation;
-use crate::machine::state::{Effect, Launch, Machine};
+use crate::machine::state::{Completion, Launch, Machine};
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
 
@@ -125,7 +125,7 @@ impl<'a> Cluster<'a> {
         any
     }
 
-    fn complete(&mut self, operation: Operation<Effect>) -> Result<(), Fault> {
+    fn complete(&mut self, operation: Operation<Completion>) -> Result<(), Fault> {
         self.machine.progress += 1;
         (operation.effect)(&mut self.machine).map_err(|mut stop| {
             stop.pc.get_or_insert(operation.issuer.pc);
