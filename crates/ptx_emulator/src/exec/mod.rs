@@ -17,6 +17,7 @@ pub mod launch_control;
 pub mod matrix;
 pub mod mbarrier;
 pub mod memory;
+pub mod mov;
 pub mod opcodes;
 pub mod shared_matrix;
 pub mod tcgen05;

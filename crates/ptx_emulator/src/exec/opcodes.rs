@@ -7,7 +7,7 @@
 use super::instruction::issued;
 use super::{
     alu, atomic, barrier, bulk, cluster, compare, control, convert, cp_async, float, launch_control, matrix, mbarrier,
-    memory, tcgen05, tensor_map, warp, wgmma,
+    memory, mov, tcgen05, tensor_map, warp, wgmma,
 };
 use crate::config::report::Class;
 use crate::decode::opcode::Opcode;
@@ -213,8 +213,8 @@ table! {
         "slct" ["[ftz] {b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64} {s32 f32}"] compare::slct;
     }
     Move, "Data Movement: mov, prmt" => {
-        "mov" ["{pred b16 b32 b64 b128 u16 u32 u64 s16 s32 s64 f32 f64}"] alu::mov;
-        "prmt" ["b32 [f4e b4e rc8 ecl ecr rc16]"] alu::prmt;
+        "mov" ["{pred b16 b32 b64 b128 u16 u32 u64 s16 s32 s64 f32 f64}"] mov::mov;
+        "prmt" ["b32 [f4e b4e rc8 ecl ecr rc16]"] mov::prmt;
     }
     Memory, "Data Movement: ld, ldu, st, prefetch" => {
         "ld" [access_form!(ld "[weak volatile]"), access_form!(ld "{relaxed acquire} {cta cluster gpu sys}"),

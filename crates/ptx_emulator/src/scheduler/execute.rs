@@ -1,5 +1,6 @@
 //! Runs a warp: fetches, checks what its registers hold, does the step, and moves the lanes on.
 
+use super::registers;
 use crate::code::{Flow, Inst, Kernel};
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::config::report::Class;
@@ -20,15 +21,7 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
     for _ in 0..slice {
         let Fragment { pc, mask, .. } = w.fragments[w.current];
         let inst = &kernel.code[pc as usize];
-        let mut exec = mask;
-        if let Some((p, negated)) = inst.guard {
-            if m.sanitize && mask & !w.predicate_defined(p) != 0 {
-                let lane = (mask & !w.predicate_defined(p)).trailing_zeros();
-                return Err(Stop::new(FaultKind::UninitialisedRegister, "the guard predicate").lane(lane));
-            }
-            let value = w.predicate(p);
-            exec &= if negated { !value } else { value };
-        }
+        let exec = guarded(w, m, inst, mask)?;
         if exec == 0 {
             w.resumed = None;
             w.fragments[w.current].pc = pc + 1;
@@ -43,28 +36,7 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
             let text = format!("the warp has executed {budget} instructions");
             return Err(Stop::new(FaultKind::InstructionBudget, text));
         }
-        let flow = if inst.uses.aligned && exec != w.all {
-            if exec != mask {
-                let text = format!("its guard is true in lanes {exec:#010x} of {:#010x}", w.all);
-                return Err(Stop::new(FaultKind::WarpDivergence, text));
-            }
-            Flow::Wait(WaitFor::Lanes { need: w.all, anywhere: false })
-        } else {
-            if m.sanitize {
-                check_defined(w, inst, exec)?;
-            }
-            let flow = (inst.step)(w, m, exec)?;
-            if m.sanitize {
-                define(w, inst, exec);
-            }
-            if !matches!(flow, Flow::Wait(_)) {
-                let role = &mut m.roles[w.role as usize];
-                role.warp_instructions += 1;
-                role.thread_instructions += u64::from(exec.count_ones());
-                role.by_class[inst.class as usize] += u64::from(exec.count_ones());
-            }
-            flow
-        };
+        let flow = step(w, m, inst, mask, exec)?;
         w.resumed = None;
         if let Flow::Next = flow {
             w.fragments[w.current].pc = pc + 1;
@@ -93,67 +65,48 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
     Ok(true)
 }
 
+/// The lanes of `mask` in which the instruction's guard is true.
+#[inline(always)]
+fn guarded(w: &Warp, m: &Machine<'_>, inst: &Inst, mask: u32) -> Stopped<u32> {
+    let Some((p, negated)) = inst.guard else { return Ok(mask) };
+    if m.sanitize && mask & !w.predicate_defined(p) != 0 {
+        let lane = (mask & !w.predicate_defined(p)).trailing_zeros();
+        return Err(Stop::new(FaultKind::UninitialisedRegister, "the guard predicate").lane(lane));
+    }
+    let value = w.predicate(p);
+    Ok(mask & if negated { !value } else { value })
+}
+
+/// Does the instruction's step in the lanes `exec` of the fragment's `mask`, and counts it.
+#[inline(always)]
+fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) -> Stopped<Flow> {
+    if inst.uses.aligned && exec != w.all {
+        if exec != mask {
+            let text = format!("its guard is true in lanes {exec:#010x} of {:#010x}", w.all);
+            return Err(Stop::new(FaultKind::WarpDivergence, text));
+        }
+        return Ok(Flow::Wait(WaitFor::Lanes { need: w.all, anywhere: false }));
+    }
+    if m.sanitize {
+        registers::check(w, inst, exec)?;
+    }
+    let flow = (inst.step)(w, m, exec)?;
+    if m.sanitize {
+        registers::define(w, inst, exec);
+    }
+    if !matches!(flow, Flow::Wait(_)) {
+        let role = &mut m.roles[w.role as usize];
+        role.warp_instructions += 1;
+        role.thread_instructions += u64::from(exec.count_ones());
+        role.by_class[inst.class as usize] += u64::from(exec.count_ones());
+    }
+    Ok(flow)
+}
+
 /// Whether the running fragment has come to where another is.
 fn meets(w: &Warp) -> bool {
     let pc = w.fragments[w.current].pc;
     w.fragments.iter().enumerate().any(|(i, f)| i != w.current && f.pc == pc)
-}
-
-fn check_defined(w: &Warp, inst: &Inst, exec: u32) -> Stopped<()> {
-    for load in &w.tmem_loads {
-        let in_flight = |r: &u32| load.values.iter().any(|(d, _)| d.register == Some(*r));
-        if inst.uses.reads.iter().any(in_flight) {
-            let text = "a register that tcgen05.ld fills, before tcgen05.wait::ld";
-            return Err(Stop::new(FaultKind::ReadInFlight, text).other("the load", Some(load.pc)));
-        }
-    }
-    for p in w.wgmma.all() {
-        let result = |r: &u32| p.d.iter().any(|d| d.register == Some(*r));
-        if inst.uses.reads.iter().any(result) {
-            let text = "an accumulator register of wgmma, before wgmma.wait_group";
-            return Err(Stop::new(FaultKind::ReadInFlight, text).other("the wgmma", Some(p.pc)));
-        }
-        if inst.uses.writes.iter().any(|r| result(r) || p.a.contains(r)) {
-            let text = "a register that wgmma still uses, before wgmma.wait_group";
-            return Err(Stop::new(FaultKind::OverwriteInFlight, text).other("the wgmma", Some(p.pc)));
-        }
-    }
-    if inst.uses.moves {
-        return Ok(());
-    }
-    let mut missing = 0;
-    for &r in &inst.uses.reads {
-        missing |= exec & !w.defined(r);
-    }
-    for &p in &inst.uses.predicate_reads {
-        missing |= exec & !w.predicate_defined(p);
-    }
-    if missing == 0 {
-        return Ok(());
-    }
-    let text = "a source register that no instruction has written";
-    Err(Stop::new(FaultKind::UninitialisedRegister, text).lane(missing.trailing_zeros()))
-}
-
-fn define(w: &mut Warp, inst: &Inst, exec: u32) {
-    let mut known = u32::MAX;
-    if inst.uses.moves {
-        for &r in &inst.uses.reads {
-            known &= w.defined(r);
-        }
-        for &p in &inst.uses.predicate_reads {
-            known &= w.predicate_defined(p);
-        }
-    }
-    for &r in &inst.uses.writes {
-        w.define(r, exec, known);
-        if let Some(at) = w.written_at.get_mut(r as usize) {
-            *at = w.issued;
-        }
-    }
-    for &p in &inst.uses.predicate_writes {
-        w.define_predicate(p, exec, known);
-    }
 }
 
 /// Moves the lanes `exec` of the running fragment as the flow says, and its other lanes to the next instruction.

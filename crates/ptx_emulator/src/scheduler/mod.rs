@@ -3,6 +3,7 @@
 pub mod cluster;
 mod execute;
 mod fragments;
+mod registers;
 mod report;
 mod special;
 mod wait;
