@@ -17,6 +17,7 @@ pub type Step = Box<dyn Fn(&mut Warp, &mut Machine<'_>, u32) -> Stopped<Flow> + 
 /// Where the lanes go next.
 #[derive(Debug)]
 pub enum Flow {
+    /// To the next instruction.
     Next,
     /// To a label.
     Jump(u32),
@@ -24,8 +25,9 @@ pub enum Flow {
     Scatter(Vec<(u32, u32)>),
     /// Into a function.
     Call(u32),
-    /// Out of the function, or of the kernel.
+    /// Out of the function, or of the kernel if no function has called.
     Return,
+    /// Out of the kernel.
     Exit,
     /// Wait, then execute this instruction again.
     Wait(WaitFor),
@@ -105,9 +107,7 @@ impl Kernel {
     pub fn param_bytes(&self) -> u32 {
         self.params.last().map_or(0, |p| p.offset + p.bytes)
     }
-}
 
-impl Kernel {
     /// An instruction's place.
     pub(crate) fn place(&self, pc: u32) -> Place {
         let inst = &self.code[pc as usize];

@@ -29,7 +29,7 @@ pub fn decode(
         sources: Arc::clone(sources),
         ..Kernel::default()
     };
-    let mut decoder = Decoder { names: Names::new(ast, variables, kernel), opcodes };
+    let mut decoder = Decoder { names: Names::new(ast, variables, kernel), opcodes, rows: HashMap::new() };
     decoder.entry(function)?;
     while let Some(name) = decoder.names.to_do.pop() {
         decoder.function(&name)?;
@@ -41,6 +41,8 @@ pub fn decode(
 struct Decoder {
     names: Names,
     opcodes: &'static [Opcode],
+    /// The row of each instruction seen, by its opcode and modifiers.
+    rows: HashMap<String, Option<&'static Opcode>>,
 }
 
 impl Decoder {
@@ -133,23 +135,36 @@ impl Decoder {
         Ok(())
     }
 
+    /// The row that an instruction is of. Most instructions come again and again.
+    fn row(&mut self, i: &Instruction, name: &str) -> Option<&'static Opcode> {
+        if let Some(&row) = self.rows.get(name) {
+            return row;
+        }
+        let row = opcode::find(self.opcodes, i);
+        self.rows.insert(name.to_owned(), row);
+        row
+    }
+
     fn instruction(&mut self, i: &Instruction) -> Result<(), ParseError> {
+        let name = i.full_name();
         let error = |e: DecodeError| ParseError::new(i.line, format!("`{}`: {}", i.full_name(), e.message));
         let guard = match &i.guard {
             None => None,
-            Some((name, negated)) => match self.names.lookup(name) {
+            Some((predicate, negated)) => match self.names.lookup(predicate) {
                 Some(Symbol::Predicate(p)) => Some((*p, *negated)),
-                _ => return Err(error(DecodeError::invalid(format!("`{name}` is no predicate")))),
+                _ => return Err(error(DecodeError::invalid(format!("`{predicate}` is no predicate")))),
             },
         };
-        let forms = opcode::forms(self.opcodes, &i.opcode);
-        let known = !forms.is_empty();
-        let found = opcode::find(self.opcodes, i);
+        let found = self.row(i, &name);
+        // They are for the check of a decoder's questions.
+        let forms = if cfg!(debug_assertions) { opcode::forms(self.opcodes, &i.opcode) } else { Vec::new() };
         let mut parsed = Parsed::new(i, forms, &mut self.names);
         let decoded = match found {
             Some(opcode) => (opcode.handler)(&mut parsed),
-            None if known => Err(DecodeError::unsupported(format!("`{}`: no such form is known", i.full_name()))),
-            None => Err(DecodeError::unsupported(format!("opcode `{}`", i.full_name()))),
+            None if opcode::knows(self.opcodes, &i.opcode) => {
+                Err(DecodeError::unsupported(format!("`{name}`: no such form is known")))
+            }
+            None => Err(DecodeError::unsupported(format!("opcode `{name}`"))),
         };
         let Parsed { mut uses, before, after, .. } = parsed;
         let class = found.map_or(Class::Other, |o| o.class);
@@ -169,9 +184,11 @@ impl Decoder {
         for (step, register) in before {
             emit(step, Uses { writes: vec![register], ..Uses::default() }, Class::Move, "mov".into());
         }
-        emit(step, uses, class, i.full_name());
-        if let Some((step, writes)) = after {
-            emit(step, Uses { writes, ..Uses::default() }, class, i.full_name());
+        if let Some((after, writes)) = after {
+            emit(step, uses, class, name.clone());
+            emit(after, Uses { writes, ..Uses::default() }, class, name);
+        } else {
+            emit(step, uses, class, name);
         }
         Ok(())
     }

@@ -35,3 +35,8 @@ pub fn find<'a>(table: &'a [Opcode], instruction: &Instruction) -> Option<&'a Op
 pub fn forms(table: &'static [Opcode], name: &str) -> Vec<&'static str> {
     table.iter().filter(|o| o.name == name).map(|o| o.form).collect()
 }
+
+/// Whether the table has the opcode in any form.
+pub fn knows(table: &[Opcode], name: &str) -> bool {
+    table.iter().any(|o| o.name == name)
+}
