@@ -48,9 +48,9 @@ const MAX_THREADS: u32 = 1024;
 const MAX_CLUSTER: u32 = 16;
 /// The most shared memory of a CTA, static and dynamic (compute capability 9.0 and 10.0).
 const MAX_SHARED: u32 = 227 * 1024;
-/// Warp instructions that a cluster runs before the next gets its turn, where clusters may communicate.
+/// Where clusters take turns: warp instructions of a turn.
 const TURN: u64 = 2048;
-/// Rounds over all clusters without any progress before they count as stuck.
+/// Where clusters take turns: rounds without any progress after which they count as stuck.
 const PATIENCE: u32 = 4;
 
 /// A device with its memory.
@@ -120,7 +120,7 @@ impl Device {
         out
     }
 
-    /// Gives a module's variables addresses and initial values, once.
+    /// Gives a module's variables addresses and initial values, when the module is first seen.
     fn load(&mut self, module: &Module) -> Result<Vec<u64>, Fault> {
         if let Some(addresses) = self.modules.get(&module.id) {
             return Ok(addresses.clone());
@@ -159,7 +159,7 @@ impl Device {
     /// Runs a kernel to its end.
     ///
     /// # Errors
-    /// The first fault, by cluster; [`FaultKind::BadLaunch`](crate::FaultKind::BadLaunch) if the launch does not fit
+    /// The first fault, by cluster; [`FaultKind::BadLaunch`] if the launch does not fit
     /// the kernel.
     pub fn launch(
         &mut self,
@@ -302,7 +302,8 @@ impl Outcome {
     }
 }
 
-/// Clusters that cannot see each other, on all threads. The fault of the first cluster wins, whatever the timing.
+/// Runs clusters that cannot communicate, on all threads. Of several faults, that of the cluster with the lowest number
+/// is returned, whatever the timing.
 fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     let first_fault = AtomicU64::new(u64::MAX);
     let run = |index: u64| -> Result<Outcome, (u64, Fault)> {
@@ -334,7 +335,7 @@ fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     sum.map_err(|(_, fault)| fault)
 }
 
-/// Clusters that may communicate: on one thread in turns, as many at a time as the device holds.
+/// Runs clusters that may communicate. They take turns on one thread, as many at a time as the device holds.
 fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     let ctas = launch.config.cluster.iter().product::<u32>();
     let resident = (launch.sms / ctas).max(1) as usize;

@@ -33,20 +33,28 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod code;
+// The floors, from the ground up: each imports only from itself and from those before it. The README describes them.
 mod config;
-mod decode;
-mod device;
-mod exec;
 pub mod hw;
-pub mod launch_json;
-mod machine;
-mod module;
-mod operand;
 mod parser;
-pub mod program;
-mod scheduler;
 mod types;
+
+mod operand;
+
+mod machine;
+
+mod code;
+
+mod decode;
+
+mod exec;
+
+mod scheduler;
+
+mod device;
+pub mod launch_json;
+mod module;
+pub mod program;
 
 pub use code::{Kernel, Param};
 pub use config::fault::{Fault, FaultKind, Party, Place};

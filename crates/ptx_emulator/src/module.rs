@@ -24,8 +24,8 @@ pub struct Module {
 impl Module {
     /// Parses PTX text and decodes its entries.
     ///
-    /// Instructions that the emulator does not know are no error here: executing one is
-    /// [`FaultKind::Unsupported`](crate::FaultKind::Unsupported), and [`Kernel::unsupported`] lists them.
+    /// An instruction that the emulator does not know is no error here. [`Kernel::unsupported`] lists such
+    /// instructions; a kernel that executes one ends with [`FaultKind::Unsupported`](crate::FaultKind::Unsupported).
     pub fn parse(text: &str) -> Result<Module, ParseError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut ast = parser::parse(text)?;

@@ -55,7 +55,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// The space to access, given the instruction's: a function's parameters are local memory here.
+    /// The space to access, given the space that the instruction names. A function's parameters lie in local memory
+    /// here.
     pub fn space(&self, instruction: Space) -> Space {
         match (instruction, self.variable) {
             (Space::Param, Some(Space::Local)) => Space::Local,

@@ -1,7 +1,7 @@
-//! A PTX file that says itself how it is launched and what must come of it. It begins with `//!` lines that hold one
-//! JSON object: a launch file's fields (without `ptx`), and those of [`Outcome`].
+//! PTX files that say how they are launched and what the result must be. Such a file begins with `//!` lines that hold
+//! one JSON object: the fields of a launch file (without `ptx`) and those of [`Outcome`].
 //!
-//! A program may also be an edit of another ([`Edit`]): a JSON file that names it, what is changed and what then comes.
+//! A program may also be an edit of another ([`Edit`]): a JSON file that names the other, the changes, and the result.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::launch_json::{LaunchFile, Prepared};
 
-/// Such a file.
+/// A program with its launch.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// Where it was read.
@@ -63,12 +63,12 @@ pub struct Outcome {
     /// The u32 words that buffers begin with afterwards.
     #[serde(default)]
     pub expect: BTreeMap<String, Vec<u32>>,
-    /// Buffers that hold objects whose bytes are the device's own, such as a tensor map.
+    /// Buffers whose bytes differ between devices, such as a tensor map.
     #[serde(default)]
     pub opaque: Vec<String>,
     /// The kind of fault, in kebab-case.
     pub fault: Option<String>,
-    /// The schedules that show the fault, where not all do.
+    /// The schedules that show the fault, if not all do.
     pub schedules: Option<Vec<String>>,
 }
 

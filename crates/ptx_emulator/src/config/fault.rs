@@ -1,6 +1,6 @@
-//! Every fault that the emulator can report: its kind, its title, and how a report reads. A fault is undefined
-//! behaviour or a sure bug of the kernel; what the emulator cannot do is [`FaultKind::Unsupported`], which has a
-//! title of its own.
+//! Every fault that the emulator can report: its kind, its title, and its text. A fault is undefined behaviour or
+//! certainly a bug of the kernel. What the emulator cannot do is no fault of the kernel: that is
+//! [`FaultKind::Unsupported`].
 
 use std::fmt;
 
@@ -41,8 +41,8 @@ kinds! {
     UninitialisedLocal => "read of uninitialised local memory",
     /// Two accesses of one shared location, one of them a write, with no order between them.
     DataRace => "data race",
-    /// An access to global memory that an earlier grid has written, or a write to what it has read, where that grid may
-    /// still run and nobody has waited for its end.
+    /// An access that conflicts with an earlier grid: it touches global memory which that grid has written, or writes
+    /// memory which that grid has read. The earlier grid may still run, and nobody has waited for its end.
     GridNotAwaited => "race with an earlier grid that may still run",
     /// A read of bytes that an asynchronous operation still writes, or whose completion nobody waited for.
     ReadInFlight => "read of data still in flight",
@@ -113,8 +113,8 @@ pub struct Place {
     pub line: u32,
     /// The full opcode.
     pub instruction: String,
-    /// `file:line:column` of the source that the PTX was made from, if `.loc` says so, and of each call that it was
-    /// inlined into, from the innermost on.
+    /// `file:line:column` of the source that the PTX was made from, if a `.loc` names it. The calls that it was inlined
+    /// into follow, the innermost first.
     pub source: Option<String>,
 }
 
@@ -176,7 +176,7 @@ impl Fault {
         }
     }
 
-    /// Whether this says that the emulator, not the kernel, falls short.
+    /// Whether the emulator is to blame, not the kernel.
     pub fn is_unsupported(&self) -> bool {
         self.kind == FaultKind::Unsupported
     }
@@ -211,7 +211,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A fault as the handler that finds it knows it; the scheduler adds the place.
+/// A fault as an instruction finds it. The scheduler adds the place.
 #[derive(Debug)]
 pub(crate) struct Stop {
     pub kind: FaultKind,

@@ -14,15 +14,15 @@ impl Default for DeviceConfig {
     }
 }
 
-/// When asynchronous operations complete and which warp runs next.
+/// Which warp runs next, and when asynchronous operations complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Schedule {
-    /// Warps in turn; operations complete in the order of issue after a fixed time.
+    /// Warps take turns. Operations complete in the order of issue, after a fixed time.
     #[default]
     Fair,
-    /// Both at random, by this seed; the same seed gives the same run.
+    /// Warps and operations in random order. The same seed gives the same run.
     Seed(u64),
-    /// A warp runs until it must wait; operations complete when nothing else can run, the newest first.
+    /// A warp runs until it must wait. Operations complete when nothing else can run, the newest first.
     Worst,
 }
 
@@ -66,11 +66,12 @@ pub struct LaunchConfig {
     pub schedule: Schedule,
     /// Look for races, uninitialised reads and misuse; bounds and alignment are always checked.
     pub sanitize: bool,
-    /// Hold to the manual's list of pipelined tensor-core operations alone.
+    /// Order only those tensor-core operations that the manual lists as pipelined.
     pub strict: bool,
-    /// The launch may begin while the one before it on this device still runs, and itself waits for that where it must
-    /// (`griddepcontrol.wait`): the launch attribute `PROGRAMMATIC_STREAM_SERIALIZATION`. The sanitizer finds where it does
-    /// not; whatever the host does between the two does not count as a wait.
+    /// The launch may begin while the one before it on this device still runs (the launch attribute
+    /// `PROGRAMMATIC_STREAM_SERIALIZATION`). The kernel must wait for the end of that launch itself, by
+    /// `griddepcontrol.wait`; the sanitizer reports where it does not. What the host does between the two launches does
+    /// not count as a wait.
     pub overlaps: bool,
     /// Warp instructions that a warp may execute.
     pub instruction_budget: u64,

@@ -42,20 +42,22 @@ pub struct Role {
     pub barrier_waits: u64,
     /// Times that a warp polled an mbarrier in vain.
     pub failed_polls: u64,
-    /// Warp instructions that others of the cluster issued while a warp waited for a barrier, for asynchronous operations
-    /// or for tensor memory. A share of [`Report::cta_steps`], which is the time of the emulator, not of a GPU.
+    /// Warp instructions that the rest of the cluster issued while a warp waited for a barrier, for asynchronous
+    /// operations or for tensor memory. Compare it with [`Report::cta_steps`]: both are the emulator's time, not a
+    /// GPU's.
     pub waited_steps: u64,
     /// Bytes that ld, st, atom, red and cp.async moved, by space.
     pub bytes: Traffic,
-    /// Bytes that bulk and tensor copies moved, by space. Loads of a tensor map fill shared memory outside of the tensor
-    /// too, and multicast fills several CTAs': so more may be stored there than is loaded from global memory.
+    /// Bytes that bulk and tensor copies moved, by space. More may be stored to shared memory than is loaded from
+    /// global memory: a tensor copy also fills the part of its box outside the tensor, and multicast writes to several
+    /// CTAs.
     pub bulk: Traffic,
-    /// Extra shared-memory cycles: for each ld, st and matrix of ldmatrix and stmatrix, the accesses beyond the fewest that
-    /// its bytes need. Counted with the sanitizer on.
+    /// Extra shared-memory cycles of ld, st, ldmatrix and stmatrix: the cycles beyond the fewest that their bytes need.
+    /// Counted only with the sanitizer on.
     pub bank_conflicts: u64,
-    /// Matrix instructions: of a `wgmma` each warp's quarter is one.
+    /// Matrix instructions. A `wgmma` counts once for each of its four warps.
     pub matrix_operations: u64,
-    /// Multiply-adds that they did, one and the same element once.
+    /// Multiply-adds of these instructions. Each element of D counts once for each element of K.
     pub matrix_multiply_adds: u64,
     /// Copies that it waited for.
     pub loads: Loads,
@@ -74,18 +76,18 @@ pub struct Traffic {
     pub other: u64,
 }
 
-/// Copies into shared memory that a warp waited for at mbarriers, and the matrix operations that the CTA's tensor core was
-/// given between request and use.
+/// Copies into shared memory that a warp waited for at mbarriers, and how many matrix operations the CTA's tensor core
+/// was given between the request of a copy and its use.
 ///
-/// Counted in operations, not in time: this is the work that a GPU's tensor cores have to do while the copies are under
-/// way. On any schedule it is 0 where a stage is loaded only when all operations before it are done. On the `fair` one,
-/// where everybody gets a turn soon, it is as much as the kernel allows: nearly the operations of all other stages, where
-/// a stage is loaded again once it is free. Whether that hides a latency depends on how long an operation takes, which
+/// The distance is in operations, not in time: it is the work that a GPU's tensor cores can do while a copy is under
+/// way. If a kernel loads a stage only after all earlier operations are done, the distance is 0 on every schedule. If
+/// it loads each stage again as soon as that stage is free, the distance on the `fair` schedule comes near to the
+/// operations of all other stages. Whether that hides a copy's latency depends on how long an operation takes, which
 /// the emulator does not know.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Loads {
-    /// Phases that ended with the arrival of bulk or tensor copies from global memory, or by `cp.async.mbarrier.arrive`;
-    /// each counts for the first warp that found it complete.
+    /// Phases of mbarriers that bulk or tensor copies from global memory completed, or a `cp.async.mbarrier.arrive`. A
+    /// phase counts for the first warp that found it complete.
     pub phases: u64,
     /// Those with a matrix operation between the request of the last copy and the end of the wait.
     pub overlapped: u64,
@@ -122,14 +124,14 @@ pub struct BufferTraffic {
     pub bulk_loaded: u64,
     /// Bytes that bulk and tensor copies wrote.
     pub bulk_stored: u64,
-    /// Distinct bytes read, in sectors of 32: what a cache that forgets nothing reads from DRAM.
+    /// Distinct bytes read, in sectors of 32 bytes: what an unlimited cache would read from DRAM.
     pub distinct_loaded: u64,
-    /// Distinct bytes written, in sectors of 32.
+    /// Distinct bytes written, in sectors of 32 bytes.
     pub distinct_stored: u64,
 }
 
 impl BufferTraffic {
-    /// Adds another's bytes, not its place.
+    /// Adds the bytes of another, and keeps its own name and place.
     pub fn add(&mut self, o: &BufferTraffic) {
         self.loaded += o.loaded;
         self.stored += o.stored;
@@ -184,7 +186,8 @@ pub struct Report {
     pub kernel: String,
     /// CTAs that ran.
     pub ctas: u64,
-    /// Warp instructions that clusters issued, attempts that ended in a wait among them, once for each CTA.
+    /// Warp instructions that the clusters issued, counted once for each CTA. An attempt that ended in a wait counts
+    /// too.
     pub cta_steps: u64,
     /// Sum over all roles.
     pub total: Role,
@@ -220,7 +223,7 @@ impl Report {
         sum
     }
 
-    /// Adds what a later launch did. Bytes that both read or wrote count twice.
+    /// Adds what a later launch did. Bytes that both launches touched count twice.
     pub fn add(&mut self, later: &Report) {
         if self.kernel.split(", ").all(|kernel| kernel != later.kernel) {
             self.kernel = format!("{}, {}", self.kernel, later.kernel);

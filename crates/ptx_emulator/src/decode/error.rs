@@ -1,10 +1,10 @@
-//! Why an instruction cannot be decoded.
+//! The error of decoding.
 
 /// Why an instruction cannot be decoded.
 #[derive(Debug)]
 pub struct DecodeError {
     pub message: String,
-    /// The emulator falls short: executing the instruction is the error, not its being there.
+    /// The emulator does not support it. Then only a kernel that executes the instruction fails.
     pub unsupported: bool,
 }
 

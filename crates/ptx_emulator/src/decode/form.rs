@@ -1,6 +1,6 @@
-//! Forms of modifiers. A form lists the modifiers that an instruction takes: `{a b}` one of them, `[a b]` one of them or
-//! none, a bare word exactly that. Modifiers may come in any order (real compilers disagree on it), types in that of the
-//! form.
+//! Forms of modifiers. A form lists the modifiers that an instruction takes: `{a b}` is one of them, `[a b]` one of
+//! them or none, a bare word exactly that one. Types come in the order of the form. All other modifiers may come in any
+//! order, since real compilers disagree on it.
 
 use crate::types::Type;
 

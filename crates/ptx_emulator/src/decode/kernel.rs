@@ -77,7 +77,7 @@ impl Decoder {
 
     fn body(&mut self, body: &[Statement]) -> Result<(), ParseError> {
         self.block(body)?;
-        // Whoever falls off the end returns.
+        // A thread that comes to the end returns.
         let line = self.names.kernel.code.last().map_or(0, |i| i.line);
         self.names.kernel.code.push(Inst {
             guard: None,
@@ -135,7 +135,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// The row that an instruction is of. Most instructions come again and again.
+    /// The row that an instruction is of. It is kept, since most instructions come many times.
     fn row(&mut self, i: &Instruction, name: &str) -> Option<&'static Opcode> {
         if let Some(&row) = self.rows.get(name) {
             return row;
@@ -156,7 +156,7 @@ impl Decoder {
             },
         };
         let found = self.row(i, &name);
-        // They are for the check of a decoder's questions.
+        // Only the debug assertion of `Parsed::has` needs them.
         let forms = if cfg!(debug_assertions) { opcode::forms(self.opcodes, &i.opcode) } else { Vec::new() };
         let mut parsed = Parsed::new(i, forms, &mut self.names);
         let decoded = match found {

@@ -65,7 +65,7 @@ pub struct Names {
     carry: Option<u32>,
 }
 
-/// Stands for the start of dynamic shared memory until all static variables are placed.
+/// Stands for the address of dynamic shared memory, which is known when all static variables are placed.
 const DYNAMIC: u32 = u32::MAX;
 
 impl Names {
@@ -152,7 +152,7 @@ impl Names {
         self.scopes.iter().rev().find_map(|s| s.get(name))
     }
 
-    /// The hidden register that holds a value from a warp's start on.
+    /// The hidden register that holds a value which is known when a warp starts.
     pub fn special(&mut self, special: Special) -> Src {
         if let Some(&r) = self.hidden.get(&special) {
             return Src::Register(r);
@@ -221,7 +221,7 @@ impl Names {
         }
     }
 
-    /// How a function is called; one that is new will be decoded.
+    /// How a function is called. A function that is called for the first time is put on the list of those to decode.
     pub fn signature(&mut self, name: &str) -> Result<Signature> {
         if let Some(s) = self.signatures.get(name) {
             return Ok(s.clone());

@@ -1,5 +1,5 @@
-//! An instruction as parsed, and what its decoder may ask it: modifiers, and operands as registers, constants and
-//! addresses.
+//! An instruction as parsed, and what a decoder may ask of it: its modifiers, and its operands as registers, constants
+//! and addresses.
 
 use super::error::{DecodeError, Result};
 use super::form;
@@ -44,7 +44,7 @@ impl<'a> Parsed<'a> {
     /// Whether a modifier is there.
     ///
     /// # Panics
-    /// With debug assertions, if no form of the opcode has such a modifier: then the question is misspelt.
+    /// With debug assertions, if no form of the opcode has such a modifier: the decoder has misspelt it.
     pub fn has(&self, modifier: &str) -> bool {
         let known = || self.forms.iter().any(|form| form::has_word(form, modifier));
         debug_assert!(known(), "no form of `{}` has the modifier `{modifier}`", self.opcode());
@@ -89,7 +89,7 @@ impl<'a> Parsed<'a> {
         self.operands().get(n).ok_or_else(|| DecodeError::invalid(format!("operand {} is missing", n + 1)))
     }
 
-    /// The parts of the n-th operand: of a vector in braces each, of any other itself.
+    /// The parts of the n-th operand: the elements of a vector in braces, or the operand itself.
     pub fn parts(&self, n: usize) -> Result<&'a [Operand]> {
         Ok(match self.operand(n)? {
             Operand::Vector(parts) => parts,
@@ -125,7 +125,7 @@ impl<'a> Parsed<'a> {
         self.uses.aligned = true;
     }
 
-    /// The registers written so far are not written by this instruction, but when it is waited for.
+    /// The destinations so far are written when the instruction is waited for, not by the instruction itself.
     pub fn writes_later(&mut self) {
         self.uses.writes.clear();
     }

@@ -112,7 +112,8 @@ fn wider(ty: Type) -> Type {
     }
 }
 
-/// `mul24`, `mad24`: the low 24 bits of each factor; `.lo` the low 32 bits of the 48-bit product, `.hi` its high 32.
+/// `mul24`, `mad24`: multiply the low 24 bits of each factor. `.lo` takes the low 32 bits of the 48-bit product, `.hi`
+/// the high 32.
 pub fn mad24(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
     let (d, [a, b]) = operands(i, ty)?;

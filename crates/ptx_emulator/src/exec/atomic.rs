@@ -79,11 +79,11 @@ struct ReadModifyWrite {
     release: bool,
     ty: Type,
     update: Update,
-    /// Values compare and exchange as one, as those of 128 bits do.
+    /// The registers of an operand are compared as one value of 128 bits.
     compare_whole: bool,
     /// Where the old values go.
     out: Vec<Dst>,
-    /// The operands of the update, of each register's worth.
+    /// The operands of the update, for each register.
     operands: Vec<(Src, Src)>,
 }
 

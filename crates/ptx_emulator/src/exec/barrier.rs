@@ -12,8 +12,8 @@ use crate::machine::warp::Warp;
 use crate::operand::{Dst, PredicateDst, PredicateSrc, Src};
 use crate::types::Type;
 
-/// `bar.sync`, `bar.arrive`, `bar.red` and `barrier.*`. Both kinds count threads; `bar` and `.aligned` are executed by
-/// whole warps.
+/// `bar.sync`, `bar.arrive`, `bar.red` and `barrier.*`. Both opcodes count threads. `bar`, and `barrier` with
+/// `.aligned`, are executed by whole warps.
 pub struct Bar {
     id: Src,
     /// Threads that complete a generation; all of the CTA if it is missing.
@@ -72,7 +72,7 @@ impl Instruction for Bar {
             return Ok(Flow::Next);
         }
         let (id, expected) = self.operands(w, m, mask)?;
-        // A warp counts whole, its missing threads too.
+        // A warp counts as 32 threads, even if the launch gave it fewer.
         let arriving = if mask == w.all { 32 } else { mask.count_ones() };
         let yes = self.vote.map_or(0, |p| (p.mask(w) & mask).count_ones());
         let barrier = &mut m.ctas[w.cta as usize].barriers[id as usize];
@@ -122,7 +122,7 @@ impl Bar {
     }
 }
 
-/// Counts threads that arrive, of which all must expect as many.
+/// Counts threads that arrive. All must agree on how many complete the generation.
 fn arrive(barrier: &mut Barrier, id: u32, expected: u32, arriving: u32, pc: u32) -> Stopped<()> {
     if barrier.arrived == 0 {
         barrier.expected = expected;

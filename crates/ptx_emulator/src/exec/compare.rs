@@ -40,7 +40,7 @@ fn ordered<T: Lane + PartialOrd>(op: &str) -> Option<Compare> {
     })
 }
 
-/// Floating-point comparison: the plain operators are false for NaN, those with `u` true.
+/// Floating-point comparison. If an operand is NaN, the plain operators are false and those with `u` are true.
 fn float(op: &str, read: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Option<Compare> {
     let holds: fn(f64, f64) -> bool = match op {
         "eq" => |a, b| a == b,

@@ -1,5 +1,5 @@
 //! Non-bulk asynchronous copies (PTX ISA, "Data Movement: cp.async, cp.async.commit_group, cp.async.wait_group").
-//! A copy reads and writes when the scheduler says, at the latest before the wait that covers it ends.
+//! The schedule picks when a copy reads and writes, at the latest when the wait for it ends.
 
 use super::instruction::Instruction;
 use crate::code::Flow;
@@ -15,7 +15,8 @@ use crate::machine::warp::Warp;
 use crate::operand::{Address, PredicateSrc, Src, lanes};
 use crate::types::{Space, Type};
 
-/// `cp.async.{ca,cg}.shared.global [to], [from], size{, source-size}{, cache-policy}`, or with a predicate `ignore-source`.
+/// `cp.async.{ca,cg}.shared.global [to], [from], size{, source-size}{, cache-policy}`, or with a predicate
+/// `ignore-source`.
 pub struct CpAsync {
     to: Address,
     from: Address,
@@ -201,7 +202,7 @@ impl Instruction for WaitGroup {
 pub struct MbarrierArrive {
     barrier: Address,
     space: Space,
-    /// The arrival is one of those that the phase expects, not one more.
+    /// The phase expects this arrival already; it is not one more.
     no_increment: bool,
 }
 

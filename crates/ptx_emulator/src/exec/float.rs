@@ -1,6 +1,7 @@
 //! Floating-point arithmetic (PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions",
-//! "Mixed Precision Floating Point Instructions"). Exact or rounded-to-odd in f64, then rounded once by
-//! [`number::Rounder`]; f32 in its default mode takes the host's own instructions, which round the same.
+//! "Mixed Precision Floating Point Instructions"). An operation is done in f64, exactly or rounded to odd, and
+//! [`number::Rounder`] rounds the result once. f32 in the default rounding mode uses the host's own instructions, which
+//! round in the same way.
 
 use super::lane::{Lane, map1, map2, map3};
 use crate::code::Flow;

@@ -1,13 +1,15 @@
 //! The three parts of an instruction that is more than arithmetic.
 //!
-//! - **decode**: from the instruction as parsed to a struct of its operands and choices. What the text alone can be wrong
-//!   in is an error here.
-//! - **issue**: what happens when a warp executes it: checks of the operands' values, races, counters, and what starts
-//!   when. A rule of the machine or a time of an instruction goes here.
-//! - **finish**: what it computes. Of an asynchronous instruction that is an [`Effect`](crate::machine::state::Effect),
-//!   which `issue` starts with what it has resolved; of any other, a function that `issue` calls at the end.
+//! - **decode** turns the instruction as parsed into a struct of its operands and modifiers. It reports what is wrong
+//!   in the text.
+//! - **issue** is what happens when a warp executes the instruction: checks of the operands' values, races, counters,
+//!   and which operation starts when. Rules of the machine belong here, and so would the time that an instruction
+//!   takes.
+//! - **finish** computes. An asynchronous instruction has an [`Effect`](crate::machine::state::Effect) of its own,
+//!   which `issue` fills with what it has resolved and starts. In other instructions `issue` calls `finish`, or moves
+//!   the bytes itself where there is nothing to compute.
 //!
-//! Plain arithmetic has no `issue` of its own: its handler decodes the operands and gives a closure on one lane
+//! Plain arithmetic has no `issue` of its own. Its handler decodes the operands and returns a closure for one lane
 //! ([`super::lane`]).
 
 use crate::code::Flow;

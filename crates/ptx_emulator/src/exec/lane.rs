@@ -1,4 +1,4 @@
-//! The lanes of a row as Rust values, and the shape that plain arithmetic has: a closure on one lane.
+//! The lanes of a row as Rust values. Plain arithmetic is a closure on the values of one lane.
 
 use crate::code::{Flow, Step};
 use crate::operand::{Dst, Src};
@@ -94,7 +94,7 @@ pub fn map3<A: Lane, B: Lane, C: Lane, D: Lane>(
     })
 }
 
-/// Does `body` with the integer type that a PTX type stands for named `$T`.
+/// Evaluates `body`, in which `$T` is the Rust integer type of a PTX type.
 macro_rules! for_integer {
     ($ty:expr, $T:ident => $body:expr) => {
         match $ty {

@@ -20,12 +20,12 @@ use crate::types::{Space, Type};
 /// Register counts that `setmaxnreg` takes.
 const REGISTERS: std::ops::RangeInclusive<u64> = 24..=256;
 
-/// `setmaxnreg count`: `.dec` gives registers to the CTA's pool, `.inc` waits until the pool has them. Whether a thread needs
-/// more than it has is not checked: `ptxas` keeps within it.
+/// `setmaxnreg count`: `.dec` gives registers to the CTA's pool, `.inc` waits until the pool has enough. How many
+/// registers a thread really needs is not checked: that is `ptxas`'s task.
 pub struct SetMaxNReg {
     count: u32,
     more: bool,
-    /// Without it, the instruction does nothing.
+    /// Registers of a thread at launch. If the directives do not say it, the instruction does nothing.
     at_launch: Option<u32>,
 }
 
@@ -61,7 +61,8 @@ impl Instruction for SetMaxNReg {
     }
 }
 
-/// `griddepcontrol`: the grids before this one are complete when it starts, but nobody knows it before `.wait`.
+/// `griddepcontrol`. Here the earlier grids are complete when a grid starts, but a thread may rely on it only after
+/// `.wait`.
 pub struct GridDepControl {
     wait: bool,
 }
@@ -89,8 +90,9 @@ impl Instruction for GridDepControl {
 /// Bytes of the response of `clusterlaunchcontrol.try_cancel`.
 const RESPONSE: u32 = 16;
 
-/// `clusterlaunchcontrol.try_cancel [to], [mbarrier]`: takes over a cluster that has not been launched. The response is
-/// opaque: here the first CTA's index plus one in x, y, z, and zeros where none was left.
+/// `clusterlaunchcontrol.try_cancel [to], [mbarrier]`: takes over a cluster that has not been launched. The format of
+/// the response is opaque. Here it is the index of the cluster's first CTA in x, y and z, each plus one; all zeros if
+/// no cluster was left.
 pub struct TryCancel {
     to: Address,
     barrier: Address,

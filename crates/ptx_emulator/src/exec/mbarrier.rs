@@ -31,7 +31,7 @@ impl Object {
         w.lane_at(&self.address, self.space, lane)
     }
 
-    /// The mbarrier that a lane names; that of another CTA must have been made known there.
+    /// The mbarrier that a lane names. If it is in another CTA, a fence must have followed its initialisation.
     fn find(&self, w: &Warp, m: &mut Machine<'_>, lane: usize) -> Stopped<MbarrierAt> {
         let at = self.lane(w, lane);
         m.mbarrier(w, at, m.rank_of(at.address) != w.cta)
@@ -103,12 +103,12 @@ impl Instruction for Transaction {
 
 /// `mbarrier.arrive`, `mbarrier.arrive_drop {state, }[mbarrier]{, count or bytes}`.
 ///
-/// The lanes of a warp arrive at once: together they must not be more than the phase still waits for. The manual does not
-/// say so; on an H200 two lanes that arrive at a barrier of one end in a launch failure, and one after the other complete
-/// two phases.
+/// The lanes of a warp arrive at once, so their sum must not exceed what the phase still waits for. The manual does not
+/// say so. On an H200, two lanes of one instruction that arrive at an mbarrier with a count of one cause a launch
+/// failure; the same two arrivals one after the other complete two phases.
 pub struct Arrive {
     object: Object,
-    /// It is missing where the barrier may be another CTA's.
+    /// Where the state goes. It is missing if the mbarrier may be in another CTA.
     state: Option<Dst>,
     /// With `expect_tx` the bytes to expect, else the count of arrivals.
     value: Src,
@@ -155,8 +155,8 @@ impl Instruction for Arrive {
     }
 }
 
-/// `mbarrier.test_wait`, `mbarrier.try_wait p, [mbarrier], state or parity{, time}`. A thread that tries waits until the
-/// phase is complete, until nothing else can happen, or until the schedule says that its time is over.
+/// `mbarrier.test_wait`, `mbarrier.try_wait p, [mbarrier], state or parity{, time}`. A `try_wait` waits until the phase
+/// is complete, until nothing else can happen, or until the schedule says that its time is over.
 pub struct Wait {
     complete: PredicateDst,
     object: Object,

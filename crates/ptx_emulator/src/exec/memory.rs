@@ -32,14 +32,14 @@ struct Access {
     strong: bool,
     /// Elements of a vector.
     elements: usize,
-    /// Bytes of an element as far as one register holds them, and of all elements.
+    /// Bytes of an element that one register holds, and bytes of all elements.
     piece: usize,
     total: usize,
 }
 
 impl Access {
-    /// The access through operand `n`, in one of these orders or a weak one, of one element or a vector of as many as one
-    /// of these modifiers says; a strong one may carry information between clusters.
+    /// The access through operand `n`. `strong` lists the modifiers that make it strong, `vectors` those that make it a
+    /// vector. A strong access may carry information between clusters.
     fn decode(i: &mut Parsed<'_>, n: usize, strong: &[&'static str], vectors: &[&'static str]) -> Result<Access> {
         let address = i.address(n)?;
         let space = i.space_at(&address);
@@ -86,7 +86,7 @@ pub struct Ld {
     access: Access,
     acquire: bool,
     out: Vec<Dst>,
-    /// A narrow signed value fills a wider register with its sign: bits of such a value, else 64.
+    /// Bits of the value whose sign fills a wider register; 64 if there is nothing to fill.
     sign_bits: u32,
 }
 

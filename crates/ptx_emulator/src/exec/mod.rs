@@ -1,5 +1,6 @@
-//! What each instruction does. One file a family of opcodes; each handler turns a parsed instruction into a step. The
-//! table of opcodes names the handlers.
+//! What each instruction does, a file or folder for each family of opcodes. The table of opcodes ([`opcodes`]) names a
+//! handler for each form; a handler turns a parsed instruction into a step. [`instruction`] describes the parts of a
+//! handler.
 
 pub mod alu;
 pub mod atomic;

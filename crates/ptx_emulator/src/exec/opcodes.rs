@@ -1,8 +1,8 @@
 //! The one table of opcodes: what each is called, which modifiers it takes, where the manual describes it, what it is
-//! counted as, and the handler that decodes and executes it. Parser checks, execution and the printed coverage all
-//! come from here.
+//! counted as, and the handler that decodes it. Decoding, the check of what a decoder asks, and the printed coverage
+//! all come from here.
 //!
-//! How forms are written says [`crate::decode::form`].
+//! [`crate::decode::form`] says how forms are written.
 
 use super::instruction::issued;
 use super::{
@@ -42,7 +42,8 @@ const MIXED: &str = "[rn rz rm rp] [sat] f32 {f16 bf16}";
 const EXTREMUM: &str = "[ftz] [NaN] [xorsign] [abs] f32";
 const HALF_EXTREMUM: &str = "[ftz] [NaN] [xorsign] [abs] {f16 f16x2 bf16 bf16x2}";
 
-/// Forms of `setp` and `set`: what goes before the type that is compared, by what comparisons it has.
+/// Forms of `setp` and `set`: one for each group of types with the same comparisons. `$head` comes before the type that
+/// is compared.
 macro_rules! comparisons {
     ($head:literal) => {
         [
@@ -477,8 +478,8 @@ mod tests {
         assert!(missing.is_empty(), "testdata/forms.ptx has no instruction {missing:#?}");
     }
 
-    /// Each instruction of `testdata/forms.ptx` with each modifier of its form. With some of them the operands do not fit;
-    /// but a decoder that asks for a modifier which its opcode does not have panics.
+    /// Decodes each instruction of `testdata/forms.ptx` with each modifier of its form. The operands do not fit all of
+    /// them. A decoder that asks for a modifier which its opcode does not have panics.
     #[test]
     fn decoders_ask_for_modifiers_of_their_opcode() {
         let (ast, mut function) = forms();
@@ -506,7 +507,7 @@ mod tests {
         assert!(decoded > 1500, "{decoded}");
     }
 
-    /// The full opcodes of 28 GEMM kernels that three independent compilers made for sm_90a and sm_100a.
+    /// The full opcodes of 28 GEMM kernels that three independent compilers generated for sm_90a and sm_100a.
     #[test]
     fn opcodes_of_real_gemm_kernels_are_known() {
         let list = include_str!("testdata/gemm_opcodes.txt");

@@ -1,5 +1,5 @@
-//! Matrices in shared memory, as the operands of `tcgen05` and `wgmma` name them by descriptors. Where their chunks of 16
-//! bytes lie is in [`crate::hw::descriptor`].
+//! Matrices in shared memory, which `tcgen05` and `wgmma` name by descriptors. [`crate::hw::descriptor`] knows where
+//! their chunks of 16 bytes lie.
 
 use std::ops::Range;
 
@@ -66,7 +66,8 @@ impl MatrixOperand {
         self.matrix.check(self.major, self.element_bits, self.row_bytes).map_err(bad)
     }
 
-    /// Records and checks the read of rows; where M or N is contiguous, of all rows up to the last.
+    /// Records and checks the read of some rows. If the matrix is contiguous along M or N, all rows up to the last are
+    /// read.
     pub fn track(
         self,
         m: &mut Machine<'_>,

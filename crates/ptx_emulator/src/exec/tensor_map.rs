@@ -109,8 +109,8 @@ fn field(i: &mut Parsed<'_>) -> Result<Field> {
     })
 }
 
-/// `tensormap.cp_fenceproxy [to], [from], 128`: copies the object from shared to global memory, and makes it visible to the
-/// tensor-map proxy.
+/// `tensormap.cp_fenceproxy [to], [from], 128`: copies the object from shared to global memory, and makes it visible to
+/// the tensor-map proxy.
 pub struct CpFenceproxy {
     to: Address,
     from: Address,
@@ -126,7 +126,7 @@ impl Instruction for CpFenceproxy {
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        // All lanes name the same objects; the copy is the warp's.
+        // All lanes name the same objects, and the warp copies once.
         let lane = mask.trailing_zeros() as usize;
         let mut bytes = [0; OBJECT_BYTES];
         let from = w.lane_at(&self.from, Space::Shared, lane);

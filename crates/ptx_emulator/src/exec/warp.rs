@@ -23,8 +23,8 @@ impl Members {
         Ok(Members(i.src(n, Type::B32)?))
     }
 
-    /// The members, if all that the launch gave threads to are here; else what to wait for. All lanes must name the same
-    /// members, and be among them.
+    /// The members, if all of them are here; otherwise what to wait for. All lanes must name the same members and be
+    /// among them.
     fn gather(&self, w: &Warp, mask: u32) -> Stopped<std::result::Result<u32, WaitFor>> {
         let first = w.lane(self.0, mask.trailing_zeros() as usize) as u32;
         for lane in lanes(mask) {
@@ -38,7 +38,7 @@ impl Members {
                 return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
             }
         }
-        // Threads that the launch did not create count as absent, not as missing.
+        // A lane that the launch gave no thread is not waited for.
         let need = first & w.all;
         Ok(if need & !mask == 0 { Ok(need) } else { Err(WaitFor::Lanes { need, anywhere: false }) })
     }
@@ -285,7 +285,8 @@ pub fn activemask(i: &mut Parsed<'_>) -> Decoded {
     }))
 }
 
-/// `bar.warp.sync members`: the members wait for each other, wherever in the code they are, and see each other's writes.
+/// `bar.warp.sync members`: the members wait for each other, wherever in the code each of them is. Then they see each
+/// other's writes.
 pub struct SyncMembers {
     members: Src,
 }

@@ -113,12 +113,12 @@ impl Instruction for MmaAsync {
     }
 }
 
-/// The first row of the warpgroup's tile that is the warp's.
+/// The warp's first row of the warpgroup's tile.
 fn first_row(w: &Warp) -> u32 {
     w.role % WARPS * ROWS
 }
 
-/// Issue: the operands as they are now.
+/// The steps of `issue`: the operands, as they are at that time.
 impl MmaAsync {
     fn shared_operand(&self, descriptor: u64, major: Major) -> Stopped<MatrixOperand> {
         let matrix = SharedMatrix::wgmma(descriptor).map_err(bad)?;
@@ -149,7 +149,7 @@ impl MmaAsync {
         }
     }
 
-    /// What D begins with, and the earlier instruction in flight with the same D.
+    /// The accumulators before the product, and the instruction in flight that writes the same ones, if any.
     fn accumulators(&self, w: &Warp, m: &Machine<'_>, mask: u32) -> Stopped<(Accumulators, Option<u64>)> {
         let first = |d: &[Dst]| d.first().and_then(|d| d.register);
         let previous = w.wgmma.all().filter(|p| first(&p.d) == first(&self.d)).last().map(|p| p.id);

@@ -14,12 +14,12 @@ pub struct Barrier {
     pub arrived: u32,
     /// Complete generations.
     pub generation: u64,
-    /// Published by the arrivals of this generation, and of the last complete one.
+    /// What the arrivals of this generation publish, and what those of the last complete one published.
     pub arriving: Shared,
     pub published: Shared,
-    /// `.red`: threads whose predicate was true and threads that voted, in this generation…
+    /// `.red`: threads whose predicate was true, and threads that voted, in this generation.
     pub votes: (u32, u32),
-    /// … and in the last complete one.
+    /// The same in the last complete generation.
     pub result: (u32, u32),
     /// The instruction of the first arrival.
     pub first_pc: u32,
@@ -54,7 +54,7 @@ impl ClusterBarrier {
         ClusterBarrier { live: threads, ..ClusterBarrier::default() }
     }
 
-    /// Threads exit, of which some have arrived: nobody waits for them any more.
+    /// Threads exit, some of which have arrived. The barrier expects them no more.
     pub fn leave(&mut self, lanes: u32, arrived: u32) {
         self.live -= lanes.count_ones();
         self.arrived -= arrived.count_ones();

@@ -4,7 +4,7 @@ use crate::config::launch::Schedule;
 
 /// How long an asynchronous operation takes on the fair schedule, in warp instructions of its cluster.
 const FAIR_LATENCY: u64 = 64;
-/// Seeded operations take up to 2 to this power.
+/// With a seed, an operation takes at most 2 to this power.
 const LATENCY_BITS: u64 = 14;
 /// How long the worst schedule holds an operation back while anything else can run.
 const WORST_LATENCY: u64 = 1 << 22;

@@ -7,7 +7,7 @@ use super::race::Shared;
 
 /// Size and alignment of the object.
 pub const BYTES: u32 = 8;
-/// The largest count of arrivals, and of transaction bytes either way ("Contents of the mbarrier object").
+/// The largest count of arrivals, and of transaction bytes, positive or negative ("Contents of the mbarrier object").
 pub const MAX_COUNT: u32 = (1 << 20) - 1;
 
 /// One object.
@@ -21,7 +21,7 @@ pub struct Mbarrier {
     pub tx: i64,
     /// Complete phases.
     pub phase: u64,
-    /// What the arrivals of this phase publish, and what those of the last complete one did.
+    /// What the arrivals of this phase publish, and what those of the last complete phase published.
     pub arriving: Shared,
     pub published: Shared,
     /// The warp that initialised it, and whether a fence has made that known beyond the generic proxy and the CTA.

@@ -1,5 +1,5 @@
-//! Asynchronous operations in flight. Each takes effect at one moment that the schedule picks, in any order unless
-//! one is said to come after another. What an effect is, `E`, the machine says.
+//! Asynchronous operations in flight. Each takes effect at one moment, which the schedule picks. The order is free,
+//! except that an operation may have to come after others. `E` is the type of an effect.
 
 use std::collections::HashSet;
 
@@ -26,7 +26,7 @@ pub struct Pending<E> {
     list: Vec<Operation<E>>,
     live: HashSet<u64>,
     next: u64,
-    /// The earliest `due`, so that asking is cheap.
+    /// The earliest `due`: most calls of `take_due` need no search.
     earliest: u64,
 }
 

@@ -1,19 +1,21 @@
 //! The race detector: happens-before by vector clocks over every thread of a cluster, with FastTrack's epochs for
 //! the last write and the reads since (Flanagan & Freund, "FastTrack: Efficient and Precise Dynamic Race
-//! Detection", 2009). It knows thread numbers, bytes of shared memory and instruction indices, no instructions.
+//! Detection", 2009). It knows numbers of threads, bytes of memory and indices of instructions, but no instruction.
 //!
-//! Each thread's clock counts the releases of its warp. Asynchronous operations are threads of their own
-//! ("agents"): an agent starts with its issuer's knowledge, and whoever waits for it acquires the agent's.
+//! Each thread's clock counts the releases of its warp. An asynchronous operation is a thread of its own, called an
+//! agent. An agent starts with the knowledge of the thread that issues it; a thread that waits for it acquires the
+//! agent's knowledge.
 //!
-//! A clock has two halves. `seen` is ordinary happens-before order. `proxied` is what of it a proxy fence has made
-//! visible to the async proxy (PTX ISA, "Memory Consistency Model: Proxies"): an async operation may only touch
-//! bytes whose generic writes are in the `proxied` half of its issuer.
+//! A clock has two halves. `seen` is the ordinary happens-before order. `proxied` is the part of it that a proxy fence
+//! has made visible to the async proxy (PTX ISA, "Memory Consistency Model: Proxies"). An operation of the async proxy
+//! may touch only bytes whose generic writes are in the `proxied` half of its issuer's clock.
 //!
-//! The last entry of a clock is the end of the grids before: a wait for them is an acquire of it, like any other.
+//! The last entry of a clock stands for the end of the earlier grids. A thread that waits for them acquires it.
 //!
-//! What it can miss: agents are [`AGENTS`] slots used in turn, so two operations that share a slot count as
-//! ordered; the reads of one word since its last write are kept by warp and instruction, only the latest of each
-//! warp; races in global memory are not looked for but with grids before ([`super::earlier`]).
+//! What it can miss:
+//! - Agents take [`AGENTS`] slots in turn. Two operations that share a slot count as ordered.
+//! - Of the reads of a word since its last write, only the latest of each warp is kept.
+//! - Races in global memory are found only with earlier grids ([`super::earlier`]).
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -23,7 +25,7 @@ use crate::operand::lanes;
 /// Slots for asynchronous operations in flight, in a cluster.
 pub const AGENTS: u32 = 256;
 
-/// A vector clock with its async-proxy half; indexed by thread, then agent; last, whether the grids before have ended.
+/// A vector clock and its async-proxy half. Entries: the threads, the agents, and whether the earlier grids have ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clock {
     seen: Vec<u32>,
@@ -87,12 +89,12 @@ pub struct Agent {
     clock: Rc<Clock>,
     /// It accesses memory through the async proxy.
     async_proxy: bool,
-    /// What it knows of tensor memory, where that is less than what it knows of shared memory.
+    /// What it knows of tensor memory, if that is less than it knows of shared memory.
     tensor: Option<Rc<Clock>>,
 }
 
 impl Agent {
-    /// The agent with this knowledge of tensor memory alone.
+    /// The same agent, which knows only this of tensor memory.
     pub fn with_tensor_knowledge(self, known: &Shared, nothing: &Detector) -> Agent {
         Agent { tensor: Some(known.clone().unwrap_or_else(|| nothing.zero.clone())), ..self }
     }
@@ -132,7 +134,7 @@ const SPLIT: u8 = 2;
 pub enum Mode {
     /// A plain load.
     Read,
-    /// A strong load: it does not race with strong writes. It is checked against earlier writes, not remembered.
+    /// A strong load, which does not race with strong writes. It is checked against earlier writes and not remembered.
     StrongRead,
     /// A plain store.
     Write,
@@ -299,7 +301,7 @@ impl Detector {
         Agent { slot: self.threads + slot, time: self.agent_times[slot as usize], clock, async_proxy, tensor: None }
     }
 
-    /// The agent is done: what it knows and did goes into `into`, its own accesses visible to both proxies.
+    /// The agent is done: what it knows and what it did goes into `into`. Both proxies see its accesses.
     pub fn finish(&self, agent: &Agent, into: &mut Shared) {
         merge(into, &agent.clock);
         if let Some(shared) = into {
@@ -310,8 +312,8 @@ impl Detector {
         }
     }
 
-    /// Records an access of `len` bytes at `offset` of CTA `cta`'s shared memory by lanes of one warp that access the
-    /// very same bytes, and checks it against earlier ones.
+    /// Records an access and checks it against earlier ones. Lanes of one warp access the same `len` bytes at `offset`
+    /// of CTA `cta`'s shared memory.
     pub fn access(
         &mut self,
         cta: u32,
@@ -391,7 +393,7 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    /// Whether the accessor knows of an earlier access; `None` if yes.
+    /// The conflict with an earlier access; `None` if the accessor knows of it.
     fn conflict(&self, earlier: Access, wrote: bool) -> Option<Conflict> {
         let mut missing = 0u32;
         let mut unfenced = 0u32;
@@ -441,8 +443,7 @@ fn check(
         if cell.read.mask == 0 || same(&cell.read) {
             let joined = cell.read.mask != 0 && cell.read.time == access.time;
             let mask = access.mask | if joined { cell.read.mask } else { 0 };
-            // Reads of other lanes at an earlier time of this warp that the reader does not know of stay visible
-            // through the barrier rule only: the latest of each warp is kept.
+            // Earlier reads by other lanes of this warp are forgotten: only the latest read of each warp is kept.
             cell.read = Access { mask, ..access };
         } else if view.conflict(cell.read, false).is_none() {
             cell.read = access;

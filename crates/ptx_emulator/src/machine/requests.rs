@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
-/// What a CTA's tensor cores were given, and when its mbarriers were to hear of copies.
+/// Matrix operations of a CTA, and when it requested the copies that signal its mbarriers.
 #[derive(Debug, Default)]
 pub struct Requests {
     /// Matrix operations that its tensor core was given.
     pub matrix_operations: u64,
-    /// As many as it had at the last copy's request for each mbarrier, by offset, until a warp has waited for it.
+    /// For each mbarrier, by offset: the count above when the last copy for it was requested. A warp that waits takes
+    /// it out.
     pub at: HashMap<u32, u64>,
 }

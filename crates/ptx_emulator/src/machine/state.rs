@@ -67,9 +67,9 @@ pub struct Cta {
     pub requests: Requests,
     /// A thread has waited for the grids before.
     pub awaited_grids: bool,
-    /// A thread has let dependents start without knowing of such a wait.
+    /// A thread has let dependents start and did not know of such a wait.
     pub let_dependents_start: bool,
-    /// Registers of a thread that `setmaxnreg.dec` of its warps has released.
+    /// Registers a thread that its warps have released by `setmaxnreg.dec`.
     pub free_registers: u32,
     /// Warps that have not exited.
     pub running: u32,
@@ -98,14 +98,14 @@ pub struct Machine<'a> {
     pub pipes: Vec<Pipes>,
     /// Bulk copies that read a CTA's shared memory.
     pub shared_readers: Vec<(u32, u64)>,
-    /// Results of asynchronous matrix instructions that no register has yet, by operation.
+    /// Results of asynchronous matrix instructions that are not in registers yet, by operation.
     pub matrix_results: HashMap<u64, Vec<Row>>,
     /// Counters by warp index in the CTA.
     pub roles: Vec<Role>,
     /// Counters by allocation of global memory.
     pub buffers: Vec<BufferTraffic>,
     pub sanitize: bool,
-    /// Goes up whenever something that another thread may wait for has happened.
+    /// Goes up whenever something happens that another thread may wait for.
     pub progress: u64,
     pub clock: Clock,
     pub warps_per_cta: u32,

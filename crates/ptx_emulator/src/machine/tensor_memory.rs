@@ -1,5 +1,5 @@
-//! Tensor memory of a CTA (PTX ISA, "Tensor Memory"): 128 lanes of 512 columns of 32 bits, which the kernel allocates by
-//! columns. Where matrices lie in it is in [`crate::hw::tmem`].
+//! Tensor memory of a CTA (PTX ISA, "Tensor Memory"): 128 lanes of 512 columns of 32 bits, which the kernel allocates
+//! by columns. Where matrices lie in it is in [`crate::hw::tmem`].
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::hw::tmem::{Address, COLUMNS, LANES, is_allocation_size};

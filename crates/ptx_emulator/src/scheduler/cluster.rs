@@ -1,5 +1,5 @@
-//! A cluster of CTAs that runs. Everything in it happens on one thread, in an order that the schedule and its seed alone
-//! decide; clusters that cannot see each other run in parallel.
+//! A running cluster of CTAs. All of it runs on one thread, and only the schedule and its seed decide the order.
+//! Clusters that cannot communicate run in parallel.
 
 use super::execute::execute;
 use super::special;
@@ -108,8 +108,8 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Ends the time of all threads that try or poll, if anything has happened since it last was; else they would only
-    /// try again.
+    /// Ends the wait of all threads that try or poll an mbarrier. It does so only if something has happened since the
+    /// last time, because otherwise they would just try again.
     fn time_out(&mut self) -> bool {
         if self.timed_out_at == Some(self.machine.progress) {
             return false;
@@ -161,7 +161,7 @@ impl<'a> Cluster<'a> {
         self.machine.ctas.iter().map(|c| c.tmem.peak).max().unwrap_or(0)
     }
 
-    /// A measure of what has happened, to see whether anything does.
+    /// A number that changes whenever something happens.
     pub fn progress(&self) -> u64 {
         self.machine.progress
     }

@@ -13,7 +13,7 @@ const _: () = assert!(Class::Other as usize + 1 == Class::COUNT);
 
 /// Runs a warp; `Ok(false)` if none of its fragments can run.
 pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -> Stopped<bool> {
-    // A slice may have ended on a fragment that had just come out of its wait: it still has to run what it waited in.
+    // The last slice may have ended with a fragment that has just come out of its wait. It runs first.
     if w.resumed.is_none() && !w.schedule(m)? {
         return Ok(false);
     }
@@ -109,7 +109,7 @@ fn meets(w: &Warp) -> bool {
     w.fragments.iter().enumerate().any(|(i, f)| i != w.current && f.pc == pc)
 }
 
-/// Moves the lanes `exec` of the running fragment as the flow says, and its other lanes to the next instruction.
+/// Moves the lanes `exec` of the running fragment as the flow says. Its other lanes go to the next instruction.
 fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32, now: u64) {
     let current = w.fragments[w.current].clone();
     let pc = current.pc;
@@ -147,7 +147,7 @@ fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32, now: u64) {
     }
     w.fragments.swap_remove(w.current);
     w.fragments.append(&mut parts);
-    // Deterministic order, whatever the history of splits.
+    // The order must not depend on how fragments were split before.
     w.fragments.sort_by_key(|f| (f.pc, f.mask.trailing_zeros()));
 }
 

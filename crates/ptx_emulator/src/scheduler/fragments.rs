@@ -1,5 +1,5 @@
-//! The fragments of a warp: which of them runs next, and which merge. Lanes that diverged run as fragments of their own,
-//! one after the other; fragments that meet again merge.
+//! The fragments of a warp: which of them runs next, and which merge. Lanes that diverged run as fragments of their
+//! own, one after the other; fragments that meet again merge.
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::state::Machine;
@@ -10,8 +10,8 @@ use crate::machine::warp::{Fragment, Warp};
 const SPIN_QUOTA: u32 = 64;
 
 impl Warp {
-    /// Merges fragments at one place, and picks the next to run: among those that can, the one that span least,
-    /// then the one that is furthest behind. `false` if none can run.
+    /// Merges fragments at the same place and picks the next to run. Of those that can run it is the one with the
+    /// fewest spins, then the one furthest behind. `false` if none can run.
     pub fn schedule(&mut self, machine: &mut Machine) -> Stopped<bool> {
         if self.fragments.len() == 1 {
             self.current = 0;

@@ -1,4 +1,5 @@
-//! Which warp runs next, what it does with its instructions, and when asynchronous operations complete. Knows no opcode.
+//! Which warp runs next, what it does with its instructions, and when asynchronous operations complete. Knows no
+//! opcode.
 
 pub mod cluster;
 mod execute;

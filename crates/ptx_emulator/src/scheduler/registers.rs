@@ -4,8 +4,8 @@ use crate::code::Inst;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::warp::Warp;
 
-/// Checks that the registers which an instruction reads have been written, and that nothing in flight still uses those
-/// which it reads or writes.
+/// Checks that the registers which an instruction reads have been written. No instruction in flight may still use a
+/// register that it reads or writes.
 pub fn check(w: &Warp, inst: &Inst, exec: u32) -> Stopped<()> {
     for load in &w.tmem_loads {
         let in_flight = |r: &u32| load.values.iter().any(|(d, _)| d.register == Some(*r));
@@ -42,7 +42,7 @@ pub fn check(w: &Warp, inst: &Inst, exec: u32) -> Stopped<()> {
     Err(Stop::new(FaultKind::UninitialisedRegister, text).lane(missing.trailing_zeros()))
 }
 
-/// The registers that an instruction has written are defined, where its sources are or it is no plain move.
+/// Marks the registers that an instruction has written as defined. A plain move copies the mark of its source.
 pub fn define(w: &mut Warp, inst: &Inst, exec: u32) {
     let mut known = u32::MAX;
     if inst.uses.moves {

@@ -2,8 +2,8 @@
 //! cp.async.bulk.tensor, cp.reduce.async.bulk.tensor, cp.async.bulk.commit_group, cp.async.bulk.wait_group, st.async").
 //! Which bytes a tensor copy moves is in [`crate::hw::tensor_map`].
 //!
-//! A copy into shared memory signals an mbarrier for each CTA that receives it (`target`); a copy out of it belongs to a
-//! group of its thread (`groups`).
+//! A copy into shared memory signals an mbarrier for each CTA that receives it (`target`); a copy out of it belongs to
+//! a group of its thread (`groups`).
 
 pub mod groups;
 pub mod linear;

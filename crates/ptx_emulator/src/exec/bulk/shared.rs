@@ -19,7 +19,8 @@ pub struct SharedRange {
 }
 
 impl SharedRange {
-    /// The bytes at an operand: generic and `shared::cta` addresses carry the CTA's rank like `shared::cluster` ones.
+    /// The bytes that an operand names. The address may be generic, `shared::cta` or `shared::cluster`: each carries
+    /// the CTA's rank.
     pub fn at(m: &Machine<'_>, w: &Warp, a: &Address, lane: usize, bytes: u32, align: u32) -> Stopped<SharedRange> {
         match m.resolve_aligned(w, w.shared_at(a, lane), bytes, align)? {
             Spot::Shared { cta, offset } => Ok(SharedRange { cta, offset, bytes }),
@@ -34,7 +35,7 @@ impl SharedRange {
             m.check_no_mbarrier(cta, offset, bytes)?;
         } else if m.sanitize {
             let defined = &m.ctas[cta as usize].shared.defined[offset as usize..(offset + bytes) as usize];
-            // What is still in flight is the race detector's to report.
+            // If a copy that writes them is still in flight, the race detector reports it.
             if !defined.iter().any(|d| *d) {
                 let text = format!("a copy of {bytes} bytes of shared memory that nothing has written");
                 return Err(Stop::new(FaultKind::UninitialisedShared, text));

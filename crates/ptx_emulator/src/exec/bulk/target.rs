@@ -61,7 +61,7 @@ impl Target {
         self.barriers.iter().for_each(|&at| m.load_requested(at));
     }
 
-    /// So many bytes have come for each CTA.
+    /// Each CTA has received so many bytes: tells its mbarrier.
     pub fn complete(&self, m: &mut Machine<'_>, bytes: u32, agent: Option<&Agent>) -> Stopped<()> {
         self.barriers.iter().try_for_each(|&at| m.mbarrier_complete(at, bytes, agent))
     }

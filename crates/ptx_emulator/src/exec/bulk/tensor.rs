@@ -49,8 +49,8 @@ impl BoxOperand {
     }
 }
 
-/// The pieces of a box at `to`, and the shared memory from the first to the last of them. A swizzle permutes them within
-/// the box.
+/// The pieces of a box at `to`, and the shared memory from the first to the last of them. A swizzle permutes them
+/// within the box.
 fn pieces(map: &TensorMap, coordinates: &[i32], to: SharedRange, lane: usize) -> Stopped<(Vec<Piece>, SharedRange)> {
     let mut pieces = Vec::new();
     map.visit(coordinates, to.offset, |p| pieces.push(p)).map_err(|e| bad_map(e, lane))?;
@@ -131,10 +131,11 @@ impl Effect for Deliver {
     }
 }
 
-/// From shared to global memory, with a reduction or without: `cp.async.bulk.tensor [tensorMap, {coordinates}], [from]`.
+/// From shared to global memory, with a reduction or without: `cp.async.bulk.tensor [tensorMap, {coordinates}],
+/// [from]`.
 ///
-/// The box may leave the tensor at its far ends alone ("the upper left corner cannot have any negative indices", CUDA C++
-/// Programming Guide, "Tensor Memory Access"; on an H200 it is an illegal instruction).
+/// The box may leave the tensor only at the far ends ("the upper left corner cannot have any negative indices", CUDA
+/// C++ Programming Guide, "Tensor Memory Access"). A negative coordinate is an illegal instruction on an H200.
 pub struct Store {
     tensor: BoxOperand,
     from: Address,

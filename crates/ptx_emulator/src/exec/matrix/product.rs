@@ -59,7 +59,7 @@ impl Sum {
     }
 }
 
-/// D = A·Bᵀ + D on rows along K, element by element as D's type has them.
+/// D = A·Bᵀ + D. The rows of A and B run along K; the elements of D are bits of its type.
 #[derive(Clone, Copy)]
 pub struct Product {
     pub sum: Sum,
@@ -71,7 +71,8 @@ pub struct Product {
 }
 
 impl Product {
-    /// The same on accumulators in registers: each lane has so many elements, and `place` says which of D's an element is.
+    /// The same with accumulators in registers: each lane has so many elements, and `place` says where in D an element
+    /// lies.
     pub fn accumulate(
         &self,
         (a_rows, a): (usize, &[u8]),

@@ -25,7 +25,7 @@ struct Access {
 }
 
 impl Access {
-    /// The access through operand `address`, with so many registers; for some shapes operand `split` says where the second
+    /// The access through operand `address`, with so many registers. In one shape operand `split` says where the second
     /// half lies.
     fn decode(i: &mut Parsed<'_>, address: usize, split: usize, registers: usize) -> Result<Access> {
         let address = i.address(address)?;
@@ -56,7 +56,8 @@ impl Access {
         1 + u32::from(self.packed)
     }
 
-    /// The cells of each register, by lane. All lanes name the same address, of which the warp reaches its quarter.
+    /// The cells of each register, by lane. All lanes must name the same address; a warp reaches only its quarter of
+    /// the lanes.
     fn cells(&self, w: &Warp, mask: u32, registers: usize) -> Stopped<Vec<[Cell; 32]>> {
         let base = self.base(w, mask)?;
         let first = first_lane_of_warp(w.role);
@@ -84,7 +85,7 @@ impl Access {
     }
 }
 
-/// One agent for a warp's access, which knows what the warp's earlier ones did.
+/// One agent for the access of a warp. It knows what the warp's earlier accesses did.
 fn spawn(m: &mut Machine<'_>, w: &Warp, mask: u32) -> Option<Agent> {
     let strict = m.launch.config.strict;
     m.race.as_mut().map(|race| {
@@ -232,7 +233,8 @@ impl Instruction for Wait {
     }
 }
 
-/// The warp knows that its operations are complete; others will through it (under `strict`, behind a fence).
+/// The warp learns that its operations are complete. Other warps learn it from this one (under `strict`, after a
+/// fence).
 fn learn(w: &mut Warp, m: &mut Machine<'_>, mask: u32, agents: &[Agent]) {
     let Some(race) = &mut m.race else { return };
     for agent in agents {

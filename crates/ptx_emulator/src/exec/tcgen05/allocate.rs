@@ -42,7 +42,7 @@ impl Instruction for Alloc {
         let Some(first) = tmem.allocate(columns) else {
             return Ok(Flow::Wait(WaitFor::Columns { cta: w.cta, columns }));
         };
-        // The address counts as written through the async proxy: its readers need no proxy fence.
+        // The hardware writes the address through the async proxy, yet its readers need no proxy fence.
         m.store(w, w.lane_at(&self.to, self.space, lane), Mode::Write, &first.to_le_bytes())?;
         Ok(Flow::Next)
     }

@@ -127,7 +127,7 @@ fn scale_vector(i: &Parsed<'_>, kind: MmaKind) -> ScaleVector {
 }
 
 impl Mma {
-    /// The product with the operands of one lane, as far as descriptors alone can be wrong.
+    /// The product with the operands of one lane. Errors in the descriptors themselves are found here.
     fn product(&self, w: &Warp, m: &Machine<'_>, lane: usize) -> Stopped<Product> {
         let CtaGroup(group) = self.group;
         let word = w.lane(self.instruction, lane) as u32;
@@ -195,7 +195,7 @@ struct ScaleCells {
     b: Cell,
 }
 
-/// Sizes and places.
+/// Sizes, and places in memory.
 impl Product {
     fn packing(&self, shared: bool) -> Packing {
         Packing::of(self.desc.kind, shared)
@@ -224,7 +224,7 @@ impl Product {
         self.desc.n / self.ctas.len() as u32
     }
 
-    /// Columns of a run of D: a row is one run, or two or four of them in as many lanes.
+    /// Columns of a run of D. A row of D is one run, or two or four runs in different lanes.
     fn run_columns(&self) -> u32 {
         self.path.d_columns(self.desc.n)
     }
@@ -238,7 +238,7 @@ impl Product {
     }
 }
 
-/// Issue: checks of all that it reads and writes.
+/// The part of `issue` that checks all reads and writes.
 impl Product {
     fn track(&self, m: &mut Machine<'_>, w: &Warp, agent: Option<&Agent>) -> Stopped<()> {
         if !self.path.allows_lane(self.d.lane) {
@@ -305,7 +305,7 @@ impl Effect for Product {
     }
 }
 
-/// Finish: operands out of memory, and the product.
+/// The steps of `finish`: operands are gathered from memory and multiplied.
 impl Product {
     /// A's rows in one CTA.
     fn gather_a(&self, m: &Machine<'_>, cta: u32) -> Stopped<Vec<u8>> {
@@ -353,7 +353,7 @@ impl Product {
         decode_scales(ty, rows, blocks, &codes).map(Some)
     }
 
-    /// The scale factor codes of B as each quarter of a CTA's lanes has them.
+    /// The scale factor codes of B. Each quarter of a CTA's lanes has a copy; the copies must agree.
     fn scales_b(&self, m: &Machine<'_>, cta: u32) -> Stopped<Option<Scales>> {
         let Some(ScaleCells { ty, vector, b: at, .. }) = self.scales else { return Ok(None) };
         let (n, blocks) = (self.desc.n, vector as u32);

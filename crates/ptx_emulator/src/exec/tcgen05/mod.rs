@@ -1,11 +1,15 @@
-//! The fifth-generation tensor core (PTX ISA, "TensorCore 5th Generation Family Instructions"). Descriptors, layouts and
-//! arithmetic are in [`crate::hw`]; here is what happens when.
+//! The fifth-generation tensor core (PTX ISA, "TensorCore 5th Generation Family Instructions"). Descriptors, layouts
+//! and arithmetic are in [`crate::hw`]; here is what happens when.
 //!
-//! Order: `mma`, `cp` and `shift` of one thread take effect in the order of issue (under `strict`, only the pairs that the
-//! manual lists as pipelined: `mma` after each of them, `cp` after `cp`, `shift` after `mma`, `cp.4x256b` after `shift`).
-//! `ld` and `st` complete at their waits. Other threads know of an `mma` or `cp` through a `commit` and its mbarrier; of an
-//! `ld` or `st` through its wait and an ordinary barrier. Under `strict` the barrier counts only between
-//! `tcgen05.fence::before_thread_sync` (for `ld` and `st`) and `tcgen05.fence::after_thread_sync`.
+//! Order:
+//! - `mma`, `cp` and `shift` of one thread take effect in the order of issue. Under `strict` that holds only for the
+//!   pairs that the manual lists as pipelined: `mma` after each of the three, `cp` after `cp`, `shift` after `mma`, and
+//!   `cp.4x256b` after `shift`.
+//! - `ld` and `st` complete at their waits.
+//! - Another thread knows of an `mma` or `cp` through a `commit` and its mbarrier. It knows of an `ld` or `st` through
+//!   the wait of the issuing thread and an ordinary barrier.
+//! - Under `strict` a barrier orders nothing by itself. `tcgen05.fence::after_thread_sync` must follow it, and for `ld`
+//!   and `st` `tcgen05.fence::before_thread_sync` must come before it.
 
 pub mod access;
 pub mod allocate;

@@ -16,8 +16,8 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// The turn of an operation that one lane issues now: behind all others, under `strict` only behind the kinds that are
-    /// pipelined with it.
+    /// The turn of an operation that one lane issues now. It comes after all earlier operations; under `strict` only
+    /// after those of the kinds that are pipelined with it.
     pub fn take(m: &mut Machine<'_>, w: &Warp, lane: usize, kind: Kind, pipelined: &[Kind]) -> Turn {
         let strict = m.launch.config.strict;
         let pipes = &m.pipes[(w.cta / 2) as usize];
@@ -52,8 +52,8 @@ impl Turn {
     }
 }
 
-/// Under `strict`: of tensor memory an operation knows what the warp knew at its last `fence::after_thread_sync`, what
-/// the warp's own operations did, and what came earlier in the tensor core.
+/// What an operation knows of tensor memory under `strict`: what the warp knew at its last `fence::after_thread_sync`,
+/// what the warp's own operations did, and what came earlier in the tensor core.
 pub fn after_fence<'a>(
     race: &Detector,
     w: &'a Warp,

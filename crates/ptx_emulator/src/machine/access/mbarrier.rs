@@ -12,8 +12,8 @@ fn name(at: MbarrierAt) -> String {
 }
 
 impl Machine<'_> {
-    /// The mbarrier that a lane's address names; it must be one. `remote` accesses come from beyond the CTA or the
-    /// generic proxy, and need its initialisation fenced.
+    /// The mbarrier that a lane's address names; a fault if there is none. A `remote` access comes from another CTA or
+    /// from the async proxy: a fence must have followed the initialisation.
     pub fn mbarrier(&mut self, w: &Warp, lane: Lane, remote: bool) -> Stopped<MbarrierAt> {
         let Spot::Shared { cta, offset } = self.resolve(w, lane, BYTES)? else {
             let text = format!("address {:#x} is not in shared memory", lane.address);
@@ -65,7 +65,8 @@ impl Machine<'_> {
         self.store(w, lane, Mode::Write, &[0; BYTES as usize])
     }
 
-    /// `count` arrivals that some lanes make at once, and which publish what they know. The phase they were for.
+    /// `count` arrivals that some lanes make at once; what the lanes know is published. Returns the phase they were
+    /// for.
     pub fn mbarrier_arrive(&mut self, w: &Warp, lanes: u32, at: MbarrierAt, count: u32, how: Arrival) -> Stopped<u64> {
         let mut known = self.object(at)?.arriving.take();
         if let Some(race) = &mut self.race {
@@ -142,7 +143,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Transaction bytes that have come; with them what the operation did becomes known.
+    /// Transaction bytes have come. What the operation did becomes known with them.
     pub fn mbarrier_complete(&mut self, at: MbarrierAt, bytes: u32, agent: Option<&Agent>) -> Stopped<()> {
         self.publish_agent(at, agent)?;
         let barrier = self.object(at)?;
@@ -156,7 +157,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Whether the phase is complete; a token of a phase long gone is misuse.
+    /// Whether the phase is complete. A fault if the token is of a phase long gone.
     pub fn mbarrier_test(&mut self, w: &Warp, lane: u32, at: MbarrierAt, phase: Phase) -> Stopped<bool> {
         let barrier = self.object(at)?;
         if let Phase::Token(token) = phase
@@ -175,7 +176,7 @@ impl Machine<'_> {
         Ok(complete)
     }
 
-    /// A write to shared memory must not hit a live mbarrier.
+    /// A fault if a write to shared memory hits a live mbarrier.
     pub fn check_no_mbarrier(&self, cta: u32, offset: u32, len: u32) -> Stopped<()> {
         let barriers = &self.ctas[cta as usize].mbarriers;
         if barriers.is_empty() {

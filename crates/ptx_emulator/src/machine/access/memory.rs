@@ -108,13 +108,14 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// Checks an access of global memory by an operation that a lane issues.
+    /// Checks the access to global memory of an operation that a lane issues.
     pub fn issue_global(&self, w: &Warp, lane: usize, address: u64, len: u32, mode: Mode) -> Stopped<()> {
         let at = self.locate_global(address, len.into()).map_err(|stop| stop.lane(lane as u32))?;
         self.track_global(w, lane as u32, at, len.into(), mode)
     }
 
-    /// Checks a thread's access of global memory, or that of an operation that it issues, against grids that may still run.
+    /// Checks an access to global memory, by a thread or by an operation that it issues, against grids that may still
+    /// run.
     pub fn track_global(
         &self,
         w: &Warp,
@@ -264,8 +265,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Counts the shared-memory cycles of an access beyond the fewest its bytes need: 32 banks of 4 bytes, a cycle
-    /// for each distinct word of the busiest bank.
+    /// Counts the shared-memory cycles of an access beyond the fewest that its bytes need. There are 32 banks of 4
+    /// bytes; each distinct word of the busiest bank costs a cycle.
     pub fn count_bank_conflicts(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], len: u32) {
         // The distinct words of each bank; a lane touches a bank once.
         let mut banks = [[0u32; 32]; 32];

@@ -16,7 +16,7 @@ fn key(space: Space, address: u64) -> u64 {
 }
 
 impl Machine<'_> {
-    /// Strong loads or read-modify-writes saw these addresses' last strong writes.
+    /// Strong loads or read-modify-writes have seen the last strong writes to these addresses.
     pub fn observe(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], space: Space, acquire: bool) {
         let Some(race) = &mut self.race else { return };
         for lane in lanes(mask) {

@@ -1,12 +1,12 @@
-//! Counts how far ahead of their use copies are requested, in matrix operations: what the stages of a pipeline are for.
-//! See [`Loads`](crate::Loads) for what that says.
+//! Counts how many matrix operations lie between the request of a copy and its use. [`Loads`](crate::Loads) explains
+//! it.
 
 use crate::machine::mbarrier::MbarrierAt;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 
 impl Machine<'_> {
-    /// A warp issues a matrix operation, for which some CTAs' tensor cores work.
+    /// A warp issues a matrix operation that the tensor cores of some CTAs do.
     pub fn count_matrix_operation(&mut self, w: &Warp, ctas: &[u32], multiply_adds: u64) {
         for &cta in ctas {
             self.ctas[cta as usize].requests.matrix_operations += 1;
