@@ -126,7 +126,7 @@ struct Extent {
     finite: bool,
 }
 
-/// Far beyond every exponent.
+/// An exponent far beyond those of all formats.
 const NEVER: i32 = 1 << 20;
 
 impl Extent {

@@ -5,13 +5,12 @@
 //! layouts as pictures; where its text is silent the source is CUTLASS, which states them as CuTe layouts:
 //! `copy_traits_sm100.hpp` for `ld`, `st` and `cp`, `mma_traits_sm100_frag.hpp` for matrices and scale factors.
 //!
-//! Taken from few words: `tcgen05.shift` moves elements "downwards across all the rows, except the last, by one row"
-//! (9.7.16.9.3). `tcgen05.mma.ashift` shifts A "down by one row, except for the last row", and a row that a shift
-//! leaves is refilled by `tcgen05.cp.4x256b`: so each row gets the next one's, and the last stays. No hardware has
-//! confirmed it.
+//! The direction of a shift is an interpretation. `tcgen05.shift` moves elements "downwards across all the rows, except the
+//! last, by one row" (9.7.16.9.3), `tcgen05.mma.ashift` shifts A "down by one row, except for the last row", and
+//! `tcgen05.cp.4x256b` then fills one row again. Here each row gets the elements of the next row, and the last row keeps
+//! its own. No hardware has confirmed it.
 //!
-//! Not modelled, since the text does not settle it: what `tcgen05.cp` makes of 4- and 6-bit elements when it
-//! decompresses them.
+//! Not modelled: what `tcgen05.cp` makes of 4- and 6-bit elements when it decompresses them. The text does not settle it.
 
 use super::descriptor::{CHUNK_BYTES, Major, ScaleVector, SharedMatrix};
 
@@ -41,8 +40,8 @@ impl Address {
         Address { lane: bits >> 16, column: bits & 0xffff }
     }
 
-    /// Splits the address of scale factors. CUTLASS carries the scale factor id in its two top bits, and the hardware
-    /// takes it so: they are no part of the lane.
+    /// Splits the address of scale factors. Its two top bits are no part of the lane: CUTLASS carries the scale factor
+    /// id in them, and the hardware accepts that.
     pub const fn decode_scale(bits: u32) -> Self {
         Self::decode(bits & 0x3fff_ffff)
     }
