@@ -5,107 +5,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 
-use crate::fault::Fault;
-use crate::lower::Kernel;
-use crate::machine::cluster::{Cluster, Launch, Status};
+use crate::code::Kernel;
+use crate::config::fault::{Fault, FaultKind};
+use crate::config::launch::{DeviceConfig, LaunchConfig};
+use crate::config::report::{BufferTraffic, Report, Role};
 use crate::machine::global::GlobalMemory;
+use crate::machine::state::Launch;
 use crate::module::Module;
 use crate::parser::ast::Init;
-use crate::report::{BufferTraffic, Report, Role};
+use crate::scheduler::cluster::{Cluster, Status};
 use crate::types::Space;
-
-/// What a device has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceConfig {
-    /// Streaming multiprocessors: `%nsmid`, and how many CTAs run at a time when CTAs communicate.
-    pub sms: u32,
-}
-
-impl Default for DeviceConfig {
-    /// A B200's 148.
-    fn default() -> Self {
-        DeviceConfig { sms: 148 }
-    }
-}
-
-/// When asynchronous operations complete and which warp runs next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Schedule {
-    /// Warps in turn; operations complete in the order of issue after a fixed time.
-    #[default]
-    Fair,
-    /// Both at random, by this seed; the same seed gives the same run.
-    Seed(u64),
-    /// A warp runs until it must wait; operations complete when nothing else can run, the newest first.
-    Worst,
-}
-
-impl std::fmt::Display for Schedule {
-    /// As [`Schedule::from_str`](std::str::FromStr) reads it.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Schedule::Fair => f.write_str("fair"),
-            Schedule::Seed(n) => write!(f, "seed:{n}"),
-            Schedule::Worst => f.write_str("worst"),
-        }
-    }
-}
-
-impl std::str::FromStr for Schedule {
-    type Err = String;
-
-    /// `fair`, `worst` or `seed:N`.
-    fn from_str(s: &str) -> Result<Self, String> {
-        match (s, s.strip_prefix("seed:").map(str::parse)) {
-            ("fair", _) => Ok(Schedule::Fair),
-            ("worst", _) => Ok(Schedule::Worst),
-            (_, Some(Ok(n))) => Ok(Schedule::Seed(n)),
-            _ => Err(format!("`{s}` is no schedule; use fair, worst or seed:N")),
-        }
-    }
-}
-
-/// The shape of a launch and how to run it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LaunchConfig {
-    /// CTAs in x, y, z.
-    pub grid: [u32; 3],
-    /// Threads of a CTA.
-    pub block: [u32; 3],
-    /// CTAs of a cluster.
-    pub cluster: [u32; 3],
-    /// Dynamic shared memory, in bytes.
-    pub shared_bytes: u32,
-    /// See [`Schedule`].
-    pub schedule: Schedule,
-    /// Look for races, uninitialised reads and misuse; bounds and alignment are always checked.
-    pub sanitize: bool,
-    /// Hold to the manual's list of pipelined tensor-core operations alone.
-    pub strict: bool,
-    /// The launch may begin while the one before it on this device still runs, and itself waits for that where it must
-    /// (`griddepcontrol.wait`): the launch attribute `PROGRAMMATIC_STREAM_SERIALIZATION`. The sanitizer finds where it does
-    /// not; whatever the host does between the two does not count as a wait.
-    pub overlaps: bool,
-    /// Warp instructions that a warp may execute.
-    pub instruction_budget: u64,
-}
-
-impl LaunchConfig {
-    /// One-dimensional grid and block, no cluster, fair schedule, sanitizer on.
-    pub fn linear(ctas: u32, threads: u32) -> LaunchConfig {
-        LaunchConfig {
-            grid: [ctas, 1, 1],
-            block: [threads, 1, 1],
-            cluster: [1; 3],
-            shared_bytes: 0,
-            schedule: Schedule::Fair,
-            sanitize: true,
-            strict: false,
-            overlaps: false,
-            instruction_budget: 1 << 32,
-        }
-    }
-}
 
 /// An allocation of global memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,9 +48,9 @@ const MAX_THREADS: u32 = 1024;
 const MAX_CLUSTER: u32 = 16;
 /// The most shared memory of a CTA, static and dynamic (compute capability 9.0 and 10.0).
 const MAX_SHARED: u32 = 227 * 1024;
-/// Warp instructions that a cluster runs before the next gets its turn, where clusters may communicate.
+/// Where clusters take turns: warp instructions of a turn.
 const TURN: u64 = 2048;
-/// Rounds over all clusters without any progress before they count as stuck.
+/// Where clusters take turns: rounds without any progress after which they count as stuck.
 const PATIENCE: u32 = 4;
 
 /// A device with its memory.
@@ -211,7 +120,7 @@ impl Device {
         out
     }
 
-    /// Gives a module's variables addresses and initial values, once.
+    /// Gives a module's variables addresses and initial values, when the module is first seen.
     fn load(&mut self, module: &Module) -> Result<Vec<u64>, Fault> {
         if let Some(addresses) = self.modules.get(&module.id) {
             return Ok(addresses.clone());
@@ -230,7 +139,7 @@ impl Device {
                         let target = module.variables.iter().position(|v| v.name == *name);
                         let target = target.ok_or_else(|| {
                             Fault::bare(
-                                crate::FaultKind::Unsupported,
+                                FaultKind::Unsupported,
                                 "",
                                 format!("`{}` is initialised with the address of `{name}`", v.name),
                             )
@@ -250,7 +159,7 @@ impl Device {
     /// Runs a kernel to its end.
     ///
     /// # Errors
-    /// The first fault, by cluster; [`FaultKind::BadLaunch`](crate::FaultKind::BadLaunch) if the launch does not fit
+    /// The first fault, by cluster; [`FaultKind::BadLaunch`] if the launch does not fit
     /// the kernel.
     pub fn launch(
         &mut self,
@@ -270,7 +179,6 @@ impl Device {
         let ctas = config.grid.iter().map(|&n| u64::from(n)).product::<u64>();
         let clusters = ctas / config.cluster.iter().map(|&n| u64::from(n)).product::<u64>();
         let launch = Launch {
-            kernel,
             config,
             global: &self.memory,
             params: &params,
@@ -279,7 +187,7 @@ impl Device {
             next_cluster: &AtomicU64::new(0),
             clusters,
         };
-        let outcome = if kernel.communicates { take_turns(launch)? } else { in_parallel(launch)? };
+        let outcome = if kernel.communicates { take_turns(kernel, launch)? } else { in_parallel(kernel, launch)? };
         let mut buffers = outcome.buffers;
         for (buffer, allocation) in buffers.iter_mut().zip(self.memory.allocations()) {
             buffer.name = allocation.name.clone();
@@ -394,8 +302,9 @@ impl Outcome {
     }
 }
 
-/// Clusters that cannot see each other, on all threads. The fault of the first cluster wins, whatever the timing.
-fn in_parallel(launch: Launch<'_>) -> Result<Outcome, Fault> {
+/// Runs clusters that cannot communicate, on all threads. Of several faults, that of the cluster with the lowest number
+/// is returned, whatever the timing.
+fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     let first_fault = AtomicU64::new(u64::MAX);
     let run = |index: u64| -> Result<Outcome, (u64, Fault)> {
         if first_fault.load(Ordering::Relaxed) < index {
@@ -405,7 +314,7 @@ fn in_parallel(launch: Launch<'_>) -> Result<Outcome, Fault> {
             first_fault.fetch_min(index, Ordering::Relaxed);
             (index, fault)
         };
-        let mut cluster = Cluster::new(launch, index);
+        let mut cluster = Cluster::new(kernel, launch, index);
         match cluster.run(u64::MAX).map_err(fault)? {
             Status::Done => Ok(Outcome::of(&cluster)),
             Status::Running | Status::Idle => Err(fault(cluster.deadlock())),
@@ -426,8 +335,8 @@ fn in_parallel(launch: Launch<'_>) -> Result<Outcome, Fault> {
     sum.map_err(|(_, fault)| fault)
 }
 
-/// Clusters that may communicate: on one thread in turns, as many at a time as the device holds.
-fn take_turns(launch: Launch<'_>) -> Result<Outcome, Fault> {
+/// Runs clusters that may communicate. They take turns on one thread, as many at a time as the device holds.
+fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     let ctas = launch.config.cluster.iter().product::<u32>();
     let resident = (launch.sms / ctas).max(1) as usize;
     let mut running: Vec<Cluster<'_>> = Vec::new();
@@ -436,7 +345,7 @@ fn take_turns(launch: Launch<'_>) -> Result<Outcome, Fault> {
     loop {
         while running.len() < resident && launch.next_cluster.load(Ordering::Relaxed) < launch.clusters {
             let index = launch.next_cluster.fetch_add(1, Ordering::Relaxed);
-            running.push(Cluster::new(launch, index));
+            running.push(Cluster::new(kernel, launch, index));
         }
         if running.is_empty() {
             return Ok(sum);

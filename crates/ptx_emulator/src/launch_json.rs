@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
-use crate::{
-    Arg, Buffer, DataType, Device, DeviceConfig, Fault, Interleave, L2Promotion, LaunchConfig, Module, OobFill, Report,
-    Swizzle, TensorMap, hw::tensor_map::OBJECT_BYTES,
-};
+use crate::config::fault::Fault;
+use crate::config::launch::{DeviceConfig, LaunchConfig};
+use crate::config::report::Report;
+use crate::device::{Arg, Buffer, Device};
+use crate::hw::swizzle::Swizzle;
+use crate::hw::tensor_map::{DataType, Interleave, L2Promotion, OBJECT_BYTES, OobFill, TensorMap};
+use crate::module::Module;
 
 /// The file's contents.
 #[derive(Clone, Debug, Deserialize)]
@@ -38,7 +41,7 @@ pub struct LaunchFile {
     /// The kernel's arguments in order.
     #[serde(default)]
     pub args: Vec<ArgSpec>,
-    /// The arguments of another launch just before, alike in all else, which this one overlaps.
+    /// The arguments of an earlier launch that this one overlaps. All else is the same for both.
     pub overlaps: Option<Vec<ArgSpec>>,
     /// Buffers to write to files afterwards.
     #[serde(default)]
@@ -48,7 +51,7 @@ pub struct LaunchFile {
     /// Whether to look for races and uninitialised reads.
     #[serde(default = "yes")]
     pub sanitize: bool,
-    /// Hold to the manual's list of pipelined tensor-core operations alone.
+    /// Order only those tensor-core operations that the manual lists as pipelined.
     #[serde(default)]
     pub strict: bool,
     /// Warp instructions that a warp may execute.
@@ -138,7 +141,7 @@ pub struct TensorMapSpec {
     #[serde(rename = "type")]
     data_type: String,
     dims: Vec<u64>,
-    /// In bytes, without the innermost dimension's.
+    /// In bytes; the innermost dimension has none.
     strides: Vec<u64>,
     #[serde(rename = "box")]
     box_dims: Vec<u32>,
@@ -213,7 +216,7 @@ impl TensorMapSpec {
     }
 }
 
-/// Where a launch's buffers lie, and how its tensor maps become bytes: what differs between the emulator and a GPU.
+/// What differs between the emulator and a GPU: where buffers lie, and how tensor maps become bytes.
 pub struct Places<'a> {
     /// Device addresses by name.
     pub addresses: BTreeMap<String, u64>,
@@ -243,7 +246,7 @@ pub struct Prepared {
     pub config: LaunchConfig,
     /// The arguments.
     pub args: Vec<Arg>,
-    /// The arguments of the launch before, where this one overlaps one.
+    /// The arguments of the launch that this one overlaps, if any.
     pub overlaps: Option<Vec<Arg>>,
     /// Buffers by name.
     pub buffers: BTreeMap<String, Buffer>,
@@ -393,7 +396,7 @@ fn hex(text: &str) -> Result<Vec<u8>> {
 }
 
 impl Prepared {
-    /// Runs the launch, and before it the one that it overlaps.
+    /// Runs the launch. If it overlaps another, that one runs first.
     pub fn run(&mut self) -> Result<Report, Fault> {
         if let Some(before) = &self.overlaps {
             self.device.launch(&self.module, &self.entry, &self.config, before)?;

@@ -33,27 +33,37 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod device;
-mod exec;
-mod fault;
+// The floors, from the ground up: each imports only from itself and from those before it. The README describes them.
+mod config;
 pub mod hw;
-pub mod launch_json;
-mod lower;
-mod machine;
-mod module;
-mod opcodes;
 mod parser;
-pub mod program;
-mod race;
-mod report;
 mod types;
 
-pub use device::{Arg, Buffer, Device, DeviceConfig, LaunchConfig, Schedule};
-pub use fault::{Fault, FaultKind, Party, Place};
+mod operand;
+
+mod machine;
+
+mod code;
+
+mod decode;
+
+mod exec;
+
+mod scheduler;
+
+mod device;
+pub mod launch_json;
+mod module;
+pub mod program;
+
+pub use code::{Kernel, Param};
+pub use config::fault::{Fault, FaultKind, Party, Place};
+pub use config::launch::{DeviceConfig, LaunchConfig, Schedule};
+pub use config::report::{BufferTraffic, Class, Loads, Report, Role, Traffic};
+pub use decode::opcode::Opcode;
+pub use device::{Arg, Buffer, Device};
+pub use exec::opcodes::{OPCODES, coverage};
 pub use hw::swizzle::Swizzle;
 pub use hw::tensor_map::{DataType, Interleave, L2Promotion, OobFill, TensorMap, TensorMapError};
-pub use lower::{Kernel, Param};
 pub use module::Module;
-pub use opcodes::{OPCODES, Opcode, coverage};
-pub use parser::ParseError;
-pub use report::{BufferTraffic, Class, Loads, Report, Role, Traffic};
+pub use parser::error::ParseError;

@@ -30,7 +30,7 @@ enum Command {
         /// fair, worst or seed:N; overrides the file.
         #[arg(long)]
         schedule: Option<String>,
-        /// Hold to the manual's list of pipelined tensor-core operations alone.
+        /// Order only those tensor-core operations that the manual lists as pipelined.
         #[arg(long)]
         strict: bool,
         /// Print the report or the fault as one JSON object.

@@ -1,11 +1,16 @@
 //! A PTX file, parsed and decoded: its entries and its module-scope variables.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::lower::{self, Kernel};
-use crate::parser::{self, ParseError, ast::Variable};
+use crate::code::Kernel;
+use crate::decode::kernel;
+use crate::exec::opcodes::OPCODES;
+use crate::parser;
+use crate::parser::ast::Variable;
+use crate::parser::error::ParseError;
 use crate::types::Space;
 
 /// A loaded module. Cheap to launch from again and again: everything is decoded once.
@@ -19,18 +24,20 @@ pub struct Module {
 impl Module {
     /// Parses PTX text and decodes its entries.
     ///
-    /// Instructions that the emulator does not know are no error here: executing one is
-    /// [`FaultKind::Unsupported`](crate::FaultKind::Unsupported), and [`Kernel::unsupported`] lists them.
+    /// An instruction that the emulator does not know is no error here. [`Kernel::unsupported`] lists such
+    /// instructions; a kernel that executes one ends with [`FaultKind::Unsupported`](crate::FaultKind::Unsupported).
     pub fn parse(text: &str) -> Result<Module, ParseError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut ast = parser::parse(text)?;
         let sources = Arc::new(std::mem::take(&mut ast.sources));
         let variables: Vec<Variable> =
             ast.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const)).cloned().collect();
-        let numbers: HashMap<&str, u32> =
-            variables.iter().enumerate().map(|(n, v)| (v.name.as_str(), n as u32)).collect();
+        let numbers: HashMap<String, u32> =
+            variables.iter().enumerate().map(|(n, v)| (v.name.clone(), n as u32)).collect();
+        let (ast, numbers) = (Rc::new(ast), Rc::new(numbers));
         let entries = ast.functions.iter().filter(|f| f.entry && f.body.is_some());
-        let kernels = entries.map(|f| lower::lower(&ast, &sources, f, &numbers)).collect::<Result<_, _>>()?;
+        let kernels =
+            entries.map(|f| kernel::decode(&ast, &sources, f, &numbers, OPCODES)).collect::<Result<_, _>>()?;
         Ok(Module { id: NEXT.fetch_add(1, Ordering::Relaxed), kernels, variables })
     }
 

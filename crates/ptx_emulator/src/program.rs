@@ -1,16 +1,18 @@
-//! A PTX file that says itself how it is launched and what must come of it. It begins with `//!` lines that hold one
-//! JSON object: a launch file's fields (without `ptx`), and those of [`Program`] that are no part of a launch.
+//! PTX files that say how they are launched and what the result must be. Such a file begins with `//!` lines that hold
+//! one JSON object: the fields of a launch file (without `ptx`) and those of [`Outcome`].
+//!
+//! A program may also be an edit of another ([`Edit`]): a JSON file that names the other, the changes, and the result.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::launch_json::{LaunchFile, Prepared};
 
-/// Such a file.
+/// A program with its launch.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// Where it was read.
@@ -19,8 +21,39 @@ pub struct Program {
     pub text: String,
     /// The launch.
     pub launch: LaunchFile,
-    /// What else the head says.
+    /// What must come of it.
     pub outcome: Outcome,
+    /// The program that it is an edit of.
+    pub edited: Option<PathBuf>,
+}
+
+/// A program that is another with some changes.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Edit {
+    /// The other program; relative to this file.
+    pub of: PathBuf,
+    /// What the changes do.
+    pub what: String,
+    /// Changes of the text.
+    #[serde(default)]
+    pub edits: Vec<Replacement>,
+    /// Launch as [`LaunchConfig::strict`](crate::LaunchConfig::strict) says.
+    #[serde(default)]
+    pub strict: bool,
+    /// As [`Outcome::fault`].
+    pub fault: Option<String>,
+    /// As [`Outcome::schedules`].
+    pub schedules: Option<Vec<String>>,
+}
+
+/// Text that stands at one place of a program, and what stands there instead.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Replacement {
+    pub from: String,
+    pub to: String,
 }
 
 /// What must come of a program.
@@ -30,12 +63,12 @@ pub struct Outcome {
     /// The u32 words that buffers begin with afterwards.
     #[serde(default)]
     pub expect: BTreeMap<String, Vec<u32>>,
-    /// Buffers that hold objects whose bytes are the device's own, such as a tensor map.
+    /// Buffers whose bytes differ between devices, such as a tensor map.
     #[serde(default)]
     pub opaque: Vec<String>,
     /// The kind of fault, in kebab-case.
     pub fault: Option<String>,
-    /// The schedules that show the fault, where not all do.
+    /// The schedules that show the fault, if not all do.
     pub schedules: Option<Vec<String>>,
 }
 
@@ -51,6 +84,11 @@ impl Program {
 
     fn try_read(path: &Path) -> Result<Program> {
         let text = std::fs::read_to_string(path)?;
+        if path.extension().is_some_and(|extension| extension == "json") {
+            let edit: Edit = serde_json::from_str(&text)?;
+            let of = path.parent().unwrap_or("".as_ref()).join(&edit.of);
+            return edit.apply(Program::read(&of)?, path);
+        }
         let head: String = text.lines().map_while(|line| line.strip_prefix("//!")).collect();
         let head: serde_json::Map<String, Value> = serde_json::from_str(&head)?;
         let (outcome, launch) = head.into_iter().partition(|(name, _)| Outcome::FIELDS.contains(&name.as_str()));
@@ -59,14 +97,15 @@ impl Program {
             launch: serde_json::from_value(Value::Object(launch))?,
             outcome: serde_json::from_value(Value::Object(outcome))?,
             text,
+            edited: None,
         })
     }
 
-    /// Reads every `.ptx` file of a folder, by name.
+    /// Reads every program of a folder, by name: the `.ptx` files, and the `.json` files that are edits.
     pub fn read_all(folder: &Path) -> Result<Vec<Program>> {
         let entries = std::fs::read_dir(folder).with_context(|| folder.display().to_string())?;
         let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-        paths.retain(|path| path.extension().is_some_and(|extension| extension == "ptx"));
+        paths.retain(|path| path.extension().is_some_and(|extension| extension == "ptx" || extension == "json"));
         paths.sort();
         paths.iter().map(|path| Program::read(path)).collect()
     }
@@ -85,5 +124,19 @@ impl Program {
     pub fn prepare(&self) -> Result<Prepared> {
         let prepared = self.launch.prepare_with(&self.text, self.folder());
         prepared.with_context(|| self.path.display().to_string())
+    }
+}
+
+impl Edit {
+    /// The program in `path` that is `program` with these changes.
+    fn apply(self, program: Program, path: &Path) -> Result<Program> {
+        let Program { mut text, mut launch, path: of, .. } = program;
+        for Replacement { from, to } in &self.edits {
+            ensure!(text.matches(from.as_str()).count() == 1, "{} has not exactly one {from:?}", of.display());
+            text = text.replace(from, to);
+        }
+        launch.strict |= self.strict;
+        let outcome = Outcome { fault: self.fault, schedules: self.schedules, ..Outcome::default() };
+        Ok(Program { path: path.to_owned(), text, launch, outcome, edited: Some(of) })
     }
 }

@@ -1,5 +1,5 @@
 //! The fundamental types and state spaces of PTX (PTX ISA, "State Spaces, Types, and Variables").
-//! Knows names and widths only; how bits are interpreted is the executor's business.
+//! It knows their names and widths. What the bits mean is known where instructions are executed.
 
 /// What an instruction or a variable declares its bits to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

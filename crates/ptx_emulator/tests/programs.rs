@@ -1,5 +1,5 @@
-//! Runs every program of `tests/pass` and `tests/fail`; a file of `tests/fail` has its mended twin of the same name in
-//! `tests/pass`.
+//! Runs every program of `tests/pass` and `tests/fail`. A program of `tests/fail` has a mended twin in `tests/pass`: the one
+//! that it is an edit of, or the one of the same name.
 //!
 //! Every schedule must give the same answer. The report or fault of the fair one is kept beside the program;
 //! `BLESS=1 cargo test` rewrites it.
@@ -103,10 +103,12 @@ fn faulty_programs_fail_on_every_schedule() {
 
 #[test]
 fn every_faulty_program_has_a_mended_twin() {
-    let pass: Vec<_> = programs("pass").iter().map(|p| p.path.file_name().unwrap().to_owned()).collect();
+    let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let pass: Vec<_> = programs("pass").iter().map(|p| canonical(&p.path)).collect();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pass");
     for program in programs("fail") {
-        let name = program.path.file_name().unwrap();
-        assert!(pass.iter().any(|p| p == name), "tests/pass/{} is missing", name.display());
+        let twin = program.edited.unwrap_or_else(|| folder.join(program.path.file_name().unwrap()));
+        assert!(pass.contains(&canonical(&twin)), "{} is no program of tests/pass", twin.display());
     }
 }
 

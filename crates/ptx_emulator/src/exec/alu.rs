@@ -1,22 +1,21 @@
-//! Integer, logic and data-movement instructions (PTX ISA, "Integer Arithmetic Instructions", "Extended-Precision
-//! Integer Arithmetic Instructions", "Logic and Shift Instructions", "Data Movement: mov, prmt").
+//! Integer and logic instructions (PTX ISA, "Integer Arithmetic Instructions", "Extended-Precision Integer Arithmetic
+//! Instructions", "Logic and Shift Instructions").
 
-use super::{Flow, Lane, Lowered, Step, for_integer, map1, map2, map3};
-use crate::lower::{Dst, Lower, LowerError};
-use crate::machine::warp::Src;
-use crate::parser::ast::{Instruction, Operand};
+use super::lane::{for_integer, map1, map2, map3};
+use crate::code::Flow;
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
+use crate::operand::{Dst, Src};
+use crate::parser::ast::Operand;
 use crate::types::Type;
 
-fn ty(i: &Instruction) -> Result<Type, LowerError> {
-    i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))
-}
-
 /// Destination and `N` sources of the instruction's type.
-fn operands<const N: usize>(l: &mut Lower<'_>, i: &Instruction, ty: Type) -> Result<(Dst, [Src; N]), LowerError> {
-    let d = l.dst(i, 0)?;
+fn operands<const N: usize>(i: &mut Parsed<'_>, ty: Type) -> Result<(Dst, [Src; N]), DecodeError> {
+    let d = i.dst(0)?;
     let mut sources = [Src::Constant(0); N];
     for (n, s) in sources.iter_mut().enumerate() {
-        *s = l.src(i, n + 1, ty)?;
+        *s = i.src(n + 1, ty)?;
     }
     Ok((d, sources))
 }
@@ -26,9 +25,9 @@ fn halves(f: impl Fn(u16, u16) -> u16) -> impl Fn(u32, u32) -> u32 {
     move |a, b| u32::from(f(a as u16, b as u16)) | u32::from(f((a >> 16) as u16, (b >> 16) as u16)) << 16
 }
 
-pub fn add(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, s) = operands(l, i, ty)?;
+pub fn add(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, s) = operands(i, ty)?;
     if i.has("sat") {
         return Ok(map2(d, s, i32::saturating_add));
     }
@@ -38,9 +37,9 @@ pub fn add(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     Ok(for_integer!(ty, T => map2(d, s, T::wrapping_add)))
 }
 
-pub fn sub(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, s) = operands(l, i, ty)?;
+pub fn sub(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, s) = operands(i, ty)?;
     if i.has("sat") {
         return Ok(map2(d, s, i32::saturating_sub));
     }
@@ -58,21 +57,19 @@ fn product(ty: Type, a: u64, b: u64) -> i128 {
 }
 
 /// `.lo`, `.hi` or `.wide` of a product.
-fn part(i: &Instruction, ty: Type) -> impl Fn(i128) -> u64 + Send + Sync + Copy + use<> {
+fn part(i: &Parsed<'_>, ty: Type) -> impl Fn(i128) -> u64 + Send + Sync + Copy + use<> {
     let bits = ty.bits();
-    let (shift, width) = if i.has("hi") {
-        (bits, bits)
-    } else if i.has("wide") {
-        (0, bits * 2)
-    } else {
-        (0, bits)
+    let (shift, width) = match i.one_of(&["hi", "lo"]) {
+        Some("hi") => (bits, bits),
+        Some(_) => (0, bits),
+        None => (0, bits * 2),
     };
     move |p| (p >> shift) as u64 & (u64::MAX >> (64 - width))
 }
 
-pub fn mul(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, s) = operands(l, i, ty)?;
+pub fn mul(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, s) = operands(i, ty)?;
     match (ty.bits(), i.has("lo"), i.has("wide"), ty.is_signed()) {
         (32, true, _, _) => Ok(map2(d, s, u32::wrapping_mul)),
         (32, _, true, true) => Ok(map2(d, s, |a: i32, b: i32| i64::from(a) * i64::from(b))),
@@ -84,11 +81,11 @@ pub fn mul(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }
 }
 
-pub fn mad(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
+pub fn mad(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
     let wide = i.has("wide");
-    let (d, [a, b]) = operands(l, i, ty)?;
-    let c = l.src(i, 3, if wide { wider(ty) } else { ty })?;
+    let (d, [a, b]) = operands(i, ty)?;
+    let c = i.src(3, if wide { wider(ty) } else { ty })?;
     if i.has("sat") {
         return Ok(map3(d, [a, b, c], |a: i32, b: i32, c: i32| {
             let high = ((i64::from(a) * i64::from(b)) >> 32) as i32;
@@ -115,12 +112,14 @@ fn wider(ty: Type) -> Type {
     }
 }
 
-/// `mul24`, `mad24`: the low 24 bits of each factor; `.lo` the low 32 bits of the 48-bit product, `.hi` its high 32.
-pub fn mad24(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, [a, b]) = operands(l, i, ty)?;
-    let c = if i.opcode == "mad24" { l.src(i, 3, ty)? } else { Src::Constant(0) };
-    let (hi, sat, signed) = (i.has("hi"), i.has("sat"), ty.is_signed());
+/// `mul24`, `mad24`: multiply the low 24 bits of each factor. `.lo` takes the low 32 bits of the 48-bit product, `.hi`
+/// the high 32.
+pub fn mad24(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, [a, b]) = operands(i, ty)?;
+    let c = if i.opcode() == "mad24" { i.src(3, ty)? } else { Src::Constant(0) };
+    let (hi, signed) = (i.has("hi"), ty.is_signed());
+    let sat = i.opcode() == "mad24" && i.has("sat");
     Ok(map3(d, [a, b, c], move |a: u32, b: u32, c: u32| {
         let low = |x: u32| {
             if signed { i64::from((x << 8) as i32 >> 8) } else { i64::from(x & 0xff_ffff) }
@@ -131,28 +130,28 @@ pub fn mad24(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn sad(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, s) = operands(l, i, ty)?;
+pub fn sad(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, s) = operands(i, ty)?;
     Ok(for_integer!(ty, T => map3(d, s, |a: T, b: T, c: T| c.wrapping_add(a.abs_diff(b) as T))))
 }
 
 /// Division by zero gives all ones: the manual leaves it unspecified.
-pub fn div(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, s) = operands(l, i, ty)?;
+pub fn div(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, s) = operands(i, ty)?;
     Ok(for_integer!(ty, T => map2(d, s, |a: T, b: T| if b == 0 { !0 } else { a.wrapping_div(b) })))
 }
 
-pub fn rem(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, s) = operands(l, i, ty)?;
+pub fn rem(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, s) = operands(i, ty)?;
     Ok(for_integer!(ty, T => map2(d, s, |a: T, b: T| if b == 0 { a } else { a.wrapping_rem(b) })))
 }
 
-pub fn abs(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, [a]) = operands(l, i, ty)?;
+pub fn abs(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, [a]) = operands(i, ty)?;
     Ok(match ty {
         Type::S16 => map1(d, a, i16::wrapping_abs),
         Type::S32 => map1(d, a, i32::wrapping_abs),
@@ -160,23 +159,23 @@ pub fn abs(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     })
 }
 
-pub fn neg(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, [a]) = operands(l, i, ty)?;
+pub fn neg(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, [a]) = operands(i, ty)?;
     Ok(for_integer!(ty, T => map1(d, a, T::wrapping_neg)))
 }
 
-pub fn min(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    extremum(l, i, true)
+pub fn min(i: &mut Parsed<'_>) -> Decoded {
+    extremum(i, true)
 }
 
-pub fn max(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    extremum(l, i, false)
+pub fn max(i: &mut Parsed<'_>) -> Decoded {
+    extremum(i, false)
 }
 
-fn extremum(l: &mut Lower<'_>, i: &Instruction, min: bool) -> Lowered {
-    let ty = ty(i)?;
-    let (d, s) = operands(l, i, ty)?;
+fn extremum(i: &mut Parsed<'_>, min: bool) -> Decoded {
+    let ty = i.ty()?;
+    let (d, s) = operands(i, ty)?;
     if i.has("relu") {
         let clamp = move |a: i32, b: i32| if min { a.min(b) } else { a.max(b) }.max(0);
         let clamp16 = move |a: u16, b: u16| clamp(i32::from(a as i16), i32::from(b as i16)) as u16;
@@ -192,28 +191,28 @@ fn extremum(l: &mut Lower<'_>, i: &Instruction, min: bool) -> Lowered {
     })
 }
 
-pub fn popc(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, [a]) = operands(l, i, ty)?;
+pub fn popc(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, [a]) = operands(i, ty)?;
     Ok(map1(d, a, u64::count_ones))
 }
 
-pub fn clz(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, [a]) = operands(l, i, ty)?;
+pub fn clz(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, [a]) = operands(i, ty)?;
     Ok(if ty.bits() == 32 { map1(d, a, u32::leading_zeros) } else { map1(d, a, u64::leading_zeros) })
 }
 
-pub fn brev(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, [a]) = operands(l, i, ty)?;
+pub fn brev(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, [a]) = operands(i, ty)?;
     Ok(if ty.bits() == 32 { map1(d, a, u32::reverse_bits) } else { map1(d, a, u64::reverse_bits) })
 }
 
 /// The most significant bit that is not a sign bit; all ones if there is none.
-pub fn bfind(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, [a]) = operands(l, i, ty)?;
+pub fn bfind(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, [a]) = operands(i, ty)?;
     let (bits, signed, shift) = (ty.bits(), ty.is_signed(), i.has("shiftamt"));
     Ok(map1(d, a, move |a: u64| {
         let negative = signed && a >> (bits - 1) & 1 == 1;
@@ -227,8 +226,8 @@ pub fn bfind(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// The n-th set bit from a base, upward for positive n, downward for negative.
-pub fn fns(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (d, s) = operands(l, i, Type::B32)?;
+pub fn fns(i: &mut Parsed<'_>) -> Decoded {
+    let (d, s) = operands(i, Type::B32)?;
     Ok(map3(d, s, |mask: u32, base: u32, offset: i32| {
         if base > 31 {
             return u32::MAX;
@@ -250,10 +249,10 @@ pub fn fns(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn bfe(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let d = l.dst(i, 0)?;
-    let s = [l.src(i, 1, ty)?, l.src(i, 2, Type::U32)?, l.src(i, 3, Type::U32)?];
+pub fn bfe(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let d = i.dst(0)?;
+    let s = [i.src(1, ty)?, i.src(2, Type::U32)?, i.src(3, Type::U32)?];
     let (bits, signed) = (ty.bits(), ty.is_signed());
     Ok(map3(d, s, move |a: u64, pos: u64, len: u64| {
         let (pos, len) = (pos as u32 & 0xff, len as u32 & 0xff);
@@ -269,11 +268,11 @@ pub fn bfe(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn bfi(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let d = l.dst(i, 0)?;
-    let ab = [l.src(i, 1, ty)?, l.src(i, 2, ty)?];
-    let (pos, len) = (l.src(i, 3, Type::U32)?, l.src(i, 4, Type::U32)?);
+pub fn bfi(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let d = i.dst(0)?;
+    let ab = [i.src(1, ty)?, i.src(2, ty)?];
+    let (pos, len) = (i.src(3, Type::U32)?, i.src(4, Type::U32)?);
     let width = u64::MAX >> (64 - ty.bits());
     Ok(Box::new(move |w, _, mask| {
         let (a, b, pos, len) = (w.get(ab[0]), w.get(ab[1]), w.get(pos), w.get(len));
@@ -290,13 +289,13 @@ pub fn bfi(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `.clamp` or `.wrap` of a position or width (PTX ISA, "bmsk", "szext").
-fn limit(i: &Instruction) -> impl Fn(u32, u32) -> u32 + Send + Sync + use<> {
+fn limit(i: &Parsed<'_>) -> impl Fn(u32, u32) -> u32 + Send + Sync + use<> {
     let wrap = i.has("wrap");
     move |x, most| if wrap { x & 31 } else { x.min(most) }
 }
 
-pub fn bmsk(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (d, s) = operands(l, i, Type::B32)?;
+pub fn bmsk(i: &mut Parsed<'_>) -> Decoded {
+    let (d, s) = operands(i, Type::B32)?;
     let limit = limit(i);
     Ok(map2(d, s, move |pos: u32, len: u32| {
         let (pos, len) = (limit(pos, 32), limit(len, 32));
@@ -305,9 +304,9 @@ pub fn bmsk(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn szext(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let signed = ty(i)?.is_signed();
-    let (d, s) = operands(l, i, Type::B32)?;
+pub fn szext(i: &mut Parsed<'_>) -> Decoded {
+    let signed = i.ty()?.is_signed();
+    let (d, s) = operands(i, Type::B32)?;
     let limit = limit(i);
     Ok(map2(d, s, move |a: u32, n: u32| match limit(n, 32) {
         0 => 0,
@@ -318,12 +317,12 @@ pub fn szext(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `dp4a`, `dp2a`: a dot product of bytes with bytes or halves, accumulated in 32 bits.
-pub fn dot(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn dot(i: &mut Parsed<'_>) -> Decoded {
     let types = i.types();
     let [ta, tb] = types[..] else {
-        return Err(LowerError::invalid("two types expected"));
+        return Err(DecodeError::invalid("two types expected"));
     };
-    let (d, s) = operands(l, i, Type::B32)?;
+    let (d, s) = operands(i, Type::B32)?;
     let byte = |signed: bool| {
         move |x: u32, n: u32| {
             let b = (x >> (8 * n)) as u8;
@@ -337,7 +336,7 @@ pub fn dot(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         }
     };
     let (b8, a8, a16) = (byte(tb.is_signed()), byte(ta.is_signed()), half(ta.is_signed()));
-    if i.opcode == "dp4a" {
+    if i.opcode() == "dp4a" {
         return Ok(map3(d, s, move |a: u32, b: u32, c: u32| {
             (0..4).fold(c, |sum, n| sum.wrapping_add(a8(a, n).wrapping_mul(b8(b, n)) as u32))
         }));
@@ -349,21 +348,23 @@ pub fn dot(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `add.cc`, `addc`, `sub.cc`, `subc`, `mad.cc`, `madc`: the carry lives in a hidden predicate of the kernel.
-pub fn carry(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
+pub fn carry(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
     let bits = ty.bits();
     let ones = u64::MAX >> (64 - bits);
-    let (d, [a, b]) = operands(l, i, ty)?;
-    let c = if i.opcode.starts_with("mad") { Some(l.src(i, 3, ty)?) } else { None };
-    let (read, write) = (i.opcode.ends_with('c'), i.has("cc"));
-    let flag = l.carry_flag();
-    let subtract = i.opcode.starts_with("sub");
-    let part = part(i, ty);
+    let (d, [a, b]) = operands(i, ty)?;
+    let product = match i.opcode() {
+        "mad" | "madc" => Some((part(i, ty), i.src(3, ty)?)),
+        _ => None,
+    };
+    let (read, write) = (i.opcode().ends_with('c'), i.has("cc"));
+    let flag = i.carry_flag();
+    let subtract = i.opcode().starts_with("sub");
     Ok(Box::new(move |w, _, mask| {
         let (mut a, mut b) = (w.get(a), w.get(b));
-        if let Some(c) = c {
+        if let Some((part, c)) = product {
             for n in 0..32 {
-                a[n] = part(product(ty, a[n], b[n]));
+                a[n] = part(self::product(ty, a[n], b[n]));
             }
             b = w.get(c);
         }
@@ -385,61 +386,61 @@ pub fn carry(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `and`, `or`, `xor` on bits or predicates.
-pub fn logic(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let op: fn(u64, u64) -> u64 = match i.opcode.as_str() {
+pub fn logic(i: &mut Parsed<'_>) -> Decoded {
+    let op: fn(u64, u64) -> u64 = match i.opcode() {
         "and" => |a, b| a & b,
         "or" => |a, b| a | b,
         _ => |a, b| a ^ b,
     };
-    let ty = ty(i)?;
+    let ty = i.ty()?;
     if ty == Type::Pred {
-        let d = l.predicate_dst(i, 0)?;
-        let (a, b) = (l.predicate(i, 1)?, l.predicate(i, 2)?);
+        let d = i.predicate_dst(0)?;
+        let (a, b) = (i.predicate(1)?, i.predicate(2)?);
         return Ok(Box::new(move |w, _, mask| {
             let value = op(a.mask(w).into(), b.mask(w).into()) as u32;
             d.write(w, mask, value);
             Ok(Flow::Next)
         }));
     }
-    let (d, s) = operands(l, i, ty)?;
-    Ok(match i.opcode.as_str() {
+    let (d, s) = operands(i, ty)?;
+    Ok(match i.opcode() {
         "and" => map2(d, s, |a: u64, b: u64| a & b),
         "or" => map2(d, s, |a: u64, b: u64| a | b),
         _ => map2(d, s, |a: u64, b: u64| a ^ b),
     })
 }
 
-pub fn not(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
+pub fn not(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
     if ty == Type::Pred {
-        let (d, a) = (l.predicate_dst(i, 0)?, l.predicate(i, 1)?);
+        let (d, a) = (i.predicate_dst(0)?, i.predicate(1)?);
         return Ok(Box::new(move |w, _, mask| {
             let value = !a.mask(w);
             d.write(w, mask, value);
             Ok(Flow::Next)
         }));
     }
-    let (d, [a]) = operands(l, i, ty)?;
+    let (d, [a]) = operands(i, ty)?;
     Ok(for_integer!(ty, T => map1(d, a, |a: T| !a)))
 }
 
-pub fn cnot(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (d, [a]) = operands(l, i, ty(i)?)?;
+pub fn cnot(i: &mut Parsed<'_>) -> Decoded {
+    let (d, [a]) = operands(i, i.ty()?)?;
     Ok(map1(d, a, |a: u64| u64::from(a == 0)))
 }
 
 /// Shift amounts above the width are clamped to it.
-pub fn shl(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let d = l.dst(i, 0)?;
-    let s = [l.src(i, 1, ty)?, l.src(i, 2, Type::U32)?];
+pub fn shl(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let d = i.dst(0)?;
+    let s = [i.src(1, ty)?, i.src(2, Type::U32)?];
     Ok(for_integer!(ty, T => map2(d, s, |a: T, n: u32| a.checked_shl(n).unwrap_or(0))))
 }
 
-pub fn shr(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let d = l.dst(i, 0)?;
-    let s = [l.src(i, 1, ty)?, l.src(i, 2, Type::U32)?];
+pub fn shr(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let d = i.dst(0)?;
+    let s = [i.src(1, ty)?, i.src(2, Type::U32)?];
     let last = ty.bits() - 1;
     Ok(for_integer!(ty, T => map2(d, s, move |a: T, n: u32| {
         // An arithmetic shift by width - 1 already leaves nothing but sign bits.
@@ -448,8 +449,8 @@ pub fn shr(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// Funnel shift of `[b:a]`.
-pub fn shf(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (d, s) = operands(l, i, Type::B32)?;
+pub fn shf(i: &mut Parsed<'_>) -> Decoded {
+    let (d, s) = operands(i, Type::B32)?;
     let (left, wrap) = (i.has("l"), i.has("wrap"));
     Ok(map3(d, s, move |a: u32, b: u32, c: u32| {
         let n = if wrap { c & 31 } else { c.min(32) };
@@ -459,20 +460,20 @@ pub fn shf(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// Any function of three bits, by its truth table; `.BoolOp` adds a predicate.
-pub fn lop3(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn lop3(i: &mut Parsed<'_>) -> Decoded {
     let boolean = i.one_of(&["and", "or"]);
     let (d, p) = match (i.operand(0)?, boolean) {
-        (Operand::Pair(d, p), Some(_)) => (l.dst_operand(d)?, Some(l.predicate_dst_operand(p)?)),
-        (d, None) => (l.dst_operand(d)?, None),
+        (Operand::Pair(d, p), Some(_)) => (i.dst_operand(d)?, Some(i.predicate_dst_operand(p)?)),
+        (d, None) => (i.dst_operand(d)?, None),
         _ => {
-            return Err(LowerError::invalid("`.and`/`.or` goes with a destination `d|p`"));
+            return Err(DecodeError::invalid("`.and`/`.or` goes with a destination `d|p`"));
         }
     };
-    let s = [l.src(i, 1, Type::B32)?, l.src(i, 2, Type::B32)?, l.src(i, 3, Type::B32)?];
-    let Src::Constant(table) = l.src(i, 4, Type::B32)? else {
-        return Err(LowerError::invalid("the truth table of lop3 is a constant"));
+    let s = [i.src(1, Type::B32)?, i.src(2, Type::B32)?, i.src(3, Type::B32)?];
+    let Src::Constant(table) = i.src(4, Type::B32)? else {
+        return Err(DecodeError::invalid("the truth table of lop3 is a constant"));
     };
-    let q = if p.is_some() { Some(l.predicate(i, 5)?) } else { None };
+    let q = if p.is_some() { Some(i.predicate(5)?) } else { None };
     let minterms: [u32; 8] = std::array::from_fn(|n| if table >> n & 1 == 1 { u32::MAX } else { 0 });
     let f = move |a: u32, b: u32, c: u32| {
         (0..8).fold(0, |r, n: u32| {
@@ -497,128 +498,4 @@ pub fn lop3(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         p.write(w, mask, if or { nonzero | q } else { nonzero & q });
         Ok(Flow::Next)
     }))
-}
-
-/// Byte permutation and its six modes.
-pub fn prmt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (d, s) = operands(l, i, Type::B32)?;
-    let byte = |a: u32, b: u32, n: u32| (u64::from(b) << 32 | u64::from(a)) >> (8 * (n & 7)) & 0xff;
-    let pack = |f: &dyn Fn(u32) -> u64| (0..4).fold(0, |r, n| r | f(n) << (8 * n)) as u32;
-    // Which byte comes to place `n` when the selector is `c` (PTX ISA, "prmt", table of modes).
-    let mode: fn(u32, u32) -> u32 = match i.one_of(&["f4e", "b4e", "rc8", "ecl", "ecr", "rc16"]) {
-        Some("f4e") => |c, n| c + n,
-        Some("b4e") => |c, n| c.wrapping_sub(n) & 7,
-        Some("rc8") => |c, _| c,
-        Some("ecl") => |c, n| c.max(n),
-        Some("ecr") => |c, n| c.min(n),
-        Some("rc16") => |c, n| (c & 1) * 2 + (n & 1),
-        _ => {
-            return Ok(map3(d, s, move |a: u32, b: u32, c: u32| {
-                pack(&|n| {
-                    let select = c >> (4 * n) & 0xf;
-                    let value = byte(a, b, select);
-                    match (select & 8 != 0, value & 0x80 != 0) {
-                        (false, _) => value,
-                        (true, true) => 0xff,
-                        (true, false) => 0,
-                    }
-                })
-            }));
-        }
-    };
-    Ok(map3(d, s, move |a: u32, b: u32, c: u32| pack(&|n| byte(a, b, mode(c & 3, n)))))
-}
-
-/// `mov`: registers, constants, addresses; packs and unpacks vectors.
-pub fn mov(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    l.moves();
-    let ty = ty(i)?;
-    if ty == Type::Pred {
-        let (d, a) = (l.predicate_dst(i, 0)?, l.predicate(i, 1)?);
-        return Ok(Box::new(move |w, _, mask| {
-            let value = a.mask(w);
-            d.write(w, mask, value);
-            Ok(Flow::Next)
-        }));
-    }
-    let [to, from] = &i.operands[..] else {
-        return Err(LowerError::invalid("two operands expected"));
-    };
-    match (to, from) {
-        (Operand::Vector(parts), Operand::Vector(sources)) => {
-            // `mov.v2`-like: element by element.
-            if parts.len() != sources.len() {
-                return Err(LowerError::invalid("vectors of different length"));
-            }
-            let each = Type::parse(&format!("b{}", ty.bits() / parts.len() as u32)).unwrap_or(ty);
-            let moves = parts.iter().zip(sources).map(|(d, s)| Ok((l.dst_operand(d)?, l.src_operand(s, each)?)));
-            let moves: Vec<(Dst, Src)> = moves.collect::<Result<_, LowerError>>()?;
-            Ok(Box::new(move |w, _, mask| {
-                let rows: Vec<_> = moves.iter().map(|(_, s)| w.get(*s)).collect();
-                for ((d, _), row) in moves.iter().zip(&rows) {
-                    d.write(w, mask, row);
-                }
-                Ok(Flow::Next)
-            }))
-        }
-        (Operand::Vector(parts), _) => {
-            let words = l.words(from, ty)?;
-            let bits = ty.bits() / parts.len().max(1) as u32;
-            let out = parts.iter().map(|p| l.dst_operand(p)).collect::<Result<Vec<_>, _>>()?;
-            Ok(Box::new(move |w, _, mask| {
-                let rows: Vec<_> = words.iter().map(|s| w.get(*s)).collect();
-                for (n, d) in out.iter().enumerate() {
-                    let at = n as u32 * bits;
-                    let row = rows[(at / 64) as usize].map(|v| v >> (at % 64) & (u64::MAX >> (64 - bits)));
-                    d.write(w, mask, &row);
-                }
-                Ok(Flow::Next)
-            }))
-        }
-        (_, Operand::Vector(parts)) => {
-            let bits = ty.bits() / parts.len().max(1) as u32;
-            let element = match bits {
-                8 => Type::B8,
-                16 => Type::B16,
-                32 => Type::B32,
-                64 => Type::B64,
-                _ => return Err(LowerError::invalid("the parts do not fill the destination")),
-            };
-            let sources = parts.iter().map(|p| l.src_operand(p, element)).collect::<Result<Vec<_>, _>>()?;
-            let out = l.dst_words(to, ty)?;
-            Ok(Box::new(move |w, _, mask| {
-                let mut rows = [[0u64; 32]; 2];
-                for (n, s) in sources.iter().enumerate() {
-                    let (at, row) = (n as u32 * bits, w.get(*s));
-                    for lane in 0..32 {
-                        let part = row[lane] & (u64::MAX >> (64 - bits));
-                        rows[(at / 64) as usize][lane] |= part << (at % 64);
-                    }
-                }
-                for (d, row) in out.iter().zip(&rows) {
-                    d.write(w, mask, row);
-                }
-                Ok(Flow::Next)
-            }))
-        }
-        _ if ty == Type::B128 => {
-            let (words, out) = (l.words(from, ty)?, l.dst_words(to, ty)?);
-            Ok(Box::new(move |w, _, mask| {
-                for (d, s) in out.iter().zip(&words) {
-                    let row = w.get(*s);
-                    d.write(w, mask, &row);
-                }
-                Ok(Flow::Next)
-            }))
-        }
-        _ => {
-            let (d, [a]) = operands(l, i, ty)?;
-            Ok(copy(d, a))
-        }
-    }
-}
-
-/// `d = a`.
-pub fn copy(d: Dst, a: Src) -> Step {
-    map1(d, a, <u64 as Lane>::of)
 }

@@ -1,13 +1,17 @@
 //! Read-modify-write and fences (PTX ISA, "Parallel Synchronization and Communication Instructions: atom, red,
 //! membar, fence").
 
-use super::{Flow, Lowered};
+use super::instruction::Instruction;
+use crate::code::Flow;
+use crate::config::fault::Stopped;
+use crate::decode::error::{DecodeError, Result};
+use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, Rounder, Rounding};
-use crate::lower::{Lower, LowerError};
-use crate::machine::memory::Lane;
-use crate::machine::warp::Src;
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::{Mode, lanes};
+use crate::machine::address::Lane;
+use crate::machine::race::Mode;
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Dst, Src, lanes};
 use crate::types::{Space, Type};
 
 /// New value from the old one and the operands, on the bits of one element.
@@ -47,6 +51,7 @@ fn add(ty: Type, a: u64, b: u64) -> u64 {
     })
 }
 
+/// The update that a modifier names.
 pub fn update(op: &str) -> Option<Update> {
     Some(match op {
         "and" => |_, old, b, _| old & b,
@@ -63,93 +68,159 @@ pub fn update(op: &str) -> Option<Update> {
     })
 }
 
+/// The operations of `red`, and of copies that reduce.
+pub const REDUCTIONS: [&str; 8] = ["and", "or", "xor", "add", "inc", "dec", "min", "max"];
+
 /// `atom` and `red`, scalar or vector.
-pub fn atom(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
-    let op = i.one_of(&["and", "or", "xor", "exch", "cas", "add", "inc", "dec", "min", "max"]);
-    let update = op.and_then(update).ok_or_else(|| LowerError::invalid("the operation is missing"))?;
-    let returns = i.opcode == "atom";
-    let first = usize::from(returns);
-    let address = l.address(i, first)?;
-    let space = address.space(i.space().unwrap_or(Space::Generic));
-    if matches!(space, Space::Generic | Space::Global) {
-        l.communicates();
+struct ReadModifyWrite {
+    address: Address,
+    space: Space,
+    acquire: bool,
+    release: bool,
+    ty: Type,
+    update: Update,
+    /// The registers of an operand are compared as one value of 128 bits.
+    compare_whole: bool,
+    /// Where the old values go.
+    out: Vec<Dst>,
+    /// The operands of the update, for each register.
+    operands: Vec<(Src, Src)>,
+}
+
+/// `atom d, [address], b{, c}`.
+pub struct Atom(ReadModifyWrite);
+
+impl Instruction for Atom {
+    fn decode(i: &mut Parsed<'_>) -> Result<Atom> {
+        let operation = i.one_of(&["exch", "cas"]).or_else(|| i.one_of(&REDUCTIONS));
+        let mut atom = ReadModifyWrite::decode(i, operation, 1)?;
+        atom.acquire = i.one_of(&["acquire", "acq_rel"]).is_some();
+        atom.release = i.one_of(&["release", "acq_rel"]).is_some();
+        let ty = atom.ty;
+        atom.out = i.parts(0)?.iter().map(|p| i.dst_words(p, ty)).collect::<Result<Vec<_>>>()?.concat();
+        Ok(Atom(atom))
     }
-    let words = |l: &mut Lower<'_>, operand: &Operand| match operand {
-        Operand::Vector(parts) => Ok(parts.iter().map(|p| l.words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat()),
-        single => l.words(single, ty),
-    };
-    let missing = || LowerError::invalid("an operand is missing");
-    let b: Vec<Src> = words(l, i.operands.get(first + 1).ok_or_else(missing)?)?;
-    let c: Vec<Src> = if op == Some("cas") {
-        words(l, i.operands.get(first + 2).ok_or_else(missing)?)?
-    } else {
-        vec![Src::Constant(0); b.len()]
-    };
-    let out = match (returns, i.operand(0)?) {
-        (false, _) => Vec::new(),
-        (true, Operand::Vector(parts)) => {
-            parts.iter().map(|p| l.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat()
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        self.0.issue(w, m, mask)
+    }
+}
+
+/// `red [address], b`.
+pub struct Red(ReadModifyWrite);
+
+impl Instruction for Red {
+    fn decode(i: &mut Parsed<'_>) -> Result<Red> {
+        let operation = i.one_of(&REDUCTIONS);
+        let mut red = ReadModifyWrite::decode(i, operation, 0)?;
+        red.release = i.has("release");
+        Ok(Red(red))
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        self.0.issue(w, m, mask)
+    }
+}
+
+impl ReadModifyWrite {
+    /// What `atom` and `red` have in common; the address is operand `first`.
+    fn decode(i: &mut Parsed<'_>, operation: Option<&str>, first: usize) -> Result<ReadModifyWrite> {
+        let ty = i.ty()?;
+        let update = operation.and_then(update).ok_or_else(|| DecodeError::invalid("the operation is missing"))?;
+        let address = i.address(first)?;
+        let space = i.space_at(&address);
+        if matches!(space, Space::Generic | Space::Global) {
+            i.communicates();
         }
-        (true, single) => l.dst_words(single, ty)?,
-    };
-    let wide = ty == Type::B128;
-    let piece = ty.bytes().min(8) as usize;
-    let ones = u64::MAX >> (64 - piece * 8);
-    let total = piece * b.len();
-    let (acquire, release) = (i.has("acquire") || i.has("acq_rel"), i.has("release") || i.has("acq_rel"));
-    let compare = op == Some("cas");
-    Ok(Box::new(move |w, m, mask| {
-        let base = w.get(address.base);
-        let addresses = base.map(|a| a.wrapping_add(address.offset as u64));
+        let mut words = |n| -> Result<Vec<Src>> {
+            Ok(i.parts(n)?.iter().map(|p| i.words(p, ty)).collect::<Result<Vec<_>>>()?.concat())
+        };
+        let b = words(first + 1)?;
+        let compares = operation == Some("cas");
+        let c = if compares { words(first + 2)? } else { vec![Src::Constant(0); b.len()] };
+        let operands = b.into_iter().zip(c).collect();
+        let compare_whole = compares && ty == Type::B128;
+        let (acquire, release, out) = (false, false, Vec::new());
+        Ok(ReadModifyWrite { address, space, acquire, release, ty, update, compare_whole, out, operands })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let addresses = w.get(self.address.base).map(|base| base.wrapping_add(self.address.offset as u64));
+        let piece = self.ty.bytes().min(8) as usize;
+        let total = piece * self.operands.len();
         for lane in lanes(mask) {
-            let only = 1 << lane;
-            m.observe(w, only, &addresses, space, acquire);
-            m.publish(w, only, &addresses, space, release);
-            let at = Lane { lane: lane as u32, address: addresses[lane], space };
+            m.observe(w, 1 << lane, &addresses, self.space, self.acquire);
+            m.publish(w, 1 << lane, &addresses, self.space, self.release);
+            let at = Lane { lane: lane as u32, address: addresses[lane], space: self.space };
             let mut buffer = [0u8; 64];
             m.load(w, at, Mode::StrongRead, &mut buffer[..total])?;
             let mut old = [0u64; 8];
-            for (n, old) in old.iter_mut().enumerate().take(b.len()) {
+            for (old, bytes) in old.iter_mut().zip(buffer[..total].chunks_exact(piece)) {
                 let mut word = [0; 8];
-                word[..piece].copy_from_slice(&buffer[n * piece..(n + 1) * piece]);
+                word[..piece].copy_from_slice(bytes);
                 *old = u64::from_le_bytes(word);
             }
-            // 128 bits compare as one.
-            let equal = !wide || !compare || (0..2).all(|n| old[n] == w.lane(b[n], lane));
-            for n in 0..b.len() {
-                let (x, y) = (w.lane(b[n], lane) & ones, w.lane(c[n], lane) & ones);
-                let new = if equal { update(ty, old[n], x, y) & ones } else { old[n] };
-                buffer[n * piece..(n + 1) * piece].copy_from_slice(&new.to_le_bytes()[..piece]);
+            let new = self.finish(w, lane, &old);
+            for (new, bytes) in new.iter().zip(buffer[..total].chunks_exact_mut(piece)) {
+                bytes.copy_from_slice(&new.to_le_bytes()[..piece]);
             }
             m.store(w, at, Mode::Atomic, &buffer[..total])?;
-            for (d, old) in out.iter().zip(old) {
+            for (d, old) in self.out.iter().zip(old) {
                 d.write_lane(w, lane, old);
             }
         }
         Ok(Flow::Next)
-    }))
+    }
+
+    /// The new values of one lane.
+    fn finish(&self, w: &Warp, lane: usize, old: &[u64; 8]) -> [u64; 8] {
+        let ones = u64::MAX >> (64 - self.ty.bits().min(64));
+        let equal = !self.compare_whole || self.operands.iter().zip(old).all(|((b, _), old)| *old == w.lane(*b, lane));
+        let mut new = *old;
+        for (new, (b, c)) in new.iter_mut().zip(&self.operands).filter(|_| equal) {
+            *new = (self.update)(self.ty, *new, w.lane(*b, lane) & ones, w.lane(*c, lane) & ones) & ones;
+        }
+        new
+    }
 }
 
-/// `membar`, `fence.{sc,acq_rel,acquire,release}`, `fence.mbarrier_init`: order of this thread's accesses.
-pub fn fence(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let beyond_cta = i.one_of(&["mbarrier_init", "cluster", "gpu", "gl", "sys"]).is_some();
-    Ok(Box::new(move |w, m, mask| {
+/// `membar`, `fence.{sc,acq_rel,acquire,release}`, `fence.mbarrier_init`: orders this thread's accesses.
+pub struct Fence {
+    /// For threads beyond its CTA too.
+    beyond_cta: bool,
+}
+
+impl Instruction for Fence {
+    fn decode(i: &mut Parsed<'_>) -> Result<Fence> {
+        let beyond: &[&str] = match i.opcode() {
+            "membar" => &["gl", "sys"],
+            _ => &["mbarrier_init", "cluster", "gpu", "sys"],
+        };
+        Ok(Fence { beyond_cta: i.one_of(beyond).is_some() })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         m.fence(w, mask);
-        if beyond_cta {
+        if self.beyond_cta {
             m.fence_mbarriers(w);
         }
         Ok(Flow::Next)
-    }))
+    }
 }
 
 /// `fence.proxy.async` and its kind: what was written through the generic proxy becomes visible to the async proxy.
-pub fn proxy_fence(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
-    Ok(Box::new(|w, m, mask| {
+pub struct ProxyFence;
+
+impl Instruction for ProxyFence {
+    fn decode(_: &mut Parsed<'_>) -> Result<ProxyFence> {
+        Ok(ProxyFence)
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         if let Some(race) = &mut m.race {
             race.proxy_fence(w.index, mask);
         }
         m.fence_mbarriers(w);
         Ok(Flow::Next)
-    }))
+    }
 }

@@ -1,133 +1,141 @@
 //! Named barriers of a CTA (PTX ISA, "Parallel Synchronization: bar, barrier").
 
-use super::{Flow, Lowered, WaitFor};
-use crate::fault::{FaultKind, Stop};
-use crate::lower::{Lower, LowerError};
-use crate::parser::ast::Instruction;
-use crate::race::Shared;
+use super::instruction::Instruction;
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::{DecodeError, Result};
+use crate::decode::parsed::Parsed;
+use crate::machine::barrier::{self, Barrier};
+use crate::machine::state::Machine;
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::Warp;
+use crate::operand::{Dst, PredicateDst, PredicateSrc, Src};
 use crate::types::Type;
 
-/// Barriers that a CTA has.
-pub const COUNT: u32 = 16;
-
-/// One named barrier.
-#[derive(Default)]
-pub struct Barrier {
-    /// Threads that complete a generation; 0 before the first arrival.
-    pub expected: u32,
-    /// Threads that have arrived.
-    pub arrived: u32,
-    /// Complete generations.
-    pub generation: u64,
-    /// Published by the arrivals of this generation, and of the last complete one.
-    arriving: Shared,
-    pub published: Shared,
-    /// `.red`: threads whose predicate was true and threads that voted, in this generation…
-    votes: (u32, u32),
-    /// … and in the last complete one.
-    pub result: (u32, u32),
-    /// The instruction of the first arrival.
-    pub first_pc: u32,
+/// `bar.sync`, `bar.arrive`, `bar.red` and `barrier.*`. Both opcodes count threads. `bar`, and `barrier` with
+/// `.aligned`, are executed by whole warps.
+pub struct Bar {
+    id: Src,
+    /// Threads that complete a generation; all of the CTA if it is missing.
+    count: Option<Src>,
+    /// It does not wait.
+    arrive: bool,
+    /// `.red`: each thread's predicate, and what becomes of all of them.
+    vote: Option<PredicateSrc>,
+    out: Out,
 }
 
-/// `bar.sync`, `bar.arrive`, `bar.red` and `barrier.*`. Both kinds count threads; `bar` and `.aligned` are executed by
-/// whole warps.
-pub fn bar(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let reduce = i.one_of(&["popc", "and", "or"]).filter(|_| i.has("red"));
-    let arrive = i.has("arrive");
-    if i.opcode == "bar" || i.has("aligned") {
-        l.aligned();
+/// Where the result of `.red` goes.
+enum Out {
+    None,
+    /// How many predicates were true.
+    Count(Dst),
+    /// Whether all were.
+    All(PredicateDst),
+    /// Whether any was.
+    Any(PredicateDst),
+}
+
+impl Instruction for Bar {
+    fn decode(i: &mut Parsed<'_>) -> Result<Bar> {
+        let reduce = i.one_of(&["popc", "and", "or"]).filter(|_| i.has("red"));
+        let arrive = i.has("arrive");
+        if i.opcode() == "bar" {
+            i.aligned();
+        }
+        let first = usize::from(reduce.is_some());
+        let id = i.src(first, Type::U32)?;
+        let rest = i.operands().len() - first - 1;
+        let (count, vote) = match (reduce, rest) {
+            (Some(_), 1) => (None, Some(i.predicate(first + 1)?)),
+            (Some(_), 2) => (Some(i.src(first + 1, Type::U32)?), Some(i.predicate(first + 2)?)),
+            (None, 0) if !arrive => (None, None),
+            (None, 1) => (Some(i.src(first + 1, Type::U32)?), None),
+            _ => return Err(DecodeError::invalid("wrong number of operands")),
+        };
+        let out = match reduce {
+            None => Out::None,
+            Some("popc") => Out::Count(i.dst(0)?),
+            Some("and") => Out::All(i.predicate_dst(0)?),
+            Some(_) => Out::Any(i.predicate_dst(0)?),
+        };
+        Ok(Bar { id, count, arrive, vote, out })
     }
-    let first = usize::from(reduce.is_some());
-    let id = l.src(i, first, Type::U32)?;
-    let rest = i.operands.len() - first - 1;
-    let (count, vote) = match (reduce, rest) {
-        (Some(_), 1) => (None, Some(l.predicate(i, first + 1)?)),
-        (Some(_), 2) => (Some(l.src(i, first + 1, Type::U32)?), Some(l.predicate(i, first + 2)?)),
-        (None, 0) if !arrive => (None, None),
-        (None, 1) => (Some(l.src(i, first + 1, Type::U32)?), None),
-        _ => return Err(LowerError::invalid("wrong number of operands")),
-    };
-    enum Out {
-        None,
-        Count(crate::lower::Dst),
-        Predicate(crate::lower::PredicateDst, bool),
-    }
-    let out = match reduce {
-        Some("popc") => Out::Count(l.dst(i, 0)?),
-        Some(op) => Out::Predicate(l.predicate_dst(i, 0)?, op == "and"),
-        None => Out::None,
-    };
-    Ok(Box::new(move |w, m, mask| {
-        let lane = mask.trailing_zeros() as usize;
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         if let Some(WaitFor::Barrier { cta, id, .. }) = w.resumed {
             let barrier = &m.ctas[cta as usize].barriers[id as usize];
-            let (yes, all) = barrier.result;
             if let Some(race) = &mut m.race {
                 race.acquire(w.index, mask, &barrier.published);
             }
-            match &out {
-                Out::None => {}
-                Out::Count(d) => d.write(w, mask, &[yes.into(); 32]),
-                Out::Predicate(p, true) => p.write(w, mask, if yes == all { u32::MAX } else { 0 }),
-                Out::Predicate(p, false) => p.write(w, mask, if yes > 0 { u32::MAX } else { 0 }),
-            }
+            self.finish(w, mask, barrier);
             return Ok(Flow::Next);
         }
-        let number = w.lane(id, lane) as u32;
-        let invalid = |text: String| Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
-        if number >= COUNT {
-            return invalid(format!("barrier {number}: a CTA has barriers 0 to {}", COUNT - 1));
-        }
-        let expected = match count {
-            Some(c) => {
-                let n = w.lane(c, lane) as u32;
-                if n == 0 || !n.is_multiple_of(32) {
-                    return invalid(format!("{n} threads at barrier {number}: the count is a multiple of 32"));
-                }
-                n
-            }
-            None => m.threads_per_cta.next_multiple_of(32),
-        };
-        // A warp counts whole, its missing threads too.
+        let (id, expected) = self.operands(w, m, mask)?;
+        // A warp counts as 32 threads, even if the launch gave it fewer.
         let arriving = if mask == w.all { 32 } else { mask.count_ones() };
-        let votes = vote.map_or(0, |p| (p.mask(w) & mask).count_ones());
-        let threads = mask.count_ones();
-        let warp = w.index;
-        let pc = w.pc();
-        let barrier = &mut m.ctas[w.cta as usize].barriers[number as usize];
-        if barrier.arrived == 0 {
-            barrier.expected = expected;
-            barrier.first_pc = pc;
-        } else if barrier.expected != expected {
-            let text = format!(
-                "barrier {number} is for {} threads by its first arrival, for {expected} here",
-                barrier.expected
-            );
-            let first = barrier.first_pc;
-            return Err(Stop::new(FaultKind::BarrierDivergence, text).other("the first arrival", Some(first)));
-        }
-        barrier.arrived += arriving;
-        if barrier.arrived > barrier.expected {
-            let text = format!("{} threads arrive at barrier {number} for {expected}", barrier.arrived);
-            return Err(Stop::new(FaultKind::BarrierDivergence, text));
-        }
-        barrier.votes = (barrier.votes.0 + votes, barrier.votes.1 + threads);
+        let yes = self.vote.map_or(0, |p| (p.mask(w) & mask).count_ones());
+        let barrier = &mut m.ctas[w.cta as usize].barriers[id as usize];
+        arrive(barrier, id, expected, arriving, w.pc())?;
+        barrier.votes = (barrier.votes.0 + yes, barrier.votes.1 + mask.count_ones());
         if let Some(race) = &mut m.race {
-            race.release(warp, mask, &mut barrier.arriving);
+            race.release(w.index, mask, &mut barrier.arriving);
         }
         let generation = barrier.generation;
-        if barrier.arrived == barrier.expected {
-            barrier.generation += 1;
-            barrier.published = barrier.arriving.take();
-            barrier.result = std::mem::take(&mut barrier.votes);
-            barrier.arrived = 0;
-        }
+        barrier.advance();
         m.progress += 1;
-        if arrive {
+        if self.arrive {
             return Ok(Flow::Next);
         }
         m.roles[w.role as usize].barrier_waits += 1;
-        Ok(Flow::Wait(WaitFor::Barrier { cta: w.cta, id: number, generation }))
-    }))
+        Ok(Flow::Wait(WaitFor::Barrier { cta: w.cta, id, generation }))
+    }
+}
+
+impl Bar {
+    /// The barrier's number, and the threads that complete a generation.
+    fn operands(&self, w: &Warp, m: &Machine<'_>, mask: u32) -> Stopped<(u32, u32)> {
+        let lane = mask.trailing_zeros() as usize;
+        let invalid = |text: String| Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
+        let id = w.lane(self.id, lane) as u32;
+        if id >= barrier::COUNT {
+            return invalid(format!("barrier {id}: a CTA has barriers 0 to {}", barrier::COUNT - 1));
+        }
+        let Some(count) = self.count else { return Ok((id, m.threads_per_cta.next_multiple_of(32))) };
+        let count = w.lane(count, lane) as u32;
+        if count == 0 || !count.is_multiple_of(32) {
+            return invalid(format!("{count} threads at barrier {id}: the count is a multiple of 32"));
+        }
+        Ok((id, count))
+    }
+
+    /// The result of `.red`, once all have voted.
+    fn finish(&self, w: &mut Warp, mask: u32, barrier: &Barrier) {
+        let (yes, all) = barrier.result;
+        let truth = |holds| if holds { u32::MAX } else { 0 };
+        match &self.out {
+            Out::None => {}
+            Out::Count(d) => d.write(w, mask, &[yes.into(); 32]),
+            Out::All(p) => p.write(w, mask, truth(yes == all)),
+            Out::Any(p) => p.write(w, mask, truth(yes > 0)),
+        }
+    }
+}
+
+/// Counts threads that arrive. All must agree on how many complete the generation.
+fn arrive(barrier: &mut Barrier, id: u32, expected: u32, arriving: u32, pc: u32) -> Stopped<()> {
+    if barrier.arrived == 0 {
+        barrier.expected = expected;
+        barrier.first_pc = pc;
+    } else if barrier.expected != expected {
+        let by_first = barrier.expected;
+        let text = format!("barrier {id} is for {by_first} threads by its first arrival, for {expected} here");
+        return Err(Stop::new(FaultKind::BarrierDivergence, text).other("the first arrival", Some(barrier.first_pc)));
+    }
+    barrier.arrived += arriving;
+    if barrier.arrived > barrier.expected {
+        let text = format!("{} threads arrive at barrier {id} for {expected}", barrier.arrived);
+        return Err(Stop::new(FaultKind::BarrierDivergence, text));
+    }
+    Ok(())
 }

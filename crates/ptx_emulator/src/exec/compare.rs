@@ -1,11 +1,14 @@
 //! Comparison and selection (PTX ISA, "Comparison and Selection Instructions", "Half Precision Comparison
 //! Instructions").
 
-use super::{Flow, Lane, Lowered, for_integer, map3};
+use super::lane::{Lane, for_integer, map3};
+use crate::code::Flow;
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, BF16, F16, Format};
-use crate::lower::{Lower, LowerError};
-use crate::machine::warp::{Row, Src};
-use crate::parser::ast::{Instruction, Operand};
+use crate::operand::{Row, Src};
+use crate::parser::ast::Operand;
 use crate::types::Type;
 
 const OPERATORS: [&str; 18] = [
@@ -37,7 +40,7 @@ fn ordered<T: Lane + PartialOrd>(op: &str) -> Option<Compare> {
     })
 }
 
-/// Floating-point comparison: the plain operators are false for NaN, those with `u` true.
+/// Floating-point comparison. If an operand is NaN, the plain operators are false and those with `u` are true.
 fn float(op: &str, read: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Option<Compare> {
     let holds: fn(f64, f64) -> bool = match op {
         "eq" => |a, b| a == b,
@@ -75,9 +78,9 @@ pub fn reader(ty: Type, ftz: bool) -> Option<fn(u64) -> f64> {
     })
 }
 
-fn compare(i: &Instruction, ty: Type) -> Result<Compare, LowerError> {
+fn compare(i: &Parsed<'_>, ty: Type) -> Result<Compare, DecodeError> {
     let Some(op) = i.one_of(&OPERATORS) else {
-        return Err(LowerError::invalid("the comparison is missing"));
+        return Err(DecodeError::invalid("the comparison is missing"));
     };
     let found = match reader(ty, i.has("ftz")) {
         Some(read) => float(op, read),
@@ -87,11 +90,11 @@ fn compare(i: &Instruction, ty: Type) -> Result<Compare, LowerError> {
             _ => for_integer!(ty, T => ordered::<T>(op)),
         },
     };
-    found.ok_or_else(|| LowerError::invalid(format!("`.{op}` does not compare {ty:?}")))
+    found.ok_or_else(|| DecodeError::invalid(format!("`.{op}` does not compare {ty:?}")))
 }
 
-pub fn setp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
+pub fn setp(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
     let boolean = i.one_of(&["and", "or", "xor"]);
     let packed = match ty {
         Type::F16x2 => Some(Type::F16),
@@ -100,11 +103,11 @@ pub fn setp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     };
     let compare = compare(i, packed.unwrap_or(ty))?;
     let (p, q) = match i.operand(0)? {
-        Operand::Pair(p, q) => (l.predicate_dst_operand(p)?, Some(l.predicate_dst_operand(q)?)),
-        p => (l.predicate_dst_operand(p)?, None),
+        Operand::Pair(p, q) => (i.predicate_dst_operand(p)?, Some(i.predicate_dst_operand(q)?)),
+        p => (i.predicate_dst_operand(p)?, None),
     };
-    let (a, b) = (l.src(i, 1, ty)?, l.src(i, 2, ty)?);
-    let c = if boolean.is_some() { Some(l.predicate(i, 3)?) } else { None };
+    let (a, b) = (i.src(1, ty)?, i.src(2, ty)?);
+    let c = if boolean.is_some() { Some(i.predicate(3)?) } else { None };
     let combine: fn(u32, u32) -> u32 = match boolean {
         Some("or") => |t, c| t | c,
         Some("xor") => |t, c| t ^ c,
@@ -125,10 +128,10 @@ pub fn setp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn set(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn set(i: &mut Parsed<'_>) -> Decoded {
     let types = i.types();
     let [to, ty] = types[..] else {
-        return Err(LowerError::invalid("two types expected"));
+        return Err(DecodeError::invalid("two types expected"));
     };
     let boolean = i.one_of(&["and", "or", "xor"]);
     let packed = match ty {
@@ -137,9 +140,9 @@ pub fn set(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         _ => None,
     };
     let compare = compare(i, packed.unwrap_or(ty))?;
-    let d = l.dst(i, 0)?;
-    let (a, b) = (l.src(i, 1, ty)?, l.src(i, 2, ty)?);
-    let c = if boolean.is_some() { Some(l.predicate(i, 3)?) } else { None };
+    let d = i.dst(0)?;
+    let (a, b) = (i.src(1, ty)?, i.src(2, ty)?);
+    let c = if boolean.is_some() { Some(i.predicate(3)?) } else { None };
     let (yes, yes_high): (u64, u64) = match to {
         Type::F32 => (0x3f80_0000, 0),
         Type::F16 => (0x3c00, 0),
@@ -172,11 +175,11 @@ pub fn set(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn selp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
-    let d = l.dst(i, 0)?;
-    let (a, b) = (l.src(i, 1, ty)?, l.src(i, 2, ty)?);
-    let c = l.predicate(i, 3)?;
+pub fn selp(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let d = i.dst(0)?;
+    let (a, b) = (i.src(1, ty)?, i.src(2, ty)?);
+    let c = i.predicate(3)?;
     Ok(Box::new(move |w, _, mask| {
         let (a, b, c) = (w.get(a), w.get(b), c.mask(w));
         let mut out = [0; 32];
@@ -190,13 +193,13 @@ pub fn selp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `d = c >= 0 ? a : b`; a NaN selects `b`.
-pub fn slct(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn slct(i: &mut Parsed<'_>) -> Decoded {
     let types = i.types();
     let [ty, by] = types[..] else {
-        return Err(LowerError::invalid("two types expected"));
+        return Err(DecodeError::invalid("two types expected"));
     };
-    let d = l.dst(i, 0)?;
-    let s = [l.src(i, 1, ty)?, l.src(i, 2, ty)?, l.src(i, 3, by)?];
+    let d = i.dst(0)?;
+    let s = [i.src(1, ty)?, i.src(2, ty)?, i.src(3, by)?];
     let ftz = i.has("ftz");
     Ok(match by {
         Type::F32 => map3(d, s, move |a: u64, b: u64, c: f32| {
@@ -208,10 +211,10 @@ pub fn slct(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `testp`: the class of a floating-point number.
-pub fn testp(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn testp(i: &mut Parsed<'_>) -> Decoded {
     let double = i.has("f64");
-    let p = l.predicate_dst(i, 0)?;
-    let a: Src = l.src(i, 1, if double { Type::F64 } else { Type::F32 })?;
+    let p = i.predicate_dst(0)?;
+    let a: Src = i.src(1, if double { Type::F64 } else { Type::F32 })?;
     let test: fn(f64) -> bool = match i.one_of(&["finite", "infinite", "number", "notanumber", "normal", "subnormal"]) {
         Some("finite") => |x| x.is_finite(),
         Some("infinite") => |x| x.is_infinite(),

@@ -1,27 +1,20 @@
 //! Control flow (PTX ISA, "Control Flow Instructions", "Miscellaneous Instructions").
 
-use super::{Flow, Lowered};
-use crate::fault::{FaultKind, Stop};
-use crate::lower::{Lower, LowerError};
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::lanes;
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop};
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
+use crate::operand::lanes;
 use crate::types::Type;
 
-fn name(i: &Instruction, n: usize) -> Result<&str, LowerError> {
-    match i.operands.get(n) {
-        Some(Operand::Name(name)) => Ok(name),
-        _ => Err(LowerError::invalid("a label expected")),
-    }
-}
-
-pub fn bra(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let label = l.label(name(i, 0)?)?;
+pub fn bra(i: &mut Parsed<'_>) -> Decoded {
+    let label = i.label(0)?;
     Ok(Box::new(move |_, _, _| Ok(Flow::Jump(label))))
 }
 
-pub fn brx(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let index = l.src(i, 0, Type::U32)?;
-    let targets = l.targets(name(i, 1)?)?;
+pub fn brx(i: &mut Parsed<'_>) -> Decoded {
+    let index = i.src(0, Type::U32)?;
+    let targets = i.targets(1)?;
     Ok(Box::new(move |w, _, mask| {
         let mut groups: Vec<(u32, u32)> = Vec::new();
         for lane in lanes(mask) {
@@ -39,26 +32,26 @@ pub fn brx(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }))
 }
 
-pub fn call(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    l.call(i)
+pub fn call(i: &mut Parsed<'_>) -> Decoded {
+    i.call()
 }
 
-pub fn ret(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
+pub fn ret(_: &mut Parsed<'_>) -> Decoded {
     Ok(Box::new(|_, _, _| Ok(Flow::Return)))
 }
 
-pub fn exit(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
+pub fn exit(_: &mut Parsed<'_>) -> Decoded {
     Ok(Box::new(|_, _, _| Ok(Flow::Exit)))
 }
 
-pub fn trap(_: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let what = i.opcode.clone();
+pub fn trap(i: &mut Parsed<'_>) -> Decoded {
+    let what = i.opcode().to_owned();
     Ok(Box::new(move |_, _, mask| {
         Err(Stop::new(FaultKind::Trap, format!("it executed `{what}`")).lane(mask.trailing_zeros()))
     }))
 }
 
 /// `nanosleep`, `pmevent`: time passes.
-pub fn pause(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
+pub fn pause(_: &mut Parsed<'_>) -> Decoded {
     Ok(Box::new(|_, _, _| Ok(Flow::Yield)))
 }

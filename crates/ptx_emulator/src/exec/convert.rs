@@ -3,11 +3,16 @@
 
 use super::compare::reader;
 use super::float::{format, rounding};
-use super::{Flow, Lowered, alu, map1, map2, map3};
+use super::lane::{map1, map2, map3};
+use super::mov;
+use crate::code::Flow;
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
+use crate::hw::approx::flush_f32;
 use crate::hw::number::{self, E2M1, E2M3, E3M2, E4M3, E5M2, F64, Format, IntType, Rounder, Rounding, TF32};
-use crate::lower::{Lower, LowerError};
-use crate::machine::memory::{self, window};
-use crate::parser::ast::Instruction;
+use crate::machine::address::{space_of, window};
+use crate::operand::{Dst, Src};
 use crate::types::{Space, Type};
 
 /// A narrow format that comes packed, and the bits of one element's field.
@@ -34,154 +39,173 @@ pub fn extend(ty: Type, bits: u64) -> i128 {
     if ty.is_signed() { i128::from((bits << shift) as i64 >> shift) } else { i128::from(bits << shift >> shift) }
 }
 
-pub fn cvt(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let types = i.types();
-    let [to, from] = types[..] else {
-        return Err(LowerError::invalid("two types expected"));
+/// The conversion that a `cvt` asks for.
+struct Conversion {
+    to: Type,
+    from: Type,
+    ftz: bool,
+    sat: bool,
+    rounder: Rounder,
+    /// `.rni` and its like: how the value is rounded to an integer.
+    integral: Option<Rounding>,
+}
+
+/// `cvt d, a{, b}`.
+pub fn cvt(i: &mut Parsed<'_>) -> Decoded {
+    let [to, from] = i.types()[..] else {
+        return Err(DecodeError::invalid("two types expected"));
     };
-    let d = l.dst(i, 0)?;
-    let (ftz, sat) = (i.has("ftz"), i.has("sat"));
-    let mut rounder = Rounder::new(rounding(i));
+    let mut rounder = Rounder::new(if i.has("rna") { Rounding::NearestAway } else { rounding(i) });
     if i.has("satfinite") {
         rounder = rounder.satfinite();
     }
     if i.has("relu") {
         rounder = rounder.relu();
     }
-    if i.has("rs") {
-        return Err(LowerError::unsupported("stochastic rounding"));
-    }
-    if i.has("scaled::n2::ue8m0") {
-        return Err(LowerError::unsupported("cvt with a scale"));
-    }
-    // Scales: ue8m0x2 from two f32 or one bf16x2, and back to bf16x2.
-    if to == Type::UE8M0x2 {
-        if from == Type::BF16x2 {
-            let a = l.src(i, 1, from)?;
-            return Ok(map1(d, a, move |x: u32| {
-                let one = |x: u32| u32::from(rounder.round_ue8m0(f32::from_bits(x << 16).into()));
-                one(x & 0xffff) | one(x >> 16) << 8
-            }));
-        }
-        let (a, b) = (l.src(i, 1, from)?, l.src(i, 2, from)?);
-        return Ok(map2(d, [a, b], move |a: f32, b: f32| {
-            u16::from(rounder.round_ue8m0(a.into())) << 8 | u16::from(rounder.round_ue8m0(b.into()))
-        }));
-    }
-    if from == Type::UE8M0x2 {
-        let a = l.src(i, 1, from)?;
-        return Ok(map1(d, a, move |x: u16| {
-            let one = |c: u8| rounder.round(&number::BF16, number::decode_ue8m0(c)) as u32;
-            one(x as u8) | one((x >> 8) as u8) << 16
-        }));
+    let integral = i.one_of(&["rzi", "rmi", "rpi", "rni"]).map(|mode| match mode {
+        "rzi" => Rounding::TowardZero,
+        "rmi" => Rounding::Down,
+        "rpi" => Rounding::Up,
+        _ => Rounding::NearestEven,
+    });
+    let conversion = Conversion { to, from, ftz: i.has("ftz"), sat: i.has("sat"), rounder, integral };
+    let (d, a) = (i.dst(0)?, i.src(1, from)?);
+    let b = if i.operands().len() > 2 { Some(i.src(2, from)?) } else { None };
+    if to == Type::UE8M0x2 || from == Type::UE8M0x2 {
+        return conversion.of_scales(d, a, b);
     }
     if let Some((format, field)) = packed(to) {
-        let field_mask = (1u64 << field) - 1;
-        // From a packed type: element by element.
-        if let Some((source, width)) = packed(from) {
-            let a = l.src(i, 1, from)?;
-            let ones = (1u64 << width) - 1;
-            return Ok(map1(d, a, move |x: u64| {
-                let one = |n: u32| {
-                    let element = x >> (n * width) & ones & ((1 << source.width()) - 1);
-                    (rounder.round(format, number::decode(source, element)) & field_mask) << (n * field)
-                };
-                one(0) | one(1)
-            }));
-        }
-        // From two (or four, in a vector) f32: the first operand goes to the upper half.
-        if from == Type::F32 {
-            let narrow = move |x: f32| {
-                let x = if ftz { crate::hw::approx::flush_f32(x) } else { x };
-                rounder.round(format, x.into()) & field_mask
-            };
-            if i.operands.len() == 3 {
-                let (a, b) = (l.src(i, 1, from)?, l.src(i, 2, from)?);
-                return Ok(map2(d, [a, b], move |a: f32, b: f32| narrow(a) << field | narrow(b)));
-            }
-        }
-        return Err(LowerError::unsupported(format!("cvt from {from:?} to {to:?}")));
+        return conversion.to_packed(d, a, b, format, field);
     }
-    let a = l.src(i, 1, from)?;
     if to == Type::TF32 {
         return Ok(map1(d, a, move |x: f32| number::tf32_to_register(rounder.round(&TF32, x.into()))));
     }
-    let mode = match i.one_of(&["rzi", "rmi", "rpi", "rni"]) {
-        Some("rzi") => Some(Rounding::TowardZero),
-        Some("rmi") => Some(Rounding::Down),
-        Some("rpi") => Some(Rounding::Up),
-        Some(_) => Some(Rounding::NearestEven),
-        None => None,
-    };
-    let bits = |ty: Type| u64::MAX >> (64 - ty.bits());
-    match (int_type(to), int_type(from)) {
-        (Some(_), Some(_)) if !sat => {
-            // The result extends by the source's sign to the destination's width, then to the register's.
-            let (ones, width) = (bits(to), d.bits);
-            let signed = to.is_signed();
-            Ok(map1(d, a, move |x: u64| {
-                let value = extend(from, x) as u64 & ones;
-                if signed && width > to.bits() { extend(to, value) as u64 } else { value }
-            }))
+    match int_type(to) {
+        Some(int) => conversion.to_integer(d, a, int),
+        None => conversion.to_float(d, a),
+    }
+}
+
+impl Conversion {
+    /// ue8m0x2 from two f32 or one bf16x2, and back to bf16x2.
+    fn of_scales(&self, d: Dst, a: Src, b: Option<Src>) -> Decoded {
+        let rounder = self.rounder;
+        match (self.from, b) {
+            (Type::UE8M0x2, _) => Ok(map1(d, a, move |x: u16| {
+                let one = |c: u8| rounder.round(&number::BF16, number::decode_ue8m0(c)) as u32;
+                one(x as u8) | one((x >> 8) as u8) << 16
+            })),
+            (Type::BF16x2, _) => Ok(map1(d, a, move |x: u32| {
+                let one = |x: u32| u32::from(rounder.round_ue8m0(f32::from_bits(x << 16).into()));
+                one(x & 0xffff) | one(x >> 16) << 8
+            })),
+            (_, Some(b)) => Ok(map2(d, [a, b], move |a: f32, b: f32| {
+                u16::from(rounder.round_ue8m0(a.into())) << 8 | u16::from(rounder.round_ue8m0(b.into()))
+            })),
+            (_, None) => Err(DecodeError::invalid("operand 3 is missing")),
         }
-        (Some(int), Some(_)) => {
-            let ones = bits(to);
-            Ok(map1(d, a, move |x: u64| int.saturate(extend(from, x)) as u64 & ones))
+    }
+
+    /// To elements in fields of so many bits.
+    fn to_packed(&self, d: Dst, a: Src, b: Option<Src>, format: &'static Format, field: u32) -> Decoded {
+        let (rounder, ftz) = (self.rounder, self.ftz);
+        let field_mask = (1u64 << field) - 1;
+        match (packed(self.from), self.from, b) {
+            // Element by element.
+            (Some((source, width)), ..) => {
+                let ones = (1u64 << width) - 1;
+                Ok(map1(d, a, move |x: u64| {
+                    let one = |n: u32| {
+                        let element = x >> (n * width) & ones & ((1 << source.width()) - 1);
+                        (rounder.round(format, number::decode(source, element)) & field_mask) << (n * field)
+                    };
+                    one(0) | one(1)
+                }))
+            }
+            // The first of two operands goes to the upper half.
+            (None, Type::F32, Some(b)) => {
+                let narrow = move |x: f32| {
+                    let x = if ftz { flush_f32(x) } else { x };
+                    rounder.round(format, x.into()) & field_mask
+                };
+                Ok(map2(d, [a, b], move |a: f32, b: f32| narrow(a) << field | narrow(b)))
+            }
+            _ => Err(DecodeError::unsupported(format!("cvt from {:?} to {:?}", self.from, self.to))),
         }
-        (Some(int), None) => {
-            let read = reader(from, ftz).ok_or_else(|| LowerError::unsupported(format!("cvt from {from:?}")))?;
+    }
+
+    fn to_integer(&self, d: Dst, a: Src, int: IntType) -> Decoded {
+        let (to, from) = (self.to, self.from);
+        let ones = u64::MAX >> (64 - to.bits());
+        if int_type(from).is_none() {
+            let read = self.reader()?;
             let source = if from == Type::F64 { &F64 } else { format(from).map_or(&F64, |f| f.0) };
-            let (mode, ones) = (mode.unwrap_or(Rounding::TowardZero), bits(to));
-            Ok(map1(d, a, move |x: u64| number::float_to_int(read(x), source, mode, int) as u64 & ones))
+            let mode = self.integral.unwrap_or(Rounding::TowardZero);
+            return Ok(map1(d, a, move |x: u64| number::float_to_int(read(x), source, mode, int) as u64 & ones));
         }
-        (None, Some(_)) => {
-            let target = if to == Type::F64 { &F64 } else { single(to)? };
-            Ok(map1(d, a, move |x: u64| {
+        if self.sat {
+            return Ok(map1(d, a, move |x: u64| int.saturate(extend(from, x)) as u64 & ones));
+        }
+        // The result extends by the source's sign to the destination's width, then to the register's.
+        let sign_extends = to.is_signed() && d.bits > to.bits();
+        Ok(map1(d, a, move |x: u64| {
+            let value = extend(from, x) as u64 & ones;
+            if sign_extends { extend(to, value) as u64 } else { value }
+        }))
+    }
+
+    fn to_float(&self, d: Dst, a: Src) -> Decoded {
+        let &Conversion { to, from, ftz, sat, rounder, integral } = self;
+        let target = if to == Type::F64 { &F64 } else { single(to)? };
+        if int_type(from).is_some() {
+            return Ok(map1(d, a, move |x: u64| {
                 let y = rounder.round_integer(target, extend(from, x));
                 if sat { rounder.round(target, number::saturate(number::decode(target, y))) } else { y }
-            }))
+            }));
         }
-        (None, None) => {
-            let read = reader(from, ftz).ok_or_else(|| LowerError::unsupported(format!("cvt from {from:?}")))?;
-            let target = if to == Type::F64 { &F64 } else { single(to)? };
-            Ok(map1(d, a, move |x: u64| {
-                let y = read(x);
-                let y = mode.map_or(y, |mode| number::round_to_integral(y, mode));
-                let y = rounder.round(target, if sat { number::saturate(y) } else { y });
-                if ftz { target.flush(y) } else { y }
-            }))
-        }
+        let read = self.reader()?;
+        Ok(map1(d, a, move |x: u64| {
+            let y = read(x);
+            let y = integral.map_or(y, |mode| number::round_to_integral(y, mode));
+            let y = rounder.round(target, if sat { number::saturate(y) } else { y });
+            if ftz { target.flush(y) } else { y }
+        }))
+    }
+
+    /// How a source register reads.
+    fn reader(&self) -> Result<fn(u64) -> f64, DecodeError> {
+        reader(self.from, self.ftz).ok_or_else(|| DecodeError::unsupported(format!("cvt from {:?}", self.from)))
     }
 }
 
-fn single(ty: Type) -> Result<&'static Format, LowerError> {
+fn single(ty: Type) -> Result<&'static Format, DecodeError> {
     match format(ty) {
         Some((format, 1)) => Ok(format),
-        _ => Err(LowerError::unsupported(format!("cvt to {ty:?}"))),
+        _ => Err(DecodeError::unsupported(format!("cvt to {ty:?}"))),
     }
 }
 
-pub fn pack(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn pack(i: &mut Parsed<'_>) -> Decoded {
     let to = if i.has("u2") || i.has("s2") {
         IntType { bits: 2, signed: i.has("s2") }
     } else if i.has("u4") || i.has("s4") {
         IntType { bits: 4, signed: i.has("s4") }
     } else {
         let first = i.types().first().copied().and_then(int_type);
-        first.ok_or_else(|| LowerError::invalid("the type is missing"))?
+        first.ok_or_else(|| DecodeError::invalid("the type is missing"))?
     };
-    let d = l.dst(i, 0)?;
-    let (a, b) = (l.src(i, 1, Type::S32)?, l.src(i, 2, Type::S32)?);
-    let c = if i.operands.len() > 3 { l.src(i, 3, Type::B32)? } else { crate::machine::warp::Src::Constant(0) };
+    let d = i.dst(0)?;
+    let (a, b) = (i.src(1, Type::S32)?, i.src(2, Type::S32)?);
+    let c = if i.operands().len() > 3 { i.src(3, Type::B32)? } else { Src::Constant(0) };
     Ok(map3(d, [a, b, c], move |a: i32, b: i32, c: u32| number::cvt_pack(to, a, b, c)))
 }
 
 /// Between generic addresses and those of a window. Global and const addresses are generic already.
-pub fn cvta(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let space = i.space().ok_or_else(|| LowerError::invalid("the state space is missing"))?;
-    let (d, a) = (l.dst(i, 0)?, l.address_value(i, 1)?);
+pub fn cvta(i: &mut Parsed<'_>) -> Decoded {
+    let space = i.space().ok_or_else(|| DecodeError::invalid("the state space is missing"))?;
+    let (d, a) = (i.dst(0)?, i.address_value(1)?);
     let Some(base) = window(space) else {
-        return Ok(alu::copy(d, a));
+        return Ok(mov::copy(d, a));
     };
     if i.has("to") {
         Ok(map1(d, a, move |x: u64| x.wrapping_sub(base)))
@@ -190,14 +214,14 @@ pub fn cvta(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     }
 }
 
-pub fn isspacep(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let space = i.space().ok_or_else(|| LowerError::invalid("the state space is missing"))?;
-    let p = l.predicate_dst(i, 0)?;
-    let a = l.address_value(i, 1)?;
+pub fn isspacep(i: &mut Parsed<'_>) -> Decoded {
+    let space = i.space().ok_or_else(|| DecodeError::invalid("the state space is missing"))?;
+    let p = i.predicate_dst(0)?;
+    let a = i.address_value(1)?;
     Ok(Box::new(move |w, m, mask| {
         let mut value = 0;
         for (n, address) in w.get(a).into_iter().enumerate() {
-            let found = memory::space_of(address);
+            let found = space_of(address);
             let yes = match space {
                 Space::Shared => found == Space::Shared && m.rank_of(address) == w.cta,
                 Space::SharedCluster => found == Space::Shared,

@@ -1,27 +1,46 @@
 //! Floating-point arithmetic (PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions",
-//! "Mixed Precision Floating Point Instructions"). Exact or rounded-to-odd in f64, then rounded once by
-//! [`number::Rounder`]; f32 in its default mode takes the host's own instructions, which round the same.
+//! "Mixed Precision Floating Point Instructions"). An operation is done in f64, exactly or rounded to odd, and
+//! [`number::Rounder`] rounds the result once. f32 in the default rounding mode uses the host's own instructions, which
+//! round in the same way.
 
-use super::{Flow, Lane, Lowered, map1, map2, map3};
+use super::lane::{Lane, map1, map2, map3};
+use crate::code::Flow;
+use crate::decode::error::DecodeError;
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
 use crate::hw::approx::{self, Function, flush_f32};
 use crate::hw::number::{self, BF16, F16, F32, F32_NAN, Format, Rounder, Rounding};
-use crate::lower::{Dst, Lower, LowerError};
-use crate::machine::warp::{Row, Src};
-use crate::parser::ast::Instruction;
+use crate::operand::{Dst, Row, Src};
 use crate::types::Type;
 
-fn ty(i: &Instruction) -> Result<Type, LowerError> {
-    i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))
-}
-
 /// The rounding mode among the modifiers; nearest-even by default.
-pub fn rounding(i: &Instruction) -> Rounding {
-    match i.one_of(&["rz", "rm", "rp", "rna"]) {
+pub fn rounding(i: &Parsed<'_>) -> Rounding {
+    match i.one_of(&["rz", "rm", "rp"]) {
         Some("rz") => Rounding::TowardZero,
         Some("rm") => Rounding::Down,
-        Some("rp") => Rounding::Up,
-        Some(_) => Rounding::NearestAway,
+        Some(_) => Rounding::Up,
         None => Rounding::NearestEven,
+    }
+}
+
+/// What an operation does to its operands and to its exact result.
+#[derive(Clone, Copy)]
+struct Rules {
+    rounding: Rounding,
+    /// Subnormal operands and results become zeros.
+    ftz: bool,
+    /// Results are clamped to [0, 1].
+    sat: bool,
+    /// Negative results become zeros.
+    relu: bool,
+}
+
+impl Rules {
+    const NEAREST: Rules = Rules { rounding: Rounding::NearestEven, ftz: false, sat: false, relu: false };
+
+    /// It rounds to nearest and does nothing else to its result.
+    fn is_plain(self) -> bool {
+        self.rounding == Rounding::NearestEven && !self.sat && !self.relu
     }
 }
 
@@ -44,18 +63,15 @@ fn canonical(x: f32) -> f32 {
 
 /// An element-wise operation on one register's elements: reads in `f64`, and rounds the result.
 fn elementwise<const N: usize>(
-    i: &Instruction,
+    rules: Rules,
     ty: Type,
     d: Dst,
     s: [Src; N],
     op: impl Fn([f64; N], Rounding) -> f64 + Send + Sync + 'static,
-) -> Lowered {
-    let (format, count) = format(ty).ok_or_else(|| LowerError::unsupported(format!("type {ty:?}")))?;
-    let (mode, ftz, sat) = (rounding(i), i.has("ftz"), i.has("sat"));
-    let mut rounder = Rounder::new(mode);
-    if i.has("relu") {
-        rounder = rounder.relu();
-    }
+) -> Decoded {
+    let (format, count) = format(ty).ok_or_else(|| DecodeError::unsupported(format!("type {ty:?}")))?;
+    let Rules { rounding: mode, ftz, sat, relu } = rules;
+    let rounder = if relu { Rounder::new(mode).relu() } else { Rounder::new(mode) };
     let width = format.width();
     let ones = (1u64 << width) - 1;
     let flush = move |bits: u64| if ftz { format.flush(bits) } else { bits };
@@ -76,50 +92,46 @@ fn elementwise<const N: usize>(
     }))
 }
 
-fn sources<const N: usize>(l: &mut Lower<'_>, i: &Instruction, ty: Type) -> Result<(Dst, [Src; N]), LowerError> {
-    let d = l.dst(i, 0)?;
+fn sources<const N: usize>(i: &mut Parsed<'_>, ty: Type) -> Result<(Dst, [Src; N]), DecodeError> {
+    let d = i.dst(0)?;
     let mut s = [Src::Constant(0); N];
     for (n, s) in s.iter_mut().enumerate() {
-        *s = l.src(i, n + 1, ty)?;
+        *s = i.src(n + 1, ty)?;
     }
     Ok((d, s))
 }
 
-/// Whether an f32 instruction rounds to nearest and does nothing else to its operands.
-fn plain_f32(i: &Instruction, ty: Type) -> bool {
-    ty == Type::F32 && rounding(i) == Rounding::NearestEven && !i.has("sat") && !i.has("relu")
-}
-
-fn f64_nearest(i: &Instruction) -> Result<(), LowerError> {
+fn f64_nearest(i: &Parsed<'_>) -> Result<(), DecodeError> {
     match rounding(i) {
         Rounding::NearestEven => Ok(()),
-        _ => Err(LowerError::unsupported("f64 arithmetic rounds to nearest only")),
+        _ => Err(DecodeError::unsupported("f64 arithmetic rounds to nearest only")),
     }
 }
 
 /// `add`, `sub`, `mul`.
-pub fn binary(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn binary(i: &mut Parsed<'_>) -> Decoded {
     if let [Type::F32, narrow @ (Type::F16 | Type::BF16)] = i.types()[..] {
-        return mixed(l, i, narrow);
+        return mixed(i, narrow);
     }
-    let ty = ty(i)?;
-    let (d, s) = sources(l, i, ty)?;
-    let ftz = i.has("ftz");
+    let ty = i.ty()?;
+    let (d, s) = sources(i, ty)?;
+    let rules = Rules { rounding: rounding(i), ftz: i.has("ftz"), sat: i.has("sat"), relu: false };
+    let plain = ty == Type::F32 && rules.is_plain();
     macro_rules! op {
         ($exact:expr, $op:tt) => {
             if ty == Type::F64 {
                 f64_nearest(i)?;
                 Ok(map2(d, s, |a: f64, b: f64| a $op b))
-            } else if plain_f32(i, ty) && ftz {
+            } else if plain && rules.ftz {
                 Ok(map2(d, s, |a: f32, b: f32| flush_f32(canonical(flush_f32(a) $op flush_f32(b)))))
-            } else if plain_f32(i, ty) {
+            } else if plain {
                 Ok(map2(d, s, |a: f32, b: f32| canonical(a $op b)))
             } else {
-                elementwise(i, ty, d, s, $exact)
+                elementwise(rules, ty, d, s, $exact)
             }
         };
     }
-    match i.opcode.as_str() {
+    match i.opcode() {
         "add" => op!(|[a, b], mode| number::add(a, b, mode), +),
         "sub" => op!(|[a, b], mode| number::add(a, -b, mode), -),
         _ => op!(|[a, b], _| number::mul(a, b), *),
@@ -127,31 +139,33 @@ pub fn binary(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `fma`, `mad`.
-pub fn fma(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
+pub fn fma(i: &mut Parsed<'_>) -> Decoded {
     if let [Type::F32, narrow @ (Type::F16 | Type::BF16)] = i.types()[..] {
-        return mixed(l, i, narrow);
+        return mixed(i, narrow);
     }
-    let ty = ty(i)?;
-    let (d, s) = sources(l, i, ty)?;
+    let ty = i.ty()?;
+    let (d, s) = sources(i, ty)?;
     if ty == Type::F64 {
         f64_nearest(i)?;
         return Ok(map3(d, s, f64::mul_add));
     }
-    if plain_f32(i, ty) && !i.has("ftz") {
+    let relu = i.opcode() == "fma" && i.has("relu");
+    let rules = Rules { rounding: rounding(i), ftz: i.has("ftz"), sat: i.has("sat"), relu };
+    if ty == Type::F32 && rules.is_plain() && !rules.ftz {
         return Ok(map3(d, s, |a: f32, b: f32, c: f32| canonical(number::fma_f32(a, b, c, Rounding::NearestEven))));
     }
-    elementwise(i, ty, d, s, |[a, b, c], mode| number::fma(a, b, c, mode))
+    elementwise(rules, ty, d, s, |[a, b, c], mode| number::fma(a, b, c, mode))
 }
 
 /// `add.f32.f16 d, a, c` and its like: narrow factors, f32 addend and result.
-fn mixed(l: &mut Lower<'_>, i: &Instruction, narrow: Type) -> Lowered {
-    let (format, _) = format(narrow).ok_or_else(|| LowerError::invalid("no format"))?;
-    let d = l.dst(i, 0)?;
-    let a = l.src(i, 1, narrow)?;
-    let fma = i.opcode == "fma";
-    let b = if fma { l.src(i, 2, narrow)? } else { Src::Constant(0) };
-    let c = l.src(i, if fma { 3 } else { 2 }, Type::F32)?;
-    let (mode, sat, sub) = (rounding(i), i.has("sat"), i.opcode == "sub");
+fn mixed(i: &mut Parsed<'_>, narrow: Type) -> Decoded {
+    let (format, _) = format(narrow).ok_or_else(|| DecodeError::invalid("no format"))?;
+    let d = i.dst(0)?;
+    let a = i.src(1, narrow)?;
+    let fma = i.opcode() == "fma";
+    let b = if fma { i.src(2, narrow)? } else { Src::Constant(0) };
+    let c = i.src(if fma { 3 } else { 2 }, Type::F32)?;
+    let (mode, sat, sub) = (rounding(i), i.has("sat"), i.opcode() == "sub");
     Ok(map3(d, [a, b, c], move |a: u16, b: u16, c: f32| {
         let a = number::decode(format, a.into());
         let a = if fma { a * number::decode(format, b.into()) } else { a };
@@ -161,9 +175,9 @@ fn mixed(l: &mut Lower<'_>, i: &Instruction, narrow: Type) -> Lowered {
     }))
 }
 
-pub fn div(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, s) = sources(l, i, ty)?;
+pub fn div(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, s) = sources(i, ty)?;
     let ftz = i.has("ftz");
     if ty == Type::F64 {
         f64_nearest(i)?;
@@ -172,14 +186,14 @@ pub fn div(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
     if i.has("approx") {
         return Ok(map2(d, s, move |a: f32, b: f32| approx::div_approx_f32(a, b, ftz)));
     }
-    elementwise(i, ty, d, s, |[a, b], _| number::div(a, b))
+    elementwise(Rules { rounding: rounding(i), ftz, ..Rules::NEAREST }, ty, d, s, |[a, b], _| number::div(a, b))
 }
 
 /// `abs`, `neg`: the sign bit, with subnormals flushed on request.
-pub fn sign(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, [a]) = sources(l, i, ty)?;
-    let abs = i.opcode == "abs";
+pub fn sign(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, [a]) = sources(i, ty)?;
+    let abs = i.opcode() == "abs";
     let bit = match ty {
         Type::F64 => 1 << 63,
         Type::F32 => 1 << 31,
@@ -187,10 +201,10 @@ pub fn sign(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         Type::F32x2 => 0x8000_0000_8000_0000,
         _ => 0x8000u64,
     };
-    if i.has("ftz") && ty != Type::F32 {
-        return elementwise(i, ty, d, [a], move |[x], _| if abs { x.abs() } else { -x });
-    }
     let ftz = i.has("ftz");
+    if ftz && ty != Type::F32 {
+        return elementwise(Rules { ftz, ..Rules::NEAREST }, ty, d, [a], move |[x], _| if abs { x.abs() } else { -x });
+    }
     Ok(map1(d, a, move |a: u64| {
         let a = if ftz { flush_f32(f32::of(a)).bits() } else { a };
         if abs { a & !bit } else { a ^ bit }
@@ -198,9 +212,9 @@ pub fn sign(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `min`, `max`, with two or three sources, `.NaN` and `.xorsign.abs`.
-pub fn extremum(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let min = i.opcode == "min";
+pub fn extremum(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let min = i.opcode() == "min";
     let (nan, xorsign) = (i.has("NaN"), i.has("xorsign"));
     // Equal zeros: -0 is the smaller.
     let pick = move |a: f64, b: f64| {
@@ -219,30 +233,31 @@ pub fn extremum(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         if xorsign && (a.is_sign_negative() != b.is_sign_negative()) { -r } else { r }
     };
     if ty == Type::F64 {
-        let (d, s) = sources(l, i, ty)?;
+        let (d, s) = sources(i, ty)?;
         return Ok(map2(d, s, pick));
     }
-    if i.operands.len() == 4 {
-        let (d, s) = sources(l, i, ty)?;
-        return elementwise(i, ty, d, s, move |[a, b, c], _| pick(pick(a, b), c));
+    let rules = Rules { ftz: i.has("ftz"), ..Rules::NEAREST };
+    if i.operands().len() == 4 {
+        let (d, s) = sources(i, ty)?;
+        return elementwise(rules, ty, d, s, move |[a, b, c], _| pick(pick(a, b), c));
     }
-    let (d, s) = sources(l, i, ty)?;
-    elementwise(i, ty, d, s, move |[a, b], _| pick(a, b))
+    let (d, s) = sources(i, ty)?;
+    elementwise(rules, ty, d, s, move |[a, b], _| pick(a, b))
 }
 
 /// `copysign d, a, b`: the magnitude of `b` with the sign of `a`.
-pub fn copysign(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, s) = sources(l, i, ty)?;
+pub fn copysign(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, s) = sources(i, ty)?;
     let sign = 1u64 << (ty.bits() - 1);
     Ok(map2(d, s, move |a: u64, b: u64| a & sign | b & !sign))
 }
 
 /// `rcp`, `sqrt` in a rounding mode, and every `.approx` function.
-pub fn function(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = ty(i)?;
-    let (d, [a]) = sources(l, i, ty)?;
-    let function = match i.opcode.as_str() {
+pub fn function(i: &mut Parsed<'_>) -> Decoded {
+    let ty = i.ty()?;
+    let (d, [a]) = sources(i, ty)?;
+    let function = match i.opcode() {
         "rcp" => Function::Rcp,
         "sqrt" => Function::Sqrt,
         "rsqrt" => Function::Rsqrt,
@@ -252,8 +267,7 @@ pub fn function(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         "ex2" => Function::Ex2,
         _ => Function::Tanh,
     };
-    let ftz = i.has("ftz");
-    let rounded = i.one_of(&["rn", "rz", "rm", "rp"]).is_some();
+    let ftz = i.opcode() != "tanh" && i.has("ftz");
     if ty == Type::F64 {
         if i.has("approx") {
             return Ok(map1(d, a, move |x: f64| function.approx_ftz_f64(x)));
@@ -267,10 +281,16 @@ pub fn function(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             let half = |x: u16| u32::from(function.approx_16(format, x, ftz));
             half(x as u16) | half((x >> 16) as u16) << 16
         })),
-        _ if rounded => elementwise(i, ty, d, [a], move |[x], _| match function {
-            Function::Rcp => number::div(1.0, x),
-            _ => number::sqrt(x),
-        }),
+        _ if !i.has("approx") => elementwise(
+            Rules { rounding: rounding(i), ftz, ..Rules::NEAREST },
+            ty,
+            d,
+            [a],
+            move |[x], _| match function {
+                Function::Rcp => number::div(1.0, x),
+                _ => number::sqrt(x),
+            },
+        ),
         _ => Ok(map1(d, a, move |x: f32| function.approx_f32(x, ftz))),
     }
 }

@@ -1,87 +1,138 @@
-//! mbarrier instructions (PTX ISA, "Parallel Synchronization: mbarrier").
+//! mbarrier instructions (PTX ISA, "Parallel Synchronization: mbarrier"). What they do to an object is in
+//! `machine/access/mbarrier.rs`.
 
-use super::{Flow, Lowered, WaitFor};
-use crate::lower::{Address, Lower};
-use crate::machine::mbarrier::{Arrival, Phase};
-use crate::machine::memory::Lane;
-use crate::machine::warp::{Src, Warp};
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::lanes;
+use super::instruction::Instruction;
+use crate::code::Flow;
+use crate::config::fault::Stopped;
+use crate::decode::error::Result;
+use crate::decode::parsed::Parsed;
+use crate::machine::address::Lane;
+use crate::machine::mbarrier::{Arrival, MbarrierAt, Phase};
+use crate::machine::state::Machine;
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Dst, PredicateDst, Src, lanes};
+use crate::parser::ast::Operand;
 use crate::types::{Space, Type};
 
-/// The space of the object's address; a plain address is generic.
-fn space(i: &Instruction, address: &Address) -> Space {
-    address.space(i.space().unwrap_or(Space::Generic))
+/// An operand that names an mbarrier.
+struct Object {
+    address: Address,
+    space: Space,
 }
 
-/// One lane's address as an access.
-pub fn lane_at(w: &Warp, address: &Address, space: Space, lane: usize) -> Lane {
-    let address = w.lane(address.base, lane).wrapping_add(address.offset as u64);
-    Lane { lane: lane as u32, address, space }
+impl Object {
+    fn decode(i: &mut Parsed<'_>, n: usize) -> Result<Object> {
+        let address = i.address(n)?;
+        Ok(Object { address, space: i.space_at(&address) })
+    }
+
+    fn lane(&self, w: &Warp, lane: usize) -> Lane {
+        w.lane_at(&self.address, self.space, lane)
+    }
+
+    /// The mbarrier that a lane names. If it is in another CTA, a fence must have followed its initialisation.
+    fn find(&self, w: &Warp, m: &mut Machine<'_>, lane: usize) -> Stopped<MbarrierAt> {
+        let at = self.lane(w, lane);
+        m.mbarrier(w, at, m.rank_of(at.address) != w.cta)
+    }
 }
 
-pub fn init(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (a, count) = (l.address(i, 0)?, l.src(i, 1, Type::U32)?);
-    let space = space(i, &a);
-    Ok(Box::new(move |w, m, mask| {
+/// `mbarrier.init [mbarrier], count`.
+pub struct Init {
+    object: Object,
+    count: Src,
+}
+
+impl Instruction for Init {
+    fn decode(i: &mut Parsed<'_>) -> Result<Init> {
+        Ok(Init { object: Object::decode(i, 0)?, count: i.src(1, Type::U32)? })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         for lane in lanes(mask) {
-            m.mbarrier_init(w, lane_at(w, &a, space, lane), w.lane(count, lane) as u32)?;
+            m.mbarrier_init(w, self.object.lane(w, lane), w.lane(self.count, lane) as u32)?;
         }
         Ok(Flow::Next)
-    }))
+    }
 }
 
-pub fn inval(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let a = l.address(i, 0)?;
-    let space = space(i, &a);
-    Ok(Box::new(move |w, m, mask| {
+/// `mbarrier.inval [mbarrier]`.
+pub struct Inval {
+    object: Object,
+}
+
+impl Instruction for Inval {
+    fn decode(i: &mut Parsed<'_>) -> Result<Inval> {
+        Ok(Inval { object: Object::decode(i, 0)? })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         for lane in lanes(mask) {
-            m.mbarrier_inval(w, lane_at(w, &a, space, lane))?;
+            m.mbarrier_inval(w, self.object.lane(w, lane))?;
         }
         Ok(Flow::Next)
-    }))
+    }
 }
 
-/// `mbarrier.expect_tx`, `mbarrier.complete_tx`.
-pub fn transaction(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (a, bytes) = (l.address(i, 0)?, l.src(i, 1, Type::U32)?);
-    let space = space(i, &a);
-    let expect = i.has("expect_tx");
-    Ok(Box::new(move |w, m, mask| {
+/// `mbarrier.expect_tx`, `mbarrier.complete_tx [mbarrier], bytes`.
+pub struct Transaction {
+    object: Object,
+    bytes: Src,
+    expect: bool,
+}
+
+impl Instruction for Transaction {
+    fn decode(i: &mut Parsed<'_>) -> Result<Transaction> {
+        Ok(Transaction { object: Object::decode(i, 0)?, bytes: i.src(1, Type::U32)?, expect: i.has("expect_tx") })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         for lane in lanes(mask) {
-            let at = lane_at(w, &a, space, lane);
-            let at = m.mbarrier(w, at, m.rank_of(at.address) != w.cta)?;
-            let bytes = w.lane(bytes, lane) as u32;
-            if expect {
+            let at = self.object.find(w, m, lane)?;
+            let bytes = w.lane(self.bytes, lane) as u32;
+            if self.expect {
                 m.mbarrier_expect(at, lane as u32, bytes)?;
             } else {
                 m.mbarrier_complete(at, bytes, None)?;
             }
         }
         Ok(Flow::Next)
-    }))
+    }
 }
 
-/// `mbarrier.arrive`, `mbarrier.arrive_drop`, with `.expect_tx` or a count. The lanes of a warp arrive at once: together
-/// they must not be more than the phase still waits for. The manual does not say so; on an H200 two lanes that arrive at
-/// a barrier of one end in a launch failure, and one after the other complete two phases.
-pub fn arrive(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    // The state is missing where the barrier may be another CTA's.
-    let state = match i.operand(0)? {
-        Operand::Address { .. } => None,
-        d => Some(l.dst_operand(d)?),
-    };
-    let first = usize::from(state.is_some());
-    let a = l.address(i, first)?;
-    let space = space(i, &a);
-    let value = if i.operands.len() > first + 1 { l.src(i, first + 1, Type::U32)? } else { Src::Constant(1) };
-    let expect = i.has("expect_tx");
-    let how = Arrival { drop: i.has("arrive_drop"), no_complete: i.has("noComplete") };
-    Ok(Box::new(move |w, m, mask| {
+/// `mbarrier.arrive`, `mbarrier.arrive_drop {state, }[mbarrier]{, count or bytes}`.
+///
+/// The lanes of a warp arrive at once, so their sum must not exceed what the phase still waits for. The manual does not
+/// say so. On an H200, two lanes of one instruction that arrive at an mbarrier with a count of one cause a launch
+/// failure; the same two arrivals one after the other complete two phases.
+pub struct Arrive {
+    object: Object,
+    /// Where the state goes. It is missing if the mbarrier may be in another CTA.
+    state: Option<Dst>,
+    /// With `expect_tx` the bytes to expect, else the count of arrivals.
+    value: Src,
+    expect: bool,
+    how: Arrival,
+}
+
+impl Instruction for Arrive {
+    fn decode(i: &mut Parsed<'_>) -> Result<Arrive> {
+        let state = match i.operand(0)? {
+            Operand::Address { .. } => None,
+            d => Some(i.dst_operand(d)?),
+        };
+        let first = usize::from(state.is_some());
+        let object = Object::decode(i, first)?;
+        let value = if i.operands().len() > first + 1 { i.src(first + 1, Type::U32)? } else { Src::Constant(1) };
+        let how = Arrival { drop: i.has("arrive_drop"), no_complete: i.has("noComplete") };
+        Ok(Arrive { object, state, value, expect: i.has("expect_tx"), how })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let mut places = [None; 32];
         for lane in lanes(mask) {
-            let at = lane_at(w, &a, space, lane);
-            places[lane] = Some(m.mbarrier(w, at, m.rank_of(at.address) != w.cta)?);
+            places[lane] = Some(self.object.find(w, m, lane)?);
         }
         let mut rest = mask;
         while let Some(at) = places.get(rest.trailing_zeros() as usize).copied().flatten() {
@@ -89,42 +140,52 @@ pub fn arrive(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             rest &= !together;
             let mut count = 0u32;
             for lane in lanes(together) {
-                let value = w.lane(value, lane) as u32;
-                if expect {
+                let value = w.lane(self.value, lane) as u32;
+                if self.expect {
                     m.mbarrier_expect(at, lane as u32, value)?;
                 }
-                count = count.saturating_add(if expect { 1 } else { value });
+                count = count.saturating_add(if self.expect { 1 } else { value });
             }
-            let phase = m.mbarrier_arrive(w, together, at, count, how)?;
-            if let Some(state) = state {
+            let phase = m.mbarrier_arrive(w, together, at, count, self.how)?;
+            if let Some(state) = self.state {
                 state.write(w, together, &[phase; 32]);
             }
         }
         Ok(Flow::Next)
-    }))
+    }
 }
 
-/// `mbarrier.test_wait`, `mbarrier.try_wait`, by state or parity. A thread that tries waits until the phase is complete,
-/// until nothing else can happen, or until the schedule says that its time is over.
-pub fn wait(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let p = l.predicate_dst(i, 0)?;
-    let a = l.address(i, 1)?;
-    let space = space(i, &a);
-    let parity = i.has("parity");
-    let phase = l.src(i, 2, if parity { Type::U32 } else { Type::B64 })?;
-    if i.operands.len() > 3 {
-        // A hint of how long to wait at most.
-        l.src(i, 3, Type::U32)?;
+/// `mbarrier.test_wait`, `mbarrier.try_wait p, [mbarrier], state or parity{, time}`. A `try_wait` waits until the phase
+/// is complete, until nothing else can happen, or until the schedule says that its time is over.
+pub struct Wait {
+    complete: PredicateDst,
+    object: Object,
+    phase: Src,
+    parity: bool,
+    blocking: bool,
+}
+
+impl Instruction for Wait {
+    fn decode(i: &mut Parsed<'_>) -> Result<Wait> {
+        let complete = i.predicate_dst(0)?;
+        let object = Object::decode(i, 1)?;
+        let parity = i.has("parity");
+        let phase = i.src(2, if parity { Type::U32 } else { Type::B64 })?;
+        if i.operands().len() > 3 {
+            // A hint of how long to wait at most.
+            i.src(3, Type::U32)?;
+        }
+        Ok(Wait { complete, object, phase, parity, blocking: i.has("try_wait") })
     }
-    let blocking = i.has("try_wait");
-    Ok(Box::new(move |w, m, mask| {
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let timed_out = matches!(w.resumed, Some(WaitFor::TimedOut));
         let mut complete = 0;
         let mut missing = None;
         for lane in lanes(mask) {
-            let at = m.mbarrier(w, lane_at(w, &a, space, lane), false)?;
-            let value = w.lane(phase, lane);
-            let phase = if parity { Phase::Parity(value & 1 == 1) } else { Phase::Token(value) };
+            let at = m.mbarrier(w, self.object.lane(w, lane), false)?;
+            let value = w.lane(self.phase, lane);
+            let phase = if self.parity { Phase::Parity(value & 1 == 1) } else { Phase::Token(value) };
             if m.mbarrier_test(w, lane as u32, at, phase)? {
                 complete |= 1 << lane;
                 m.phase_awaited(w, at);
@@ -132,9 +193,9 @@ pub fn wait(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
                 missing = Some((at, phase));
             }
         }
-        p.write(w, mask, complete);
+        self.complete.write(w, mask, complete);
         let Some((at, phase)) = missing else { return Ok(Flow::Next) };
-        let waits = blocking && !timed_out && !m.out_of_patience();
+        let waits = self.blocking && !timed_out && !m.clock.out_of_patience();
         let role = &mut m.roles[w.role as usize];
         if waits {
             role.barrier_waits += 1;
@@ -142,33 +203,5 @@ pub fn wait(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         }
         role.failed_polls += 1;
         Ok(Flow::Pause(WaitFor::Progress { since: m.progress, at }))
-    }))
-}
-
-/// `cp.async.mbarrier.arrive`: an arrival once all earlier `cp.async` of the thread are complete.
-pub fn copy_arrive(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let a = l.address(i, 0)?;
-    let space = space(i, &a);
-    let no_increment = i.has("noinc");
-    Ok(Box::new(move |w, m, mask| {
-        for lane in lanes(mask) {
-            let at = m.mbarrier(w, lane_at(w, &a, space, lane), false)?;
-            if !no_increment {
-                m.mbarrier_more(at, lane as u32)?;
-            }
-            let copies = &w.copies[lane];
-            let open: Vec<_> = copies.committed.iter().flatten().chain(&copies.open).cloned().collect();
-            let last = open.iter().map(|c| c.0).filter(|id| m.pending.contains(*id)).collect::<Vec<_>>();
-            let agents: Vec<_> = open.into_iter().filter_map(|c| c.1).collect();
-            let issuer = m.race.as_mut().map(|r| r.spawn(w.index, 1 << lane, false));
-            m.load_requested(at);
-            m.start_after(w, last, move |m| {
-                for agent in agents.iter().chain(&issuer) {
-                    m.mbarrier_learn(at, agent)?;
-                }
-                m.mbarrier_arrive_async(at, None)
-            });
-        }
-        Ok(Flow::Next)
-    }))
+    }
 }

@@ -1,29 +1,20 @@
 //! Loads and stores (PTX ISA, "Data Movement and Conversion Instructions: ld, ld.global.nc, ldu, st, prefetch,
 //! mapa, getctarank").
 
-use super::{Flow, Lowered, map2};
-use crate::lower::{Address, Lower, LowerError};
-use crate::machine::cluster::Machine;
-use crate::machine::memory::{Lane, RANK_SHIFT, space_of};
-use crate::machine::warp::{Row, Warp};
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::{Mode, lanes};
+use super::instruction::Instruction;
+use super::lane::{map1, map2};
+use crate::code::Flow;
+use crate::config::fault::Stopped;
+use crate::decode::error::{DecodeError, Result};
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
+use crate::machine::address::{Lane, RANK_SHIFT, space_of};
+use crate::machine::race::Mode;
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Dst, Row, Src, lanes};
+use crate::parser::ast::Operand;
 use crate::types::{Space, Type};
-
-/// Elements of a vector access.
-fn elements(i: &Instruction) -> usize {
-    match i.one_of(&["v2", "v4", "v8"]) {
-        Some("v2") => 2,
-        Some("v4") => 4,
-        Some("v8") => 8,
-        _ => 1,
-    }
-}
-
-/// Strong accesses do not race with each other (PTX ISA, "Memory Consistency Model: Operation Types").
-fn is_strong(i: &Instruction) -> bool {
-    i.one_of(&["volatile", "relaxed", "acquire", "release", "mmio"]).is_some()
-}
 
 /// Whether an access goes to shared memory.
 fn in_shared(space: Space, address: u64) -> bool {
@@ -37,21 +28,42 @@ fn in_shared(space: Space, address: u64) -> bool {
 struct Access {
     address: Address,
     space: Space,
-    /// Bytes of an element as far as one register holds them, and of all elements.
+    /// Strong accesses do not race with each other (PTX ISA, "Memory Consistency Model: Operation Types").
+    strong: bool,
+    /// Elements of a vector.
+    elements: usize,
+    /// Bytes of an element that one register holds, and bytes of all elements.
     piece: usize,
     total: usize,
 }
 
 impl Access {
-    /// The access through operand `n`; a strong one may carry information between clusters.
-    fn new(l: &mut Lower<'_>, i: &Instruction, n: usize, ty: Type) -> Result<Access, LowerError> {
-        let address = l.address(i, n)?;
-        let space = address.space(i.space().unwrap_or(Space::Generic));
-        if is_strong(i) && matches!(space, Space::Generic | Space::Global) {
-            l.communicates();
+    /// The access through operand `n`. `strong` lists the modifiers that make it strong, `vectors` those that make it a
+    /// vector. A strong access may carry information between clusters.
+    fn decode(i: &mut Parsed<'_>, n: usize, strong: &[&'static str], vectors: &[&'static str]) -> Result<Access> {
+        let address = i.address(n)?;
+        let space = i.space_at(&address);
+        let strong = i.one_of(strong).is_some();
+        if strong && matches!(space, Space::Generic | Space::Global) {
+            i.communicates();
         }
-        let bytes = ty.bytes() as usize;
-        Ok(Access { address, space, piece: bytes.min(8), total: bytes * elements(i) })
+        let elements = match i.one_of(vectors) {
+            Some("v2") => 2,
+            Some("v4") => 4,
+            Some(_) => 8,
+            None => 1,
+        };
+        let bytes = i.ty()?.bytes() as usize;
+        Ok(Access { address, space, strong, elements, piece: bytes.min(8), total: bytes * elements })
+    }
+
+    /// The registers of operand `n`: as many as the access has elements, in braces if more than one.
+    fn registers<'a>(&self, i: &Parsed<'a>, n: usize) -> Result<&'a [Operand]> {
+        let parts = i.parts(n)?;
+        if parts.len() != self.elements {
+            return Err(DecodeError::invalid(format!("a vector of {} registers expected", self.elements)));
+        }
+        Ok(parts)
     }
 
     fn addresses(&self, w: &Warp) -> Row {
@@ -69,82 +81,103 @@ impl Access {
     }
 }
 
-/// The operands of an access: as many as the instruction has elements, in braces if more than one.
-fn parts<'a>(i: &Instruction, operand: &'a Operand) -> Result<&'a [Operand], LowerError> {
-    let count = elements(i);
-    match operand {
-        Operand::Vector(parts) if parts.len() == count => Ok(parts),
-        single if count == 1 => Ok(std::slice::from_ref(single)),
-        _ => Err(LowerError::invalid(format!("a vector of {count} registers expected"))),
+/// `ld`, `ldu d, [address]`.
+pub struct Ld {
+    access: Access,
+    acquire: bool,
+    out: Vec<Dst>,
+    /// Bits of the value whose sign fills a wider register; 64 if there is nothing to fill.
+    sign_bits: u32,
+}
+
+impl Instruction for Ld {
+    fn decode(i: &mut Parsed<'_>) -> Result<Ld> {
+        let (strong, vectors): (&[&str], &[&str]) = match i.opcode() {
+            "ldu" => (&[], &["v2", "v4"]),
+            _ => (&["volatile", "relaxed", "acquire", "mmio"], &["v2", "v4", "v8"]),
+        };
+        let access = Access::decode(i, 1, strong, vectors)?;
+        let ty = i.ty()?;
+        let out = access.registers(i, 0)?.iter().map(|p| i.dst_words(p, ty)).collect::<Result<Vec<_>>>()?.concat();
+        let sign_bits = if ty.is_signed() && out.iter().any(|d| d.bits > ty.bits()) { ty.bits() } else { 64 };
+        Ok(Ld { acquire: access.strong && i.has("acquire"), access, out, sign_bits })
     }
-}
 
-fn value_type(i: &Instruction) -> Result<Type, LowerError> {
-    i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))
-}
-
-pub fn ld(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = value_type(i)?;
-    let out = parts(i, i.operand(0)?)?.iter().map(|p| l.dst_words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
-    let access = Access::new(l, i, 1, ty)?;
-    // A narrow signed value fills a wider register with its sign.
-    let sign_bits = if ty.is_signed() && out.iter().any(|d| d.bits > ty.bits()) { ty.bits() } else { 64 };
-    let mode = if is_strong(i) { Mode::StrongRead } else { Mode::Read };
-    let acquire = i.has("acquire");
-    Ok(Box::new(move |w, m, mask| {
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let access = &self.access;
+        let mode = if access.strong { Mode::StrongRead } else { Mode::Read };
         let mut buffer = [0u8; 64];
         let addresses = access.addresses(w);
         for lane in lanes(mask) {
             m.load(w, access.at(&addresses, lane), mode, &mut buffer[..access.total])?;
-            for (piece, d) in buffer.chunks_exact(access.piece).zip(&out) {
-                let mut word = [0; 8];
-                word[..piece.len()].copy_from_slice(piece);
-                let shift = 64 - sign_bits;
-                d.write_lane(w, lane, ((u64::from_le_bytes(word) << shift) as i64 >> shift) as u64);
-            }
+            self.finish(w, lane, &buffer);
         }
         access.count_conflicts(w, m, mask, &addresses);
-        if mode == Mode::StrongRead {
-            m.observe(w, mask, &addresses, access.space, acquire);
+        if access.strong {
+            m.observe(w, mask, &addresses, access.space, self.acquire);
         }
         Ok(Flow::Next)
-    }))
+    }
 }
 
-pub fn st(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = value_type(i)?;
-    let access = Access::new(l, i, 0, ty)?;
-    let source = parts(i, i.operand(1)?)?.iter().map(|p| l.words(p, ty)).collect::<Result<Vec<_>, _>>()?.concat();
-    let mode = if is_strong(i) { Mode::Atomic } else { Mode::Write };
-    let release = i.has("release");
-    Ok(Box::new(move |w, m, mask| {
+impl Ld {
+    /// One lane's registers get their values.
+    #[inline(always)]
+    fn finish(&self, w: &mut Warp, lane: usize, bytes: &[u8; 64]) {
+        let shift = 64 - self.sign_bits;
+        for (piece, d) in bytes.chunks_exact(self.access.piece).zip(&self.out) {
+            let mut word = [0; 8];
+            word[..piece.len()].copy_from_slice(piece);
+            d.write_lane(w, lane, ((u64::from_le_bytes(word) << shift) as i64 >> shift) as u64);
+        }
+    }
+}
+
+/// `st [address], values`.
+pub struct St {
+    access: Access,
+    release: bool,
+    values: Vec<Src>,
+}
+
+impl Instruction for St {
+    fn decode(i: &mut Parsed<'_>) -> Result<St> {
+        let access = Access::decode(i, 0, &["volatile", "relaxed", "release", "mmio"], &["v2", "v4", "v8"])?;
+        let ty = i.ty()?;
+        let values = access.registers(i, 1)?.iter().map(|p| i.words(p, ty)).collect::<Result<Vec<_>>>()?.concat();
+        Ok(St { access, release: i.has("release"), values })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let access = &self.access;
+        let mode = if access.strong { Mode::Atomic } else { Mode::Write };
         let mut buffer = [0u8; 64];
         let addresses = access.addresses(w);
-        if mode == Mode::Atomic {
-            m.publish(w, mask, &addresses, access.space, release);
+        if access.strong {
+            m.publish(w, mask, &addresses, access.space, self.release);
         }
         for lane in lanes(mask) {
-            for (piece, s) in buffer.chunks_exact_mut(access.piece).zip(&source) {
+            for (piece, s) in buffer.chunks_exact_mut(access.piece).zip(&self.values) {
                 piece.copy_from_slice(&w.lane(*s, lane).to_le_bytes()[..access.piece]);
             }
             m.store(w, access.at(&addresses, lane), mode, &buffer[..access.total])?;
         }
         access.count_conflicts(w, m, mask, &addresses);
         Ok(Flow::Next)
-    }))
+    }
 }
 
-/// Hints: nothing to do.
-pub fn hint(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    if !i.operands.is_empty() && !i.has("tensormap") {
-        l.address(i, 0)?;
+/// `prefetch`, `prefetchu`, `applypriority`, `discard`: hints, nothing to do.
+pub fn hint(i: &mut Parsed<'_>) -> Decoded {
+    if !i.operands().is_empty() {
+        i.address(0)?;
     }
     Ok(Box::new(|_, _, _| Ok(Flow::Next)))
 }
 
 /// `createpolicy`: a cache policy is opaque and has no effect.
-pub fn createpolicy(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let d = l.dst(i, 0)?;
+pub fn createpolicy(i: &mut Parsed<'_>) -> Decoded {
+    let d = i.dst(0)?;
     Ok(Box::new(move |w, _, mask| {
         d.write(w, mask, &[0; 32]);
         Ok(Flow::Next)
@@ -152,16 +185,16 @@ pub fn createpolicy(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
 }
 
 /// `mapa`: the address in the shared memory of another CTA of the cluster.
-pub fn mapa(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (d, a) = (l.dst(i, 0)?, l.address_value(i, 1)?);
-    let rank = l.src(i, 2, Type::U32)?;
+pub fn mapa(i: &mut Parsed<'_>) -> Decoded {
+    let (d, a) = (i.dst(0)?, i.address_value(1)?);
+    let rank = i.src(2, Type::U32)?;
     Ok(map2(d, [a, rank], |a: u64, rank: u32| {
         let low = (1 << RANK_SHIFT) - 1;
         a & !0xffff_ffff | a & low | u64::from(rank & 0xff) << RANK_SHIFT
     }))
 }
 
-pub fn getctarank(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (d, a) = (l.dst(i, 0)?, l.address_value(i, 1)?);
-    Ok(super::map1(d, a, |a: u64| (a as u32) >> RANK_SHIFT))
+pub fn getctarank(i: &mut Parsed<'_>) -> Decoded {
+    let (d, a) = (i.dst(0)?, i.address_value(1)?);
+    Ok(map1(d, a, |a: u64| (a as u32) >> RANK_SHIFT))
 }

@@ -1,46 +1,104 @@
-//! Tensor maps edited on the device (PTX ISA, "Data Movement: tensormap.replace", "Parallel Synchronization:
-//! tensormap.cp_fenceproxy").
+//! Tensor maps, read for copies and edited on the device (PTX ISA, "Data Movement: tensormap.replace", "Parallel
+//! Synchronization: tensormap.cp_fenceproxy").
 
-use super::bulk::{bad_map, read_map};
-use super::mbarrier::lane_at;
-use super::{Flow, Lowered};
-use crate::fault::{FaultKind, Stop};
-use crate::hw::tensor_map::{Field, OBJECT_BYTES};
-use crate::lower::{Lower, LowerError};
-use crate::machine::memory::{Lane, Spot};
-use crate::machine::warp::Src;
-use crate::parser::ast::Instruction;
-use crate::race::{Mode, lanes};
-use crate::types::{Space, Type};
+use super::instruction::Instruction;
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::{DecodeError, Result};
+use crate::decode::parsed::Parsed;
+use crate::hw::tensor_map::{Field, OBJECT_ALIGN, OBJECT_BYTES, TensorMap, TensorMapError};
+use crate::machine::address::{Lane, Spot};
+use crate::machine::race::Mode;
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Src, lanes};
+use crate::types::Space;
 
 /// Bytes that are read and written at a time.
 const WORD: usize = 16;
 
-pub fn replace(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let a = l.address(i, 0)?;
-    let space = a.space(i.space().unwrap_or(Space::Generic));
-    let array = i.one_of(&["box_dim", "global_dim", "global_stride", "element_stride"]);
-    let ordinal = match (array, i.operands.len()) {
-        (Some(_), 3) => match l.src(i, 1, Type::U32)? {
-            Src::Constant(n) => n as usize,
-            Src::Register(_) => return Err(LowerError::invalid("the ordinal is a constant")),
-        },
-        (None, 2) => 0,
-        _ => return Err(LowerError::invalid("wrong number of operands")),
+/// A tensor map's 128 bytes, wherever they lie.
+pub fn read_map(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: usize) -> Stopped<TensorMap> {
+    let at = w.lane_at(a, a.space(space), lane);
+    let mut bytes = [0; OBJECT_BYTES];
+    if !at.address.is_multiple_of(OBJECT_ALIGN) && at.space != Space::Param {
+        let text = format!("a tensor map at {:#x}, which is not a multiple of {OBJECT_ALIGN}", at.address);
+        return Err(Stop::new(FaultKind::BadDescriptor, text).lane(lane as u32));
+    }
+    match m.resolve_aligned(w, at, OBJECT_BYTES as u32, 1)? {
+        Spot::Global(allocation, offset) => {
+            m.track_global(w, lane as u32, (allocation, offset), OBJECT_BYTES as u64, Mode::Read)?;
+            allocation.read(offset, &mut bytes);
+            m.buffers[allocation.index].loaded += OBJECT_BYTES as u64;
+        }
+        Spot::Param(offset) => bytes.copy_from_slice(&m.params[offset..offset + OBJECT_BYTES]),
+        Spot::Shared { cta, offset } => {
+            bytes.copy_from_slice(&m.ctas[cta as usize].shared.data[offset as usize..offset as usize + OBJECT_BYTES]);
+        }
+        Spot::Local(offset) => bytes.copy_from_slice(&w.local[offset..offset + OBJECT_BYTES]),
+    }
+    TensorMap::from_bytes(&bytes).map_err(|e| bad_map(e, lane))
+}
+
+/// What is wrong with a tensor map or its use, as a fault.
+pub fn bad_map(error: TensorMapError, lane: usize) -> Box<Stop> {
+    let kind = match error {
+        TensorMapError::Unsupported(_) => FaultKind::Unsupported,
+        TensorMapError::Coordinate { .. } => FaultKind::Misaligned,
+        _ => FaultKind::BadDescriptor,
     };
-    let field = match array.or(i.one_of(&[
-        "global_address",
-        "rank",
-        "elemtype",
-        "interleave_layout",
-        "swizzle_mode",
-        "swizzle_atomicity",
-        "fill_mode",
-    ])) {
-        Some("box_dim") => Field::BoxDim(ordinal),
-        Some("global_dim") => Field::GlobalDim(ordinal),
-        Some("global_stride") => Field::GlobalStride(ordinal),
-        Some("element_stride") => Field::ElementStride(ordinal),
+    Stop::new(kind, format!("tensor map: {error}")).lane(lane as u32)
+}
+
+/// `tensormap.replace [map]{, ordinal}, value`.
+pub struct Replace {
+    map: Address,
+    space: Space,
+    field: Field,
+    value: Src,
+}
+
+impl Instruction for Replace {
+    fn decode(i: &mut Parsed<'_>) -> Result<Replace> {
+        let map = i.address(0)?;
+        let field = field(i)?;
+        let value = i.src(i.operands().len() - 1, i.ty()?)?;
+        Ok(Replace { map, space: i.space_at(&map), field, value })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        for lane in lanes(mask) {
+            let mut map = read_map(m, w, &self.map, self.space, lane)?;
+            map.replace(self.field, w.lane(self.value, lane)).map_err(|e| bad_map(e, lane))?;
+            let at = w.lane_at(&self.map, self.space, lane);
+            for (n, word) in map.to_bytes().chunks_exact(WORD).enumerate() {
+                let at = Lane { address: at.address + (n * WORD) as u64, ..at };
+                m.store(w, at, Mode::Write, word)?;
+            }
+        }
+        Ok(Flow::Next)
+    }
+}
+
+fn field(i: &mut Parsed<'_>) -> Result<Field> {
+    if let Some(array) = i.one_of(&["box_dim", "global_dim", "global_stride", "element_stride"]) {
+        if i.operands().len() != 3 {
+            return Err(DecodeError::invalid("wrong number of operands"));
+        }
+        let ordinal = i.constant(1, "the ordinal")? as usize;
+        return Ok(match array {
+            "box_dim" => Field::BoxDim(ordinal),
+            "global_dim" => Field::GlobalDim(ordinal),
+            "global_stride" => Field::GlobalStride(ordinal),
+            _ => Field::ElementStride(ordinal),
+        });
+    }
+    if i.operands().len() != 2 {
+        return Err(DecodeError::invalid("wrong number of operands"));
+    }
+    let single =
+        ["global_address", "rank", "elemtype", "interleave_layout", "swizzle_mode", "swizzle_atomicity", "fill_mode"];
+    Ok(match i.one_of(&single) {
         Some("global_address") => Field::GlobalAddress,
         Some("rank") => Field::Rank,
         Some("elemtype") => Field::ElemType,
@@ -48,48 +106,41 @@ pub fn replace(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
         Some("swizzle_mode") => Field::SwizzleMode,
         Some("swizzle_atomicity") => Field::SwizzleAtomicity,
         _ => Field::FillMode,
-    };
-    let value = l.src(i, i.operands.len() - 1, i.ty().unwrap_or(Type::B32))?;
-    Ok(Box::new(move |w, m, mask| {
-        for lane in lanes(mask) {
-            let mut map = read_map(m, w, &a, space, lane)?;
-            map.replace(field, w.lane(value, lane)).map_err(|e| bad_map(e, lane))?;
-            let at = lane_at(w, &a, space, lane);
-            for (n, word) in map.to_bytes().chunks_exact(WORD).enumerate() {
-                let at = Lane { address: at.address + (n * WORD) as u64, ..at };
-                m.store(w, at, Mode::Write, word)?;
-            }
-        }
-        Ok(Flow::Next)
-    }))
+    })
 }
 
-/// `tensormap.cp_fenceproxy`: copies the object from shared to global memory, and makes it visible to the tensor-map
-/// proxy.
-pub fn cp_fenceproxy(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (to, from) = (l.address(i, 0)?, l.address(i, 1)?);
-    match l.src(i, 2, Type::U32)? {
-        Src::Constant(n) if n == OBJECT_BYTES as u64 => {}
-        _ => return Err(LowerError::invalid("the size is 128")),
+/// `tensormap.cp_fenceproxy [to], [from], 128`: copies the object from shared to global memory, and makes it visible to
+/// the tensor-map proxy.
+pub struct CpFenceproxy {
+    to: Address,
+    from: Address,
+}
+
+impl Instruction for CpFenceproxy {
+    fn decode(i: &mut Parsed<'_>) -> Result<CpFenceproxy> {
+        let (to, from) = (i.address(0)?, i.address(1)?);
+        if i.constant(2, "the size")? != OBJECT_BYTES as u64 {
+            return Err(DecodeError::invalid("the size is 128"));
+        }
+        Ok(CpFenceproxy { to, from })
     }
-    Ok(Box::new(move |w, m, mask| {
-        // All lanes name the same objects; the copy is the warp's.
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        // All lanes name the same objects, and the warp copies once.
         let lane = mask.trailing_zeros() as usize;
         let mut bytes = [0; OBJECT_BYTES];
-        for n in 0..OBJECT_BYTES / WORD {
-            let at = lane_at(w, &from, Space::Shared, lane);
-            let at = Lane { address: at.address + (n * WORD) as u64, ..at };
-            m.load(w, at, Mode::Read, &mut bytes[n * WORD..(n + 1) * WORD])?;
+        let from = w.lane_at(&self.from, Space::Shared, lane);
+        for (n, word) in bytes.chunks_exact_mut(WORD).enumerate() {
+            let from = Lane { address: from.address + (n * WORD) as u64, ..from };
+            m.load(w, from, Mode::Read, word)?;
         }
-        let at = lane_at(w, &to, Space::Global, lane);
-        match m.resolve(w, at, OBJECT_BYTES as u32)? {
-            Spot::Global(allocation, offset) => {
-                m.track_global(w, lane as u32, (allocation, offset), OBJECT_BYTES as u64, Mode::Write)?;
-                allocation.write(offset, &bytes);
-                m.buffers[allocation.index].stored += OBJECT_BYTES as u64;
-            }
-            _ => return Err(Stop::new(FaultKind::OutOfBounds, "an address in global memory expected")),
-        }
+        let to = w.lane_at(&self.to, Space::Global, lane);
+        let Spot::Global(allocation, offset) = m.resolve(w, to, OBJECT_BYTES as u32)? else {
+            return Err(Stop::new(FaultKind::OutOfBounds, "an address in global memory expected"));
+        };
+        m.track_global(w, lane as u32, (allocation, offset), OBJECT_BYTES as u64, Mode::Write)?;
+        allocation.write(offset, &bytes);
+        m.buffers[allocation.index].stored += OBJECT_BYTES as u64;
         Ok(Flow::Next)
-    }))
+    }
 }

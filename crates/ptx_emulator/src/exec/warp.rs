@@ -1,206 +1,306 @@
 //! Warp-wide instructions (PTX ISA, "Data Movement: shfl.sync", "Parallel Synchronization: vote.sync, match.sync,
 //! activemask, redux.sync, elect.sync, bar.warp.sync").
 
-use super::{Flow, Lowered, WaitFor};
-use crate::fault::{FaultKind, Stop, Stopped};
+use super::instruction::Instruction;
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::{DecodeError, Result};
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, F32};
-use crate::lower::{Lower, LowerError};
-use crate::machine::warp::{Src, Warp};
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::lanes;
+use crate::machine::state::Machine;
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::Warp;
+use crate::operand::{Dst, PredicateDst, PredicateSrc, Row, Src, lanes};
+use crate::parser::ast::Operand;
 use crate::types::Type;
 
-/// Whether every member named in the mask operand is here: `Ok(None)` if so, else what to wait for. All lanes must
-/// name the same members, and be among them.
-fn members(w: &Warp, operand: Src, mask: u32) -> Stopped<Result<u32, WaitFor>> {
-    let first = w.lane(operand, mask.trailing_zeros() as usize) as u32;
-    for lane in lanes(mask) {
-        let named = w.lane(operand, lane) as u32;
-        if named != first || named >> lane & 1 == 0 {
-            let text = if named != first {
-                format!("lanes that execute it together name members {first:#010x} and {named:#010x}")
-            } else {
-                format!("lane {lane} executes it with a member mask {named:#010x} that leaves it out")
-            };
-            return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
-        }
+/// The member mask of an instruction.
+struct Members(Src);
+
+impl Members {
+    fn decode(i: &mut Parsed<'_>, n: usize) -> Result<Members> {
+        Ok(Members(i.src(n, Type::B32)?))
     }
-    // Threads that the launch did not create count as absent, not as missing.
-    let need = first & w.all;
-    Ok(if need & !mask == 0 { Ok(first) } else { Err(WaitFor::Lanes { need, anywhere: false }) })
+
+    /// The members, if all of them are here; otherwise what to wait for. All lanes must name the same members and be
+    /// among them.
+    fn gather(&self, w: &Warp, mask: u32) -> Stopped<std::result::Result<u32, WaitFor>> {
+        let first = w.lane(self.0, mask.trailing_zeros() as usize) as u32;
+        for lane in lanes(mask) {
+            let named = w.lane(self.0, lane) as u32;
+            if named != first || named >> lane & 1 == 0 {
+                let text = if named != first {
+                    format!("lanes that execute it together name members {first:#010x} and {named:#010x}")
+                } else {
+                    format!("lane {lane} executes it with a member mask {named:#010x} that leaves it out")
+                };
+                return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
+            }
+        }
+        // A lane that the launch gave no thread is not waited for.
+        let need = first & w.all;
+        Ok(if need & !mask == 0 { Ok(need) } else { Err(WaitFor::Lanes { need, anywhere: false }) })
+    }
 }
 
-/// Waits until all members are here, then goes on.
+/// The members that are here; waits until all are.
 macro_rules! gather {
-    ($w:expr, $operand:expr, $mask:expr) => {
-        match members($w, $operand, $mask)? {
+    ($members:expr, $w:expr, $mask:expr) => {
+        match $members.gather($w, $mask)? {
             Ok(members) => members,
             Err(wait) => return Ok(Flow::Wait(wait)),
         }
     };
 }
 
-pub fn shfl(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let (d, p) = match i.operand(0)? {
-        Operand::Pair(d, p) => (l.dst_operand(d)?, Some(l.predicate_dst_operand(p)?)),
-        d => (l.dst_operand(d)?, None),
-    };
-    let (a, b, c) = (l.src(i, 1, Type::B32)?, l.src(i, 2, Type::B32)?, l.src(i, 3, Type::B32)?);
-    let member = l.src(i, 4, Type::B32)?;
-    let mode = i.one_of(&["up", "down", "bfly", "idx"]).ok_or_else(|| LowerError::invalid("the mode is missing"))?;
-    Ok(Box::new(move |w, _, mask| {
-        let _members = gather!(w, member, mask);
-        let (source, b, c) = (w.get(a), w.get(b), w.get(c));
-        let (mut out, mut valid) = (source, 0);
+/// A destination `d` or `d|p`.
+fn pair(i: &mut Parsed<'_>) -> Result<(Dst, Option<PredicateDst>)> {
+    match i.operand(0)? {
+        Operand::Pair(d, p) => Ok((i.dst_operand(d)?, Some(i.predicate_dst_operand(p)?))),
+        d => Ok((i.dst_operand(d)?, None)),
+    }
+}
+
+/// A predicate that is the same in all lanes.
+fn uniform(holds: bool) -> u32 {
+    if holds { u32::MAX } else { 0 }
+}
+
+/// `shfl.sync d{|p}, a, b, c, members`.
+pub struct Shfl {
+    mode: Shuffle,
+    d: Dst,
+    valid: Option<PredicateDst>,
+    sources: [Src; 3],
+    members: Members,
+}
+
+#[derive(Clone, Copy)]
+enum Shuffle {
+    Up,
+    Down,
+    Butterfly,
+    Index,
+}
+
+impl Instruction for Shfl {
+    fn decode(i: &mut Parsed<'_>) -> Result<Shfl> {
+        let mode = match i.one_of(&["up", "down", "bfly", "idx"]) {
+            Some("up") => Shuffle::Up,
+            Some("down") => Shuffle::Down,
+            Some("bfly") => Shuffle::Butterfly,
+            _ => Shuffle::Index,
+        };
+        let (d, valid) = pair(i)?;
+        let sources = [i.src(1, Type::B32)?, i.src(2, Type::B32)?, i.src(3, Type::B32)?];
+        Ok(Shfl { mode, d, valid, sources, members: Members::decode(i, 4)? })
+    }
+
+    fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        gather!(self.members, w, mask);
+        let [a, b, c] = self.sources.map(|s| w.get(s));
+        let (mut out, mut valid) = (a, 0);
         for lane in 0..32usize {
-            // PTX ISA, "shfl.sync", the pseudo code.
-            let (bval, cval, segment) = (b[lane] as i32 & 31, c[lane] as i32 & 31, (c[lane] >> 8) as i32 & 31);
-            let n = lane as i32;
-            let max_lane = n & segment | cval & !segment;
-            let min_lane = n & segment;
-            let (from, inside) = match mode {
-                "up" => (n - bval, n - bval >= max_lane),
-                "down" => (n + bval, n + bval <= max_lane),
-                "bfly" => (n ^ bval, n ^ bval <= max_lane),
-                _ => (min_lane | bval & !segment, (min_lane | bval & !segment) <= max_lane),
-            };
-            let from = if inside { from } else { n };
+            let (from, inside) = self.mode.source(lane as i32, b[lane] as i32, c[lane] as i32);
+            let from = if inside { from } else { lane as i32 };
             if mask >> lane & 1 == 1 && mask >> from & 1 == 0 {
                 let text = format!("lane {lane} reads from lane {from}, which does not take part");
                 return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
             }
-            out[lane] = source[from as usize & 31];
+            out[lane] = a[from as usize & 31];
             valid |= u32::from(inside) << lane;
         }
-        d.write(w, mask, &out);
-        if let Some(p) = p {
+        self.d.write(w, mask, &out);
+        if let Some(p) = self.valid {
             p.write(w, mask, valid);
         }
         Ok(Flow::Next)
-    }))
-}
-
-pub fn vote(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let a = l.predicate(i, 1)?;
-    let member = l.src(i, 2, Type::B32)?;
-    if i.has("ballot") {
-        let d = l.dst(i, 0)?;
-        return Ok(Box::new(move |w, _, mask| {
-            let members = gather!(w, member, mask);
-            let ballot = a.mask(w) & members & w.all;
-            d.write(w, mask, &[ballot.into(); 32]);
-            Ok(Flow::Next)
-        }));
     }
-    let p = l.predicate_dst(i, 0)?;
-    let mode = i.one_of(&["all", "any", "uni"]).ok_or_else(|| LowerError::invalid("the mode is missing"))?;
-    Ok(Box::new(move |w, _, mask| {
-        let members = gather!(w, member, mask) & w.all;
-        let votes = a.mask(w) & members;
-        let yes = match mode {
-            "all" => votes == members,
-            "any" => votes != 0,
-            _ => votes == 0 || votes == members,
-        };
-        p.write(w, mask, if yes { u32::MAX } else { 0 });
-        Ok(Flow::Next)
-    }))
 }
 
-pub fn matching(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i.ty().unwrap_or(Type::B32);
-    let (d, p) = match i.operand(0)? {
-        Operand::Pair(d, p) => (l.dst_operand(d)?, Some(l.predicate_dst_operand(p)?)),
-        d => (l.dst_operand(d)?, None),
-    };
-    let (a, member) = (l.src(i, 1, ty)?, l.src(i, 2, Type::B32)?);
-    let all = i.has("all");
-    Ok(Box::new(move |w, _, mask| {
-        let members = gather!(w, member, mask) & w.all;
-        let a = w.get(a);
+impl Shuffle {
+    /// The lane that `n` reads from, and whether it is inside of its segment (PTX ISA, "shfl.sync", the pseudo code).
+    fn source(self, n: i32, b: i32, c: i32) -> (i32, bool) {
+        let (bval, cval, segment) = (b & 31, c & 31, c >> 8 & 31);
+        let max_lane = n & segment | cval & !segment;
+        let min_lane = n & segment;
+        match self {
+            Shuffle::Up => (n - bval, n - bval >= max_lane),
+            Shuffle::Down => (n + bval, n + bval <= max_lane),
+            Shuffle::Butterfly => (n ^ bval, n ^ bval <= max_lane),
+            Shuffle::Index => (min_lane | bval & !segment, (min_lane | bval & !segment) <= max_lane),
+        }
+    }
+}
+
+/// `vote.sync d, a, members`.
+pub struct Vote {
+    out: Poll,
+    a: PredicateSrc,
+    members: Members,
+}
+
+enum Poll {
+    Ballot(Dst),
+    All(PredicateDst),
+    Any(PredicateDst),
+    /// All or none.
+    Uniform(PredicateDst),
+}
+
+impl Instruction for Vote {
+    fn decode(i: &mut Parsed<'_>) -> Result<Vote> {
+        let (a, members) = (i.predicate(1)?, Members::decode(i, 2)?);
+        let out = match i.one_of(&["ballot", "all", "any", "uni"]) {
+            Some("ballot") => Poll::Ballot(i.dst(0)?),
+            Some("all") => Poll::All(i.predicate_dst(0)?),
+            Some("any") => Poll::Any(i.predicate_dst(0)?),
+            _ => Poll::Uniform(i.predicate_dst(0)?),
+        };
+        Ok(Vote { out, a, members })
+    }
+
+    fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let members = gather!(self.members, w, mask);
+        let votes = self.a.mask(w) & members;
+        match &self.out {
+            Poll::Ballot(d) => d.write(w, mask, &[votes.into(); 32]),
+            Poll::All(p) => p.write(w, mask, uniform(votes == members)),
+            Poll::Any(p) => p.write(w, mask, uniform(votes != 0)),
+            Poll::Uniform(p) => p.write(w, mask, uniform(votes == 0 || votes == members)),
+        }
+        Ok(Flow::Next)
+    }
+}
+
+/// `match.sync d{|p}, a, members`.
+pub struct Match {
+    all: bool,
+    d: Dst,
+    equal: Option<PredicateDst>,
+    a: Src,
+    members: Members,
+}
+
+impl Instruction for Match {
+    fn decode(i: &mut Parsed<'_>) -> Result<Match> {
+        let (d, equal) = pair(i)?;
+        let ty = i.ty()?;
+        Ok(Match { all: i.has("all"), d, equal, a: i.src(1, ty)?, members: Members::decode(i, 2)? })
+    }
+
+    fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let members = gather!(self.members, w, mask);
+        let a = w.get(self.a);
         let same = |x: u64| lanes(members).fold(0u32, |m, n| m | u32::from(a[n] == x) << n);
-        let mut out = [0u64; 32];
+        let mut out: Row = [0; 32];
         for lane in lanes(mask) {
             out[lane] = same(a[lane]).into();
         }
-        if all {
-            let equal = lanes(mask).all(|n| out[n] == u64::from(members));
-            d.write(w, mask, &[if equal { members.into() } else { 0 }; 32]);
-            if let Some(p) = p {
-                p.write(w, mask, if equal { u32::MAX } else { 0 });
-            }
-        } else {
-            d.write(w, mask, &out);
+        if !self.all {
+            self.d.write(w, mask, &out);
+            return Ok(Flow::Next);
+        }
+        let equal = lanes(mask).all(|n| out[n] == u64::from(members));
+        self.d.write(w, mask, &[if equal { members.into() } else { 0 }; 32]);
+        if let Some(p) = self.equal {
+            p.write(w, mask, uniform(equal));
         }
         Ok(Flow::Next)
-    }))
+    }
 }
 
-pub fn redux(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let ty = i.ty().ok_or_else(|| LowerError::invalid("the type is missing"))?;
-    let d = l.dst(i, 0)?;
-    let (a, member) = (l.src(i, 1, ty)?, l.src(i, 2, Type::B32)?);
-    let op = i.one_of(&["add", "min", "max", "and", "or", "xor"]);
-    let op = op.ok_or_else(|| LowerError::invalid("the operation is missing"))?;
-    let (abs, nan) = (i.has("abs"), i.has("NaN"));
-    let fold: Box<dyn Fn(u32, u32) -> u32 + Send + Sync> = match (op, ty) {
-        ("min" | "max", Type::F32) => {
-            let which = if op == "min" { number::Extremum::Min } else { number::Extremum::Max };
-            Box::new(move |x, y| number::extremum(&F32, which, x.into(), y.into(), nan) as u32)
-        }
-        ("add", _) => Box::new(u32::wrapping_add),
-        ("min", Type::S32) => Box::new(|x, y| (x as i32).min(y as i32) as u32),
-        ("max", Type::S32) => Box::new(|x, y| (x as i32).max(y as i32) as u32),
-        ("min", _) => Box::new(u32::min),
-        ("max", _) => Box::new(u32::max),
-        ("and", _) => Box::new(|x, y| x & y),
-        ("or", _) => Box::new(|x, y| x | y),
-        _ => Box::new(|x, y| x ^ y),
-    };
-    Ok(Box::new(move |w, _, mask| {
-        let members = gather!(w, member, mask) & w.all;
-        let a = w.get(a);
-        let value = |n: usize| {
-            if abs { a[n] as u32 & 0x7fff_ffff } else { a[n] as u32 }
+/// `redux.sync d, a, members`.
+pub struct Redux {
+    d: Dst,
+    a: Src,
+    members: Members,
+    /// The signs of the sources are dropped.
+    abs: bool,
+    combine: Box<dyn Fn(u32, u32) -> u32 + Send + Sync>,
+}
+
+impl Instruction for Redux {
+    fn decode(i: &mut Parsed<'_>) -> Result<Redux> {
+        let ty = i.ty()?;
+        let (d, a, members) = (i.dst(0)?, i.src(1, ty)?, Members::decode(i, 2)?);
+        let nan = i.has("NaN");
+        let extremum = move |which| move |x: u32, y: u32| number::extremum(&F32, which, x.into(), y.into(), nan) as u32;
+        let op = i.one_of(&["add", "min", "max", "and", "or", "xor"]);
+        let combine: Box<dyn Fn(u32, u32) -> u32 + Send + Sync> = match (op, ty) {
+            (Some("min"), Type::F32) => Box::new(extremum(number::Extremum::Min)),
+            (Some("max"), Type::F32) => Box::new(extremum(number::Extremum::Max)),
+            (Some("min"), Type::S32) => Box::new(|x, y| (x as i32).min(y as i32) as u32),
+            (Some("max"), Type::S32) => Box::new(|x, y| (x as i32).max(y as i32) as u32),
+            (Some("min"), _) => Box::new(u32::min),
+            (Some("max"), _) => Box::new(u32::max),
+            (Some("add"), _) => Box::new(u32::wrapping_add),
+            (Some("and"), _) => Box::new(|x, y| x & y),
+            (Some("or"), _) => Box::new(|x, y| x | y),
+            _ => Box::new(|x, y| x ^ y),
         };
-        let result = lanes(members).map(value).reduce(&fold).unwrap_or(0);
-        d.write(w, mask, &[result.into(); 32]);
+        Ok(Redux { d, a, members, abs: i.has("abs"), combine })
+    }
+
+    fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let members = gather!(self.members, w, mask);
+        let a = w.get(self.a);
+        let value = |n: usize| if self.abs { a[n] as u32 & 0x7fff_ffff } else { a[n] as u32 };
+        let result = lanes(members).map(value).reduce(&self.combine).unwrap_or(0);
+        self.d.write(w, mask, &[result.into(); 32]);
         Ok(Flow::Next)
-    }))
+    }
 }
 
-/// `elect.sync d|p, membermask`: the lowest member.
-pub fn elect(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let Operand::Pair(d, p) = i.operand(0)? else {
-        return Err(LowerError::invalid("a destination `d|p` expected"));
-    };
-    let (d, p) = (l.dst_operand(d)?, l.predicate_dst_operand(p)?);
-    let member = l.src(i, 1, Type::B32)?;
-    Ok(Box::new(move |w, _, mask| {
-        let members = gather!(w, member, mask) & w.all;
-        let leader = members.trailing_zeros();
-        d.write(w, mask, &[leader.into(); 32]);
-        p.write(w, mask, 1 << leader);
-        Ok(Flow::Next)
-    }))
+/// `elect.sync d|p, members`: the lowest member.
+pub struct Elect {
+    d: Dst,
+    elected: PredicateDst,
+    members: Members,
 }
 
-pub fn activemask(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let d = l.dst(i, 0)?;
+impl Instruction for Elect {
+    fn decode(i: &mut Parsed<'_>) -> Result<Elect> {
+        let (d, Some(elected)) = pair(i)? else {
+            return Err(DecodeError::invalid("a destination `d|p` expected"));
+        };
+        Ok(Elect { d, elected, members: Members::decode(i, 1)? })
+    }
+
+    fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let leader = gather!(self.members, w, mask).trailing_zeros();
+        self.d.write(w, mask, &[leader.into(); 32]);
+        self.elected.write(w, mask, 1 << leader);
+        Ok(Flow::Next)
+    }
+}
+
+/// `activemask d`.
+pub fn activemask(i: &mut Parsed<'_>) -> Decoded {
+    let d = i.dst(0)?;
     Ok(Box::new(move |w, _, mask| {
         d.write(w, mask, &[mask.into(); 32]);
         Ok(Flow::Next)
     }))
 }
 
-/// `bar.warp.sync`: the members wait for each other, wherever in the code they are, and see each other's writes.
-pub fn sync(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let member = l.src(i, 0, Type::B32)?;
-    Ok(Box::new(move |w, m, mask| {
+/// `bar.warp.sync members`: the members wait for each other, wherever in the code each of them is. Then they see each
+/// other's writes.
+pub struct SyncMembers {
+    members: Src,
+}
+
+impl Instruction for SyncMembers {
+    fn decode(i: &mut Parsed<'_>) -> Result<SyncMembers> {
+        Ok(SyncMembers { members: i.src(0, Type::B32)? })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let first = mask.trailing_zeros() as usize;
-        let named = w.lane(member, first) as u32;
+        let named = w.lane(self.members, first) as u32;
         let released = matches!(w.resumed, Some(WaitFor::Released | WaitFor::Lanes { anywhere: true, .. }));
-        if let Some(lane) = lanes(mask).find(|n| w.lane(member, *n) as u32 >> n & 1 == 0) {
+        if let Some(lane) = lanes(mask).find(|n| w.lane(self.members, *n) as u32 >> n & 1 == 0) {
             let text = format!("lane {lane} executes it with a member mask that leaves it out");
             return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
         }
@@ -225,5 +325,5 @@ pub fn sync(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             race.release(w.index, mask, m.warp_barriers.entry((w.index, need)).or_default());
         }
         Ok(Flow::Wait(WaitFor::Lanes { need, anywhere: true }))
-    }))
+    }
 }

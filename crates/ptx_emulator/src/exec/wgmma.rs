@@ -1,50 +1,191 @@
 //! Asynchronous warpgroup matrix instructions (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). Each warp
 //! of the four computes its own 16 of the 64 rows; its results reach the registers at `wgmma.wait_group`.
 
-use super::matrix::{Product, shape, types, vector, vector_dst};
-use super::tcgen05::{bad, chunk, track_matrix};
-use super::{Flow, Lowered, WaitFor};
-use crate::fault::{FaultKind, Stop, Stopped};
+use super::instruction::Instruction;
+use super::matrix::product::{Product, gather_fragment, shape, types};
+use super::shared_matrix::{MatrixOperand, bad};
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::{DecodeError, Result};
+use crate::decode::parsed::Parsed;
 use crate::hw::descriptor::{Major, SharedMatrix};
 use crate::hw::fragment::{self, Position};
-use crate::hw::matmul::gather;
-use crate::lower::{Dst, Lower, LowerError};
-use crate::machine::cluster::Machine;
-use crate::machine::warp::{Row, Src, Warp};
-use crate::parser::ast::{Instruction, Operand};
-use crate::race::Agent;
+use crate::machine::in_flight::Wgmma;
+use crate::machine::pending::Issuer;
+use crate::machine::race::Agent;
+use crate::machine::state::{Effect, Machine};
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::Warp;
+use crate::operand::{Dst, PredicateSrc, Row, Src};
+use crate::parser::ast::Operand;
 use crate::types::Type;
 
 /// Warps of a warpgroup.
 const WARPS: u32 = 4;
 /// Rows of a warp.
 const ROWS: u32 = 16;
+/// Bytes of a row of A and B.
+const ROW_BYTES: usize = 32;
 
-/// One instruction of a warp whose results are not in its registers yet.
-#[derive(Clone)]
-pub struct Pending {
-    id: u64,
-    agent: Option<Agent>,
-    pub d: Vec<Dst>,
-    /// Registers of A, which must not be written.
-    pub a: Vec<u32>,
-    pub pc: u32,
+/// `wgmma.mma_async d, a, b, scale-d, constants`.
+pub struct MmaAsync {
+    product: Product,
+    n: usize,
+    d: Vec<Dst>,
+    a: A,
+    a_major: Major,
+    /// Descriptor of B.
+    b: Src,
+    b_major: Major,
+    /// D is added to, not overwritten.
+    accumulate: PredicateSrc,
 }
 
-/// A warp's asynchronous matrix instructions.
-#[derive(Default)]
-pub struct Groups {
-    pub open: Vec<Pending>,
-    pub committed: std::collections::VecDeque<Vec<Pending>>,
-    /// The warp's instruction count at its last `wgmma.fence`.
-    pub fenced_at: u64,
+/// Where A comes from.
+enum A {
+    /// Descriptor of a matrix in shared memory.
+    Shared(Src),
+    Registers(Vec<Src>),
 }
 
-impl Groups {
-    /// All that are in flight, oldest first.
-    pub fn all(&self) -> impl Iterator<Item = &Pending> {
-        self.committed.iter().flatten().chain(&self.open)
+impl A {
+    /// The registers that hold A's elements.
+    fn registers(&self) -> impl Iterator<Item = u32> {
+        let list: &[Src] = if let A::Registers(list) = self { list } else { &[] };
+        list.iter().filter_map(|s| if let Src::Register(r) = s { Some(*r) } else { None })
     }
+}
+
+impl Instruction for MmaAsync {
+    fn decode(i: &mut Parsed<'_>) -> Result<MmaAsync> {
+        i.uses_wgmma();
+        let unknown = || DecodeError::unsupported("this shape or type");
+        let [_, n, k] = shape(i).ok_or_else(unknown)?;
+        let (sum, a_type, b_type) = types(i).ok_or_else(unknown)?;
+        if k * a_type.bits() as usize != 8 * ROW_BYTES {
+            return Err(unknown());
+        }
+        let d = i.dst_vector(0)?;
+        if d.len() != n / 2 / sum.per_register() {
+            return Err(DecodeError::invalid("wrong number of accumulator registers"));
+        }
+        // They are read and written when the instruction's time comes.
+        i.writes_later();
+        let a = match i.operand(1)? {
+            Operand::Vector(_) => A::Registers(i.src_vector(1, Type::B32)?),
+            _ => A::Shared(i.src(1, Type::B64)?),
+        };
+        let b = i.src(2, Type::B64)?;
+        let accumulate = i.predicate(3)?;
+        let constants = (4..i.operands().len()).map(|n| match i.src(n, Type::S32)? {
+            Src::Constant(c) => Ok(c as u32 as i32),
+            Src::Register(_) => Err(DecodeError::invalid("scales and transpositions are constants")),
+        });
+        // Signs of A and B, then what is transposed: A if it is in shared memory, and B.
+        let constants = constants.collect::<Result<Vec<i32>>>()?;
+        let negate = |n: usize| constants.get(n) == Some(&-1);
+        let major = |n: usize| if constants.get(n) == Some(&1) { Major::Mn } else { Major::K };
+        let (a_major, b_major) = match a {
+            A::Shared(_) => (major(2), major(3)),
+            A::Registers(_) => (Major::K, major(2)),
+        };
+        let (saturate, negate) = (i.has("satfinite"), (negate(0), negate(1)));
+        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate };
+        Ok(MmaAsync { product, n, d, a, a_major, b, b_major, accumulate })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let lane = mask.trailing_zeros() as usize;
+        w.check_wgmma_fence(self.d.iter().filter_map(|d| d.register).chain(self.a.registers()))?;
+        let b = self.shared_operand(w.lane(self.b, lane), self.b_major)?;
+        let agent = m.race.as_mut().map(|r| r.spawn(w.index, mask, true));
+        b.track(m, w, agent.as_ref(), w.cta, 0..self.n as u32)?;
+        let a = self.source_a(w, m, lane, agent.as_ref())?;
+        let (accumulators, previous) = self.accumulators(w, m, mask)?;
+        let after = previous.into_iter().filter(|id| m.pending.contains(*id)).collect();
+        let id = m.pending.reserve();
+        m.count_matrix_operation(w, &[w.cta], u64::from(ROWS) * (self.n * self.product.k) as u64);
+        let (product, n, first_row) = (self.product, self.n, first_row(w));
+        let effect = Multiply { id, cta: w.cta, product, n, first_row, a, b, accumulators };
+        m.start_reserved(id, Issuer { warp: w.index, pc: w.pc() }, after, effect);
+        w.wgmma.open.push(Wgmma { id, agent, d: self.d.clone(), a: self.a.registers().collect(), pc: w.pc() });
+        Ok(Flow::Next)
+    }
+}
+
+/// The warp's first row of the warpgroup's tile.
+fn first_row(w: &Warp) -> u32 {
+    w.role % WARPS * ROWS
+}
+
+/// The steps of `issue`: the operands, as they are at that time.
+impl MmaAsync {
+    fn shared_operand(&self, descriptor: u64, major: Major) -> Stopped<MatrixOperand> {
+        let matrix = SharedMatrix::wgmma(descriptor).map_err(bad)?;
+        let element_bits = self.product.a.bits();
+        let operand = MatrixOperand { matrix, major, row_bytes: ROW_BYTES as u32, element_bits };
+        operand.check()?;
+        Ok(operand)
+    }
+
+    fn source_a(&self, w: &Warp, m: &mut Machine<'_>, lane: usize, agent: Option<&Agent>) -> Stopped<SourceA> {
+        match &self.a {
+            A::Shared(s) => {
+                let a = self.shared_operand(w.lane(*s, lane), self.a_major)?;
+                let first = first_row(w);
+                let rows = if self.a_major == Major::K { first..first + ROWS } else { 0..WARPS * ROWS };
+                a.track(m, w, agent, w.cta, rows)?;
+                Ok(SourceA::Shared(a))
+            }
+            A::Registers(list) => {
+                let mut bytes = vec![0; ROWS as usize * ROW_BYTES];
+                let element = self.product.a.bits() / 8;
+                gather_fragment(w, list, element as usize, &mut bytes, |lane, register, index| {
+                    let Position { row, column } = fragment::mma_a(lane, register, index, 4 / element);
+                    row as usize * ROW_BYTES + (column * element) as usize
+                });
+                Ok(SourceA::Rows(bytes))
+            }
+        }
+    }
+
+    /// The accumulators before the product, and the instruction in flight that writes the same ones, if any.
+    fn accumulators(&self, w: &Warp, m: &Machine<'_>, mask: u32) -> Stopped<(Accumulators, Option<u64>)> {
+        let first = |d: &[Dst]| d.first().and_then(|d| d.register);
+        let previous = w.wgmma.all().filter(|p| first(&p.d) == first(&self.d)).last().map(|p| p.id);
+        let lane = mask.trailing_zeros();
+        let accumulators = match (self.accumulate.mask(w) >> lane & 1 == 1, previous) {
+            (false, _) => Accumulators::Zero,
+            (true, Some(id)) => Accumulators::Previous(id),
+            (true, None) => {
+                let rows = self.d.iter().map(|d| d.register.map_or([0; 32], |r| w.get(Src::Register(r)))).collect();
+                if m.sanitize && self.d.iter().filter_map(|d| d.register).any(|r| w.defined(r) & mask != mask) {
+                    let text = "an accumulator register that no instruction has written";
+                    return Err(Stop::new(FaultKind::UninitialisedRegister, text));
+                }
+                Accumulators::Registers(rows)
+            }
+        };
+        Ok((accumulators, previous))
+    }
+}
+
+/// A warp's part of one instruction, with all its operands.
+struct Multiply {
+    id: u64,
+    cta: u32,
+    product: Product,
+    n: usize,
+    first_row: u32,
+    a: SourceA,
+    b: MatrixOperand,
+    accumulators: Accumulators,
+}
+
+enum SourceA {
+    Shared(MatrixOperand),
+    /// The warp's 16 rows along K.
+    Rows(Vec<u8>),
 }
 
 /// Where the accumulators come from.
@@ -55,182 +196,81 @@ enum Accumulators {
     Previous(u64),
 }
 
-/// Where A comes from.
-enum A {
-    Shared(SharedMatrix),
-    /// The warp's 16 rows along K.
-    Rows(Vec<u8>),
-}
-
-pub fn mma_async(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    l.uses_wgmma();
-    let unknown = || LowerError::unsupported("this shape or type");
-    let [_, n, k] = shape(i).ok_or_else(unknown)?;
-    let (sum, a_type, b_type) = types(i).ok_or_else(unknown)?;
-    let d = vector_dst(l, i.operand(0)?)?;
-    if d.len() != n / 2 / sum.per_register() {
-        return Err(LowerError::invalid("wrong number of accumulator registers"));
-    }
-    // They are read and written when the instruction's time comes.
-    l.writes_later();
-    enum From {
-        Descriptor(Src),
-        Registers(Vec<Src>),
-    }
-    let from = match i.operand(1)? {
-        Operand::Vector(_) => From::Registers(vector(l, i.operand(1)?)?),
-        _ => From::Descriptor(l.src(i, 1, Type::B64)?),
-    };
-    let b = l.src(i, 2, Type::B64)?;
-    let scale_d = l.predicate(i, 3)?;
-    let constants = (4..i.operands.len()).map(|n| match l.src(i, n, Type::S32)? {
-        Src::Constant(c) => Ok(c as u32 as i32),
-        Src::Register(_) => Err(LowerError::invalid("scales and transpositions are constants")),
-    });
-    let constants = constants.collect::<Result<Vec<i32>, _>>()?;
-    let negate = |n: usize| constants.get(n) == Some(&-1);
-    let shared_a = matches!(from, From::Descriptor(_));
-    let major = |n: usize| if constants.get(n) == Some(&1) { Major::Mn } else { Major::K };
-    let (major_a, major_b) = (if shared_a { major(2) } else { Major::K }, major(if shared_a { 3 } else { 2 }));
-    let bits = a_type.bits();
-    let per = 32 / bits;
-    let row_bytes = k * bits as usize / 8;
-    if row_bytes != 32 {
-        return Err(unknown());
-    }
-    let saturate = i.has("satfinite");
-    let negate = (negate(0), negate(1));
-    let a_registers: Vec<u32> = match &from {
-        From::Registers(list) => {
-            list.iter().filter_map(|s| if let Src::Register(r) = s { Some(*r) } else { None }).collect()
-        }
-        From::Descriptor(_) => Vec::new(),
-    };
-    Ok(Box::new(move |w, m, mask| {
-        let lane = mask.trailing_zeros() as usize;
-        let registers = d.iter().filter_map(Dst::register);
-        w.check_wgmma_fence(registers.chain(a_registers.iter().copied()))?;
-        let first_row = w.role % WARPS * ROWS;
-        let b = SharedMatrix::wgmma(w.lane(b, lane)).map_err(bad)?;
-        b.check(major_b, bits, row_bytes as u32).map_err(bad)?;
-        let agent = m.race.as_mut().map(|r| r.spawn(w.index, mask, true));
-        let element = bits / 8;
-        track_matrix(m, w, agent.as_ref(), b, major_b, 0..n as u32, (row_bytes as u32, element))?;
-        let a = match &from {
-            From::Descriptor(s) => {
-                let a = SharedMatrix::wgmma(w.lane(*s, lane)).map_err(bad)?;
-                a.check(major_a, bits, row_bytes as u32).map_err(bad)?;
-                let rows = if major_a == Major::K { first_row..first_row + ROWS } else { 0..WARPS * ROWS };
-                track_matrix(m, w, agent.as_ref(), a, major_a, rows, (row_bytes as u32, element))?;
-                A::Shared(a)
-            }
-            From::Registers(list) => {
-                let mut bytes = vec![0; ROWS as usize * row_bytes];
-                for (r, s) in list.iter().enumerate() {
-                    for (lane, value) in w.get(*s).into_iter().enumerate() {
-                        let word = (value as u32).to_le_bytes();
-                        for index in 0..per {
-                            let Position { row, column } = fragment::mma_a(lane as u32, r as u32, index, per);
-                            let (at, size) = (row as usize * row_bytes + (column * element) as usize, element as usize);
-                            bytes[at..at + size].copy_from_slice(&word[(index * element) as usize..][..size]);
-                        }
-                    }
-                }
-                A::Rows(bytes)
+impl Effect for Multiply {
+    fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
+        let n = self.n;
+        let b = self.b.gather(m, self.cta, n);
+        let a = match self.a {
+            SourceA::Rows(bytes) => bytes,
+            SourceA::Shared(a) => {
+                let all = a.gather(m, self.cta, (WARPS * ROWS) as usize);
+                all[self.first_row as usize * ROW_BYTES..][..ROWS as usize * ROW_BYTES].to_vec()
             }
         };
-        let same = |p: &&Pending| p.d.first().and_then(Dst::register) == d.first().and_then(Dst::register);
-        let previous = w.wgmma.all().filter(same).last().map(|p| p.id);
-        let accumulators = match (scale_d.mask(w) >> lane & 1 == 1, previous) {
-            (false, _) => Accumulators::Zero,
-            (true, Some(id)) => Accumulators::Previous(id),
-            (true, None) => {
-                let rows = d.iter().map(|d| d.register().map_or([0; 32], |r| w.get(Src::Register(r))));
-                let rows = rows.collect();
-                if m.sanitize && d.iter().filter_map(Dst::register).any(|r| w.defined(r) & mask != mask) {
-                    let text = "an accumulator register that no instruction has written";
-                    return Err(Stop::new(FaultKind::UninitialisedRegister, text));
-                }
-                Accumulators::Registers(rows)
-            }
+        let mut rows = match self.accumulators {
+            Accumulators::Zero => vec![[0; 32]; n / 2 / self.product.sum.per_register()],
+            Accumulators::Registers(rows) => rows,
+            Accumulators::Previous(id) => m.matrix_results.get(&id).cloned().unwrap_or_default(),
         };
-        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate };
-        let (cta, count) = (w.cta, d.len());
-        let after = previous.into_iter().filter(|id| m.pending.contains(*id)).collect();
-        let id = m.pending.reserve();
-        let issuer = crate::machine::pending::Issuer { warp: w.index, pc: w.pc() };
-        m.count_matrix_operation(w, &[w.cta], ROWS as u64 * (n * k) as u64);
-        m.start_reserved(id, issuer, after, move |m| {
-            let read = |m: &Machine<'_>, at: u32| chunk(m, cta, at);
-            let b_bytes = gather(&b, major_b, n, row_bytes, element as usize, |at| read(m, at));
-            let a_bytes = match a {
-                A::Rows(bytes) => bytes,
-                A::Shared(a) => {
-                    let rows = (WARPS * ROWS) as usize;
-                    let all = gather(&a, major_a, rows, row_bytes, element as usize, |at| read(m, at));
-                    all[first_row as usize * row_bytes..][..ROWS as usize * row_bytes].to_vec()
-                }
-            };
-            let mut rows = match accumulators {
-                Accumulators::Zero => vec![[0; 32]; count],
-                Accumulators::Registers(rows) => rows,
-                Accumulators::Previous(id) => m.matrix_results.get(&id).cloned().unwrap_or_default(),
-            };
-            let place = |lane: usize, index: usize| {
-                // Within the warp's own rows.
-                let Position { row, column } = fragment::wgmma_d(lane as u32, index as u32);
-                row as usize * n + column as usize
-            };
-            let mut sums = vec![0; ROWS as usize * n];
-            for lane in 0..32 {
-                for index in 0..n / 2 {
-                    sums[place(lane, index)] = sum.get(&rows, index, lane);
-                }
-            }
-            let result = product.compute((ROWS as usize, &a_bytes), (n, &b_bytes), &sums);
-            for lane in 0..32 {
-                for index in 0..n / 2 {
-                    sum.put(&mut rows, index, lane, result[place(lane, index)]);
-                }
-            }
-            m.matrix_results.insert(id, rows);
-            m.progress += 1;
-            Ok(())
-        });
-        w.wgmma.open.push(Pending { id, agent, d: d.clone(), a: a_registers.clone(), pc: w.pc() });
-        Ok(Flow::Next)
-    }))
+        let place = |lane: usize, index: usize| {
+            // Within the warp's own rows.
+            let Position { row, column } = fragment::wgmma_d(lane as u32, index as u32);
+            row as usize * n + column as usize
+        };
+        self.product.accumulate((ROWS as usize, &a), (n, &b), &mut rows, n / 2, place);
+        m.matrix_results.insert(self.id, rows);
+        m.progress += 1;
+        Ok(())
+    }
 }
 
 /// `wgmma.fence`: registers written before it may be used by `wgmma` after it.
-pub fn fence(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
-    Ok(Box::new(|w, _, _| {
+pub struct Fence;
+
+impl Instruction for Fence {
+    fn decode(_: &mut Parsed<'_>) -> Result<Fence> {
+        Ok(Fence)
+    }
+
+    fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, _: u32) -> Stopped<Flow> {
         w.wgmma.fenced_at = w.issued;
         Ok(Flow::Next)
-    }))
+    }
 }
 
-pub fn commit_group(_: &mut Lower<'_>, _: &Instruction) -> Lowered {
-    Ok(Box::new(|w, _, _| {
+/// `wgmma.commit_group`.
+pub struct CommitGroup;
+
+impl Instruction for CommitGroup {
+    fn decode(_: &mut Parsed<'_>) -> Result<CommitGroup> {
+        Ok(CommitGroup)
+    }
+
+    fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, _: u32) -> Stopped<Flow> {
         let group = std::mem::take(&mut w.wgmma.open);
         w.wgmma.committed.push_back(group);
         Ok(Flow::Next)
-    }))
+    }
 }
 
 /// `wgmma.wait_group N`: all but the N newest groups are complete, and their results in the registers.
-pub fn wait_group(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
-    let Src::Constant(keep) = l.src(i, 0, Type::U32)? else {
-        return Err(LowerError::invalid("the number of groups is a constant"));
-    };
-    Ok(Box::new(move |w, m, mask| {
-        let done = w.wgmma.committed.len().saturating_sub(keep as usize);
+pub struct WaitGroup {
+    keep: usize,
+}
+
+impl Instruction for WaitGroup {
+    fn decode(i: &mut Parsed<'_>) -> Result<WaitGroup> {
+        Ok(WaitGroup { keep: i.constant(0, "the number of groups")? as usize })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let done = w.wgmma.committed.len().saturating_sub(self.keep);
         let ids = w.wgmma.committed.iter().take(done).flatten().map(|p| p.id);
         let waiting: Vec<u64> = ids.filter(|id| m.pending.contains(*id)).collect();
         if !waiting.is_empty() {
             return Ok(Flow::Wait(WaitFor::Operations(waiting)));
         }
-        let finished: Vec<Pending> = w.wgmma.committed.drain(..done).flatten().collect();
+        let finished: Vec<Wgmma> = w.wgmma.committed.drain(..done).flatten().collect();
         for p in &finished {
             deliver(w, m, mask, p)?;
         }
@@ -248,14 +288,15 @@ pub fn wait_group(l: &mut Lower<'_>, i: &Instruction) -> Lowered {
             }
         }
         Ok(Flow::Next)
-    }))
+    }
 }
 
-fn deliver(w: &mut Warp, m: &Machine<'_>, mask: u32, p: &Pending) -> Stopped<()> {
+/// The last part of an instruction: its registers get their values.
+fn deliver(w: &mut Warp, m: &Machine<'_>, mask: u32, p: &Wgmma) -> Stopped<()> {
     let rows = m.matrix_results.get(&p.id).ok_or_else(|| Stop::unsupported("a result that was dropped"))?;
     for (d, row) in p.d.iter().zip(rows) {
         d.write(w, mask, row);
-        if let Some(r) = d.register() {
+        if let Some(r) = d.register {
             w.define(r, mask, mask);
         }
     }

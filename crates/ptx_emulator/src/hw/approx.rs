@@ -1,9 +1,9 @@
 //! The approximate functions of PTX, and correctly rounded division, reciprocal and square root.
 //!
 //! PTX ISA 9.7.3.8 (`div`), 9.7.3.13–9.7.3.22 (`rcp`, `sqrt`, `rsqrt`, `sin`, `cos`, `lg2`, `ex2`, `tanh`), 9.7.4.9–10
-//! (`tanh`, `ex2` in f16 and bf16). The manual bounds the error and fixes special values but not the bits. Here every
-//! approximation is the function in f64, rounded once to nearest: inside all of the manual's bounds, and not what any
-//! particular GPU returns in the last bits.
+//! (`tanh`, `ex2` in f16 and bf16). The manual bounds the error and fixes special values, but not the bits. Here every
+//! approximation is the function in f64, rounded once to nearest. That is inside all of the manual's bounds; a GPU may
+//! return other last bits.
 
 use super::number::{self, BF16, F16, F32_NAN, Format, Rounder, Rounding, decode, round_f32};
 

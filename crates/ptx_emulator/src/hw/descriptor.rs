@@ -1,8 +1,9 @@
 //! The descriptors that tell the tensor cores where a matrix lies in shared memory and what to compute.
 //!
 //! PTX ISA 9.7.15.5.1.2 (`wgmma` matrix descriptors), 9.7.16.3–9.7.16.4 (`tcgen05` shared-memory and instruction
-//! descriptors, major-ness, canonical layouts), 9.7.16.2 (legal shapes), 9.7.16.10.1–9.7.16.10.7 (transposition, type and
-//! scale-factor combinations). Bit positions were compared with CUTLASS's `mma_sm90_desc.hpp` and `mma_sm100_desc.hpp`.
+//! descriptors, major-ness, canonical layouts), 9.7.16.2 (legal shapes), 9.7.16.10.1–9.7.16.10.7 (transposition, type
+//! and scale-factor combinations). Bit positions were compared with CUTLASS's `mma_sm90_desc.hpp` and
+//! `mma_sm100_desc.hpp`.
 //!
 //! Decoding rejects what the manual forbids, each with its own [`DescriptorError`].
 
@@ -145,8 +146,8 @@ impl SharedMatrix {
 
     /// Shared-memory address of a 16-byte chunk (PTX ISA 9.7.16.3.3, canonical layouts).
     ///
-    /// K-major: `row` is the index in M or N, `chunk` counts 16 bytes along K. MN-major: `row` is the index in K, `chunk`
-    /// counts 16 bytes along M or N.
+    /// K-major: `row` is the index in M or N, `chunk` counts 16 bytes along K. MN-major: `row` is the index in K,
+    /// `chunk` counts 16 bytes along M or N.
     pub fn chunk_address(&self, major: Major, row: u32, chunk: u32) -> u32 {
         let (rows, chunks) = (self.atom_rows(), self.atom_chunks());
         let (in_rows, row_atom) = (row % rows, row / rows);
@@ -162,8 +163,8 @@ impl SharedMatrix {
         self.swizzle.apply(self.start + atom + in_atom)
     }
 
-    /// Checks that elements of `element_bits` in this order can have this descriptor's layout (PTX ISA 9.7.16.10.3, table
-    /// 54, and 9.7.16.10.6, table 55), and that a K-major row of `k_bytes` stays inside its swizzle span.
+    /// Checks that elements of `element_bits` in this order can have this descriptor's layout (PTX ISA 9.7.16.10.3,
+    /// table 54, and 9.7.16.10.6, table 55), and that a K-major row of `k_bytes` stays inside its swizzle span.
     ///
     /// # Errors
     /// [`DescriptorError::Layout`] and [`DescriptorError::CrossesSpan`].
@@ -444,7 +445,8 @@ impl InstructionDescriptor {
         Ok(())
     }
 
-    /// Checks the scale factor ids and type against the instruction's `.scale_vec` (PTX ISA 9.7.16.10.7, tables 56 and 57).
+    /// Checks the scale factor ids and type against the instruction's `.scale_vec` (PTX ISA 9.7.16.10.7, tables 56 and
+    /// 57).
     ///
     /// # Errors
     /// [`DescriptorError::ScaleVector`] and [`DescriptorError::ScaleId`].
@@ -596,8 +598,8 @@ mod tests {
         assert_eq!(matrix.chunk_address(Major::Mn, 0, 8), 4096);
     }
 
-    /// Advancing the start address by 32 bytes inside a 128-byte swizzle row reaches the next K step: the swizzle works on
-    /// addresses.
+    /// Advancing the start address by 32 bytes inside a 128-byte swizzle row reaches the next K step: the swizzle works
+    /// on addresses.
     #[test]
     fn a_k_step_inside_a_swizzle_atom_is_an_addition_to_the_start() {
         let whole = SharedMatrix { start: 0x4000, leading: 0, stride: 1024, swizzle: Swizzle::B128 };

@@ -4,8 +4,8 @@
 //! (which threads supply `mma`'s scale factors), 9.7.15.5.1.1 (`wgmma` fragments, drawn in the manual; CUTLASS's
 //! `mma_traits_sm90_gmma.hpp` states them as CuTe layouts).
 //!
-//! The many tables of the manual are one rule. A lane is `group = lane / 4` and `thread = lane % 4`. A register of A or B
-//! holds E consecutive elements along K (E = 32 / element bits; 1 for f64), and four threads side by side hold 4E.
+//! The many tables of the manual are one rule. A lane is `group = lane / 4` and `thread = lane % 4`. A register of A or
+//! B holds E consecutive elements along K (E = 32 / element bits; 1 for f64), and four threads side by side hold 4E.
 //!
 //! Not covered: `mma.m8n8k4` in f16, sparse A, and the 8-, 6- and 4-bit forms of `ldmatrix` and `stmatrix`.
 
@@ -18,8 +18,8 @@ pub struct Position {
     pub column: u32,
 }
 
-/// A of `mma.m16n8k*` (and of `m8n8k*`, whose single register is the first): element `index` of `register`, with `per_register`
-/// elements to a register.
+/// A of `mma.m16n8k*` (and of `m8n8k*`, whose single register is the first): element `index` of `register`, with
+/// `per_register` elements to a register.
 pub const fn mma_a(lane: u32, register: u32, index: u32, per_register: u32) -> Position {
     Position { row: lane / 4 + register % 2 * 8, column: (register / 2 * 4 + lane % 4) * per_register + index }
 }
@@ -35,8 +35,8 @@ pub const fn mma_c(lane: u32, index: u32) -> Position {
     Position { row: lane / 4 + index / 2 * 8, column: lane % 4 * 2 + index % 2 }
 }
 
-/// The lane whose `scale-a-data` scales row `row` of A (`thread-id-a` 0 or 1; PTX ISA 9.7.14.3): in each group the chosen
-/// pair of threads supplies rows `group` and `group + 8`.
+/// The lane whose `scale-a-data` scales row `row` of A (`thread-id-a` 0 or 1; PTX ISA 9.7.14.3): in each group the
+/// chosen pair of threads supplies rows `group` and `group + 8`.
 pub const fn mma_scale_a_lane(row: u32, thread_id: u32) -> u32 {
     row % 8 * 4 + thread_id * 2 + row / 8
 }
@@ -52,8 +52,8 @@ pub const fn wgmma_a(thread: u32, register: u32, index: u32, per_register: u32) 
     Position { row: thread / 32 * 16 + row, column }
 }
 
-/// Element `index` (d0, d1, …) of a thread's D of `wgmma.m64nN`: as in `mma`, 16 rows to each warp, and again every eight
-/// columns. An f16 register holds two of them, the lower one in its lower half.
+/// Element `index` (d0, d1, …) of a thread's D of `wgmma.m64nN`: as in `mma`, 16 rows to each warp, and again every
+/// eight columns. An f16 register holds two of them, the lower one in its lower half.
 pub const fn wgmma_d(thread: u32, index: u32) -> Position {
     let Position { row, column } = mma_c(thread % 32, index % 4);
     Position { row: thread / 32 * 16 + row, column: index / 4 * 8 + column }
@@ -65,8 +65,8 @@ pub const fn ldmatrix_address_lane(matrix: u32, row: u32) -> u32 {
     matrix * 8 + row
 }
 
-/// The 16-bit element of an 8×8 matrix in half `half` (0 low, 1 high) of a lane's register, the matrix's own register; with
-/// `.trans` the matrix is taken column by column.
+/// The 16-bit element of an 8×8 matrix in half `half` (0 low, 1 high) of a lane's register, the matrix's own register;
+/// with `.trans` the matrix is taken column by column.
 pub const fn ldmatrix(lane: u32, half: u32, trans: bool) -> Position {
     let (line, along) = (lane / 4, lane % 4 * 2 + half);
     if trans { Position { row: along, column: line } } else { Position { row: line, column: along } }
@@ -163,7 +163,8 @@ mod tests {
         }
     }
 
-    /// CUTLASS's SFALayout and SFBLayout for `sm_120`: lanes whose bit 1 (A) or two low bits (B) differ hold the same row.
+    /// CUTLASS's SFALayout and SFBLayout for `sm_120`: lanes whose bit 1 (A) or two low bits (B) differ hold the same
+    /// row.
     #[test]
     fn scale_factor_lanes_invert_cutlass_layouts() {
         for lane in 0..32 {

@@ -1,15 +1,15 @@
 //! Matrix multiply-accumulate as the tensor cores do it: D = A·B + D.
 //!
-//! **The model.** Products are exact; the products of one MMA's K extent and the accumulator are summed exactly; the sum
-//! is rounded once, to nearest even, to D's type. PTX leaves "accumulation order, rounding and handling of subnormal
-//! inputs" open (PTX ISA 9.7.14.5.14, 9.7.15.5.2): hardware may differ in the last bits of a floating-point result.
-//! Integer results are exact everywhere.
+//! **The model.** Products are exact; the products of one MMA's K extent and the accumulator are summed exactly; the
+//! sum is rounded once, to nearest even, to D's type. PTX leaves "accumulation order, rounding and handling of
+//! subnormal inputs" open (PTX ISA 9.7.14.5.14, 9.7.15.5.2): hardware may differ in the last bits of a floating-point
+//! result. Integer results are exact everywhere.
 //!
 //! How it is exact: the sums run in f64. A row of A and a row of Bᵀ bound the largest product and the weight of the
-//! smallest product's last bit; where all that lies between fits 53 bits, no f64 addition rounds, in any order. Where it
-//! does not, the element is summed with error-free transformations (Shewchuk, "Adaptive precision floating-point
-//! arithmetic", 1997). NVFP4 always fits: an e2m1 block sum is a small integer, and with two ue4m3 scales the sum of four
-//! blocks stays under 2⁴⁹ in units of 2⁻²⁰.
+//! smallest product's last bit; where all that lies between fits 53 bits, no f64 addition rounds, in any order. Where
+//! it does not, the element is summed with error-free transformations (Shewchuk, "Adaptive precision floating-point
+//! arithmetic", 1997). NVFP4 always fits: an e2m1 block sum is a small integer, and with two ue4m3 scales the sum of
+//! four blocks stays under 2⁴⁹ in units of 2⁻²⁰.
 //!
 //! Both operands come as rows along K: A is M × K, B is given transposed, N × K. Kinds and packings: PTX ISA 9.7.16.10.
 
@@ -25,7 +25,8 @@ pub enum Packing {
     /// Sixteen 4- or 6-bit elements at the start of every 16 bytes: `f8f6f4` and `mxf8f6f4` in shared memory.
     Padded,
     /// A byte for each 4- or 6-bit element, 4 bits in the middle and 6 bits at the bottom: `f8f6f4` and `mxf8f6f4` in
-    /// registers (the manual says so in words) and in tensor memory (where it draws the container, taken to be the same).
+    /// registers (the manual says so in words) and in tensor memory (where it draws the container, taken to be the
+    /// same).
     Container,
 }
 
@@ -63,8 +64,8 @@ impl Packing {
     }
 }
 
-/// Reads the rows along K of a matrix in shared memory: `rows` in M or N, `row_bytes` each, gathered from 16-byte chunks
-/// that `read` delivers by address. `element_bytes` matters for MN-major matrices only.
+/// Reads the rows along K of a matrix in shared memory: `rows` in M or N, `row_bytes` each, gathered from 16-byte
+/// chunks that `read` delivers by address. `element_bytes` matters for MN-major matrices only.
 pub fn gather(
     matrix: &SharedMatrix,
     major: Major,
@@ -125,7 +126,7 @@ struct Extent {
     finite: bool,
 }
 
-/// Far beyond every exponent.
+/// An exponent far beyond those of all formats.
 const NEVER: i32 = 1 << 20;
 
 impl Extent {
@@ -162,8 +163,8 @@ impl Extent {
         Extent { top: self.top + other.top, low: self.low + other.low, finite }
     }
 
-    /// Whether `count` products of values of both rows sum up in f64 without rounding. A row that holds an infinity or a NaN
-    /// may be summed so too: its results are not finite in any order.
+    /// Whether `count` products of values of both rows sum up in f64 without rounding. A row that holds an infinity or
+    /// a NaN may be summed so too: its results are not finite in any order.
     fn sums_exactly(self, other: Extent, count: usize) -> bool {
         let product = self.times(other);
         let top = product.top + count.next_power_of_two().trailing_zeros() as i32;
@@ -521,8 +522,8 @@ mod tests {
         }
     }
 
-    /// `matmul_table.py` sums fractions and rounds the result by searching its f32 neighbours. Operands are random codes of
-    /// the whole range, so that both the f64 path and the error-free one are taken.
+    /// `matmul_table.py` sums fractions and rounds the result by searching its f32 neighbours. Operands are random
+    /// codes of the whole range, so that both the f64 path and the error-free one are taken.
     #[test]
     fn every_kind_equals_sums_of_fractions_rounded_once() {
         const M: usize = 3;

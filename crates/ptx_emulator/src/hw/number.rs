@@ -405,8 +405,8 @@ pub fn cvt_pack(to: IntType, a: i32, b: i32, c: u32) -> u32 {
 /// A sum or quotient rounded to nearest, moved to what rounding to odd would have given: an inexact result with an even
 /// last bit steps towards the exact value.
 ///
-/// `error` has the sign of (exact value − `rounded`), or is NaN where `rounded` is not finite. No branches, so that loops
-/// over it become vector code.
+/// `error` has the sign of (exact value − `rounded`), or is NaN where `rounded` is not finite. No branches, so that
+/// loops over it become vector code.
 #[inline(always)]
 pub(super) fn to_odd(rounded: f64, error: f64) -> f64 {
     let bits = rounded.to_bits();

@@ -346,7 +346,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever this machine has, against the portable loops: tiles of rows and one row more, a panel and part of one.
+        /// Whatever this machine has, against the portable loops: tiles of rows and one row more, a panel and part of
+        /// one.
         #[test]
         fn vector_loops_equal_the_portable_ones(
             a in prop::collection::vec(-12i8..13, 5 * 64),

@@ -1,8 +1,8 @@
 //! Shared-memory swizzles: a permutation of 8-, 16-, 32- or 64-byte pieces inside 128-byte lines.
 //!
-//! PTX ISA 5.5.7 (swizzling modes). The permutation is a function of the shared-memory byte *address*, not of the offset
-//! in a tile: bits of the line number are xored into the piece number. A tile that does not start on the boundary of the
-//! repeating pattern therefore starts in the middle of it.
+//! PTX ISA 5.5.7 (swizzling modes). The permutation is a function of the shared-memory byte *address*, not of the
+//! offset in a tile: bits of the line number are xored into the piece number. A tile that does not start on the
+//! boundary of the repeating pattern therefore starts in the middle of it.
 
 /// A swizzling mode with its atomicity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

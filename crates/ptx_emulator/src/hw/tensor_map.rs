@@ -3,8 +3,8 @@
 //!
 //! Sources: CUDA Driver API, "Tensor Map Object Management" (the argument rules, quoted by [`TensorMapError`]); PTX ISA
 //! 5.5.1–5.5.8 (tensors, bounding boxes, out-of-boundary access, swizzles), 9.7.9.28 (`tensormap.replace`), 9.7.9.25
-//! (`cp.async.bulk.tensor`). The object's bytes are NVIDIA's secret; the layout here is this crate's own, with a magic
-//! and a checksum so that anything else is recognised.
+//! (`cp.async.bulk.tensor`). NVIDIA does not publish the layout of the object. This crate has a layout of its own, with
+//! a magic number and a checksum, so that other bytes are recognised as no tensor map.
 //!
 //! Not modelled: im2col maps, copies through interleaved layouts ([`TensorMapError::Unsupported`]), and stores of the
 //! padded sub-byte types ([`DataType::is_padded`]: what `visit` gives for them is a load).
@@ -396,8 +396,8 @@ impl TensorMap {
         self.box_bits(self.data_type.shared_bits())
     }
 
-    /// Bytes a copy of the box adds to an mbarrier's transaction count: always the full box, elements outside the tensor
-    /// included (PTX ISA 9.7.9.25), padding excluded (as DeepGEMM's fp8 × fp4 kernels expect).
+    /// Bytes a copy of the box adds to an mbarrier's transaction count: always the full box, elements outside the
+    /// tensor included (PTX ISA 9.7.9.25), padding excluded (as DeepGEMM's fp8 × fp4 kernels expect).
     pub fn transaction_bytes(&self) -> u32 {
         self.box_bits(self.data_type.bits())
     }
@@ -417,16 +417,16 @@ impl TensorMap {
         }
     }
 
-    /// The tensor that a store through this map writes: its rows end at a multiple of 16 bytes. The manual does not say so;
-    /// an H200 writes, and reduces into, all of a 16-byte piece that begins inside the tensor.
+    /// The tensor that a store through this map writes: its rows are extended to a multiple of 16 bytes. The manual does
+    /// not say so. An H200 writes all of a 16-byte piece that begins inside the tensor, and reduces into all of it.
     pub fn stored(&self) -> TensorMap {
         let mut map = self.clone();
         map.dims[0] = map.dims[0].next_multiple_of(self.coordinate_multiple().into());
         map
     }
 
-    /// What an innermost coordinate must be a multiple of: 16 bytes. The manual does not say so; on an H200 every load and
-    /// store of another coordinate is an illegal instruction. Padded types load whole groups.
+    /// The innermost coordinate is a multiple of 16 bytes: of so many elements. The manual does not say so. On an H200 a load
+    /// or store at another coordinate is an illegal instruction. Padded types load whole groups.
     fn coordinate_multiple(&self) -> u32 {
         if self.data_type.is_padded() { PADDED_GROUP as u32 } else { 128 / self.data_type.bits() }
     }

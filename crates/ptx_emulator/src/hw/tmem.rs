@@ -1,16 +1,16 @@
 //! Tensor memory: addresses, who may touch which lanes, and where matrices, scale factors and registers lie in it.
 //!
-//! PTX ISA 9.7.16.1 (addresses, allocation), 9.7.16.2.3 and 9.7.16.8 (`tcgen05.ld`/`st` shapes and lane rules), 9.7.16.9
-//! (`tcgen05.cp`), 9.7.16.10.5 (data-path layouts A to G), 9.7.16.10.7 (scale factors). The manual draws these layouts as
-//! pictures; where its text is silent the source is CUTLASS, which states them as CuTe layouts: `copy_traits_sm100.hpp`
-//! for `ld`, `st` and `cp`, `mma_traits_sm100_frag.hpp` for matrices and scale factors.
+//! PTX ISA 9.7.16.1 (addresses, allocation), 9.7.16.2.3 and 9.7.16.8 (`tcgen05.ld`/`st` shapes and lane rules),
+//! 9.7.16.9 (`tcgen05.cp`), 9.7.16.10.5 (data-path layouts A to G), 9.7.16.10.7 (scale factors). The manual draws these
+//! layouts as pictures; where its text is silent the source is CUTLASS, which states them as CuTe layouts:
+//! `copy_traits_sm100.hpp` for `ld`, `st` and `cp`, `mma_traits_sm100_frag.hpp` for matrices and scale factors.
 //!
-//! Taken from few words: `tcgen05.shift` moves elements "downwards across all the rows, except the last, by one row"
-//! (9.7.16.9.3). `tcgen05.mma.ashift` shifts A "down by one row, except for the last row", and a row that a shift leaves is
-//! refilled by `tcgen05.cp.4x256b`: so each row gets the next one's, and the last stays. No hardware has confirmed it.
+//! The direction of a shift is an interpretation. `tcgen05.shift` moves elements "downwards across all the rows, except the
+//! last, by one row" (9.7.16.9.3), `tcgen05.mma.ashift` shifts A "down by one row, except for the last row", and
+//! `tcgen05.cp.4x256b` then fills one row again. Here each row gets the elements of the next row, and the last row keeps
+//! its own. No hardware has confirmed it.
 //!
-//! Not modelled, since the text does not settle it: what `tcgen05.cp` makes of 4- and 6-bit elements when it decompresses
-//! them.
+//! Not modelled: what `tcgen05.cp` makes of 4- and 6-bit elements when it decompresses them. The text does not settle it.
 
 use super::descriptor::{CHUNK_BYTES, Major, ScaleVector, SharedMatrix};
 
@@ -40,8 +40,8 @@ impl Address {
         Address { lane: bits >> 16, column: bits & 0xffff }
     }
 
-    /// Splits the address of scale factors. CUTLASS carries the scale factor id in its two top bits, and the hardware
-    /// takes it so: they are no part of the lane.
+    /// Splits the address of scale factors. Its two top bits are no part of the lane: CUTLASS carries the scale factor
+    /// id in them, and the hardware accepts that.
     pub const fn decode_scale(bits: u32) -> Self {
         Self::decode(bits & 0x3fff_ffff)
     }
@@ -105,8 +105,8 @@ impl AccessShape {
 
     /// The cell of `register` of `thread` (0 to 31), relative to the instruction's address.
     ///
-    /// With `packed` (`.pack::16b`, `.unpack::16b`) the register's low half is the low half of that cell and its high half
-    /// the low half of the cell one column further.
+    /// With `packed` (`.pack::16b`, `.unpack::16b`) the register's low half is the low half of that cell and its high
+    /// half the low half of the cell one column further.
     pub const fn cell(self, thread: u32, register: u32, packed: bool) -> Address {
         let (quad, in_quad) = (thread / 4, thread % 4);
         let (lane, column, split) = match self {
@@ -178,8 +178,8 @@ impl DataPath {
         lane == 0 || lane == 16 && matches!(self, DataPath::C | DataPath::F)
     }
 
-    /// The cell of D at row `row` *of this CTA* and column `column` of `n`, relative to D's address. Every element takes a
-    /// 32-bit cell; a 16-bit one its lower half (PTX ISA 9.7.16.10.4.1).
+    /// The cell of D at row `row` *of this CTA* and column `column` of `n`, relative to D's address. Every element
+    /// takes a 32-bit cell; a 16-bit one its lower half (PTX ISA 9.7.16.10.4.1).
     ///
     /// In the pair of a two-CTA MMA, the CTA of even rank holds the first half of the rows.
     pub const fn d_cell(self, row: u32, column: u32, n: u32) -> Address {
@@ -187,14 +187,15 @@ impl DataPath {
         Address { lane: self.lane(row) + column / width * self.rows_per_cta(), column: column % width }
     }
 
-    /// The cell that holds byte `byte` along K of A's row `row` of this CTA, when A lies in tensor memory. Four bytes to a
-    /// cell. `part`, below [`DataPath::a_parts`], says whose copy.
+    /// The cell that holds byte `byte` along K of A's row `row` of this CTA, when A lies in tensor memory. Four bytes
+    /// to a cell. `part`, below [`DataPath::a_parts`], says whose copy.
     pub const fn a_cell(self, row: u32, byte: u32, part: u32) -> Address {
         Address { lane: self.lane(row) + part * self.rows_per_cta(), column: byte / 4 }
     }
 
-    /// How many copies of A must lie in tensor memory: in layout B each half of the lanes computes its half of N from its
-    /// own copy (CUTLASS's "duplicated" allocation). `None` for the `.ws` layouts E and G, of which nothing is said.
+    /// How many copies of A must lie in tensor memory: in layout B each half of the lanes computes its half of N from
+    /// its own copy (CUTLASS's "duplicated" allocation). `None` for the `.ws` layouts E and G, of which nothing is
+    /// said.
     pub const fn a_parts(self) -> Option<u32> {
         match self {
             DataPath::A | DataPath::C | DataPath::D | DataPath::F => Some(1),
@@ -297,8 +298,8 @@ impl CopyShape {
         (0..count).map(move |copy| first + copy * step)
     }
 
-    /// Calls `visit` with every 16-byte chunk of the source and each place it is written to: shared-memory address of the
-    /// chunk, lane and first of four columns relative to the instruction's address. The source is a K-major matrix.
+    /// Calls `visit` with every 16-byte chunk of the source and each place it is written to: shared-memory address of
+    /// the chunk, lane and first of four columns relative to the instruction's address. The source is a K-major matrix.
     pub fn visit(self, source: &SharedMatrix, mut visit: impl FnMut(u32, Address)) {
         for row in 0..self.rows() {
             for chunk in 0..self.chunks() {

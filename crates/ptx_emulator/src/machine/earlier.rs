@@ -1,18 +1,18 @@
-//! Grids before that may still run while a launch does (programmatic dependent launch: PTX ISA, "griddepcontrol"; CUDA
-//! programming guide, "Programmatic Dependent Launch and Synchronization"), and what they did in global memory.
+//! Earlier grids that may still run while a launch does, and what they did in global memory (programmatic dependent
+//! launch: PTX ISA, "griddepcontrol"; CUDA programming guide, "Programmatic Dependent Launch and Synchronization").
 //!
-//! A launch that overlaps may begin when every CTA of the launch before has executed `griddepcontrol.launch_dependents` or
-//! has exited. The end of the launch before, and with it the visibility of what it wrote, is only known behind
-//! `griddepcontrol.wait`. A grid before that one is complete by then if the launch before has itself waited for it, and when
-//! the launch begins already if it has waited in a CTA before that let dependents start.
+//! Call the launches P, Q and R, in this order; R overlaps Q, and Q overlaps P. R may begin when every CTA of Q has
+//! executed `griddepcontrol.launch_dependents` or has exited. A thread of R knows that Q has ended, and sees what Q
+//! wrote, only after `griddepcontrol.wait`. It then knows that P has ended too, but only if a thread of Q has waited
+//! for P. If some CTA of Q waited for P before it let dependents start, P has ended before R begins.
 //!
-//! Here grids run one after the other all the same; a launch is told what it must not rely on.
+//! The emulator runs grids one after the other. This file tells a launch what it must not rely on.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use super::race::Mode;
 use super::words::Words;
-use crate::race::Mode;
 
 /// What a grid did to an allocation.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Touched {
         Touched { read: Words::none(bytes), written: Words::none(bytes), strong: Words::none(bytes) }
     }
 
-    /// What was done; from now on that is nothing.
+    /// Takes out what was done; nothing is left.
     fn take(&mut self) -> Touched {
         Touched { read: self.read.take(), written: self.written.take(), strong: self.strong.take() }
     }
@@ -40,7 +40,8 @@ impl Touched {
         [read, written, strong].into_iter().for_each(Words::clear);
     }
 
-    /// Whether an access of a range races with what was done, and if so, with a write.
+    /// Whether an access of a range races with what was done: with a write (`Some(true)`), with a read (`Some(false)`),
+    /// or not.
     fn race(&self, offset: u64, bytes: u64, mode: Mode) -> Option<bool> {
         let except = mode.is_strong().then_some(&self.strong);
         if self.written.meet(offset, bytes, except) {
@@ -55,13 +56,13 @@ impl Touched {
 #[derive(Debug)]
 struct Grid {
     kernel: String,
-    /// `griddepcontrol.wait` waits for its end too.
+    /// A `griddepcontrol.wait` of the running launch waits for its end too.
     awaited: bool,
     /// By the address of the allocation.
     touched: HashMap<u64, Touched>,
 }
 
-/// Whether a launch waits for those before it.
+/// Whether a launch waits for the launches before it.
 #[derive(Debug, Default)]
 pub struct Waited {
     /// A thread does.
@@ -118,7 +119,7 @@ impl Earlier {
         }
     }
 
-    /// The race of an access to an allocation with a grid that may still run, by a thread that knows of a wait or does not.
+    /// The earlier grid that an access to an allocation races with. `waited`: the accessing thread knows of a wait.
     pub fn race(&self, base: u64, offset: u64, bytes: u64, mode: Mode, waited: bool) -> Option<Conflict<'_>> {
         self.grids.iter().rev().filter(|grid| !(grid.awaited && waited)).find_map(|grid| {
             let wrote = grid.touched.get(&base)?.race(offset, bytes, mode)?;

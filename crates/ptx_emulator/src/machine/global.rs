@@ -1,5 +1,6 @@
-//! Global memory: allocations with bounds at device addresses of their own, far enough apart that a pointer which
-//! leaves one never lands in the next. CTAs on different threads share it, so it is made of relaxed atomic words.
+//! Global memory: allocations with bounds, each at a device address of its own. They are so far apart that a pointer
+//! which leaves one does not land in the next. CTAs on different threads share global memory, so it is made of relaxed
+//! atomics.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -15,7 +16,7 @@ const FIRST: u64 = 0x1_0000_0000;
 /// One allocation.
 #[derive(Debug)]
 pub struct Allocation {
-    /// Its place among the allocations of this launch, which counters go by.
+    /// Its number among the allocations of this launch, by which counters are kept.
     pub index: usize,
     base: u64,
     len: u64,
@@ -51,7 +52,7 @@ impl Allocation {
         self.touched.written.add(offset, data.len() as u64);
     }
 
-    /// What a kernel reads or writes there, it does with strong accesses.
+    /// A kernel accesses these bytes with a strong access.
     pub fn strong(&self, offset: u64, len: u64) {
         self.touched.strong.add(offset, len);
     }
@@ -176,8 +177,8 @@ impl GlobalMemory {
         }
     }
 
-    /// A launch of a kernel begins: numbers the allocations and forgets what the last launch did with them, unless it may
-    /// still run.
+    /// A launch of a kernel begins: numbers the allocations and forgets what the last launch did with them, unless it
+    /// may still run.
     pub fn begin_launch(&mut self, kernel: &str, overlaps: bool) {
         self.allocations.iter_mut().enumerate().for_each(|(index, a)| a.index = index);
         let touched = self.allocations.iter_mut().map(|a| (a.base, &mut a.touched));

@@ -1,13 +1,21 @@
-//! The state of a running kernel: warps, memory, operations in flight, and the scheduler that moves them.
+//! The state of a running cluster: warps, memories, barriers, operations in flight, and what the race detector knows.
+//! In `access` is what instructions may do with it, checked. Knows no instruction.
 
-pub mod cluster;
+pub mod access;
+pub mod address;
+pub mod barrier;
+pub mod clock;
 pub mod earlier;
 pub mod global;
+pub mod in_flight;
 pub mod mbarrier;
-pub mod memory;
-pub mod overlap;
 pub mod pending;
-pub mod sync;
-pub mod tmem;
+pub mod race;
+pub mod requests;
+pub mod state;
+pub mod synchronisation;
+pub mod tensor_core;
+pub mod tensor_memory;
+pub mod wait;
 pub mod warp;
 pub mod words;

@@ -1,13 +1,7 @@
-//! Asynchronous operations in flight. Each takes effect at one moment that the schedule picks, in any order unless
-//! one is said to come after another.
+//! Asynchronous operations in flight. Each takes effect at one moment, which the schedule picks. The order is free,
+//! except that an operation may have to come after others. `E` is the type of an effect.
 
 use std::collections::HashSet;
-
-use super::cluster::Machine;
-use crate::fault::Stopped;
-
-/// What an operation does when it completes.
-pub type Effect = Box<dyn FnOnce(&mut Machine<'_>) -> Stopped<()>>;
 
 /// Warp of the cluster and instruction that issued an operation.
 #[derive(Clone, Copy, Debug)]
@@ -17,27 +11,32 @@ pub struct Issuer {
 }
 
 /// One operation in flight.
-pub struct Operation {
+pub struct Operation<E> {
     pub id: u64,
     /// When it completes, at the latest when nothing else can run.
     pub due: u64,
     /// Completes only when those operations have.
     pub after: Vec<u64>,
     pub issuer: Issuer,
-    pub effect: Effect,
+    pub effect: E,
 }
 
 /// All operations of a cluster that are in flight.
-#[derive(Default)]
-pub struct Pending {
-    list: Vec<Operation>,
+pub struct Pending<E> {
+    list: Vec<Operation<E>>,
     live: HashSet<u64>,
     next: u64,
-    /// The earliest `due`, so that asking is cheap.
+    /// The earliest `due`: most calls of `take_due` need no search.
     earliest: u64,
 }
 
-impl Pending {
+impl<E> Default for Pending<E> {
+    fn default() -> Self {
+        Pending { list: Vec::new(), live: HashSet::new(), next: 0, earliest: 0 }
+    }
+}
+
+impl<E> Pending<E> {
     /// Whether the operation has yet to complete.
     pub fn contains(&self, id: u64) -> bool {
         self.live.contains(&id)
@@ -50,17 +49,17 @@ impl Pending {
         self.next
     }
 
-    pub fn push(&mut self, operation: Operation) {
+    pub fn push(&mut self, operation: Operation<E>) {
         self.earliest = if self.list.is_empty() { operation.due } else { self.earliest.min(operation.due) };
         self.list.push(operation);
     }
 
     /// Takes the operation that is due first by `now`; of several, the one issued first.
-    pub fn take_due(&mut self, now: u64) -> Option<Operation> {
+    pub fn take_due(&mut self, now: u64) -> Option<Operation<E>> {
         if self.list.is_empty() || self.earliest > now {
             return None;
         }
-        let ready = |o: &&Operation| o.due <= now && o.after.iter().all(|a| !self.live.contains(a));
+        let ready = |o: &&Operation<E>| o.due <= now && o.after.iter().all(|a| !self.live.contains(a));
         let id = self.list.iter().filter(ready).min_by_key(|o| (o.due, o.id)).map(|o| o.id);
         let taken = id.and_then(|id| self.take(id));
         self.earliest = self.list.iter().map(|o| o.due).min().unwrap_or(u64::MAX);
@@ -72,14 +71,14 @@ impl Pending {
     }
 
     /// Takes an operation when nothing else can run: the newest or the one due first.
-    pub fn take_any(&mut self, newest: bool) -> Option<Operation> {
-        let ready = |o: &&Operation| o.after.iter().all(|a| !self.live.contains(a));
+    pub fn take_any(&mut self, newest: bool) -> Option<Operation<E>> {
+        let ready = |o: &&Operation<E>| o.after.iter().all(|a| !self.live.contains(a));
         let ready = self.list.iter().filter(ready);
         let id = if newest { ready.max_by_key(|o| o.id) } else { ready.min_by_key(|o| (o.due, o.id)) }.map(|o| o.id)?;
         self.take(id)
     }
 
-    fn take(&mut self, id: u64) -> Option<Operation> {
+    fn take(&mut self, id: u64) -> Option<Operation<E>> {
         let at = self.list.iter().position(|o| o.id == id)?;
         self.live.remove(&id);
         Some(self.list.remove(at))

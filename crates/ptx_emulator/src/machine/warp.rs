@@ -1,16 +1,13 @@
 //! A warp: 32 lanes with their registers, and the fragments into which divergence has split them. Each fragment is
-//! a group of lanes at one place; fragments that meet again merge. Knows no opcode.
+//! a group of lanes at one place. Knows no opcode.
 
-use std::collections::VecDeque;
-
-use super::cluster::Machine;
-use crate::exec::{WaitFor, wgmma};
-use crate::fault::{FaultKind, Stop, Stopped};
-use crate::lower::Dst;
-use crate::race::{Agent, Shared};
-
-/// One value for each lane, as untyped bits in the low end.
-pub type Row = [u64; 32];
+use super::address::{Lane, space_of};
+use super::in_flight::{BulkGroups, CopyGroups, TmemLoad, WgmmaGroups};
+use super::race::{Agent, Shared};
+use super::wait::WaitFor;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Row, Src};
+use crate::types::Space;
 
 /// Lanes that are at one place.
 #[derive(Clone, Debug)]
@@ -25,39 +22,6 @@ pub struct Fragment {
     pub since: u64,
     /// Backward jumps while others waited: a fragment that spins yields to the rest of its warp.
     pub spins: u32,
-}
-
-/// The non-bulk asynchronous copies of one lane.
-#[derive(Clone, Debug, Default)]
-pub struct CopyGroups {
-    /// Issued and not yet committed.
-    pub open: Vec<(u64, Option<Agent>)>,
-    /// Committed, oldest first.
-    pub committed: VecDeque<Vec<(u64, Option<Agent>)>>,
-}
-
-/// A bulk copy that belongs to a group: when its source has been read, and when it is complete.
-#[derive(Clone, Debug)]
-pub struct BulkCopy {
-    pub read: u64,
-    pub written: u64,
-    pub agent: Option<Agent>,
-}
-
-/// A load from tensor memory before its wait: registers and the values they will get.
-pub struct TmemLoad {
-    pub values: Vec<(Dst, Row)>,
-    pub agent: Option<Agent>,
-    pub pc: u32,
-}
-
-/// The bulk copies of one lane that complete by groups.
-#[derive(Clone, Debug, Default)]
-pub struct BulkGroups {
-    /// Issued and not yet committed.
-    pub open: Vec<BulkCopy>,
-    /// Committed, oldest first.
-    pub committed: VecDeque<Vec<BulkCopy>>,
 }
 
 pub struct Warp {
@@ -91,7 +55,7 @@ pub struct Warp {
     /// What the warp's own `tcgen05` operations did.
     pub tmem_known: Shared,
     /// Matrix instructions in flight, and when each register was last written (empty if the kernel has none).
-    pub wgmma: wgmma::Groups,
+    pub wgmma: WgmmaGroups,
     pub written_at: Vec<u64>,
     /// Bulk copies of each lane that no mbarrier tracks.
     pub bulk: Box<[BulkGroups; 32]>,
@@ -101,13 +65,6 @@ pub struct Warp {
     pub resumed: Option<WaitFor>,
     /// Instructions issued.
     pub issued: u64,
-}
-
-/// Operand of a decoded instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Src {
-    Register(u32),
-    Constant(u64),
 }
 
 impl Warp {
@@ -132,7 +89,7 @@ impl Warp {
             tmem_stores: Vec::new(),
             tmem_view: None,
             tmem_known: None,
-            wgmma: wgmma::Groups::default(),
+            wgmma: WgmmaGroups::default(),
             written_at: Vec::new(),
             bulk: Box::default(),
             register_limit: None,
@@ -157,6 +114,24 @@ impl Warp {
             Src::Register(r) => self.registers[r as usize][lane],
             Src::Constant(c) => c,
         }
+    }
+
+    /// An address operand's value in one lane.
+    #[inline(always)]
+    pub fn address(&self, address: &Address, lane: usize) -> u64 {
+        self.lane(address.base, lane).wrapping_add(address.offset as u64)
+    }
+
+    /// One lane's address as an access.
+    pub fn lane_at(&self, address: &Address, space: Space, lane: usize) -> Lane {
+        Lane { lane: lane as u32, address: self.address(address, lane), space }
+    }
+
+    /// One lane's address in the cluster's shared memory, given generic or in its window.
+    pub fn shared_at(&self, address: &Address, lane: usize) -> Lane {
+        let at = self.lane_at(address, Space::SharedCluster, lane);
+        let space = if space_of(at.address) == Space::Shared { Space::Generic } else { Space::SharedCluster };
+        Lane { space, ..at }
     }
 
     /// Writes the lanes of `mask`.
@@ -240,134 +215,48 @@ impl Warp {
     pub fn local_size(&self) -> usize {
         self.local.len() / 32
     }
+}
 
-    /// Merges fragments at one place, and picks the next to run: among those that can, the one that span least,
-    /// then the one that is furthest behind. `false` if none can run.
-    pub fn schedule(&mut self, machine: &mut Machine) -> Stopped<bool> {
-        if self.fragments.len() == 1 {
-            self.current = 0;
-            let ready = match &self.fragments[0].wait {
-                None => true,
-                Some(wait) => wait.ready(machine, self.fragments[0].mask),
-            };
-            if ready {
-                self.resume(0, machine);
-            } else {
-                self.check_convergence()?;
-            }
-            return Ok(ready);
-        }
-        self.merge();
-        let mut best: Option<(u32, u32, usize)> = None;
-        for (i, f) in self.fragments.iter().enumerate() {
-            let ready = match &f.wait {
-                None => true,
-                Some(WaitFor::Lanes { need, anywhere: false }) => need & !f.mask == 0,
-                Some(WaitFor::Lanes { need, anywhere: true }) => {
-                    let waiting = self.fragments.iter().filter_map(|o| match &o.wait {
-                        Some(WaitFor::Lanes { need: n, anywhere: true }) if n == need => Some(o.mask),
-                        _ => None,
-                    });
-                    need & !waiting.fold(0, |m, n| m | n) == 0
-                }
-                Some(wait) => wait.ready(machine, f.mask),
-            };
-            let key = (f.spins / SPIN_QUOTA, f.pc, i);
-            if ready && best.is_none_or(|b| key < b) {
-                best = Some(key);
-            }
-        }
-        let Some((_, _, i)) = best else {
-            self.check_convergence()?;
-            return Ok(false);
+impl Dst {
+    /// Writes the lanes of `mask`, cut to the register's width.
+    #[inline(always)]
+    pub fn write(&self, w: &mut Warp, mask: u32, row: &Row) {
+        let Some(register) = self.register else {
+            return;
         };
-        if let Some(WaitFor::Lanes { need, anywhere: true }) = self.fragments[i].wait {
-            // All members have arrived, wherever they are: free them all.
-            for f in &mut self.fragments {
-                if matches!(&f.wait, Some(WaitFor::Lanes { need: n, anywhere: true }) if *n == need) {
-                    f.wait = Some(WaitFor::Released);
-                }
-            }
+        if self.bits >= 64 {
+            return w.set(register, mask, row);
         }
-        self.current = i;
-        self.resume(i, machine);
-        Ok(true)
+        let ones = (1 << self.bits) - 1;
+        w.set(register, mask, &row.map(|v| v & ones));
     }
 
-    /// Ends a fragment's wait.
-    fn resume(&mut self, fragment: usize, machine: &mut Machine) {
-        let fragment = &mut self.fragments[fragment];
-        self.resumed = fragment.wait.take();
-        if !matches!(self.resumed, None | Some(WaitFor::Lanes { .. } | WaitFor::Released)) {
-            machine.roles[self.role as usize].waited_steps += machine.now - fragment.since;
+    #[inline(always)]
+    pub fn write_lane(&self, w: &mut Warp, lane: usize, value: u64) {
+        if let Some(register) = self.register {
+            let ones = u64::MAX >> (64 - self.bits.min(64));
+            w.set_lane(register, lane, value & ones);
         }
-    }
-
-    /// Joins fragments that are at one place in the same call.
-    fn merge(&mut self) {
-        let mut i = 0;
-        while i < self.fragments.len() {
-            let mut j = i + 1;
-            while j < self.fragments.len() {
-                let (a, b) = (&self.fragments[i], &self.fragments[j]);
-                let converging = |f: &Fragment| matches!(&f.wait, None | Some(WaitFor::Lanes { anywhere: false, .. }));
-                if a.pc == b.pc && a.calls == b.calls && (a.wait == b.wait || converging(a) && converging(b)) {
-                    let b = self.fragments.swap_remove(j);
-                    let a = &mut self.fragments[i];
-                    a.mask |= b.mask;
-                    a.spins = a.spins.min(b.spins);
-                    if a.wait != b.wait {
-                        a.wait = None;
-                    }
-                } else {
-                    j += 1;
-                }
-            }
-            i += 1;
-        }
-        if self.fragments.len() == 1 {
-            self.fragments[0].spins = 0;
-        }
-    }
-
-    /// When no fragment can run: lanes that wait for each other at different places will wait for ever.
-    fn check_convergence(&self) -> Stopped<()> {
-        let live = self.live();
-        for f in &self.fragments {
-            let Some(WaitFor::Lanes { need, anywhere }) = &f.wait else {
-                continue;
-            };
-            // A lane that waits for something else may still come.
-            let stuck = |o: &&Fragment| {
-                o.mask & need != 0 && o.mask & f.mask == 0 && matches!(o.wait, Some(WaitFor::Lanes { .. }))
-            };
-            let gone = need & !live;
-            let elsewhere = self.fragments.iter().find(stuck);
-            if gone == 0 && elsewhere.is_none() {
-                continue;
-            }
-            let mut stop = Stop::new(
-                FaultKind::WarpDivergence,
-                if gone != 0 && elsewhere.is_none() {
-                    format!(
-                        "lanes {need:#010x} must execute it together; {:#010x} do, {gone:#010x} have exited",
-                        f.mask
-                    )
-                } else if *anywhere {
-                    format!("lanes {need:#010x} must all arrive; {:#010x} wait here", f.mask)
-                } else {
-                    format!("lanes {need:#010x} must execute it together; {:#010x} do", f.mask)
-                },
-            );
-            stop.pc = Some(f.pc);
-            if let Some(o) = elsewhere {
-                stop = stop.other(format!("lanes {:#010x} are at another place", o.mask), Some(o.pc));
-            }
-            return Err(stop);
-        }
-        Ok(())
     }
 }
 
-/// Backward jumps that a fragment may take before the rest of its warp gets a turn.
-const SPIN_QUOTA: u32 = 64;
+impl PredicateDst {
+    #[inline(always)]
+    pub fn write(&self, w: &mut Warp, mask: u32, value: u32) {
+        if let Some(p) = self.0 {
+            w.set_predicate(p, mask, value);
+        }
+    }
+}
+
+impl PredicateSrc {
+    /// Lanes in which it is true.
+    #[inline(always)]
+    pub fn mask(&self, w: &Warp) -> u32 {
+        match *self {
+            PredicateSrc::Register(p, negated) => w.predicate(p) ^ if negated { u32::MAX } else { 0 },
+            PredicateSrc::Constant(true) => u32::MAX,
+            PredicateSrc::Constant(false) => 0,
+        }
+    }
+}

@@ -1,10 +1,10 @@
-//! Sets of words of an allocation that several threads add to at a time.
+//! Sets of words of an allocation. Several threads may add to a set at the same time.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Bytes of a word.
 const WORD: u64 = 4;
-/// Words to an element of a set.
+/// Words in one element of a set.
 const BITS: u64 = 64;
 /// Unit in which distinct bytes are counted: one DRAM sector.
 const SECTOR: u64 = 32;
@@ -17,7 +17,7 @@ const _: () = assert!(SECTOR / WORD == 8);
 pub struct Words(Box<[AtomicU64]>);
 
 impl Words {
-    /// None of the words of so many bytes.
+    /// The empty set for an allocation of so many bytes.
     pub fn none(bytes: u64) -> Words {
         Words((0..bytes.div_ceil(WORD * BITS)).map(|_| AtomicU64::new(0)).collect())
     }
@@ -32,7 +32,7 @@ impl Words {
         }
     }
 
-    /// Whether a range of bytes has one of the words, and that none of `others`.
+    /// Whether a range of bytes has a word of this set that is not in `others`.
     pub fn meet(&self, offset: u64, bytes: u64, others: Option<&Words>) -> bool {
         elements(offset, bytes).any(|(at, mask)| {
             let without = others.map_or(0, |others| others.0[at].load(Relaxed));
@@ -58,7 +58,8 @@ impl Words {
     /// Bytes of the sectors that the words lie in.
     pub fn sector_bytes(&self) -> u64 {
         let sectors = |element: &AtomicU64| {
-            // The lowest bit of each byte becomes whether the byte has any; what comes from the byte above stays higher.
+            // The lowest bit of each byte becomes whether the byte has any; what comes from the byte above stays
+            // higher.
             let bits = element.load(Relaxed);
             let bits = bits | bits >> 4;
             let bits = bits | bits >> 2;

@@ -75,13 +75,13 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Registers of a multiprocessor, and the unit and the most of those that a thread has.
+    /// Registers of a multiprocessor; the unit in which threads get registers; the most that a thread has.
     const REGISTERS: u32 = 1 << 16;
     const REGISTER_UNIT: u32 = 8;
     const MOST_REGISTERS: u32 = 256;
 
-    /// Registers that each thread has at launch, where the directives say so: by `.maxnreg`, or by the number of threads
-    /// and `.minnctapersm`. Without them `ptxas` ignores `setmaxnreg`.
+    /// Registers that each thread has at launch, if the directives say it: either `.maxnreg`, or the number of threads
+    /// together with `.minnctapersm`. Without these directives `ptxas` ignores `setmaxnreg`.
     pub fn registers_at_launch(&self) -> Option<u32> {
         let threads = self.max_threads.or(self.required_threads.map(|[x, y, z]| x.saturating_mul(y).saturating_mul(z)));
         let shared = || Some(Limits::REGISTERS / threads?.checked_mul(self.min_ctas?)?.max(1));
@@ -131,16 +131,6 @@ pub struct Instruction {
 }
 
 impl Instruction {
-    /// Whether a modifier is there.
-    pub fn has(&self, modifier: &str) -> bool {
-        self.modifiers.iter().any(|m| m == modifier)
-    }
-
-    /// The first of `names` that is among the modifiers.
-    pub fn one_of(&self, names: &[&'static str]) -> Option<&'static str> {
-        names.iter().copied().find(|n| self.has(n))
-    }
-
     /// The modifiers that are types, in order.
     pub fn types(&self) -> Vec<Type> {
         self.modifiers.iter().filter_map(|m| Type::parse(m)).collect()

@@ -1,6 +1,6 @@
 //! PTX text to tokens (PTX ISA, "Syntax"). Never panics on any text.
 
-use super::ParseError;
+use super::error::ParseError;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Token<'a> {

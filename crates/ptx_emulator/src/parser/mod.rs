@@ -3,30 +3,16 @@
 //! modifiers is an instruction. Bad text gives an error with its line, never a panic.
 
 pub mod ast;
+pub mod error;
 mod lexer;
 pub mod source;
 
 use ast::*;
+use error::ParseError;
 use lexer::{Token, integer, tokenize};
 use source::{SourceLine, Sources};
 
 use crate::types::{Space, Type};
-
-/// Text that is not PTX, with its place.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line}: {message}")]
-pub struct ParseError {
-    /// Line of the PTX file, from 1.
-    pub line: u32,
-    /// What was wrong, and what would be right.
-    pub message: String,
-}
-
-impl ParseError {
-    pub(crate) fn new(line: u32, message: impl Into<String>) -> Self {
-        ParseError { line, message: message.into() }
-    }
-}
 
 type Result<T> = std::result::Result<T, ParseError>;
 

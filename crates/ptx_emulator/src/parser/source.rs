@@ -12,12 +12,12 @@ pub struct SourceLine {
     pub directive: u32,
 }
 
-/// A module's source files, and where what they hold was inlined.
+/// A module's source files, and the calls that the compiler inlined.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// `.file` numbers and names.
     pub files: BTreeMap<u32, String>,
-    /// Line of a `.loc`, and the text of that line behind the first place: `inlined_at` as the manual has it, or LLVM's
+    /// By the line of a `.loc`: the part of that line which names the calls. It is the manual's `inlined_at`, or LLVM's
     /// comment `@[ file:line:column @[ … ] ]`.
     inlined: BTreeMap<u32, String>,
 }
@@ -33,7 +33,7 @@ impl Sources {
         Sources { files: BTreeMap::new(), inlined: inlined.collect() }
     }
 
-    /// `file:line:column`, with the calls that it was inlined into from the innermost on.
+    /// `file:line:column`, then the calls that it was inlined into, the innermost first.
     pub fn describe(&self, at: SourceLine) -> Option<String> {
         let inlined = self.inlined.get(&at.directive).map(|text| self.callers(text)).unwrap_or_default();
         let first = (at.line > 0).then(|| self.place(at.file, at.line, at.column))?;
@@ -55,7 +55,8 @@ impl Sources {
         }
     }
 
-    /// LLVM's comment leaves out the folder that a file was compiled in: the path of `.file`, where only one ends so.
+    /// LLVM's comment leaves out the folder in which a file was compiled. If one `.file` alone ends with the comment's
+    /// path, its full path is meant.
     fn full(&self, place: &str) -> String {
         let path = place.rsplitn(3, ':').nth(2).unwrap_or(place);
         let ends_so = |file: &&String| file.strip_suffix(path).is_some_and(|folder| folder.ends_with('/'));

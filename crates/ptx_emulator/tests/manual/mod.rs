@@ -67,7 +67,7 @@ pub fn program(name: &str, text: String, launch: Value, expect: &[(&str, Vec<u32
     let expect: BTreeMap<_, _> = expect.iter().map(|(name, words)| (name.to_string(), words.clone())).collect();
     let outcome = Outcome { expect, ..Outcome::default() };
     let launch = serde_json::from_value(launch).expect("a launch description");
-    Program { path: name.into(), text, launch, outcome }
+    Program { path: name.into(), text, launch, outcome, edited: None }
 }
 
 /// A buffer to be written: every byte 0xff.

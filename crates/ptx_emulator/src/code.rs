@@ -1,0 +1,116 @@
+//! A decoded kernel: one stretch of instructions, each a step that works on a warp and the machine. Knows no opcode.
+
+use std::sync::Arc;
+
+use crate::config::fault::{Place, Stopped};
+use crate::config::report::Class;
+use crate::machine::state::Machine;
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::Warp;
+use crate::operand::Special;
+use crate::parser::ast::Limits;
+use crate::parser::source::{SourceLine, Sources};
+
+/// One operation of a warp's fragment. The mask holds the lanes whose guard is true; it is never empty.
+pub type Step = Box<dyn Fn(&mut Warp, &mut Machine<'_>, u32) -> Stopped<Flow> + Send + Sync>;
+
+/// Where the lanes go next.
+#[derive(Debug)]
+pub enum Flow {
+    /// To the next instruction.
+    Next,
+    /// To a label.
+    Jump(u32),
+    /// Each group of lanes to its label.
+    Scatter(Vec<(u32, u32)>),
+    /// Into a function.
+    Call(u32),
+    /// Out of the function, or of the kernel if no function has called.
+    Return,
+    /// Out of the kernel.
+    Exit,
+    /// Wait, then execute this instruction again.
+    Wait(WaitFor),
+    /// Go on to the next instruction, which is executed when the wait is over.
+    Pause(WaitFor),
+    /// Go on, but let others run first.
+    Yield,
+}
+
+/// The registers of an instruction, for the check of uninitialised ones, and how it is executed.
+#[derive(Default)]
+pub struct Uses {
+    pub reads: Vec<u32>,
+    pub writes: Vec<u32>,
+    pub predicate_reads: Vec<u32>,
+    pub predicate_writes: Vec<u32>,
+    /// A plain move: uninitialised sources make an uninitialised destination, and no fault.
+    pub moves: bool,
+    /// All lanes of the warp execute it together.
+    pub aligned: bool,
+}
+
+/// A decoded instruction.
+pub struct Inst {
+    /// Predicate and whether it is negated.
+    pub guard: Option<(u32, bool)>,
+    pub step: Step,
+    pub uses: Uses,
+    pub class: Class,
+    pub line: u32,
+    pub source: SourceLine,
+    pub name: String,
+}
+
+/// A parameter of a kernel.
+#[derive(Clone, Debug)]
+pub struct Param {
+    /// Its name.
+    pub name: String,
+    /// Byte offset in the parameter block.
+    pub offset: u32,
+    /// Size in bytes.
+    pub bytes: u32,
+    /// Alignment in bytes.
+    pub align: u32,
+}
+
+/// A decoded entry.
+#[derive(Default)]
+pub struct Kernel {
+    /// The entry's name.
+    pub name: String,
+    /// Its parameters in order.
+    pub params: Vec<Param>,
+    pub(crate) limits: Limits,
+    pub(crate) code: Vec<Inst>,
+    pub(crate) labels: Vec<u32>,
+    /// Where each function begins.
+    pub(crate) functions: Vec<u32>,
+    pub(crate) registers: u32,
+    pub(crate) predicates: u32,
+    pub(crate) local_bytes: u32,
+    /// Static shared memory.
+    pub shared_bytes: u32,
+    pub(crate) specials: Vec<(u32, Special)>,
+    /// Threads of different clusters may communicate, so that clusters must take turns.
+    pub(crate) communicates: bool,
+    pub(crate) uses_tmem: bool,
+    pub(crate) uses_wgmma: bool,
+    pub(crate) sources: Arc<Sources>,
+    /// Instructions that cannot be executed: line, and why.
+    pub unsupported: Vec<(u32, String)>,
+}
+
+impl Kernel {
+    /// Bytes of the parameter block.
+    pub fn param_bytes(&self) -> u32 {
+        self.params.last().map_or(0, |p| p.offset + p.bytes)
+    }
+
+    /// An instruction's place.
+    pub(crate) fn place(&self, pc: u32) -> Place {
+        let inst = &self.code[pc as usize];
+        Place { line: inst.line, instruction: inst.name.clone(), source: self.sources.describe(inst.source) }
+    }
+}

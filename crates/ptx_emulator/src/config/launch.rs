@@ -1,0 +1,95 @@
+//! How a device and a launch are configured.
+
+/// What a device has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// Streaming multiprocessors: `%nsmid`, and how many CTAs run at a time when CTAs communicate.
+    pub sms: u32,
+}
+
+impl Default for DeviceConfig {
+    /// A B200's 148.
+    fn default() -> Self {
+        DeviceConfig { sms: 148 }
+    }
+}
+
+/// Which warp runs next, and when asynchronous operations complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Schedule {
+    /// Warps take turns. Operations complete in the order of issue, after a fixed time.
+    #[default]
+    Fair,
+    /// Warps and operations in random order. The same seed gives the same run.
+    Seed(u64),
+    /// A warp runs until it must wait. Operations complete when nothing else can run, the newest first.
+    Worst,
+}
+
+impl std::fmt::Display for Schedule {
+    /// As [`Schedule::from_str`](std::str::FromStr) reads it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Schedule::Fair => f.write_str("fair"),
+            Schedule::Seed(n) => write!(f, "seed:{n}"),
+            Schedule::Worst => f.write_str("worst"),
+        }
+    }
+}
+
+impl std::str::FromStr for Schedule {
+    type Err = String;
+
+    /// `fair`, `worst` or `seed:N`.
+    fn from_str(s: &str) -> Result<Self, String> {
+        match (s, s.strip_prefix("seed:").map(str::parse)) {
+            ("fair", _) => Ok(Schedule::Fair),
+            ("worst", _) => Ok(Schedule::Worst),
+            (_, Some(Ok(n))) => Ok(Schedule::Seed(n)),
+            _ => Err(format!("`{s}` is no schedule; use fair, worst or seed:N")),
+        }
+    }
+}
+
+/// The shape of a launch and how to run it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchConfig {
+    /// CTAs in x, y, z.
+    pub grid: [u32; 3],
+    /// Threads of a CTA.
+    pub block: [u32; 3],
+    /// CTAs of a cluster.
+    pub cluster: [u32; 3],
+    /// Dynamic shared memory, in bytes.
+    pub shared_bytes: u32,
+    /// See [`Schedule`].
+    pub schedule: Schedule,
+    /// Look for races, uninitialised reads and misuse; bounds and alignment are always checked.
+    pub sanitize: bool,
+    /// Order only those tensor-core operations that the manual lists as pipelined.
+    pub strict: bool,
+    /// The launch may begin while the one before it on this device still runs (the launch attribute
+    /// `PROGRAMMATIC_STREAM_SERIALIZATION`). The kernel must wait for the end of that launch itself, by
+    /// `griddepcontrol.wait`; the sanitizer reports where it does not. What the host does between the two launches does
+    /// not count as a wait.
+    pub overlaps: bool,
+    /// Warp instructions that a warp may execute.
+    pub instruction_budget: u64,
+}
+
+impl LaunchConfig {
+    /// One-dimensional grid and block, no cluster, fair schedule, sanitizer on.
+    pub fn linear(ctas: u32, threads: u32) -> LaunchConfig {
+        LaunchConfig {
+            grid: [ctas, 1, 1],
+            block: [threads, 1, 1],
+            cluster: [1; 3],
+            shared_bytes: 0,
+            schedule: Schedule::Fair,
+            sanitize: true,
+            strict: false,
+            overlaps: false,
+            instruction_budget: 1 << 32,
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Decodes an entry and the functions that it calls into one stretch of code.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::error::DecodeError;
+use super::names::{Names, Symbol, defined_twice};
+use super::opcode::{self, Opcode};
+use super::parsed::Parsed;
+use crate::code::{Flow, Inst, Kernel, Param, Step, Uses};
+use crate::config::fault::Stop;
+use crate::config::report::Class;
+use crate::parser::ast::{Ast, Formal, Function, Instruction, Statement};
+use crate::parser::error::ParseError;
+use crate::parser::source::{SourceLine, Sources};
+
+/// Decodes the entry `function` of a module whose global and constant variables are numbered by `variables`.
+pub fn decode(
+    ast: &Rc<Ast>,
+    sources: &Arc<Sources>,
+    function: &Function,
+    variables: &Rc<HashMap<String, u32>>,
+    opcodes: &'static [Opcode],
+) -> Result<Kernel, ParseError> {
+    let kernel = Kernel {
+        name: function.name.clone(),
+        limits: function.limits.clone(),
+        sources: Arc::clone(sources),
+        ..Kernel::default()
+    };
+    let mut decoder = Decoder { names: Names::new(ast, variables, kernel), opcodes, rows: HashMap::new() };
+    decoder.entry(function)?;
+    while let Some(name) = decoder.names.to_do.pop() {
+        decoder.function(&name)?;
+    }
+    decoder.names.place_dynamic_shared();
+    Ok(decoder.names.kernel)
+}
+
+struct Decoder {
+    names: Names,
+    opcodes: &'static [Opcode],
+    /// The row of each instruction seen, by its opcode and modifiers.
+    rows: HashMap<String, Option<&'static Opcode>>,
+}
+
+impl Decoder {
+    fn entry(&mut self, function: &Function) -> Result<(), ParseError> {
+        let mut offset = 0u32;
+        for p in &function.params {
+            let Formal::Memory(v) = p else {
+                return Err(ParseError::new(function.line, "a kernel's parameters are in `.param` space"));
+            };
+            offset = offset.next_multiple_of(v.align.max(1));
+            let bytes = v.bytes as u32;
+            self.names.scopes[0].insert(v.name.clone(), Symbol::Param(offset));
+            self.names.kernel.params.push(Param { name: v.name.clone(), offset, bytes, align: v.align });
+            offset += bytes;
+        }
+        if let Some(body) = &function.body {
+            self.body(body)?;
+        }
+        Ok(())
+    }
+
+    fn function(&mut self, name: &str) -> Result<(), ParseError> {
+        let ast = Rc::clone(&self.names.ast);
+        let Some(function) = ast.functions.iter().find(|f| f.name == name && f.body.is_some()) else {
+            return Ok(());
+        };
+        let signature = self.names.signature(name).map_err(|e| ParseError::new(function.line, e.message))?;
+        self.names.kernel.functions[signature.function as usize] = self.names.kernel.code.len() as u32;
+        self.names.scopes = vec![signature.names];
+        self.body(function.body.as_deref().unwrap_or_default())
+    }
+
+    fn body(&mut self, body: &[Statement]) -> Result<(), ParseError> {
+        self.block(body)?;
+        // A thread that comes to the end returns.
+        let line = self.names.kernel.code.last().map_or(0, |i| i.line);
+        self.names.kernel.code.push(Inst {
+            guard: None,
+            step: Box::new(|_, _, _| Ok(Flow::Return)),
+            uses: Uses::default(),
+            class: Class::Control,
+            line,
+            source: SourceLine::default(),
+            name: "ret".into(),
+        });
+        Ok(())
+    }
+
+    fn block(&mut self, body: &[Statement]) -> Result<(), ParseError> {
+        let mut scope = HashMap::new();
+        for s in body {
+            let (name, symbol) = match s {
+                Statement::Label { name, line } => {
+                    if scope.contains_key(name) {
+                        return Err(defined_twice(*line, name));
+                    }
+                    self.names.kernel.labels.push(u32::MAX);
+                    (name, Symbol::Label(self.names.kernel.labels.len() as u32 - 1))
+                }
+                Statement::Targets { label, names } => (label, Symbol::Targets(names.clone())),
+                Statement::Prototype { label } => (label, Symbol::Prototype),
+                _ => continue,
+            };
+            scope.insert(name.clone(), symbol);
+        }
+        self.names.scopes.push(scope);
+        for s in body {
+            match s {
+                Statement::Register { ty, name, count, line } => {
+                    if self.names.kernel.registers + count.unwrap_or(1) > 1 << 18 {
+                        return Err(ParseError::new(*line, "too many registers"));
+                    }
+                    match count {
+                        None => self.names.declare(name.clone(), *ty, *line)?,
+                        Some(n) => (0..*n).try_for_each(|n| self.names.declare(format!("{name}{n}"), *ty, *line))?,
+                    }
+                }
+                Statement::Variable(v) => self.names.variable(v)?,
+                Statement::Label { name, .. } => {
+                    if let Some(&Symbol::Label(id)) = self.names.lookup(name) {
+                        self.names.kernel.labels[id as usize] = self.names.kernel.code.len() as u32;
+                    }
+                }
+                Statement::Targets { .. } | Statement::Prototype { .. } => {}
+                Statement::Instruction(i) => self.instruction(i)?,
+                Statement::Block(inner) => self.block(inner)?,
+            }
+        }
+        self.names.scopes.pop();
+        Ok(())
+    }
+
+    /// The row that an instruction is of. It is kept, since most instructions come many times.
+    fn row(&mut self, i: &Instruction, name: &str) -> Option<&'static Opcode> {
+        if let Some(&row) = self.rows.get(name) {
+            return row;
+        }
+        let row = opcode::find(self.opcodes, i);
+        self.rows.insert(name.to_owned(), row);
+        row
+    }
+
+    fn instruction(&mut self, i: &Instruction) -> Result<(), ParseError> {
+        let name = i.full_name();
+        let error = |e: DecodeError| ParseError::new(i.line, format!("`{}`: {}", i.full_name(), e.message));
+        let guard = match &i.guard {
+            None => None,
+            Some((predicate, negated)) => match self.names.lookup(predicate) {
+                Some(Symbol::Predicate(p)) => Some((*p, *negated)),
+                _ => return Err(error(DecodeError::invalid(format!("`{predicate}` is no predicate")))),
+            },
+        };
+        let found = self.row(i, &name);
+        // Only the debug assertion of `Parsed::has` needs them.
+        let forms = if cfg!(debug_assertions) { opcode::forms(self.opcodes, &i.opcode) } else { Vec::new() };
+        let mut parsed = Parsed::new(i, forms, &mut self.names);
+        let decoded = match found {
+            Some(opcode) => (opcode.handler)(&mut parsed),
+            None if opcode::knows(self.opcodes, &i.opcode) => {
+                Err(DecodeError::unsupported(format!("`{name}`: no such form is known")))
+            }
+            None => Err(DecodeError::unsupported(format!("opcode `{name}`"))),
+        };
+        let Parsed { mut uses, before, after, .. } = parsed;
+        let class = found.map_or(Class::Other, |o| o.class);
+        let step: Step = match decoded {
+            Ok(step) => step,
+            Err(e) if e.unsupported => {
+                uses = Uses::default();
+                self.names.kernel.unsupported.push((i.line, e.message.clone()));
+                Box::new(move |_, _, _| Err(Stop::unsupported(e.message.clone())))
+            }
+            Err(e) => return Err(error(e)),
+        };
+        let code = &mut self.names.kernel.code;
+        let mut emit = |step, uses, class, name| {
+            code.push(Inst { guard, step, uses, class, line: i.line, source: i.source, name });
+        };
+        for (step, register) in before {
+            emit(step, Uses { writes: vec![register], ..Uses::default() }, Class::Move, "mov".into());
+        }
+        if let Some((after, writes)) = after {
+            emit(step, uses, class, name.clone());
+            emit(after, Uses { writes, ..Uses::default() }, class, name);
+        } else {
+            emit(step, uses, class, name);
+        }
+        Ok(())
+    }
+}

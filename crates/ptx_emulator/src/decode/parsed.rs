@@ -1,0 +1,443 @@
+//! An instruction as parsed, and what a decoder may ask of it: its modifiers, and its operands as registers, constants
+//! and addresses.
+
+use super::error::{DecodeError, Result};
+use super::form;
+use super::names::{Names, Symbol};
+use crate::code::{Flow, Step, Uses};
+use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Special, Src};
+use crate::parser::ast::{Instruction, Operand};
+use crate::types::{Space, Type};
+
+/// An instruction as parsed, among the names of its kernel.
+pub struct Parsed<'a> {
+    instruction: &'a Instruction,
+    /// The forms of its opcode.
+    forms: Vec<&'static str>,
+    pub(super) names: &'a mut Names,
+    /// What the decoder has asked for so far.
+    pub(super) uses: Uses,
+    /// Steps before this instruction, each of which fills a hidden register.
+    pub(super) before: Vec<(Step, u32)>,
+    /// A step behind this instruction, and the registers that it writes.
+    pub(super) after: Option<(Step, Vec<u32>)>,
+}
+
+impl<'a> Parsed<'a> {
+    /// An instruction whose opcode has these forms.
+    pub fn new(instruction: &'a Instruction, forms: Vec<&'static str>, names: &'a mut Names) -> Parsed<'a> {
+        let aligned = instruction.modifiers.iter().any(|m| m == "aligned");
+        let uses = Uses { aligned, ..Uses::default() };
+        Parsed { instruction, forms, names, uses, before: Vec::new(), after: None }
+    }
+
+    /// The name before the first dot.
+    pub fn opcode(&self) -> &'a str {
+        &self.instruction.opcode
+    }
+
+    /// The modifiers in their written order, without dots.
+    pub fn modifiers(&self) -> &'a [String] {
+        &self.instruction.modifiers
+    }
+
+    /// Whether a modifier is there.
+    ///
+    /// # Panics
+    /// With debug assertions, if no form of the opcode has such a modifier: the decoder has misspelt it.
+    pub fn has(&self, modifier: &str) -> bool {
+        let known = || self.forms.iter().any(|form| form::has_word(form, modifier));
+        debug_assert!(known(), "no form of `{}` has the modifier `{modifier}`", self.opcode());
+        self.modifiers().iter().any(|m| m == modifier)
+    }
+
+    /// The first of `modifiers` that is there.
+    ///
+    /// # Panics
+    /// As [`Parsed::has`].
+    pub fn one_of(&self, modifiers: &[&'static str]) -> Option<&'static str> {
+        modifiers.iter().copied().filter(|modifier| self.has(modifier)).reduce(|first, _| first)
+    }
+
+    /// The modifiers that are types, in order.
+    pub fn types(&self) -> Vec<Type> {
+        self.instruction.types()
+    }
+
+    /// The last type among the modifiers: the type of the operation for most instructions.
+    pub fn ty(&self) -> Result<Type> {
+        self.instruction.ty().ok_or_else(|| DecodeError::invalid("the type is missing"))
+    }
+
+    /// The state space among the modifiers.
+    pub fn space(&self) -> Option<Space> {
+        self.instruction.space()
+    }
+
+    /// The space that the instruction accesses at an address; a plain address is generic.
+    pub fn space_at(&self, address: &Address) -> Space {
+        address.space(self.space().unwrap_or(Space::Generic))
+    }
+
+    /// The operands as written.
+    pub fn operands(&self) -> &'a [Operand] {
+        &self.instruction.operands
+    }
+
+    /// The n-th operand.
+    pub fn operand(&self, n: usize) -> Result<&'a Operand> {
+        self.operands().get(n).ok_or_else(|| DecodeError::invalid(format!("operand {} is missing", n + 1)))
+    }
+
+    /// The parts of the n-th operand: the elements of a vector in braces, or the operand itself.
+    pub fn parts(&self, n: usize) -> Result<&'a [Operand]> {
+        Ok(match self.operand(n)? {
+            Operand::Vector(parts) => parts,
+            single => std::slice::from_ref(single),
+        })
+    }
+
+    /// The n-th operand as an integer that must be constant; `what` names it.
+    pub fn constant(&mut self, n: usize, what: &str) -> Result<u64> {
+        match self.src(n, Type::U32)? {
+            Src::Constant(value) => Ok(value),
+            Src::Register(_) => Err(DecodeError::invalid(format!("{what} is a constant"))),
+        }
+    }
+
+    /// The parts of the n-th operand as sources of a type.
+    pub fn src_vector(&mut self, n: usize, ty: Type) -> Result<Vec<Src>> {
+        self.parts(n)?.iter().map(|part| self.src_operand(part, ty)).collect()
+    }
+
+    /// The parts of the n-th operand as destinations.
+    pub fn dst_vector(&mut self, n: usize) -> Result<Vec<Dst>> {
+        self.parts(n)?.iter().map(|part| self.dst_operand(part)).collect()
+    }
+
+    /// This instruction only moves bits: undefined sources make an undefined result.
+    pub fn moves(&mut self) {
+        self.uses.moves = true;
+    }
+
+    /// This instruction is executed by whole warps.
+    pub fn aligned(&mut self) {
+        self.uses.aligned = true;
+    }
+
+    /// The destinations so far are written when the instruction is waited for, not by the instruction itself.
+    pub fn writes_later(&mut self) {
+        self.uses.writes.clear();
+    }
+
+    /// This instruction is an asynchronous matrix instruction that uses registers.
+    pub fn uses_wgmma(&mut self) {
+        self.names.kernel.uses_wgmma = true;
+    }
+
+    /// Registers that each thread has at launch, if the entry's directives say so.
+    pub fn registers_at_launch(&self) -> Option<u32> {
+        self.names.kernel.limits.registers_at_launch()
+    }
+
+    /// This instruction works with tensor memory.
+    pub fn uses_tmem(&mut self) {
+        self.names.kernel.uses_tmem = true;
+    }
+
+    /// This instruction may carry information between clusters.
+    pub fn communicates(&mut self) {
+        self.names.kernel.communicates = true;
+    }
+
+    /// The n-th operand as a value of a type of at most 64 bits.
+    pub fn src(&mut self, n: usize, ty: Type) -> Result<Src> {
+        self.src_operand(self.operand(n)?, ty)
+    }
+
+    pub fn src_operand(&mut self, operand: &Operand, ty: Type) -> Result<Src> {
+        let ones = u64::MAX >> (64 - ty.bits().min(64));
+        let special = |name: &str, component| Special::parse(name, component);
+        Ok(match operand {
+            Operand::Int(v) => Src::Constant(match ty {
+                Type::F32 => u64::from((*v as i64 as f32).to_bits()),
+                Type::F64 => (*v as i64 as f64).to_bits(),
+                _ => v & ones,
+            }),
+            Operand::F64(v) => Src::Constant(match ty.bits() {
+                64 => v.to_bits(),
+                _ => u64::from((*v as f32).to_bits()),
+            }),
+            Operand::F32(v) => Src::Constant(match ty.bits() {
+                64 if ty == Type::F64 => f64::from(f32::from_bits(*v)).to_bits(),
+                _ => u64::from(*v),
+            }),
+            Operand::Name(name) => match self.names.lookup(name).cloned() {
+                Some(Symbol::Register { index, bits }) => {
+                    if bits < ty.bits() {
+                        return Err(DecodeError::invalid(format!("`{name}` has {bits} bits, not {}", ty.bits())));
+                    }
+                    self.read(index, bits);
+                    Src::Register(index)
+                }
+                Some(Symbol::Predicate(_)) => {
+                    return Err(DecodeError::invalid(format!("`{name}` is a predicate")));
+                }
+                _ => match special(name, None) {
+                    Some(s) => self.names.special(s),
+                    None => self.timer(name).map_or_else(|| self.names.address_of(name).map(|a| a.0), Ok)?,
+                },
+            },
+            Operand::Component(name, c) => match special(name, Some(*c)) {
+                Some(s) => self.names.special(s),
+                None => return Err(DecodeError::unsupported(format!("`{name}.{c}`"))),
+            },
+            Operand::Address { base: Some(base), offset, extra } if extra.is_empty() => {
+                let Operand::Name(name) = &**base else {
+                    return Err(DecodeError::invalid("a variable expected"));
+                };
+                // `symbol + offset` as a value.
+                let (base, _) = self.names.address_of(name)?;
+                self.sum(base, *offset)
+            }
+            other => {
+                return Err(DecodeError::invalid(format!("a register or constant expected, not {other:?}")));
+            }
+        })
+    }
+
+    /// A hidden register that a step before this instruction fills.
+    fn sum(&mut self, base: Src, offset: i64) -> Src {
+        if let Src::Constant(c) = base {
+            return Src::Constant(c.wrapping_add(offset as u64));
+        }
+        let hidden = self.names.kernel.registers;
+        self.names.kernel.registers += 1;
+        let step: Step = Box::new(move |w, _, mask| {
+            let row = w.get(base).map(|v| v.wrapping_add(offset as u64));
+            w.set(hidden, mask, &row);
+            Ok(Flow::Next)
+        });
+        self.before.push((step, hidden));
+        Src::Register(hidden)
+    }
+
+    /// Clocks count the cluster's warp instructions.
+    fn timer(&mut self, name: &str) -> Option<Src> {
+        let shift = match name {
+            "%clock" | "%clock64" | "%globaltimer" | "%globaltimer_lo" => 0,
+            "%clock_hi" | "%globaltimer_hi" => 32,
+            _ => return None,
+        };
+        let hidden = self.names.kernel.registers;
+        self.names.kernel.registers += 1;
+        let step: Step = Box::new(move |w, m, mask| {
+            w.set(hidden, mask, &[m.clock.now >> shift; 32]);
+            Ok(Flow::Next)
+        });
+        self.before.push((step, hidden));
+        Some(Src::Register(hidden))
+    }
+
+    fn read(&mut self, index: u32, bits: u32) {
+        self.uses.reads.extend(index..index + bits.div_ceil(64));
+    }
+
+    /// The n-th operand as `[address]`.
+    pub fn address(&mut self, n: usize) -> Result<Address> {
+        self.address_operand(self.operand(n)?)
+    }
+
+    pub fn address_operand(&mut self, operand: &Operand) -> Result<Address> {
+        let Operand::Address { base, offset, .. } = operand else {
+            return Err(DecodeError::invalid("an address in brackets expected"));
+        };
+        let Some(base) = base else {
+            return Ok(Address { base: Src::Constant(*offset as u64), offset: 0, variable: None });
+        };
+        let Operand::Name(name) = &**base else {
+            return Err(DecodeError::invalid("a register or variable expected"));
+        };
+        match self.names.lookup(name).cloned() {
+            Some(Symbol::Register { index, bits }) => {
+                self.read(index, bits);
+                Ok(Address { base: Src::Register(index), offset: *offset, variable: None })
+            }
+            _ => {
+                let (base, space) = self.names.address_of(name)?;
+                Ok(Address { base, offset: *offset, variable: Some(space) })
+            }
+        }
+    }
+
+    /// The n-th operand as an address that is a value: a register, or a variable's name.
+    pub fn address_value(&mut self, n: usize) -> Result<Src> {
+        self.src(n, Type::B32)
+    }
+
+    /// The n-th operand as a destination.
+    pub fn dst(&mut self, n: usize) -> Result<Dst> {
+        self.dst_operand(self.operand(n)?)
+    }
+
+    pub fn dst_operand(&mut self, operand: &Operand) -> Result<Dst> {
+        match operand {
+            Operand::Discard => Ok(Dst { register: None, bits: 64 }),
+            Operand::Name(name) => match self.names.lookup(name) {
+                Some(&Symbol::Register { index, bits }) => {
+                    self.uses.writes.extend(index..index + bits.div_ceil(64));
+                    Ok(Dst { register: Some(index), bits: bits.min(64) })
+                }
+                Some(_) => Err(DecodeError::invalid(format!("`{name}` is no register"))),
+                None => Err(DecodeError::invalid(format!("`{name}` is not declared"))),
+            },
+            other => Err(DecodeError::invalid(format!("a destination register expected, not {other:?}"))),
+        }
+    }
+
+    /// A source as 64-bit words: two for `.b128`, else one.
+    pub fn words(&mut self, operand: &Operand, ty: Type) -> Result<Vec<Src>> {
+        if ty.bits() <= 64 {
+            return Ok(vec![self.src_operand(operand, ty)?]);
+        }
+        match operand {
+            Operand::Name(name) => match self.names.lookup(name).cloned() {
+                Some(Symbol::Register { index, bits: 128 }) => {
+                    self.read(index, 128);
+                    Ok(vec![Src::Register(index), Src::Register(index + 1)])
+                }
+                _ => Err(DecodeError::invalid(format!("`{name}` is no register of 128 bits"))),
+            },
+            Operand::Int(v) => Ok(vec![Src::Constant(*v), Src::Constant(0)]),
+            _ => Err(DecodeError::invalid("a register of 128 bits expected")),
+        }
+    }
+
+    /// A destination as 64-bit words: two for `.b128`, else one.
+    pub fn dst_words(&mut self, operand: &Operand, ty: Type) -> Result<Vec<Dst>> {
+        let first = self.dst_operand(operand)?;
+        if ty.bits() <= 64 {
+            return Ok(vec![first]);
+        }
+        match operand {
+            Operand::Discard => Ok(vec![first, first]),
+            Operand::Name(name) if matches!(self.names.lookup(name), Some(Symbol::Register { bits: 128, .. })) => {
+                let second = Dst { register: first.register.map(|r| r + 1), bits: 64 };
+                Ok(vec![first, second])
+            }
+            _ => Err(DecodeError::invalid("a register of 128 bits expected")),
+        }
+    }
+
+    /// The n-th operand as a predicate.
+    pub fn predicate(&mut self, n: usize) -> Result<PredicateSrc> {
+        self.predicate_operand(self.operand(n)?)
+    }
+
+    pub fn predicate_operand(&mut self, operand: &Operand) -> Result<PredicateSrc> {
+        match operand {
+            Operand::Int(v) => Ok(PredicateSrc::Constant(*v != 0)),
+            Operand::Not(inner) => Ok(match self.predicate_operand(inner)? {
+                PredicateSrc::Register(p, negated) => PredicateSrc::Register(p, !negated),
+                PredicateSrc::Constant(c) => PredicateSrc::Constant(!c),
+            }),
+            Operand::Name(name) => match self.names.lookup(name) {
+                Some(&Symbol::Predicate(p)) => {
+                    self.uses.predicate_reads.push(p);
+                    Ok(PredicateSrc::Register(p, false))
+                }
+                _ => Err(DecodeError::invalid(format!("`{name}` is no predicate"))),
+            },
+            _ => Err(DecodeError::invalid("a predicate expected")),
+        }
+    }
+
+    /// The n-th operand as a predicate to write.
+    pub fn predicate_dst(&mut self, n: usize) -> Result<PredicateDst> {
+        self.predicate_dst_operand(self.operand(n)?)
+    }
+
+    pub fn predicate_dst_operand(&mut self, operand: &Operand) -> Result<PredicateDst> {
+        match operand {
+            Operand::Discard => Ok(PredicateDst(None)),
+            Operand::Name(name) => match self.names.lookup(name) {
+                Some(&Symbol::Predicate(p)) => {
+                    self.uses.predicate_writes.push(p);
+                    Ok(PredicateDst(Some(p)))
+                }
+                _ => Err(DecodeError::invalid(format!("`{name}` is no predicate"))),
+            },
+            _ => Err(DecodeError::invalid("a predicate expected")),
+        }
+    }
+
+    /// Whether an operand is a predicate register.
+    pub fn is_predicate(&self, operand: &Operand) -> bool {
+        matches!(operand, Operand::Name(name) if self.names.is_predicate(name))
+    }
+
+    /// The n-th operand as the number of a label.
+    pub fn label(&self, n: usize) -> Result<u32> {
+        self.names.label(self.name(n)?)
+    }
+
+    /// The n-th operand as a list of labels (`.branchtargets`).
+    pub fn targets(&self, n: usize) -> Result<Vec<u32>> {
+        self.names.targets(self.name(n)?)
+    }
+
+    fn name(&self, n: usize) -> Result<&'a str> {
+        match self.operand(n)? {
+            Operand::Name(name) => Ok(name),
+            _ => Err(DecodeError::invalid("a label expected")),
+        }
+    }
+
+    /// The hidden condition-code register.
+    pub fn carry_flag(&mut self) -> u32 {
+        self.names.carry_flag()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::code::Kernel;
+
+    fn with_forms<T>(forms: Vec<&'static str>, f: impl FnOnce(Parsed<'_>) -> T) -> T {
+        let instruction = Instruction {
+            guard: None,
+            opcode: "tcgen05".into(),
+            modifiers: vec!["cp".into(), "cta_group::2".into()],
+            operands: Vec::new(),
+            line: 1,
+            source: Default::default(),
+        };
+        let mut names = Names::new(&Rc::default(), &Rc::default(), Kernel::default());
+        f(Parsed::new(&instruction, forms, &mut names))
+    }
+
+    const FORMS: [&str; 2] = ["cp {cta_group::1 cta_group::2}", "shift [down]"];
+
+    #[test]
+    fn modifiers_of_every_form_of_the_opcode_may_be_asked_for() {
+        with_forms(FORMS.into(), |i| {
+            assert!(i.has("cta_group::2") && !i.has("cta_group::1") && !i.has("down"));
+            assert_eq!(i.one_of(&["down", "cta_group::1", "cta_group::2"]), Some("cta_group::2"));
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "no form of `tcgen05` has the modifier `cta_gruop::2`")]
+    fn a_misspelt_modifier_is_noticed() {
+        with_forms(FORMS.into(), |i| i.has("cta_gruop::2"));
+    }
+
+    #[test]
+    #[should_panic(expected = "no form of `tcgen05` has the modifier `dwon`")]
+    fn a_misspelt_modifier_among_several_is_noticed() {
+        with_forms(FORMS.into(), |i| i.one_of(&["cta_group::2", "dwon"]));
+    }
+}

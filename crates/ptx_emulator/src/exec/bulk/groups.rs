@@ -1,0 +1,139 @@
+//! Copies from shared to global memory, which complete by groups of their thread. A copy has two moments: its source is
+//! read, then its destination written.
+
+use super::reduction::Reduction;
+use super::shared::SharedRange;
+use crate::code::Flow;
+use crate::config::fault::Stopped;
+use crate::decode::error::Result;
+use crate::decode::parsed::Parsed;
+use crate::exec::instruction::Instruction;
+use crate::machine::in_flight::BulkCopy;
+use crate::machine::pending::Issuer;
+use crate::machine::race::Agent;
+use crate::machine::state::{Effect, Machine};
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::Warp;
+use crate::operand::lanes;
+
+/// A copy of pieces, each to an address of global memory.
+pub struct Copy {
+    pub pieces: Vec<(SharedRange, u64)>,
+    pub reduction: Option<Reduction>,
+}
+
+impl Copy {
+    /// Starts the copy in the lane's open group, and counts it.
+    pub fn start(self, m: &mut Machine<'_>, w: &mut Warp, lane: usize, agent: Option<Agent>) {
+        let bytes: u64 = self.pieces.iter().map(|(from, _)| u64::from(from.bytes)).sum();
+        let bulk = &mut m.roles[w.role as usize].bulk;
+        bulk.shared_load += bytes;
+        bulk.global_store += bytes;
+        let written = m.pending.reserve();
+        let issuer = Issuer { warp: w.index, pc: w.pc() };
+        let read = m.start(w, ReadSource { copy: self, written, issuer });
+        m.shared_readers.push((w.cta, read));
+        w.bulk[lane].open.push(BulkCopy { read, written, agent });
+    }
+}
+
+/// The first moment.
+struct ReadSource {
+    copy: Copy,
+    /// The number of the second moment.
+    written: u64,
+    issuer: Issuer,
+}
+
+impl Effect for ReadSource {
+    fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
+        let Copy { pieces, reduction } = self.copy;
+        let pieces = pieces.into_iter().map(|(from, to)| (to, from.read(m).to_vec())).collect();
+        m.start_reserved(self.written, self.issuer, Vec::new(), WriteDestination { pieces, reduction });
+        Ok(())
+    }
+}
+
+/// The second moment.
+struct WriteDestination {
+    pieces: Vec<(u64, Vec<u8>)>,
+    reduction: Option<Reduction>,
+}
+
+impl Effect for WriteDestination {
+    fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
+        for (address, data) in &self.pieces {
+            let (allocation, at) = m.locate_global(*address, data.len() as u64)?;
+            match self.reduction {
+                Some(reduction) => {
+                    let mut old = vec![0; data.len()];
+                    allocation.read(at, &mut old);
+                    allocation.write(at, &reduction.apply(&old, data));
+                }
+                None => allocation.write(at, data),
+            }
+            m.buffers[allocation.index].bulk_stored += data.len() as u64;
+            m.progress += 1;
+        }
+        Ok(())
+    }
+}
+
+/// `cp.async.bulk.commit_group`.
+pub struct CommitGroup;
+
+impl Instruction for CommitGroup {
+    fn decode(_: &mut Parsed<'_>) -> Result<CommitGroup> {
+        Ok(CommitGroup)
+    }
+
+    fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        for lane in lanes(mask) {
+            let group = std::mem::take(&mut w.bulk[lane].open);
+            w.bulk[lane].committed.push_back(group);
+        }
+        Ok(Flow::Next)
+    }
+}
+
+/// `cp.async.bulk.wait_group{.read} N`: all but the N newest groups are complete, or have read their sources.
+pub struct WaitGroup {
+    keep: usize,
+    read: bool,
+}
+
+impl Instruction for WaitGroup {
+    fn decode(i: &mut Parsed<'_>) -> Result<WaitGroup> {
+        Ok(WaitGroup { keep: i.constant(0, "the number of groups")? as usize, read: i.has("read") })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let mut waiting = Vec::new();
+        for lane in lanes(mask) {
+            let groups = &w.bulk[lane];
+            let done = groups.committed.len().saturating_sub(self.keep);
+            let copies = groups.committed.iter().take(done).flatten();
+            // A copy's second moment has its number from the start.
+            let moments = copies.map(|c| if self.read { c.read } else { c.written });
+            waiting.extend(moments.filter(|id| m.pending.contains(*id)));
+        }
+        if !waiting.is_empty() {
+            return Ok(Flow::Wait(WaitFor::Operations(waiting)));
+        }
+        for lane in lanes(mask) {
+            let groups = &mut w.bulk[lane];
+            let done = groups.committed.len().saturating_sub(self.keep);
+            if let Some(race) = &mut m.race {
+                let mut known = None;
+                for agent in groups.committed.iter().take(done).flatten().filter_map(|c| c.agent.as_ref()) {
+                    race.finish(agent, &mut known);
+                }
+                race.acquire(w.index, 1 << lane, &known);
+            }
+            if !self.read {
+                groups.committed.drain(..done);
+            }
+        }
+        Ok(Flow::Next)
+    }
+}

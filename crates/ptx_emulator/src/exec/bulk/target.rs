@@ -1,0 +1,79 @@
+//! Where a copy into shared memory goes, and whom it signals.
+
+use super::shared::SharedRange;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::machine::mbarrier::MbarrierAt;
+use crate::machine::race::Agent;
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Src, lanes};
+
+/// The operands that say whom a copy signals.
+pub struct Signals {
+    pub barrier: Address,
+    /// The mask of CTAs that receive the data, each at the same offset.
+    pub multicast: Option<Src>,
+    /// The mbarrier may be the other CTA's of the pair.
+    pub pair: bool,
+}
+
+/// Everything that goes into shared memory and signals mbarriers.
+pub struct Target {
+    /// CTAs that receive the data.
+    pub ctas: Vec<u32>,
+    /// The mbarrier of each.
+    barriers: Vec<MbarrierAt>,
+}
+
+impl Target {
+    /// The target of one lane's copy to `to`.
+    pub fn resolve(m: &mut Machine<'_>, w: &Warp, lane: usize, to: SharedRange, signals: &Signals) -> Stopped<Target> {
+        let at = m.mbarrier(w, w.shared_at(&signals.barrier, lane), true)?;
+        let reachable = at.cta == to.cta || signals.pair && at.cta / 2 == to.cta / 2;
+        if signals.multicast.is_none() && !reachable {
+            let text = "the mbarrier is not in the CTA that receives the data";
+            return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
+        }
+        let ctas = match signals.multicast {
+            Some(mask) => ctas_of(m, w.lane(mask, lane) as u32, lane)?,
+            None => vec![to.cta],
+        };
+        // PTX ISA, "cp.async.bulk.tensor", `.multicast::cluster`, `.cta_group`.
+        let cta = |to: u32| match (signals.multicast, signals.pair) {
+            (None, _) => at.cta,
+            (Some(_), false) => to,
+            // The CTA of the destination's pair that has the parity of the mbarrier's.
+            (Some(_), true) => to & !1 | at.cta & 1,
+        };
+        let barriers = ctas.iter().map(|&to| MbarrierAt { cta: cta(to), ..at }).collect();
+        Ok(Target { ctas, barriers })
+    }
+
+    /// Delivers bytes at an offset of each CTA.
+    pub fn write(&self, m: &mut Machine<'_>, offset: u32, data: &[u8]) {
+        for &cta in &self.ctas {
+            m.write_shared(cta, offset, data);
+        }
+    }
+
+    /// A copy from global memory is requested.
+    pub fn request(&self, m: &mut Machine<'_>) {
+        self.barriers.iter().for_each(|&at| m.load_requested(at));
+    }
+
+    /// Each CTA has received so many bytes: tells its mbarrier.
+    pub fn complete(&self, m: &mut Machine<'_>, bytes: u32, agent: Option<&Agent>) -> Stopped<()> {
+        self.barriers.iter().try_for_each(|&at| m.mbarrier_complete(at, bytes, agent))
+    }
+}
+
+fn ctas_of(m: &Machine<'_>, mask: u32, lane: usize) -> Stopped<Vec<u32>> {
+    let ctas: Vec<u32> = lanes(mask & 0xffff).map(|n| n as u32).collect();
+    match ctas.iter().find(|&&c| m.ctas.get(c as usize).is_none_or(|c| c.running == 0)) {
+        None if !ctas.is_empty() => Ok(ctas),
+        _ => {
+            let text = format!("a CTA mask of {mask:#06x} in a cluster of {}", m.ctas.len());
+            Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32))
+        }
+    }
+}

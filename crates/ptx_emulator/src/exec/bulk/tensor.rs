@@ -1,0 +1,179 @@
+//! `cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor`: copies of boxes of a tensor, by its tensor map.
+
+use super::groups::Copy;
+use super::linear::load_global;
+use super::reduction::Reduction;
+use super::shared::{SharedRange, spawn};
+use super::target::{Signals, Target};
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::{DecodeError, Result};
+use crate::decode::parsed::Parsed;
+use crate::exec::instruction::Instruction;
+use crate::exec::tensor_map::{bad_map, read_map};
+use crate::hw::tensor_map::{Piece, SHARED_ALIGN, TensorMap};
+use crate::machine::race::{Agent, Mode};
+use crate::machine::state::{Effect, Machine};
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Src, lanes};
+use crate::parser::ast::Operand;
+use crate::types::{Space, Type};
+
+/// `[tensorMap, {coordinates}]`.
+struct BoxOperand {
+    map: Address,
+    coordinates: Vec<Src>,
+}
+
+impl BoxOperand {
+    fn decode(i: &mut Parsed<'_>, n: usize) -> Result<BoxOperand> {
+        let map = i.address(n)?;
+        let Operand::Address { extra, .. } = i.operand(n)? else {
+            return Err(DecodeError::invalid("a tensor map expected"));
+        };
+        let [Operand::Vector(list)] = &extra[..] else {
+            return Err(DecodeError::invalid("coordinates in braces expected"));
+        };
+        let rank = i.modifiers().iter().find_map(|m| m.strip_suffix('d').and_then(|d| d.parse::<usize>().ok()));
+        if rank != Some(list.len()) {
+            return Err(DecodeError::invalid(format!("{} coordinates do not fit the dimension", list.len())));
+        }
+        let coordinates = list.iter().map(|c| i.src_operand(c, Type::S32)).collect::<Result<_>>()?;
+        Ok(BoxOperand { map, coordinates })
+    }
+
+    /// The map and the coordinates of one lane.
+    fn read(&self, m: &mut Machine<'_>, w: &Warp, lane: usize) -> Stopped<(TensorMap, Vec<i32>)> {
+        let map = read_map(m, w, &self.map, Space::Generic, lane)?;
+        Ok((map, self.coordinates.iter().map(|c| w.lane(*c, lane) as i32).collect()))
+    }
+}
+
+/// The pieces of a box at `to`, and the shared memory from the first to the last of them. A swizzle permutes them
+/// within the box.
+fn pieces(map: &TensorMap, coordinates: &[i32], to: SharedRange, lane: usize) -> Stopped<(Vec<Piece>, SharedRange)> {
+    let mut pieces = Vec::new();
+    map.visit(coordinates, to.offset, |p| pieces.push(p)).map_err(|e| bad_map(e, lane))?;
+    let first = pieces.iter().map(|p| p.shared).min().unwrap_or(0);
+    let last = pieces.iter().map(|p| p.shared + p.bytes).max().unwrap_or(first);
+    Ok((pieces, SharedRange { offset: first, bytes: last - first, ..to }))
+}
+
+/// A box must fit into the shared memory of a CTA.
+fn check_fits(m: &Machine<'_>, all: SharedRange, lane: usize) -> Stopped<()> {
+    let SharedRange { cta, offset, bytes } = all;
+    if (offset + bytes) as usize <= m.ctas[cta as usize].shared.data.len() {
+        return Ok(());
+    }
+    let text = format!("a box of {bytes} bytes does not fit behind byte {offset} of shared memory");
+    Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane as u32))
+}
+
+/// From global to shared memory: `cp.async.bulk.tensor [to], [tensorMap, {coordinates}], [mbarrier]{, ctaMask}`.
+pub struct Load {
+    to: Address,
+    tensor: BoxOperand,
+    signals: Signals,
+}
+
+impl Instruction for Load {
+    fn decode(i: &mut Parsed<'_>) -> Result<Load> {
+        let (to, tensor, barrier) = (i.address(0)?, BoxOperand::decode(i, 1)?, i.address(2)?);
+        let multicast = if i.has("multicast::cluster") { Some(i.src(3, Type::U16)?) } else { None };
+        Ok(Load { to, tensor, signals: Signals { barrier, multicast, pair: i.has("cta_group::2") } })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        for lane in lanes(mask) {
+            let agent = spawn(m, w, lane);
+            let to = SharedRange::at(m, w, &self.to, lane, 1, SHARED_ALIGN)?;
+            let target = Target::resolve(m, w, lane, to, &self.signals)?;
+            let (map, coordinates) = self.tensor.read(m, w, lane)?;
+            let (pieces, all) = pieces(&map, &coordinates, to, lane)?;
+            for &cta in &target.ctas {
+                check_fits(m, SharedRange { cta, ..all }, lane)?;
+                SharedRange { cta, ..all }.track(m, w, agent.as_ref(), Mode::Write)?;
+            }
+            let mut inside = 0;
+            for (address, bytes) in pieces.iter().filter_map(|piece| Some((piece.global?, piece.bytes))) {
+                m.issue_global(w, lane, address, bytes, Mode::Read)?;
+                inside += u64::from(bytes);
+            }
+            let bulk = &mut m.roles[w.role as usize].bulk;
+            bulk.global_load += inside;
+            bulk.shared_store += u64::from(map.transaction_bytes()) * target.ctas.len() as u64;
+            target.request(m);
+            m.start(w, Deliver { map, pieces, target, agent });
+        }
+        Ok(Flow::Next)
+    }
+}
+
+struct Deliver {
+    map: TensorMap,
+    pieces: Vec<Piece>,
+    target: Target,
+    agent: Option<Agent>,
+}
+
+impl Effect for Deliver {
+    fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
+        let mut buffer = Vec::new();
+        for piece in &self.pieces {
+            buffer.clear();
+            buffer.resize(piece.bytes as usize, self.map.fill_byte());
+            if let Some(address) = piece.global {
+                load_global(m, address, &mut buffer)?;
+            }
+            self.target.write(m, piece.shared, &buffer);
+        }
+        self.target.complete(m, self.map.transaction_bytes(), self.agent.as_ref())
+    }
+}
+
+/// From shared to global memory, with a reduction or without: `cp.async.bulk.tensor [tensorMap, {coordinates}],
+/// [from]`.
+///
+/// The box may leave the tensor only at the far ends ("the upper left corner cannot have any negative indices", CUDA
+/// C++ Programming Guide, "Tensor Memory Access"). A negative coordinate is an illegal instruction on an H200.
+pub struct Store {
+    tensor: BoxOperand,
+    from: Address,
+    reduction: Option<Reduction>,
+}
+
+impl Instruction for Store {
+    fn decode(i: &mut Parsed<'_>) -> Result<Store> {
+        let (tensor, from) = (BoxOperand::decode(i, 0)?, i.address(1)?);
+        // The tensor map says the type.
+        let reduction = Reduction::decode(i, Type::U32)?;
+        if reduction.is_some() {
+            i.communicates();
+        }
+        Ok(Store { tensor, from, reduction })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        for lane in lanes(mask) {
+            let agent = spawn(m, w, lane);
+            let from = SharedRange::at(m, w, &self.from, lane, 1, SHARED_ALIGN)?;
+            let (map, coordinates) = self.tensor.read(m, w, lane)?;
+            if let Some(negative) = coordinates.iter().find(|&&coordinate| coordinate < 0) {
+                let text = format!("a tensor is stored to at the coordinate {negative}");
+                return Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane as u32));
+            }
+            let (pieces, all) = pieces(&map.stored(), &coordinates, from, lane)?;
+            check_fits(m, all, lane)?;
+            let unsupported = || Stop::unsupported(format!("a reducing copy of {:?}", map.data_type));
+            let reduction = self.reduction.map(|r| r.on(map.data_type).ok_or_else(unsupported)).transpose()?;
+            all.track(m, w, agent.as_ref(), Mode::Read)?;
+            let piece = |p: &Piece| Some((SharedRange { offset: p.shared, bytes: p.bytes, ..from }, p.global?));
+            let pieces: Vec<_> = pieces.iter().filter_map(piece).collect();
+            for &(from, address) in &pieces {
+                m.issue_global(w, lane, address, from.bytes, Reduction::mode(reduction))?;
+            }
+            Copy { pieces, reduction }.start(m, w, lane, agent);
+        }
+        Ok(Flow::Next)
+    }
+}

@@ -1,0 +1,151 @@
+//! `ldmatrix`, `stmatrix`, `movmatrix`: 8×8 matrices of 16-bit elements between shared memory and fragments.
+
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::{DecodeError, Result};
+use crate::decode::opcode::Decoded;
+use crate::decode::parsed::Parsed;
+use crate::exec::instruction::Instruction;
+use crate::hw::fragment::{self, Position};
+use crate::machine::address::Lane;
+use crate::machine::race::Mode;
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Dst, Row, Src};
+use crate::types::{Space, Type};
+
+/// Rows of a matrix.
+const ROWS: usize = 8;
+/// Bytes of a row.
+const ROW_BYTES: usize = 16;
+
+/// A matrix in memory, row after row.
+type Matrix = [[u8; ROW_BYTES]; ROWS];
+
+/// Matrices in memory whose rows' addresses the lanes name.
+struct Matrices {
+    address: Address,
+    space: Space,
+    trans: bool,
+}
+
+impl Matrices {
+    fn decode(i: &mut Parsed<'_>, address: usize, registers: usize) -> Result<Matrices> {
+        let address = i.address(address)?;
+        let count = match i.one_of(&["x2", "x4"]) {
+            Some("x2") => 2,
+            Some(_) => 4,
+            None => 1,
+        };
+        if registers != count {
+            return Err(DecodeError::invalid("wrong number of registers"));
+        }
+        Ok(Matrices { address, space: i.space_at(&address), trans: i.has("trans") })
+    }
+
+    fn row(&self, w: &Warp, matrix: usize, row: usize) -> Lane {
+        let lane = fragment::ldmatrix_address_lane(matrix as u32, row as u32);
+        w.lane_at(&self.address, self.space, lane as usize)
+    }
+
+    /// Counts the bank conflicts of one matrix, whose rows are read or written at once.
+    fn count_bank_conflicts(&self, w: &Warp, m: &mut Machine<'_>, matrix: usize) {
+        if m.sanitize {
+            let (mut mask, mut addresses) = (0, [0; 32]);
+            for row in 0..ROWS {
+                let Lane { lane, address, .. } = self.row(w, matrix, row);
+                mask |= 1 << lane;
+                addresses[lane as usize] = address;
+            }
+            m.count_bank_conflicts(w, mask, &addresses, ROW_BYTES as u32);
+        }
+    }
+
+    /// A matrix as the fragment that a register holds, two elements a lane.
+    fn fragment(&self, matrix: &Matrix) -> Row {
+        let half = |lane: usize, half: u32| {
+            let Position { row, column } = fragment::ldmatrix(lane as u32, half, self.trans);
+            let at = column as usize * 2;
+            u64::from(u16::from_le_bytes([matrix[row as usize][at], matrix[row as usize][at + 1]]))
+        };
+        std::array::from_fn(|lane| half(lane, 0) | half(lane, 1) << 16)
+    }
+
+    /// The matrix that a register's fragment is of.
+    fn matrix(&self, fragment: &Row) -> Matrix {
+        let mut matrix = Matrix::default();
+        for (lane, value) in fragment.iter().enumerate() {
+            for half in 0..2 {
+                let Position { row, column } = fragment::ldmatrix(lane as u32, half, self.trans);
+                let bytes = ((value >> (16 * half)) as u16).to_le_bytes();
+                matrix[row as usize][column as usize * 2..][..2].copy_from_slice(&bytes);
+            }
+        }
+        matrix
+    }
+}
+
+/// `ldmatrix registers, [address]`.
+pub struct LdMatrix {
+    out: Vec<Dst>,
+    from: Matrices,
+}
+
+impl Instruction for LdMatrix {
+    fn decode(i: &mut Parsed<'_>) -> Result<LdMatrix> {
+        let out = i.dst_vector(0)?;
+        Ok(LdMatrix { from: Matrices::decode(i, 1, out.len())?, out })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        for (n, d) in self.out.iter().enumerate() {
+            let mut matrix = Matrix::default();
+            for (row, bytes) in matrix.iter_mut().enumerate() {
+                m.load(w, self.from.row(w, n, row), Mode::Read, bytes)?;
+            }
+            self.from.count_bank_conflicts(w, m, n);
+            d.write(w, mask, &self.from.fragment(&matrix));
+        }
+        Ok(Flow::Next)
+    }
+}
+
+/// `stmatrix [address], registers`.
+pub struct StMatrix {
+    to: Matrices,
+    from: Vec<Src>,
+}
+
+impl Instruction for StMatrix {
+    fn decode(i: &mut Parsed<'_>) -> Result<StMatrix> {
+        let from = i.src_vector(1, Type::B32)?;
+        Ok(StMatrix { to: Matrices::decode(i, 0, from.len())?, from })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, _: u32) -> Stopped<Flow> {
+        for (n, s) in self.from.iter().enumerate() {
+            for (row, bytes) in self.to.matrix(&w.get(*s)).iter().enumerate() {
+                m.store(w, self.to.row(w, n, row), Mode::Write, bytes)?;
+            }
+            self.to.count_bank_conflicts(w, m, n);
+        }
+        Ok(Flow::Next)
+    }
+}
+
+/// `movmatrix d, a`: a transposition in registers.
+pub fn movmatrix(i: &mut Parsed<'_>) -> Decoded {
+    let (d, a) = (i.dst(0)?, i.src(1, Type::B32)?);
+    Ok(Box::new(move |w, _, mask| {
+        if w.all != u32::MAX {
+            return Err(Stop::new(FaultKind::WarpDivergence, "movmatrix needs all 32 lanes"));
+        }
+        let value = w.get(a);
+        let half = |lane: usize, half: u32| {
+            let (from, side) = fragment::movmatrix_source(lane as u32, half);
+            value[from as usize] >> (16 * side) & 0xffff
+        };
+        d.write(w, mask, &std::array::from_fn(|lane| half(lane, 0) | half(lane, 1) << 16));
+        Ok(Flow::Next)
+    }))
+}

@@ -1,0 +1,101 @@
+//! Matrices in shared memory, which `tcgen05` and `wgmma` name by descriptors. [`crate::hw::descriptor`] knows where
+//! their chunks of 16 bytes lie.
+
+use std::ops::Range;
+
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::hw::descriptor::{CHUNK_BYTES, DescriptorError, Major, SharedMatrix};
+use crate::hw::matmul::gather;
+use crate::machine::address::SHARED_BASE;
+use crate::machine::race::{Agent, Mode};
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+
+/// A descriptor that breaks its rules, as a fault.
+pub fn bad(error: DescriptorError) -> Box<Stop> {
+    let kind = match error {
+        DescriptorError::Unsupported(_) => FaultKind::Unsupported,
+        _ => FaultKind::BadDescriptor,
+    };
+    Stop::new(kind, error.to_string())
+}
+
+/// Records and checks the read of chunks of a CTA's shared memory.
+pub fn track_chunks(
+    m: &mut Machine<'_>,
+    w: &Warp,
+    agent: Option<&Agent>,
+    cta: u32,
+    chunks: impl Iterator<Item = u32>,
+) -> Stopped<()> {
+    for at in chunks {
+        let end = at + CHUNK_BYTES;
+        let memory = &m.ctas[cta as usize].shared;
+        if at < SHARED_BASE || end as usize > memory.data.len() {
+            let size = memory.data.len() as u32 - SHARED_BASE;
+            let byte = i64::from(at) - i64::from(SHARED_BASE);
+            let text = format!("a matrix descriptor leads to byte {byte} of {size} of shared memory");
+            return Err(Stop::new(FaultKind::OutOfBounds, text));
+        }
+        if let (Some(race), Some(agent)) = (&mut m.race, agent)
+            && let Err(conflict) = race.agent_access(agent, cta, at, CHUNK_BYTES, Mode::Read, w.pc())
+        {
+            return Err(m.conflict(Mode::Read, conflict, at, CHUNK_BYTES));
+        }
+        if m.sanitize && !m.ctas[cta as usize].shared.defined[at as usize..end as usize].iter().any(|d| *d) {
+            let text = format!("a matrix at byte {} of shared memory: nothing has written it", at - SHARED_BASE);
+            return Err(Stop::new(FaultKind::UninitialisedShared, text));
+        }
+    }
+    Ok(())
+}
+
+/// A matrix in shared memory: rows of `row_bytes` along K.
+#[derive(Clone, Copy)]
+pub struct MatrixOperand {
+    pub matrix: SharedMatrix,
+    pub major: Major,
+    pub row_bytes: u32,
+    /// Bits of an element as it lies in shared memory.
+    pub element_bits: u32,
+}
+
+impl MatrixOperand {
+    /// Whether such elements in this order can have the descriptor's layout.
+    pub fn check(self) -> Stopped<()> {
+        self.matrix.check(self.major, self.element_bits, self.row_bytes).map_err(bad)
+    }
+
+    /// Records and checks the read of some rows. If the matrix is contiguous along M or N, all rows up to the last are
+    /// read.
+    pub fn track(
+        self,
+        m: &mut Machine<'_>,
+        w: &Warp,
+        agent: Option<&Agent>,
+        cta: u32,
+        rows: Range<u32>,
+    ) -> Stopped<()> {
+        let element_bytes = self.element_bits / 8;
+        let (lines, per_line) = match self.major {
+            Major::K => (rows, self.row_bytes.div_ceil(CHUNK_BYTES)),
+            Major::Mn => (0..self.row_bytes / element_bytes.max(1), (rows.end * element_bytes).div_ceil(CHUNK_BYTES)),
+        };
+        let chunk = |line| move |n| self.matrix.chunk_address(self.major, line, n);
+        track_chunks(m, w, agent, cta, lines.flat_map(|line| (0..per_line).map(chunk(line))))
+    }
+
+    /// Bytes of the first `rows` rows, row after row.
+    pub fn gather(self, m: &Machine<'_>, cta: u32, rows: usize) -> Vec<u8> {
+        let element = (self.element_bits as usize / 8).max(1);
+        gather(&self.matrix, self.major, rows, self.row_bytes as usize, element, |at| chunk(m, cta, at))
+    }
+}
+
+/// 16 bytes of a CTA's shared memory, which have been checked to be there.
+pub fn chunk(m: &Machine<'_>, cta: u32, at: u32) -> [u8; CHUNK_BYTES as usize] {
+    let data = &m.ctas[cta as usize].shared.data;
+    let mut out = [0; CHUNK_BYTES as usize];
+    out.copy_from_slice(&data[at as usize..at as usize + CHUNK_BYTES as usize]);
+    out
+}

@@ -1,0 +1,246 @@
+//! `tcgen05.ld` and `st`, between registers and tensor memory, and their waits.
+
+use super::cells::offset;
+use super::turn::after_fence;
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::{DecodeError, Result};
+use crate::decode::parsed::Parsed;
+use crate::exec::instruction::Instruction;
+use crate::hw::tmem::{AccessShape, Address as Cell, LANES_PER_WARP, first_lane_of_warp};
+use crate::machine::in_flight::TmemLoad;
+use crate::machine::race::{Agent, Mode, merge};
+use crate::machine::state::{Effect, Machine};
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Dst, Src, lanes};
+use crate::types::Type;
+
+/// What a load and a store have in common.
+struct Access {
+    address: Address,
+    shape: AccessShape,
+    /// A register holds the halves of two columns.
+    packed: bool,
+}
+
+impl Access {
+    /// The access through operand `address`, with so many registers. In one shape operand `split` says where the second
+    /// half lies.
+    fn decode(i: &mut Parsed<'_>, address: usize, split: usize, registers: usize) -> Result<Access> {
+        let address = i.address(address)?;
+        let shape = match i.one_of(&["32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2"]) {
+            Some("32x32b") => AccessShape::L32x32b,
+            Some("16x64b") => AccessShape::L16x64b,
+            Some("16x128b") => AccessShape::L16x128b,
+            Some("16x256b") => AccessShape::L16x256b,
+            _ => match i.src(split, Type::U32)? {
+                Src::Constant(split) => AccessShape::L16x32bx2 { split: split as u32 },
+                Src::Register(_) => return Err(DecodeError::invalid("the split is a constant")),
+            },
+        };
+        let num = i.modifiers().iter().find_map(|m| m.strip_prefix('x').and_then(|n| n.parse::<u32>().ok()));
+        let num = num.ok_or_else(|| DecodeError::invalid("`.num` is missing"))?;
+        if !shape.allows(num) {
+            return Err(DecodeError::invalid(format!("`.x{num}` does not exist for this shape")));
+        }
+        let count = num * shape.registers();
+        if registers != count as usize {
+            return Err(DecodeError::invalid(format!("{count} registers expected")));
+        }
+        Ok(Access { address, shape, packed: i.one_of(&["pack::16b", "unpack::16b"]).is_some() })
+    }
+
+    /// Columns that a register covers.
+    fn columns(&self) -> u32 {
+        1 + u32::from(self.packed)
+    }
+
+    /// The cells of each register, by lane. All lanes must name the same address; a warp reaches only its quarter of
+    /// the lanes.
+    fn cells(&self, w: &Warp, mask: u32, registers: usize) -> Stopped<Vec<[Cell; 32]>> {
+        let base = self.base(w, mask)?;
+        let first = first_lane_of_warp(w.role);
+        let mine = first..first + LANES_PER_WARP;
+        let cell = |lane, register| offset(base, self.shape.cell(lane, register, self.packed));
+        let cells: Vec<[Cell; 32]> =
+            (0..registers as u32).map(|r| std::array::from_fn(|lane| cell(lane as u32, r))).collect();
+        match cells.iter().flatten().find(|c| !mine.contains(&c.lane)) {
+            None => Ok(cells),
+            Some(cell) => {
+                let text = format!("lane {}; warp {} reaches lanes {first} to {}", cell.lane, w.role, mine.end - 1);
+                Err(Stop::new(FaultKind::TmemWrongWarp, text))
+            }
+        }
+    }
+
+    fn base(&self, w: &Warp, mask: u32) -> Stopped<Cell> {
+        let lane = mask.trailing_zeros() as usize;
+        let base = w.address(&self.address, lane);
+        if let Some(other) = lanes(mask).find(|&n| w.address(&self.address, n) != base) {
+            let text = format!("lanes {lane} and {other} name different addresses");
+            return Err(Stop::new(FaultKind::InvalidOperand, text).lane(other as u32));
+        }
+        Ok(Cell::decode(base as u32))
+    }
+}
+
+/// One agent for the access of a warp. It knows what the warp's earlier accesses did.
+fn spawn(m: &mut Machine<'_>, w: &Warp, mask: u32) -> Option<Agent> {
+    let strict = m.launch.config.strict;
+    m.race.as_mut().map(|race| {
+        let mut known = None;
+        race.release(w.index, mask, &mut known);
+        if let Some(own) = &w.tmem_known {
+            merge(&mut known, own);
+        }
+        let agent = race.spawn_from(&known, false);
+        if strict { after_fence(race, w, agent, std::iter::empty()) } else { agent }
+    })
+}
+
+/// `tcgen05.ld registers, [address]`: the registers get their values at `tcgen05.wait::ld`.
+pub struct Ld {
+    out: Vec<Dst>,
+    access: Access,
+}
+
+impl Instruction for Ld {
+    fn decode(i: &mut Parsed<'_>) -> Result<Ld> {
+        let out = i.dst_vector(0)?;
+        // They are not written yet.
+        i.writes_later();
+        let access = Access::decode(i, 1, 2, out.len())?;
+        Ok(Ld { out, access })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let cells = self.access.cells(w, mask, self.out.len())?;
+        let agent = spawn(m, w, mask);
+        let mut values = Vec::with_capacity(self.out.len());
+        for (d, row) in self.out.iter().zip(&cells) {
+            let mut bits = [0; 32];
+            for (lane, &cell) in row.iter().enumerate() {
+                m.tmem_access(w.cta, cell, self.access.columns(), agent.as_ref(), Mode::Read, w.pc())?;
+                let low = m.tmem_read(w.cta, cell)?;
+                bits[lane] = match self.access.packed {
+                    false => low.into(),
+                    true => {
+                        let high = m.tmem_read(w.cta, Cell { column: cell.column + 1, ..cell })?;
+                        u64::from(low & 0xffff | high << 16)
+                    }
+                };
+            }
+            values.push((*d, bits));
+            if let Some(r) = d.register {
+                w.define(r, mask, 0);
+            }
+        }
+        w.tmem_loads.push(TmemLoad { values, agent, pc: w.pc() });
+        Ok(Flow::Next)
+    }
+}
+
+/// The last part of a load: its registers get their values.
+fn finish_load(load: &TmemLoad, w: &mut Warp, mask: u32) {
+    for (d, bits) in &load.values {
+        d.write(w, mask, bits);
+        if let Some(r) = d.register {
+            w.define(r, mask, mask);
+        }
+    }
+}
+
+/// `tcgen05.st [address], registers`: the cells get their values by `tcgen05.wait::st`.
+pub struct St {
+    access: Access,
+    from: Vec<Src>,
+}
+
+impl Instruction for St {
+    fn decode(i: &mut Parsed<'_>) -> Result<St> {
+        let from = i.src_vector(i.operands().len() - 1, Type::B32)?;
+        Ok(St { access: Access::decode(i, 0, 1, from.len())?, from })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let cells = self.access.cells(w, mask, self.from.len())?;
+        let agent = spawn(m, w, mask);
+        let mut values = Vec::new();
+        for (s, row) in self.from.iter().zip(&cells) {
+            for (lane, &cell) in row.iter().enumerate() {
+                m.tmem_access(w.cta, cell, self.access.columns(), agent.as_ref(), Mode::Write, w.pc())?;
+                let value = w.lane(*s, lane) as u32;
+                if self.access.packed {
+                    values.push((cell, value & 0xffff));
+                    values.push((Cell { column: cell.column + 1, ..cell }, value >> 16));
+                } else {
+                    values.push((cell, value));
+                }
+            }
+        }
+        // A warp's stores to one place stay in order.
+        let after = w.tmem_stores.iter().map(|s| s.0).filter(|id| m.pending.contains(*id)).collect();
+        let id = m.start_after(w, after, Store { cta: w.cta, values });
+        if let (Some(race), Some(agent)) = (&m.race, &agent) {
+            race.finish(agent, &mut w.tmem_known);
+        }
+        w.tmem_stores.push((id, agent));
+        Ok(Flow::Next)
+    }
+}
+
+/// Cells and what is written to them.
+struct Store {
+    cta: u32,
+    values: Vec<(Cell, u32)>,
+}
+
+impl Effect for Store {
+    fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
+        for (cell, value) in self.values {
+            m.tmem_write(self.cta, cell, value);
+        }
+        m.progress += 1;
+        Ok(())
+    }
+}
+
+/// `tcgen05.wait::ld`, `tcgen05.wait::st`.
+pub struct Wait {
+    stores: bool,
+}
+
+impl Instruction for Wait {
+    fn decode(i: &mut Parsed<'_>) -> Result<Wait> {
+        Ok(Wait { stores: i.has("wait::st") })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        let agents: Vec<Agent> = if self.stores {
+            let waiting: Vec<u64> = w.tmem_stores.iter().map(|s| s.0).filter(|id| m.pending.contains(*id)).collect();
+            if !waiting.is_empty() {
+                return Ok(Flow::Wait(WaitFor::Operations(waiting)));
+            }
+            w.tmem_stores.drain(..).filter_map(|s| s.1).collect()
+        } else {
+            let loads = std::mem::take(&mut w.tmem_loads);
+            loads.iter().for_each(|load| finish_load(load, w, mask));
+            loads.into_iter().filter_map(|load| load.agent).collect()
+        };
+        learn(w, m, mask, &agents);
+        Ok(Flow::Next)
+    }
+}
+
+/// The warp learns that its operations are complete. Other warps learn it from this one (under `strict`, after a
+/// fence).
+fn learn(w: &mut Warp, m: &mut Machine<'_>, mask: u32, agents: &[Agent]) {
+    let Some(race) = &mut m.race else { return };
+    for agent in agents {
+        race.finish(agent, &mut w.tmem_known);
+    }
+    if !m.launch.config.strict {
+        race.acquire(w.index, mask, &w.tmem_known);
+    }
+}

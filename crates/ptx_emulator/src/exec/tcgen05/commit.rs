@@ -1,0 +1,71 @@
+//! `tcgen05.commit`: an arrival when all earlier `mma`, `cp` and `shift` of the thread are complete.
+
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::Result;
+use crate::decode::parsed::Parsed;
+use crate::exec::instruction::Instruction;
+use crate::machine::address::Spot;
+use crate::machine::mbarrier::MbarrierAt;
+use crate::machine::race::{Agent, merge};
+use crate::machine::state::{Effect, Machine};
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Src, lanes};
+use crate::types::Type;
+
+/// `tcgen05.commit [mbarrier]{, ctaMask}`.
+pub struct Commit {
+    barrier: Address,
+    /// The CTAs whose mbarriers at this offset are signalled.
+    multicast: Option<Src>,
+}
+
+impl Instruction for Commit {
+    fn decode(i: &mut Parsed<'_>) -> Result<Commit> {
+        let barrier = i.address(0)?;
+        let multicast = if i.has("multicast::cluster") { Some(i.src(1, Type::U16)?) } else { None };
+        Ok(Commit { barrier, multicast })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        for lane in lanes(mask) {
+            let targets = self.targets(w, m, lane)?;
+            let pipes = &m.pipes[(w.cta / 2) as usize];
+            let after = pipes.iter().filter_map(|pipe| pipe.last).filter(|id| m.pending.contains(*id)).collect();
+            let agent = m.race.as_mut().map(|race| {
+                let mut known = None;
+                for earlier in pipes.iter().filter_map(|pipe| pipe.known.as_ref()) {
+                    merge(&mut known, earlier);
+                }
+                race.spawn_from(&known, false)
+            });
+            m.start_after(w, after, Arrivals { targets, agent });
+        }
+        Ok(Flow::Next)
+    }
+}
+
+impl Commit {
+    fn targets(&self, w: &Warp, m: &mut Machine<'_>, lane: usize) -> Stopped<Vec<MbarrierAt>> {
+        let at = w.shared_at(&self.barrier, lane);
+        let Some(multicast) = self.multicast else { return Ok(vec![m.mbarrier(w, at, true)?]) };
+        let Spot::Shared { offset, .. } = m.resolve(w, at, 8)? else { return Ok(Vec::new()) };
+        let ctas = w.lane(multicast, lane) as u32 & 0xffff;
+        if let Some(cta) = lanes(ctas).find(|&cta| cta >= m.ctas.len()) {
+            let text = format!("a CTA mask with rank {cta} in a cluster of {}", m.ctas.len());
+            return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
+        }
+        Ok(lanes(ctas).map(|cta| MbarrierAt { cta: cta as u32, offset }).collect())
+    }
+}
+
+struct Arrivals {
+    targets: Vec<MbarrierAt>,
+    agent: Option<Agent>,
+}
+
+impl Effect for Arrivals {
+    fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
+        self.targets.iter().try_for_each(|&at| m.mbarrier_arrive_async(at, self.agent.as_ref()))
+    }
+}

@@ -1,0 +1,418 @@
+//! `tcgen05.mma`: D = A · B + D, with A in shared or tensor memory, B in shared memory and D in tensor memory.
+
+use super::cells::{CtaGroup, cell, offset};
+use super::turn::Turn;
+use crate::code::Flow;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::{DecodeError, Result};
+use crate::decode::parsed::Parsed;
+use crate::exec::instruction::Instruction;
+use crate::exec::shared_matrix::{MatrixOperand, bad};
+use crate::hw::descriptor::{
+    Accumulator, Element, InstructionDescriptor, Major, MmaKind, ScaleType, ScaleVector, SharedMatrix,
+};
+use crate::hw::matmul::{
+    Floats, Fours, Integers, Packing, Scales, multiply_f16, multiply_f32, multiply_fours, multiply_i32,
+};
+use crate::hw::tmem::{Address as Cell, DataPath, LANES_PER_WARP, scale_byte};
+use crate::machine::race::{Agent, Mode};
+use crate::machine::state::{Effect, Machine};
+use crate::machine::tensor_core::Kind;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, PredicateSrc, Src, lanes};
+use crate::parser::ast::Operand;
+use crate::types::Type;
+
+/// `tcgen05.mma [d], a, b, idesc{, [scale_a], [scale_b]}{, disable}, enable`.
+pub struct Mma {
+    group: CtaGroup,
+    kind: MmaKind,
+    d: Address,
+    a: A,
+    /// Descriptor of B in shared memory.
+    b: Src,
+    instruction: Src,
+    scales: Option<ScaleOperands>,
+    /// Masks of D's lanes whose results are dropped, 32 lanes each.
+    disable: Vec<Src>,
+    /// D is added to, not overwritten.
+    accumulate: PredicateSrc,
+}
+
+/// Where A comes from.
+enum A {
+    /// Descriptor of a matrix in shared memory.
+    Shared(Src),
+    Tmem(Address),
+}
+
+struct ScaleOperands {
+    vector: ScaleVector,
+    a: Address,
+    b: Address,
+}
+
+impl Instruction for Mma {
+    fn decode(i: &mut Parsed<'_>) -> Result<Mma> {
+        let kind = kind(i);
+        let d = i.address(0)?;
+        let a = match i.operand(1)? {
+            Operand::Address { .. } => A::Tmem(i.address(1)?),
+            _ => A::Shared(i.src(1, Type::B64)?),
+        };
+        let (b, instruction) = (i.src(2, Type::B64)?, i.src(3, Type::B32)?);
+        let mut next = 4;
+        let scales = if i.has("block_scale") {
+            next += 2;
+            Some(ScaleOperands { vector: scale_vector(i, kind), a: i.address(4)?, b: i.address(5)? })
+        } else {
+            None
+        };
+        let disable = match i.operand(next)? {
+            Operand::Vector(_) => {
+                next += 1;
+                i.src_vector(next - 1, Type::B32)?
+            }
+            _ => Vec::new(),
+        };
+        let accumulate = i.predicate(next)?;
+        if i.operands().len() > next + 1 && i.src(next + 1, Type::U32)? != Src::Constant(0) {
+            return Err(DecodeError::unsupported("scale-input-d"));
+        }
+        Ok(Mma { group: CtaGroup::decode(i), kind, d, a, b, instruction, scales, disable, accumulate })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        for lane in lanes(mask) {
+            let product = self.product(w, m, lane)?;
+            let turn = Turn::take(m, w, lane, Kind::Mma, Kind::ALL);
+            product.track(m, w, turn.agent()).map_err(|stop| stop.lane(lane as u32))?;
+            let desc = &product.desc;
+            m.count_matrix_operation(w, &product.ctas, u64::from(desc.m) * u64::from(desc.n) * u64::from(desc.k));
+            turn.start(m, w, product);
+        }
+        Ok(Flow::Next)
+    }
+}
+
+fn kind(i: &Parsed<'_>) -> MmaKind {
+    match i.one_of(&[
+        "kind::f16",
+        "kind::tf32",
+        "kind::f8f6f4",
+        "kind::i8",
+        "kind::mxf8f6f4",
+        "kind::mxf4nvf4",
+        "kind::mxf4",
+    ]) {
+        Some("kind::f16") => MmaKind::F16,
+        Some("kind::tf32") => MmaKind::Tf32,
+        Some("kind::f8f6f4") => MmaKind::F8f6f4,
+        Some("kind::i8") => MmaKind::I8,
+        Some("kind::mxf8f6f4") => MmaKind::Mxf8f6f4,
+        Some("kind::mxf4") => MmaKind::Mxf4,
+        _ => MmaKind::Mxf4nvf4,
+    }
+}
+
+/// Scale factors of a row; without a modifier, the default of the kind (PTX ISA, "tcgen05.mma": `.scale_vectorsize`).
+fn scale_vector(i: &Parsed<'_>, kind: MmaKind) -> ScaleVector {
+    match (i.one_of(&["block16", "block32", "scale_vec::1X", "scale_vec::2X", "scale_vec::4X"]), kind) {
+        (Some("block16" | "scale_vec::4X"), _) => ScaleVector::X4,
+        (Some("scale_vec::2X"), _) | (_, MmaKind::Mxf4) => ScaleVector::X2,
+        (Some("block32"), MmaKind::Mxf4nvf4) => ScaleVector::X2,
+        (Some("scale_vec::1X"), _) | (_, MmaKind::Mxf8f6f4) => ScaleVector::X1,
+        _ => ScaleVector::X4,
+    }
+}
+
+impl Mma {
+    /// The product with the operands of one lane. Errors in the descriptors themselves are found here.
+    fn product(&self, w: &Warp, m: &Machine<'_>, lane: usize) -> Stopped<Product> {
+        let CtaGroup(group) = self.group;
+        let word = w.lane(self.instruction, lane) as u32;
+        let desc = InstructionDescriptor::decode(self.kind, group, false, word).map_err(bad)?;
+        if desc.sparse {
+            return Err(Stop::unsupported("a sparse A"));
+        }
+        let scales = match (&self.scales, desc.scale) {
+            (Some(operands), Some(ty)) => {
+                desc.check_scales(operands.vector).map_err(bad)?;
+                let cell = |address| Cell::decode_scale(w.address(address, lane) as u32);
+                Some(ScaleCells { ty, vector: operands.vector, a: cell(&operands.a), b: cell(&operands.b) })
+            }
+            _ => None,
+        };
+        let path = DataPath::of(desc.m, group, false, false)
+            .ok_or_else(|| Stop::new(FaultKind::BadDescriptor, format!("M = {} with .cta_group::{group}", desc.m)))?;
+        let a = match &self.a {
+            A::Shared(s) => SourceA::Shared(SharedMatrix::tcgen05(w.lane(*s, lane)).map_err(bad)?),
+            A::Tmem(address) => SourceA::Tmem(cell(w, address, lane)),
+        };
+        let ctas = self.group.ctas(w, m)?;
+        let disabled = |n: usize| {
+            let words = self.disable.iter().skip(n * 4).take(4).enumerate();
+            words.fold(0u128, |bits, (k, s)| bits | u128::from(w.lane(*s, lane) as u32) << (32 * k))
+        };
+        Ok(Product {
+            disabled: (0..ctas.len()).map(disabled).collect(),
+            ctas,
+            desc,
+            path,
+            d: cell(w, &self.d, lane),
+            a,
+            b: SharedMatrix::tcgen05(w.lane(self.b, lane)).map_err(bad)?,
+            scales,
+            accumulate: self.accumulate.mask(w) >> lane & 1 == 1,
+        })
+    }
+}
+
+/// One product, with the operands of a lane.
+struct Product {
+    ctas: Vec<u32>,
+    desc: InstructionDescriptor,
+    path: DataPath,
+    d: Cell,
+    a: SourceA,
+    b: SharedMatrix,
+    scales: Option<ScaleCells>,
+    accumulate: bool,
+    /// Lanes of each CTA whose results are dropped.
+    disabled: Vec<u128>,
+}
+
+enum SourceA {
+    Shared(SharedMatrix),
+    Tmem(Cell),
+}
+
+/// Where scale factors lie, and how.
+struct ScaleCells {
+    ty: ScaleType,
+    vector: ScaleVector,
+    a: Cell,
+    b: Cell,
+}
+
+/// Sizes, and places in memory.
+impl Product {
+    fn packing(&self, shared: bool) -> Packing {
+        Packing::of(self.desc.kind, shared)
+    }
+
+    fn row_bytes(&self, element: Element, shared: bool) -> u32 {
+        self.packing(shared).row_bytes(element, self.desc.k as usize) as u32
+    }
+
+    fn shared_operand(&self, matrix: SharedMatrix, element: Element, major: Major) -> MatrixOperand {
+        let padded = self.packing(true) == Packing::Padded;
+        let element_bits = if padded { element.bits().max(8) } else { element.bits() };
+        MatrixOperand { matrix, major, row_bytes: self.row_bytes(element, true), element_bits }
+    }
+
+    fn shared_a(&self, matrix: SharedMatrix) -> MatrixOperand {
+        self.shared_operand(matrix, self.desc.a, self.desc.major_a)
+    }
+
+    fn shared_b(&self) -> MatrixOperand {
+        self.shared_operand(self.b, self.desc.b, self.desc.major_b)
+    }
+
+    /// Rows of B in each CTA's shared memory.
+    fn b_rows(&self) -> u32 {
+        self.desc.n / self.ctas.len() as u32
+    }
+
+    /// Columns of a run of D. A row of D is one run, or two or four runs in different lanes.
+    fn run_columns(&self) -> u32 {
+        self.path.d_columns(self.desc.n)
+    }
+
+    /// The first cell of each run of D in a CTA, row after row.
+    fn runs(&self) -> impl Iterator<Item = Cell> {
+        let columns = move || (0..self.desc.n).step_by(self.run_columns() as usize);
+        (0..self.path.rows_per_cta())
+            .flat_map(move |row| columns().map(move |column| (row, column)))
+            .map(|(row, column)| offset(self.d, self.path.d_cell(row, column, self.desc.n)))
+    }
+}
+
+/// The part of `issue` that checks all reads and writes.
+impl Product {
+    fn track(&self, m: &mut Machine<'_>, w: &Warp, agent: Option<&Agent>) -> Stopped<()> {
+        if !self.path.allows_lane(self.d.lane) {
+            let text = format!("the accumulator's address names lane {}", self.d.lane);
+            return Err(Stop::new(FaultKind::TmemOutOfBounds, text));
+        }
+        let (b, rows) = (self.shared_b(), self.path.rows_per_cta());
+        b.check()?;
+        for &cta in &self.ctas {
+            match self.a {
+                SourceA::Shared(matrix) => {
+                    let a = self.shared_a(matrix);
+                    a.check()?;
+                    a.track(m, w, agent, cta, 0..rows)?;
+                }
+                SourceA::Tmem(at) => {
+                    let columns = self.row_bytes(self.desc.a, false).div_ceil(4);
+                    let parts = self.path.a_parts().ok_or_else(|| Stop::unsupported("A in tensor memory here"))?;
+                    for (part, row) in (0..parts).flat_map(|part| (0..rows).map(move |row| (part, row))) {
+                        let cell = offset(at, self.path.a_cell(row, 0, part));
+                        m.tmem_access(cta, cell, columns, agent, Mode::Read, w.pc())?;
+                    }
+                }
+            }
+            b.track(m, w, agent, cta, 0..self.b_rows())?;
+            self.track_scales(m, w, agent, cta)?;
+            for run in self.runs() {
+                m.tmem_access(cta, run, self.run_columns(), agent, Mode::Write, w.pc())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn track_scales(&self, m: &mut Machine<'_>, w: &Warp, agent: Option<&Agent>, cta: u32) -> Stopped<()> {
+        let Some(scales) = &self.scales else { return Ok(()) };
+        for lane in 0..4 * LANES_PER_WARP {
+            for (base, rows) in [(scales.a, self.path.rows_per_cta()), (scales.b, self.run_columns())] {
+                let cell = Cell { lane: base.lane + lane, ..base };
+                m.tmem_access(cta, cell, rows.div_ceil(32), agent, Mode::Read, w.pc())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Effect for Product {
+    fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
+        let b = self.shared_b();
+        let gather = |&cta: &u32| b.gather(m, cta, self.b_rows() as usize);
+        let b = self.ctas.iter().map(gather).collect::<Vec<_>>().concat();
+        for (&cta, disabled) in self.ctas.iter().zip(&self.disabled) {
+            let a = self.gather_a(m, cta)?;
+            let mut d = self.gather_d(m, cta)?;
+            let scales = self.scales_a(m, cta)?.zip(self.scales_b(m, cta)?);
+            self.multiply(&a, &b, scales, &mut d);
+            for (run, values) in self.runs().zip(d.chunks_exact(self.run_columns() as usize)) {
+                if disabled >> run.lane & 1 == 0 {
+                    m.tmem_write_row(cta, run, values);
+                }
+            }
+        }
+        m.progress += 1;
+        Ok(())
+    }
+}
+
+/// The steps of `finish`: operands are gathered from memory and multiplied.
+impl Product {
+    /// A's rows in one CTA.
+    fn gather_a(&self, m: &Machine<'_>, cta: u32) -> Stopped<Vec<u8>> {
+        let rows = self.path.rows_per_cta();
+        let at = match self.a {
+            SourceA::Shared(matrix) => return Ok(self.shared_a(matrix).gather(m, cta, rows as usize)),
+            SourceA::Tmem(at) => at,
+        };
+        let bytes = self.row_bytes(self.desc.a, false);
+        let mut out = Vec::with_capacity((rows * bytes) as usize);
+        for row in 0..rows {
+            for byte in (0..bytes).step_by(4) {
+                let word = m.tmem_read(cta, offset(at, self.path.a_cell(row, byte, 0)))?;
+                out.extend_from_slice(&word.to_le_bytes()[..(bytes - byte).min(4) as usize]);
+            }
+        }
+        Ok(out)
+    }
+
+    /// What D's rows in one CTA begin with.
+    fn gather_d(&self, m: &Machine<'_>, cta: u32) -> Stopped<Vec<u32>> {
+        let elements = (self.path.rows_per_cta() * self.desc.n) as usize;
+        if !self.accumulate {
+            return Ok(vec![0; elements]);
+        }
+        let mut d = Vec::with_capacity(elements);
+        for run in self.runs() {
+            d.extend_from_slice(m.tmem_read_row(cta, run, self.run_columns())?);
+        }
+        Ok(d)
+    }
+
+    /// The scale factor codes of rows of A in one CTA.
+    fn scales_a(&self, m: &Machine<'_>, cta: u32) -> Stopped<Option<Scales>> {
+        let Some(ScaleCells { ty, vector, a: at, .. }) = self.scales else { return Ok(None) };
+        let (rows, blocks) = (self.path.rows_per_cta(), vector as u32);
+        let mut codes = Vec::new();
+        for row in 0..rows {
+            let quarter = self.path.d_cell(row, 0, self.desc.n).lane / LANES_PER_WARP;
+            let word = m.tmem_read(cta, offset(at, self.path.scale_a_cell(row, quarter)))?;
+            for block in 0..blocks {
+                codes.push(word.to_le_bytes()[scale_byte(vector, self.desc.scale_a_id, block) as usize & 3]);
+            }
+        }
+        decode_scales(ty, rows, blocks, &codes).map(Some)
+    }
+
+    /// The scale factor codes of B. Each quarter of a CTA's lanes has a copy; the copies must agree.
+    fn scales_b(&self, m: &Machine<'_>, cta: u32) -> Stopped<Option<Scales>> {
+        let Some(ScaleCells { ty, vector, b: at, .. }) = self.scales else { return Ok(None) };
+        let (n, blocks) = (self.desc.n, vector as u32);
+        let byte = |block| scale_byte(vector, self.desc.scale_b_id, block) as usize & 3;
+        let used = (0..blocks).fold(0u32, |mask, block| mask | 0xff << (8 * byte(block)));
+        let mut codes = Vec::with_capacity((n * blocks) as usize);
+        for column in 0..n {
+            let mut word = None;
+            for cell in (0..4).filter_map(|quarter| self.path.scale_b_cell(column, n, quarter)) {
+                let here = m.tmem_read(cta, offset(at, cell))?;
+                if (*word.get_or_insert(here) ^ here) & used != 0 {
+                    return Err(Stop::unsupported("scale factors of B that differ between quarters of the lanes"));
+                }
+            }
+            let bytes = word.unwrap_or_default().to_le_bytes();
+            codes.extend((0..blocks).map(|block| bytes[byte(block)]));
+        }
+        decode_scales(ty, n, blocks, &codes).map(Some)
+    }
+
+    /// D += A · B.
+    fn multiply(&self, a: &[u8], b: &[u8], scales: Option<(Scales, Scales)>, d: &mut Vec<u32>) {
+        let desc = &self.desc;
+        let (rows, n, k) = (self.path.rows_per_cta() as usize, desc.n as usize, desc.k as usize);
+        let a_packing = self.packing(matches!(self.a, SourceA::Shared(_)));
+        let floats_a = || {
+            let a = Floats::decode(desc.a, a_packing, rows, k, a);
+            if desc.negate_a { a.negated() } else { a }
+        };
+        let floats_b = || {
+            let b = Floats::decode(desc.b, self.packing(true), n, k, b);
+            if desc.negate_b { b.negated() } else { b }
+        };
+        match (desc.kind, desc.d, scales) {
+            (MmaKind::Mxf4 | MmaKind::Mxf4nvf4, _, Some((sa, sb))) => {
+                let (a, b) = (Fours::decode(rows, k, a), Fours::decode(n, k, b));
+                let a = if desc.negate_a { a.negated() } else { a };
+                let b = if desc.negate_b { b.negated() } else { b };
+                multiply_fours(&a, &sa, &b, &sb, bytemuck::cast_slice_mut(d));
+            }
+            (MmaKind::Mxf8f6f4, _, Some((sa, sb))) => {
+                multiply_f32(&floats_a().scaled(&sa), &floats_b().scaled(&sb), bytemuck::cast_slice_mut(d));
+            }
+            (MmaKind::I8, _, _) => {
+                let a = Integers::decode(desc.a == Element::S8, rows, k, a);
+                let b = Integers::decode(desc.b == Element::S8, n, k, b);
+                multiply_i32(&a, &b, desc.saturate, bytemuck::cast_slice_mut(d));
+            }
+            (_, Accumulator::F16, _) => {
+                let mut halves: Vec<u16> = d.iter().map(|&v| v as u16).collect();
+                multiply_f16(&floats_a(), &floats_b(), &mut halves);
+                *d = halves.into_iter().map(u32::from).collect();
+            }
+            _ => multiply_f32(&floats_a(), &floats_b(), bytemuck::cast_slice_mut(d)),
+        }
+    }
+}
+
+fn decode_scales(ty: ScaleType, rows: u32, blocks: u32, codes: &[u8]) -> Stopped<Scales> {
+    Scales::decode(ty, rows as usize, blocks as usize, codes)
+        .ok_or_else(|| Stop::new(FaultKind::InvalidOperand, "a ue4m3 scale factor with its top bit set"))
+}

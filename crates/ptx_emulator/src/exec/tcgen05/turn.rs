@@ -1,0 +1,68 @@
+//! The turn that an asynchronous operation of a thread takes in the tensor core.
+
+use std::rc::Rc;
+
+use crate::machine::race::{Agent, Clock, Detector, merge};
+use crate::machine::state::{Effect, Machine};
+use crate::machine::tensor_core::Kind;
+use crate::machine::warp::Warp;
+
+/// Where an operation stands in the order of its CTA pair's tensor core.
+pub struct Turn {
+    kind: Kind,
+    agent: Option<Agent>,
+    /// Operations that it follows and that are not complete.
+    after: Vec<u64>,
+}
+
+impl Turn {
+    /// The turn of an operation that one lane issues now. It comes after all earlier operations; under `strict` only
+    /// after those of the kinds that are pipelined with it.
+    pub fn take(m: &mut Machine<'_>, w: &Warp, lane: usize, kind: Kind, pipelined: &[Kind]) -> Turn {
+        let strict = m.launch.config.strict;
+        let pipes = &m.pipes[(w.cta / 2) as usize];
+        let behind = if strict { pipelined } else { Kind::ALL };
+        let behind = || behind.iter().map(|&kind| &pipes[kind as usize]);
+        let after = behind().filter_map(|pipe| pipe.last).filter(|id| m.pending.contains(*id)).collect();
+        let agent = m.race.as_mut().map(|race| {
+            let mut known = None;
+            race.release(w.index, 1 << lane, &mut known);
+            for earlier in behind().filter_map(|pipe| pipe.known.as_ref()).chain(&w.tmem_known) {
+                merge(&mut known, earlier);
+            }
+            let agent = race.spawn_from(&known, true);
+            if strict { after_fence(race, w, agent, behind().filter_map(|pipe| pipe.known.as_ref())) } else { agent }
+        });
+        Turn { kind, agent, after }
+    }
+
+    /// The operation as the race detector knows it.
+    pub fn agent(&self) -> Option<&Agent> {
+        self.agent.as_ref()
+    }
+
+    /// Starts the operation.
+    pub fn start(self, m: &mut Machine<'_>, w: &Warp, effect: impl Effect) {
+        let id = m.start_after(w, self.after, effect);
+        let pipe = &mut m.pipes[(w.cta / 2) as usize][self.kind as usize];
+        pipe.last = Some(id);
+        if let (Some(race), Some(agent)) = (&m.race, &self.agent) {
+            race.finish(agent, &mut pipe.known);
+        }
+    }
+}
+
+/// What an operation knows of tensor memory under `strict`: what the warp knew at its last `fence::after_thread_sync`,
+/// what the warp's own operations did, and what came earlier in the tensor core.
+pub fn after_fence<'a>(
+    race: &Detector,
+    w: &'a Warp,
+    agent: Agent,
+    earlier: impl Iterator<Item = &'a Rc<Clock>>,
+) -> Agent {
+    let mut known = w.tmem_view.clone();
+    for other in earlier.chain(&w.tmem_known) {
+        merge(&mut known, other);
+    }
+    agent.with_tensor_knowledge(&known, race)
+}

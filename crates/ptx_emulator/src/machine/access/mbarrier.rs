@@ -1,0 +1,204 @@
+//! What instructions and asynchronous operations do to mbarriers, checked.
+
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::machine::address::{Lane, SHARED_BASE, Spot};
+use crate::machine::mbarrier::{Arrival, BYTES, MAX_COUNT, Mbarrier, MbarrierAt, Phase};
+use crate::machine::race::{Accessor, Agent, Mode};
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+
+fn name(at: MbarrierAt) -> String {
+    format!("the mbarrier at byte {} of shared memory", i64::from(at.offset) - i64::from(SHARED_BASE))
+}
+
+impl Machine<'_> {
+    /// The mbarrier that a lane's address names; a fault if there is none. A `remote` access comes from another CTA or
+    /// from the async proxy: a fence must have followed the initialisation.
+    pub fn mbarrier(&mut self, w: &Warp, lane: Lane, remote: bool) -> Stopped<MbarrierAt> {
+        let Spot::Shared { cta, offset } = self.resolve(w, lane, BYTES)? else {
+            let text = format!("address {:#x} is not in shared memory", lane.address);
+            return Err(Stop::new(FaultKind::MbarrierNotInitialised, text).lane(lane.lane));
+        };
+        let at = MbarrierAt { cta, offset };
+        let who = Accessor { base: w.index * 32, mask: 1 << lane.lane };
+        let Some(barrier) = self.ctas[cta as usize].mbarriers.get(&offset) else {
+            let text = format!("{} was never initialised, or has been invalidated", name(at));
+            return Err(Stop::new(FaultKind::MbarrierNotInitialised, text).lane(lane.lane));
+        };
+        if remote && self.sanitize && !barrier.fenced {
+            let text = format!("{} is used by another proxy or CTA, with no fence after its initialisation", name(at));
+            let stop = Stop::new(FaultKind::MissingProxyFence, text).lane(lane.lane);
+            return Err(stop.other("its initialisation", Some(barrier.init_pc)));
+        }
+        if let Err(conflict) = self.track(cta, offset, BYTES, who, Mode::StrongRead, w.pc()) {
+            return Err(self.conflict(Mode::StrongRead, conflict, offset, BYTES).lane(lane.lane));
+        }
+        Ok(at)
+    }
+
+    /// The object at a place known to hold one.
+    fn object(&mut self, at: MbarrierAt) -> Stopped<&mut Mbarrier> {
+        self.ctas[at.cta as usize].mbarriers.get_mut(&at.offset).ok_or_else(|| {
+            let text = format!("an operation signals {}, which is not initialised, or no more", name(at));
+            Stop::new(FaultKind::MbarrierNotInitialised, text)
+        })
+    }
+
+    pub fn mbarrier_init(&mut self, w: &mut Warp, lane: Lane, count: u32) -> Stopped<()> {
+        if !(1..=MAX_COUNT).contains(&count) {
+            let text = format!("an arrival count of {count}; 1 to {MAX_COUNT} are valid");
+            return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane.lane));
+        }
+        if let Spot::Shared { cta, offset } = self.resolve(w, lane, BYTES)? {
+            self.ctas[cta as usize].mbarriers.remove(&offset);
+            self.store(w, lane, Mode::Write, &[0; BYTES as usize])?;
+            let barrier =
+                Mbarrier { expected: count, pending: count, owner: w.index, init_pc: w.pc(), ..Mbarrier::default() };
+            self.ctas[cta as usize].mbarriers.insert(offset, barrier);
+        }
+        Ok(())
+    }
+
+    pub fn mbarrier_inval(&mut self, w: &mut Warp, lane: Lane) -> Stopped<()> {
+        let at = self.mbarrier(w, lane, false)?;
+        self.ctas[at.cta as usize].mbarriers.remove(&at.offset);
+        self.store(w, lane, Mode::Write, &[0; BYTES as usize])
+    }
+
+    /// `count` arrivals that some lanes make at once; what the lanes know is published. Returns the phase they were
+    /// for.
+    pub fn mbarrier_arrive(&mut self, w: &Warp, lanes: u32, at: MbarrierAt, count: u32, how: Arrival) -> Stopped<u64> {
+        let mut known = self.object(at)?.arriving.take();
+        if let Some(race) = &mut self.race {
+            race.release(w.index, lanes, &mut known);
+        }
+        let barrier = self.object(at)?;
+        barrier.arriving = known;
+        let phase = barrier.phase;
+        if count > barrier.pending {
+            let at_once = if lanes.is_power_of_two() { "" } else { " at once" };
+            let text = format!("{count} arrivals{at_once} at {}: {}", name(at), barrier.describe());
+            return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lanes.trailing_zeros()));
+        }
+        if how.no_complete && count == barrier.pending {
+            let text = format!("an arrival that is not to complete the phase of {}: {}", name(at), barrier.describe());
+            return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lanes.trailing_zeros()));
+        }
+        barrier.pending -= count;
+        if how.drop {
+            barrier.expected -= count.min(barrier.expected);
+        }
+        barrier.advance();
+        self.progress += 1;
+        Ok(phase)
+    }
+
+    /// An arrival that an asynchronous operation makes.
+    pub fn mbarrier_arrive_async(&mut self, at: MbarrierAt, agent: Option<&Agent>) -> Stopped<()> {
+        self.publish_agent(at, agent)?;
+        let barrier = self.object(at)?;
+        if barrier.pending == 0 {
+            let text = format!("an asynchronous arrival at {}: {}", name(at), barrier.describe());
+            return Err(Stop::new(FaultKind::MbarrierOverflow, text));
+        }
+        barrier.pending -= 1;
+        barrier.advance();
+        self.progress += 1;
+        Ok(())
+    }
+
+    fn publish_agent(&mut self, at: MbarrierAt, agent: Option<&Agent>) -> Stopped<()> {
+        let mut known = self.object(at)?.arriving.take();
+        if let (Some(race), Some(agent)) = (&self.race, agent) {
+            race.finish(agent, &mut known);
+        }
+        self.object(at)?.arriving = known;
+        Ok(())
+    }
+
+    /// What an operation did becomes known to those who wait for this phase.
+    pub fn mbarrier_learn(&mut self, at: MbarrierAt, agent: &Agent) -> Stopped<()> {
+        self.publish_agent(at, Some(agent))
+    }
+
+    /// One more arrival in this phase only.
+    pub fn mbarrier_more(&mut self, at: MbarrierAt, lane: u32) -> Stopped<()> {
+        let barrier = self.object(at)?;
+        barrier.pending += 1;
+        if barrier.pending > MAX_COUNT {
+            let text = format!("one more pending arrival at {}: {}", name(at), barrier.describe());
+            return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lane));
+        }
+        Ok(())
+    }
+
+    /// More transaction bytes to expect.
+    pub fn mbarrier_expect(&mut self, at: MbarrierAt, lane: u32, bytes: u32) -> Stopped<()> {
+        let barrier = self.object(at)?;
+        barrier.tx += i64::from(bytes);
+        if barrier.tx > MAX_COUNT.into() {
+            let text = format!("{bytes} more bytes at {}: {}", name(at), barrier.describe());
+            return Err(Stop::new(FaultKind::MbarrierOverflow, text).lane(lane));
+        }
+        Ok(())
+    }
+
+    /// Transaction bytes have come. What the operation did becomes known with them.
+    pub fn mbarrier_complete(&mut self, at: MbarrierAt, bytes: u32, agent: Option<&Agent>) -> Stopped<()> {
+        self.publish_agent(at, agent)?;
+        let barrier = self.object(at)?;
+        barrier.tx -= i64::from(bytes);
+        if barrier.tx < -i64::from(MAX_COUNT) {
+            let text = format!("{bytes} bytes delivered to {}: {}", name(at), barrier.describe());
+            return Err(Stop::new(FaultKind::MbarrierOverflow, text));
+        }
+        barrier.advance();
+        self.progress += 1;
+        Ok(())
+    }
+
+    /// Whether the phase is complete. A fault if the token is of a phase long gone.
+    pub fn mbarrier_test(&mut self, w: &Warp, lane: u32, at: MbarrierAt, phase: Phase) -> Stopped<bool> {
+        let barrier = self.object(at)?;
+        if let Phase::Token(token) = phase
+            && (token > barrier.phase || barrier.phase > token + 1)
+        {
+            let text = format!("a wait for phase {token} of {}: {}", name(at), barrier.describe());
+            return Err(Stop::new(FaultKind::MbarrierPhase, text).lane(lane));
+        }
+        let complete = barrier.is_complete(phase);
+        if complete {
+            let published = barrier.published.clone();
+            if let Some(race) = &mut self.race {
+                race.acquire(w.index, 1 << lane, &published);
+            }
+        }
+        Ok(complete)
+    }
+
+    /// A fault if a write to shared memory hits a live mbarrier.
+    pub fn check_no_mbarrier(&self, cta: u32, offset: u32, len: u32) -> Stopped<()> {
+        let barriers = &self.ctas[cta as usize].mbarriers;
+        if barriers.is_empty() {
+            return Ok(());
+        }
+        let first = (offset + 1).saturating_sub(BYTES);
+        match barriers.range(first..offset + len).next() {
+            None => Ok(()),
+            Some((&offset, barrier)) => {
+                let at = MbarrierAt { cta, offset };
+                let text = format!("a write over {}, which was not invalidated: {}", name(at), barrier.describe());
+                Err(Stop::new(FaultKind::MbarrierInUse, text).other("its initialisation", Some(barrier.init_pc)))
+            }
+        }
+    }
+
+    /// A fence that makes the mbarriers that this warp initialised known to other proxies and CTAs.
+    pub fn fence_mbarriers(&mut self, w: &Warp) {
+        for cta in &mut self.ctas {
+            for barrier in cta.mbarriers.values_mut().filter(|b| b.owner == w.index) {
+                barrier.fenced = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Loads and stores, and the checks that every access passes: bounds, alignment, races, definedness.
+
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::machine::address::{LOCAL_BASE, Lane, RANK_SHIFT, SHARED_BASE, Spot, space_of, window};
+use crate::machine::global::Allocation;
+use crate::machine::race::{Accessor, Conflict, Mode};
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+use crate::operand::lanes;
+use crate::types::Space;
+
+impl<'a> Machine<'a> {
+    /// The rank that a shared address, generic or not, carries.
+    pub fn rank_of(&self, address: u64) -> u32 {
+        (address as u32) >> RANK_SHIFT
+    }
+
+    /// The bytes that an access of `len` bytes means; faults where they are not all there.
+    pub fn resolve(&self, w: &Warp, at: Lane, len: u32) -> Stopped<Spot<'a>> {
+        self.resolve_aligned(w, at, len, len)
+    }
+
+    /// The same for an access whose alignment is not its length.
+    pub fn resolve_aligned(&self, w: &Warp, at: Lane, len: u32, align: u32) -> Stopped<Spot<'a>> {
+        let Lane { lane, address, space } = at;
+        let fault = |what: String| {
+            let text = format!("{len} bytes at {} address {address:#x}: {what}", space.name());
+            Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane))
+        };
+        if !address.is_multiple_of(u64::from(align)) {
+            let text = format!("{} address {address:#x} is not a multiple of {align}", space.name());
+            return Err(Stop::new(FaultKind::Misaligned, text).lane(lane));
+        }
+        let (space, address) = match space {
+            Space::Generic => {
+                let found = space_of(address);
+                (
+                    if found == Space::Shared { Space::SharedCluster } else { found },
+                    match window(found) {
+                        Some(base) => address - base,
+                        None => address,
+                    },
+                )
+            }
+            _ => (space, address),
+        };
+        match space {
+            Space::Shared | Space::SharedCluster => {
+                let cta = (address >> RANK_SHIFT) as u32;
+                let offset = address & ((1 << RANK_SHIFT) - 1);
+                let Some(owner) = self.ctas.get(cta as usize) else {
+                    return fault(format!("the cluster has no CTA of rank {cta}"));
+                };
+                let memory = &owner.shared;
+                if owner.running == 0 {
+                    return fault(format!("the memory of CTA rank {cta}, which has exited"));
+                }
+                if space == Space::Shared && cta != w.cta {
+                    return fault(format!("the memory of CTA rank {cta}, not of the executing CTA"));
+                }
+                if offset < SHARED_BASE.into() || offset + u64::from(len) > memory.data.len() as u64 {
+                    let size = memory.data.len() as u32 - SHARED_BASE;
+                    return fault(format!("byte {} of {size}", offset as i64 - i64::from(SHARED_BASE)));
+                }
+                Ok(Spot::Shared { cta, offset: offset as u32 })
+            }
+            Space::Local => {
+                if address < LOCAL_BASE.into() || address + u64::from(len) > w.local_size() as u64 {
+                    let size = w.local_size() as u32 - LOCAL_BASE;
+                    return fault(format!("byte {} of {size}", address as i64 - i64::from(LOCAL_BASE)));
+                }
+                Ok(Spot::Local(lane as usize * w.local_size() + address as usize))
+            }
+            Space::Param => {
+                if address + u64::from(len) > self.params.len() as u64 {
+                    return fault(format!("byte {address} of {}", self.params.len()));
+                }
+                Ok(Spot::Param(address as usize))
+            }
+            Space::Generic | Space::Global | Space::Const => match self.global.locate(address, len.into()) {
+                Some((allocation, offset)) => Ok(Spot::Global(allocation, offset)),
+                None => fault(self.global.describe(address)),
+            },
+        }
+    }
+
+    /// Records an access to shared memory with the race detector.
+    pub fn track(
+        &mut self,
+        cta: u32,
+        offset: u32,
+        len: u32,
+        who: Accessor,
+        mode: Mode,
+        pc: u32,
+    ) -> Result<(), Conflict> {
+        match &mut self.race {
+            Some(race) => race.access(cta, offset, len, who, mode, pc),
+            None => Ok(()),
+        }
+    }
+
+    /// The bytes at a global address; a fault where they are not all there.
+    pub fn locate_global(&self, address: u64, len: u64) -> Stopped<(&'a Allocation, u64)> {
+        self.global.locate(address, len).ok_or_else(|| {
+            let text = format!("{len} bytes at global address {address:#x}: {}", self.global.describe(address));
+            Stop::new(FaultKind::OutOfBounds, text)
+        })
+    }
+
+    /// Checks the access to global memory of an operation that a lane issues.
+    pub fn issue_global(&self, w: &Warp, lane: usize, address: u64, len: u32, mode: Mode) -> Stopped<()> {
+        let at = self.locate_global(address, len.into()).map_err(|stop| stop.lane(lane as u32))?;
+        self.track_global(w, lane as u32, at, len.into(), mode)
+    }
+
+    /// Checks an access to global memory, by a thread or by an operation that it issues, against grids that may still
+    /// run.
+    pub fn track_global(
+        &self,
+        w: &Warp,
+        lane: u32,
+        (allocation, offset): (&Allocation, u64),
+        len: u64,
+        mode: Mode,
+    ) -> Stopped<()> {
+        if mode.is_strong() {
+            allocation.strong(offset, len);
+        }
+        let earlier = &self.global.earlier;
+        let Some(race) = self.race.as_ref().filter(|_| !earlier.is_empty()) else { return Ok(()) };
+        let waited = race.knows_end_of_grids(w.index, lane);
+        let Some(conflict) = earlier.race(allocation.base(), offset, len, mode, waited) else { return Ok(()) };
+        let did = if mode.reads() { "read" } else { "write" };
+        let text = format!("{did} of {len} bytes at {}", self.global.describe(allocation.base() + offset));
+        let other = format!(
+            "an earlier grid of `{}` {} it, {}",
+            conflict.kernel,
+            if conflict.wrote { "wrote" } else { "read" },
+            if conflict.out_of_reach {
+                "and no grid between has waited for its end"
+            } else {
+                "and no griddepcontrol.wait lies between"
+            }
+        );
+        Err(Stop::new(FaultKind::GridNotAwaited, text).lane(lane).other(other, None))
+    }
+
+    /// A conflict as a fault.
+    pub fn conflict(&self, mode: Mode, conflict: Conflict, offset: u32, len: u32) -> Box<Stop> {
+        let reads = mode.reads();
+        let agent = self.race.as_ref().is_some_and(|r| r.is_agent(conflict.accessor));
+        let kind = match (conflict.only_proxy, agent, reads) {
+            (true, ..) => FaultKind::MissingProxyFence,
+            (_, true, true) => FaultKind::ReadInFlight,
+            (_, true, false) => FaultKind::OverwriteInFlight,
+            (_, false, _) => FaultKind::DataRace,
+        };
+        let did = if reads { "read" } else { "write" };
+        let byte = i64::from(offset) - i64::from(SHARED_BASE);
+        let text = format!("{did} of {len} bytes at byte {byte} of shared memory");
+        let who = self.name_accessor(conflict.accessor);
+        let other = format!("{who} {} it before, with no order between", if conflict.wrote { "wrote" } else { "read" });
+        Stop::new(kind, text).other(other, Some(conflict.pc))
+    }
+
+    /// Who an accessor is, in words.
+    pub fn name_accessor(&self, who: Accessor) -> String {
+        if self.race.as_ref().is_some_and(|r| r.is_agent(who)) {
+            return "an asynchronous operation".into();
+        }
+        let (warp, lane) = (who.base / 32, who.mask.trailing_zeros());
+        let (cta, role) = (warp / self.warps_per_cta, warp % self.warps_per_cta);
+        let rank = if self.ctas.len() > 1 { format!("CTA rank {cta}, ") } else { String::new() };
+        format!("{rank}warp {role}, lane {lane}")
+    }
+
+    /// Reads the bytes of one lane's access, checked.
+    pub fn load(&mut self, w: &Warp, at: Lane, mode: Mode, out: &mut [u8]) -> Stopped<()> {
+        let len = out.len() as u32;
+        match self.resolve(w, at, len)? {
+            Spot::Global(allocation, offset) => {
+                self.track_global(w, at.lane, (allocation, offset), len.into(), mode)?;
+                allocation.read(offset, out);
+                self.buffers[allocation.index].loaded += u64::from(len);
+                self.roles[w.role as usize].bytes.global_load += u64::from(len);
+            }
+            Spot::Shared { cta, offset } => {
+                let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
+                if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
+                    return Err(self.conflict(mode, conflict, offset, len).lane(at.lane));
+                }
+                let range = offset as usize..(offset + len) as usize;
+                let memory = &self.ctas[cta as usize].shared;
+                if self.sanitize && !memory.defined[range.clone()].iter().all(|d| *d) {
+                    let byte = offset - SHARED_BASE;
+                    let text = format!("{len} bytes at byte {byte} of shared memory: nothing has written them");
+                    return Err(Stop::new(FaultKind::UninitialisedShared, text).lane(at.lane));
+                }
+                out.copy_from_slice(&memory.data[range]);
+                self.roles[w.role as usize].bytes.shared_load += u64::from(len);
+            }
+            Spot::Local(offset) => {
+                let range = offset..offset + len as usize;
+                // Compilers spill and copy undefined padding: only a wholly unwritten value is a fault.
+                if self.sanitize && !w.local_defined[range.clone()].iter().any(|d| *d) {
+                    let byte = offset % w.local_size() - LOCAL_BASE as usize;
+                    let text = format!("{len} bytes at byte {byte} of local memory: nothing has written them");
+                    return Err(Stop::new(FaultKind::UninitialisedLocal, text).lane(at.lane));
+                }
+                out.copy_from_slice(&w.local[range]);
+                self.roles[w.role as usize].bytes.local_load += u64::from(len);
+            }
+            Spot::Param(offset) => {
+                out.copy_from_slice(&self.params[offset..offset + len as usize]);
+                self.roles[w.role as usize].bytes.other += u64::from(len);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the bytes of one lane's access, checked.
+    pub fn store(&mut self, w: &mut Warp, at: Lane, mode: Mode, data: &[u8]) -> Stopped<()> {
+        let len = data.len() as u32;
+        match self.resolve(w, at, len)? {
+            Spot::Global(allocation, _) if allocation.constant => {
+                let text = format!("a write to constant memory, {}", self.global.describe(at.address));
+                return Err(Stop::new(FaultKind::OutOfBounds, text).lane(at.lane));
+            }
+            Spot::Global(allocation, offset) => {
+                self.track_global(w, at.lane, (allocation, offset), len.into(), mode)?;
+                allocation.write(offset, data);
+                self.buffers[allocation.index].stored += u64::from(len);
+                self.roles[w.role as usize].bytes.global_store += u64::from(len);
+            }
+            Spot::Shared { cta, offset } => {
+                self.check_no_mbarrier(cta, offset, len).map_err(|s| s.lane(at.lane))?;
+                let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
+                let range = offset as usize..(offset + len) as usize;
+                if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
+                    // Lanes of one instruction may write the same value to the same place.
+                    let together = conflict.accessor.base == who.base && conflict.pc == w.pc() && conflict.wrote;
+                    if !together || self.ctas[cta as usize].shared.data[range] != *data {
+                        return Err(self.conflict(mode, conflict, offset, len).lane(at.lane));
+                    }
+                    return Ok(());
+                }
+                let memory = &mut self.ctas[cta as usize].shared;
+                memory.data[range.clone()].copy_from_slice(data);
+                memory.defined[range].fill(true);
+                self.roles[w.role as usize].bytes.shared_store += u64::from(len);
+            }
+            Spot::Local(offset) => {
+                let range = offset..offset + len as usize;
+                w.local[range.clone()].copy_from_slice(data);
+                w.local_defined[range].fill(true);
+                self.roles[w.role as usize].bytes.local_store += u64::from(len);
+            }
+            Spot::Param(_) => {
+                let text = "a write to the kernel's parameters";
+                return Err(Stop::new(FaultKind::OutOfBounds, text).lane(at.lane));
+            }
+        }
+        self.progress += 1;
+        Ok(())
+    }
+
+    /// Counts the shared-memory cycles of an access beyond the fewest that its bytes need. There are 32 banks of 4
+    /// bytes; each distinct word of the busiest bank costs a cycle.
+    pub fn count_bank_conflicts(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], len: u32) {
+        // The distinct words of each bank; a lane touches a bank once.
+        let mut banks = [[0u32; 32]; 32];
+        let mut counts = [0usize; 32];
+        for lane in lanes(mask) {
+            let first = addresses[lane] as u32 / 4;
+            for word in first..first + len.div_ceil(4) {
+                let bank = (word % 32) as usize;
+                let seen = &mut banks[bank][..=counts[bank]];
+                if !seen[..counts[bank]].contains(&word) {
+                    seen[counts[bank]] = word;
+                    counts[bank] += 1;
+                }
+            }
+        }
+        let busiest = counts.iter().copied().max().unwrap_or(0) as u32;
+        let fewest = (counts.iter().sum::<usize>() as u32).div_ceil(32);
+        self.roles[w.role as usize].bank_conflicts += u64::from(busiest - fewest.min(busiest));
+    }
+}

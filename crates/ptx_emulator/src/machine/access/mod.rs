@@ -1,0 +1,7 @@
+//! What instructions and asynchronous operations do to the state, with the checks of each access.
+
+pub mod mbarrier;
+pub mod memory;
+pub mod order;
+pub mod requests;
+pub mod tensor_memory;

@@ -1,0 +1,55 @@
+//! Order that threads make through memory: strong accesses and fences (PTX ISA, "Memory Consistency Model: Release
+//! and Acquire Patterns"). Only the race detector needs it; without one, nothing here does anything.
+
+use crate::machine::address::window;
+use crate::machine::race::merge;
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+use crate::operand::lanes;
+use crate::types::Space;
+
+fn key(space: Space, address: u64) -> u64 {
+    match space {
+        Space::Shared | Space::SharedCluster => address + window(Space::Shared).unwrap_or(0),
+        _ => address,
+    }
+}
+
+impl Machine<'_> {
+    /// Strong loads or read-modify-writes have seen the last strong writes to these addresses.
+    pub fn observe(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], space: Space, acquire: bool) {
+        let Some(race) = &mut self.race else { return };
+        for lane in lanes(mask) {
+            let Some(published) = self.sync.locations.get(&key(space, addresses[lane])) else {
+                continue;
+            };
+            if acquire {
+                race.acquire(w.index, 1 << lane, published);
+            } else if let Some(published) = published {
+                merge(self.sync.observed.entry(w.index).or_default(), published);
+            }
+        }
+    }
+
+    /// Strong stores or read-modify-writes of these addresses.
+    pub fn publish(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], space: Space, release: bool) {
+        let Some(race) = &mut self.race else { return };
+        for lane in lanes(mask) {
+            let location = self.sync.locations.entry(key(space, addresses[lane])).or_default();
+            if release {
+                race.release(w.index, 1 << lane, location);
+            } else if let Some(Some(fenced)) = self.sync.fenced.get(&w.index) {
+                merge(location, fenced);
+            }
+        }
+    }
+
+    /// A memory fence.
+    pub fn fence(&mut self, w: &Warp, mask: u32) {
+        let Some(race) = &mut self.race else { return };
+        if let Some(observed) = self.sync.observed.remove(&w.index) {
+            race.acquire(w.index, mask, &observed);
+        }
+        race.release(w.index, mask, self.sync.fenced.entry(w.index).or_default());
+    }
+}

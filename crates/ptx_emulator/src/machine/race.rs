@@ -1,0 +1,537 @@
+//! The race detector: happens-before by vector clocks over every thread of a cluster, with FastTrack's epochs for
+//! the last write and the reads since (Flanagan & Freund, "FastTrack: Efficient and Precise Dynamic Race
+//! Detection", 2009). It knows numbers of threads, bytes of memory and indices of instructions, but no instruction.
+//!
+//! Each thread's clock counts the releases of its warp. An asynchronous operation is a thread of its own, called an
+//! agent. An agent starts with the knowledge of the thread that issues it; a thread that waits for it acquires the
+//! agent's knowledge.
+//!
+//! A clock has two halves. `seen` is the ordinary happens-before order. `proxied` is the part of it that a proxy fence
+//! has made visible to the async proxy (PTX ISA, "Memory Consistency Model: Proxies"). An operation of the async proxy
+//! may touch only bytes whose generic writes are in the `proxied` half of its issuer's clock.
+//!
+//! The last entry of a clock stands for the end of the earlier grids. A thread that waits for them acquires it.
+//!
+//! What it can miss:
+//! - Agents take [`AGENTS`] slots in turn. Two operations that share a slot count as ordered.
+//! - Of the reads of a word since its last write, only the latest of each warp is kept.
+//! - Races in global memory are found only with earlier grids ([`super::earlier`]).
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use crate::operand::lanes;
+
+/// Slots for asynchronous operations in flight, in a cluster.
+pub const AGENTS: u32 = 256;
+
+/// A vector clock and its async-proxy half. Entries: the threads, the agents, and whether the earlier grids have ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Clock {
+    seen: Vec<u32>,
+    proxied: Vec<u32>,
+}
+
+impl Clock {
+    fn join(&mut self, o: &Clock) {
+        for (a, b) in self.seen.iter_mut().zip(&o.seen) {
+            *a = (*a).max(*b);
+        }
+        for (a, b) in self.proxied.iter_mut().zip(&o.proxied) {
+            *a = (*a).max(*b);
+        }
+    }
+
+    fn knows_end_of_grids(&self) -> bool {
+        self.seen.last() == Some(&1)
+    }
+
+    fn covers(&self, o: &Clock) -> bool {
+        let ge = |a: &[u32], b: &[u32]| a.iter().zip(b).fold(true, |ok, (a, b)| ok & (a >= b));
+        ge(&self.seen, &o.seen) && ge(&self.proxied, &o.proxied)
+    }
+}
+
+/// What a release published and an acquire may pick up.
+pub type Shared = Option<Rc<Clock>>;
+
+/// Joins `from` into `into`, sharing the allocation where one covers the other.
+pub fn merge(into: &mut Shared, from: &Rc<Clock>) {
+    match into {
+        None => *into = Some(from.clone()),
+        Some(a) if Rc::ptr_eq(a, from) || a.covers(from) => {}
+        Some(a) if from.covers(a) => *into = Some(from.clone()),
+        Some(a) => Rc::make_mut(a).join(from),
+    }
+}
+
+/// What a warp's lanes know.
+struct WarpClock {
+    lanes: [Rc<Clock>; 32],
+    /// The warp's own time: goes up at each release of any lane.
+    now: u32,
+}
+
+/// Who accesses: one lane of a warp, or an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accessor {
+    /// The thread number of lane 0 of the warp, or the agent's number.
+    pub base: u32,
+    /// Lane mask; 1 for an agent.
+    pub mask: u32,
+}
+
+/// An asynchronous operation as an accessor.
+#[derive(Clone, Debug)]
+pub struct Agent {
+    slot: u32,
+    time: u32,
+    clock: Rc<Clock>,
+    /// It accesses memory through the async proxy.
+    async_proxy: bool,
+    /// What it knows of tensor memory, if that is less than it knows of shared memory.
+    tensor: Option<Rc<Clock>>,
+}
+
+impl Agent {
+    /// The same agent, which knows only this of tensor memory.
+    pub fn with_tensor_knowledge(self, known: &Shared, nothing: &Detector) -> Agent {
+        Agent { tensor: Some(known.clone().unwrap_or_else(|| nothing.zero.clone())), ..self }
+    }
+
+    /// The agent as it accesses tensor memory.
+    pub fn in_tensor_memory(&self) -> Agent {
+        let clock = self.tensor.clone().unwrap_or_else(|| self.clock.clone());
+        Agent { clock, async_proxy: false, ..self.clone() }
+    }
+}
+
+/// The last write of a word and its reads since.
+#[derive(Clone, Copy, Default)]
+struct Cell {
+    write: Access,
+    read: Access,
+    /// 1 + index into `more` for the reads of further warps.
+    more: u32,
+    /// Lowest set bits: 1 = the write was atomic, 2 = this word is kept by bytes.
+    flags: u8,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Access {
+    base: u32,
+    /// 0: no access.
+    mask: u32,
+    time: u32,
+    pc: u32,
+}
+
+const ATOMIC: u8 = 1;
+const SPLIT: u8 = 2;
+
+/// How an access is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// A plain load.
+    Read,
+    /// A strong load, which does not race with strong writes. It is checked against earlier writes and not remembered.
+    StrongRead,
+    /// A plain store.
+    Write,
+    /// A read-modify-write or strong access, which does not race with its like.
+    Atomic,
+}
+
+impl Mode {
+    /// It does not write.
+    pub fn reads(self) -> bool {
+        matches!(self, Mode::Read | Mode::StrongRead)
+    }
+
+    /// It does not race with its like.
+    pub fn is_strong(self) -> bool {
+        matches!(self, Mode::StrongRead | Mode::Atomic)
+    }
+}
+
+/// The other side of a race.
+#[derive(Clone, Copy, Debug)]
+pub struct Conflict {
+    /// The earlier access wrote.
+    pub wrote: bool,
+    /// Who made it.
+    pub accessor: Accessor,
+    /// Its instruction.
+    pub pc: u32,
+    /// The accesses are ordered, but no proxy fence lies between them.
+    pub only_proxy: bool,
+}
+
+/// The race detector of one cluster.
+pub struct Detector {
+    warps: Vec<WarpClock>,
+    agent_times: Vec<u32>,
+    zero: Rc<Clock>,
+    threads: u32,
+    next_agent: u32,
+    /// One cell a word, for each memory.
+    cells: Vec<Vec<Cell>>,
+    /// Words accessed with less than a word: a cell a byte.
+    split: HashMap<(u32, u32), [Cell; 4]>,
+    more: Vec<Vec<Access>>,
+    free: Vec<u32>,
+}
+
+impl Detector {
+    /// A detector for `warps` warps and memories of these sizes in bytes.
+    pub fn new(warps: u32, memories: impl Iterator<Item = u32>) -> Detector {
+        let threads = warps * 32;
+        let n = (threads + AGENTS + 1) as usize;
+        let zero = Rc::new(Clock { seen: vec![0; n], proxied: vec![0; n] });
+        Detector {
+            warps: (0..warps).map(|_| WarpClock { lanes: std::array::from_fn(|_| zero.clone()), now: 1 }).collect(),
+            agent_times: vec![0; AGENTS as usize],
+            zero,
+            threads,
+            next_agent: 0,
+            cells: memories.map(|bytes| vec![Cell::default(); bytes.div_ceil(4) as usize]).collect(),
+            split: HashMap::new(),
+            more: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    /// Whether an accessor is an asynchronous operation.
+    pub fn is_agent(&self, who: Accessor) -> bool {
+        who.base >= self.threads
+    }
+
+    /// Lanes `mask` of `warp` publish what they know into `into`.
+    pub fn release(&mut self, warp: u32, mask: u32, into: &mut Shared) {
+        let clock = &mut self.warps[warp as usize];
+        let base = (warp * 32) as usize;
+        let mut last: Option<*const Clock> = None;
+        for lane in lanes(mask) {
+            let known = &clock.lanes[lane];
+            if last != Some(Rc::as_ptr(known)) {
+                merge(into, known);
+                last = Some(Rc::as_ptr(known));
+            }
+        }
+        if let Some(shared) = into {
+            let shared = Rc::make_mut(shared);
+            for lane in lanes(mask) {
+                shared.seen[base + lane] = clock.now;
+            }
+        }
+        clock.now += 1;
+    }
+
+    /// Lanes `mask` of `warp` learn what was published.
+    pub fn acquire(&mut self, warp: u32, mask: u32, from: &Shared) {
+        let Some(from) = from else { return };
+        let clock = &mut self.warps[warp as usize];
+        let mut done: Option<(Rc<Clock>, Rc<Clock>)> = None;
+        for lane in lanes(mask) {
+            let known = &mut clock.lanes[lane];
+            if let Some((old, new)) = &done
+                && Rc::ptr_eq(old, known)
+            {
+                *known = new.clone();
+                continue;
+            }
+            let old = known.clone();
+            let mut joined = Some(from.clone());
+            merge(&mut joined, &old);
+            *known = joined.unwrap_or(old.clone());
+            done = Some((old, known.clone()));
+        }
+    }
+
+    /// Lanes `mask` of `warp` learn that the grids before have ended.
+    pub fn acquire_end_of_grids(&mut self, warp: u32, mask: u32) {
+        let mut ended = (*self.zero).clone();
+        ended.seen.last_mut().into_iter().for_each(|end| *end = 1);
+        self.acquire(warp, mask, &Some(Rc::new(ended)));
+    }
+
+    /// Whether a lane of `warp` knows that the grids before have ended.
+    pub fn knows_end_of_grids(&self, warp: u32, lane: u32) -> bool {
+        self.warps[warp as usize].lanes[lane as usize].knows_end_of_grids()
+    }
+
+    /// A proxy fence of lanes `mask`: what they know becomes visible to the async proxy.
+    pub fn proxy_fence(&mut self, warp: u32, mask: u32) {
+        let clock = &mut self.warps[warp as usize];
+        let base = (warp * 32) as usize;
+        let mut done: Option<(Rc<Clock>, Rc<Clock>)> = None;
+        for lane in lanes(mask) {
+            let known = &mut clock.lanes[lane];
+            if let Some((old, new)) = &done
+                && Rc::ptr_eq(old, known)
+            {
+                *known = new.clone();
+                continue;
+            }
+            let old = known.clone();
+            let mut fenced = (*old).clone();
+            fenced.proxied = fenced.seen.clone();
+            for lane in lanes(mask) {
+                fenced.proxied[base + lane] = clock.now;
+            }
+            *known = Rc::new(fenced);
+            done = Some((old, known.clone()));
+        }
+        clock.now += 1;
+    }
+
+    /// Starts an asynchronous operation with the knowledge of lanes `mask` of `warp`.
+    pub fn spawn(&mut self, warp: u32, mask: u32, async_proxy: bool) -> Agent {
+        let mut known = None;
+        self.release(warp, mask, &mut known);
+        self.spawn_from(&known, async_proxy)
+    }
+
+    /// Starts an asynchronous operation with published knowledge.
+    pub fn spawn_from(&mut self, known: &Shared, async_proxy: bool) -> Agent {
+        let slot = self.next_agent;
+        self.next_agent = (slot + 1) % AGENTS;
+        self.agent_times[slot as usize] += 1;
+        let clock = known.clone().unwrap_or_else(|| self.zero.clone());
+        Agent { slot: self.threads + slot, time: self.agent_times[slot as usize], clock, async_proxy, tensor: None }
+    }
+
+    /// The agent is done: what it knows and what it did goes into `into`. Both proxies see its accesses.
+    pub fn finish(&self, agent: &Agent, into: &mut Shared) {
+        merge(into, &agent.clock);
+        if let Some(shared) = into {
+            let shared = Rc::make_mut(shared);
+            let at = agent.slot as usize;
+            shared.seen[at] = shared.seen[at].max(agent.time);
+            shared.proxied[at] = shared.proxied[at].max(agent.time);
+        }
+    }
+
+    /// Records an access and checks it against earlier ones. Lanes of one warp access the same `len` bytes at `offset`
+    /// of CTA `cta`'s shared memory.
+    pub fn access(
+        &mut self,
+        cta: u32,
+        offset: u32,
+        len: u32,
+        who: Accessor,
+        mode: Mode,
+        pc: u32,
+    ) -> Result<(), Conflict> {
+        let w = &self.warps[(who.base / 32) as usize];
+        let clock = w.lanes[who.mask.trailing_zeros() as usize & 31].clone();
+        let access = Access { base: who.base, mask: who.mask, time: w.now, pc };
+        self.record(cta, offset..offset + len, mode, access, &View { clock: &clock, who, async_proxy: false })
+    }
+
+    /// The same for an asynchronous operation.
+    pub fn agent_access(
+        &mut self,
+        agent: &Agent,
+        cta: u32,
+        offset: u32,
+        len: u32,
+        mode: Mode,
+        pc: u32,
+    ) -> Result<(), Conflict> {
+        let who = Accessor { base: agent.slot, mask: 1 };
+        let access = Access { base: who.base, mask: 1, time: agent.time, pc };
+        let view = View { clock: &agent.clock, who, async_proxy: agent.async_proxy };
+        self.record(cta, offset..offset + len, mode, access, &view)
+    }
+
+    fn record(
+        &mut self,
+        cta: u32,
+        range: std::ops::Range<u32>,
+        mode: Mode,
+        access: Access,
+        view: &View<'_>,
+    ) -> Result<(), Conflict> {
+        let (mut at, end) = (range.start, range.end);
+        while at < end {
+            let word = at / 4;
+            let cell = &mut self.cells[cta as usize][word as usize];
+            let whole = at % 4 == 0 && end - at >= 4;
+            if whole && cell.flags & SPLIT == 0 {
+                check(cell, access, mode, view, &mut self.more, &mut self.free)?;
+                at += 4;
+                continue;
+            }
+            let bytes = self.split.entry((cta, word)).or_insert_with(|| {
+                let copy = *cell;
+                let reads = (copy.more != 0).then(|| self.more[copy.more as usize - 1].clone());
+                std::array::from_fn(|i| {
+                    let mut c = copy;
+                    if let (Some(reads), true) = (&reads, i > 0) {
+                        self.more.push(reads.clone());
+                        c.more = self.more.len() as u32;
+                    }
+                    c
+                })
+            });
+            cell.flags |= SPLIT;
+            let stop = end.min((word + 1) * 4);
+            while at < stop {
+                check(&mut bytes[(at % 4) as usize], access, mode, view, &mut self.more, &mut self.free)?;
+                at += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct View<'a> {
+    clock: &'a Clock,
+    who: Accessor,
+    async_proxy: bool,
+}
+
+impl View<'_> {
+    /// The conflict with an earlier access; `None` if the accessor knows of it.
+    fn conflict(&self, earlier: Access, wrote: bool) -> Option<Conflict> {
+        let mut missing = 0u32;
+        let mut unfenced = 0u32;
+        let (seen, proxied) = (&self.clock.seen, &self.clock.proxied);
+        let own = if earlier.base == self.who.base { self.who.mask } else { 0 };
+        for lane in lanes(earlier.mask) {
+            let at = earlier.base as usize + lane;
+            let mine = own >> lane & 1 == 1;
+            missing |= u32::from(!mine && seen[at] < earlier.time) << lane;
+            unfenced |= u32::from(!mine && proxied[at] < earlier.time) << lane;
+        }
+        let report = |mask, only_proxy| {
+            let accessor = Accessor { base: earlier.base, mask };
+            Some(Conflict { wrote, accessor, pc: earlier.pc, only_proxy })
+        };
+        if missing != 0 {
+            report(missing, false)
+        } else if self.async_proxy && unfenced != 0 && wrote {
+            report(unfenced, true)
+        } else {
+            None
+        }
+    }
+}
+
+fn check(
+    cell: &mut Cell,
+    access: Access,
+    mode: Mode,
+    view: &View<'_>,
+    more: &mut Vec<Vec<Access>>,
+    free: &mut Vec<u32>,
+) -> Result<(), Conflict> {
+    let strong = mode == Mode::Atomic;
+    let both_atomic = mode.is_strong() && cell.flags & ATOMIC != 0;
+    if cell.write.mask != 0
+        && !both_atomic
+        && let Some(conflict) = view.conflict(cell.write, true)
+    {
+        return Err(conflict);
+    }
+    if mode == Mode::StrongRead {
+        return Ok(());
+    }
+    if mode == Mode::Read {
+        let same = |r: &Access| r.base == access.base;
+        if cell.read.mask == 0 || same(&cell.read) {
+            let joined = cell.read.mask != 0 && cell.read.time == access.time;
+            let mask = access.mask | if joined { cell.read.mask } else { 0 };
+            // Earlier reads by other lanes of this warp are forgotten: only the latest read of each warp is kept.
+            cell.read = Access { mask, ..access };
+        } else if view.conflict(cell.read, false).is_none() {
+            cell.read = access;
+        } else {
+            if cell.more == 0 {
+                cell.more = free.pop().unwrap_or_else(|| {
+                    more.push(Vec::new());
+                    more.len() as u32
+                });
+            }
+            let list = &mut more[cell.more as usize - 1];
+            match list.iter_mut().find(|r| same(r)) {
+                Some(r) => {
+                    let mask = access.mask | if r.time == access.time { r.mask } else { 0 };
+                    *r = Access { mask, ..access };
+                }
+                None => list.push(access),
+            }
+        }
+        return Ok(());
+    }
+    if cell.read.mask != 0
+        && let Some(conflict) = view.conflict(cell.read, false)
+    {
+        return Err(conflict);
+    }
+    if cell.more != 0 {
+        let list = &mut more[cell.more as usize - 1];
+        for r in list.iter() {
+            if let Some(conflict) = view.conflict(*r, false) {
+                return Err(conflict);
+            }
+        }
+        list.clear();
+        free.push(cell.more);
+        cell.more = 0;
+    }
+    cell.read = Access::default();
+    cell.write = access;
+    cell.flags = cell.flags & SPLIT | if strong { ATOMIC } else { 0 };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane(warp: u32, lane: u32) -> Accessor {
+        Accessor { base: warp * 32, mask: 1 << lane }
+    }
+
+    #[test]
+    fn unordered_writes_conflict_and_a_barrier_orders_them() {
+        let mut d = Detector::new(2, [64].into_iter());
+        d.access(0, 0, 4, lane(0, 0), Mode::Write, 7).unwrap();
+        let c = d.access(0, 0, 4, lane(1, 0), Mode::Read, 8).unwrap_err();
+        assert!(c.wrote && c.pc == 7 && c.accessor == lane(0, 0));
+        let mut barrier = None;
+        d.release(0, u32::MAX, &mut barrier);
+        d.release(1, u32::MAX, &mut barrier);
+        d.acquire(1, u32::MAX, &barrier);
+        d.access(0, 0, 4, lane(1, 0), Mode::Write, 8).unwrap();
+        d.access(0, 0, 4, lane(0, 0), Mode::Read, 9).unwrap_err();
+    }
+
+    #[test]
+    fn neighbouring_bytes_do_not_conflict() {
+        let mut d = Detector::new(1, [64].into_iter());
+        d.access(0, 0, 1, lane(0, 0), Mode::Write, 0).unwrap();
+        d.access(0, 1, 1, lane(0, 1), Mode::Write, 0).unwrap();
+        d.access(0, 0, 4, lane(0, 2), Mode::Read, 0).unwrap_err();
+    }
+
+    #[test]
+    fn async_access_needs_order_and_a_proxy_fence() {
+        let mut d = Detector::new(1, [64].into_iter());
+        d.access(0, 0, 4, lane(0, 0), Mode::Write, 1).unwrap();
+        let early = d.spawn(0, 1, true);
+        let c = d.agent_access(&early, 0, 0, 4, Mode::Read, 2).unwrap_err();
+        assert!(c.only_proxy);
+        d.proxy_fence(0, 1);
+        let late = d.spawn(0, 1, true);
+        d.agent_access(&late, 0, 0, 4, Mode::Read, 2).unwrap();
+        // Overwriting what the agent reads is a conflict until somebody waited for it.
+        d.access(0, 0, 4, lane(0, 0), Mode::Write, 3).unwrap_err();
+        let mut done = None;
+        d.finish(&late, &mut done);
+        d.acquire(0, 1, &done);
+        d.access(0, 0, 4, lane(0, 0), Mode::Write, 3).unwrap();
+    }
+}

@@ -1,0 +1,195 @@
+//! The state of a cluster of CTAs: everything but its warps. Asynchronous operations start here.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+
+use super::barrier::{self, Barrier, ClusterBarrier};
+use super::clock::Clock;
+use super::global::GlobalMemory;
+use super::mbarrier::Mbarriers;
+use super::pending::{Issuer, Operation, Pending};
+use super::race::{Detector, Shared};
+use super::requests::Requests;
+use super::synchronisation::Synchronisation;
+use super::tensor_core::Pipes;
+use super::tensor_memory::{self, Tmem};
+use super::warp::Warp;
+use crate::config::fault::Stopped;
+use crate::config::launch::LaunchConfig;
+use crate::config::report::{BufferTraffic, Role};
+use crate::operand::Row;
+
+/// What all CTAs of a launch share.
+#[derive(Clone, Copy)]
+pub struct Launch<'a> {
+    pub config: &'a LaunchConfig,
+    pub global: &'a GlobalMemory,
+    pub params: &'a [u8],
+    /// Addresses of the module's variables.
+    pub symbols: &'a [u64],
+    pub sms: u32,
+    /// The next cluster that has not been launched.
+    pub next_cluster: &'a AtomicU64,
+    /// How many there are.
+    pub clusters: u64,
+}
+
+impl Launch<'_> {
+    /// `%ctaid` of the first CTA of a cluster.
+    pub fn cluster_origin(&self, index: u64) -> [u32; 3] {
+        let (grid, cluster) = (self.config.grid, self.config.cluster);
+        let (nx, ny) = (u64::from(grid[0] / cluster[0]), u64::from(grid[1] / cluster[1]));
+        let at = [index % nx, index / nx % ny, index / nx / ny];
+        std::array::from_fn(|d| at[d] as u32 * cluster[d])
+    }
+}
+
+/// The shared memory of a CTA.
+pub struct SharedMemory {
+    pub data: Vec<u8>,
+    /// Bytes that something has written.
+    pub defined: Vec<bool>,
+}
+
+impl SharedMemory {
+    pub fn new(bytes: u32) -> SharedMemory {
+        SharedMemory { data: vec![0; bytes as usize], defined: vec![false; bytes as usize] }
+    }
+}
+
+/// A CTA's own state.
+pub struct Cta {
+    pub index: [u32; 3],
+    pub shared: SharedMemory,
+    pub barriers: [Barrier; barrier::COUNT as usize],
+    pub mbarriers: Mbarriers,
+    pub tmem: Tmem,
+    pub requests: Requests,
+    /// A thread has waited for the grids before.
+    pub awaited_grids: bool,
+    /// A thread has let dependents start and did not know of such a wait.
+    pub let_dependents_start: bool,
+    /// Registers a thread that its warps have released by `setmaxnreg.dec`.
+    pub free_registers: u32,
+    /// Warps that have not exited.
+    pub running: u32,
+}
+
+/// What an asynchronous operation does to the machine when it completes.
+pub trait Effect: 'static {
+    fn finish(self, m: &mut Machine<'_>) -> Stopped<()>;
+}
+
+/// An effect of any kind.
+pub type Completion = Box<dyn FnOnce(&mut Machine<'_>) -> Stopped<()>>;
+
+/// All state of a cluster but its warps.
+pub struct Machine<'a> {
+    pub launch: Launch<'a>,
+    pub global: &'a GlobalMemory,
+    pub params: &'a [u8],
+    pub ctas: Vec<Cta>,
+    pub pending: Pending<Completion>,
+    pub race: Option<Detector>,
+    pub sync: Synchronisation,
+    pub warp_barriers: HashMap<(u32, u32), Shared>,
+    pub cluster_barrier: ClusterBarrier,
+    /// Tensor-core operations in order, by CTA pair.
+    pub pipes: Vec<Pipes>,
+    /// Bulk copies that read a CTA's shared memory.
+    pub shared_readers: Vec<(u32, u64)>,
+    /// Results of asynchronous matrix instructions that are not in registers yet, by operation.
+    pub matrix_results: HashMap<u64, Vec<Row>>,
+    /// Counters by warp index in the CTA.
+    pub roles: Vec<Role>,
+    /// Counters by allocation of global memory.
+    pub buffers: Vec<BufferTraffic>,
+    pub sanitize: bool,
+    /// Goes up whenever something happens that another thread may wait for.
+    pub progress: u64,
+    pub clock: Clock,
+    pub warps_per_cta: u32,
+    pub threads_per_cta: u32,
+}
+
+impl<'a> Machine<'a> {
+    /// The state that the cluster with number `index` in the grid begins with.
+    pub fn new(launch: Launch<'a>, index: u64, shared_bytes: u32, uses_tmem: bool) -> Machine<'a> {
+        let config = launch.config;
+        let [cx, cy, cz] = config.cluster;
+        let origin = launch.cluster_origin(index);
+        let threads = config.block.iter().product::<u32>();
+        let warps_per_cta = threads.div_ceil(32);
+        let ctas: Vec<Cta> = (0..cx * cy * cz)
+            .map(|rank| Cta {
+                index: std::array::from_fn(|d| origin[d] + [rank % cx, rank / cx % cy, rank / cx / cy][d]),
+                shared: SharedMemory::new(shared_bytes),
+                barriers: Default::default(),
+                mbarriers: Mbarriers::new(),
+                tmem: Tmem::default(),
+                requests: Requests::default(),
+                awaited_grids: false,
+                let_dependents_start: false,
+                free_registers: 0,
+                running: warps_per_cta,
+            })
+            .collect();
+        let count = ctas.len() as u32;
+        // The CTAs' shared memories, then their tensor memories.
+        let tmem_bytes = if uses_tmem { tensor_memory::BYTES } else { 0 };
+        let memories = [shared_bytes, tmem_bytes].into_iter().flat_map(|n| ctas.iter().map(move |_| n));
+        let race = config.sanitize.then(|| Detector::new(warps_per_cta * count, memories));
+        Machine {
+            launch,
+            global: launch.global,
+            params: launch.params,
+            ctas,
+            pending: Pending::default(),
+            race,
+            sync: Synchronisation::default(),
+            warp_barriers: HashMap::new(),
+            shared_readers: Vec::new(),
+            matrix_results: HashMap::new(),
+            pipes: vec![Pipes::default(); count.div_ceil(2) as usize],
+            cluster_barrier: ClusterBarrier::new(threads * count),
+            roles: vec![Role::default(); warps_per_cta as usize],
+            buffers: vec![BufferTraffic::default(); launch.global.allocations().len()],
+            sanitize: config.sanitize,
+            progress: 0,
+            clock: Clock::new(config.schedule, index),
+            warps_per_cta,
+            threads_per_cta: threads,
+        }
+    }
+}
+
+impl Machine<'_> {
+    /// Starts an asynchronous operation of the warp's current instruction; it gets a number.
+    pub fn start(&mut self, w: &Warp, effect: impl Effect) -> u64 {
+        self.start_after(w, Vec::new(), effect)
+    }
+
+    /// The same for an operation that completes only after others.
+    pub fn start_after(&mut self, w: &Warp, after: Vec<u64>, effect: impl Effect) -> u64 {
+        let id = self.pending.reserve();
+        let issuer = Issuer { warp: w.index, pc: w.pc() };
+        self.start_reserved(id, issuer, after, effect);
+        id
+    }
+
+    /// The same for an operation whose number is reserved already.
+    pub fn start_reserved(&mut self, id: u64, issuer: Issuer, after: Vec<u64>, effect: impl Effect) {
+        let due = self.clock.completion();
+        let effect: Completion = Box::new(move |m| effect.finish(m));
+        self.pending.push(Operation { id, due, after, issuer, effect });
+    }
+
+    /// Writes shared memory on behalf of an asynchronous operation whose target has been checked.
+    pub fn write_shared(&mut self, cta: u32, offset: u32, data: &[u8]) {
+        let memory = &mut self.ctas[cta as usize].shared;
+        let range = offset as usize..offset as usize + data.len();
+        memory.data[range.clone()].copy_from_slice(data);
+        memory.defined[range].fill(true);
+        self.progress += 1;
+    }
+}

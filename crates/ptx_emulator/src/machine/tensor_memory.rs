@@ -1,0 +1,85 @@
+//! Tensor memory of a CTA (PTX ISA, "Tensor Memory"): 128 lanes of 512 columns of 32 bits, which the kernel allocates
+//! by columns. Where matrices lie in it is in [`crate::hw::tmem`].
+
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::hw::tmem::{Address, COLUMNS, LANES, is_allocation_size};
+
+/// Bytes of a CTA's tensor memory, as the race detector counts them.
+pub const BYTES: u32 = LANES * COLUMNS * 4;
+
+/// The tensor memory of a CTA.
+#[derive(Default)]
+pub struct Tmem {
+    /// Lane by lane; empty until the first allocation.
+    pub cells: Vec<u32>,
+    pub defined: Vec<bool>,
+    /// First column and number of columns.
+    allocations: Vec<(u32, u32)>,
+    /// The right to allocate has been given up.
+    pub relinquished: bool,
+    /// The most columns allocated at once.
+    pub peak: u32,
+}
+
+impl Tmem {
+    /// Allocates, if there is room: the lowest free columns that are a multiple of their number.
+    pub fn allocate(&mut self, columns: u32) -> Option<u32> {
+        if self.cells.is_empty() {
+            self.cells = vec![0; (LANES * COLUMNS) as usize];
+            self.defined = vec![false; self.cells.len()];
+        }
+        let first = self.room(columns)?;
+        self.allocations.push((first, columns));
+        self.peak = self.peak.max(self.used());
+        Some(first)
+    }
+
+    /// Where an allocation would begin.
+    pub fn room(&self, columns: u32) -> Option<u32> {
+        let free = |first: &u32| self.allocations.iter().all(|&(at, n)| first + columns <= at || at + n <= *first);
+        (0..COLUMNS).step_by(columns as usize).find(free)
+    }
+
+    /// Columns allocated now.
+    pub fn used(&self) -> u32 {
+        self.allocations.iter().map(|a| a.1).sum()
+    }
+
+    /// Frees exactly what an allocation gave.
+    pub fn free(&mut self, first: u32, columns: u32) -> Stopped<()> {
+        if !is_allocation_size(columns) {
+            let text = format!("{columns} columns; a power of two from 32 to 512 is valid");
+            return Err(Stop::new(FaultKind::InvalidOperand, text));
+        }
+        let Some(at) = self.allocations.iter().position(|&a| a == (first, columns)) else {
+            let text = format!("{columns} columns at column {first} are freed, but not allocated so");
+            return Err(Stop::new(FaultKind::TmemNotAllocated, text));
+        };
+        self.allocations.remove(at);
+        for lane in 0..LANES {
+            let row = (lane * COLUMNS + first) as usize;
+            self.defined[row..row + columns as usize].fill(false);
+        }
+        Ok(())
+    }
+
+    /// Whether cells exist and are allocated.
+    pub fn check(&self, at: Address, columns: u32) -> Stopped<()> {
+        let Address { lane, column } = at;
+        if lane >= LANES || column + columns > COLUMNS {
+            let text = format!("lane {lane}, columns {column} to {}", column + columns - 1);
+            return Err(Stop::new(FaultKind::TmemOutOfBounds, text));
+        }
+        let (mut at, end) = (column, column + columns);
+        while at < end {
+            // A range may run over neighbouring allocations.
+            match self.allocations.iter().find(|&&(first, n)| (first..first + n).contains(&at)) {
+                Some(&(first, n)) => at = first + n,
+                None => {
+                    return Err(Stop::new(FaultKind::TmemNotAllocated, format!("column {at} is not allocated")));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,28 @@
+//! What lanes can wait for. When a wait is over, the scheduler knows.
+
+use super::mbarrier::{MbarrierAt, Phase};
+
+/// What a fragment can wait for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WaitFor {
+    /// These lanes of the warp: at this very instruction, or at any that waits for the same lanes.
+    Lanes { need: u32, anywhere: bool },
+    /// Nothing any more: all lanes have arrived.
+    Released,
+    /// The named barrier's next generation.
+    Barrier { cta: u32, id: u32, generation: u64 },
+    /// Asynchronous operations.
+    Operations(Vec<u64>),
+    /// A phase of an mbarrier.
+    Mbarrier { at: MbarrierAt, phase: Phase },
+    /// Anything that might change what an mbarrier's poll has found.
+    Progress { since: u64, at: MbarrierAt },
+    /// Nothing any more: time is over.
+    TimedOut,
+    /// The cluster barrier's next generation.
+    Cluster { generation: u64 },
+    /// Columns of tensor memory that others must free.
+    Columns { cta: u32, columns: u32 },
+    /// Registers for each thread of a warp that others must release.
+    Registers { cta: u32, count: u32 },
+}

@@ -1,0 +1,138 @@
+//! The operands of a decoded instruction: registers by number, constants, and the values that are known when a warp
+//! starts. The machine reads and writes them (`machine/warp.rs`).
+
+use crate::types::Space;
+
+/// One value for each lane, as untyped bits in the low end.
+pub type Row = [u64; 32];
+
+/// The set bits of a lane mask, lowest first.
+pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+    let mut left = mask;
+    std::iter::from_fn(move || {
+        (left != 0).then(|| {
+            let lane = left.trailing_zeros() as usize;
+            left &= left - 1;
+            lane
+        })
+    })
+}
+
+/// A source of at most 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Src {
+    Register(u32),
+    Constant(u64),
+}
+
+/// Where a result goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Dst {
+    /// `None` for `_`: the result is thrown away.
+    pub register: Option<u32>,
+    /// Width of the register.
+    pub bits: u32,
+}
+
+/// Where a predicate goes; `None` for `_`.
+#[derive(Clone, Copy, Debug)]
+pub struct PredicateDst(pub Option<u32>);
+
+/// A predicate operand.
+#[derive(Clone, Copy, Debug)]
+pub enum PredicateSrc {
+    /// A register, and whether it is negated.
+    Register(u32, bool),
+    Constant(bool),
+}
+
+/// `[base + offset]`, with the space that the named variable lies in.
+#[derive(Clone, Copy, Debug)]
+pub struct Address {
+    pub base: Src,
+    pub offset: i64,
+    pub variable: Option<Space>,
+}
+
+impl Address {
+    /// The space to access, given the space that the instruction names. A function's parameters lie in local memory
+    /// here.
+    pub fn space(&self, instruction: Space) -> Space {
+        match (instruction, self.variable) {
+            (Space::Param, Some(Space::Local)) => Space::Local,
+            (Space::Generic, Some(space)) => space,
+            _ => instruction,
+        }
+    }
+}
+
+/// A value that is known when a warp starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "named after the manual's special registers")]
+pub enum Special {
+    Tid(usize),
+    Ntid(usize),
+    Ctaid(usize),
+    Nctaid(usize),
+    Clusterid(usize),
+    Nclusterid(usize),
+    ClusterCtaid(usize),
+    ClusterNctaid(usize),
+    ClusterCtarank,
+    ClusterNctarank,
+    Laneid,
+    Warpid,
+    Nwarpid,
+    Smid,
+    Nsmid,
+    LanemaskEq,
+    LanemaskLe,
+    LanemaskLt,
+    LanemaskGe,
+    LanemaskGt,
+    DynamicSharedSize,
+    TotalSharedSize,
+    /// Grid number and the like.
+    Zero,
+    /// The address of a shared variable.
+    Shared(u32),
+    /// The address of a variable of the module.
+    Variable(u32),
+}
+
+impl Special {
+    /// The special register of that name, and of that component if it is a vector.
+    pub fn parse(name: &str, component: Option<char>) -> Option<Special> {
+        let d = match component {
+            None | Some('x' | 'r') => 0,
+            Some('y' | 'g') => 1,
+            _ => 2,
+        };
+        Some(match name {
+            "%tid" => Special::Tid(d),
+            "%ntid" => Special::Ntid(d),
+            "%ctaid" => Special::Ctaid(d),
+            "%nctaid" => Special::Nctaid(d),
+            "%clusterid" => Special::Clusterid(d),
+            "%nclusterid" => Special::Nclusterid(d),
+            "%cluster_ctaid" => Special::ClusterCtaid(d),
+            "%cluster_nctaid" => Special::ClusterNctaid(d),
+            "%cluster_ctarank" => Special::ClusterCtarank,
+            "%cluster_nctarank" => Special::ClusterNctarank,
+            "%laneid" => Special::Laneid,
+            "%warpid" => Special::Warpid,
+            "%nwarpid" => Special::Nwarpid,
+            "%smid" => Special::Smid,
+            "%nsmid" => Special::Nsmid,
+            "%lanemask_eq" => Special::LanemaskEq,
+            "%lanemask_le" => Special::LanemaskLe,
+            "%lanemask_lt" => Special::LanemaskLt,
+            "%lanemask_ge" => Special::LanemaskGe,
+            "%lanemask_gt" => Special::LanemaskGt,
+            "%dynamic_smem_size" => Special::DynamicSharedSize,
+            "%total_smem_size" => Special::TotalSharedSize,
+            "%gridid" => Special::Zero,
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,174 @@
+//! Runs a warp: fetches, checks what its registers hold, does the step, and moves the lanes on.
+
+use super::registers;
+use crate::code::{Flow, Inst, Kernel};
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::config::report::Class;
+use crate::machine::state::Machine;
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::{Fragment, Warp};
+
+/// Instruction classes index the counters.
+const _: () = assert!(Class::Other as usize + 1 == Class::COUNT);
+
+/// Runs a warp; `Ok(false)` if none of its fragments can run.
+pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -> Stopped<bool> {
+    // The last slice may have ended with a fragment that has just come out of its wait. It runs first.
+    if w.resumed.is_none() && !w.schedule(m)? {
+        return Ok(false);
+    }
+    let budget = m.launch.config.instruction_budget;
+    for _ in 0..slice {
+        let Fragment { pc, mask, .. } = w.fragments[w.current];
+        let inst = &kernel.code[pc as usize];
+        let exec = guarded(w, m, inst, mask)?;
+        if exec == 0 {
+            w.resumed = None;
+            w.fragments[w.current].pc = pc + 1;
+            if w.fragments.len() > 1 && meets(w) && !w.schedule(m)? {
+                return Ok(true);
+            }
+            continue;
+        }
+        m.clock.now += 1;
+        w.issued += 1;
+        if w.issued > budget {
+            let text = format!("the warp has executed {budget} instructions");
+            return Err(Stop::new(FaultKind::InstructionBudget, text));
+        }
+        let flow = step(w, m, inst, mask, exec)?;
+        w.resumed = None;
+        if let Flow::Next = flow {
+            w.fragments[w.current].pc = pc + 1;
+            if w.fragments.len() > 1 && meets(w) && !w.schedule(m)? {
+                return Ok(true);
+            }
+            continue;
+        }
+        let pause = matches!(flow, Flow::Yield);
+        advance(w, kernel, flow, exec, m.clock.now);
+        if w.fragments.is_empty() {
+            m.progress += 1;
+            exited(m, w)?;
+            return Ok(true);
+        }
+        let alone = w.fragments.len() == 1 && w.fragments[0].wait.is_none();
+        if alone {
+            w.current = 0;
+        } else if !w.schedule(m)? {
+            return Ok(true);
+        }
+        if pause {
+            return Ok(true);
+        }
+    }
+    Ok(true)
+}
+
+/// The lanes of `mask` in which the instruction's guard is true.
+#[inline(always)]
+fn guarded(w: &Warp, m: &Machine<'_>, inst: &Inst, mask: u32) -> Stopped<u32> {
+    let Some((p, negated)) = inst.guard else { return Ok(mask) };
+    if m.sanitize && mask & !w.predicate_defined(p) != 0 {
+        let lane = (mask & !w.predicate_defined(p)).trailing_zeros();
+        return Err(Stop::new(FaultKind::UninitialisedRegister, "the guard predicate").lane(lane));
+    }
+    let value = w.predicate(p);
+    Ok(mask & if negated { !value } else { value })
+}
+
+/// Does the instruction's step in the lanes `exec` of the fragment's `mask`, and counts it.
+#[inline(always)]
+fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) -> Stopped<Flow> {
+    if inst.uses.aligned && exec != w.all {
+        if exec != mask {
+            let text = format!("its guard is true in lanes {exec:#010x} of {:#010x}", w.all);
+            return Err(Stop::new(FaultKind::WarpDivergence, text));
+        }
+        return Ok(Flow::Wait(WaitFor::Lanes { need: w.all, anywhere: false }));
+    }
+    if m.sanitize {
+        registers::check(w, inst, exec)?;
+    }
+    let flow = (inst.step)(w, m, exec)?;
+    if m.sanitize {
+        registers::define(w, inst, exec);
+    }
+    if !matches!(flow, Flow::Wait(_)) {
+        let role = &mut m.roles[w.role as usize];
+        role.warp_instructions += 1;
+        role.thread_instructions += u64::from(exec.count_ones());
+        role.by_class[inst.class as usize] += u64::from(exec.count_ones());
+    }
+    Ok(flow)
+}
+
+/// Whether the running fragment has come to where another is.
+fn meets(w: &Warp) -> bool {
+    let pc = w.fragments[w.current].pc;
+    w.fragments.iter().enumerate().any(|(i, f)| i != w.current && f.pc == pc)
+}
+
+/// Moves the lanes `exec` of the running fragment as the flow says. Its other lanes go to the next instruction.
+fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32, now: u64) {
+    let current = w.fragments[w.current].clone();
+    let pc = current.pc;
+    let mut parts: Vec<Fragment> = Vec::new();
+    let part = |mask, pc| Fragment { mask, pc, wait: None, since: now, ..current.clone() };
+    let rest = current.mask & !exec;
+    if rest != 0 {
+        parts.push(part(rest, pc + 1));
+    }
+    match flow {
+        Flow::Next | Flow::Yield => parts.push(part(exec, pc + 1)),
+        Flow::Jump(label) => parts.push(part(exec, kernel.labels[label as usize])),
+        Flow::Scatter(groups) => {
+            parts.extend(groups.into_iter().map(|(mask, label)| part(mask, kernel.labels[label as usize])));
+        }
+        Flow::Call(function) => {
+            let mut callee = part(exec, kernel.functions[function as usize]);
+            callee.calls.push((pc + 1, function));
+            parts.push(callee);
+        }
+        Flow::Return => {
+            let mut caller = part(exec, pc);
+            if let Some((back, _)) = caller.calls.pop() {
+                caller.pc = back;
+                parts.push(caller);
+            }
+        }
+        Flow::Exit => {}
+        Flow::Wait(wait) => parts.push(Fragment { wait: Some(wait), ..part(exec, pc) }),
+        Flow::Pause(wait) => parts.push(Fragment { wait: Some(wait), ..part(exec, pc + 1) }),
+    }
+    let split = parts.len() > 1 || w.fragments.len() > 1;
+    for f in &mut parts {
+        f.spins += u32::from(split && f.pc <= pc && f.wait.is_none());
+    }
+    w.fragments.swap_remove(w.current);
+    w.fragments.append(&mut parts);
+    // The order must not depend on how fragments were split before.
+    w.fragments.sort_by_key(|f| (f.pc, f.mask.trailing_zeros()));
+}
+
+/// A warp has no threads left.
+fn exited(m: &mut Machine<'_>, w: &Warp) -> Stopped<()> {
+    let cta = &mut m.ctas[w.cta as usize];
+    cta.running -= 1;
+    if cta.running == 0 && cta.awaited_grids {
+        m.global.earlier.waits(!cta.let_dependents_start);
+    }
+    if cta.running == 0 && cta.tmem.used() > 0 {
+        let text = format!("the CTA exits with {} columns allocated", cta.tmem.used());
+        return Err(Stop::new(FaultKind::TmemNotFreed, text));
+    }
+    let pending = &m.pending;
+    m.shared_readers.retain(|(_, id)| pending.contains(*id));
+    if m.ctas[w.cta as usize].running == 0 && m.shared_readers.iter().any(|(cta, _)| *cta == w.cta) {
+        let text = "the CTA exits while a bulk copy still reads its shared memory";
+        return Err(Stop::new(FaultKind::OverwriteInFlight, text));
+    }
+    let waited = w.cluster_generation != m.cluster_barrier.generation;
+    m.cluster_barrier.leave(w.all, if waited { 0 } else { w.cluster_arrived });
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! The fragments of a warp: which of them runs next, and which merge. Lanes that diverged run as fragments of their
+//! own, one after the other; fragments that meet again merge.
+
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::machine::state::Machine;
+use crate::machine::wait::WaitFor;
+use crate::machine::warp::{Fragment, Warp};
+
+/// Backward jumps that a fragment may take before the rest of its warp gets a turn.
+const SPIN_QUOTA: u32 = 64;
+
+impl Warp {
+    /// Merges fragments at the same place and picks the next to run. Of those that can run it is the one with the
+    /// fewest spins, then the one furthest behind. `false` if none can run.
+    pub fn schedule(&mut self, machine: &mut Machine) -> Stopped<bool> {
+        if self.fragments.len() == 1 {
+            self.current = 0;
+            let ready = match &self.fragments[0].wait {
+                None => true,
+                Some(wait) => wait.ready(machine, self.fragments[0].mask),
+            };
+            if ready {
+                self.resume(0, machine);
+            } else {
+                self.check_convergence()?;
+            }
+            return Ok(ready);
+        }
+        self.merge();
+        let mut best: Option<(u32, u32, usize)> = None;
+        for (i, f) in self.fragments.iter().enumerate() {
+            let ready = match &f.wait {
+                None => true,
+                Some(WaitFor::Lanes { need, anywhere: false }) => need & !f.mask == 0,
+                Some(WaitFor::Lanes { need, anywhere: true }) => {
+                    let waiting = self.fragments.iter().filter_map(|o| match &o.wait {
+                        Some(WaitFor::Lanes { need: n, anywhere: true }) if n == need => Some(o.mask),
+                        _ => None,
+                    });
+                    need & !waiting.fold(0, |m, n| m | n) == 0
+                }
+                Some(wait) => wait.ready(machine, f.mask),
+            };
+            let key = (f.spins / SPIN_QUOTA, f.pc, i);
+            if ready && best.is_none_or(|b| key < b) {
+                best = Some(key);
+            }
+        }
+        let Some((_, _, i)) = best else {
+            self.check_convergence()?;
+            return Ok(false);
+        };
+        if let Some(WaitFor::Lanes { need, anywhere: true }) = self.fragments[i].wait {
+            // All members have arrived, wherever they are: free them all.
+            for f in &mut self.fragments {
+                if matches!(&f.wait, Some(WaitFor::Lanes { need: n, anywhere: true }) if *n == need) {
+                    f.wait = Some(WaitFor::Released);
+                }
+            }
+        }
+        self.current = i;
+        self.resume(i, machine);
+        Ok(true)
+    }
+
+    /// Ends a fragment's wait.
+    fn resume(&mut self, fragment: usize, machine: &mut Machine) {
+        let fragment = &mut self.fragments[fragment];
+        self.resumed = fragment.wait.take();
+        if !matches!(self.resumed, None | Some(WaitFor::Lanes { .. } | WaitFor::Released)) {
+            machine.roles[self.role as usize].waited_steps += machine.clock.now - fragment.since;
+        }
+    }
+
+    /// Joins fragments that are at one place in the same call.
+    fn merge(&mut self) {
+        let mut i = 0;
+        while i < self.fragments.len() {
+            let mut j = i + 1;
+            while j < self.fragments.len() {
+                let (a, b) = (&self.fragments[i], &self.fragments[j]);
+                let converging = |f: &Fragment| matches!(&f.wait, None | Some(WaitFor::Lanes { anywhere: false, .. }));
+                if a.pc == b.pc && a.calls == b.calls && (a.wait == b.wait || converging(a) && converging(b)) {
+                    let b = self.fragments.swap_remove(j);
+                    let a = &mut self.fragments[i];
+                    a.mask |= b.mask;
+                    a.spins = a.spins.min(b.spins);
+                    if a.wait != b.wait {
+                        a.wait = None;
+                    }
+                } else {
+                    j += 1;
+                }
+            }
+            i += 1;
+        }
+        if self.fragments.len() == 1 {
+            self.fragments[0].spins = 0;
+        }
+    }
+
+    /// When no fragment can run: lanes that wait for each other at different places will wait for ever.
+    fn check_convergence(&self) -> Stopped<()> {
+        let live = self.live();
+        for f in &self.fragments {
+            let Some(WaitFor::Lanes { need, anywhere }) = &f.wait else {
+                continue;
+            };
+            // A lane that waits for something else may still come.
+            let stuck = |o: &&Fragment| {
+                o.mask & need != 0 && o.mask & f.mask == 0 && matches!(o.wait, Some(WaitFor::Lanes { .. }))
+            };
+            let gone = need & !live;
+            let elsewhere = self.fragments.iter().find(stuck);
+            if gone == 0 && elsewhere.is_none() {
+                continue;
+            }
+            let mut stop = Stop::new(
+                FaultKind::WarpDivergence,
+                if gone != 0 && elsewhere.is_none() {
+                    format!(
+                        "lanes {need:#010x} must execute it together; {:#010x} do, {gone:#010x} have exited",
+                        f.mask
+                    )
+                } else if *anywhere {
+                    format!("lanes {need:#010x} must all arrive; {:#010x} wait here", f.mask)
+                } else {
+                    format!("lanes {need:#010x} must execute it together; {:#010x} do", f.mask)
+                },
+            );
+            stop.pc = Some(f.pc);
+            if let Some(o) = elsewhere {
+                stop = stop.other(format!("lanes {:#010x} are at another place", o.mask), Some(o.pc));
+            }
+            return Err(stop);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,10 @@
+//! Which warp runs next, what it does with its instructions, and when asynchronous operations complete. Knows no
+//! opcode.
+
+pub mod cluster;
+mod execute;
+mod fragments;
+mod registers;
+mod report;
+mod special;
+mod wait;

@@ -1,0 +1,73 @@
+//! What the scheduler adds to a fault: who committed it and where, and who waits for what in a deadlock.
+
+use super::cluster::Cluster;
+use crate::config::fault::{Fault, FaultKind, Party, Stop};
+use crate::machine::wait::WaitFor;
+
+impl Cluster<'_> {
+    /// Completes what a handler knows of a fault.
+    pub(super) fn fault(&self, warp: usize, stop: Stop) -> Fault {
+        let w = &self.warps[warp];
+        let kernel = self.kernel;
+        let pc = stop.pc.or_else(|| w.fragments.get(w.current).map(|f| f.pc));
+        Fault {
+            kind: stop.kind,
+            message: stop.message,
+            kernel: kernel.name.clone(),
+            cta: Some(self.machine.ctas[w.cta as usize].index),
+            warp: Some(w.role),
+            lane: stop.lane,
+            place: pc.map(|pc| Box::new(kernel.place(pc))),
+            others: stop
+                .others
+                .into_iter()
+                .map(|(what, pc)| Party { what, place: pc.map(|pc| kernel.place(pc)) })
+                .collect(),
+        }
+    }
+
+    /// What to report when the cluster is idle for ever.
+    pub fn deadlock(&self) -> Fault {
+        let kernel = self.kernel;
+        let mut waiting = Vec::new();
+        let mut only_barriers = true;
+        let mut undelivered = false;
+        for w in &self.warps {
+            for f in &w.fragments {
+                let Some(wait) = &f.wait else { continue };
+                only_barriers &= matches!(wait, WaitFor::Barrier { .. });
+                if let WaitFor::Mbarrier { at, .. } | WaitFor::Progress { at, .. } = wait {
+                    let barrier = self.machine.ctas[at.cta as usize].mbarriers.get(&at.offset);
+                    undelivered |= barrier.is_some_and(|b| b.pending == 0 && b.tx != 0);
+                }
+                let rank = if self.machine.ctas.len() > 1 { format!("CTA rank {}, ", w.cta) } else { String::new() };
+                let lanes = if f.mask == w.all { String::new() } else { format!(", lanes {:#010x}", f.mask) };
+                let what = format!("{rank}warp {}{lanes} waits for {}", w.role, wait.describe(&self.machine));
+                // A poll has been executed; what waits is the instruction after it.
+                let pc = if matches!(wait, WaitFor::Progress { .. }) { f.pc - 1 } else { f.pc };
+                waiting.push((w, pc, Party { what, place: Some(kernel.place(pc)) }));
+            }
+        }
+        let exited = self.warps.iter().filter(|w| w.fragments.is_empty()).count();
+        let (kind, message) = if only_barriers {
+            let mut text = "threads wait at a barrier that the others will not reach".to_string();
+            if exited > 0 {
+                text += &format!("; {exited} warps have exited");
+            }
+            (FaultKind::BarrierDivergence, text)
+        } else if undelivered {
+            let text = "an mbarrier has all its arrivals, but nothing will deliver the bytes that it expects";
+            (FaultKind::BytesNotDelivered, text.to_string())
+        } else {
+            (FaultKind::Deadlock, "nothing can run any more".to_string())
+        };
+        let mut fault = Fault::bare(kind, &kernel.name, message);
+        if let Some((w, pc, _)) = waiting.first() {
+            fault.cta = Some(self.machine.ctas[w.cta as usize].index);
+            fault.warp = Some(w.role);
+            fault.place = Some(Box::new(kernel.place(*pc)));
+        }
+        fault.others = waiting.into_iter().map(|(_, _, party)| party).collect();
+        fault
+    }
+}
