@@ -48,7 +48,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut first = vec![0_u16; sizes[0].n];
     outputs[0].index(..sizes[0].n).copy_to(&mut first)?;
-    println!("{} launches; C[0, 0..4] of the first expert: {:04x?}", nvfp4::backend::Layer::launches(&layer).unwrap_or(0), &first[..4]);
+    println!(
+        "{} launches; C[0, 0..4] of the first expert: {:04x?}",
+        nvfp4::backend::Layer::launches(&layer).unwrap_or(0),
+        &first[..4]
+    );
     drop(memory);
     Ok(())
 }

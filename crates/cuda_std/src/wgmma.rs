@@ -116,6 +116,8 @@ macro_rules! shapes {
         impl MmaAsync for [f32; $n / 2] {
             const N: u32 = $n;
 
+            /// # Safety
+            /// What [`MmaAsync::mma_async`] asks.
             #[inline(always)]
             unsafe fn mma_async(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool) {
                 // SAFETY: what `# Safety` above asks.

@@ -45,14 +45,15 @@ impl Finder {
                     while is(at_fn, "extern") || matches!(tokens.get(at_fn), Some(TokenTree::Literal(_))) {
                         at_fn += 1;
                     }
-                    // A type has no name: `unsafe fn(u8)`.
+                    // A type has no name: `unsafe fn(u8)`. One that a procedural macro hands on, `#ident`, has its comments from
+                    // there.
                     let mut name = tokens.iter().skip(at_fn + 1).take(2).map(ToString::to_string);
                     let name = match name.next() {
                         Some(dollar) if dollar == "$" => dollar + &name.next().unwrap_or_default(),
                         name => name.unwrap_or_default(),
                     };
                     let heading = |token: &TokenTree| token.to_string().contains(HEADING);
-                    if is(at_fn, "fn") && !name.starts_with('(') && !tokens[begin..at].iter().any(heading) {
+                    if is(at_fn, "fn") && !name.starts_with(['(', '#']) && !tokens[begin..at].iter().any(heading) {
                         self.0.push((word.span().start().line, name));
                     }
                 }

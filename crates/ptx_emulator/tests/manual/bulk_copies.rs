@@ -6,7 +6,9 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
-use super::{HOPPER, INIT_BARRIER, await_phase, copy_in, copy_out, module, noise, poison, program, small_integer};
+use super::common::{
+    HOPPER, INIT_BARRIER, await_phase, copy_in, copy_out, module, noise, poison, program, small_integer,
+};
 
 const BYTES: usize = 256;
 const TILE: &str = ".shared .align 128 .b8 tile[512];\n.shared .align 8 .b64 bar;";

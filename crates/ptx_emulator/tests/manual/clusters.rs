@@ -5,7 +5,7 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
-use super::{HOPPER, INIT_BARRIER, await_phase, module, noise, poison, program};
+use super::common::{HOPPER, INIT_BARRIER, await_phase, module, noise, poison, program};
 
 const CTAS: usize = 4;
 const THREADS: usize = 32;

@@ -6,7 +6,7 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
-use super::{HOPPER, module, noise, poison, program, words};
+use super::common::{HOPPER, module, noise, poison, program, words};
 
 const THREADS: usize = 32;
 
@@ -20,7 +20,7 @@ fn sizes(form: &str, size: usize) -> Program {
          cp.async.{form}.shared.global [%r5], [%d4], {size}, %r6;\ncp.async.commit_group;\ncp.async.wait_group 0;\n\
          bar.sync 0;\n{}",
         size + 1,
-        super::copy_out(THREADS * size, THREADS)
+        super::common::copy_out(THREADS * size, THREADS)
     );
     let bytes: Vec<u8> = source.iter().flat_map(|word| word.to_le_bytes()).collect();
     let copied = |(index, &byte): (usize, &u8)| if index % size < index / size % (size + 1) { byte } else { 0 };
@@ -69,7 +69,7 @@ fn arrival() -> Program {
          cp.async.ca.shared.global [%r5], [%d4], 4;\ncp.async.mbarrier.arrive.noinc.shared.b64 [%r3];\n{}\
          add.u32 %r6, %r4, 4;\nand.b32 %r6, %r6, {};\nadd.u32 %r6, %r2, %r6;\nld.shared.u32 %r7, [%r6];\n\
          st.global.u32 [%d5], %r7;\n",
-        super::await_phase(0, "WAIT"),
+        super::common::await_phase(0, "WAIT"),
         4 * THREADS - 1
     );
     let want = (0..THREADS).map(|thread| source[(thread + 1) % THREADS]).collect();

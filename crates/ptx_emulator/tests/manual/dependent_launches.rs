@@ -10,7 +10,7 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
-use super::{HOPPER, INIT_BARRIER, await_phase, module, poison, program};
+use super::common::{HOPPER, INIT_BARRIER, await_phase, module, poison, program};
 
 const THREADS: u32 = 64;
 

@@ -5,7 +5,7 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
-use super::{HOPPER, copy_out, module, noise, poison, program, small_integer};
+use super::common::{HOPPER, copy_out, module, noise, poison, program, small_integer};
 
 const LANES: usize = 32;
 
@@ -91,7 +91,7 @@ fn ldmatrix(transposed: bool) -> Program {
          shl.b32 %r4, %r1, 4;\nadd.u32 %r4, %r2, %r4;\n\
          ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r20, %r21, %r22, %r23}}, [%r4];\n\
          mul.wide.u32 %d4, %r1, 16;\nadd.u64 %d5, %d1, %d4;\n{stores}",
-        super::copy_in(512, LANES)
+        super::common::copy_in(512, LANES)
     );
     let want = (0..LANES).flat_map(|lane| (0..4).map(move |matrix| fragment(matrix, lane, transposed))).collect();
     program(

@@ -4,7 +4,7 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
-use super::{BLACKWELL, HOPPER, INIT_BARRIER, module, poison, program};
+use super::common::{BLACKWELL, HOPPER, INIT_BARRIER, module, poison, program};
 
 /// Each CTA counts its index, and then those that it takes over.
 fn cancelled(ctas: usize) -> Program {

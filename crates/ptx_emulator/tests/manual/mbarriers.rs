@@ -7,7 +7,7 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
-use super::{HOPPER, module, poison, program};
+use super::common::{HOPPER, module, poison, program};
 
 #[derive(Clone, Copy)]
 enum Step {

@@ -6,7 +6,7 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
-use super::{HOPPER, INIT_BARRIER, await_phase, copy_out, module, noise, poison, program};
+use super::common::{HOPPER, INIT_BARRIER, await_phase, copy_out, module, noise, poison, program};
 
 const CTAS: usize = 4;
 const WORDS: usize = 64;

@@ -6,7 +6,7 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
-use super::{
+use super::common::{
     BLACKWELL, INIT_BARRIER, await_phase, clear_columns, copy_in, core_matrix, descriptor, module, noise, poison,
     program, store_columns, with_tensor_memory, words,
 };

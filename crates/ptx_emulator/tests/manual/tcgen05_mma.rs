@@ -7,7 +7,7 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
-use super::{
+use super::common::{
     BLACKWELL, INIT_BARRIER, SYNCHRONISE, await_phase, clear_columns, copy_in, core_matrix, descriptor, module, noise,
     poison, program, registers, small_integer, store_columns, with_tensor_memory, words,
 };

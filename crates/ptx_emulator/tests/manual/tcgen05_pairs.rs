@@ -7,11 +7,11 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
-use super::tcgen05_mma::{HALVES, Kind, NVFP4, Operands, SCALES};
-use super::{
+use super::common::{
     BLACKWELL, INIT_BARRIER, SYNCHRONISE, await_phase, copy_in, core_matrix, descriptor, module, poison, program,
     store_columns, with_tensor_memory, words,
 };
+use super::tcgen05_mma::{HALVES, Kind, NVFP4, Operands, SCALES};
 
 const ROW: usize = 32;
 const BOTH_CTAS: &str = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n";

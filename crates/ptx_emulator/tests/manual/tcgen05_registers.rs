@@ -5,7 +5,9 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
-use super::{BLACKWELL, SYNCHRONISE, module, noise, poison, program, registers, store_columns, with_tensor_memory};
+use super::common::{
+    BLACKWELL, SYNCHRONISE, module, noise, poison, program, registers, store_columns, with_tensor_memory,
+};
 
 const COLUMNS: usize = 32;
 

@@ -6,7 +6,9 @@
 use ptx_emulator::program::Program;
 use serde_json::{Value, json};
 
-use super::{BLACKWELL, HOPPER, INIT_BARRIER, await_phase, copy_in, copy_out, module, noise, poison, program, words};
+use super::common::{
+    BLACKWELL, HOPPER, INIT_BARRIER, await_phase, copy_in, copy_out, module, noise, poison, program, words,
+};
 
 /// A tensor in global memory, and a box of it.
 #[derive(Clone)]

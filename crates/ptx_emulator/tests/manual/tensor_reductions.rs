@@ -3,8 +3,8 @@
 
 use ptx_emulator::program::Program;
 
+use super::common::{noise, small_integer};
 use super::tensor_copies::{Tensor, store};
-use super::{noise, small_integer};
 
 fn tensor(element: (&'static str, usize)) -> Tensor {
     let columns = 64 / element.1 as u64;

@@ -6,8 +6,8 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
+use super::common::{HOPPER, INIT_BARRIER, await_phase, copy_out, module, noise, poison, program, words};
 use super::tensor_copies::{MAP_ADDRESS, Tensor};
-use super::{HOPPER, INIT_BARRIER, await_phase, copy_out, module, noise, poison, program, words};
 
 pub fn programs() -> Vec<Program> {
     // The map that the host made: another buffer, other sizes, another type, three dimensions.

@@ -5,7 +5,7 @@
 use ptx_emulator::program::Program;
 use serde_json::json;
 
-use super::{HOPPER, copy_in, module, noise, poison, program, small_integer, words};
+use super::common::{HOPPER, copy_in, module, noise, poison, program, small_integer, words};
 
 const M: usize = 64;
 /// Bytes along K of one instruction.
