@@ -7,6 +7,7 @@ mod counters;
 mod document;
 mod emulate;
 mod experiments;
+mod kernels;
 mod picture;
 mod ptxas;
 mod sass;
@@ -27,6 +28,7 @@ enum Command {
     BuildPtx(build_ptx::Args),
     Counters(counters::Args),
     Experiments(experiments::Args),
+    Kernels(kernels::Args),
     Picture(picture::Args),
     Ptxas(ptxas::Args),
     Sass(sass::Args),
@@ -40,6 +42,7 @@ fn main() -> anyhow::Result<()> {
         Command::BuildPtx(args) => build_ptx::run(&args),
         Command::Counters(args) => counters::run(&args),
         Command::Experiments(args) => experiments::run(&args),
+        Command::Kernels(args) => kernels::run(&args),
         Command::Picture(args) => picture::run(&args),
         Command::Ptxas(args) => ptxas::run(&args),
         Command::Sass(args) => sass::run(&args),

@@ -1,0 +1,59 @@
+//! The additions that CONTRIBUTING.md shows, made in a copy of the repository: it builds, and what the page adds is right there.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Copies the sources below a folder, if `unless_same` only those that differ, so that cargo builds no more than that again.
+fn copy(from: &Path, to: &Path, unless_same: bool) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let (source, name) = entry.map(|entry| (entry.path(), entry.file_name())).unwrap();
+        let target = to.join(&name);
+        if source.is_dir() {
+            let name = name.to_string_lossy();
+            let is_source = name != "target" && (!name.starts_with('.') || name == ".cargo");
+            if is_source {
+                copy(&source, &target, unless_same);
+            }
+        } else if !unless_same || fs::read(&source).unwrap() != fs::read(&target).unwrap_or_default() {
+            fs::copy(&source, &target).unwrap();
+        }
+    }
+}
+
+/// Runs cargo in a folder, as from a shell: what the outer cargo has set is not for this one.
+fn cargo(folder: &Path, arguments: &[impl AsRef<OsStr>]) -> String {
+    let mut cargo = Command::new(env!("CARGO"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME") {
+        cargo.env_remove(name);
+    }
+    // One place for what both build of crates that are no part of the workspace.
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let output = cargo.env("CARGO_TARGET_DIR", target).current_dir(folder).args(arguments).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}\n{err}");
+    out.into_owned()
+}
+
+#[test]
+fn what_the_page_adds_builds_runs_in_the_emulator_and_is_right() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let made = tempfile::tempdir().unwrap();
+    copy(root, made.path(), false);
+    cargo(root, &["run", "--quiet", "--package", "xtask", "--", "additions", "--into", made.path().to_str().unwrap()]);
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("additions");
+    copy(made.path(), &built, true);
+
+    let kernel = cargo(&built, &["test", "--package", "nvfp4", "--features", "cli", "--lib", "kernels::"]);
+    for test in ["rows_of_ragged_groups_are_summed", "there_is_a_row_for_each_kernel_that_is_compiled"] {
+        assert!(kernel.lines().any(|line| line.contains(test) && line.ends_with("... ok")), "{kernel}");
+    }
+    assert_eq!(
+        cargo(&built, &["run", "--quiet", "--package", "nvfp4", "--features", "cli", "--", "formats"]).lines().count(),
+        1
+    );
+    let hello = cargo(&built, &["run", "--quiet", "--package", "xtask", "--", "hello"]);
+    assert_eq!(Path::new(hello.trim()), built);
+}
