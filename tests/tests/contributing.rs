@@ -29,9 +29,7 @@ fn cargo(folder: &Path, arguments: &[impl AsRef<OsStr>]) -> String {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME") {
         cargo.env_remove(name);
     }
-    // One place for what both build of crates that are no part of the workspace.
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output = cargo.env("CARGO_TARGET_DIR", target).current_dir(folder).args(arguments).output().unwrap();
+    let output = cargo.current_dir(folder).args(arguments).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}\n{err}");
     out.into_owned()
@@ -45,6 +43,7 @@ fn what_the_page_adds_builds_runs_in_the_emulator_and_is_right() {
     cargo(root, &["run", "--quiet", "--package", "xtask", "--", "additions", "--into", made.path().to_str().unwrap()]);
     let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("additions");
     copy(made.path(), &built, true);
+    // Its own target folder lies in it: cargo does not tell a workspace from its copy, and would mix up what it builds of both.
 
     let kernel = cargo(&built, &["test", "--package", "nvfp4", "--features", "cli", "--lib", "kernels::"]);
     for test in ["rows_of_ragged_groups_are_summed", "there_is_a_row_for_each_kernel_that_is_compiled"] {
