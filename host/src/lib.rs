@@ -1,12 +1,38 @@
 //! NVFP4 grouped GEMM for mixture-of-experts models: formats, an exact oracle, backends, checkpoints.
 //!
-//! Weights are prepared once for a layer, and steps of tokens run on them:
+//! A layer's weights are prepared once; steps of tokens run on them, and every element can be checked:
 //!
-//! 1. [`format::Matrix`] is a tensor; [`quantize`], [`checkpoint`] and [`generate`] make them.
-//! 2. [`problem::Weights`] and [`problem::Step`] are the checked inputs of a layer and of one forward pass.
-//! 3. [`backend`] computes an [`Output`]; [`oracle`] says what is right, [`compare`] whether it is.
+//! ```
+//! use nvfp4::backend::{self, Backend, cpu::Cpu};
+//! use nvfp4::compare::compare;
+//! use nvfp4::generate::{self, Generator};
+//! use nvfp4::oracle::Reference;
+//! use nvfp4::problem::{Group, Op, OutDtype, Step};
+//! use nvfp4::Output;
 //!
-//! The repository's README has the ten lines that do all of this.
+//! // Two experts, gate and up [32, 64] each; five tokens for the first, none for the second.
+//! let sizes = [Group { m: 5, n: 32, k: 64 }, Group { m: 0, n: 32, k: 64 }];
+//! let weights = generate::weights(Generator::Gaussian, Op::Gated, &sizes, 0)?;
+//! let mut layer = Cpu::new().prepare(&weights)?;
+//!
+//! let tokens = generate::activations(Generator::Gaussian, &sizes, 0)?;
+//! let step = Step::new(&weights, tokens, OutDtype::F16)?;
+//! let mut output = Output::new(step.problem());
+//! let time = backend::run(layer.as_mut(), &step, &mut output)?;
+//! assert!(compare(&output, &Reference::new(&weights, &step), &step).passed());
+//! # let _ = time;
+//! # Ok::<_, nvfp4::Error>(())
+//! ```
+//!
+//! - A tensor is a [`format::Matrix`]: [`quantize`] makes it of numbers, [`checkpoint`] reads it from a model, [`generate`] makes it
+//!   up from a seed.
+//! - [`problem::Weights`] and [`problem::Step`] are the checked inputs of a layer and of one forward pass. Whoever holds one holds a
+//!   valid problem.
+//! - A [`backend`] computes an [`Output`]: `cpu` on any machine, `cuda` on a GPU, `emulated` with the GPU's kernels on the CPU.
+//! - [`oracle`] says what is right to the last bit, [`compare`] whether the output is.
+//! - [`plan`] counts bytes, operations and tiles; [`shape`] knows sizes by name.
+//!
+//! Features: `cuda` and `emulated` add those backends, `cli` the command `nvfp4`.
 
 pub mod backend;
 pub mod checkpoint;

@@ -116,7 +116,7 @@ fn emulated_gpu(args: &Args) -> anyhow::Result<Emulated> {
         let arch = args.arch.as_deref().unwrap_or(emulated::default_arch());
         return Ok(Emulated::new(arch, options)?.with_variant(args.variant)?);
     };
-    let ptx = std::fs::read_to_string(path).with_context(|| format!("{} is no PTX", path.display()))?;
+    let ptx = std::fs::read_to_string(path).with_context(|| format!("cannot read PTX from {}", path.display()))?;
     let target = ptx.lines().find_map(|line| line.trim().strip_prefix(".target")).unwrap_or_default();
     let target = target.split([',', ' ']).find(|word| !word.is_empty());
     let arch = args.arch.as_deref().or(target).unwrap_or(emulated::default_arch());
