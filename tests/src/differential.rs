@@ -14,6 +14,7 @@ use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::module::Module;
 use cuda_driver::cust::{self, CudaFlags};
 use cuda_driver::{jit_log, last_failure, probe, sys};
+use gpu_arch::Arch;
 use ptx_emulator::launch_json::{LaunchFile, Places, arguments};
 use ptx_emulator::program::Program;
 use ptx_emulator::{Arg, Interleave, L2Promotion, OobFill, Swizzle, TensorMap};
@@ -71,17 +72,10 @@ impl Gpu {
         Ok(Gpu { capability: (major, minor), _context: Context::new(device)? })
     }
 
-    /// Whether this GPU runs a program's `.target` (PTX ISA, ".target": one ending in `a` runs on that very
-    /// architecture, in `f` on its family from there on, a plain one on itself and all later).
+    /// Whether this GPU runs a program's `.target`.
     pub fn runs(&self, program: &Program) -> bool {
-        let target = program.text.lines().find_map(|line| line.trim().strip_prefix(".target sm_")).unwrap_or_default();
-        let number: u32 = target.trim().trim_end_matches(['a', 'f']).parse().unwrap_or(u32::MAX);
-        let least = (number / 10, number % 10);
-        match target.trim().as_bytes().last() {
-            Some(b'a') => self.capability == least,
-            Some(b'f') => self.capability >= least && self.capability.0 == least.0,
-            _ => self.capability >= least,
-        }
+        let target = program.text.lines().find_map(|line| line.trim().strip_prefix(".target "));
+        target.and_then(|target| target.trim().parse().ok()).is_some_and(|arch: Arch| arch.runs_on(self.capability))
     }
 
     /// Compute capability.

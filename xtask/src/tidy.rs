@@ -1,9 +1,10 @@
 //! `cargo xtask tidy`: what the compiler does not ask of sources.
 //!
 //! 1. No circle of imports has more than [`imports::MOST_FILES`] files ([`imports`]).
-//! 2. Every file opens with `//!`.
-//! 3. Every `unsafe fn` says under `# Safety` what it asks of its caller ([`safety`]).
-//! 4. No function of the emulator's handlers is longer than [`length::MOST_LINES`] lines, unless it is a table ([`length`]).
+//! 2. In the emulator, imports go down from floor to floor only.
+//! 3. Every file opens with `//!`.
+//! 4. Every `unsafe fn` says under `# Safety` what it asks of its caller ([`safety`]).
+//! 5. No function of the emulator's handlers is longer than [`length::MOST_LINES`] lines, unless it is a table ([`length`]).
 //!
 //! Tests are exempt: what is under `#[cfg(test)]` or `#[test]`, and from the last two rules folders and files named `tests`.
 
@@ -23,6 +24,19 @@ use crate::workspace;
 /// Where the emulator's handlers are.
 const HANDLERS: &str = "crates/ptx_emulator/src/exec";
 
+/// The emulator, and its floors from the ground up: files and folders of its `src` (they stand in its README).
+const EMULATOR: &str = "crates/ptx_emulator/src";
+const FLOORS: [&[&str]; 8] = [
+    &["config", "hw", "parser", "types"],
+    &["operand"],
+    &["machine"],
+    &["code"],
+    &["decode"],
+    &["exec"],
+    &["scheduler"],
+    &["device", "launch_json", "module", "program"],
+];
+
 /// Look for circles of imports, files and unsafe functions that say nothing of themselves, and handlers that are too long.
 #[derive(clap::Args)]
 pub struct Args {
@@ -41,6 +55,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(handlers > 0 || !args.folder.is_empty(), "{HANDLERS} has no file: where are the emulator's handlers now?");
 
     let mut untidy = imports::circles(&sources);
+    untidy.extend(imports::upward(&sources, Path::new(EMULATOR), &FLOORS));
     for (file, source) in sources.files() {
         if !source.text.starts_with("//!") {
             untidy.push(format!("{}:1: the file does not open with `//!`", file.display()));

@@ -23,6 +23,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// The entry of an instance with so many matrices of weights.
+    pub fn of_instance(name: &'static str, matrices: u32, threads: u32, shared_bytes: u32) -> Self {
+        Self { name, op: Some(op_of(matrices)), threads, shared_bytes }
+    }
+
     /// Whether a layer of this operation may launch it.
     pub fn serves(&self, op: Op) -> bool {
         self.op.is_none_or(|own| own == op)
@@ -52,8 +57,8 @@ pub(crate) trait Kernel: Sync {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub op: Op,
-    /// The instance, one of [`Grouped::instances`], where one was named.
-    pub instance: Option<&'static str>,
+    /// The instance, as an index into [`Grouped::instances`], where one was named.
+    pub instance: Option<usize>,
     pub out_dtype: OutDtype,
     /// Multiprocessors of the device.
     pub sms: u32,
@@ -117,10 +122,4 @@ pub(crate) fn op_of(matrices: u32) -> Op {
 pub(crate) fn instance_name(kernel: &dyn Grouped, op: Op, entry: &'static str) -> &'static str {
     let name = entry.strip_prefix(kernel.title(op)).and_then(|rest| rest.strip_prefix('_'));
     name.unwrap_or_else(|| panic!("{entry} does not begin with {}_", kernel.title(op)))
-}
-
-/// That a kernel has no such instance for an operation, and which it has.
-pub(crate) fn no_instance(kernel: &dyn Grouped, op: Op, name: &str) -> Error {
-    let (title, names) = (kernel.title(op), kernel.instances(op).join(", "));
-    Error::Invalid(format!("`{name}` is no instance of {title}; it has {names}"))
 }

@@ -3,7 +3,7 @@
 
 use super::GroupedKernel;
 use super::group::{PlacedGroup, Sizes};
-use super::kernel::{Grouped, Kernel, Request, no_instance};
+use super::kernel::{Grouped, Kernel, Request};
 use super::launch::{Launch, Scratch};
 use super::silu_mul::{Segment, SiluMul};
 use crate::error::Error;
@@ -16,7 +16,7 @@ pub(crate) struct Launcher {
     kernel: &'static dyn Grouped,
     /// What the kernel computes.
     op: Op,
-    instance: Option<&'static str>,
+    instance: Option<usize>,
     schedule: LaunchSchedule,
 }
 
@@ -40,10 +40,15 @@ impl Launcher {
             }
         };
         let kernel = kernel.get();
-        match variant.instance.filter(|name| !kernel.instances(op).contains(name)) {
-            Some(name) => Err(no_instance(kernel, op, name)),
-            None => Ok(Self { kernel, op, instance: variant.instance, schedule: variant.schedule }),
-        }
+        let names = kernel.instances(op);
+        let index = |name| {
+            names.iter().position(|of_kernel| *of_kernel == name).ok_or_else(|| {
+                let (title, names) = (kernel.title(op), names.join(", "));
+                Error::Invalid(format!("`{name}` is no instance of {title}; it has {names}"))
+            })
+        };
+        let instance = variant.instance.map(index).transpose()?;
+        Ok(Self { kernel, op, instance, schedule: variant.schedule })
     }
 
     /// The kernel that computes, of the baseline the one that multiplies.

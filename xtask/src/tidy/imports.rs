@@ -35,6 +35,28 @@ pub fn circles(sources: &Sources) -> Vec<String> {
     found.collect()
 }
 
+/// The imports, in words, that go from a lower floor of a crate to a higher one. Floors are files and folders of its `src`, from
+/// the ground up; the crate's root is above all of them.
+pub fn upward(sources: &Sources, src: &Path, floors: &[&[&str]]) -> Vec<String> {
+    let Some((root, _)) = sources.get(&src.join("lib.rs")) else { return Vec::new() };
+    let floor = |file: &Path| {
+        let place = file.strip_prefix(src).ok()?.iter().next()?.to_str()?.trim_end_matches(".rs");
+        floors.iter().position(|names| names.contains(&place))
+    };
+    let mut found = Vec::new();
+    for (from, others) in imports(sources, root).into_iter().filter(|(from, _)| *from != root) {
+        let Some(own) = floor(from) else {
+            found.push(format!("{}: no floor of {} has this file", from.display(), src.display()));
+            continue;
+        };
+        for (to, names) in others.into_iter().filter(|(to, _)| floor(to).is_none_or(|floor| floor > own)) {
+            let names: Vec<_> = names.into_iter().collect();
+            found.push(format!("{}: imports {} of a higher floor, {}", from.display(), names.join(", "), to.display()));
+        }
+    }
+    found
+}
+
 fn describe(root: &Path, circle: &BTreeSet<&Path>, imports: &Imports<'_>) -> String {
     let mut text = format!("{}: a circle of {} files:", root.display(), circle.len());
     for (from, others) in circle.iter().map(|file| (file, &imports[file])) {
@@ -350,6 +372,19 @@ mod tests {
             format!("{}: {}", file.display(), names.iter().cloned().collect::<Vec<_>>().join(" "))
         };
         imports[Path::new("src/a.rs")].iter().map(of).collect()
+    }
+
+    #[test]
+    fn an_import_of_a_higher_floor_and_a_file_of_no_floor_are_found() {
+        let lib = ("src/lib.rs", "mod a; mod b; mod c; pub use b::B;");
+        let (b, c) = (("src/b.rs", "use crate::a::A;"), ("src/c.rs", ""));
+        let floors: [&[&str]; 2] = [&["a"], &["b", "c"]];
+        let found =
+            |a: &'static str, floors| upward(&sources(&[lib, ("src/a/mod.rs", a), b, c]), Path::new("src"), floors);
+        assert!(found("fn f() {}", &floors).is_empty());
+        assert_eq!(found("use crate::b::B;", &floors), ["src/a/mod.rs: imports B of a higher floor, src/b.rs"]);
+        assert_eq!(found("use crate::B;", &floors).len(), 2);
+        assert_eq!(found("", &[&["a"], &["b"]]), ["src/c.rs: no floor of src has this file"]);
     }
 
     #[test]

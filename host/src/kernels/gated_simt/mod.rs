@@ -9,7 +9,7 @@ mod plan;
 use kernels_gpu::gated_simt::abi::{self, INSTANCES, Instance, Tile};
 
 use super::group::{PlacedGroup, Sizes};
-use super::kernel::{Entry, Grouped, Kernel, Request, no_instance, op_of};
+use super::kernel::{Entry, Grouped, Kernel, Request, op_of};
 use super::launch::{Grid, Launch, Scratch, output_code};
 use crate::error::Error;
 use crate::problem::Op;
@@ -32,13 +32,8 @@ impl Kernel for GatedSimt {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let of = |instance: &Instance| Entry {
-            name: instance.entry,
-            op: Some(op_of(instance.matrices)),
-            threads: Instance::THREADS,
-            shared_bytes: instance.shared_bytes(),
-        };
-        INSTANCES.iter().map(of).collect()
+        let entry = |of: &Instance| Entry::of_instance(of.entry, of.matrices, Instance::THREADS, of.shared_bytes());
+        INSTANCES.iter().map(entry).collect()
     }
 
     fn as_grouped(&self) -> Option<&dyn Grouped> {
@@ -87,10 +82,7 @@ impl GatedSimt {
         let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
         let tile = match request.instance {
             None => plan::choose(&sizes),
-            Some(name) => {
-                let named = NAMES.iter().find(|(of_tile, _)| *of_tile == name);
-                named.ok_or_else(|| no_instance(self, request.op, name))?.1
-            }
+            Some(index) => NAMES[index].1,
         };
         let instance = instance(request.op, tile);
         let (first_tiles, blocks) = plan::number_tiles(tile, &sizes)?;

@@ -12,7 +12,7 @@ use kernels_gpu::gated_sm100::abi::{
 };
 
 use super::group::{PlacedGroup, Sizes};
-use super::kernel::{Entry, Grouped, Kernel, Request, instance_name, no_instance, op_of};
+use super::kernel::{Entry, Grouped, Kernel, Request, instance_name};
 use super::launch::{Grid, Launch, Parameter, Scratch, Writer, output_code};
 use super::tensor_map::{MAP_BYTES, MapArguments};
 use crate::error::Error;
@@ -27,13 +27,8 @@ impl Kernel for GatedSm100 {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let of = |instance: &Instance| Entry {
-            name: instance.entry,
-            op: Some(op_of(instance.matrices)),
-            threads: instance.threads(),
-            shared_bytes: instance.shared_bytes(),
-        };
-        INSTANCES.iter().map(of).collect()
+        let entry = |of: &Instance| Entry::of_instance(of.entry, of.matrices, of.threads(), of.shared_bytes());
+        INSTANCES.iter().map(entry).collect()
     }
 
     fn as_grouped(&self) -> Option<&dyn Grouped> {
@@ -78,14 +73,14 @@ impl Grouped for GatedSm100 {
 }
 
 impl GatedSm100 {
-    /// The instance of this name, which must allow the groups.
-    fn named(&self, op: Op, name: &str, groups: &[Sizes]) -> Result<Instance, Error> {
-        let named = plan::instances(op).find(|instance| instance_name(self, op, instance.entry) == name);
-        let instance = named.ok_or_else(|| no_instance(self, op, name))?;
+    /// The instance at an index, which must allow the groups.
+    fn named(&self, op: Op, index: usize, groups: &[Sizes]) -> Result<Instance, Error> {
+        let instance = plan::instances(op).nth(index).expect("an index of the operation's instances");
         match groups.iter().position(|sizes| !instance.allows(sizes.m)) {
             None => Ok(instance),
             Some(index) => {
-                let (most, m) = (instance.tile_tokens, groups[index].m);
+                let (name, most) = (instance_name(self, op, instance.entry), instance.tile_tokens);
+                let m = groups[index].m;
                 let text = format!("{m} tokens; instance {name} takes {most} at most: choose one of larger tiles");
                 Err(Error::Invalid(text).at(format_args!("group {index}")))
             }
@@ -96,7 +91,7 @@ impl GatedSm100 {
     fn launch(&self, request: &Request, groups: &[PlacedGroup]) -> Result<Launch, Error> {
         let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
         let instance = match request.instance {
-            Some(name) => self.named(request.op, name, &sizes)?,
+            Some(index) => self.named(request.op, index, &sizes)?,
             None => plan::choose(request.op, &sizes),
         };
         let tiles = plan::tiles(instance, &sizes)?;
@@ -168,7 +163,9 @@ mod tests {
         }
     }
 
-    fn request(op: Op, instance: Option<&'static str>, sms: u32) -> Request {
+    fn request(op: Op, name: Option<&str>, sms: u32) -> Request {
+        let index = |name| GatedSm100.instances(op).iter().position(|of_kernel| *of_kernel == name);
+        let instance = name.map(|name| index(name).expect("an instance"));
         Request { op, instance, out_dtype: OutDtype::F16, sms }
     }
 

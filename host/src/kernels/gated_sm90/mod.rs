@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use kernels_gpu::gated_sm90::abi::{self, INSTANCES, Instance, K_ALIGNMENT, STRIP_BYTES, TOKENS_ENTRY, Tokens};
 
 use super::group::{Address, PlacedGroup, PlacedMatrix, Sizes};
-use super::kernel::{Entry, Grouped, Kernel, Request, instance_name, no_instance, op_of};
+use super::kernel::{Entry, Grouped, Kernel, Request, instance_name};
 use super::launch::{BlockCount, Grid, Launch, Scratch, output_code};
 use crate::error::Error;
 use crate::format::Matrix;
@@ -29,14 +29,9 @@ impl Kernel for GatedSm90 {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let of = |instance: &Instance| Entry {
-            name: instance.entry,
-            op: Some(op_of(instance.matrices)),
-            threads: instance.threads(),
-            shared_bytes: instance.shared_bytes(),
-        };
+        let entry = |of: &Instance| Entry::of_instance(of.entry, of.matrices, of.threads(), of.shared_bytes());
         let tokens = Entry { name: TOKENS_ENTRY, op: None, threads: Tokens::THREADS, shared_bytes: 0 };
-        INSTANCES.iter().map(of).chain([tokens]).collect()
+        INSTANCES.iter().map(entry).chain([tokens]).collect()
     }
 
     fn as_grouped(&self) -> Option<&dyn Grouped> {
@@ -92,7 +87,7 @@ impl Grouped for GatedSm90 {
             let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
             plans.push(match request.instance {
                 None => plan::best(request.op, &sizes, request.sms)?,
-                Some(name) => plan::with(self.named(request.op, name)?, &sizes, request.sms)?,
+                Some(index) => plan::with(plan::instance(request.op, index), &sizes, request.sms)?,
             });
         }
         let mut launches = Vec::with_capacity(1 + products.len());
@@ -118,12 +113,6 @@ fn decoded_bytes(sizes: Sizes) -> Result<u64, Error> {
 }
 
 impl GatedSm90 {
-    /// The instance of this name.
-    fn named(&self, op: Op, name: &str) -> Result<Instance, Error> {
-        let named = plan::instances(op).find(|instance| instance_name(self, op, instance.entry) == name);
-        named.ok_or_else(|| no_instance(self, op, name))
-    }
-
     /// The grid that decodes tokens, each group's to the address that stands beside it. Groups without tokens are left out.
     fn decode_tokens(&self, groups: &[PlacedGroup], decoded: &[Address]) -> Result<Launch, Error> {
         let mut blocks = BlockCount::default();
@@ -197,7 +186,10 @@ mod tests {
 
     #[test]
     fn a_launch_overlaps_the_one_before_it_if_that_decodes_its_tokens() {
-        let request = |instance| Request { op: Op::Gated, instance: Some(instance), out_dtype: OutDtype::F16, sms: 4 };
+        let request = |name| {
+            let instance = GatedSm90.instances(Op::Gated).iter().position(|of_kernel| *of_kernel == name);
+            Request { op: Op::Gated, instance, out_dtype: OutDtype::F16, sms: 4 }
+        };
         for (instance, overlaps) in [("t16", vec![false]), ("t64", vec![false, true])] {
             let products = [vec![group(7, 72, 320)]];
             let launches = GatedSm90.launches(&request(instance), &products, &mut Scratch::new(0x1000)).unwrap();

@@ -32,6 +32,11 @@ pub(super) fn instances(op: Op) -> impl Iterator<Item = Instance> + Clone {
     INSTANCES.iter().copied().filter(move |instance| op_of(instance.matrices) == op)
 }
 
+/// The instance of an operation at an index of [`instances`].
+pub(super) fn instance(op: Op, index: usize) -> Instance {
+    instances(op).nth(index).expect("an index of the operation's instances")
+}
+
 /// How a step's groups are cut into tiles, and which block computes which.
 #[derive(Debug)]
 pub(super) struct Plan {
