@@ -166,7 +166,7 @@ impl Emulated {
         Ok(Self { variant, modules: Arc::new(Mutex::new(modules)), ..self })
     }
 
-    /// The kernel that computes steps. If it does not take a step's K, another does.
+    /// The variant's kernel, or else the device's own.
     fn default_kernel(&self) -> GroupedKernel {
         self.variant.kernel.unwrap_or(self.default)
     }
