@@ -1,5 +1,5 @@
-//! Opening a checkpoint and finding and checking the experts of a layer, which reads their scales; then also bringing
-//! them into the form of the CPU backend, which reads everything. The file is in the page cache; the rates are of the
+//! Opening a checkpoint, and finding and checking the experts of a layer, which reads their scales. A second measurement also
+//! brings them into the form of the CPU backend, which reads everything. The file is in the page cache; the rates are of the
 //! layer's bytes.
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The CPU backend beside dequantising to f32 and the `gemm` crate, and memory beside a plain read of as much.
+//! The CPU backend beside dequantising to f32 and the `gemm` crate, and its use of memory beside a plain read of as much.
 
 use criterion::{Criterion, SamplingMode};
 use nvfp4::Output;
@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 const SHAPES: [&str; 5] = ["dual-1", "dual-2", "dual-3", "dual-4", DECODE];
 
-/// The shape whose weights are read for a single token each: memory binds.
+/// In this shape weights are read for a single token each, so memory is the limit.
 const DECODE: &str = "decode-1";
 
 /// Median seconds of a shape.
@@ -22,9 +22,9 @@ struct Times {
     /// Bytes of weights.
     bytes: usize,
     backend: f64,
-    /// Dequantising each time, then `gemm`.
+    /// Time of dequantising each time, then `gemm`.
     dequantize: f64,
-    /// `gemm` of what was dequantised before.
+    /// Time of `gemm` alone on numbers that were dequantised before.
     dequantized: f64,
 }
 
@@ -69,7 +69,7 @@ fn weight_bytes(weights: &Weights<'_>) -> usize {
 
 /// Sums `bytes` bytes of memory with all threads; returns bytes a second.
 fn bench_plain_read(criterion: &mut Criterion, bytes: usize) -> Option<f64> {
-    /// Of a thread at a time; a power of two, over a page for each stream.
+    /// Words that a thread takes at a time: a power of two, and more than a page for each stream.
     const CHUNK: usize = 1 << 15;
     let memory = vec![1u64; bytes / size_of::<u64>()];
     let mut group = criterion.benchmark_group("memory");
@@ -81,7 +81,7 @@ fn bench_plain_read(criterion: &mut Criterion, bytes: usize) -> Option<f64> {
     seconds.map(|seconds| bytes as f64 / seconds)
 }
 
-/// Four places at once: a single stream waits at the end of every page, and reads a fifth less.
+/// Reads four places at once: a single stream waits at the end of every page, and reads a fifth less.
 fn sum_in_four_streams(memory: &[u64]) -> u64 {
     let quarter = memory.len() / 4;
     let (front, back) = memory.split_at(2 * quarter);

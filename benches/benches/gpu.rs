@@ -1,5 +1,6 @@
-//! The GPU's kernels: every instance and every launch schedule, timed by events, the second-level cache flushed before every
-//! run. The kernel made for a card runs where there is that card; the others are named with the reason why they were skipped.
+//! The GPU's kernels: every instance and every launch schedule. They are timed by events, and the second-level cache is
+//! flushed before every run. A kernel that is made for a card runs where there is that card. The others are named with the
+//! reason why they were skipped.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Quantising a weight matrix; the rate is of what goes in.
+//! Quantising a weight matrix. The rate counts the bytes that go in.
 
 use criterion::{Criterion, SamplingMode, Throughput};
 use half::bf16;
@@ -18,7 +18,7 @@ fn bench<T: Number>(criterion: &mut Criterion, dtype: &str, numbers: &[T]) {
     group.finish();
 }
 
-/// Every number of some rows is kept to half of the widest step between values, or to the cut of a scale rounded down.
+/// Checks some rows: each number is kept to half of the widest step between values, or to what a rounded-down scale cuts off.
 fn check<T: Number>(numbers: &[T], matrix: &Matrix<'_>) {
     let mut back = vec![0.0; K];
     for row in (0..ROWS).step_by(ROWS / 16) {

@@ -51,7 +51,7 @@ pub fn check_variant(variant: Variant, weights: &Weights<'_>, step: &Step<'_>, o
     check_sample_at(&variant.to_string(), weights, step, output, tolerance);
 }
 
-/// Each element at a tolerance of its own.
+/// Compares elements, each at a tolerance of its own.
 fn check_sample_at(
     who: &str,
     weights: &Weights<'_>,

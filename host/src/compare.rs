@@ -44,8 +44,8 @@ impl Tolerance {
         }
     }
 
-    /// The tolerance of one element of which Σ|products|·α is known for each projection: wider by what `roundings`
-    /// roundings to f32 of sums as large as that can add up to.
+    /// The tolerance of one element, given Σ|products|·α for each projection. It is wider by the most that `roundings`
+    /// roundings to f32 of sums of that size can add up to.
     pub fn widened(self, element: &Element, magnitudes: [f64; 2], roundings: f64) -> Self {
         let [gate, up] = magnitudes.map(|sum| sum * roundings * f64::from(f32::EPSILON) / 2.0);
         if magnitudes[1] == 0.0 {
@@ -57,10 +57,11 @@ impl Tolerance {
     /// The tolerance of one gated element of the unfused baseline, which rounds three times to the output's type: gate, up
     /// and their product.
     ///
-    /// The last rounding is every variant's, and within [`Tolerance::of`]. The first two move gate and up by half a unit in
-    /// their last place each: by at most `u·|x| + η`, where u is 2⁻¹¹ in f16 and 2⁻⁸ in bf16, and η half of the smallest
-    /// subnormal, which counts for f16 alone. What they move the product by is added. An intermediate that overflows is ±inf,
-    /// of which no bound holds: such elements are wrong, as in every implementation that stores gate and up in 16 bits.
+    /// Every variant has the last rounding, and [`Tolerance::of`] covers it. The first two move gate and up by half a
+    /// unit in their last place each: by at most `u·|x| + η`, where u is 2⁻¹¹ in f16 and 2⁻⁸ in bf16, and η is half of
+    /// the smallest subnormal, which matters in f16 alone. The tolerance grows by as much as that moves the product. An
+    /// intermediate that overflows is ±inf, for which no bound holds: such elements are wrong, as in every
+    /// implementation that stores gate and up in 16 bits.
     pub fn unfused(dtype: OutDtype, element: &Element) -> Self {
         let (unit, smallest) = match dtype {
             OutDtype::F16 => (f64::exp2(-11.0), f64::exp2(-25.0)),
@@ -69,8 +70,8 @@ impl Tolerance {
         Self::of(dtype).carried(element, element.pre.map(|x| unit * x.abs() + smallest))
     }
 
-    /// Wider by what a gated element changes where gate and up are off by so much: with |silu'| ≤ L,
-    /// |silu(g + γ)·(u + υ) − silu(g)·u| ≤ L·γ·(|u| + υ) + |silu(g)|·υ.
+    /// Wider by the most that a gated element changes if gate and up are off by so much. With an error of γ in gate g
+    /// and of υ in up u, and |silu'| ≤ L, |silu(g + γ)·(u + υ) − silu(g)·u| ≤ L·γ·(|u| + υ) + |silu(g)|·υ.
     fn carried(self, element: &Element, [gate, up]: [f64; 2]) -> Self {
         /// The steepest slope of silu, at x ≈ 2.4.
         const SILU_SLOPE: f64 = 1.0999;
@@ -114,12 +115,12 @@ pub struct Comparison {
     pub worst: Option<Mismatch>,
     /// The largest |got − want|.
     pub max_abs_err: f64,
-    /// The largest |got − want| / |want| where |want| is at least the absolute tolerance's thousandfold.
+    /// The largest |got − want| / |want|, of elements whose |want| is at least a thousand times the absolute tolerance.
     pub max_rel_err: f64,
 }
 
 impl Comparison {
-    /// Whether something was compared, or there was nothing to compare, and all of it was right.
+    /// Whether no compared element was wrong. This holds too if there was nothing to compare.
     pub fn passed(&self) -> bool {
         self.mismatches == 0
     }
@@ -210,7 +211,7 @@ mod tests {
         assert!(!accepts(f64::NAN, 1.0) && !accepts(f64::NAN, f64::NAN));
         assert!(accepts(f64::INFINITY, 1e9) && accepts(f64::NEG_INFINITY, -1e9));
         assert!(!accepts(f64::INFINITY, -1e9) && !accepts(f64::INFINITY, 60000.0) && !accepts(65504.0, 1e9));
-        // On the edge of overflow either side may be right.
+        // At the edge of overflow both sides may be right.
         assert!(accepts(65504.0, 65520.0) && accepts(f64::INFINITY, 65519.0));
     }
 

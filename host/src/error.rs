@@ -62,7 +62,7 @@ pub enum Error {
         /// The length of the dot product.
         k: usize,
     },
-    /// Two things that must have the same size have not.
+    /// Two things that must have the same size differ.
     #[error("{what}: got {got}, expected {expected}")]
     Mismatch {
         /// What has that size.
@@ -175,7 +175,7 @@ impl Error {
         Self::At { place: place.to_string(), error: Box::new(self) }
     }
 
-    /// The error of a group that was planned alone, and so as number 0, under its own number.
+    /// The same error under the group's own number. A group that is planned alone is planned as number 0.
     #[cfg(feature = "kernels")]
     pub(crate) fn of_group(self, index: usize) -> Self {
         let alone = match self {

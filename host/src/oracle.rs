@@ -116,8 +116,8 @@ pub fn element_at(weights: &Weights<'_>, step: &Step<'_>, group: usize, row: usi
     element(pre, weights.op().projections() == 2)
 }
 
-/// For each element of a group, `Σ|products|` of its projections times their α: what bounds the error of a floating-point
-/// sum. As [`Reference::pre_activations`].
+/// `Σ|products|` times α, of each projection and element of a group: it bounds the error of a floating-point sum. Laid
+/// out as [`Reference::pre_activations`].
 pub fn magnitudes(weights: &Weights<'_>, step: &Step<'_>, group: usize) -> Vec<Vec<f64>> {
     let tokens = absolute(&step.activations()[group]);
     let projections = weights.experts()[group].projections().zip(step.alphas(group));
@@ -217,7 +217,8 @@ fn dot_products_portable<const T: usize>(tokens: [&[i32]; T], weight: &[i32]) ->
         for (sums, token) in sums.iter_mut().zip(tokens) {
             let token = &token[block];
             for lane in 0..LANES {
-                // Never wraps (see the head of this file); checked operators, as tests are built with, do not vectorise.
+                // Never wraps (see the head of this file). Tests are built with checked operators, which do not
+                // vectorise.
                 let product = i64::from(token[lane]).wrapping_mul(i64::from(weight[lane]));
                 sums[lane] = sums[lane].wrapping_add(product);
             }

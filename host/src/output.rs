@@ -38,8 +38,9 @@ impl OutDtype {
     }
 }
 
-/// The f32 next to `x` whose last bit is odd, unless `x` is an f32: what was cut off still shows, so that a second
-/// rounding, to a shorter type, gives what one rounding of `x` would (Boldo and Melquiond, "When double rounding is odd").
+/// `x` rounded to odd: `x` itself if it is an f32, or else the neighbouring f32 whose last bit is odd. That bit shows
+/// that something was cut off. So a second rounding, to a shorter type, gives what one rounding of `x` would (Boldo and
+/// Melquiond, "When double rounding is odd").
 fn round_to_odd(x: f64) -> f32 {
     let nearest = x as f32;
     if f64::from(nearest) == x || nearest.to_bits() & 1 == 1 || !nearest.is_finite() {

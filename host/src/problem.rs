@@ -115,7 +115,7 @@ pub(crate) fn check_weight_size(n: usize, k: usize) -> Result<(), Error> {
 
 /// An upper bound of what any backend or the oracle holds for a group; `None` if it cannot be counted.
 fn group_bytes(group: &Group) -> Option<usize> {
-    // Twice f64 pre-activations for each output; a byte is more than an element and its share of scales.
+    // Two f64 pre-activations for each output, twice. An element with its share of scales is less than a byte.
     let outputs = group.m.checked_mul(group.n)?.checked_mul(32)?;
     let operands = group.m.checked_add(group.n.checked_mul(2)?)?.checked_mul(group.k)?;
     outputs.checked_add(operands)

@@ -1,8 +1,8 @@
 //! f32, f16 or bf16 to NVFP4, by the algorithm of NVIDIA's ModelOpt.
 //!
-//! One global scale for the tensor, `amax / (6·448)`, so that the largest block scale is the largest E4M3 number; a scale
-//! for each block of 16, `amax of the block / (6·global)` rounded to E4M3 and at least 2⁻⁹, and 1 for a block of zeros;
-//! values divided by both and rounded to nearest, ties to even. All of it in f32, as there.
+//! A tensor has one global scale, `amax / (6·448)`, so that the largest block scale is the largest E4M3 number. A block
+//! of 16 has the scale `amax of the block / (6·global)`, rounded to E4M3 and at least 2⁻⁹; a block of zeros has 1.
+//! Values are divided by both scales and rounded to nearest, ties to even. All of this is f32, as in ModelOpt.
 
 use rayon::prelude::*;
 

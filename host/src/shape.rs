@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::generate::Generator;
 use crate::problem::{Group, GroupedProblem, Op, OutDtype};
 
-/// The problem whose sizes the shapes file gives, with figures published for it.
+/// A problem as a file of shapes gives it: its sizes, and figures published for it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {

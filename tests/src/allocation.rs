@@ -23,7 +23,7 @@ unsafe impl GlobalAlloc for Counting {
             let _ = writeln!(std::io::stderr(), "case {}: {live} bytes", CASE.load(Ordering::Relaxed));
             return std::ptr::null_mut();
         }
-        // SAFETY: the caller's promises about `layout` are the ones that the system asks for.
+        // SAFETY: `GlobalAlloc` asks the caller for a valid `layout`, and the system's allocator asks for the same.
         unsafe { System.alloc(layout) }
     }
 
@@ -34,12 +34,12 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Lets no more than so many bytes be allocated at a time: what would go beyond finds no memory, and the process aborts.
+/// Allows at most so many bytes to be allocated at a time. An allocation beyond that finds no memory, and the process aborts.
 pub fn limit(bytes: usize) {
     LIMIT.store(bytes, Ordering::Relaxed);
 }
 
-/// What the message about memory beyond the limit shall name.
+/// The number in the message about memory beyond the limit.
 pub fn set_case(case: u64) {
     CASE.store(case, Ordering::Relaxed);
 }

@@ -83,8 +83,8 @@ impl Gpu {
         format!("compute capability {}.{}", self.capability.0, self.capability.1)
     }
 
-    /// Waits for errors that the GPU has not reported yet: it reports some after the kernel is over, on an H200 up to a
-    /// third of a second.
+    /// Waits for errors that the GPU has not reported yet. It reports some only after the kernel has ended, on an H200 up to
+    /// a third of a second later.
     ///
     /// # Errors
     /// What a kernel before did wrong.

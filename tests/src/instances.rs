@@ -1,4 +1,4 @@
-//! A kernel's instances in the emulator: right, and the same bits every time.
+//! A kernel's instances in the emulator: they are right, and give the same bits every time.
 
 use nvfp4::Output;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
@@ -44,17 +44,17 @@ pub fn check_shapes<'a>(kernel: GroupedKernel, arch: &str, shapes: impl IntoIter
     }
 }
 
-/// The device with this instance of its kernel, or this kernel, for all steps.
+/// The device computing all steps with this instance of its kernel, or with this kernel.
 pub fn with_instance(gpu: Emulated, name: &str) -> Emulated {
     gpu.with_variant(name.parse().expect("an instance")).expect("of this device's kernel")
 }
 
-/// The output of a device, which is right, and of this entry of the kernel.
+/// The output of a device. It is right, and this entry of the kernel computed it.
 pub fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: OutDtype, entry: &str) -> Output {
     let mut layer = case.prepare(gpu);
     let output = case.verified(gpu, layer.as_mut(), |_| Tolerance::of(out_dtype));
     let kernels = &layer.counters().expect("a kernel ran").kernel;
-    // Hopper's kernel has a grid before it where tokens are many.
+    // Hopper's kernel has another grid before it if tokens are many.
     assert_eq!(kernels.strip_prefix("tokens_sm90, ").unwrap_or(kernels), entry);
     output
 }

@@ -53,7 +53,7 @@ pub fn skip(what: &str, why: impl std::fmt::Display) {
     say(&format!("skipped: {test} on {what}: {why}"));
 }
 
-/// Says something past the test harness's capture, once.
+/// Says something once, past what the test harness captures.
 pub fn say(text: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if SAID.lock().is_ok_and(|mut said| said.insert(text.to_owned())) {
@@ -89,8 +89,8 @@ pub fn check(inputs: &Inputs, out_dtype: OutDtype) {
     check_at(&all_backends(), inputs, out_dtype, |_| Tolerance::of(out_dtype));
 }
 
-/// As [`check`], for inputs of which even a correct f32 sum may be off by more than the public tolerance: each element's
-/// is widened by as many roundings of `Σ|products|` as its dot product has blocks.
+/// As [`check`], for inputs on which even a correct f32 sum may be off by more than the public tolerance. Each element's
+/// tolerance is widened by one rounding of `Σ|products|` for every block of its dot product.
 pub fn check_widened(inputs: &Inputs, out_dtype: OutDtype) {
     let step = step(inputs, out_dtype);
     let groups = step.problem().groups();
@@ -114,7 +114,7 @@ pub struct Place {
     group: usize,
     row: usize,
     column: usize,
-    /// What is exact there.
+    /// Its exact value.
     pub element: nvfp4::oracle::Element,
 }
 
@@ -137,7 +137,7 @@ fn check_at(
     }
 }
 
-/// A step with the exact reference of its output. Its methods panic with the backend's name where that fails.
+/// A step with the exact reference of its output. Its methods panic with the backend's name if the backend fails.
 pub struct Case<'a> {
     weights: &'a Weights<'static>,
     step: Step<'a>,

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Copies the sources below a folder, if `unless_same` only those that differ, so that cargo builds no more than that again.
+/// Copies the sources below a folder. With `unless_same` only those that differ, so that cargo builds no more than these
+/// again.
 fn copy(from: &Path, to: &Path, unless_same: bool) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -23,7 +24,7 @@ fn copy(from: &Path, to: &Path, unless_same: bool) {
     }
 }
 
-/// Runs cargo in a folder, as from a shell: what the outer cargo has set is not for this one.
+/// Runs cargo in a folder, as from a shell: without the variables that the outer cargo has set.
 fn cargo(folder: &Path, arguments: &[impl AsRef<OsStr>]) -> String {
     let mut cargo = Command::new(env!("CARGO"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME") {
@@ -43,7 +44,8 @@ fn what_the_page_adds_builds_runs_in_the_emulator_and_is_right() {
     cargo(root, &["run", "--quiet", "--package", "xtask", "--", "additions", "--into", made.path().to_str().unwrap()]);
     let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("additions");
     copy(made.path(), &built, true);
-    // Its own target folder lies in it: cargo does not tell a workspace from its copy, and would mix up what it builds of both.
+    // The copy has a target folder of its own. Cargo cannot tell a workspace from its copy, and would mix up what it builds
+    // of both.
 
     let kernel = cargo(&built, &["test", "--package", "nvfp4", "--features", "cli", "--lib", "kernels::"]);
     for test in ["rows_of_ragged_groups_are_summed", "there_is_a_row_for_each_kernel_that_is_compiled"] {

@@ -1,5 +1,5 @@
 //! The kernels' PTX in the emulator: no fault under any schedule, the exact reference's numbers, the same bits every time.
-//! And faults where the PTX is broken, so that no fault means something.
+//! Broken PTX makes faults, so the absence of faults means something.
 
 use nvfp4::Output;
 use nvfp4::backend::emulated::{Emulated, Fault, FaultKind, Options, Schedule};
@@ -19,7 +19,7 @@ fn simt(schedule: Schedule) -> Emulated {
     Emulated::new("sm_80", Options { schedule, ..Options::default() }).expect("the portable kernel")
 }
 
-/// No schedule makes a fault or other bits, and all are right.
+/// Under every schedule there is no fault, the output is right, and the bits are the same.
 fn check_schedules(kernel: &str, inputs: &Inputs, out_dtype: OutDtype) {
     let case = Case::new(inputs, out_dtype);
     let outputs = SCHEDULES.map(|schedule| {
@@ -80,7 +80,7 @@ fn ragged_groups_with_tails_of_k_are_right() {
     }
 }
 
-/// What the large gated tile is stopped for when a line of its text is changed; M, N and K end inside of a tile.
+/// The fault that stops the large gated tile when a line of its text is changed; M, N and K end inside of a tile.
 fn fault(gpu: &Emulated, line: usize, changed: &str) -> Option<Fault> {
     let mut lines: Vec<_> = gpu.ptx().lines().collect();
     lines[line] = changed;

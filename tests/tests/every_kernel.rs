@@ -1,5 +1,5 @@
-//! What every kernel must pass in the emulator, whichever there are: instructions that are known, every instance right on ragged
-//! groups whatever its schedule, the small built-in shapes.
+//! What every kernel must pass in the emulator, whichever kernels there are. The emulator knows its instructions; every
+//! instance is right on ragged groups under every schedule; the small built-in shapes are right.
 
 use nvfp4::Error;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
@@ -41,7 +41,7 @@ fn the_emulator_knows_every_instruction() {
 
 #[test]
 fn every_instance_is_right_on_ragged_groups_and_gives_the_same_bits_on_every_schedule() {
-    // Where an instance takes few tokens only, the first of these is too much for it.
+    // If an instance takes few tokens only, the first of these groups has too many for it.
     let sizes = [40, 7].map(|most| groups(&[(0, 8, 64), (1, 136, 320), (most, 72, 224), (3, 8, 32)]));
     for_every_kernel(|kernel, arch| {
         for (op, instance) in

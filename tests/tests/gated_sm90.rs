@@ -1,5 +1,5 @@
 //! The Hopper kernel's PTX in the emulator: no fault under any schedule, the exact reference's numbers, the same bits every
-//! time, whatever its instance. And faults where the PTX is broken.
+//! time, whatever its instance. Broken PTX makes faults.
 
 use nvfp4::Output;
 use nvfp4::backend::emulated::{Emulated, Fault, FaultKind, Options, Schedule};
@@ -35,7 +35,8 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
     let gpu = hopper(Schedule::Fair);
     for op in OPS {
         for instance in gpu.instances(op) {
-            // More steps than stages; more columns than a tile; a tile that starts in the middle of the scale layout's.
+            // More k-blocks than stages; more columns than a tile; a tile that starts in the middle of a tile of the scale
+            // layout.
             let sizes = groups(&[(7, 136, 64), (0, 8, 32), (137, 72, 1440), (1, 8, 320)]);
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
             let schedules = (0..20).map(Schedule::Seed).chain([Schedule::Worst]);
@@ -48,7 +49,7 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
 
 #[test]
 fn a_tile_of_any_number_of_tokens_is_right() {
-    // Columns of C: more than a tile's in one case, of the second panel of a plain tile in the other.
+    // Columns of C: more than a tile has if gated; some in the second panel of a tile if plain.
     for (op, n) in OPS.into_iter().zip([136, 264]) {
         for instance in hopper(Schedule::Fair).instances(op) {
             let most: usize = instance[1..].parse().expect("t and its tokens");
@@ -101,7 +102,7 @@ fn lines_of<'a>(gpu: &'a Emulated, instance: &str, instruction: &str) -> Vec<(us
     lines.filter(|(_, line)| line.trim_start().starts_with(instruction)).collect()
 }
 
-/// What the kernel is stopped for when lines of its text are changed; one block computes many tiles, all of them ragged.
+/// The fault that stops the kernel when lines of its text are changed. One block computes many tiles, all of them ragged.
 fn fault(gpu: &Emulated, changes: &[(usize, &str)]) -> Option<Fault> {
     let mut lines: Vec<_> = gpu.ptx().lines().collect();
     for &(line, changed) in changes {
@@ -118,8 +119,8 @@ fn fault(gpu: &Emulated, changes: &[(usize, &str)]) -> Option<Fault> {
 #[test]
 fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
     const DO_NOT_WAIT: &str = "setp.eq.u32 p, 0, 0;";
-    /// Beginning of the instruction, what stands in its place, how many there are at least, how many of them have another
-    /// behind them that makes up for them.
+    /// The beginning of the instruction; what stands in its place; how many there are at least; how many may be left out,
+    /// since a later one makes up for them.
     const SABOTAGES: [(&str, &str, usize, usize); 8] = [
         ("mbarrier.init", "", 4, 0),
         ("mbarrier.try_wait", DO_NOT_WAIT, 7, 0),
@@ -145,7 +146,8 @@ fn tokens_that_nobody_has_waited_for_are_found() {
     let gpu = worst("t64");
     assert_eq!(fault(&gpu, &[(0, "")]), None, "the first line is a comment");
     let waits: Vec<_> = lines_of(&gpu, "t64", "griddepcontrol.wait").into_iter().map(|(line, _)| (line, "")).collect();
-    // The warp that loads weights waits too, so as not to be in the way of tokens; that is no wait of those who load these.
+    // The warp that loads weights waits too, so as not to delay the tokens. The wait of the warps that load tokens is
+    // another.
     let alone: Vec<_> = waits.iter().filter_map(|&wait| fault(&gpu, &[wait])).collect();
     assert_eq!((waits.len(), alone.len()), (2, 1));
     for fault in alone.into_iter().chain([fault(&gpu, &waits).expect("nobody waits")]) {

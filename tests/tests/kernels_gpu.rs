@@ -1,12 +1,12 @@
-//! The tests of `kernels-gpu`: what of a kernel runs on the host. That crate is no member of this workspace, since its target
-//! is a GPU, so a `cargo test` here would not run them otherwise.
+//! The tests of `kernels-gpu`, of those parts of a kernel that run on the host too. That crate's target is a GPU, so it is no
+//! member of this workspace, and a `cargo test` here would not run them otherwise.
 
 use std::path::Path;
 use std::process::Command;
 
 use nvfp4_tests::say;
 
-/// Passed tests of each of a run's test programs.
+/// The number of passed tests of each test program in a run.
 fn passed(output: &str) -> impl Iterator<Item = usize> {
     output.lines().filter_map(|line| line.strip_prefix("test result: ok. ")?.split(' ').next()?.parse().ok())
 }

@@ -7,7 +7,7 @@ use fake_cuda::Launch;
 use nvfp4_tests::differential::{Buffers, Gpu, difference, emulate, programs};
 use ptx_emulator::program::Program;
 
-/// The programs that are being launched, each with what buffers hold before: the driver knows the entry's name only.
+/// The programs that are being launched, each with what its buffers hold before. The driver knows only the entry's name.
 static LAUNCHED: Mutex<VecDeque<(Program, Buffers)>> = Mutex::new(VecDeque::new());
 
 /// Runs the program on a GPU.

@@ -35,7 +35,7 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
         let variants = gpu.instances(op);
         assert!(variants.len() >= 7);
         for variant in variants {
-            // Where tiles of tokens cannot follow each other, one of them.
+            // If an instance's tiles of tokens cannot follow each other, one tile of them.
             let (few, many) = if ["t8", "t16"].contains(&variant) { (7, 8) } else { (7, 201) };
             let sizes = groups(&[(few, 136, 64), (0, 8, 32), (many, 72, 1120), (1, 8, 320)]);
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
@@ -110,8 +110,8 @@ fn an_instance_that_the_operation_has_not_or_that_does_not_take_the_step_is_refu
     assert!(small.starts_with("group 1: 9 tokens; variant t8 takes 8 at most"), "{small}");
 }
 
-/// Whether it is found out when a line of the kernel is changed, by a fault or by the output; one block, or pair, computes
-/// many tiles, all of them ragged.
+/// Whether a changed line of the kernel is found, by a fault or by the output. One block, or pair, computes many tiles, all
+/// of them ragged.
 fn found_out(case: &Case<'_>, gpu: &Emulated, line: usize, changed: &str) -> bool {
     let mut lines: Vec<_> = gpu.ptx().lines().collect();
     lines[line] = changed;
@@ -122,7 +122,7 @@ fn found_out(case: &Case<'_>, gpu: &Emulated, line: usize, changed: &str) -> boo
     }
 }
 
-/// Which of an instance's instructions may be left out, with another text in their place, and nobody finds out.
+/// An instance's instructions that can be replaced by another text without being found.
 fn spare(case: &Case<'_>, gpu: &Emulated, instance: &str, sabotage: &Sabotage) -> Vec<String> {
     let Sabotage(instruction, changed, least, _) = *sabotage;
     let gpu = with_instance(gpu.clone(), instance);
@@ -136,13 +136,13 @@ fn spare(case: &Case<'_>, gpu: &Emulated, instance: &str, sabotage: &Sabotage) -
     spare.map(|(number, line)| format!("{instance}, line {number}: {line}")).collect()
 }
 
-/// Beginning of the instruction, what stands in its place, how many there are at least, how many may be left out.
+/// The beginning of the instruction; what stands in its place; how many there are at least; how many may be left out.
 struct Sabotage(&'static str, &'static str, usize, usize);
 
-/// In place of a wait.
+/// Stands in place of a wait.
 const DO_NOT_WAIT: &str = "setp.eq.u32 p, 0, 0;";
 
-/// What every instance has.
+/// Instructions that every instance has.
 const SABOTAGES: [Sabotage; 12] = [
     Sabotage("mbarrier.init", "", 12, 0),
     Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 4, 0),
@@ -158,7 +158,7 @@ const SABOTAGES: [Sabotage; 12] = [
     Sabotage("st.shared", "", 8, 0),
 ];
 
-/// What some have besides, or use in another way.
+/// Instructions that some instances have besides, or use in another way.
 const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 4] = [
     (
         "t64_tma",
@@ -175,7 +175,7 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 4] = [
     (
         "t64_pair",
         &[
-            // Those of `Ring::drain`, a stage each, wait for what no schedule of the emulator is late with.
+            // `Ring::drain` waits once for each stage. No schedule of the emulator is late with what it waits for.
             Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 10, 5),
             Sabotage("mbarrier.arrive", "", 3, 0),
             Sabotage("barrier.cluster.arrive", "", 2, 0),

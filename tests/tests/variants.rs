@@ -19,7 +19,7 @@ const SCHEDULES: [LaunchSchedule; 5] = [
     LaunchSchedule::Unfused,
 ];
 
-/// Few and many tokens, none, and ends inside of every tile.
+/// Few tokens, many, and none; sizes that end inside of every tile.
 const SIZES: [(usize, usize, usize); 5] = [(1, 72, 320), (0, 136, 64), (7, 136, 192), (130, 200, 64), (40, 8, 1120)];
 
 /// What a backend computes in a variant, within the variant's tolerance.
@@ -41,7 +41,7 @@ fn verified(case: &Case<'_>, gpu: &dyn Backend, variant: Variant, out_dtype: Out
     output
 }
 
-/// Every schedule of a kernel is right; those that fuse give the same bits with the same instance.
+/// Every schedule of a kernel is right. Those that fuse give the same bits as each other with the same instance.
 fn check(kernel: GroupedKernel, instance: &'static str, graphs: &[bool], gpu: impl Fn(Variant) -> Box<dyn Backend>) {
     for out_dtype in [OutDtype::F16, OutDtype::Bf16] {
         let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&SIZES), 6);
@@ -60,8 +60,8 @@ fn check(kernel: GroupedKernel, instance: &'static str, graphs: &[bool], gpu: im
     }
 }
 
-/// An instance of a kernel that both operations have and that takes as many tokens as there are: `t64`, with which Hopper's
-/// kernel has its grid for tokens, or else the first.
+/// An instance of a kernel that both operations have and that takes any number of tokens. This is `t64` if there is one: with
+/// it Hopper's kernel decodes tokens in a grid of its own. Otherwise it is the first.
 fn instance(kernel: GroupedKernel) -> &'static str {
     let gpu = emulated(kernel);
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&SIZES), 6);

@@ -34,8 +34,8 @@ const TEMPLATE: &str = include_str!("counters.md");
 
 const COMMAND: &str = "cargo xtask counters";
 
-/// Multiply-adds that take seconds, by architecture: decoding weights in software is many instructions. A check runs what
-/// has no more.
+/// More multiply-adds than these take more than seconds, by architecture: a kernel that decodes weights in software has many
+/// instructions. A check runs only what has no more.
 const QUICK_MULTIPLY_ADDS: [(Arch, u64); 2] = [(BLACKWELL, 4_000_000_000), (HOPPER, 100_000_000)];
 
 /// The architectures of the kernels that are counted: those for tensor cores.

@@ -48,7 +48,7 @@ pub struct Run {
     pub loads: [u64; 3],
     /// Steps of the emulator, summed over CTAs.
     pub steps: u64,
-    /// Those in which a warp waited, by its index in the CTA.
+    /// How many of those steps a warp waited, by its index in the CTA.
     pub waited: Vec<u64>,
 }
 
@@ -74,8 +74,8 @@ impl Run {
         self.loads[2] as f64 / self.loads[0].max(1) as f64
     }
 
-    /// Whether another run counted the same. What a plan decides must be equal; what moves with every instruction that the
-    /// compiler places otherwise may be off by [`DRIFT`].
+    /// Whether another run counted the same. What a plan decides must be equal. What changes with the compiler's placing of
+    /// instructions may be off by [`DRIFT`].
     pub fn agrees(&self, other: &Self) -> bool {
         let planned = |run: &Self| Self {
             warp_instructions: 0,

@@ -34,7 +34,7 @@ pub struct Args {
     install: bool,
 }
 
-/// What a kernel is written for. Of a kernel that does not say it, instructions are counted and none is missed.
+/// The instructions that a kernel is written for. If a kernel names none, its instructions are counted and none is missed.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Meant {
@@ -46,7 +46,7 @@ struct Meant {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Instruction {
-    /// Of which entries: those with this in their name; all, if it is left out.
+    /// Entries with this in their name must have it; all entries, if it is left out.
     #[serde(default)]
     entries: String,
     /// Its name in PTX.

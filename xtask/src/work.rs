@@ -39,7 +39,7 @@ pub fn tilings(shape: &Shape, tile_tokens: usize, sms: usize) -> (Tiling, Vec<Ti
     (tiling(&shape.groups), shape.groups.chunks(1).map(tiling).collect())
 }
 
-/// Bytes of values and of blocked scales of the weights, each expert's as often as it has tiles of so many tokens.
+/// Bytes of values and of blocked scales of the weights. Each expert counts as often as it has tiles of so many tokens.
 pub fn weight_bytes(shape: &Shape, tile_tokens: usize) -> u64 {
     let bytes = |group: &Group| group.n * group.k / 2 + blocked::len(group.n, group.k / BLOCK);
     let of = |group: &Group| group.m.div_ceil(tile_tokens) * shape.op.projections() * bytes(group);

@@ -2,9 +2,9 @@
 //!
 //! Commands come on standard input, a JSON object on a line; each is answered by one on standard output. Kernels are named
 //! as [`Variant`]s.
-//! What a time is: the device's, between an event before a run and one behind it. Tokens, weights and descriptors are in
-//! device memory, and every run takes the next of several copies of them, so that it finds none of them in the L2 cache.
-//! The runs of a round are queued without waiting, as in a model.
+//! A time is the device's, between an event before a run and one behind it. Tokens, weights and descriptors are in device
+//! memory. There are several copies of them, and every run takes the next, so that it finds none of them in the L2 cache. The
+//! runs of a round are queued without waiting, as in a model.
 
 use std::io::{BufRead, Write};
 
@@ -105,7 +105,7 @@ fn prepare(
 struct Contender {
     kernel: String,
     sets: Vec<Set>,
-    /// Which of them is next.
+    /// Which copy is next.
     next: usize,
     stream: Stream,
 }
@@ -157,7 +157,8 @@ impl Contender {
         })
     }
 
-    /// Compares what every set computes with the exact reference, and so plans it: later runs are launches alone.
+    /// Compares what every set computes with the exact reference. This also plans every set's step, so later runs are
+    /// launches alone.
     fn check(&mut self, variant: Variant, weights: &Weights<'_>, step: &Step<'_>) -> anyhow::Result<()> {
         for set in &mut self.sets {
             set.launch(&self.stream)?;

@@ -41,16 +41,16 @@ pub const CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: CUtensorMapFloatOOBfill = 0;
 
 pub type CUlaunchAttributeID = c_int;
 pub const CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: CUlaunchAttributeID = 4;
-/// The grid may begin before the one before it on its stream has ended, and waits itself (`griddepcontrol.wait`).
+/// The grid may begin before the one before it on its stream has ended. It waits for that itself (`griddepcontrol.wait`).
 pub const CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: CUlaunchAttributeID = 6;
 
-/// The value of a launch attribute: a union of 64 bytes, of which these parts are used here.
+/// The value of a launch attribute: a union of 64 bytes. These parts of it are used here.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union CUlaunchAttributeValue {
     /// Blocks along x, y and z.
     pub cluster_dim: [c_uint; 3],
-    /// Whether it may.
+    /// Whether the grid may begin early.
     pub programmatic_stream_serialization_allowed: c_int,
     /// The union's size and alignment.
     pub pad: [u64; 8],

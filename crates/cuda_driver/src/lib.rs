@@ -6,7 +6,7 @@
 //! every call returns `CUDA_ERROR_NO_DEVICE`. The few calls that `cust` 0.3.2 lacks stand in the same list
 //! ([`sys`]), with their types in [`abi`].
 //!
-//! Use `cust` through this crate's re-export: a program that links the one links the other.
+//! Use `cust` through this crate's re-export: a program that links `cust` then links this crate too.
 //!
 //! ```
 //! match cuda_driver::probe() {
@@ -29,7 +29,7 @@ pub use jit::jit_log;
 pub use record::{Failure, last_failure};
 pub use unavailable::Unavailable;
 
-/// The driver's functions: those which `cust` declares, and those which it lacks.
+/// The driver's functions: those that `cust` declares, and those that it lacks.
 pub mod sys {
     pub use crate::abi::*;
     pub use crate::table::added::*;

@@ -1,7 +1,7 @@
 //! The last driver call that failed, kept for each thread.
 //!
-//! `cust` folds every code it does not know into `UnknownError`, the codes for a too old driver and for a cluster that
-//! does not fit among them, and does not say which call it was. The forwarders see both and keep them here.
+//! `cust` folds every code that it does not know into `UnknownError`, and does not say which call it was. A too old driver
+//! and a cluster that does not fit have such codes. The forwarders see both code and call, and keep them here.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -36,7 +36,7 @@ pub fn last_failure() -> Option<Failure> {
 /// Remembers a failure, and returns a code that `cust`'s enum has.
 pub(crate) fn record(call: &'static str, code: Code) -> cust::sys::CUresult {
     if code != SUCCESS && code != NOT_READY {
-        // A thread on its way out has no place to remember it, and nobody to ask.
+        // A thread that is ending has no place to remember it, and nobody will ask.
         let _ = LAST.try_with(|last| last.set(Some(Failure { call, code })));
     }
     let code = if known_to_cust(code) { code } else { UNKNOWN };

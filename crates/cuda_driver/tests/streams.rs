@@ -105,7 +105,7 @@ fn a_stream_that_waits_for_an_event_runs_behind_it_and_what_is_joined_runs_befor
     setup.wait(0, 1);
     setup.note(0, 4);
     setup.streams[0].synchronize().unwrap();
-    // 3 has no place in respect of 2; the other stream's goes first.
+    // 3 has no order with respect to 2. The other stream's work goes first.
     assert_eq!(ran(), [1, 2, 3, 4]);
 }
 

@@ -1,7 +1,7 @@
-//! The kernels of `kernels-gpu` on no GPU at all: the PTX that `backend::cuda` would launch, executed by `ptx_emulator`,
-//! which stops at what a kernel does wrong and counts what it does. Decides nothing about shapes.
+//! The kernels of `kernels-gpu` without a GPU: `ptx_emulator` executes the PTX that `backend::cuda` would launch. It
+//! stops where a kernel does something wrong, and counts what a kernel does. Nothing here decides about shapes.
 //!
-//! Every operand is an allocation of its own, so that a kernel which leaves one by a byte is found out.
+//! Every operand is an allocation of its own, so that a kernel which leaves one by a byte is found.
 //!
 //! ```
 //! use nvfp4::backend::{Backend, emulated::{Emulated, Options}};
@@ -46,7 +46,7 @@ pub fn default_arch() -> &'static str {
     builds::arches().last().expect("there are kernels")
 }
 
-/// What the buffers are called that hold values and scales of the weights, in faults and counters.
+/// The names, in faults and counters, of the buffers that hold values and scales of the weights.
 pub const WEIGHTS: &str = "weights";
 
 /// As [`WEIGHTS`], of the activations.
@@ -55,10 +55,10 @@ pub const TOKENS: &str = "tokens";
 /// As [`WEIGHTS`], of the output.
 pub const OUTPUT: &str = "output";
 
-/// As [`WEIGHTS`], of what one launch leaves for another.
+/// As [`WEIGHTS`], of the scratch in which one launch leaves something for another.
 pub const INTERMEDIATE: &str = "intermediate";
 
-/// As [`WEIGHTS`], of what kernels are told of a step: groups, tiles, tensor maps.
+/// As [`WEIGHTS`], of a step's descriptors: groups, tiles, tensor maps.
 pub const DESCRIPTORS: &str = "descriptors";
 
 /// How kernels are executed.
@@ -68,8 +68,8 @@ pub struct Options {
     pub schedule: Schedule,
     /// Whether races, uninitialised reads and misuse are looked for; bounds and alignment always are.
     pub sanitize: bool,
-    /// Streaming multiprocessors; `None` for those of the first card of the architecture in
-    /// [`GPUS`], or else as many as the emulator has by default.
+    /// Streaming multiprocessors. `None` stands for those of the first card of the architecture in [`GPUS`]. If that
+    /// has no such card, the emulator's default counts.
     pub sms: Option<u32>,
 }
 
@@ -95,8 +95,8 @@ pub struct Emulated {
 }
 
 impl Emulated {
-    /// A device of an architecture as PTX names it, for instance of [`arches`], with the kernel that is made for the first
-    /// card of that architecture.
+    /// A device of an architecture, named as in PTX (one of [`arches`], for instance). Its kernel is the one made for
+    /// the first card of that architecture.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is no such architecture, or no kernel runs on it.
@@ -151,11 +151,11 @@ impl Emulated {
         self.build(self.default_kernel().name()).ptx
     }
 
-    /// The same device with another text of one of its kernels, the one whose entries the text has: to run what was just
-    /// compiled, or to see whether a mistake is found.
+    /// The same device with another text for one of its kernels: the kernel whose entries the text has. This runs what
+    /// was just compiled, or shows whether a mistake is found.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the place if that is no PTX, or of no kernel.
+    /// [`Error::Invalid`] with the place if that is no PTX, or no kernel has its entries.
     pub fn with_ptx(self, ptx: &str) -> Result<Self, Error> {
         let kernel = kernels::kernel_of(ptx.as_bytes())?.name();
         builds::check_runs(kernel, self.capability)?;
@@ -166,7 +166,7 @@ impl Emulated {
         Ok(Self { variant, modules: Arc::new(Mutex::new(modules)), ..self })
     }
 
-    /// The kernel that computes steps unless it does not take their K.
+    /// The variant's kernel, or else the device's own.
     fn default_kernel(&self) -> GroupedKernel {
         self.variant.kernel.unwrap_or(self.default)
     }
@@ -194,7 +194,7 @@ impl Emulated {
         Device::new(DeviceConfig { sms: self.sms })
     }
 
-    /// Runs a launch; its descriptors become an allocation of their own, which `keep` gets.
+    /// Runs a launch. Its descriptors become an allocation of their own, which is given to `keep`.
     pub(crate) fn launch(
         &self,
         device: &mut Device,
@@ -215,7 +215,7 @@ impl Emulated {
             shared_bytes,
             schedule,
             sanitize,
-            // By the manual, not by what hardware may do besides.
+            // The manual counts, not what hardware may allow beyond it.
             strict: true,
             overlaps,
             ..LaunchConfig::linear(blocks, threads)
@@ -255,9 +255,10 @@ struct EmulatedLayer {
     gpu: Emulated,
     device: Device,
     weights: PlacedLayer,
-    /// Activations, output and descriptors of the last step, freed when the next begins: no step finds another's.
+    /// Activations, output and descriptors of the last step. They are freed when the next begins, so no step finds
+    /// another's.
     step: Vec<Buffer>,
-    /// Of the last step that launched a kernel and ended well: how many launches there were, and what they did.
+    /// How many launches there were, and what they did, in the last step that launched a kernel and ended well.
     done: Option<(usize, Counters)>,
 }
 
@@ -330,7 +331,7 @@ impl Layer for EmulatedLayer {
         for (index, tokens) in step.activations().iter().enumerate() {
             let bytes = [tokens.values().into(), tokens.blocked_scales().into_bytes()];
             let (PlacedMatrix { values, scales }, buffers) = place(&mut self.device, bytes, TOKENS);
-            // As the caller left it, so that an element which the kernel forgets keeps its poison.
+            // The output as the caller left it, so that an element which the kernel forgets keeps its poison.
             let c = self.device.upload(output.group(index));
             self.device.name(c, OUTPUT);
             self.step.extend(buffers.into_iter().chain([c]));

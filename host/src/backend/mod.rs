@@ -39,8 +39,8 @@ pub trait Layer {
     fn kernel(&self) -> &str;
 
     /// Computes a step from host memory into `output`, all of which it writes; returns the time that the kernel took,
-    /// without the transfers. Allocates nothing when a step is no larger than one before (an emulator does: what a kernel
-    /// kept from the last step must be found out).
+    /// without the transfers. Allocates nothing if an earlier step was as large. The emulator does allocate: it must
+    /// find a kernel that reads what the last step left.
     ///
     /// # Errors
     /// If the step was made for other weights, or the device fails.
@@ -56,8 +56,8 @@ pub trait Layer {
         None
     }
 
-    /// What the kernel did in the last step, where it was counted. The step's time is the emulator's then, and says nothing
-    /// of a device.
+    /// What the kernel did in the last step, where it was counted. The step's time is the emulator's then, and says
+    /// nothing about a device.
     #[cfg(feature = "emulated")]
     fn counters(&self) -> Option<&ptx_emulator::Report> {
         None

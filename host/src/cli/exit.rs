@@ -1,4 +1,4 @@
-//! The command's exit codes but 0, which says that nothing is wrong.
+//! The command's exit codes other than 0. 0 says that nothing is wrong.
 
 /// A wrong result, or a kernel that the emulator stopped.
 pub const WRONG: u8 = 1;

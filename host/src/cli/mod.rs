@@ -58,7 +58,7 @@ pub fn main() -> ExitCode {
     let result = result.and_then(|code| Ok(out.flush().map(|()| code)?));
     result.unwrap_or_else(|error| {
         if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
-            // Whoever read the output has seen enough.
+            // The pipe is closed: whoever read the output has seen enough.
             return ExitCode::SUCCESS;
         }
         eprintln!("error: {error:#}");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How long work may take unseen.
+/// How long work may take before its bar is shown.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A bar that shows itself once its work has taken a second, and is gone when dropped.

@@ -63,8 +63,8 @@ pub(crate) fn arches() -> Vec<&'static str> {
     arches
 }
 
-/// The name of the file that may hold a kernel as machine code for a device: `<kernel>.<arch>.cubin`, where a
-/// plain architecture is the device's own, since machine code runs on no later one.
+/// The name of the file that may hold a kernel as machine code for a device: `<kernel>.<arch>.cubin`. In place of a plain
+/// architecture stands the device's own, since machine code runs on no later one.
 #[cfg(feature = "cuda")]
 pub(crate) fn cubin_name(build: &Build, device: Capability) -> String {
     let arch = match build.arch().reach() {

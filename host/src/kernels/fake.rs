@@ -26,7 +26,7 @@ pub(super) unsafe fn matrix(rows: u32, k: u32, values: u64, scales: u64, global:
         assert!(address.is_multiple_of(16), "{address:#x}");
     }
     let (rows, k) = (rows as usize, k as usize);
-    // SAFETY: this function's own condition.
+    // SAFETY: `# Safety` above says that both lie there.
     let (values, scales) = unsafe {
         let blocked = blocked::len(rows, k / BLOCK);
         (
@@ -38,11 +38,11 @@ pub(super) unsafe fn matrix(rows: u32, k: u32, values: u64, scales: u64, global:
     Matrix::new(rows, k, values.to_vec(), scales, global).unwrap()
 }
 
-/// Writes to `c` what tokens and projections, whose global scales are alpha, make.
+/// Computes the output of tokens and projections whose global scales are alpha, and writes it to `c`.
 ///
 /// # Safety
 ///
-/// The output lies at `c`.
+/// `c` has room for the output.
 pub(super) unsafe fn multiply(
     op: Op,
     dtype: OutDtype,
@@ -58,6 +58,6 @@ pub(super) unsafe fn multiply(
     let weights = Weights::new(op, vec![expert]).unwrap();
     let step = Step::new(&weights, vec![tokens], dtype).unwrap();
     let bits = Reference::new(&weights, &step).output(&step);
-    // SAFETY: this function's own condition.
+    // SAFETY: `# Safety` above asks for that room.
     unsafe { std::ptr::copy_nonoverlapping(bits.bits().as_ptr(), c as *mut u16, bits.bits().len()) };
 }

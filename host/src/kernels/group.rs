@@ -20,7 +20,7 @@ pub struct DeviceGroup {
     pub values: Address,
     /// Scales in the blocked layout ([`blocked::len`](crate::format::blocked::len)`(M, K/16)` bytes), at a multiple of 16.
     pub scales: Address,
-    /// The factor of all these tokens.
+    /// The global scale of these tokens.
     pub global_scale: f32,
     /// `[M, N]` of the output's type, row-major, at a multiple of 16.
     pub output: Address,
@@ -30,7 +30,7 @@ pub struct DeviceGroup {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PlacedMatrix {
     pub values: Address,
-    /// Of scales that lie apart from the values, as the kernel's packing says.
+    /// The scales, if the kernel's packing keeps them apart from the values.
     pub scales: Address,
 }
 
@@ -122,7 +122,7 @@ impl PlacedGroup {
         Ok(Self { sizes, tokens, weights, alpha, output: group.output })
     }
 
-    /// The plain group of one projection of a gated one, which goes to `output`.
+    /// One projection of a gated group as a plain group, whose C is `output`.
     pub fn projection(&self, index: usize, output: Address) -> Self {
         let (weights, alpha) = ([self.weights[index], PlacedMatrix::default()], [self.alpha[index], 0.0]);
         Self { weights, alpha, output, ..*self }

@@ -14,7 +14,7 @@ use crate::problem::{Op, OutDtype};
 pub(crate) struct Entry {
     /// Its name in PTX.
     pub name: &'static str,
-    /// The operation that it is for, where it is for one alone.
+    /// The operation that it computes, if it is for one alone.
     pub op: Option<Op>,
     /// Threads of a block.
     pub threads: u32,
@@ -47,8 +47,8 @@ pub(crate) trait Kernel: Sync {
         None
     }
 
-    /// Does what a launch of one of its entries does, for the driver that tests run against: from the descriptors alone, which it
-    /// checks.
+    /// Does what a launch of one of its entries does, for the driver that tests run against. It knows the descriptors alone,
+    /// and checks them.
     #[cfg(all(test, feature = "cuda"))]
     fn fake(&self, launch: &fake_cuda::Launch<'_>);
 }
@@ -69,7 +69,7 @@ pub(crate) trait Grouped: Kernel {
     /// What the names of an operation's entries begin with.
     fn title(&self, op: Op) -> &'static str;
 
-    /// Whether it has been verified on a card, and so is what a device gets unasked.
+    /// Whether it has been verified on a card. If not, it computes only where a variant names it.
     fn proven(&self) -> bool;
 
     /// Whether it can compute sums over K elements.
@@ -78,7 +78,7 @@ pub(crate) trait Grouped: Kernel {
     /// The instances for an operation, by name: `t64` for tiles of 64 tokens, and so on.
     fn instances(&self, op: Op) -> Vec<&'static str>;
 
-    /// Bytes of the two parts of [`Grouped::pack`], of a matrix of so many rows and columns.
+    /// Bytes of the two parts that [`Grouped::pack`] makes of a matrix of so many rows and columns.
     fn packed_bytes(&self, rows: usize, k: usize) -> [usize; 2] {
         [rows * k / 2, blocked::len(rows, k / BLOCK)]
     }
@@ -89,7 +89,7 @@ pub(crate) trait Grouped: Kernel {
         [matrix.values().into(), matrix.blocked_scales().into_bytes()]
     }
 
-    /// Bytes of device memory in which its launches for a group of these sizes leave something to each other.
+    /// Bytes of device memory in which launches leave something to each other, for a group of these sizes.
     ///
     /// # Errors
     /// [`Error::TooLarge`].

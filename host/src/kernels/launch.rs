@@ -1,4 +1,5 @@
-//! A launch as every kernel's plan ends in it: the entry, its grid, and the descriptors that the entry's one parameter leads to.
+//! A launch, as every kernel's plan makes it: the entry, its grid, and the descriptors that the entry's one parameter leads
+//! to.
 
 use kernels_gpu::format::{OUTPUT_BF16, OUTPUT_F16};
 
@@ -23,8 +24,8 @@ pub(crate) struct Grid {
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
-    /// Whether it may begin while the grid before it on the stream still runs, and itself waits for that where it must
-    /// (`griddepcontrol.wait`).
+    /// Whether it may begin while the grid before it on the stream still runs. Where it needs that grid's results, it waits
+    /// itself (`griddepcontrol.wait`).
     pub overlaps: bool,
 }
 

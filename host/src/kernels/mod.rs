@@ -2,8 +2,8 @@
 //! [`Kernel`](kernel::Kernel).
 //!
 //! A folder says what its kernel takes, which instances it has, how weights are packed for it, how a step is planned, what is
-//! launched, and (for tests) what a launch does. [`KERNELS`] has a row for each. Functions of sizes and addresses: nothing here
-//! knows a device.
+//! launched, and (for tests) what a launch does. [`KERNELS`] has a row for each. Everything here is a function of sizes and
+//! addresses and knows no device.
 
 pub(crate) mod builds;
 #[cfg(all(test, feature = "cuda"))]
@@ -37,7 +37,7 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &silu_mul::SiluMul,
 ];
 
-/// The kernel that PTX text or machine code is of: the one with an entry that it names.
+/// The kernel that a PTX text or machine code belongs to: the one with an entry that the code names.
 ///
 /// # Errors
 /// [`Error::Invalid`] if it has no entry of any kernel.

@@ -21,8 +21,8 @@ pub(crate) struct Launcher {
 }
 
 impl Launcher {
-    /// How these weights are multiplied in a variant; where it names no kernel, by `default`, or the portable one if that
-    /// does not take them.
+    /// How these weights are multiplied in a variant. If the variant names no kernel, `default` computes; if `default` does
+    /// not take these weights, the portable kernel does.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the variant does not fit the weights.
@@ -51,7 +51,7 @@ impl Launcher {
         Ok(Self { kernel, op, instance, schedule: variant.schedule })
     }
 
-    /// The kernel that computes, of the baseline the one that multiplies.
+    /// The kernel that computes; in the baseline, the one that multiplies.
     pub fn kernel(&self) -> &'static dyn Grouped {
         self.kernel
     }
@@ -71,7 +71,7 @@ impl Launcher {
         kernels
     }
 
-    /// What the kernel computes: of the baseline, plain products.
+    /// What the kernel computes; in the baseline, plain products.
     #[cfg(feature = "cuda")]
     pub fn op(&self) -> Op {
         self.op
@@ -93,8 +93,8 @@ impl Launcher {
         Ok(scratch.end())
     }
 
-    /// Plans the launches of a step's groups on a device of so many multiprocessors: chains, which need nothing of each
-    /// other, of launches that come one after the other. `scratch` is where [`Launcher::scratch_bytes`] lie. Nothing is launched
+    /// Plans the launches of a step's groups on a device of so many multiprocessors, as chains. Launches of a chain come one
+    /// after the other; chains need nothing of each other. [`Launcher::scratch_bytes`] lie at `scratch`. Nothing is launched
     /// for groups without tokens.
     ///
     /// # Errors
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_schedule_has_one_chain_or_one_for_each_group_that_has_tokens() {
-        // Hopper's kernel has a grid of its own to decode tokens, unless they are few, as those of the first group alone.
+        // Hopper's kernel decodes tokens in a grid of its own, unless they are few: those of the first group alone are.
         let schedules: [(_, &[usize], &[usize]); 4] = [
             ("persistent", &[1], &[2]),
             ("per-group", &[1, 1], &[1, 2]),

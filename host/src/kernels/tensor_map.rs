@@ -1,12 +1,12 @@
 //! What a kernel asks of a tensor map; a backend encodes it.
 
-/// Bytes of a tensor map, which is also what it is aligned to here.
+/// Bytes of a tensor map. It is aligned to as many here.
 pub(crate) const MAP_BYTES: usize = 128;
 
 /// The arguments of a tensor map: u8, 2 dimensions, rows one behind the other, zeros outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MapArguments {
-    /// Of the first byte.
+    /// Where the matrix begins.
     pub address: u64,
     /// Bytes of a row.
     pub row_bytes: u32,
@@ -21,7 +21,7 @@ pub(crate) struct MapArguments {
 }
 
 impl MapArguments {
-    /// Packed values of `k` elements a row, of which a stage takes `step`, 256.
+    /// Packed values of `k` elements a row. A stage takes `step` of them, which are 256.
     pub fn values(address: u64, rows: u32, k: u32, step: u32, box_rows: u32) -> Self {
         Self { address, row_bytes: k / 2, rows, box_bytes: step / 2, box_rows, swizzled: true }
     }

@@ -1,4 +1,5 @@
-//! Planning: pure functions of a problem's sizes, the same with and without a GPU; and the words in which a way to compute is named.
+//! Planning: pure functions of a problem's sizes, the same with and without a GPU. Also the words that name a way to
+//! compute.
 
 pub mod roofline;
 pub mod tile;

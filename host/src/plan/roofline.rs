@@ -67,7 +67,7 @@ pub enum Bound {
     Compute,
 }
 
-/// Work of a problem and the time that a device needs for it at least.
+/// The work of a problem, and the least time that a device needs for it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Roofline {
     /// Weights, values and scales.

@@ -11,10 +11,10 @@ pub const TILE_WEIGHT_ROWS: usize = 128;
 /// The granularity of the tensor core's N (PTX ISA, `tcgen05.mma` and `wgmma`: N in steps of 8).
 const TOKEN_STEP: usize = 8;
 
-/// Sizes of token tile worth a look: those of which two accumulators, gate and up, fit.
+/// Sizes of a tile of tokens that are worth a look: those for which both accumulators, gate and up, fit.
 pub const TOKEN_TILES: [usize; 9] = [8, 16, 32, 64, 96, 112, 128, 192, 224];
 
-/// What a choice of token tile makes of a problem on a GPU with `sms` multiprocessors, one tile at a time on each.
+/// A problem cut into tiles of so many tokens, on a GPU of `sms` multiprocessors that compute one tile at a time each.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tiling {
     /// Tokens of a full tile.

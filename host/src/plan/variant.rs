@@ -46,8 +46,8 @@ pub enum LaunchSchedule {
     PerGroup,
     /// A launch for each group that has tokens, dealt out to so many streams.
     Streams(u32),
-    /// The baseline: a plain GEMM of all groups for gate, one for up, and a kernel for silu and product. What is between
-    /// them has the output's type, so its [tolerance](Self::tolerance) is another.
+    /// The baseline: a plain GEMM of all groups for gate, one for up, and a kernel for silu and product. Gate and up
+    /// lie between them in the output's type, so this schedule has a [tolerance](Self::tolerance) of its own.
     Unfused,
 }
 
@@ -123,7 +123,7 @@ impl FromStr for Variant {
     type Err = Error;
 
     /// # Errors
-    /// [`Error::Invalid`] with what there is, if a word is none of a variant's, or two say the same thing.
+    /// [`Error::Invalid`] if a word is unknown, with the words that there are; or if two words decide the same thing.
     fn from_str(text: &str) -> Result<Self, Error> {
         fn set<T>(slot: &mut Option<T>, value: T, what: &str) -> Result<(), Error> {
             match slot.replace(value) {
@@ -155,10 +155,10 @@ impl FromStr for Variant {
 }
 
 impl Variant {
-    /// The same variant where a kernel's code was given by the caller: that kernel computes, if it is one that can.
+    /// The same variant for a kernel whose code the caller gave: that kernel computes, if it computes groups.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the variant names another.
+    /// [`Error::Invalid`] if the variant names another kernel.
     pub(crate) fn with_code_of(self, given: &str) -> Result<Self, Error> {
         match (GroupedKernel::named(given), self.kernel) {
             (Some(given), None) => Ok(Self { kernel: Some(given), ..self }),

@@ -125,7 +125,7 @@ struct Crate<'a>(BTreeMap<Vec<String>, Module<'a>>);
 
 struct Module<'a> {
     file: &'a Path,
-    /// Names that it hands on (`pub use`), each with the path that it has them from.
+    /// Names that it hands on (`pub use`), each with the path where it comes from.
     handed_on: BTreeMap<String, Vec<String>>,
 }
 
@@ -147,8 +147,8 @@ impl<'a> Crate<'a> {
         self.0.insert(path.to_vec(), Module { file, handed_on });
     }
 
-    /// The modules that a path which a module names is imported from, with the name in each: first the last module in the
-    /// path itself; where that only hands the name on, then the one that it has it from, and so on.
+    /// The modules that a path which a module names is imported from, with the name in each. The first is the last module in
+    /// the path itself. If that only hands the name on, the module where the name comes from follows, and so on.
     fn resolve(&self, module: &[String], path: &[String]) -> Vec<(&'a Path, String)> {
         let (mut module, mut path) = (module.to_vec(), path.to_vec());
         let mut found = Vec::new();
@@ -156,7 +156,7 @@ impl<'a> Crate<'a> {
             let name = rest.first().or(at.last()).map_or_else(|| "crate".to_owned(), String::clone);
             let target = &self.0[&at];
             found.push((target.file, name.clone()));
-            // Two modules that hand a name to each other have it from nowhere.
+            // Two modules that only hand a name to each other: it comes from nowhere.
             let Some(from) = target.handed_on.get(&name).filter(|_| !rest.is_empty() && found.len() < 16) else {
                 break;
             };
@@ -165,7 +165,7 @@ impl<'a> Crate<'a> {
         found
     }
 
-    /// The last module in a path that a module names, and what of the path is behind it; nothing for another crate's path.
+    /// The last module in a path that a module names, and the rest of the path behind it. `None` for a path of another crate.
     fn walk<'p>(&self, module: &[String], path: &'p [String]) -> Option<(Vec<String>, &'p [String])> {
         let mut at = module.to_vec();
         let mut rest = path;
@@ -302,7 +302,7 @@ impl<'ast> Visit<'ast> for Finder<'_, '_> {
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         for leaf in leaves(&item.tree) {
-            // Nobody knows here which names a `*` hands on, so the module imports them itself.
+            // Nobody knows here which names a `*` hands on. So the module counts as importing them itself.
             if item.leading_colon.is_none() && !(hands_on(item) && leaf.name.is_some()) {
                 self.note(&leaf.path);
             }

@@ -1,9 +1,9 @@
 //! The driver functions of the fake device. Compiled alone into `libcuda.so.1` by this package's `install`.
 //!
 //! Stricter than the driver where a program's mistake can be seen: handles must be alive, copies must lie within an
-//! allocation, a context must be current, PTX must be for this device, nothing is allocated while a stream captures. What
-//! streams are given runs as late as it may (`queue.rs`). An event's time is a clock that copies and launches advance, so what
-//! lies between two events can be told from their difference.
+//! allocation, a context must be current, PTX must be for this device, nothing is allocated while a stream captures. Work in
+//! a stream runs as late as it may (`queue.rs`). Copies and launches advance a clock, which is an event's time. So the time
+//! between two events tells what lies between them.
 
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 #![allow(unexpected_cfgs, reason = "a driver function is left out by the cfg of its name")]
@@ -58,7 +58,7 @@ const LAUNCH_TIME: u64 = 250;
 struct Function {
     name: CString,
     shared_bytes: c_uint,
-    /// As PTX says; of machine code it is not known.
+    /// What the PTX says of it; unknown for machine code.
     entry: Option<Entry>,
 }
 
@@ -142,7 +142,7 @@ extern "C" fn fake_take_calls() -> *mut c_char {
 
 /// # Safety
 ///
-/// `text` is of `fake_take_calls`, and is freed once.
+/// `text` came from `fake_take_calls`, and is freed once.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fake_free_text(text: *mut c_char) {
     drop(unsafe { CString::from_raw(text) });
@@ -169,7 +169,7 @@ enum Needs {
     Context,
 }
 
-/// Writes the call down, then fails it if it is to fail or comes too early.
+/// Writes the call down. Then fails it if the test wants that or if it comes too early.
 fn enter(name: &str, needs: Needs) -> Result<MutexGuard<'static, Device>, Code> {
     let mut device = device();
     let question = ["cuDeviceGet", "cuDeviceTotalMem", "cuDriverGet", "cuCtxGet"].iter().any(|q| name.starts_with(q));
@@ -261,7 +261,7 @@ fn run(order: impl FnOnce(&Queue) -> Result<Vec<usize>, Code>) -> Result<(), Cod
     Ok(())
 }
 
-/// Does what has no place of its own in the queue.
+/// Does the work of one operation, but for graphs and events, which `run` does.
 fn work_off(work: &Work) {
     match work {
         Work::Copy { to, from, bytes } => {
@@ -275,7 +275,7 @@ fn work_off(work: &Work) {
                 device.clock += LAUNCH_TIME;
                 device.kernel
             };
-            // The kernel is the test's, and must not meet a lock of ours.
+            // The kernel is the test's, and must not run under a lock of ours.
             if let Some(kernel) = kernel {
                 let parameters: Vec<_> = launch.parameters.iter().map(|bytes| bytes.as_ptr().cast()).collect();
                 let Launch { name, size, shared_bytes, stream, .. } = &**launch;
@@ -353,7 +353,7 @@ macro_rules! functions {
     };
 }
 
-/// Functions that the fake device has not: every program that links the driver looks for them, none tested here calls.
+/// Functions that the fake device lacks. Every program that links the driver looks for them, but no test here calls one.
 macro_rules! unsupported {
     ($($name:ident)*) => {
         $(
@@ -655,7 +655,8 @@ functions! {
         let (extents, sides) = (*extents, *r#box);
         let bytes = (extents[1] - 1) * *strides + extents[0];
         device.within(address, bytes as usize)?;
-        // Of what cuda.h asks, what can be wrong here: bytes in rows of 16, a box no wider than the 128-byte swizzle.
+        // Of the rules of cuda.h, those that can be broken here: rows are multiples of 16 bytes, a box is no wider than the
+        // 128-byte swizzle.
         let fits = (data_type, rank, interleave, swizzle, outside) == (0, 2, 0, 3, 0)
             && *element_strides == [1, 1]
             && address % 16 == 0

@@ -1,7 +1,7 @@
 //! Work that was given to streams and has not run yet, its order, and what a stream captures.
 //!
-//! Nothing runs before something waits for it. Then only that runs which must come before, and where an order is free, the
-//! work of other streams runs first: a dependency that a program forgets shows in what it computes.
+//! Nothing runs before something waits for it. Then only that runs which must come before it. Where an order is free, the
+//! work of other streams runs first, so that a dependency which a program forgets shows in what it computes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
@@ -12,7 +12,7 @@ use crate::{
     INVALID_HANDLE, INVALID_VALUE, NOT_READY,
 };
 
-/// A number of an operation, in the queue or in a capture.
+/// The number of an operation, in the queue or in a capture.
 type Index = usize;
 
 /// What is to be done.
@@ -32,7 +32,7 @@ pub enum Work {
     Graph(Arc<Vec<Operation>>),
     /// An event passes.
     Pass(Handle),
-    /// Nothing but its place in the order.
+    /// Nothing: it only has a place in the order.
     Join,
 }
 
@@ -45,7 +45,8 @@ pub struct Launch {
     pub stream: Handle,
 }
 
-/// Work and what comes before it, the least expected first.
+/// Work, and the operations that must come before it. They run in their order here, which is the one that a program expects
+/// least.
 #[derive(Clone)]
 pub struct Operation {
     pub work: Work,
@@ -77,7 +78,7 @@ struct Event {
 #[derive(Clone, Copy, PartialEq)]
 enum Recorded {
     Queued(Index),
-    /// In the capture that began on a stream.
+    /// In the capture that began on this stream, behind this operation if there is one.
     Captured(Handle, Option<Index>),
 }
 
@@ -143,12 +144,12 @@ impl Queue {
         self.streams.get_mut(&handle).ok_or(INVALID_HANDLE)
     }
 
-    /// Fails where a stream captures: what cannot be captured must not be called then.
+    /// Fails if a stream captures. For calls that must not be made then, since they cannot be captured.
     pub fn check_nothing_captured(&self) -> Result<(), Code> {
         if self.captures.is_empty() { Ok(()) } else { Err(CAPTURE_UNSUPPORTED) }
     }
 
-    /// Gives work to a stream, after what `others` did; that comes first where it can.
+    /// Gives work to a stream, after the operations `others`. Those run before the stream's own earlier work where they can.
     fn push_after(&mut self, handle: Handle, work: Work, others: Vec<Index>) -> Result<Index, Code> {
         let mut after = others;
         let stream = self.stream(handle)?;
@@ -162,7 +163,7 @@ impl Queue {
             return Ok(index);
         }
         after.extend(stream.last);
-        // The null stream and those that were not made otherwise wait for each other (CUDA driver API, "Stream
+        // The null stream waits for all streams but the non-blocking ones, and those wait for it (CUDA driver API, "Stream
         // synchronization behavior").
         let non_blocking = stream.non_blocking;
         let implied = self.streams.iter().filter(|(other, stream)| match handle {
@@ -227,7 +228,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Ends a capture, all of whose streams must have been joined to the one where it began.
+    /// Ends a capture. All of its streams must have been joined to the one where it began.
     pub fn end_capture(&mut self, origin: Handle) -> Result<Vec<Operation>, Code> {
         let operations = self.captures.remove(&origin).ok_or(CAPTURE_UNMATCHED)?;
         let mut last = BTreeMap::new();
@@ -261,7 +262,7 @@ impl Queue {
         }
     }
 
-    /// All that has not run, the latest first where it can.
+    /// All that has not run, the latest first where possible.
     pub fn all(&self) -> Vec<Index> {
         order(&self.operations, (0..self.operations.len()).rev(), &self.done)
     }
@@ -295,7 +296,7 @@ pub unsafe fn copy_parameters(
         return Err(INVALID_VALUE);
     }
     let copy = |(index, &bytes): (usize, &usize)| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `# Safety` above asks for this pointer and its bytes.
         unsafe { std::slice::from_raw_parts((*parameters.add(index)).cast::<u8>(), bytes) }.to_vec()
     };
     Ok(sizes.iter().enumerate().map(copy).collect())

@@ -41,7 +41,7 @@ impl Launch<'_> {
     ///
     /// The launch passed a `T` there.
     pub unsafe fn parameter<T: Copy>(&self, index: usize) -> T {
-        // SAFETY: cuLaunchKernel's array has a pointer for each parameter; the caller answers for the type.
+        // SAFETY: cuLaunchKernel's array has a pointer for each parameter, and `# Safety` above asks that this one is a `T`.
         unsafe { (*self.parameters.add(index)).cast::<T>().read_unaligned() }
     }
 }
@@ -75,8 +75,8 @@ pub fn install() -> FakeCuda {
     install_without(None)
 }
 
-/// As [`install`], of an older driver that lacks a function. All tests of a process must ask for the same driver: the first
-/// one is there to stay.
+/// As [`install`], of an older driver that lacks a function. All tests of a process must ask for the same driver, since the
+/// first one stays.
 ///
 /// # Panics
 ///
@@ -146,8 +146,8 @@ impl FakeCuda {
         self.call("fake_fail_next", |fail: extern "C" fn(*const c_char, c_int)| fail(function.as_ptr(), code));
     }
 
-    /// What a launch does from now on, when the device comes to it: nothing runs before something waits for it, and then only
-    /// what must come before. Without one, a launch does nothing.
+    /// What a launch does from now on, when the device comes to it. Nothing runs before something waits for it, and then only
+    /// what must come before. Without a kernel, a launch does nothing.
     pub fn on_launch(&self, kernel: fn(&Launch)) {
         extern "C" fn trampoline(
             name: *const c_char,
@@ -162,7 +162,7 @@ impl FakeCuda {
             if let Some(kernel) = kernel {
                 let name = name.to_str().expect("a PTX identifier");
                 let run = || kernel(&Launch { kernel: name, grid, block, cluster, shared_bytes, stream, parameters });
-                // A panic cannot pass the driver; the test ends with it when it is done with the fake.
+                // A panic cannot pass through the driver. The test fails with it when it gives the fake back.
                 if catch_unwind(AssertUnwindSafe(run)).is_err() {
                     KERNEL_PANICKED.store(true, Ordering::Relaxed);
                 }

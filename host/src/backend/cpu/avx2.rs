@@ -31,8 +31,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Block) {
-        // SAFETY: `self` proves the features. Eight rows of a half of a packed block and of a quad of an unpacked one are
-        // 32 bytes, one vector; their scales are 8 bytes, and 8 f32.
+        // SAFETY: `self` proves the features. Eight rows take 32 bytes, one vector, in a half of a packed block and in
+        // a quad of an unpacked one. Their scales are 8 bytes packed and 8 f32 unpacked.
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(BIASED.as_ptr().cast()));
             let nibble = _mm256_set1_epi8(0xF);
@@ -49,7 +49,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             }
             for (codes, out) in scales.as_chunks::<LANES>().0.iter().zip(out.scales.as_chunks_mut::<LANES>().0) {
                 let codes = _mm_loadl_epi64(codes.as_ptr().cast());
-                // E4M3's fields in the place of f16's, whose bias is larger by 8.
+                // E4M3's fields are moved to where f16 has its own; f16's bias is larger by 8.
                 let f16s = _mm_slli_epi16::<7>(_mm_cvtepu8_epi16(codes));
                 let scales = _mm256_mul_ps(_mm256_cvtph_ps(f16s), _mm256_set1_ps(256.0));
                 _mm256_storeu_ps(out.as_mut_ptr(), scales);
@@ -85,7 +85,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                     .zip(tokens)
                     .fold(bias, |dots, (weights, token)| _mm256_dpbusd_avx_epi32(dots, weights, token))
             } else {
-                // Sums of pairs are at most 2·24·12 in magnitude, and four of them far from the limit of 16 bits.
+                // A sum of a pair is at most 2·24·12 in magnitude, so four of them are far below the limit of 16 bits.
                 let [a, b, c, d] = std::array::from_fn(|quad| _mm256_maddubs_epi16(quads[quad], tokens[quad]));
                 let pairs = _mm256_add_epi16(_mm256_add_epi16(a, b), _mm256_add_epi16(c, d));
                 _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), bias)

@@ -31,7 +31,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Block) {
         // SAFETY: `self` proves the features. A half of a packed block and a quad of an unpacked one are 128 bytes, two
-        // vectors; scales are 32 bytes, and 32 f32.
+        // vectors. Scales are 32 bytes packed and 32 f32 unpacked.
         unsafe {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(BIASED.as_ptr().cast()));
             let nibble = _mm512_set1_epi8(0xF);
@@ -48,7 +48,7 @@ impl Simd for Avx512 {
             }
             for vector in 0..VECTORS {
                 let codes = _mm_loadu_si128(scales.as_ptr().cast::<__m128i>().add(vector));
-                // E4M3's fields in the place of f16's, whose bias is larger by 8.
+                // E4M3's fields are moved to where f16 has its own; f16's bias is larger by 8.
                 let f16s = _mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(codes));
                 let scales = _mm512_mul_ps(_mm512_cvtph_ps(f16s), _mm512_set1_ps(256.0));
                 _mm512_storeu_ps(out.scales.as_mut_ptr().add(16 * vector), scales);

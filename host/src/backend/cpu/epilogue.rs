@@ -10,7 +10,7 @@ use crate::problem::OutDtype;
 /// Unit of a dot product of doubled values.
 const DOT_UNIT: f64 = 0.25;
 
-/// Writes the outputs of one token in a panel of which each output takes `PANEL_ROWS / features` sums.
+/// Writes the outputs of one token in a panel of `features` outputs: two sums make an output if gated, one if plain.
 #[inline(always)]
 pub(super) fn write(sums: &[f32; PANEL_ROWS], alphas: [f64; 2], features: usize, dtype: OutDtype, out: &mut [u16]) {
     const GATED_FEATURES: usize = PANEL_ROWS / 2;
@@ -31,14 +31,16 @@ pub(super) fn write(sums: &[f32; PANEL_ROWS], alphas: [f64; 2], features: usize,
     }
 }
 
-/// A pre-activation. A step's α keeps it within f32; rounding of a sum at the very edge may not make it infinite.
+/// A pre-activation. A step's α keeps the exact value within f32. The clamp keeps a sum at the very edge from being
+/// rounded to infinity.
 #[inline(always)]
 fn scaled(sum: f32, alpha: f64) -> f32 {
     ((f64::from(sum) * (alpha * DOT_UNIT)) as f32).clamp(f32::MIN, f32::MAX)
 }
 
-/// `silu(gate)·up = gate·up/(1+e⁻ᵍᵃᵗᵉ)`, without an intermediate result that leaves f32 where the result does not: with
-/// s = e^(−|gate|/2), it is `gate·up/(1+s²)` for a positive gate and `(gate·s)(up·s)/(1+s²)` for a negative one.
+/// `silu(gate)·up = gate·up/(1+e⁻ᵍᵃᵗᵉ)`, computed so that an intermediate result leaves f32 only if the final result
+/// does. With s = e^(−|gate|/2), it is `gate·up/(1+s²)` for a positive gate and `(gate·s)(up·s)/(1+s²)` for a negative
+/// one.
 #[inline(always)]
 fn silu_times(gate: f32, up: f32) -> f32 {
     let s = exp_of_negative(gate.abs() * -0.5);
@@ -46,17 +48,17 @@ fn silu_times(gate: f32, up: f32) -> f32 {
     (gate * factor) * (up * factor) / (1.0 + s * s)
 }
 
-/// eˣ for x ≤ 0 to about an f32's last bit; 0 where it is below the normal numbers. By Cody and Waite: x = n·ln 2 + r,
-/// with ln 2 in two parts of which the first times n is exact, and e^r by its Taylor series.
+/// eˣ for x ≤ 0 to about an f32's last bit; 0 where it is below the normal numbers. The method is Cody and Waite's: x =
+/// n·ln 2 + r, and e^r by its Taylor series. ln 2 is split into two parts so that n times the first is exact.
 #[inline(always)]
 fn exp_of_negative(x: f32) -> f32 {
-    /// ln 2 to 9 bits, and the rest.
+    /// The two parts of ln 2: its first 9 bits, and the rest.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-    /// A number of this size has no fractional bits: adding it rounds, and leaves the integer in the last bits.
+    /// A number of this size has no fractional bits. Adding it rounds to an integer, which is left in the last bits.
     const ROUND: f32 = 12_582_912.0;
     /// 1/i! for i from 7 to 0.
     const SERIES: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
-    /// Below it n is −127, the exponent field is 0 and so is the result.
+    /// Below this x, n is −127: the exponent field is 0, and so is the result.
     const LOWEST: f32 = -88.0;
     let x = x.max(LOWEST);
     let rounded = x * std::f32::consts::LOG2_E + ROUND;

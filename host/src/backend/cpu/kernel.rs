@@ -16,7 +16,7 @@ use crate::problem::OutDtype;
 pub(super) trait Simd: Copy {
     /// Rows of a panel that are computed together; divides [`PANEL_ROWS`].
     const LANES: usize;
-    /// Tokens whose sums fit the registers beside each other: 1, 2, 4 or 8.
+    /// How many tokens' sums fit in the registers at a time: 1, 2, 4 or 8.
     const TOKENS: usize;
     /// Weights of one block for [`Self::LANES`] rows, and their scales.
     type Weights: Copy;
@@ -46,15 +46,16 @@ pub(super) trait Simd: Copy {
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Block {
-    /// Weights: four bytes of a row, then of the next. Biased to be unsigned where the instruction wants that.
+    /// Weights: four bytes of a row, then four of the next. They are biased to be unsigned where the instruction wants
+    /// that.
     pub quads: [[[u8; 4]; PANEL_ROWS]; QUADS],
     pub scales: [f32; PANEL_ROWS],
 }
 
-/// Tokens of a tile at most.
+/// The most tokens of a tile.
 pub(super) const TILE_TOKENS: usize = 256;
 
-/// Panels of a tile at most: a chunk of its tokens is read from the L2 cache as often.
+/// The most panels of a tile. Each panel reads a chunk of the tile's tokens from the L2 cache once.
 pub(super) const TILE_PANELS: usize = 4;
 
 /// What a thread works on.
@@ -75,14 +76,14 @@ pub(super) struct Tile<'a> {
     pub weights: &'a Panels,
     /// At most [`TILE_PANELS`].
     pub panels: Range<usize>,
-    /// The group's tokens: all M of the first chunk of K, then of the next.
+    /// The group's tokens: the first chunk of K of all M, then the next chunk.
     pub tokens: &'a [TokenChunk],
     pub m: usize,
     /// At most [`TILE_TOKENS`].
     pub rows: Range<usize>,
     pub alphas: [f64; 2],
     pub out_dtype: OutDtype,
-    /// The group's output, `[M, N]`, of which no one else reads or writes these rows and columns.
+    /// The group's output, `[M, N]`. Nobody else reads or writes the tile's rows and columns of it.
     pub output: *mut u16,
 }
 
@@ -118,8 +119,8 @@ pub(super) fn compute<S: Simd>(simd: S, tile: &Tile<'_>, scratch: &mut Scratch) 
     }
 }
 
-/// Asks for what lies as many items further as make a page of values: processors prefetch by themselves only to the end of
-/// a page, and with few tokens it is memory that binds.
+/// Prefetches what lies a page of values further on. Processors prefetch by themselves only to the end of a page, and
+/// with few tokens memory is the limit.
 #[inline(always)]
 fn prefetch_after<T>(item: &T) {
     const DISTANCE: usize = 4096 / size_of::<PackedBlock>();
@@ -139,7 +140,8 @@ fn prefetch_after<T>(item: &T) {
 fn add_products<S: Simd>(simd: S, blocks: &[Block], tokens: &[TokenChunk], sums: &mut [[f32; PANEL_ROWS]]) {
     for (tokens, sums) in tokens.chunks(S::TOKENS).zip(sums.chunks_mut(S::TOKENS)) {
         let (mut tokens, mut sums) = (tokens, sums);
-        // Tokens side by side share the loads of weights; the last few of a group go in powers of two.
+        // Tokens that are computed together share the loads of weights. The last few of a group are taken in powers of
+        // two.
         while !tokens.is_empty() {
             let count = 1 << tokens.len().ilog2();
             let (these, later) = std::mem::take(&mut sums).split_at_mut(count);

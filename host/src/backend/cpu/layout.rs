@@ -19,7 +19,7 @@ pub(super) const QUADS: usize = BLOCK / 4;
 /// Blocks of K computed at a time, 512 elements: a panel's weights, unpacked, are 20 KiB and stay in a core's L1 cache.
 pub(super) const CHUNK_BLOCKS: usize = 32;
 
-/// Added to the doubled value of a weight, which makes it unsigned: one side of the dot product instructions is.
+/// Added to the doubled value of a weight to make it unsigned: the dot product instructions take one unsigned operand.
 pub(super) const WEIGHT_BIAS: i32 = 12;
 
 /// The biased weight of each value code, for byte shuffles.
@@ -34,8 +34,8 @@ pub(super) const BIASED: [u8; 16] = {
     biased
 };
 
-/// A block of 16 elements of K for the rows of a panel, as packed as in the matrix: four bytes of a row, then of the
-/// next, for the first half of the block and then for the second.
+/// A block of 16 elements of K for the rows of a panel, packed as in the matrix. The first half of the block comes
+/// first: four bytes of a row, then four of the next. The second half follows in the same order.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct PackedBlock(pub [[[u8; 4]; PANEL_ROWS]; 2]);
@@ -134,7 +134,7 @@ impl TokenBlock {
 /// A chunk of K of a token. A group's tokens are stored chunk by chunk, so that what is used together lies together.
 pub(super) type TokenChunk = [TokenBlock; CHUNK_BLOCKS];
 
-/// Writes a chunk of a row of activations; what K leaves of the last chunk stays as it is and is not read.
+/// Writes a chunk of a row of activations. If K ends inside of the last chunk, its rest stays as it is and is not read.
 pub(super) fn unpack_tokens(matrix: &Matrix<'_>, row: usize, chunk: usize, out: &mut TokenChunk) {
     let start = chunk * CHUNK_BLOCKS;
     let values = matrix.row_values(row).as_chunks().0[start..].iter();

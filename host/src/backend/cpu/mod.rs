@@ -1,7 +1,8 @@
-//! The CPU backend: fast on any machine, and no reference ([`crate::oracle`] is that).
+//! The CPU backend: fast on any machine. It is not the reference; that is [`crate::oracle`].
 //!
-//! `layout` says what is read, `kernel` how it is computed, on an instruction set that is chosen at run time, one file
-//! each; `epilogue` turns sums into outputs. This file spreads the tiles of a step over the threads of rayon.
+//! `layout` says how operands lie in memory, and `kernel` computes with them. It runs on an instruction set that is
+//! chosen at run time; each has a file. `epilogue` turns sums into outputs. This file spreads the tiles of a step over
+//! the threads of rayon.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -207,7 +208,7 @@ impl CpuLayer {
         self.tokens.resize(end, [TokenBlock::ZERO; _]);
         let starts = &self.starts;
         self.tokens.par_iter_mut().enumerate().for_each(|(at, out)| {
-            // The last group that begins here or before: empty ones begin where the next does.
+            // The last group that begins here or before. An empty group begins where the next one does.
             let group = starts.partition_point(|&start| start <= at) - 1;
             let (within, m) = (at - starts[group], groups[group].m);
             unpack_tokens(&step.activations()[group], within % m, within / m, out);

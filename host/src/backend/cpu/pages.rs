@@ -9,8 +9,8 @@ use rayon::prelude::*;
 
 use crate::error::Error;
 
-/// A slice in pages of its own, huge ones where the system has them: with small ones, up to a tenth of the time of a step
-/// that mostly reads weights goes into finding pages.
+/// A slice in pages of its own, huge ones where the system has them. With small pages, a step that mostly reads weights
+/// spends up to a tenth of its time on finding pages.
 pub(super) struct Pages<T> {
     map: MmapMut,
     items: PhantomData<T>,
@@ -27,7 +27,7 @@ impl<T: Pod + Send> Pages<T> {
             .map_err(|error| Error::Invalid(format!("no memory for {bytes} bytes of weights: {error}")))?;
         #[cfg(target_os = "linux")]
         {
-            // Advice: a kernel without huge pages serves small ones.
+            // This is advice only: a system without huge pages gives small ones.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         bytemuck::cast_slice_mut(&mut map).par_iter_mut().zip(items).for_each(|(place, item)| *place = item);

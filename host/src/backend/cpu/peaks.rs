@@ -13,7 +13,7 @@ use crate::format::{BLOCK, Matrix};
 use crate::plan::roofline::Peaks;
 use crate::problem::{Expert, OutDtype};
 
-/// Measurements of which the best counts: the machine may have other work.
+/// How often is measured. The best counts, since the machine may have other work.
 const TRIES: usize = 5;
 
 /// The peaks of all threads together; measured at the first call, a fraction of a second.

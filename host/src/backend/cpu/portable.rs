@@ -1,5 +1,6 @@
 //! No instruction set in particular: loops over bytes and 16-bit integers, which a compiler turns into whatever vectors
-//! the target has. Their arithmetic is `wrapping` only so that overflow checks do not keep it from that: nothing wraps.
+//! the target has. The arithmetic never wraps. It is `wrapping` because overflow checks would keep the compiler from
+//! using vectors.
 
 use super::kernel::{self, Block, Scratch, Simd, Tile};
 use super::layout::{PANEL_ROWS, PackedBlock, PackedScales, QUADS, TokenBlock, WEIGHT_BIAS};
@@ -32,7 +33,7 @@ impl Simd for Portable {
         for (weights, quad) in weights.iter_mut().zip(&block.quads) {
             for (column, weights) in weights.iter_mut().enumerate() {
                 for (weight, &row) in weights.iter_mut().zip(quad) {
-                    // A shift of the whole row, unlike the choice of a byte, is done on vectors.
+                    // A shift of the whole row is done on vectors; choosing a byte would not be.
                     *weight = (u32::from_le_bytes(row) >> (8 * column) & 0xFF) as i16;
                 }
             }
@@ -47,7 +48,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn accumulate(self, sums: Self::Sums, (quads, scales): Self::Weights, token: &TokenBlock) -> Self::Sums {
-        // The bias included, at most 16·12·12 in magnitude, and on the way there at most twice that.
+        // With the bias, a sum is at most 16·12·12 in magnitude. On the way there it is at most twice that.
         let mut dots = [token.bias as i16; PANEL_ROWS];
         for (weights, token) in quads.iter().zip(token.quads) {
             let token = token.to_le_bytes().map(|byte| i16::from(byte as i8));

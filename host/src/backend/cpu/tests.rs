@@ -20,7 +20,7 @@ fn run(cpu: Cpu, weights: &Weights<'_>, step: &Step<'_>) -> Output {
     output
 }
 
-/// Compares with the oracle at the tolerance that the roundings of an f32 sum earn.
+/// Compares with the oracle. The tolerance is what the roundings of an f32 sum can add up to.
 fn check(output: &Output, weights: &Weights<'_>, step: &Step<'_>) -> Comparison {
     let reference = Reference::new(weights, step);
     let magnitudes: Vec<_> =
@@ -31,7 +31,7 @@ fn check(output: &Output, weights: &Weights<'_>, step: &Step<'_>) -> Comparison 
         let Group { n, k, .. } = groups[group];
         let magnitude =
             |projection: usize| magnitudes[group].get(projection).map_or(0.0, |sums| sums[row * n + column]);
-        // Within a chunk, over chunks, and the epilogue's few.
+        // Roundings within a chunk, over chunks, and a few in the epilogue.
         let roundings = layout::CHUNK_BLOCKS + layout::chunks(k) + 8;
         tolerance.widened(element, [magnitude(0), magnitude(1)], roundings as f64)
     })
@@ -93,7 +93,7 @@ fn every_value_and_every_scale_is_right() {
 
 #[test]
 fn each_pair_of_values_at_each_pair_of_scales_has_its_exact_product() {
-    // One element of a block is not zero: a token for each value and scale, likewise a row of weights.
+    // Each block has one element that is not zero. There is a token for each value and scale, and a row of weights too.
     let scales = [0, 1, 7, 8, 0x38, 0x77, e4m3::MAX_CODE];
     let codes: Vec<(u8, u8)> = (0..16).flat_map(|code| scales.map(|scale| (code, scale))).collect();
     let matrix = |element: usize| {

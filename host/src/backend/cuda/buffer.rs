@@ -45,14 +45,13 @@ impl Room {
     }
 }
 
-/// What to allocate for `bytes`, more than are present: a quarter more at least, so that steps which grow by a token each
-/// do not all allocate.
+/// How much to allocate for `bytes`, which are more than there are: at least a quarter more than now. So steps that grow by a
+/// token each do not all allocate.
 fn grown(bytes: usize, present: usize) -> usize {
     bytes.max(present + present / 4)
 }
 
-/// As much room on the device as in page-locked memory of the host, from where copies run at full speed and without
-/// the host.
+/// Equal room on the device and in page-locked memory of the host. Copies from there run at full speed and without the host.
 #[derive(Default)]
 pub(super) struct Arena {
     memory: Option<(DeviceBuffer<u8>, LockedBuffer<u8>)>,
@@ -67,7 +66,7 @@ impl Arena {
             return Ok(());
         }
         let bytes = grown(bytes, present);
-        // The old room first: twice the memory may not be there.
+        // The old room is freed first, since there may not be memory for both.
         self.memory = None;
         // SAFETY: the bytes are written by a copy from the host before anything reads them.
         let on_device = device.check(unsafe { DeviceBuffer::uninitialized(bytes) })?;
@@ -101,12 +100,12 @@ impl Arena {
     ///
     /// # Safety
     ///
-    /// `stream` is one of the current context, and the host's side is not written until it has come past the copy.
+    /// `stream` is one of the current context. Nobody writes the host's side until the stream has come past the copy.
     pub unsafe fn send(&self, device: &Device, bytes: usize, stream: CUstream) -> Result<(), Error> {
         let Some((on_device, on_host)) = &self.memory else { return Ok(()) };
         let (to, from) = (on_device.as_device_ptr().as_raw(), &on_host.as_slice()[..bytes]);
-        // SAFETY: both sides have `bytes` (the slice is checked, the device's side is as long); the rest is the caller's
-        // promise.
+        // SAFETY: both sides have `bytes`: the slice is checked, and the device's side is as long. `# Safety` above asks for
+        // a stream of the current context, and that the host's side stays as it is until the copy is done.
         device.check_raw(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, stream) })
     }
 
@@ -114,13 +113,13 @@ impl Arena {
     ///
     /// # Safety
     ///
-    /// `stream` is one of the current context, and the host's side is not touched until it has come past the copy.
+    /// `stream` is one of the current context. Nobody touches the host's side until the stream has come past the copy.
     pub unsafe fn fetch(&mut self, device: &Device, range: Range<usize>, stream: CUstream) -> Result<(), Error> {
         let Some((on_device, on_host)) = &mut self.memory else { return Ok(()) };
         let from = on_device.as_device_ptr().as_raw() + range.start as u64;
         let to = &mut on_host.as_mut_slice()[range];
-        // SAFETY: both sides have the range (the slice is checked, the device's side is as long); the rest is the caller's
-        // promise.
+        // SAFETY: both sides have the range: the slice is checked, and the device's side is as long. `# Safety` above asks
+        // for a stream of the current context, and that nobody touches the host's side until the copy is done.
         device.check_raw(unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, to.len(), stream) })
     }
 }

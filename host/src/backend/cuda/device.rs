@@ -72,7 +72,7 @@ fn find(ordinal: u32) -> Result<(device::Device, DeviceInfo), Error> {
 /// A driver's answer, its failure as [`Error::Driver`].
 fn check<T>(result: CudaResult<T>, device: impl FnOnce() -> String) -> Result<T, Error> {
     result.map_err(|error| match last_failure() {
-        // cust knows neither the call nor the newer errors, the forwarder knows both.
+        // cust knows neither which call failed nor the newer errors. The forwarder knows both.
         Some(failure) => driver_error(failure, device()),
         None => Error::Driver { call: "cust", device: device(), source: Box::new(error) },
     })
@@ -123,7 +123,7 @@ impl Device {
         Ok(Self { info, default, cubins: options.cubins, code, modules: Mutex::default(), context })
     }
 
-    /// The variant in which the code runs that was given as a file, if any was.
+    /// The variant that runs the code which was given as a file; without such a file, the variant as it is.
     pub fn with_given_code(&self, variant: Variant) -> Result<Variant, Error> {
         match &self.code {
             Some((kernel, path, _)) => variant.with_code_of(kernel).map_err(|error| error.at(path.display())),
@@ -212,7 +212,7 @@ fn read_code(path: PathBuf) -> Result<(&'static str, PathBuf, Vec<u8>), Error> {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // Unloading needs the context on this thread; a failure here has nobody to be told to.
+        // Unloading needs the context on this thread. Nobody can be told of a failure here.
         let _ = self.make_current();
     }
 }

@@ -24,7 +24,7 @@ impl Event {
 
     fn with_flags(device: &Device, flags: sys::CUevent_flags_enum) -> Result<Self, Error> {
         let mut event = ptr::null_mut();
-        // SAFETY: the context is current, as Device::make_current's callers see to; `event` outlives the call.
+        // SAFETY: `event` outlives the call. Every caller has made the context current; without one the call fails.
         device.check_raw(unsafe { sys::cuEventCreate(&mut event, flags as u32) })?;
         Ok(Self(event))
     }
@@ -35,11 +35,11 @@ impl Event {
     ///
     /// `stream` is a stream of the current context.
     pub unsafe fn record(&self, device: &Device, stream: sys::CUstream) -> Result<(), Error> {
-        // SAFETY: the event is alive, the stream the caller's promise.
+        // SAFETY: the event is alive, and `# Safety` above asks for a stream of the current context.
         device.check_raw(unsafe { sys::cuEventRecord(self.0, stream) })
     }
 
-    /// Has another stream go on only when the stream of the mark has come past it.
+    /// Makes another stream wait until the mark's stream has come past the mark.
     ///
     /// # Safety
     ///
@@ -47,7 +47,7 @@ impl Event {
     pub unsafe fn hold(&self, device: &Device, stream: sys::CUstream) -> Result<(), Error> {
         // No flags are defined.
         let flags = 0;
-        // SAFETY: the event is alive, the stream the caller's promise.
+        // SAFETY: the event is alive, and `# Safety` above asks for a stream of the current context.
         device.check_raw(unsafe { sys::cuStreamWaitEvent(stream, self.0, flags) })
     }
 
@@ -68,7 +68,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: alive until now, and no handle to it leaves this file. A failure here has nobody to be told to.
+        // SAFETY: alive until now, and no handle to it leaves this file. Nobody can be told of a failure here.
         unsafe { sys::cuEventDestroy_v2(self.0) };
     }
 }

@@ -11,10 +11,10 @@ use crate::error::Error;
 pub(super) struct Graph(CUgraphExec);
 
 impl Graph {
-    /// Captures what `queue` gives to `stream`, and to streams that it forks from there and joins again, without running it.
+    /// Captures, without running it, what `queue` gives to `stream` and to streams that it forks from there and joins again.
     ///
     /// # Errors
-    /// Those of `queue`, or of the driver. The stream is none that captures afterwards either way.
+    /// Those of `queue`, or of the driver. Either way the stream captures nothing afterwards.
     ///
     /// # Safety
     ///
@@ -27,7 +27,7 @@ impl Graph {
     ) -> Result<Self, Error> {
         // Other threads may allocate meanwhile; this one will not.
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the caller's promise.
+        // SAFETY: `# Safety` above asks for a stream of the current context, not the null stream, that captures nothing.
         device.check_raw(unsafe { sys::cuStreamBeginCapture_v2(stream, mode) })?;
         let queued = queue();
         let mut graph = ptr::null_mut();
@@ -51,16 +51,16 @@ impl Graph {
     ///
     /// # Safety
     ///
-    /// `stream` is a stream of the current context; what was captured may run there.
+    /// `stream` is a stream of the current context, and what was captured may run there.
     pub unsafe fn launch(&self, device: &Device, stream: CUstream) -> Result<(), Error> {
-        // SAFETY: alive; the rest is the caller's promise.
+        // SAFETY: the graph is alive. `# Safety` above asks for a stream of the current context on which the work may run.
         device.check_raw(unsafe { sys::cuGraphLaunch(self.0, stream) })
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: alive until now. A failure here has nobody to be told to.
+        // SAFETY: alive until now. Nobody can be told of a failure here.
         unsafe { sys::cuGraphExecDestroy(self.0) };
     }
 }

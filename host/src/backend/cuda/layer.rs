@@ -25,7 +25,7 @@ use crate::output::Output;
 use crate::plan::variant::{LaunchSchedule, Variant};
 use crate::problem::{OutDtype, Step, Weights};
 
-/// Steps that stay planned, and may be under way at once; one more waits for the oldest and takes its room.
+/// How many steps stay planned, and may be under way at once. One more waits for the oldest and takes its room.
 const PLANNED_STEPS: usize = 4;
 
 /// Prepared weights; made by [`Cuda::prepare_layer`](super::Cuda::prepare_layer).
@@ -119,7 +119,7 @@ impl CudaLayer {
             next: 0,
             pool,
             cost: None,
-            // Not one that waits for the null stream: it could not be captured while others use that.
+            // Not a stream that waits for the null stream: it could not be captured while others use the null stream.
             stream: device.check(Stream::new(StreamFlags::NON_BLOCKING, None))?,
             start: Event::new(&device)?,
             end: Event::new(&device)?,
@@ -143,9 +143,9 @@ impl CudaLayer {
     /// waiting: `groups` has an entry for each expert, in order.
     ///
     /// A step that is one of the last four is queued as it was planned: nothing is allocated, encoded or copied, and where
-    /// the variant asks for a graph there is one launch. Another is planned, its descriptors are copied on that stream;
-    /// it allocates nothing if as many groups and tiles have been there before, and waits for nothing unless four earlier
-    /// steps are still queued.
+    /// the variant asks for a graph there is one launch. Any other step is planned, and its descriptors are copied on that
+    /// stream. That allocates nothing if an earlier step had as many groups and tiles, and waits for nothing unless four
+    /// earlier steps are still queued.
     ///
     /// # Errors
     /// If there are not as many groups as experts, global scales are too large, or a driver call fails. What the kernel
@@ -153,10 +153,10 @@ impl CudaLayer {
     ///
     /// # Safety
     ///
-    /// - `stream` is null or a stream of this device's primary context, is not being captured into a graph, and is not
-    ///   destroyed before this layer is dropped or has come past this launch.
-    /// - Of every group with rows, `values`, `scales` and `output` are addresses that this device can read (the last:
-    ///   write), aligned and of the sizes that [`DeviceGroup`] says; outputs overlap nothing.
+    /// - `stream` is null or a stream of this device's primary context, and is not being captured into a graph. It is not
+    ///   destroyed before it has come past this launch, or this layer is dropped.
+    /// - For every group with rows, `values` and `scales` are addresses that this device can read, and `output` is one that
+    ///   it can write. They are aligned and of the sizes that [`DeviceGroup`] says; outputs overlap nothing.
     /// - That memory stays allocated, and is written by nobody else, until the stream has come past this launch.
     /// - The scales are e4m3 without sign and no NaN (0x00 to 0x7e), the padding's too.
     pub unsafe fn launch(
@@ -167,7 +167,8 @@ impl CudaLayer {
     ) -> Result<(), Error> {
         let begin = Instant::now();
         self.device.make_current()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the context was made current, and `# Safety` above asks for a stream of it. `plan` has given the
+        // descriptors to that stream; `# Safety` keeps what they point to until the stream has come past the launches.
         let launches = unsafe {
             let index = self.plan(groups, out_dtype, stream)?;
             let step = &self.planned[index];
@@ -179,7 +180,8 @@ impl CudaLayer {
         Ok(())
     }
 
-    /// Finds the step among those that are planned, or plans it: afterwards its descriptors are on their way on the stream.
+    /// Finds the step among the planned ones, or plans it. Afterwards its descriptors are on the device, or on their way
+    /// there on the stream.
     ///
     /// # Safety
     ///
@@ -193,8 +195,9 @@ impl CudaLayer {
         if let Some(index) = self.planned.iter().position(|step| step.is_of(groups, out_dtype)) {
             let step = &mut self.planned[index];
             if step.stream != stream {
-                // Its descriptors, and what launches leave to each other, are the other stream's until then.
-                // SAFETY: the caller's promise.
+                // Until then the other stream may still use the descriptors, and the scratch that launches leave to each
+                // other.
+                // SAFETY: `# Safety` above asks for a stream of the current context.
                 unsafe { step.used.hold(&self.device, stream)? };
                 step.stream = stream;
             }
@@ -232,8 +235,9 @@ impl CudaLayer {
             }
             step.chains.push(launches);
         }
-        // SAFETY: the stream is the caller's; nothing reads or writes the room, which was cleared; this layer's own stream
-        // captures nothing, and what is captured is queued only as long as this step is planned.
+        // SAFETY: `# Safety` above asks for a stream of the current context. Nothing reads or writes the room, which was
+        // cleared. This layer's own stream captures nothing, and what is captured is queued only as long as this step is
+        // planned.
         unsafe {
             step.descriptors.send(&self.device, bytes, stream)?;
             step.used.record(&self.device, stream)?;
@@ -248,7 +252,8 @@ impl CudaLayer {
         Ok(index)
     }
 
-    /// Makes room in every planned step for so many bytes of descriptors and scratch: the next is no larger, and finds it.
+    /// Makes room in every planned step for so many bytes of descriptors and scratch. A later step that is no larger finds
+    /// it.
     fn reserve(&mut self, descriptors: usize, scratch: usize) -> Result<(), Error> {
         for step in &mut self.planned {
             if !step.has_room(descriptors, scratch) {
@@ -260,15 +265,16 @@ impl CudaLayer {
         Ok(())
     }
 
-    /// Queues a step in the arena, and the way back of its output.
+    /// Queues a step whose operands lie in the arena, and the copy of its output to the host.
     ///
     /// # Safety
     ///
-    /// `groups` point into the arena, where `layout` says; nothing else is under way there, or touches it until the stream is
-    /// waited for.
+    /// `groups` point into the arena, where `layout` says. Nothing else is under way there, and nobody touches it until the
+    /// stream has been waited for. The device's context is current.
     unsafe fn queue(&mut self, layout: &StepLayout, groups: &[DeviceGroup], out_dtype: OutDtype) -> Result<(), Error> {
         let stream = self.stream.as_inner();
-        // SAFETY: the caller's promise; the stream is this layer's own.
+        // SAFETY: `# Safety` above keeps the arena for this step alone. The stream is this layer's own, in the current
+        // context.
         unsafe {
             self.arena.send(&self.device, layout.bytes, stream)?;
             self.plan(groups, out_dtype, stream)?;
@@ -282,8 +288,8 @@ impl CudaLayer {
 
 impl Drop for CudaLayer {
     fn drop(&mut self) {
-        // Freeing needs the context on this thread, and streams may still read descriptors. A failure here has shown, or
-        // will show, in a call that can tell of it.
+        // Freeing needs the context on this thread, and streams may still read descriptors. A failure here shows in another
+        // call, which can tell of it.
         if self.device.make_current().is_ok() {
             for step in &self.planned {
                 let _ = step.used.wait(&self.device);
@@ -318,14 +324,14 @@ impl Layer for CudaLayer {
         }
         self.device.make_current()?;
 
-        // Everything in one piece of memory, filled on the host and sent in one copy: tokens, and the output as the caller
-        // left it, so that an element which the kernel forgets keeps its poison.
+        // Everything lies in one piece of memory that is filled on the host and sent in one copy: tokens, and the output as
+        // the caller left it. So an element which the kernel forgets keeps its poison.
         let layout = StepLayout::new(step);
         self.arena.reserve(&self.device, layout.bytes)?;
         layout.write(step, output, self.arena.host());
         let groups = layout.groups(step, self.arena.address());
-        // SAFETY: the last step was waited for, so nothing is under way in the arena; the groups point into it and into the
-        // weights, both alive until the stream is waited for below, whatever happens.
+        // SAFETY: the context is current. The last step was waited for, so nothing is under way in the arena. The groups point
+        // into it and into the weights, both alive until the stream is waited for below, whatever happens.
         let queued = unsafe { self.queue(&layout, &groups, output.dtype()) };
         let finished = self.device.check(self.stream.synchronize());
         queued.and(finished)?;

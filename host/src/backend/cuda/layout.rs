@@ -33,9 +33,9 @@ impl Cursor {
 pub(super) struct StepLayout {
     /// Values and scales of each group's tokens.
     tokens: Vec<(Range<usize>, Range<usize>)>,
-    /// Of all groups.
+    /// The output of all groups.
     pub output: Range<usize>,
-    /// Of it all.
+    /// Of everything.
     pub bytes: usize,
 }
 

@@ -9,7 +9,8 @@ use super::device::Device;
 use crate::error::Error;
 use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
 
-/// Maps of earlier steps: those of weights come again with every step, those of tokens where nothing has changed.
+/// Maps of earlier steps. Those of weights are needed again by every step, those of tokens if their addresses and sizes are
+/// the same.
 #[derive(Default)]
 pub(super) struct MapCache {
     encoded: HashMap<MapArguments, [u8; MAP_BYTES]>,
@@ -21,7 +22,8 @@ impl MapCache {
     /// # Errors
     /// If the driver refuses them.
     pub fn get(&mut self, device: &Device, arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
-        /// A few layers' worth of experts; tokens that never come twice must not fill memory.
+        /// Enough for the experts of a few layers. There is a limit since maps of tokens that never come twice must not fill
+        /// memory.
         const MOST: usize = 1 << 14;
 
         if let Some(map) = self.encoded.get(arguments) {

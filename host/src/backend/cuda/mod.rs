@@ -1,8 +1,8 @@
 //! NVIDIA GPUs: kernels of `kernels-gpu` launched through the CUDA driver, which is found at run time.
 //!
-//! Which kernel runs is a function of the compute capability (`kernels/builds.rs`), unless a [`Variant`] names one; it is
-//! compiled in as PTX, which the driver turns into machine code when the first layer is prepared, unless a cubin file is
-//! there. Decides nothing about shapes.
+//! The compute capability decides which kernel runs (`kernels/builds.rs`), unless a [`Variant`] names one. The kernel is
+//! built in as PTX. The driver turns that into machine code when the first layer is prepared, unless a cubin file is there.
+//! Nothing here decides about shapes.
 //!
 //! ```no_run
 //! use nvfp4::backend::{Backend, cuda::Cuda};
@@ -68,8 +68,8 @@ impl Cuda {
             .with_variant(Variant::default())
     }
 
-    /// The same device, whose layers compute their steps in another way. To name the kernel of Blackwell is to take one
-    /// that has run in the emulator only: the default there is the portable one.
+    /// The same device, whose layers compute their steps in another variant. Blackwell's kernel has run in the emulator only,
+    /// so it runs only if the variant names it; the default there is the portable kernel.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the variant's kernel does not run on this device.
@@ -86,7 +86,7 @@ impl Cuda {
         &self.device.info
     }
 
-    /// Brings weights to the device, their scales into the blocked layout. [`Backend::prepare`] with the type that also
+    /// Brings weights to the device, packed as its kernel reads them. This is [`Backend::prepare`] with a type that also
     /// takes steps from device memory ([`CudaLayer::launch`], [`CudaLayer::upload`]).
     ///
     /// # Errors

@@ -31,9 +31,9 @@ impl ReadyLaunch {
     ///
     /// # Safety
     ///
-    /// `stream` is one of the current context, on which the descriptors that the parameter leads to arrive before; the
-    /// function is the grid's entry, of a module that is loaded; what the descriptors point to is valid until the kernel has
-    /// run.
+    /// `stream` is one of the current context. The descriptors that the parameter leads to arrive there before this launch.
+    /// The function is the grid's entry, of a module that is loaded. What the descriptors point to is valid until the kernel
+    /// has run.
     unsafe fn queue(&self, device: &Device, stream: CUstream) -> Result<(), Error> {
         let Grid { blocks, threads, shared_bytes, overlaps, .. } = self.grid;
         let mut parameters = [self.parameter.bytes().as_ptr().cast::<c_void>().cast_mut()];
@@ -55,12 +55,12 @@ impl ReadyLaunch {
                 attrs: &mut attribute,
                 numAttrs: 1,
             };
-            // SAFETY: the function has one parameter, of this type, which the driver copies as it does the configuration; the
-            // rest is the caller's promise.
+            // SAFETY: the function has one parameter, of this type; the driver copies it and the configuration. `# Safety`
+            // above asks for the stream, the function, the descriptors and what they point to.
             return device.check_raw(unsafe { sys::cuLaunchKernelEx(&config, self.function, parameters, extra) });
         }
         // Older drivers have this call too.
-        // SAFETY: likewise.
+        // SAFETY: as for the call above.
         device.check_raw(unsafe {
             sys::cuLaunchKernel(self.function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, parameters, extra)
         })
@@ -69,17 +69,17 @@ impl ReadyLaunch {
 
 /// Room for a planned step.
 pub(super) struct PlannedStep {
-    /// What was planned, all that launches depend on; not if planning it has not come to its end.
+    /// The step that was planned: all that its launches depend on. `None` until planning has come to its end.
     key: Option<(Vec<DeviceGroup>, OutDtype)>,
     /// What launches read.
     pub descriptors: Arena,
-    /// What they leave to each other.
+    /// The device memory in which launches leave something to each other.
     pub scratch: Room,
-    /// Chains of launches: each needs what those before it in its chain leave, and nothing of other chains.
+    /// Chains of launches. A launch needs what earlier ones of its chain leave, and nothing of other chains.
     pub chains: Vec<Vec<ReadyLaunch>>,
-    /// The launches as one, where that is wanted.
+    /// All launches as one, if the variant asks for a graph.
     pub graph: Option<Graph>,
-    /// The stream that was given the step last, and a mark behind it there.
+    /// The stream that was given the step last, and the mark behind it there.
     pub stream: CUstream,
     pub used: Event,
 }
@@ -117,7 +117,7 @@ impl PlannedStep {
         Ok(())
     }
 
-    /// Says that all is there to run a step.
+    /// Notes that planning has come to its end: the step can run.
     pub fn complete(&mut self, groups: &[DeviceGroup], out_dtype: OutDtype) {
         self.key = Some((groups.to_vec(), out_dtype));
     }
@@ -133,7 +133,7 @@ impl PlannedStep {
     ///
     /// As for [`PlannedStep::queue_launches`].
     pub unsafe fn queue(&self, device: &Device, pool: Option<&StreamPool>, stream: CUstream) -> Result<(), Error> {
-        // SAFETY: the caller's promise, which is that of the graph's launches too.
+        // SAFETY: `# Safety` above is what a launch of the graph asks too, which holds the same launches.
         unsafe {
             match &self.graph {
                 Some(graph) => graph.launch(device, stream),
@@ -146,7 +146,7 @@ impl PlannedStep {
     ///
     /// # Safety
     ///
-    /// `stream` is one of the current context, on which the descriptors have arrived or are on their way; what they point to
+    /// `stream` is one of the current context, on which the descriptors have arrived or are on their way. What they point to
     /// is valid until the stream has come past the launches.
     pub unsafe fn queue_launches(
         &self,
@@ -154,7 +154,8 @@ impl PlannedStep {
         pool: Option<&StreamPool>,
         stream: CUstream,
     ) -> Result<(), Error> {
-        // SAFETY: the caller's promise; a stream of the pool comes after `stream`'s descriptors, and before what follows there.
+        // SAFETY: `# Safety` above asks for the stream, the descriptors and what they point to. A stream of the pool comes
+        // after `stream`'s descriptors, and before what follows there. The device keeps the functions' modules loaded.
         unsafe {
             match pool {
                 None => self.chains.iter().flatten().try_for_each(|launch| launch.queue(device, stream)),

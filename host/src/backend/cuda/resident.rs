@@ -76,7 +76,8 @@ impl ResidentStep<'_> {
     /// If the device fails.
     pub fn time(&mut self, cache: Cache) -> Result<Timing, Error> {
         self.layer.device.make_current()?;
-        // Work in front, so that the device is busy while the step is queued: its time has none of the host's in it.
+        // The device gets other work first, so that it is busy while the step is queued: the step's time has none of the
+        // host's in it.
         match cache {
             Cache::Warm => self.queue()?,
             Cache::Flushed => self.layer.queue_flush()?,
@@ -126,7 +127,7 @@ impl ResidentStep<'_> {
 
 impl Drop for ResidentStep<'_> {
     fn drop(&mut self) {
-        // Freeing needs the context on this thread, and nothing may be under way. A failure here has nobody to be told to.
+        // Freeing needs the context on this thread, and nothing may be under way. Nobody can be told of a failure here.
         if self.layer.device.make_current().is_ok() {
             let _ = self.layer.stream.synchronize();
         }

@@ -7,8 +7,8 @@ use super::device::Device;
 use super::event::Event;
 use crate::error::Error;
 
-/// Streams that work is dealt out to. It runs after all that the caller's stream was given before, and before all that it is
-/// given later.
+/// Streams that work is dealt out to. The work runs after all that the caller's stream was given before, and before all that
+/// it is given later.
 pub(super) struct StreamPool {
     streams: Vec<(Stream, Event)>,
     fork: Event,
@@ -40,7 +40,7 @@ impl StreamPool {
         mut queue: impl FnMut(usize, CUstream) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let streams = &self.streams[..works.min(self.streams.len())];
-        // SAFETY: the caller's stream, and this pool's own.
+        // SAFETY: `# Safety` above asks for a stream of the current context; the others are this pool's own.
         unsafe {
             self.fork.record(device, from)?;
             for (stream, _) in streams {

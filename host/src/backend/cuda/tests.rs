@@ -22,7 +22,7 @@ const CUDA_ERROR_UNSUPPORTED_PTX_VERSION: i32 = 222;
 
 const OPS: [Op; 2] = [Op::Gated, Op::Plain];
 
-/// Ragged groups: none, one and many tokens; K not a whole number of scale tiles; N of the least.
+/// Ragged groups: none, one and many tokens; K that is not a whole number of scale tiles; the least N.
 const GROUPS: [Group; 4] = [
     Group { m: 3, n: 8, k: 48 },
     Group { m: 0, n: 24, k: 64 },
@@ -310,7 +310,7 @@ fn a_kernel_that_the_driver_refuses_is_named_with_the_reason() {
          CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222): the provided PTX was compiled with an unsupported toolchain."
     );
 
-    // A device for which the kernel is not: its compiler has something to say.
+    // The kernel does not run on this device, so the driver's compiler complains.
     fake.set_device(7, 5, 40);
     let error = gpu.prepare(&weights).err().unwrap().to_string();
     assert!(
@@ -566,7 +566,8 @@ fn a_step_that_comes_again_is_launches_alone_and_with_a_graph_one() {
                     let dealt = schedule.starts_with("streams");
                     let order = |call: &str| calls.iter().filter(|made| **made == call).count();
                     assert_eq!(order("cuLaunchKernel"), launches, "{variant}");
-                    // A fork, and each stream's end; each waits for it, and is waited for.
+                    // One mark at the fork and one at each stream's end. Each stream waits for the fork; the caller's waits
+                    // for each end.
                     let (marks, waits) = if dealt { (1 + streams, 2 * streams) } else { (0, 0) };
                     assert_eq!((order("cuEventRecord"), order("cuStreamWaitEvent")), (marks + 1, waits), "{variant}");
                     assert_eq!(calls.len(), 1 + launches + marks + 1 + waits, "{variant}: {calls:?}");
@@ -609,7 +610,7 @@ fn a_graph_is_captured_anew_for_other_addresses_sizes_or_types_and_not_for_a_ste
         (&first, OutDtype::Bf16, true),
         (&elsewhere, OutDtype::F16, false),
         (&fewer, OutDtype::Bf16, true),
-        // It was the oldest of four, and has made room.
+        // It was the oldest of four, so its room was given to another.
         (&first, OutDtype::F16, true),
         (&first, OutDtype::F16, false),
     ] {
@@ -634,7 +635,7 @@ fn a_step_that_comes_again_on_another_stream_waits_for_its_descriptors() {
             // SAFETY: operands of these sizes lie there, nobody else touches them; the streams are this context's.
             unsafe { layer.launch(&operands.groups, OutDtype::F16, stream.as_inner()) }.unwrap();
         }
-        // Nothing has run yet, and of the first stream only what the second waits for will.
+        // Nothing has run yet. Of the first stream's work, only what the second stream waits for will run.
         streams[1].synchronize().unwrap();
         assert!(check(variant, &weights, &step, &operands.output(&step)).passed(), "{variant}");
     }

@@ -62,14 +62,14 @@ pub fn generated(args: &Args) -> anyhow::Result<Job<'static>> {
 fn check_memory(problem: &GroupedProblem) -> anyhow::Result<()> {
     let work = Roofline::new(problem);
     let weights: f64 = problem.groups().iter().map(|group| group.n as f64 * group.k as f64).sum();
-    // Weights and their prepared copy at 9/16 of a byte an element, f32 numbers while one matrix is quantised, and the
-    // f64 reference.
+    // What is counted: weights and their prepared copy, at 9/16 of a byte an element each; f32 numbers while one matrix
+    // is quantised; the f64 reference.
     let largest = problem.groups().iter().map(|group| group.n.max(group.m) as f64 * group.k as f64).fold(0.0, f64::max);
     let projections = problem.op().projections() as f64;
     let outputs = work.output_bytes as f64 * (1.0 + 8.0 * projections);
     let needed = 2.0 * projections * weights * 9.0 / 16.0 + 4.0 * largest + 8.0 * work.token_bytes as f64 + outputs;
     let ram = sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram());
-    // Where the system does not say, the allocator will.
+    // If the system does not say how much there is, the allocator will.
     let Ok(system) = sysinfo::System::new_with_specifics(ram) else { return Ok(()) };
     let present = system.total_memory() as f64;
     if needed > present {

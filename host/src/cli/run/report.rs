@@ -39,7 +39,7 @@ impl Report<'_> {
         let seconds = self.median.as_secs_f64();
         let groups: Vec<_> =
             self.problem.groups().iter().map(|group| json!({"m": group.m, "n": group.n, "k": group.k})).collect();
-        // Rates of the emulator would be taken for the device's.
+        // A rate of the emulator would be mistaken for the device's.
         let rate = |amount: f64| self.layer.counters().is_none().then_some(amount / seconds);
         let mut report = json!({
             "op": self.problem.op(),

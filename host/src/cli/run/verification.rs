@@ -10,7 +10,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use super::args::{Args, Verify};
 use crate::cli::progress::Progress;
 
-/// Compares as much of an output as was asked for, at the variant's tolerance; nothing, if nothing was.
+/// Compares as much of an output as was asked for, at the variant's tolerance. `None` if no check was asked for.
 pub fn verify(args: &Args, weights: &Weights<'_>, step: &Step<'_>, output: &Output) -> Option<Comparison> {
     let tolerance = |element: &Element| args.variant.schedule.tolerance(output.dtype(), element);
     match args.verify {

@@ -1,7 +1,7 @@
 //! The Blackwell kernel, `kernels-gpu/src/gated_sm100/`: the FP4 tensor cores of B200 and B300.
 //!
-//! Takes K whose rows a tensor map can have. Weights stay as they are in a checkpoint, their scales in the blocked layout; the
-//! kernel reads both through tensor maps and bulk copies.
+//! Takes every K whose rows a tensor map can describe. Weights stay as they are in a checkpoint, their scales in the blocked
+//! layout; the kernel reads both through tensor maps and bulk copies.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -130,7 +130,7 @@ fn output_map(group: &PlacedGroup) -> MapArguments {
     MapArguments { address, row_bytes, rows, box_bytes: BOX_BYTES, box_rows: BOX_TOKENS, swizzled: false }
 }
 
-/// Writes the maps of a group, and returns what the kernel is told of it. Addresses of maps that there are not are 0.
+/// Writes the maps of a group, and returns what the kernel is told of it. The address of a map that the group lacks is 0.
 fn describe(instance: Instance, group: &PlacedGroup, writer: &mut Writer<'_>) -> Result<abi::Group, Error> {
     let mut addresses = [0; 4];
     for (address, arguments) in addresses.iter_mut().zip(maps(instance, group)) {

@@ -7,11 +7,12 @@ use crate::kernels::group::Sizes;
 use crate::kernels::kernel::op_of;
 use crate::problem::Op;
 
-/// The most tokens of a tile that is chosen unasked: the gated kernel has one accumulator from here on, and beyond it
-/// loses a stage too.
+/// The most tokens of a tile that is a default. From this size on the gated kernel has one accumulator, and beyond it also a
+/// stage less.
 const MAX_TILE_TOKENS: u32 = 128;
 
-/// Where a tile of tokens may start that is chosen unasked: at every second column of scales in tensor memory, as in CUTLASS.
+/// A default tile of tokens that follows another starts at a multiple of this: at every second column of scales in tensor
+/// memory, as in CUTLASS.
 const FIRST_TOKEN_ALIGNMENT: u32 = 64;
 
 /// The instances of an operation.
@@ -19,10 +20,10 @@ pub(super) fn instances(op: Op) -> impl Iterator<Item = Instance> {
     INSTANCES.iter().copied().filter(move |instance| op_of(instance.matrices) == op)
 }
 
-/// The instance that reads weights least often; of those that do so equally often, the one with the smallest tile, and of
-/// those the one with the most stages.
+/// The instance that reads weights least often. Among equals it is the one with the smallest tile, then the one with the most
+/// stages.
 ///
-/// The instances that were made to be compared with are nobody's default before a card has shown them faster.
+/// Instances that were made for a comparison are no defaults until a card has shown them faster.
 pub(super) fn choose(op: Op, groups: &[Sizes]) -> Instance {
     let reads = |instance: &Instance| -> u64 {
         let of = |group: &Sizes| {
@@ -130,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_default_instance_of_the_public_shapes_is_known() {
-        /// The shapes that do not take the one of 128 tokens, the most that is chosen unasked.
+        /// The shapes whose default has smaller tiles than 128 tokens, the most that a default has.
         const SMALLER: [(&str, &str); 4] =
             [("group-test-5", "t96"), ("decode-1", "t8"), ("decode-4", "t8"), ("decode-16", "t16")];
         const FAMILIES: [&str; 4] = ["dual-", "group-", "moe-", "decode-"];

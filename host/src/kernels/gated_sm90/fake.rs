@@ -1,5 +1,5 @@
-//! The kernel's row in the fake driver. The grid that decodes tokens leaves only word of where they lie, in the place of the
-//! decoded ones; the one that multiplies follows it, and brings weights back from their slabs.
+//! The kernel's row in the fake driver. The grid that decodes tokens only writes down where they lie, in the place of the
+//! decoded ones. The grid that multiplies follows that, and brings weights back from their slabs.
 
 use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
@@ -53,10 +53,10 @@ pub(super) fn launch(launch: &Launch<'_>) {
 ///
 /// # Safety
 ///
-/// They lie there.
+/// All slabs of the matrix lie at `slabs`.
 unsafe fn unpack(rows: u32, k: u32, slabs: u64, global: f32) -> Matrix<'static> {
     const K_BLOCK_SCALES: u32 = K_BLOCK / BLOCK;
-    // SAFETY: this function's own condition: `at` is in a slab of the matrix.
+    // SAFETY: `# Safety` above says that the slabs lie there, and `at` is in one of them.
     let byte = |row: u32, k_block: u32, at: u32| unsafe {
         let slab = row / SLAB_ROWS * k.div_ceil(K_BLOCK) + k_block;
         *(slabs as *const u8).add((slab * SLAB_BYTES + at) as usize)

@@ -1,7 +1,7 @@
 //! The Hopper kernel, `kernels-gpu/src/gated_sm90/`: f16 tensor cores, weights decoded on the way to them.
 //!
-//! Takes K in whole lanes of a row. Weights are brought to the device in slabs, each a part of a stage. A step of many tokens is
-//! two launches: a small grid that decodes the tokens once, and behind it the grid that multiplies.
+//! Takes every K of whole lanes of a row. Weights are brought to the device in slabs, each a part of a stage. A step of many
+//! tokens is two launches: a small grid that decodes the tokens once, and behind it the grid that multiplies.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
@@ -92,7 +92,7 @@ impl Grouped for GatedSm90 {
         }
         let mut launches = Vec::with_capacity(1 + products.len());
         let mut decoded = None;
-        // All products have the same tokens: they are decoded once.
+        // All products share the tokens, which are decoded once.
         if let Some((groups, _)) = products.iter().zip(&plans).find(|(_, plan)| !plan.instance.decodes_tokens()) {
             let places = groups.iter().map(|group| scratch.take(decoded_bytes(group.sizes)?));
             let places = places.collect::<Result<Vec<_>, Error>>()?;

@@ -14,17 +14,17 @@ use crate::kernels::group::Sizes;
 use crate::kernels::kernel::op_of;
 use crate::problem::Op;
 
-/// A k-block of a tile takes as long as if it had so many tokens more: decoding its weights takes that long, as measured on an
-/// H200 for panels of [`MEASURED_ROWS`].
+/// What decoding the weights of a k-block costs: as much time as so many more tokens in the tile. Measured on an H200 for
+/// panels of [`MEASURED_ROWS`].
 const DECODE_TOKENS: u64 = 80;
 
-/// Rows of the panels whose time is measured; of more, decoding and multiplying take longer in proportion.
+/// Rows of the panels whose time was measured. Decoding and multiplying more rows takes longer in proportion.
 const MEASURED_ROWS: u32 = 128;
 
-/// K-blocks that a tile costs on top of its own, writing C above all; measured likewise.
+/// What a tile costs besides its k-blocks, above all for writing C: as much time as so many k-blocks. Measured likewise.
 const TILE_K_BLOCKS: u64 = 2;
 
-/// Work is dealt out evenly enough if the last multiprocessor takes longer than the average by one part of so many.
+/// Work is dealt out evenly enough if the last multiprocessor takes longer than the average by at most one part in so many.
 const EVEN_ENOUGH: u64 = 100;
 
 /// The instances of an operation, the smallest tile first.
@@ -46,7 +46,7 @@ pub(super) struct Plan {
     pub blocks: u32,
 }
 
-/// What a tile is without what its group says.
+/// A tile: what its group does not say already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tile {
     /// Index of its group.
@@ -81,12 +81,12 @@ type Kinds = BTreeMap<u64, u64>;
 #[derive(Clone, Debug)]
 struct Cut {
     instance: Instance,
-    /// Of each group, the tokens of a tile, which the last of its rows has at most; none where the group has none.
+    /// For each group, the tokens of a tile; the tiles of its last row may have fewer. 0 if the group has no tokens.
     tokens: Vec<u32>,
 }
 
 impl Cut {
-    /// Tiles of at most so many tokens, as few as there can be, all of a group of nearly the same size.
+    /// As few tiles of at most so many tokens as there can be. All tiles of a group are of nearly the same size.
     fn even(instance: Instance, most: u32, groups: &[Sizes]) -> Self {
         let tokens = |group: &Sizes| match group.m.div_ceil(most) {
             0 => 0,
@@ -107,7 +107,7 @@ impl Cut {
         k_blocks * panels * (DECODE_TOKENS + u64::from(self.instance.mma_n(tokens)))
     }
 
-    /// What a group's tiles of so many tokens are, and how many of each: those of whole rows, those of the last.
+    /// The time and the number of a group's tiles if they have so many tokens: first of whole rows, then of the last row.
     fn group_kinds(&self, group: &Sizes, tokens: u32) -> [(u64, u64); 2] {
         if group.m == 0 {
             return [(0, 0); 2];
@@ -151,14 +151,14 @@ impl Cut {
         Ok(tiles)
     }
 
-    /// Cuts one group after the other in another way, wherever that makes the last multiprocessor done earlier.
+    /// Cuts groups in another way, one after the other, wherever the last multiprocessor is done earlier then.
     ///
-    /// Tiles of different sizes come out even where those of one size do not, also if that takes a row more.
+    /// Tiles of different sizes may be dealt out evenly where tiles of one size are not, even if they are one row more.
     fn refine(&mut self, groups: &[Sizes], sms: u32) {
         let mut kinds = self.kinds(groups);
         let mut best = finish(&kinds, sms);
         let mut changed = true;
-        // A plan should not take longer than what it gains.
+        // Planning should not take longer than it saves.
         while changed && best > even(&kinds, sms) + even(&kinds, sms) / EVEN_ENOUGH {
             changed = false;
             for (index, group) in groups.iter().enumerate().filter(|(_, group)| group.m > 0) {
@@ -212,15 +212,15 @@ fn choose(op: Op, groups: &[Sizes], sms: u32) -> Cut {
     cut
 }
 
-/// The time that multiprocessors would take if work could be dealt out evenly.
+/// The time that multiprocessors would take if work were dealt out evenly.
 fn even(kinds: &Kinds, sms: u32) -> u64 {
     let total: u128 = kinds.iter().map(|(&time, &count)| u128::from(time) * u128::from(count)).sum();
     u64::try_from(total / u128::from(sms)).unwrap_or(u64::MAX)
 }
 
-/// When multiprocessors are done with tiles of these kinds: as [`owners`] deals them out, but for many at once.
+/// When the last multiprocessor is done with tiles of these kinds, dealt out as [`owners`] does it, but many at a time.
 fn finish(kinds: &Kinds, sms: u32) -> u64 {
-    /// With more to each, the average decides.
+    /// If each has more tiles than this, the average decides.
     const MANY: u64 = 32;
 
     let tiles = kinds.values().fold(0, |sum: u64, count| sum.saturating_add(*count));
@@ -263,7 +263,7 @@ fn longest_first_of(kinds: impl IntoIterator<Item = (u64, u64)>, blocks: u64) ->
     done.last_key_value().map_or(0, |(&until, _)| until)
 }
 
-/// Of so many blocks, those that get one tile fewer than the others if all get as many as they can.
+/// How many blocks have one tile fewer than the others if all tiles are dealt out as evenly as possible.
 fn with_fewer(tiles: u64, blocks: u64) -> u64 {
     blocks * tiles.div_ceil(blocks) - tiles
 }
@@ -290,8 +290,8 @@ fn deal(mut tiles: Vec<(u64, Tile)>, sms: u32) -> (Vec<Tile>, u32) {
 
 /// The block of each tile; tiles come in descending order of time.
 ///
-/// If tiles do not come out even, some blocks have one fewer than the others. The longest tiles go to those, if that makes the
-/// last block done earlier than to choose for each tile the block that is done first.
+/// If tiles do not come out even, some blocks have one fewer than the others. The longest tiles go to those blocks if the
+/// last block is done earlier that way. Otherwise each tile in turn goes to the block that is done first.
 fn owners(tiles: &[(u64, Tile)], blocks: usize) -> Vec<usize> {
     if blocks == 0 {
         return Vec::new();
@@ -308,7 +308,7 @@ fn owners(tiles: &[(u64, Tile)], blocks: usize) -> Vec<usize> {
     owners
 }
 
-/// For each tile in turn, the block that is done first; and when the last is done.
+/// For each tile in turn, the block that is done first. Also when the last block is done.
 fn longest_first(tiles: &[(u64, Tile)], blocks: Range<usize>) -> (Vec<usize>, u64) {
     let mut done: BinaryHeap<_> = blocks.map(|block| Reverse((0_u64, block))).collect();
     let mut last = 0;

@@ -58,11 +58,11 @@ mod tests {
         let scales: Vec<u8> = (0..rows * k / BLOCK).map(|i| (i % 126 + 1) as u8).collect();
         let slabs = pack(&Matrix::new(rows, k, &values[..], &scales[..], 1.0).unwrap());
         assert_eq!((slabs.len(), len(rows, k)), (2 * 3 * 9216, 2 * 3 * 9216));
-        // Of row 129 the second slab: its third lane's first byte, its sixth scale.
+        // The second slab of row 129: the first byte of its third lane, and its sixth scale.
         let (slab, row) = (&slabs[(3 + 1) * 9216..][..9216], 129);
         assert_eq!(slab[64 + 2 * 16], slab_byte(values[row * k / 2 + 64 + 32]));
         assert_eq!(slab[8192 + 512 + 16 + 1], scales[row * k / BLOCK + 8 + 5]);
-        // Of row 6 the first: its swizzle.
+        // The first slab of row 6: its swizzle.
         assert_eq!(slabs[6 * 64 + (1 ^ 3) * 16], slab_byte(values[6 * k / 2 + 16]));
         let ones = |bytes: &[u8]| bytes.iter().map(|byte| byte.count_ones()).sum::<u32>();
         assert_eq!(ones(&slabs), ones(&values) + ones(&scales));
