@@ -12,6 +12,7 @@ pub mod backend;
 pub mod checkpoint;
 pub mod compare;
 mod error;
+mod files;
 pub mod format;
 pub mod generate;
 #[cfg(feature = "kernels")]
@@ -22,6 +23,7 @@ pub mod plan;
 pub mod problem;
 pub mod quantize;
 pub mod shape;
+mod signals;
 
 pub use error::Error;
 pub use output::Output;

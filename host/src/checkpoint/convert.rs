@@ -3,12 +3,14 @@
 //! All names, types and shapes of the result are known before the first number is read, so headers are written first
 //! and then tensor after tensor: memory holds one quantised tensor at a time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
 use std::path::Path;
 
 use super::file::{Tensor, TensorFile};
 use super::floats::{self, Floats, Loss};
-use super::write::{AtomicFolder, TensorWriter, refuse_input};
+use super::partial::PartialFolder;
+use super::write::{TensorWriter, refuse_input};
 use super::{Checkpoint, Dtype, Format, INDEX_NAME, place};
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
@@ -30,6 +32,9 @@ pub struct Conversion<'a> {
     /// The weights to quantise, by name.
     chosen: BTreeMap<&'a str, Tensor<'a>>,
 }
+
+/// Name, type and shape of a tensor.
+type TensorLayout = (String, Dtype, Vec<usize>);
 
 /// A tensor that was written.
 #[derive(Debug)]
@@ -82,22 +87,25 @@ impl<'a> Conversion<'a> {
         if let [file] = self.checkpoint.files()
             && file.path() == self.checkpoint.path()
         {
-            return self.write_file(file, out, &mut done).map(drop);
+            let create = |metadata, layout| TensorWriter::create(out, metadata, layout);
+            return self.write_file(file, create, &mut done).map(drop);
         }
-        let folder = AtomicFolder::create(out)?;
+        let mut folder = PartialFolder::create(out)?;
         let mut weight_map = BTreeMap::new();
         let mut total_size = 0;
         for file in self.checkpoint.files() {
-            let name = file.path().file_name().expect("a file was opened");
-            for (tensor, bytes) in self.write_file(file, &folder.path().join(name), &mut done)? {
-                weight_map.insert(tensor, name.to_string_lossy());
+            let name = Path::new(file.path().file_name().expect("a file was opened"));
+            let create = |metadata, layout| TensorWriter::create_in(&mut folder, name, metadata, layout);
+            for (tensor, bytes) in self.write_file(file, create, &mut done)? {
+                weight_map.insert(tensor, name.display().to_string());
                 total_size += bytes;
             }
         }
         if self.checkpoint.files().len() > 1 {
             let index = serde_json::json!({"metadata": {"total_size": total_size}, "weight_map": weight_map});
-            let path = folder.path().join(INDEX_NAME);
-            std::fs::write(&path, format!("{index:#}\n")).map_err(|error| Error::io(&path, error))?;
+            let mut file = folder.create_file(Path::new(INDEX_NAME))?;
+            file.write(|file| writeln!(file, "{index:#}"))?;
+            file.finish()?;
         }
         folder.finish()
     }
@@ -106,7 +114,7 @@ impl<'a> Conversion<'a> {
     fn write_file(
         &self,
         file: &'a TensorFile,
-        out: &Path,
+        create: impl FnOnce(Option<HashMap<String, String>>, Vec<TensorLayout>) -> Result<TensorWriter, Error>,
         done: &mut impl FnMut(Written<'a>),
     ) -> Result<Vec<(String, usize)>, Error> {
         let mut layout = Vec::new();
@@ -116,7 +124,7 @@ impl<'a> Conversion<'a> {
                 None => layout.push((name.to_owned(), tensor.dtype, tensor.shape.to_vec())),
             }
         }
-        let mut writer = TensorWriter::create(out, file.metadata().cloned(), layout)?;
+        let mut writer = create(file.metadata().cloned(), layout)?;
         let contents = writer.missing().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
         for (name, tensor) in file.tensors() {
             let quantised = match self.chosen.get(name).and_then(|_| module(name)) {

@@ -16,6 +16,8 @@ use safetensors::tensor::TensorInfo;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
 use crate::error::Error;
+use crate::files::open_regular;
+use crate::signals::Guarded;
 
 /// Bytes in front of the header that hold its length, a little-endian u64.
 pub(super) const LENGTH_BYTES: usize = 8;
@@ -57,7 +59,12 @@ impl<'a> Tensor<'a> {
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
+    /// Before the map, so that it is dropped before.
+    guard: Guarded,
     map: Mmap,
+    /// To see whether it changes.
+    file: File,
+    opened: Stamp,
     data_start: usize,
     metadata: Option<HashMap<String, String>>,
     tensors: BTreeMap<String, TensorInfo>,
@@ -70,18 +77,30 @@ impl TensorFile {
     /// If it cannot be read or is no valid safetensors file.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let io = |error| Error::io(path, error);
-        // Asked before opening, since opening a named pipe would wait for its writer.
-        if !std::fs::metadata(path).map_err(io)?.is_file() {
-            return Err(Error::Invalid("not a regular file; give a safetensors file".into()).at(path.display()));
-        }
-        let file = File::open(path).map_err(io)?;
-        // SAFETY: the map is read-only and private to this process; it is assumed, as every reader of mapped models
-        // does, that nothing changes or truncates the file while it is open. Programs that replace files by renaming
-        // (ours do) keep to that. Bytes that change are numbers that change: no index or length is ever read from the
-        // map a second time. A truncated file raises SIGBUS.
+        let file = open_regular(path, "a safetensors file")?;
+        let opened = Stamp::of(&file).map_err(io)?;
+        // SAFETY: the map is read-only. It is assumed, as every reader of mapped models does, that nothing changes the file
+        // while it is open. Programs that replace files by renaming (ours do) keep to that. Bytes that change all the same
+        // are numbers that change: no index or length is ever read from the map a second time, and `check_unchanged` finds
+        // it. A page that the file no longer has raises SIGBUS; `signals.rs` makes it read as zeros.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        let (data_start, header) = parse(&map).map_err(|error| error.at(path.display()))?;
-        Ok(Self { path: path.to_owned(), map, data_start, metadata: header.metadata, tensors: header.tensors })
+        let guard = Guarded::new(&map);
+        let parsed = parse(&map);
+        let (data_start, header) = match (parsed, unchanged(&file, &opened, &guard)) {
+            (_, Err(error)) | (Err(error), Ok(())) => return Err(error.at(path.display())),
+            (Ok(parsed), Ok(())) => parsed,
+        };
+        let (metadata, tensors) = (header.metadata, header.tensors);
+        Ok(Self { path: path.to_owned(), guard, map, file, opened, data_start, metadata, tensors })
+    }
+
+    /// Checks that the file is still what it was when it was opened. To be asked after its tensors were read and before
+    /// anything that was made of them is believed.
+    ///
+    /// # Errors
+    /// If it was changed or cut off since, or a page of it could not be read.
+    pub fn check_unchanged(&self) -> Result<(), Error> {
+        unchanged(&self.file, &self.opened, &self.guard).map_err(|error| error.at(self.path.display()))
     }
 
     /// The file.
@@ -121,6 +140,30 @@ impl TensorFile {
         let (start, end) = info.data_offsets;
         Tensor { dtype: info.dtype, shape: &info.shape, data: &self.map[self.data_start..][start..end] }
     }
+}
+
+/// What changes when a file does.
+#[derive(Debug, PartialEq)]
+struct Stamp {
+    bytes: u64,
+    modified: Option<std::time::SystemTime>,
+}
+
+impl Stamp {
+    fn of(file: &File) -> std::io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self { bytes: metadata.len(), modified: metadata.modified().ok() })
+    }
+}
+
+fn unchanged(file: &File, opened: &Stamp, guard: &Guarded) -> Result<(), Error> {
+    let what = match Stamp::of(file) {
+        Ok(now) if now == *opened && !guard.is_broken() => return Ok(()),
+        Ok(now) if now.bytes < opened.bytes => "it was cut off while it was read",
+        Ok(now) if now != *opened => "it was changed while it was read",
+        _ => "a part of it could not be read from the disk",
+    };
+    Err(Error::Invalid(format!("{what}; begin again once it is complete")))
 }
 
 /// The header's JSON. Every tensor's name is its own; nothing else is checked.

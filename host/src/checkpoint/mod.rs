@@ -20,6 +20,8 @@ mod file;
 mod floats;
 mod inspect;
 mod layer;
+mod names;
+mod partial;
 mod quantized;
 mod write;
 
@@ -32,11 +34,13 @@ pub use file::{Tensor, TensorFile};
 pub use floats::Loss;
 pub use inspect::{Inspection, Range, Weight};
 pub use layer::Layer;
+pub use partial::{check_file, check_folder, leftovers};
 pub use quantized::{Format, Quantized};
 pub use safetensors::Dtype;
 pub use write::{OutputFile, TensorWriter, refuse_input};
 
 use crate::error::Error;
+pub use crate::signals::handle_signals;
 
 /// The name of the file that lists the shards of a model.
 pub const INDEX_NAME: &str = "model.safetensors.index.json";

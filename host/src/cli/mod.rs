@@ -44,6 +44,7 @@ enum Command {
 
 /// Parses the arguments, runs the subcommand and turns what came of it into the exit code.
 pub fn main() -> ExitCode {
+    nvfp4::checkpoint::handle_signals();
     // clap's own usage errors exit with 2, as bad input does.
     let out = &mut io::stdout().lock();
     let result = match &Cli::parse().command {

@@ -1,0 +1,58 @@
+//! Opening and reading small files that others wrote: regular files only, and never more of them than expected.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use crate::error::Error;
+
+/// Opens a regular file to read.
+///
+/// # Errors
+/// If it cannot be opened, or is a pipe, a device or a folder: what `expected` says should be given.
+pub(crate) fn open_regular(path: &Path, expected: &str) -> Result<File, Error> {
+    let io = |error| Error::io(path, error);
+    // Asked before opening, since opening a named pipe would wait for its writer.
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(Error::Invalid(format!("not a regular file; give {expected}")).at(path.display()));
+    }
+    File::open(path).map_err(io)
+}
+
+/// Reads a regular file of at most `max` bytes.
+///
+/// # Errors
+/// As [`open_regular`], and if it is longer.
+pub(crate) fn read_bounded(path: &Path, max: usize, expected: &str) -> Result<Vec<u8>, Error> {
+    let io = |error| Error::io(path, error);
+    let file = open_regular(path, expected)?;
+    let too_long = || Error::Invalid(format!("over {max} bytes; give {expected}")).at(path.display());
+    let length = file.metadata().map_err(io)?.len();
+    if length > max as u64 {
+        return Err(too_long());
+    }
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length as usize).map_err(|_| io(std::io::ErrorKind::OutOfMemory.into()))?;
+    // Files such as those of /proc say that they are empty, and others may grow.
+    file.take(max as u64 + 1).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() > max { Err(too_long()) } else { Ok(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_regular_files_of_bounded_length_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        std::fs::write(&path, "12345").unwrap();
+        assert_eq!(read_bounded(&path, 5, "a file").unwrap(), b"12345");
+        assert!(read_bounded(&path, 4, "a file").unwrap_err().to_string().ends_with("over 4 bytes; give a file"));
+        for path in [folder.path(), Path::new("/dev/zero"), Path::new("/dev/null")] {
+            let message = read_bounded(path, 5, "a file").unwrap_err().to_string();
+            assert!(message.ends_with("not a regular file; give a file"), "{message}");
+        }
+        assert!(matches!(read_bounded(&folder.path().join("no"), 5, "a file"), Err(Error::Io { .. })));
+    }
+}
