@@ -280,10 +280,73 @@ fn what_is_no_model_is_refused() {
             (r#"{"weight_map": {"a": "/etc/passwd"}}"#, "is not a file beside the index"),
             (r#"{"weight_map": {"a": "a\n.safetensors"}}"#, "is not a file beside the index"),
             (r#"{"weight_map": {"a": "gone.safetensors"}}"#, "gone.safetensors: "),
+            (r#"{"weight_map": {}}"#, "it lists no tensors"),
+            (r#"{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}"#, "tensor a is there twice"),
+            ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a Git-LFS pointer"),
+            ("", "not an index of shards"),
         ] {
             std::fs::write(&index, json).unwrap();
             assert!(refusal(folder).contains(words), "{json}: {}", refusal(folder));
         }
+    });
+}
+
+#[test]
+fn files_of_other_kinds_are_called_what_they_are() {
+    in_folder(|folder| {
+        let refusal = |path: &Path| Checkpoint::open(path).unwrap_err().to_string();
+        let pointer = folder.join("pointer.safetensors");
+        std::fs::write(&pointer, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n").unwrap();
+        assert!(refusal(&pointer).ends_with("a Git-LFS pointer, not the file itself; run `git lfs pull`"));
+        let gguf = folder.join("gguf").join("model.gguf");
+        std::fs::create_dir(gguf.parent().unwrap()).unwrap();
+        std::fs::write(&gguf, "GGUF\x03\0\0\0").unwrap();
+        assert!(refusal(&gguf).contains("a GGUF file"));
+        assert!(refusal(gguf.parent().unwrap()).contains("GGUF files of llama.cpp"));
+        assert!(refusal(Path::new("no-such-organisation/model")).contains("hf download no-such-organisation/model"));
+        assert!(!refusal(&folder.join("no-such/model")).contains("hf download"));
+    });
+}
+
+/// Each would fill memory or wait for ever.
+#[cfg(unix)]
+#[test]
+fn pipes_and_devices_are_never_read() {
+    in_folder(|folder| {
+        let index = folder.join(INDEX_NAME);
+        let pipe = folder.join("pipe.json");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for source in [Path::new("/dev/zero"), &pipe] {
+            std::os::unix::fs::symlink(source, &index).unwrap();
+            for path in [folder, &index] {
+                let message = Checkpoint::open(path).unwrap_err().to_string();
+                assert!(message.contains("not a regular file"), "{message}");
+            }
+            let message = nvfp4::shape::find(index.to_str().unwrap()).unwrap_err().to_string();
+            assert!(message.contains("not a regular file"), "{message}");
+            std::fs::remove_file(&index).unwrap();
+        }
+        // A file of a terabyte that takes no room.
+        std::fs::File::create(&index).unwrap().set_len(1 << 40).unwrap();
+        assert!(Checkpoint::open(folder).unwrap_err().to_string().contains("over 100000000 bytes"));
+        assert!(nvfp4::shape::read(&index).unwrap_err().to_string().contains("over 16777216 bytes"));
+    });
+}
+
+#[test]
+fn a_name_in_two_shards_is_an_error() {
+    in_folder(|folder| {
+        let index = experts(Format::ModelOpt).write_sharded(folder, 2);
+        let mut second = Tensors::default();
+        for (name, tensor) in TensorFile::open(&folder.join(shard_name(1, 2))).unwrap().tensors() {
+            second.set(name, raw(tensor.dtype, tensor.shape, tensor.data));
+        }
+        let first = TensorFile::open(&folder.join(shard_name(0, 2))).unwrap();
+        let (name, tensor) = first.tensors().next().unwrap();
+        second.set(name, raw(tensor.dtype, tensor.shape, tensor.data)).write(&folder.join("second"));
+        std::fs::rename(folder.join("second"), folder.join(shard_name(1, 2))).unwrap();
+        let error = Checkpoint::open(&index).unwrap_err().to_string();
+        assert!(error.contains(&format!("{name}: it is in ")) && error.contains("too; remove one"), "{error}");
     });
 }
 

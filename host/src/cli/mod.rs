@@ -13,6 +13,7 @@ mod shapes;
 mod table;
 
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -62,11 +63,49 @@ pub fn main() -> ExitCode {
             // Whoever read the output has seen enough.
             return ExitCode::SUCCESS;
         }
-        eprintln!("error: {error:#}");
+        eprintln!("error: {}", message(&error));
         ExitCode::from(match error.downcast_ref::<nvfp4::Error>() {
             Some(error) if error.is_no_device() => exit::NO_DEVICE,
             Some(error) if error.fault().is_some() => exit::WRONG,
             _ => exit::BAD_INPUT,
         })
     })
+}
+
+/// An error and its causes on one line, each said once.
+fn message(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |line, cause| {
+        let cause = nvfp4::printable(&cause.to_string());
+        match line {
+            _ if line.is_empty() => cause,
+            // Some say their cause themselves.
+            line if line.ends_with(&cause) => line,
+            line => format!("{line}: {cause}"),
+        }
+    })
+}
+
+/// Names on stderr what runs that were killed left unfinished where this one is going to write.
+pub fn note_leftovers(path: &Path) {
+    for left in nvfp4::checkpoint::leftovers(path) {
+        let left = nvfp4::printable(&left.to_string_lossy());
+        eprintln!("note: {left} was left unfinished by a run that was killed; it can be removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn what_the_system_said_is_said_once() {
+        let error = io::Error::from(io::ErrorKind::NotFound);
+        let library = nvfp4::Error::io("x".as_ref(), error);
+        let line = message(&Err::<(), _>(library).context("a\nb").unwrap_err());
+        assert_eq!(line, r"a\nb: x: entity not found");
+        let driver = nvfp4::Error::Driver { call: "cuInit", device: "GPU".into(), source: "out of memory".into() };
+        assert_eq!(message(&driver.into()), "cuInit failed on GPU: out of memory");
+    }
 }

@@ -13,12 +13,13 @@ use nvfp4::Output;
 use nvfp4::backend::cuda::{self, Cuda};
 use nvfp4::backend::emulated::{self, Emulated};
 use nvfp4::backend::{self, Backend, cpu::Cpu};
-use nvfp4::checkpoint::{Checkpoint, OutputFile, refuse_input};
+use nvfp4::checkpoint::{Checkpoint, OutputFile, check_file, refuse_input};
+use nvfp4::files::read_bounded;
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::Step;
 
-use super::exit;
 use super::progress::Progress;
+use super::{exit, note_leftovers};
 pub use args::Args;
 use args::Choice;
 use job::Job;
@@ -32,6 +33,8 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.output {
         let inputs = checkpoint.iter().flat_map(Checkpoint::paths).chain(args.activations.as_deref());
         refuse_input(path, inputs)?;
+        check_file(path)?;
+        note_leftovers(path);
     }
     let Job { shape, input, weights, tokens } = match &checkpoint {
         Some(checkpoint) => job::loaded(args, checkpoint)?,
@@ -59,6 +62,10 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     }
 
     let comparison = verify(args, &weights, &step, &output);
+    if let Some(checkpoint) = &checkpoint {
+        // Before anything is said of numbers that came from it.
+        checkpoint.check_unchanged()?;
+    }
     let report = Report {
         args,
         shape,
@@ -116,7 +123,10 @@ fn emulated_gpu(args: &Args) -> anyhow::Result<Emulated> {
         let arch = args.arch.as_deref().unwrap_or(emulated::default_arch());
         return Ok(Emulated::new(arch, options)?.with_variant(args.variant)?);
     };
-    let ptx = std::fs::read_to_string(path).with_context(|| format!("{} is no PTX", path.display()))?;
+    /// The longest PTX here has some hundred kilobytes.
+    const MAX_PTX_BYTES: usize = 256 << 20;
+    let not_ptx = || format!("{} is no PTX", path.display());
+    let ptx = String::from_utf8(read_bounded(path, MAX_PTX_BYTES, "a file of PTX")?).with_context(not_ptx)?;
     let target = ptx.lines().find_map(|line| line.trim().strip_prefix(".target")).unwrap_or_default();
     let target = target.split([',', ' ']).find(|word| !word.is_empty());
     let arch = args.arch.as_deref().or(target).unwrap_or(emulated::default_arch());
