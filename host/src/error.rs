@@ -126,6 +126,9 @@ pub enum Error {
         /// The scale.
         value: f32,
     },
+    /// Something that a model computes and this library does not.
+    #[error("{}", one_line(.0))]
+    NotComputed(String),
     /// An error with its place in front: a file, a tensor, a group.
     #[error("{}: {error}", one_line(place))]
     At {
@@ -200,6 +203,33 @@ impl Error {
     /// An input or output error of a file.
     pub fn io(path: &Path, cause: std::io::Error) -> Self {
         Self::Io { path: path.to_owned(), cause }
+    }
+
+    /// What kind of error it is, in a word that does not change with the text.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::BlockAlignment { .. } => "k-alignment",
+            Self::OutputAlignment { .. } => "n-alignment",
+            Self::Length { .. } => "length",
+            Self::TooLarge => "too-large",
+            Self::BlockScale { .. } => "block-scale",
+            Self::GlobalScale { .. } | Self::Divisor { .. } => "global-scale",
+            Self::Alpha { .. } => "alpha",
+            Self::Mismatch { .. } => "mismatch",
+            Self::NotFinite { .. } => "not-finite",
+            Self::Invalid(_) => "invalid",
+            Self::Io { .. } => "io",
+            Self::Safetensors(_) => "not-safetensors",
+            Self::Missing { .. } => "missing",
+            Self::Dtype { .. } => "dtype",
+            Self::Shape { .. } => "shape",
+            Self::NotComputed(_) => "not-computed",
+            Self::At { error, .. } => error.code(),
+            Self::Driver { .. } => "driver",
+            #[cfg(feature = "emulated")]
+            Self::Fault(_) => "fault",
+            Self::NoDevice(_) => "no-device",
+        }
     }
 
     /// Whether the device is missing, rather than the input wrong.

@@ -197,7 +197,7 @@ fn model() -> Tensors {
 /// Does all that can be done with a model.
 fn use_model(path: &Path, out: &Path) {
     let inspection = Inspection::of(path);
-    inspection.problems.iter().for_each(check_message);
+    inspection.problems.iter().for_each(|problem| check_message(&problem.error));
     if let Some(activations) = check(Activations::open(path)) {
         for scales in [&[None, Some(0.5)][..], &[]] {
             check(activations.quantize(scales));

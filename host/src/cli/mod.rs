@@ -4,6 +4,7 @@ mod completions;
 mod devices;
 mod exit;
 mod inspect;
+mod man;
 mod parse;
 mod progress;
 mod quantize;
@@ -20,7 +21,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 /// NVFP4 grouped GEMM for mixture-of-experts models: run it, check it, and bring checkpoints in and out.
 #[derive(Parser)]
-#[command(name = "nvfp4", version, arg_required_else_help = true)]
+#[command(name = "nvfp4", version = version(), arg_required_else_help = true)]
 #[command(after_help = "Examples:
   nvfp4 run                                     the default shape on the best device here, verified
   nvfp4 run --weights model/ --layer 3          a layer of a real checkpoint
@@ -32,6 +33,17 @@ struct Cli {
     command: Command,
 }
 
+/// The version, and what was compiled in.
+fn version() -> String {
+    let features = [
+        ("cuda", cfg!(feature = "cuda")),
+        ("emulated", cfg!(feature = "emulated")),
+        ("kernels", cfg!(feature = "kernels")),
+    ];
+    let features: Vec<_> = features.into_iter().filter_map(|(name, is_on)| is_on.then_some(name)).collect();
+    format!("{} (features: cli, {})", env!("CARGO_PKG_VERSION"), features.join(", "))
+}
+
 #[derive(Subcommand)]
 enum Command {
     Run(run::Args),
@@ -41,6 +53,7 @@ enum Command {
     Devices(devices::Args),
     Shapes(shapes::Args),
     Completions(completions::Args),
+    Man(man::Args),
 }
 
 /// Parses the arguments, runs the subcommand and turns what came of it into the exit code.
@@ -56,6 +69,7 @@ pub fn main() -> ExitCode {
         Command::Devices(args) => devices::run(args, out),
         Command::Shapes(args) => shapes::run(args, out),
         Command::Completions(args) => completions::run(args, Cli::command(), out),
+        Command::Man(args) => man::run(args, Cli::command(), out),
     };
     let result = result.and_then(|code| Ok(out.flush().map(|()| code)?));
     result.unwrap_or_else(|error| {

@@ -36,7 +36,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         check_file(path)?;
         note_leftovers(path);
     }
-    let Job { shape, input, weights, tokens } = match &checkpoint {
+    let Job { shape, input, modules, weights, tokens } = match &checkpoint {
         Some(checkpoint) => job::loaded(args, checkpoint)?,
         None => job::generated(args)?,
     };
@@ -70,6 +70,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         args,
         shape,
         input,
+        modules,
         problem,
         backend: backend.as_ref(),
         layer: layer.as_ref(),
