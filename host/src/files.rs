@@ -38,14 +38,13 @@ pub fn read_bounded(path: &Path, max: usize, expected: &str) -> Result<Vec<u8>, 
     if bytes.len() > max { Err(too_long()) } else { Ok(bytes) }
 }
 
-/// What a file is that was taken for another kind, told from its first bytes, and what to do about it.
+/// What a file is that is not valid as what it was taken for, told from its first bytes, and what to do about it. A valid
+/// safetensors file may begin with these too, since it begins with a number.
 pub fn foreign_kind(beginning: &[u8]) -> Option<&'static str> {
-    const KINDS: [(&[u8], &str); 9] = [
+    const KINDS: [(&[u8], &str); 7] = [
         (b"version https://git-lfs.github.com/", "a Git-LFS pointer, not the file itself; run `git lfs pull`"),
         (b"GGUF", "a GGUF file of llama.cpp; give the safetensors files of the model"),
         (b"PK\x03\x04", "a zip archive, as PyTorch's .bin and .pt files are; give the safetensors files of the model"),
-        (b"\x80\x02", "a Python pickle, as PyTorch's older .bin files are; give the safetensors files of the model"),
-        (b"\x1f\x8b", "a gzip archive; unpack it"),
         (b"\x28\xb5\x2f\xfd", "a zstd archive; unpack it"),
         (b"\x89HDF", "an HDF5 file; give the safetensors files of the model"),
         (b"<!DOCTYPE", "a web page, perhaps an error of the download; download it again"),

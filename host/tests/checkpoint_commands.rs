@@ -273,8 +273,12 @@ fn a_run_that_is_ended_leaves_no_output() {
     use std::os::unix::process::ExitStatusExt;
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
+    let shapes = tempfile::tempdir().unwrap();
+    let shape = shapes.path().join("shape.json");
+    std::fs::write(&shape, r#"{"op": "plain", "groups": [[64, 512, 512]]}"#).unwrap();
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        let line = "run --backend cpu --shape group-test-1 --repeat 1000000 --verify off --output o.safetensors";
+        let shape = shape.display();
+        let line = format!("run --backend cpu --shape {shape} --repeat 1000000 --verify off --output o.safetensors");
         let mut command = Command::new(env!("CARGO_BIN_EXE_nvfp4"));
         let mut child = command.current_dir(folder).args(line.split(' ')).spawn().unwrap();
         while std::fs::read_dir(folder).unwrap().count() == 0 {

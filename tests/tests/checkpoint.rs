@@ -231,7 +231,7 @@ fn an_activation_that_is_not_computed_is_refused() {
             std::fs::write(folder.join("config.json"), config).unwrap();
             let message = layer(Op::Gated).unwrap_err().to_string();
             assert!(message.contains("config.json: ") && message.contains(words), "{message}");
-            assert!(layer(Op::Plain).is_ok(), "down projections have no activation");
+            assert_eq!(layer(Op::Plain).is_ok(), config != "{", "down projections have no activation");
         }
         std::fs::write(folder.join("config.json"), r#"{"hidden_act": "silu"}"#).unwrap();
         assert!(layer(Op::Gated).is_ok());

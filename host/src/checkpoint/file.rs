@@ -203,9 +203,10 @@ impl<'de> Deserialize<'de> for Header {
 
 /// Reads and checks the header of a file; also returns where the data starts.
 fn parse(file: &[u8]) -> Result<(usize, Header), Error> {
-    if let Some(kind) = foreign_kind(file) {
-        return Err(Error::Invalid(kind.into()));
-    }
+    parse_header(file).map_err(|error| foreign_kind(file).map_or(error, |kind| Error::Invalid(kind.into())))
+}
+
+fn parse_header(file: &[u8]) -> Result<(usize, Header), Error> {
     let truncated = || Error::Safetensors("it is cut off within its header".into());
     let (length, rest) = file.split_first_chunk::<LENGTH_BYTES>().ok_or_else(truncated)?;
     let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
@@ -321,6 +322,10 @@ mod tests {
             let message = parse(bytes).err().expect("refused").to_string();
             assert!(message.starts_with(words), "{message}");
         }
+        // The length of this header is the number that a zip archive begins with.
+        let mut valid = [&u64::from(u32::from_le_bytes(*b"PK\x03\x04")).to_le_bytes()[..], b"{}"].concat();
+        valid.resize(8 + 0x0403_4B50, b' ');
+        assert!(parse(&valid).is_ok());
     }
 
     #[test]

@@ -126,10 +126,11 @@ impl Checkpoint {
         let modules = roles.iter().map(|&role| block.pattern(role)).collect::<Option<Vec<_>>>();
         let modules = modules.ok_or_else(|| at(lacks_a_role(&block, roles)))?;
         self.check_understood(&block, roles)?;
-        if op == Op::Gated
-            && let Some(config) = ModelConfig::beside(self)?
-        {
-            config.check_activation()?;
+        if let Some(config) = ModelConfig::beside(self)? {
+            config.check_transforms()?;
+            if op == Op::Gated {
+                config.check_activation()?;
+            }
         }
         let of_roles: Vec<Vec<String>> = roles.iter().map(|&role| block.modules(role)).collect();
         let experts = (0..of_roles[0].len()).into_par_iter().map(|expert| {

@@ -321,11 +321,11 @@ fn check_shards(files: &[PathBuf]) -> Result<(), Error> {
 
 fn read_index(path: &Path) -> Result<Index, Error> {
     let bytes = read_bounded(path, MAX_INDEX_BYTES, "the index of a model")?;
-    if let Some(kind) = foreign_kind(&bytes) {
-        return Err(Error::Invalid(kind.into()).at(path.display()));
-    }
-    let what = |error| Error::Invalid(format!("not an index of shards: {error}; download it again"));
-    serde_json::from_slice(&bytes).map_err(|error| what(error).at(path.display()))
+    let what = |error| match foreign_kind(&bytes) {
+        Some(kind) => Error::Invalid(kind.into()),
+        None => Error::Invalid(format!("not an index of shards: {error}; download it again")),
+    };
+    serde_json::from_slice(&bytes).map_err(|error: serde_json::Error| what(error).at(path.display()))
 }
 
 #[cfg(test)]

@@ -62,11 +62,30 @@ impl ModelConfig {
                 Some(other) => return refuse(format!("{key} is {other:?}; only silu is computed")),
             }
         }
-        match self.get("swiglu_limit") {
-            Some(limit) if limit.as_f64() != Some(0.0) => {
-                refuse(format!("swiglu_limit is {limit}; gate and up are not clamped here"))
+        // A number, or one for each layer; 0 is none. gpt-oss also scales what is under the sigmoid.
+        for (key, none) in [("swiglu_limit", 0.0), ("swiglu_limits", 0.0), ("swiglu_alpha", 1.0)] {
+            let Some(value) = self.get(key) else { continue };
+            let numbers = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+            if numbers.iter().any(|number| !number.is_null() && number.as_f64() != Some(none)) {
+                return refuse(format!("{key} is {value}; silu of gate is multiplied with up here, and nothing else"));
             }
-            _ => Ok(()),
+        }
+        Ok(())
+    }
+
+    /// Refuses a model whose activations are transformed before they are multiplied.
+    ///
+    /// # Errors
+    /// If the configuration has such a transform.
+    pub(super) fn check_transforms(&self) -> Result<(), Error> {
+        let transforms = self.quantisation().and_then(|quantisation| quantisation.get("transform_config"));
+        match transforms {
+            None | Some(Value::Null) => Ok(()),
+            Some(Value::Object(transforms)) if transforms.is_empty() => Ok(()),
+            Some(_) => {
+                let what = "its transform_config rotates activations, which is not computed".to_owned();
+                Err(Error::NotComputed(what).at(self.path.display()))
+            }
         }
     }
 
@@ -168,11 +187,11 @@ fn read(path: &Path) -> Result<Option<Value>, Error> {
         return Ok(None);
     }
     let bytes = read_bounded(path, MAX_BYTES, "a model's configuration")?;
-    let invalid = |what: String| Error::Invalid(format!("{what}; download it again")).at(path.display());
-    if let Some(kind) = foreign_kind(&bytes) {
-        return Err(Error::Invalid(kind.into()).at(path.display()));
-    }
-    serde_json::from_slice(&bytes).map(Some).map_err(|error| invalid(format!("not a configuration: {error}")))
+    let invalid = |error: serde_json::Error| match foreign_kind(&bytes) {
+        Some(kind) => Error::Invalid(kind.into()),
+        None => Error::Invalid(format!("not a configuration: {error}; download it again")),
+    };
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| invalid(error).at(path.display()))
 }
 
 #[cfg(test)]
@@ -195,6 +214,8 @@ mod tests {
             ),
             (json!({"mlp_hidden_act": "relu2"}), "mlp_hidden_act is \"relu2\""),
             (json!({"hidden_act": "silu", "swiglu_limit": 7.0}), "swiglu_limit is 7.0"),
+            (json!({"swiglu_limits": [0.0, 7]}), "swiglu_limits is [0.0,7]"),
+            (json!({"swiglu_alpha": 1.702}), "swiglu_alpha is 1.702"),
         ] {
             let message = config(value).check_activation().unwrap_err().to_string();
             assert!(message.contains(words), "{message}");
@@ -204,6 +225,13 @@ mod tests {
         {
             assert!(config(value).check_activation().is_ok());
         }
+    }
+
+    #[test]
+    fn transforms_are_refused() {
+        let with = |transforms: Value| config(json!({"quantization_config": {"transform_config": transforms}}));
+        assert!(with(json!({"config_groups": {"u": {"type": "hadamard"}}})).check_transforms().is_err());
+        assert!(with(json!({})).check_transforms().is_ok() && with(json!(null)).check_transforms().is_ok());
     }
 
     #[test]

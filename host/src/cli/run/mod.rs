@@ -79,18 +79,16 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         host: host_times.get(host_times.len() / 2).copied(),
         comparison,
     };
+    let is_wrong = comparison.is_some_and(|comparison| !comparison.passed());
+    // Before the report, whose reader may have gone: that would end the command without the file.
+    let written = output_file.filter(|_| !is_wrong).map_or(Ok(()), |file| file.write(&output));
     if args.json {
         writeln!(out, "{}", report.json())?;
     } else {
         report.print(out)?;
     }
-    if comparison.is_some_and(|comparison| !comparison.passed()) {
-        return Ok(ExitCode::from(exit::WRONG));
-    }
-    if let Some(file) = output_file {
-        file.write(&output)?;
-    }
-    Ok(ExitCode::SUCCESS)
+    written?;
+    Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }
 
 fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
