@@ -233,7 +233,12 @@ fn an_activation_that_is_not_computed_is_refused() {
             assert!(message.contains("config.json: ") && message.contains(words), "{message}");
             assert_eq!(layer(Op::Plain).is_ok(), config != "{", "down projections have no activation");
         }
-        std::fs::write(folder.join("config.json"), r#"{"hidden_act": "silu"}"#).unwrap();
+        let runs = |config: &str| -> Vec<bool> {
+            std::fs::write(folder.join("config.json"), config).unwrap();
+            Inspection::of(folder).weights.iter().map(|weight| weight.runs.is_ok()).collect()
+        };
+        assert_eq!(runs(r#"{"hidden_act": "gelu"}"#), [true, false, false], "down projections, gate and up");
+        assert_eq!(runs(r#"{"hidden_act": "silu"}"#), [true; 3]);
         assert!(layer(Op::Gated).is_ok());
     });
 }

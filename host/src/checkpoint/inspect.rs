@@ -116,7 +116,8 @@ impl Inspection {
         let mut problems: Vec<Problem> = errors.into_iter().map(Problem::from).collect();
         let modules: Vec<&str> = checkpoint.quantized_modules().into_iter().collect();
         let blocks = checkpoint.blocks(None);
-        let running = running(&blocks);
+        let config = ModelConfig::beside(&checkpoint);
+        let running = Running::of(&blocks, config.as_ref().ok().and_then(Option::as_ref));
         let surveyed: Vec<_> = modules.par_iter().map(|module| survey(&checkpoint, module, &running)).collect();
         let mut found = BTreeMap::new();
         let mut weights: BTreeMap<_, Weight> = BTreeMap::new();
@@ -137,7 +138,7 @@ impl Inspection {
         for block in &blocks {
             check_block(&checkpoint, block, &found, &mut problems);
         }
-        match ModelConfig::beside(&checkpoint) {
+        match config {
             Ok(None) => {}
             Ok(Some(config)) => check_config(&checkpoint, &config, &blocks, &found, &mut problems),
             Err(error) => problems.push(error.into()),
@@ -165,35 +166,53 @@ impl Weight {
     }
 }
 
-/// The modules that [`Checkpoint::layer`] gives, and in which operation.
-fn running(blocks: &[Block<'_>]) -> BTreeMap<String, Op> {
-    let mut running = BTreeMap::new();
-    for of_layer in blocks.chunk_by(|one, other| one.layer == other.layer) {
-        let of_kind = |kind| of_layer.iter().filter(move |block| block.kind == kind);
-        let kind = if of_kind(Kind::Routed).count() > 0 { Kind::Routed } else { Kind::Dense };
-        if kind == Kind::Dense && of_kind(Kind::Fused).count() > 0 {
-            continue;
-        }
-        let mut chosen = of_kind(kind);
-        let (Some(block), None) = (chosen.next(), chosen.next()) else { continue };
-        let (gates, ups) = (block.modules(Role::Gate), block.modules(Role::Up));
-        if !gates.is_empty() {
-            running.extend(gates.into_iter().chain(ups).map(|module| (module, Op::Gated)));
-        }
-        running.extend(block.modules(Role::Down).into_iter().map(|module| (module, Op::Plain)));
-    }
-    running
+/// The modules that [`Checkpoint::layer`] gives.
+struct Running {
+    /// In which operation.
+    modules: BTreeMap<String, Op>,
+    /// Why not, where the model's configuration is the reason.
+    not_gated: Option<String>,
+    not_at_all: Option<String>,
 }
 
-fn survey(checkpoint: &Checkpoint, module: &str, running: &BTreeMap<String, Op>) -> Result<Weight, Vec<Error>> {
+impl Running {
+    fn of(blocks: &[Block<'_>], config: Option<&ModelConfig>) -> Self {
+        let mut modules = BTreeMap::new();
+        for of_layer in blocks.chunk_by(|one, other| one.layer == other.layer) {
+            let of_kind = |kind| of_layer.iter().filter(move |block| block.kind == kind);
+            let kind = if of_kind(Kind::Routed).count() > 0 { Kind::Routed } else { Kind::Dense };
+            if kind == Kind::Dense && of_kind(Kind::Fused).count() > 0 {
+                continue;
+            }
+            let mut chosen = of_kind(kind);
+            let (Some(block), None) = (chosen.next(), chosen.next()) else { continue };
+            let (gates, ups) = (block.modules(Role::Gate), block.modules(Role::Up));
+            if !gates.is_empty() {
+                modules.extend(gates.into_iter().chain(ups).map(|module| (module, Op::Gated)));
+            }
+            modules.extend(block.modules(Role::Down).into_iter().map(|module| (module, Op::Plain)));
+        }
+        let refusal = |check: fn(&ModelConfig) -> Result<(), Error>| Some(check(config?).err()?.to_string());
+        let not_gated = refusal(ModelConfig::check_activation);
+        Self { modules, not_gated, not_at_all: refusal(ModelConfig::check_transforms) }
+    }
+
+    /// The operation of a module whose weight is in order, or why it has none.
+    fn operation(&self, module: &str) -> Result<Op, String> {
+        let op = *self.modules.get(module).ok_or_else(|| why_not(module).to_owned())?;
+        let refusal = self.not_at_all.as_ref().or(self.not_gated.as_ref().filter(|_| op == Op::Gated));
+        refusal.map_or(Ok(op), |refusal| Err(refusal.clone()))
+    }
+}
+
+fn survey(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<Weight, Vec<Error>> {
     let Quantized { format, matrix, input_scale } = checkpoint.survey_quantized(module)?;
     // Codes of scales are ordered as their values are.
     let codes = matrix.scales().iter().fold((e4m3::MAX_CODE, 0), |(min, max), &code| (min.min(code), max.max(code)));
-    let runs = match (running.get(module), checkpoint.parts_not_computed(module).next()) {
-        (Some(_), Some(part)) => return Err(vec![checkpoint.not_computed(part)]),
-        (None, Some(part)) => Err(format!("it has {}, which is not computed", &part[module.len()..])),
-        (Some(&op), None) => Ok(op),
-        (None, None) => Err(why_not(module).into()),
+    let runs = match (running.operation(module), checkpoint.parts_not_computed(module).next()) {
+        (Ok(_), Some(part)) => return Err(vec![checkpoint.not_computed(part)]),
+        (Err(_), Some(part)) => Err(format!("it has {}, which is not computed", &part[module.len()..])),
+        (runs, None) => runs,
     };
     Ok(Weight {
         module: without_expert(module),
