@@ -9,6 +9,7 @@ use std::path::Path;
 
 use super::file::{Tensor, TensorFile};
 use super::floats::{self, Floats, Loss};
+use super::names::merged_with;
 use super::partial::PartialFolder;
 use super::write::{TensorWriter, refuse_input};
 use super::{Checkpoint, Dtype, Format, INDEX_NAME, place};
@@ -19,10 +20,6 @@ use crate::quantize::global_scale_for;
 
 /// How the name of a weight ends; a module's name is what stands before.
 const WEIGHT: &str = ".weight";
-
-/// Projections that read the same activations. Inference engines fuse them and then apply one global scale to all, so they
-/// are quantised with one, as ModelOpt does when it exports (`sync_moe_gate_up_amax`).
-const FUSED: [&[&str]; 3] = [&["gate_proj", "up_proj"], &["w1", "w3"], &["q_proj", "k_proj", "v_proj"]];
 
 /// A conversion that was checked and can begin.
 #[derive(Debug)]
@@ -157,7 +154,7 @@ impl<'a> Conversion<'a> {
         let numbers = Floats::of(tensor).expect("tensors of numbers were chosen");
         let &[n, k] = tensor.shape else { unreachable!("two-dimensional tensors were chosen") };
         let mut amax = numbers.amax()?;
-        for partner in partners(module).filter_map(|name| self.chosen.get(&format!("{name}{WEIGHT}")[..])) {
+        for partner in merged_with(module).filter_map(|name| self.chosen.get(&format!("{name}{WEIGHT}")[..])) {
             // A partner that cannot be quantised is refused in its own turn.
             let other = Floats::of(*partner).expect("tensors of numbers were chosen").amax();
             amax = other.map_or(amax, |other| amax.max(other));
@@ -179,13 +176,6 @@ fn module(name: &str) -> Option<&str> {
     name.strip_suffix(WEIGHT)
 }
 
-/// The modules that are fused with this one.
-fn partners(module: &str) -> impl Iterator<Item = String> {
-    let (block, projection) = module.rsplit_once('.').unwrap_or_default();
-    let fused = FUSED.into_iter().find(|names| names.contains(&projection)).unwrap_or_default();
-    fused.iter().filter(move |&&name| name != projection).map(move |name| format!("{block}.{name}"))
-}
-
 /// Names, types and shapes of the parts of a quantised weight.
 fn quantised_layout(format: Format, module: &str, shape: &[usize]) -> [(String, Dtype, Vec<usize>); 3] {
     let &[n, k] = shape else { unreachable!("two-dimensional tensors were chosen") };
@@ -198,18 +188,4 @@ fn quantised_layout(format: Format, module: &str, shape: &[usize]) -> [(String, 
         (format!("{module}{}", format.scales()), Dtype::F8_E4M3, vec![n, k / BLOCK]),
         (format!("{module}{}", format.global()), Dtype::F32, scalar),
     ]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fused_projections_find_each_other() {
-        let partners = |module| partners(module).collect::<Vec<_>>();
-        assert_eq!(partners("a.mlp.gate_proj"), ["a.mlp.up_proj"]);
-        assert_eq!(partners("a.experts.3.w3"), ["a.experts.3.w1"]);
-        assert_eq!(partners("a.k_proj"), ["a.q_proj", "a.v_proj"]);
-        assert!(["a.down_proj", "w1", ""].iter().all(|module| partners(module).is_empty()));
-    }
 }
