@@ -293,13 +293,34 @@ fn a_run_that_is_ended_leaves_no_output() {
 }
 
 #[test]
+fn a_model_that_changes_while_it_runs_is_not_verified() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut tensors = Tensors::default();
+    let path = tensors.set_experts(BLOCK, NAMES, Format::ModelOpt, 2).write(&folder.join("m.safetensors"));
+    let line = "run --backend cpu --weights m.safetensors --layer 0 --repeat 20000 --output o.safetensors";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nvfp4"));
+    command.current_dir(folder).args(line.split(' ')).stdout(std::process::Stdio::null());
+    let mut child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    while child.try_wait().unwrap().is_none() {
+        let now = std::time::SystemTime::now();
+        std::fs::File::options().write(true).open(&path).unwrap().set_modified(now).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
+    let message = refusal(&output);
+    assert!(message.contains("m.safetensors: it was changed while it was read"), "{message}");
+    assert!(!folder.join("o.safetensors").exists());
+}
+
+#[test]
 fn the_command_describes_itself() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let version = stdout(&nvfp4(folder, "--version"));
     assert!(version.starts_with("nvfp4 ") && version.contains("(features: cli, cuda, emulated, kernels)"), "{version}");
     let script = stdout(&nvfp4(folder, "completions bash"));
-    for names in ["gated plain", "f16 bf16", "public-dual public-group gaussian all-codes"] {
+    for names in ["gated plain", "f16 bf16", "public-dual public-group gaussian all-codes", "decode-1 ", "fair worst"] {
         assert!(script.contains(names), "{names}");
     }
     stdout(&nvfp4(folder, "man ."));

@@ -341,7 +341,11 @@ fn check_config(
     } else if config.format().is_some() && config.contradiction().is_none() && found.is_empty() && config.says_nvfp4() {
         wrong("config-quantisation", "it says that the model is NVFP4, and no weight is".into());
     }
-    check_config_sizes(checkpoint, config, blocks, &mut wrong);
+    // One shard of several has not all layers.
+    let is_shard = checkpoint.path().file_stem().is_some_and(|name| name.to_string_lossy().contains("-of-"));
+    if !is_shard {
+        check_config_sizes(checkpoint, config, blocks, &mut wrong);
+    }
 }
 
 /// Numbers of layers and of experts.

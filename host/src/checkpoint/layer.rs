@@ -233,7 +233,7 @@ impl Checkpoint {
                 }
                 // Experts of another kind stand beside these. Parts of fused ones, such as their biases, belong to these.
                 Some(projection) => projection.expert != names::Expert::Fused,
-                None => Aside::of(name).is_some() || name.contains(".shared_expert"),
+                None => Aside::of(name).is_some() || name.split('.').any(names::is_shared),
             };
             if !computed {
                 return Err(self.not_computed(name));

@@ -231,10 +231,11 @@ fn sources(path: &Path) -> Result<Sources, Error> {
     let metadata = match std::fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if is_hub_name(path) => {
+            let name = path.to_string_lossy();
+            let name = HUB_ADDRESSES.iter().find_map(|start| name.strip_prefix(start)).unwrap_or(&name);
             let what = format!(
-                "{error}; if it is a name on Hugging Face, download the model first (`hf download {} --local-dir DIR`) and \
-                 give the folder",
-                path.display()
+                "{error}; if it is a name on Hugging Face, download the model first (`hf download {name} --local-dir DIR`) \
+                 and give the folder"
             );
             return Err(Error::Invalid(what).at(path.display()));
         }
@@ -283,10 +284,13 @@ fn sources(path: &Path) -> Result<Sources, Error> {
     Ok(Sources::Files(files))
 }
 
+/// How addresses of models on Hugging Face begin.
+const HUB_ADDRESSES: [&str; 2] = ["https://huggingface.co/", "hf://"];
+
 /// Whether a path that does not exist looks like `organisation/model`, or the address of one.
 fn is_hub_name(path: &Path) -> bool {
     let Some(text) = path.to_str() else { return false };
-    if ["https://huggingface.co/", "hf://"].iter().any(|start| text.starts_with(start)) {
+    if HUB_ADDRESSES.iter().any(|start| text.starts_with(start)) {
         return true;
     }
     let is_word = |word: &str| {

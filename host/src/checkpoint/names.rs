@@ -188,7 +188,7 @@ impl Aside {
             ["vision", "visual", "audio", "image", "img", "vit", "mm_projector", "multi_modal", "multimodal", "siglip"];
         const DRAFTS: [&str; 5] = ["mtp", "nextn", "eagle", "draft", "medusa"];
         // With what some put beside the router's matrix: biases of its choice, tables of its choices.
-        const ROUTERS: [&str; 9] = [
+        const ROUTERS: [&str; 10] = [
             "gate",
             "router",
             "shared_expert_gate",
@@ -196,6 +196,7 @@ impl Aside {
             "gate_network",
             "e_score_correction_bias",
             "expert_bias",
+            "router_bias",
             "moe_statics",
             "per_expert_scale",
         ];
@@ -237,7 +238,8 @@ fn projection(segment: &str) -> Option<(&'static str, Role)> {
     })
 }
 
-fn is_shared(segment: &str) -> bool {
+/// Whether a segment names experts that every token passes.
+pub(crate) fn is_shared(segment: &str) -> bool {
     segment.starts_with("shared_expert") || segment == "shared_mlp"
 }
 

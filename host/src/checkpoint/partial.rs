@@ -28,6 +28,8 @@ pub(crate) struct PartialFile {
     at: PathBuf,
     /// Where it belongs.
     target: PathBuf,
+    /// That by the name that was asked for, for messages.
+    shown: PathBuf,
     finished: bool,
 }
 
@@ -43,7 +45,8 @@ impl PartialFile {
             Ok((file, Unfinished::file(at)))
         });
         let ((file, unfinished), at) = begun.map_err(cannot_write(path))?;
-        let partial = Self { file, unfinished: Some(unfinished), at, target, finished: false };
+        let unfinished = Some(unfinished);
+        let partial = Self { file, unfinished, at, target, shown: path.to_owned(), finished: false };
         // Without a lock it is taken for an old one, which is said and does no harm.
         _ = partial.file.try_lock();
         if let Some(existing) = existing {
@@ -57,7 +60,7 @@ impl PartialFile {
     /// # Errors
     /// That of `write`.
     pub(crate) fn write(&mut self, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<(), Error> {
-        write(&mut self.file).map_err(cannot_write(&self.target))
+        write(&mut self.file).map_err(cannot_write(&self.shown))
     }
 
     /// Waits until the disk has the file, and puts it in its place.
@@ -65,7 +68,8 @@ impl PartialFile {
     /// # Errors
     /// If it cannot be written or renamed.
     pub(crate) fn finish(mut self) -> Result<(), Error> {
-        self.file.sync_all().map_err(cannot_write(&self.target))?;
+        let cannot_write = cannot_write(&self.shown);
+        self.file.sync_all().map_err(&cannot_write)?;
         if self.at == self.target {
             // It is in a partial folder, which is still to be renamed.
             self.finished = true;
@@ -76,9 +80,9 @@ impl PartialFile {
             drop(self.unfinished.take());
             Ok(())
         });
-        renamed.map_err(cannot_write(&self.target))?;
+        renamed.map_err(&cannot_write)?;
         self.finished = true;
-        sync_folder(folder_of(&self.target)).map_err(cannot_write(&self.target))
+        sync_folder(folder_of(&self.target)).map_err(&cannot_write)
     }
 }
 
@@ -97,6 +101,7 @@ pub(crate) struct PartialFolder {
     files: Vec<Unfinished>,
     at: PathBuf,
     target: Target,
+    shown: PathBuf,
     /// Holds the lock.
     _folder: Option<File>,
 }
@@ -114,7 +119,8 @@ impl PartialFolder {
         });
         let (unfinished, at) = begun.map_err(cannot_write(path))?;
         let folder = File::open(&at).ok().filter(|folder| folder.try_lock().is_ok());
-        Ok(Self { unfinished: Some(unfinished), files: Vec::new(), at, target, _folder: folder })
+        let (unfinished, shown) = (Some(unfinished), path.to_owned());
+        Ok(Self { unfinished, files: Vec::new(), at, target, shown, _folder: folder })
     }
 
     /// Begins a file of this name in it. [`PartialFile::finish`] completes the file, [`PartialFolder::finish`] both.
@@ -122,14 +128,14 @@ impl PartialFolder {
     /// # Errors
     /// If it cannot be made.
     pub(crate) fn create_file(&mut self, name: &Path) -> Result<PartialFile, Error> {
-        let at = self.at.join(name);
+        let (at, shown) = (self.at.join(name), self.shown.join(name));
         let made = uninterrupted(|| {
             let file = OpenOptions::new().write(true).create_new(true).open(&at)?;
             Ok((file, Unfinished::file(&at)))
         });
-        let (file, unfinished) = made.map_err(cannot_write(&self.target.path.join(name)))?;
+        let (file, unfinished) = made.map_err(cannot_write(&shown))?;
         self.files.push(unfinished);
-        Ok(PartialFile { file, unfinished: None, target: at.clone(), at, finished: false })
+        Ok(PartialFile { file, unfinished: None, target: at.clone(), at, shown, finished: false })
     }
 
     /// Puts the folder in its place once the disk has it.
@@ -137,7 +143,7 @@ impl PartialFolder {
     /// # Errors
     /// If it cannot be written or renamed.
     pub(crate) fn finish(mut self) -> Result<(), Error> {
-        let cannot_write = cannot_write(&self.target.path);
+        let cannot_write = cannot_write(&self.shown);
         if let Some(existing) = &self.target.existing {
             std::fs::set_permissions(&self.at, existing.permissions()).map_err(&cannot_write)?;
         }
@@ -247,7 +253,8 @@ fn resolve(path: &Path) -> Result<Target, Error> {
     let name = path.file_name().ok_or_else(no_name)?;
     let target = match std::fs::metadata(path) {
         Ok(existing) => {
-            let path = path.canonicalize().map_err(cannot_write(path))?;
+            // A pipe on /dev/stdout has no name of its own; it is refused in any case.
+            let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
             Target { path, existing: Some(existing) }
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

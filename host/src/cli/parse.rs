@@ -1,6 +1,11 @@
 //! Arguments by name. The names are shown in `--help` and complete in shells.
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use std::error::Error;
+use std::ffi::OsStr;
+use std::str::FromStr;
+
+use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
+use clap::{Arg, Command};
 use nvfp4::generate::Generator;
 use nvfp4::plan::roofline::{GPUS, Gpu};
 use nvfp4::problem::{Op, OutDtype};
@@ -17,9 +22,43 @@ where
     })
 }
 
+/// A parser that takes what `T` takes, of which shells complete these. Their option hides them in `--help`, where they would
+/// be taken for all that there is.
+#[derive(Clone)]
+pub struct Suggested<T> {
+    names: Vec<&'static str>,
+    value: std::marker::PhantomData<fn() -> T>,
+}
+
+/// The parser of `T` that suggests some names.
+pub fn suggested<T>(names: impl IntoIterator<Item = &'static str>) -> Suggested<T> {
+    Suggested { names: names.into_iter().collect(), value: std::marker::PhantomData }
+}
+
+impl<T> TypedValueParser for Suggested<T>
+where
+    T: FromStr<Err: Into<Box<dyn Error + Send + Sync>>> + Clone + Send + Sync + 'static,
+{
+    type Value = T;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<T, clap::Error> {
+        let parse = StringValueParser::new().try_map(|text: String| text.parse());
+        parse.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.names.iter().map(|&name| PossibleValue::new(name))))
+    }
+}
+
 /// An operation.
 pub fn op() -> impl TypedValueParser<Value = Op> {
     named([Op::Gated, Op::Plain], |op| op.name())
+}
+
+/// A shape: the name of a built-in one, or a file.
+pub fn shape() -> Suggested<String> {
+    suggested(nvfp4::shape::builtin().iter().map(|shape| &shape.name[..]))
 }
 
 /// A type of output.
@@ -40,6 +79,15 @@ pub fn gpu() -> impl TypedValueParser<Value = Gpu> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_suggested_is_not_all_that_there_is() {
+        let parser = suggested::<u32>(["1", "2"]);
+        let command = Command::new("x").arg(Arg::new("n").value_parser(parser.clone()));
+        assert_eq!(command.clone().try_get_matches_from(["x", "3"]).unwrap().get_one::<u32>("n"), Some(&3));
+        assert!(command.try_get_matches_from(["x", "three"]).is_err());
+        assert_eq!(parser.possible_values().unwrap().count(), 2);
+    }
 
     #[test]
     fn every_name_is_possible_and_means_its_value() {

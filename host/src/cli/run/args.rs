@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
 use clap::{ValueEnum, ValueHint};
 use nvfp4::backend::emulated;
 use nvfp4::generate::Generator;
@@ -27,7 +26,7 @@ use crate::cli::parse;
 Exit codes: 0 nothing wrong, 1 a wrong result or a fault of the kernel, 2 bad input or usage, 3 no such device.")]
 pub struct Args {
     /// A built-in shape (see `nvfp4 shapes`), FILE.json or FILE.json#NAME.
-    #[arg(long, default_value = "moe-1", conflicts_with = "weights")]
+    #[arg(long, default_value = "moe-1", conflicts_with = "weights", value_parser = parse::shape(), hide_possible_values = true)]
     pub shape: String,
     /// The operation, in place of the shape's own: gated, SiLU of the gate projection times the up projection; or plain, one
     /// matrix product. Of a checkpoint gated takes gate and up projections, plain the down projections [default: gated].
@@ -38,7 +37,7 @@ pub struct Args {
     pub backend: Choice,
     #[arg(long, value_name = "WORD,…", default_value_t, help = variant_help())]
     pub variant: Variant,
-    #[arg(long, help = arch_help(), value_parser = PossibleValuesParser::new(emulated::arches()))]
+    #[arg(long, help = arch_help(), value_parser = parse::suggested::<String>(emulated::arches()), hide_possible_values = true)]
     pub arch: Option<String>,
     /// Multiprocessors of the emulated GPU [default: those of the first card of its architecture].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -50,7 +49,7 @@ pub struct Args {
     pub ptx: Option<PathBuf>,
     /// Which warp the emulated GPU runs next, and when its asynchronous operations complete: fair, seed:N or worst
     /// [default: fair].
-    #[arg(long)]
+    #[arg(long, value_parser = parse::suggested::<emulated::Schedule>(["fair", "worst"]), hide_possible_values = true)]
     pub schedule: Option<emulated::Schedule>,
     /// How inputs are made [default: the shape's own, or gaussian].
     #[arg(long, value_name = "GENERATOR", value_parser = parse::generator())]
@@ -108,7 +107,7 @@ fn variant_help() -> String {
 
 /// What `--help` says of `--arch`.
 fn arch_help() -> String {
-    format!("The emulated GPU [default: {}]", emulated::default_arch())
+    format!("The emulated GPU: {} [default: {}]", emulated::arches().join(", "), emulated::default_arch())
 }
 
 /// Where to run.
