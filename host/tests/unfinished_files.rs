@@ -233,6 +233,21 @@ fn a_file_that_is_cut_off_or_changed_while_it_is_mapped_is_an_error() {
     }
 }
 
+#[test]
+fn a_file_that_is_replaced_while_it_is_mapped_stays_what_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in.safetensors");
+    let tensors = |byte| {
+        let mut tensors = Tensors::default();
+        tensors.set("a", raw(Dtype::U8, &[BYTES], &vec![byte; BYTES])).clone()
+    };
+    tensors(3).write(&path);
+    let (mut child, _) = Running::begin(folder.path(), "read", || ());
+    std::fs::rename(tensors(4).write(&folder.path().join("new")), &path).unwrap();
+    child.go_on();
+    assert_eq!(child.line(), format!("{} Ok(())\n", 3 * BYTES));
+}
+
 /// Random moments: either all of it is there or nothing.
 #[test]
 fn at_no_moment_does_a_signal_leave_half_a_folder() {

@@ -264,8 +264,10 @@ fn scales_that_differ_or_are_partly_missing_are_found() {
         }
         tensors.write(&path);
         assert_eq!(codes(folder), [""; 0], "none at all is a choice");
-        tensors.set(format!("{GATE}.bias"), f32s(&[1], &[0.0])).write(&path);
-        assert_eq!(codes(folder), ["not-computed"]);
+        tensors.set(format!("{GATE}.bias"), f32s(&[1], &[0.0]));
+        tensors.set(format!("{BLOCK}.experts.act.beta"), f32s(&[1], &[0.0])).write(&path);
+        assert_eq!(codes(folder), ["not-computed"; 2]);
+        assert!(Inspection::of(folder).weights.iter().all(|weight| weight.runs.is_err()));
     });
 }
 
@@ -365,7 +367,7 @@ fn weights_of_other_types_are_listed_with_the_reason() {
         };
         assert_eq!(runs("3.mlp.experts.*.gate_proj"), Ok(Op::Gated));
         assert_eq!(runs("3.mlp.experts.*.down_proj"), Ok(Op::Plain));
-        assert!(runs("q_proj").unwrap_err().contains("it has .bias"));
+        assert!(runs("q_proj").unwrap_err().contains("with .bias, which is not computed"));
         assert!(runs("shared_experts.up_proj").unwrap_err().contains("a shared expert"));
     });
 }

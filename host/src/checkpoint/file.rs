@@ -7,8 +7,9 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::fs::File;
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use memmap2::Mmap;
 use safetensors::Dtype;
@@ -62,8 +63,7 @@ pub struct TensorFile {
     /// Before the map, so that it is dropped before.
     guard: Guarded,
     map: Mmap,
-    /// To see whether it changes.
-    file: File,
+    /// To see whether the file changes. Not the open file: models have hundreds, and processes may have fewer.
     opened: Stamp,
     data_start: usize,
     metadata: Option<HashMap<String, String>>,
@@ -78,7 +78,7 @@ impl TensorFile {
     pub fn open(path: &Path) -> Result<Self, Error> {
         let io = |error| Error::io(path, error);
         let file = open_regular(path, "a safetensors file")?;
-        let opened = Stamp::of(&file).map_err(io)?;
+        let opened = Stamp::of(&file.metadata().map_err(io)?);
         // SAFETY: the map is read-only. It is assumed, as every reader of mapped models does, that nothing changes the file
         // while it is open. Programs that replace files by renaming (ours do) keep to that. Bytes that change all the same
         // are numbers that change: no index or length is ever read from the map a second time, and `check_unchanged` finds
@@ -86,12 +86,12 @@ impl TensorFile {
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let guard = Guarded::new(&map);
         let parsed = parse(&map);
-        let (data_start, header) = match (parsed, unchanged(&file, &opened, &guard)) {
+        let (data_start, header) = match (parsed, unchanged(path, &opened, &guard)) {
             (_, Err(error)) | (Err(error), Ok(())) => return Err(error.at(path.display())),
             (Ok(parsed), Ok(())) => parsed,
         };
         let (metadata, tensors) = (header.metadata, header.tensors);
-        Ok(Self { path: path.to_owned(), guard, map, file, opened, data_start, metadata, tensors })
+        Ok(Self { path: path.to_owned(), guard, map, opened, data_start, metadata, tensors })
     }
 
     /// Checks that the file is still what it was when it was opened. To be asked after its tensors were read and before
@@ -100,7 +100,7 @@ impl TensorFile {
     /// # Errors
     /// If it was changed or cut off since, or a page of it could not be read.
     pub fn check_unchanged(&self) -> Result<(), Error> {
-        unchanged(&self.file, &self.opened, &self.guard).map_err(|error| error.at(self.path.display()))
+        unchanged(&self.path, &self.opened, &self.guard).map_err(|error| error.at(self.path.display()))
     }
 
     /// The file.
@@ -145,23 +145,34 @@ impl TensorFile {
 /// What changes when a file does.
 #[derive(Debug, PartialEq)]
 struct Stamp {
+    /// Its number on its device, where files have one.
+    identity: Option<[u64; 2]>,
     bytes: u64,
-    modified: Option<std::time::SystemTime>,
+    modified: Option<SystemTime>,
 }
 
 impl Stamp {
-    fn of(file: &File) -> std::io::Result<Self> {
-        let metadata = file.metadata()?;
-        Ok(Self { bytes: metadata.len(), modified: metadata.modified().ok() })
+    fn of(metadata: &Metadata) -> Self {
+        #[cfg(unix)]
+        let identity = {
+            use std::os::unix::fs::MetadataExt;
+            Some([metadata.dev(), metadata.ino()])
+        };
+        #[cfg(not(unix))]
+        let identity = None;
+        Self { identity, bytes: metadata.len(), modified: metadata.modified().ok() }
     }
 }
 
-fn unchanged(file: &File, opened: &Stamp, guard: &Guarded) -> Result<(), Error> {
-    let what = match Stamp::of(file) {
-        Ok(now) if now == *opened && !guard.is_broken() => return Ok(()),
-        Ok(now) if now.bytes < opened.bytes => "it was cut off while it was read",
-        Ok(now) if now != *opened => "it was changed while it was read",
-        _ => "a part of it could not be read from the disk",
+fn unchanged(path: &Path, opened: &Stamp, guard: &Guarded) -> Result<(), Error> {
+    // What was removed or replaced by another file is mapped still, as it was.
+    let now = std::fs::metadata(path).map(|metadata| Stamp::of(&metadata));
+    let now = now.ok().filter(|now| now.identity == opened.identity);
+    let what = match now {
+        Some(now) if now.bytes < opened.bytes => "it was cut off while it was read",
+        Some(now) if now != *opened => "it was changed while it was read",
+        _ if guard.is_broken() => "a part of it could not be read from the disk",
+        _ => return Ok(()),
     };
     Err(Error::Invalid(format!("{what}; begin again once it is complete")))
 }

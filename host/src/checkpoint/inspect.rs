@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
-use super::layer::{Block, Kind, ranges};
+use super::layer::{Block, Kind, ranges, roles_of};
 use super::model_config::ModelConfig;
 use super::names::{self, Aside, Projection, Role};
 use super::{Checkpoint, Dtype, Format, Quantized, Tensor, floats};
@@ -117,7 +117,9 @@ impl Inspection {
         let modules: Vec<&str> = checkpoint.quantized_modules().into_iter().collect();
         let blocks = checkpoint.blocks(None);
         let config = ModelConfig::beside(&checkpoint);
-        let running = Running::of(&blocks, config.as_ref().ok().and_then(Option::as_ref));
+        let is_quantised = |module: &String| modules.binary_search(&&module[..]).is_ok();
+        let known = config.as_ref().ok().and_then(Option::as_ref);
+        let running = Running::of(&checkpoint, &blocks, known, is_quantised, &mut problems);
         let surveyed: Vec<_> = modules.par_iter().map(|module| survey(&checkpoint, module, &running)).collect();
         let mut found = BTreeMap::new();
         let mut weights: BTreeMap<_, Weight> = BTreeMap::new();
@@ -166,18 +168,24 @@ impl Weight {
     }
 }
 
-/// The modules that [`Checkpoint::layer`] gives.
-struct Running {
-    /// In which operation.
-    modules: BTreeMap<String, Op>,
-    /// Why not, where the model's configuration is the reason.
-    not_gated: Option<String>,
-    not_at_all: Option<String>,
-}
+/// The modules that [`Checkpoint::layer`] gives, and in which operation; or why it refuses to.
+struct Running(BTreeMap<String, Result<Op, String>>);
 
 impl Running {
-    fn of(blocks: &[Block<'_>], config: Option<&ModelConfig>) -> Self {
-        let mut modules = BTreeMap::new();
+    /// What is in the way of quantised modules is among the problems too.
+    fn of(
+        checkpoint: &Checkpoint,
+        blocks: &[Block<'_>],
+        config: Option<&ModelConfig>,
+        is_quantised: impl Fn(&String) -> bool,
+        problems: &mut Vec<Problem>,
+    ) -> Self {
+        let refusal = |check: fn(&ModelConfig) -> Result<(), Error>| Some(check(config?).err()?.to_string());
+        let at_all = refusal(ModelConfig::check_transforms);
+        let gated = at_all.clone().or_else(|| refusal(ModelConfig::check_activation));
+        let mut running = BTreeMap::new();
+        // Both operations may meet a tensor.
+        let mut said = BTreeSet::new();
         for of_layer in blocks.chunk_by(|one, other| one.layer == other.layer) {
             let of_kind = |kind| of_layer.iter().filter(move |block| block.kind == kind);
             let kind = if of_kind(Kind::Routed).count() > 0 { Kind::Routed } else { Kind::Dense };
@@ -186,22 +194,34 @@ impl Running {
             }
             let mut chosen = of_kind(kind);
             let (Some(block), None) = (chosen.next(), chosen.next()) else { continue };
-            let (gates, ups) = (block.modules(Role::Gate), block.modules(Role::Up));
-            if !gates.is_empty() {
-                modules.extend(gates.into_iter().chain(ups).map(|module| (module, Op::Gated)));
+            for (op, refusal) in [(Op::Gated, &gated), (Op::Plain, &at_all)] {
+                let modules: Vec<Vec<String>> = roles_of(op).iter().map(|&role| block.modules(role)).collect();
+                if modules.iter().any(Vec::is_empty) || !modules.iter().flatten().any(&is_quantised) {
+                    continue;
+                }
+                let names = checkpoint.not_understood(block, op);
+                let first = names.first().map(|name| checkpoint.not_computed(name).to_string());
+                problems.extend(
+                    names
+                        .into_iter()
+                        .filter(|name| said.insert(*name))
+                        .map(|name| checkpoint.not_computed(name).into()),
+                );
+                let runs = first.or_else(|| refusal.clone()).map_or(Ok(op), Err);
+                running.extend(modules.into_iter().flatten().map(|module| (module, runs.clone())));
             }
-            modules.extend(block.modules(Role::Down).into_iter().map(|module| (module, Op::Plain)));
         }
-        let refusal = |check: fn(&ModelConfig) -> Result<(), Error>| Some(check(config?).err()?.to_string());
-        let not_gated = refusal(ModelConfig::check_activation);
-        Self { modules, not_gated, not_at_all: refusal(ModelConfig::check_transforms) }
+        Self(running)
     }
 
     /// The operation of a module whose weight is in order, or why it has none.
-    fn operation(&self, module: &str) -> Result<Op, String> {
-        let op = *self.modules.get(module).ok_or_else(|| why_not(module).to_owned())?;
-        let refusal = self.not_at_all.as_ref().or(self.not_gated.as_ref().filter(|_| op == Op::Gated));
-        refusal.map_or(Ok(op), |refusal| Err(refusal.clone()))
+    fn operation(&self, checkpoint: &Checkpoint, module: &str) -> Result<Op, String> {
+        if let Some(runs) = self.0.get(module) {
+            return runs.clone();
+        }
+        let parts = checkpoint.parts_not_computed(module);
+        let what = |part: &&str| format!("{}, with {}, which is not computed", why_not(module), &part[module.len()..]);
+        Err(parts.first().map_or_else(|| why_not(module).to_owned(), what))
     }
 }
 
@@ -209,18 +229,13 @@ fn survey(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<We
     let Quantized { format, matrix, input_scale } = checkpoint.survey_quantized(module)?;
     // Codes of scales are ordered as their values are.
     let codes = matrix.scales().iter().fold((e4m3::MAX_CODE, 0), |(min, max), &code| (min.min(code), max.max(code)));
-    let runs = match (running.operation(module), checkpoint.parts_not_computed(module).next()) {
-        (Ok(_), Some(part)) => return Err(vec![checkpoint.not_computed(part)]),
-        (Err(_), Some(part)) => Err(format!("it has {}, which is not computed", &part[module.len()..])),
-        (runs, None) => runs,
-    };
     Ok(Weight {
         module: without_expert(module),
         format,
         n: matrix.rows(),
         k: matrix.k(),
         count: 1,
-        runs,
+        runs: running.operation(checkpoint, module),
         block_scales: Range { min: e4m3::decode(codes.0), max: e4m3::decode(codes.1) },
         global_scales: Range::of(matrix.global_scale()),
         input_scales: input_scale.map(Range::of),

@@ -125,7 +125,9 @@ impl Checkpoint {
         let roles = roles_of(op);
         let modules = roles.iter().map(|&role| block.pattern(role)).collect::<Option<Vec<_>>>();
         let modules = modules.ok_or_else(|| at(lacks_a_role(&block, roles)))?;
-        self.check_understood(&block, roles)?;
+        if let Some(name) = self.not_understood(&block, op).first() {
+            return Err(self.not_computed(name));
+        }
         if let Some(config) = ModelConfig::beside(self)? {
             config.check_transforms()?;
             if op == Op::Gated {
@@ -149,7 +151,7 @@ impl Checkpoint {
     /// # Errors
     /// If a part of it is missing or wrong, or it has a part that is not computed.
     pub fn single(&self, module: &str) -> Result<Layer<'_>, Error> {
-        if let Some(part) = self.parts_not_computed(module).next() {
+        if let Some(part) = self.parts_not_computed(module).first() {
             return Err(self.not_computed(part));
         }
         let Quantized { matrix, input_scale, .. } = self.quantized(module)?;
@@ -224,22 +226,18 @@ impl Checkpoint {
         self.names().filter_map(names::layer_of).filter(of_language).map(|(_, layer)| layer).collect()
     }
 
-    /// Refuses a block with a tensor that changes what projections of these roles compute, or that nobody knows.
-    fn check_understood(&self, block: &Block<'_>, roles: &[Role]) -> Result<(), Error> {
-        for name in self.names_under(&block.prefix()) {
-            let computed = match Projection::parse(name) {
-                Some(projection) if Kind::of(projection.expert) == block.kind && projection.block == block.name => {
-                    !roles.contains(&projection.role) || self.is_computed(projection.module, projection.part)
-                }
-                // Experts of another kind stand beside these. Parts of fused ones, such as their biases, belong to these.
-                Some(projection) => projection.expert != names::Expert::Fused,
-                None => Aside::of(name).is_some() || name.split('.').any(names::is_shared),
-            };
-            if !computed {
-                return Err(self.not_computed(name));
+    /// The tensors of a block that change what this operation computes, or that nobody knows.
+    pub(super) fn not_understood<'a>(&'a self, block: &Block<'_>, op: Op) -> Vec<&'a str> {
+        let is_computed = |name: &str| match Projection::parse(name) {
+            Some(projection) if Kind::of(projection.expert) == block.kind && projection.block == block.name => {
+                !roles_of(op).contains(&projection.role) || self.is_computed(projection.module, projection.part)
             }
-        }
-        Ok(())
+            // Experts of another kind stand beside these. Parts of fused ones, such as their biases, belong to these.
+            Some(projection) => projection.expert != names::Expert::Fused,
+            None => Aside::of(name).is_some() || name.split('.').any(names::is_shared),
+        };
+        let prefix = block.prefix();
+        self.names_under(&prefix).filter(|name| !is_computed(name)).collect()
     }
 
     /// The refusal of a tensor that is there and not computed.
@@ -256,7 +254,8 @@ impl Checkpoint {
     }
 }
 
-fn roles_of(op: Op) -> &'static [Role] {
+/// What an operation multiplies tokens with.
+pub(super) fn roles_of(op: Op) -> &'static [Role] {
     match op {
         Op::Gated => &[Role::Gate, Role::Up],
         Op::Plain => &[Role::Down],

@@ -250,6 +250,8 @@ fn segments(name: &str) -> impl Iterator<Item = (usize, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// Stack, layer, block, expert, role, part.
@@ -348,6 +350,42 @@ mod tests {
             assert_eq!(parsed(name), None, "{name}");
         }
     }
+
+    proptest! {
+        #[test]
+        fn any_name_is_its_module_and_its_part(words in proptest::collection::vec(0..WORDS.len(), 0..12)) {
+            let name = words.iter().map(|&word| WORDS[word]).collect::<Vec<_>>().join(".");
+            parsed(&name);
+            layer_of(&name);
+            Aside::of(&name);
+            let merged = merged_with(&name).count();
+            prop_assert!(merged <= 2);
+        }
+    }
+
+    /// Of which names are made, and what stands in none.
+    const WORDS: [&str; 20] = [
+        "layers",
+        "3",
+        "0",
+        "99999999999999999999",
+        "experts",
+        "mlp",
+        "moe",
+        "gate_proj",
+        "w1",
+        "w2",
+        "gate_up_proj_blocks",
+        "down_proj_",
+        "weight",
+        "shared_expert",
+        "vision_tower",
+        "mtp",
+        "gate",
+        "",
+        "é",
+        "*",
+    ];
 
     #[test]
     fn merged_projections_find_each_other() {

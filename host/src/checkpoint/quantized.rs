@@ -148,14 +148,12 @@ impl Checkpoint {
     }
 
     /// The tensors of a module that are not computed with, such as a bias.
-    pub(super) fn parts_not_computed<'a>(&'a self, module: &str) -> impl Iterator<Item = &'a str> {
-        let parts = self.names_under(module).filter(|name| {
-            let part = &name[module.len()..];
-            let is_part = part.starts_with('.') || (module.ends_with("_proj") && part.starts_with('_'));
-            is_part && !self.is_computed(module, part)
-        });
-        // Few, and found at once.
-        parts.collect::<Vec<_>>().into_iter()
+    pub(super) fn parts_not_computed<'a>(&'a self, module: &str) -> Vec<&'a str> {
+        let is_part = |part: &str| part.starts_with('.') || (module.ends_with("_proj") && part.starts_with('_'));
+        let names = self.names_under(module);
+        names
+            .filter(|name| is_part(&name[module.len()..]) && !self.is_computed(module, &name[module.len()..]))
+            .collect()
     }
 
     /// The names of the modules that have, or by some of their tensors should have, an NVFP4 weight.
