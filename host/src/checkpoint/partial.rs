@@ -216,9 +216,17 @@ struct Target {
     existing: Option<Metadata>,
 }
 
+impl Target {
+    /// Itself, if the folder around it may be written.
+    fn if_writable(self, path: &Path) -> Result<Self, Error> {
+        check_writable(folder_of(&self.path)).map_err(cannot_write(path))?;
+        Ok(self)
+    }
+}
+
 fn file_target(path: &Path) -> Result<Target, Error> {
     let target = resolve(path)?;
-    let Some(existing) = &target.existing else { return Ok(target) };
+    let Some(existing) = &target.existing else { return target.if_writable(path) };
     let what = if existing.is_dir() {
         "it is there and not a regular file but a folder; give the name of a file, perhaps in it"
     } else if !existing.is_file() {
@@ -227,21 +235,21 @@ fn file_target(path: &Path) -> Result<Target, Error> {
     } else if is_mount_point(&target.path, existing) {
         "it is a mount point, which cannot be replaced; give another name to write"
     } else {
-        return Ok(target);
+        return target.if_writable(path);
     };
     Err(Error::Invalid(what.into()).at(path.display()))
 }
 
 fn folder_target(path: &Path) -> Result<Target, Error> {
     let target = resolve(path)?;
-    let Some(existing) = &target.existing else { return Ok(target) };
+    let Some(existing) = &target.existing else { return target.if_writable(path) };
     let is_empty = std::fs::read_dir(&target.path).is_ok_and(|mut entries| entries.next().is_none());
     let what = if !existing.is_dir() || !is_empty {
         "it is there already; give the name of a new or an empty folder"
     } else if is_mount_point(&target.path, existing) {
         "it is a mount point, which cannot be replaced; give the name of a new folder in it"
     } else {
-        return Ok(target);
+        return target.if_writable(path);
     };
     Err(Error::Invalid(what.into()).at(path.display()))
 }
@@ -274,6 +282,21 @@ fn resolve(path: &Path) -> Result<Target, Error> {
         return Err(no_name());
     }
     Ok(target)
+}
+
+/// Whether names may be added to a folder: its mode and its file system allow it.
+#[cfg(unix)]
+fn check_writable(folder: &Path) -> std::io::Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
+    // SAFETY: a C string, and flags that `access` takes.
+    let allowed = unsafe { libc::access(folder.as_ptr(), libc::W_OK | libc::X_OK) } == 0;
+    if allowed { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[cfg(not(unix))]
+fn check_writable(_: &Path) -> std::io::Result<()> {
+    Ok(())
 }
 
 /// Makes something under the first temporary name that is free. Where the folder is on a file system of its own that
@@ -491,6 +514,19 @@ mod tests {
         }
         symlink(at("loop"), at("loop")).unwrap();
         assert!(check_file(&at("loop")).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_folder_that_may_not_be_written_is_known_before() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o555)).unwrap();
+        let path = folder.path().join("x");
+        // Who may write everywhere, may write there.
+        let is_allowed = File::create(&path).is_ok();
+        _ = std::fs::remove_file(&path);
+        assert_eq!((check_file(&path).is_ok(), check_folder(&path).is_ok()), (is_allowed, is_allowed));
     }
 
     #[cfg(target_os = "linux")]
