@@ -38,6 +38,7 @@ pub mod backend;
 pub mod checkpoint;
 pub mod compare;
 mod error;
+pub mod files;
 pub mod format;
 pub mod generate;
 #[cfg(feature = "kernels")]
@@ -48,8 +49,9 @@ pub mod plan;
 pub mod problem;
 pub mod quantize;
 pub mod shape;
+mod signals;
 
-pub use error::Error;
+pub use error::{Error, printable};
 pub use output::Output;
 
 #[cfg(doctest)]

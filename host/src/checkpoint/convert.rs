@@ -3,12 +3,15 @@
 //! All names, types and shapes of the result are known before the first number is read, so headers are written first
 //! and then tensor after tensor: memory holds one quantised tensor at a time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
 use std::path::Path;
 
 use super::file::{Tensor, TensorFile};
 use super::floats::{self, Floats, Loss};
-use super::write::{AtomicFolder, TensorWriter, refuse_input};
+use super::names::merged_with;
+use super::partial::PartialFolder;
+use super::write::{TensorWriter, refuse_input};
 use super::{Checkpoint, Dtype, Format, INDEX_NAME, place};
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
@@ -18,10 +21,6 @@ use crate::quantize::global_scale_for;
 /// How the name of a weight ends; a module's name is what stands before.
 const WEIGHT: &str = ".weight";
 
-/// Projections that read the same activations. Inference engines fuse them and then apply one global scale to all, so they
-/// are quantised with one, as ModelOpt does when it exports (`sync_moe_gate_up_amax`).
-const FUSED: [&[&str]; 3] = [&["gate_proj", "up_proj"], &["w1", "w3"], &["q_proj", "k_proj", "v_proj"]];
-
 /// A conversion that was checked and can begin.
 #[derive(Debug)]
 pub struct Conversion<'a> {
@@ -30,6 +29,9 @@ pub struct Conversion<'a> {
     /// The weights to quantise, by name.
     chosen: BTreeMap<&'a str, Tensor<'a>>,
 }
+
+/// Name, type and shape of a tensor.
+type TensorLayout = (String, Dtype, Vec<usize>);
 
 /// A tensor that was written.
 #[derive(Debug)]
@@ -82,22 +84,25 @@ impl<'a> Conversion<'a> {
         if let [file] = self.checkpoint.files()
             && file.path() == self.checkpoint.path()
         {
-            return self.write_file(file, out, &mut done).map(drop);
+            let create = |metadata, layout| TensorWriter::create(out, metadata, layout);
+            return self.write_file(file, create, &mut done).map(drop);
         }
-        let folder = AtomicFolder::create(out)?;
+        let mut folder = PartialFolder::create(out)?;
         let mut weight_map = BTreeMap::new();
         let mut total_size = 0;
         for file in self.checkpoint.files() {
-            let name = file.path().file_name().expect("a file was opened");
-            for (tensor, bytes) in self.write_file(file, &folder.path().join(name), &mut done)? {
-                weight_map.insert(tensor, name.to_string_lossy());
+            let name = Path::new(file.path().file_name().expect("a file was opened"));
+            let create = |metadata, layout| TensorWriter::create_in(&mut folder, name, metadata, layout);
+            for (tensor, bytes) in self.write_file(file, create, &mut done)? {
+                weight_map.insert(tensor, name.display().to_string());
                 total_size += bytes;
             }
         }
         if self.checkpoint.files().len() > 1 {
             let index = serde_json::json!({"metadata": {"total_size": total_size}, "weight_map": weight_map});
-            let path = folder.path().join(INDEX_NAME);
-            std::fs::write(&path, format!("{index:#}\n")).map_err(|error| Error::io(&path, error))?;
+            let mut file = folder.create_file(Path::new(INDEX_NAME))?;
+            file.write(|file| writeln!(file, "{index:#}"))?;
+            file.finish()?;
         }
         folder.finish()
     }
@@ -106,7 +111,7 @@ impl<'a> Conversion<'a> {
     fn write_file(
         &self,
         file: &'a TensorFile,
-        out: &Path,
+        create: impl FnOnce(Option<HashMap<String, String>>, Vec<TensorLayout>) -> Result<TensorWriter, Error>,
         done: &mut impl FnMut(Written<'a>),
     ) -> Result<Vec<(String, usize)>, Error> {
         let mut layout = Vec::new();
@@ -116,7 +121,7 @@ impl<'a> Conversion<'a> {
                 None => layout.push((name.to_owned(), tensor.dtype, tensor.shape.to_vec())),
             }
         }
-        let mut writer = TensorWriter::create(out, file.metadata().cloned(), layout)?;
+        let mut writer = create(file.metadata().cloned(), layout)?;
         let contents = writer.missing().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
         for (name, tensor) in file.tensors() {
             let quantised = match self.chosen.get(name).and_then(|_| module(name)) {
@@ -149,7 +154,7 @@ impl<'a> Conversion<'a> {
         let numbers = Floats::of(tensor).expect("tensors of numbers were chosen");
         let &[n, k] = tensor.shape else { unreachable!("two-dimensional tensors were chosen") };
         let mut amax = numbers.amax()?;
-        for partner in partners(module).filter_map(|name| self.chosen.get(&format!("{name}{WEIGHT}")[..])) {
+        for partner in merged_with(module).filter_map(|name| self.chosen.get(&format!("{name}{WEIGHT}")[..])) {
             // A partner that cannot be quantised is refused in its own turn.
             let other = Floats::of(*partner).expect("tensors of numbers were chosen").amax();
             amax = other.map_or(amax, |other| amax.max(other));
@@ -171,13 +176,6 @@ fn module(name: &str) -> Option<&str> {
     name.strip_suffix(WEIGHT)
 }
 
-/// The modules that are fused with this one.
-fn partners(module: &str) -> impl Iterator<Item = String> {
-    let (block, projection) = module.rsplit_once('.').unwrap_or_default();
-    let fused = FUSED.into_iter().find(|names| names.contains(&projection)).unwrap_or_default();
-    fused.iter().filter(move |&&name| name != projection).map(move |name| format!("{block}.{name}"))
-}
-
 /// Names, types and shapes of the parts of a quantised weight.
 fn quantised_layout(format: Format, module: &str, shape: &[usize]) -> [(String, Dtype, Vec<usize>); 3] {
     let &[n, k] = shape else { unreachable!("two-dimensional tensors were chosen") };
@@ -190,18 +188,4 @@ fn quantised_layout(format: Format, module: &str, shape: &[usize]) -> [(String, 
         (format!("{module}{}", format.scales()), Dtype::F8_E4M3, vec![n, k / BLOCK]),
         (format!("{module}{}", format.global()), Dtype::F32, scalar),
     ]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fused_projections_find_each_other() {
-        let partners = |module| partners(module).collect::<Vec<_>>();
-        assert_eq!(partners("a.mlp.gate_proj"), ["a.mlp.up_proj"]);
-        assert_eq!(partners("a.experts.3.w3"), ["a.experts.3.w1"]);
-        assert_eq!(partners("a.k_proj"), ["a.q_proj", "a.v_proj"]);
-        assert!(["a.down_proj", "w1", ""].iter().all(|module| partners(module).is_empty()));
-    }
 }

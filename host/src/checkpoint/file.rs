@@ -7,8 +7,9 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::fs::File;
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use memmap2::Mmap;
 use safetensors::Dtype;
@@ -16,6 +17,8 @@ use safetensors::tensor::TensorInfo;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
 use crate::error::Error;
+use crate::files::{foreign_kind, open_regular};
+use crate::signals::Guarded;
 
 /// Bytes in front of the header that hold its length, a little-endian u64.
 pub(super) const LENGTH_BYTES: usize = 8;
@@ -57,7 +60,11 @@ impl<'a> Tensor<'a> {
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
+    /// Before the map, so that it is dropped before.
+    guard: Guarded,
     map: Mmap,
+    /// To see whether the file changes. Not the open file: models have hundreds, and processes may have fewer.
+    opened: Stamp,
     data_start: usize,
     metadata: Option<HashMap<String, String>>,
     tensors: BTreeMap<String, TensorInfo>,
@@ -70,18 +77,30 @@ impl TensorFile {
     /// If it cannot be read or is no valid safetensors file.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let io = |error| Error::io(path, error);
-        // Asked before opening, since opening a named pipe would wait for its writer.
-        if !std::fs::metadata(path).map_err(io)?.is_file() {
-            return Err(Error::Invalid("not a regular file; give a safetensors file".into()).at(path.display()));
-        }
-        let file = File::open(path).map_err(io)?;
-        // SAFETY: the map is read-only and private to this process; it is assumed, as every reader of mapped models
-        // does, that nothing changes or truncates the file while it is open. Programs that replace files by renaming
-        // (ours do) keep to that. Bytes that change are numbers that change: no index or length is ever read from the
-        // map a second time. A truncated file raises SIGBUS.
+        let file = open_regular(path, "a safetensors file")?;
+        let opened = Stamp::of(&file.metadata().map_err(io)?);
+        // SAFETY: the map is read-only. It is assumed, as every reader of mapped models does, that nothing changes the file
+        // while it is open. Programs that replace files by renaming (ours do) keep to that. Bytes that change all the same
+        // are numbers that change: no index or length is ever read from the map a second time, and `check_unchanged` finds
+        // it. A page that the file no longer has raises SIGBUS; `signals.rs` makes it read as zeros.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        let (data_start, header) = parse(&map).map_err(|error| error.at(path.display()))?;
-        Ok(Self { path: path.to_owned(), map, data_start, metadata: header.metadata, tensors: header.tensors })
+        let guard = Guarded::new(&map);
+        let parsed = parse(&map);
+        let (data_start, header) = match (parsed, unchanged(path, &opened, &guard)) {
+            (_, Err(error)) | (Err(error), Ok(())) => return Err(error.at(path.display())),
+            (Ok(parsed), Ok(())) => parsed,
+        };
+        let (metadata, tensors) = (header.metadata, header.tensors);
+        Ok(Self { path: path.to_owned(), guard, map, opened, data_start, metadata, tensors })
+    }
+
+    /// Checks that the file is still what it was when it was opened. To be asked after its tensors were read and before
+    /// anything that was made of them is believed.
+    ///
+    /// # Errors
+    /// If it was changed or cut off since, or a page of it could not be read.
+    pub fn check_unchanged(&self) -> Result<(), Error> {
+        unchanged(&self.path, &self.opened, &self.guard).map_err(|error| error.at(self.path.display()))
     }
 
     /// The file.
@@ -123,6 +142,41 @@ impl TensorFile {
     }
 }
 
+/// What changes when a file does.
+#[derive(Debug, PartialEq)]
+struct Stamp {
+    /// Its number on its device, where files have one.
+    identity: Option<[u64; 2]>,
+    bytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Self {
+        #[cfg(unix)]
+        let identity = {
+            use std::os::unix::fs::MetadataExt;
+            Some([metadata.dev(), metadata.ino()])
+        };
+        #[cfg(not(unix))]
+        let identity = None;
+        Self { identity, bytes: metadata.len(), modified: metadata.modified().ok() }
+    }
+}
+
+fn unchanged(path: &Path, opened: &Stamp, guard: &Guarded) -> Result<(), Error> {
+    // What was removed or replaced by another file is mapped still, as it was.
+    let now = std::fs::metadata(path).map(|metadata| Stamp::of(&metadata));
+    let now = now.ok().filter(|now| now.identity == opened.identity);
+    let what = match now {
+        Some(now) if now.bytes < opened.bytes => "it was cut off while it was read",
+        Some(now) if now != *opened => "it was changed while it was read",
+        _ if guard.is_broken() => "a part of it could not be read from the disk",
+        _ => return Ok(()),
+    };
+    Err(Error::Invalid(format!("{what}; begin again once it is complete")))
+}
+
 /// The header's JSON. Every tensor's name is its own; nothing else is checked.
 struct Header {
     metadata: Option<HashMap<String, String>>,
@@ -160,6 +214,10 @@ impl<'de> Deserialize<'de> for Header {
 
 /// Reads and checks the header of a file; also returns where the data starts.
 fn parse(file: &[u8]) -> Result<(usize, Header), Error> {
+    parse_header(file).map_err(|error| foreign_kind(file).map_or(error, |kind| Error::Invalid(kind.into())))
+}
+
+fn parse_header(file: &[u8]) -> Result<(usize, Header), Error> {
     let truncated = || Error::Safetensors("it is cut off within its header".into());
     let (length, rest) = file.split_first_chunk::<LENGTH_BYTES>().ok_or_else(truncated)?;
     let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
@@ -262,6 +320,23 @@ mod tests {
         assert!(refusal(twice, 4).contains("tensor a is there twice"));
         let overlap = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}"#;
         assert!(refusal(overlap, 6).contains("tensor b is at bytes 2 to 6, expected from 4 on"));
+    }
+
+    #[test]
+    fn files_of_other_kinds_are_called_what_they_are() {
+        for (bytes, words) in [
+            (&b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"[..], "a Git-LFS pointer"),
+            (b"GGUF\x03\0\0\0", "a GGUF file"),
+            (b"PK\x03\x04\0\0\0\0\0", "a zip archive"),
+            (b"<!DOCTYPE html>", "a web page"),
+        ] {
+            let message = parse(bytes).err().expect("refused").to_string();
+            assert!(message.starts_with(words), "{message}");
+        }
+        // The length of this header is the number that a zip archive begins with.
+        let mut valid = [&u64::from(u32::from_le_bytes(*b"PK\x03\x04")).to_le_bytes()[..], b"{}"].concat();
+        valid.resize(8 + 0x0403_4B50, b' ');
+        assert!(parse(&valid).is_ok());
     }
 
     #[test]

@@ -1,119 +1,23 @@
-//! Safetensors files written beside their place and then renamed, so that an existing file outlives any failure.
+//! Safetensors files, written whole or not at all.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use tempfile::{NamedTempFile, TempDir};
 
 use super::Dtype;
 use super::file::{LENGTH_BYTES, MAX_HEADER_BYTES, byte_count};
+use super::partial::{PartialFile, PartialFolder};
 use crate::error::Error;
 use crate::output::Output;
 use crate::problem::{GroupedProblem, OutDtype};
-
-/// How names end that are not final.
-const PARTIAL: &str = ".partial";
-
-/// The folder of a path to write, and the beginning of temporary names beside it.
-fn beside(path: &Path) -> Result<(&Path, String), Error> {
-    let refuse = || Error::Invalid("not a name to write".into()).at(path.display());
-    let name = path.file_name().ok_or_else(refuse)?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Ok((folder, format!(".{}.", name.to_string_lossy())))
-}
-
-fn cannot_write(path: &Path) -> impl Fn(std::io::Error) -> Error {
-    move |error| Error::io(path, error).at("cannot write")
-}
-
-/// As `mode` for anything new, which the system then takes the umask from; temporary files are else their owner's alone.
-#[cfg(unix)]
-fn permit(builder: &mut tempfile::Builder<'_, '_>, mode: u32) {
-    use std::os::unix::fs::PermissionsExt;
-    builder.permissions(std::fs::Permissions::from_mode(mode));
-}
-
-#[cfg(not(unix))]
-fn permit(_: &mut tempfile::Builder<'_, '_>, _: u32) {}
-
-/// A file that takes its place when it is complete, and vanishes if it never is.
-#[derive(Debug)]
-struct AtomicFile {
-    path: PathBuf,
-    file: NamedTempFile,
-}
-
-impl AtomicFile {
-    fn create(path: &Path) -> Result<Self, Error> {
-        // Renaming would replace a device such as /dev/null.
-        if std::fs::metadata(path).is_ok_and(|existing| !existing.is_file()) {
-            let what = "it is there and not a regular file; give another name to write";
-            return Err(Error::Invalid(what.into()).at(path.display()));
-        }
-        let (folder, prefix) = beside(path)?;
-        let mut builder = tempfile::Builder::new();
-        permit(builder.prefix(&prefix).suffix(PARTIAL), 0o666);
-        let file = builder.tempfile_in(folder).map_err(cannot_write(path))?;
-        Ok(Self { path: path.to_owned(), file })
-    }
-
-    /// Runs some writing, and names the file if it fails.
-    fn write(&mut self, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<(), Error> {
-        write(self.file.as_file_mut()).map_err(cannot_write(&self.path))
-    }
-
-    fn finish(self) -> Result<(), Error> {
-        self.file.persist(&self.path).map_err(|error| cannot_write(&self.path)(error.error))?;
-        Ok(())
-    }
-}
-
-/// A folder that takes its place when it is complete, and vanishes if it never is.
-#[derive(Debug)]
-pub(super) struct AtomicFolder {
-    path: PathBuf,
-    folder: TempDir,
-}
-
-impl AtomicFolder {
-    /// Nothing, or an empty folder, may be at `path`.
-    pub(super) fn create(path: &Path) -> Result<Self, Error> {
-        let occupied = match std::fs::read_dir(path) {
-            Ok(mut entries) => entries.next().is_some(),
-            Err(_) => path.symlink_metadata().is_ok(),
-        };
-        if occupied {
-            let what = "it is there already; give the name of a new or an empty folder";
-            return Err(Error::Invalid(what.into()).at(path.display()));
-        }
-        let (parent, prefix) = beside(path)?;
-        let mut builder = tempfile::Builder::new();
-        permit(builder.prefix(&prefix).suffix(PARTIAL), 0o777);
-        let folder = builder.tempdir_in(parent).map_err(cannot_write(path))?;
-        Ok(Self { path: path.to_owned(), folder })
-    }
-
-    /// Where to write.
-    pub(super) fn path(&self) -> &Path {
-        self.folder.path()
-    }
-
-    pub(super) fn finish(self) -> Result<(), Error> {
-        std::fs::rename(self.folder.path(), &self.path).map_err(cannot_write(&self.path))?;
-        // It has moved; nothing is left to delete.
-        _ = self.folder.keep();
-        Ok(())
-    }
-}
 
 /// A safetensors file being written: first its header, for which all types and shapes are known, then the tensors in
 /// any order.
 #[derive(Debug)]
 pub struct TensorWriter {
-    file: AtomicFile,
+    file: PartialFile,
     /// Bytes of each tensor that is still to be written.
     missing: BTreeMap<String, (u64, usize)>,
 }
@@ -127,7 +31,29 @@ impl TensorWriter {
     pub fn create(
         path: &Path,
         metadata: Option<HashMap<String, String>>,
+        tensors: Vec<(String, Dtype, Vec<usize>)>,
+    ) -> Result<Self, Error> {
+        Self::begin(path, metadata, tensors, || PartialFile::create(path))
+    }
+
+    /// As [`TensorWriter::create`], in a folder that is not complete either.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub(super) fn create_in(
+        folder: &mut PartialFolder,
+        name: &Path,
+        metadata: Option<HashMap<String, String>>,
+        tensors: Vec<(String, Dtype, Vec<usize>)>,
+    ) -> Result<Self, Error> {
+        Self::begin(name, metadata, tensors, || folder.create_file(name))
+    }
+
+    fn begin(
+        path: &Path,
+        metadata: Option<HashMap<String, String>>,
         mut tensors: Vec<(String, Dtype, Vec<usize>)>,
+        create: impl FnOnce() -> Result<PartialFile, Error>,
     ) -> Result<Self, Error> {
         // Larger types first, so that every tensor is aligned for its type.
         tensors.sort_by(|(name, dtype, _), (other_name, other, _)| other.cmp(dtype).then_with(|| name.cmp(other_name)));
@@ -154,7 +80,7 @@ impl TensorWriter {
         for (start, _) in missing.values_mut() {
             *start += data_start;
         }
-        let mut file = AtomicFile::create(path)?;
+        let mut file = create()?;
         file.write(|file| {
             file.write_all(&(header.len() as u64).to_le_bytes())?;
             file.write_all(&header)?;

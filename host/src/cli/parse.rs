@@ -1,28 +1,100 @@
-//! Arguments by name; an error says which names there are.
+//! Arguments by name. The names are shown in `--help` and complete in shells.
 
+use std::error::Error;
+use std::ffi::OsStr;
+use std::str::FromStr;
+
+use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
+use clap::{Arg, Command};
 use nvfp4::generate::Generator;
 use nvfp4::plan::roofline::{GPUS, Gpu};
 use nvfp4::problem::{Op, OutDtype};
 
+/// A parser of the names of some values.
+pub fn named<T>(values: &[T], name: fn(&T) -> &'static str) -> impl TypedValueParser<Value = T> + use<T>
+where
+    T: Clone + Send + Sync + 'static,
+{
+    let values = values.to_vec();
+    PossibleValuesParser::new(values.iter().map(name).collect::<Vec<_>>()).map(move |chosen| {
+        let value = values.iter().find(|value| name(value) == chosen);
+        value.expect("the parser lets no other name pass").clone()
+    })
+}
+
+/// A parser that takes what `T` takes, of which shells complete these. Their option hides them in `--help`, where they would
+/// be taken for all that there is.
+#[derive(Clone)]
+pub struct Suggested<T> {
+    names: Vec<&'static str>,
+    value: std::marker::PhantomData<fn() -> T>,
+}
+
+/// The parser of `T` that suggests some names.
+pub fn suggested<T>(names: impl IntoIterator<Item = &'static str>) -> Suggested<T> {
+    Suggested { names: names.into_iter().collect(), value: std::marker::PhantomData }
+}
+
+impl<T> TypedValueParser for Suggested<T>
+where
+    T: FromStr<Err: Into<Box<dyn Error + Send + Sync>>> + Clone + Send + Sync + 'static,
+{
+    type Value = T;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<T, clap::Error> {
+        let parse = StringValueParser::new().try_map(|text: String| text.parse());
+        parse.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.names.iter().map(|&name| PossibleValue::new(name))))
+    }
+}
+
 /// An operation.
-pub fn op(name: &str) -> Result<Op, String> {
-    [Op::Gated, Op::Plain].into_iter().find(|op| op.name() == name).ok_or("gated or plain".into())
+pub fn op() -> impl TypedValueParser<Value = Op> {
+    named(&[Op::Gated, Op::Plain], |op| op.name())
+}
+
+/// A shape: the name of a built-in one, or a file.
+pub fn shape() -> Suggested<String> {
+    suggested(nvfp4::shape::builtin().iter().map(|shape| &shape.name[..]))
 }
 
 /// A type of output.
-pub fn out_dtype(name: &str) -> Result<OutDtype, String> {
-    [OutDtype::F16, OutDtype::Bf16].into_iter().find(|dtype| dtype.name() == name).ok_or("f16 or bf16".into())
+pub fn out_dtype() -> impl TypedValueParser<Value = OutDtype> {
+    named(&[OutDtype::F16, OutDtype::Bf16], |dtype| dtype.name())
 }
 
 /// A way to make inputs.
-pub fn generator(name: &str) -> Result<Generator, String> {
-    let names = Generator::ALL.map(Generator::name).join(", ");
-    Generator::ALL.into_iter().find(|generator| generator.name() == name).ok_or(format!("one of {names}"))
+pub fn generator() -> impl TypedValueParser<Value = Generator> {
+    named(&Generator::ALL, |generator| generator.name())
 }
 
 /// A GPU to plan for.
-pub fn gpu(name: &str) -> Result<Gpu, String> {
-    let names: Vec<_> = GPUS.iter().map(|gpu| gpu.name).collect();
-    let known = || format!("known are {}", names.join(", "));
-    GPUS.iter().copied().find(|gpu| gpu.name == name).ok_or_else(known)
+pub fn gpu() -> impl TypedValueParser<Value = Gpu> {
+    named(GPUS, |gpu| gpu.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_suggested_is_not_all_that_there_is() {
+        let parser = suggested::<u32>(["1", "2"]);
+        let command = Command::new("x").arg(Arg::new("n").value_parser(parser.clone()));
+        assert_eq!(command.clone().try_get_matches_from(["x", "3"]).unwrap().get_one::<u32>("n"), Some(&3));
+        assert!(command.try_get_matches_from(["x", "three"]).is_err());
+        assert_eq!(parser.possible_values().unwrap().count(), 2);
+    }
+
+    #[test]
+    fn every_name_is_possible_and_means_its_value() {
+        let command = || clap::Command::new("x").arg(clap::Arg::new("op").long("op").value_parser(op()));
+        let parse = |name: &str| command().try_get_matches_from(["x", "--op", name]);
+        assert_eq!(parse("plain").unwrap().get_one::<Op>("op"), Some(&Op::Plain));
+        let message = parse("Plain").unwrap_err().to_string();
+        assert!(message.contains("[possible values: gated, plain]"), "{message}");
+    }
 }

@@ -18,13 +18,13 @@ use super::{parse, table};
   nvfp4 roofline --shape mine.json#layer-3")]
 pub struct Args {
     /// A built-in shape (see `nvfp4 shapes`), FILE.json or FILE.json#NAME.
-    #[arg(long, default_value = "moe-1")]
+    #[arg(long, default_value = "moe-1", value_parser = parse::shape(), hide_possible_values = true)]
     shape: String,
     /// The operation, in place of the shape's own.
-    #[arg(long, value_name = "gated|plain", value_parser = parse::op)]
+    #[arg(long, value_parser = parse::op())]
     op: Option<Op>,
-    /// The GPU: b200, h200, h100 or a100.
-    #[arg(long, default_value = GPUS[0].name, value_parser = parse::gpu)]
+    /// The GPU.
+    #[arg(long, default_value = GPUS[0].name, value_parser = parse::gpu())]
     gpu: Gpu,
 }
 
