@@ -1,6 +1,6 @@
 //! Model files larger than memory can be used: weights stay in the mapped file, and a conversion holds one tensor at a time.
 
-use nvfp4::checkpoint::{Checkpoint, Conversion, Dtype, Format};
+use nvfp4::checkpoint::{Checkpoint, Conversion, Dtype, Format, Options};
 use nvfp4::problem::Op;
 use nvfp4_tests::allocation::{self, Counting};
 use nvfp4_tests::files::{Tensors, raw};
@@ -30,7 +30,10 @@ fn a_model_is_never_in_memory_as_a_whole() {
 
     let peak = allocation::peak(|| {
         let checkpoint = Checkpoint::open(&input).unwrap();
-        Conversion::new(&checkpoint, Format::ModelOpt, |_| true).unwrap().write(&output, |_| ()).unwrap();
+        Conversion::new(&checkpoint, &Options::new(Format::ModelOpt, &|_| true))
+            .unwrap()
+            .write(&output, |_| ())
+            .unwrap();
     });
     assert!(peak < quantised + OVERHEAD, "{peak} bytes for tensors of {quantised}");
 

@@ -23,17 +23,18 @@ mod layer;
 mod names;
 mod partial;
 mod quantized;
+mod source;
 mod write;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub use activations::Activations;
-pub use convert::{Conversion, Written};
+pub use convert::{Calibration, Conversion, Converted, Left, Options, Written};
 pub use file::{Tensor, TensorFile};
-pub use floats::Loss;
 pub use inspect::{Inspection, Range, Weight};
 pub use layer::Layer;
+pub use names::{natural, without_expert};
 pub use partial::{check_file, check_folder, leftovers};
 pub use quantized::{Format, Quantized};
 pub use safetensors::Dtype;
