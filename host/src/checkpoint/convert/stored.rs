@@ -105,6 +105,8 @@ pub(super) fn find<'a>(
             Some((module, "weight")) => read.weight(module),
             Some((module, "weight_packed")) => read.packed(module),
             Some((_, "qweight")) => Err(unreadable("it is quantised to integers")),
+            // Scales and biases go with their weight.
+            Some((_, last)) if ["scale", "bias", "zero_point"].iter().any(|part| last.contains(part)) => return None,
             _ if tensor.shape.len() >= 2 && is_number => {
                 Err(Error::Invalid("its name does not end in .weight; narrow what is included, or exclude it".into()))
             }
