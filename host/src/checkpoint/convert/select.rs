@@ -37,12 +37,9 @@ pub(super) fn select<'a>(checkpoint: &'a Checkpoint, config: &ModelConfig, optio
     let mut unasked = BTreeMap::new();
     for (name, tensor) in checkpoint.files().iter().flat_map(TensorFile::tensors) {
         let Some(found) = stored::find(checkpoint, config, name, tensor) else { continue };
-        let asked = match &found {
-            Found::Weights(stored) => {
-                is_included(options, name, stored.weights.iter().map(|weight| &weight.module[..]))
-            }
-            _ => is_included(options, name, stored::modules(name).iter().map(String::as_str)),
-        };
+        let weights: &[Weight<'_>] = if let Found::Weights(stored) = &found { &stored.weights } else { &[] };
+        let modules = weights.iter().map(|weight| weight.module.clone()).chain(stored::modules(name));
+        let asked = is_included(options, name, modules);
         match (asked, found) {
             (_, Found::Nvfp4(format)) => {
                 selection.nvfp4.extend(stored::modules(name));
@@ -149,7 +146,7 @@ fn groups_of(module: &str) -> impl Iterator<Item = String> {
 }
 
 /// Whether a tensor or one of the weights that it holds is asked for.
-fn is_included<'m>(options: &Options<'_>, name: &str, mut modules: impl Iterator<Item = &'m str>) -> bool {
+fn is_included(options: &Options<'_>, name: &str, mut modules: impl Iterator<Item = String>) -> bool {
     (options.include)(name) || modules.any(|module| (options.include)(&format!("{module}{WEIGHT}")))
 }
 
