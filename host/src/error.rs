@@ -84,18 +84,18 @@ pub enum Error {
     #[error("{}", one_line(.0))]
     Invalid(String),
     /// A file that cannot be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", printable(&path.to_string_lossy()))]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
+        /// What the system said. Not a `source`: the text has it, and would be followed by it again.
+        cause: std::io::Error,
     },
     /// A file that is no valid safetensors file.
     #[error("not a valid safetensors file: {}; download or export it again", one_line(.0))]
     Safetensors(String),
     /// A tensor, or all of a layer, that should be there.
-    #[error("{name} is missing; {remedy}")]
+    #[error("{} is missing; {}", one_line(name), one_line(remedy))]
     Missing {
         /// What is missing.
         name: String,
@@ -126,6 +126,9 @@ pub enum Error {
         /// The scale.
         value: f32,
     },
+    /// Something that a model computes and this library does not.
+    #[error("{}", one_line(.0))]
+    NotComputed(String),
     /// An error with its place in front: a file, a tensor, a group.
     #[error("{}: {error}", one_line(place))]
     At {
@@ -156,12 +159,24 @@ pub enum Error {
 /// A message on one line and of bounded length, whatever a file put into it.
 fn one_line(message: &str) -> String {
     const LONGEST: usize = 1000;
-    let printable = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
-    let mut line: String = message.chars().take(LONGEST).map(printable).collect();
-    if message.chars().nth(LONGEST).is_some() {
+    let mut line = printable(message);
+    if let Some((end, _)) = line.char_indices().nth(LONGEST) {
+        line.truncate(end);
         line.push('…');
     }
     line
+}
+
+/// A text fit for a terminal: what would move the cursor, change colours or the direction of writing is escaped.
+pub fn printable(text: &str) -> String {
+    let mut printable = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '"' | '\'' | '\\' => printable.push(c),
+            c => printable.extend(c.escape_debug()),
+        }
+    }
+    printable
 }
 
 /// Alternatives in words.
@@ -194,8 +209,35 @@ impl Error {
     }
 
     /// An input or output error of a file.
-    pub fn io(path: &Path, source: std::io::Error) -> Self {
-        Self::Io { path: path.to_owned(), source }
+    pub fn io(path: &Path, cause: std::io::Error) -> Self {
+        Self::Io { path: path.to_owned(), cause }
+    }
+
+    /// What kind of error it is, in a word that does not change with the text.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::BlockAlignment { .. } => "k-alignment",
+            Self::OutputAlignment { .. } => "n-alignment",
+            Self::Length { .. } => "length",
+            Self::TooLarge => "too-large",
+            Self::BlockScale { .. } => "block-scale",
+            Self::GlobalScale { .. } | Self::Divisor { .. } => "global-scale",
+            Self::Alpha { .. } => "alpha",
+            Self::Mismatch { .. } => "mismatch",
+            Self::NotFinite { .. } => "not-finite",
+            Self::Invalid(_) => "invalid",
+            Self::Io { .. } => "io",
+            Self::Safetensors(_) => "not-safetensors",
+            Self::Missing { .. } => "missing",
+            Self::Dtype { .. } => "dtype",
+            Self::Shape { .. } => "shape",
+            Self::NotComputed(_) => "not-computed",
+            Self::At { error, .. } => error.code(),
+            Self::Driver { .. } => "driver",
+            #[cfg(feature = "emulated")]
+            Self::Fault(_) => "fault",
+            Self::NoDevice(_) => "no-device",
+        }
     }
 
     /// Whether the device is missing, rather than the input wrong.
@@ -224,8 +266,16 @@ mod tests {
 
     #[test]
     fn what_a_file_puts_into_a_message_stays_on_one_short_line() {
-        let message = Error::Invalid(format!("a\nb\u{1b}{}", "é".repeat(5000))).to_string();
-        assert!(message.starts_with("a\u{FFFD}b\u{FFFD}éé") && message.ends_with('…'));
+        let message = Error::Invalid(format!("a\nb\u{1b}'\"\\{}", "é".repeat(5000))).to_string();
+        assert!(message.starts_with(r#"a\nb\u{1b}'"\éé"#) && message.ends_with('…'), "{message}");
         assert_eq!(message.chars().count(), 1001);
+        let io = Error::io("a\u{1b}[2J\u{202e}\u{9b}".as_ref(), std::io::ErrorKind::NotFound.into()).at("b\rc");
+        assert_eq!(io.to_string(), r"b\rc: a\u{1b}[2J\u{202e}\u{9b}: entity not found");
+    }
+
+    #[test]
+    fn what_the_system_said_is_said_once() {
+        let error = Error::io("x".as_ref(), std::io::ErrorKind::NotFound.into());
+        assert!(std::error::Error::source(&error).is_none());
     }
 }

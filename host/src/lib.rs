@@ -12,7 +12,7 @@ pub mod backend;
 pub mod checkpoint;
 pub mod compare;
 mod error;
-mod files;
+pub mod files;
 pub mod format;
 pub mod generate;
 #[cfg(feature = "kernels")]
@@ -25,7 +25,7 @@ pub mod quantize;
 pub mod shape;
 mod signals;
 
-pub use error::Error;
+pub use error::{Error, printable};
 pub use output::Output;
 
 #[cfg(doctest)]

@@ -8,14 +8,13 @@
 //!
 //! with `[M, N, K]` for each group.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::sync::LazyLock;
 
 use serde::Deserialize;
 
 use crate::error::Error;
+use crate::files::read_bounded;
 use crate::generate::Generator;
 use crate::problem::{Group, GroupedProblem, Op, OutDtype};
 
@@ -97,15 +96,12 @@ pub fn find(spec: &str) -> Result<Shape, Error> {
 /// Reads a file of one shape or a list of them.
 ///
 /// # Errors
-/// If the file cannot be read, is over 16 MiB, or is not of this form.
+/// If the file cannot be read, is no regular file, is over 16 MiB, or is not of this form.
 pub fn read(path: &Path) -> Result<Vec<Shape>, Error> {
-    const MAX_BYTES: u64 = 16 << 20;
-    let mut text = String::new();
-    let mut file = File::open(path).map_err(|error| Error::io(path, error))?.take(MAX_BYTES + 1);
-    file.read_to_string(&mut text).map_err(|error| Error::io(path, error))?;
-    if text.len() as u64 > MAX_BYTES {
-        return Err(Error::Invalid("over 16 MiB; a file of shapes is a few lines".into()).at(path.display()));
-    }
+    const MAX_BYTES: usize = 16 << 20;
+    let text = read_bounded(path, MAX_BYTES, "a file of shapes, which is a few lines")?;
+    let not_text = |_| Error::Invalid("not text in UTF-8; give a file of shapes".into()).at(path.display());
+    let text = String::from_utf8(text).map_err(not_text)?;
     parse(&text).map_err(|error| error.at(path.display()))
 }
 

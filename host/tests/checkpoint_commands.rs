@@ -157,6 +157,7 @@ fn inspect_lists_weights_and_every_problem() {
     assert_eq!(["count", "n", "k"].map(|key| gate[key].as_u64().unwrap()), [12, 16, 32]);
     assert_eq!(gate["global_scales"], serde_json::json!({"min": 0.25, "max": 0.25}));
     assert_eq!(gate["format"], "modelopt");
+    assert_eq!((&json["schema_version"], &gate["runs"]), (&2.into(), &"gated".into()));
 
     let expert = |number: usize, name: &str| format!("{BLOCK}.experts.{number}.{name}");
     tensors.remove(&expert(1, "gate_proj.weight_scale")).set(expert(2, "up_proj.weight_scale_2"), f32s(&[], &[-1.0]));
@@ -179,6 +180,133 @@ fn inspect_lists_weights_and_every_problem() {
         assert_eq!(text.matches(words).count(), 1, "{words}: {text}");
     }
     assert!(text.contains("problems: 5\n"), "{text}");
+    let json = nvfp4(folder, "inspect m.safetensors --json").stdout;
+    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    let problems = json["problems"].as_array().unwrap();
+    let count = |code: &str| problems.iter().filter(|problem| problem["code"] == code).count();
+    assert_eq!(["missing", "global-scale", "unequal-shapes", "dtype"].map(count), [2, 1, 1, 1], "{problems:#?}");
+    assert!(problems.iter().all(|problem| problem["severity"] == "error" && problem["message"].is_string()));
+}
+
+#[test]
+fn inspect_lists_what_does_not_run_and_warns() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut tensors = Tensors::default();
+    tensors.set_experts(BLOCK, NAMES, Format::ModelOpt, 2);
+    tensors.set(format!("{BLOCK}.experts.1.up_proj.weight_scale_2"), f32s(&[], &[0.5]));
+    tensors.set("model.layers.1.mlp.gate_proj.weight", raw(Dtype::BF16, &[8, 16], &[0; 256]));
+    tensors.set("model.layers.1.self_attn.o_proj.weight", raw(Dtype::F8_E4M3, &[8, 16], &[0; 128]));
+    tensors.set("model.layers.1.mlp.\u{202e}w1.weight", raw(Dtype::I32, &[1], &[0; 4]));
+    tensors.write(&folder.join("m.safetensors"));
+    let text = stdout(&nvfp4(folder, "inspect m.safetensors"));
+    for words in ["no problems", "warnings: 1", "[unequal-global-scales]", "BF16", "FP8", "o_proj"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert!(!text.contains('\u{202e}'), "{text}");
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&nvfp4(folder, "inspect m.safetensors --json"))).unwrap();
+    assert_eq!(json["problems"][0]["severity"], "warning");
+    assert_eq!(json["others"].as_array().unwrap().len(), 2, "{json}");
+    assert_eq!(json["others"][0]["type"], "BF16");
+}
+
+#[test]
+fn a_run_says_what_it_computed() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut tensors = Tensors::default();
+    tensors.set_experts(BLOCK, NAMES, Format::ModelOpt, 2).write(&folder.join("m.safetensors"));
+    let run = "run --backend cpu --weights m.safetensors --layer 0 --repeat 1 --op";
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&nvfp4(folder, &format!("{run} plain --json")))).unwrap();
+    assert_eq!(
+        (&json["op"], &json["modules"]),
+        (&"plain".into(), &serde_json::json!([format!("{BLOCK}.experts.*.down_proj")]))
+    );
+    let text = stdout(&nvfp4(folder, &format!("{run} gated")));
+    assert!(text.contains(&format!("weights   {BLOCK}.experts.*.gate_proj, {BLOCK}.experts.*.up_proj")), "{text}");
+    assert!(text.contains("verified  yes"), "{text}");
+    for (name, words) in [("bias", "a bias, which is not added"), ("pre_quant_scale", "which is not applied")] {
+        let mut tensors = tensors.clone();
+        tensors.set(format!("{BLOCK}.experts.1.up_proj.{name}"), f32s(&[16], &[0.0; 16]));
+        tensors.write(&folder.join("m.safetensors"));
+        let message = refusal(&nvfp4(folder, &format!("{run} gated --output o.safetensors")));
+        assert!(message.contains(&format!("experts.1.up_proj.{name}: ")) && message.contains(words), "{message}");
+        assert!(!folder.join("o.safetensors").exists());
+    }
+}
+
+#[test]
+fn hints_are_given_once_and_nothing_reaches_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for line in ["run --layer 0 --weights Qwen/Qwen3-30B-A3B", "quantize Qwen/Qwen3-30B-A3B out"] {
+        let message = refusal(&nvfp4(folder, line));
+        assert_eq!(message.matches("hf download Qwen/Qwen3-30B-A3B").count(), 1, "{message}");
+    }
+    let message = refusal(&nvfp4(folder, "run --layer 0 --weights absent.safetensors"));
+    assert_eq!(message.matches("No such file").count(), 1, "{message}");
+    let name = "\u{1b}[31m\u{7}.safetensors";
+    std::fs::write(folder.join(name), b"version https://git-lfs.github.com/spec/v1\n").unwrap();
+    let message = refusal(&nvfp4(folder, &format!("run --layer 0 --weights {name}")));
+    assert!(message.contains(r"\u{1b}[31m\u{7}.safetensors: a Git-LFS pointer"), "{message}");
+    let output = nvfp4(folder, &format!("inspect {name}"));
+    assert!(!output.stdout.contains(&0x1B) && output.status.code() == Some(2), "{output:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn what_a_killed_run_left_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    std::fs::write(folder.join(".o.safetensors.99-0.partial"), "half").unwrap();
+    let output = nvfp4(folder, "run --backend cpu --shape dual-test-2 --repeat 1 --output o.safetensors --json");
+    // The shape's groups may differ in N; the note comes before that is known.
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains(".o.safetensors.99-0.partial was left unfinished by a run that was killed"), "{stderr}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_run_that_is_ended_leaves_no_output() {
+    use std::os::unix::process::ExitStatusExt;
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let shapes = tempfile::tempdir().unwrap();
+    let shape = shapes.path().join("shape.json");
+    std::fs::write(&shape, r#"{"op": "plain", "groups": [[64, 512, 512]]}"#).unwrap();
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        let shape = shape.display();
+        let line = format!("run --backend cpu --shape {shape} --repeat 1000000 --verify off --output o.safetensors");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nvfp4"));
+        let mut child = command.current_dir(folder).args(line.split(' ')).spawn().unwrap();
+        while std::fs::read_dir(folder).unwrap().count() == 0 {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before it wrote");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        // SAFETY: a signal to a child that was not waited for yet.
+        assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+        assert_eq!(child.wait().unwrap().signal(), Some(signal));
+        assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "signal {signal}");
+    }
+}
+
+#[test]
+fn the_command_describes_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let version = stdout(&nvfp4(folder, "--version"));
+    assert!(version.starts_with("nvfp4 ") && version.contains("(features: cli, cuda, emulated, kernels)"), "{version}");
+    let script = stdout(&nvfp4(folder, "completions bash"));
+    for names in ["gated plain", "f16 bf16", "public-dual public-group gaussian all-codes"] {
+        assert!(script.contains(names), "{names}");
+    }
+    stdout(&nvfp4(folder, "man ."));
+    let page = std::fs::read_to_string(folder.join("nvfp4-inspect.1")).unwrap();
+    assert!(page.contains(".TH") && page.contains("schema_version"), "{page}");
+    assert!(["nvfp4.1", "nvfp4-run.1", "nvfp4-quantize.1"].iter().all(|name| folder.join(name).is_file()));
+    assert!(refusal(&nvfp4(folder, "man no/such")).contains("no/such"));
 }
 
 #[test]
@@ -193,7 +321,8 @@ fn inspect_reports_files_that_cannot_be_read() {
     let output = nvfp4(folder, "inspect . --json");
     assert_eq!(output.status.code(), Some(2));
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let problems: Vec<_> = json["problems"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+    let problems = json["problems"].as_array().unwrap().iter();
+    let problems: Vec<_> = problems.map(|problem| problem["message"].as_str().unwrap()).collect();
     for words in
         ["00001-of-00004.safetensors: No such file", "00002-of-00004.safetensors: not a valid safetensors file"]
     {

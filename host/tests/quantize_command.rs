@@ -353,7 +353,7 @@ fn a_configuration_that_is_none_stops_the_work_before_it_begins() {
         for text in ["", "[]", "{\"a\": ", "\u{0}"] {
             std::fs::write(folder.join("in/config.json"), text).unwrap();
             let line = refusal(folder, &[]);
-            assert!(line.contains("in/config.json: not a model's configuration"), "{line}");
+            assert!(line.contains("in/config.json: not a configuration"), "{line}");
         }
         // Any object will do.
         for text in ["{}", r#"{"hidden_size": -1, "text_config": 3, "quantization_config": [], "model_type": null}"#] {

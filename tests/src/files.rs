@@ -35,6 +35,11 @@ impl Tensors {
         self
     }
 
+    /// Its tensors.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Content)> {
+        self.0.iter().map(|(name, content)| (&name[..], content))
+    }
+
     /// Takes a tensor away.
     ///
     /// # Panics

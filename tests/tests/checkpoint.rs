@@ -3,11 +3,14 @@
 use std::path::Path;
 
 use half::{bf16, f16};
-use nvfp4::checkpoint::{Activations, Checkpoint, Dtype, Format, INDEX_NAME, Layer, OutputFile, TensorFile};
+use nvfp4::checkpoint::{
+    Activations, Checkpoint, Dtype, Format, INDEX_NAME, Inspection, Layer, OutputFile, TensorFile,
+};
 use nvfp4::problem::{Expert, Group, GroupedProblem, Op, OutDtype, Step};
 use nvfp4::quantize::{quantize, quantize_with};
 use nvfp4::{Error, Output};
 use nvfp4_tests::files::{Tensors, f32s, i64s, raw, shard_name};
+use serde_json::json;
 
 const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 const BLOCK: &str = "model.layers.3.mlp";
@@ -99,6 +102,13 @@ fn layers_are_found_under_every_family_of_names() {
         ("model.language_model.layers.3.mlp", NAMES),
         ("language_model.model.layers.3.mlp", NAMES),
         ("model.layers.3.block_sparse_moe", ["w1", "w3", "w2"]),
+        ("language_model.model.layers.3.feed_forward", NAMES),
+        ("model.layers.3.feed_forward", ["w1", "w3", "w2"]),
+        // DeepSeek-V4, Nemotron-H with a gate, Gemma 4 as vLLM calls it, and a wrapper that nobody has seen yet.
+        ("layers.3.ffn", ["w1", "w3", "w2"]),
+        ("backbone.layers.3.mixer", NAMES),
+        ("model.language_model.layers.3.moe", NAMES),
+        ("thinker.inner.model.layers.3.mlp", NAMES),
     ];
     let layers = blocks.map(|(block, names)| {
         in_folder(|folder| {
@@ -107,11 +117,257 @@ fn layers_are_found_under_every_family_of_names() {
             tensors.set_experts(block, names, Format::ModelOpt, 11);
             tensors.set(format!("{block}.gate.weight"), f32s(&[1], &[0.0]));
             tensors.set(format!("{block}.shared_experts.gate_proj.weight"), f32s(&[1], &[0.0]));
+            tensors.set(format!("{block}.gate.e_score_correction_bias"), f32s(&[1], &[0.0]));
+            tensors.set("vision_tower.layers.3.mlp.experts.0.gate_proj.weight", f32s(&[1], &[0.0]));
+            tensors.set("mtp.layers.3.mlp.experts.0.gate_proj.weight", f32s(&[1], &[0.0]));
             layer_of(&tensors.write(&folder.join("m.safetensors")), Op::Gated)
         })
     });
     assert_eq!(layers[0].len(), 22);
     assert!(layers.iter().all(|layer| layer == &layers[0]));
+}
+
+/// The tensors of `experts` under other names.
+fn renamed(rename: impl Fn(&str) -> String) -> Tensors {
+    let mut tensors = Tensors::default();
+    for (name, content) in experts(Format::ModelOpt).iter() {
+        tensors.set(rename(name), content.clone());
+    }
+    tensors
+}
+
+#[test]
+fn experts_are_found_below_the_layer_and_behind_the_projection() {
+    in_folder(|folder| {
+        let expected = layer_of(&experts(Format::ModelOpt).write(&folder.join("usual.safetensors")), Op::Gated);
+        let below_layer = renamed(|name| name.replace(".mlp.", "."));
+        let mut beside_dense = below_layer.clone();
+        beside_dense.set_nvfp4(&format!("{BLOCK}.gate_proj"), Format::ModelOpt, [8, 16], 9);
+        beside_dense.set("model.layers.3.router.per_expert_scale", f32s(&[2], &[1.0; 2]));
+        let behind = renamed(|name| {
+            let parts: Vec<_> = name.split('.').collect();
+            let [stack, layers, three, mlp, experts, expert, projection, part] = parts[..] else { panic!("{name}") };
+            [stack, layers, three, mlp, experts, projection, expert, part].join(".")
+        });
+        for (index, tensors) in [below_layer, beside_dense, behind].iter().enumerate() {
+            let path = tensors.write(&folder.join(format!("{index}.safetensors")));
+            assert_eq!(layer_of(&path, Op::Gated), expected, "{index}");
+        }
+    });
+}
+
+#[test]
+fn a_layer_says_what_its_weights_are_called() {
+    in_folder(|folder| {
+        let path = experts(Format::ModelOpt).write(&folder.join("m.safetensors"));
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let modules = |op| checkpoint.layer(3, op).unwrap().modules;
+        let named = |names: &[&str]| names.iter().map(|name| format!("{BLOCK}.experts.*.{name}")).collect::<Vec<_>>();
+        assert_eq!(modules(Op::Gated), named(&["gate_proj", "up_proj"]));
+        assert_eq!(modules(Op::Plain), named(&["down_proj"]));
+    });
+}
+
+#[test]
+fn what_would_change_the_result_and_is_not_computed_is_refused() {
+    for (name, words) in [
+        (format!("{GATE}.bias"), "a bias, which is not added"),
+        (format!("{GATE}.pre_quant_scale"), "a scale of the activations (AWQ), which is not applied"),
+        (format!("{GATE}.lora_A.weight"), "a tensor of unknown meaning"),
+        (format!("{GATE}.weight_zero_point"), "a tensor of unknown meaning"),
+        (format!("{GATE}.weight_global_scale_2"), "a tensor of unknown meaning"),
+        (format!("{BLOCK}.experts.gate_up_proj_bias"), "a bias, which is not added"),
+        (format!("{BLOCK}.experts.1.act_fn.beta"), "a tensor of unknown meaning"),
+        (format!("{BLOCK}.fc1_latent_proj.weight"), "a tensor of unknown meaning"),
+    ] {
+        let message = refusal(|tensors| _ = tensors.set(&name, f32s(&[1], &[0.0])));
+        assert!(message.contains(&format!("m.safetensors: {name}: {words}")), "{name}: {message}");
+    }
+    // What is another operation's, or of no expert, changes nothing.
+    in_folder(|folder| {
+        let mut tensors = experts(Format::ModelOpt);
+        for name in ["experts.1.down_proj.bias", "shared_experts.up_proj.bias", "gate.bias", "e_score_correction_bias"]
+        {
+            tensors.set(format!("{BLOCK}.{name}"), f32s(&[1], &[0.0]));
+        }
+        tensors.set("model.layers.3.self_attn.q_proj.bias", f32s(&[1], &[0.0]));
+        let checkpoint = Checkpoint::open(&tensors.write(&folder.join("m.safetensors"))).unwrap();
+        assert!(checkpoint.layer(3, Op::Gated).is_ok());
+        assert!(checkpoint.layer(3, Op::Plain).unwrap_err().to_string().contains("down_proj.bias"));
+        assert!(checkpoint.single(&format!("{BLOCK}.experts.1.down_proj")).is_err());
+    });
+}
+
+#[test]
+fn layers_that_mean_two_things_are_refused() {
+    let two_blocks = refusal(|tensors| _ = tensors.set_experts("model.layers.3.moe", NAMES, Format::ModelOpt, 2));
+    assert!(two_blocks.contains("two blocks, model.layers.3.mlp. and model.layers.3.moe."), "{two_blocks}");
+    let two_stacks = refusal(|tensors| _ = tensors.set_experts("other.layers.3.mlp", NAMES, Format::ModelOpt, 2));
+    assert!(two_stacks.contains("two blocks"), "{two_stacks}");
+    let two_names = refusal(|tensors| _ = tensors.set_experts(BLOCK, ["w1", "w3", "w2"], Format::ModelOpt, 2));
+    assert!(two_names.contains("are the same projection"), "{two_names}");
+    let no_gate = refusal(|tensors| {
+        *tensors = Tensors::default();
+        for expert in 0..2 {
+            let module = |name| format!("backbone.layers.3.mixer.experts.{expert}.{name}");
+            tensors.set_nvfp4(&module("up_proj"), Format::ModelOpt, [16, 32], 0);
+            tensors.set_nvfp4(&module("down_proj"), Format::ModelOpt, [32, 16], 0);
+        }
+    });
+    assert!(no_gate.contains("no gate projection") && no_gate.contains("--op plain"), "{no_gate}");
+}
+
+#[test]
+fn an_activation_that_is_not_computed_is_refused() {
+    in_folder(|folder| {
+        experts(Format::ModelOpt).write(&folder.join("m.safetensors"));
+        let layer = |op| Checkpoint::open(folder).and_then(|checkpoint| checkpoint.layer(3, op).map(drop));
+        for (config, words) in [
+            (r#"{"hidden_act": "gelu"}"#, "hidden_act is \"gelu\"; only silu"),
+            (r#"{"text_config": {"hidden_activation": "gelu_pytorch_tanh"}}"#, "hidden_activation"),
+            (r#"{"swiglu_limit": 7.0}"#, "swiglu_limit is 7.0"),
+            ("{", "not a configuration"),
+        ] {
+            std::fs::write(folder.join("config.json"), config).unwrap();
+            let message = layer(Op::Gated).unwrap_err().to_string();
+            assert!(message.contains("config.json: ") && message.contains(words), "{message}");
+            assert_eq!(layer(Op::Plain).is_ok(), config != "{", "down projections have no activation");
+        }
+        let runs = |config: &str| -> Vec<bool> {
+            std::fs::write(folder.join("config.json"), config).unwrap();
+            Inspection::of(folder).weights.iter().map(|weight| weight.runs.is_ok()).collect()
+        };
+        assert_eq!(runs(r#"{"hidden_act": "gelu"}"#), [true, false, false], "down projections, gate and up");
+        assert_eq!(runs(r#"{"hidden_act": "silu"}"#), [true; 3]);
+        assert!(layer(Op::Gated).is_ok());
+    });
+}
+
+/// Codes of the problems that an inspection of a folder finds; those of warnings in brackets.
+fn codes(folder: &Path) -> Vec<String> {
+    let problems = Inspection::of(folder).problems.into_iter();
+    problems.map(|problem| if problem.is_error { problem.code.into() } else { format!("({})", problem.code) }).collect()
+}
+
+#[test]
+fn scales_that_differ_or_are_partly_missing_are_found() {
+    in_folder(|folder| {
+        let path = folder.join("m.safetensors");
+        let mut tensors = experts(Format::ModelOpt);
+        tensors.set(format!("{GATE}.weight_scale_2"), f32s(&[], &[0.5])).write(&path);
+        assert_eq!(codes(folder), ["(unequal-global-scales)"]);
+        tensors.set(format!("{GATE}.weight_scale_2"), f32s(&[], &[0.25]));
+        tensors.remove(&format!("{GATE}.input_scale")).write(&path);
+        assert_eq!(codes(folder), ["input-scales-partly-missing"]);
+        for name in ["experts.1.up_proj", "experts.0.gate_proj", "experts.0.up_proj"] {
+            tensors.remove(&format!("{BLOCK}.{name}.input_scale"));
+        }
+        tensors.write(&path);
+        assert_eq!(codes(folder), [""; 0], "none at all is a choice");
+        tensors.set(format!("{GATE}.bias"), f32s(&[1], &[0.0])).write(&path);
+        assert_eq!(codes(folder), ["not-computed"]);
+    });
+}
+
+#[test]
+fn a_configuration_that_contradicts_the_tensors_is_found() {
+    in_folder(|folder| {
+        let mut tensors = experts(Format::ModelOpt);
+        tensors.write(&folder.join("m.safetensors"));
+        let found = |config: serde_json::Value| {
+            std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+            codes(folder)
+        };
+        let quantisation = |more: serde_json::Value| {
+            let mut quantisation = json!({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16});
+            quantisation.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            json!({"quantization_config": quantisation, "num_experts": 2})
+        };
+        assert_eq!(found(quantisation(json!({}))), [""; 0]);
+        assert_eq!(found(json!({})), ["config-without-quantisation"]);
+        assert_eq!(found(quantisation(json!({"quant_method": "compressed-tensors"}))), ["config-format"]);
+        assert_eq!(found(quantisation(json!({"group_size": 32}))), ["config-quantisation"]);
+        assert_eq!(found(quantisation(json!({"ignore": ["lm_head", BLOCK]}))), ["config-exclusion"]);
+        assert_eq!(found(quantisation(json!({"ignore": ["*.gate_proj"]}))), ["config-exclusion"]);
+        let sizes = |more: serde_json::Value| {
+            let mut config = quantisation(json!({}));
+            config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            found(config)
+        };
+        assert_eq!(sizes(json!({"num_experts": 3})), ["config-experts"]);
+        assert_eq!(sizes(json!({"num_hidden_layers": 4})), ["config-layers"], "layers 0-2 are missing");
+        assert_eq!(sizes(json!({"num_hidden_layers": 2})), ["config-layers"; 2], "and layer 3 is too many");
+        for expert in 0..2 {
+            for name in NAMES {
+                tensors.remove(&format!("{BLOCK}.experts.{expert}.{name}.input_scale"));
+            }
+        }
+        tensors.write(&folder.join("m.safetensors"));
+        assert_eq!(found(quantisation(json!({}))), ["config-input-scales"]);
+        assert_eq!(found(quantisation(json!({"quant_algo": "W4A16_NVFP4"}))), [""; 0]);
+        std::fs::write(folder.join("config.json"), "version https://git-lfs.github.com/spec/v1\n").unwrap();
+        assert_eq!(codes(folder), ["invalid"]);
+    });
+}
+
+#[test]
+fn weights_of_other_types_are_listed_with_the_reason() {
+    in_folder(|folder| {
+        let mut tensors = experts(Format::ModelOpt);
+        let module = |layer: usize, name: &str| format!("model.layers.{layer}.{name}");
+        let fp8 = |shape: &[usize]| raw(Dtype::F8_E4M3, shape, &vec![1; shape.iter().product()]);
+        let bytes = |shape: &[usize]| raw(Dtype::U8, shape, &vec![1; shape.iter().product()]);
+        tensors.set(module(4, "mlp.gate_proj.weight"), fp8(&[8, 16]));
+        tensors.set(module(4, "mlp.gate_proj.weight_scale"), f32s(&[], &[1.0]));
+        tensors.set(module(5, "mlp.experts.0.gate_proj.weight"), fp8(&[8, 16]));
+        tensors.set(module(5, "mlp.experts.1.gate_proj.weight"), fp8(&[8, 16]));
+        for expert in 0..2 {
+            tensors.set(module(5, &format!("mlp.experts.{expert}.gate_proj.weight_scale_inv")), f32s(&[1, 1], &[1.0]));
+        }
+        tensors.set(module(6, "mlp.experts.gate_up_proj_blocks"), bytes(&[2, 8, 1, 16]));
+        tensors.set(module(6, "mlp.experts.gate_up_proj_scales"), bytes(&[2, 8, 1]));
+        tensors.set(module(7, "ffn.experts.0.w1.weight"), raw(Dtype::I8, &[8, 16], &[1; 128]));
+        tensors.set(module(7, "ffn.experts.0.w1.scale"), raw(Dtype::F8_E8M0, &[8, 1], &[1; 8]));
+        tensors.set(module(8, "mlp.up_proj.weight_packed"), bytes(&[8, 16]));
+        tensors.set(module(8, "mlp.up_proj.weight_scale"), bytes(&[8, 1]));
+        tensors.set(module(9, "mlp.up_proj.weight"), raw(Dtype::BF16, &[8, 16], &[0; 256]));
+        tensors.set(module(9, "mlp.gate.weight"), raw(Dtype::BF16, &[8, 16], &[0; 256]));
+        tensors.set(module(9, "mlp.experts.down_proj"), raw(Dtype::BF16, &[2, 8, 16], &[0; 512]));
+        tensors.set(module(10, "mlp.up_proj.qweight"), raw(Dtype::I32, &[8, 2], &[0; 64]));
+        tensors.set_nvfp4(&module(3, "self_attn.q_proj"), Format::ModelOpt, [16, 32], 0);
+        tensors.set(module(3, "self_attn.q_proj.bias"), f32s(&[16], &[0.0; 16]));
+        tensors.set_nvfp4(&module(3, "mlp.shared_experts.up_proj"), Format::ModelOpt, [16, 32], 0);
+        tensors.write(&folder.join("m.safetensors"));
+        let found = Inspection::of(folder);
+        assert!(found.problems.is_empty(), "{:?}", found.problems);
+        let others: Vec<_> = found
+            .others
+            .iter()
+            .map(|other| (&other.module["model.layers.".len()..], &other.kind[..], other.count))
+            .collect();
+        assert_eq!(
+            others,
+            [
+                ("4.mlp.gate_proj", "FP8", 1),
+                ("5.mlp.experts.*.gate_proj", "FP8 in blocks", 2),
+                ("6.mlp.experts.gate_up_proj", "MXFP4", 1),
+                ("7.ffn.experts.*.w1", "MXFP4", 1),
+                ("8.mlp.up_proj", "MXFP4", 1),
+                ("9.mlp.experts.down_proj", "BF16", 1),
+                ("9.mlp.up_proj", "BF16", 1),
+                ("10.mlp.up_proj", "integers packed in I32", 1),
+            ]
+        );
+        assert!(found.others.iter().all(|other| !other.why.is_empty()));
+        let runs = |module: &str| {
+            let weight = found.weights.iter().find(|weight| weight.module.ends_with(module)).unwrap();
+            weight.runs.clone()
+        };
+        assert_eq!(runs("3.mlp.experts.*.gate_proj"), Ok(Op::Gated));
+        assert_eq!(runs("3.mlp.experts.*.down_proj"), Ok(Op::Plain));
+        assert!(runs("q_proj").unwrap_err().contains("it has .bias"));
+        assert!(runs("shared_experts.up_proj").unwrap_err().contains("a shared expert"));
+    });
 }
 
 #[test]
@@ -280,10 +536,73 @@ fn what_is_no_model_is_refused() {
             (r#"{"weight_map": {"a": "/etc/passwd"}}"#, "is not a file beside the index"),
             (r#"{"weight_map": {"a": "a\n.safetensors"}}"#, "is not a file beside the index"),
             (r#"{"weight_map": {"a": "gone.safetensors"}}"#, "gone.safetensors: "),
+            (r#"{"weight_map": {}}"#, "it lists no tensors"),
+            (r#"{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}"#, "tensor a is there twice"),
+            ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a Git-LFS pointer"),
+            ("", "not an index of shards"),
         ] {
             std::fs::write(&index, json).unwrap();
             assert!(refusal(folder).contains(words), "{json}: {}", refusal(folder));
         }
+    });
+}
+
+#[test]
+fn files_of_other_kinds_are_called_what_they_are() {
+    in_folder(|folder| {
+        let refusal = |path: &Path| Checkpoint::open(path).unwrap_err().to_string();
+        let pointer = folder.join("pointer.safetensors");
+        std::fs::write(&pointer, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n").unwrap();
+        assert!(refusal(&pointer).ends_with("a Git-LFS pointer, not the file itself; run `git lfs pull`"));
+        let gguf = folder.join("gguf").join("model.gguf");
+        std::fs::create_dir(gguf.parent().unwrap()).unwrap();
+        std::fs::write(&gguf, "GGUF\x03\0\0\0").unwrap();
+        assert!(refusal(&gguf).contains("a GGUF file"));
+        assert!(refusal(gguf.parent().unwrap()).contains("GGUF files of llama.cpp"));
+        assert!(refusal(Path::new("no-such-organisation/model")).contains("hf download no-such-organisation/model"));
+        assert!(!refusal(&folder.join("no-such/model")).contains("hf download"));
+    });
+}
+
+/// Each would fill memory or wait for ever.
+#[cfg(unix)]
+#[test]
+fn pipes_and_devices_are_never_read() {
+    in_folder(|folder| {
+        let index = folder.join(INDEX_NAME);
+        let pipe = folder.join("pipe.json");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for source in [Path::new("/dev/zero"), &pipe] {
+            std::os::unix::fs::symlink(source, &index).unwrap();
+            for path in [folder, &index] {
+                let message = Checkpoint::open(path).unwrap_err().to_string();
+                assert!(message.contains("not a regular file"), "{message}");
+            }
+            let message = nvfp4::shape::find(index.to_str().unwrap()).unwrap_err().to_string();
+            assert!(message.contains("not a regular file"), "{message}");
+            std::fs::remove_file(&index).unwrap();
+        }
+        // A file of a terabyte that takes no room.
+        std::fs::File::create(&index).unwrap().set_len(1 << 40).unwrap();
+        assert!(Checkpoint::open(folder).unwrap_err().to_string().contains("over 100000000 bytes"));
+        assert!(nvfp4::shape::read(&index).unwrap_err().to_string().contains("over 16777216 bytes"));
+    });
+}
+
+#[test]
+fn a_name_in_two_shards_is_an_error() {
+    in_folder(|folder| {
+        let index = experts(Format::ModelOpt).write_sharded(folder, 2);
+        let mut second = Tensors::default();
+        for (name, tensor) in TensorFile::open(&folder.join(shard_name(1, 2))).unwrap().tensors() {
+            second.set(name, raw(tensor.dtype, tensor.shape, tensor.data));
+        }
+        let first = TensorFile::open(&folder.join(shard_name(0, 2))).unwrap();
+        let (name, tensor) = first.tensors().next().unwrap();
+        second.set(name, raw(tensor.dtype, tensor.shape, tensor.data)).write(&folder.join("second"));
+        std::fs::rename(folder.join("second"), folder.join(shard_name(1, 2))).unwrap();
+        let error = Checkpoint::open(&index).unwrap_err().to_string();
+        assert!(error.contains(&format!("{name}: it is in ")) && error.contains("too; remove one"), "{error}");
     });
 }
 

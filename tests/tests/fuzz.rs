@@ -194,17 +194,46 @@ fn model() -> Tensors {
     tensors
 }
 
+/// A model of fused experts, and of experts under names that few families use.
+fn fused_model() -> Tensors {
+    let names = ["gate_proj", "up_proj", "down_proj"];
+    let bytes = |shape: &[usize]| raw(Dtype::U8, shape, &vec![0x22; shape.iter().product()]);
+    let bf16 = |shape: &[usize]| raw(Dtype::BF16, shape, &vec![0x3F; 2 * shape.iter().product::<usize>()]);
+    let mut tensors = Tensors::default();
+    // Llama 4 and Qwen3-VL-MoE; gpt-oss.
+    tensors.set("model.layers.0.feed_forward.experts.gate_up_proj", bf16(&[2, 16, 16]));
+    tensors.set("model.layers.0.feed_forward.experts.down_proj", bf16(&[2, 8, 16]));
+    tensors.set("model.layers.0.feed_forward.experts.gate_up_proj_bias", bf16(&[2, 16]));
+    tensors.set("model.layers.1.mlp.experts.gate_up_proj_blocks", bytes(&[2, 16, 1, 16]));
+    tensors.set("model.layers.1.mlp.experts.gate_up_proj_scales", bytes(&[2, 16, 1]));
+    tensors.set("model.layers.1.mlp.experts.gate_up_proj_bias", bf16(&[2, 16]));
+    tensors.set("model.layers.1.mlp.experts.down_proj_blocks", bytes(&[2, 8, 1, 16]));
+    tensors.set("model.layers.1.mlp.experts.down_proj_scales", bytes(&[2, 8, 1]));
+    // DeepSeek's blocks of FP8, and its fourth's MXFP4.
+    let fp8 = raw(Dtype::F8_E4M3, &[8, 16], &[0x38; 128]);
+    tensors.set("model.layers.2.mlp.experts.0.gate_proj.weight", fp8);
+    tensors.set("model.layers.2.mlp.experts.0.gate_proj.weight_scale_inv", f32s(&[1, 1], &[0.5]));
+    tensors.set("layers.3.ffn.experts.0.w1.weight", raw(Dtype::I8, &[8, 16], &[0x22; 128]));
+    tensors.set("layers.3.ffn.experts.0.w1.scale", raw(Dtype::F8_E8M0, &[8, 1], &[0x7F; 8]));
+    // Below the layer, and behind the projection.
+    tensors.set_experts("model.layers.4", names, Format::ModelOpt, 1);
+    for name in names {
+        tensors.set_nvfp4(&format!("model.layers.5.mlp.experts.{name}.0"), Format::CompressedTensors, [16, 16], 3);
+    }
+    tensors
+}
+
 /// Does all that can be done with a model.
 fn use_model(path: &Path, out: &Path) {
     let inspection = Inspection::of(path);
-    inspection.problems.iter().for_each(check_message);
+    inspection.problems.iter().for_each(|problem| check_message(&problem.error));
     if let Some(activations) = check(Activations::open(path)) {
         for scales in [&[None, Some(0.5)][..], &[]] {
             check(activations.quantize(scales));
         }
     }
     let Some(checkpoint) = check(Checkpoint::open(path)) else { return };
-    for layer in 0..3 {
+    for layer in 0..6 {
         for op in [Op::Gated, Op::Plain] {
             check(checkpoint.layer(layer, op));
         }
@@ -225,9 +254,9 @@ fn use_model(path: &Path, out: &Path) {
 fn mutated_model_files_are_read_or_refused() {
     let folder = folder();
     let (path, out) = (folder.path().join("m.safetensors"), folder.path().join("out"));
-    let original = model().to_bytes();
+    let originals = [model().to_bytes(), fused_model().to_bytes()];
     fuzz(|rng| {
-        let mut file = original.clone();
+        let mut file = originals.choose(rng).expect("there are some").clone();
         for _ in 0..times(rng) {
             mutate_safetensors(&mut file, rng);
         }
@@ -263,6 +292,38 @@ fn mutated_indices_and_shards_are_read_or_refused() {
         std::fs::write(&index, &text).unwrap();
         std::fs::write(&shard, &file).unwrap();
         use_model(&sharded, &out);
+    });
+}
+
+#[test]
+fn mutated_configurations_are_read_or_refused() {
+    let folder = folder();
+    let (folder, out) = (folder.path().join("in"), folder.path().join("out"));
+    std::fs::create_dir(&folder).unwrap();
+    model().write_sharded(&folder, 2);
+    let weights = json!({"num_bits": 4, "type": "float", "group_size": 16});
+    let originals = [
+        json!({"hidden_act": "silu", "num_hidden_layers": 3, "num_experts": 2, "quantization_config": {
+            "quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head", "model.*.gate", "re:a("],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": weights}}}}),
+        json!({"text_config": {"hidden_activation": "silu", "num_local_experts": 1, "swiglu_limit": null},
+            "quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+            "config_groups": {"group_0": {"weights": weights, "input_activations": {"dynamic": "local"}}}}}),
+        json!({"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head", "**a*"]}}),
+    ];
+    fuzz(|rng| {
+        for name in ["config.json", "hf_quant_config.json"] {
+            let mut document = originals.choose(rng).expect("there are some").clone();
+            for _ in 0..times(rng) {
+                mutate_json(&mut document, rng);
+            }
+            let mut text = document.to_string().into_bytes();
+            for _ in 0..rng.random_range(0..2) {
+                mutate_bytes(&mut text, rng);
+            }
+            std::fs::write(folder.join(name), &text).unwrap();
+        }
+        use_model(&folder, &out);
     });
 }
 

@@ -71,7 +71,9 @@ impl Activations {
             end = rows.end;
             hidden.quantize_rows(rows, self.k, input_scale.unwrap_or(global)).map_err(at_hidden)
         });
-        groups.collect()
+        let groups = groups.collect::<Result<_, _>>()?;
+        self.file.check_unchanged()?;
+        Ok(groups)
     }
 }
 

@@ -16,7 +16,7 @@ use safetensors::tensor::TensorInfo;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
 use crate::error::Error;
-use crate::files::open_regular;
+use crate::files::{foreign_kind, open_regular};
 use crate::signals::Guarded;
 
 /// Bytes in front of the header that hold its length, a little-endian u64.
@@ -219,6 +219,10 @@ impl<'de> Deserialize<'de> for Header {
 
 /// Reads and checks the header of a file; also returns where the data starts.
 fn parse(file: &[u8]) -> Result<(usize, Header), Error> {
+    parse_header(file).map_err(|error| foreign_kind(file).map_or(error, |kind| Error::Invalid(kind.into())))
+}
+
+fn parse_header(file: &[u8]) -> Result<(usize, Header), Error> {
     let truncated = || Error::Safetensors("it is cut off within its header".into());
     let (length, rest) = file.split_first_chunk::<LENGTH_BYTES>().ok_or_else(truncated)?;
     let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
@@ -321,6 +325,23 @@ mod tests {
         assert!(refusal(twice, 4).contains("tensor a is there twice"));
         let overlap = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}"#;
         assert!(refusal(overlap, 6).contains("tensor b is at bytes 2 to 6, expected from 4 on"));
+    }
+
+    #[test]
+    fn files_of_other_kinds_are_called_what_they_are() {
+        for (bytes, words) in [
+            (&b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"[..], "a Git-LFS pointer"),
+            (b"GGUF\x03\0\0\0", "a GGUF file"),
+            (b"PK\x03\x04\0\0\0\0\0", "a zip archive"),
+            (b"<!DOCTYPE html>", "a web page"),
+        ] {
+            let message = parse(bytes).err().expect("refused").to_string();
+            assert!(message.starts_with(words), "{message}");
+        }
+        // The length of this header is the number that a zip archive begins with.
+        let mut valid = [&u64::from(u32::from_le_bytes(*b"PK\x03\x04")).to_le_bytes()[..], b"{}"].concat();
+        valid.resize(8 + 0x0403_4B50, b' ');
+        assert!(parse(&valid).is_ok());
     }
 
     #[test]

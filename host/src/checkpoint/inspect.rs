@@ -1,13 +1,17 @@
-//! What NVFP4 weights a model has, and everything that is wrong with them.
+//! What quantised weights a model has, which of them run, and everything that is wrong with them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use rayon::prelude::*;
 
-use super::{Checkpoint, Format, Quantized};
+use super::layer::{Block, Kind, ranges};
+use super::model_config::ModelConfig;
+use super::names::{self, Aside, Projection, Role, natural, without_expert};
+use super::{Checkpoint, Dtype, Format, Quantized, Tensor, floats};
 use crate::error::Error;
 use crate::format::e4m3;
+use crate::problem::Op;
 
 /// What there is in a model.
 #[derive(Debug)]
@@ -18,8 +22,33 @@ pub struct Inspection {
     pub tensors: usize,
     /// Its NVFP4 weights, experts that are alike in one entry, in the order of the layers.
     pub weights: Vec<Weight>,
+    /// Its other weights that are quantised, or are projections of feed-forward blocks, likewise.
+    pub others: Vec<OtherWeight>,
     /// All that is wrong.
-    pub problems: Vec<Error>,
+    pub problems: Vec<Problem>,
+}
+
+/// Something that is wrong with a model, or might be.
+#[derive(Debug)]
+pub struct Problem {
+    /// What kind of problem, in a word that stays the same: [`Error::code`], or one of the inspection's own.
+    pub code: &'static str,
+    /// Whether it stops a layer from being run or served, rather than being worth knowing.
+    pub is_error: bool,
+    /// What is wrong, where, and what would be right.
+    pub error: Error,
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        Self { code: error.code(), is_error: true, error }
+    }
+}
+
+impl Problem {
+    fn new(code: &'static str, place: impl std::fmt::Display, what: String) -> Self {
+        Self { code, is_error: true, error: Error::Invalid(what).at(place) }
+    }
 }
 
 /// NVFP4 weights that differ in the number of their expert only.
@@ -35,12 +64,29 @@ pub struct Weight {
     pub k: usize,
     /// How many there are.
     pub count: usize,
+    /// The operation in which [`Checkpoint::layer`] gives them, or why it does not.
+    pub runs: Result<Op, String>,
     /// Their block scales.
     pub block_scales: Range,
     /// Their global scales, as factors.
     pub global_scales: Range,
     /// Their input scales, as factors, where they have them.
     pub input_scales: Option<Range>,
+}
+
+/// Weights of another type, which do not run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OtherWeight {
+    /// The name of the module, with `*` for the number of the expert.
+    pub module: String,
+    /// What they are: `FP8`, `MXFP4`, `BF16` …
+    pub kind: String,
+    /// The shape of the tensor that holds the values.
+    pub shape: Vec<usize>,
+    /// How many there are.
+    pub count: usize,
+    /// Why they do not run, and what to do.
+    pub why: &'static str,
 }
 
 /// The smallest and the largest of some numbers.
@@ -63,32 +109,46 @@ impl Range {
 }
 
 impl Inspection {
-    /// Opens a model as [`Checkpoint::open`] does and looks at every NVFP4 weight in it. What is wrong, even that there is
+    /// Opens a model as [`Checkpoint::open`] does and looks at every quantised weight in it. What is wrong, even that there is
     /// no such file, is among the problems.
     pub fn of(path: &Path) -> Self {
-        let (checkpoint, mut problems) = Checkpoint::survey(path);
+        let (checkpoint, errors) = Checkpoint::survey(path);
+        let mut problems: Vec<Problem> = errors.into_iter().map(Problem::from).collect();
         let modules: Vec<&str> = checkpoint.quantized_modules().into_iter().collect();
-        let surveyed: Vec<_> = modules.par_iter().map(|module| survey(&checkpoint, module)).collect();
-        let mut sizes = BTreeMap::new();
+        let blocks = checkpoint.blocks(None);
+        let config = ModelConfig::beside(&checkpoint);
+        let running = Running::of(&blocks, config.as_ref().ok().and_then(Option::as_ref));
+        let surveyed: Vec<_> = modules.par_iter().map(|module| survey(&checkpoint, module, &running)).collect();
+        let mut found = BTreeMap::new();
         let mut weights: BTreeMap<_, Weight> = BTreeMap::new();
         for (&module, surveyed) in modules.iter().zip(surveyed) {
             match surveyed {
                 Ok(weight) => {
-                    sizes.insert(module, Some([weight.n, weight.k]));
-                    let key = (in_order(&weight.module), weight.format.name(), weight.n, weight.k);
+                    let runs = weight.runs.as_ref().map_or_else(String::clone, |_| String::new());
+                    let key = (natural(&weight.module), weight.format.name(), weight.n, weight.k, runs);
+                    found.insert(module, Some(weight.clone()));
                     weights.entry(key).and_modify(|alike| alike.add(&weight)).or_insert(weight);
                 }
                 Err(errors) => {
-                    sizes.insert(module, None);
-                    problems.extend(errors);
+                    found.insert(module, None);
+                    problems.extend(errors.into_iter().map(Problem::from));
                 }
             }
         }
-        check_experts(&checkpoint, &sizes, &mut problems);
+        for block in &blocks {
+            check_block(&checkpoint, block, &found, &mut problems);
+        }
+        match config {
+            Ok(None) => {}
+            Ok(Some(config)) => check_config(&checkpoint, &config, &blocks, &found, &mut problems),
+            Err(error) => problems.push(error.into()),
+        }
+        problems.extend(checkpoint.check_unchanged().err().map(|error| Problem { code: "changed", ..error.into() }));
         Self {
             files: checkpoint.files().len(),
             tensors: checkpoint.names().count(),
             weights: weights.into_values().collect(),
+            others: others(&checkpoint, &found),
             problems,
         }
     }
@@ -106,80 +166,290 @@ impl Weight {
     }
 }
 
-fn survey(checkpoint: &Checkpoint, module: &str) -> Result<Weight, Vec<Error>> {
+/// The modules that [`Checkpoint::layer`] gives.
+struct Running {
+    /// In which operation.
+    modules: BTreeMap<String, Op>,
+    /// Why not, where the model's configuration is the reason.
+    not_gated: Option<String>,
+    not_at_all: Option<String>,
+}
+
+impl Running {
+    fn of(blocks: &[Block<'_>], config: Option<&ModelConfig>) -> Self {
+        let mut modules = BTreeMap::new();
+        for of_layer in blocks.chunk_by(|one, other| one.layer == other.layer) {
+            let of_kind = |kind| of_layer.iter().filter(move |block| block.kind == kind);
+            let kind = if of_kind(Kind::Routed).count() > 0 { Kind::Routed } else { Kind::Dense };
+            if kind == Kind::Dense && of_kind(Kind::Fused).count() > 0 {
+                continue;
+            }
+            let mut chosen = of_kind(kind);
+            let (Some(block), None) = (chosen.next(), chosen.next()) else { continue };
+            let (gates, ups) = (block.modules(Role::Gate), block.modules(Role::Up));
+            if !gates.is_empty() {
+                modules.extend(gates.into_iter().chain(ups).map(|module| (module, Op::Gated)));
+            }
+            modules.extend(block.modules(Role::Down).into_iter().map(|module| (module, Op::Plain)));
+        }
+        let refusal = |check: fn(&ModelConfig) -> Result<(), Error>| Some(check(config?).err()?.to_string());
+        let not_gated = refusal(ModelConfig::check_activation);
+        Self { modules, not_gated, not_at_all: refusal(ModelConfig::check_transforms) }
+    }
+
+    /// The operation of a module whose weight is in order, or why it has none.
+    fn operation(&self, module: &str) -> Result<Op, String> {
+        let op = *self.modules.get(module).ok_or_else(|| why_not(module).to_owned())?;
+        let refusal = self.not_at_all.as_ref().or(self.not_gated.as_ref().filter(|_| op == Op::Gated));
+        refusal.map_or(Ok(op), |refusal| Err(refusal.clone()))
+    }
+}
+
+fn survey(checkpoint: &Checkpoint, module: &str, running: &Running) -> Result<Weight, Vec<Error>> {
     let Quantized { format, matrix, input_scale } = checkpoint.survey_quantized(module)?;
     // Codes of scales are ordered as their values are.
     let codes = matrix.scales().iter().fold((e4m3::MAX_CODE, 0), |(min, max), &code| (min.min(code), max.max(code)));
+    let runs = match (running.operation(module), checkpoint.parts_not_computed(module).next()) {
+        (Ok(_), Some(part)) => return Err(vec![checkpoint.not_computed(part)]),
+        (Err(_), Some(part)) => Err(format!("it has {}, which is not computed", &part[module.len()..])),
+        (runs, None) => runs,
+    };
     Ok(Weight {
         module: without_expert(module),
         format,
         n: matrix.rows(),
         k: matrix.k(),
         count: 1,
+        runs,
         block_scales: Range { min: e4m3::decode(codes.0), max: e4m3::decode(codes.1) },
         global_scales: Range::of(matrix.global_scale()),
         input_scales: input_scale.map(Range::of),
     })
 }
 
-/// Where one expert's projection is NVFP4, those of all experts of its layer must be, and gate and up alike in shape.
-fn check_experts(checkpoint: &Checkpoint, sizes: &BTreeMap<&str, Option<[usize; 2]>>, problems: &mut Vec<Error>) {
-    for projections in checkpoint.expert_projections() {
-        let experts = match projections {
-            Ok(experts) => experts,
-            Err(error) => {
-                problems.push(error);
-                continue;
-            }
-        };
-        if !experts.iter().flatten().any(|module| sizes.contains_key(&module[..])) {
+/// Why a weight that is in order is in no layer that runs.
+fn why_not(module: &str) -> &'static str {
+    match (Aside::of(module), Projection::parse(module)) {
+        (Some(aside), _) => aside.name(),
+        (None, None) => "no projection of a feed-forward block",
+        (None, Some(projection)) => match (projection.expert, projection.role) {
+            (names::Expert::Shared, _) => "a shared expert, beside the routed ones",
+            (_, Role::GateUp) => "gate and up in one tensor",
+            (names::Expert::Dense, _) => "beside the routed experts, or without a gate",
+            _ => "without a gate, or in a layer that has two such blocks",
+        },
+    }
+}
+
+/// What the experts of a block must have in common. Where one's projection is NVFP4, those of all must be.
+fn check_block(
+    checkpoint: &Checkpoint,
+    block: &Block<'_>,
+    found: &BTreeMap<&str, Option<Weight>>,
+    problems: &mut Vec<Problem>,
+) {
+    let at = |module: &str| super::place(checkpoint.path(), module);
+    if let Err(error) = block.check() {
+        problems.push(error.at(checkpoint.path().display()).into());
+        return;
+    }
+    let (gates, ups, downs) = (block.modules(Role::Gate), block.modules(Role::Up), block.modules(Role::Down));
+    for modules in [&[&gates, &ups][..], &[&downs]] {
+        let modules: Vec<&String> = modules.iter().copied().flatten().collect();
+        if !modules.iter().any(|module| found.contains_key(&module[..])) {
             continue;
         }
-        for modules in &experts {
-            for module in modules.iter().filter(|module| !sizes.contains_key(&module[..])) {
-                problems.extend(checkpoint.quantized(module).err());
-            }
-            if let [gate, up] = &modules[..]
-                && let (Some(Some(expected)), Some(Some(got))) = (sizes.get(&gate[..]), sizes.get(&up[..]))
-                && got != expected
-            {
-                let what = format!("it is {got:?} and {gate} is {expected:?}; both must have one shape");
-                problems.push(Error::Invalid(what).at(super::place(checkpoint.path(), up)));
-            }
+        for module in modules.iter().filter(|module| !found.contains_key(&module[..])) {
+            problems.extend(checkpoint.quantized(module).err().map(Problem::from));
+        }
+        // Servers that quantise activations want a scale for all of them or for none.
+        let sound: Vec<(&str, &Weight)> =
+            modules.iter().filter_map(|module| Some((&module[..], found.get(&module[..])?.as_ref()?))).collect();
+        let without = sound.iter().filter(|(_, weight)| weight.input_scales.is_none());
+        if let (Some((first, _)), count) = (without.clone().next(), without.count())
+            && count < sound.len()
+        {
+            let what = format!(
+                "{count} of {} such weights of layer {} have no input scale, this the first; calibrate all of them or none",
+                sound.len(),
+                block.layer
+            );
+            problems.push(Problem::new("input-scales-partly-missing", at(first), what));
+        }
+    }
+    for (gate, up) in gates.iter().zip(&ups) {
+        let (Some(Some(expected)), Some(Some(got))) = (found.get(&gate[..]), found.get(&up[..])) else { continue };
+        let ([n, k], [expected_n, expected_k]) = ([got.n, got.k], [expected.n, expected.k]);
+        if [n, k] != [expected_n, expected_k] {
+            let what = format!("it is [{n}, {k}] and {gate} is [{expected_n}, {expected_k}]; both must have one shape");
+            problems.push(Problem::new("unequal-shapes", at(up), what));
+        }
+    }
+    let scale = |module: &str| Some(found.get(module)?.as_ref()?.global_scales.max);
+    let pairs = gates.iter().zip(&ups).filter_map(|(gate, up)| Some((up, scale(gate)?, scale(up)?)));
+    let unequal: Vec<_> = pairs.filter(|(_, gate, up)| gate != up).collect();
+    if let Some((up, of_gate, of_up)) = unequal.first() {
+        let what = format!(
+            "its global scale is {of_up:e} and gate's is {of_gate:e}, as in {} of {} experts; this library keeps them \
+             apart, servers that merge them take one for both",
+            unequal.len(),
+            gates.len()
+        );
+        problems.push(Problem { is_error: false, ..Problem::new("unequal-global-scales", at(up), what) });
+    }
+}
+
+/// What the configuration says and the tensors do not.
+fn check_config(
+    checkpoint: &Checkpoint,
+    config: &ModelConfig,
+    blocks: &[Block<'_>],
+    found: &BTreeMap<&str, Option<Weight>>,
+    problems: &mut Vec<Problem>,
+) {
+    let mut wrong = |code, what| problems.push(Problem::new(code, config.path().display(), what));
+    let first = found.iter().find_map(|(module, weight)| Some((*module, weight.as_ref()?)));
+    if let Some((module, weight)) = first {
+        match config.format() {
+            None if config.quantisation().is_none() => wrong(
+                "config-without-quantisation",
+                format!("it says nothing of a quantisation, and {module} is NVFP4; servers would not load it"),
+            ),
+            Some(format) if format != weight.format => wrong(
+                "config-format",
+                format!("it is for {}, and {module} is named as {} does", format.name(), weight.format.name()),
+            ),
+            None => wrong("config-format", format!("its quantisation is another one, and {module} is NVFP4")),
+            Some(_) => {}
+        }
+        if let Some(what) = config.contradiction() {
+            wrong("config-quantisation", what);
+        }
+        let sound = || found.iter().filter_map(|(module, weight)| Some((*module, weight.as_ref()?)));
+        let excluded = || sound().filter_map(|(module, _)| Some((module, config.excluding(module)?)));
+        if let Some((module, entry)) = excluded().next() {
+            let count = excluded().count();
+            wrong(
+                "config-exclusion",
+                format!("{entry:?} excludes {module} from quantisation, which is NVFP4 ({count} such)"),
+            );
+        }
+        if config.quantises_activations() && sound().all(|(_, weight)| weight.input_scales.is_none()) {
+            let what = "it asks for quantised activations, and no weight has an input scale; W4A16_NVFP4 wants none";
+            wrong("config-input-scales", what.into());
+        }
+    } else if config.format().is_some() && config.contradiction().is_none() && found.is_empty() && config.says_nvfp4() {
+        wrong("config-quantisation", "it says that the model is NVFP4, and no weight is".into());
+    }
+    check_config_sizes(checkpoint, config, blocks, &mut wrong);
+}
+
+/// Numbers of layers and of experts.
+fn check_config_sizes(
+    checkpoint: &Checkpoint,
+    config: &ModelConfig,
+    blocks: &[Block<'_>],
+    wrong: &mut impl FnMut(&'static str, String),
+) {
+    let layers = checkpoint.layers();
+    if let (Some((key, expected)), false) = (config.number(&["num_hidden_layers", "n_layer"]), layers.is_empty()) {
+        // Layers that draft tokens are counted on.
+        let drafts = config.number(&["num_nextn_predict_layers", "num_mtp_layers"]).map_or(0, |(_, count)| count);
+        let missing: BTreeSet<usize> = (0..expected.min(1 << 16)).filter(|layer| !layers.contains(layer)).collect();
+        if !missing.is_empty() {
+            wrong(
+                "config-layers",
+                format!("{key} is {expected}, and there are no tensors of layers {}", ranges(&missing)),
+            );
+        }
+        let more: BTreeSet<usize> =
+            layers.iter().copied().filter(|&layer| layer >= expected.saturating_add(drafts)).collect();
+        if !more.is_empty() {
+            wrong("config-layers", format!("{key} is {expected}, and there are tensors of layers {}", ranges(&more)));
+        }
+    }
+    let keys = ["n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"];
+    if let Some((key, expected)) = config.number(&keys) {
+        let differs = |block: &&Block<'_>| block.kind == Kind::Routed && block.numbers() != expected;
+        if let Some(block) = blocks.iter().find(differs) {
+            wrong(
+                "config-experts",
+                format!("{key} is {expected}, and layer {} has {} experts", block.layer, block.numbers()),
+            );
         }
     }
 }
 
-/// A module's name with `*` for the number of its expert.
-fn without_expert(module: &str) -> String {
-    let mut after_experts = false;
-    let parts = module.split('.').map(|part| {
-        let is_number = after_experts && part.parse::<usize>().is_ok();
-        after_experts = part == "experts";
-        if is_number { "*" } else { part }
-    });
-    parts.collect::<Vec<_>>().join(".")
+/// The weights that are not NVFP4, if they are quantised otherwise or are projections of feed-forward blocks.
+fn others(checkpoint: &Checkpoint, found: &BTreeMap<&str, Option<Weight>>) -> Vec<OtherWeight> {
+    let mut others: BTreeMap<_, OtherWeight> = BTreeMap::new();
+    for name in checkpoint.names() {
+        let Some(tensor) = checkpoint.tensor(name) else { continue };
+        let Some((module, kind, why)) = other_kind(checkpoint, name, tensor) else { continue };
+        if found.contains_key(module) {
+            continue;
+        }
+        let (module, shape) = (without_expert(module), tensor.shape.to_vec());
+        let key = (natural(&module), kind.clone(), shape.clone());
+        let other = others.entry(key).or_insert(OtherWeight { module, kind, shape, count: 0, why });
+        other.count += 1;
+    }
+    others.into_values().collect()
 }
 
-/// A key that orders names by the numbers in them, 9 before 10.
-fn in_order(name: &str) -> Vec<(Option<usize>, String)> {
-    name.split('.').map(|part| (part.parse().ok(), part.to_owned())).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_number_of_an_expert_is_left_out() {
-        assert_eq!(without_expert("model.layers.3.mlp.experts.12.w1"), "model.layers.3.mlp.experts.*.w1");
-        assert_eq!(without_expert("model.layers.3.mlp.shared_experts.w1"), "model.layers.3.mlp.shared_experts.w1");
+/// The module of a tensor of values, what they are, and why they do not run.
+fn other_kind<'n>(
+    checkpoint: &Checkpoint,
+    name: &'n str,
+    tensor: Tensor<'_>,
+) -> Option<(&'n str, String, &'static str)> {
+    const QUANTISE: &str = "`nvfp4 quantize` makes it NVFP4";
+    const UNKNOWN: &str = "only NVFP4 weights run; start from a model that is not quantised this way";
+    const FUSED: &str = "all experts in one tensor; `nvfp4 quantize` takes them apart if they are not quantised yet";
+    let dtype = |name: &str| checkpoint.tensor(name).map(|tensor| tensor.dtype);
+    if let Some(module) = name.strip_suffix("_blocks")
+        && tensor.dtype == Dtype::U8
+        && dtype(&format!("{module}_scales")).is_some()
+    {
+        return Some((module, "MXFP4".into(), QUANTISE));
     }
-
-    #[test]
-    fn layers_are_in_the_order_of_their_numbers() {
-        let mut names = ["layers.10.a", "layers.9.b", "layers.9.a", "head"];
-        names.sort_by_key(|name| in_order(name));
-        assert_eq!(names, ["head", "layers.9.a", "layers.9.b", "layers.10.a"]);
+    for suffix in [".qweight", ".weight_packed"] {
+        if let Some(module) = name.strip_suffix(suffix) {
+            return Some(match tensor.dtype {
+                Dtype::U8 | Dtype::I8 | Dtype::F4 => (module, "MXFP4".into(), QUANTISE),
+                _ => (module, format!("integers packed in {}", tensor.dtype), UNKNOWN),
+            });
+        }
     }
+    let module = name.strip_suffix(".weight");
+    let scale = |suffix: &str| module.and_then(|module| dtype(&format!("{module}{suffix}")));
+    let projection = Projection::parse(name).filter(|projection| [".weight", ""].contains(&projection.part));
+    let fused = projection.is_some_and(|projection| projection.expert == names::Expert::Fused);
+    let module = module.or(projection.map(|projection| projection.module))?;
+    let has_global = dtype(&format!("{module}_weight_scale_2")).is_some()
+        || dtype(&format!("{module}_weight_global_scale")).is_some();
+    Some(match tensor.dtype {
+        Dtype::U8 if fused && has_global => (module, "NVFP4".into(), FUSED),
+        Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::F8_E4M3FNUZ | Dtype::F8_E5M2FNUZ => {
+            let in_blocks = scale(".weight_scale_inv").is_some() || scale(".scale").is_some();
+            (module, if in_blocks { "FP8 in blocks" } else { "FP8" }.into(), QUANTISE)
+        }
+        Dtype::U8 | Dtype::I8 | Dtype::F4
+            if [scale(".scale"), scale(".weight_scale")]
+                .iter()
+                .flatten()
+                .any(|dtype| [Dtype::F8_E8M0, Dtype::U8].contains(dtype)) =>
+        {
+            (module, "MXFP4".into(), QUANTISE)
+        }
+        Dtype::I8 if scale(".weight_scale").is_some() => (module, "INT8".into(), UNKNOWN),
+        dtype if floats::DTYPES.contains(&dtype) => {
+            projection?;
+            (module, dtype.to_string(), if fused { FUSED } else { QUANTISE })
+        }
+        dtype => {
+            projection?;
+            (module, dtype.to_string(), UNKNOWN)
+        }
+    })
 }

@@ -1,30 +1,17 @@
-//! The experts of a layer, found by the names that models of different families give them.
+//! The experts of a layer as weights that run. What is not understood of their block is refused: it would change what they
+//! compute.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
 
+use super::model_config::ModelConfig;
+use super::names::{self, Aside, Projection, Role};
 use super::{Checkpoint, Quantized};
 use crate::error::Error;
 use crate::problem::{Expert, Op, Weights};
 
 const DOWNLOAD: &str = "download the model again";
-
-/// What stands before the number of a layer: plain models, and two ways to wrap one into a multimodal model.
-const PREFIXES: [&str; 3] = ["model.layers.", "model.language_model.layers.", "language_model.model.layers."];
-
-/// How a family of models names the feed-forward block of a layer and the projections in it.
-struct Family {
-    block: &'static str,
-    gate: &'static str,
-    up: &'static str,
-    down: &'static str,
-}
-
-const FAMILIES: [Family; 2] = [
-    Family { block: ".mlp.", gate: "gate_proj", up: "up_proj", down: "down_proj" },
-    Family { block: ".block_sparse_moe.", gate: "w1", up: "w3", down: "w2" },
-];
 
 /// The weights of a layer, in place in the mapped files.
 #[derive(Clone, Debug)]
@@ -34,117 +21,275 @@ pub struct Layer<'a> {
     /// For each expert the global scale that its activations were calibrated for, where the model has one: the larger of
     /// gate's and up's, which read the same activations.
     pub input_scales: Vec<Option<f32>>,
+    /// What the weights are called, with `*` for the number of the expert: `model.layers.3.mlp.experts.*.down_proj`.
+    pub modules: Vec<String>,
 }
 
-/// For each expert, the modules that read the same activations.
-pub(super) type Projections = Vec<Vec<String>>;
+/// Whose projections a block has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    /// Experts that a router chooses, each with tensors of its own.
+    Routed,
+    /// The same in one tensor.
+    Fused,
+    /// A layer without experts, or the block beside them.
+    Dense,
+    /// Experts that every token passes.
+    Shared,
+}
+
+impl Kind {
+    fn of(expert: names::Expert) -> Self {
+        match expert {
+            names::Expert::Routed(_) => Self::Routed,
+            names::Expert::Fused => Self::Fused,
+            names::Expert::Dense => Self::Dense,
+            names::Expert::Shared => Self::Shared,
+        }
+    }
+}
+
+/// Projections of one kind in one block of one layer.
+#[derive(Debug)]
+pub(super) struct Block<'n> {
+    stack: &'n str,
+    pub layer: usize,
+    name: &'n str,
+    pub kind: Kind,
+    /// The numbers of routed experts.
+    numbers: BTreeSet<usize>,
+    /// What stands before and behind the number of the expert in the names of the modules of each role.
+    modules: BTreeMap<Role, BTreeSet<(&'n str, &'n str)>>,
+}
+
+impl Block<'_> {
+    /// For each expert, the module of this role.
+    pub(super) fn modules(&self, role: Role) -> Vec<String> {
+        let Some((before, after)) = self.modules.get(&role).and_then(BTreeSet::first) else { return Vec::new() };
+        match self.kind {
+            Kind::Routed => self.numbers.iter().map(|number| format!("{before}{number}{after}")).collect(),
+            _ => vec![(*before).to_owned()],
+        }
+    }
+
+    /// How many routed experts there are.
+    pub(super) fn numbers(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// The module of this role with `*` for the number of the expert.
+    fn pattern(&self, role: Role) -> Option<String> {
+        let (before, after) = self.modules.get(&role)?.first()?;
+        Some(if self.kind == Kind::Routed { format!("{before}*{after}") } else { (*before).to_owned() })
+    }
+
+    /// What stands before all that belongs to it alone.
+    fn prefix(&self) -> String {
+        let Self { stack, layer, name, .. } = self;
+        match (name.is_empty(), self.kind) {
+            (false, _) => format!("{stack}{layer}.{name}."),
+            (true, Kind::Dense) => self.modules.values().flatten().next().map_or("", |(before, _)| before).to_owned(),
+            (true, _) => format!("{stack}{layer}.experts."),
+        }
+    }
+
+    /// Refuses what no layer is: an expert that is missing, a projection under two names.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        // No more numbers are looked at than there are experts.
+        if let Some(missing) = (0..self.numbers.len()).find(|expert| !self.numbers.contains(expert)) {
+            let name = format!("expert {missing} of layer {}", self.layer);
+            return Err(Error::Missing { name, remedy: DOWNLOAD.into() });
+        }
+        for modules in self.modules.values() {
+            if let [(one, _), (other, _), ..] = modules.iter().collect::<Vec<_>>()[..] {
+                let what = format!("{one}… and {other}… are the same projection; export the model again");
+                return Err(Error::Invalid(what));
+            }
+        }
+        Ok(())
+    }
+}
 
 impl Checkpoint {
-    /// The experts of a layer: gate and up projections for [`Op::Gated`], down projections for [`Op::Plain`].
+    /// The experts of a layer: gate and up projections for [`Op::Gated`], down projections for [`Op::Plain`]. A layer with
+    /// routed experts is those; one without is one expert.
     ///
     /// # Errors
-    /// If there is no such layer (the message says which there are), an expert or a part of one is missing, or a
-    /// tensor is wrong.
+    /// If there is no such layer (the message says which there are), an expert or a part of one is missing, a tensor is
+    /// wrong, the block has a tensor that would change the result and is not computed (a bias, a scale for the activations, one
+    /// that is unknown), or the model's `config.json` asks for another activation than SiLU.
     pub fn layer(&self, layer: usize, op: Op) -> Result<Layer<'_>, Error> {
-        let (block, family) = self.feed_forward(layer)?;
-        let blocks = self.expert_blocks(layer, &block)?;
-        let experts = blocks.par_iter().map(|block| self.expert(block, family, op)).collect::<Result<Vec<_>, _>>()?;
+        let at = |error: Error| error.at(self.path().display());
+        let block = self.feed_forward(layer).map_err(at)?;
+        block.check().map_err(at)?;
+        let roles = roles_of(op);
+        let modules = roles.iter().map(|&role| block.pattern(role)).collect::<Option<Vec<_>>>();
+        let modules = modules.ok_or_else(|| at(lacks_a_role(&block, roles)))?;
+        self.check_understood(&block, roles)?;
+        if let Some(config) = ModelConfig::beside(self)? {
+            config.check_transforms()?;
+            if op == Op::Gated {
+                config.check_activation()?;
+            }
+        }
+        let of_roles: Vec<Vec<String>> = roles.iter().map(|&role| block.modules(role)).collect();
+        let experts = (0..of_roles[0].len()).into_par_iter().map(|expert| {
+            let projections: Result<Vec<_>, _> =
+                of_roles.iter().map(|modules| self.quantized(&modules[expert])).collect();
+            projections.map(as_expert)
+        });
+        let experts = experts.collect::<Result<Vec<_>, _>>()?;
         let (experts, input_scales) = experts.into_iter().unzip();
         let place = |error: Error| error.at(format_args!("{}: layer {layer}", self.path().display()));
-        Ok(Layer { weights: Weights::new(op, experts).map_err(place)?, input_scales })
+        Ok(Layer { weights: Weights::new(op, experts).map_err(place)?, input_scales, modules })
     }
 
     /// One weight as a layer of one expert, for [`Op::Plain`].
     ///
     /// # Errors
-    /// If a part of it is missing or wrong.
+    /// If a part of it is missing or wrong, or it has a part that is not computed.
     pub fn single(&self, module: &str) -> Result<Layer<'_>, Error> {
+        if let Some(part) = self.parts_not_computed(module).next() {
+            return Err(self.not_computed(part));
+        }
         let Quantized { matrix, input_scale, .. } = self.quantized(module)?;
         let weights = Weights::new(Op::Plain, vec![Expert::Plain(matrix)]).map_err(|error| error.at(module))?;
-        Ok(Layer { weights, input_scales: vec![input_scale] })
+        Ok(Layer { weights, input_scales: vec![input_scale], modules: vec![module.to_owned()] })
     }
 
-    /// What stands before the projections of each expert, of which none may be missing.
-    fn expert_blocks(&self, layer: usize, block: &str) -> Result<Vec<String>, Error> {
-        let experts = self.numbers_under(&format!("{block}experts."));
-        if let Some(missing) = (0..experts.len()).find(|expert| !experts.contains(expert)) {
-            let name = format!("expert {missing} of layer {layer}");
-            return Err(Error::Missing { name, remedy: DOWNLOAD.into() }.at(self.path().display()));
-        }
-        Ok(match experts.len() {
-            0 => vec![block.to_owned()],
-            count => (0..count).map(|expert| format!("{block}experts.{expert}.")).collect(),
-        })
-    }
-
-    fn expert(&self, block: &str, family: &Family, op: Op) -> Result<(Expert<'_>, Option<f32>), Error> {
-        let projection = |name| self.quantized(&format!("{block}{name}"));
-        match op {
-            Op::Gated => {
-                let (gate, up) = (projection(family.gate)?, projection(family.up)?);
-                let input_scale = gate.input_scale.into_iter().chain(up.input_scale).reduce(f32::max);
-                Ok((Expert::Gated { gate: gate.matrix, up: up.matrix }, input_scale))
+    /// The block of a layer that runs: its routed experts, or else its one dense block.
+    fn feed_forward(&self, layer: usize) -> Result<Block<'_>, Error> {
+        let blocks = self.blocks(Some(layer));
+        let has = |kind| blocks.iter().any(|block| block.kind == kind);
+        let kind = if has(Kind::Routed) { Kind::Routed } else { Kind::Dense };
+        if has(kind) && !(kind == Kind::Dense && has(Kind::Fused)) {
+            let mut chosen: Vec<_> = blocks.into_iter().filter(|block| block.kind == kind).collect();
+            if let [one, other, ..] = &chosen[..] {
+                let what = format!(
+                    "layer {layer} has two blocks, {} and {}; which to run is not known",
+                    one.prefix(),
+                    other.prefix()
+                );
+                return Err(Error::Invalid(what));
             }
-            Op::Plain => {
-                let down = projection(family.down)?;
-                Ok((Expert::Plain(down.matrix), down.input_scale))
-            }
+            return Ok(chosen.remove(0));
         }
-    }
-
-    /// What stands before `experts.` or a projection in the names of a layer.
-    fn feed_forward(&self, layer: usize) -> Result<(String, &'static Family), Error> {
-        for prefix in PREFIXES {
-            for family in &FAMILIES {
-                let block = format!("{prefix}{layer}{}", family.block);
-                let dense = self.names_under(&format!("{block}{}.", family.gate)).next().is_some();
-                if dense || !self.numbers_under(&format!("{block}experts.")).is_empty() {
-                    return Ok((block, family));
-                }
-            }
-        }
-        let layers: BTreeSet<usize> = PREFIXES.iter().flat_map(|prefix| self.numbers_under(prefix)).collect();
+        let layers = self.layers();
         let remedy = if layers.contains(&layer) {
             "it needs experts stored apart (mlp.experts.E.gate_proj, block_sparse_moe.experts.E.w1) or a dense \
-             mlp.gate_proj; fused experts are not read"
+             mlp.gate_proj; fused experts are not read: `nvfp4 quantize` takes them apart"
                 .to_owned()
         } else if layers.is_empty() {
             "give a model with tensors named model.layers.L.…".to_owned()
         } else {
             format!("there are layers {}", ranges(&layers))
         };
-        let name = format!("a feed-forward block of layer {layer}");
-        Err(Error::Missing { name, remedy }.at(self.path().display()))
+        Err(Error::Missing { name: format!("a feed-forward block of layer {layer}"), remedy })
     }
 
-    /// The projections that must be NVFP4 together: gate and up of every expert of a layer, and down of every expert.
-    ///
-    /// # Errors
-    /// For each layer of which an expert is missing.
-    pub(super) fn expert_projections(&self) -> Vec<Result<Projections, Error>> {
-        let layers: BTreeSet<usize> = PREFIXES.iter().flat_map(|prefix| self.numbers_under(prefix)).collect();
-        let mut all = Vec::new();
-        for layer in layers {
-            let Ok((block, family)) = self.feed_forward(layer) else { continue };
-            match self.expert_blocks(layer, &block) {
-                Ok(blocks) => all.extend([&[family.gate, family.up][..], &[family.down]].map(|names| {
-                    Ok(blocks.iter().map(|block| names.iter().map(|name| format!("{block}{name}")).collect()).collect())
-                })),
-                Err(error) => all.push(Err(error)),
+    /// The feed-forward blocks of the language model, or those of one layer of it, in order.
+    pub(super) fn blocks(&self, only: Option<usize>) -> Vec<Block<'_>> {
+        let mut blocks: BTreeMap<_, Block<'_>> = BTreeMap::new();
+        for name in self.names() {
+            if only.is_some_and(|only| names::layer_of(name).is_none_or(|(_, layer)| layer != only)) {
+                continue;
+            }
+            let Some(Projection { stack, layer, block, expert, role, around_expert, .. }) = Projection::parse(name)
+            else {
+                continue;
+            };
+            if Aside::of(stack).or_else(|| Aside::of(block)).is_some() {
+                continue;
+            }
+            let kind = Kind::of(expert);
+            let block = blocks.entry((layer, stack, block, kind)).or_insert_with(|| Block {
+                stack,
+                layer,
+                name: block,
+                kind,
+                numbers: BTreeSet::new(),
+                modules: BTreeMap::new(),
+            });
+            if let names::Expert::Routed(number) = expert {
+                block.numbers.insert(number);
+            }
+            block.modules.entry(role).or_default().insert(around_expert);
+        }
+        blocks.into_values().collect()
+    }
+
+    /// The numbers of the language model's layers.
+    pub(super) fn layers(&self) -> BTreeSet<usize> {
+        let of_language = |&(stack, _): &(&str, usize)| Aside::of(stack).is_none();
+        self.names().filter_map(names::layer_of).filter(of_language).map(|(_, layer)| layer).collect()
+    }
+
+    /// Refuses a block with a tensor that changes what projections of these roles compute, or that nobody knows.
+    fn check_understood(&self, block: &Block<'_>, roles: &[Role]) -> Result<(), Error> {
+        for name in self.names_under(&block.prefix()) {
+            let computed = match Projection::parse(name) {
+                Some(projection) if Kind::of(projection.expert) == block.kind && projection.block == block.name => {
+                    !roles.contains(&projection.role) || self.is_computed(projection.module, projection.part)
+                }
+                // Experts of another kind stand beside these. Parts of fused ones, such as their biases, belong to these.
+                Some(projection) => projection.expert != names::Expert::Fused,
+                None => Aside::of(name).is_some() || name.contains(".shared_expert"),
+            };
+            if !computed {
+                return Err(self.not_computed(name));
             }
         }
-        all
+        Ok(())
     }
 
-    /// The numbers that follow `prefix` and end in a dot.
-    fn numbers_under(&self, prefix: &str) -> BTreeSet<usize> {
-        let number = |name: &str| name[prefix.len()..].split_once('.')?.0.parse().ok();
-        self.names_under(prefix).filter_map(number).collect()
+    /// The refusal of a tensor that is there and not computed.
+    pub(super) fn not_computed(&self, name: &str) -> Error {
+        let what = match name.rsplit(['.', '_']).next() {
+            Some("bias") => "a bias, which is not added",
+            Some("scale") if name.ends_with("pre_quant_scale") => {
+                "a scale of the activations (AWQ), which is not applied"
+            }
+            _ => "a tensor of unknown meaning, which is not computed",
+        };
+        let what = format!("{what}: the result would not be the model's; export the model without it");
+        Error::NotComputed(what).at(self.place(name))
     }
 }
 
+fn roles_of(op: Op) -> &'static [Role] {
+    match op {
+        Op::Gated => &[Role::Gate, Role::Up],
+        Op::Plain => &[Role::Down],
+    }
+}
+
+fn lacks_a_role(block: &Block<'_>, roles: &[Role]) -> Error {
+    let there: Vec<_> = block.modules.keys().filter_map(|&role| block.pattern(role)).collect();
+    let there = there.join(", ");
+    let what = if roles.contains(&Role::Gate) && !block.modules.contains_key(&Role::Gate) {
+        format!(
+            "layer {} has no gate projection ({there}), so there is nothing gated to compute; --op plain runs down projections",
+            block.layer
+        )
+    } else {
+        format!("layer {} has no such projection ({there}); export the model again", block.layer)
+    };
+    Error::NotComputed(what)
+}
+
+/// Gate and up, or down, as an expert with its input scale.
+fn as_expert(mut projections: Vec<Quantized<'_>>) -> (Expert<'_>, Option<f32>) {
+    let input_scale = projections.iter().filter_map(|projection| projection.input_scale).reduce(f32::max);
+    let last = projections.pop().expect("one of each role").matrix;
+    let expert = match projections.pop() {
+        Some(gate) => Expert::Gated { gate: gate.matrix, up: last },
+        None => Expert::Plain(last),
+    };
+    (expert, input_scale)
+}
+
 /// Numbers in words: `0-3, 5`.
-fn ranges(numbers: &BTreeSet<usize>) -> String {
+pub(super) fn ranges(numbers: &BTreeSet<usize>) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for &number in numbers {
         match ranges.last_mut() {

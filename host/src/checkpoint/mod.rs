@@ -20,27 +20,31 @@ mod file;
 mod floats;
 mod inspect;
 mod layer;
+mod model_config;
 mod names;
 mod partial;
 mod quantized;
 mod source;
 mod write;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use activations::Activations;
 pub use convert::{Calibration, Conversion, Converted, Left, Options, Written};
 pub use file::{Tensor, TensorFile};
-pub use inspect::{Inspection, Range, Weight};
+pub use inspect::{Inspection, OtherWeight, Problem, Range, Weight};
 pub use layer::Layer;
 pub use names::{natural, without_expert};
 pub use partial::{check_file, check_folder, leftovers};
 pub use quantized::{Format, Quantized};
 pub use safetensors::Dtype;
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 pub use write::{OutputFile, TensorWriter, refuse_input};
 
 use crate::error::Error;
+use crate::files::{foreign_kind, read_bounded};
 pub use crate::signals::handle_signals;
 
 /// The name of the file that lists the shards of a model.
@@ -48,6 +52,9 @@ pub const INDEX_NAME: &str = "model.safetensors.index.json";
 
 /// How the names of such files end, whatever the model is called.
 const INDEX_ENDING: &str = ".safetensors.index.json";
+
+/// More than the index of any model has: that of 200,000 tensors has some 30 MB.
+const MAX_INDEX_BYTES: usize = 100_000_000;
 
 /// The files of a model, opened.
 #[derive(Debug)]
@@ -61,8 +68,35 @@ pub struct Checkpoint {
 /// The JSON of an index file.
 #[derive(serde::Deserialize)]
 struct Index {
-    /// The shard of each tensor.
-    weight_map: BTreeMap<String, String>,
+    weight_map: WeightMap,
+}
+
+/// The shard of each tensor.
+struct WeightMap(BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for WeightMap {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = WeightMap;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("an object of tensors and their files")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
+                let mut shards = BTreeMap::new();
+                while let Some((name, shard)) = map.next_entry::<String, String>()? {
+                    // JSON lets the second one win.
+                    if shards.insert(name.clone(), shard).is_some() {
+                        return Err(A::Error::custom(format!("tensor {name} is there twice")));
+                    }
+                }
+                Ok(WeightMap(shards))
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
 }
 
 impl Checkpoint {
@@ -107,8 +141,12 @@ impl Checkpoint {
 
     fn add_shards(&mut self, index_path: &Path, index: &Index, errors: &mut Vec<Error>) {
         let folder = index_path.parent().unwrap_or(Path::new(""));
+        if index.weight_map.0.is_empty() {
+            let what = "it lists no tensors, so there is no model; download it again";
+            errors.push(Error::Invalid(what.into()).at(index_path.display()));
+        }
         let mut shards: BTreeMap<&str, Option<usize>> =
-            index.weight_map.values().map(|shard| (&shard[..], None)).collect();
+            index.weight_map.0.values().map(|shard| (&shard[..], None)).collect();
         for (shard, file) in &mut shards {
             if is_file_name(shard) {
                 *file = self.add_file(&folder.join(shard), errors);
@@ -117,7 +155,7 @@ impl Checkpoint {
                 errors.push(Error::Invalid(what).at(index_path.display()));
             }
         }
-        for (name, shard) in &index.weight_map {
+        for (name, shard) in &index.weight_map.0 {
             // Of a shard that could not be opened, that was said.
             let Some(file) = shards[&shard[..]].map(|file| &self.files[file]) else { continue };
             if file.tensor(name).is_none() {
@@ -125,6 +163,14 @@ impl Checkpoint {
                 errors.push(Error::Missing { name: format!("tensor {name:?}"), remedy }.at(file.path().display()));
             }
         }
+    }
+
+    /// Checks that every file is still what it was when it was opened, as [`TensorFile::check_unchanged`].
+    ///
+    /// # Errors
+    /// For the first file that is not.
+    pub fn check_unchanged(&self) -> Result<(), Error> {
+        self.files.iter().try_for_each(TensorFile::check_unchanged)
     }
 
     /// What was opened.
@@ -182,22 +228,35 @@ enum Sources {
 }
 
 fn sources(path: &Path) -> Result<Sources, Error> {
-    if !std::fs::metadata(path).map_err(|error| Error::io(path, error))?.is_dir() {
+    let io = |error| Error::io(path, error);
+    let metadata = match std::fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if is_hub_name(path) => {
+            let what = format!(
+                "{error}; if it is a name on Hugging Face, download the model first (`hf download {} --local-dir DIR`) and \
+                 give the folder",
+                path.display()
+            );
+            return Err(Error::Invalid(what).at(path.display()));
+        }
+        Err(error) => return Err(io(error)),
+    };
+    if !metadata.is_dir() {
         let is_index = path.extension().is_some_and(|extension| extension == "json");
         return Ok(if is_index { Sources::Index(path.to_owned()) } else { Sources::Files(vec![path.to_owned()]) });
     }
-    let ending_in = |ending: &str| -> Result<Vec<PathBuf>, Error> {
-        let mut paths = Vec::new();
-        for entry in std::fs::read_dir(path).map_err(|error| Error::io(path, error))? {
-            let entry = entry.map_err(|error| Error::io(path, error))?;
-            if entry.file_name().to_string_lossy().ends_with(ending) {
-                paths.push(entry.path());
-            }
-        }
-        paths.sort();
-        Ok(paths)
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(io)? {
+        paths.push(entry.map_err(io)?.path());
+    }
+    paths.sort();
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let ending_in = |ending: &str| -> Vec<PathBuf> {
+        // Names that begin with a dot are hidden: what other programs leave, and our own partials.
+        let chosen = paths.iter().filter(|path| name(path).ends_with(ending) && !name(path).starts_with('.'));
+        chosen.cloned().collect()
     };
-    let mut indices = ending_in(INDEX_ENDING)?;
+    let mut indices = ending_in(INDEX_ENDING);
     match (indices.len(), path.join(INDEX_NAME)) {
         (0, _) => {}
         (1, _) => return Ok(Sources::Index(indices.remove(0))),
@@ -207,16 +266,91 @@ fn sources(path: &Path) -> Result<Sources, Error> {
             return Err(Error::Invalid(what).at(path.display()));
         }
     }
-    let files = ending_in(".safetensors")?;
+    let files = ending_in(".safetensors");
     if files.is_empty() {
-        let what = "it has no *.safetensors file; give a model's directory or file";
+        let has = |ending: &str| !ending_in(ending).is_empty();
+        let what = if has(".gguf") {
+            "it has no *.safetensors file but GGUF files of llama.cpp; give the safetensors files of the model"
+        } else if has(".bin") || has(".pt") || has(".pth") {
+            "it has no *.safetensors file but PyTorch files; convert them to safetensors first"
+        } else if path.join("snapshots").is_dir() {
+            "it has no *.safetensors file; it is a folder of Hugging Face's cache: give one of its snapshots/…"
+        } else {
+            "it has no *.safetensors file; give a model's directory or file"
+        };
         return Err(Error::Invalid(what.into()).at(path.display()));
     }
+    check_shards(&files).map_err(|error| error.at(path.display()))?;
     Ok(Sources::Files(files))
 }
 
+/// Whether a path that does not exist looks like `organisation/model`, or the address of one.
+fn is_hub_name(path: &Path) -> bool {
+    let Some(text) = path.to_str() else { return false };
+    if ["https://huggingface.co/", "hf://"].iter().any(|start| text.starts_with(start)) {
+        return true;
+    }
+    let is_word = |word: &str| {
+        let usual = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        word.starts_with(|c: char| c.is_ascii_alphanumeric()) && word.chars().all(usual)
+    };
+    let is_file = [".safetensors", ".json"].iter().any(|ending| text.ends_with(ending));
+    !is_file
+        && matches!(text.split('/').collect::<Vec<_>>()[..], [organisation, model] if is_word(organisation) && is_word(model))
+}
+
+/// Where files without an index are numbered `…-00001-of-00003.safetensors`, none may be missing.
+fn check_shards(files: &[PathBuf]) -> Result<(), Error> {
+    let mut series: BTreeMap<(String, usize), BTreeSet<usize>> = BTreeMap::new();
+    for file in files {
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        let numbers = stem.rsplit_once("-of-").and_then(|(start, count)| Some((start.rsplit_once('-')?, count)));
+        let Some(((model, number), count)) = numbers else { continue };
+        if let (Ok(number), Ok(count)) = (number.parse(), count.parse()) {
+            series.entry((model.to_owned(), count)).or_default().insert(number);
+        }
+    }
+    for ((model, count), numbers) in series {
+        // The first number that is not there: no more are looked at than there are files.
+        if let Some(missing) = (1..=count).find(|number| !numbers.contains(number)) {
+            let name = format!("shard {missing} of {count} of {model}");
+            return Err(Error::Missing { name, remedy: "download the model again".into() });
+        }
+    }
+    Ok(())
+}
+
 fn read_index(path: &Path) -> Result<Index, Error> {
-    let bytes = std::fs::read(path).map_err(|error| Error::io(path, error))?;
-    let what = |error| Error::Invalid(format!("not an index of shards: {error}; download it again"));
-    serde_json::from_slice(&bytes).map_err(|error| what(error).at(path.display()))
+    let bytes = read_bounded(path, MAX_INDEX_BYTES, "the index of a model")?;
+    let what = |error| match foreign_kind(&bytes) {
+        Some(kind) => Error::Invalid(kind.into()),
+        None => Error::Invalid(format!("not an index of shards: {error}; download it again")),
+    };
+    serde_json::from_slice(&bytes).map_err(|error: serde_json::Error| what(error).at(path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_on_hugging_face_are_told_from_paths() {
+        for name in ["Qwen/Qwen3-30B-A3B", "nvidia/DeepSeek-R1-0528-FP4", "hf://a/b", "https://huggingface.co/a/b"] {
+            assert!(is_hub_name(Path::new(name)), "{name}");
+        }
+        for path in ["model", "./model/x", "../x", "/a/b", "a/b/c", "a/b.safetensors", "a/", "~/x", ""] {
+            assert!(!is_hub_name(Path::new(path)), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_missing_shard_is_named() {
+        let check = |names: &[&str]| check_shards(&names.iter().map(PathBuf::from).collect::<Vec<_>>());
+        assert!(check(&["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors", "extra.safetensors"]).is_ok());
+        let error = check(&["m-00001-of-00003.safetensors", "m-00003-of-00003.safetensors"]).unwrap_err().to_string();
+        assert!(error.starts_with("shard 2 of 3 of m is missing"), "{error}");
+        assert!(
+            check(&["a-of-3.safetensors", "-1-of-x.safetensors", "b-18446744073709551616-of-1.safetensors"]).is_ok()
+        );
+    }
 }

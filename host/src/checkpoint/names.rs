@@ -88,6 +88,9 @@ pub(crate) struct Projection<'n> {
     pub module: &'n str,
     /// The rest, with the dot or the underscore in front: `.weight`, `_blocks`; empty for a bare parameter.
     pub part: &'n str,
+    /// The module without the number of its expert: what stands before that and what behind. All of it stands before where
+    /// there is no number.
+    pub around_expert: (&'n str, &'n str),
 }
 
 impl<'n> Projection<'n> {
@@ -107,28 +110,33 @@ impl<'n> Projection<'n> {
         let experts = (below..at).find(|&at| segments[at].1 == "experts");
         let shared = (below..at).find(|&at| is_shared(segments[at].1));
         let end_of = |at: usize| segments[at].0 + segments[at].1.len();
-        let (expert, end) = match experts {
-            _ if shared.is_some() => (Expert::Shared, segments[at].0 + called.len()),
+        let end = segments[at].0 + called.len();
+        let (expert, of_expert, end) = match experts {
+            _ if shared.is_some() => (Expert::Shared, None, end),
             // experts.E.P
-            Some(experts) if at == experts + 2 => (Expert::Routed(number(experts + 1)?), segments[at].0 + called.len()),
+            Some(experts) if at == experts + 2 => (Expert::Routed(number(experts + 1)?), Some(experts + 1), end),
             Some(experts) if at == experts + 1 => match number(at + 1) {
                 // experts.P.E
-                Some(expert) if called == segments[at].1 => (Expert::Routed(expert), end_of(at + 1)),
-                _ => (Expert::Fused, segments[at].0 + called.len()),
+                Some(expert) if called == segments[at].1 => (Expert::Routed(expert), Some(at + 1), end_of(at + 1)),
+                _ => (Expert::Fused, None, end),
             },
             Some(_) => return None,
             // Gemma 4's first export had all experts in `moe.gate_up_proj`.
             None if at > below && segments[at - 1].1 == "moe" && role != Role::Gate && role != Role::Up => {
-                (Expert::Fused, segments[at].0 + called.len())
+                (Expert::Fused, None, end)
             }
-            None => (Expert::Dense, segments[at].0 + called.len()),
+            None => (Expert::Dense, None, end),
         };
         let end_of_block = shared.or(experts).unwrap_or(at);
         let block = match segments.get(below) {
             Some(&(start, _)) if end_of_block > below => &name[start..end_of(end_of_block - 1)],
             _ => "",
         };
-        Some(Self { stack, layer, block, expert, role, module: &name[..end], part: &name[end..] })
+        let around_expert = match of_expert {
+            Some(number) => (&name[..segments[number].0], &name[end_of(number)..end]),
+            None => (&name[..end], ""),
+        };
+        Some(Self { stack, layer, block, expert, role, module: &name[..end], part: &name[end..], around_expert })
     }
 }
 
@@ -182,7 +190,18 @@ impl Aside {
         const TOWERS: [&str; 10] =
             ["vision", "visual", "audio", "image", "img", "vit", "mm_projector", "multi_modal", "multimodal", "siglip"];
         const DRAFTS: [&str; 5] = ["mtp", "nextn", "eagle", "draft", "medusa"];
-        const ROUTERS: [&str; 5] = ["gate", "router", "shared_expert_gate", "wg", "gate_network"];
+        // With what some put beside the router's matrix: biases of its choice, tables of its choices.
+        const ROUTERS: [&str; 9] = [
+            "gate",
+            "router",
+            "shared_expert_gate",
+            "wg",
+            "gate_network",
+            "e_score_correction_bias",
+            "expert_bias",
+            "moe_statics",
+            "per_expert_scale",
+        ];
         let in_words = |segment: &str, words: &[&str]| {
             words.iter().any(|word| {
                 // A whole word of the segment: `vision_tower`, `visual`, `mtp_block`; not `invitation`.
@@ -245,15 +264,8 @@ pub fn natural(name: &str) -> impl Ord + use<> {
 /// A module's name with `*` for the number of its expert.
 pub fn without_expert(module: &str) -> String {
     match Projection::parse(module) {
-        Some(Projection { expert: Expert::Routed(expert), .. }) => {
-            let number = expert.to_string();
-            let mut after_experts = false;
-            let parts = segments(module).map(|(_, segment)| {
-                let is_number = after_experts && segment == number;
-                after_experts |= segment == "experts";
-                if is_number { "*" } else { segment }
-            });
-            parts.collect::<Vec<_>>().join(".")
+        Some(Projection { expert: Expert::Routed(_), around_expert: (before, after), .. }) => {
+            format!("{before}*{after}")
         }
         _ => module.to_owned(),
     }
@@ -272,6 +284,11 @@ mod tests {
     fn parsed(name: &str) -> Option<(&str, usize, &str, Expert, Role, &str)> {
         let found = Projection::parse(name)?;
         assert_eq!(format!("{}{}", found.module, found.part), name);
+        let (before, after) = found.around_expert;
+        match found.expert {
+            Expert::Routed(expert) => assert_eq!(format!("{before}{expert}{after}"), found.module),
+            _ => assert_eq!((before, after), (found.module, "")),
+        }
         Some((found.stack, found.layer, found.block, found.expert, found.role, found.part))
     }
 

@@ -209,7 +209,7 @@ pub fn leftovers(path: &Path) -> Vec<PathBuf> {
         let rest = name.as_encoded_bytes().strip_prefix(beginning.as_encoded_bytes());
         let middle = rest.and_then(|rest| rest.strip_suffix(ENDING.as_bytes()));
         middle.is_some_and(|middle| {
-            !middle.is_empty() && middle.iter().all(|byte| byte.is_ascii_digit() || *byte == b'-')
+            !middle.is_empty() && middle.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-')
         })
     };
     let partials =
@@ -523,10 +523,11 @@ mod tests {
         for name in [".x.123-0.partial", ".x.y.123-0.partial", ".x..partial", ".x.1-0.part", "x.1-0.partial"] {
             std::fs::write(folder.path().join(name), "").unwrap();
         }
-        std::fs::create_dir(folder.path().join(".x.7-1.partial")).unwrap();
+        // Of an earlier version, which drew letters.
+        std::fs::create_dir(folder.path().join(".x.aB3dEf.partial")).unwrap();
         let found = leftovers(&path);
         let found: Vec<_> = found.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
-        assert_eq!(found, [".x.123-0.partial", ".x.7-1.partial"]);
+        assert_eq!(found, [".x.123-0.partial", ".x.aB3dEf.partial"]);
         drop((file, other));
     }
 }

@@ -105,9 +105,7 @@ impl Checkpoint {
     pub fn survey_quantized(&self, module: &str) -> Result<Quantized<'_>, Vec<Error>> {
         let name = |suffix: &str| format!("{module}{suffix}");
         let has = |suffix: &str| self.tensor(&name(suffix)).is_some();
-        let packed = Format::CompressedTensors;
-        let format = if has(packed.values()) || has(packed.global()) { packed } else { Format::ModelOpt };
-
+        let format = self.format_of(module);
         let mut faults = Vec::new();
         let values = keep(&mut faults, self.part(&name(format.values()), Dtype::U8, QUANTISE));
         let sizes = values.and_then(|values| {
@@ -136,6 +134,30 @@ impl Checkpoint {
         Err(faults)
     }
 
+    /// How the parts of a module's weight are named, told from those that are there.
+    fn format_of(&self, module: &str) -> Format {
+        let packed = Format::CompressedTensors;
+        let has = |suffix: &str| self.tensor(&format!("{module}{suffix}")).is_some();
+        if has(packed.values()) || has(packed.global()) { packed } else { Format::ModelOpt }
+    }
+
+    /// Whether a part of a module's weight is one of those that are computed with.
+    pub(super) fn is_computed(&self, module: &str, part: &str) -> bool {
+        let format = self.format_of(module);
+        [format.values(), format.scales(), format.global(), format.input()].contains(&part)
+    }
+
+    /// The tensors of a module that are not computed with, such as a bias.
+    pub(super) fn parts_not_computed<'a>(&'a self, module: &str) -> impl Iterator<Item = &'a str> {
+        let parts = self.names_under(module).filter(|name| {
+            let part = &name[module.len()..];
+            let is_part = part.starts_with('.') || (module.ends_with("_proj") && part.starts_with('_'));
+            is_part && !self.is_computed(module, part)
+        });
+        // Few, and found at once.
+        parts.collect::<Vec<_>>().into_iter()
+    }
+
     /// The names of the modules that have, or by some of their tensors should have, an NVFP4 weight.
     pub fn quantized_modules(&self) -> BTreeSet<&str> {
         self.names().filter_map(|name| self.quantized_module_of(name)).collect()
@@ -143,13 +165,22 @@ impl Checkpoint {
 
     /// The module of a tensor that only NVFP4 weights have.
     fn quantized_module_of<'n>(&self, name: &'n str) -> Option<&'n str> {
-        let certain =
-            [Format::CompressedTensors.values(), Format::CompressedTensors.global(), Format::ModelOpt.global()];
+        let part = |module: &str, suffix: &str| self.tensor(&format!("{module}{suffix}"));
+        if let Some(module) = name.strip_suffix(Format::CompressedTensors.values()) {
+            // MXFP4 has the same name for its values, and integers of other widths too.
+            let is_other = part(module, Format::CompressedTensors.global()).is_none()
+                && (part(module, Format::CompressedTensors.values()).is_some_and(|values| values.dtype != Dtype::U8)
+                    || part(module, Format::CompressedTensors.scales())
+                        .is_some_and(|scales| scales.dtype != Dtype::F8_E4M3));
+            return (!is_other).then_some(module);
+        }
+        let certain = [Format::CompressedTensors.global(), Format::ModelOpt.global()];
         certain.iter().find_map(|suffix| name.strip_suffix(suffix)).or_else(|| {
-            // FP8 weights have scales too, but no packed values.
+            // FP8 and MXFP4 weights have scales too, but not both packed values and scales in E4M3.
             let module = name.strip_suffix(Format::ModelOpt.scales())?;
-            let values = self.tensor(&format!("{module}{}", Format::ModelOpt.values()))?;
-            (values.dtype == Dtype::U8).then_some(module)
+            let values = part(module, Format::ModelOpt.values())?;
+            let is_mxfp4 = self.tensor(name).is_some_and(|scales| [Dtype::U8, Dtype::F8_E8M0].contains(&scales.dtype));
+            (values.dtype == Dtype::U8 && !is_mxfp4).then_some(module)
         })
     }
 

@@ -4,6 +4,7 @@ mod completions;
 mod devices;
 mod exit;
 mod inspect;
+mod man;
 mod parse;
 mod progress;
 mod quantize;
@@ -13,13 +14,14 @@ mod shapes;
 mod table;
 
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
 /// NVFP4 grouped GEMM for mixture-of-experts models: run it, check it, and bring checkpoints in and out.
 #[derive(Parser)]
-#[command(name = "nvfp4", version, arg_required_else_help = true)]
+#[command(name = "nvfp4", version = version(), arg_required_else_help = true)]
 #[command(after_help = "Examples:
   nvfp4 run                                     the default shape on the best device here, verified
   nvfp4 run --weights model/ --layer 3          a layer of a real checkpoint
@@ -31,6 +33,17 @@ struct Cli {
     command: Command,
 }
 
+/// The version, and what was compiled in.
+fn version() -> String {
+    let features = [
+        ("cuda", cfg!(feature = "cuda")),
+        ("emulated", cfg!(feature = "emulated")),
+        ("kernels", cfg!(feature = "kernels")),
+    ];
+    let features: Vec<_> = features.into_iter().filter_map(|(name, is_on)| is_on.then_some(name)).collect();
+    format!("{} (features: cli, {})", env!("CARGO_PKG_VERSION"), features.join(", "))
+}
+
 #[derive(Subcommand)]
 enum Command {
     Run(run::Args),
@@ -40,6 +53,7 @@ enum Command {
     Devices(devices::Args),
     Shapes(shapes::Args),
     Completions(completions::Args),
+    Man(man::Args),
 }
 
 /// Parses the arguments, runs the subcommand and turns what came of it into the exit code.
@@ -55,6 +69,7 @@ pub fn main() -> ExitCode {
         Command::Devices(args) => devices::run(args, out),
         Command::Shapes(args) => shapes::run(args, out),
         Command::Completions(args) => completions::run(args, Cli::command(), out),
+        Command::Man(args) => man::run(args, Cli::command(), out),
     };
     let result = result.and_then(|code| Ok(out.flush().map(|()| code)?));
     result.unwrap_or_else(|error| {
@@ -62,11 +77,49 @@ pub fn main() -> ExitCode {
             // Whoever read the output has seen enough.
             return ExitCode::SUCCESS;
         }
-        eprintln!("error: {error:#}");
+        eprintln!("error: {}", message(&error));
         ExitCode::from(match error.downcast_ref::<nvfp4::Error>() {
             Some(error) if error.is_no_device() => exit::NO_DEVICE,
             Some(error) if error.fault().is_some() => exit::WRONG,
             _ => exit::BAD_INPUT,
         })
     })
+}
+
+/// An error and its causes on one line, each said once.
+fn message(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |line, cause| {
+        let cause = nvfp4::printable(&cause.to_string());
+        match line {
+            _ if line.is_empty() => cause,
+            // Some say their cause themselves.
+            line if line.ends_with(&cause) => line,
+            line => format!("{line}: {cause}"),
+        }
+    })
+}
+
+/// Names on stderr what runs that were killed left unfinished where this one is going to write.
+pub fn note_leftovers(path: &Path) {
+    for left in nvfp4::checkpoint::leftovers(path) {
+        let left = nvfp4::printable(&left.to_string_lossy());
+        eprintln!("note: {left} was left unfinished by a run that was killed; it can be removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn what_the_system_said_is_said_once() {
+        let error = io::Error::from(io::ErrorKind::NotFound);
+        let library = nvfp4::Error::io("x".as_ref(), error);
+        let line = message(&Err::<(), _>(library).context("a\nb").unwrap_err());
+        assert_eq!(line, r"a\nb: x: entity not found");
+        let driver = nvfp4::Error::Driver { call: "cuInit", device: "GPU".into(), source: "out of memory".into() };
+        assert_eq!(message(&driver.into()), "cuInit failed on GPU: out of memory");
+    }
 }

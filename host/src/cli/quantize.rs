@@ -6,15 +6,17 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::TypedValueParser;
 use nvfp4::checkpoint::{
-    Calibration, Checkpoint, Conversion, Converted, Format, Left, Options, Written, leftovers, natural, without_expert,
+    Calibration, Checkpoint, Conversion, Converted, Format, Left, Options, Written, natural, without_expert,
 };
+use nvfp4::printable;
 use nvfp4::quantize::Loss;
 use regex::Regex;
 use serde_json::{Value, json};
 
 use super::progress::Progress;
-use super::{exit, table};
+use super::{exit, parse, table};
 
 /// The MLP projections of dense layers and of experts, as the usual model families name them.
 const PROJECTIONS: &str = r"\.(gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3|input_linear|output_linear)\.weight$";
@@ -58,7 +60,7 @@ pub struct Args {
     output: Option<PathBuf>,
     /// How the parts of a weight are named, and what a global scale means: modelopt (a factor) or compressed-tensors (a
     /// divisor).
-    #[arg(long, default_value = Format::ModelOpt.name(), value_parser = parse_format)]
+    #[arg(long, default_value = Format::ModelOpt.name(), value_parser = formats())]
     format: Format,
     /// The names of the tensors to quantise; by default the projections of MLPs and of experts. Experts that share a tensor
     /// are named as they will be written: experts.0.gate_proj.weight.
@@ -85,9 +87,8 @@ pub struct Args {
     quiet: bool,
 }
 
-fn parse_format(name: &str) -> Result<Format, String> {
-    let known = [Format::ModelOpt, Format::CompressedTensors];
-    known.into_iter().find(|format| format.name() == name).ok_or("modelopt or compressed-tensors".into())
+fn formats() -> impl TypedValueParser<Value = Format> {
+    parse::named([Format::ModelOpt, Format::CompressedTensors], |format| format.name())
 }
 
 /// A name that stands for modules.
@@ -158,9 +159,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     }
     if let Some(output) = &args.output {
         conversion.check_target(output)?;
-        for path in leftovers(output) {
-            eprintln!("note: {} was left by a run that was killed; remove it", path.display());
-        }
+        super::note_leftovers(output);
     }
     let refusal = conversion.check();
     if !args.dry_run {
@@ -258,7 +257,7 @@ impl Report {
         }
         let mut rows = table::table(&header, 1);
         for ((_, [n, k]), (name, count, loss)) in folded {
-            let mut row = vec![name, count.to_string(), n.to_string(), k.to_string()];
+            let mut row = vec![printable(&name), count.to_string(), n.to_string(), k.to_string()];
             row.extend(loss.iter().flat_map(|loss| {
                 [
                     format!("{:.3} %", 100.0 * loss.relative_rms()),
@@ -277,7 +276,7 @@ impl Report {
         print_folded(out, "included, and left", excluded.iter().map(|left| (&left.name[..], &left.reason[..])))?;
         print_folded(out, "cannot be quantised", refused.iter().map(|left| (&left.name[..], &left.reason[..])))?;
         for note in conversion.notes() {
-            writeln!(out, "{note}")?;
+            writeln!(out, "{}", printable(&note))?;
         }
         let quantised = self.quantised().count();
         let files = conversion.other_files().len();
@@ -343,8 +342,8 @@ fn print_folded<'n>(
     }
     writeln!(out, "{title}:")?;
     for ((pattern, _), (name, count, reason)) in folded {
-        let shown = if count == 1 { name } else { format!("{pattern} ({count})") };
-        let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+        let shown = printable(&if count == 1 { name } else { format!("{pattern} ({count})") });
+        let reason = if reason.is_empty() { String::new() } else { format!(": {}", printable(reason)) };
         writeln!(out, "  {shown}{reason}")?;
     }
     writeln!(out)?;

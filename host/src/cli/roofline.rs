@@ -21,10 +21,10 @@ pub struct Args {
     #[arg(long, default_value = "moe-1")]
     shape: String,
     /// The operation, in place of the shape's own.
-    #[arg(long, value_name = "gated|plain", value_parser = parse::op)]
+    #[arg(long, value_parser = parse::op())]
     op: Option<Op>,
-    /// The GPU: b200, h200, h100 or a100.
-    #[arg(long, default_value = GPUS[0].name, value_parser = parse::gpu)]
+    /// The GPU.
+    #[arg(long, default_value = GPUS[0].name, value_parser = parse::gpu())]
     gpu: Gpu,
 }
 

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use crate::checkpoint::Format;
+use crate::checkpoint::model_config::ModelConfig;
 use crate::checkpoint::names::natural;
+use crate::checkpoint::{Checkpoint, Format};
 use crate::error::Error;
-use crate::files::read_bounded;
 use crate::format::BLOCK;
 
 /// The file that says what a model is.
@@ -18,9 +18,6 @@ pub(super) const CONFIG: &str = "config.json";
 
 /// The file in which ModelOpt describes a quantisation.
 pub(super) const QUANT_CONFIG: &str = "hf_quant_config.json";
-
-/// The longest configuration that is read, in bytes.
-const MAX_CONFIG_BYTES: usize = 64 << 20;
 
 /// The largest file that counts as one of the small ones beside the weights, in bytes.
 const MAX_SMALL_BYTES: u64 = 256 << 20;
@@ -47,57 +44,42 @@ const DESCRIPTIONS: [&str; 2] = ["quantization_config", "compression_config"];
 
 /// The configuration of a model, empty if it has none.
 #[derive(Debug, Default)]
-pub(super) struct ModelConfig {
-    json: Option<Map<String, Value>>,
-}
+pub(super) struct Config(Option<ModelConfig>);
 
-impl ModelConfig {
-    /// Reads the configuration in a model's folder.
+impl Config {
+    /// Reads the configuration beside a model's files.
     ///
     /// # Errors
     /// If it is there and cannot be read, or is no JSON object.
-    pub(super) fn read(folder: &Path) -> Result<Self, Error> {
-        let path = folder.join(CONFIG);
-        if path.symlink_metadata().is_err() {
-            return Ok(Self::default());
+    pub(super) fn beside(checkpoint: &Checkpoint) -> Result<Self, Error> {
+        let config = ModelConfig::beside(checkpoint)?;
+        match &config {
+            Some(config) if !config.json().is_object() => {
+                let what = "not a configuration: it is no JSON object; download it again";
+                Err(Error::Invalid(what.into()).at(config.path().display()))
+            }
+            _ => Ok(Self(config)),
         }
-        let bytes = read_bounded(&path, MAX_CONFIG_BYTES, "a model's configuration")?;
-        let what = |error| Error::Invalid(format!("not a model's configuration: {error}; download it again"));
-        let json = serde_json::from_slice(&bytes).map_err(|error| what(error).at(path.display()))?;
-        Ok(Self { json: Some(json) })
     }
 
     /// Whether there is one.
     pub(super) fn exists(&self) -> bool {
-        self.json.is_some()
-    }
-
-    /// The objects that describe the language model: that inside of a multimodal model goes first.
-    fn parts(&self) -> impl Iterator<Item = &Map<String, Value>> {
-        let outer = self.json.iter();
-        let thinker = self.json.iter().filter_map(|json| json.get("thinker_config")?.as_object());
-        let outer = outer.chain(thinker);
-        let inner = outer.clone().flat_map(|json| {
-            let names = ["text_config", "llm_config", "language_config"].into_iter();
-            names.filter_map(|name| json.get(name)?.as_object())
-        });
-        inner.chain(outer)
+        self.0.is_some()
     }
 
     /// A size of the language model.
     pub(super) fn number(&self, key: &str) -> Option<usize> {
-        self.parts().find_map(|part| part.get(key)?.as_u64()?.try_into().ok())
+        self.0.as_ref()?.number(&[key]).map(|(_, number)| number)
     }
 
     /// What kind of model it is.
     pub(super) fn model_type(&self) -> Option<&str> {
-        self.parts().find_map(|part| part.get("model_type")?.as_str())
+        self.0.as_ref()?.get("model_type")?.as_str()
     }
 
     /// The sizes of the blocks that share an FP8 scale.
     pub(super) fn fp8_block(&self) -> Option<[usize; 2]> {
-        let description = self.json.as_ref()?.get("quantization_config")?;
-        let sizes = description.get("weight_block_size")?.as_array()?;
+        let sizes = self.0.as_ref()?.quantisation()?.get("weight_block_size")?.as_array()?;
         let [lines, elements] = &sizes[..] else { return None };
         let size = |size: &Value| usize::try_from(size.as_u64()?).ok().filter(|&size| size > 0);
         Some([size(lines)?, size(elements)?])
@@ -105,17 +87,23 @@ impl ModelConfig {
 
     /// The same configuration for the quantised model, as text.
     pub(super) fn quantised(&self, quantisation: &Quantisation) -> String {
-        let mut json = self.json.clone().unwrap_or_default();
-        // Inside of a multimodal model they would describe what was read.
-        for value in json.values_mut() {
-            if let Some(part) = value.as_object_mut() {
-                part.retain(|key, _| !DESCRIPTIONS.contains(&&key[..]));
-            }
-        }
-        json.retain(|key, _| !DESCRIPTIONS.contains(&&key[..]));
-        json.insert(DESCRIPTIONS[0].into(), quantisation.for_config());
+        let json = self.0.as_ref().and_then(|config| config.json().as_object());
+        let json = replaced(json.cloned().unwrap_or_default(), quantisation);
         format!("{:#}\n", Value::Object(json))
     }
+}
+
+/// A configuration with another description of a quantisation.
+fn replaced(mut json: Map<String, Value>, quantisation: &Quantisation) -> Map<String, Value> {
+    // Inside of a multimodal model they would describe what was read.
+    for value in json.values_mut() {
+        if let Some(part) = value.as_object_mut() {
+            part.retain(|key, _| !DESCRIPTIONS.contains(&&key[..]));
+        }
+    }
+    json.retain(|key, _| !DESCRIPTIONS.contains(&&key[..]));
+    json.insert(DESCRIPTIONS[0].into(), quantisation.for_config());
+    json
 }
 
 /// What a description of a quantisation says.
@@ -330,12 +318,9 @@ mod tests {
     fn what_described_another_quantisation_is_replaced() {
         let text = r#"{"z": 1, "quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 128]},
             "text_config": {"hidden_size": 32, "quantization_config": {}, "model_type": "llama4_text"}, "model_type": "llama4"}"#;
-        let config = ModelConfig { json: Some(serde_json::from_str(text).unwrap()) };
-        assert_eq!((config.number("hidden_size"), config.model_type()), (Some(32), Some("llama4_text")));
-        assert_eq!(config.fp8_block(), Some([64, 128]));
         let quantisation =
             Quantisation { format: Format::ModelOpt, input_scales: false, ignored: vec!["lm_head".into()] };
-        let json: Map<String, Value> = serde_json::from_str(&config.quantised(&quantisation)).unwrap();
+        let json: Map<String, Value> = replaced(serde_json::from_str(text).unwrap(), &quantisation);
         assert_eq!(json.keys().collect::<Vec<_>>(), ["z", "text_config", "model_type", "quantization_config"]);
         assert_eq!(json["text_config"].as_object().unwrap().len(), 2);
         assert_eq!(json["quantization_config"]["quant_algo"], "W4A16_NVFP4");

@@ -21,7 +21,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 pub use self::calibration::Calibration;
-use self::config::{CONFIG, ModelConfig, Others, QUANT_CONFIG, Quantisation};
+use self::config::{CONFIG, Config, Others, QUANT_CONFIG, Quantisation};
 use self::select::Selection;
 use self::stored::{Stored, WEIGHT, Weight};
 use super::file::{Tensor, TensorFile};
@@ -68,7 +68,7 @@ pub struct Conversion<'a> {
     checkpoint: &'a Checkpoint,
     format: Format,
     separate_scales: bool,
-    config: ModelConfig,
+    config: Config,
     selection: Selection<'a>,
     /// The modules to quantise, and the tensor that holds each.
     modules: BTreeMap<String, &'a str>,
@@ -145,18 +145,14 @@ impl<'a> Conversion<'a> {
     /// If nothing that is included can be quantised, the configuration beside the model cannot be read, or the
     /// calibration does not fit. What was asked for and cannot be done is no error yet: see [`Conversion::left`].
     pub fn new(checkpoint: &'a Checkpoint, options: &Options<'_>) -> Result<Self, Error> {
-        let folder = folder(checkpoint);
-        let (mut config, mut others) = (ModelConfig::default(), Others::default());
-        if !is_one_file(checkpoint) {
+        let config = Config::beside(checkpoint);
+        // A file that is converted alone may be a part of what is described beside it, or just lie there.
+        let (config, others) = if is_one_file(checkpoint) {
+            (config.unwrap_or_default(), Others::default())
+        } else {
             let shards = checkpoint.files().iter().map(TensorFile::path).collect();
-            others = Others::of(folder, &shards)?;
-        }
-        // A part of a model that is converted alone is still a part of what the file beside it describes.
-        if let Ok(found) = ModelConfig::read(folder) {
-            config = found;
-        } else if !is_one_file(checkpoint) {
-            config = ModelConfig::read(folder)?;
-        }
+            (config?, Others::of(folder(checkpoint), &shards)?)
+        };
         let selection = select::select(checkpoint, &config, options);
         if selection.chosen.is_empty() && !selection.left.iter().any(|left| left.refusal.is_some()) {
             let left = match &selection.left[..] {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::config::ModelConfig;
+use super::config::Config;
 use super::stored::{self, Found, Stored, WEIGHT, Weight};
 use super::{Left, Options};
 use crate::checkpoint::file::{Tensor, TensorFile};
@@ -31,7 +31,7 @@ pub(super) struct Selection<'a> {
 }
 
 /// Looks at every tensor.
-pub(super) fn select<'a>(checkpoint: &'a Checkpoint, config: &ModelConfig, options: &Options<'_>) -> Selection<'a> {
+pub(super) fn select<'a>(checkpoint: &'a Checkpoint, config: &Config, options: &Options<'_>) -> Selection<'a> {
     let drafts = draft_layers(checkpoint, config);
     let mut selection = Selection::default();
     let mut unasked = BTreeMap::new();
@@ -173,7 +173,7 @@ fn excuse(options: &Options<'_>, drafts: &BTreeSet<(&str, usize)>, name: &str, f
 }
 
 /// The layers that draft tokens ahead but are numbered as the model's own.
-fn draft_layers<'a>(checkpoint: &'a Checkpoint, config: &ModelConfig) -> BTreeSet<(&'a str, usize)> {
+fn draft_layers<'a>(checkpoint: &'a Checkpoint, config: &Config) -> BTreeSet<(&'a str, usize)> {
     let drafted = config.number("num_nextn_predict_layers").is_some_and(|count| count > 0);
     let own = config.number("num_hidden_layers").filter(|_| drafted).unwrap_or(usize::MAX);
     let layers = checkpoint.names().filter_map(|name| {

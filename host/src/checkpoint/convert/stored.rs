@@ -12,7 +12,7 @@
 //! Experts that are stored in one tensor are written apart, as engines and this library read them: `experts.E.gate_proj`.
 //! gpt-oss has gate and up in turn along N, all others have gate in the first half.
 
-use super::config::ModelConfig;
+use super::config::Config;
 use crate::checkpoint::file::Tensor;
 use crate::checkpoint::floats::{DTYPES, Floats};
 use crate::checkpoint::names::{Projection, Role};
@@ -89,7 +89,7 @@ pub(super) fn modules(name: &str) -> Vec<String> {
 /// What a tensor holds. `None` if it is no weight by its name, its type and its shape.
 pub(super) fn find<'a>(
     checkpoint: &'a Checkpoint,
-    config: &ModelConfig,
+    config: &Config,
     name: &'a str,
     tensor: Tensor<'a>,
 ) -> Option<Found<'a>> {
@@ -124,7 +124,7 @@ fn unreadable(what: &str) -> Error {
 
 struct Reader<'a, 'c> {
     checkpoint: &'a Checkpoint,
-    config: &'c ModelConfig,
+    config: &'c Config,
     name: &'a str,
     tensor: Tensor<'a>,
 }

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
+use clap::builder::PossibleValuesParser;
+use clap::{ValueEnum, ValueHint};
 use nvfp4::backend::emulated;
 use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
@@ -28,15 +29,16 @@ pub struct Args {
     /// A built-in shape (see `nvfp4 shapes`), FILE.json or FILE.json#NAME.
     #[arg(long, default_value = "moe-1", conflicts_with = "weights")]
     pub shape: String,
-    /// The operation, in place of the shape's own.
-    #[arg(long, value_name = "gated|plain", value_parser = parse::op)]
+    /// The operation, in place of the shape's own: gated, SiLU of the gate projection times the up projection; or plain, one
+    /// matrix product. Of a checkpoint gated takes gate and up projections, plain the down projections [default: gated].
+    #[arg(long, value_parser = parse::op())]
     pub op: Option<Op>,
     /// Where to run; auto takes a CUDA GPU if there is one.
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     pub backend: Choice,
     #[arg(long, value_name = "WORD,…", default_value_t, help = variant_help())]
     pub variant: Variant,
-    #[arg(long, help = arch_help())]
+    #[arg(long, help = arch_help(), value_parser = PossibleValuesParser::new(emulated::arches()))]
     pub arch: Option<String>,
     /// Multiprocessors of the emulated GPU [default: those of the first card of its architecture].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -44,23 +46,23 @@ pub struct Args {
     /// PTX that runs in place of the kernel whose entries it has, from `cargo xtask build-ptx` for instance: a kernel is changed
     /// without a build of this command. The emulated GPU is then the one that it was compiled for, unless --arch says another; a
     /// card takes machine code (.cubin) too.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub ptx: Option<PathBuf>,
     /// Which warp the emulated GPU runs next, and when its asynchronous operations complete: fair, seed:N or worst
     /// [default: fair].
     #[arg(long)]
     pub schedule: Option<emulated::Schedule>,
-    /// How inputs are made: public-dual, public-group, gaussian or all-codes [default: the shape's own, or gaussian].
-    #[arg(long, value_name = "GENERATOR", value_parser = parse::generator)]
+    /// How inputs are made [default: the shape's own, or gaussian].
+    #[arg(long, value_name = "GENERATOR", value_parser = parse::generator())]
     pub input: Option<Generator>,
     /// Seed of the inputs.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
     /// Type of the output.
-    #[arg(long, value_name = "f16|bf16", default_value = "f16", value_parser = parse::out_dtype)]
+    #[arg(long, default_value = OutDtype::F16.name(), value_parser = parse::out_dtype())]
     pub out_dtype: OutDtype,
     /// An NVFP4 checkpoint: a .safetensors file, its index, or the folder of a model.
-    #[arg(long, value_name = "CHECKPOINT", requires = "layer")]
+    #[arg(long, value_name = "CHECKPOINT", requires = "layer", value_hint = ValueHint::AnyPath)]
     pub weights: Option<PathBuf>,
     /// The layer of the checkpoint.
     #[arg(long, requires = "weights")]
@@ -69,10 +71,10 @@ pub struct Args {
     #[arg(long, value_name = "M", requires = "weights", default_value_t = 16)]
     pub tokens: usize,
     /// Tokens from a file: `hidden` [T, K] and `group_sizes` [experts], sorted by expert.
-    #[arg(long, value_name = "FILE", requires = "weights", conflicts_with_all = ["tokens", "input", "seed"])]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "weights", conflicts_with_all = ["tokens", "input", "seed"])]
     pub activations: Option<PathBuf>,
     /// Where the output goes, as `output` [T, N] of a .safetensors file.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: Option<PathBuf>,
     /// How much of the output is checked.
     #[arg(long, value_enum, default_value_t = Verify::Full)]
@@ -106,7 +108,7 @@ fn variant_help() -> String {
 
 /// What `--help` says of `--arch`.
 fn arch_help() -> String {
-    format!("The emulated GPU: {} [default: {}]", emulated::arches().join(", "), emulated::default_arch())
+    format!("The emulated GPU [default: {}]", emulated::default_arch())
 }
 
 /// Where to run.

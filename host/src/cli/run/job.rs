@@ -16,6 +16,8 @@ use crate::cli::table;
 pub struct Job<'a> {
     pub shape: String,
     pub input: String,
+    /// The modules of the weights, if they come from a checkpoint.
+    pub modules: Vec<String>,
     pub weights: Weights<'a>,
     pub tokens: Vec<Matrix<'static>>,
 }
@@ -34,7 +36,8 @@ pub fn loaded<'a>(args: &Args, checkpoint: &'a Checkpoint) -> anyhow::Result<Job
             (generate::activations(generator, &groups, args.seed)?, generator.name().into())
         }
     };
-    Ok(Job { shape: format!("{} layer {number}", checkpoint.path().display()), input, weights: layer.weights, tokens })
+    let shape = format!("{} layer {number}", checkpoint.path().display());
+    Ok(Job { shape, input, modules: layer.modules, weights: layer.weights, tokens })
 }
 
 /// The job of a shape, its inputs made from the seed.
@@ -53,6 +56,7 @@ pub fn generated(args: &Args) -> anyhow::Result<Job<'static>> {
     Ok(Job {
         shape: args.shape.clone(),
         input: generator.name().into(),
+        modules: Vec::new(),
         weights: Weights::new(shape.op, experts)?,
         tokens: generate::activations(generator, &shape.groups, args.seed)?,
     })

@@ -13,12 +13,13 @@ use nvfp4::Output;
 use nvfp4::backend::cuda::{self, Cuda};
 use nvfp4::backend::emulated::{self, Emulated};
 use nvfp4::backend::{self, Backend, cpu::Cpu};
-use nvfp4::checkpoint::{Checkpoint, OutputFile, refuse_input};
+use nvfp4::checkpoint::{Checkpoint, OutputFile, check_file, refuse_input};
+use nvfp4::files::read_bounded;
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::Step;
 
-use super::exit;
 use super::progress::Progress;
+use super::{exit, note_leftovers};
 pub use args::Args;
 use args::Choice;
 use job::Job;
@@ -32,8 +33,10 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.output {
         let inputs = checkpoint.iter().flat_map(Checkpoint::paths).chain(args.activations.as_deref());
         refuse_input(path, inputs)?;
+        check_file(path)?;
+        note_leftovers(path);
     }
-    let Job { shape, input, weights, tokens } = match &checkpoint {
+    let Job { shape, input, modules, weights, tokens } = match &checkpoint {
         Some(checkpoint) => job::loaded(args, checkpoint)?,
         None => job::generated(args)?,
     };
@@ -59,10 +62,15 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     }
 
     let comparison = verify(args, &weights, &step, &output);
+    if let Some(checkpoint) = &checkpoint {
+        // Before anything is said of numbers that came from it.
+        checkpoint.check_unchanged()?;
+    }
     let report = Report {
         args,
         shape,
         input,
+        modules,
         problem,
         backend: backend.as_ref(),
         layer: layer.as_ref(),
@@ -71,18 +79,16 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         host: host_times.get(host_times.len() / 2).copied(),
         comparison,
     };
+    let is_wrong = comparison.is_some_and(|comparison| !comparison.passed());
+    // Before the report, whose reader may have gone: that would end the command without the file.
+    let written = output_file.filter(|_| !is_wrong).map_or(Ok(()), |file| file.write(&output));
     if args.json {
         writeln!(out, "{}", report.json())?;
     } else {
         report.print(out)?;
     }
-    if comparison.is_some_and(|comparison| !comparison.passed()) {
-        return Ok(ExitCode::from(exit::WRONG));
-    }
-    if let Some(file) = output_file {
-        file.write(&output)?;
-    }
-    Ok(ExitCode::SUCCESS)
+    written?;
+    Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }
 
 fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
@@ -116,7 +122,10 @@ fn emulated_gpu(args: &Args) -> anyhow::Result<Emulated> {
         let arch = args.arch.as_deref().unwrap_or(emulated::default_arch());
         return Ok(Emulated::new(arch, options)?.with_variant(args.variant)?);
     };
-    let ptx = std::fs::read_to_string(path).with_context(|| format!("{} is no PTX", path.display()))?;
+    /// The longest PTX here has some hundred kilobytes.
+    const MAX_PTX_BYTES: usize = 256 << 20;
+    let not_ptx = || format!("{} is no PTX", path.display());
+    let ptx = String::from_utf8(read_bounded(path, MAX_PTX_BYTES, "a file of PTX")?).with_context(not_ptx)?;
     let target = ptx.lines().find_map(|line| line.trim().strip_prefix(".target")).unwrap_or_default();
     let target = target.split([',', ' ']).find(|word| !word.is_empty());
     let arch = args.arch.as_deref().or(target).unwrap_or(emulated::default_arch());

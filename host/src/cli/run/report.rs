@@ -6,6 +6,7 @@ use std::time::Duration;
 use nvfp4::backend::{Backend, Layer, emulated};
 use nvfp4::compare::{Comparison, Tolerance};
 use nvfp4::plan::roofline::Roofline;
+use nvfp4::printable;
 use nvfp4::problem::{Group, GroupedProblem};
 use serde_json::json;
 
@@ -17,6 +18,8 @@ pub struct Report<'a> {
     pub args: &'a Args,
     pub shape: String,
     pub input: String,
+    /// The modules of the weights, if they come from a checkpoint.
+    pub modules: Vec<String>,
     pub problem: &'a GroupedProblem,
     pub backend: &'a dyn Backend,
     pub layer: &'a dyn Layer,
@@ -49,6 +52,7 @@ impl Report<'_> {
             "device": self.backend.device(),
             "shape": self.shape,
             "input": self.input,
+            "modules": self.modules,
             "groups": groups,
             "time_us": {"min": self.min.as_secs_f64() * 1e6, "median": seconds * 1e6},
             "launches": self.layer.launches(),
@@ -74,14 +78,17 @@ impl Report<'_> {
         writeln!(
             out,
             "{} {} · {} → {} · {} on {}, {}",
-            self.shape,
+            printable(&self.shape),
             self.problem.op().name(),
-            self.input,
+            printable(&self.input),
             self.problem.out_dtype().name(),
             self.backend.name(),
             self.backend.device(),
             self.layer.kernel()
         )?;
+        if !self.modules.is_empty() {
+            writeln!(out, "weights   {}", printable(&self.modules.join(", ")))?;
+        }
         writeln!(out, "{}", group_table(self.problem.groups()))?;
         match self.layer.counters() {
             Some(counters) => {

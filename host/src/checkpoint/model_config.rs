@@ -1,0 +1,265 @@
+//! What a model's `config.json` says of its layers and of their quantisation, as far as it can contradict the tensors.
+//!
+//! Keys: those of transformers' configurations; `quantization_config` as ModelOpt and compressed-tensors write it, with
+//! `hf_quant_config.json` for ModelOpt's older exports.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{Checkpoint, Format};
+use crate::error::Error;
+use crate::files::{foreign_kind, read_bounded};
+
+/// More than any configuration has; lists of thousands of excluded modules have some hundred kilobytes.
+const MAX_BYTES: usize = 64 << 20;
+
+/// A model's configuration.
+#[derive(Debug)]
+pub(super) struct ModelConfig {
+    path: PathBuf,
+    config: Value,
+    /// Of `hf_quant_config.json`.
+    older: Option<Value>,
+}
+
+impl ModelConfig {
+    /// The configuration beside a checkpoint's files, if there is one.
+    ///
+    /// # Errors
+    /// If it is there and cannot be read.
+    pub(super) fn beside(checkpoint: &Checkpoint) -> Result<Option<Self>, Error> {
+        let path = checkpoint.path();
+        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+        let path = folder.join("config.json");
+        let Some(config) = read(&path)? else { return Ok(None) };
+        Ok(Some(Self { path, config, older: read(&folder.join("hf_quant_config.json"))? }))
+    }
+
+    /// Where it is, for messages.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All that it says.
+    pub(super) fn json(&self) -> &Value {
+        &self.config
+    }
+
+    /// The value of a key of the language model, which multimodal models keep in a part of its own.
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+        let parts = ["text_config", "llm_config", "language_config", "thinker_config"];
+        let texts = parts.into_iter().filter_map(|part| self.config.get(part));
+        let nested = self.config.get("thinker_config").and_then(|thinker| thinker.get("text_config"));
+        let everywhere = texts.chain(nested).chain([&self.config]);
+        everywhere.filter_map(|part| part.get(key)).find(|value| !value.is_null())
+    }
+
+    /// Refuses a model whose experts compute something else than `silu(gate) · up`.
+    ///
+    /// # Errors
+    /// If the configuration names another activation, or a limit on it.
+    pub(super) fn check_activation(&self) -> Result<(), Error> {
+        let refuse = |what: String| Err(Error::NotComputed(what).at(self.path.display()));
+        for key in ["hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function", "activation"] {
+            match self.get(key).and_then(Value::as_str) {
+                None | Some("silu" | "swish" | "swiglu") => {}
+                Some(other) => return refuse(format!("{key} is {other:?}; only silu is computed")),
+            }
+        }
+        // A number, or one for each layer; 0 is none. gpt-oss also scales what is under the sigmoid.
+        for (key, none) in [("swiglu_limit", 0.0), ("swiglu_limits", 0.0), ("swiglu_alpha", 1.0)] {
+            let Some(value) = self.get(key) else { continue };
+            let numbers = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+            if numbers.iter().any(|number| !number.is_null() && number.as_f64() != Some(none)) {
+                return refuse(format!("{key} is {value}; silu of gate is multiplied with up here, and nothing else"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a model whose activations are transformed before they are multiplied.
+    ///
+    /// # Errors
+    /// If the configuration has such a transform.
+    pub(super) fn check_transforms(&self) -> Result<(), Error> {
+        let transforms = self.quantisation().and_then(|quantisation| quantisation.get("transform_config"));
+        match transforms {
+            None | Some(Value::Null) => Ok(()),
+            Some(Value::Object(transforms)) if transforms.is_empty() => Ok(()),
+            Some(_) => {
+                let what = "its transform_config rotates activations, which is not computed".to_owned();
+                Err(Error::NotComputed(what).at(self.path.display()))
+            }
+        }
+    }
+
+    /// What it says of the quantisation, if it says anything.
+    pub(super) fn quantisation(&self) -> Option<&Value> {
+        let found = |config: &'_ Value| config.get("quantization_config").is_some_and(Value::is_object);
+        if found(&self.config) {
+            return self.config.get("quantization_config");
+        }
+        self.get("quantization_config").or_else(|| self.older.as_ref()?.get("quantization"))
+    }
+
+    /// The format that the tensors should have, if it is one of ours.
+    pub(super) fn format(&self) -> Option<Format> {
+        let quantisation = self.quantisation()?;
+        let method = quantisation.get("quant_method").and_then(Value::as_str);
+        match method {
+            Some("compressed-tensors") => Some(Format::CompressedTensors),
+            Some(method) if method.starts_with("modelopt") => Some(Format::ModelOpt),
+            None => quantisation.get("quant_algo").map(|_| Format::ModelOpt),
+            _ => None,
+        }
+    }
+
+    /// Whether servers quantise activations too, and so want input scales.
+    pub(super) fn quantises_activations(&self) -> bool {
+        let Some(quantisation) = self.quantisation() else { return false };
+        match quantisation.get("quant_algo").and_then(Value::as_str) {
+            Some(algorithm) => algorithm == "NVFP4",
+            None => groups(quantisation).any(|group| {
+                // `"dynamic": "local"` has scales for blocks from the tokens and one for all from the model.
+                group
+                    .get("input_activations")
+                    .is_some_and(|inputs| inputs.get("dynamic").is_some_and(|dynamic| dynamic != true))
+            }),
+        }
+    }
+
+    /// Whether it calls its quantisation NVFP4.
+    pub(super) fn says_nvfp4(&self) -> bool {
+        let word = |key| self.quantisation()?.get(key)?.as_str().map(str::to_ascii_lowercase);
+        ["quant_algo", "format"].into_iter().filter_map(word).any(|word| word.contains("nvfp4"))
+    }
+
+    /// The numbers that NVFP4 has no other of, if they are other ones.
+    pub(super) fn contradiction(&self) -> Option<String> {
+        let quantisation = self.quantisation()?;
+        let weights = groups(quantisation).filter_map(|group| group.get("weights"));
+        for weights in weights.chain([quantisation]) {
+            for (key, expected) in [("group_size", 16), ("num_bits", 4)] {
+                if let Some(number) = weights.get(key).and_then(Value::as_u64).filter(|number| *number != expected) {
+                    return Some(format!("{key} is {number}, and NVFP4's is {expected}"));
+                }
+            }
+        }
+        None
+    }
+
+    /// The entry that excludes a module from quantisation, if there is one. Regular expressions (`re:…`) are not looked at.
+    pub(super) fn excluding(&self, module: &str) -> Option<&str> {
+        let quantisation = self.quantisation()?;
+        let lists =
+            ["ignore", "exclude_modules", "modules_to_not_convert"].into_iter().filter_map(|key| quantisation.get(key));
+        let mut entries = lists.filter_map(Value::as_array).flatten().filter_map(Value::as_str);
+        entries.find(|entry| {
+            // A name excludes what is in the module too.
+            let inside = module.strip_prefix(*entry).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+            !entry.starts_with("re:") && (inside || matches_glob(entry, module))
+        })
+    }
+
+    /// The first of some keys that is a number.
+    pub(super) fn number<'k>(&self, keys: &[&'k str]) -> Option<(&'k str, usize)> {
+        keys.iter().find_map(|&key| Some((key, usize::try_from(self.get(key)?.as_u64()?).ok()?)))
+    }
+}
+
+fn groups(quantisation: &Value) -> impl Iterator<Item = &Value> {
+    quantisation.get("config_groups").and_then(Value::as_object).into_iter().flat_map(|groups| groups.values())
+}
+
+/// Whether a pattern with `*` for any text matches all of a name.
+fn matches_glob(pattern: &str, name: &str) -> bool {
+    let mut pieces = pattern.split('*');
+    let first = pieces.next().unwrap_or_default();
+    let Some(mut rest) = name.strip_prefix(first) else { return false };
+    let pieces: Vec<_> = pieces.collect();
+    let Some((last, between)) = pieces.split_last() else { return rest.is_empty() };
+    for piece in between {
+        let Some(at) = rest.find(piece) else { return false };
+        rest = &rest[at + piece.len()..];
+    }
+    rest.ends_with(last)
+}
+
+/// A file of JSON, if it is there.
+fn read(path: &Path) -> Result<Option<Value>, Error> {
+    if path.symlink_metadata().is_err() {
+        return Ok(None);
+    }
+    let bytes = read_bounded(path, MAX_BYTES, "a model's configuration")?;
+    let invalid = |error: serde_json::Error| match foreign_kind(&bytes) {
+        Some(kind) => Error::Invalid(kind.into()),
+        None => Error::Invalid(format!("not a configuration: {error}; download it again")),
+    };
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| invalid(error).at(path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn config(config: Value) -> ModelConfig {
+        ModelConfig { path: "config.json".into(), config, older: None }
+    }
+
+    #[test]
+    fn activations_other_than_silu_are_refused() {
+        for (value, words) in [
+            (json!({"hidden_act": "gelu_pytorch_tanh"}), "hidden_act is \"gelu_pytorch_tanh\""),
+            (
+                json!({"text_config": {"hidden_activation": "gelu"}, "hidden_act": "silu"}),
+                "hidden_activation is \"gelu\"",
+            ),
+            (json!({"mlp_hidden_act": "relu2"}), "mlp_hidden_act is \"relu2\""),
+            (json!({"hidden_act": "silu", "swiglu_limit": 7.0}), "swiglu_limit is 7.0"),
+            (json!({"swiglu_limits": [0.0, 7]}), "swiglu_limits is [0.0,7]"),
+            (json!({"swiglu_alpha": 1.702}), "swiglu_alpha is 1.702"),
+        ] {
+            let message = config(value).check_activation().unwrap_err().to_string();
+            assert!(message.contains(words), "{message}");
+        }
+        for value in
+            [json!({}), json!({"hidden_act": "silu", "swiglu_limit": null}), json!([1]), json!({"hidden_act": 3})]
+        {
+            assert!(config(value).check_activation().is_ok());
+        }
+    }
+
+    #[test]
+    fn transforms_are_refused() {
+        let with = |transforms: Value| config(json!({"quantization_config": {"transform_config": transforms}}));
+        assert!(with(json!({"config_groups": {"u": {"type": "hadamard"}}})).check_transforms().is_err());
+        assert!(with(json!({})).check_transforms().is_ok() && with(json!(null)).check_transforms().is_ok());
+    }
+
+    #[test]
+    fn quantisations_of_both_libraries_are_understood() {
+        let modelopt = config(json!({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4",
+            "ignore": ["lm_head", "model.layers.0*", "*.gate"]}}));
+        assert_eq!((modelopt.format(), modelopt.quantises_activations()), (Some(Format::ModelOpt), true));
+        for (module, excluded) in [
+            ("lm_head", true),
+            ("lm_head2", false),
+            ("model.layers.0.mlp.up_proj", true),
+            ("model.layers.1.mlp.gate", true),
+            ("model.layers.1.mlp.gate_proj", false),
+        ] {
+            assert_eq!(modelopt.excluding(module).is_some(), excluded, "{module}");
+        }
+        let weights = |bits| {
+            json!({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": {
+            "weights": {"num_bits": bits, "group_size": 16}, "input_activations": null}}}})
+        };
+        let compressed = config(weights(4));
+        assert_eq!((compressed.format(), compressed.quantises_activations()), (Some(Format::CompressedTensors), false));
+        assert_eq!(compressed.contradiction(), None);
+        assert_eq!(config(weights(8)).contradiction().unwrap(), "num_bits is 8, and NVFP4's is 4");
+    }
+}
