@@ -88,7 +88,7 @@ pub struct Args {
 }
 
 fn formats() -> impl TypedValueParser<Value = Format> {
-    parse::named([Format::ModelOpt, Format::CompressedTensors], |format| format.name())
+    parse::named(&[Format::ModelOpt, Format::CompressedTensors], |format| format.name())
 }
 
 /// A name that stands for modules.
