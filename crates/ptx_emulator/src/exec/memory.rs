@@ -160,7 +160,7 @@ impl Instruction for St {
             for (piece, s) in buffer.chunks_exact_mut(access.piece).zip(&self.values) {
                 piece.copy_from_slice(&w.lane(*s, lane).to_le_bytes()[..access.piece]);
             }
-            m.store(w, access.at(&addresses, lane), mode, &buffer[..access.total])?;
+            m.store_value(w, access.at(&addresses, lane), mode, &buffer[..access.total])?;
         }
         access.count_conflicts(w, m, mask, &addresses);
         Ok(Flow::Next)

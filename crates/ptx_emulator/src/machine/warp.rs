@@ -47,6 +47,9 @@ pub struct Warp {
     /// Lanes that have arrived at the cluster barrier and not yet waited, and in which generation.
     pub cluster_arrived: u32,
     pub cluster_generation: u64,
+    /// The race detector's time of the last `fence.mbarrier_init`, by lane: a relaxed arrival at the cluster barrier
+    /// publishes the initialisations before it.
+    pub initialisations_fenced: [Option<u32>; 32],
     /// `tcgen05.ld` whose registers have not been waited for, and `tcgen05.st` in flight.
     pub tmem_loads: Vec<TmemLoad>,
     pub tmem_stores: Vec<(u64, Option<Agent>)>,
@@ -85,6 +88,7 @@ impl Warp {
             copies: Box::default(),
             cluster_arrived: 0,
             cluster_generation: 0,
+            initialisations_fenced: [None; 32],
             tmem_loads: Vec::new(),
             tmem_stores: Vec::new(),
             tmem_view: None,

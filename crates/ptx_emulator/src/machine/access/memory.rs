@@ -221,6 +221,16 @@ impl<'a> Machine<'a> {
 
     /// Writes the bytes of one lane's access, checked.
     pub fn store(&mut self, w: &mut Warp, at: Lane, mode: Mode, data: &[u8]) -> Stopped<()> {
+        self.write(w, at, mode, data, false)
+    }
+
+    /// The same for the value of a `st`. Several warps may store one value to one place: shipped kernels do, and no card
+    /// can make another value of it.
+    pub fn store_value(&mut self, w: &mut Warp, at: Lane, mode: Mode, data: &[u8]) -> Stopped<()> {
+        self.write(w, at, mode, data, true)
+    }
+
+    fn write(&mut self, w: &mut Warp, at: Lane, mode: Mode, data: &[u8], is_value: bool) -> Stopped<()> {
         let len = data.len() as u32;
         match self.resolve(w, at, len)? {
             Spot::Global(allocation, _) if allocation.constant => {
@@ -240,8 +250,17 @@ impl<'a> Machine<'a> {
                 if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
                     // Lanes of one instruction may write the same value to the same place.
                     let together = conflict.accessor.base == who.base && conflict.pc == w.pc() && conflict.wrote;
-                    if !together || self.ctas[cta as usize].shared.data[range] != *data {
+                    let same = self.ctas[cta as usize].shared.data[range] == *data;
+                    let thread = conflict.wrote && conflict.accessor.base < self.threads();
+                    let plain = is_value && mode == Mode::Write && thread;
+                    if !same || !together && !plain {
                         return Err(self.conflict(mode, conflict, offset, len).lane(at.lane));
+                    }
+                    if !together {
+                        self.warn(w, self.conflict(mode, conflict, offset, len).lane(at.lane))?;
+                        if let Err(conflict) = self.track(cta, offset, len, who, Mode::SameValue, w.pc()) {
+                            return Err(self.conflict(mode, conflict, offset, len).lane(at.lane));
+                        }
                     }
                     return Ok(());
                 }
