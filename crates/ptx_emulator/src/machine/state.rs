@@ -1,6 +1,6 @@
 //! The state of a cluster of CTAs: everything but its warps. Asynchronous operations start here.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 
 use super::barrier::{self, Barrier, ClusterBarrier};
@@ -53,11 +53,20 @@ pub struct SharedMemory {
     pub data: Vec<u8>,
     /// Bytes that something has written.
     pub defined: Vec<bool>,
+    /// Bytes to which undefined ones were stored.
+    pub undefined: HashSet<usize>,
 }
 
 impl SharedMemory {
     pub fn new(bytes: u32) -> SharedMemory {
-        SharedMemory { data: vec![0; bytes as usize], defined: vec![false; bytes as usize] }
+        SharedMemory { data: vec![0; bytes as usize], defined: vec![false; bytes as usize], undefined: HashSet::new() }
+    }
+}
+
+/// Bytes of `range` are written anew.
+pub fn forget(undefined: &mut HashSet<usize>, range: std::ops::Range<usize>) {
+    if !undefined.is_empty() {
+        undefined.retain(|byte| !range.contains(byte));
     }
 }
 
@@ -229,7 +238,8 @@ impl Machine<'_> {
         let memory = &mut self.ctas[cta as usize].shared;
         let range = offset as usize..offset as usize + data.len();
         memory.data[range.clone()].copy_from_slice(data);
-        memory.defined[range].fill(true);
+        memory.defined[range.clone()].fill(true);
+        forget(&mut memory.undefined, range);
         self.progress += 1;
     }
 }

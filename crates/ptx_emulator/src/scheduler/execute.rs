@@ -91,7 +91,7 @@ fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) ->
         if !w.tmem_loads.is_empty() {
             registers::await_loads(w, m, inst)?;
         }
-        registers::check(w, inst, exec)?;
+        registers::check(w, inst, exec, m.launch.config.strict)?;
     }
     let flow = (inst.step)(w, m, exec)?;
     if m.sanitize {
