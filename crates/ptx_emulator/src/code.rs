@@ -37,6 +37,9 @@ pub enum Flow {
     Yield,
 }
 
+/// The undefined bytes of each destination in one lane, by register.
+pub type Carries = Box<dyn Fn(&Warp, usize) -> Vec<(u32, u8)> + Send + Sync>;
+
 /// The registers of an instruction, for the check of uninitialised ones, and how it is executed.
 #[derive(Default)]
 pub struct Uses {
@@ -46,6 +49,10 @@ pub struct Uses {
     pub predicate_writes: Vec<u32>,
     /// A plain move: uninitialised sources make an uninitialised destination, and no fault.
     pub moves: bool,
+    /// Which bytes of the destinations undefined bytes of the sources reach.
+    pub carries: Option<Carries>,
+    /// From which of `reads` on they are values that are only stored.
+    pub stored_from: Option<usize>,
     /// All lanes of the warp execute it together.
     pub aligned: bool,
 }

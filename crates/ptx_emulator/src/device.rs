@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rayon::prelude::*;
 
 use crate::code::Kernel;
-use crate::config::fault::{Fault, FaultKind};
+use crate::config::fault::{Fault, FaultKind, Warning};
 use crate::config::launch::{DeviceConfig, LaunchConfig};
 use crate::config::report::{BufferTraffic, Report, Role};
 use crate::machine::global::GlobalMemory;
@@ -202,6 +202,7 @@ impl Device {
             roles: outcome.roles,
             buffers,
             peak_tmem_columns: outcome.peak_tmem_columns,
+            warnings: outcome.warnings,
             shared_bytes: u64::from(kernel.shared_bytes + config.shared_bytes),
             ..Report::default()
         };
@@ -276,15 +277,17 @@ struct Outcome {
     buffers: Vec<BufferTraffic>,
     cta_steps: u64,
     peak_tmem_columns: u32,
+    warnings: Vec<Warning>,
 }
 
 impl Outcome {
-    fn of(cluster: &Cluster<'_>) -> Outcome {
+    fn of(cluster: &mut Cluster<'_>) -> Outcome {
         Outcome {
             roles: cluster.roles().to_vec(),
             buffers: cluster.buffers().to_vec(),
             cta_steps: cluster.cta_steps(),
             peak_tmem_columns: cluster.peak_tmem_columns(),
+            warnings: cluster.warnings(),
         }
     }
 
@@ -299,6 +302,7 @@ impl Outcome {
         }
         self.cta_steps += other.cta_steps;
         self.peak_tmem_columns = self.peak_tmem_columns.max(other.peak_tmem_columns);
+        other.warnings.iter().for_each(|warning| Warning::add(&mut self.warnings, warning.clone()));
     }
 }
 
@@ -316,7 +320,7 @@ fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
         };
         let mut cluster = Cluster::new(kernel, launch, index);
         match cluster.run(u64::MAX).map_err(fault)? {
-            Status::Done => Ok(Outcome::of(&cluster)),
+            Status::Done => Ok(Outcome::of(&mut cluster)),
             Status::Running | Status::Idle => Err(fault(cluster.deadlock())),
         }
     };
@@ -358,7 +362,7 @@ fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
             moved |= status == Status::Running || running[at].progress() != before;
             if status == Status::Done {
                 moved = true;
-                sum.add(&Outcome::of(&running[at]));
+                sum.add(&Outcome::of(&mut running[at]));
                 running.remove(at);
             } else {
                 at += 1;

@@ -51,7 +51,7 @@ pub struct LaunchFile {
     /// Whether to look for races and uninitialised reads.
     #[serde(default = "yes")]
     pub sanitize: bool,
-    /// Order only those tensor-core operations that the manual lists as pipelined.
+    /// Hold the kernel to the manual's letter: see [`LaunchConfig::strict`].
     #[serde(default)]
     pub strict: bool,
     /// Warp instructions that a warp may execute.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use ptx_emulator::launch_json::LaunchFile;
-use ptx_emulator::{Module, coverage};
+use ptx_emulator::{Level, Module, coverage};
 
 /// Runs PTX on the CPU and finds its bugs.
 ///
@@ -30,8 +30,12 @@ enum Command {
         /// fair, worst or seed:N; overrides the file.
         #[arg(long)]
         schedule: Option<String>,
-        /// Order only those tensor-core operations that the manual lists as pipelined.
+        /// What counts as a fault: nothing but what no card can go on from (machine), what can go wrong on a card
+        /// (default), or whatever the manual forbids (strict); overrides the file.
         #[arg(long)]
+        level: Option<Level>,
+        /// The same as `--level strict`.
+        #[arg(long, conflicts_with = "level")]
         strict: bool,
         /// Print the report or the fault as one JSON object.
         #[arg(long)]
@@ -50,7 +54,9 @@ fn main() -> ExitCode {
             print!("{}", coverage());
             Ok(ExitCode::SUCCESS)
         }
-        Command::Launch { file, schedule, strict, json } => launch(&file, schedule, strict, json),
+        Command::Launch { file, schedule, level, strict, json } => {
+            launch(&file, schedule, level.or(strict.then_some(Level::Strict)), json)
+        }
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
@@ -75,10 +81,12 @@ fn check(path: &PathBuf) -> Result<ExitCode> {
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(UNSUPPORTED) })
 }
 
-fn launch(path: &PathBuf, schedule: Option<String>, strict: bool, json: bool) -> Result<ExitCode> {
+fn launch(path: &PathBuf, schedule: Option<String>, level: Option<Level>, json: bool) -> Result<ExitCode> {
     let mut file = LaunchFile::parse(&read(path)?).with_context(|| path.display().to_string())?;
     file.schedule = schedule.or(file.schedule);
-    file.strict |= strict;
+    if let Some(level) = level {
+        (file.sanitize, file.strict) = (level != Level::Machine, level == Level::Strict);
+    }
     let mut prepared = file.prepare(path.parent().unwrap_or("".as_ref()))?;
     match prepared.run() {
         Ok(report) => {

@@ -68,12 +68,15 @@ pub struct Outcome {
     pub opaque: Vec<String>,
     /// The kind of fault, in kebab-case.
     pub fault: Option<String>,
+    /// The kinds of the warnings, in the order of their first places.
+    #[serde(default)]
+    pub warnings: Vec<String>,
     /// The schedules that show the fault, if not all do.
     pub schedules: Option<Vec<String>>,
 }
 
 impl Outcome {
-    const FIELDS: [&str; 4] = ["expect", "opaque", "fault", "schedules"];
+    const FIELDS: [&str; 5] = ["expect", "opaque", "fault", "warnings", "schedules"];
 }
 
 impl Program {

@@ -188,6 +188,46 @@ impl fmt::Display for Fault {
             FaultKind::Unsupported => write!(f, "unsupported: {}", self.message)?,
             kind => write!(f, "fault[{kind}]: {}: {}", kind.title(), self.message)?,
         }
+        self.write_place(f)
+    }
+}
+
+/// What the manual forbids and cards are known to bear: a fault only under [`Level::Strict`](crate::Level::Strict).
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Warning {
+    /// The first of its place, as the fault that it is under `strict`.
+    #[serde(flatten)]
+    pub fault: Fault,
+    /// How often it happened there.
+    pub times: u64,
+}
+
+impl Warning {
+    /// Adds a warning to a list in which each place has one.
+    pub(crate) fn add(list: &mut Vec<Warning>, new: Warning) {
+        let places = |w: &Warning| {
+            let others: Vec<_> = w.fault.others.iter().map(|party| party.place.clone()).collect();
+            (w.fault.kind, w.fault.kernel.clone(), w.fault.place.clone(), others)
+        };
+        match list.iter_mut().find(|old| places(old) == places(&new)) {
+            Some(old) => old.times += new.times,
+            None => list.push(new),
+        }
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Fault { kind, message, .. } = &self.fault;
+        write!(f, "warning[{kind}]: {}: {message}", kind.title())?;
+        self.fault.write_place(f)?;
+        if self.times > 1 { write!(f, "\n  {} times at this place", self.times) } else { Ok(()) }
+    }
+}
+
+impl Fault {
+    /// Who, where, and the other side: what faults and warnings have in common.
+    fn write_place(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\n  in kernel `{}`", self.kernel)?;
         if let Some([x, y, z]) = self.cta {
             write!(f, ", CTA ({x}, {y}, {z})")?;

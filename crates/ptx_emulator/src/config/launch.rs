@@ -51,6 +51,31 @@ impl std::str::FromStr for Schedule {
     }
 }
 
+/// What counts as a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Only what no card can go on from. No hazards are looked for.
+    Machine,
+    /// What can go wrong on a card. What the manual forbids, but cards are known to bear, is a warning.
+    Default,
+    /// The manual's letter.
+    Strict,
+}
+
+impl std::str::FromStr for Level {
+    type Err = String;
+
+    /// `machine`, `default` or `strict`.
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "machine" => Ok(Level::Machine),
+            "default" => Ok(Level::Default),
+            "strict" => Ok(Level::Strict),
+            _ => Err(format!("`{s}` is no level; use machine, default or strict")),
+        }
+    }
+}
+
 /// The shape of a launch and how to run it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
@@ -66,7 +91,8 @@ pub struct LaunchConfig {
     pub schedule: Schedule,
     /// Look for races, uninitialised reads and misuse; bounds and alignment are always checked.
     pub sanitize: bool,
-    /// Order only those tensor-core operations that the manual lists as pipelined.
+    /// Hold the kernel to the manual's letter: warnings are faults, and only those tensor-core operations are ordered
+    /// that the manual lists as pipelined.
     pub strict: bool,
     /// The launch may begin while the one before it on this device still runs (the launch attribute
     /// `PROGRAMMATIC_STREAM_SERIALIZATION`). The kernel must wait for the end of that launch itself, by
@@ -78,6 +104,15 @@ pub struct LaunchConfig {
 }
 
 impl LaunchConfig {
+    /// The level that `sanitize` and `strict` mean.
+    pub fn level(&self) -> Level {
+        match (self.sanitize, self.strict) {
+            (false, _) => Level::Machine,
+            (true, false) => Level::Default,
+            (true, true) => Level::Strict,
+        }
+    }
+
     /// One-dimensional grid and block, no cluster, fair schedule, sanitizer on.
     pub fn linear(ctas: u32, threads: u32) -> LaunchConfig {
         LaunchConfig {

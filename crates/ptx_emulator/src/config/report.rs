@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use super::fault::Warning;
+
 /// What an instruction is counted as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -203,6 +205,8 @@ pub struct Report {
     pub shared_bytes: u64,
     /// The most tensor-memory columns that were allocated at once in a CTA.
     pub peak_tmem_columns: u32,
+    /// What would be a fault under `strict`, one a place.
+    pub warnings: Vec<Warning>,
 }
 
 impl Report {
@@ -242,6 +246,7 @@ impl Report {
         }
         self.shared_bytes = self.shared_bytes.max(later.shared_bytes);
         self.peak_tmem_columns = self.peak_tmem_columns.max(later.peak_tmem_columns);
+        later.warnings.iter().for_each(|warning| Warning::add(&mut self.warnings, warning.clone()));
         self.finish();
     }
 
@@ -300,6 +305,6 @@ impl fmt::Display for Report {
                 )?;
             }
         }
-        Ok(())
+        self.warnings.iter().try_for_each(|warning| writeln!(f, "{warning}"))
     }
 }

@@ -5,6 +5,7 @@ use super::error::{DecodeError, Result};
 use super::form;
 use super::names::{Names, Symbol};
 use crate::code::{Flow, Step, Uses};
+use crate::machine::warp::Warp;
 use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Special, Src};
 use crate::parser::ast::{Instruction, Operand};
 use crate::types::{Space, Type};
@@ -118,6 +119,16 @@ impl<'a> Parsed<'a> {
     /// This instruction only moves bits: undefined sources make an undefined result.
     pub fn moves(&mut self) {
         self.uses.moves = true;
+    }
+
+    /// Which bytes of the destinations undefined bytes of the sources reach, where it is not all of them.
+    pub fn carries(&mut self, carries: impl Fn(&Warp, usize) -> Vec<(u32, u8)> + Send + Sync + 'static) {
+        self.uses.carries = Some(Box::new(carries));
+    }
+
+    /// The sources from here on are only stored.
+    pub fn stores_from_here(&mut self) {
+        self.uses.stored_from = Some(self.uses.reads.len());
     }
 
     /// This instruction is executed by whole warps.

@@ -188,6 +188,8 @@ impl ReadModifyWrite {
 pub struct Fence {
     /// For threads beyond its CTA too.
     beyond_cta: bool,
+    /// `fence.mbarrier_init`.
+    initialisations: bool,
 }
 
 impl Instruction for Fence {
@@ -196,13 +198,18 @@ impl Instruction for Fence {
             "membar" => &["gl", "sys"],
             _ => &["mbarrier_init", "cluster", "gpu", "sys"],
         };
-        Ok(Fence { beyond_cta: i.one_of(beyond).is_some() })
+        let initialisations = i.opcode() == "fence" && i.has("mbarrier_init");
+        Ok(Fence { beyond_cta: i.one_of(beyond).is_some(), initialisations })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         m.fence(w, mask);
         if self.beyond_cta {
             m.fence_mbarriers(w);
+        }
+        if let (Some(race), true) = (&mut m.race, self.initialisations) {
+            let now = race.tick(w.index);
+            lanes(mask).for_each(|lane| w.initialisations_fenced[lane] = Some(now));
         }
         Ok(Flow::Next)
     }

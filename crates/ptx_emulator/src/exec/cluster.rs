@@ -8,10 +8,13 @@ use crate::decode::parsed::Parsed;
 use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
+use crate::operand::lanes;
 
 /// `barrier.cluster.arrive`.
 pub struct Arrive {
-    /// It publishes nothing.
+    /// It publishes only the mbarriers that the thread has initialised before its last `fence.mbarrier_init` (PTX ISA,
+    /// "membar, fence": that fence orders "the prior mbarrier.init operations", with `barrier.cluster.arrive.relaxed`
+    /// behind it in the manual's example).
     relaxed: bool,
 }
 
@@ -28,8 +31,13 @@ impl Instruction for Arrive {
         w.cluster_arrived |= mask;
         let barrier = &mut m.cluster_barrier;
         w.cluster_generation = barrier.generation;
-        if let (Some(race), false) = (&mut m.race, self.relaxed) {
-            race.release(w.index, mask, &mut barrier.arriving);
+        if let Some(race) = &mut m.race {
+            if self.relaxed {
+                let fenced = lanes(mask).filter_map(|lane| w.initialisations_fenced[lane]).max();
+                fenced.into_iter().for_each(|t| race.release_initialisations(w.index, t, &mut barrier.arriving));
+            } else {
+                race.release(w.index, mask, &mut barrier.arriving);
+            }
         }
         barrier.arrived += mask.count_ones();
         barrier.advance();

@@ -7,7 +7,7 @@ use crate::decode::error::DecodeError;
 use crate::decode::opcode::Decoded;
 use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, BF16, F16, Format};
-use crate::operand::{Row, Src};
+use crate::operand::{PredicateSrc, Row, Src};
 use crate::parser::ast::Operand;
 use crate::types::Type;
 
@@ -180,6 +180,15 @@ pub fn selp(i: &mut Parsed<'_>) -> Decoded {
     let d = i.dst(0)?;
     let (a, b) = (i.src(1, ty)?, i.src(2, ty)?);
     let c = i.predicate(3)?;
+    // What is not selected does not matter.
+    i.carries(move |w, lane| {
+        let known = match c {
+            PredicateSrc::Register(p, _) => w.predicate_defined(p) >> lane & 1 == 1,
+            PredicateSrc::Constant(_) => true,
+        };
+        let taken = w.undefined_bytes(if c.mask(w) >> lane & 1 == 1 { a } else { b }, lane);
+        d.register.map(|register| (register, if known { taken } else { u8::MAX })).into_iter().collect()
+    });
     Ok(Box::new(move |w, _, mask| {
         let (a, b, c) = (w.get(a), w.get(b), c.mask(w));
         let mut out = [0; 32];

@@ -108,9 +108,14 @@ impl Instruction for Ld {
         let mode = if access.strong { Mode::StrongRead } else { Mode::Read };
         let mut buffer = [0u8; 64];
         let addresses = access.addresses(w);
+        let undefined = m.sanitize && m.has_undefined(w);
         for lane in lanes(mask) {
             m.load(w, access.at(&addresses, lane), mode, &mut buffer[..access.total])?;
             self.finish(w, lane, &buffer);
+            if undefined {
+                let undefined = m.undefined_bytes(w, access.at(&addresses, lane), access.total as u32)?;
+                self.carry(w, lane, undefined);
+            }
         }
         access.count_conflicts(w, m, mask, &addresses);
         if access.strong {
@@ -121,6 +126,16 @@ impl Instruction for Ld {
 }
 
 impl Ld {
+    /// One lane's registers get the marks of undefined bytes.
+    fn carry(&self, w: &mut Warp, lane: usize, undefined: u64) {
+        for (n, d) in self.out.iter().enumerate() {
+            let bytes = undefined >> (n * self.access.piece) & ((1 << self.access.piece) - 1);
+            if let (Some(register), true) = (d.register, bytes != 0) {
+                w.undefined_results.push((register, lane, bytes as u8));
+            }
+        }
+    }
+
     /// One lane's registers get their values.
     #[inline(always)]
     fn finish(&self, w: &mut Warp, lane: usize, bytes: &[u8; 64]) {
@@ -144,6 +159,7 @@ impl Instruction for St {
     fn decode(i: &mut Parsed<'_>) -> Result<St> {
         let access = Access::decode(i, 0, &["volatile", "relaxed", "release", "mmio"], &["v2", "v4", "v8"])?;
         let ty = i.ty()?;
+        i.stores_from_here();
         let values = access.registers(i, 1)?.iter().map(|p| i.words(p, ty)).collect::<Result<Vec<_>>>()?.concat();
         Ok(St { access, release: i.has("release"), values })
     }
@@ -160,10 +176,23 @@ impl Instruction for St {
             for (piece, s) in buffer.chunks_exact_mut(access.piece).zip(&self.values) {
                 piece.copy_from_slice(&w.lane(*s, lane).to_le_bytes()[..access.piece]);
             }
-            m.store(w, access.at(&addresses, lane), mode, &buffer[..access.total])?;
+            m.store_value(w, access.at(&addresses, lane), mode, &buffer[..access.total])?;
+            let undefined = if m.sanitize { self.undefined(w, lane) } else { 0 };
+            if undefined != 0 {
+                m.store_undefined(w, access.at(&addresses, lane), access.total as u32, undefined)?;
+            }
         }
         access.count_conflicts(w, m, mask, &addresses);
         Ok(Flow::Next)
+    }
+}
+
+impl St {
+    /// The undefined bytes of one lane's values.
+    fn undefined(&self, w: &Warp, lane: usize) -> u64 {
+        let piece = self.access.piece;
+        let bytes = |s: &Src| u64::from(w.undefined_bytes(*s, lane)) & ((1 << piece) - 1);
+        self.values.iter().enumerate().fold(0, |all, (n, s)| all | bytes(s) << (n * piece))
     }
 }
 

@@ -5,6 +5,7 @@ use crate::code::{Flow, Step};
 use crate::decode::error::DecodeError;
 use crate::decode::opcode::Decoded;
 use crate::decode::parsed::Parsed;
+use crate::machine::warp::Warp;
 use crate::operand::{Dst, Src};
 use crate::parser::ast::Operand;
 use crate::types::Type;
@@ -30,15 +31,29 @@ pub fn mov(i: &mut Parsed<'_>) -> Decoded {
         (_, Operand::Vector(_)) => pack(i, ty),
         _ if ty == Type::B128 => {
             let (words, out) = (i.words(from, ty)?, i.dst_words(to, ty)?);
-            Ok(copies(out.into_iter().zip(words).collect()))
+            let moves: Vec<_> = out.into_iter().zip(words).collect();
+            i.carries(carry(moves.clone()));
+            Ok(copies(moves))
         }
-        _ => Ok(copy(i.dst(0)?, i.src(1, ty)?)),
+        _ => {
+            let (d, a) = (i.dst(0)?, i.src(1, ty)?);
+            i.carries(carry(vec![(d, a)]));
+            Ok(copy(d, a))
+        }
     }
 }
 
 /// `d = a`.
 pub fn copy(d: Dst, a: Src) -> Step {
     map1(d, a, <u64 as Lane>::of)
+}
+
+/// Each destination has the undefined bytes of its source.
+fn carry(moves: Vec<(Dst, Src)>) -> impl Fn(&Warp, usize) -> Vec<(u32, u8)> + Send + Sync {
+    move |w, lane| {
+        let bytes = |s: &Src| w.undefined_bytes(*s, lane);
+        moves.iter().filter_map(|(d, s)| Some((d.register?, bytes(s)))).collect()
+    }
 }
 
 /// Several moves at once.
@@ -59,7 +74,9 @@ fn elements(i: &mut Parsed<'_>, ty: Type) -> Decoded {
         return Err(DecodeError::invalid("vectors of different length"));
     }
     let each = Type::parse(&format!("b{}", ty.bits() / out.len().max(1) as u32)).unwrap_or(ty);
-    Ok(copies(out.into_iter().zip(i.src_vector(1, each)?).collect()))
+    let moves: Vec<_> = out.into_iter().zip(i.src_vector(1, each)?).collect();
+    i.carries(carry(moves.clone()));
+    Ok(copies(moves))
 }
 
 /// The parts of a value, the lowest first.
@@ -67,6 +84,13 @@ fn unpack(i: &mut Parsed<'_>, ty: Type) -> Decoded {
     let words = i.words(i.operand(1)?, ty)?;
     let out = i.dst_vector(0)?;
     let bits = ty.bits() / out.len().max(1) as u32;
+    let (from, to) = (words.clone(), out.clone());
+    i.carries(move |w, lane| {
+        let all =
+            from.iter().enumerate().fold(0, |all, (n, s)| all | u16::from(w.undefined_bytes(*s, lane)) << (8 * n));
+        let part = |n: usize| (all >> (n as u32 * bits / 8)) as u8 & (u8::MAX >> (8 - bits / 8));
+        to.iter().enumerate().filter_map(|(n, d)| Some((d.register?, part(n)))).collect()
+    });
     Ok(Box::new(move |w, _, mask| {
         let rows: Vec<_> = words.iter().map(|s| w.get(*s)).collect();
         for (n, d) in out.iter().enumerate() {
@@ -90,6 +114,12 @@ fn pack(i: &mut Parsed<'_>, ty: Type) -> Decoded {
     };
     let sources = i.src_vector(1, element)?;
     let out = i.dst_words(i.operand(0)?, ty)?;
+    let (from, to) = (sources.clone(), out.clone());
+    i.carries(move |w, lane| {
+        let part = |s: &Src| u16::from(w.undefined_bytes(*s, lane) & (u8::MAX >> (8 - bits / 8)));
+        let all = from.iter().enumerate().fold(0, |all, (n, s)| all | part(s) << (n as u32 * bits / 8));
+        to.iter().enumerate().filter_map(|(n, d)| Some((d.register?, (all >> (8 * n)) as u8))).collect()
+    });
     Ok(Box::new(move |w, _, mask| {
         let mut rows = [[0u64; 32]; 2];
         for (n, s) in sources.iter().enumerate() {
@@ -111,6 +141,17 @@ pub fn prmt(i: &mut Parsed<'_>) -> Decoded {
     let d = i.dst(0)?;
     let s = [i.src(1, Type::B32)?, i.src(2, Type::B32)?, i.src(3, Type::B32)?];
     let byte = |a: u32, b: u32, n: u32| (u64::from(b) << 32 | u64::from(a)) >> (8 * (n & 7)) & 0xff;
+    if i.modifiers().len() == 1 {
+        // A result byte is undefined if the byte is that it is taken from; with an undefined selector, all are.
+        i.carries(move |w, lane| {
+            let both =
+                u16::from(w.undefined_bytes(s[1], lane) & 0xf) << 4 | u16::from(w.undefined_bytes(s[0], lane) & 0xf);
+            let selector = w.lane(s[2], lane);
+            let taken = (0..4).fold(0, |bytes, n| bytes | (both >> (selector >> (4 * n) & 7) & 1) << n) as u8;
+            let bytes = if w.undefined_bytes(s[2], lane) != 0 { 0xf } else { taken };
+            d.register.map(|register| (register, bytes)).into_iter().collect()
+        });
+    }
     let pack = |f: &dyn Fn(u32) -> u64| (0..4).fold(0, |r, n| r | f(n) << (8 * n)) as u32;
     // Which byte comes to place `n` when the selector is `c` (PTX ISA, "prmt", table of modes).
     let mode: fn(u32, u32) -> u32 = match i.one_of(&["f4e", "b4e", "rc8", "ecl", "ecr", "rc16"]) {

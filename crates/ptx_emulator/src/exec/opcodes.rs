@@ -248,7 +248,7 @@ table! {
                "[rni rzi rmi rpi] [ftz] [sat] f16 f16", "[rni rzi rmi rpi] [ftz] [sat] bf16 bf16",
                "[ftz] [sat] f32 {f16 bf16}", "[ftz] [sat] f64 {f16 bf16 f32}",
                "{rn rz rm rp} [ftz] [sat] f32 f64", "{rn rz rm rp} [ftz] [sat] f16 {bf16 f32 f64}",
-               "{rn rz rm rp} [ftz] [sat] bf16 {f16 f32 f64}",
+               "[rn rz rm rp] [ftz] [sat] bf16 f16", "{rn rz rm rp} [ftz] [sat] bf16 {f32 f64}",
                "{rn rz rna} [relu] [satfinite] {f16 bf16 f16x2 bf16x2 tf32} f32",
                "rn satfinite [relu] {e4m3x2 e5m2x2} {f32 f16x2 bf16x2}",
                "rn [relu] {f16x2 bf16x2} {e4m3x2 e5m2x2 e2m3x2 e3m2x2 e2m1x2}",

@@ -17,8 +17,13 @@ use crate::types::Space;
 /// Bytes that are read and written at a time.
 const WORD: usize = 16;
 
-/// A tensor map's 128 bytes, wherever they lie.
+/// A tensor map, wherever it lies.
 pub fn read_map(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: usize) -> Stopped<TensorMap> {
+    let bytes = read_bytes(m, w, a, space, lane)?;
+    TensorMap::from_bytes(&bytes).map_err(|e| bad_map(e, lane))
+}
+
+fn read_bytes(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: usize) -> Stopped<[u8; OBJECT_BYTES]> {
     let at = w.lane_at(a, a.space(space), lane);
     let mut bytes = [0; OBJECT_BYTES];
     if !at.address.is_multiple_of(OBJECT_ALIGN) && at.space != Space::Param {
@@ -37,7 +42,7 @@ pub fn read_map(m: &mut Machine<'_>, w: &Warp, a: &Address, space: Space, lane: 
         }
         Spot::Local(offset) => bytes.copy_from_slice(&w.local[offset..offset + OBJECT_BYTES]),
     }
-    TensorMap::from_bytes(&bytes).map_err(|e| bad_map(e, lane))
+    Ok(bytes)
 }
 
 /// What is wrong with a tensor map or its use, as a fault.
@@ -68,7 +73,11 @@ impl Instruction for Replace {
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         for lane in lanes(mask) {
-            let mut map = read_map(m, w, &self.map, self.space, lane)?;
+            let bytes = read_bytes(m, w, &self.map, self.space, lane)?;
+            let mut map = match bytes == [0; OBJECT_BYTES] {
+                true => TensorMap::ZEROED,
+                false => TensorMap::from_bytes(&bytes).map_err(|e| bad_map(e, lane))?,
+            };
             map.replace(self.field, w.lane(self.value, lane)).map_err(|e| bad_map(e, lane))?;
             let at = w.lane_at(&self.map, self.space, lane);
             for (n, word) in map.to_bytes().chunks_exact(WORD).enumerate() {

@@ -13,15 +13,13 @@ use crate::hw::fragment::{self, Position};
 use crate::machine::in_flight::Wgmma;
 use crate::machine::pending::Issuer;
 use crate::machine::race::Agent;
-use crate::machine::state::{Effect, Machine};
+use crate::machine::state::{Effect, Machine, WARPGROUP as WARPS};
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
 use crate::operand::{Dst, PredicateSrc, Row, Src};
 use crate::parser::ast::Operand;
 use crate::types::Type;
 
-/// Warps of a warpgroup.
-const WARPS: u32 = 4;
 /// Rows of a warp.
 const ROWS: u32 = 16;
 /// Bytes of a row of A and B.
@@ -108,6 +106,7 @@ impl Instruction for MmaAsync {
         let (product, n, first_row) = (self.product, self.n, first_row(w));
         let effect = Multiply { id, cta: w.cta, product, n, first_row, a, b, accumulators };
         m.start_reserved(id, Issuer { warp: w.index, pc: w.pc() }, after, effect);
+        m.warpgroup(w).issue(w.role % WARPS, id, agent.clone());
         w.wgmma.open.push(Wgmma { id, agent, d: self.d.clone(), a: self.a.registers().collect(), pc: w.pc() });
         Ok(Flow::Next)
     }
@@ -253,7 +252,8 @@ impl Instruction for CommitGroup {
     }
 }
 
-/// `wgmma.wait_group N`: all but the N newest groups are complete, and their results in the registers.
+/// `wgmma.wait_group N`: all but the N newest groups are complete in the whole warpgroup, and their results in the
+/// registers. So one thread may say for its warpgroup that the operands have been read, as shipped kernels do.
 pub struct WaitGroup {
     keep: usize,
 }
@@ -265,11 +265,18 @@ impl Instruction for WaitGroup {
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let done = w.wgmma.committed.len().saturating_sub(self.keep);
-        let ids = w.wgmma.committed.iter().take(done).flatten().map(|p| p.id);
-        let waiting: Vec<u64> = ids.filter(|id| m.pending.contains(*id)).collect();
+        let count = w.wgmma.finished + w.wgmma.committed.iter().take(done).flatten().count() as u64;
+        let group = m.warpgroup(w);
+        if !group.have_issued(count) {
+            return Ok(Flow::Wait(WaitFor::Warpgroup { cta: w.cta, group: w.role / WARPS, count }));
+        }
+        let parts: Vec<(u64, Option<Agent>)> = group.first(count).cloned().collect();
+        let waiting: Vec<u64> = parts.iter().map(|part| part.0).filter(|id| m.pending.contains(*id)).collect();
         if !waiting.is_empty() {
             return Ok(Flow::Wait(WaitFor::Operations(waiting)));
         }
+        m.warpgroup(w).finish(w.role % WARPS, count);
+        w.wgmma.finished = count;
         let finished: Vec<Wgmma> = w.wgmma.committed.drain(..done).flatten().collect();
         for p in &finished {
             deliver(w, m, mask, p)?;
@@ -279,6 +286,8 @@ impl Instruction for WaitGroup {
             for agent in finished.iter().filter_map(|p| p.agent.as_ref()) {
                 race.finish(agent, &mut known);
             }
+            // Of the other warps only their parts are complete, not what those warps did before.
+            parts.iter().filter_map(|part| part.1.as_ref()).for_each(|agent| race.finish_apart(agent, &mut known));
             race.acquire(w.index, mask, &known);
         }
         // A later instruction in flight may still take its accumulators from one of these.

@@ -593,6 +593,22 @@ impl TensorMap {
         Ok(())
     }
 
+    /// What 128 bytes of zeros are: a map that `tensormap.replace` can fill in, field by field, and that
+    /// [`TensorMap::validate`] refuses until it has. Kernels make maps so on the device.
+    pub const ZEROED: TensorMap = TensorMap {
+        data_type: DataType::U8,
+        rank: 1,
+        interleave: Interleave::None,
+        swizzle: Swizzle::None,
+        l2_promotion: L2Promotion::None,
+        oob_fill: OobFill::Zero,
+        global_address: 0,
+        dims: [0; MAX_RANK],
+        strides: [0; MAX_RANK - 1],
+        box_dims: [0; MAX_RANK],
+        element_strides: [1; MAX_RANK],
+    };
+
     /// The 128-byte object.
     pub fn to_bytes(&self) -> [u8; OBJECT_BYTES] {
         let mut bytes = [0; OBJECT_BYTES];

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::race::Agent;
-use crate::operand::{Dst, Row};
+use crate::operand::Dst;
 
 /// The non-bulk asynchronous copies of one lane.
 #[derive(Clone, Debug, Default)]
@@ -22,9 +22,9 @@ pub struct BulkCopy {
     pub agent: Option<Agent>,
 }
 
-/// A load from tensor memory before its wait: registers and the values they will get.
+/// A load from tensor memory before its wait, and its registers.
 pub struct TmemLoad {
-    pub values: Vec<(Dst, Row)>,
+    pub registers: Vec<u32>,
     pub agent: Option<Agent>,
     pub pc: u32,
 }
@@ -49,11 +49,61 @@ pub struct Wgmma {
     pub pc: u32,
 }
 
+/// The asynchronous matrix instructions of a warpgroup, by warp. One is complete when it is complete in all warps: it is
+/// one operation of the warpgroup (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions: Warpgroup").
+pub struct Warpgroup {
+    warps: Vec<Issued>,
+}
+
+/// The matrix instructions that a warp has issued.
+#[derive(Clone, Default)]
+struct Issued {
+    /// How many are no longer in the list, because all warps have waited for them.
+    dropped: u64,
+    list: VecDeque<(u64, Option<Agent>)>,
+    /// How many the warp has waited for.
+    finished: u64,
+}
+
+impl Warpgroup {
+    /// A warpgroup of so many warps.
+    pub fn new(warps: u32) -> Warpgroup {
+        Warpgroup { warps: vec![Issued::default(); warps as usize] }
+    }
+
+    /// A warp issues its part of an instruction.
+    pub fn issue(&mut self, warp: u32, id: u64, agent: Option<Agent>) {
+        self.warps[warp as usize].list.push_back((id, agent));
+    }
+
+    /// Whether all warps have issued so many.
+    pub fn have_issued(&self, count: u64) -> bool {
+        self.warps.iter().all(|w| w.dropped + w.list.len() as u64 >= count)
+    }
+
+    /// The parts of the first `count` instructions that some warp has not waited for.
+    pub fn first(&self, count: u64) -> impl Iterator<Item = &(u64, Option<Agent>)> {
+        self.warps.iter().flat_map(move |w| w.list.iter().take(count.saturating_sub(w.dropped) as usize))
+    }
+
+    /// A warp has waited for the first `count` instructions.
+    pub fn finish(&mut self, warp: u32, count: u64) {
+        self.warps[warp as usize].finished = count;
+        let all = self.warps.iter().map(|w| w.finished).min().unwrap_or(0);
+        for w in &mut self.warps {
+            w.list.drain(..(all - w.dropped) as usize);
+            w.dropped = all;
+        }
+    }
+}
+
 /// A warp's asynchronous matrix instructions.
 #[derive(Default)]
 pub struct WgmmaGroups {
     pub open: Vec<Wgmma>,
     pub committed: VecDeque<Vec<Wgmma>>,
+    /// Instructions that the warp has waited for.
+    pub finished: u64,
     /// The warp's instruction count at its last `wgmma.fence`.
     pub fenced_at: u64,
 }

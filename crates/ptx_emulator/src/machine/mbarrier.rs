@@ -28,6 +28,8 @@ pub struct Mbarrier {
     pub owner: u32,
     pub fenced: bool,
     pub init_pc: u32,
+    /// When its warp initialised it, by the race detector's clock.
+    pub init_time: u32,
 }
 
 /// The mbarriers of a CTA by their offset in its shared memory.

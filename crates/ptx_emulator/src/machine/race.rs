@@ -10,7 +10,9 @@
 //! has made visible to the async proxy (PTX ISA, "Memory Consistency Model: Proxies"). An operation of the async proxy
 //! may touch only bytes whose generic writes are in the `proxied` half of its issuer's clock.
 //!
-//! The last entry of a clock stands for the end of the earlier grids. A thread that waits for them acquires it.
+//! Behind the threads and agents a clock has an entry for each warp: up to which time of the warp its initialisations of
+//! mbarriers are known, even where nothing else of it is. The last entry stands for the end of the earlier grids. A thread
+//! that waits for them acquires it.
 //!
 //! What it can miss:
 //! - Agents take [`AGENTS`] slots in turn. Two operations that share a slot count as ordered.
@@ -25,7 +27,8 @@ use crate::operand::lanes;
 /// Slots for asynchronous operations in flight, in a cluster.
 pub const AGENTS: u32 = 256;
 
-/// A vector clock and its async-proxy half. Entries: the threads, the agents, and whether the earlier grids have ended.
+/// A vector clock and its async-proxy half. Entries: the threads, the agents, the warps' initialisations of mbarriers,
+/// and whether the earlier grids have ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clock {
     seen: Vec<u32>,
@@ -91,9 +94,27 @@ pub struct Agent {
     async_proxy: bool,
     /// What it knows of tensor memory, if that is less than it knows of shared memory.
     tensor: Option<Rc<Clock>>,
+    /// The quarter of tensor memory in whose order it is.
+    quarter: Option<u32>,
+}
+
+/// A store to tensor memory, complete or not.
+#[derive(Clone, Copy)]
+struct Store {
+    /// The agent's time.
+    time: u32,
+    quarter: u32,
+    /// Who issued it, and when by that thread's clock.
+    thread: u32,
+    issued: u32,
 }
 
 impl Agent {
+    /// The same agent, which sees the stores of its quarter as soon as they have been issued.
+    pub fn in_quarter(self, quarter: u32) -> Agent {
+        Agent { quarter: Some(quarter), ..self }
+    }
+
     /// The same agent, which knows only this of tensor memory.
     pub fn with_tensor_knowledge(self, known: &Shared, nothing: &Detector) -> Agent {
         Agent { tensor: Some(known.clone().unwrap_or_else(|| nothing.zero.clone())), ..self }
@@ -138,6 +159,9 @@ pub enum Mode {
     StrongRead,
     /// A plain store.
     Write,
+    /// A plain store of the value that the bytes have already. It changes nothing, so it conflicts with nothing before
+    /// it; like a read, it must come before any other value.
+    SameValue,
     /// A read-modify-write or strong access, which does not race with its like.
     Atomic,
 }
@@ -171,6 +195,8 @@ pub struct Conflict {
 pub struct Detector {
     warps: Vec<WarpClock>,
     agent_times: Vec<u32>,
+    /// What the agents of the slots store to tensor memory.
+    stores: Vec<Option<Store>>,
     zero: Rc<Clock>,
     threads: u32,
     next_agent: u32,
@@ -186,11 +212,12 @@ impl Detector {
     /// A detector for `warps` warps and memories of these sizes in bytes.
     pub fn new(warps: u32, memories: impl Iterator<Item = u32>) -> Detector {
         let threads = warps * 32;
-        let n = (threads + AGENTS + 1) as usize;
+        let n = (threads + AGENTS + warps + 1) as usize;
         let zero = Rc::new(Clock { seen: vec![0; n], proxied: vec![0; n] });
         Detector {
             warps: (0..warps).map(|_| WarpClock { lanes: std::array::from_fn(|_| zero.clone()), now: 1 }).collect(),
             agent_times: vec![0; AGENTS as usize],
+            stores: vec![None; AGENTS as usize],
             zero,
             threads,
             next_agent: 0,
@@ -225,6 +252,26 @@ impl Detector {
             }
         }
         clock.now += 1;
+    }
+
+    /// The warp's time. It goes on, so that what the warp does next is later.
+    pub fn tick(&mut self, warp: u32) -> u32 {
+        let now = &mut self.warps[warp as usize].now;
+        *now += 1;
+        *now - 1
+    }
+
+    /// Publishes the initialisations of mbarriers that `warp` made up to `time`, and nothing else.
+    pub fn release_initialisations(&self, warp: u32, time: u32, into: &mut Shared) {
+        let clock = Rc::make_mut(into.get_or_insert_with(|| self.zero.clone()));
+        let known = &mut clock.seen[(self.threads + AGENTS + warp) as usize];
+        *known = time.max(*known);
+    }
+
+    /// Whether a lane knows of the initialisations that `of` made at `time`.
+    pub fn knows_initialisations(&self, warp: u32, lane: u32, of: u32, time: u32) -> bool {
+        let clock = &self.warps[warp as usize].lanes[lane as usize];
+        clock.seen[(self.threads + AGENTS + of) as usize] >= time
     }
 
     /// Lanes `mask` of `warp` learn what was published.
@@ -298,7 +345,14 @@ impl Detector {
         self.next_agent = (slot + 1) % AGENTS;
         self.agent_times[slot as usize] += 1;
         let clock = known.clone().unwrap_or_else(|| self.zero.clone());
-        Agent { slot: self.threads + slot, time: self.agent_times[slot as usize], clock, async_proxy, tensor: None }
+        Agent {
+            slot: self.threads + slot,
+            time: self.agent_times[slot as usize],
+            clock,
+            async_proxy,
+            tensor: None,
+            quarter: None,
+        }
     }
 
     /// The agent is done: what it knows and what it did goes into `into`. Both proxies see its accesses.
@@ -310,6 +364,20 @@ impl Detector {
             shared.seen[at] = shared.seen[at].max(agent.time);
             shared.proxied[at] = shared.proxied[at].max(agent.time);
         }
+    }
+
+    /// The agent is done: what it did goes into `into`, and nothing that it knows.
+    pub fn finish_apart(&self, agent: &Agent, into: &mut Shared) {
+        let clock = Rc::make_mut(into.get_or_insert_with(|| self.zero.clone()));
+        let at = agent.slot as usize;
+        clock.seen[at] = clock.seen[at].max(agent.time);
+        clock.proxied[at] = clock.proxied[at].max(agent.time);
+    }
+
+    /// The agent is a store that `thread` issues; agents of the same `quarter` see it once they know of its issue.
+    pub fn begin_store(&mut self, agent: &Agent, thread: u32, quarter: u32) {
+        let issued = agent.clock.seen[thread as usize];
+        self.stores[(agent.slot - self.threads) as usize] = Some(Store { time: agent.time, quarter, thread, issued });
     }
 
     /// Records an access and checks it against earlier ones. Lanes of one warp access the same `len` bytes at `offset`
@@ -326,7 +394,8 @@ impl Detector {
         let w = &self.warps[(who.base / 32) as usize];
         let clock = w.lanes[who.mask.trailing_zeros() as usize & 31].clone();
         let access = Access { base: who.base, mask: who.mask, time: w.now, pc };
-        self.record(cta, offset..offset + len, mode, access, &View { clock: &clock, who, async_proxy: false })
+        let view = View { clock: &clock, who, async_proxy: false, issued: None };
+        self.record(cta, offset..offset + len, mode, access, &view)
     }
 
     /// The same for an asynchronous operation.
@@ -341,8 +410,12 @@ impl Detector {
     ) -> Result<(), Conflict> {
         let who = Accessor { base: agent.slot, mask: 1 };
         let access = Access { base: who.base, mask: 1, time: agent.time, pc };
-        let view = View { clock: &agent.clock, who, async_proxy: agent.async_proxy };
-        self.record(cta, offset..offset + len, mode, access, &view)
+        let stores = std::mem::take(&mut self.stores);
+        let issued = agent.quarter.map(|quarter| IssuedStores { first: self.threads, list: &stores, quarter });
+        let view = View { clock: &agent.clock, who, async_proxy: agent.async_proxy, issued };
+        let result = self.record(cta, offset..offset + len, mode, access, &view);
+        self.stores = stores;
+        result
     }
 
     fn record(
@@ -390,6 +463,27 @@ struct View<'a> {
     clock: &'a Clock,
     who: Accessor,
     async_proxy: bool,
+    /// Stores that it sees before they are complete.
+    issued: Option<IssuedStores<'a>>,
+}
+
+/// The stores of a quarter of tensor memory.
+struct IssuedStores<'a> {
+    /// The number of the first agent.
+    first: u32,
+    list: &'a [Option<Store>],
+    quarter: u32,
+}
+
+impl IssuedStores<'_> {
+    /// Whether the access is a store of the quarter that `clock` knows to be issued.
+    fn contain(&self, access: Access, clock: &Clock) -> bool {
+        let slot = access.base.checked_sub(self.first);
+        slot.and_then(|slot| self.list[slot as usize]).is_some_and(|store| {
+            let issued = clock.seen[store.thread as usize] > store.issued;
+            store.time == access.time && store.quarter == self.quarter && issued
+        })
+    }
 }
 
 impl View<'_> {
@@ -409,7 +503,9 @@ impl View<'_> {
             let accessor = Accessor { base: earlier.base, mask };
             Some(Conflict { wrote, accessor, pc: earlier.pc, only_proxy })
         };
-        if missing != 0 {
+        if missing != 0 && self.issued.as_ref().is_some_and(|issued| issued.contain(earlier, self.clock)) {
+            None
+        } else if missing != 0 {
             report(missing, false)
         } else if self.async_proxy && unfenced != 0 && wrote {
             report(unfenced, true)
@@ -430,6 +526,7 @@ fn check(
     let strong = mode == Mode::Atomic;
     let both_atomic = mode.is_strong() && cell.flags & ATOMIC != 0;
     if cell.write.mask != 0
+        && mode != Mode::SameValue
         && !both_atomic
         && let Some(conflict) = view.conflict(cell.write, true)
     {
@@ -438,7 +535,7 @@ fn check(
     if mode == Mode::StrongRead {
         return Ok(());
     }
-    if mode == Mode::Read {
+    if matches!(mode, Mode::Read | Mode::SameValue) {
         let same = |r: &Access| r.base == access.base;
         if cell.read.mask == 0 || same(&cell.read) {
             let joined = cell.read.mask != 0 && cell.read.time == access.time;

@@ -1,11 +1,12 @@
 //! The state of a cluster of CTAs: everything but its warps. Asynchronous operations start here.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 
 use super::barrier::{self, Barrier, ClusterBarrier};
 use super::clock::Clock;
 use super::global::GlobalMemory;
+use super::in_flight::Warpgroup;
 use super::mbarrier::Mbarriers;
 use super::pending::{Issuer, Operation, Pending};
 use super::race::{Detector, Shared};
@@ -14,10 +15,13 @@ use super::synchronisation::Synchronisation;
 use super::tensor_core::Pipes;
 use super::tensor_memory::{self, Tmem};
 use super::warp::Warp;
-use crate::config::fault::Stopped;
-use crate::config::launch::LaunchConfig;
+use crate::config::fault::{Stop, Stopped};
+use crate::config::launch::{LaunchConfig, Level};
 use crate::config::report::{BufferTraffic, Role};
 use crate::operand::Row;
+
+/// Warps of a warpgroup.
+pub const WARPGROUP: u32 = 4;
 
 /// What all CTAs of a launch share.
 #[derive(Clone, Copy)]
@@ -49,11 +53,20 @@ pub struct SharedMemory {
     pub data: Vec<u8>,
     /// Bytes that something has written.
     pub defined: Vec<bool>,
+    /// Bytes to which undefined ones were stored.
+    pub undefined: HashSet<usize>,
 }
 
 impl SharedMemory {
     pub fn new(bytes: u32) -> SharedMemory {
-        SharedMemory { data: vec![0; bytes as usize], defined: vec![false; bytes as usize] }
+        SharedMemory { data: vec![0; bytes as usize], defined: vec![false; bytes as usize], undefined: HashSet::new() }
+    }
+}
+
+/// Bytes of `range` are written anew.
+pub fn forget(undefined: &mut HashSet<usize>, range: std::ops::Range<usize>) {
+    if !undefined.is_empty() {
+        undefined.retain(|byte| !range.contains(byte));
     }
 }
 
@@ -96,8 +109,10 @@ pub struct Machine<'a> {
     pub cluster_barrier: ClusterBarrier,
     /// Tensor-core operations in order, by CTA pair.
     pub pipes: Vec<Pipes>,
-    /// Bulk copies that read a CTA's shared memory.
-    pub shared_readers: Vec<(u32, u64)>,
+    /// Bulk copies that read a CTA's shared memory: the CTA, the operation, its instruction.
+    pub shared_readers: Vec<(u32, u64, u32)>,
+    /// By CTA and number in the CTA.
+    pub warpgroups: HashMap<(u32, u32), Warpgroup>,
     /// Results of asynchronous matrix instructions that are not in registers yet, by operation.
     pub matrix_results: HashMap<u64, Vec<Row>>,
     /// Counters by warp index in the CTA.
@@ -105,6 +120,8 @@ pub struct Machine<'a> {
     /// Counters by allocation of global memory.
     pub buffers: Vec<BufferTraffic>,
     pub sanitize: bool,
+    /// What is a fault only under `strict`: the warp of the cluster, the first at its place, and how often it happened.
+    pub warnings: Vec<(u32, Stop, u64)>,
     /// Goes up whenever something happens that another thread may wait for.
     pub progress: u64,
     pub clock: Clock,
@@ -149,12 +166,14 @@ impl<'a> Machine<'a> {
             sync: Synchronisation::default(),
             warp_barriers: HashMap::new(),
             shared_readers: Vec::new(),
+            warpgroups: HashMap::new(),
             matrix_results: HashMap::new(),
             pipes: vec![Pipes::default(); count.div_ceil(2) as usize],
             cluster_barrier: ClusterBarrier::new(threads * count),
             roles: vec![Role::default(); warps_per_cta as usize],
             buffers: vec![BufferTraffic::default(); launch.global.allocations().len()],
             sanitize: config.sanitize,
+            warnings: Vec::new(),
             progress: 0,
             clock: Clock::new(config.schedule, index),
             warps_per_cta,
@@ -164,6 +183,36 @@ impl<'a> Machine<'a> {
 }
 
 impl Machine<'_> {
+    /// The warpgroup of a warp.
+    pub fn warpgroup(&mut self, w: &Warp) -> &mut Warpgroup {
+        let group = w.role / WARPGROUP;
+        let warps = (self.warps_per_cta - group * WARPGROUP).min(WARPGROUP);
+        self.warpgroups.entry((w.cta, group)).or_insert_with(|| Warpgroup::new(warps))
+    }
+
+    /// Threads of the cluster; the race detector numbers asynchronous operations from here.
+    pub fn threads(&self) -> u32 {
+        self.warps_per_cta * 32 * self.ctas.len() as u32
+    }
+
+    /// What the manual forbids and cards bear, committed by the warp's current instruction: a fault under `strict`, by
+    /// default a warning.
+    pub fn warn(&mut self, w: &Warp, mut stop: Box<Stop>) -> Stopped<()> {
+        match self.launch.config.level() {
+            Level::Machine => {}
+            Level::Default => {
+                stop.pc.get_or_insert_with(|| w.pc());
+                let place = |s: &Stop| (s.kind, s.pc, s.others.iter().map(|other| other.1).collect::<Vec<_>>());
+                match self.warnings.iter_mut().find(|(_, old, _)| place(old) == place(&stop)) {
+                    Some((_, _, times)) => *times += 1,
+                    None => self.warnings.push((w.index, *stop, 1)),
+                }
+            }
+            Level::Strict => return Err(stop),
+        }
+        Ok(())
+    }
+
     /// Starts an asynchronous operation of the warp's current instruction; it gets a number.
     pub fn start(&mut self, w: &Warp, effect: impl Effect) -> u64 {
         self.start_after(w, Vec::new(), effect)
@@ -189,7 +238,8 @@ impl Machine<'_> {
         let memory = &mut self.ctas[cta as usize].shared;
         let range = offset as usize..offset as usize + data.len();
         memory.data[range.clone()].copy_from_slice(data);
-        memory.defined[range].fill(true);
+        memory.defined[range.clone()].fill(true);
+        forget(&mut memory.undefined, range);
         self.progress += 1;
     }
 }

@@ -15,6 +15,8 @@ pub struct Tmem {
     pub defined: Vec<bool>,
     /// First column and number of columns.
     allocations: Vec<(u32, u32)>,
+    /// Allocations with `.cta_group::2`.
+    pub pair_allocations: u32,
     /// The right to allocate has been given up.
     pub relinquished: bool,
     /// The most columns allocated at once.

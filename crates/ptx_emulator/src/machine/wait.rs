@@ -23,6 +23,10 @@ pub enum WaitFor {
     Cluster { generation: u64 },
     /// Columns of tensor memory that others must free.
     Columns { cta: u32, columns: u32 },
+    /// The peer's allocation of tensor memory for the pair: as many as this CTA has made.
+    PeerAllocation { peer: u32, count: u32 },
+    /// The other warps of the warpgroup: as many matrix instructions as this warp has issued.
+    Warpgroup { cta: u32, group: u32, count: u64 },
     /// Registers for each thread of a warp that others must release.
     Registers { cta: u32, count: u32 },
 }

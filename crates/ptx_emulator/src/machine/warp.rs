@@ -1,6 +1,8 @@
 //! A warp: 32 lanes with their registers, and the fragments into which divergence has split them. Each fragment is
 //! a group of lanes at one place. Knows no opcode.
 
+use std::collections::HashSet;
+
 use super::address::{Lane, space_of};
 use super::in_flight::{BulkGroups, CopyGroups, TmemLoad, WgmmaGroups};
 use super::race::{Agent, Shared};
@@ -38,15 +40,22 @@ pub struct Warp {
     pub current: usize,
     registers: Vec<Row>,
     defined: Vec<u32>,
+    /// The undefined bytes of each lane, where a register is not wholly defined.
+    undefined: Vec<[u8; 32]>,
     predicates: Vec<u32>,
     predicates_defined: Vec<u32>,
     /// Local memory and function parameters, lane after lane.
     pub local: Vec<u8>,
     pub local_defined: Vec<bool>,
+    /// Bytes of local memory to which undefined ones were stored.
+    pub local_undefined: HashSet<usize>,
     pub copies: Box<[CopyGroups; 32]>,
     /// Lanes that have arrived at the cluster barrier and not yet waited, and in which generation.
     pub cluster_arrived: u32,
     pub cluster_generation: u64,
+    /// The race detector's time of the last `fence.mbarrier_init`, by lane: a relaxed arrival at the cluster barrier
+    /// publishes the initialisations before it.
+    pub initialisations_fenced: [Option<u32>; 32],
     /// `tcgen05.ld` whose registers have not been waited for, and `tcgen05.st` in flight.
     pub tmem_loads: Vec<TmemLoad>,
     pub tmem_stores: Vec<(u64, Option<Agent>)>,
@@ -61,6 +70,10 @@ pub struct Warp {
     pub bulk: Box<[BulkGroups; 32]>,
     /// Registers of each thread, once `setmaxnreg` has changed them.
     pub register_limit: Option<u32>,
+    /// Bytes that the current instruction leaves undefined: register, lane, and which.
+    pub undefined_results: Vec<(u32, usize, u8)>,
+    /// The lanes in which it leaves its predicates undefined.
+    pub undefined_predicates: u32,
     /// The wait that just ended, for the instruction that began it.
     pub resumed: Option<WaitFor>,
     /// Instructions issued.
@@ -78,13 +91,16 @@ impl Warp {
             current: 0,
             registers: vec![[0; 32]; registers as usize],
             defined: vec![0; registers as usize],
+            undefined: vec![[u8::MAX; 32]; registers as usize],
             predicates: vec![0; predicates as usize],
             predicates_defined: vec![0; predicates as usize],
             local: vec![0; local as usize * 32],
             local_defined: vec![false; local as usize * 32],
+            local_undefined: HashSet::new(),
             copies: Box::default(),
             cluster_arrived: 0,
             cluster_generation: 0,
+            initialisations_fenced: [None; 32],
             tmem_loads: Vec::new(),
             tmem_stores: Vec::new(),
             tmem_view: None,
@@ -93,6 +109,8 @@ impl Warp {
             written_at: Vec::new(),
             bulk: Box::default(),
             register_limit: None,
+            undefined_results: Vec::new(),
+            undefined_predicates: 0,
             resumed: None,
             issued: 0,
         }
@@ -175,6 +193,22 @@ impl Warp {
     pub fn define(&mut self, register: u32, mask: u32, defined: u32) {
         let out = &mut self.defined[register as usize];
         *out = *out & !mask | defined & mask;
+    }
+
+    /// The undefined bytes of an operand in one lane.
+    pub fn undefined_bytes(&self, src: Src, lane: usize) -> u8 {
+        match src {
+            Src::Register(r) if self.defined(r) >> lane & 1 == 0 => self.undefined[r as usize][lane],
+            _ => 0,
+        }
+    }
+
+    /// Marks the bytes of a register that an instruction has left undefined in one lane.
+    pub fn undefine(&mut self, register: u32, lane: usize, bytes: u8) {
+        if bytes != 0 {
+            self.define(register, 1 << lane, 0);
+            self.undefined[register as usize][lane] = bytes;
+        }
     }
 
     #[inline(always)]

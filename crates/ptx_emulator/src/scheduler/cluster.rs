@@ -18,6 +18,10 @@ const FAIR_SLICE: u64 = 32;
 /// Instructions after which even the worst schedule lets other warps run.
 const LONG_SLICE: u64 = 4096;
 
+/// How often threads may run out of time with nothing else happening. It takes two for each look at an mbarrier, and
+/// one more ends a try that will be repeated.
+const FRUITLESS_TRIES: u32 = 33;
+
 /// How far a cluster has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
@@ -34,8 +38,8 @@ pub struct Cluster<'a> {
     pub(super) warps: Vec<Warp>,
     pub(super) machine: Machine<'a>,
     next: usize,
-    /// The progress when threads last ran out of time.
-    timed_out_at: Option<u64>,
+    /// The progress when threads last ran out of time, and how often they have since.
+    timed_out_at: (u64, u32),
 }
 
 impl<'a> Cluster<'a> {
@@ -60,7 +64,7 @@ impl<'a> Cluster<'a> {
             warp
         };
         let warps = (0..per_cta * machine.ctas.len() as u32).map(warp).collect();
-        Cluster { kernel, warps, machine, next: 0, timed_out_at: None }
+        Cluster { kernel, warps, machine, next: 0, timed_out_at: (0, 0) }
     }
 
     /// Runs until the cluster is done, stuck, or `steps` warp instructions have passed.
@@ -108,13 +112,15 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Ends the wait of all threads that try or poll an mbarrier. It does so only if something has happened since the
-    /// last time, because otherwise they would just try again.
+    /// Ends the wait of all threads that try or poll an mbarrier. A thread need not try again: it may have only looked,
+    /// and go on to do what others wait for. If it does nothing but try again, that is a deadlock.
     fn time_out(&mut self) -> bool {
-        if self.timed_out_at == Some(self.machine.progress) {
+        let (progress, times) = self.timed_out_at;
+        let times = if progress == self.machine.progress { times } else { 0 };
+        if times == FRUITLESS_TRIES {
             return false;
         }
-        self.timed_out_at = Some(self.machine.progress);
+        self.timed_out_at = (self.machine.progress, times + 1);
         let mut any = false;
         for f in self.warps.iter_mut().flat_map(|w| &mut w.fragments) {
             if matches!(f.wait, Some(WaitFor::Mbarrier { .. } | WaitFor::Progress { .. })) {

@@ -2,18 +2,30 @@
 
 use crate::code::Inst;
 use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::config::report::Class;
+use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
+use crate::operand::lanes;
 
-/// Checks that the registers which an instruction reads have been written. No instruction in flight may still use a
-/// register that it reads or writes.
-pub fn check(w: &Warp, inst: &Inst, exec: u32) -> Stopped<()> {
-    for load in &w.tmem_loads {
-        let in_flight = |r: &u32| load.values.iter().any(|(d, _)| d.register == Some(*r));
-        if inst.uses.reads.iter().any(in_flight) {
-            let text = "a register that tcgen05.ld fills, before tcgen05.wait::ld";
-            return Err(Stop::new(FaultKind::ReadInFlight, text).other("the load", Some(load.pc)));
-        }
+/// The first use of a register that `tcgen05.ld` fills waits for the load on a card. The manual asks for
+/// `tcgen05.wait::ld` before.
+pub fn await_loads(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst) -> Stopped<()> {
+    let used = |r: &u32| inst.uses.reads.contains(r) || inst.uses.writes.contains(r);
+    while let Some(at) = w.tmem_loads.iter().position(|load| load.registers.iter().any(used)) {
+        let load = w.tmem_loads.remove(at);
+        let text = "a register that tcgen05.ld fills, before tcgen05.wait::ld";
+        m.warn(w, Stop::new(FaultKind::ReadInFlight, text).other("the load", Some(load.pc)))?;
+        let live = w.live();
+        m.tmem_learn(w, live, load.agent.as_slice());
     }
+    Ok(())
+}
+
+/// Checks the registers which an instruction reads. Bytes that nothing has written, or only with undefined ones, are
+/// undefined. Moves and arithmetic carry that to their results, and stores to memory; it matters at an address, a branch,
+/// and whatever else uses a register. Under `strict` it matters wherever more than a move reads the register. No instruction in flight may still use a
+/// register that it reads or writes.
+pub fn check(w: &mut Warp, inst: &Inst, exec: u32, strict: bool) -> Stopped<()> {
     for p in w.wgmma.all() {
         let result = |r: &u32| p.d.iter().any(|d| d.register == Some(*r));
         if inst.uses.reads.iter().any(result) {
@@ -25,17 +37,36 @@ pub fn check(w: &Warp, inst: &Inst, exec: u32) -> Stopped<()> {
             return Err(Stop::new(FaultKind::OverwriteInFlight, text).other("the wgmma", Some(p.pc)));
         }
     }
-    if inst.uses.moves {
-        return Ok(());
-    }
     let mut missing = 0;
-    for &r in &inst.uses.reads {
+    let stored = inst.uses.stored_from.filter(|_| !strict).unwrap_or(inst.uses.reads.len());
+    for &r in &inst.uses.reads[..stored] {
         missing |= exec & !w.defined(r);
     }
     for &p in &inst.uses.predicate_reads {
         missing |= exec & !w.predicate_defined(p);
     }
     if missing == 0 {
+        return Ok(());
+    }
+    if let Some(carries) = &inst.uses.carries
+        && (inst.uses.moves || !strict)
+    {
+        for lane in lanes(missing) {
+            let marks = carries(w, lane).into_iter().map(|(register, bytes)| (register, lane, bytes));
+            w.undefined_results.extend(marks.collect::<Vec<_>>());
+        }
+        return Ok(());
+    }
+    if inst.uses.moves {
+        return Ok(());
+    }
+    let computes = matches!(inst.class, Class::Integer | Class::Float | Class::Convert | Class::Move);
+    if computes && !strict {
+        // Compilers compute ahead with values that a selection then drops: the result is undefined, and no more.
+        for lane in lanes(missing) {
+            w.undefined_results.extend(inst.uses.writes.iter().map(|&register| (register, lane, u8::MAX)));
+        }
+        w.undefined_predicates = missing;
         return Ok(());
     }
     let text = "a source register that no instruction has written";
@@ -45,7 +76,8 @@ pub fn check(w: &Warp, inst: &Inst, exec: u32) -> Stopped<()> {
 /// Marks the registers that an instruction has written as defined. A plain move copies the mark of its source.
 pub fn define(w: &mut Warp, inst: &Inst, exec: u32) {
     let mut known = u32::MAX;
-    if inst.uses.moves {
+    let undefined = std::mem::take(&mut w.undefined_predicates);
+    if inst.uses.moves && inst.uses.carries.is_none() {
         for &r in &inst.uses.reads {
             known &= w.defined(r);
         }
@@ -60,6 +92,9 @@ pub fn define(w: &mut Warp, inst: &Inst, exec: u32) {
         }
     }
     for &p in &inst.uses.predicate_writes {
-        w.define_predicate(p, exec, known);
+        w.define_predicate(p, exec, known & !undefined);
+    }
+    for (register, lane, bytes) in std::mem::take(&mut w.undefined_results) {
+        w.undefine(register, lane, bytes);
     }
 }

@@ -1,7 +1,7 @@
 //! What the scheduler adds to a fault: who committed it and where, and who waits for what in a deadlock.
 
 use super::cluster::Cluster;
-use crate::config::fault::{Fault, FaultKind, Party, Stop};
+use crate::config::fault::{Fault, FaultKind, Party, Stop, Warning};
 use crate::machine::wait::WaitFor;
 
 impl Cluster<'_> {
@@ -24,6 +24,15 @@ impl Cluster<'_> {
                 .map(|(what, pc)| Party { what, place: pc.map(|pc| kernel.place(pc)) })
                 .collect(),
         }
+    }
+
+    /// The warnings so far, one a place.
+    pub fn warnings(&mut self) -> Vec<Warning> {
+        let mut list = Vec::new();
+        for (warp, stop, times) in std::mem::take(&mut self.machine.warnings) {
+            Warning::add(&mut list, Warning { fault: self.fault(warp as usize, stop), times });
+        }
+        list
     }
 
     /// What to report when the cluster is idle for ever.

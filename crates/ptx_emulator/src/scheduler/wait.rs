@@ -22,6 +22,8 @@ impl WaitFor {
             WaitFor::Progress { since, .. } => machine.progress != *since,
             WaitFor::TimedOut => true,
             WaitFor::Columns { cta, columns } => machine.ctas[*cta as usize].tmem.room(*columns).is_some(),
+            WaitFor::PeerAllocation { peer, count } => machine.ctas[*peer as usize].tmem.pair_allocations >= *count,
+            WaitFor::Warpgroup { cta, group, count } => machine.warpgroups[&(*cta, *group)].have_issued(*count),
             WaitFor::Registers { cta, count } => machine.ctas[*cta as usize].free_registers >= *count,
             WaitFor::Cluster { generation } => machine.cluster_barrier.generation != *generation,
         }
@@ -49,6 +51,8 @@ impl WaitFor {
             }
             WaitFor::TimedOut => "nothing".into(),
             WaitFor::Columns { columns, .. } => format!("{columns} free columns of tensor memory"),
+            WaitFor::PeerAllocation { peer, .. } => format!("tcgen05.alloc.cta_group::2 of the peer, CTA rank {peer}"),
+            WaitFor::Warpgroup { .. } => "the wgmma of the other warps of its warpgroup".into(),
             WaitFor::Registers { cta, count } => {
                 let free = machine.ctas[*cta as usize].free_registers;
                 format!("{count} more registers a thread; warps of its CTA have released {free}")

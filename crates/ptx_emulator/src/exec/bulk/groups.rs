@@ -32,7 +32,7 @@ impl Copy {
         let written = m.pending.reserve();
         let issuer = Issuer { warp: w.index, pc: w.pc() };
         let read = m.start(w, ReadSource { copy: self, written, issuer });
-        m.shared_readers.push((w.cta, read));
+        m.shared_readers.push((w.cta, read, w.pc()));
         w.bulk[lane].open.push(BulkCopy { read, written, agent });
     }
 }

@@ -56,12 +56,18 @@ impl Access {
         1 + u32::from(self.packed)
     }
 
-    /// The cells of each register, by lane. All lanes must name the same address; a warp reaches only its quarter of
-    /// the lanes.
-    fn cells(&self, w: &Warp, mask: u32, registers: usize) -> Stopped<Vec<[Cell; 32]>> {
-        let base = self.base(w, mask)?;
+    /// The cells of each register, by lane. All lanes must name the same address. The quarter of the lanes is the
+    /// warp's own, whatever the address says; of its lane only the place within a quarter counts. The manual asks for
+    /// the quarter in the address too (PTX ISA, "Tensor Memory: Access restrictions"); shipped kernels pass lane 0.
+    fn cells(&self, w: &Warp, m: &mut Machine<'_>, mask: u32, registers: usize) -> Stopped<Vec<[Cell; 32]>> {
+        let named = self.base(w, mask)?;
         let first = first_lane_of_warp(w.role);
         let mine = first..first + LANES_PER_WARP;
+        if !mine.contains(&named.lane) {
+            let text = format!("lane {}; warp {} reaches lanes {first} to {}", named.lane, w.role, mine.end - 1);
+            m.warn(w, Stop::new(FaultKind::TmemWrongWarp, text))?;
+        }
+        let base = Cell { lane: first + named.lane % LANES_PER_WARP, ..named };
         let cell = |lane, register| offset(base, self.shape.cell(lane, register, self.packed));
         let cells: Vec<[Cell; 32]> =
             (0..registers as u32).map(|r| std::array::from_fn(|lane| cell(lane as u32, r))).collect();
@@ -86,8 +92,10 @@ impl Access {
 }
 
 /// One agent for the access of a warp. It knows what the warp's earlier accesses did.
-fn spawn(m: &mut Machine<'_>, w: &Warp, mask: u32) -> Option<Agent> {
+fn spawn(m: &mut Machine<'_>, w: &Warp, mask: u32, store: bool) -> Option<Agent> {
     let strict = m.launch.config.strict;
+    let thread = w.index * 32 + mask.trailing_zeros();
+    let quarter = w.cta * 4 + w.role % 4;
     m.race.as_mut().map(|race| {
         let mut known = None;
         race.release(w.index, mask, &mut known);
@@ -95,11 +103,25 @@ fn spawn(m: &mut Machine<'_>, w: &Warp, mask: u32) -> Option<Agent> {
             merge(&mut known, own);
         }
         let agent = race.spawn_from(&known, false);
-        if strict { after_fence(race, w, agent, std::iter::empty()) } else { agent }
+        let agent = if strict {
+            // A warp's stores to one place stay in order; the manual orders no load behind a store.
+            let mut stores = None;
+            let earlier = w.tmem_stores.iter().filter(|_| store).filter_map(|s| s.1.as_ref());
+            earlier.for_each(|earlier| race.finish_apart(earlier, &mut stores));
+            after_fence(race, w, agent, stores.iter())
+        } else {
+            agent.in_quarter(quarter)
+        };
+        if store {
+            race.begin_store(&agent, thread, quarter);
+        }
+        agent
     })
 }
 
-/// `tcgen05.ld registers, [address]`: the registers get their values at `tcgen05.wait::ld`.
+/// `tcgen05.ld registers, [address]`. The manual gives the registers their values at `tcgen05.wait::ld`. On a card the
+/// first use of a register waits for its load (a scoreboard guards it in SASS), so the values are there at once. Until
+/// a register is used or the load is waited for, the load still reads tensor memory.
 pub struct Ld {
     out: Vec<Dst>,
     access: Access,
@@ -108,16 +130,15 @@ pub struct Ld {
 impl Instruction for Ld {
     fn decode(i: &mut Parsed<'_>) -> Result<Ld> {
         let out = i.dst_vector(0)?;
-        // They are not written yet.
+        // They are in flight after the instruction.
         i.writes_later();
         let access = Access::decode(i, 1, 2, out.len())?;
         Ok(Ld { out, access })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        let cells = self.access.cells(w, mask, self.out.len())?;
-        let agent = spawn(m, w, mask);
-        let mut values = Vec::with_capacity(self.out.len());
+        let cells = self.access.cells(w, m, mask, self.out.len())?;
+        let agent = spawn(m, w, mask, false);
         for (d, row) in self.out.iter().zip(&cells) {
             let mut bits = [0; 32];
             for (lane, &cell) in row.iter().enumerate() {
@@ -131,27 +152,21 @@ impl Instruction for Ld {
                     }
                 };
             }
-            values.push((*d, bits));
+            d.write(w, mask, &bits);
             if let Some(r) = d.register {
-                w.define(r, mask, 0);
+                w.define(r, mask, mask);
             }
         }
-        w.tmem_loads.push(TmemLoad { values, agent, pc: w.pc() });
+        if m.sanitize {
+            let registers = self.out.iter().filter_map(|d| d.register).collect();
+            w.tmem_loads.push(TmemLoad { registers, agent, pc: w.pc() });
+        }
         Ok(Flow::Next)
     }
 }
 
-/// The last part of a load: its registers get their values.
-fn finish_load(load: &TmemLoad, w: &mut Warp, mask: u32) {
-    for (d, bits) in &load.values {
-        d.write(w, mask, bits);
-        if let Some(r) = d.register {
-            w.define(r, mask, mask);
-        }
-    }
-}
-
-/// `tcgen05.st [address], registers`: the cells get their values by `tcgen05.wait::st`.
+/// `tcgen05.st [address], registers`. The manual gives the cells their values at `tcgen05.wait::st`. On a card later
+/// loads and stores of the same quarter see them without it, and shipped kernels rely on that; the tensor core does not.
 pub struct St {
     access: Access,
     from: Vec<Src>,
@@ -164,43 +179,33 @@ impl Instruction for St {
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        let cells = self.access.cells(w, mask, self.from.len())?;
-        let agent = spawn(m, w, mask);
-        let mut values = Vec::new();
+        let cells = self.access.cells(w, m, mask, self.from.len())?;
+        let agent = spawn(m, w, mask, true);
         for (s, row) in self.from.iter().zip(&cells) {
             for (lane, &cell) in row.iter().enumerate() {
                 m.tmem_access(w.cta, cell, self.access.columns(), agent.as_ref(), Mode::Write, w.pc())?;
                 let value = w.lane(*s, lane) as u32;
                 if self.access.packed {
-                    values.push((cell, value & 0xffff));
-                    values.push((Cell { column: cell.column + 1, ..cell }, value >> 16));
+                    m.tmem_write(w.cta, cell, value & 0xffff);
+                    m.tmem_write(w.cta, Cell { column: cell.column + 1, ..cell }, value >> 16);
                 } else {
-                    values.push((cell, value));
+                    m.tmem_write(w.cta, cell, value);
                 }
             }
         }
         // A warp's stores to one place stay in order.
         let after = w.tmem_stores.iter().map(|s| s.0).filter(|id| m.pending.contains(*id)).collect();
-        let id = m.start_after(w, after, Store { cta: w.cta, values });
-        if let (Some(race), Some(agent)) = (&m.race, &agent) {
-            race.finish(agent, &mut w.tmem_known);
-        }
+        let id = m.start_after(w, after, Completion);
         w.tmem_stores.push((id, agent));
         Ok(Flow::Next)
     }
 }
 
-/// Cells and what is written to them.
-struct Store {
-    cta: u32,
-    values: Vec<(Cell, u32)>,
-}
+/// The moment from which the tensor core sees a store too.
+struct Completion;
 
-impl Effect for Store {
+impl Effect for Completion {
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
-        for (cell, value) in self.values {
-            m.tmem_write(self.cta, cell, value);
-        }
         m.progress += 1;
         Ok(())
     }
@@ -225,22 +230,9 @@ impl Instruction for Wait {
             w.tmem_stores.drain(..).filter_map(|s| s.1).collect()
         } else {
             let loads = std::mem::take(&mut w.tmem_loads);
-            loads.iter().for_each(|load| finish_load(load, w, mask));
             loads.into_iter().filter_map(|load| load.agent).collect()
         };
-        learn(w, m, mask, &agents);
+        m.tmem_learn(w, mask, &agents);
         Ok(Flow::Next)
-    }
-}
-
-/// The warp learns that its operations are complete. Other warps learn it from this one (under `strict`, after a
-/// fence).
-fn learn(w: &mut Warp, m: &mut Machine<'_>, mask: u32, agents: &[Agent]) {
-    let Some(race) = &mut m.race else { return };
-    for agent in agents {
-        race.finish(agent, &mut w.tmem_known);
-    }
-    if !m.launch.config.strict {
-        race.acquire(w.index, mask, &w.tmem_known);
     }
 }

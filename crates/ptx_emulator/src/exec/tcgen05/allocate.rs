@@ -1,5 +1,6 @@
 //! `tcgen05.alloc`, `dealloc`, `relinquish_alloc_permit`.
 
+use super::cells::CtaGroup;
 use crate::code::Flow;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::error::Result;
@@ -13,8 +14,10 @@ use crate::machine::warp::Warp;
 use crate::operand::{Address, Src};
 use crate::types::{Space, Type};
 
-/// `tcgen05.alloc [to], columns`.
+/// `tcgen05.alloc [to], columns`. With `.cta_group::2` a warp of each CTA of a pair executes it, and both go on when
+/// both have allocated (PTX ISA, "tcgen05.alloc": it "may block", and needs a warp of each of the peer CTAs).
 pub struct Alloc {
+    group: CtaGroup,
     to: Address,
     space: Space,
     columns: Src,
@@ -24,7 +27,7 @@ impl Instruction for Alloc {
     fn decode(i: &mut Parsed<'_>) -> Result<Alloc> {
         i.uses_tmem();
         let (to, columns) = (i.address(0)?, i.src(1, Type::U32)?);
-        Ok(Alloc { to, space: i.space_at(&to), columns })
+        Ok(Alloc { group: CtaGroup::decode(i), to, space: i.space_at(&to), columns })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
@@ -44,7 +47,14 @@ impl Instruction for Alloc {
         };
         // The hardware writes the address through the async proxy, yet its readers need no proxy fence.
         m.store(w, w.lane_at(&self.to, self.space, lane), Mode::Write, &first.to_le_bytes())?;
-        Ok(Flow::Next)
+        if self.group.ctas(w, m)?.len() == 1 {
+            return Ok(Flow::Next);
+        }
+        let own = &mut m.ctas[w.cta as usize].tmem;
+        own.pair_allocations += 1;
+        let count = own.pair_allocations;
+        m.progress += 1;
+        Ok(Flow::Pause(WaitFor::PeerAllocation { peer: w.cta ^ 1, count }))
     }
 }
 

@@ -1,13 +1,20 @@
 //! Loads and stores, and the checks that every access passes: bounds, alignment, races, definedness.
 
+use std::collections::HashSet;
+
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::address::{LOCAL_BASE, Lane, RANK_SHIFT, SHARED_BASE, Spot, space_of, window};
 use crate::machine::global::Allocation;
 use crate::machine::race::{Accessor, Conflict, Mode};
-use crate::machine::state::Machine;
+use crate::machine::state::{Machine, forget};
 use crate::machine::warp::Warp;
 use crate::operand::lanes;
 use crate::types::Space;
+
+/// The set bits.
+fn lanes64(bits: u64) -> impl Iterator<Item = usize> {
+    (0..64).filter(move |n| bits >> n & 1 == 1)
+}
 
 impl<'a> Machine<'a> {
     /// The rank that a shared address, generic or not, carries.
@@ -221,6 +228,16 @@ impl<'a> Machine<'a> {
 
     /// Writes the bytes of one lane's access, checked.
     pub fn store(&mut self, w: &mut Warp, at: Lane, mode: Mode, data: &[u8]) -> Stopped<()> {
+        self.write(w, at, mode, data, false)
+    }
+
+    /// The same for the value of a `st`. Several warps may store one value to one place: shipped kernels do, and no card
+    /// can make another value of it.
+    pub fn store_value(&mut self, w: &mut Warp, at: Lane, mode: Mode, data: &[u8]) -> Stopped<()> {
+        self.write(w, at, mode, data, true)
+    }
+
+    fn write(&mut self, w: &mut Warp, at: Lane, mode: Mode, data: &[u8], is_value: bool) -> Stopped<()> {
         let len = data.len() as u32;
         match self.resolve(w, at, len)? {
             Spot::Global(allocation, _) if allocation.constant => {
@@ -240,20 +257,31 @@ impl<'a> Machine<'a> {
                 if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
                     // Lanes of one instruction may write the same value to the same place.
                     let together = conflict.accessor.base == who.base && conflict.pc == w.pc() && conflict.wrote;
-                    if !together || self.ctas[cta as usize].shared.data[range] != *data {
+                    let same = self.ctas[cta as usize].shared.data[range] == *data;
+                    let thread = conflict.wrote && conflict.accessor.base < self.threads();
+                    let plain = is_value && mode == Mode::Write && thread;
+                    if !same || !together && !plain {
                         return Err(self.conflict(mode, conflict, offset, len).lane(at.lane));
+                    }
+                    if !together {
+                        self.warn(w, self.conflict(mode, conflict, offset, len).lane(at.lane))?;
+                        if let Err(conflict) = self.track(cta, offset, len, who, Mode::SameValue, w.pc()) {
+                            return Err(self.conflict(mode, conflict, offset, len).lane(at.lane));
+                        }
                     }
                     return Ok(());
                 }
                 let memory = &mut self.ctas[cta as usize].shared;
                 memory.data[range.clone()].copy_from_slice(data);
-                memory.defined[range].fill(true);
+                memory.defined[range.clone()].fill(true);
+                forget(&mut memory.undefined, range);
                 self.roles[w.role as usize].bytes.shared_store += u64::from(len);
             }
             Spot::Local(offset) => {
                 let range = offset..offset + len as usize;
                 w.local[range.clone()].copy_from_slice(data);
-                w.local_defined[range].fill(true);
+                w.local_defined[range.clone()].fill(true);
+                forget(&mut w.local_undefined, range);
                 self.roles[w.role as usize].bytes.local_store += u64::from(len);
             }
             Spot::Param(_) => {
@@ -263,6 +291,43 @@ impl<'a> Machine<'a> {
         }
         self.progress += 1;
         Ok(())
+    }
+
+    /// Marks bytes of an access that has been made: `bytes` of them were undefined where they came from. Shared and local
+    /// memory keep the mark. In global memory nobody looks for it any more, so that is a warning.
+    pub fn store_undefined(&mut self, w: &mut Warp, at: Lane, len: u32, bytes: u64) -> Stopped<()> {
+        let marked = |first: usize| lanes64(bytes).map(move |n| first + n);
+        match self.resolve(w, at, len)? {
+            Spot::Global(..) => {
+                let text = "a register with undefined bytes is stored to global memory";
+                self.warn(w, Stop::new(FaultKind::UninitialisedRegister, text).lane(at.lane))?;
+            }
+            Spot::Shared { cta, offset } => {
+                self.ctas[cta as usize].shared.undefined.extend(marked(offset as usize));
+            }
+            Spot::Local(offset) => w.local_undefined.extend(marked(offset)),
+            Spot::Param(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The bytes of an access that hold what was undefined where it came from.
+    pub fn undefined_bytes(&self, w: &Warp, at: Lane, len: u32) -> Stopped<u64> {
+        let among = |undefined: &HashSet<usize>, first: usize| {
+            (0..len as usize).fold(0, |bytes, n| bytes | u64::from(undefined.contains(&(first + n))) << n)
+        };
+        Ok(match self.resolve(w, at, len)? {
+            Spot::Shared { cta, offset } if !self.ctas[cta as usize].shared.undefined.is_empty() => {
+                among(&self.ctas[cta as usize].shared.undefined, offset as usize)
+            }
+            Spot::Local(offset) if !w.local_undefined.is_empty() => among(&w.local_undefined, offset),
+            _ => 0,
+        })
+    }
+
+    /// Whether any byte of shared memory, or of the warp's local memory, holds what was undefined where it came from.
+    pub fn has_undefined(&self, w: &Warp) -> bool {
+        !w.local_undefined.is_empty() || self.ctas.iter().any(|cta| !cta.shared.undefined.is_empty())
     }
 
     /// Counts the shared-memory cycles of an access beyond the fewest that its bytes need. There are 32 banks of 4

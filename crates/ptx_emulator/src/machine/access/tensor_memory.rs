@@ -4,8 +4,21 @@ use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::hw::tmem::{Address, COLUMNS};
 use crate::machine::race::{Agent, Mode};
 use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
 
 impl Machine<'_> {
+    /// The warp learns that its operations are complete. Other warps learn it from this one (under `strict`, after a
+    /// fence).
+    pub fn tmem_learn(&mut self, w: &mut Warp, mask: u32, agents: &[Agent]) {
+        let Some(race) = &mut self.race else { return };
+        for agent in agents {
+            race.finish(agent, &mut w.tmem_known);
+        }
+        if !self.launch.config.strict {
+            race.acquire(w.index, mask, &w.tmem_known);
+        }
+    }
+
     /// Checks that cells exist and are allocated, and records the access with the race detector.
     pub fn tmem_access(
         &mut self,
