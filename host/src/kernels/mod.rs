@@ -1,8 +1,8 @@
 //! The GPU's kernels as the host sees them: a folder for each, of the same name as in `kernels-gpu`, behind the trait
-//! [`Kernel`](kernel::Kernel).
+//! `Kernel` (`kernel.rs`).
 //!
 //! A folder says what its kernel takes, which instances it has, how weights are packed for it, how a step is planned, what is
-//! launched, and (for tests) what a launch does. [`KERNELS`] has a row for each. Everything here is a function of sizes and
+//! launched, and (for tests) what a launch does. `KERNELS` has a row for each. Everything here is a function of sizes and
 //! addresses and knows no device.
 
 pub(crate) mod builds;
