@@ -203,6 +203,7 @@ impl Device {
             buffers,
             peak_tmem_columns: outcome.peak_tmem_columns,
             warnings: outcome.warnings,
+            output: outcome.output,
             shared_bytes: u64::from(kernel.shared_bytes + config.shared_bytes),
             ..Report::default()
         };
@@ -278,6 +279,7 @@ struct Outcome {
     cta_steps: u64,
     peak_tmem_columns: u32,
     warnings: Vec<Warning>,
+    output: String,
 }
 
 impl Outcome {
@@ -288,6 +290,7 @@ impl Outcome {
             cta_steps: cluster.cta_steps(),
             peak_tmem_columns: cluster.peak_tmem_columns(),
             warnings: cluster.warnings(),
+            output: cluster.output().to_owned(),
         }
     }
 
@@ -302,6 +305,7 @@ impl Outcome {
         }
         self.cta_steps += other.cta_steps;
         self.peak_tmem_columns = self.peak_tmem_columns.max(other.peak_tmem_columns);
+        self.output.push_str(&other.output);
         other.warnings.iter().for_each(|warning| Warning::add(&mut self.warnings, warning.clone()));
     }
 }

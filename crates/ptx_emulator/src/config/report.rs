@@ -205,6 +205,8 @@ pub struct Report {
     pub shared_bytes: u64,
     /// The most tensor-memory columns that were allocated at once in a CTA.
     pub peak_tmem_columns: u32,
+    /// What `printf` printed, cluster after cluster.
+    pub output: String,
     /// What would be a fault under `strict`, one a place.
     pub warnings: Vec<Warning>,
 }
@@ -246,6 +248,7 @@ impl Report {
         }
         self.shared_bytes = self.shared_bytes.max(later.shared_bytes);
         self.peak_tmem_columns = self.peak_tmem_columns.max(later.peak_tmem_columns);
+        self.output.push_str(&later.output);
         later.warnings.iter().for_each(|warning| Warning::add(&mut self.warnings, warning.clone()));
         self.finish();
     }
@@ -305,6 +308,7 @@ impl fmt::Display for Report {
                 )?;
             }
         }
-        self.warnings.iter().try_for_each(|warning| writeln!(f, "{warning}"))
+        self.warnings.iter().try_for_each(|warning| writeln!(f, "{warning}"))?;
+        if self.output.is_empty() { Ok(()) } else { write!(f, "printed:\n{}", self.output) }
     }
 }

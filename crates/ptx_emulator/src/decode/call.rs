@@ -99,7 +99,13 @@ impl Parsed<'_> {
         }
     }
 
-    fn param_variable(&mut self, operand: &Operand) -> Result<u32> {
+    /// Whether the module has a body for the function.
+    pub fn defines(&self, name: &str) -> bool {
+        self.names.ast.functions.iter().any(|f| f.name == name && f.body.is_some())
+    }
+
+    /// Where a `.param` variable lies in local memory.
+    pub fn param_variable(&self, operand: &Operand) -> Result<u32> {
         match operand {
             Operand::Name(name) => match self.names.lookup(name) {
                 Some(&Symbol::Local(offset)) => Ok(offset),

@@ -1,5 +1,6 @@
 //! Control flow (PTX ISA, "Control Flow Instructions", "Miscellaneous Instructions").
 
+use super::system_call::system_call;
 use crate::code::Flow;
 use crate::config::fault::{FaultKind, Stop};
 use crate::decode::opcode::Decoded;
@@ -33,6 +34,9 @@ pub fn brx(i: &mut Parsed<'_>) -> Decoded {
 }
 
 pub fn call(i: &mut Parsed<'_>) -> Decoded {
+    if let Some(step) = system_call(i)? {
+        return Ok(step);
+    }
     i.call()
 }
 

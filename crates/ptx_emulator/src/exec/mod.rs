@@ -21,6 +21,7 @@ pub mod memory;
 pub mod mov;
 pub mod opcodes;
 pub mod shared_matrix;
+pub mod system_call;
 pub mod tcgen05;
 pub mod tensor_map;
 pub mod warp;

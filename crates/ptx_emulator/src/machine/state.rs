@@ -120,6 +120,8 @@ pub struct Machine<'a> {
     /// Counters by allocation of global memory.
     pub buffers: Vec<BufferTraffic>,
     pub sanitize: bool,
+    /// What `printf` has printed.
+    pub output: String,
     /// What is a fault only under `strict`: the warp of the cluster, the first at its place, and how often it happened.
     pub warnings: Vec<(u32, Stop, u64)>,
     /// Goes up whenever something happens that another thread may wait for.
@@ -173,6 +175,7 @@ impl<'a> Machine<'a> {
             roles: vec![Role::default(); warps_per_cta as usize],
             buffers: vec![BufferTraffic::default(); launch.global.allocations().len()],
             sanitize: config.sanitize,
+            output: String::new(),
             warnings: Vec::new(),
             progress: 0,
             clock: Clock::new(config.schedule, index),

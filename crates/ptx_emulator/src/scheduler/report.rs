@@ -26,6 +26,11 @@ impl Cluster<'_> {
         }
     }
 
+    /// What the cluster has printed.
+    pub fn output(&self) -> &str {
+        &self.machine.output
+    }
+
     /// The warnings so far, one a place.
     pub fn warnings(&mut self) -> Vec<Warning> {
         let mut list = Vec::new();
