@@ -31,6 +31,7 @@ use super::partial::{PartialFolder, check_file, check_folder};
 use super::write::{TensorWriter, refuse_input};
 use super::{Checkpoint, Dtype, Format, INDEX_NAME, place};
 use crate::error::Error;
+use crate::files::open_regular;
 use crate::format::BLOCK;
 use crate::quantize::{Loss, global_scale_for, quantize_blocks_measured};
 
@@ -318,7 +319,10 @@ impl<'a> Conversion<'a> {
             let name = file_name(file.path());
             let create = |metadata, layout| TensorWriter::create_in(&mut folder, name, metadata, layout);
             for (tensor, bytes) in self.write_file(file, create, &mut done)? {
-                weight_map.insert(tensor, name.display().to_string());
+                if let Some(other) = weight_map.insert(tensor.clone(), name.display().to_string()) {
+                    let what = format!("{other} would have a tensor of this name too; rename one");
+                    return Err(Error::Invalid(what).at(place(name, &tensor)));
+                }
                 total_size += bytes;
             }
         }
@@ -335,8 +339,10 @@ impl<'a> Conversion<'a> {
             write(Path::new(name), contents.as_bytes())?;
         }
         for path in &self.others.copied {
-            let contents = std::fs::read(path).map_err(|error| Error::io(path, error))?;
-            write(file_name(path), &contents)?;
+            let mut from = open_regular(path, "a model's folder")?;
+            let mut file = folder.create_file(file_name(path))?;
+            file.write(|file| std::io::copy(&mut from, file).map(drop))?;
+            file.finish()?;
         }
         folder.finish()
     }
