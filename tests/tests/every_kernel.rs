@@ -60,9 +60,8 @@ fn every_instance_is_right_on_ragged_groups_and_gives_the_same_bits_on_every_sch
                     fair => {
                         let fair = fair.unwrap_or_else(|error| panic!("{kernel:?} {instance}: {error}"));
                         assert_eq!(case.mismatch(&fair, |_| Tolerance::of(OutDtype::Bf16)), None, "{instance}");
-                        for schedule in [Schedule::Worst] {
-                            assert!(run(schedule).unwrap() == fair, "{kernel:?} {instance} {schedule}: other bits");
-                        }
+                        let worst = run(Schedule::Worst).unwrap();
+                        assert!(worst == fair, "{kernel:?} {instance}: the worst schedule gave other bits");
                         done = true;
                         break;
                     }

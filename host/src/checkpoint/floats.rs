@@ -57,6 +57,12 @@ impl From<F16> for f32 {
     }
 }
 
+/// A number as an f32: what [`with`] calls, of which the type is known only in the macro.
+#[inline(always)]
+pub(super) fn number(number: impl Into<f32>) -> f32 {
+    number.into()
+}
+
 /// Some numbers, in place.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Floats<'a> {
@@ -113,7 +119,7 @@ impl<'a> Floats<'a> {
 
     /// One of them.
     pub(super) fn at(self, index: usize) -> f32 {
-        with!(self, numbers => numbers[index].into())
+        with!(self, numbers => number(numbers[index]))
     }
 
     /// As [`quantize::amax`].

@@ -25,12 +25,13 @@ use self::config::{CONFIG, Config, Others, QUANT_CONFIG, Quantisation};
 use self::select::Selection;
 use self::stored::{Stored, WEIGHT, Weight};
 use super::file::{Tensor, TensorFile};
-use super::floats::with;
+use super::floats::{number, with};
 use super::names::{Expert, Projection, merged_with, natural};
 use super::partial::{PartialFolder, check_file, check_folder};
 use super::write::{TensorWriter, refuse_input};
 use super::{Checkpoint, Dtype, Format, INDEX_NAME, place};
 use crate::error::Error;
+use crate::files::open_regular;
 use crate::format::BLOCK;
 use crate::quantize::{Loss, global_scale_for, quantize_blocks_measured};
 
@@ -318,7 +319,10 @@ impl<'a> Conversion<'a> {
             let name = file_name(file.path());
             let create = |metadata, layout| TensorWriter::create_in(&mut folder, name, metadata, layout);
             for (tensor, bytes) in self.write_file(file, create, &mut done)? {
-                weight_map.insert(tensor, name.display().to_string());
+                if let Some(other) = weight_map.insert(tensor.clone(), name.display().to_string()) {
+                    let what = format!("{other} would have a tensor of this name too; rename one");
+                    return Err(Error::Invalid(what).at(place(name, &tensor)));
+                }
                 total_size += bytes;
             }
         }
@@ -335,8 +339,10 @@ impl<'a> Conversion<'a> {
             write(Path::new(name), contents.as_bytes())?;
         }
         for path in &self.others.copied {
-            let contents = std::fs::read(path).map_err(|error| Error::io(path, error))?;
-            write(file_name(path), &contents)?;
+            let mut from = open_regular(path, "a model's folder")?;
+            let mut file = folder.create_file(file_name(path))?;
+            file.write(|file| std::io::copy(&mut from, file).map(drop))?;
+            file.finish()?;
         }
         folder.finish()
     }
@@ -601,7 +607,7 @@ fn widen(file: &TensorFile, weight: &Weight<'_>, writer: &mut TensorWriter) -> R
             bytes.clear();
             let numbers = source.rows(rows.clone(), decoded);
             with!(numbers, numbers => {
-                bytes.extend(numbers.iter().flat_map(|&x| bf16::from_f32(x.into()).to_le_bytes()));
+                bytes.extend(numbers.iter().flat_map(|&x| bf16::from_f32(number(x)).to_le_bytes()));
             });
             shared.write_part(&at, first * 2, bytes)?;
             if let Some(bytes) = source.in_place(rows) {
