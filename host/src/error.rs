@@ -200,6 +200,14 @@ impl Error {
         alone.at(format_args!("group {index}"))
     }
 
+    /// The error about a part of some numbers as one about all of them, of which so many stand before that part.
+    pub(crate) fn further_on(self, before: usize) -> Self {
+        match self {
+            Self::NotFinite { index, value } => Self::NotFinite { index: index + before, value },
+            other => other,
+        }
+    }
+
     /// An input or output error of a file.
     pub fn io(path: &Path, cause: std::io::Error) -> Self {
         Self::Io { path: path.to_owned(), cause }

@@ -14,10 +14,13 @@ pub trait Number: Copy + Sync + Into<f32> {}
 impl<T: Copy + Sync + Into<f32>> Number for T {}
 
 /// The code of the smallest positive scale, 2⁻⁹: a block scale of zero would lose what its block holds.
-const SMALLEST_SCALE: u8 = 1;
+const SMALLEST_SCALE: u32 = 1;
 
 /// The code of a scale of 1, for a block of zeros.
-const SCALE_OF_ZEROS: u8 = 0x38;
+const SCALE_OF_ZEROS: u32 = 0x38;
+
+/// Numbers looked at by one task.
+const CHUNK: usize = 1 << 16;
 
 /// Rows quantised by one task.
 const ROWS: usize = 16;
@@ -59,12 +62,33 @@ pub fn global_scale_for(amax: f32) -> f32 {
 /// # Errors
 /// [`Error::NotFinite`] on NaN or infinity.
 pub fn amax<T: Number>(numbers: &[T]) -> Result<f32, Error> {
-    let amax = f32::from_bits(numbers.par_iter().map(|&x| magnitude_bits(x.into())).max().unwrap_or(0));
-    if !amax.is_finite() {
-        let index = numbers.iter().position(|&x| !x.into().is_finite()).expect("the maximum is one of them");
-        return Err(Error::NotFinite { index, value: numbers[index].into() });
+    let amax = f32::from_bits(numbers.par_chunks(CHUNK).map(largest_bits).max().unwrap_or(0));
+    if amax.is_finite() { Ok(amax) } else { Err(first_not_finite(numbers)) }
+}
+
+/// The error for numbers of which one is NaN or infinite.
+fn first_not_finite<T: Number>(numbers: &[T]) -> Error {
+    let index = numbers.iter().position(|&x| !x.into().is_finite()).expect("one of them is not finite");
+    Error::NotFinite { index, value: numbers[index].into() }
+}
+
+/// The largest of [`magnitude_bits`].
+fn largest_bits<T: Number>(numbers: &[T]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        #[target_feature(enable = "avx2")]
+        fn avx2<T: Number>(numbers: &[T]) -> u32 {
+            largest_bits_portable(numbers)
+        }
+        // SAFETY: the feature was detected on the line above.
+        return unsafe { avx2(numbers) };
     }
-    Ok(amax)
+    largest_bits_portable(numbers)
+}
+
+#[inline(always)]
+fn largest_bits_portable<T: Number>(numbers: &[T]) -> u32 {
+    numbers.iter().fold(0, |largest, &x| largest.max(magnitude_bits(x.into())))
 }
 
 /// Quantises with a global scale given from outside, such as one calibrated for activations; what is too large for it
@@ -91,10 +115,7 @@ pub fn quantize_with<T: Number>(numbers: &[T], rows: usize, k: usize, global: f3
         .zip(scales.par_chunks_mut(ROWS * k / BLOCK))
         .enumerate()
         .try_for_each(|(chunk, ((numbers, values), scales))| {
-            quantize_blocks(numbers, global, values, scales).map_err(|error| match error {
-                Error::NotFinite { index, value } => Error::NotFinite { index: index + chunk * ROWS * k, value },
-                other => other,
-            })
+            quantize_blocks(numbers, global, values, scales).map_err(|error| error.further_on(chunk * ROWS * k))
         })?;
     Matrix::new(rows, k, values, scales, global)
 }
@@ -112,51 +133,246 @@ pub fn quantize_blocks<T: Number>(
     values: &mut [u8],
     scales: &mut [u8],
 ) -> Result<(), Error> {
-    assert!(numbers.len() == scales.len() * BLOCK && values.len() * 2 == numbers.len(), "whole blocks");
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
-        // SAFETY: both features were detected on the line above.
-        return unsafe { quantize_blocks_avx2(numbers, global, values, scales) };
-    }
-    quantize_blocks_portable(numbers, global, values, scales)
+    dispatch::<T, false>(numbers, global, values, scales).map(drop)
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,f16c")]
-fn quantize_blocks_avx2<T: Number>(
+/// As [`quantize_blocks`]; also tells how far the result is from the numbers.
+///
+/// # Errors
+/// [`Error::NotFinite`] with the index of the number.
+///
+/// # Panics
+/// If the lengths do not belong together.
+pub fn quantize_blocks_measured<T: Number>(
     numbers: &[T],
     global: f32,
     values: &mut [u8],
     scales: &mut [u8],
-) -> Result<(), Error> {
-    quantize_blocks_portable(numbers, global, values, scales)
+) -> Result<Loss, Error> {
+    dispatch::<T, true>(numbers, global, values, scales)
+}
+
+/// The portable code, compiled for the widest vectors that this machine has.
+fn dispatch<T: Number, const MEASURE: bool>(
+    numbers: &[T],
+    global: f32,
+    values: &mut [u8],
+    scales: &mut [u8],
+) -> Result<Loss, Error> {
+    assert!(numbers.len() == scales.len() * BLOCK && values.len() * 2 == numbers.len(), "whole blocks");
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+        fn with_avx512<T: Number, const MEASURE: bool>(
+            numbers: &[T],
+            global: f32,
+            values: &mut [u8],
+            scales: &mut [u8],
+        ) -> Result<Loss, Error> {
+            portable::<T, MEASURE>(numbers, global, values, scales)
+        }
+        #[target_feature(enable = "avx2")]
+        fn with_avx2<T: Number, const MEASURE: bool>(
+            numbers: &[T],
+            global: f32,
+            values: &mut [u8],
+            scales: &mut [u8],
+        ) -> Result<Loss, Error> {
+            portable::<T, MEASURE>(numbers, global, values, scales)
+        }
+        let avx512 = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
+        if avx512 {
+            // SAFETY: the features were detected on the lines above.
+            return unsafe { with_avx512::<T, MEASURE>(numbers, global, values, scales) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the feature was detected on the line above.
+            return unsafe { with_avx2::<T, MEASURE>(numbers, global, values, scales) };
+        }
+    }
+    portable::<T, MEASURE>(numbers, global, values, scales)
 }
 
 #[inline(always)]
-fn quantize_blocks_portable<T: Number>(
+fn portable<T: Number, const MEASURE: bool>(
     numbers: &[T],
     global: f32,
     values: &mut [u8],
     scales: &mut [u8],
-) -> Result<(), Error> {
+) -> Result<Loss, Error> {
     let (blocks, values) = (numbers.as_chunks::<BLOCK>().0, values.as_chunks_mut::<{ BLOCK / 2 }>().0);
-    for (index, ((numbers, values), scale)) in blocks.iter().zip(values).zip(scales).enumerate() {
-        let numbers = numbers.map(Into::into);
-        let amax = f32::from_bits(numbers.map(magnitude_bits).into_iter().fold(0, u32::max));
-        if !amax.is_finite() {
-            let within = numbers.iter().position(|x| !x.is_finite()).expect("the maximum is one of them");
-            return Err(Error::NotFinite { index: index * BLOCK + within, value: numbers[within] });
+    let mut sum = Loss::default();
+    for ((blocks, values), scales) in blocks.chunks(TILE).zip(values.chunks_mut(TILE)).zip(scales.chunks_mut(TILE)) {
+        match quantize_tile::<T, MEASURE>(blocks, global, values, scales) {
+            Some(loss) if MEASURE => sum = sum.join(loss),
+            Some(_) => {}
+            None => return Err(first_not_finite(numbers)),
         }
-        *scale = match amax / (e2m1::MAX * global) {
-            0.0 => SCALE_OF_ZEROS,
-            wanted => e4m3::encode(wanted).max(SMALLEST_SCALE),
-        };
-        let unit = e4m3::decode(*scale) * global;
-        // The sum turns −0 into 0, which is what ModelOpt makes of it.
-        let codes = numbers.map(|x| e2m1::encode(x / unit + 0.0));
-        *values = std::array::from_fn(|pair| codes[2 * pair] | codes[2 * pair + 1] << 4);
     }
-    Ok(())
+    Ok(if MEASURE { sum.scaled(global) } else { sum })
+}
+
+/// Blocks quantised together: their scales are computed side by side.
+const TILE: usize = 16;
+
+/// 2²³: added to a number below it, it leaves no bits for a fraction, so the sum is rounded to an integer, ties to even.
+const ROUNDS_TO_ONE: f32 = 8_388_608.0;
+
+/// 2²²: likewise rounds to halves, the smallest step of E2M1.
+const ROUNDS_TO_HALF: f32 = ROUNDS_TO_ONE / 2.0;
+
+/// Quantises at most [`TILE`] blocks. `None` if a number is not finite. The loss is in units of the global scale.
+///
+/// Every loop is over an array of fixed length and without a branch, which is what the compiler needs to use vectors.
+#[inline(always)]
+fn quantize_tile<T: Number, const MEASURE: bool>(
+    blocks: &[[T; BLOCK]],
+    global: f32,
+    values: &mut [[u8; BLOCK / 2]],
+    scales: &mut [u8],
+) -> Option<Loss> {
+    let mut amax = [0; TILE];
+    for (amax, block) in amax.iter_mut().zip(blocks) {
+        let bits = block.map(|x| magnitude_bits(x.into()));
+        let largest = tree(bits, u32::max);
+        // Leaving the loop here also keeps the compiler from taking one number of each block at a time.
+        if largest >= f32::INFINITY.to_bits() {
+            return None;
+        }
+        *amax = largest;
+    }
+    let (mut codes, mut factors, mut units) = ([0; TILE], [0.0; TILE], [0.0; TILE]);
+    for i in 0..TILE {
+        let wanted = f32::from_bits(amax[i]) / (e2m1::MAX * global);
+        let code = e4m3_bits(wanted).max(SMALLEST_SCALE);
+        codes[i] = if wanted == 0.0 { SCALE_OF_ZEROS } else { code } as u8;
+        factors[i] = e4m3_value(u32::from(codes[i]));
+        units[i] = factors[i] * global;
+    }
+    scales.copy_from_slice(&codes[..scales.len()]);
+
+    let (mut signal, mut noise, mut max_abs) = ([0.0; BLOCK], [0.0; BLOCK], [0.0; BLOCK]);
+    let mut doubled = [[0; BLOCK]; TILE];
+    for (i, (block, doubled)) in blocks.iter().zip(&mut doubled).enumerate() {
+        let (factor, unit) = (factors[i], units[i]);
+        for lane in 0..BLOCK {
+            // The sum turns −0 into 0, which is what ModelOpt makes of it.
+            let x = block[lane].into() / unit + 0.0;
+            let magnitude = x.abs();
+            let within = if magnitude > e2m1::MAX { e2m1::MAX } else { magnitude };
+            // The step between values is ½ up to 2, then 1, then 2: half of the power of two below the number.
+            let power = f32::from_bits(within.to_bits() & f32::INFINITY.to_bits());
+            let rounds = if power > 1.0 { power } else { 1.0 } * ROUNDS_TO_HALF;
+            let value = (within + rounds) - rounds;
+            doubled[lane] = (value + ROUNDS_TO_HALF).to_bits() as u8 & 0xF | (x.to_bits() >> 24) as u8 & 0x80;
+            if MEASURE {
+                let (is, error) = (magnitude * factor, (magnitude - value) * factor);
+                signal[lane] += is * is;
+                noise[lane] += error * error;
+                max_abs[lane] = if error.abs() > max_abs[lane] { error.abs() } else { max_abs[lane] };
+            }
+        }
+    }
+    let pairs = doubled.as_flattened().as_chunks::<2>().0;
+    for (value, pair) in values.as_flattened_mut().iter_mut().zip(pairs) {
+        let pair = u16::from_le_bytes(*pair);
+        *value = (e2m1_code(pair & 0xFF) | e2m1_code(pair >> 8) << 4) as u8;
+    }
+    let sum = |lanes: [f32; BLOCK]| f64::from(tree(lanes, |a, b| a + b));
+    let max = |lanes| f64::from(tree(lanes, |a: f32, b| if a > b { a } else { b }));
+    Some(Loss { signal: sum(signal), noise: sum(noise), max_abs: max(max_abs) })
+}
+
+/// Joins the halves of an array, then the halves of that, down to one.
+#[inline(always)]
+fn tree<T: Copy>(lanes: [T; BLOCK], join: impl Fn(T, T) -> T) -> T {
+    let eight: [T; 8] = std::array::from_fn(|lane| join(lanes[lane], lanes[lane + 8]));
+    let four: [T; 4] = std::array::from_fn(|lane| join(eight[lane], eight[lane + 4]));
+    join(join(four[0], four[2]), join(four[1], four[3]))
+}
+
+/// [`e4m3::encode`] of a number that is not negative, without a branch.
+#[inline(always)]
+fn e4m3_bits(x: f32) -> u32 {
+    const SMALLEST_NORMAL: f32 = 1.0 / 64.0;
+    const DROPPED_BITS: u32 = f32::MANTISSA_DIGITS - 1 - 3;
+    let x = if x > e4m3::MAX { e4m3::MAX } else { x };
+    let subnormal = (x * (1 << e4m3::FRACTION_BITS) as f32 + ROUNDS_TO_ONE).to_bits() & 0xF;
+    let bits = x.to_bits();
+    let rounded = bits + (1 << (DROPPED_BITS - 1)) - 1 + (bits >> DROPPED_BITS & 1);
+    let normal = (rounded >> DROPPED_BITS).wrapping_sub(E4M3_REBIAS);
+    if x < SMALLEST_NORMAL { subnormal } else { normal }
+}
+
+/// The value of a scale's code, as [`e4m3::decode`], without a table.
+#[inline(always)]
+fn e4m3_value(code: u32) -> f32 {
+    let subnormal = code as i32 as f32 / (1 << e4m3::FRACTION_BITS) as f32;
+    let normal = f32::from_bits((code + E4M3_REBIAS) << (f32::MANTISSA_DIGITS - 1 - 3));
+    if code < 8 { subnormal } else { normal }
+}
+
+/// The biases of f32 and E4M3 apart, above three bits of mantissa.
+const E4M3_REBIAS: u32 = (127 - 7) << 3;
+
+/// The code of twice a value (0, 1, 2, 3, 4, 6, 8 or 12) with its sign in bit 7.
+#[inline(always)]
+fn e2m1_code(doubled: u16) -> u16 {
+    let magnitude = doubled & 0xF;
+    let (to_4, to_8) = (magnitude.min(4), magnitude.min(8));
+    (to_4 + ((to_8 - to_4) >> 1) + ((magnitude - to_8) >> 2)) | (doubled >> 4 & 8)
+}
+
+/// How far quantised numbers are from what they were.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Loss {
+    /// The sum of the squares of the numbers.
+    signal: f64,
+    /// The sum of the squares of the errors.
+    noise: f64,
+    /// The largest error.
+    max_abs: f64,
+}
+
+impl Loss {
+    /// Root of the mean squared error, relative to that of the numbers; 0 for all zeros.
+    pub fn relative_rms(self) -> f64 {
+        if self.noise == 0.0 { 0.0 } else { f64::sqrt(self.noise / self.signal) }
+    }
+
+    /// The largest error.
+    pub fn max_abs(self) -> f64 {
+        self.max_abs
+    }
+
+    /// Signal to noise in decibels.
+    pub fn snr_db(self) -> f64 {
+        -20.0 * self.relative_rms().log10()
+    }
+
+    /// The loss of both together.
+    #[must_use]
+    #[inline]
+    pub fn join(self, other: Self) -> Self {
+        Self {
+            signal: self.signal + other.signal,
+            noise: self.noise + other.noise,
+            max_abs: f64::max(self.max_abs, other.max_abs),
+        }
+    }
+
+    /// The loss of numbers that are larger by a factor.
+    fn scaled(self, factor: f32) -> Self {
+        let factor = f64::from(factor);
+        Self {
+            signal: self.signal * factor * factor,
+            noise: self.noise * factor * factor,
+            max_abs: self.max_abs * factor,
+        }
+    }
 }
 
 /// The bits of |x|: ordered as magnitudes are, with infinity and NaN on top.
@@ -193,7 +409,7 @@ mod tests {
     #[test]
     fn zeros_and_tiny_numbers_quantise_to_finite_scales() {
         let zeros = quantize(&[0.0f32; 16], 1, 16).unwrap();
-        assert_eq!((zeros.global_scale(), zeros.scales()), (1.0, &[SCALE_OF_ZEROS][..]));
+        assert_eq!((zeros.global_scale(), zeros.scales()), (1.0, &[SCALE_OF_ZEROS as u8][..]));
         let tiny = quantize(&[f32::from_bits(1); 16], 1, 16).unwrap();
         assert!(tiny.global_scale() > 0.0);
         assert_eq!(quantize::<f32>(&[], 0, 16).unwrap().rows(), 0);
@@ -212,7 +428,71 @@ mod tests {
         assert!(matches!(quantize_with(&[1.0f32; 16], 1, 16, 0.0), Err(Error::GlobalScale { .. })));
     }
 
+    #[test]
+    fn the_loss_is_that_of_the_numbers() {
+        let measured = |numbers: &[f32], global| {
+            let (mut values, mut scales) = (vec![0; numbers.len() / 2], vec![0; numbers.len() / 16]);
+            quantize_blocks_measured(numbers, global, &mut values, &mut scales).unwrap()
+        };
+        let mut numbers = [0.0f32; 16];
+        numbers[..2].copy_from_slice(&[3.0, 6.0]);
+        let exact = measured(&numbers, 1.0);
+        assert_eq!((exact.relative_rms(), exact.max_abs(), exact.snr_db()), (0.0, 0.0, f64::INFINITY));
+        // 5 is a tie and becomes 4: an error of 1 against a signal of √(5² + 6² + 2²)/1.
+        numbers[..3].copy_from_slice(&[5.0, 6.0, 2.0]);
+        let lost = measured(&numbers, 1.0);
+        assert_eq!((lost.relative_rms(), lost.max_abs()), (f64::sqrt(1.0 / 65.0), 1.0));
+        let both = lost.join(exact);
+        assert_eq!((both.relative_rms(), both.max_abs()), (f64::sqrt(1.0 / 110.0), 1.0));
+        assert_eq!(measured(&[0.0; 32], 1.0).relative_rms(), 0.0);
+    }
+
+    /// The definition, a number at a time.
+    fn quantize_plainly(numbers: &[f32], global: f32) -> (Vec<u8>, Vec<u8>) {
+        let (mut values, mut scales) = (Vec::new(), Vec::new());
+        for block in numbers.as_chunks::<BLOCK>().0 {
+            let amax = block.iter().fold(0.0, |amax: f32, x| amax.max(x.abs()));
+            let scale = match amax / (e2m1::MAX * global) {
+                0.0 => SCALE_OF_ZEROS as u8,
+                wanted => e4m3::encode(wanted).max(SMALLEST_SCALE as u8),
+            };
+            let codes = block.map(|x| e2m1::encode(x / (e4m3::decode(scale) * global) + 0.0));
+            values.extend(codes.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4));
+            scales.push(scale);
+        }
+        (values, scales)
+    }
+
+    #[test]
+    fn every_scale_and_its_neighbours_are_encoded_as_by_the_format() {
+        for code in 0..=e4m3::MAX_CODE {
+            let value = e4m3::decode(code);
+            assert_eq!(e4m3_value(code.into()).to_bits(), value.to_bits());
+            let midpoint = (value + e4m3::decode((code + 1).min(e4m3::MAX_CODE))) / 2.0;
+            for x in [value, midpoint].into_iter().flat_map(|x| [x.next_down().max(0.0), x, x.next_up()]) {
+                assert_eq!(e4m3_bits(x), u32::from(e4m3::encode(x)), "{x}");
+            }
+        }
+        assert_eq!(e4m3_bits(1e9), u32::from(e4m3::MAX_CODE));
+    }
+
     proptest! {
+        #[test]
+        fn vectors_give_the_bits_of_the_definition(
+            numbers in prop::collection::vec((-40i32..8, -2f32..2.0).prop_map(|(e, x)| x * 2f32.powi(e / 4)), 1..40 * 16),
+            global in prop::sample::select(vec![1.0f32, 3e-4, 1e-38, 1e-44, 1e30, 0.1]),
+        ) {
+            let numbers = &numbers[..numbers.len() / BLOCK * BLOCK];
+            let (mut values, mut scales) = (vec![0; numbers.len() / 2], vec![0; numbers.len() / BLOCK]);
+            quantize_blocks(numbers, global, &mut values, &mut scales).unwrap();
+            prop_assert_eq!((&values, &scales), (&quantize_plainly(numbers, global).0, &quantize_plainly(numbers, global).1));
+            let (mut measured, mut measured_scales) = (values.clone(), scales.clone());
+            quantize_blocks_measured(numbers, global, &mut measured, &mut measured_scales).unwrap();
+            prop_assert_eq!((measured, measured_scales), (values.clone(), scales.clone()));
+            portable::<_, false>(numbers, global, &mut values, &mut scales).unwrap();
+            prop_assert_eq!((values, scales), quantize_plainly(numbers, global));
+        }
+
         #[test]
         fn the_error_is_at_most_half_a_step_of_the_block(numbers in prop::collection::vec(-1e4f32..1e4, 64)) {
             let matrix = quantize(&numbers, 1, 64).unwrap();

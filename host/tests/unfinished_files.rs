@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use nvfp4::checkpoint::{Checkpoint, TensorFile, TensorWriter, handle_signals};
-use nvfp4::checkpoint::{Conversion, Dtype, Format};
+use nvfp4::checkpoint::{Conversion, Dtype, Format, Options};
 use nvfp4_tests::files::{Tensors, f32s, raw};
 
 const PART: &str = "NVFP4_TEST_CHILD";
@@ -36,7 +36,7 @@ fn child() {
         }
         "write folder" => {
             let checkpoint = Checkpoint::open("in".as_ref()).unwrap();
-            let conversion = Conversion::new(&checkpoint, Format::ModelOpt, |_| true).unwrap();
+            let conversion = Conversion::new(&checkpoint, &Options::new(Format::ModelOpt, &|_| true)).unwrap();
             let mut said = false;
             let written = conversion.write("out".as_ref(), |_| {
                 if !std::mem::replace(&mut said, true) {

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nvfp4::checkpoint::{Activations, Checkpoint, Conversion, Dtype, Format, INDEX_NAME, Inspection};
+use nvfp4::checkpoint::{Activations, Checkpoint, Conversion, Dtype, Format, INDEX_NAME, Inspection, Options};
 use nvfp4::plan::roofline::Roofline;
 use nvfp4::problem::{Op, OutDtype};
 use nvfp4::{Error, shape};
@@ -242,7 +242,7 @@ fn use_model(path: &Path, out: &Path) {
         check(checkpoint.single(module));
     }
     for format in [Format::ModelOpt, Format::CompressedTensors] {
-        let Some(conversion) = check(Conversion::new(&checkpoint, format, |_| true)) else { continue };
+        let Some(conversion) = check(Conversion::new(&checkpoint, &Options::new(format, &|_| true))) else { continue };
         if check(conversion.write(out, |_| ())).is_some() {
             Checkpoint::open(out).expect("what was written can be read");
             _ = std::fs::remove_file(out).or_else(|_| std::fs::remove_dir_all(out));

@@ -136,6 +136,22 @@ impl TensorFile {
         }
     }
 
+    /// As [`TensorFile::release`], for a part of a tensor.
+    pub(super) fn release_part(&self, data: &[u8]) {
+        #[cfg(unix)]
+        {
+            let offset = (data.as_ptr() as usize).wrapping_sub(self.map.as_ptr() as usize);
+            if offset <= self.map.len() && data.len() <= self.map.len() - offset {
+                // SAFETY: as in `release`.
+                let advised =
+                    unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, data.len()) };
+                drop(advised);
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = data;
+    }
+
     fn view<'a>(&'a self, info: &'a TensorInfo) -> Tensor<'a> {
         let (start, end) = info.data_offsets;
         Tensor { dtype: info.dtype, shape: &info.shape, data: &self.map[self.data_start..][start..end] }

@@ -1,103 +1,131 @@
-//! Tensors of f32, f16 or bf16 as one type, to be quantised.
+//! Numbers as model files hold them: little-endian, at any address; f32, f16 and bf16 as one type.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
-use half::{bf16, f16};
-use rayon::prelude::*;
+use bytemuck::{Pod, Zeroable};
 
 use super::Dtype;
 use super::file::Tensor;
 use crate::error::Error;
 use crate::format::Matrix;
-use crate::quantize::{self, Number};
+use crate::quantize;
 
 /// The types of numbers that can be quantised.
 pub(super) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
-/// The numbers of a tensor.
+/// An f32 at any address.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, packed)]
+pub(super) struct F32(u32);
+
+/// A half-precision number at any address.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, packed)]
+pub(super) struct F16(u16);
+
+/// A bfloat16 at any address.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, packed)]
+pub(super) struct Bf16(u16);
+
+impl From<F32> for f32 {
+    #[inline(always)]
+    fn from(number: F32) -> Self {
+        Self::from_bits(number.0)
+    }
+}
+
+impl From<Bf16> for f32 {
+    #[inline(always)]
+    fn from(number: Bf16) -> Self {
+        Self::from_bits(u32::from(number.0) << 16)
+    }
+}
+
+impl From<F16> for f32 {
+    /// Without a branch and without asking for an instruction set, so that loops over it become vectors.
+    #[inline(always)]
+    fn from(number: F16) -> Self {
+        /// 2¹¹², the biases apart.
+        const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
+        const LARGEST_EXPONENT: u32 = 0x7C00 << 13;
+        let bits = u32::from(number.0);
+        let magnitude = (bits & 0x7FFF) << 13;
+        let not_finite = if magnitude >= LARGEST_EXPONENT { f32::INFINITY.to_bits() } else { 0 };
+        let number = (Self::from_bits(magnitude) * REBIAS).to_bits();
+        Self::from_bits(number | not_finite | (bits & 0x8000) << 16)
+    }
+}
+
+/// Some numbers, in place.
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Floats<'a> {
-    F32(Cow<'a, [f32]>),
-    F16(Cow<'a, [f16]>),
-    Bf16(Cow<'a, [bf16]>),
+    F32(&'a [F32]),
+    F16(&'a [F16]),
+    Bf16(&'a [Bf16]),
+    /// Numbers that were stored in another form.
+    Decoded(&'a [f32]),
 }
 
 /// Evaluates an expression with the numbers, whatever their type.
 macro_rules! with {
     ($floats:expr, $numbers:ident => $body:expr) => {
         match $floats {
-            Floats::F32($numbers) => $body,
-            Floats::F16($numbers) => $body,
-            Floats::Bf16($numbers) => $body,
+            $crate::checkpoint::floats::Floats::F32($numbers) => $body,
+            $crate::checkpoint::floats::Floats::F16($numbers) => $body,
+            $crate::checkpoint::floats::Floats::Bf16($numbers) => $body,
+            $crate::checkpoint::floats::Floats::Decoded($numbers) => $body,
         }
     };
 }
+pub(super) use with;
 
 impl<'a> Floats<'a> {
     /// The numbers of a tensor, if its type is one of [`DTYPES`].
     pub(super) fn of(tensor: Tensor<'a>) -> Option<Self> {
         match tensor.dtype {
-            Dtype::F32 => Some(Self::F32(tensor.numbers())),
-            Dtype::F16 => Some(Self::F16(tensor.numbers())),
-            Dtype::BF16 => Some(Self::Bf16(tensor.numbers())),
+            Dtype::F32 => Some(Self::F32(bytemuck::cast_slice(tensor.data))),
+            Dtype::F16 => Some(Self::F16(bytemuck::cast_slice(tensor.data))),
+            Dtype::BF16 => Some(Self::Bf16(bytemuck::cast_slice(tensor.data))),
             _ => None,
         }
     }
 
+    /// Some of them.
+    pub(super) fn part(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(numbers) => Self::F32(&numbers[range]),
+            Self::F16(numbers) => Self::F16(&numbers[range]),
+            Self::Bf16(numbers) => Self::Bf16(&numbers[range]),
+            Self::Decoded(numbers) => Self::Decoded(&numbers[range]),
+        }
+    }
+
+    /// Their bytes, if they are in place.
+    pub(super) fn bytes(self) -> Option<&'a [u8]> {
+        match self {
+            Self::F32(numbers) => Some(bytemuck::cast_slice(numbers)),
+            Self::F16(numbers) => Some(bytemuck::cast_slice(numbers)),
+            Self::Bf16(numbers) => Some(bytemuck::cast_slice(numbers)),
+            Self::Decoded(_) => None,
+        }
+    }
+
+    /// One of them.
+    pub(super) fn at(self, index: usize) -> f32 {
+        with!(self, numbers => numbers[index].into())
+    }
+
     /// As [`quantize::amax`].
-    pub(super) fn amax(&self) -> Result<f32, Error> {
+    pub(super) fn amax(self) -> Result<f32, Error> {
         with!(self, numbers => quantize::amax(numbers))
     }
 
     /// Quantises some rows of `k` numbers, as [`quantize::quantize_with`].
-    pub(super) fn quantize_rows(&self, rows: Range<usize>, k: usize, global: f32) -> Result<Matrix<'static>, Error> {
+    pub(super) fn quantize_rows(self, rows: Range<usize>, k: usize, global: f32) -> Result<Matrix<'static>, Error> {
         let elements = rows.start * k..rows.end * k;
         with!(self, numbers => quantize::quantize_with(&numbers[elements], rows.len(), k, global))
     }
-
-    /// How far all these numbers are from what they were quantised to.
-    pub(super) fn loss(&self, matrix: &Matrix<'_>) -> Loss {
-        with!(self, numbers => loss(numbers, matrix))
-    }
-}
-
-/// How far a quantised tensor is from what it was.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Loss {
-    /// Root of the mean squared error, relative to that of the numbers; 0 for all zeros.
-    pub relative_rms: f64,
-    /// The largest error.
-    pub max_abs: f64,
-}
-
-impl Loss {
-    /// Signal to noise in decibels.
-    pub fn snr_db(self) -> f64 {
-        -20.0 * self.relative_rms.log10()
-    }
-}
-
-fn loss<T: Number>(numbers: &[T], matrix: &Matrix<'_>) -> Loss {
-    let k = matrix.k();
-    let rows = numbers.par_chunks(k).enumerate().map_init(
-        || vec![0.0; k],
-        |quantised, (row, numbers)| {
-            matrix.dequantize_row(row, quantised);
-            let pairs = numbers.iter().zip(quantised).map(|(&number, &mut quantised)| {
-                let number = f64::from(number.into());
-                (number * number, (f64::from(quantised) - number).abs())
-            });
-            pairs.fold((0.0, 0.0, 0.0), |(signal, noise, max), (square, error)| {
-                (signal + square, noise + error * error, f64::max(max, error))
-            })
-        },
-    );
-    // Collected first: summed in order, the figures do not depend on the number of threads.
-    let rows: Vec<_> = rows.collect();
-    let (signal, noise, max_abs) =
-        rows.iter().fold((0.0, 0.0, 0.0), |sum, row| (sum.0 + row.0, sum.1 + row.1, f64::max(sum.2, row.2)));
-    let relative_rms = if noise == 0.0 { 0.0 } else { f64::sqrt(noise / signal) };
-    Loss { relative_rms, max_abs }
 }
 
 #[cfg(test)]
@@ -105,13 +133,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loss_is_that_of_the_numbers() {
-        let numbers: Vec<f32> = (0..16).map(|i| if i < 2 { [3.0, 4.0][i] } else { 0.0 }).collect();
-        let exact = Matrix::new(1, 16, [[0x65].as_slice(), &[0; 7]].concat(), vec![0x38], 1.0).unwrap();
-        assert_eq!(loss(&numbers, &exact), Loss { relative_rms: 0.0, max_abs: 0.0 });
-        assert_eq!(loss(&numbers, &exact).snr_db(), f64::INFINITY);
-        // 4 became 3: an error of 1 against a signal of 5.
-        let wrong = Matrix::new(1, 16, [[0x55].as_slice(), &[0; 7]].concat(), vec![0x38], 1.0).unwrap();
-        assert_eq!(loss(&numbers, &wrong), Loss { relative_rms: 0.2, max_abs: 1.0 });
+    fn every_half_is_the_number_that_the_half_crate_says() {
+        for bits in 0..=u16::MAX {
+            let (ours, theirs) = (f32::from(F16(bits)), half::f16::from_bits(bits).to_f32());
+            assert!(
+                ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()),
+                "{bits:#x}: {ours} {theirs}"
+            );
+        }
+    }
+
+    #[test]
+    fn numbers_are_read_at_odd_addresses() {
+        let bytes: Vec<u8> = std::iter::once(0).chain([1.5f32, -2.0].into_iter().flat_map(f32::to_le_bytes)).collect();
+        let numbers = Floats::of(Tensor { dtype: Dtype::F32, shape: &[2], data: &bytes[1..] }).unwrap();
+        assert_eq!((numbers.at(0), numbers.at(1), numbers.amax().unwrap()), (1.5, -2.0, 2.0));
     }
 }

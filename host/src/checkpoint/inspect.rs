@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::layer::{Block, Kind, ranges, roles_of};
 use super::model_config::ModelConfig;
-use super::names::{self, Aside, Projection, Role};
+use super::names::{self, Aside, Projection, Role, natural, without_expert};
 use super::{Checkpoint, Dtype, Format, Quantized, Tensor, floats};
 use crate::error::Error;
 use crate::format::e4m3;
@@ -127,7 +127,7 @@ impl Inspection {
             match surveyed {
                 Ok(weight) => {
                     let runs = weight.runs.as_ref().map_or_else(String::clone, |_| String::new());
-                    let key = (in_order(&weight.module), weight.format.name(), weight.n, weight.k, runs);
+                    let key = (natural(&weight.module), weight.format.name(), weight.n, weight.k, runs);
                     found.insert(module, Some(weight.clone()));
                     weights.entry(key).and_modify(|alike| alike.add(&weight)).or_insert(weight);
                 }
@@ -409,7 +409,7 @@ fn others(checkpoint: &Checkpoint, found: &BTreeMap<&str, Option<Weight>>) -> Ve
             continue;
         }
         let (module, shape) = (without_expert(module), tensor.shape.to_vec());
-        let key = (in_order(&module), kind.clone(), shape.clone());
+        let key = (natural(&module), kind.clone(), shape.clone());
         let other = others.entry(key).or_insert(OtherWeight { module, kind, shape, count: 0, why });
         other.count += 1;
     }
@@ -471,37 +471,4 @@ fn other_kind<'n>(
             (module, dtype.to_string(), UNKNOWN)
         }
     })
-}
-
-/// A module's name with `*` for the number of its expert.
-fn without_expert(module: &str) -> String {
-    match Projection::parse(module) {
-        Some(Projection { expert: names::Expert::Routed(_), around_expert: (before, after), .. }) => {
-            format!("{before}*{after}")
-        }
-        _ => module.to_owned(),
-    }
-}
-
-/// A key that orders names by the numbers in them, 9 before 10.
-fn in_order(name: &str) -> Vec<(Option<usize>, String)> {
-    name.split('.').map(|part| (part.parse().ok(), part.to_owned())).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_number_of_an_expert_is_left_out() {
-        assert_eq!(without_expert("model.layers.3.mlp.experts.12.w1"), "model.layers.3.mlp.experts.*.w1");
-        assert_eq!(without_expert("model.layers.3.mlp.shared_experts.w1"), "model.layers.3.mlp.shared_experts.w1");
-    }
-
-    #[test]
-    fn layers_are_in_the_order_of_their_numbers() {
-        let mut names = ["layers.10.a", "layers.9.b", "layers.9.a", "head"];
-        names.sort_by_key(|name| in_order(name));
-        assert_eq!(names, ["head", "layers.9.a", "layers.9.b", "layers.10.a"]);
-    }
 }

@@ -24,6 +24,7 @@ mod model_config;
 mod names;
 mod partial;
 mod quantized;
+mod source;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,11 +32,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use activations::Activations;
-pub use convert::{Conversion, Written};
+pub use convert::{Calibration, Conversion, Converted, Left, Options, Written};
 pub use file::{Tensor, TensorFile};
-pub use floats::Loss;
 pub use inspect::{Inspection, OtherWeight, Problem, Range, Weight};
 pub use layer::Layer;
+pub use names::{natural, without_expert};
 pub use partial::{check_file, check_folder, leftovers};
 pub use quantized::{Format, Quantized};
 pub use safetensors::Dtype;

@@ -41,6 +41,11 @@ impl ModelConfig {
         &self.path
     }
 
+    /// All that it says.
+    pub(super) fn json(&self) -> &Value {
+        &self.config
+    }
+
     /// The value of a key of the language model, which multimodal models keep in a part of its own.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         let parts = ["text_config", "llm_config", "language_config", "thinker_config"];

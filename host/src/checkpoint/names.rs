@@ -27,7 +27,7 @@ pub(crate) enum Role {
 }
 
 /// How projections of feed-forward blocks are called.
-const PROJECTIONS: [(&str, Role); 12] = [
+const PROJECTIONS: [(&str, Role); 14] = [
     ("gate_proj", Role::Gate),
     ("up_proj", Role::Up),
     ("down_proj", Role::Down),
@@ -38,6 +38,9 @@ const PROJECTIONS: [(&str, Role); 12] = [
     ("gate_and_up_proj", Role::GateUp),
     ("up_gate_proj", Role::GateUp),
     ("w13", Role::GateUp),
+    // Granite's, with all experts in one tensor.
+    ("input_linear", Role::GateUp),
+    ("output_linear", Role::Down),
     // Without a gate: one projection up, one down.
     ("fc1", Role::Up),
     ("fc2", Role::Down),
@@ -243,6 +246,33 @@ pub(crate) fn is_shared(segment: &str) -> bool {
     segment.starts_with("shared_expert") || segment == "shared_mlp"
 }
 
+/// A key that puts names in natural order: 9 before 10.
+pub fn natural(name: &str) -> impl Ord + use<> {
+    let mut key = Vec::new();
+    for piece in name.split_inclusive(|c: char| !c.is_ascii_digit()) {
+        // Digits, then one other character unless the name ends.
+        let digits = piece.trim_end_matches(|c: char| !c.is_ascii_digit());
+        if !digits.is_empty() {
+            let number = digits.trim_start_matches('0');
+            key.push((0, number.len(), number.to_owned()));
+        }
+        if digits.len() < piece.len() {
+            key.push((1, 0, piece[digits.len()..].to_owned()));
+        }
+    }
+    key
+}
+
+/// A module's name with `*` for the number of its expert.
+pub fn without_expert(module: &str) -> String {
+    match Projection::parse(module) {
+        Some(Projection { expert: Expert::Routed(_), around_expert: (before, after), .. }) => {
+            format!("{before}*{after}")
+        }
+        _ => module.to_owned(),
+    }
+}
+
 /// The parts of a name between its dots, and where each starts.
 fn segments(name: &str) -> impl Iterator<Item = (usize, &str)> {
     name.split('.').map(|segment| (segment.as_ptr() as usize - name.as_ptr() as usize, segment))
@@ -420,6 +450,25 @@ mod tests {
             ("invitation.weight", None),
         ] {
             assert_eq!(Aside::of(name), aside, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_are_ordered_by_the_numbers_in_them() {
+        let mut names = ["a.10.b", "a.9.b", "a.9", "a.x", "b", "a.010.a", "a"];
+        names.sort_by_key(|name| natural(name));
+        assert_eq!(names, ["a", "a.9", "a.9.b", "a.010.a", "a.10.b", "a.x", "b"]);
+    }
+
+    #[test]
+    fn only_the_number_of_an_expert_is_left_out() {
+        for (module, expected) in [
+            ("model.layers.3.mlp.experts.12.w1", "model.layers.3.mlp.experts.*.w1"),
+            ("model.layers.3.mlp.experts.w1.3", "model.layers.3.mlp.experts.w1.*"),
+            ("model.layers.3.mlp.shared_experts.w1", "model.layers.3.mlp.shared_experts.w1"),
+            ("model.layers.3.self_attn.q_proj", "model.layers.3.self_attn.q_proj"),
+        ] {
+            assert_eq!(without_expert(module), expected);
         }
     }
 

@@ -63,6 +63,25 @@ impl PartialFile {
         write(&mut self.file).map_err(cannot_write(&self.shown))
     }
 
+    /// Writes bytes to a place in the file; from any thread.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub(crate) fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), Error> {
+        #[cfg(unix)]
+        let written = std::os::unix::fs::FileExt::write_all_at(&self.file, bytes, offset);
+        #[cfg(not(unix))]
+        let written = {
+            use std::io::{Seek, SeekFrom, Write};
+            /// A file has one position, which all threads would move.
+            static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+            let _turn = ONE_AT_A_TIME.lock();
+            let mut file = &self.file;
+            file.seek(SeekFrom::Start(offset)).and_then(|_| file.write_all(bytes))
+        };
+        written.map_err(cannot_write(&self.target))
+    }
+
     /// Waits until the disk has the file, and puts it in its place.
     ///
     /// # Errors

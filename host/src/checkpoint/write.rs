@@ -1,7 +1,7 @@
 //! Safetensors files, written whole or not at all.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{Seek, SeekFrom, Write};
+use std::io::Write;
 use std::path::Path;
 
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -102,12 +102,30 @@ impl TensorWriter {
     /// # Panics
     /// If no tensor of this name and length is still to be written.
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), Error> {
-        let (start, length) = self.missing.remove(name).unwrap_or_else(|| panic!("{name} is not to be written"));
-        assert_eq!(bytes.len(), length, "bytes of {name}");
-        self.file.write(|file| {
-            file.seek(SeekFrom::Start(start))?;
-            file.write_all(bytes)
-        })
+        let place = self.place(name);
+        assert_eq!(bytes.len(), place.bytes, "bytes of {name}");
+        self.write_part(&place, 0, bytes)
+    }
+
+    /// Takes a tensor from those that are still to be written, to write it in parts.
+    ///
+    /// # Panics
+    /// If no tensor of this name is still to be written.
+    pub(super) fn place(&mut self, name: &str) -> Place {
+        let (start, bytes) = self.missing.remove(name).unwrap_or_else(|| panic!("{name} is not to be written"));
+        Place { start, bytes }
+    }
+
+    /// Writes bytes of a tensor, from one of its bytes on; from any thread.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    ///
+    /// # Panics
+    /// If they go past the end of the tensor.
+    pub(super) fn write_part(&self, place: &Place, at: usize, bytes: &[u8]) -> Result<(), Error> {
+        assert!(at + bytes.len() <= place.bytes, "bytes of the tensor");
+        self.file.write_at(bytes, place.start + at as u64)
     }
 
     /// Puts the file in its place, over one that may be there.
@@ -134,6 +152,13 @@ pub fn refuse_input<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a Path>) 
         return Err(Error::Invalid("it is the input; give another name to write".into()).at(out.display()));
     }
     Ok(())
+}
+
+/// Where a tensor is in a file being written.
+#[derive(Debug)]
+pub(super) struct Place {
+    start: u64,
+    bytes: usize,
 }
 
 /// The name of the output's tensor.

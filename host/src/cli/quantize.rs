@@ -1,80 +1,379 @@
-//! `nvfp4 quantize`: a model file in, an NVFP4 one out.
+//! `nvfp4 quantize`: a model in, an NVFP4 one out.
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use nvfp4::checkpoint::{Checkpoint, Conversion, Format};
+use clap::builder::TypedValueParser;
+use nvfp4::checkpoint::{
+    Calibration, Checkpoint, Conversion, Converted, Format, Left, Options, Written, natural, without_expert,
+};
+use nvfp4::printable;
+use nvfp4::quantize::Loss;
 use regex::Regex;
+use serde_json::{Value, json};
 
 use super::progress::Progress;
-use super::table;
+use super::{exit, parse, table};
 
 /// The MLP projections of dense layers and of experts, as the usual model families name them.
-const PROJECTIONS: &str = r"\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight$";
+const PROJECTIONS: &str = r"\.(gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3|input_linear|output_linear)\.weight$";
+
+/// The version of what --json prints: it grows when a key goes or changes its meaning.
+const SCHEMA: u32 = 1;
 
 /// Quantise a model's weights to NVFP4 and copy everything else
 #[derive(clap::Args)]
 #[command(after_help = "\
-A file gives a file; a directory or an index gives a new directory with the same file names and, for several files, an \
-index. Two-dimensional f32, f16 and bf16 tensors that --include matches are quantised by ModelOpt's algorithm: the \
-global scale is the largest magnitude / 2688, and projections that inference engines fuse (gate and up, w1 and w3, q k \
-and v) share one. All other tensors and the metadata are copied bit for bit. Nothing is at OUT until all of it is written.
+A file gives a file. A directory or an index gives a new directory that servers load: the same file names, an index, \
+config.json and (for modelopt) hf_quant_config.json with the quantisation described, the tokenizer and the other small files. \
+Nothing is at OUT until all of it is written.
 
-Only weights are quantised: there are no input scales, for which a model must be run on calibration data. Other files \
-(config.json, tokenizer …) are not copied; servers also want the quantisation described in config.json.
+Weights in f32, f16, bf16, FP8 with scales (DeepSeek, compressed-tensors) and MXFP4 (gpt-oss) are quantised by ModelOpt's \
+algorithm: the global scale is the largest magnitude / 2688. Experts that share one tensor (Llama 4, gpt-oss, \
+Qwen3-VL-MoE) are written apart. FP8 and MXFP4 weights that are not quantised become bf16. All other tensors and the \
+metadata are copied bit for bit.
+
+Left out, whatever --include says: routers, towers for images and sound, layers that draft tokens (mtp), embeddings and the \
+output head. Projections that engines merge (q k v; q_a kv_a; gate up) and the experts of a layer are quantised together \
+or not at all. What was included and left is listed with its reason; if that was not on purpose, nothing is written and the \
+exit code is 2.
+
+A calibration is a safetensors file with activations [.., K] or their largest magnitudes by module \
+(model.layers.3.mlp.experts.5.down_proj, or model.layers.3.mlp for all that read the block's input; * stands for any \
+characters), or a JSON object of such names and magnitudes. Without it there are no input scales, and the model is \
+described as W4A16.
 
 Examples:
   nvfp4 quantize model.safetensors model-nvfp4.safetensors
   nvfp4 quantize Qwen3-30B-A3B/ Qwen3-30B-A3B-NVFP4/ --format compressed-tensors
-  nvfp4 quantize in.safetensors out.safetensors --include '\\.experts\\..*\\.weight$'")]
+  nvfp4 quantize gpt-oss-20b/ out/ --exclude 'model.layers.0' --exclude 're:.*self_attn.*' --dry-run
+  nvfp4 quantize in/ out/ --include '\\.(self_attn|mlp)\\..*\\.weight$' --calibrate amax.json")]
 pub struct Args {
     /// A safetensors file, a directory of them, or the index of a sharded model.
     #[arg(value_name = "IN")]
     input: PathBuf,
     /// The file or the directory to write; it may be an existing file or an empty directory.
-    #[arg(value_name = "OUT")]
-    output: PathBuf,
+    #[arg(value_name = "OUT", required_unless_present = "dry_run")]
+    output: Option<PathBuf>,
     /// How the parts of a weight are named, and what a global scale means: modelopt (a factor) or compressed-tensors (a
     /// divisor).
-    #[arg(long, default_value = Format::ModelOpt.name(), value_parser = parse_format)]
+    #[arg(long, default_value = Format::ModelOpt.name(), value_parser = formats())]
     format: Format,
-    /// The names of the tensors to quantise; by default the projections of MLPs and of experts.
+    /// The names of the tensors to quantise; by default the projections of MLPs and of experts. Experts that share a tensor
+    /// are named as they will be written: experts.0.gate_proj.weight.
     #[arg(long, value_name = "REGEX", default_value = PROJECTIONS)]
     include: Regex,
+    /// A module to leave, with all below it; `*`, `?` and `[…]` as in a shell, or `re:` and a regular expression for the
+    /// beginning of the name, as in the `ignore` list of a model. May be given several times.
+    #[arg(long, value_name = "NAME", value_parser = Pattern::parse)]
+    exclude: Vec<Pattern>,
+    /// Give projections that engines merge a global scale each, for engines that keep them apart, and take them apart.
+    #[arg(long)]
+    separate_scales: bool,
+    /// Write input scales, for servers that quantise activations too, from activations or their largest magnitudes.
+    #[arg(long, value_name = "FILE")]
+    calibrate: Option<PathBuf>,
+    /// Only say what would be done.
+    #[arg(long)]
+    dry_run: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Print nothing but errors.
+    #[arg(long, short, conflicts_with = "json")]
+    quiet: bool,
 }
 
-fn parse_format(name: &str) -> Result<Format, String> {
-    let known = [Format::ModelOpt, Format::CompressedTensors];
-    known.into_iter().find(|format| format.name() == name).ok_or("modelopt or compressed-tensors".into())
+fn formats() -> impl TypedValueParser<Value = Format> {
+    parse::named([Format::ModelOpt, Format::CompressedTensors], |format| format.name())
 }
 
-/// Converts, and prints what quantising cost each tensor.
+/// A name that stands for modules.
+#[derive(Clone, Debug)]
+struct Pattern {
+    text: String,
+    regex: Regex,
+}
+
+impl Pattern {
+    fn parse(text: &str) -> Result<Self, String> {
+        let regex = match text.strip_prefix("re:") {
+            Some(regex) => format!("^(?:{regex})"),
+            // What is below a module goes with it.
+            None => format!(r"^(?:{})(?:\..*)?$", glob(text)),
+        };
+        let regex =
+            Regex::new(&regex).map_err(|error| error.to_string().lines().last().unwrap_or_default().to_owned())?;
+        Ok(Self { text: text.to_owned(), regex })
+    }
+}
+
+/// The regular expression of a shell's pattern.
+fn glob(text: &str) -> String {
+    let mut regex = String::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        rest = &rest[first.len_utf8()..];
+        match first {
+            '*' => regex.push_str(".*"),
+            '?' => regex.push('.'),
+            '[' if rest.get(1..).is_some_and(|rest| rest.contains(']')) => {
+                let end = 1 + rest[1..].find(']').expect("it is there");
+                let class = rest[..end].replace('\\', r"\\").replace('[', r"\[");
+                regex
+                    .push_str(&format!("[{}]", class.strip_prefix('!').map_or(class.clone(), |not| format!("^{not}"))));
+                rest = &rest[end + 1..];
+            }
+            other => regex.push_str(&regex::escape(&other.to_string())),
+        }
+    }
+    regex
+}
+
+/// Converts, and prints what quantising cost and what was left.
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&args.input)?;
-    let conversion = Conversion::new(&checkpoint, args.format, |name| args.include.is_match(name))?;
-    let mut rows = table::table(&["tensor", "N", "K", "rel. RMS error", "max. error", "SNR"], 1);
-    let (mut quantised, mut copied) = (0usize, 0usize);
-    {
-        let progress = Progress::new("quantising", conversion.bytes());
-        conversion.write(&args.output, |written| {
-            progress.add(written.bytes);
-            let Some(([n, k], loss)) = written.quantised else {
-                copied += 1;
-                return;
-            };
-            quantised += 1;
-            rows.add_row([
-                written.name.to_owned(),
-                n.to_string(),
-                k.to_string(),
-                format!("{:.3} %", 100.0 * loss.relative_rms),
-                format!("{:.3e}", loss.max_abs),
-                format!("{:.2} dB", loss.snr_db()),
-            ]);
-        })?;
+    let calibration = args.calibrate.as_deref().map(Calibration::open).transpose()?;
+    let used: Vec<_> = args.exclude.iter().map(|_| Cell::new(false)).collect();
+    let exclude = |name: &str| {
+        let mut patterns = args.exclude.iter().zip(&used);
+        let (pattern, used) = patterns.find(|(pattern, _)| pattern.regex.is_match(name))?;
+        used.set(true);
+        Some(format!("--exclude {}", pattern.text))
+    };
+    let include = |name: &str| args.include.is_match(name);
+    let options = Options {
+        format: args.format,
+        include: &include,
+        exclude: &exclude,
+        separate_scales: args.separate_scales,
+        calibration: calibration.as_ref(),
+    };
+    let conversion = Conversion::new(&checkpoint, &options)?;
+    let names = |pattern: &Pattern| checkpoint.names().any(|name| pattern.regex.is_match(name));
+    for (pattern, _) in args.exclude.iter().zip(&used).filter(|(pattern, used)| !used.get() && !names(pattern)) {
+        eprintln!("note: no tensor is named as --exclude {} says", pattern.text);
     }
-    writeln!(out, "{rows}\n")?;
-    writeln!(out, "{}: {quantised} tensors quantised, {copied} copied", args.output.display())?;
-    Ok(ExitCode::SUCCESS)
+    if let Some(output) = &args.output {
+        conversion.check_target(output)?;
+        super::note_leftovers(output);
+    }
+    let refusal = conversion.check();
+    if !args.dry_run {
+        refusal?;
+        let report = convert(args, &conversion)?;
+        report.print(args, &conversion, out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let weights = conversion.converted();
+    let quantised = weights.iter().map(|weight| Row::of(*weight, None)).collect();
+    Report { rows: quantised, copied: 0 }.print(args, &conversion, out)?;
+    Ok(match refusal {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(exit::BAD_INPUT)
+        }
+    })
+}
+
+/// Writes the model.
+fn convert(args: &Args, conversion: &Conversion<'_>) -> anyhow::Result<Report> {
+    let mut report = Report { rows: Vec::new(), copied: 0 };
+    let progress = (!args.quiet).then(|| Progress::new("quantising", conversion.bytes()));
+    let output = args.output.as_deref().expect("clap asks for it");
+    conversion.write(output, |written| {
+        let bytes = match written {
+            Written::Copied { bytes, .. } => {
+                report.copied += 1;
+                bytes
+            }
+            Written::Converted { weight, bytes, loss } => {
+                report.rows.push(Row::of(weight, loss));
+                bytes
+            }
+        };
+        if let Some(progress) = &progress {
+            progress.add(bytes);
+        }
+    })?;
+    Ok(report)
+}
+
+/// What was done, or would be.
+struct Report {
+    rows: Vec<Row>,
+    copied: usize,
+}
+
+/// A weight in another form.
+struct Row {
+    module: String,
+    tensor: String,
+    sizes: [usize; 2],
+    quantised: bool,
+    loss: Option<Loss>,
+}
+
+impl Row {
+    fn of(weight: Converted<'_>, loss: Option<Loss>) -> Self {
+        let Converted { module, tensor, sizes, quantised } = weight;
+        Self { module: module.to_owned(), tensor: tensor.to_owned(), sizes, quantised, loss }
+    }
+}
+
+impl Report {
+    fn print(&self, args: &Args, conversion: &Conversion<'_>, out: &mut impl Write) -> anyhow::Result<()> {
+        if args.json {
+            writeln!(out, "{}", self.to_json(args, conversion))?;
+        } else if !args.quiet {
+            self.print_tables(args, conversion, out)?;
+        }
+        Ok(())
+    }
+
+    fn quantised(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|row| row.quantised)
+    }
+
+    fn print_tables(&self, args: &Args, conversion: &Conversion<'_>, out: &mut impl Write) -> anyhow::Result<()> {
+        // Experts of a layer that are alike share a row.
+        let mut folded: BTreeMap<_, (String, usize, Option<Loss>)> = BTreeMap::new();
+        for row in self.quantised() {
+            let name = without_expert(&row.module);
+            let entry = folded.entry((natural(&name), row.sizes)).or_insert((name, 0, None));
+            entry.1 += 1;
+            entry.2 = match (entry.2, row.loss) {
+                (Some(sum), Some(loss)) => Some(sum.join(loss)),
+                (one, other) => one.or(other),
+            };
+        }
+        let mut header = vec!["weight", "count", "N", "K"];
+        if !args.dry_run {
+            header.extend(["rel. RMS error", "max. error", "SNR"]);
+        }
+        let mut rows = table::table(&header, 1);
+        for ((_, [n, k]), (name, count, loss)) in folded {
+            let mut row = vec![printable(&name), count.to_string(), n.to_string(), k.to_string()];
+            row.extend(loss.iter().flat_map(|loss| {
+                [
+                    format!("{:.3} %", 100.0 * loss.relative_rms()),
+                    format!("{:.3e}", loss.max_abs()),
+                    format!("{:.2} dB", loss.snr_db()),
+                ]
+            }));
+            rows.add_row(row);
+        }
+        writeln!(out, "{rows}\n")?;
+
+        let widened = self.rows.iter().filter(|row| !row.quantised);
+        print_folded(out, "FP8 or MXFP4 in, bf16 out", widened.map(|row| (&row.module[..], "")))?;
+        let left = conversion.left();
+        let (refused, excluded): (Vec<&Left>, _) = left.into_iter().partition(|left| left.refusal.is_some());
+        print_folded(out, "included, and left", excluded.iter().map(|left| (&left.name[..], &left.reason[..])))?;
+        print_folded(out, "cannot be quantised", refused.iter().map(|left| (&left.name[..], &left.reason[..])))?;
+        for note in conversion.notes() {
+            writeln!(out, "{}", printable(&note))?;
+        }
+        let quantised = self.quantised().count();
+        let files = conversion.other_files().len();
+        let scales = if conversion.has_input_scales() { ", with input scales" } else { "" };
+        if args.dry_run {
+            writeln!(out, "{quantised} tensors would be quantised{scales}, {files} files written beside them")?;
+        } else {
+            let output = args.output.as_deref().expect("clap asks for it").display();
+            let copied = self.copied;
+            writeln!(out, "{output}: {quantised} tensors quantised{scales}, {copied} copied, {files} other files")?;
+        }
+        Ok(())
+    }
+
+    fn to_json(&self, args: &Args, conversion: &Conversion<'_>) -> Value {
+        let weight = |row: &Row| {
+            let mut weight = json!({"module": row.module, "tensor": row.tensor, "n": row.sizes[0], "k": row.sizes[1]});
+            if let Some(loss) = row.loss {
+                weight["relative_rms"] = json!(loss.relative_rms());
+                weight["max_abs"] = json!(loss.max_abs());
+                // JSON has no infinity.
+                weight["snr_db"] = json!(Some(loss.snr_db()).filter(|snr| snr.is_finite()));
+            }
+            weight
+        };
+        let left = conversion
+            .left()
+            .into_iter()
+            .map(|left| json!({"tensor": left.name, "reason": left.reason, "refused": left.refusal.is_some()}));
+        json!({
+            "schema": SCHEMA,
+            "input": args.input.display().to_string(),
+            "output": args.output.as_ref().map(|path| path.display().to_string()),
+            "dry_run": args.dry_run,
+            "format": args.format.name(),
+            "separate_scales": args.separate_scales,
+            "input_scales": conversion.has_input_scales(),
+            "quantised": self.quantised().map(weight).collect::<Vec<_>>(),
+            "dequantised": self.rows.iter().filter(|row| !row.quantised).map(weight).collect::<Vec<_>>(),
+            "left": left.collect::<Vec<_>>(),
+            "copied": self.copied,
+            "files": conversion.other_files(),
+            "notes": conversion.notes(),
+        })
+    }
+}
+
+/// Prints names with their reasons; those that differ in numbers only share a line.
+fn print_folded<'n>(
+    out: &mut impl Write,
+    title: &str,
+    names: impl Iterator<Item = (&'n str, &'n str)>,
+) -> anyhow::Result<()> {
+    let mut folded: BTreeMap<_, (String, usize, &str)> = BTreeMap::new();
+    for (name, reason) in names {
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        let parts: Vec<&str> = name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect();
+        let shown = parts.join(".");
+        folded.entry((shown.clone(), reason)).or_insert((name.to_owned(), 0, reason)).1 += 1;
+    }
+    if folded.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "{title}:")?;
+    for ((pattern, _), (name, count, reason)) in folded {
+        let shown = printable(&if count == 1 { name } else { format!("{pattern} ({count})") });
+        let reason = if reason.is_empty() { String::new() } else { format!(": {}", printable(reason)) };
+        writeln!(out, "  {shown}{reason}")?;
+    }
+    writeln!(out)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_those_of_shells_and_of_models() {
+        for (pattern, name, expected) in [
+            ("lm_head", "lm_head", true),
+            ("lm_head", "lm_head.weight", true),
+            ("lm_head", "lm_head2", false),
+            ("model.layers.1", "model.layers.1.mlp.gate_proj", true),
+            ("model.layers.1", "model.layers.10.mlp.gate_proj", false),
+            ("*self_attn*", "model.layers.1.self_attn.q_proj", true),
+            ("*.self_attn", "model.layers.1.self_attn.q_proj", true),
+            ("model.layers.?.mlp", "model.layers.1.mlp.up_proj", true),
+            ("model.layers.[!1-2].mlp", "model.layers.1.mlp.up_proj", false),
+            ("model.layers.[!1-2].mlp", "model.layers.3.mlp.up_proj", true),
+            ("model[", "model[", true),
+            ("re:.*mlp.gate$", "model.layers.1.mlp.gate", true),
+            ("re:mlp.gate", "model.layers.1.mlp.gate", false),
+            ("model-layers", "model.layers", false),
+        ] {
+            assert_eq!(Pattern::parse(pattern).unwrap().regex.is_match(name), expected, "{pattern} {name}");
+        }
+        assert!(Pattern::parse("re:(").is_err());
+    }
 }

@@ -1,0 +1,328 @@
+//! What servers read beside the weights: `config.json` and ModelOpt's `hf_quant_config.json`, with the quantisation described
+//! as vLLM 0.24 (`ModelOptNvFp4Config.from_config`, `CompressedTensorsConfig.from_config`) takes it; and which other files
+//! of a model go with it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use crate::checkpoint::model_config::ModelConfig;
+use crate::checkpoint::names::natural;
+use crate::checkpoint::{Checkpoint, Format};
+use crate::error::Error;
+use crate::format::BLOCK;
+
+/// The file that says what a model is.
+pub(super) const CONFIG: &str = "config.json";
+
+/// The file in which ModelOpt describes a quantisation.
+pub(super) const QUANT_CONFIG: &str = "hf_quant_config.json";
+
+/// The largest file that counts as one of the small ones beside the weights, in bytes.
+const MAX_SMALL_BYTES: u64 = 256 << 20;
+
+/// How files end that hold weights: those of this model, or the same in another form.
+const WEIGHTS: [&str; 13] = [
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".gguf",
+    ".ggml",
+    ".onnx",
+    ".msgpack",
+    ".h5",
+    ".npz",
+    ".nemo",
+    ".index.json",
+];
+
+/// Keys under which a description of a quantisation is kept.
+const DESCRIPTIONS: [&str; 2] = ["quantization_config", "compression_config"];
+
+/// The configuration of a model, empty if it has none.
+#[derive(Debug, Default)]
+pub(super) struct Config(Option<ModelConfig>);
+
+impl Config {
+    /// Reads the configuration beside a model's files.
+    ///
+    /// # Errors
+    /// If it is there and cannot be read, or is no JSON object.
+    pub(super) fn beside(checkpoint: &Checkpoint) -> Result<Self, Error> {
+        let config = ModelConfig::beside(checkpoint)?;
+        match &config {
+            Some(config) if !config.json().is_object() => {
+                let what = "not a configuration: it is no JSON object; download it again";
+                Err(Error::Invalid(what.into()).at(config.path().display()))
+            }
+            _ => Ok(Self(config)),
+        }
+    }
+
+    /// Whether there is one.
+    pub(super) fn exists(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// A size of the language model.
+    pub(super) fn number(&self, key: &str) -> Option<usize> {
+        self.0.as_ref()?.number(&[key]).map(|(_, number)| number)
+    }
+
+    /// What kind of model it is.
+    pub(super) fn model_type(&self) -> Option<&str> {
+        self.0.as_ref()?.get("model_type")?.as_str()
+    }
+
+    /// The sizes of the blocks that share an FP8 scale.
+    pub(super) fn fp8_block(&self) -> Option<[usize; 2]> {
+        let sizes = self.0.as_ref()?.quantisation()?.get("weight_block_size")?.as_array()?;
+        let [lines, elements] = &sizes[..] else { return None };
+        let size = |size: &Value| usize::try_from(size.as_u64()?).ok().filter(|&size| size > 0);
+        Some([size(lines)?, size(elements)?])
+    }
+
+    /// The same configuration for the quantised model, as text.
+    pub(super) fn quantised(&self, quantisation: &Quantisation) -> String {
+        let json = self.0.as_ref().and_then(|config| config.json().as_object());
+        let json = replaced(json.cloned().unwrap_or_default(), quantisation);
+        format!("{:#}\n", Value::Object(json))
+    }
+}
+
+/// A configuration with another description of a quantisation.
+fn replaced(mut json: Map<String, Value>, quantisation: &Quantisation) -> Map<String, Value> {
+    // Inside of a multimodal model they would describe what was read.
+    for value in json.values_mut() {
+        if let Some(part) = value.as_object_mut() {
+            part.retain(|key, _| !DESCRIPTIONS.contains(&&key[..]));
+        }
+    }
+    json.retain(|key, _| !DESCRIPTIONS.contains(&&key[..]));
+    json.insert(DESCRIPTIONS[0].into(), quantisation.for_config());
+    json
+}
+
+/// What a description of a quantisation says.
+#[derive(Debug)]
+pub(super) struct Quantisation {
+    pub format: Format,
+    /// Whether every quantised weight has a scale for its activations.
+    pub input_scales: bool,
+    /// The modules that are not quantised, see [`ignored`].
+    pub ignored: Vec<String>,
+}
+
+impl Quantisation {
+    /// `quantization_config` of `config.json`.
+    fn for_config(&self) -> Value {
+        // Where there are no input scales servers must not expect any: they would use what was in memory.
+        let arguments = |dynamic: Value| match self.format {
+            Format::ModelOpt => json!({"dynamic": dynamic, "num_bits": 4, "type": "float", "group_size": BLOCK}),
+            Format::CompressedTensors => json!({
+                "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": BLOCK, "symmetric": true,
+                "dynamic": dynamic,
+            }),
+        };
+        let inputs = |dynamic: Value| if self.input_scales { arguments(dynamic) } else { Value::Null };
+        match self.format {
+            Format::ModelOpt => json!({
+                "quant_method": "modelopt",
+                "quant_algo": self.algorithm(),
+                "group_size": BLOCK,
+                "producer": producer(),
+                "config_groups": {"group_0": {
+                    "targets": ["Linear"],
+                    "weights": arguments(json!(false)),
+                    "input_activations": inputs(json!(false)),
+                }},
+                "ignore": self.ignored,
+            }),
+            Format::CompressedTensors => json!({
+                "quant_method": "compressed-tensors",
+                "format": "nvfp4-pack-quantized",
+                "quantization_status": "compressed",
+                "kv_cache_scheme": null,
+                "config_groups": {"group_0": {
+                    "targets": ["Linear"],
+                    "format": "nvfp4-pack-quantized",
+                    "weights": arguments(json!(false)),
+                    "input_activations": inputs(json!("local")),
+                    "output_activations": null,
+                }},
+                "ignore": self.ignored,
+            }),
+        }
+    }
+
+    /// `hf_quant_config.json`, which ModelOpt's models have.
+    pub(super) fn for_modelopt(&self) -> String {
+        let json = json!({
+            "producer": producer(),
+            "quantization": {
+                "quant_algo": self.algorithm(),
+                "kv_cache_quant_algo": null,
+                "group_size": BLOCK,
+                "exclude_modules": self.ignored,
+            },
+        });
+        format!("{json:#}\n")
+    }
+
+    fn algorithm(&self) -> &'static str {
+        if self.input_scales { "NVFP4" } else { "W4A16_NVFP4" }
+    }
+}
+
+fn producer() -> Value {
+    json!({"name": "nvfp4", "version": env!("CARGO_PKG_VERSION")})
+}
+
+/// The modules that engines put in place of some: what they are called is searched for the names of ignored ones too.
+const MERGED: [(&str, &[&str]); 6] = [
+    ("gate_proj", &["gate_up_proj"]),
+    ("w1", &["w13", "gate_up_proj"]),
+    ("q_proj", &["qkv_proj"]),
+    ("q_a_proj", &["fused_qkv_a_proj"]),
+    ("in_proj_qkv", &["in_proj_qkvz"]),
+    ("in_proj_b", &["in_proj_ba"]),
+];
+
+/// How servers are told which modules are not quantised, in natural order.
+///
+/// vLLM takes a name of ModelOpt's list as a name, as a pattern, and as a part of a name: `layers.1.mlp.gate` would exclude
+/// `layers.1.mlp.gate_up_proj` too. Where that would go wrong the last letter is made a pattern, `layers.1.mlp.gat[e]`,
+/// which is part of no name.
+pub(super) fn ignored(
+    format: Format,
+    left: impl IntoIterator<Item = String>,
+    quantised: impl IntoIterator<Item = String>,
+) -> Vec<String> {
+    let mut searched = BTreeSet::new();
+    for module in quantised {
+        if let Some((before, _)) = module.split_once(".experts.")
+            && format == Format::ModelOpt
+        {
+            // Engines know the experts of a layer as one module.
+            searched.insert(format!("{before}.experts"));
+            continue;
+        }
+        if let Some((before, name)) = module.rsplit_once('.') {
+            let merged = MERGED.iter().filter(|(first, _)| *first == name).flat_map(|(_, merged)| *merged);
+            searched.extend(merged.map(|merged| format!("{before}.{merged}")));
+        }
+        searched.insert(module);
+    }
+    let searched: Vec<String> = searched.into_iter().collect();
+    let mut names: Vec<String> = left.into_iter().collect();
+    names.sort_by_cached_key(|name| natural(name));
+    names.dedup();
+    let mut ignored = Vec::with_capacity(names.len());
+    for name in names {
+        let hides = |other: &String| *other != name && other.contains(&name);
+        match name.pop_last() {
+            Some((rest, last)) if format == Format::ModelOpt && searched.iter().any(hides) => {
+                ignored.push(format!("{rest}[{last}]"));
+            }
+            _ => ignored.push(name),
+        }
+    }
+    ignored
+}
+
+trait PopLast {
+    /// A string and its last character.
+    fn pop_last(&self) -> Option<(&str, char)>;
+}
+
+impl PopLast for String {
+    fn pop_last(&self) -> Option<(&str, char)> {
+        let last = self.chars().next_back()?;
+        Some((&self[..self.len() - last.len_utf8()], last))
+    }
+}
+
+/// The files of a model's folder beside its weights.
+#[derive(Debug, Default)]
+pub(super) struct Others {
+    /// Those that belong to every form of the model: the tokenizer, the generation configuration, the licence.
+    pub copied: Vec<PathBuf>,
+    /// The names of the rest.
+    pub left: Vec<String>,
+}
+
+impl Others {
+    /// Looks into a folder. Hidden files, and configurations that are written anew, are in neither list.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
+    pub(super) fn of(folder: &Path, shards: &BTreeSet<&Path>) -> Result<Self, Error> {
+        let io = |error| Error::io(folder, error);
+        let mut others = Self::default();
+        for entry in std::fs::read_dir(folder).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.starts_with('.') || [CONFIG, QUANT_CONFIG].contains(&&name[..]) || shards.contains(&*path) {
+                continue;
+            }
+            // A link, as in the cache of Hugging Face, stands for its file.
+            let metadata = std::fs::metadata(&path);
+            let is_small = metadata.as_ref().is_ok_and(|file| file.is_file() && file.len() <= MAX_SMALL_BYTES);
+            if is_small && !WEIGHTS.iter().any(|ending| name.ends_with(ending)) {
+                others.copied.push(path);
+            } else if metadata.is_ok_and(|file| file.is_dir()) {
+                others.left.push(format!("{name}/"));
+            } else if !name.ends_with(".index.json") {
+                others.left.push(name);
+            }
+        }
+        others.copied.sort();
+        others.left.sort();
+        Ok(others)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ignore(format: Format, left: &[&str], quantised: &[&str]) -> Vec<String> {
+        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        ignored(format, owned(left), owned(quantised))
+    }
+
+    #[test]
+    fn a_name_that_is_part_of_a_quantised_one_is_a_pattern() {
+        let quantised =
+            ["model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj", "model.layers.10.mlp.experts.0.w1"];
+        let left =
+            ["model.layers.10.mlp.gate", "lm_head", "model.layers.2.mlp.gate", "model.layers.1.mlp.gate", "lm_head"];
+        assert_eq!(
+            ignore(Format::ModelOpt, &left, &quantised),
+            ["lm_head", "model.layers.1.mlp.gat[e]", "model.layers.2.mlp.gate", "model.layers.10.mlp.gate"]
+        );
+        assert_eq!(ignore(Format::CompressedTensors, &left, &quantised)[1], "model.layers.1.mlp.gate");
+    }
+
+    #[test]
+    fn a_name_that_is_part_of_a_merged_one_is_a_pattern() {
+        let quantised = ["a.self_attn.q_proj", "a.self_attn.k_proj", "a.self_attn.v_proj"];
+        assert_eq!(ignore(Format::ModelOpt, &["a.self_attn.qkv"], &quantised), ["a.self_attn.qk[v]"]);
+        assert_eq!(ignore(Format::ModelOpt, &["a.self_attn.o_proj"], &quantised), ["a.self_attn.o_proj"]);
+    }
+
+    #[test]
+    fn what_described_another_quantisation_is_replaced() {
+        let text = r#"{"z": 1, "quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 128]},
+            "text_config": {"hidden_size": 32, "quantization_config": {}, "model_type": "llama4_text"}, "model_type": "llama4"}"#;
+        let quantisation =
+            Quantisation { format: Format::ModelOpt, input_scales: false, ignored: vec!["lm_head".into()] };
+        let json: Map<String, Value> = replaced(serde_json::from_str(text).unwrap(), &quantisation);
+        assert_eq!(json.keys().collect::<Vec<_>>(), ["z", "text_config", "model_type", "quantization_config"]);
+        assert_eq!(json["text_config"].as_object().unwrap().len(), 2);
+        assert_eq!(json["quantization_config"]["quant_algo"], "W4A16_NVFP4");
+    }
+}

@@ -1,0 +1,648 @@
+//! A model in floats, FP8 or MXFP4 becomes one in NVFP4: chosen weights quantised, everything else copied bit for bit, and
+//! the files around the weights made to fit.
+//!
+//! All names, types and shapes of the result are known before the first number is read, so headers are written first and
+//! then tensor after tensor, each in parts: memory holds a few megabytes, whatever the size of a tensor.
+//!
+//! [`stored`] finds the weights, [`select`] says which are quantised, [`config`] describes the result to servers, and
+//! [`calibration`] gives the scales of activations.
+
+mod calibration;
+mod config;
+mod select;
+mod stored;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::Write;
+use std::path::Path;
+
+use half::bf16;
+use rayon::prelude::*;
+
+pub use self::calibration::Calibration;
+use self::config::{CONFIG, Config, Others, QUANT_CONFIG, Quantisation};
+use self::select::Selection;
+use self::stored::{Stored, WEIGHT, Weight};
+use super::file::{Tensor, TensorFile};
+use super::floats::with;
+use super::names::{Expert, Projection, merged_with, natural};
+use super::partial::{PartialFolder, check_file, check_folder};
+use super::write::{TensorWriter, refuse_input};
+use super::{Checkpoint, Dtype, Format, INDEX_NAME, place};
+use crate::error::Error;
+use crate::format::BLOCK;
+use crate::quantize::{Loss, global_scale_for, quantize_blocks_measured};
+
+/// Bytes that are copied at once.
+const COPIED_AT_ONCE: usize = 16 << 20;
+
+/// A matrix with no more elements than this stays in memory between the two times that it is read.
+const KEPT_ELEMENTS: usize = 16 << 20;
+
+/// What to convert, and how.
+#[derive(Clone, Copy)]
+pub struct Options<'o> {
+    /// How the parts of a weight are named, and what a global scale means.
+    pub format: Format,
+    /// Whether a weight of this name (`M.weight`) is to be quantised.
+    pub include: &'o dyn Fn(&str) -> bool,
+    /// Why a module, or the tensor that holds it, is left although it is included; `None` if it is not.
+    pub exclude: &'o dyn Fn(&str) -> Option<String>,
+    /// Gives each weight a global scale of its own, also where engines merge projections and then know one scale; and
+    /// lets such projections be quantised without one another.
+    pub separate_scales: bool,
+    /// Largest magnitudes of activations, to write input scales.
+    pub calibration: Option<&'o Calibration>,
+}
+
+impl<'o> Options<'o> {
+    /// Quantises what `include` accepts, without input scales.
+    pub fn new(format: Format, include: &'o dyn Fn(&str) -> bool) -> Self {
+        Self { format, include, exclude: &|_| None, separate_scales: false, calibration: None }
+    }
+}
+
+/// A conversion that can begin, or that says why not.
+pub struct Conversion<'a> {
+    checkpoint: &'a Checkpoint,
+    format: Format,
+    separate_scales: bool,
+    config: Config,
+    selection: Selection<'a>,
+    /// The modules to quantise, and the tensor that holds each.
+    modules: BTreeMap<String, &'a str>,
+    /// The largest magnitude of each of those that was looked at.
+    amax: RefCell<BTreeMap<String, f32>>,
+    /// The largest magnitudes of activations; of every module to quantise, or of none.
+    inputs: BTreeMap<String, f32>,
+    others: Others,
+}
+
+/// A tensor that was asked for, and is not quantised.
+#[derive(Debug)]
+pub struct Left {
+    /// Its name.
+    pub name: String,
+    /// Why.
+    pub reason: String,
+    /// The error, if it was not left on purpose: then nothing is written.
+    pub refusal: Option<Error>,
+}
+
+impl Left {
+    fn excluded(name: &str, reason: String) -> Self {
+        Self { name: name.to_owned(), reason, refusal: None }
+    }
+
+    fn refused(name: &str, error: Error, checkpoint: &Checkpoint) -> Self {
+        let reason = error.to_string();
+        Self { name: name.to_owned(), reason, refusal: Some(error.at(checkpoint.place(name))) }
+    }
+}
+
+/// A tensor of the output that is not a copy.
+#[derive(Clone, Copy, Debug)]
+pub struct Converted<'c> {
+    /// The module whose weight it is.
+    pub module: &'c str,
+    /// The tensor of the input that holds it.
+    pub tensor: &'c str,
+    /// N and K.
+    pub sizes: [usize; 2],
+    /// Whether it becomes NVFP4; else it becomes bf16.
+    pub quantised: bool,
+}
+
+/// Something that was written.
+#[derive(Debug)]
+pub enum Written<'a> {
+    /// A tensor, as it was.
+    Copied {
+        /// Its name.
+        name: &'a str,
+        /// Its bytes.
+        bytes: usize,
+    },
+    /// A weight.
+    Converted {
+        /// Which.
+        weight: Converted<'a>,
+        /// The bytes read for it.
+        bytes: usize,
+        /// What quantising cost it; `None` if it became bf16.
+        loss: Option<Loss>,
+    },
+}
+
+/// Name, type and shape of a tensor.
+type TensorLayout = (String, Dtype, Vec<usize>);
+
+impl<'a> Conversion<'a> {
+    /// Looks at all names, types and shapes, and decides what becomes of each tensor.
+    ///
+    /// # Errors
+    /// If nothing that is included can be quantised, the configuration beside the model cannot be read, or the
+    /// calibration does not fit. What was asked for and cannot be done is no error yet: see [`Conversion::left`].
+    pub fn new(checkpoint: &'a Checkpoint, options: &Options<'_>) -> Result<Self, Error> {
+        let config = Config::beside(checkpoint);
+        // A file that is converted alone may be a part of what is described beside it, or just lie there.
+        let (config, others) = if is_one_file(checkpoint) {
+            (config.unwrap_or_default(), Others::default())
+        } else {
+            let shards = checkpoint.files().iter().map(TensorFile::path).collect();
+            (config?, Others::of(folder(checkpoint), &shards)?)
+        };
+        let selection = select::select(checkpoint, &config, options);
+        if selection.chosen.is_empty() && !selection.left.iter().any(|left| left.refusal.is_some()) {
+            let left = match &selection.left[..] {
+                [] => "no two-dimensional tensor of numbers is included".to_owned(),
+                [first, ..] => format!("all that is included is left, {} ({}) first", first.name, first.reason),
+            };
+            let what = format!("{left}, so nothing would be quantised");
+            return Err(Error::Invalid(what).at(checkpoint.path().display()));
+        }
+        let weights = selection.chosen.iter().flat_map(|(&name, stored)| stored.weights.iter().map(move |w| (w, name)));
+        let modules: BTreeMap<_, _> = weights.map(|(weight, name)| (weight.module.clone(), name)).collect();
+        let mut conversion = Self {
+            checkpoint,
+            format: options.format,
+            separate_scales: options.separate_scales,
+            config,
+            selection,
+            modules,
+            amax: RefCell::default(),
+            inputs: BTreeMap::new(),
+            others,
+        };
+        if let Some(calibration) = options.calibration {
+            conversion.inputs = conversion.calibrate(calibration)?;
+        }
+        Ok(conversion)
+    }
+
+    /// The largest magnitude that each module reads.
+    fn calibrate(&self, calibration: &Calibration) -> Result<BTreeMap<String, f32>, Error> {
+        let (mut found, mut unknown) = (BTreeMap::new(), Vec::new());
+        for (module, stored) in self.chosen_weights() {
+            let k = stored.source.sizes()[1];
+            match calibration.amax(module, k)? {
+                Some(amax) => _ = found.insert(module.to_owned(), amax),
+                None => unknown.push(module),
+            }
+        }
+        // An expert that no token reached reads what the others of its layer read.
+        let mut of_layers: BTreeMap<String, f32> = BTreeMap::new();
+        for (module, &amax) in &found {
+            if let Some(others) = of_any_expert(module) {
+                of_layers.entry(others).and_modify(|largest| *largest = largest.max(amax)).or_insert(amax);
+            }
+        }
+        for module in unknown {
+            let others = of_any_expert(module).and_then(|others| of_layers.get(&others));
+            let remedy = || "give its activations or their largest magnitude, or exclude it".to_owned();
+            let missing = || Error::Missing { name: format!("the calibration of {module}"), remedy: remedy() };
+            found.insert(module.to_owned(), *others.ok_or_else(missing)?);
+        }
+        // What engines merge reads the same activations, and they take one scale for it.
+        if !self.separate_scales {
+            let largest = |module: &String, amax: f32| {
+                merged_with(module).filter_map(|other| found.get(&other)).fold(amax, |largest, &amax| largest.max(amax))
+            };
+            return Ok(found.iter().map(|(module, &amax)| (module.clone(), largest(module, amax))).collect());
+        }
+        Ok(found)
+    }
+
+    fn chosen_weights(&self) -> impl Iterator<Item = (&str, &Weight<'a>)> {
+        let weights = self.selection.chosen.values().flat_map(|stored| &stored.weights);
+        weights.map(|weight| (&weight.module[..], weight))
+    }
+
+    /// Bytes of all tensors that will be read.
+    pub fn bytes(&self) -> usize {
+        self.checkpoint.files().iter().flat_map(TensorFile::tensors).map(|(_, tensor)| tensor.data.len()).sum()
+    }
+
+    /// The weights that will be written in another form, in natural order.
+    pub fn converted(&self) -> Vec<Converted<'_>> {
+        let all = [(&self.selection.chosen, true), (&self.selection.widened, false)];
+        let weights = all.into_iter().flat_map(|(stored, quantised)| {
+            stored
+                .values()
+                .flat_map(move |stored| stored.weights.iter().map(move |weight| converted(stored, weight, quantised)))
+        });
+        let mut weights: Vec<_> = weights.collect();
+        weights.sort_by_cached_key(|weight| natural(weight.module));
+        weights
+    }
+
+    /// What was asked for and is not quantised, in natural order.
+    pub fn left(&self) -> Vec<&Left> {
+        let mut left: Vec<_> = self.selection.left.iter().collect();
+        left.sort_by_cached_key(|left| natural(&left.name));
+        left
+    }
+
+    /// Whether input scales are written.
+    pub fn has_input_scales(&self) -> bool {
+        !self.inputs.is_empty()
+    }
+
+    /// The files beside the weights that will be written: configurations, and copies.
+    pub fn other_files(&self) -> Vec<String> {
+        if is_one_file(self.checkpoint) {
+            return Vec::new();
+        }
+        let copied = self.others.copied.iter().map(|path| file_name(path).display().to_string());
+        self.configurations().into_iter().map(|(name, _)| name.to_owned()).chain(copied).collect()
+    }
+
+    /// What the user should know of the files beside the weights.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if is_one_file(self.checkpoint) {
+            notes.push("one file is converted alone: no configuration is written, which servers want".to_owned());
+        } else if !self.config.exists() {
+            notes.push("there is no config.json: the one that is written describes the quantisation alone".to_owned());
+        }
+        if !self.others.left.is_empty() {
+            notes.push(format!("not copied: {}", self.others.left.join(", ")));
+        }
+        notes
+    }
+
+    /// Checks that everything that was asked for can be done.
+    ///
+    /// # Errors
+    /// What cannot: the first of [`Conversion::left`] that is refused, and how many there are.
+    pub fn check(&self) -> Result<(), Error> {
+        let mut refused = self.left().into_iter().filter_map(|left| left.refusal.as_ref());
+        let Some(first) = refused.next() else { return Ok(()) };
+        let message = match refused.count() {
+            0 => first.to_string(),
+            more => format!("{first} (and {more} more like it, which --dry-run lists)"),
+        };
+        Err(Error::Invalid(message))
+    }
+
+    /// Checks that the result can be written to `out`.
+    ///
+    /// # Errors
+    /// If `out` cannot be written, is the input, or is a folder with something in it.
+    pub fn check_target(&self, out: &Path) -> Result<(), Error> {
+        refuse_input(out, self.checkpoint.paths())?;
+        if is_one_file(self.checkpoint) { check_file(out) } else { check_folder(out) }
+    }
+
+    /// Writes the model: a file if a file was opened, else a folder of files of the same names with their index,
+    /// configurations and the small files of the model. `done` is called after each tensor. Until all is written nothing is
+    /// at `out`, or what was there before.
+    ///
+    /// # Errors
+    /// As [`Conversion::check`] and [`Conversion::check_target`]; if a chosen tensor holds NaN or an infinity, or a file
+    /// changes meanwhile.
+    pub fn write(&self, out: &Path, mut done: impl FnMut(Written<'_>)) -> Result<(), Error> {
+        self.check()?;
+        self.check_target(out)?;
+        if let [file] = self.checkpoint.files()
+            && is_one_file(self.checkpoint)
+        {
+            let create = |metadata, layout| TensorWriter::create(out, metadata, layout);
+            return self.write_file(file, create, &mut done).map(drop);
+        }
+        let mut folder = PartialFolder::create(out)?;
+        let mut weight_map = BTreeMap::new();
+        let mut total_size = 0;
+        for file in self.checkpoint.files() {
+            let name = file_name(file.path());
+            let create = |metadata, layout| TensorWriter::create_in(&mut folder, name, metadata, layout);
+            for (tensor, bytes) in self.write_file(file, create, &mut done)? {
+                weight_map.insert(tensor, name.display().to_string());
+                total_size += bytes;
+            }
+        }
+        let mut write = |name: &Path, contents: &[u8]| -> Result<(), Error> {
+            let mut file = folder.create_file(name)?;
+            file.write(|file| file.write_all(contents))?;
+            file.finish()
+        };
+        if self.checkpoint.files().len() > 1 {
+            let index = serde_json::json!({"metadata": {"total_size": total_size}, "weight_map": weight_map});
+            write(Path::new(INDEX_NAME), format!("{index:#}\n").as_bytes())?;
+        }
+        for (name, contents) in self.configurations() {
+            write(Path::new(name), contents.as_bytes())?;
+        }
+        for path in &self.others.copied {
+            let contents = std::fs::read(path).map_err(|error| Error::io(path, error))?;
+            write(file_name(path), &contents)?;
+        }
+        folder.finish()
+    }
+
+    /// Names and contents of the files that describe the quantisation.
+    fn configurations(&self) -> Vec<(&'static str, String)> {
+        let quantisation =
+            Quantisation { format: self.format, input_scales: self.has_input_scales(), ignored: self.ignored() };
+        let mut files = vec![(CONFIG, self.config.quantised(&quantisation))];
+        if self.format == Format::ModelOpt {
+            files.push((QUANT_CONFIG, quantisation.for_modelopt()));
+        }
+        files
+    }
+
+    /// The modules that servers must not expect to be quantised: every matrix that is not.
+    fn ignored(&self) -> Vec<String> {
+        let mut left = vec!["lm_head".to_owned()];
+        for (name, tensor) in self.checkpoint.files().iter().flat_map(TensorFile::tensors) {
+            if self.selection.chosen.contains_key(name) {
+                continue;
+            }
+            if let Some(stored) = self.selection.widened.get(name) {
+                left.extend(stored.weights.iter().map(|weight| weight.module.clone()));
+                continue;
+            }
+            let module = name.strip_suffix(WEIGHT).unwrap_or(name);
+            let is_nvfp4 = self.selection.nvfp4.contains(module) || name.ends_with(".weight_packed");
+            let last = module.rsplit('.').next().unwrap_or_default();
+            let projection = Projection::parse(name);
+            if tensor.shape.len() == 2 && name.ends_with(WEIGHT) && !is_nvfp4 && !last.contains("embed") {
+                left.push(module.to_owned());
+            } else if let Some(Projection { module, part: "" | WEIGHT, .. }) = projection
+                && tensor.shape.len() == 3
+            {
+                // Experts that stay in one tensor; engines ask for their block.
+                let before = module.rsplit_once('.').map_or(module, |(before, _)| before);
+                left.push(before.to_owned());
+                if self.format == Format::CompressedTensors {
+                    left.push(format!("re:{}\\..*", before.replace('.', "\\.")));
+                }
+            }
+        }
+        let quantised = self.modules.keys().chain(&self.selection.nvfp4).cloned();
+        config::ignored(self.format, left, quantised)
+    }
+
+    /// Writes one file; returns the names and bytes of the tensors in it.
+    fn write_file(
+        &self,
+        file: &TensorFile,
+        create: impl FnOnce(Option<HashMap<String, String>>, Vec<TensorLayout>) -> Result<TensorWriter, Error>,
+        done: &mut impl FnMut(Written<'_>),
+    ) -> Result<Vec<(String, usize)>, Error> {
+        let dropped = self.dropped();
+        let mut layout = Vec::new();
+        for (name, tensor) in file.tensors().filter(|(name, _)| !dropped.contains(name)) {
+            match self.fate(name) {
+                Some((stored, quantised)) => layout.extend(self.layout(stored, quantised)),
+                None => layout.push((name.to_owned(), tensor.dtype, tensor.shape.to_vec())),
+            }
+        }
+        let mut writer = create(file.metadata().cloned(), layout)?;
+        let contents = writer.missing().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
+        for (name, tensor) in file.tensors() {
+            if dropped.contains(name) {
+                // Its part of the work was done with the weight that it belongs to.
+                done(Written::Copied { name, bytes: tensor.data.len() });
+                continue;
+            }
+            match self.fate(name) {
+                Some((stored, quantised)) => self
+                    .convert(file, stored, quantised, tensor, &mut writer, done)
+                    .map_err(|error| error.at(place(file.path(), name)))?,
+                None => {
+                    copy(file, tensor, name, &mut writer)?;
+                    done(Written::Copied { name, bytes: tensor.data.len() });
+                }
+            }
+            file.release();
+        }
+        self.checkpoint.files().iter().try_for_each(TensorFile::check_unchanged)?;
+        writer.finish()?;
+        Ok(contents)
+    }
+
+    /// The weights in a tensor that are written in another form, and whether in NVFP4.
+    fn fate(&self, name: &str) -> Option<(&Stored<'a>, bool)> {
+        let chosen = self.selection.chosen.get(name).map(|stored| (stored, true));
+        chosen.or_else(|| self.selection.widened.get(name).map(|stored| (stored, false)))
+    }
+
+    /// The tensors that are of no use without the form that a weight had.
+    fn dropped(&self) -> BTreeSet<&str> {
+        let all = self.selection.chosen.values().chain(self.selection.widened.values());
+        let parts = all.flat_map(|stored| stored.scales.iter().chain(stored.biases.iter().map(|biases| &biases.name)));
+        parts.map(String::as_str).collect()
+    }
+
+    /// Names, types and shapes of what becomes of the weights in a tensor.
+    fn layout(&self, stored: &Stored<'_>, quantised: bool) -> Vec<TensorLayout> {
+        let mut layout = Vec::new();
+        for Weight { module, source } in &stored.weights {
+            let [n, k] = source.sizes();
+            if !quantised {
+                layout.push((format!("{module}{WEIGHT}"), Dtype::BF16, vec![n, k]));
+                continue;
+            }
+            let scalar = match self.format {
+                Format::ModelOpt => vec![],
+                Format::CompressedTensors => vec![1],
+            };
+            layout.push((format!("{module}{}", self.format.values()), Dtype::U8, vec![n, k / 2]));
+            layout.push((format!("{module}{}", self.format.scales()), Dtype::F8_E4M3, vec![n, k / BLOCK]));
+            layout.push((format!("{module}{}", self.format.global()), Dtype::F32, scalar.clone()));
+            if self.has_input_scales() {
+                layout.push((format!("{module}{}", self.format.input()), Dtype::F32, scalar));
+            }
+        }
+        if let Some(biases) = &stored.biases {
+            let parts = biases.parts.iter();
+            layout
+                .extend(parts.map(|(module, rows)| (format!("{module}.bias"), biases.tensor.dtype, vec![rows.count])));
+        }
+        layout
+    }
+
+    /// Writes the weights in a tensor, and their biases.
+    fn convert(
+        &self,
+        file: &TensorFile,
+        stored: &Stored<'_>,
+        quantised: bool,
+        tensor: Tensor<'_>,
+        writer: &mut TensorWriter,
+        done: &mut impl FnMut(Written<'_>),
+    ) -> Result<(), Error> {
+        let mut unsaid = tensor.data.len();
+        for (index, weight) in stored.weights.iter().enumerate() {
+            let of_one = |error: Error| if stored.weights.len() > 1 { error.at(&weight.module) } else { error };
+            let loss = if quantised {
+                Some(self.quantize(file, weight, writer).map_err(of_one)?)
+            } else {
+                widen(file, weight, writer).map_err(of_one)?;
+                None
+            };
+            // Pages of a transposed matrix are read again for each of its parts.
+            if stored.weights.len() > 1 {
+                file.release();
+            }
+            let bytes = unsaid / (stored.weights.len() - index);
+            unsaid -= bytes;
+            done(Written::Converted { weight: converted(stored, weight, quantised), bytes, loss });
+        }
+        if let Some(biases) = &stored.biases {
+            for (module, rows) in &biases.parts {
+                writer.write(&format!("{module}.bias"), &biases.bytes(*rows))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Quantises one weight.
+    fn quantize(&self, file: &TensorFile, weight: &Weight<'_>, writer: &mut TensorWriter) -> Result<Loss, Error> {
+        let Weight { module, source } = weight;
+        let stored = self.stored_scale(self.amax(module)?);
+        // What a reader will make of it: the block scales are chosen for that.
+        let global = self.format.factor(stored)?;
+        let part = |suffix: &str| format!("{module}{suffix}");
+        let [values_at, scales_at] =
+            [self.format.values(), self.format.scales()].map(|suffix| writer.place(&part(suffix)));
+        let k = source.sizes()[1];
+        let shared = &*writer;
+        let losses = source.chunks().map_init(Default::default, |buffers: &mut Buffers, rows| {
+            let Buffers { decoded, values, scales } = buffers;
+            let first = rows.start * k;
+            let count = rows.len() * k;
+            values.resize(count / 2, 0);
+            scales.resize(count / BLOCK, 0);
+            let numbers = source.rows(rows.clone(), decoded);
+            let loss = with!(numbers, numbers => quantize_blocks_measured(numbers, global, values, scales));
+            let loss = loss.map_err(|error| error.further_on(first))?;
+            shared.write_part(&values_at, first / 2, values)?;
+            shared.write_part(&scales_at, first / BLOCK, scales)?;
+            if let Some(bytes) = source.in_place(rows) {
+                file.release_part(bytes);
+            }
+            Ok(loss)
+        });
+        // Collected first: joined in order, the figures do not depend on the number of threads.
+        let losses: Vec<Result<Loss, Error>> = losses.collect();
+        let loss = losses.into_iter().try_fold(Loss::default(), |sum, loss| Ok::<_, Error>(sum.join(loss?)))?;
+        writer.write(&part(self.format.global()), &stored.to_le_bytes())?;
+        if let Some(&amax) = self.inputs.get(module) {
+            writer.write(&part(self.format.input()), &self.stored_scale(amax).to_le_bytes())?;
+        }
+        Ok(loss)
+    }
+
+    /// The global scale for numbers of at most this magnitude, as the format stores it.
+    fn stored_scale(&self, amax: f32) -> f32 {
+        match self.format {
+            Format::ModelOpt => global_scale_for(amax),
+            Format::CompressedTensors => global_scale_for(amax).recip(),
+        }
+    }
+
+    /// The largest magnitude of a weight and of those that are merged with it.
+    fn amax(&self, module: &str) -> Result<f32, Error> {
+        let mut amax = self.amax_alone(module)?;
+        if !self.separate_scales {
+            for other in merged_with(module).filter(|other| self.modules.contains_key(other)) {
+                // One that cannot be quantised is refused in its own turn.
+                amax = self.amax_alone(&other).map_or(amax, |other| amax.max(other));
+            }
+        }
+        Ok(amax)
+    }
+
+    fn amax_alone(&self, module: &str) -> Result<f32, Error> {
+        if let Some(&known) = self.amax.borrow().get(module) {
+            return Ok(known);
+        }
+        let name = self.modules[module];
+        let stored = &self.selection.chosen[name];
+        let weight = stored.weights.iter().find(|weight| weight.module == module).expect("the tensor that holds it");
+        let file = &self.checkpoint.files[self.checkpoint.file_of[name]];
+        // What is small stays for the second look at it.
+        let is_large = weight.source.sizes().iter().product::<usize>() > KEPT_ELEMENTS;
+        let amax = weight.source.amax(|bytes| {
+            if is_large {
+                file.release_part(bytes);
+            }
+        })?;
+        self.amax.borrow_mut().insert(module.to_owned(), amax);
+        Ok(amax)
+    }
+}
+
+/// Memory that is used again for each part of a weight.
+#[derive(Default)]
+struct Buffers {
+    decoded: Vec<f32>,
+    values: Vec<u8>,
+    scales: Vec<u8>,
+}
+
+fn converted<'c>(stored: &'c Stored<'_>, weight: &'c Weight<'_>, quantised: bool) -> Converted<'c> {
+    Converted { module: &weight.module, tensor: stored.name, sizes: weight.source.sizes(), quantised }
+}
+
+/// Writes a weight in bf16, rounded to nearest, ties to even.
+fn widen(file: &TensorFile, weight: &Weight<'_>, writer: &mut TensorWriter) -> Result<(), Error> {
+    let Weight { module, source } = weight;
+    let at = writer.place(&format!("{module}{WEIGHT}"));
+    let k = source.sizes()[1];
+    let shared = &*writer;
+    source.chunks().try_for_each_init(
+        || (Vec::new(), Vec::new()),
+        |(decoded, bytes), rows| {
+            let first = rows.start * k;
+            bytes.clear();
+            let numbers = source.rows(rows.clone(), decoded);
+            with!(numbers, numbers => {
+                bytes.extend(numbers.iter().flat_map(|&x| bf16::from_f32(x.into()).to_le_bytes()));
+            });
+            shared.write_part(&at, first * 2, bytes)?;
+            if let Some(bytes) = source.in_place(rows) {
+                file.release_part(bytes);
+            }
+            Ok(())
+        },
+    )
+}
+
+/// Writes a tensor as it is.
+fn copy(file: &TensorFile, tensor: Tensor<'_>, name: &str, writer: &mut TensorWriter) -> Result<(), Error> {
+    let at = writer.place(name);
+    for (index, bytes) in tensor.data.chunks(COPIED_AT_ONCE).enumerate() {
+        writer.write_part(&at, index * COPIED_AT_ONCE, bytes)?;
+        file.release_part(bytes);
+    }
+    Ok(())
+}
+
+/// The name of an expert's projection without the expert's number; `None` if it is none.
+fn of_any_expert(module: &str) -> Option<String> {
+    let projection = Projection::parse(module)?;
+    matches!(projection.expert, Expert::Routed(_)).then(|| super::names::without_expert(module))
+}
+
+/// Whether a file was opened, rather than a folder or an index.
+fn is_one_file(checkpoint: &Checkpoint) -> bool {
+    matches!(checkpoint.files(), [file] if file.path() == checkpoint.path())
+}
+
+/// The folder of a model.
+fn folder(checkpoint: &Checkpoint) -> &Path {
+    let path = checkpoint.path();
+    if path.is_dir() {
+        return path;
+    }
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The name of a file that was opened or listed.
+fn file_name(path: &Path) -> &Path {
+    Path::new(path.file_name().expect("the path of a file"))
+}
