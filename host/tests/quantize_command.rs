@@ -292,14 +292,32 @@ fn what_engines_load_as_one_is_quantised_together_or_not_at_all() {
 }
 
 #[test]
+fn what_is_nvfp4_already_stays_so() {
+    let mut model = small_model();
+    model.set_nvfp4("model.layers.3.mlp.up_proj", Format::CompressedTensors, [16, 32], 0);
+    with_model(&model, None, |folder| {
+        let line = refusal(folder, &[]);
+        assert!(
+            line.contains("up_proj.weight_packed: it is NVFP4 already, in the form of compressed-tensors"),
+            "{line}"
+        );
+        quantize(folder, &["--exclude", "model.layers.3"]);
+        let report = quantize(folder, &["--format", "compressed-tensors"]);
+        assert_eq!(names(&report["left"], "reason"), ["it is NVFP4 already"]);
+        assert_eq!(config(folder)["quantization_config"]["ignore"].to_string().matches("layers.3").count(), 0);
+    });
+}
+
+#[test]
 fn the_small_files_of_a_model_go_with_it() {
     let config_before =
         json!({"model_type": "x", "quantization_config": {"old": 1}, "text_config": {"hidden_size": 32}});
     with_model(&small_model(), Some(config_before), |folder| {
         let of = |name: &str| folder.join("in").join(name);
-        for name in ["tokenizer.json", "generation_config.json", "chat_template.jinja", "hf_quant_config.json"] {
+        for name in ["tokenizer.json", "generation_config.json", "chat_template.jinja"] {
             std::fs::write(of(name), name).unwrap();
         }
+        std::fs::write(of("hf_quant_config.json"), "{}").unwrap();
         for name in ["pytorch_model.bin", "model.gguf", ".gitattributes", "pytorch_model.bin.index.json"] {
             std::fs::write(of(name), name).unwrap();
         }
@@ -444,7 +462,7 @@ fn the_json_has_every_weight_and_reason() {
     with_model(&model, None, |folder| {
         let report = quantize(folder, &["--exclude", "model.layers.10"]);
         assert_eq!(
-            (&report["schema"], &report["format"], &report["dry_run"]),
+            (&report["schema_version"], &report["format"], &report["dry_run"]),
             (&json!(1), &json!("modelopt"), &json!(false))
         );
         let first = &report["quantised"][0];

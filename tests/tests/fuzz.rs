@@ -4,7 +4,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nvfp4::checkpoint::{Activations, Checkpoint, Conversion, Dtype, Format, INDEX_NAME, Inspection, Options};
+use nvfp4::checkpoint::{
+    Activations, Calibration, Checkpoint, Conversion, Dtype, Format, INDEX_NAME, Inspection, Options,
+};
 use nvfp4::plan::roofline::Roofline;
 use nvfp4::problem::{Op, OutDtype};
 use nvfp4::{Error, shape};
@@ -241,11 +243,23 @@ fn use_model(path: &Path, out: &Path) {
     for module in checkpoint.quantized_modules() {
         check(checkpoint.single(module));
     }
-    for format in [Format::ModelOpt, Format::CompressedTensors] {
-        let Some(conversion) = check(Conversion::new(&checkpoint, &Options::new(format, &|_| true))) else { continue };
-        if check(conversion.write(out, |_| ())).is_some() {
-            Checkpoint::open(out).expect("what was written can be read");
-            _ = std::fs::remove_file(out).or_else(|_| std::fs::remove_dir_all(out));
+    let calibration = check(Calibration::open(path));
+    for (format, separate_scales) in [(Format::ModelOpt, false), (Format::CompressedTensors, true)] {
+        // What is in the other format already would be refused.
+        let exclude = |name: &str| {
+            let other =
+                if format == Format::ModelOpt { ["layers.1.", "layers.5."] } else { ["layers.0.", "layers.4."] };
+            other.iter().any(|layer| name.contains(layer) && name.contains("mlp.experts")).then(|| "other".to_owned())
+        };
+        let options = Options { exclude: &exclude, separate_scales, ..Options::new(format, &|_| true) };
+        for calibration in std::iter::once(None).chain(calibration.as_ref().map(Some)) {
+            let options = Options { calibration, ..options };
+            let Some(conversion) = check(Conversion::new(&checkpoint, &options)) else { continue };
+            conversion.left().iter().filter_map(|left| left.refusal.as_ref()).for_each(check_message);
+            if check(conversion.write(out, |_| ())).is_some() {
+                Checkpoint::open(out).expect("what was written can be read");
+                _ = std::fs::remove_file(out).or_else(|_| std::fs::remove_dir_all(out));
+            }
         }
     }
 }

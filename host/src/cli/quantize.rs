@@ -307,7 +307,7 @@ impl Report {
             .into_iter()
             .map(|left| json!({"tensor": left.name, "reason": left.reason, "refused": left.refusal.is_some()}));
         json!({
-            "schema": SCHEMA,
+            "schema_version": SCHEMA,
             "input": args.input.display().to_string(),
             "output": args.output.as_ref().map(|path| path.display().to_string()),
             "dry_run": args.dry_run,

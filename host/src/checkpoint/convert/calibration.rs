@@ -4,7 +4,7 @@
 //! activations themselves, and `M.input_amax`, `M.input_quantizer._amax` (ModelOpt's name) or any tensor of one number
 //! their largest magnitude. JSON is an object of names and magnitudes. `M` is a module, in which `*` stands for any
 //! characters; or the block or the experts around projections that all read the same: `model.layers.3.mlp` for its gate and
-//! up.
+//! up. `hidden` is what all of those read for which there is nothing else, as in the activations of `nvfp4 run`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,6 +20,10 @@ use crate::files::read_bounded;
 
 /// The longest JSON file that is read, in bytes.
 const MAX_BYTES: usize = 256 << 20;
+
+/// Tokens that a layer reads, and how many of them each expert: the activations of `nvfp4 run`.
+const HIDDEN: &str = "hidden";
+const GROUP_SIZES: &str = "group_sizes";
 
 /// What may follow a module's name.
 const ENDINGS: [&str; 4] = [".input_quantizer._amax", ".input_amax", ".input_quantizer.amax", ".input"];
@@ -57,7 +61,7 @@ impl Calibration {
             }
         } else {
             let file = TensorFile::open(path)?;
-            for (name, tensor) in file.tensors() {
+            for (name, tensor) in file.tensors().filter(|(name, _)| *name != GROUP_SIZES) {
                 let at = |error: Error| error.at(place(path, name));
                 let numbers = Floats::of(tensor).ok_or_else(|| {
                     let remedy = "a calibration has activations, or their largest magnitudes";
@@ -101,6 +105,7 @@ impl Calibration {
     pub(super) fn amax(&self, module: &str, k: usize) -> Result<Option<f32>, Error> {
         let Some((name, entry)) = self.find(module) else { return Ok(None) };
         match entry.k {
+            Some(got) if got != k && name == HIDDEN => Ok(None),
             Some(got) if got != k => {
                 let error = Error::Mismatch { what: "width of the activations", got, expected: k };
                 Err(error.at(name).at(module))
@@ -129,7 +134,7 @@ impl Calibration {
             })
         });
         let block = || module.rsplit_once('.').and_then(|(before, _)| self.named(before));
-        gate_up.or_else(block).or(fused)
+        gate_up.or_else(block).or(fused).or_else(|| self.named(HIDDEN))
     }
 
     /// The entry of this name; of several patterns for it the largest.
@@ -192,6 +197,7 @@ mod tests {
         assert_eq!(amax(&[("a.self_attn", 2.0)], "a.self_attn.o_proj"), None);
         assert_eq!(amax(&[("a.*", 2.0), ("a.b", 1.0), ("*.b", 3.0)], "a.b"), Some(1.0));
         assert_eq!(amax(&[("a.*", 2.0), ("*.b", 3.0)], "a.b"), Some(3.0));
+        assert_eq!((amax(&[("hidden", 2.0)], gate), amax(&[("hidden", 2.0)], down)), (Some(2.0), None));
     }
 
     #[test]

@@ -17,7 +17,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
 use std::path::Path;
 
-use half::bf16;
 use rayon::prelude::*;
 
 pub use self::calibration::Calibration;
@@ -31,6 +30,7 @@ use super::partial::{PartialFolder, check_file, check_folder};
 use super::write::{TensorWriter, refuse_input};
 use super::{Checkpoint, Dtype, Format, INDEX_NAME, place};
 use crate::error::Error;
+use crate::files::open_regular;
 use crate::format::BLOCK;
 use crate::quantize::{Loss, global_scale_for, quantize_blocks_measured};
 
@@ -318,7 +318,10 @@ impl<'a> Conversion<'a> {
             let name = file_name(file.path());
             let create = |metadata, layout| TensorWriter::create_in(&mut folder, name, metadata, layout);
             for (tensor, bytes) in self.write_file(file, create, &mut done)? {
-                weight_map.insert(tensor, name.display().to_string());
+                if let Some(other) = weight_map.insert(tensor.clone(), name.display().to_string()) {
+                    let what = format!("{other} would have a tensor of this name too; rename one");
+                    return Err(Error::Invalid(what).at(place(name, &tensor)));
+                }
                 total_size += bytes;
             }
         }
@@ -335,8 +338,10 @@ impl<'a> Conversion<'a> {
             write(Path::new(name), contents.as_bytes())?;
         }
         for path in &self.others.copied {
-            let contents = std::fs::read(path).map_err(|error| Error::io(path, error))?;
-            write(file_name(path), &contents)?;
+            let mut from = open_regular(path, "a model's folder")?;
+            let mut file = folder.create_file(file_name(path))?;
+            file.write(|file| std::io::copy(&mut from, file).map(drop))?;
+            file.finish()?;
         }
         folder.finish()
     }
@@ -588,7 +593,7 @@ fn converted<'c>(stored: &'c Stored<'_>, weight: &'c Weight<'_>, quantised: bool
     Converted { module: &weight.module, tensor: stored.name, sizes: weight.source.sizes(), quantised }
 }
 
-/// Writes a weight in bf16, rounded to nearest, ties to even.
+/// Writes a weight in bf16.
 fn widen(file: &TensorFile, weight: &Weight<'_>, writer: &mut TensorWriter) -> Result<(), Error> {
     let Weight { module, source } = weight;
     let at = writer.place(&format!("{module}{WEIGHT}"));
@@ -599,10 +604,7 @@ fn widen(file: &TensorFile, weight: &Weight<'_>, writer: &mut TensorWriter) -> R
         |(decoded, bytes), rows| {
             let first = rows.start * k;
             bytes.clear();
-            let numbers = source.rows(rows.clone(), decoded);
-            with!(numbers, numbers => {
-                bytes.extend(numbers.iter().flat_map(|&x| bf16::from_f32(x.into()).to_le_bytes()));
-            });
+            source.rows(rows.clone(), decoded).to_bf16(bytes);
             shared.write_part(&at, first * 2, bytes)?;
             if let Some(bytes) = source.in_place(rows) {
                 file.release_part(bytes);

@@ -41,10 +41,14 @@ pub(super) fn select<'a>(checkpoint: &'a Checkpoint, config: &Config, options: &
         let modules = weights.iter().map(|weight| weight.module.clone()).chain(stored::modules(name));
         let asked = is_included(options, name, modules);
         match (asked, found) {
-            (_, Found::Nvfp4(format)) => {
+            (_, ref found @ Found::Nvfp4(format)) => {
                 selection.nvfp4.extend(stored::modules(name));
                 if asked {
-                    selection.left.push(already(checkpoint, options.format, name, format));
+                    let left = match excuse(options, &drafts, name, found) {
+                        Some(reason) => Left::excluded(name, reason),
+                        None => already(checkpoint, options.format, name, format),
+                    };
+                    selection.left.push(left);
                 }
             }
             (false, Found::Weights(stored)) => _ = unasked.insert(name, stored),
@@ -95,33 +99,33 @@ impl<'a> Selection<'a> {
 
     /// Takes back weights of which others that belong to them are not quantised.
     fn keep_together(&mut self, checkpoint: &Checkpoint, unasked: &mut BTreeMap<&'a str, Stored<'a>>) {
-        // Groups of modules, and the tensor that holds each.
-        let mut groups: BTreeMap<String, BTreeMap<String, &'a str>> = BTreeMap::new();
+        // The tensors that hold the modules of each group.
+        let mut groups: BTreeMap<String, BTreeSet<&'a str>> = BTreeMap::new();
         let all = self.chosen.values().chain(unasked.values());
         for (module, tensor) in all.flat_map(|stored| stored.weights.iter().map(|weight| (&weight.module, stored.name)))
         {
             for group in groups_of(module) {
-                groups.entry(group).or_default().insert(module.clone(), tensor);
+                groups.entry(group).or_default().insert(tensor);
             }
         }
+        // Whoever excludes one excludes all; whoever asks for one alone is told.
+        let on_purpose = self.left.iter().filter(|left| left.refusal.is_none());
+        let mut excluded: BTreeSet<String> = on_purpose.map(|left| left.name.clone()).collect();
         loop {
-            let mut back: BTreeMap<&'a str, (String, &'a str)> = BTreeMap::new();
+            let mut back: BTreeMap<&'a str, &'a str> = BTreeMap::new();
             for members in groups.values() {
                 let chosen = |tensor: &str| self.chosen.contains_key(tensor);
-                let Some((_, other)) = members.iter().find(|(_, tensor)| !chosen(tensor)) else { continue };
-                for (module, tensor) in members.iter().filter(|(_, tensor)| chosen(tensor)) {
-                    back.entry(tensor).or_insert((module.clone(), other));
-                }
+                let Some(other) = members.iter().find(|tensor| !chosen(tensor)) else { continue };
+                back.extend(members.iter().filter(|tensor| chosen(tensor)).map(|&tensor| (tensor, *other)));
             }
             if back.is_empty() {
                 return;
             }
-            for (tensor, (_, other)) in back {
+            for (tensor, other) in back {
                 let stored = self.chosen.remove(tensor).expect("it was chosen");
                 unasked.insert(tensor, stored);
-                // Whoever excludes one excludes all; whoever asks for one is told.
-                let is_excluded = self.left.iter().any(|left| left.name == other && left.refusal.is_none());
-                self.left.push(if is_excluded {
+                self.left.push(if excluded.contains(other) {
+                    excluded.insert(tensor.to_owned());
                     Left::excluded(tensor, format!("engines load it as one with {other}, which is excluded"))
                 } else {
                     let what = format!(
