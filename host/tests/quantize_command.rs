@@ -314,9 +314,10 @@ fn the_small_files_of_a_model_go_with_it() {
         json!({"model_type": "x", "quantization_config": {"old": 1}, "text_config": {"hidden_size": 32}});
     with_model(&small_model(), Some(config_before), |folder| {
         let of = |name: &str| folder.join("in").join(name);
-        for name in ["tokenizer.json", "generation_config.json", "chat_template.jinja", "hf_quant_config.json"] {
+        for name in ["tokenizer.json", "generation_config.json", "chat_template.jinja"] {
             std::fs::write(of(name), name).unwrap();
         }
+        std::fs::write(of("hf_quant_config.json"), "{}").unwrap();
         for name in ["pytorch_model.bin", "model.gguf", ".gitattributes", "pytorch_model.bin.index.json"] {
             std::fs::write(of(name), name).unwrap();
         }

@@ -99,7 +99,7 @@ def load(folder):
     others = dict(second.named_parameters())
     unwritten = []
     for name, parameter in first.named_parameters():
-        optional = ".attn." in name and name.endswith(OF_ATTENTION)
+        optional = any(part in name for part in (".attn.", ".mla_attn.")) and name.endswith(OF_ATTENTION)
         optional |= not has_input_scales(folder) and name.endswith(OF_INPUTS)
         bytes_of = [p.data.view(-1).view(torch.uint8) for p in (parameter, others[name])]
         if not torch.equal(*bytes_of) and not optional:
@@ -172,6 +172,7 @@ def make(name, config, folder):
         tensors[f"{key}_scale_inv"] = scale
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     described = json.loads((folder / "config.json").read_text())
+    described |= {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
     described["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}
     (folder / "config.json").write_text(json.dumps(described))
 

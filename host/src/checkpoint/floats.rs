@@ -8,7 +8,7 @@ use super::Dtype;
 use super::file::Tensor;
 use crate::error::Error;
 use crate::format::Matrix;
-use crate::quantize;
+use crate::quantize::{self, Number};
 
 /// The types of numbers that can be quantised.
 pub(super) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
@@ -57,9 +57,7 @@ impl From<F16> for f32 {
     }
 }
 
-/// A number as an f32: what [`with`] calls, of which the type is known only in the macro.
-#[inline(always)]
-pub(super) fn number(number: impl Into<f32>) -> f32 {
+fn to_f32(number: impl Number) -> f32 {
     number.into()
 }
 
@@ -119,7 +117,14 @@ impl<'a> Floats<'a> {
 
     /// One of them.
     pub(super) fn at(self, index: usize) -> f32 {
-        with!(self, numbers => number(numbers[index]))
+        with!(self, numbers => to_f32(numbers[index]))
+    }
+
+    /// Appends their bytes in bf16, rounded to nearest, ties to even.
+    pub(super) fn to_bf16(self, bytes: &mut Vec<u8>) {
+        with!(self, numbers => {
+            bytes.extend(numbers.iter().flat_map(|&x| half::bf16::from_f32(to_f32(x)).to_le_bytes()));
+        });
     }
 
     /// As [`quantize::amax`].

@@ -19,7 +19,7 @@ const MAX_BYTES: usize = 64 << 20;
 pub(super) struct ModelConfig {
     path: PathBuf,
     config: Value,
-    /// Of `hf_quant_config.json`.
+    /// Of `hf_quant_config.json`, which is asked only where the other says nothing of a quantisation.
     older: Option<Value>,
 }
 
@@ -33,7 +33,11 @@ impl ModelConfig {
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
         let path = folder.join("config.json");
         let Some(config) = read(&path)? else { return Ok(None) };
-        Ok(Some(Self { path, config, older: read(&folder.join("hf_quant_config.json"))? }))
+        let mut config = Self { path, config, older: None };
+        if config.quantisation().is_none() {
+            config.older = read(&folder.join("hf_quant_config.json"))?;
+        }
+        Ok(Some(config))
     }
 
     /// Where it is, for messages.

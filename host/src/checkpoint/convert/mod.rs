@@ -17,7 +17,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
 use std::path::Path;
 
-use half::bf16;
 use rayon::prelude::*;
 
 pub use self::calibration::Calibration;
@@ -25,7 +24,7 @@ use self::config::{CONFIG, Config, Others, QUANT_CONFIG, Quantisation};
 use self::select::Selection;
 use self::stored::{Stored, WEIGHT, Weight};
 use super::file::{Tensor, TensorFile};
-use super::floats::{number, with};
+use super::floats::with;
 use super::names::{Expert, Projection, merged_with, natural};
 use super::partial::{PartialFolder, check_file, check_folder};
 use super::write::{TensorWriter, refuse_input};
@@ -594,7 +593,7 @@ fn converted<'c>(stored: &'c Stored<'_>, weight: &'c Weight<'_>, quantised: bool
     Converted { module: &weight.module, tensor: stored.name, sizes: weight.source.sizes(), quantised }
 }
 
-/// Writes a weight in bf16, rounded to nearest, ties to even.
+/// Writes a weight in bf16.
 fn widen(file: &TensorFile, weight: &Weight<'_>, writer: &mut TensorWriter) -> Result<(), Error> {
     let Weight { module, source } = weight;
     let at = writer.place(&format!("{module}{WEIGHT}"));
@@ -605,10 +604,7 @@ fn widen(file: &TensorFile, weight: &Weight<'_>, writer: &mut TensorWriter) -> R
         |(decoded, bytes), rows| {
             let first = rows.start * k;
             bytes.clear();
-            let numbers = source.rows(rows.clone(), decoded);
-            with!(numbers, numbers => {
-                bytes.extend(numbers.iter().flat_map(|&x| bf16::from_f32(number(x)).to_le_bytes()));
-            });
+            source.rows(rows.clone(), decoded).to_bf16(bytes);
             shared.write_part(&at, first * 2, bytes)?;
             if let Some(bytes) = source.in_place(rows) {
                 file.release_part(bytes);
