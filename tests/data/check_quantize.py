@@ -424,6 +424,33 @@ def fused_partners(random):
     return model, arguments
 
 
+def granite(random):
+    """Stacked linear layers; beside them a shared one, which stays one matrix."""
+    model = Model(random, {"model_type": "granitemoeshared", "hidden_size": 32})
+    p = "model.layers.0"
+    model.tensors[f"{p}.block_sparse_moe.input_linear.weight"], up = model.stored("BF16", model.floats(2, 96, 32))
+    model.tensors[f"{p}.block_sparse_moe.output_linear.weight"], down = model.stored("BF16", model.floats(2, 32, 48))
+    for expert in range(2):
+        block = f"{p}.block_sparse_moe.experts.{expert}"
+        model.weights |= {f"{block}.w1": up[expert][:48], f"{block}.w3": up[expert][48:], f"{block}.w2": down[expert]}
+        model.together.append([f"{block}.w1", f"{block}.w3"])
+    model.linear(f"{p}.shared_mlp.input_linear", 64, 32)
+    model.linear(f"{p}.block_sparse_moe.router.layer", 8, 32, chosen=False)
+    return model, []
+
+
+def step3(random):
+    """A tensor for each projection of all experts; which dimension is the input only the configuration says."""
+    model = Model(random, {"model_type": "step3", "text_config": {"hidden_size": 64}})
+    p = "model.layers.0.moe"
+    for name, n, k in zip(PROJECTIONS, (48, 48, 64), (64, 64, 48)):
+        model.tensors[f"{p}.{name}.weight"], numbers = model.stored("BF16", model.floats(2, n, k))
+        for expert in range(2):
+            model.weights[f"{p}.experts.{expert}.{name}"] = numbers[expert]
+    model.together += [[f"{p}.experts.{e}.{name}" for name in PROJECTIONS[:2]] for e in range(2)]
+    return model, []
+
+
 def natural(name):
     parts, digits = [], ""
     for letter in name + "\0":
@@ -439,6 +466,7 @@ def natural(name):
 
 MODELS = [
     dense, llama4, gpt_oss, gpt_oss_mxfp4, qwen3_vl, transformers5, deepseek, other_fp8, mxfp4_apart, fused_partners,
+    granite, step3,
 ]  # fmt: skip
 
 
