@@ -107,7 +107,7 @@ fn an_instance_that_the_operation_has_not_or_that_does_not_take_the_step_is_refu
     };
     let (of_gated, small) = (refusal("t64_s2").unwrap_err(), refusal("t8").unwrap_err());
     assert!(of_gated.starts_with("`t64_s2` is no instance of plain_sm100; it has t8, t16"), "{of_gated}");
-    assert!(small.starts_with("group 1: 9 tokens; variant t8 takes 8 at most"), "{small}");
+    assert!(small.starts_with("group 1: 9 tokens; instance t8 takes 8 at most"), "{small}");
 }
 
 /// Whether a changed line of the kernel is found, by a fault or by the output. One block, or pair, computes many tiles, all
