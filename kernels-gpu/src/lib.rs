@@ -10,11 +10,15 @@
 pub mod gated_simt;
 pub mod gated_sm100;
 pub mod gated_sm90;
+pub mod moe_pack;
+pub mod moe_route;
+pub mod moe_sm90;
 pub mod silu_mul;
 
 // What kernels share: on both sides, then on the device.
 pub mod format;
 mod instances;
+pub mod units;
 
 #[cfg(feature = "device")]
 pub mod epilogue;

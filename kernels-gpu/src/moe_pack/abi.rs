@@ -1,0 +1,42 @@
+//! What host and `moe_pack` agree on: the kernel's parameter.
+
+use bytemuck::{Pod, Zeroable};
+
+/// The entry.
+pub const ENTRY: &str = "moe_pack";
+
+/// The one parameter of [`ENTRY`]: matrices of one size, one for each expert, from a checkpoint's layout into
+/// [`units`](crate::units).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Pack {
+    /// Address of the first matrix's values, `[rows, k/2]` bytes without gaps, two codes a byte, the element of even K low; a
+    /// multiple of 16.
+    pub values: u64,
+    /// Bytes from one matrix's values to the next one's; a multiple of 16.
+    pub values_stride: u64,
+    /// Address of the first matrix's scales, `[rows, k/16]`, e4m3.
+    pub scales: u64,
+    /// Bytes from one matrix's scales to the next one's.
+    pub scales_stride: u64,
+    /// Address of the first matrix's units; a multiple of 16.
+    pub units: u64,
+    /// Bytes from one matrix's units to the next one's; a multiple of 16.
+    pub units_stride: u64,
+    /// Address of a `u64` that becomes the place of the first scale that is NaN or has a sign, if there is one: matrix ·
+    /// rows · k/16 + its place in the matrix, by an atomic minimum. `u64::MAX` before.
+    pub invalid: u64,
+    /// Matrices.
+    pub matrices: u32,
+    /// Rows of each; a multiple of 16.
+    pub rows: u32,
+    /// Columns; a multiple of 16.
+    pub k: u32,
+    /// 1 if rows are to stand in the order that K has: those of gate and up, whose products are tokens for down. Then row
+    /// [`element_at`](crate::units::element_at) of each 128 stands at each position. 0 if they keep theirs.
+    pub ordered_rows: u32,
+    /// [`TokenType`](crate::units::TokenType) as a number.
+    pub token_type: u32,
+    /// Keeps the size a multiple of the alignment.
+    pub unused: u32,
+}

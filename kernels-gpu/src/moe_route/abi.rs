@@ -1,0 +1,146 @@
+//! What host and `moe_route` agree on: the lists that say which tokens an expert has, and the kernels' parameters.
+//!
+//! A layer has T tokens of H elements and E experts of its own. Each token names k experts; those that are not the layer's own
+//! contribute nothing. A *row* is a token for one of its experts; rows are sorted by expert. How many there are is known on
+//! the device alone.
+
+use bytemuck::{Pod, Zeroable};
+
+/// The most experts of a layer.
+pub const MAX_EXPERTS: u32 = 512;
+
+/// The most experts that a token names.
+pub const MAX_TOP_K: u32 = 32;
+
+/// In [`Lists::places`], that a choice has no row.
+pub const NO_ROW: u32 = u32::MAX;
+
+/// Where the lists of a layer lie in memory, in bytes from their start, a multiple of 16. Each is an array of `u32`.
+///
+/// ```
+/// # use kernels_gpu::moe_route::abi::Lists;
+/// let lists = Lists::new(8, 128);
+/// assert_eq!((lists.firsts, lists.tile_firsts, lists.rows), (16, 544, 1072));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lists {
+    /// [`Lists::TICKETS`] numbers, 0 when the lists have been made: a product's blocks take their tiles by one.
+    pub tickets: u64,
+    /// `[E + 1]`: the first row of each expert; at last the number of rows.
+    pub firsts: u64,
+    /// `[E + 1]`: how many tiles of tokens the experts before have ([`token_tiles`]); at last that of all.
+    pub tile_firsts: u64,
+    /// `[T·k]`: the token that a row is of. Rows of one expert are in the order of their choices, so that lists are always the
+    /// same.
+    pub rows: u64,
+    /// `[T·k]`: the row of token t's j-th expert at t·k + j, or [`NO_ROW`].
+    pub places: u64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+impl Lists {
+    /// How many products take their tiles by tickets: gate and up, and down.
+    pub const TICKETS: u32 = 4;
+
+    /// Of so many choices, T·k, and experts.
+    pub const fn new(choices: u64, experts: u32) -> Self {
+        const fn after(offset: u64, numbers: u64) -> u64 {
+            (offset + 4 * numbers).next_multiple_of(16)
+        }
+        let firsts = after(0, Self::TICKETS as u64);
+        let tile_firsts = after(firsts, experts as u64 + 1);
+        let rows = after(tile_firsts, experts as u64 + 1);
+        let places = after(rows, choices);
+        Self { tickets: 0, firsts, tile_firsts, rows, places, bytes: after(places, choices) }
+    }
+}
+
+/// Tiles of up to `tile_tokens` tokens that so many rows are cut into.
+#[inline(always)]
+pub const fn token_tiles(rows: u32, tile_tokens: u32) -> u32 {
+    rows.div_ceil(tile_tokens)
+}
+
+/// Tokens of each of these tiles but the last, which has what is left: as even as whole core matrices of 8 allow.
+#[inline(always)]
+pub const fn tile_size(rows: u32, tiles: u32) -> u32 {
+    rows.div_ceil(tiles).next_multiple_of(8)
+}
+
+/// The entry that makes lists and brings tokens into the order of K.
+pub const ROUTE_ENTRY: &str = "moe_route";
+
+/// The entries that add up a token's rows, of f16 and of bf16.
+pub const COMBINE_ENTRIES: [&str; 2] = ["moe_combine_f16", "moe_combine_bf16"];
+
+/// The one parameter of [`ROUTE_ENTRY`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Route {
+    /// Address of the experts that tokens name, `[T, k]`, i32. What is negative, or not below `named_experts`, names none.
+    pub ids: u64,
+    /// Address of the layer's own number of each expert that can be named, `[named_experts]`, i32, negative where it is not the
+    /// layer's own; 0 if experts are named by their own numbers.
+    pub map: u64,
+    /// Address of the tokens X, a multiple of 16: rows of `hidden` 16-bit numbers, `input_pitch` bytes apart.
+    pub input: u64,
+    /// A multiple of 16.
+    pub input_pitch: u64,
+    /// Address of a factor for each token, `[T]`, f32, by which it is multiplied and then rounded to its type; or 0.
+    pub input_weights: u64,
+    /// Address of where tokens go in the order of K ([`units`](crate::units)), `[T, H]` without gaps.
+    pub tokens: u64,
+    /// Address of the [`Lists`] that it writes, of T·k choices and `experts`.
+    pub lists: u64,
+    /// Address of the [`Lists`] of T choices and one expert that it writes besides, for the expert that every token shares:
+    /// rows are the tokens; or 0.
+    pub shared_lists: u64,
+    /// T.
+    pub token_count: u32,
+    /// k, from 1 to [`MAX_TOP_K`].
+    pub top_k: u32,
+    /// E, from 1 to [`MAX_EXPERTS`].
+    pub experts: u32,
+    /// Experts that can be named: the length of `map`, or E.
+    pub named_experts: u32,
+    /// H, a multiple of 16.
+    pub hidden: u32,
+    /// Tokens of a tile, for [`Lists::tile_firsts`]; a multiple of 8.
+    pub tile_tokens: u32,
+    /// As `tile_tokens`, of the shared expert.
+    pub shared_tile_tokens: u32,
+    /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16); looked at for `input_weights`.
+    pub token_type: u32,
+}
+
+/// The one parameter of [`COMBINE_ENTRIES`]: `out[t] = Σⱼ weights[t, j]·row(t, j)`, and the shared expert's behind.
+///
+/// Rows are numbers of X's type. The sum is f32: it begins with 0, each term is added by one fused multiply-add, j ascending,
+/// and the result is rounded once to X's type.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Combine {
+    /// Address of the rows, `[rows, H]` without gaps, natural order of columns.
+    pub rows: u64,
+    /// Address of [`Lists::places`].
+    pub places: u64,
+    /// Address of the weights, `[T, k]`, f32; 0 if all are 1.
+    pub weights: u64,
+    /// Address of the shared expert's rows, `[T, H]`; or 0.
+    pub shared_rows: u64,
+    /// Address of the shared expert's weights, `[T]`, f32; 0 if all are 1.
+    pub shared_weights: u64,
+    /// Address of the output, a multiple of 16: rows of `hidden` 16-bit numbers, `output_pitch` bytes apart.
+    pub output: u64,
+    /// A multiple of 16.
+    pub output_pitch: u64,
+    /// T.
+    pub token_count: u32,
+    /// k.
+    pub top_k: u32,
+    /// H, a multiple of 16.
+    pub hidden: u32,
+    /// Keeps the size a multiple of the alignment.
+    pub unused: u32,
+}
