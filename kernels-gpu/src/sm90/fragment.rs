@@ -1,6 +1,7 @@
 //! Which part of a panel is a thread's.
 
 use cuda_std::{
+    integer::opaque_b32,
     mbarrier::{Mbarrier, mbarrier_arrive},
     thread,
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp},
@@ -34,10 +35,24 @@ impl Fragment {
     #[inline(always)]
     pub fn new(consumer: u32) -> Self {
         let warp = thread::thread_idx_x() % WARPGROUP / WARP_SIZE;
-        let (lane, pair) = (lane_id() % ROW_LANES, lane_id() / ROW_LANES);
-        let first_row = consumer * WARPGROUP_ROWS + warp * WARP_ROWS + 2 * pair;
+        Self::of(lane_id(), consumer * WARPS + warp)
+    }
+
+    /// That of a lane of the `warp`-th of the warps that multiply.
+    #[inline(always)]
+    const fn of(lane_id: u32, warp: u32) -> Self {
+        let (lane, pair) = (lane_id % ROW_LANES, lane_id / ROW_LANES);
+        let first_row = warp * WARP_ROWS + 2 * pair;
         let odd = pair % 2;
         Self { lane, rows: [first_row + odd, first_row + 1 - odd], leads: lane == 0 && pair == 0 }
+    }
+
+    /// This thread's once more, computed from its index where this is called: for what is seldom needed, so that it takes no
+    /// registers meanwhile.
+    #[inline(always)]
+    pub fn anew() -> Self {
+        let thread = opaque_b32(thread::thread_idx_x());
+        Self::of(thread % WARP_SIZE, thread / WARP_SIZE - WARPS)
     }
 
     /// Arrives once for the warp, after all that its lanes have done.

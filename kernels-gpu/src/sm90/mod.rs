@@ -6,6 +6,8 @@
 //! both panels.
 
 #[cfg(feature = "sm90")]
+pub mod decode;
+#[cfg(feature = "sm90")]
 mod fragment;
 #[cfg(feature = "sm90")]
 mod multiply;

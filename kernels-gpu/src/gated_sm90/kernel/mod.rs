@@ -1,6 +1,6 @@
 //! How the Hopper kernel works.
 //!
-//! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 exactly ([`decode`]). A and B are swapped: weights lie on the
+//! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 exactly ([`decode`](crate::sm90::decode)). A and B are swapped: weights lie on the
 //! tensor core's M, tokens on its N. All tiles of the same tokens need them decoded. So a small grid decodes the tokens once,
 //! to global memory, before the grid that multiplies ([`tokens`]). Where they are so few that this would take longer, each
 //! block decodes them for itself.
@@ -21,7 +21,6 @@
 //! A product may sum over K in any order. So A and B permute K alike ([`order`]), and no element is ever moved to another
 //! thread.
 
-mod decode;
 mod load;
 mod multiply;
 mod order;

@@ -10,14 +10,16 @@ use cuda_std::{
 
 use super::{
     Sm90, Tiles,
-    decode::{Scales, UNSCALE, decode_weights},
     order::{LANE_SCALES, LANE_WORDS},
 };
 use crate::{
     format::{OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_BYTES, scale_row},
     gated_sm90::abi::{Group, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, lane_offset},
     ring::Ring,
-    sm90::{Consumer, Fragment, Kind, Parts, Shape, Target},
+    sm90::{
+        Consumer, Fragment, Kind, Parts, Shape, Target,
+        decode::{F16_UNSCALE, Scales, decode_weights},
+    },
 };
 
 impl<const INDEX: usize> Sm90<INDEX> {
@@ -68,7 +70,8 @@ pub(super) struct Rows {
 
 impl<const INDEX: usize> Kind for Sm90<INDEX> {
     const SHAPE: Shape = Self::INSTANCE.shape();
-    const UNSCALE: f32 = UNSCALE;
+    // Both factors of a product are decoded.
+    const UNSCALE: f32 = F16_UNSCALE * F16_UNSCALE;
     type Number = wgmma::F16;
     type Part = Rows;
 

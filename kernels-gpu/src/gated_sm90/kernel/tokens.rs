@@ -19,7 +19,6 @@ use cuda_std::{
 
 use super::{
     Sm90, Tiles,
-    decode::{Scales, decode},
     order::{CORE_MATRIX_BYTES, CORE_MATRIX_ROW_BYTES, LANE_WORDS, WORD_ELEMENTS, WORD_PAIRS},
 };
 use crate::{
@@ -28,7 +27,10 @@ use crate::{
         CORE_MATRIX_ROWS, Group, K_BLOCK, K_BLOCK_BYTES, K_BLOCK_SCALE_TILES, LANE_BYTES, ROW_LANES, STRIP_BYTES, Tile,
         Tokens, TokensLaunch,
     },
-    sm90::WARPS,
+    sm90::{
+        WARPS,
+        decode::{Scales, decode},
+    },
 };
 
 /// Elements of a lane's words.
