@@ -8,7 +8,7 @@
 //!
 //! # Order of K
 //!
-//! A k-block has [`K_BLOCK`] columns, the last one of K fewer, in any case a multiple of [`BLOCK`]. Lane L has *words* of eight
+//! A k-block has [`K_BLOCK`] columns, the last one or two of K fewer, in any case a multiple of [`BLOCK`]. Lane L has *words* of eight
 //! elements, up to four; *nibble* j of word t of lane L is at [`position`] `((4t + j%4)·4 + L)·2 + j/4` of the k-block. So the
 //! nibbles i and i+4 of a word, which decode into one register, are neighbouring columns, and core matrix 4t+i holds the
 //! registers i of the words t of the four lanes. Positions of elements that exist come first, without gaps.
@@ -18,6 +18,8 @@
 //! * Of each 64 whole columns, words 2q and 2q+1 of lane L are the L-th block of 16, which has one scale.
 //! * What is left takes words of 32 columns: lane L has 8 of them, half of a block.
 //! * What is left of that, 16 columns, takes half a word of each lane: nibbles 0, 1, 4 and 5.
+//!
+//! If both were left, a pair of words would have two scales; then the last 16 columns are a k-block of their own.
 //!
 //! # Units
 //!
@@ -53,32 +55,53 @@ const HALF_COLUMNS: u32 = K_BLOCK / 2;
 /// Columns that one word of each lane holds.
 const WORD_COLUMNS: u32 = ROW_LANES * WORD_ELEMENTS;
 
+/// K-blocks of so many columns.
+#[inline(always)]
+pub const fn k_blocks(k: u32) -> u32 {
+    let left = k % K_BLOCK;
+    k / K_BLOCK + (left > 0) as u32 + splits(left) as u32
+}
+
+/// Whether the last 16 of so many columns, less than a whole k-block, are a k-block of their own.
+#[inline(always)]
+const fn splits(left: u32) -> bool {
+    left % HALF_COLUMNS > WORD_COLUMNS
+}
+
 /// The columns of a k-block of a matrix with so many columns.
+#[inline(always)]
 pub const fn block_columns(k: u32, k_block: u32) -> u32 {
-    let left = k - k_block * K_BLOCK;
-    if left < K_BLOCK { left } else { K_BLOCK }
+    let left = k - block_start(k, k_block);
+    if left >= K_BLOCK {
+        K_BLOCK
+    } else if splits(left) {
+        left - BLOCK
+    } else {
+        left
+    }
+}
+
+/// The first column of a k-block of a matrix with so many columns.
+#[inline(always)]
+pub const fn block_start(k: u32, k_block: u32) -> u32 {
+    if k_block > k / K_BLOCK { k - BLOCK } else { k_block * K_BLOCK }
 }
 
 /// Words that a lane has of a row in a k-block of so many columns.
+#[inline(always)]
 pub const fn lane_words(columns: u32) -> u32 {
     columns.div_ceil(WORD_COLUMNS)
 }
 
-/// Scales that a lane has of a row in a k-block of so many columns: one for each two words, or, where the two are not of one
-/// block (48 columns left), one for each.
+/// Scales that a lane has of a row in a k-block of so many columns: one for each two words.
+#[inline(always)]
 pub const fn lane_scales(columns: u32) -> u32 {
-    columns.div_ceil(HALF_COLUMNS) + (columns % HALF_COLUMNS > WORD_COLUMNS) as u32
-}
-
-/// Which of a lane's scales its word `word` has, in a k-block of so many columns.
-pub const fn word_scale(columns: u32, word: u32) -> u32 {
-    let half = word / 2;
-    let is_left = columns < (half + 1) * HALF_COLUMNS;
-    half + (is_left && word % 2 == 1) as u32
+    columns.div_ceil(HALF_COLUMNS)
 }
 
 /// The element of a k-block of so many columns that is a nibble of a lane's word; none where the nibble is zero for want of
 /// elements.
+#[inline(always)]
 pub const fn element(columns: u32, lane: u32, word: u32, nibble: u32) -> Option<u32> {
     let (half, odd) = (word / 2, word % 2);
     if columns >= (half + 1) * HALF_COLUMNS {
@@ -95,11 +118,13 @@ pub const fn element(columns: u32, lane: u32, word: u32, nibble: u32) -> Option<
 }
 
 /// Where a nibble of a lane's word stands among the k-block's columns as they are multiplied.
+#[inline(always)]
 pub const fn position(lane: u32, word: u32, nibble: u32) -> u32 {
     ((4 * word + nibble % 4) * ROW_LANES + lane) * 2 + nibble / 4
 }
 
 /// The element that stands at a position of a k-block of so many columns, the position below the columns.
+#[inline(always)]
 pub const fn element_at(columns: u32, position: u32) -> u32 {
     let (core, lane, high) = (position / WORD_ELEMENTS, position / 2 % ROW_LANES, position % 2);
     match element(columns, lane, core / 4, core % 4 + high * 4) {
@@ -109,16 +134,19 @@ pub const fn element_at(columns: u32, position: u32) -> u32 {
 }
 
 /// Bytes of a row's values in a unit of so many columns.
+#[inline(always)]
 pub const fn row_bytes(columns: u32) -> u32 {
     ROW_LANES * lane_words(columns) * 4
 }
 
 /// Bytes of a row's scales in a unit of so many columns.
+#[inline(always)]
 pub const fn row_scale_bytes(columns: u32) -> u32 {
     ROW_LANES * lane_scales(columns)
 }
 
 /// Bytes of a unit of so many columns; a multiple of 64.
+#[inline(always)]
 pub const fn unit_bytes(columns: u32) -> u32 {
     UNIT_ROWS * (row_bytes(columns) + row_scale_bytes(columns))
 }
@@ -131,35 +159,48 @@ pub const SLAB_BYTES: u32 = SLAB_ROWS / UNIT_ROWS * UNIT_BYTES;
 
 /// Where a lane's words of a row lie in a unit, in bytes from its start, in a k-block of so many columns. Of a whole k-block, the
 /// lanes of every two rows are exchanged in turn.
+#[inline(always)]
 pub const fn lane_place(columns: u32, row: u32, lane: u32) -> u32 {
     let lane = if columns == K_BLOCK { lane ^ (row / 2 % ROW_LANES) } else { lane };
     row * row_bytes(columns) + lane * lane_words(columns) * 4
 }
 
 /// Where a lane's scales of a row lie in a unit, in bytes from its start, in a k-block of so many columns.
+#[inline(always)]
 pub const fn scale_place(columns: u32, row: u32, lane: u32) -> u32 {
     UNIT_ROWS * row_bytes(columns) + row * row_scale_bytes(columns) + lane * lane_scales(columns)
 }
 
 /// Bytes of the units of [`UNIT_ROWS`] rows along the whole of K.
+#[inline(always)]
 pub const fn row_unit_bytes(k: u32) -> u64 {
-    let left = k % K_BLOCK;
-    (k / K_BLOCK) as u64 * UNIT_BYTES as u64 + if left > 0 { unit_bytes(left) as u64 } else { 0 }
+    let mut bytes = (k / K_BLOCK) as u64 * UNIT_BYTES as u64;
+    let mut k_block = k / K_BLOCK;
+    while k_block < k_blocks(k) {
+        bytes += unit_bytes(block_columns(k, k_block)) as u64;
+        k_block += 1;
+    }
+    bytes
 }
 
 /// Bytes of a matrix `[rows, k]`, both multiples of 16.
+#[inline(always)]
 pub const fn matrix_bytes(rows: u32, k: u32) -> u64 {
     (rows / UNIT_ROWS) as u64 * row_unit_bytes(k)
 }
 
 /// The offset of a unit in a matrix `[rows, k]`: that of the rows from `16·unit` on, of one k-block.
+#[inline(always)]
 pub const fn unit_offset(rows: u32, k: u32, unit: u32, k_block: u32) -> u64 {
     const SLAB_UNITS: u32 = SLAB_ROWS / UNIT_ROWS;
     let (slab, in_slab) = (unit / SLAB_UNITS, unit % SLAB_UNITS);
     let (first, all) = (slab * SLAB_UNITS, rows / UNIT_ROWS);
     let units = if all - first < SLAB_UNITS { all - first } else { SLAB_UNITS };
+    // Only one k-block can stand between the whole ones and the last.
+    let whole = if k_block > k / K_BLOCK { k / K_BLOCK } else { k_block };
+    let between = if k_block > whole { unit_bytes(block_columns(k, whole)) } else { 0 };
     first as u64 * row_unit_bytes(k)
-        + k_block as u64 * (units * UNIT_BYTES) as u64
+        + units as u64 * (whole as u64 * UNIT_BYTES as u64 + between as u64)
         + (in_slab * unit_bytes(block_columns(k, k_block))) as u64
 }
 
@@ -244,7 +285,8 @@ mod tests {
     extern crate std;
     use std::{collections::BTreeSet, vec::Vec};
 
-    const COLUMNS: [u32; 8] = [16, 32, 48, 64, 80, 96, 112, 128];
+    /// What a k-block can have.
+    const COLUMNS: [u32; 6] = [16, 32, 64, 80, 96, 128];
 
     #[test]
     fn positions_and_elements_of_a_k_block_are_one_to_one() {
@@ -275,12 +317,24 @@ mod tests {
                     let of_word: BTreeSet<_> =
                         (0..8).filter_map(|nibble| element(columns, lane, word, nibble)).map(|e| e / BLOCK).collect();
                     assert_eq!(of_word.len(), 1, "{columns} columns, lane {lane}, word {word}");
-                    let scale = word_scale(columns, word);
+                    let scale = word / 2;
                     assert!(scale < lane_scales(columns));
                     assert_eq!(*blocks.entry(scale).or_insert_with(|| of_word.clone()), of_word);
                 }
                 assert_eq!(blocks.len() as u32, lane_scales(columns));
             }
+        }
+    }
+
+    #[test]
+    fn k_blocks_follow_one_another_and_a_pair_of_words_has_one_scale() {
+        for k in (16..=1024).step_by(16) {
+            let end = (0..k_blocks(k)).fold(0, |start, k_block| {
+                assert_eq!(block_start(k, k_block), start, "{k}");
+                assert!(COLUMNS.contains(&block_columns(k, k_block)), "{k}");
+                start + block_columns(k, k_block)
+            });
+            assert_eq!(end, k);
         }
     }
 
@@ -299,10 +353,11 @@ mod tests {
 
     #[test]
     fn units_lie_one_behind_the_other() {
-        for (rows, k) in [(16, 16), (128, 128), (720, 2880), (2880, 720), (96, 352), (272, 96)] {
-            let k_blocks = (k as u32).div_ceil(K_BLOCK);
+        for (rows, k) in
+            [(16, 16), (128, 128), (720, 2880), (2880, 720), (96, 352), (272, 96), (48, 176), (64, 240), (16, 48)]
+        {
             let mut units: Vec<_> = (0..rows / UNIT_ROWS)
-                .flat_map(|unit| (0..k_blocks).map(move |k_block| (unit, k_block)))
+                .flat_map(|unit| (0..k_blocks(k)).map(move |k_block| (unit, k_block)))
                 .map(|(unit, k_block)| (unit_offset(rows, k, unit, k_block), unit_bytes(block_columns(k, k_block))))
                 .collect();
             units.sort_unstable();

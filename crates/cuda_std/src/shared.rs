@@ -157,16 +157,6 @@ pub unsafe fn st_shared_f32(address: SharedAddress, value: f32) {
     unsafe { ptx!("st.shared.f32 [{}], {};", in(reg32) address.0, in(reg32) value, options(nostack, preserves_flags)) };
 }
 
-/// Stores 16 bits (`st.shared.b16`).
-///
-/// # Safety
-/// As [`st_shared_v4_b32`], for a multiple of 2 and 2 bytes.
-#[inline(always)]
-pub unsafe fn st_shared_b16(address: SharedAddress, value: u16) {
-    // SAFETY: what `# Safety` above asks.
-    unsafe { ptx!("st.shared.b16 [{}], {};", in(reg32) address.0, in(reg16) value, options(nostack, preserves_flags)) };
-}
-
 /// Stores a word (`st.shared.b32`).
 ///
 /// # Safety
@@ -175,6 +165,16 @@ pub unsafe fn st_shared_b16(address: SharedAddress, value: u16) {
 pub unsafe fn st_shared_b32(address: SharedAddress, value: u32) {
     // SAFETY: what `# Safety` above asks.
     unsafe { ptx!("st.shared.b32 [{}], {};", in(reg32) address.0, in(reg32) value, options(nostack, preserves_flags)) };
+}
+
+/// Stores 16 bits (`st.shared.b16`).
+///
+/// # Safety
+/// As [`st_shared_v4_b32`], for a multiple of 2 and 2 bytes.
+#[inline(always)]
+pub unsafe fn st_shared_b16(address: SharedAddress, value: u16) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ptx!("st.shared.b16 [{}], {};", in(reg32) address.0, in(reg16) value, options(nostack, preserves_flags)) };
 }
 
 /// Where `predicate` holds, adds to a word as one step and returns what it was before; else returns `otherwise`. There is no
