@@ -17,6 +17,7 @@
 //!
 //! [`MoeWeights`] and [`MoeStep`] are checked when they are made; whoever holds one holds valid inputs.
 
+pub mod oracle;
 mod output;
 mod problem;
 mod rows;
