@@ -17,11 +17,15 @@
 //!
 //! [`MoeWeights`] and [`MoeStep`] are checked when they are made; whoever holds one holds valid inputs.
 
+pub mod compare;
+pub mod generate;
 pub mod oracle;
 mod output;
 mod problem;
 mod rows;
+pub mod shape;
 
 pub use output::{MoeOutput, Stages};
 pub use problem::{MoeExpert, MoeInputs, MoeSizes, MoeStep, MoeWeights};
 pub use rows::Rows;
+pub use shape::LayerShape;
