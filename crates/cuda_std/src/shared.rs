@@ -177,16 +177,6 @@ pub unsafe fn st_shared_b16(address: SharedAddress, value: u16) {
     unsafe { ptx!("st.shared.b16 [{}], {};", in(reg32) address.0, in(reg16) value, options(nostack, preserves_flags)) };
 }
 
-/// Stores a word (`st.shared.b32`).
-///
-/// # Safety
-/// As [`st_shared_v4_b32`], for a multiple of 4 and 4 bytes.
-#[inline(always)]
-pub unsafe fn st_shared_b32(address: SharedAddress, value: u32) {
-    // SAFETY: what `# Safety` above asks.
-    unsafe { ptx!("st.shared.b32 [{}], {};", in(reg32) address.0, in(reg32) value, options(nostack, preserves_flags)) };
-}
-
 /// Where `predicate` holds, adds to a word as one step and returns what it was before; else returns `otherwise`. There is no
 /// branch (`@p atom.shared.add.u32`).
 ///
