@@ -162,6 +162,11 @@ impl MoeComparison {
         self.stages.iter().map(|stage| stage.mismatches).sum()
     }
 
+    /// How many of them may be anything, and were not judged.
+    pub fn unbounded(&self) -> usize {
+        self.stages.iter().map(|stage| stage.unbounded).sum()
+    }
+
     /// The first wrong element of the first stage that has one.
     pub fn first(&self) -> Option<MoeMismatch> {
         self.stages.iter().find_map(|stage| stage.first)

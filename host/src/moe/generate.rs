@@ -187,7 +187,8 @@ mod tests {
 
     #[test]
     fn zipf_prefers_few_experts_and_uniform_none() {
-        let shape = LayerShape { experts: 16, named_experts: None, top_k: 1, ..shape() };
+        let mut shape = shape();
+        (shape.experts, shape.named_experts, shape.top_k) = (16, None, 1);
         let most = |routing| {
             let inputs = step_of(&shape, routing, 1600, 3);
             (0..16).map(|id| inputs.ids.iter().filter(|&&other| other == id).count()).max().unwrap()

@@ -24,6 +24,8 @@ mod output;
 mod problem;
 mod rows;
 pub mod shape;
+#[cfg(test)]
+mod tests;
 
 pub use output::{MoeOutput, Stages};
 pub use problem::{MoeExpert, MoeInputs, MoeSizes, MoeStep, MoeWeights};

@@ -1,6 +1,7 @@
 //! What a layer computes: the hidden states, and, to check it in stages, what lies between.
 
 use super::problem::MoeStep;
+use crate::error::Error;
 use crate::output::POISON;
 use crate::problem::OutDtype;
 
@@ -36,14 +37,9 @@ impl MoeOutput {
 
     /// A poisoned output that asks for the stages too.
     pub fn with_stages(step: &MoeStep<'_>) -> Self {
-        let (sizes, rows, tokens) = (step.sizes(), step.rows().count(), step.tokens());
-        let shared = |width: usize| vec![POISON; sizes.shared_intermediate.map_or(0, |_| tokens * width)];
-        let stages = Stages {
-            intermediate: vec![POISON; rows * sizes.intermediate],
-            partial: vec![POISON; rows * sizes.hidden],
-            shared_intermediate: shared(sizes.shared_intermediate.unwrap_or(0)),
-            shared_partial: shared(sizes.hidden),
-        };
+        let [intermediate, partial, shared_intermediate, shared_partial] =
+            stage_lengths(step).map(|length| vec![POISON; length]);
+        let stages = Stages { intermediate, partial, shared_intermediate, shared_partial };
         Self { stages: Some(stages), ..Self::new(step) }
     }
 
@@ -57,8 +53,32 @@ impl MoeOutput {
         }
     }
 
+    /// Checks that it has the type and the elements of this step's output.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it does not.
+    pub fn check_fits(&self, step: &MoeStep<'_>) -> Result<(), Error> {
+        let sizes = step.sizes();
+        let stages_fit = self.stages.as_ref().is_none_or(|stages| {
+            let Stages { intermediate, partial, shared_intermediate, shared_partial } = stages;
+            [intermediate, partial, shared_intermediate, shared_partial].map(Vec::len) == stage_lengths(step)
+        });
+        if self.dtype == sizes.dtype && self.hidden.len() == step.tokens() * sizes.hidden && stages_fit {
+            return Ok(());
+        }
+        Err(Error::Invalid("the output was made for another step: make a new one".into()))
+    }
+
     /// The type of its numbers.
     pub fn dtype(&self) -> OutDtype {
         self.dtype
     }
+}
+
+/// Elements of each part of [`Stages`], in their order.
+fn stage_lengths(step: &MoeStep<'_>) -> [usize; 4] {
+    let (sizes, rows, tokens) = (step.sizes(), step.rows().count(), step.tokens());
+    let shared_tokens = sizes.shared_intermediate.map_or(0, |_| tokens);
+    let shared_intermediate = tokens * sizes.shared_intermediate.unwrap_or(0);
+    [rows * sizes.intermediate, rows * sizes.hidden, shared_intermediate, shared_tokens * sizes.hidden]
 }
