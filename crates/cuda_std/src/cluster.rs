@@ -67,6 +67,16 @@ pub unsafe fn arrive_cluster() {
     unsafe { ptx!("barrier.cluster.arrive.release.aligned;", options(nostack, preserves_flags)) };
 }
 
+/// As [`arrive_cluster`], but says nothing of memory (`barrier.cluster.arrive.relaxed.aligned`).
+///
+/// # Safety
+/// As [`arrive_cluster`].
+#[inline(always)]
+pub unsafe fn arrive_cluster_relaxed() {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ptx!("barrier.cluster.arrive.relaxed.aligned;", options(nostack, preserves_flags)) };
+}
+
 /// Waits until every thread of the cluster that has not ended has called [`arrive_cluster`], and sees what they wrote before
 /// (`barrier.cluster.wait.acquire.aligned`).
 ///

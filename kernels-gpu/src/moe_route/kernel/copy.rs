@@ -20,7 +20,7 @@ use super::decode;
 use crate::{
     epilogue::convert,
     moe_route::abi::{Lists, PIECE, Route, pieces, token_tiles},
-    units::{K_BLOCK, LANE_WORDS, ROW_LANES, WORD_ELEMENTS, block_columns, element},
+    units::{K_BLOCK, LANE_WORDS, ROW_LANES, WORD_ELEMENTS, element},
 };
 
 /// Bytes of an element.
@@ -131,8 +131,10 @@ impl Part {
         let Piece { token, index, .. } = piece;
         let word = index * PIECE_WORDS + lane_id() / ROW_LANES;
         let (k_block, word, lane) = (word / LANE_WORDS, word % LANE_WORDS, lane_id() % ROW_LANES);
-        let is_there = token < route.token_count && k_block * K_BLOCK < route.hidden;
-        let columns = if is_there { block_columns(route.hidden, k_block) } else { 0 };
+        // Where the last 16 columns are a k-block of their own, their words go on from those before as if they were none.
+        let columns = route.hidden.saturating_sub(k_block * K_BLOCK).min(K_BLOCK);
+        let is_there = token < route.token_count;
+        let columns = if is_there { columns } else { 0 };
         let first = element(columns, lane, word, 0);
         let is_whole = element(columns, lane, word, WORD_ELEMENTS - 1).is_some();
         let source = GlobalAddress::new(route.input)

@@ -8,7 +8,7 @@
 use core::hint::assert_unchecked;
 
 use cuda_std::{
-    cluster::{arrive_cluster, cluster_rank, cluster_size, mapa, st_shared_cluster_b32, sync_cluster, wait_cluster},
+    cluster::{arrive_cluster_relaxed, cluster_rank, cluster_size, mapa, st_shared_cluster_b32, sync_cluster, wait_cluster},
     global::{GlobalAddress, ld_global_b32_or_zero, prefetch_l1, st_global_b32_where},
     griddepcontrol::griddepcontrol_wait,
     shared::{
@@ -29,7 +29,7 @@ const QUARTER: usize = ROUNDS / 4;
 /// Repeats a block for the rounds in which a group has choices, and up to three more.
 macro_rules! rounds {
     ($round:ident of $group:ident => $block:block) => {
-        unrolled!(quarter in [0 1 2 3] while quarter * QUARTER < $group.rounds => {
+        unrolled!(quarter in [0 1 2 3] while (quarter * QUARTER) as u32 * WARP_SIZE < $group.left => {
             for $round in 0..QUARTER {
                 let $round = quarter * QUARTER + $round;
                 $block
@@ -82,7 +82,7 @@ pub(super) unsafe fn make(route: &Route) {
         }
         sync_warp(ALL_LANES);
         if blocks > 1 {
-            arrive_cluster();
+            arrive_cluster_relaxed();
         }
         griddepcontrol_wait();
         if route.map != 0 && thread * LINE_NUMBERS < route.named_experts {
@@ -129,13 +129,23 @@ pub(super) unsafe fn make(route: &Route) {
                 }
             }
         }
-        let [end, tiles_end] = scan([rows_of_all, token_tiles(rows_of_all, route.tile_tokens)], shared.sums());
+        let sums = shared.sums();
+        let rows_in_warp = scan_warp(rows_of_all, sums);
+        let tiles_in_warp = scan_warp(token_tiles(rows_of_all, route.tile_tokens), sums + Route::WARPS * NUMBER);
+        thread::sync_threads();
+        let end = rows_in_warp + warps_before(sums);
         if is_expert {
             st_shared_b32(shared.first(thread), end - rows_of_all + rows_before);
         }
         thread::sync_threads();
 
+        group.place(counts, shared.first(0), rows, places);
+        while group.first > segment.begin {
+            group = Group::kept(&segment, group.first - GROUP, places);
+            group.place(counts, shared.first(0), rows, places);
+        }
         if block == 0 {
+            let tiles_end = tiles_in_warp + warps_before(sums + Route::WARPS * NUMBER);
             let number = |offset: u64, index: u32| list(offset) + u64::from(index * NUMBER);
             st_global_b32_where(thread < Lists::TICKETS, number(lists.tickets, thread), 0);
             st_global_b32_where(thread == 0, number(lists.firsts, 0), 0);
@@ -143,42 +153,43 @@ pub(super) unsafe fn make(route: &Route) {
             st_global_b32_where(is_expert, number(lists.firsts, thread + 1), end);
             st_global_b32_where(is_expert, number(lists.tile_firsts, thread + 1), tiles_end);
         }
-        group.place(counts, shared.first(0), rows, places);
-        while group.first > segment.begin {
-            group = Group::kept(&segment, group.first - GROUP, places);
-            group.place(counts, shared.first(0), rows, places);
-        }
     }
 }
 
-/// The sums of two numbers of each thread over the threads up to this one.
+/// The sum of a number of each lane over the lanes up to this one. The sum of all is left in `sums` at the warp's place.
 ///
 /// # Safety
-/// All threads of the block call it together. There is room for two sums of each warp, which nobody else accesses.
+/// All threads of the block call it together. There is room for a sum of each warp, which nobody reads before the next barrier.
 #[inline(always)]
-unsafe fn scan(mut numbers: [u32; 2], sums: SharedAddress) -> [u32; 2] {
-    let warp = thread::thread_idx_x() / WARP_SIZE;
-    // SAFETY: whole warps come here. A warp's sums are written by one thread, and read behind a barrier.
+unsafe fn scan_warp(mut number: u32, sums: SharedAddress) -> u32 {
+    // SAFETY: whole warps come here. A warp's place is written by one thread.
     unsafe {
         for step in 0..WARP_SIZE.ilog2() {
-            for index in 0..numbers.len() {
-                let (other, is_there) = warp_shuffle_up(ALL_LANES, numbers[index], 1 << step, WARP_SIZE);
-                numbers[index] += if is_there { other } else { 0 };
-            }
+            let (other, is_there) = warp_shuffle_up(ALL_LANES, number, 1 << step, WARP_SIZE);
+            number += if is_there { other } else { 0 };
         }
         if lane_id() == WARP_SIZE - 1 {
-            st_shared_b32(sums + warp * 2 * NUMBER, numbers[0]);
-            st_shared_b32(sums + (warp * 2 + 1) * NUMBER, numbers[1]);
-        }
-        thread::sync_threads();
-        for two_warps in 0..Route::WARPS / 2 {
-            let sums = ld_shared_v4_b32(sums + two_warps * 4 * NUMBER);
-            for index in 0..sums.len() {
-                numbers[index % 2] += if two_warps * 2 + index as u32 / 2 < warp { sums[index] } else { 0 };
-            }
+            st_shared_b32(sums + thread::thread_idx_x() / WARP_SIZE * NUMBER, number);
         }
     }
-    numbers
+    number
+}
+
+/// The sum of what [`scan_warp`] has left for the warps before this one.
+///
+/// # Safety
+/// All threads of the block have called it, and a barrier since then.
+#[inline(always)]
+unsafe fn warps_before(sums: SharedAddress) -> u32 {
+    let (warp, mut before) = (thread::thread_idx_x() / WARP_SIZE, 0);
+    for four in 0..Route::WARPS / 4 {
+        // SAFETY: nobody writes the sums any more.
+        let sums = unsafe { ld_shared_v4_b32(sums + four * 4 * NUMBER) };
+        for index in 0..4 {
+            before += if four * 4 + index < warp { sums[index as usize] } else { 0 };
+        }
+    }
+    before
 }
 
 /// Where things lie in a block's shared memory.
@@ -188,7 +199,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Two sums of each warp.
+    /// Two sums of each warp; a multiple of 16.
     #[inline(always)]
     fn sums(self) -> SharedAddress {
         dynamic_shared_address()
@@ -239,10 +250,8 @@ impl Segment {
 struct Group {
     /// The first one.
     first: u32,
-    /// The choice behind the segment's last one.
-    end: u32,
-    /// Rounds in which a lane has a choice.
-    rounds: usize,
+    /// Choices from the first one to the end of the segment.
+    left: u32,
     /// Of this lane's first choice.
     token: Token,
     /// What is known of this lane's choices: the expert, once ranked with the rank above it, or [`NO_ROW`].
@@ -253,15 +262,20 @@ impl Group {
     /// The group that begins with a choice, its choices without a row so far.
     #[inline(always)]
     fn at(segment: &Segment, first: u32) -> Self {
-        let rounds = (segment.end - first).div_ceil(WARP_SIZE) as usize;
         let token = Token::of(first + lane_id(), segment.top_k);
-        Self { first, end: segment.end, rounds, token, choices: [NO_ROW; ROUNDS] }
+        Self { first, left: segment.end - first, token, choices: [NO_ROW; ROUNDS] }
     }
 
-    /// This lane's choice in a round.
+    /// Whether this lane has a choice in a round.
     #[inline(always)]
-    fn choice(&self, round: usize) -> u32 {
-        self.first + round as u32 * WARP_SIZE + lane_id()
+    fn has(&self, round: usize) -> bool {
+        round as u32 * WARP_SIZE + lane_id() < self.left
+    }
+
+    /// Where an array has the number of this lane's choice in a round.
+    #[inline(always)]
+    fn place_in(&self, numbers: GlobalAddress, round: usize) -> GlobalAddress {
+        numbers + u64::from(self.first + lane_id()) * u64::from(NUMBER) + u64::from(round as u32 * WARP_SIZE * NUMBER)
     }
 
     /// Loads the experts of a group.
@@ -274,13 +288,12 @@ impl Group {
         // SAFETY: choices of the segment, and experts that can be named.
         unsafe {
             rounds!(round of this => {
-                let choice = this.choice(round);
-                let id = GlobalAddress::new(route.ids) + u64::from(choice) * u64::from(NUMBER);
-                this.choices[round] = ld_global_b32_or_zero(choice < this.end, id);
+                let id = this.place_in(GlobalAddress::new(route.ids), round);
+                this.choices[round] = ld_global_b32_or_zero(this.has(round), id);
             });
             rounds!(round of this => {
                 // Negative ones are large here.
-                let is_named = this.choice(round) < this.end && this.choices[round] < route.named_experts;
+                let is_named = this.has(round) && this.choices[round] < route.named_experts;
                 this.choices[round] = if is_named { this.choices[round] } else { NO_ROW };
             });
             if route.map != 0 {
@@ -336,10 +349,8 @@ impl Group {
     #[inline(always)]
     unsafe fn keep(&self, places: GlobalAddress) {
         rounds!(round of self => {
-            let choice = self.choice(round);
-            let place = places + u64::from(choice) * u64::from(NUMBER);
             // SAFETY: the choice's own place.
-            unsafe { st_global_b32_where(choice < self.end, place, self.choices[round]) };
+            unsafe { st_global_b32_where(self.has(round), self.place_in(places, round), self.choices[round]) };
         });
     }
 
@@ -351,10 +362,8 @@ impl Group {
     unsafe fn kept(segment: &Segment, first: u32, places: GlobalAddress) -> Self {
         let mut this = Self::at(segment, first);
         rounds!(round of this => {
-            let choice = this.choice(round);
-            let place = places + u64::from(choice) * u64::from(NUMBER);
             // SAFETY: this thread has written it.
-            this.choices[round] = unsafe { ld_global_b32_or_zero(choice < this.end, place) };
+            this.choices[round] = unsafe { ld_global_b32_or_zero(this.has(round), this.place_in(places, round)) };
         });
         this
     }
@@ -368,8 +377,8 @@ impl Group {
     unsafe fn place(&self, before: SharedAddress, firsts: SharedAddress, rows: GlobalAddress, places: GlobalAddress) {
         let mut token = self.token;
         rounds!(round of self => {
-            let (choice, known) = (self.choice(round), self.choices[round]);
-            let has_row = choice < self.end && known != NO_ROW;
+            let known = self.choices[round];
+            let has_row = self.has(round) && known != NO_ROW;
             let expert = if has_row { known % MAX_EXPERTS } else { 0 };
             // SAFETY: an expert's count; the choice's own row and place.
             unsafe {
@@ -377,7 +386,7 @@ impl Group {
                 let row = first + (known >> EXPERT_BITS);
                 let place = if has_row { row } else { NO_ROW };
                 st_global_b32_where(has_row, rows + u64::from(row) * u64::from(NUMBER), token.index);
-                st_global_b32_where(choice < self.end, places + u64::from(choice) * u64::from(NUMBER), place);
+                st_global_b32_where(self.has(round), self.place_in(places, round), place);
             }
             token.advance();
         });
@@ -391,8 +400,6 @@ struct Token {
     /// Which of the token's choices it is.
     choice: u32,
     top_k: u32,
-    /// How many whole tokens as many choices as a warp has lanes are, and the choices beside.
-    step: [u32; 2],
 }
 
 impl Token {
@@ -400,15 +407,16 @@ impl Token {
     fn of(choice: u32, top_k: u32) -> Self {
         // SAFETY: a token names experts.
         unsafe { assert_unchecked(top_k > 0) };
-        let step = [WARP_SIZE / top_k, WARP_SIZE % top_k];
-        Self { index: choice / top_k, choice: choice % top_k, top_k, step }
+        Self { index: choice / top_k, choice: choice % top_k, top_k }
     }
 
     /// Goes to the token of the choice that this lane has in the next round.
     #[inline(always)]
     fn advance(&mut self) {
-        self.index += self.step[0];
-        self.choice += self.step[1];
+        // SAFETY: a token names experts.
+        unsafe { assert_unchecked(self.top_k > 0) };
+        self.index += WARP_SIZE / self.top_k;
+        self.choice += WARP_SIZE % self.top_k;
         if self.choice >= self.top_k {
             self.choice -= self.top_k;
             self.index += 1;
