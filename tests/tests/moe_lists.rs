@@ -87,7 +87,19 @@ impl Routing {
         let mut random = random(u64::from(hidden));
         let x = (0..tokens * hidden).map(|_| random.random()).collect();
         let (token_type, tile_tokens) = (OUTPUT_BF16, 64);
-        Self { ids, top_k, experts, map: None, hidden, pitch: hidden, x, weights: None, token_type, tile_tokens, has_shared: false }
+        Self {
+            ids,
+            top_k,
+            experts,
+            map: None,
+            hidden,
+            pitch: hidden,
+            x,
+            weights: None,
+            token_type,
+            tile_tokens,
+            has_shared: false,
+        }
     }
 
     /// Of ids at random, some of which name no expert.
@@ -258,7 +270,11 @@ fn check_routing(name: &str, routing: &Routing) {
         assert_eq!(wrong.map(|at| (4 * at, lists[at], expected.lists[at])), None, "{name}, {schedule}, {places:?}");
         assert_eq!(shared_lists, expected.shared_lists, "{name}, {schedule}");
         let wrong = (0..tokens.len()).find(|&at| {
-            let is_same = if routing.weights.is_some() { same(routing.token_type, tokens[at], expected.tokens[at]) } else { tokens[at] == expected.tokens[at] };
+            let is_same = if routing.weights.is_some() {
+                same(routing.token_type, tokens[at], expected.tokens[at])
+            } else {
+                tokens[at] == expected.tokens[at]
+            };
             !is_same
         });
         assert_eq!(wrong.map(|at| (at, tokens[at], expected.tokens[at])), None, "{name}, {schedule}");

@@ -85,16 +85,16 @@ impl CudaMoeLayer {
     fn new(device: Arc<Device>, sizes: MoeSizes, graph: bool) -> Result<Self, Error> {
         sizes.check()?;
         device.make_current()?;
+        let (major, minor) = device.info.capability;
+        if moe::KERNELS.iter().any(|kernel| builds::find(kernel.name(), (major, minor)).is_none()) {
+            let text = format!("there is no MoE layer for compute capability {major}.{minor} yet; take the CPU");
+            return Err(Error::NotComputed(text));
+        }
         let mut functions = Vec::new();
-        for kernel in moe::KERNELS {
-            let (major, minor) = device.info.capability;
-            if builds::find(kernel.name(), device.info.capability).is_none() {
-                let text = format!("there is no MoE layer for compute capability {major}.{minor} yet; take the CPU");
-                return Err(Error::NotComputed(text));
-            }
-            for entry in kernel.entries() {
-                functions.push((entry.name, device.function(kernel.name(), &entry)?));
-            }
+        for (kernel, entry) in
+            moe::KERNELS.into_iter().flat_map(|kernel| kernel.entries().into_iter().map(move |entry| (kernel, entry)))
+        {
+            functions.push((entry.name, device.function(kernel.name(), &entry)?));
         }
         let none = PlacedExperts { gate_up: 0, down: 0, alpha: [0; 3] };
         Ok(Self {
