@@ -43,6 +43,7 @@ pub mod format;
 pub mod generate;
 #[cfg(feature = "kernels")]
 pub mod kernels;
+pub mod moe;
 pub mod oracle;
 mod output;
 pub mod plan;

@@ -269,14 +269,8 @@ impl TokenType {
 /// How eight codes become a word for bf16: by how much they are rotated to the left, and which of the word's bits come from there.
 /// Both halves of the word are alike. They hold what decoding takes by one shift and one mask: of nibbles i and i+4 the sign and the
 /// magnitude, where a bf16 has its sign and its lowest exponent bits.
-pub const BF16_BITS: [(u32, u32); 6] = [
-    (0, 0x8007_8007),
-    (2, 0x6000_6000),
-    (6, 0x0200_0200),
-    (22, 0x1c00_1c00),
-    (26, 0x0180_0180),
-    (28, 0x0078_0078),
-];
+pub const BF16_BITS: [(u32, u32); 6] =
+    [(0, 0x8007_8007), (2, 0x6000_6000), (6, 0x0200_0200), (22, 0x1c00_1c00), (26, 0x0180_0180), (28, 0x0078_0078)];
 
 #[cfg(test)]
 mod tests {

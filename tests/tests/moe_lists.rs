@@ -8,8 +8,8 @@ use kernels_gpu::format::{OUTPUT_BF16, OUTPUT_F16};
 use kernels_gpu::moe_pack::abi::{self as moe_pack, Pack};
 use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Combine, Lists, NO_ROW, ROUTE_ENTRY, Route};
 use kernels_gpu::units::{
-    TokenType, UNIT_ROWS, block_columns, block_start, element, element_at, k_blocks, lane_place, lane_scales, lane_words,
-    matrix_bytes, scale_place, unit_offset,
+    TokenType, UNIT_ROWS, block_columns, block_start, element, element_at, k_blocks, lane_place, lane_scales,
+    lane_words, matrix_bytes, scale_place, unit_offset,
 };
 use ptx_emulator::{Arg, Buffer, Device, DeviceConfig, Fault, FaultKind, LaunchConfig, Module, Schedule};
 use rand::{RngExt, SeedableRng};
@@ -91,7 +91,19 @@ impl Routing {
         let mut random = random(u64::from(hidden));
         let x = (0..tokens * hidden).map(|_| random.random()).collect();
         let (token_type, tile_tokens) = (OUTPUT_BF16, 64);
-        Self { ids, top_k, experts, map: None, hidden, pitch: hidden, x, weights: None, token_type, tile_tokens, has_shared: false }
+        Self {
+            ids,
+            top_k,
+            experts,
+            map: None,
+            hidden,
+            pitch: hidden,
+            x,
+            weights: None,
+            token_type,
+            tile_tokens,
+            has_shared: false,
+        }
     }
 
     /// Of ids at random, some of which name no expert.
@@ -262,7 +274,11 @@ fn check_routing(name: &str, routing: &Routing) {
         assert_eq!(wrong.map(|at| (4 * at, lists[at], expected.lists[at])), None, "{name}, {schedule}, {places:?}");
         assert_eq!(shared_lists, expected.shared_lists, "{name}, {schedule}");
         let wrong = (0..tokens.len()).find(|&at| {
-            let is_same = if routing.weights.is_some() { same(routing.token_type, tokens[at], expected.tokens[at]) } else { tokens[at] == expected.tokens[at] };
+            let is_same = if routing.weights.is_some() {
+                same(routing.token_type, tokens[at], expected.tokens[at])
+            } else {
+                tokens[at] == expected.tokens[at]
+            };
             !is_same
         });
         assert_eq!(wrong.map(|at| (at, tokens[at], expected.tokens[at])), None, "{name}, {schedule}");
@@ -369,14 +385,27 @@ impl Sum {
     fn random(token_type: u32, tokens: u32, top_k: u32, hidden: u32) -> Self {
         let mut random = random(u64::from(tokens * top_k ^ hidden));
         let row_count = (tokens * top_k).max(1);
-        let mut numbers =
-            |rows: u32| (0..rows * hidden).map(|_| round(token_type, random.random_range(-8.0..8.0))).collect::<Vec<_>>();
+        let mut numbers = |rows: u32| {
+            (0..rows * hidden).map(|_| round(token_type, random.random_range(-8.0..8.0))).collect::<Vec<_>>()
+        };
         let (rows, shared_rows) = (numbers(row_count), Some(numbers(tokens)));
-        let places = (0..tokens * top_k).map(|_| if random.random_range(0..4) == 0 { NO_ROW } else { random.random_range(0..row_count) });
+        let places = (0..tokens * top_k)
+            .map(|_| if random.random_range(0..4) == 0 { NO_ROW } else { random.random_range(0..row_count) });
         let places = places.collect();
         let mut weights = |count: u32| Some((0..count).map(|_| random.random_range(-1.0..1.0)).collect());
         let (weights, shared_weights) = (weights(tokens * top_k), weights(tokens));
-        Self { tokens, top_k, hidden, pitch: hidden + 8, token_type, rows, places, weights, shared_rows, shared_weights }
+        Self {
+            tokens,
+            top_k,
+            hidden,
+            pitch: hidden + 8,
+            token_type,
+            rows,
+            places,
+            weights,
+            shared_rows,
+            shared_weights,
+        }
     }
 
     fn expected(&self, token: usize, column: usize) -> u16 {
@@ -419,7 +448,10 @@ impl Sum {
             let (token, column) = (at / self.pitch as usize, at % self.pitch as usize);
             if column < self.hidden as usize {
                 let expected = self.expected(token, column);
-                assert!(same(self.token_type, bits, expected), "{name}: token {token}, column {column}: {bits:#x} is not {expected:#x}");
+                assert!(
+                    same(self.token_type, bits, expected),
+                    "{name}: token {token}, column {column}: {bits:#x} is not {expected:#x}"
+                );
             } else {
                 assert_eq!(bits, u16::from_le_bytes([POISON; 2]), "{name}: behind token {token}");
             }
@@ -457,7 +489,8 @@ fn check_sum(name: &str, sum: &Sum) {
 #[test]
 fn sums_are_rounded_once_and_in_the_order_of_choices() {
     for token_type in [OUTPUT_F16, OUTPUT_BF16] {
-        for (tokens, top_k, hidden) in [(1, 1, 16), (1, 8, 2048), (17, 32, 48), (9, 8, 272), (3, 9, 720), (130, 4, 256)] {
+        for (tokens, top_k, hidden) in [(1, 1, 16), (1, 8, 2048), (17, 32, 48), (9, 8, 272), (3, 9, 720), (130, 4, 256)]
+        {
             let name = format!("{tokens} × {top_k}, {hidden} columns");
             let sum = Sum::random(token_type, tokens, top_k, hidden);
             check_sum(&name, &sum);
@@ -570,7 +603,12 @@ impl Weights {
     }
 
     /// Packs them on a device: all units, and the place of the first invalid scale.
-    fn pack(&self, token_type: TokenType, ordered_rows: bool, schedule: Schedule) -> Result<(Vec<Vec<u8>>, u64), Fault> {
+    fn pack(
+        &self,
+        token_type: TokenType,
+        ordered_rows: bool,
+        schedule: Schedule,
+    ) -> Result<(Vec<Vec<u8>>, u64), Fault> {
         let &Self { matrices, rows, k, .. } = self;
         let (mut device, module) = (Device::new(DeviceConfig::default()), module(ptx("moe_pack")));
         // Something lies between one matrix and the next one.

@@ -216,24 +216,36 @@ pub unsafe fn st_global_b8(address: GlobalAddress, value: u8) {
     };
 }
 
-/// Stores 32 bits where `predicate` holds, without a branch (`@p st.global.b32`).
-///
-/// # Safety
-/// Where `predicate` holds, `address` is a multiple of 4, in global memory that no other thread accesses meanwhile.
-#[inline(always)]
-pub unsafe fn st_global_b32_where(predicate: bool, address: GlobalAddress, value: u32) {
-    // SAFETY: what `# Safety` above asks.
-    unsafe {
-        ptx!(
-            "{{",
-            ".reg .pred p;",
-            "setp.ne.u32 p, {predicate}, 0;",
-            "@p st.global.b32 [{address}], {value};",
-            "}}",
-            predicate = in(reg32) u32::from(predicate), address = in(reg64) address.0, value = in(reg32) value,
-            options(nostack, preserves_flags)
-        )
-    };
+macro_rules! predicated_stores {
+    ($($(#[$doc:meta])* $name:ident: $ty:ident = $bits:literal, $reg:ident;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// Where `predicate` holds, `address` is a multiple of the value's size, in global memory that no other thread accesses
+        /// meanwhile.
+        #[inline(always)]
+        pub unsafe fn $name(predicate: bool, address: GlobalAddress, value: $ty) {
+            // SAFETY: what `# Safety` above asks.
+            unsafe {
+                ptx!(
+                    "{{",
+                    ".reg .pred p;",
+                    "setp.ne.u32 p, {predicate}, 0;",
+                    concat!("@p st.global.", $bits, " [{address}], {value};"),
+                    "}}",
+                    predicate = in(reg32) u32::from(predicate), address = in(reg64) address.0, value = in($reg) value,
+                    options(nostack, preserves_flags)
+                )
+            };
+        }
+    )*};
+}
+
+predicated_stores! {
+    /// Stores 16 bits where `predicate` holds, without a branch (`@p st.global.b16`).
+    st_global_b16_where: u16 = "b16", reg16;
+    /// Stores 32 bits where `predicate` holds, without a branch (`@p st.global.b32`).
+    st_global_b32_where: u32 = "b32", reg32;
 }
 
 /// Stores four words (`st.global.v4.b32`).
