@@ -18,6 +18,7 @@ pub mod silu_mul;
 // What kernels share: on both sides, then on the device.
 pub mod format;
 mod instances;
+pub mod sm90;
 pub mod units;
 
 #[cfg(feature = "device")]

@@ -56,17 +56,20 @@ const HALF_COLUMNS: u32 = K_BLOCK / 2;
 const WORD_COLUMNS: u32 = ROW_LANES * WORD_ELEMENTS;
 
 /// K-blocks of so many columns.
+#[inline(always)]
 pub const fn k_blocks(k: u32) -> u32 {
     let left = k % K_BLOCK;
     k / K_BLOCK + (left > 0) as u32 + splits(left) as u32
 }
 
 /// Whether the last 16 of so many columns, less than a whole k-block, are a k-block of their own.
+#[inline(always)]
 const fn splits(left: u32) -> bool {
     left % HALF_COLUMNS > WORD_COLUMNS
 }
 
 /// The columns of a k-block of a matrix with so many columns.
+#[inline(always)]
 pub const fn block_columns(k: u32, k_block: u32) -> u32 {
     let left = k - block_start(k, k_block);
     if left >= K_BLOCK {
@@ -79,22 +82,26 @@ pub const fn block_columns(k: u32, k_block: u32) -> u32 {
 }
 
 /// The first column of a k-block of a matrix with so many columns.
+#[inline(always)]
 pub const fn block_start(k: u32, k_block: u32) -> u32 {
     if k_block > k / K_BLOCK { k - BLOCK } else { k_block * K_BLOCK }
 }
 
 /// Words that a lane has of a row in a k-block of so many columns.
+#[inline(always)]
 pub const fn lane_words(columns: u32) -> u32 {
     columns.div_ceil(WORD_COLUMNS)
 }
 
 /// Scales that a lane has of a row in a k-block of so many columns: one for each two words.
+#[inline(always)]
 pub const fn lane_scales(columns: u32) -> u32 {
     columns.div_ceil(HALF_COLUMNS)
 }
 
 /// The element of a k-block of so many columns that is a nibble of a lane's word; none where the nibble is zero for want of
 /// elements.
+#[inline(always)]
 pub const fn element(columns: u32, lane: u32, word: u32, nibble: u32) -> Option<u32> {
     let (half, odd) = (word / 2, word % 2);
     if columns >= (half + 1) * HALF_COLUMNS {
@@ -111,11 +118,13 @@ pub const fn element(columns: u32, lane: u32, word: u32, nibble: u32) -> Option<
 }
 
 /// Where a nibble of a lane's word stands among the k-block's columns as they are multiplied.
+#[inline(always)]
 pub const fn position(lane: u32, word: u32, nibble: u32) -> u32 {
     ((4 * word + nibble % 4) * ROW_LANES + lane) * 2 + nibble / 4
 }
 
 /// The element that stands at a position of a k-block of so many columns, the position below the columns.
+#[inline(always)]
 pub const fn element_at(columns: u32, position: u32) -> u32 {
     let (core, lane, high) = (position / WORD_ELEMENTS, position / 2 % ROW_LANES, position % 2);
     match element(columns, lane, core / 4, core % 4 + high * 4) {
@@ -125,16 +134,19 @@ pub const fn element_at(columns: u32, position: u32) -> u32 {
 }
 
 /// Bytes of a row's values in a unit of so many columns.
+#[inline(always)]
 pub const fn row_bytes(columns: u32) -> u32 {
     ROW_LANES * lane_words(columns) * 4
 }
 
 /// Bytes of a row's scales in a unit of so many columns.
+#[inline(always)]
 pub const fn row_scale_bytes(columns: u32) -> u32 {
     ROW_LANES * lane_scales(columns)
 }
 
 /// Bytes of a unit of so many columns; a multiple of 64.
+#[inline(always)]
 pub const fn unit_bytes(columns: u32) -> u32 {
     UNIT_ROWS * (row_bytes(columns) + row_scale_bytes(columns))
 }
@@ -147,17 +159,20 @@ pub const SLAB_BYTES: u32 = SLAB_ROWS / UNIT_ROWS * UNIT_BYTES;
 
 /// Where a lane's words of a row lie in a unit, in bytes from its start, in a k-block of so many columns. Of a whole k-block, the
 /// lanes of every two rows are exchanged in turn.
+#[inline(always)]
 pub const fn lane_place(columns: u32, row: u32, lane: u32) -> u32 {
     let lane = if columns == K_BLOCK { lane ^ (row / 2 % ROW_LANES) } else { lane };
     row * row_bytes(columns) + lane * lane_words(columns) * 4
 }
 
 /// Where a lane's scales of a row lie in a unit, in bytes from its start, in a k-block of so many columns.
+#[inline(always)]
 pub const fn scale_place(columns: u32, row: u32, lane: u32) -> u32 {
     UNIT_ROWS * row_bytes(columns) + row * row_scale_bytes(columns) + lane * lane_scales(columns)
 }
 
 /// Bytes of the units of [`UNIT_ROWS`] rows along the whole of K.
+#[inline(always)]
 pub const fn row_unit_bytes(k: u32) -> u64 {
     let mut bytes = (k / K_BLOCK) as u64 * UNIT_BYTES as u64;
     let mut k_block = k / K_BLOCK;
@@ -169,11 +184,13 @@ pub const fn row_unit_bytes(k: u32) -> u64 {
 }
 
 /// Bytes of a matrix `[rows, k]`, both multiples of 16.
+#[inline(always)]
 pub const fn matrix_bytes(rows: u32, k: u32) -> u64 {
     (rows / UNIT_ROWS) as u64 * row_unit_bytes(k)
 }
 
 /// The offset of a unit in a matrix `[rows, k]`: that of the rows from `16·unit` on, of one k-block.
+#[inline(always)]
 pub const fn unit_offset(rows: u32, k: u32, unit: u32, k_block: u32) -> u64 {
     const SLAB_UNITS: u32 = SLAB_ROWS / UNIT_ROWS;
     let (slab, in_slab) = (unit / SLAB_UNITS, unit % SLAB_UNITS);

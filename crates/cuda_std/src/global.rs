@@ -80,6 +80,38 @@ predicated_loads! {
     ld_global_nc_b64_or_zero: u64 = "b64", reg64;
 }
 
+/// Loads 32 bits (`ld.global.b32`).
+///
+/// # Safety
+/// `address` is a multiple of 4; an initialised value lies there in global memory that no thread writes meanwhile.
+#[inline(always)]
+pub unsafe fn ld_global_b32(address: GlobalAddress) -> u32 {
+    let value: u32;
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!("ld.global.b32 {}, [{}];", out(reg32) value, in(reg64) address.0, options(readonly, nostack, preserves_flags))
+    };
+    value
+}
+
+/// Adds to a number that any thread of the device may add to, and returns what it was before
+/// (`atom.relaxed.gpu.global.add.u32`).
+///
+/// # Safety
+/// `address` is a multiple of 4; an initialised number lies there in global memory, which other threads access only so.
+#[inline(always)]
+pub unsafe fn atom_global_add_u32(address: GlobalAddress, value: u32) -> u32 {
+    let before: u32;
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "atom.relaxed.gpu.global.add.u32 {}, [{}], {};",
+            out(reg32) before, in(reg64) address.0, in(reg32) value, options(nostack, preserves_flags)
+        )
+    };
+    before
+}
+
 /// Brings what lies at `address` to the first-level cache, ahead of a load (`prefetch.global.L1`).
 ///
 /// # Safety

@@ -84,6 +84,16 @@ pub fn lop3_b32<const TABLE: u32>(a: u32, b: u32, c: u32) -> u32 {
     }
 }
 
+/// The same number, of which the compiler is not to know that it is: what is computed of it is computed where it stands, and
+/// not kept in a register from before a loop.
+#[inline(always)]
+pub fn opaque_b32(value: u32) -> u32 {
+    let same: u32;
+    // SAFETY: moves a register. It is not `pure`, so that it stays where it is.
+    unsafe { ptx!("mov.b32 {}, {};", out(reg32) same, in(reg32) value, options(nomem, nostack, preserves_flags)) };
+    same
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -156,6 +156,16 @@ pub unsafe fn st_shared_f32(address: SharedAddress, value: f32) {
     unsafe { ptx!("st.shared.f32 [{}], {};", in(reg32) address.0, in(reg32) value, options(nostack, preserves_flags)) };
 }
 
+/// Stores a word (`st.shared.b32`).
+///
+/// # Safety
+/// As [`st_shared_v4_b32`], for a multiple of 4 and 4 bytes.
+#[inline(always)]
+pub unsafe fn st_shared_b32(address: SharedAddress, value: u32) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ptx!("st.shared.b32 [{}], {};", in(reg32) address.0, in(reg32) value, options(nostack, preserves_flags)) };
+}
+
 /// Stores 16 bits (`st.shared.b16`).
 ///
 /// # Safety

@@ -50,17 +50,17 @@ pub unsafe fn wait_group<const PENDING: u32>() {
 /// A product takes it, and no mere address:
 ///
 /// ```no_run
-/// # use cuda_std::{shared::dynamic_shared_address, wgmma::{MatrixDescriptor, MmaAsync}};
+/// # use cuda_std::{shared::dynamic_shared_address, wgmma::{F16, MatrixDescriptor, MmaAsync}};
 /// # let mut sums = [0.0; 4];
 /// # unsafe {
-/// sums.mma_async([0; 4], MatrixDescriptor::new(dynamic_shared_address(), 128, 256), true);
+/// sums.mma_async::<F16>([0; 4], MatrixDescriptor::new(dynamic_shared_address(), 128, 256), true);
 /// # }
 /// ```
 /// ```compile_fail,E0308
-/// # use cuda_std::{shared::dynamic_shared_address, wgmma::{MatrixDescriptor, MmaAsync}};
+/// # use cuda_std::{shared::dynamic_shared_address, wgmma::{F16, MatrixDescriptor, MmaAsync}};
 /// # let mut sums = [0.0; 4];
 /// # unsafe {
-/// sums.mma_async([0; 4], dynamic_shared_address(), true);
+/// sums.mma_async::<F16>([0; 4], dynamic_shared_address(), true);
 /// # }
 /// ```
 #[repr(transparent)]
@@ -88,6 +88,26 @@ impl MatrixDescriptor {
     }
 }
 
+/// The 16-bit numbers that A and B of a product consist of.
+pub trait Number {
+    /// Whether they are bfloat16, and not IEEE half precision.
+    const IS_BF16: bool;
+}
+
+/// IEEE half precision, `.f16`.
+pub struct F16;
+
+/// bfloat16, `.bf16`.
+pub struct Bf16;
+
+impl Number for F16 {
+    const IS_BF16: bool = false;
+}
+
+impl Number for Bf16 {
+    const IS_BF16: bool = true;
+}
+
 /// A thread's part of D of a product with N columns: an array of N/2 registers.
 ///
 /// Element `4·j + 2·h + i` of lane l of warp w of the warpgroup is row `16·w + l/4 + 8·h` and column `8·j + 2·(l%4) + i`
@@ -96,7 +116,7 @@ pub trait MmaAsync: Sized {
     /// Columns of B and D.
     const N: u32;
 
-    /// D += A·B, or D = A·B without `accumulate`, of f16, summed in f32 (`wgmma.mma_async.….f32.f16.f16`).
+    /// D += A·B, or D = A·B without `accumulate`, summed in f32 (`wgmma.mma_async.….f32.f16.f16` or `.f32.bf16.bf16`).
     ///
     /// A is in registers: `a[2·c + h]` is row `16·w + l/4 + 8·h`, columns `8·c + 2·(l%4)` and the next, the first in the
     /// low half. B is what its descriptor says, a row for each of D's columns.
@@ -105,7 +125,7 @@ pub trait MmaAsync: Sized {
     /// See the module: the same call by the warpgroup, a [`fence`] since any of the registers was written, other than by
     /// a product of the same shape. B's bytes are initialised, visible to the asynchronous proxy, and not written until a
     /// wait has covered the product.
-    unsafe fn mma_async(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool);
+    unsafe fn mma_async<T: Number>(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool);
 
     /// Keeps the compiler from moving accesses of the registers across this call. It is no instruction.
     fn settle(&mut self);
@@ -119,24 +139,29 @@ macro_rules! shapes {
             /// # Safety
             /// What [`MmaAsync::mma_async`] asks.
             #[inline(always)]
-            unsafe fn mma_async(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool) {
-                // SAFETY: what `# Safety` above asks.
-                unsafe {
-                    ptx!(
-                        "{{",
-                        ".reg .pred p;",
-                        "setp.ne.u32 p, {accumulate}, 0;",
-                        concat!(
-                            "wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32.f16.f16 ",
-                            "{{{0}" $(, ", {", $register, "}")*, "}}, {{{a0}, {a1}, {a2}, {a3}}}, {b}, p, 1, 1, 0;"
-                        ),
-                        "}}",
-                        inout(reg32) self[0], $(inout(reg32) self[$register],)*
-                        a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
-                        b = in(reg64) b.0, accumulate = in(reg32) u32::from(accumulate),
-                        options(nostack, preserves_flags)
-                    )
-                };
+            unsafe fn mma_async<T: Number>(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool) {
+                macro_rules! product {
+                    ($types:literal) => {
+                        // SAFETY: what `# Safety` above asks.
+                        unsafe {
+                            ptx!(
+                                "{{",
+                                ".reg .pred p;",
+                                "setp.ne.u32 p, {accumulate}, 0;",
+                                concat!(
+                                    "wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32", $types,
+                                    " {{{0}" $(, ", {", $register, "}")*, "}}, {{{a0}, {a1}, {a2}, {a3}}}, {b}, p, 1, 1, 0;"
+                                ),
+                                "}}",
+                                inout(reg32) self[0], $(inout(reg32) self[$register],)*
+                                a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
+                                b = in(reg64) b.0, accumulate = in(reg32) u32::from(accumulate),
+                                options(nostack, preserves_flags)
+                            )
+                        }
+                    };
+                }
+                if T::IS_BF16 { product!(".bf16.bf16") } else { product!(".f16.f16") }
             }
 
             #[inline(always)]

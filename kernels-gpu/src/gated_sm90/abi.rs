@@ -8,16 +8,9 @@ use bytemuck::{Pod, Zeroable};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_K, SCALE_TILE_ROWS},
     instances::table,
+    sm90::{BARRIER_BYTES, PANELS, Registers, SHARED_BYTES, Shape, TURN_BARRIERS},
 };
-
-/// Threads of a warpgroup.
-pub const WARPGROUP: u32 = 128;
-
-/// Rows of a panel that a warpgroup multiplies: the tensor core's M.
-pub const WARPGROUP_ROWS: u32 = 64;
-
-/// Elements of K of a k-block.
-pub const K_BLOCK: u32 = 128;
+pub use crate::sm90::{CORE_MATRIX_ROWS, K_BLOCK, STRIP_BYTES};
 
 /// Bytes of a row of values in a k-block: what the 64-byte swizzle spans.
 pub const K_BLOCK_BYTES: u32 = K_BLOCK / 2;
@@ -67,22 +60,6 @@ pub const fn slab_byte(codes: u8) -> u8 {
     codes << 4 & 0x80 | codes & 0x70 | codes << 1 & 0x0e | codes >> 7
 }
 
-/// Panels of weights of a tile: gate and up of the same columns of C, or neighbouring columns of a plain C.
-pub const PANELS: u32 = 2;
-
-/// The most tokens of a tile: the kernel has main loops for products of up to as many columns.
-pub const MAX_TILE_TOKENS: u32 = 128;
-
-/// What a block may have of shared memory on a card of compute capability 9.0 (CUDA programming guide, "Technical
-/// Specifications per Compute Capability").
-pub const SHARED_BYTES: u32 = 227 << 10;
-
-/// Registers of a multiprocessor of compute capability 9.0 (as there).
-const MULTIPROCESSOR_REGISTERS: u32 = 65_536;
-
-/// Bytes of a barrier.
-const BARRIER_BYTES: u32 = 8;
-
 /// One group of a grouped problem, as its [`Tile`]s have it.
 ///
 /// `C = silu(alpha[0]·A·B[0]ᵀ) ∘ (alpha[1]·A·B[1]ᵀ)`, gate first; a plain kernel computes `alpha[0]·A·B[0]ᵀ` and does not
@@ -110,13 +87,6 @@ pub struct Group {
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
 }
-
-/// Rows of a core matrix. `wgmma`'s operands in shared memory consist of core matrices, with rows of 16 bytes (PTX ISA,
-/// "Asynchronous Warpgroup Level Matrix Shared Memory Layout: Canonical Layouts"). So many tokens are decoded together.
-pub const CORE_MATRIX_ROWS: u32 = 8;
-
-/// Bytes of a *strip*: a k-block of [`CORE_MATRIX_ROWS`] tokens, decoded to f16; a row of core matrices.
-pub const STRIP_BYTES: u32 = CORE_MATRIX_ROWS * K_BLOCK * 2;
 
 /// The tokens of a group and where they go when they are decoded, as an array of them lies in global memory.
 #[repr(C)]
@@ -298,35 +268,11 @@ impl Builder {
     }
 }
 
-/// Registers of a thread after `setmaxnreg`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Registers {
-    /// In the warpgroup that loads.
-    pub producer: u32,
-    /// In each warpgroup that multiplies.
-    pub consumer: u32,
-}
+/// What `setmaxnreg` gives to threads if two warpgroups multiply.
+pub const REGISTERS_OF_TWO: Registers = Registers { producer: 24, consumer: 240 };
 
-impl Registers {
-    /// If two warpgroups multiply.
-    pub const OF_TWO_CONSUMERS: Self = Self { producer: 24, consumer: 240 };
-
-    /// If four warpgroups multiply.
-    pub const OF_FOUR_CONSUMERS: Self = Self { producer: 32, consumer: 112 };
-
-    /// Stops the compiler if `setmaxnreg` does not take these counts, or if a block with so many consumers is launched with
-    /// fewer registers.
-    const fn check(self, consumers: u32) {
-        let Self { producer, consumer } = self;
-        assert!(producer.is_multiple_of(8) && consumer.is_multiple_of(8), "registers are allotted in eights");
-        assert!(producer >= 24 && consumer <= 256, "`setmaxnreg` takes 24 to 256 registers");
-        // A block is launched with as many registers for each thread as the multiprocessor has, in eights. `setmaxnreg` shares
-        // these out again.
-        let threads = (1 + consumers) * WARPGROUP;
-        let launched = MULTIPROCESSOR_REGISTERS / threads / 8 * 8 * (1 + consumers);
-        assert!(producer + consumers * consumer <= launched, "the block has fewer registers");
-    }
-}
+/// What `setmaxnreg` gives to threads if four warpgroups multiply.
+pub const REGISTERS_OF_FOUR: Registers = Registers { producer: 32, consumer: 112 };
 
 impl Instance {
     /// Whether blocks decode tokens themselves: they are so few that another grid would take longer to do it.
@@ -334,34 +280,29 @@ impl Instance {
         self.tile_tokens <= 2 * CORE_MATRIX_ROWS
     }
 
-    /// Whether two warpgroups take turns to multiply, while the other decodes.
-    pub const fn ping_pong(self) -> bool {
-        self.consumers == 2
+    /// What the main loop is compiled for.
+    pub const fn shape(self) -> Shape {
+        Shape { matrices: self.matrices, tile_tokens: self.tile_tokens, consumers: self.consumers }
     }
 
     /// What `setmaxnreg` gives to threads.
     pub const fn registers(self) -> Registers {
-        if self.ping_pong() { Registers::OF_TWO_CONSUMERS } else { Registers::OF_FOUR_CONSUMERS }
+        if self.shape().ping_pong() { REGISTERS_OF_TWO } else { REGISTERS_OF_FOUR }
     }
 
     /// Columns of C of a tile.
     pub const fn columns(self) -> u32 {
-        PANELS / self.matrices * self.panel_rows()
+        self.shape().columns()
     }
 
-    /// Threads of a block, in one dimension: a warpgroup that loads, and those that multiply.
+    /// Threads of a block, in one dimension.
     pub const fn threads(self) -> u32 {
-        (1 + self.consumers) * WARPGROUP
-    }
-
-    /// Rows of a panel.
-    pub const fn panel_rows(self) -> u32 {
-        self.consumers * WARPGROUP_ROWS
+        self.shape().threads()
     }
 
     /// Slabs of a panel.
     pub const fn panel_slabs(self) -> u32 {
-        self.panel_rows() / SLAB_ROWS
+        self.shape().panel_rows() / SLAB_ROWS
     }
 
     /// Bytes of a panel in a stage.
@@ -369,43 +310,32 @@ impl Instance {
         self.panel_slabs() * SLAB_BYTES
     }
 
-    /// The N of the tensor core's products for a tile of so many tokens: a multiple of [`CORE_MATRIX_ROWS`], and half of the
-    /// largest tile's at least, so that there are fewer main loops to compile.
+    /// The N of the tensor core's products for a tile of so many tokens.
     pub const fn mma_n(self, tokens: u32) -> u32 {
-        let (least, tokens) = (self.tile_tokens / 2, tokens.next_multiple_of(CORE_MATRIX_ROWS));
-        if tokens < least { least } else { tokens }
+        self.shape().mma_n(tokens)
     }
 
     /// Bytes of a stage.
     pub const fn stage_bytes(self) -> u32 {
-        PANELS * self.panel_bytes()
+        PANELS as u32 * self.panel_bytes()
     }
-
-    /// Bytes of a buffer: the strips of a tile's tokens.
-    pub const fn buffer_bytes(self) -> u32 {
-        self.tile_tokens / CORE_MATRIX_ROWS * STRIP_BYTES
-    }
-
-    /// Barriers by which two warpgroups pass the turn to each other.
-    pub const TURN_BARRIERS: u32 = 2;
 
     /// Barriers: one for full and one for empty of each stage and of each buffer, and those of turns.
     pub const fn barriers(self) -> u32 {
-        2 * (self.stages + self.buffers) + Self::TURN_BARRIERS
+        2 * (self.stages + self.buffers) + TURN_BARRIERS
     }
 
     /// Dynamic shared memory of a block, in bytes.
     pub const fn shared_bytes(self) -> u32 {
-        self.stages * self.stage_bytes() + self.buffers * self.buffer_bytes() + self.barriers() * BARRIER_BYTES
+        self.stages * self.stage_bytes()
+            + self.buffers * self.shape().buffer_bytes()
+            + self.barriers() * BARRIER_BYTES
     }
 
     /// Stops the compiler where an instance asks for more than there is.
     const fn check(self) {
-        assert!(self.matrices == 1 || self.matrices == 2);
-        assert!((self.tile_tokens / 2).is_multiple_of(CORE_MATRIX_ROWS), "half a tile is whole core matrices");
-        assert!(self.tile_tokens > 0 && self.tile_tokens <= MAX_TILE_TOKENS, "the kernel has main loops up to N = 128");
-        assert!(self.consumers == 2 || self.consumers == 4, "two warpgroups take turns, or four do not");
-        assert!(self.panel_rows().is_multiple_of(SLAB_ROWS), "a panel is of whole slabs");
+        self.shape().check();
+        assert!(self.shape().panel_rows().is_multiple_of(SLAB_ROWS), "a panel is of whole slabs");
         assert!(self.stages > 1 && self.buffers > 1, "with one buffer, filling it would wait for emptying it");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
         self.registers().check(self.consumers);
@@ -433,7 +363,7 @@ mod tests {
     #[test]
     fn budgets_are_as_counted_by_hand() {
         let instance = of("gated_sm90_t128");
-        assert_eq!((instance.stage_bytes(), instance.buffer_bytes()), (18_432, 32_768));
+        assert_eq!((instance.stage_bytes(), instance.shape().buffer_bytes()), (18_432, 32_768));
         assert_eq!((instance.columns(), of("plain_sm90_t128").columns()), (128, 256));
         let instance = of("gated_sm90_t16");
         assert_eq!((instance.columns(), instance.stage_bytes()), (256, 36_864));

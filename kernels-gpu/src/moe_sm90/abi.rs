@@ -5,6 +5,12 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::{
+    instances::table,
+    sm90::{BARRIER_BYTES, CORE_MATRIX_ROWS, PANELS, Registers, SHARED_BYTES, Shape, TURN_BARRIERS},
+    units::{SLAB_BYTES, SLAB_ROWS, TokenType},
+};
+
 /// The one parameter of a product: for every expert e with its rows, `C = silu(α·A·gateᵀ) ∘ (α·A·upᵀ)`, or `C = α·A·downᵀ`.
 ///
 /// Which rows an expert has, [`Lists`](crate::moe_route::abi::Lists) say, which the grid before may still be writing.
@@ -37,6 +43,205 @@ pub struct Launch {
     pub k: u32,
     /// Experts, from 1 to [`MAX_EXPERTS`](crate::moe_route::abi::MAX_EXPERTS).
     pub experts: u32,
-    /// Keeps the size a multiple of the alignment.
-    pub unused: u32,
+    /// 1 if the grid before may still be writing the lists. 0 if it has waited for the one that wrote them, before it let this
+    /// one begin: then weights are loaded before it ends.
+    pub lists_pending: u32,
+}
+
+/// Tiles that a block knows of ahead, and where it writes down what a tile is.
+pub const TILE_SLOTS: u32 = 4;
+
+/// Bytes of what is written down of a tile.
+pub const TILE_BYTES: u32 = 32;
+
+/// Bytes in which a lane that gathers tokens keeps where a token begins.
+pub const SOURCE_BYTES: u32 = 4;
+
+/// Bytes in which a warp keeps where the tokens of a strip begin.
+pub const STRIP_SOURCE_BYTES: u32 = 32 * SOURCE_BYTES;
+
+/// Passes the list of instances to `$each!`: of an operation and a type of tokens, the smallest tile first.
+///
+/// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold tokens; `stages` hold weights. As for
+/// [`gated_sm90`](crate::gated_sm90::abi).
+macro_rules! instances {
+    ($each:ident) => {
+        $each! {
+            moe_gated_f16_t16 = gated(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
+            moe_gated_f16_t64 = gated(TokenType::F16, 64).consumers(2).buffers(4).stages(8);
+            moe_gated_f16_t128 = gated(TokenType::F16, 128).consumers(2).buffers(3).stages(7);
+            moe_plain_f16_t16 = plain(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
+            moe_plain_f16_t64 = plain(TokenType::F16, 64).consumers(2).buffers(4).stages(8);
+            moe_plain_f16_t128 = plain(TokenType::F16, 128).consumers(2).buffers(3).stages(7);
+            moe_gated_bf16_t16 = gated(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
+            moe_gated_bf16_t64 = gated(TokenType::Bf16, 64).consumers(2).buffers(4).stages(8);
+            moe_gated_bf16_t128 = gated(TokenType::Bf16, 128).consumers(2).buffers(3).stages(7);
+            moe_plain_bf16_t16 = plain(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
+            moe_plain_bf16_t64 = plain(TokenType::Bf16, 64).consumers(2).buffers(4).stages(8);
+            moe_plain_bf16_t128 = plain(TokenType::Bf16, 128).consumers(2).buffers(3).stages(7);
+        }
+    };
+}
+#[cfg(feature = "moe_sm90")]
+pub(super) use instances;
+instances!(table);
+
+/// One way to build the kernel that multiplies, and what it takes of the hardware.
+///
+/// Shared memory of a block: stages, then buffers of tokens, then where tokens begin, then what is written down of tiles, then
+/// barriers. A stage: the
+/// slabs of each panel.
+///
+/// What does not fit does not compile:
+///
+/// ```
+/// # use kernels_gpu::{moe_sm90::abi::{Instance, gated}, units::TokenType};
+/// const _: Instance = gated(TokenType::Bf16, 64).consumers(2).buffers(4).stages(8);
+/// ```
+/// ```compile_fail,E0080
+/// # use kernels_gpu::{moe_sm90::abi::{Instance, gated}, units::TokenType};
+/// const _: Instance = gated(TokenType::Bf16, 64).consumers(2).buffers(4).stages(12);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// The entry's name.
+    pub entry: &'static str,
+    /// Matrices of weights: 2 for gated, 1 for plain.
+    pub matrices: u32,
+    /// The type of tokens and C.
+    pub token_type: TokenType,
+    /// The most tokens of a tile.
+    pub tile_tokens: u32,
+    /// Warpgroups that multiply.
+    pub consumers: u32,
+    /// Buffers of tokens.
+    pub buffers: u32,
+    /// Stages of the pipeline that brings weights from global to shared memory.
+    pub stages: u32,
+}
+
+/// An [`Instance`] that lacks its stages.
+#[derive(Clone, Copy, Debug)]
+pub struct Builder(Instance);
+
+/// The gated kernel for tokens of this type, with up to so many of them a tile.
+pub const fn gated(token_type: TokenType, tile_tokens: u32) -> Builder {
+    Builder(Instance { entry: "", matrices: 2, token_type, tile_tokens, consumers: 0, buffers: 0, stages: 0 })
+}
+
+/// As [`gated`], the plain kernel.
+pub const fn plain(token_type: TokenType, tile_tokens: u32) -> Builder {
+    Builder(Instance { matrices: 1, ..gated(token_type, tile_tokens).0 })
+}
+
+impl Builder {
+    /// Sets [`Instance::consumers`].
+    pub const fn consumers(self, consumers: u32) -> Self {
+        Self(Instance { consumers, ..self.0 })
+    }
+
+    /// Sets [`Instance::buffers`].
+    pub const fn buffers(self, buffers: u32) -> Self {
+        Self(Instance { buffers, ..self.0 })
+    }
+
+    /// The instance with so many stages.
+    ///
+    /// # Panics
+    /// If it asks for more than there is, or for what the kernel cannot do.
+    pub const fn stages(self, stages: u32) -> Instance {
+        let instance = Instance { stages, ..self.0 };
+        instance.check();
+        instance
+    }
+}
+
+/// What `setmaxnreg` gives to threads if two warpgroups multiply.
+pub const REGISTERS_OF_TWO: Registers = Registers { producer: 24, consumer: 240 };
+
+/// What `setmaxnreg` gives to threads if four warpgroups multiply.
+pub const REGISTERS_OF_FOUR: Registers = Registers { producer: 32, consumer: 112 };
+
+impl Instance {
+    /// What the main loop is compiled for.
+    pub const fn shape(self) -> Shape {
+        Shape { matrices: self.matrices, tile_tokens: self.tile_tokens, consumers: self.consumers }
+    }
+
+    /// What `setmaxnreg` gives to threads.
+    pub const fn registers(self) -> Registers {
+        if self.shape().ping_pong() { REGISTERS_OF_TWO } else { REGISTERS_OF_FOUR }
+    }
+
+    /// Columns of C of a tile.
+    pub const fn columns(self) -> u32 {
+        self.shape().columns()
+    }
+
+    /// Threads of a block, in one dimension.
+    pub const fn threads(self) -> u32 {
+        self.shape().threads()
+    }
+
+    /// Slabs of a panel.
+    pub const fn panel_slabs(self) -> u32 {
+        self.shape().panel_rows() / SLAB_ROWS
+    }
+
+    /// Bytes of a panel in a stage.
+    pub const fn panel_bytes(self) -> u32 {
+        self.panel_slabs() * SLAB_BYTES
+    }
+
+    /// Bytes of a stage.
+    pub const fn stage_bytes(self) -> u32 {
+        PANELS as u32 * self.panel_bytes()
+    }
+
+    /// Barriers: one for full and one for empty of each stage, of each buffer and of each tile written down, and those of turns.
+    pub const fn barriers(self) -> u32 {
+        2 * (self.stages + self.buffers + TILE_SLOTS) + TURN_BARRIERS
+    }
+
+    /// Bytes in which warps keep where a tile's tokens begin.
+    pub const fn source_bytes(self) -> u32 {
+        self.tile_tokens / CORE_MATRIX_ROWS * STRIP_SOURCE_BYTES
+    }
+
+    /// Dynamic shared memory of a block, in bytes.
+    pub const fn shared_bytes(self) -> u32 {
+        self.stages * self.stage_bytes()
+            + self.buffers * self.shape().buffer_bytes()
+            + self.source_bytes()
+            + TILE_SLOTS * TILE_BYTES
+            + self.barriers() * BARRIER_BYTES
+    }
+
+    /// Stops the compiler where an instance asks for more than there is.
+    const fn check(self) {
+        self.shape().check();
+        assert!(self.shape().panel_rows().is_multiple_of(SLAB_ROWS), "a panel is of whole slabs");
+        assert!(self.stages > 1, "with one stage, filling it would wait for emptying it");
+        assert!(self.buffers > 2, "one buffer is multiplied, one is being filled, and one is not yet known to be full");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
+        self.registers().check(self.consumers);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instance_fits_and_is_called_what_it_is() {
+        for instance in INSTANCES {
+            instance.check();
+            let operation = if instance.matrices == 2 { "gated" } else { "plain" };
+            let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
+            let expected = std::format!("moe_{operation}_{token_type}_t{}", instance.tile_tokens);
+            assert_eq!(instance.entry, expected);
+        }
+    }
+
+    extern crate std;
 }

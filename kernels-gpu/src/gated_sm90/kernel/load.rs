@@ -7,7 +7,10 @@ use cuda_std::{
 };
 
 use super::{Sm90, Tiles};
-use crate::gated_sm90::abi::{CORE_MATRIX_ROWS, PANELS, SLAB_BYTES, SLAB_ROWS, STRIP_BYTES, Tile};
+use crate::{
+    gated_sm90::abi::{CORE_MATRIX_ROWS, SLAB_BYTES, SLAB_ROWS, STRIP_BYTES, Tile},
+    sm90::PANELS,
+};
 
 impl<const INDEX: usize> Sm90<INDEX> {
     /// Slabs of weights → stages. One thread.
@@ -30,7 +33,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
                     let (stage, full) = (Self::stage(shared, stages), stages.full());
                     stages.wait_empty();
                     mbarrier_arrive_expect_tx(full, Self::STAGE_BYTES);
-                    for panel in 0..PANELS {
+                    for panel in 0..PANELS as u32 {
                         for slab in 0..Self::INSTANCE.panel_slabs() {
                             let source = Self::slabs(&tile, panel, slab) + u64::from(k_block * SLAB_BYTES);
                             let target = stage + Self::panel(panel) + slab * SLAB_BYTES;
@@ -98,7 +101,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
         let (matrix, first_row) = match (Self::INSTANCE.matrices, panel) {
             (2, 0) => (gate, tile.first_column),
             (2, _) => (up, tile.first_column),
-            _ => (gate, tile.first_column + panel * Self::INSTANCE.panel_rows()),
+            _ => (gate, tile.first_column + panel * Self::INSTANCE.shape().panel_rows()),
         };
         let row = first_row + slab * SLAB_ROWS;
         let row = if row < tile.group.n { row } else { tile.first_column };

@@ -1,6 +1,6 @@
 //! How the Hopper kernel works.
 //!
-//! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 exactly ([`decode`]). A and B are swapped: weights lie on the
+//! Hopper has no FP4 unit, but f16 holds every e2m1 × e4m3 exactly ([`decode`](crate::sm90::decode)). A and B are swapped: weights lie on the
 //! tensor core's M, tokens on its N. All tiles of the same tokens need them decoded. So a small grid decodes the tokens once,
 //! to global memory, before the grid that multiplies ([`tokens`]). Where they are so few that this would take longer, each
 //! block decodes them for itself.
@@ -21,10 +21,6 @@
 //! A product may sum over K in any order. So A and B permute K alike ([`order`]), and no element is ever moved to another
 //! thread.
 
-// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
-#![allow(clippy::needless_range_loop)]
-
-mod decode;
 mod load;
 mod multiply;
 mod order;
@@ -41,14 +37,13 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, elect_sync, warp_shuffle_idx},
 };
 
-use self::multiply::PingPong;
 use crate::{
-    gated_sm90::abi::{Group, INSTANCES, Index, Instance, K_BLOCK, Launch, Registers, Tile, WARPGROUP, instances},
+    gated_sm90::abi::{
+        Group, INSTANCES, Index, Instance, K_BLOCK, Launch, REGISTERS_OF_FOUR, REGISTERS_OF_TWO, Tile, instances,
+    },
     ring::{Ring, ring_bytes},
+    sm90::{PingPong, TURN_BARRIERS, WARPS},
 };
-
-/// Warps of a warpgroup.
-const WARPS: u32 = WARPGROUP / WARP_SIZE;
 
 macro_rules! entries {
     ($($entry:ident = $instance:expr;)*) => {$(
@@ -82,12 +77,12 @@ impl<const INDEX: usize> Sm90<INDEX> {
     // A slab lies at a multiple of 512, as its swizzle asks.
     const STAGE_BYTES: u32 = Self::INSTANCE.stage_bytes();
     const BUFFERS: u32 = Self::INSTANCE.stages * Self::STAGE_BYTES;
-    const BUFFER_BYTES: u32 = Self::INSTANCE.buffer_bytes();
+    const BUFFER_BYTES: u32 = Self::INSTANCE.shape().buffer_bytes();
     const STAGE_BARRIERS: u32 = Self::BUFFERS + Self::INSTANCE.buffers * Self::BUFFER_BYTES;
     const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::INSTANCE.stages);
     const TURN_BARRIERS: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
-    const END: u32 = Self::TURN_BARRIERS + Instance::TURN_BARRIERS * MBARRIER_BYTES;
-    const PING_PONG: bool = Self::INSTANCE.ping_pong();
+    const END: u32 = Self::TURN_BARRIERS + TURN_BARRIERS * MBARRIER_BYTES;
+    const PING_PONG: bool = Self::INSTANCE.shape().ping_pong();
     const fn panel(panel: u32) -> u32 {
         panel * Self::INSTANCE.panel_bytes()
     }
@@ -145,9 +140,9 @@ impl<const INDEX: usize> Sm90<INDEX> {
             if warp < WARPS {
                 // `INSTANCE.registers()`, which the instruction wants as a constant.
                 if Self::PING_PONG {
-                    setmaxnreg_dec::<{ Registers::OF_TWO_CONSUMERS.producer }>();
+                    setmaxnreg_dec::<{ REGISTERS_OF_TWO.producer }>();
                 } else {
-                    setmaxnreg_dec::<{ Registers::OF_FOUR_CONSUMERS.producer }>();
+                    setmaxnreg_dec::<{ REGISTERS_OF_FOUR.producer }>();
                 }
                 if warp == Self::WEIGHT_WARP {
                     if elect_sync(ALL_LANES) {
@@ -160,9 +155,9 @@ impl<const INDEX: usize> Sm90<INDEX> {
                 }
             } else {
                 if Self::PING_PONG {
-                    setmaxnreg_inc::<{ Registers::OF_TWO_CONSUMERS.consumer }>();
+                    setmaxnreg_inc::<{ REGISTERS_OF_TWO.consumer }>();
                 } else {
-                    setmaxnreg_inc::<{ Registers::OF_FOUR_CONSUMERS.consumer }>();
+                    setmaxnreg_inc::<{ REGISTERS_OF_FOUR.consumer }>();
                 }
                 Self::multiply(launch.output, tiles, shared, warp / WARPS - 1);
             }

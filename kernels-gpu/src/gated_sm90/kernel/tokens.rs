@@ -18,8 +18,7 @@ use cuda_std::{
 };
 
 use super::{
-    Sm90, Tiles, WARPS,
-    decode::{Scales, decode},
+    Sm90, Tiles,
     order::{CORE_MATRIX_BYTES, CORE_MATRIX_ROW_BYTES, LANE_WORDS, WORD_ELEMENTS, WORD_PAIRS},
 };
 use crate::{
@@ -27,6 +26,10 @@ use crate::{
     gated_sm90::abi::{
         CORE_MATRIX_ROWS, Group, K_BLOCK, K_BLOCK_BYTES, K_BLOCK_SCALE_TILES, LANE_BYTES, ROW_LANES, STRIP_BYTES, Tile,
         Tokens, TokensLaunch,
+    },
+    sm90::{
+        WARPS,
+        decode::{Scales, decode},
     },
 };
 

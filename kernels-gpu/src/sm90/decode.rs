@@ -1,15 +1,15 @@
-//! e2m1 × e4m3 → f16, exactly.
+//! e2m1 × e4m3 → f16 or bf16, exactly.
 
 use cuda_std::{
     convert::cvt_rn_f16x2_e4m3x2,
-    float::mul_rn_f16x2,
+    float::{mul_rn_bf16x2, mul_rn_f16x2},
     integer::{lop3_b32, prmt_b32},
 };
 
-use super::order::WORD_PAIRS;
+use super::WORD_PAIRS;
 
-/// What a product lacks of its value: [`decode`] leaves out 2¹⁴ in A and in B.
-pub const UNSCALE: f32 = (1 << 28) as f32;
+/// What a number lacks of its value that [`decode`] or [`decode_weights`] has made.
+pub const F16_UNSCALE: f32 = (1 << 14) as f32;
 
 /// Eight e2m1 codes times a scale, as f16, without a factor of 2¹⁴. Register i has element i in its low half and element i+4
 /// in its high half. `scale` is an f16, the same in both halves.
@@ -22,7 +22,7 @@ pub fn decode(codes: u32, scale: u32) -> [u32; WORD_PAIRS] {
     scaled(select_signs(codes << 4, codes << 1), select_signs(codes, codes >> 3), scale)
 }
 
-/// As [`decode`], of codes in the order in which they lie in a slab ([`crate::gated_sm90::abi::slab_byte`]).
+/// As [`decode`], of codes in the order in which they lie in weights packed for f16 ([`TokenType::pack`](crate::units::TokenType::pack)).
 #[inline(always)]
 pub fn decode_weights(codes: u32, scale: u32) -> [u32; WORD_PAIRS] {
     scaled(codes, select_signs(codes << 7, codes >> 3), scale)
@@ -61,5 +61,40 @@ impl Scales {
     #[inline(always)]
     pub fn twice(self, index: usize) -> u32 {
         prmt_b32(self.0, 0, if index == 0 { 0x1010 } else { 0x3232 })
+    }
+}
+
+/// What a number lacks of its value that [`decode_weights_bf16`] has made.
+pub const BF16_UNSCALE: f32 = (1 << 7) as f32;
+
+/// As [`decode_weights`], to bf16, of a word packed for it ([`BF16_BITS`](crate::units::BF16_BITS)) and a scale as
+/// [`Bf16Scales::twice`] makes it, without a factor of 2⁷.
+///
+/// Exponent and mantissa of an e2m1 in bits 8 to 6 of a bf16 are the value times 2⁻¹²⁶, a subnormal number for 0.5. Times the
+/// scale, e4m3 times 2¹¹⁹, it is exact: 2⁻⁷ times at most 6 significant bits.
+#[inline(always)]
+pub fn decode_weights_bf16(word: u32, scale: u32) -> [u32; WORD_PAIRS] {
+    const PLACES: u32 = 0x81c0_81c0;
+    // The third bit of the last register's magnitudes lies apart.
+    let last = word & 0x8180_8180 | word >> 8 & 0x0040_0040;
+    let registers = [word << 6 & PLACES, word.rotate_left(12) & PLACES, word << 2 & PLACES, last];
+    registers.map(|register| mul_rn_bf16x2(register, scale))
+}
+
+/// Two scale factors, packed for bf16 ([`TokenType::pack_scale`](crate::units::TokenType::pack_scale)).
+#[derive(Clone, Copy)]
+pub struct Bf16Scales(u32);
+
+impl Bf16Scales {
+    /// Two packed scales.
+    #[inline(always)]
+    pub fn new(bytes: u16) -> Self {
+        Self(u32::from(bytes))
+    }
+
+    /// The scale of this index, 0 or 1, times 2¹¹⁹, in both halves of a register.
+    #[inline(always)]
+    pub fn twice(self, index: usize) -> u32 {
+        (prmt_b32(self.0, 0, 0x4040 | 0x0101 * index as u32) << 4) + 0x7000_7000
     }
 }

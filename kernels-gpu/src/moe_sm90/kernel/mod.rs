@@ -1,0 +1,159 @@
+//! How the layer's products work on Hopper.
+//!
+//! A block asks for its tiles as it goes. Its first warp finds out what a tile is from the lists that a grid before has made,
+//! writes it down for the others, and loads weights, a few bulk copies a stage. Three warps gather tokens, 16 bytes a copy, since
+//! rows lie anywhere and bulk copies cannot gather. Two or four warpgroups decode weights in registers and multiply
+//! ([`sm90`](crate::sm90)).
+//!
+//! ```text
+//! lists ─ a warp ─▶ tiles ─────────────────────────┐
+//! weights ─ the same ─────────▶ stages ──┐         │
+//! tokens ─ three warps ───────▶ buffers ─┴─ warpgroups ─▶ C
+//! ```
+
+mod multiply;
+mod tiles;
+mod tokens;
+mod weights;
+
+use cuda_std::{
+    fence::fence_mbarrier_init,
+    kernel,
+    mbarrier::{MBARRIER_BYTES, Mbarrier},
+    setmaxnreg::{setmaxnreg_dec, setmaxnreg_inc},
+    shared::{SharedAddress, dynamic_shared_address},
+    thread,
+    warp::{ALL_LANES, WARP_SIZE, warp_shuffle_idx},
+};
+
+use crate::{
+    moe_sm90::abi::{
+        INSTANCES, Index, Instance, Launch, REGISTERS_OF_FOUR, REGISTERS_OF_TWO, TILE_BYTES, TILE_SLOTS, instances,
+    },
+    ring::{Ring, ring_bytes},
+    sm90::{PingPong, TURN_BARRIERS, WARPS},
+};
+
+macro_rules! entries {
+    ($($entry:ident = $instance:expr;)*) => {$(
+        /// One of [`INSTANCES`].
+        ///
+        /// # Safety
+        /// The contract in this folder's `mod.rs`.
+        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
+        pub unsafe fn $entry(launch: Launch) {
+            // SAFETY: the contract is this function's too.
+            unsafe { Moe::<{ Index::$entry as usize }>::run(launch) }
+        }
+    )*};
+}
+instances!(entries);
+
+/// The kernel as one of [`INSTANCES`].
+struct Moe<const INDEX: usize> {
+    launch: Launch,
+    shared: SharedAddress,
+}
+
+impl<const INDEX: usize> Moe<INDEX> {
+    const INSTANCE: Instance = INSTANCES[INDEX];
+    const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
+
+    // The first warpgroup loads: its first warp weights, the others tokens. The other warpgroups multiply.
+    const WEIGHT_WARP: u32 = 0;
+    const TOKEN_WARPS: u32 = WARPS - 1;
+    const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
+
+    // Shared memory: stages, buffers, where tokens begin, tiles, barriers. These are offsets from its start, and inside of a stage from the stage's
+    // start.
+    const BUFFERS: u32 = Self::INSTANCE.stages * Self::INSTANCE.stage_bytes();
+    const SOURCES: u32 = Self::BUFFERS + Self::INSTANCE.buffers * Self::INSTANCE.shape().buffer_bytes();
+    const TILES: u32 = Self::SOURCES + Self::INSTANCE.source_bytes();
+    const STAGE_BARRIERS: u32 = Self::TILES + TILE_SLOTS * TILE_BYTES;
+    const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::INSTANCE.stages);
+    const TILE_BARRIERS: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
+    const TURN_BARRIERS: u32 = Self::TILE_BARRIERS + ring_bytes(TILE_SLOTS);
+    const END: u32 = Self::TURN_BARRIERS + TURN_BARRIERS * MBARRIER_BYTES;
+    const PING_PONG: bool = Self::INSTANCE.shape().ping_pong();
+    const fn panel(panel: u32) -> u32 {
+        panel * Self::INSTANCE.panel_bytes()
+    }
+
+    /// The stages of weights. One is full when the warp that loads and its copies have arrived, and empty when every warp that
+    /// multiplies has.
+    fn stages(&self) -> Ring {
+        Ring::new(self.shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
+    }
+
+    /// The buffers of tokens. One is full when every warp that gathers has arrived; it is empty as a stage is.
+    fn buffers(&self) -> Ring {
+        Ring::new(self.shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
+    }
+
+    /// What is written down of tiles. It is full when the first warp has arrived, and empty when all others have.
+    fn tiles(&self) -> Ring {
+        Ring::new(self.shared + Self::TILE_BARRIERS, TILE_SLOTS)
+    }
+
+    /// The barriers of turns.
+    fn turn_barriers(&self) -> Mbarrier {
+        Mbarrier::at(self.shared + Self::TURN_BARRIERS)
+    }
+
+    /// The address of the stage that a ring stands at.
+    fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress {
+        shared + stages.index() * Self::INSTANCE.stage_bytes()
+    }
+
+    /// The address of the buffer that a ring stands at.
+    fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
+        shared + Self::BUFFERS + buffers.index() * Self::INSTANCE.shape().buffer_bytes()
+    }
+
+    /// A thread's part of the kernel.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`.
+    #[inline(always)]
+    unsafe fn run(launch: Launch) {
+        const { Self::CHECK };
+        let this = Self { launch, shared: dynamic_shared_address() };
+        // SAFETY: barriers have places of their own in shared memory, and are initialised before any thread passes
+        // `sync_threads`. Every thread of the block takes part in what the block does together, and every thread of a
+        // warpgroup in what the warpgroup does together; each role is one warp's or one warpgroup's.
+        unsafe {
+            if thread::thread_idx_x() == 0 {
+                this.stages().init(1, Self::CONSUMER_WARPS);
+                this.buffers().init(Self::TOKEN_WARPS, Self::CONSUMER_WARPS);
+                this.tiles().init(1, Self::TOKEN_WARPS + Self::CONSUMER_WARPS);
+                if Self::PING_PONG {
+                    PingPong::init(this.turn_barriers());
+                }
+                fence_mbarrier_init();
+            }
+            thread::sync_threads();
+            // The same value in all lanes; through the shuffle the compiler knows that it is.
+            let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
+            if warp < WARPS {
+                // `INSTANCE.registers()`, which the instruction wants as a constant.
+                if Self::PING_PONG {
+                    setmaxnreg_dec::<{ REGISTERS_OF_TWO.producer }>();
+                } else {
+                    setmaxnreg_dec::<{ REGISTERS_OF_FOUR.producer }>();
+                }
+                if warp == Self::WEIGHT_WARP {
+                    this.load_weights();
+                } else {
+                    this.gather_tokens(warp - 1);
+                }
+            } else {
+                if Self::PING_PONG {
+                    setmaxnreg_inc::<{ REGISTERS_OF_TWO.consumer }>();
+                } else {
+                    setmaxnreg_inc::<{ REGISTERS_OF_FOUR.consumer }>();
+                }
+                this.multiply(warp / WARPS - 1);
+            }
+        }
+    }
+}

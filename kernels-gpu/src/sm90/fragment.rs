@@ -1,0 +1,72 @@
+//! Which part of a panel is a thread's.
+
+use cuda_std::{
+    integer::opaque_b32,
+    mbarrier::{Mbarrier, mbarrier_arrive},
+    thread,
+    warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp},
+};
+
+use super::{WARPGROUP, WARPGROUP_ROWS, WARPS};
+
+/// Lanes that share a row of a fragment (PTX ISA, "Register Fragments for wgmma.mma_async").
+const ROW_LANES: u32 = 4;
+
+/// Rows of a warp's A fragment.
+const WARP_ROWS: u32 = 16;
+const _: () = assert!(WARPS * WARP_ROWS == WARPGROUP_ROWS);
+
+/// Words of two rows, and which words of them.
+///
+/// A thread has rows g and g+8 of its warp's 16 rows of `wgmma`'s A (PTX ISA, "Register Fragments for wgmma.mma_async"). They are
+/// the panel's rows 2g and 2g+1: neighbouring columns of C, which a thread writes together. Where g is odd they are exchanged,
+/// so that the eight loads of a quarter warp meet every bank of shared memory once.
+pub struct Fragment {
+    /// The thread's place among the lanes that share its rows.
+    pub lane: u32,
+    /// Rows g and g+8, as rows of the panel.
+    pub rows: [u32; 2],
+    /// Whether the thread arrives at barriers for its warp.
+    leads: bool,
+}
+
+impl Fragment {
+    /// This thread's, in the `consumer`-th warpgroup that multiplies.
+    #[inline(always)]
+    pub fn new(consumer: u32) -> Self {
+        let warp = thread::thread_idx_x() % WARPGROUP / WARP_SIZE;
+        Self::of(lane_id(), consumer * WARPS + warp)
+    }
+
+    /// That of a lane of the `warp`-th of the warps that multiply.
+    #[inline(always)]
+    const fn of(lane_id: u32, warp: u32) -> Self {
+        let (lane, pair) = (lane_id % ROW_LANES, lane_id / ROW_LANES);
+        let first_row = warp * WARP_ROWS + 2 * pair;
+        let odd = pair % 2;
+        Self { lane, rows: [first_row + odd, first_row + 1 - odd], leads: lane == 0 && pair == 0 }
+    }
+
+    /// This thread's once more, computed from its index where this is called: for what is seldom needed, so that it takes no
+    /// registers meanwhile.
+    #[inline(always)]
+    pub fn anew() -> Self {
+        let thread = opaque_b32(thread::thread_idx_x());
+        Self::of(thread % WARP_SIZE, thread / WARP_SIZE - WARPS)
+    }
+
+    /// Arrives once for the warp, after all that its lanes have done.
+    ///
+    /// # Safety
+    /// The barrier has been initialised, and its phase lacks an arrival. The whole warp calls it together.
+    #[inline(always)]
+    pub unsafe fn arrive(&self, mbarrier: Mbarrier) {
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            sync_warp(ALL_LANES);
+            if self.leads {
+                mbarrier_arrive(mbarrier);
+            }
+        }
+    }
+}

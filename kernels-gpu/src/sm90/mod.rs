@@ -1,0 +1,148 @@
+//! How a warpgroup multiplies on Hopper: what the kernels for its tensor cores share. Host and device both know the sizes.
+//!
+//! A and B are swapped: weights lie on the tensor core's M, tokens on its N. Weights are decoded in registers, straight into the A
+//! fragments of `wgmma`; tokens are its B, in shared memory, as rows of core matrices without swizzle. A tile of C takes two
+//! *panels* of weights: gate and up of the same columns of C, or neighbouring columns of a plain C. Each warpgroup has 64 rows of
+//! both panels.
+
+#[cfg(feature = "sm90")]
+pub mod decode;
+#[cfg(feature = "sm90")]
+mod fragment;
+#[cfg(feature = "sm90")]
+mod multiply;
+#[cfg(feature = "sm90")]
+mod turns;
+#[cfg(feature = "sm90")]
+mod write;
+
+#[cfg(feature = "sm90")]
+pub use self::{
+    fragment::Fragment,
+    multiply::{Consumer, Kind, Parts},
+    turns::PingPong,
+    write::Target,
+};
+
+/// Threads of a warpgroup.
+pub const WARPGROUP: u32 = 128;
+
+/// Warps of a warpgroup.
+pub const WARPS: u32 = WARPGROUP / 32;
+
+/// Rows of a panel that a warpgroup multiplies: the tensor core's M.
+pub const WARPGROUP_ROWS: u32 = 64;
+
+/// Panels of weights of a tile.
+pub const PANELS: usize = 2;
+
+/// Rows of a core matrix (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout: Canonical Layouts").
+pub const CORE_MATRIX_ROWS: u32 = 8;
+
+/// Bytes of a core matrix, 8 rows of 16 bytes.
+pub const CORE_MATRIX_BYTES: u32 = CORE_MATRIX_ROWS * 16;
+
+/// Elements of K that a stage of weights and a buffer of tokens hold.
+pub const K_BLOCK: u32 = 128;
+
+/// Bytes of a strip: a k-block of [`CORE_MATRIX_ROWS`] tokens, a row of core matrices.
+pub const STRIP_BYTES: u32 = CORE_MATRIX_ROWS * K_BLOCK * 2;
+
+/// Words of weights that a lane decodes of a row in a k-block.
+pub const LANE_WORDS: usize = 4;
+
+/// Registers, of two elements each, that a word decodes to.
+pub const WORD_PAIRS: usize = 4;
+
+/// The most tokens of a tile: there are main loops for products of up to as many columns.
+pub const MAX_TILE_TOKENS: u32 = 128;
+
+/// What a block may have of shared memory on a card of compute capability 9.0 (CUDA programming guide, "Technical
+/// Specifications per Compute Capability").
+pub const SHARED_BYTES: u32 = 227 << 10;
+
+/// Registers of a multiprocessor of compute capability 9.0 (as there).
+const MULTIPROCESSOR_REGISTERS: u32 = 65_536;
+
+/// Bytes of a barrier.
+pub const BARRIER_BYTES: u32 = 8;
+
+/// Barriers by which two warpgroups pass the turn to each other.
+pub const TURN_BARRIERS: u32 = 2;
+
+/// What the main loop and the epilogue are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Matrices of weights: 2 for gated, 1 for plain.
+    pub matrices: u32,
+    /// The most tokens of a tile.
+    pub tile_tokens: u32,
+    /// Warpgroups that multiply: two that take turns, or four that do not.
+    pub consumers: u32,
+}
+
+impl Shape {
+    /// Whether two warpgroups take turns to multiply, while the other decodes.
+    pub const fn ping_pong(self) -> bool {
+        self.consumers == 2
+    }
+
+    /// Threads of a block, in one dimension: a warpgroup that loads, and those that multiply.
+    pub const fn threads(self) -> u32 {
+        (1 + self.consumers) * WARPGROUP
+    }
+
+    /// Rows of a panel.
+    pub const fn panel_rows(self) -> u32 {
+        self.consumers * WARPGROUP_ROWS
+    }
+
+    /// Columns of C of a tile.
+    pub const fn columns(self) -> u32 {
+        PANELS as u32 / self.matrices * self.panel_rows()
+    }
+
+    /// Bytes of a buffer: the strips of a tile's tokens.
+    pub const fn buffer_bytes(self) -> u32 {
+        self.tile_tokens / CORE_MATRIX_ROWS * STRIP_BYTES
+    }
+
+    /// The N of the tensor core's products for a tile of so many tokens: a multiple of [`CORE_MATRIX_ROWS`], and half of the
+    /// largest tile's at least, so that there are fewer main loops to compile.
+    pub const fn mma_n(self, tokens: u32) -> u32 {
+        let (least, tokens) = (self.tile_tokens / 2, tokens.next_multiple_of(CORE_MATRIX_ROWS));
+        if tokens < least { least } else { tokens }
+    }
+
+    /// Stops the compiler where a kernel asks for what there is no code for.
+    pub const fn check(self) {
+        assert!(self.matrices == 1 || self.matrices == 2);
+        assert!((self.tile_tokens / 2).is_multiple_of(CORE_MATRIX_ROWS), "half a tile is whole core matrices");
+        assert!(self.tile_tokens > 0 && self.tile_tokens <= MAX_TILE_TOKENS, "there are main loops up to N = 128");
+        assert!(self.consumers == 2 || self.consumers == 4, "two warpgroups take turns, or four do not");
+    }
+}
+
+/// Registers of a thread after `setmaxnreg`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registers {
+    /// In the warpgroup that loads.
+    pub producer: u32,
+    /// In each warpgroup that multiplies.
+    pub consumer: u32,
+}
+
+impl Registers {
+    /// Stops the compiler if `setmaxnreg` does not take these counts, or if a block with so many consumers is launched with
+    /// fewer registers.
+    pub const fn check(self, consumers: u32) {
+        let Self { producer, consumer } = self;
+        assert!(producer.is_multiple_of(8) && consumer.is_multiple_of(8), "registers are allotted in eights");
+        assert!(producer >= 24 && consumer <= 256, "`setmaxnreg` takes 24 to 256 registers");
+        // A block is launched with as many registers for each thread as the multiprocessor has, in eights. `setmaxnreg` shares
+        // these out again.
+        let threads = (1 + consumers) * WARPGROUP;
+        let launched = MULTIPROCESSOR_REGISTERS / threads / 8 * 8 * (1 + consumers);
+        assert!(producer + consumers * consumer <= launched, "the block has fewer registers");
+    }
+}

@@ -1,0 +1,185 @@
+//! The main loop of a warpgroup: stages of weights, decoded in registers, times buffers of tokens → sums.
+
+use cuda_std::{
+    mbarrier::Mbarrier,
+    shared::SharedAddress,
+    wgmma::{self, MatrixDescriptor, MmaAsync, Number},
+};
+
+use super::{
+    CORE_MATRIX_BYTES, Fragment, LANE_WORDS, MAX_TILE_TOKENS, PANELS, PingPong, STRIP_BYTES, Shape, WORD_PAIRS,
+    write::{Sums, pad, registers},
+};
+use crate::ring::Ring;
+
+/// A thread's part of a stage's two panels, packed.
+pub type Parts<K> = [<K as Kind>::Part; PANELS];
+
+/// How a kernel's weights lie in a stage, and what they are multiplied with.
+pub trait Kind {
+    /// What the code is compiled for.
+    const SHAPE: Shape;
+    /// What a product lacks of its value.
+    const UNSCALE: f32;
+    /// The numbers that are multiplied.
+    type Number: Number;
+    /// A thread's words of two rows of a stage's panel, and their scales.
+    type Part: Copy;
+
+    /// The address of a stage.
+    fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress;
+
+    /// The address of a buffer of tokens.
+    fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress;
+
+    /// Loads a thread's parts of the k-block that lies in a stage.
+    ///
+    /// # Safety
+    /// The stage is full of this k-block.
+    unsafe fn load(&self, stage: SharedAddress, fragment: &Fragment, k_block: u32) -> Parts<Self>
+    where
+        Self: Sized;
+
+    /// The A fragments of the two products that a word serves.
+    fn decode(part: &Self::Part, word: usize) -> [[u32; 4]; 2];
+}
+
+/// A warpgroup that multiplies, as one thread has it.
+pub struct Consumer<K> {
+    /// How weights lie.
+    pub kind: K,
+    /// The start of shared memory.
+    pub shared: SharedAddress,
+    /// Which part of a panel is the thread's.
+    pub fragment: Fragment,
+    /// The stages of weights.
+    pub stages: Ring,
+    /// The buffers of tokens.
+    pub buffers: Ring,
+    /// The warpgroup's turns, if it has any.
+    pub turns: PingPong,
+}
+
+impl<K: Kind> Consumer<K> {
+    /// The `consumer`-th of the warpgroups that multiply.
+    #[inline(always)]
+    pub fn new(
+        kind: K,
+        shared: SharedAddress,
+        consumer: u32,
+        stages: Ring,
+        buffers: Ring,
+        turn_barriers: Mbarrier,
+    ) -> Self {
+        let turns = PingPong::new(turn_barriers, consumer);
+        Self { kind, shared, fragment: Fragment::new(consumer), stages, buffers, turns }
+    }
+
+    /// The sums of all products of a tile of so many tokens. `wgmma`'s N is part of the instruction, so that there is a main loop
+    /// for each N.
+    ///
+    /// # Safety
+    /// The barriers have been initialised. The whole warpgroup calls it together, for each of the block's tiles in order.
+    /// `tokens` is not more than the shape's, and `k_blocks` not 0.
+    #[inline(always)]
+    pub unsafe fn sum_tile(&mut self, tokens: u32, k_blocks: u32) -> Sums {
+        let n = K::SHAPE.mma_n(tokens);
+        macro_rules! main_loops {
+            ($($n:literal)*) => {$(
+                if const { K::SHAPE.mma_n($n) == $n && $n <= K::SHAPE.tile_tokens } && n == $n {
+                    // SAFETY: what `# Safety` above asks.
+                    let sums = unsafe { self.sum::<{ registers($n) }>(k_blocks) };
+                    return pad(&sums);
+                }
+            )*};
+        }
+        main_loops!(8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128);
+        // SAFETY: a tile has no more tokens than its shape, which has no more than `MAX_TILE_TOKENS`.
+        unsafe { core::hint::unreachable_unchecked() }
+    }
+
+    /// The main loop: the sums of all products of a tile.
+    ///
+    /// # Safety
+    /// As [`Self::sum_tile`].
+    #[inline(always)]
+    unsafe fn sum<const REGISTERS: usize>(&mut self, k_blocks: u32) -> [[f32; REGISTERS]; PANELS]
+    where
+        [f32; REGISTERS]: MmaAsync,
+    {
+        const { assert!(K::SHAPE.tile_tokens <= MAX_TILE_TOKENS) };
+        let mut sums = [[0.0; REGISTERS]; PANELS];
+        // SAFETY: the whole warpgroup is here. A buffer is read while it is full, and released when its products are complete.
+        unsafe {
+            let decode = |parts: &Parts<K>, word| [K::decode(&parts[0], word), K::decode(&parts[1], word)];
+            let mut parts = self.take(0);
+            let mut a: [_; LANE_WORDS] =
+                [decode(&parts, 0), decode(&parts, 1), decode(&parts, 2), decode(&parts, 3)];
+            for k_block in 0..k_blocks {
+                self.buffers.wait_full();
+                let buffer = K::buffer(self.shared, self.buffers);
+                let b = MatrixDescriptor::new(buffer, CORE_MATRIX_BYTES, STRIP_BYTES);
+                if K::SHAPE.ping_pong() {
+                    self.turns.wait();
+                }
+                wgmma::fence();
+                macro_rules! products_of_words {
+                    ($($word:literal)*) => {
+                        $(for half in 0..2 {
+                            let b = b.advance(($word * WORD_PAIRS + 2 * half) as u32 * CORE_MATRIX_BYTES);
+                            sums[0].mma_async::<K::Number>(a[$word][0][half], b, true);
+                            sums[1].mma_async::<K::Number>(a[$word][1][half], b, true);
+                        })*
+                        wgmma::commit_group();
+                    };
+                }
+                products_of_words!(0 1);
+                products_of_words!(2 3);
+                if K::SHAPE.ping_pong() {
+                    self.turns.pass(&self.fragment);
+                }
+                // The next k-block's fragments take the registers of those that have been multiplied: first those of the first
+                // group of products, while the second group still runs.
+                let more = k_block + 1 < k_blocks;
+                if more {
+                    // Four warpgroups lack the registers to load before the first group is complete.
+                    if K::SHAPE.ping_pong() {
+                        parts = self.take(k_block + 1);
+                        wgmma::wait_group::<1>();
+                    } else {
+                        wgmma::wait_group::<1>();
+                        parts = self.take(k_block + 1);
+                    }
+                    a[0] = decode(&parts, 0);
+                    a[1] = decode(&parts, 1);
+                }
+                wgmma::wait_group::<0>();
+                sums[0].settle();
+                sums[1].settle();
+                self.fragment.arrive(self.buffers.empty());
+                self.buffers.advance();
+                if more {
+                    a[2] = decode(&parts, 2);
+                    a[3] = decode(&parts, 3);
+                }
+            }
+        }
+        sums
+    }
+
+    /// Takes a thread's parts of the next stage's weights to registers, so that the stage is free again.
+    ///
+    /// # Safety
+    /// As [`Self::sum_tile`].
+    #[inline(always)]
+    unsafe fn take(&mut self, k_block: u32) -> Parts<K> {
+        // SAFETY: the stage is read after it is full and before this warp says that it is empty.
+        unsafe {
+            self.stages.wait_full();
+            let parts = self.kind.load(K::stage(self.shared, self.stages), &self.fragment, k_block);
+            self.fragment.arrive(self.stages.empty());
+            self.stages.advance();
+            parts
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The epilogue: a tile's sums, scaled and activated → C.
+
+use core::marker::PhantomData;
+
+use cuda_std::{
+    global::{GlobalAddress, st_global_b32_where},
+    integer::prmt_b32,
+};
+
+use super::{CORE_MATRIX_ROWS, Fragment, Kind, MAX_TILE_TOKENS, PANELS, WARPGROUP, WARPGROUP_ROWS};
+use crate::epilogue::{convert, silu};
+
+/// Accumulators of a thread for one panel of a product with this N.
+pub(super) const fn registers(n: usize) -> usize {
+    WARPGROUP_ROWS as usize * n / WARPGROUP as usize
+}
+
+/// A loop as straight-line code. Its index is a constant, since an array stays in registers only if all its indices are.
+macro_rules! unroll {
+    ($index:ident in $($value:literal)*, $body:block) => {$({
+        const $index: usize = $value;
+        $body
+    })*};
+}
+
+/// Tokens that the same instructions write to C, round after round.
+const ROUND_TOKENS: usize = 32;
+
+/// Tokens of a core matrix: a thread has two neighbouring ones of each in its accumulators.
+const CORE_TOKENS: usize = CORE_MATRIX_ROWS as usize;
+const _: () =
+    assert!(ROUND_TOKENS == 4 * CORE_TOKENS, "`write` has a copy of its body for each core matrix of a round");
+
+/// Accumulators of a thread for one core matrix of one panel.
+const CORE_REGISTERS: usize = registers(CORE_TOKENS);
+
+/// Accumulators of a thread for one panel of a round.
+const ROUND_REGISTERS: usize = registers(ROUND_TOKENS);
+
+/// Rounds of the largest tile.
+const ROUNDS: usize = MAX_TILE_TOKENS as usize / ROUND_TOKENS;
+const _: () = assert!(ROUNDS == 4, "`write` names each round");
+
+/// The sums of a tile's panels, round by round. After the tile's last token they may be anything.
+pub type Sums = [[[f32; ROUND_REGISTERS]; ROUNDS]; PANELS];
+
+/// The sums of a product as those of the largest tile.
+#[inline(always)]
+pub(super) fn pad<const REGISTERS: usize>(sums: &[[f32; REGISTERS]; PANELS]) -> Sums {
+    let mut padded = [[[0.0; ROUND_REGISTERS]; ROUNDS]; PANELS];
+    for panel in 0..PANELS {
+        padded[panel].as_flattened_mut()[..REGISTERS].copy_from_slice(&sums[panel]);
+    }
+    padded
+}
+
+/// Bytes of an element of C.
+const ELEMENT_BYTES: u64 = 2;
+
+/// Where a tile's sums go, and what they are multiplied with.
+pub struct Target<K> {
+    /// Address of C `[.., n]`, row-major.
+    pub c: u64,
+    /// Columns of C.
+    pub n: u32,
+    /// Products of the global scales, for each matrix of weights.
+    pub alpha: [f32; 2],
+    /// The tile's first column.
+    pub first_column: u32,
+    /// The row of C of its first token.
+    pub first_row: u32,
+    /// Its tokens.
+    pub tokens: u32,
+    /// The kernel whose sums they are.
+    pub kind: PhantomData<K>,
+}
+
+impl<K: Kind> Target<K> {
+    /// Scales, activates and writes a thread's elements of C, in the format `OUTPUT`.
+    ///
+    /// These instructions run once a tile, after so many others that they have left the instruction cache. So there are few of
+    /// them: the same ones for every N and for every round.
+    ///
+    /// # Safety
+    /// C lies there, and the tile is this warpgroup's. `sums` are the tile's, and `fragment` says which of them are this
+    /// thread's.
+    #[inline(always)]
+    pub unsafe fn write<const OUTPUT: u32>(&self, fragment: &Fragment, mut sums: Sums) {
+        let &Self { c, alpha, n, .. } = self;
+        let [first, second] = fragment.rows;
+        let column = self.first_column + first.min(second);
+        // For `prmt`: the halves of a word, one for each row, in the order in which the rows lie in the panel.
+        let in_order = if first < second { 0x3210 } else { 0x1032 };
+        let mut token = fragment.lane * 2;
+        let row_bytes = u64::from(n) * ELEMENT_BYTES;
+        let element = u64::from(self.first_row + token) * u64::from(n) + u64::from(column);
+        // The addresses of this thread's even token and of its odd one, which is the next.
+        let even = GlobalAddress::new(c) + element * ELEMENT_BYTES;
+        let mut rows = [even, even + row_bytes];
+        // Whether C has the columns of each panel. A panel may lie outside of C, since N may be as small as 8.
+        let panels = [0, 1].map(|panel| column + panel * K::SHAPE.panel_rows() < n);
+        let alpha = alpha.map(|alpha| K::UNSCALE * alpha);
+        if !panels[0] {
+            return;
+        }
+        while token < self.tokens {
+            let round = sums.map(|panel| panel[0]);
+            unroll!(CORE in 0 1 2 3, {
+                for odd in 0..2 {
+                    let in_round = CORE * CORE_TOKENS + odd;
+                    let present = const { K::SHAPE.tile_tokens > (CORE * CORE_TOKENS) as u32 }
+                        && token + (in_round as u32) < self.tokens;
+                    let (first, second) = (CORE * CORE_REGISTERS + odd, CORE * CORE_REGISTERS + 2 + odd);
+                    // Predicated, because with branches each element would wait for the one before it.
+                    // SAFETY: two elements of C that are this thread's alone; N and the column are even.
+                    let store = |present: bool, address: GlobalAddress, first: f32, second: f32| unsafe {
+                        let elements = prmt_b32(convert(OUTPUT, first, second), 0, in_order);
+                        st_global_b32_where(present, address, elements);
+                    };
+                    if K::SHAPE.matrices == 2 {
+                        let gated =
+                            |register: usize| silu(alpha[0] * round[0][register]) * (alpha[1] * round[1][register]);
+                        store(present, rows[odd], gated(first), gated(second));
+                    } else {
+                        let panel_bytes = u64::from(K::SHAPE.panel_rows()) * ELEMENT_BYTES;
+                        store(present, rows[odd], alpha[0] * round[0][first], alpha[0] * round[0][second]);
+                        let (first, second) = (alpha[0] * round[1][first], alpha[0] * round[1][second]);
+                        store(present && panels[1], rows[odd] + panel_bytes, first, second);
+                    }
+                    rows[odd] = rows[odd] + CORE_TOKENS as u64 * row_bytes;
+                }
+            });
+            token += ROUND_TOKENS as u32;
+            sums = sums.map(|[_, second, third, fourth]| [second, third, fourth, fourth]);
+        }
+    }
+}
