@@ -11,8 +11,6 @@ use nvfp4::moe::generate::Routing;
 use nvfp4::plan::roofline::{GPUS, Gpu};
 use nvfp4::problem::{Op, OutDtype};
 
-use super::run::Operation;
-
 /// A parser of the names of some values.
 pub fn named<T>(values: &[T], name: fn(&T) -> &'static str) -> impl TypedValueParser<Value = T> + use<T>
 where
@@ -57,11 +55,6 @@ where
 /// An operation.
 pub fn op() -> impl TypedValueParser<Value = Op> {
     named(&[Op::Gated, Op::Plain], |op| op.name())
-}
-
-/// An operation, of groups or of a layer.
-pub fn operation() -> impl TypedValueParser<Value = Operation> {
-    named(&Operation::ALL, |op| op.name())
 }
 
 /// Which experts tokens name.

@@ -34,7 +34,7 @@ pub struct Args {
     /// The operation, in place of the shape's own: gated, SiLU of the gate projection times the up projection; plain, one
     /// matrix product; or moe, a whole layer from hidden states to hidden states. Of a checkpoint gated takes gate and up
     /// projections, plain the down projections [default: gated; moe of a built-in layer].
-    #[arg(long, value_parser = parse::operation())]
+    #[arg(long, value_parser = parse::named(&Operation::ALL, |op| op.name()))]
     pub op: Option<Operation>,
     /// Where to run; auto takes a CUDA GPU if there is one.
     #[arg(long, value_enum, default_value_t = Choice::Auto)]

@@ -21,21 +21,21 @@ use nvfp4::problem::Step;
 
 use super::progress::Progress;
 use super::{exit, note_leftovers};
+pub use args::Args;
 use args::Choice;
-pub use args::{Args, Operation};
 use job::Job;
 use report::Report;
 use verification::verify;
 
 /// Runs the job and prints the report.
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let backend = choose_backend(args)?;
     if args.is_moe() {
-        return moe::run(args, out);
+        return moe::run(args, backend, out);
     }
     if args.routing.is_some() || args.tokens.is_some() && args.weights.is_none() {
         bail!("--routing is of --op moe, --tokens of --op moe or of --weights; add one of them");
     }
-    let backend = choose_backend(args)?;
     let checkpoint = args.weights.as_deref().map(Checkpoint::open).transpose()?;
     if let Some(path) = &args.output {
         let inputs = checkpoint.iter().flat_map(Checkpoint::paths).chain(args.activations.as_deref());

@@ -16,7 +16,7 @@ use nvfp4::{Error, printable};
 use serde_json::json;
 
 use super::args::{Args, Choice, Verify};
-use super::{choose_backend, job, report};
+use super::{job, report};
 use crate::cli::progress::Progress;
 use crate::cli::{exit, table};
 
@@ -26,12 +26,11 @@ const SHAPE: &str = "qwen3-30b-a3b";
 /// Elements of each stage in a sample.
 const SAMPLE: usize = 4096;
 
-/// Runs the layer and prints the report.
-pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+/// Runs the layer on the backend that was chosen, and prints the report.
+pub fn run(args: &Args, mut backend: Box<dyn Backend>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if args.weights.is_some() || args.output.is_some() || args.variant != Variant::default() {
         bail!("--weights, --output and --variant are not of --op moe; leave them out");
     }
-    let mut backend = choose_backend(args)?;
     let name = args.shape.as_deref().unwrap_or(SHAPE);
     let shape = shape::find(name)?;
     let dtype = args.out_dtype.unwrap_or(OutDtype::Bf16);
