@@ -1,7 +1,7 @@
 //! Blocks that run together and reach each other's shared memory: the cluster.
 //!
 //! A kernel asks for a cluster with `#[kernel(cluster = …)]`; the grid is a multiple of it. PTX ISA, "Special Registers",
-//! "Data Movement and Conversion Instructions: mapa" and "Parallel Synchronization and Communication Instructions:
+//! "Data Movement and Conversion Instructions": `mapa`, `st`, and "Parallel Synchronization and Communication Instructions:
 //! barrier.cluster"; sm_90 and up.
 
 use crate::{ptx, shared::SharedAddress};
@@ -20,6 +20,15 @@ pub fn cluster_rank() -> u32 {
     rank
 }
 
+/// Blocks of the cluster (`%cluster_nctarank`); 1 where the launch asked for none.
+#[inline(always)]
+pub fn cluster_size() -> u32 {
+    let size: u32;
+    // SAFETY: reads a register that every thread has.
+    unsafe { ptx!("mov.u32 {}, %cluster_nctarank;", out(reg32) size, options(pure, nomem, nostack, preserves_flags)) };
+    size
+}
+
 /// The same place in the shared memory of the block that has this rank (`mapa.shared::cluster`).
 #[inline(always)]
 pub fn mapa(address: SharedAddress, rank: u32) -> ClusterAddress {
@@ -34,8 +43,53 @@ pub fn mapa(address: SharedAddress, rank: u32) -> ClusterAddress {
     ClusterAddress(mapped)
 }
 
-/// Waits for every thread of the cluster, and makes what they wrote to memory visible to each other
-/// (`barrier.cluster.arrive.release.aligned`, `barrier.cluster.wait.acquire.aligned`).
+/// Stores a word in the shared memory of any block of the cluster (`st.shared::cluster.b32`).
+///
+/// # Safety
+/// `address` is a multiple of 4 in the shared memory of a block that has begun and does not end meanwhile; no other thread
+/// accesses the word meanwhile.
+#[inline(always)]
+pub unsafe fn st_shared_cluster_b32(address: ClusterAddress, value: u32) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!("st.shared::cluster.b32 [{}], {};", in(reg32) address.0, in(reg32) value, options(nostack, preserves_flags))
+    };
+}
+
+/// Says that this thread has come so far, and goes on; what it has written to memory is visible to who waits for it
+/// (`barrier.cluster.arrive.release.aligned`).
+///
+/// # Safety
+/// All lanes of a warp call it together, and each thread calls [`wait_cluster`] before it calls this again.
+#[inline(always)]
+pub unsafe fn arrive_cluster() {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ptx!("barrier.cluster.arrive.release.aligned;", options(nostack, preserves_flags)) };
+}
+
+/// As [`arrive_cluster`], but says nothing of memory (`barrier.cluster.arrive.relaxed.aligned`).
+///
+/// # Safety
+/// As [`arrive_cluster`].
+#[inline(always)]
+pub unsafe fn arrive_cluster_relaxed() {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ptx!("barrier.cluster.arrive.relaxed.aligned;", options(nostack, preserves_flags)) };
+}
+
+/// Waits until every thread of the cluster that has not ended has called [`arrive_cluster`], and sees what they wrote before
+/// (`barrier.cluster.wait.acquire.aligned`).
+///
+/// # Safety
+/// All lanes of a warp call it together, each once after [`arrive_cluster`].
+#[inline(always)]
+pub unsafe fn wait_cluster() {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ptx!("barrier.cluster.wait.acquire.aligned;", options(nostack, preserves_flags)) };
+}
+
+/// Waits for every thread of the cluster, and makes what they wrote to memory visible to each other: [`arrive_cluster`], then
+/// [`wait_cluster`].
 ///
 /// # Safety
 /// All lanes of a warp call it together, and every thread of the cluster that has not ended.
@@ -43,10 +97,7 @@ pub fn mapa(address: SharedAddress, rank: u32) -> ClusterAddress {
 pub unsafe fn sync_cluster() {
     // SAFETY: what `# Safety` above asks.
     unsafe {
-        ptx!(
-            "barrier.cluster.arrive.release.aligned;",
-            "barrier.cluster.wait.acquire.aligned;",
-            options(nostack, preserves_flags)
-        )
-    };
+        arrive_cluster();
+        wait_cluster();
+    }
 }

@@ -1,7 +1,8 @@
 //! Loads and stores in global memory, by device address.
 //!
 //! A plain Rust pointer works too, but its accesses are generic: the hardware has to find out that they are global.
-//! PTX ISA, "Data Movement and Conversion Instructions": `ld.global.nc`, `st`.
+//! PTX ISA, "Data Movement and Conversion Instructions": `ld`, `ld.global.nc`, `st`; "Parallel Synchronization and Communication
+//! Instructions: red".
 
 use core::ops::Add;
 
@@ -46,12 +47,12 @@ impl Add<u64> for GlobalAddress {
 }
 
 macro_rules! predicated_loads {
-    ($($(#[$doc:meta])* $name:ident: $ty:ident = $bits:literal, $reg:ident;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident: $ty:ident = $instruction:literal, $bits:literal, $reg:ident;)*) => {$(
         $(#[$doc])*
         ///
         /// # Safety
         /// Where `predicate` holds, `address` is a multiple of the value's size, and an initialised value lies there in global
-        /// memory that nobody writes while the kernel runs.
+        /// memory that nobody writes meanwhile, or for `nc`, that nobody writes while the kernel runs.
         #[inline(always)]
         pub unsafe fn $name(predicate: bool, address: GlobalAddress) -> $ty {
             let value: $ty;
@@ -62,7 +63,7 @@ macro_rules! predicated_loads {
                     ".reg .pred p;",
                     "setp.ne.u32 p, {predicate}, 0;",
                     concat!("mov.", $bits, " {value}, 0;"),
-                    concat!("@p ld.global.nc.", $bits, " {value}, [{address}];"),
+                    concat!("@p ", $instruction, ".", $bits, " {value}, [{address}];"),
                     "}}",
                     value = out($reg) value, predicate = in(reg32) u32::from(predicate), address = in(reg64) address.0,
                     options(readonly, nostack, preserves_flags)
@@ -75,9 +76,41 @@ macro_rules! predicated_loads {
 
 predicated_loads! {
     /// Loads 32 bits where `predicate` holds, else 0, without a branch (`@p ld.global.nc.b32`).
-    ld_global_nc_b32_or_zero: u32 = "b32", reg32;
+    ld_global_nc_b32_or_zero: u32 = "ld.global.nc", "b32", reg32;
     /// Loads 64 bits where `predicate` holds, else 0, without a branch (`@p ld.global.nc.b64`).
-    ld_global_nc_b64_or_zero: u64 = "b64", reg64;
+    ld_global_nc_b64_or_zero: u64 = "ld.global.nc", "b64", reg64;
+    /// Loads 32 bits where `predicate` holds, else 0, without a branch (`@p ld.global.b32`).
+    ld_global_b32_or_zero: u32 = "ld.global", "b32", reg32;
+    /// Loads 64 bits where `predicate` holds, else 0, without a branch (`@p ld.global.b64`).
+    ld_global_b64_or_zero: u64 = "ld.global", "b64", reg64;
+}
+
+/// Loads four words where `predicate` holds, else zeros, without a branch (`@p ld.global.v4.b32`).
+///
+/// # Safety
+/// Where `predicate` holds, `address` is a multiple of 16; 16 bytes of global memory lie there, initialised, that nobody writes
+/// meanwhile.
+#[inline(always)]
+pub unsafe fn ld_global_v4_b32_or_zero(predicate: bool, address: GlobalAddress) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "{{",
+            ".reg .pred p;",
+            "setp.ne.u32 p, {predicate}, 0;",
+            "mov.b32 {a}, 0;",
+            "mov.b32 {b}, 0;",
+            "mov.b32 {c}, 0;",
+            "mov.b32 {d}, 0;",
+            "@p ld.global.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];",
+            "}}",
+            a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+            predicate = in(reg32) u32::from(predicate), address = in(reg64) address.0,
+            options(readonly, nostack, preserves_flags)
+        )
+    };
+    [a, b, c, d]
 }
 
 /// Loads 32 bits (`ld.global.b32`).
@@ -148,24 +181,36 @@ stores! {
     st_global_b64: u64 = "st.global.b64", reg64;
 }
 
-/// Stores 32 bits where `predicate` holds, without a branch (`@p st.global.b32`).
-///
-/// # Safety
-/// Where `predicate` holds, `address` is a multiple of 4, in global memory that no other thread accesses meanwhile.
-#[inline(always)]
-pub unsafe fn st_global_b32_where(predicate: bool, address: GlobalAddress, value: u32) {
-    // SAFETY: what `# Safety` above asks.
-    unsafe {
-        ptx!(
-            "{{",
-            ".reg .pred p;",
-            "setp.ne.u32 p, {predicate}, 0;",
-            "@p st.global.b32 [{address}], {value};",
-            "}}",
-            predicate = in(reg32) u32::from(predicate), address = in(reg64) address.0, value = in(reg32) value,
-            options(nostack, preserves_flags)
-        )
-    };
+macro_rules! predicated_stores {
+    ($($(#[$doc:meta])* $name:ident: $ty:ident = $bits:literal, $reg:ident;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// Where `predicate` holds, `address` is a multiple of the value's size, in global memory that no other thread accesses
+        /// meanwhile.
+        #[inline(always)]
+        pub unsafe fn $name(predicate: bool, address: GlobalAddress, value: $ty) {
+            // SAFETY: what `# Safety` above asks.
+            unsafe {
+                ptx!(
+                    "{{",
+                    ".reg .pred p;",
+                    "setp.ne.u32 p, {predicate}, 0;",
+                    concat!("@p st.global.", $bits, " [{address}], {value};"),
+                    "}}",
+                    predicate = in(reg32) u32::from(predicate), address = in(reg64) address.0, value = in($reg) value,
+                    options(nostack, preserves_flags)
+                )
+            };
+        }
+    )*};
+}
+
+predicated_stores! {
+    /// Stores 16 bits where `predicate` holds, without a branch (`@p st.global.b16`).
+    st_global_b16_where: u16 = "b16", reg16;
+    /// Stores 32 bits where `predicate` holds, without a branch (`@p st.global.b32`).
+    st_global_b32_where: u32 = "b32", reg32;
 }
 
 /// Stores four words (`st.global.v4.b32`).
@@ -181,5 +226,17 @@ pub unsafe fn st_global_v4_b32(address: GlobalAddress, [a, b, c, d]: [u32; 4]) {
             in(reg64) address.0, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d,
             options(nostack, preserves_flags)
         )
+    };
+}
+
+/// Makes the number at `address` the smaller one of itself and `value`, as one step (`red.global.min.u64`).
+///
+/// # Safety
+/// `address` is a multiple of 8; 8 bytes of global memory lie there, which others access by such instructions alone.
+#[inline(always)]
+pub unsafe fn red_global_min_u64(address: GlobalAddress, value: u64) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!("red.global.min.u64 [{}], {};", in(reg64) address.0, in(reg64) value, options(nostack, preserves_flags))
     };
 }

@@ -21,6 +21,15 @@ pub fn lane_id() -> u32 {
     lane
 }
 
+/// A bit for each lane below this one (`%lanemask_lt`).
+#[inline(always)]
+pub fn lanes_below() -> u32 {
+    let mask: u32;
+    // SAFETY: reads a register that every thread has.
+    unsafe { ptx!("mov.u32 {}, %lanemask_lt;", out(reg32) mask, options(pure, nomem, nostack, preserves_flags)) };
+    mask
+}
+
 /// Waits for the lanes of `mask` and orders their memory accesses (`bar.warp.sync`).
 ///
 /// # Safety
@@ -94,6 +103,23 @@ pub unsafe fn warp_vote_ballot(mask: u32, predicate: bool) -> u32 {
         )
     };
     ballot
+}
+
+/// A bit for each lane of `mask` whose `value` is this lane's (`match.any.sync.b32`).
+///
+/// # Safety
+/// See the module: the same call by all of `mask`.
+#[inline(always)]
+pub unsafe fn warp_match_any(mask: u32, value: u32) -> u32 {
+    let same: u32;
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "match.any.sync.b32 {}, {}, {};", out(reg32) same, in(reg32) value, in(reg32) mask,
+            options(nomem, nostack, preserves_flags)
+        )
+    };
+    same
 }
 
 /// True in one lane of `mask` that the hardware picks, the same at each call (`elect.sync`, sm_90 and up).

@@ -14,6 +14,10 @@ mod gated_sm90;
 pub(crate) mod group;
 pub(crate) mod kernel;
 pub(crate) mod launch;
+pub mod moe;
+pub(crate) mod moe_pack;
+mod moe_route;
+mod moe_sm90;
 pub(crate) mod schedule;
 mod silu_mul;
 pub(crate) mod tensor_map;
@@ -35,6 +39,9 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &gated_sm90::GatedSm90,
     &gated_simt::GatedSimt,
     &silu_mul::SiluMul,
+    &moe_route::MoeRoute,
+    &moe_sm90::MoeSm90,
+    &moe_pack::MoePack,
 ];
 
 /// The kernel that a PTX text or machine code belongs to: the one with an entry that the code names.

@@ -5,12 +5,12 @@
 
 use bytemuck::{Pod, Zeroable};
 
+pub use crate::sm90::{CORE_MATRIX_ROWS, K_BLOCK, STRIP_BYTES};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_K, SCALE_TILE_ROWS},
     instances::table,
     sm90::{BARRIER_BYTES, PANELS, Registers, SHARED_BYTES, Shape, TURN_BARRIERS},
 };
-pub use crate::sm90::{CORE_MATRIX_ROWS, K_BLOCK, STRIP_BYTES};
 
 /// Bytes of a row of values in a k-block: what the 64-byte swizzle spans.
 pub const K_BLOCK_BYTES: u32 = K_BLOCK / 2;
@@ -282,7 +282,7 @@ impl Instance {
 
     /// What the main loop is compiled for.
     pub const fn shape(self) -> Shape {
-        Shape { matrices: self.matrices, tile_tokens: self.tile_tokens, consumers: self.consumers }
+        Shape { matrices: self.matrices, tile_tokens: self.tile_tokens, consumers: self.consumers, narrow: false }
     }
 
     /// What `setmaxnreg` gives to threads.
@@ -327,9 +327,7 @@ impl Instance {
 
     /// Dynamic shared memory of a block, in bytes.
     pub const fn shared_bytes(self) -> u32 {
-        self.stages * self.stage_bytes()
-            + self.buffers * self.shape().buffer_bytes()
-            + self.barriers() * BARRIER_BYTES
+        self.stages * self.stage_bytes() + self.buffers * self.shape().buffer_bytes() + self.barriers() * BARRIER_BYTES
     }
 
     /// Stops the compiler where an instance asks for more than there is.

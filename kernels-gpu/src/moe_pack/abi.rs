@@ -40,3 +40,13 @@ pub struct Pack {
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
 }
+
+impl Pack {
+    /// Threads of a block.
+    pub const THREADS: u32 = 256;
+
+    /// Blocks of a grid.
+    pub const fn blocks(matrices: u32, rows: u32, k: u32) -> u64 {
+        matrices as u64 * (rows as u64 * k as u64).div_ceil(1 << 14)
+    }
+}

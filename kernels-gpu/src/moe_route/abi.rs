@@ -96,7 +96,7 @@ pub struct Route {
     /// Address of the [`Lists`] of T choices and one expert that it writes besides, for the expert that every token shares:
     /// rows are the tokens; or 0.
     pub shared_lists: u64,
-    /// T.
+    /// T; T·k is below 2³¹.
     pub token_count: u32,
     /// k, from 1 to [`MAX_TOP_K`].
     pub top_k: u32,
@@ -112,6 +112,67 @@ pub struct Route {
     pub shared_tile_tokens: u32,
     /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16); looked at for `input_weights`.
     pub token_type: u32,
+}
+
+/// Columns of a token that a warp copies, or adds up, at a time: 16 bytes a lane.
+pub const PIECE: u32 = 256;
+
+/// Pieces of a token; the last one may have fewer columns.
+pub const fn pieces(hidden: u32) -> u32 {
+    hidden.div_ceil(PIECE)
+}
+
+impl Route {
+    /// Threads of a block. An expert has one.
+    pub const THREADS: u32 = MAX_EXPERTS;
+
+    /// Warps of a block.
+    pub const WARPS: u32 = Self::THREADS / 32;
+
+    /// Pieces that a warp copies, all of them on their way at once.
+    pub const WARP_PIECES: u32 = 4;
+
+    /// Up to so many choices, a block alone makes the lists; of more, the blocks of a cluster.
+    pub const BLOCK_CHOICES: u64 = 4096;
+
+    /// The most blocks of a cluster.
+    pub const MAX_CLUSTER: u32 = 8;
+
+    /// The most dynamic shared memory of a block.
+    pub const MAX_SHARED_BYTES: u32 = Self::shared_bytes(MAX_EXPERTS, u64::MAX);
+
+    /// Blocks of a cluster, of so many choices, T·k. The first cluster of the grid makes the lists.
+    pub const fn cluster(choices: u64) -> u32 {
+        if choices <= Self::BLOCK_CHOICES { 1 } else { Self::MAX_CLUSTER }
+    }
+
+    /// Blocks of a grid, a multiple of the [`cluster`](Self::cluster): the first cluster, and those that copy tokens. There is one
+    /// where there is no token, for its lists are empty then, but not nothing.
+    pub const fn blocks(token_count: u32, top_k: u32, hidden: u32) -> u64 {
+        let cluster = Self::cluster(token_count as u64 * top_k as u64);
+        let pieces = token_count as u64 * pieces(hidden) as u64;
+        let copying = pieces.div_ceil((Self::WARPS * Self::WARP_PIECES) as u64);
+        (cluster as u64 + copying).next_multiple_of(cluster as u64)
+    }
+
+    /// Dynamic shared memory of a block, of so many experts and choices: how many rows each warp, and each block of the cluster,
+    /// has of each expert, and the first of them; and two sums of each warp.
+    pub const fn shared_bytes(experts: u32, choices: u64) -> u32 {
+        ((Self::WARPS + 1 + Self::cluster(choices)) * experts + 2 * Self::WARPS) * 4
+    }
+}
+
+impl Combine {
+    /// Threads of a block.
+    pub const THREADS: u32 = 256;
+
+    /// Warps of a block.
+    pub const WARPS: u32 = Self::THREADS / 32;
+
+    /// Blocks of a grid; none where there is no token.
+    pub const fn blocks(token_count: u32, hidden: u32) -> u64 {
+        (token_count as u64 * pieces(hidden) as u64).div_ceil(Self::WARPS as u64)
+    }
 }
 
 /// The one parameter of [`COMBINE_ENTRIES`]: `out[t] = Σⱼ weights[t, j]·row(t, j)`, and the shared expert's behind.

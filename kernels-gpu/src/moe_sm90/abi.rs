@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::{
     instances::table,
     sm90::{BARRIER_BYTES, CORE_MATRIX_ROWS, PANELS, Registers, SHARED_BYTES, Shape, TURN_BARRIERS},
-    units::{SLAB_BYTES, SLAB_ROWS, TokenType},
+    units::{SLAB_ROWS, TokenType, UNIT_BYTES, UNIT_ROWS},
 };
 
 /// The one parameter of a product: for every expert e with its rows, `C = silu(α·A·gateᵀ) ∘ (α·A·upᵀ)`, or `C = α·A·downᵀ`.
@@ -63,19 +63,24 @@ pub const STRIP_SOURCE_BYTES: u32 = 32 * SOURCE_BYTES;
 /// Passes the list of instances to `$each!`: of an operation and a type of tokens, the smallest tile first.
 ///
 /// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold tokens; `stages` hold weights. As for
-/// [`gated_sm90`](crate::gated_sm90::abi).
+/// [`gated_sm90`](crate::gated_sm90::abi). What a multiprocessor can decode in a time is limited: where few experts are hit,
+/// narrow tiles spread them over more.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
+            moe_gated_f16_t16_narrow = gated(TokenType::F16, 16).consumers(2).narrow().buffers(6).stages(16);
             moe_gated_f16_t16 = gated(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
             moe_gated_f16_t64 = gated(TokenType::F16, 64).consumers(2).buffers(4).stages(8);
             moe_gated_f16_t128 = gated(TokenType::F16, 128).consumers(2).buffers(3).stages(7);
+            moe_plain_f16_t16_narrow = plain(TokenType::F16, 16).consumers(2).narrow().buffers(6).stages(16);
             moe_plain_f16_t16 = plain(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_f16_t64 = plain(TokenType::F16, 64).consumers(2).buffers(4).stages(8);
             moe_plain_f16_t128 = plain(TokenType::F16, 128).consumers(2).buffers(3).stages(7);
+            moe_gated_bf16_t16_narrow = gated(TokenType::Bf16, 16).consumers(2).narrow().buffers(6).stages(16);
             moe_gated_bf16_t16 = gated(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
             moe_gated_bf16_t64 = gated(TokenType::Bf16, 64).consumers(2).buffers(4).stages(8);
             moe_gated_bf16_t128 = gated(TokenType::Bf16, 128).consumers(2).buffers(3).stages(7);
+            moe_plain_bf16_t16_narrow = plain(TokenType::Bf16, 16).consumers(2).narrow().buffers(6).stages(16);
             moe_plain_bf16_t16 = plain(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_bf16_t64 = plain(TokenType::Bf16, 64).consumers(2).buffers(4).stages(8);
             moe_plain_bf16_t128 = plain(TokenType::Bf16, 128).consumers(2).buffers(3).stages(7);
@@ -114,6 +119,8 @@ pub struct Instance {
     pub tile_tokens: u32,
     /// Warpgroups that multiply.
     pub consumers: u32,
+    /// Whether tiles have half as many columns as so many warpgroups could multiply.
+    pub narrow: bool,
     /// Buffers of tokens.
     pub buffers: u32,
     /// Stages of the pipeline that brings weights from global to shared memory.
@@ -126,7 +133,8 @@ pub struct Builder(Instance);
 
 /// The gated kernel for tokens of this type, with up to so many of them a tile.
 pub const fn gated(token_type: TokenType, tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, token_type, tile_tokens, consumers: 0, buffers: 0, stages: 0 })
+    let (entry, matrices, narrow) = ("", 2, false);
+    Builder(Instance { entry, matrices, token_type, tile_tokens, consumers: 0, narrow, buffers: 0, stages: 0 })
 }
 
 /// As [`gated`], the plain kernel.
@@ -138,6 +146,11 @@ impl Builder {
     /// Sets [`Instance::consumers`].
     pub const fn consumers(self, consumers: u32) -> Self {
         Self(Instance { consumers, ..self.0 })
+    }
+
+    /// Sets [`Instance::narrow`].
+    pub const fn narrow(self) -> Self {
+        Self(Instance { narrow: true, ..self.0 })
     }
 
     /// Sets [`Instance::buffers`].
@@ -165,12 +178,12 @@ pub const REGISTERS_OF_FOUR: Registers = Registers { producer: 32, consumer: 112
 impl Instance {
     /// What the main loop is compiled for.
     pub const fn shape(self) -> Shape {
-        Shape { matrices: self.matrices, tile_tokens: self.tile_tokens, consumers: self.consumers }
+        Shape { matrices: self.matrices, tile_tokens: self.tile_tokens, consumers: self.consumers, narrow: self.narrow }
     }
 
     /// What `setmaxnreg` gives to threads.
     pub const fn registers(self) -> Registers {
-        if self.shape().ping_pong() { REGISTERS_OF_TWO } else { REGISTERS_OF_FOUR }
+        if self.consumers == 2 { REGISTERS_OF_TWO } else { REGISTERS_OF_FOUR }
     }
 
     /// Columns of C of a tile.
@@ -183,14 +196,15 @@ impl Instance {
         self.shape().threads()
     }
 
-    /// Slabs of a panel.
-    pub const fn panel_slabs(self) -> u32 {
-        self.shape().panel_rows() / SLAB_ROWS
+    /// Rows of a panel that lie together in a stage: a slab's, or in a narrow tile half of them.
+    pub const fn piece_rows(self) -> u32 {
+        let rows = self.shape().panel_rows();
+        if rows < SLAB_ROWS { rows } else { SLAB_ROWS }
     }
 
     /// Bytes of a panel in a stage.
     pub const fn panel_bytes(self) -> u32 {
-        self.panel_slabs() * SLAB_BYTES
+        self.shape().panel_rows() / UNIT_ROWS * UNIT_BYTES
     }
 
     /// Bytes of a stage.
@@ -220,7 +234,7 @@ impl Instance {
     /// Stops the compiler where an instance asks for more than there is.
     const fn check(self) {
         self.shape().check();
-        assert!(self.shape().panel_rows().is_multiple_of(SLAB_ROWS), "a panel is of whole slabs");
+        assert!(SLAB_ROWS.is_multiple_of(self.piece_rows()), "a panel is of whole slabs, or is one half of one");
         assert!(self.stages > 1, "with one stage, filling it would wait for emptying it");
         assert!(self.buffers > 2, "one buffer is multiplied, one is being filled, and one is not yet known to be full");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
@@ -238,7 +252,8 @@ mod tests {
             instance.check();
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
             let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
-            let expected = std::format!("moe_{operation}_{token_type}_t{}", instance.tile_tokens);
+            let narrow = if instance.narrow { "_narrow" } else { "" };
+            let expected = std::format!("moe_{operation}_{token_type}_t{}{narrow}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);
         }
     }

@@ -47,6 +47,14 @@ impl Fragment {
         Self { lane, rows: [first_row + odd, first_row + 1 - odd], leads: lane == 0 && pair == 0 }
     }
 
+    /// This thread's in a narrow gated tile: one row of each panel, row g of its warp's eight. What a thread has of them is rows g
+    /// and g+8 of `wgmma`'s A, gate first, so that both meet in one thread.
+    #[inline(always)]
+    pub const fn narrow(&self) -> Self {
+        let row = self.rows[0] / 2;
+        Self { lane: self.lane, rows: [row, row], leads: self.leads }
+    }
+
     /// This thread's once more, computed from its index where this is called: for what is seldom needed, so that it takes no
     /// registers meanwhile.
     #[inline(always)]

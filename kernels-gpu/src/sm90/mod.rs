@@ -3,7 +3,7 @@
 //! A and B are swapped: weights lie on the tensor core's M, tokens on its N. Weights are decoded in registers, straight into the A
 //! fragments of `wgmma`; tokens are its B, in shared memory, as rows of core matrices without swizzle. A tile of C takes two
 //! *panels* of weights: gate and up of the same columns of C, or neighbouring columns of a plain C. Each warpgroup has 64 rows of
-//! both panels.
+//! both panels; in a narrow tile it has 32 rows of gate and the same of up, or 64 of one panel.
 
 #[cfg(feature = "sm90")]
 pub mod decode;
@@ -19,7 +19,7 @@ mod write;
 #[cfg(feature = "sm90")]
 pub use self::{
     fragment::Fragment,
-    multiply::{Consumer, Kind, Parts},
+    multiply::{Consumer, Kind},
     turns::PingPong,
     write::Target,
 };
@@ -79,12 +79,15 @@ pub struct Shape {
     pub tile_tokens: u32,
     /// Warpgroups that multiply: two that take turns, or four that do not.
     pub consumers: u32,
+    /// Whether a warpgroup has 64 rows of a tile's two panels together, and not of each: for few tiles, which as many blocks as
+    /// can be are to share.
+    pub narrow: bool,
 }
 
 impl Shape {
     /// Whether two warpgroups take turns to multiply, while the other decodes.
     pub const fn ping_pong(self) -> bool {
-        self.consumers == 2
+        self.consumers == 2 && !self.narrow
     }
 
     /// Threads of a block, in one dimension: a warpgroup that loads, and those that multiply.
@@ -94,7 +97,12 @@ impl Shape {
 
     /// Rows of a panel.
     pub const fn panel_rows(self) -> u32 {
-        self.consumers * WARPGROUP_ROWS
+        self.consumers * WARPGROUP_ROWS / if self.narrow { PANELS as u32 } else { 1 }
+    }
+
+    /// Parts of a stage that a thread has: one of each panel, or one alone.
+    pub const fn parts(self) -> usize {
+        if self.narrow { 1 } else { PANELS }
     }
 
     /// Columns of C of a tile.
@@ -120,6 +128,7 @@ impl Shape {
         assert!((self.tile_tokens / 2).is_multiple_of(CORE_MATRIX_ROWS), "half a tile is whole core matrices");
         assert!(self.tile_tokens > 0 && self.tile_tokens <= MAX_TILE_TOKENS, "there are main loops up to N = 128");
         assert!(self.consumers == 2 || self.consumers == 4, "two warpgroups take turns, or four do not");
+        assert!(!self.narrow || self.consumers == 2, "of a narrow plain tile, each of two warpgroups has a panel");
     }
 }
 

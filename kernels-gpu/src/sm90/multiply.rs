@@ -1,5 +1,8 @@
 //! The main loop of a warpgroup: stages of weights, decoded in registers, times buffers of tokens → sums.
 
+// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+#![allow(clippy::needless_range_loop)]
+
 use cuda_std::{
     mbarrier::Mbarrier,
     shared::SharedAddress,
@@ -7,23 +10,21 @@ use cuda_std::{
 };
 
 use super::{
-    CORE_MATRIX_BYTES, Fragment, LANE_WORDS, MAX_TILE_TOKENS, PANELS, PingPong, STRIP_BYTES, Shape, WORD_PAIRS,
+    CORE_MATRIX_BYTES, Fragment, LANE_WORDS, MAX_TILE_TOKENS, PingPong, STRIP_BYTES, Shape, WORD_PAIRS,
     write::{Sums, pad, registers},
 };
 use crate::ring::Ring;
 
-/// A thread's part of a stage's two panels, packed.
-pub type Parts<K> = [<K as Kind>::Part; PANELS];
-
-/// How a kernel's weights lie in a stage, and what they are multiplied with.
-pub trait Kind {
+/// How a kernel's weights lie in a stage, and what they are multiplied with. A thread has `P` parts of a stage: one of each panel,
+/// or in a narrow tile one alone.
+pub trait Kind<const P: usize> {
     /// What the code is compiled for.
     const SHAPE: Shape;
     /// What a product lacks of its value.
     const UNSCALE: f32;
     /// The numbers that are multiplied.
     type Number: Number;
-    /// A thread's words of two rows of a stage's panel, and their scales.
+    /// A thread's words of two rows of weights, and their scales.
     type Part: Copy;
 
     /// The address of a stage.
@@ -36,16 +37,14 @@ pub trait Kind {
     ///
     /// # Safety
     /// The stage is full of this k-block.
-    unsafe fn load(&self, stage: SharedAddress, fragment: &Fragment, k_block: u32) -> Parts<Self>
-    where
-        Self: Sized;
+    unsafe fn load(&self, stage: SharedAddress, fragment: &Fragment, k_block: u32) -> [Self::Part; P];
 
     /// The A fragments of the two products that a word serves.
     fn decode(part: &Self::Part, word: usize) -> [[u32; 4]; 2];
 }
 
 /// A warpgroup that multiplies, as one thread has it.
-pub struct Consumer<K> {
+pub struct Consumer<K, const P: usize> {
     /// How weights lie.
     pub kind: K,
     /// The start of shared memory.
@@ -60,7 +59,7 @@ pub struct Consumer<K> {
     pub turns: PingPong,
 }
 
-impl<K: Kind> Consumer<K> {
+impl<K: Kind<P>, const P: usize> Consumer<K, P> {
     /// The `consumer`-th of the warpgroups that multiply.
     #[inline(always)]
     pub fn new(
@@ -82,7 +81,7 @@ impl<K: Kind> Consumer<K> {
     /// The barriers have been initialised. The whole warpgroup calls it together, for each of the block's tiles in order.
     /// `tokens` is not more than the shape's, and `k_blocks` not 0.
     #[inline(always)]
-    pub unsafe fn sum_tile(&mut self, tokens: u32, k_blocks: u32) -> Sums {
+    pub unsafe fn sum_tile(&mut self, tokens: u32, k_blocks: u32) -> Sums<P> {
         let n = K::SHAPE.mma_n(tokens);
         macro_rules! main_loops {
             ($($n:literal)*) => {$(
@@ -103,18 +102,17 @@ impl<K: Kind> Consumer<K> {
     /// # Safety
     /// As [`Self::sum_tile`].
     #[inline(always)]
-    unsafe fn sum<const REGISTERS: usize>(&mut self, k_blocks: u32) -> [[f32; REGISTERS]; PANELS]
+    unsafe fn sum<const REGISTERS: usize>(&mut self, k_blocks: u32) -> [[f32; REGISTERS]; P]
     where
         [f32; REGISTERS]: MmaAsync,
     {
-        const { assert!(K::SHAPE.tile_tokens <= MAX_TILE_TOKENS) };
-        let mut sums = [[0.0; REGISTERS]; PANELS];
+        const { assert!(K::SHAPE.tile_tokens <= MAX_TILE_TOKENS && K::SHAPE.parts() == P) };
+        let mut sums = [[0.0; REGISTERS]; P];
         // SAFETY: the whole warpgroup is here. A buffer is read while it is full, and released when its products are complete.
         unsafe {
-            let decode = |parts: &Parts<K>, word| [K::decode(&parts[0], word), K::decode(&parts[1], word)];
+            let decode = |parts: &[K::Part; P], word| parts.map(|part| K::decode(&part, word));
             let mut parts = self.take(0);
-            let mut a: [_; LANE_WORDS] =
-                [decode(&parts, 0), decode(&parts, 1), decode(&parts, 2), decode(&parts, 3)];
+            let mut a: [_; LANE_WORDS] = [decode(&parts, 0), decode(&parts, 1), decode(&parts, 2), decode(&parts, 3)];
             for k_block in 0..k_blocks {
                 self.buffers.wait_full();
                 let buffer = K::buffer(self.shared, self.buffers);
@@ -127,8 +125,9 @@ impl<K: Kind> Consumer<K> {
                     ($($word:literal)*) => {
                         $(for half in 0..2 {
                             let b = b.advance(($word * WORD_PAIRS + 2 * half) as u32 * CORE_MATRIX_BYTES);
-                            sums[0].mma_async::<K::Number>(a[$word][0][half], b, true);
-                            sums[1].mma_async::<K::Number>(a[$word][1][half], b, true);
+                            for part in 0..P {
+                                sums[part].mma_async::<K::Number>(a[$word][part][half], b, true);
+                            }
                         })*
                         wgmma::commit_group();
                     };
@@ -154,8 +153,7 @@ impl<K: Kind> Consumer<K> {
                     a[1] = decode(&parts, 1);
                 }
                 wgmma::wait_group::<0>();
-                sums[0].settle();
-                sums[1].settle();
+                sums.iter_mut().for_each(MmaAsync::settle);
                 self.fragment.arrive(self.buffers.empty());
                 self.buffers.advance();
                 if more {
@@ -172,7 +170,7 @@ impl<K: Kind> Consumer<K> {
     /// # Safety
     /// As [`Self::sum_tile`].
     #[inline(always)]
-    unsafe fn take(&mut self, k_block: u32) -> Parts<K> {
+    unsafe fn take(&mut self, k_block: u32) -> [K::Part; P] {
         // SAFETY: the stage is read after it is full and before this warp says that it is empty.
         unsafe {
             self.stages.wait_full();

@@ -1,13 +1,16 @@
 //! The epilogue: a tile's sums, scaled and activated → C.
 
+// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+#![allow(clippy::needless_range_loop)]
+
 use core::marker::PhantomData;
 
 use cuda_std::{
-    global::{GlobalAddress, st_global_b32_where},
+    global::{GlobalAddress, st_global_b16_where, st_global_b32_where},
     integer::prmt_b32,
 };
 
-use super::{CORE_MATRIX_ROWS, Fragment, Kind, MAX_TILE_TOKENS, PANELS, WARPGROUP, WARPGROUP_ROWS};
+use super::{CORE_MATRIX_ROWS, Fragment, Kind, MAX_TILE_TOKENS, WARPGROUP, WARPGROUP_ROWS};
 use crate::epilogue::{convert, silu};
 
 /// Accumulators of a thread for one panel of a product with this N.
@@ -41,15 +44,15 @@ const ROUND_REGISTERS: usize = registers(ROUND_TOKENS);
 const ROUNDS: usize = MAX_TILE_TOKENS as usize / ROUND_TOKENS;
 const _: () = assert!(ROUNDS == 4, "`write` names each round");
 
-/// The sums of a tile's panels, round by round. After the tile's last token they may be anything.
-pub type Sums = [[[f32; ROUND_REGISTERS]; ROUNDS]; PANELS];
+/// The sums of a thread's parts of a tile, round by round. After the tile's last token they may be anything.
+pub type Sums<const P: usize> = [[[f32; ROUND_REGISTERS]; ROUNDS]; P];
 
 /// The sums of a product as those of the largest tile.
 #[inline(always)]
-pub(super) fn pad<const REGISTERS: usize>(sums: &[[f32; REGISTERS]; PANELS]) -> Sums {
-    let mut padded = [[[0.0; ROUND_REGISTERS]; ROUNDS]; PANELS];
-    for panel in 0..PANELS {
-        padded[panel].as_flattened_mut()[..REGISTERS].copy_from_slice(&sums[panel]);
+pub(super) fn pad<const REGISTERS: usize, const P: usize>(sums: &[[f32; REGISTERS]; P]) -> Sums<P> {
+    let mut padded = [[[0.0; ROUND_REGISTERS]; ROUNDS]; P];
+    for part in 0..P {
+        padded[part].as_flattened_mut()[..REGISTERS].copy_from_slice(&sums[part]);
     }
     padded
 }
@@ -75,8 +78,9 @@ pub struct Target<K> {
     pub kind: PhantomData<K>,
 }
 
-impl<K: Kind> Target<K> {
-    /// Scales, activates and writes a thread's elements of C, in the format `OUTPUT`.
+impl<K> Target<K> {
+    /// Scales, activates and writes a thread's elements of C, in the format `output`, a constant. Its rows of weights are the same of each
+    /// panel, or of a narrow tile as [`Fragment::narrow`] says.
     ///
     /// These instructions run once a tile, after so many others that they have left the instruction cache. So there are few of
     /// them: the same ones for every N and for every round.
@@ -85,7 +89,10 @@ impl<K: Kind> Target<K> {
     /// C lies there, and the tile is this warpgroup's. `sums` are the tile's, and `fragment` says which of them are this
     /// thread's.
     #[inline(always)]
-    pub unsafe fn write<const OUTPUT: u32>(&self, fragment: &Fragment, mut sums: Sums) {
+    pub unsafe fn write<const P: usize>(&self, output: u32, fragment: &Fragment, mut sums: Sums<P>)
+    where
+        K: Kind<P>,
+    {
         let &Self { c, alpha, n, .. } = self;
         let [first, second] = fragment.rows;
         let column = self.first_column + first.min(second);
@@ -97,14 +104,14 @@ impl<K: Kind> Target<K> {
         // The addresses of this thread's even token and of its odd one, which is the next.
         let even = GlobalAddress::new(c) + element * ELEMENT_BYTES;
         let mut rows = [even, even + row_bytes];
-        // Whether C has the columns of each panel. A panel may lie outside of C, since N may be as small as 8.
-        let panels = [0, 1].map(|panel| column + panel * K::SHAPE.panel_rows() < n);
+        // Whether C has the columns of each part. They may lie outside of C, since N may be as small as 8.
+        let parts: [bool; P] = core::array::from_fn(|part| column + part as u32 * K::SHAPE.panel_rows() < n);
         let alpha = alpha.map(|alpha| K::UNSCALE * alpha);
-        if !panels[0] {
+        if !parts[0] {
             return;
         }
         while token < self.tokens {
-            let round = sums.map(|panel| panel[0]);
+            let round = sums.map(|part| part[0]);
             unroll!(CORE in 0 1 2 3, {
                 for odd in 0..2 {
                     let in_round = CORE * CORE_TOKENS + odd;
@@ -114,18 +121,24 @@ impl<K: Kind> Target<K> {
                     // Predicated, because with branches each element would wait for the one before it.
                     // SAFETY: two elements of C that are this thread's alone; N and the column are even.
                     let store = |present: bool, address: GlobalAddress, first: f32, second: f32| unsafe {
-                        let elements = prmt_b32(convert(OUTPUT, first, second), 0, in_order);
+                        let elements = prmt_b32(convert(output, first, second), 0, in_order);
                         st_global_b32_where(present, address, elements);
                     };
-                    if K::SHAPE.matrices == 2 {
+                    if K::SHAPE.matrices == 2 && P == 2 {
                         let gated =
                             |register: usize| silu(alpha[0] * round[0][register]) * (alpha[1] * round[1][register]);
                         store(present, rows[odd], gated(first), gated(second));
+                    } else if K::SHAPE.matrices == 2 {
+                        // The first row is gate's, the second is up's.
+                        let gated = silu(alpha[0] * round[0][first]) * (alpha[1] * round[0][second]);
+                        // SAFETY: an element of C that is this thread's alone.
+                        unsafe { st_global_b16_where(present, rows[odd], convert(output, gated, 0.0) as u16) };
                     } else {
-                        let panel_bytes = u64::from(K::SHAPE.panel_rows()) * ELEMENT_BYTES;
-                        store(present, rows[odd], alpha[0] * round[0][first], alpha[0] * round[0][second]);
-                        let (first, second) = (alpha[0] * round[1][first], alpha[0] * round[1][second]);
-                        store(present && panels[1], rows[odd] + panel_bytes, first, second);
+                        for part in 0..P {
+                            let address = rows[odd] + (part as u32 * K::SHAPE.panel_rows()) as u64 * ELEMENT_BYTES;
+                            let (first, second) = (alpha[0] * round[part][first], alpha[0] * round[part][second]);
+                            store(present && parts[part], address, first, second);
+                        }
                     }
                     rows[odd] = rows[odd] + CORE_TOKENS as u64 * row_bytes;
                 }

@@ -17,7 +17,7 @@ use crate::{
     gated_sm90::abi::{Group, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, lane_offset},
     ring::Ring,
     sm90::{
-        Consumer, Fragment, Kind, Parts, Shape, Target,
+        Consumer, Fragment, Kind, PANELS, Shape, Target,
         decode::{F16_UNSCALE, Scales, decode_weights},
     },
 };
@@ -49,9 +49,9 @@ impl<const INDEX: usize> Sm90<INDEX> {
                     kind: PhantomData,
                 };
                 if output == OUTPUT_BF16 {
-                    target.write::<OUTPUT_BF16>(&consumer.fragment, sums);
+                    target.write::<PANELS>(OUTPUT_BF16, &consumer.fragment, sums);
                 } else {
-                    target.write::<OUTPUT_F16>(&consumer.fragment, sums);
+                    target.write::<PANELS>(OUTPUT_F16, &consumer.fragment, sums);
                 }
                 if !tiles.advance(tile.next) {
                     return;
@@ -68,7 +68,7 @@ pub(super) struct Rows {
     scales: [Scales; 2],
 }
 
-impl<const INDEX: usize> Kind for Sm90<INDEX> {
+impl<const INDEX: usize> Kind<PANELS> for Sm90<INDEX> {
     const SHAPE: Shape = Self::INSTANCE.shape();
     // Both factors of a product are decoded.
     const UNSCALE: f32 = F16_UNSCALE * F16_UNSCALE;
@@ -86,7 +86,7 @@ impl<const INDEX: usize> Kind for Sm90<INDEX> {
     }
 
     #[inline(always)]
-    unsafe fn load(&self, stage: SharedAddress, fragment: &Fragment, _k_block: u32) -> Parts<Self> {
+    unsafe fn load(&self, stage: SharedAddress, fragment: &Fragment, _k_block: u32) -> [Rows; PANELS] {
         // SAFETY: the panels of the stage, which is full.
         unsafe { [0, 1].map(|panel| Rows::load(stage + Self::panel(panel), fragment)) }
     }

@@ -26,12 +26,14 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, warp_shuffle_idx},
 };
 
+use self::multiply::{Decode, Packed};
 use crate::{
     moe_sm90::abi::{
         INSTANCES, Index, Instance, Launch, REGISTERS_OF_FOUR, REGISTERS_OF_TWO, TILE_BYTES, TILE_SLOTS, instances,
     },
     ring::{Ring, ring_bytes},
     sm90::{PingPong, TURN_BARRIERS, WARPS},
+    units::TokenType,
 };
 
 macro_rules! entries {
@@ -42,20 +44,22 @@ macro_rules! entries {
         /// The contract in this folder's `mod.rs`.
         #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
+            const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
+            const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
             // SAFETY: the contract is this function's too.
-            unsafe { Moe::<{ Index::$entry as usize }>::run(launch) }
+            unsafe { Moe::<{ Index::$entry as usize }, IS_BF16, { INSTANCE.shape().parts() }>::run(launch) }
         }
     )*};
 }
 instances!(entries);
 
-/// The kernel as one of [`INSTANCES`].
-struct Moe<const INDEX: usize> {
+/// The kernel as one of [`INSTANCES`], whose tokens are bf16 or f16, and whose threads have `P` parts of a stage.
+struct Moe<const INDEX: usize, const BF16: bool, const P: usize> {
     launch: Launch,
     shared: SharedAddress,
 }
 
-impl<const INDEX: usize> Moe<INDEX> {
+impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
     const INSTANCE: Instance = INSTANCES[INDEX];
     const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
 
@@ -115,7 +119,10 @@ impl<const INDEX: usize> Moe<INDEX> {
     /// # Safety
     /// The contract in this folder's `mod.rs`.
     #[inline(always)]
-    unsafe fn run(launch: Launch) {
+    unsafe fn run(launch: Launch)
+    where
+        Packed<BF16>: Decode,
+    {
         const { Self::CHECK };
         let this = Self { launch, shared: dynamic_shared_address() };
         // SAFETY: barriers have places of their own in shared memory, and are initialised before any thread passes
@@ -136,7 +143,7 @@ impl<const INDEX: usize> Moe<INDEX> {
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             if warp < WARPS {
                 // `INSTANCE.registers()`, which the instruction wants as a constant.
-                if Self::PING_PONG {
+                if Self::INSTANCE.consumers == 2 {
                     setmaxnreg_dec::<{ REGISTERS_OF_TWO.producer }>();
                 } else {
                     setmaxnreg_dec::<{ REGISTERS_OF_FOUR.producer }>();
@@ -147,7 +154,7 @@ impl<const INDEX: usize> Moe<INDEX> {
                     this.gather_tokens(warp - 1);
                 }
             } else {
-                if Self::PING_PONG {
+                if Self::INSTANCE.consumers == 2 {
                     setmaxnreg_inc::<{ REGISTERS_OF_TWO.consumer }>();
                 } else {
                     setmaxnreg_inc::<{ REGISTERS_OF_FOUR.consumer }>();

@@ -3,25 +3,29 @@
 
 use core::marker::PhantomData;
 
-use cuda_std::shared::{SharedAddress, ld_shared_b16, ld_shared_b32, ld_shared_v4_b32};
+use cuda_std::{
+    shared::{SharedAddress, ld_shared_b16, ld_shared_b32, ld_shared_v4_b32},
+    wgmma,
+};
 
 use super::{Moe, tiles::Tile};
 use crate::{
     format::{OUTPUT_BF16, OUTPUT_F16},
     ring::Ring,
     sm90::{
-        Consumer, Fragment, Kind, LANE_WORDS, PANELS, Parts, Shape, Target,
+        Consumer, Fragment, Kind, LANE_WORDS, Shape, Target,
         decode::{BF16_UNSCALE, Bf16Scales, F16_UNSCALE, Scales, decode_weights, decode_weights_bf16},
     },
     units::{
-        K_BLOCK, SLAB_BYTES, SLAB_ROWS, TokenType, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, lane_place, lane_scales,
-        lane_words, row_bytes, row_scale_bytes, scale_place, unit_bytes,
+        K_BLOCK, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, lane_place, lane_scales, lane_words, row_bytes,
+        row_scale_bytes, scale_place, unit_bytes,
     },
 };
 
-impl<const INDEX: usize> Moe<INDEX> {
-    const IS_BF16: bool = matches!(Self::INSTANCE.token_type, TokenType::Bf16);
-
+impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P>
+where
+    Packed<BF16>: Decode,
+{
     /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
     ///
     /// # Safety
@@ -29,25 +33,12 @@ impl<const INDEX: usize> Moe<INDEX> {
     /// so does every other one that multiplies, with its own number.
     #[inline(always)]
     pub(super) unsafe fn multiply(&self, consumer: u32) {
-        if Self::IS_BF16 {
-            // SAFETY: what `# Safety` above asks.
-            unsafe { self.multiply_as::<Bf16Weights, OUTPUT_BF16>(consumer) }
-        } else {
-            // SAFETY: as above.
-            unsafe { self.multiply_as::<F16Weights, OUTPUT_F16>(consumer) }
-        }
-    }
-
-    /// [`Self::multiply`] of this type.
-    ///
-    /// # Safety
-    /// As [`Self::multiply`].
-    #[inline(always)]
-    unsafe fn multiply_as<D: Decode, const OUTPUT: u32>(&self, consumer: u32) {
         let k = self.launch.k;
-        let kind: Units<D, INDEX> = Units::new(k, &Fragment::new(consumer));
+        let rows = Self::rows_of(Fragment::new(consumer));
+        let kind: Units<INDEX, BF16, P> = Units::new(k, &rows);
         let (stages, buffers, mut tiles) = (self.stages(), self.buffers(), self.tiles());
-        let mut consumer = Consumer::new(kind, self.shared, consumer, stages, buffers, self.turn_barriers());
+        let mut consumer: Consumer<_, P> =
+            Consumer::new(kind, self.shared, consumer, stages, buffers, self.turn_barriers());
         // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
         unsafe {
             loop {
@@ -60,7 +51,7 @@ impl<const INDEX: usize> Moe<INDEX> {
                 let Tile { first_column, first_row, tokens, alpha, .. } = Tile::read(self.slot(tiles));
                 consumer.fragment.arrive(tiles.empty());
                 tiles.advance();
-                let target: Target<Units<D, INDEX>> = Target {
+                let target: Target<Units<INDEX, BF16, P>> = Target {
                     c: self.launch.c,
                     n: self.launch.n,
                     alpha: alpha.map(f32::from_bits),
@@ -69,18 +60,24 @@ impl<const INDEX: usize> Moe<INDEX> {
                     tokens,
                     kind: PhantomData,
                 };
-                target.write::<OUTPUT>(&consumer.fragment, sums);
+                target.write::<P>(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, &rows, sums);
             }
         }
+    }
+
+    /// Which rows of panels are a thread's.
+    #[inline(always)]
+    fn rows_of(fragment: Fragment) -> Fragment {
+        if Self::INSTANCE.narrow && Self::INSTANCE.matrices == 2 { fragment.narrow() } else { fragment }
     }
 }
 
 /// How weights are decoded for a type of tokens.
-trait Decode {
+pub(super) trait Decode {
     /// What a decoded weight lacks of its value.
     const UNSCALE: f32;
     /// The numbers that are multiplied.
-    type Number: cuda_std::wgmma::Number;
+    type Number: wgmma::Number;
     /// The two scales that a lane has of a row.
     type Scales: Copy;
 
@@ -90,15 +87,12 @@ trait Decode {
     fn decode(word: u32, scales: Self::Scales, index: usize) -> [u32; 4];
 }
 
-/// Weights packed for f16.
-struct F16Weights;
+/// Weights packed for bf16, or for f16.
+pub(super) struct Packed<const BF16: bool>;
 
-/// Weights packed for bf16.
-struct Bf16Weights;
-
-impl Decode for F16Weights {
+impl Decode for Packed<false> {
     const UNSCALE: f32 = F16_UNSCALE;
-    type Number = cuda_std::wgmma::F16;
+    type Number = wgmma::F16;
     type Scales = Scales;
 
     #[inline(always)]
@@ -112,9 +106,9 @@ impl Decode for F16Weights {
     }
 }
 
-impl Decode for Bf16Weights {
+impl Decode for Packed<true> {
     const UNSCALE: f32 = BF16_UNSCALE;
-    type Number = cuda_std::wgmma::Bf16;
+    type Number = wgmma::Bf16;
     type Scales = Bf16Scales;
 
     #[inline(always)]
@@ -129,25 +123,21 @@ impl Decode for Bf16Weights {
 }
 
 /// A stage that holds [`units`](crate::units).
-struct Units<D, const INDEX: usize> {
+struct Units<const INDEX: usize, const BF16: bool, const P: usize> {
     k: u32,
-    /// Where the words of the thread's first row lie in a panel of a whole k-block; those of its second row are 64 bytes before
-    /// or behind.
+    /// Where the words of the thread's first row lie in a panel of a whole k-block.
     words: u32,
-    /// Where the first row's scales lie, as `words`; those of the second row are 8 bytes before or behind.
+    /// Where the first row's scales lie, as `words`.
     scales: u32,
-    decode: PhantomData<D>,
 }
 
-impl<D, const INDEX: usize> Units<D, INDEX> {
+impl<const INDEX: usize, const BF16: bool, const P: usize> Units<INDEX, BF16, P> {
     /// For sums over `k` elements.
     #[inline(always)]
     fn new(k: u32, fragment: &Fragment) -> Self {
-        // Whole units lie one behind the other, in whichever slab.
-        const { assert!(SLAB_BYTES == SLAB_ROWS / UNIT_ROWS * UNIT_BYTES) };
         let (unit, row) = (fragment.rows[0] / UNIT_ROWS * UNIT_BYTES, fragment.rows[0] % UNIT_ROWS);
         let words = unit + lane_place(K_BLOCK, row, fragment.lane);
-        Self { k, words, scales: unit + scale_place(K_BLOCK, row, fragment.lane), decode: PhantomData }
+        Self { k, words, scales: unit + scale_place(K_BLOCK, row, fragment.lane) }
     }
 }
 
@@ -165,88 +155,112 @@ impl<D: Decode> Clone for Rows<D> {
 
 impl<D: Decode> Copy for Rows<D> {}
 
-impl<D: Decode, const INDEX: usize> Kind for Units<D, INDEX> {
-    const SHAPE: Shape = Moe::<INDEX>::INSTANCE.shape();
-    const UNSCALE: f32 = D::UNSCALE;
-    type Number = D::Number;
-    type Part = Rows<D>;
+impl<const INDEX: usize, const BF16: bool, const P: usize> Kind<P> for Units<INDEX, BF16, P>
+where
+    Packed<BF16>: Decode,
+{
+    const SHAPE: Shape = Moe::<INDEX, BF16, P>::INSTANCE.shape();
+    const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
+    type Number = <Packed<BF16> as Decode>::Number;
+    type Part = Rows<Packed<BF16>>;
 
     #[inline(always)]
     fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress {
-        Moe::<INDEX>::stage(shared, stages)
+        Moe::<INDEX, BF16, P>::stage(shared, stages)
     }
 
     #[inline(always)]
     fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
-        Moe::<INDEX>::buffer(shared, buffers)
+        Moe::<INDEX, BF16, P>::buffer(shared, buffers)
     }
 
     #[inline(always)]
-    unsafe fn load(&self, stage: SharedAddress, _fragment: &Fragment, k_block: u32) -> Parts<Self> {
-        let panel = |panel: usize| stage + Moe::<INDEX>::panel(panel as u32);
-        let panels: [SharedAddress; PANELS] = [panel(0), panel(1)];
-        // SAFETY: the panels of the stage, which is full.
+    unsafe fn load(&self, stage: SharedAddress, _fragment: &Fragment, k_block: u32) -> [Rows<Packed<BF16>>; P] {
+        let panel = |part: usize| stage + Moe::<INDEX, BF16, P>::panel(part as u32);
+        // SAFETY: the panels of the stage, which is full. Panels lie one behind the other, so that the rows of a narrow plain tile do.
         unsafe {
             if k_block < self.k / K_BLOCK {
-                panels.map(|panel| Rows::load(panel, self.words, self.scales))
+                core::array::from_fn(|part| self.load_whole(panel(part)))
             } else {
-                let (fragment, columns) = (Fragment::anew(), block_columns(self.k, k_block));
-                panels.map(|panel| Rows::load_ragged(panel, &fragment, columns))
+                let fragment = Moe::<INDEX, BF16, P>::rows_of(Fragment::anew());
+                let columns = block_columns(self.k, k_block);
+                core::array::from_fn(|part| Self::load_ragged(panel(part), &fragment, columns))
             }
         }
     }
 
     #[inline(always)]
-    fn decode(part: &Rows<D>, word: usize) -> [[u32; 4]; 2] {
-        let [first, second] = [0, 1].map(|row| D::decode(part.words[row][word], part.scales[row], word / 2));
+    fn decode(part: &Rows<Packed<BF16>>, word: usize) -> [[u32; 4]; 2] {
+        let [first, second] =
+            [0, 1].map(|row| Packed::<BF16>::decode(part.words[row][word], part.scales[row], word / 2));
         [[first[0], second[0], first[1], second[1]], [first[2], second[2], first[3], second[3]]]
     }
 }
 
-impl<D: Decode> Rows<D> {
-    /// Loads them of the panel at this address, which holds a whole k-block. The first row's words and scales lie so far from its
-    /// start.
+impl<const INDEX: usize, const BF16: bool, const P: usize> Units<INDEX, BF16, P>
+where
+    Packed<BF16>: Decode,
+{
+    /// A thread's two rows are one row of both panels, in a narrow gated tile; else they are neighbours in one panel, which are
+    /// exchanged in odd pairs.
+    const ROW_OF_BOTH: bool = Moe::<INDEX, BF16, P>::INSTANCE.narrow && Moe::<INDEX, BF16, P>::INSTANCE.matrices == 2;
+
+    /// Loads a thread's rows of the panel at this address, or of it and the next one. A stage holds whole k-blocks.
     ///
     /// # Safety
-    /// The panel's stage is full of it.
+    /// The panels' stage is full.
     #[inline(always)]
-    unsafe fn load(panel: SharedAddress, words: u32, scales: u32) -> Self {
+    unsafe fn load_whole(&self, panel: SharedAddress) -> Rows<Packed<BF16>> {
         const WORDS: u32 = row_bytes(K_BLOCK);
         const SCALES: u32 = row_scale_bytes(K_BLOCK);
-        // A row and the one that it is exchanged with differ in one bit of their places.
+        // A row and its neighbour differ in one bit of their places.
         const { assert!(UNIT_BYTES.is_multiple_of(2 * WORDS) && WORDS.is_power_of_two() && SCALES.is_power_of_two()) };
-        // SAFETY: inside of the panel, which is full; a unit lies at a multiple of 16.
+        let second = |place: u32, row_bytes: u32| {
+            if Self::ROW_OF_BOTH { place + Moe::<INDEX, BF16, P>::panel(1) } else { place ^ row_bytes }
+        };
+        // SAFETY: inside of the panels, which are full; a unit lies at a multiple of 16.
         unsafe {
-            Self {
-                words: [words, words ^ WORDS].map(|place| ld_shared_v4_b32(panel + place)),
-                scales: [scales, scales ^ SCALES].map(|place| D::scales(ld_shared_b16(panel + place))),
+            Rows {
+                words: [self.words, second(self.words, WORDS)].map(|place| ld_shared_v4_b32(panel + place)),
+                scales: [self.scales, second(self.scales, SCALES)]
+                    .map(|place| Packed::<BF16>::scales(ld_shared_b16(panel + place))),
             }
         }
     }
 
-    /// As [`Self::load`], of a k-block of so many columns, fewer than a whole one. Words that a lane lacks are zero.
+    /// As [`Self::load_whole`], of a k-block of so many columns, fewer than a whole one. Words that a lane lacks are zero.
     ///
     /// # Safety
-    /// As [`Self::load`].
+    /// As [`Self::load_whole`].
     #[inline(always)]
-    unsafe fn load_ragged(panel: SharedAddress, fragment: &Fragment, columns: u32) -> Self {
+    unsafe fn load_ragged(panel: SharedAddress, fragment: &Fragment, columns: u32) -> Rows<Packed<BF16>> {
         let (lane, words) = (fragment.lane, lane_words(columns));
-        let unit = |row: u32| panel + row / SLAB_ROWS * SLAB_BYTES + row % SLAB_ROWS / UNIT_ROWS * unit_bytes(columns);
-        // SAFETY: inside of the panel, as in `load`.
+        let piece_rows = Moe::<INDEX, BF16, P>::INSTANCE.piece_rows();
+        let unit = |index: usize| {
+            let (row, panel) = (
+                fragment.rows[index],
+                if Self::ROW_OF_BOTH { panel + Moe::<INDEX, BF16, P>::panel(index as u32) } else { panel },
+            );
+            let piece = row / piece_rows * (piece_rows / UNIT_ROWS * UNIT_BYTES);
+            panel + piece + row % piece_rows / UNIT_ROWS * unit_bytes(columns)
+        };
+        // SAFETY: inside of the panels, as in `load_whole`.
         unsafe {
-            Self {
-                words: fragment.rows.map(|row| {
-                    let place = unit(row) + lane_place(columns, row % UNIT_ROWS, lane);
-                    core::array::from_fn(|word| {
-                        if (word as u32) < words { ld_shared_b32(place + word as u32 * 4) } else { 0 }
-                    })
+            Rows {
+                words: [0, 1].map(|index| {
+                    let place = unit(index) + lane_place(columns, fragment.rows[index] % UNIT_ROWS, lane);
+                    core::array::from_fn(
+                        |word| {
+                            if (word as u32) < words { ld_shared_b32(place + word as u32 * 4) } else { 0 }
+                        },
+                    )
                 }),
-                scales: fragment.rows.map(|row| {
-                    let place = scale_place(columns, row % UNIT_ROWS, lane);
-                    let pair = ld_shared_b16(unit(row) + (place & !1));
+                scales: [0, 1].map(|index| {
+                    let place = scale_place(columns, fragment.rows[index] % UNIT_ROWS, lane);
+                    let pair = ld_shared_b16(unit(index) + (place & !1));
                     // With one scale a lane, two lanes share the pair.
                     let shift = if lane_scales(columns) == 1 { place % 2 * 8 } else { 0 };
-                    D::scales(pair >> shift)
+                    Packed::<BF16>::scales(pair >> shift)
                 }),
             }
         }

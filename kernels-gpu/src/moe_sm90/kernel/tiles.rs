@@ -50,7 +50,7 @@ impl Tile {
     }
 }
 
-impl<const INDEX: usize> Moe<INDEX> {
+impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
     /// Where the tile that a ring stands at is written down.
     #[inline(always)]
     pub(super) fn slot(&self, tiles: Ring) -> SharedAddress {

@@ -34,7 +34,7 @@ const COPY_CHUNKS: u32 = 4;
 /// Copies that bring a strip.
 const STRIP_COPIES: u32 = K_BLOCK / CHUNK_ELEMENTS / COPY_CHUNKS;
 
-impl<const INDEX: usize> Moe<INDEX> {
+impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
     /// How many buffers may be on their way to a warp before it waits for the first of them.
     ///
     /// The next buffer to fill has been emptied when the one two before it has been multiplied. So the warpgroups have one more to

@@ -3,7 +3,7 @@
 use cuda_std::{
     global::GlobalAddress,
     griddepcontrol::griddepcontrol_wait,
-    mbarrier::mbarrier_arrive_expect_tx,
+    mbarrier::{Mbarrier, mbarrier_arrive_expect_tx},
     shared::SharedAddress,
     thread,
     tma::cp_async_bulk_shared_global,
@@ -17,13 +17,13 @@ use super::{
 use crate::{
     ring::Ring,
     sm90::PANELS,
-    units::{SLAB_BYTES, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, row_unit_bytes, unit_bytes},
+    units::{UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, unit_bytes, unit_offset},
 };
 
-/// Units of a whole slab.
-const SLAB_UNITS: u32 = SLAB_ROWS / UNIT_ROWS;
+impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
+    /// Units of a piece.
+    const PIECE_UNITS: u32 = Self::INSTANCE.piece_rows() / UNIT_ROWS;
 
-impl<const INDEX: usize> Moe<INDEX> {
     /// Finds the block's tiles, writes them down, and loads their weights to stages. One warp.
     ///
     /// A tile is written down before the weights of the one before it are loaded: the warps that gather tokens are ahead of the
@@ -66,13 +66,14 @@ impl<const INDEX: usize> Moe<INDEX> {
             unsafe {
                 stages.wait_empty();
                 if lane_id() == 0 {
-                    let slabs = PANELS as u32 * Self::INSTANCE.panel_slabs();
-                    mbarrier_arrive_expect_tx(full, slabs * SLAB_UNITS * unit_bytes(columns));
+                    let pieces = Self::INSTANCE.shape().panel_rows() / Self::INSTANCE.piece_rows();
+                    let bytes = unit_bytes(columns);
+                    mbarrier_arrive_expect_tx(full, PANELS as u32 * pieces * Self::PIECE_UNITS * bytes);
                     for panel in 0..PANELS as u32 {
-                        for slab in 0..Self::INSTANCE.panel_slabs() {
-                            let target = stage + Self::panel(panel) + slab * SLAB_BYTES;
-                            let (source, units) = self.slab(tile, panel, slab, k_block);
-                            Self::load_slab(target, source, units, unit_bytes(columns), full);
+                        for piece in 0..pieces {
+                            let target = stage + Self::panel(panel) + piece * Self::PIECE_UNITS * UNIT_BYTES;
+                            let (source, units) = self.piece(tile, panel, piece, k_block);
+                            Self::load_piece(target, source, units, bytes, full);
                         }
                     }
                 }
@@ -82,22 +83,16 @@ impl<const INDEX: usize> Moe<INDEX> {
         }
     }
 
-    /// Loads the units of a slab. If it has fewer than a whole one, others stand in for those that it lacks: what becomes of them
-    /// is not written to C.
+    /// Loads the units of a piece. If there are fewer than it has, the same again stand in for those that lack: what becomes of
+    /// them is not written to C.
     ///
     /// # Safety
-    /// As [`Self::load_tile`]: so many units lie at `source`, and the whole slab's bytes at `target` are empty.
+    /// As [`Self::load_tile`]: so many units lie at `source`, and the whole piece's bytes at `target` are empty.
     #[inline(always)]
-    unsafe fn load_slab(
-        target: SharedAddress,
-        source: GlobalAddress,
-        units: u32,
-        unit_bytes: u32,
-        full: cuda_std::mbarrier::Mbarrier,
-    ) {
+    unsafe fn load_piece(target: SharedAddress, source: GlobalAddress, units: u32, unit_bytes: u32, full: Mbarrier) {
         let mut loaded = 0;
-        while loaded < SLAB_UNITS {
-            let more = units.min(SLAB_UNITS - loaded);
+        while loaded < Self::PIECE_UNITS {
+            let more = units.min(Self::PIECE_UNITS - loaded);
             // SAFETY: what `# Safety` above asks.
             unsafe {
                 cp_async_bulk_shared_global(target + loaded * unit_bytes, source, more * unit_bytes, full);
@@ -106,24 +101,20 @@ impl<const INDEX: usize> Moe<INDEX> {
         }
     }
 
-    /// Where the units of a panel's `slab`-th rows lie, of one k-block, and how many they are. If these rows lie outside of the
-    /// matrix, it is others: what becomes of them is not written to C.
+    /// Where the units of a panel's `piece`-th rows lie, of one k-block, and how many of them the matrix has. If these rows lie
+    /// outside of the matrix, it is others: what becomes of them is not written to C.
     #[inline(always)]
-    fn slab(&self, tile: &Tile, panel: u32, slab: u32, k_block: u32) -> (GlobalAddress, u32) {
+    fn piece(&self, tile: &Tile, panel: u32, piece: u32, k_block: u32) -> (GlobalAddress, u32) {
         let (n, k) = (self.launch.n, self.launch.k);
         let (matrix, first_row) = match (Self::INSTANCE.matrices, panel) {
             (2, 0) => (self.launch.b[0], tile.first_column),
             (2, _) => (self.launch.b[1], tile.first_column),
             _ => (self.launch.b[0], tile.first_column + panel * Self::INSTANCE.shape().panel_rows()),
         };
-        let row = first_row + slab * SLAB_ROWS;
+        let row = first_row + piece * Self::INSTANCE.piece_rows();
         let row = if row < n { row } else { tile.first_column };
-        let units = ((n - row) / UNIT_ROWS).min(SLAB_UNITS);
-        // As `units::unit_offset`, of a slab's first unit.
-        let whole = k / crate::units::K_BLOCK;
-        let between = if k_block > whole { unit_bytes(block_columns(k, whole)) } else { 0 };
-        let in_slab = u64::from(units) * u64::from(k_block.min(whole) * UNIT_BYTES + between);
+        let unit = row / UNIT_ROWS;
         let expert = GlobalAddress::new(matrix) + u64::from(tile.expert) * self.launch.expert_bytes;
-        (expert + u64::from(row / UNIT_ROWS) * row_unit_bytes(k) + in_slab, units)
+        (expert + unit_offset(n, k, unit, k_block), (n / UNIT_ROWS - unit).min(Self::PIECE_UNITS))
     }
 }
