@@ -14,6 +14,8 @@
 //! * A token's rows are added up in f32, from 0, in the order in which it names its experts: one fused multiply-add each. The
 //!   shared expert's comes last. The sum is rounded to the tokens' type.
 //! * Weights on the input (k = 1) multiply x, in f32 with a rounding to the tokens' type, and the rows are added as they are.
+//! * Every device sums the columns of K in the same order, however many tokens there are. So a token's bits do not depend on the
+//!   rest of the batch.
 //!
 //! [`MoeWeights`] and [`MoeStep`] are checked when they are made; whoever holds one holds valid inputs.
 

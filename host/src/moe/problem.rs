@@ -78,6 +78,8 @@ impl<'a> MoeExpert<'a> {
     fn check(&self, hidden: usize, intermediate: usize) -> Result<(), Error> {
         /// The largest magnitude of `e2m1 × e4m3`.
         const MAX_NUMBER: f64 = (e2m1::MAX * e4m3::MAX) as f64;
+        /// The largest f16.
+        const MAX_TOKEN: f64 = 65504.0;
         for (name, matrix) in self.projections() {
             let (rows, k) = if name == "down" { (hidden, intermediate) } else { (intermediate, hidden) };
             for (what, got, expected) in [("rows", matrix.rows(), rows), ("columns", matrix.k(), k)] {
@@ -86,9 +88,9 @@ impl<'a> MoeExpert<'a> {
                 }
             }
             let global = matrix.global_scale();
-            if f64::from(global) * MAX_NUMBER > f64::from(f32::MAX) {
+            if f64::from(global) * MAX_NUMBER * MAX_TOKEN > f64::from(f32::MAX) {
                 return Err(Error::Invalid(format!(
-                    "global scale {global:e} takes weights past the largest f32; quantise the tensor again"
+                    "global scale {global:e} lets a product with an f16 token overflow f32; quantise the tensor again"
                 ))
                 .at(name));
             }
