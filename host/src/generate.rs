@@ -44,10 +44,11 @@ impl Generator {
 
 /// What a matrix is; each has random numbers of its own.
 #[derive(Clone, Copy)]
-enum Role {
+pub(crate) enum Role {
     Tokens,
     Gate,
     Up,
+    Down,
 }
 
 /// Weights for the groups of a shape.
@@ -80,7 +81,19 @@ pub fn activations(generator: Generator, groups: &[Group], seed: u64) -> Result<
     groups.iter().enumerate().map(tokens).collect()
 }
 
-fn matrix(
+/// The random numbers of a row of a matrix. A seed and a place give a stream: the constants are odd, so no two places of a
+/// matrix share one.
+pub(crate) fn row_rng(seed: u64, group: usize, role: Role, row: usize) -> Xoshiro256PlusPlus {
+    let tensor = (group as u64) << 2 | role as u64;
+    let place = tensor.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (row as u64).wrapping_mul(0xD1B5_4A32_D192_ED03);
+    Xoshiro256PlusPlus::seed_from_u64(seed.wrapping_mul(0xA24B_AED4_963E_E407) ^ place)
+}
+
+/// A matrix `[rows, K]` of a group's inputs.
+///
+/// # Errors
+/// If the sizes are not valid.
+pub(crate) fn matrix(
     generator: Generator,
     role: Role,
     group: usize,
@@ -91,16 +104,11 @@ fn matrix(
     if k == 0 || !k.is_multiple_of(BLOCK) {
         return Err(Error::BlockAlignment { k }.at(format_args!("group {group}")));
     }
-    let row_rng = |row: usize| {
-        // A seed and a place give a stream: the constants are odd, so no two places of a matrix share one.
-        let tensor = (group as u64) << 2 | role as u64;
-        let place = tensor.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (row as u64).wrapping_mul(0xD1B5_4A32_D192_ED03);
-        Xoshiro256PlusPlus::seed_from_u64(seed.wrapping_mul(0xA24B_AED4_963E_E407) ^ place)
-    };
+    let row_rng = |row: usize| row_rng(seed, group, role, row);
     if generator == Generator::Gaussian {
         let deviation = match role {
             Role::Tokens => 1.0,
-            Role::Gate | Role::Up => 1.0 / (k as f32).sqrt(),
+            Role::Gate | Role::Up | Role::Down => 1.0 / (k as f32).sqrt(),
         };
         let mut numbers = vec![0f32; rows * k];
         numbers.par_chunks_mut(k).enumerate().for_each(|(row, numbers)| {
@@ -133,7 +141,8 @@ fn matrix(
     Matrix::new(rows, k, values, scales, global)
 }
 
-/// A global scale that gives pre-activations of a few units: their standard deviation is about 8 for gate, 2 for up.
+/// A global scale that gives pre-activations of a few units: their standard deviation is about 8 for gate, 2 for up. What comes of
+/// the two has one of about 11; down projections of it are a few units again.
 fn all_codes_global_scale(role: Role, k: usize) -> f32 {
     /// The root mean square of `e2m1 × e4m3` over all codes and scales.
     const NUMBER_RMS: f32 = 292.8;
@@ -142,6 +151,7 @@ fn all_codes_global_scale(role: Role, k: usize) -> f32 {
         Role::Tokens => dot_product_rms.sqrt().recip(),
         Role::Gate => 8.0 * dot_product_rms.sqrt().recip(),
         Role::Up => 2.0 * dot_product_rms.sqrt().recip(),
+        Role::Down => 4.0 / (11.0 * NUMBER_RMS * (k as f32).sqrt()),
     }
 }
 

@@ -30,6 +30,7 @@
 //!   valid problem.
 //! - A [`backend`] computes an [`Output`]: `cpu` on any machine, `cuda` on a GPU, `emulated` with the GPU's kernels on the CPU.
 //! - [`oracle`] says what is right to the last bit, [`compare`] whether the output is.
+//! - [`moe`] is a whole MoE layer, from hidden states to hidden states: its inputs, its reference and its comparison.
 //! - [`plan`] counts bytes, operations and tiles; [`shape`] knows sizes by name.
 //!
 //! Features: `cuda` and `emulated` add those backends, `cli` the command `nvfp4`.
@@ -43,6 +44,7 @@ pub mod format;
 pub mod generate;
 #[cfg(feature = "kernels")]
 pub mod kernels;
+pub mod moe;
 pub mod oracle;
 mod output;
 pub mod plan;

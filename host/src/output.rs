@@ -53,7 +53,7 @@ fn round_to_odd(x: f64) -> f32 {
 }
 
 /// A NaN in f16 and in bf16, of a pattern that no kernel computes.
-const POISON: u16 = 0x7FED;
+pub(crate) const POISON: u16 = 0x7FED;
 
 /// `[M, N]` of each group, row-major, group after group in one buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -71,24 +71,35 @@ pub fn builtin() -> &'static [Shape] {
 /// # Errors
 /// If there is no such shape or file, or the file is not of this form.
 pub fn find(spec: &str) -> Result<Shape, Error> {
-    if let Some(shape) = builtin().iter().find(|shape| shape.name == spec) {
-        return Ok(shape.clone());
+    find_named(spec, "shape", builtin(), |shape| &shape.name, parse)
+}
+
+/// The thing that `NAME`, `FILE.json` or `FILE.json#NAME` stands for: one of those built in, or of a file that `parse` reads.
+pub(crate) fn find_named<T: Clone>(
+    spec: &str,
+    what: &str,
+    builtin: &[T],
+    name_of: fn(&T) -> &str,
+    parse: fn(&str) -> Result<Vec<T>, Error>,
+) -> Result<T, Error> {
+    if let Some(found) = builtin.iter().find(|thing| name_of(thing) == spec) {
+        return Ok(found.clone());
     }
     let (path, name) = spec.split_once('#').map_or((spec, None), |(path, name)| (path, Some(name)));
     if !path.ends_with(".json") {
-        let names: Vec<_> = builtin().iter().map(|shape| shape.name.as_str()).collect();
+        let names: Vec<_> = builtin.iter().map(name_of).collect();
         let known = names.join(", ");
-        return Err(Error::Invalid(format!("shape `{spec}` is neither a .json file nor one of {known}")));
+        return Err(Error::Invalid(format!("{what} `{spec}` is neither a .json file nor one of {known}")));
     }
-    let shapes = read(Path::new(path))?;
-    let pick = || match (name, shapes.as_slice()) {
-        (None, [shape]) => Ok(shape.clone()),
-        (None, shapes) => Err(Error::Invalid(format!("it holds {} shapes; name one as {path}#NAME", shapes.len()))),
-        (Some(name), shapes) => shapes
+    let things = parse(&read_text(Path::new(path))?).map_err(|error| error.at(path))?;
+    let pick = || match (name, things.as_slice()) {
+        (None, [thing]) => Ok(thing.clone()),
+        (None, things) => Err(Error::Invalid(format!("it holds {} {what}s; name one as {path}#NAME", things.len()))),
+        (Some(name), things) => things
             .iter()
-            .find(|shape| shape.name == name)
+            .find(|thing| name_of(thing) == name)
             .cloned()
-            .ok_or_else(|| Error::Invalid(format!("it holds no shape named `{name}`"))),
+            .ok_or_else(|| Error::Invalid(format!("it holds no {what} named `{name}`"))),
     };
     pick().map_err(|error| error.at(path))
 }
@@ -98,11 +109,14 @@ pub fn find(spec: &str) -> Result<Shape, Error> {
 /// # Errors
 /// If the file cannot be read, is no regular file, is over 16 MiB, or is not of this form.
 pub fn read(path: &Path) -> Result<Vec<Shape>, Error> {
+    parse(&read_text(path)?).map_err(|error| error.at(path.display()))
+}
+
+fn read_text(path: &Path) -> Result<String, Error> {
     const MAX_BYTES: usize = 16 << 20;
     let text = read_bounded(path, MAX_BYTES, "a file of shapes, which is a few lines")?;
     let not_text = |_| Error::Invalid("not text in UTF-8; give a file of shapes".into()).at(path.display());
-    let text = String::from_utf8(text).map_err(not_text)?;
-    parse(&text).map_err(|error| error.at(path.display()))
+    String::from_utf8(text).map_err(not_text)
 }
 
 /// Reads one shape or a list of them from JSON text, and checks their sizes.
@@ -110,20 +124,22 @@ pub fn read(path: &Path) -> Result<Vec<Shape>, Error> {
 /// # Errors
 /// If the text is not of this form, or the sizes are no valid problem.
 pub fn parse(json: &str) -> Result<Vec<Shape>, Error> {
-    let shapes = if json.trim_start().starts_with('[') {
-        serde_json::from_str(json)
-    } else {
-        serde_json::from_str(json).map(|shape| vec![shape])
-    };
-    let shapes: Vec<Shape> = shapes.map_err(|error| {
-        Error::Invalid(format!(
-            r#"{error}; a shape is {{"name": …, "op": "gated" or "plain", "groups": [[M, N, K], …]}}"#
-        ))
-    })?;
+    let form = r#"a shape is {"name": …, "op": "gated" or "plain", "groups": [[M, N, K], …]}"#;
+    let shapes: Vec<Shape> = parse_list(json, form)?;
     for shape in &shapes {
         shape.problem(OutDtype::F16).map_err(|error| error.at(format_args!("shape `{}`", shape.name)))?;
     }
     Ok(shapes)
+}
+
+/// Reads one thing or a list of them from JSON text; `form` says what one looks like.
+pub(crate) fn parse_list<T: serde::de::DeserializeOwned>(json: &str, form: &str) -> Result<Vec<T>, Error> {
+    let things = if json.trim_start().starts_with('[') {
+        serde_json::from_str(json)
+    } else {
+        serde_json::from_str(json).map(|thing| vec![thing])
+    };
+    things.map_err(|error| Error::Invalid(format!("{error}; {form}")))
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@
 //! # Ok::<_, nvfp4::Error>(())
 //! ```
 
+mod moe;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,9 +23,10 @@ use ptx_emulator::{
     Arg, Buffer, DataType, Device, DeviceConfig, Interleave, L2Promotion, LaunchConfig, OobFill, Swizzle, TensorMap,
 };
 
+pub use moe::ROUTING;
 pub use ptx_emulator::{Fault, FaultKind, Report as Counters, Schedule};
 
-use super::{Backend, Layer};
+use super::{Backend, Layer, MoeLayer};
 use crate::error::Error;
 use crate::kernels::builds::{self, Build};
 use crate::kernels::group::{DeviceGroup, PlacedGroup, PlacedLayer, PlacedMatrix};
@@ -31,6 +34,7 @@ use crate::kernels::launch::{Grid, Launch, Scratch};
 use crate::kernels::schedule::Launcher;
 use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
 use crate::kernels::{self, GroupedKernel};
+use crate::moe::MoeWeights;
 use crate::output::Output;
 use crate::plan::roofline::GPUS;
 use crate::plan::variant::Variant;
@@ -171,6 +175,11 @@ impl Emulated {
         self.variant.kernel.unwrap_or(self.default)
     }
 
+    /// Whether a kernel runs on this device.
+    fn runs(&self, kernel: &str) -> bool {
+        builds::find(kernel, self.capability).is_some()
+    }
+
     /// A kernel's build for this device.
     fn build(&self, kernel: &str) -> &'static Build {
         builds::find(kernel, self.capability)
@@ -202,11 +211,16 @@ impl Emulated {
         keep: &mut Vec<Buffer>,
     ) -> Result<Counters, Error> {
         let mut bytes = vec![0; launch.bytes()];
-        let descriptors = device.allocate(bytes.len() as u64);
-        device.name(descriptors, DESCRIPTORS);
-        keep.push(descriptors);
-        let parameter = launch.write(descriptors.address, &mut bytes, &mut tensor_map)?;
-        device.write(descriptors, 0, &bytes);
+        let parameter = if bytes.is_empty() {
+            launch.write(0, &mut bytes, &mut tensor_map)?
+        } else {
+            let descriptors = device.allocate(bytes.len() as u64);
+            device.name(descriptors, DESCRIPTORS);
+            keep.push(descriptors);
+            let parameter = launch.write(descriptors.address, &mut bytes, &mut tensor_map)?;
+            device.write(descriptors, 0, &bytes);
+            parameter
+        };
         let module = self.load(launch.kernel)?;
         let Options { schedule, sanitize, .. } = self.options;
         let Grid { entry, blocks, cluster, threads, shared_bytes, overlaps } = launch.grid;
@@ -246,6 +260,10 @@ impl Backend for Emulated {
             PlacedLayer::new(weights, |matrix| Ok(place(&mut device, launcher.kernel().pack(matrix), WEIGHTS).0))?;
         let gpu = self.clone();
         Ok(Box::new(EmulatedLayer { launcher, gpu, device, weights, step: Vec::new(), done: None }))
+    }
+
+    fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
+        Ok(Box::new(moe::EmulatedMoeLayer::new(self.clone(), weights)?))
     }
 }
 

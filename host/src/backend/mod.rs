@@ -9,6 +9,7 @@ pub mod emulated;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::moe::{MoeOutput, MoeStep, MoeWeights};
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
 use crate::problem::{Step, Weights};
@@ -31,6 +32,14 @@ pub trait Backend {
     /// # Errors
     /// If the device fails or is out of memory.
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error>;
+
+    /// As [`Backend::prepare`], of a whole MoE layer.
+    ///
+    /// # Errors
+    /// If the device fails or is out of memory, or the backend computes no such layer.
+    fn prepare_moe<'w>(&self, _: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
+        Err(Error::NotComputed(format!("{} computes no MoE layers on {}; take the CPU", self.name(), self.device())))
+    }
 }
 
 /// Prepared weights.
@@ -58,6 +67,35 @@ pub trait Layer {
 
     /// What the kernel did in the last step, where it was counted. The step's time is the emulator's then, and says
     /// nothing about a device.
+    #[cfg(feature = "emulated")]
+    fn counters(&self) -> Option<&ptx_emulator::Report> {
+        None
+    }
+}
+
+/// The prepared weights of an MoE layer.
+pub trait MoeLayer {
+    /// The kernel that a step will use.
+    fn kernel(&self) -> &str;
+
+    /// Computes a step from host memory into `output`, all of which it writes, the stages too if it has them; returns the
+    /// time that the kernels took, without the transfers.
+    ///
+    /// # Errors
+    /// If the step was made for another layer, or the device fails.
+    fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error>;
+
+    /// As [`Layer::launches`].
+    fn launches(&self) -> Option<usize> {
+        None
+    }
+
+    /// As [`Layer::host_time`].
+    fn host_time(&self) -> Option<Duration> {
+        None
+    }
+
+    /// As [`Layer::counters`], of all the step's launches.
     #[cfg(feature = "emulated")]
     fn counters(&self) -> Option<&ptx_emulator::Report> {
         None

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
 use clap::{Arg, Command};
 use nvfp4::generate::Generator;
+use nvfp4::moe::generate::Routing;
 use nvfp4::plan::roofline::{GPUS, Gpu};
 use nvfp4::problem::{Op, OutDtype};
 
@@ -56,9 +57,20 @@ pub fn op() -> impl TypedValueParser<Value = Op> {
     named(&[Op::Gated, Op::Plain], |op| op.name())
 }
 
-/// A shape: the name of a built-in one, or a file.
-pub fn shape() -> Suggested<String> {
+/// Which experts tokens name.
+pub fn routing() -> impl TypedValueParser<Value = Routing> {
+    named(&Routing::ALL, |routing| routing.name())
+}
+
+/// A shape of groups: the name of a built-in one, or a file.
+pub fn grouped_shape() -> Suggested<String> {
     suggested(nvfp4::shape::builtin().iter().map(|shape| &shape.name[..]))
+}
+
+/// A shape of groups or of a layer: the name of a built-in one, or a file.
+pub fn shape() -> Suggested<String> {
+    let layers = nvfp4::moe::shape::builtin().iter().map(|layer| &layer.name[..]);
+    suggested(nvfp4::shape::builtin().iter().map(|shape| &shape.name[..]).chain(layers))
 }
 
 /// A type of output.

@@ -18,7 +18,7 @@ use super::{parse, table};
   nvfp4 roofline --shape mine.json#layer-3")]
 pub struct Args {
     /// A built-in shape (see `nvfp4 shapes`), FILE.json or FILE.json#NAME.
-    #[arg(long, default_value = "moe-1", value_parser = parse::shape(), hide_possible_values = true)]
+    #[arg(long, default_value = "moe-1", value_parser = parse::grouped_shape(), hide_possible_values = true)]
     shape: String,
     /// The operation, in place of the shape's own.
     #[arg(long, value_parser = parse::op())]

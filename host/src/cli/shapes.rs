@@ -1,18 +1,18 @@
-//! `nvfp4 shapes`: the built-in shapes.
+//! `nvfp4 shapes`: the built-in shapes and layers.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use nvfp4::problem::Group;
-use nvfp4::shape;
+use nvfp4::{moe, shape};
 
 use super::table;
 
-/// List the built-in shapes.
+/// List the built-in shapes of groups, and of layers.
 #[derive(clap::Args)]
 pub struct Args {}
 
-/// Prints the shapes as a table.
+/// Prints the shapes as a table, and the layers as another.
 pub fn run(_: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let mut rows = table::table(&["shape", "op", "input", "groups", "M", "N", "K", "B200 light", "best public"], 3);
     for shape in shape::builtin() {
@@ -34,6 +34,28 @@ pub fn run(_: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
             us(shape.b200_best_public_us),
         ]);
     }
-    writeln!(out, "{rows}")?;
+    writeln!(out, "{rows}\n\n{}", layers())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The layers, `run --op moe`.
+fn layers() -> comfy_table::Table {
+    let mut rows =
+        table::table(&["layer", "input", "routing", "H", "I", "experts", "of", "top-k", "shared I", "tokens"], 3);
+    for layer in moe::shape::builtin() {
+        let size = |size: Option<usize>| size.map_or(String::new(), |size| size.to_string());
+        rows.add_row([
+            layer.name.clone(),
+            layer.input.name().into(),
+            layer.routing.name().into(),
+            layer.hidden.to_string(),
+            layer.intermediate.to_string(),
+            layer.experts.to_string(),
+            size(layer.named_experts),
+            layer.top_k.to_string(),
+            size(layer.shared_intermediate),
+            layer.tokens.to_string(),
+        ]);
+    }
+    rows
 }

@@ -127,9 +127,21 @@ impl<'a> Matrix<'a> {
     /// # Panics
     /// If `out` is not K long.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        self.decode_row(row, self.global_scale, out);
+    }
+
+    /// Writes the numbers of a row, without the global scale, as exact f32.
+    ///
+    /// # Panics
+    /// If `out` is not K long.
+    pub fn numbers_row(&self, row: usize, out: &mut [f32]) {
+        self.decode_row(row, 1.0, out);
+    }
+
+    fn decode_row(&self, row: usize, global_scale: f32, out: &mut [f32]) {
         assert_eq!(out.len(), self.k, "a row of K numbers");
         for ((out, values), &scale) in self.blocks(row, out) {
-            let scale = e4m3::decode(scale) * self.global_scale;
+            let scale = e4m3::decode(scale) * global_scale;
             for (pair, &byte) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
                 *pair = [e2m1::decode(byte) * scale, e2m1::decode(byte >> 4) * scale];
             }

@@ -16,6 +16,32 @@ pub(super) fn out_dtype(code: u32) -> OutDtype {
     if code == OUTPUT_BF16 { OutDtype::Bf16 } else { OutDtype::F16 }
 }
 
+/// An array in device memory.
+///
+/// # Safety
+///
+/// So many elements lie at the address, and nobody writes them meanwhile.
+pub(super) unsafe fn slice<'a, T>(address: u64, count: usize) -> &'a [T] {
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: `# Safety` above.
+    unsafe { std::slice::from_raw_parts(address as *const T, count) }
+}
+
+/// An array in device memory, to write.
+///
+/// # Safety
+///
+/// There is room for so many elements at the address, which nobody else uses meanwhile.
+pub(super) unsafe fn slice_mut<'a, T>(address: u64, count: usize) -> &'a mut [T] {
+    if count == 0 {
+        return &mut [];
+    }
+    // SAFETY: `# Safety` above.
+    unsafe { std::slice::from_raw_parts_mut(address as *mut T, count) }
+}
+
 /// A matrix of device memory.
 ///
 /// # Safety

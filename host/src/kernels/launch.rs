@@ -33,6 +33,14 @@ impl Grid {
     /// Blocks along x (CUDA programming guide, "Technical Specifications per Compute Capability").
     pub const MAX_BLOCKS: u64 = (1 << 31) - 1;
 
+    /// So many blocks along x.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if a grid cannot have them.
+    pub fn blocks(blocks: u64) -> Result<u32, Error> {
+        if blocks <= Self::MAX_BLOCKS { Ok(blocks as u32) } else { Err(Error::TooLarge) }
+    }
+
     /// A grid of single blocks without dynamic shared memory, which begins when the grid before it has ended.
     pub fn linear(entry: &'static str, blocks: u32, threads: u32) -> Self {
         Self { entry, blocks, cluster: 1, threads, shared_bytes: 0, overlaps: false }
@@ -115,6 +123,11 @@ impl Launch {
         Self::new(kernel, grid, size_of_val(&*array), move |writer| {
             Ok(Parameter::new(parameter(writer.array(&array), array.len() as u32)))
         })
+    }
+
+    /// A launch whose parameter says everything itself.
+    pub fn of_parameter(kernel: &'static str, grid: Grid, parameter: impl bytemuck::NoUninit) -> Self {
+        Self::new(kernel, grid, 0, move |_| Ok(Parameter::new(parameter)))
     }
 
     /// Bytes of the descriptors, up to where the next launch's may begin.

@@ -14,6 +14,10 @@ mod gated_sm90;
 pub(crate) mod group;
 pub(crate) mod kernel;
 pub(crate) mod launch;
+pub mod moe;
+pub(crate) mod moe_pack;
+mod moe_route;
+mod moe_sm90;
 pub(crate) mod schedule;
 mod silu_mul;
 pub(crate) mod tensor_map;
@@ -35,6 +39,9 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &gated_sm90::GatedSm90,
     &gated_simt::GatedSimt,
     &silu_mul::SiluMul,
+    &moe_route::MoeRoute,
+    &moe_sm90::MoeSm90,
+    &moe_pack::MoePack,
 ];
 
 /// The kernel that a PTX text or machine code belongs to: the one with an entry that the code names.
@@ -49,6 +56,11 @@ pub(crate) fn kernel_of(code: &[u8]) -> Result<&'static dyn Kernel, Error> {
         let kernels = kernels.join(", ");
         Error::Invalid(format!("it has no entry of any kernel ({kernels}); build one with `cargo xtask build-ptx`"))
     })
+}
+
+/// The PTX of a kernel as it is built in, for the oldest devices that it is for; none if there is no kernel of this name.
+pub fn ptx(kernel: &str) -> Option<&'static str> {
+    builds::BUILDS.iter().find(|build| build.kernel == kernel).map(|build| build.ptx)
 }
 
 /// A kernel that computes the groups of a step, gated and plain.

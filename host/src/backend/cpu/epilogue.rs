@@ -42,7 +42,7 @@ fn scaled(sum: f32, alpha: f64) -> f32 {
 /// does. With s = e^(−|gate|/2), it is `gate·up/(1+s²)` for a positive gate and `(gate·s)(up·s)/(1+s²)` for a negative
 /// one.
 #[inline(always)]
-fn silu_times(gate: f32, up: f32) -> f32 {
+pub(super) fn silu_times(gate: f32, up: f32) -> f32 {
     let s = exp_of_negative(gate.abs() * -0.5);
     let factor = if gate < 0.0 { s } else { 1.0 };
     (gate * factor) * (up * factor) / (1.0 + s * s)

@@ -2,7 +2,7 @@
 //!
 //! `layout` says how operands lie in memory, and `kernel` computes with them. It runs on an instruction set that is
 //! chosen at run time; each has a file. `epilogue` turns sums into outputs. This file spreads the tiles of a step over
-//! the threads of rayon.
+//! the threads of rayon. `moe` computes whole layers, apart from all that.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -11,6 +11,7 @@ mod avx512;
 mod epilogue;
 mod kernel;
 mod layout;
+mod moe;
 mod pages;
 mod peaks;
 mod portable;
@@ -24,8 +25,9 @@ use rayon::prelude::*;
 
 use self::kernel::{Scratch, Simd, TILE_PANELS, TILE_TOKENS, Tile};
 use self::layout::{Panels, TokenBlock, TokenChunk, chunks, unpack_tokens};
-use super::{Backend, Layer};
+use super::{Backend, Layer, MoeLayer};
 use crate::error::Error;
+use crate::moe::MoeWeights;
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
 use crate::problem::{Op, Step, Weights};
@@ -137,6 +139,10 @@ impl Backend for Cpu {
             starts: Vec::new(),
             tiles: Vec::new(),
         }))
+    }
+
+    fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
+        Ok(Box::new(moe::CpuMoeLayer::new(weights)))
     }
 }
 

@@ -19,6 +19,7 @@ mod graph;
 mod layer;
 mod layout;
 mod maps;
+mod moe;
 mod planned;
 mod resident;
 mod streams;
@@ -31,12 +32,15 @@ pub use cuda_driver::sys::{CUdeviceptr, CUstream};
 pub use device::{DeviceInfo, Options, devices};
 pub use gpu_arch::Capability;
 pub use layer::CudaLayer;
+pub use moe::{CudaMoeLayer, MoeGraph, MoeTensor, MoeTensors};
 pub use resident::{Cache, ResidentStep, Timing};
 
-use super::{Backend, Layer};
+use super::{Backend, Layer, MoeLayer};
 use crate::error::Error;
 use crate::kernels::builds;
 pub use crate::kernels::group::DeviceGroup;
+pub use crate::kernels::moe::{MoeArguments, workspace_bytes};
+use crate::moe::{MoeSizes, MoeWeights};
 use crate::plan::roofline::{GPUS, Peaks};
 use crate::plan::variant::Variant;
 use crate::problem::Weights;
@@ -95,6 +99,39 @@ impl Cuda {
     pub fn prepare_layer(&self, weights: &Weights<'_>) -> Result<CudaLayer, Error> {
         CudaLayer::new(self.device.clone(), self.variant, weights)
     }
+
+    /// Brings the weights of an MoE layer to the device and packs them there. While that lasts, the largest projection takes
+    /// its memory twice. This is [`Backend::prepare_moe`] with a type that also takes calls from device memory
+    /// ([`CudaMoeLayer::launch`], [`CudaMoeLayer::capture`]).
+    ///
+    /// # Errors
+    /// [`Error::NotComputed`] if no kernel computes such layers on this device; [`Error::Driver`], for instance when the
+    /// device's memory does not hold them.
+    pub fn prepare_moe_layer(&self, weights: &MoeWeights<'_>) -> Result<CudaMoeLayer, Error> {
+        CudaMoeLayer::prepare(self.device.clone(), weights, self.variant.graph)
+    }
+
+    /// As [`Cuda::prepare_moe_layer`], of tensors that lie on the device: an engine's, or a checkpoint's. They are not needed
+    /// any more afterwards.
+    ///
+    /// # Errors
+    /// As [`Cuda::prepare_moe_layer`]; [`Error::Invalid`] if sizes or alignments are wrong, or a scale is negative or NaN, with its
+    /// place.
+    ///
+    /// # Safety
+    ///
+    /// Tensors of these sizes lie where they say, the device can read them, and nothing that writes them is under way.
+    pub unsafe fn pack_moe_layer(
+        &self,
+        sizes: MoeSizes,
+        experts: &MoeTensors<'_>,
+        shared: Option<&MoeTensors<'_>>,
+        expert_map: Option<&[i32]>,
+    ) -> Result<CudaMoeLayer, Error> {
+        let (device, graph) = (self.device.clone(), self.variant.graph);
+        // SAFETY: `# Safety` above.
+        unsafe { CudaMoeLayer::pack(device, sizes, experts, shared, expert_map, graph) }
+    }
 }
 
 impl Backend for Cuda {
@@ -115,5 +152,9 @@ impl Backend for Cuda {
 
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
         Ok(Box::new(self.prepare_layer(weights)?))
+    }
+
+    fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
+        Ok(Box::new(self.prepare_moe_layer(weights)?))
     }
 }

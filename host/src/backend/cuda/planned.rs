@@ -5,7 +5,8 @@ use std::ffi::c_void;
 use std::ptr;
 
 use cuda_driver::abi::{
-    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, CUlaunchAttribute, CUlaunchAttributeValue, CUlaunchConfig,
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, CUlaunchAttribute,
+    CUlaunchAttributeValue, CUlaunchConfig,
 };
 use cuda_driver::sys::{self, CUfunction, CUstream};
 
@@ -34,15 +35,21 @@ impl ReadyLaunch {
     /// `stream` is one of the current context. The descriptors that the parameter leads to arrive there before this launch.
     /// The function is the grid's entry, of a module that is loaded. What the descriptors point to is valid until the kernel
     /// has run.
-    unsafe fn queue(&self, device: &Device, stream: CUstream) -> Result<(), Error> {
-        let Grid { blocks, threads, shared_bytes, overlaps, .. } = self.grid;
+    pub unsafe fn queue(&self, device: &Device, stream: CUstream) -> Result<(), Error> {
+        let Grid { blocks, cluster, threads, shared_bytes, overlaps, .. } = self.grid;
         let mut parameters = [self.parameter.bytes().as_ptr().cast::<c_void>().cast_mut()];
         let (parameters, extra) = (parameters.as_mut_ptr(), ptr::null_mut());
         if overlaps {
-            let mut attribute = CUlaunchAttribute {
-                id: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                value: CUlaunchAttributeValue { programmatic_stream_serialization_allowed: 1 },
-            };
+            let mut attributes = [
+                CUlaunchAttribute {
+                    id: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                    value: CUlaunchAttributeValue { programmatic_stream_serialization_allowed: 1 },
+                },
+                CUlaunchAttribute {
+                    id: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                    value: CUlaunchAttributeValue { cluster_dim: [cluster, 1, 1] },
+                },
+            ];
             let config = CUlaunchConfig {
                 gridDimX: blocks,
                 gridDimY: 1,
@@ -52,8 +59,8 @@ impl ReadyLaunch {
                 blockDimZ: 1,
                 sharedMemBytes: shared_bytes,
                 hStream: stream,
-                attrs: &mut attribute,
-                numAttrs: 1,
+                attrs: attributes.as_mut_ptr(),
+                numAttrs: if cluster > 1 { 2 } else { 1 },
             };
             // SAFETY: the function has one parameter, of this type; the driver copies it and the configuration. `# Safety`
             // above asks for the stream, the function, the descriptors and what they point to.

@@ -6,6 +6,8 @@ use clap::{ValueEnum, ValueHint};
 use nvfp4::backend::emulated;
 use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
+use nvfp4::moe::generate::Routing;
+use nvfp4::moe::shape;
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::{Op, OutDtype};
 
@@ -20,18 +22,20 @@ use crate::cli::parse;
   nvfp4 run --shape group-test-1 --backend emulated --arch sm_90a --schedule worst
   nvfp4 run --shape group-test-1 --backend emulated --ptx target/ptx/gated_sm90.sm_90a.ptx
   nvfp4 run --variant streams=4,graph            a launch for each group over 4 streams, replayed as a CUDA graph
+  nvfp4 run --op moe --shape mixtral-8x7b --tokens 8 --routing zipf
   nvfp4 run --weights model/ --layer 3 --tokens 16
   nvfp4 run --weights model/ --layer 3 --activations tokens.safetensors --output out.safetensors
 
 Exit codes: 0 nothing wrong, 1 a wrong result or a fault of the kernel, 2 bad input or usage, 3 no such device.")]
 pub struct Args {
-    /// A built-in shape (see `nvfp4 shapes`), FILE.json or FILE.json#NAME.
-    #[arg(long, default_value = "moe-1", conflicts_with = "weights", value_parser = parse::shape(), hide_possible_values = true)]
-    pub shape: String,
-    /// The operation, in place of the shape's own: gated, SiLU of the gate projection times the up projection; or plain, one
-    /// matrix product. Of a checkpoint gated takes gate and up projections, plain the down projections [default: gated].
-    #[arg(long, value_parser = parse::op())]
-    pub op: Option<Op>,
+    /// A built-in shape or layer (see `nvfp4 shapes`), FILE.json or FILE.json#NAME [default: moe-1; qwen3-30b-a3b of --op moe].
+    #[arg(long, conflicts_with = "weights", value_parser = parse::shape(), hide_possible_values = true)]
+    pub shape: Option<String>,
+    /// The operation, in place of the shape's own: gated, SiLU of the gate projection times the up projection; plain, one
+    /// matrix product; or moe, a whole layer from hidden states to hidden states. Of a checkpoint gated takes gate and up
+    /// projections, plain the down projections [default: gated; moe of a built-in layer].
+    #[arg(long, value_parser = parse::named(&Operation::ALL, |op| op.name()))]
+    pub op: Option<Operation>,
     /// Where to run; auto takes a CUDA GPU if there is one.
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     pub backend: Choice,
@@ -57,18 +61,21 @@ pub struct Args {
     /// Seed of the inputs.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Type of the output.
-    #[arg(long, default_value = OutDtype::F16.name(), value_parser = parse::out_dtype())]
-    pub out_dtype: OutDtype,
+    /// Which experts the tokens of --op moe name: uniform, or zipf, few of them often [default: the layer's own, or uniform].
+    #[arg(long, value_parser = parse::routing())]
+    pub routing: Option<Routing>,
+    /// Type of the output, and of the tokens of --op moe [default: f16; bf16 of --op moe].
+    #[arg(long, visible_alias = "dtype", value_name = "DTYPE", value_parser = parse::out_dtype())]
+    pub out_dtype: Option<OutDtype>,
     /// An NVFP4 checkpoint: a .safetensors file, its index, or the folder of a model.
     #[arg(long, value_name = "CHECKPOINT", requires = "layer", value_hint = ValueHint::AnyPath)]
     pub weights: Option<PathBuf>,
     /// The layer of the checkpoint.
     #[arg(long, requires = "weights")]
     pub layer: Option<usize>,
-    /// Generated tokens for each expert of the checkpoint.
-    #[arg(long, value_name = "M", requires = "weights", default_value_t = 16)]
-    pub tokens: usize,
+    /// Generated tokens: for each expert of the checkpoint [default: 16], or those of --op moe [default: the layer's own].
+    #[arg(long, value_name = "N")]
+    pub tokens: Option<usize>,
     /// Tokens from a file: `hidden` [T, K] and `group_sizes` [experts], sorted by expert.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "weights", conflicts_with_all = ["tokens", "input", "seed"])]
     pub activations: Option<PathBuf>,
@@ -110,6 +117,28 @@ fn arch_help() -> String {
     format!("The emulated GPU: {} [default: {}]", emulated::arches().join(", "), emulated::default_arch())
 }
 
+/// What is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Operation {
+    /// Groups of tokens, each with an expert.
+    Groups(Op),
+    /// A whole MoE layer.
+    Moe,
+}
+
+impl Operation {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Groups(Op::Gated), Self::Groups(Op::Plain), Self::Moe];
+
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Groups(op) => op.name(),
+            Self::Moe => "moe",
+        }
+    }
+}
+
 /// Where to run.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 pub enum Choice {
@@ -121,6 +150,17 @@ pub enum Choice {
 }
 
 impl Args {
+    /// Whether a whole layer is to be computed: it was asked for, or the shape is one of a layer.
+    pub fn is_moe(&self) -> bool {
+        let is_layer = |name: &String| shape::builtin().iter().any(|layer| layer.name == *name);
+        self.op == Some(Operation::Moe) || self.op.is_none() && self.shape.as_ref().is_some_and(is_layer)
+    }
+
+    /// The operation of groups, if one was asked for.
+    pub fn grouped_op(&self) -> Option<Op> {
+        self.op.and_then(|op| if let Operation::Groups(op) = op { Some(op) } else { None })
+    }
+
     /// Runs that are reported, and runs before them that warm caches and buffers.
     pub fn runs(&self) -> (usize, usize) {
         let emulated = self.backend == Choice::Emulated;

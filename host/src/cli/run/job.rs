@@ -5,12 +5,21 @@ use nvfp4::checkpoint::{Activations, Checkpoint};
 use nvfp4::format::Matrix;
 use nvfp4::generate;
 use nvfp4::plan::roofline::Roofline;
-use nvfp4::problem::{Group, GroupedProblem, Op, Weights};
+use nvfp4::problem::{Group, GroupedProblem, Op, OutDtype, Weights};
 use nvfp4::shape;
 
 use super::args::Args;
 use crate::cli::progress::Progress;
 use crate::cli::table;
+
+/// The shape that is computed if none is named.
+const SHAPE: &str = "moe-1";
+
+/// Tokens of each expert of a checkpoint, if no other number is given.
+const TOKENS: usize = 16;
+
+/// The type of the output, if no other is given.
+pub const OUT_DTYPE: OutDtype = OutDtype::F16;
 
 /// Inputs, and where they came from, in words.
 pub struct Job<'a> {
@@ -25,13 +34,15 @@ pub struct Job<'a> {
 /// The job of a layer of a checkpoint.
 pub fn loaded<'a>(args: &Args, checkpoint: &'a Checkpoint) -> anyhow::Result<Job<'a>> {
     let number = args.layer.expect("clap requires it beside --weights");
-    let layer = checkpoint.layer(number, args.op.unwrap_or(Op::Gated))?;
+    let layer = checkpoint.layer(number, args.grouped_op().unwrap_or(Op::Gated))?;
     let (tokens, input) = match &args.activations {
         Some(path) => (Activations::open(path)?.quantize(&layer.input_scales)?, path.display().to_string()),
         None => {
             let experts = layer.weights.experts().iter();
-            let groups: Vec<_> = experts.map(|expert| Group { m: args.tokens, n: expert.n(), k: expert.k() }).collect();
-            check_memory(&GroupedProblem::new(layer.weights.op(), args.out_dtype, groups.clone())?)?;
+            let groups: Vec<_> = experts
+                .map(|expert| Group { m: args.tokens.unwrap_or(TOKENS), n: expert.n(), k: expert.k() })
+                .collect();
+            check_memory(&GroupedProblem::new(layer.weights.op(), OUT_DTYPE, groups.clone())?)?;
             let generator = args.input.unwrap_or_default();
             (generate::activations(generator, &groups, args.seed)?, generator.name().into())
         }
@@ -42,9 +53,10 @@ pub fn loaded<'a>(args: &Args, checkpoint: &'a Checkpoint) -> anyhow::Result<Job
 
 /// The job of a shape, its inputs made from the seed.
 pub fn generated(args: &Args) -> anyhow::Result<Job<'static>> {
-    let mut shape = shape::find(&args.shape)?;
-    shape.op = args.op.unwrap_or(shape.op);
-    let problem = shape.problem(args.out_dtype)?;
+    let name = args.shape.as_deref().unwrap_or(SHAPE);
+    let mut shape = shape::find(name)?;
+    shape.op = args.grouped_op().unwrap_or(shape.op);
+    let problem = shape.problem(OUT_DTYPE)?;
     check_memory(&problem)?;
     let generator = args.input.unwrap_or(shape.input);
     let progress = Progress::new("generating", shape.groups.len());
@@ -54,7 +66,7 @@ pub fn generated(args: &Args) -> anyhow::Result<Job<'static>> {
         progress.add(1);
     }
     Ok(Job {
-        shape: args.shape.clone(),
+        shape: name.into(),
         input: generator.name().into(),
         modules: Vec::new(),
         weights: Weights::new(shape.op, experts)?,
@@ -72,13 +84,18 @@ fn check_memory(problem: &GroupedProblem) -> anyhow::Result<()> {
     let projections = problem.op().projections() as f64;
     let outputs = work.output_bytes as f64 * (1.0 + 8.0 * projections);
     let needed = 2.0 * projections * weights * 9.0 / 16.0 + 4.0 * largest + 8.0 * work.token_bytes as f64 + outputs;
+    check_present(needed, "take fewer or smaller groups")
+}
+
+/// Refuses to begin what needs more memory than this machine has.
+pub fn check_present(needed: f64, remedy: &str) -> anyhow::Result<()> {
     let ram = sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram());
     // If the system does not say how much there is, the allocator will.
     let Ok(system) = sysinfo::System::new_with_specifics(ram) else { return Ok(()) };
     let present = system.total_memory() as f64;
     if needed > present {
         bail!(
-            "the shape needs about {} of memory and this machine has {}; take fewer or smaller groups",
+            "the shape needs about {} of memory and this machine has {}; {remedy}",
             table::bytes(needed),
             table::bytes(present)
         );

@@ -2,6 +2,7 @@
 
 mod args;
 mod job;
+mod moe;
 mod report;
 mod verification;
 
@@ -29,6 +30,12 @@ use verification::verify;
 /// Runs the job and prints the report.
 pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let backend = choose_backend(args)?;
+    if args.is_moe() {
+        return moe::run(args, backend, out);
+    }
+    if args.routing.is_some() || args.tokens.is_some() && args.weights.is_none() {
+        bail!("--routing is of --op moe, --tokens of --op moe or of --weights; add one of them");
+    }
     let checkpoint = args.weights.as_deref().map(Checkpoint::open).transpose()?;
     if let Some(path) = &args.output {
         let inputs = checkpoint.iter().flat_map(Checkpoint::paths).chain(args.activations.as_deref());
@@ -40,7 +47,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         Some(checkpoint) => job::loaded(args, checkpoint)?,
         None => job::generated(args)?,
     };
-    let step = Step::new(&weights, tokens, args.out_dtype)?;
+    let step = Step::new(&weights, tokens, args.out_dtype.unwrap_or(job::OUT_DTYPE))?;
     let problem = step.problem();
     let output_file = args.output.as_deref().map(|path| OutputFile::create(path, problem)).transpose()?;
     let mut output = Output::new(problem);

@@ -66,7 +66,7 @@ impl Report<'_> {
         });
         if let Some(counters) = self.layer.counters() {
             report["counters"] = json!(counters);
-            report["useful_share"] = json!(useful_share(counters, &work));
+            report["useful_share"] = json!(useful_share(counters, work.operations));
         }
         report
     }
@@ -93,7 +93,7 @@ impl Report<'_> {
         match self.layer.counters() {
             Some(counters) => {
                 writeln!(out, "variant   {}: {}", self.args.variant, launches(self.layer.launches().unwrap_or(0)))?;
-                print_counters(counters, &work, seconds, out)?;
+                print_counters(counters, work.operations, seconds, out)?;
             }
             None => {
                 writeln!(
@@ -152,20 +152,20 @@ impl Report<'_> {
     }
 }
 
-fn launches(count: usize) -> String {
+pub fn launches(count: usize) -> String {
     if count == 1 { "1 launch".into() } else { format!("{count} launches") }
 }
 
 /// The share of multiply-adds that belong to an element of the output, where tensor cores do them.
-fn useful_share(counters: &emulated::Counters, work: &Roofline) -> Option<f64> {
-    let useful = (work.operations / 2.0) as u64;
+fn useful_share(counters: &emulated::Counters, operations: f64) -> Option<f64> {
+    let useful = (operations / 2.0) as u64;
     (counters.total.matrix_multiply_adds > 0).then(|| counters.useful_share(useful))
 }
 
 /// What an emulated kernel did. No rate: the time is the emulator's.
-fn print_counters(
+pub fn print_counters(
     counters: &emulated::Counters,
-    work: &Roofline,
+    operations: f64,
     seconds: f64,
     out: &mut impl Write,
 ) -> std::io::Result<()> {
@@ -198,7 +198,7 @@ fn print_counters(
         bytes(total.bytes.shared_store),
         number(total.bank_conflicts)
     )?;
-    if let Some(useful) = useful_share(counters, work) {
+    if let Some(useful) = useful_share(counters, operations) {
         writeln!(
             out,
             "matrix    {} multiply-adds, {:.1} % useful",

@@ -103,7 +103,7 @@ impl Cut {
     /// Time of a tile, in tokens times k-blocks of two panels of [`MEASURED_ROWS`].
     fn cost(&self, tokens: u32, k: u32) -> u64 {
         let k_blocks = u64::from(k.div_ceil(K_BLOCK)) + TILE_K_BLOCKS;
-        let panels = u64::from(self.instance.panel_rows() / MEASURED_ROWS);
+        let panels = u64::from(self.instance.shape().panel_rows() / MEASURED_ROWS);
         k_blocks * panels * (DECODE_TOKENS + u64::from(self.instance.mma_n(tokens)))
     }
 

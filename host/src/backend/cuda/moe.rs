@@ -1,0 +1,655 @@
+//! An MoE layer's weights on a device, and calls of it.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytemuck::Zeroable;
+use cuda_driver::cust::context::CurrentContext;
+use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
+use cuda_driver::cust::stream::{Stream, StreamFlags};
+use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
+use kernels_gpu::moe_pack::abi::Pack;
+use kernels_gpu::units::matrix_bytes;
+
+use super::buffer::{Arena, Room};
+use super::device::Device;
+use super::event::Event;
+use super::graph::Graph;
+use super::layout::Cursor;
+use super::planned::ReadyLaunch;
+use crate::backend::MoeLayer;
+use crate::error::Error;
+use crate::format::{BLOCK, Matrix};
+use crate::kernels::builds;
+use crate::kernels::launch::{Launch, output_code};
+use crate::kernels::moe::{self, MoeArguments, PlacedExperts, PlacedMoe, StageParts, Workspace, workspace_bytes};
+use crate::kernels::moe_pack::MoePack;
+use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, Stages};
+
+/// A projection of every expert of a layer, in device memory as a checkpoint has it.
+#[derive(Clone, Copy, Debug)]
+pub struct MoeTensor<'a> {
+    /// Address of the first expert's packed values, at a multiple of 16: a row after the other, the even element of K in the low
+    /// nibble of a byte.
+    pub values: CUdeviceptr,
+    /// Bytes from one expert's values to the next one's, a multiple of 16.
+    pub values_stride: usize,
+    /// Address of the first expert's scales, e4m3, a row after the other.
+    pub scales: CUdeviceptr,
+    /// Bytes from one expert's scales to the next one's.
+    pub scales_stride: usize,
+    /// Each expert's global scale, by which its numbers are multiplied.
+    pub global_scales: &'a [f32],
+}
+
+/// The projections of a layer's experts: gate and up `[I, H]`, down `[H, I]`.
+#[derive(Clone, Copy, Debug)]
+pub struct MoeTensors<'a> {
+    /// Gate of every expert. Where an engine keeps gate and up of an expert in one tensor, its stride is that of both.
+    pub gate: MoeTensor<'a>,
+    /// Up of every expert.
+    pub up: MoeTensor<'a>,
+    /// Down of every expert.
+    pub down: MoeTensor<'a>,
+}
+
+/// The prepared weights of an MoE layer; made by [`Cuda::prepare_moe_layer`](super::Cuda::prepare_moe_layer) or
+/// [`Cuda::pack_moe_layer`](super::Cuda::pack_moe_layer).
+///
+/// Calls need nothing of each other but the order of the stream: any number of layers can share a workspace, and a call may be
+/// captured into a graph, ours or the caller's. What a call launches depends on T and on addresses, never on what the tokens
+/// chose.
+pub struct CudaMoeLayer {
+    placed: PlacedMoe,
+    /// The entries, by name.
+    functions: Vec<(&'static str, CUfunction)>,
+    /// What `placed` points into.
+    memory: Vec<DeviceBuffer<u8>>,
+    /// Whether a step from host memory runs as a graph.
+    graph: bool,
+    /// A step from host memory, and its workspace.
+    arena: Arena,
+    workspace: Room,
+    /// Launches of the last step from host memory, and the time that it took to queue it.
+    cost: Option<(usize, Duration)>,
+    stream: Stream,
+    start: Event,
+    end: Event,
+    /// Last, since all above lives in its context.
+    device: Arc<Device>,
+}
+
+impl CudaMoeLayer {
+    /// A layer without weights.
+    fn new(device: Arc<Device>, sizes: MoeSizes, graph: bool) -> Result<Self, Error> {
+        sizes.check()?;
+        device.make_current()?;
+        let (major, minor) = device.info.capability;
+        if moe::KERNELS.iter().any(|kernel| builds::find(kernel.name(), (major, minor)).is_none()) {
+            let text = format!("there is no MoE layer for compute capability {major}.{minor} yet; take the CPU");
+            return Err(Error::NotComputed(text));
+        }
+        let mut functions = Vec::new();
+        for (kernel, entry) in
+            moe::KERNELS.into_iter().flat_map(|kernel| kernel.entries().into_iter().map(move |entry| (kernel, entry)))
+        {
+            functions.push((entry.name, device.function(kernel.name(), &entry)?));
+        }
+        let none = PlacedExperts { gate_up: 0, down: 0, alpha: [0; 3] };
+        Ok(Self {
+            placed: PlacedMoe { sizes, experts: none, shared: None, map: 0 },
+            functions,
+            memory: Vec::new(),
+            graph,
+            arena: Arena::default(),
+            workspace: Room::default(),
+            cost: None,
+            // Not a stream that waits for the null stream: it could not be captured while others use the null stream.
+            stream: device.check(Stream::new(StreamFlags::NON_BLOCKING, None))?,
+            start: Event::new(&device)?,
+            end: Event::new(&device)?,
+            device,
+        })
+    }
+
+    /// A layer of weights in host memory. They are brought over a projection at a time, and packed there.
+    pub(super) fn prepare(device: Arc<Device>, weights: &MoeWeights<'_>, graph: bool) -> Result<Self, Error> {
+        let sizes = weights.sizes();
+        let mut layer = Self::new(device, sizes, graph)?;
+        layer.placed.experts = layer.upload_experts(weights.experts(), sizes.intermediate)?;
+        if let (Some(shared), Some(intermediate)) = (weights.shared(), sizes.shared_intermediate) {
+            layer.placed.shared = Some(layer.upload_experts(std::slice::from_ref(shared), intermediate)?);
+        }
+        layer.upload_map(weights.expert_map())?;
+        Ok(layer)
+    }
+
+    /// A layer of tensors in device memory.
+    ///
+    /// # Safety
+    ///
+    /// As [`Cuda::pack_moe_layer`](super::Cuda::pack_moe_layer).
+    pub(super) unsafe fn pack(
+        device: Arc<Device>,
+        sizes: MoeSizes,
+        experts: &MoeTensors<'_>,
+        shared: Option<&MoeTensors<'_>>,
+        expert_map: Option<&[i32]>,
+        graph: bool,
+    ) -> Result<Self, Error> {
+        if shared.is_some() != sizes.shared_intermediate.is_some() {
+            return Err(Error::Invalid("tensors of a shared expert and its intermediate size come together".into()));
+        }
+        let named = expert_map.map_or(sizes.experts, <[i32]>::len);
+        if named != sizes.named_experts {
+            return Err(Error::Mismatch {
+                what: "entries of the expert map",
+                got: named,
+                expected: sizes.named_experts,
+            });
+        }
+        let mut layer = Self::new(device, sizes, graph)?;
+        // SAFETY: `# Safety` above.
+        unsafe {
+            layer.placed.experts = layer.pack_experts(experts, sizes.experts, sizes.intermediate)?;
+            if let (Some(shared), Some(intermediate)) = (shared, sizes.shared_intermediate) {
+                layer.placed.shared = Some(layer.pack_experts(shared, 1, intermediate)?);
+            }
+        }
+        layer.upload_map(expert_map)?;
+        Ok(layer)
+    }
+
+    /// Keeps memory of so many bytes, and returns its address.
+    fn allocate(&mut self, bytes: u64) -> Result<CUdeviceptr, Error> {
+        let bytes = usize::try_from(bytes).map_err(|_| Error::TooLarge)?;
+        // SAFETY: every byte is written before a call reads it.
+        let memory = self.device.check(unsafe { DeviceBuffer::uninitialized(bytes) })?;
+        let address = memory.as_device_ptr().as_raw();
+        self.memory.push(memory);
+        Ok(address)
+    }
+
+    /// Keeps a copy of an array.
+    fn upload<T: bytemuck::NoUninit>(&mut self, array: &[T]) -> Result<CUdeviceptr, Error> {
+        let memory = self.device.check(DeviceBuffer::from_slice(bytemuck::cast_slice::<T, u8>(array)))?;
+        let address = memory.as_device_ptr().as_raw();
+        self.memory.push(memory);
+        Ok(address)
+    }
+
+    /// Keeps the expert map, the last thing that a layer is given.
+    fn upload_map(&mut self, map: Option<&[i32]>) -> Result<(), Error> {
+        if let Some(map) = map {
+            self.placed.map = self.upload(map)?;
+        }
+        self.wait_for_copies()
+    }
+
+    /// A copy from pageable memory may return with its last part still on the way (cuda.h, "API synchronization behavior"), and
+    /// neither this layer's stream nor a caller's would wait for it.
+    fn wait_for_copies(&self) -> Result<(), Error> {
+        self.device.check(CurrentContext::synchronize())
+    }
+
+    /// Room for so many experts' units, with their global scales.
+    fn place_experts(
+        &mut self,
+        experts: usize,
+        intermediate: usize,
+        alpha: [&[f32]; 3],
+    ) -> Result<PlacedExperts, Error> {
+        let (hidden, intermediate, experts) = (self.placed.sizes.hidden as u32, intermediate as u32, experts as u64);
+        let mut alphas = [0; 3];
+        for (address, alpha) in alphas.iter_mut().zip(alpha) {
+            *address = self.upload(alpha)?;
+        }
+        Ok(PlacedExperts {
+            gate_up: self.allocate(experts * 2 * matrix_bytes(intermediate, hidden))?,
+            down: self.allocate(experts * matrix_bytes(hidden, intermediate))?,
+            alpha: alphas,
+        })
+    }
+
+    fn upload_experts(&mut self, experts: &[MoeExpert<'_>], intermediate: usize) -> Result<PlacedExperts, Error> {
+        type Projection = for<'e, 'm> fn(&'e MoeExpert<'m>) -> &'e Matrix<'m>;
+        let projections: [Projection; 3] = [|expert| &expert.gate, |expert| &expert.up, |expert| &expert.down];
+        let scales = projections.map(|of| experts.iter().map(|expert| of(expert).global_scale()).collect::<Vec<_>>());
+        let placed = self.place_experts(experts.len(), intermediate, scales.each_ref().map(|scales| &scales[..]))?;
+        for (projection, of) in projections.into_iter().enumerate() {
+            // No more of the layer than a projection is there twice.
+            let (values, scales) = (of(&experts[0]).values().len(), of(&experts[0]).scales().len());
+            // SAFETY: every byte that is read is copied there in the loop below.
+            let [raw_values, raw_scales] = [values, scales]
+                .map(|bytes| unsafe { self.device.check(DeviceBuffer::<u8>::uninitialized(bytes * experts.len())) });
+            let (raw_values, raw_scales) = (raw_values?, raw_scales?);
+            for (expert, matrix) in experts.iter().map(of).enumerate() {
+                let part = |bytes: usize| expert * bytes..(expert + 1) * bytes;
+                self.device.check(raw_values.index(part(values)).copy_from(matrix.values()))?;
+                self.device.check(raw_scales.index(part(scales)).copy_from(matrix.scales()))?;
+            }
+            let tensor = MoeTensor {
+                values: raw_values.as_device_ptr().as_raw(),
+                values_stride: values,
+                scales: raw_scales.as_device_ptr().as_raw(),
+                scales_stride: scales,
+                global_scales: &[],
+            };
+            // SAFETY: the tensor lies in the two buffers, which live until the packing was waited for.
+            unsafe { self.pack_projection(&placed, projection, &tensor, experts.len(), intermediate)? };
+        }
+        Ok(placed)
+    }
+
+    /// # Safety
+    ///
+    /// So many experts' projections lie where the tensors say, and nobody writes them meanwhile.
+    unsafe fn pack_experts(
+        &mut self,
+        tensors: &MoeTensors<'_>,
+        experts: usize,
+        intermediate: usize,
+    ) -> Result<PlacedExperts, Error> {
+        let projections = [("gate", &tensors.gate), ("up", &tensors.up), ("down", &tensors.down)];
+        for (name, tensor) in projections {
+            let MoeTensor { values, values_stride, global_scales, .. } = *tensor;
+            if global_scales.len() != experts {
+                let got = global_scales.len();
+                return Err(Error::Mismatch { what: "global scales", got, expected: experts }.at(name));
+            }
+            if let Some(expert) = global_scales.iter().position(|scale| !scale.is_finite() || *scale < 0.0) {
+                let error = Error::GlobalScale { value: global_scales[expert] };
+                return Err(error.at(format_args!("expert {expert}: {name}")));
+            }
+            if !values.is_multiple_of(16) || !values_stride.is_multiple_of(16) {
+                return Err(Error::Invalid(format!(
+                    "{name}: values at {values:#x}, {values_stride} bytes apart; both must be multiples of 16"
+                )));
+            }
+        }
+        let placed = self.place_experts(experts, intermediate, projections.map(|(_, tensor)| tensor.global_scales))?;
+        for (index, (_, tensor)) in projections.into_iter().enumerate() {
+            // SAFETY: `# Safety` above.
+            unsafe { self.pack_projection(&placed, index, tensor, experts, intermediate)? };
+        }
+        Ok(placed)
+    }
+
+    /// Packs gate, up or down (0, 1, 2) of every expert, and waits for it.
+    ///
+    /// # Safety
+    ///
+    /// So many matrices lie where the tensor says.
+    unsafe fn pack_projection(
+        &self,
+        placed: &PlacedExperts,
+        projection: usize,
+        tensor: &MoeTensor<'_>,
+        experts: usize,
+        intermediate: usize,
+    ) -> Result<(), Error> {
+        const NAMES: [&str; 3] = ["gate", "up", "down"];
+
+        let (hidden, intermediate) = (self.placed.sizes.hidden as u32, intermediate as u32);
+        let is_down = projection == 2;
+        let (rows, k) = if is_down { (hidden, intermediate) } else { (intermediate, hidden) };
+        let bytes = matrix_bytes(rows, k);
+        let invalid = self.device.check(DeviceBuffer::from_slice(&[u64::MAX]))?;
+        let pack = Pack {
+            values: tensor.values,
+            values_stride: tensor.values_stride as u64,
+            scales: tensor.scales,
+            scales_stride: tensor.scales_stride as u64,
+            units: if is_down { placed.down } else { placed.gate_up + projection as u64 * bytes },
+            units_stride: if is_down { bytes } else { 2 * bytes },
+            invalid: invalid.as_device_ptr().as_raw(),
+            matrices: experts as u32,
+            rows,
+            k,
+            ordered_rows: u32::from(!is_down),
+            token_type: output_code(self.placed.sizes.dtype),
+            ..Pack::zeroed()
+        };
+        self.wait_for_copies()?;
+        let stream = self.stream.as_inner();
+        // SAFETY: the stream is this layer's own, of the current context; `# Safety` above asks for the tensor, and the units were
+        // allocated. All of it is waited for before anything is freed.
+        let queued =
+            self.ready(&MoePack.launch(pack)?).and_then(|launch| unsafe { launch.queue(&self.device, stream) });
+        let finished = self.device.check(self.stream.synchronize());
+        queued.and(finished)?;
+        let mut found = [u64::MAX];
+        self.device.check(invalid.copy_to(&mut found))?;
+        if found[0] == u64::MAX {
+            return Ok(());
+        }
+        let blocks = u64::from(k) / BLOCK as u64;
+        let (row, block) = (found[0] / blocks, (found[0] % blocks) as usize);
+        let (expert, row) = (row / u64::from(rows), (row % u64::from(rows)) as usize);
+        let name = NAMES[projection];
+        Err(Error::Invalid(format!(
+            "expert {expert}: {name}: the scale of row {row}, block {block} is negative or NaN"
+        )))
+    }
+
+    /// A launch with its entry.
+    fn ready(&self, launch: &Launch) -> Result<ReadyLaunch, Error> {
+        let is_it = |(entry, _): &&(&str, CUfunction)| *entry == launch.grid.entry;
+        let &(_, function) = self.functions.iter().find(is_it).expect("entries are loaded");
+        let parameter = launch.write(0, &mut [], &mut |_| unreachable!("the parameter says everything"))?;
+        Ok(ReadyLaunch { function, grid: launch.grid, parameter })
+    }
+
+    /// The same layer at other addresses, so that measurements need not find its weights in a cache.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], for instance when the device's memory does not hold it.
+    pub fn try_clone(&self) -> Result<Self, Error> {
+        let mut clone = Self::new(self.device.clone(), self.placed.sizes, self.graph)?;
+        let mut copies = HashMap::from([(0, 0)]);
+        for memory in &self.memory {
+            let from = memory.as_device_ptr().as_raw();
+            let to = clone.allocate(memory.len() as u64)?;
+            // SAFETY: both have so many bytes, and nothing writes either meanwhile.
+            self.device.check_raw(unsafe { sys::cuMemcpyDtoD_v2(to, from, memory.len()) })?;
+            copies.insert(from, to);
+        }
+        let experts = |placed: PlacedExperts| PlacedExperts {
+            gate_up: copies[&placed.gate_up],
+            down: copies[&placed.down],
+            alpha: placed.alpha.map(|address| copies[&address]),
+        };
+        let PlacedMoe { sizes, experts: routed, shared, map } = self.placed;
+        clone.placed = PlacedMoe { sizes, experts: experts(routed), shared: shared.map(experts), map: copies[&map] };
+        clone.wait_for_copies()?;
+        Ok(clone)
+    }
+
+    /// The sizes.
+    pub fn sizes(&self) -> MoeSizes {
+        self.placed.sizes
+    }
+
+    /// Bytes of the layer's weights on the device.
+    pub fn weight_bytes(&self) -> usize {
+        self.memory.iter().map(|memory| memory.len()).sum()
+    }
+
+    /// Bytes of workspace that a call needs with up to so many tokens; see [`workspace_bytes`].
+    pub fn workspace_bytes(&self, max_tokens: usize) -> usize {
+        workspace_bytes(&self.placed.sizes, max_tokens)
+    }
+
+    /// The launches of a call with a workspace at an address, in order.
+    fn plan(&self, arguments: &MoeArguments, workspace: CUdeviceptr) -> Result<Vec<Launch>, Error> {
+        let (sizes, sms) = (&self.placed.sizes, self.device.info.sms);
+        let mut launches = Vec::new();
+        for (_, chunk) in moe::chunks(sizes, arguments)? {
+            let workspace = Workspace::at(sizes, chunk.token_count, workspace);
+            launches.append(&mut moe::launches(&self.placed, &chunk, &workspace, sms)?);
+        }
+        Ok(launches)
+    }
+
+    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given. Nothing is allocated
+    /// on the device, copied or read there, and no launch waits for the host, so the stream may be captured into a graph. That
+    /// graph is right for whatever ids and weights lie there when it runs.
+    ///
+    /// The first launch may begin before the stream has come to the end of the kernel before it, but touches nothing until
+    /// then.
+    ///
+    /// # Errors
+    /// If an address or a pitch is not aligned, weights are on the input where that cannot be, or a driver call fails. What a
+    /// kernel itself does wrong shows when the stream is waited for.
+    ///
+    /// # Safety
+    ///
+    /// - `stream` is a stream of this device's primary context, or null.
+    /// - Every address of `arguments` is one of memory that this device can read, or for the output write, of the sizes that
+    ///   [`MoeArguments`] says; and [`CudaMoeLayer::workspace_bytes`] lie at `workspace`, a multiple of 256. The output and the
+    ///   workspace overlap nothing.
+    /// - All of it stays allocated, and is written by nobody else, until the stream has come past this call, or the graph is
+    ///   not launched any more. So does the layer. Calls that share a workspace are on one stream, or in an order otherwise.
+    pub unsafe fn launch(
+        &self,
+        arguments: &MoeArguments,
+        workspace: CUdeviceptr,
+        stream: CUstream,
+    ) -> Result<usize, Error> {
+        self.device.make_current()?;
+        let launches = self.plan(arguments, workspace)?;
+        for launch in &launches {
+            // SAFETY: `# Safety` above asks for the stream and for all that parameters point to; the layer keeps its weights, and
+            // the device the functions' modules.
+            unsafe { self.ready(launch)?.queue(&self.device, stream)? };
+        }
+        Ok(launches.len())
+    }
+
+    /// A call as a graph, which is launched in one go, and is right for whatever ids and weights lie there then.
+    ///
+    /// # Errors
+    /// As [`CudaMoeLayer::launch`].
+    ///
+    /// # Safety
+    ///
+    /// As [`CudaMoeLayer::launch`], for as long as the graph is launched.
+    pub unsafe fn capture(&self, arguments: &MoeArguments, workspace: CUdeviceptr) -> Result<MoeGraph, Error> {
+        self.device.make_current()?;
+        let stream = self.stream.as_inner();
+        // SAFETY: the layer's own stream captures nothing. `# Safety` above asks for what the launches touch.
+        let graph =
+            unsafe { Graph::capture(&self.device, stream, || self.launch(arguments, workspace, stream).map(|_| ()))? };
+        Ok(MoeGraph { graph, device: self.device.clone() })
+    }
+
+    /// Queues a step whose operands lie in the arena, between two events.
+    ///
+    /// # Safety
+    ///
+    /// `arguments` point into the arena, and the workspace is large enough. Nothing else is under way in either, and nobody
+    /// touches them until the stream was waited for.
+    unsafe fn queue(&mut self, arguments: &MoeArguments) -> Result<(), Error> {
+        let (stream, workspace) = (self.stream.as_inner(), self.workspace.address());
+        // SAFETY: `# Safety` above; the stream is this layer's own, in the current context.
+        unsafe {
+            let graph = if self.graph { Some(self.capture(arguments, workspace)?) } else { None };
+            self.start.record(&self.device, stream)?;
+            let begin = Instant::now();
+            let launches = match &graph {
+                Some(graph) => graph.launch(stream).map(|()| 1)?,
+                None => self.launch(arguments, workspace, stream)?,
+            };
+            let cost = (launches, begin.elapsed());
+            self.end.record(&self.device, stream)?;
+            // The graph goes here, and must not be under way then.
+            if graph.is_some() {
+                self.device.check(self.stream.synchronize())?;
+            }
+            drop(graph);
+            self.cost = Some(cost);
+        }
+        Ok(())
+    }
+
+    /// Reads what a chunk that has run has left in the workspace.
+    fn read_stages(
+        &self,
+        step: &MoeStep<'_>,
+        first: usize,
+        chunk: &MoeArguments,
+        stages: &mut Stages,
+    ) -> Result<(), Error> {
+        let workspace = Workspace::at(&self.placed.sizes, chunk.token_count, self.workspace.address());
+        let parts = StageParts::read(&self.placed.sizes, chunk.token_count, &workspace, |address, bytes| {
+            let mut read = vec![0u8; bytes];
+            if bytes > 0 {
+                // SAFETY: the part lies in the workspace, where nothing is under way any more; `read` has as many bytes.
+                self.device.check_raw(unsafe { sys::cuMemcpyDtoH_v2(read.as_mut_ptr().cast(), address, bytes) })?;
+            }
+            Ok(read)
+        })?;
+        parts.write(step, first, stages);
+        Ok(())
+    }
+}
+
+impl Drop for CudaMoeLayer {
+    fn drop(&mut self) {
+        // Freeing needs the context on this thread, and packing or a step may be under way. A failure here shows in another call.
+        if self.device.make_current().is_ok() {
+            let _ = self.stream.synchronize();
+        }
+    }
+}
+
+// SAFETY: the handles inside are the driver's, which any thread may use with the context current; every method makes it
+// current first.
+unsafe impl Send for CudaMoeLayer {}
+
+impl MoeLayer for CudaMoeLayer {
+    fn kernel(&self) -> &str {
+        "moe_sm90"
+    }
+
+    fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
+        let sizes = self.placed.sizes;
+        step.check_fits(sizes)?;
+        self.cost = None;
+        if step.tokens() == 0 {
+            return Ok(Duration::ZERO);
+        }
+        self.device.make_current()?;
+        let layout = HostStep::new(step);
+        self.arena.reserve(&self.device, layout.bytes)?;
+        self.workspace.reserve(&self.device, self.workspace_bytes(step.tokens()))?;
+        layout.write(step, &output.hidden, self.arena.host());
+        let arguments = layout.arguments(step, self.arena.address());
+        let stream = self.stream.as_inner();
+        // What lies between is read back chunk by chunk, since chunks share the workspace.
+        let parts = match output.stages {
+            Some(_) => moe::chunks(&sizes, &arguments)?.collect(),
+            None => vec![(0, arguments)],
+        };
+        let mut time = Duration::ZERO;
+        for (index, (first, part)) in parts.iter().enumerate() {
+            // SAFETY: the last step was waited for, so nothing is under way in the arena. The arguments point into it, and the
+            // workspace is large enough; both stay until the stream was waited for below, whatever happens.
+            let queued = unsafe {
+                let sent = if index == 0 { self.arena.send(&self.device, layout.bytes, stream) } else { Ok(()) };
+                sent.and_then(|()| self.queue(part))
+            };
+            let finished = self.device.check(self.stream.synchronize());
+            queued.and(finished)?;
+            time += self.end.since(&self.start, &self.device)?;
+            if let Some(stages) = &mut output.stages {
+                self.read_stages(step, *first, part, stages)?;
+            }
+        }
+        // SAFETY: nothing is under way, and the stream is waited for before the host's side is touched.
+        unsafe { self.arena.fetch(&self.device, layout.output.clone(), stream)? };
+        self.device.check(self.stream.synchronize())?;
+        output.hidden.copy_from_slice(bytemuck::cast_slice(&self.arena.host()[layout.output]));
+        Ok(time)
+    }
+
+    fn launches(&self) -> Option<usize> {
+        self.cost.map(|(launches, _)| launches)
+    }
+
+    fn host_time(&self) -> Option<Duration> {
+        self.cost.map(|(_, time)| time)
+    }
+}
+
+/// A call of a layer that was captured; made by [`CudaMoeLayer::capture`].
+pub struct MoeGraph {
+    graph: Graph,
+    device: Arc<Device>,
+}
+
+impl MoeGraph {
+    /// Queues the call on a stream, and returns without waiting.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    ///
+    /// # Safety
+    ///
+    /// As [`CudaMoeLayer::launch`]; the graph stays until the stream has come past it.
+    pub unsafe fn launch(&self, stream: CUstream) -> Result<(), Error> {
+        self.device.make_current()?;
+        // SAFETY: the context is current, and `# Safety` above asks for the rest.
+        unsafe { self.graph.launch(&self.device, stream) }
+    }
+}
+
+/// Where a step's operands lie in one piece of memory.
+struct HostStep {
+    tokens: Range<usize>,
+    /// Bytes from one token to the next: the step's own stride, rounded up to what kernels take.
+    pitch: usize,
+    ids: Range<usize>,
+    weights: Range<usize>,
+    shared_weights: Option<Range<usize>>,
+    output: Range<usize>,
+    bytes: usize,
+}
+
+impl HostStep {
+    fn new(step: &MoeStep<'_>) -> Self {
+        let (inputs, mut cursor) = (step.inputs(), Cursor::default());
+        // A single token has no next one, whatever its stride.
+        let stride = if inputs.tokens == 1 { step.sizes().hidden } else { inputs.stride };
+        let pitch = (size_of::<u16>() * stride).next_multiple_of(16);
+        let mut layout = Self {
+            tokens: cursor.take(inputs.tokens * pitch),
+            pitch,
+            ids: cursor.take(size_of_val(&*inputs.ids)),
+            weights: cursor.take(size_of_val(&*inputs.weights)),
+            shared_weights: inputs.shared_weights.as_ref().map(|weights| cursor.take(size_of_val(&**weights))),
+            output: cursor.take(size_of::<u16>() * inputs.tokens * step.sizes().hidden),
+            bytes: 0,
+        };
+        layout.bytes = cursor.0;
+        layout
+    }
+
+    /// Writes tokens, ids and weights, and the output as it is: so an element which a kernel forgets keeps its poison. Between
+    /// tokens are bytes that are NaN as numbers.
+    fn write(&self, step: &MoeStep<'_>, output: &[u16], to: &mut [u8]) {
+        let inputs = step.inputs();
+        to[self.tokens.clone()].fill(0xFF);
+        for token in 0..inputs.tokens {
+            let from = bytemuck::cast_slice(step.token(token));
+            to[self.tokens.start + token * self.pitch..][..from.len()].copy_from_slice(from);
+        }
+        to[self.ids.clone()].copy_from_slice(bytemuck::cast_slice(&inputs.ids));
+        to[self.weights.clone()].copy_from_slice(bytemuck::cast_slice(&inputs.weights));
+        if let (Some(place), Some(weights)) = (&self.shared_weights, &inputs.shared_weights) {
+            to[place.clone()].copy_from_slice(bytemuck::cast_slice(weights));
+        }
+        to[self.output.clone()].copy_from_slice(bytemuck::cast_slice(output));
+    }
+
+    /// The arguments of the call, the memory beginning at an address.
+    fn arguments(&self, step: &MoeStep<'_>, address: CUdeviceptr) -> MoeArguments {
+        let at = |place: &Range<usize>| address + place.start as u64;
+        MoeArguments {
+            token_count: step.tokens(),
+            tokens: at(&self.tokens),
+            token_pitch: self.pitch,
+            topk_ids: at(&self.ids),
+            topk_weights: at(&self.weights),
+            weights_on_input: step.inputs().weights_on_input,
+            shared_weights: self.shared_weights.as_ref().map_or(0, at),
+            output: at(&self.output),
+            output_pitch: size_of::<u16>() * step.sizes().hidden,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

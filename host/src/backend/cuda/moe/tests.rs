@@ -1,0 +1,286 @@
+//! The layer against a driver that writes down its calls, and whose kernels are Rust functions fed by the parameters.
+
+use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
+use cuda_driver::cust::stream::{Stream, StreamFlags};
+use fake_cuda::{FakeCuda, Launch as FakeLaunch};
+
+use super::*;
+use crate::backend::Backend;
+use crate::backend::cuda::Cuda;
+use crate::kernels::KERNELS;
+use crate::kernels::kernel::Kernel;
+use crate::moe::MoeInputs;
+use crate::problem::OutDtype;
+
+const HIDDEN: usize = 80;
+
+fn kernel(launch: &FakeLaunch) {
+    let is_of = |kernel: &&&dyn Kernel| kernel.entries().iter().any(|entry| entry.name == launch.kernel);
+    KERNELS.iter().find(is_of).expect("an entry of a kernel").fake(launch);
+}
+
+fn hopper() -> FakeCuda {
+    let fake = fake_cuda::install();
+    fake.set_device(9, 0, 4);
+    fake.on_launch(kernel);
+    fake
+}
+
+/// A matrix of different numbers around 1/√K.
+fn matrix(rows: usize, k: usize, seed: usize) -> Matrix<'static> {
+    let values: Vec<u8> = (0..rows * k / 2).map(|i| ((i + seed) * 0x9E37_79B9 >> 13) as u8).collect();
+    let scales: Vec<u8> = (0..rows * k / 16).map(|i| 0x28 + (i * 7 + seed) as u8 % 16).collect();
+    Matrix::new(rows, k, values, scales, (1.0 + seed as f32 / 8.0) / (2.0 * (k as f32).sqrt())).unwrap()
+}
+
+fn expert(intermediate: usize, seed: usize) -> MoeExpert<'static> {
+    let inner = |seed| matrix(intermediate, HIDDEN, seed);
+    MoeExpert { gate: inner(seed), up: inner(seed + 1), down: matrix(HIDDEN, intermediate, seed + 2) }
+}
+
+fn weights(dtype: OutDtype) -> MoeWeights<'static> {
+    MoeWeights::new(dtype, 2, vec![expert(48, 0), expert(48, 3), expert(48, 6)]).unwrap()
+}
+
+/// Tokens that name experts of the layer and others, one of them twice.
+fn inputs(dtype: OutDtype, tokens: usize) -> MoeInputs<'static> {
+    let number = |i: usize| dtype.round(((i * 37 % 101) as f64 - 50.0) / 25.0);
+    let ids: Vec<i32> = (0..2 * tokens).map(|i| [0, 1, 2, 2, -1, 5, 1, 0][i % 8]).collect();
+    MoeInputs {
+        tokens,
+        hidden: (0..tokens * (HIDDEN + 8)).map(number).collect(),
+        stride: HIDDEN + 8,
+        weights: (0..2 * tokens).map(|i| 0.25 + i as f32 / 16.0).collect(),
+        ids: ids.into(),
+        ..Default::default()
+    }
+}
+
+/// What the layer is to compute, stage by stage from what it has left.
+fn check(weights: &MoeWeights<'_>, step: &MoeStep<'_>, output: &MoeOutput) {
+    let found = crate::moe::compare::compare(weights, step, output);
+    assert!(found.passed(), "{:?}", found.first());
+}
+
+fn execute(layer: &mut dyn MoeLayer, step: &MoeStep<'_>) -> MoeOutput {
+    let mut output = MoeOutput::with_stages(step);
+    layer.execute(step, &mut output).unwrap();
+    output
+}
+
+#[test]
+fn a_layer_is_computed_from_what_lies_on_the_device() {
+    let _fake = hopper();
+    for dtype in [OutDtype::F16, OutDtype::Bf16] {
+        let plain = weights(dtype);
+        let shared = weights(dtype).with_shared(expert(96, 9)).unwrap();
+        let mapped = weights(dtype).with_expert_map(vec![2, -1, 0, 1, -1, 1]).unwrap();
+        for weights in [plain, shared, mapped] {
+            let mut layer = Cuda::open(0).unwrap().prepare_moe_layer(&weights).unwrap();
+            for tokens in [1, 7, 0, 200] {
+                let mut inputs = inputs(dtype, tokens);
+                inputs.shared_weights = weights.shared().map(|_| vec![0.5; tokens].into());
+                let step = MoeStep::new(&weights, inputs).unwrap();
+                let output = execute(&mut layer, &step);
+                check(&weights, &step, &output);
+                let launches = if weights.shared().is_some() { 6 } else { 4 };
+                assert_eq!(layer.launches(), (tokens > 0).then_some(launches));
+            }
+        }
+    }
+}
+
+#[test]
+fn weights_on_the_input_are_rounded_in() {
+    let _fake = hopper();
+    let weights = MoeWeights::new(OutDtype::Bf16, 1, vec![expert(48, 0), expert(48, 3)]).unwrap();
+    let mut inputs = inputs(OutDtype::Bf16, 9);
+    (inputs.weights, inputs.ids) = (vec![0.3; 9].into(), vec![1; 9].into());
+    inputs.weights_on_input = true;
+    let step = MoeStep::new(&weights, inputs).unwrap();
+    let mut layer = Cuda::open(0).unwrap().prepare_moe_layer(&weights).unwrap();
+    check(&weights, &step, &execute(&mut layer, &step));
+}
+
+/// A step's operands in buffers of their own.
+struct OnDevice {
+    arguments: MoeArguments,
+    ids: DeviceBuffer<i32>,
+    output: DeviceBuffer<u16>,
+    _memory: Vec<DeviceBuffer<u8>>,
+}
+
+impl OnDevice {
+    fn new(step: &MoeStep<'_>) -> Self {
+        let inputs = step.inputs();
+        let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
+        let memory = vec![upload(bytemuck::cast_slice(&inputs.hidden)), upload(bytemuck::cast_slice(&inputs.weights))];
+        let ids = DeviceBuffer::from_slice(&inputs.ids).unwrap();
+        let output = DeviceBuffer::from_slice(&vec![0xFFFF; step.tokens() * HIDDEN]).unwrap();
+        let arguments = MoeArguments {
+            token_count: step.tokens(),
+            tokens: memory[0].as_device_ptr().as_raw(),
+            token_pitch: 2 * inputs.stride,
+            topk_ids: ids.as_device_ptr().as_raw(),
+            topk_weights: memory[1].as_device_ptr().as_raw(),
+            output: output.as_device_ptr().as_raw(),
+            output_pitch: 2 * HIDDEN,
+            ..MoeArguments::default()
+        };
+        Self { arguments, ids, output, _memory: memory }
+    }
+
+    fn output(&self) -> Vec<u16> {
+        let mut bits = vec![0; self.output.len()];
+        self.output.copy_to(&mut bits).unwrap();
+        bits
+    }
+}
+
+fn workspace(layer: &CudaMoeLayer, tokens: usize) -> DeviceBuffer<u8> {
+    DeviceBuffer::from_slice(&vec![0xFF; layer.workspace_bytes(tokens)]).unwrap()
+}
+
+#[test]
+fn a_call_on_the_callers_stream_is_launches_alone() {
+    let fake = hopper();
+    let weights = weights(OutDtype::Bf16);
+    let mut layer = Cuda::open(0).unwrap().prepare_moe_layer(&weights).unwrap();
+    let step = MoeStep::new(&weights, inputs(OutDtype::Bf16, 20)).unwrap();
+    let expected = execute(&mut layer, &step).hidden;
+    let (operands, stream) = (OnDevice::new(&step), Stream::new(StreamFlags::NON_BLOCKING, None).unwrap());
+    let workspace = workspace(&layer, 20);
+    fake.take_calls();
+    // SAFETY: operands of these sizes lie there, and the stream is this context's.
+    let launches =
+        unsafe { layer.launch(&operands.arguments, workspace.as_device_ptr().as_raw(), stream.as_inner()) }.unwrap();
+    assert_eq!(launches, 4);
+    let mut calls = vec!["cuCtxSetCurrent"];
+    calls.extend(["cuLaunchKernelEx"; 4]);
+    assert_eq!(fake.take_calls(), calls);
+    stream.synchronize().unwrap();
+    assert_eq!(operands.output(), expected);
+}
+
+#[test]
+fn a_graph_is_right_for_whatever_ids_lie_there_when_it_runs() {
+    let fake = hopper();
+    let weights = weights(OutDtype::F16);
+    let mut layer = Cuda::open(0).unwrap().prepare_moe_layer(&weights).unwrap();
+    let steps = [[0, 1], [2, 2], [-1, 0], [-1, 9]].map(|ids| {
+        let mut inputs = inputs(OutDtype::F16, 12);
+        inputs.ids = ids.repeat(12).into();
+        MoeStep::new(&weights, inputs).unwrap()
+    });
+    let expected: Vec<_> = steps.iter().map(|step| execute(&mut layer, step).hidden).collect();
+    let (mut operands, stream) = (OnDevice::new(&steps[0]), Stream::new(StreamFlags::NON_BLOCKING, None).unwrap());
+    let workspace = workspace(&layer, 12);
+    // SAFETY: operands of these sizes lie there until the graph goes.
+    let graph = unsafe { layer.capture(&operands.arguments, workspace.as_device_ptr().as_raw()) }.unwrap();
+    for (step, expected) in steps.iter().zip(expected) {
+        operands.ids.copy_from(&*step.inputs().ids).unwrap();
+        fake.take_calls();
+        // SAFETY: the stream is this context's.
+        unsafe { graph.launch(stream.as_inner()) }.unwrap();
+        assert_eq!(fake.take_calls(), ["cuCtxSetCurrent", "cuGraphLaunch"]);
+        stream.synchronize().unwrap();
+        assert_eq!(operands.output(), expected);
+    }
+}
+
+#[test]
+fn layers_share_a_workspace() {
+    let _fake = hopper();
+    let dtype = OutDtype::Bf16;
+    let of = |seed| MoeWeights::new(dtype, 2, vec![expert(48, seed), expert(48, seed + 3)]).unwrap();
+    let weights = [of(0), of(20)];
+    let gpu = Cuda::open(0).unwrap();
+    let mut layers = weights.each_ref().map(|weights| gpu.prepare_moe_layer(weights).unwrap());
+    let steps: Vec<_> = weights.iter().map(|weights| MoeStep::new(weights, inputs(dtype, 12)).unwrap()).collect();
+    let expected: Vec<_> = layers.iter_mut().zip(&steps).map(|(layer, step)| execute(layer, step).hidden).collect();
+    let workspace = workspace(&layers[0], 12);
+    let stream = Stream::new(StreamFlags::NON_BLOCKING, None).unwrap();
+    let operands: Vec<_> = steps.iter().map(OnDevice::new).collect();
+    for (layer, operands) in layers.iter().zip(&operands) {
+        let workspace = workspace.as_device_ptr().as_raw();
+        // SAFETY: operands of these sizes lie there, and the stream is this context's.
+        unsafe { layer.launch(&operands.arguments, workspace, stream.as_inner()) }.unwrap();
+    }
+    stream.synchronize().unwrap();
+    let found: Vec<_> = operands.iter().map(OnDevice::output).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn an_engines_tensors_are_packed_where_they_lie_and_a_bad_scale_is_named() {
+    let _fake = hopper();
+    let weights = weights(OutDtype::F16);
+    let step = MoeStep::new(&weights, inputs(OutDtype::F16, 12)).unwrap();
+    let gpu = Cuda::open(0).unwrap();
+    let expected = execute(&mut gpu.prepare_moe_layer(&weights).unwrap(), &step).hidden;
+
+    // Gate and up of an expert behind each other, as engines keep them.
+    let experts = weights.experts();
+    let mut bytes = [const { Vec::new() }; 4];
+    for expert in experts {
+        for matrix in [&expert.gate, &expert.up] {
+            bytes[0].extend_from_slice(matrix.values());
+            bytes[1].extend_from_slice(matrix.scales());
+        }
+        bytes[2].extend_from_slice(expert.down.values());
+        bytes[3].extend_from_slice(expert.down.scales());
+    }
+    let (values, scales) = (48 * HIDDEN / 2, 48 * HIDDEN / 16);
+    let globals = [0, 1, 2].map(|i| experts.iter().map(|e| e.projections()[i].1.global_scale()).collect::<Vec<_>>());
+    let pack = |bytes: &[Vec<u8>; 4]| -> Result<CudaMoeLayer, Error> {
+        let memory = bytes.each_ref().map(|bytes| DeviceBuffer::from_slice(bytes).unwrap());
+        let [at, at_scales, of_down, of_down_scales] = memory.each_ref().map(|memory| memory.as_device_ptr().as_raw());
+        let tensor = |index: usize| MoeTensor {
+            values: at + (index * values) as u64,
+            values_stride: 2 * values,
+            scales: at_scales + (index * scales) as u64,
+            scales_stride: 2 * scales,
+            global_scales: &globals[index],
+        };
+        let (values, scales) = (of_down, of_down_scales);
+        let down = MoeTensor {
+            values,
+            scales,
+            values_stride: HIDDEN * 48 / 2,
+            scales_stride: HIDDEN * 48 / 16,
+            global_scales: &globals[2],
+        };
+        let tensors = MoeTensors { gate: tensor(0), up: tensor(1), down };
+        // SAFETY: tensors of these sizes lie there.
+        unsafe { gpu.pack_moe_layer(weights.sizes(), &tensors, None, None) }
+    };
+    assert_eq!(execute(&mut pack(&bytes).unwrap(), &step).hidden, expected);
+
+    // Up of the second expert, row 1, block 2.
+    bytes[1][3 * scales + HIDDEN / 16 + 2] = 0x80;
+    let error = pack(&bytes).err().unwrap().to_string();
+    assert_eq!(error, "expert 1: up: the scale of row 1, block 2 is negative or NaN");
+}
+
+#[test]
+fn a_device_without_the_kernels_says_so() {
+    let fake = hopper();
+    fake.set_device(8, 0, 4);
+    let error = Cuda::open(0).unwrap().prepare_moe(&weights(OutDtype::F16)).err().unwrap();
+    assert_eq!(error.to_string(), "there is no MoE layer for compute capability 8.0 yet; take the CPU");
+    assert_eq!(error.code(), "not-computed");
+}
+
+#[test]
+fn everything_is_given_back() {
+    let fake = hopper();
+    {
+        let weights = weights(OutDtype::F16);
+        let gpu = Cuda::open(0).unwrap().with_variant("graph".parse().unwrap()).unwrap();
+        let mut layer = gpu.prepare_moe_layer(&weights).unwrap();
+        let step = MoeStep::new(&weights, inputs(OutDtype::F16, 12)).unwrap();
+        check(&weights, &step, &execute(&mut layer, &step));
+        assert_eq!(layer.launches(), Some(1), "a graph");
+    }
+    assert_eq!(fake.live_objects(), 0);
+}

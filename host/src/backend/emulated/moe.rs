@@ -1,0 +1,220 @@
+//! An MoE layer in the emulator: the launches that `backend::cuda` would queue, each beginning while the one before it may still
+//! run.
+
+use std::time::{Duration, Instant};
+
+use ptx_emulator::{Buffer, Device};
+
+use super::{Counters, Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS};
+use crate::backend::MoeLayer;
+use crate::error::Error;
+use crate::kernels::group::Address;
+use crate::kernels::moe::{self, MoeArguments, PlacedExperts, PlacedMoe, StageParts, Workspace, token_type};
+use crate::kernels::moe_pack::units::{RowOrder, pack};
+use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights};
+
+/// As [`WEIGHTS`], of the experts that tokens name, their weights, and the expert map.
+pub const ROUTING: &str = "routing";
+
+/// Bytes that are NaN as numbers, and no row, expert or ticket as lists.
+const POISON: u8 = 0xFF;
+
+/// A layer in an emulated device's memory, and what steps have left there.
+pub(super) struct EmulatedMoeLayer {
+    gpu: Emulated,
+    device: Device,
+    layer: PlacedMoe,
+    /// Tokens, routing and output of the last step. They are freed when the next begins, so no step finds another's.
+    step: Vec<Buffer>,
+    workspace: Option<PlacedWorkspace>,
+    done: Option<(usize, Counters)>,
+}
+
+/// A workspace, every part an allocation of its own. It stays from step to step, as layers and steps share one on a card.
+pub(super) struct PlacedWorkspace {
+    parts: Vec<Buffer>,
+    /// The tokens that it is large enough for.
+    tokens: usize,
+}
+
+impl PlacedWorkspace {
+    fn new(device: &mut Device, sizes: &MoeSizes, tokens: usize) -> Self {
+        let mut parts = Vec::new();
+        Workspace::new(sizes, tokens, |bytes| {
+            let part = device.allocate(bytes);
+            device.name(part, INTERMEDIATE);
+            parts.push(part);
+            part.address
+        });
+        Self { parts, tokens }
+    }
+
+    /// The workspace of a chunk of tokens. Every part begins where it does for the most tokens.
+    fn of(&self, sizes: &MoeSizes, tokens: usize) -> Workspace {
+        let mut parts = self.parts.iter();
+        Workspace::new(sizes, tokens, |_| parts.next().expect("as many parts, whatever the tokens").address)
+    }
+
+    fn poison(&self, device: &mut Device) {
+        for &part in &self.parts {
+            device.write(part, 0, &vec![POISON; part.bytes as usize]);
+        }
+    }
+}
+
+/// Brings an array to the device.
+fn upload<T: bytemuck::NoUninit>(device: &mut Device, array: &[T], name: &str) -> Buffer {
+    let buffer = device.upload(array);
+    device.name(buffer, name);
+    buffer
+}
+
+/// Brings experts to the device.
+fn place_experts(device: &mut Device, experts: &[MoeExpert<'_>], sizes: &MoeSizes) -> PlacedExperts {
+    let token_type = token_type(sizes.dtype);
+    let mut place = |bytes: Vec<u8>| upload(device, &bytes, WEIGHTS).address;
+    let of_k = |expert: &MoeExpert<'_>| {
+        [&expert.gate, &expert.up].map(|matrix| pack(matrix, RowOrder::OfK, token_type)).concat()
+    };
+    let gate_up = place(experts.iter().flat_map(of_k).collect());
+    let down = place(experts.iter().flat_map(|expert| pack(&expert.down, RowOrder::Kept, token_type)).collect());
+    let alpha = [0, 1, 2].map(|index| {
+        let scales: Vec<f32> = experts.iter().map(|expert| expert.projections()[index].1.global_scale()).collect();
+        upload(device, &scales, WEIGHTS).address
+    });
+    PlacedExperts { gate_up, down, alpha }
+}
+
+/// Brings a layer to the device.
+pub(super) fn place(device: &mut Device, weights: &MoeWeights<'_>) -> PlacedMoe {
+    let sizes = weights.sizes();
+    PlacedMoe {
+        sizes,
+        experts: place_experts(device, weights.experts(), &sizes),
+        shared: weights.shared().map(|shared| place_experts(device, std::slice::from_ref(shared), &sizes)),
+        map: weights.expert_map().map_or(0, |map| upload(device, map, ROUTING).address),
+    }
+}
+
+/// A step's operands in the device's memory.
+struct PlacedStep {
+    arguments: MoeArguments,
+    output: Buffer,
+}
+
+impl PlacedStep {
+    /// Brings a step to the device, every operand an allocation of its own, which is given to `keep`. Between tokens are bytes that
+    /// are NaN as numbers; the output is as the caller left it, so that an element which a kernel forgets keeps its poison.
+    fn new(device: &mut Device, step: &MoeStep<'_>, output: &MoeOutput, keep: &mut Vec<Buffer>) -> Self {
+        let (inputs, hidden) = (step.inputs(), step.sizes().hidden);
+        // A single token has no next one, whatever its stride.
+        let stride = if inputs.tokens == 1 { hidden } else { inputs.stride }.next_multiple_of(8);
+        let mut tokens = vec![u16::from_ne_bytes([POISON; 2]); inputs.tokens.saturating_sub(1) * stride + hidden];
+        for (token, to) in tokens.chunks_mut(stride).enumerate() {
+            to[..hidden].copy_from_slice(step.token(token));
+        }
+        let mut place = |buffer: Buffer| {
+            keep.push(buffer);
+            buffer
+        };
+        let output = place(upload(device, &output.hidden, OUTPUT));
+        let shared_weights = inputs.shared_weights.as_deref();
+        let arguments = MoeArguments {
+            token_count: step.tokens(),
+            tokens: place(upload(device, &tokens, TOKENS)).address,
+            token_pitch: size_of::<u16>() * stride,
+            topk_ids: place(upload(device, &inputs.ids, ROUTING)).address,
+            topk_weights: place(upload(device, &inputs.weights, ROUTING)).address,
+            weights_on_input: inputs.weights_on_input,
+            shared_weights: shared_weights.map_or(0, |weights| place(upload(device, weights, ROUTING)).address),
+            output: output.address,
+            output_pitch: size_of::<u16>() * hidden,
+        };
+        Self { arguments, output }
+    }
+}
+
+impl EmulatedMoeLayer {
+    /// A layer on an empty device.
+    pub fn new(gpu: Emulated, weights: &MoeWeights<'_>) -> Result<Self, Error> {
+        if !moe::KERNELS.iter().all(|kernel| gpu.runs(kernel.name())) {
+            let arch = &gpu.arch;
+            return Err(Error::NotComputed(format!("there is no MoE layer for {arch} yet; take sm_90a or the CPU")));
+        }
+        let mut device = gpu.memory();
+        let layer = place(&mut device, weights);
+        Ok(Self { gpu, device, layer, step: Vec::new(), workspace: None, done: None })
+    }
+
+    /// Runs a step whose operands are in memory; returns how many launches there were, and what they did.
+    fn run(
+        &mut self,
+        step: &MoeStep<'_>,
+        arguments: &MoeArguments,
+        output: &mut MoeOutput,
+    ) -> Result<(usize, Counters), Error> {
+        let sizes = self.layer.sizes;
+        let (mut launched, mut counters) = (0, None::<Counters>);
+        for (first, chunk) in moe::chunks(&sizes, arguments)? {
+            if self.workspace.as_ref().is_none_or(|workspace| workspace.tokens < chunk.token_count) {
+                for part in self.workspace.take().into_iter().flat_map(|workspace| workspace.parts) {
+                    self.device.free(part);
+                }
+                self.workspace = Some(PlacedWorkspace::new(&mut self.device, &sizes, chunk.token_count));
+            }
+            let workspace = self.workspace.as_ref().expect("made above");
+            workspace.poison(&mut self.device);
+            let workspace = workspace.of(&sizes, chunk.token_count);
+            for launch in &moe::launches(&self.layer, &chunk, &workspace, self.gpu.sms)? {
+                let done = self.gpu.launch(&mut self.device, launch, &mut self.step)?;
+                launched += 1;
+                match &mut counters {
+                    None => counters = Some(done),
+                    Some(before) => before.add(&done),
+                }
+            }
+            if let Some(stages) = &mut output.stages {
+                let read = |address, bytes| Ok(read(&self.device, address, bytes));
+                StageParts::read(&sizes, chunk.token_count, &workspace, read)?.write(step, first, stages);
+            }
+        }
+        Ok((launched, counters.expect("a step with tokens launches something")))
+    }
+}
+
+/// Bytes of the device's memory.
+fn read(device: &Device, address: Address, bytes: usize) -> Vec<u8> {
+    device.download(Buffer { address, bytes: bytes as u64 })
+}
+
+impl MoeLayer for EmulatedMoeLayer {
+    fn kernel(&self) -> &str {
+        "moe_sm90"
+    }
+
+    fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
+        step.check_fits(self.layer.sizes)?;
+        self.done = None;
+        for buffer in self.step.drain(..) {
+            self.device.free(buffer);
+        }
+        if step.tokens() == 0 {
+            return Ok(Duration::ZERO);
+        }
+        let placed = PlacedStep::new(&mut self.device, step, output, &mut self.step);
+        let start = Instant::now();
+        let result = self.run(step, &placed.arguments, output);
+        let time = start.elapsed();
+        output.hidden.copy_from_slice(&self.device.download(placed.output));
+        self.done = Some(result?);
+        Ok(time)
+    }
+
+    fn launches(&self) -> Option<usize> {
+        self.done.as_ref().map(|(launches, _)| *launches)
+    }
+
+    fn counters(&self) -> Option<&Counters> {
+        self.done.as_ref().map(|(_, counters)| counters)
+    }
+}

@@ -1,0 +1,307 @@
+//! `nvfp4 run --op moe`: a whole layer. Inputs from a seed, a backend, runs, the comparison in stages, a report.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::bail;
+use nvfp4::backend::{Backend, MoeLayer, cpu::Cpu};
+use nvfp4::generate::Generator;
+use nvfp4::moe::compare::{MoeComparison, compare_sample, compare_with_progress, elements};
+use nvfp4::moe::generate::{self, Routing};
+use nvfp4::moe::{LayerShape, MoeOutput, MoeSizes, MoeStep, MoeWeights, shape};
+use nvfp4::plan::variant::Variant;
+use nvfp4::problem::OutDtype;
+use nvfp4::{Error, printable};
+use serde_json::json;
+
+use super::args::{Args, Choice, Verify};
+use super::{job, report};
+use crate::cli::progress::Progress;
+use crate::cli::{exit, table};
+
+/// The layer that is computed if none is named.
+const SHAPE: &str = "qwen3-30b-a3b";
+
+/// Elements of each stage in a sample.
+const SAMPLE: usize = 4096;
+
+/// Runs the layer on the backend that was chosen, and prints the report.
+pub fn run(args: &Args, mut backend: Box<dyn Backend>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    if args.weights.is_some() || args.output.is_some() || args.variant != Variant::default() {
+        bail!("--weights, --output and --variant are not of --op moe; leave them out");
+    }
+    let name = args.shape.as_deref().unwrap_or(SHAPE);
+    let shape = shape::find(name)?;
+    let dtype = args.out_dtype.unwrap_or(OutDtype::Bf16);
+    let (generator, routing) = (args.input.unwrap_or(shape.input), args.routing.unwrap_or(shape.routing));
+    let tokens = args.tokens.unwrap_or(shape.tokens);
+    check_memory(&shape, tokens)?;
+    let inputs = generate::inputs(&shape, generator, routing, dtype, tokens, args.seed)?;
+    let weights = {
+        let progress = Progress::new("generating", shape.experts + usize::from(shape.shared_intermediate.is_some()));
+        generate::weights(&shape, generator, dtype, args.seed, &|| progress.add(1))?
+    };
+    let step = MoeStep::new(&weights, inputs)?;
+    let mut layer = match backend.prepare_moe(&weights) {
+        Err(Error::NotComputed(_)) if args.backend == Choice::Auto => {
+            backend = Box::new(Cpu::new());
+            backend.prepare_moe(&weights)?
+        }
+        prepared => prepared?,
+    };
+    let Runs { times, host_times, comparison, same_bits } = runs(args, &weights, &step, layer.as_mut())?;
+    let median = |times: &[Duration]| times.get(times.len() / 2).copied();
+    let report = Report {
+        args,
+        shape: name,
+        generator,
+        routing,
+        weights: &weights,
+        step: &step,
+        backend: backend.as_ref(),
+        layer: layer.as_ref(),
+        min: times[0],
+        median: times[times.len() / 2],
+        host: median(&host_times),
+        comparison: comparison.as_ref(),
+        same_bits,
+    };
+    if args.json {
+        writeln!(out, "{}", report.json())?;
+    } else {
+        report.print(out)?;
+    }
+    let is_wrong = comparison.is_some_and(|comparison| !comparison.passed()) || !same_bits;
+    Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
+}
+
+/// Refuses a layer that this machine's memory cannot hold, before anything is allocated.
+fn check_memory(shape: &LayerShape, tokens: usize) -> anyhow::Result<()> {
+    let widths = shape.intermediate.saturating_mul(3).saturating_add(shape.shared_intermediate.unwrap_or(0));
+    let matrix = shape.hidden as f64 * shape.intermediate.max(shape.shared_intermediate.unwrap_or(0)) as f64;
+    // What is counted: the weights and their prepared copy, at 9/16 of a byte an element each; f32 numbers while one matrix is
+    // quantised; 16-bit rows, those of two outputs, and the f32 sums of one expert.
+    let weights = 3.0 * matrix * (shape.experts + 1) as f64 * 2.0 * 9.0 / 16.0;
+    let rows = tokens as f64 * (shape.top_k + 1) as f64 * (widths + shape.hidden) as f64;
+    job::check_present(weights + 4.0 * matrix + 8.0 * rows, "take fewer tokens or a smaller layer")
+}
+
+/// What came of the runs.
+struct Runs {
+    /// Of the timed ones, sorted.
+    times: Vec<Duration>,
+    host_times: Vec<Duration>,
+    comparison: Option<MoeComparison>,
+    /// Whether every run gave the bits of the first.
+    same_bits: bool,
+}
+
+/// The first run brings the stages back, which are compared; the others have to give its bits again.
+fn runs(args: &Args, weights: &MoeWeights<'_>, step: &MoeStep<'_>, layer: &mut dyn MoeLayer) -> anyhow::Result<Runs> {
+    let (timed, warm_up) = args.runs();
+    let (mut times, mut host_times, mut same_bits) = (Vec::new(), Vec::new(), true);
+    let progress = Progress::new("running", warm_up + timed);
+    let mut run = |output: &mut MoeOutput| {
+        output.poison();
+        times.push(layer.execute(step, output)?);
+        host_times.extend(layer.host_time());
+        progress.add(1);
+        anyhow::Ok(())
+    };
+    let mut first = if args.verify == Verify::Off { MoeOutput::new(step) } else { MoeOutput::with_stages(step) };
+    run(&mut first)?;
+    let mut again = MoeOutput::new(step);
+    for _ in 1..warm_up + timed {
+        run(&mut again)?;
+        same_bits &= again.hidden == first.hidden;
+    }
+    drop(progress);
+    for times in [&mut times, &mut host_times] {
+        times.drain(..warm_up.min(times.len()));
+        times.sort();
+    }
+    let comparison = match args.verify {
+        Verify::Off => None,
+        Verify::Sample => Some(compare_sample(weights, step, &first, SAMPLE, args.seed)),
+        Verify::Full => {
+            let progress = Progress::new("verifying", elements(step));
+            Some(compare_with_progress(weights, step, &first, &|done| progress.add(done)))
+        }
+    };
+    Ok(Runs { times, host_times, comparison, same_bits })
+}
+
+/// A run, its times and what the comparison found.
+struct Report<'a> {
+    args: &'a Args,
+    shape: &'a str,
+    generator: Generator,
+    routing: Routing,
+    weights: &'a MoeWeights<'a>,
+    step: &'a MoeStep<'a>,
+    backend: &'a dyn Backend,
+    layer: &'a dyn MoeLayer,
+    min: Duration,
+    median: Duration,
+    host: Option<Duration>,
+    comparison: Option<&'a MoeComparison>,
+    same_bits: bool,
+}
+
+impl Report<'_> {
+    /// True only after every element was compared, and could be.
+    fn verified(&self) -> bool {
+        let is_right = |comparison: &MoeComparison| comparison.passed() && comparison.unbounded() == 0;
+        self.args.verify == Verify::Full && self.same_bits && self.comparison.is_some_and(is_right)
+    }
+
+    /// Bytes that the step has to read and write: the weights of the experts that are hit, tokens and output.
+    fn bytes(&self) -> usize {
+        let tokens = 2 * self.step.tokens() * self.step.sizes().hidden;
+        self.weights.bytes(self.step.rows().hit_experts()) + 2 * tokens
+    }
+
+    /// Operations, a multiply-add counted as two.
+    fn operations(&self) -> f64 {
+        let MoeSizes { hidden, intermediate, shared_intermediate, .. } = self.step.sizes();
+        let shared = self.step.tokens() as f64 * shared_intermediate.unwrap_or(0) as f64;
+        6.0 * hidden as f64 * (self.step.rows().count() as f64 * intermediate as f64 + shared)
+    }
+
+    /// The rows of the expert that has most.
+    fn most_rows(&self) -> u32 {
+        self.step.rows().firsts().windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0)
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let (sizes, seconds) = (self.step.sizes(), self.median.as_secs_f64());
+        // A rate of the emulator would be mistaken for the device's.
+        let rate = |amount: f64| self.layer.counters().is_none().then_some(amount / seconds);
+        let stages = self.comparison.iter().flat_map(|comparison| &comparison.stages).map(|stage| {
+            json!({
+                "stage": stage.stage.name(),
+                "checked": stage.checked,
+                "mismatches": stage.mismatches,
+                "unbounded": stage.unbounded,
+                "max_abs_err": stage.max_abs_err,
+            })
+        });
+        let mut report = json!({
+            "op": "moe",
+            "backend": self.backend.name(),
+            "kernel": self.layer.kernel(),
+            "device": self.backend.device(),
+            "shape": self.shape,
+            "input": self.generator.name(),
+            "routing": self.routing.name(),
+            "dtype": sizes.dtype.name(),
+            "hidden": sizes.hidden,
+            "intermediate": sizes.intermediate,
+            "experts": sizes.experts,
+            "named_experts": sizes.named_experts,
+            "top_k": sizes.top_k,
+            "shared_intermediate": sizes.shared_intermediate,
+            "tokens": self.step.tokens(),
+            "rows": self.step.rows().count(),
+            "hit_experts": self.step.rows().hit_experts(),
+            "bytes": self.bytes(),
+            "time_us": {"min": self.min.as_secs_f64() * 1e6, "median": seconds * 1e6},
+            "launches": self.layer.launches(),
+            "host_us": self.host.map(|host| host.as_secs_f64() * 1e6),
+            "tflops": rate(self.operations() / 1e12),
+            "gb_per_s": rate(self.bytes() as f64 / 1e9),
+            "stages": stages.collect::<Vec<_>>(),
+            "mismatches": self.comparison.map(MoeComparison::mismatches),
+            "first_mismatch": self.comparison.and_then(|comparison| comparison.first()).map(|first| first.to_string()),
+            "same_bits": self.same_bits,
+            "verified": self.verified(),
+        });
+        if let Some(counters) = self.layer.counters() {
+            report["counters"] = json!(counters);
+        }
+        report
+    }
+
+    fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
+        let (sizes, rows, seconds) = (self.step.sizes(), self.step.rows(), self.median.as_secs_f64());
+        writeln!(
+            out,
+            "{} moe · {}, {} routing, {} · {} on {}, {}",
+            printable(self.shape),
+            self.generator.name(),
+            self.routing.name(),
+            sizes.dtype.name(),
+            self.backend.name(),
+            self.backend.device(),
+            self.layer.kernel()
+        )?;
+        let of =
+            if sizes.named_experts > sizes.experts { format!(" of {}", sizes.named_experts) } else { String::new() };
+        let shared = sizes.shared_intermediate.map_or(String::new(), |size| format!(", a shared one of I {size}"));
+        let (hidden, intermediate, experts, top_k) = (sizes.hidden, sizes.intermediate, sizes.experts, sizes.top_k);
+        writeln!(out, "layer     H {hidden}, I {intermediate}, {experts} experts{of}, top {top_k}{shared}")?;
+        writeln!(
+            out,
+            "step      {} tokens, {} rows of {} experts, at most {} of one",
+            table::thousands(self.step.tokens()),
+            table::thousands(rows.count()),
+            rows.hit_experts(),
+            self.most_rows()
+        )?;
+        writeln!(
+            out,
+            "bytes     {}, {} of them weights of the experts that are hit",
+            table::bytes(self.bytes() as f64),
+            table::bytes(self.weights.bytes(rows.hit_experts()) as f64)
+        )?;
+        if let Some(counters) = self.layer.counters() {
+            report::print_counters(counters, self.operations(), seconds, out)?;
+        } else {
+            let (median, min) = (table::time(seconds), table::time(self.min.as_secs_f64()));
+            writeln!(out, "time      median {median}, min {min} of {}", self.args.runs().0)?;
+            if let (Some(count), Some(host)) = (self.layer.launches(), self.host) {
+                writeln!(out, "launches  {}, queued in {}", report::launches(count), table::time(host.as_secs_f64()))?;
+            }
+            let (tflops, gigabytes) = (self.operations() / seconds / 1e12, self.bytes() as f64 / seconds / 1e9);
+            writeln!(out, "rate      {tflops:.3} TFLOP/s, {gigabytes:.2} GB/s")?;
+        }
+        self.print_comparison(out)
+    }
+
+    fn print_comparison(&self, out: &mut impl Write) -> std::io::Result<()> {
+        let Some(comparison) = self.comparison else { return writeln!(out, "verified  no: not checked") };
+        let mut stages = table::table(&["stage", "elements", "wrong", "may overflow f32", "largest error"], 1);
+        for stage in &comparison.stages {
+            stages.add_row([
+                stage.stage.name().into(),
+                table::thousands(stage.checked),
+                table::thousands(stage.mismatches),
+                table::thousands(stage.unbounded),
+                format!("{:.2e}", stage.max_abs_err),
+            ]);
+        }
+        writeln!(out, "{stages}")?;
+        let (checked, wrong) = (table::thousands(comparison.checked()), table::thousands(comparison.mismatches()));
+        match (comparison.first(), self.args.verify) {
+            (Some(first), _) => {
+                writeln!(out, "verified  NO: {wrong} of {checked} elements are wrong, the first {first}")
+            }
+            _ if !self.same_bits => writeln!(out, "verified  NO: a run gave other bits than the first one"),
+            _ if comparison.unbounded() > 0 => {
+                let unbounded = table::thousands(comparison.unbounded());
+                writeln!(
+                    out,
+                    "verified  no: {unbounded} of {checked} elements may overflow f32 on the way, the others are right"
+                )
+            }
+            (None, Verify::Full) => {
+                writeln!(
+                    out,
+                    "verified  yes: all {checked} elements as far as f32 sums can tell, the output to the bit"
+                )
+            }
+            (None, _) => writeln!(out, "verified  no: of a sample of {checked} elements none is wrong"),
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! How an MoE layer is launched on Hopper: a function of sizes and addresses, which knows no device.
+//!
+//! A call of a layer is a chain of launches, each of which may begin while the one before it still runs: lists of each expert's
+//! tokens (`moe_route`), gate and up, down (`moe_sm90`), the same for the expert that all tokens share, and the sum of each token's
+//! rows. Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
+//! that was captured once is right for whatever routing comes later.
+//!
+//! A token's numbers are the same whatever else is in the batch, in which order, and on which instance: every product sums its K
+//! in the same order, and a token's rows are added in the order in which it names its experts.
+
+mod stages;
+mod workspace;
+
+use kernels_gpu::moe_route::abi::{Combine, Route};
+use kernels_gpu::moe_sm90::abi::Launch as Product;
+use kernels_gpu::units::{TokenType, matrix_bytes};
+
+use super::group::Address;
+use super::kernel::Kernel;
+use super::launch::{Launch, output_code};
+use super::moe_pack::MoePack;
+use super::moe_route::MoeRoute;
+use super::moe_sm90::{MoeSm90, most_token_tiles};
+use crate::error::Error;
+use crate::moe::MoeSizes;
+use crate::problem::{Op, OutDtype};
+pub(crate) use stages::StageParts;
+pub use workspace::workspace_bytes;
+pub(crate) use workspace::{PlacedLists, Workspace};
+
+/// The kernels that a layer needs.
+pub(crate) static KERNELS: [&dyn Kernel; 3] = [&MoePack, &MoeRoute, &MoeSm90];
+
+/// Tokens of a tile, by how many rows the experts have that are named, on average: the first whose bound is not exceeded.
+const TILE_TOKENS: [(u64, u32); 2] = [(8, 16), (48, 64)];
+
+/// Tokens of a tile where experts have more rows than that.
+const LARGEST_TILE: u32 = 128;
+
+/// The tickets of the lists that each product takes its tiles by.
+const TICKETS: [u64; 2] = [0, 1];
+
+/// Experts of the same sizes in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlacedExperts {
+    /// Units of every expert's gate, with those of its up behind them.
+    pub gate_up: Address,
+    /// Units of every expert's down.
+    pub down: Address,
+    /// The global scales of every gate, up and down: three arrays of f32.
+    pub alpha: [Address; 3],
+}
+
+/// A layer in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlacedMoe {
+    pub sizes: MoeSizes,
+    pub experts: PlacedExperts,
+    /// The expert that every token shares, if there is one.
+    pub shared: Option<PlacedExperts>,
+    /// The layer's own number of each expert that can be named; 0 if experts are named by those.
+    pub map: Address,
+}
+
+/// What a call of a layer reads and writes: addresses in the device's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MoeArguments {
+    /// T; may be 0.
+    pub token_count: usize,
+    /// Tokens X, at a multiple of 16: T rows of H numbers of the layer's type.
+    pub tokens: Address,
+    /// Bytes from one token to the next, a multiple of 16.
+    pub token_pitch: usize,
+    /// The experts that tokens name, `[T, k]`, i32. An expert that is negative, or that does not exist, contributes nothing.
+    pub topk_ids: Address,
+    /// The weight of each, `[T, k]`, f32.
+    pub topk_weights: Address,
+    /// Whether weights multiply the tokens, rather than the experts' results: only if k = 1 and there is no shared expert.
+    pub weights_on_input: bool,
+    /// A weight of the shared expert for each token, `[T]`, f32; 0 if all are 1.
+    pub shared_weights: Address,
+    /// The output, at a multiple of 16: T rows of H numbers of the layer's type.
+    pub output: Address,
+    /// Bytes from one row of the output to the next, a multiple of 16.
+    pub output_pitch: usize,
+}
+
+impl MoeArguments {
+    /// Checks what can be seen without a device.
+    pub(crate) fn check(&self, sizes: &MoeSizes) -> Result<(), Error> {
+        if self.weights_on_input && (sizes.top_k > 1 || sizes.shared_intermediate.is_some()) {
+            return Err(Error::Invalid(
+                "weights on the input are for layers with one expert a token and no shared expert; multiply the results".into(),
+            ));
+        }
+        let row_bytes = size_of::<u16>() * sizes.hidden;
+        for (what, address, pitch) in
+            [("tokens", self.tokens, self.token_pitch), ("output", self.output, self.output_pitch)]
+        {
+            if !address.is_multiple_of(16) || !pitch.is_multiple_of(16) || pitch < row_bytes {
+                return Err(Error::Invalid(format!(
+                    "{what} at {address:#x}, {pitch} bytes apart: both must be multiples of 16, and a row has {row_bytes} bytes"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The part of so many tokens from `first` on.
+    fn part(&self, sizes: &MoeSizes, first: usize, token_count: usize) -> Self {
+        let (first, choices) = (first as u64, (first * sizes.top_k) as u64);
+        Self {
+            token_count,
+            tokens: self.tokens + first * self.token_pitch as u64,
+            topk_ids: self.topk_ids + 4 * choices,
+            topk_weights: self.topk_weights + 4 * choices,
+            shared_weights: if self.shared_weights == 0 { 0 } else { self.shared_weights + 4 * first },
+            output: self.output + first * self.output_pitch as u64,
+            ..*self
+        }
+    }
+}
+
+/// The type of a layer's tokens, as kernels name it.
+pub(crate) fn token_type(dtype: OutDtype) -> TokenType {
+    match dtype {
+        OutDtype::F16 => TokenType::F16,
+        OutDtype::Bf16 => TokenType::Bf16,
+    }
+}
+
+/// Tokens of the tiles that so many rows of so many experts are cut into.
+fn tile_tokens(rows: u64, experts: u64) -> u32 {
+    TILE_TOKENS.iter().find(|(most, _)| rows <= most * experts).map_or(LARGEST_TILE, |&(_, tokens)| tokens)
+}
+
+/// The parts of a call that are worked off one after the other, each with its first token: one, unless the workspace would be
+/// too large.
+///
+/// # Errors
+/// If the arguments are not aligned, or ask for weights on the input where that cannot be.
+pub(crate) fn chunks(
+    sizes: &MoeSizes,
+    arguments: &MoeArguments,
+) -> Result<impl Iterator<Item = (usize, MoeArguments)>, Error> {
+    arguments.check(sizes)?;
+    let (sizes, arguments) = (*sizes, *arguments);
+    let (all, most) = (arguments.token_count, workspace::chunk_tokens(&sizes, arguments.token_count));
+    Ok((0..all).step_by(most).map(move |first| (first, arguments.part(&sizes, first, most.min(all - first)))))
+}
+
+/// The launches of a chunk, in order, on a device of so many multiprocessors.
+///
+/// # Errors
+/// [`Error::TooLarge`] if a grid cannot have as many blocks as it takes.
+pub(crate) fn launches(
+    layer: &PlacedMoe,
+    chunk: &MoeArguments,
+    workspace: &Workspace,
+    sms: u32,
+) -> Result<Vec<Launch>, Error> {
+    let sizes = &layer.sizes;
+    let choices = (chunk.token_count * sizes.top_k) as u64;
+    let routed = Experts {
+        placed: &layer.experts,
+        count: sizes.experts as u32,
+        intermediate: sizes.intermediate as u32,
+        lists: workspace.lists,
+        token_of_row: workspace.lists.at + workspace.lists.offsets.rows,
+        tile_tokens: tile_tokens(choices, sizes.named_experts as u64),
+        rows: choices,
+        expected_rows: (choices * sizes.experts as u64).div_ceil(sizes.named_experts as u64).min(choices),
+        lists_pending: true,
+        products: [workspace.intermediate, workspace.rows],
+    };
+    let shared = layer.shared.as_ref().zip(workspace.shared).map(|(placed, shared)| Experts {
+        placed,
+        count: 1,
+        intermediate: shared.width,
+        lists: shared.lists,
+        token_of_row: 0,
+        tile_tokens: tile_tokens(chunk.token_count as u64, 1),
+        rows: chunk.token_count as u64,
+        expected_rows: chunk.token_count as u64,
+        lists_pending: false,
+        products: [shared.intermediate, shared.rows],
+    });
+    let chunk = Chunk { layer, arguments: chunk, workspace, sms };
+    let mut launches = vec![chunk.route(&routed, shared.as_ref())?];
+    for experts in [Some(&routed), shared.as_ref()].into_iter().flatten() {
+        launches.extend([Op::Gated, Op::Plain].map(|op| chunk.product(experts, op)));
+    }
+    launches.push(chunk.combine()?);
+    Ok(launches)
+}
+
+/// Experts whose products are launched together: those that tokens name, or the shared one.
+struct Experts<'l> {
+    placed: &'l PlacedExperts,
+    count: u32,
+    /// I.
+    intermediate: u32,
+    lists: PlacedLists,
+    /// Address of the list that says which token a row is of; 0 if rows are tokens.
+    token_of_row: Address,
+    tile_tokens: u32,
+    /// The most rows.
+    rows: u64,
+    /// As many as there are if tokens name every expert as often as any other.
+    expected_rows: u64,
+    /// Whether the launch before gate and up makes the lists.
+    lists_pending: bool,
+    /// What gate and up leave to down, and what down leaves.
+    products: [Address; 2],
+}
+
+/// A part of a call for which the workspace is large enough.
+struct Chunk<'l> {
+    layer: &'l PlacedMoe,
+    arguments: &'l MoeArguments,
+    workspace: &'l Workspace,
+    sms: u32,
+}
+
+impl Chunk<'_> {
+    /// Lists, and tokens in the order of K.
+    fn route(&self, routed: &Experts<'_>, shared: Option<&Experts<'_>>) -> Result<Launch, Error> {
+        let (sizes, arguments) = (&self.layer.sizes, self.arguments);
+        let route = Route {
+            ids: arguments.topk_ids,
+            map: self.layer.map,
+            input: arguments.tokens,
+            input_pitch: arguments.token_pitch as u64,
+            input_weights: if arguments.weights_on_input { arguments.topk_weights } else { 0 },
+            tokens: self.workspace.tokens,
+            lists: routed.lists.at,
+            shared_lists: shared.map_or(0, |shared| shared.lists.at),
+            token_count: arguments.token_count as u32,
+            top_k: sizes.top_k as u32,
+            experts: routed.count,
+            named_experts: sizes.named_experts as u32,
+            hidden: sizes.hidden as u32,
+            tile_tokens: routed.tile_tokens,
+            shared_tile_tokens: shared.map_or(LARGEST_TILE, |shared| shared.tile_tokens),
+            token_type: output_code(sizes.dtype),
+        };
+        MoeRoute.route(route)
+    }
+
+    /// Gate and up, or down.
+    fn product(&self, experts: &Experts<'_>, op: Op) -> Launch {
+        let (hidden, intermediate) = (self.layer.sizes.hidden as u32, experts.intermediate);
+        let PlacedLists { at, offsets } = experts.lists;
+        let PlacedExperts { gate_up, down, alpha: [gate_alpha, up_alpha, down_alpha] } = *experts.placed;
+        let [ticket_of_gated, ticket_of_plain] = TICKETS.map(|index| at + offsets.tickets + 4 * index);
+        let common = Product {
+            firsts: at + offsets.firsts,
+            tile_firsts: at + offsets.tile_firsts,
+            experts: experts.count,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let launch = match op {
+            Op::Gated => Product {
+                tokens: self.workspace.tokens,
+                rows: experts.token_of_row,
+                ticket: ticket_of_gated,
+                b: [gate_up, gate_up + matrix_bytes(intermediate, hidden)],
+                expert_bytes: 2 * matrix_bytes(intermediate, hidden),
+                alpha: [gate_alpha, up_alpha],
+                c: experts.products[0],
+                n: intermediate,
+                k: hidden,
+                lists_pending: experts.lists_pending.into(),
+                ..common
+            },
+            Op::Plain => Product {
+                tokens: experts.products[0],
+                ticket: ticket_of_plain,
+                b: [down, 0],
+                expert_bytes: matrix_bytes(hidden, intermediate),
+                alpha: [down_alpha, 0],
+                c: experts.products[1],
+                n: hidden,
+                k: intermediate,
+                ..common
+            },
+        };
+        let token_type = token_type(self.layer.sizes.dtype);
+        let token_tiles = most_token_tiles(experts.expected_rows, experts.count.into(), experts.tile_tokens);
+        let instance = MoeSm90.instance(op, token_type, experts.tile_tokens, token_tiles, launch.n, self.sms);
+        MoeSm90.product(instance, launch, experts.rows, self.sms)
+    }
+
+    /// The sum of each token's rows.
+    fn combine(&self) -> Result<Launch, Error> {
+        let (sizes, arguments, workspace) = (&self.layer.sizes, self.arguments, self.workspace);
+        let combine = Combine {
+            rows: workspace.rows,
+            places: workspace.lists.at + workspace.lists.offsets.places,
+            weights: if arguments.weights_on_input { 0 } else { arguments.topk_weights },
+            shared_rows: workspace.shared.map_or(0, |shared| shared.rows),
+            shared_weights: workspace.shared.map_or(0, |_| arguments.shared_weights),
+            output: arguments.output,
+            output_pitch: arguments.output_pitch as u64,
+            token_count: arguments.token_count as u32,
+            top_k: sizes.top_k as u32,
+            hidden: sizes.hidden as u32,
+            unused: 0,
+        };
+        MoeRoute.combine(combine, token_type(sizes.dtype))
+    }
+}
+
+#[cfg(test)]
+mod tests;

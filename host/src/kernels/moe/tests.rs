@@ -1,0 +1,238 @@
+//! The launches of a layer, read back from their parameters.
+
+use std::ops::Range;
+
+use bytemuck::AnyBitPattern;
+use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Lists, ROUTE_ENTRY};
+use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
+
+use super::*;
+
+const SMS: u32 = 132;
+
+/// Where the workspace lies, and the layer's weights.
+const WORKSPACE: Address = 0x10_0000_0000;
+const EXPERTS: PlacedExperts = PlacedExperts { gate_up: 0x1000, down: 0x2000, alpha: [0x100, 0x200, 0x300] };
+const SHARED: PlacedExperts = PlacedExperts { gate_up: 0x5000, down: 0x6000, alpha: [0x500, 0x600, 0x700] };
+
+fn sizes(shared: Option<usize>) -> MoeSizes {
+    MoeSizes {
+        hidden: 2880,
+        intermediate: 720,
+        experts: 32,
+        named_experts: 128,
+        top_k: 4,
+        shared_intermediate: shared,
+        dtype: OutDtype::Bf16,
+    }
+}
+
+fn layer(sizes: MoeSizes) -> PlacedMoe {
+    let shared = sizes.shared_intermediate.map(|_| SHARED);
+    PlacedMoe { sizes, experts: EXPERTS, shared, map: 0x4000 }
+}
+
+fn arguments(tokens: usize) -> MoeArguments {
+    MoeArguments {
+        token_count: tokens,
+        tokens: 0x100_0000,
+        token_pitch: 6000,
+        topk_ids: 0x200_0004,
+        topk_weights: 0x300_0004,
+        weights_on_input: false,
+        shared_weights: 0x400_0004,
+        output: 0x500_0000,
+        output_pitch: 5760,
+    }
+}
+
+fn parameter<T: AnyBitPattern>(launch: &Launch) -> T {
+    let parameter = launch.write(0, &mut [], &mut |_| unreachable!("no maps")).unwrap();
+    bytemuck::pod_read_unaligned(parameter.bytes())
+}
+
+fn instance(launch: &Launch) -> &'static Instance {
+    INSTANCES.iter().find(|instance| instance.entry == launch.grid.entry).expect("a product")
+}
+
+fn chain(sizes: MoeSizes, arguments: &MoeArguments) -> Vec<Launch> {
+    let workspace = Workspace::at(&sizes, arguments.token_count, WORKSPACE);
+    launches(&layer(sizes), arguments, &workspace, SMS).unwrap()
+}
+
+#[test]
+fn every_launch_reads_what_the_ones_before_it_have_left() {
+    let chain = chain(sizes(None), &arguments(100));
+    let [route, gated, plain, combine] = &chain[..] else { panic!("{} launches", chain.len()) };
+    assert!(chain.iter().all(|launch| launch.grid.overlaps));
+    assert_eq!((route.grid.entry, combine.grid.entry), (ROUTE_ENTRY, COMBINE_ENTRIES[1]));
+    assert_eq!([gated, plain].map(|launch| instance(launch).matrices), [2, 1]);
+
+    let (route, combine): (Route, Combine) = (parameter(route), parameter(combine));
+    let tile = route.tile_tokens;
+    for launch in [gated, plain] {
+        assert_eq!((instance(launch).tile_tokens, instance(launch).token_type), (tile, TokenType::Bf16));
+    }
+    let lists = Lists::new(400, 32);
+    let [gated, plain]: [Product; 2] = [gated, plain].map(parameter);
+    for product in [gated, plain] {
+        assert_eq!(
+            (product.firsts, product.tile_firsts),
+            (route.lists + lists.firsts, route.lists + lists.tile_firsts)
+        );
+        assert_eq!(product.experts, 32);
+    }
+    assert_eq!([gated.lists_pending, plain.lists_pending], [1, 0]);
+    assert_eq!([gated.ticket, plain.ticket], [0, 4].map(|at| route.lists + lists.tickets + at));
+    assert_eq!([gated.rows, plain.rows], [route.lists + lists.rows, 0]);
+    assert_eq!([gated.tokens, plain.tokens, combine.rows], [route.tokens, gated.c, plain.c]);
+    assert_eq!(combine.places, route.lists + lists.places);
+    assert_eq!([(gated.n, gated.k), (plain.n, plain.k)], [(720, 2880), (2880, 720)]);
+    let [up, down] = [matrix_bytes(720, 2880), matrix_bytes(2880, 720)];
+    assert_eq!((gated.b, gated.expert_bytes, gated.alpha), ([0x1000, 0x1000 + up], 2 * up, [0x100, 0x200]));
+    assert_eq!((plain.b[0], plain.expert_bytes, plain.alpha[0]), (0x2000, down, 0x300));
+
+    let of_route = [route.ids, route.map, route.input, route.input_pitch, route.input_weights, route.shared_lists];
+    assert_eq!(of_route, [0x200_0004, 0x4000, 0x100_0000, 6000, 0, 0]);
+    assert_eq!(
+        [route.token_count, route.top_k, route.experts, route.named_experts, route.hidden],
+        [100, 4, 32, 128, 2880]
+    );
+    let of_combine =
+        [combine.weights, combine.shared_rows, combine.shared_weights, combine.output, combine.output_pitch];
+    assert_eq!(of_combine, [0x300_0004, 0, 0, 0x500_0000, 5760]);
+}
+
+#[test]
+fn the_shared_expert_has_launches_and_lists_of_its_own_and_the_same_tokens() {
+    let chain = chain(sizes(Some(1440)), &arguments(100));
+    let [route, routed, _, gated, plain, combine] = &chain[..] else { panic!("{} launches", chain.len()) };
+    let (route, combine): (Route, Combine) = (parameter(route), parameter(combine));
+    let tile = instance(gated).tile_tokens;
+    assert_eq!((route.shared_tile_tokens, instance(plain).tile_tokens), (tile, tile));
+    let [routed, gated, plain]: [Product; 3] = [routed, gated, plain].map(parameter);
+    let lists = Lists::new(100, 1);
+    for product in [gated, plain] {
+        assert_eq!((product.experts, product.rows, product.lists_pending), (1, 0, 0));
+        assert_eq!(product.firsts, route.shared_lists + lists.firsts);
+        assert_eq!(product.tile_firsts, route.shared_lists + lists.tile_firsts);
+    }
+    assert_eq!([gated.ticket, plain.ticket], [0, 4].map(|at| route.shared_lists + at));
+    assert_eq!([gated.tokens, plain.tokens, combine.shared_rows], [routed.tokens, gated.c, plain.c]);
+    assert_eq!(([gated.n, gated.k], [plain.n, plain.k]), ([1440, 2880], [2880, 1440]));
+    assert_eq!((gated.b[0], plain.b[0], gated.alpha, plain.alpha[0]), (0x5000, 0x6000, [0x500, 0x600], 0x700));
+    assert_eq!(combine.shared_weights, 0x400_0004);
+}
+
+#[test]
+fn nothing_that_two_launches_write_lies_in_the_same_place() {
+    for tokens in [1, 100, 3000] {
+        let (sizes, chain) = (sizes(Some(48)), chain(sizes(Some(48)), &arguments(tokens)));
+        let route: Route = parameter(&chain[0]);
+        let choices = (tokens * sizes.top_k) as u64;
+        let mut written: Vec<Range<u64>> = vec![
+            route.lists..route.lists + Lists::new(choices, 32).bytes,
+            route.shared_lists..route.shared_lists + Lists::new(tokens as u64, 1).bytes,
+            route.tokens..route.tokens + (2 * tokens * sizes.hidden) as u64,
+        ];
+        for (launch, rows) in chain[1..5].iter().zip([choices, choices, tokens as u64, tokens as u64]) {
+            let product: Product = parameter(launch);
+            written.push(product.c..product.c + 2 * rows * u64::from(product.n));
+        }
+        written.sort_by_key(|range| range.start);
+        assert!(written.windows(2).all(|pair| pair[0].end <= pair[1].start));
+        let end = WORKSPACE + workspace_bytes(&sizes, tokens) as u64;
+        assert!(written[0].start >= WORKSPACE && written[written.len() - 1].end <= end);
+    }
+}
+
+#[test]
+fn weights_on_the_input_are_not_on_the_rows_too() {
+    let sizes = MoeSizes { top_k: 1, ..sizes(None) };
+    let arguments = MoeArguments { weights_on_input: true, ..arguments(5) };
+    let chain = chain(sizes, &arguments);
+    let (route, combine): (Route, Combine) = (parameter(&chain[0]), parameter(&chain[3]));
+    assert_eq!((route.input_weights, combine.weights), (arguments.topk_weights, 0));
+}
+
+#[test]
+fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_the_multiprocessors() {
+    for (rows, experts, tile_tokens) in [(1u64, 32u32, 16), (31, 32, 16), (400, 3, 64), (100_000, 512, 128)] {
+        let instance = MoeSm90.instance(Op::Plain, TokenType::F16, tile_tokens, rows, 720, SMS);
+        let product = Product { n: 720, k: 64, experts, ..bytemuck::Zeroable::zeroed() };
+        // The routing that makes most tiles: one row for each expert first, then whole tiles and one row more.
+        let mut counts = vec![0u64; experts as usize];
+        let hit = rows.min(experts.into());
+        counts[..hit as usize].fill(1);
+        counts[0] += (rows - hit) / u64::from(tile_tokens) * u64::from(tile_tokens);
+        let most: u64 = counts.iter().map(|count| count.div_ceil(tile_tokens.into())).sum();
+        let tiles = most * u64::from(720u32.div_ceil(instance.columns()));
+        for sms in [1, 132, 1 << 20] {
+            let blocks = u64::from(MoeSm90.product(instance, product, rows, sms as u32).grid.blocks);
+            assert_eq!(blocks, tiles.min(sms), "{rows} rows of {experts} experts");
+        }
+    }
+}
+
+#[test]
+fn the_tile_grows_with_the_rows_of_an_expert() {
+    let tiles = |tokens: usize| parameter::<Route>(&chain(sizes(None), &arguments(tokens))[0]).tile_tokens;
+    let found: Vec<_> = [1, 8, 32, 128, 512, 2048].map(tiles).into();
+    assert_eq!(found.first(), Some(&16));
+    assert_eq!(found.last(), Some(&128));
+    assert!(found.is_sorted() && found.contains(&64));
+}
+
+#[test]
+fn few_tiles_are_narrow_so_that_more_multiprocessors_have_one() {
+    let columns = |tokens: usize| instance(&chain(sizes(None), &arguments(tokens))[1]).columns();
+    // A token names four experts, one of which is the layer's on average; of 1000, every expert has rows.
+    assert!(columns(1) < columns(1000));
+    let narrow = INSTANCES.iter().filter(|of| of.matrices == 2).map(|of| of.columns()).min();
+    assert_eq!(Some(columns(1)), narrow);
+}
+
+#[test]
+fn chunks_have_all_tokens_once_with_what_belongs_to_them() {
+    let (sizes, all) = (MoeSizes { top_k: 8, ..sizes(None) }, arguments(10_000));
+    let chunks: Vec<_> = chunks(&sizes, &all).unwrap().collect();
+    assert!(chunks.len() > 1);
+    let mut next = 0;
+    for (first, chunk) in chunks {
+        assert_eq!(first, next);
+        next += chunk.token_count;
+        let first = first as u64;
+        assert_eq!((chunk.tokens, chunk.output), (all.tokens + 6000 * first, all.output + 5760 * first));
+        let routing = [all.topk_ids, all.topk_weights].map(|address| address + 4 * 8 * first);
+        assert_eq!([chunk.topk_ids, chunk.topk_weights], routing);
+        assert_eq!(chunk.shared_weights, all.shared_weights + 4 * first);
+        assert_eq!((chunk.token_pitch, chunk.output_pitch), (6000, 5760));
+    }
+    assert_eq!(next, 10_000);
+    assert_eq!(super::chunks(&sizes, &arguments(0)).unwrap().count(), 0);
+}
+
+#[test]
+fn arguments_that_kernels_cannot_read_are_refused() {
+    let refused = |change: &dyn Fn(&mut MoeArguments)| {
+        let mut arguments = arguments(3);
+        change(&mut arguments);
+        chunks(&sizes(None), &arguments).err().unwrap().to_string()
+    };
+    for (error, text) in [
+        (
+            refused(&|arguments| arguments.tokens += 8),
+            "tokens at 0x1000008, 6000 bytes apart: both must be multiples of 16",
+        ),
+        (refused(&|arguments| arguments.token_pitch = 5744), "and a row has 5760 bytes"),
+        (refused(&|arguments| arguments.token_pitch = 5768), "5768 bytes apart"),
+        (refused(&|arguments| arguments.output += 2), "output at 0x5000002"),
+        (refused(&|arguments| arguments.output_pitch = 0), "output at 0x5000000, 0 bytes apart"),
+        (
+            refused(&|arguments| arguments.weights_on_input = true),
+            "weights on the input are for layers with one expert",
+        ),
+    ] {
+        assert!(error.contains(text), "{error}");
+    }
+}

@@ -1,0 +1,39 @@
+//! The kernel's row in the fake driver.
+
+use fake_cuda::Launch;
+use kernels_gpu::format::BLOCK;
+use kernels_gpu::moe_pack::abi::Pack;
+use kernels_gpu::units::{TokenType, matrix_bytes};
+
+use super::units::{RowOrder, pack};
+use crate::format::{Matrix, e4m3};
+use crate::kernels::fake::{out_dtype, slice};
+use crate::kernels::moe::token_type;
+
+/// Packs every matrix on the host.
+pub(super) fn launch(launch: &Launch<'_>) {
+    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    unsafe {
+        let parameter: Pack = launch.parameter(0);
+        assert_eq!(launch.block, [Pack::THREADS, 1, 1]);
+        let token_type: TokenType = token_type(out_dtype(parameter.token_type));
+        let order = if parameter.ordered_rows == 1 { RowOrder::OfK } else { RowOrder::Kept };
+        let (rows, k) = (parameter.rows as usize, parameter.k as usize);
+        for address in [parameter.values, parameter.values_stride, parameter.units, parameter.units_stride] {
+            assert!(address.is_multiple_of(16), "{address:#x}");
+        }
+        for index in 0..u64::from(parameter.matrices) {
+            let values: &[u8] = slice(parameter.values + index * parameter.values_stride, rows * k / 2);
+            let scales: &[u8] = slice(parameter.scales + index * parameter.scales_stride, rows * k / BLOCK as usize);
+            if let Some(place) = scales.iter().position(|&scale| !e4m3::is_scale(scale)) {
+                let invalid = parameter.invalid as *mut u64;
+                *invalid = (*invalid).min(index * scales.len() as u64 + place as u64);
+                continue;
+            }
+            let units = pack(&Matrix::new(rows, k, values, scales, 1.0).unwrap(), order, token_type);
+            assert_eq!(units.len() as u64, matrix_bytes(parameter.rows, parameter.k));
+            let to = (parameter.units + index * parameter.units_stride) as *mut u8;
+            std::ptr::copy_nonoverlapping(units.as_ptr(), to, units.len());
+        }
+    }
+}

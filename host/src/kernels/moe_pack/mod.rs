@@ -1,0 +1,40 @@
+//! Weights of an MoE layer from a checkpoint's layout into units, `kernels-gpu/src/moe_pack/`: on the device, or on the host.
+
+#[cfg(all(test, feature = "cuda"))]
+mod fake;
+pub(crate) mod units;
+
+use kernels_gpu::moe_pack::abi::{ENTRY, Pack};
+
+use super::kernel::{Entry, Kernel};
+use super::launch::{Grid, Launch};
+use crate::error::Error;
+
+/// The kernel.
+pub(crate) struct MoePack;
+
+impl Kernel for MoePack {
+    fn name(&self) -> &'static str {
+        "moe_pack"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        vec![Entry { name: ENTRY, op: None, threads: Pack::THREADS, shared_bytes: 0 }]
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        fake::launch(launch);
+    }
+}
+
+impl MoePack {
+    /// The launch that packs matrices.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
+    pub fn launch(&self, pack: Pack) -> Result<Launch, Error> {
+        let blocks = Grid::blocks(Pack::blocks(pack.matrices, pack.rows, pack.k))?;
+        Ok(Launch::of_parameter(self.name(), Grid::linear(ENTRY, blocks, Pack::THREADS), pack))
+    }
+}

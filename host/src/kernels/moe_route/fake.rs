@@ -1,0 +1,111 @@
+//! The kernel's rows in the fake driver.
+
+use fake_cuda::Launch;
+use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Combine, Lists, NO_ROW, ROUTE_ENTRY, Route, token_tiles};
+use kernels_gpu::units::{block_columns, block_start, element_at, k_blocks};
+
+use crate::kernels::fake::{out_dtype, slice, slice_mut};
+use crate::moe::Rows;
+use crate::problem::OutDtype;
+
+/// Does what the launched grid does, and checks it against the parameter.
+pub(super) fn launch(launch: &Launch<'_>) {
+    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    unsafe {
+        if launch.kernel == ROUTE_ENTRY {
+            assert_eq!(launch.block, [Route::THREADS, 1, 1]);
+            route(&launch.parameter(0));
+        } else {
+            assert_eq!(launch.block, [Combine::THREADS, 1, 1]);
+            let dtype = if launch.kernel == COMBINE_ENTRIES[0] { OutDtype::F16 } else { OutDtype::Bf16 };
+            combine(&launch.parameter(0), dtype);
+        }
+    }
+}
+
+/// Makes lists, and brings tokens into the order of K.
+///
+/// # Safety
+///
+/// Everything lies where the parameter says.
+unsafe fn route(route: &Route) {
+    let (tokens, top_k, hidden) = (route.token_count as usize, route.top_k as usize, route.hidden);
+    // SAFETY: `# Safety` above.
+    unsafe {
+        let map: Option<&[i32]> = (route.map != 0).then(|| slice(route.map, route.named_experts as usize));
+        let ids = slice(route.ids, tokens * top_k);
+        write_lists(route.lists, &Rows::new(ids, top_k, route.experts as usize, map), route.experts, route.tile_tokens);
+        if route.shared_lists != 0 {
+            write_lists(route.shared_lists, &Rows::new(&vec![0; tokens], 1, 1, None), 1, route.shared_tile_tokens);
+        }
+        let dtype = out_dtype(route.token_type);
+        for token in 0..tokens {
+            let from: &[u16] = slice(route.input + token as u64 * route.input_pitch, hidden as usize);
+            let to: &mut [u16] = slice_mut(route.tokens + 2 * u64::from(hidden) * token as u64, hidden as usize);
+            let weight = (route.input_weights != 0).then(|| slice::<f32>(route.input_weights, tokens)[token]);
+            for k_block in 0..k_blocks(hidden) {
+                let (start, columns) = (block_start(hidden, k_block), block_columns(hidden, k_block));
+                for position in 0..columns {
+                    let element = from[(start + element_at(columns, position)) as usize];
+                    let weighted = weight.map(|weight| dtype.round_f32(dtype.decode(element) as f32 * weight));
+                    to[(start + position) as usize] = weighted.unwrap_or(element);
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// There is room for the lists at `at`.
+unsafe fn write_lists(at: u64, rows: &Rows, experts: u32, tile_tokens: u32) {
+    let lists = Lists::new(rows.places().len() as u64, experts);
+    let tiles = rows.firsts().windows(2).scan(0, |tiles, ends| {
+        *tiles += token_tiles(ends[1] - ends[0], tile_tokens);
+        Some(*tiles)
+    });
+    let tile_firsts: Vec<u32> = std::iter::once(0).chain(tiles).collect();
+    // SAFETY: `# Safety` above.
+    unsafe {
+        slice_mut::<u32>(at + lists.tickets, Lists::TICKETS as usize).fill(0);
+        for (offset, list) in [
+            (lists.firsts, rows.firsts()),
+            (lists.tile_firsts, &tile_firsts),
+            (lists.rows, rows.tokens()),
+            (lists.places, rows.places()),
+        ] {
+            slice_mut(at + offset, list.len()).copy_from_slice(list);
+        }
+    }
+}
+
+/// Adds up every token's rows.
+///
+/// # Safety
+///
+/// Everything lies where the parameter says.
+unsafe fn combine(combine: &Combine, dtype: OutDtype) {
+    let (hidden, top_k) = (combine.hidden as usize, combine.top_k as usize);
+    for token in 0..combine.token_count as usize {
+        // SAFETY: `# Safety` above.
+        unsafe {
+            let row = |rows: u64, row: u32| slice::<u16>(rows + 2 * hidden as u64 * u64::from(row), hidden);
+            let weight =
+                |weights: u64, index: usize| if weights == 0 { 1.0 } else { *(weights as *const f32).add(index) };
+            let places: &[u32] = slice(combine.places + 4 * (token * top_k) as u64, top_k);
+            let mut terms: Vec<(f32, &[u16])> = Vec::new();
+            for (j, &place) in places.iter().enumerate().filter(|(_, place)| **place != NO_ROW) {
+                terms.push((weight(combine.weights, token * top_k + j), row(combine.rows, place)));
+            }
+            if combine.shared_rows != 0 {
+                terms.push((weight(combine.shared_weights, token), row(combine.shared_rows, token as u32)));
+            }
+            let output: &mut [u16] = slice_mut(combine.output + token as u64 * combine.output_pitch, hidden);
+            for (column, output) in output.iter_mut().enumerate() {
+                let sum =
+                    terms.iter().fold(0.0, |sum, (weight, row)| weight.mul_add(dtype.decode(row[column]) as f32, sum));
+                *output = dtype.round_f32(sum);
+            }
+        }
+    }
+}

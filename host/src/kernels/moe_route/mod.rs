@@ -1,0 +1,66 @@
+//! What an MoE layer does before and after its products, `kernels-gpu/src/moe_route/`: lists of each expert's tokens, tokens in
+//! the order of K, and the weighted sum of a token's rows.
+
+#[cfg(all(test, feature = "cuda"))]
+mod fake;
+
+use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Combine, ROUTE_ENTRY, Route};
+use kernels_gpu::units::TokenType;
+
+use super::kernel::{Entry, Kernel};
+use super::launch::{Grid, Launch};
+use crate::error::Error;
+
+/// The kernel.
+pub(crate) struct MoeRoute;
+
+impl Kernel for MoeRoute {
+    fn name(&self) -> &'static str {
+        "moe_route"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let route = (ROUTE_ENTRY, Route::THREADS, Route::MAX_SHARED_BYTES);
+        let combine = COMBINE_ENTRIES.map(|name| (name, Combine::THREADS, 0));
+        let entry = |(name, threads, shared_bytes)| Entry { name, op: None, threads, shared_bytes };
+        [route].into_iter().chain(combine).map(entry).collect()
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        fake::launch(launch);
+    }
+}
+
+impl MoeRoute {
+    /// The launch that makes lists and brings tokens into the order of K.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
+    pub fn route(&self, route: Route) -> Result<Launch, Error> {
+        let choices = u64::from(route.token_count) * u64::from(route.top_k);
+        let blocks = Grid::blocks(Route::blocks(route.token_count, route.top_k, route.hidden))?;
+        let grid = Grid {
+            cluster: Route::cluster(choices),
+            shared_bytes: Route::shared_bytes(route.experts, choices),
+            overlaps: true,
+            ..Grid::linear(ROUTE_ENTRY, blocks, Route::THREADS)
+        };
+        Ok(Launch::of_parameter(self.name(), grid, route))
+    }
+
+    /// The launch that adds up each token's rows.
+    ///
+    /// # Errors
+    /// As [`MoeRoute::route`].
+    pub fn combine(&self, combine: Combine, token_type: TokenType) -> Result<Launch, Error> {
+        let [f16, bf16] = COMBINE_ENTRIES;
+        let entry = match token_type {
+            TokenType::F16 => f16,
+            TokenType::Bf16 => bf16,
+        };
+        let blocks = Grid::blocks(Combine::blocks(combine.token_count, combine.hidden))?;
+        let grid = Grid { overlaps: true, ..Grid::linear(entry, blocks, Combine::THREADS) };
+        Ok(Launch::of_parameter(self.name(), grid, combine))
+    }
+}

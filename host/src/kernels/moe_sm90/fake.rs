@@ -1,0 +1,65 @@
+//! The kernel's row in the fake driver.
+
+use fake_cuda::Launch;
+use kernels_gpu::moe_sm90::abi::{self, INSTANCES};
+use kernels_gpu::units::{TokenType, block_columns, block_start, element_at, k_blocks, matrix_bytes};
+
+use crate::kernels::fake::{slice, slice_mut};
+use crate::kernels::moe_pack::units::unpack;
+use crate::oracle::silu;
+use crate::problem::OutDtype;
+
+/// Computes every expert's rows as the kernel's contract says.
+pub(super) fn launch(launch: &Launch<'_>) {
+    let instance = INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
+    assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
+    let dtype = match instance.token_type {
+        TokenType::F16 => OutDtype::F16,
+        TokenType::Bf16 => OutDtype::Bf16,
+    };
+    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    unsafe {
+        let parameter: abi::Launch = launch.parameter(0);
+        let abi::Launch { n, k, experts, .. } = parameter;
+        assert_eq!(*(parameter.ticket as *const u32), 0, "a ticket of the lists");
+        let firsts: &[u32] = slice(parameter.firsts, experts as usize + 1);
+        let tile_firsts: &[u32] = slice(parameter.tile_firsts, experts as usize + 1);
+        let order: Vec<usize> = (0..k_blocks(k))
+            .flat_map(|block| (0..block_columns(k, block)).map(move |at| (block, at)))
+            .map(|(block, at)| (block_start(k, block) + element_at(block_columns(k, block), at)) as usize)
+            .collect();
+        for expert in 0..experts as usize {
+            let rows = firsts[expert]..firsts[expert + 1];
+            let tiles = tile_firsts[expert + 1] - tile_firsts[expert];
+            assert_eq!(tiles, rows.len().div_ceil(instance.tile_tokens as usize) as u32, "lists of other tiles");
+            if rows.is_empty() {
+                continue;
+            }
+            let projections: Vec<_> = (0..instance.matrices as usize)
+                .map(|index| {
+                    let units =
+                        slice(parameter.b[index] + expert as u64 * parameter.expert_bytes, matrix_bytes(n, k) as usize);
+                    let alpha = *(parameter.alpha[index] as *const f32).add(expert);
+                    (unpack(units, n, k, instance.token_type), f64::from(alpha))
+                })
+                .collect();
+            for row in rows {
+                let token = if parameter.rows == 0 { row } else { *(parameter.rows as *const u32).add(row as usize) };
+                let tokens: &[u16] = slice(parameter.tokens + 2 * u64::from(token) * u64::from(k), k as usize);
+                let mut natural = vec![0.0; k as usize];
+                order.iter().zip(tokens).for_each(|(&element, &bits)| natural[element] = dtype.decode(bits));
+                let c: &mut [u16] = slice_mut(parameter.c + 2 * u64::from(row) * u64::from(n), n as usize);
+                for (column, c) in c.iter_mut().enumerate() {
+                    let product = |(weights, alpha): &(Vec<f64>, f64)| {
+                        let weights = &weights[column * k as usize..][..k as usize];
+                        alpha * natural.iter().zip(weights).map(|(a, b)| a * b).sum::<f64>()
+                    };
+                    *c = dtype.round(match &projections[..] {
+                        [gate, up] => silu(product(gate)) * product(up),
+                        one => product(&one[0]),
+                    });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! Compares what a device made of a step with the reference, in stages: each against the reference of what the device itself
+//! has before it. So an error is found where it arises, and nothing that is right is blamed for it.
+//!
+//! | stage | reference | bound |
+//! |---|---|---|
+//! | intermediate, of rows and of the shared expert | tokens · gate and up | [`Expected::gated`] |
+//! | down projection, of rows and of the shared expert | the device's intermediate · down | [`Expected::plain`] |
+//! | output | the device's down projections, weighted and added in order | none: every bit |
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use rayon::prelude::*;
+
+use super::oracle::{Expected, decode_token, decode_weights, product, weighted_token};
+use super::{MoeExpert, MoeOutput, MoeStep, MoeWeights, Stages};
+use crate::format::Matrix;
+use crate::problem::OutDtype;
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// [`Stages::intermediate`].
+    Intermediate,
+    /// [`Stages::partial`].
+    Partial,
+    /// [`Stages::shared_intermediate`].
+    SharedIntermediate,
+    /// [`Stages::shared_partial`].
+    SharedPartial,
+    /// [`MoeOutput::hidden`].
+    Output,
+}
+
+impl Stage {
+    /// All of them, in the order of computation.
+    pub const ALL: [Self; 5] =
+        [Self::Intermediate, Self::Partial, Self::SharedIntermediate, Self::SharedPartial, Self::Output];
+
+    /// Its name, in words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Intermediate => "intermediate",
+            Self::Partial => "down projection",
+            Self::SharedIntermediate => "shared expert's intermediate",
+            Self::SharedPartial => "shared expert's down projection",
+            Self::Output => "output",
+        }
+    }
+}
+
+/// An element that is not what it should be, or the worst of those that are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MoeMismatch {
+    /// Where it was found.
+    pub stage: Stage,
+    /// Row of the stage.
+    pub row: usize,
+    /// The token of that row.
+    pub token: usize,
+    /// The layer's own number of the expert; none for the shared one and for the output.
+    pub expert: Option<usize>,
+    /// Column.
+    pub column: usize,
+    /// What the device has.
+    pub got: f64,
+    /// The reference.
+    pub want: f64,
+}
+
+impl std::fmt::Display for MoeMismatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { stage, token, expert, column, got, want, .. } = self;
+        write!(f, "{}, token {token}", stage.name())?;
+        expert.map_or(Ok(()), |expert| write!(f, ", expert {expert}"))?;
+        write!(f, ", column {column}: got {got}, want {want}")
+    }
+}
+
+/// What the comparison of a stage found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StageComparison {
+    /// What was compared.
+    pub stage: Stage,
+    /// Elements compared.
+    pub checked: usize,
+    /// How many of them are wrong.
+    pub mismatches: usize,
+    /// How many may be anything, since f32 sums may overflow ([`Expected::Anything`]).
+    pub unbounded: usize,
+    /// The first wrong one, in the order of rows.
+    pub first: Option<MoeMismatch>,
+    /// The one farthest from the reference, right or wrong.
+    pub worst: Option<MoeMismatch>,
+    /// How far that one is; infinitely, for a NaN or an infinity that should be none.
+    pub max_abs_err: f64,
+}
+
+impl StageComparison {
+    fn new(stage: Stage) -> Self {
+        Self { stage, checked: 0, mismatches: 0, unbounded: 0, first: None, worst: None, max_abs_err: 0.0 }
+    }
+
+    fn add(&mut self, dtype: OutDtype, expected: Expected, element: MoeMismatch) {
+        let MoeMismatch { got, want, .. } = element;
+        self.checked += 1;
+        if expected == Expected::Anything {
+            self.unbounded += 1;
+            return;
+        }
+        let rounded = dtype.decode(dtype.round(want));
+        let same = got == rounded || got.is_nan() && want.is_nan();
+        let distance = if same { 0.0 } else { (got - rounded).abs() };
+        let distance = if distance.is_nan() { f64::INFINITY } else { distance };
+        if !expected.accepts(dtype, got) {
+            self.mismatches += 1;
+            self.first.get_or_insert(element);
+        }
+        if self.worst.is_none() || distance > self.max_abs_err {
+            (self.max_abs_err, self.worst) = (distance, Some(element));
+        }
+    }
+
+    /// Joins what was found of other elements of the stage. The result does not depend on the order of joining.
+    fn merge(self, other: Self) -> Self {
+        let place = |element: &MoeMismatch| (element.row, element.column);
+        let first = [self.first, other.first].into_iter().flatten().min_by_key(place);
+        let worst = [(self.worst, self.max_abs_err), (other.worst, other.max_abs_err)];
+        let worst = worst.into_iter().filter_map(|(worst, error)| Some((worst?, error)));
+        let worst = worst.max_by(|(a, x), (b, y)| x.total_cmp(y).then(place(b).cmp(&place(a))));
+        Self {
+            stage: self.stage,
+            checked: self.checked + other.checked,
+            mismatches: self.mismatches + other.mismatches,
+            unbounded: self.unbounded + other.unbounded,
+            first,
+            worst: worst.map(|(worst, _)| worst),
+            max_abs_err: worst.map_or(0.0, |(_, error)| error),
+        }
+    }
+}
+
+/// What a comparison found, stage by stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MoeComparison {
+    /// The stages that there are.
+    pub stages: Vec<StageComparison>,
+}
+
+impl MoeComparison {
+    /// Whether no compared element was wrong. This holds too if there was nothing to compare.
+    pub fn passed(&self) -> bool {
+        self.mismatches() == 0
+    }
+
+    /// Elements compared, of all stages.
+    pub fn checked(&self) -> usize {
+        self.stages.iter().map(|stage| stage.checked).sum()
+    }
+
+    /// How many of them are wrong.
+    pub fn mismatches(&self) -> usize {
+        self.stages.iter().map(|stage| stage.mismatches).sum()
+    }
+
+    /// How many of them may be anything, and were not judged.
+    pub fn unbounded(&self) -> usize {
+        self.stages.iter().map(|stage| stage.unbounded).sum()
+    }
+
+    /// The first wrong element of the first stage that has one.
+    pub fn first(&self) -> Option<MoeMismatch> {
+        self.stages.iter().find_map(|stage| stage.first)
+    }
+}
+
+/// Compares every element of every stage.
+///
+/// # Panics
+/// If the step was not made for these weights, or the output has no stages or was not made for this step.
+pub fn compare(weights: &MoeWeights<'_>, step: &MoeStep<'_>, output: &MoeOutput) -> MoeComparison {
+    compare_with_progress(weights, step, output, &|_| ())
+}
+
+/// As [`compare`]; calls `progress` from any thread with the elements that it has compared since, [`elements`] in all.
+///
+/// # Panics
+/// As [`compare`].
+pub fn compare_with_progress(
+    weights: &MoeWeights<'_>,
+    step: &MoeStep<'_>,
+    output: &MoeOutput,
+    progress: &(dyn Fn(usize) + Sync),
+) -> MoeComparison {
+    let checker = Checker::new(weights, step, output);
+    let stages = checker.stages().map(|stage| match stage {
+        Stage::Output => checker.output_stage(progress),
+        Stage::Intermediate | Stage::Partial => (0..weights.experts().len())
+            .map(|expert| checker.product_stage(stage, step.rows().of_expert(expert), progress))
+            .fold(StageComparison::new(stage), StageComparison::merge),
+        Stage::SharedIntermediate | Stage::SharedPartial => checker.product_stage(stage, 0..step.tokens(), progress),
+    });
+    MoeComparison { stages: stages.collect() }
+}
+
+/// Compares some elements of each stage, drawn by a seed: for layers whose every element takes too long.
+///
+/// # Panics
+/// As [`compare`].
+pub fn compare_sample(
+    weights: &MoeWeights<'_>,
+    step: &MoeStep<'_>,
+    output: &MoeOutput,
+    elements_of_stage: usize,
+    seed: u64,
+) -> MoeComparison {
+    let checker = Checker::new(weights, step, output);
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let stages = checker.stages().map(|stage| {
+        let (bits, width) = checker.bits(stage);
+        let places = if bits.is_empty() { 0 } else { elements_of_stage };
+        let places: Vec<_> = (0..places).map(|_| rng.random_range(0..bits.len())).collect();
+        let compared = places.into_par_iter().map(|at| checker.one(stage, at / width, at % width));
+        // Joined in order, though the order makes no difference.
+        compared.collect::<Vec<_>>().into_iter().fold(StageComparison::new(stage), StageComparison::merge)
+    });
+    MoeComparison { stages: stages.collect() }
+}
+
+/// How many elements [`compare`] compares.
+pub fn elements(step: &MoeStep<'_>) -> usize {
+    let (sizes, rows, tokens) = (step.sizes(), step.rows().count(), step.tokens());
+    let shared = sizes.shared_intermediate.map_or(0, |intermediate| tokens * (intermediate + sizes.hidden));
+    rows * (sizes.intermediate + sizes.hidden) + shared + tokens * sizes.hidden
+}
+
+/// The reference of an output element, given the rows that the down projections made: the weighted sum, in f32, in order.
+fn combined(step: &MoeStep<'_>, stages: &Stages, token: usize, column: usize) -> u16 {
+    let (dtype, hidden, top_k) = (step.sizes().dtype, step.sizes().hidden, step.sizes().top_k);
+    let number = |rows: &[u16], row: usize| dtype.decode(rows[row * hidden + column]) as f32;
+    let mut sum = 0f32;
+    for choice in token * top_k..(token + 1) * top_k {
+        if let Some(row) = step.rows().place(choice) {
+            sum = step.row_weight(choice).mul_add(number(&stages.partial, row), sum);
+        }
+    }
+    if step.sizes().shared_intermediate.is_some() {
+        sum = step.shared_weight(token).mul_add(number(&stages.shared_partial, token), sum);
+    }
+    dtype.round_f32(sum)
+}
+
+/// Knows where the numbers of a stage come from.
+struct Checker<'a> {
+    weights: &'a MoeWeights<'a>,
+    step: &'a MoeStep<'a>,
+    output: &'a MoeOutput,
+    between: &'a Stages,
+    dtype: OutDtype,
+}
+
+impl<'a> Checker<'a> {
+    fn new(weights: &'a MoeWeights<'a>, step: &'a MoeStep<'a>, output: &'a MoeOutput) -> Self {
+        assert_eq!(weights.sizes(), step.sizes(), "the step is one of this layer");
+        let between = output.stages.as_ref().expect("an output with stages");
+        let checker = Self { weights, step, output, between, dtype: output.dtype() };
+        let compared: usize = checker.stages().map(|stage| checker.bits(stage).0.len()).sum();
+        assert_eq!(compared, elements(step), "an output of this step");
+        checker
+    }
+
+    /// The stages that this layer has.
+    fn stages(&self) -> impl Iterator<Item = Stage> + use<> {
+        let is_shared = self.weights.shared().is_some();
+        let has = move |stage: &Stage| is_shared || !matches!(stage, Stage::SharedIntermediate | Stage::SharedPartial);
+        Stage::ALL.into_iter().filter(has)
+    }
+
+    /// What the device has of a stage, and its columns.
+    fn bits(&self, stage: Stage) -> (&'a [u16], usize) {
+        let sizes = self.step.sizes();
+        match stage {
+            Stage::Intermediate => (&self.between.intermediate, sizes.intermediate),
+            Stage::Partial => (&self.between.partial, sizes.hidden),
+            Stage::SharedIntermediate => (&self.between.shared_intermediate, sizes.shared_intermediate.unwrap_or(1)),
+            Stage::SharedPartial => (&self.between.shared_partial, sizes.hidden),
+            Stage::Output => (&self.output.hidden, sizes.hidden),
+        }
+    }
+
+    /// The token and, of the layer's own, the expert of a row.
+    fn owner(&self, stage: Stage, row: usize) -> (usize, Option<usize>) {
+        match stage {
+            Stage::Intermediate | Stage::Partial => {
+                let rows = self.step.rows();
+                let expert = rows.firsts().partition_point(|&first| first as usize <= row) - 1;
+                (rows.tokens()[row] as usize, Some(expert))
+            }
+            _ => (row, None),
+        }
+    }
+
+    /// The matrices that a row of a product is multiplied by: gate and up, or down.
+    fn matrices(&self, stage: Stage, expert: Option<usize>) -> Vec<&'a Matrix<'a>> {
+        let shared = || self.weights.shared().expect("a stage of the shared expert");
+        let MoeExpert { gate, up, down } = expert.map_or_else(shared, |expert| &self.weights.experts()[expert]);
+        match stage {
+            Stage::Intermediate | Stage::SharedIntermediate => vec![gate, up],
+            _ => vec![down],
+        }
+    }
+
+    /// The numbers that are multiplied for a row of a product: its token's, or those of the device's intermediate.
+    fn multiplied(&self, stage: Stage, row: usize, token: usize, out: &mut [f64]) {
+        let inputs = self.step.inputs();
+        let intermediate = |rows: &[u16], out: &mut [f64]| {
+            let width = out.len();
+            decode_token(self.dtype, &rows[row * width..][..width], out);
+        };
+        match stage {
+            Stage::Partial => intermediate(&self.between.intermediate, out),
+            Stage::SharedPartial => intermediate(&self.between.shared_intermediate, out),
+            // Weights on the input are for k = 1: a token's choice has the token's number.
+            _ if inputs.weights_on_input => {
+                weighted_token(self.dtype, self.step.token(token), inputs.weights[token], out);
+            }
+            _ => decode_token(self.dtype, self.step.token(token), out),
+        }
+    }
+
+    /// What an element of a product may be, of decoded numbers and decoded rows of the matrices.
+    fn expected(numbers: &[f64], matrices: &[&Matrix<'_>], rows: &[&[f64]]) -> Expected {
+        let product = |index: usize| product(numbers, rows[index], matrices[index].global_scale());
+        if matrices.len() == 2 { Expected::gated(product(0), product(1)) } else { Expected::plain(product(0)) }
+    }
+
+    /// One element.
+    fn one(&self, stage: Stage, row: usize, column: usize) -> StageComparison {
+        let (token, expert) = self.owner(stage, row);
+        let (bits, width) = self.bits(stage);
+        let expected = if stage == Stage::Output {
+            self.expected_output(token, column)
+        } else {
+            let matrices = self.matrices(stage, expert);
+            let k = matrices[0].k();
+            let (mut numbers, mut rows, mut scratch) = (vec![0.0; k], vec![0.0; k * matrices.len()], Vec::new());
+            self.multiplied(stage, row, token, &mut numbers);
+            for (matrix, out) in matrices.iter().zip(rows.chunks_mut(k)) {
+                decode_weights(matrix, column, &mut scratch, out);
+            }
+            Self::expected(&numbers, &matrices, &rows.chunks(k).collect::<Vec<_>>())
+        };
+        let mut found = StageComparison::new(stage);
+        let got = self.dtype.decode(bits[row * width + column]);
+        found.add(self.dtype, expected, MoeMismatch { stage, row, token, expert, column, got, want: expected.want() });
+        found
+    }
+
+    fn expected_output(&self, token: usize, column: usize) -> Expected {
+        let value = self.dtype.decode(combined(self.step, self.between, token, column));
+        if value.is_nan() { Expected::Nan } else { Expected::Between { want: value, low: value, high: value } }
+    }
+
+    /// All rows of one expert.
+    fn product_stage(
+        &self,
+        stage: Stage,
+        rows: std::ops::Range<usize>,
+        progress: &(dyn Fn(usize) + Sync),
+    ) -> StageComparison {
+        /// Rows whose numbers are held at a time: 256 of 14,336 are 29 MB.
+        const ROWS: usize = 256;
+        /// Columns that a task decodes: 32 rows of weights of 7168 are 1.8 MB, within a core's L2 cache.
+        const COLUMNS: usize = 16;
+        let Some(expert) = rows.clone().next().map(|row| self.owner(stage, row).1) else {
+            return StageComparison::new(stage);
+        };
+        let ((bits, width), matrices) = (self.bits(stage), self.matrices(stage, expert));
+        let k = matrices[0].k();
+        let mut found = StageComparison::new(stage);
+        for first in rows.clone().step_by(ROWS) {
+            let count = ROWS.min(rows.end - first);
+            let mut numbers = vec![0.0; count * k];
+            numbers.par_chunks_mut(k).enumerate().for_each(|(index, out)| {
+                self.multiplied(stage, first + index, self.owner(stage, first + index).0, out);
+            });
+            let chunks = (0..width.div_ceil(COLUMNS)).into_par_iter().map(|chunk| {
+                let columns = chunk * COLUMNS..width.min((chunk + 1) * COLUMNS);
+                let (mut decoded, mut scratch) = (vec![0.0; columns.len() * matrices.len() * k], Vec::new());
+                let places = columns.clone().flat_map(|column| matrices.iter().map(move |matrix| (column, matrix)));
+                for ((column, matrix), out) in places.zip(decoded.chunks_mut(k)) {
+                    decode_weights(matrix, column, &mut scratch, out);
+                }
+                let mut found = StageComparison::new(stage);
+                for (row, numbers) in (first..).zip(numbers.chunks(k)) {
+                    let token = self.owner(stage, row).0;
+                    for (column, decoded) in columns.clone().zip(decoded.chunks(k * matrices.len())) {
+                        let (gate, up) = decoded.split_at(k);
+                        let expected = Self::expected(numbers, &matrices, &[gate, up]);
+                        let got = self.dtype.decode(bits[row * width + column]);
+                        let want = expected.want();
+                        let element = MoeMismatch { stage, row, token, expert, column, got, want };
+                        found.add(self.dtype, expected, element);
+                    }
+                }
+                progress(count * columns.len());
+                found
+            });
+            found = chunks.collect::<Vec<_>>().into_iter().fold(found, StageComparison::merge);
+        }
+        found
+    }
+
+    fn output_stage(&self, progress: &(dyn Fn(usize) + Sync)) -> StageComparison {
+        let stage = Stage::Output;
+        let (bits, width) = self.bits(stage);
+        let tokens = bits.par_chunks(width).enumerate().map(|(token, bits)| {
+            let mut found = StageComparison::new(stage);
+            for (column, &bits) in bits.iter().enumerate() {
+                let (expected, got) = (self.expected_output(token, column), self.dtype.decode(bits));
+                let want = expected.want();
+                let element = MoeMismatch { stage, row: token, token, expert: None, column, got, want };
+                found.add(self.dtype, expected, element);
+            }
+            progress(bits.len());
+            found
+        });
+        tokens.collect::<Vec<_>>().into_iter().fold(StageComparison::new(stage), StageComparison::merge)
+    }
+}

@@ -1,0 +1,223 @@
+//! Layers and steps made from a seed. Every expert and every token has a generator of its own, so that the same seed gives the
+//! same bytes on any number of threads, and a token the same numbers whatever T is.
+
+use rand::{Rng, RngExt};
+use rand_distr::{Distribution, StandardNormal};
+use rayon::prelude::*;
+
+use super::{LayerShape, MoeExpert, MoeInputs, MoeWeights};
+use crate::error::Error;
+use crate::generate::{Generator, Role, matrix, row_rng};
+use crate::problem::OutDtype;
+
+/// Which experts tokens name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Routing {
+    /// Each as often as any other.
+    #[default]
+    Uniform,
+    /// The r-th most wanted of them with a probability that falls as 1/r (Zipf's law), before a token has none twice.
+    Zipf,
+}
+
+impl Routing {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Uniform, Self::Zipf];
+
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Uniform => "uniform",
+            Self::Zipf => "zipf",
+        }
+    }
+}
+
+/// The random numbers of a step, apart from those of any expert.
+const STEP: usize = 1 << 32;
+
+/// The layer of a shape; calls `progress` after each expert.
+///
+/// # Errors
+/// If the sizes are not valid.
+pub fn weights(
+    shape: &LayerShape,
+    generator: Generator,
+    dtype: OutDtype,
+    seed: u64,
+    progress: &dyn Fn(),
+) -> Result<MoeWeights<'static>, Error> {
+    shape.sizes(dtype).check()?;
+    let expert = |number: usize, intermediate: usize| {
+        let (hidden, matrix) = (shape.hidden, |role, n, k| matrix(generator, role, number, n, k, seed));
+        let expert = MoeExpert {
+            gate: matrix(Role::Gate, intermediate, hidden)?,
+            up: matrix(Role::Up, intermediate, hidden)?,
+            down: matrix(Role::Down, hidden, intermediate)?,
+        };
+        progress();
+        Ok::<_, Error>(expert)
+    };
+    let experts = (0..shape.experts).map(|number| expert(number, shape.intermediate)).collect::<Result<_, _>>()?;
+    let mut layer = MoeWeights::new(dtype, shape.top_k, experts)?;
+    if let Some(intermediate) = shape.shared_intermediate {
+        layer = layer.with_shared(expert(shape.experts, intermediate)?)?;
+    }
+    let Some(named) = shape.named_experts else { return Ok(layer) };
+    let map = (0..named).map(|id| if id < shape.experts { id as i32 } else { -1 });
+    layer.with_expert_map(map.collect())
+}
+
+/// A step of so many tokens for the layer of a shape.
+///
+/// # Errors
+/// If the sizes are not valid.
+pub fn inputs(
+    shape: &LayerShape,
+    generator: Generator,
+    routing: Routing,
+    dtype: OutDtype,
+    tokens: usize,
+    seed: u64,
+) -> Result<MoeInputs<'static>, Error> {
+    let sizes = shape.sizes(dtype);
+    sizes.check()?;
+    let length = |width: usize| tokens.checked_mul(width).filter(|&all| all < isize::MAX as usize / 4);
+    let lengths = length(sizes.hidden).zip(length(sizes.top_k));
+    let (elements, choices) = lengths.ok_or(Error::TooLarge)?;
+    let (mut hidden, mut ids, mut weights) = (vec![0u16; elements], vec![0i32; choices], vec![0f32; choices]);
+    let popularity = popularity(sizes.named_experts, routing, seed);
+    let rows = hidden.par_chunks_mut(sizes.hidden).zip(ids.par_chunks_mut(sizes.top_k));
+    rows.zip(weights.par_chunks_mut(sizes.top_k)).enumerate().for_each(|(token, ((hidden, ids), weights))| {
+        token_numbers(generator, dtype, seed, token, hidden);
+        let mut rng = row_rng(seed, STEP, Role::Gate, token);
+        route(&popularity, &mut rng, ids, weights);
+    });
+    let mut rng = row_rng(seed, STEP, Role::Up, 0);
+    let shared = sizes.shared_intermediate.map(|_| (0..tokens).map(|_| rng.random_range(0.0..1.0)).collect::<Vec<_>>());
+    Ok(MoeInputs {
+        tokens,
+        hidden: hidden.into(),
+        stride: sizes.hidden,
+        ids: ids.into(),
+        weights: weights.into(),
+        weights_on_input: shape.weights_on_input,
+        shared_weights: shared.map(Into::into),
+    })
+}
+
+/// A token: normally distributed; or, for [`Generator::AllCodes`], of magnitudes that span 13 powers of two.
+fn token_numbers(generator: Generator, dtype: OutDtype, seed: u64, token: usize, out: &mut [u16]) {
+    /// Root mean square of 2ˣ for x uniform in [-12, 1).
+    const RMS: f32 = 0.471;
+    let mut rng = row_rng(seed, STEP, Role::Tokens, token);
+    // With such tokens, gate and up of all-codes weights have the size that `Role` gives them.
+    let scale = (out.len() as f32).powf(-0.25) / RMS;
+    for out in out {
+        let number = if generator == Generator::AllCodes {
+            let magnitude = rng.random_range(-12f32..1.0).exp2() * scale;
+            if rng.random() { magnitude } else { -magnitude }
+        } else {
+            StandardNormal.sample(&mut rng)
+        };
+        *out = dtype.round_f32(number);
+    }
+}
+
+/// How much each expert is wanted.
+fn popularity(experts: usize, routing: Routing, seed: u64) -> Vec<f64> {
+    let mut popularity: Vec<f64> = (1..=experts)
+        .map(|rank| match routing {
+            Routing::Uniform => 1.0,
+            Routing::Zipf => 1.0 / rank as f64,
+        })
+        .collect();
+    // Which expert has which rank (Fisher and Yates).
+    let mut rng = row_rng(seed, STEP, Role::Down, 0);
+    for last in (1..experts).rev() {
+        popularity.swap(last, rng.random_range(0..=last));
+    }
+    popularity
+}
+
+/// Draws experts without one twice, in the proportions of their popularity, each with a weight; a token's weights add up to 1 if
+/// there are several (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006). If there are too few experts,
+/// the last ids are -1.
+fn route(popularity: &[f64], rng: &mut impl Rng, ids: &mut [i32], weights: &mut [f32]) {
+    let mut keys: Vec<(f64, i32)> = popularity
+        .iter()
+        .zip(0..)
+        .map(|(popularity, id)| (rng.random_range(f64::MIN_POSITIVE..1.0).ln() / popularity, id))
+        .collect();
+    keys.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
+    ids.fill(-1);
+    ids.iter_mut().zip(keys).for_each(|(id, (_, named))| *id = named);
+    weights.fill_with(|| rng.random_range(0.01..1.0));
+    if weights.len() > 1 {
+        let sum: f32 = weights.iter().sum();
+        weights.iter_mut().for_each(|weight| *weight /= sum);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::moe::MoeStep;
+
+    fn shape() -> LayerShape {
+        crate::moe::shape::find("layer-test-8").unwrap()
+    }
+
+    fn step_of(shape: &LayerShape, routing: Routing, tokens: usize, seed: u64) -> MoeInputs<'static> {
+        inputs(shape, Generator::Gaussian, routing, OutDtype::Bf16, tokens, seed).unwrap()
+    }
+
+    #[test]
+    fn a_token_names_no_expert_twice_and_its_weights_add_up_to_one() {
+        let shape = shape();
+        let inputs = step_of(&shape, Routing::Zipf, 200, 1);
+        for (ids, weights) in inputs.ids.chunks(shape.top_k).zip(inputs.weights.chunks(shape.top_k)) {
+            let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
+            assert_eq!(distinct.len(), shape.top_k);
+            assert!(ids.iter().all(|&id| (0..shape.named_experts.unwrap() as i32).contains(&id)));
+            assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+        }
+    }
+
+    #[test]
+    fn zipf_prefers_few_experts_and_uniform_none() {
+        let mut shape = shape();
+        (shape.experts, shape.named_experts, shape.top_k) = (16, None, 1);
+        let most = |routing| {
+            let inputs = step_of(&shape, routing, 1600, 3);
+            (0..16).map(|id| inputs.ids.iter().filter(|&&other| other == id).count()).max().unwrap()
+        };
+        // 1 / (1 + 1/2 + … + 1/16) = 0.296 of 1600, and 1/16 of them.
+        assert!((420..530).contains(&most(Routing::Zipf)), "{}", most(Routing::Zipf));
+        assert!(most(Routing::Uniform) < 150);
+    }
+
+    #[test]
+    fn bytes_do_not_depend_on_the_number_of_threads_nor_a_token_on_how_many_there_are() {
+        let on = |threads, tokens| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| step_of(&shape(), Routing::Uniform, tokens, 5))
+        };
+        let (one, more) = (on(1, 7), on(3, 12));
+        assert_eq!((&one.hidden[..], &one.ids[..]), (&more.hidden[..one.hidden.len()], &more.ids[..one.ids.len()]));
+        assert_ne!(one.hidden[..8], step_of(&shape(), Routing::Uniform, 7, 6).hidden[..8]);
+    }
+
+    #[test]
+    fn a_generated_step_fits_its_generated_layer() {
+        for shape in crate::moe::shape::builtin().iter().filter(|shape| shape.name.starts_with("layer-test-")) {
+            for generator in Generator::ALL {
+                let layer = weights(shape, generator, OutDtype::F16, 0, &|| ()).unwrap();
+                let inputs = inputs(shape, generator, Routing::Zipf, OutDtype::F16, shape.tokens, 0).unwrap();
+                assert_eq!(layer.sizes(), shape.sizes(OutDtype::F16));
+                assert!(MoeStep::new(&layer, inputs).unwrap().rows().count() <= shape.tokens * shape.top_k);
+            }
+        }
+    }
+}

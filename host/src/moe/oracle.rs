@@ -1,0 +1,465 @@
+//! The reference of a layer's products, with bounds of what a device may make of them.
+//!
+//! A product of a token's element (11 significant bits at most) and a weight (6) is exact in f64, whatever its exponent. Sums of
+//! them are f64: K is cut into windows of [`WINDOW`], 16 sums of each are added in pairs, and windows one after the other. So
+//! no more than `12 + K/128` roundings lie on the way of any product, and a sum is off by at most
+//! `(12 + K/128)·2⁻⁵³·Σ|products|`: below 2⁻³⁹ of `Σ|products|` for the largest K. Infinities and NaN follow IEEE 754.
+//!
+//! **What a device may do.** It sums in f32, windows in order, in any order inside of one, and adds up to 16 products to the
+//! accumulator in a step. In such a step, Hopper's tensor core aligns the 17 addends to the largest, cuts each off 25 bits below
+//! its exponent, and cuts the sum to f32 (Khattak and Mikaitis, "Accurate Models of NVIDIA Tensor Cores", 2025). It loses at most
+//! `17·2⁻²⁵ + 2⁻²³` of the largest addend or sum, and none of these is larger than the accumulator before the window and the
+//! window's `Σ|products|` together. [`Sum::error`] adds that up. Sixteen f32 sums of a window, added in pairs, lose less.
+//!
+//! Rounding is monotone. So an element is right if it lies between the two ends of its interval, each rounded to the element's
+//! type ([`Expected`]); no tolerance is added to that.
+
+use crate::format::{FIXED_POINT_BITS, Matrix};
+use crate::oracle::silu;
+use crate::problem::OutDtype;
+
+/// Columns of K that are summed on their own; every device sums whole windows in order.
+pub const WINDOW: usize = 128;
+
+/// Products that a device adds at a time, at most.
+const STEP: usize = 16;
+
+/// What a step loses at most, as a share of its largest addend or sum.
+const STEP_LOSS: f64 = 17.0 / (1u64 << 25) as f64 + 1.0 / (1u64 << 23) as f64;
+
+/// Half of an f32's last bit, as a share of it.
+const HALF_ULP: f64 = 1.0 / (1u64 << 24) as f64;
+
+/// The smallest normal f32. Below it, a device may have fewer bits, or none.
+const SMALLEST: f64 = f32::MIN_POSITIVE as f64;
+
+/// A dot product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sum {
+    /// The sum, within the bound at the head of this file.
+    pub value: f64,
+    /// How far a device's sum may lie from it; infinite if the device's may leave f32.
+    pub error: f64,
+}
+
+impl Sum {
+    /// The sum times the global scale of the weights.
+    ///
+    /// A device multiplies by it, and by what its decoded weights lack, in f32.
+    fn scaled(self, global: f32) -> Self {
+        /// Roundings of these multiplications, and a bit for errors' own errors.
+        const ROUNDINGS: f64 = 4.0 * HALF_ULP;
+        let value = self.value * f64::from(global);
+        if !value.is_finite() {
+            return Self { value, error: self.error };
+        }
+        let error = self.error * f64::from(global) * (1.0 + ROUNDINGS) + ROUNDINGS * value.abs() + SMALLEST;
+        if value.abs() + error < f64::from(f32::MAX) {
+            Self { value, error }
+        } else {
+            Self { value, error: f64::INFINITY }
+        }
+    }
+}
+
+/// What an element of a 16-bit type may be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Expected {
+    /// A number or an infinity: `want`, but at least `low` and at most `high`, each rounded to the type.
+    Between {
+        /// The reference.
+        want: f64,
+        /// The lower end.
+        low: f64,
+        /// The upper end.
+        high: f64,
+    },
+    /// NaN.
+    Nan,
+    /// Anything: a device's sums may overflow on the way, or infinity meets what may be zero.
+    Anything,
+}
+
+impl Expected {
+    /// All that lies within `error` of a value; the value itself if it is infinite.
+    fn around(value: f64, error: f64) -> Self {
+        match value {
+            _ if error == f64::INFINITY => Self::Anything,
+            value if value.is_nan() => Self::Nan,
+            value if value.is_infinite() => Self::Between { want: value, low: value, high: value },
+            value => Self::Between { want: value, low: value - error, high: value + error },
+        }
+    }
+
+    /// An element of the intermediate: `silu(gate)·up`.
+    ///
+    /// A device has e⁻ˣ and a reciprocal to about the last bit of an f32 (PTX ISA, `ex2.approx.ftz.f32` and `rcp.approx.ftz.f32`:
+    /// 2⁻²² and 2⁻²³), and rounds the exponent: silu is off by `(|x| + 5)·2⁻²³` of itself. Where 1 + e⁻ˣ has no normal reciprocal,
+    /// it is 0.
+    pub fn gated(gate: Sum, up: Sum) -> Self {
+        /// The steepest slope of silu, at x ≈ 2.4.
+        const SILU_SLOPE: f64 = 1.0999;
+        if gate.error == f64::INFINITY || up.error == f64::INFINITY {
+            return Self::Anything;
+        }
+        let activated = silu(gate.value);
+        if activated.is_nan() || up.value.is_nan() {
+            return Self::Nan;
+        }
+        let far = gate.value.abs() + gate.error;
+        let error = if activated.is_infinite() {
+            0.0
+        } else {
+            SILU_SLOPE * gate.error + (far + 5.0) * 2.0 * HALF_ULP * activated.abs() + far * 2.0 * SMALLEST
+        };
+        let ups = if up.value.is_infinite() { [up.value; 2] } else { [up.value - up.error, up.value + up.error] };
+        let ends = [activated - error, activated + error].map(|silu| ups.map(|up| silu * up));
+        let ends = ends.as_flattened();
+        let want = activated * up.value;
+        if want.is_nan() && ends.iter().all(|end| end.is_nan()) {
+            return Self::Nan;
+        }
+        if want.is_nan() || ends.iter().any(|end| end.is_nan()) {
+            return Self::Anything;
+        }
+        let (low, high) = ends.iter().fold((want, want), |(low, high), &end| (low.min(end), high.max(end)));
+        if low == f64::NEG_INFINITY && high == f64::INFINITY {
+            return Self::Anything;
+        }
+        // Two multiplications.
+        let more = |end: f64| if end.is_infinite() { 0.0 } else { 4.0 * HALF_ULP * end.abs() + SMALLEST };
+        Self::Between { want, low: low - more(low), high: high + more(high) }
+    }
+
+    /// An element of a down projection's rows.
+    pub fn plain(sum: Sum) -> Self {
+        Self::around(sum.value, sum.error)
+    }
+
+    /// Whether an element of type `dtype` may be `got`.
+    pub fn accepts(self, dtype: OutDtype, got: f64) -> bool {
+        let rounded = |x: f64| dtype.decode(dtype.round(x));
+        match self {
+            // One number alone: with its sign, be it zero's.
+            Self::Between { low, high, .. } if low == high => got.to_bits() == rounded(low).to_bits(),
+            Self::Between { low, high, .. } => rounded(low) <= got && got <= rounded(high),
+            Self::Nan => got.is_nan(),
+            Self::Anything => true,
+        }
+    }
+
+    /// The reference; NaN if it is none or there is none.
+    pub fn want(self) -> f64 {
+        match self {
+            Self::Between { want, .. } => want,
+            Self::Nan | Self::Anything => f64::NAN,
+        }
+    }
+}
+
+/// The numbers of a token, exact.
+pub fn decode_token(dtype: OutDtype, bits: &[u16], out: &mut [f64]) {
+    assert_eq!(bits.len(), out.len(), "a number for each element");
+    out.iter_mut().zip(bits).for_each(|(out, &bits)| *out = dtype.decode(bits));
+}
+
+/// A token times a weight of the router, rounded to its type: f32, and then the type.
+pub fn weighted_token(dtype: OutDtype, bits: &[u16], weight: f32, out: &mut [f64]) {
+    assert_eq!(bits.len(), out.len(), "a number for each element");
+    for (out, &bits) in out.iter_mut().zip(bits) {
+        *out = dtype.decode(dtype.round_f32(dtype.decode(bits) as f32 * weight));
+    }
+}
+
+/// The numbers of a row of weights without the global scale, exact.
+pub fn decode_weights(matrix: &Matrix<'_>, row: usize, scratch: &mut Vec<i32>, out: &mut [f64]) {
+    const UNIT: f64 = 1.0 / (1u64 << FIXED_POINT_BITS) as f64;
+    scratch.resize(out.len(), 0);
+    matrix.fixed_point_row(row, scratch);
+    out.iter_mut().zip(scratch).for_each(|(out, &mut number)| *out = f64::from(number) * UNIT);
+}
+
+/// The dot product of a token with a row of weights, times the weights' global scale.
+pub fn product(token: &[f64], weights: &[f64], global: f32) -> Sum {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: avx512f was detected on the line above.
+            return unsafe { sum_avx512(token, weights) }.scaled(global);
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: avx2 was detected on the line above.
+            return unsafe { sum_avx2(token, weights) }.scaled(global);
+        }
+    }
+    sum(token, weights).scaled(global)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn sum_avx512(token: &[f64], weights: &[f64]) -> Sum {
+    sum(token, weights)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn sum_avx2(token: &[f64], weights: &[f64]) -> Sum {
+    sum(token, weights)
+}
+
+/// The same bits on every instruction set: nothing here is contracted.
+#[inline(always)]
+fn sum(token: &[f64], weights: &[f64]) -> Sum {
+    /// A device's f32 sums stay finite below this, weights without their global scale.
+    const MOST: f64 = f32::MAX as f64 / 2.0;
+    let (mut value, mut magnitude, mut error) = (0.0f64, 0.0, 0.0);
+    for (token, weights) in token.chunks(WINDOW).zip(weights.chunks(WINDOW)) {
+        let [window, absolute] = window(token, weights);
+        error += (token.len() / STEP) as f64 * (value.abs() + absolute);
+        value += window;
+        magnitude += absolute;
+    }
+    if !value.is_finite() {
+        // What is not finite comes of the token, and a device has it too, unless finite products overflow on the way.
+        let magnitude = finite_magnitude(token, weights);
+        return Sum { value, error: if magnitude < MOST { 0.0 } else { f64::INFINITY } };
+    }
+    if magnitude >= MOST {
+        return Sum { value, error: f64::INFINITY };
+    }
+    let steps = token.len().div_ceil(STEP) as f64;
+    // The accumulator's own error, and the reference's, are far below a hundredth of this.
+    Sum { value, error: 1.01 * STEP_LOSS * error + steps * 32.0 * SMALLEST }
+}
+
+/// The sum of a window's products, and of their magnitudes.
+#[inline(always)]
+fn window(token: &[f64], weights: &[f64]) -> [f64; 2] {
+    const LANES: usize = STEP;
+    let (token, weights) = (token.as_chunks::<LANES>().0, weights.as_chunks::<LANES>().0);
+    let (mut sums, mut magnitudes) = ([0.0; LANES], [0.0; LANES]);
+    for (token, weights) in token.iter().zip(weights) {
+        for lane in 0..LANES {
+            let product = token[lane] * weights[lane];
+            sums[lane] += product;
+            magnitudes[lane] += product.abs();
+        }
+    }
+    [sums, magnitudes].map(|mut lanes| {
+        for half in [8, 4, 2, 1] {
+            for lane in 0..half {
+                lanes[lane] += lanes[lane + half];
+            }
+        }
+        lanes[0]
+    })
+}
+
+/// The sum of magnitudes of the products that are finite.
+#[cold]
+fn finite_magnitude(token: &[f64], weights: &[f64]) -> f64 {
+    token.iter().zip(weights).map(|(x, w)| (x * w).abs()).filter(|product| product.is_finite()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use num_bigint::BigInt;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::format::{BLOCK, e4m3};
+
+    /// A number as an integer in units of 2⁻²⁰⁰. It is one if the number is a 16-bit token's, a weight's or a product of both.
+    fn integer(x: f64) -> BigInt {
+        let bits = x.to_bits();
+        let (exponent, fraction) = ((bits >> 52 & 0x7FF) as i32, bits & ((1 << 52) - 1));
+        let (significand, exponent) =
+            if exponent == 0 { (fraction, -1074) } else { (fraction | 1 << 52, exponent - 1075) };
+        let magnitude = if significand == 0 {
+            BigInt::ZERO
+        } else {
+            let zeros = significand.trailing_zeros();
+            let shift = exponent + zeros as i32 + 200;
+            BigInt::from(significand >> zeros) << usize::try_from(shift).expect("a multiple of 2⁻²⁰⁰")
+        };
+        if x < 0.0 { -magnitude } else { magnitude }
+    }
+
+    /// Bits of finite numbers of a type, of all exponents or of some in the middle.
+    fn tokens(dtype: OutDtype, k: usize) -> impl Strategy<Value = Vec<u16>> {
+        let (exponent, bias) = match dtype {
+            OutDtype::F16 => (0x7C00, 0x3000),
+            OutDtype::Bf16 => (0x7F80, 0x3800),
+        };
+        (any::<bool>(), prop::collection::vec(any::<u16>(), k)).prop_map(move |(all, bits)| {
+            bits.into_iter()
+                .map(|bits| if all { bits } else { bits & 0x87FF | bias })
+                .map(|bits| if bits & exponent == exponent { bits ^ 0x4000 } else { bits })
+                .collect()
+        })
+    }
+
+    fn weights(k: usize) -> impl Strategy<Value = Matrix<'static>> {
+        let scales = prop::collection::vec(0..=e4m3::MAX_CODE, k / BLOCK);
+        (prop::collection::vec(any::<u8>(), k / 2), scales)
+            .prop_map(move |(values, scales)| Matrix::new(1, k, values, scales, 1.0).unwrap())
+    }
+
+    fn cases() -> impl Strategy<Value = (OutDtype, Vec<u16>, Matrix<'static>)> {
+        (prop_oneof![Just(OutDtype::F16), Just(OutDtype::Bf16)], 1usize..40)
+            .prop_flat_map(|(dtype, blocks)| (Just(dtype), tokens(dtype, blocks * BLOCK), weights(blocks * BLOCK)))
+    }
+
+    fn decoded(dtype: OutDtype, bits: &[u16], matrix: &Matrix<'_>) -> (Vec<f64>, Vec<f64>) {
+        let (mut token, mut weights) = (vec![0.0; bits.len()], vec![0.0; bits.len()]);
+        decode_token(dtype, bits, &mut token);
+        decode_weights(matrix, 0, &mut Vec::new(), &mut weights);
+        (token, weights)
+    }
+
+    /// A step of Hopper's tensor core: addends are aligned to the largest and cut off, and so is their sum.
+    fn hopper_step(sum: f32, products: &[f64]) -> f32 {
+        let addends = || products.iter().copied().chain([f64::from(sum)]);
+        let largest = addends().fold(0.0, |largest: f64, addend| largest.max(addend.abs()));
+        if largest == 0.0 {
+            return 0.0;
+        }
+        let unit = (largest.log2().floor() - 25.0).exp2();
+        let exact: f64 = addends().map(|addend| (addend / unit).trunc()).sum::<f64>() * unit;
+        let nearest = exact as f32;
+        if f64::from(nearest).abs() > exact.abs() { f32::from_bits(nearest.to_bits() - 1) } else { nearest }
+    }
+
+    /// The sum as a tensor core makes it of windows whose columns are exchanged.
+    fn hopper_sum(token: &[f64], weights: &[f64], stride: usize) -> f64 {
+        let windows = token.chunks(WINDOW).zip(weights.chunks(WINDOW));
+        f64::from(windows.fold(0.0, |sum, (token, weights)| {
+            let order = (0..stride).flat_map(|first| (first..token.len()).step_by(stride));
+            let products: Vec<f64> = order.map(|at| token[at] * weights[at]).collect();
+            products.chunks(STEP).fold(sum, hopper_step)
+        }))
+    }
+
+    /// The sum as sixteen f32 sums of each window make it.
+    fn sum_of_lanes(token: &[f64], weights: &[f64]) -> f64 {
+        let windows = token.chunks(WINDOW).zip(weights.chunks(WINDOW));
+        f64::from(windows.fold(0f32, |sum, (token, weights)| {
+            let mut lanes = [0f32; 16];
+            for (at, (x, w)) in token.iter().zip(weights).enumerate() {
+                lanes[at % 16] += (x * w) as f32;
+            }
+            sum + lanes.iter().sum::<f32>()
+        }))
+    }
+
+    proptest! {
+        #[test]
+        fn sums_are_within_the_stated_bound_of_big_integers((dtype, bits, matrix) in cases()) {
+            let (token, weights) = decoded(dtype, &bits, &matrix);
+            let products = token.iter().zip(&weights).map(|(&x, &w)| integer(x) * integer(w));
+            let (exact, magnitude) = products.fold((BigInt::ZERO, BigInt::ZERO), |(sum, magnitude), product| {
+                (sum + &product, magnitude + BigInt::from(product.magnitude().clone()))
+            });
+            let Sum { value, .. } = sum(&token, &weights);
+            let off = (integer(value) << 200usize) - exact;
+            let roundings = 12 + token.len().div_ceil(WINDOW);
+            prop_assert!(BigInt::from(off.magnitude().clone()) << 53usize <= magnitude * roundings);
+        }
+
+        #[test]
+        fn what_devices_sum_is_within_the_error((dtype, bits, matrix) in cases(), stride in 1usize..64) {
+            let (token, weights) = decoded(dtype, &bits, &matrix);
+            let sum = sum(&token, &weights);
+            for got in [hopper_sum(&token, &weights, stride), sum_of_lanes(&token, &weights)] {
+                let is_bounded = sum.error.is_finite();
+                prop_assert!(!is_bounded || (got - sum.value).abs() <= sum.error, "{got} {sum:?}");
+            }
+        }
+
+        #[test]
+        fn instruction_sets_give_the_same_bits((dtype, bits, matrix) in cases()) {
+            let (token, weights) = decoded(dtype, &bits, &matrix);
+            prop_assert_eq!(product(&token, &weights, 1.0), sum(&token, &weights).scaled(1.0));
+        }
+
+        #[test]
+        fn an_f32_epilogue_is_within_the_interval(
+            gate in -100f64..100.0, up in -1e4f64..1e4, off in prop::array::uniform2(-1f64..1.0), bf16 in any::<bool>(),
+        ) {
+            let dtype = if bf16 { OutDtype::Bf16 } else { OutDtype::F16 };
+            let [gate, up] = [gate, up].map(|value| Sum { value, error: 1e-5 * value.abs() });
+            let expected = Expected::gated(gate, up);
+            let [x, u] = [(gate, off[0]), (up, off[1])].map(|(sum, off)| (sum.value + off * sum.error) as f32);
+            let got = dtype.round_f32(x * (1.0 / (1.0 + (-std::f32::consts::LOG2_E * x).exp2())) * u);
+            prop_assert!(expected.accepts(dtype, dtype.decode(got)), "{expected:?} {x} {u}");
+        }
+    }
+
+    fn one(x: f64, k: usize) -> Vec<f64> {
+        let mut token = vec![0.0; k];
+        token[k - 1] = x;
+        token
+    }
+
+    #[test]
+    fn infinities_and_nan_follow_ieee() {
+        let product = |token: &[f64], weight: f64| product(token, &vec![weight; token.len()], 1.0);
+        assert_eq!(product(&one(f64::INFINITY, 160), 2.0), Sum { value: f64::INFINITY, error: 0.0 });
+        assert_eq!(product(&one(f64::INFINITY, 160), -2.0).value, f64::NEG_INFINITY);
+        assert!(product(&one(f64::INFINITY, 160), 0.0).value.is_nan());
+        let mut both = one(f64::INFINITY, 160);
+        both[0] = f64::NEG_INFINITY;
+        assert!(product(&both, 1.0).value.is_nan());
+        assert!(product(&one(f64::NAN, 16), 1.0).value.is_nan());
+        // Finite products that no f32 sum holds.
+        assert_eq!(product(&one(3e38, 16), 2.0).error, f64::INFINITY);
+        both[0] = 3e38;
+        assert_eq!(product(&both, 2.0).error, f64::INFINITY);
+    }
+
+    #[test]
+    fn what_is_expected_of_infinities() {
+        let sum = |value: f64| Sum { value, error: if value.is_finite() { 0.5 } else { 0.0 } };
+        let gated = |gate: f64, up: f64| Expected::gated(sum(gate), sum(up));
+        let infinite = |want: f64| Expected::Between { want, low: want, high: want };
+        assert_eq!(gated(f64::INFINITY, 3.0), infinite(f64::INFINITY));
+        assert_eq!(gated(f64::INFINITY, -3.0), infinite(f64::NEG_INFINITY));
+        assert_eq!(gated(2.0, f64::NEG_INFINITY), infinite(f64::NEG_INFINITY));
+        // The factor's sign is open.
+        assert_eq!(gated(f64::INFINITY, 0.1), Expected::Anything);
+        assert_eq!(gated(f64::NEG_INFINITY, 3.0), Expected::Nan);
+        assert_eq!(gated(f64::NAN, 3.0), Expected::Nan);
+        assert_eq!(Expected::plain(sum(f64::NAN)), Expected::Nan);
+        assert_eq!(Expected::plain(Sum { value: 1.0, error: f64::INFINITY }), Expected::Anything);
+        assert_eq!(Expected::plain(sum(f64::INFINITY)), infinite(f64::INFINITY));
+    }
+
+    #[test]
+    fn a_number_is_accepted_between_the_rounded_ends() {
+        let expected = Expected::plain(Sum { value: 1.0, error: 0.001 });
+        let accepts = |got: f64| expected.accepts(OutDtype::Bf16, got);
+        // A bf16 below 1 is 2⁻⁸ away, above 2⁻⁷: 0.999 and 1.001 are both nearer to 1.
+        assert!(accepts(1.0) && !accepts(1.0 + 1.0 / 128.0) && !accepts(1.0 - 1.0 / 256.0) && !accepts(f64::NAN));
+        let edge = Expected::plain(Sum { value: 65519.0, error: 2.0 });
+        assert!(edge.accepts(OutDtype::F16, 65504.0) && edge.accepts(OutDtype::F16, f64::INFINITY));
+        assert!(!edge.accepts(OutDtype::F16, 65472.0) && !edge.accepts(OutDtype::F16, f64::NEG_INFINITY));
+        assert!(!Expected::Nan.accepts(OutDtype::F16, 1.0) && Expected::Nan.accepts(OutDtype::F16, f64::NAN));
+    }
+
+    #[test]
+    fn an_element_left_out_of_a_long_sum_is_outside_of_the_error() {
+        const K: usize = 7168;
+        // Products of alternating signs: the accumulator stays small.
+        let token: Vec<f64> = (0..K).map(|k| if k % 2 == 0 { 1.0 } else { -1.0 }).collect();
+        let Sum { error, .. } = product(&token, &[1.5; K], 1.0);
+        assert!(error < 1.5 / 5.0, "{error}");
+    }
+
+    #[test]
+    fn a_weighted_token_is_rounded_to_f32_and_then_to_its_type() {
+        let mut out = [0.0; 2];
+        weighted_token(OutDtype::Bf16, &[0x3F81, 0x4000], 1.005, &mut out);
+        // 1.0078125 · 1.005 = 1.0128515625 is between 1.0078125 and 1.015625, nearer to the latter.
+        assert_eq!(out, [1.015625, 2.015625]);
+    }
+}

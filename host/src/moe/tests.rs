@@ -1,0 +1,285 @@
+//! Steps computed on the CPU and compared in stages, and outputs spoilt on purpose.
+
+use super::compare::{MoeComparison, Stage, compare, compare_sample, elements};
+use super::generate::{self, Routing};
+use super::{LayerShape, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights, Stages, shape};
+use crate::backend::{Backend, cpu::Cpu};
+use crate::format::Matrix;
+use crate::generate::Generator;
+use crate::oracle::silu;
+use crate::problem::OutDtype;
+
+const DTYPES: [OutDtype; 2] = [OutDtype::F16, OutDtype::Bf16];
+
+fn layer(name: &str) -> LayerShape {
+    shape::find(name).unwrap()
+}
+
+fn weights(shape: &LayerShape, generator: Generator, dtype: OutDtype) -> MoeWeights<'static> {
+    generate::weights(shape, generator, dtype, 1, &|| ()).unwrap()
+}
+
+fn inputs(shape: &LayerShape, generator: Generator, dtype: OutDtype) -> MoeInputs<'static> {
+    generate::inputs(shape, generator, Routing::Zipf, dtype, shape.tokens, 2).unwrap()
+}
+
+fn run(weights: &MoeWeights<'_>, step: &MoeStep<'_>) -> MoeOutput {
+    let mut output = MoeOutput::with_stages(step);
+    Cpu::new().prepare_moe(weights).unwrap().execute(step, &mut output).unwrap();
+    output
+}
+
+/// Runs a step, which must be right; the output's bits and what was found.
+fn right(weights: &MoeWeights<'_>, inputs: MoeInputs<'_>) -> (MoeOutput, MoeComparison) {
+    let step = MoeStep::new(weights, inputs).unwrap();
+    let output = run(weights, &step);
+    let found = compare(weights, &step, &output);
+    assert!(found.passed(), "{}", found.first().unwrap());
+    assert_eq!(found.checked(), elements(&step));
+    (output, found)
+}
+
+#[test]
+fn the_cpu_computes_every_small_layer_within_the_bounds() {
+    for shape in shape::builtin().iter().filter(|shape| shape.name.starts_with("layer-test-")) {
+        for (dtype, generator) in
+            DTYPES.into_iter().flat_map(|dtype| Generator::ALL.map(|generator| (dtype, generator)))
+        {
+            println!("{} {} {}", shape.name, dtype.name(), generator.name());
+            let (_, found) = right(&weights(shape, generator, dtype), inputs(shape, generator, dtype));
+            assert_eq!(found.unbounded(), 0, "every element is bounded");
+        }
+    }
+}
+
+/// The layer by its definition, in f64 and without a rounding.
+fn by_definition(weights: &MoeWeights<'_>, step: &MoeStep<'_>, token: usize) -> Vec<f64> {
+    let (dtype, top_k) = (weights.sizes().dtype, weights.sizes().top_k);
+    let times = |matrix: &Matrix<'_>, x: &[f64]| -> Vec<f64> {
+        let mut row = vec![0f32; matrix.k()];
+        let dot = |row: &[f32]| row.iter().zip(x).map(|(&w, x)| f64::from(w) * x).sum();
+        (0..matrix.rows())
+            .map(|n| {
+                matrix.dequantize_row(n, &mut row);
+                dot(&row)
+            })
+            .collect()
+    };
+    let x: Vec<f64> = step.token(token).iter().map(|&bits| dtype.decode(bits)).collect();
+    let mut out = vec![0.0; x.len()];
+    let mut add = |expert: &MoeExpert<'_>, on_input: f64, weight: f64| {
+        let x: Vec<f64> = x.iter().map(|x| on_input * x).collect();
+        let (gate, up) = (times(&expert.gate, &x), times(&expert.up, &x));
+        let intermediate: Vec<f64> = gate.iter().zip(up).map(|(&gate, up)| silu(gate) * up).collect();
+        out.iter_mut().zip(times(&expert.down, &intermediate)).for_each(|(out, y)| *out += weight * y);
+    };
+    for choice in token * top_k..(token + 1) * top_k {
+        let (id, weight) = (step.inputs().ids[choice], f64::from(step.inputs().weights[choice]));
+        let number = weights.expert_map().map_or(id, |map| map[id as usize]);
+        let (on_input, weight) = if step.inputs().weights_on_input { (weight, 1.0) } else { (1.0, weight) };
+        if let Ok(number) = usize::try_from(number) {
+            add(&weights.experts()[number], on_input, weight);
+        }
+    }
+    if let (Some(expert), Some(weights)) = (weights.shared(), &step.inputs().shared_weights) {
+        add(expert, 1.0, f64::from(weights[token]));
+    }
+    out
+}
+
+#[test]
+fn the_output_is_the_layer_of_the_definition_but_for_roundings() {
+    for name in ["layer-test-1", "layer-test-5", "layer-test-7", "layer-test-8"] {
+        let (shape, dtype) = (layer(name), OutDtype::F16);
+        let weights = weights(&shape, Generator::Gaussian, dtype);
+        let step = MoeStep::new(&weights, inputs(&shape, Generator::Gaussian, dtype)).unwrap();
+        let output = run(&weights, &step);
+        for (token, bits) in output.hidden.chunks(shape.hidden).enumerate() {
+            let want = by_definition(&weights, &step, token);
+            let scale = want.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+            for (&bits, want) in bits.iter().zip(want) {
+                assert!((dtype.decode(bits) - want).abs() <= 0.005 * scale, "{name}, token {token}: {want}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_spoilt_is_found_where_it_was_spoilt() {
+    let (shape, dtype) = (layer("layer-test-7"), OutDtype::Bf16);
+    let weights = weights(&shape, Generator::Gaussian, dtype);
+    let step = MoeStep::new(&weights, inputs(&shape, Generator::Gaussian, dtype)).unwrap();
+    let good = run(&weights, &step);
+    for stage in Stage::ALL {
+        let mut output = good.clone();
+        let Stages { intermediate, partial, shared_intermediate, shared_partial } = output.stages.as_mut().unwrap();
+        let (bits, width) = match stage {
+            Stage::Intermediate => (intermediate, shape.intermediate),
+            Stage::Partial => (partial, shape.hidden),
+            Stage::SharedIntermediate => (shared_intermediate, shape.shared_intermediate.unwrap()),
+            Stage::SharedPartial => (shared_partial, shape.hidden),
+            Stage::Output => (&mut output.hidden, shape.hidden),
+        };
+        // The two lowest bits: a change of less than 3 %.
+        let (row, column) = (7, 13);
+        bits[row * width + column] ^= 3;
+        let found = compare(&weights, &step, &output);
+        let first = found.first().expect("a mismatch");
+        assert_eq!((first.stage, first.row, first.column), (stage, row, column));
+        let of_expert = matches!(stage, Stage::Intermediate | Stage::Partial);
+        let token = if of_expert { step.rows().tokens()[row] as usize } else { row };
+        assert_eq!((first.token, first.expert.is_some()), (token, of_expert));
+        let stage = found.stages.iter().find(|found| found.stage == stage).unwrap();
+        assert_eq!((stage.mismatches, stage.worst), (1, stage.first));
+    }
+    let mut output = good;
+    output.poison();
+    let found = compare(&weights, &step, &output);
+    assert_eq!(
+        found.stages.iter().map(|stage| stage.mismatches > 0).collect::<Vec<_>>(),
+        [true, false, true, false, false]
+    );
+}
+
+#[test]
+fn a_mismatch_names_stage_token_expert_and_column() {
+    let (shape, dtype) = (layer("layer-test-1"), OutDtype::F16);
+    let weights = weights(&shape, Generator::PublicGroup, dtype);
+    let step = MoeStep::new(&weights, inputs(&shape, Generator::PublicGroup, dtype)).unwrap();
+    let mut output = run(&weights, &step);
+    output.stages.as_mut().unwrap().intermediate[3] = 0x7C00;
+    let first = compare(&weights, &step, &output).first().unwrap();
+    let text =
+        format!("intermediate, token {}, expert {}, column 3: got inf, want ", first.token, first.expert.unwrap());
+    assert!(first.to_string().starts_with(&text), "{first}");
+}
+
+#[test]
+fn a_row_left_out_of_the_sum_is_found() {
+    let (shape, dtype) = (layer("layer-test-4"), OutDtype::F16);
+    let weights = weights(&shape, Generator::Gaussian, dtype);
+    let inputs = inputs(&shape, Generator::Gaussian, dtype);
+    let step = MoeStep::new(&weights, inputs.clone()).unwrap();
+    let mut less = inputs;
+    less.weights.to_mut()[2] = 0.0;
+    let mut output = run(&weights, &step);
+    output.hidden = run(&weights, &MoeStep::new(&weights, less).unwrap()).hidden;
+    let found = compare(&weights, &step, &output);
+    assert_eq!(found.first().unwrap().stage, Stage::Output);
+}
+
+#[test]
+fn infinities_and_nan_of_a_token_stay_in_that_token() {
+    for (name, dtype) in ["layer-test-1", "layer-test-7"].into_iter().flat_map(|name| DTYPES.map(|dtype| (name, dtype)))
+    {
+        let shape = layer(name);
+        let weights = weights(&shape, Generator::Gaussian, dtype);
+        let clean = inputs(&shape, Generator::Gaussian, dtype);
+        let (before, _) = right(&weights, clean.clone());
+        for special in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+            let mut spoilt = clean.clone();
+            spoilt.hidden.to_mut()[2 * shape.hidden + 5] = dtype.round(special);
+            let (after, _) = right(&weights, spoilt);
+            for (token, (before, after)) in
+                before.hidden.chunks(shape.hidden).zip(after.hidden.chunks(shape.hidden)).enumerate()
+            {
+                assert_eq!(before == after, token != 2, "{name}: token {token}");
+            }
+        }
+    }
+}
+
+#[test]
+fn f16_overflow_is_an_infinity_in_that_token_only() {
+    let (shape, dtype) = (layer("layer-test-1"), OutDtype::F16);
+    let weights = weights(&shape, Generator::Gaussian, dtype);
+    let mut inputs = inputs(&shape, Generator::Gaussian, dtype);
+    for bits in &mut inputs.hidden.to_mut()[shape.hidden..2 * shape.hidden] {
+        *bits = dtype.round(dtype.decode(*bits) * 1e4);
+    }
+    let (output, _) = right(&weights, inputs);
+    let is_finite = |bits: &[u16]| bits.iter().all(|&bits| dtype.decode(bits).is_finite());
+    let finite: Vec<_> = output.hidden.chunks(shape.hidden).map(is_finite).collect();
+    assert_eq!(finite, [true, false, true, true, true]);
+}
+
+#[test]
+fn bf16_that_leaves_f32_is_counted_and_not_judged() {
+    let (shape, dtype) = (layer("layer-test-4"), OutDtype::Bf16);
+    let weights = weights(&shape, Generator::AllCodes, dtype);
+    let mut inputs = inputs(&shape, Generator::AllCodes, dtype);
+    inputs.hidden.to_mut().fill(dtype.round(1e38));
+    let (_, found) = right(&weights, inputs);
+    assert_eq!(found.stages[0].unbounded, found.stages[0].checked);
+}
+
+#[test]
+fn any_routing_is_computed() {
+    let (mut shape, dtype) = (layer("layer-test-2"), OutDtype::Bf16);
+    shape.tokens = 9;
+    let weights = weights(&shape, Generator::Gaussian, dtype);
+    let inputs = inputs(&shape, Generator::Gaussian, dtype);
+    let with_ids = |id: &dyn Fn(usize) -> i32| {
+        let ids: Vec<i32> = (0..inputs.ids.len()).map(id).collect();
+        let rows = ids.iter().filter(|&id| (0..8).contains(id)).count();
+        let (output, _) = right(&weights, MoeInputs { ids: ids.into(), ..inputs.clone() });
+        assert_eq!(output.stages.unwrap().partial.len(), rows * shape.hidden);
+        output.hidden
+    };
+    with_ids(&|_| 3); // all to one, thrice
+    with_ids(&|choice| choice as i32 % 2 * 5); // one twice
+    with_ids(&|choice| choice as i32 - 4); // some that there are not
+    assert!(with_ids(&|_| -1).iter().all(|&bits| bits == 0), "no expert: zero");
+    assert!(with_ids(&|_| 8).iter().all(|&bits| bits == 0));
+}
+
+#[test]
+fn a_tokens_bits_do_not_depend_on_the_batch() {
+    let (shape, dtype) = (layer("layer-test-7"), OutDtype::F16);
+    let weights = weights(&shape, Generator::Gaussian, dtype);
+    let all = inputs(&shape, Generator::Gaussian, dtype);
+    let (together, _) = right(&weights, all.clone());
+    for token in 0..shape.tokens {
+        let choices = token * shape.top_k..(token + 1) * shape.top_k;
+        let alone = MoeInputs {
+            tokens: 1,
+            hidden: all.hidden[token * shape.hidden..][..shape.hidden].into(),
+            ids: all.ids[choices.clone()].into(),
+            weights: all.weights[choices].into(),
+            shared_weights: all.shared_weights.as_ref().map(|weights| weights[token..=token].into()),
+            ..all
+        };
+        let (alone, _) = right(&weights, alone);
+        assert_eq!(alone.hidden, together.hidden[token * shape.hidden..][..shape.hidden]);
+    }
+}
+
+#[test]
+fn a_sample_finds_what_is_wrong_everywhere_and_agrees_where_nothing_is() {
+    let (shape, dtype) = (layer("layer-test-7"), OutDtype::Bf16);
+    let weights = weights(&shape, Generator::AllCodes, dtype);
+    let step = MoeStep::new(&weights, inputs(&shape, Generator::AllCodes, dtype)).unwrap();
+    let mut output = run(&weights, &step);
+    let found = compare_sample(&weights, &step, &output, 500, 1);
+    assert!(found.passed() && found.checked() == 5 * 500);
+    output.stages.as_mut().unwrap().shared_intermediate.iter_mut().for_each(|bits| *bits ^= 0x8000);
+    let found = compare_sample(&weights, &step, &output, 500, 1);
+    assert_eq!(found.first().unwrap().stage, Stage::SharedIntermediate);
+}
+
+#[test]
+fn another_layers_step_and_output_are_refused() {
+    let dtype = OutDtype::F16;
+    let (one, other) = (layer("layer-test-1"), layer("layer-test-2"));
+    let (weights, other_weights) =
+        (weights(&one, Generator::Gaussian, dtype), weights(&other, Generator::Gaussian, dtype));
+    let step = MoeStep::new(&weights, inputs(&one, Generator::Gaussian, dtype)).unwrap();
+    let mut prepared = Cpu::new().prepare_moe(&other_weights).unwrap();
+    let error = prepared.execute(&step, &mut MoeOutput::new(&step)).unwrap_err().to_string();
+    assert!(error.starts_with("this step was made for another layer"), "{error}");
+    let mut prepared = Cpu::new().prepare_moe(&weights).unwrap();
+    let mut short = MoeOutput::with_stages(&step);
+    short.stages.as_mut().unwrap().partial.pop();
+    let error = prepared.execute(&step, &mut short).unwrap_err().to_string();
+    assert!(error.starts_with("the output was made for another step"), "{error}");
+}

@@ -1,0 +1,110 @@
+//! `nvfp4 run --op moe`, as a user runs it: what is printed, and the exit codes.
+
+use std::process::{Command, Output};
+
+fn nvfp4(line: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nvfp4"));
+    command.args(line.split_whitespace()).output().expect("the command was built")
+}
+
+fn stdout(output: Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn report(line: &str) -> serde_json::Value {
+    serde_json::from_str(&stdout(nvfp4(&format!("run --backend cpu --json {line}")))).unwrap()
+}
+
+#[test]
+fn a_built_in_layer_runs_and_is_verified() {
+    let text = stdout(nvfp4("run --shape layer-test-7 --backend cpu --repeat 1"));
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("layer-test-7 moe · gaussian, uniform routing, bf16 · cpu on "), "{text}");
+    assert!(lines[0].ends_with(", f32"), "{text}");
+    assert_eq!(lines[1], "layer     H 160, I 48, 4 experts, top 2, a shared one of I 112");
+    assert_eq!(lines[2], "step      9 tokens, 18 rows of 4 experts, at most 6 of one");
+    // 4 · 3 · 160 · 48 and 3 · 160 · 112 elements of 9/16 of a byte; 9 · 160 of 2 bytes, in and out.
+    assert_eq!(lines[3], "bytes     87.8 kB, 82.1 kB of them weights of the experts that are hit");
+    assert!(lines[4].starts_with("time      median ") && lines[5].starts_with("rate      "), "{text}");
+    for stage in ["intermediate", "down projection", "shared expert's intermediate", "shared expert's down projection"]
+    {
+        assert!(lines.iter().any(|line| line.trim_start().starts_with(stage)), "{text}");
+    }
+    let checked = "verified  yes: all 7,632 elements as far as f32 sums can tell, the output to the bit";
+    assert_eq!(*lines.last().unwrap(), checked);
+}
+
+#[test]
+fn the_json_says_sizes_routing_and_what_each_stage_was() {
+    let report = report("--op moe --shape layer-test-8 --dtype f16 --routing zipf --tokens 40 --seed 3 --repeat 1");
+    for (key, value) in [
+        ("op", "moe".into()),
+        ("routing", "zipf".into()),
+        ("dtype", "f16".into()),
+        ("experts", 4.into()),
+        ("named_experts", 16.into()),
+        ("tokens", 40.into()),
+        ("mismatches", 0.into()),
+        ("first_mismatch", serde_json::Value::Null),
+        ("same_bits", true.into()),
+        ("verified", true.into()),
+    ] {
+        assert_eq!(report[key], value, "{key}");
+    }
+    let rows = report["rows"].as_u64().unwrap();
+    assert!((1..160).contains(&rows), "a part of the experts is elsewhere: {rows}");
+    let checked: Vec<_> = report["stages"].as_array().unwrap().iter().map(|stage| stage["checked"].as_u64()).collect();
+    assert_eq!(checked, [Some(rows * 80), Some(rows * 144), Some(40 * 144)]);
+    assert!(report["time_us"]["median"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn no_tokens_and_a_sample_and_no_check_are_not_called_verified_more_than_they_are() {
+    assert_eq!(report("--shape layer-test-9 --repeat 1")["verified"], true, "nothing to compute, nothing wrong");
+    let sample = report("--shape layer-test-1 --verify sample --repeat 1");
+    assert_eq!((&sample["verified"], &sample["stages"][0]["checked"]), (&false.into(), &4096.into()));
+    assert_eq!(report("--shape layer-test-1 --verify off --repeat 1")["verified"], false);
+    assert_eq!(report("--shape layer-test-5 --repeat 1 --input all-codes")["verified"], true);
+}
+
+#[test]
+fn a_layer_of_a_file_is_found_by_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("layers.json");
+    let entry = |name: &str| {
+        format!(r#"{{"name": "{name}", "hidden": 48, "intermediate": 32, "experts": 2, "top_k": 1, "tokens": 3}}"#)
+    };
+    std::fs::write(&path, format!("[{}, {}]", entry("a"), entry("b"))).unwrap();
+    let run = |name: &str| nvfp4(&format!("run --op moe --shape {}{name} --backend cpu --repeat 1", path.display()));
+    assert!(stdout(run("#b")).contains("H 48, I 32, 2 experts, top 1"));
+    let unnamed = run("");
+    assert_eq!(unnamed.status.code(), Some(2));
+    assert!(String::from_utf8(unnamed.stderr).unwrap().contains("it holds 2 layers; name one as "));
+}
+
+#[test]
+fn what_makes_no_sense_is_bad_input_with_what_would() {
+    for (line, text) in [
+        ("--op moe --shape moe-1", "layer `moe-1` is neither a .json file nor one of qwen3-30b-a3b, "),
+        ("--op gated --shape layer-test-1", "shape `layer-test-1` is neither"),
+        ("--op moe --output out.safetensors", "--weights, --output and --variant are not of --op moe"),
+        ("--shape group-1 --routing zipf", "--routing is of --op moe"),
+        ("--shape group-1 --tokens 3", "--tokens of --op moe or of --weights"),
+        ("--op moe --routing skewed", "[possible values: uniform, zipf]"),
+        ("--op moe --tokens 18446744073709551615", "the shape needs about"),
+    ] {
+        let output = nvfp4(&format!("run --backend cpu {line}"));
+        assert_eq!(output.status.code(), Some(2), "{line}: {output:?}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(text), "{line}: {error}");
+    }
+}
+
+#[test]
+fn layers_are_listed_beside_the_shapes_of_groups() {
+    let text = stdout(nvfp4("shapes"));
+    for name in ["decode-16", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-120b", "deepseek-r1-rank", "layer-test-9"] {
+        assert!(text.lines().any(|line| line.trim_start().starts_with(name)), "{name}: {text}");
+    }
+}

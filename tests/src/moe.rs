@@ -1,0 +1,102 @@
+//! MoE layers on every backend that computes them, each stage against the reference.
+
+use half::{bf16, f16};
+use nvfp4::backend::cuda::Cuda;
+use nvfp4::backend::emulated::{Emulated, Options, Schedule};
+use nvfp4::backend::{Backend, MoeLayer, cpu::Cpu};
+use nvfp4::generate::Generator;
+use nvfp4::moe::compare::compare;
+use nvfp4::moe::generate::Routing;
+use nvfp4::moe::{self, LayerShape, MoeInputs, MoeOutput, MoeStep, MoeWeights};
+use nvfp4::problem::OutDtype;
+
+use crate::skip;
+
+/// The types that tokens have.
+pub const DTYPES: [OutDtype; 2] = [OutDtype::F16, OutDtype::Bf16];
+
+/// A small emulated Hopper card: its blocks compute many tiles.
+pub fn hopper(schedule: Schedule) -> Emulated {
+    hopper_of(schedule, 3)
+}
+
+/// An emulated Hopper card of so many multiprocessors.
+pub fn hopper_of(schedule: Schedule, sms: u32) -> Emulated {
+    let options = Options { schedule, sms: Some(sms), ..Options::default() };
+    Emulated::new("sm_90a", options).expect("an architecture with a kernel")
+}
+
+/// The backends of this machine that compute MoE layers, and the emulated card.
+pub fn backends() -> Vec<Box<dyn Backend>> {
+    let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Cpu::new()), Box::new(hopper(Schedule::Fair))];
+    match Cuda::open(0) {
+        Ok(gpu) if gpu.info().capability == (9, 0) => backends.push(Box::new(gpu)),
+        Ok(gpu) => skip("backend cuda", format!("no MoE layer on {}", gpu.device())),
+        Err(error) if error.is_no_device() => skip("backend cuda", error),
+        Err(error) => panic!("backend cuda: {error}"),
+    }
+    backends
+}
+
+/// A layer with names for its sizes.
+pub fn shape(hidden: usize, intermediate: usize, experts: usize, top_k: usize) -> LayerShape {
+    let text = format!(
+        r#"{{"hidden": {hidden}, "intermediate": {intermediate}, "experts": {experts}, "top_k": {top_k}, "tokens": 0}}"#
+    );
+    moe::shape::parse(&text).expect("sizes of a layer").remove(0)
+}
+
+/// The layer of a shape.
+pub fn weights(shape: &LayerShape, dtype: OutDtype) -> MoeWeights<'static> {
+    moe::generate::weights(shape, Generator::Gaussian, dtype, 1, &|| ()).expect("valid sizes")
+}
+
+/// Tokens for it.
+pub fn inputs(shape: &LayerShape, dtype: OutDtype, tokens: usize) -> MoeInputs<'static> {
+    moe::generate::inputs(shape, Generator::Gaussian, Routing::Uniform, dtype, tokens, 2).expect("valid sizes")
+}
+
+/// A step for the layer.
+pub fn step<'i>(weights: &MoeWeights<'_>, inputs: MoeInputs<'i>) -> MoeStep<'i> {
+    MoeStep::new(weights, inputs).expect("inputs of the layer")
+}
+
+/// What a prepared layer computes, with every stage.
+pub fn run(layer: &mut dyn MoeLayer, step: &MoeStep<'_>) -> Result<MoeOutput, nvfp4::Error> {
+    let mut output = MoeOutput::with_stages(step);
+    layer.execute(step, &mut output)?;
+    Ok(output)
+}
+
+/// As [`run`], every element of every stage right.
+pub fn verified(layer: &mut dyn MoeLayer, weights: &MoeWeights<'_>, step: &MoeStep<'_>) -> MoeOutput {
+    let output = run(layer, step).unwrap_or_else(|error| panic!("{}: {error}", layer.kernel()));
+    let found = compare(weights, step, &output);
+    if let Some(first) = found.first() {
+        panic!(
+            "{}: {} of {} elements are wrong, the first {first}",
+            layer.kernel(),
+            found.mismatches(),
+            found.checked()
+        );
+    }
+    output
+}
+
+/// Every backend computes a step right, and the same bits again.
+pub fn check(weights: &MoeWeights<'_>, step: &MoeStep<'_>) {
+    for backend in backends() {
+        let mut layer = backend.prepare_moe(weights).unwrap_or_else(|error| panic!("{}: {error}", backend.name()));
+        let output = verified(layer.as_mut(), weights, step);
+        let again = run(layer.as_mut(), step).expect("it ran before");
+        assert!(again == output, "{}: a rerun gave other bits", backend.name());
+    }
+}
+
+/// The bits of a number of a type.
+pub fn bits(dtype: OutDtype, number: f32) -> u16 {
+    match dtype {
+        OutDtype::F16 => f16::from_f32(number).to_bits(),
+        OutDtype::Bf16 => bf16::from_f32(number).to_bits(),
+    }
+}

@@ -1,0 +1,190 @@
+//! The MoE layer on every backend that computes one: each stage is right whatever tokens choose, and a token's bits do not
+//! depend on anything but the token.
+
+use nvfp4::backend::Backend;
+use nvfp4::backend::emulated::Schedule;
+use nvfp4::moe::{self, LayerShape, MoeInputs};
+use nvfp4::problem::OutDtype;
+use nvfp4_tests::moe::{DTYPES, backends, bits, check, hopper, hopper_of, inputs, run, shape, step, verified, weights};
+
+#[test]
+fn the_test_layers_are_right() {
+    let layers = moe::shape::builtin().iter().filter(|layer| layer.name.starts_with("layer-test-"));
+    for (layer, dtype) in layers.flat_map(|layer| DTYPES.map(|dtype| (layer, dtype))) {
+        let weights = weights(layer, dtype);
+        check(&weights, &step(&weights, inputs(layer, dtype, layer.tokens)));
+    }
+}
+
+#[test]
+fn widths_that_are_no_whole_k_blocks_or_tiles_are_right() {
+    for (hidden, intermediate) in [(16, 16), (48, 352), (176, 112), (272, 528)] {
+        let layer = shape(hidden, intermediate, 3, 2);
+        for dtype in DTYPES {
+            let weights = weights(&layer, dtype);
+            check(&weights, &step(&weights, inputs(&layer, dtype, 11)));
+        }
+    }
+}
+
+/// The layer with an expert of this I besides that all tokens share.
+fn with_shared(mut layer: LayerShape, intermediate: Option<usize>) -> LayerShape {
+    layer.shared_intermediate = intermediate;
+    layer
+}
+
+/// The inputs with these experts, again and again.
+fn naming<'a>(inputs: MoeInputs<'a>, ids: &[i32]) -> MoeInputs<'a> {
+    let ids = ids.iter().copied().cycle().take(inputs.ids.len()).collect::<Vec<_>>();
+    MoeInputs { ids: ids.into(), ..inputs }
+}
+
+#[test]
+fn tokens_may_all_name_one_expert_or_one_twice_or_none() {
+    let layer = shape(96, 80, 5, 2);
+    let dtype = OutDtype::Bf16;
+    let weights = weights(&layer, dtype);
+    for ids in [&[3, 3][..], &[0, 4], &[-1, 2], &[-1, -7], &[i32::MAX, 5], &[1, 1, 2, -1, -1, 0]] {
+        check(&weights, &step(&weights, naming(inputs(&layer, dtype, 21), ids)));
+    }
+}
+
+#[test]
+fn tokens_may_lie_apart() {
+    let layer = shape(80, 48, 3, 1);
+    for (dtype, stride) in DTYPES.into_iter().zip([88, 99]) {
+        let weights = weights(&layer, dtype);
+        let near = inputs(&layer, dtype, 5);
+        let nan = bits(dtype, f32::NAN);
+        let far = near.hidden.chunks(80).flat_map(|token| [token, &vec![nan; stride - 80]].concat());
+        let hidden = far.collect::<Vec<_>>().into();
+        check(&weights, &step(&weights, MoeInputs { hidden, stride, ..near }));
+    }
+}
+
+#[test]
+fn infinities_and_nan_stay_within_their_token() {
+    // K tails of both products: 48 columns are a k-block of 32 and one of 16, 80 a short one.
+    let layer = shape(48, 80, 2, 2);
+    for dtype in DTYPES {
+        let weights = weights(&layer, dtype);
+        let clean = naming(inputs(&layer, dtype, 9), &[0, 1]);
+        let mut dirty = clean.clone();
+        for (token, number) in [(1, f32::NAN), (4, f32::INFINITY), (8, f32::NEG_INFINITY)] {
+            dirty.hidden.to_mut()[token * 48..][..48].fill(bits(dtype, number));
+        }
+        let (clean, dirty) = (step(&weights, clean), step(&weights, dirty));
+        for backend in backends() {
+            let mut layer = backend.prepare_moe(&weights).unwrap();
+            let clean = verified(layer.as_mut(), &weights, &clean).hidden;
+            let dirty = verified(layer.as_mut(), &weights, &dirty).hidden;
+            for (token, (clean, dirty)) in clean.chunks(48).zip(dirty.chunks(48)).enumerate() {
+                assert_eq!(clean == dirty, ![1, 4, 8].contains(&token), "{}: token {token}", backend.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_too_large_for_f16_is_an_infinity_of_its_token_alone() {
+    let layer = shape(64, 64, 2, 1);
+    let dtype = OutDtype::F16;
+    let weights = weights(&layer, dtype);
+    let mut large = inputs(&layer, dtype, 6);
+    let largest = bits(dtype, 65504.0);
+    for element in &mut large.hidden.to_mut()[2 * 64..3 * 64] {
+        *element = largest | *element & 0x8000;
+    }
+    let large = step(&weights, large);
+    for backend in backends() {
+        let output = verified(backend.prepare_moe(&weights).unwrap().as_mut(), &weights, &large);
+        let infinite = |token: usize| {
+            let numbers = output.hidden[token * 64..][..64].iter().map(|&bits| dtype.decode(bits));
+            numbers.filter(|number| !number.is_finite()).count()
+        };
+        assert!(infinite(2) > 0, "the test's numbers are too small");
+        assert!([0, 1, 3, 4, 5].iter().all(|&token| infinite(token) == 0), "{}", backend.name());
+    }
+}
+
+/// The tokens of a step that stand at these places, in this order.
+fn pick<'a>(layer: &LayerShape, inputs: &MoeInputs<'_>, places: &[usize]) -> MoeInputs<'a> {
+    fn rows<T: Copy>(of: &[T], width: usize, places: &[usize]) -> Vec<T> {
+        places.iter().flat_map(|&place| of[place * width..][..width].to_vec()).collect()
+    }
+    MoeInputs {
+        tokens: places.len(),
+        hidden: rows(&inputs.hidden, layer.hidden, places).into(),
+        stride: layer.hidden,
+        ids: rows(&inputs.ids, layer.top_k, places).into(),
+        weights: rows(&inputs.weights, layer.top_k, places).into(),
+        weights_on_input: inputs.weights_on_input,
+        shared_weights: inputs.shared_weights.as_ref().map(|weights| rows(weights, 1, places).into()),
+    }
+}
+
+#[test]
+fn the_bits_of_a_token_do_not_depend_on_the_batch() {
+    // With few experts, these batches go to every instance: on average an expert has up to 8, up to 48 and more rows.
+    let layer = with_shared(shape(208, 176, 2, 1), Some(96));
+    for dtype in DTYPES {
+        let weights = weights(&layer, dtype);
+        let all = inputs(&layer, dtype, 130);
+        for backend in backends() {
+            let mut prepared = backend.prepare_moe(&weights).unwrap();
+            let whole = run(prepared.as_mut(), &step(&weights, all.clone())).unwrap().hidden;
+            let batches: [Vec<usize>; 4] =
+                [vec![129], (0..130).rev().collect(), vec![7, 7, 7, 100, 0], (20..90).step_by(2).collect()];
+            for places in batches {
+                let part = run(prepared.as_mut(), &step(&weights, pick(&layer, &all, &places))).unwrap().hidden;
+                for (bits, place) in part.chunks(layer.hidden).zip(places) {
+                    let expected = &whole[place * layer.hidden..][..layer.hidden];
+                    assert!(bits == expected, "{}: token {place} has other bits in another batch", backend.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn schedules_and_multiprocessors_make_no_difference() {
+    let layer = with_shared(shape(272, 144, 3, 2), Some(48));
+    for (dtype, tokens) in [(OutDtype::Bf16, 4), (OutDtype::F16, 40), (OutDtype::Bf16, 90)] {
+        let weights = weights(&layer, dtype);
+        let step = step(&weights, inputs(&layer, dtype, tokens));
+        let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
+        let gpus = schedules.map(hopper).into_iter().chain([1, 132].map(|sms| hopper_of(Schedule::Fair, sms)));
+        let outputs: Vec<_> =
+            gpus.map(|gpu| verified(gpu.prepare_moe(&weights).unwrap().as_mut(), &weights, &step)).collect();
+        assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{tokens} tokens: other bits on another schedule");
+    }
+}
+
+#[test]
+fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace() {
+    let layer = shape(96, 80, 4, 2);
+    let dtype = OutDtype::Bf16;
+    let weights = weights(&layer, dtype);
+    for backend in backends() {
+        let mut prepared = backend.prepare_moe(&weights).unwrap();
+        for (tokens, ids) in [(30, [0, 1]), (30, [3, 3]), (2, [-1, 2]), (30, [-1, -1]), (0, [0, 0]), (31, [2, 1])] {
+            let step = step(&weights, naming(inputs(&layer, dtype, tokens), &ids));
+            verified(prepared.as_mut(), &weights, &step);
+        }
+    }
+}
+
+#[test]
+fn a_chain_is_four_launches_and_two_more_for_a_shared_expert() {
+    let gpu = hopper(Schedule::Fair);
+    for (shared, launches) in [(None, 4), (Some(16), 6)] {
+        let layer = with_shared(shape(32, 32, 2, 1), shared);
+        let weights = weights(&layer, OutDtype::F16);
+        let mut prepared = gpu.prepare_moe(&weights).unwrap();
+        run(prepared.as_mut(), &step(&weights, inputs(&layer, OutDtype::F16, 1))).unwrap();
+        assert_eq!(prepared.launches(), Some(launches));
+        assert!(prepared.counters().is_some());
+        run(prepared.as_mut(), &step(&weights, inputs(&layer, OutDtype::F16, 0))).unwrap();
+        assert_eq!(prepared.launches(), None, "no token, no launch");
+    }
+}
