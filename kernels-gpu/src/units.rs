@@ -219,23 +219,19 @@ impl TokenType {
     /// they decode to.
     ///
     /// For f16, each byte holds, from bit 7 down: the first code's sign, the second one's exponent and mantissa, the first
-    /// one's exponent and mantissa, the second one's sign. For bf16, the sign and the three bits of register i are those that
-    /// [`BF16_BITS`] names, in order from the sign of nibble i+4 down to the mantissa of nibble i.
+    /// one's exponent and mantissa, the second one's sign. For bf16, [`BF16_BITS`] says where a code's bits are.
+    #[inline(always)]
     pub const fn pack(self, codes: u32) -> u32 {
         match self {
             Self::F16 => {
                 (codes & 0x0808_0808) << 4 | codes & 0x7070_7070 | (codes & 0x0707_0707) << 1 | codes >> 7 & 0x0101_0101
             }
             Self::Bf16 => {
-                let (mut word, mut register) = (0, 0);
-                while register < BF16_BITS.len() {
-                    let codes = (codes >> (4 * register) & 0xf) | (codes >> (4 * register + 16) & 0xf) << 4;
-                    let mut bit = 0;
-                    while bit < 8 {
-                        word |= (codes >> (7 - bit) & 1) << BF16_BITS[register][bit];
-                        bit += 1;
-                    }
-                    register += 1;
+                let (mut word, mut part) = (0, 0);
+                while part < BF16_BITS.len() {
+                    let (rotation, bits) = BF16_BITS[part];
+                    word |= codes.rotate_left(rotation) & bits;
+                    part += 1;
                 }
                 word
             }
@@ -245,6 +241,7 @@ impl TokenType {
     /// A scale, an e4m3 without sign and not NaN, as it lies in a unit. For bf16 it has five bits of exponent and three of
     /// mantissa, so that `0x7000 | code << 4` is the bf16 of the scale times 2¹¹⁹; there is no zero, so that a block whose scale
     /// is zero has codes of zero.
+    #[inline(always)]
     pub const fn pack_scale(self, scale: u8) -> u8 {
         /// The exponent field of 2¹¹⁹ in bf16, less the bits that every scale has.
         const ONE: u8 = (119 + 127 - 224) as u8;
@@ -269,14 +266,11 @@ impl TokenType {
     }
 }
 
-/// For each register of a word packed for bf16, where its bits lie: sign and magnitude of the high half, then of the low half,
-/// each from the highest bit down.
-pub const BF16_BITS: [[u32; 8]; 4] = [
-    [25, 18, 17, 16, 9, 2, 1, 0],
-    [19, 12, 11, 10, 3, 28, 27, 26],
-    [29, 22, 21, 20, 13, 6, 5, 4],
-    [31, 24, 23, 30, 15, 8, 7, 14],
-];
+/// How eight codes become a word for bf16: by how much they are rotated to the left, and which of the word's bits come from there.
+/// Both halves of the word are alike. They hold what decoding takes by one shift and one mask: of nibbles i and i+4 the sign and the
+/// magnitude, where a bf16 has its sign and its lowest exponent bits.
+pub const BF16_BITS: [(u32, u32); 6] =
+    [(0, 0x8007_8007), (2, 0x6000_6000), (6, 0x0200_0200), (22, 0x1c00_1c00), (26, 0x0180_0180), (28, 0x0078_0078)];
 
 #[cfg(test)]
 mod tests {

@@ -5,9 +5,13 @@
 use bytemuck::NoUninit;
 use half::{bf16, f16};
 use kernels_gpu::format::{OUTPUT_BF16, OUTPUT_F16};
-use kernels_gpu::moe_route::abi::{Lists, NO_ROW, ROUTE_ENTRY, Route};
-use kernels_gpu::units::{block_columns, block_start, element_at, k_blocks};
-use ptx_emulator::{Arg, Buffer, Device, DeviceConfig, Fault, LaunchConfig, Module, Schedule};
+use kernels_gpu::moe_pack::abi::{self as moe_pack, Pack};
+use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Combine, Lists, NO_ROW, ROUTE_ENTRY, Route};
+use kernels_gpu::units::{
+    TokenType, UNIT_ROWS, block_columns, block_start, element, element_at, k_blocks, lane_place, lane_scales,
+    lane_words, matrix_bytes, scale_place, unit_offset,
+};
+use ptx_emulator::{Arg, Buffer, Device, DeviceConfig, Fault, FaultKind, LaunchConfig, Module, Schedule};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -87,7 +91,19 @@ impl Routing {
         let mut random = random(u64::from(hidden));
         let x = (0..tokens * hidden).map(|_| random.random()).collect();
         let (token_type, tile_tokens) = (OUTPUT_BF16, 64);
-        Self { ids, top_k, experts, map: None, hidden, pitch: hidden, x, weights: None, token_type, tile_tokens, has_shared: false }
+        Self {
+            ids,
+            top_k,
+            experts,
+            map: None,
+            hidden,
+            pitch: hidden,
+            x,
+            weights: None,
+            token_type,
+            tile_tokens,
+            has_shared: false,
+        }
     }
 
     /// Of ids at random, some of which name no expert.
@@ -228,12 +244,6 @@ impl PlacedRouting {
         Self { route, lists, shared_lists, tokens: ordered }
     }
 
-    fn launch(&self, device: &mut Device, module: &Module, grid: &LaunchConfig) -> Result<(), Fault> {
-        device.launch(module, ROUTE_ENTRY, grid, &[Arg::value(self.route)]).map(|report| {
-            assert!(report.warnings.is_empty(), "{:?}", report.warnings);
-        })
-    }
-
     fn read(&self, device: &Device) -> Routed {
         Routed {
             lists: device.download(self.lists),
@@ -243,6 +253,12 @@ impl PlacedRouting {
     }
 }
 
+fn launch_route(device: &mut Device, module: &Module, route: &Route, grid: &LaunchConfig) -> Result<(), Fault> {
+    let report = device.launch(module, ROUTE_ENTRY, grid, &[Arg::value(*route)])?;
+    assert!(report.warnings.is_empty(), "{:?}", report.warnings);
+    Ok(())
+}
+
 /// Runs a routing on every schedule.
 fn check_routing(name: &str, routing: &Routing) {
     let module = module(ptx("moe_route"));
@@ -250,7 +266,7 @@ fn check_routing(name: &str, routing: &Routing) {
     for schedule in SCHEDULES {
         let mut device = Device::new(DeviceConfig::default());
         let placed = PlacedRouting::new(&mut device, routing);
-        let result = placed.launch(&mut device, &module, &routing.grid(schedule));
+        let result = launch_route(&mut device, &module, &placed.route, &routing.grid(schedule));
         result.unwrap_or_else(|fault| panic!("{name}, {schedule}: {fault}"));
         let Routed { lists, shared_lists, tokens } = placed.read(&device);
         let places = Lists::new(routing.ids.len() as u64, routing.experts);
@@ -258,7 +274,11 @@ fn check_routing(name: &str, routing: &Routing) {
         assert_eq!(wrong.map(|at| (4 * at, lists[at], expected.lists[at])), None, "{name}, {schedule}, {places:?}");
         assert_eq!(shared_lists, expected.shared_lists, "{name}, {schedule}");
         let wrong = (0..tokens.len()).find(|&at| {
-            let is_same = if routing.weights.is_some() { same(routing.token_type, tokens[at], expected.tokens[at]) } else { tokens[at] == expected.tokens[at] };
+            let is_same = if routing.weights.is_some() {
+                same(routing.token_type, tokens[at], expected.tokens[at])
+            } else {
+                tokens[at] == expected.tokens[at]
+            };
             !is_same
         });
         assert_eq!(wrong.map(|at| (at, tokens[at], expected.tokens[at])), None, "{name}, {schedule}");
@@ -336,11 +356,381 @@ fn a_layer_may_follow_another_in_the_same_memory() {
     for schedule in SCHEDULES {
         let mut device = Device::new(DeviceConfig::default());
         let placed = PlacedRouting::new(&mut device, &routing);
-        placed.launch(&mut device, &module, &routing.grid(schedule)).unwrap();
+        launch_route(&mut device, &module, &placed.route, &routing.grid(schedule)).unwrap();
         let mut next = PlacedRouting::new(&mut device, &other);
         let Route { tokens, lists, shared_lists, .. } = placed.route;
         next.route = Route { tokens, lists, shared_lists, ..next.route };
-        next.launch(&mut device, &module, &other.grid(schedule)).unwrap();
+        launch_route(&mut device, &module, &next.route, &other.grid(schedule)).unwrap();
         assert_eq!(placed.read(&device), other.expected(), "{schedule}");
+    }
+}
+
+/// Inputs of `moe_combine`.
+#[derive(Clone)]
+struct Sum {
+    tokens: u32,
+    top_k: u32,
+    hidden: u32,
+    pitch: u32,
+    token_type: u32,
+    rows: Vec<u16>,
+    places: Vec<u32>,
+    weights: Option<Vec<f32>>,
+    shared_rows: Option<Vec<u16>>,
+    shared_weights: Option<Vec<f32>>,
+}
+
+impl Sum {
+    /// Of rows at random; a choice in four has none.
+    fn random(token_type: u32, tokens: u32, top_k: u32, hidden: u32) -> Self {
+        let mut random = random(u64::from(tokens * top_k ^ hidden));
+        let row_count = (tokens * top_k).max(1);
+        let mut numbers = |rows: u32| {
+            (0..rows * hidden).map(|_| round(token_type, random.random_range(-8.0..8.0))).collect::<Vec<_>>()
+        };
+        let (rows, shared_rows) = (numbers(row_count), Some(numbers(tokens)));
+        let places = (0..tokens * top_k)
+            .map(|_| if random.random_range(0..4) == 0 { NO_ROW } else { random.random_range(0..row_count) });
+        let places = places.collect();
+        let mut weights = |count: u32| Some((0..count).map(|_| random.random_range(-1.0..1.0)).collect());
+        let (weights, shared_weights) = (weights(tokens * top_k), weights(tokens));
+        Self {
+            tokens,
+            top_k,
+            hidden,
+            pitch: hidden + 8,
+            token_type,
+            rows,
+            places,
+            weights,
+            shared_rows,
+            shared_weights,
+        }
+    }
+
+    fn expected(&self, token: usize, column: usize) -> u16 {
+        let (top_k, hidden) = (self.top_k as usize, self.hidden as usize);
+        let mut sum = 0.0f32;
+        for choice in token * top_k..(token + 1) * top_k {
+            if self.places[choice] != NO_ROW {
+                let number = decode(self.token_type, self.rows[self.places[choice] as usize * hidden + column]);
+                sum = self.weights.as_ref().map_or(1.0, |weights| weights[choice]).mul_add(number, sum);
+            }
+        }
+        if let Some(rows) = &self.shared_rows {
+            let number = decode(self.token_type, rows[token * hidden + column]);
+            sum = self.shared_weights.as_ref().map_or(1.0, |weights| weights[token]).mul_add(number, sum);
+        }
+        round(self.token_type, sum)
+    }
+
+    /// Its operands on a device, and the output.
+    fn place(&self, device: &mut Device) -> (Combine, Buffer) {
+        let output = poisoned(device, u64::from(self.tokens * self.pitch * 2));
+        let combine = Combine {
+            rows: device.upload(&self.rows).address,
+            places: device.upload(&self.places).address,
+            weights: upload(device, self.weights.as_deref()),
+            shared_rows: upload(device, self.shared_rows.as_deref()),
+            shared_weights: upload(device, self.shared_weights.as_deref()),
+            output: output.address,
+            output_pitch: u64::from(self.pitch * 2),
+            token_count: self.tokens,
+            top_k: self.top_k,
+            hidden: self.hidden,
+            unused: 0,
+        };
+        (combine, output)
+    }
+
+    fn check_output(&self, name: &str, output: &[u16]) {
+        for (at, &bits) in output.iter().enumerate() {
+            let (token, column) = (at / self.pitch as usize, at % self.pitch as usize);
+            if column < self.hidden as usize {
+                let expected = self.expected(token, column);
+                assert!(
+                    same(self.token_type, bits, expected),
+                    "{name}: token {token}, column {column}: {bits:#x} is not {expected:#x}"
+                );
+            } else {
+                assert_eq!(bits, u16::from_le_bytes([POISON; 2]), "{name}: behind token {token}");
+            }
+        }
+    }
+}
+
+fn launch_combine(
+    device: &mut Device,
+    module: &Module,
+    token_type: u32,
+    combine: &Combine,
+    schedule: Schedule,
+) -> Result<(), Fault> {
+    let grid = LaunchConfig {
+        schedule,
+        overlaps: true,
+        ..LaunchConfig::linear(Combine::blocks(combine.token_count, combine.hidden) as u32, Combine::THREADS)
+    };
+    let entry = COMBINE_ENTRIES[usize::from(token_type == OUTPUT_BF16)];
+    device.launch(module, entry, &grid, &[Arg::value(*combine)]).map(drop)
+}
+
+fn check_sum(name: &str, sum: &Sum) {
+    let module = module(ptx("moe_route"));
+    for schedule in SCHEDULES {
+        let mut device = Device::new(DeviceConfig::default());
+        let (combine, output) = sum.place(&mut device);
+        let result = launch_combine(&mut device, &module, sum.token_type, &combine, schedule);
+        result.unwrap_or_else(|fault| panic!("{name}, {schedule}: {fault}"));
+        sum.check_output(&format!("{name}, {schedule}"), &device.download(output));
+    }
+}
+
+#[test]
+fn sums_are_rounded_once_and_in_the_order_of_choices() {
+    for token_type in [OUTPUT_F16, OUTPUT_BF16] {
+        for (tokens, top_k, hidden) in [(1, 1, 16), (1, 8, 2048), (17, 32, 48), (9, 8, 272), (3, 9, 720), (130, 4, 256)]
+        {
+            let name = format!("{tokens} × {top_k}, {hidden} columns");
+            let sum = Sum::random(token_type, tokens, top_k, hidden);
+            check_sum(&name, &sum);
+            check_sum(&name, &Sum { shared_weights: None, ..sum.clone() });
+            check_sum(&name, &Sum { shared_rows: None, shared_weights: None, weights: None, pitch: hidden, ..sum });
+        }
+    }
+}
+
+#[test]
+fn infinities_of_a_row_stay_in_its_token_and_a_choice_without_row_adds_nothing() {
+    for token_type in [OUTPUT_F16, OUTPUT_BF16] {
+        let mut sum = Sum::random(token_type, 6, 4, 32);
+        sum.places = (0..24).collect();
+        sum.rows[5 * 32..6 * 32].fill(round(token_type, f32::INFINITY));
+        sum.rows[6 * 32..7 * 32].fill(round(token_type, f32::NEG_INFINITY));
+        sum.rows[9 * 32..10 * 32].fill(round(token_type, f32::NAN));
+        sum.rows[12 * 32..13 * 32].fill(round(token_type, 60000.0));
+        sum.weights.as_mut().unwrap()[12] = 100.0;
+        // The weight of no row.
+        sum.places[16] = NO_ROW;
+        sum.weights.as_mut().unwrap()[16] = f32::NAN;
+        // None at all.
+        sum.places[20..].fill(NO_ROW);
+        check_sum("infinities", &sum);
+        check_sum("infinities", &Sum { shared_rows: None, shared_weights: None, ..sum });
+    }
+}
+
+#[test]
+fn sums_may_follow_the_lists_that_they_use() {
+    let module = module(ptx("moe_route"));
+    let routing = Routing::random(70, 4, 8, 96);
+    let expected = routing.expected();
+    let places = Lists::new(routing.ids.len() as u64, routing.experts);
+    let mut sum = Sum::random(OUTPUT_BF16, 70, 4, 96);
+    sum.places = expected.lists[places.places as usize / 4..][..280].to_vec();
+    for schedule in SCHEDULES {
+        let mut device = Device::new(DeviceConfig::default());
+        let placed = PlacedRouting::new(&mut device, &routing);
+        let (mut combine, output) = sum.place(&mut device);
+        combine.places = placed.lists.address + places.places;
+        launch_route(&mut device, &module, &placed.route, &routing.grid(schedule)).unwrap();
+        launch_combine(&mut device, &module, sum.token_type, &combine, schedule).unwrap();
+        sum.check_output(&schedule.to_string(), &device.download(output));
+    }
+}
+
+/// Matrices of one size, as a checkpoint has them.
+struct Weights {
+    matrices: u32,
+    rows: u32,
+    k: u32,
+    values: Vec<u8>,
+    scales: Vec<u8>,
+}
+
+impl Weights {
+    fn random(matrices: u32, rows: u32, k: u32) -> Self {
+        let mut random = random(u64::from(rows * k));
+        let values = (0..matrices * rows * k / 2).map(|_| random.random()).collect();
+        // Zero and the subnormal ones are not rare.
+        let mut scale = || if random.random() { random.random_range(0..10) } else { random.random_range(0..0x7f) };
+        Self { matrices, rows, k, values, scales: (0..matrices * rows * k / 16).map(|_| scale()).collect() }
+    }
+
+    fn code(&self, matrix: u32, row: u32, column: u32) -> u32 {
+        let element = ((matrix * self.rows + row) * self.k + column) as usize;
+        u32::from(self.values[element / 2] >> (element % 2 * 4) & 0xf)
+    }
+
+    /// The scale of a column.
+    fn scale(&self, matrix: u32, row: u32, column: u32) -> u8 {
+        self.scales[(((matrix * self.rows + row) * self.k + column) / 16) as usize]
+    }
+
+    /// A matrix as units.
+    fn units(&self, matrix: u32, token_type: TokenType, ordered_rows: bool) -> Vec<u8> {
+        let &Self { rows, k, .. } = self;
+        let mut units = vec![0; matrix_bytes(rows, k) as usize];
+        for (position, k_block) in (0..rows).flat_map(|row| (0..k_blocks(k)).map(move |k_block| (row, k_block))) {
+            let mut row = position;
+            if ordered_rows {
+                let of = (0..k_blocks(rows)).rfind(|&k_block| block_start(rows, k_block) <= position).unwrap();
+                let start = block_start(rows, of);
+                row = start + element_at(block_columns(rows, of), position - start);
+            }
+            let unit = unit_offset(rows, k, position / UNIT_ROWS, k_block) as usize;
+            let (start, columns) = (block_start(k, k_block), block_columns(k, k_block));
+            let position = position % UNIT_ROWS;
+            for lane in 0..4 {
+                for word in 0..lane_words(columns) {
+                    let mut codes = 0;
+                    for nibble in 0..8 {
+                        if let Some(column) = element(columns, lane, word, nibble) {
+                            codes |= self.code(matrix, row, start + column) << (4 * nibble);
+                        }
+                    }
+                    let scale = self.scale(matrix, row, start + element(columns, lane, word, 0).unwrap());
+                    let codes = if token_type == TokenType::Bf16 && scale == 0 { 0 } else { codes };
+                    let at = unit + (lane_place(columns, position, lane) + 4 * word) as usize;
+                    units[at..at + 4].copy_from_slice(&token_type.pack(codes).to_le_bytes());
+                    let at = unit + (scale_place(columns, position, lane) + word / 2) as usize;
+                    units[at] = token_type.pack_scale(scale);
+                }
+                assert_eq!(lane_words(columns).div_ceil(2), lane_scales(columns));
+            }
+        }
+        units
+    }
+
+    /// Packs them on a device: all units, and the place of the first invalid scale.
+    fn pack(
+        &self,
+        token_type: TokenType,
+        ordered_rows: bool,
+        schedule: Schedule,
+    ) -> Result<(Vec<Vec<u8>>, u64), Fault> {
+        let &Self { matrices, rows, k, .. } = self;
+        let (mut device, module) = (Device::new(DeviceConfig::default()), module(ptx("moe_pack")));
+        // Something lies between one matrix and the next one.
+        let apart = |bytes: &[u8], gap: usize| {
+            let of_one = bytes.len() / matrices as usize;
+            bytes.chunks(of_one).flat_map(|one| [one, &vec![POISON; gap]].concat()).collect::<Vec<_>>()
+        };
+        let unit_bytes = matrix_bytes(rows, k);
+        let units = poisoned(&mut device, u64::from(matrices) * (unit_bytes + 16));
+        let invalid = device.upload(&[u64::MAX]);
+        let value_bytes = u64::from(rows * k / 2);
+        let pack = Pack {
+            values: device.upload(&apart(&self.values, (16 - value_bytes % 16) as usize)).address,
+            values_stride: value_bytes + 16 - value_bytes % 16,
+            // Scales lie anywhere.
+            scales: device.upload(&[&[POISON][..], &apart(&self.scales, 3)].concat()).address + 1,
+            scales_stride: u64::from(rows * k / 16) + 3,
+            units: units.address,
+            units_stride: unit_bytes + 16,
+            invalid: invalid.address,
+            matrices,
+            rows,
+            k,
+            ordered_rows: ordered_rows.into(),
+            token_type: token_type as u32,
+            unused: 0,
+        };
+        let blocks = Pack::blocks(matrices, rows, k) as u32;
+        let grid = LaunchConfig { schedule, ..LaunchConfig::linear(blocks, Pack::THREADS) };
+        device.launch(&module, moe_pack::ENTRY, &grid, &[Arg::value(pack)])?;
+        let units = device.download::<u8>(units);
+        let units = units.chunks((unit_bytes + 16) as usize).map(|units| {
+            let (units, gap) = units.split_at(unit_bytes as usize);
+            assert!(gap.iter().all(|&byte| byte == POISON), "written behind a matrix");
+            units.to_vec()
+        });
+        Ok((units.collect(), device.download::<u64>(invalid)[0]))
+    }
+}
+
+#[test]
+fn weights_are_packed_as_a_plain_packer_packs_them() {
+    let ragged = [16, 32, 48, 64, 80, 96, 112, 128, 176, 240, 352];
+    let sizes = ragged.iter().flat_map(|&k| [(16, k), (144, k)]).chain(ragged.iter().map(|&rows| (rows, 144)));
+    for (rows, k) in sizes.chain([(272, 720), (720, 272)]) {
+        let weights = Weights::random(2, rows, k);
+        for token_type in [TokenType::F16, TokenType::Bf16] {
+            for ordered_rows in [false, true] {
+                let (units, invalid) = weights.pack(token_type, ordered_rows, Schedule::Fair).unwrap();
+                assert_eq!(invalid, u64::MAX);
+                for (matrix, units) in units.iter().enumerate() {
+                    let expected = weights.units(matrix as u32, token_type, ordered_rows);
+                    let wrong = (0..expected.len()).find(|&at| units[at] != expected[at]);
+                    assert_eq!(wrong, None, "{rows} × {k}, {token_type:?}, {ordered_rows}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_first_scale_that_is_none_is_found_on_every_schedule() {
+    for (k, ordered_rows) in [(128, false), (176, true), (48, true)] {
+        let mut weights = Weights::random(3, 160, k);
+        let places = [weights.scales.len() - 1, weights.scales.len() / 2 + 1, weights.scales.len() / 2 + 8];
+        for (place, scale) in places.into_iter().zip([0x7f, 0x80, 0xff]) {
+            weights.scales[place] = scale;
+        }
+        for schedule in SCHEDULES {
+            let (_, invalid) = weights.pack(TokenType::Bf16, ordered_rows, schedule).unwrap();
+            assert_eq!(invalid, places[1] as u64, "{k}, {schedule}");
+        }
+    }
+}
+
+/// The fault that stops two layers, one behind the other, when a line of the kernel is changed.
+fn fault(line: usize, changed: &str, routing: &Routing, schedule: Schedule) -> Option<Fault> {
+    let mut lines: Vec<_> = ptx("moe_route").lines().collect();
+    lines[line] = changed;
+    let module = Module::parse(&lines.join("\n")).unwrap();
+    let mut device = Device::new(DeviceConfig::default());
+    let placed = PlacedRouting::new(&mut device, routing);
+    let (mut combine, _) = Sum::random(OUTPUT_BF16, routing.tokens(), routing.top_k, routing.hidden).place(&mut device);
+    combine.places = placed.route.lists + Lists::new(routing.ids.len() as u64, routing.experts).places;
+    // What a layer leaves is the next one's input.
+    let next = Route { input: combine.output, input_pitch: combine.output_pitch, ..placed.route };
+    [placed.route, next].iter().find_map(|route| {
+        let routed = launch_route(&mut device, &module, route, &routing.grid(schedule));
+        routed.and_then(|()| launch_combine(&mut device, &module, OUTPUT_BF16, &combine, schedule)).err()
+    })
+}
+
+#[test]
+fn every_barrier_and_wait_that_is_left_out_is_found() {
+    /// The entry; the instruction; how many there are; how many may be left out. Without a barrier between two rounds of a warp,
+    /// its additions might change places, which is no race.
+    const SABOTAGES: [(&str, &str, usize, usize); 6] = [
+        ("moe_route", "bar.sync", 3, 0),
+        ("moe_route", "bar.warp.sync", 17, 16),
+        ("moe_route", "barrier.cluster.arrive", 2, 0),
+        ("moe_route", "barrier.cluster.wait", 2, 0),
+        ("moe_route", "griddepcontrol.wait", 2, 0),
+        ("moe_combine_bf16", "griddepcontrol.wait", 1, 0),
+    ];
+    let routing = Routing::random(1031, 4, 40, 48);
+    assert_eq!(fault(0, "", &routing, Schedule::Fair), None, "the first line is a comment");
+    for (entry, instruction, count, spare) in SABOTAGES {
+        let lines = ptx("moe_route").lines().enumerate();
+        let lines = lines.skip_while(|(_, line)| !line.contains(&format!(".entry {entry}(")));
+        let lines = lines.take_while(|(_, line)| !line.contains("// -- End function"));
+        let lines: Vec<_> = lines.filter(|(_, line)| line.trim_start().starts_with(instruction)).collect();
+        assert_eq!(lines.len(), count, "{instruction}");
+        let mut unnoticed = Vec::new();
+        for (line, text) in lines {
+            match SCHEDULES.iter().find_map(|&schedule| fault(line, "", &routing, schedule)) {
+                Some(fault) if instruction.starts_with("griddepcontrol") => {
+                    assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
+                }
+                Some(_) => {}
+                None => unnoticed.push(text),
+            }
+        }
+        assert!(unnoticed.len() <= spare, "may be left out: {unnoticed:?}");
     }
 }

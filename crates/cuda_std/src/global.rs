@@ -75,6 +75,8 @@ macro_rules! predicated_loads {
 }
 
 predicated_loads! {
+    /// Loads 16 bits where `predicate` holds, else 0, without a branch (`@p ld.global.nc.b16`).
+    ld_global_nc_b16_or_zero: u16 = "ld.global.nc", "b16", reg16;
     /// Loads 32 bits where `predicate` holds, else 0, without a branch (`@p ld.global.nc.b32`).
     ld_global_nc_b32_or_zero: u32 = "ld.global.nc", "b32", reg32;
     /// Loads 64 bits where `predicate` holds, else 0, without a branch (`@p ld.global.nc.b64`).
@@ -83,6 +85,23 @@ predicated_loads! {
     ld_global_b32_or_zero: u32 = "ld.global", "b32", reg32;
     /// Loads 64 bits where `predicate` holds, else 0, without a branch (`@p ld.global.b64`).
     ld_global_b64_or_zero: u64 = "ld.global", "b64", reg64;
+}
+
+/// Loads 8 bits (`ld.global.nc.u8`).
+///
+/// # Safety
+/// A byte of global memory lies there, initialised, that nobody writes while the kernel runs.
+#[inline(always)]
+pub unsafe fn ld_global_nc_u8(address: GlobalAddress) -> u8 {
+    let value: u16;
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "ld.global.nc.u8 {}, [{}];", out(reg16) value, in(reg64) address.0,
+            options(readonly, nostack, preserves_flags)
+        )
+    };
+    value as u8
 }
 
 /// Loads four words where `predicate` holds, else zeros, without a branch (`@p ld.global.v4.b32`).
@@ -177,8 +196,24 @@ macro_rules! stores {
 stores! {
     /// Stores 16 bits (`st.global.b16`).
     st_global_b16: u16 = "st.global.b16", reg16;
+    /// Stores 32 bits (`st.global.b32`).
+    st_global_b32: u32 = "st.global.b32", reg32;
     /// Stores 64 bits (`st.global.b64`).
     st_global_b64: u64 = "st.global.b64", reg64;
+}
+
+/// Stores 8 bits (`st.global.b8`).
+///
+/// # Safety
+/// `address` is in global memory; no other thread accesses the byte meanwhile.
+#[inline(always)]
+pub unsafe fn st_global_b8(address: GlobalAddress, value: u8) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "st.global.b8 [{}], {};", in(reg64) address.0, in(reg16) u16::from(value), options(nostack, preserves_flags)
+        )
+    };
 }
 
 macro_rules! predicated_stores {

@@ -58,6 +58,11 @@ pub(crate) fn kernel_of(code: &[u8]) -> Result<&'static dyn Kernel, Error> {
     })
 }
 
+/// The PTX of a kernel as it is built in, for the oldest devices that it is for; none if there is no kernel of this name.
+pub fn ptx(kernel: &str) -> Option<&'static str> {
+    builds::BUILDS.iter().find(|build| build.kernel == kernel).map(|build| build.ptx)
+}
+
 /// A kernel that computes the groups of a step, gated and plain.
 ///
 /// ```

@@ -2,6 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::units::{SLAB_ROWS, UNIT_ROWS, k_blocks};
+
 /// The entry.
 pub const ENTRY: &str = "moe_pack";
 
@@ -32,8 +34,9 @@ pub struct Pack {
     pub rows: u32,
     /// Columns; a multiple of 16.
     pub k: u32,
-    /// 1 if rows are to stand in the order that K has: those of gate and up, whose products are tokens for down. Then row
-    /// [`element_at`](crate::units::element_at) of each 128 stands at each position. 0 if they keep theirs.
+    /// 1 if rows are to stand in the order that K has: those of gate and up, whose products are tokens for down, so that they are
+    /// cut into k-blocks as its K is. Then row [`element_at`](crate::units::element_at) of each k-block stands at each position. 0
+    /// if they keep theirs.
     pub ordered_rows: u32,
     /// [`TokenType`](crate::units::TokenType) as a number.
     pub token_type: u32,
@@ -42,11 +45,11 @@ pub struct Pack {
 }
 
 impl Pack {
-    /// Threads of a block.
-    pub const THREADS: u32 = 256;
+    /// Threads of a block. A warp packs a unit.
+    pub const THREADS: u32 = SLAB_ROWS / UNIT_ROWS * 32;
 
-    /// Blocks of a grid.
+    /// Blocks of a grid, one for each slab.
     pub const fn blocks(matrices: u32, rows: u32, k: u32) -> u64 {
-        matrices as u64 * (rows as u64 * k as u64).div_ceil(1 << 14)
+        matrices as u64 * rows.div_ceil(SLAB_ROWS) as u64 * k_blocks(k) as u64
     }
 }

@@ -146,12 +146,13 @@ impl Route {
         if choices <= Self::BLOCK_CHOICES { 1 } else { Self::MAX_CLUSTER }
     }
 
-    /// Blocks of a grid, a multiple of the [`cluster`](Self::cluster): the first cluster, and those that copy tokens. There is one
-    /// where there is no token, for its lists are empty then, but not nothing.
+    /// Blocks of a grid, a multiple of the [`cluster`](Self::cluster): the first cluster, and those that copy tokens, at least one.
+    /// Where there is no token, there are lists that say so.
     pub const fn blocks(token_count: u32, top_k: u32, hidden: u32) -> u64 {
         let cluster = Self::cluster(token_count as u64 * top_k as u64);
         let pieces = token_count as u64 * pieces(hidden) as u64;
         let copying = pieces.div_ceil((Self::WARPS * Self::WARP_PIECES) as u64);
+        let copying = if copying == 0 { 1 } else { copying };
         (cluster as u64 + copying).next_multiple_of(cluster as u64)
     }
 

@@ -1,5 +1,6 @@
 //! An MoE layer's weights on a device, and calls of it.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use bytemuck::Zeroable;
 use cuda_driver::cust::context::CurrentContext;
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
-use cuda_driver::sys::{CUdeviceptr, CUfunction, CUstream};
+use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
 use kernels_gpu::moe_pack::abi::Pack;
 use kernels_gpu::units::matrix_bytes;
 
@@ -85,16 +86,16 @@ impl CudaMoeLayer {
     fn new(device: Arc<Device>, sizes: MoeSizes, graph: bool) -> Result<Self, Error> {
         sizes.check()?;
         device.make_current()?;
+        let (major, minor) = device.info.capability;
+        if moe::KERNELS.iter().any(|kernel| builds::find(kernel.name(), (major, minor)).is_none()) {
+            let text = format!("there is no MoE layer for compute capability {major}.{minor} yet; take the CPU");
+            return Err(Error::NotComputed(text));
+        }
         let mut functions = Vec::new();
-        for kernel in moe::KERNELS {
-            let (major, minor) = device.info.capability;
-            if builds::find(kernel.name(), device.info.capability).is_none() {
-                let text = format!("there is no MoE layer for compute capability {major}.{minor} yet; take the CPU");
-                return Err(Error::NotComputed(text));
-            }
-            for entry in kernel.entries() {
-                functions.push((entry.name, device.function(kernel.name(), &entry)?));
-            }
+        for (kernel, entry) in
+            moe::KERNELS.into_iter().flat_map(|kernel| kernel.entries().into_iter().map(move |entry| (kernel, entry)))
+        {
+            functions.push((entry.name, device.function(kernel.name(), &entry)?));
         }
         let none = PlacedExperts { gate_up: 0, down: 0, alpha: [0; 3] };
         Ok(Self {
@@ -341,6 +342,31 @@ impl CudaMoeLayer {
         Ok(ReadyLaunch { function, grid: launch.grid, parameter })
     }
 
+    /// The same layer at other addresses, so that measurements need not find its weights in a cache.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], for instance when the device's memory does not hold it.
+    pub fn try_clone(&self) -> Result<Self, Error> {
+        let mut clone = Self::new(self.device.clone(), self.placed.sizes, self.graph)?;
+        let mut copies = HashMap::from([(0, 0)]);
+        for memory in &self.memory {
+            let from = memory.as_device_ptr().as_raw();
+            let to = clone.allocate(memory.len() as u64)?;
+            // SAFETY: both have so many bytes, and nothing writes either meanwhile.
+            self.device.check_raw(unsafe { sys::cuMemcpyDtoD_v2(to, from, memory.len()) })?;
+            copies.insert(from, to);
+        }
+        let experts = |placed: PlacedExperts| PlacedExperts {
+            gate_up: copies[&placed.gate_up],
+            down: copies[&placed.down],
+            alpha: placed.alpha.map(|address| copies[&address]),
+        };
+        let PlacedMoe { sizes, experts: routed, shared, map } = self.placed;
+        clone.placed = PlacedMoe { sizes, experts: experts(routed), shared: shared.map(experts), map: copies[&map] };
+        clone.wait_for_copies()?;
+        Ok(clone)
+    }
+
     /// The sizes.
     pub fn sizes(&self) -> MoeSizes {
         self.placed.sizes
@@ -410,13 +436,13 @@ impl CudaMoeLayer {
     /// # Safety
     ///
     /// As [`CudaMoeLayer::launch`], for as long as the graph is launched.
-    pub unsafe fn capture(&self, arguments: &MoeArguments, workspace: CUdeviceptr) -> Result<MoeGraph<'_>, Error> {
+    pub unsafe fn capture(&self, arguments: &MoeArguments, workspace: CUdeviceptr) -> Result<MoeGraph, Error> {
         self.device.make_current()?;
         let stream = self.stream.as_inner();
         // SAFETY: the layer's own stream captures nothing. `# Safety` above asks for what the launches touch.
         let graph =
             unsafe { Graph::capture(&self.device, stream, || self.launch(arguments, workspace, stream).map(|_| ()))? };
-        Ok(MoeGraph { graph, layer: self })
+        Ok(MoeGraph { graph, device: self.device.clone() })
     }
 
     /// Queues a step whose operands lie in the arena, between two events.
@@ -461,9 +487,7 @@ impl CudaMoeLayer {
             let mut read = vec![0u8; bytes];
             if bytes > 0 {
                 // SAFETY: the part lies in the workspace, where nothing is under way any more; `read` has as many bytes.
-                self.device.check_raw(unsafe {
-                    cuda_driver::sys::cuMemcpyDtoH_v2(read.as_mut_ptr().cast(), address, bytes)
-                })?;
+                self.device.check_raw(unsafe { sys::cuMemcpyDtoH_v2(read.as_mut_ptr().cast(), address, bytes) })?;
             }
             Ok(read)
         })?;
@@ -541,12 +565,12 @@ impl MoeLayer for CudaMoeLayer {
 }
 
 /// A call of a layer that was captured; made by [`CudaMoeLayer::capture`].
-pub struct MoeGraph<'l> {
+pub struct MoeGraph {
     graph: Graph,
-    layer: &'l CudaMoeLayer,
+    device: Arc<Device>,
 }
 
-impl MoeGraph<'_> {
+impl MoeGraph {
     /// Queues the call on a stream, and returns without waiting.
     ///
     /// # Errors
@@ -556,9 +580,9 @@ impl MoeGraph<'_> {
     ///
     /// As [`CudaMoeLayer::launch`]; the graph stays until the stream has come past it.
     pub unsafe fn launch(&self, stream: CUstream) -> Result<(), Error> {
-        self.layer.device.make_current()?;
+        self.device.make_current()?;
         // SAFETY: the context is current, and `# Safety` above asks for the rest.
-        unsafe { self.graph.launch(&self.layer.device, stream) }
+        unsafe { self.graph.launch(&self.device, stream) }
     }
 }
 

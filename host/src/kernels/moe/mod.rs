@@ -20,7 +20,7 @@ use super::kernel::Kernel;
 use super::launch::{Launch, output_code};
 use super::moe_pack::MoePack;
 use super::moe_route::MoeRoute;
-use super::moe_sm90::MoeSm90;
+use super::moe_sm90::{MoeSm90, most_token_tiles};
 use crate::error::Error;
 use crate::moe::MoeSizes;
 use crate::problem::{Op, OutDtype};
@@ -169,6 +169,7 @@ pub(crate) fn launches(
         token_of_row: workspace.lists.at + workspace.lists.offsets.rows,
         tile_tokens: tile_tokens(choices, sizes.named_experts as u64),
         rows: choices,
+        expected_rows: (choices * sizes.experts as u64).div_ceil(sizes.named_experts as u64).min(choices),
         lists_pending: true,
         products: [workspace.intermediate, workspace.rows],
     };
@@ -180,6 +181,7 @@ pub(crate) fn launches(
         token_of_row: 0,
         tile_tokens: tile_tokens(chunk.token_count as u64, 1),
         rows: chunk.token_count as u64,
+        expected_rows: chunk.token_count as u64,
         lists_pending: false,
         products: [shared.intermediate, shared.rows],
     });
@@ -204,6 +206,8 @@ struct Experts<'l> {
     tile_tokens: u32,
     /// The most rows.
     rows: u64,
+    /// As many as there are if tokens name every expert as often as any other.
+    expected_rows: u64,
     /// Whether the launch before gate and up makes the lists.
     lists_pending: bool,
     /// What gate and up leave to down, and what down leaves.
@@ -281,7 +285,9 @@ impl Chunk<'_> {
                 ..common
             },
         };
-        let instance = MoeSm90.instance(op, token_type(self.layer.sizes.dtype), experts.tile_tokens);
+        let token_type = token_type(self.layer.sizes.dtype);
+        let token_tiles = most_token_tiles(experts.expected_rows, experts.count.into(), experts.tile_tokens);
+        let instance = MoeSm90.instance(op, token_type, experts.tile_tokens, token_tiles, launch.n, self.sms);
         MoeSm90.product(instance, launch, experts.rows, self.sms)
     }
 

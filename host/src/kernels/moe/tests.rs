@@ -158,7 +158,7 @@ fn weights_on_the_input_are_not_on_the_rows_too() {
 #[test]
 fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_the_multiprocessors() {
     for (rows, experts, tile_tokens) in [(1u64, 32u32, 16), (31, 32, 16), (400, 3, 64), (100_000, 512, 128)] {
-        let instance = MoeSm90.instance(Op::Plain, TokenType::F16, tile_tokens);
+        let instance = MoeSm90.instance(Op::Plain, TokenType::F16, tile_tokens, rows, 720, SMS);
         let product = Product { n: 720, k: 64, experts, ..bytemuck::Zeroable::zeroed() };
         // The routing that makes most tiles: one row for each expert first, then whole tiles and one row more.
         let mut counts = vec![0u64; experts as usize];
@@ -181,6 +181,15 @@ fn the_tile_grows_with_the_rows_of_an_expert() {
     assert_eq!(found.first(), Some(&16));
     assert_eq!(found.last(), Some(&128));
     assert!(found.is_sorted() && found.contains(&64));
+}
+
+#[test]
+fn few_tiles_are_narrow_so_that_more_multiprocessors_have_one() {
+    let columns = |tokens: usize| instance(&chain(sizes(None), &arguments(tokens))[1]).columns();
+    // A token names four experts, one of which is the layer's on average; of 1000, every expert has rows.
+    assert!(columns(1) < columns(1000));
+    let narrow = INSTANCES.iter().filter(|of| of.matrices == 2).map(|of| of.columns()).min();
+    assert_eq!(Some(columns(1)), narrow);
 }
 
 #[test]

@@ -30,22 +30,31 @@ impl Kernel for MoeSm90 {
 }
 
 impl MoeSm90 {
-    /// The instance of an operation for tokens of a type, in tiles of so many.
-    pub fn instance(&self, op: Op, token_type: TokenType, tile_tokens: u32) -> &'static Instance {
+    /// The instance of an operation for tokens of a type, in tiles of so many tokens. Of those, the one whose tiles have most
+    /// columns, if it then has a tile for each multiprocessor; else the one whose tiles have fewest. `token_tiles` of tokens are
+    /// expected, and C has `n` columns.
+    pub fn instance(
+        &self,
+        op: Op,
+        token_type: TokenType,
+        tile_tokens: u32,
+        token_tiles: u64,
+        n: u32,
+        sms: u32,
+    ) -> &'static Instance {
         let is_it =
             |of: &&Instance| (op_of(of.matrices), of.token_type, of.tile_tokens) == (op, token_type, tile_tokens);
-        INSTANCES
-            .iter()
-            .find(is_it)
+        let fills = |of: &Instance| token_tiles * u64::from(n.div_ceil(of.columns())) >= sms.into();
+        let instances = INSTANCES.iter().filter(is_it);
+        instances
+            .max_by_key(|of| (fills(of), if fills(of) { of.columns().into() } else { -i64::from(of.columns()) }))
             .expect("there is an instance for both operations and types, and each size of a tile")
     }
 
     /// The launch of a product of at most `rows` rows. It takes as many blocks as there can be tiles, up to one for each
     /// multiprocessor; a block goes on to further tiles by itself.
     pub fn product(&self, instance: &Instance, launch: abi::Launch, rows: u64, sms: u32) -> Launch {
-        // There are most tiles if all experts have a row, and one of them all the others.
-        let hit = rows.min(launch.experts.into());
-        let token_tiles = hit + (rows - hit) / u64::from(instance.tile_tokens);
+        let token_tiles = most_token_tiles(rows, launch.experts.into(), instance.tile_tokens);
         let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns()));
         let grid = Grid {
             shared_bytes: instance.shared_bytes(),
@@ -54,4 +63,11 @@ impl MoeSm90 {
         };
         Launch::of_parameter(self.name(), grid, launch)
     }
+}
+
+/// The most tiles of so many tokens that rows of so many experts can be cut into: if all experts have a row, and one of them all
+/// the others.
+pub(super) fn most_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
+    let hit = rows.min(experts);
+    hit + (rows - hit) / u64::from(tile_tokens)
 }

@@ -123,7 +123,8 @@ impl Choices {
 #[inline(always)]
 unsafe fn load_weight(weights: u64, index: u64, predicate: bool) -> f32 {
     // SAFETY: what `# Safety` above asks.
-    let bits = unsafe { ld_global_b32_or_zero(predicate && weights != 0, GlobalAddress::new(weights) + index * NUMBER) };
+    let bits =
+        unsafe { ld_global_b32_or_zero(predicate && weights != 0, GlobalAddress::new(weights) + index * NUMBER) };
     if weights == 0 { 1.0 } else { f32::from_bits(bits) }
 }
 

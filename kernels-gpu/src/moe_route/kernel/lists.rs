@@ -8,7 +8,9 @@
 use core::hint::assert_unchecked;
 
 use cuda_std::{
-    cluster::{arrive_cluster_relaxed, cluster_rank, cluster_size, mapa, st_shared_cluster_b32, sync_cluster, wait_cluster},
+    cluster::{
+        arrive_cluster_relaxed, cluster_rank, cluster_size, mapa, st_shared_cluster_b32, sync_cluster, wait_cluster,
+    },
     global::{GlobalAddress, ld_global_b32_or_zero, prefetch_l1, st_global_b32_where},
     griddepcontrol::griddepcontrol_wait,
     shared::{

@@ -6,12 +6,16 @@
 //! memory. There are several copies of them, and every run takes the next, so that it finds none of them in the L2 cache. The
 //! runs of a round are queued without waiting, as in a model.
 
+mod layer;
+
 use std::io::{BufRead, Write};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use cuda_driver::cust::event::{Event, EventFlags};
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
+use layer::{LayerBench, Model};
 use nvfp4::Output;
 use nvfp4::backend::Layer;
 use nvfp4::backend::cuda::{Cuda, CudaLayer, DeviceGroup};
@@ -34,21 +38,53 @@ enum Command {
     /// Brings a shape to the device, for each of the kernels, and checks what they compute. `rotate_bytes`: how much all
     /// copies of weights together hold at least.
     Prepare { shape: String, kernels: Vec<String>, rotate_bytes: usize },
-    /// Runs a kernel so many times, one run behind the other: `us`, the device's time of each.
+    /// Makes the weights of an MoE layer, and brings so many copies to the device. Says its `bytes`.
+    LayerWeights {
+        #[serde(flatten)]
+        model: Model,
+        copies: usize,
+    },
+    /// Brings tokens and their routing to the device, as files of `[T, k]` numbers, so many copies of them; checks some rows of
+    /// what the layer computes.
+    LayerTokens { tokens: usize, ids: PathBuf, weights: PathBuf, copies: usize, check: Vec<usize> },
+    /// Frees the layer.
+    LayerDrop,
+    /// Runs a kernel, or the layer (`layer`, `layer-graph`), so many times, one run behind the other: `us`, the device's time of
+    /// each.
     Round { kernel: String, runs: usize },
-    /// Runs a kernel so many times, waiting after each: `us`, the host's time for queueing one, and `launches`.
+    /// Runs it so many times, waiting after each: `us`, the host's time for queueing one, and `launches`.
     Host { kernel: String, runs: usize },
 }
 
 fn main() -> anyhow::Result<()> {
     let gpu = Cuda::open(0)?;
     let mut contenders = Vec::new();
+    let mut layer = None;
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line?)? {
             Command::Describe { shape } => describe(&shape)?,
             Command::Prepare { shape, kernels, rotate_bytes } => {
                 contenders.clear();
                 prepare(&gpu, &shape, &kernels, rotate_bytes, &mut contenders)?
+            }
+            Command::LayerWeights { model, copies } => {
+                // The old one goes before the new one needs its memory.
+                layer = None;
+                layer.insert(LayerBench::new(&gpu, &model, copies)?).describe()
+            }
+            Command::LayerTokens { tokens, ids, weights, copies, check } => {
+                prepared(&mut layer)?.prepare(tokens, &ids, &weights, copies, &check)?
+            }
+            Command::LayerDrop => {
+                layer = None;
+                json!({})
+            }
+            Command::Round { kernel, runs } if is_layer(&kernel) => {
+                json!({ "us": prepared(&mut layer)?.round(runs, kernel == LAYER_GRAPH)? })
+            }
+            Command::Host { kernel, runs } if is_layer(&kernel) => {
+                let (us, launches) = prepared(&mut layer)?.host_times(runs, kernel == LAYER_GRAPH)?;
+                json!({ "us": us, "launches": launches })
             }
             Command::Round { kernel, runs } => json!({ "us": find(&mut contenders, &kernel)?.round(runs)? }),
             Command::Host { kernel, runs } => {
@@ -61,6 +97,18 @@ fn main() -> anyhow::Result<()> {
         out.flush()?;
     }
     Ok(())
+}
+
+/// The layer, launch by launch and as a graph, as `round` and `host` name it.
+const LAYER: &str = "layer";
+const LAYER_GRAPH: &str = "layer-graph";
+
+fn is_layer(kernel: &str) -> bool {
+    [LAYER, LAYER_GRAPH].contains(&kernel)
+}
+
+fn prepared(layer: &mut Option<LayerBench>) -> anyhow::Result<&mut LayerBench> {
+    layer.as_mut().context("no `layer_weights` yet")
 }
 
 fn find<'c>(contenders: &'c mut [Contender], kernel: &str) -> anyhow::Result<&'c mut Contender> {

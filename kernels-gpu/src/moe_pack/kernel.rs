@@ -1,0 +1,259 @@
+//! The kernel: a block packs a slab, a warp a unit.
+//!
+//! A lane has a row and what one of the four lanes of a fragment has of it, and then the same of the row that is eight further on.
+//! Of each 64 columns, these are 8 bytes of values, which the lanes read side by side, and a scale.
+
+use core::hint::assert_unchecked;
+
+use cuda_std::{
+    global::{
+        GlobalAddress, ld_global_nc_b16_or_zero, ld_global_nc_b32_or_zero, ld_global_nc_b64_or_zero, ld_global_nc_u8,
+        red_global_min_u64, st_global_b8, st_global_b16, st_global_b32, st_global_b32_where, st_global_v4_b32,
+    },
+    kernel, thread,
+    warp::{WARP_SIZE, lane_id},
+};
+
+use super::abi::Pack;
+use crate::{
+    format::{BLOCK, OUTPUT_BF16},
+    units::{
+        K_BLOCK, LANE_WORDS, ROW_LANES, SLAB_ROWS, TokenType, UNIT_ROWS, WORD_ELEMENTS, block_columns, block_start,
+        element, k_blocks, lane_place, lane_scales, lane_words, scale_place, unit_bytes, unit_offset,
+    },
+};
+
+/// Rows of a unit that a lane has something of.
+const LANE_ROWS: u32 = UNIT_ROWS * ROW_LANES / WARP_SIZE;
+
+/// Columns of half a k-block, of which a lane has a scale and two words.
+const HALF: u32 = K_BLOCK / 2;
+
+const _: () = assert!(LANE_ROWS == 2 && LANE_WORDS == 4 && HALF == ROW_LANES * BLOCK);
+
+/// The largest scale. What is above is NaN or has a sign.
+const MAX_SCALE: u32 = 0x7e;
+
+/// The kernel.
+///
+/// # Safety
+/// The contract in this folder's `mod.rs`.
+#[kernel(threads = Pack::THREADS)]
+pub unsafe fn moe_pack(pack: Pack) {
+    // SAFETY: the contract. A block's type is that of all.
+    unsafe {
+        if pack.token_type == OUTPUT_BF16 {
+            run::<OUTPUT_BF16>(&pack);
+        } else {
+            run::<{ TokenType::F16 as u32 }>(&pack);
+        }
+    }
+}
+
+/// Packs a slab.
+///
+/// # Safety
+/// The contract.
+#[inline(always)]
+unsafe fn run<const TYPE: u32>(pack: &Pack) {
+    let (k_blocks, slabs) = (k_blocks(pack.k), pack.rows.div_ceil(SLAB_ROWS));
+    // SAFETY: matrices have rows and columns.
+    unsafe { assert_unchecked(k_blocks > 0 && slabs > 0) };
+    let (block, k_block) = (thread::block_idx_x() / k_blocks, thread::block_idx_x() % k_blocks);
+    let (matrix, slab) = (block / slabs, block % slabs);
+    let in_slab = thread::thread_idx_x() / WARP_SIZE;
+    let first_unit = slab * (SLAB_ROWS / UNIT_ROWS);
+    let first_row = (first_unit + in_slab) * UNIT_ROWS;
+    if first_row >= pack.rows {
+        return;
+    }
+    let columns = block_columns(pack.k, k_block);
+    let unit = GlobalAddress::new(pack.units)
+        + u64::from(matrix) * pack.units_stride
+        + unit_offset(pack.rows, pack.k, first_unit, k_block)
+        + u64::from(in_slab * unit_bytes(columns));
+    // SAFETY: the contract. The unit is this warp's.
+    unsafe {
+        // Where the columns are a constant, all loads are on their way at once.
+        if columns == K_BLOCK {
+            pack_unit::<TYPE>(pack, matrix, first_row, k_block, K_BLOCK, unit);
+        } else {
+            pack_unit::<TYPE>(pack, matrix, first_row, k_block, columns, unit);
+        }
+    }
+}
+
+/// Packs a unit: the rows from `first_row` on, of a k-block of so many columns.
+///
+/// # Safety
+/// The contract. The warp alone packs this unit.
+#[inline(always)]
+unsafe fn pack_unit<const TYPE: u32>(
+    pack: &Pack,
+    matrix: u32,
+    first_row: u32,
+    k_block: u32,
+    columns: u32,
+    unit: GlobalAddress,
+) {
+    let (row, lane) = (lane_id() / ROW_LANES, lane_id() % ROW_LANES);
+    let lane_row = |index: u32| index * (UNIT_ROWS / LANE_ROWS) + row;
+    let load = |index: u32| {
+        let row = first_row + lane_row(index);
+        let row = if pack.ordered_rows != 0 { row_at(pack.rows, row) } else { row };
+        // SAFETY: of the matrix.
+        unsafe { Part::load(pack, matrix, row, block_start(pack.k, k_block), columns, lane) }
+    };
+    let parts = [load(0), load(1)];
+    // SAFETY: the lane's own bytes of the unit.
+    unsafe {
+        parts[0].report(pack, matrix);
+        parts[1].report(pack, matrix);
+        parts[0].pack::<TYPE>().store(unit, columns, lane_row(0), lane);
+        parts[1].pack::<TYPE>().store(unit, columns, lane_row(1), lane);
+    }
+}
+
+/// The row that stands at a position, where rows stand in the order of K.
+#[inline(always)]
+fn row_at(rows: u32, position: u32) -> u32 {
+    let start = position / K_BLOCK * K_BLOCK;
+    // Where the last 16 columns are a k-block of their own, their words go on from those before as if they were none.
+    let (columns, position) = ((rows - start).min(K_BLOCK), position - start);
+    let (core, lane, high) = (position / WORD_ELEMENTS, position / 2 % ROW_LANES, position % 2);
+    // There is one.
+    start + element(columns, lane, core / 4, core % 4 + high * 4).unwrap_or(0)
+}
+
+/// What a lane has of a row of a k-block, half by half.
+#[derive(Clone, Copy)]
+struct Part {
+    row: u32,
+    halves: [Half; 2],
+}
+
+/// What a lane has of up to 64 columns of a row.
+#[derive(Clone, Copy)]
+struct Half {
+    words: [u32; 2],
+    scale: u32,
+    /// Which of the row's scales it is.
+    block: u32,
+}
+
+impl Part {
+    /// Loads it as it is in the matrix, from the column `start` on.
+    ///
+    /// # Safety
+    /// The contract, and the row, its columns and the lane are there.
+    #[inline(always)]
+    unsafe fn load(pack: &Pack, matrix: u32, row: u32, start: u32, columns: u32, lane: u32) -> Self {
+        // SAFETY: what `# Safety` above asks.
+        let halves = unsafe {
+            [
+                Half::load(pack, matrix, row, start, columns, lane),
+                Half::load(pack, matrix, row, start + HALF, columns.saturating_sub(HALF), lane),
+            ]
+        };
+        Self { row, halves }
+    }
+
+    /// Reports scales that are none.
+    ///
+    /// # Safety
+    /// The contract.
+    #[inline(always)]
+    unsafe fn report(&self, pack: &Pack, matrix: u32) {
+        let report = |half: Half| {
+            if half.scale > MAX_SCALE {
+                let row = u64::from(matrix) * u64::from(pack.rows) + u64::from(self.row);
+                let place = row * u64::from(pack.k / BLOCK) + u64::from(half.block);
+                // SAFETY: others change it in this way alone.
+                unsafe { red_global_min_u64(GlobalAddress::new(pack.invalid), place) };
+            }
+        };
+        report(self.halves[0]);
+        report(self.halves[1]);
+    }
+
+    /// As it lies in a unit.
+    #[inline(always)]
+    fn pack<const TYPE: u32>(self) -> Self {
+        let [first, second] = self.halves;
+        Self { halves: [first.pack::<TYPE>(), second.pack::<TYPE>()], ..self }
+    }
+
+    /// Stores it, packed, in a unit.
+    ///
+    /// # Safety
+    /// The unit has the row and these columns.
+    #[inline(always)]
+    unsafe fn store(self, unit: GlobalAddress, columns: u32, row: u32, lane: u32) {
+        let values = unit + u64::from(lane_place(columns, row, lane));
+        let scales = unit + u64::from(scale_place(columns, row, lane));
+        let [Half { words: [a, b], scale: low, .. }, Half { words: [c, d], scale: high, .. }] = self.halves;
+        let words = lane_words(columns);
+        // SAFETY: the lane's own bytes.
+        unsafe {
+            if columns == K_BLOCK {
+                st_global_v4_b32(values, [a, b, c, d]);
+                st_global_b16(scales, (low | high << 8) as u16);
+                return;
+            }
+            st_global_b32(values, a);
+            st_global_b32_where(words > 1, values + 4, b);
+            st_global_b32_where(words > 2, values + 8, c);
+            st_global_b8(scales, low as u8);
+            if lane_scales(columns) > 1 {
+                st_global_b8(scales + 1, high as u8);
+            }
+        }
+    }
+}
+
+impl Half {
+    /// Loads what a lane has of these columns of a row, from `first` on; zeros where there are none.
+    ///
+    /// # Safety
+    /// The contract, and the row, its columns and the lane are there. All lanes of the warp have the same columns.
+    #[inline(always)]
+    unsafe fn load(pack: &Pack, matrix: u32, row: u32, first: u32, columns: u32, lane: u32) -> Self {
+        if columns == 0 {
+            return Self { words: [0; 2], scale: 0, block: 0 };
+        }
+        let values = GlobalAddress::new(pack.values)
+            + u64::from(matrix) * pack.values_stride
+            + (u64::from(row) * u64::from(pack.k / 2) + u64::from(first / 2));
+        // SAFETY: values and scales of the row.
+        unsafe {
+            // The lane's words, and its first column, as `element` says.
+            let (words, of_lane) = if columns >= HALF {
+                let two = ld_global_nc_b64_or_zero(true, values + u64::from(lane * BLOCK / 2));
+                ([two as u32, (two >> 32) as u32], lane * BLOCK)
+            } else if columns > BLOCK {
+                let one = ld_global_nc_b32_or_zero(true, values + u64::from(lane * WORD_ELEMENTS / 2));
+                ([one, 0], lane * WORD_ELEMENTS)
+            } else {
+                // Half a word: nibbles 0, 1, 4 and 5.
+                let codes = u32::from(ld_global_nc_b16_or_zero(true, values + u64::from(lane * WORD_ELEMENTS / 4)));
+                ([codes & 0xff | (codes & 0xff00) << 8, 0], lane * WORD_ELEMENTS / 2)
+            };
+            let block = (first + of_lane) / BLOCK;
+            let scales = GlobalAddress::new(pack.scales)
+                + u64::from(matrix) * pack.scales_stride
+                + (u64::from(row) * u64::from(pack.k / BLOCK) + u64::from(block));
+            Self { words, scale: u32::from(ld_global_nc_u8(scales)), block }
+        }
+    }
+
+    /// As it lies in a unit.
+    #[inline(always)]
+    fn pack<const TYPE: u32>(self) -> Self {
+        let token_type = if TYPE == OUTPUT_BF16 { TokenType::Bf16 } else { TokenType::F16 };
+        // bf16's scales have no zero.
+        let is_zero = TYPE == OUTPUT_BF16 && self.scale == 0;
+        let [a, b] = if is_zero { [0; 2] } else { self.words };
+        let scale = u32::from(token_type.pack_scale(self.scale as u8));
+        Self { words: [token_type.pack(a), token_type.pack(b)], scale, ..self }
+    }
+}
