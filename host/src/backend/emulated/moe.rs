@@ -218,3 +218,6 @@ impl MoeLayer for EmulatedMoeLayer {
         self.done.as_ref().map(|(_, counters)| counters)
     }
 }
+
+#[cfg(test)]
+mod tests;
