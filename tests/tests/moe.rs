@@ -11,6 +11,8 @@ use nvfp4_tests::moe::{DTYPES, backends, bits, check, hopper, hopper_of, inputs,
 fn the_test_layers_are_right() {
     let layers = moe::shape::builtin().iter().filter(|layer| layer.name.starts_with("layer-test-"));
     for (layer, dtype) in layers.flat_map(|layer| DTYPES.map(|dtype| (layer, dtype))) {
+        // Names the culprit where one fails.
+        println!("{} {dtype:?}", layer.name);
         let weights = weights(layer, dtype);
         check(&weights, &step(&weights, inputs(layer, dtype, layer.tokens)));
     }

@@ -56,7 +56,7 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
         ("bar.sync", "", 1, 0),
     ];
     assert_eq!(fault(&[(0, "")]), None, "the first line is a comment");
-    let mut unnoticed = Vec::new();
+    let mut unnoticed: Vec<(usize, &str)> = Vec::new();
     for (instruction, changed, least, spare) in SABOTAGES {
         let lines = lines_of(instruction);
         assert!(lines.len() >= least, "{} of {instruction}", lines.len());

@@ -44,14 +44,17 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &moe_pack::MoePack,
 ];
 
-/// The kernel that a PTX text or machine code belongs to: the one with an entry that the code names.
+/// The kernel that a PTX text or machine code belongs to: the one of whose entries the code names most.
 ///
 /// # Errors
 /// [`Error::Invalid`] if it has no entry of any kernel.
 pub(crate) fn kernel_of(code: &[u8]) -> Result<&'static dyn Kernel, Error> {
     let names: HashSet<&[u8]> = code.split(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_').collect();
-    let is_of = |kernel: &&&dyn Kernel| kernel.entries().iter().any(|entry| names.contains(entry.name.as_bytes()));
-    KERNELS.iter().find(is_of).copied().ok_or_else(|| {
+    // A kernel's name may be that of an entry of another, and stand in the names of source files.
+    let named =
+        |kernel: &dyn Kernel| kernel.entries().iter().filter(|entry| names.contains(entry.name.as_bytes())).count();
+    let kernels = KERNELS.iter().rev().copied().filter(|kernel| named(*kernel) > 0);
+    kernels.max_by_key(|kernel| named(*kernel)).ok_or_else(|| {
         let kernels: Vec<_> = KERNELS.iter().map(|kernel| kernel.name()).collect();
         let kernels = kernels.join(", ");
         Error::Invalid(format!("it has no entry of any kernel ({kernels}); build one with `cargo xtask build-ptx`"))

@@ -1,0 +1,106 @@
+//! What goes beyond a step of a layer: layers that share a workspace, and packing on the device.
+
+use bytemuck::Zeroable;
+use kernels_gpu::moe_pack::abi::Pack;
+use kernels_gpu::units::matrix_bytes;
+
+use super::*;
+use crate::backend::emulated::{Options, Schedule};
+use crate::format::Matrix;
+use crate::generate::Generator;
+use crate::kernels::launch::output_code;
+use crate::kernels::moe_pack::MoePack;
+use crate::moe::generate::{self, Routing};
+use crate::moe::{LayerShape, shape};
+use crate::problem::OutDtype;
+
+fn hopper(schedule: Schedule) -> Emulated {
+    Emulated::new("sm_90a", Options { schedule, sms: Some(3), ..Options::default() }).unwrap()
+}
+
+fn layer_shape(text: &str) -> LayerShape {
+    shape::parse(text).unwrap().remove(0)
+}
+
+#[test]
+fn layers_with_other_routing_follow_each_other_in_one_workspace() {
+    // The second layer's lists are other ones, and its shared expert's rows lie where nothing of the first does.
+    let shapes = [
+        layer_shape(r#"{"hidden": 96, "intermediate": 80, "experts": 4, "top_k": 2, "tokens": 21}"#),
+        layer_shape(
+            r#"{"hidden": 96, "intermediate": 48, "experts": 7, "top_k": 2, "shared_intermediate": 32, "tokens": 21}"#,
+        ),
+    ];
+    let dtype = OutDtype::Bf16;
+    let weights = [0, 1].map(|i| generate::weights(&shapes[i], Generator::Gaussian, dtype, i as u64, &|| ()).unwrap());
+    let steps = [0, 1].map(|i| {
+        let inputs = generate::inputs(&shapes[i], Generator::Gaussian, Routing::Zipf, dtype, 21, i as u64).unwrap();
+        MoeStep::new(&weights[i], inputs).unwrap()
+    });
+    for schedule in [Schedule::Fair, Schedule::Worst, Schedule::Seed(3)] {
+        let gpu = hopper(schedule);
+        let alone = [0, 1].map(|i| {
+            let mut output = MoeOutput::with_stages(&steps[i]);
+            EmulatedMoeLayer::new(gpu.clone(), &weights[i]).unwrap().execute(&steps[i], &mut output).unwrap();
+            output.hidden
+        });
+
+        let mut device = gpu.memory();
+        let mut keep = Vec::new();
+        // As large as both need, part by part.
+        let [first, second] = [0, 1].map(|i| PlacedWorkspace::new(&mut gpu.memory(), &weights[i].sizes(), 21).parts);
+        let most = |part: usize| second[part].bytes.max(first.get(part).map_or(0, |part| part.bytes));
+        let parts: Vec<_> = (0..second.len()).map(|part| device.allocate(most(part))).collect();
+        let workspace = PlacedWorkspace { parts, tokens: 21 };
+        let layers = weights.each_ref().map(|weights| place(&mut device, weights));
+        for round in 0..2 {
+            let placed = [0, 1].map(|i| PlacedStep::new(&mut device, &steps[i], &MoeOutput::new(&steps[i]), &mut keep));
+            for i in 0..2 {
+                let (sizes, arguments) = (weights[i].sizes(), placed[i].arguments);
+                let workspace = workspace.of(&sizes, 21);
+                for launch in moe::launches(&layers[i], &arguments, &workspace, gpu.sms).unwrap() {
+                    gpu.launch(&mut device, &launch, &mut keep).unwrap();
+                }
+            }
+            let found = placed.map(|step| device.download::<u16>(step.output));
+            assert!(found == alone, "{schedule}: round {round}");
+        }
+    }
+}
+
+#[test]
+fn the_device_packs_what_the_host_packs() {
+    const MATRICES: usize = 2;
+    let gpu = hopper(Schedule::Fair);
+    for (rows, k) in [(16, 16), (144, 352), (96, 720), (272, 48), (128, 256)] {
+        let values: Vec<u8> = (0..MATRICES * rows * k / 2).map(|i| (i * 97 + i / 251) as u8).collect();
+        let scales: Vec<u8> = (0..MATRICES * rows * k / 16).map(|i| (i * 31 % 127) as u8).collect();
+        let matrices = values.chunks(rows * k / 2).zip(scales.chunks(rows * k / 16));
+        let matrices: Vec<_> = matrices.map(|(v, s)| Matrix::new(rows, k, v, s, 1.0).unwrap()).collect();
+        for (order, dtype) in
+            [(RowOrder::OfK, OutDtype::Bf16), (RowOrder::OfK, OutDtype::F16), (RowOrder::Kept, OutDtype::Bf16)]
+        {
+            let mut device = gpu.memory();
+            let bytes = matrix_bytes(rows as u32, k as u32);
+            let to = device.allocate(MATRICES as u64 * bytes);
+            let launch = MoePack.launch(Pack {
+                values: device.upload(&values).address,
+                values_stride: (rows * k / 2) as u64,
+                scales: device.upload(&scales).address,
+                scales_stride: (rows * k / 16) as u64,
+                units: to.address,
+                units_stride: bytes,
+                invalid: device.upload(&[u64::MAX]).address,
+                matrices: MATRICES as u32,
+                rows: rows as u32,
+                k: k as u32,
+                ordered_rows: (order == RowOrder::OfK).into(),
+                token_type: output_code(dtype),
+                ..Pack::zeroed()
+            });
+            gpu.launch(&mut device, &launch.unwrap(), &mut Vec::new()).unwrap();
+            let of_host: Vec<u8> = matrices.iter().flat_map(|matrix| pack(matrix, order, token_type(dtype))).collect();
+            assert!(device.download::<u8>(to) == of_host, "{rows}×{k} {order:?} {dtype:?}");
+        }
+    }
+}
