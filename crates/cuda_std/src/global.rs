@@ -146,6 +146,23 @@ pub unsafe fn ld_global_b32(address: GlobalAddress) -> u32 {
     value
 }
 
+/// Loads 32 bits that another grid may have written while this one ran, past the first-level cache (`ld.relaxed.gpu.global.b32`).
+///
+/// # Safety
+/// `address` is a multiple of 4; an initialised value lies there in global memory.
+#[inline(always)]
+pub unsafe fn ld_relaxed_gpu_global_b32(address: GlobalAddress) -> u32 {
+    let value: u32;
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "ld.relaxed.gpu.global.b32 {}, [{}];", out(reg32) value, in(reg64) address.0,
+            options(readonly, nostack, preserves_flags)
+        )
+    };
+    value
+}
+
 /// Adds to a number that any thread of the device may add to, and returns what it was before
 /// (`atom.relaxed.gpu.global.add.u32`).
 ///

@@ -1,7 +1,7 @@
 //! Which tiles a block computes: found from the lists by their index, and written down in shared memory for the block.
 
 use cuda_std::{
-    global::{GlobalAddress, atom_global_add_u32, ld_global_b32},
+    global::{GlobalAddress, atom_global_add_u32, ld_global_b32, ld_relaxed_gpu_global_b32},
     mbarrier::mbarrier_arrive,
     shared::{SharedAddress, ld_shared_v4_b32, st_shared_v4_b32},
     thread,
@@ -101,13 +101,14 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
         let token_tile = index / columns;
         // SAFETY: indices up to `experts`, of lists that have one number more; factors of an expert.
         unsafe {
-            let of = |list: u64, index: u32| ld_global_b32(GlobalAddress::new(list) + u64::from(index) * 4);
+            let at = |list: u64, index: u32| GlobalAddress::new(list) + u64::from(index) * 4;
+            let of = |list: u64, index: u32| ld_relaxed_gpu_global_b32(at(list, index));
             // The last expert whose tiles begin at or before this one. Every lane looks at one of some distance, then at the
             // next ones, so that the warp waits for memory twice at most.
             let distance = experts.div_ceil(WARP_SIZE);
-            let begun = |at: u32| {
-                let begins = of(tile_firsts, at.min(experts));
-                warp_vote_ballot(ALL_LANES, at < experts && begins <= token_tile).count_ones()
+            let begun = |index: u32| {
+                let begins = of(tile_firsts, index.min(experts));
+                warp_vote_ballot(ALL_LANES, index < experts && begins <= token_tile).count_ones()
             };
             let mut expert = (begun(lane_id() * distance) - 1) * distance;
             if distance > 1 {
@@ -119,7 +120,8 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
                 return Tile::NONE;
             }
             let [first, next] = [of(firsts, expert), of(firsts, expert + 1)];
-            let alpha = [0, Self::INSTANCE.matrices as usize - 1].map(|matrix| of(alpha[matrix], expert));
+            let matrices = [0, Self::INSTANCE.matrices as usize - 1];
+            let alpha = matrices.map(|matrix| ld_global_b32(at(alpha[matrix], expert)));
             let (rows, tiles, of_expert) = (next - first, next_tile - first_tile, index - first_tile * columns);
             let (column, tile) = (of_expert / tiles, of_expert % tiles);
             let size = tile_size(rows, tiles);

@@ -7,7 +7,7 @@
 use cuda_std::{
     cp_async::{cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group},
     fence::fence_proxy_async_shared,
-    global::{GlobalAddress, ld_global_b32},
+    global::{GlobalAddress, ld_relaxed_gpu_global_b32},
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
     mbarrier::mbarrier_arrive,
     shared::{SharedAddress, ld_shared_b32, st_shared_b32},
@@ -67,7 +67,10 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
                 let strips = Self::INSTANCE.shape().mma_n(tile.tokens) / CORE_MATRIX_ROWS;
                 self.write_sources(&tile, warp, strips);
                 for k_block in 0..k_blocks(k) {
-                    let (columns, first) = (block_columns(k, k_block), block_start(k, k_block) / CHUNK_ELEMENTS);
+                    let (mut columns, mut first) = (K_BLOCK, k_block * (K_BLOCK / CHUNK_ELEMENTS));
+                    if k_block >= k / K_BLOCK {
+                        (columns, first) = (block_columns(k, k_block), block_start(k, k_block) / CHUNK_ELEMENTS);
+                    }
                     buffers.wait_empty();
                     let buffer = Self::buffer(self.shared, buffers);
                     let mut strip = warp;
@@ -134,7 +137,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
                 let token = if self.launch.rows == 0 {
                     row
                 } else {
-                    ld_global_b32(GlobalAddress::new(self.launch.rows) + u64::from(row) * 4)
+                    ld_relaxed_gpu_global_b32(GlobalAddress::new(self.launch.rows) + u64::from(row) * 4)
                 };
                 st_shared_b32(self.source(strip), token * (self.launch.k / CHUNK_ELEMENTS));
             }

@@ -17,12 +17,21 @@ use super::{
 use crate::{
     ring::Ring,
     sm90::PANELS,
-    units::{UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, unit_bytes, unit_offset},
+    units::{K_BLOCK, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, unit_bytes, unit_offset},
 };
 
+/// Units of a whole slab.
+const SLAB_UNITS: u32 = SLAB_ROWS / UNIT_ROWS;
+
+/// The most pieces of a stage.
+const MAX_PIECES: usize = 4;
+
 impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
-    /// Units of a piece.
+    /// Units that a piece has room for.
     const PIECE_UNITS: u32 = Self::INSTANCE.piece_rows() / UNIT_ROWS;
+
+    /// Pieces of a stage.
+    const PIECES: u32 = PANELS as u32 * Self::INSTANCE.shape().panel_rows() / Self::INSTANCE.piece_rows();
 
     /// Finds the block's tiles, writes them down, and loads their weights to stages. One warp.
     ///
@@ -58,63 +67,89 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
     /// As [`Self::load_weights`]; the tile is one of the block's.
     #[inline(always)]
     unsafe fn load_tile(&self, tile: &Tile, stages: &mut Ring) {
-        let k = self.launch.k;
+        let (k, whole) = (self.launch.k, self.launch.k / K_BLOCK);
+        let pieces: [Piece; MAX_PIECES] = core::array::from_fn(|index| self.piece(tile, index as u32));
+        // Bytes of a unit in all k-blocks before, and in this one.
+        let (mut before, mut bytes) = (0, UNIT_BYTES);
         for k_block in 0..k_blocks(k) {
-            let (stage, full, columns) = (Self::stage(self.shared, *stages), stages.full(), block_columns(k, k_block));
+            if k_block >= whole {
+                bytes = unit_bytes(block_columns(k, k_block));
+            }
+            let (stage, full) = (Self::stage(self.shared, *stages), stages.full());
             // SAFETY: the expert's own units. A stage is written while it is empty, and its full barrier expects the bytes of
             // every copy.
             unsafe {
                 stages.wait_empty();
                 if lane_id() == 0 {
-                    let pieces = Self::INSTANCE.shape().panel_rows() / Self::INSTANCE.piece_rows();
-                    let bytes = unit_bytes(columns);
-                    mbarrier_arrive_expect_tx(full, PANELS as u32 * pieces * Self::PIECE_UNITS * bytes);
-                    for panel in 0..PANELS as u32 {
-                        for piece in 0..pieces {
-                            let target = stage + Self::panel(panel) + piece * Self::PIECE_UNITS * UNIT_BYTES;
-                            let (source, units) = self.piece(tile, panel, piece, k_block);
-                            Self::load_piece(target, source, units, bytes, full);
-                        }
+                    mbarrier_arrive_expect_tx(full, Self::PIECES * Self::PIECE_UNITS * bytes);
+                    for index in 0..Self::PIECES {
+                        let target = stage + index * Self::PIECE_UNITS * UNIT_BYTES;
+                        pieces[index as usize].load(target, before, bytes, Self::PIECE_UNITS, full);
                     }
                 }
                 sync_warp(ALL_LANES);
             }
+            before += bytes;
             stages.advance();
         }
     }
 
-    /// Loads the units of a piece. If there are fewer than it has, the same again stand in for those that lack: what becomes of
-    /// them is not written to C.
+    /// A piece of a tile's panels, counted through both. If its rows lie outside of the matrix, it is others: what becomes of them
+    /// is not written to C.
+    #[inline(always)]
+    fn piece(&self, tile: &Tile, index: u32) -> Piece {
+        let (n, k) = (self.launch.n, self.launch.k);
+        let (panel, row) = (index * 2 / Self::PIECES, index * Self::INSTANCE.piece_rows());
+        let (matrix, row) = match (Self::INSTANCE.matrices, panel) {
+            (2, 0) => (self.launch.b[0], row),
+            (2, _) => (self.launch.b[1], row - Self::INSTANCE.shape().panel_rows()),
+            _ => (self.launch.b[0], row),
+        };
+        let row = if tile.first_column + row < n { tile.first_column + row } else { tile.first_column };
+        let unit = row / UNIT_ROWS;
+        let expert = GlobalAddress::new(matrix) + u64::from(tile.expert) * self.launch.expert_bytes;
+        // Of the slab's first unit, since units of a k-block follow those of the one before it in the whole slab.
+        let (slab_unit, in_slab) = (unit / SLAB_UNITS * SLAB_UNITS, unit % SLAB_UNITS);
+        Piece {
+            slab: expert + unit_offset(n, k, slab_unit, 0),
+            slab_units: (n / UNIT_ROWS - slab_unit).min(SLAB_UNITS),
+            first: in_slab,
+            units: (n / UNIT_ROWS - unit).min(Self::PIECE_UNITS),
+        }
+    }
+}
+
+/// Rows of a panel that lie together in a stage, and where their units lie.
+#[derive(Clone, Copy)]
+struct Piece {
+    /// Their slab's first k-block.
+    slab: GlobalAddress,
+    /// Units of the slab.
+    slab_units: u32,
+    /// The piece's first one.
+    first: u32,
+    /// Units of the piece, no more than it has room for.
+    units: u32,
+}
+
+impl Piece {
+    /// Loads the units of a k-block, each of so many bytes, which come behind `before` bytes of every unit in the k-blocks before.
+    /// If there are fewer than the piece has room for, the same again stand in for those that lack: what becomes of them is not
+    /// written to C.
     ///
     /// # Safety
-    /// As [`Self::load_tile`]: so many units lie at `source`, and the whole piece's bytes at `target` are empty.
+    /// The units lie there; the room for them at `target` is empty.
     #[inline(always)]
-    unsafe fn load_piece(target: SharedAddress, source: GlobalAddress, units: u32, unit_bytes: u32, full: Mbarrier) {
+    unsafe fn load(&self, target: SharedAddress, before: u32, unit_bytes: u32, room: u32, full: Mbarrier) {
+        let source = self.slab + u64::from(self.slab_units * before + self.first * unit_bytes);
         let mut loaded = 0;
-        while loaded < Self::PIECE_UNITS {
-            let more = units.min(Self::PIECE_UNITS - loaded);
+        while loaded < room {
+            let more = self.units.min(room - loaded);
             // SAFETY: what `# Safety` above asks.
             unsafe {
                 cp_async_bulk_shared_global(target + loaded * unit_bytes, source, more * unit_bytes, full);
             }
             loaded += more;
         }
-    }
-
-    /// Where the units of a panel's `piece`-th rows lie, of one k-block, and how many of them the matrix has. If these rows lie
-    /// outside of the matrix, it is others: what becomes of them is not written to C.
-    #[inline(always)]
-    fn piece(&self, tile: &Tile, panel: u32, piece: u32, k_block: u32) -> (GlobalAddress, u32) {
-        let (n, k) = (self.launch.n, self.launch.k);
-        let (matrix, first_row) = match (Self::INSTANCE.matrices, panel) {
-            (2, 0) => (self.launch.b[0], tile.first_column),
-            (2, _) => (self.launch.b[1], tile.first_column),
-            _ => (self.launch.b[0], tile.first_column + panel * Self::INSTANCE.shape().panel_rows()),
-        };
-        let row = first_row + piece * Self::INSTANCE.piece_rows();
-        let row = if row < n { row } else { tile.first_column };
-        let unit = row / UNIT_ROWS;
-        let expert = GlobalAddress::new(matrix) + u64::from(tile.expert) * self.launch.expert_bytes;
-        (expert + unit_offset(n, k, unit, k_block), (n / UNIT_ROWS - unit).min(Self::PIECE_UNITS))
     }
 }
