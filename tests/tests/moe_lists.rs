@@ -108,7 +108,7 @@ impl Routing {
 
     /// Of ids at random, some of which name no expert.
     fn random(tokens: u32, top_k: u32, experts: u32, hidden: u32) -> Self {
-        let mut random = random(u64::from(tokens ^ experts << 16));
+        let mut random = random(u64::from(tokens ^ (experts << 16)));
         let ids = (0..tokens * top_k).map(|_| random.random_range(-2..experts as i32 + 2)).collect();
         Self::new(ids, top_k, experts, hidden)
     }
@@ -383,7 +383,7 @@ struct Sum {
 impl Sum {
     /// Of rows at random; a choice in four has none.
     fn random(token_type: u32, tokens: u32, top_k: u32, hidden: u32) -> Self {
-        let mut random = random(u64::from(tokens * top_k ^ hidden));
+        let mut random = random(u64::from((tokens * top_k) ^ hidden));
         let row_count = (tokens * top_k).max(1);
         let mut numbers = |rows: u32| {
             (0..rows * hidden).map(|_| round(token_type, random.random_range(-8.0..8.0))).collect::<Vec<_>>()

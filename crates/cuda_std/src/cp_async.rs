@@ -35,18 +35,3 @@ pub unsafe fn cp_async_mbarrier_arrive_noinc(barrier: Mbarrier) {
         ptx!("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{}];", in(reg32) barrier.0, options(nostack, preserves_flags))
     };
 }
-
-/// Makes a group of the copies that this thread has started since its last group (`cp.async.commit_group`).
-#[inline(always)]
-pub fn cp_async_commit_group() {
-    // SAFETY: names copies that were started, makes none.
-    unsafe { ptx!("cp.async.commit_group;", options(nostack, preserves_flags)) };
-}
-
-/// Waits until all but this thread's newest `PENDING` groups are complete; what they copied is visible to this thread then
-/// (`cp.async.wait_group`).
-#[inline(always)]
-pub fn cp_async_wait_group<const PENDING: u32>() {
-    // SAFETY: waits.
-    unsafe { ptx!("cp.async.wait_group {};", const PENDING, options(nostack, preserves_flags)) };
-}

@@ -88,10 +88,15 @@ pub fn lop3_b32<const TABLE: u32>(a: u32, b: u32, c: u32) -> u32 {
 /// not kept in a register from before a loop.
 #[inline(always)]
 pub fn opaque_b32(value: u32) -> u32 {
-    let same: u32;
-    // SAFETY: moves a register. It is not `pure`, so that it stays where it is.
-    unsafe { ptx!("mov.b32 {}, {};", out(reg32) same, in(reg32) value, options(nomem, nostack, preserves_flags)) };
-    same
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let same: u32;
+        // SAFETY: moves a register. It is not `pure`, so that it stays where it is.
+        unsafe { ptx!("mov.b32 {}, {};", out(reg32) same, in(reg32) value, options(nomem, nostack, preserves_flags)) };
+        same
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    value
 }
 
 #[cfg(test)]

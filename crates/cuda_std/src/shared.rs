@@ -184,7 +184,7 @@ pub unsafe fn st_shared_b16(address: SharedAddress, value: u16) {
 /// Where `predicate` holds, as [`ld_shared_b32`]; who else accesses the word meanwhile does so by this instruction alone.
 #[inline(always)]
 pub unsafe fn atom_shared_add_u32_or(predicate: bool, address: SharedAddress, value: u32, otherwise: u32) -> u32 {
-    let mut before = otherwise;
+    let before: u32;
     // SAFETY: what `# Safety` above asks.
     unsafe {
         ptx!(
@@ -193,7 +193,7 @@ pub unsafe fn atom_shared_add_u32_or(predicate: bool, address: SharedAddress, va
             "setp.ne.u32 p, {predicate}, 0;",
             "@p atom.shared.add.u32 {before}, [{address}], {value};",
             "}}",
-            predicate = in(reg32) u32::from(predicate), before = inout(reg32) before, address = in(reg32) address.0,
+            predicate = in(reg32) u32::from(predicate), before = inout(reg32) otherwise => before, address = in(reg32) address.0,
             value = in(reg32) value, options(nostack, preserves_flags)
         )
     };

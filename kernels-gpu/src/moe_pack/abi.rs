@@ -45,11 +45,14 @@ pub struct Pack {
 }
 
 impl Pack {
-    /// Threads of a block. A warp packs a unit.
+    /// Threads of a block. A warp packs the units of [`UNIT_ROWS`] rows.
     pub const THREADS: u32 = SLAB_ROWS / UNIT_ROWS * 32;
 
-    /// Blocks of a grid, one for each slab.
+    /// K-blocks that a block packs of a slab.
+    pub const K_BLOCKS: u32 = 8;
+
+    /// Blocks of a grid.
     pub const fn blocks(matrices: u32, rows: u32, k: u32) -> u64 {
-        matrices as u64 * rows.div_ceil(SLAB_ROWS) as u64 * k_blocks(k) as u64
+        matrices as u64 * rows.div_ceil(SLAB_ROWS) as u64 * k_blocks(k).div_ceil(Self::K_BLOCKS) as u64
     }
 }

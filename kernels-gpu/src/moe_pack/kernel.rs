@@ -1,4 +1,4 @@
-//! The kernel: a block packs a slab, a warp a unit.
+//! The kernel: a warp packs the units of 16 rows, one after the other.
 //!
 //! A lane has a row and what one of the four lanes of a fragment has of it, and then the same of the row that is eight further on.
 //! Of each 64 columns, these are 8 bytes of values, which the lanes read side by side, and a scale.
@@ -18,18 +18,15 @@ use super::abi::Pack;
 use crate::{
     format::{BLOCK, OUTPUT_BF16},
     units::{
-        K_BLOCK, LANE_WORDS, ROW_LANES, SLAB_ROWS, TokenType, UNIT_ROWS, WORD_ELEMENTS, block_columns, block_start,
-        element, k_blocks, lane_place, lane_scales, lane_words, scale_place, unit_bytes, unit_offset,
+        K_BLOCK, LANE_WORDS, ROW_LANES, SLAB_ROWS, TokenType, UNIT_BYTES, UNIT_ROWS, WORD_ELEMENTS, block_columns,
+        block_start, element, k_blocks, lane_place, lane_scales, lane_words, scale_place, unit_offset,
     },
 };
-
-/// Rows of a unit that a lane has something of.
-const LANE_ROWS: u32 = UNIT_ROWS * ROW_LANES / WARP_SIZE;
 
 /// Columns of half a k-block, of which a lane has a scale and two words.
 const HALF: u32 = K_BLOCK / 2;
 
-const _: () = assert!(LANE_ROWS == 2 && LANE_WORDS == 4 && HALF == ROW_LANES * BLOCK);
+const _: () = assert!(UNIT_ROWS * ROW_LANES == 2 * WARP_SIZE && LANE_WORDS == 4 && HALF == ROW_LANES * BLOCK);
 
 /// The largest scale. What is above is NaN or has a sign.
 const MAX_SCALE: u32 = 0x7e;
@@ -38,7 +35,7 @@ const MAX_SCALE: u32 = 0x7e;
 ///
 /// # Safety
 /// The contract in this folder's `mod.rs`.
-#[kernel(threads = Pack::THREADS)]
+#[kernel(threads = Pack::THREADS, min_blocks = 3)]
 pub unsafe fn moe_pack(pack: Pack) {
     // SAFETY: the contract. A block's type is that of all.
     unsafe {
@@ -50,67 +47,84 @@ pub unsafe fn moe_pack(pack: Pack) {
     }
 }
 
-/// Packs a slab.
+/// Packs some k-blocks of up to 128 rows.
 ///
 /// # Safety
 /// The contract.
 #[inline(always)]
 unsafe fn run<const TYPE: u32>(pack: &Pack) {
-    let (k_blocks, slabs) = (k_blocks(pack.k), pack.rows.div_ceil(SLAB_ROWS));
+    let (blocks_of_rows, slabs) = (k_blocks(pack.k).div_ceil(Pack::K_BLOCKS), pack.rows.div_ceil(SLAB_ROWS));
     // SAFETY: matrices have rows and columns.
-    unsafe { assert_unchecked(k_blocks > 0 && slabs > 0) };
-    let (block, k_block) = (thread::block_idx_x() / k_blocks, thread::block_idx_x() % k_blocks);
-    let (matrix, slab) = (block / slabs, block % slabs);
-    let in_slab = thread::thread_idx_x() / WARP_SIZE;
-    let first_unit = slab * (SLAB_ROWS / UNIT_ROWS);
-    let first_row = (first_unit + in_slab) * UNIT_ROWS;
-    if first_row >= pack.rows {
+    unsafe { assert_unchecked(blocks_of_rows > 0 && slabs > 0) };
+    let (slab, part) = (thread::block_idx_x() / blocks_of_rows, thread::block_idx_x() % blocks_of_rows);
+    let (matrix, slab) = (slab / slabs, slab % slabs);
+    let unit = slab * (SLAB_ROWS / UNIT_ROWS) + thread::thread_idx_x() / WARP_SIZE;
+    if unit * UNIT_ROWS >= pack.rows {
         return;
     }
-    let columns = block_columns(pack.k, k_block);
-    let unit = GlobalAddress::new(pack.units)
-        + u64::from(matrix) * pack.units_stride
-        + unit_offset(pack.rows, pack.k, first_unit, k_block)
-        + u64::from(in_slab * unit_bytes(columns));
-    // SAFETY: the contract. The unit is this warp's.
+    let position = lane_id() / ROW_LANES;
+    let rows = [
+        Row::new(pack, matrix, unit * UNIT_ROWS + position),
+        Row::new(pack, matrix, unit * UNIT_ROWS + position + UNIT_ROWS / 2),
+    ];
+    let units = GlobalAddress::new(pack.units) + u64::from(matrix) * pack.units_stride;
+    let unit_at = |k_block: u32| units + unit_offset(pack.rows, pack.k, unit, k_block);
+    let mut k_block = part * Pack::K_BLOCKS;
+    let end = (k_block + Pack::K_BLOCKS).min(k_blocks(pack.k));
+    let mut target = unit_at(k_block);
+    let units_of_slab = (SLAB_ROWS.min(pack.rows - slab * SLAB_ROWS)) / UNIT_ROWS;
+    // SAFETY: the unit is the warp's own.
     unsafe {
-        // Where the columns are a constant, all loads are on their way at once.
-        if columns == K_BLOCK {
-            pack_unit::<TYPE>(pack, matrix, first_row, k_block, K_BLOCK, unit);
-        } else {
-            pack_unit::<TYPE>(pack, matrix, first_row, k_block, columns, unit);
+        while k_block < end.min(pack.k / K_BLOCK) {
+            pack_unit::<TYPE>(pack, rows, k_block * K_BLOCK, K_BLOCK, target);
+            target = target + u64::from(units_of_slab * UNIT_BYTES);
+            k_block += 1;
+        }
+        while k_block < end {
+            let (start, columns) = (block_start(pack.k, k_block), block_columns(pack.k, k_block));
+            pack_unit::<TYPE>(pack, rows, start, columns, unit_at(k_block));
+            k_block += 1;
         }
     }
 }
 
-/// Packs a unit: the rows from `first_row` on, of a k-block of so many columns.
+/// Packs a unit: of the lanes' rows, so many columns from `start` on.
 ///
 /// # Safety
 /// The contract. The warp alone packs this unit.
 #[inline(always)]
-unsafe fn pack_unit<const TYPE: u32>(
-    pack: &Pack,
-    matrix: u32,
-    first_row: u32,
-    k_block: u32,
-    columns: u32,
-    unit: GlobalAddress,
-) {
-    let (row, lane) = (lane_id() / ROW_LANES, lane_id() % ROW_LANES);
-    let lane_row = |index: u32| index * (UNIT_ROWS / LANE_ROWS) + row;
-    let load = |index: u32| {
-        let row = first_row + lane_row(index);
-        let row = if pack.ordered_rows != 0 { row_at(pack.rows, row) } else { row };
-        // SAFETY: of the matrix.
-        unsafe { Part::load(pack, matrix, row, block_start(pack.k, k_block), columns, lane) }
-    };
-    let parts = [load(0), load(1)];
-    // SAFETY: the lane's own bytes of the unit.
+unsafe fn pack_unit<const TYPE: u32>(pack: &Pack, rows: [Row; 2], start: u32, columns: u32, unit: GlobalAddress) {
+    let (position, lane) = (lane_id() / ROW_LANES, lane_id() % ROW_LANES);
+    // SAFETY: columns of the rows, and the lane's own bytes of the unit. All loads come before the first store.
     unsafe {
-        parts[0].report(pack, matrix);
-        parts[1].report(pack, matrix);
-        parts[0].pack::<TYPE>().store(unit, columns, lane_row(0), lane);
-        parts[1].pack::<TYPE>().store(unit, columns, lane_row(1), lane);
+        let parts = [Part::load(rows[0], start, columns, lane), Part::load(rows[1], start, columns, lane)];
+        parts[0].report(pack, rows[0]);
+        parts[1].report(pack, rows[1]);
+        parts[0].pack::<TYPE>().store(unit, columns, position, lane);
+        parts[1].pack::<TYPE>().store(unit, columns, position + UNIT_ROWS / 2, lane);
+    }
+}
+
+/// A row of a matrix.
+#[derive(Clone, Copy)]
+struct Row {
+    values: GlobalAddress,
+    scales: GlobalAddress,
+    /// The place of its first scale among those of all matrices.
+    first_scale: u64,
+}
+
+impl Row {
+    /// The row that stands at a position.
+    #[inline(always)]
+    fn new(pack: &Pack, matrix: u32, position: u32) -> Self {
+        let row = u64::from(if pack.ordered_rows != 0 { row_at(pack.rows, position) } else { position });
+        let (matrix, row_scales) = (u64::from(matrix), u64::from(pack.k / BLOCK));
+        Self {
+            values: GlobalAddress::new(pack.values) + matrix * pack.values_stride + row * u64::from(pack.k / 2),
+            scales: GlobalAddress::new(pack.scales) + matrix * pack.scales_stride + row * row_scales,
+            first_scale: (matrix * u64::from(pack.rows) + row) * row_scales,
+        }
     }
 }
 
@@ -127,10 +141,7 @@ fn row_at(rows: u32, position: u32) -> u32 {
 
 /// What a lane has of a row of a k-block, half by half.
 #[derive(Clone, Copy)]
-struct Part {
-    row: u32,
-    halves: [Half; 2],
-}
+struct Part([Half; 2]);
 
 /// What a lane has of up to 64 columns of a row.
 #[derive(Clone, Copy)]
@@ -145,17 +156,16 @@ impl Part {
     /// Loads it as it is in the matrix, from the column `start` on.
     ///
     /// # Safety
-    /// The contract, and the row, its columns and the lane are there.
+    /// The contract, and the row has these columns.
     #[inline(always)]
-    unsafe fn load(pack: &Pack, matrix: u32, row: u32, start: u32, columns: u32, lane: u32) -> Self {
+    unsafe fn load(row: Row, start: u32, columns: u32, lane: u32) -> Self {
         // SAFETY: what `# Safety` above asks.
-        let halves = unsafe {
-            [
-                Half::load(pack, matrix, row, start, columns, lane),
-                Half::load(pack, matrix, row, start + HALF, columns.saturating_sub(HALF), lane),
-            ]
-        };
-        Self { row, halves }
+        unsafe {
+            Self([
+                Half::load(row, start, columns, lane),
+                Half::load(row, start + HALF, columns.saturating_sub(HALF), lane),
+            ])
+        }
     }
 
     /// Reports scales that are none.
@@ -163,24 +173,23 @@ impl Part {
     /// # Safety
     /// The contract.
     #[inline(always)]
-    unsafe fn report(&self, pack: &Pack, matrix: u32) {
+    unsafe fn report(self, pack: &Pack, row: Row) {
         let report = |half: Half| {
             if half.scale > MAX_SCALE {
-                let row = u64::from(matrix) * u64::from(pack.rows) + u64::from(self.row);
-                let place = row * u64::from(pack.k / BLOCK) + u64::from(half.block);
                 // SAFETY: others change it in this way alone.
-                unsafe { red_global_min_u64(GlobalAddress::new(pack.invalid), place) };
+                unsafe {
+                    red_global_min_u64(GlobalAddress::new(pack.invalid), row.first_scale + u64::from(half.block));
+                }
             }
         };
-        report(self.halves[0]);
-        report(self.halves[1]);
+        report(self.0[0]);
+        report(self.0[1]);
     }
 
     /// As it lies in a unit.
     #[inline(always)]
     fn pack<const TYPE: u32>(self) -> Self {
-        let [first, second] = self.halves;
-        Self { halves: [first.pack::<TYPE>(), second.pack::<TYPE>()], ..self }
+        Self([self.0[0].pack::<TYPE>(), self.0[1].pack::<TYPE>()])
     }
 
     /// Stores it, packed, in a unit.
@@ -191,7 +200,7 @@ impl Part {
     unsafe fn store(self, unit: GlobalAddress, columns: u32, row: u32, lane: u32) {
         let values = unit + u64::from(lane_place(columns, row, lane));
         let scales = unit + u64::from(scale_place(columns, row, lane));
-        let [Half { words: [a, b], scale: low, .. }, Half { words: [c, d], scale: high, .. }] = self.halves;
+        let [Half { words: [a, b], scale: low, .. }, Half { words: [c, d], scale: high, .. }] = self.0;
         let words = lane_words(columns);
         // SAFETY: the lane's own bytes.
         unsafe {
@@ -215,15 +224,13 @@ impl Half {
     /// Loads what a lane has of these columns of a row, from `first` on; zeros where there are none.
     ///
     /// # Safety
-    /// The contract, and the row, its columns and the lane are there. All lanes of the warp have the same columns.
+    /// The contract, and the row has these columns. All lanes of the warp have the same ones.
     #[inline(always)]
-    unsafe fn load(pack: &Pack, matrix: u32, row: u32, first: u32, columns: u32, lane: u32) -> Self {
+    unsafe fn load(row: Row, first: u32, columns: u32, lane: u32) -> Self {
         if columns == 0 {
             return Self { words: [0; 2], scale: 0, block: 0 };
         }
-        let values = GlobalAddress::new(pack.values)
-            + u64::from(matrix) * pack.values_stride
-            + (u64::from(row) * u64::from(pack.k / 2) + u64::from(first / 2));
+        let values = row.values + u64::from(first / 2);
         // SAFETY: values and scales of the row.
         unsafe {
             // The lane's words, and its first column, as `element` says.
@@ -239,10 +246,7 @@ impl Half {
                 ([codes & 0xff | (codes & 0xff00) << 8, 0], lane * WORD_ELEMENTS / 2)
             };
             let block = (first + of_lane) / BLOCK;
-            let scales = GlobalAddress::new(pack.scales)
-                + u64::from(matrix) * pack.scales_stride
-                + (u64::from(row) * u64::from(pack.k / BLOCK) + u64::from(block));
-            Self { words, scale: u32::from(ld_global_nc_u8(scales)), block }
+            Self { words, scale: u32::from(ld_global_nc_u8(row.scales + u64::from(block))), block }
         }
     }
 

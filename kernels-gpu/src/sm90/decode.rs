@@ -95,6 +95,6 @@ impl Bf16Scales {
     /// The scale of this index, 0 or 1, times 2¹¹⁹, in both halves of a register.
     #[inline(always)]
     pub fn twice(self, index: usize) -> u32 {
-        (prmt_b32(self.0, 0, 0x4040 | 0x0101 * index as u32) << 4) + 0x7000_7000
+        (prmt_b32(self.0, 0, 0x4040 | (0x0101 * index as u32)) << 4) + 0x7000_7000
     }
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use cuda_std::{
+    fence::fence_proxy_async_shared,
     mbarrier::Mbarrier,
     shared::SharedAddress,
     wgmma::{self, MatrixDescriptor, MmaAsync, Number},
@@ -22,6 +23,8 @@ pub trait Kind<const P: usize> {
     const SHAPE: Shape;
     /// What a product lacks of its value.
     const UNSCALE: f32;
+    /// Whether threads have copied tokens to the buffers, through the generic proxy.
+    const COPIED_BY_THREADS: bool;
     /// The numbers that are multiplied.
     type Number: Number;
     /// A thread's words of two rows of weights, and their scales.
@@ -115,6 +118,10 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
             let mut a: [_; LANE_WORDS] = [decode(&parts, 0), decode(&parts, 1), decode(&parts, 2), decode(&parts, 3)];
             for k_block in 0..k_blocks {
                 self.buffers.wait_full();
+                if K::COPIED_BY_THREADS {
+                    // wgmma reads B through the asynchronous proxy.
+                    fence_proxy_async_shared();
+                }
                 let buffer = K::buffer(self.shared, self.buffers);
                 let b = MatrixDescriptor::new(buffer, CORE_MATRIX_BYTES, STRIP_BYTES);
                 if K::SHAPE.ping_pong() {
@@ -175,6 +182,8 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
         unsafe {
             self.stages.wait_full();
             let parts = self.kind.load(K::stage(self.shared, self.stages), &self.fragment, k_block);
+            // Without it, a bulk copy overwrites the stage while loads are still under way: seen on an H200.
+            fence_proxy_async_shared();
             self.fragment.arrive(self.stages.empty());
             self.stages.advance();
             parts

@@ -72,6 +72,8 @@ impl<const INDEX: usize> Kind<PANELS> for Sm90<INDEX> {
     const SHAPE: Shape = Self::INSTANCE.shape();
     // Both factors of a product are decoded.
     const UNSCALE: f32 = F16_UNSCALE * F16_UNSCALE;
+    // Where threads decode tokens to the buffers, they make the fence.
+    const COPIED_BY_THREADS: bool = false;
     type Number = wgmma::F16;
     type Part = Rows;
 

@@ -144,7 +144,7 @@ impl Part {
         unsafe {
             let mut elements = ld_global_v4_b32_or_zero(is_whole, source);
             // The same for all warps.
-            if route.hidden % (ROW_LANES * WORD_ELEMENTS) != 0 {
+            if !route.hidden.is_multiple_of(ROW_LANES * WORD_ELEMENTS) {
                 let half = ld_global_b64_or_zero(first.is_some() && !is_whole, source);
                 elements[0] |= half as u32;
                 elements[2] |= (half >> 32) as u32;

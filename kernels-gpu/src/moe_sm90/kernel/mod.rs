@@ -89,7 +89,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
         Ring::new(self.shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
     }
 
-    /// The buffers of tokens. One is full when every warp that gathers has arrived; it is empty as a stage is.
+    /// The buffers of tokens. One is full when the copies of every thread that gathers have arrived; it is empty as a stage is.
     fn buffers(&self) -> Ring {
         Ring::new(self.shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
     }
@@ -131,7 +131,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
         unsafe {
             if thread::thread_idx_x() == 0 {
                 this.stages().init(1, Self::CONSUMER_WARPS);
-                this.buffers().init(Self::TOKEN_WARPS, Self::CONSUMER_WARPS);
+                this.buffers().init(Self::TOKEN_WARPS * WARP_SIZE, Self::CONSUMER_WARPS);
                 this.tiles().init(1, Self::TOKEN_WARPS + Self::CONSUMER_WARPS);
                 if Self::PING_PONG {
                     PingPong::init(this.turn_barriers());

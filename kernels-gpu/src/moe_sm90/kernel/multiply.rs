@@ -8,7 +8,10 @@ use cuda_std::{
     wgmma,
 };
 
-use super::{Moe, tiles::Tile};
+use super::{
+    Moe,
+    tiles::{Tile, from_first_lane},
+};
 use crate::{
     format::{OUTPUT_BF16, OUTPUT_F16},
     ring::Ring,
@@ -43,7 +46,8 @@ where
         unsafe {
             loop {
                 tiles.wait_full();
-                let tokens = ld_shared_b32(self.slot(tiles) + Tile::TOKENS);
+                // Through the shuffle the compiler knows that it is the same in all lanes.
+                let tokens = from_first_lane(ld_shared_b32(self.slot(tiles) + Tile::TOKENS));
                 if tokens == 0 {
                     return;
                 }
@@ -161,6 +165,7 @@ where
 {
     const SHAPE: Shape = Moe::<INDEX, BF16, P>::INSTANCE.shape();
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
+    const COPIED_BY_THREADS: bool = true;
     type Number = <Packed<BF16> as Decode>::Number;
     type Part = Rows<Packed<BF16>>;
 

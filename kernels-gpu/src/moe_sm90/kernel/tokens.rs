@@ -3,10 +3,12 @@
 //! 16 bytes of a token are a row of a core matrix. In a strip, eight tokens, core matrix c has the tokens' c-th 16 bytes of the
 //! k-block. A warp's copy has eight tokens and four core matrices: the lanes of a quarter warp write 128 bytes that lie
 //! together, and read from each token 64 bytes that lie together.
+//!
+//! A buffer's barrier counts the copies as they complete. The threads that multiply make what was copied known to `wgmma`: a fence
+//! of the thread that copies would wait for all of its copies, the later ones too.
 
 use cuda_std::{
-    cp_async::{cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group},
-    fence::fence_proxy_async_shared,
+    cp_async::{cp_async_16_or_zero, cp_async_mbarrier_arrive_noinc},
     global::{GlobalAddress, ld_relaxed_gpu_global_b32},
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
     mbarrier::mbarrier_arrive,
@@ -17,7 +19,6 @@ use cuda_std::{
 use super::{Moe, tiles::Tile};
 use crate::{
     moe_sm90::abi::{SOURCE_BYTES, STRIP_SOURCE_BYTES},
-    ring::Ring,
     sm90::{CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, K_BLOCK, STRIP_BYTES},
     units::{block_columns, block_start, k_blocks},
 };
@@ -35,12 +36,6 @@ const COPY_CHUNKS: u32 = 4;
 const STRIP_COPIES: u32 = K_BLOCK / CHUNK_ELEMENTS / COPY_CHUNKS;
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
-    /// How many buffers may be on their way to a warp before it waits for the first of them.
-    ///
-    /// The next buffer to fill has been emptied when the one two before it has been multiplied. So the warpgroups have one more to
-    /// multiply while this warp waits.
-    const AHEAD: u32 = Self::INSTANCE.buffers - 2;
-
     /// Gathers the tokens of the block's tiles. One warp, the `warp`-th of [`Self::TOKEN_WARPS`]; each brings every third strip.
     ///
     /// # Safety
@@ -48,7 +43,6 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
     #[inline(always)]
     pub(super) unsafe fn gather_tokens(&self, warp: u32) {
         let (mut tiles, mut buffers, k) = (self.tiles(), self.buffers(), self.launch.k);
-        let mut arrivals = Arrivals { buffers, pending: 0 };
         // SAFETY: tokens and lists are complete after the wait. A buffer is written while it is empty.
         unsafe {
             griddepcontrol_wait();
@@ -62,7 +56,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
                 }
                 tiles.advance();
                 if tile.tokens == 0 {
-                    break;
+                    return;
                 }
                 let strips = Self::INSTANCE.shape().mma_n(tile.tokens) / CORE_MATRIX_ROWS;
                 self.write_sources(&tile, warp, strips);
@@ -88,31 +82,10 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
                         }
                         strip += Self::TOKEN_WARPS;
                     }
-                    cp_async_commit_group();
+                    cp_async_mbarrier_arrive_noinc(buffers.full());
                     buffers.advance();
-                    arrivals.pending += 1;
-                    if arrivals.pending > Self::AHEAD {
-                        Self::wait_for_first();
-                        arrivals.arrive();
-                    }
                 }
             }
-            cp_async_wait_group::<0>();
-            while arrivals.pending > 0 {
-                arrivals.arrive();
-            }
-        }
-    }
-
-    /// Waits until only the newest [`Self::AHEAD`] buffers are on their way.
-    #[inline(always)]
-    fn wait_for_first() {
-        // A constant of a type cannot be an argument of a function's.
-        match const { Self::AHEAD } {
-            1 => cp_async_wait_group::<1>(),
-            2 => cp_async_wait_group::<2>(),
-            4 => cp_async_wait_group::<4>(),
-            _ => cp_async_wait_group::<0>(),
         }
     }
 
@@ -143,34 +116,5 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
             }
             strip += Self::TOKEN_WARPS;
         }
-    }
-}
-
-/// The buffers that are on their way to a warp.
-struct Arrivals {
-    /// Stands at the first of them.
-    buffers: Ring,
-    /// How many they are.
-    pending: u32,
-}
-
-impl Arrivals {
-    /// Says that the first of them has its copies.
-    ///
-    /// # Safety
-    /// This thread has seen its copies to it complete. The whole warp calls it together.
-    #[inline(always)]
-    unsafe fn arrive(&mut self) {
-        // wgmma reads B through the asynchronous proxy.
-        fence_proxy_async_shared();
-        // SAFETY: every warp that gathers arrives once for each buffer.
-        unsafe {
-            sync_warp(ALL_LANES);
-            if lane_id() == 0 {
-                mbarrier_arrive(self.buffers.full());
-            }
-        }
-        self.buffers.advance();
-        self.pending -= 1;
     }
 }
