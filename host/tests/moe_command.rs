@@ -88,7 +88,7 @@ fn what_makes_no_sense_is_bad_input_with_what_would() {
     for (line, text) in [
         ("--op moe --shape moe-1", "layer `moe-1` is neither a .json file nor one of qwen3-30b-a3b, "),
         ("--op gated --shape layer-test-1", "shape `layer-test-1` is neither"),
-        ("--op moe --output out.safetensors", "--weights, --output and --variant are not of --op moe"),
+        ("--op moe --output out.safetensors", "--weights and --output are not of --op moe"),
         ("--shape group-1 --routing zipf", "--routing is of --op moe"),
         ("--shape group-1 --tokens 3", "--tokens of --op moe or of --weights"),
         ("--op moe --routing skewed", "[possible values: uniform, zipf]"),
@@ -107,4 +107,15 @@ fn layers_are_listed_beside_the_shapes_of_groups() {
     for name in ["decode-16", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-120b", "deepseek-r1-rank", "layer-test-9"] {
         assert!(text.lines().any(|line| line.trim_start().starts_with(name)), "{name}: {text}");
     }
+}
+
+#[test]
+fn an_emulated_card_computes_a_layer_without_a_fault_and_claims_no_rate() {
+    let text = stdout(nvfp4("run --shape layer-test-8 --backend emulated --tokens 2"));
+    assert!(text.contains("emulated on sm_90a, ") && text.contains("no fault"), "{text}");
+    assert!(text.contains("verified  yes: all ") && !text.contains("/s"), "{text}");
+    let refused = nvfp4("run --shape layer-test-8 --backend emulated --arch sm_80");
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(error, "error: there is no MoE layer for sm_80 yet; take sm_90a or the CPU\n");
 }

@@ -50,6 +50,12 @@ pub fn default_arch() -> &'static str {
     builds::arches().last().expect("there are kernels")
 }
 
+/// The newest of [`arches`] that MoE layers are computed on.
+pub fn moe_arch() -> &'static str {
+    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.runs_moe());
+    arches().into_iter().rev().find(computes).expect("there are kernels of MoE layers")
+}
+
 /// The names, in faults and counters, of the buffers that hold values and scales of the weights.
 pub const WEIGHTS: &str = "weights";
 
@@ -178,6 +184,11 @@ impl Emulated {
     /// Whether a kernel runs on this device.
     fn runs(&self, kernel: &str) -> bool {
         builds::find(kernel, self.capability).is_some()
+    }
+
+    /// Whether every kernel of an MoE layer does.
+    fn runs_moe(&self) -> bool {
+        kernels::moe::KERNELS.iter().all(|kernel| self.runs(kernel.name()))
     }
 
     /// A kernel's build for this device.

@@ -137,9 +137,9 @@ impl PlacedStep {
 impl EmulatedMoeLayer {
     /// A layer on an empty device.
     pub fn new(gpu: Emulated, weights: &MoeWeights<'_>) -> Result<Self, Error> {
-        if !moe::KERNELS.iter().all(|kernel| gpu.runs(kernel.name())) {
-            let arch = &gpu.arch;
-            return Err(Error::NotComputed(format!("there is no MoE layer for {arch} yet; take sm_90a or the CPU")));
+        if !gpu.runs_moe() {
+            let (arch, other) = (&gpu.arch, super::moe_arch());
+            return Err(Error::NotComputed(format!("there is no MoE layer for {arch} yet; take {other} or the CPU")));
         }
         let mut device = gpu.memory();
         let layer = place(&mut device, weights);

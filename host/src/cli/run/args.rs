@@ -114,7 +114,8 @@ fn variant_help() -> String {
 
 /// What `--help` says of `--arch`.
 fn arch_help() -> String {
-    format!("The emulated GPU: {} [default: {}]", emulated::arches().join(", "), emulated::default_arch())
+    let (arches, default, moe) = (emulated::arches().join(", "), emulated::default_arch(), emulated::moe_arch());
+    format!("The emulated GPU: {arches} [default: {default}; {moe} of --op moe]")
 }
 
 /// What is computed.

@@ -125,8 +125,9 @@ fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
 fn emulated_gpu(args: &Args) -> anyhow::Result<Emulated> {
     let options =
         emulated::Options { schedule: args.schedule.unwrap_or_default(), sms: args.sms, ..Default::default() };
+    let default_arch = if args.is_moe() { emulated::moe_arch() } else { emulated::default_arch() };
     let Some(path) = &args.ptx else {
-        let arch = args.arch.as_deref().unwrap_or(emulated::default_arch());
+        let arch = args.arch.as_deref().unwrap_or(default_arch);
         return Ok(Emulated::new(arch, options)?.with_variant(args.variant)?);
     };
     /// The longest PTX here has some hundred kilobytes.
@@ -135,7 +136,7 @@ fn emulated_gpu(args: &Args) -> anyhow::Result<Emulated> {
     let ptx = String::from_utf8(read_bounded(path, MAX_PTX_BYTES, "a file of PTX")?).with_context(not_ptx)?;
     let target = ptx.lines().find_map(|line| line.trim().strip_prefix(".target")).unwrap_or_default();
     let target = target.split([',', ' ']).find(|word| !word.is_empty());
-    let arch = args.arch.as_deref().or(target).unwrap_or(emulated::default_arch());
+    let arch = args.arch.as_deref().or(target).unwrap_or(default_arch);
     let gpu = Emulated::new(arch, options)?.with_variant(args.variant)?;
     gpu.with_ptx(&ptx).with_context(|| path.display().to_string())
 }

@@ -28,8 +28,11 @@ const SAMPLE: usize = 4096;
 
 /// Runs the layer on the backend that was chosen, and prints the report.
 pub fn run(args: &Args, mut backend: Box<dyn Backend>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    if args.weights.is_some() || args.output.is_some() || args.variant != Variant::default() {
-        bail!("--weights, --output and --variant are not of --op moe; leave them out");
+    if args.weights.is_some() || args.output.is_some() {
+        bail!("--weights and --output are not of --op moe; leave them out");
+    }
+    if args.variant != (Variant { graph: args.variant.graph, ..Default::default() }) {
+        bail!("of --variant, --op moe takes graph alone; leave the other words out");
     }
     let name = args.shape.as_deref().unwrap_or(SHAPE);
     let shape = shape::find(name)?;

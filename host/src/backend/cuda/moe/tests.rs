@@ -28,7 +28,7 @@ fn hopper() -> FakeCuda {
 
 /// A matrix of different numbers around 1/√K.
 fn matrix(rows: usize, k: usize, seed: usize) -> Matrix<'static> {
-    let values: Vec<u8> = (0..rows * k / 2).map(|i| ((i + seed) * 0x9E37_79B9 >> 13) as u8).collect();
+    let values: Vec<u8> = (0..rows * k / 2).map(|i| (((i + seed) * 0x9E37_79B9) >> 13) as u8).collect();
     let scales: Vec<u8> = (0..rows * k / 16).map(|i| 0x28 + (i * 7 + seed) as u8 % 16).collect();
     Matrix::new(rows, k, values, scales, (1.0 + seed as f32 / 8.0) / (2.0 * (k as f32).sqrt())).unwrap()
 }
