@@ -126,7 +126,7 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
 ///     shared_intermediate: None,
 ///     dtype: OutDtype::Bf16,
 /// };
-/// assert_eq!(workspace_bytes(&mixtral, 1), 83_968);
+/// assert_eq!(workspace_bytes(&mixtral, 1), 82_176);
 /// assert!(workspace_bytes(&mixtral, 8192) < 512_000_000);
 /// ```
 pub fn workspace_bytes(sizes: &MoeSizes, max_tokens: usize) -> usize {
