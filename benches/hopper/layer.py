@@ -4,8 +4,8 @@
     python3 layer.py --binary hopper --packages folder --models qwen3-30b --tokens 1 8 --out part.json
 
 As `run.py` does it: one process holds the peers, the release binary the layer, rounds alternate between all
-contenders. A point is a model, a number of tokens and a routing (`layers.py`); weights are prepared once for a model. What
-several calls measured is one result again by `layer_report.py --merge`.
+contenders. A point is a model, a number of tokens and a routing (`layers.py`); weights are prepared once for a model.
+What several calls measured is one result again by `layer_report.py --merge`.
 """
 
 from __future__ import annotations

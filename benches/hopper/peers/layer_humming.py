@@ -34,15 +34,16 @@ class Matrices:
         from humming.layer import HummingLayer
 
         experts, rows, half = matrices.values.shape
-        layer = HummingLayer(
-            shape_n=rows,
-            shape_k=2 * half,
-            weight_config={"quant_method": "modelopt", "quant_algo": "nvfp4"},
-            num_experts=experts,
-            torch_dtype=torch.bfloat16,
-            pad_n_to_multiple=PAD_ROWS,
-            pad_k_to_multiple=PAD_K,
-        ).cuda()
+        with torch.device(matrices.values.device):
+            layer = HummingLayer(
+                shape_n=rows,
+                shape_k=2 * half,
+                weight_config={"quant_method": "modelopt", "quant_algo": "nvfp4"},
+                num_experts=experts,
+                torch_dtype=torch.bfloat16,
+                pad_n_to_multiple=PAD_ROWS,
+                pad_k_to_multiple=PAD_K,
+            )
         layer.weight.data.copy_(matrices.values)
         layer.weight_scale.data.copy_(matrices.scales)
         layer.weight_scale_2.data.fill_(matrices.factor)
@@ -98,15 +99,12 @@ class Layer:
         """Compiles the kernels for all these numbers of tokens, in parallel."""
         from humming.kernel.humming import HummingKernel
 
-        specs: dict[str, tuple[type, dict[str, Any]]] = {}
         for matrices in self.sets[0]:
             for kind in ("indexed", "grouped_contiguous"):
-                for count in tokens:
-                    tiling = matrices.tiling(local_rows(model, count), kind)
-                    config = json.loads(matrices.config.to_str()) | {"gemm_type": kind} | tiling
-                    config.pop("num_sms", None)
-                    specs[str(config)] = (HummingKernel, config)
-        HummingKernel.compile_many(list(specs.values()))
+                tilings = [[0, MOST_ROWS, matrices.tiling(local_rows(model, count), kind)] for count in tokens]
+                HummingKernel.prepare_kernels(
+                    matrices.config.to_str(), json.dumps({"gemm_type": kind}), json.dumps(tilings)
+                )
 
     def candidates(self, step: Step, copies: int) -> dict[str, list[Run]]:
         """Two ways to run it, each on every copy."""
