@@ -21,6 +21,8 @@ FEW_RATIO, MANY_RATIO, LEAST_RATIO = 1.35, 1.05, 0.97
 # Of a step of at most so many tokens: µs, and the share of a copy's bandwidth at which experts' weights are read.
 DECODE_TOKENS, DECODE_US, COPY_SHARE = 8, 12.0, 0.92
 NOTHING_US = 8.0
+# Points that a line names; of more, it has the number.
+MOST_TITLES = 4
 
 Json = dict[str, Any]
 
@@ -171,7 +173,9 @@ def text(result: Json) -> str:
     for title, point in result["points"].items():
         for name, text_ in point["missing"].items():
             why.setdefault((name, text_), []).append(title)
-    lines += [f"{name} not measured at {', '.join(titles)}: {text_}" for (name, text_), titles in why.items()]
+    for (name, text_), titles in why.items():
+        where = ", ".join(titles) if len(titles) <= MOST_TITLES else f"{len(titles)} points"
+        lines.append(f"{name} not measured at {where}: {text_}")
     for name in OWN:
         timed = [point for point in points if name in point["host_us"]]
         if timed:
