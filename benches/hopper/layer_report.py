@@ -71,7 +71,8 @@ def allowed_us(point: Json) -> float:
 def goals(result: Json) -> list[tuple[str, float, float, bool]]:
     """What is aimed at, what was reached, what would be enough, and whether it is; only of what was measured."""
     points = result["points"]
-    compared = {name: ratio(point) for name, point in points.items() if point["routing"] != "elsewhere"}
+    # Where no expert is hit there is nothing to compute, and a goal of its own.
+    compared = {name: ratio(point) for name, point in points.items() if point["hit"]}
     ratios = {name: value for name, value in compared.items() if value}
     found = []
     for what, least, chosen in (
