@@ -7,11 +7,14 @@ queued behind a kernel that does nothing for long enough that the host is never 
 
 from __future__ import annotations
 
+import datetime
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 
 import torch
+import triton
 
 # Launches the operation on the current stream and returns the output `[T, N]`, always the same memory.
 Run = Callable[[], torch.Tensor]
@@ -93,3 +96,47 @@ def f16_rate(size: int = 8192, runs: int = 15) -> list[float]:
     out = torch.empty_like(a)
     times = Contender([lambda: torch.mm(a, b, out=out)]).round(runs)
     return [2 * size**3 / (us * 1e-6) for us in times]
+
+
+def captured(run: Run) -> Run:
+    """The same run as a CUDA graph, captured once, with memory of its own."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        run()  # whatever is done at the first call alone
+        stream.synchronize()
+        graph.capture_begin()
+        try:
+            out = run()
+        finally:
+            graph.capture_end()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return out
+
+    return replay
+
+
+def summary(us: list[float]) -> dict[str, float]:
+    """Of the times of all rounds."""
+    ordered = sorted(us)
+    return {
+        "median": statistics.median(us),
+        "p10": ordered[len(us) // 10],
+        "p90": ordered[len(us) * 9 // 10],
+        "runs": len(us),
+    }
+
+
+def conditions(note: str) -> dict[str, str]:
+    """What the run was made on."""
+    query = "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.limit"
+    smi = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=False)
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "gpu": smi.stdout.strip() or torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "note": note,
+    }

@@ -10,13 +10,11 @@ README what is not in it. Every contender is checked against an exact reference 
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import gc
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 import traceback
@@ -25,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 import report
 from inputs import Inputs, Problem
-from measure import WARM_UP, Contender, copy_rate, f16_rate, relative_error
+from kernels import Kernels
+from measure import WARM_UP, Contender, conditions, copy_rate, f16_rate, relative_error, summary
 from peers import Unavailable, humming_wgmma, marlin, torch_bf16, triton_decode
 
 KERNELS = [report.KERNEL, report.KERNEL_GRAPH, "gated_simt"]
@@ -39,43 +37,6 @@ SHAPES = [f"{kind}-{i}" for kind in ("moe", "dual", "group") for i in range(1, 5
 ROTATED = 3
 # A peer whose output is further from the reference is wrong: bf16 rounds gate, up and product by 2^-9 each.
 LARGEST_ERROR = 1e-2
-
-
-class Kernels:
-    """The library's binary, told what to do by lines of JSON."""
-
-    def __init__(self, binary: str) -> None:
-        self.process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def send(self, **command: Any) -> None:
-        """Sends a command without waiting."""
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        """Waits for the next answer."""
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"the binary ended with status {self.process.wait()}; its message is above")
-        return json.loads(line)
-
-    def ask(self, **command: Any) -> dict[str, Any]:
-        """Sends a command and waits for its answer."""
-        self.send(**command)
-        return self.answer()
-
-
-def summary(us: list[float]) -> dict[str, float]:
-    """Of the times of all rounds."""
-    ordered = sorted(us)
-    return {
-        "median": statistics.median(us),
-        "p10": ordered[len(us) // 10],
-        "p90": ordered[len(us) * 9 // 10],
-        "runs": len(us),
-    }
 
 
 def prepare_peers(
@@ -137,19 +98,6 @@ def measure_shape(kernels: Kernels, shape: str, rotate_bytes: int, args: argpars
     }
 
 
-def conditions(note: str) -> dict[str, str]:
-    """What the run was made on."""
-    query = "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.limit"
-    smi = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=False)
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "gpu": smi.stdout.strip() or torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "note": note,
-    }
-
-
 def arguments() -> argparse.Namespace:
     """Of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
@@ -157,7 +105,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--marlin", help="vLLM's _moe_C_stable_libtorch.abi3.so")
     parser.add_argument("--packages", help="folder with more Python packages, for instance humming-kernels")
     parser.add_argument("--note", default="", help="kept with the result: the commit of the binary, say")
-    parser.add_argument("--kernels", nargs="+", default=KERNELS, metavar="VARIANT", help="as `nvfp4 run --variant` has it")
+    parser.add_argument(
+        "--kernels", nargs="+", default=KERNELS, metavar="VARIANT", help="as `nvfp4 run --variant` has it"
+    )
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="PEER", help=", ".join(PEERS))
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="NAME")
     parser.add_argument("--rounds", type=int, default=6, help="of each contender")

@@ -1,0 +1,209 @@
+"""A result of `layer.py` as tables, and the goals: arithmetic on its JSON, no GPU.
+
+python3 layer_report.py result.json
+python3 layer_report.py --merge all.json first.json second.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from report import columns, geomean, median
+
+# How the library's layer is run: launch by launch, and as a CUDA graph.
+OWN = ("layer", "layer-graph")
+FEW_TOKENS, MANY_TOKENS = 512, 2048
+FEW_RATIO, MANY_RATIO, LEAST_RATIO = 1.35, 1.05, 0.97
+# Of a step of at most so many tokens: µs, and the share of a copy's bandwidth at which experts' weights are read.
+DECODE_TOKENS, DECODE_US, COPY_SHARE = 8, 12.0, 0.92
+NOTHING_US = 8.0
+# Points that a line names; of more, it has the number.
+MOST_TITLES = 4
+
+Json = dict[str, Any]
+
+
+def rival(name: str) -> str:
+    """A contender without the way it is launched.
+
+    >>> rival("marlin,graph"), rival("marlin")
+    ('marlin', 'marlin')
+    """
+    return name.removesuffix(",graph")
+
+
+def own(point: Json) -> float | None:
+    """The layer's microseconds, the faster of its ways, as of a rival."""
+    return min((median(point, name) for name in OWN if name in point["us"]), default=None)
+
+
+def rivals(point: Json) -> dict[str, float]:
+    """Each rival's microseconds, the faster of its ways."""
+    best: dict[str, float] = {}
+    for name in point["us"]:
+        if name not in OWN:
+            us = median(point, name)
+            best[rival(name)] = min(us, best.get(rival(name), us))
+    return best
+
+
+def best_rival(point: Json) -> str | None:
+    """The fastest rival."""
+    times = rivals(point)
+    return min(times, key=lambda name: times[name], default=None)
+
+
+def ratio(point: Json) -> float | None:
+    """How many times as long as the layer its best rival takes."""
+    us, name = own(point), best_rival(point)
+    return rivals(point)[name] / us if us and name else None
+
+
+def allowed_us(point: Json) -> float:
+    """What a step of few tokens may take: a fixed time, and reading the experts that are hit."""
+    return DECODE_US + point["bytes"] / (COPY_SHARE * point["copy_bytes_per_second"]) * 1e6
+
+
+def goals(result: Json) -> list[tuple[str, float, float, bool]]:
+    """What is aimed at, what was reached, what would be enough, and whether it is; only of what was measured."""
+    points = result["points"]
+    # Where no expert is hit there is nothing to compute, and a goal of its own.
+    compared = {name: ratio(point) for name, point in points.items() if point["hit"]}
+    ratios = {name: value for name, value in compared.items() if value}
+    found = []
+    for what, least, chosen in (
+        (f"at most {FEW_TOKENS} tokens", FEW_RATIO, lambda tokens: tokens <= FEW_TOKENS),
+        (f"at least {MANY_TOKENS} tokens", MANY_RATIO, lambda tokens: tokens >= MANY_TOKENS),
+    ):
+        of = [value for name, value in ratios.items() if chosen(points[name]["tokens"])]
+        if of:
+            mean = geomean(of)
+            found.append(
+                (f"best rival / layer, geometric mean of {len(of)} points of {what}", mean, least, mean >= least)
+            )
+    if ratios:
+        name = min(ratios, key=lambda name: ratios[name])
+        found.append((f"best rival / layer, least ({name})", ratios[name], LEAST_RATIO, ratios[name] >= LEAST_RATIO))
+    for name, point in points.items():
+        us = own(point)
+        if us is None:
+            continue
+        if point["hit"] == 0:
+            found.append((f"µs at {name}, no expert hit, at most", us, NOTHING_US, us <= NOTHING_US))
+        elif point["tokens"] <= DECODE_TOKENS and point["routing"] == "uniform":
+            most = allowed_us(point)
+            found.append((f"µs at {name}, at most", us, most, us <= most))
+    return found
+
+
+def names(points: Iterable[Json]) -> list[str]:
+    """Of all rivals, in the order in which they were measured."""
+    return list(dict.fromkeys(rival(name) for point in points for name in point["us"] if name not in OWN))
+
+
+def line(point: Json, seconds: float) -> str:
+    """A point in a line, while others are being measured."""
+    times = "  ".join(f"{name} {measured['median']:.1f}" for name, measured in point["us"].items())
+    return f"{point['model']} {point['routing']} {point['tokens']}: {times} µs ({seconds:.1f} s)"
+
+
+def table(result: Json) -> str:
+    """A row for each point: microseconds of the layer and of each rival, then ratios and rates."""
+    of = names(result["points"].values())
+    rows = [["µs", "layer", *of, "best/layer", "TB/s", "TFLOP/s"]]
+    models = list(dict.fromkeys(point["model"] for point in result["points"].values()))
+    for title, point in sorted(
+        result["points"].items(),
+        key=lambda item: (models.index(item[1]["model"]), item[1]["routing"], item[1]["tokens"]),
+    ):
+        us, times, compared = own(point), rivals(point), ratio(point)
+        rows.append(
+            [
+                title,
+                f"{us:.1f}" if us else "–",
+                *(f"{times[name]:.1f}" if name in times else "–" for name in of),
+                f"{compared:.2f}" if compared else "–",
+                f"{point['bytes'] / us / 1e6:.2f}" if us else "–",
+                f"{point['operations'] / us / 1e6:.0f}" if us else "–",
+            ]
+        )
+    return columns(rows)
+
+
+def means(result: Json) -> str:
+    """How many times as long as the layer each rival takes, on the geometric mean over the numbers of tokens."""
+    points = [point for point in result["points"].values() if own(point)]
+    of = names(points)
+    rows = [["times the layer's", *of, "best"]]
+    for model, routing in dict.fromkeys((point["model"], point["routing"]) for point in points):
+        family = [point for point in points if (point["model"], point["routing"]) == (model, routing)]
+        cells = []
+        for name in of:
+            measured = [rivals(point)[name] / (own(point) or 1) for point in family if name in rivals(point)]
+            cells.append(f"{geomean(measured):.2f}" if len(measured) == len(family) else "–")
+        best = [value for value in map(ratio, family) if value]
+        rows.append([f"{model} {routing}", *cells, f"{geomean(best):.2f}" if best else "–"])
+    return columns(rows)
+
+
+def text(result: Json) -> str:
+    """The whole report."""
+    points = result["points"].values()
+    lines = [
+        f"{made['gpu']}; torch {made['torch']}, triton {made['triton']}; {made['date']}; {made['note']}"
+        for made in result["conditions"]
+    ]
+    copies = sorted({point["copy_bytes_per_second"] for point in points})
+    if copies:
+        lines.append(f"copy {copies[0] / 1e12:.2f} to {copies[-1] / 1e12:.2f} TB/s read plus written")
+    runs = {next(iter(point["us"].values()))["runs"] for point in points if point["us"]}
+    if runs:
+        lines.append(
+            f"medians of {min(runs)} to {max(runs)} runs; of each contender the faster of launches and CUDA graph"
+        )
+    lines += ["", table(result), ""]
+    if any(own(point) for point in points):
+        lines += [means(result), ""]
+    for what, reached, wanted, met in goals(result):
+        lines.append(f"{what}: {reached:.2f}, goal {wanted:.2f}: {'met' if met else 'missed'}")
+    why: dict[tuple[str, str], list[str]] = {}
+    for title, point in result["points"].items():
+        for name, text_ in point["missing"].items():
+            why.setdefault((name, text_), []).append(title)
+    for (name, text_), titles in why.items():
+        where = ", ".join(titles) if len(titles) <= MOST_TITLES else f"{len(titles)} points"
+        lines.append(f"{name} not measured at {where}: {text_}")
+    for name in OWN:
+        timed = [point for point in points if name in point["host_us"]]
+        if timed:
+            us = [point["host_us"][name]["median"] for point in timed]
+            launches = max(point["launches"][name] for point in timed)
+            lines.append(f"{name}: launches a run {launches}, host time of a run {min(us):.1f} to {max(us):.1f} µs")
+    return "\n".join(lines)
+
+
+def merged(results: list[Json]) -> Json:
+    """One result of several; of a point that several have, the last one's."""
+    conditions = [made for result in results for made in result["conditions"]]
+    points = {name: point for result in results for name, point in result["points"].items()}
+    return {"conditions": [made for i, made in enumerate(conditions) if made not in conditions[:i]], "points": points}
+
+
+def main() -> None:
+    """Prints the report of a result, or of several merged."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--merge", type=Path, metavar="FILE", help="writes all results as one")
+    args = parser.parse_args()
+    result = merged([json.loads(path.read_text()) for path in args.results])
+    if args.merge:
+        args.merge.write_text(json.dumps(result, indent=1) + "\n")
+    print(text(result))
+
+
+if __name__ == "__main__":
+    main()
