@@ -31,8 +31,9 @@ pub(crate) use workspace::{PlacedLists, Workspace};
 /// The kernels that a layer needs.
 pub(crate) static KERNELS: [&dyn Kernel; 3] = [&MoePack, &MoeRoute, &MoeSm90];
 
-/// Tokens of a tile, by how many rows the experts have that are named, on average: the first whose bound is not exceeded.
-const TILE_TOKENS: [(u64, u32); 2] = [(8, 16), (48, 64)];
+/// Tokens of a tile, by how many rows the experts have that are named, on average: the first whose bound is not exceeded. The bounds
+/// are where one was as fast as the next on an H200 (docs/experiments.md).
+const TILE_TOKENS: [(u64, u32); 2] = [(16, 16), (100, 64)];
 
 /// Tokens of a tile where experts have more rows than that.
 const LARGEST_TILE: u32 = 128;

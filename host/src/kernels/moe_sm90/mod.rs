@@ -31,8 +31,9 @@ impl Kernel for MoeSm90 {
 
 impl MoeSm90 {
     /// The instance of an operation for tokens of a type, in tiles of so many tokens. Of those, the one whose tiles have most
-    /// columns, if it then has a tile for each multiprocessor; else the one whose tiles have fewest. `token_tiles` of tokens are
-    /// expected, and C has `n` columns.
+    /// columns, if it then has a tile for every second multiprocessor; else the one whose tiles have fewest. (On an H200 narrow tiles
+    /// are the faster ones below that, since a multiprocessor decodes only so fast.) `token_tiles` of tokens are expected, and C
+    /// has `n` columns.
     pub fn instance(
         &self,
         op: Op,
@@ -44,7 +45,7 @@ impl MoeSm90 {
     ) -> &'static Instance {
         let is_it =
             |of: &&Instance| (op_of(of.matrices), of.token_type, of.tile_tokens) == (op, token_type, tile_tokens);
-        let fills = |of: &Instance| token_tiles * u64::from(n.div_ceil(of.columns())) >= sms.into();
+        let fills = |of: &Instance| token_tiles * u64::from(n.div_ceil(of.columns())) >= u64::from(sms / 2);
         let instances = INSTANCES.iter().filter(is_it);
         instances
             .max_by_key(|of| (fills(of), if fills(of) { of.columns().into() } else { -i64::from(of.columns()) }))
