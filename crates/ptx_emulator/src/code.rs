@@ -115,6 +115,27 @@ impl Kernel {
         self.params.last().map_or(0, |p| p.offset + p.bytes)
     }
 
+    /// The most threads of a CTA, where `.maxntid` or `.reqntid` says it.
+    pub fn most_threads(&self) -> Option<u32> {
+        let required = self.limits.required_threads.map(|[x, y, z]| x.saturating_mul(y).saturating_mul(z));
+        self.limits.max_threads.or(required)
+    }
+
+    /// CTAs of a cluster, where `.reqnctapercluster` says it.
+    pub fn required_cluster(&self) -> Option<[u32; 3]> {
+        self.limits.required_cluster
+    }
+
+    /// Registers of a thread at launch, where directives say it.
+    pub fn registers_at_launch(&self) -> Option<u32> {
+        self.limits.registers_at_launch()
+    }
+
+    /// Local memory of a thread, in bytes.
+    pub fn local_bytes(&self) -> u32 {
+        self.local_bytes
+    }
+
     /// An instruction's place.
     pub(crate) fn place(&self, pc: u32) -> Place {
         let inst = &self.code[pc as usize];

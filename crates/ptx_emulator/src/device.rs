@@ -73,6 +73,22 @@ impl Device {
         Buffer { address: self.memory.allocate(bytes, None, false), bytes }
     }
 
+    /// Allocates `bytes` of zeros at an address of the caller's, such as host memory's own; `None` where it is not a
+    /// multiple of 4, or where some of it is taken.
+    pub fn allocate_at(&mut self, address: u64, bytes: u64) -> Option<Buffer> {
+        self.memory.allocate_at(address, bytes).then_some(Buffer { address, bytes })
+    }
+
+    /// A module's variables by name; they are there from the first time on.
+    ///
+    /// # Errors
+    /// [`FaultKind::Unsupported`] where an initial value cannot be made.
+    pub fn variables(&mut self, module: &Module) -> Result<Vec<(String, Buffer)>, Fault> {
+        let addresses = self.load(module)?;
+        let variables = module.variables.iter().zip(addresses);
+        Ok(variables.map(|(v, address)| (v.name.clone(), Buffer { address, bytes: v.bytes })).collect())
+    }
+
     /// Allocates and fills a buffer.
     pub fn upload<T: bytemuck::NoUninit>(&mut self, data: &[T]) -> Buffer {
         let bytes: &[u8] = bytemuck::cast_slice(data);
