@@ -3,59 +3,31 @@
 //! Nothing runs before something waits for it. Then only that runs which must come before it. Where an order is free, the
 //! work of other streams runs first, so that a dependency which a program forgets shows in what it computes.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::CString;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{
-    CAPTURE_ISOLATION, CAPTURE_UNJOINED, CAPTURE_UNMATCHED, CAPTURE_UNSUPPORTED, CAPTURED_EVENT, Code, Handle,
-    INVALID_HANDLE, INVALID_VALUE, NOT_READY,
+use crate::code::{
+    CAPTURED_EVENT, Code, INVALID_HANDLE, NOT_READY, STREAM_CAPTURE_ISOLATION, STREAM_CAPTURE_UNJOINED,
+    STREAM_CAPTURE_UNMATCHED, STREAM_CAPTURE_UNSUPPORTED,
 };
+use crate::state::Handle;
+use crate::work::Work;
 
 /// The number of an operation, in the queue or in a capture.
-type Index = usize;
-
-/// What is to be done.
-#[derive(Clone)]
-pub enum Work {
-    Copy {
-        to: usize,
-        from: usize,
-        bytes: usize,
-    },
-    Fill {
-        to: usize,
-        value: u8,
-        bytes: usize,
-    },
-    Launch(Arc<Launch>),
-    Graph(Arc<Vec<Operation>>),
-    /// An event passes.
-    Pass(Handle),
-    /// Nothing: it only has a place in the order.
-    Join,
-}
-
-/// A kernel with its parameters, as they were when it was queued.
-pub struct Launch {
-    pub name: CString,
-    pub size: [[u32; 3]; 3],
-    pub shared_bytes: u32,
-    pub parameters: Vec<Vec<u8>>,
-    pub stream: Handle,
-}
+pub type Index = usize;
 
 /// Work, and the operations that must come before it. They run in their order here, which is the one that a program expects
 /// least.
 #[derive(Clone)]
 pub struct Operation {
     pub work: Work,
-    after: Vec<Index>,
+    pub after: Vec<Index>,
 }
 
 #[derive(Default)]
 struct Stream {
     non_blocking: bool,
+    priority: i32,
     last: Option<Index>,
     capture: Option<Part>,
 }
@@ -82,35 +54,73 @@ enum Recorded {
     Captured(Handle, Option<Index>),
 }
 
-/// The null stream.
-const NULL: Handle = 0;
+/// The null stream; `CU_STREAM_LEGACY` is another name for it.
+pub const NULL: Handle = 0;
+const LEGACY: Handle = 1;
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: Handle = 2;
+/// Threads' own streams have handles of their own here, which no program sees; created ones come behind.
+const FIRST_PER_THREAD: Handle = 0x10;
+const FIRST_CREATED: Handle = crate::state::FIRST_HANDLE;
+
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// The thread's number, for its own stream. Handles of created streams begin far above.
+    static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed) % (FIRST_CREATED - FIRST_PER_THREAD);
+}
 
 #[derive(Default)]
 pub struct Queue {
-    operations: Vec<Operation>,
-    done: BTreeSet<Index>,
+    /// What has not been forgotten: operation `first` and those after it. A `None` has run.
+    operations: VecDeque<Option<Operation>>,
+    first: Index,
     streams: BTreeMap<Handle, Stream>,
     events: BTreeMap<Handle, Event>,
     /// What is being captured, by the stream where it began.
-    captures: BTreeMap<Handle, Vec<Operation>>,
+    captures: BTreeMap<Handle, Capture>,
 }
 
-/// The operations that must run before `targets` are done, in order.
-fn order(operations: &[Operation], targets: impl IntoIterator<Item = Index>, done: &BTreeSet<Index>) -> Vec<Index> {
-    fn visit(operations: &[Operation], index: Index, seen: &mut BTreeSet<Index>, order: &mut Vec<Index>) {
-        if seen.insert(index) {
-            operations[index].after.iter().for_each(|&before| visit(operations, before, seen, order));
-            order.push(index);
+/// The operations that must run before `targets` are done, in order. `after` tells what comes directly before one, and
+/// nothing for one that has run.
+fn order<'q>(targets: impl IntoIterator<Item = Index>, after: impl Fn(Index) -> Option<&'q [Index]>) -> Vec<Index> {
+    let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
+    for target in targets {
+        // Without recursion: a stream may have been given a million operations.
+        let mut path: Vec<(Index, &[Index])> = Vec::new();
+        let enter = |index, seen: &mut BTreeSet<Index>| {
+            after(index).filter(|_| seen.insert(index)).map(|before| (index, before))
+        };
+        path.extend(enter(target, &mut seen));
+        while let Some((index, before)) = path.last_mut() {
+            if let Some((&next, rest)) = before.split_first() {
+                *before = rest;
+                path.extend(enter(next, &mut seen));
+            } else {
+                found.push(*index);
+                path.pop();
+            }
         }
     }
-    let (mut seen, mut found) = (done.clone(), Vec::new());
-    targets.into_iter().for_each(|target| visit(operations, target, &mut seen, &mut found));
     found
 }
 
-/// The operations of a graph, in order.
+/// As [`order`], of a graph or a capture, where nothing has run.
+fn order_of(operations: &[Operation], targets: impl IntoIterator<Item = Index>) -> Vec<Index> {
+    order(targets, |index| operations.get(index).map(|operation| &operation.after[..]))
+}
+
+/// All operations of a graph, in order; the latest first where possible.
 pub fn order_of_graph(operations: &[Operation]) -> Vec<Index> {
-    order(operations, (0..operations.len()).rev(), &BTreeSet::new())
+    order_of(operations, (0..operations.len()).rev())
+}
+
+/// A capture under way.
+struct Capture {
+    operations: Vec<Operation>,
+    /// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls that cannot be captured are not refused.
+    relaxed: bool,
+    id: u64,
 }
 
 impl Queue {
@@ -119,17 +129,32 @@ impl Queue {
         Self { streams: BTreeMap::from([(NULL, Stream::default())]), ..Self::default() }
     }
 
-    /// Streams, without the null stream, and events.
+    /// Streams that were created, and events.
     pub fn live_objects(&self) -> usize {
-        self.streams.len() - 1 + self.events.len()
+        self.streams.keys().filter(|handle| **handle >= FIRST_CREATED).count() + self.events.len()
     }
 
-    pub fn add_stream(&mut self, handle: Handle, non_blocking: bool) {
-        self.streams.insert(handle, Stream { non_blocking, ..Stream::default() });
+    pub fn add_stream(&mut self, handle: Handle, non_blocking: bool, priority: i32) {
+        self.streams.insert(handle, Stream { non_blocking, priority, ..Stream::default() });
     }
 
+    /// Takes a stream away. What it was given still runs.
     pub fn remove_stream(&mut self, handle: Handle) -> Result<(), Code> {
-        if handle == NULL { Err(INVALID_HANDLE) } else { self.streams.remove(&handle).map(drop).ok_or(INVALID_HANDLE) }
+        if handle < FIRST_CREATED {
+            return Err(INVALID_HANDLE);
+        }
+        let stream = self.streams.remove(&handle).ok_or(INVALID_HANDLE)?;
+        if stream.capture.is_some() && self.captures.remove(&handle).is_some() {
+            let parts = self.streams.values_mut();
+            parts
+                .filter(|other| other.capture.as_ref().is_some_and(|part| part.origin == handle))
+                .for_each(|other| other.capture = None);
+        }
+        if let (false, Some(last)) = (stream.non_blocking, stream.last) {
+            // The null stream went behind it, and still does.
+            self.push_after(NULL, Work::Join, vec![last])?;
+        }
+        Ok(())
     }
 
     pub fn add_event(&mut self, handle: Handle) {
@@ -140,23 +165,50 @@ impl Queue {
         self.events.remove(&handle).map(drop).ok_or(INVALID_HANDLE)
     }
 
+    /// The handle that a stream is known by here: the null stream's, a thread's own, or the one given.
+    fn resolve(&mut self, handle: Handle) -> Handle {
+        match handle {
+            LEGACY => NULL,
+            PER_THREAD => {
+                let own = FIRST_PER_THREAD + THREAD.with(|number| *number);
+                self.streams.entry(own).or_default();
+                own
+            }
+            other => other,
+        }
+    }
+
     fn stream(&mut self, handle: Handle) -> Result<&mut Stream, Code> {
+        let handle = self.resolve(handle);
         self.streams.get_mut(&handle).ok_or(INVALID_HANDLE)
+    }
+
+    /// Whether a stream was created non-blocking, and its priority.
+    pub fn properties(&mut self, handle: Handle) -> Result<(bool, i32), Code> {
+        self.stream(handle).map(|stream| (stream.non_blocking, stream.priority))
+    }
+
+    /// The number of the capture that a stream takes part in.
+    pub fn capture_of(&mut self, handle: Handle) -> Result<Option<u64>, Code> {
+        let origin = self.stream(handle)?.capture.as_ref().map(|part| part.origin);
+        Ok(origin.and_then(|origin| Some(self.captures.get(&origin)?.id)))
     }
 
     /// Fails if a stream captures. For calls that must not be made then, since they cannot be captured.
     pub fn check_nothing_captured(&self) -> Result<(), Code> {
-        if self.captures.is_empty() { Ok(()) } else { Err(CAPTURE_UNSUPPORTED) }
+        let strict = self.captures.values().any(|capture| !capture.relaxed);
+        if strict { Err(STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
     }
 
     /// Gives work to a stream, after the operations `others`. Those run before the stream's own earlier work where they can.
     fn push_after(&mut self, handle: Handle, work: Work, others: Vec<Index>) -> Result<Index, Code> {
+        let handle = self.resolve(handle);
         let mut after = others;
         let stream = self.stream(handle)?;
         if let Some(part) = &mut stream.capture {
             let origin = part.origin;
             after.extend(part.last);
-            let operations = self.captures.get_mut(&origin).expect("a capture has not ended");
+            let operations = &mut self.captures.get_mut(&origin).ok_or(INVALID_HANDLE)?.operations;
             operations.push(Operation { work, after });
             let index = operations.len() - 1;
             self.stream(handle)?.capture = Some(Part { origin, last: Some(index) });
@@ -171,8 +223,9 @@ impl Queue {
             _ => !non_blocking && **other == NULL,
         });
         after.extend(implied.filter_map(|(_, stream)| stream.last));
-        self.operations.push(Operation { work, after });
-        let index = self.operations.len() - 1;
+        after.retain(|index| self.waits(*index).is_some());
+        self.operations.push_back(Some(Operation { work, after }));
+        let index = self.first + self.operations.len() - 1;
         self.stream(handle)?.last = Some(index);
         Ok(index)
     }
@@ -203,12 +256,12 @@ impl Queue {
             (Some(Recorded::Queued(index)), None) => self.push_after(stream, Work::Join, vec![index]).map(drop),
             (Some(Recorded::Captured(origin, index)), _) => {
                 if !self.captures.contains_key(&origin) || captures.is_some_and(|own| own != origin) {
-                    return Err(CAPTURE_ISOLATION);
+                    return Err(STREAM_CAPTURE_ISOLATION);
                 }
                 self.stream(stream)?.capture.get_or_insert(Part { origin, last: None });
                 self.push_after(stream, Work::Join, index.into_iter().collect()).map(drop)
             }
-            (_, Some(_)) => Err(CAPTURE_ISOLATION),
+            (_, Some(_)) => Err(STREAM_CAPTURE_ISOLATION),
         }
     }
 
@@ -219,58 +272,77 @@ impl Queue {
         event.time.ok_or(NOT_READY)
     }
 
-    pub fn begin_capture(&mut self, stream: Handle) -> Result<(), Code> {
+    pub fn begin_capture(&mut self, stream: Handle, relaxed: bool, id: u64) -> Result<(), Code> {
+        let stream = self.resolve(stream);
         if stream == NULL || self.stream(stream)?.capture.is_some() {
-            return Err(CAPTURE_UNSUPPORTED);
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
         self.stream(stream)?.capture = Some(Part { origin: stream, last: None });
-        self.captures.insert(stream, Vec::new());
+        self.captures.insert(stream, Capture { operations: Vec::new(), relaxed, id });
         Ok(())
     }
 
     /// Ends a capture. All of its streams must have been joined to the one where it began.
     pub fn end_capture(&mut self, origin: Handle) -> Result<Vec<Operation>, Code> {
-        let operations = self.captures.remove(&origin).ok_or(CAPTURE_UNMATCHED)?;
+        let origin = self.resolve(origin);
+        let operations = self.captures.remove(&origin).ok_or(STREAM_CAPTURE_UNMATCHED)?.operations;
         let mut last = BTreeMap::new();
         for (handle, stream) in &mut self.streams {
             if stream.capture.as_ref().is_some_and(|part| part.origin == origin) {
                 last.insert(*handle, stream.capture.take().and_then(|part| part.last));
             }
         }
-        let joined = order(&operations, last.remove(&origin).flatten(), &BTreeSet::new());
+        let joined = order_of(&operations, last.remove(&origin).flatten());
         let all_joined = last.into_values().flatten().all(|index| joined.contains(&index));
-        if all_joined { Ok(operations) } else { Err(CAPTURE_UNJOINED) }
+        if all_joined { Ok(operations) } else { Err(STREAM_CAPTURE_UNJOINED) }
+    }
+
+    /// What comes directly before an operation that has not run.
+    fn waits(&self, index: Index) -> Option<&[Index]> {
+        let operation = self.operations.get(index.checked_sub(self.first)?)?.as_ref()?;
+        Some(&operation.after)
     }
 
     /// What must run before a stream is empty.
-    pub fn before_end_of(&self, handle: Handle) -> Result<Vec<Index>, Code> {
+    pub fn before_end_of(&mut self, handle: Handle) -> Result<Vec<Index>, Code> {
+        let handle = self.resolve(handle);
         let stream = self.streams.get(&handle).ok_or(INVALID_HANDLE)?;
         if stream.capture.is_some() {
-            return Err(CAPTURE_UNSUPPORTED);
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
         let with_it = self.streams.values().filter(|other| handle == NULL && !other.non_blocking);
-        let last = with_it.filter_map(|stream| stream.last).chain(stream.last);
-        Ok(order(&self.operations, last, &self.done))
+        let last: Vec<_> = with_it.filter_map(|stream| stream.last).chain(stream.last).collect();
+        Ok(order(last, |index| self.waits(index)))
     }
 
     /// What must run before an event has passed.
     pub fn before(&self, event: Handle) -> Result<Vec<Index>, Code> {
         match self.events.get(&event).ok_or(INVALID_HANDLE)?.recorded {
             None => Ok(Vec::new()),
-            Some(Recorded::Queued(index)) => Ok(order(&self.operations, [index], &self.done)),
+            Some(Recorded::Queued(index)) => Ok(order([index], |index| self.waits(index))),
             Some(Recorded::Captured(..)) => Err(CAPTURED_EVENT),
         }
     }
 
     /// All that has not run, the latest first where possible.
     pub fn all(&self) -> Vec<Index> {
-        order(&self.operations, (0..self.operations.len()).rev(), &self.done)
+        order((self.first..self.first + self.operations.len()).rev(), |index| self.waits(index))
     }
 
-    /// An operation's work; it counts as done.
-    pub fn take(&mut self, index: Index) -> Work {
-        self.done.insert(index);
-        self.operations[index].work.clone()
+    /// An operation's work; it counts as done. Nothing where it has run.
+    pub fn take(&mut self, index: Index) -> Option<Work> {
+        let operation = self.operations.get_mut(index.checked_sub(self.first)?)?.take();
+        while let Some(None) = self.operations.front() {
+            self.operations.pop_front();
+            self.first += 1;
+        }
+        operation.map(|operation| operation.work)
+    }
+
+    /// Forgets all that has not run: a kernel has faulted, and the context with it.
+    pub fn clear(&mut self) {
+        self.first += self.operations.len();
+        self.operations.clear();
     }
 
     /// An event passes, unless it has been recorded again.
@@ -281,23 +353,4 @@ impl Queue {
             event.time = Some(now);
         }
     }
-}
-
-/// The parameters of a launch, of sizes that the entry declares.
-///
-/// # Safety
-///
-/// `parameters` has as many pointers, each to as many bytes.
-pub unsafe fn copy_parameters(
-    parameters: *const *const std::ffi::c_void,
-    sizes: &[usize],
-) -> Result<Vec<Vec<u8>>, Code> {
-    if !sizes.is_empty() && parameters.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    let copy = |(index, &bytes): (usize, &usize)| {
-        // SAFETY: `# Safety` above asks for this pointer and its bytes.
-        unsafe { std::slice::from_raw_parts((*parameters.add(index)).cast::<u8>(), bytes) }.to_vec()
-    };
-    Ok(sizes.iter().enumerate().map(copy).collect())
 }
