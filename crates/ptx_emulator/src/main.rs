@@ -1,4 +1,6 @@
-//! The command `ptx-emulator`: check a PTX file, print what the emulator covers, run a launch.
+//! The command `ptx-emulator`: check a PTX file, print what the emulator covers, run a launch or a whole program.
+
+mod run;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,6 +22,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run a CUDA program with its launches emulated, and end with a summary of launches and hazards.
+    ///
+    /// The program may use the driver API, or the CUDA runtime where it was built with `nvcc -cudart shared`, and its
+    /// kernels must be there as PTX (`-gencode arch=compute_90a,code=compute_90a`). The exit code is the program's own, or
+    /// 1 where a launch faulted.
+    Run(run::RunArgs),
     /// Parse a PTX file and list what the emulator could not run.
     Check { file: PathBuf },
     /// Print the opcodes that the emulator runs, as a Markdown table.
@@ -49,6 +57,7 @@ const UNSUPPORTED: u8 = 4;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Run(args) => run::run(args),
         Command::Check { file } => check(&file),
         Command::Coverage => {
             print!("{}", coverage());
