@@ -15,8 +15,10 @@ enum Kind {
     Number,
     /// Room for what the call returns. A handle that is left there is known from then on.
     Out,
-    /// Memory of the host's, zeros or small numbers.
+    /// Memory of the host's: zeros.
     Host,
+    /// Memory of the host's: ones.
+    Ones,
     /// PTX.
     Image,
     /// An entry's name, or another.
@@ -25,7 +27,7 @@ enum Kind {
     Function,
 }
 
-use Kind::{Function, Handle, Host, Image, Name, Number, Out};
+use Kind::{Function, Handle, Host, Image, Name, Number, Ones, Out};
 
 const CALLS: &[(&str, &[Kind])] = &[
     ("cuInit", &[Number]),
@@ -99,7 +101,7 @@ const CALLS: &[(&str, &[Kind])] = &[
     ("cuGraphLaunch", &[Handle, Handle]),
     ("cuGraphExecDestroy", &[Handle]),
     ("cuGraphDestroy", &[Handle]),
-    ("cuTensorMapEncodeTiled", &[Host, Number, Number, Handle, Host, Host, Host, Host, Number, Number, Number, Number]),
+    ("cuTensorMapEncodeTiled", &[Host, Number, Number, Handle, Ones, Ones, Ones, Ones, Number, Number, Number, Number]),
     ("cuGetProcAddress_v2", &[Name, Out, Number, Number, Out]),
     ("cuGetErrorName", &[Number, Out]),
     ("cuMemAllocManaged", &[Out, Number, Number]),
@@ -167,7 +169,8 @@ proptest! {
                         outs.push(room(handles[number % handles.len()] as u64));
                         *outs.last().unwrap()
                     }
-                    Host => room((number % 5 == 0).into()),
+                    Host => room(0),
+                    Ones => room(1),
                     Image if number % 4 == 3 => c"nonsense".as_ptr() as usize,
                     Image => PTX.as_ptr() as usize,
                     Name if number % 4 == 3 => c"k_variable".as_ptr() as usize,

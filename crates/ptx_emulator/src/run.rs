@@ -170,6 +170,9 @@ fn readable(name: &str) -> String {
     }
 }
 
+/// Warnings that the summary prints; the log has them all.
+const MOST_WARNINGS: usize = 5;
+
 /// Launches of one kernel with one shape.
 #[derive(Default)]
 struct Sum {
@@ -219,8 +222,11 @@ fn summary(lines: &[Line]) -> String {
         }
         text.push('\n');
     }
-    for (warning, (launches, _)) in &warnings {
+    for (warning, (launches, _)) in warnings.iter().take(MOST_WARNINGS) {
         text += &format!("{warning}\n  in {launches} launches\n");
+    }
+    if let Some(more @ 1..) = warnings.len().checked_sub(MOST_WARNINGS) {
+        text += &format!("and warnings at {more} more places\n");
     }
     let faults: Vec<String> = kinds.iter().map(|(kind, times)| format!("{times} {kind}")).collect();
     let mut hazards: BTreeMap<&str, u64> = BTreeMap::new();
