@@ -10,6 +10,8 @@ use crate::config::fault::{Fault, FaultKind, Warning};
 use crate::config::launch::{DeviceConfig, LaunchConfig};
 use crate::config::report::{BufferTraffic, Report, Role};
 use crate::machine::global::GlobalMemory;
+use crate::machine::grid_races::GridRaces;
+use crate::machine::grid_sync::GridSync;
 use crate::machine::state::Launch;
 use crate::module::Module;
 use crate::parser::ast::Init;
@@ -178,8 +180,11 @@ impl Device {
         self.memory.begin_launch(&kernel.name, config.overlaps);
         let ctas = config.grid.iter().map(|&n| u64::from(n)).product::<u64>();
         let clusters = ctas / config.cluster.iter().map(|&n| u64::from(n)).product::<u64>();
+        let races = (config.sanitize && config.global_races).then(GridRaces::default);
         let launch = Launch {
             config,
+            sync: &GridSync::default(),
+            races: races.as_ref(),
             global: &self.memory,
             params: &params,
             symbols: &symbols,
@@ -187,7 +192,8 @@ impl Device {
             next_cluster: &AtomicU64::new(0),
             clusters,
         };
-        let outcome = if kernel.communicates { take_turns(kernel, launch)? } else { in_parallel(kernel, launch)? };
+        let mut outcome = if kernel.communicates { take_turns(kernel, launch)? } else { in_parallel(kernel, launch)? };
+        races_between_clusters(kernel, launch, &mut outcome.warnings)?;
         let mut buffers = outcome.buffers;
         for (buffer, allocation) in buffers.iter_mut().zip(self.memory.allocations()) {
             buffer.name = allocation.name.clone();
@@ -343,6 +349,20 @@ fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     sum.map_err(|(_, fault)| fault)
 }
 
+/// Races in global memory between clusters, found so far: warnings to add, or the gravest as a fault.
+fn races_between_clusters(kernel: &Kernel, launch: Launch<'_>, warnings: &mut Vec<Warning>) -> Result<(), Fault> {
+    let Some(races) = launch.races else { return Ok(()) };
+    for (meeting, times) in races.take() {
+        let (cta, warp) = launch.later_thread(&meeting);
+        let fault = launch.race(&meeting).into_fault(kernel, Some((cta, warp)));
+        if !meeting.is_warning() || launch.config.strict {
+            return Err(fault);
+        }
+        Warning::add(warnings, Warning { fault, times });
+    }
+    Ok(())
+}
+
 /// Runs clusters that may communicate. They take turns on one thread, as many at a time as the device holds.
 fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     let ctas = launch.config.cluster.iter().product::<u32>();
@@ -363,6 +383,7 @@ fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
         while at < running.len() {
             let before = running[at].progress();
             let status = running[at].run(TURN)?;
+            races_between_clusters(kernel, launch, &mut sum.warnings)?;
             moved |= status == Status::Running || running[at].progress() != before;
             if status == Status::Done {
                 moved = true;

@@ -99,6 +99,8 @@ pub struct LaunchConfig {
     /// `griddepcontrol.wait`; the sanitizer reports where it does not. What the host does between the two launches does
     /// not count as a wait.
     pub overlaps: bool,
+    /// With `sanitize`: look for races of the grid's threads in global memory, too.
+    pub global_races: bool,
     /// Warp instructions that a warp may execute.
     pub instruction_budget: u64,
 }
@@ -124,6 +126,7 @@ impl LaunchConfig {
             sanitize: true,
             strict: false,
             overlaps: false,
+            global_races: true,
             instruction_budget: 1 << 32,
         }
     }

@@ -19,7 +19,9 @@ pub struct CopyGroups {
 pub struct BulkCopy {
     pub read: u64,
     pub written: u64,
+    /// Of its source, and of its destination.
     pub agent: Option<Agent>,
+    pub writer: Option<Agent>,
 }
 
 /// A load from tensor memory before its wait, and its registers.

@@ -5,7 +5,10 @@ use std::sync::atomic::AtomicU64;
 
 use super::barrier::{self, Barrier, ClusterBarrier};
 use super::clock::Clock;
+use super::access::grid::Touches;
 use super::global::GlobalMemory;
+use super::grid_races::GridRaces;
+use super::grid_sync::GridSync;
 use super::in_flight::Warpgroup;
 use super::mbarrier::Mbarriers;
 use super::pending::{Issuer, Operation, Pending};
@@ -36,6 +39,10 @@ pub struct Launch<'a> {
     pub next_cluster: &'a AtomicU64,
     /// How many there are.
     pub clusters: u64,
+    /// What threads have published in global memory.
+    pub sync: &'a GridSync,
+    /// Where races of the grid in global memory are looked for, if they are.
+    pub races: Option<&'a GridRaces>,
 }
 
 impl Launch<'_> {
@@ -45,6 +52,18 @@ impl Launch<'_> {
         let (nx, ny) = (u64::from(grid[0] / cluster[0]), u64::from(grid[1] / cluster[1]));
         let at = [index % nx, index / nx % ny, index / nx / ny];
         std::array::from_fn(|d| at[d] as u32 * cluster[d])
+    }
+
+    /// `%ctaid` of a CTA by the number of its cluster and its rank there.
+    pub fn cta_index(&self, cluster: u32, rank: u32) -> [u32; 3] {
+        let (origin, [x, y, _]) = (self.cluster_origin(cluster.into()), self.config.cluster);
+        std::array::from_fn(|d| origin[d] + [rank % x, rank / x % y, rank / x / y][d])
+    }
+
+    /// CTA, warp and lane of a thread of a cluster.
+    pub fn thread(&self, cluster: u32, thread: u32) -> ([u32; 3], u32, u32) {
+        let warps = self.config.block.iter().product::<u32>().div_ceil(32);
+        (self.cta_index(cluster, thread / 32 / warps), thread / 32 % warps, thread % 32)
     }
 }
 
@@ -99,12 +118,18 @@ pub type Completion = Box<dyn FnOnce(&mut Machine<'_>) -> Stopped<()>>;
 /// All state of a cluster but its warps.
 pub struct Machine<'a> {
     pub launch: Launch<'a>,
+    /// The cluster's number in the grid.
+    pub index: u32,
     pub global: &'a GlobalMemory,
     pub params: &'a [u8],
     pub ctas: Vec<Cta>,
     pub pending: Pending<Completion>,
     pub race: Option<Detector>,
     pub sync: Synchronisation,
+    /// What the current instruction does to global memory.
+    pub touches: Touches,
+    /// Clusters whose strong writes to global memory, with nothing published, threads here have read.
+    pub silent_clusters: HashSet<u32>,
     pub warp_barriers: HashMap<(u32, u32), Shared>,
     pub cluster_barrier: ClusterBarrier,
     /// Tensor-core operations in order, by CTA pair.
@@ -136,12 +161,11 @@ impl<'a> Machine<'a> {
     pub fn new(launch: Launch<'a>, index: u64, shared_bytes: u32, uses_tmem: bool) -> Machine<'a> {
         let config = launch.config;
         let [cx, cy, cz] = config.cluster;
-        let origin = launch.cluster_origin(index);
         let threads = config.block.iter().product::<u32>();
         let warps_per_cta = threads.div_ceil(32);
         let ctas: Vec<Cta> = (0..cx * cy * cz)
             .map(|rank| Cta {
-                index: std::array::from_fn(|d| origin[d] + [rank % cx, rank / cx % cy, rank / cx / cy][d]),
+                index: launch.cta_index(index as u32, rank),
                 shared: SharedMemory::new(shared_bytes),
                 barriers: Default::default(),
                 mbarriers: Mbarriers::new(),
@@ -160,12 +184,15 @@ impl<'a> Machine<'a> {
         let race = config.sanitize.then(|| Detector::new(warps_per_cta * count, memories));
         Machine {
             launch,
+            index: index as u32,
             global: launch.global,
             params: launch.params,
             ctas,
             pending: Pending::default(),
             race,
             sync: Synchronisation::default(),
+            touches: Touches::default(),
+            silent_clusters: HashSet::new(),
             warp_barriers: HashMap::new(),
             shared_readers: Vec::new(),
             warpgroups: HashMap::new(),

@@ -94,6 +94,9 @@ fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) ->
         registers::check(w, inst, exec, m.launch.config.strict)?;
     }
     let flow = (inst.step)(w, m, exec)?;
+    if m.has_touches() {
+        m.check_touches(w)?;
+    }
     if m.sanitize {
         registers::define(w, inst, exec);
     }

@@ -6,24 +6,10 @@ use crate::machine::wait::WaitFor;
 
 impl Cluster<'_> {
     /// Completes what a handler knows of a fault.
-    pub(super) fn fault(&self, warp: usize, stop: Stop) -> Fault {
+    pub(super) fn fault(&self, warp: usize, mut stop: Stop) -> Fault {
         let w = &self.warps[warp];
-        let kernel = self.kernel;
-        let pc = stop.pc.or_else(|| w.fragments.get(w.current).map(|f| f.pc));
-        Fault {
-            kind: stop.kind,
-            message: stop.message,
-            kernel: kernel.name.clone(),
-            cta: Some(self.machine.ctas[w.cta as usize].index),
-            warp: Some(w.role),
-            lane: stop.lane,
-            place: pc.map(|pc| Box::new(kernel.place(pc))),
-            others: stop
-                .others
-                .into_iter()
-                .map(|(what, pc)| Party { what, place: pc.map(|pc| kernel.place(pc)) })
-                .collect(),
-        }
+        stop.pc = stop.pc.or_else(|| w.fragments.get(w.current).map(|f| f.pc));
+        stop.into_fault(self.kernel, Some((self.machine.ctas[w.cta as usize].index, w.role)))
     }
 
     /// What the cluster has printed.

@@ -1,6 +1,6 @@
 //! The turn that an asynchronous operation of a thread takes in the tensor core.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::machine::race::{Agent, Clock, Detector, merge};
 use crate::machine::state::{Effect, Machine};
@@ -58,7 +58,7 @@ pub fn after_fence<'a>(
     race: &Detector,
     w: &'a Warp,
     agent: Agent,
-    earlier: impl Iterator<Item = &'a Rc<Clock>>,
+    earlier: impl Iterator<Item = &'a Arc<Clock>>,
 ) -> Agent {
     let mut known = w.tmem_view.clone();
     for other in earlier.chain(&w.tmem_known) {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::address::{LOCAL_BASE, Lane, RANK_SHIFT, SHARED_BASE, Spot, space_of, window};
 use crate::machine::global::Allocation;
-use crate::machine::race::{Accessor, Conflict, Mode};
+use crate::machine::race::{Accessor, Agent, Conflict, Mode};
 use crate::machine::state::{Machine, forget};
 use crate::machine::warp::Warp;
 use crate::operand::lanes;
@@ -116,9 +116,17 @@ impl<'a> Machine<'a> {
     }
 
     /// Checks the access to global memory of an operation that a lane issues.
-    pub fn issue_global(&self, w: &Warp, lane: usize, address: u64, len: u32, mode: Mode) -> Stopped<()> {
-        let at = self.locate_global(address, len.into()).map_err(|stop| stop.lane(lane as u32))?;
-        self.track_global(w, lane as u32, at, len.into(), mode)
+    pub fn issue_global(
+        &mut self,
+        w: &Warp,
+        lane: usize,
+        agent: Option<&Agent>,
+        (address, len): (u64, u64),
+        mode: Mode,
+    ) -> Stopped<()> {
+        let at = self.locate_global(address, len).map_err(|stop| stop.lane(lane as u32))?;
+        self.track_global(w, lane as u32, at, len, mode)?;
+        self.touch_async(w, lane as u32, agent, (address, len), mode)
     }
 
     /// Checks an access to global memory, by a thread or by an operation that it issues, against grids that may still
@@ -189,6 +197,9 @@ impl<'a> Machine<'a> {
             Spot::Global(allocation, offset) => {
                 self.track_global(w, at.lane, (allocation, offset), len.into(), mode)?;
                 allocation.read(offset, out);
+                if !allocation.constant {
+                    self.touch(at.lane, allocation.base() + offset, len, mode, &[]);
+                }
                 self.buffers[allocation.index].loaded += u64::from(len);
                 self.roles[w.role as usize].bytes.global_load += u64::from(len);
             }
@@ -247,6 +258,7 @@ impl<'a> Machine<'a> {
             Spot::Global(allocation, offset) => {
                 self.track_global(w, at.lane, (allocation, offset), len.into(), mode)?;
                 allocation.write(offset, data);
+                self.touch(at.lane, allocation.base() + offset, len, mode, data);
                 self.buffers[allocation.index].stored += u64::from(len);
                 self.roles[w.role as usize].bytes.global_store += u64::from(len);
             }
