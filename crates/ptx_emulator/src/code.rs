@@ -55,6 +55,8 @@ pub struct Uses {
     pub stored_from: Option<usize>,
     /// All lanes of the warp execute it together.
     pub aligned: bool,
+    /// It may carry information between clusters, which take turns with such instructions.
+    pub communicates: bool,
 }
 
 /// A decoded instruction.

@@ -331,7 +331,7 @@ fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
         let mut cluster = Cluster::new(kernel, launch, index);
         match cluster.run(u64::MAX).map_err(fault)? {
             Status::Done => Ok(Outcome::of(&mut cluster)),
-            Status::Running | Status::Idle => Err(fault(cluster.deadlock())),
+            Status::Running | Status::Held | Status::Idle => Err(fault(cluster.deadlock())),
         }
     };
     let results = (0..launch.clusters).into_par_iter().map(run);
@@ -363,37 +363,48 @@ fn races_between_clusters(kernel: &Kernel, launch: Launch<'_>, warnings: &mut Ve
     Ok(())
 }
 
-/// Runs clusters that may communicate. They take turns on one thread, as many at a time as the device holds.
+/// Runs clusters that may communicate, as many at a time as the device holds. In a round each runs, on all threads, until
+/// it is about to communicate; then they do that one after the other. So the outcome of a kernel without races depends on
+/// the schedule alone.
 fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
     let ctas = launch.config.cluster.iter().product::<u32>();
     let resident = (launch.sms / ctas).max(1) as usize;
     let mut running: Vec<Cluster<'_>> = Vec::new();
     let mut sum = Outcome::default();
-    let mut idle_rounds = 0;
+    let (mut rounds, mut idle_rounds) = (0, 0);
     loop {
         while running.len() < resident && launch.next_cluster.load(Ordering::Relaxed) < launch.clusters {
             let index = launch.next_cluster.fetch_add(1, Ordering::Relaxed);
-            running.push(Cluster::new(kernel, launch, index));
+            running.push(Cluster::new(kernel, launch, index).take_turns());
         }
         if running.is_empty() {
             return Ok(sum);
         }
-        let mut moved = false;
-        let mut at = 0;
-        while at < running.len() {
-            let before = running[at].progress();
-            let status = running[at].run(TURN)?;
-            races_between_clusters(kernel, launch, &mut sum.warnings)?;
-            moved |= status == Status::Running || running[at].progress() != before;
-            if status == Status::Done {
-                moved = true;
-                sum.add(&Outcome::of(&mut running[at]));
-                running.remove(at);
-            } else {
-                at += 1;
-            }
+        let turn = |cluster: &mut Cluster<'_>| {
+            let before = cluster.progress();
+            cluster.run(TURN).map(|status| (status, status == Status::Running || cluster.progress() != before))
+        };
+        let turns: Vec<_> = match &mut running[..] {
+            [only] => vec![turn(only)],
+            several => several.par_iter_mut().map(turn).collect(),
+        };
+        let turns = turns.into_iter().collect::<Result<Vec<_>, Fault>>()?;
+        let mut moved = turns.iter().any(|(status, moved)| *moved || *status == Status::Done);
+        let held: Vec<usize> = (0..running.len()).filter(|&n| turns[n].0 == Status::Held).collect();
+        for n in launch.config.schedule.order(held.len(), rounds) {
+            running[held[n]].communicate()?;
+            moved = true;
         }
-        idle_rounds = if moved { 0 } else { idle_rounds + 1 };
+        races_between_clusters(kernel, launch, &mut sum.warnings)?;
+        let mut statuses = turns.iter().map(|(status, _)| *status);
+        running.retain_mut(|cluster| {
+            let done = statuses.next() == Some(Status::Done);
+            if done {
+                sum.add(&Outcome::of(cluster));
+            }
+            !done
+        });
+        (rounds, idle_rounds) = (rounds + 1, if moved { 0 } else { idle_rounds + 1 });
         if idle_rounds > PATIENCE {
             return Err(running[0].deadlock());
         }

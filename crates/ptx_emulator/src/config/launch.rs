@@ -26,6 +26,20 @@ pub enum Schedule {
     Worst,
 }
 
+impl Schedule {
+    /// In which order `count` clusters communicate in a round: the first first, the last first, or from any on.
+    pub(crate) fn order(self, count: usize, round: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..count).collect();
+        match self {
+            Schedule::Fair => {}
+            Schedule::Worst => order.reverse(),
+            Schedule::Seed(seed) if count > 0 => order.rotate_left((seed as usize).wrapping_mul(31 + round) % count),
+            Schedule::Seed(_) => {}
+        }
+        order
+    }
+}
+
 impl std::fmt::Display for Schedule {
     /// As [`Schedule::from_str`](std::str::FromStr) reads it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -139,6 +139,10 @@ struct Respond {
 }
 
 impl Effect for Respond {
+    fn communicates(&self) -> bool {
+        true
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         let next = m.launch.next_cluster.fetch_add(1, Ordering::Relaxed);
         let mut response = [0; RESPONSE as usize];

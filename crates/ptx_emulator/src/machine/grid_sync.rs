@@ -8,13 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::beyond::{self, Beyond};
 use super::scope::{Origin, Scope};
 
+/// The most clusters that are remembered for an address to have published nothing. That is for the report alone.
+const SILENT: usize = 64;
+
 /// What was published at an address.
 #[derive(Default)]
 struct Location {
     /// By scope, and by publisher unless the scope is the whole GPU.
     published: Vec<(Scope, Origin, Option<Arc<Beyond>>)>,
-    /// The last strong write that published nothing, if it was the last of all: who made it.
-    silent: Option<Origin>,
+    /// The clusters whose strong writes published nothing.
+    silent: Vec<u32>,
 }
 
 /// What a strong read observes.
@@ -22,8 +25,8 @@ struct Location {
 pub struct Observed {
     /// What was published for the reader.
     pub known: Option<Arc<Beyond>>,
-    /// The cluster of the last write, if that write published nothing.
-    pub silent: Option<u32>,
+    /// The clusters whose writes published nothing.
+    pub silent: Vec<u32>,
 }
 
 /// The addresses of a launch at which something was published.
@@ -37,8 +40,11 @@ impl GridSync {
         let location = locations.entry(address).or_default();
         if !adds {
             location.published.clear();
+            location.silent.clear();
         }
-        location.silent = what.is_empty().then_some(from);
+        if what.is_empty() && !location.silent.contains(&from.cluster) && location.silent.len() < SILENT {
+            location.silent.push(from.cluster);
+        }
         for (scope, what) in what {
             let same = |other: &(Scope, Origin, _)| other.0 == *scope && (*scope == Scope::Gpu || other.1 == from);
             let what = Some(what.clone());
@@ -59,7 +65,7 @@ impl GridSync {
                 beyond::merge(&mut observed.known, what);
             }
         }
-        observed.silent = location.silent.map(|from| from.cluster);
+        observed.silent.clone_from(&location.silent);
         observed
     }
 }

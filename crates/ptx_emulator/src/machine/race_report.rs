@@ -29,7 +29,9 @@ impl Launch<'_> {
             Mode::Atomic => "strong write",
             Mode::Write | Mode::SameValue => "write",
         };
+        let both_strong = earlier.mode.is_strong() && later.mode.is_strong();
         let missing = match order {
+            _ if both_strong => "with no order between",
             Order::Known | Order::Unproxied => "and no proxy fence lies between",
             Order::Drawn => "and a fence is missing: an atomic has read of it, with no acquire and no fence behind",
             Order::Polled => "and a fence is missing: a strong load has read of it, with no acquire and no fence behind",
@@ -38,7 +40,7 @@ impl Launch<'_> {
             }
             Order::Unknown => "with no order between",
         };
-        let scopes = if earlier.mode.is_strong() && later.mode.is_strong() {
+        let scopes = if both_strong {
             let narrow = earlier.scope.min(later.scope).name();
             format!("; strong accesses of the scope {narrow} do not reach from one to the other")
         } else {

@@ -108,12 +108,17 @@ pub struct Cta {
 }
 
 /// What an asynchronous operation does to the machine when it completes.
-pub trait Effect: 'static {
+pub trait Effect: Send + 'static {
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()>;
+
+    /// Whether it may carry information between clusters.
+    fn communicates(&self) -> bool {
+        false
+    }
 }
 
 /// An effect of any kind.
-pub type Completion = Box<dyn FnOnce(&mut Machine<'_>) -> Stopped<()>>;
+pub type Completion = Box<dyn FnOnce(&mut Machine<'_>) -> Stopped<()> + Send>;
 
 /// All state of a cluster but its warps.
 pub struct Machine<'a> {
@@ -149,6 +154,10 @@ pub struct Machine<'a> {
     pub output: String,
     /// What is a fault only under `strict`: the warp of the cluster, the first at its place, and how often it happened.
     pub warnings: Vec<(u32, Stop, u64)>,
+    /// Whether the cluster may do now what carries information between clusters. If not, it stops before, and sets
+    /// `held`.
+    pub may_communicate: bool,
+    pub held: bool,
     /// Goes up whenever something happens that another thread may wait for.
     pub progress: u64,
     pub clock: Clock,
@@ -204,6 +213,8 @@ impl<'a> Machine<'a> {
             sanitize: config.sanitize,
             output: String::new(),
             warnings: Vec::new(),
+            may_communicate: true,
+            held: false,
             progress: 0,
             clock: Clock::new(config.schedule, index),
             warps_per_cta,
@@ -258,9 +269,9 @@ impl Machine<'_> {
 
     /// The same for an operation whose number is reserved already.
     pub fn start_reserved(&mut self, id: u64, issuer: Issuer, after: Vec<u64>, effect: impl Effect) {
-        let due = self.clock.completion();
+        let (due, communicates) = (self.clock.completion(), effect.communicates());
         let effect: Completion = Box::new(move |m| effect.finish(m));
-        self.pending.push(Operation { id, due, after, issuer, effect });
+        self.pending.push(Operation { id, due, after, issuer, communicates, effect });
     }
 
     /// Writes shared memory on behalf of an asynchronous operation whose target has been checked.

@@ -30,6 +30,10 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
             }
             continue;
         }
+        if inst.uses.communicates && !m.may_communicate {
+            m.held = true;
+            return Ok(true);
+        }
         m.clock.now += 1;
         w.issued += 1;
         if w.issued > budget {

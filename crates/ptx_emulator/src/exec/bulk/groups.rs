@@ -68,6 +68,10 @@ struct WriteDestination {
 }
 
 impl Effect for WriteDestination {
+    fn communicates(&self) -> bool {
+        self.reduction.is_some()
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         for (address, data) in &self.pieces {
             let (allocation, at) = m.locate_global(*address, data.len() as u64)?;

@@ -208,7 +208,7 @@ impl Machine<'_> {
         let Some(race) = &mut self.race else { return };
         for lane in lanes(mask) {
             let observed = self.launch.sync.observe(addresses[lane], origin, scope);
-            self.silent_clusters.extend(observed.silent.filter(|cluster| *cluster != self.index));
+            self.silent_clusters.extend(observed.silent);
             let Some(known) = observed.known else { continue };
             if acquire {
                 race.learn(w.index, 1 << lane, self.index, &known);
