@@ -210,12 +210,11 @@ impl Instruction for Fence {
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         m.fence(w, mask, self.scope);
-        if self.beyond_cta {
-            m.fence_mbarriers(w);
-        }
-        if let (Some(race), true) = (&mut m.race, self.initialisations) {
-            let now = race.tick(w.index);
-            lanes(mask).for_each(|lane| w.initialisations_fenced[lane] = Some(now));
+        if let (Some(race), true) = (&mut m.race, self.beyond_cta) {
+            let now = race.fence_initialisations(w.index, mask);
+            if self.initialisations {
+                lanes(mask).for_each(|lane| w.initialisations_fenced[lane] = Some(now));
+            }
         }
         Ok(Flow::Next)
     }
@@ -232,8 +231,8 @@ impl Instruction for ProxyFence {
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         if let Some(race) = &mut m.race {
             race.proxy_fence(w.index, mask);
+            race.fence_initialisations(w.index, mask);
         }
-        m.fence_mbarriers(w);
         Ok(Flow::Next)
     }
 }

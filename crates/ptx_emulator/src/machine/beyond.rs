@@ -24,7 +24,8 @@ impl Snapshot {
             let numbers = (warp as u32 * 32..).zip(lanes);
             further.extend(numbers.filter(|(_, time)| **time > least).map(|(number, &time)| (number, time)));
         }
-        further.extend((threads..).zip(operations).filter(|(_, time)| **time > 0).map(|(number, &time)| (number, time)));
+        further
+            .extend((threads..).zip(operations).filter(|(_, time)| **time > 0).map(|(number, &time)| (number, time)));
         Snapshot { warps, further }
     }
 

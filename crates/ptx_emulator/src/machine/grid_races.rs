@@ -143,8 +143,10 @@ impl Hasher for Lines {
 
 type Part = HashMap<u64, Vec<Record>, BuildHasherDefault<Lines>>;
 
-/// Races between clusters, by what they are and the instructions of both: the first by cluster, and how often.
-type Found = BTreeMap<(bool, Order, u32, u32), (Meeting, u64)>;
+/// Races between clusters, by how grave they are, whether one side reads, and the instructions of both: the first by
+/// cluster, and how often. Whichever side came first, two writes are found; a read that its own cluster overwrites may not
+/// be.
+type Found = BTreeMap<(bool, Order, bool, u32, u32), (Meeting, u64)>;
 
 /// The accesses of a launch, and the races between clusters.
 pub struct GridRaces {
@@ -169,7 +171,8 @@ impl GridRaces {
     /// Keeps a race between clusters until all that ran beside each other have come as far.
     pub fn keep(&self, meeting: Meeting) {
         let meeting = meeting.canonical();
-        let key = (meeting.is_warning(), meeting.order, meeting.earlier.pc, meeting.later.pc);
+        let key =
+            (meeting.is_warning(), meeting.order, meeting.later.mode.reads(), meeting.earlier.pc, meeting.later.pc);
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, times) = found.entry(key).or_insert((meeting, 0));
         *times += 1;
@@ -186,14 +189,9 @@ impl GridRaces {
 
     /// Records an access of a line. Each earlier access that it meets without order goes to `found`; `order` says how the
     /// accessing lane, given by its byte, knows of an earlier record.
-    pub fn access(
-        &self,
-        line: u64,
-        access: Record,
-        order: &dyn Fn(&Record, u32) -> Order,
-        found: &mut Vec<Meeting>,
-    ) {
-        let mut part = self.parts[(line as usize ^ line as usize >> 8) % PARTS].lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn access(&self, line: u64, access: Record, order: &dyn Fn(&Record, u32) -> Order, found: &mut Vec<Meeting>) {
+        let mut part =
+            self.parts[(line as usize ^ line as usize >> 8) % PARTS].lock().unwrap_or_else(PoisonError::into_inner);
         let records = match part.get_mut(&line) {
             Some(records) => records,
             None if self.is_full() => return,
@@ -206,8 +204,7 @@ impl GridRaces {
                 && let Some((order, byte, same_value)) = meet(earlier, &access, common, order)
             {
                 let address = line * LINE + u64::from(byte);
-                let meeting =
-                    Meeting { earlier: *earlier, later: access, address, order, same_value, silent: false };
+                let meeting = Meeting { earlier: *earlier, later: access, address, order, same_value, silent: false };
                 unordered |= !meeting.same_value;
                 found.push(meeting);
             }
@@ -240,7 +237,8 @@ fn meet(
     }
     let same_instruction = earlier.same_warp(later) && (earlier.time, earlier.pc) == (later.time, later.pc);
     let both_plain = earlier.mode == Mode::Write && later.mode == Mode::Write;
-    let same_value = both_plain && earlier.digest != 0 && earlier.digest == later.digest && earlier.bytes == later.bytes;
+    let same_value =
+        both_plain && earlier.digest != 0 && earlier.digest == later.digest && earlier.bytes == later.bytes;
     if same_instruction && same_value {
         return None;
     }

@@ -11,7 +11,7 @@
 //! may touch only bytes whose generic writes are in the `proxied` half of its issuer's clock.
 //!
 //! Behind the threads and agents a clock has an entry for each warp: up to which time of the warp its initialisations of
-//! mbarriers are known, even where nothing else of it is. The last entry stands for the end of the earlier grids. A thread
+//! mbarriers are known and fenced, even where nothing else of it is. The last entry stands for the end of the earlier grids. A thread
 //! that waits for them acquires it.
 //!
 //! What it can miss:
@@ -291,6 +291,19 @@ impl Detector {
         *now - 1
     }
 
+    /// A fence of lanes `mask` behind initialisations of mbarriers: from here on those threads, and whoever learns from
+    /// them, may use the mbarriers from other CTAs and by the async proxy. Returns the fence's time.
+    pub fn fence_initialisations(&mut self, warp: u32, mask: u32) -> u32 {
+        let at = (self.threads + AGENTS + warp) as usize;
+        let now = self.tick(warp);
+        self.update(warp, mask, |old| {
+            let mut fenced = (**old).clone();
+            fenced.seen[at] = now;
+            Arc::new(fenced)
+        });
+        now
+    }
+
     /// Publishes the initialisations of mbarriers that `warp` made up to `time`, and nothing else.
     pub fn release_initialisations(&self, warp: u32, time: u32, into: &mut Shared) {
         let clock = Arc::make_mut(into.get_or_insert_with(|| self.zero.clone()));
@@ -298,10 +311,11 @@ impl Detector {
         *known = time.max(*known);
     }
 
-    /// Whether a lane knows of the initialisations that `of` made at `time`.
-    pub fn knows_initialisations(&self, warp: u32, lane: u32, of: u32, time: u32) -> bool {
-        let clock = &self.warps[warp as usize].lanes[lane as usize];
-        clock.seen[(self.threads + AGENTS + of) as usize] >= time
+    /// Whether a lane knows that the thread `owner` has fenced its initialisations since `time`, or knows of them through
+    /// a proxy fence.
+    pub fn knows_initialisations(&self, warp: u32, lane: u32, owner: u32, time: u32) -> bool {
+        let clock = self.clock(warp, lane);
+        clock.seen[(self.threads + AGENTS + owner / 32) as usize] >= time || clock.proxied[owner as usize] >= time
     }
 
     /// Changes what lanes `mask` of `warp` know. Lanes that share a clock go on sharing it.

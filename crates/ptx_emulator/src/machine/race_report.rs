@@ -34,7 +34,9 @@ impl Launch<'_> {
             _ if both_strong => "with no order between",
             Order::Known | Order::Unproxied => "and no proxy fence lies between",
             Order::Drawn => "and a fence is missing: an atomic has read of it, with no acquire and no fence behind",
-            Order::Polled => "and a fence is missing: a strong load has read of it, with no acquire and no fence behind",
+            Order::Polled => {
+                "and a fence is missing: a strong load has read of it, with no acquire and no fence behind"
+            }
             Order::Unknown if meeting.silent => {
                 "and a fence is missing there: the flag is written with no release and no fence before that covers it"
             }

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 
+use super::access::grid::Touches;
 use super::barrier::{self, Barrier, ClusterBarrier};
 use super::clock::Clock;
-use super::access::grid::Touches;
 use super::global::GlobalMemory;
 use super::grid_races::GridRaces;
 use super::grid_sync::GridSync;
