@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use super::address::{Lane, space_of};
-use super::in_flight::{BulkGroups, CopyGroups, TmemLoad, WgmmaGroups};
+use super::in_flight::{BulkGroups, CopyGroups, Poll, TmemLoad, WgmmaGroups};
 use super::race::{Agent, Shared};
 use super::wait::WaitFor;
 use crate::config::fault::{FaultKind, Stop, Stopped};
@@ -63,6 +63,8 @@ pub struct Warp {
     pub tmem_view: Shared,
     /// What the warp's own `tcgen05` operations did.
     pub tmem_known: Shared,
+    /// What it polls and has not used yet.
+    pub polls: Vec<Poll>,
     /// Matrix instructions in flight, and when each register was last written (empty if the kernel has none).
     pub wgmma: WgmmaGroups,
     pub written_at: Vec<u64>,
@@ -105,6 +107,7 @@ impl Warp {
             tmem_stores: Vec::new(),
             tmem_view: None,
             tmem_known: None,
+            polls: Vec::new(),
             wgmma: WgmmaGroups::default(),
             written_at: Vec::new(),
             bulk: Box::default(),

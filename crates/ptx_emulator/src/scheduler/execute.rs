@@ -1,5 +1,6 @@
 //! Runs a warp: fetches, checks what its registers hold, does the step, and moves the lanes on.
 
+use super::polls::settle;
 use super::registers;
 use crate::code::{Flow, Inst, Kernel};
 use crate::config::fault::{FaultKind, Stop, Stopped};
@@ -21,6 +22,16 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
     for _ in 0..slice {
         let Fragment { pc, mask, .. } = w.fragments[w.current];
         let inst = &kernel.code[pc as usize];
+        if !w.polls.is_empty()
+            && let Some(wait) = settle(w, m, inst, mask)?
+        {
+            w.resumed = None;
+            advance(w, kernel, Flow::Wait(wait), mask, m.clock.now);
+            if w.schedule(m)? {
+                continue;
+            }
+            return Ok(true);
+        }
         let exec = guarded(w, m, inst, mask)?;
         if exec == 0 {
             w.resumed = None;

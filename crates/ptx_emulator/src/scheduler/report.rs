@@ -43,8 +43,11 @@ impl Cluster<'_> {
                 let rank = if self.machine.ctas.len() > 1 { format!("CTA rank {}, ", w.cta) } else { String::new() };
                 let lanes = if f.mask == w.all { String::new() } else { format!(", lanes {:#010x}", f.mask) };
                 let what = format!("{rank}warp {}{lanes} waits for {}", w.role, wait.describe(&self.machine));
-                // A poll has been executed; what waits is the instruction after it.
-                let pc = if matches!(wait, WaitFor::Progress { .. }) { f.pc - 1 } else { f.pc };
+                // What waits is an instruction behind the poll.
+                let pc = match wait {
+                    WaitFor::Mbarrier { pc, .. } | WaitFor::Progress { pc, .. } => *pc,
+                    _ => f.pc,
+                };
                 waiting.push((w, pc, Party { what, place: Some(kernel.place(pc)) }));
             }
         }
