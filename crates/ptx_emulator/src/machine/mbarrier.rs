@@ -34,7 +34,7 @@ pub struct Mbarrier {
 pub type Mbarriers = BTreeMap<u32, Mbarrier>;
 
 /// Where an mbarrier lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MbarrierAt {
     pub cta: u32,
     pub offset: u32,

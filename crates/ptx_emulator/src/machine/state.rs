@@ -10,9 +10,9 @@ use super::global::GlobalMemory;
 use super::grid_races::GridRaces;
 use super::grid_sync::GridSync;
 use super::in_flight::Warpgroup;
-use super::mbarrier::Mbarriers;
+use super::mbarrier::{MbarrierAt, Mbarriers};
 use super::pending::{Issuer, Operation, Pending};
-use super::race::{Detector, Shared};
+use super::race::{Agent, Detector, Shared};
 use super::requests::Requests;
 use super::synchronisation::Synchronisation;
 use super::tensor_core::Pipes;
@@ -97,6 +97,9 @@ pub struct Cta {
     pub mbarriers: Mbarriers,
     pub tmem: Tmem,
     pub requests: Requests,
+    /// Where `tcgen05.alloc` has stored an address: its instruction, and how many generations of the cluster's barrier
+    /// must be complete for its warp to have arrived behind it.
+    pub allocation_words: HashMap<u32, (u32, u64)>,
     /// A thread has waited for the grids before.
     pub awaited_grids: bool,
     /// A thread has let dependents start and did not know of such a wait.
@@ -139,6 +142,10 @@ pub struct Machine<'a> {
     pub cluster_barrier: ClusterBarrier,
     /// Tensor-core operations in order, by CTA pair.
     pub pipes: Vec<Pipes>,
+    /// The last `tcgen05.commit` to each mbarrier, and its instruction.
+    pub commits: HashMap<MbarrierAt, (Agent, u32)>,
+    /// mbarriers that were invalidated.
+    pub invalidated: HashSet<MbarrierAt>,
     /// Bulk copies that read a CTA's shared memory: the CTA, the operation, its instruction.
     pub shared_readers: Vec<(u32, u64, u32)>,
     /// By CTA and number in the CTA.
@@ -180,6 +187,7 @@ impl<'a> Machine<'a> {
                 mbarriers: Mbarriers::new(),
                 tmem: Tmem::default(),
                 requests: Requests::default(),
+                allocation_words: HashMap::new(),
                 awaited_grids: false,
                 let_dependents_start: false,
                 free_registers: 0,
@@ -203,6 +211,8 @@ impl<'a> Machine<'a> {
             touches: Touches::default(),
             silent_clusters: HashSet::new(),
             warp_barriers: HashMap::new(),
+            commits: HashMap::new(),
+            invalidated: HashSet::new(),
             shared_readers: Vec::new(),
             warpgroups: HashMap::new(),
             matrix_results: HashMap::new(),

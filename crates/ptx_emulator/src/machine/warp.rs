@@ -53,6 +53,8 @@ pub struct Warp {
     /// Lanes that have arrived at the cluster barrier and not yet waited, and in which generation.
     pub cluster_arrived: u32,
     pub cluster_generation: u64,
+    /// Generations of the cluster's barrier that were complete at the warp's last wait.
+    pub cluster_waited: u64,
     /// The race detector's time of the last `fence.mbarrier_init`, by lane: a relaxed arrival at the cluster barrier
     /// publishes the initialisations before it.
     pub initialisations_fenced: [Option<u32>; 32],
@@ -102,6 +104,7 @@ impl Warp {
             copies: Box::default(),
             cluster_arrived: 0,
             cluster_generation: 0,
+            cluster_waited: 0,
             initialisations_fenced: [None; 32],
             tmem_loads: Vec::new(),
             tmem_stores: Vec::new(),

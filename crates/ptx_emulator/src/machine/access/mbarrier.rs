@@ -79,6 +79,14 @@ impl Machine<'_> {
 
     pub fn mbarrier_inval(&mut self, w: &mut Warp, lane: Lane) -> Stopped<()> {
         let at = self.mbarrier(w, lane, false)?;
+        self.invalidated.insert(at);
+        if let (Some(race), Some((agent, pc))) = (&self.race, self.commits.remove(&at)) {
+            let (number, time, _) = agent.identity();
+            if !race.clock(w.index, lane.lane).reaches(number, time).0 {
+                let text = format!("{} is invalidated while a tcgen05.commit may be on its way to it", name(at));
+                self.warn(w, Stop::new(FaultKind::MbarrierInUse, text).lane(lane.lane).other("the commit", Some(pc)))?;
+            }
+        }
         self.ctas[at.cta as usize].mbarriers.remove(&at.offset);
         self.store(w, lane, Mode::Write, &[0; BYTES as usize])
     }
