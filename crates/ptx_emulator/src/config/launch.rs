@@ -129,6 +129,12 @@ impl LaunchConfig {
         }
     }
 
+    /// The same launch at a level.
+    #[must_use]
+    pub fn at_level(self, level: Level) -> LaunchConfig {
+        LaunchConfig { sanitize: level != Level::Machine, strict: level == Level::Strict, ..self }
+    }
+
     /// One-dimensional grid and block, no cluster, fair schedule, sanitizer on.
     pub fn linear(ctas: u32, threads: u32) -> LaunchConfig {
         LaunchConfig {
