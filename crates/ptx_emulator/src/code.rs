@@ -137,6 +137,8 @@ impl Stop {
             lane: self.lane,
             place: self.pc.map(|pc| Box::new(kernel.place(pc))),
             others: self.others.into_iter().map(party).collect(),
+            printed: String::new(),
+            before: Vec::new(),
         }
     }
 }

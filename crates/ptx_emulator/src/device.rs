@@ -181,8 +181,11 @@ impl Device {
         let ctas = config.grid.iter().map(|&n| u64::from(n)).product::<u64>();
         let clusters = ctas / config.cluster.iter().map(|&n| u64::from(n)).product::<u64>();
         let races = (config.sanitize && config.global_races).then(GridRaces::default);
+        let allows = !config.allow.is_empty();
+        let lines: Vec<u32> = kernel.code.iter().filter(|_| allows).map(|inst| inst.line).collect();
         let launch = Launch {
             config,
+            lines: &lines,
             sync: &GridSync::default(),
             races: races.as_ref(),
             global: &self.memory,
@@ -193,7 +196,7 @@ impl Device {
             clusters,
         };
         let mut outcome = if kernel.communicates { take_turns(kernel, launch)? } else { in_parallel(kernel, launch)? };
-        races_between_clusters(kernel, launch, &mut outcome.warnings)?;
+        races_between_clusters(kernel, launch, &mut outcome).map_err(|fault| outcome.before(fault))?;
         let mut buffers = outcome.buffers;
         for (buffer, allocation) in buffers.iter_mut().zip(self.memory.allocations()) {
             buffer.name = allocation.name.clone();
@@ -209,6 +212,8 @@ impl Device {
             buffers,
             peak_tmem_columns: outcome.peak_tmem_columns,
             warnings: outcome.warnings,
+            hazards: outcome.hazards,
+            unwatched: races.as_ref().is_some_and(GridRaces::is_full),
             output: outcome.output,
             shared_bytes: u64::from(kernel.shared_bytes + config.shared_bytes),
             ..Report::default()
@@ -285,17 +290,20 @@ struct Outcome {
     cta_steps: u64,
     peak_tmem_columns: u32,
     warnings: Vec<Warning>,
+    hazards: Vec<Warning>,
     output: String,
 }
 
 impl Outcome {
     fn of(cluster: &mut Cluster<'_>) -> Outcome {
+        let (warnings, hazards) = cluster.noted();
         Outcome {
             roles: cluster.roles().to_vec(),
             buffers: cluster.buffers().to_vec(),
             cta_steps: cluster.cta_steps(),
             peak_tmem_columns: cluster.peak_tmem_columns(),
-            warnings: cluster.warnings(),
+            warnings,
+            hazards,
             output: cluster.output().to_owned(),
         }
     }
@@ -313,6 +321,14 @@ impl Outcome {
         self.peak_tmem_columns = self.peak_tmem_columns.max(other.peak_tmem_columns);
         self.output.push_str(&other.output);
         other.warnings.iter().for_each(|warning| Warning::add(&mut self.warnings, warning.clone()));
+        other.hazards.iter().for_each(|hazard| Warning::add(&mut self.hazards, hazard.clone()));
+    }
+
+    /// The fault with what was printed and found before.
+    fn before(&self, fault: Fault) -> Fault {
+        let mut before = self.hazards.clone();
+        fault.before.iter().for_each(|hazard| Warning::add(&mut before, hazard.clone()));
+        Fault { printed: format!("{}{}", self.output, fault.printed), before, ..fault }
     }
 }
 
@@ -329,10 +345,12 @@ fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
             (index, fault)
         };
         let mut cluster = Cluster::new(kernel, launch, index);
-        match cluster.run(u64::MAX).map_err(fault)? {
-            Status::Done => Ok(Outcome::of(&mut cluster)),
-            Status::Running | Status::Held | Status::Idle => Err(fault(cluster.deadlock())),
-        }
+        let end = match cluster.run(u64::MAX) {
+            Ok(Status::Done) => return Ok(Outcome::of(&mut cluster)),
+            Ok(Status::Running | Status::Held | Status::Idle) => cluster.deadlock(),
+            Err(fault) => fault,
+        };
+        Err(fault(Outcome::of(&mut cluster).before(end)))
     };
     let results = (0..launch.clusters).into_par_iter().map(run);
     let sum = results.reduce(
@@ -343,22 +361,27 @@ fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
                 Ok(a)
             }
             (Err(a), Err(b)) => Err(if a.0 <= b.0 { a } else { b }),
-            (Err(e), Ok(_)) | (Ok(_), Err(e)) => Err(e),
+            (Err(e), Ok(_)) => Err(e),
+            (Ok(a), Err((index, fault))) => Err((index, a.before(fault))),
         },
     );
     sum.map_err(|(_, fault)| fault)
 }
 
-/// Races in global memory between clusters, found so far: warnings to add, or the gravest as a fault.
-fn races_between_clusters(kernel: &Kernel, launch: Launch<'_>, warnings: &mut Vec<Warning>) -> Result<(), Fault> {
+/// Races in global memory between clusters, found so far, go to the outcome; the gravest may be a fault.
+fn races_between_clusters(kernel: &Kernel, launch: Launch<'_>, outcome: &mut Outcome) -> Result<(), Fault> {
     let Some(races) = launch.races else { return Ok(()) };
     for (meeting, times) in races.take() {
-        let (cta, warp) = launch.later_thread(&meeting);
-        let fault = launch.race(&meeting).into_fault(kernel, Some((cta, warp)));
-        if !meeting.is_warning() || launch.config.strict {
+        let stop = launch.race(&meeting);
+        if launch.allows(&stop) {
+            continue;
+        }
+        let fault = stop.into_fault(kernel, Some(launch.later_thread(&meeting)));
+        let grave = !meeting.is_warning() || launch.config.strict;
+        if grave && !launch.config.keep_going {
             return Err(fault);
         }
-        Warning::add(warnings, Warning { fault, times });
+        Warning::add(if grave { &mut outcome.hazards } else { &mut outcome.warnings }, Warning { fault, times });
     }
     Ok(())
 }
@@ -367,10 +390,24 @@ fn races_between_clusters(kernel: &Kernel, launch: Launch<'_>, warnings: &mut Ve
 /// it is about to communicate; then they do that one after the other. So the outcome of a kernel without races depends on
 /// the schedule alone.
 fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
+    let mut running = Vec::new();
+    let mut sum = Outcome::default();
+    run_rounds(kernel, launch, &mut running, &mut sum).map_err(|fault| {
+        running.iter_mut().for_each(|cluster| sum.add(&Outcome::of(cluster)));
+        sum.before(fault)
+    })?;
+    Ok(sum)
+}
+
+/// The rounds of [`take_turns`]. What has ended goes to `sum`; after a fault, `running` is what has not.
+fn run_rounds<'a>(
+    kernel: &'a Kernel,
+    launch: Launch<'a>,
+    running: &mut Vec<Cluster<'a>>,
+    sum: &mut Outcome,
+) -> Result<(), Fault> {
     let ctas = launch.config.cluster.iter().product::<u32>();
     let resident = (launch.sms / ctas).max(1) as usize;
-    let mut running: Vec<Cluster<'_>> = Vec::new();
-    let mut sum = Outcome::default();
     let (mut rounds, mut idle_rounds) = (0, 0);
     loop {
         while running.len() < resident && launch.next_cluster.load(Ordering::Relaxed) < launch.clusters {
@@ -378,9 +415,9 @@ fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
             running.push(Cluster::new(kernel, launch, index).take_turns());
         }
         if running.is_empty() {
-            return Ok(sum);
+            return Ok(());
         }
-        let turn = |cluster: &mut Cluster<'_>| {
+        let turn = |cluster: &mut Cluster<'a>| {
             let before = cluster.progress();
             cluster.run(TURN).map(|status| (status, status == Status::Running || cluster.progress() != before))
         };
@@ -395,7 +432,7 @@ fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
             running[held[n]].communicate()?;
             moved = true;
         }
-        races_between_clusters(kernel, launch, &mut sum.warnings)?;
+        races_between_clusters(kernel, launch, sum)?;
         let mut statuses = turns.iter().map(|(status, _)| *status);
         running.retain_mut(|cluster| {
             let done = statuses.next() == Some(Status::Done);

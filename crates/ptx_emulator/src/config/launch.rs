@@ -1,5 +1,7 @@
 //! How a device and a launch are configured.
 
+use super::fault::FaultKind;
+
 /// What a device has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
@@ -90,6 +92,30 @@ impl std::str::FromStr for Level {
     }
 }
 
+/// Hazards that are not reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allow {
+    /// Their kind.
+    pub kind: FaultKind,
+    /// The PTX line of one of the instructions; any if it is missing.
+    pub line: Option<u32>,
+}
+
+impl std::str::FromStr for Allow {
+    type Err = String;
+
+    /// `KIND` or `KIND:LINE`.
+    fn from_str(s: &str) -> Result<Self, String> {
+        let (kind, line) = s.split_once(':').map_or((s, None), |(kind, line)| (kind, Some(line)));
+        let kind: FaultKind = kind.parse()?;
+        if !kind.is_hazard() {
+            return Err(format!("`{kind}` cannot be allowed: no run can go on behind it"));
+        }
+        let line = line.map(|line| line.parse().map_err(|_| format!("`{line}` is no line number"))).transpose()?;
+        Ok(Allow { kind, line })
+    }
+}
+
 /// The shape of a launch and how to run it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
@@ -115,6 +141,10 @@ pub struct LaunchConfig {
     pub overlaps: bool,
     /// With `sanitize`: look for races of the grid's threads in global memory, too.
     pub global_races: bool,
+    /// Go on behind hazards; the report lists them. What no run can go on behind is a fault even so.
+    pub keep_going: bool,
+    /// Hazards that are not reported.
+    pub allow: Vec<Allow>,
     /// Warp instructions that a warp may execute.
     pub instruction_budget: u64,
 }
@@ -147,6 +177,8 @@ impl LaunchConfig {
             strict: false,
             overlaps: false,
             global_races: true,
+            keep_going: false,
+            allow: Vec::new(),
             instruction_budget: 1 << 32,
         }
     }

@@ -94,7 +94,7 @@ impl CpAsync {
         if let (Some(race), Some(agent)) = (&mut m.race, agent)
             && let Err(conflict) = race.agent_access(agent, cta, offset, size, Mode::Write, w.pc())
         {
-            return Err(m.conflict(Mode::Write, conflict, offset, size).lane(lane as u32));
+            m.hazard(m.conflict(Mode::Write, conflict, offset, size).lane(lane as u32))?;
         }
         Ok(Some(Transfer { cta, offset, address, bytes }))
     }

@@ -122,7 +122,7 @@ impl Instruction for TryCancel {
                 if let (Some(race), Some(agent)) = (&mut m.race, &agent)
                     && let Err(conflict) = race.agent_access(agent, *cta, offset, RESPONSE, Mode::Write, w.pc())
                 {
-                    return Err(m.conflict(Mode::Write, conflict, offset, RESPONSE).lane(lane as u32));
+                    m.hazard(m.conflict(Mode::Write, conflict, offset, RESPONSE).lane(lane as u32))?;
                 }
             }
             m.start(w, Respond { offset, targets, agent });

@@ -230,6 +230,8 @@ pub struct Detector {
     zero: Arc<Clock>,
     threads: u32,
     next_agent: u32,
+    /// The warps that issued the agents of the slots.
+    issuers: Vec<u32>,
     /// One cell a word, for each memory.
     cells: Vec<Vec<Cell>>,
     /// Words accessed with less than a word: a cell a byte.
@@ -251,6 +253,7 @@ impl Detector {
             zero,
             threads,
             next_agent: 0,
+            issuers: vec![0; AGENTS as usize],
             cells: memories.map(|bytes| vec![Cell::default(); bytes.div_ceil(4) as usize]).collect(),
             split: HashMap::new(),
             more: Vec::new(),
@@ -261,6 +264,11 @@ impl Detector {
     /// Whether an accessor is an asynchronous operation.
     pub fn is_agent(&self, who: Accessor) -> bool {
         who.base >= self.threads
+    }
+
+    /// The warp that issued an asynchronous operation, if the accessor is one.
+    pub fn issuer(&self, who: Accessor) -> Option<u32> {
+        Some(self.issuers[who.base.checked_sub(self.threads)? as usize])
     }
 
     /// Lanes `mask` of `warp` publish what they know into `into`.
@@ -406,12 +414,13 @@ impl Detector {
     pub fn spawn(&mut self, warp: u32, mask: u32, async_proxy: bool) -> Agent {
         let mut known = None;
         self.release(warp, mask, &mut known);
-        self.spawn_from(&known, async_proxy)
+        self.spawn_from(warp, &known, async_proxy)
     }
 
-    /// Starts an asynchronous operation with published knowledge.
-    pub fn spawn_from(&mut self, known: &Shared, async_proxy: bool) -> Agent {
+    /// Starts an asynchronous operation of a warp with published knowledge.
+    pub fn spawn_from(&mut self, warp: u32, known: &Shared, async_proxy: bool) -> Agent {
         let slot = self.next_agent;
+        self.issuers[slot as usize] = warp;
         self.next_agent = (slot + 1) % AGENTS;
         self.agent_times[slot as usize] += 1;
         let clock = known.clone().unwrap_or_else(|| self.zero.clone());

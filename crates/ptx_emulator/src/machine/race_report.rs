@@ -32,7 +32,7 @@ impl Launch<'_> {
         let both_strong = earlier.mode.is_strong() && later.mode.is_strong();
         let missing = match order {
             _ if both_strong => "with no order between",
-            Order::Known | Order::Unproxied => "and no proxy fence lies between",
+            Order::Known | Order::Unproxied => "the two are in order, but no proxy fence lies between",
             Order::Drawn => "and a fence is missing: an atomic has read of it, with no acquire and no fence behind",
             Order::Polled => {
                 "and a fence is missing: a strong load has read of it, with no acquire and no fence behind"

@@ -1,5 +1,6 @@
 //! The state of a cluster of CTAs: everything but its warps. Asynchronous operations start here.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 
@@ -39,6 +40,8 @@ pub struct Launch<'a> {
     pub next_cluster: &'a AtomicU64,
     /// How many there are.
     pub clusters: u64,
+    /// The PTX line of each instruction, if hazards may be allowed.
+    pub lines: &'a [u32],
     /// What threads have published in global memory.
     pub sync: &'a GridSync,
     /// Where races of the grid in global memory are looked for, if they are.
@@ -52,6 +55,13 @@ impl Launch<'_> {
         let (nx, ny) = (u64::from(grid[0] / cluster[0]), u64::from(grid[1] / cluster[1]));
         let at = [index % nx, index / nx % ny, index / nx / ny];
         std::array::from_fn(|d| at[d] as u32 * cluster[d])
+    }
+
+    /// Whether a hazard is allowed, by its kind and the line of one of its instructions.
+    pub fn allows(&self, stop: &Stop) -> bool {
+        let places = || stop.pc.into_iter().chain(stop.others.iter().filter_map(|other| other.1));
+        let at = |line: u32| places().any(|pc| self.lines.get(pc as usize) == Some(&line));
+        self.config.allow.iter().any(|allow| allow.kind == stop.kind && allow.line.is_none_or(at))
     }
 
     /// `%ctaid` of a CTA by the number of its cluster and its rank there.
@@ -110,6 +120,17 @@ pub struct Cta {
     pub running: u32,
 }
 
+/// A hazard that did not end the launch: the first at its place.
+pub struct Noted {
+    /// The warp of the cluster.
+    pub warp: u32,
+    pub stop: Stop,
+    /// It is no mere warning.
+    pub grave: bool,
+    /// How often it happened.
+    pub times: u64,
+}
+
 /// What an asynchronous operation does to the machine when it completes.
 pub trait Effect: Send + 'static {
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()>;
@@ -159,8 +180,10 @@ pub struct Machine<'a> {
     pub sanitize: bool,
     /// What `printf` has printed.
     pub output: String,
-    /// What is a fault only under `strict`: the warp of the cluster, the first at its place, and how often it happened.
-    pub warnings: Vec<(u32, Stop, u64)>,
+    /// The warp of the cluster, and the instruction, whose step or operation is at work.
+    pub current: (u32, u32),
+    /// Warnings, and hazards behind which the launch goes on.
+    pub noted: RefCell<Vec<Noted>>,
     /// Whether the cluster may do now what carries information between clusters. If not, it stops before, and sets
     /// `held`.
     pub may_communicate: bool,
@@ -222,7 +245,8 @@ impl<'a> Machine<'a> {
             buffers: vec![BufferTraffic::default(); launch.global.allocations().len()],
             sanitize: config.sanitize,
             output: String::new(),
-            warnings: Vec::new(),
+            current: (0, 0),
+            noted: RefCell::default(),
             may_communicate: true,
             held: false,
             progress: 0,
@@ -246,22 +270,45 @@ impl Machine<'_> {
         self.warps_per_cta * 32 * self.ctas.len() as u32
     }
 
-    /// What the manual forbids and cards bear, committed by the warp's current instruction: a fault under `strict`, by
-    /// default a warning.
-    pub fn warn(&mut self, w: &Warp, mut stop: Box<Stop>) -> Stopped<()> {
+    /// What the manual forbids and cards bear, committed by the current instruction: a hazard under `strict`, by default a
+    /// warning.
+    pub fn warn(&self, stop: Box<Stop>) -> Stopped<()> {
         match self.launch.config.level() {
-            Level::Machine => {}
+            Level::Machine => Ok(()),
             Level::Default => {
-                stop.pc.get_or_insert_with(|| w.pc());
-                let place = |s: &Stop| (s.kind, s.pc, s.others.iter().map(|other| other.1).collect::<Vec<_>>());
-                match self.warnings.iter_mut().find(|(_, old, _)| place(old) == place(&stop)) {
-                    Some((_, _, times)) => *times += 1,
-                    None => self.warnings.push((w.index, *stop, 1)),
+                if let Err(stop) = self.allowed(stop) {
+                    self.note(stop, false);
                 }
+                Ok(())
             }
-            Level::Strict => return Err(stop),
+            Level::Strict => self.hazard(stop),
         }
-        Ok(())
+    }
+
+    /// What can go wrong on a card, committed by the current instruction or operation: a fault, unless it is allowed or the
+    /// launch is to go on.
+    pub fn hazard(&self, stop: Box<Stop>) -> Stopped<()> {
+        let Err(stop) = self.allowed(stop) else { return Ok(()) };
+        if self.launch.config.keep_going {
+            self.note(stop, true);
+            return Ok(());
+        }
+        Err(stop)
+    }
+
+    fn allowed(&self, mut stop: Box<Stop>) -> Stopped<()> {
+        stop.pc.get_or_insert(self.current.1);
+        if self.launch.allows(&stop) { Ok(()) } else { Err(stop) }
+    }
+
+    /// Keeps a hazard for the report, the first at its place.
+    fn note(&self, stop: Box<Stop>, grave: bool) {
+        let place = |s: &Stop| (s.kind, s.pc, s.others.iter().map(|other| other.1).collect::<Vec<_>>());
+        let mut noted = self.noted.borrow_mut();
+        match noted.iter_mut().find(|old| old.grave == grave && place(&old.stop) == place(&stop)) {
+            Some(old) => old.times += 1,
+            None => noted.push(Noted { warp: self.current.0, stop: *stop, grave, times: 1 }),
+        }
     }
 
     /// Starts an asynchronous operation of the warp's current instruction; it gets a number.

@@ -194,6 +194,7 @@ impl<'a> Cluster<'a> {
 
     fn complete(&mut self, operation: Operation<Completion>) -> Result<(), Fault> {
         self.machine.progress += 1;
+        self.machine.current = (operation.issuer.warp, operation.issuer.pc);
         (operation.effect)(&mut self.machine).map_err(|mut stop| {
             stop.pc.get_or_insert(operation.issuer.pc);
             self.fault(operation.issuer.warp as usize, *stop)

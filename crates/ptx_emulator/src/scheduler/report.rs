@@ -2,6 +2,7 @@
 
 use super::cluster::Cluster;
 use crate::config::fault::{Fault, FaultKind, Party, Stop, Warning};
+use crate::machine::state::Noted;
 use crate::machine::wait::WaitFor;
 
 impl Cluster<'_> {
@@ -17,13 +18,14 @@ impl Cluster<'_> {
         &self.machine.output
     }
 
-    /// The warnings so far, one a place.
-    pub fn warnings(&mut self) -> Vec<Warning> {
-        let mut list = Vec::new();
-        for (warp, stop, times) in std::mem::take(&mut self.machine.warnings) {
-            Warning::add(&mut list, Warning { fault: self.fault(warp as usize, stop), times });
+    /// The warnings and the hazards so far, one a place.
+    pub fn noted(&mut self) -> (Vec<Warning>, Vec<Warning>) {
+        let (mut warnings, mut hazards) = (Vec::new(), Vec::new());
+        for Noted { warp, stop, grave, times } in self.machine.noted.take() {
+            let list = if grave { &mut hazards } else { &mut warnings };
+            Warning::add(list, Warning { fault: self.fault(warp as usize, stop), times });
         }
-        list
+        (warnings, hazards)
     }
 
     /// What to report when the cluster is idle for ever.

@@ -37,7 +37,7 @@ impl Instruction for Commit {
                 for earlier in pipes.iter().filter_map(|pipe| pipe.known.as_ref()) {
                     merge(&mut known, earlier);
                 }
-                race.spawn_from(&known, false)
+                race.spawn_from(w.index, &known, false)
             });
             for &at in &targets {
                 agent.iter().for_each(|agent| _ = m.commits.insert(at, (agent.clone(), w.pc())));

@@ -30,7 +30,7 @@ impl Turn {
             for earlier in behind().filter_map(|pipe| pipe.known.as_ref()).chain(&w.tmem_known) {
                 merge(&mut known, earlier);
             }
-            let agent = race.spawn_from(&known, true);
+            let agent = race.spawn_from(w.index, &known, true);
             if strict { after_fence(race, w, agent, behind().filter_map(|pipe| pipe.known.as_ref())) } else { agent }
         });
         Turn { kind, agent, after }

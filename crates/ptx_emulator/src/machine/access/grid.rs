@@ -142,7 +142,7 @@ impl Machine<'_> {
         }
         list.clear();
         self.touches.list = list;
-        meetings.into_iter().try_for_each(|meeting| self.met(w, meeting))
+        meetings.into_iter().try_for_each(|meeting| self.met(meeting))
     }
 
     fn check_line(&self, w: &Warp, line: u64, record: Record, meetings: &mut Vec<Meeting>) {
@@ -184,12 +184,12 @@ impl Machine<'_> {
             races.access(line, access, &order, &mut meetings);
             at = stop;
         }
-        meetings.into_iter().try_for_each(|meeting| self.met(w, meeting))
+        meetings.into_iter().try_for_each(|meeting| self.met(meeting))
     }
 
     /// Two accesses of global memory race. Within the cluster that ends the launch at once; what clusters do that run
     /// beside each other is kept, so that the report does not depend on which came first.
-    fn met(&mut self, w: &Warp, meeting: Meeting) -> Stopped<()> {
+    fn met(&self, meeting: Meeting) -> Stopped<()> {
         let earlier = meeting.earlier;
         let silent = self.silent_clusters.contains(&earlier.origin.cluster);
         let meeting = Meeting { silent, ..meeting };
@@ -199,7 +199,7 @@ impl Machine<'_> {
             return Ok(());
         }
         let stop = self.launch.race(&meeting);
-        if meeting.is_warning() { self.warn(w, stop) } else { Err(stop) }
+        if meeting.is_warning() { self.warn(stop) } else { self.hazard(stop) }
     }
 
     /// Strong loads or read-modify-writes of these addresses have seen the last strong writes there.

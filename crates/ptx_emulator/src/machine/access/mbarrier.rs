@@ -31,7 +31,7 @@ impl Machine<'_> {
         if let Err(conflict) = self.track(cta, offset, BYTES, who, Mode::StrongRead, w.pc()) {
             let initialised = conflict.accessor.base == owner / 32 * 32 && conflict.pc == init_pc;
             if !(initialised && fenced) {
-                return Err(self.conflict(Mode::StrongRead, conflict, offset, BYTES).lane(lane.lane));
+                self.hazard(self.conflict(Mode::StrongRead, conflict, offset, BYTES).lane(lane.lane))?;
             }
         }
         if remote && !fenced {
@@ -39,10 +39,7 @@ impl Machine<'_> {
             let stop = Stop::new(FaultKind::MissingProxyFence, text).lane(lane.lane);
             let stop = stop.other("its initialisation", Some(init_pc));
             // Inside a CTA shipped kernels leave the fence out.
-            if cta != w.cta {
-                return Err(stop);
-            }
-            self.warn(w, stop)?;
+            if cta == w.cta { self.warn(stop)? } else { self.hazard(stop)? }
         }
         Ok(at)
     }
@@ -84,7 +81,7 @@ impl Machine<'_> {
             let (number, time, _) = agent.identity();
             if !race.clock(w.index, lane.lane).reaches(number, time).0 {
                 let text = format!("{} is invalidated while a tcgen05.commit may be on its way to it", name(at));
-                self.warn(w, Stop::new(FaultKind::MbarrierInUse, text).lane(lane.lane).other("the commit", Some(pc)))?;
+                self.warn(Stop::new(FaultKind::MbarrierInUse, text).lane(lane.lane).other("the commit", Some(pc)))?;
             }
         }
         self.ctas[at.cta as usize].mbarriers.remove(&at.offset);
