@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::time::Instant;
 
-use ptx_emulator::{Arg, Fault, FaultKind, LaunchConfig, Level, Report};
+use ptx_emulator::{Arg, Fault, FaultKind, LaunchConfig, Report, Warning};
 use serde_json::{Value, json};
 
 use crate::code::{
@@ -45,10 +45,11 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
         cluster,
         shared_bytes: launch.shared_bytes,
         schedule: driver.options.schedule,
-        sanitize: driver.options.level != Level::Machine,
-        strict: driver.options.level == Level::Strict,
         overlaps: launch.overlaps && follows,
-        ..LaunchConfig::linear(1, 1)
+        global_races: driver.options.global_races,
+        keep_going: driver.options.keep_going,
+        allow: driver.options.allow.clone(),
+        ..LaunchConfig::linear(1, 1).at_level(driver.options.level)
     };
     let module = launch.code.decoded().map_err(|words| {
         eprintln!("ptx-emulator: {words}");
@@ -63,6 +64,8 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
     driver.memory.fetch_locked(shown);
     if let Ok(report) = &result {
         print(report);
+        let found = report.hazards.iter();
+        found.for_each(|hazard| eprintln!("ptx-emulator: launch {}: {}", driver.launches, hazard.display("fault")));
     }
     write_down(driver, launch, &result, seconds);
     result.map(drop).map_err(|fault| {
@@ -96,20 +99,19 @@ fn write_down(driver: &Driver, launch: &Launch, result: &Result<Report, Fault>, 
     });
     match result {
         Ok(report) => {
-            let warnings: Vec<Value> = report
-                .warnings
-                .iter()
-                .map(|warning| json!({ "text": warning.to_string(), "kind": warning.fault.kind.to_string() }))
-                .collect();
+            let list = |hazards: &[Warning], word: &'static str| -> Vec<Value> {
+                let one = |hazard: &Warning| json!({ "text": hazard.display(word).to_string(), "kind": hazard.fault.kind.to_string() });
+                hazards.iter().map(one).collect()
+            };
             line["instructions"] = report.total.warp_instructions.into();
             line["loaded"] = (report.total.bytes.global_load + report.total.bulk.global_load).into();
             line["stored"] = (report.total.bytes.global_store + report.total.bulk.global_store).into();
             line["multiply_adds"] = report.total.matrix_multiply_adds.into();
-            line["warnings"] = warnings.into();
+            line["warnings"] = list(&report.warnings, "warning").into();
+            line["faults"] = list(&report.hazards, "fault").into();
         }
         Err(fault) => {
-            line["fault"] = fault.to_string().into();
-            line["kind"] = fault.kind.to_string().into();
+            line["faults"] = json!([{ "text": fault.to_string(), "kind": fault.kind.to_string() }]);
         }
     }
     // One write a line, so that the lines of several processes do not mix.

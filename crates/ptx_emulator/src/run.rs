@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode, ExitStatus};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use ptx_emulator::{Level, Schedule};
+use ptx_emulator::{Allow, Level, Schedule, readable};
 use serde::Deserialize;
 
 /// The card that the program sees.
@@ -47,6 +47,8 @@ pub struct RunArgs {
     /// fair, worst or seed:N.
     #[arg(long, default_value = "fair")]
     schedule: Schedule,
+    #[command(flatten)]
+    hazards: super::Hazards,
     /// Keep each launch as a line of JSON in this file.
     #[arg(long)]
     log: Option<PathBuf>,
@@ -77,8 +79,9 @@ struct Line {
     multiply_adds: u64,
     #[serde(default)]
     warnings: Vec<Hazard>,
-    fault: Option<String>,
-    kind: Option<String>,
+    /// The fault, or the hazards that the launch went on behind.
+    #[serde(default)]
+    faults: Vec<Hazard>,
 }
 
 #[derive(Deserialize)]
@@ -116,6 +119,9 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
         .env("PTX_EMULATOR_GPU", args.gpu.name())
         .env("PTX_EMULATOR_LEVEL", format!("{:?}", args.level).to_lowercase())
         .env("PTX_EMULATOR_SCHEDULE", args.schedule.to_string())
+        .env("PTX_EMULATOR_ALLOW", args.hazards.allow.iter().map(Allow::to_string).collect::<Vec<_>>().join(","))
+        .env("PTX_EMULATOR_KEEP_GOING", if args.hazards.keep_going { "1" } else { "" })
+        .env("PTX_EMULATOR_NO_GLOBAL_RACES", if args.hazards.no_global_races { "1" } else { "" })
         .env("PTX_EMULATOR_LOG", &log)
         .status()
         .with_context(|| format!("running {}", Path::new(program).display()))?;
@@ -124,7 +130,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     if let Some(signal) = status.signal() {
         eprintln!("the program was ended by signal {signal}");
     }
-    let faulted = lines.iter().any(|line| line.fault.is_some());
+    let faulted = lines.iter().any(|line| !line.faults.is_empty());
     Ok(if faulted { ExitCode::from(super::FAULT) } else { code(status) })
 }
 
@@ -159,17 +165,6 @@ fn read(log: &Path) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// A kernel's name as its author wrote it, cut where it is long.
-fn readable(name: &str) -> String {
-    const LONGEST: usize = 100;
-    let demangled = cpp_demangle::Symbol::new(name).ok().and_then(|symbol| symbol.demangle().ok());
-    let name = demangled.unwrap_or_else(|| format!("{:#}", rustc_demangle::demangle(name)));
-    match name.char_indices().nth(LONGEST) {
-        Some((cut, _)) => format!("{} …", &name[..cut]),
-        None => name,
-    }
-}
-
 /// Warnings that the summary prints; the log has them all.
 const MOST_WARNINGS: usize = 5;
 
@@ -197,12 +192,12 @@ fn summary(lines: &[Line]) -> String {
         sum.stored += line.stored;
         sum.multiply_adds += line.multiply_adds;
         sum.seconds += line.seconds;
-        sum.faults += u64::from(line.fault.is_some());
+        sum.faults += u64::from(!line.faults.is_empty());
         for warning in &line.warnings {
             warnings.entry(&warning.text).or_insert((0, &warning.kind)).0 += 1;
         }
-        if let Some(kind) = &line.kind {
-            *kinds.entry(kind).or_default() += 1;
+        for fault in &line.faults {
+            *kinds.entry(&fault.kind).or_default() += 1;
         }
     }
     let seconds = lines.iter().fold(0.0, |sum, line| sum + line.seconds);
