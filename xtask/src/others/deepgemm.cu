@@ -38,7 +38,7 @@ int main(int count, char **arguments) {
     cudaMemcpy(da, a.data(), a.size() * 2, cudaMemcpyHostToDevice);
     cudaMemcpy(db, b.data(), b.size() * 2, cudaMemcpyHostToDevice);
     cudaMemset(dd, 0xff, d.size() * 2);
-    CUtensorMap map_a = map_of(da, m, k, BLOCK_M), map_b = map_of(db, n, k, BLOCK_N), map_d = map_of(dd, m, n, 64);
+    CUtensorMap map_a = map_of(da, m, k, BLOCK_M), map_b = map_of(db, n, k, BLOCK_N), map_d = map_of(dd, m, n, BLOCK_M);
 
     auto kernel = &deep_gemm::sm90_bf16_gemm_impl<
         cute::UMMA::Major::K, cute::UMMA::Major::K, 0, 0, 0, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWIZZLE, SWIZZLE, SWIZZLE, STAGES,
