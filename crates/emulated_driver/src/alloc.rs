@@ -6,11 +6,12 @@ use crate::call::{Needs, array, enter, functions, put};
 use crate::code::{
     Code, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED,
 };
-use crate::context;
+use crate::current;
 use crate::device::DEFAULT_POOL;
-use crate::refused;
+use crate::handle::Handle;
+use crate::refusal;
 use crate::run;
-use crate::state::{Driver, Handle, driver};
+use crate::state::{Driver, driver};
 use crate::work::Work;
 
 impl Driver {
@@ -21,7 +22,7 @@ impl Driver {
     /// Memory in the order of a stream. Its address is known at once, so it is there at once.
     fn allocate_in(&mut self, bytes: usize, stream: Handle) -> Result<u64, Code> {
         if self.queue.capture_of(stream)?.is_some() {
-            refused::once("memory that a graph allocates (cuMemAllocAsync in a capture) is not emulated");
+            refusal::once("memory that a graph allocates (cuMemAllocAsync in a capture) is not emulated");
             return Err(NOT_SUPPORTED);
         }
         self.memory.allocate(bytes)
@@ -35,7 +36,7 @@ impl Driver {
         let on_device = allocation.is_some();
         Ok(match attribute {
             // CONTEXT, MEMORY_TYPE (1 host, 2 device), DEVICE_POINTER, HOST_POINTER
-            1 => (context::current() as u64).to_le_bytes().into(),
+            1 => (current::current() as u64).to_le_bytes().into(),
             2 => if on_device { 2_u32 } else { 1 }.to_le_bytes().into(),
             3 => pointer.to_le_bytes().into(),
             4 if on_device => return Err(INVALID_VALUE),
@@ -103,7 +104,7 @@ functions! {
     }
     fn cuMemAllocManaged(_address: *mut u64, _bytes: usize, _flags: c_uint) {
         let _driver = enter(NAME, Needs::Context)?;
-        refused::managed_memory();
+        refusal::managed_memory();
         Err(NOT_SUPPORTED)
     }
 

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char};
 use std::sync::MutexGuard;
 
 use crate::code::{Code, DEINITIALIZED, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED};
-use crate::context;
+use crate::current;
 use crate::state::{Driver, driver};
 
 /// Whether a function needs `cuInit` or a current context first.
@@ -26,7 +26,7 @@ pub fn enter(name: &str, needs: Needs) -> Result<MutexGuard<'static, Driver>, Co
         return Err(NOT_INITIALIZED);
     }
     if needs == Needs::Context {
-        let known = driver.contexts.get(&context::current()).is_some_and(|context| context.users > 0);
+        let known = driver.contexts.get(&current::current()).is_some_and(|context| context.users > 0);
         if !known {
             return Err(INVALID_CONTEXT);
         }

@@ -1,41 +1,16 @@
 //! Contexts: one primary, and those that a program creates. All share the card's memory.
 
-use std::cell::RefCell;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use crate::call::{Needs, enter, functions, put};
 use crate::code::{INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NOT_INITIALIZED, UNSUPPORTED_LIMIT};
-use crate::state::{Driver, Handle, driver};
+use crate::current::{change, current};
+use crate::handle::Handle;
+use crate::objects::Context;
+use crate::state::{Driver, driver};
 
 /// The primary context's handle.
 pub const PRIMARY: Handle = 0xC0;
-
-/// A context, or the primary one.
-#[derive(Default)]
-pub struct Context {
-    /// How often it is retained; a created one is once.
-    pub users: usize,
-    pub flags: c_uint,
-}
-
-thread_local! {
-    /// The thread's contexts; the last is current.
-    static STACK: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The thread's current context; 0 if there is none.
-pub fn current() -> Handle {
-    STACK.try_with(|stack| stack.borrow().last().copied()).ok().flatten().unwrap_or(0)
-}
-
-fn change<T>(change: impl FnOnce(&mut Vec<Handle>) -> T) -> Option<T> {
-    STACK.try_with(|stack| change(&mut stack.borrow_mut())).ok()
-}
-
-/// No context is current on this thread any more.
-pub fn forget() {
-    change(Vec::clear);
-}
 
 impl Driver {
     pub fn check_card(&self, device: c_int) -> Result<(), crate::code::Code> {

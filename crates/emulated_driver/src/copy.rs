@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use crate::call::{Needs, enter, functions, get};
 use crate::code::{Code, INVALID_VALUE, NOT_SUPPORTED};
-use crate::refused;
+use crate::handle::Handle;
+use crate::refusal;
 use crate::run;
-use crate::state::{Driver, Handle, driver};
+use crate::state::{Driver, driver};
 use crate::work::{Copy, End, Fill, Work};
 
 /// Queues a copy. One that ends in pageable memory is done when the call returns.
@@ -118,7 +119,7 @@ impl Driver {
             2 => device.checked_add(offset as u64).map(End::Device).ok_or(INVALID_VALUE),
             4 => device.checked_add(offset as u64).map(|pointer| self.end(pointer)).ok_or(INVALID_VALUE),
             3 => {
-                refused::once("CUDA arrays and textures are not emulated");
+                refusal::once("CUDA arrays and textures are not emulated");
                 Err(NOT_SUPPORTED)
             }
             _ => Err(INVALID_VALUE),

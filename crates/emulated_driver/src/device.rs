@@ -105,6 +105,6 @@ functions! {
     }
     fn cuGetExportTable(table: *mut *const c_void, _id: *const [u8; 16]) {
         if !table.is_null() { put(table, ptr::null())?; }
-        Err(crate::refused::private_tables())
+        Err(crate::refusal::private_tables())
     }
 }

@@ -1,24 +1,20 @@
 //! Functions and kernels (one kind of handle here): attributes and occupancy.
 
 use std::ffi::{CString, c_char, c_int, c_uint};
-use std::sync::Arc;
 
 use crate::call::{Needs, enter, functions, put, text};
 use crate::card::attribute;
-use crate::code::{Code as ErrorCode, INVALID_HANDLE, INVALID_PTX, INVALID_VALUE, NOT_FOUND};
+use crate::code::{Code as ErrorCode, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND};
+use crate::handle::Handle;
 use crate::launch::LaunchConfig;
-use crate::module::Code;
-use crate::refused;
-use crate::state::{Driver, Handle};
+use crate::objects::{Facts, Function};
+use crate::state::Driver;
 
 /// Dynamic shared memory that a launch may ask for without cuFuncSetAttribute.
 const SHARED_BYTES_UNASKED: u32 = 48 << 10;
 /// CTAs of a cluster without the attribute for more.
 pub const PORTABLE_CLUSTER: u32 = 8;
 pub const LARGEST_CLUSTER: u32 = 16;
-/// Registers of a thread: what only `ptxas` knows. A full multiprocessor of threads has 32 each.
-const REGISTERS_UNKNOWN: u32 = 32;
-const MAX_THREADS: u32 = 1024;
 
 /// `CUfunction_attribute` (cuda.h).
 mod attributes {
@@ -39,57 +35,6 @@ mod attributes {
     pub const CLUSTER_DEPTH: c_int = 13;
     pub const NON_PORTABLE_CLUSTER: c_int = 14;
     pub const CLUSTER_SCHEDULING: c_int = 15;
-}
-
-/// A function of a module.
-pub struct Function {
-    pub module: Handle,
-    pub name: CString,
-    /// Nothing where the module is machine code.
-    pub code: Option<Arc<Code>>,
-    /// Dynamic shared memory that a launch may ask for.
-    pub shared_bytes: u32,
-    pub non_portable_cluster: bool,
-    /// Attributes that are kept and change nothing here.
-    hints: [c_int; 2],
-}
-
-/// What is known of a kernel before it runs.
-struct Facts {
-    static_shared: u32,
-    local_bytes: u32,
-    max_threads: u32,
-    registers: u32,
-    cluster: Option<[u32; 3]>,
-    parameters: Vec<(usize, usize)>,
-}
-
-impl Function {
-    pub fn name(&self) -> &str {
-        self.name.to_str().unwrap_or_default()
-    }
-
-    fn facts(&self, of_a_test: bool) -> Result<Facts, ErrorCode> {
-        let Some(code) = self.code.as_ref().filter(|_| !of_a_test) else {
-            let (static_shared, local_bytes, max_threads) = (0, 0, MAX_THREADS);
-            let registers = REGISTERS_UNKNOWN;
-            return Ok(Facts { static_shared, local_bytes, max_threads, registers, cluster: None, parameters: vec![] });
-        };
-        let module = code.decoded().map_err(|words| {
-            refused::once(&words);
-            INVALID_PTX
-        })?;
-        let kernel = module.entry(self.name()).ok_or(NOT_FOUND)?;
-        let max_threads = kernel.most_threads().unwrap_or(MAX_THREADS);
-        Ok(Facts {
-            static_shared: kernel.shared_bytes,
-            local_bytes: kernel.local_bytes(),
-            max_threads,
-            registers: kernel.registers_at_launch().unwrap_or(REGISTERS_UNKNOWN),
-            cluster: kernel.required_cluster(),
-            parameters: kernel.params.iter().map(|param| (param.offset as usize, param.bytes as usize)).collect(),
-        })
-    }
 }
 
 impl Driver {

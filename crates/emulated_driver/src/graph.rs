@@ -6,23 +6,12 @@ use std::sync::Arc;
 use crate::call::{Needs, array, enter, functions, get, put};
 use crate::code::{Code, GRAPH_EXEC_UPDATE_FAILURE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
 use crate::copy::Copy3d;
+use crate::handle::Handle;
 use crate::launch::Shape;
+use crate::objects::{Graph, Node};
 use crate::queue::Operation;
-use crate::state::{Driver, Handle};
+use crate::state::Driver;
 use crate::work::{Fill, HostFunction, Work};
-
-/// A graph, or an executable one.
-pub struct Graph {
-    pub operations: Arc<Vec<Operation>>,
-    executable: bool,
-}
-
-/// A node that a program has added to a graph.
-#[derive(Clone, Copy)]
-pub struct Node {
-    graph: Handle,
-    index: usize,
-}
 
 /// `CUDA_KERNEL_NODE_PARAMS` (cuda.h), whose second version has two handles more.
 #[repr(C)]

@@ -8,8 +8,9 @@ use crate::code::{
     COOPERATIVE_LAUNCH_TOO_LARGE, Code, INVALID_CLUSTER_SIZE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED,
 };
 use crate::function::{LARGEST_CLUSTER, PORTABLE_CLUSTER};
-use crate::refused;
-use crate::state::{Driver, Handle};
+use crate::handle::Handle;
+use crate::refusal;
+use crate::state::Driver;
 use crate::work::{HostFunction, Launch, Work};
 
 const MAX_THREADS: u64 = 1024;
@@ -82,11 +83,11 @@ impl Shape {
                 attributes::CLUSTER_DIMENSION => shape.cluster = Some([x, y, z]),
                 attributes::PROGRAMMATIC_STREAM_SERIALIZATION => shape.overlaps = x != 0,
                 attributes::PROGRAMMATIC_EVENT | attributes::LAUNCH_COMPLETION_EVENT => {
-                    refused::once("launch attributes that record events (7, 12) are not emulated");
+                    refusal::once("launch attributes that record events (7, 12) are not emulated");
                     return Err(NOT_SUPPORTED);
                 }
                 attributes::DEVICE_UPDATABLE_NODE => {
-                    refused::once("graph nodes that a device updates (launch attribute 13) are not emulated");
+                    refusal::once("graph nodes that a device updates (launch attribute 13) are not emulated");
                     return Err(NOT_SUPPORTED);
                 }
                 // The others are about speed, or about where memory is.

@@ -1,92 +1,19 @@
-//! Modules and libraries: PTX text, alone or in a fat binary, and the variables in it.
+//! Modules and libraries, and the variables in them.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
-
-use gpu_arch::Capability;
 
 use crate::call::{Needs, array, enter, functions, put, text};
 use crate::code::{
     Code as ErrorCode, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, INVALID_VALUE, NO_BINARY_FOR_GPU,
     NOT_FOUND,
 };
-use crate::entries::{self, Entries};
 use crate::fatbin;
-use crate::refused;
-use crate::state::{Driver, Handle};
-
-/// A module or a library.
-pub struct Module {
-    /// Nothing where it is machine code, which a test may load and never launch.
-    pub code: Option<Arc<Code>>,
-}
-
-/// A module's code. It outlives the module where launches of it are queued.
-pub struct Code {
-    text: String,
-    pub entries: Entries,
-    /// The decoded text: of a large one that takes long, and a test never asks for it.
-    decoded: OnceLock<Result<ptx_emulator::Module, String>>,
-}
-
-impl Code {
-    /// The decoded text.
-    ///
-    /// # Errors
-    ///
-    /// What the emulator says about the text.
-    pub fn decoded(&self) -> Result<&ptx_emulator::Module, String> {
-        let decode = || ptx_emulator::Module::parse(&self.text).map_err(|error| error.to_string());
-        self.decoded.get_or_init(decode).as_ref().map_err(Clone::clone)
-    }
-}
-
-/// A refused image: the code, and what the compiler would say.
-type Refusal = (ErrorCode, String);
-
-/// The code in an image; nothing where it is machine code.
-///
-/// # Safety
-///
-/// `image` is what `cuModuleLoadData` takes: a C string of PTX, an ELF file, a fat binary or its wrapper.
-unsafe fn code(image: *const u8, card: Capability) -> Result<Option<Arc<Code>>, Refusal> {
-    // SAFETY: any image is at least a NUL; the first bytes are looked at one after another.
-    let begins = |magic: &[u8]| (0..magic.len()).all(|at| unsafe { *image.add(at) } == magic[at]);
-    let ptx = if begins(&fatbin::WRAPPER.to_le_bytes()) {
-        // SAFETY: `__fatBinC_Wrapper_t` (fatbinary_section.h): magic, version, and the address of the binary.
-        let inner = unsafe { image.add(8).cast::<*const u8>().read_unaligned() };
-        if inner.is_null() {
-            return Err((INVALID_IMAGE, "a fat binary's wrapper is empty".into()));
-        }
-        // SAFETY: the wrapper leads to a fat binary.
-        unsafe { in_fatbin(inner, card)? }
-    } else if begins(&fatbin::MAGIC.to_le_bytes()) {
-        // SAFETY: it begins as a fat binary does.
-        unsafe { in_fatbin(image, card)? }
-    } else if begins(b"\x7fELF") {
-        return Ok(None);
-    } else {
-        // SAFETY: neither of the binary formats, so a C string.
-        unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy().into_owned()
-    };
-    let entries = entries::entries(&ptx, card).map_err(|(code, complaint)| (code, complaint.to_owned()))?;
-    Ok(Some(Arc::new(Code { text: ptx, entries, decoded: OnceLock::new() })))
-}
-
-/// The PTX of a fat binary.
-///
-/// # Safety
-///
-/// `image` leads to as many bytes as its header says.
-unsafe fn in_fatbin(image: *const u8, card: Capability) -> Result<String, Refusal> {
-    let damaged = || (INVALID_IMAGE, "this is no fat binary".to_owned());
-    // SAFETY: a fat binary begins with a header of 16 bytes.
-    let header = unsafe { image.cast::<[u8; 16]>().read_unaligned() };
-    let size = fatbin::size(&header).ok_or_else(damaged)?;
-    // SAFETY: that many bytes follow, as its header says.
-    fatbin::ptx(unsafe { std::slice::from_raw_parts(image, size) }, card)
-}
+use crate::handle::Handle;
+use crate::image::code;
+use crate::objects::Module;
+use crate::refusal;
+use crate::state::Driver;
 
 /// `CUjit_option` (cuda.h).
 const JIT_ERROR_LOG_BUFFER: c_int = 5;
@@ -139,12 +66,12 @@ impl Driver {
             // SAFETY: as this function's contract says.
             unsafe { complain(&words, count, options, values) };
             if self.test.is_none() {
-                refused::once(&words);
+                refusal::once(&words);
             }
             code
         })?;
         if code.is_none() && self.test.is_none() {
-            refused::once("a module is machine code (SASS), which the emulator does not run; give the driver its PTX");
+            refusal::once("a module is machine code (SASS), which the emulator does not run; give the driver its PTX");
             return Err(NO_BINARY_FOR_GPU);
         }
         let handle = self.handle();
@@ -175,7 +102,7 @@ impl Driver {
     fn variable(&mut self, module: Handle, name: &str) -> Result<(u64, usize), ErrorCode> {
         let code = self.modules.get(&module).ok_or(INVALID_HANDLE)?.code.clone().ok_or(NOT_FOUND)?;
         let module = code.decoded().map_err(|words| {
-            refused::once(&words);
+            refusal::once(&words);
             INVALID_PTX
         })?;
         let device = self.memory.emulator().ok_or(NOT_FOUND)?;

@@ -10,7 +10,7 @@ use crate::code::{
     CAPTURED_EVENT, Code, INVALID_HANDLE, NOT_READY, STREAM_CAPTURE_ISOLATION, STREAM_CAPTURE_UNJOINED,
     STREAM_CAPTURE_UNMATCHED, STREAM_CAPTURE_UNSUPPORTED,
 };
-use crate::state::Handle;
+use crate::handle::{FIRST_HANDLE, Handle};
 use crate::work::Work;
 
 /// The number of an operation, in the queue or in a capture.
@@ -61,7 +61,7 @@ const LEGACY: Handle = 1;
 const PER_THREAD: Handle = 2;
 /// Threads' own streams have handles of their own here, which no program sees; created ones come behind.
 const FIRST_PER_THREAD: Handle = 0x10;
-const FIRST_CREATED: Handle = crate::state::FIRST_HANDLE;
+const FIRST_CREATED: Handle = FIRST_HANDLE;
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 

@@ -4,8 +4,9 @@ use std::cell::Cell;
 use std::sync::{Mutex, Once, PoisonError};
 
 use crate::code::{Code, NOT_PERMITTED};
+use crate::handle::Handle;
 use crate::queue::{Index, Queue, order_of_graph};
-use crate::state::{Driver, Handle, driver};
+use crate::state::{Driver, driver};
 use crate::work::{Launch, Work};
 
 /// Microseconds on the device's clock.
@@ -115,7 +116,7 @@ fn launch_one(mut driver: std::sync::MutexGuard<'static, Driver>, launch: &Launc
             // The kernel is the test's, and must not run under a lock of ours.
             drop(driver);
             if let Some(kernel) = kernel {
-                crate::for_tests::call(kernel, launch);
+                crate::objects::call(kernel, launch);
             }
             Ok(())
         }

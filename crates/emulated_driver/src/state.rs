@@ -5,20 +5,11 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::card::Card;
 use crate::code::Code;
-use crate::context::Context;
-use crate::for_tests::Test;
-use crate::function::Function;
-use crate::graph::{Graph, Node};
+use crate::handle::{FIRST_HANDLE, Handle};
 use crate::memory::Memory;
-use crate::module::Module;
+use crate::objects::{Context, Function, Graph, Module, Node, Test};
 use crate::options::Options;
 use crate::queue::Queue;
-
-/// A handle as a program sees it: a number that is looked up, never followed.
-pub type Handle = usize;
-
-/// The first handle of an object that was created. Lower ones have a meaning of their own.
-pub const FIRST_HANDLE: Handle = 0x1_0000;
 
 pub struct Driver {
     pub card: Card,

@@ -4,9 +4,9 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use crate::call::{Needs, enter, functions, put};
 use crate::code::{INVALID_VALUE, NOT_SUPPORTED};
-use crate::refused;
+use crate::handle::Handle;
+use crate::refusal;
 use crate::run;
-use crate::state::Handle;
 
 const NON_BLOCKING: c_uint = 1;
 
@@ -52,7 +52,7 @@ functions! {
     }
     fn cuStreamGetCtx(stream: Handle, context: *mut Handle) {
         enter(NAME, Needs::Context)?.queue.properties(stream)?;
-        put(context, crate::context::current())
+        put(context, crate::current::current())
     }
     fn cuStreamGetDevice(stream: Handle, device: *mut c_int) {
         enter(NAME, Needs::Context)?.queue.properties(stream)?;
@@ -69,7 +69,7 @@ functions! {
     }
     fn cuStreamAttachMemAsync(_stream: Handle, _address: u64, _bytes: usize, _flags: c_uint) {
         let _driver = enter(NAME, Needs::Context)?;
-        refused::managed_memory();
+        refusal::managed_memory();
         Err(NOT_SUPPORTED)
     }
 

@@ -6,7 +6,7 @@ use ptx_emulator::{DataType, Interleave, L2Promotion, OobFill, Swizzle, TensorMa
 
 use crate::call::{Needs, array, enter, functions, put};
 use crate::code::{INVALID_VALUE, NOT_SUPPORTED};
-use crate::refused;
+use crate::refusal;
 
 /// `CUtensorMapInterleave`, `CUtensorMapSwizzle`, `CUtensorMapL2promotion`, `CUtensorMapFloatOOBfill`, in cuda.h's order.
 const INTERLEAVES: [Interleave; 3] = [Interleave::None, Interleave::B16, Interleave::B32];
@@ -72,7 +72,7 @@ functions! {
         _element_strides: *const c_uint, _interleave: c_uint, _swizzle: c_uint, _promotion: c_uint, _outside: c_uint,
     ) {
         let _driver = enter(NAME, Needs::Nothing)?;
-        refused::once("im2col tensor maps (cuTensorMapEncodeIm2col) are not emulated; only tiled ones are");
+        refusal::once("im2col tensor maps (cuTensorMapEncodeIm2col) are not emulated; only tiled ones are");
         Err(NOT_SUPPORTED)
     }
 }

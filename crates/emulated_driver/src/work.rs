@@ -4,10 +4,10 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use crate::code::{Code, INVALID_VALUE};
+use crate::handle::Handle;
+use crate::image::Code as ModuleCode;
 use crate::memory::Memory;
-use crate::module::Code as ModuleCode;
 use crate::queue::Operation;
-use crate::state::Handle;
 
 /// What is to be done.
 #[derive(Clone)]

@@ -19,9 +19,6 @@ pub const NOT_READY: Code = 600;
 pub const NOT_SUPPORTED: Code = 801;
 pub const UNKNOWN: Code = 999;
 
-/// A handle: a number that the driver looks up.
-pub type Handle = usize;
-
 thread_local! {
     static LAST: Cell<Code> = const { Cell::new(SUCCESS) };
 }
@@ -108,40 +105,9 @@ macro_rules! function {
 macro_rules! per_thread {
     (fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block) => {
         $crate::call::function!(fn $name($($arg: $ty),*) {
-            $( let $arg = $crate::call::PerThread::own($arg); )*
+            $( let $arg = $crate::types::PerThread::own($arg); )*
             $body
         });
     };
 }
 pub(crate) use {function, functions, per_thread};
-
-/// A stream's handle, as a type of its own, so that the null stream can be told from other zeros.
-#[repr(transparent)]
-#[derive(Clone, Copy, PartialEq)]
-pub struct Stream(pub Handle);
-
-/// `cudaStreamPerThread`.
-const PER_THREAD: Handle = 2;
-
-/// What an argument becomes where the null stream is the thread's own.
-pub trait PerThread: Sized {
-    fn own(self) -> Self {
-        self
-    }
-}
-
-impl PerThread for Stream {
-    fn own(self) -> Self {
-        if self.0 == 0 { Self(PER_THREAD) } else { self }
-    }
-}
-
-impl<T> PerThread for *const T {}
-impl<T> PerThread for *mut T {}
-impl PerThread for usize {}
-impl PerThread for u64 {}
-impl PerThread for c_int {}
-impl PerThread for u32 {}
-impl PerThread for crate::launch::Dim3 {}
-impl PerThread for crate::device::Extent {}
-impl PerThread for crate::copy::PitchedPointer {}

@@ -3,21 +3,11 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use crate::call::{Code, INVALID_MEMCPY_DIRECTION, INVALID_VALUE, Stream, functions, get};
-use crate::device::Extent;
+use crate::call::{Code, INVALID_MEMCPY_DIRECTION, INVALID_VALUE, functions, get};
 use crate::driver::{Driver, ready};
 use crate::memory;
 use crate::registration::variable;
-
-/// `cudaPitchedPtr`, passed by value.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct PitchedPointer {
-    pub address: u64,
-    pub pitch: usize,
-    pub width: usize,
-    pub height: usize,
-}
+use crate::types::{Extent, PitchedPointer, Stream};
 
 /// `cudaMemcpyKind`.
 mod kinds {

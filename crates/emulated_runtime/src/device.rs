@@ -2,18 +2,10 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
-use crate::call::{Code, Handle, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, functions, put};
+use crate::call::{Code, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, functions, put};
 use crate::driver::{driver, ready};
 use crate::refused;
-
-/// `cudaExtent`, passed by value.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Extent {
-    pub width: usize,
-    pub height: usize,
-    pub depth: usize,
-}
+use crate::types::Handle;
 
 /// The version that programs are told: that of the library's name, 13.0.
 const VERSION: c_int = 13_000;

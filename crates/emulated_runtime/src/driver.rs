@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use crate::call::{Code, Handle, INSUFFICIENT_DRIVER, SUCCESS};
+use crate::call::{Code, INSUFFICIENT_DRIVER, SUCCESS};
+use crate::types::Handle;
 
 macro_rules! driver {
     ($( fn $name:ident($($arg:ident: $ty:ty),* $(,)?); )*) => {

@@ -3,11 +3,11 @@
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::ptr;
 
-use crate::call::{Code, Handle, INVALID_VALUE, Stream, functions, get, put};
+use crate::call::{Code, INVALID_VALUE, functions, get, put};
 use crate::copy::{Copy3d, Copy3dParameters};
 use crate::driver::ready;
-use crate::launch::Dim3;
 use crate::registration::kernel;
+use crate::types::{Dim3, Handle, Stream};
 
 /// `cudaKernelNodeParams`.
 #[repr(C)]

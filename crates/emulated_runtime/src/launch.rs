@@ -4,20 +4,10 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 
-use crate::call::{
-    Code, Handle, INVALID_CONFIGURATION, INVALID_VALUE, MISSING_CONFIGURATION, Stream, functions, get, put,
-};
+use crate::call::{Code, INVALID_CONFIGURATION, INVALID_VALUE, MISSING_CONFIGURATION, functions, get, put};
 use crate::driver::{Driver, ready};
 use crate::registration::kernel;
-
-/// `dim3`, passed by value.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Dim3 {
-    pub x: c_uint,
-    pub y: c_uint,
-    pub z: c_uint,
-}
+use crate::types::{Dim3, Handle, Stream};
 
 /// `cudaLaunchConfig_t`.
 #[repr(C)]

@@ -23,3 +23,4 @@ mod memory;
 mod refused;
 mod registration;
 mod stream;
+mod types;

@@ -2,11 +2,10 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::call::{Code, Handle, INVALID_VALUE, NOT_SUPPORTED, Stream, functions, put};
-use crate::copy::PitchedPointer;
-use crate::device::Extent;
+use crate::call::{Code, INVALID_VALUE, NOT_SUPPORTED, functions, put};
 use crate::driver::{Driver, ready};
 use crate::refused;
+use crate::types::{Extent, Handle, PitchedPointer, Stream};
 
 /// `cudaPointerAttributes`.
 #[repr(C)]
@@ -31,6 +30,10 @@ pub fn kind(driver: &Driver, pointer: u64) -> c_int {
 }
 
 /// Memory of the card; none of it for 0 bytes.
+///
+/// # Safety
+///
+/// `address` is null or writable.
 unsafe fn allocate(address: *mut u64, bytes: usize) -> Result<(), Code> {
     if address.is_null() {
         return Err(INVALID_VALUE);

@@ -6,9 +6,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::call::{Code, Handle, INVALID_DEVICE_FUNCTION, INVALID_SYMBOL, functions, put};
+use crate::call::{Code, INVALID_DEVICE_FUNCTION, INVALID_SYMBOL, functions, put};
 use crate::driver::ready;
 use crate::refused;
+use crate::types::Handle;
 
 /// A registered fat binary.
 struct Binary {

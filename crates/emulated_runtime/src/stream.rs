@@ -2,8 +2,9 @@
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
-use crate::call::{Handle, Stream, functions, put};
+use crate::call::{functions, put};
 use crate::driver::ready;
+use crate::types::{Handle, Stream};
 
 functions! {
     fn cudaStreamCreate(stream: *mut Handle) { ready()?.cuStreamCreateWithPriority(stream, 0, 0) }
