@@ -8,6 +8,7 @@ mod document;
 mod emulate;
 mod experiments;
 mod kernels;
+mod others;
 mod picture;
 mod ptxas;
 mod sass;
@@ -29,6 +30,7 @@ enum Command {
     Counters(counters::Args),
     Experiments(experiments::Args),
     Kernels(kernels::Args),
+    Others(others::Args),
     Picture(picture::Args),
     Ptxas(ptxas::Args),
     Sass(sass::Args),
@@ -43,6 +45,7 @@ fn main() -> anyhow::Result<()> {
         Command::Counters(args) => counters::run(&args),
         Command::Experiments(args) => experiments::run(&args),
         Command::Kernels(args) => kernels::run(&args),
+        Command::Others(args) => others::run(&args),
         Command::Picture(args) => picture::run(&args),
         Command::Ptxas(args) => ptxas::run(&args),
         Command::Sass(args) => sass::run(&args),

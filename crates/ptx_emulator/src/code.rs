@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::config::fault::{Place, Stopped};
+use crate::config::fault::{Fault, Party, Place, Stop, Stopped};
 use crate::config::report::Class;
 use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
@@ -55,6 +55,8 @@ pub struct Uses {
     pub stored_from: Option<usize>,
     /// All lanes of the warp execute it together.
     pub aligned: bool,
+    /// It may carry information between clusters, which take turns with such instructions.
+    pub communicates: bool,
 }
 
 /// A decoded instruction.
@@ -115,9 +117,49 @@ impl Kernel {
         self.params.last().map_or(0, |p| p.offset + p.bytes)
     }
 
+    /// The most threads of a CTA, where `.maxntid` or `.reqntid` says it.
+    pub fn most_threads(&self) -> Option<u32> {
+        let required = self.limits.required_threads.map(|[x, y, z]| x.saturating_mul(y).saturating_mul(z));
+        self.limits.max_threads.or(required)
+    }
+
+    /// CTAs of a cluster, where `.reqnctapercluster` says it.
+    pub fn required_cluster(&self) -> Option<[u32; 3]> {
+        self.limits.required_cluster
+    }
+
+    /// Registers of a thread at launch, where directives say it.
+    pub fn registers_at_launch(&self) -> Option<u32> {
+        self.limits.registers_at_launch()
+    }
+
+    /// Local memory of a thread, in bytes.
+    pub fn local_bytes(&self) -> u32 {
+        self.local_bytes
+    }
+
     /// An instruction's place.
     pub(crate) fn place(&self, pc: u32) -> Place {
         let inst = &self.code[pc as usize];
         Place { line: inst.line, instruction: inst.name.clone(), source: self.sources.describe(inst.source) }
+    }
+}
+
+impl Stop {
+    /// The fault of a thread, given by its CTA and the warp there.
+    pub(crate) fn into_fault(self, kernel: &Kernel, thread: Option<([u32; 3], u32)>) -> Fault {
+        let party = |(what, pc): (String, Option<u32>)| Party { what, place: pc.map(|pc| kernel.place(pc)) };
+        Fault {
+            kind: self.kind,
+            message: self.message,
+            kernel: kernel.name.clone(),
+            cta: thread.map(|thread| thread.0),
+            warp: thread.map(|thread| thread.1),
+            lane: self.lane,
+            place: self.pc.map(|pc| Box::new(kernel.place(pc))),
+            others: self.others.into_iter().map(party).collect(),
+            printed: String::new(),
+            before: Vec::new(),
+        }
     }
 }

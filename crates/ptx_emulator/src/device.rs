@@ -10,6 +10,8 @@ use crate::config::fault::{Fault, FaultKind, Warning};
 use crate::config::launch::{DeviceConfig, LaunchConfig};
 use crate::config::report::{BufferTraffic, Report, Role};
 use crate::machine::global::GlobalMemory;
+use crate::machine::grid_races::GridRaces;
+use crate::machine::grid_sync::GridSync;
 use crate::machine::state::Launch;
 use crate::module::Module;
 use crate::parser::ast::Init;
@@ -71,6 +73,22 @@ impl Device {
     /// Allocates `bytes` of zeros. Addresses are multiples of 256; nothing is mapped between allocations.
     pub fn allocate(&mut self, bytes: u64) -> Buffer {
         Buffer { address: self.memory.allocate(bytes, None, false), bytes }
+    }
+
+    /// Allocates `bytes` of zeros at an address of the caller's, such as host memory's own; `None` where it is not a
+    /// multiple of 4, or where some of it is taken.
+    pub fn allocate_at(&mut self, address: u64, bytes: u64) -> Option<Buffer> {
+        self.memory.allocate_at(address, bytes).then_some(Buffer { address, bytes })
+    }
+
+    /// A module's variables by name; they are there from the first time on.
+    ///
+    /// # Errors
+    /// [`FaultKind::Unsupported`] where an initial value cannot be made.
+    pub fn variables(&mut self, module: &Module) -> Result<Vec<(String, Buffer)>, Fault> {
+        let addresses = self.load(module)?;
+        let variables = module.variables.iter().zip(addresses);
+        Ok(variables.map(|(v, address)| (v.name.clone(), Buffer { address, bytes: v.bytes })).collect())
     }
 
     /// Allocates and fills a buffer.
@@ -178,8 +196,14 @@ impl Device {
         self.memory.begin_launch(&kernel.name, config.overlaps);
         let ctas = config.grid.iter().map(|&n| u64::from(n)).product::<u64>();
         let clusters = ctas / config.cluster.iter().map(|&n| u64::from(n)).product::<u64>();
+        let races = (config.sanitize && config.global_races).then(GridRaces::default);
+        let allows = !config.allow.is_empty();
+        let lines: Vec<u32> = kernel.code.iter().filter(|_| allows).map(|inst| inst.line).collect();
         let launch = Launch {
             config,
+            lines: &lines,
+            sync: &GridSync::default(),
+            races: races.as_ref(),
             global: &self.memory,
             params: &params,
             symbols: &symbols,
@@ -187,7 +211,8 @@ impl Device {
             next_cluster: &AtomicU64::new(0),
             clusters,
         };
-        let outcome = if kernel.communicates { take_turns(kernel, launch)? } else { in_parallel(kernel, launch)? };
+        let mut outcome = if kernel.communicates { take_turns(kernel, launch)? } else { in_parallel(kernel, launch)? };
+        races_between_clusters(kernel, launch, &mut outcome).map_err(|fault| outcome.before(fault))?;
         let mut buffers = outcome.buffers;
         for (buffer, allocation) in buffers.iter_mut().zip(self.memory.allocations()) {
             buffer.name = allocation.name.clone();
@@ -203,6 +228,8 @@ impl Device {
             buffers,
             peak_tmem_columns: outcome.peak_tmem_columns,
             warnings: outcome.warnings,
+            hazards: outcome.hazards,
+            unwatched: races.as_ref().is_some_and(GridRaces::is_full),
             output: outcome.output,
             shared_bytes: u64::from(kernel.shared_bytes + config.shared_bytes),
             ..Report::default()
@@ -279,17 +306,20 @@ struct Outcome {
     cta_steps: u64,
     peak_tmem_columns: u32,
     warnings: Vec<Warning>,
+    hazards: Vec<Warning>,
     output: String,
 }
 
 impl Outcome {
     fn of(cluster: &mut Cluster<'_>) -> Outcome {
+        let (warnings, hazards) = cluster.noted();
         Outcome {
             roles: cluster.roles().to_vec(),
             buffers: cluster.buffers().to_vec(),
             cta_steps: cluster.cta_steps(),
             peak_tmem_columns: cluster.peak_tmem_columns(),
-            warnings: cluster.warnings(),
+            warnings,
+            hazards,
             output: cluster.output().to_owned(),
         }
     }
@@ -307,6 +337,14 @@ impl Outcome {
         self.peak_tmem_columns = self.peak_tmem_columns.max(other.peak_tmem_columns);
         self.output.push_str(&other.output);
         other.warnings.iter().for_each(|warning| Warning::add(&mut self.warnings, warning.clone()));
+        other.hazards.iter().for_each(|hazard| Warning::add(&mut self.hazards, hazard.clone()));
+    }
+
+    /// The fault with what was printed and found before.
+    fn before(&self, fault: Fault) -> Fault {
+        let mut before = self.hazards.clone();
+        fault.before.iter().for_each(|hazard| Warning::add(&mut before, hazard.clone()));
+        Fault { printed: format!("{}{}", self.output, fault.printed), before, ..fault }
     }
 }
 
@@ -323,10 +361,12 @@ fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
             (index, fault)
         };
         let mut cluster = Cluster::new(kernel, launch, index);
-        match cluster.run(u64::MAX).map_err(fault)? {
-            Status::Done => Ok(Outcome::of(&mut cluster)),
-            Status::Running | Status::Idle => Err(fault(cluster.deadlock())),
-        }
+        let end = match cluster.run(u64::MAX) {
+            Ok(Status::Done) => return Ok(Outcome::of(&mut cluster)),
+            Ok(Status::Running | Status::Held | Status::Idle) => cluster.deadlock(),
+            Err(fault) => fault,
+        };
+        Err(fault(Outcome::of(&mut cluster).before(end)))
     };
     let results = (0..launch.clusters).into_par_iter().map(run);
     let sum = results.reduce(
@@ -337,42 +377,87 @@ fn in_parallel(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
                 Ok(a)
             }
             (Err(a), Err(b)) => Err(if a.0 <= b.0 { a } else { b }),
-            (Err(e), Ok(_)) | (Ok(_), Err(e)) => Err(e),
+            (Err(e), Ok(_)) => Err(e),
+            (Ok(a), Err((index, fault))) => Err((index, a.before(fault))),
         },
     );
     sum.map_err(|(_, fault)| fault)
 }
 
-/// Runs clusters that may communicate. They take turns on one thread, as many at a time as the device holds.
+/// Races in global memory between clusters, found so far, go to the outcome; the gravest may be a fault.
+fn races_between_clusters(kernel: &Kernel, launch: Launch<'_>, outcome: &mut Outcome) -> Result<(), Fault> {
+    let Some(races) = launch.races else { return Ok(()) };
+    for (meeting, times) in races.take() {
+        let stop = launch.race(&meeting);
+        if launch.allows(&stop) {
+            continue;
+        }
+        let fault = stop.into_fault(kernel, Some(launch.later_thread(&meeting)));
+        let grave = !meeting.is_warning() || launch.config.strict;
+        if grave && !launch.config.keep_going {
+            return Err(fault);
+        }
+        Warning::add(if grave { &mut outcome.hazards } else { &mut outcome.warnings }, Warning { fault, times });
+    }
+    Ok(())
+}
+
+/// Runs clusters that may communicate, as many at a time as the device holds. In a round each runs, on all threads, until
+/// it is about to communicate; then they do that one after the other. So the outcome of a kernel without races depends on
+/// the schedule alone.
 fn take_turns(kernel: &Kernel, launch: Launch<'_>) -> Result<Outcome, Fault> {
+    let mut running = Vec::new();
+    let mut sum = Outcome::default();
+    run_rounds(kernel, launch, &mut running, &mut sum).map_err(|fault| {
+        running.iter_mut().for_each(|cluster| sum.add(&Outcome::of(cluster)));
+        sum.before(fault)
+    })?;
+    Ok(sum)
+}
+
+/// The rounds of [`take_turns`]. What has ended goes to `sum`; after a fault, `running` is what has not.
+fn run_rounds<'a>(
+    kernel: &'a Kernel,
+    launch: Launch<'a>,
+    running: &mut Vec<Cluster<'a>>,
+    sum: &mut Outcome,
+) -> Result<(), Fault> {
     let ctas = launch.config.cluster.iter().product::<u32>();
     let resident = (launch.sms / ctas).max(1) as usize;
-    let mut running: Vec<Cluster<'_>> = Vec::new();
-    let mut sum = Outcome::default();
-    let mut idle_rounds = 0;
+    let (mut rounds, mut idle_rounds) = (0, 0);
     loop {
         while running.len() < resident && launch.next_cluster.load(Ordering::Relaxed) < launch.clusters {
             let index = launch.next_cluster.fetch_add(1, Ordering::Relaxed);
-            running.push(Cluster::new(kernel, launch, index));
+            running.push(Cluster::new(kernel, launch, index).take_turns());
         }
         if running.is_empty() {
-            return Ok(sum);
+            return Ok(());
         }
-        let mut moved = false;
-        let mut at = 0;
-        while at < running.len() {
-            let before = running[at].progress();
-            let status = running[at].run(TURN)?;
-            moved |= status == Status::Running || running[at].progress() != before;
-            if status == Status::Done {
-                moved = true;
-                sum.add(&Outcome::of(&mut running[at]));
-                running.remove(at);
-            } else {
-                at += 1;
+        let turn = |cluster: &mut Cluster<'a>| {
+            let before = cluster.progress();
+            cluster.run(TURN).map(|status| (status, status == Status::Running || cluster.progress() != before))
+        };
+        let turns: Vec<_> = match &mut running[..] {
+            [only] => vec![turn(only)],
+            several => several.par_iter_mut().map(turn).collect(),
+        };
+        let turns = turns.into_iter().collect::<Result<Vec<_>, Fault>>()?;
+        let mut moved = turns.iter().any(|(status, moved)| *moved || *status == Status::Done);
+        let held: Vec<usize> = (0..running.len()).filter(|&n| turns[n].0 == Status::Held).collect();
+        for n in launch.config.schedule.order(held.len(), rounds) {
+            running[held[n]].communicate()?;
+            moved = true;
+        }
+        races_between_clusters(kernel, launch, sum)?;
+        let mut statuses = turns.iter().map(|(status, _)| *status);
+        running.retain_mut(|cluster| {
+            let done = statuses.next() == Some(Status::Done);
+            if done {
+                sum.add(&Outcome::of(cluster));
             }
-        }
-        idle_rounds = if moved { 0 } else { idle_rounds + 1 };
+            !done
+        });
+        (rounds, idle_rounds) = (rounds + 1, if moved { 0 } else { idle_rounds + 1 });
         if idle_rounds > PATIENCE {
             return Err(running[0].deadlock());
         }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::config::fault::Fault;
-use crate::config::launch::{DeviceConfig, LaunchConfig};
+use crate::config::launch::{Allow, DeviceConfig, LaunchConfig};
 use crate::config::report::Report;
 use crate::device::{Arg, Buffer, Device};
 use crate::hw::swizzle::Swizzle;
@@ -54,8 +54,59 @@ pub struct LaunchFile {
     /// Hold the kernel to the manual's letter: see [`LaunchConfig::strict`].
     #[serde(default)]
     pub strict: bool,
+    /// Whether to look for races of the grid's threads in global memory, if at all for races.
+    #[serde(default = "yes")]
+    pub global_races: bool,
+    /// Go on behind hazards: see [`LaunchConfig::keep_going`].
+    #[serde(default)]
+    pub keep_going: bool,
+    /// Hazards that are not reported, each `KIND` or `KIND:LINE` with a line of the PTX.
+    #[serde(default)]
+    pub allow: Vec<String>,
     /// Warp instructions that a warp may execute.
     pub instruction_budget: Option<u64>,
+    /// Launches behind this one, on the same buffers.
+    #[serde(default)]
+    pub then: Vec<Step>,
+}
+
+/// A launch behind another. What it leaves out is as in the first.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "as in `LaunchFile`")]
+pub struct Step {
+    pub entry: Option<String>,
+    pub grid: Option<[u32; 3]>,
+    pub block: Option<[u32; 3]>,
+    pub cluster: Option<[u32; 3]>,
+    pub shared_bytes: Option<u32>,
+    pub args: Option<Vec<ArgSpec>>,
+    /// It may begin while the launch before it still runs.
+    #[serde(default)]
+    pub overlaps: bool,
+}
+
+/// A place in a buffer.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum PointerSpec {
+    /// The first byte.
+    Buffer(String),
+    At {
+        buffer: String,
+        #[serde(default)]
+        offset: u64,
+    },
+}
+
+impl PointerSpec {
+    fn make(&self, places: &Places<'_>) -> Result<u64> {
+        match self {
+            PointerSpec::Buffer(buffer) => places.pointer(buffer, 0),
+            PointerSpec::At { buffer, offset } => places.pointer(buffer, *offset),
+        }
+    }
 }
 
 fn ones() -> [u32; 3] {
@@ -80,6 +131,11 @@ pub struct BufferSpec {
     pub u32: Option<Vec<u32>>,
     /// Values, as f32.
     pub f32: Option<Vec<f32>>,
+    /// Pointers, 8 bytes each: a buffer's name, or `{"buffer": name, "offset": bytes}`; `null` is the null pointer.
+    pub pointers: Option<Vec<Option<PointerSpec>>>,
+    /// Values written over the bytes: pointers and tensor maps.
+    #[serde(default)]
+    patches: Vec<Patch>,
 }
 
 /// What a buffer without contents begins with.
@@ -118,7 +174,7 @@ pub struct ArgSpec {
     patches: Vec<Patch>,
 }
 
-/// A value inside a parameter given as bytes.
+/// A value inside a parameter or a buffer.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Patch {
@@ -234,7 +290,15 @@ impl Places<'_> {
 /// The largest buffer that a launch file may ask for.
 const MAX_BUFFER: u64 = 1 << 36;
 
-/// A launch that is ready to run.
+/// One of several launches.
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Launch {
+    pub entry: String,
+    pub config: LaunchConfig,
+    pub args: Vec<Arg>,
+}
+
+/// A launch that is ready to run, and those behind it.
 pub struct Prepared {
     /// The device with its buffers.
     pub device: Device,
@@ -248,6 +312,8 @@ pub struct Prepared {
     pub args: Vec<Arg>,
     /// The arguments of the launch that this one overlaps, if any.
     pub overlaps: Option<Vec<Arg>>,
+    /// The launches behind it.
+    pub then: Vec<Launch>,
     /// Buffers by name.
     pub buffers: BTreeMap<String, Buffer>,
     save: BTreeMap<String, PathBuf>,
@@ -282,12 +348,17 @@ impl LaunchFile {
         }
         let addresses = buffers.iter().map(|(name, buffer)| (name.clone(), buffer.address)).collect();
         let places = Places { addresses, encode: &|map| Ok(map.to_bytes()) };
+        for (name, spec) in &self.buffers {
+            spec.write_values(&mut device, buffers[name], &places).with_context(|| format!("buffer `{name}`"))?;
+        }
         let args = arguments(&self.args, &places, folder)?;
         let overlaps = self.overlaps.as_ref().map(|args| arguments(args, &places, folder)).transpose()?;
         for name in self.save.keys() {
             ensure!(buffers.contains_key(name), "`save` names the buffer `{name}`, which does not exist");
         }
         let schedule = self.schedule.as_deref().unwrap_or("fair").parse().map_err(anyhow::Error::msg)?;
+        let allow = self.allow.iter().map(|allow| allow.parse().map_err(anyhow::Error::msg));
+        let allow = allow.collect::<Result<Vec<Allow>>>().context("`allow`")?;
         let mut config = LaunchConfig {
             grid: self.grid,
             block: self.block,
@@ -296,13 +367,33 @@ impl LaunchFile {
             schedule,
             sanitize: self.sanitize,
             strict: self.strict,
+            global_races: self.global_races,
+            keep_going: self.keep_going,
+            allow,
             ..LaunchConfig::linear(1, 1)
         };
         if let Some(budget) = self.instruction_budget {
             config.instruction_budget = budget;
         }
+        let step = |step: &Step| -> Result<Launch> {
+            Ok(Launch {
+                entry: step.entry.clone().unwrap_or_else(|| entry.clone()),
+                config: LaunchConfig {
+                    grid: step.grid.unwrap_or(config.grid),
+                    block: step.block.unwrap_or(config.block),
+                    cluster: step.cluster.unwrap_or(config.cluster),
+                    shared_bytes: step.shared_bytes.unwrap_or(config.shared_bytes),
+                    overlaps: step.overlaps,
+                    ..config.clone()
+                },
+                args: arguments(step.args.as_ref().unwrap_or(&self.args), &places, folder)?,
+            })
+        };
+        let then = self.then.iter().enumerate();
+        let then =
+            then.map(|(n, s)| step(s).with_context(|| format!("launch {n} of `then`"))).collect::<Result<_>>()?;
         let save = self.save.iter().map(|(name, file)| (name.clone(), folder.join(file))).collect();
-        Ok(Prepared { device, module, entry, config, args, overlaps, buffers, save })
+        Ok(Prepared { device, module, entry, config, args, overlaps, then, buffers, save })
     }
 }
 
@@ -329,8 +420,24 @@ impl BufferSpec {
         Ok(vec![fill; self.length()? as usize])
     }
 
+    /// Writes what depends on where buffers lie: pointers and patches.
+    fn write_values(&self, device: &mut Device, buffer: Buffer, places: &Places<'_>) -> Result<()> {
+        for (n, pointer) in (0..).zip(self.pointers.iter().flatten()) {
+            let address = pointer.as_ref().map_or(Ok(0), |pointer| pointer.make(places))?;
+            device.write(buffer, n * size_of::<u64>() as u64, &address.to_le_bytes());
+        }
+        for patch in &self.patches {
+            let bytes = patch.bytes(places, buffer.bytes as usize)?;
+            device.write(buffer, patch.at as u64, &bytes);
+        }
+        Ok(())
+    }
+
     fn length(&self) -> Result<u64> {
-        let bytes = self.bytes.context("it needs `file`, `bytes` or values")?;
+        if let Some(pointers) = &self.pointers {
+            return Ok((pointers.len() * size_of::<u64>()) as u64);
+        }
+        let bytes = self.bytes.context("it needs `file`, `bytes`, `pointers` or values")?;
         ensure!(bytes <= MAX_BUFFER, "{bytes} bytes are too many");
         Ok(bytes)
     }
@@ -372,16 +479,24 @@ impl ArgSpec {
             bail!("it needs exactly one of pointer, i32, i64, u32, u64, f32, f64, tensor_map, hex, file");
         };
         for p in &self.patches {
-            let bytes = match (&p.pointer, &p.tensor_map) {
-                (Some(name), None) => places.pointer(name, p.offset)?.to_le_bytes().to_vec(),
-                (None, Some(map)) => map.make(places)?.to_vec(),
-                _ => bail!("a patch needs either `pointer` or `tensor_map`"),
-            };
-            let end = p.at.checked_add(bytes.len()).filter(|&end| end <= arg.0.len());
-            let end = end.with_context(|| format!("the patch at {} leaves the {} bytes", p.at, arg.0.len()))?;
-            arg.0[p.at..end].copy_from_slice(&bytes);
+            let bytes = p.bytes(places, arg.0.len())?;
+            arg.0[p.at..p.at + bytes.len()].copy_from_slice(&bytes);
         }
         Ok(arg)
+    }
+}
+
+impl Patch {
+    /// The bytes to write at `at`, which fit into so many.
+    fn bytes(&self, places: &Places<'_>, room: usize) -> Result<Vec<u8>> {
+        let bytes = match (&self.pointer, &self.tensor_map) {
+            (Some(name), None) => places.pointer(name, self.offset)?.to_le_bytes().to_vec(),
+            (None, Some(map)) => map.make(places)?.to_vec(),
+            _ => bail!("a patch needs either `pointer` or `tensor_map`"),
+        };
+        let fits = self.at.checked_add(bytes.len()).is_some_and(|end| end <= room);
+        ensure!(fits, "the patch at {} leaves the {room} bytes", self.at);
+        Ok(bytes)
     }
 }
 
@@ -396,13 +511,22 @@ fn hex(text: &str) -> Result<Vec<u8>> {
 }
 
 impl Prepared {
-    /// Runs the launch. If it overlaps another, that one runs first.
+    /// Runs the launches. If the first overlaps another, that one runs before. The report is of all together.
     pub fn run(&mut self) -> Result<Report, Fault> {
         if let Some(before) = &self.overlaps {
             self.device.launch(&self.module, &self.entry, &self.config, before)?;
         }
         let config = LaunchConfig { overlaps: self.overlaps.is_some(), ..self.config.clone() };
-        self.device.launch(&self.module, &self.entry, &config, &self.args)
+        let mut report = self.device.launch(&self.module, &self.entry, &config, &self.args)?;
+        for Launch { entry, config, args } in &self.then {
+            let later = self.device.launch(&self.module, entry, config, args).map_err(|mut fault| {
+                fault.printed.insert_str(0, &report.output);
+                fault.before.splice(..0, report.hazards.iter().cloned());
+                fault
+            })?;
+            report.add(&later);
+        }
+        Ok(report)
     }
 
     /// Writes the buffers that the launch file asks for.

@@ -58,7 +58,8 @@ pub mod program;
 
 pub use code::{Kernel, Param};
 pub use config::fault::{Fault, FaultKind, Party, Place, Warning};
-pub use config::launch::{DeviceConfig, LaunchConfig, Level, Schedule};
+pub use config::launch::{Allow, DeviceConfig, LaunchConfig, Level, Schedule};
+pub use config::names::readable;
 pub use config::report::{BufferTraffic, Class, Loads, Report, Role, Traffic};
 pub use decode::opcode::Opcode;
 pub use device::{Arg, Buffer, Device};

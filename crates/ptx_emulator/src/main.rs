@@ -1,12 +1,14 @@
-//! The command `ptx-emulator`: check a PTX file, print what the emulator covers, run a launch.
+//! The command `ptx-emulator`: check a PTX file, print what the emulator covers, run a launch or a whole program.
+
+mod run;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use ptx_emulator::launch_json::LaunchFile;
-use ptx_emulator::{Level, Module, coverage};
+use ptx_emulator::{Allow, Level, Module, coverage};
 
 /// Runs PTX on the CPU and finds its bugs.
 ///
@@ -20,6 +22,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run a CUDA program with its launches emulated, and end with a summary of launches and hazards.
+    ///
+    /// The program may use the driver API, or the CUDA runtime where it was built with `nvcc -cudart shared`, and its
+    /// kernels must be there as PTX (`-gencode arch=compute_90a,code=compute_90a`). The exit code is the program's own, or
+    /// 1 where a launch faulted.
+    Run(run::RunArgs),
     /// Parse a PTX file and list what the emulator could not run.
     Check { file: PathBuf },
     /// Print the opcodes that the emulator runs, as a Markdown table.
@@ -37,10 +45,27 @@ enum Command {
         /// The same as `--level strict`.
         #[arg(long, conflicts_with = "level")]
         strict: bool,
+        #[command(flatten)]
+        hazards: Hazards,
         /// Print the report or the fault as one JSON object.
         #[arg(long)]
         json: bool,
     },
+}
+
+/// What to do about hazards.
+#[derive(Args)]
+struct Hazards {
+    /// Do not report hazards of a kind, or only those with an instruction at a line of the PTX. May be given several
+    /// times; adds to the file's.
+    #[arg(long, value_name = "KIND[:LINE]")]
+    allow: Vec<Allow>,
+    /// Go on behind hazards and list all of them, folded by place.
+    #[arg(long)]
+    keep_going: bool,
+    /// Do not look for races of a grid in global memory.
+    #[arg(long)]
+    no_global_races: bool,
 }
 
 const FAULT: u8 = 1;
@@ -49,13 +74,14 @@ const UNSUPPORTED: u8 = 4;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Run(args) => run::run(args),
         Command::Check { file } => check(&file),
         Command::Coverage => {
             print!("{}", coverage());
             Ok(ExitCode::SUCCESS)
         }
-        Command::Launch { file, schedule, level, strict, json } => {
-            launch(&file, schedule, level.or(strict.then_some(Level::Strict)), json)
+        Command::Launch { file, schedule, level, strict, hazards, json } => {
+            launch(&file, schedule, level.or(strict.then_some(Level::Strict)), hazards, json)
         }
     };
     result.unwrap_or_else(|error| {
@@ -81,13 +107,23 @@ fn check(path: &PathBuf) -> Result<ExitCode> {
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(UNSUPPORTED) })
 }
 
-fn launch(path: &PathBuf, schedule: Option<String>, level: Option<Level>, json: bool) -> Result<ExitCode> {
+fn launch(
+    path: &PathBuf,
+    schedule: Option<String>,
+    level: Option<Level>,
+    hazards: Hazards,
+    json: bool,
+) -> Result<ExitCode> {
     let mut file = LaunchFile::parse(&read(path)?).with_context(|| path.display().to_string())?;
     file.schedule = schedule.or(file.schedule);
     if let Some(level) = level {
         (file.sanitize, file.strict) = (level != Level::Machine, level == Level::Strict);
     }
+    file.keep_going |= hazards.keep_going;
+    file.global_races &= !hazards.no_global_races;
     let mut prepared = file.prepare(path.parent().unwrap_or("".as_ref()))?;
+    let later = prepared.then.iter_mut().map(|launch| &mut launch.config);
+    later.chain([&mut prepared.config]).for_each(|config| config.allow.extend(&hazards.allow));
     match prepared.run() {
         Ok(report) => {
             if json {
@@ -96,7 +132,7 @@ fn launch(path: &PathBuf, schedule: Option<String>, level: Option<Level>, json: 
                 print!("{report}");
             }
             prepared.save()?;
-            Ok(ExitCode::SUCCESS)
+            Ok(if report.hazards.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAULT) })
         }
         Err(fault) => {
             if json {

@@ -1,16 +1,15 @@
 //! A `libcuda.so.1` for tests: one made-up device whose memory is the host's, and which writes down every call.
 //!
-//! [`install`] compiles `libcuda/` (std only, not part of this crate: its symbols are the driver's own) with rustc and opens
-//! it. The loader then answers every later request for `libcuda.so.1` with it, since glibc knows an open
-//! library by its soname. So it must come before the process's first driver call, and each test binary decides for
-//! itself. A kernel that is launched is a Rust function of the test's.
+//! [`install`] opens the library of `emulated_driver` (not part of this crate: its symbols are the driver's own), which
+//! Cargo has built beside the test. The loader then answers every later request for `libcuda.so.1` with it, since glibc
+//! knows an open library by its soname. So it must come before the process's first driver call, and each test binary
+//! decides for itself. A kernel that is launched is a Rust function of the test's.
 //!
 //! This crate knows neither `cust` nor the code under test.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::process::Command;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -70,7 +69,7 @@ static KERNEL: Mutex<Option<fn(&Launch)>> = Mutex::new(None);
 ///
 /// # Panics
 ///
-/// When the library cannot be built or opened, with the compiler's words.
+/// When the library cannot be opened.
 pub fn install() -> FakeCuda {
     install_without(None)
 }
@@ -97,27 +96,33 @@ fn kernel_slot() -> MutexGuard<'static, Option<fn(&Launch)>> {
 }
 
 fn open(without: Option<&str>) -> Library {
+    let mut path = built();
+    // Kept until the library is open; open, it outlives its file.
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = folder.path().join("libcuda.so.1");
-    compile(&path, without);
-    // SAFETY: the library is std-only Rust without initialisers; it stays open for the process's life.
+    if let Some(function) = without {
+        let lacking = lack(std::fs::read(&path).expect("the library is read"), function);
+        path = folder.path().join("libcuda.so.1");
+        std::fs::write(&path, lacking).expect("the library is written");
+    }
+    // SAFETY: the library is Rust without initialisers; it stays open for the process's life.
     let library = unsafe { UnixLibrary::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.expect("the fake libcuda opens");
-    // Open, a library outlives its file.
     library.into()
 }
 
-fn compile(path: &Path, without: Option<&str>) {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("libcuda/lib.rs");
-    let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
-        .args(["--edition=2024", "--crate-type=cdylib", "--crate-name=fake_libcuda", "-Cpanic=abort"])
-        .arg("-Clink-arg=-Wl,-soname,libcuda.so.1")
-        .args(without.map(|function| format!("--cfg={function}")))
-        .arg(source)
-        .arg("-o")
-        .arg(path)
-        .output()
-        .expect("rustc runs");
-    assert!(output.status.success(), "rustc on the fake libcuda:\n{}", String::from_utf8_lossy(&output.stderr));
+/// The library: this package depends on it, so Cargo has put it beside the test, or beside what an example depends on.
+fn built() -> PathBuf {
+    let test = std::env::current_exe().expect("the test's own path");
+    let folders = test.ancestors().skip(1).take(2).flat_map(|folder| [folder.to_owned(), folder.join("deps")]);
+    let mut libraries = folders.map(|folder| folder.join("libemulated_driver.so"));
+    libraries.find(|library| library.exists()).expect("libemulated_driver.so lies beside the test")
+}
+
+/// A library without one of its functions: that name in its table of symbols is another's, so nobody finds it.
+fn lack(mut library: Vec<u8>, function: &str) -> Vec<u8> {
+    let name = [b"\0", function.as_bytes(), b"\0"].concat();
+    let at = library.windows(name.len()).position(|bytes| bytes == name).expect("a function of the library");
+    library[at + 1] = b'_';
+    library
 }
 
 impl FakeCuda {
@@ -125,8 +130,8 @@ impl FakeCuda {
     where
         F: Copy,
     {
-        // SAFETY: each caller below names a function of libcuda/ and gives its type.
-        let function = unsafe { self.library.get::<F>(name) }.expect("a function of libcuda/");
+        // SAFETY: each caller below names a function of `for_tests.rs` and gives its type.
+        let function = unsafe { self.library.get::<F>(name) }.expect("a function of for_tests.rs");
         with(*function)
     }
 
@@ -156,7 +161,7 @@ impl FakeCuda {
             stream: usize,
             parameters: *const *const c_void,
         ) {
-            // SAFETY: libcuda/ passes the entry's name and nine numbers, alive during the call.
+            // SAFETY: the library passes the entry's name and nine numbers, alive during the call.
             let (name, [grid, block, cluster]) = unsafe { (CStr::from_ptr(name), *size.cast::<[[c_uint; 3]; 3]>()) };
             let kernel = *kernel_slot();
             if let Some(kernel) = kernel {

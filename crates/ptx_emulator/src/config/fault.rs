@@ -4,9 +4,11 @@
 
 use std::fmt;
 
+use super::names::readable;
+
 /// Declares every kind with its title.
 macro_rules! kinds {
-    ($($(#[$doc:meta])* $name:ident => $title:literal,)+) => {
+    ($($(#[$doc:meta])* $name:ident => $title:literal, $remedy:literal, $section:literal;)+) => {
         /// What went wrong.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
         #[serde(rename_all = "kebab-case")]
@@ -24,6 +26,20 @@ macro_rules! kinds {
                     $(FaultKind::$name => $title,)+
                 }
             }
+
+            /// What mends it, as a rule.
+            pub fn remedy(self) -> &'static str {
+                match self {
+                    $(FaultKind::$name => $remedy,)+
+                }
+            }
+
+            /// Where the PTX ISA, or what it names, says more.
+            pub fn section(self) -> &'static str {
+                match self {
+                    $(FaultKind::$name => $section,)+
+                }
+            }
         }
     };
 }
@@ -31,65 +47,161 @@ macro_rules! kinds {
 kinds! {
     /// An access outside every allocation, variable or window of its space.
     OutOfBounds => "access out of bounds",
+        "check the address and the size of the buffer",
+        "State Spaces";
     /// An address that is not a multiple of the access's size.
     Misaligned => "misaligned access",
+        "align the address to the size of the access",
+        "Addresses as Operands";
     /// A register that no instruction has written.
     UninitialisedRegister => "read of an uninitialised register",
+        "write the register on every path to its use",
+        "Type Information for Instructions and Operands";
     /// Bytes of shared memory that nothing has written.
     UninitialisedShared => "read of uninitialised shared memory",
+        "write the bytes first, and put a barrier between",
+        "Shared State Space";
     /// Bytes of local memory that nothing has written.
     UninitialisedLocal => "read of uninitialised local memory",
+        "write the bytes first",
+        "Local State Space";
     /// Two accesses of one shared location, one of them a write, with no order between them.
     DataRace => "data race",
+        "put what orders the two between them: a barrier, or a release and an acquire whose scopes hold both; or make both accesses atomic",
+        "Memory Consistency Model: Data-races";
     /// An access that conflicts with an earlier grid: it touches global memory which that grid has written, or writes
     /// memory which that grid has read. The earlier grid may still run, and nobody has waited for its end.
     GridNotAwaited => "race with an earlier grid that may still run",
+        "execute griddepcontrol.wait before, in this thread or in one that then meets it at a barrier",
+        "griddepcontrol";
     /// A read of bytes that an asynchronous operation still writes, or whose completion nobody waited for.
     ReadInFlight => "read of data still in flight",
+        "wait for the operation first: at its mbarrier, by its wait instruction, or at a commit",
+        "Asynchronous Operations";
     /// A write to bytes that an asynchronous operation still reads or writes.
     OverwriteInFlight => "write to memory that an asynchronous operation still uses",
+        "first wait until the operation has read and written: at its mbarrier, by its wait instruction, or at a commit",
+        "Asynchronous Operations";
     /// The async proxy accesses what the generic proxy wrote, with no proxy fence between.
     MissingProxyFence => "no proxy fence between a generic write and an async-proxy access",
+        "execute fence.proxy.async behind the write, or fence.mbarrier_init behind an initialisation, and a barrier behind that",
+        "Memory Consistency Model: Proxies; membar, fence";
     /// `wgmma` uses registers that were written since the last `wgmma.fence`.
     MissingWgmmaFence => "no wgmma.fence between writing registers and wgmma",
+        "execute wgmma.fence.sync.aligned between",
+        "wgmma.fence";
     /// Threads of a CTA that wait at a barrier which the others will not reach, or reach with other arguments.
     BarrierDivergence => "barrier divergence",
+        "let all threads of the barrier reach it, and name the same count",
+        "bar, barrier";
     /// An `.aligned` instruction, or one with a member mask, that its lanes do not execute together.
     WarpDivergence => "warp-wide instruction executed by part of its lanes",
+        "let all lanes of the mask reach it together",
+        "bar.warp.sync";
     /// Nothing can run any more.
     Deadlock => "deadlock",
+        "find who was to complete what the threads wait for",
+        "mbarrier";
     /// The instruction budget is used up: an infinite loop, or a budget too small.
     InstructionBudget => "instruction budget used up",
+        "raise the budget, if the loop is to end at all",
+        "Control Flow Instructions";
     /// The kernel executed `trap`.
     Trap => "the kernel trapped",
+        "see what the kernel checks before it",
+        "trap";
     /// An operand whose value the manual forbids.
     InvalidOperand => "invalid operand",
+        "give a value that the manual allows",
+        "the section of the instruction";
     /// An mbarrier operation on memory that is no valid mbarrier object.
     MbarrierNotInitialised => "use of an mbarrier that is not initialised",
+        "execute mbarrier.init first, and a barrier behind it",
+        "mbarrier.init";
     /// More arrivals or transaction bytes than the current phase of an mbarrier can take.
     MbarrierOverflow => "mbarrier count overflow",
+        "let the count of mbarrier.init be that of the arrivals of a phase, and let none arrive for the next phase early",
+        "Contents of the mbarrier object";
     /// A wait for a phase that is neither the current nor the one before.
     MbarrierPhase => "wait for an mbarrier phase that cannot come",
+        "wait for each phase before the next one completes",
+        "mbarrier.test_wait, mbarrier.try_wait";
     /// An mbarrier overwritten or invalidated while threads wait on it or operations will signal it.
     MbarrierInUse => "mbarrier destroyed while in use",
+        "wait for what is on its way, and execute mbarrier.inval before other uses of the memory",
+        "mbarrier.inval";
     /// An mbarrier still expects bytes or arrivals that nothing will deliver.
     BytesNotDelivered => "bytes expected and never delivered",
+        "expect as many bytes as the copies of the phase bring",
+        "Tracking asynchronous operations by the mbarrier object";
     /// Tensor memory accessed outside a live allocation.
     TmemNotAllocated => "tensor memory used unallocated",
+        "execute tcgen05.alloc first, and use its address",
+        "tcgen05.alloc";
     /// Tensor memory addressed past its columns or lanes.
     TmemOutOfBounds => "tensor memory access out of bounds",
+        "stay in 128 lanes and 512 columns",
+        "Tensor Memory: Addressing";
     /// Tensor memory lanes that the executing warp cannot reach.
     TmemWrongWarp => "tensor memory lanes of another warp",
+        "add the warp's quarter to the address: 32 lanes times the warp's index modulo 4",
+        "tcgen05.ld, tcgen05.st: Access restrictions";
     /// Tensor memory still allocated when the CTA exits.
     TmemNotFreed => "tensor memory never freed",
+        "execute tcgen05.dealloc before the CTA ends",
+        "tcgen05.dealloc";
     /// Tensor memory that nothing has written.
     UninitialisedTmem => "read of uninitialised tensor memory",
+        "write the cells first, or do not accumulate on them",
+        "tcgen05.mma, tcgen05.ld";
     /// A shared-memory, instruction or tensor-map descriptor that breaks its format.
     BadDescriptor => "malformed descriptor",
+        "see the fields of the format",
+        "Matrix Descriptors; Instruction descriptor; Tensors";
     /// The launch does not fit the kernel: wrong arguments, too many threads, too much shared memory.
     BadLaunch => "launch refused",
+        "launch it as its directives say",
+        "Performance-Tuning Directives; Cluster Dimension Directives";
     /// Something that the emulator does not model.
     Unsupported => "not supported by the emulator",
+        "see what the emulator does not model",
+        "-";
+}
+
+impl FaultKind {
+    /// Whether a run can go on behind it. Such a kind can be allowed.
+    pub fn is_hazard(self) -> bool {
+        use FaultKind as K;
+        matches!(
+            self,
+            K::UninitialisedRegister
+                | K::UninitialisedShared
+                | K::UninitialisedLocal
+                | K::UninitialisedTmem
+                | K::DataRace
+                | K::GridNotAwaited
+                | K::ReadInFlight
+                | K::OverwriteInFlight
+                | K::MissingProxyFence
+                | K::MissingWgmmaFence
+                | K::MbarrierInUse
+                | K::TmemWrongWarp
+                | K::TmemNotFreed
+        )
+    }
+}
+
+impl std::str::FromStr for FaultKind {
+    type Err = String;
+
+    /// The kind's name in kebab-case.
+    fn from_str(s: &str) -> Result<Self, String> {
+        let kind = FaultKind::ALL.iter().find(|kind| kind.to_string() == s);
+        kind.copied().ok_or_else(|| {
+            let names: Vec<_> = FaultKind::ALL.iter().filter(|kind| kind.is_hazard()).map(|k| k.to_string()).collect();
+            format!("`{s}` is no kind of fault; those that can be allowed are {}", names.join(", "))
+        })
+    }
 }
 
 impl fmt::Display for FaultKind {
@@ -156,6 +268,12 @@ pub struct Fault {
     pub place: Option<Box<Place>>,
     /// The other side of a conflict, or who waits for what.
     pub others: Vec<Party>,
+    /// What `printf` had printed.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub printed: String,
+    /// The hazards found before, if the run went on behind them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub before: Vec<Warning>,
 }
 
 impl Fault {
@@ -173,6 +291,8 @@ impl Fault {
             lane: None,
             place: None,
             others: Vec::new(),
+            printed: String::new(),
+            before: Vec::new(),
         }
     }
 
@@ -188,7 +308,12 @@ impl fmt::Display for Fault {
             FaultKind::Unsupported => write!(f, "unsupported: {}", self.message)?,
             kind => write!(f, "fault[{kind}]: {}: {}", kind.title(), self.message)?,
         }
-        self.write_place(f)
+        self.write_place(f)?;
+        if !matches!(self.kind, FaultKind::Unsupported | FaultKind::BadLaunch) {
+            write!(f, "\n  remedy: {}\n  PTX ISA: {}", self.kind.remedy(), self.kind.section())?;
+        }
+        self.before.iter().try_for_each(|hazard| write!(f, "\n{}", hazard.display("fault")))?;
+        if self.printed.is_empty() { Ok(()) } else { write!(f, "\nprinted before:\n{}", self.printed) }
     }
 }
 
@@ -218,17 +343,26 @@ impl Warning {
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fault { kind, message, .. } = &self.fault;
-        write!(f, "warning[{kind}]: {}: {message}", kind.title())?;
-        self.fault.write_place(f)?;
-        if self.times > 1 { write!(f, "\n  {} times at this place", self.times) } else { Ok(()) }
+        self.display("warning").fmt(f)
+    }
+}
+
+impl Warning {
+    /// The text, which begins with `warning` or `fault`.
+    pub fn display(&self, what: &'static str) -> impl fmt::Display + '_ {
+        fmt::from_fn(move |f| {
+            let Fault { kind, message, .. } = &self.fault;
+            write!(f, "{what}[{kind}]: {}: {message}", kind.title())?;
+            self.fault.write_place(f)?;
+            if self.times > 1 { write!(f, "\n  {} times at this place", self.times) } else { Ok(()) }
+        })
     }
 }
 
 impl Fault {
     /// Who, where, and the other side: what faults and warnings have in common.
     fn write_place(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\n  in kernel `{}`", self.kernel)?;
+        write!(f, "\n  in kernel `{}`", readable(&self.kernel))?;
         if let Some([x, y, z]) = self.cta {
             write!(f, ", CTA ({x}, {y}, {z})")?;
         }

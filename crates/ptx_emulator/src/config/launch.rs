@@ -1,5 +1,7 @@
 //! How a device and a launch are configured.
 
+use super::fault::FaultKind;
+
 /// What a device has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
@@ -24,6 +26,20 @@ pub enum Schedule {
     Seed(u64),
     /// A warp runs until it must wait. Operations complete when nothing else can run, the newest first.
     Worst,
+}
+
+impl Schedule {
+    /// In which order `count` clusters communicate in a round: the first first, the last first, or from any on.
+    pub(crate) fn order(self, count: usize, round: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..count).collect();
+        match self {
+            Schedule::Fair => {}
+            Schedule::Worst => order.reverse(),
+            Schedule::Seed(seed) if count > 0 => order.rotate_left((seed as usize).wrapping_mul(31 + round) % count),
+            Schedule::Seed(_) => {}
+        }
+        order
+    }
 }
 
 impl std::fmt::Display for Schedule {
@@ -76,6 +92,38 @@ impl std::str::FromStr for Level {
     }
 }
 
+/// Hazards that are not reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allow {
+    /// Their kind.
+    pub kind: FaultKind,
+    /// The PTX line of one of the instructions; any if it is missing.
+    pub line: Option<u32>,
+}
+
+impl std::fmt::Display for Allow {
+    /// As [`Allow::from_str`](std::str::FromStr) reads it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.kind)?;
+        self.line.map_or(Ok(()), |line| write!(f, ":{line}"))
+    }
+}
+
+impl std::str::FromStr for Allow {
+    type Err = String;
+
+    /// `KIND` or `KIND:LINE`.
+    fn from_str(s: &str) -> Result<Self, String> {
+        let (kind, line) = s.split_once(':').map_or((s, None), |(kind, line)| (kind, Some(line)));
+        let kind: FaultKind = kind.parse()?;
+        if !kind.is_hazard() {
+            return Err(format!("`{kind}` cannot be allowed: no run can go on behind it"));
+        }
+        let line = line.map(|line| line.parse().map_err(|_| format!("`{line}` is no line number"))).transpose()?;
+        Ok(Allow { kind, line })
+    }
+}
+
 /// The shape of a launch and how to run it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
@@ -99,6 +147,12 @@ pub struct LaunchConfig {
     /// `griddepcontrol.wait`; the sanitizer reports where it does not. What the host does between the two launches does
     /// not count as a wait.
     pub overlaps: bool,
+    /// With `sanitize`: look for races of the grid's threads in global memory, too.
+    pub global_races: bool,
+    /// Go on behind hazards; the report lists them. What no run can go on behind is a fault even so.
+    pub keep_going: bool,
+    /// Hazards that are not reported.
+    pub allow: Vec<Allow>,
     /// Warp instructions that a warp may execute.
     pub instruction_budget: u64,
 }
@@ -113,6 +167,12 @@ impl LaunchConfig {
         }
     }
 
+    /// The same launch at a level.
+    #[must_use]
+    pub fn at_level(self, level: Level) -> LaunchConfig {
+        LaunchConfig { sanitize: level != Level::Machine, strict: level == Level::Strict, ..self }
+    }
+
     /// One-dimensional grid and block, no cluster, fair schedule, sanitizer on.
     pub fn linear(ctas: u32, threads: u32) -> LaunchConfig {
         LaunchConfig {
@@ -124,6 +184,9 @@ impl LaunchConfig {
             sanitize: true,
             strict: false,
             overlaps: false,
+            global_races: true,
+            keep_going: false,
+            allow: Vec::new(),
             instruction_budget: 1 << 32,
         }
     }

@@ -2,4 +2,5 @@
 
 pub mod fault;
 pub mod launch;
+pub mod names;
 pub mod report;

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use super::fault::Warning;
+use super::names::readable;
 
 /// What an instruction is counted as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,6 +210,11 @@ pub struct Report {
     pub output: String,
     /// What would be a fault under `strict`, one a place.
     pub warnings: Vec<Warning>,
+    /// What would have been a fault, had the launch not been told to go on ([`keep_going`](crate::LaunchConfig)), one a
+    /// place.
+    pub hazards: Vec<Warning>,
+    /// Part of global memory was not searched for races, since the records of accesses would have been too large.
+    pub unwatched: bool,
 }
 
 impl Report {
@@ -250,6 +256,8 @@ impl Report {
         self.peak_tmem_columns = self.peak_tmem_columns.max(later.peak_tmem_columns);
         self.output.push_str(&later.output);
         later.warnings.iter().for_each(|warning| Warning::add(&mut self.warnings, warning.clone()));
+        later.hazards.iter().for_each(|hazard| Warning::add(&mut self.hazards, hazard.clone()));
+        self.unwatched |= later.unwatched;
         self.finish();
     }
 
@@ -267,7 +275,12 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let t = &self.total;
-        writeln!(f, "kernel `{}`: {} CTAs, no fault", self.kernel, self.ctas)?;
+        let kernels: Vec<_> = self.kernel.split(", ").map(readable).collect();
+        let found = match self.hazards.len() {
+            0 => "no fault".into(),
+            n => format!("hazards at {n} places"),
+        };
+        writeln!(f, "kernel `{}`: {} CTAs, {found}", kernels.join(", "), self.ctas)?;
         writeln!(f, "instructions: {} warp, {} thread", t.warp_instructions, t.thread_instructions)?;
         for (name, n) in Class::NAMES.iter().zip(t.by_class).filter(|(_, n)| *n > 0) {
             writeln!(f, "  {name}: {n}")?;
@@ -308,6 +321,10 @@ impl fmt::Display for Report {
                 )?;
             }
         }
+        if self.unwatched {
+            writeln!(f, "the records of global memory were full: not all of it was searched for races")?;
+        }
+        self.hazards.iter().try_for_each(|hazard| writeln!(f, "{}", hazard.display("fault")))?;
         self.warnings.iter().try_for_each(|warning| writeln!(f, "{warning}"))?;
         if self.output.is_empty() { Ok(()) } else { write!(f, "printed:\n{}", self.output) }
     }

@@ -159,6 +159,7 @@ impl<'a> Parsed<'a> {
     /// This instruction may carry information between clusters.
     pub fn communicates(&mut self) {
         self.names.kernel.communicates = true;
+        self.uses.communicates = true;
     }
 
     /// The n-th operand as a value of a type of at most 64 bits.

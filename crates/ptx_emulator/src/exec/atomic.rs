@@ -9,6 +9,7 @@ use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, Rounder, Rounding};
 use crate::machine::address::Lane;
 use crate::machine::race::Mode;
+use crate::machine::scope::Scope;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Dst, Src, lanes};
@@ -77,6 +78,7 @@ struct ReadModifyWrite {
     space: Space,
     acquire: bool,
     release: bool,
+    scope: Scope,
     ty: Type,
     update: Update,
     /// The registers of an operand are compared as one value of 128 bits.
@@ -141,16 +143,18 @@ impl ReadModifyWrite {
         let operands = b.into_iter().zip(c).collect();
         let compare_whole = compares && ty == Type::B128;
         let (acquire, release, out) = (false, false, Vec::new());
-        Ok(ReadModifyWrite { address, space, acquire, release, ty, update, compare_whole, out, operands })
+        let scope = i.one_of(&Scope::NAMES).map(Scope::named).unwrap_or_default();
+        Ok(ReadModifyWrite { address, space, acquire, release, scope, ty, update, compare_whole, out, operands })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let addresses = w.get(self.address.base).map(|base| base.wrapping_add(self.address.offset as u64));
+        m.touches.scope = self.scope;
         let piece = self.ty.bytes().min(8) as usize;
         let total = piece * self.operands.len();
         for lane in lanes(mask) {
-            m.observe(w, 1 << lane, &addresses, self.space, self.acquire);
-            m.publish(w, 1 << lane, &addresses, self.space, self.release);
+            m.observe(w, 1 << lane, &addresses, self.space, self.acquire, true);
+            m.publish(w, 1 << lane, &addresses, self.space, self.release, true);
             let at = Lane { lane: lane as u32, address: addresses[lane], space: self.space };
             let mut buffer = [0u8; 64];
             m.load(w, at, Mode::StrongRead, &mut buffer[..total])?;
@@ -186,6 +190,7 @@ impl ReadModifyWrite {
 
 /// `membar`, `fence.{sc,acq_rel,acquire,release}`, `fence.mbarrier_init`: orders this thread's accesses.
 pub struct Fence {
+    scope: Scope,
     /// For threads beyond its CTA too.
     beyond_cta: bool,
     /// `fence.mbarrier_init`.
@@ -194,22 +199,22 @@ pub struct Fence {
 
 impl Instruction for Fence {
     fn decode(i: &mut Parsed<'_>) -> Result<Fence> {
-        let beyond: &[&str] = match i.opcode() {
-            "membar" => &["gl", "sys"],
-            _ => &["mbarrier_init", "cluster", "gpu", "sys"],
-        };
         let initialisations = i.opcode() == "fence" && i.has("mbarrier_init");
-        Ok(Fence { beyond_cta: i.one_of(beyond).is_some(), initialisations })
+        let scope = match i.opcode() {
+            "membar" => i.one_of(&["cta", "gl", "sys"]),
+            _ => i.one_of(&Scope::NAMES),
+        };
+        let scope = scope.map(Scope::named).unwrap_or_default();
+        Ok(Fence { scope, beyond_cta: initialisations || scope > Scope::Cta, initialisations })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        m.fence(w, mask);
-        if self.beyond_cta {
-            m.fence_mbarriers(w);
-        }
-        if let (Some(race), true) = (&mut m.race, self.initialisations) {
-            let now = race.tick(w.index);
-            lanes(mask).for_each(|lane| w.initialisations_fenced[lane] = Some(now));
+        m.fence(w, mask, self.scope);
+        if let (Some(race), true) = (&mut m.race, self.beyond_cta) {
+            let now = race.fence_initialisations(w.index, mask);
+            if self.initialisations {
+                lanes(mask).for_each(|lane| w.initialisations_fenced[lane] = Some(now));
+            }
         }
         Ok(Flow::Next)
     }
@@ -226,8 +231,8 @@ impl Instruction for ProxyFence {
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         if let Some(race) = &mut m.race {
             race.proxy_fence(w.index, mask);
+            race.fence_initialisations(w.index, mask);
         }
-        m.fence_mbarriers(w);
         Ok(Flow::Next)
     }
 }

@@ -65,6 +65,7 @@ impl Instruction for Wait {
             return Ok(Flow::Wait(WaitFor::Cluster { generation: w.cluster_generation }));
         }
         w.cluster_arrived &= !mask;
+        w.cluster_waited = barrier.generation;
         if let Some(race) = &mut m.race {
             race.acquire(w.index, mask, &barrier.published);
         }

@@ -89,12 +89,12 @@ impl CpAsync {
             return Err(Stop::new(FaultKind::Misaligned, text).lane(lane as u32));
         }
         if bytes > 0 {
-            m.issue_global(w, lane, address, bytes, Mode::Read)?;
+            m.issue_global(w, lane, agent, (address, bytes.into()), Mode::Read)?;
         }
         if let (Some(race), Some(agent)) = (&mut m.race, agent)
             && let Err(conflict) = race.agent_access(agent, cta, offset, size, Mode::Write, w.pc())
         {
-            return Err(m.conflict(Mode::Write, conflict, offset, size).lane(lane as u32));
+            m.hazard(m.conflict(Mode::Write, conflict, offset, size).lane(lane as u32))?;
         }
         Ok(Some(Transfer { cta, offset, address, bytes }))
     }

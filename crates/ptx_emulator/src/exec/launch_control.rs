@@ -122,7 +122,7 @@ impl Instruction for TryCancel {
                 if let (Some(race), Some(agent)) = (&mut m.race, &agent)
                     && let Err(conflict) = race.agent_access(agent, *cta, offset, RESPONSE, Mode::Write, w.pc())
                 {
-                    return Err(m.conflict(Mode::Write, conflict, offset, RESPONSE).lane(lane as u32));
+                    m.hazard(m.conflict(Mode::Write, conflict, offset, RESPONSE).lane(lane as u32))?;
                 }
             }
             m.start(w, Respond { offset, targets, agent });
@@ -139,6 +139,10 @@ struct Respond {
 }
 
 impl Effect for Respond {
+    fn communicates(&self) -> bool {
+        true
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         let next = m.launch.next_cluster.fetch_add(1, Ordering::Relaxed);
         let mut response = [0; RESPONSE as usize];

@@ -7,6 +7,7 @@ use crate::config::fault::Stopped;
 use crate::decode::error::Result;
 use crate::decode::parsed::Parsed;
 use crate::machine::address::Lane;
+use crate::machine::in_flight::Poll;
 use crate::machine::mbarrier::{Arrival, MbarrierAt, Phase};
 use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
@@ -155,8 +156,9 @@ impl Instruction for Arrive {
     }
 }
 
-/// `mbarrier.test_wait`, `mbarrier.try_wait p, [mbarrier], state or parity{, time}`. A `try_wait` waits until the phase
-/// is complete, until nothing else can happen, or until the schedule says that its time is over.
+/// `mbarrier.test_wait`, `mbarrier.try_wait p, [mbarrier], state or parity{, time}`. The first use of the predicate of a
+/// `try_wait` waits until the phase is complete, until nothing else can happen, or until the schedule says that its time
+/// is over.
 pub struct Wait {
     complete: PredicateDst,
     object: Object,
@@ -179,9 +181,8 @@ impl Instruction for Wait {
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        let timed_out = matches!(w.resumed, Some(WaitFor::TimedOut));
         let mut complete = 0;
-        let mut missing = None;
+        let mut missing = Vec::new();
         for lane in lanes(mask) {
             let at = m.mbarrier(w, self.object.lane(w, lane), false)?;
             let value = w.lane(self.phase, lane);
@@ -190,18 +191,21 @@ impl Instruction for Wait {
                 complete |= 1 << lane;
                 m.phase_awaited(w, at);
             } else {
-                missing = Some((at, phase));
+                missing.push((lane as u32, at, phase));
             }
         }
         self.complete.write(w, mask, complete);
-        let Some((at, phase)) = missing else { return Ok(Flow::Next) };
-        let waits = self.blocking && !timed_out && !m.clock.out_of_patience();
-        let role = &mut m.roles[w.role as usize];
-        if waits {
-            role.barrier_waits += 1;
-            return Ok(Flow::Wait(WaitFor::Mbarrier { at, phase }));
+        let Some(&(_, at, _)) = missing.last() else { return Ok(Flow::Next) };
+        let pc = w.pc();
+        match self.complete.0 {
+            Some(predicate) if self.blocking => {
+                w.polls.push(Poll { pc, predicate, lanes: missing });
+                Ok(Flow::Next)
+            }
+            _ => {
+                m.roles[w.role as usize].failed_polls += 1;
+                Ok(Flow::Pause(WaitFor::Progress { since: m.progress, at, pc }))
+            }
         }
-        role.failed_polls += 1;
-        Ok(Flow::Pause(WaitFor::Progress { since: m.progress, at }))
     }
 }

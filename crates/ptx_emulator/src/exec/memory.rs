@@ -10,6 +10,7 @@ use crate::decode::opcode::Decoded;
 use crate::decode::parsed::Parsed;
 use crate::machine::address::{Lane, RANK_SHIFT, space_of};
 use crate::machine::race::Mode;
+use crate::machine::scope::Scope;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Dst, Row, Src, lanes};
@@ -30,6 +31,7 @@ struct Access {
     space: Space,
     /// Strong accesses do not race with each other (PTX ISA, "Memory Consistency Model: Operation Types").
     strong: bool,
+    scope: Scope,
     /// Elements of a vector.
     elements: usize,
     /// Bytes of an element that one register holds, and bytes of all elements.
@@ -54,7 +56,9 @@ impl Access {
             None => 1,
         };
         let bytes = i.ty()?.bytes() as usize;
-        Ok(Access { address, space, strong, elements, piece: bytes.min(8), total: bytes * elements })
+        let scope = if strong { i.one_of(&Scope::NAMES) } else { None };
+        let scope = scope.map(Scope::named).unwrap_or_default();
+        Ok(Access { address, space, strong, scope, elements, piece: bytes.min(8), total: bytes * elements })
     }
 
     /// The registers of operand `n`: as many as the access has elements, in braces if more than one.
@@ -109,6 +113,7 @@ impl Instruction for Ld {
         let mut buffer = [0u8; 64];
         let addresses = access.addresses(w);
         let undefined = m.sanitize && m.has_undefined(w);
+        m.touches.scope = access.scope;
         for lane in lanes(mask) {
             m.load(w, access.at(&addresses, lane), mode, &mut buffer[..access.total])?;
             self.finish(w, lane, &buffer);
@@ -119,7 +124,7 @@ impl Instruction for Ld {
         }
         access.count_conflicts(w, m, mask, &addresses);
         if access.strong {
-            m.observe(w, mask, &addresses, access.space, self.acquire);
+            m.observe(w, mask, &addresses, access.space, self.acquire, false);
         }
         Ok(Flow::Next)
     }
@@ -170,7 +175,8 @@ impl Instruction for St {
         let mut buffer = [0u8; 64];
         let addresses = access.addresses(w);
         if access.strong {
-            m.publish(w, mask, &addresses, access.space, self.release);
+            m.touches.scope = access.scope;
+            m.publish(w, mask, &addresses, access.space, self.release, false);
         }
         for lane in lanes(mask) {
             for (piece, s) in buffer.chunks_exact_mut(access.piece).zip(&self.values) {

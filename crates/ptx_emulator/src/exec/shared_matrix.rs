@@ -40,11 +40,11 @@ pub fn track_chunks(
         if let (Some(race), Some(agent)) = (&mut m.race, agent)
             && let Err(conflict) = race.agent_access(agent, cta, at, CHUNK_BYTES, Mode::Read, w.pc())
         {
-            return Err(m.conflict(Mode::Read, conflict, at, CHUNK_BYTES));
+            m.hazard(m.conflict(Mode::Read, conflict, at, CHUNK_BYTES))?;
         }
         if m.sanitize && !m.ctas[cta as usize].shared.defined[at as usize..end as usize].iter().any(|d| *d) {
             let text = format!("a matrix at byte {} of shared memory: nothing has written it", at - SHARED_BASE);
-            return Err(Stop::new(FaultKind::UninitialisedShared, text));
+            m.hazard(Stop::new(FaultKind::UninitialisedShared, text))?;
         }
     }
     Ok(())

@@ -94,7 +94,8 @@ impl Instruction for MmaAsync {
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let lane = mask.trailing_zeros() as usize;
-        w.check_wgmma_fence(self.d.iter().filter_map(|d| d.register).chain(self.a.registers()))?;
+        let registers = self.d.iter().filter_map(|d| d.register).chain(self.a.registers());
+        w.check_wgmma_fence(registers).or_else(|stop| m.hazard(stop))?;
         let b = self.shared_operand(w.lane(self.b, lane), self.b_major)?;
         let agent = m.race.as_mut().map(|r| r.spawn(w.index, mask, true));
         b.track(m, w, agent.as_ref(), w.cta, 0..self.n as u32)?;

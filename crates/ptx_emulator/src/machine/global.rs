@@ -126,8 +126,25 @@ impl GlobalMemory {
         self.next = (base + len + GUARD).next_multiple_of(ALIGN);
         let words = (0..len.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
         let touched = Touched::nothing(len);
-        self.allocations.push(Allocation { index: 0, base, len, words, touched, name, constant });
+        let at = self.allocations.partition_point(|a| a.base < base);
+        self.allocations.insert(at, Allocation { index: 0, base, len, words, touched, name, constant });
         base
+    }
+
+    /// A new allocation of zeros at an address; false where words would be split or some of it is taken.
+    pub fn allocate_at(&mut self, base: u64, len: u64) -> bool {
+        let at = self.allocations.partition_point(|a| a.base < base);
+        let before = at.checked_sub(1).and_then(|at| self.allocations.get(at));
+        let free = before.is_none_or(|a| a.base + a.len <= base)
+            && self.allocations.get(at).is_none_or(|a| base.checked_add(len).is_some_and(|end| end <= a.base));
+        let fits = free && base.is_multiple_of(4) && base.checked_add(len).is_some();
+        if fits {
+            let words = (0..len.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
+            let touched = Touched::nothing(len);
+            self.allocations
+                .insert(at, Allocation { index: 0, base, len, words, touched, name: None, constant: false });
+        }
+        fits
     }
 
     /// Takes an allocation away; its addresses stay unmapped.
@@ -217,5 +234,20 @@ mod tests {
         assert!(memory.locate(first, 1).is_none());
         assert!(memory.locate(second, 20).is_some());
         assert!(memory.allocate(10, None, false) > second);
+    }
+
+    #[test]
+    fn an_allocation_lies_where_it_is_wanted_unless_something_is_there() {
+        let mut memory = GlobalMemory::default();
+        let first = memory.allocate(10, None, false);
+        let host = 0x7f00_0000_0000;
+        assert!(memory.allocate_at(host, 64) && memory.allocate_at(host - 64, 64));
+        assert!(
+            !memory.allocate_at(host + 60, 8) && !memory.allocate_at(host - 4, 8) && !memory.allocate_at(host + 65, 1)
+        );
+        let second = memory.allocate(10, None, false);
+        assert!(second > first && second < host);
+        assert_eq!(memory.locate(host + 60, 4).unwrap().1, 60);
+        assert!(memory.locate(second, 10).is_some() && memory.locate(host + 60, 8).is_none());
     }
 }

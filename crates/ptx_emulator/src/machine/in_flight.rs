@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::mbarrier::{MbarrierAt, Phase};
 use super::race::Agent;
 use crate::operand::Dst;
 
@@ -19,7 +20,17 @@ pub struct CopyGroups {
 pub struct BulkCopy {
     pub read: u64,
     pub written: u64,
+    /// Of its source, and of its destination.
     pub agent: Option<Agent>,
+    pub writer: Option<Agent>,
+}
+
+/// An `mbarrier.try_wait` that has not found its phase complete, before its predicate is used.
+pub struct Poll {
+    pub pc: u32,
+    pub predicate: u32,
+    /// Lane, mbarrier and phase.
+    pub lanes: Vec<(u32, MbarrierAt, Phase)>,
 }
 
 /// A load from tensor memory before its wait, and its registers.

@@ -24,19 +24,17 @@ pub struct Mbarrier {
     /// What the arrivals of this phase publish, and what those of the last complete phase published.
     pub arriving: Shared,
     pub published: Shared,
-    /// The warp that initialised it, and whether a fence has made that known beyond the generic proxy and the CTA.
+    /// The thread that initialised it, and when by the race detector's clock.
     pub owner: u32,
-    pub fenced: bool,
-    pub init_pc: u32,
-    /// When its warp initialised it, by the race detector's clock.
     pub init_time: u32,
+    pub init_pc: u32,
 }
 
 /// The mbarriers of a CTA by their offset in its shared memory.
 pub type Mbarriers = BTreeMap<u32, Mbarrier>;
 
 /// Where an mbarrier lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MbarrierAt {
     pub cta: u32,
     pub offset: u32,

@@ -18,6 +18,8 @@ pub struct Operation<E> {
     /// Completes only when those operations have.
     pub after: Vec<u64>,
     pub issuer: Issuer,
+    /// It may carry information between clusters.
+    pub communicates: bool,
     pub effect: E,
 }
 

@@ -11,17 +11,19 @@
 //! may touch only bytes whose generic writes are in the `proxied` half of its issuer's clock.
 //!
 //! Behind the threads and agents a clock has an entry for each warp: up to which time of the warp its initialisations of
-//! mbarriers are known, even where nothing else of it is. The last entry stands for the end of the earlier grids. A thread
+//! mbarriers are known and fenced, even where nothing else of it is. The last entry stands for the end of the earlier grids. A thread
 //! that waits for them acquires it.
 //!
 //! What it can miss:
 //! - Agents take [`AGENTS`] slots in turn. Two operations that share a slot count as ordered.
 //! - Of the reads of a word since its last write, only the latest of each warp is kept.
-//! - Races in global memory are found only with earlier grids ([`super::earlier`]).
+//! - Races in global memory are looked for elsewhere: within the grid in [`super::grid_races`], with earlier grids in
+//!   [`super::earlier`].
 
 use std::collections::HashMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
+use super::beyond::{self, Beyond, Known, Snapshot};
 use crate::operand::lanes;
 
 /// Slots for asynchronous operations in flight, in a cluster.
@@ -33,6 +35,8 @@ pub const AGENTS: u32 = 256;
 pub struct Clock {
     seen: Vec<u32>,
     proxied: Vec<u32>,
+    /// What is known beyond the cluster.
+    beyond: Option<Arc<Beyond>>,
 }
 
 impl Clock {
@@ -43,6 +47,17 @@ impl Clock {
         for (a, b) in self.proxied.iter_mut().zip(&o.proxied) {
             *a = (*a).max(*b);
         }
+        beyond::merge(&mut self.beyond, &o.beyond);
+    }
+
+    /// What is known beyond the cluster.
+    pub fn beyond(&self) -> Option<&Beyond> {
+        self.beyond.as_deref()
+    }
+
+    /// Whether a time of a thread or agent of the cluster is known, and whether to the async proxy too.
+    pub fn reaches(&self, number: u32, time: u32) -> (bool, bool) {
+        (self.seen[number as usize] >= time, self.proxied[number as usize] >= time)
     }
 
     fn knows_end_of_grids(&self) -> bool {
@@ -51,26 +66,31 @@ impl Clock {
 
     fn covers(&self, o: &Clock) -> bool {
         let ge = |a: &[u32], b: &[u32]| a.iter().zip(b).fold(true, |ok, (a, b)| ok & (a >= b));
-        ge(&self.seen, &o.seen) && ge(&self.proxied, &o.proxied)
+        let beyond = || match (&self.beyond, &o.beyond) {
+            (_, None) => true,
+            (None, Some(_)) => false,
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a.covers(b),
+        };
+        ge(&self.seen, &o.seen) && ge(&self.proxied, &o.proxied) && beyond()
     }
 }
 
 /// What a release published and an acquire may pick up.
-pub type Shared = Option<Rc<Clock>>;
+pub type Shared = Option<Arc<Clock>>;
 
 /// Joins `from` into `into`, sharing the allocation where one covers the other.
-pub fn merge(into: &mut Shared, from: &Rc<Clock>) {
+pub fn merge(into: &mut Shared, from: &Arc<Clock>) {
     match into {
         None => *into = Some(from.clone()),
-        Some(a) if Rc::ptr_eq(a, from) || a.covers(from) => {}
+        Some(a) if Arc::ptr_eq(a, from) || a.covers(from) => {}
         Some(a) if from.covers(a) => *into = Some(from.clone()),
-        Some(a) => Rc::make_mut(a).join(from),
+        Some(a) => Arc::make_mut(a).join(from),
     }
 }
 
 /// What a warp's lanes know.
 struct WarpClock {
-    lanes: [Rc<Clock>; 32],
+    lanes: [Arc<Clock>; 32],
     /// The warp's own time: goes up at each release of any lane.
     now: u32,
 }
@@ -89,11 +109,11 @@ pub struct Accessor {
 pub struct Agent {
     slot: u32,
     time: u32,
-    clock: Rc<Clock>,
+    clock: Arc<Clock>,
     /// It accesses memory through the async proxy.
     async_proxy: bool,
     /// What it knows of tensor memory, if that is less than it knows of shared memory.
-    tensor: Option<Rc<Clock>>,
+    tensor: Option<Arc<Clock>>,
     /// The quarter of tensor memory in whose order it is.
     quarter: Option<u32>,
 }
@@ -110,6 +130,16 @@ struct Store {
 }
 
 impl Agent {
+    /// Its number, its time and what it knows.
+    pub fn identity(&self) -> (u32, u32, &Arc<Clock>) {
+        (self.slot, self.time, &self.clock)
+    }
+
+    /// Whether it accesses memory through the async proxy.
+    pub fn in_async_proxy(&self) -> bool {
+        self.async_proxy
+    }
+
     /// The same agent, which sees the stores of its quarter as soon as they have been issued.
     pub fn in_quarter(self, quarter: u32) -> Agent {
         Agent { quarter: Some(quarter), ..self }
@@ -197,9 +227,11 @@ pub struct Detector {
     agent_times: Vec<u32>,
     /// What the agents of the slots store to tensor memory.
     stores: Vec<Option<Store>>,
-    zero: Rc<Clock>,
+    zero: Arc<Clock>,
     threads: u32,
     next_agent: u32,
+    /// The warps that issued the agents of the slots.
+    issuers: Vec<u32>,
     /// One cell a word, for each memory.
     cells: Vec<Vec<Cell>>,
     /// Words accessed with less than a word: a cell a byte.
@@ -213,7 +245,7 @@ impl Detector {
     pub fn new(warps: u32, memories: impl Iterator<Item = u32>) -> Detector {
         let threads = warps * 32;
         let n = (threads + AGENTS + warps + 1) as usize;
-        let zero = Rc::new(Clock { seen: vec![0; n], proxied: vec![0; n] });
+        let zero = Arc::new(Clock { seen: vec![0; n], proxied: vec![0; n], beyond: None });
         Detector {
             warps: (0..warps).map(|_| WarpClock { lanes: std::array::from_fn(|_| zero.clone()), now: 1 }).collect(),
             agent_times: vec![0; AGENTS as usize],
@@ -221,6 +253,7 @@ impl Detector {
             zero,
             threads,
             next_agent: 0,
+            issuers: vec![0; AGENTS as usize],
             cells: memories.map(|bytes| vec![Cell::default(); bytes.div_ceil(4) as usize]).collect(),
             split: HashMap::new(),
             more: Vec::new(),
@@ -233,6 +266,11 @@ impl Detector {
         who.base >= self.threads
     }
 
+    /// The warp that issued an asynchronous operation, if the accessor is one.
+    pub fn issuer(&self, who: Accessor) -> Option<u32> {
+        Some(self.issuers[who.base.checked_sub(self.threads)? as usize])
+    }
+
     /// Lanes `mask` of `warp` publish what they know into `into`.
     pub fn release(&mut self, warp: u32, mask: u32, into: &mut Shared) {
         let clock = &mut self.warps[warp as usize];
@@ -240,13 +278,13 @@ impl Detector {
         let mut last: Option<*const Clock> = None;
         for lane in lanes(mask) {
             let known = &clock.lanes[lane];
-            if last != Some(Rc::as_ptr(known)) {
+            if last != Some(Arc::as_ptr(known)) {
                 merge(into, known);
-                last = Some(Rc::as_ptr(known));
+                last = Some(Arc::as_ptr(known));
             }
         }
         if let Some(shared) = into {
-            let shared = Rc::make_mut(shared);
+            let shared = Arc::make_mut(shared);
             for lane in lanes(mask) {
                 shared.seen[base + lane] = clock.now;
             }
@@ -261,45 +299,62 @@ impl Detector {
         *now - 1
     }
 
+    /// A fence of lanes `mask` behind initialisations of mbarriers: from here on those threads, and whoever learns from
+    /// them, may use the mbarriers from other CTAs and by the async proxy. Returns the fence's time.
+    pub fn fence_initialisations(&mut self, warp: u32, mask: u32) -> u32 {
+        let at = (self.threads + AGENTS + warp) as usize;
+        let now = self.tick(warp);
+        self.update(warp, mask, |old| {
+            let mut fenced = (**old).clone();
+            fenced.seen[at] = now;
+            Arc::new(fenced)
+        });
+        now
+    }
+
     /// Publishes the initialisations of mbarriers that `warp` made up to `time`, and nothing else.
     pub fn release_initialisations(&self, warp: u32, time: u32, into: &mut Shared) {
-        let clock = Rc::make_mut(into.get_or_insert_with(|| self.zero.clone()));
+        let clock = Arc::make_mut(into.get_or_insert_with(|| self.zero.clone()));
         let known = &mut clock.seen[(self.threads + AGENTS + warp) as usize];
         *known = time.max(*known);
     }
 
-    /// Whether a lane knows of the initialisations that `of` made at `time`.
-    pub fn knows_initialisations(&self, warp: u32, lane: u32, of: u32, time: u32) -> bool {
-        let clock = &self.warps[warp as usize].lanes[lane as usize];
-        clock.seen[(self.threads + AGENTS + of) as usize] >= time
+    /// Whether a lane knows that the thread `owner` has fenced its initialisations since `time`, or knows of them through
+    /// a proxy fence.
+    pub fn knows_initialisations(&self, warp: u32, lane: u32, owner: u32, time: u32) -> bool {
+        let clock = self.clock(warp, lane);
+        clock.seen[(self.threads + AGENTS + owner / 32) as usize] >= time || clock.proxied[owner as usize] >= time
+    }
+
+    /// Changes what lanes `mask` of `warp` know. Lanes that share a clock go on sharing it.
+    fn update(&mut self, warp: u32, mask: u32, change: impl Fn(&Arc<Clock>) -> Arc<Clock>) {
+        let clock = &mut self.warps[warp as usize];
+        let mut done: Option<(Arc<Clock>, Arc<Clock>)> = None;
+        for lane in lanes(mask) {
+            let known = &mut clock.lanes[lane];
+            let new = match &done {
+                Some((old, new)) if Arc::ptr_eq(old, known) => new.clone(),
+                _ => change(known),
+            };
+            done = Some((std::mem::replace(known, new.clone()), new));
+        }
     }
 
     /// Lanes `mask` of `warp` learn what was published.
     pub fn acquire(&mut self, warp: u32, mask: u32, from: &Shared) {
         let Some(from) = from else { return };
-        let clock = &mut self.warps[warp as usize];
-        let mut done: Option<(Rc<Clock>, Rc<Clock>)> = None;
-        for lane in lanes(mask) {
-            let known = &mut clock.lanes[lane];
-            if let Some((old, new)) = &done
-                && Rc::ptr_eq(old, known)
-            {
-                *known = new.clone();
-                continue;
-            }
-            let old = known.clone();
+        self.update(warp, mask, |old| {
             let mut joined = Some(from.clone());
-            merge(&mut joined, &old);
-            *known = joined.unwrap_or(old.clone());
-            done = Some((old, known.clone()));
-        }
+            merge(&mut joined, old);
+            joined.unwrap_or_else(|| old.clone())
+        });
     }
 
     /// Lanes `mask` of `warp` learn that the grids before have ended.
     pub fn acquire_end_of_grids(&mut self, warp: u32, mask: u32) {
         let mut ended = (*self.zero).clone();
         ended.seen.last_mut().into_iter().for_each(|end| *end = 1);
-        self.acquire(warp, mask, &Some(Rc::new(ended)));
+        self.acquire(warp, mask, &Some(Arc::new(ended)));
     }
 
     /// Whether a lane of `warp` knows that the grids before have ended.
@@ -309,39 +364,63 @@ impl Detector {
 
     /// A proxy fence of lanes `mask`: what they know becomes visible to the async proxy.
     pub fn proxy_fence(&mut self, warp: u32, mask: u32) {
-        let clock = &mut self.warps[warp as usize];
         let base = (warp * 32) as usize;
-        let mut done: Option<(Rc<Clock>, Rc<Clock>)> = None;
-        for lane in lanes(mask) {
-            let known = &mut clock.lanes[lane];
-            if let Some((old, new)) = &done
-                && Rc::ptr_eq(old, known)
-            {
-                *known = new.clone();
-                continue;
-            }
-            let old = known.clone();
-            let mut fenced = (*old).clone();
+        let now = self.tick(warp);
+        self.update(warp, mask, |old| {
+            let mut fenced = (**old).clone();
             fenced.proxied = fenced.seen.clone();
             for lane in lanes(mask) {
-                fenced.proxied[base + lane] = clock.now;
+                fenced.proxied[base + lane] = now;
             }
-            *known = Rc::new(fenced);
-            done = Some((old, known.clone()));
-        }
-        clock.now += 1;
+            if let Some(beyond) = &mut fenced.beyond {
+                let beyond = Arc::make_mut(beyond);
+                beyond.proxied = beyond.seen.clone();
+            }
+            Arc::new(fenced)
+        });
+    }
+
+    /// What a clock of this cluster, the one with number `own` in the grid, says to other clusters.
+    pub fn publication(&self, clock: &Clock, own: u32) -> Beyond {
+        let mut all = match &clock.beyond {
+            Some(beyond) => Beyond { polled: Known::default(), drawn: Known::default(), ..(**beyond).clone() },
+            None => Beyond::default(),
+        };
+        let times = (self.threads + AGENTS) as usize;
+        let seen = Arc::new(Snapshot::of(&clock.seen[..times], self.threads));
+        all.seen.add(own, &seen);
+        let same = clock.seen[..times] == clock.proxied[..times];
+        let proxied = || Arc::new(Snapshot::of(&clock.proxied[..times], self.threads));
+        all.proxied.add(own, &if same { seen } else { proxied() });
+        all
+    }
+
+    /// Lanes `mask` of `warp` learn what a thread of the grid has published; this cluster has the number `own`.
+    pub fn learn(&mut self, warp: u32, mask: u32, own: u32, what: &Arc<Beyond>) {
+        let threads = self.threads;
+        self.update(warp, mask, |old| {
+            if old.beyond.as_ref().is_some_and(|known| Arc::ptr_eq(known, what)) {
+                return old.clone();
+            }
+            let mut new = (**old).clone();
+            what.seen.of(own).into_iter().for_each(|snapshot| snapshot.raise(&mut new.seen, threads));
+            what.proxied.of(own).into_iter().for_each(|snapshot| snapshot.raise(&mut new.proxied, threads));
+            beyond::merge(&mut new.beyond, &Some(what.clone()));
+            Arc::new(new)
+        });
     }
 
     /// Starts an asynchronous operation with the knowledge of lanes `mask` of `warp`.
     pub fn spawn(&mut self, warp: u32, mask: u32, async_proxy: bool) -> Agent {
         let mut known = None;
         self.release(warp, mask, &mut known);
-        self.spawn_from(&known, async_proxy)
+        self.spawn_from(warp, &known, async_proxy)
     }
 
-    /// Starts an asynchronous operation with published knowledge.
-    pub fn spawn_from(&mut self, known: &Shared, async_proxy: bool) -> Agent {
+    /// Starts an asynchronous operation of a warp with published knowledge.
+    pub fn spawn_from(&mut self, warp: u32, known: &Shared, async_proxy: bool) -> Agent {
         let slot = self.next_agent;
+        self.issuers[slot as usize] = warp;
         self.next_agent = (slot + 1) % AGENTS;
         self.agent_times[slot as usize] += 1;
         let clock = known.clone().unwrap_or_else(|| self.zero.clone());
@@ -359,7 +438,7 @@ impl Detector {
     pub fn finish(&self, agent: &Agent, into: &mut Shared) {
         merge(into, &agent.clock);
         if let Some(shared) = into {
-            let shared = Rc::make_mut(shared);
+            let shared = Arc::make_mut(shared);
             let at = agent.slot as usize;
             shared.seen[at] = shared.seen[at].max(agent.time);
             shared.proxied[at] = shared.proxied[at].max(agent.time);
@@ -368,7 +447,7 @@ impl Detector {
 
     /// The agent is done: what it did goes into `into`, and nothing that it knows.
     pub fn finish_apart(&self, agent: &Agent, into: &mut Shared) {
-        let clock = Rc::make_mut(into.get_or_insert_with(|| self.zero.clone()));
+        let clock = Arc::make_mut(into.get_or_insert_with(|| self.zero.clone()));
         let at = agent.slot as usize;
         clock.seen[at] = clock.seen[at].max(agent.time);
         clock.proxied[at] = clock.proxied[at].max(agent.time);
@@ -378,6 +457,16 @@ impl Detector {
     pub fn begin_store(&mut self, agent: &Agent, thread: u32, quarter: u32) {
         let issued = agent.clock.seen[thread as usize];
         self.stores[(agent.slot - self.threads) as usize] = Some(Store { time: agent.time, quarter, thread, issued });
+    }
+
+    /// What a lane knows.
+    pub fn clock(&self, warp: u32, lane: u32) -> &Arc<Clock> {
+        &self.warps[warp as usize].lanes[lane as usize]
+    }
+
+    /// A warp's time.
+    pub fn now(&self, warp: u32) -> u32 {
+        self.warps[warp as usize].now
     }
 
     /// Records an access and checks it against earlier ones. Lanes of one warp access the same `len` bytes at `offset`

@@ -1,15 +1,19 @@
 //! The state of a cluster of CTAs: everything but its warps. Asynchronous operations start here.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 
+use super::access::grid::Touches;
 use super::barrier::{self, Barrier, ClusterBarrier};
 use super::clock::Clock;
 use super::global::GlobalMemory;
+use super::grid_races::GridRaces;
+use super::grid_sync::GridSync;
 use super::in_flight::Warpgroup;
-use super::mbarrier::Mbarriers;
+use super::mbarrier::{MbarrierAt, Mbarriers};
 use super::pending::{Issuer, Operation, Pending};
-use super::race::{Detector, Shared};
+use super::race::{Agent, Detector, Shared};
 use super::requests::Requests;
 use super::synchronisation::Synchronisation;
 use super::tensor_core::Pipes;
@@ -36,6 +40,12 @@ pub struct Launch<'a> {
     pub next_cluster: &'a AtomicU64,
     /// How many there are.
     pub clusters: u64,
+    /// The PTX line of each instruction, if hazards may be allowed.
+    pub lines: &'a [u32],
+    /// What threads have published in global memory.
+    pub sync: &'a GridSync,
+    /// Where races of the grid in global memory are looked for, if they are.
+    pub races: Option<&'a GridRaces>,
 }
 
 impl Launch<'_> {
@@ -45,6 +55,25 @@ impl Launch<'_> {
         let (nx, ny) = (u64::from(grid[0] / cluster[0]), u64::from(grid[1] / cluster[1]));
         let at = [index % nx, index / nx % ny, index / nx / ny];
         std::array::from_fn(|d| at[d] as u32 * cluster[d])
+    }
+
+    /// Whether a hazard is allowed, by its kind and the line of one of its instructions.
+    pub fn allows(&self, stop: &Stop) -> bool {
+        let places = || stop.pc.into_iter().chain(stop.others.iter().filter_map(|other| other.1));
+        let at = |line: u32| places().any(|pc| self.lines.get(pc as usize) == Some(&line));
+        self.config.allow.iter().any(|allow| allow.kind == stop.kind && allow.line.is_none_or(at))
+    }
+
+    /// `%ctaid` of a CTA by the number of its cluster and its rank there.
+    pub fn cta_index(&self, cluster: u32, rank: u32) -> [u32; 3] {
+        let (origin, [x, y, _]) = (self.cluster_origin(cluster.into()), self.config.cluster);
+        std::array::from_fn(|d| origin[d] + [rank % x, rank / x % y, rank / x / y][d])
+    }
+
+    /// CTA, warp and lane of a thread of a cluster.
+    pub fn thread(&self, cluster: u32, thread: u32) -> ([u32; 3], u32, u32) {
+        let warps = self.config.block.iter().product::<u32>().div_ceil(32);
+        (self.cta_index(cluster, thread / 32 / warps), thread / 32 % warps, thread % 32)
     }
 }
 
@@ -78,6 +107,9 @@ pub struct Cta {
     pub mbarriers: Mbarriers,
     pub tmem: Tmem,
     pub requests: Requests,
+    /// Where `tcgen05.alloc` has stored an address: its instruction, and how many generations of the cluster's barrier
+    /// must be complete for its warp to have arrived behind it.
+    pub allocation_words: HashMap<u32, (u32, u64)>,
     /// A thread has waited for the grids before.
     pub awaited_grids: bool,
     /// A thread has let dependents start and did not know of such a wait.
@@ -88,27 +120,53 @@ pub struct Cta {
     pub running: u32,
 }
 
+/// A hazard that did not end the launch: the first at its place.
+pub struct Noted {
+    /// The warp of the cluster.
+    pub warp: u32,
+    pub stop: Stop,
+    /// It is no mere warning.
+    pub grave: bool,
+    /// How often it happened.
+    pub times: u64,
+}
+
 /// What an asynchronous operation does to the machine when it completes.
-pub trait Effect: 'static {
+pub trait Effect: Send + 'static {
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()>;
+
+    /// Whether it may carry information between clusters.
+    fn communicates(&self) -> bool {
+        false
+    }
 }
 
 /// An effect of any kind.
-pub type Completion = Box<dyn FnOnce(&mut Machine<'_>) -> Stopped<()>>;
+pub type Completion = Box<dyn FnOnce(&mut Machine<'_>) -> Stopped<()> + Send>;
 
 /// All state of a cluster but its warps.
 pub struct Machine<'a> {
     pub launch: Launch<'a>,
+    /// The cluster's number in the grid.
+    pub index: u32,
     pub global: &'a GlobalMemory,
     pub params: &'a [u8],
     pub ctas: Vec<Cta>,
     pub pending: Pending<Completion>,
     pub race: Option<Detector>,
     pub sync: Synchronisation,
+    /// What the current instruction does to global memory.
+    pub touches: Touches,
+    /// Clusters whose strong writes to global memory, with nothing published, threads here have read.
+    pub silent_clusters: HashSet<u32>,
     pub warp_barriers: HashMap<(u32, u32), Shared>,
     pub cluster_barrier: ClusterBarrier,
     /// Tensor-core operations in order, by CTA pair.
     pub pipes: Vec<Pipes>,
+    /// The last `tcgen05.commit` to each mbarrier, and its instruction.
+    pub commits: HashMap<MbarrierAt, (Agent, u32)>,
+    /// mbarriers that were invalidated.
+    pub invalidated: HashSet<MbarrierAt>,
     /// Bulk copies that read a CTA's shared memory: the CTA, the operation, its instruction.
     pub shared_readers: Vec<(u32, u64, u32)>,
     /// By CTA and number in the CTA.
@@ -122,8 +180,14 @@ pub struct Machine<'a> {
     pub sanitize: bool,
     /// What `printf` has printed.
     pub output: String,
-    /// What is a fault only under `strict`: the warp of the cluster, the first at its place, and how often it happened.
-    pub warnings: Vec<(u32, Stop, u64)>,
+    /// The warp of the cluster, and the instruction, whose step or operation is at work.
+    pub current: (u32, u32),
+    /// Warnings, and hazards behind which the launch goes on.
+    pub noted: RefCell<Vec<Noted>>,
+    /// Whether the cluster may do now what carries information between clusters. If not, it stops before, and sets
+    /// `held`.
+    pub may_communicate: bool,
+    pub held: bool,
     /// Goes up whenever something happens that another thread may wait for.
     pub progress: u64,
     pub clock: Clock,
@@ -136,17 +200,17 @@ impl<'a> Machine<'a> {
     pub fn new(launch: Launch<'a>, index: u64, shared_bytes: u32, uses_tmem: bool) -> Machine<'a> {
         let config = launch.config;
         let [cx, cy, cz] = config.cluster;
-        let origin = launch.cluster_origin(index);
         let threads = config.block.iter().product::<u32>();
         let warps_per_cta = threads.div_ceil(32);
         let ctas: Vec<Cta> = (0..cx * cy * cz)
             .map(|rank| Cta {
-                index: std::array::from_fn(|d| origin[d] + [rank % cx, rank / cx % cy, rank / cx / cy][d]),
+                index: launch.cta_index(index as u32, rank),
                 shared: SharedMemory::new(shared_bytes),
                 barriers: Default::default(),
                 mbarriers: Mbarriers::new(),
                 tmem: Tmem::default(),
                 requests: Requests::default(),
+                allocation_words: HashMap::new(),
                 awaited_grids: false,
                 let_dependents_start: false,
                 free_registers: 0,
@@ -160,13 +224,18 @@ impl<'a> Machine<'a> {
         let race = config.sanitize.then(|| Detector::new(warps_per_cta * count, memories));
         Machine {
             launch,
+            index: index as u32,
             global: launch.global,
             params: launch.params,
             ctas,
             pending: Pending::default(),
             race,
             sync: Synchronisation::default(),
+            touches: Touches::default(),
+            silent_clusters: HashSet::new(),
             warp_barriers: HashMap::new(),
+            commits: HashMap::new(),
+            invalidated: HashSet::new(),
             shared_readers: Vec::new(),
             warpgroups: HashMap::new(),
             matrix_results: HashMap::new(),
@@ -176,7 +245,10 @@ impl<'a> Machine<'a> {
             buffers: vec![BufferTraffic::default(); launch.global.allocations().len()],
             sanitize: config.sanitize,
             output: String::new(),
-            warnings: Vec::new(),
+            current: (0, 0),
+            noted: RefCell::default(),
+            may_communicate: true,
+            held: false,
             progress: 0,
             clock: Clock::new(config.schedule, index),
             warps_per_cta,
@@ -198,22 +270,45 @@ impl Machine<'_> {
         self.warps_per_cta * 32 * self.ctas.len() as u32
     }
 
-    /// What the manual forbids and cards bear, committed by the warp's current instruction: a fault under `strict`, by
-    /// default a warning.
-    pub fn warn(&mut self, w: &Warp, mut stop: Box<Stop>) -> Stopped<()> {
+    /// What the manual forbids and cards bear, committed by the current instruction: a hazard under `strict`, by default a
+    /// warning.
+    pub fn warn(&self, stop: Box<Stop>) -> Stopped<()> {
         match self.launch.config.level() {
-            Level::Machine => {}
+            Level::Machine => Ok(()),
             Level::Default => {
-                stop.pc.get_or_insert_with(|| w.pc());
-                let place = |s: &Stop| (s.kind, s.pc, s.others.iter().map(|other| other.1).collect::<Vec<_>>());
-                match self.warnings.iter_mut().find(|(_, old, _)| place(old) == place(&stop)) {
-                    Some((_, _, times)) => *times += 1,
-                    None => self.warnings.push((w.index, *stop, 1)),
+                if let Err(stop) = self.allowed(stop) {
+                    self.note(stop, false);
                 }
+                Ok(())
             }
-            Level::Strict => return Err(stop),
+            Level::Strict => self.hazard(stop),
         }
-        Ok(())
+    }
+
+    /// What can go wrong on a card, committed by the current instruction or operation: a fault, unless it is allowed or the
+    /// launch is to go on.
+    pub fn hazard(&self, stop: Box<Stop>) -> Stopped<()> {
+        let Err(stop) = self.allowed(stop) else { return Ok(()) };
+        if self.launch.config.keep_going {
+            self.note(stop, true);
+            return Ok(());
+        }
+        Err(stop)
+    }
+
+    fn allowed(&self, mut stop: Box<Stop>) -> Stopped<()> {
+        stop.pc.get_or_insert(self.current.1);
+        if self.launch.allows(&stop) { Ok(()) } else { Err(stop) }
+    }
+
+    /// Keeps a hazard for the report, the first at its place.
+    fn note(&self, stop: Box<Stop>, grave: bool) {
+        let place = |s: &Stop| (s.kind, s.pc, s.others.iter().map(|other| other.1).collect::<Vec<_>>());
+        let mut noted = self.noted.borrow_mut();
+        match noted.iter_mut().find(|old| old.grave == grave && place(&old.stop) == place(&stop)) {
+            Some(old) => old.times += 1,
+            None => noted.push(Noted { warp: self.current.0, stop: *stop, grave, times: 1 }),
+        }
     }
 
     /// Starts an asynchronous operation of the warp's current instruction; it gets a number.
@@ -231,9 +326,9 @@ impl Machine<'_> {
 
     /// The same for an operation whose number is reserved already.
     pub fn start_reserved(&mut self, id: u64, issuer: Issuer, after: Vec<u64>, effect: impl Effect) {
-        let due = self.clock.completion();
+        let (due, communicates) = (self.clock.completion(), effect.communicates());
         let effect: Completion = Box::new(move |m| effect.finish(m));
-        self.pending.push(Operation { id, due, after, issuer, effect });
+        self.pending.push(Operation { id, due, after, issuer, communicates, effect });
     }
 
     /// Writes shared memory on behalf of an asynchronous operation whose target has been checked.

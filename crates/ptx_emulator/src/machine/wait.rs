@@ -13,10 +13,10 @@ pub enum WaitFor {
     Barrier { cta: u32, id: u32, generation: u64 },
     /// Asynchronous operations.
     Operations(Vec<u64>),
-    /// A phase of an mbarrier.
-    Mbarrier { at: MbarrierAt, phase: Phase },
-    /// Anything that might change what an mbarrier's poll has found.
-    Progress { since: u64, at: MbarrierAt },
+    /// A phase of an mbarrier, which the instruction at `pc` polls.
+    Mbarrier { at: MbarrierAt, phase: Phase, pc: u32 },
+    /// Anything that might change what an mbarrier's poll at `pc` has found.
+    Progress { since: u64, at: MbarrierAt, pc: u32 },
     /// Nothing any more: time is over.
     TimedOut,
     /// The cluster barrier's next generation.

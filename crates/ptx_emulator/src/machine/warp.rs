@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use super::address::{Lane, space_of};
-use super::in_flight::{BulkGroups, CopyGroups, TmemLoad, WgmmaGroups};
+use super::in_flight::{BulkGroups, CopyGroups, Poll, TmemLoad, WgmmaGroups};
 use super::race::{Agent, Shared};
 use super::wait::WaitFor;
 use crate::config::fault::{FaultKind, Stop, Stopped};
@@ -53,6 +53,8 @@ pub struct Warp {
     /// Lanes that have arrived at the cluster barrier and not yet waited, and in which generation.
     pub cluster_arrived: u32,
     pub cluster_generation: u64,
+    /// Generations of the cluster's barrier that were complete at the warp's last wait.
+    pub cluster_waited: u64,
     /// The race detector's time of the last `fence.mbarrier_init`, by lane: a relaxed arrival at the cluster barrier
     /// publishes the initialisations before it.
     pub initialisations_fenced: [Option<u32>; 32],
@@ -63,6 +65,8 @@ pub struct Warp {
     pub tmem_view: Shared,
     /// What the warp's own `tcgen05` operations did.
     pub tmem_known: Shared,
+    /// What it polls and has not used yet.
+    pub polls: Vec<Poll>,
     /// Matrix instructions in flight, and when each register was last written (empty if the kernel has none).
     pub wgmma: WgmmaGroups,
     pub written_at: Vec<u64>,
@@ -100,11 +104,13 @@ impl Warp {
             copies: Box::default(),
             cluster_arrived: 0,
             cluster_generation: 0,
+            cluster_waited: 0,
             initialisations_fenced: [None; 32],
             tmem_loads: Vec::new(),
             tmem_stores: Vec::new(),
             tmem_view: None,
             tmem_known: None,
+            polls: Vec::new(),
             wgmma: WgmmaGroups::default(),
             written_at: Vec::new(),
             bulk: Box::default(),

@@ -1,5 +1,6 @@
-//! A running cluster of CTAs. All of it runs on one thread, and only the schedule and its seed decide the order.
-//! Clusters that cannot communicate run in parallel.
+//! A running cluster of CTAs. All of it runs on one thread at a time, and only the schedule and its seed decide the
+//! order. Clusters run in parallel; where they may communicate, each stops before an instruction or operation that does,
+//! and they do those one after the other.
 
 use super::execute::execute;
 use super::special;
@@ -27,6 +28,8 @@ const FRUITLESS_TRIES: u32 = 33;
 pub enum Status {
     /// It can go on.
     Running,
+    /// What it would do next carries information between clusters.
+    Held,
     /// Nothing in it can run until another cluster does something.
     Idle,
     Done,
@@ -38,6 +41,9 @@ pub struct Cluster<'a> {
     pub(super) warps: Vec<Warp>,
     pub(super) machine: Machine<'a>,
     next: usize,
+    /// What the cluster was held before: an operation, or an instruction of a warp, with the rest of its slice.
+    held_operation: Option<Operation<Completion>>,
+    held_slice: Option<(usize, u64)>,
     /// The progress when threads last ran out of time, and how often they have since.
     timed_out_at: (u64, u32),
 }
@@ -64,52 +70,107 @@ impl<'a> Cluster<'a> {
             warp
         };
         let warps = (0..per_cta * machine.ctas.len() as u32).map(warp).collect();
-        Cluster { kernel, warps, machine, next: 0, timed_out_at: (0, 0) }
+        Cluster { kernel, warps, machine, next: 0, held_operation: None, held_slice: None, timed_out_at: (0, 0) }
     }
 
-    /// Runs until the cluster is done, stuck, or `steps` warp instructions have passed.
+    /// Runs until the cluster is done, stuck, held, or `steps` warp instructions have passed.
     pub fn run(&mut self, steps: u64) -> Result<Status, Fault> {
         let end = self.machine.clock.now.saturating_add(steps);
         loop {
             while let Some(operation) = self.machine.pending.take_due(self.machine.clock.now) {
-                self.complete(operation)?;
+                if self.holds(operation)? {
+                    return Ok(Status::Held);
+                }
             }
             if self.warps.iter().all(|w| w.fragments.is_empty()) {
                 while let Some(operation) = self.machine.pending.take_any(false) {
-                    self.complete(operation)?;
+                    if self.holds(operation)? {
+                        return Ok(Status::Held);
+                    }
                 }
                 return Ok(Status::Done);
             }
             if self.machine.clock.now >= end {
                 return Ok(Status::Running);
             }
-            let (first, slice) = match self.machine.launch.config.schedule {
-                Schedule::Fair => (self.next, FAIR_SLICE),
-                Schedule::Seed(_) => {
-                    let n = self.warps.len() as u64;
-                    (self.machine.clock.random.below(n) as usize, 1 + self.machine.clock.random.below(2 * FAIR_SLICE))
+            if self.run_some_warp()? {
+                if self.machine.held {
+                    return Ok(Status::Held);
                 }
-                Schedule::Worst => (self.next, LONG_SLICE),
-            };
-            let n = self.warps.len();
-            let mut ran = false;
-            for i in (first..n).chain(0..first) {
-                if !self.warps[i].fragments.is_empty() && self.run_warp(i, slice)? {
-                    self.next = (i + 1) % n;
-                    ran = true;
-                    break;
-                }
-            }
-            if ran {
                 continue;
             }
             let newest = self.machine.launch.config.schedule == Schedule::Worst;
             match self.machine.pending.take_any(newest) {
-                Some(operation) => self.complete(operation)?,
+                Some(operation) => {
+                    if self.holds(operation)? {
+                        return Ok(Status::Held);
+                    }
+                }
                 None if self.time_out() => {}
                 None => return Ok(Status::Idle),
             }
         }
+    }
+
+    /// Lets the first warp that can run do so for a slice; `false` if none can.
+    fn run_some_warp(&mut self) -> Result<bool, Fault> {
+        let n = self.warps.len();
+        let (first, slice) = match (self.machine.launch.config.schedule, self.held_slice.take()) {
+            (_, Some(rest)) => rest,
+            (Schedule::Fair, None) => (self.next, FAIR_SLICE),
+            (Schedule::Seed(_), None) => {
+                let random = &mut self.machine.clock.random;
+                (random.below(n as u64) as usize, 1 + random.below(2 * FAIR_SLICE))
+            }
+            (Schedule::Worst, None) => (self.next, LONG_SLICE),
+        };
+        for i in (first..n).chain(0..first) {
+            let before = self.machine.clock.now;
+            if self.warps[i].fragments.is_empty() || !self.run_warp(i, slice)? {
+                continue;
+            }
+            self.next = (i + 1) % n;
+            if self.machine.held {
+                self.held_slice = Some((i, slice - (self.machine.clock.now - before).min(slice - 1)));
+            }
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Completes an operation, or holds it until the cluster may communicate.
+    fn holds(&mut self, operation: Operation<Completion>) -> Result<bool, Fault> {
+        self.machine.held = operation.communicates && !self.machine.may_communicate;
+        match self.machine.held {
+            true => self.held_operation = Some(operation),
+            false => self.complete(operation)?,
+        }
+        Ok(self.machine.held)
+    }
+
+    /// From now on the cluster stops before whatever carries information between clusters.
+    pub fn take_turns(mut self) -> Cluster<'a> {
+        self.machine.may_communicate = false;
+        self
+    }
+
+    /// Does what the cluster was held before.
+    pub fn communicate(&mut self) -> Result<(), Fault> {
+        (self.machine.held, self.machine.may_communicate) = (false, true);
+        match (self.held_operation.take(), self.held_slice.take()) {
+            (Some(operation), slice) => {
+                self.held_slice = slice;
+                self.complete(operation)?;
+            }
+            (None, Some((warp, slice))) => {
+                self.run_warp(warp, 1)?;
+                let fair = self.machine.launch.config.schedule == Schedule::Fair;
+                self.held_slice = (!fair && slice > 1).then(|| (warp, slice - 1));
+            }
+            (None, None) => {}
+        }
+        self.machine.may_communicate = false;
+        Ok(())
     }
 
     /// Ends the wait of all threads that try or poll an mbarrier. A thread need not try again: it may have only looked,
@@ -133,6 +194,7 @@ impl<'a> Cluster<'a> {
 
     fn complete(&mut self, operation: Operation<Completion>) -> Result<(), Fault> {
         self.machine.progress += 1;
+        self.machine.current = (operation.issuer.warp, operation.issuer.pc);
         (operation.effect)(&mut self.machine).map_err(|mut stop| {
             stop.pc.get_or_insert(operation.issuer.pc);
             self.fault(operation.issuer.warp as usize, *stop)

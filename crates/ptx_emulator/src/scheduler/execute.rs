@@ -1,5 +1,6 @@
 //! Runs a warp: fetches, checks what its registers hold, does the step, and moves the lanes on.
 
+use super::polls::settle;
 use super::registers;
 use crate::code::{Flow, Inst, Kernel};
 use crate::config::fault::{FaultKind, Stop, Stopped};
@@ -21,6 +22,17 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
     for _ in 0..slice {
         let Fragment { pc, mask, .. } = w.fragments[w.current];
         let inst = &kernel.code[pc as usize];
+        m.current = (w.index, pc);
+        if !w.polls.is_empty()
+            && let Some(wait) = settle(w, m, inst, mask)?
+        {
+            w.resumed = None;
+            advance(w, kernel, Flow::Wait(wait), mask, m.clock.now);
+            if w.schedule(m)? {
+                continue;
+            }
+            return Ok(true);
+        }
         let exec = guarded(w, m, inst, mask)?;
         if exec == 0 {
             w.resumed = None;
@@ -29,6 +41,10 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
                 return Ok(true);
             }
             continue;
+        }
+        if inst.uses.communicates && !m.may_communicate {
+            m.held = true;
+            return Ok(true);
         }
         m.clock.now += 1;
         w.issued += 1;
@@ -71,7 +87,7 @@ fn guarded(w: &Warp, m: &Machine<'_>, inst: &Inst, mask: u32) -> Stopped<u32> {
     let Some((p, negated)) = inst.guard else { return Ok(mask) };
     if m.sanitize && mask & !w.predicate_defined(p) != 0 {
         let lane = (mask & !w.predicate_defined(p)).trailing_zeros();
-        return Err(Stop::new(FaultKind::UninitialisedRegister, "the guard predicate").lane(lane));
+        m.hazard(Stop::new(FaultKind::UninitialisedRegister, "the guard predicate").lane(lane))?;
     }
     let value = w.predicate(p);
     Ok(mask & if negated { !value } else { value })
@@ -91,9 +107,12 @@ fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) ->
         if !w.tmem_loads.is_empty() {
             registers::await_loads(w, m, inst)?;
         }
-        registers::check(w, inst, exec, m.launch.config.strict)?;
+        registers::check(w, inst, exec, m.launch.config.strict).or_else(|stop| m.hazard(stop))?;
     }
     let flow = (inst.step)(w, m, exec)?;
+    if m.has_touches() {
+        m.check_touches(w)?;
+    }
     if m.sanitize {
         registers::define(w, inst, exec);
     }
@@ -163,7 +182,7 @@ fn exited(m: &mut Machine<'_>, w: &Warp) -> Stopped<()> {
     }
     if cta.running == 0 && cta.tmem.used() > 0 {
         let text = format!("the CTA exits with {} columns allocated", cta.tmem.used());
-        return Err(Stop::new(FaultKind::TmemNotFreed, text));
+        m.hazard(Stop::new(FaultKind::TmemNotFreed, text))?;
     }
     let pending = &m.pending;
     m.shared_readers.retain(|(_, id, _)| pending.contains(*id));
@@ -172,7 +191,7 @@ fn exited(m: &mut Machine<'_>, w: &Warp) -> Stopped<()> {
         // CTA's memory is given away only when its copies have ended; shipped kernels rely on that.
         let text = "the CTA exits while a bulk copy still reads its shared memory";
         let pc = m.shared_readers.iter().find(|(cta, ..)| *cta == w.cta).map(|reader| reader.2);
-        m.warn(w, Stop { pc, ..*Stop::new(FaultKind::OverwriteInFlight, text) }.into())?;
+        m.warn(Stop { pc, ..*Stop::new(FaultKind::OverwriteInFlight, text) }.into())?;
     }
     let waited = w.cluster_generation != m.cluster_barrier.generation;
     m.cluster_barrier.leave(w.all, if waited { 0 } else { w.cluster_arrived });

@@ -4,6 +4,7 @@
 pub mod cluster;
 mod execute;
 mod fragments;
+mod polls;
 mod registers;
 mod report;
 mod special;

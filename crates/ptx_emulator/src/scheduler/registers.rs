@@ -14,7 +14,7 @@ pub fn await_loads(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst) -> Stopped<()
     while let Some(at) = w.tmem_loads.iter().position(|load| load.registers.iter().any(used)) {
         let load = w.tmem_loads.remove(at);
         let text = "a register that tcgen05.ld fills, before tcgen05.wait::ld";
-        m.warn(w, Stop::new(FaultKind::ReadInFlight, text).other("the load", Some(load.pc)))?;
+        m.warn(Stop::new(FaultKind::ReadInFlight, text).other("the load", Some(load.pc)))?;
         let live = w.live();
         m.tmem_learn(w, live, load.agent.as_slice());
     }

@@ -2,28 +2,15 @@
 
 use super::cluster::Cluster;
 use crate::config::fault::{Fault, FaultKind, Party, Stop, Warning};
+use crate::machine::state::Noted;
 use crate::machine::wait::WaitFor;
 
 impl Cluster<'_> {
     /// Completes what a handler knows of a fault.
-    pub(super) fn fault(&self, warp: usize, stop: Stop) -> Fault {
+    pub(super) fn fault(&self, warp: usize, mut stop: Stop) -> Fault {
         let w = &self.warps[warp];
-        let kernel = self.kernel;
-        let pc = stop.pc.or_else(|| w.fragments.get(w.current).map(|f| f.pc));
-        Fault {
-            kind: stop.kind,
-            message: stop.message,
-            kernel: kernel.name.clone(),
-            cta: Some(self.machine.ctas[w.cta as usize].index),
-            warp: Some(w.role),
-            lane: stop.lane,
-            place: pc.map(|pc| Box::new(kernel.place(pc))),
-            others: stop
-                .others
-                .into_iter()
-                .map(|(what, pc)| Party { what, place: pc.map(|pc| kernel.place(pc)) })
-                .collect(),
-        }
+        stop.pc = stop.pc.or_else(|| w.fragments.get(w.current).map(|f| f.pc));
+        stop.into_fault(self.kernel, Some((self.machine.ctas[w.cta as usize].index, w.role)))
     }
 
     /// What the cluster has printed.
@@ -31,13 +18,14 @@ impl Cluster<'_> {
         &self.machine.output
     }
 
-    /// The warnings so far, one a place.
-    pub fn warnings(&mut self) -> Vec<Warning> {
-        let mut list = Vec::new();
-        for (warp, stop, times) in std::mem::take(&mut self.machine.warnings) {
-            Warning::add(&mut list, Warning { fault: self.fault(warp as usize, stop), times });
+    /// The warnings and the hazards so far, one a place.
+    pub fn noted(&mut self) -> (Vec<Warning>, Vec<Warning>) {
+        let (mut warnings, mut hazards) = (Vec::new(), Vec::new());
+        for Noted { warp, stop, grave, times } in self.machine.noted.take() {
+            let list = if grave { &mut hazards } else { &mut warnings };
+            Warning::add(list, Warning { fault: self.fault(warp as usize, stop), times });
         }
-        list
+        (warnings, hazards)
     }
 
     /// What to report when the cluster is idle for ever.
@@ -57,8 +45,11 @@ impl Cluster<'_> {
                 let rank = if self.machine.ctas.len() > 1 { format!("CTA rank {}, ", w.cta) } else { String::new() };
                 let lanes = if f.mask == w.all { String::new() } else { format!(", lanes {:#010x}", f.mask) };
                 let what = format!("{rank}warp {}{lanes} waits for {}", w.role, wait.describe(&self.machine));
-                // A poll has been executed; what waits is the instruction after it.
-                let pc = if matches!(wait, WaitFor::Progress { .. }) { f.pc - 1 } else { f.pc };
+                // What waits is an instruction behind the poll.
+                let pc = match wait {
+                    WaitFor::Mbarrier { pc, .. } | WaitFor::Progress { pc, .. } => *pc,
+                    _ => f.pc,
+                };
                 waiting.push((w, pc, Party { what, place: Some(kernel.place(pc)) }));
             }
         }

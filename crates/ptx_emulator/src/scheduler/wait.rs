@@ -15,7 +15,7 @@ impl WaitFor {
                 machine.ctas[*cta as usize].barriers[*id as usize].generation != *generation
             }
             WaitFor::Operations(ids) => ids.iter().all(|id| !machine.pending.contains(*id)),
-            WaitFor::Mbarrier { at, phase } => {
+            WaitFor::Mbarrier { at, phase, .. } => {
                 let barrier = machine.ctas[at.cta as usize].mbarriers.get(&at.offset);
                 barrier.is_none_or(|b| b.is_complete(*phase))
             }

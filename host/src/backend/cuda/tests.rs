@@ -282,7 +282,11 @@ fn a_failing_call_is_named_with_its_device_and_the_next_step_works() {
     for (call, code, text) in [
         ("cuMemAlloc_v2", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"),
         ("cuMemAllocHost_v2", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"),
-        ("cuLaunchKernel", 912, "CUDA_ERROR_INVALID_CLUSTER_SIZE (912): cluster misconfiguration"),
+        (
+            "cuLaunchKernel",
+            912,
+            "CUDA_ERROR_INVALID_CLUSTER_SIZE (912): a kernel launch error has occurred due to cluster misconfiguration",
+        ),
         (
             "cuStreamSynchronize",
             CUDA_ERROR_ILLEGAL_ADDRESS,

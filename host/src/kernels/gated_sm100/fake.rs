@@ -1,7 +1,8 @@
-//! The kernel's row in the fake driver, which writes down the arguments of tensor maps in their place.
+//! The kernel's row in the fake driver, whose tensor maps are the emulator's.
 
 use fake_cuda::Launch;
 use kernels_gpu::gated_sm100::abi::{self, Group, INSTANCES, K_BLOCK_BYTES, TILE_ROWS, Tile};
+use ptx_emulator::TensorMap;
 
 use crate::kernels::fake::{SMS, matrix, multiply, out_dtype};
 use crate::kernels::kernel::op_of;
@@ -17,9 +18,10 @@ pub(super) fn launch(launch: &Launch<'_>) {
             let group = &*(parameter.groups as *const Group).add(tile.group as usize);
             let values = |map: u64, rows: u32, box_rows: u32| {
                 assert!(map.is_multiple_of(64), "{map:#x}");
-                let map: [u64; 5] = *(map as *const [u64; 5]);
-                assert_eq!(map[1..], [group.k / 2, rows, K_BLOCK_BYTES, box_rows].map(u64::from));
-                map[0]
+                let map = TensorMap::from_bytes(&*(map as *const [u8; 128])).expect("a tensor map");
+                assert_eq!(map.dims[..2], [group.k / 2, rows].map(u64::from));
+                assert_eq!(map.box_dims[..2], [K_BLOCK_BYTES, box_rows]);
+                map.global_address
             };
             let weights = |i: usize| {
                 let values = values(group.b_maps[i], group.n, TILE_ROWS);

@@ -2,7 +2,7 @@
 //! read, then its destination written.
 
 use super::reduction::Reduction;
-use super::shared::SharedRange;
+use super::shared::{SharedRange, spawn};
 use crate::code::Flow;
 use crate::config::fault::Stopped;
 use crate::decode::error::Result;
@@ -24,7 +24,13 @@ pub struct Copy {
 
 impl Copy {
     /// Starts the copy in the lane's open group, and counts it.
-    pub fn start(self, m: &mut Machine<'_>, w: &mut Warp, lane: usize, agent: Option<Agent>) {
+    pub fn start(self, m: &mut Machine<'_>, w: &mut Warp, lane: usize, agent: Option<Agent>) -> Stopped<()> {
+        // The two moments are awaited apart.
+        let writer = spawn(m, w, lane);
+        for &(from, address) in &self.pieces {
+            let range = (address, from.bytes.into());
+            m.issue_global(w, lane, writer.as_ref(), range, Reduction::mode(self.reduction))?;
+        }
         let bytes: u64 = self.pieces.iter().map(|(from, _)| u64::from(from.bytes)).sum();
         let bulk = &mut m.roles[w.role as usize].bulk;
         bulk.shared_load += bytes;
@@ -33,7 +39,8 @@ impl Copy {
         let issuer = Issuer { warp: w.index, pc: w.pc() };
         let read = m.start(w, ReadSource { copy: self, written, issuer });
         m.shared_readers.push((w.cta, read, w.pc()));
-        w.bulk[lane].open.push(BulkCopy { read, written, agent });
+        w.bulk[lane].open.push(BulkCopy { read, written, agent, writer });
+        Ok(())
     }
 }
 
@@ -61,6 +68,10 @@ struct WriteDestination {
 }
 
 impl Effect for WriteDestination {
+    fn communicates(&self) -> bool {
+        self.reduction.is_some()
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         for (address, data) in &self.pieces {
             let (allocation, at) = m.locate_global(*address, data.len() as u64)?;
@@ -125,8 +136,9 @@ impl Instruction for WaitGroup {
             let done = groups.committed.len().saturating_sub(self.keep);
             if let Some(race) = &mut m.race {
                 let mut known = None;
-                for agent in groups.committed.iter().take(done).flatten().filter_map(|c| c.agent.as_ref()) {
-                    race.finish(agent, &mut known);
+                for copy in groups.committed.iter().take(done).flatten() {
+                    let writer = copy.writer.as_ref().filter(|_| !self.read);
+                    copy.agent.iter().chain(writer).for_each(|agent| race.finish(agent, &mut known));
                 }
                 race.acquire(w.index, 1 << lane, &known);
             }

@@ -59,7 +59,7 @@ impl Instruction for Load {
                 SharedRange { cta, ..to }.track(m, w, agent.as_ref(), Mode::Write)?;
             }
             let address = global_address(w, &self.from, lane)?;
-            m.issue_global(w, lane, address, size, Mode::Read)?;
+            m.issue_global(w, lane, agent.as_ref(), (address, size.into()), Mode::Read)?;
             let bulk = &mut m.roles[w.role as usize].bulk;
             bulk.shared_store += u64::from(size) * target.ctas.len() as u64;
             bulk.global_load += u64::from(size);
@@ -172,9 +172,8 @@ impl Instruction for Store {
             let agent = spawn(m, w, lane);
             let from = SharedRange::at(m, w, &self.from, lane, size, BULK_ALIGN)?;
             let address = global_address(w, &self.to, lane)?;
-            m.issue_global(w, lane, address, size, Reduction::mode(self.reduction))?;
             from.track(m, w, agent.as_ref(), Mode::Read)?;
-            Copy { pieces: vec![(from, address)], reduction: self.reduction }.start(m, w, lane, agent);
+            Copy { pieces: vec![(from, address)], reduction: self.reduction }.start(m, w, lane, agent)?;
         }
         Ok(Flow::Next)
     }

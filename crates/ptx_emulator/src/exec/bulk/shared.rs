@@ -38,13 +38,13 @@ impl SharedRange {
             // If a copy that writes them is still in flight, the race detector reports it.
             if !defined.iter().any(|d| *d) {
                 let text = format!("a copy of {bytes} bytes of shared memory that nothing has written");
-                return Err(Stop::new(FaultKind::UninitialisedShared, text));
+                m.hazard(Stop::new(FaultKind::UninitialisedShared, text))?;
             }
         }
         if let (Some(race), Some(agent)) = (&mut m.race, agent)
             && let Err(conflict) = race.agent_access(agent, cta, offset, bytes, mode, w.pc())
         {
-            return Err(m.conflict(mode, conflict, offset, bytes));
+            m.hazard(m.conflict(mode, conflict, offset, bytes))?;
         }
         Ok(())
     }

@@ -96,7 +96,7 @@ impl Instruction for Load {
             }
             let mut inside = 0;
             for (address, bytes) in pieces.iter().filter_map(|piece| Some((piece.global?, piece.bytes))) {
-                m.issue_global(w, lane, address, bytes, Mode::Read)?;
+                m.issue_global(w, lane, agent.as_ref(), (address, bytes.into()), Mode::Read)?;
                 inside += u64::from(bytes);
             }
             let bulk = &mut m.roles[w.role as usize].bulk;
@@ -169,10 +169,7 @@ impl Instruction for Store {
             all.track(m, w, agent.as_ref(), Mode::Read)?;
             let piece = |p: &Piece| Some((SharedRange { offset: p.shared, bytes: p.bytes, ..from }, p.global?));
             let pieces: Vec<_> = pieces.iter().filter_map(piece).collect();
-            for &(from, address) in &pieces {
-                m.issue_global(w, lane, address, from.bytes, Reduction::mode(reduction))?;
-            }
-            Copy { pieces, reduction }.start(m, w, lane, agent);
+            Copy { pieces, reduction }.start(m, w, lane, agent)?;
         }
         Ok(Flow::Next)
     }

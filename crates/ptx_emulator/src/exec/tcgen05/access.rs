@@ -65,7 +65,7 @@ impl Access {
         let mine = first..first + LANES_PER_WARP;
         if !mine.contains(&named.lane) {
             let text = format!("lane {}; warp {} reaches lanes {first} to {}", named.lane, w.role, mine.end - 1);
-            m.warn(w, Stop::new(FaultKind::TmemWrongWarp, text))?;
+            m.warn(Stop::new(FaultKind::TmemWrongWarp, text))?;
         }
         let base = Cell { lane: first + named.lane % LANES_PER_WARP, ..named };
         let cell = |lane, register| offset(base, self.shape.cell(lane, register, self.packed));
@@ -102,7 +102,7 @@ fn spawn(m: &mut Machine<'_>, w: &Warp, mask: u32, store: bool) -> Option<Agent>
         if let Some(own) = &w.tmem_known {
             merge(&mut known, own);
         }
-        let agent = race.spawn_from(&known, false);
+        let agent = race.spawn_from(w.index, &known, false);
         let agent = if strict {
             // A warp's stores to one place stay in order; the manual orders no load behind a store.
             let mut stores = None;

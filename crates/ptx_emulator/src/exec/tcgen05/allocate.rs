@@ -7,6 +7,7 @@ use crate::decode::error::Result;
 use crate::decode::parsed::Parsed;
 use crate::exec::instruction::Instruction;
 use crate::hw::tmem::{Address as Cell, is_allocation_size};
+use crate::machine::address::Spot;
 use crate::machine::race::Mode;
 use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
@@ -46,7 +47,13 @@ impl Instruction for Alloc {
             return Ok(Flow::Wait(WaitFor::Columns { cta: w.cta, columns }));
         };
         // The hardware writes the address through the async proxy, yet its readers need no proxy fence.
-        m.store(w, w.lane_at(&self.to, self.space, lane), Mode::Write, &first.to_le_bytes())?;
+        let to = w.lane_at(&self.to, self.space, lane);
+        m.store(w, to, Mode::Write, &first.to_le_bytes())?;
+        if let Spot::Shared { cta, offset } = m.resolve(w, to, 4)? {
+            let arrived = w.cluster_arrived != 0 && w.cluster_generation == m.cluster_barrier.generation;
+            let generation = m.cluster_barrier.generation + 1 + u64::from(arrived);
+            m.ctas[cta as usize].allocation_words.insert(offset, (w.pc(), generation));
+        }
         if self.group.ctas(w, m)?.len() == 1 {
             return Ok(Flow::Next);
         }

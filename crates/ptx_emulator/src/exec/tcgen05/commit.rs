@@ -37,8 +37,11 @@ impl Instruction for Commit {
                 for earlier in pipes.iter().filter_map(|pipe| pipe.known.as_ref()) {
                     merge(&mut known, earlier);
                 }
-                race.spawn_from(&known, false)
+                race.spawn_from(w.index, &known, false)
             });
+            for &at in &targets {
+                agent.iter().for_each(|agent| _ = m.commits.insert(at, (agent.clone(), w.pc())));
+            }
             m.start_after(w, after, Arrivals { targets, agent });
         }
         Ok(Flow::Next)
@@ -66,6 +69,12 @@ struct Arrivals {
 
 impl Effect for Arrivals {
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
-        self.targets.iter().try_for_each(|&at| m.mbarrier_arrive_async(at, self.agent.as_ref()))
+        for at in self.targets {
+            // An mbarrier that has been invalidated meanwhile gets no arrival.
+            if m.ctas[at.cta as usize].mbarriers.contains_key(&at.offset) || !m.invalidated.contains(&at) {
+                m.mbarrier_arrive_async(at, self.agent.as_ref())?;
+            }
+        }
+        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! The turn that an asynchronous operation of a thread takes in the tensor core.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::machine::race::{Agent, Clock, Detector, merge};
 use crate::machine::state::{Effect, Machine};
@@ -30,7 +30,7 @@ impl Turn {
             for earlier in behind().filter_map(|pipe| pipe.known.as_ref()).chain(&w.tmem_known) {
                 merge(&mut known, earlier);
             }
-            let agent = race.spawn_from(&known, true);
+            let agent = race.spawn_from(w.index, &known, true);
             if strict { after_fence(race, w, agent, behind().filter_map(|pipe| pipe.known.as_ref())) } else { agent }
         });
         Turn { kind, agent, after }
@@ -58,7 +58,7 @@ pub fn after_fence<'a>(
     race: &Detector,
     w: &'a Warp,
     agent: Agent,
-    earlier: impl Iterator<Item = &'a Rc<Clock>>,
+    earlier: impl Iterator<Item = &'a Arc<Clock>>,
 ) -> Agent {
     let mut known = w.tmem_view.clone();
     for other in earlier.chain(&w.tmem_known) {

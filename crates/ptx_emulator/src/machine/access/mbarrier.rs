@@ -26,23 +26,20 @@ impl Machine<'_> {
             return Err(Stop::new(FaultKind::MbarrierNotInitialised, text).lane(lane.lane));
         };
         let (owner, init_pc, init_time) = (barrier.owner, barrier.init_pc, barrier.init_time);
-        if remote && self.sanitize && !barrier.fenced {
-            let text = format!("{} is used by another proxy or CTA, with no fence after its initialisation", name(at));
-            let stop = Stop::new(FaultKind::MissingProxyFence, text).lane(lane.lane);
-            let stop = stop.other("its initialisation", Some(barrier.init_pc));
-            // Inside a CTA shipped kernels leave the fence out.
-            if cta != w.cta {
-                return Err(stop);
-            }
-            self.warn(w, stop)?;
-        }
+        let fenced = |race: &Detector| race.knows_initialisations(w.index, lane.lane, owner, init_time);
+        let fenced = self.race.as_ref().is_none_or(fenced);
         if let Err(conflict) = self.track(cta, offset, BYTES, who, Mode::StrongRead, w.pc()) {
-            let initialised = conflict.accessor.base == owner * 32 && conflict.pc == init_pc;
-            let known = |race: &Detector| race.knows_initialisations(w.index, lane.lane, owner, init_time);
-            if initialised && self.race.as_ref().is_some_and(known) {
-                return Ok(at);
+            let initialised = conflict.accessor.base == owner / 32 * 32 && conflict.pc == init_pc;
+            if !(initialised && fenced) {
+                self.hazard(self.conflict(Mode::StrongRead, conflict, offset, BYTES).lane(lane.lane))?;
             }
-            return Err(self.conflict(Mode::StrongRead, conflict, offset, BYTES).lane(lane.lane));
+        }
+        if remote && !fenced {
+            let text = format!("{} is used by another proxy or CTA, with no fence between", name(at));
+            let stop = Stop::new(FaultKind::MissingProxyFence, text).lane(lane.lane);
+            let stop = stop.other("its initialisation", Some(init_pc));
+            // Inside a CTA shipped kernels leave the fence out.
+            if cta == w.cta { self.warn(stop)? } else { self.hazard(stop)? }
         }
         Ok(at)
     }
@@ -67,7 +64,7 @@ impl Machine<'_> {
             let barrier = Mbarrier {
                 expected: count,
                 pending: count,
-                owner: w.index,
+                owner: w.index * 32 + lane.lane,
                 init_pc: w.pc(),
                 init_time,
                 ..Mbarrier::default()
@@ -79,6 +76,14 @@ impl Machine<'_> {
 
     pub fn mbarrier_inval(&mut self, w: &mut Warp, lane: Lane) -> Stopped<()> {
         let at = self.mbarrier(w, lane, false)?;
+        self.invalidated.insert(at);
+        if let (Some(race), Some((agent, pc))) = (&self.race, self.commits.remove(&at)) {
+            let (number, time, _) = agent.identity();
+            if !race.clock(w.index, lane.lane).reaches(number, time).0 {
+                let text = format!("{} is invalidated while a tcgen05.commit may be on its way to it", name(at));
+                self.warn(Stop::new(FaultKind::MbarrierInUse, text).lane(lane.lane).other("the commit", Some(pc)))?;
+            }
+        }
         self.ctas[at.cta as usize].mbarriers.remove(&at.offset);
         self.store(w, lane, Mode::Write, &[0; BYTES as usize])
     }
@@ -207,15 +212,6 @@ impl Machine<'_> {
                 let at = MbarrierAt { cta, offset };
                 let text = format!("a write over {}, which was not invalidated: {}", name(at), barrier.describe());
                 Err(Stop::new(FaultKind::MbarrierInUse, text).other("its initialisation", Some(barrier.init_pc)))
-            }
-        }
-    }
-
-    /// A fence that makes the mbarriers that this warp initialised known to other proxies and CTAs.
-    pub fn fence_mbarriers(&mut self, w: &Warp) {
-        for cta in &mut self.ctas {
-            for barrier in cta.mbarriers.values_mut().filter(|b| b.owner == w.index) {
-                barrier.fenced = true;
             }
         }
     }

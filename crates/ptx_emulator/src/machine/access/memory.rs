@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::address::{LOCAL_BASE, Lane, RANK_SHIFT, SHARED_BASE, Spot, space_of, window};
 use crate::machine::global::Allocation;
-use crate::machine::race::{Accessor, Conflict, Mode};
+use crate::machine::race::{Accessor, Agent, Conflict, Mode};
 use crate::machine::state::{Machine, forget};
 use crate::machine::warp::Warp;
 use crate::operand::lanes;
@@ -116,9 +116,17 @@ impl<'a> Machine<'a> {
     }
 
     /// Checks the access to global memory of an operation that a lane issues.
-    pub fn issue_global(&self, w: &Warp, lane: usize, address: u64, len: u32, mode: Mode) -> Stopped<()> {
-        let at = self.locate_global(address, len.into()).map_err(|stop| stop.lane(lane as u32))?;
-        self.track_global(w, lane as u32, at, len.into(), mode)
+    pub fn issue_global(
+        &mut self,
+        w: &Warp,
+        lane: usize,
+        agent: Option<&Agent>,
+        (address, len): (u64, u64),
+        mode: Mode,
+    ) -> Stopped<()> {
+        let at = self.locate_global(address, len).map_err(|stop| stop.lane(lane as u32))?;
+        self.track_global(w, lane as u32, at, len, mode)?;
+        self.touch_async(w, lane as u32, agent, (address, len), mode)
     }
 
     /// Checks an access to global memory, by a thread or by an operation that it issues, against grids that may still
@@ -150,7 +158,7 @@ impl<'a> Machine<'a> {
                 "and no griddepcontrol.wait lies between"
             }
         );
-        Err(Stop::new(FaultKind::GridNotAwaited, text).lane(lane).other(other, None))
+        self.hazard(Stop::new(FaultKind::GridNotAwaited, text).lane(lane).other(other, None))
     }
 
     /// A conflict as a fault.
@@ -167,19 +175,23 @@ impl<'a> Machine<'a> {
         let byte = i64::from(offset) - i64::from(SHARED_BASE);
         let text = format!("{did} of {len} bytes at byte {byte} of shared memory");
         let who = self.name_accessor(conflict.accessor);
-        let other = format!("{who} {} it before, with no order between", if conflict.wrote { "wrote" } else { "read" });
+        let missing = match conflict.only_proxy {
+            true => "the two are in order, but no proxy fence lies between",
+            false => "with no order between",
+        };
+        let other = format!("{who} {} it before, {missing}", if conflict.wrote { "wrote" } else { "read" });
         Stop::new(kind, text).other(other, Some(conflict.pc))
     }
 
     /// Who an accessor is, in words.
     pub fn name_accessor(&self, who: Accessor) -> String {
-        if self.race.as_ref().is_some_and(|r| r.is_agent(who)) {
-            return "an asynchronous operation".into();
+        let issuer = self.race.as_ref().and_then(|race| race.issuer(who));
+        let thread = issuer.map_or(who.base + who.mask.trailing_zeros(), |warp| warp * 32);
+        let ([x, y, z], warp, lane) = self.launch.thread(self.index, thread);
+        match issuer {
+            Some(_) => format!("an asynchronous operation of CTA ({x}, {y}, {z}), warp {warp}"),
+            None => format!("CTA ({x}, {y}, {z}), warp {warp}, lane {lane}"),
         }
-        let (warp, lane) = (who.base / 32, who.mask.trailing_zeros());
-        let (cta, role) = (warp / self.warps_per_cta, warp % self.warps_per_cta);
-        let rank = if self.ctas.len() > 1 { format!("CTA rank {cta}, ") } else { String::new() };
-        format!("{rank}warp {role}, lane {lane}")
     }
 
     /// Reads the bytes of one lane's access, checked.
@@ -189,20 +201,30 @@ impl<'a> Machine<'a> {
             Spot::Global(allocation, offset) => {
                 self.track_global(w, at.lane, (allocation, offset), len.into(), mode)?;
                 allocation.read(offset, out);
+                if !allocation.constant {
+                    self.touch(at.lane, allocation.base() + offset, len, mode, &[]);
+                }
                 self.buffers[allocation.index].loaded += u64::from(len);
                 self.roles[w.role as usize].bytes.global_load += u64::from(len);
             }
             Spot::Shared { cta, offset } => {
                 let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
                 if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
-                    return Err(self.conflict(mode, conflict, offset, len).lane(at.lane));
+                    let stop = self.conflict(mode, conflict, offset, len).lane(at.lane);
+                    // Shipped kernels read the address of tensor memory behind a cluster barrier with relaxed arrivals.
+                    let word = self.ctas[cta as usize].allocation_words.get(&offset);
+                    if word.is_none_or(|&(pc, arrived)| pc != conflict.pc || w.cluster_waited < arrived) {
+                        self.hazard(stop)?;
+                    } else {
+                        self.warn(stop)?;
+                    }
                 }
                 let range = offset as usize..(offset + len) as usize;
                 let memory = &self.ctas[cta as usize].shared;
                 if self.sanitize && !memory.defined[range.clone()].iter().all(|d| *d) {
                     let byte = offset - SHARED_BASE;
                     let text = format!("{len} bytes at byte {byte} of shared memory: nothing has written them");
-                    return Err(Stop::new(FaultKind::UninitialisedShared, text).lane(at.lane));
+                    self.hazard(Stop::new(FaultKind::UninitialisedShared, text).lane(at.lane))?;
                 }
                 out.copy_from_slice(&memory.data[range]);
                 self.roles[w.role as usize].bytes.shared_load += u64::from(len);
@@ -213,7 +235,7 @@ impl<'a> Machine<'a> {
                 if self.sanitize && !w.local_defined[range.clone()].iter().any(|d| *d) {
                     let byte = offset % w.local_size() - LOCAL_BASE as usize;
                     let text = format!("{len} bytes at byte {byte} of local memory: nothing has written them");
-                    return Err(Stop::new(FaultKind::UninitialisedLocal, text).lane(at.lane));
+                    self.hazard(Stop::new(FaultKind::UninitialisedLocal, text).lane(at.lane))?;
                 }
                 out.copy_from_slice(&w.local[range]);
                 self.roles[w.role as usize].bytes.local_load += u64::from(len);
@@ -247,6 +269,7 @@ impl<'a> Machine<'a> {
             Spot::Global(allocation, offset) => {
                 self.track_global(w, at.lane, (allocation, offset), len.into(), mode)?;
                 allocation.write(offset, data);
+                self.touch(at.lane, allocation.base() + offset, len, mode, data);
                 self.buffers[allocation.index].stored += u64::from(len);
                 self.roles[w.role as usize].bytes.global_store += u64::from(len);
             }
@@ -257,19 +280,21 @@ impl<'a> Machine<'a> {
                 if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
                     // Lanes of one instruction may write the same value to the same place.
                     let together = conflict.accessor.base == who.base && conflict.pc == w.pc() && conflict.wrote;
-                    let same = self.ctas[cta as usize].shared.data[range] == *data;
+                    let same = self.ctas[cta as usize].shared.data[range.clone()] == *data;
                     let thread = conflict.wrote && conflict.accessor.base < self.threads();
                     let plain = is_value && mode == Mode::Write && thread;
+                    let stop = self.conflict(mode, conflict, offset, len).lane(at.lane);
                     if !same || !together && !plain {
-                        return Err(self.conflict(mode, conflict, offset, len).lane(at.lane));
-                    }
-                    if !together {
-                        self.warn(w, self.conflict(mode, conflict, offset, len).lane(at.lane))?;
+                        self.hazard(stop)?;
+                    } else if !together {
+                        self.warn(stop)?;
                         if let Err(conflict) = self.track(cta, offset, len, who, Mode::SameValue, w.pc()) {
-                            return Err(self.conflict(mode, conflict, offset, len).lane(at.lane));
+                            self.hazard(self.conflict(mode, conflict, offset, len).lane(at.lane))?;
                         }
                     }
-                    return Ok(());
+                    if same {
+                        return Ok(());
+                    }
                 }
                 let memory = &mut self.ctas[cta as usize].shared;
                 memory.data[range.clone()].copy_from_slice(data);
@@ -300,7 +325,7 @@ impl<'a> Machine<'a> {
         match self.resolve(w, at, len)? {
             Spot::Global(..) => {
                 let text = "a register with undefined bytes is stored to global memory";
-                self.warn(w, Stop::new(FaultKind::UninitialisedRegister, text).lane(at.lane))?;
+                self.warn(Stop::new(FaultKind::UninitialisedRegister, text).lane(at.lane))?;
             }
             Spot::Shared { cta, offset } => {
                 self.ctas[cta as usize].shared.undefined.extend(marked(offset as usize));

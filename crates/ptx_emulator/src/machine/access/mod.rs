@@ -1,5 +1,6 @@
 //! What instructions and asynchronous operations do to the state, with the checks of each access.
 
+pub mod grid;
 pub mod mbarrier;
 pub mod memory;
 pub mod order;

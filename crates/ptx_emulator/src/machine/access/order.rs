@@ -1,8 +1,9 @@
 //! Order that threads make through memory: strong accesses and fences (PTX ISA, "Memory Consistency Model: Release
 //! and Acquire Patterns"). Only the race detector needs it; without one, nothing here does anything.
 
-use crate::machine::address::window;
+use crate::machine::address::{space_of, window};
 use crate::machine::race::merge;
+use crate::machine::scope::Scope;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::lanes;
@@ -15,9 +16,19 @@ fn key(space: Space, address: u64) -> u64 {
     }
 }
 
+fn in_global(space: Space, address: u64) -> bool {
+    match space {
+        Space::Generic => space_of(address) == Space::Global,
+        other => other == Space::Global,
+    }
+}
+
 impl Machine<'_> {
-    /// Strong loads or read-modify-writes have seen the last strong writes to these addresses.
-    pub fn observe(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], space: Space, acquire: bool) {
+    /// Strong loads or read-modify-writes (`draws`) have seen the last strong writes to these addresses.
+    pub fn observe(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], space: Space, acquire: bool, draws: bool) {
+        if in_global(space, addresses[mask.trailing_zeros() as usize]) {
+            return self.observe_global(w, mask, addresses, acquire, draws);
+        }
         let Some(race) = &mut self.race else { return };
         for lane in lanes(mask) {
             let Some(published) = self.sync.locations.get(&key(space, addresses[lane])) else {
@@ -31,8 +42,11 @@ impl Machine<'_> {
         }
     }
 
-    /// Strong stores or read-modify-writes of these addresses.
-    pub fn publish(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], space: Space, release: bool) {
+    /// Strong stores or read-modify-writes (`adds`) of these addresses.
+    pub fn publish(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], space: Space, release: bool, adds: bool) {
+        if in_global(space, addresses[mask.trailing_zeros() as usize]) {
+            return self.publish_global(w, mask, addresses, release, adds);
+        }
         let Some(race) = &mut self.race else { return };
         for lane in lanes(mask) {
             let location = self.sync.locations.entry(key(space, addresses[lane])).or_default();
@@ -45,7 +59,8 @@ impl Machine<'_> {
     }
 
     /// A memory fence.
-    pub fn fence(&mut self, w: &Warp, mask: u32) {
+    pub fn fence(&mut self, w: &Warp, mask: u32, scope: Scope) {
+        self.fence_global(w, mask, scope);
         let Some(race) = &mut self.race else { return };
         if let Some(observed) = self.sync.observed.remove(&w.index) {
             race.acquire(w.index, mask, &observed);

@@ -44,7 +44,7 @@ impl Machine<'_> {
             let text = format!("{did} of tensor memory, lane {}, columns {} on", at.lane, at.column);
             let earlier = if conflict.wrote { "an earlier write" } else { "an earlier read" };
             let other = format!("{earlier}, not known to be complete, {}", self.name_accessor(conflict.accessor));
-            return Err(Stop::new(kind, text).other(other, Some(conflict.pc)));
+            self.hazard(Stop::new(kind, text).other(other, Some(conflict.pc)))?;
         }
         Ok(())
     }
@@ -55,7 +55,7 @@ impl Machine<'_> {
         let index = (at.lane * COLUMNS + at.column) as usize;
         if self.sanitize && !tmem.defined.get(index).is_some_and(|d| *d) {
             let text = format!("lane {}, column {}: nothing has written it", at.lane, at.column);
-            return Err(Stop::new(FaultKind::UninitialisedTmem, text));
+            self.hazard(Stop::new(FaultKind::UninitialisedTmem, text))?;
         }
         Ok(tmem.cells.get(index).copied().unwrap_or(0))
     }

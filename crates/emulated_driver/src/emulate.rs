@@ -1,0 +1,123 @@
+//! A launch in the emulator, and its line in the log.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::time::Instant;
+
+use ptx_emulator::{Arg, Fault, FaultKind, LaunchConfig, Report, Warning};
+use serde_json::{Value, json};
+
+use crate::code::{
+    Code, ILLEGAL_ADDRESS, ILLEGAL_INSTRUCTION, INVALID_PTX, INVALID_VALUE, LAUNCH_FAILED, LAUNCH_TIMEOUT,
+    MISALIGNED_ADDRESS, NOT_SUPPORTED, TENSOR_MEMORY_LEAK,
+};
+use crate::state::Driver;
+use crate::work::Launch;
+
+/// What the driver says of a fault. A hazard has no code of its own: the launch has failed.
+fn code_of(kind: FaultKind) -> Code {
+    match kind {
+        FaultKind::OutOfBounds => ILLEGAL_ADDRESS,
+        FaultKind::Misaligned => MISALIGNED_ADDRESS,
+        FaultKind::Trap => ILLEGAL_INSTRUCTION,
+        FaultKind::InstructionBudget => LAUNCH_TIMEOUT,
+        FaultKind::TmemNotFreed => TENSOR_MEMORY_LEAK,
+        FaultKind::BadLaunch => INVALID_VALUE,
+        FaultKind::Unsupported => NOT_SUPPORTED,
+        _ => LAUNCH_FAILED,
+    }
+}
+
+/// Runs a kernel to its end. `follows` says that nothing has run since the launch before it in its stream.
+///
+/// # Errors
+///
+/// The code of its fault. The context is lost then, as on a card.
+pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(), Code> {
+    if let Some(code) = driver.lost {
+        return Err(code);
+    }
+    let [grid, block, cluster] = launch.size;
+    driver.launches += 1;
+    let config = LaunchConfig {
+        grid,
+        block,
+        cluster,
+        shared_bytes: launch.shared_bytes,
+        schedule: driver.options.schedule,
+        overlaps: launch.overlaps && follows,
+        global_races: driver.options.global_races,
+        keep_going: driver.options.keep_going,
+        allow: driver.options.allow.clone(),
+        ..LaunchConfig::linear(1, 1).at_level(driver.options.level)
+    };
+    let module = launch.code.decoded().map_err(|words| {
+        eprintln!("ptx-emulator: {words}");
+        INVALID_PTX
+    })?;
+    let args: Vec<Arg> = launch.parameters.iter().map(|bytes| Arg(bytes.clone())).collect();
+    let shown = driver.memory.show_locked();
+    let began = Instant::now();
+    let Some(device) = driver.memory.emulator() else { return Err(NOT_SUPPORTED) };
+    let result = device.launch(module, &launch.name, &config, &args);
+    let seconds = began.elapsed().as_secs_f64();
+    driver.memory.fetch_locked(shown);
+    if let Ok(report) = &result {
+        print(report);
+        let found = report.hazards.iter();
+        found.for_each(|hazard| eprintln!("ptx-emulator: launch {}: {}", driver.launches, hazard.display("fault")));
+    }
+    write_down(driver, launch, &result, seconds);
+    result.map(drop).map_err(|fault| {
+        eprintln!("ptx-emulator: launch {}: {fault}", driver.launches);
+        let code = code_of(fault.kind);
+        driver.lost = Some(code);
+        driver.queue.clear();
+        code
+    })
+}
+
+/// What the kernel has printed goes where the program's own output goes.
+fn print(report: &Report) {
+    let mut out = std::io::stdout().lock();
+    // A closed output is the program's affair.
+    let _ = out.write_all(report.output.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Adds the launch's line to the log.
+fn write_down(driver: &Driver, launch: &Launch, result: &Result<Report, Fault>, seconds: f64) {
+    let Some(path) = &driver.options.log else { return };
+    let [grid, block, cluster] = launch.size;
+    let mut line = json!({
+        "launch": driver.launches,
+        "kernel": launch.name,
+        "grid": grid,
+        "block": block,
+        "cluster": cluster,
+        "shared_bytes": launch.shared_bytes,
+        "seconds": seconds,
+    });
+    match result {
+        Ok(report) => {
+            let list = |hazards: &[Warning], word: &'static str| -> Vec<Value> {
+                let one = |hazard: &Warning| json!({ "text": hazard.display(word).to_string(), "kind": hazard.fault.kind.to_string() });
+                hazards.iter().map(one).collect()
+            };
+            line["instructions"] = report.total.warp_instructions.into();
+            line["loaded"] = (report.total.bytes.global_load + report.total.bulk.global_load).into();
+            line["stored"] = (report.total.bytes.global_store + report.total.bulk.global_store).into();
+            line["multiply_adds"] = report.total.matrix_multiply_adds.into();
+            line["warnings"] = list(&report.warnings, "warning").into();
+            line["faults"] = list(&report.hazards, "fault").into();
+        }
+        Err(fault) => {
+            line["faults"] = json!([{ "text": fault.to_string(), "kind": fault.kind.to_string() }]);
+        }
+    }
+    // One write a line, so that the lines of several processes do not mix.
+    let written = OpenOptions::new().create(true).append(true).open(path);
+    let written = written.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+    if let Err(error) = written {
+        eprintln!("ptx-emulator: writing {}: {error}", path.display());
+    }
+}

@@ -1,0 +1,43 @@
+//! What `ptx-emulator run` asks of the driver, by environment variables.
+
+use std::env;
+use std::path::PathBuf;
+
+use ptx_emulator::{Allow, Level, Schedule};
+
+use crate::card::Card;
+
+pub struct Options {
+    pub card: Card,
+    pub level: Level,
+    pub schedule: Schedule,
+    /// Hazards that are not reported.
+    pub allow: Vec<Allow>,
+    /// Go on behind hazards.
+    pub keep_going: bool,
+    /// Look for races of a grid in global memory.
+    pub global_races: bool,
+    /// Where each launch is written down, a line of JSON each.
+    pub log: Option<PathBuf>,
+}
+
+impl Options {
+    /// `PTX_EMULATOR_GPU`, `_LEVEL`, `_SCHEDULE`, `_ALLOW`, `_KEEP_GOING`, `_NO_GLOBAL_RACES`, `_LOG`. What is missing, or cannot be read, is as it is by default; the
+    /// command has checked them.
+    pub fn from_environment() -> Self {
+        let variable = |name: &str| env::var(format!("PTX_EMULATOR_{name}")).ok();
+        Self {
+            card: variable("GPU").and_then(|name| Card::by_name(&name)).unwrap_or_else(Card::h200),
+            level: variable("LEVEL").and_then(|text| text.parse().ok()).unwrap_or(Level::Default),
+            schedule: variable("SCHEDULE").and_then(|text| text.parse().ok()).unwrap_or_default(),
+            allow: variable("ALLOW")
+                .iter()
+                .flat_map(|list| list.split(','))
+                .filter_map(|one| one.parse().ok())
+                .collect(),
+            keep_going: variable("KEEP_GOING").is_some_and(|text| !text.is_empty()),
+            global_races: variable("NO_GLOBAL_RACES").is_none_or(|text| text.is_empty()),
+            log: env::var_os("PTX_EMULATOR_LOG").map(PathBuf::from),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Queued work, done when something waits for it.
+
+use std::cell::Cell;
+use std::sync::{Mutex, Once, PoisonError};
+
+use crate::code::{Code, NOT_PERMITTED};
+use crate::handle::Handle;
+use crate::queue::{Index, Queue, order_of_graph};
+use crate::state::{Driver, driver};
+use crate::work::{Launch, Work};
+
+/// Microseconds on the device's clock.
+const COPY_TIME: u64 = 1000;
+const LAUNCH_TIME: u64 = 250;
+
+thread_local! {
+    /// Whether this thread is in a host function, which must not call the driver (CUDA driver API, cuLaunchHostFunc).
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+pub fn inside_host_function() -> bool {
+    IN_HOST_FUNCTION.try_with(Cell::get).unwrap_or(false)
+}
+
+/// Runs queued operations in an order.
+///
+/// # Errors
+///
+/// Why there is no such order; or the code of a kernel's fault.
+pub fn run(order: impl FnOnce(&mut Queue) -> Result<Vec<Index>, Code>) -> Result<(), Code> {
+    // One thread at a time: an operation that another thread has taken must be over before what comes behind it.
+    static RUNNING: Mutex<()> = Mutex::new(());
+    if inside_host_function() {
+        return Err(NOT_PERMITTED);
+    }
+    let _alone = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    let order = order(&mut driver().queue)?;
+    for index in order {
+        let Some(work) = driver().queue.take(index) else { continue };
+        match work {
+            Work::Pass(event) => {
+                let mut driver = driver();
+                let now = driver.clock;
+                driver.queue.pass(event, index, now);
+            }
+            work => work_off(&work)?,
+        }
+    }
+    driver().lost.map_or(Ok(()), Err)
+}
+
+/// Runs all that has been queued.
+pub fn everything() -> Result<(), Code> {
+    run(|queue| Ok(queue.all()))
+}
+
+/// Runs what a stream was given, if that is a program's: its threads may wait for a host function without the driver.
+pub fn soon(stream: Handle) -> Result<(), Code> {
+    let mut this = driver();
+    if this.test.is_some() || this.queue.capture_of(stream)?.is_some() {
+        return Ok(());
+    }
+    drop(this);
+    run(|queue| queue.before_end_of(stream))
+}
+
+/// Has what is still queued run when the program ends.
+pub fn at_exit() {
+    static ONCE: Once = Once::new();
+    extern "C" fn run_all() {
+        let _ = std::panic::catch_unwind(everything);
+    }
+    // SAFETY: the function is in this library, which is never closed by a program that has called it.
+    ONCE.call_once(|| unsafe {
+        libc::atexit(run_all);
+    });
+}
+
+/// Does the work of one operation, but for events, which `run` does.
+fn work_off(work: &Work) -> Result<(), Code> {
+    let mut driver = driver();
+    match work {
+        Work::Launch(launch) => {
+            driver.clock += LAUNCH_TIME;
+            let follows = driver.last_launch.replace(launch.stream) == Some(launch.stream);
+            return launch_one(driver, launch, follows);
+        }
+        Work::Graph(operations) => {
+            drop(driver);
+            return order_of_graph(operations).into_iter().try_for_each(|index| work_off(&operations[index].work));
+        }
+        Work::Host(function) => {
+            drop(driver);
+            IN_HOST_FUNCTION.set(true);
+            function.call();
+            IN_HOST_FUNCTION.set(false);
+            return Ok(());
+        }
+        Work::Copy(copy) => {
+            driver.clock += COPY_TIME;
+            copy.run(&mut driver.memory);
+        }
+        Work::Fill(fill) => fill.run(&mut driver.memory),
+        Work::Free(address) => driver.memory.free(*address)?,
+        Work::Pass(_) | Work::Join => return Ok(()),
+    }
+    driver.last_launch = None;
+    Ok(())
+}
+
+/// Runs a kernel: in the emulator, or a test's function.
+fn launch_one(mut driver: std::sync::MutexGuard<'static, Driver>, launch: &Launch, follows: bool) -> Result<(), Code> {
+    match driver.test.as_ref().map(|test| test.kernel) {
+        None => crate::emulate::launch(&mut driver, launch, follows),
+        Some(kernel) => {
+            // The kernel is the test's, and must not run under a lock of ours.
+            drop(driver);
+            if let Some(kernel) = kernel {
+                crate::objects::call(kernel, launch);
+            }
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What a stream may be given to do: copies, fills, launches, graphs, host functions.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use crate::code::{Code, INVALID_VALUE};
+use crate::handle::Handle;
+use crate::image::Code as ModuleCode;
+use crate::memory::Memory;
+use crate::queue::Operation;
+
+/// What is to be done.
+#[derive(Clone)]
+pub enum Work {
+    Copy(Arc<Copy>),
+    Fill(Arc<Fill>),
+    Launch(Arc<Launch>),
+    Graph(Arc<Vec<Operation>>),
+    Host(HostFunction),
+    /// Memory given back, in the order of the stream.
+    Free(u64),
+    /// An event passes.
+    Pass(Handle),
+    /// Nothing: it only has a place in the order.
+    Join,
+}
+
+/// A function of the program's, to be called in a stream's order. Addresses, since work may move between threads.
+#[derive(Clone, Copy)]
+pub struct HostFunction {
+    /// Where the function is.
+    pub function: usize,
+    /// Its argument.
+    pub data: usize,
+    /// The stream, for a function that takes stream, status and data (`CUstreamCallback`), not data alone (`CUhostFn`).
+    pub callback_of: Option<Handle>,
+}
+
+impl HostFunction {
+    pub fn call(self) {
+        let data = self.data as *mut c_void;
+        // SAFETY: the program gave this address as a function of this type, and its data with it.
+        unsafe {
+            match self.callback_of {
+                None => std::mem::transmute::<usize, extern "C" fn(*mut c_void)>(self.function)(data),
+                Some(stream) => std::mem::transmute::<usize, extern "C" fn(Handle, Code, *mut c_void)>(self.function)(
+                    stream,
+                    crate::code::SUCCESS,
+                    data,
+                ),
+            }
+        }
+    }
+}
+
+/// One end of a copy.
+#[derive(Clone)]
+pub enum End {
+    Device(u64),
+    Host(usize),
+    /// Host memory as it was when the copy was asked for, without gaps between rows.
+    Taken(Vec<u8>),
+}
+
+/// A copy of rows: of one for plain ones.
+#[derive(Clone)]
+pub struct Copy {
+    pub to: End,
+    pub from: End,
+    /// Bytes of a row, rows of a plane, planes.
+    pub extent: [usize; 3],
+    /// Bytes from a row to the next, and from a plane to the next.
+    pub to_pitch: [usize; 2],
+    pub from_pitch: [usize; 2],
+}
+
+impl Copy {
+    pub fn plain(to: End, from: End, bytes: usize) -> Self {
+        Self { to, from, extent: [bytes, 1, 1], to_pitch: [bytes; 2], from_pitch: [bytes; 2] }
+    }
+
+    fn offsets(&self, pitch: [usize; 2]) -> impl Iterator<Item = usize> + use<> {
+        let [_, rows, planes] = self.extent;
+        (0..planes).flat_map(move |plane| (0..rows).map(move |row| plane * pitch[1] + row * pitch[0]))
+    }
+
+    /// Fails if an end is null, leaves its allocation or has rows that overlap.
+    pub fn check(&self, memory: &Memory) -> Result<(), Code> {
+        let [width, rows, planes] = self.extent;
+        if self.extent.contains(&0) {
+            return Ok(());
+        }
+        for (end, pitch) in [(&self.to, self.to_pitch), (&self.from, self.from_pitch)] {
+            let overlap = (rows > 1 && pitch[0] < width) || (planes > 1 && pitch[1] / rows < width);
+            let last = (planes - 1).checked_mul(pitch[1]).zip((rows - 1).checked_mul(pitch[0]));
+            let span = last.and_then(|(planes, rows)| planes.checked_add(rows)?.checked_add(width));
+            let span = span.filter(|_| !overlap).ok_or(INVALID_VALUE)?;
+            match end {
+                End::Device(address) => memory.within(*address, span)?,
+                End::Host(0) => return Err(INVALID_VALUE),
+                End::Host(_) | End::Taken(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the host's bytes now: a card's driver has copied pageable memory when the call returns (CUDA driver API, "API
+    /// synchronization behavior").
+    pub fn take_pageable(&mut self, memory: &Memory) {
+        let End::Host(from) = self.from else { return };
+        if memory.locked(from).is_some() || self.extent.contains(&0) {
+            return;
+        }
+        let [width, rows, planes] = self.extent;
+        let mut bytes = Vec::with_capacity(width * rows * planes);
+        for offset in self.offsets(self.from_pitch) {
+            // SAFETY: the program gave this as memory to read `width` bytes from, and waits until it is read.
+            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts((from + offset) as *const u8, width) });
+        }
+        self.from = End::Taken(bytes);
+        self.from_pitch = [width, width * rows];
+    }
+
+    /// Whether it ends in pageable host memory: such a copy is done when the call returns.
+    pub fn to_pageable(&self, memory: &Memory) -> bool {
+        matches!(self.to, End::Host(to) if memory.locked(to).is_none())
+    }
+
+    pub fn run(&self, memory: &mut Memory) {
+        let width = self.extent[0];
+        for (to, from) in self.offsets(self.to_pitch).zip(self.offsets(self.from_pitch)) {
+            let taken;
+            let row: &[u8] = match &self.from {
+                End::Device(address) => {
+                    let mut row = vec![0; width];
+                    memory.read(address + from as u64, &mut row);
+                    taken = row;
+                    &taken
+                }
+                // SAFETY: the program gave this as memory to read from until the copy is done.
+                End::Host(base) => unsafe { std::slice::from_raw_parts((base + from) as *const u8, width) },
+                End::Taken(bytes) => &bytes[from..from + width],
+            };
+            match &self.to {
+                End::Device(address) => memory.write(address + to as u64, row),
+                // SAFETY: the program gave this as memory to write until the copy is done. The two may overlap.
+                End::Host(base) => unsafe { std::ptr::copy(row.as_ptr(), (base + to) as *mut u8, width) },
+                End::Taken(_) => {}
+            }
+        }
+    }
+}
+
+/// Memory filled with a value of 1, 2 or 4 bytes.
+#[derive(Clone)]
+pub struct Fill {
+    pub to: End,
+    pub value: Vec<u8>,
+    /// Values of a row.
+    pub width: usize,
+    pub rows: usize,
+    /// Bytes from a row to the next.
+    pub pitch: usize,
+}
+
+impl Fill {
+    fn copy(&self) -> Copy {
+        let bytes = self.width * self.value.len();
+        let row = self.value.repeat(self.width);
+        Copy {
+            to: self.to.clone(),
+            from: End::Taken(row),
+            extent: [bytes, self.rows, 1],
+            to_pitch: [self.pitch, self.pitch * self.rows],
+            from_pitch: [0, 0],
+        }
+    }
+
+    pub fn check(&self, memory: &Memory) -> Result<(), Code> {
+        let bytes = self.width.checked_mul(self.value.len()).ok_or(INVALID_VALUE)?;
+        let aligned = |address: u64| address.is_multiple_of(self.value.len() as u64);
+        if self.width == 0 || self.rows == 0 {
+            return Ok(());
+        }
+        let span = self.pitch.checked_mul(self.rows - 1).and_then(|before| before.checked_add(bytes));
+        match &self.to {
+            End::Device(address) if aligned(*address) && (self.rows == 1 || self.pitch >= bytes) => {
+                memory.within(*address, span.ok_or(INVALID_VALUE)?)
+            }
+            End::Host(address) if aligned(*address as u64) => {
+                // Of host memory, only what is page-locked is the card's to fill.
+                let (base, locked) = memory.locked(*address).ok_or(INVALID_VALUE)?;
+                let inside = address - base + span.ok_or(INVALID_VALUE)? <= locked.bytes;
+                if inside { Ok(()) } else { Err(INVALID_VALUE) }
+            }
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    pub fn run(&self, memory: &mut Memory) {
+        self.copy().run(memory);
+    }
+}
+
+/// A kernel with its parameters, as they were when it was queued.
+#[derive(Clone)]
+pub struct Launch {
+    pub code: Arc<ModuleCode>,
+    pub name: String,
+    /// Grid, block and cluster.
+    pub size: [[u32; 3]; 3],
+    pub shared_bytes: u32,
+    pub parameters: Vec<Vec<u8>>,
+    pub stream: Handle,
+    /// The grid may begin before the one before it in its stream has ended.
+    pub overlaps: bool,
+}

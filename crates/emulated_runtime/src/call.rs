@@ -1,0 +1,113 @@
+//! What every call of the runtime has in common: how it is declared, and the thread's last error.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+
+/// A `cudaError_t`. Where the driver has an error of the same meaning, the number is the same.
+pub type Code = c_int;
+
+pub const SUCCESS: Code = 0;
+pub const INVALID_VALUE: Code = 1;
+pub const INVALID_CONFIGURATION: Code = 9;
+pub const INVALID_SYMBOL: Code = 13;
+pub const INVALID_MEMCPY_DIRECTION: Code = 21;
+pub const INSUFFICIENT_DRIVER: Code = 35;
+pub const MISSING_CONFIGURATION: Code = 52;
+pub const INVALID_DEVICE_FUNCTION: Code = 98;
+pub const INVALID_DEVICE: Code = 101;
+pub const NOT_READY: Code = 600;
+pub const NOT_SUPPORTED: Code = 801;
+pub const UNKNOWN: Code = 999;
+
+thread_local! {
+    static LAST: Cell<Code> = const { Cell::new(SUCCESS) };
+}
+
+/// The thread's last error.
+pub fn last() -> Code {
+    LAST.try_with(Cell::get).unwrap_or(SUCCESS)
+}
+
+pub fn set_last(code: Code) {
+    // A thread that is ending asks for no error.
+    let _ = LAST.try_with(|last| last.set(code));
+}
+
+/// Writes a result through the caller's pointer.
+///
+/// # Safety
+///
+/// `to` is null or writable.
+pub unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Code> {
+    if to.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: not null, so writable, as this function's contract says.
+    unsafe { to.write_unaligned(value) };
+    Ok(())
+}
+
+/// Reads what the caller's pointer leads to.
+///
+/// # Safety
+///
+/// `from` is null or leads to a `T`.
+pub unsafe fn get<T: Copy>(from: *const T) -> Result<T, Code> {
+    if from.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: not null, so a `T`, as this function's contract says.
+    Ok(unsafe { from.read_unaligned() })
+}
+
+/// Runs a body and remembers its error. A panic must not cross into the caller's C: it becomes an error.
+pub fn finish(body: impl FnOnce() -> Result<(), Code>) -> Code {
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+    match result.unwrap_or(Err(UNKNOWN)) {
+        Ok(()) => SUCCESS,
+        Err(NOT_READY) => NOT_READY,
+        Err(code) => {
+            set_last(code);
+            code
+        }
+    }
+}
+
+/// Functions of the C ABI from bodies that may use `?`. A second name is that of a function for `--default-stream
+/// per-thread`, in which stream 0 is the thread's own.
+macro_rules! functions {
+    () => {};
+    (fn $name:ident $arguments:tt $body:block $($rest:tt)*) => {
+        $crate::call::function!(fn $name $arguments $body);
+        $crate::call::functions!($($rest)*);
+    };
+    (fn $name:ident, $per_thread:ident $arguments:tt $body:block $($rest:tt)*) => {
+        $crate::call::function!(fn $name $arguments $body);
+        $crate::call::per_thread!(fn $per_thread $arguments $body);
+        $crate::call::functions!($($rest)*);
+    };
+}
+
+macro_rules! function {
+    (fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block) => {
+        /// # Safety
+        ///
+        /// Pointers are null, or lead to what cuda_runtime_api.h says of the function of this name. Handles may be any
+        /// number.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $ty),*) -> $crate::call::Code {
+            #[allow(unused_unsafe, clippy::undocumented_unsafe_blocks, reason = "as this function's `# Safety` says")]
+            $crate::call::finish(|| unsafe { $body })
+        }
+    };
+}
+
+macro_rules! per_thread {
+    (fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block) => {
+        $crate::call::function!(fn $name($($arg: $ty),*) {
+            $( let $arg = $crate::types::PerThread::own($arg); )*
+            $body
+        });
+    };
+}
+pub(crate) use {function, functions, per_thread};

@@ -1,0 +1,279 @@
+//! Accesses to global memory as the rest of the grid sees them: what threads publish and observe there, and the search
+//! for races. Only the race detector needs it; without one, nothing here does anything.
+
+use std::sync::Arc;
+
+use crate::config::fault::Stopped;
+use crate::machine::beyond::Beyond;
+use crate::machine::grid_races::{LINE, Meeting, Order, Record};
+use crate::machine::race::{Agent, Clock, Mode};
+use crate::machine::scope::{Origin, Scope};
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+use crate::operand::lanes;
+
+/// What one lane of the current instruction does to global memory.
+#[derive(Clone, Copy)]
+pub struct Touch {
+    lane: u32,
+    address: u64,
+    bytes: u32,
+    mode: Mode,
+    digest: u32,
+}
+
+/// The accesses of the current instruction to global memory.
+#[derive(Default)]
+pub struct Touches {
+    list: Vec<Touch>,
+    /// The scope of the strong ones.
+    pub scope: Scope,
+}
+
+/// The bits of bytes of a line.
+fn bits(first: u32, bytes: u32) -> u128 {
+    (u128::MAX >> (LINE as u32 - bytes)) << first
+}
+
+/// A digest of bytes at a place of a line. Those of different places add up.
+fn digest(first: u32, data: &[u8]) -> u32 {
+    data.chunks(4).zip(first..).fold(0u32, |sum, (chunk, n)| {
+        let mut word = [0; 4];
+        word[..chunk.len()].copy_from_slice(chunk);
+        let mixed = (u32::from_le_bytes(word) ^ n.wrapping_mul(0x9e37_79b9)).wrapping_mul(0x85eb_ca6b);
+        sum.wrapping_add(mixed ^ mixed >> 15)
+    })
+}
+
+impl Touch {
+    fn record(&self, origin: Origin, base: u32, time: u32, pc: u32, scope: Scope) -> Record {
+        let bytes = bits((self.address % LINE) as u32, self.bytes);
+        let (first_lane, digest, mode) = (self.lane as i32, self.digest, self.mode);
+        Record { bytes, origin, base, issuer: None, first_lane, shift: 7, time, pc, mode, scope, digest }
+    }
+
+    /// Adds the touch to a record of the same instruction and line, if one record can hold both.
+    fn join(&self, record: &mut Record) -> bool {
+        let (first, all) = ((self.address % LINE) as u32, record.bytes);
+        let bytes = bits(first, self.bytes);
+        if record.mode != self.mode {
+            return false;
+        }
+        if all & bytes == bytes {
+            return self.mode != Mode::Write || (all, record.digest) == (bytes, self.digest);
+        }
+        let start = all.trailing_zeros();
+        let stride = first.wrapping_sub(start);
+        let second = record.shift == 7 && stride.is_power_of_two() && stride < LINE as u32;
+        let shift = if second { stride.ilog2() } else { record.shift };
+        let first_lane = if second { record.first_lane - (start >> shift) as i32 } else { record.first_lane };
+        let fits = |first: u32, bytes: u32| first % (1 << shift) + bytes <= 1 << shift;
+        let lane = first_lane + (first >> shift) as i32;
+        let fitting = fits(first, self.bytes) && (!second || fits(start, all.count_ones()));
+        if shift == 7 || all & bytes != 0 || lane != self.lane as i32 || !fitting {
+            return false;
+        }
+        (record.bytes, record.shift, record.first_lane) = (all | bytes, shift, first_lane);
+        record.digest = record.digest.wrapping_add(self.digest);
+        true
+    }
+}
+
+/// How somebody who knows `clock`, in the cluster `own`, knows of a byte of an earlier access.
+fn order(clock: &Clock, own: u32, async_proxy: bool, earlier: &Record, byte: u32) -> Order {
+    let (cluster, number, time) = (earlier.origin.cluster, earlier.number(byte), earlier.time);
+    let beyond = clock.beyond();
+    let (seen, proxied) = if cluster == own {
+        clock.reaches(number, time)
+    } else {
+        (
+            beyond.is_some_and(|b| b.seen.reaches(cluster, number, time)),
+            beyond.is_some_and(|b| b.proxied.reaches(cluster, number, time)),
+        )
+    };
+    if seen {
+        return if async_proxy && !proxied && !earlier.mode.reads() { Order::Unproxied } else { Order::Known };
+    }
+    match beyond {
+        Some(beyond) if beyond.drawn.reaches(cluster, number, time) => Order::Drawn,
+        Some(beyond) if beyond.polled.reaches(cluster, number, time) => Order::Polled,
+        _ => Order::Unknown,
+    }
+}
+
+impl Machine<'_> {
+    /// Where a warp is.
+    pub fn origin(&self, w: &Warp) -> Origin {
+        Origin { cluster: self.index, cta: w.cta }
+    }
+
+    /// Notes an access of the current instruction to global memory; [`Machine::check_touches`] looks at all of them.
+    pub fn touch(&mut self, lane: u32, address: u64, bytes: u32, mode: Mode, data: &[u8]) {
+        if self.launch.races.is_some() {
+            let digest = if mode == Mode::Write { digest((address % LINE) as u32, data) } else { 0 };
+            self.touches.list.push(Touch { lane, address, bytes, mode, digest });
+        }
+    }
+
+    /// Whether the current instruction has accessed global memory.
+    pub fn has_touches(&self) -> bool {
+        !self.touches.list.is_empty()
+    }
+
+    /// Looks for races of the current instruction's accesses to global memory.
+    pub fn check_touches(&mut self, w: &Warp) -> Stopped<()> {
+        let Some(race) = &self.race else { return Ok(()) };
+        let (origin, time, scope) = (self.origin(w), race.now(w.index), self.touches.scope);
+        let mut list = std::mem::take(&mut self.touches.list);
+        let mut meetings = Vec::new();
+        let mut open: Option<(u64, Record)> = None;
+        for touch in &list {
+            let line = touch.address / LINE;
+            if open.as_mut().is_some_and(|(at, record)| *at == line && touch.join(record)) {
+                continue;
+            }
+            let new = (line, touch.record(origin, w.index * 32, time, w.pc(), scope));
+            if let Some((line, record)) = open.replace(new) {
+                self.check_line(w, line, record, &mut meetings);
+            }
+        }
+        if let Some((line, record)) = open {
+            self.check_line(w, line, record, &mut meetings);
+        }
+        list.clear();
+        self.touches.list = list;
+        meetings.into_iter().try_for_each(|meeting| self.met(meeting))
+    }
+
+    fn check_line(&self, w: &Warp, line: u64, record: Record, meetings: &mut Vec<Meeting>) {
+        let (Some(race), Some(races)) = (&self.race, self.launch.races) else { return };
+        let order = |earlier: &Record, byte: u32| {
+            let clock = race.clock(w.index, record.lane(byte));
+            order(clock, self.index, false, earlier, byte)
+        };
+        races.access(line, record, &order, meetings);
+    }
+
+    /// Looks for races of an asynchronous operation's access to global memory, which a lane issues.
+    pub fn touch_async(
+        &mut self,
+        w: &Warp,
+        lane: u32,
+        agent: Option<&Agent>,
+        (address, bytes): (u64, u64),
+        mode: Mode,
+    ) -> Stopped<()> {
+        let (Some(races), Some(agent)) = (self.launch.races, agent) else { return Ok(()) };
+        let (base, time, clock) = agent.identity();
+        let issuer = Some(w.index * 32 + lane);
+        let (origin, pc, scope) = (self.origin(w), w.pc(), Scope::Gpu);
+        let mut meetings = Vec::new();
+        let (mut at, end) = (address, address + bytes);
+        while at < end {
+            let line = at / LINE;
+            let stop = end.min((line + 1) * LINE);
+            let bytes = bits((at % LINE) as u32, (stop - at) as u32);
+            let access =
+                Record { bytes, origin, base, issuer, first_lane: 0, shift: 7, time, pc, mode, scope, digest: 0 };
+            let order = |earlier: &Record, byte: u32| {
+                if earlier.issuer.is_some() && earlier.same_operation(&access) {
+                    return Order::Known;
+                }
+                order(clock, self.index, agent.in_async_proxy(), earlier, byte)
+            };
+            races.access(line, access, &order, &mut meetings);
+            at = stop;
+        }
+        meetings.into_iter().try_for_each(|meeting| self.met(meeting))
+    }
+
+    /// Two accesses of global memory race. Within the cluster that ends the launch at once; what clusters do that run
+    /// beside each other is kept, so that the report does not depend on which came first.
+    fn met(&self, meeting: Meeting) -> Stopped<()> {
+        let earlier = meeting.earlier;
+        let silent = self.silent_clusters.contains(&earlier.origin.cluster);
+        let meeting = Meeting { silent, ..meeting };
+        let beyond = earlier.origin.cluster != self.index;
+        if let (true, Some(races)) = (beyond, self.launch.races) {
+            races.keep(meeting);
+            return Ok(());
+        }
+        let stop = self.launch.race(&meeting);
+        if meeting.is_warning() { self.warn(stop) } else { self.hazard(stop) }
+    }
+
+    /// Strong loads or read-modify-writes of these addresses have seen the last strong writes there.
+    pub fn observe_global(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], acquire: bool, draws: bool) {
+        let (origin, scope) = (self.origin(w), self.touches.scope);
+        let Some(race) = &mut self.race else { return };
+        for lane in lanes(mask) {
+            let observed = self.launch.sync.observe(addresses[lane], origin, scope);
+            self.silent_clusters.extend(observed.silent);
+            let Some(known) = observed.known else { continue };
+            if acquire {
+                race.learn(w.index, 1 << lane, self.index, &known);
+                continue;
+            }
+            let seen = known.seen.clone();
+            let unfenced = if draws {
+                Beyond { drawn: seen, ..Beyond::default() }
+            } else {
+                Beyond { polled: seen, ..Beyond::default() }
+            };
+            race.learn(w.index, 1 << lane, self.index, &Arc::new(unfenced));
+            self.sync.observed_global.entry(w.index).or_default().join(&known);
+        }
+    }
+
+    /// Strong stores or read-modify-writes (`adds`) of these addresses.
+    pub fn publish_global(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], release: bool, adds: bool) {
+        let (origin, scope) = (self.origin(w), self.touches.scope);
+        let Some(race) = &mut self.race else { return };
+        for lane in lanes(mask) {
+            let published = if release {
+                let mut known = None;
+                race.release(w.index, 1 << lane, &mut known);
+                let known = known.map(|clock| Arc::new(race.publication(&clock, self.index)));
+                known.into_iter().map(|known| (scope, known)).collect()
+            } else {
+                let fenced = self.sync.fenced_global.get(&w.index).into_iter().flatten();
+                fenced.map(|(fence, known)| (scope.min(*fence), known.clone())).collect::<Vec<_>>()
+            };
+            self.launch.sync.publish(addresses[lane], origin, adds, &published);
+        }
+    }
+
+    /// A memory fence of lanes `mask`: what strong loads have read of is known from here on, and strong stores publish
+    /// what is known.
+    pub fn fence_global(&mut self, w: &Warp, mask: u32, scope: Scope) {
+        let own = self.index;
+        let Some(race) = &mut self.race else { return };
+        let mut learnt = self.sync.observed_global.remove(&w.index).unwrap_or_default();
+        // Another thread may have read of it, and told this one by a barrier.
+        for lane in lanes(mask) {
+            if let Some(beyond) = race.clock(w.index, lane as u32).beyond() {
+                learnt.seen.join(&beyond.polled);
+                learnt.seen.join(&beyond.drawn);
+            }
+        }
+        if !learnt.seen.is_empty() {
+            let learnt = if scope == Scope::Gpu { learnt } else { learnt.only(own) };
+            race.learn(w.index, mask, own, &Arc::new(learnt));
+        }
+        let mut known = None;
+        race.release(w.index, mask, &mut known);
+        let Some(clock) = known else { return };
+        let known = Arc::new(race.publication(&clock, own));
+        let fenced = self.sync.fenced_global.entry(w.index).or_default();
+        match fenced.iter_mut().find(|(other, _)| *other == scope) {
+            Some((_, old)) => Arc::make_mut(old).join(&known),
+            None => fenced.push((scope, known)),
+        }
+    }
+}
+
+impl Record {
+    fn same_operation(&self, o: &Record) -> bool {
+        (self.origin.cluster, self.base, self.time) == (o.origin.cluster, o.base, o.time)
+    }
+}

@@ -1,0 +1,192 @@
+//! What threads know of clusters beyond their own. It travels with their clocks ([`super::race`]): through atomics and
+//! flags in global memory from cluster to cluster, and from there through barriers.
+//!
+//! A release takes a [`Snapshot`] of what its thread knows of its own cluster, and passes on what it knows of others.
+
+use std::sync::Arc;
+
+/// How far the threads and asynchronous operations of a cluster had come, as somebody knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The least time of each warp's lanes.
+    warps: Vec<u32>,
+    /// Threads and operations that had come further, by number.
+    further: Vec<(u32, u32)>,
+}
+
+impl Snapshot {
+    /// The snapshot of a vector clock: times of `threads` threads, then of operations.
+    pub fn of(times: &[u32], threads: u32) -> Snapshot {
+        let (lanes, operations) = times.split_at(threads as usize);
+        let warps: Vec<u32> = lanes.chunks(32).map(|warp| warp.iter().copied().min().unwrap_or(0)).collect();
+        let mut further = Vec::new();
+        for (warp, (lanes, &least)) in lanes.chunks(32).zip(&warps).enumerate() {
+            let numbers = (warp as u32 * 32..).zip(lanes);
+            further.extend(numbers.filter(|(_, time)| **time > least).map(|(number, &time)| (number, time)));
+        }
+        further
+            .extend((threads..).zip(operations).filter(|(_, time)| **time > 0).map(|(number, &time)| (number, time)));
+        Snapshot { warps, further }
+    }
+
+    /// The time of a thread or an operation.
+    pub fn at(&self, number: u32) -> u32 {
+        match self.further.binary_search_by_key(&number, |entry| entry.0) {
+            Ok(at) => self.further[at].1,
+            Err(_) => self.warps.get(number as usize / 32).copied().unwrap_or(0),
+        }
+    }
+
+    fn covers(&self, o: &Snapshot) -> bool {
+        self.warps.iter().zip(&o.warps).all(|(a, b)| a >= b) && o.further.iter().all(|&(n, time)| self.at(n) >= time)
+    }
+
+    fn join(&self, o: &Snapshot) -> Snapshot {
+        let warps: Vec<u32> = self.warps.iter().zip(&o.warps).map(|(a, b)| *a.max(b)).collect();
+        let mut numbers: Vec<u32> = self.further.iter().chain(&o.further).map(|entry| entry.0).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let further = numbers.into_iter().map(|n| (n, self.at(n).max(o.at(n))));
+        let least = |n: u32| warps.get(n as usize / 32).copied().unwrap_or(0);
+        let further = further.filter(|&(n, time)| time > least(n)).collect();
+        Snapshot { further, warps }
+    }
+
+    /// Raises a vector clock to these times.
+    pub fn raise(&self, times: &mut [u32], threads: u32) {
+        for (warp, &least) in times[..threads as usize].chunks_mut(32).zip(&self.warps) {
+            warp.iter_mut().for_each(|time| *time = least.max(*time));
+        }
+        for &(number, time) in &self.further {
+            let known = &mut times[number as usize];
+            *known = time.max(*known);
+        }
+    }
+}
+
+/// What is known of clusters, by their number in the grid, ascending.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Known(Vec<(u32, Arc<Snapshot>)>);
+
+impl Known {
+    /// What is known of a cluster.
+    pub fn of(&self, cluster: u32) -> Option<&Arc<Snapshot>> {
+        let at = self.0.binary_search_by_key(&cluster, |entry| entry.0).ok()?;
+        Some(&self.0[at].1)
+    }
+
+    /// Whether the time of a thread or operation of a cluster is known.
+    pub fn reaches(&self, cluster: u32, number: u32, time: u32) -> bool {
+        self.of(cluster).is_some_and(|snapshot| snapshot.at(number) >= time)
+    }
+
+    /// Adds what a snapshot of a cluster says.
+    pub fn add(&mut self, cluster: u32, snapshot: &Arc<Snapshot>) {
+        match self.0.binary_search_by_key(&cluster, |entry| entry.0) {
+            Ok(at) => join(&mut self.0[at].1, snapshot),
+            Err(at) => self.0.insert(at, (cluster, snapshot.clone())),
+        }
+    }
+
+    fn covers(&self, o: &Known) -> bool {
+        let covered = |(cluster, snapshot): &(u32, Arc<Snapshot>)| {
+            self.of(*cluster).is_some_and(|own| Arc::ptr_eq(own, snapshot) || own.covers(snapshot))
+        };
+        o.0.len() <= self.0.len() && o.0.iter().all(covered)
+    }
+
+    /// Adds all that another knows.
+    pub fn join(&mut self, o: &Known) {
+        if self.0.is_empty() {
+            self.0.clone_from(&o.0);
+            return;
+        }
+        o.0.iter().for_each(|(cluster, snapshot)| self.add(*cluster, snapshot));
+    }
+
+    /// Whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+fn join(into: &mut Arc<Snapshot>, from: &Arc<Snapshot>) {
+    if Arc::ptr_eq(into, from) || into.covers(from) {
+        return;
+    }
+    *into = if from.covers(into) { from.clone() } else { Arc::new(into.join(from)) };
+}
+
+/// What is known beyond the own cluster, and how.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Beyond {
+    /// What happened before.
+    pub seen: Known,
+    /// The part of it that a proxy fence has made visible to the async proxy.
+    pub proxied: Known,
+    /// What would be known, had a fence followed the strong load that read of it.
+    pub polled: Known,
+    /// The same for a read-modify-write.
+    pub drawn: Known,
+}
+
+impl Beyond {
+    fn halves(&self) -> [&Known; 4] {
+        [&self.seen, &self.proxied, &self.polled, &self.drawn]
+    }
+
+    /// Adds all that another knows.
+    pub fn join(&mut self, o: &Beyond) {
+        let own = [&mut self.seen, &mut self.proxied, &mut self.polled, &mut self.drawn];
+        own.into_iter().zip(o.halves()).filter(|(_, o)| !o.is_empty()).for_each(|(a, b)| a.join(b));
+    }
+
+    /// Whether it knows all that another does.
+    pub fn covers(&self, o: &Beyond) -> bool {
+        self.halves().into_iter().zip(o.halves()).all(|(a, b)| a.covers(b))
+    }
+
+    /// What it knows of one cluster.
+    pub fn only(&self, cluster: u32) -> Beyond {
+        let part = |known: &Known| {
+            let mut part = Known::default();
+            known.of(cluster).into_iter().for_each(|snapshot| part.add(cluster, snapshot));
+            part
+        };
+        let [seen, proxied, polled, drawn] = self.halves().map(part);
+        Beyond { seen, proxied, polled, drawn }
+    }
+}
+
+/// Joins `from` into `into`, sharing the allocation where one covers the other.
+pub fn merge(into: &mut Option<Arc<Beyond>>, from: &Option<Arc<Beyond>>) {
+    let Some(from) = from else { return };
+    match into {
+        None => *into = Some(from.clone()),
+        Some(a) if Arc::ptr_eq(a, from) || a.covers(from) => {}
+        Some(a) if from.covers(a) => *into = Some(from.clone()),
+        Some(a) => Arc::make_mut(a).join(from),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_says_what_the_clock_said_and_joins_take_the_later_times() {
+        let mut times = vec![5; 64 + 8];
+        times[64..].fill(0);
+        (times[3], times[40], times[66]) = (9, 7, 2);
+        let a = Snapshot::of(&times, 64);
+        assert!((0..72).all(|n| a.at(n) == times[n as usize]));
+        let mut later = vec![6; 64 + 8];
+        later[64..].fill(1);
+        let b = Snapshot::of(&later, 64);
+        let both = a.join(&b);
+        assert!((0..72).all(|n| both.at(n) == times[n as usize].max(later[n as usize])), "{both:?}");
+        assert!(both.covers(&a) && both.covers(&b) && !a.covers(&b) && !b.covers(&a));
+        b.raise(&mut times, 64);
+        assert!((0..72).all(|n| both.at(n) == times[n as usize]));
+    }
+}

@@ -1,0 +1,305 @@
+//! Races of one grid in global memory: which accesses were made to which bytes, by threads and asynchronous operations of
+//! all clusters. What orders them is in the vector clocks ([`super::race`], [`super::beyond`]).
+//!
+//! Memory is kept by lines of 128 bytes. A line has records, each of one warp's instruction or one asynchronous operation:
+//! which bytes, and which lane touched which of them. A byte has at most one record of its last write, and records of
+//! reads since then.
+//!
+//! What it can miss:
+//! - A line keeps [`READS`] records of reads, of one cluster the latest ones.
+//! - Of strong writes, which do not race with each other, only the last of a byte is kept; strong reads are not kept.
+//! - Of lanes that read one byte in one instruction, one is kept. A write after a read by another lane of the same warp
+//!   is not looked for: the lanes of a converged warp do not overtake each other.
+//! - All records together take at most [`BYTES`]; what a launch touches after that is not looked at, and
+//!   [`GridRaces::is_full`] says so.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use super::race::Mode;
+use super::scope::{Origin, Scope};
+
+/// Bytes of a line.
+pub const LINE: u64 = 128;
+/// The most records of reads that a line keeps.
+const READS: usize = 16;
+/// The most memory that records may take.
+pub const BYTES: usize = 2 << 30;
+/// Parts of the table, each with a lock.
+const PARTS: usize = 256;
+
+/// Bytes of a line that a warp's instruction or an operation accesses.
+#[derive(Clone, Copy, Debug)]
+pub struct Record {
+    /// The bytes, the lowest bit for the first.
+    pub bytes: u128,
+    pub origin: Origin,
+    /// The thread number of lane 0 of the warp, or the operation's number, in the cluster.
+    pub base: u32,
+    /// The thread that issued it, if it is an operation.
+    pub issuer: Option<u32>,
+    /// The lane that would touch the line's first byte; each further piece of 2 to the power of `shift` bytes is the next
+    /// lane's.
+    pub first_lane: i32,
+    pub shift: u32,
+    /// The time of the warp or of the operation.
+    pub time: u32,
+    pub pc: u32,
+    pub mode: Mode,
+    pub scope: Scope,
+    /// A digest of what was written; 0 if that is not known.
+    pub digest: u32,
+}
+
+impl Record {
+    /// The lane that touches a byte.
+    pub fn lane(&self, byte: u32) -> u32 {
+        if self.issuer.is_some() { 0 } else { (self.first_lane + (byte >> self.shift) as i32) as u32 & 31 }
+    }
+
+    /// The thread or operation that touches a byte.
+    pub fn number(&self, byte: u32) -> u32 {
+        self.base + self.lane(byte)
+    }
+
+    fn is_strong_with(&self, other: &Record) -> bool {
+        self.mode.is_strong() && other.mode.is_strong() && self.origin.shares(other.origin, self.scope.min(other.scope))
+    }
+
+    fn same_warp(&self, other: &Record) -> bool {
+        self.origin.cluster == other.origin.cluster && self.base == other.base && self.issuer == other.issuer
+    }
+
+    fn same_lanes(&self, other: &Record) -> bool {
+        self.same_warp(other) && (self.first_lane, self.shift) == (other.first_lane, other.shift)
+    }
+}
+
+/// How an accessor knows of an earlier access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Order {
+    /// It happened before.
+    Known,
+    /// A read-modify-write has read of it, and no fence followed.
+    Drawn,
+    /// It happened before, and no proxy fence lies between.
+    Unproxied,
+    /// A strong load has read of it, and no fence followed.
+    Polled,
+    /// Not at all.
+    Unknown,
+}
+
+/// Two accesses that race: the earlier one and the byte, and how the later one knows of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Meeting {
+    pub earlier: Record,
+    pub later: Record,
+    /// A byte that both touch.
+    pub address: u64,
+    pub order: Order,
+    /// Both write the same value.
+    pub same_value: bool,
+    /// The earlier one's cluster has made a strong access that the later one's has read, with no release before.
+    pub silent: bool,
+}
+
+impl Meeting {
+    /// What cards are known to bear.
+    pub fn is_warning(&self) -> bool {
+        self.same_value || self.order == Order::Drawn
+    }
+
+    /// The same whichever side came first: the side that reads is the later one, else that of the higher cluster.
+    fn canonical(self) -> Meeting {
+        let Meeting { earlier, later, .. } = self;
+        let key = |r: &Record| (r.mode.reads(), r.origin.cluster, r.pc);
+        if key(&later) >= key(&earlier) { self } else { Meeting { earlier: later, later: earlier, ..self } }
+    }
+
+    fn place(&self) -> impl Ord + use<> {
+        (self.earlier.origin.cluster, self.later.origin.cluster, self.address)
+    }
+}
+
+#[derive(Default)]
+struct Lines(u64);
+
+impl Hasher for Lines {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
+    }
+
+    fn write_u64(&mut self, line: u64) {
+        self.0 = (self.0 ^ line).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_right(29);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+type Part = HashMap<u64, Vec<Record>, BuildHasherDefault<Lines>>;
+
+/// Races between clusters, by how grave they are, whether one side reads, and the instructions of both: the first by
+/// cluster, and how often. Whichever side came first, two writes are found; a read that its own cluster overwrites may not
+/// be.
+type Found = BTreeMap<(bool, Order, bool, u32, u32), (Meeting, u64)>;
+
+/// The accesses of a launch, and the races between clusters.
+pub struct GridRaces {
+    parts: Box<[Mutex<Part>]>,
+    records: AtomicUsize,
+    found: Mutex<Found>,
+}
+
+impl Default for GridRaces {
+    fn default() -> Self {
+        let parts = (0..PARTS).map(|_| Mutex::default()).collect();
+        GridRaces { parts, records: AtomicUsize::new(0), found: Mutex::default() }
+    }
+}
+
+impl GridRaces {
+    /// Whether accesses were left out, since the records would have taken too much memory.
+    pub fn is_full(&self) -> bool {
+        self.records.load(Relaxed) >= BYTES / size_of::<Record>()
+    }
+
+    /// Keeps a race between clusters until all that ran beside each other have come as far.
+    pub fn keep(&self, meeting: Meeting) {
+        let meeting = meeting.canonical();
+        let key =
+            (meeting.is_warning(), meeting.order, meeting.later.mode.reads(), meeting.earlier.pc, meeting.later.pc);
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let (first, times) = found.entry(key).or_insert((meeting, 0));
+        *times += 1;
+        if meeting.place() < first.place() {
+            *first = meeting;
+        }
+    }
+
+    /// The races that were kept, the gravest first, each with how often it happened.
+    pub fn take(&self) -> Vec<(Meeting, u64)> {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *found).into_values().collect()
+    }
+
+    /// Records an access of a line. Each earlier access that it meets without order goes to `found`; `order` says how the
+    /// accessing lane, given by its byte, knows of an earlier record.
+    pub fn access(&self, line: u64, access: Record, order: &dyn Fn(&Record, u32) -> Order, found: &mut Vec<Meeting>) {
+        let mut part =
+            self.parts[(line as usize ^ line as usize >> 8) % PARTS].lock().unwrap_or_else(PoisonError::into_inner);
+        let records = match part.get_mut(&line) {
+            Some(records) => records,
+            None if self.is_full() => return,
+            None => part.entry(line).or_default(),
+        };
+        let mut unordered = false;
+        for earlier in records.iter() {
+            let common = earlier.bytes & access.bytes;
+            if common != 0
+                && let Some((order, byte, same_value)) = meet(earlier, &access, common, order)
+            {
+                let address = line * LINE + u64::from(byte);
+                let meeting = Meeting { earlier: *earlier, later: access, address, order, same_value, silent: false };
+                unordered |= !meeting.same_value;
+                found.push(meeting);
+            }
+        }
+        let before = records.len();
+        match access.mode {
+            Mode::StrongRead => {}
+            Mode::Read | Mode::SameValue => add_read(records, access),
+            Mode::Write | Mode::Atomic => add_write(records, access, unordered),
+        }
+        match records.len() {
+            after if after >= before => _ = self.records.fetch_add(after - before, Relaxed),
+            after => _ = self.records.fetch_sub(before - after, Relaxed),
+        }
+    }
+}
+
+/// The worst of what two accesses are to each other on common bytes, if it is a race.
+fn meet(
+    earlier: &Record,
+    later: &Record,
+    common: u128,
+    order: &dyn Fn(&Record, u32) -> Order,
+) -> Option<(Order, u32, bool)> {
+    if earlier.mode.reads() && (later.mode.reads() || earlier.same_warp(later) && earlier.issuer.is_none())
+        || earlier.is_strong_with(later)
+        || earlier.same_lanes(later) && earlier.issuer.is_none()
+    {
+        return None;
+    }
+    let same_instruction = earlier.same_warp(later) && (earlier.time, earlier.pc) == (later.time, later.pc);
+    let both_plain = earlier.mode == Mode::Write && later.mode == Mode::Write;
+    let same_value =
+        both_plain && earlier.digest != 0 && earlier.digest == later.digest && earlier.bytes == later.bytes;
+    if same_instruction && same_value {
+        return None;
+    }
+    let piece = 1u128.checked_shl(1 << earlier.shift.min(later.shift).min(7)).map_or(u128::MAX, |end| end - 1);
+    let size = 1 << earlier.shift.min(later.shift).min(7);
+    let mut worst: Option<(Order, u32)> = None;
+    let mut rest = common;
+    while rest != 0 {
+        let byte = rest.trailing_zeros();
+        rest &= !(piece << (byte / size * size));
+        let own = earlier.number(byte) == later.number(byte) && earlier.same_warp(later) && earlier.issuer.is_none();
+        let order = if own { Order::Known } else { order(earlier, byte) };
+        if order != Order::Known && worst.is_none_or(|(worst, _)| order > worst) {
+            worst = Some((order, byte));
+        }
+    }
+    worst.map(|(order, byte)| (order, byte, same_value))
+}
+
+fn add_read(records: &mut Vec<Record>, access: Record) {
+    for old in records.iter_mut().filter(|old| old.mode.reads() && old.same_warp(&access)) {
+        let same = old.same_lanes(&access);
+        if same && (old.time, old.pc) == (access.time, access.pc) {
+            old.bytes |= access.bytes;
+            return;
+        }
+        if old.bytes & !access.bytes == 0 && same {
+            *old = access;
+            return;
+        }
+    }
+    if records.iter().filter(|old| old.mode.reads()).count() < READS {
+        records.push(access);
+        return;
+    }
+    let own = |old: &&mut Record| old.mode.reads() && old.origin.cluster == access.origin.cluster;
+    if let Some(old) = records.iter_mut().find(own) {
+        *old = access;
+    }
+}
+
+fn add_write(records: &mut Vec<Record>, access: Record, unordered: bool) {
+    // Of clusters that race the lowest stays, so that the report does not depend on which came first.
+    let stays = |old: &Record| unordered && old.origin.cluster < access.origin.cluster && !old.mode.reads();
+    let kept = records.iter().filter(|old| stays(old)).fold(0, |bytes, old| bytes | old.bytes);
+    let access = Record { bytes: access.bytes & !kept, ..access };
+    records.retain_mut(|old| {
+        let rest = old.bytes & !access.bytes;
+        if rest != old.bytes {
+            (old.bytes, old.digest) = (rest, 0);
+        }
+        rest != 0
+    });
+    if access.bytes == 0 {
+        return;
+    }
+    let joins = |old: &&mut Record| {
+        old.same_lanes(&access) && old.mode == access.mode && (old.time, old.pc) == (access.time, access.pc)
+    };
+    match records.iter_mut().find(joins) {
+        Some(old) => (old.bytes, old.digest) = (old.bytes | access.bytes, 0),
+        None => records.push(access),
+    }
+}

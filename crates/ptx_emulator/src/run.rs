@@ -1,0 +1,234 @@
+//! `ptx-emulator run`: a CUDA program whose driver and runtime are the emulator's.
+//!
+//! The libraries are those of `emulated_driver` and `emulated_runtime`. They lie beside this command, where Cargo puts
+//! them, and get the names that programs know in a folder of their own, which goes first in the loader's path. The driver
+//! writes a line of JSON for each launch, from which the summary is made.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use ptx_emulator::{Allow, Level, Schedule, readable};
+use serde::Deserialize;
+
+/// The card that the program sees.
+#[derive(Clone, Copy, ValueEnum)]
+enum Gpu {
+    /// Compute capability 9.0, 132 multiprocessors.
+    H200,
+    /// Compute capability 10.0, 148 multiprocessors.
+    B200,
+}
+
+impl Gpu {
+    /// As the driver's `PTX_EMULATOR_GPU` has it.
+    fn name(self) -> &'static str {
+        match self {
+            Gpu::H200 => "h200",
+            Gpu::B200 => "b200",
+        }
+    }
+}
+
+#[derive(Args)]
+pub struct RunArgs {
+    /// The card that the program sees.
+    #[arg(long, value_enum, default_value = "h200")]
+    gpu: Gpu,
+    /// What counts as a fault: machine, default or strict.
+    #[arg(long, default_value = "default")]
+    level: Level,
+    /// fair, worst or seed:N.
+    #[arg(long, default_value = "fair")]
+    schedule: Schedule,
+    #[command(flatten)]
+    hazards: super::Hazards,
+    /// Keep each launch as a line of JSON in this file.
+    #[arg(long)]
+    log: Option<PathBuf>,
+    /// The program and its arguments, behind `--`.
+    #[arg(last = true, required = true)]
+    program: Vec<OsString>,
+}
+
+/// What a library is called by Cargo, and by programs.
+const LIBRARIES: [(&str, &str); 2] =
+    [("libemulated_driver.so", "libcuda.so.1"), ("libemulated_runtime.so", "libcudart.so.13")];
+
+/// A line of the driver's log.
+#[derive(Deserialize)]
+struct Line {
+    kernel: String,
+    grid: [u32; 3],
+    block: [u32; 3],
+    cluster: [u32; 3],
+    seconds: f64,
+    #[serde(default)]
+    instructions: u64,
+    #[serde(default)]
+    loaded: u64,
+    #[serde(default)]
+    stored: u64,
+    #[serde(default)]
+    multiply_adds: u64,
+    #[serde(default)]
+    warnings: Vec<Hazard>,
+    /// The fault, or the hazards that the launch went on behind.
+    #[serde(default)]
+    faults: Vec<Hazard>,
+}
+
+#[derive(Deserialize)]
+struct Hazard {
+    text: String,
+    kind: String,
+}
+
+/// Runs the program, then tells what it launched.
+///
+/// # Errors
+///
+/// There is no such program, or the libraries are not there.
+pub fn run(args: RunArgs) -> Result<ExitCode> {
+    let folder = tempfile::tempdir().context("a folder for the libraries' names")?;
+    for (built, name) in LIBRARIES {
+        let link = folder.path().join(name);
+        symlink(find(built)?, &link).with_context(|| format!("linking {}", link.display()))?;
+    }
+    let log = args.log.clone().unwrap_or_else(|| folder.path().join("launches.jsonl"));
+    if args.log.is_some() {
+        // The driver appends.
+        std::fs::write(&log, "").with_context(|| format!("writing {}", log.display()))?;
+    }
+    let log = std::path::absolute(log)?;
+    let mut path = folder.path().as_os_str().to_owned();
+    if let Some(others) = env::var_os("LD_LIBRARY_PATH").filter(|others| !others.is_empty()) {
+        path.push(":");
+        path.push(others);
+    }
+    let [program, arguments @ ..] = &args.program[..] else { bail!("name the program behind `--`") };
+    let status = Command::new(program)
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", path)
+        .env("PTX_EMULATOR_GPU", args.gpu.name())
+        .env("PTX_EMULATOR_LEVEL", format!("{:?}", args.level).to_lowercase())
+        .env("PTX_EMULATOR_SCHEDULE", args.schedule.to_string())
+        .env("PTX_EMULATOR_ALLOW", args.hazards.allow.iter().map(Allow::to_string).collect::<Vec<_>>().join(","))
+        .env("PTX_EMULATOR_KEEP_GOING", if args.hazards.keep_going { "1" } else { "" })
+        .env("PTX_EMULATOR_NO_GLOBAL_RACES", if args.hazards.no_global_races { "1" } else { "" })
+        .env("PTX_EMULATOR_LOG", &log)
+        .status()
+        .with_context(|| format!("running {}", Path::new(program).display()))?;
+    let lines = read(&log)?;
+    eprint!("{}", summary(&lines));
+    if let Some(signal) = status.signal() {
+        eprintln!("the program was ended by signal {signal}");
+    }
+    let faulted = lines.iter().any(|line| !line.faults.is_empty());
+    Ok(if faulted { ExitCode::from(super::FAULT) } else { code(status) })
+}
+
+/// The program's own exit code; 128 and the signal's number where one ended it, as a shell has it.
+fn code(status: ExitStatus) -> ExitCode {
+    let code = status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1);
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
+
+/// A library: beside this command, or in `deps` beside it, where Cargo puts what only tests need.
+fn find(library: &str) -> Result<PathBuf> {
+    let command = env::current_exe().context("this command's own path")?;
+    let folder = command.parent().context("this command's folder")?;
+    let found =
+        [folder, &folder.join("deps")].map(|folder| folder.join(library)).into_iter().find(|path| path.exists());
+    found.with_context(|| {
+        format!(
+            "{library} is not in {}; `cargo build --release` in the workspace makes it beside this command",
+            folder.display()
+        )
+    })
+}
+
+fn read(log: &Path) -> Result<Vec<Line>> {
+    if !log.exists() {
+        return Ok(Vec::new());
+    }
+    let text = std::fs::read_to_string(log).with_context(|| format!("reading {}", log.display()))?;
+    let line = |line: &str| serde_json::from_str(line).with_context(|| format!("{}: {line}", log.display()));
+    let lines: Vec<Line> = text.lines().map(line).collect::<Result<_>>()?;
+    ensure!(lines.iter().all(|line| line.seconds >= 0.0), "{}: a negative time", log.display());
+    Ok(lines)
+}
+
+/// Warnings that the summary prints; the log has them all.
+const MOST_WARNINGS: usize = 5;
+
+/// Launches of one kernel with one shape.
+#[derive(Default)]
+struct Sum {
+    times: u64,
+    instructions: u64,
+    loaded: u64,
+    stored: u64,
+    multiply_adds: u64,
+    seconds: f64,
+    faults: u64,
+}
+
+fn summary(lines: &[Line]) -> String {
+    let mut sums: BTreeMap<(String, [[u32; 3]; 3]), Sum> = BTreeMap::new();
+    let mut warnings: BTreeMap<&str, (u64, &str)> = BTreeMap::new();
+    let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
+    for line in lines {
+        let sum = sums.entry((readable(&line.kernel), [line.grid, line.block, line.cluster])).or_default();
+        sum.times += 1;
+        sum.instructions += line.instructions;
+        sum.loaded += line.loaded;
+        sum.stored += line.stored;
+        sum.multiply_adds += line.multiply_adds;
+        sum.seconds += line.seconds;
+        sum.faults += u64::from(!line.faults.is_empty());
+        for warning in &line.warnings {
+            warnings.entry(&warning.text).or_insert((0, &warning.kind)).0 += 1;
+        }
+        for fault in &line.faults {
+            *kinds.entry(&fault.kind).or_default() += 1;
+        }
+    }
+    let seconds = lines.iter().fold(0.0, |sum, line| sum + line.seconds);
+    let mut text = format!("\nptx-emulator: {} launches, {seconds:.2} s\n", lines.len());
+    for ((kernel, [grid, block, cluster]), sum) in &sums {
+        let dims = |[x, y, z]: [u32; 3]| format!("{x}x{y}x{z}");
+        text += &format!("  {kernel}\n    {} times, grid {}, block {}", sum.times, dims(*grid), dims(*block));
+        if *cluster != [1; 3] {
+            text += &format!(", cluster {}", dims(*cluster));
+        }
+        text += &format!(
+            "; {} warp instructions, {} bytes loaded, {} stored, {} multiply-adds, {:.2} s",
+            sum.instructions, sum.loaded, sum.stored, sum.multiply_adds, sum.seconds
+        );
+        if sum.faults > 0 {
+            text += &format!("; {} faulted", sum.faults);
+        }
+        text.push('\n');
+    }
+    for (warning, (launches, _)) in warnings.iter().take(MOST_WARNINGS) {
+        text += &format!("{warning}\n  in {launches} launches\n");
+    }
+    if let Some(more @ 1..) = warnings.len().checked_sub(MOST_WARNINGS) {
+        text += &format!("and warnings at {more} more places\n");
+    }
+    let faults: Vec<String> = kinds.iter().map(|(kind, times)| format!("{times} {kind}")).collect();
+    let mut hazards: BTreeMap<&str, u64> = BTreeMap::new();
+    for (launches, kind) in warnings.values() {
+        *hazards.entry(kind).or_default() += launches;
+    }
+    let hazards: Vec<String> = hazards.iter().map(|(kind, times)| format!("{times} {kind}")).collect();
+    let or_none = |list: Vec<String>| if list.is_empty() { "none".to_owned() } else { list.join(", ") };
+    text + &format!("  faults: {}; warnings: {}\n", or_none(faults), or_none(hazards))
+}

@@ -1,0 +1,302 @@
+//! `cargo xtask others`: other people's kernels in the emulator.
+//!
+//! Fetches nothing of theirs. Given source trees, it builds programs with nvcc, their kernels as PTX, and runs them under
+//! `ptx-emulator run`: CUTLASS's examples verify themselves; of DeepGEMM, whose host code needs PyTorch, a kernel is
+//! launched by `deepgemm.cu` beside this file. Given a folder of PTX, it runs each launch file there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+
+use crate::{table::Table, workspace};
+
+/// Build other people's kernels, run them in the emulator, and print kernel, level, schedule, verdict and time.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A source tree of CUTLASS
+    #[arg(long)]
+    cutlass: Option<PathBuf>,
+    /// A source tree of DeepGEMM; needs --cutlass too
+    #[arg(long, requires = "cutlass")]
+    deepgemm: Option<PathBuf>,
+    /// A folder of PTX with a launch file `NAME.json` for each kernel, and perhaps a `NAME.py` that checks what the launch
+    /// has saved there, with numpy for instance: it ends with 0 where all is right
+    #[arg(long)]
+    ptx: Option<PathBuf>,
+    /// A CUDA toolkit: a folder with bin/nvcc and include, such as PyPI's nvidia/cu13
+    #[arg(long, default_value = "target/nvcc/nvidia/cu13")]
+    cuda: PathBuf,
+    /// Install the toolkit from PyPI there if there is none
+    #[arg(long)]
+    install: bool,
+    /// Only what has this in its name
+    #[arg(long)]
+    only: Vec<String>,
+    /// Another example of CUTLASS: `PATH[:ARCH[:ARGUMENT …]]`, below its `examples`; 90a if the name does not say Blackwell
+    #[arg(long)]
+    example: Vec<String>,
+    /// Levels to run at
+    #[arg(long, default_values = ["default"])]
+    level: Vec<String>,
+    /// Schedules to run with
+    #[arg(long, default_values = ["fair"])]
+    schedule: Vec<String>,
+}
+
+/// What nvcc from PyPI consists of; curand's headers are for CUTLASS's examples.
+const PACKAGES: [&str; 6] = [
+    "nvidia-cuda-nvcc==13.5.37",
+    "nvidia-cuda-runtime==13.5.37",
+    "nvidia-cuda-crt==13.5.37",
+    "nvidia-nvvm==13.5.37",
+    "nvidia-cuda-cccl",
+    "nvidia-curand",
+];
+
+/// Examples of CUTLASS that are run unless others are named: file, architecture, arguments. Sizes are small, so that each
+/// takes seconds.
+const EXAMPLES: [(&str, &str, &str); 15] = [
+    ("cute/tutorial/sgemm_1.cu", "90a", "256 256 64"),
+    ("cute/tutorial/sgemm_sm80.cu", "90a", "256 256 64"),
+    ("cute/tutorial/hopper/wgmma_sm90.cu", "90a", "256 256 128"),
+    ("cute/tutorial/hopper/wgmma_tma_sm90.cu", "90a", "256 256 128"),
+    ("cute/tutorial/blackwell/01_mma_sm100.cu", "100a", "256 512 128"),
+    ("cute/tutorial/blackwell/02_mma_tma_sm100.cu", "100a", "256 512 128"),
+    ("cute/tutorial/blackwell/03_mma_tma_multicast_sm100.cu", "100a", "512 1024 128"),
+    ("cute/tutorial/blackwell/04_mma_tma_2sm_sm100.cu", "100a", "512 1024 128"),
+    ("cute/tutorial/blackwell/05_mma_tma_epi_sm100.cu", "100a", "512 1024 128"),
+    ("48_hopper_warp_specialized_gemm/48_hopper_warp_specialized_gemm.cu", "90a", GEMM),
+    ("54_hopper_fp8_warp_specialized_gemm/54_hopper_fp8_warp_specialized_gemm.cu", "90a", GEMM),
+    ("57_hopper_grouped_gemm/57_hopper_grouped_gemm.cu", "90a", "--m=256 --n=256 --k=128 --groups=2 --iterations=0"),
+    ("63_hopper_gemm_with_weight_prefetch/63_hopper_gemm_with_weight_prefetch.cu", "90a", GEMM),
+    ("70_blackwell_gemm/70_blackwell_fp16_gemm.cu", "100a", GEMM),
+    ("72_blackwell_narrow_precision_gemm/72b_blackwell_nvfp4_nvfp4_gemm.cu", "100a", GEMM),
+];
+
+const GEMM: &str = "--m=512 --n=512 --k=256 --iterations=0";
+
+/// What is needed to build and to run.
+struct Tools<'a> {
+    args: &'a Args,
+    /// Where this workspace's command and libraries are.
+    built: PathBuf,
+    /// Where programs are built.
+    programs: PathBuf,
+}
+
+/// Builds, runs, prints.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let built = workspace::target_dir().join("release");
+    let programs = workspace::target_dir().join("others");
+    fs::create_dir_all(&programs).with_context(|| programs.display().to_string())?;
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args([
+        "build",
+        "--release",
+        "--package=ptx_emulator",
+        "--package=emulated_driver",
+        "--package=emulated_runtime",
+    ]);
+    ensure!(cargo.current_dir(workspace::root()).status()?.success(), "the emulator does not build");
+    if args.install && !args.cuda.join("bin/nvcc").exists() {
+        install(&args.cuda)?;
+    }
+    let tools = Tools { args, built, programs };
+    let mut table = Table::new(4, &["kernel", "level", "schedule", "verdict", "s"]);
+    if let Some(cutlass) = &args.cutlass {
+        for (path, arch, arguments) in examples(args) {
+            if !chosen(args, &path) {
+                continue;
+            }
+            let name = Path::new(&path).file_stem().map_or_else(|| path.clone(), |stem| stem.display().to_string());
+            let include = ["include", "tools/util/include", "examples/common"].map(|folder| cutlass.join(folder));
+            tools.program(&mut table, &name, &cutlass.join("examples").join(&path), &arch, &include, &arguments)?;
+        }
+    }
+    if let (Some(deepgemm), Some(cutlass)) = (&args.deepgemm, &args.cutlass)
+        && chosen(args, "deepgemm sm90_bf16_gemm")
+    {
+        let source = workspace::root().join("xtask/src/others/deepgemm.cu");
+        let include = [deepgemm.join("deep_gemm/include"), cutlass.join("include")];
+        tools.program(&mut table, "DeepGEMM sm90_bf16_gemm", &source, "90a", &include, "200 256 192")?;
+    }
+    if let Some(folder) = &args.ptx {
+        tools.launches(&mut table, folder)?;
+    }
+    print!("{table}");
+    Ok(())
+}
+
+fn chosen(args: &Args, name: &str) -> bool {
+    args.only.is_empty() || args.only.iter().any(|only| name.contains(only.as_str()))
+}
+
+/// The examples that are asked for, or else those of the list.
+fn examples(args: &Args) -> Vec<(String, String, String)> {
+    let named = args.example.iter().map(|text| {
+        let mut parts = text.splitn(3, ':').map(str::to_owned);
+        let path = parts.next().unwrap_or_default();
+        let guess = if path.contains("blackwell") { "100a" } else { "90a" };
+        (path, parts.next().unwrap_or_else(|| guess.into()), parts.next().unwrap_or_default())
+    });
+    let list =
+        EXAMPLES.iter().map(|(path, arch, arguments)| (path.to_string(), arch.to_string(), arguments.to_string()));
+    if args.example.is_empty() { list.collect() } else { named.collect() }
+}
+
+/// Installs nvcc from PyPI.
+fn install(cuda: &Path) -> anyhow::Result<()> {
+    let target = cuda.ancestors().nth(2).context("a toolkit lies at least two folders deep, as nvidia/cu13")?;
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"]).arg(target).args(PACKAGES);
+    ensure!(
+        pip.status().context("cannot run python3")?.success(),
+        "pip could not install nvcc into {}",
+        target.display()
+    );
+    Ok(())
+}
+
+impl Tools<'_> {
+    /// Builds a program and runs it at each level with each schedule.
+    fn program(
+        &self,
+        table: &mut Table,
+        name: &str,
+        source: &Path,
+        arch: &str,
+        include: &[PathBuf],
+        arguments: &str,
+    ) -> anyhow::Result<()> {
+        let program = self.programs.join(source.file_stem().unwrap_or_default());
+        let began = Instant::now();
+        let mut nvcc = Command::new(self.args.cuda.join("bin/nvcc"));
+        nvcc.args(["-std=c++17", "-O1", "--expt-relaxed-constexpr", "-cudart", "none"])
+            .arg("-gencode")
+            .arg(format!("arch=compute_{arch},code=compute_{arch}"))
+            .args(include.iter().flat_map(|folder| ["-I".as_ref(), folder.as_os_str()]))
+            .arg(source)
+            .args(["libemulated_runtime.so", "libemulated_driver.so"].map(|library| self.built.join(library)))
+            .arg("-o")
+            .arg(&program);
+        let output =
+            nvcc.output().with_context(|| format!("{}: pass --install, or --cuda", nvcc.get_program().display()))?;
+        eprintln!("{name}: nvcc took {:.0} s", began.elapsed().as_secs_f64());
+        if !output.status.success() {
+            let words = String::from_utf8_lossy(&output.stderr);
+            let error = words.lines().find(|line| line.contains("error")).unwrap_or("nvcc failed");
+            table.row([name.into(), "".into(), "".into(), format!("does not build: {error}"), "".into()]);
+            return Ok(());
+        }
+        let gpu = if arch.starts_with("10") { "b200" } else { "h200" };
+        self.each(table, name, |level, schedule| {
+            let mut run = Command::new(self.built.join("ptx-emulator"));
+            run.args(["run", "--gpu", gpu, "--level", level, "--schedule", schedule, "--"]).arg(&program);
+            run.args(arguments.split_whitespace());
+            Ok(verdict(&run.output()?))
+        })
+    }
+
+    /// Runs each launch file of a folder, and what checks its results.
+    fn launches(&self, table: &mut Table, folder: &Path) -> anyhow::Result<()> {
+        let files = folder.read_dir().with_context(|| folder.display().to_string())?;
+        let mut files: Vec<PathBuf> = files.flatten().map(|file| file.path()).collect();
+        files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+        files.sort();
+        for file in files {
+            let name = file.file_stem().unwrap_or_default().display().to_string();
+            if !chosen(self.args, &name) {
+                continue;
+            }
+            self.each(table, &name, |level, schedule| {
+                let mut launch = Command::new(self.built.join("ptx-emulator"));
+                launch.arg("launch").arg(&file).args(["--level", level, "--schedule", schedule]);
+                let output = launch.output()?;
+                let check = file.with_extension("py");
+                if !output.status.success() || !check.exists() {
+                    return Ok(verdict(&output));
+                }
+                let check =
+                    Command::new("python3").arg(check.file_name().unwrap_or_default()).current_dir(folder).output()?;
+                Ok(if check.status.success() {
+                    "right".into()
+                } else {
+                    format!("wrong: {}", first_line(&check.stdout))
+                })
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A row for each level and schedule.
+    fn each(
+        &self,
+        table: &mut Table,
+        name: &str,
+        run: impl Fn(&str, &str) -> anyhow::Result<String>,
+    ) -> anyhow::Result<()> {
+        for level in &self.args.level {
+            for schedule in &self.args.schedule {
+                let began = Instant::now();
+                let verdict = run(level, schedule)?;
+                let seconds = began.elapsed().as_secs_f64();
+                eprintln!("{name}, {level}, {schedule}: {verdict}, {seconds:.1} s");
+                table.row([name.into(), level.clone(), schedule.clone(), verdict, format!("{seconds:.1}")]);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn first_line(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).lines().next().unwrap_or_default().to_owned()
+}
+
+/// What a run says of itself: a fault, a refusal, its own verification. `ran` where it verifies nothing.
+fn verdict(output: &Output) -> String {
+    let [out, error] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    let both = || out.lines().chain(error.lines());
+    let kind = |begin: &str| both().find_map(|line| line.split(begin).nth(1)).map(|rest| rest.split(']').next());
+    if let Some(Some(kind)) = kind("fault[") {
+        return format!("fault: {kind}");
+    }
+    if let Some(line) = both().find_map(|line| line.split("unsupported: ").nth(1)) {
+        return format!("unsupported: {line}");
+    }
+    if let Some(line) = both().find_map(|line| line.split("refused: ").nth(1)) {
+        return format!("refused: {line}");
+    }
+    let says = |words: &[&str]| words.iter().any(|word| out.contains(word));
+    match output.status.code() {
+        Some(0) if says(&["Failed", "FAILED", "failed", "incorrect"]) => "wrong".into(),
+        Some(0) if says(&["Passed", "PASSED", "passed", "successful"]) => "right".into(),
+        Some(0) => "ran".into(),
+        Some(code) => format!("wrong: exit code {code}"),
+        None => "ended by a signal".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    fn of(code: i32, out: &str, error: &str) -> String {
+        verdict(&Output { status: ExitStatus::from_raw(code << 8), stdout: out.into(), stderr: error.into() })
+    }
+
+    #[test]
+    fn a_verdict_is_what_the_run_says() {
+        assert_eq!(of(0, "  Disposition: Passed\n", ""), "right");
+        assert_eq!(of(0, "Disposition: Failed", ""), "wrong");
+        assert_eq!(of(0, "7 GFlop/s", ""), "ran");
+        assert_eq!(of(7, "", ""), "wrong: exit code 7");
+        assert_eq!(of(1, "", "ptx-emulator: launch 1: fault[data-race]: data race: …"), "fault: data-race");
+        assert_eq!(of(1, "", "ptx-emulator: refused: managed memory"), "refused: managed memory");
+    }
+}
