@@ -390,7 +390,8 @@ impl LaunchFile {
             })
         };
         let then = self.then.iter().enumerate();
-        let then = then.map(|(n, s)| step(s).with_context(|| format!("launch {n} of `then`"))).collect::<Result<_>>()?;
+        let then =
+            then.map(|(n, s)| step(s).with_context(|| format!("launch {n} of `then`"))).collect::<Result<_>>()?;
         let save = self.save.iter().map(|(name, file)| (name.clone(), folder.join(file))).collect();
         Ok(Prepared { device, module, entry, config, args, overlaps, then, buffers, save })
     }

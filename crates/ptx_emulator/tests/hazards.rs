@@ -31,7 +31,8 @@ fn run(head: &str, text: &str) -> Result<Report, Fault> {
 }
 
 fn races(more: &str) -> Result<Report, Fault> {
-    let head = format!(r#"{{"block": [64, 1, 1], "buffers": {{"p": {{"bytes": 4}}}}, "args": [{{"pointer": "p"}}]{more}}}"#);
+    let head =
+        format!(r#"{{"block": [64, 1, 1], "buffers": {{"p": {{"bytes": 4}}}}, "args": [{{"pointer": "p"}}]{more}}}"#);
     run(&head, RACES)
 }
 
@@ -76,7 +77,8 @@ fn what_cannot_be_allowed_is_refused_by_name() {
 #[test]
 fn a_fault_behind_hazards_lists_them() {
     let text = RACES.replace("@%q st.global.u32 [%d], 7;", "@%q st.global.u32 [%d+4], 7;");
-    let head = r#"{"block": [64, 1, 1], "buffers": {"p": {"bytes": 4}}, "args": [{"pointer": "p"}], "keep_going": true}"#;
+    let head =
+        r#"{"block": [64, 1, 1], "buffers": {"p": {"bytes": 4}}, "args": [{"pointer": "p"}], "keep_going": true}"#;
     let fault = run(head, &text).unwrap_err();
     assert_eq!(fault.kind, FaultKind::OutOfBounds);
     assert!(!fault.before.is_empty() && fault.to_string().contains("fault[data-race]"), "{fault}");
@@ -84,9 +86,12 @@ fn a_fault_behind_hazards_lists_them() {
 
 #[test]
 fn races_of_the_grid_are_looked_for_unless_the_launch_says_no() {
-    let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 p) {\n.reg .b32 %r; .reg .b64 %d;
+    let text =
+        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 p) {\n.reg .b32 %r; .reg .b64 %d;
 ld.param.u64 %d, [p]; mov.u32 %r, %ctaid.x;\nst.global.u32 [%d], %r;\nret;\n}";
-    let head = |more| format!(r#"{{"grid": [8, 1, 1], "buffers": {{"p": {{"bytes": 4}}}}, "args": [{{"pointer": "p"}}]{more}}}"#);
+    let head = |more| {
+        format!(r#"{{"grid": [8, 1, 1], "buffers": {{"p": {{"bytes": 4}}}}, "args": [{{"pointer": "p"}}]{more}}}"#)
+    };
     let fault = run(&head(""), text).unwrap_err();
     assert_eq!((fault.kind, fault.cta), (FaultKind::DataRace, Some([1, 0, 0])), "{fault}");
     assert!(run(&head(r#", "global_races": false"#), text).unwrap().hazards.is_empty());

@@ -174,9 +174,19 @@ impl FaultKind {
         use FaultKind as K;
         matches!(
             self,
-            K::UninitialisedRegister | K::UninitialisedShared | K::UninitialisedLocal | K::UninitialisedTmem
-                | K::DataRace | K::GridNotAwaited | K::ReadInFlight | K::OverwriteInFlight | K::MissingProxyFence
-                | K::MissingWgmmaFence | K::MbarrierInUse | K::TmemWrongWarp | K::TmemNotFreed
+            K::UninitialisedRegister
+                | K::UninitialisedShared
+                | K::UninitialisedLocal
+                | K::UninitialisedTmem
+                | K::DataRace
+                | K::GridNotAwaited
+                | K::ReadInFlight
+                | K::OverwriteInFlight
+                | K::MissingProxyFence
+                | K::MissingWgmmaFence
+                | K::MbarrierInUse
+                | K::TmemWrongWarp
+                | K::TmemNotFreed
         )
     }
 }

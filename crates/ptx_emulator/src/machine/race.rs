@@ -668,6 +668,11 @@ fn check(
             let mask = access.mask | if joined { cell.read.mask } else { 0 };
             // Earlier reads by other lanes of this warp are forgotten: only the latest read of each warp is kept.
             cell.read = Access { mask, ..access };
+        } else if let Some(r) =
+            more[..].get_mut((cell.more as usize).wrapping_sub(1)).and_then(|l| l.iter_mut().find(|r| same(r)))
+        {
+            let mask = access.mask | if r.time == access.time { r.mask } else { 0 };
+            *r = Access { mask, ..access };
         } else if view.conflict(cell.read, false).is_none() {
             cell.read = access;
         } else {
@@ -677,14 +682,7 @@ fn check(
                     more.len() as u32
                 });
             }
-            let list = &mut more[cell.more as usize - 1];
-            match list.iter_mut().find(|r| same(r)) {
-                Some(r) => {
-                    let mask = access.mask | if r.time == access.time { r.mask } else { 0 };
-                    *r = Access { mask, ..access };
-                }
-                None => list.push(access),
-            }
+            more[cell.more as usize - 1].push(access);
         }
         return Ok(());
     }

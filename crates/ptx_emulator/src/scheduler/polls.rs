@@ -16,9 +16,7 @@ pub fn settle(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32) -> Stop
         guard || inst.uses.predicate_reads.contains(&p) || inst.uses.predicate_writes.contains(&p)
     };
     w.polls.retain(|poll| poll.lanes.iter().any(|(lane, ..)| w.fragments.iter().any(|f| f.mask >> lane & 1 == 1)));
-    let used = |poll: &Poll| {
-        uses(poll.predicate) && poll.lanes.iter().any(|(lane, ..)| mask >> lane & 1 == 1)
-    };
+    let used = |poll: &Poll| uses(poll.predicate) && poll.lanes.iter().any(|(lane, ..)| mask >> lane & 1 == 1);
     let Some(n) = w.polls.iter().position(used) else { return Ok(None) };
     let waited = matches!(w.resumed, Some(WaitFor::TimedOut | WaitFor::Mbarrier { .. }));
     if waited {
