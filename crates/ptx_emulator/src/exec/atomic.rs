@@ -153,7 +153,10 @@ impl ReadModifyWrite {
         let piece = self.ty.bytes().min(8) as usize;
         let total = piece * self.operands.len();
         for lane in lanes(mask) {
-            m.observe(w, 1 << lane, &addresses, self.space, self.acquire, true);
+            // `red` reads nothing that the thread could learn from.
+            if !self.out.is_empty() {
+                m.observe(w, 1 << lane, &addresses, self.space, self.acquire, true);
+            }
             m.publish(w, 1 << lane, &addresses, self.space, self.release, true);
             let at = Lane { lane: lane as u32, address: addresses[lane], space: self.space };
             let mut buffer = [0u8; 64];

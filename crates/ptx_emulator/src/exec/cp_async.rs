@@ -132,18 +132,19 @@ impl Effect for Transfers {
     }
 }
 
-/// `cp.async.commit_group`.
-pub struct CommitGroup;
+/// `cp.async.commit_group`, `cp.async.bulk.commit_group`.
+pub struct CommitGroup {
+    bulk: bool,
+}
 
 impl Instruction for CommitGroup {
-    fn decode(_: &mut Parsed<'_>) -> Result<CommitGroup> {
-        Ok(CommitGroup)
+    fn decode(i: &mut Parsed<'_>) -> Result<CommitGroup> {
+        Ok(CommitGroup { bulk: i.has("bulk") })
     }
 
     fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         for lane in lanes(mask) {
-            let group = std::mem::take(&mut w.copies[lane].open);
-            w.copies[lane].committed.push_back(group);
+            if self.bulk { w.bulk[lane].commit() } else { w.copies[lane].commit() }
         }
         Ok(Flow::Next)
     }

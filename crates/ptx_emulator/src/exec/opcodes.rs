@@ -277,7 +277,7 @@ table! {
             issued::<bulk::linear::Store>;
         "cp" ["async bulk prefetch L2 global [L2::cache_hint]",
               "async bulk prefetch tensor {1d 2d 3d 4d 5d} L2 global [tile] [L2::cache_hint]"] bulk::linear::prefetch;
-        "cp" ["async bulk commit_group"] issued::<bulk::groups::CommitGroup>;
+        "cp" ["async bulk commit_group"] issued::<cp_async::CommitGroup>;
         "cp" ["async bulk wait_group [read]"] issued::<bulk::groups::WaitGroup>;
         "st" ["async [weak] [shared::cluster] mbarrier::complete_tx::bytes [v2 v4] \
                {b32 b64 u32 u64 s32 s64 f32 f64}"] issued::<bulk::st_async::StAsync>;

@@ -46,6 +46,9 @@ pub fn track_chunks(
             let text = format!("a matrix at byte {} of shared memory: nothing has written it", at - SHARED_BASE);
             m.hazard(Stop::new(FaultKind::UninitialisedShared, text))?;
         }
+        if m.sanitize {
+            m.check_undefined(cta, at, CHUNK_BYTES)?;
+        }
     }
     Ok(())
 }

@@ -64,15 +64,25 @@ impl Snapshot {
     }
 }
 
-/// What is known of clusters, by their number in the grid, ascending.
+/// Clusters of a part of [`Known`].
+const PART: u32 = 64;
+
+/// What is known of neighbouring clusters, by their number in the grid, ascending.
+type Part = Vec<(u32, Arc<Snapshot>)>;
+
+/// What is known of clusters, in parts that copies share: who draws the last of many tickets knows of all clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Known(Vec<(u32, Arc<Snapshot>)>);
+pub struct Known(Vec<(u32, Arc<Part>)>);
+
+fn find<T>(list: &[(u32, T)], number: u32) -> Result<usize, usize> {
+    list.binary_search_by_key(&number, |entry| entry.0)
+}
 
 impl Known {
     /// What is known of a cluster.
     pub fn of(&self, cluster: u32) -> Option<&Arc<Snapshot>> {
-        let at = self.0.binary_search_by_key(&cluster, |entry| entry.0).ok()?;
-        Some(&self.0[at].1)
+        let part = &self.0[find(&self.0, cluster / PART).ok()?].1;
+        Some(&part[find(part, cluster).ok()?].1)
     }
 
     /// Whether the time of a thread or operation of a cluster is known.
@@ -82,32 +92,55 @@ impl Known {
 
     /// Adds what a snapshot of a cluster says.
     pub fn add(&mut self, cluster: u32, snapshot: &Arc<Snapshot>) {
-        match self.0.binary_search_by_key(&cluster, |entry| entry.0) {
-            Ok(at) => join(&mut self.0[at].1, snapshot),
-            Err(at) => self.0.insert(at, (cluster, snapshot.clone())),
+        let at = find(&self.0, cluster / PART).unwrap_or_else(|at| {
+            self.0.insert(at, (cluster / PART, Arc::default()));
+            at
+        });
+        let part = Arc::make_mut(&mut self.0[at].1);
+        match find(part, cluster) {
+            Ok(at) => join(&mut part[at].1, snapshot),
+            Err(at) => part.insert(at, (cluster, snapshot.clone())),
         }
     }
 
     fn covers(&self, o: &Known) -> bool {
-        let covered = |(cluster, snapshot): &(u32, Arc<Snapshot>)| {
-            self.of(*cluster).is_some_and(|own| Arc::ptr_eq(own, snapshot) || own.covers(snapshot))
+        let covered = |(number, part): &(u32, Arc<Part>)| {
+            find(&self.0, *number).is_ok_and(|at| Arc::ptr_eq(&self.0[at].1, part) || covers(&self.0[at].1, part))
         };
         o.0.len() <= self.0.len() && o.0.iter().all(covered)
     }
 
     /// Adds all that another knows.
     pub fn join(&mut self, o: &Known) {
-        if self.0.is_empty() {
-            self.0.clone_from(&o.0);
-            return;
+        for (number, part) in &o.0 {
+            match find(&self.0, *number) {
+                Err(at) => self.0.insert(at, (*number, part.clone())),
+                Ok(at) => {
+                    let own = &self.0[at].1;
+                    if Arc::ptr_eq(own, part) || covers(own, part) {
+                        continue;
+                    } else if covers(part, own) {
+                        self.0[at].1 = part.clone();
+                    } else {
+                        part.iter().for_each(|(cluster, snapshot)| self.add(*cluster, snapshot));
+                    }
+                }
+            }
         }
-        o.0.iter().for_each(|(cluster, snapshot)| self.add(*cluster, snapshot));
     }
 
     /// Whether nothing is known.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+}
+
+fn covers(part: &Part, o: &Part) -> bool {
+    let covered = |(cluster, snapshot): &(u32, Arc<Snapshot>)| {
+        let own = find(part, *cluster).ok().map(|at| &part[at].1);
+        own.is_some_and(|own| Arc::ptr_eq(own, snapshot) || own.covers(snapshot))
+    };
+    o.len() <= part.len() && o.iter().all(covered)
 }
 
 fn join(into: &mut Arc<Snapshot>, from: &Arc<Snapshot>) {

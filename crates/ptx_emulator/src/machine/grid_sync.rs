@@ -9,7 +9,7 @@ use super::beyond::{self, Beyond};
 use super::scope::{Origin, Scope};
 
 /// The most clusters that are remembered for an address to have published nothing. That is for the report alone.
-const SILENT: usize = 64;
+const SILENT: usize = 4;
 
 /// What was published at an address.
 #[derive(Default)]
@@ -17,7 +17,7 @@ struct Location {
     /// By scope, and by publisher unless the scope is the whole GPU.
     published: Vec<(Scope, Origin, Option<Arc<Beyond>>)>,
     /// The clusters whose strong writes published nothing.
-    silent: Vec<u32>,
+    silent: [Option<u32>; SILENT],
 }
 
 /// What a strong read observes.
@@ -26,7 +26,7 @@ pub struct Observed {
     /// What was published for the reader.
     pub known: Option<Arc<Beyond>>,
     /// The clusters whose writes published nothing.
-    pub silent: Vec<u32>,
+    pub silent: [Option<u32>; SILENT],
 }
 
 /// The addresses of a launch at which something was published.
@@ -40,10 +40,13 @@ impl GridSync {
         let location = locations.entry(address).or_default();
         if !adds {
             location.published.clear();
-            location.silent.clear();
+            location.silent = [None; SILENT];
         }
-        if what.is_empty() && !location.silent.contains(&from.cluster) && location.silent.len() < SILENT {
-            location.silent.push(from.cluster);
+        let cluster = Some(from.cluster);
+        if what.is_empty()
+            && let Some(free) = location.silent.iter_mut().find(|silent| silent.is_none() || **silent == cluster)
+        {
+            *free = cluster;
         }
         for (scope, what) in what {
             let same = |other: &(Scope, Origin, _)| other.0 == *scope && (*scope == Scope::Gpu || other.1 == from);
@@ -65,7 +68,7 @@ impl GridSync {
                 beyond::merge(&mut observed.known, what);
             }
         }
-        observed.silent.clone_from(&location.silent);
+        observed.silent = location.silent;
         observed
     }
 }

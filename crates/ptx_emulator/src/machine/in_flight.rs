@@ -6,14 +6,32 @@ use super::mbarrier::{MbarrierAt, Phase};
 use super::race::Agent;
 use crate::operand::Dst;
 
-/// The non-bulk asynchronous copies of one lane.
-#[derive(Clone, Debug, Default)]
-pub struct CopyGroups {
+/// The copies of one lane that complete by groups.
+#[derive(Clone, Debug)]
+pub struct Groups<T> {
     /// Issued and not yet committed.
-    pub open: Vec<(u64, Option<Agent>)>,
+    pub open: Vec<T>,
     /// Committed, oldest first.
-    pub committed: VecDeque<Vec<(u64, Option<Agent>)>>,
+    pub committed: VecDeque<Vec<T>>,
 }
+
+impl<T> Default for Groups<T> {
+    fn default() -> Self {
+        Groups { open: Vec::new(), committed: VecDeque::new() }
+    }
+}
+
+impl<T> Groups<T> {
+    /// The open copies become a group.
+    pub fn commit(&mut self) {
+        self.committed.push_back(std::mem::take(&mut self.open));
+    }
+}
+
+/// The non-bulk asynchronous copies of one lane.
+pub type CopyGroups = Groups<(u64, Option<Agent>)>;
+/// The bulk copies of one lane that no mbarrier tracks.
+pub type BulkGroups = Groups<BulkCopy>;
 
 /// A bulk copy that belongs to a group: when its source has been read, and when it is complete.
 #[derive(Clone, Debug)]
@@ -38,15 +56,6 @@ pub struct TmemLoad {
     pub registers: Vec<u32>,
     pub agent: Option<Agent>,
     pub pc: u32,
-}
-
-/// The bulk copies of one lane that complete by groups.
-#[derive(Clone, Debug, Default)]
-pub struct BulkGroups {
-    /// Issued and not yet committed.
-    pub open: Vec<BulkCopy>,
-    /// Committed, oldest first.
-    pub committed: VecDeque<Vec<BulkCopy>>,
 }
 
 /// One instruction of a warp whose results are not in its registers yet.

@@ -483,7 +483,7 @@ impl Detector {
         let w = &self.warps[(who.base / 32) as usize];
         let clock = w.lanes[who.mask.trailing_zeros() as usize & 31].clone();
         let access = Access { base: who.base, mask: who.mask, time: w.now, pc };
-        let view = View { clock: &clock, who, async_proxy: false, issued: None };
+        let view = View { clock: &clock, who, async_proxy: false, issued: None, known: Default::default() };
         self.record(cta, offset..offset + len, mode, access, &view)
     }
 
@@ -501,7 +501,7 @@ impl Detector {
         let access = Access { base: who.base, mask: 1, time: agent.time, pc };
         let stores = std::mem::take(&mut self.stores);
         let issued = agent.quarter.map(|quarter| IssuedStores { first: self.threads, list: &stores, quarter });
-        let view = View { clock: &agent.clock, who, async_proxy: agent.async_proxy, issued };
+        let view = View { clock: &agent.clock, who, async_proxy: agent.async_proxy, issued, known: Default::default() };
         let result = self.record(cta, offset..offset + len, mode, access, &view);
         self.stores = stores;
         result
@@ -517,34 +517,54 @@ impl Detector {
     ) -> Result<(), Conflict> {
         let (mut at, end) = (range.start, range.end);
         while at < end {
-            let word = at / 4;
-            let cell = &mut self.cells[cta as usize][word as usize];
-            let whole = at % 4 == 0 && end - at >= 4;
-            if whole && cell.flags & SPLIT == 0 {
-                check(cell, access, mode, view, &mut self.more, &mut self.free)?;
-                at += 4;
-                continue;
-            }
-            let bytes = self.split.entry((cta, word)).or_insert_with(|| {
-                let copy = *cell;
-                let reads = (copy.more != 0).then(|| self.more[copy.more as usize - 1].clone());
-                std::array::from_fn(|i| {
-                    let mut c = copy;
-                    if let (Some(reads), true) = (&reads, i > 0) {
-                        self.more.push(reads.clone());
-                        c.more = self.more.len() as u32;
+            if at.is_multiple_of(4) {
+                // Whole words that are not kept by bytes.
+                let words = (at / 4) as usize..(end / 4).max(at / 4) as usize;
+                for cell in &mut self.cells[cta as usize][words] {
+                    if cell.flags & SPLIT != 0 {
+                        break;
                     }
-                    c
-                })
-            });
-            cell.flags |= SPLIT;
-            let stop = end.min((word + 1) * 4);
-            while at < stop {
-                check(&mut bytes[(at % 4) as usize], access, mode, view, &mut self.more, &mut self.free)?;
-                at += 1;
+                    check(cell, access, mode, view, &mut self.more, &mut self.free)?;
+                    at += 4;
+                }
+            }
+            if at < end {
+                at = self.record_bytes(cta, at, end, mode, access, view)?;
             }
         }
         Ok(())
+    }
+
+    /// Records an access to the bytes from `at` on of one word, at most up to `end`; returns where it stopped.
+    fn record_bytes(
+        &mut self,
+        cta: u32,
+        at: u32,
+        end: u32,
+        mode: Mode,
+        access: Access,
+        view: &View<'_>,
+    ) -> Result<u32, Conflict> {
+        let word = at / 4;
+        let cell = &mut self.cells[cta as usize][word as usize];
+        let bytes = self.split.entry((cta, word)).or_insert_with(|| {
+            let copy = *cell;
+            let reads = (copy.more != 0).then(|| self.more[copy.more as usize - 1].clone());
+            std::array::from_fn(|i| {
+                let mut c = copy;
+                if let (Some(reads), true) = (&reads, i > 0) {
+                    self.more.push(reads.clone());
+                    c.more = self.more.len() as u32;
+                }
+                c
+            })
+        });
+        cell.flags |= SPLIT;
+        let stop = end.min((word + 1) * 4);
+        for byte in at..stop {
+            check(&mut bytes[(byte % 4) as usize], access, mode, view, &mut self.more, &mut self.free)?;
+        }
+        Ok(stop)
     }
 }
 
@@ -554,6 +574,8 @@ struct View<'a> {
     async_proxy: bool,
     /// Stores that it sees before they are complete.
     issued: Option<IssuedStores<'a>>,
+    /// The last write and the last read that it knew of. Neighbouring words mostly have the same.
+    known: [std::cell::Cell<Access>; 2],
 }
 
 /// The stores of a quarter of tensor memory.
@@ -577,7 +599,21 @@ impl IssuedStores<'_> {
 
 impl View<'_> {
     /// The conflict with an earlier access; `None` if the accessor knows of it.
+    #[inline(always)]
     fn conflict(&self, earlier: Access, wrote: bool) -> Option<Conflict> {
+        let known = &self.known[usize::from(wrote)];
+        let last = known.get();
+        if (last.base, last.mask, last.time) == (earlier.base, earlier.mask, earlier.time) {
+            return None;
+        }
+        let conflict = self.find_conflict(earlier, wrote);
+        if conflict.is_none() {
+            known.set(earlier);
+        }
+        conflict
+    }
+
+    fn find_conflict(&self, earlier: Access, wrote: bool) -> Option<Conflict> {
         let mut missing = 0u32;
         let mut unfenced = 0u32;
         let (seen, proxied) = (&self.clock.seen, &self.clock.proxied);
@@ -604,6 +640,7 @@ impl View<'_> {
     }
 }
 
+#[inline(always)]
 fn check(
     cell: &mut Cell,
     access: Access,
@@ -631,6 +668,11 @@ fn check(
             let mask = access.mask | if joined { cell.read.mask } else { 0 };
             // Earlier reads by other lanes of this warp are forgotten: only the latest read of each warp is kept.
             cell.read = Access { mask, ..access };
+        } else if let Some(r) =
+            more[..].get_mut((cell.more as usize).wrapping_sub(1)).and_then(|l| l.iter_mut().find(|r| same(r)))
+        {
+            let mask = access.mask | if r.time == access.time { r.mask } else { 0 };
+            *r = Access { mask, ..access };
         } else if view.conflict(cell.read, false).is_none() {
             cell.read = access;
         } else {
@@ -640,14 +682,7 @@ fn check(
                     more.len() as u32
                 });
             }
-            let list = &mut more[cell.more as usize - 1];
-            match list.iter_mut().find(|r| same(r)) {
-                Some(r) => {
-                    let mask = access.mask | if r.time == access.time { r.mask } else { 0 };
-                    *r = Access { mask, ..access };
-                }
-                None => list.push(access),
-            }
+            more[cell.more as usize - 1].push(access);
         }
         return Ok(());
     }

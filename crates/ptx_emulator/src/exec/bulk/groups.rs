@@ -90,23 +90,6 @@ impl Effect for WriteDestination {
     }
 }
 
-/// `cp.async.bulk.commit_group`.
-pub struct CommitGroup;
-
-impl Instruction for CommitGroup {
-    fn decode(_: &mut Parsed<'_>) -> Result<CommitGroup> {
-        Ok(CommitGroup)
-    }
-
-    fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        for lane in lanes(mask) {
-            let group = std::mem::take(&mut w.bulk[lane].open);
-            w.bulk[lane].committed.push_back(group);
-        }
-        Ok(Flow::Next)
-    }
-}
-
 /// `cp.async.bulk.wait_group{.read} N`: all but the N newest groups are complete, or have read their sources.
 pub struct WaitGroup {
     keep: usize,

@@ -40,6 +40,7 @@ impl SharedRange {
                 let text = format!("a copy of {bytes} bytes of shared memory that nothing has written");
                 m.hazard(Stop::new(FaultKind::UninitialisedShared, text))?;
             }
+            m.check_undefined(cta, offset, bytes)?;
         }
         if let (Some(race), Some(agent)) = (&mut m.race, agent)
             && let Err(conflict) = race.agent_access(agent, cta, offset, bytes, mode, w.pc())

@@ -111,7 +111,12 @@ impl Machine<'_> {
     pub fn touch(&mut self, lane: u32, address: u64, bytes: u32, mode: Mode, data: &[u8]) {
         if self.launch.races.is_some() {
             let digest = if mode == Mode::Write { digest((address % LINE) as u32, data) } else { 0 };
-            self.touches.list.push(Touch { lane, address, bytes, mode, digest });
+            let touch = Touch { lane, address, bytes, mode, digest };
+            match self.touches.list.last_mut() {
+                // A read-modify-write is one access.
+                Some(read) if mode == Mode::Atomic && (read.lane, read.address) == (lane, address) => *read = touch,
+                _ => self.touches.list.push(touch),
+            }
         }
     }
 
@@ -208,7 +213,7 @@ impl Machine<'_> {
         let Some(race) = &mut self.race else { return };
         for lane in lanes(mask) {
             let observed = self.launch.sync.observe(addresses[lane], origin, scope);
-            self.silent_clusters.extend(observed.silent);
+            self.silent_clusters.extend(observed.silent.iter().flatten());
             let Some(known) = observed.known else { continue };
             if acquire {
                 race.learn(w.index, 1 << lane, self.index, &known);

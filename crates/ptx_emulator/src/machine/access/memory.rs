@@ -350,6 +350,18 @@ impl<'a> Machine<'a> {
         })
     }
 
+    /// An asynchronous operation reads shared memory: a warning if an undefined value was stored there.
+    pub fn check_undefined(&self, cta: u32, offset: u32, len: u32) -> Stopped<()> {
+        let undefined = &self.ctas[cta as usize].shared.undefined;
+        if undefined.is_empty() || !(offset..offset + len).any(|byte| undefined.contains(&(byte as usize))) {
+            return Ok(());
+        }
+        let byte = offset - SHARED_BASE;
+        let text =
+            format!("{len} bytes at byte {byte} of shared memory, where a value with undefined bytes was stored");
+        self.warn(Stop::new(FaultKind::UninitialisedShared, text))
+    }
+
     /// Whether any byte of shared memory, or of the warp's local memory, holds what was undefined where it came from.
     pub fn has_undefined(&self, w: &Warp) -> bool {
         !w.local_undefined.is_empty() || self.ctas.iter().any(|cta| !cta.shared.undefined.is_empty())
