@@ -37,8 +37,7 @@ where
     #[inline(always)]
     pub(super) unsafe fn multiply(&self, consumer: u32) {
         let k = self.launch.k;
-        let rows = Self::rows_of(Fragment::new(consumer));
-        let kind: Units<INDEX, BF16, P> = Units::new(k, &rows);
+        let kind: Units<INDEX, BF16, P> = Units::new(k, &Self::rows_of(Fragment::new(consumer)));
         let (stages, buffers, mut tiles) = (self.stages(), self.buffers(), self.tiles());
         let mut consumer: Consumer<_, P> =
             Consumer::new(kind, self.shared, consumer, stages, buffers, self.turn_barriers());
@@ -64,6 +63,7 @@ where
                     tokens,
                     kind: PhantomData,
                 };
+                let rows = Self::rows_of(Fragment::anew());
                 target.write::<P>(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, &rows, sums);
             }
         }
