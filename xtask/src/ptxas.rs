@@ -1,6 +1,6 @@
 //! `cargo xtask ptxas`: assembles every kernel and shows what it takes of the GPU.
 //!
-//! Fails on what makes a kernel slow without making it wrong: registers spilled to memory, a stack, and the
+//! Fails on what makes a kernel slow without making it wrong: more than a few registers spilled to memory, a stack, and the
 //! performance warnings of the assembler.
 
 use anyhow::ensure;
@@ -35,6 +35,10 @@ const COMMAND: &str = "cargo xtask ptxas --write";
 /// ptxas's advisories that a kernel has lost performance: `setmaxnreg` ignored, `wgmma` serialised, and so on.
 const PERFORMANCE_WARNINGS: std::ops::RangeInclusive<u32> = 7508..=7517;
 
+/// Bytes of spills, stores and loads together, that are let pass: a few registers kept over a tile's main loop, which cost an access
+/// each once a tile. What a main loop spills is much more.
+const FEW_SPILLS: u32 = 48;
+
 /// What ptxas says of an entry.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Entry {
@@ -60,7 +64,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             entries.sort_by(|a, b| a.name.cmp(&b.name));
             ensure!(!entries.is_empty(), "ptxas names no entry of {}:\n{log}", built.path.display());
             for Entry { name, registers, spill, stack, shared } in entries {
-                if spill > 0 || stack > 0 {
+                if spill > FEW_SPILLS || stack > FEW_SPILLS {
                     faults.push(format!("{name} for {card}: {spill} bytes of spills, {stack} bytes of stack"));
                 }
                 let numbers = [registers, spill, stack, shared].map(|number| number.to_string());
