@@ -91,7 +91,7 @@ fn random_matrix(rows: usize, k: usize, seed: u64) -> anyhow::Result<Matrix<'sta
 fn fill_random(bytes: &mut [u8], seed: u64) {
     const PIECE: usize = 1 << 16;
     bytes.par_chunks_mut(PIECE).enumerate().for_each(|(piece, bytes)| {
-        let mut state = (seed << 32 | piece as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let mut state = ((seed << 32) | (piece as u64 + 1)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         for word in bytes.chunks_mut(8) {
             state ^= state >> 12;
             state ^= state << 25;
