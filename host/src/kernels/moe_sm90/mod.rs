@@ -30,10 +30,12 @@ impl Kernel for MoeSm90 {
 }
 
 impl MoeSm90 {
-    /// The instance of an operation for tokens of a type, in tiles of so many tokens. Of those, the one whose tiles have most
-    /// columns, if it then has a tile for every second multiprocessor; else the one whose tiles have fewest. (On an H200 narrow tiles
-    /// are the faster ones below that, since a multiprocessor decodes only so fast.) `token_tiles` of tokens are expected, and C
-    /// has `n` columns.
+    /// The instance of an operation for tokens of a type, in tiles of so many tokens: of those, the one that is expected to take least
+    /// time. `token_tiles` of tokens are expected, and C has `n` columns.
+    ///
+    /// All multiprocessors take a tile each, then the next ones. What a multiprocessor can decode in a time is limited, and so is how
+    /// soon one k-block follows another. On an H200 a narrow tile, a quarter as wide, takes four sevenths of a wide one's
+    /// time (docs/experiments.md).
     pub fn instance(
         &self,
         op: Op,
@@ -45,10 +47,13 @@ impl MoeSm90 {
     ) -> &'static Instance {
         let is_it =
             |of: &&Instance| (op_of(of.matrices), of.token_type, of.tile_tokens) == (op, token_type, tile_tokens);
-        let fills = |of: &Instance| token_tiles * u64::from(n.div_ceil(of.columns())) >= u64::from(sms / 2);
+        let sevenths = |of: &Instance| {
+            let tiles = token_tiles * u64::from(n.div_ceil(of.columns()));
+            tiles.div_ceil(sms.into()) * if of.narrow { 4 } else { 7 }
+        };
         let instances = INSTANCES.iter().filter(is_it);
         instances
-            .max_by_key(|of| (fills(of), if fills(of) { of.columns().into() } else { -i64::from(of.columns()) }))
+            .min_by_key(|of| sevenths(of))
             .expect("there is an instance for both operations and types, and each size of a tile")
     }
 
