@@ -126,7 +126,8 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
         ("mbarrier.try_wait", DO_NOT_WAIT, 7, 0),
         ("mbarrier.arrive", "", 7, 0),
         ("cp.async.bulk.shared", "", 4, 0),
-        ("fence.proxy.async", "", 1, 0),
+        // Those between the loads of a stage and its release: a load is complete at once in the emulator, not on a card.
+        ("fence.proxy.async", "", 5, 4),
         ("wgmma.fence", "", 2, 0),
         ("wgmma.wait_group.sync.aligned 1", "", 2, 0),
         ("wgmma.wait_group.sync.aligned 0", "", 2, 0),
