@@ -9,7 +9,7 @@ pub use crate::sm90::{CORE_MATRIX_ROWS, K_BLOCK, STRIP_BYTES};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_K, SCALE_TILE_ROWS},
     instances::table,
-    sm90::{BARRIER_BYTES, PANELS, Registers, SHARED_BYTES, Shape, TURN_BARRIERS},
+    sm90::{BARRIER_BYTES, PANELS, SHARED_BYTES, Shape, TURN_BARRIERS},
 };
 
 /// Bytes of a row of values in a k-block: what the 64-byte swizzle spans.
@@ -268,12 +268,6 @@ impl Builder {
     }
 }
 
-/// What `setmaxnreg` gives to threads if two warpgroups multiply.
-pub const REGISTERS_OF_TWO: Registers = Registers { producer: 24, consumer: 240 };
-
-/// What `setmaxnreg` gives to threads if four warpgroups multiply.
-pub const REGISTERS_OF_FOUR: Registers = Registers { producer: 32, consumer: 112 };
-
 impl Instance {
     /// Whether blocks decode tokens themselves: they are so few that another grid would take longer to do it.
     pub const fn decodes_tokens(self) -> bool {
@@ -283,11 +277,6 @@ impl Instance {
     /// What the main loop is compiled for.
     pub const fn shape(self) -> Shape {
         Shape { matrices: self.matrices, tile_tokens: self.tile_tokens, consumers: self.consumers, narrow: false }
-    }
-
-    /// What `setmaxnreg` gives to threads.
-    pub const fn registers(self) -> Registers {
-        if self.shape().ping_pong() { REGISTERS_OF_TWO } else { REGISTERS_OF_FOUR }
     }
 
     /// Columns of C of a tile.
@@ -336,13 +325,13 @@ impl Instance {
         assert!(self.shape().panel_rows().is_multiple_of(SLAB_ROWS), "a panel is of whole slabs");
         assert!(self.stages > 1 && self.buffers > 1, "with one buffer, filling it would wait for emptying it");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
-        self.registers().check(self.consumers);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sm90::Registers;
 
     extern crate std;
     use std::{collections::BTreeSet, vec::Vec};

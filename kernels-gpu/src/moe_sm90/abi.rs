@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{
     instances::table,
-    sm90::{BARRIER_BYTES, CORE_MATRIX_ROWS, PANELS, Registers, SHARED_BYTES, Shape, TURN_BARRIERS},
+    sm90::{BARRIER_BYTES, CORE_MATRIX_ROWS, PANELS, SHARED_BYTES, Shape, TURN_BARRIERS},
     units::{SLAB_ROWS, TokenType, UNIT_BYTES, UNIT_ROWS},
 };
 
@@ -94,8 +94,7 @@ instances!(table);
 /// One way to build the kernel that multiplies, and what it takes of the hardware.
 ///
 /// Shared memory of a block: stages, then buffers of tokens, then where tokens begin, then what is written down of tiles, then
-/// barriers. A stage: the
-/// slabs of each panel.
+/// barriers. A stage: the slabs of each panel.
 ///
 /// What does not fit does not compile:
 ///
@@ -169,21 +168,10 @@ impl Builder {
     }
 }
 
-/// What `setmaxnreg` gives to threads if two warpgroups multiply.
-pub const REGISTERS_OF_TWO: Registers = Registers { producer: 24, consumer: 240 };
-
-/// What `setmaxnreg` gives to threads if four warpgroups multiply.
-pub const REGISTERS_OF_FOUR: Registers = Registers { producer: 32, consumer: 112 };
-
 impl Instance {
     /// What the main loop is compiled for.
     pub const fn shape(self) -> Shape {
         Shape { matrices: self.matrices, tile_tokens: self.tile_tokens, consumers: self.consumers, narrow: self.narrow }
-    }
-
-    /// What `setmaxnreg` gives to threads.
-    pub const fn registers(self) -> Registers {
-        if self.consumers == 2 { REGISTERS_OF_TWO } else { REGISTERS_OF_FOUR }
     }
 
     /// Columns of C of a tile.
@@ -238,7 +226,6 @@ impl Instance {
         assert!(self.stages > 1, "with one stage, filling it would wait for emptying it");
         assert!(self.buffers > 2, "one buffer is multiplied, one is being filled, and one is not yet known to be full");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
-        self.registers().check(self.consumers);
     }
 }
 

@@ -12,6 +12,8 @@ mod fragment;
 #[cfg(feature = "sm90")]
 mod multiply;
 #[cfg(feature = "sm90")]
+mod registers;
+#[cfg(feature = "sm90")]
 mod turns;
 #[cfg(feature = "sm90")]
 mod write;
@@ -20,6 +22,7 @@ mod write;
 pub use self::{
     fragment::Fragment,
     multiply::{Consumer, Kind},
+    registers::{give_registers, take_registers},
     turns::PingPong,
     write::Target,
 };
@@ -105,6 +108,11 @@ impl Shape {
         if self.narrow { 1 } else { PANELS }
     }
 
+    /// What `setmaxnreg` gives to threads.
+    pub const fn registers(self) -> Registers {
+        if self.consumers == 2 { Registers::OF_TWO_CONSUMERS } else { Registers::OF_FOUR_CONSUMERS }
+    }
+
     /// Columns of C of a tile.
     pub const fn columns(self) -> u32 {
         PANELS as u32 / self.matrices * self.panel_rows()
@@ -129,6 +137,7 @@ impl Shape {
         assert!(self.tile_tokens > 0 && self.tile_tokens <= MAX_TILE_TOKENS, "there are main loops up to N = 128");
         assert!(self.consumers == 2 || self.consumers == 4, "two warpgroups take turns, or four do not");
         assert!(!self.narrow || self.consumers == 2, "of a narrow plain tile, each of two warpgroups has a panel");
+        self.registers().check(self.consumers);
     }
 }
 
@@ -142,6 +151,12 @@ pub struct Registers {
 }
 
 impl Registers {
+    /// If two warpgroups multiply.
+    pub const OF_TWO_CONSUMERS: Self = Self { producer: 24, consumer: 240 };
+
+    /// If four warpgroups multiply.
+    pub const OF_FOUR_CONSUMERS: Self = Self { producer: 32, consumer: 112 };
+
     /// Stops the compiler if `setmaxnreg` does not take these counts, or if a block with so many consumers is launched with
     /// fewer registers.
     pub const fn check(self, consumers: u32) {

@@ -31,18 +31,15 @@ use cuda_std::{
     global::{GlobalAddress, prefetch_l1},
     kernel,
     mbarrier::{MBARRIER_BYTES, Mbarrier},
-    setmaxnreg::{setmaxnreg_dec, setmaxnreg_inc},
     shared::{SharedAddress, dynamic_shared_address},
     thread,
     warp::{ALL_LANES, WARP_SIZE, elect_sync, warp_shuffle_idx},
 };
 
 use crate::{
-    gated_sm90::abi::{
-        Group, INSTANCES, Index, Instance, K_BLOCK, Launch, REGISTERS_OF_FOUR, REGISTERS_OF_TWO, Tile, instances,
-    },
+    gated_sm90::abi::{Group, INSTANCES, Index, Instance, K_BLOCK, Launch, Tile, instances},
     ring::{Ring, ring_bytes},
-    sm90::{PingPong, TURN_BARRIERS, WARPS},
+    sm90::{PingPong, TURN_BARRIERS, WARPS, give_registers, take_registers},
 };
 
 macro_rules! entries {
@@ -138,12 +135,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
             // The same value in all lanes; through the shuffle the compiler knows that it is.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             if warp < WARPS {
-                // `INSTANCE.registers()`, which the instruction wants as a constant.
-                if Self::PING_PONG {
-                    setmaxnreg_dec::<{ REGISTERS_OF_TWO.producer }>();
-                } else {
-                    setmaxnreg_dec::<{ REGISTERS_OF_FOUR.producer }>();
-                }
+                give_registers(Self::INSTANCE.shape());
                 if warp == Self::WEIGHT_WARP {
                     if elect_sync(ALL_LANES) {
                         Self::load_weights(tiles, shared);
@@ -154,11 +146,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
                     Self::load_tokens(tiles, shared);
                 }
             } else {
-                if Self::PING_PONG {
-                    setmaxnreg_inc::<{ REGISTERS_OF_TWO.consumer }>();
-                } else {
-                    setmaxnreg_inc::<{ REGISTERS_OF_FOUR.consumer }>();
-                }
+                take_registers(Self::INSTANCE.shape());
                 Self::multiply(launch.output, tiles, shared, warp / WARPS - 1);
             }
         }

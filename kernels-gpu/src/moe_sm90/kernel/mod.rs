@@ -20,7 +20,6 @@ use cuda_std::{
     fence::fence_mbarrier_init,
     kernel,
     mbarrier::{MBARRIER_BYTES, Mbarrier},
-    setmaxnreg::{setmaxnreg_dec, setmaxnreg_inc},
     shared::{SharedAddress, dynamic_shared_address},
     thread,
     warp::{ALL_LANES, WARP_SIZE, warp_shuffle_idx},
@@ -28,11 +27,9 @@ use cuda_std::{
 
 use self::multiply::{Decode, Packed};
 use crate::{
-    moe_sm90::abi::{
-        INSTANCES, Index, Instance, Launch, REGISTERS_OF_FOUR, REGISTERS_OF_TWO, TILE_BYTES, TILE_SLOTS, instances,
-    },
+    moe_sm90::abi::{INSTANCES, Index, Instance, Launch, TILE_BYTES, TILE_SLOTS, instances},
     ring::{Ring, ring_bytes},
-    sm90::{PingPong, TURN_BARRIERS, WARPS},
+    sm90::{PingPong, TURN_BARRIERS, WARPS, give_registers, take_registers},
     units::TokenType,
 };
 
@@ -142,23 +139,14 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
             // The same value in all lanes; through the shuffle the compiler knows that it is.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             if warp < WARPS {
-                // `INSTANCE.registers()`, which the instruction wants as a constant.
-                if Self::INSTANCE.consumers == 2 {
-                    setmaxnreg_dec::<{ REGISTERS_OF_TWO.producer }>();
-                } else {
-                    setmaxnreg_dec::<{ REGISTERS_OF_FOUR.producer }>();
-                }
+                give_registers(Self::INSTANCE.shape());
                 if warp == Self::WEIGHT_WARP {
                     this.load_weights();
                 } else {
                     this.gather_tokens(warp - 1);
                 }
             } else {
-                if Self::INSTANCE.consumers == 2 {
-                    setmaxnreg_inc::<{ REGISTERS_OF_TWO.consumer }>();
-                } else {
-                    setmaxnreg_inc::<{ REGISTERS_OF_FOUR.consumer }>();
-                }
+                take_registers(Self::INSTANCE.shape());
                 this.multiply(warp / WARPS - 1);
             }
         }
