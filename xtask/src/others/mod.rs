@@ -182,14 +182,22 @@ impl Tools<'_> {
             .args(["libemulated_runtime.so", "libemulated_driver.so"].map(|library| self.built.join(library)))
             .arg("-o")
             .arg(&program);
-        let output =
-            nvcc.output().with_context(|| format!("{}: pass --install, or --cuda", nvcc.get_program().display()))?;
-        eprintln!("{name}: nvcc took {:.0} s", began.elapsed().as_secs_f64());
-        if !output.status.success() {
-            let words = String::from_utf8_lossy(&output.stderr);
-            let error = words.lines().find(|line| line.contains("error")).unwrap_or("nvcc failed");
-            table.row([name.into(), "".into(), "".into(), format!("does not build: {error}"), "".into()]);
-            return Ok(());
+        // A program is built again only where its command or its source is another.
+        let command = format!("{nvcc:?}");
+        let log = program.with_extension("command");
+        let age = |file: &Path| file.metadata().and_then(|of| of.modified()).ok();
+        let built = fs::read_to_string(&log).is_ok_and(|last| last == command) && age(&program) > age(source);
+        if !built {
+            let output =
+                nvcc.output().with_context(|| format!("{}: pass --install, or --cuda", nvcc.get_program().display()))?;
+            eprintln!("{name}: nvcc took {:.0} s", began.elapsed().as_secs_f64());
+            if !output.status.success() {
+                let words = String::from_utf8_lossy(&output.stderr);
+                let error = words.lines().find(|line| line.contains("error")).unwrap_or("nvcc failed");
+                table.row([name.into(), "".into(), "".into(), format!("does not build: {error}"), "".into()]);
+                return Ok(());
+            }
+            fs::write(&log, command).with_context(|| log.display().to_string())?;
         }
         let gpu = if arch.starts_with("10") { "b200" } else { "h200" };
         self.each(table, name, |level, schedule| {
