@@ -225,6 +225,9 @@ pub struct Conflict {
     pub only_proxy: bool,
     /// The earlier access is a load, and in order, but it may not be complete.
     pub loading: bool,
+    /// Only a proxy fence is missing between a write and one that follows it, and a thread has read the former in between:
+    /// so it had come to memory. All of the access is recorded.
+    pub observed: bool,
 }
 
 /// The race detector of one cluster.
@@ -507,7 +510,7 @@ impl Detector {
         let clock = w.lanes[who.mask.trailing_zeros() as usize & 31].clone();
         let access = Access { base: who.base, mask: who.mask, time: w.now, pc };
         let view =
-            View { clock: &clock, who, async_proxy: false, issued: None, late: None, known: Default::default() };
+            View { clock: &clock, who, async_proxy: false, issued: None, late: None, observed: Default::default(), known: Default::default() };
         self.record(cta, offset..offset + len, mode, access, &view)
     }
 
@@ -531,9 +534,11 @@ impl Detector {
             async_proxy: agent.async_proxy,
             issued,
             late: Some(&late).filter(|late| agent.async_proxy && !late.is_empty()),
+            observed: Default::default(),
             known: Default::default(),
         };
         let result = self.record(cta, offset..offset + len, mode, access, &view);
+        let result = result.and_then(|()| view.observed.take().map_or(Ok(()), Err));
         (self.stores, self.late) = (stores, late);
         result
     }
@@ -607,6 +612,8 @@ struct View<'a> {
     issued: Option<IssuedStores<'a>>,
     /// Loads that may read on behind an arrival.
     late: Option<&'a HashMap<(u32, u32, u32), u32>>,
+    /// The last conflict that is one no more because a thread has read what was written.
+    observed: std::cell::Cell<Option<Conflict>>,
     /// The last write and the last read that it knew of. Neighbouring words mostly have the same.
     known: [std::cell::Cell<Access>; 2],
 }
@@ -659,7 +666,7 @@ impl View<'_> {
         }
         let report = |mask, only_proxy, loading| {
             let accessor = Accessor { base: earlier.base, mask };
-            Some(Conflict { wrote, accessor, pc: earlier.pc, only_proxy, loading })
+            Some(Conflict { wrote, accessor, pc: earlier.pc, only_proxy, loading, observed: false })
         };
         let late = self.late.filter(|_| !wrote && missing == 0);
         let used = late.and_then(|late| late.get(&(earlier.base, earlier.time, earlier.pc)));
@@ -694,7 +701,10 @@ fn check(
         && !both_atomic
         && let Some(conflict) = view.conflict(cell.write, true)
     {
-        return Err(conflict);
+        if !conflict.only_proxy || mode.reads() || cell.read.mask == 0 {
+            return Err(conflict);
+        }
+        view.observed.set(Some(Conflict { observed: true, ..conflict }));
     }
     if mode == Mode::StrongRead {
         return Ok(());

@@ -45,7 +45,8 @@ impl SharedRange {
         if let (Some(race), Some(agent)) = (&mut m.race, agent)
             && let Err(conflict) = race.agent_access(agent, cta, offset, bytes, mode, w.pc())
         {
-            m.hazard(m.conflict(mode, conflict, offset, bytes))?;
+            let stop = m.conflict(mode, conflict, offset, bytes);
+            if conflict.observed { m.warn(stop)? } else { m.hazard(stop)? }
         }
         Ok(())
     }
