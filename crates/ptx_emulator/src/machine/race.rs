@@ -509,8 +509,15 @@ impl Detector {
         let w = &self.warps[(who.base / 32) as usize];
         let clock = w.lanes[who.mask.trailing_zeros() as usize & 31].clone();
         let access = Access { base: who.base, mask: who.mask, time: w.now, pc };
-        let view =
-            View { clock: &clock, who, async_proxy: false, issued: None, late: None, observed: Default::default(), known: Default::default() };
+        let view = View {
+            clock: &clock,
+            who,
+            async_proxy: false,
+            issued: None,
+            late: None,
+            observed: Default::default(),
+            known: Default::default(),
+        };
         self.record(cta, offset..offset + len, mode, access, &view)
     }
 

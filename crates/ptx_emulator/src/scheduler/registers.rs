@@ -28,7 +28,10 @@ pub fn await_shared_loads(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst) {
     let warp = w.index;
     w.shared_loads.retain(|load| {
         let awaited = inst.uses.awaits_loads || load.registers.iter().any(used);
-        if awaited && load.released && let Some(race) = &mut m.race {
+        if awaited
+            && load.released
+            && let Some(race) = &mut m.race
+        {
             race.end_load(warp, load.time, load.pc);
         }
         !awaited
