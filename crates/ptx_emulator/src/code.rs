@@ -53,10 +53,19 @@ pub struct Uses {
     pub carries: Option<Carries>,
     /// From which of `reads` on they are values that are only stored.
     pub stored_from: Option<usize>,
+    /// A filter of the registers that it reads or writes: bit n stands for all whose number is n modulo 64.
+    pub touched: u64,
+    /// It waits for the warp's loads from shared memory.
+    pub awaits_loads: bool,
     /// All lanes of the warp execute it together.
     pub aligned: bool,
     /// It may carry information between clusters, which take turns with such instructions.
     pub communicates: bool,
+}
+
+/// A filter of registers, as in [`Uses::touched`].
+pub fn filter(registers: &[u32]) -> u64 {
+    registers.iter().fold(0, |bits, r| bits | 1 << (r % 64))
 }
 
 /// A decoded instruction.

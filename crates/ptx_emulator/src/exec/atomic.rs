@@ -202,6 +202,7 @@ pub struct Fence {
 
 impl Instruction for Fence {
     fn decode(i: &mut Parsed<'_>) -> Result<Fence> {
+        i.awaits_loads();
         let initialisations = i.opcode() == "fence" && i.has("mbarrier_init");
         let scope = match i.opcode() {
             "membar" => i.one_of(&["cta", "gl", "sys"]),
@@ -227,7 +228,8 @@ impl Instruction for Fence {
 pub struct ProxyFence;
 
 impl Instruction for ProxyFence {
-    fn decode(_: &mut Parsed<'_>) -> Result<ProxyFence> {
+    fn decode(i: &mut Parsed<'_>) -> Result<ProxyFence> {
+        i.awaits_loads();
         Ok(ProxyFence)
     }
 

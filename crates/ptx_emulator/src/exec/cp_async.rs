@@ -157,6 +157,7 @@ pub struct WaitGroup {
 
 impl Instruction for WaitGroup {
     fn decode(i: &mut Parsed<'_>) -> Result<WaitGroup> {
+        i.awaits_loads();
         let keep = match i.operands() {
             [] => None,
             _ => Some(i.constant(0, "the number of groups")? as usize),

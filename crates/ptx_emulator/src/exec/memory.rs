@@ -1,6 +1,8 @@
 //! Loads and stores (PTX ISA, "Data Movement and Conversion Instructions: ld, ld.global.nc, ldu, st, prefetch,
 //! mapa, getctarank").
 
+use std::sync::Arc;
+
 use super::instruction::Instruction;
 use super::lane::{map1, map2};
 use crate::code::Flow;
@@ -90,6 +92,7 @@ pub struct Ld {
     access: Access,
     acquire: bool,
     out: Vec<Dst>,
+    registers: Arc<[u32]>,
     /// Bits of the value whose sign fills a wider register; 64 if there is nothing to fill.
     sign_bits: u32,
 }
@@ -104,7 +107,8 @@ impl Instruction for Ld {
         let ty = i.ty()?;
         let out = access.registers(i, 0)?.iter().map(|p| i.dst_words(p, ty)).collect::<Result<Vec<_>>>()?.concat();
         let sign_bits = if ty.is_signed() && out.iter().any(|d| d.bits > ty.bits()) { ty.bits() } else { 64 };
-        Ok(Ld { acquire: access.strong && i.has("acquire"), access, out, sign_bits })
+        let registers = out.iter().filter_map(|d| d.register).collect();
+        Ok(Ld { acquire: access.strong && i.has("acquire"), access, out, registers, sign_bits })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
@@ -123,6 +127,9 @@ impl Instruction for Ld {
             }
         }
         access.count_conflicts(w, m, mask, &addresses);
+        if m.sanitize && in_shared(access.space, addresses[mask.trailing_zeros() as usize]) {
+            m.begin_load(w, &self.registers);
+        }
         if access.strong {
             m.observe(w, mask, &addresses, access.space, self.acquire, false);
         }

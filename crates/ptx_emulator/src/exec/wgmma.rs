@@ -261,6 +261,7 @@ pub struct WaitGroup {
 
 impl Instruction for WaitGroup {
     fn decode(i: &mut Parsed<'_>) -> Result<WaitGroup> {
+        i.awaits_loads();
         Ok(WaitGroup { keep: i.constant(0, "the number of groups")? as usize })
     }
 

@@ -265,6 +265,13 @@ impl Machine<'_> {
         self.warpgroups.entry((w.cta, group)).or_insert_with(|| Warpgroup::new(warps))
     }
 
+    /// How many generations of the cluster's barrier are complete once the warp's next arrival there counts.
+    pub fn generation_of_next_arrival(&self, w: &Warp) -> u64 {
+        let barrier = &self.cluster_barrier;
+        let arrived = w.cluster_arrived != 0 && w.cluster_generation == barrier.generation;
+        barrier.generation + 1 + u64::from(arrived)
+    }
+
     /// Threads of the cluster; the race detector numbers asynchronous operations from here.
     pub fn threads(&self) -> u32 {
         self.warps_per_cta * 32 * self.ctas.len() as u32

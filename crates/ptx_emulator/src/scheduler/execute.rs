@@ -104,6 +104,9 @@ fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) ->
         return Ok(Flow::Wait(WaitFor::Lanes { need: w.all, anywhere: false }));
     }
     if m.sanitize {
+        if w.loaded & inst.uses.touched != 0 || inst.uses.awaits_loads {
+            registers::await_shared_loads(w, m, inst);
+        }
         if !w.tmem_loads.is_empty() {
             registers::await_loads(w, m, inst)?;
         }

@@ -1,6 +1,6 @@
 //! What registers hold: which have been written, and which belong to instructions in flight.
 
-use crate::code::Inst;
+use crate::code::{Inst, filter};
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::config::report::Class;
 use crate::machine::state::Machine;
@@ -19,6 +19,24 @@ pub fn await_loads(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst) -> Stopped<()
         m.tmem_learn(w, live, load.agent.as_slice());
     }
     Ok(())
+}
+
+/// The first use of a register that a load from shared memory fills waits for the load, and so do fences and waits. An
+/// arrival at an mbarrier does not.
+pub fn await_shared_loads(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst) {
+    let used = |r: &u32| inst.uses.reads.contains(r) || inst.uses.writes.contains(r);
+    let warp = w.index;
+    w.shared_loads.retain(|load| {
+        let awaited = inst.uses.awaits_loads || load.registers.iter().any(used);
+        if awaited
+            && load.released
+            && let Some(race) = &mut m.race
+        {
+            race.end_load(warp, load.time, load.pc);
+        }
+        !awaited
+    });
+    w.loaded = w.shared_loads.iter().fold(0, |bits, load| bits | filter(&load.registers));
 }
 
 /// Checks the registers which an instruction reads. Bytes that nothing has written, or only with undefined ones, are

@@ -218,6 +218,7 @@ pub struct Wait {
 
 impl Instruction for Wait {
     fn decode(i: &mut Parsed<'_>) -> Result<Wait> {
+        i.awaits_loads();
         Ok(Wait { stores: i.has("wait::st") })
     }
 
