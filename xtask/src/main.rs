@@ -14,6 +14,7 @@ mod ptxas;
 mod sass;
 mod table;
 mod tidy;
+mod time_model;
 mod tools;
 mod work;
 mod workspace;
@@ -35,6 +36,7 @@ enum Command {
     Ptxas(ptxas::Args),
     Sass(sass::Args),
     Tidy(tidy::Args),
+    TimeModel(time_model::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -50,5 +52,6 @@ fn main() -> anyhow::Result<()> {
         Command::Ptxas(args) => ptxas::run(&args),
         Command::Sass(args) => sass::run(&args),
         Command::Tidy(args) => tidy::run(&args),
+        Command::TimeModel(args) => time_model::run(&args),
     }
 }

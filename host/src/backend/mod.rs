@@ -27,6 +27,12 @@ pub trait Backend {
         None
     }
 
+    /// The time on a card of the last step, where it was predicted.
+    #[cfg(feature = "emulated")]
+    fn prediction(&self) -> Option<emulated::Prediction> {
+        None
+    }
+
     /// Brings the weights into the form and the place that the kernel reads. Once for many steps.
     ///
     /// # Errors

@@ -10,13 +10,14 @@ use crate::config::fault::Stopped;
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::opcode::Decoded;
 use crate::decode::parsed::Parsed;
-use crate::machine::address::{Lane, RANK_SHIFT, space_of};
+use crate::machine::address::{Lane, RANK_SHIFT, space_at, space_of};
 use crate::machine::race::Mode;
 use crate::machine::scope::Scope;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Dst, Row, Src, lanes};
 use crate::parser::ast::Operand;
+use crate::timing::core as timing;
 use crate::types::{Space, Type};
 
 /// Whether an access goes to shared memory.
@@ -80,7 +81,13 @@ impl Access {
         Lane { lane: lane as u32, address: addresses[lane], space: self.space }
     }
 
-    fn count_conflicts(&self, w: &Warp, m: &mut Machine<'_>, mask: u32, addresses: &Row) {
+    fn count_conflicts(&self, w: &Warp, m: &mut Machine<'_>, mask: u32, addresses: &Row, loads: bool) {
+        if let Some(timed) = &mut m.timed {
+            timed.access = {
+                let space = space_at(self.space, addresses[mask.trailing_zeros() as usize]);
+                timing::access(mask, addresses, self.total as u32, space, loads, self.strong)
+            };
+        }
         if m.sanitize && in_shared(self.space, addresses[mask.trailing_zeros() as usize]) {
             m.count_bank_conflicts(w, mask, addresses, self.total as u32);
         }
@@ -126,7 +133,7 @@ impl Instruction for Ld {
                 self.carry(w, lane, undefined);
             }
         }
-        access.count_conflicts(w, m, mask, &addresses);
+        access.count_conflicts(w, m, mask, &addresses, true);
         if m.sanitize && in_shared(access.space, addresses[mask.trailing_zeros() as usize]) {
             m.begin_load(w, &self.registers);
         }
@@ -195,7 +202,7 @@ impl Instruction for St {
                 m.store_undefined(w, access.at(&addresses, lane), access.total as u32, undefined)?;
             }
         }
-        access.count_conflicts(w, m, mask, &addresses);
+        access.count_conflicts(w, m, mask, &addresses, false);
         Ok(Flow::Next)
     }
 }

@@ -154,6 +154,7 @@ impl EmulatedMoeLayer {
         output: &mut MoeOutput,
     ) -> Result<(usize, Counters), Error> {
         let sizes = self.layer.sizes;
+        self.gpu.clock.iter().for_each(|clock| clock.begin());
         let (mut launched, mut counters) = (0, None::<Counters>);
         for (first, chunk) in moe::chunks(&sizes, arguments)? {
             if self.workspace.as_ref().is_none_or(|workspace| workspace.tokens < chunk.token_count) {

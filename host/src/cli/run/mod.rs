@@ -3,6 +3,7 @@
 mod args;
 mod job;
 mod moe;
+mod prediction;
 mod report;
 mod verification;
 
@@ -12,7 +13,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use nvfp4::Output;
 use nvfp4::backend::cuda::{self, Cuda};
-use nvfp4::backend::emulated::{self, Emulated};
+use nvfp4::backend::emulated::{self, Card, Emulated};
 use nvfp4::backend::{self, Backend, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, OutputFile, check_file, refuse_input};
 use nvfp4::files::read_bounded;
@@ -86,6 +87,9 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         host: host_times.get(host_times.len() / 2).copied(),
         comparison,
     };
+    if let Some(prediction) = backend.prediction() {
+        prediction::write(args, &prediction)?;
+    }
     let is_wrong = comparison.is_some_and(|comparison| !comparison.passed());
     // Before the report, whose reader may have gone: that would end the command without the file.
     let written = output_file.filter(|_| !is_wrong).map_or(Ok(()), |file| file.write(&output));
@@ -94,13 +98,17 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     } else {
         report.print(out)?;
     }
+    if args.sensitivity {
+        prediction::sensitivity(args, &weights, &step, out)?;
+    }
     written?;
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }
 
 fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
-    if args.backend != Choice::Emulated && (args.arch.is_some() || args.schedule.is_some() || args.sms.is_some()) {
-        bail!("--arch, --schedule and --sms are the emulator's; add --backend emulated");
+    let emulated = args.arch.is_some() || args.schedule.is_some() || args.sms.is_some() || args.timed;
+    if args.backend != Choice::Emulated && emulated {
+        bail!("--arch, --schedule, --sms and --timed are the emulator's; add --backend emulated");
     }
     let cuda = || {
         let options = cuda::Options { code: args.ptx.clone(), ..Default::default() };
@@ -123,11 +131,30 @@ fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
 }
 
 fn emulated_gpu(args: &Args) -> anyhow::Result<Emulated> {
+    let gpu = untimed_gpu(args)?;
+    let Some(card) = args.card()? else { return Ok(gpu) };
+    Ok(gpu.with_clock(card, !args.no_values, args.trace.is_some()))
+}
+
+/// The architecture of the emulated GPU, if it is not the newest.
+fn arch(args: &Args) -> Option<&str> {
+    let of_card = || {
+        Card::named(args.gpu.as_deref()?).and_then(|card| {
+            let of_its_family =
+                |arch: &&str| arch.trim_end_matches(['a', 'f']) == card.arch.trim_end_matches(['a', 'f']);
+            emulated::arches().into_iter().find(of_its_family)
+        })
+    };
+    args.arch.as_deref().or_else(of_card)
+}
+
+/// The emulated GPU, by no clock.
+fn untimed_gpu(args: &Args) -> anyhow::Result<Emulated> {
     let options =
         emulated::Options { schedule: args.schedule.unwrap_or_default(), sms: args.sms, ..Default::default() };
     let default_arch = if args.is_moe() { emulated::moe_arch() } else { emulated::default_arch() };
     let Some(path) = &args.ptx else {
-        let arch = args.arch.as_deref().unwrap_or(default_arch);
+        let arch = arch(args).unwrap_or(default_arch);
         return Ok(Emulated::new(arch, options)?.with_variant(args.variant)?);
     };
     /// The longest PTX here has some hundred kilobytes.

@@ -15,6 +15,7 @@ use crate::machine::state::{Effect, Machine};
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
 use crate::operand::lanes;
+use crate::timing::work::Work;
 
 /// A copy of pieces, each to an address of global memory.
 pub struct Copy {
@@ -55,6 +56,10 @@ struct ReadSource {
 }
 
 impl Effect for ReadSource {
+    fn work(&self) -> Work {
+        Work::ReadShared { bytes: self.copy.pieces.iter().map(|(from, _)| u64::from(from.bytes)).sum() }
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         let Copy { pieces, reduction } = self.copy;
         let pieces = pieces.into_iter().map(|(from, to)| (to, from.read(m).to_vec())).collect();
@@ -72,6 +77,10 @@ struct WriteDestination {
 impl Effect for WriteDestination {
     fn communicates(&self) -> bool {
         self.reduction.is_some()
+    }
+
+    fn work(&self) -> Work {
+        Work::Store { ranges: self.pieces.iter().map(|(to, data)| (*to, data.len() as u32)).collect() }
     }
 
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {

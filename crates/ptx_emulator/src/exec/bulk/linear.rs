@@ -14,6 +14,7 @@ use crate::machine::race::{Agent, Mode};
 use crate::machine::state::{Effect, Machine};
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Src};
+use crate::timing::work::Work;
 use crate::types::Type;
 
 fn size_of(w: &Warp, size: Src, lane: usize) -> Stopped<u32> {
@@ -81,6 +82,10 @@ struct Deliver {
 }
 
 impl Effect for Deliver {
+    fn work(&self) -> Work {
+        Work::Load { ranges: vec![(self.address, self.to.bytes)], ctas: self.target.ctas.clone(), bulk: true }
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         let mut data = vec![0; self.to.bytes as usize];
         load_global(m, self.address, &mut data)?;
@@ -144,6 +149,10 @@ struct Transfer {
 }
 
 impl Effect for Transfer {
+    fn work(&self) -> Work {
+        Work::Transfer { bytes: self.to.bytes.into(), cta: self.to.cta }
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         let data = match self.reduction {
             Some(reduction) => reduction.apply(self.to.read(m), self.from.read(m)),

@@ -17,6 +17,7 @@ use crate::machine::state::{Effect, Machine};
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Src};
 use crate::parser::ast::Operand;
+use crate::timing::work::Work;
 use crate::types::{Space, Type};
 
 /// `[tensorMap, {coordinates}]`.
@@ -123,6 +124,11 @@ struct Deliver {
 }
 
 impl Effect for Deliver {
+    fn work(&self) -> Work {
+        let ranges = self.pieces.iter().filter_map(|piece| Some((piece.global?, piece.bytes))).collect();
+        Work::Load { ranges, ctas: self.target.ctas.clone(), bulk: true }
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         let mut buffer = Vec::new();
         for piece in &self.pieces {
