@@ -15,6 +15,7 @@ mod sass;
 mod table;
 mod tidy;
 mod tools;
+mod wgmma;
 mod work;
 mod workspace;
 
