@@ -5,6 +5,7 @@ pub mod differential;
 pub mod files;
 pub mod instances;
 pub mod moe;
+pub mod sabotage;
 
 use std::collections::BTreeSet;
 use std::io::Write;

@@ -65,6 +65,15 @@ fn tokens_may_lie_apart() {
 }
 
 #[test]
+fn weights_on_the_input_leave_the_shared_expert_alone() {
+    let layer = with_shared(shape(80, 48, 2, 1), Some(32));
+    for dtype in DTYPES {
+        let weights = weights(&layer, dtype);
+        check(&weights, &step(&weights, MoeInputs { weights_on_input: true, ..inputs(&layer, dtype, 5) }));
+    }
+}
+
+#[test]
 fn infinities_and_nan_stay_within_their_token() {
     // K tails of both products: 48 columns are a k-block of 32 and one of 16, 80 a short one.
     let layer = shape(48, 80, 2, 2);

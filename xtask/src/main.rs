@@ -16,6 +16,7 @@ mod table;
 mod tidy;
 mod time_model;
 mod tools;
+mod wgmma;
 mod work;
 mod workspace;
 

@@ -320,7 +320,7 @@ impl<'a> Checker<'a> {
             Stage::Partial => intermediate(&self.between.intermediate, out),
             Stage::SharedPartial => intermediate(&self.between.shared_intermediate, out),
             // Weights on the input are for k = 1: a token's choice has the token's number.
-            _ if inputs.weights_on_input => {
+            Stage::Intermediate if inputs.weights_on_input => {
                 weighted_token(self.dtype, self.step.token(token), inputs.weights[token], out);
             }
             _ => decode_token(self.dtype, self.step.token(token), out),

@@ -207,7 +207,7 @@ pub struct MoeInputs<'a> {
     pub ids: Cow<'a, [i32]>,
     /// `[T, k]`: their weights.
     pub weights: Cow<'a, [f32]>,
-    /// Whether weights multiply the tokens (k = 1), rather than the experts' results.
+    /// Whether weights multiply the tokens (k = 1), rather than the experts' results. A shared expert has the tokens as they are.
     pub weights_on_input: bool,
     /// `[T]`: the shared expert's weights; 1 if there are none.
     pub shared_weights: Option<Cow<'a, [f32]>>,
@@ -263,11 +263,9 @@ impl<'a> MoeStep<'a> {
         if shared_weights.is_some() && layer.shared().is_none() {
             return Err(Error::Invalid("weights of a shared expert, but the layer has none; leave them out".into()));
         }
-        if inputs.weights_on_input && (sizes.top_k > 1 || layer.shared().is_some()) {
+        if inputs.weights_on_input && sizes.top_k > 1 {
             return Err(Error::Invalid(
-                "weights on the input are for layers with one expert a token and no shared expert; multiply the results, \
-                 or compute the shared expert as a layer of its own"
-                    .into(),
+                "weights on the input are for layers with one expert a token; multiply the results".into(),
             ));
         }
         check_bytes(&sizes, tokens, choices)?;

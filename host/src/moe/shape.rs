@@ -105,8 +105,8 @@ fn check(layer: &LayerShape) -> Result<(), Error> {
             sizes.named_experts, sizes.experts
         )));
     }
-    if layer.weights_on_input && (layer.top_k > 1 || layer.shared_intermediate.is_some()) {
-        return Err(Error::Invalid("weights_on_input is for top_k = 1 and no shared expert; leave it out".into()));
+    if layer.weights_on_input && layer.top_k > 1 {
+        return Err(Error::Invalid("weights_on_input is for top_k = 1; leave it out".into()));
     }
     Ok(())
 }

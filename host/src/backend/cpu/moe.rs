@@ -39,13 +39,14 @@ impl MoeLayer for CpuMoeLayer<'_> {
         let mut stages = Stages::default();
         for (expert, weights) in self.weights.experts().iter().enumerate() {
             let tokens = rows.of_expert(expert).map(|row| rows.tokens()[row] as usize).collect::<Vec<_>>();
-            let [intermediate, partial] = expert_rows(step, weights, &tokens);
+            let on_input = step.inputs().weights_on_input;
+            let [intermediate, partial] = expert_rows(step, weights, &tokens, on_input);
             stages.intermediate.extend(intermediate);
             stages.partial.extend(partial);
         }
         if let Some(weights) = self.weights.shared() {
             let tokens = (0..step.tokens()).collect::<Vec<_>>();
-            [stages.shared_intermediate, stages.shared_partial] = expert_rows(step, weights, &tokens);
+            [stages.shared_intermediate, stages.shared_partial] = expert_rows(step, weights, &tokens, false);
         }
         let hidden = step.sizes().hidden;
         output.hidden.par_chunks_mut(hidden).enumerate().for_each(|(token, out)| {
@@ -77,11 +78,11 @@ fn number(dtype: OutDtype, bits: u16) -> f32 {
     dtype.decode(bits) as f32
 }
 
-/// The intermediate and the down projection of an expert's tokens.
-fn expert_rows(step: &MoeStep<'_>, weights: &MoeExpert<'_>, tokens: &[usize]) -> [Vec<u16>; 2] {
+/// The intermediate and the down projection of an expert's tokens, which have their weights before or not.
+fn expert_rows(step: &MoeStep<'_>, weights: &MoeExpert<'_>, tokens: &[usize], on_input: bool) -> [Vec<u16>; 2] {
     let (dtype, inputs) = (step.sizes().dtype, step.inputs());
     let weighted = |token: usize, bits: u16| {
-        if !inputs.weights_on_input {
+        if !on_input {
             return number(dtype, bits);
         }
         number(dtype, dtype.round_f32(number(dtype, bits) * inputs.weights[token]))

@@ -76,7 +76,7 @@ pub struct MoeArguments {
     pub topk_ids: Address,
     /// The weight of each, `[T, k]`, f32.
     pub topk_weights: Address,
-    /// Whether weights multiply the tokens, rather than the experts' results: only if k = 1 and there is no shared expert.
+    /// Whether weights multiply the tokens, rather than the experts' results: only if k = 1. A shared expert's tokens stay as they are.
     pub weights_on_input: bool,
     /// A weight of the shared expert for each token, `[T]`, f32; 0 if all are 1.
     pub shared_weights: Address,
@@ -89,9 +89,9 @@ pub struct MoeArguments {
 impl MoeArguments {
     /// Checks what can be seen without a device.
     pub(crate) fn check(&self, sizes: &MoeSizes) -> Result<(), Error> {
-        if self.weights_on_input && (sizes.top_k > 1 || sizes.shared_intermediate.is_some()) {
+        if self.weights_on_input && sizes.top_k > 1 {
             return Err(Error::Invalid(
-                "weights on the input are for layers with one expert a token and no shared expert; multiply the results".into(),
+                "weights on the input are for layers with one expert a token; multiply the results".into(),
             ));
         }
         let row_bytes = size_of::<u16>() * sizes.hidden;
@@ -166,6 +166,7 @@ pub(crate) fn launches(
         placed: &layer.experts,
         count: sizes.experts as u32,
         intermediate: sizes.intermediate as u32,
+        tokens: workspace.tokens,
         lists: workspace.lists,
         token_of_row: workspace.lists.at + workspace.lists.offsets.rows,
         tile_tokens: tile_tokens(choices, sizes.named_experts as u64),
@@ -178,6 +179,7 @@ pub(crate) fn launches(
         placed,
         count: 1,
         intermediate: shared.width,
+        tokens: shared.tokens.filter(|_| chunk.weights_on_input).unwrap_or(workspace.tokens),
         lists: shared.lists,
         token_of_row: 0,
         tile_tokens: tile_tokens(chunk.token_count as u64, 1),
@@ -201,6 +203,8 @@ struct Experts<'l> {
     count: u32,
     /// I.
     intermediate: u32,
+    /// Tokens in the order of K.
+    tokens: Address,
     lists: PlacedLists,
     /// Address of the list that says which token a row is of; 0 if rows are tokens.
     token_of_row: Address,
@@ -234,6 +238,7 @@ impl Chunk<'_> {
             input_pitch: arguments.token_pitch as u64,
             input_weights: if arguments.weights_on_input { arguments.topk_weights } else { 0 },
             tokens: self.workspace.tokens,
+            shared_tokens: shared.map_or(0, |shared| shared.tokens),
             lists: routed.lists.at,
             shared_lists: shared.map_or(0, |shared| shared.lists.at),
             token_count: arguments.token_count as u32,
@@ -262,7 +267,7 @@ impl Chunk<'_> {
         };
         let launch = match op {
             Op::Gated => Product {
-                tokens: self.workspace.tokens,
+                tokens: experts.tokens,
                 rows: experts.token_of_row,
                 ticket: ticket_of_gated,
                 b: [gate_up, gate_up + matrix_bytes(intermediate, hidden)],

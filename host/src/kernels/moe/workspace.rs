@@ -36,6 +36,8 @@ pub(crate) struct SharedWorkspace {
     pub lists: PlacedLists,
     /// Its I.
     pub width: u32,
+    /// Tokens without their weights, as [`Workspace::tokens`]: only where weights may be on the input.
+    pub tokens: Option<Address>,
     /// `[T, I]`, columns in the order of K.
     pub intermediate: Address,
     /// `[T, H]`.
@@ -58,6 +60,7 @@ impl Workspace {
             shared: sizes.shared_intermediate.map(|width| SharedWorkspace {
                 lists: lists(Lists::new(tokens, 1), &mut place),
                 width: width as u32,
+                tokens: (sizes.top_k == 1).then(|| place(bytes(tokens, sizes.hidden))),
                 intermediate: place(bytes(tokens, width)),
                 rows: place(bytes(tokens, sizes.hidden)),
             }),
