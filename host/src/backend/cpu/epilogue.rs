@@ -1,8 +1,8 @@
 //! From sums to outputs: α, the gate, rounding to 16 bits. Plain arithmetic that vectorises and gives the same bits
 //! everywhere.
 
+use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
-use half::{bf16, f16};
 
 use super::layout::PANEL_ROWS;
 use crate::problem::OutDtype;
@@ -62,7 +62,13 @@ pub(super) fn round(values: &mut [f32], dtype: OutDtype, out: &mut [u16]) {
     }
     match dtype {
         OutDtype::F16 => out.reinterpret_cast_mut::<f16>().convert_from_f32_slice(values),
-        OutDtype::Bf16 => out.reinterpret_cast_mut::<bf16>().convert_from_f32_slice(values),
+        // To the nearest, and to the even one of two. `half` takes them one by one, on account of NaN.
+        OutDtype::Bf16 => {
+            for (out, value) in out.iter_mut().zip(values) {
+                let bits = value.to_bits();
+                *out = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) as u16;
+            }
+        }
     }
 }
 
@@ -143,6 +149,21 @@ mod tests {
             round(&mut [f32::NAN, -f32::NAN, f32::from_bits(0x7FA0_0001), 1.0, -f32::INFINITY], dtype, &mut bits);
             let nan = dtype.round_f32(f32::NAN);
             assert_eq!(bits, [nan, nan, nan, dtype.round_f32(1.0), dtype.round_f32(-f32::INFINITY)]);
+        }
+    }
+
+    #[test]
+    fn numbers_are_rounded_as_the_reference_does() {
+        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+            // All signs and exponents, with ties and their neighbours in both types.
+            for high in 0..=u16::MAX {
+                let number = |low: u32| f32::from_bits(u32::from(high) << 16 | low);
+                let mut values = [0, 1, 0x1000, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(number);
+                let want = values.map(|value| dtype.round_f32(if value.is_nan() { f32::NAN } else { value }));
+                let mut bits = [0; 7];
+                round(&mut values, dtype, &mut bits);
+                assert_eq!(bits, want, "{high:#x}");
+            }
         }
     }
 }

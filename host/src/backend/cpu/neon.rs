@@ -130,7 +130,8 @@ impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
             for (sums, tokens) in sums.chunks_mut(2).zip(tokens.chunks(2)) {
                 // A single token is its own neighbour, whose results nobody takes.
                 let pair = [tokens[0], tokens[tokens.len() - 1]].map(|token| vreinterpretq_s64_s8(bytes(token)));
-                let halves = [vzip1q_s64(pair[0], pair[1]), vzip2q_s64(pair[0], pair[1])].map(vreinterpretq_s8_s64);
+                let halves =
+                    [vzip1q_s64(pair[0], pair[1]), vzip2q_s64(pair[0], pair[1])].map(|half| vreinterpretq_s8_s64(half));
                 for vector in 0..VECTORS {
                     // Of two rows and both tokens.
                     let products = |rows: usize| {

@@ -260,7 +260,7 @@ fn tokens_of_any_bits_give_the_same_bits_on_every_instruction_set() {
                     // Infinities and NaN, subnormal numbers, numbers whose products overflow, and all that.
                     0 => number,
                     1 => number & (sign | 0x7F),
-                    2 => infinity - 1 - (number & 0x1FF) | number & sign,
+                    2 => (infinity - 1 - (number & 0x1FF)) | number & sign,
                     _ => {
                         if number & !sign < infinity {
                             number
