@@ -86,6 +86,9 @@ pub(super) struct Tile<'a, T: Tokens> {
     pub output: *mut u16,
 }
 
+/// [`Simd::compute`] of an instruction set.
+pub(super) type Kernel<T> = Box<dyn Fn(&Tile<'_, T>, &mut Scratch<T>) + Send + Sync>;
+
 /// Computes a tile and writes its outputs.
 #[inline(always)]
 pub(super) fn compute<S: Simd<T>, T: Tokens>(simd: S, tile: &Tile<'_, T>, scratch: &mut Scratch<T>) {
@@ -157,13 +160,14 @@ fn stream<S: Simd<T>, T: Tokens, const N: usize>(
     for (values, scales) in values.chunks(T::SUM_BLOCKS).zip(scales.chunks(T::SUM_BLOCKS)) {
         let mut sums = [[simd.zero(); N]; PANEL_ROWS];
         let lanes = PANEL_ROWS / S::LANES;
+        let tokens = tokens.map(|token| &token[start..][..values.len()]);
         for (index, (values, scales)) in values.iter().zip(scales).enumerate() {
             prefetch_after(values);
             prefetch_after(scales);
             let mut block = T::ZERO_BLOCK;
             simd.unpack(values, scales, &mut block);
             for (part, sums) in sums[..lanes].iter_mut().enumerate() {
-                simd.accumulate(sums, &block, part * S::LANES, tokens.map(|token| &token[start + index]));
+                simd.accumulate(sums, &block, part * S::LANES, tokens.map(|token| &token[index]));
             }
         }
         for (part, sums) in sums[..lanes].iter().enumerate() {
@@ -211,8 +215,9 @@ fn add_products_of<S: Simd<T>, T: Tokens, const N: usize>(
         let mut start = 0;
         for blocks in blocks.chunks(T::SUM_BLOCKS) {
             let mut sums = [simd.zero(); N];
+            let tokens = tokens.map(|token| &token[start..][..blocks.len()]);
             for (index, block) in blocks.iter().enumerate() {
-                simd.accumulate(&mut sums, block, lane, tokens.map(|token| &token[start + index]));
+                simd.accumulate(&mut sums, block, lane, tokens.map(|token| &token[index]));
             }
             for (sums, memory) in sums.into_iter().zip(&mut *memory) {
                 simd.add_to(sums, &mut memory[lane..lane + S::LANES]);

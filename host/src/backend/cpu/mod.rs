@@ -24,7 +24,7 @@ mod tests;
 use std::time::{Duration, Instant};
 
 use self::epilogue::Epilogue;
-use self::kernel::{Scratch, Simd, Tile};
+use self::kernel::{Kernel, Simd};
 use self::layout::{Bits16, Nvfp4, Panels, unpack_nvfp4};
 use self::products::{Product, Products, TokenBuffer};
 use super::{Backend, Layer, MoeLayer};
@@ -89,9 +89,6 @@ impl Isa {
         }
     }
 }
-
-/// Computes a tile of tokens of a kind.
-type Kernel<T> = Box<dyn Fn(&Tile<'_, T>, &mut Scratch<T>) + Send + Sync>;
 
 /// The kernels of an instruction set.
 struct Kernels {
@@ -174,7 +171,7 @@ impl Backend for Cpu {
     }
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
-        Ok(Box::new(moe::CpuMoeLayer::new(self.isa, self.kernels().bits16, weights)?))
+        Ok(Box::new(moe::CpuMoeLayer::new(self.isa.name(), self.kernels().bits16, weights)?))
     }
 }
 

@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::epilogue::{self, Epilogue};
+use super::kernel::Kernel;
 use super::layout::{Bits16, Panels, convert, unpack_bits16};
 use super::products::{Product, Products, TokenBuffer};
-use super::{Isa, Kernel};
 use crate::backend::MoeLayer;
 use crate::error::Error;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, Stages};
 
 /// The layer: weights in panels, and the buffers of a step, kept for the next.
 pub(super) struct CpuMoeLayer {
-    isa: Isa,
+    name: &'static str,
     kernel: Kernel<Bits16>,
     sizes: MoeSizes,
     /// The layer's experts, and at last the shared one if there is one.
@@ -48,9 +48,9 @@ impl PackedExpert {
 }
 
 impl CpuMoeLayer {
-    pub(super) fn new(isa: Isa, kernel: Kernel<Bits16>, weights: &MoeWeights<'_>) -> Result<Self, Error> {
+    pub(super) fn new(name: &'static str, kernel: Kernel<Bits16>, weights: &MoeWeights<'_>) -> Result<Self, Error> {
         Ok(Self {
-            isa,
+            name,
             kernel,
             sizes: weights.sizes(),
             experts: weights
@@ -162,7 +162,7 @@ struct Group {
 
 impl MoeLayer for CpuMoeLayer {
     fn kernel(&self) -> &str {
-        self.isa.name()
+        self.name
     }
 
     fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {

@@ -59,7 +59,8 @@ impl<const I8MM: bool> Neon<I8MM> {
 
 impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
     const LANES: usize = VECTORS * LANES;
-    const TOKENS: usize = 8;
+    // With `sdot`, the compiler makes a loop over eight tokens and keeps their sums in memory.
+    const TOKENS: usize = if I8MM { 8 } else { 4 };
     type Sums = [float32x4_t; VECTORS];
 
     #[inline(always)]
@@ -127,9 +128,10 @@ impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
                 }
                 return;
             }
-            for (sums, tokens) in sums.chunks_mut(2).zip(tokens.chunks(2)) {
+            for first in (0..N).step_by(2) {
                 // A single token is its own neighbour, whose results nobody takes.
-                let pair = [tokens[0], tokens[tokens.len() - 1]].map(|token| vreinterpretq_s64_s8(bytes(token)));
+                let second = (first + 1).min(N - 1);
+                let pair = [first, second].map(|token| vreinterpretq_s64_s8(bytes(tokens[token])));
                 let halves =
                     [vzip1q_s64(pair[0], pair[1]), vzip2q_s64(pair[0], pair[1])].map(|half| vreinterpretq_s8_s64(half));
                 for vector in 0..VECTORS {
@@ -139,9 +141,9 @@ impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
                         smmla(front, weights[2 + rows][vector], halves[1])
                     };
                     let (front, back) = (products(0), products(1));
-                    let dots = [vuzp1q_s32(front, back), vuzp2q_s32(front, back)];
-                    for ((sums, token), dots) in sums.iter_mut().zip(tokens).zip(dots) {
-                        add(&mut sums[vector], dots, scales[vector], token);
+                    add(&mut sums[first][vector], vuzp1q_s32(front, back), scales[vector], tokens[first]);
+                    if second > first {
+                        add(&mut sums[second][vector], vuzp2q_s32(front, back), scales[vector], tokens[second]);
                     }
                 }
             }
@@ -231,8 +233,12 @@ impl<const I8MM: bool> Simd<Bits16> for Neon<I8MM> {
     }
 
     fn compute(self, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
-        // NEON's own instructions are part of the target.
-        kernel::compute(self, tile, scratch);
+        #[target_feature(enable = "neon")]
+        fn compute<const I8MM: bool>(simd: Neon<I8MM>, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
+            kernel::compute(simd, tile, scratch);
+        }
+        // SAFETY: `self` proves the feature.
+        unsafe { compute(self, tile, scratch) }
     }
 }
 

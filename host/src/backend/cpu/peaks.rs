@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 
+use super::Isa;
 use super::epilogue::Epilogue;
-use super::kernel::Tile;
+use super::kernel::{Kernel, Tile};
 use super::layout::{Nvfp4, PANEL_ROWS, Panels, Tokens, unpack_nvfp4};
-use super::{Isa, Kernel};
 use crate::format::{BLOCK, Matrix};
 use crate::plan::roofline::Peaks;
 use crate::problem::OutDtype;

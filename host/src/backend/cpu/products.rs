@@ -2,9 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::Kernel;
 use super::epilogue::Epilogue;
-use super::kernel::{TILE_PANELS, TILE_TOKENS, Tile};
+use super::kernel::{Kernel, TILE_PANELS, TILE_TOKENS, Tile};
 use super::layout::{Panels, Tokens};
 
 /// Tokens times a packed matrix, or two.
@@ -20,8 +19,8 @@ pub(super) struct Product<'a, T: Tokens> {
 /// The tokens of products, product after product. Kept, so that the next ones need no memory.
 pub(super) struct TokenBuffer<T: Tokens> {
     blocks: Vec<T::Block16>,
-    /// Where each product's begin.
-    starts: Vec<usize>,
+    /// Where each product's begin, and M.
+    starts: Vec<(usize, usize)>,
 }
 
 impl<T: Tokens> TokenBuffer<T> {
@@ -32,30 +31,30 @@ impl<T: Tokens> TokenBuffer<T> {
     /// Writes the tokens of products of these sizes, M and K: `write(product, row, chunk of K, out)` a chunk of a row.
     pub fn fill(
         &mut self,
-        sizes: impl ExactSizeIterator<Item = (usize, usize)> + Clone,
+        sizes: impl Iterator<Item = (usize, usize)>,
         write: impl Fn(usize, usize, usize, &mut [T::Block16]) + Sync,
     ) {
         let mut end = 0;
         self.starts.clear();
-        for (m, k) in sizes.clone() {
-            self.starts.push(end);
+        for (m, k) in sizes {
+            self.starts.push((end, m));
             end += T::len(m, k);
         }
         self.blocks.resize(end, T::ZERO);
-        let rows: Vec<_> = sizes.map(|(m, _)| m).collect();
         self.blocks.par_chunks_mut(T::CHUNK_BLOCKS).enumerate().for_each(|(chunk, out)| {
             let at = chunk * T::CHUNK_BLOCKS;
             // The last product that begins here or before. An empty one begins where the next one does.
-            let product = self.starts.partition_point(|&start| start <= at) - 1;
-            let within = (at - self.starts[product]) / T::CHUNK_BLOCKS;
-            write(product, within % rows[product], within / rows[product], out);
+            let product = self.starts.partition_point(|&(start, _)| start <= at) - 1;
+            let (start, m) = self.starts[product];
+            let within = (at - start) / T::CHUNK_BLOCKS;
+            write(product, within % m, within / m, out);
         });
     }
 
     /// A product's tokens.
     pub fn of(&self, product: usize) -> &[T::Block16] {
-        let end = self.starts.get(product + 1).copied().unwrap_or(self.blocks.len());
-        &self.blocks[self.starts[product]..end]
+        let end = self.starts.get(product + 1).map_or(self.blocks.len(), |&(start, _)| start);
+        &self.blocks[self.starts[product].0..end]
     }
 }
 
