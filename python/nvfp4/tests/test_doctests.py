@@ -1,6 +1,7 @@
-"""Examples in the documentation."""
+"""Examples in the documentation, and in the repository's README."""
 
 import doctest
+import pathlib
 
 import pytest
 
@@ -12,3 +13,10 @@ from nvfp4 import _moe, _operators
 def test_the_examples_are_right(module):
     found = doctest.testmod(module)
     assert found.attempted > 0 and found.failed == 0
+
+
+def test_the_readmes_program_runs(capsys):
+    readme = (pathlib.Path(__file__).parents[3] / "README.md").read_text()
+    section = readme.split("## From PyTorch\n")[1].split("\n## ")[0]
+    exec(compile(section.split("```python\n")[1].split("```")[0], "README.md", "exec"), {})
+    assert capsys.readouterr().out == "torch.Size([5, 128])\n"

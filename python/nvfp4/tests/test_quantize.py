@@ -32,8 +32,8 @@ def bits(tensor):
 
 
 def assert_same(got, want):
-    for got, want, part in zip(bits(got), want, ("values", "scales", "global scale")):
-        np.testing.assert_array_equal(got, want, part)
+    for mine, reference_s, part in zip(bits(got), want, ("values", "scales", "global scale")):
+        np.testing.assert_array_equal(mine, reference_s, part)
 
 
 @pytest.mark.parametrize("x", list(inputs()), ids=lambda x: f"{x.dtype}{list(x.shape)}")

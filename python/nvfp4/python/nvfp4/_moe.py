@@ -84,20 +84,24 @@ class Moe(torch.nn.Module):
         workspace: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The layer's output for ``hidden_states`` ``[T, H]``; the arguments are those of :func:`moe`."""
-        return _operators.moe(
-            hidden_states,
-            topk_ids,
-            topk_weights,
-            self.weights,
-            self.experts,
-            self.intermediate,
-            shared_intermediate=self.shared_intermediate,
-            expert_map=self.expert_map,
-            shared_weights=shared_weights,
-            weights_on_input=weights_on_input,
-            out=out,
-            workspace=workspace,
+        # Only what is not as usual is handed over: each option that PyTorch has to look at takes time.
+        options = {}
+        if self.shared_intermediate is not None:
+            options["shared_intermediate"] = self.shared_intermediate
+        if self.expert_map is not None:
+            options["expert_map"] = self.expert_map
+        if shared_weights is not None:
+            options["shared_weights"] = shared_weights
+        if weights_on_input:
+            options["weights_on_input"] = True
+        if workspace is not None:
+            options["workspace"] = workspace
+        if out is None:
+            out = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+        _operators._moe(
+            out, hidden_states, topk_ids, topk_weights, self.weights, self.experts, self.intermediate, **options
         )
+        return out
 
     def extra_repr(self):
         shared = f", shared_intermediate={self.shared_intermediate}" if self.shared_intermediate else ""

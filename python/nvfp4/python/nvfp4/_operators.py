@@ -155,7 +155,7 @@ def _quantize_cpu(x, global_scale=None):
 
 def _quantize_composed(x, global_scale=None):
     _empty_quantized(x, global_scale)
-    number = lambda value: torch.full((), value, dtype=torch.float32, device=x.device)  # noqa: E731
+    number = lambda value: torch.full((), value, dtype=torch.float32, device=x.device)
     numbers = x.float()
     # Divisors are tensors: PyTorch multiplies by the reciprocal of a number, which rounds twice.
     if global_scale is None:
