@@ -96,13 +96,14 @@ impl<'py> Tensor<'py> {
         let py = object.py();
         let dtype = object.getattr(intern!(py, "dtype"))?;
         let dtype = Dtype::of(&dtype)?.ok_or_else(|| invalid(name, format_args!("the type {dtype} is not taken")))?;
-        let place = if object.getattr(intern!(py, "is_cuda"))?.extract()? {
-            Place::Cuda(object.call_method0(intern!(py, "get_device"))?.extract()?)
-        } else if object.getattr(intern!(py, "is_cpu"))?.extract()? {
-            Place::Cpu
-        } else {
-            let device = object.getattr(intern!(py, "device"))?;
-            return Err(invalid(name, format_args!("lies on {device}; only the CPU and CUDA devices compute")));
+        // -1 for the CPU, and for devices that no operator is registered for.
+        let place = match object.call_method0(intern!(py, "get_device"))?.extract::<i32>()? {
+            index if index >= 0 => Place::Cuda(index as u32),
+            _ if object.getattr(intern!(py, "is_cpu"))?.extract()? => Place::Cpu,
+            _ => {
+                let device = object.getattr(intern!(py, "device"))?;
+                return Err(invalid(name, format_args!("lies on {device}; only the CPU and CUDA devices compute")));
+            }
         };
         let (mut shape, mut strides) = ([1; MOST_DIMENSIONS], [0; MOST_DIMENSIONS]);
         let sizes = object.getattr(intern!(py, "shape"))?;
@@ -114,9 +115,21 @@ impl<'py> Tensor<'py> {
                 format_args!("has {dimensions} dimensions, at most {MOST_DIMENSIONS} are taken"),
             ));
         }
-        let steps = object.call_method0(intern!(py, "stride"))?;
-        for (index, (size, step)) in sizes.iter().zip(steps.cast::<PyTuple>()?.iter()).enumerate() {
-            (shape[index], strides[index]) = (size.extract()?, step.extract()?);
+        for (place, size) in shape.iter_mut().zip(sizes.iter()) {
+            *place = size.extract()?;
+        }
+        // Most are contiguous, and asking for that takes less time than asking for strides.
+        if object.call_method0(intern!(py, "is_contiguous"))?.extract()? {
+            let mut stride = 1;
+            for dimension in (0..dimensions).rev() {
+                strides[dimension] = stride;
+                stride *= shape[dimension].max(1) as i64;
+            }
+        } else {
+            let steps = object.call_method0(intern!(py, "stride"))?;
+            for (place, step) in strides.iter_mut().zip(steps.cast::<PyTuple>()?.iter()) {
+                *place = step.extract()?;
+            }
         }
         let address = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
         Ok(Self { name, dtype, place, address, shape, strides, dimensions, object: object.clone() })

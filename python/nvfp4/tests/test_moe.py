@@ -141,10 +141,11 @@ def wrong_calls():
     yield "hidden_states", lambda call: call | {"hidden_states": call["hidden_states"].float()}
     yield "hidden_states", lambda call: call | {"hidden_states": call["hidden_states"][None]}
     yield "hidden_states", lambda call: call | {"hidden_states": call["hidden_states"].t().contiguous().t()}
-    yield "hidden size|weights", lambda call: call | {"hidden_states": call["hidden_states"][:, :72]}
+    yield "hidden_states", lambda call: call | {"hidden_states": call["hidden_states"][:, :72]}
     yield "weights", lambda call: call | {"hidden_states": call["hidden_states"][:, :64]}
     yield "topk_ids", lambda call: call | {"topk_ids": call["topk_ids"].long()}
     yield "topk_ids", lambda call: call | {"topk_ids": call["topk_ids"][:4]}
+    yield "topk_ids", lambda call: call | {"topk_ids": call["topk_ids"][:, :0]}
     yield "topk_weights", lambda call: call | {"topk_weights": call["topk_weights"].bfloat16()}
     yield "topk_weights", lambda call: call | {"topk_weights": call["topk_weights"][:, :2]}
     yield "topk_weights", lambda call: call | {"topk_weights": call["topk_weights"].t().contiguous().t()}
@@ -158,7 +159,7 @@ def wrong_calls():
     yield "out", lambda call: call | {"out": call["hidden_states"].half()}
     yield "out", lambda call: call | {"out": call["hidden_states"].repeat(1, 2)}
     yield "workspace", lambda call: call | {"workspace": torch.zeros(512, device=call["weights"].device)}
-    yield "weights on the input", lambda call: call | {"weights_on_input": True}
+    yield "weights_on_input", lambda call: call | {"weights_on_input": True}
 
 
 @pytest.mark.parametrize(("name", "change"), list(wrong_calls()))
@@ -207,6 +208,18 @@ class TestOnAGpu:
         layer = nvfp4.Moe(*(to(matrix, "cuda") for matrix in matrices))
         with pytest.raises(ValueError, match="^(topk_ids|weights)"):
             layer(*tokens(5, "cpu"))
+
+    def test_rows_that_kernels_cannot_read_are_refused_by_name(self):
+        layer = nvfp4.Moe(*(to(matrix, "cuda") for matrix in projections()))
+        hidden, ids, weights = tokens(5, "cuda")
+        odd = torch.empty(5, H + 3, dtype=torch.bfloat16, device="cuda")[:, :H]
+        with pytest.raises(ValueError, match="^hidden_states.*contiguous"):
+            layer(odd, ids, weights)
+        with pytest.raises(ValueError, match="^out.*contiguous"):
+            layer(hidden, ids, weights, out=odd)
+        workspace = torch.empty(layer.workspace_bytes(5, K) + 1, dtype=torch.uint8, device="cuda")[1:]
+        with pytest.raises(ValueError, match="^workspace"):
+            layer(hidden, ids, weights, workspace=workspace)
 
     def test_every_byte_is_the_allocators(self):
         matrices = [to(matrix, "cuda") for matrix in projections()]

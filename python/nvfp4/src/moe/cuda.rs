@@ -11,6 +11,12 @@ use crate::device::{current_stream, launcher};
 use crate::error::exception;
 use crate::tensor::Tensor;
 
+/// What tokens and their rows are aligned to on a GPU, in bytes: kernels read so many at once.
+const ALIGNMENT: usize = 16;
+
+/// As [`ALIGNMENT`], of the workspace.
+const WORKSPACE_ALIGNMENT: u64 = 256;
+
 /// Queues a call. The output and the workspace are PyTorch's, which keeps them until the stream has come past it.
 pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes, ordinal: u32) -> PyResult<()> {
     let launcher = launcher(ordinal)?;
@@ -29,7 +35,20 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes, ordinal: u
             &Tensor::read("workspace", &made)?
         }
     };
-    let pitch = |tensor: &Tensor<'_>| Ok::<_, PyErr>(size_of::<u16>() * tensor.row_stride()?);
+    let pitch = |tensor: &Tensor<'_>| {
+        let pitch = size_of::<u16>() * tensor.row_stride()?;
+        if !pitch.is_multiple_of(ALIGNMENT) || !tensor.address.is_multiple_of(ALIGNMENT as u64) {
+            return Err(tensor.invalid(format_args!(
+                "lies at {:#x}, its rows {pitch} bytes apart; expected multiples of {ALIGNMENT}: call .contiguous()",
+                tensor.address
+            )));
+        }
+        Ok(pitch)
+    };
+    if !workspace.address.is_multiple_of(WORKSPACE_ALIGNMENT) {
+        let address = workspace.address;
+        return Err(workspace.invalid(format_args!("lies at {address:#x}, not at a multiple of {WORKSPACE_ALIGNMENT}")));
+    }
     let address = |tensor: &Option<Tensor<'_>>| tensor.as_ref().map_or(0, |tensor| tensor.address);
     let arguments = MoeArguments {
         token_count,

@@ -4,6 +4,7 @@ mod cpu;
 mod cuda;
 
 use nvfp4::backend::cuda::MoeLauncher;
+use nvfp4::format::BLOCK;
 use nvfp4::kernels::moe::{weight_bytes, workspace_bytes};
 use nvfp4::moe::MoeSizes;
 use nvfp4::problem::OutDtype;
@@ -11,6 +12,9 @@ use pyo3::prelude::*;
 
 use crate::error::{exception, invalid};
 use crate::tensor::{Dtype, Place, Tensor};
+
+/// The most experts that a token names.
+const MAX_TOP_K: usize = 32;
 
 /// Computes a layer: `out` is written, and `workspace` if there is one.
 #[pyfunction]
@@ -69,13 +73,25 @@ impl Operands<'_> {
         let place = self.hidden_states.place;
         let [tokens, hidden] = self.hidden_states.expect_dimensions("[tokens, hidden size]")?;
         let dtype = self.hidden_states.token_type()?;
+        if hidden == 0 || hidden % BLOCK != 0 {
+            return Err(self
+                .hidden_states
+                .invalid(format_args!("rows of {hidden} numbers; expected a multiple of {BLOCK}")));
+        }
         self.out.expect_dtype(&[self.hidden_states.dtype])?;
         self.out.expect_shape(self.hidden_states.shape())?;
         let [_, top_k] = self.topk_ids.expect_dimensions("[tokens, experts of a token]")?;
+        if top_k == 0 || top_k > MAX_TOP_K {
+            return Err(self.topk_ids.invalid(format_args!("{top_k} experts a token; expected 1 to {MAX_TOP_K}")));
+        }
         for (tensor, dtype) in [(&self.topk_ids, Dtype::I32), (&self.topk_weights, Dtype::F32)] {
             tensor.expect_dtype(&[dtype])?;
             tensor.expect_shape(&[tokens, top_k])?;
             tensor.expect_contiguous()?;
+        }
+        if self.weights_on_input && (top_k > 1 || shared.is_some()) {
+            let text = "only for one expert a token and no shared expert";
+            return Err(invalid("weights_on_input", text));
         }
         if let Some(map) = &self.expert_map {
             map.expect_dtype(&[Dtype::I32])?;
