@@ -32,14 +32,14 @@ pub use cuda_driver::sys::{CUdeviceptr, CUstream};
 pub use device::{DeviceInfo, Options, devices};
 pub use gpu_arch::Capability;
 pub use layer::CudaLayer;
-pub use moe::{CudaMoeLayer, MoeGraph, MoeTensor, MoeTensors};
+pub use moe::{CudaMoeLayer, MoeGraph, MoeLauncher, MoeTensor, MoeTensors, PackedMoe};
 pub use resident::{Cache, ResidentStep, Timing};
 
 use super::{Backend, Layer, MoeLayer};
 use crate::error::Error;
 use crate::kernels::builds;
 pub use crate::kernels::group::DeviceGroup;
-pub use crate::kernels::moe::{MoeArguments, workspace_bytes};
+pub use crate::kernels::moe::{MoeArguments, weight_bytes, workspace_bytes};
 use crate::moe::{MoeSizes, MoeWeights};
 use crate::plan::roofline::{GPUS, Peaks};
 use crate::plan::variant::Variant;
@@ -131,6 +131,15 @@ impl Cuda {
         let (device, graph) = (self.device.clone(), self.variant.graph);
         // SAFETY: `# Safety` above.
         unsafe { CudaMoeLayer::pack(device, sizes, experts, shared, expert_map, graph) }
+    }
+
+    /// What packs and launches MoE layers whose weights and workspace lie in the caller's memory. It loads the kernels, so that
+    /// none is loaded while a stream is captured.
+    ///
+    /// # Errors
+    /// [`Error::NotComputed`] if no kernel computes such layers on this device; [`Error::Driver`] if one cannot be loaded.
+    pub fn moe_launcher(&self) -> Result<MoeLauncher, Error> {
+        MoeLauncher::new(self.device.clone())
     }
 }
 

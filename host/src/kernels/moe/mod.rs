@@ -9,6 +9,7 @@
 //! in the same order, and a token's rows are added in the order in which it names its experts.
 
 mod stages;
+mod weights;
 mod workspace;
 
 use kernels_gpu::moe_route::abi::{Combine, Route};
@@ -25,6 +26,8 @@ use crate::error::Error;
 use crate::moe::MoeSizes;
 use crate::problem::{Op, OutDtype};
 pub(crate) use stages::StageParts;
+pub use weights::weight_bytes;
+pub(crate) use weights::{PROJECTIONS, PackedWeights};
 pub use workspace::workspace_bytes;
 pub(crate) use workspace::{PlacedLists, Workspace};
 

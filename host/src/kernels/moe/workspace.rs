@@ -75,7 +75,7 @@ impl Workspace {
 }
 
 /// The next so many bytes.
-fn take(end: &mut Address, bytes: u64) -> Address {
+pub(super) fn take(end: &mut Address, bytes: u64) -> Address {
     let at = *end;
     *end = (at + bytes).next_multiple_of(ALIGNMENT);
     at

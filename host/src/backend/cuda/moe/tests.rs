@@ -212,6 +212,80 @@ fn layers_share_a_workspace() {
 }
 
 #[test]
+fn a_launcher_computes_a_layer_in_the_callers_memory_and_leaves_the_context_alone() {
+    let fake = hopper();
+    let dtype = OutDtype::Bf16;
+    let weights = weights(dtype).with_shared(expert(96, 9)).unwrap().with_expert_map(vec![2, -1, 0, 1, -1, 1]).unwrap();
+    let sizes = weights.sizes();
+    let step = MoeStep::new(&weights, inputs(dtype, 20)).unwrap();
+    let gpu = Cuda::open(0).unwrap();
+    let expected = execute(&mut gpu.prepare_moe_layer(&weights).unwrap(), &step).hidden;
+
+    let launcher = gpu.moe_launcher().unwrap();
+    let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
+    let shared = std::slice::from_ref(weights.shared().unwrap());
+    // Values and scales of each projection, of the experts and of the shared one.
+    let raw = [weights.experts(), shared].map(|experts| {
+        [0, 1, 2].map(|projection| {
+            let of = |expert: &MoeExpert<'static>| expert.projections()[projection].1.clone();
+            let concat = |bytes: for<'m> fn(&'m Matrix<'static>) -> &'m [u8]| -> Vec<u8> {
+                experts.iter().flat_map(|expert| bytes(&of(expert)).to_vec()).collect()
+            };
+            let scales: Vec<f32> = experts.iter().map(|expert| of(expert).global_scale()).collect();
+            let (values, blocks) = (concat(|matrix| matrix.values()), concat(|matrix| matrix.scales()));
+            (values.len() / experts.len(), upload(&values), blocks.len() / experts.len(), upload(&blocks), scales)
+        })
+    });
+    let [routed, shared] = raw.each_ref().map(|projections| {
+        let [gate, up, down] = projections.each_ref().map(|(values_stride, values, scales_stride, scales, global)| {
+            let (values, scales) = (values.as_device_ptr().as_raw(), scales.as_device_ptr().as_raw());
+            let (values_stride, scales_stride) = (*values_stride, *scales_stride);
+            MoeTensor { values, values_stride, scales, scales_stride, global_scales: global }
+        });
+        MoeTensors { gate, up, down }
+    });
+    let packed = upload(&vec![0xAA; weight_bytes(&sizes)]);
+    let map = DeviceBuffer::from_slice(weights.expert_map().unwrap()).unwrap();
+    let workspace = upload(&vec![0xFF; launcher.workspace_bytes(&sizes, 20)]);
+    let (operands, stream) = (OnDevice::new(&step), Stream::new(StreamFlags::NON_BLOCKING, None).unwrap());
+    let layer = PackedMoe { sizes, weights: packed.as_device_ptr().as_raw(), expert_map: map.as_device_ptr().as_raw() };
+    let (stream_of, workspace) = (stream.as_inner(), workspace.as_device_ptr().as_raw());
+    // Another library's context, or none, is current when an engine's thread calls.
+    // SAFETY: null is a context to make current: none.
+    unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
+    fake.take_calls();
+    // SAFETY: tensors and operands of these sizes lie there until the stream is waited for.
+    unsafe { launcher.pack(&sizes, &routed, Some(&shared), layer.weights, stream_of) }.unwrap();
+    // SAFETY: as above.
+    let launches = unsafe { launcher.launch(&layer, &operands.arguments, workspace, stream_of) }.unwrap();
+    assert_eq!(launches, 6);
+    let calls = fake.take_calls();
+    let is_slow = |call: &&String| ["Alloc", "Free", "Synchronize", "Module"].iter().any(|part| call.contains(part));
+    assert_eq!(calls.iter().find(is_slow), None, "{calls:?}");
+    assert_eq!(calls[calls.len() - 2..], ["cuLaunchKernelEx", "cuCtxSetCurrent"]);
+    let mut current = std::ptr::dangling_mut();
+    // SAFETY: `current` outlives the call.
+    unsafe { sys::cuCtxGetCurrent(&mut current) };
+    assert!(current.is_null());
+
+    gpu.prepare_moe_layer(&weights).unwrap(); // makes the context current
+    stream.synchronize().unwrap();
+    let mut head = [0; MoeLauncher::HEAD_BYTES];
+    packed.index(..head.len()).copy_to(&mut head).unwrap();
+    MoeLauncher::check_packed(&sizes, &head).unwrap();
+    assert_eq!(operands.output(), expected);
+
+    // The shared expert's down, row 1, block 2 of 6.
+    head[40..].copy_from_slice(&8_u64.to_ne_bytes());
+    let error = MoeLauncher::check_packed(&sizes, &head).unwrap_err().to_string();
+    assert_eq!(error, "shared expert: down: the scale of row 1, block 2 is negative or NaN");
+    // SAFETY: nothing is launched.
+    let error =
+        unsafe { launcher.launch(&PackedMoe { weights: 16, ..layer }, &operands.arguments, workspace, stream_of) };
+    assert!(error.unwrap_err().to_string().contains("packed weights at 0x10"));
+}
+
+#[test]
 fn an_engines_tensors_are_packed_where_they_lie_and_a_bad_scale_is_named() {
     let _fake = hopper();
     let weights = weights(OutDtype::F16);
