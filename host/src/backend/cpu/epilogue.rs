@@ -1,41 +1,75 @@
 //! From sums to outputs: α, the gate, rounding to 16 bits. Plain arithmetic that vectorises and gives the same bits
 //! everywhere.
 
+use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
-use half::{bf16, f16};
 
 use super::layout::PANEL_ROWS;
 use crate::problem::OutDtype;
 
-/// Unit of a dot product of doubled values.
-const DOT_UNIT: f64 = 0.25;
+/// What becomes of sums.
+#[derive(Clone, Copy)]
+pub(super) struct Epilogue {
+    /// What the sums of each projection are multiplied with.
+    alphas: [f64; 2],
+    /// Pre-activations beyond it become it.
+    limit: f32,
+    dtype: OutDtype,
+}
+
+impl Epilogue {
+    /// Of sums of NVFP4 tokens, which have doubled values on both sides. A step's α keeps the exact value within f32, and
+    /// the limit keeps a sum at the very edge from being rounded to infinity.
+    pub fn of_nvfp4(alphas: [f64; 2], dtype: OutDtype) -> Self {
+        const DOT_UNIT: f64 = 0.25;
+        Self { alphas: alphas.map(|alpha| alpha * DOT_UNIT), limit: f32::MAX, dtype }
+    }
+
+    /// Of sums of 16-bit tokens, times the global scales of the weights. Infinities stay.
+    pub fn of_bits16(globals: [f32; 2], dtype: OutDtype) -> Self {
+        Self { alphas: globals.map(f64::from), limit: f32::INFINITY, dtype }
+    }
+
+    /// A pre-activation.
+    #[inline(always)]
+    fn scaled(&self, sum: f32, projection: usize) -> f32 {
+        ((f64::from(sum) * self.alphas[projection]) as f32).clamp(-self.limit, self.limit)
+    }
+}
 
 /// Writes the outputs of one token in a panel of `features` outputs: two sums make an output if gated, one if plain.
 #[inline(always)]
-pub(super) fn write(sums: &[f32; PANEL_ROWS], alphas: [f64; 2], features: usize, dtype: OutDtype, out: &mut [u16]) {
+pub(super) fn write(sums: &[f32; PANEL_ROWS], epilogue: &Epilogue, features: usize, out: &mut [u16]) {
     const GATED_FEATURES: usize = PANEL_ROWS / 2;
     let mut values = [0.0; PANEL_ROWS];
     if features == GATED_FEATURES {
         for i in 0..GATED_FEATURES {
-            values[i] = silu_times(scaled(sums[i], alphas[0]), scaled(sums[GATED_FEATURES + i], alphas[1]));
+            values[i] = silu_times(epilogue.scaled(sums[i], 0), epilogue.scaled(sums[GATED_FEATURES + i], 1));
         }
     } else {
         for i in 0..PANEL_ROWS {
-            values[i] = scaled(sums[i], alphas[0]);
+            values[i] = epilogue.scaled(sums[i], 0);
         }
     }
-    let values = &values[..out.len()];
-    match dtype {
-        OutDtype::F16 => out.reinterpret_cast_mut::<f16>().convert_from_f32_slice(values),
-        OutDtype::Bf16 => out.reinterpret_cast_mut::<bf16>().convert_from_f32_slice(values),
-    }
+    round(&mut values[..out.len()], epilogue.dtype, out);
 }
 
-/// A pre-activation. A step's α keeps the exact value within f32. The clamp keeps a sum at the very edge from being
-/// rounded to infinity.
+/// Rounds to 16 bits. There is one NaN, since instruction sets do not agree on its sign.
 #[inline(always)]
-fn scaled(sum: f32, alpha: f64) -> f32 {
-    ((f64::from(sum) * (alpha * DOT_UNIT)) as f32).clamp(f32::MIN, f32::MAX)
+pub(super) fn round(values: &mut [f32], dtype: OutDtype, out: &mut [u16]) {
+    for value in &mut *values {
+        *value = if value.is_nan() { f32::NAN } else { *value };
+    }
+    match dtype {
+        OutDtype::F16 => out.reinterpret_cast_mut::<f16>().convert_from_f32_slice(values),
+        // To the nearest, and to the even one of two. `half` takes them one by one, on account of NaN.
+        OutDtype::Bf16 => {
+            for (out, value) in out.iter_mut().zip(values) {
+                let bits = value.to_bits();
+                *out = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) as u16;
+            }
+        }
+    }
 }
 
 /// `silu(gate)·up = gate·up/(1+e⁻ᵍᵃᵗᵉ)`, computed so that an intermediate result leaves f32 only if the final result
@@ -100,9 +134,36 @@ mod tests {
     }
 
     #[test]
-    fn sums_at_the_edge_of_f32_stay_finite() {
-        assert_eq!(scaled(f32::MAX, 4.1), f32::MAX);
-        assert_eq!(scaled(-f32::MAX, 4.1), f32::MIN);
+    fn sums_at_the_edge_of_f32_stay_finite_and_infinities_infinite() {
+        let epilogue = Epilogue::of_nvfp4([4.1; 2], OutDtype::F16);
+        assert_eq!([f32::MAX, -f32::MAX].map(|sum| epilogue.scaled(sum, 0)), [f32::MAX, f32::MIN]);
         assert_eq!(silu_times(f32::MIN, f32::MAX), 0.0);
+        let epilogue = Epilogue::of_bits16([2.0; 2], OutDtype::F16);
+        assert_eq!([f32::MAX, -f32::INFINITY].map(|sum| epilogue.scaled(sum, 1)), [f32::INFINITY, -f32::INFINITY]);
+    }
+
+    #[test]
+    fn there_is_one_nan() {
+        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+            let mut bits = [0; 5];
+            round(&mut [f32::NAN, -f32::NAN, f32::from_bits(0x7FA0_0001), 1.0, -f32::INFINITY], dtype, &mut bits);
+            let nan = dtype.round_f32(f32::NAN);
+            assert_eq!(bits, [nan, nan, nan, dtype.round_f32(1.0), dtype.round_f32(-f32::INFINITY)]);
+        }
+    }
+
+    #[test]
+    fn numbers_are_rounded_as_the_reference_does() {
+        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+            // All signs and exponents, with ties and their neighbours in both types.
+            for high in 0..=u16::MAX {
+                let number = |low: u32| f32::from_bits(u32::from(high) << 16 | low);
+                let mut values = [0, 1, 0x1000, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(number);
+                let want = values.map(|value| dtype.round_f32(if value.is_nan() { f32::NAN } else { value }));
+                let mut bits = [0; 7];
+                round(&mut values, dtype, &mut bits);
+                assert_eq!(bits, want, "{high:#x}");
+            }
+        }
     }
 }
