@@ -36,6 +36,7 @@
 //! Features: `cuda` and `emulated` add those backends, `cli` the command `nvfp4`.
 
 pub mod backend;
+pub mod bias;
 pub mod checkpoint;
 pub mod compare;
 mod error;

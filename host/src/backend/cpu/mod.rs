@@ -4,6 +4,7 @@
 //! chosen at run time; each has a file. `epilogue` turns sums into outputs. `products` spreads the tiles of products over
 //! the threads of rayon. This file computes steps of NVFP4 tokens that way, `moe` whole layers.
 
+mod activation;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
