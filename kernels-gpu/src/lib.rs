@@ -13,6 +13,7 @@ pub mod gated_sm90;
 pub mod moe_pack;
 pub mod moe_route;
 pub mod moe_sm90;
+pub mod router;
 pub mod silu_mul;
 
 // What kernels share: on both sides, then on the device.

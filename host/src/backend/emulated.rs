@@ -12,6 +12,7 @@
 //! ```
 
 mod moe;
+mod router;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -39,6 +40,7 @@ use crate::output::Output;
 use crate::plan::roofline::GPUS;
 use crate::plan::variant::Variant;
 use crate::problem::{Op, OutDtype, Step, Weights};
+use crate::router::{Logits, Router, Routes};
 
 /// The architectures that there are kernels for, the oldest first.
 pub fn arches() -> Vec<&'static str> {
@@ -275,6 +277,10 @@ impl Backend for Emulated {
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(Box::new(moe::EmulatedMoeLayer::new(self.clone(), weights)?))
+    }
+
+    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
+        router::route(self, router, logits)
     }
 }
 

@@ -34,6 +34,7 @@ use crate::moe::MoeWeights;
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
 use crate::problem::{Expert, Op, Step, Weights};
+use crate::router::{self, Logits, Router, Routes};
 
 /// An instruction set that the backend has a kernel for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,6 +177,10 @@ impl Backend for Cpu {
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(Box::new(moe::CpuMoeLayer::new(self.isa, self.kernels().bits16, weights)?))
+    }
+
+    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
+        router::route(router, logits)
     }
 }
 
