@@ -87,7 +87,7 @@ proptest! {
         let mut other = routes.clone();
         other.weights[at] = f32::NAN;
         prop_assert_eq!(found(&other), place);
-        if at % router.top_k() > 0 {
+        if !at.is_multiple_of(router.top_k()) {
             let mut other = routes;
             other.ids.swap(at - 1, at);
             other.weights.swap(at - 1, at);

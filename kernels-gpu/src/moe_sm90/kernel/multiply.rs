@@ -57,11 +57,8 @@ where
                 consumer.fragment.arrive(tiles.empty());
                 tiles.advance();
                 let Launch { c, n, bias, activation, .. } = self.launch;
-                let of_expert = u64::from(expert) * u64::from(n) * BIAS_BYTES;
-                // Taken here, so that no register holds them over the main loop.
-                let bias = bias.map(|address| {
-                    u64::from(opaque_b32((address >> 32) as u32)) << 32 | u64::from(opaque_b32(address as u32))
-                });
+                // `n` is opaque, so that no register holds a multiple of it over the main loop.
+                let of_expert = u64::from(expert) * u64::from(opaque_b32(n)) * BIAS_BYTES;
                 let target: Target<Units<INDEX, BF16, P>> = Target {
                     c,
                     n,
