@@ -66,11 +66,10 @@ unsafe fn experts(
             .map_err(|error| error.at(format_args!("expert {expert}: {name}")))
     };
     let expert = |expert: usize| {
-        Ok(MoeExpert {
-            gate: matrix(&tensors.gate, expert, "gate", intermediate, hidden)?,
-            up: matrix(&tensors.up, expert, "up", intermediate, hidden)?,
-            down: matrix(&tensors.down, expert, "down", hidden, intermediate)?,
-        })
+        let gate = matrix(&tensors.gate, expert, "gate", intermediate, hidden)?;
+        let up = matrix(&tensors.up, expert, "up", intermediate, hidden)?;
+        let down = matrix(&tensors.down, expert, "down", hidden, intermediate)?;
+        Ok(MoeExpert::gated(gate, up, down))
     };
     (0..count).map(expert).collect()
 }

@@ -183,7 +183,8 @@ unsafe fn of(tensors: &nvfp4_moe_tensors, experts: usize) -> Result<MoeTensors<'
             scales_stride: tensor.scales_stride,
             // SAFETY: not null and aligned; `# Safety` above.
             global_scales: unsafe { slice::from_raw_parts(tensor.global_scales, experts) },
+            bias: None,
         })
     };
-    Ok(MoeTensors { gate: tensor(&tensors.gate)?, up: tensor(&tensors.up)?, down: tensor(&tensors.down)? })
+    Ok(MoeTensors { gate: Some(tensor(&tensors.gate)?), up: tensor(&tensors.up)?, down: tensor(&tensors.down)? })
 }

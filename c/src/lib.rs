@@ -13,7 +13,7 @@ use std::slice;
 
 use nvfp4::Error;
 use nvfp4::format::Matrix;
-use nvfp4::moe::MoeSizes;
+use nvfp4::moe::{Activation, MoeSizes};
 use nvfp4::problem::OutDtype;
 
 pub use cpu::*;
@@ -121,6 +121,8 @@ impl nvfp4_moe_sizes {
             top_k: self.top_k,
             shared_intermediate: (self.shared_intermediate > 0).then_some(self.shared_intermediate),
             dtype,
+            activation: Activation::Silu,
+            biases: false,
         };
         sizes.check()?;
         Ok(sizes)

@@ -31,11 +31,13 @@
 //! - A [`backend`] computes an [`Output`]: `cpu` on any machine, `cuda` on a GPU, `emulated` with the GPU's kernels on the CPU.
 //! - [`oracle`] says what is right to the last bit, [`compare`] whether the output is.
 //! - [`moe`] is a whole MoE layer, from hidden states to hidden states: its inputs, its reference and its comparison.
+//! - [`router`] makes of a router's logits the experts that tokens name, and their weights.
 //! - [`plan`] counts bytes, operations and tiles; [`shape`] knows sizes by name.
 //!
 //! Features: `cuda` and `emulated` add those backends, `cli` the command `nvfp4`.
 
 pub mod backend;
+pub mod bias;
 pub mod checkpoint;
 pub mod compare;
 mod error;
@@ -50,6 +52,7 @@ mod output;
 pub mod plan;
 pub mod problem;
 pub mod quantize;
+pub mod router;
 pub mod shape;
 mod signals;
 

@@ -13,6 +13,7 @@
 
 mod clock;
 mod moe;
+mod router;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -44,6 +45,7 @@ use crate::output::Output;
 use crate::plan::roofline::GPUS;
 use crate::plan::variant::Variant;
 use crate::problem::{Op, OutDtype, Step, Weights};
+use crate::router::{Logits, Router, Routes};
 
 /// The architectures that there are kernels for, the oldest first.
 pub fn arches() -> Vec<&'static str> {
@@ -299,6 +301,10 @@ impl Backend for Emulated {
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(Box::new(moe::EmulatedMoeLayer::new(self.clone(), weights)?))
+    }
+
+    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
+        router::route(self, router, logits)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::moe::{MoeOutput, MoeStep, MoeWeights};
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
 use crate::problem::{Step, Weights};
+use crate::router::{Logits, Router, Routes};
 
 /// A device that can run steps.
 pub trait Backend {
@@ -46,6 +47,12 @@ pub trait Backend {
     fn prepare_moe<'w>(&self, _: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Err(Error::NotComputed(format!("{} computes no MoE layers on {}; take the CPU", self.name(), self.device())))
     }
+
+    /// The experts of each token and their weights, from logits in host memory.
+    ///
+    /// # Errors
+    /// If the logits are not whole rows of the router's experts, or the device fails.
+    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error>;
 }
 
 /// Prepared weights.

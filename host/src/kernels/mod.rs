@@ -18,6 +18,7 @@ pub mod moe;
 pub(crate) mod moe_pack;
 mod moe_route;
 mod moe_sm90;
+pub mod router;
 pub(crate) mod schedule;
 mod silu_mul;
 pub(crate) mod tensor_map;
@@ -42,6 +43,7 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &moe_route::MoeRoute,
     &moe_sm90::MoeSm90,
     &moe_pack::MoePack,
+    &router::RouterKernel,
 ];
 
 /// The kernel that a PTX text or machine code belongs to: the one of whose entries the code names most.

@@ -25,6 +25,8 @@ pub trait Kind<const P: usize> {
     const UNSCALE: f32;
     /// Whether threads have copied tokens to the buffers, through the generic proxy.
     const COPIED_BY_THREADS: bool;
+    /// Whether a launch says what becomes of sums; if not, it is what is done without parameters.
+    const ANY_ACTIVATION: bool;
     /// The numbers that are multiplied.
     type Number: Number;
     /// A thread's words of two rows of weights, and their scales.

@@ -81,7 +81,7 @@ pub(super) struct Tile<'a, T: Tokens> {
     pub m: usize,
     /// At most [`TILE_TOKENS`].
     pub rows: Range<usize>,
-    pub epilogue: Epilogue,
+    pub epilogue: Epilogue<'a>,
     /// The product's output, `[M, N]`. Nobody else reads or writes the tile's rows and columns of it.
     pub output: *mut u16,
 }
@@ -123,7 +123,7 @@ pub(super) fn compute<S: Simd<T>, T: Tokens>(simd: S, tile: &Tile<'_, T>, scratc
             // SAFETY: row < M and column + columns ≤ N, so these elements are of the product's output; nobody else reads
             // or writes them, by the contract of `Tile::output`.
             let out = unsafe { std::slice::from_raw_parts_mut(tile.output.add(row * weights.n + column), columns) };
-            epilogue::write(sums, &tile.epilogue, weights.features, out);
+            epilogue::write(sums, &tile.epilogue, weights.features, column, out);
         }
     }
 }

@@ -4,6 +4,7 @@
 //! chosen at run time; each has a file. `epilogue` turns sums into outputs. `products` spreads the tiles of products over
 //! the threads of rayon. This file computes steps of NVFP4 tokens that way, `moe` whole layers.
 
+mod activation;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -33,6 +34,7 @@ use crate::moe::MoeWeights;
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
 use crate::problem::{Expert, Op, Step, Weights};
+use crate::router::{self, Logits, Router, Routes};
 
 /// An instruction set that the backend has a kernel for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,6 +174,10 @@ impl Backend for Cpu {
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(Box::new(moe::CpuMoeLayer::new(self.isa.name(), self.kernels().bits16, weights)?))
+    }
+
+    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
+        router::route(router, logits)
     }
 }
 

@@ -10,8 +10,10 @@ use super::kernel::Kernel;
 use super::layout::{Bits16, Panels, convert, unpack_bits16};
 use super::products::{Product, Products, TokenBuffer};
 use crate::backend::MoeLayer;
+use crate::bias::Bias;
 use crate::error::Error;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, Stages};
+use crate::problem::OutDtype;
 
 /// The layer: weights in panels, and the buffers of a step, kept for the next.
 pub(super) struct CpuMoeLayer {
@@ -27,22 +29,33 @@ pub(super) struct CpuMoeLayer {
     products: Products,
 }
 
-/// An expert's weights, with the global scales of its matrices.
+/// An expert's weights, with the global scales of its matrices and its biases, empty where there are none.
 struct PackedExpert {
+    /// Gate and up, or up alone.
     gate_up: Panels,
     gate_up_globals: [f32; 2],
+    gate_up_biases: [Vec<f32>; 2],
     down: Panels,
     down_global: f32,
+    down_bias: Vec<f32>,
 }
 
 impl PackedExpert {
-    fn new(expert: &MoeExpert<'_>) -> Result<Self, Error> {
-        let MoeExpert { gate, up, down } = expert;
+    fn new(expert: &MoeExpert<'_>, dtype: OutDtype) -> Result<Self, Error> {
+        let MoeExpert { gate, up, down, biases } = expert;
+        let numbers = |bias: &Option<Bias<'_>>| bias.as_ref().map_or(Vec::new(), |bias| bias.numbers(dtype).into());
+        let of_up = (up.global_scale(), numbers(&biases.up));
+        let (gate_up, first, second) = match gate {
+            Some(gate) => (Panels::new(&[gate, up])?, (gate.global_scale(), numbers(&biases.gate)), of_up),
+            None => (Panels::new(&[up])?, of_up, (0.0, Vec::new())),
+        };
         Ok(Self {
-            gate_up: Panels::new(&[gate, up])?,
-            gate_up_globals: [gate.global_scale(), up.global_scale()],
+            gate_up,
+            gate_up_globals: [first.0, second.0],
+            gate_up_biases: [first.1, second.1],
             down: Panels::new(&[down])?,
             down_global: down.global_scale(),
+            down_bias: numbers(&biases.down),
         })
     }
 }
@@ -57,7 +70,7 @@ impl CpuMoeLayer {
                 .experts()
                 .iter()
                 .chain(weights.shared())
-                .map(PackedExpert::new)
+                .map(|expert| PackedExpert::new(expert, weights.sizes().dtype))
                 .collect::<Result<_, _>>()?,
             tokens: TokenBuffer::new(),
             intermediate: Vec::new(),
@@ -68,7 +81,7 @@ impl CpuMoeLayer {
 
     /// Gate and up of all rows, with the activation.
     fn compute_intermediate(&mut self, step: &MoeStep<'_>, groups: &[Group]) {
-        let (dtype, hidden) = (self.sizes.dtype, self.sizes.hidden);
+        let MoeSizes { dtype, hidden, activation, .. } = self.sizes;
         self.tokens.fill(groups.iter().map(|group| (group.rows.len(), hidden)), |group, row, chunk, out| {
             let Group { expert, rows } = &groups[group];
             let is_shared = *expert == self.sizes.experts;
@@ -83,11 +96,12 @@ impl CpuMoeLayer {
         });
         let product = |group: usize| {
             let expert = &self.experts[groups[group].expert];
+            let biases = expert.gate_up_biases.each_ref().map(|bias| &bias[..]);
             Product {
                 weights: &expert.gate_up,
                 tokens: self.tokens.of(group),
                 m: groups[group].rows.len(),
-                epilogue: Epilogue::of_bits16(expert.gate_up_globals, dtype),
+                epilogue: Epilogue::of_bits16(expert.gate_up_globals, biases, Some(activation), dtype),
             }
         };
         let elements = groups.iter().map(|group| group.rows.len() * self.experts[group.expert].gate_up.n).sum();
@@ -111,7 +125,7 @@ impl CpuMoeLayer {
                 weights: &expert.down,
                 tokens: self.tokens.of(group),
                 m: groups[group].rows.len(),
-                epilogue: Epilogue::of_bits16([expert.down_global, 0.0], dtype),
+                epilogue: Epilogue::of_bits16([expert.down_global, 0.0], [&expert.down_bias, &[]], None, dtype),
             }
         };
         self.partial.resize(groups.iter().map(|group| group.rows.len()).sum::<usize>() * self.sizes.hidden, 0);

@@ -13,7 +13,7 @@ pub(super) struct Product<'a, T: Tokens> {
     pub tokens: &'a [T::Block16],
     /// Rows of tokens.
     pub m: usize,
-    pub epilogue: Epilogue,
+    pub epilogue: Epilogue<'a>,
 }
 
 /// The tokens of products, product after product. Kept, so that the next ones need no memory.

@@ -22,6 +22,7 @@ mod maps;
 mod moe;
 mod planned;
 mod resident;
+mod router;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -34,16 +35,19 @@ pub use gpu_arch::Capability;
 pub use layer::CudaLayer;
 pub use moe::{CudaMoeLayer, MoeGraph, MoeLauncher, MoeTensor, MoeTensors, PackedMoe};
 pub use resident::{Cache, ResidentStep, Timing};
+pub use router::RouterLauncher;
 
 use super::{Backend, Layer, MoeLayer};
 use crate::error::Error;
 use crate::kernels::builds;
 pub use crate::kernels::group::DeviceGroup;
 pub use crate::kernels::moe::{MoeArguments, weight_bytes, workspace_bytes};
+pub use crate::kernels::router::RouterArguments;
 use crate::moe::{MoeSizes, MoeWeights};
 use crate::plan::roofline::{GPUS, Peaks};
 use crate::plan::variant::Variant;
 use crate::problem::Weights;
+use crate::router::{Logits, Router, Routes};
 use device::Device;
 
 /// A GPU. Clones share it, its context and its loaded kernels.
@@ -98,6 +102,14 @@ impl Cuda {
     /// for these weights.
     pub fn prepare_layer(&self, weights: &Weights<'_>) -> Result<CudaLayer, Error> {
         CudaLayer::new(self.device.clone(), self.variant, weights)
+    }
+
+    /// What launches routers whose operands lie on the device.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the kernel cannot be loaded.
+    pub fn router_launcher(&self) -> Result<RouterLauncher, Error> {
+        RouterLauncher::new(self.device.clone())
     }
 
     /// Brings the weights of an MoE layer to the device and packs them there. While that lasts, the largest projection takes
@@ -165,5 +177,9 @@ impl Backend for Cuda {
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(Box::new(self.prepare_moe_layer(weights)?))
+    }
+
+    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
+        self.router_launcher()?.route(router, logits)
     }
 }

@@ -17,6 +17,7 @@ use super::event::Event;
 use super::graph::Graph;
 use super::layout::Cursor;
 use crate::backend::MoeLayer;
+use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::Matrix;
 use crate::kernels::moe::{
@@ -143,17 +144,28 @@ impl CudaMoeLayer {
 
     /// Brings over the routed experts, or the shared one, and packs them.
     fn upload_experts(&self, experts: &[MoeExpert<'_>], of_shared: bool) -> Result<(), Error> {
-        type Projection = for<'e, 'm> fn(&'e MoeExpert<'m>) -> &'e Matrix<'m>;
-        let projections: [Projection; PROJECTIONS] =
-            [|expert| &expert.gate, |expert| &expert.up, |expert| &expert.down];
-        for (projection, of) in projections.into_iter().enumerate() {
+        type Projection = for<'e, 'm> fn(&'e MoeExpert<'m>) -> (Option<&'e Matrix<'m>>, &'e Option<Bias<'m>>);
+        let projections: [Projection; PROJECTIONS] = [
+            |expert| (expert.gate.as_ref(), &expert.biases.gate),
+            |expert| (Some(&expert.up), &expert.biases.up),
+            |expert| (Some(&expert.down), &expert.biases.down),
+        ];
+        let sizes = &self.placed.sizes;
+        for (projection, of_expert) in projections.into_iter().enumerate() {
+            let Some(matrices) = experts.iter().map(|expert| of_expert(expert).0).collect::<Option<Vec<_>>>() else {
+                continue; // The activation has no gate.
+            };
+            let zeros = || vec![0.0; matrices[0].rows()].into();
+            let numbers = |expert| of_expert(expert).1.as_ref().map_or_else(zeros, |bias| bias.numbers(sizes.dtype));
+            let bias =
+                sizes.biases.then(|| Bias::F32(experts.iter().flat_map(|expert| numbers(expert).to_vec()).collect()));
             // No more of the layer than a projection is there twice.
-            let (values, scales) = (of(&experts[0]).values().len(), of(&experts[0]).scales().len());
+            let (values, scales) = (matrices[0].values().len(), matrices[0].scales().len());
             // SAFETY: every byte that is read is copied there in the loop below.
             let [raw_values, raw_scales] = [values, scales]
                 .map(|bytes| unsafe { self.device.check(DeviceBuffer::<u8>::uninitialized(bytes * experts.len())) });
             let (raw_values, raw_scales) = (raw_values?, raw_scales?);
-            for (expert, matrix) in experts.iter().map(of).enumerate() {
+            for (expert, matrix) in matrices.iter().enumerate() {
                 let part = |bytes: usize| expert * bytes..(expert + 1) * bytes;
                 self.device.check(raw_values.index(part(values)).copy_from(matrix.values()))?;
                 self.device.check(raw_scales.index(part(scales)).copy_from(matrix.scales()))?;
@@ -164,9 +176,10 @@ impl CudaMoeLayer {
                 values_stride: values,
                 scales: raw_scales.as_device_ptr().as_raw(),
                 scales_stride: scales,
-                global_scales: &experts.iter().map(|expert| of(expert).global_scale()).collect::<Vec<_>>(),
+                global_scales: &matrices.iter().map(|matrix| matrix.global_scale()).collect::<Vec<_>>(),
+                bias: bias.as_ref(),
             };
-            let (sizes, packed, stream) = (&self.placed.sizes, self.packed(), self.stream.as_inner());
+            let (packed, stream) = (self.packed(), self.stream.as_inner());
             // SAFETY: the context is current and the stream is the layer's own. The tensor lies in the two buffers, which live until
             // the packing was waited for.
             let queued =

@@ -29,10 +29,19 @@ impl PackedWeights {
         let invalid = take(&mut end, (size_of::<u64>() * 2 * PROJECTIONS) as u64);
         let mut experts = |count: usize, intermediate: usize| {
             let (hidden, intermediate, count) = (sizes.hidden as u32, intermediate as u32, count as u64);
+            let has_gate = sizes.activation.has_gate();
+            let bias = |end: &mut Address, is_there: bool, rows: u32| {
+                if is_there { take(end, count * u64::from(rows) * size_of::<f32>() as u64) } else { 0 }
+            };
             PlacedExperts {
-                gate_up: take(&mut end, count * 2 * matrix_bytes(intermediate, hidden)),
+                gate_up: take(&mut end, count * if has_gate { 2 } else { 1 } * matrix_bytes(intermediate, hidden)),
                 down: take(&mut end, count * matrix_bytes(hidden, intermediate)),
                 alpha: [(); PROJECTIONS].map(|()| take(&mut end, count * size_of::<f32>() as u64)),
+                bias: [
+                    bias(&mut end, sizes.biases && has_gate, intermediate),
+                    bias(&mut end, sizes.biases, intermediate),
+                    bias(&mut end, sizes.biases, hidden),
+                ],
             }
         };
         let routed = experts(sizes.experts, sizes.intermediate);
@@ -50,7 +59,7 @@ impl PackedWeights {
 ///
 /// ```
 /// use nvfp4::kernels::moe::weight_bytes;
-/// use nvfp4::moe::MoeSizes;
+/// use nvfp4::moe::{Activation, MoeSizes};
 /// use nvfp4::problem::OutDtype;
 ///
 /// let mixtral = MoeSizes {
@@ -61,6 +70,8 @@ impl PackedWeights {
 ///     top_k: 2,
 ///     shared_intermediate: None,
 ///     dtype: OutDtype::Bf16,
+///     activation: Activation::Silu,
+///     biases: false,
 /// };
 /// let numbers = 8 * 3 * 4096 * 14336;
 /// assert_eq!(weight_bytes(&mixtral), numbers / 16 * 9 + 4 * 256);

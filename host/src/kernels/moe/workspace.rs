@@ -117,7 +117,7 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
 ///
 /// ```
 /// use nvfp4::kernels::moe::workspace_bytes;
-/// use nvfp4::moe::MoeSizes;
+/// use nvfp4::moe::{Activation, MoeSizes};
 /// use nvfp4::problem::OutDtype;
 ///
 /// let mixtral = MoeSizes {
@@ -128,6 +128,8 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
 ///     top_k: 2,
 ///     shared_intermediate: None,
 ///     dtype: OutDtype::Bf16,
+///     activation: Activation::Silu,
+///     biases: false,
 /// };
 /// assert_eq!(workspace_bytes(&mixtral, 1), 82_176);
 /// assert!(workspace_bytes(&mixtral, 8192) < 512_000_000);
@@ -139,11 +141,13 @@ pub fn workspace_bytes(sizes: &MoeSizes, max_tokens: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::moe::Activation;
     use crate::problem::OutDtype;
 
     fn sizes(hidden: usize, intermediate: usize, experts: usize, top_k: usize, shared: Option<usize>) -> MoeSizes {
         let (named_experts, shared_intermediate, dtype) = (experts, shared, OutDtype::Bf16);
-        MoeSizes { hidden, intermediate, experts, named_experts, top_k, shared_intermediate, dtype }
+        let (activation, biases) = (Activation::Silu, false);
+        MoeSizes { hidden, intermediate, experts, named_experts, top_k, shared_intermediate, dtype, activation, biases }
     }
 
     #[test]

@@ -92,7 +92,7 @@ fn expert_of<'a>(parts: &[Part; 3], bytes: &'a [u8], expert: usize) -> Result<Mo
         )
         .map_err(|error| error.at(format_args!("expert {expert}: {name}")))
     };
-    Ok(MoeExpert { gate: matrix(0, "gate")?, up: matrix(1, "up")?, down: matrix(2, "down")? })
+    Ok(MoeExpert::gated(matrix(0, "gate")?, matrix(1, "up")?, matrix(2, "down")?))
 }
 
 /// Computes a call.

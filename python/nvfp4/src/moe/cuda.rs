@@ -96,7 +96,8 @@ fn tensors<'a>(projections: &'a [RawProjection<'_>]) -> MoeTensors<'a> {
             scales: raw.scales.address,
             scales_stride,
             global_scales: &raw.global_scales,
+            bias: None,
         }
     };
-    MoeTensors { gate: tensor(0), up: tensor(1), down: tensor(2) }
+    MoeTensors { gate: Some(tensor(0)), up: tensor(1), down: tensor(2) }
 }

@@ -6,7 +6,7 @@ mod cuda;
 use nvfp4::backend::cuda::MoeLauncher;
 use nvfp4::format::BLOCK;
 use nvfp4::kernels::moe::{weight_bytes, workspace_bytes};
-use nvfp4::moe::MoeSizes;
+use nvfp4::moe::{Activation, MoeSizes};
 use nvfp4::problem::OutDtype;
 use pyo3::prelude::*;
 
@@ -111,8 +111,7 @@ impl Operands<'_> {
             tensor.expect_place(place)?;
         }
         let named_experts = self.expert_map.as_ref().map_or(experts, Tensor::len);
-        let sizes =
-            MoeSizes { hidden, intermediate, experts, named_experts, top_k, shared_intermediate: shared, dtype };
+        let sizes = sizes_of([hidden, intermediate, experts, named_experts, top_k], shared, dtype);
         sizes.check().map_err(exception)?;
         for (tensor, len) in [(Some(&self.weights), packed_bytes(&sizes, place)), (self.workspace.as_ref(), 0)] {
             let Some(tensor) = tensor else { continue };
@@ -137,6 +136,22 @@ fn packed_bytes(sizes: &MoeSizes, place: Place) -> usize {
     }
 }
 
+/// The sizes of a layer with SiLU and without biases: H, I, E, the experts that tokens name, k.
+fn sizes_of(sizes: [usize; 5], shared_intermediate: Option<usize>, dtype: OutDtype) -> MoeSizes {
+    let [hidden, intermediate, experts, named_experts, top_k] = sizes;
+    MoeSizes {
+        hidden,
+        intermediate,
+        experts,
+        named_experts,
+        top_k,
+        shared_intermediate,
+        dtype,
+        activation: Activation::Silu,
+        biases: false,
+    }
+}
+
 /// A layer's sizes as far as its weights know them.
 fn sizes_of_weights(
     hidden: usize,
@@ -145,8 +160,7 @@ fn sizes_of_weights(
     shared_intermediate: Option<usize>,
     dtype: OutDtype,
 ) -> PyResult<MoeSizes> {
-    let sizes =
-        MoeSizes { hidden, intermediate, experts, named_experts: experts, top_k: 1, shared_intermediate, dtype };
+    let sizes = sizes_of([hidden, intermediate, experts, experts, 1], shared_intermediate, dtype);
     sizes.check().map_err(exception)?;
     Ok(sizes)
 }

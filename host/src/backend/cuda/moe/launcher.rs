@@ -9,6 +9,7 @@ use kernels_gpu::units::matrix_bytes;
 
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::planned::ReadyLaunch;
+use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
 use crate::kernels::builds;
@@ -17,6 +18,7 @@ use crate::kernels::moe::{
     self, MoeArguments, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, workspace_bytes,
 };
 use crate::kernels::moe_pack::MoePack;
+use crate::kernels::moe_pack::units::{RowOrder, of_rows};
 use crate::moe::MoeSizes;
 
 /// The projections by their numbers.
@@ -36,13 +38,16 @@ pub struct MoeTensor<'a> {
     pub scales_stride: usize,
     /// Each expert's global scale, by which its numbers are multiplied.
     pub global_scales: &'a [f32],
+    /// The biases in host memory, those of the first expert first: a number for each expert and row.
+    pub bias: Option<&'a Bias<'a>>,
 }
 
 /// The projections of a layer's experts: gate and up `[I, H]`, down `[H, I]`.
 #[derive(Clone, Copy, Debug)]
 pub struct MoeTensors<'a> {
-    /// Gate of every expert. Where an engine keeps gate and up of an expert in one tensor, its stride is that of both.
-    pub gate: MoeTensor<'a>,
+    /// Gate of every expert, if the activation has one. Where an engine keeps gate and up of an expert in one tensor, its stride is
+    /// that of both.
+    pub gate: Option<MoeTensor<'a>>,
     /// Up of every expert.
     pub up: MoeTensor<'a>,
     /// Down of every expert.
@@ -50,13 +55,28 @@ pub struct MoeTensors<'a> {
 }
 
 impl<'a> MoeTensors<'a> {
-    fn projections(&self) -> [&MoeTensor<'a>; PROJECTIONS] {
-        [&self.gate, &self.up, &self.down]
+    /// Those that there are, with their numbers.
+    fn projections(&self) -> impl Iterator<Item = (usize, &MoeTensor<'a>)> {
+        let tensors = [self.gate.as_ref(), Some(&self.up), Some(&self.down)].into_iter().enumerate();
+        tensors.filter_map(|(projection, tensor)| Some((projection, tensor?)))
     }
 
-    /// Checks what can be seen without the device.
-    fn check(&self, experts: usize) -> Result<(), Error> {
-        for (name, tensor) in NAMES.iter().zip(self.projections()) {
+    /// Checks what can be seen without the device, of the routed experts or of the shared one.
+    fn check(&self, sizes: &MoeSizes, of_shared: bool) -> Result<(), Error> {
+        if self.gate.is_some() != sizes.activation.has_gate() {
+            let text =
+                format!("tensors of gate and an activation with a gate come together; it is {}", sizes.activation);
+            return Err(Error::Invalid(text));
+        }
+        for (projection, tensor) in self.projections() {
+            let (name, Matrices { count, rows, .. }) = (NAMES[projection], Matrices::of(sizes, of_shared, projection));
+            let experts = count as usize;
+            if let Some(bias) = tensor.bias {
+                if !sizes.biases {
+                    return Err(Error::Invalid("biases, but the sizes say that there are none".into()).at(name));
+                }
+                bias.check(sizes.dtype, experts * rows as usize).map_err(|error| error.at(name))?;
+            }
             let MoeTensor { values, values_stride, global_scales, .. } = *tensor;
             if global_scales.len() != experts {
                 let got = global_scales.len();
@@ -151,15 +171,15 @@ impl MoeLauncher {
             return Err(Error::Invalid("tensors of a shared expert and its intermediate size come together".into()));
         }
         check_weights(weights)?;
-        experts.check(sizes.experts)?;
-        shared.map_or(Ok(()), |shared| shared.check(1).map_err(|error| error.at("shared expert")))?;
+        experts.check(sizes, false)?;
+        shared.map_or(Ok(()), |shared| shared.check(sizes, true).map_err(|error| error.at("shared expert")))?;
         let packed = PackedWeights::at(sizes, weights);
         let _entered = self.device.enter()?;
         // SAFETY: the context is current; `# Safety` above asks for the rest.
         unsafe {
             self.clear(&packed, stream)?;
             for (of_shared, tensors) in [(false, Some(experts)), (true, shared)] {
-                for (projection, tensor) in tensors.iter().flat_map(|tensors| tensors.projections()).enumerate() {
+                for (projection, tensor) in tensors.iter().flat_map(|tensors| tensors.projections()) {
                     self.pack_projection(sizes, &packed, of_shared, projection, tensor, stream)?;
                 }
             }
@@ -177,7 +197,7 @@ impl MoeLauncher {
         self.device.check_raw(unsafe { sys::cuMemsetD8Async(packed.invalid, 0xFF, Self::HEAD_BYTES, stream) })
     }
 
-    /// Queues the packing of gate, up or down (0, 1, 2) of every expert, and the copy of its global scales.
+    /// Queues the packing of gate, up or down (0, 1, 2) of every expert, and the copy of its global scales and biases.
     ///
     /// # Safety
     ///
@@ -192,16 +212,18 @@ impl MoeLauncher {
         stream: CUstream,
     ) -> Result<(), Error> {
         let placed = if of_shared { packed.shared.as_ref() } else { Some(&packed.experts) };
-        let PlacedExperts { gate_up, down, alpha } = placed.expect("checked when packing begins");
+        let PlacedExperts { gate_up, down, alpha, bias } = placed.expect("checked when packing begins");
         let Matrices { count, rows, k } = Matrices::of(sizes, of_shared, projection);
         let (is_down, bytes) = (projection == 2, matrix_bytes(rows, k));
+        // Up lies behind gate, if there is one.
+        let (before, of_both) = if sizes.activation.has_gate() { (projection as u64, 2) } else { (0, 1) };
         let pack = Pack {
             values: tensor.values,
             values_stride: tensor.values_stride as u64,
             scales: tensor.scales,
             scales_stride: tensor.scales_stride as u64,
-            units: if is_down { *down } else { gate_up + projection as u64 * bytes },
-            units_stride: if is_down { bytes } else { 2 * bytes },
+            units: if is_down { *down } else { gate_up + before * bytes },
+            units_stride: if is_down { bytes } else { of_both * bytes },
             invalid: packed.invalid(of_shared, projection),
             matrices: count,
             rows,
@@ -210,16 +232,23 @@ impl MoeLauncher {
             token_type: output_code(sizes.dtype),
             ..Pack::zeroed()
         };
-        let scales = tensor.global_scales;
+        let order = if is_down { RowOrder::Kept } else { RowOrder::OfK };
+        let biases = match tensor.bias {
+            _ if bias[projection] == 0 => Vec::new(),
+            None => vec![0.0; (count * rows) as usize],
+            Some(bias) => {
+                let experts = bias.numbers(sizes.dtype);
+                experts.chunks(rows as usize).flat_map(|numbers| of_rows(numbers, order)).collect()
+            }
+        };
+        let copies = [(alpha[projection], tensor.global_scales), (bias[projection], &biases[..])];
         // SAFETY: `# Safety` above asks for the tensor, for room at every address, and for the stream. The driver has read what is
         // in pageable memory when the call returns (cuda.h, "API synchronization behavior").
         unsafe {
-            self.device.check_raw(sys::cuMemcpyHtoDAsync_v2(
-                alpha[projection],
-                scales.as_ptr().cast(),
-                size_of_val(scales),
-                stream,
-            ))?;
+            for (to, numbers) in copies.into_iter().filter(|(_, numbers)| !numbers.is_empty()) {
+                let (from, bytes) = (numbers.as_ptr().cast(), size_of_val(numbers));
+                self.device.check_raw(sys::cuMemcpyHtoDAsync_v2(to, from, bytes, stream))?;
+            }
             self.ready(&MoePack.launch(pack)?)?.queue(&self.device, stream)
         }
     }
