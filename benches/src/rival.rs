@@ -144,7 +144,8 @@ impl<'a> LayerRival<'a> {
             for &token in &rows.tokens()[of_expert.clone()] {
                 tokens.extend(step.token(token as usize).iter().map(|&bits| number(sizes.dtype, bits)));
             }
-            times(&expert.gate, tokens, gate);
+            let gate_matrix = expert.gate.as_ref().expect("the rival computes SwiGLU");
+            times(gate_matrix, tokens, gate);
             times(&expert.up, tokens, up);
             gate.par_iter_mut().zip(&*up).for_each(|(gate, up)| *gate = silu(*gate) * up);
             times(&expert.down, gate, down);

@@ -63,11 +63,6 @@ pub struct Uses {
     pub communicates: bool,
 }
 
-/// A filter of registers, as in [`Uses::touched`].
-pub fn filter(registers: &[u32]) -> u64 {
-    registers.iter().fold(0, |bits, r| bits | 1 << (r % 64))
-}
-
 /// A decoded instruction.
 pub struct Inst {
     /// Predicate and whether it is negated.

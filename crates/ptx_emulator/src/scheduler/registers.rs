@@ -1,11 +1,11 @@
 //! What registers hold: which have been written, and which belong to instructions in flight.
 
-use crate::code::{Inst, filter};
+use crate::code::Inst;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::config::report::Class;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
-use crate::operand::lanes;
+use crate::operand::{filter, lanes};
 
 /// The first use of a register that `tcgen05.ld` fills waits for the load on a card. The manual asks for
 /// `tcgen05.wait::ld` before.

@@ -62,22 +62,16 @@ pub fn spawn(m: &mut Machine<'_>, w: &Warp, lanes: u32) -> Option<Agent> {
     m.race.as_mut().map(|race| race.spawn(w.index, lanes, true))
 }
 
-/// The lanes of `mask` whose operands have the same values, lowest first: together they make one copy.
+/// The copies that the lanes of `mask` make, each with its lanes: one copy if all have the same operands, else one a lane.
 ///
-/// The manual has a copy for each thread. A card's copies have operands of the whole warp: `ptxas` makes one instruction
-/// (`UTMASTG`) where it sees that all lanes have the same, else a loop with one for each set of values (`UBLKCP`). Shipped kernels
-/// store tiles by whole warps. Under `strict` each lane makes its own.
+/// The manual has a copy for each thread. A card's copies have operands of the whole warp: `ptxas` makes one instruction (`UTMASTG`)
+/// where it sees that all lanes have the same, and else a loop over the lanes (`UBLKCP`; on an H200 sixteen lanes with one
+/// destination add to it sixteen times). Shipped kernels store tiles by whole warps. Under `strict` each lane makes its own.
 pub fn together(m: &Machine<'_>, w: &Warp, mask: u32, operands: &[Src]) -> Vec<u32> {
-    let mut groups: Vec<u32> = Vec::new();
-    for lane in lanes(mask) {
-        let same = |group: &&mut u32| {
-            let first = group.trailing_zeros() as usize;
-            operands.iter().all(|&operand| w.lane(operand, first) == w.lane(operand, lane))
-        };
-        match groups.iter_mut().find(same).filter(|_| !m.launch.config.strict) {
-            Some(group) => *group |= 1 << lane,
-            None => groups.push(1 << lane),
-        }
+    let first = mask.trailing_zeros() as usize;
+    let same = |lane: usize| operands.iter().all(|&operand| w.lane(operand, first) == w.lane(operand, lane));
+    if !m.launch.config.strict && lanes(mask).all(same) {
+        return vec![mask];
     }
-    groups
+    lanes(mask).map(|lane| 1 << lane).collect()
 }

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::code::filter;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::address::{LOCAL_BASE, Lane, RANK_SHIFT, SHARED_BASE, Spot, space_of, window};
 use crate::machine::global::Allocation;
@@ -11,7 +10,7 @@ use crate::machine::in_flight::SharedLoad;
 use crate::machine::race::{Accessor, Agent, Conflict, Mode};
 use crate::machine::state::{Machine, forget};
 use crate::machine::warp::Warp;
-use crate::operand::lanes;
+use crate::operand::{filter, lanes};
 use crate::types::Space;
 
 /// The set bits.
