@@ -98,13 +98,12 @@ impl<'a> Cluster<'a> {
         let n = warp as usize;
         let timed = self.time();
         timed.loaded(warp, load, ready);
-        if timed.warps[n].at != NEVER || self.warps[n].fragments.is_empty() || !self.can_run(n) {
+        if !timed.resume_after_memory(n) {
             return;
         }
         let (w, kernel) = (&self.warps[n], self.kernel);
         let uses = w.fragments.get(w.current).map(|f| &kernel.code[f.pc as usize].uses);
         let timed = self.time();
-        timed.warps[n].at = timed.warps[n].since;
         timed.await_registers(n, uses.iter().flat_map(|uses| uses.reads.iter().chain(&uses.writes)));
     }
 

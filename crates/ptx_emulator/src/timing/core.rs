@@ -124,6 +124,8 @@ pub struct WarpClock {
     cta: usize,
     quarter: usize,
     expected: Vec<Expected>,
+    /// It waits for registers that memory has not delivered.
+    awaits_memory: bool,
     /// Since when it waits.
     pub since: u64,
     /// Cycles by what it spent them on.
@@ -214,6 +216,7 @@ impl Timed {
             cta: (n / warps_per_cta) as usize,
             quarter: (n % warps_per_cta) as usize % QUARTERS,
             expected: Vec::new(),
+            awaits_memory: false,
             since: start,
             spent: [0; Why::COUNT],
         };
@@ -319,19 +322,17 @@ impl Timed {
                 self.dependents = start;
             }
         } else if name == "tcgen05.wait::ld.sync.aligned" {
-            self.await_all(warp);
+            self.await_tensor_memory(warp);
         }
     }
 
-    /// All that a warp expects comes before its next instruction.
-    fn await_all(&mut self, warp: u32) {
+    /// What a warp loads from tensor memory comes before its next instruction.
+    fn await_tensor_memory(&mut self, warp: u32) {
         let w = &mut self.warps[warp as usize];
-        let ready = w.expected.iter().map(|e| e.ready).max().unwrap_or(0);
-        if ready > w.at {
-            w.spent[Why::Tmem as usize] += if ready == NEVER { 0 } else { ready - w.at };
-            w.at = ready;
-        }
-        w.expected.clear();
+        let ready = w.expected.iter().filter(|e| e.why == Why::Tmem).map(|e| e.ready).fold(w.at, u64::max);
+        w.spent[Why::Tmem as usize] += ready - w.at;
+        w.at = ready;
+        w.expected.retain(|e| e.why != Why::Tmem);
     }
 
     /// The warp's next instruction uses some registers: it waits until they are there.
@@ -349,7 +350,7 @@ impl Timed {
             }
         }
         if until.0 == NEVER {
-            (w.since, w.at) = (at, NEVER);
+            (w.since, w.at, w.awaits_memory) = (at, NEVER, true);
         } else {
             w.spent[until.1 as usize] += until.0 - at;
             w.at = until.0;
@@ -365,10 +366,19 @@ impl Timed {
         self.end = self.end.max(ready);
     }
 
+    /// A warp that waited for memory looks again at what it needs; `false` if it did not wait.
+    pub fn resume_after_memory(&mut self, warp: usize) -> bool {
+        let w = &mut self.warps[warp];
+        if w.awaits_memory {
+            (w.at, w.awaits_memory) = (w.since, false);
+            return true;
+        }
+        false
+    }
+
     /// Whether a warp waits for registers that memory has not delivered.
     pub fn awaits_memory(&self, warp: usize) -> bool {
-        let w = &self.warps[warp];
-        w.at == NEVER && !w.expected.is_empty()
+        self.warps[warp].awaits_memory
     }
 
     /// A warp that waited goes on at a time.
