@@ -46,7 +46,7 @@ unsafe fn route(route: &Route) {
             let has_plain = weight.is_some() && route.shared_tokens != 0;
             let plain = has_plain
                 .then(|| slice_mut::<u16>(route.shared_tokens + 2 * u64::from(hidden) * token as u64, hidden as usize));
-            let mut plain = plain.unwrap_or_default();
+            let plain = plain.unwrap_or_default();
             for k_block in 0..k_blocks(hidden) {
                 let (start, columns) = (block_start(hidden, k_block), block_columns(hidden, k_block));
                 for position in 0..columns {

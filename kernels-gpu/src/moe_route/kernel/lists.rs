@@ -17,7 +17,9 @@ use cuda_std::{
         SharedAddress, atom_shared_add_u32_or, dynamic_shared_address, ld_shared_b32, ld_shared_v4_b32, st_shared_b32,
     },
     thread,
-    warp::{ALL_LANES, WARP_SIZE, lane_id, lanes_below, sync_warp, warp_vote_ballot, warp_shuffle_idx, warp_shuffle_up},
+    warp::{
+        ALL_LANES, WARP_SIZE, lane_id, lanes_below, sync_warp, warp_shuffle_idx, warp_shuffle_up, warp_vote_ballot,
+    },
 };
 
 use crate::moe_route::abi::{Lists, MAX_EXPERTS, NO_ROW, Route, token_tiles};
@@ -273,7 +275,14 @@ impl Segment {
         let length = choices.div_ceil(segments).next_multiple_of(WARP_SIZE);
         let begin = (index * length).min(choices);
         let of_block = (index / Route::WARPS * Route::WARPS * length).min(choices);
-        Self { begin, end: (begin + length).min(choices), length, block_choices: choices - of_block, choices, top_k: route.top_k }
+        Self {
+            begin,
+            end: (begin + length).min(choices),
+            length,
+            block_choices: choices - of_block,
+            choices,
+            top_k: route.top_k,
+        }
     }
 }
 
