@@ -11,7 +11,7 @@
 //! # Ok::<_, nvfp4::Error>(())
 //! ```
 
-mod clock;
+pub(super) mod clock;
 mod moe;
 mod router;
 

@@ -30,7 +30,7 @@ pub trait Backend {
 
     /// The time on a card of the last step, where it was predicted.
     #[cfg(feature = "emulated")]
-    fn prediction(&self) -> Option<emulated::Prediction> {
+    fn prediction(&self) -> Option<emulated::clock::Prediction> {
         None
     }
 

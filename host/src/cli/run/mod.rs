@@ -1,6 +1,7 @@
 //! `nvfp4 run`: the main job. Inputs, a backend, runs, the check against the exact reference, a report.
 
 mod args;
+mod emulated_gpu;
 mod job;
 mod moe;
 mod prediction;
@@ -10,13 +11,11 @@ mod verification;
 use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use nvfp4::Output;
 use nvfp4::backend::cuda::{self, Cuda};
-use nvfp4::backend::emulated::{self, Card, Emulated};
 use nvfp4::backend::{self, Backend, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, OutputFile, check_file, refuse_input};
-use nvfp4::files::read_bounded;
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::Step;
 
@@ -121,49 +120,11 @@ fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
         }
         Choice::Cpu => Box::new(Cpu::new()),
         Choice::Cuda => Box::new(cuda()?),
-        Choice::Emulated => Box::new(emulated_gpu(args)?),
+        Choice::Emulated => Box::new(emulated_gpu::by_card(args)?),
         Choice::Auto => match cuda() {
             Ok(gpu) => Box::new(gpu),
             Err(error) if error.is_no_device() && of_any_device => Box::new(Cpu::new()),
             Err(error) => return Err(error.into()),
         },
     })
-}
-
-fn emulated_gpu(args: &Args) -> anyhow::Result<Emulated> {
-    let gpu = untimed_gpu(args)?;
-    let Some(card) = args.card()? else { return Ok(gpu) };
-    Ok(gpu.with_clock(card, !args.no_values, args.trace.is_some()))
-}
-
-/// The architecture of the emulated GPU, if it is not the newest.
-fn arch(args: &Args) -> Option<&str> {
-    let of_card = || {
-        Card::named(args.gpu.as_deref()?).and_then(|card| {
-            let of_its_family =
-                |arch: &&str| arch.trim_end_matches(['a', 'f']) == card.arch.trim_end_matches(['a', 'f']);
-            emulated::arches().into_iter().find(of_its_family)
-        })
-    };
-    args.arch.as_deref().or_else(of_card)
-}
-
-/// The emulated GPU, by no clock.
-fn untimed_gpu(args: &Args) -> anyhow::Result<Emulated> {
-    let options =
-        emulated::Options { schedule: args.schedule.unwrap_or_default(), sms: args.sms, ..Default::default() };
-    let default_arch = if args.is_moe() { emulated::moe_arch() } else { emulated::default_arch() };
-    let Some(path) = &args.ptx else {
-        let arch = arch(args).unwrap_or(default_arch);
-        return Ok(Emulated::new(arch, options)?.with_variant(args.variant)?);
-    };
-    /// The longest PTX here has some hundred kilobytes.
-    const MAX_PTX_BYTES: usize = 256 << 20;
-    let not_ptx = || format!("{} is no PTX", path.display());
-    let ptx = String::from_utf8(read_bounded(path, MAX_PTX_BYTES, "a file of PTX")?).with_context(not_ptx)?;
-    let target = ptx.lines().find_map(|line| line.trim().strip_prefix(".target")).unwrap_or_default();
-    let target = target.split([',', ' ']).find(|word| !word.is_empty());
-    let arch = args.arch.as_deref().or(target).unwrap_or(default_arch);
-    let gpu = Emulated::new(arch, options)?.with_variant(args.variant)?;
-    gpu.with_ptx(&ptx).with_context(|| path.display().to_string())
 }

@@ -9,7 +9,7 @@ use nvfp4::backend::{self, Backend};
 use nvfp4::problem::{Step, Weights};
 
 use super::args::Args;
-use super::untimed_gpu;
+use super::emulated_gpu;
 
 /// Writes the trace that was asked for.
 pub fn write(args: &Args, prediction: &Prediction) -> anyhow::Result<()> {
@@ -21,7 +21,7 @@ pub fn write(args: &Args, prediction: &Prediction) -> anyhow::Result<()> {
 /// Predicts again with each assumed constant halved and doubled.
 pub fn sensitivity(args: &Args, weights: &Weights<'_>, step: &Step<'_>, out: &mut impl Write) -> anyhow::Result<()> {
     let Some(card) = args.card()? else { return Ok(()) };
-    let gpu = untimed_gpu(args)?;
+    let gpu = emulated_gpu::untimed(args)?;
     let predict = |card| -> anyhow::Result<f64> {
         let gpu = gpu.clone().with_clock(card, !args.no_values, false);
         let mut layer = gpu.prepare(weights)?;
