@@ -11,7 +11,8 @@ use crate::error::Error;
 use crate::format::Matrix;
 use crate::kernels::group::Address;
 use crate::kernels::moe::{self, MoeArguments, PlacedExperts, PlacedMoe, StageParts, Workspace, token_type};
-use crate::kernels::moe_pack::units::{RowOrder, pack};
+use crate::kernels::moe_pack::row_order::{RowOrder, of_rows};
+use crate::kernels::moe_pack::units::pack;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 
 /// As [`WEIGHTS`], of the experts that tokens name, their weights, and the expert map.
@@ -88,7 +89,7 @@ fn place_experts(device: &mut Device, experts: &[MoeExpert<'_>], sizes: &MoeSize
     ]
     .map(|scales| upload(device, &scales, WEIGHTS).address);
     let bias = [0, 1, 2].map(|projection| {
-        let biases = moe::biases(sizes, experts, projection);
+        let biases = biases(sizes, experts, projection);
         biases.map_or(0, |biases| upload(device, &biases, WEIGHTS).address)
     });
     PlacedExperts { gate_up, down, alpha, bias }
@@ -227,6 +228,24 @@ impl MoeLayer for EmulatedMoeLayer {
     fn counters(&self) -> Option<&Counters> {
         self.done.as_ref().map(|(_, counters)| counters)
     }
+}
+
+/// The biases of a projection (gate, up, down: 0, 1, 2) of every expert, as kernels read them: f32, in the order in which the rows
+/// of weights are packed, zeros for an expert without. None if the layer has none at all.
+fn biases(sizes: &MoeSizes, experts: &[MoeExpert<'_>], projection: usize) -> Option<Vec<f32>> {
+    if !sizes.biases || projection == 0 && !sizes.activation.has_gate() {
+        return None;
+    }
+    let of_expert = |expert: &MoeExpert<'_>| {
+        let (bias, rows, order) = match projection {
+            0 => (&expert.biases.gate, expert.up.rows(), RowOrder::OfK),
+            1 => (&expert.biases.up, expert.up.rows(), RowOrder::OfK),
+            _ => (&expert.biases.down, expert.down.rows(), RowOrder::Kept),
+        };
+        let zeros = || vec![0.0; rows];
+        bias.as_ref().map_or_else(zeros, |bias| of_rows(&bias.numbers(sizes.dtype), order))
+    };
+    Some(experts.iter().flat_map(of_expert).collect())
 }
 
 #[cfg(test)]

@@ -21,11 +21,10 @@ use super::group::Address;
 use super::kernel::Kernel;
 use super::launch::{Launch, output_code};
 use super::moe_pack::MoePack;
-use super::moe_pack::units::{RowOrder, of_rows};
 use super::moe_route::MoeRoute;
 use super::moe_sm90::{MoeSm90, most_token_tiles};
 use crate::error::Error;
-use crate::moe::{Activation, MoeExpert, MoeSizes};
+use crate::moe::{Activation, MoeSizes};
 use crate::problem::{Op, OutDtype};
 pub(crate) use stages::StageParts;
 pub use weights::weight_bytes;
@@ -55,26 +54,8 @@ pub(crate) struct PlacedExperts {
     pub down: Address,
     /// The global scales of every gate, up and down: three arrays of f32.
     pub alpha: [Address; 3],
-    /// The [`biases`] of every gate, up and down; 0 where there are none.
+    /// The biases of every gate, up and down; 0 where there are none.
     pub bias: [Address; 3],
-}
-
-/// The biases of a projection (gate, up, down: 0, 1, 2) of every expert, as kernels read them: f32, in the order in which the rows
-/// of weights are packed, zeros for an expert without. None if the layer has none at all.
-pub(crate) fn biases(sizes: &MoeSizes, experts: &[MoeExpert<'_>], projection: usize) -> Option<Vec<f32>> {
-    if !sizes.biases || projection == 0 && !sizes.activation.has_gate() {
-        return None;
-    }
-    let of_expert = |expert: &MoeExpert<'_>| {
-        let (bias, rows, order) = match projection {
-            0 => (&expert.biases.gate, expert.up.rows(), RowOrder::OfK),
-            1 => (&expert.biases.up, expert.up.rows(), RowOrder::OfK),
-            _ => (&expert.biases.down, expert.down.rows(), RowOrder::Kept),
-        };
-        let zeros = || vec![0.0; rows];
-        bias.as_ref().map_or_else(zeros, |bias| of_rows(&bias.numbers(sizes.dtype), order))
-    };
-    Some(experts.iter().flat_map(of_expert).collect())
 }
 
 /// An activation as kernels are told of it. They round its numbers to f32.

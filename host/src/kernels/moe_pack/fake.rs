@@ -5,7 +5,8 @@ use kernels_gpu::format::BLOCK;
 use kernels_gpu::moe_pack::abi::Pack;
 use kernels_gpu::units::{TokenType, matrix_bytes};
 
-use super::units::{RowOrder, pack};
+use super::row_order::RowOrder;
+use super::units::pack;
 use crate::format::{Matrix, e4m3};
 use crate::kernels::fake::{out_dtype, slice};
 use crate::kernels::moe::token_type;

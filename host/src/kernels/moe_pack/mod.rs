@@ -2,6 +2,7 @@
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
+pub(crate) mod row_order;
 // The device packs for itself; this is the emulated backend's, and what the tests compare the kernel with.
 #[cfg(any(test, feature = "emulated"))]
 pub(crate) mod units;

@@ -3,42 +3,13 @@
 
 use kernels_gpu::format::BLOCK;
 use kernels_gpu::units::{
-    ROW_LANES, SLAB_ROWS, TokenType, UNIT_ROWS, WORD_ELEMENTS, block_columns, block_start, element, element_at,
-    k_blocks, lane_place, lane_words, matrix_bytes, row_unit_bytes, scale_place, unit_offset,
+    ROW_LANES, SLAB_ROWS, TokenType, UNIT_ROWS, WORD_ELEMENTS, block_columns, block_start, element, k_blocks,
+    lane_place, lane_words, matrix_bytes, row_unit_bytes, scale_place, unit_offset,
 };
 use rayon::prelude::*;
 
+use super::row_order::RowOrder;
 use crate::format::Matrix;
-
-/// In which order the rows of a matrix are packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RowOrder {
-    /// As they are.
-    Kept,
-    /// As K is ordered: those of gate and up, whose products are the tokens of down.
-    OfK,
-}
-
-impl RowOrder {
-    /// The row of a matrix of so many that is packed as number `row`.
-    fn source(self, rows: u32, row: u32) -> u32 {
-        match self {
-            Self::Kept => row,
-            Self::OfK => {
-                let block =
-                    (0..k_blocks(rows)).rfind(|&block| block_start(rows, block) <= row).expect("a row of the matrix");
-                let start = block_start(rows, block);
-                start + element_at(block_columns(rows, block), row - start)
-            }
-        }
-    }
-}
-
-/// Numbers of the rows of a matrix, its biases for instance, in the order in which the rows are packed.
-pub(crate) fn of_rows(numbers: &[f32], order: RowOrder) -> Vec<f32> {
-    let rows = numbers.len() as u32;
-    (0..rows).map(|row| numbers[order.source(rows, row) as usize]).collect()
-}
 
 /// The units of a matrix whose rows and columns are multiples of 16, for tokens of a type.
 pub(crate) fn pack(matrix: &Matrix<'_>, order: RowOrder, token_type: TokenType) -> Vec<u8> {
@@ -120,6 +91,7 @@ pub(crate) fn unpack(units: &[u8], rows: u32, k: u32, token_type: TokenType) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernels_gpu::units::element_at;
 
     /// Every code and scale that a matrix of these sizes has, in an order of its own for each row.
     fn matrix(rows: usize, k: usize) -> Matrix<'static> {

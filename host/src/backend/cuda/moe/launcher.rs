@@ -18,7 +18,7 @@ use crate::kernels::moe::{
     self, MoeArguments, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, workspace_bytes,
 };
 use crate::kernels::moe_pack::MoePack;
-use crate::kernels::moe_pack::units::{RowOrder, of_rows};
+use crate::kernels::moe_pack::row_order::{RowOrder, of_rows};
 use crate::moe::MoeSizes;
 
 /// The projections by their numbers.
