@@ -1,4 +1,4 @@
-//! The epilogue: a tile's sums, scaled and activated → C.
+//! The epilogue: a tile's sums, scaled, with their biases, activated → C.
 
 // Loops over indices, not iterators: they unroll, so that arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
@@ -6,7 +6,8 @@
 use core::marker::PhantomData;
 
 use cuda_std::{
-    global::{GlobalAddress, st_global_b16_where, st_global_b32_where},
+    float::fma_rn_f32,
+    global::{GlobalAddress, ld_global_b32_or_zero, st_global_b16_where, st_global_b32_where},
     integer::prmt_b32,
 };
 
@@ -60,7 +61,10 @@ pub(super) fn pad<const REGISTERS: usize, const P: usize>(sums: &[[f32; REGISTER
 /// Bytes of an element of C.
 const ELEMENT_BYTES: u64 = 2;
 
-/// Where a tile's sums go, and what they are multiplied with.
+/// Bytes of a bias.
+const BIAS_BYTES: u64 = 4;
+
+/// Where a tile's sums go, and what is done to them before.
 pub struct Target<K> {
     /// Address of C `[.., n]`, row-major.
     pub c: u64,
@@ -68,6 +72,8 @@ pub struct Target<K> {
     pub n: u32,
     /// Products of the global scales, for each matrix of weights.
     pub alpha: [f32; 2],
+    /// Addresses of what is added then, an f32 for each column of C, for each matrix of weights; 0 for nothing.
+    pub bias: [u64; 2],
     /// The tile's first column.
     pub first_column: u32,
     /// The row of C of its first token.
@@ -86,7 +92,7 @@ impl<K> Target<K> {
     /// them: the same ones for every N and for every round.
     ///
     /// # Safety
-    /// C lies there, and the tile is this warpgroup's. `sums` are the tile's, and `fragment` says which of them are this
+    /// C and biases lie there, and the tile is this warpgroup's. `sums` are the tile's, and `fragment` says which of them are this
     /// thread's.
     #[inline(always)]
     pub unsafe fn write<const P: usize>(&self, output: u32, fragment: &Fragment, mut sums: Sums<P>)
@@ -110,6 +116,8 @@ impl<K> Target<K> {
         if !parts[0] {
             return;
         }
+        // SAFETY: biases of columns that C has.
+        let biases = unsafe { self.biases::<P>(fragment) };
         while token < self.tokens {
             let round = sums.map(|part| part[0]);
             unroll!(CORE in 0 1 2 3, {
@@ -124,20 +132,23 @@ impl<K> Target<K> {
                         let elements = prmt_b32(convert(output, first, second), 0, in_order);
                         st_global_b32_where(present, address, elements);
                     };
+                    // A sum of a part's row, of this matrix, times alpha and with its bias.
+                    let scaled = |matrix: usize, part: usize, row: usize| {
+                        fma_rn_f32(alpha[matrix], round[part][[first, second][row]], biases[part][row])
+                    };
                     if K::SHAPE.matrices == 2 && P == 2 {
-                        let gated =
-                            |register: usize| silu(alpha[0] * round[0][register]) * (alpha[1] * round[1][register]);
-                        store(present, rows[odd], gated(first), gated(second));
+                        let gated = |row: usize| silu(scaled(0, 0, row)) * scaled(1, 1, row);
+                        store(present, rows[odd], gated(0), gated(1));
                     } else if K::SHAPE.matrices == 2 {
                         // The first row is gate's, the second is up's.
-                        let gated = silu(alpha[0] * round[0][first]) * (alpha[1] * round[0][second]);
+                        let gated = silu(scaled(0, 0, 0)) * scaled(1, 0, 1);
                         // SAFETY: an element of C that is this thread's alone.
                         unsafe { st_global_b16_where(present, rows[odd], convert(output, gated, 0.0) as u16) };
                     } else {
                         for part in 0..P {
                             let address = rows[odd] + (part as u32 * K::SHAPE.panel_rows()) as u64 * ELEMENT_BYTES;
-                            let (first, second) = (alpha[0] * round[part][first], alpha[0] * round[part][second]);
-                            store(present && parts[part], address, first, second);
+                            let sum = |row: usize| scaled(0, part, row);
+                            store(present && parts[part], address, sum(0), sum(1));
                         }
                     }
                     rows[odd] = rows[odd] + CORE_TOKENS as u64 * row_bytes;
@@ -146,5 +157,36 @@ impl<K> Target<K> {
             token += ROUND_TOKENS as u32;
             sums = sums.map(|[_, second, third, fourth]| [second, third, fourth, fourth]);
         }
+    }
+
+    /// The biases of a thread's two rows of each part. Where there is none it is −0, which leaves a sum as it is, its sign too.
+    ///
+    /// # Safety
+    /// Biases lie there.
+    #[inline(always)]
+    unsafe fn biases<const P: usize>(&self, fragment: &Fragment) -> [[f32; 2]; P]
+    where
+        K: Kind<P>,
+    {
+        let bias = |matrix: usize, column: u32| {
+            let is_there = self.bias[matrix] != 0 && column < self.n;
+            let address = GlobalAddress::new(self.bias[matrix]) + u64::from(column) * BIAS_BYTES;
+            // SAFETY: what `# Safety` above asks.
+            let bits = unsafe { ld_global_b32_or_zero(is_there, address) };
+            if is_there { f32::from_bits(bits) } else { -0.0 }
+        };
+        let mut biases = [[-0.0; 2]; P];
+        for part in 0..P {
+            for row in 0..2 {
+                let column = self.first_column + fragment.rows[row];
+                biases[part][row] = match (K::SHAPE.matrices, P) {
+                    (2, 2) => bias(part, column),
+                    // The first row is gate's, the second is up's.
+                    (2, _) => bias(row, column),
+                    _ => bias(0, column + part as u32 * K::SHAPE.panel_rows()),
+                };
+            }
+        }
+        biases
     }
 }

@@ -43,6 +43,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
                     c,
                     n,
                     alpha,
+                    bias: [0; 2],
                     first_column: tile.first_column,
                     first_row: tile.first_token,
                     tokens: tile.tokens,

@@ -58,6 +58,7 @@ where
                     c: self.launch.c,
                     n: self.launch.n,
                     alpha: alpha.map(f32::from_bits),
+                    bias: [0; 2],
                     first_column,
                     first_row,
                     tokens,
