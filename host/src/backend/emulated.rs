@@ -11,6 +11,7 @@
 //! # Ok::<_, nvfp4::Error>(())
 //! ```
 
+mod linear;
 mod moe;
 
 use std::borrow::Cow;
@@ -26,14 +27,17 @@ use ptx_emulator::{
 pub use moe::ROUTING;
 pub use ptx_emulator::{Fault, FaultKind, Report as Counters, Schedule};
 
-use super::{Backend, Layer, MoeLayer};
+use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
 use crate::kernels::builds::{self, Build};
 use crate::kernels::group::{DeviceGroup, PlacedGroup, PlacedLayer, PlacedMatrix};
+use crate::kernels::kernel::Kernel as _;
 use crate::kernels::launch::{Grid, Launch, Scratch};
+use crate::kernels::linear_sm90::LinearSm90;
 use crate::kernels::schedule::Launcher;
 use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
 use crate::kernels::{self, GroupedKernel};
+use crate::linear::LinearWeights;
 use crate::moe::MoeWeights;
 use crate::output::Output;
 use crate::plan::roofline::GPUS;
@@ -54,6 +58,12 @@ pub fn default_arch() -> &'static str {
 pub fn moe_arch() -> &'static str {
     let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.runs_moe());
     arches().into_iter().rev().find(computes).expect("there are kernels of MoE layers")
+}
+
+/// The newest of [`arches`] that linear layers are computed on.
+pub fn linear_arch() -> &'static str {
+    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.runs_linear());
+    arches().into_iter().rev().find(computes).expect("there is a kernel of linear layers")
 }
 
 /// The names, in faults and counters, of the buffers that hold values and scales of the weights.
@@ -191,6 +201,11 @@ impl Emulated {
         kernels::moe::KERNELS.iter().all(|kernel| self.runs(kernel.name()))
     }
 
+    /// Whether the kernel of a linear layer does.
+    fn runs_linear(&self) -> bool {
+        self.runs(LinearSm90.name())
+    }
+
     /// A kernel's build for this device.
     fn build(&self, kernel: &str) -> &'static Build {
         builds::find(kernel, self.capability)
@@ -276,6 +291,17 @@ impl Backend for Emulated {
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(Box::new(moe::EmulatedMoeLayer::new(self.clone(), weights)?))
     }
+
+    fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+        Ok(Box::new(linear::EmulatedLinear::new(self.clone(), weights)?))
+    }
+}
+
+/// Brings an array to the device.
+fn upload<T: bytemuck::NoUninit>(device: &mut Device, array: &[T], name: &str) -> Buffer {
+    let buffer = device.upload(array);
+    device.name(buffer, name);
+    buffer
 }
 
 /// Weights in the emulated device's memory, and the last step.

@@ -30,6 +30,7 @@ pub mod shape;
 mod tests;
 
 pub use output::{MoeOutput, Stages};
+pub(crate) use problem::check_global_scale;
 pub use problem::{MoeExpert, MoeInputs, MoeSizes, MoeStep, MoeWeights};
 pub use rows::Rows;
 pub use shape::LayerShape;

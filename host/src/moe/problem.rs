@@ -76,10 +76,6 @@ impl<'a> MoeExpert<'a> {
 
     /// Checks sizes and scales.
     fn check(&self, hidden: usize, intermediate: usize) -> Result<(), Error> {
-        /// The largest magnitude of `e2m1 × e4m3`.
-        const MAX_NUMBER: f64 = (e2m1::MAX * e4m3::MAX) as f64;
-        /// The largest f16.
-        const MAX_TOKEN: f64 = 65504.0;
         for (name, matrix) in self.projections() {
             let (rows, k) = if name == "down" { (hidden, intermediate) } else { (intermediate, hidden) };
             for (what, got, expected) in [("rows", matrix.rows(), rows), ("columns", matrix.k(), k)] {
@@ -87,16 +83,24 @@ impl<'a> MoeExpert<'a> {
                     return Err(Error::Mismatch { what, got, expected }.at(name));
                 }
             }
-            let global = matrix.global_scale();
-            if f64::from(global) * MAX_NUMBER * MAX_TOKEN > f64::from(f32::MAX) {
-                return Err(Error::Invalid(format!(
-                    "global scale {global:e} lets a product with an f16 token overflow f32; quantise the tensor again"
-                ))
-                .at(name));
-            }
+            check_global_scale(matrix.global_scale()).map_err(|error| error.at(name))?;
         }
         Ok(())
     }
+}
+
+/// Refuses a global scale of weights with which a product of an f16 token leaves f32.
+pub(crate) fn check_global_scale(global: f32) -> Result<(), Error> {
+    /// The largest magnitude of `e2m1 × e4m3`.
+    const MAX_NUMBER: f64 = (e2m1::MAX * e4m3::MAX) as f64;
+    /// The largest f16.
+    const MAX_TOKEN: f64 = 65504.0;
+    if f64::from(global) * MAX_NUMBER * MAX_TOKEN <= f64::from(f32::MAX) {
+        return Ok(());
+    }
+    let what =
+        format!("global scale {global:e} lets a product with an f16 token overflow f32; quantise the tensor again");
+    Err(Error::Invalid(what))
 }
 
 /// The weights of a layer.

@@ -11,6 +11,7 @@ mod avx512;
 mod epilogue;
 mod kernel;
 mod layout;
+mod linear;
 mod moe;
 mod pages;
 mod peaks;
@@ -25,8 +26,9 @@ use rayon::prelude::*;
 
 use self::kernel::{Scratch, Simd, TILE_PANELS, TILE_TOKENS, Tile};
 use self::layout::{Panels, TokenBlock, TokenChunk, chunks, unpack_tokens};
-use super::{Backend, Layer, MoeLayer};
+use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
+use crate::linear::LinearWeights;
 use crate::moe::MoeWeights;
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
@@ -143,6 +145,10 @@ impl Backend for Cpu {
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(Box::new(moe::CpuMoeLayer::new(weights)))
+    }
+
+    fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+        Ok(Box::new(linear::CpuLinear::new(weights)))
     }
 }
 

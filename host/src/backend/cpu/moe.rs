@@ -97,7 +97,7 @@ fn expert_rows(step: &MoeStep<'_>, weights: &MoeExpert<'_>, tokens: &[usize]) ->
 }
 
 /// Rows of K numbers times the matrix `[N, K]`, `[rows, N]`.
-fn products(numbers: &[f32], matrix: &Matrix<'_>) -> Vec<f32> {
+pub(super) fn products(numbers: &[f32], matrix: &Matrix<'_>) -> Vec<f32> {
     let (n, k) = (matrix.rows(), matrix.k());
     let rows = numbers.len() / k;
     // Computed as [N, rows], so that each task owns whole rows.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ptx_emulator::{Buffer, Device};
 
-use super::{Counters, Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS};
+use super::{Counters, Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, upload};
 use crate::backend::MoeLayer;
 use crate::error::Error;
 use crate::kernels::group::Address;
@@ -60,13 +60,6 @@ impl PlacedWorkspace {
             device.write(part, 0, &vec![POISON; part.bytes as usize]);
         }
     }
-}
-
-/// Brings an array to the device.
-fn upload<T: bytemuck::NoUninit>(device: &mut Device, array: &[T], name: &str) -> Buffer {
-    let buffer = device.upload(array);
-    device.name(buffer, name);
-    buffer
 }
 
 /// Brings experts to the device.

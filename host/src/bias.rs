@@ -1,0 +1,79 @@
+//! Biases: what is added to a product, a number for each of its columns.
+
+use std::borrow::Cow;
+
+use crate::error::Error;
+use crate::problem::OutDtype;
+
+/// The biases of a projection `[N, K]`, N of them, added in f32 to the scaled product before anything else is done with it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Bias<'a> {
+    /// f32.
+    F32(Cow<'a, [f32]>),
+    /// Bits of the type that tokens have, as checkpoints keep them.
+    Token(Cow<'a, [u16]>),
+}
+
+impl Bias<'_> {
+    /// N.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(numbers) => numbers.len(),
+            Self::Token(bits) => bits.len(),
+        }
+    }
+
+    /// Whether there is no number.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The numbers, exact, where tokens are of type `dtype`.
+    pub fn numbers(&self, dtype: OutDtype) -> Cow<'_, [f32]> {
+        match self {
+            Self::F32(numbers) => Cow::Borrowed(numbers),
+            Self::Token(bits) => bits.iter().map(|&bits| dtype.decode(bits) as f32).collect(),
+        }
+    }
+
+    /// Checks that there is a finite number for each of `rows` rows of weights.
+    ///
+    /// # Errors
+    /// What is wrong, with its place.
+    pub fn check(&self, dtype: OutDtype, rows: usize) -> Result<(), Error> {
+        if self.len() != rows {
+            return Err(Error::Mismatch { what: "biases", got: self.len(), expected: rows });
+        }
+        match self.numbers(dtype).iter().position(|number| !number.is_finite()) {
+            None => Ok(()),
+            Some(row) => {
+                let number = self.numbers(dtype)[row];
+                Err(Error::Invalid(format!(
+                    "bias {row} is {number}; a bias must be a finite number of the layer's type"
+                )))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sixteen_bits_are_the_numbers_of_the_tokens_type() {
+        let bias = Bias::Token(vec![0x3F80, 0xC000].into());
+        assert_eq!(*bias.numbers(OutDtype::Bf16), [1.0, -2.0]);
+        assert_eq!(*bias.numbers(OutDtype::F16), [1.875, -2.0]);
+        assert_eq!(*Bias::F32(vec![0.1].into()).numbers(OutDtype::F16), [0.1]);
+    }
+
+    #[test]
+    fn a_wrong_length_and_what_is_not_finite_are_refused_with_their_place() {
+        let text = |bias: Bias<'_>, rows| bias.check(OutDtype::F16, rows).unwrap_err().to_string();
+        assert_eq!(text(Bias::F32(vec![0.0; 3].into()), 4), "biases: got 3, expected 4");
+        assert!(text(Bias::F32(vec![0.0, f32::NAN].into()), 2).starts_with("bias 1 is NaN"));
+        assert!(text(Bias::Token(vec![0x7C00].into()), 1).starts_with("bias 0 is inf"));
+        assert!(Bias::Token(vec![0x7C00].into()).check(OutDtype::Bf16, 1).is_ok(), "a finite bf16");
+    }
+}
