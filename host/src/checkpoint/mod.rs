@@ -20,6 +20,7 @@ mod file;
 mod floats;
 mod inspect;
 mod layer;
+mod linear;
 mod model_config;
 mod names;
 mod partial;

@@ -2,6 +2,7 @@
 
 mod args;
 mod job;
+mod linear;
 mod moe;
 mod report;
 mod verification;
@@ -22,7 +23,7 @@ use nvfp4::problem::Step;
 use super::progress::Progress;
 use super::{exit, note_leftovers};
 pub use args::Args;
-use args::Choice;
+use args::{Choice, Operation};
 use job::Job;
 use report::Report;
 use verification::verify;
@@ -32,6 +33,12 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let backend = choose_backend(args)?;
     if args.is_moe() {
         return moe::run(args, backend, out);
+    }
+    if args.op == Some(Operation::Linear) {
+        return linear::run(args, backend, out);
+    }
+    if args.tensor.is_some() {
+        bail!("--tensor is of --op linear; give --layer of a checkpoint instead, or add --op linear");
     }
     if args.routing.is_some() || args.tokens.is_some() && args.weights.is_none() {
         bail!("--routing is of --op moe, --tokens of --op moe or of --weights; add one of them");
@@ -125,7 +132,11 @@ fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
 fn emulated_gpu(args: &Args) -> anyhow::Result<Emulated> {
     let options =
         emulated::Options { schedule: args.schedule.unwrap_or_default(), sms: args.sms, ..Default::default() };
-    let default_arch = if args.is_moe() { emulated::moe_arch() } else { emulated::default_arch() };
+    let default_arch = match args.op {
+        Some(Operation::Linear) => emulated::linear_arch(),
+        _ if args.is_moe() => emulated::moe_arch(),
+        _ => emulated::default_arch(),
+    };
     let Some(path) = &args.ptx else {
         let arch = args.arch.as_deref().unwrap_or(default_arch);
         return Ok(Emulated::new(arch, options)?.with_variant(args.variant)?);
