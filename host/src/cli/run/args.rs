@@ -24,6 +24,7 @@ use crate::cli::parse;
   nvfp4 run --variant streams=4,graph            a launch for each group over 4 streams, replayed as a CUDA graph
   nvfp4 run --op moe --shape mixtral-8x7b --tokens 8 --routing zipf
   nvfp4 run --op linear --shape 16,4096,7168     one matrix, M,N,K
+  nvfp4 run --op moe --weights model/ --layer 3 --tokens 64
   nvfp4 run --op linear --weights model/ --tensor model.layers.0.self_attn.q_proj
   nvfp4 run --weights model/ --layer 3 --tokens 16
   nvfp4 run --weights model/ --layer 3 --activations tokens.safetensors --output out.safetensors
