@@ -42,8 +42,8 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &silu_mul::SiluMul,
     &moe_route::MoeRoute,
     &moe_sm90::MoeSm90,
-    &moe_pack::MoePack,
     &linear_sm90::LinearSm90,
+    &moe_pack::MoePack,
 ];
 
 /// The kernel that a PTX text or machine code belongs to: the one of whose entries the code names most.

@@ -247,8 +247,10 @@ impl Report<'_> {
             if let (Some(count), Some(host)) = (self.layer.launches(), self.host) {
                 writeln!(out, "launches  {}, queued in {}", report::launches(count), table::time(host.as_secs_f64()))?;
             }
-            let (tflops, gigabytes) = (self.operations() / seconds / 1e12, self.bytes() as f64 / seconds / 1e9);
-            writeln!(out, "rate      {tflops:.3} TFLOP/s, {gigabytes:.2} GB/s")?;
+            if self.tokens > 0 {
+                let (tflops, gigabytes) = (self.operations() / seconds / 1e12, self.bytes() as f64 / seconds / 1e9);
+                writeln!(out, "rate      {tflops:.3} TFLOP/s, {gigabytes:.2} GB/s")?;
+            }
         }
         let Some(found) = &self.comparison else { return writeln!(out, "verified  no: not checked") };
         writeln!(out, "error     at most {:.2e} from the reference rounded", found.max_abs_err)?;

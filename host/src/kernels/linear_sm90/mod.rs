@@ -142,25 +142,24 @@ fn instance(sizes: &LinearSizes, m: u32, sms: u32) -> &'static Instance {
     let instances = INSTANCES.iter().filter(|instance| instance.token_type == token_type);
     let cycles = |instance: &&Instance| {
         let tokens = tile_size(m, token_tiles(m, instance.tile_tokens));
-        tiles(instance, m, sizes.n as u32).div_ceil(sms.into()) * k_block_cycles(instance, tokens)
+        let (tiles, sms) = (tiles(instance, m, sizes.n as u32), u64::from(sms));
+        tiles.div_ceil(sms) * k_block_cycles(instance, tokens, tiles.min(sms))
     };
     instances.min_by_key(cycles).expect("there are instances for both types")
 }
 
-/// About how many cycles a multiprocessor takes for a k-block of a tile of so many tokens: those of its tensor cores and those of
-/// decoding, which overlap if two warpgroups multiply, and what one k-block waits for the other.
-fn k_block_cycles(instance: &Instance, tokens: u32) -> u64 {
-    /// Products of 16 columns in a k-block.
-    const PRODUCTS: u32 = 8;
-    /// Instructions of a warp that decode a k-block of its 16 rows.
-    const DECODE: u32 = 130;
-    const BETWEEN: u32 = 100;
-    let shape = instance.shape();
-    let parts = instance.consumers * shape.parts() as u32;
-    // `wgmma` of 64 rows: half a cycle for a token (H100 whitepaper: 1024 fused multiply-adds of f16 a cycle and tensor core).
-    let (tensor, decode) = (parts * PRODUCTS * shape.mma_n(tokens) / 2, parts * DECODE);
-    let busy = if instance.consumers == 1 { tensor + decode } else { tensor.max(decode) };
-    u64::from(busy + BETWEEN)
+/// About how many cycles a block takes for a k-block of a tile of so many tokens, while so many blocks run. Measured on an H200: some
+/// for the k-block, some for each token; and all blocks together copy about 1 KB of tokens a cycle from the cache.
+fn k_block_cycles(instance: &Instance, tokens: u32, blocks: u64) -> u64 {
+    const K_BLOCK: u64 = 700;
+    const TOKEN: u64 = 15;
+    /// More, where a warpgroup has 128 columns.
+    const WIDE: u64 = 650;
+    /// Blocks' tokens that are copied in a cycle, of 256 bytes in a k-block.
+    const TOKENS_OF_CYCLE: u64 = 4;
+    let tokens = u64::from(instance.shape().mma_n(tokens));
+    let wide = if instance.narrow { 0 } else { WIDE };
+    (K_BLOCK + TOKEN * tokens + wide).max(blocks * tokens / TOKENS_OF_CYCLE)
 }
 
 #[cfg(test)]
@@ -179,7 +178,7 @@ mod tests {
             (7168, 16, "linear_bf16_t16"),
             (5120, 64, "linear_bf16_t64"),
             (4096, 256, "linear_bf16_t64_c128"),
-            (4096, 512, "linear_bf16_t128_c128"),
+            (4096, 512, "linear_bf16_t128_c256"),
             (4096, 4096, "linear_bf16_t128_c256"),
         ] {
             assert_eq!(instance(&sizes(n, 7168), m, 132).entry, entry, "{m} tokens, N = {n}");
@@ -190,7 +189,7 @@ mod tests {
     fn a_layer_of_592_columns_goes_to_every_instance() {
         // `tests/tests/linear.rs` compares the bits of these.
         let of =
-            [(1, 132), (64, 10), (1, 3), (128, 5), (128, 3)].map(|(m, sms)| instance(&sizes(592, 208), m, sms).entry);
+            [(1, 132), (64, 10), (1, 5), (128, 5), (128, 3)].map(|(m, sms)| instance(&sizes(592, 208), m, sms).entry);
         let expected = INSTANCES.iter().filter(|instance| instance.token_type == token_type(OutDtype::Bf16));
         assert!(expected.map(|instance| instance.entry).eq(of), "{of:?}");
     }

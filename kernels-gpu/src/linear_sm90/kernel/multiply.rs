@@ -128,6 +128,7 @@ where
     const SHAPE: Shape = Linear::<INDEX, BF16, P>::INSTANCE.shape();
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
     const COPIED_BY_THREADS: bool = true;
+    const AHEAD: bool = Self::SHAPE.parts() == 1;
     type Number = <Packed<BF16> as Decode>::Number;
     type Part = Rows;
 

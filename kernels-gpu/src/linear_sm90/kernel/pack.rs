@@ -4,7 +4,7 @@ use core::hint::assert_unchecked;
 
 use cuda_std::{
     global::{
-        GlobalAddress, ld_global_nc_b64_or_zero, ld_global_nc_u8, red_global_min_u64, st_global_b64, st_global_v4_b32,
+        GlobalAddress, ld_global_nc_b64_or_zero, ld_global_nc_u8, red_global_min_u64, st_global_b16, st_global_b32,
     },
     kernel, thread,
 };
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The largest scale. What is above is NaN or has a sign.
-const MAX_SCALE: u64 = 0x7e;
+const MAX_SCALE: u32 = 0x7e;
 
 /// The kernel.
 ///
@@ -57,38 +57,38 @@ unsafe fn run<const TYPE: u32>(pack: &Pack) {
     let values = GlobalAddress::new(pack.values) + first_scale * u64::from(BLOCK / 2);
     let panel = GlobalAddress::new(pack.panels) + panel_offset(row / PANEL_ROWS, k_block, pack.k);
     let token_type = if TYPE == OUTPUT_BF16 { TokenType::Bf16 } else { TokenType::F16 };
+    let place = row % PANEL_ROWS;
     // SAFETY: values and scales of the row, and the thread's own bytes of the panel.
     unsafe {
-        let (mut codes, mut scales) = ([0u64; ROW_SCALES as usize], 0u64);
-        for scale in 0..ROW_SCALES {
-            let place = first_scale + u64::from(scale);
-            let mut loaded = 0u64;
-            if is_there(scale) {
-                loaded = u64::from(ld_global_nc_u8(GlobalAddress::new(pack.scales) + place));
-                if loaded > MAX_SCALE {
-                    red_global_min_u64(GlobalAddress::new(pack.invalid), place);
+        for word in 0..LANE_WORDS as u32 {
+            let [first, last] = [0, 1].map(|half| {
+                let block = 2 * word + half;
+                let place_of_scale = first_scale + u64::from(block);
+                let mut scale = 0;
+                if is_there(block) {
+                    scale = u32::from(ld_global_nc_u8(GlobalAddress::new(pack.scales) + place_of_scale));
+                    if scale > MAX_SCALE {
+                        red_global_min_u64(GlobalAddress::new(pack.invalid), place_of_scale);
+                    }
                 }
-            }
-            // bf16's scales have no zero.
-            let has_codes = is_there(scale) && (TYPE != OUTPUT_BF16 || loaded != 0);
-            codes[scale as usize] = ld_global_nc_b64_or_zero(has_codes, values + u64::from(scale * (BLOCK / 2)));
-            scales |= u64::from(token_type.pack_scale(loaded as u8)) << (8 * scale);
-        }
-        let place = row % PANEL_ROWS;
-        for lane in 0..ROW_LANES {
-            let words: [u32; LANE_WORDS] = core::array::from_fn(|word| {
-                // Byte `lane` of each four has the lane's two columns of a core matrix: the even one goes to a low nibble.
-                let mut packed = 0;
-                for core in 0..4 {
-                    let bytes = (codes[2 * word + core / 2] >> (core % 2 * 32)) as u32;
-                    let byte = bytes >> (8 * lane) & 0xff;
-                    packed |= (byte & 0xf) << (4 * core) | (byte >> 4) << (16 + 4 * core);
-                }
-                token_type.pack(packed)
+                // bf16's scales have no zero.
+                let has_codes = is_there(block) && (TYPE != OUTPUT_BF16 || scale != 0);
+                let codes = ld_global_nc_b64_or_zero(has_codes, values + u64::from(block * (BLOCK / 2)));
+                (codes, u16::from(token_type.pack_scale(scale as u8)))
             });
-            st_global_v4_b32(panel + u64::from(place * ROW_BYTES + lane * LANE_BYTES), words);
+            for lane in 0..ROW_LANES {
+                // Byte `lane` of each four has the lane's two columns of a core matrix: the even one goes to a low nibble.
+                let columns = |codes: u64, core: u32| {
+                    let byte = (codes >> (core % 2 * 32 + 8 * lane)) as u32 & 0xff;
+                    (byte & 0xf) << (4 * core) | (byte >> 4) << (16 + 4 * core)
+                };
+                let codes = columns(first.0, 0) | columns(first.0, 1) | columns(last.0, 2) | columns(last.0, 3);
+                let target = panel + u64::from(place * ROW_BYTES + lane * LANE_BYTES + 4 * word);
+                st_global_b32(target, token_type.pack(codes));
+            }
+            let target = panel + u64::from(PANEL_SCALES + place * ROW_SCALES + 2 * word);
+            st_global_b16(target, first.1 | last.1 << 8);
         }
-        st_global_b64(panel + u64::from(PANEL_SCALES + place * ROW_SCALES), scales);
     }
 }
 

@@ -51,7 +51,8 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
                     buffers.wait_empty();
                     let mut strip = warp;
                     while strip < strips {
-                        let source = self.token(&tile, strip) + u64::from(first * 2 + chunk * CHUNK_BYTES);
+                        let (token, is_there) = self.token(&tile, strip);
+                        let source = token + u64::from(first * 2 + chunk * CHUNK_BYTES);
                         let target = buffer
                             + strip * STRIP_BYTES
                             + chunk * CORE_MATRIX_BYTES
@@ -59,7 +60,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
                         for copy in 0..STRIP_COPIES {
                             let chunks = copy * COPY_CHUNKS;
                             cp_async_16_or_zero(
-                                first + (chunk + chunks) * CHUNK_ELEMENTS < k,
+                                is_there && first + (chunk + chunks) * CHUNK_ELEMENTS < k,
                                 target + chunks * CORE_MATRIX_BYTES,
                                 source + u64::from(chunks * CHUNK_BYTES),
                             );
@@ -73,11 +74,13 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
         }
     }
 
-    /// Where this lane's token of a strip begins. Past the tile's last token it is the last one again: what becomes of it is not
-    /// written to C.
+    /// Where this lane's token of a strip begins, and whether there is one. Past the tile's last token are zeros: all blocks would read
+    /// the same token again and again, and wait for each other.
     #[inline(always)]
-    fn token(&self, tile: &Tile, strip: u32) -> GlobalAddress {
-        let token = (strip * CORE_MATRIX_ROWS + lane_id() % CORE_MATRIX_ROWS).min(tile.tokens - 1) + tile.first_row;
-        GlobalAddress::new(self.launch.tokens) + u64::from(token) * self.launch.token_pitch
+    fn token(&self, tile: &Tile, strip: u32) -> (GlobalAddress, bool) {
+        let token = strip * CORE_MATRIX_ROWS + lane_id() % CORE_MATRIX_ROWS;
+        let is_there = token < tile.tokens;
+        let row = if is_there { tile.first_row + token } else { tile.first_row };
+        (GlobalAddress::new(self.launch.tokens) + u64::from(row) * self.launch.token_pitch, is_there)
     }
 }
