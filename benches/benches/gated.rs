@@ -8,7 +8,7 @@ use nvfp4::generate::{self, Generator};
 use nvfp4::problem::{OutDtype, Step, Weights};
 use nvfp4::shape;
 use nvfp4_benches::rival::Rival;
-use nvfp4_benches::{check_sample, criterion, measure};
+use nvfp4_benches::{check_sample, criterion, in_turns, measure, median};
 use rayon::prelude::*;
 
 const SHAPES: [&str; 5] = ["dual-1", "dual-2", "dual-3", "dual-4", DECODE];
@@ -19,8 +19,6 @@ const DECODE: &str = "decode-1";
 /// Median seconds of a shape.
 struct Times {
     shape: &'static str,
-    /// Bytes of weights.
-    bytes: usize,
     backend: f64,
     /// Time of dequantising each time, then `gemm`.
     dequantize: f64,
@@ -57,8 +55,7 @@ fn bench_shape(criterion: &mut Criterion, name: &'static str) -> Option<Times> {
     });
     let dequantized = measure(&mut group, "gemm, dequantized before", || rival.multiply(&mut output));
     group.finish();
-    let bytes = weight_bytes(&weights);
-    Some(Times { shape: name, bytes, backend: backend?, dequantize: dequantize?, dequantized: dequantized? })
+    Some(Times { shape: name, backend: backend?, dequantize: dequantize?, dequantized: dequantized? })
 }
 
 /// Bytes of weights that a step reads.
@@ -67,18 +64,29 @@ fn weight_bytes(weights: &Weights<'_>) -> usize {
     matrices.map(|matrix| matrix.values().len() + matrix.scales().len()).sum()
 }
 
-/// Sums `bytes` bytes of memory with all threads; returns bytes a second.
-fn bench_plain_read(criterion: &mut Criterion, bytes: usize) -> Option<f64> {
+/// A step for which memory is the limit, and a plain read of as many bytes, in turns: bytes a second of the step, and the
+/// median of its shares of the read's.
+fn bench_plain_read() -> (f64, f64) {
     /// Words that a thread takes at a time: a power of two, and more than a page for each stream.
     const CHUNK: usize = 1 << 15;
+    const TURNS: usize = 25;
+    let shape = shape::find(DECODE).expect("a built-in shape");
+    let weights = generate::weights(Generator::Gaussian, shape.op, &shape.groups, 1).expect("a valid shape");
+    let tokens = generate::activations(Generator::Gaussian, &shape.groups, 1).expect("a valid shape");
+    let step = Step::new(&weights, tokens, OutDtype::F16).expect("tokens of the same shape");
+    let mut output = Output::new(step.problem());
+    let mut layer = Cpu::new().prepare(&weights).expect("memory for the weights");
+    let bytes = weight_bytes(&weights);
     let memory = vec![1u64; bytes / size_of::<u64>()];
-    let mut group = criterion.benchmark_group("memory");
-    let seconds = measure(&mut group, "plain read", || {
-        let sum: u64 = memory.par_chunks(CHUNK).map(sum_in_four_streams).sum();
-        assert_eq!(sum, memory.len() as u64);
-    });
-    group.finish();
-    seconds.map(|seconds| bytes as f64 / seconds)
+    let [backend, read] = in_turns(
+        TURNS,
+        [&mut || _ = layer.execute(&step, &mut output).expect("a step of these weights"), &mut || {
+            let sum: u64 = memory.par_chunks(CHUNK).map(sum_in_four_streams).sum();
+            assert_eq!(sum, memory.len() as u64);
+        }],
+    );
+    let shares = backend.iter().zip(&read).map(|(backend, read)| read / backend).collect();
+    (bytes as f64 / median(backend), median(shares))
 }
 
 /// Reads four places at once: a single stream waits at the end of every page, and reads a fifth less.
@@ -93,8 +101,7 @@ fn sum_in_four_streams(memory: &[u64]) -> u64 {
 fn main() {
     let mut criterion = criterion();
     let times: Vec<_> = SHAPES.into_iter().filter_map(|name| bench_shape(&mut criterion, name)).collect();
-    let decode = times.iter().find(|times| times.shape == DECODE);
-    let plain_read = decode.and_then(|decode| bench_plain_read(&mut criterion, decode.bytes));
+    let decode = times.iter().any(|times| times.shape == DECODE).then(bench_plain_read);
     criterion.final_summary();
 
     println!("\nmedian ms     cpu backend   dequantize + gemm   gemm, dequantized before");
@@ -109,13 +116,11 @@ fn main() {
         let [a, b] = sums.map(|sum| (sum / SHAPES.len() as f64).exp());
         println!("{:10} {:30} {a:5.1} x {:17} {b:5.1} x", "geom. mean", "", "");
     }
-    if let (Some(decode), Some(plain_read)) = (decode, plain_read) {
-        let rate = decode.bytes as f64 / decode.backend;
+    if let Some((rate, share)) = decode {
         println!(
-            "{DECODE}: {:.1} GB/s of weights, {:.0} % of the {:.1} GB/s of a plain read of as much",
+            "{DECODE}: {:.1} GB/s of weights, {:.0} % of a plain read of as much (median of turns)",
             rate / 1e9,
-            100.0 * rate / plain_read,
-            plain_read / 1e9,
+            100.0 * share
         );
     }
 }

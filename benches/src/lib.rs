@@ -34,6 +34,30 @@ pub fn measure(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut routine
     seconds.get(seconds.len() / 2).copied()
 }
 
+/// Runs routines in turns, first once and then `turns` times; returns the seconds of each, turn by turn. What else the machine
+/// does hits all of them alike, so their ratios hold where their times do not.
+pub fn in_turns<const N: usize>(turns: usize, mut routines: [&mut dyn FnMut(); N]) -> [Vec<f64>; N] {
+    let mut seconds = [const { Vec::new() }; N];
+    routines.iter_mut().for_each(|routine| routine());
+    for _ in 0..turns {
+        for (routine, seconds) in routines.iter_mut().zip(&mut seconds) {
+            let start = Instant::now();
+            routine();
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+    }
+    seconds
+}
+
+/// The median.
+///
+/// # Panics
+/// If there are no numbers.
+pub fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
+
 /// Compares elements all over an output with the oracle, at the tolerance of the output's type.
 ///
 /// # Panics

@@ -3,7 +3,8 @@
 use gemm::Parallelism;
 use nvfp4::Output;
 use nvfp4::format::Matrix;
-use nvfp4::problem::{Step, Weights};
+use nvfp4::moe::{MoeStep, MoeWeights};
+use nvfp4::problem::{OutDtype, Step, Weights};
 use rayon::prelude::*;
 
 /// A gated problem in f32.
@@ -52,37 +53,11 @@ impl<'a> Rival<'a> {
         self.groups.par_iter_mut().zip(sizes).zip(outputs).for_each(|((group, sizes), output)| {
             let (m, n, k) = (sizes.m, sizes.n, sizes.k);
             for (weights, products) in group.weights.iter().zip(&mut group.products) {
-                // Strides, columns first: products and tokens are row-major, weights are Bᵀ of a row-major B.
-                let strides = [[1, n as isize], [1, k as isize], [k as isize, 1]];
-                let [product, token, weight] = strides;
-                // SAFETY: the buffers hold [M, N], [M, K] and [N, K] numbers, as `new` made them, and do not overlap.
-                unsafe {
-                    gemm::gemm(
-                        m,
-                        n,
-                        k,
-                        products.as_mut_ptr(),
-                        product[0],
-                        product[1],
-                        false,
-                        group.tokens.as_ptr(),
-                        token[0],
-                        token[1],
-                        weights.as_ptr(),
-                        weight[0],
-                        weight[1],
-                        0.0,
-                        1.0,
-                        false,
-                        false,
-                        false,
-                        Parallelism::Rayon(0),
-                    );
-                }
+                multiply(m, n, k, &group.tokens, weights, products);
             }
             let [gate, up] = &group.products;
             output.par_iter_mut().zip(gate).zip(up).for_each(|((bits, gate), up)| {
-                *bits = dtype.round_f32(gate / (1.0 + (-gate).exp()) * up);
+                *bits = dtype.round_f32(silu(*gate) * up);
             });
         });
     }
@@ -90,4 +65,118 @@ impl<'a> Rival<'a> {
 
 fn dequantize(matrix: &Matrix<'_>, numbers: &mut [f32]) {
     numbers.par_chunks_mut(matrix.k()).enumerate().for_each(|(row, numbers)| matrix.dequantize_row(row, numbers));
+}
+
+/// `[M, N]` = tokens `[M, K]` times weights `[N, K]`, transposed, on all threads.
+fn multiply(m: usize, n: usize, k: usize, tokens: &[f32], weights: &[f32], products: &mut [f32]) {
+    assert_eq!([tokens.len(), weights.len(), products.len()], [m * k, n * k, m * n], "whole matrices");
+    // Strides, columns first: products and tokens are row-major, weights are Bᵀ of a row-major B.
+    let [product, token, weight] = [[1, n as isize], [1, k as isize], [k as isize, 1]];
+    // SAFETY: the buffers hold [M, N], [M, K] and [N, K] numbers, by the assertion, and borrows do not overlap.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            products.as_mut_ptr(),
+            product[0],
+            product[1],
+            false,
+            tokens.as_ptr(),
+            token[0],
+            token[1],
+            weights.as_ptr(),
+            weight[0],
+            weight[1],
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            Parallelism::Rayon(0),
+        );
+    }
+}
+
+fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+/// A whole MoE layer in f32: one expert after the other, each on all threads, in buffers that are used again.
+pub struct LayerRival<'a> {
+    weights: &'a MoeWeights<'a>,
+    /// A matrix as f32.
+    numbers: Vec<f32>,
+    /// An expert's tokens.
+    tokens: Vec<f32>,
+    /// Products with gate, up and down.
+    products: [Vec<f32>; 3],
+    /// `[T, H]`.
+    output: Vec<f32>,
+}
+
+impl<'a> LayerRival<'a> {
+    /// Of a layer without a shared expert.
+    pub fn new(weights: &'a MoeWeights<'a>) -> Self {
+        let empty = Vec::new;
+        Self { weights, numbers: empty(), tokens: empty(), products: [empty(), empty(), empty()], output: empty() }
+    }
+
+    /// The layer's output for a step.
+    pub fn run(&mut self, step: &MoeStep<'_>) -> &[f32] {
+        let (sizes, rows) = (step.sizes(), step.rows());
+        let Self { weights, numbers, tokens, products: [gate, up, down], output } = self;
+        output.clear();
+        output.resize(step.tokens() * sizes.hidden, 0.0);
+        let mut times = |matrix: &Matrix<'_>, tokens: &[f32], products: &mut Vec<f32>| {
+            let (n, k) = (matrix.rows(), matrix.k());
+            numbers.resize(n * k, 0.0);
+            dequantize(matrix, numbers);
+            products.resize(tokens.len() / k * n, 0.0);
+            multiply(tokens.len() / k, n, k, tokens, numbers, products);
+        };
+        for (index, expert) in weights.experts().iter().enumerate() {
+            let of_expert = rows.of_expert(index);
+            if of_expert.is_empty() {
+                continue;
+            }
+            tokens.clear();
+            for &token in &rows.tokens()[of_expert.clone()] {
+                tokens.extend(step.token(token as usize).iter().map(|&bits| number(sizes.dtype, bits)));
+            }
+            let gate_matrix = expert.gate.as_ref().expect("the rival computes SwiGLU");
+            times(gate_matrix, tokens, gate);
+            times(&expert.up, tokens, up);
+            gate.par_iter_mut().zip(&*up).for_each(|(gate, up)| *gate = silu(*gate) * up);
+            times(&expert.down, gate, down);
+            // A token may name an expert twice, so choices are looked up and not rows.
+            for choice in 0..step.tokens() * sizes.top_k {
+                let Some(row) = rows.place(choice).filter(|row| of_expert.contains(row)) else { continue };
+                let (token, down) = (choice / sizes.top_k, &down[(row - of_expert.start) * sizes.hidden..]);
+                for (sum, down) in output[token * sizes.hidden..][..sizes.hidden].iter_mut().zip(down) {
+                    *sum += step.row_weight(choice) * down;
+                }
+            }
+        }
+        output
+    }
+
+    /// Compares with another output of a step.
+    ///
+    /// # Panics
+    /// If they differ by more than roundings to 16 bits explain, so that no bench times a wrong result.
+    pub fn check(&mut self, step: &MoeStep<'_>, hidden: &[u16]) {
+        let dtype = step.sizes().dtype;
+        let output = self.run(step);
+        let largest = output.iter().fold(0.0, |largest: f32, number| largest.max(number.abs()));
+        assert_eq!(output.len(), hidden.len(), "a number for each element");
+        for (&got, &bits) in output.iter().zip(hidden) {
+            let want = number(dtype, bits);
+            assert!((got - want).abs() <= 0.02 * largest, "gemm: {got}, not {want}");
+        }
+    }
+}
+
+fn number(dtype: OutDtype, bits: u16) -> f32 {
+    dtype.decode(bits) as f32
 }

@@ -32,6 +32,7 @@
 //! - [`oracle`] says what is right to the last bit, [`compare`] whether the output is.
 //! - [`moe`] is a whole MoE layer, from hidden states to hidden states: its inputs, its reference and its comparison.
 //! - [`linear`] is a linear layer likewise.
+//! - [`router`] makes of a router's logits the experts that tokens name, and their weights.
 //! - [`plan`] counts bytes, operations and tiles; [`shape`] knows sizes by name.
 //!
 //! Features: `cuda` and `emulated` add those backends, `cli` the command `nvfp4`.
@@ -53,6 +54,7 @@ mod output;
 pub mod plan;
 pub mod problem;
 pub mod quantize;
+pub mod router;
 pub mod shape;
 mod signals;
 

@@ -21,8 +21,8 @@ fn a_built_in_layer_runs_and_is_verified() {
     let text = stdout(nvfp4("run --shape layer-test-7 --backend cpu --repeat 1"));
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].starts_with("layer-test-7 moe · gaussian, uniform routing, bf16 · cpu on "), "{text}");
-    assert!(lines[0].ends_with(", f32"), "{text}");
-    assert_eq!(lines[1], "layer     H 160, I 48, 4 experts, top 2, a shared one of I 112");
+    assert!(lines[0].ends_with(nvfp4::backend::cpu::Cpu::new().isa().name()), "{text}");
+    assert_eq!(lines[1], "layer     H 160, I 48, 4 experts, top 2, a shared one of I 112, silu");
     assert_eq!(lines[2], "step      9 tokens, 18 rows of 4 experts, at most 6 of one");
     // 4 · 3 · 160 · 48 and 3 · 160 · 112 elements of 9/16 of a byte; 9 · 160 of 2 bytes, in and out.
     assert_eq!(lines[3], "bytes     87.8 kB, 82.1 kB of them weights of the experts that are hit");
@@ -57,6 +57,18 @@ fn the_json_says_sizes_routing_and_what_each_stage_was() {
     let checked: Vec<_> = report["stages"].as_array().unwrap().iter().map(|stage| stage["checked"].as_u64()).collect();
     assert_eq!(checked, [Some(rows * 80), Some(rows * 144), Some(40 * 144)]);
     assert!(report["time_us"]["median"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_layer_has_the_activation_and_biases_that_its_shape_says() {
+    let text = stdout(nvfp4("run --shape layer-test-10 --backend cpu --repeat 1"));
+    assert!(text.contains("layer     H 112, I 144, 4 experts, top 2, gpt-oss with biases\n"), "{text}");
+    let report = report("--shape layer-test-11 --repeat 1");
+    for (key, value) in
+        [("activation", "relu2".into()), ("biases", true.into()), ("verified", serde_json::Value::Bool(true))]
+    {
+        assert_eq!(report[key], value, "{key}");
+    }
 }
 
 #[test]

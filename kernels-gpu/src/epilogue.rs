@@ -1,20 +1,76 @@
-//! What every kernel does to its sums before it writes them to C: activation and conversion.
+//! What every kernel does to its sums before it writes them to C: biases, activation and conversion.
 
+use bytemuck::{Pod, Zeroable};
+#[cfg(feature = "device")]
 use cuda_std::{
     convert::{cvt_rn_bf16x2_f32, cvt_rn_f16x2_f32},
     float::{ex2_approx_ftz_f32, rcp_approx_ftz_f32},
 };
 
+#[cfg(feature = "device")]
 use crate::format::OUTPUT_BF16;
 
+/// The sums as they are, of a plain product; of a gated one `silu(gate) ∘ up`.
+pub const NO_PARAMETERS: u32 = 0;
+
+/// Of a gated product, the formula of [`Activation`]; of a plain one `max(x, 0)²`.
+pub const PARAMETERS: u32 = 1;
+
+/// What becomes of a product's sums, times alpha and with their biases.
+///
+/// Of a gated product `x/(1 + 2^(x·(exponent[0] + exponent[1]·x²)))·(clamp(up, −limit, limit) + offset)`, with `x = min(gate,
+/// limit)`. A NaN is kept by min and clamp.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct Activation {
+    /// [`NO_PARAMETERS`] or [`PARAMETERS`].
+    pub kind: u32,
+    /// −log₂ e times what x and x³ are multiplied with.
+    pub exponent: [f32; 2],
+    /// Positive; infinite where there is none.
+    pub limit: f32,
+    /// What is added to up.
+    pub offset: f32,
+}
+
+impl Activation {
+    /// [`NO_PARAMETERS`].
+    pub const NONE: Self = Self { kind: NO_PARAMETERS, exponent: [0.0; 2], limit: 0.0, offset: 0.0 };
+}
+
 /// x/(1+e⁻ˣ). As x goes to −∞, the exponential overflows to inf, its reciprocal is 0, and the result is −0.
+#[cfg(feature = "device")]
 #[inline(always)]
 pub fn silu(x: f32) -> f32 {
     x * rcp_approx_ftz_f32(1.0 + ex2_approx_ftz_f32(-core::f32::consts::LOG2_E * x))
 }
 
+#[cfg(feature = "device")]
+impl Activation {
+    /// The formula.
+    #[inline(always)]
+    pub fn gated(&self, gate: f32, up: f32) -> f32 {
+        // Comparisons, since the minimum of a NaN and a number would be the number.
+        let x = if gate > self.limit { self.limit } else { gate };
+        let up = if up > self.limit { self.limit } else { up };
+        let up = if up < -self.limit { -self.limit } else { up };
+        // The square stays finite, so that its product with 0 is 0.
+        let power = ex2_approx_ftz_f32(x * (self.exponent[0] + self.exponent[1] * (x * x).min(f32::MAX)));
+        x * rcp_approx_ftz_f32(1.0 + power) * (up + self.offset)
+    }
+}
+
+/// max(x, 0)²; a NaN is kept.
+#[cfg(feature = "device")]
+#[inline(always)]
+pub fn relu2(x: f32) -> f32 {
+    let x = if x < 0.0 { 0.0 } else { x };
+    x * x
+}
+
 /// Two elements of C in the format `output` ([`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`]), `low` in the low
 /// half.
+#[cfg(feature = "device")]
 #[inline(always)]
 pub fn convert(output: u32, low: f32, high: f32) -> u32 {
     if output == OUTPUT_BF16 { cvt_rn_bf16x2_f32(low, high) } else { cvt_rn_f16x2_f32(low, high) }

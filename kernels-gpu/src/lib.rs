@@ -14,16 +14,17 @@ pub mod linear_sm90;
 pub mod moe_pack;
 pub mod moe_route;
 pub mod moe_sm90;
+pub mod router;
 pub mod silu_mul;
 
 // What kernels share: on both sides, then on the device.
+pub mod epilogue;
+pub mod exp;
 pub mod format;
 mod instances;
 pub mod sm90;
 pub mod units;
 
-#[cfg(feature = "device")]
-pub mod epilogue;
 #[cfg(feature = "device")]
 pub mod ring;
 #[cfg(feature = "device")]

@@ -6,6 +6,7 @@ pub mod files;
 pub mod instances;
 pub mod linear;
 pub mod moe;
+pub mod sabotage;
 
 use std::collections::BTreeSet;
 use std::io::Write;

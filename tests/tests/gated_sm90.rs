@@ -10,6 +10,7 @@ use nvfp4::kernels::GroupedKernel;
 use nvfp4::problem::{Op, OutDtype, Step};
 use nvfp4::shape;
 use nvfp4_tests::instances::{OPS, check, check_shapes, device, verified, with_instance};
+use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
 use nvfp4_tests::{Case, groups, inputs};
 
 fn hopper(schedule: Schedule) -> Emulated {
@@ -94,64 +95,44 @@ fn worst(instance: &str) -> Emulated {
     with_instance(Emulated::new("sm_90a", options).unwrap(), instance)
 }
 
-/// The lines of the gated entry of an instance that begin with this.
-fn lines_of<'a>(gpu: &'a Emulated, instance: &str, instruction: &str) -> Vec<(usize, &'a str)> {
-    let entry = format!(".entry gated_sm90_{instance}(");
-    let lines = gpu.ptx().lines().enumerate().skip_while(|(_, line)| !line.contains(&entry));
-    let lines = lines.take_while(|(_, line)| !line.contains("// -- End function"));
-    lines.filter(|(_, line)| line.trim_start().starts_with(instruction)).collect()
-}
-
-/// The fault that stops the kernel when lines of its text are changed. One block computes many tiles, all of them ragged.
-fn fault(gpu: &Emulated, changes: &[(usize, &str)]) -> Option<Fault> {
-    let mut lines: Vec<_> = gpu.ptx().lines().collect();
-    for &(line, changed) in changes {
-        lines[line] = changed;
-    }
-    let gpu = gpu.clone().with_ptx(&lines.join("\n")).unwrap();
+/// The fault that stops a text of the kernel. One block computes many tiles, all of them ragged.
+fn fault(gpu: &Emulated, ptx: &str) -> Option<Fault> {
+    let gpu = gpu.clone().with_ptx(ptx).unwrap();
     let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(16, 136, 1696), (7, 72, 1696)]), 2);
     let step = Step::new(&inputs.weights, inputs.tokens.clone(), OutDtype::F16).unwrap();
     let mut output = Output::new(step.problem());
-    let result = backend::run(gpu.prepare(&inputs.weights).unwrap().as_mut(), &step, &mut output);
-    result.err().map(|error| error.fault().unwrap_or_else(|| panic!("{error}")).clone())
+    fault_of(backend::run(gpu.prepare(&inputs.weights).unwrap().as_mut(), &step, &mut output))
 }
 
 #[test]
 fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
-    const DO_NOT_WAIT: &str = "setp.eq.u32 p, 0, 0;";
-    /// The beginning of the instruction; what stands in its place; how many there are at least; how many may be left out,
-    /// since a later one makes up for them.
-    const SABOTAGES: [(&str, &str, usize, usize); 8] = [
-        ("mbarrier.init", "", 4, 0),
-        ("mbarrier.try_wait", DO_NOT_WAIT, 7, 0),
-        ("mbarrier.arrive", "", 7, 0),
-        ("cp.async.bulk.shared", "", 4, 0),
+    const SABOTAGES: [Sabotage; 8] = [
+        Sabotage::leave_out("mbarrier.init", 4),
+        Sabotage::do_not_wait(7),
+        Sabotage::leave_out("mbarrier.arrive", 7),
+        Sabotage::leave_out("cp.async.bulk.shared", 4),
         // Those between the loads of a stage and its release: a load is complete at once in the emulator, not on a card.
-        ("fence.proxy.async", "", 5, 4),
-        ("wgmma.fence", "", 2, 0),
-        ("wgmma.wait_group.sync.aligned 1", "", 2, 0),
-        ("wgmma.wait_group.sync.aligned 0", "", 2, 0),
+        Sabotage::leave_out("fence.proxy.async", 5).spare(4),
+        Sabotage::leave_out("wgmma.fence", 2),
+        Sabotage::leave_out("wgmma.wait_group.sync.aligned 1", 2),
+        Sabotage::leave_out("wgmma.wait_group.sync.aligned 0", 2),
     ];
     let gpu = worst("t16");
-    assert_eq!(fault(&gpu, &[(0, "")]), None, "the first line is a comment");
-    for (instruction, changed, least, spare) in SABOTAGES {
-        let lines = lines_of(&gpu, "t16", instruction);
-        assert!(lines.len() >= least, "{} of {instruction}", lines.len());
-        let unnoticed: Vec<_> = lines.iter().filter(|(line, _)| fault(&gpu, &[(*line, changed)]).is_none()).collect();
-        assert!(unnoticed.len() <= spare, "may be left out: {unnoticed:?}");
-    }
+    check_sabotages(gpu.ptx(), "gated_sm90_t16", &SABOTAGES, |ptx| fault(&gpu, ptx));
 }
 
 #[test]
 fn tokens_that_nobody_has_waited_for_are_found() {
     let gpu = worst("t64");
-    assert_eq!(fault(&gpu, &[(0, "")]), None, "the first line is a comment");
-    let waits: Vec<_> = lines_of(&gpu, "t64", "griddepcontrol.wait").into_iter().map(|(line, _)| (line, "")).collect();
+    let fault = |changes: &[(usize, &str)]| fault(&gpu, &changed(gpu.ptx(), changes));
+    assert_eq!(fault(&[]), None, "the text as it is");
+    let waits = lines_of(gpu.ptx(), "gated_sm90_t64", "griddepcontrol.wait");
+    let waits: Vec<_> = waits.into_iter().map(|(line, _)| (line, "")).collect();
     // The warp that loads weights waits too, so as not to delay the tokens. The wait of the warps that load tokens is
     // another.
-    let alone: Vec<_> = waits.iter().filter_map(|&wait| fault(&gpu, &[wait])).collect();
+    let alone: Vec<_> = waits.iter().filter_map(|&wait| fault(&[wait])).collect();
     assert_eq!((waits.len(), alone.len()), (2, 1));
-    for fault in alone.into_iter().chain([fault(&gpu, &waits).expect("nobody waits")]) {
+    for fault in alone.into_iter().chain([fault(&waits).expect("nobody waits")]) {
         assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
         assert!(fault.to_string().contains("`tokens_sm90`"), "{fault}");
     }

@@ -3,7 +3,7 @@
 
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::Schedule;
-use nvfp4::moe::{self, LayerShape, MoeInputs};
+use nvfp4::moe::{self, Activation, LayerShape, MoeInputs};
 use nvfp4::problem::OutDtype;
 use nvfp4_tests::moe::{DTYPES, backends, bits, check, hopper, hopper_of, inputs, run, shape, step, verified, weights};
 
@@ -64,11 +64,45 @@ fn tokens_may_lie_apart() {
     }
 }
 
+/// Every activation, with limits that some numbers exceed.
+const ACTIVATIONS: [Activation; 5] = [
+    Activation::Silu,
+    Activation::SiluLimit { limit: 0.75 },
+    Activation::GeluTanh,
+    Activation::GptOss { alpha: 1.702, limit: 1.5 },
+    Activation::Relu2,
+];
+
+#[test]
+fn every_activation_is_right_with_biases_and_without_on_every_instance() {
+    // Tiles of 16, 64 and 128 tokens, the first narrow and wide; and the shared expert's.
+    for (tokens, intermediate, experts, top_k) in [(5, 48, 3, 2), (30, 272, 2, 1), (130, 80, 1, 1)] {
+        for (activation, biases) in ACTIVATIONS.into_iter().flat_map(|of| [false, true].map(|biases| (of, biases))) {
+            let layer = shape(80, intermediate, experts, top_k).with_activation(activation, biases);
+            let layer = with_shared(layer, (tokens < 10).then_some(32));
+            let dtype = DTYPES[usize::from(tokens == 30) ^ usize::from(biases)];
+            println!("{tokens} {activation} {biases} {dtype:?}");
+            let weights = weights(&layer, dtype);
+            check(&weights, &step(&weights, inputs(&layer, dtype, tokens)));
+        }
+    }
+}
+
+#[test]
+fn weights_on_the_input_leave_the_shared_expert_alone() {
+    let layer = with_shared(shape(80, 48, 2, 1), Some(32));
+    for dtype in DTYPES {
+        let weights = weights(&layer, dtype);
+        check(&weights, &step(&weights, MoeInputs { weights_on_input: true, ..inputs(&layer, dtype, 5) }));
+    }
+}
+
 #[test]
 fn infinities_and_nan_stay_within_their_token() {
     // K tails of both products: 48 columns are a k-block of 32 and one of 16, 80 a short one.
-    let layer = shape(48, 80, 2, 2);
-    for dtype in DTYPES {
+    let plain = shape(48, 80, 2, 2);
+    let of_activations = ACTIVATIONS.map(|activation| plain.clone().with_activation(activation, true));
+    for (layer, dtype) in of_activations.into_iter().chain([plain]).zip(DTYPES.into_iter().cycle()) {
         let weights = weights(&layer, dtype);
         let clean = naming(inputs(&layer, dtype, 9), &[0, 1]);
         let mut dirty = clean.clone();

@@ -82,6 +82,8 @@ struct Routed {
     lists: Vec<u32>,
     shared_lists: Option<Vec<u32>>,
     tokens: Vec<u16>,
+    /// Tokens without their weights, for the shared expert.
+    shared_tokens: Option<Vec<u16>>,
 }
 
 impl Routing {
@@ -173,13 +175,14 @@ impl Routing {
     /// What must come out.
     fn expected(&self) -> Routed {
         let &Self { hidden, pitch, token_type, .. } = self;
-        let mut tokens = Vec::new();
+        let (mut tokens, mut plain) = (Vec::new(), Vec::new());
         for token in 0..self.tokens() as usize {
             for k_block in 0..k_blocks(hidden) {
                 let columns = block_columns(hidden, k_block);
                 for position in 0..columns {
                     let column = block_start(hidden, k_block) + element_at(columns, position);
                     let bits = self.x[token * pitch as usize + column as usize];
+                    plain.push(bits);
                     tokens.push(match &self.weights {
                         Some(weights) => round(token_type, decode(token_type, bits) * weights[token]),
                         None => bits,
@@ -191,7 +194,13 @@ impl Routing {
             lists: self.lists(self.experts, self.top_k, self.tile_tokens, |choice| self.expert(choice)),
             shared_lists: self.has_shared.then(|| self.lists(1, 1, 2 * self.tile_tokens, |_| Some(0))),
             tokens,
+            shared_tokens: self.has_plain_tokens().then_some(plain),
         }
+    }
+
+    /// Whether tokens without their weights are written besides.
+    fn has_plain_tokens(&self) -> bool {
+        self.has_shared && self.weights.is_some()
     }
 
     fn grid(&self, schedule: Schedule) -> LaunchConfig {
@@ -212,6 +221,7 @@ struct PlacedRouting {
     lists: Buffer,
     shared_lists: Option<Buffer>,
     tokens: Buffer,
+    shared_tokens: Option<Buffer>,
 }
 
 impl PlacedRouting {
@@ -221,6 +231,7 @@ impl PlacedRouting {
         let lists = poisoned(device, Lists::new(of.ids.len() as u64, of.experts).bytes);
         let shared_lists = of.has_shared.then(|| poisoned(device, Lists::new(u64::from(tokens), 1).bytes));
         let ordered = poisoned(device, u64::from(tokens * of.hidden * 2));
+        let shared_tokens = of.has_plain_tokens().then(|| poisoned(device, u64::from(tokens * of.hidden * 2)));
         // Ids need not lie at a multiple of more than 4.
         let ids = device.upload(&[&[0], &of.ids[..]].concat());
         let route = Route {
@@ -230,6 +241,7 @@ impl PlacedRouting {
             input_pitch: u64::from(of.pitch * 2),
             input_weights: upload(device, of.weights.as_deref()),
             tokens: ordered.address,
+            shared_tokens: shared_tokens.map_or(0, |tokens| tokens.address),
             lists: lists.address,
             shared_lists: shared_lists.map_or(0, |lists| lists.address),
             token_count: tokens,
@@ -241,7 +253,7 @@ impl PlacedRouting {
             shared_tile_tokens: 2 * of.tile_tokens,
             token_type: of.token_type,
         };
-        Self { route, lists, shared_lists, tokens: ordered }
+        Self { route, lists, shared_lists, tokens: ordered, shared_tokens }
     }
 
     fn read(&self, device: &Device) -> Routed {
@@ -249,6 +261,7 @@ impl PlacedRouting {
             lists: device.download(self.lists),
             shared_lists: self.shared_lists.map(|lists| device.download(lists)),
             tokens: device.download(self.tokens),
+            shared_tokens: self.shared_tokens.map(|tokens| device.download(tokens)),
         }
     }
 }
@@ -268,11 +281,12 @@ fn check_routing(name: &str, routing: &Routing) {
         let placed = PlacedRouting::new(&mut device, routing);
         let result = launch_route(&mut device, &module, &placed.route, &routing.grid(schedule));
         result.unwrap_or_else(|fault| panic!("{name}, {schedule}: {fault}"));
-        let Routed { lists, shared_lists, tokens } = placed.read(&device);
+        let Routed { lists, shared_lists, tokens, shared_tokens } = placed.read(&device);
         let places = Lists::new(routing.ids.len() as u64, routing.experts);
         let wrong = (0..lists.len()).find(|&at| lists[at] != expected.lists[at]);
         assert_eq!(wrong.map(|at| (4 * at, lists[at], expected.lists[at])), None, "{name}, {schedule}, {places:?}");
         assert_eq!(shared_lists, expected.shared_lists, "{name}, {schedule}");
+        assert!(shared_tokens == expected.shared_tokens, "{name}, {schedule}");
         let wrong = (0..tokens.len()).find(|&at| {
             let is_same = if routing.weights.is_some() {
                 same(routing.token_type, tokens[at], expected.tokens[at])

@@ -14,7 +14,9 @@ mod ptxas;
 mod sass;
 mod table;
 mod tidy;
+mod time_model;
 mod tools;
+mod wgmma;
 mod work;
 mod workspace;
 
@@ -35,6 +37,7 @@ enum Command {
     Ptxas(ptxas::Args),
     Sass(sass::Args),
     Tidy(tidy::Args),
+    TimeModel(time_model::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -50,5 +53,6 @@ fn main() -> anyhow::Result<()> {
         Command::Ptxas(args) => ptxas::run(&args),
         Command::Sass(args) => sass::run(&args),
         Command::Tidy(args) => tidy::run(&args),
+        Command::TimeModel(args) => time_model::run(&args),
     }
 }

@@ -9,6 +9,8 @@
 //! machine = ["HGMMA"]     # how the machine code may begin, as nvdisasm prints it
 //! entries = "sm90_t"      # only of entries with this in their name; of all, if it is left out
 //! ```
+//!
+//! It also looks for what ptxas must not do: write a register that a product may still read ([`wgmma`]).
 
 use std::{collections::BTreeMap, fs, process::Command};
 
@@ -20,7 +22,7 @@ use crate::{
     ptxas::performance_warnings,
     table::Table,
     tools::{self, NVDISASM, PTXAS},
-    workspace,
+    wgmma, workspace,
 };
 
 /// Disassemble every kernel, count the instructions that it is written for (kernels-gpu/src/KERNEL/sass.toml), and fail if an
@@ -79,7 +81,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             let (cubin, log) = tools::assemble(&ptxas, &built, card)?;
             faults.extend(performance_warnings(&log).map(|line| format!("{} for {card}: {line}", built.kernel)));
             let (code, _) = tools::output(Command::new(&nvdisasm).arg("--print-code").arg(&cubin))?;
-            let entries = instructions(&code);
+            let entries = lines_of_entries(&code);
             ensure!(!entries.is_empty(), "nvdisasm finds no entry in {}", cubin.display());
 
             println!("{} for {card}", built.kernel);
@@ -88,7 +90,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             }
             let columns = meant.iter().map(|instruction| instruction.machine[0].as_str());
             let mut table = Table::new(1, &["entry", "instructions"].into_iter().chain(columns).collect::<Vec<_>>());
-            for (entry, names) in entries {
+            for (entry, lines) in entries {
+                let overwritten = wgmma::overwrites(&lines);
+                faults.extend(
+                    overwritten.iter().map(|line| format!("{entry} for {card}: a product may still read it: {line}")),
+                );
+                let names: Vec<_> = lines.iter().filter_map(|line| name(line)).collect();
                 let mut cells = vec![entry.to_owned(), names.len().to_string()];
                 for Instruction { entries: of, ptx, machine } in &meant {
                     let is_meant = |name: &&&str| machine.iter().any(|begin| name.starts_with(begin));
@@ -103,29 +110,34 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             println!("\n{table}");
         }
     }
-    ensure!(faults.is_empty(), "kernels are not made of what they are written for:\n{}", faults.join("\n"));
+    ensure!(
+        faults.is_empty(),
+        "kernels are not made of what they are written for, or not as they must be:\n{}",
+        faults.join("\n")
+    );
     Ok(())
 }
 
-/// The names of each entry's instructions, in nvdisasm's text.
-///
-/// A section `.text.NAME` holds lines such as `/*0040*/ @!P0 MOV R1, R2 ;`.
-fn instructions(code: &str) -> BTreeMap<&str, Vec<&str>> {
+/// Each entry's lines in nvdisasm's text: those of its section `.text.NAME`.
+fn lines_of_entries(code: &str) -> BTreeMap<&str, Vec<&str>> {
     let mut entries: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let mut entry = None;
     for line in code.lines() {
-        let line = line.trim();
-        if let Some(label) = line.strip_prefix(".text.").and_then(|line| line.strip_suffix(':')) {
+        if let Some(label) = line.trim().strip_prefix(".text.").and_then(|line| line.strip_suffix(':')) {
             entry = Some(label);
-        }
-        let text = line.strip_prefix("/*").and_then(|line| line.split_once("*/"));
-        if let (Some(entry), Some((_, text))) = (entry, text) {
-            // A guard stands before the name.
-            let name = text.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default();
-            entries.entry(entry).or_default().push(name.trim_end_matches(';'));
+        } else if let Some(entry) = entry {
+            entries.entry(entry).or_default().push(line);
         }
     }
     entries
+}
+
+/// The name of a line's instruction, as in `/*0040*/ @!P0 MOV R1, R2 ;`.
+fn name(line: &str) -> Option<&str> {
+    let (_, text) = line.trim().strip_prefix("/*")?.split_once("*/")?;
+    // A guard stands before the name.
+    let name = text.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default();
+    Some(name.trim_end_matches(';'))
 }
 
 #[cfg(test)]
@@ -136,8 +148,11 @@ mod tests {
     fn instructions_are_found_behind_guards_and_in_their_entry() {
         let code = "\t.section\t.text.one,\"ax\",@progbits\n.text.one:\n        /*0000*/                   LDC R1, c[0x0][0x37c] ;\n\
              .L_x_0:\n        /*0010*/              @!UP0 UTMALDG.2D [UR4], [UR10] ;\n.text.two:\n        /*0000*/  EXIT ;\n";
-        let found = instructions(code);
-        assert_eq!(found, BTreeMap::from([("one", vec!["LDC", "UTMALDG.2D"]), ("two", vec!["EXIT"])]));
+        let found: Vec<(_, Vec<_>)> = lines_of_entries(code)
+            .into_iter()
+            .map(|(entry, lines)| (entry, lines.into_iter().filter_map(name).collect()))
+            .collect();
+        assert_eq!(found, [("one", vec!["LDC", "UTMALDG.2D"]), ("two", vec!["EXIT"])]);
     }
 
     #[test]

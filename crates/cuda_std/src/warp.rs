@@ -122,6 +122,34 @@ pub unsafe fn warp_match_any(mask: u32, value: u32) -> u32 {
     same
 }
 
+macro_rules! reductions {
+    ($($(#[$doc:meta])* $name:ident = $instruction:literal;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// See the module: the same call by all of `mask`.
+        #[inline(always)]
+        pub unsafe fn $name(mask: u32, value: u32) -> u32 {
+            let result: u32;
+            // SAFETY: what `# Safety` above asks.
+            unsafe {
+                ptx!(
+                    concat!($instruction, " {}, {}, {};"), out(reg32) result, in(reg32) value, in(reg32) mask,
+                    options(nomem, nostack, preserves_flags)
+                )
+            };
+            result
+        }
+    )*};
+}
+
+reductions! {
+    /// The greatest value of the lanes of `mask` (`redux.sync.max.u32`, sm_80 and up).
+    warp_reduce_max_u32 = "redux.sync.max.u32";
+    /// The least value of the lanes of `mask` (`redux.sync.min.u32`, sm_80 and up).
+    warp_reduce_min_u32 = "redux.sync.min.u32";
+}
+
 /// True in one lane of `mask` that the hardware picks, the same at each call (`elect.sync`, sm_90 and up).
 ///
 /// # Safety

@@ -18,7 +18,7 @@ fn copy(name: &str, stream: Handle, make: impl FnOnce(&Driver) -> Result<Copy, C
     copy.check(&driver.memory)?;
     let of_a_program = driver.test.is_none();
     let now = of_a_program && copy.to_pageable(&driver.memory) && driver.queue.capture_of(stream)?.is_none();
-    if of_a_program && driver.queue.capture_of(stream)?.is_none() {
+    if driver.queue.capture_of(stream)?.is_none() {
         copy.take_pageable(&driver.memory);
     }
     driver.queue.push(stream, Work::Copy(Arc::new(copy)))?;

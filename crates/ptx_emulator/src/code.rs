@@ -53,6 +53,10 @@ pub struct Uses {
     pub carries: Option<Carries>,
     /// From which of `reads` on they are values that are only stored.
     pub stored_from: Option<usize>,
+    /// A filter of the registers that it reads or writes: bit n stands for all whose number is n modulo 64.
+    pub touched: u64,
+    /// It waits for the warp's loads from shared memory.
+    pub awaits_loads: bool,
     /// All lanes of the warp execute it together.
     pub aligned: bool,
     /// It may carry information between clusters, which take turns with such instructions.

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::code::Kernel;
 use crate::config::fault::{Fault, FaultKind, Warning};
-use crate::config::launch::{DeviceConfig, LaunchConfig};
+use crate::config::launch::{DeviceConfig, LaunchConfig, Schedule};
 use crate::config::report::{BufferTraffic, Report, Role};
 use crate::machine::global::GlobalMemory;
 use crate::machine::grid_races::GridRaces;
@@ -16,6 +16,7 @@ use crate::machine::state::Launch;
 use crate::module::Module;
 use crate::parser::ast::Init;
 use crate::scheduler::cluster::{Cluster, Status};
+use crate::timed::{self, Timeline};
 use crate::types::Space;
 
 /// An allocation of global memory.
@@ -186,6 +187,34 @@ impl Device {
         config: &LaunchConfig,
         args: &[Arg],
     ) -> Result<Report, Fault> {
+        self.launch_on(None, module, entry, config, args)
+    }
+
+    /// Runs a kernel to its end by the clock of a card: on the fair schedule, without looking for hazards. The launch is
+    /// the next of the timeline.
+    ///
+    /// # Errors
+    /// As [`Device::launch`].
+    pub fn time(
+        &mut self,
+        timeline: &mut Timeline,
+        module: &Module,
+        entry: &str,
+        config: &LaunchConfig,
+        args: &[Arg],
+    ) -> Result<Report, Fault> {
+        let config = LaunchConfig { schedule: Schedule::Fair, sanitize: false, ..config.clone() };
+        self.launch_on(Some(timeline), module, entry, &config, args)
+    }
+
+    fn launch_on(
+        &mut self,
+        timeline: Option<&mut Timeline>,
+        module: &Module,
+        entry: &str,
+        config: &LaunchConfig,
+        args: &[Arg],
+    ) -> Result<Report, Fault> {
         let kernel = module.entry(entry).ok_or_else(|| {
             let names: Vec<_> = module.entries().iter().map(|k| k.name.as_str()).collect();
             Fault::launch(entry, format!("the module has no such entry; it has {}", names.join(", ")))
@@ -211,7 +240,15 @@ impl Device {
             next_cluster: &AtomicU64::new(0),
             clusters,
         };
-        let mut outcome = if kernel.communicates { take_turns(kernel, launch)? } else { in_parallel(kernel, launch)? };
+        let mut outcome = match timeline {
+            Some(timeline) => {
+                let mut sum = Outcome::default();
+                timed::run(kernel, launch, timeline, |cluster| sum.add(&Outcome::of(cluster)))?;
+                sum
+            }
+            None if kernel.communicates => take_turns(kernel, launch)?,
+            None => in_parallel(kernel, launch)?,
+        };
         races_between_clusters(kernel, launch, &mut outcome).map_err(|fault| outcome.before(fault))?;
         let mut buffers = outcome.buffers;
         for (buffer, allocation) in buffers.iter_mut().zip(self.memory.allocations()) {

@@ -13,6 +13,7 @@ use crate::device::{Arg, Buffer, Device};
 use crate::hw::swizzle::Swizzle;
 use crate::hw::tensor_map::{DataType, Interleave, L2Promotion, OBJECT_BYTES, OobFill, TensorMap};
 use crate::module::Module;
+use crate::timed::Timeline;
 
 /// The file's contents.
 #[derive(Clone, Debug, Deserialize)]
@@ -513,13 +514,27 @@ fn hex(text: &str) -> Result<Vec<u8>> {
 impl Prepared {
     /// Runs the launches. If the first overlaps another, that one runs before. The report is of all together.
     pub fn run(&mut self) -> Result<Report, Fault> {
+        self.run_on(None)
+    }
+
+    /// The same by the clock of a card.
+    pub fn time(&mut self, timeline: &mut Timeline) -> Result<Report, Fault> {
+        self.run_on(Some(timeline))
+    }
+
+    fn run_on(&mut self, mut timeline: Option<&mut Timeline>) -> Result<Report, Fault> {
+        let (device, module) = (&mut self.device, &self.module);
+        let mut launch = |entry: &str, config: &LaunchConfig, args: &[Arg]| match timeline.as_deref_mut() {
+            Some(timeline) => device.time(timeline, module, entry, config, args),
+            None => device.launch(module, entry, config, args),
+        };
         if let Some(before) = &self.overlaps {
-            self.device.launch(&self.module, &self.entry, &self.config, before)?;
+            launch(&self.entry, &self.config, before)?;
         }
         let config = LaunchConfig { overlaps: self.overlaps.is_some(), ..self.config.clone() };
-        let mut report = self.device.launch(&self.module, &self.entry, &config, &self.args)?;
+        let mut report = launch(&self.entry, &config, &self.args)?;
         for Launch { entry, config, args } in &self.then {
-            let later = self.device.launch(&self.module, entry, config, args).map_err(|mut fault| {
+            let later = launch(entry, config, args).map_err(|mut fault| {
                 fault.printed.insert_str(0, &report.output);
                 fault.before.splice(..0, report.hazards.iter().cloned());
                 fault

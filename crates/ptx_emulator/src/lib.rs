@@ -41,6 +41,8 @@ mod types;
 
 mod operand;
 
+mod timing;
+
 mod machine;
 
 mod code;
@@ -55,6 +57,7 @@ mod device;
 pub mod launch_json;
 mod module;
 pub mod program;
+mod timed;
 
 pub use code::{Kernel, Param};
 pub use config::fault::{Fault, FaultKind, Party, Place, Warning};
@@ -68,3 +71,8 @@ pub use hw::swizzle::Swizzle;
 pub use hw::tensor_map::{DataType, Interleave, L2Promotion, OobFill, TensorMap, TensorMapError};
 pub use module::Module;
 pub use parser::error::ParseError;
+pub use timed::Timeline;
+pub use timing::card::{Card, Constant, Key, Origin};
+pub use timing::report::{Phase, RoleTime, Span, Time, Unit, Why};
+pub use timing::sass::Listing;
+pub use timing::trace;

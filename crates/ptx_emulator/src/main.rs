@@ -1,5 +1,6 @@
 //! The command `ptx-emulator`: check a PTX file, print what the emulator covers, run a launch or a whole program.
 
+mod clock;
 mod run;
 
 use std::path::PathBuf;
@@ -47,6 +48,8 @@ enum Command {
         strict: bool,
         #[command(flatten)]
         hazards: Hazards,
+        #[command(flatten)]
+        clock: clock::Clock,
         /// Print the report or the fault as one JSON object.
         #[arg(long)]
         json: bool,
@@ -80,8 +83,8 @@ fn main() -> ExitCode {
             print!("{}", coverage());
             Ok(ExitCode::SUCCESS)
         }
-        Command::Launch { file, schedule, level, strict, hazards, json } => {
-            launch(&file, schedule, level.or(strict.then_some(Level::Strict)), hazards, json)
+        Command::Launch { file, schedule, level, strict, hazards, clock, json } => {
+            launch(&file, schedule, level.or(strict.then_some(Level::Strict)), hazards, &clock, json)
         }
     };
     result.unwrap_or_else(|error| {
@@ -112,6 +115,7 @@ fn launch(
     schedule: Option<String>,
     level: Option<Level>,
     hazards: Hazards,
+    clock: &clock::Clock,
     json: bool,
 ) -> Result<ExitCode> {
     let mut file = LaunchFile::parse(&read(path)?).with_context(|| path.display().to_string())?;
@@ -121,15 +125,28 @@ fn launch(
     }
     file.keep_going |= hazards.keep_going;
     file.global_races &= !hazards.no_global_races;
-    let mut prepared = file.prepare(path.parent().unwrap_or("".as_ref()))?;
+    let folder = path.parent().unwrap_or("".as_ref());
+    let mut prepared = file.prepare(folder)?;
+    let mut timeline = clock.timeline(&folder.join(&file.ptx))?;
     let later = prepared.then.iter_mut().map(|launch| &mut launch.config);
     later.chain([&mut prepared.config]).for_each(|config| config.allow.extend(&hazards.allow));
-    match prepared.run() {
+    let done = match &mut timeline {
+        Some(timeline) => prepared.time(timeline),
+        None => prepared.run(),
+    };
+    match done {
         Ok(report) => {
+            let mut text = serde_json::to_value(&report)?;
+            if let Some(timeline) = &timeline {
+                text["predicted_us"] = timeline.predicted_us().into();
+                text["prediction"] = serde_json::to_value(timeline.launches())?;
+                clock.draw(timeline)?;
+            }
             if json {
-                println!("{}", serde_json::to_string(&report)?);
+                println!("{text}");
             } else {
                 print!("{report}");
+                timeline.iter().for_each(clock::print);
             }
             prepared.save()?;
             Ok(if report.hazards.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAULT) })

@@ -136,3 +136,8 @@ impl Special {
         })
     }
 }
+
+/// A filter of registers: bit n stands for all whose number is n modulo 64.
+pub fn filter(registers: &[u32]) -> u64 {
+    registers.iter().fold(0, |bits, r| bits | 1 << (r % 64))
+}

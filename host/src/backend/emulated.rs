@@ -11,8 +11,10 @@
 //! # Ok::<_, nvfp4::Error>(())
 //! ```
 
+pub(super) mod clock;
 mod linear;
 mod moe;
+mod router;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -24,9 +26,13 @@ use ptx_emulator::{
     Arg, Buffer, DataType, Device, DeviceConfig, Interleave, L2Promotion, LaunchConfig, OobFill, Swizzle, TensorMap,
 };
 
+pub use clock::Prediction;
 pub use moe::ROUTING;
-pub use ptx_emulator::{Fault, FaultKind, Report as Counters, Schedule};
+pub use ptx_emulator::{
+    Card, Constant, Fault, FaultKind, Key, Origin, Report as Counters, Schedule, Span, Time, trace,
+};
 
+use self::clock::Clock;
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
 use crate::kernels::builds::{self, Build};
@@ -43,6 +49,7 @@ use crate::output::Output;
 use crate::plan::roofline::GPUS;
 use crate::plan::variant::Variant;
 use crate::problem::{Op, OutDtype, Step, Weights};
+use crate::router::{Logits, Router, Routes};
 
 /// The architectures that there are kernels for, the oldest first.
 pub fn arches() -> Vec<&'static str> {
@@ -110,6 +117,8 @@ pub struct Emulated {
     variant: Variant,
     options: Options,
     sms: u32,
+    /// The card by whose clock it runs.
+    clock: Option<Arc<Clock>>,
     /// Decoded kernels, by name.
     modules: Arc<Mutex<HashMap<&'static str, Arc<ptx_emulator::Module>>>>,
 }
@@ -131,13 +140,21 @@ impl Emulated {
         let card = GPUS.iter().find(|gpu| gpu.capability == capability).map(|gpu| gpu.sms as u32);
         let sms = options.sms.or(card).unwrap_or(DeviceConfig::default().sms);
         let (variant, modules) = (Variant::default(), Arc::default());
-        Ok(Self { arch: arch.to_owned(), capability, default, variant, options, sms, modules })
+        Ok(Self { arch: arch.to_owned(), capability, default, variant, options, sms, clock: None, modules })
     }
 
     /// The same device on another schedule.
     pub fn with_schedule(mut self, schedule: Schedule) -> Self {
         self.options.schedule = schedule;
         self
+    }
+
+    /// The same device by the clock of a card: a step's time is predicted ([`Backend::prediction`]), and no hazards are looked
+    /// for. Without `values`, products and other arithmetic that no control flow depends on are left out, and outputs are
+    /// meaningless. If it is to be `drawn`, the prediction has what some multiprocessors did.
+    pub fn with_clock(self, card: Card, values: bool, drawn: bool) -> Self {
+        let sms = self.options.sms.unwrap_or(card.sms);
+        Self { clock: Some(Arc::new(Clock::new(card, values, drawn))), sms, ..self }
     }
 
     /// The instances of the kernel for an operation, by name: `t64` for tiles of 64 tokens, and so on.
@@ -260,7 +277,12 @@ impl Emulated {
             overlaps,
             ..LaunchConfig::linear(blocks, threads)
         };
-        device.launch(&module, entry, &config, &[Arg(parameter.bytes().to_vec())]).map_err(Error::Fault)
+        let arguments = [Arg(parameter.bytes().to_vec())];
+        let done = match &self.clock {
+            Some(clock) => clock.launch(device, self.build(launch.kernel), (&module, entry), &config, &arguments),
+            None => device.launch(&module, entry, &config, &arguments),
+        };
+        done.map_err(Error::Fault)
     }
 }
 
@@ -279,6 +301,10 @@ impl Backend for Emulated {
         format!("{}, {} SMs, schedule {}", self.arch, self.sms, self.options.schedule)
     }
 
+    fn prediction(&self) -> Option<Prediction> {
+        self.clock.as_ref().map(|clock| clock.prediction())
+    }
+
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
         let launcher = Launcher::new(self.variant, self.default, weights)?;
         let mut device = self.memory();
@@ -294,6 +320,10 @@ impl Backend for Emulated {
 
     fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
         Ok(Box::new(linear::EmulatedLinear::new(self.clone(), weights)?))
+    }
+
+    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
+        router::route(self, router, logits)
     }
 }
 
@@ -335,6 +365,7 @@ impl EmulatedLayer {
         let chains = self.launcher.plan(groups, out_dtype, self.gpu.sms, Scratch::new(scratch.address))?;
         let launches: Vec<_> = chains.into_iter().flatten().collect();
         let mut counters: Option<Counters> = None;
+        self.gpu.clock.iter().for_each(|clock| clock.begin());
         for launch in &launches {
             let done = self.gpu.launch(&mut self.device, launch, &mut self.step)?;
             match &mut counters {
@@ -440,6 +471,20 @@ mod tests {
              .visible .entry plain_simt_small(.param .align 8 .b8 launch[16]) {{\n.reg .f32 %f<5>;\n{body}\nret;\n}}"
         );
         Emulated::new("sm_80", Options::default()).unwrap().with_ptx(&ptx).unwrap()
+    }
+
+    #[test]
+    fn a_card_s_clock_changes_no_value_and_shows_the_same_time_again() {
+        let gpu = Emulated::new("sm_90a", Options::default()).unwrap();
+        let groups = [Group { m: 5, n: 16, k: 64 }, Group { m: 1, n: 8, k: 128 }];
+        let untimed = run(&gpu, &groups).unwrap();
+        assert!(gpu.prediction().is_none());
+        let times = [(); 2].map(|()| {
+            let timed = gpu.clone().with_clock(Card::named("h200").unwrap(), true, false);
+            assert_eq!(run(&timed, &groups).unwrap().bits(), untimed.bits());
+            timed.prediction().unwrap().microseconds
+        });
+        assert!(times[0] > 1.0 && times[0] == times[1], "{times:?}");
     }
 
     const GROUPS: [Group; 2] = [Group { m: 3, n: 8, k: 48 }, Group { m: 0, n: 16, k: 16 }];

@@ -14,6 +14,7 @@ use crate::moe::{MoeOutput, MoeStep, MoeWeights};
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
 use crate::problem::{Step, Weights};
+use crate::router::{Logits, Router, Routes};
 
 /// A device that can run steps.
 pub trait Backend {
@@ -25,6 +26,12 @@ pub trait Backend {
 
     /// What the device can do at most, where that is known.
     fn peaks(&self) -> Option<Peaks> {
+        None
+    }
+
+    /// The time on a card of the last step, where it was predicted.
+    #[cfg(feature = "emulated")]
+    fn prediction(&self) -> Option<emulated::clock::Prediction> {
         None
     }
 
@@ -49,6 +56,12 @@ pub trait Backend {
     fn prepare_linear<'w>(&self, _: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
         Err(Error::NotComputed(format!("{} computes no linear layers on {}; take the CPU", self.name(), self.device())))
     }
+
+    /// The experts of each token and their weights, from logits in host memory.
+    ///
+    /// # Errors
+    /// If the logits are not whole rows of the router's experts, or the device fails.
+    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error>;
 }
 
 /// Prepared weights.

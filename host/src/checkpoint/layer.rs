@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
 
+use super::linear::BIAS;
 use super::model_config::ModelConfig;
-use super::moe::{FUSED_DIVISORS, FUSED_FACTORS, FUSED_SCALES, FUSED_VALUES};
+use super::moe::{FUSED_BIASES, FUSED_DIVISORS, FUSED_FACTORS, FUSED_SCALES, FUSED_VALUES};
 use super::names::{self, Aside, Projection, Role};
 use super::{Checkpoint, Quantized};
 use crate::error::Error;
@@ -135,7 +136,7 @@ impl Checkpoint {
         let roles = roles_of(op);
         let modules = roles.iter().map(|&role| block.pattern(role)).collect::<Option<Vec<_>>>();
         let modules = modules.ok_or_else(|| at(lacks_a_role(&block, roles)))?;
-        if let Some(name) = self.not_understood(&block, roles).first() {
+        if let Some(name) = self.not_understood(&block, roles, false).first() {
             return Err(self.not_computed(name));
         }
         if let Some(config) = ModelConfig::beside(self)? {
@@ -242,13 +243,14 @@ impl Checkpoint {
         self.names().filter_map(names::layer_of).filter(of_language).map(|(_, layer)| layer).collect()
     }
 
-    /// The tensors of a block that change what is computed of these roles, or that nobody knows.
-    pub(super) fn not_understood<'a>(&'a self, block: &Block<'_>, roles: &[Role]) -> Vec<&'a str> {
+    /// The tensors of a block that change what is computed of these roles, or that nobody knows. Biases are computed or not.
+    pub(super) fn not_understood<'a>(&'a self, block: &Block<'_>, roles: &[Role], biases: bool) -> Vec<&'a str> {
         let is_computed = |name: &str| match Projection::parse(name) {
             Some(projection) if Kind::of(projection.expert) == block.kind && projection.block == block.name => {
                 !roles.contains(&projection.role)
                     || self.is_computed(projection.module, projection.part)
                     || block.kind == Kind::Fused && is_fused_part(projection.part)
+                    || biases && is_bias(block.kind, projection.part)
             }
             // Experts of another kind stand beside these. Parts of fused ones, such as their biases, belong to these.
             Some(projection) => projection.expert != names::Expert::Fused,
@@ -282,6 +284,11 @@ fn is_fused_part(part: &str) -> bool {
         .chain(&FUSED_FACTORS)
         .chain(&INPUT_SCALES)
         .any(|known| *known == part)
+}
+
+/// Whether this stands behind a module in the name of its bias.
+fn is_bias(kind: Kind, part: &str) -> bool {
+    if kind == Kind::Fused { FUSED_BIASES.contains(&part) } else { part == BIAS }
 }
 
 /// What an operation multiplies tokens with.

@@ -43,7 +43,7 @@ pub use moe::MoeLayer;
 pub use names::{natural, without_expert};
 pub use partial::{check_file, check_folder, leftovers};
 pub use quantized::{Format, Quantized};
-pub use router::{Router, Rule};
+pub use router::LayerRouter;
 pub use safetensors::Dtype;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 pub use write::{OutputFile, TensorWriter, refuse_input};

@@ -4,20 +4,26 @@
 use rayon::prelude::*;
 
 use super::layer::{Block, Kind};
+use super::linear::BIAS;
 use super::model_config::ModelConfig;
-use super::names::{ROUTER_WEIGHTS, Role};
-use super::router::{Router, Rule};
+use super::names::{Aside, ROUTER_WEIGHTS, Role};
+use super::router::{LayerRouter, scoring};
 use super::{Checkpoint, Dtype, Format};
+use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
-use crate::moe::{MoeExpert, MoeWeights};
+use crate::moe::{Activation, Biases, MoeExpert, MoeWeights};
 use crate::problem::OutDtype;
+use crate::router::{Router, Scoring};
 
 /// What an MoE layer multiplies tokens with.
 const ROLES: [Role; 4] = [Role::Gate, Role::Up, Role::Down, Role::GateUp];
 
 /// Keys of a configuration that say how many experts a token names.
 const TOP_K: [&str; 5] = ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"];
+
+/// The numbers that correct the router's choice, under the router's name or beside it.
+const CORRECTIONS: &str = "e_score_correction_bias";
 
 /// What stands behind the module of fused experts in the name of their packed values.
 pub(super) const FUSED_VALUES: [&str; 4] = ["_packed", ".weight_packed", ".weight", ""];
@@ -31,13 +37,16 @@ pub(super) const FUSED_DIVISORS: [&str; 2] = [".weight_global_scale", "_weight_g
 /// As [`FUSED_VALUES`], of global scales that multiply.
 pub(super) const FUSED_FACTORS: [&str; 3] = ["_weight_scale_2", ".weight_scale_2", "_scale_2"];
 
+/// As [`FUSED_VALUES`], of biases `[E, N]`.
+pub(super) const FUSED_BIASES: [&str; 2] = ["_bias", ".bias"];
+
 /// An MoE layer of a model, its weights in place in the mapped files where they can be.
 #[derive(Clone, Debug)]
 pub struct MoeLayer<'a> {
     /// Experts, and the shared one if there is one.
     pub weights: MoeWeights<'a>,
     /// What chooses them.
-    pub router: Router,
+    pub router: LayerRouter,
     /// What the weights are called, with `*` for the number of the expert.
     pub modules: Vec<String>,
 }
@@ -47,8 +56,8 @@ impl Checkpoint {
     /// gate and up in halves, or in turn as gpt-oss has them.
     ///
     /// # Errors
-    /// If there is no such layer or it has no experts, a part is missing or wrong, the block has a tensor that is not computed
-    /// (a bias, for instance), or `config.json` is missing or asks for an activation or a router that is not computed.
+    /// If there is no such layer or it has no experts, a part is missing or wrong, the block has a tensor that is not computed, or
+    /// `config.json` is missing or asks for an activation or a router that is not computed.
     pub fn moe_layer(&self, layer: usize, dtype: OutDtype) -> Result<MoeLayer<'_>, Error> {
         let at = |error: Error| error.at(self.path().display());
         let blocks = self.blocks(Some(layer));
@@ -57,7 +66,7 @@ impl Checkpoint {
             blocks.iter().filter(|block| block.kind == Kind::Shared && block.path() == routed.path()).collect();
         for block in [routed].into_iter().chain(shared.iter().copied()) {
             block.check().map_err(at)?;
-            if let Some(name) = self.not_understood(block, &ROLES).first() {
+            if let Some(name) = self.not_understood(block, &ROLES, true).first() {
                 return Err(self.not_computed(name));
             }
         }
@@ -66,25 +75,27 @@ impl Checkpoint {
             at(Error::Missing { name: "config.json".into(), remedy })
         })?;
         config.check_transforms()?;
-        config.check_activation()?;
+        let activation = config.activation()?;
         let at_config = |error: Error| error.at(config.path().display());
         let (_, top_k) = config.number(&TOP_K).ok_or_else(|| {
             let name = format!("the number of experts that a token names ({})", TOP_K[0]);
             at_config(Error::Missing { name, remedy: "download the model again".into() })
         })?;
-        let rule = Rule::of(&config).map_err(at_config)?;
 
         let in_turn =
             config.get("model_type").and_then(|name| name.as_str()).is_some_and(|name| name.contains("gpt_oss"));
-        let experts =
-            if routed.kind == Kind::Fused { self.fused_experts(routed, in_turn)? } else { self.experts(routed)? };
+        let experts = if routed.kind == Kind::Fused {
+            self.fused_experts(routed, activation, in_turn)?
+        } else {
+            self.experts(routed, activation)?
+        };
         let place = |error: Error| error.at(format_args!("{}: layer {layer}", self.path().display()));
-        let mut weights = MoeWeights::new(dtype, top_k, experts).map_err(place)?;
+        let mut weights = MoeWeights::with_activation(dtype, top_k, activation, experts).map_err(place)?;
         if let [shared] = shared[..] {
-            let expert = self.experts(shared)?.remove(0);
+            let expert = self.experts(shared, activation)?.remove(0);
             weights = weights.with_shared(expert).map_err(place)?;
         }
-        let router = self.router(routed, &weights, rule)?;
+        let router = self.router(routed, &weights, &config)?;
         let patterns = [routed].into_iter().chain(shared).flat_map(|block| ROLES.map(|role| block.pattern(role)));
         Ok(MoeLayer { weights, router, modules: patterns.flatten().collect() })
     }
@@ -107,54 +118,75 @@ impl Checkpoint {
     }
 
     /// Experts of which each has tensors of its own.
-    fn experts(&self, block: &Block<'_>) -> Result<Vec<MoeExpert<'_>>, Error> {
-        let modules = [Role::Gate, Role::Up, Role::Down].map(|role| block.modules(role));
+    fn experts(&self, block: &Block<'_>, activation: Activation) -> Result<Vec<MoeExpert<'_>>, Error> {
+        let roles = [("gate", Role::Gate), ("up", Role::Up), ("down", Role::Down)];
+        let modules = roles.map(|(_, role)| block.modules(role));
         let experts = modules[2].len();
-        if let Some(lacking) = modules.iter().position(|modules| modules.len() != experts || experts == 0) {
-            let what = ["gate", "up", "down"][lacking];
-            let what = format!("it has no {what} projection for every expert, so it is no layer that is computed");
-            return Err(Error::NotComputed(what).at(format_args!("{}: {}", self.path().display(), block.path())));
+        for ((what, role), modules) in roles.iter().zip(&modules) {
+            let expected = if *role == Role::Gate && !activation.has_gate() { 0 } else { experts };
+            if modules.len() != expected || experts == 0 {
+                let what = format!("{activation} asks for {expected} {what} projections, and it has {}", modules.len());
+                return Err(Error::NotComputed(what).at(format_args!("{}: {}", self.path().display(), block.path())));
+            }
         }
-        let matrix = |role: usize, expert: usize| Ok::<_, Error>(self.quantized(&modules[role][expert])?.matrix);
-        let expert =
-            |expert| Ok(MoeExpert { gate: matrix(0, expert)?, up: matrix(1, expert)?, down: matrix(2, expert)? });
+        let part = |role: usize, expert: usize| -> Result<(Matrix<'_>, Option<Bias<'static>>), Error> {
+            let module = &modules[role][expert];
+            let matrix = self.quantized(module)?.matrix;
+            let bias = self.bias(&format!("{module}{BIAS}"), matrix.rows())?;
+            Ok((matrix, bias))
+        };
+        let expert = |expert| {
+            let gate = if activation.has_gate() { Some(part(0, expert)?) } else { None };
+            Ok(expert_of(gate, part(1, expert)?, part(2, expert)?))
+        };
         (0..experts).into_par_iter().map(expert).collect()
     }
 
     /// Experts of which all are in one tensor.
-    fn fused_experts(&self, block: &Block<'_>, in_turn: bool) -> Result<Vec<MoeExpert<'_>>, Error> {
-        let module = |role| block.modules(role).into_iter().next();
-        let lacking = |what: &str| {
-            let what = format!("it has no {what} projection, so it is no layer that is computed");
-            Error::NotComputed(what).at(format_args!("{}: {}", self.path().display(), block.path()))
+    fn fused_experts(
+        &self,
+        block: &Block<'_>,
+        activation: Activation,
+        in_turn: bool,
+    ) -> Result<Vec<MoeExpert<'_>>, Error> {
+        let at = |error: Error| error.at(format_args!("{}: {}", self.path().display(), block.path()));
+        let one = |role: Role, what: &str| {
+            let module = block.modules(role).into_iter().next();
+            module.ok_or_else(|| at(Error::NotComputed(format!("it has no {what} projection; export the model again"))))
         };
-        let down = self.fused(&module(Role::Down).ok_or_else(|| lacking("down"))?, 1, false)?;
-        let gate_up = match module(Role::GateUp) {
-            Some(module) => self.fused(&module, 2, in_turn)?,
+        let down = self.fused(&one(Role::Down, "down")?, 1, false)?;
+        let gate_up = match block.modules(Role::GateUp).first() {
+            Some(module) => self.fused(module, 2, in_turn)?,
             None => {
-                let gate = self.fused(&module(Role::Gate).ok_or_else(|| lacking("gate"))?, 1, false)?;
-                let up = self.fused(&module(Role::Up).ok_or_else(|| lacking("up"))?, 1, false)?;
-                if gate.len() != up.len() {
-                    return Err(Error::Mismatch { what: "experts of up", got: up.len(), expected: gate.len() }
-                        .at(format_args!("{}: {}", self.path().display(), block.path())));
+                let up = self.fused(&one(Role::Up, "up")?, 1, false)?;
+                if activation.has_gate() {
+                    let gate = self.fused(&one(Role::Gate, "gate")?, 1, false)?;
+                    if gate.len() != up.len() {
+                        return Err(at(Error::Mismatch { what: "experts of up", got: up.len(), expected: gate.len() }));
+                    }
+                    gate.into_iter().zip(up).map(|(gate, up)| gate.into_iter().chain(up).collect()).collect()
+                } else {
+                    up
                 }
-                gate.into_iter().zip(up).map(|(gate, up)| gate.into_iter().chain(up).collect()).collect()
             }
         };
         if gate_up.len() != down.len() {
-            return Err(Error::Mismatch { what: "experts of down", got: down.len(), expected: gate_up.len() }
-                .at(format_args!("{}: {}", self.path().display(), block.path())));
+            return Err(at(Error::Mismatch { what: "experts of down", got: down.len(), expected: gate_up.len() }));
         }
-        let experts = gate_up.into_iter().zip(down).map(|(gate_up, mut down)| {
-            let [gate, up] = <[Matrix<'_>; 2]>::try_from(gate_up).expect("a gate and an up");
-            MoeExpert { gate, up, down: down.remove(0) }
+        let experts = gate_up.into_iter().zip(down).map(|(mut gate_up, mut down)| {
+            let up = gate_up.pop().expect("an up at least");
+            let gate = gate_up.pop();
+            if gate.is_some() != activation.has_gate() {
+                return Err(at(Error::NotComputed(format!("{activation} and these projections do not go together"))));
+            }
+            Ok(expert_of(gate, up, down.remove(0)))
         });
-        Ok(experts.collect())
+        experts.collect()
     }
 
     /// The matrices of every expert, `parts` each, of a tensor `[E, N, K/2]` of packed values: halves of its rows, or every second
     /// one. Scales are `[E, N, K/16]`; global scales one, one for each expert, or one for each part.
-    fn fused(&self, module: &str, parts: usize, in_turn: bool) -> Result<Vec<Vec<Matrix<'_>>>, Error> {
+    fn fused(&self, module: &str, parts: usize, in_turn: bool) -> Result<Vec<Vec<Part<'_>>>, Error> {
         let find = |what: &'static str, suffixes: &[&str], dtype: Dtype| {
             let names = suffixes.iter().map(|suffix| format!("{module}{suffix}"));
             let name = names.clone().find(|name| self.tensor(name).is_some()).ok_or_else(|| {
@@ -202,8 +234,20 @@ impl Checkpoint {
             format.factor(stored[index]).map_err(|error| error.at(self.place(&global_name)))
         });
         let factors = factors.collect::<Result<Vec<_>, _>>()?;
+        let names = FUSED_BIASES.map(|suffix| format!("{module}{suffix}"));
+        let biases = match names.iter().find(|name| self.tensor(name).is_some()) {
+            Some(name) => Some(self.numbers(name, &[experts, rows], "[E, N]")?),
+            None => None,
+        };
         let one = |expert: usize, part: usize| {
             let rows_of_part = rows / parts;
+            let bias = biases.as_ref().map(|biases| -> Bias<'static> {
+                let of_expert = &biases[expert * rows..][..rows];
+                Bias::F32(match in_turn {
+                    true => of_expert.iter().skip(part).step_by(parts).copied().collect(),
+                    false => of_expert[part * rows_of_part..][..rows_of_part].to_vec().into(),
+                })
+            });
             let take = |data: &'_ [u8], row_bytes: usize| -> std::ops::Range<usize> {
                 debug_assert_eq!(data.len(), experts * rows * row_bytes);
                 let first = expert * rows + if in_turn { 0 } else { part * rows_of_part };
@@ -222,14 +266,15 @@ impl Checkpoint {
             } else {
                 Matrix::new(rows_of_part, k, values, scales, factor)
             };
-            matrix.map_err(|error| error.at(format_args!("{}: expert {expert}", self.place(&scales_name))))
+            let place = |error: Error| error.at(format_args!("{}: expert {expert}", self.place(&scales_name)));
+            Ok((matrix.map_err(place)?, bias))
         };
         let experts = (0..experts).into_par_iter().map(|expert| (0..parts).map(|part| one(expert, part)).collect());
         experts.collect()
     }
 
     /// The router of a block.
-    fn router(&self, block: &Block<'_>, weights: &MoeWeights<'_>, rule: Rule) -> Result<Router, Error> {
+    fn router(&self, block: &Block<'_>, weights: &MoeWeights<'_>, config: &ModelConfig) -> Result<LayerRouter, Error> {
         let (path, sizes) = (block.path(), weights.sizes());
         let names = ROUTER_WEIGHTS.map(|name| format!("{path}{name}.weight"));
         let name = names.iter().find(|name| self.tensor(name).is_some()).ok_or_else(|| {
@@ -238,21 +283,51 @@ impl Checkpoint {
         })?;
         let matrix = self.numbers(name, &[sizes.experts, sizes.hidden], "[experts, hidden size]")?;
         let module = name.strip_suffix(".weight").expect("made above");
-        let corrections = format!("{module}.e_score_correction_bias");
-        if self.tensor(&corrections).is_some() {
-            let what = "a correction of the router's choice, which belongs to sigmoid scores; these are not computed";
-            return Err(Error::NotComputed(what.into()).at(self.place(&corrections)));
-        }
-        let bias = format!("{module}.bias");
-        let bias = match self.tensor(&bias) {
-            Some(_) => self.numbers(&bias, &[sizes.experts], "[experts]")?,
-            None => vec![0.0; sizes.experts],
+        let some = |name: String, shape: &[usize], words: &str| match self.tensor(&name) {
+            Some(_) => self.numbers(&name, shape, words).map(Some),
+            None => Ok(None),
         };
-        let gate = format!("{path}shared_expert_gate.weight");
-        let shared_gate = match self.tensor(&gate) {
-            Some(_) => Some(self.numbers(&gate, &[1, sizes.hidden], "[1, hidden size]")?),
+        let bias_name = format!("{module}{BIAS}");
+        let bias = some(bias_name.clone(), &[sizes.experts], "[experts]")?;
+        let gate_name = format!("{path}shared_expert_gate.weight");
+        let shared_gate = some(gate_name.clone(), &[1, sizes.hidden], "[1, hidden size]")?;
+        let corrections_names = [format!("{module}.{CORRECTIONS}"), format!("{path}{CORRECTIONS}")];
+        let corrections_name = corrections_names.iter().find(|name| self.tensor(name).is_some());
+        let corrections = match corrections_name {
+            Some(name) => Some(self.numbers(name, &[sizes.experts], "[experts]")?),
             None => None,
         };
-        Ok(Router { matrix, bias, shared_gate, top_k: sizes.top_k, rule })
+        let known = [name, &bias_name, &gate_name];
+        let is_unknown = |other: &&str| {
+            let first = other[path.len()..].split('.').next().unwrap_or_default();
+            let is_known =
+                known.iter().any(|name| *name == other) || corrections_name.is_some_and(|name| name == other);
+            Aside::of(first) == Some(Aside::Router) && !is_known
+        };
+        if let Some(other) = self.names_under(&path).find(is_unknown) {
+            return Err(self.not_computed(other));
+        }
+        let at_config = |error: Error| error.at(config.path().display());
+        let (scoring, factor) = scoring(config, sizes.experts, corrections).map_err(at_config)?;
+        if let (Some(name), false) = (corrections_name, matches!(scoring, Scoring::SigmoidGroups { .. })) {
+            let what = "a correction of the router's choice, which is computed with sigmoid scores alone";
+            return Err(Error::NotComputed(what.into()).at(self.place(name)));
+        }
+        let rule = Router::new(sizes.experts, sizes.top_k, scoring).map_err(at_config)?;
+        let bias = bias.unwrap_or_else(|| vec![0.0; sizes.experts]);
+        Ok(LayerRouter { matrix, bias, shared_gate, rule, factor })
     }
+}
+
+/// A matrix with its bias.
+type Part<'a> = (Matrix<'a>, Option<Bias<'static>>);
+
+/// An expert of its projections.
+fn expert_of<'a>(gate: Option<Part<'a>>, (up, up_bias): Part<'a>, (down, down_bias): Part<'a>) -> MoeExpert<'a> {
+    let (gate, gate_bias) = gate.map_or((None, None), |(gate, bias)| (Some(gate), bias));
+    let expert = match gate {
+        Some(gate) => MoeExpert::gated(gate, up, down),
+        None => MoeExpert::ungated(up, down),
+    };
+    expert.with_biases(Biases { gate: gate_bias, up: up_bias, down: down_bias })
 }

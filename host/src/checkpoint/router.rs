@@ -1,141 +1,117 @@
-//! The router of a model's layer: which experts a token names, with which weights.
+//! The router of a model's layer: its matrix, and the rule that `config.json` says.
 
 use rayon::prelude::*;
 
 use super::model_config::ModelConfig;
 use crate::error::Error;
 use crate::moe::{MoeInputs, MoeSizes};
+use crate::router::{Logits, Router, Routes, Scoring, route};
 
-/// How scores become weights.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
-    /// Softmax of all scores, of which the largest are taken, times a factor; they may be divided by their sum before.
-    Softmax {
-        /// Whether they are.
-        renormalised: bool,
-        /// The factor.
-        factor: f32,
-    },
-    /// The largest scores are taken, and softmax of these.
-    SoftmaxOfChosen,
-}
+/// Models whose routers score by sigmoids in groups without a word of it in their configurations.
+const BY_SIGMOID: [&str; 4] = ["deepseek_v3", "glm4_moe", "dots1", "nemotron_h"];
 
-impl Rule {
-    /// What a model's configuration says.
-    ///
-    /// Sources: the modules of transformers (`Qwen3MoeTopKRouter`, `MixtralSparseMoeBlock`, `GptOssTopKRouter`,
-    /// `GraniteMoeTopKGating`, `DeepseekV2Moe`).
-    pub(super) fn of(config: &ModelConfig) -> Result<Self, Error> {
-        let word = |key: &str| config.get(key).and_then(|value| value.as_str());
-        let refuse = |what: String| Err(Error::NotComputed(format!("{what}; such routers are not computed")));
-        let model = word("model_type").unwrap_or_default();
-        match word("scoring_func").or_else(|| word("score_function")) {
-            None | Some("softmax") => {}
-            Some(other) => return refuse(format!("its router's scores are by {other}")),
-        }
-        if let Some(method) = word("topk_method").filter(|&method| method != "greedy") {
-            return refuse(format!("topk_method is {method}"));
-        }
-        // These choose by sigmoid scores, whether or not their configurations say so.
-        let by_sigmoid = ["llama4", "deepseek_v3", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe", "kimi"];
-        if by_sigmoid.iter().any(|name| model.starts_with(name)) {
-            return refuse(format!("model_type is {model}, whose router's scores are sigmoid or corrected"));
-        }
-        if ["gpt_oss", "granitemoe"].iter().any(|name| model.starts_with(name)) {
-            return Ok(Self::SoftmaxOfChosen);
-        }
-        let renormalised = match config.get("norm_topk_prob").and_then(|value| value.as_bool()) {
-            Some(renormalised) => renormalised,
-            None if model == "mixtral" => true,
-            None => {
-                let remedy = "add it: true if the weights of a token's experts are divided by their sum";
-                return Err(Error::Missing { name: "norm_topk_prob".into(), remedy: remedy.into() });
-            }
-        };
-        let factor = config.get("routed_scaling_factor").and_then(|value| value.as_f64()).unwrap_or(1.0);
-        Ok(Self::Softmax { renormalised, factor: factor as f32 })
+/// How a model's router scores, and what its weights are multiplied with at last.
+///
+/// `corrections` are what sigmoid scores are compared with besides, if the model has such numbers.
+///
+/// Sources: the modules of transformers (`Qwen3MoeTopKRouter`, `MixtralSparseMoeBlock`, `GptOssTopKRouter`,
+/// `GraniteMoeTopKGating`, `DeepseekV2Moe`, `DeepseekV3TopkRouter`, `Llama4Router`).
+pub(super) fn scoring(
+    config: &ModelConfig,
+    experts: usize,
+    corrections: Option<Vec<f32>>,
+) -> Result<(Scoring, f32), Error> {
+    let word = |key: &str| config.get(key).and_then(|value| value.as_str());
+    let refuse = |what: String| Err(Error::NotComputed(format!("{what}; such routers are not computed")));
+    let missing = |name: &str, remedy: &str| Error::Missing { name: name.into(), remedy: remedy.into() };
+    let model = word("model_type").unwrap_or_default();
+    let is = |names: &[&str]| names.iter().any(|name| model.starts_with(name));
+    if is(&["llama4"]) {
+        return Ok((Scoring::SigmoidTop1, 1.0));
     }
+    if is(&["gpt_oss", "granitemoe"]) {
+        return Ok((Scoring::TopKSoftmax, 1.0));
+    }
+    let renormalise = match config.get("norm_topk_prob").and_then(|value| value.as_bool()) {
+        Some(renormalise) => Ok(renormalise),
+        None if is(&["mixtral", "minimax_m2"]) => Ok(true),
+        None => {
+            let remedy = "add it: true if the weights of a token's experts are divided by their sum";
+            Err(missing("norm_topk_prob", remedy))
+        }
+    };
+    let scale = config.get("routed_scaling_factor").and_then(|value| value.as_f64()).unwrap_or(1.0) as f32;
+    let is_sigmoid = match word("scoring_func").or_else(|| word("score_function")) {
+        None => is(&BY_SIGMOID),
+        Some("softmax") => false,
+        Some("sigmoid") => true,
+        Some(other) => return refuse(format!("its router's scores are by {other}")),
+    };
+    let usual = if is_sigmoid { "noaux_tc" } else { "greedy" };
+    if let Some(method) = word("topk_method").filter(|&method| method != usual) {
+        return refuse(format!("topk_method is {method}"));
+    }
+    if !is_sigmoid {
+        return Ok((Scoring::Softmax { renormalise: renormalise? }, scale));
+    }
+    let number = |key: &'static str| match config.number(&[key]) {
+        Some((_, number)) => Ok(number),
+        None if is(&["deepseek"]) => Err(missing(key, "download the model again")),
+        None => Ok(1),
+    };
+    let scoring = Scoring::SigmoidGroups {
+        bias: corrections.unwrap_or_else(|| vec![0.0; experts]),
+        groups: number("n_group")?,
+        top_groups: number("topk_group")?,
+        renormalise: renormalise?,
+        scale,
+    };
+    Ok((scoring, 1.0))
 }
 
-/// A router: a small matrix and a rule.
+/// The router of a layer: a small matrix and a rule.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Router {
+pub struct LayerRouter {
     /// `[E, H]`.
     pub matrix: Vec<f32>,
-    /// What is added to scores, E numbers.
+    /// What is added to logits, E numbers.
     pub bias: Vec<f32>,
     /// H numbers, whose product with a token goes through a sigmoid and is the shared expert's weight, if it has one.
     pub shared_gate: Option<Vec<f32>>,
-    /// Experts that a token names.
-    pub top_k: usize,
-    /// How scores become weights.
-    pub rule: Rule,
+    /// How logits become experts and weights.
+    pub rule: Router,
+    /// What weights are multiplied with at last.
+    pub factor: f32,
 }
 
-impl Router {
-    /// The step of tokens `[T, H]` without gaps, with the experts that the router chooses for them. Scores are summed in f64.
-    pub fn inputs(&self, sizes: MoeSizes, hidden: Vec<u16>) -> MoeInputs<'static> {
+impl LayerRouter {
+    /// The step of tokens `[T, H]` without gaps, with the experts that the router chooses for them. Logits are summed in f64 and
+    /// rounded to f32.
+    ///
+    /// # Errors
+    /// If there are too many tokens.
+    pub fn inputs(&self, sizes: MoeSizes, hidden: Vec<u16>) -> Result<MoeInputs<'static>, Error> {
         let tokens = hidden.len() / sizes.hidden;
-        let choices = hidden.par_chunks(sizes.hidden).map(|token| {
+        let scores = hidden.par_chunks(sizes.hidden).map(|token| {
             let token: Vec<f64> = token.iter().map(|&bits| sizes.dtype.decode(bits)).collect();
             let product = |row: &[f32]| token.iter().zip(row).map(|(x, &w)| x * f64::from(w)).sum::<f64>();
-            let scores = self.matrix.chunks(sizes.hidden).zip(&self.bias);
-            let scores: Vec<f64> = scores.map(|(row, &bias)| product(row) + f64::from(bias)).collect();
+            let logits = self.matrix.chunks(sizes.hidden).zip(&self.bias);
+            let logits: Vec<f32> = logits.map(|(row, &bias)| (product(row) + f64::from(bias)) as f32).collect();
             let shared = self.shared_gate.as_ref().map(|gate| (1.0 / (1.0 + (-product(gate)).exp())) as f32);
-            (choose(&scores, self.top_k, self.rule), shared)
+            (logits, shared)
         });
-        let (chosen, shared): (Vec<_>, Vec<_>) = choices.unzip();
-        let (ids, weights): (Vec<i32>, Vec<f32>) = chosen.into_iter().flatten().unzip();
-        MoeInputs {
+        let (logits, shared): (Vec<_>, Vec<_>) = scores.unzip();
+        let Routes { ids, mut weights } = route(&self.rule, &Logits::F32(logits.concat().into()))?;
+        weights.iter_mut().for_each(|weight| *weight *= self.factor);
+        let shared = shared.into_iter().collect::<Option<Vec<_>>>().filter(|_| self.shared_gate.is_some());
+        Ok(MoeInputs {
             tokens,
             hidden: hidden.into(),
             stride: sizes.hidden,
             ids: ids.into(),
             weights: weights.into(),
-            shared_weights: shared
-                .into_iter()
-                .collect::<Option<Vec<_>>>()
-                .filter(|_| self.shared_gate.is_some())
-                .map(Into::into),
-            ..Default::default()
-        }
-    }
-}
-
-/// The experts of the largest scores with their weights, the largest first; of equal ones the lower expert.
-fn choose(scores: &[f64], top_k: usize, rule: Rule) -> Vec<(i32, f32)> {
-    let mut experts: Vec<usize> = (0..scores.len()).collect();
-    experts.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
-    let largest = experts.first().map_or(0.0, |&expert| scores[expert]);
-    let power = |expert: usize| (scores[expert] - largest).exp();
-    let all: f64 = (0..scores.len()).map(power).sum();
-    experts.truncate(top_k);
-    let chosen: f64 = experts.iter().map(|&expert| power(expert)).sum();
-    let (sum, factor) = match rule {
-        Rule::Softmax { renormalised: false, factor } => (all, factor),
-        Rule::Softmax { factor, .. } => (chosen, factor),
-        Rule::SoftmaxOfChosen => (chosen, 1.0),
-    };
-    experts.into_iter().map(|expert| (expert as i32, (power(expert) / sum * f64::from(factor)) as f32)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_largest_scores_are_chosen_and_of_equal_ones_the_lower_expert() {
-        let softmax = |renormalised| Rule::Softmax { renormalised, factor: 2.0 };
-        let scores = [0.0, 3f64.ln(), 0.0, 3f64.ln()];
-        // Of 1 + 3 + 1 + 3, the chosen have 3 and 3, then 1.
-        let near = |found: Vec<(i32, f32)>, expected: &[(i32, f32)]| {
-            assert_eq!(found.len(), expected.len());
-            for (found, expected) in found.iter().zip(expected) {
-                assert!(found.0 == expected.0 && (found.1 - expected.1).abs() < 1e-6, "{found:?} {expected:?}");
-            }
-        };
-        near(choose(&scores, 3, softmax(false)), &[(1, 0.75), (3, 0.75), (0, 0.25)]);
-        near(choose(&scores, 2, softmax(true)), &[(1, 1.0), (3, 1.0)]);
-        near(choose(&scores, 3, Rule::SoftmaxOfChosen), &[(1, 3.0 / 7.0), (3, 3.0 / 7.0), (0, 1.0 / 7.0)]);
+            weights_on_input: self.rule.weights_on_input(),
+            shared_weights: shared.map(Into::into),
+        })
     }
 }

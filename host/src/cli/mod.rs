@@ -46,7 +46,7 @@ fn version() -> String {
 
 #[derive(Subcommand)]
 enum Command {
-    Run(run::Args),
+    Run(Box<run::Args>),
     Quantize(quantize::Args),
     Inspect(inspect::Args),
     Roofline(roofline::Args),

@@ -11,10 +11,12 @@ pub const MAX: f32 = 6.0;
 /// Twice the value of each code: an exact integer.
 pub const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
+/// The value of each code.
+pub const VALUES: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
 /// The value of a code; only the low four bits count.
 #[inline]
 pub fn decode(code: u8) -> f32 {
-    const VALUES: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
     VALUES[usize::from(code & 0xF)]
 }
 

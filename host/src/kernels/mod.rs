@@ -19,6 +19,7 @@ pub mod moe;
 pub(crate) mod moe_pack;
 mod moe_route;
 mod moe_sm90;
+pub mod router;
 pub(crate) mod schedule;
 mod silu_mul;
 pub(crate) mod tensor_map;
@@ -44,6 +45,7 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &moe_sm90::MoeSm90,
     &linear_sm90::LinearSm90,
     &moe_pack::MoePack,
+    &router::RouterKernel,
 ];
 
 /// The kernel that a PTX text or machine code belongs to: the one of whose entries the code names most.

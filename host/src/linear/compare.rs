@@ -7,23 +7,14 @@ use rayon::prelude::*;
 
 use super::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
 use crate::moe::compare::{MoeMismatch, Stage, StageComparison};
-use crate::moe::oracle::{Expected, Sum, decode_token, decode_weights, product};
+use crate::moe::oracle::{Expected, decode_token, decode_weights, product};
 
 /// What an element may be: the dot product of a token with a row of weights, times the global scale, plus the bias.
 ///
 /// A device rounds the sum with the bias to f32 once, or fuses it with the multiplication.
 pub fn expected(token: &[f64], weights: &[f64], global: f32, bias: Option<f32>) -> Expected {
-    /// The rounding of a sum, as a share of it, and a bit for its own error and for the reference's.
-    const ROUNDING: f64 = 1.01 / (1u64 << 24) as f64;
-    let Sum { value, error } = product(token, weights, global);
-    let Some(bias) = bias else { return Expected::plain(Sum { value, error }) };
-    let value = value + f64::from(bias);
-    if !value.is_finite() || !error.is_finite() {
-        return Expected::plain(Sum { value, error });
-    }
-    let error = error + (value.abs() + error) * ROUNDING + f64::from(f32::MIN_POSITIVE);
-    let fits = value.abs() + error < f64::from(f32::MAX);
-    Expected::plain(Sum { value, error: if fits { error } else { f64::INFINITY } })
+    let sum = product(token, weights, global);
+    Expected::plain(bias.map_or(sum, |bias| sum.biased(bias)))
 }
 
 /// Compares every element.

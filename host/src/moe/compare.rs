@@ -3,16 +3,18 @@
 //!
 //! | stage | reference | bound |
 //! |---|---|---|
-//! | intermediate, of rows and of the shared expert | tokens · gate and up | [`Expected::gated`] |
+//! | intermediate, of rows and of the shared expert | tokens · gate and up, activated | [`Expected::activated`] |
 //! | down projection, of rows and of the shared expert | the device's intermediate · down | [`Expected::plain`] |
 //! | output | the device's down projections, weighted and added in order | none: every bit |
+
+use std::borrow::Cow;
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
 
 use super::oracle::{Expected, decode_token, decode_weights, product, weighted_token};
-use super::{MoeExpert, MoeOutput, MoeStep, MoeWeights, Stages};
+use super::{MoeOutput, MoeStep, MoeWeights, Stages};
 use crate::format::Matrix;
 use crate::problem::OutDtype;
 
@@ -249,6 +251,12 @@ fn combined(step: &MoeStep<'_>, stages: &Stages, token: usize, column: usize) ->
     dtype.round_f32(sum)
 }
 
+/// A matrix, and the numbers of its biases if it has some.
+struct Projection<'a> {
+    matrix: &'a Matrix<'a>,
+    bias: Option<Cow<'a, [f32]>>,
+}
+
 /// Knows where the numbers of a stage come from.
 struct Checker<'a> {
     weights: &'a MoeWeights<'a>,
@@ -299,14 +307,15 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The matrices that a row of a product is multiplied by: gate and up, or down.
-    fn matrices(&self, stage: Stage, expert: Option<usize>) -> Vec<&'a Matrix<'a>> {
+    /// The projections that a row of a product is multiplied by: gate, if there is one, and up; or down.
+    fn projections(&self, stage: Stage, expert: Option<usize>) -> Vec<Projection<'a>> {
         let shared = || self.weights.shared().expect("a stage of the shared expert");
-        let MoeExpert { gate, up, down } = expert.map_or_else(shared, |expert| &self.weights.experts()[expert]);
-        match stage {
-            Stage::Intermediate | Stage::SharedIntermediate => vec![gate, up],
-            _ => vec![down],
-        }
+        let expert = expert.map_or_else(shared, |expert| &self.weights.experts()[expert]);
+        let is_down = matches!(stage, Stage::Partial | Stage::SharedPartial);
+        let projections = expert.projections().filter(|(name, ..)| (*name == "down") == is_down);
+        projections
+            .map(|(_, matrix, bias)| Projection { matrix, bias: bias.map(|bias| bias.numbers(self.dtype)) })
+            .collect()
     }
 
     /// The numbers that are multiplied for a row of a product: its token's, or those of the device's intermediate.
@@ -320,7 +329,7 @@ impl<'a> Checker<'a> {
             Stage::Partial => intermediate(&self.between.intermediate, out),
             Stage::SharedPartial => intermediate(&self.between.shared_intermediate, out),
             // Weights on the input are for k = 1: a token's choice has the token's number.
-            _ if inputs.weights_on_input => {
+            Stage::Intermediate if inputs.weights_on_input => {
                 weighted_token(self.dtype, self.step.token(token), inputs.weights[token], out);
             }
             _ => decode_token(self.dtype, self.step.token(token), out),
@@ -328,9 +337,26 @@ impl<'a> Checker<'a> {
     }
 
     /// What an element of a product may be, of decoded numbers and decoded rows of the matrices.
-    fn expected(numbers: &[f64], matrices: &[&Matrix<'_>], rows: &[&[f64]]) -> Expected {
-        let product = |index: usize| product(numbers, rows[index], matrices[index].global_scale());
-        if matrices.len() == 2 { Expected::gated(product(0), product(1)) } else { Expected::plain(product(0)) }
+    fn expected(
+        &self,
+        stage: Stage,
+        numbers: &[f64],
+        projections: &[Projection<'_>],
+        rows: &[&[f64]],
+        column: usize,
+    ) -> Expected {
+        let sum = |index: usize| {
+            let Projection { matrix, bias } = &projections[index];
+            let sum = product(numbers, rows[index], matrix.global_scale());
+            bias.as_ref().map_or(sum, |bias| sum.biased(bias[column]))
+        };
+        match stage {
+            Stage::Partial | Stage::SharedPartial => Expected::plain(sum(0)),
+            _ => {
+                let up = projections.len() - 1;
+                Expected::activated(self.weights.sizes().activation, (up > 0).then(|| sum(0)), sum(up))
+            }
+        }
     }
 
     /// One element.
@@ -340,14 +366,14 @@ impl<'a> Checker<'a> {
         let expected = if stage == Stage::Output {
             self.expected_output(token, column)
         } else {
-            let matrices = self.matrices(stage, expert);
-            let k = matrices[0].k();
-            let (mut numbers, mut rows, mut scratch) = (vec![0.0; k], vec![0.0; k * matrices.len()], Vec::new());
+            let projections = self.projections(stage, expert);
+            let k = projections[0].matrix.k();
+            let (mut numbers, mut rows, mut scratch) = (vec![0.0; k], vec![0.0; k * projections.len()], Vec::new());
             self.multiplied(stage, row, token, &mut numbers);
-            for (matrix, out) in matrices.iter().zip(rows.chunks_mut(k)) {
-                decode_weights(matrix, column, &mut scratch, out);
+            for (projection, out) in projections.iter().zip(rows.chunks_mut(k)) {
+                decode_weights(projection.matrix, column, &mut scratch, out);
             }
-            Self::expected(&numbers, &matrices, &rows.chunks(k).collect::<Vec<_>>())
+            self.expected(stage, &numbers, &projections, &rows.chunks(k).collect::<Vec<_>>(), column)
         };
         let mut found = StageComparison::new(stage);
         let got = self.dtype.decode(bits[row * width + column]);
@@ -374,8 +400,8 @@ impl<'a> Checker<'a> {
         let Some(expert) = rows.clone().next().map(|row| self.owner(stage, row).1) else {
             return StageComparison::new(stage);
         };
-        let ((bits, width), matrices) = (self.bits(stage), self.matrices(stage, expert));
-        let k = matrices[0].k();
+        let ((bits, width), projections) = (self.bits(stage), self.projections(stage, expert));
+        let k = projections[0].matrix.k();
         let mut found = StageComparison::new(stage);
         for first in rows.clone().step_by(ROWS) {
             let count = ROWS.min(rows.end - first);
@@ -385,17 +411,17 @@ impl<'a> Checker<'a> {
             });
             let chunks = (0..width.div_ceil(COLUMNS)).into_par_iter().map(|chunk| {
                 let columns = chunk * COLUMNS..width.min((chunk + 1) * COLUMNS);
-                let (mut decoded, mut scratch) = (vec![0.0; columns.len() * matrices.len() * k], Vec::new());
-                let places = columns.clone().flat_map(|column| matrices.iter().map(move |matrix| (column, matrix)));
+                let (mut decoded, mut scratch) = (vec![0.0; columns.len() * projections.len() * k], Vec::new());
+                let places = columns.clone().flat_map(|column| projections.iter().map(move |of| (column, of.matrix)));
                 for ((column, matrix), out) in places.zip(decoded.chunks_mut(k)) {
                     decode_weights(matrix, column, &mut scratch, out);
                 }
                 let mut found = StageComparison::new(stage);
                 for (row, numbers) in (first..).zip(numbers.chunks(k)) {
                     let token = self.owner(stage, row).0;
-                    for (column, decoded) in columns.clone().zip(decoded.chunks(k * matrices.len())) {
-                        let (gate, up) = decoded.split_at(k);
-                        let expected = Self::expected(numbers, &matrices, &[gate, up]);
+                    for (column, decoded) in columns.clone().zip(decoded.chunks(k * projections.len())) {
+                        let (first, second) = decoded.split_at(k);
+                        let expected = self.expected(stage, numbers, &projections, &[first, second], column);
                         let got = self.dtype.decode(bits[row * width + column]);
                         let want = expected.want();
                         let element = MoeMismatch { stage, row, token, expert, column, got, want };

@@ -5,7 +5,8 @@ use rand::{Rng, RngExt};
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
 
-use super::{LayerShape, MoeExpert, MoeInputs, MoeWeights};
+use super::{Biases, LayerShape, MoeExpert, MoeInputs, MoeWeights};
+use crate::bias::Bias;
 use crate::error::Error;
 use crate::generate::{Generator, Role, matrix, row_rng};
 use crate::problem::OutDtype;
@@ -37,6 +38,9 @@ impl Routing {
 /// The random numbers of a step, apart from those of any expert.
 const STEP: usize = 1 << 32;
 
+/// Those of experts' biases, apart from those of their weights.
+const BIASES: usize = 1 << 33;
+
 /// The layer of a shape; calls `progress` after each expert.
 ///
 /// # Errors
@@ -51,22 +55,40 @@ pub fn weights(
     shape.sizes(dtype).check()?;
     let expert = |number: usize, intermediate: usize| {
         let (hidden, matrix) = (shape.hidden, |role, n, k| matrix(generator, role, number, n, k, seed));
+        let has_gate = shape.activation.has_gate();
+        let bias = |role, n| shape.biases.then(|| biases(dtype, role, number, n, seed));
         let expert = MoeExpert {
-            gate: matrix(Role::Gate, intermediate, hidden)?,
+            gate: has_gate.then(|| matrix(Role::Gate, intermediate, hidden)).transpose()?,
             up: matrix(Role::Up, intermediate, hidden)?,
             down: matrix(Role::Down, hidden, intermediate)?,
+            biases: Biases {
+                gate: has_gate.then(|| bias(Role::Gate, intermediate)).flatten(),
+                up: bias(Role::Up, intermediate),
+                down: bias(Role::Down, hidden),
+            },
         };
         progress();
         Ok::<_, Error>(expert)
     };
     let experts = (0..shape.experts).map(|number| expert(number, shape.intermediate)).collect::<Result<_, _>>()?;
-    let mut layer = MoeWeights::new(dtype, shape.top_k, experts)?;
+    let mut layer = MoeWeights::with_activation(dtype, shape.top_k, shape.activation, experts)?;
     if let Some(intermediate) = shape.shared_intermediate {
         layer = layer.with_shared(expert(shape.experts, intermediate)?)?;
     }
     let Some(named) = shape.named_experts else { return Ok(layer) };
     let map = (0..named).map(|id| if id < shape.experts { id as i32 } else { -1 });
     layer.with_expert_map(map.collect())
+}
+
+/// The biases of a projection: normally distributed; f32 of every other expert, of the tokens' type of the others.
+fn biases(dtype: OutDtype, role: Role, number: usize, n: usize, seed: u64) -> Bias<'static> {
+    let mut rng = row_rng(seed, BIASES + number, role, 0);
+    let numbers = (0..n).map(|_| StandardNormal.sample(&mut rng));
+    if number.is_multiple_of(2) {
+        Bias::F32(numbers.collect())
+    } else {
+        Bias::Token(numbers.map(|number| dtype.round_f32(number)).collect())
+    }
 }
 
 /// A step of so many tokens for the layer of a shape.

@@ -11,11 +11,13 @@
 //! `17·2⁻²⁵ + 2⁻²³` of the largest addend or sum, and none of these is larger than the accumulator before the window and the
 //! window's `Σ|products|` together. [`Sum::error`] adds that up. Sixteen f32 sums of a window, added in pairs, lose less.
 //!
+//! Then it multiplies by α, adds a bias and takes the activation, in f32: [`Sum::biased`] and [`Expected::activated`].
+//!
 //! Rounding is monotone. So an element is right if it lies between the two ends of its interval, each rounded to the element's
 //! type ([`Expected`]); no tolerance is added to that.
 
+use super::activation::{Activation, Gate};
 use crate::format::{FIXED_POINT_BITS, Matrix};
-use crate::oracle::silu;
 use crate::problem::OutDtype;
 
 /// Columns of K that are summed on their own; every device sums whole windows in order.
@@ -54,11 +56,29 @@ impl Sum {
             return Self { value, error: self.error };
         }
         let error = self.error * f64::from(global) * (1.0 + ROUNDINGS) + ROUNDINGS * value.abs() + SMALLEST;
-        if value.abs() + error < f64::from(f32::MAX) {
-            Self { value, error }
-        } else {
-            Self { value, error: f64::INFINITY }
+        Self { value, error }.within_f32()
+    }
+
+    /// The sum with a bias. A device adds it in f32, together with its last multiplication or after it.
+    pub fn biased(self, bias: f32) -> Self {
+        let value = self.value + f64::from(bias);
+        if !value.is_finite() {
+            return Self { value, error: self.error };
         }
+        // What is rounded lies within `self.error` of the value.
+        let error = self.error * (1.0 + 2.0 * HALF_ULP) + 2.0 * HALF_ULP * value.abs() + SMALLEST;
+        Self { value, error }.within_f32()
+    }
+
+    /// Without a bound, if a device's number may leave f32.
+    fn within_f32(self) -> Self {
+        let is_within = self.value.abs() + self.error < f64::from(f32::MAX);
+        Self { error: if is_within { self.error } else { f64::INFINITY }, ..self }
+    }
+
+    /// The ends between which a device's number lies. What is not finite is what it is.
+    fn ends(self) -> [f64; 2] {
+        if self.value.is_finite() { [self.value - self.error, self.value + self.error] } else { [self.value; 2] }
     }
 }
 
@@ -91,31 +111,61 @@ impl Expected {
         }
     }
 
-    /// An element of the intermediate: `silu(gate)·up`.
+    /// An element of the intermediate, of the sums with their biases; `gate` is not looked at where the activation has none.
+    pub fn activated(activation: Activation, gate: Option<Sum>, up: Sum) -> Self {
+        match (activation.gate(), gate) {
+            (Some(formula), Some(gate)) => Self::gated(formula, gate, up),
+            _ => Self::relu2(up),
+        }
+    }
+
+    /// `x·σ(p)·(clamp(up) + offset)` with `x = min(gate, limit)` and `p = slope·x + cubic·x³`.
     ///
-    /// A device has e⁻ˣ and a reciprocal to about the last bit of an f32 (PTX ISA, `ex2.approx.ftz.f32` and `rcp.approx.ftz.f32`:
-    /// 2⁻²² and 2⁻²³), and rounds the exponent: silu is off by `(|x| + 5)·2⁻²³` of itself. Where 1 + e⁻ˣ has no normal reciprocal,
-    /// it is 0.
-    pub fn gated(gate: Sum, up: Sum) -> Self {
-        /// The steepest slope of silu, at x ≈ 2.4.
+    /// A device has e⁻ᵖ and a reciprocal to about the last bit of an f32 (PTX ISA, `ex2.approx.ftz.f32` and `rcp.approx.ftz.f32`:
+    /// 2⁻²² and 2⁻²³): with the additions and multiplications around them, `x·σ(p)` is off by 5·2⁻²³ of itself. It has p itself to
+    /// `r·2⁻²³·|p|`: r is 1 for two roundings, of the slope and of a product, and 3 for the six that there are with x³. The
+    /// derivative of ln σ(p) is 1 − σ(p), so that p's error makes at most r·2⁻²³·max(−p, 0.3) of the whole. Where 1 + e⁻ᵖ has no
+    /// normal reciprocal, σ is 0.
+    fn gated(formula: Gate, gate: Sum, up: Sum) -> Self {
+        /// The steepest slope of x·σ(s·x), at s·x ≈ 2.4, whatever s is.
         const SILU_SLOPE: f64 = 1.0999;
+        /// That of gelu with tanh, at x ≈ 1.4.
+        const GELU_SLOPE: f64 = 1.1291;
+        let Gate { slope, cubic, limit, offset } = formula;
         if gate.error == f64::INFINITY || up.error == f64::INFINITY {
             return Self::Anything;
         }
-        let activated = silu(gate.value);
-        if activated.is_nan() || up.value.is_nan() {
+        // NaN is kept.
+        let min = |x: f64| if x > limit { limit } else { x };
+        let sigmoid_argument = |x: f64| slope * x + if cubic == 0.0 { 0.0 } else { cubic * x * x * x };
+        let x = min(gate.value);
+        let activated = x / (1.0 + (-sigmoid_argument(x)).exp());
+        let factor = up.value.clamp(-limit, limit) + offset;
+        if activated.is_nan() || factor.is_nan() {
             return Self::Nan;
         }
-        let far = gate.value.abs() + gate.error;
+        let [lowest, highest] = gate.ends().map(min);
+        let (roundings, steepest) = if cubic == 0.0 { (1.0, SILU_SLOPE) } else { (3.0, GELU_SLOPE) };
         let error = if activated.is_infinite() {
             0.0
         } else {
-            SILU_SLOPE * gate.error + (far + 5.0) * 2.0 * HALF_ULP * activated.abs() + far * 2.0 * SMALLEST
+            let moved = steepest * (x - lowest).max(highest - x);
+            let share = (roundings * (-sigmoid_argument(lowest)).max(0.3) + 5.0) * 2.0 * HALF_ULP;
+            let far = lowest.abs().max(highest.abs());
+            // Where both p and the share are large, x·σ(p) is far below the smallest number.
+            let share = share.min(1.0);
+            moved + share * (activated.abs() + moved) + far * 2.0 * SMALLEST
         };
-        let ups = if up.value.is_infinite() { [up.value; 2] } else { [up.value - up.error, up.value + up.error] };
-        let ends = [activated - error, activated + error].map(|silu| ups.map(|up| silu * up));
+        let ups = up.ends().map(|up| {
+            let factor = up.clamp(-limit, limit) + offset;
+            // The addition of an offset rounds; where there is none, nothing does.
+            let rounding = if offset == 0.0 { 0.0 } else { 2.0 * HALF_ULP * factor.abs() };
+            (factor, if rounding.is_finite() { rounding } else { 0.0 })
+        });
+        let ups = [ups[0].0 - ups[0].1, ups[1].0 + ups[1].1];
+        let ends = [activated - error, activated + error].map(|activated| ups.map(|up| activated * up));
         let ends = ends.as_flattened();
-        let want = activated * up.value;
+        let want = activated * factor;
         if want.is_nan() && ends.iter().all(|end| end.is_nan()) {
             return Self::Nan;
         }
@@ -129,6 +179,20 @@ impl Expected {
         // Two multiplications.
         let more = |end: f64| if end.is_infinite() { 0.0 } else { 4.0 * HALF_ULP * end.abs() + SMALLEST };
         Self::Between { want, low: low - more(low), high: high + more(high) }
+    }
+
+    /// `max(up, 0)²`: one multiplication. Nothing is left of what is surely negative.
+    fn relu2(up: Sum) -> Self {
+        if up.error == f64::INFINITY {
+            return Self::Anything;
+        }
+        if up.value.is_nan() {
+            return Self::Nan;
+        }
+        let square = |x: f64| x.max(0.0) * x.max(0.0);
+        let [low, high] = up.ends().map(square);
+        let more = |end: f64| if end == 0.0 || end.is_infinite() { 0.0 } else { 2.0 * HALF_ULP * end + SMALLEST };
+        Self::Between { want: square(up.value), low: (low - more(low)).max(0.0), high: high + more(high) }
     }
 
     /// An element of a down projection's rows.
@@ -384,14 +448,78 @@ mod tests {
 
         #[test]
         fn an_f32_epilogue_is_within_the_interval(
-            gate in -100f64..100.0, up in -1e4f64..1e4, off in prop::array::uniform2(-1f64..1.0), bf16 in any::<bool>(),
+            gate in -100f64..100.0, up in -1e4f64..1e4, off in prop::array::uniform2(-1f64..1.0), bias in -9f32..9.0,
+            bf16 in any::<bool>(), activation in prop::sample::select(&ACTIVATIONS[..]), small in any::<bool>(),
         ) {
             let dtype = if bf16 { OutDtype::Bf16 } else { OutDtype::F16 };
+            // Where the limits are.
+            let (gate, up) = if small { (gate / 10.0, up / 1e3) } else { (gate, up) };
             let [gate, up] = [gate, up].map(|value| Sum { value, error: 1e-5 * value.abs() });
-            let expected = Expected::gated(gate, up);
-            let [x, u] = [(gate, off[0]), (up, off[1])].map(|(sum, off)| (sum.value + off * sum.error) as f32);
-            let got = dtype.round_f32(x * (1.0 / (1.0 + (-std::f32::consts::LOG2_E * x).exp2())) * u);
-            prop_assert!(expected.accepts(dtype, dtype.decode(got)), "{expected:?} {x} {u}");
+            let [x, u] = [(gate, off[0]), (up, off[1])].map(|(sum, off)| (sum.value + off * sum.error) as f32 + bias);
+            let expected = Expected::activated(activation, Some(gate.biased(bias)), up.biased(bias));
+            let got = dtype.round_f32(in_f32(activation, x, u));
+            prop_assert!(expected.accepts(dtype, dtype.decode(got)), "{activation} {expected:?} {x} {u}");
+        }
+
+        #[test]
+        fn the_reference_is_the_definition(
+            gate in -30f64..30.0, up in -30f64..30.0, activation in prop::sample::select(&ACTIVATIONS[..]),
+        ) {
+            let exact = |value: f64| Sum { value, error: 0.0 };
+            let got = Expected::activated(activation, Some(exact(gate)), exact(up)).want();
+            let want = activation.apply(gate, up);
+            prop_assert!((got - want).abs() <= 1e-13 * (want.abs() + gate.abs() * up.abs()), "{activation} {got} {want}");
+        }
+
+        #[test]
+        fn an_interval_is_narrow_and_leaves_out_what_another_description_computes(
+            gate in -6f64..6.0, up in -6f64..6.0, one in 0..ACTIVATIONS.len(), other in 0..ACTIVATIONS.len(),
+        ) {
+            let exact = |value: f64| Sum { value, error: 0.0 };
+            let expected = |index: usize| Expected::activated(ACTIVATIONS[index], Some(exact(gate)), exact(up));
+            let got = ACTIVATIONS[other].apply(gate, up);
+            let want = ACTIVATIONS[one].apply(gate, up);
+            let Expected::Between { low, high, .. } = expected(one) else { panic!("finite numbers") };
+            prop_assert!(high - low <= 3e-5 * want.abs() + 1e-12 * gate.abs() + 1e-30, "{low} {high}");
+            let is_far = (got - want).abs() > 1e-4 * (1.0 + want.abs());
+            prop_assert!(!is_far || !(low..=high).contains(&got));
+        }
+    }
+
+    /// Each activation, and the limits and slopes of others.
+    const ACTIVATIONS: [Activation; 7] = [
+        Activation::Silu,
+        Activation::SiluLimit { limit: 2.5 },
+        Activation::GeluTanh,
+        Activation::GPT_OSS,
+        Activation::GptOss { alpha: 1.7, limit: 7.0 },
+        Activation::GptOss { alpha: 1.702, limit: 6.5 },
+        Activation::Relu2,
+    ];
+
+    /// An activation as a device's f32 instructions compute it.
+    fn in_f32(activation: Activation, gate: f32, up: f32) -> f32 {
+        let Some(Gate { slope, cubic, limit, offset }) = activation.gate() else {
+            return up.max(0.0) * up.max(0.0);
+        };
+        let exponent = [slope, cubic].map(|factor| (-std::f64::consts::LOG2_E * factor) as f32);
+        let (x, u) = (gate.min(limit as f32), up.clamp(-limit as f32, limit as f32));
+        let exponent = x * exponent[1].mul_add((x * x).min(f32::MAX), exponent[0]);
+        x * (1.0 / (1.0 + exponent.exp2())) * (u + offset as f32)
+    }
+
+    #[test]
+    fn the_steepest_slopes_are_no_less_than_those_of_the_functions() {
+        for (activation, steepest) in [
+            (Activation::Silu, 1.0999),
+            (Activation::GptOss { alpha: 3.0, limit: 1e6 }, 1.0999),
+            (Activation::GeluTanh, 1.1291),
+        ] {
+            let up = if activation == Activation::Silu || activation == Activation::GeluTanh { 1.0 } else { 0.0 };
+            let at = |x: f64| activation.apply(x, up);
+            let slopes = (-80_000..80_000).map(|i| f64::from(i) * 1e-4).map(|x| (at(x + 1e-4) - at(x)) / 1e-4);
+            let most = slopes.fold(0.0, |most: f64, slope| most.max(slope.abs()));
+            assert!(most <= steepest && most > steepest - 1e-3, "{activation}: {most}");
         }
     }
 
@@ -420,7 +548,7 @@ mod tests {
     #[test]
     fn what_is_expected_of_infinities() {
         let sum = |value: f64| Sum { value, error: if value.is_finite() { 0.5 } else { 0.0 } };
-        let gated = |gate: f64, up: f64| Expected::gated(sum(gate), sum(up));
+        let gated = |gate: f64, up: f64| Expected::activated(Activation::Silu, Some(sum(gate)), sum(up));
         let infinite = |want: f64| Expected::Between { want, low: want, high: want };
         assert_eq!(gated(f64::INFINITY, 3.0), infinite(f64::INFINITY));
         assert_eq!(gated(f64::INFINITY, -3.0), infinite(f64::NEG_INFINITY));
@@ -429,6 +557,20 @@ mod tests {
         assert_eq!(gated(f64::INFINITY, 0.1), Expected::Anything);
         assert_eq!(gated(f64::NEG_INFINITY, 3.0), Expected::Nan);
         assert_eq!(gated(f64::NAN, 3.0), Expected::Nan);
+        // Limits take infinities away, but not NaN.
+        let gpt_oss = |gate: f64, up: f64| Expected::activated(Activation::GPT_OSS, Some(sum(gate)), sum(up));
+        assert_eq!(gpt_oss(f64::INFINITY, f64::NEG_INFINITY), gpt_oss(1e6, -1e6));
+        assert!((gpt_oss(f64::INFINITY, f64::INFINITY).want() - 56.0).abs() < 1e-3);
+        assert_eq!(
+            [gpt_oss(f64::NAN, 1.0), gpt_oss(1.0, f64::NAN), gpt_oss(f64::NEG_INFINITY, 1.0)],
+            [Expected::Nan; 3]
+        );
+        let relu2 = |up: f64| Expected::activated(Activation::Relu2, None, sum(up));
+        assert_eq!([relu2(f64::NEG_INFINITY), relu2(-3.0)], [infinite(0.0); 2]);
+        assert_eq!([relu2(f64::INFINITY), relu2(f64::NAN)], [infinite(f64::INFINITY), Expected::Nan]);
+        // A bias is added to a number; an infinity stays what it is.
+        assert_eq!(sum(f64::INFINITY).biased(-1e30), sum(f64::INFINITY));
+        assert_eq!(sum(f64::from(f32::MAX)).biased(1e32).error, f64::INFINITY);
         assert_eq!(Expected::plain(sum(f64::NAN)), Expected::Nan);
         assert_eq!(Expected::plain(Sum { value: 1.0, error: f64::INFINITY }), Expected::Anything);
         assert_eq!(Expected::plain(sum(f64::INFINITY)), infinite(f64::INFINITY));

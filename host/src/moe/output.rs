@@ -8,7 +8,7 @@ use crate::problem::OutDtype;
 /// What the products leave in memory, in the tokens' type, row-major without gaps, columns in their natural order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stages {
-    /// `silu(gate) ∘ up` of each row: `[rows, I]`. Rows are those of [`MoeStep::rows`].
+    /// `silu(gate) ∘ up`, or another activation, of each row: `[rows, I]`. Rows are those of [`MoeStep::rows`].
     pub intermediate: Vec<u16>,
     /// What the down projection makes of it: `[rows, H]`.
     pub partial: Vec<u16>,

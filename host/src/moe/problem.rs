@@ -4,7 +4,9 @@ use std::borrow::Cow;
 
 use kernels_gpu::moe_route::abi::{MAX_EXPERTS, MAX_TOP_K, NO_ROW};
 
+use super::activation::Activation;
 use super::rows::Rows;
+use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
 use crate::problem::{MAX_K, OutDtype};
@@ -26,6 +28,10 @@ pub struct MoeSizes {
     pub shared_intermediate: Option<usize>,
     /// The type of tokens, of the intermediate and of the output.
     pub dtype: OutDtype,
+    /// What becomes of gate and up.
+    pub activation: Activation,
+    /// Whether any projection has biases.
+    pub biases: bool,
 }
 
 impl MoeSizes {
@@ -43,6 +49,7 @@ impl MoeSizes {
         within("experts that tokens name", self.named_experts, i32::MAX as usize)?;
         check_width("hidden size", self.hidden)?;
         check_width("intermediate size", self.intermediate)?;
+        self.activation.check()?;
         self.shared_intermediate.map_or(Ok(()), |size| check_width("intermediate size of the shared expert", size))
     }
 }
@@ -57,26 +64,74 @@ fn check_width(what: &str, size: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// An expert: gate and up `[I, H]`, down `[H, I]`, each with a global scale of its own.
+/// An expert: gate and up `[I, H]`, down `[H, I]`, each with a global scale of its own. Gate is there unless the layer's
+/// activation has none.
 #[derive(Clone, Debug)]
 pub struct MoeExpert<'a> {
     /// Gate projection.
-    pub gate: Matrix<'a>,
+    pub gate: Option<Matrix<'a>>,
     /// Up projection.
     pub up: Matrix<'a>,
     /// Down projection.
     pub down: Matrix<'a>,
+    /// Biases of the projections.
+    pub biases: Biases<'a>,
+}
+
+/// The biases of an expert's projections, as far as they have some; zero otherwise.
+#[derive(Clone, Debug, Default)]
+pub struct Biases<'a> {
+    /// `[I]`.
+    pub gate: Option<Bias<'a>>,
+    /// `[I]`.
+    pub up: Option<Bias<'a>>,
+    /// `[H]`.
+    pub down: Option<Bias<'a>>,
 }
 
 impl<'a> MoeExpert<'a> {
-    /// The matrices by their names.
-    pub fn projections(&self) -> [(&'static str, &Matrix<'a>); 3] {
-        [("gate", &self.gate), ("up", &self.up), ("down", &self.down)]
+    /// An expert with a gate and without biases.
+    pub fn gated(gate: Matrix<'a>, up: Matrix<'a>, down: Matrix<'a>) -> Self {
+        Self { gate: Some(gate), up, down, biases: Biases::default() }
     }
 
-    /// Checks sizes and scales.
-    fn check(&self, hidden: usize, intermediate: usize) -> Result<(), Error> {
-        for (name, matrix) in self.projections() {
+    /// An expert without gate and without biases.
+    pub fn ungated(up: Matrix<'a>, down: Matrix<'a>) -> Self {
+        Self { gate: None, up, down, biases: Biases::default() }
+    }
+
+    /// The expert with biases.
+    pub fn with_biases(self, biases: Biases<'a>) -> Self {
+        Self { biases, ..self }
+    }
+
+    /// The projections that there are, by their names, with their biases.
+    pub fn projections(&self) -> impl Iterator<Item = (&'static str, &Matrix<'a>, Option<&Bias<'a>>)> {
+        let Biases { gate, up, down } = &self.biases;
+        let of_gate = self.gate.as_ref().map(|matrix| ("gate", matrix, gate.as_ref()));
+        of_gate.into_iter().chain([("up", &self.up, up.as_ref()), ("down", &self.down, down.as_ref())])
+    }
+
+    /// Whether a projection has biases.
+    fn is_biased(&self) -> bool {
+        let Biases { gate, up, down } = &self.biases;
+        gate.is_some() || up.is_some() || down.is_some()
+    }
+
+    /// Checks whether the gate is there, sizes, scales and biases.
+    fn check(&self, sizes: &MoeSizes, intermediate: usize) -> Result<(), Error> {
+        let &MoeSizes { hidden, dtype, activation, .. } = sizes;
+        match (activation.has_gate(), self.gate.is_some() || self.biases.gate.is_some()) {
+            (true, _) if self.gate.is_none() => {
+                return Err(Error::Invalid(format!("no gate, which the activation {activation} needs")));
+            }
+            (false, true) => {
+                let text = format!("the activation {activation} takes no gate and no biases of one; leave them out");
+                return Err(Error::Invalid(text));
+            }
+            _ => {}
+        }
+        for (name, matrix, bias) in self.projections() {
             let (rows, k) = if name == "down" { (hidden, intermediate) } else { (intermediate, hidden) };
             for (what, got, expected) in [("rows", matrix.rows(), rows), ("columns", matrix.k(), k)] {
                 if got != expected {
@@ -84,6 +139,7 @@ impl<'a> MoeExpert<'a> {
                 }
             }
             check_global_scale(matrix.global_scale()).map_err(|error| error.at(name))?;
+            bias.map_or(Ok(()), |bias| bias.check(dtype, rows)).map_err(|error| error.at(name))?;
         }
         Ok(())
     }
@@ -113,13 +169,26 @@ pub struct MoeWeights<'a> {
 }
 
 impl<'a> MoeWeights<'a> {
+    /// A layer of these experts, of which a token of type `dtype` names `top_k`, with the activation silu(gate)·up.
+    ///
+    /// # Errors
+    /// As [`MoeWeights::with_activation`].
+    pub fn new(dtype: OutDtype, top_k: usize, experts: Vec<MoeExpert<'a>>) -> Result<Self, Error> {
+        Self::with_activation(dtype, top_k, Activation::Silu, experts)
+    }
+
     /// A layer of these experts, of which a token of type `dtype` names `top_k`.
     ///
     /// # Errors
-    /// If there are none or more than 512, k is 0 or more than 32, H or I is no multiple of 16, sizes differ, or a global scale
-    /// takes weights out of f32. It names the expert and the projection.
-    pub fn new(dtype: OutDtype, top_k: usize, experts: Vec<MoeExpert<'a>>) -> Result<Self, Error> {
-        let first = experts.first().map(|expert| &expert.gate);
+    /// If there are none or more than 512, k is 0 or more than 32, H or I is no multiple of 16, sizes differ, a gate lacks or is too
+    /// many, a bias is not finite, or a global scale takes weights out of f32. It names the expert and the projection.
+    pub fn with_activation(
+        dtype: OutDtype,
+        top_k: usize,
+        activation: Activation,
+        experts: Vec<MoeExpert<'a>>,
+    ) -> Result<Self, Error> {
+        let first = experts.first().map(|expert| &expert.up);
         let first = first.ok_or_else(|| Error::Invalid("a layer without experts; give it at least one".into()))?;
         let sizes = MoeSizes {
             hidden: first.k(),
@@ -129,10 +198,12 @@ impl<'a> MoeWeights<'a> {
             top_k,
             shared_intermediate: None,
             dtype,
+            activation,
+            biases: experts.iter().any(MoeExpert::is_biased),
         };
         sizes.check()?;
         for (index, expert) in experts.iter().enumerate() {
-            let checked = expert.check(sizes.hidden, sizes.intermediate);
+            let checked = expert.check(&sizes, sizes.intermediate);
             checked.map_err(|error| error.at(format_args!("expert {index}")))?;
         }
         Ok(Self { sizes, experts, shared: None, expert_map: None })
@@ -143,9 +214,10 @@ impl<'a> MoeWeights<'a> {
     /// # Errors
     /// As [`MoeWeights::new`].
     pub fn with_shared(mut self, shared: MoeExpert<'a>) -> Result<Self, Error> {
-        let sizes = MoeSizes { shared_intermediate: Some(shared.gate.rows()), ..self.sizes };
+        let (width, biases) = (shared.up.rows(), self.sizes.biases || shared.is_biased());
+        let sizes = MoeSizes { shared_intermediate: Some(width), biases, ..self.sizes };
         sizes.check()?;
-        shared.check(sizes.hidden, shared.gate.rows()).map_err(|error| error.at("shared expert"))?;
+        shared.check(&sizes, width).map_err(|error| error.at("shared expert"))?;
         (self.sizes, self.shared) = (sizes, Some(shared));
         Ok(self)
     }
@@ -193,7 +265,8 @@ impl<'a> MoeWeights<'a> {
     /// Bytes of the experts' values and scales, `hit` of the layer's own experts and the shared one: what a step that hits so
     /// many has to read.
     pub fn bytes(&self, hit: usize) -> usize {
-        let expert = |intermediate: usize| 3 * self.sizes.hidden * intermediate / 16 * 9;
+        let matrices = if self.sizes.activation.has_gate() { 3 } else { 2 };
+        let expert = |intermediate: usize| matrices * self.sizes.hidden * intermediate / 16 * 9;
         hit * expert(self.sizes.intermediate) + self.sizes.shared_intermediate.map_or(0, expert)
     }
 }
@@ -211,7 +284,7 @@ pub struct MoeInputs<'a> {
     pub ids: Cow<'a, [i32]>,
     /// `[T, k]`: their weights.
     pub weights: Cow<'a, [f32]>,
-    /// Whether weights multiply the tokens (k = 1), rather than the experts' results.
+    /// Whether weights multiply the tokens (k = 1), rather than the experts' results. A shared expert has the tokens as they are.
     pub weights_on_input: bool,
     /// `[T]`: the shared expert's weights; 1 if there are none.
     pub shared_weights: Option<Cow<'a, [f32]>>,
@@ -267,11 +340,9 @@ impl<'a> MoeStep<'a> {
         if shared_weights.is_some() && layer.shared().is_none() {
             return Err(Error::Invalid("weights of a shared expert, but the layer has none; leave them out".into()));
         }
-        if inputs.weights_on_input && (sizes.top_k > 1 || layer.shared().is_some()) {
+        if inputs.weights_on_input && sizes.top_k > 1 {
             return Err(Error::Invalid(
-                "weights on the input are for layers with one expert a token and no shared expert; multiply the results, \
-                 or compute the shared expert as a layer of its own"
-                    .into(),
+                "weights on the input are for layers with one expert a token; multiply the results".into(),
             ));
         }
         check_bytes(&sizes, tokens, choices)?;
@@ -346,7 +417,7 @@ mod tests {
 
     fn expert(hidden: usize, intermediate: usize) -> MoeExpert<'static> {
         let inner = || matrix(intermediate, hidden, 1.0);
-        MoeExpert { gate: inner(), up: inner(), down: matrix(hidden, intermediate, 1.0) }
+        MoeExpert::gated(inner(), inner(), matrix(hidden, intermediate, 1.0))
     }
 
     fn layer(top_k: usize) -> MoeWeights<'static> {
@@ -372,7 +443,7 @@ mod tests {
             (0, vec![expert(16, 16)], "top_k = 0 is not from 1 to 32"),
             (33, vec![expert(16, 16)], "top_k = 33 is not from 1 to 32"),
             (1, vec![expert(16, 24 * 16); 513], "experts of the layer = 513 is not from 1 to 512"),
-            (1, vec![MoeExpert { gate: matrix(8, 16, 1.0), ..expert(16, 16) }], "intermediate size 8 is not"),
+            (1, vec![MoeExpert { up: matrix(8, 16, 1.0), ..expert(16, 16) }], "intermediate size 8 is not"),
             (1, vec![expert(16, 32), expert(16, 16)], "expert 1: gate: rows: got 16, expected 32"),
             (1, vec![MoeExpert { down: matrix(16, 16, 1.0), ..expert(16, 32) }], "expert 0: down: columns: got 16"),
             (1, vec![MoeExpert { up: matrix(16, 16, 1e36), ..expert(16, 16) }], "expert 0: up: global scale 1e36"),
@@ -384,6 +455,32 @@ mod tests {
         let error = layer(1).with_shared(expert(48, 16)).unwrap_err().to_string();
         assert!(error.starts_with("shared expert: gate: columns: got 48, expected 32"), "{error}");
         assert_eq!(layer(1).with_shared(expert(32, 96)).unwrap().sizes().shared_intermediate, Some(96));
+    }
+
+    #[test]
+    fn a_gate_is_there_if_the_activation_has_one_and_biases_fit() {
+        let new = |activation, expert| {
+            MoeWeights::with_activation(OutDtype::F16, 1, activation, vec![expert]).map_err(|error| error.to_string())
+        };
+        let ungated = || MoeExpert::ungated(matrix(16, 16, 1.0), matrix(16, 16, 1.0));
+        let biased = |expert: MoeExpert<'static>, count: usize| {
+            expert.with_biases(Biases { down: Some(Bias::F32(vec![1.0; count].into())), ..Default::default() })
+        };
+        let error = new(Activation::Silu, ungated()).unwrap_err();
+        assert_eq!(error, "expert 0: no gate, which the activation silu needs");
+        let error = new(Activation::Relu2, expert(16, 16)).unwrap_err();
+        assert!(error.starts_with("expert 0: the activation relu2 takes no gate"), "{error}");
+        let error = new(Activation::Relu2, biased(ungated(), 15)).unwrap_err();
+        assert_eq!(error, "expert 0: down: biases: got 15, expected 16");
+        let of_gate = Biases { gate: Some(Bias::Token(vec![0; 16].into())), ..Default::default() };
+        assert!(new(Activation::Relu2, ungated().with_biases(of_gate)).is_err());
+        let error = new(Activation::SiluLimit { limit: 0.0 }, expert(16, 16)).unwrap_err();
+        assert!(error.starts_with("activation: limit = 0 is not"), "{error}");
+        let sizes = new(Activation::GPT_OSS, biased(expert(32, 16), 32)).unwrap().sizes();
+        assert_eq!((sizes.activation, sizes.biases), (Activation::GPT_OSS, true));
+        let layer = new(Activation::Silu, expert(16, 16)).unwrap();
+        assert!(layer.with_shared(biased(expert(16, 48), 16)).unwrap().sizes().biases);
+        assert_eq!(new(Activation::Relu2, ungated()).unwrap().bytes(1), 2 * 16 * 16 * 9 / 16);
     }
 
     #[test]

@@ -5,13 +5,15 @@
 //! ```json
 //! {"name": "mine", "hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "tokens": 32}
 //! ```
+//!
+//! What else an entry may have, [`LayerShape`] says: `"activation": "gpt-oss", "biases": true`, and more.
 
 use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use super::MoeSizes;
 use super::generate::Routing;
+use super::{Activation, MoeSizes};
 use crate::error::Error;
 use crate::generate::Generator;
 use crate::problem::OutDtype;
@@ -39,6 +41,12 @@ pub struct LayerShape {
     /// Whether weights are on the input; for k = 1.
     #[serde(default)]
     pub weights_on_input: bool,
+    /// What becomes of gate and up, as a word.
+    #[serde(default)]
+    pub activation: Activation,
+    /// Whether every projection has biases.
+    #[serde(default)]
+    pub biases: bool,
     /// T.
     pub tokens: usize,
     /// The generator that belongs to it.
@@ -53,6 +61,11 @@ pub struct LayerShape {
 }
 
 impl LayerShape {
+    /// The layer with another activation, and with biases or without.
+    pub fn with_activation(self, activation: Activation, biases: bool) -> Self {
+        Self { activation, biases, ..self }
+    }
+
     /// The sizes, for tokens of a type.
     pub fn sizes(&self, dtype: OutDtype) -> MoeSizes {
         MoeSizes {
@@ -63,6 +76,8 @@ impl LayerShape {
             top_k: self.top_k,
             shared_intermediate: self.shared_intermediate,
             dtype,
+            activation: self.activation,
+            biases: self.biases,
         }
     }
 }
@@ -105,8 +120,8 @@ fn check(layer: &LayerShape) -> Result<(), Error> {
             sizes.named_experts, sizes.experts
         )));
     }
-    if layer.weights_on_input && (layer.top_k > 1 || layer.shared_intermediate.is_some()) {
-        return Err(Error::Invalid("weights_on_input is for top_k = 1 and no shared expert; leave it out".into()));
+    if layer.weights_on_input && layer.top_k > 1 {
+        return Err(Error::Invalid("weights_on_input is for top_k = 1; leave it out".into()));
     }
     Ok(())
 }
@@ -134,6 +149,8 @@ mod tests {
             (parse(r#"{"name": "x", "op": "gated", "groups": []}"#).unwrap_err().to_string(), "unknown field `op`"),
             (layer(r#""top_k": 0"#), "layer `x`: top_k = 0 is not from 1 to 32"),
             (layer(r#""top_k": 1, "routing": "skewed""#), "unknown variant `skewed`"),
+            (layer(r#""top_k": 1, "activation": "swish""#), "activation `swish` is none of: silu, "),
+            (layer(r#""top_k": 1, "activation": "gpt-oss=1,-7""#), "activation: limit = -7 is not from"),
             (layer(r#""top_k": 1, "shared_intermediate": 24"#), "intermediate size of the shared expert 24 is not"),
             (layer(r#""top_k": 1, "named_experts": 3"#), "named_experts = 3 is less than experts = 4"),
             (layer(r#""top_k": 2, "weights_on_input": true"#), "weights_on_input is for top_k = 1"),

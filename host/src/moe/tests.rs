@@ -2,11 +2,11 @@
 
 use super::compare::{MoeComparison, Stage, compare, compare_sample, elements};
 use super::generate::{self, Routing};
-use super::{LayerShape, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights, Stages, shape};
+use super::{Activation, Biases, LayerShape, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights, Stages, shape};
 use crate::backend::{Backend, cpu::Cpu};
+use crate::bias::Bias;
 use crate::format::Matrix;
 use crate::generate::Generator;
-use crate::oracle::silu;
 use crate::problem::OutDtype;
 
 const DTYPES: [OutDtype; 2] = [OutDtype::F16, OutDtype::Bf16];
@@ -55,13 +55,15 @@ fn the_cpu_computes_every_small_layer_within_the_bounds() {
 /// The layer by its definition, in f64 and without a rounding.
 fn by_definition(weights: &MoeWeights<'_>, step: &MoeStep<'_>, token: usize) -> Vec<f64> {
     let (dtype, top_k) = (weights.sizes().dtype, weights.sizes().top_k);
-    let times = |matrix: &Matrix<'_>, x: &[f64]| -> Vec<f64> {
+    let times = |matrix: &Matrix<'_>, bias: &Option<Bias<'_>>, x: &[f64]| -> Vec<f64> {
         let mut row = vec![0f32; matrix.k()];
+        let bias = bias.as_ref().map(|bias| bias.numbers(dtype).into_owned());
         let dot = |row: &[f32]| row.iter().zip(x).map(|(&w, x)| f64::from(w) * x).sum();
         (0..matrix.rows())
             .map(|n| {
                 matrix.dequantize_row(n, &mut row);
-                dot(&row)
+                let dot: f64 = dot(&row);
+                dot + bias.as_ref().map_or(0.0, |bias| f64::from(bias[n]))
             })
             .collect()
     };
@@ -69,9 +71,11 @@ fn by_definition(weights: &MoeWeights<'_>, step: &MoeStep<'_>, token: usize) -> 
     let mut out = vec![0.0; x.len()];
     let mut add = |expert: &MoeExpert<'_>, on_input: f64, weight: f64| {
         let x: Vec<f64> = x.iter().map(|x| on_input * x).collect();
-        let (gate, up) = (times(&expert.gate, &x), times(&expert.up, &x));
-        let intermediate: Vec<f64> = gate.iter().zip(up).map(|(&gate, up)| silu(gate) * up).collect();
-        out.iter_mut().zip(times(&expert.down, &intermediate)).for_each(|(out, y)| *out += weight * y);
+        let (biases, up) = (&expert.biases, times(&expert.up, &expert.biases.up, &x));
+        let gate = expert.gate.as_ref().map_or(vec![0.0; up.len()], |gate| times(gate, &biases.gate, &x));
+        let activation = weights.sizes().activation;
+        let intermediate: Vec<f64> = gate.iter().zip(up).map(|(&gate, up)| activation.apply(gate, up)).collect();
+        out.iter_mut().zip(times(&expert.down, &biases.down, &intermediate)).for_each(|(out, y)| *out += weight * y);
     };
     for choice in token * top_k..(token + 1) * top_k {
         let (id, weight) = (step.inputs().ids[choice], f64::from(step.inputs().weights[choice]));
@@ -89,7 +93,8 @@ fn by_definition(weights: &MoeWeights<'_>, step: &MoeStep<'_>, token: usize) -> 
 
 #[test]
 fn the_output_is_the_layer_of_the_definition_but_for_roundings() {
-    for name in ["layer-test-1", "layer-test-5", "layer-test-7", "layer-test-8"] {
+    let names = ["layer-test-1", "layer-test-5", "layer-test-7", "layer-test-8", "layer-test-10", "layer-test-11"];
+    for name in names {
         let (shape, dtype) = (layer(name), OutDtype::F16);
         let weights = weights(&shape, Generator::Gaussian, dtype);
         let step = MoeStep::new(&weights, inputs(&shape, Generator::Gaussian, dtype)).unwrap();
@@ -101,6 +106,85 @@ fn the_output_is_the_layer_of_the_definition_but_for_roundings() {
                 assert!((dtype.decode(bits) - want).abs() <= 0.005 * scale, "{name}, token {token}: {want}");
             }
         }
+    }
+}
+
+/// Every activation.
+const ACTIVATIONS: [Activation; 5] = [
+    Activation::Silu,
+    Activation::SiluLimit { limit: 0.75 },
+    Activation::GeluTanh,
+    Activation::GPT_OSS,
+    Activation::Relu2,
+];
+
+#[test]
+fn the_cpu_computes_every_activation_with_and_without_biases() {
+    for (activation, biases) in ACTIVATIONS.into_iter().flat_map(|of| [false, true].map(|biases| (of, biases))) {
+        for (dtype, generator) in
+            DTYPES.into_iter().flat_map(|dtype| [Generator::Gaussian, Generator::AllCodes].map(|of| (dtype, of)))
+        {
+            println!("{activation} {biases} {dtype:?} {generator:?}");
+            let shape = layer("layer-test-7").with_activation(activation, biases);
+            let (_, found) = right(&weights(&shape, generator, dtype), inputs(&shape, generator, dtype));
+            assert_eq!(found.unbounded(), 0, "every element is bounded");
+        }
+    }
+}
+
+/// A layer that differs from another in its description alone.
+fn described(
+    layer: &MoeWeights<'static>,
+    activation: Activation,
+    biases: impl Fn(&mut Biases<'static>),
+) -> MoeWeights<'static> {
+    let sizes = layer.sizes();
+    let with = |expert: &MoeExpert<'static>| {
+        let mut expert = expert.clone();
+        biases(&mut expert.biases);
+        expert
+    };
+    MoeWeights::with_activation(sizes.dtype, sizes.top_k, activation, layer.experts().iter().map(with).collect())
+        .unwrap()
+}
+
+#[test]
+fn another_description_is_found_in_the_stage_that_it_changes() {
+    let dtype = OutDtype::Bf16;
+    let shape = layer("layer-test-1").with_activation(Activation::GPT_OSS, true);
+    let weights = weights(&shape, Generator::Gaussian, dtype);
+    let inputs = inputs(&shape, Generator::Gaussian, dtype);
+    let step = MoeStep::new(&weights, inputs.clone()).unwrap();
+    let output = run(&weights, &step);
+    let kept = |_: &mut Biases<'static>| ();
+    let gpt_oss = |alpha, limit| described(&weights, Activation::GptOss { alpha, limit }, kept);
+    let first = |bias: &mut Option<Bias<'static>>| {
+        let mut numbers = bias.as_ref().unwrap().numbers(dtype).into_owned();
+        numbers[0] += 0.125;
+        *bias = Some(Bias::F32(numbers.into()));
+    };
+    for (other, stage) in [
+        (gpt_oss(1.702, 2.0), Stage::Intermediate),
+        (gpt_oss(1.75, 7.0), Stage::Intermediate),
+        (described(&weights, Activation::SiluLimit { limit: 7.0 }, kept), Stage::Intermediate),
+        (described(&weights, Activation::GeluTanh, kept), Stage::Intermediate),
+        (described(&weights, Activation::GPT_OSS, |biases| first(&mut biases.gate)), Stage::Intermediate),
+        (described(&weights, Activation::GPT_OSS, |biases| first(&mut biases.up)), Stage::Intermediate),
+        (described(&weights, Activation::GPT_OSS, |biases| first(&mut biases.down)), Stage::Partial),
+        (described(&weights, Activation::GPT_OSS, |biases| biases.down = None), Stage::Partial),
+        (
+            described(&weights, Activation::GPT_OSS, |biases| std::mem::swap(&mut biases.gate, &mut biases.up)),
+            Stage::Intermediate,
+        ),
+    ] {
+        let step = MoeStep::new(&other, inputs.clone()).unwrap();
+        let found = compare(&other, &step, &output);
+        assert_eq!(found.first().expect("a mismatch").stage, stage);
+        let wrong = |of: Stage| found.stages.iter().find(|found| found.stage == of).unwrap().mismatches > 0;
+        assert!(
+            !wrong(Stage::Output)
+                && [Stage::Intermediate, Stage::Partial].map(wrong).into_iter().filter(|&is| is).count() == 1
+        );
     }
 }
 
@@ -170,9 +254,13 @@ fn a_row_left_out_of_the_sum_is_found() {
 
 #[test]
 fn infinities_and_nan_of_a_token_stay_in_that_token() {
-    for (name, dtype) in ["layer-test-1", "layer-test-7"].into_iter().flat_map(|name| DTYPES.map(|dtype| (name, dtype)))
-    {
-        let shape = layer(name);
+    let shapes = ["layer-test-1", "layer-test-7"].map(layer).into_iter();
+    let of_activations = ACTIVATIONS.map(|activation| {
+        let mut shape = layer("layer-test-4").with_activation(activation, true);
+        shape.tokens = 4;
+        shape
+    });
+    for (shape, dtype) in shapes.chain(of_activations).flat_map(|shape| DTYPES.map(|dtype| (shape.clone(), dtype))) {
         let weights = weights(&shape, Generator::Gaussian, dtype);
         let clean = inputs(&shape, Generator::Gaussian, dtype);
         let (before, _) = right(&weights, clean.clone());
@@ -183,7 +271,7 @@ fn infinities_and_nan_of_a_token_stay_in_that_token() {
             for (token, (before, after)) in
                 before.hidden.chunks(shape.hidden).zip(after.hidden.chunks(shape.hidden)).enumerate()
             {
-                assert_eq!(before == after, token != 2, "{name}: token {token}");
+                assert_eq!(before == after, token != 2, "{} {}: token {token}", shape.name, shape.activation);
             }
         }
     }

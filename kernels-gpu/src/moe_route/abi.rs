@@ -91,6 +91,9 @@ pub struct Route {
     pub input_weights: u64,
     /// Address of where tokens go in the order of K ([`units`](crate::units)), `[T, H]` without gaps.
     pub tokens: u64,
+    /// Address of where they go besides, without their factors, for the expert that every token shares; or 0. Looked at for
+    /// `input_weights`.
+    pub shared_tokens: u64,
     /// Address of the [`Lists`] that it writes, of T·k choices and `experts`.
     pub lists: u64,
     /// Address of the [`Lists`] of T choices and one expert that it writes besides, for the expert that every token shares:
@@ -133,7 +136,7 @@ impl Route {
     pub const WARP_PIECES: u32 = 4;
 
     /// Up to so many choices, a block alone makes the lists; of more, the blocks of a cluster.
-    pub const BLOCK_CHOICES: u64 = 4096;
+    pub const BLOCK_CHOICES: u64 = 1024;
 
     /// The most blocks of a cluster.
     pub const MAX_CLUSTER: u32 = 8;

@@ -6,16 +6,18 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::{
+    epilogue::Activation,
     instances::table,
     sm90::{BARRIER_BYTES, CORE_MATRIX_ROWS, PANELS, SHARED_BYTES, Shape, TURN_BARRIERS},
     units::{SLAB_ROWS, TokenType, UNIT_BYTES, UNIT_ROWS},
 };
 
-/// The one parameter of a product: for every expert e with its rows, `C = silu(α·A·gateᵀ) ∘ (α·A·upᵀ)`, or `C = α·A·downᵀ`.
+/// The one parameter of a product: for every expert e with its rows, `C = silu(α·A·gateᵀ + bias) ∘ (α·A·upᵀ + bias)` or another
+/// activation of the two, or `C = α·A·downᵀ + bias`.
 ///
 /// Which rows an expert has, [`Lists`](crate::moe_route::abi::Lists) say, which the grid before may still be writing.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
     /// Address of the tokens, a multiple of 16: `[tokens, k]` without gaps, 16-bit numbers in the order of K
     /// ([`units`](crate::units)).
@@ -35,6 +37,9 @@ pub struct Launch {
     pub expert_bytes: u64,
     /// Addresses of a factor for each expert, f32: the global scales of gate and up, or of down.
     pub alpha: [u64; 2],
+    /// Addresses of what is added to products times their factor: `[experts, n]`, f32, in the order of the rows of each B; 0 for
+    /// nothing.
+    pub bias: [u64; 2],
     /// Address of C `[rows, n]`, 16-bit numbers of the tokens' type, rows without gaps; a multiple of 16.
     pub c: u64,
     /// Rows of each B, columns of C; a multiple of 16.
@@ -46,6 +51,10 @@ pub struct Launch {
     /// 1 if the grid before may still be writing the lists. 0 if it has waited for the one that wrote them, before it let this
     /// one begin: then weights are loaded before it ends.
     pub lists_pending: u32,
+    /// What becomes of that.
+    pub activation: Activation,
+    /// Keeps the size a multiple of the alignment.
+    pub unused: u32,
 }
 
 /// Tiles that a block knows of ahead, and where it writes down what a tile is.

@@ -24,7 +24,7 @@ pub use self::{
     multiply::{Consumer, Kind},
     registers::{give_registers, take_registers},
     turns::PingPong,
-    write::Target,
+    write::{BIAS_BYTES, Target},
 };
 
 /// Threads of a warpgroup.

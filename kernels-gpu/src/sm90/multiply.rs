@@ -27,6 +27,8 @@ pub trait Kind<const P: usize> {
     const COPIED_BY_THREADS: bool;
     /// Whether a thread has the registers to decode a whole k-block while another one is multiplied.
     const AHEAD: bool = false;
+    /// Whether a launch says what becomes of sums; if not, it is what is done without parameters.
+    const ANY_ACTIVATION: bool;
     /// The numbers that are multiplied.
     type Number: Number;
     /// A thread's words of two rows of weights, and their scales.

@@ -8,11 +8,11 @@ use core::marker::PhantomData;
 use cuda_std::{
     float::fma_rn_f32,
     global::{GlobalAddress, ld_global_b32_or_zero, st_global_b16_where, st_global_b32_where},
-    integer::prmt_b32,
+    integer::{opaque_b32, prmt_b32},
 };
 
 use super::{CORE_MATRIX_ROWS, Fragment, Kind, MAX_TILE_TOKENS, WARPGROUP, WARPGROUP_ROWS};
-use crate::epilogue::{convert, silu};
+use crate::epilogue::{Activation, NO_PARAMETERS, convert, relu2, silu};
 
 /// Accumulators of a thread for one panel of a product with this N.
 pub(super) const fn registers(n: usize) -> usize {
@@ -62,7 +62,7 @@ pub(super) fn pad<const REGISTERS: usize, const P: usize>(sums: &[[f32; REGISTER
 const ELEMENT_BYTES: u64 = 2;
 
 /// Bytes of a bias.
-const BIAS_BYTES: u64 = 4;
+pub const BIAS_BYTES: u64 = 4;
 
 /// Where a tile's sums go, and what is done to them before.
 pub struct Target<K> {
@@ -74,6 +74,8 @@ pub struct Target<K> {
     pub alpha: [f32; 2],
     /// Addresses of what is added then, an f32 for each column of C, for each matrix of weights; 0 for nothing.
     pub bias: [u64; 2],
+    /// What becomes of that.
+    pub activation: Activation,
     /// The tile's first column.
     pub first_column: u32,
     /// The row of C of its first token.
@@ -89,7 +91,7 @@ impl<K> Target<K> {
     /// panel, or of a narrow tile as [`Fragment::narrow`] says.
     ///
     /// These instructions run once a tile, after so many others that they have left the instruction cache. So there are few of
-    /// them: the same ones for every N and for every round.
+    /// them: the same ones for every N and for every round, SiLU's or another activation's.
     ///
     /// # Safety
     /// C and biases lie there, and the tile is this warpgroup's. `sums` are the tile's, and `fragment` says which of them are this
@@ -120,40 +122,54 @@ impl<K> Target<K> {
         let biases = unsafe { self.biases::<P>(fragment) };
         while token < self.tokens {
             let round = sums.map(|part| part[0]);
-            unroll!(CORE in 0 1 2 3, {
-                for odd in 0..2 {
-                    let in_round = CORE * CORE_TOKENS + odd;
-                    let present = const { K::SHAPE.tile_tokens > (CORE * CORE_TOKENS) as u32 }
-                        && token + (in_round as u32) < self.tokens;
-                    let (first, second) = (CORE * CORE_REGISTERS + odd, CORE * CORE_REGISTERS + 2 + odd);
-                    // Predicated, because with branches each element would wait for the one before it.
-                    // SAFETY: two elements of C that are this thread's alone; N and the column are even.
-                    let store = |present: bool, address: GlobalAddress, first: f32, second: f32| unsafe {
-                        let elements = prmt_b32(convert(output, first, second), 0, in_order);
-                        st_global_b32_where(present, address, elements);
-                    };
-                    // A sum of a part's row, of this matrix, times alpha and with its bias.
-                    let scaled = |matrix: usize, part: usize, row: usize| {
-                        fma_rn_f32(alpha[matrix], round[part][[first, second][row]], biases[part][row])
-                    };
-                    if K::SHAPE.matrices == 2 && P == 2 {
-                        let gated = |row: usize| silu(scaled(0, 0, row)) * scaled(1, 1, row);
-                        store(present, rows[odd], gated(0), gated(1));
-                    } else if K::SHAPE.matrices == 2 {
-                        // The first row is gate's, the second is up's.
-                        let gated = silu(scaled(0, 0, 0)) * scaled(1, 0, 1);
-                        // SAFETY: an element of C that is this thread's alone.
-                        unsafe { st_global_b16_where(present, rows[odd], convert(output, gated, 0.0) as u16) };
-                    } else {
-                        for part in 0..P {
-                            let address = rows[odd] + (part as u32 * K::SHAPE.panel_rows()) as u64 * ELEMENT_BYTES;
-                            let sum = |row: usize| scaled(0, part, row);
-                            store(present && parts[part], address, sum(0), sum(1));
+            // Of one element, or of gate's and up's.
+            macro_rules! write_round {
+                ($activate:expr) => {{
+                    let activate = $activate;
+                    unroll!(CORE in 0 1 2 3, {
+                        for odd in 0..2 {
+                            let in_round = CORE * CORE_TOKENS + odd;
+                            let present = const { K::SHAPE.tile_tokens > (CORE * CORE_TOKENS) as u32 }
+                                && token + (in_round as u32) < self.tokens;
+                            let (first, second) = (CORE * CORE_REGISTERS + odd, CORE * CORE_REGISTERS + 2 + odd);
+                            // Predicated, because with branches each element would wait for the one before it.
+                            // SAFETY: two elements of C that are this thread's alone; N and the column are even.
+                            let store = |present: bool, address: GlobalAddress, first: f32, second: f32| unsafe {
+                                let elements = prmt_b32(convert(output, first, second), 0, in_order);
+                                st_global_b32_where(present, address, elements);
+                            };
+                            // A sum of a part's row, of this matrix, times alpha and with its bias.
+                            let scaled = |matrix: usize, part: usize, row: usize| {
+                                fma_rn_f32(alpha[matrix], round[part][[first, second][row]], biases[part][row])
+                            };
+                            if K::SHAPE.matrices == 2 && P == 2 {
+                                let gated = |row: usize| activate(scaled(0, 0, row), scaled(1, 1, row));
+                                store(present, rows[odd], gated(0), gated(1));
+                            } else if K::SHAPE.matrices == 2 {
+                                // The first row is gate's, the second is up's.
+                                let gated = activate(scaled(0, 0, 0), scaled(1, 0, 1));
+                                // SAFETY: an element of C that is this thread's alone.
+                                unsafe { st_global_b16_where(present, rows[odd], convert(output, gated, 0.0) as u16) };
+                            } else {
+                                for part in 0..P {
+                                    let address = rows[odd] + (part as u32 * K::SHAPE.panel_rows()) as u64 * ELEMENT_BYTES;
+                                    let sum = |row: usize| activate(scaled(0, part, row), 0.0);
+                                    store(present && parts[part], address, sum(0), sum(1));
+                                }
+                            }
+                            rows[odd] = rows[odd] + CORE_TOKENS as u64 * row_bytes;
                         }
-                    }
-                    rows[odd] = rows[odd] + CORE_TOKENS as u64 * row_bytes;
-                }
-            });
+                    });
+                }};
+            }
+            // All threads go one way. The compiler is not to make a loop of each: it would keep sums of both.
+            let has_parameters = K::ANY_ACTIVATION && opaque_b32(self.activation.kind) != NO_PARAMETERS;
+            match (K::SHAPE.matrices == 2, has_parameters) {
+                (true, false) => write_round!(|gate: f32, up: f32| silu(gate) * up),
+                (true, true) => write_round!(|gate: f32, up: f32| self.activation.gated(gate, up)),
+                (false, false) => write_round!(|sum: f32, _: f32| sum),
+                (false, true) => write_round!(|sum: f32, _: f32| relu2(sum)),
+            }
             token += ROUND_TOKENS as u32;
             sums = sums.map(|[_, second, third, fourth]| [second, third, fourth, fourth]);
         }

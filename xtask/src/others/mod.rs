@@ -2,7 +2,7 @@
 //!
 //! Fetches nothing of theirs. Given source trees, it builds programs with nvcc, their kernels as PTX, and runs them under
 //! `ptx-emulator run`: CUTLASS's examples verify themselves; of DeepGEMM, whose host code needs PyTorch, a kernel is
-//! launched by `deepgemm.cu` beside this file. Given a folder of PTX, it runs each launch file there.
+//! launched by `deepgemm.cu` beside this file, and those of learn-cuda by `learn_cuda.cu`. Given a folder of PTX, it runs each launch file there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,9 @@ pub struct Args {
     /// A source tree of DeepGEMM; needs --cutlass too
     #[arg(long, requires = "cutlass")]
     deepgemm: Option<PathBuf>,
+    /// A source tree of gau-nernst/learn-cuda: its products for sm_100
+    #[arg(long)]
+    learn_cuda: Option<PathBuf>,
     /// A folder of PTX with a launch file `NAME.json` for each kernel, and perhaps a `NAME.py` that checks what the launch
     /// has saved there, with numpy for instance: it ends with 0 where all is right
     #[arg(long)]
@@ -58,9 +61,9 @@ const PACKAGES: [&str; 6] = [
 
 /// Examples of CUTLASS that are run unless others are named: file, architecture, arguments. Sizes are small, so that each
 /// takes seconds.
-const EXAMPLES: [(&str, &str, &str); 15] = [
+const EXAMPLES: [(&str, &str, &str); 16] = [
     ("cute/tutorial/sgemm_1.cu", "90a", "256 256 64"),
-    ("cute/tutorial/sgemm_sm80.cu", "90a", "256 256 64"),
+    ("cute/tutorial/sgemm_sm80.cu", "90a", "256 256 64 T N"),
     ("cute/tutorial/hopper/wgmma_sm90.cu", "90a", "256 256 128"),
     ("cute/tutorial/hopper/wgmma_tma_sm90.cu", "90a", "256 256 128"),
     ("cute/tutorial/blackwell/01_mma_sm100.cu", "100a", "256 512 128"),
@@ -73,10 +76,15 @@ const EXAMPLES: [(&str, &str, &str); 15] = [
     ("57_hopper_grouped_gemm/57_hopper_grouped_gemm.cu", "90a", "--m=256 --n=256 --k=128 --groups=2 --iterations=0"),
     ("63_hopper_gemm_with_weight_prefetch/63_hopper_gemm_with_weight_prefetch.cu", "90a", GEMM),
     ("70_blackwell_gemm/70_blackwell_fp16_gemm.cu", "100a", GEMM),
+    ("74_blackwell_gemm_streamk/blackwell_gemm_streamk.cu", "100a", GEMM),
     ("72_blackwell_narrow_precision_gemm/72b_blackwell_nvfp4_nvfp4_gemm.cu", "100a", GEMM),
 ];
 
-const GEMM: &str = "--m=512 --n=512 --k=256 --iterations=0";
+const GEMM: &str = "--m=256 --n=256 --k=256 --iterations=0";
+
+/// Products of learn-cuda's for sm_100: the folder, and functions there. That of `v7c` is in `matmul_v7.cu`, or `matmul_v7c.cu`.
+const PRODUCTS: (&str, [&str; 12]) =
+    ("02e_matmul_sm100", ["v0", "v1a", "v1b", "v2a", "v2b", "v3", "v4", "v5", "v6", "v7a", "v7b", "v7c"]);
 
 /// What is needed to build and to run.
 struct Tools<'a> {
@@ -113,7 +121,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             }
             let name = Path::new(&path).file_stem().map_or_else(|| path.clone(), |stem| stem.display().to_string());
             let include = ["include", "tools/util/include", "examples/common"].map(|folder| cutlass.join(folder));
-            tools.program(&mut table, &name, &cutlass.join("examples").join(&path), &arch, &include, &arguments)?;
+            let source = cutlass.join("examples").join(&path);
+            let program = Program { name: &name, source: &source, arch: &arch, include: &include, defines: &[] };
+            tools.program(&mut table, &program, &arguments)?;
         }
     }
     if let (Some(deepgemm), Some(cutlass)) = (&args.deepgemm, &args.cutlass)
@@ -121,7 +131,26 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     {
         let source = workspace::root().join("xtask/src/others/deepgemm.cu");
         let include = [deepgemm.join("deep_gemm/include"), cutlass.join("include")];
-        tools.program(&mut table, "DeepGEMM sm90_bf16_gemm", &source, "90a", &include, "200 256 192")?;
+        let name = "DeepGEMM sm90_bf16_gemm";
+        let program = Program { name, source: &source, arch: "90a", include: &include, defines: &[] };
+        tools.program(&mut table, &program, "200 256 192")?;
+    }
+    if let Some(learn_cuda) = &args.learn_cuda {
+        let source = workspace::root().join("xtask/src/others/learn_cuda.cu");
+        let (folder, functions) = PRODUCTS;
+        for function in functions {
+            let name = format!("learn-cuda {folder} {function}");
+            if !chosen(args, &name) {
+                continue;
+            }
+            let file = |of: &str| learn_cuda.join(folder).join(format!("matmul_{of}.cu"));
+            let own = Some(file(function)).filter(|file| file.exists());
+            let file = own.unwrap_or_else(|| file(function.trim_end_matches(char::is_alphabetic)));
+            let defines = [format!("-DPRODUCT_FILE=\"{}\"", file.display()), format!("-DPRODUCT=matmul_{function}")];
+            let include = [stubs()];
+            let program = Program { name: &name, source: &source, arch: "100a", include: &include, defines: &defines };
+            tools.program(&mut table, &program, "512 512 512")?;
+        }
     }
     if let Some(folder) = &args.ptx {
         tools.launches(&mut table, folder)?;
@@ -160,36 +189,53 @@ fn install(cuda: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What stands for headers of PyTorch's.
+fn stubs() -> PathBuf {
+    workspace::root().join("xtask/src/others")
+}
+
+/// A program to build.
+struct Program<'a> {
+    name: &'a str,
+    source: &'a Path,
+    arch: &'a str,
+    include: &'a [PathBuf],
+    defines: &'a [String],
+}
+
 impl Tools<'_> {
     /// Builds a program and runs it at each level with each schedule.
-    fn program(
-        &self,
-        table: &mut Table,
-        name: &str,
-        source: &Path,
-        arch: &str,
-        include: &[PathBuf],
-        arguments: &str,
-    ) -> anyhow::Result<()> {
-        let program = self.programs.join(source.file_stem().unwrap_or_default());
+    fn program(&self, table: &mut Table, program: &Program<'_>, arguments: &str) -> anyhow::Result<()> {
+        let Program { name, source, arch, include, defines } = *program;
+        let program = self.programs.join(name.replace([' ', '/'], "_"));
         let began = Instant::now();
         let mut nvcc = Command::new(self.args.cuda.join("bin/nvcc"));
         nvcc.args(["-std=c++17", "-O1", "--expt-relaxed-constexpr", "-cudart", "none"])
             .arg("-gencode")
             .arg(format!("arch=compute_{arch},code=compute_{arch}"))
             .args(include.iter().flat_map(|folder| ["-I".as_ref(), folder.as_os_str()]))
+            .args(defines)
             .arg(source)
             .args(["libemulated_runtime.so", "libemulated_driver.so"].map(|library| self.built.join(library)))
             .arg("-o")
             .arg(&program);
-        let output =
-            nvcc.output().with_context(|| format!("{}: pass --install, or --cuda", nvcc.get_program().display()))?;
-        eprintln!("{name}: nvcc took {:.0} s", began.elapsed().as_secs_f64());
-        if !output.status.success() {
-            let words = String::from_utf8_lossy(&output.stderr);
-            let error = words.lines().find(|line| line.contains("error")).unwrap_or("nvcc failed");
-            table.row([name.into(), "".into(), "".into(), format!("does not build: {error}"), "".into()]);
-            return Ok(());
+        // A program is built again only where its command or its source is another.
+        let command = format!("{nvcc:?}");
+        let log = program.with_extension("command");
+        let age = |file: &Path| file.metadata().and_then(|of| of.modified()).ok();
+        let built = fs::read_to_string(&log).is_ok_and(|last| last == command) && age(&program) > age(source);
+        if !built {
+            let output = nvcc
+                .output()
+                .with_context(|| format!("{}: pass --install, or --cuda", nvcc.get_program().display()))?;
+            eprintln!("{name}: nvcc took {:.0} s", began.elapsed().as_secs_f64());
+            if !output.status.success() {
+                let words = String::from_utf8_lossy(&output.stderr);
+                let error = words.lines().find(|line| line.contains("error")).unwrap_or("nvcc failed");
+                table.row([name.into(), "".into(), "".into(), format!("does not build: {error}"), "".into()]);
+                return Ok(());
+            }
+            fs::write(&log, command).with_context(|| log.display().to_string())?;
         }
         let gpu = if arch.starts_with("10") { "b200" } else { "h200" };
         self.each(table, name, |level, schedule| {

@@ -59,11 +59,11 @@ impl Model {
     fn weights(&self) -> anyhow::Result<MoeWeights<'static>> {
         let expert = |expert: usize| -> anyhow::Result<_> {
             let matrix = |role: u64, rows, k| random_matrix(rows, k, 3 * expert as u64 + role);
-            Ok(MoeExpert {
-                gate: matrix(0, self.intermediate, self.hidden)?,
-                up: matrix(1, self.intermediate, self.hidden)?,
-                down: matrix(2, self.hidden, self.intermediate)?,
-            })
+            Ok(MoeExpert::gated(
+                matrix(0, self.intermediate, self.hidden)?,
+                matrix(1, self.intermediate, self.hidden)?,
+                matrix(2, self.hidden, self.intermediate)?,
+            ))
         };
         let experts = (0..self.local).map(expert).collect::<anyhow::Result<_>>()?;
         let weights = MoeWeights::new(self.dtype()?, self.k, experts)?;

@@ -11,6 +11,7 @@ use super::parsed::Parsed;
 use crate::code::{Flow, Inst, Kernel, Param, Step, Uses};
 use crate::config::fault::Stop;
 use crate::config::report::Class;
+use crate::operand::filter;
 use crate::parser::ast::{Ast, Formal, Function, Instruction, Statement};
 use crate::parser::error::ParseError;
 use crate::parser::source::{SourceLine, Sources};
@@ -178,7 +179,8 @@ impl Decoder {
             Err(e) => return Err(error(e)),
         };
         let code = &mut self.names.kernel.code;
-        let mut emit = |step, uses, class, name| {
+        let mut emit = |step, mut uses: Uses, class, name| {
+            uses.touched = filter(&uses.reads) | filter(&uses.writes);
             code.push(Inst { guard, step, uses, class, line: i.line, source: i.source, name });
         };
         for (step, register) in before {

@@ -131,6 +131,11 @@ impl<'a> Parsed<'a> {
         self.uses.stored_from = Some(self.uses.reads.len());
     }
 
+    /// This instruction waits for the warp's loads from shared memory, whatever registers it uses.
+    pub fn awaits_loads(&mut self) {
+        self.uses.awaits_loads = true;
+    }
+
     /// This instruction is executed by whole warps.
     pub fn aligned(&mut self) {
         self.uses.aligned = true;

@@ -7,12 +7,13 @@ use crate::config::fault::Stopped;
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, Rounder, Rounding};
-use crate::machine::address::Lane;
+use crate::machine::address::{Lane, space_at};
 use crate::machine::race::Mode;
 use crate::machine::scope::Scope;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Dst, Src, lanes};
+use crate::timing::core as timing;
 use crate::types::{Space, Type};
 
 /// New value from the old one and the operands, on the bits of one element.
@@ -152,6 +153,10 @@ impl ReadModifyWrite {
         m.touches.scope = self.scope;
         let piece = self.ty.bytes().min(8) as usize;
         let total = piece * self.operands.len();
+        if let Some(timed) = &mut m.timed {
+            let space = space_at(self.space, addresses[mask.trailing_zeros() as usize]);
+            timed.access = timing::access(mask, &addresses, total as u32, space, !self.out.is_empty(), true);
+        }
         for lane in lanes(mask) {
             // `red` reads nothing that the thread could learn from.
             if !self.out.is_empty() {
@@ -202,6 +207,7 @@ pub struct Fence {
 
 impl Instruction for Fence {
     fn decode(i: &mut Parsed<'_>) -> Result<Fence> {
+        i.awaits_loads();
         let initialisations = i.opcode() == "fence" && i.has("mbarrier_init");
         let scope = match i.opcode() {
             "membar" => i.one_of(&["cta", "gl", "sys"]),
@@ -227,7 +233,8 @@ impl Instruction for Fence {
 pub struct ProxyFence;
 
 impl Instruction for ProxyFence {
-    fn decode(_: &mut Parsed<'_>) -> Result<ProxyFence> {
+    fn decode(i: &mut Parsed<'_>) -> Result<ProxyFence> {
+        i.awaits_loads();
         Ok(ProxyFence)
     }
 

@@ -40,6 +40,7 @@ impl Instruction for Bar {
     fn decode(i: &mut Parsed<'_>) -> Result<Bar> {
         let reduce = i.one_of(&["popc", "and", "or"]).filter(|_| i.has("red"));
         let arrive = i.has("arrive");
+        i.awaits_loads();
         if i.opcode() == "bar" {
             i.aligned();
         }

@@ -20,6 +20,7 @@ pub struct Arrive {
 
 impl Instruction for Arrive {
     fn decode(i: &mut Parsed<'_>) -> Result<Arrive> {
+        i.awaits_loads();
         Ok(Arrive { relaxed: i.has("relaxed") })
     }
 

@@ -13,6 +13,7 @@ use crate::machine::state::{Effect, Machine};
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, PredicateSrc, Src, lanes};
+use crate::timing::work::Work;
 use crate::types::{Space, Type};
 
 /// `cp.async.{ca,cg}.shared.global [to], [from], size{, source-size}{, cache-policy}`, or with a predicate
@@ -116,6 +117,11 @@ struct Transfers {
 }
 
 impl Effect for Transfers {
+    fn work(&self) -> Work {
+        let ranges = self.transfers.iter().map(|t| (t.address, t.bytes)).collect();
+        Work::Load { ranges, ctas: self.transfers.first().map(|t| t.cta).into_iter().collect(), bulk: false }
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         for t in &self.transfers {
             let mut data = [0; 16];
@@ -157,6 +163,7 @@ pub struct WaitGroup {
 
 impl Instruction for WaitGroup {
     fn decode(i: &mut Parsed<'_>) -> Result<WaitGroup> {
+        i.awaits_loads();
         let keep = match i.operands() {
             [] => None,
             _ => Some(i.constant(0, "the number of groups")? as usize),

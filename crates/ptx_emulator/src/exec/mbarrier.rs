@@ -135,6 +135,7 @@ impl Instruction for Arrive {
         for lane in lanes(mask) {
             places[lane] = Some(self.object.find(w, m, lane)?);
         }
+        m.release_loads(w);
         let mut rest = mask;
         while let Some(at) = places.get(rest.trailing_zeros() as usize).copied().flatten() {
             let together = lanes(rest).filter(|&lane| places[lane] == Some(at)).fold(0, |mask, lane| mask | 1 << lane);

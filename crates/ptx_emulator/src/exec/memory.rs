@@ -1,6 +1,8 @@
 //! Loads and stores (PTX ISA, "Data Movement and Conversion Instructions: ld, ld.global.nc, ldu, st, prefetch,
 //! mapa, getctarank").
 
+use std::sync::Arc;
+
 use super::instruction::Instruction;
 use super::lane::{map1, map2};
 use crate::code::Flow;
@@ -8,13 +10,14 @@ use crate::config::fault::Stopped;
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::opcode::Decoded;
 use crate::decode::parsed::Parsed;
-use crate::machine::address::{Lane, RANK_SHIFT, space_of};
+use crate::machine::address::{Lane, RANK_SHIFT, space_at, space_of};
 use crate::machine::race::Mode;
 use crate::machine::scope::Scope;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Dst, Row, Src, lanes};
 use crate::parser::ast::Operand;
+use crate::timing::core as timing;
 use crate::types::{Space, Type};
 
 /// Whether an access goes to shared memory.
@@ -78,7 +81,13 @@ impl Access {
         Lane { lane: lane as u32, address: addresses[lane], space: self.space }
     }
 
-    fn count_conflicts(&self, w: &Warp, m: &mut Machine<'_>, mask: u32, addresses: &Row) {
+    fn count_conflicts(&self, w: &Warp, m: &mut Machine<'_>, mask: u32, addresses: &Row, loads: bool) {
+        if let Some(timed) = &mut m.timed {
+            timed.access = {
+                let space = space_at(self.space, addresses[mask.trailing_zeros() as usize]);
+                timing::access(mask, addresses, self.total as u32, space, loads, self.strong)
+            };
+        }
         if m.sanitize && in_shared(self.space, addresses[mask.trailing_zeros() as usize]) {
             m.count_bank_conflicts(w, mask, addresses, self.total as u32);
         }
@@ -90,6 +99,7 @@ pub struct Ld {
     access: Access,
     acquire: bool,
     out: Vec<Dst>,
+    registers: Arc<[u32]>,
     /// Bits of the value whose sign fills a wider register; 64 if there is nothing to fill.
     sign_bits: u32,
 }
@@ -104,7 +114,8 @@ impl Instruction for Ld {
         let ty = i.ty()?;
         let out = access.registers(i, 0)?.iter().map(|p| i.dst_words(p, ty)).collect::<Result<Vec<_>>>()?.concat();
         let sign_bits = if ty.is_signed() && out.iter().any(|d| d.bits > ty.bits()) { ty.bits() } else { 64 };
-        Ok(Ld { acquire: access.strong && i.has("acquire"), access, out, sign_bits })
+        let registers = out.iter().filter_map(|d| d.register).collect();
+        Ok(Ld { acquire: access.strong && i.has("acquire"), access, out, registers, sign_bits })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
@@ -122,7 +133,10 @@ impl Instruction for Ld {
                 self.carry(w, lane, undefined);
             }
         }
-        access.count_conflicts(w, m, mask, &addresses);
+        access.count_conflicts(w, m, mask, &addresses, true);
+        if m.sanitize && in_shared(access.space, addresses[mask.trailing_zeros() as usize]) {
+            m.begin_load(w, &self.registers);
+        }
         if access.strong {
             m.observe(w, mask, &addresses, access.space, self.acquire, false);
         }
@@ -188,7 +202,7 @@ impl Instruction for St {
                 m.store_undefined(w, access.at(&addresses, lane), access.total as u32, undefined)?;
             }
         }
-        access.count_conflicts(w, m, mask, &addresses);
+        access.count_conflicts(w, m, mask, &addresses, false);
         Ok(Flow::Next)
     }
 }

@@ -31,6 +31,11 @@ pub fn window(space: Space) -> Option<u64> {
     }
 }
 
+/// The space of an access: where it is generic, that of its address.
+pub fn space_at(space: Space, address: u64) -> Space {
+    if space == Space::Generic { space_of(address) } else { space }
+}
+
 /// The space that a generic address lies in.
 pub fn space_of(address: u64) -> Space {
     let inside = |base: u64| (base..base + WINDOW).contains(&address);

@@ -124,7 +124,7 @@ impl GlobalMemory {
     pub fn allocate(&mut self, len: u64, name: Option<String>, constant: bool) -> u64 {
         let base = self.next;
         self.next = (base + len + GUARD).next_multiple_of(ALIGN);
-        let words = (0..len.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
+        let words = bytemuck::zeroed_slice_box(len.div_ceil(4) as usize);
         let touched = Touched::nothing(len);
         let at = self.allocations.partition_point(|a| a.base < base);
         self.allocations.insert(at, Allocation { index: 0, base, len, words, touched, name, constant });
@@ -139,7 +139,7 @@ impl GlobalMemory {
             && self.allocations.get(at).is_none_or(|a| base.checked_add(len).is_some_and(|end| end <= a.base));
         let fits = free && base.is_multiple_of(4) && base.checked_add(len).is_some();
         if fits {
-            let words = (0..len.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
+            let words = bytemuck::zeroed_slice_box(len.div_ceil(4) as usize);
             let touched = Touched::nothing(len);
             self.allocations
                 .insert(at, Allocation { index: 0, base, len, words, touched, name: None, constant: false });

@@ -1,6 +1,7 @@
 //! What a warp has started and not yet waited for.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::mbarrier::{MbarrierAt, Phase};
 use super::race::Agent;
@@ -49,6 +50,16 @@ pub struct Poll {
     pub predicate: u32,
     /// Lane, mbarrier and phase.
     pub lanes: Vec<(u32, MbarrierAt, Phase)>,
+}
+
+/// A load from shared memory before the first use of its registers.
+pub struct SharedLoad {
+    pub registers: Arc<[u32]>,
+    pub pc: u32,
+    /// The race detector's time of the load.
+    pub time: u32,
+    /// The warp has arrived at an mbarrier since.
+    pub released: bool,
 }
 
 /// A load from tensor memory before its wait, and its registers.

@@ -27,6 +27,8 @@ pub struct Mbarrier {
     /// The thread that initialised it, and when by the race detector's clock.
     pub owner: u32,
     pub init_time: u32,
+    /// Generations of the cluster's barrier that are complete once its warp has arrived there behind the initialisation.
+    pub init_arrived: u64,
     pub init_pc: u32,
 }
 

@@ -72,6 +72,30 @@ impl<E> Pending<E> {
         taken
     }
 
+    /// When the next operation is due that can complete; `u64::MAX` if there is none, or none knows when.
+    pub fn soonest(&self) -> u64 {
+        let ready = |o: &&Operation<E>| o.after.iter().all(|a| !self.live.contains(a));
+        self.list.iter().filter(ready).map(|o| o.due).min().unwrap_or(u64::MAX)
+    }
+
+    /// The number that the next operation will get, less one.
+    pub fn next_number(&self) -> u64 {
+        self.next
+    }
+
+    /// Whether no operation is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// An operation in flight is due at another time.
+    pub fn set_due(&mut self, id: u64, due: u64) {
+        if let Some(operation) = self.list.iter_mut().find(|o| o.id == id) {
+            operation.due = due;
+            self.earliest = self.earliest.min(due);
+        }
+    }
+
     /// Takes an operation when nothing else can run: the newest or the one due first.
     pub fn take_any(&mut self, newest: bool) -> Option<Operation<E>> {
         let ready = |o: &&Operation<E>| o.after.iter().all(|a| !self.live.contains(a));

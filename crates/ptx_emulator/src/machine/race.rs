@@ -16,6 +16,7 @@
 //!
 //! What it can miss:
 //! - Agents take [`AGENTS`] slots in turn. Two operations that share a slot count as ordered.
+//! - At most [`LATE`] loads are known to read on behind an arrival; then all are forgotten.
 //! - Of the reads of a word since its last write, only the latest of each warp is kept.
 //! - Races in global memory are looked for elsewhere: within the grid in [`super::grid_races`], with earlier grids in
 //!   [`super::earlier`].
@@ -28,6 +29,9 @@ use crate::operand::lanes;
 
 /// Slots for asynchronous operations in flight, in a cluster.
 pub const AGENTS: u32 = 256;
+
+/// Loads that may read on behind an arrival, in a cluster.
+const LATE: usize = 1 << 16;
 
 /// A vector clock and its async-proxy half. Entries: the threads, the agents, the warps' initialisations of mbarriers,
 /// and whether the earlier grids have ended.
@@ -219,6 +223,11 @@ pub struct Conflict {
     pub pc: u32,
     /// The accesses are ordered, but no proxy fence lies between them.
     pub only_proxy: bool,
+    /// The earlier access is a load, and in order, but it may not be complete.
+    pub loading: bool,
+    /// Only a proxy fence is missing between a write and one that follows it, and a thread has read the former in between:
+    /// so it had come to memory. All of the access is recorded.
+    pub observed: bool,
 }
 
 /// The race detector of one cluster.
@@ -232,6 +241,9 @@ pub struct Detector {
     next_agent: u32,
     /// The warps that issued the agents of the slots.
     issuers: Vec<u32>,
+    /// Loads behind which their warp has arrived at an mbarrier before it used what they load: the warp's first thread, time
+    /// and instruction of the load, and the time of the first use.
+    late: HashMap<(u32, u32, u32), u32>,
     /// One cell a word, for each memory.
     cells: Vec<Vec<Cell>>,
     /// Words accessed with less than a word: a cell a byte.
@@ -254,6 +266,7 @@ impl Detector {
             threads,
             next_agent: 0,
             issuers: vec![0; AGENTS as usize],
+            late: HashMap::new(),
             cells: memories.map(|bytes| vec![Cell::default(); bytes.div_ceil(4) as usize]).collect(),
             split: HashMap::new(),
             more: Vec::new(),
@@ -453,6 +466,19 @@ impl Detector {
         clock.proxied[at] = clock.proxied[at].max(agent.time);
     }
 
+    /// A warp has loaded at `time` from shared memory and not used what it loaded; it arrives at an mbarrier.
+    pub fn release_load(&mut self, warp: u32, time: u32, pc: u32) {
+        if self.late.len() == LATE {
+            self.late.clear();
+        }
+        self.late.insert((warp * 32, time, pc), u32::MAX);
+    }
+
+    /// It uses what that load loaded.
+    pub fn end_load(&mut self, warp: u32, time: u32, pc: u32) {
+        self.late.insert((warp * 32, time, pc), self.warps[warp as usize].now);
+    }
+
     /// The agent is a store that `thread` issues; agents of the same `quarter` see it once they know of its issue.
     pub fn begin_store(&mut self, agent: &Agent, thread: u32, quarter: u32) {
         let issued = agent.clock.seen[thread as usize];
@@ -483,7 +509,15 @@ impl Detector {
         let w = &self.warps[(who.base / 32) as usize];
         let clock = w.lanes[who.mask.trailing_zeros() as usize & 31].clone();
         let access = Access { base: who.base, mask: who.mask, time: w.now, pc };
-        let view = View { clock: &clock, who, async_proxy: false, issued: None, known: Default::default() };
+        let view = View {
+            clock: &clock,
+            who,
+            async_proxy: false,
+            issued: None,
+            late: None,
+            observed: Default::default(),
+            known: Default::default(),
+        };
         self.record(cta, offset..offset + len, mode, access, &view)
     }
 
@@ -499,11 +533,20 @@ impl Detector {
     ) -> Result<(), Conflict> {
         let who = Accessor { base: agent.slot, mask: 1 };
         let access = Access { base: who.base, mask: 1, time: agent.time, pc };
-        let stores = std::mem::take(&mut self.stores);
+        let (stores, late) = (std::mem::take(&mut self.stores), std::mem::take(&mut self.late));
         let issued = agent.quarter.map(|quarter| IssuedStores { first: self.threads, list: &stores, quarter });
-        let view = View { clock: &agent.clock, who, async_proxy: agent.async_proxy, issued, known: Default::default() };
+        let view = View {
+            clock: &agent.clock,
+            who,
+            async_proxy: agent.async_proxy,
+            issued,
+            late: Some(&late).filter(|late| agent.async_proxy && !late.is_empty()),
+            observed: Default::default(),
+            known: Default::default(),
+        };
         let result = self.record(cta, offset..offset + len, mode, access, &view);
-        self.stores = stores;
+        let result = result.and_then(|()| view.observed.take().map_or(Ok(()), Err));
+        (self.stores, self.late) = (stores, late);
         result
     }
 
@@ -574,6 +617,10 @@ struct View<'a> {
     async_proxy: bool,
     /// Stores that it sees before they are complete.
     issued: Option<IssuedStores<'a>>,
+    /// Loads that may read on behind an arrival.
+    late: Option<&'a HashMap<(u32, u32, u32), u32>>,
+    /// The last conflict that is one no more because a thread has read what was written.
+    observed: std::cell::Cell<Option<Conflict>>,
     /// The last write and the last read that it knew of. Neighbouring words mostly have the same.
     known: [std::cell::Cell<Access>; 2],
 }
@@ -603,7 +650,7 @@ impl View<'_> {
     fn conflict(&self, earlier: Access, wrote: bool) -> Option<Conflict> {
         let known = &self.known[usize::from(wrote)];
         let last = known.get();
-        if (last.base, last.mask, last.time) == (earlier.base, earlier.mask, earlier.time) {
+        if (last.base, last.mask, last.time, last.pc) == (earlier.base, earlier.mask, earlier.time, earlier.pc) {
             return None;
         }
         let conflict = self.find_conflict(earlier, wrote);
@@ -624,16 +671,21 @@ impl View<'_> {
             missing |= u32::from(!mine && seen[at] < earlier.time) << lane;
             unfenced |= u32::from(!mine && proxied[at] < earlier.time) << lane;
         }
-        let report = |mask, only_proxy| {
+        let report = |mask, only_proxy, loading| {
             let accessor = Accessor { base: earlier.base, mask };
-            Some(Conflict { wrote, accessor, pc: earlier.pc, only_proxy })
+            Some(Conflict { wrote, accessor, pc: earlier.pc, only_proxy, loading, observed: false })
         };
+        let late = self.late.filter(|_| !wrote && missing == 0);
+        let used = late.and_then(|late| late.get(&(earlier.base, earlier.time, earlier.pc)));
+        let reads_on = |&lane: &usize| used.is_some_and(|&used| seen[earlier.base as usize + lane] < used);
         if missing != 0 && self.issued.as_ref().is_some_and(|issued| issued.contain(earlier, self.clock)) {
             None
         } else if missing != 0 {
-            report(missing, false)
+            report(missing, false, false)
         } else if self.async_proxy && unfenced != 0 && wrote {
-            report(unfenced, true)
+            report(unfenced, true, false)
+        } else if let Some(lane) = lanes(earlier.mask).find(reads_on) {
+            report(1 << lane, false, true)
         } else {
             None
         }
@@ -656,7 +708,10 @@ fn check(
         && !both_atomic
         && let Some(conflict) = view.conflict(cell.write, true)
     {
-        return Err(conflict);
+        if !conflict.only_proxy || mode.reads() || cell.read.mask == 0 {
+            return Err(conflict);
+        }
+        view.observed.set(Some(Conflict { observed: true, ..conflict }));
     }
     if mode == Mode::StrongRead {
         return Ok(());

@@ -23,6 +23,8 @@ use crate::config::fault::{Stop, Stopped};
 use crate::config::launch::{LaunchConfig, Level};
 use crate::config::report::{BufferTraffic, Role};
 use crate::operand::Row;
+use crate::timing::core::Timed;
+use crate::timing::work::Work;
 
 /// Warps of a warpgroup.
 pub const WARPGROUP: u32 = 4;
@@ -139,6 +141,11 @@ pub trait Effect: Send + 'static {
     fn communicates(&self) -> bool {
         false
     }
+
+    /// What it asks of the card, for its time.
+    fn work(&self) -> Work {
+        Work::Nothing
+    }
 }
 
 /// An effect of any kind.
@@ -191,6 +198,8 @@ pub struct Machine<'a> {
     /// Goes up whenever something happens that another thread may wait for.
     pub progress: u64,
     pub clock: Clock,
+    /// The cluster's time on a card, if the launch is timed.
+    pub timed: Option<Box<Timed>>,
     pub warps_per_cta: u32,
     pub threads_per_cta: u32,
 }
@@ -251,6 +260,7 @@ impl<'a> Machine<'a> {
             held: false,
             progress: 0,
             clock: Clock::new(config.schedule, index),
+            timed: None,
             warps_per_cta,
             threads_per_cta: threads,
         }
@@ -263,6 +273,13 @@ impl Machine<'_> {
         let group = w.role / WARPGROUP;
         let warps = (self.warps_per_cta - group * WARPGROUP).min(WARPGROUP);
         self.warpgroups.entry((w.cta, group)).or_insert_with(|| Warpgroup::new(warps))
+    }
+
+    /// How many generations of the cluster's barrier are complete once the warp's next arrival there counts.
+    pub fn generation_of_next_arrival(&self, w: &Warp) -> u64 {
+        let barrier = &self.cluster_barrier;
+        let arrived = w.cluster_arrived != 0 && w.cluster_generation == barrier.generation;
+        barrier.generation + 1 + u64::from(arrived)
     }
 
     /// Threads of the cluster; the race detector numbers asynchronous operations from here.
@@ -326,9 +343,18 @@ impl Machine<'_> {
 
     /// The same for an operation whose number is reserved already.
     pub fn start_reserved(&mut self, id: u64, issuer: Issuer, after: Vec<u64>, effect: impl Effect) {
-        let (due, communicates) = (self.clock.completion(), effect.communicates());
+        let due = match &mut self.timed {
+            Some(timed) => timed.due(issuer.warp, id, effect.work()),
+            None => self.clock.completion(),
+        };
+        let communicates = effect.communicates();
         let effect: Completion = Box::new(move |m| effect.finish(m));
         self.pending.push(Operation { id, due, after, issuer, communicates, effect });
+    }
+
+    /// Whether products and other values that no control flow depends on are computed.
+    pub fn computes_values(&self) -> bool {
+        self.timed.as_ref().is_none_or(|timed| timed.values)
     }
 
     /// Writes shared memory on behalf of an asynchronous operation whose target has been checked.

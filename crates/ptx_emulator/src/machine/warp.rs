@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use super::address::{Lane, space_of};
-use super::in_flight::{BulkGroups, CopyGroups, Poll, TmemLoad, WgmmaGroups};
+use super::in_flight::{BulkGroups, CopyGroups, Poll, SharedLoad, TmemLoad, WgmmaGroups};
 use super::race::{Agent, Shared};
 use super::wait::WaitFor;
 use crate::config::fault::{FaultKind, Stop, Stopped};
@@ -58,6 +58,9 @@ pub struct Warp {
     /// The race detector's time of the last `fence.mbarrier_init`, by lane: a relaxed arrival at the cluster barrier
     /// publishes the initialisations before it.
     pub initialisations_fenced: [Option<u32>; 32],
+    /// Loads from shared memory whose registers nothing has used yet, and a filter of these registers.
+    pub shared_loads: Vec<SharedLoad>,
+    pub loaded: u64,
     /// `tcgen05.ld` whose registers have not been waited for, and `tcgen05.st` in flight.
     pub tmem_loads: Vec<TmemLoad>,
     pub tmem_stores: Vec<(u64, Option<Agent>)>,
@@ -106,6 +109,8 @@ impl Warp {
             cluster_generation: 0,
             cluster_waited: 0,
             initialisations_fenced: [None; 32],
+            shared_loads: Vec::new(),
+            loaded: 0,
             tmem_loads: Vec::new(),
             tmem_stores: Vec::new(),
             tmem_view: None,

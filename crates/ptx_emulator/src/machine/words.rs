@@ -19,7 +19,7 @@ pub struct Words(Box<[AtomicU64]>);
 impl Words {
     /// The empty set for an allocation of so many bytes.
     pub fn none(bytes: u64) -> Words {
-        Words((0..bytes.div_ceil(WORD * BITS)).map(|_| AtomicU64::new(0)).collect())
+        Words(bytemuck::zeroed_slice_box(bytes.div_ceil(WORD * BITS) as usize))
     }
 
     /// Adds the words of a range of bytes.

@@ -192,7 +192,7 @@ impl<'a> Cluster<'a> {
         any
     }
 
-    fn complete(&mut self, operation: Operation<Completion>) -> Result<(), Fault> {
+    pub(super) fn complete(&mut self, operation: Operation<Completion>) -> Result<(), Fault> {
         self.machine.progress += 1;
         self.machine.current = (operation.issuer.warp, operation.issuer.pc);
         (operation.effect)(&mut self.machine).map_err(|mut stop| {

@@ -37,6 +37,9 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
         if exec == 0 {
             w.resumed = None;
             w.fragments[w.current].pc = pc + 1;
+            if let Some(timed) = &mut m.timed {
+                timed.issued(w.index, pc, &[], "");
+            }
             if w.fragments.len() > 1 && meets(w) && !w.schedule(m)? {
                 return Ok(true);
             }
@@ -52,7 +55,16 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
             let text = format!("the warp has executed {budget} instructions");
             return Err(Stop::new(FaultKind::InstructionBudget, text));
         }
-        let flow = step(w, m, inst, mask, exec)?;
+        let flow = if m.timed.as_ref().is_some_and(|timed| timed.skips(pc)) {
+            Flow::Next
+        } else {
+            step(w, m, inst, mask, exec)?
+        };
+        if let Some(timed) = &mut m.timed
+            && !matches!(flow, Flow::Wait(_))
+        {
+            timed.issued(w.index, pc, &inst.uses.writes, &inst.name);
+        }
         w.resumed = None;
         if let Flow::Next = flow {
             w.fragments[w.current].pc = pc + 1;
@@ -104,6 +116,9 @@ fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) ->
         return Ok(Flow::Wait(WaitFor::Lanes { need: w.all, anywhere: false }));
     }
     if m.sanitize {
+        if w.loaded & inst.uses.touched != 0 || inst.uses.awaits_loads {
+            registers::await_shared_loads(w, m, inst);
+        }
         if !w.tmem_loads.is_empty() {
             registers::await_loads(w, m, inst)?;
         }

@@ -7,5 +7,7 @@ mod fragments;
 mod polls;
 mod registers;
 mod report;
+pub mod slice;
 mod special;
+mod timed;
 mod wait;

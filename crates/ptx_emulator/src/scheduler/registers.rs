@@ -5,7 +5,7 @@ use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::config::report::Class;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
-use crate::operand::lanes;
+use crate::operand::{filter, lanes};
 
 /// The first use of a register that `tcgen05.ld` fills waits for the load on a card. The manual asks for
 /// `tcgen05.wait::ld` before.
@@ -19,6 +19,24 @@ pub fn await_loads(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst) -> Stopped<()
         m.tmem_learn(w, live, load.agent.as_slice());
     }
     Ok(())
+}
+
+/// The first use of a register that a load from shared memory fills waits for the load, and so do fences and waits. An
+/// arrival at an mbarrier does not.
+pub fn await_shared_loads(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst) {
+    let used = |r: &u32| inst.uses.reads.contains(r) || inst.uses.writes.contains(r);
+    let warp = w.index;
+    w.shared_loads.retain(|load| {
+        let awaited = inst.uses.awaits_loads || load.registers.iter().any(used);
+        if awaited
+            && load.released
+            && let Some(race) = &mut m.race
+        {
+            race.end_load(warp, load.time, load.pc);
+        }
+        !awaited
+    });
+    w.loaded = w.shared_loads.iter().fold(0, |bits, load| bits | filter(&load.registers));
 }
 
 /// Checks the registers which an instruction reads. Bytes that nothing has written, or only with undefined ones, are

@@ -2,8 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{self, Block, Scratch, Simd, Tile};
-use super::layout::{BIASED, PackedBlock, PackedScales, QUADS, TokenBlock};
+use super::kernel::{self, Scratch, Simd, Tile};
+use super::layout::{BIASED, Bits16, Integers, Numbers, Nvfp4, PackedBlock, PackedScales, TokenBlock};
+use crate::format::{BLOCK, e2m1};
 
 /// Proof that this machine has AVX2, FMA and F16C; with `VNNI`, AVX-VNNI too.
 #[derive(Clone, Copy)]
@@ -21,16 +22,35 @@ impl<const VNNI: bool> Avx2<VNNI> {
             && (!VNNI || is_x86_feature_detected!("avxvnni"));
         present.then_some(Self(()))
     }
+
+    /// A vector of scales.
+    #[inline(always)]
+    fn scales(self, codes: &[u8; LANES]) -> __m256 {
+        // SAFETY: `self` proves the features; there are 8 codes.
+        unsafe {
+            let codes = _mm_loadl_epi64(codes.as_ptr().cast());
+            // E4M3's fields are moved to where f16 has its own; f16's bias is larger by 8.
+            let f16s = _mm_slli_epi16::<7>(_mm_cvtepu8_epi16(codes));
+            _mm256_mul_ps(_mm256_cvtph_ps(f16s), _mm256_set1_ps(256.0))
+        }
+    }
+
+    /// Adds sums to those in memory.
+    #[inline(always)]
+    fn add(self, sums: __m256, memory: &mut [f32]) {
+        let memory: &mut [f32; LANES] = memory.try_into().expect("a sum for each row");
+        // SAFETY: `self` proves the features; memory has one vector.
+        unsafe { _mm256_storeu_ps(memory.as_mut_ptr(), _mm256_add_ps(_mm256_loadu_ps(memory.as_ptr()), sums)) }
+    }
 }
 
-impl<const VNNI: bool> Simd for Avx2<VNNI> {
+impl<const VNNI: bool> Simd<Nvfp4> for Avx2<VNNI> {
     const LANES: usize = LANES;
     const TOKENS: usize = 8;
-    type Weights = ([__m256i; QUADS], __m256);
     type Sums = __m256;
 
     #[inline(always)]
-    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Block) {
+    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Integers) {
         // SAFETY: `self` proves the features. Eight rows take 32 bytes, one vector, in a half of a packed block and in
         // a quad of an unpacked one. Their scales are 8 bytes packed and 8 f32 unpacked.
         unsafe {
@@ -48,22 +68,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                 }
             }
             for (codes, out) in scales.as_chunks::<LANES>().0.iter().zip(out.scales.as_chunks_mut::<LANES>().0) {
-                let codes = _mm_loadl_epi64(codes.as_ptr().cast());
-                // E4M3's fields are moved to where f16 has its own; f16's bias is larger by 8.
-                let f16s = _mm_slli_epi16::<7>(_mm_cvtepu8_epi16(codes));
-                let scales = _mm256_mul_ps(_mm256_cvtph_ps(f16s), _mm256_set1_ps(256.0));
-                _mm256_storeu_ps(out.as_mut_ptr(), scales);
+                _mm256_storeu_ps(out.as_mut_ptr(), self.scales(codes));
             }
-        }
-    }
-
-    #[inline(always)]
-    fn load(self, block: &Block, lane: usize) -> Self::Weights {
-        let quads = block.quads.each_ref().map(|quad| &quad[lane..lane + LANES]);
-        // SAFETY: `self` proves the features; eight rows of a quad are 32 bytes, their scales 8 f32.
-        unsafe {
-            let quads = quads.map(|quad| _mm256_loadu_si256(quad.as_ptr().cast()));
-            (quads, _mm256_loadu_ps(block.scales[lane..lane + LANES].as_ptr()))
         }
     }
 
@@ -74,44 +80,134 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn accumulate(self, sums: Self::Sums, (quads, scales): Self::Weights, token: &TokenBlock) -> Self::Sums {
-        // SAFETY: `self` proves the features, AVX-VNNI only with `VNNI`.
+    fn accumulate<const N: usize>(
+        self,
+        sums: &mut [Self::Sums; N],
+        block: &Integers,
+        lane: usize,
+        tokens: [&TokenBlock; N],
+    ) {
+        let weights = block.quads.each_ref().map(|quad| &quad[lane..lane + LANES]);
+        // SAFETY: `self` proves the features, AVX-VNNI only with `VNNI`; eight rows of a quad are 32 bytes, their scales 8
+        // f32.
         unsafe {
-            let tokens = token.quads.map(|quad| _mm256_set1_epi32(quad));
-            let bias = _mm256_set1_epi32(token.bias);
-            let dots = if VNNI {
-                quads
-                    .into_iter()
-                    .zip(tokens)
-                    .fold(bias, |dots, (weights, token)| _mm256_dpbusd_avx_epi32(dots, weights, token))
-            } else {
-                // A sum of a pair is at most 2·24·12 in magnitude, so four of them are far below the limit of 16 bits.
-                let [a, b, c, d] = std::array::from_fn(|quad| _mm256_maddubs_epi16(quads[quad], tokens[quad]));
-                let pairs = _mm256_add_epi16(_mm256_add_epi16(a, b), _mm256_add_epi16(c, d));
-                _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), bias)
-            };
-            let scales = _mm256_mul_ps(scales, _mm256_set1_ps(token.scale));
-            _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scales, sums)
+            let weights = weights.map(|quad| _mm256_loadu_si256(quad.as_ptr().cast()));
+            let scales = _mm256_loadu_ps(block.scales[lane..lane + LANES].as_ptr());
+            for (sums, token) in sums.iter_mut().zip(tokens) {
+                let tokens = token.quads.map(|quad| _mm256_set1_epi32(quad));
+                let bias = _mm256_set1_epi32(token.bias);
+                let dots = if VNNI {
+                    weights
+                        .into_iter()
+                        .zip(tokens)
+                        .fold(bias, |dots, (weights, token)| _mm256_dpbusd_avx_epi32(dots, weights, token))
+                } else {
+                    // A sum of a pair is at most 2·24·12 in magnitude, so four of them are far below the limit of 16 bits.
+                    let [a, b, c, d] = std::array::from_fn(|quad| _mm256_maddubs_epi16(weights[quad], tokens[quad]));
+                    let pairs = _mm256_add_epi16(_mm256_add_epi16(a, b), _mm256_add_epi16(c, d));
+                    _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), bias)
+                };
+                let scales = _mm256_mul_ps(scales, _mm256_set1_ps(token.scale));
+                *sums = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scales, *sums);
+            }
         }
     }
 
     #[inline(always)]
     fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
-        let memory: &mut [f32; LANES] = memory.try_into().expect("a sum for each row");
-        // SAFETY: `self` proves the features; memory has one vector.
-        unsafe { _mm256_storeu_ps(memory.as_mut_ptr(), _mm256_add_ps(_mm256_loadu_ps(memory.as_ptr()), sums)) }
+        self.add(sums, memory);
     }
 
-    fn compute(self, tile: &Tile<'_>, scratch: &mut Scratch) {
+    fn compute(self, tile: &Tile<'_, Nvfp4>, scratch: &mut Scratch<Nvfp4>) {
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn plain(simd: Avx2<false>, tile: &Tile<'_>, scratch: &mut Scratch) {
+        fn plain(simd: Avx2<false>, tile: &Tile<'_, Nvfp4>, scratch: &mut Scratch<Nvfp4>) {
             kernel::compute(simd, tile, scratch);
         }
         #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-        fn vnni(simd: Avx2<true>, tile: &Tile<'_>, scratch: &mut Scratch) {
+        fn vnni(simd: Avx2<true>, tile: &Tile<'_, Nvfp4>, scratch: &mut Scratch<Nvfp4>) {
             kernel::compute(simd, tile, scratch);
         }
         // SAFETY: `self` proves the features, AVX-VNNI only with `VNNI`.
         unsafe { if VNNI { vnni(Avx2(()), tile, scratch) } else { plain(Avx2(()), tile, scratch) } }
+    }
+}
+
+/// Vectors of rows that share a token's number.
+const VECTORS: usize = 2;
+
+impl<const VNNI: bool> Simd<Bits16> for Avx2<VNNI> {
+    const LANES: usize = VECTORS * LANES;
+    const TOKENS: usize = 4;
+    type Sums = [__m256; VECTORS];
+
+    #[inline(always)]
+    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Numbers) {
+        // SAFETY: `self` proves the features. Eight rows of a half of a packed block are one vector, with eight codes of a row
+        // in each lane; eight rows of a column of numbers are one vector.
+        unsafe {
+            // The permutation looks at the last three bits alone; the sign is the fourth.
+            let table = _mm256_loadu_ps(e2m1::VALUES.as_ptr());
+            let sign = _mm256_set1_epi32(i32::MIN);
+            for (vector, scales) in scales.as_chunks::<LANES>().0.iter().enumerate() {
+                let scales = self.scales(scales);
+                for (half, bytes) in values.0.iter().enumerate() {
+                    let packed = _mm256_loadu_si256(bytes[vector * LANES..].as_ptr().cast());
+                    for column in 0..BLOCK / 2 {
+                        let codes = _mm256_srlv_epi32(packed, _mm256_set1_epi32(4 * column as i32));
+                        let signs = _mm256_sllv_epi32(packed, _mm256_set1_epi32(28 - 4 * column as i32));
+                        let signs = _mm256_castsi256_ps(_mm256_and_si256(signs, sign));
+                        let numbers = _mm256_or_ps(_mm256_permutevar8x32_ps(table, codes), signs);
+                        let out = out.0[half * BLOCK / 2 + column][vector * LANES..].as_mut_ptr();
+                        _mm256_storeu_ps(out, _mm256_mul_ps(numbers, scales));
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn zero(self) -> Self::Sums {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_setzero_ps(); VECTORS] }
+    }
+
+    #[inline(always)]
+    fn accumulate<const N: usize>(
+        self,
+        sums: &mut [Self::Sums; N],
+        block: &Numbers,
+        lane: usize,
+        tokens: [&[f32; BLOCK]; N],
+    ) {
+        for (column, weights) in block.0.iter().enumerate() {
+            let weights = &weights[lane..lane + VECTORS * LANES];
+            // SAFETY: `self` proves the features; the slice is two vectors.
+            unsafe {
+                let weights: [_; VECTORS] =
+                    std::array::from_fn(|vector| _mm256_loadu_ps(weights.as_ptr().add(LANES * vector)));
+                for (sums, token) in sums.iter_mut().zip(tokens) {
+                    let token = _mm256_set1_ps(token[column]);
+                    for (sum, weights) in sums.iter_mut().zip(weights) {
+                        *sum = _mm256_fmadd_ps(token, weights, *sum);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
+        for (sums, memory) in sums.into_iter().zip(memory.chunks_mut(LANES)) {
+            self.add(sums, memory);
+        }
+    }
+
+    fn compute(self, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn compute<const VNNI: bool>(simd: Avx2<VNNI>, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
+            kernel::compute(simd, tile, scratch);
+        }
+        // SAFETY: `self` proves the features.
+        unsafe { compute(self, tile, scratch) }
     }
 }

@@ -2,8 +2,11 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{self, Block, Scratch, Simd, Tile};
-use super::layout::{BIASED, PANEL_ROWS, PackedBlock, PackedScales, QUADS, TokenBlock};
+use super::kernel::{self, Scratch, Simd, Tile};
+use super::layout::{
+    BIASED, Bits16, Integers, Numbers, Nvfp4, PANEL_ROWS, PackedBlock, PackedScales, QUADS, TokenBlock,
+};
+use crate::format::{BLOCK, e2m1};
 
 /// Proof that this machine has AVX-512 F, BW and VNNI.
 #[derive(Clone, Copy)]
@@ -20,16 +23,40 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512vnni");
         present.then_some(Self(()))
     }
+
+    /// A vector of scales.
+    #[inline(always)]
+    fn scales(self, codes: &PackedScales, vector: usize) -> __m512 {
+        // SAFETY: `self` proves the features; there are two vectors of 16 codes.
+        unsafe {
+            let codes = _mm_loadu_si128(codes.as_ptr().cast::<__m128i>().add(vector));
+            // E4M3's fields are moved to where f16 has its own; f16's bias is larger by 8.
+            let f16s = _mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(codes));
+            _mm512_mul_ps(_mm512_cvtph_ps(f16s), _mm512_set1_ps(256.0))
+        }
+    }
+
+    /// Adds sums to those in memory.
+    #[inline(always)]
+    fn add(self, sums: [__m512; VECTORS], memory: &mut [f32]) {
+        let memory: &mut [f32; PANEL_ROWS] = memory.try_into().expect("a sum for each row");
+        for (vector, sums) in sums.into_iter().enumerate() {
+            // SAFETY: `self` proves the features; memory has two vectors.
+            unsafe {
+                let memory = memory.as_mut_ptr().add(16 * vector);
+                _mm512_storeu_ps(memory, _mm512_add_ps(_mm512_loadu_ps(memory), sums));
+            }
+        }
+    }
 }
 
-impl Simd for Avx512 {
+impl Simd<Nvfp4> for Avx512 {
     const LANES: usize = PANEL_ROWS;
     const TOKENS: usize = 8;
-    type Weights = ([[__m512i; VECTORS]; QUADS], [__m512; VECTORS]);
     type Sums = [__m512; VECTORS];
 
     #[inline(always)]
-    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Block) {
+    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Integers) {
         // SAFETY: `self` proves the features. A half of a packed block and a quad of an unpacked one are 128 bytes, two
         // vectors. Scales are 32 bytes packed and 32 f32 unpacked.
         unsafe {
@@ -47,24 +74,8 @@ impl Simd for Avx512 {
                 }
             }
             for vector in 0..VECTORS {
-                let codes = _mm_loadu_si128(scales.as_ptr().cast::<__m128i>().add(vector));
-                // E4M3's fields are moved to where f16 has its own; f16's bias is larger by 8.
-                let f16s = _mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(codes));
-                let scales = _mm512_mul_ps(_mm512_cvtph_ps(f16s), _mm512_set1_ps(256.0));
-                _mm512_storeu_ps(out.scales.as_mut_ptr().add(16 * vector), scales);
+                _mm512_storeu_ps(out.scales.as_mut_ptr().add(16 * vector), self.scales(scales, vector));
             }
-        }
-    }
-
-    #[inline(always)]
-    fn load(self, block: &Block, _lane: usize) -> Self::Weights {
-        // SAFETY: `self` proves the features; a quad is 128 bytes, scales are 32 f32.
-        unsafe {
-            let quads = std::array::from_fn(|quad| {
-                let quad = block.quads[quad].as_ptr().cast::<__m512i>();
-                std::array::from_fn(|vector| _mm512_loadu_si512(quad.add(vector)))
-            });
-            (quads, std::array::from_fn(|vector| _mm512_loadu_ps(block.scales.as_ptr().add(16 * vector))))
         }
     }
 
@@ -75,39 +86,116 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn accumulate(self, mut sums: Self::Sums, (quads, scales): Self::Weights, token: &TokenBlock) -> Self::Sums {
-        // SAFETY: `self` proves the features.
+    fn accumulate<const N: usize>(
+        self,
+        sums: &mut [Self::Sums; N],
+        block: &Integers,
+        _lane: usize,
+        tokens: [&TokenBlock; N],
+    ) {
+        // SAFETY: `self` proves the features; a quad is 128 bytes, scales are 32 f32.
         unsafe {
-            let mut dots = [_mm512_set1_epi32(token.bias); VECTORS];
-            for (weights, token) in quads.iter().zip(token.quads) {
-                let token = _mm512_set1_epi32(token);
-                for (dot, weights) in dots.iter_mut().zip(weights) {
-                    *dot = _mm512_dpbusd_epi32(*dot, *weights, token);
+            let weights: [[_; VECTORS]; QUADS] = std::array::from_fn(|quad| {
+                let quad = block.quads[quad].as_ptr().cast::<__m512i>();
+                std::array::from_fn(|vector| _mm512_loadu_si512(quad.add(vector)))
+            });
+            let scales: [_; VECTORS] =
+                std::array::from_fn(|vector| _mm512_loadu_ps(block.scales.as_ptr().add(16 * vector)));
+            for (sums, token) in sums.iter_mut().zip(tokens) {
+                let mut dots = [_mm512_set1_epi32(token.bias); VECTORS];
+                for (weights, token) in weights.iter().zip(token.quads) {
+                    let token = _mm512_set1_epi32(token);
+                    for (dot, weights) in dots.iter_mut().zip(weights) {
+                        *dot = _mm512_dpbusd_epi32(*dot, *weights, token);
+                    }
+                }
+                let token_scale = _mm512_set1_ps(token.scale);
+                for ((sum, dot), scale) in sums.iter_mut().zip(dots).zip(scales) {
+                    *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(scale, token_scale), *sum);
                 }
             }
-            let token_scale = _mm512_set1_ps(token.scale);
-            for ((sum, dot), scale) in sums.iter_mut().zip(dots).zip(scales) {
-                *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(scale, token_scale), *sum);
-            }
-            sums
         }
     }
 
     #[inline(always)]
     fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
-        let memory: &mut [f32; PANEL_ROWS] = memory.try_into().expect("a sum for each row");
-        for (vector, sums) in sums.into_iter().enumerate() {
-            // SAFETY: `self` proves the features; memory has two vectors.
-            unsafe {
-                let memory = memory.as_mut_ptr().add(16 * vector);
-                _mm512_storeu_ps(memory, _mm512_add_ps(_mm512_loadu_ps(memory), sums));
+        self.add(sums, memory);
+    }
+
+    fn compute(self, tile: &Tile<'_, Nvfp4>, scratch: &mut Scratch<Nvfp4>) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+        fn compute(simd: Avx512, tile: &Tile<'_, Nvfp4>, scratch: &mut Scratch<Nvfp4>) {
+            kernel::compute(simd, tile, scratch);
+        }
+        // SAFETY: `self` proves the features.
+        unsafe { compute(self, tile, scratch) }
+    }
+}
+
+impl Simd<Bits16> for Avx512 {
+    const LANES: usize = PANEL_ROWS;
+    const TOKENS: usize = 8;
+    type Sums = [__m512; VECTORS];
+
+    #[inline(always)]
+    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Numbers) {
+        // SAFETY: `self` proves the features. A half of a packed block is 128 bytes, two vectors, with eight codes of a row in
+        // each lane; a column of numbers is two vectors.
+        unsafe {
+            let table = _mm512_loadu_ps(e2m1::VALUES.as_ptr());
+            for vector in 0..VECTORS {
+                let scales = self.scales(scales, vector);
+                for (half, bytes) in values.0.iter().enumerate() {
+                    let packed = _mm512_loadu_si512(bytes.as_ptr().cast::<__m512i>().add(vector));
+                    for column in 0..BLOCK / 2 {
+                        // The permutation looks at the last four bits alone.
+                        let codes = _mm512_srlv_epi32(packed, _mm512_set1_epi32(4 * column as i32));
+                        let numbers = _mm512_mul_ps(_mm512_permutexvar_ps(codes, table), scales);
+                        let out = out.0[half * BLOCK / 2 + column].as_mut_ptr();
+                        _mm512_storeu_ps(out.add(16 * vector), numbers);
+                    }
+                }
             }
         }
     }
 
-    fn compute(self, tile: &Tile<'_>, scratch: &mut Scratch) {
+    #[inline(always)]
+    fn zero(self) -> Self::Sums {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm512_setzero_ps(); VECTORS] }
+    }
+
+    #[inline(always)]
+    fn accumulate<const N: usize>(
+        self,
+        sums: &mut [Self::Sums; N],
+        block: &Numbers,
+        _lane: usize,
+        tokens: [&[f32; BLOCK]; N],
+    ) {
+        for (column, weights) in block.0.iter().enumerate() {
+            // SAFETY: `self` proves the features; a column of numbers is two vectors.
+            unsafe {
+                let weights: [_; VECTORS] =
+                    std::array::from_fn(|vector| _mm512_loadu_ps(weights.as_ptr().add(16 * vector)));
+                for (sums, token) in sums.iter_mut().zip(tokens) {
+                    let token = _mm512_set1_ps(token[column]);
+                    for (sum, weights) in sums.iter_mut().zip(weights) {
+                        *sum = _mm512_fmadd_ps(token, weights, *sum);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
+        self.add(sums, memory);
+    }
+
+    fn compute(self, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
         #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-        fn compute(simd: Avx512, tile: &Tile<'_>, scratch: &mut Scratch) {
+        fn compute(simd: Avx512, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
             kernel::compute(simd, tile, scratch);
         }
         // SAFETY: `self` proves the features.

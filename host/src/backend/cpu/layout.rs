@@ -1,14 +1,21 @@
-//! What the kernel reads: weights in panels, made once, and tokens in integers, made for every step.
+//! What the kernel reads: weights in panels, made once, and tokens in integers or f32, made for every step. A product's
+//! tokens lie chunk of K by chunk, and within a chunk row by row, so that what is used together lies together.
 //!
 //! Within a block of 16, K is reordered so that weights need no shuffle: a byte of a packed matrix holds two neighbours,
-//! and unpacking four bytes gives the four even elements of eight, then the four odd ones. Tokens are stored in that order.
+//! and unpacking four bytes gives the four even elements of eight, then the four odd ones. NVFP4 tokens are stored in that order.
 
+use std::cell::RefCell;
+
+use half::f16;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use rayon::prelude::*;
 
+use super::kernel::Scratch;
 use super::pages::Pages;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
-use crate::problem::Expert;
+use crate::moe::oracle::WINDOW;
+use crate::problem::OutDtype;
 
 /// Rows of weights in a panel: 16 of gate beside the same 16 of up, or 32 of the only projection.
 pub(super) const PANEL_ROWS: usize = 32;
@@ -16,8 +23,78 @@ pub(super) const PANEL_ROWS: usize = 32;
 /// Groups of four elements of K in a block, the unit of the byte dot product instructions.
 pub(super) const QUADS: usize = BLOCK / 4;
 
-/// Blocks of K computed at a time, 512 elements: a panel's weights, unpacked, are 20 KiB and stay in a core's L1 cache.
-pub(super) const CHUNK_BLOCKS: usize = 32;
+/// A kind of tokens, and what weights are decoded to for it.
+pub(super) trait Tokens: Sized + 'static {
+    /// A block of 16 elements of a token.
+    type Block16: Copy + Send + Sync + 'static;
+    /// A block of 16 elements of K of a panel, decoded.
+    type Block: Copy + 'static;
+    /// Blocks of K computed at a time: a panel's weights, decoded, stay in a core's L1 cache.
+    const CHUNK_BLOCKS: usize;
+    /// Blocks that are summed from zero; divides a chunk.
+    const SUM_BLOCKS: usize;
+    /// A block of zeros.
+    const ZERO_BLOCK: Self::Block;
+    /// A token's block of zeros.
+    const ZERO: Self::Block16;
+
+    /// Calls `run` with this thread's memory to work in.
+    fn with_scratch(run: impl FnOnce(&mut Scratch<Self>));
+
+    /// How many blocks a product's `m` tokens take: whole chunks of K.
+    fn len(m: usize, k: usize) -> usize {
+        m * k.div_ceil(BLOCK * Self::CHUNK_BLOCKS) * Self::CHUNK_BLOCKS
+    }
+}
+
+/// Tokens in NVFP4: weights become integers, and their scales f32. A chunk is 20 KiB.
+pub(super) enum Nvfp4 {}
+
+impl Tokens for Nvfp4 {
+    type Block16 = TokenBlock;
+    type Block = Integers;
+    const CHUNK_BLOCKS: usize = 32;
+    const SUM_BLOCKS: usize = Self::CHUNK_BLOCKS;
+    const ZERO_BLOCK: Integers = Integers { quads: [[[0; 4]; PANEL_ROWS]; QUADS], scales: [0.0; PANEL_ROWS] };
+    const ZERO: TokenBlock = TokenBlock { quads: [0; QUADS], bias: 0, scale: 0.0 };
+
+    fn with_scratch(run: impl FnOnce(&mut Scratch<Self>)) {
+        thread_local!(static SCRATCH: RefCell<Scratch<Nvfp4>> = RefCell::new(Scratch::new()));
+        SCRATCH.with_borrow_mut(run);
+    }
+}
+
+/// Tokens in f16 or bf16: both they and the weights become f32. A chunk is 16 KiB, a window of [`crate::moe::oracle`].
+pub(super) enum Bits16 {}
+
+impl Tokens for Bits16 {
+    type Block16 = [f32; BLOCK];
+    type Block = Numbers;
+    const CHUNK_BLOCKS: usize = WINDOW / BLOCK;
+    const SUM_BLOCKS: usize = 64 / BLOCK;
+    const ZERO_BLOCK: Numbers = Numbers([[0.0; PANEL_ROWS]; BLOCK]);
+    const ZERO: [f32; BLOCK] = [0.0; BLOCK];
+
+    fn with_scratch(run: impl FnOnce(&mut Scratch<Self>)) {
+        thread_local!(static SCRATCH: RefCell<Scratch<Bits16>> = RefCell::new(Scratch::new()));
+        SCRATCH.with_borrow_mut(run);
+    }
+}
+
+/// A block of a panel as integers.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Integers {
+    /// Weights, in the order that an instruction set's dot product wants: four bytes of a row and then four of the next, but
+    /// for `smmla`. They are biased to be unsigned where the instruction wants that.
+    pub quads: [[[u8; 4]; PANEL_ROWS]; QUADS],
+    pub scales: [f32; PANEL_ROWS],
+}
+
+/// A block of a panel as numbers with their block's scale: a column of all rows, then the next.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Numbers(pub [[f32; PANEL_ROWS]; BLOCK]);
 
 /// Added to the doubled value of a weight to make it unsigned: the dot product instructions take one unsigned operand.
 pub(super) const WEIGHT_BIAS: i32 = 12;
@@ -54,9 +131,12 @@ pub(super) struct Panels {
 }
 
 impl Panels {
-    pub fn new(expert: &Expert<'_>) -> Result<Self, Error> {
-        let (n, k) = (expert.n(), expert.k());
-        let projections: Vec<_> = expert.projections().collect();
+    /// Packs one matrix `[N, K]`, or two of the same sizes, gate and up.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no memory for it.
+    pub fn new(projections: &[&Matrix<'_>]) -> Result<Self, Error> {
+        let (n, k) = (projections[0].rows(), projections[0].k());
         let features = PANEL_ROWS / projections.len();
         let blocks = k / BLOCK;
         // Rows past N are zeros: their sums are computed and dropped.
@@ -89,21 +169,15 @@ impl Panels {
         self.n.div_ceil(self.features)
     }
 
-    /// A chunk of K of a panel: its blocks and their scales, [`CHUNK_BLOCKS`] or what is left.
-    pub fn chunk(&self, panel: usize, chunk: usize) -> (&[PackedBlock], &[PackedScales]) {
+    /// Blocks `first..first + count` of K of a panel, or those that are left, and their scales.
+    pub fn blocks(&self, panel: usize, first: usize, count: usize) -> (&[PackedBlock], &[PackedScales]) {
         let blocks = self.k / BLOCK;
-        let start = chunk * CHUNK_BLOCKS;
-        let range = panel * blocks + start..panel * blocks + blocks.min(start + CHUNK_BLOCKS);
+        let range = panel * blocks + first..panel * blocks + blocks.min(first + count);
         (&self.values[range.clone()], &self.scales[range])
     }
 }
 
-/// The chunks of K of a row.
-pub(super) const fn chunks(k: usize) -> usize {
-    k.div_ceil(BLOCK * CHUNK_BLOCKS)
-}
-
-/// A block of 16 elements of a token.
+/// A block of 16 elements of a token in NVFP4.
 #[derive(Clone, Copy)]
 pub(super) struct TokenBlock {
     /// Doubled values, four signed bytes in each.
@@ -114,8 +188,6 @@ pub(super) struct TokenBlock {
 }
 
 impl TokenBlock {
-    pub const ZERO: Self = Self { quads: [0; QUADS], bias: 0, scale: 0.0 };
-
     pub fn new(values: [u8; BLOCK / 2], scale: u8) -> Self {
         let quad = |quad: usize| {
             let shift = quad % 2 * 4;
@@ -131,14 +203,30 @@ impl TokenBlock {
     }
 }
 
-/// A chunk of K of a token. A group's tokens are stored chunk by chunk, so that what is used together lies together.
-pub(super) type TokenChunk = [TokenBlock; CHUNK_BLOCKS];
-
-/// Writes a chunk of a row of activations. If K ends inside of the last chunk, its rest stays as it is and is not read.
-pub(super) fn unpack_tokens(matrix: &Matrix<'_>, row: usize, chunk: usize, out: &mut TokenChunk) {
-    let start = chunk * CHUNK_BLOCKS;
+/// Writes a chunk of K of a row of NVFP4 tokens. If K ends inside of the last chunk, its rest stays as it is and is not
+/// read.
+pub(super) fn unpack_nvfp4(matrix: &Matrix<'_>, row: usize, chunk: usize, out: &mut [TokenBlock]) {
+    let start = chunk * Nvfp4::CHUNK_BLOCKS;
     let values = matrix.row_values(row).as_chunks().0[start..].iter();
     for ((out, values), &scale) in out.iter_mut().zip(values).zip(&matrix.row_scales(row)[start..]) {
         *out = TokenBlock::new(*values, scale);
+    }
+}
+
+/// As [`unpack_nvfp4`], of a row of f16 or bf16.
+pub(super) fn unpack_bits16(dtype: OutDtype, row: &[u16], chunk: usize, out: &mut [[f32; BLOCK]]) {
+    let row = &row[chunk * Bits16::CHUNK_BLOCKS * BLOCK..];
+    let columns = row.len().min(out.len() * BLOCK);
+    convert(dtype, &row[..columns], &mut out.as_flattened_mut()[..columns]);
+}
+
+/// The numbers of a slice of f16 or bf16.
+pub(super) fn convert(dtype: OutDtype, bits: &[u16], numbers: &mut [f32]) {
+    match dtype {
+        OutDtype::F16 => bits.reinterpret_cast::<f16>().convert_to_f32_slice(numbers),
+        // The first half of an f32. `half` takes them one by one, on account of signalling NaN.
+        OutDtype::Bf16 => {
+            numbers.iter_mut().zip(bits).for_each(|(number, &bits)| *number = f32::from_bits(u32::from(bits) << 16));
+        }
     }
 }

@@ -1,39 +1,64 @@
-//! A linear layer on the CPU.
+//! A linear layer on the CPU: one product, as tiles over all threads.
 
 use std::time::{Duration, Instant};
 
-use super::moe::products;
+use super::epilogue::Epilogue;
+use super::kernel::Kernel;
+use super::layout::{Bits16, Panels, unpack_bits16};
+use super::products::{Product, Products, TokenBuffer};
 use crate::backend::LinearLayer;
 use crate::error::Error;
-use crate::linear::{LinearOutput, LinearStep, LinearWeights};
+use crate::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
 
-/// The layer: its weights stay as they are, and are decoded in every step.
-pub(super) struct CpuLinear<'w> {
-    weights: &'w LinearWeights<'w>,
+/// The layer: weights in panels, and the buffers of a step, kept for the next.
+pub(super) struct CpuLinear {
+    name: &'static str,
+    kernel: Kernel<Bits16>,
+    sizes: LinearSizes,
+    panels: Panels,
+    global: f32,
+    /// Empty if there is none.
+    bias: Vec<f32>,
+    tokens: TokenBuffer<Bits16>,
+    products: Products,
 }
 
-impl<'w> CpuLinear<'w> {
-    pub(super) fn new(weights: &'w LinearWeights<'w>) -> Self {
-        Self { weights }
+impl CpuLinear {
+    pub(super) fn new(name: &'static str, kernel: Kernel<Bits16>, weights: &LinearWeights<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            name,
+            kernel,
+            sizes: weights.sizes(),
+            panels: Panels::new(&[weights.matrix()])?,
+            global: weights.matrix().global_scale(),
+            bias: weights.bias().map_or(Vec::new(), |bias| bias.into_owned()),
+            tokens: TokenBuffer::new(),
+            products: Products::default(),
+        })
     }
 }
 
-impl LinearLayer for CpuLinear<'_> {
+impl LinearLayer for CpuLinear {
     fn kernel(&self) -> &str {
-        "f32"
+        self.name
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
-        let sizes = self.weights.sizes();
-        step.check_fits(sizes)?;
+        step.check_fits(self.sizes)?;
         output.check_fits(step)?;
         let started = Instant::now();
-        let number = |&bits: &u16| sizes.dtype.decode(bits) as f32;
-        let numbers: Vec<f32> = (0..step.tokens()).flat_map(|token| step.token(token).iter().map(number)).collect();
-        let bias = self.weights.bias();
-        let sums = products(&numbers, self.weights.matrix());
-        for (at, (out, sum)) in output.out.iter_mut().zip(sums).enumerate() {
-            *out = sizes.dtype.round_f32(bias.as_ref().map_or(sum, |bias| sum + bias[at % sizes.n]));
+        let (dtype, m) = (self.sizes.dtype, step.tokens());
+        if m > 0 {
+            self.tokens.fill(std::iter::once((m, self.sizes.k)), |_, row, chunk, out| {
+                unpack_bits16(dtype, step.token(row), chunk, out);
+            });
+            let product = |_| Product {
+                weights: &self.panels,
+                tokens: self.tokens.of(0),
+                m,
+                epilogue: Epilogue::of_bits16([self.global, 0.0], [&self.bias, &[]], None, dtype),
+            };
+            self.products.run(&self.kernel, 1, product, &mut output.out);
         }
         Ok(started.elapsed())
     }

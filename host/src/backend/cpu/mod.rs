@@ -1,9 +1,10 @@
 //! The CPU backend: fast on any machine. It is not the reference; that is [`crate::oracle`].
 //!
 //! `layout` says how operands lie in memory, and `kernel` computes with them. It runs on an instruction set that is
-//! chosen at run time; each has a file. `epilogue` turns sums into outputs. This file spreads the tiles of a step over
-//! the threads of rayon. `moe` computes whole layers, apart from all that.
+//! chosen at run time; each has a file. `epilogue` turns sums into outputs. `products` spreads the tiles of products over
+//! the threads of rayon. This file computes steps of NVFP4 tokens that way, `moe` and `linear` whole layers.
 
+mod activation;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -13,26 +14,29 @@ mod kernel;
 mod layout;
 mod linear;
 mod moe;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pages;
 mod peaks;
 mod portable;
+mod products;
 #[cfg(test)]
 mod tests;
 
-use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use rayon::prelude::*;
-
-use self::kernel::{Scratch, Simd, TILE_PANELS, TILE_TOKENS, Tile};
-use self::layout::{Panels, TokenBlock, TokenChunk, chunks, unpack_tokens};
+use self::epilogue::Epilogue;
+use self::kernel::{Kernel, Simd};
+use self::layout::{Bits16, Nvfp4, Panels, unpack_nvfp4};
+use self::products::{Product, Products, TokenBuffer};
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
 use crate::linear::LinearWeights;
 use crate::moe::MoeWeights;
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
-use crate::problem::{Op, Step, Weights};
+use crate::problem::{Expert, Op, Step, Weights};
+use crate::router::{self, Logits, Router, Routes};
 
 /// An instruction set that the backend has a kernel for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,13 +47,18 @@ pub enum Isa {
     AvxVnni,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// AArch64 with matrix products of bytes, `smmla`.
+    NeonI8mm,
+    /// AArch64 with dot products of bytes, `sdot`.
+    NeonDot,
     /// Any CPU.
     Portable,
 }
 
 impl Isa {
     /// All of them, the fastest first.
-    pub const ALL: [Self; 4] = [Self::Avx512Vnni, Self::AvxVnni, Self::Avx2, Self::Portable];
+    pub const ALL: [Self; 6] =
+        [Self::Avx512Vnni, Self::AvxVnni, Self::Avx2, Self::NeonI8mm, Self::NeonDot, Self::Portable];
 
     /// Its name, which is the kernel's.
     pub const fn name(self) -> &'static str {
@@ -57,30 +66,48 @@ impl Isa {
             Self::Avx512Vnni => "avx512-vnni",
             Self::AvxVnni => "avx-vnni",
             Self::Avx2 => "avx2",
+            Self::NeonI8mm => "neon-i8mm",
+            Self::NeonDot => "neon-dot",
             Self::Portable => "portable",
         }
     }
 
-    /// The kernel for it, if this machine has the instructions.
-    fn kernel(self) -> Option<Kernel> {
-        fn boxed<S: Simd + Send + Sync + 'static>(simd: S) -> Kernel {
-            Box::new(move |tile, scratch| simd.compute(tile, scratch))
-        }
+    /// The kernels for it, if this machine has the instructions.
+    fn kernels(self) -> Option<Kernels> {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Vnni => avx512::Avx512::detect().map(boxed),
+            Self::Avx512Vnni => avx512::Avx512::detect().map(Kernels::new),
             #[cfg(target_arch = "x86_64")]
-            Self::AvxVnni => avx2::Avx2::<true>::detect().map(boxed),
+            Self::AvxVnni => avx2::Avx2::<true>::detect().map(Kernels::new),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => avx2::Avx2::<false>::detect().map(boxed),
+            Self::Avx2 => avx2::Avx2::<false>::detect().map(Kernels::new),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm => neon::Neon::<true>::detect().map(Kernels::new),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDot => neon::Neon::<false>::detect().map(Kernels::new),
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx512Vnni | Self::AvxVnni | Self::Avx2 => None,
-            Self::Portable => Some(boxed(portable::Portable)),
+            #[cfg(not(target_arch = "aarch64"))]
+            Self::NeonI8mm | Self::NeonDot => None,
+            Self::Portable => Some(Kernels::new(portable::Portable)),
         }
     }
 }
 
-type Kernel = Box<dyn Fn(&Tile<'_>, &mut Scratch) + Send + Sync>;
+/// The kernels of an instruction set.
+struct Kernels {
+    nvfp4: Kernel<Nvfp4>,
+    bits16: Kernel<Bits16>,
+}
+
+impl Kernels {
+    fn new<S: Simd<Nvfp4> + Simd<Bits16> + Send + Sync + 'static>(simd: S) -> Self {
+        Self {
+            nvfp4: Box::new(move |tile, scratch| simd.compute(tile, scratch)),
+            bits16: Box::new(move |tile, scratch| simd.compute(tile, scratch)),
+        }
+    }
+}
 
 /// The CPU, with one of its instruction sets.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +118,7 @@ pub struct Cpu {
 impl Cpu {
     /// The fastest instruction set that this machine has.
     pub fn new() -> Self {
-        let isa = Isa::ALL.into_iter().find(|isa| isa.kernel().is_some());
+        let isa = Isa::ALL.into_iter().find(|isa| isa.kernels().is_some());
         Self { isa: isa.expect("the portable kernel runs anywhere") }
     }
 
@@ -100,7 +127,7 @@ impl Cpu {
     /// # Errors
     /// [`Error::Invalid`] if the machine does not have it.
     pub fn with(isa: Isa) -> Result<Self, Error> {
-        match isa.kernel() {
+        match isa.kernels() {
             Some(_) => Ok(Self { isa }),
             None => Err(Error::Invalid(format!("this CPU has no {}; leave the choice to `Cpu::new`", isa.name()))),
         }
@@ -109,6 +136,10 @@ impl Cpu {
     /// The instruction set that it uses.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    fn kernels(&self) -> Kernels {
+        self.isa.kernels().expect("`Cpu` is made only for what the machine has")
     }
 }
 
@@ -128,27 +159,31 @@ impl Backend for Cpu {
     }
 
     fn peaks(&self) -> Option<Peaks> {
-        self.isa.kernel().map(|kernel| peaks::peaks(self.isa, &kernel))
+        Some(peaks::peaks(self.isa, &self.kernels().nvfp4))
     }
 
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
+        let pack = |expert: &Expert<'_>| Panels::new(&expert.projections().collect::<Vec<_>>());
         Ok(Box::new(CpuLayer {
             isa: self.isa,
-            kernel: self.isa.kernel().expect("`Cpu` is made only for what the machine has"),
+            kernel: self.kernels().nvfp4,
             op: weights.op(),
-            experts: weights.experts().iter().map(Panels::new).collect::<Result<_, _>>()?,
-            tokens: Vec::new(),
-            starts: Vec::new(),
-            tiles: Vec::new(),
+            experts: weights.experts().iter().map(pack).collect::<Result<_, _>>()?,
+            tokens: TokenBuffer::new(),
+            products: Products::default(),
         }))
     }
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
-        Ok(Box::new(moe::CpuMoeLayer::new(weights)))
+        Ok(Box::new(moe::CpuMoeLayer::new(self.isa.name(), self.kernels().bits16, weights)?))
+    }
+
+    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
+        router::route(router, logits)
     }
 
     fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
-        Ok(Box::new(linear::CpuLinear::new(weights)))
+        Ok(Box::new(linear::CpuLinear::new(self.isa.name(), self.kernels().bits16, weights)?))
     }
 }
 
@@ -172,23 +207,11 @@ fn brand() -> String {
 /// Weights in panels, and the buffers of a step, kept for the next.
 struct CpuLayer {
     isa: Isa,
-    kernel: Kernel,
+    kernel: Kernel<Nvfp4>,
     op: Op,
     experts: Vec<Panels>,
-    /// All groups' tokens, each group's in the order that [`Tile::tokens`] wants.
-    tokens: Vec<TokenChunk>,
-    /// Where each group begins in `tokens`.
-    starts: Vec<usize>,
-    tiles: Vec<TilePlace>,
-}
-
-/// Which tile: the rest is known from the step and the weights.
-struct TilePlace {
-    group: usize,
-    first_row: usize,
-    first_panel: usize,
-    /// Where the group's output begins.
-    output_start: usize,
+    tokens: TokenBuffer<Nvfp4>,
+    products: Products,
 }
 
 impl Layer for CpuLayer {
@@ -200,69 +223,17 @@ impl Layer for CpuLayer {
         step.check_fits(self.op, self.experts.iter().map(|expert| (expert.n, expert.k)))?;
         output.check_fits(step.problem())?;
         let start = Instant::now();
-        self.unpack_tokens(step);
-        self.place_tiles(step);
-        let output = OutputPointer(output.bits_mut().as_mut_ptr());
-        self.tiles.par_iter().for_each(|place| self.compute(step, place, &output));
+        let (groups, dtype) = (step.problem().groups(), output.dtype());
+        self.tokens.fill(groups.iter().map(|group| (group.m, group.k)), |group, row, chunk, out| {
+            unpack_nvfp4(&step.activations()[group], row, chunk, out);
+        });
+        let product = |group: usize| Product {
+            weights: &self.experts[group],
+            tokens: self.tokens.of(group),
+            m: groups[group].m,
+            epilogue: Epilogue::of_nvfp4(step.alphas(group), dtype),
+        };
+        self.products.run(&self.kernel, groups.len(), product, output.bits_mut());
         Ok(start.elapsed())
     }
 }
-
-impl CpuLayer {
-    fn unpack_tokens(&mut self, step: &Step<'_>) {
-        let groups = step.problem().groups();
-        let mut end = 0;
-        self.starts.clear();
-        for group in groups {
-            self.starts.push(end);
-            end += group.m * chunks(group.k);
-        }
-        self.tokens.resize(end, [TokenBlock::ZERO; _]);
-        let starts = &self.starts;
-        self.tokens.par_iter_mut().enumerate().for_each(|(at, out)| {
-            // The last group that begins here or before. An empty group begins where the next one does.
-            let group = starts.partition_point(|&start| start <= at) - 1;
-            let (within, m) = (at - starts[group], groups[group].m);
-            unpack_tokens(&step.activations()[group], within % m, within / m, out);
-        });
-    }
-
-    fn place_tiles(&mut self, step: &Step<'_>) {
-        self.tiles.clear();
-        let mut output_start = 0;
-        for (group, (sizes, expert)) in step.problem().groups().iter().zip(&self.experts).enumerate() {
-            for first_row in (0..sizes.m).step_by(TILE_TOKENS) {
-                let panels = (0..expert.len()).step_by(TILE_PANELS);
-                self.tiles.extend(panels.map(|first_panel| TilePlace { group, first_row, first_panel, output_start }));
-            }
-            output_start += sizes.m * sizes.n;
-        }
-    }
-
-    fn compute(&self, step: &Step<'_>, place: &TilePlace, output: &OutputPointer) {
-        thread_local! {
-            static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Scratch::new());
-        }
-        let &TilePlace { group, first_row, first_panel, output_start } = place;
-        let weights = &self.experts[group];
-        let m = step.problem().groups()[group].m;
-        let tile = Tile {
-            weights,
-            panels: first_panel..weights.len().min(first_panel + TILE_PANELS),
-            tokens: &self.tokens[self.starts[group]..][..m * chunks(weights.k)],
-            m,
-            rows: first_row..m.min(first_row + TILE_TOKENS),
-            alphas: step.alphas(group),
-            out_dtype: step.problem().out_dtype(),
-            // SAFETY: groups lie in the output one after the other, and `execute` checked that it holds all of them.
-            output: unsafe { output.0.add(output_start) },
-        };
-        SCRATCH.with_borrow_mut(|scratch| (self.kernel)(&tile, scratch));
-    }
-}
-
-/// The output of a step, to be written by many threads.
-struct OutputPointer(*mut u16);
-
-// SAFETY: every thread writes the rectangles of its own tiles, which do not overlap and which nobody reads meanwhile.
-unsafe impl Sync for OutputPointer {}

@@ -1,168 +1,223 @@
-//! A whole MoE layer on the CPU: f32 sums of decoded weights. It goes through K as [`crate::moe::oracle`] lets a device do.
+//! A whole MoE layer on the CPU: both products of all experts, each as tiles over all threads, and the weighted sum.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::epilogue::silu_times;
+use super::epilogue::{self, Epilogue};
+use super::kernel::Kernel;
+use super::layout::{Bits16, Panels, convert, unpack_bits16};
+use super::products::{Product, Products, TokenBuffer};
 use crate::backend::MoeLayer;
+use crate::bias::Bias;
 use crate::error::Error;
-use crate::format::Matrix;
-use crate::moe::oracle::WINDOW;
-use crate::moe::{MoeExpert, MoeOutput, MoeStep, MoeWeights, Stages};
+use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, Stages};
 use crate::problem::OutDtype;
 
-/// Rows of weights that a task decodes: 16 of 7168 are 459 KB, within a core's L2 cache.
-const WEIGHT_ROWS: usize = 16;
-
-/// The layer: its weights stay as they are, and are decoded in every step.
-pub(super) struct CpuMoeLayer<'w> {
-    weights: &'w MoeWeights<'w>,
+/// The layer: weights in panels, and the buffers of a step, kept for the next.
+pub(super) struct CpuMoeLayer {
+    name: &'static str,
+    kernel: Kernel<Bits16>,
+    sizes: MoeSizes,
+    /// The layer's experts, and at last the shared one if there is one.
+    experts: Vec<PackedExpert>,
+    tokens: TokenBuffer<Bits16>,
+    /// The intermediate and the down projections: all rows, and then those of the shared expert, one for each token.
+    intermediate: Vec<u16>,
+    partial: Vec<u16>,
+    products: Products,
 }
 
-impl<'w> CpuMoeLayer<'w> {
-    pub(super) fn new(weights: &'w MoeWeights<'w>) -> Self {
-        Self { weights }
+/// An expert's weights, with the global scales of its matrices and its biases, empty where there are none.
+struct PackedExpert {
+    /// Gate and up, or up alone.
+    gate_up: Panels,
+    gate_up_globals: [f32; 2],
+    gate_up_biases: [Vec<f32>; 2],
+    down: Panels,
+    down_global: f32,
+    down_bias: Vec<f32>,
+}
+
+impl PackedExpert {
+    fn new(expert: &MoeExpert<'_>, dtype: OutDtype) -> Result<Self, Error> {
+        let MoeExpert { gate, up, down, biases } = expert;
+        let numbers = |bias: &Option<Bias<'_>>| bias.as_ref().map_or(Vec::new(), |bias| bias.numbers(dtype).into());
+        let of_up = (up.global_scale(), numbers(&biases.up));
+        let (gate_up, first, second) = match gate {
+            Some(gate) => (Panels::new(&[gate, up])?, (gate.global_scale(), numbers(&biases.gate)), of_up),
+            None => (Panels::new(&[up])?, of_up, (0.0, Vec::new())),
+        };
+        Ok(Self {
+            gate_up,
+            gate_up_globals: [first.0, second.0],
+            gate_up_biases: [first.1, second.1],
+            down: Panels::new(&[down])?,
+            down_global: down.global_scale(),
+            down_bias: numbers(&biases.down),
+        })
     }
 }
 
-impl MoeLayer for CpuMoeLayer<'_> {
+impl CpuMoeLayer {
+    pub(super) fn new(name: &'static str, kernel: Kernel<Bits16>, weights: &MoeWeights<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            name,
+            kernel,
+            sizes: weights.sizes(),
+            experts: weights
+                .experts()
+                .iter()
+                .chain(weights.shared())
+                .map(|expert| PackedExpert::new(expert, weights.sizes().dtype))
+                .collect::<Result<_, _>>()?,
+            tokens: TokenBuffer::new(),
+            intermediate: Vec::new(),
+            partial: Vec::new(),
+            products: Products::default(),
+        })
+    }
+
+    /// Gate and up of all rows, with the activation.
+    fn compute_intermediate(&mut self, step: &MoeStep<'_>, groups: &[Group]) {
+        let MoeSizes { dtype, hidden, activation, .. } = self.sizes;
+        self.tokens.fill(groups.iter().map(|group| (group.rows.len(), hidden)), |group, row, chunk, out| {
+            let Group { expert, rows } = &groups[group];
+            let is_shared = *expert == self.sizes.experts;
+            let token = if is_shared { row } else { step.rows().tokens()[rows.start + row] as usize };
+            unpack_bits16(dtype, step.token(token), chunk, out);
+            if step.inputs().weights_on_input && !is_shared {
+                let weight = step.inputs().weights[token];
+                for x in out.as_flattened_mut() {
+                    *x = dtype.decode(dtype.round_f32(*x * weight)) as f32;
+                }
+            }
+        });
+        let product = |group: usize| {
+            let expert = &self.experts[groups[group].expert];
+            let biases = expert.gate_up_biases.each_ref().map(|bias| &bias[..]);
+            Product {
+                weights: &expert.gate_up,
+                tokens: self.tokens.of(group),
+                m: groups[group].rows.len(),
+                epilogue: Epilogue::of_bits16(expert.gate_up_globals, biases, Some(activation), dtype),
+            }
+        };
+        let elements = groups.iter().map(|group| group.rows.len() * self.experts[group.expert].gate_up.n).sum();
+        self.intermediate.resize(elements, 0);
+        self.products.run(&self.kernel, groups.len(), product, &mut self.intermediate);
+    }
+
+    /// The down projections of all rows.
+    fn compute_partial(&mut self, groups: &[Group]) {
+        let (dtype, intermediate) = (self.sizes.dtype, self.sizes.intermediate);
+        let width = |group: &Group| self.experts[group.expert].down.k;
+        self.tokens.fill(groups.iter().map(|group| (group.rows.len(), width(group))), |group, row, chunk, out| {
+            let group = &groups[group];
+            // All rows before the shared expert's are as wide as the layer's own I.
+            let start = group.rows.start * intermediate + row * width(group);
+            unpack_bits16(dtype, &self.intermediate[start..][..width(group)], chunk, out);
+        });
+        let product = |group: usize| {
+            let expert = &self.experts[groups[group].expert];
+            Product {
+                weights: &expert.down,
+                tokens: self.tokens.of(group),
+                m: groups[group].rows.len(),
+                epilogue: Epilogue::of_bits16([expert.down_global, 0.0], [&expert.down_bias, &[]], None, dtype),
+            }
+        };
+        self.partial.resize(groups.iter().map(|group| group.rows.len()).sum::<usize>() * self.sizes.hidden, 0);
+        self.products.run(&self.kernel, groups.len(), product, &mut self.partial);
+    }
+
+    /// The weighted sums of tokens' rows.
+    fn combine(&self, step: &MoeStep<'_>, out: &mut [u16]) {
+        let MoeSizes { hidden, top_k, dtype, shared_intermediate, .. } = self.sizes;
+        let rows = step.rows();
+        let room = || (vec![0f32; hidden], vec![0f32; hidden]);
+        out.par_chunks_mut(hidden).enumerate().for_each_init(room, |(sums, numbers), (token, out)| {
+            let mut add = |row: usize, weight: f32| {
+                convert(dtype, &self.partial[row * hidden..][..hidden], numbers);
+                add_weighted(sums, numbers, weight);
+            };
+            for choice in token * top_k..(token + 1) * top_k {
+                if let Some(row) = rows.place(choice) {
+                    add(row, step.row_weight(choice));
+                }
+            }
+            if shared_intermediate.is_some() {
+                add(rows.count() + token, step.shared_weight(token));
+            }
+            epilogue::round(sums, dtype, out);
+            sums.fill(0.0);
+        });
+    }
+
+    /// A copy of the stages, the layer's own rows apart from the shared expert's.
+    fn stages(&self, rows: usize) -> Stages {
+        let (intermediate, shared_intermediate) = self.intermediate.split_at(rows * self.sizes.intermediate);
+        let (partial, shared_partial) = self.partial.split_at(rows * self.sizes.hidden);
+        Stages {
+            intermediate: intermediate.into(),
+            partial: partial.into(),
+            shared_intermediate: shared_intermediate.into(),
+            shared_partial: shared_partial.into(),
+        }
+    }
+}
+
+/// An expert with its rows, which are numbered as [`crate::moe::Rows`] does it; after those come the shared expert's.
+struct Group {
+    expert: usize,
+    rows: Range<usize>,
+}
+
+impl MoeLayer for CpuMoeLayer {
     fn kernel(&self) -> &str {
-        "f32"
+        self.name
     }
 
     fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
-        step.check_fits(self.weights.sizes())?;
+        step.check_fits(self.sizes)?;
         output.check_fits(step)?;
         let started = Instant::now();
-        let (dtype, rows) = (step.sizes().dtype, step.rows());
-        let mut stages = Stages::default();
-        for (expert, weights) in self.weights.experts().iter().enumerate() {
-            let tokens = rows.of_expert(expert).map(|row| rows.tokens()[row] as usize).collect::<Vec<_>>();
-            let [intermediate, partial] = expert_rows(step, weights, &tokens);
-            stages.intermediate.extend(intermediate);
-            stages.partial.extend(partial);
-        }
-        if let Some(weights) = self.weights.shared() {
-            let tokens = (0..step.tokens()).collect::<Vec<_>>();
-            [stages.shared_intermediate, stages.shared_partial] = expert_rows(step, weights, &tokens);
-        }
-        let hidden = step.sizes().hidden;
-        output.hidden.par_chunks_mut(hidden).enumerate().for_each(|(token, out)| {
-            let mut sums = vec![0f32; hidden];
-            let mut add = |rows: &[u16], row: usize, weight: f32| {
-                for (sum, &bits) in sums.iter_mut().zip(&rows[row * hidden..]) {
-                    *sum = weight.mul_add(number(dtype, bits), *sum);
-                }
-            };
-            let top_k = step.sizes().top_k;
-            for choice in token * top_k..(token + 1) * top_k {
-                if let Some(row) = rows.place(choice) {
-                    add(&stages.partial, row, step.row_weight(choice));
-                }
-            }
-            if self.weights.shared().is_some() {
-                add(&stages.shared_partial, token, step.shared_weight(token));
-            }
-            out.iter_mut().zip(sums).for_each(|(out, sum)| *out = dtype.round_f32(sum));
-        });
+        let (rows, tokens) = (step.rows(), step.tokens());
+        let of_expert = |expert: usize| {
+            if expert < self.sizes.experts { rows.of_expert(expert) } else { rows.count()..rows.count() + tokens }
+        };
+        let groups: Vec<_> = (0..self.experts.len())
+            .map(|expert| Group { expert, rows: of_expert(expert) })
+            .filter(|group| !group.rows.is_empty())
+            .collect();
+        self.compute_intermediate(step, &groups);
+        self.compute_partial(&groups);
+        self.combine(step, &mut output.hidden);
+        let elapsed = started.elapsed();
         if output.stages.is_some() {
-            output.stages = Some(stages);
+            output.stages = Some(self.stages(rows.count()));
         }
-        Ok(started.elapsed())
+        Ok(elapsed)
     }
 }
 
-fn number(dtype: OutDtype, bits: u16) -> f32 {
-    dtype.decode(bits) as f32
-}
-
-/// The intermediate and the down projection of an expert's tokens.
-fn expert_rows(step: &MoeStep<'_>, weights: &MoeExpert<'_>, tokens: &[usize]) -> [Vec<u16>; 2] {
-    let (dtype, inputs) = (step.sizes().dtype, step.inputs());
-    let weighted = |token: usize, bits: u16| {
-        if !inputs.weights_on_input {
-            return number(dtype, bits);
-        }
-        number(dtype, dtype.round_f32(number(dtype, bits) * inputs.weights[token]))
-    };
-    let numbers: Vec<f32> =
-        tokens.iter().flat_map(|&token| step.token(token).iter().map(move |&bits| weighted(token, bits))).collect();
-    let [gate, up] = [&weights.gate, &weights.up].map(|matrix| products(&numbers, matrix));
-    let intermediate: Vec<u16> =
-        gate.par_iter().zip(&up).map(|(&gate, &up)| dtype.round_f32(silu_times(gate, up))).collect();
-    let numbers: Vec<f32> = intermediate.par_iter().map(|&bits| number(dtype, bits)).collect();
-    let partial = products(&numbers, &weights.down).par_iter().map(|&sum| dtype.round_f32(sum)).collect();
-    [intermediate, partial]
-}
-
-/// Rows of K numbers times the matrix `[N, K]`, `[rows, N]`.
-pub(super) fn products(numbers: &[f32], matrix: &Matrix<'_>) -> Vec<f32> {
-    let (n, k) = (matrix.rows(), matrix.k());
-    let rows = numbers.len() / k;
-    // Computed as [N, rows], so that each task owns whole rows.
-    let mut transposed = vec![0f32; n * rows];
-    transposed.par_chunks_mut(WEIGHT_ROWS * rows.max(1)).enumerate().for_each(|(chunk, out)| {
-        let mut weights = vec![0f32; k];
-        for (row, out) in out.chunks_mut(rows).enumerate() {
-            matrix.numbers_row(chunk * WEIGHT_ROWS + row, &mut weights);
-            for (out, numbers) in out.iter_mut().zip(numbers.chunks(k)) {
-                *out = dot_product(numbers, &weights) * matrix.global_scale();
-            }
-        }
-    });
-    let mut products = vec![0f32; rows * n];
-    products.par_chunks_mut(n).enumerate().for_each(|(row, out)| {
-        out.iter_mut().enumerate().for_each(|(column, out)| *out = transposed[column * rows + row]);
-    });
-    products
-}
-
-/// A dot product on the widest vectors that this machine has; the same bits on all.
-fn dot_product(numbers: &[f32], weights: &[f32]) -> f32 {
+/// `sums + weight · numbers`, fused, on instructions for that if this machine has them.
+fn add_weighted(sums: &mut [f32], numbers: &[f32], weight: f32) {
+    #[inline(always)]
+    fn add(sums: &mut [f32], numbers: &[f32], weight: f32) {
+        sums.iter_mut().zip(numbers).for_each(|(sum, &number)| *sum = weight.mul_add(number, *sum));
+    }
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx512f") {
-            // SAFETY: avx512f was detected on the line above.
-            return unsafe { dot_product_avx512(numbers, weights) };
+        #[target_feature(enable = "avx2,fma")]
+        fn add_avx2(sums: &mut [f32], numbers: &[f32], weight: f32) {
+            add(sums, numbers, weight);
         }
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: avx2 was detected on the line above.
-            return unsafe { dot_product_avx2(numbers, weights) };
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: both were detected on the line above.
+            return unsafe { add_avx2(sums, numbers, weight) };
         }
     }
-    dot_product_portable(numbers, weights)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn dot_product_avx512(numbers: &[f32], weights: &[f32]) -> f32 {
-    dot_product_portable(numbers, weights)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn dot_product_avx2(numbers: &[f32], weights: &[f32]) -> f32 {
-    dot_product_portable(numbers, weights)
-}
-
-/// Window after window, each as 16 sums that are added in pairs. Products are exact: 11 bits times 6.
-#[inline(always)]
-fn dot_product_portable(numbers: &[f32], weights: &[f32]) -> f32 {
-    const LANES: usize = crate::format::BLOCK;
-    let windows = numbers.chunks(WINDOW).zip(weights.chunks(WINDOW));
-    windows.fold(0.0, |sum, (numbers, weights)| {
-        let mut lanes = [0f32; LANES];
-        for (numbers, weights) in numbers.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
-            for lane in 0..LANES {
-                lanes[lane] += numbers[lane] * weights[lane];
-            }
-        }
-        for half in [8, 4, 2, 1] {
-            for lane in 0..half {
-                lanes[lane] += lanes[lane + half];
-            }
-        }
-        sum + lanes[0]
-    })
+    add(sums, numbers, weight);
 }

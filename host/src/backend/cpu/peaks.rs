@@ -6,18 +6,19 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 
-use super::kernel::{Scratch, Tile};
-use super::layout::{CHUNK_BLOCKS, PANEL_ROWS, Panels, TokenBlock, TokenChunk, unpack_tokens};
-use super::{Isa, Kernel};
+use super::Isa;
+use super::epilogue::Epilogue;
+use super::kernel::{Kernel, Tile};
+use super::layout::{Nvfp4, PANEL_ROWS, Panels, Tokens, unpack_nvfp4};
 use crate::format::{BLOCK, Matrix};
 use crate::plan::roofline::Peaks;
-use crate::problem::{Expert, OutDtype};
+use crate::problem::OutDtype;
 
 /// How often is measured. The best counts, since the machine may have other work.
 const TRIES: usize = 5;
 
 /// The peaks of all threads together; measured at the first call, a fraction of a second.
-pub(super) fn peaks(isa: Isa, kernel: &Kernel) -> Peaks {
+pub(super) fn peaks(isa: Isa, kernel: &Kernel<Nvfp4>) -> Peaks {
     static MEASURED: [OnceLock<Peaks>; Isa::ALL.len()] = [const { OnceLock::new() }; _];
     *MEASURED[isa as usize]
         .get_or_init(|| Peaks { bytes_per_second: read_rate(), ops_per_second: operation_rate(kernel) })
@@ -40,23 +41,24 @@ fn sum_in_four_streams(memory: &[u64]) -> u64 {
 }
 
 /// Operations a second of the kernel on operands that stay in a core's first cache: one panel, some tokens.
-fn operation_rate(kernel: &Kernel) -> f64 {
+fn operation_rate(kernel: &Kernel<Nvfp4>) -> f64 {
     const TOKENS: usize = 32;
     const REPEAT: usize = 400;
-    const K: usize = BLOCK * CHUNK_BLOCKS;
+    const K: usize = BLOCK * Nvfp4::CHUNK_BLOCKS;
     let matrix = |rows: usize| {
         Matrix::new(rows, K, vec![0x2A; rows * K / 2], vec![0x38; rows * K / BLOCK], 1.0).expect("whole blocks")
     };
-    let weights = Panels::new(&Expert::Plain(matrix(PANEL_ROWS))).expect("memory for a panel");
+    let weights = Panels::new(&[&matrix(PANEL_ROWS)]).expect("memory for a panel");
     let rows = matrix(TOKENS);
-    let mut tokens = vec![[TokenBlock::ZERO; _]; TOKENS];
-    tokens.iter_mut().enumerate().for_each(|(row, out): (_, &mut TokenChunk)| unpack_tokens(&rows, row, 0, out));
+    let mut tokens = vec![Nvfp4::ZERO; Nvfp4::len(TOKENS, K)];
+    let token = |(row, out): (usize, &mut [_])| unpack_nvfp4(&rows, row, 0, out);
+    tokens.chunks_mut(Nvfp4::CHUNK_BLOCKS).enumerate().for_each(token);
 
     let threads = rayon::current_num_threads();
     let operations = (2 * TOKENS * PANEL_ROWS * K * REPEAT * threads) as f64;
     best_rate(operations, || {
         rayon::broadcast(|_| {
-            let (mut scratch, mut output) = (Scratch::new(), vec![0u16; TOKENS * PANEL_ROWS]);
+            let mut output = vec![0u16; TOKENS * PANEL_ROWS];
             for _ in 0..REPEAT {
                 let tile = Tile {
                     weights: &weights,
@@ -64,11 +66,10 @@ fn operation_rate(kernel: &Kernel) -> f64 {
                     tokens: &tokens,
                     m: TOKENS,
                     rows: 0..TOKENS,
-                    alphas: [1.0, 0.0],
-                    out_dtype: OutDtype::F16,
+                    epilogue: Epilogue::of_nvfp4([1.0, 0.0], OutDtype::F16),
                     output: output.as_mut_ptr(),
                 };
-                kernel(black_box(&tile), &mut scratch);
+                Nvfp4::with_scratch(|scratch| kernel(black_box(&tile), scratch));
             }
         });
     })

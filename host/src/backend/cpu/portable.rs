@@ -2,23 +2,23 @@
 //! the target has. The arithmetic never wraps. It is `wrapping` because overflow checks would keep the compiler from
 //! using vectors.
 
-use super::kernel::{self, Block, Scratch, Simd, Tile};
-use super::layout::{PANEL_ROWS, PackedBlock, PackedScales, QUADS, TokenBlock, WEIGHT_BIAS};
-use crate::format::e4m3;
+use super::kernel::{self, Scratch, Simd, Tile};
+use super::layout::{
+    Bits16, Integers, Numbers, Nvfp4, PANEL_ROWS, PackedBlock, PackedScales, QUADS, TokenBlock, WEIGHT_BIAS,
+};
+use crate::format::{BLOCK, e4m3};
 
 /// Runs anywhere.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
-impl Simd for Portable {
+impl Simd<Nvfp4> for Portable {
     const LANES: usize = PANEL_ROWS;
     const TOKENS: usize = 4;
-    /// For each quad and each of its four columns, a number of every row.
-    type Weights = ([[[i16; PANEL_ROWS]; 4]; QUADS], [f32; PANEL_ROWS]);
     type Sums = [f32; PANEL_ROWS];
 
     #[inline(always)]
-    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Block) {
+    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Integers) {
         for (quad, out) in out.quads.iter_mut().enumerate() {
             for (&byte, out) in values.0[quad / 2].as_flattened().iter().zip(out.as_flattened_mut()) {
                 *out = biased(byte >> (quad % 2 * 4));
@@ -28,7 +28,19 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn load(self, block: &Block, _lane: usize) -> Self::Weights {
+    fn zero(self) -> Self::Sums {
+        [0.0; PANEL_ROWS]
+    }
+
+    #[inline(always)]
+    fn accumulate<const N: usize>(
+        self,
+        sums: &mut [Self::Sums; N],
+        block: &Integers,
+        _lane: usize,
+        tokens: [&TokenBlock; N],
+    ) {
+        // For each quad and each of its four columns, a number of every row.
         let mut weights = [[[0; PANEL_ROWS]; 4]; QUADS];
         for (weights, quad) in weights.iter_mut().zip(&block.quads) {
             for (column, weights) in weights.iter_mut().enumerate() {
@@ -38,27 +50,21 @@ impl Simd for Portable {
                 }
             }
         }
-        (weights, block.scales)
-    }
-
-    #[inline(always)]
-    fn zero(self) -> Self::Sums {
-        [0.0; PANEL_ROWS]
-    }
-
-    #[inline(always)]
-    fn accumulate(self, sums: Self::Sums, (quads, scales): Self::Weights, token: &TokenBlock) -> Self::Sums {
-        // With the bias, a sum is at most 16·12·12 in magnitude. On the way there it is at most twice that.
-        let mut dots = [token.bias as i16; PANEL_ROWS];
-        for (weights, token) in quads.iter().zip(token.quads) {
-            let token = token.to_le_bytes().map(|byte| i16::from(byte as i8));
-            for (row, dot) in dots.iter_mut().enumerate() {
-                let product = |column: usize| weights[column][row].wrapping_mul(token[column]);
-                let (front, back) = (product(0).wrapping_add(product(1)), product(2).wrapping_add(product(3)));
-                *dot = dot.wrapping_add(front.wrapping_add(back));
+        for (sums, token) in sums.iter_mut().zip(tokens) {
+            // With the bias, a sum is at most 16·12·12 in magnitude. On the way there it is at most twice that.
+            let mut dots = [token.bias as i16; PANEL_ROWS];
+            for (weights, token) in weights.iter().zip(token.quads) {
+                let token = token.to_le_bytes().map(|byte| i16::from(byte as i8));
+                for (row, dot) in dots.iter_mut().enumerate() {
+                    let product = |column: usize| weights[column][row].wrapping_mul(token[column]);
+                    let (front, back) = (product(0).wrapping_add(product(1)), product(2).wrapping_add(product(3)));
+                    *dot = dot.wrapping_add(front.wrapping_add(back));
+                }
+            }
+            for (row, sum) in sums.iter_mut().enumerate() {
+                *sum += f32::from(dots[row]) * (block.scales[row] * token.scale);
             }
         }
-        std::array::from_fn(|row| sums[row] + f32::from(dots[row]) * (scales[row] * token.scale))
     }
 
     #[inline(always)]
@@ -66,9 +72,93 @@ impl Simd for Portable {
         memory.iter_mut().zip(sums).for_each(|(memory, sum)| *memory += sum);
     }
 
-    fn compute(self, tile: &Tile<'_>, scratch: &mut Scratch) {
+    fn compute(self, tile: &Tile<'_, Nvfp4>, scratch: &mut Scratch<Nvfp4>) {
         kernel::compute(self, tile, scratch);
     }
+}
+
+/// Rows of 16-bit tokens' products that are computed together: two vectors of the smallest kind.
+const ROWS: usize = 8;
+
+impl Simd<Bits16> for Portable {
+    const LANES: usize = ROWS;
+    const TOKENS: usize = 4;
+    type Sums = [f32; ROWS];
+
+    #[inline(always)]
+    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Numbers) {
+        let scales = scales.map(|code| e4m3::VALUES[usize::from(code)]);
+        for (half, rows) in values.0.iter().enumerate() {
+            for column in 0..BLOCK / 2 {
+                let out = &mut out.0[half * BLOCK / 2 + column];
+                for ((out, &row), scale) in out.iter_mut().zip(rows).zip(scales) {
+                    *out = number((u32::from_le_bytes(row) >> (4 * column)) as u8) * scale;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn zero(self) -> Self::Sums {
+        [0.0; ROWS]
+    }
+
+    #[inline(always)]
+    fn accumulate<const N: usize>(
+        self,
+        sums: &mut [Self::Sums; N],
+        block: &Numbers,
+        lane: usize,
+        tokens: [&[f32; BLOCK]; N],
+    ) {
+        let before = *sums;
+        for (column, weights) in block.0.iter().enumerate() {
+            let weights: &[f32; ROWS] = weights[lane..].first_chunk().expect("rows of a panel");
+            for (sums, token) in sums.iter_mut().zip(tokens) {
+                for (sum, weight) in sums.iter_mut().zip(weights) {
+                    *sum += token[column] * weight;
+                }
+            }
+        }
+        // Products are exact unless they overflow. A fused multiply-add of such a product may still give a number.
+        if sums.as_flattened().iter().any(|sum| !sum.is_finite()) {
+            *sums = before;
+            accumulate_fused(sums, block, lane, tokens);
+        }
+    }
+
+    #[inline(always)]
+    fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
+        memory.iter_mut().zip(sums).for_each(|(memory, sum)| *memory += sum);
+    }
+
+    fn compute(self, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
+        kernel::compute(self, tile, scratch);
+    }
+}
+
+/// With fused multiply-adds, which without instructions for them are slow.
+#[cold]
+fn accumulate_fused<const N: usize>(
+    sums: &mut [[f32; ROWS]; N],
+    block: &Numbers,
+    lane: usize,
+    tokens: [&[f32; BLOCK]; N],
+) {
+    for (column, weights) in block.0.iter().enumerate() {
+        for (sums, token) in sums.iter_mut().zip(tokens) {
+            for (sum, weight) in sums.iter_mut().zip(&weights[lane..]) {
+                *sum = token[column].mul_add(*weight, *sum);
+            }
+        }
+    }
+}
+
+/// The number of a value code, without a table.
+#[inline(always)]
+fn number(code: u8) -> f32 {
+    let magnitude = f32::from(biased(code & 7) - WEIGHT_BIAS as u8) * 0.5;
+    f32::from_bits(magnitude.to_bits() | u32::from(code & 8) << 28)
 }
 
 /// The biased weight of a value code, without a table.
@@ -86,12 +176,14 @@ fn biased(code: u8) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::super::layout::BIASED;
-    use super::biased;
+    use super::{biased, number};
+    use crate::format::e2m1;
 
     #[test]
     fn weights_are_those_of_the_table() {
         for code in 0..=255u8 {
             assert_eq!(biased(code), BIASED[usize::from(code & 0xF)]);
+            assert_eq!(number(code).to_bits(), e2m1::decode(code).to_bits());
         }
     }
 }

@@ -1,10 +1,16 @@
 //! One body of tests for every instruction set that this machine has.
 
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::layout::Tokens;
 use super::*;
 use crate::backend;
 use crate::compare::{Comparison, Tolerance, compare_with};
-use crate::format::{Matrix, e4m3};
+use crate::format::{BLOCK, Matrix, e4m3};
 use crate::generate::{self, Generator};
+use crate::moe::generate::Routing;
+use crate::moe::{self, LayerShape, MoeInputs, MoeOutput, MoeStep};
 use crate::oracle::{self, Reference};
 use crate::problem::{Expert, Group, OutDtype};
 
@@ -32,7 +38,7 @@ fn check(output: &Output, weights: &Weights<'_>, step: &Step<'_>) -> Comparison 
         let magnitude =
             |projection: usize| magnitudes[group].get(projection).map_or(0.0, |sums| sums[row * n + column]);
         // Roundings within a chunk, over chunks, and a few in the epilogue.
-        let roundings = layout::CHUNK_BLOCKS + layout::chunks(k) + 8;
+        let roundings = Nvfp4::CHUNK_BLOCKS + k.div_ceil(BLOCK * Nvfp4::CHUNK_BLOCKS) + 8;
         tolerance.widened(element, [magnitude(0), magnitude(1)], roundings as f64)
     })
 }
@@ -206,4 +212,90 @@ fn a_step_or_an_output_of_other_sizes_is_refused() {
             });
         }
     });
+}
+
+/// A small layer with a shared expert, whose widths are no whole chunks, and inputs for it.
+fn layer(dtype: OutDtype, generator: Generator, tokens: usize) -> (MoeWeights<'static>, MoeInputs<'static>) {
+    let shape =
+        r#"{"hidden": 336, "intermediate": 176, "experts": 3, "top_k": 2, "shared_intermediate": 80, "tokens": 0}"#;
+    let shape: LayerShape = moe::shape::parse(shape).unwrap().remove(0);
+    let weights = moe::generate::weights(&shape, generator, dtype, 1, &|| ()).unwrap();
+    (weights, moe::generate::inputs(&shape, generator, Routing::Zipf, dtype, tokens, 2).unwrap())
+}
+
+fn run_layer(cpu: Cpu, weights: &MoeWeights<'_>, inputs: &MoeInputs<'_>) -> MoeOutput {
+    let step = MoeStep::new(weights, inputs.clone()).unwrap();
+    let mut output = MoeOutput::with_stages(&step);
+    cpu.prepare_moe(weights).unwrap().execute(&step, &mut output).unwrap();
+    output
+}
+
+#[test]
+fn every_instruction_set_computes_a_layer_to_the_same_bits() {
+    for dtype in [OutDtype::F16, OutDtype::Bf16] {
+        // With so many tokens an expert has more than a tile holds.
+        for (generator, tokens) in [(Generator::Gaussian, 300), (Generator::AllCodes, 21)] {
+            let (weights, inputs) = layer(dtype, generator, tokens);
+            let outputs: Vec<_> = cpus().map(|cpu| (cpu, run_layer(cpu, &weights, &inputs))).collect();
+            let step = MoeStep::new(&weights, inputs).unwrap();
+            let found = moe::compare::compare(&weights, &step, &outputs[0].1);
+            assert!(found.passed(), "{}: {}", outputs[0].0.isa().name(), found.first().unwrap());
+            for (cpu, output) in &outputs {
+                assert!(*output == outputs[0].1, "{} differs from {}", cpu.isa().name(), outputs[0].0.isa().name());
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_of_any_bits_give_the_same_bits_on_every_instruction_set() {
+    let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
+    for dtype in [OutDtype::F16, OutDtype::Bf16] {
+        let (weights, mut inputs) = layer(dtype, Generator::AllCodes, 64);
+        let (infinity, sign) = (dtype.round_f32(f32::INFINITY), 0x8000);
+        for (token, hidden) in inputs.hidden.to_mut().chunks_mut(336).enumerate() {
+            for bits in hidden {
+                let number: u16 = random.random();
+                *bits = match token % 4 {
+                    // Infinities and NaN, subnormal numbers, numbers whose products overflow, and all that.
+                    0 => number,
+                    1 => number & (sign | 0x7F),
+                    2 => (infinity - 1 - (number & 0x1FF)) | number & sign,
+                    _ => {
+                        if number & !sign < infinity {
+                            number
+                        } else {
+                            0
+                        }
+                    }
+                };
+            }
+        }
+        let outputs: Vec<_> = cpus().map(|cpu| (cpu, run_layer(cpu, &weights, &inputs))).collect();
+        for (cpu, output) in &outputs {
+            assert!(*output == outputs[0].1, "{} differs from {}", cpu.isa().name(), outputs[0].0.isa().name());
+        }
+    }
+}
+
+#[test]
+fn a_tokens_bits_in_a_layer_do_not_depend_on_the_batch_or_the_threads() {
+    let (weights, inputs) = layer(OutDtype::Bf16, Generator::Gaussian, 37);
+    for cpu in cpus() {
+        let all = run_layer(cpu, &weights, &inputs).hidden;
+        for count in [1, 2, 3, 4, 5, 9] {
+            let first = 37 - count;
+            let some = MoeInputs {
+                tokens: count,
+                hidden: inputs.hidden[first * 336..].into(),
+                ids: inputs.ids[first * 2..].into(),
+                weights: inputs.weights[first * 2..].into(),
+                shared_weights: inputs.shared_weights.as_ref().map(|weights| weights[first..].into()),
+                ..inputs
+            };
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap();
+            let hidden = pool.install(|| run_layer(cpu, &weights, &some).hidden);
+            assert!(hidden == all[first * 336..], "{}: the last {count} tokens", cpu.isa().name());
+        }
+    }
 }

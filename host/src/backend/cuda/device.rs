@@ -5,9 +5,10 @@ use std::collections::hash_map::Entry;
 use std::ffi::CString;
 use std::fmt::Display;
 use std::path::PathBuf;
+use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use cuda_driver::cust::context::{Context, CurrentContext};
+use cuda_driver::cust::context::{Context, ContextHandle, CurrentContext};
 use cuda_driver::cust::device::{self, DeviceAttribute};
 use cuda_driver::cust::error::CudaResult;
 use cuda_driver::cust::module::Module;
@@ -136,6 +137,18 @@ impl Device {
         self.check(CurrentContext::set_current(&self.context))
     }
 
+    /// Makes the context current until the guard goes; then the one before is current again.
+    pub fn enter(&self) -> Result<Entered, Error> {
+        let mut before = ptr::null_mut();
+        // SAFETY: `before` outlives the call.
+        self.check_raw(unsafe { sys::cuCtxGetCurrent(&mut before) })?;
+        let other = before != self.context.get_inner();
+        if other {
+            self.make_current()?;
+        }
+        Ok(Entered { before: other.then_some(before) })
+    }
+
     /// A result of cust's, its failure with this device's name.
     pub fn check<T>(&self, result: CudaResult<T>) -> Result<T, Error> {
         check(result, || label(&self.info))
@@ -197,6 +210,21 @@ impl Device {
             let says = log.map(|log| format!(", of which the driver's compiler says \"{log}\"")).unwrap_or_default();
             error.at(format_args!("{place}{says}"))
         })
+    }
+}
+
+/// As long as it lives, a device's context is current on this thread.
+pub(super) struct Entered {
+    /// The context that is to be current afterwards, if that is another one.
+    before: Option<sys::CUcontext>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // SAFETY: it was current when this was made, or null. Nobody can be told of a failure here.
+            unsafe { sys::cuCtxSetCurrent(before) };
+        }
     }
 }
 

@@ -23,6 +23,7 @@ mod maps;
 mod moe;
 mod planned;
 mod resident;
+mod router;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -34,20 +35,23 @@ pub use device::{DeviceInfo, Options, devices};
 pub use gpu_arch::Capability;
 pub use layer::CudaLayer;
 pub use linear::{CudaLinear, LinearTensor};
-pub use moe::{CudaMoeLayer, MoeGraph, MoeTensor, MoeTensors};
+pub use moe::{CudaMoeLayer, MoeGraph, MoeLauncher, MoeTensor, MoeTensors, PackedMoe};
 pub use resident::{Cache, ResidentStep, Timing};
+pub use router::RouterLauncher;
 
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
 use crate::kernels::builds;
 pub use crate::kernels::group::DeviceGroup;
 pub use crate::kernels::linear_sm90::LinearArguments;
-pub use crate::kernels::moe::{MoeArguments, workspace_bytes};
+pub use crate::kernels::moe::{MoeArguments, weight_bytes, workspace_bytes};
+pub use crate::kernels::router::RouterArguments;
 use crate::linear::{LinearSizes, LinearWeights};
 use crate::moe::{MoeSizes, MoeWeights};
 use crate::plan::roofline::{GPUS, Peaks};
 use crate::plan::variant::Variant;
 use crate::problem::Weights;
+use crate::router::{Logits, Router, Routes};
 use device::Device;
 
 /// A GPU. Clones share it, its context and its loaded kernels.
@@ -102,6 +106,14 @@ impl Cuda {
     /// for these weights.
     pub fn prepare_layer(&self, weights: &Weights<'_>) -> Result<CudaLayer, Error> {
         CudaLayer::new(self.device.clone(), self.variant, weights)
+    }
+
+    /// What launches routers whose operands lie on the device.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the kernel cannot be loaded.
+    pub fn router_launcher(&self) -> Result<RouterLauncher, Error> {
+        RouterLauncher::new(self.device.clone())
     }
 
     /// Brings the weights of an MoE layer to the device and packs them there. While that lasts, the largest projection takes
@@ -166,6 +178,15 @@ impl Cuda {
         // SAFETY: `# Safety` above.
         unsafe { CudaLinear::pack(self.device.clone(), sizes, tensor, bias, self.variant.graph) }
     }
+
+    /// What packs and launches MoE layers whose weights and workspace lie in the caller's memory. It loads the kernels, so that
+    /// none is loaded while a stream is captured.
+    ///
+    /// # Errors
+    /// [`Error::NotComputed`] if no kernel computes such layers on this device; [`Error::Driver`] if one cannot be loaded.
+    pub fn moe_launcher(&self) -> Result<MoeLauncher, Error> {
+        MoeLauncher::new(self.device.clone())
+    }
 }
 
 impl Backend for Cuda {
@@ -194,5 +215,9 @@ impl Backend for Cuda {
 
     fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
         Ok(Box::new(self.prepare_linear_layer(weights)?))
+    }
+
+    fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
+        self.router_launcher()?.route(router, logits)
     }
 }

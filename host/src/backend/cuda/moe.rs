@@ -1,59 +1,30 @@
 //! An MoE layer's weights on a device, and calls of it.
 
-use std::collections::HashMap;
+mod launcher;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytemuck::Zeroable;
 use cuda_driver::cust::context::CurrentContext;
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
-use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
-use kernels_gpu::moe_pack::abi::Pack;
-use kernels_gpu::units::matrix_bytes;
+use cuda_driver::sys::{self, CUdeviceptr, CUstream};
 
 use super::buffer::{Arena, Room};
 use super::device::Device;
 use super::event::Event;
 use super::graph::Graph;
 use super::layout::Cursor;
-use super::planned::ReadyLaunch;
 use crate::backend::MoeLayer;
+use crate::bias::Bias;
 use crate::error::Error;
-use crate::format::{BLOCK, Matrix};
-use crate::kernels::builds;
-use crate::kernels::launch::{Launch, output_code};
-use crate::kernels::moe::{self, MoeArguments, PlacedExperts, PlacedMoe, StageParts, Workspace, workspace_bytes};
-use crate::kernels::moe_pack::MoePack;
+use crate::format::Matrix;
+use crate::kernels::moe::{
+    self, MoeArguments, PROJECTIONS, PackedWeights, PlacedMoe, StageParts, Workspace, weight_bytes, workspace_bytes,
+};
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, Stages};
-
-/// A projection of every expert of a layer, in device memory as a checkpoint has it.
-#[derive(Clone, Copy, Debug)]
-pub struct MoeTensor<'a> {
-    /// Address of the first expert's packed values, at a multiple of 16: a row after the other, the even element of K in the low
-    /// nibble of a byte.
-    pub values: CUdeviceptr,
-    /// Bytes from one expert's values to the next one's, a multiple of 16.
-    pub values_stride: usize,
-    /// Address of the first expert's scales, e4m3, a row after the other.
-    pub scales: CUdeviceptr,
-    /// Bytes from one expert's scales to the next one's.
-    pub scales_stride: usize,
-    /// Each expert's global scale, by which its numbers are multiplied.
-    pub global_scales: &'a [f32],
-}
-
-/// The projections of a layer's experts: gate and up `[I, H]`, down `[H, I]`.
-#[derive(Clone, Copy, Debug)]
-pub struct MoeTensors<'a> {
-    /// Gate of every expert. Where an engine keeps gate and up of an expert in one tensor, its stride is that of both.
-    pub gate: MoeTensor<'a>,
-    /// Up of every expert.
-    pub up: MoeTensor<'a>,
-    /// Down of every expert.
-    pub down: MoeTensor<'a>,
-}
+pub use launcher::{MoeLauncher, MoeTensor, MoeTensors, PackedMoe};
 
 /// The prepared weights of an MoE layer; made by [`Cuda::prepare_moe_layer`](super::Cuda::prepare_moe_layer) or
 /// [`Cuda::pack_moe_layer`](super::Cuda::pack_moe_layer).
@@ -62,11 +33,11 @@ pub struct MoeTensors<'a> {
 /// captured into a graph, ours or the caller's. What a call launches depends on T and on addresses, never on what the tokens
 /// chose.
 pub struct CudaMoeLayer {
+    launcher: MoeLauncher,
     placed: PlacedMoe,
-    /// The entries, by name.
-    functions: Vec<(&'static str, CUfunction)>,
     /// What `placed` points into.
-    memory: Vec<DeviceBuffer<u8>>,
+    weights: DeviceBuffer<u8>,
+    map: Option<DeviceBuffer<i32>>,
     /// Whether a step from host memory runs as a graph.
     graph: bool,
     /// A step from host memory, and its workspace.
@@ -82,26 +53,25 @@ pub struct CudaMoeLayer {
 }
 
 impl CudaMoeLayer {
-    /// A layer without weights.
-    fn new(device: Arc<Device>, sizes: MoeSizes, graph: bool) -> Result<Self, Error> {
+    /// A layer with room for its weights.
+    fn new(device: Arc<Device>, sizes: MoeSizes, expert_map: Option<&[i32]>, graph: bool) -> Result<Self, Error> {
         sizes.check()?;
         device.make_current()?;
-        let (major, minor) = device.info.capability;
-        if moe::KERNELS.iter().any(|kernel| builds::find(kernel.name(), (major, minor)).is_none()) {
-            let text = format!("there is no MoE layer for compute capability {major}.{minor} yet; take the CPU");
-            return Err(Error::NotComputed(text));
-        }
-        let mut functions = Vec::new();
-        for (kernel, entry) in
-            moe::KERNELS.into_iter().flat_map(|kernel| kernel.entries().into_iter().map(move |entry| (kernel, entry)))
-        {
-            functions.push((entry.name, device.function(kernel.name(), &entry)?));
-        }
-        let none = PlacedExperts { gate_up: 0, down: 0, alpha: [0; 3] };
-        Ok(Self {
-            placed: PlacedMoe { sizes, experts: none, shared: None, map: 0 },
-            functions,
-            memory: Vec::new(),
+        let launcher = MoeLauncher::new(device.clone())?;
+        // SAFETY: every byte is written before a call reads it.
+        let weights = device.check(unsafe { DeviceBuffer::uninitialized(weight_bytes(&sizes)) })?;
+        let map = expert_map.map(|map| device.check(DeviceBuffer::from_slice(map))).transpose()?;
+        let PackedWeights { experts, shared, .. } = PackedWeights::at(&sizes, weights.as_device_ptr().as_raw());
+        let layer = Self {
+            launcher,
+            placed: PlacedMoe {
+                sizes,
+                experts,
+                shared,
+                map: map.as_ref().map_or(0, |map| map.as_device_ptr().as_raw()),
+            },
+            weights,
+            map,
             graph,
             arena: Arena::default(),
             workspace: Room::default(),
@@ -111,18 +81,20 @@ impl CudaMoeLayer {
             start: Event::new(&device)?,
             end: Event::new(&device)?,
             device,
-        })
+        };
+        layer.wait_for_copies()?;
+        Ok(layer)
     }
 
     /// A layer of weights in host memory. They are brought over a projection at a time, and packed there.
     pub(super) fn prepare(device: Arc<Device>, weights: &MoeWeights<'_>, graph: bool) -> Result<Self, Error> {
-        let sizes = weights.sizes();
-        let mut layer = Self::new(device, sizes, graph)?;
-        layer.placed.experts = layer.upload_experts(weights.experts(), sizes.intermediate)?;
-        if let (Some(shared), Some(intermediate)) = (weights.shared(), sizes.shared_intermediate) {
-            layer.placed.shared = Some(layer.upload_experts(std::slice::from_ref(shared), intermediate)?);
+        let layer = Self::new(device, weights.sizes(), weights.expert_map(), graph)?;
+        // SAFETY: the stream is the layer's own, of the current context, and the weights have room.
+        unsafe { layer.launcher.clear(&layer.packed(), layer.stream.as_inner())? };
+        layer.upload_experts(weights.experts(), false)?;
+        if let Some(shared) = weights.shared() {
+            layer.upload_experts(std::slice::from_ref(shared), true)?;
         }
-        layer.upload_map(weights.expert_map())?;
         Ok(layer)
     }
 
@@ -139,9 +111,6 @@ impl CudaMoeLayer {
         expert_map: Option<&[i32]>,
         graph: bool,
     ) -> Result<Self, Error> {
-        if shared.is_some() != sizes.shared_intermediate.is_some() {
-            return Err(Error::Invalid("tensors of a shared expert and its intermediate size come together".into()));
-        }
         let named = expert_map.map_or(sizes.experts, <[i32]>::len);
         if named != sizes.named_experts {
             return Err(Error::Mismatch {
@@ -150,42 +119,21 @@ impl CudaMoeLayer {
                 expected: sizes.named_experts,
             });
         }
-        let mut layer = Self::new(device, sizes, graph)?;
-        // SAFETY: `# Safety` above.
-        unsafe {
-            layer.placed.experts = layer.pack_experts(experts, sizes.experts, sizes.intermediate)?;
-            if let (Some(shared), Some(intermediate)) = (shared, sizes.shared_intermediate) {
-                layer.placed.shared = Some(layer.pack_experts(shared, 1, intermediate)?);
-            }
-        }
-        layer.upload_map(expert_map)?;
+        let layer = Self::new(device, sizes, expert_map, graph)?;
+        let (weights, stream) = (layer.weights.as_device_ptr().as_raw(), layer.stream.as_inner());
+        // SAFETY: the stream is the layer's own and captures nothing, and the weights have room. `# Safety` above asks for the
+        // tensors, and all is waited for before anything is freed.
+        let queued = unsafe { layer.launcher.pack(&sizes, experts, shared, weights, stream) };
+        let finished = layer.device.check(layer.stream.synchronize());
+        queued.and(finished)?;
+        let mut head = [0; MoeLauncher::HEAD_BYTES];
+        layer.device.check(layer.weights.index(..head.len()).copy_to(&mut head))?;
+        MoeLauncher::check_packed(&sizes, &head)?;
         Ok(layer)
     }
 
-    /// Keeps memory of so many bytes, and returns its address.
-    fn allocate(&mut self, bytes: u64) -> Result<CUdeviceptr, Error> {
-        let bytes = usize::try_from(bytes).map_err(|_| Error::TooLarge)?;
-        // SAFETY: every byte is written before a call reads it.
-        let memory = self.device.check(unsafe { DeviceBuffer::uninitialized(bytes) })?;
-        let address = memory.as_device_ptr().as_raw();
-        self.memory.push(memory);
-        Ok(address)
-    }
-
-    /// Keeps a copy of an array.
-    fn upload<T: bytemuck::NoUninit>(&mut self, array: &[T]) -> Result<CUdeviceptr, Error> {
-        let memory = self.device.check(DeviceBuffer::from_slice(bytemuck::cast_slice::<T, u8>(array)))?;
-        let address = memory.as_device_ptr().as_raw();
-        self.memory.push(memory);
-        Ok(address)
-    }
-
-    /// Keeps the expert map, the last thing that a layer is given.
-    fn upload_map(&mut self, map: Option<&[i32]>) -> Result<(), Error> {
-        if let Some(map) = map {
-            self.placed.map = self.upload(map)?;
-        }
-        self.wait_for_copies()
+    fn packed(&self) -> PackedWeights {
+        PackedWeights::at(&self.placed.sizes, self.weights.as_device_ptr().as_raw())
     }
 
     /// A copy from pageable memory may return with its last part still on the way (cuda.h, "API synchronization behavior"), and
@@ -194,152 +142,52 @@ impl CudaMoeLayer {
         self.device.check(CurrentContext::synchronize())
     }
 
-    /// Room for so many experts' units, with their global scales.
-    fn place_experts(
-        &mut self,
-        experts: usize,
-        intermediate: usize,
-        alpha: [&[f32]; 3],
-    ) -> Result<PlacedExperts, Error> {
-        let (hidden, intermediate, experts) = (self.placed.sizes.hidden as u32, intermediate as u32, experts as u64);
-        let mut alphas = [0; 3];
-        for (address, alpha) in alphas.iter_mut().zip(alpha) {
-            *address = self.upload(alpha)?;
-        }
-        Ok(PlacedExperts {
-            gate_up: self.allocate(experts * 2 * matrix_bytes(intermediate, hidden))?,
-            down: self.allocate(experts * matrix_bytes(hidden, intermediate))?,
-            alpha: alphas,
-        })
-    }
-
-    fn upload_experts(&mut self, experts: &[MoeExpert<'_>], intermediate: usize) -> Result<PlacedExperts, Error> {
-        type Projection = for<'e, 'm> fn(&'e MoeExpert<'m>) -> &'e Matrix<'m>;
-        let projections: [Projection; 3] = [|expert| &expert.gate, |expert| &expert.up, |expert| &expert.down];
-        let scales = projections.map(|of| experts.iter().map(|expert| of(expert).global_scale()).collect::<Vec<_>>());
-        let placed = self.place_experts(experts.len(), intermediate, scales.each_ref().map(|scales| &scales[..]))?;
-        for (projection, of) in projections.into_iter().enumerate() {
+    /// Brings over the routed experts, or the shared one, and packs them.
+    fn upload_experts(&self, experts: &[MoeExpert<'_>], of_shared: bool) -> Result<(), Error> {
+        type Projection = for<'e, 'm> fn(&'e MoeExpert<'m>) -> (Option<&'e Matrix<'m>>, &'e Option<Bias<'m>>);
+        let projections: [Projection; PROJECTIONS] = [
+            |expert| (expert.gate.as_ref(), &expert.biases.gate),
+            |expert| (Some(&expert.up), &expert.biases.up),
+            |expert| (Some(&expert.down), &expert.biases.down),
+        ];
+        let sizes = &self.placed.sizes;
+        for (projection, of_expert) in projections.into_iter().enumerate() {
+            let Some(matrices) = experts.iter().map(|expert| of_expert(expert).0).collect::<Option<Vec<_>>>() else {
+                continue; // The activation has no gate.
+            };
+            let zeros = || vec![0.0; matrices[0].rows()].into();
+            let numbers = |expert| of_expert(expert).1.as_ref().map_or_else(zeros, |bias| bias.numbers(sizes.dtype));
+            let bias =
+                sizes.biases.then(|| Bias::F32(experts.iter().flat_map(|expert| numbers(expert).to_vec()).collect()));
             // No more of the layer than a projection is there twice.
-            let (values, scales) = (of(&experts[0]).values().len(), of(&experts[0]).scales().len());
+            let (values, scales) = (matrices[0].values().len(), matrices[0].scales().len());
             // SAFETY: every byte that is read is copied there in the loop below.
             let [raw_values, raw_scales] = [values, scales]
                 .map(|bytes| unsafe { self.device.check(DeviceBuffer::<u8>::uninitialized(bytes * experts.len())) });
             let (raw_values, raw_scales) = (raw_values?, raw_scales?);
-            for (expert, matrix) in experts.iter().map(of).enumerate() {
+            for (expert, matrix) in matrices.iter().enumerate() {
                 let part = |bytes: usize| expert * bytes..(expert + 1) * bytes;
                 self.device.check(raw_values.index(part(values)).copy_from(matrix.values()))?;
                 self.device.check(raw_scales.index(part(scales)).copy_from(matrix.scales()))?;
             }
+            self.wait_for_copies()?;
             let tensor = MoeTensor {
                 values: raw_values.as_device_ptr().as_raw(),
                 values_stride: values,
                 scales: raw_scales.as_device_ptr().as_raw(),
                 scales_stride: scales,
-                global_scales: &[],
+                global_scales: &matrices.iter().map(|matrix| matrix.global_scale()).collect::<Vec<_>>(),
+                bias: bias.as_ref(),
             };
-            // SAFETY: the tensor lies in the two buffers, which live until the packing was waited for.
-            unsafe { self.pack_projection(&placed, projection, &tensor, experts.len(), intermediate)? };
+            let (packed, stream) = (self.packed(), self.stream.as_inner());
+            // SAFETY: the context is current and the stream is the layer's own. The tensor lies in the two buffers, which live until
+            // the packing was waited for.
+            let queued =
+                unsafe { self.launcher.pack_projection(sizes, &packed, of_shared, projection, &tensor, stream) };
+            let finished = self.device.check(self.stream.synchronize());
+            queued.and(finished)?;
         }
-        Ok(placed)
-    }
-
-    /// # Safety
-    ///
-    /// So many experts' projections lie where the tensors say, and nobody writes them meanwhile.
-    unsafe fn pack_experts(
-        &mut self,
-        tensors: &MoeTensors<'_>,
-        experts: usize,
-        intermediate: usize,
-    ) -> Result<PlacedExperts, Error> {
-        let projections = [("gate", &tensors.gate), ("up", &tensors.up), ("down", &tensors.down)];
-        for (name, tensor) in projections {
-            let MoeTensor { values, values_stride, global_scales, .. } = *tensor;
-            if global_scales.len() != experts {
-                let got = global_scales.len();
-                return Err(Error::Mismatch { what: "global scales", got, expected: experts }.at(name));
-            }
-            if let Some(expert) = global_scales.iter().position(|scale| !scale.is_finite() || *scale < 0.0) {
-                let error = Error::GlobalScale { value: global_scales[expert] };
-                return Err(error.at(format_args!("expert {expert}: {name}")));
-            }
-            if !values.is_multiple_of(16) || !values_stride.is_multiple_of(16) {
-                return Err(Error::Invalid(format!(
-                    "{name}: values at {values:#x}, {values_stride} bytes apart; both must be multiples of 16"
-                )));
-            }
-        }
-        let placed = self.place_experts(experts, intermediate, projections.map(|(_, tensor)| tensor.global_scales))?;
-        for (index, (_, tensor)) in projections.into_iter().enumerate() {
-            // SAFETY: `# Safety` above.
-            unsafe { self.pack_projection(&placed, index, tensor, experts, intermediate)? };
-        }
-        Ok(placed)
-    }
-
-    /// Packs gate, up or down (0, 1, 2) of every expert, and waits for it.
-    ///
-    /// # Safety
-    ///
-    /// So many matrices lie where the tensor says.
-    unsafe fn pack_projection(
-        &self,
-        placed: &PlacedExperts,
-        projection: usize,
-        tensor: &MoeTensor<'_>,
-        experts: usize,
-        intermediate: usize,
-    ) -> Result<(), Error> {
-        const NAMES: [&str; 3] = ["gate", "up", "down"];
-
-        let (hidden, intermediate) = (self.placed.sizes.hidden as u32, intermediate as u32);
-        let is_down = projection == 2;
-        let (rows, k) = if is_down { (hidden, intermediate) } else { (intermediate, hidden) };
-        let bytes = matrix_bytes(rows, k);
-        let invalid = self.device.check(DeviceBuffer::from_slice(&[u64::MAX]))?;
-        let pack = Pack {
-            values: tensor.values,
-            values_stride: tensor.values_stride as u64,
-            scales: tensor.scales,
-            scales_stride: tensor.scales_stride as u64,
-            units: if is_down { placed.down } else { placed.gate_up + projection as u64 * bytes },
-            units_stride: if is_down { bytes } else { 2 * bytes },
-            invalid: invalid.as_device_ptr().as_raw(),
-            matrices: experts as u32,
-            rows,
-            k,
-            ordered_rows: u32::from(!is_down),
-            token_type: output_code(self.placed.sizes.dtype),
-            ..Pack::zeroed()
-        };
-        self.wait_for_copies()?;
-        let stream = self.stream.as_inner();
-        // SAFETY: the stream is this layer's own, of the current context; `# Safety` above asks for the tensor, and the units were
-        // allocated. All of it is waited for before anything is freed.
-        let queued =
-            self.ready(&MoePack.launch(pack)?).and_then(|launch| unsafe { launch.queue(&self.device, stream) });
-        let finished = self.device.check(self.stream.synchronize());
-        queued.and(finished)?;
-        let mut found = [u64::MAX];
-        self.device.check(invalid.copy_to(&mut found))?;
-        if found[0] == u64::MAX {
-            return Ok(());
-        }
-        let blocks = u64::from(k) / BLOCK as u64;
-        let (row, block) = (found[0] / blocks, (found[0] % blocks) as usize);
-        let (expert, row) = (row / u64::from(rows), (row % u64::from(rows)) as usize);
-        let name = NAMES[projection];
-        Err(Error::Invalid(format!(
-            "expert {expert}: {name}: the scale of row {row}, block {block} is negative or NaN"
-        )))
-    }
-
-    /// A launch with its entry.
-    fn ready(&self, launch: &Launch) -> Result<ReadyLaunch, Error> {
-        let is_it = |(entry, _): &&(&str, CUfunction)| *entry == launch.grid.entry;
-        let &(_, function) = self.functions.iter().find(is_it).expect("entries are loaded");
-        let parameter = launch.write(0, &mut [], &mut |_| unreachable!("the parameter says everything"))?;
-        Ok(ReadyLaunch { function, grid: launch.grid, parameter })
+        Ok(())
     }
 
     /// The same layer at other addresses, so that measurements need not find its weights in a cache.
@@ -347,22 +195,11 @@ impl CudaMoeLayer {
     /// # Errors
     /// [`Error::Driver`], for instance when the device's memory does not hold it.
     pub fn try_clone(&self) -> Result<Self, Error> {
-        let mut clone = Self::new(self.device.clone(), self.placed.sizes, self.graph)?;
-        let mut copies = HashMap::from([(0, 0)]);
-        for memory in &self.memory {
-            let from = memory.as_device_ptr().as_raw();
-            let to = clone.allocate(memory.len() as u64)?;
-            // SAFETY: both have so many bytes, and nothing writes either meanwhile.
-            self.device.check_raw(unsafe { sys::cuMemcpyDtoD_v2(to, from, memory.len()) })?;
-            copies.insert(from, to);
-        }
-        let experts = |placed: PlacedExperts| PlacedExperts {
-            gate_up: copies[&placed.gate_up],
-            down: copies[&placed.down],
-            alpha: placed.alpha.map(|address| copies[&address]),
-        };
-        let PlacedMoe { sizes, experts: routed, shared, map } = self.placed;
-        clone.placed = PlacedMoe { sizes, experts: experts(routed), shared: shared.map(experts), map: copies[&map] };
+        let map = self.map.as_ref().map(|map| self.device.check(map.as_host_vec())).transpose()?;
+        let clone = Self::new(self.device.clone(), self.placed.sizes, map.as_deref(), self.graph)?;
+        let [to, from] = [&clone, self].map(|layer| layer.weights.as_device_ptr().as_raw());
+        // SAFETY: both have so many bytes, and nothing writes either meanwhile.
+        self.device.check_raw(unsafe { sys::cuMemcpyDtoD_v2(to, from, self.weights.len()) })?;
         clone.wait_for_copies()?;
         Ok(clone)
     }
@@ -374,23 +211,12 @@ impl CudaMoeLayer {
 
     /// Bytes of the layer's weights on the device.
     pub fn weight_bytes(&self) -> usize {
-        self.memory.iter().map(|memory| memory.len()).sum()
+        self.weights.len() + self.map.as_ref().map_or(0, |map| size_of::<i32>() * map.len())
     }
 
     /// Bytes of workspace that a call needs with up to so many tokens; see [`workspace_bytes`].
     pub fn workspace_bytes(&self, max_tokens: usize) -> usize {
         workspace_bytes(&self.placed.sizes, max_tokens)
-    }
-
-    /// The launches of a call with a workspace at an address, in order.
-    fn plan(&self, arguments: &MoeArguments, workspace: CUdeviceptr) -> Result<Vec<Launch>, Error> {
-        let (sizes, sms) = (&self.placed.sizes, self.device.info.sms);
-        let mut launches = Vec::new();
-        for (_, chunk) in moe::chunks(sizes, arguments)? {
-            let workspace = Workspace::at(sizes, chunk.token_count, workspace);
-            launches.append(&mut moe::launches(&self.placed, &chunk, &workspace, sms)?);
-        }
-        Ok(launches)
     }
 
     /// Queues a call on the caller's stream and returns without waiting: how many launches it was given. Nothing is allocated
@@ -419,13 +245,8 @@ impl CudaMoeLayer {
         stream: CUstream,
     ) -> Result<usize, Error> {
         self.device.make_current()?;
-        let launches = self.plan(arguments, workspace)?;
-        for launch in &launches {
-            // SAFETY: `# Safety` above asks for the stream and for all that parameters point to; the layer keeps its weights, and
-            // the device the functions' modules.
-            unsafe { self.ready(launch)?.queue(&self.device, stream)? };
-        }
-        Ok(launches.len())
+        // SAFETY: the context is current, and the layer keeps its weights. `# Safety` above asks for the rest.
+        unsafe { self.launcher.queue(&self.placed, arguments, workspace, stream) }
     }
 
     /// A call as a graph, which is launched in one go, and is right for whatever ids and weights lie there then.

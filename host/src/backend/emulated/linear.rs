@@ -79,6 +79,7 @@ impl LinearLayer for EmulatedLinear {
             output: out.address,
         };
         let launch = linear_sm90::launch(&self.layer, &arguments, self.gpu.sms)?;
+        self.gpu.clock.iter().for_each(|clock| clock.begin());
         let start = Instant::now();
         let done = self.gpu.launch(&mut self.device, &launch, &mut self.step);
         let time = start.elapsed();

@@ -8,6 +8,7 @@ use ptx_emulator::{Buffer, Device};
 use super::{Counters, Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, upload};
 use crate::backend::MoeLayer;
 use crate::error::Error;
+use crate::format::Matrix;
 use crate::kernels::group::Address;
 use crate::kernels::moe::{self, MoeArguments, PlacedExperts, PlacedMoe, StageParts, Workspace, token_type};
 use crate::kernels::moe_pack::units::{RowOrder, pack};
@@ -67,15 +68,23 @@ fn place_experts(device: &mut Device, experts: &[MoeExpert<'_>], sizes: &MoeSize
     let token_type = token_type(sizes.dtype);
     let mut place = |bytes: Vec<u8>| upload(device, &bytes, WEIGHTS).address;
     let of_k = |expert: &MoeExpert<'_>| {
-        [&expert.gate, &expert.up].map(|matrix| pack(matrix, RowOrder::OfK, token_type)).concat()
+        let matrices = expert.gate.as_ref().into_iter().chain([&expert.up]);
+        matrices.flat_map(|matrix| pack(matrix, RowOrder::OfK, token_type)).collect::<Vec<u8>>()
     };
     let gate_up = place(experts.iter().flat_map(of_k).collect());
     let down = place(experts.iter().flat_map(|expert| pack(&expert.down, RowOrder::Kept, token_type)).collect());
-    let alpha = [0, 1, 2].map(|index| {
-        let scales: Vec<f32> = experts.iter().map(|expert| expert.projections()[index].1.global_scale()).collect();
-        upload(device, &scales, WEIGHTS).address
+    let scale = |matrix: Option<&Matrix<'_>>| matrix.map_or(f32::NAN, Matrix::global_scale);
+    let alpha = [
+        experts.iter().map(|expert| scale(expert.gate.as_ref())).collect::<Vec<_>>(),
+        experts.iter().map(|expert| scale(Some(&expert.up))).collect(),
+        experts.iter().map(|expert| scale(Some(&expert.down))).collect(),
+    ]
+    .map(|scales| upload(device, &scales, WEIGHTS).address);
+    let bias = [0, 1, 2].map(|projection| {
+        let biases = moe::biases(sizes, experts, projection);
+        biases.map_or(0, |biases| upload(device, &biases, WEIGHTS).address)
     });
-    PlacedExperts { gate_up, down, alpha }
+    PlacedExperts { gate_up, down, alpha, bias }
 }
 
 /// Brings a layer to the device.
@@ -147,6 +156,7 @@ impl EmulatedMoeLayer {
         output: &mut MoeOutput,
     ) -> Result<(usize, Counters), Error> {
         let sizes = self.layer.sizes;
+        self.gpu.clock.iter().for_each(|clock| clock.begin());
         let (mut launched, mut counters) = (0, None::<Counters>);
         for (first, chunk) in moe::chunks(&sizes, arguments)? {
             if self.workspace.as_ref().is_none_or(|workspace| workspace.tokens < chunk.token_count) {

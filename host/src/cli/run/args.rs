@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ValueEnum, ValueHint};
-use nvfp4::backend::emulated;
+use nvfp4::backend::emulated::{self, Card};
 use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::moe::generate::Routing;
@@ -59,6 +59,24 @@ pub struct Args {
     /// [default: fair].
     #[arg(long, value_parser = parse::suggested::<emulated::Schedule>(["fair", "worst"]), hide_possible_values = true)]
     pub schedule: Option<emulated::Schedule>,
+    /// Predict the time on a card (docs/time-model.md says how, and how far to trust it). No hazards are looked for.
+    #[arg(long, requires = "gpu")]
+    pub timed: bool,
+    /// The card of --timed: h200 or b200.
+    #[arg(long, value_parser = Card::NAMES, requires = "timed")]
+    pub gpu: Option<String>,
+    /// With --timed: a constant of the card, in place of its own (docs/time-model.md lists them). May be given several times.
+    #[arg(long, value_name = "NAME=VALUE", requires = "timed")]
+    pub constant: Vec<String>,
+    /// With --timed: leave out arithmetic that no control flow depends on. The output is not checked then.
+    #[arg(long, requires = "timed")]
+    pub no_values: bool,
+    /// With --timed: how the prediction changes when each assumed constant of the card is halved or doubled. It takes a run each.
+    #[arg(long, requires = "timed")]
+    pub sensitivity: bool,
+    /// With --timed: what some multiprocessors did, for https://ui.perfetto.dev.
+    #[arg(long, value_name = "FILE.json", value_hint = ValueHint::FilePath, requires = "timed")]
+    pub trace: Option<PathBuf>,
     /// How inputs are made [default: the shape's own, or gaussian].
     #[arg(long, value_name = "GENERATOR", value_parser = parse::generator())]
     pub input: Option<Generator>,
@@ -162,6 +180,13 @@ pub enum Choice {
 }
 
 impl Args {
+    /// The card of --timed.
+    pub fn card(&self) -> anyhow::Result<Option<Card>> {
+        let Some(card) = self.gpu.as_deref().and_then(Card::named) else { return Ok(None) };
+        let set = |card: Card, constant: &String| card.with(constant).map_err(|text| anyhow::anyhow!(text));
+        self.constant.iter().try_fold(card, set).map(Some)
+    }
+
     /// Whether a whole layer is to be computed: it was asked for, or the shape is one of a layer.
     pub fn is_moe(&self) -> bool {
         let is_layer = |name: &String| shape::builtin().iter().any(|layer| layer.name == *name);

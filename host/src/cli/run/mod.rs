@@ -1,22 +1,22 @@
 //! `nvfp4 run`: the main job. Inputs, a backend, runs, the check against the exact reference, a report.
 
 mod args;
+mod emulated_gpu;
 mod job;
 mod linear;
 mod moe;
+mod prediction;
 mod report;
 mod verification;
 
 use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use nvfp4::Output;
 use nvfp4::backend::cuda::{self, Cuda};
-use nvfp4::backend::emulated::{self, Emulated};
 use nvfp4::backend::{self, Backend, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, OutputFile, check_file, refuse_input};
-use nvfp4::files::read_bounded;
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::Step;
 
@@ -93,6 +93,9 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         host: host_times.get(host_times.len() / 2).copied(),
         comparison,
     };
+    if let Some(prediction) = backend.prediction() {
+        prediction::write(args, &prediction)?;
+    }
     let is_wrong = comparison.is_some_and(|comparison| !comparison.passed());
     // Before the report, whose reader may have gone: that would end the command without the file.
     let written = output_file.filter(|_| !is_wrong).map_or(Ok(()), |file| file.write(&output));
@@ -101,13 +104,17 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     } else {
         report.print(out)?;
     }
+    if args.sensitivity {
+        prediction::sensitivity(args, &weights, &step, out)?;
+    }
     written?;
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }
 
 fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
-    if args.backend != Choice::Emulated && (args.arch.is_some() || args.schedule.is_some() || args.sms.is_some()) {
-        bail!("--arch, --schedule and --sms are the emulator's; add --backend emulated");
+    let emulated = args.arch.is_some() || args.schedule.is_some() || args.sms.is_some() || args.timed;
+    if args.backend != Choice::Emulated && emulated {
+        bail!("--arch, --schedule, --sms and --timed are the emulator's; add --backend emulated");
     }
     let cuda = || {
         let options = cuda::Options { code: args.ptx.clone(), ..Default::default() };
@@ -120,34 +127,11 @@ fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
         }
         Choice::Cpu => Box::new(Cpu::new()),
         Choice::Cuda => Box::new(cuda()?),
-        Choice::Emulated => Box::new(emulated_gpu(args)?),
+        Choice::Emulated => Box::new(emulated_gpu::by_card(args)?),
         Choice::Auto => match cuda() {
             Ok(gpu) => Box::new(gpu),
             Err(error) if error.is_no_device() && of_any_device => Box::new(Cpu::new()),
             Err(error) => return Err(error.into()),
         },
     })
-}
-
-fn emulated_gpu(args: &Args) -> anyhow::Result<Emulated> {
-    let options =
-        emulated::Options { schedule: args.schedule.unwrap_or_default(), sms: args.sms, ..Default::default() };
-    let default_arch = match args.op {
-        Some(Operation::Linear) => emulated::linear_arch(),
-        _ if args.is_moe() => emulated::moe_arch(),
-        _ => emulated::default_arch(),
-    };
-    let Some(path) = &args.ptx else {
-        let arch = args.arch.as_deref().unwrap_or(default_arch);
-        return Ok(Emulated::new(arch, options)?.with_variant(args.variant)?);
-    };
-    /// The longest PTX here has some hundred kilobytes.
-    const MAX_PTX_BYTES: usize = 256 << 20;
-    let not_ptx = || format!("{} is no PTX", path.display());
-    let ptx = String::from_utf8(read_bounded(path, MAX_PTX_BYTES, "a file of PTX")?).with_context(not_ptx)?;
-    let target = ptx.lines().find_map(|line| line.trim().strip_prefix(".target")).unwrap_or_default();
-    let target = target.split([',', ' ']).find(|word| !word.is_empty());
-    let arch = args.arch.as_deref().or(target).unwrap_or(default_arch);
-    let gpu = Emulated::new(arch, options)?.with_variant(args.variant)?;
-    gpu.with_ptx(&ptx).with_context(|| path.display().to_string())
 }

@@ -51,7 +51,7 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
         check_memory(&sizes, tokens)?;
         let generator = args.input.unwrap_or_default();
         let hidden = linear::generate::inputs(generator, tokens, sizes.hidden, dtype, args.seed)?.x.into_owned();
-        let inputs = layer.router.inputs(sizes, hidden);
+        let inputs = layer.router.inputs(sizes, hidden)?;
         let name = format!("{} layer {number}", path.display());
         let job = Job { name, generator, routing: "its router's", weights: layer.weights, inputs };
         return compute(args, job, backend, &|| Ok(checkpoint.check_unchanged()?), out);
@@ -212,9 +212,10 @@ impl Report<'_> {
 
     /// Operations, a multiply-add counted as two.
     fn operations(&self) -> f64 {
-        let MoeSizes { hidden, intermediate, shared_intermediate, .. } = self.step.sizes();
+        let MoeSizes { hidden, intermediate, shared_intermediate, activation, .. } = self.step.sizes();
         let shared = self.step.tokens() as f64 * shared_intermediate.unwrap_or(0) as f64;
-        6.0 * hidden as f64 * (self.step.rows().count() as f64 * intermediate as f64 + shared)
+        let matrices = if activation.has_gate() { 3.0 } else { 2.0 };
+        2.0 * matrices * hidden as f64 * (self.step.rows().count() as f64 * intermediate as f64 + shared)
     }
 
     /// The rows of the expert that has most.
@@ -250,6 +251,8 @@ impl Report<'_> {
             "named_experts": sizes.named_experts,
             "top_k": sizes.top_k,
             "shared_intermediate": sizes.shared_intermediate,
+            "activation": sizes.activation.to_string(),
+            "biases": sizes.biases,
             "tokens": self.step.tokens(),
             "rows": self.step.rows().count(),
             "hit_experts": self.step.rows().hit_experts(),
@@ -288,7 +291,12 @@ impl Report<'_> {
             if sizes.named_experts > sizes.experts { format!(" of {}", sizes.named_experts) } else { String::new() };
         let shared = sizes.shared_intermediate.map_or(String::new(), |size| format!(", a shared one of I {size}"));
         let (hidden, intermediate, experts, top_k) = (sizes.hidden, sizes.intermediate, sizes.experts, sizes.top_k);
-        writeln!(out, "layer     H {hidden}, I {intermediate}, {experts} experts{of}, top {top_k}{shared}")?;
+        let biases = if sizes.biases { " with biases" } else { "" };
+        let activation = sizes.activation;
+        writeln!(
+            out,
+            "layer     H {hidden}, I {intermediate}, {experts} experts{of}, top {top_k}{shared}, {activation}{biases}"
+        )?;
         writeln!(
             out,
             "step      {} tokens, {} rows of {} experts, at most {} of one",

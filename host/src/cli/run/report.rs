@@ -68,6 +68,10 @@ impl Report<'_> {
             report["counters"] = json!(counters);
             report["useful_share"] = json!(useful_share(counters, work.operations));
         }
+        if let Some(prediction) = self.backend.prediction() {
+            report["predicted_us"] = json!(prediction.microseconds);
+            report["prediction"] = json!({"gpu": prediction.card.name, "launches": prediction.launches});
+        }
         report
     }
 
@@ -94,6 +98,9 @@ impl Report<'_> {
             Some(counters) => {
                 writeln!(out, "variant   {}: {}", self.args.variant, launches(self.layer.launches().unwrap_or(0)))?;
                 print_counters(counters, work.operations, seconds, out)?;
+                if let Some(prediction) = self.backend.prediction() {
+                    print_prediction(&prediction, out)?;
+                }
             }
             None => {
                 writeln!(
@@ -150,6 +157,16 @@ impl Report<'_> {
             (None, _) => writeln!(out, "verified  no: of a sample of {checked} elements all are {bound}"),
         }
     }
+}
+
+/// The predicted time, and where it goes.
+pub fn print_prediction(prediction: &emulated::Prediction, out: &mut impl Write) -> std::io::Result<()> {
+    writeln!(
+        out,
+        "predicted {:.2} µs on {}, a model's time and no card's",
+        prediction.microseconds, prediction.card.name
+    )?;
+    prediction.launches.iter().try_for_each(|launch| write!(out, "{launch}"))
 }
 
 pub fn launches(count: usize) -> String {

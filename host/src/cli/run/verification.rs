@@ -14,6 +14,7 @@ use crate::cli::progress::Progress;
 pub fn verify(args: &Args, weights: &Weights<'_>, step: &Step<'_>, output: &Output) -> Option<Comparison> {
     let tolerance = |element: &Element| args.variant.schedule.tolerance(output.dtype(), element);
     match args.verify {
+        _ if args.no_values => None,
         Verify::Full => Some(verify_all(weights, step, output, tolerance)),
         Verify::Sample => Some(verify_sample(weights, step, output, tolerance, args.seed)),
         Verify::Off => None,

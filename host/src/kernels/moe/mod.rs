@@ -9,8 +9,10 @@
 //! in the same order, and a token's rows are added in the order in which it names its experts.
 
 mod stages;
+mod weights;
 mod workspace;
 
+use kernels_gpu::epilogue::{self, PARAMETERS};
 use kernels_gpu::moe_route::abi::{Combine, Route};
 use kernels_gpu::moe_sm90::abi::Launch as Product;
 use kernels_gpu::units::{TokenType, matrix_bytes};
@@ -19,12 +21,15 @@ use super::group::Address;
 use super::kernel::Kernel;
 use super::launch::{Launch, output_code};
 use super::moe_pack::MoePack;
+use super::moe_pack::units::{RowOrder, of_rows};
 use super::moe_route::MoeRoute;
 use super::moe_sm90::{MoeSm90, most_token_tiles};
 use crate::error::Error;
-use crate::moe::MoeSizes;
+use crate::moe::{Activation, MoeExpert, MoeSizes};
 use crate::problem::{Op, OutDtype};
 pub(crate) use stages::StageParts;
+pub use weights::weight_bytes;
+pub(crate) use weights::{PROJECTIONS, PackedWeights};
 pub use workspace::workspace_bytes;
 pub(crate) use workspace::{PlacedLists, Workspace};
 
@@ -44,12 +49,47 @@ const TICKETS: [u64; 2] = [0, 1];
 /// Experts of the same sizes in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlacedExperts {
-    /// Units of every expert's gate, with those of its up behind them.
+    /// Units of every expert's gate, with those of its up behind them; or of its up alone.
     pub gate_up: Address,
     /// Units of every expert's down.
     pub down: Address,
     /// The global scales of every gate, up and down: three arrays of f32.
     pub alpha: [Address; 3],
+    /// The [`biases`] of every gate, up and down; 0 where there are none.
+    pub bias: [Address; 3],
+}
+
+/// The biases of a projection (gate, up, down: 0, 1, 2) of every expert, as kernels read them: f32, in the order in which the rows
+/// of weights are packed, zeros for an expert without. None if the layer has none at all.
+pub(crate) fn biases(sizes: &MoeSizes, experts: &[MoeExpert<'_>], projection: usize) -> Option<Vec<f32>> {
+    if !sizes.biases || projection == 0 && !sizes.activation.has_gate() {
+        return None;
+    }
+    let of_expert = |expert: &MoeExpert<'_>| {
+        let (bias, rows, order) = match projection {
+            0 => (&expert.biases.gate, expert.up.rows(), RowOrder::OfK),
+            1 => (&expert.biases.up, expert.up.rows(), RowOrder::OfK),
+            _ => (&expert.biases.down, expert.down.rows(), RowOrder::Kept),
+        };
+        let zeros = || vec![0.0; rows];
+        bias.as_ref().map_or_else(zeros, |bias| of_rows(&bias.numbers(sizes.dtype), order))
+    };
+    Some(experts.iter().flat_map(of_expert).collect())
+}
+
+/// An activation as kernels are told of it. They round its numbers to f32.
+fn activation_parameters(activation: Activation) -> epilogue::Activation {
+    let none = epilogue::Activation::NONE;
+    match activation.gate() {
+        _ if activation == Activation::Silu => none,
+        None => epilogue::Activation { kind: PARAMETERS, ..none },
+        Some(gate) => epilogue::Activation {
+            kind: PARAMETERS,
+            exponent: [gate.slope, gate.cubic].map(|factor| (-std::f64::consts::LOG2_E * factor) as f32),
+            limit: gate.limit as f32,
+            offset: gate.offset as f32,
+        },
+    }
 }
 
 /// A layer in device memory.
@@ -76,7 +116,7 @@ pub struct MoeArguments {
     pub topk_ids: Address,
     /// The weight of each, `[T, k]`, f32.
     pub topk_weights: Address,
-    /// Whether weights multiply the tokens, rather than the experts' results: only if k = 1 and there is no shared expert.
+    /// Whether weights multiply the tokens, rather than the experts' results: only if k = 1. A shared expert's tokens stay as they are.
     pub weights_on_input: bool,
     /// A weight of the shared expert for each token, `[T]`, f32; 0 if all are 1.
     pub shared_weights: Address,
@@ -89,9 +129,9 @@ pub struct MoeArguments {
 impl MoeArguments {
     /// Checks what can be seen without a device.
     pub(crate) fn check(&self, sizes: &MoeSizes) -> Result<(), Error> {
-        if self.weights_on_input && (sizes.top_k > 1 || sizes.shared_intermediate.is_some()) {
+        if self.weights_on_input && sizes.top_k > 1 {
             return Err(Error::Invalid(
-                "weights on the input are for layers with one expert a token and no shared expert; multiply the results".into(),
+                "weights on the input are for layers with one expert a token; multiply the results".into(),
             ));
         }
         let row_bytes = size_of::<u16>() * sizes.hidden;
@@ -166,6 +206,7 @@ pub(crate) fn launches(
         placed: &layer.experts,
         count: sizes.experts as u32,
         intermediate: sizes.intermediate as u32,
+        tokens: workspace.tokens,
         lists: workspace.lists,
         token_of_row: workspace.lists.at + workspace.lists.offsets.rows,
         tile_tokens: tile_tokens(choices, sizes.named_experts as u64),
@@ -178,6 +219,7 @@ pub(crate) fn launches(
         placed,
         count: 1,
         intermediate: shared.width,
+        tokens: shared.tokens.filter(|_| chunk.weights_on_input).unwrap_or(workspace.tokens),
         lists: shared.lists,
         token_of_row: 0,
         tile_tokens: tile_tokens(chunk.token_count as u64, 1),
@@ -189,7 +231,7 @@ pub(crate) fn launches(
     let chunk = Chunk { layer, arguments: chunk, workspace, sms };
     let mut launches = vec![chunk.route(&routed, shared.as_ref())?];
     for experts in [Some(&routed), shared.as_ref()].into_iter().flatten() {
-        launches.extend([Op::Gated, Op::Plain].map(|op| chunk.product(experts, op)));
+        launches.extend([chunk.gate_up(experts), chunk.down(experts)]);
     }
     launches.push(chunk.combine()?);
     Ok(launches)
@@ -201,6 +243,8 @@ struct Experts<'l> {
     count: u32,
     /// I.
     intermediate: u32,
+    /// Tokens in the order of K.
+    tokens: Address,
     lists: PlacedLists,
     /// Address of the list that says which token a row is of; 0 if rows are tokens.
     token_of_row: Address,
@@ -234,6 +278,7 @@ impl Chunk<'_> {
             input_pitch: arguments.token_pitch as u64,
             input_weights: if arguments.weights_on_input { arguments.topk_weights } else { 0 },
             tokens: self.workspace.tokens,
+            shared_tokens: shared.map_or(0, |shared| shared.tokens),
             lists: routed.lists.at,
             shared_lists: shared.map_or(0, |shared| shared.lists.at),
             token_count: arguments.token_count as u32,
@@ -248,43 +293,60 @@ impl Chunk<'_> {
         MoeRoute.route(route)
     }
 
-    /// Gate and up, or down.
-    fn product(&self, experts: &Experts<'_>, op: Op) -> Launch {
+    /// Gate and up, or up alone.
+    fn gate_up(&self, experts: &Experts<'_>) -> Launch {
         let (hidden, intermediate) = (self.layer.sizes.hidden as u32, experts.intermediate);
-        let PlacedLists { at, offsets } = experts.lists;
-        let PlacedExperts { gate_up, down, alpha: [gate_alpha, up_alpha, down_alpha] } = *experts.placed;
-        let [ticket_of_gated, ticket_of_plain] = TICKETS.map(|index| at + offsets.tickets + 4 * index);
+        let activation = self.layer.sizes.activation;
+        let PlacedExperts { gate_up, alpha: [gate_alpha, up_alpha, _], bias: [gate_bias, up_bias, _], .. } =
+            *experts.placed;
+        let bytes = matrix_bytes(intermediate, hidden);
         let common = Product {
-            firsts: at + offsets.firsts,
-            tile_firsts: at + offsets.tile_firsts,
-            experts: experts.count,
+            tokens: experts.tokens,
+            rows: experts.token_of_row,
+            c: experts.products[0],
+            n: intermediate,
+            k: hidden,
+            lists_pending: experts.lists_pending.into(),
+            activation: activation_parameters(activation),
             ..bytemuck::Zeroable::zeroed()
         };
-        let launch = match op {
-            Op::Gated => Product {
-                tokens: self.workspace.tokens,
-                rows: experts.token_of_row,
-                ticket: ticket_of_gated,
-                b: [gate_up, gate_up + matrix_bytes(intermediate, hidden)],
-                expert_bytes: 2 * matrix_bytes(intermediate, hidden),
-                alpha: [gate_alpha, up_alpha],
-                c: experts.products[0],
-                n: intermediate,
-                k: hidden,
-                lists_pending: experts.lists_pending.into(),
-                ..common
-            },
-            Op::Plain => Product {
-                tokens: experts.products[0],
-                ticket: ticket_of_plain,
-                b: [down, 0],
-                expert_bytes: matrix_bytes(hidden, intermediate),
-                alpha: [down_alpha, 0],
-                c: experts.products[1],
-                n: hidden,
-                k: intermediate,
-                ..common
-            },
+        if activation.has_gate() {
+            let (b, alpha, bias) = ([gate_up, gate_up + bytes], [gate_alpha, up_alpha], [gate_bias, up_bias]);
+            self.product(experts, Op::Gated, 0, Product { b, expert_bytes: 2 * bytes, alpha, bias, ..common })
+        } else {
+            let (b, alpha, bias) = ([gate_up, 0], [up_alpha, 0], [up_bias, 0]);
+            self.product(experts, Op::Plain, 0, Product { b, expert_bytes: bytes, alpha, bias, ..common })
+        }
+    }
+
+    /// Down.
+    fn down(&self, experts: &Experts<'_>) -> Launch {
+        let (hidden, intermediate) = (self.layer.sizes.hidden as u32, experts.intermediate);
+        let PlacedExperts { down, alpha: [.., down_alpha], bias: [.., down_bias], .. } = *experts.placed;
+        let launch = Product {
+            tokens: experts.products[0],
+            b: [down, 0],
+            expert_bytes: matrix_bytes(hidden, intermediate),
+            alpha: [down_alpha, 0],
+            bias: [down_bias, 0],
+            c: experts.products[1],
+            n: hidden,
+            k: intermediate,
+            activation: epilogue::Activation::NONE,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        self.product(experts, Op::Plain, 1, launch)
+    }
+
+    /// A product of experts' rows, the first or the second one, on the instance for it.
+    fn product(&self, experts: &Experts<'_>, op: Op, index: usize, launch: Product) -> Launch {
+        let PlacedLists { at, offsets } = experts.lists;
+        let launch = Product {
+            firsts: at + offsets.firsts,
+            tile_firsts: at + offsets.tile_firsts,
+            ticket: at + offsets.tickets + 4 * TICKETS[index],
+            experts: experts.count,
+            ..launch
         };
         let token_type = token_type(self.layer.sizes.dtype);
         let token_tiles = most_token_tiles(experts.expected_rows, experts.count.into(), experts.tile_tokens);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use bytemuck::AnyBitPattern;
+use kernels_gpu::epilogue::NO_PARAMETERS;
 use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Lists, ROUTE_ENTRY};
 use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 
@@ -12,8 +13,10 @@ const SMS: u32 = 132;
 
 /// Where the workspace lies, and the layer's weights.
 const WORKSPACE: Address = 0x10_0000_0000;
-const EXPERTS: PlacedExperts = PlacedExperts { gate_up: 0x1000, down: 0x2000, alpha: [0x100, 0x200, 0x300] };
-const SHARED: PlacedExperts = PlacedExperts { gate_up: 0x5000, down: 0x6000, alpha: [0x500, 0x600, 0x700] };
+const EXPERTS: PlacedExperts =
+    PlacedExperts { gate_up: 0x1000, down: 0x2000, alpha: [0x100, 0x200, 0x300], bias: [0; 3] };
+const SHARED: PlacedExperts =
+    PlacedExperts { gate_up: 0x5000, down: 0x6000, alpha: [0x500, 0x600, 0x700], bias: [0; 3] };
 
 fn sizes(shared: Option<usize>) -> MoeSizes {
     MoeSizes {
@@ -24,6 +27,8 @@ fn sizes(shared: Option<usize>) -> MoeSizes {
         top_k: 4,
         shared_intermediate: shared,
         dtype: OutDtype::Bf16,
+        activation: Activation::Silu,
+        biases: false,
     }
 }
 
@@ -235,4 +240,32 @@ fn arguments_that_kernels_cannot_read_are_refused() {
     ] {
         assert!(error.contains(text), "{error}");
     }
+}
+
+#[test]
+fn a_layer_without_gate_has_two_plain_products_of_which_the_first_is_activated() {
+    let sizes = MoeSizes { activation: Activation::Relu2, biases: true, ..sizes(None) };
+    let bias = [0, 0x800, 0x900];
+    let layer = PlacedMoe { experts: PlacedExperts { bias, ..EXPERTS }, ..layer(sizes) };
+    let (arguments, workspace) = (arguments(100), Workspace::at(&sizes, 100, WORKSPACE));
+    let chain = launches(&layer, &arguments, &workspace, SMS).unwrap();
+    assert_eq!([&chain[1], &chain[2]].map(|launch| instance(launch).matrices), [1, 1]);
+    let [up, down]: [Product; 2] = [&chain[1], &chain[2]].map(parameter);
+    assert_eq!((up.b[0], up.alpha[0], up.bias), (0x1000, 0x200, [0x800, 0]));
+    assert_eq!(up.expert_bytes, matrix_bytes(720, 2880));
+    assert_eq!((down.alpha[0], down.bias), (0x300, [0x900, 0]));
+    assert_eq!([up, down].map(|product| product.activation.kind), [PARAMETERS, NO_PARAMETERS]);
+}
+
+#[test]
+fn kernels_are_told_of_activations_as_powers_of_two() {
+    let silu = activation_parameters(Activation::Silu);
+    assert_eq!(silu, epilogue::Activation::NONE);
+    let gpt_oss = activation_parameters(Activation::GPT_OSS);
+    let exponent = [(-1.702 * std::f64::consts::LOG2_E) as f32, 0.0];
+    assert_eq!(gpt_oss, epilogue::Activation { kind: PARAMETERS, exponent, limit: 7.0, offset: 1.0 });
+    let limited = activation_parameters(Activation::SiluLimit { limit: 2.0 });
+    assert_eq!((limited.exponent[0], limited.limit, limited.offset), (-std::f32::consts::LOG2_E, 2.0, 0.0));
+    let gelu = activation_parameters(Activation::GeluTanh);
+    assert!(gelu.exponent[1] < 0.0 && gelu.limit == f32::INFINITY);
 }

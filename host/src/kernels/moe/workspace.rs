@@ -36,6 +36,8 @@ pub(crate) struct SharedWorkspace {
     pub lists: PlacedLists,
     /// Its I.
     pub width: u32,
+    /// Tokens without their weights, as [`Workspace::tokens`]: only where weights may be on the input.
+    pub tokens: Option<Address>,
     /// `[T, I]`, columns in the order of K.
     pub intermediate: Address,
     /// `[T, H]`.
@@ -58,6 +60,7 @@ impl Workspace {
             shared: sizes.shared_intermediate.map(|width| SharedWorkspace {
                 lists: lists(Lists::new(tokens, 1), &mut place),
                 width: width as u32,
+                tokens: (sizes.top_k == 1).then(|| place(bytes(tokens, sizes.hidden))),
                 intermediate: place(bytes(tokens, width)),
                 rows: place(bytes(tokens, sizes.hidden)),
             }),
@@ -72,7 +75,7 @@ impl Workspace {
 }
 
 /// The next so many bytes.
-fn take(end: &mut Address, bytes: u64) -> Address {
+pub(super) fn take(end: &mut Address, bytes: u64) -> Address {
     let at = *end;
     *end = (at + bytes).next_multiple_of(ALIGNMENT);
     at
@@ -114,7 +117,7 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
 ///
 /// ```
 /// use nvfp4::kernels::moe::workspace_bytes;
-/// use nvfp4::moe::MoeSizes;
+/// use nvfp4::moe::{Activation, MoeSizes};
 /// use nvfp4::problem::OutDtype;
 ///
 /// let mixtral = MoeSizes {
@@ -125,6 +128,8 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
 ///     top_k: 2,
 ///     shared_intermediate: None,
 ///     dtype: OutDtype::Bf16,
+///     activation: Activation::Silu,
+///     biases: false,
 /// };
 /// assert_eq!(workspace_bytes(&mixtral, 1), 82_176);
 /// assert!(workspace_bytes(&mixtral, 8192) < 512_000_000);
@@ -136,11 +141,13 @@ pub fn workspace_bytes(sizes: &MoeSizes, max_tokens: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::moe::Activation;
     use crate::problem::OutDtype;
 
     fn sizes(hidden: usize, intermediate: usize, experts: usize, top_k: usize, shared: Option<usize>) -> MoeSizes {
         let (named_experts, shared_intermediate, dtype) = (experts, shared, OutDtype::Bf16);
-        MoeSizes { hidden, intermediate, experts, named_experts, top_k, shared_intermediate, dtype }
+        let (activation, biases) = (Activation::Silu, false);
+        MoeSizes { hidden, intermediate, experts, named_experts, top_k, shared_intermediate, dtype, activation, biases }
     }
 
     #[test]

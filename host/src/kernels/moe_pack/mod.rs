@@ -2,6 +2,8 @@
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
+// The device packs for itself; this is the emulated backend's, and what the tests compare the kernel with.
+#[cfg(any(test, feature = "emulated"))]
 pub(crate) mod units;
 
 use kernels_gpu::moe_pack::abi::{ENTRY, Pack};

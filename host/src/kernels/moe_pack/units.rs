@@ -34,6 +34,12 @@ impl RowOrder {
     }
 }
 
+/// Numbers of the rows of a matrix, its biases for instance, in the order in which the rows are packed.
+pub(crate) fn of_rows(numbers: &[f32], order: RowOrder) -> Vec<f32> {
+    let rows = numbers.len() as u32;
+    (0..rows).map(|row| numbers[order.source(rows, row) as usize]).collect()
+}
+
 /// The units of a matrix whose rows and columns are multiples of 16, for tokens of a type.
 pub(crate) fn pack(matrix: &Matrix<'_>, order: RowOrder, token_type: TokenType) -> Vec<u8> {
     let (rows, k) = (matrix.rows() as u32, matrix.k() as u32);

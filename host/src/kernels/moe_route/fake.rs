@@ -43,10 +43,17 @@ unsafe fn route(route: &Route) {
             let from: &[u16] = slice(route.input + token as u64 * route.input_pitch, hidden as usize);
             let to: &mut [u16] = slice_mut(route.tokens + 2 * u64::from(hidden) * token as u64, hidden as usize);
             let weight = (route.input_weights != 0).then(|| slice::<f32>(route.input_weights, tokens)[token]);
+            let has_plain = weight.is_some() && route.shared_tokens != 0;
+            let plain = has_plain
+                .then(|| slice_mut::<u16>(route.shared_tokens + 2 * u64::from(hidden) * token as u64, hidden as usize));
+            let plain = plain.unwrap_or_default();
             for k_block in 0..k_blocks(hidden) {
                 let (start, columns) = (block_start(hidden, k_block), block_columns(hidden, k_block));
                 for position in 0..columns {
                     let element = from[(start + element_at(columns, position)) as usize];
+                    if let Some(plain) = plain.get_mut((start + position) as usize) {
+                        *plain = element;
+                    }
                     let weighted = weight.map(|weight| dtype.round_f32(dtype.decode(element) as f32 * weight));
                     to[(start + position) as usize] = weighted.unwrap_or(element);
                 }

@@ -1,6 +1,7 @@
 //! The kernel's row in the fake driver.
 
 use fake_cuda::Launch;
+use kernels_gpu::epilogue::{Activation, NO_PARAMETERS, PARAMETERS};
 use kernels_gpu::moe_sm90::abi::{self, INSTANCES};
 use kernels_gpu::units::{TokenType, block_columns, block_start, element_at, k_blocks, matrix_bytes};
 
@@ -40,7 +41,9 @@ pub(super) fn launch(launch: &Launch<'_>) {
                     let units =
                         slice(parameter.b[index] + expert as u64 * parameter.expert_bytes, matrix_bytes(n, k) as usize);
                     let alpha = *(parameter.alpha[index] as *const f32).add(expert);
-                    (unpack(units, n, k, instance.token_type), f64::from(alpha))
+                    let bias = parameter.bias[index];
+                    let bias = (bias != 0).then(|| slice::<f32>(bias + 4 * expert as u64 * u64::from(n), n as usize));
+                    (unpack(units, n, k, instance.token_type), f64::from(alpha), bias)
                 })
                 .collect();
             for row in rows {
@@ -50,16 +53,29 @@ pub(super) fn launch(launch: &Launch<'_>) {
                 order.iter().zip(tokens).for_each(|(&element, &bits)| natural[element] = dtype.decode(bits));
                 let c: &mut [u16] = slice_mut(parameter.c + 2 * u64::from(row) * u64::from(n), n as usize);
                 for (column, c) in c.iter_mut().enumerate() {
-                    let product = |(weights, alpha): &(Vec<f64>, f64)| {
+                    let product = |(weights, alpha, bias): &(Vec<f64>, f64, Option<&[f32]>)| {
                         let weights = &weights[column * k as usize..][..k as usize];
-                        alpha * natural.iter().zip(weights).map(|(a, b)| a * b).sum::<f64>()
+                        let sum = natural.iter().zip(weights).map(|(a, b)| a * b).sum::<f64>();
+                        alpha * sum + bias.map_or(0.0, |bias| f64::from(bias[column]))
                     };
                     *c = dtype.round(match &projections[..] {
-                        [gate, up] => silu(product(gate)) * product(up),
+                        [gate, up] => gated(&parameter.activation, product(gate), product(up)),
+                        one if parameter.activation.kind == PARAMETERS => product(&one[0]).max(0.0).powi(2),
                         one => product(&one[0]),
                     });
                 }
             }
         }
     }
+}
+
+/// The activation of gate and up that the kernel is told of.
+fn gated(activation: &Activation, gate: f64, up: f64) -> f64 {
+    if activation.kind == NO_PARAMETERS {
+        return silu(gate) * up;
+    }
+    let [slope, cubic, limit, offset] =
+        [activation.exponent[0], activation.exponent[1], activation.limit, activation.offset].map(f64::from);
+    let x = gate.min(limit);
+    x / (1.0 + (slope * x + cubic * x.powi(3)).exp2()) * (up.clamp(-limit, limit) + offset)
 }

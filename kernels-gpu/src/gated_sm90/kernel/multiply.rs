@@ -13,6 +13,7 @@ use super::{
     order::{LANE_SCALES, LANE_WORDS},
 };
 use crate::{
+    epilogue::Activation,
     format::{OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_BYTES, scale_row},
     gated_sm90::abi::{Group, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, lane_offset},
     ring::Ring,
@@ -44,6 +45,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
                     n,
                     alpha,
                     bias: [0; 2],
+                    activation: Activation::NONE,
                     first_column: tile.first_column,
                     first_row: tile.first_token,
                     tokens: tile.tokens,
@@ -75,6 +77,7 @@ impl<const INDEX: usize> Kind<PANELS> for Sm90<INDEX> {
     const UNSCALE: f32 = F16_UNSCALE * F16_UNSCALE;
     // Where threads decode tokens to the buffers, they make the fence.
     const COPIED_BY_THREADS: bool = false;
+    const ANY_ACTIVATION: bool = false;
     type Number = wgmma::F16;
     type Part = Rows;
 

@@ -10,6 +10,7 @@ use cuda_std::{
 
 use super::Linear;
 use crate::{
+    epilogue::Activation,
     format::{OUTPUT_BF16, OUTPUT_F16},
     linear_sm90::abi::{LANE_BYTES, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES, k_blocks},
     ring::Ring,
@@ -44,6 +45,7 @@ where
                     n: self.launch.n,
                     alpha: [alpha; 2],
                     bias: [self.launch.bias; 2],
+                    activation: Activation::NONE,
                     first_column: tile.first_column,
                     first_row: tile.first_row,
                     tokens: tile.tokens,
@@ -128,6 +130,7 @@ where
     const SHAPE: Shape = Linear::<INDEX, BF16, P>::INSTANCE.shape();
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
     const COPIED_BY_THREADS: bool = true;
+    const ANY_ACTIVATION: bool = false;
     const AHEAD: bool = Self::SHAPE.parts() == 1;
     type Number = <Packed<BF16> as Decode>::Number;
     type Part = Rows;

@@ -163,18 +163,32 @@ impl Part {
     #[inline(always)]
     unsafe fn store(mut self, route: &Route) {
         if route.input_weights != 0 {
+            if route.shared_tokens != 0 {
+                // SAFETY: what `# Safety` above asks.
+                unsafe { self.store_to(route, route.shared_tokens) };
+            }
             for two in 0..self.elements.len() {
                 let [low, high] = decode(route.token_type, self.elements[two]);
                 self.elements[two] = convert(route.token_type, low * self.weight, high * self.weight);
             }
         }
+        // SAFETY: what `# Safety` above asks.
+        unsafe { self.store_to(route, route.tokens) };
+    }
+
+    /// Stores a row of a core matrix of the tokens at this address.
+    ///
+    /// # Safety
+    /// As [`Self::store`].
+    #[inline(always)]
+    unsafe fn store_to(&self, route: &Route, tokens: u64) {
         // SAFETY: whole warps come here.
         let row = unsafe { core_matrix_row(self.elements) };
         let column = self.piece.index * PIECE + lane_id() * WORD_ELEMENTS;
         if self.piece.token < route.token_count && column < route.hidden {
             let target = u64::from(self.piece.token) * u64::from(route.hidden) + u64::from(column);
             // SAFETY: 16 bytes of the token that no other lane has.
-            unsafe { st_global_v4_b32(GlobalAddress::new(route.tokens) + target * u64::from(ELEMENT_BYTES), row) };
+            unsafe { st_global_v4_b32(GlobalAddress::new(tokens) + target * u64::from(ELEMENT_BYTES), row) };
         }
     }
 }

@@ -17,7 +17,9 @@ use cuda_std::{
         SharedAddress, atom_shared_add_u32_or, dynamic_shared_address, ld_shared_b32, ld_shared_v4_b32, st_shared_b32,
     },
     thread,
-    warp::{ALL_LANES, WARP_SIZE, lane_id, lanes_below, sync_warp, warp_match_any, warp_shuffle_idx, warp_shuffle_up},
+    warp::{
+        ALL_LANES, WARP_SIZE, lane_id, lanes_below, sync_warp, warp_shuffle_idx, warp_shuffle_up, warp_vote_ballot,
+    },
 };
 
 use crate::moe_route::abi::{Lists, MAX_EXPERTS, NO_ROW, Route, token_tiles};
@@ -26,14 +28,14 @@ use crate::moe_route::abi::{Lists, MAX_EXPERTS, NO_ROW, Route, token_tiles};
 const ROUNDS: usize = 16;
 
 /// Rounds that are done or left out together.
-const QUARTER: usize = ROUNDS / 4;
+const PAIR: usize = 2;
 
-/// Repeats a block for the rounds in which a group has choices, and up to three more.
+/// Repeats a block for the rounds in which a group has choices, and up to one more.
 macro_rules! rounds {
     ($round:ident of $group:ident => $block:block) => {
-        unrolled!(quarter in [0 1 2 3] while (quarter * QUARTER) as u32 * WARP_SIZE < $group.left => {
-            for $round in 0..QUARTER {
-                let $round = quarter * QUARTER + $round;
+        unrolled!(pair in [0 1 2 3 4 5 6 7] while (pair * PAIR) as u32 * WARP_SIZE < $group.left => {
+            for $round in 0..PAIR {
+                let $round = pair * PAIR + $round;
                 $block
             }
         })
@@ -46,10 +48,10 @@ const GROUP: u32 = ROUNDS as u32 * WARP_SIZE;
 /// Bits of an expert's number.
 const EXPERT_BITS: u32 = MAX_EXPERTS.trailing_zeros();
 
-const _: () = assert!(1 << EXPERT_BITS == MAX_EXPERTS && Route::THREADS == MAX_EXPERTS);
+const _: () = assert!(1 << EXPERT_BITS == MAX_EXPERTS && Route::THREADS == MAX_EXPERTS && ROUNDS == 8 * PAIR);
 
-/// Warps of a block.
-const WARPS: usize = Route::WARPS as usize;
+/// Warps whose counts are added up together.
+const SOME_WARPS: usize = Route::WARPS as usize / 4;
 
 /// Bytes of a number in lists and in shared memory.
 const NUMBER: u32 = size_of::<u32>() as u32;
@@ -86,10 +88,10 @@ pub(super) unsafe fn make(route: &Route) {
         if blocks > 1 {
             arrive_cluster_relaxed();
         }
-        griddepcontrol_wait();
         if route.map != 0 && thread * LINE_NUMBERS < route.named_experts {
             prefetch_l1(GlobalAddress::new(route.map) + u64::from(thread * LINE_NUMBERS * NUMBER));
         }
+        griddepcontrol_wait();
         let mut first = segment.begin;
         let mut group = loop {
             let mut group = Group::load(&segment, first, route);
@@ -104,14 +106,17 @@ pub(super) unsafe fn make(route: &Route) {
 
         let (is_expert, mut rows_here) = (thread < route.experts, 0);
         if is_expert {
-            let mut rows = [0; WARPS];
-            for warp in 0..WARPS {
-                rows[warp] = ld_shared_b32(shared.count(warp as u32, thread)) >> EXPERT_BITS;
-            }
-            for warp in 0..WARPS {
-                st_shared_b32(shared.count(warp as u32, thread), rows_here);
-                rows_here += rows[warp];
-            }
+            // Those that have choices are the first ones.
+            unrolled!(some in [0 1 2 3] while (some * SOME_WARPS) as u32 * segment.length < segment.block_choices => {
+                let mut rows = [0; SOME_WARPS];
+                for warp in 0..SOME_WARPS {
+                    rows[warp] = ld_shared_b32(shared.count((some * SOME_WARPS + warp) as u32, thread)) >> EXPERT_BITS;
+                }
+                for warp in 0..SOME_WARPS {
+                    st_shared_b32(shared.count((some * SOME_WARPS + warp) as u32, thread), rows_here);
+                    rows_here += rows[warp];
+                }
+            });
         }
         let (mut rows_before, mut rows_of_all) = (0, rows_here);
         if blocks > 1 {
@@ -194,6 +199,27 @@ unsafe fn warps_before(sums: SharedAddress) -> u32 {
     before
 }
 
+/// The lanes that have the same expert as this one, of those that have one.
+///
+/// A vote for each bit of its number: `match.any` does the same in one instruction, which takes an H200 longer
+/// (docs/experiments.md).
+///
+/// # Safety
+/// The whole warp calls it together.
+#[inline(always)]
+unsafe fn lanes_with(expert: u32) -> u32 {
+    // SAFETY: the whole warp is here.
+    unsafe {
+        let mut same = warp_vote_ballot(ALL_LANES, expert != NO_ROW);
+        for bit in 0..EXPERT_BITS {
+            let has_bit = expert & 1 << bit != 0;
+            let with_bit = warp_vote_ballot(ALL_LANES, has_bit);
+            same &= if has_bit { with_bit } else { !with_bit };
+        }
+        same
+    }
+}
+
 /// Where things lie in a block's shared memory.
 #[derive(Clone, Copy)]
 struct Shared {
@@ -232,6 +258,10 @@ struct Segment {
     begin: u32,
     /// The choice behind its last one.
     end: u32,
+    /// Choices of each segment but the last ones.
+    length: u32,
+    /// Choices of this block from its first segment on, and of later blocks.
+    block_choices: u32,
     /// Choices of all segments.
     choices: u32,
     top_k: u32,
@@ -244,7 +274,15 @@ impl Segment {
         let choices = route.token_count * route.top_k;
         let length = choices.div_ceil(segments).next_multiple_of(WARP_SIZE);
         let begin = (index * length).min(choices);
-        Self { begin, end: (begin + length).min(choices), choices, top_k: route.top_k }
+        let of_block = (index / Route::WARPS * Route::WARPS * length).min(choices);
+        Self {
+            begin,
+            end: (begin + length).min(choices),
+            length,
+            block_choices: choices - of_block,
+            choices,
+            top_k: route.top_k,
+        }
     }
 }
 
@@ -323,7 +361,7 @@ impl Group {
         // SAFETY: the whole warp has the same rounds.
         unsafe {
             rounds!(round of self => {
-                same[round] = warp_match_any(ALL_LANES, self.choices[round]);
+                same[round] = lanes_with(self.choices[round]);
             });
             rounds!(round of self => {
                 // The first lane of those with the same expert counts for all of them.

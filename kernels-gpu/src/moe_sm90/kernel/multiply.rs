@@ -4,6 +4,7 @@
 use core::marker::PhantomData;
 
 use cuda_std::{
+    integer::opaque_b32,
     shared::{SharedAddress, ld_shared_b16, ld_shared_b32, ld_shared_v4_b32},
     wgmma,
 };
@@ -14,9 +15,10 @@ use super::{
 };
 use crate::{
     format::{OUTPUT_BF16, OUTPUT_F16},
+    moe_sm90::abi::Launch,
     ring::Ring,
     sm90::{
-        Consumer, Fragment, Kind, LANE_WORDS, Shape, Target,
+        BIAS_BYTES, Consumer, Fragment, Kind, LANE_WORDS, Shape, Target,
         decode::{BF16_UNSCALE, Bf16Scales, F16_UNSCALE, Scales, decode_weights, decode_weights_bf16},
     },
     units::{
@@ -51,14 +53,18 @@ where
                     return;
                 }
                 let sums = consumer.sum_tile(tokens, k_blocks(k));
-                let Tile { first_column, first_row, tokens, alpha, .. } = Tile::read(self.slot(tiles));
+                let Tile { first_column, first_row, tokens, expert, alpha } = Tile::read(self.slot(tiles));
                 consumer.fragment.arrive(tiles.empty());
                 tiles.advance();
+                let Launch { c, n, bias, activation, .. } = self.launch;
+                // `n` is opaque, so that no register holds a multiple of it over the main loop.
+                let of_expert = u64::from(expert) * u64::from(opaque_b32(n)) * BIAS_BYTES;
                 let target: Target<Units<INDEX, BF16, P>> = Target {
-                    c: self.launch.c,
-                    n: self.launch.n,
+                    c,
+                    n,
                     alpha: alpha.map(f32::from_bits),
-                    bias: [0; 2],
+                    bias: bias.map(|bias| if bias == 0 { 0 } else { bias + of_expert }),
+                    activation,
                     first_column,
                     first_row,
                     tokens,
@@ -167,6 +173,7 @@ where
     const SHAPE: Shape = Moe::<INDEX, BF16, P>::INSTANCE.shape();
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
     const COPIED_BY_THREADS: bool = true;
+    const ANY_ACTIVATION: bool = true;
     type Number = <Packed<BF16> as Decode>::Number;
     type Part = Rows<Packed<BF16>>;
 

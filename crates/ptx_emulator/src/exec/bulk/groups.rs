@@ -15,6 +15,7 @@ use crate::machine::state::{Effect, Machine};
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
 use crate::operand::lanes;
+use crate::timing::work::Work;
 
 /// A copy of pieces, each to an address of global memory.
 pub struct Copy {
@@ -23,10 +24,11 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// Starts the copy in the lane's open group, and counts it.
-    pub fn start(self, m: &mut Machine<'_>, w: &mut Warp, lane: usize, agent: Option<Agent>) -> Stopped<()> {
+    /// Starts the copy in the open group of each of its lanes, and counts it.
+    pub fn start(self, m: &mut Machine<'_>, w: &mut Warp, together: u32, agent: Option<Agent>) -> Stopped<()> {
         // The two moments are awaited apart.
-        let writer = spawn(m, w, lane);
+        let writer = spawn(m, w, together);
+        let lane = together.trailing_zeros() as usize;
         for &(from, address) in &self.pieces {
             let range = (address, from.bytes.into());
             m.issue_global(w, lane, writer.as_ref(), range, Reduction::mode(self.reduction))?;
@@ -39,7 +41,8 @@ impl Copy {
         let issuer = Issuer { warp: w.index, pc: w.pc() };
         let read = m.start(w, ReadSource { copy: self, written, issuer });
         m.shared_readers.push((w.cta, read, w.pc()));
-        w.bulk[lane].open.push(BulkCopy { read, written, agent, writer });
+        let copy = BulkCopy { read, written, agent, writer };
+        lanes(together).for_each(|lane| w.bulk[lane].open.push(copy.clone()));
         Ok(())
     }
 }
@@ -53,6 +56,10 @@ struct ReadSource {
 }
 
 impl Effect for ReadSource {
+    fn work(&self) -> Work {
+        Work::ReadShared { bytes: self.copy.pieces.iter().map(|(from, _)| u64::from(from.bytes)).sum() }
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         let Copy { pieces, reduction } = self.copy;
         let pieces = pieces.into_iter().map(|(from, to)| (to, from.read(m).to_vec())).collect();
@@ -70,6 +77,10 @@ struct WriteDestination {
 impl Effect for WriteDestination {
     fn communicates(&self) -> bool {
         self.reduction.is_some()
+    }
+
+    fn work(&self) -> Work {
+        Work::Store { ranges: self.pieces.iter().map(|(to, data)| (*to, data.len() as u32)).collect() }
     }
 
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
@@ -98,6 +109,7 @@ pub struct WaitGroup {
 
 impl Instruction for WaitGroup {
     fn decode(i: &mut Parsed<'_>) -> Result<WaitGroup> {
+        i.awaits_loads();
         Ok(WaitGroup { keep: i.constant(0, "the number of groups")? as usize, read: i.has("read") })
     }
 

@@ -2,7 +2,7 @@
 
 use super::groups::Copy;
 use super::reduction::Reduction;
-use super::shared::{BULK_ALIGN, SharedRange, spawn};
+use super::shared::{BULK_ALIGN, SharedRange, spawn, together};
 use super::target::{Signals, Target};
 use crate::code::Flow;
 use crate::config::fault::{FaultKind, Stop, Stopped};
@@ -13,7 +13,8 @@ use crate::exec::instruction::Instruction;
 use crate::machine::race::{Agent, Mode};
 use crate::machine::state::{Effect, Machine};
 use crate::machine::warp::Warp;
-use crate::operand::{Address, Src, lanes};
+use crate::operand::{Address, Src};
+use crate::timing::work::Work;
 use crate::types::Type;
 
 fn size_of(w: &Warp, size: Src, lane: usize) -> Stopped<u32> {
@@ -50,9 +51,12 @@ impl Instruction for Load {
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        for lane in lanes(mask) {
+        let operands = [self.to.base, self.from.base, self.size].into_iter().chain(self.signals.operands());
+        let operands: Vec<Src> = operands.collect();
+        for lanes in together(m, w, mask, &operands) {
+            let lane = lanes.trailing_zeros() as usize;
             let size = size_of(w, self.size, lane)?;
-            let agent = spawn(m, w, lane);
+            let agent = spawn(m, w, lanes);
             let to = SharedRange::at(m, w, &self.to, lane, size, BULK_ALIGN)?;
             let target = Target::resolve(m, w, lane, to, &self.signals)?;
             for &cta in &target.ctas {
@@ -78,6 +82,10 @@ struct Deliver {
 }
 
 impl Effect for Deliver {
+    fn work(&self) -> Work {
+        Work::Load { ranges: vec![(self.address, self.to.bytes)], ctas: self.target.ctas.clone(), bulk: true }
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         let mut data = vec![0; self.to.bytes as usize];
         load_global(m, self.address, &mut data)?;
@@ -112,9 +120,12 @@ impl Instruction for SharedToShared {
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        for lane in lanes(mask) {
+        let operands = [self.to.base, self.from.base, self.size].into_iter().chain(self.signals.operands());
+        let operands: Vec<Src> = operands.collect();
+        for lanes in together(m, w, mask, &operands) {
+            let lane = lanes.trailing_zeros() as usize;
             let size = size_of(w, self.size, lane)?;
-            let agent = spawn(m, w, lane);
+            let agent = spawn(m, w, lanes);
             let to = SharedRange::at(m, w, &self.to, lane, size, BULK_ALIGN)?;
             let target = Target::resolve(m, w, lane, to, &self.signals)?;
             to.track(m, w, agent.as_ref(), Mode::Write)?;
@@ -138,6 +149,10 @@ struct Transfer {
 }
 
 impl Effect for Transfer {
+    fn work(&self) -> Work {
+        Work::Transfer { bytes: self.to.bytes.into(), cta: self.to.cta }
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         let data = match self.reduction {
             Some(reduction) => reduction.apply(self.to.read(m), self.from.read(m)),
@@ -167,13 +182,15 @@ impl Instruction for Store {
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        for lane in lanes(mask) {
+        let operands = [self.to.base, self.from.base, self.size];
+        for lanes in together(m, w, mask, &operands) {
+            let lane = lanes.trailing_zeros() as usize;
             let size = size_of(w, self.size, lane)?;
-            let agent = spawn(m, w, lane);
+            let agent = spawn(m, w, lanes);
             let from = SharedRange::at(m, w, &self.from, lane, size, BULK_ALIGN)?;
             let address = global_address(w, &self.to, lane)?;
             from.track(m, w, agent.as_ref(), Mode::Read)?;
-            Copy { pieces: vec![(from, address)], reduction: self.reduction }.start(m, w, lane, agent)?;
+            Copy { pieces: vec![(from, address)], reduction: self.reduction }.start(m, w, lanes, agent)?;
         }
         Ok(Flow::Next)
     }

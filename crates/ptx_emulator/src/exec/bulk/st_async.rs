@@ -11,6 +11,7 @@ use crate::machine::race::{Agent, Mode};
 use crate::machine::state::{Effect, Machine};
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Src, lanes};
+use crate::timing::work::Work;
 use crate::types::Type;
 
 /// `st.async [to], values, [mbarrier]`.
@@ -51,6 +52,10 @@ struct Deliver {
 }
 
 impl Effect for Deliver {
+    fn work(&self) -> Work {
+        Work::Transfer { bytes: self.to.bytes.into(), cta: self.to.cta }
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         m.write_shared(self.to.cta, self.to.offset, &self.data);
         m.mbarrier_complete(self.barrier, self.to.bytes, self.agent.as_ref())

@@ -17,6 +17,13 @@ pub struct Signals {
     pub pair: bool,
 }
 
+impl Signals {
+    /// The operands.
+    pub fn operands(&self) -> impl Iterator<Item = Src> {
+        self.multicast.into_iter().chain([self.barrier.base])
+    }
+}
+
 /// Everything that goes into shared memory and signals mbarriers.
 pub struct Target {
     /// CTAs that receive the data.

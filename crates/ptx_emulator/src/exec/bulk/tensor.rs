@@ -3,7 +3,7 @@
 use super::groups::Copy;
 use super::linear::load_global;
 use super::reduction::Reduction;
-use super::shared::{SharedRange, spawn};
+use super::shared::{SharedRange, spawn, together};
 use super::target::{Signals, Target};
 use crate::code::Flow;
 use crate::config::fault::{FaultKind, Stop, Stopped};
@@ -15,8 +15,9 @@ use crate::hw::tensor_map::{Piece, SHARED_ALIGN, TensorMap};
 use crate::machine::race::{Agent, Mode};
 use crate::machine::state::{Effect, Machine};
 use crate::machine::warp::Warp;
-use crate::operand::{Address, Src, lanes};
+use crate::operand::{Address, Src};
 use crate::parser::ast::Operand;
+use crate::timing::work::Work;
 use crate::types::{Space, Type};
 
 /// `[tensorMap, {coordinates}]`.
@@ -40,6 +41,10 @@ impl BoxOperand {
         }
         let coordinates = list.iter().map(|c| i.src_operand(c, Type::S32)).collect::<Result<_>>()?;
         Ok(BoxOperand { map, coordinates })
+    }
+
+    fn operands(&self) -> impl Iterator<Item = Src> {
+        self.coordinates.iter().copied().chain([self.map.base])
     }
 
     /// The map and the coordinates of one lane.
@@ -84,8 +89,10 @@ impl Instruction for Load {
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        for lane in lanes(mask) {
-            let agent = spawn(m, w, lane);
+        let operands: Vec<Src> = self.tensor.operands().chain([self.to.base]).chain(self.signals.operands()).collect();
+        for lanes in together(m, w, mask, &operands) {
+            let lane = lanes.trailing_zeros() as usize;
+            let agent = spawn(m, w, lanes);
             let to = SharedRange::at(m, w, &self.to, lane, 1, SHARED_ALIGN)?;
             let target = Target::resolve(m, w, lane, to, &self.signals)?;
             let (map, coordinates) = self.tensor.read(m, w, lane)?;
@@ -117,6 +124,11 @@ struct Deliver {
 }
 
 impl Effect for Deliver {
+    fn work(&self) -> Work {
+        let ranges = self.pieces.iter().filter_map(|piece| Some((piece.global?, piece.bytes))).collect();
+        Work::Load { ranges, ctas: self.target.ctas.clone(), bulk: true }
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         let mut buffer = Vec::new();
         for piece in &self.pieces {
@@ -154,8 +166,10 @@ impl Instruction for Store {
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        for lane in lanes(mask) {
-            let agent = spawn(m, w, lane);
+        let operands: Vec<Src> = self.tensor.operands().chain([self.from.base]).collect();
+        for lanes in together(m, w, mask, &operands) {
+            let lane = lanes.trailing_zeros() as usize;
+            let agent = spawn(m, w, lanes);
             let from = SharedRange::at(m, w, &self.from, lane, 1, SHARED_ALIGN)?;
             let (map, coordinates) = self.tensor.read(m, w, lane)?;
             if let Some(negative) = coordinates.iter().find(|&&coordinate| coordinate < 0) {
@@ -169,7 +183,7 @@ impl Instruction for Store {
             all.track(m, w, agent.as_ref(), Mode::Read)?;
             let piece = |p: &Piece| Some((SharedRange { offset: p.shared, bytes: p.bytes, ..from }, p.global?));
             let pieces: Vec<_> = pieces.iter().filter_map(piece).collect();
-            Copy { pieces, reduction }.start(m, w, lane, agent)?;
+            Copy { pieces, reduction }.start(m, w, lanes, agent)?;
         }
         Ok(Flow::Next)
     }

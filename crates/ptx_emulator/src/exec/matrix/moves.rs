@@ -1,5 +1,7 @@
 //! `ldmatrix`, `stmatrix`, `movmatrix`: 8×8 matrices of 16-bit elements between shared memory and fragments.
 
+use std::sync::Arc;
+
 use crate::code::Flow;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::error::{DecodeError, Result};
@@ -88,13 +90,15 @@ impl Matrices {
 /// `ldmatrix registers, [address]`.
 pub struct LdMatrix {
     out: Vec<Dst>,
+    registers: Arc<[u32]>,
     from: Matrices,
 }
 
 impl Instruction for LdMatrix {
     fn decode(i: &mut Parsed<'_>) -> Result<LdMatrix> {
         let out = i.dst_vector(0)?;
-        Ok(LdMatrix { from: Matrices::decode(i, 1, out.len())?, out })
+        let registers = out.iter().filter_map(|d| d.register).collect();
+        Ok(LdMatrix { from: Matrices::decode(i, 1, out.len())?, out, registers })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
@@ -106,6 +110,7 @@ impl Instruction for LdMatrix {
             self.from.count_bank_conflicts(w, m, n);
             d.write(w, mask, &self.from.fragment(&matrix));
         }
+        m.begin_load(w, &self.registers);
         Ok(Flow::Next)
     }
 }

@@ -14,6 +14,8 @@ use crate::machine::state::{Effect, Machine};
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Dst, Src, lanes};
+use crate::timing::core as timing;
+use crate::timing::work::Work;
 use crate::types::Type;
 
 /// What a load and a store have in common.
@@ -157,6 +159,9 @@ impl Instruction for Ld {
                 w.define(r, mask, mask);
             }
         }
+        if let Some(timed) = &mut m.timed {
+            timed.access = timing::Access::Tmem { bytes: self.out.len() as u64 * 128 };
+        }
         if m.sanitize {
             let registers = self.out.iter().filter_map(|d| d.register).collect();
             w.tmem_loads.push(TmemLoad { registers, agent, pc: w.pc() });
@@ -195,16 +200,22 @@ impl Instruction for St {
         }
         // A warp's stores to one place stay in order.
         let after = w.tmem_stores.iter().map(|s| s.0).filter(|id| m.pending.contains(*id)).collect();
-        let id = m.start_after(w, after, Completion);
+        let id = m.start_after(w, after, Completion { bytes: self.from.len() as u64 * 128 });
         w.tmem_stores.push((id, agent));
         Ok(Flow::Next)
     }
 }
 
 /// The moment from which the tensor core sees a store too.
-struct Completion;
+struct Completion {
+    bytes: u64,
+}
 
 impl Effect for Completion {
+    fn work(&self) -> Work {
+        Work::Tmem { bytes: self.bytes }
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         m.progress += 1;
         Ok(())
@@ -218,6 +229,7 @@ pub struct Wait {
 
 impl Instruction for Wait {
     fn decode(i: &mut Parsed<'_>) -> Result<Wait> {
+        i.awaits_loads();
         Ok(Wait { stores: i.has("wait::st") })
     }
 

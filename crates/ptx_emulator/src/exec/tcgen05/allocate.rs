@@ -50,8 +50,7 @@ impl Instruction for Alloc {
         let to = w.lane_at(&self.to, self.space, lane);
         m.store(w, to, Mode::Write, &first.to_le_bytes())?;
         if let Spot::Shared { cta, offset } = m.resolve(w, to, 4)? {
-            let arrived = w.cluster_arrived != 0 && w.cluster_generation == m.cluster_barrier.generation;
-            let generation = m.cluster_barrier.generation + 1 + u64::from(arrived);
+            let generation = m.generation_of_next_arrival(w);
             m.ctas[cta as usize].allocation_words.insert(offset, (w.pc(), generation));
         }
         if self.group.ctas(w, m)?.len() == 1 {

@@ -11,10 +11,13 @@ use crate::machine::race::{Agent, merge};
 use crate::machine::state::{Effect, Machine};
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Src, lanes};
+use crate::timing::work::Work;
 use crate::types::Type;
 
 /// `tcgen05.commit [mbarrier]{, ctaMask}`.
 pub struct Commit {
+    /// The tensor cores of two CTAs are meant.
+    pair: bool,
     barrier: Address,
     /// The CTAs whose mbarriers at this offset are signalled.
     multicast: Option<Src>,
@@ -24,7 +27,7 @@ impl Instruction for Commit {
     fn decode(i: &mut Parsed<'_>) -> Result<Commit> {
         let barrier = i.address(0)?;
         let multicast = if i.has("multicast::cluster") { Some(i.src(1, Type::U16)?) } else { None };
-        Ok(Commit { barrier, multicast })
+        Ok(Commit { pair: i.has("cta_group::2"), barrier, multicast })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
@@ -42,7 +45,7 @@ impl Instruction for Commit {
             for &at in &targets {
                 agent.iter().for_each(|agent| _ = m.commits.insert(at, (agent.clone(), w.pc())));
             }
-            m.start_after(w, after, Arrivals { targets, agent });
+            m.start_after(w, after, Arrivals { pair: self.pair, targets, agent });
         }
         Ok(Flow::Next)
     }
@@ -63,11 +66,16 @@ impl Commit {
 }
 
 struct Arrivals {
+    pair: bool,
     targets: Vec<MbarrierAt>,
     agent: Option<Agent>,
 }
 
 impl Effect for Arrivals {
+    fn work(&self) -> Work {
+        Work::Commit { pair: self.pair }
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         for at in self.targets {
             // An mbarrier that has been invalidated meanwhile gets no arrival.

@@ -15,6 +15,7 @@ use crate::machine::state::{Effect, Machine};
 use crate::machine::tensor_core::Kind;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Src, lanes};
+use crate::timing::work::Work;
 use crate::types::Type;
 
 /// `tcgen05.cp [to], descriptor`.
@@ -66,6 +67,10 @@ struct Copy {
 }
 
 impl Effect for Copy {
+    fn work(&self) -> Work {
+        Work::Copy { ctas: self.ctas.clone(), bytes: self.moves.len() as u64 * u64::from(CHUNK_BYTES) }
+    }
+
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
         for &cta in &self.ctas {
             for &(from, cell) in &self.moves {

@@ -13,7 +13,7 @@ fn name(at: MbarrierAt) -> String {
 
 impl Machine<'_> {
     /// The mbarrier that a lane's address names; a fault if there is none. A `remote` access comes from another CTA or
-    /// from the async proxy: a fence must have followed the initialisation.
+    /// from the async proxy: a fence must have followed the initialisation. Without any order it is a race.
     pub fn mbarrier(&mut self, w: &Warp, lane: Lane, remote: bool) -> Stopped<MbarrierAt> {
         let Spot::Shared { cta, offset } = self.resolve(w, lane, BYTES)? else {
             let text = format!("address {:#x} is not in shared memory", lane.address);
@@ -25,12 +25,12 @@ impl Machine<'_> {
             let text = format!("{} was never initialised, or has been invalidated", name(at));
             return Err(Stop::new(FaultKind::MbarrierNotInitialised, text).lane(lane.lane));
         };
-        let (owner, init_pc, init_time) = (barrier.owner, barrier.init_pc, barrier.init_time);
+        let Mbarrier { owner, init_pc, init_time, init_arrived, .. } = *barrier;
         let fenced = |race: &Detector| race.knows_initialisations(w.index, lane.lane, owner, init_time);
         let fenced = self.race.as_ref().is_none_or(fenced);
         if let Err(conflict) = self.track(cta, offset, BYTES, who, Mode::StrongRead, w.pc()) {
             let initialised = conflict.accessor.base == owner / 32 * 32 && conflict.pc == init_pc;
-            if !(initialised && fenced) {
+            if !(initialised && (fenced || w.cluster_waited >= init_arrived)) {
                 self.hazard(self.conflict(Mode::StrongRead, conflict, offset, BYTES).lane(lane.lane))?;
             }
         }
@@ -38,8 +38,8 @@ impl Machine<'_> {
             let text = format!("{} is used by another proxy or CTA, with no fence between", name(at));
             let stop = Stop::new(FaultKind::MissingProxyFence, text).lane(lane.lane);
             let stop = stop.other("its initialisation", Some(init_pc));
-            // Inside a CTA shipped kernels leave the fence out.
-            if cta == w.cta { self.warn(stop)? } else { self.hazard(stop)? }
+            // Shipped kernels leave the fence out, inside a CTA and behind a barrier of the cluster.
+            self.warn(stop)?;
         }
         Ok(at)
     }
@@ -61,12 +61,14 @@ impl Machine<'_> {
             self.ctas[cta as usize].mbarriers.remove(&offset);
             self.store(w, lane, Mode::Write, &[0; BYTES as usize])?;
             let init_time = self.race.as_mut().map_or(0, |race| race.tick(w.index));
+            let init_arrived = self.generation_of_next_arrival(w);
             let barrier = Mbarrier {
                 expected: count,
                 pending: count,
                 owner: w.index * 32 + lane.lane,
                 init_pc: w.pc(),
                 init_time,
+                init_arrived,
                 ..Mbarrier::default()
             };
             self.ctas[cta as usize].mbarriers.insert(offset, barrier);

@@ -1,14 +1,16 @@
 //! Loads and stores, and the checks that every access passes: bounds, alignment, races, definedness.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::address::{LOCAL_BASE, Lane, RANK_SHIFT, SHARED_BASE, Spot, space_of, window};
 use crate::machine::global::Allocation;
+use crate::machine::in_flight::SharedLoad;
 use crate::machine::race::{Accessor, Agent, Conflict, Mode};
 use crate::machine::state::{Machine, forget};
 use crate::machine::warp::Warp;
-use crate::operand::lanes;
+use crate::operand::{filter, lanes};
 use crate::types::Space;
 
 /// The set bits.
@@ -169,15 +171,20 @@ impl<'a> Machine<'a> {
             (true, ..) => FaultKind::MissingProxyFence,
             (_, true, true) => FaultKind::ReadInFlight,
             (_, true, false) => FaultKind::OverwriteInFlight,
+            _ if conflict.loading => FaultKind::OverwriteInFlight,
             (_, false, _) => FaultKind::DataRace,
         };
         let did = if reads { "read" } else { "write" };
         let byte = i64::from(offset) - i64::from(SHARED_BASE);
         let text = format!("{did} of {len} bytes at byte {byte} of shared memory");
         let who = self.name_accessor(conflict.accessor);
-        let missing = match conflict.only_proxy {
-            true => "the two are in order, but no proxy fence lies between",
-            false => "with no order between",
+        let missing = match (conflict.only_proxy, conflict.loading) {
+            (true, _) => "the two are in order, but no proxy fence lies between",
+            (_, true) => {
+                "and may still read it: its warp arrived at an mbarrier before it used what it loaded. Use the value before, or \
+                 execute fence.proxy.async"
+            }
+            _ => "with no order between",
         };
         let other = format!("{who} {} it before, {missing}", if conflict.wrote { "wrote" } else { "read" });
         Stop::new(kind, text).other(other, Some(conflict.pc))
@@ -246,6 +253,24 @@ impl<'a> Machine<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The current instruction loads from shared memory: its registers are filled when something uses them.
+    pub fn begin_load(&self, w: &mut Warp, registers: &Arc<[u32]>) {
+        if let Some(race) = &self.race {
+            let (pc, time) = (w.pc(), race.now(w.index));
+            w.loaded |= filter(registers);
+            w.shared_loads.push(SharedLoad { registers: registers.clone(), pc, time, released: false });
+        }
+    }
+
+    /// The warp arrives at an mbarrier, with loads that may be on their way.
+    pub fn release_loads(&mut self, w: &mut Warp) {
+        let Some(race) = &mut self.race else { return };
+        for load in w.shared_loads.iter_mut().filter(|load| !load.released) {
+            load.released = true;
+            race.release_load(w.index, load.time, load.pc);
+        }
     }
 
     /// Writes the bytes of one lane's access, checked.

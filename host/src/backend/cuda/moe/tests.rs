@@ -9,7 +9,7 @@ use crate::backend::Backend;
 use crate::backend::cuda::Cuda;
 use crate::kernels::KERNELS;
 use crate::kernels::kernel::Kernel;
-use crate::moe::MoeInputs;
+use crate::moe::{Activation, Biases, MoeInputs};
 use crate::problem::OutDtype;
 
 const HIDDEN: usize = 80;
@@ -35,7 +35,15 @@ fn matrix(rows: usize, k: usize, seed: usize) -> Matrix<'static> {
 
 fn expert(intermediate: usize, seed: usize) -> MoeExpert<'static> {
     let inner = |seed| matrix(intermediate, HIDDEN, seed);
-    MoeExpert { gate: inner(seed), up: inner(seed + 1), down: matrix(HIDDEN, intermediate, seed + 2) }
+    MoeExpert::gated(inner(seed), inner(seed + 1), matrix(HIDDEN, intermediate, seed + 2))
+}
+
+/// An expert with biases, of both types, and none of up.
+fn biased(expert: MoeExpert<'static>) -> MoeExpert<'static> {
+    let number = |i: usize| (i * 29 % 23) as f32 / 8.0 - 1.0;
+    let gate = expert.gate.as_ref().map(|gate| Bias::Token((0..gate.rows()).map(|i| 0x3C00 + i as u16 % 64).collect()));
+    let down = Some(Bias::F32((0..HIDDEN).map(number).collect()));
+    expert.with_biases(Biases { gate, up: None, down })
 }
 
 fn weights(dtype: OutDtype) -> MoeWeights<'static> {
@@ -75,7 +83,17 @@ fn a_layer_is_computed_from_what_lies_on_the_device() {
         let plain = weights(dtype);
         let shared = weights(dtype).with_shared(expert(96, 9)).unwrap();
         let mapped = weights(dtype).with_expert_map(vec![2, -1, 0, 1, -1, 1]).unwrap();
-        for weights in [plain, shared, mapped] {
+        let [relu2, gpt_oss] = [Activation::Relu2, Activation::GPT_OSS].map(|activation| {
+            let with_gate = |expert: MoeExpert<'static>| {
+                if activation.has_gate() { expert } else { MoeExpert { gate: None, ..expert } }
+            };
+            let experts = [0, 3, 6].map(|seed| with_gate(expert(48, seed)));
+            let [first, second, third] = experts;
+            let experts = vec![biased(first), second, biased(third)];
+            let layer = MoeWeights::with_activation(dtype, 2, activation, experts).unwrap();
+            layer.with_shared(biased(with_gate(expert(96, 9)))).unwrap()
+        });
+        for weights in [plain, shared, mapped, relu2, gpt_oss] {
             let mut layer = Cuda::open(0).unwrap().prepare_moe_layer(&weights).unwrap();
             for tokens in [1, 7, 0, 200] {
                 let mut inputs = inputs(dtype, tokens);
@@ -212,6 +230,89 @@ fn layers_share_a_workspace() {
 }
 
 #[test]
+fn a_launcher_computes_a_layer_in_the_callers_memory_and_leaves_the_context_alone() {
+    let fake = hopper();
+    let dtype = OutDtype::Bf16;
+    let experts = [0, 3, 6].map(|seed| biased(expert(48, seed))).into();
+    let weights = MoeWeights::with_activation(dtype, 2, Activation::GeluTanh, experts).unwrap();
+    let weights = weights.with_shared(biased(expert(96, 9))).unwrap();
+    let weights = weights.with_expert_map(vec![2, -1, 0, 1, -1, 1]).unwrap();
+    let sizes = weights.sizes();
+    let step = MoeStep::new(&weights, inputs(dtype, 20)).unwrap();
+    let gpu = Cuda::open(0).unwrap();
+    let expected = execute(&mut gpu.prepare_moe_layer(&weights).unwrap(), &step).hidden;
+
+    let launcher = gpu.moe_launcher().unwrap();
+    let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
+    let shared = std::slice::from_ref(weights.shared().unwrap());
+    // Values and scales of each projection, of the experts and of the shared one.
+    let raw = [weights.experts(), shared].map(|experts| {
+        [0, 1, 2].map(|projection| {
+            let of = |expert: &MoeExpert<'static>| expert.projections().nth(projection).unwrap().1.clone();
+            let concat = |bytes: for<'m> fn(&'m Matrix<'static>) -> &'m [u8]| -> Vec<u8> {
+                experts.iter().flat_map(|expert| bytes(&of(expert)).to_vec()).collect()
+            };
+            let scales: Vec<f32> = experts.iter().map(|expert| of(expert).global_scale()).collect();
+            let (values, blocks) = (concat(|matrix| matrix.values()), concat(|matrix| matrix.scales()));
+            let bias =
+                |expert: &MoeExpert<'static>| Some(expert.projections().nth(projection)?.2?.numbers(dtype).to_vec());
+            let biases: Option<Vec<Vec<f32>>> = experts.iter().map(bias).collect();
+            let biases = biases.map(|biases| Bias::F32(biases.concat().into()));
+            let (of_values, of_blocks) = (values.len() / experts.len(), blocks.len() / experts.len());
+            (of_values, upload(&values), of_blocks, upload(&blocks), scales, biases)
+        })
+    });
+    let [routed, shared] = raw.each_ref().map(|projections| {
+        let [gate, up, down] =
+            projections.each_ref().map(|(values_stride, values, scales_stride, scales, global, bias)| {
+                let (values, scales) = (values.as_device_ptr().as_raw(), scales.as_device_ptr().as_raw());
+                let (values_stride, scales_stride) = (*values_stride, *scales_stride);
+                MoeTensor { values, values_stride, scales, scales_stride, global_scales: global, bias: bias.as_ref() }
+            });
+        MoeTensors { gate: Some(gate), up, down }
+    });
+    let packed = upload(&vec![0xAA; weight_bytes(&sizes)]);
+    let map = DeviceBuffer::from_slice(weights.expert_map().unwrap()).unwrap();
+    let workspace = upload(&vec![0xFF; launcher.workspace_bytes(&sizes, 20)]);
+    let (operands, stream) = (OnDevice::new(&step), Stream::new(StreamFlags::NON_BLOCKING, None).unwrap());
+    let layer = PackedMoe { sizes, weights: packed.as_device_ptr().as_raw(), expert_map: map.as_device_ptr().as_raw() };
+    let (stream_of, workspace) = (stream.as_inner(), workspace.as_device_ptr().as_raw());
+    // Another library's context, or none, is current when an engine's thread calls.
+    // SAFETY: null is a context to make current: none.
+    unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
+    fake.take_calls();
+    // SAFETY: tensors and operands of these sizes lie there until the stream is waited for.
+    unsafe { launcher.pack(&sizes, &routed, Some(&shared), layer.weights, stream_of) }.unwrap();
+    // SAFETY: as above.
+    let launches = unsafe { launcher.launch(&layer, &operands.arguments, workspace, stream_of) }.unwrap();
+    assert_eq!(launches, 6);
+    let calls = fake.take_calls();
+    let is_slow = |call: &&String| ["Alloc", "Free", "Synchronize", "Module"].iter().any(|part| call.contains(part));
+    assert_eq!(calls.iter().find(is_slow), None, "{calls:?}");
+    assert_eq!(calls[calls.len() - 2..], ["cuLaunchKernelEx", "cuCtxSetCurrent"]);
+    let mut current = std::ptr::dangling_mut();
+    // SAFETY: `current` outlives the call.
+    unsafe { sys::cuCtxGetCurrent(&mut current) };
+    assert!(current.is_null());
+
+    gpu.prepare_moe_layer(&weights).unwrap(); // makes the context current
+    stream.synchronize().unwrap();
+    let mut head = [0; MoeLauncher::HEAD_BYTES];
+    packed.index(..head.len()).copy_to(&mut head).unwrap();
+    MoeLauncher::check_packed(&sizes, &head).unwrap();
+    assert_eq!(operands.output(), expected);
+
+    // The shared expert's down, row 1, block 2 of 6.
+    head[40..].copy_from_slice(&8_u64.to_ne_bytes());
+    let error = MoeLauncher::check_packed(&sizes, &head).unwrap_err().to_string();
+    assert_eq!(error, "shared expert: down: the scale of row 1, block 2 is negative or NaN");
+    // SAFETY: nothing is launched.
+    let error =
+        unsafe { launcher.launch(&PackedMoe { weights: 16, ..layer }, &operands.arguments, workspace, stream_of) };
+    assert!(error.unwrap_err().to_string().contains("packed weights at 0x10"));
+}
+
+#[test]
 fn an_engines_tensors_are_packed_where_they_lie_and_a_bad_scale_is_named() {
     let _fake = hopper();
     let weights = weights(OutDtype::F16);
@@ -223,7 +324,7 @@ fn an_engines_tensors_are_packed_where_they_lie_and_a_bad_scale_is_named() {
     let experts = weights.experts();
     let mut bytes = [const { Vec::new() }; 4];
     for expert in experts {
-        for matrix in [&expert.gate, &expert.up] {
+        for matrix in [expert.gate.as_ref().unwrap(), &expert.up] {
             bytes[0].extend_from_slice(matrix.values());
             bytes[1].extend_from_slice(matrix.scales());
         }
@@ -231,7 +332,8 @@ fn an_engines_tensors_are_packed_where_they_lie_and_a_bad_scale_is_named() {
         bytes[3].extend_from_slice(expert.down.scales());
     }
     let (values, scales) = (48 * HIDDEN / 2, 48 * HIDDEN / 16);
-    let globals = [0, 1, 2].map(|i| experts.iter().map(|e| e.projections()[i].1.global_scale()).collect::<Vec<_>>());
+    let globals =
+        [0, 1, 2].map(|i| experts.iter().map(|e| e.projections().nth(i).unwrap().1.global_scale()).collect::<Vec<_>>());
     let pack = |bytes: &[Vec<u8>; 4]| -> Result<CudaMoeLayer, Error> {
         let memory = bytes.each_ref().map(|bytes| DeviceBuffer::from_slice(bytes).unwrap());
         let [at, at_scales, of_down, of_down_scales] = memory.each_ref().map(|memory| memory.as_device_ptr().as_raw());
@@ -241,6 +343,7 @@ fn an_engines_tensors_are_packed_where_they_lie_and_a_bad_scale_is_named() {
             scales: at_scales + (index * scales) as u64,
             scales_stride: 2 * scales,
             global_scales: &globals[index],
+            bias: None,
         };
         let (values, scales) = (of_down, of_down_scales);
         let down = MoeTensor {
@@ -249,8 +352,9 @@ fn an_engines_tensors_are_packed_where_they_lie_and_a_bad_scale_is_named() {
             values_stride: HIDDEN * 48 / 2,
             scales_stride: HIDDEN * 48 / 16,
             global_scales: &globals[2],
+            bias: None,
         };
-        let tensors = MoeTensors { gate: tensor(0), up: tensor(1), down };
+        let tensors = MoeTensors { gate: Some(tensor(0)), up: tensor(1), down };
         // SAFETY: tensors of these sizes lie there.
         unsafe { gpu.pack_moe_layer(weights.sizes(), &tensors, None, None) }
     };

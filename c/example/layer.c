@@ -1,0 +1,107 @@
+/* An MoE layer of two experts on the CPU, from C: quantised, computed, and compared with a sum in double.
+ *
+ *   cc -Ic c/example/layer.c -o layer -Ltarget/release -lnvfp4_c -lm && LD_LIBRARY_PATH=target/release ./layer
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nvfp4.h"
+
+enum { E = 2, H = 64, I = 32, T = 3, K = 2 };
+
+static void expect(nvfp4_status status) {
+    if (status != NVFP4_STATUS_OK) {
+        fprintf(stderr, "nvfp4: %s\n", nvfp4_last_error());
+        exit(1);
+    }
+}
+
+/* bfloat16 of a number, and back. */
+static uint16_t to_bf16(float number) {
+    uint32_t bits;
+    memcpy(&bits, &number, 4);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static float of_bf16(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float number;
+    memcpy(&number, &wide, 4);
+    return number;
+}
+
+/* A projection of every expert: quantised, and the numbers that it then has. */
+typedef struct {
+    uint8_t values[E * H * I / 2], scales[E * H * I / 16];
+    float global_scales[E], numbers[E * H * I];
+} projection;
+
+static nvfp4_tensor make(projection *of, size_t rows, size_t columns, unsigned seed) {
+    for (size_t e = 0; e < E; e++) {
+        float raw[H * I];
+        for (size_t i = 0; i < H * I; i++) {
+            seed = seed * 1664525u + 1013904223u;
+            raw[i] = ((float)(seed >> 8) / (1 << 23) - 1) * (float)(1 + e) / 8;
+        }
+        uint8_t *values = of->values + e * H * I / 2, *scales = of->scales + e * H * I / 16;
+        expect(nvfp4_quantize(raw, rows, columns, values, scales, &of->global_scales[e]));
+        expect(nvfp4_dequantize(values, scales, of->global_scales[e], rows, columns, of->numbers + e * H * I));
+    }
+    return (nvfp4_tensor){of->values, H * I / 2, of->scales, H * I / 16, of->global_scales};
+}
+
+int main(void) {
+    static projection gate, up, down;
+    nvfp4_moe_tensors tensors = {make(&gate, I, H, 1), make(&up, I, H, 2), make(&down, H, I, 3)};
+    nvfp4_moe_sizes sizes = {.hidden = H, .intermediate = I, .experts = E, .named_experts = E, .top_k = K, .dtype = NVFP4_DTYPE_BF16};
+    nvfp4_moe_cpu *layer;
+    expect(nvfp4_moe_cpu_create(&sizes, &tensors, NULL, NULL, &layer));
+
+    uint16_t tokens[T * H], output[T * H];
+    int32_t ids[T * K] = {0, 1, 1, -1, 0, 0};
+    float weights[T * K] = {0.75f, 0.25f, 1, 0, 0.5f, 0.5f};
+    for (size_t i = 0; i < T * H; i++) tokens[i] = to_bf16((float)(i * 37 % 101) / 50 - 1);
+    nvfp4_moe_call call = {.tokens = T, .hidden_states = tokens, .hidden_stride = H, .topk_ids = ids, .topk_weights = weights,
+                           .output = output, .output_stride = H};
+    expect(nvfp4_moe_cpu_run(layer, &call));
+
+    double worst = 0;
+    for (size_t t = 0; t < T; t++) {
+        double sums[H] = {0}, magnitudes[H] = {0};
+        for (size_t k = 0; k < K; k++) {
+            int32_t e = ids[t * K + k];
+            if (e < 0) continue;
+            for (size_t i = 0; i < I; i++) {
+                double g = 0, u = 0;
+                for (size_t h = 0; h < H; h++) {
+                    double x = of_bf16(tokens[t * H + h]);
+                    g += x * gate.numbers[(size_t)e * H * I + i * H + h];
+                    u += x * up.numbers[(size_t)e * H * I + i * H + h];
+                }
+                double intermediate = weights[t * K + k] * g / (1 + exp(-g)) * u;
+                for (size_t h = 0; h < H; h++) {
+                    double product = intermediate * down.numbers[(size_t)e * H * I + h * I + i];
+                    sums[h] += product;
+                    magnitudes[h] += fabs(product);
+                }
+            }
+        }
+        /* Three roundings to bfloat16: of the intermediate, of the product, of the output. */
+        for (size_t h = 0; h < H; h++) {
+            double error = fabs(of_bf16(output[t * H + h]) - sums[h]) / (magnitudes[h] / 256 * 3 + 1e-9);
+            worst = fmax(worst, error);
+        }
+    }
+    printf("%d tokens, at most %.2f of what rounding allows\n", T, worst);
+
+    sizes.intermediate = 24;
+    if (nvfp4_moe_cpu_create(&sizes, &tensors, NULL, NULL, &layer) != NVFP4_STATUS_INVALID) return 2;
+    printf("refused: %s\n", nvfp4_last_error());
+    nvfp4_device *device;
+    if (nvfp4_device_open(99, &device) != NVFP4_STATUS_DEVICE) return 3;
+    printf("no GPU 99: %s\n", nvfp4_last_error());
+    nvfp4_moe_cpu_destroy(layer);
+    return worst <= 1 ? 0 : 1;
+}

@@ -1,0 +1,229 @@
+#ifndef NVFP4_H
+#define NVFP4_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// Bytes that packed weights begin with, for `nvfp4_moe_check_packed`.
+#define NVFP4_MOE_HEAD_BYTES 48
+
+// What a call answers.
+typedef enum nvfp4_status {
+  // It was done, or queued.
+  NVFP4_STATUS_OK = 0,
+  // An argument is wrong.
+  NVFP4_STATUS_INVALID = 1,
+  // There is no such device, it failed, or it computes no such layer.
+  NVFP4_STATUS_DEVICE = 2,
+  // A bug of the library.
+  NVFP4_STATUS_BUG = 3,
+} nvfp4_status;
+
+// The type of tokens, and of what a layer makes of them.
+typedef enum nvfp4_dtype {
+  // IEEE's binary16.
+  NVFP4_DTYPE_F16 = 0,
+  // bfloat16.
+  NVFP4_DTYPE_BF16 = 1,
+} nvfp4_dtype;
+
+// A GPU with its kernels loaded. Any number of threads may use it at once.
+typedef struct nvfp4_device nvfp4_device;
+
+// A layer prepared for the CPU. One call at a time.
+typedef struct nvfp4_moe_cpu nvfp4_moe_cpu;
+
+// The sizes of an MoE layer.
+typedef struct nvfp4_moe_sizes {
+  // H, elements of a token: a multiple of 16.
+  size_t hidden;
+  // I, rows of gate and up: a multiple of 16.
+  size_t intermediate;
+  // E, experts that the layer holds: 1 to 512.
+  size_t experts;
+  // Experts that a token can name: the length of the expert map, or E.
+  size_t named_experts;
+  // k, experts that a token names: 1 to 32.
+  size_t top_k;
+  // I of the expert that every token has; 0 if there is none.
+  size_t shared_intermediate;
+  // An `nvfp4_dtype`: the type of tokens.
+  uint32_t dtype;
+} nvfp4_moe_sizes;
+
+// A projection of every expert, as a checkpoint has it: `rows` of `k` numbers an expert.
+typedef struct nvfp4_tensor {
+  // The first expert's values, `rows * k/2` bytes: two codes (e2m1) a byte, the one of the even column in the low four bits.
+  const uint8_t *values;
+  // Bytes from one expert's values to the next one's; a multiple of 16 on a GPU, where `values` is at one too.
+  size_t values_stride;
+  // The first expert's scales, `rows * k/16` bytes (e4m3).
+  const uint8_t *scales;
+  // Bytes from one expert's scales to the next one's.
+  size_t scales_stride;
+  // Each expert's global scale, by which its numbers are multiplied. In host memory, always.
+  const float *global_scales;
+} nvfp4_tensor;
+
+// The projections of a layer's experts: gate and up `[I, H]`, down `[H, I]`.
+typedef struct nvfp4_moe_tensors {
+  // Gate.
+  struct nvfp4_tensor gate;
+  // Up.
+  struct nvfp4_tensor up;
+  // Down.
+  struct nvfp4_tensor down;
+} nvfp4_moe_tensors;
+
+// What a call of a layer reads and writes; on a GPU pointers to its memory.
+typedef struct nvfp4_moe_call {
+  // T; may be 0.
+  size_t tokens;
+  // T rows of H numbers of the layer's type. On a GPU at a multiple of 16 bytes.
+  const uint16_t *hidden_states;
+  // Elements from one row to the next, at least H. On a GPU a multiple of 8.
+  size_t hidden_stride;
+  // `[T, k]`: the experts of each token. A negative one contributes nothing.
+  const int32_t *topk_ids;
+  // `[T, k]`: their weights.
+  const float *topk_weights;
+  // Whether weights multiply the tokens rather than the experts' results: only if k = 1 and there is no shared expert.
+  bool weights_on_input;
+  // `[T]`: the shared expert's weights; null if all are 1.
+  const float *shared_weights;
+  // Where the T rows of H numbers go. Overlaps nothing else.
+  uint16_t *output;
+  // Elements from one row of the output to the next, as `hidden_stride`.
+  size_t output_stride;
+} nvfp4_moe_call;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Quantises a matrix of f32 `[rows, k]`, k a multiple of 16, by the algorithm of NVIDIA's ModelOpt. Writes `rows * k/2` bytes of
+// values, `rows * k/16` of scales, and the global scale. On the CPU.
+//
+// # Safety
+//
+// The pointers are to host memory of these sizes.
+enum nvfp4_status nvfp4_quantize(const float *numbers,
+                                 size_t rows,
+                                 size_t k,
+                                 uint8_t *values,
+                                 uint8_t *scales,
+                                 float *global_scale);
+
+// Writes the numbers of a quantised matrix, `[rows, k]`. On the CPU.
+//
+// # Safety
+//
+// The pointers are to host memory of these sizes.
+enum nvfp4_status nvfp4_dequantize(const uint8_t *values,
+                                   const uint8_t *scales,
+                                   float global_scale,
+                                   size_t rows,
+                                   size_t k,
+                                   float *numbers);
+
+// Makes a layer of tensors in host memory, which are copied. `shared` is null if the sizes say that there is no shared expert,
+// `expert_map` if tokens name experts by the layer's own numbers; else it has `named_experts` of those, negative for experts that
+// live elsewhere.
+//
+// # Safety
+//
+// The pointers are to host memory of these sizes.
+enum nvfp4_status nvfp4_moe_cpu_create(const struct nvfp4_moe_sizes *sizes,
+                                       const struct nvfp4_moe_tensors *tensors,
+                                       const struct nvfp4_moe_tensors *shared,
+                                       const int32_t *expert_map,
+                                       struct nvfp4_moe_cpu **layer);
+
+// Computes a call, whose pointers are to host memory.
+//
+// # Safety
+//
+// The layer lives and is in no other call; the call's memory has the sizes that it says.
+enum nvfp4_status nvfp4_moe_cpu_run(struct nvfp4_moe_cpu *layer, const struct nvfp4_moe_call *call);
+
+// Frees a layer. Null is nothing.
+//
+// # Safety
+//
+// The layer was made by `nvfp4_moe_cpu_create`, is in no call, and is not used again.
+void nvfp4_moe_cpu_destroy(struct nvfp4_moe_cpu *layer);
+
+// Opens device `ordinal`: its primary context, which the CUDA runtime uses too. It stays open.
+//
+// # Safety
+//
+// `device` is to host memory.
+enum nvfp4_status nvfp4_device_open(uint32_t ordinal, struct nvfp4_device **device);
+
+// Gives a device back. Null is nothing.
+//
+// # Safety
+//
+// It was opened by `nvfp4_device_open`, nothing of it is under way, and it is not used again.
+void nvfp4_device_close(struct nvfp4_device *device);
+
+// Bytes of a layer's packed weights on a GPU, and of the workspace of a call with up to `tokens` tokens. Layers whose calls come one
+// after the other on a stream can share a workspace.
+//
+// # Safety
+//
+// The pointers are to host memory.
+enum nvfp4_status nvfp4_moe_bytes(const struct nvfp4_moe_sizes *sizes,
+                                  size_t tokens,
+                                  size_t *weights,
+                                  size_t *workspace);
+
+// Queues the packing of a checkpoint's tensors, which lie in the GPU's memory and are not needed any more when the stream has come
+// past it. `shared` is null if the sizes say that there is no shared expert.
+//
+// Whether block scales are valid is found out on the GPU: when the stream has come past this, copy the first
+// `NVFP4_MOE_HEAD_BYTES` of the weights to the host and give them to `nvfp4_moe_check_packed`.
+//
+// # Safety
+//
+// `stream` is a `CUstream` (or `cudaStream_t`) of the device's primary context, or null, and captures nothing. At `weights`, a
+// multiple of 256, are as many bytes as `nvfp4_moe_bytes` says.
+enum nvfp4_status nvfp4_moe_pack(const struct nvfp4_device *device,
+                                 const struct nvfp4_moe_sizes *sizes,
+                                 const struct nvfp4_moe_tensors *tensors,
+                                 const struct nvfp4_moe_tensors *shared,
+                                 void *weights,
+                                 void *stream);
+
+// Says whether the block scales of packed weights were valid.
+//
+// # Safety
+//
+// The pointers are to host memory; `head` to the first `NVFP4_MOE_HEAD_BYTES` of the weights.
+enum nvfp4_status nvfp4_moe_check_packed(const struct nvfp4_moe_sizes *sizes, const uint8_t *head);
+
+// Queues a call, and returns without waiting. It allocates nothing, so the stream may be captured into a graph, which is then right
+// for whatever ids and weights lie there when it runs.
+//
+// # Safety
+//
+// `weights` were packed for these sizes, and `expert_map` is null or in the GPU's memory. The call's pointers are to memory of
+// these sizes that the GPU can use, and `workspace`, a multiple of 256, to as many bytes as `nvfp4_moe_bytes` says. All of it stays
+// until the stream has come past the call. `stream` is as `nvfp4_moe_pack` says, but may capture.
+enum nvfp4_status nvfp4_moe_launch(const struct nvfp4_device *device,
+                                   const struct nvfp4_moe_sizes *sizes,
+                                   const void *weights,
+                                   const int32_t *expert_map,
+                                   const struct nvfp4_moe_call *call,
+                                   void *workspace,
+                                   void *stream);
+
+// What went wrong in this thread's last call that failed, in words. Good until the next one fails.
+const char *nvfp4_last_error(void);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* NVFP4_H */

@@ -1,0 +1,192 @@
+//! MoE layers on the CPU.
+
+use nvfp4::Error;
+use nvfp4::backend::{Backend, MoeLayer, cpu::Cpu};
+use nvfp4::format::Matrix;
+use nvfp4::moe::{MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
+
+use crate::status::{guard, nvfp4_status};
+use crate::{elements, elements_mut, nvfp4_moe_call, nvfp4_moe_sizes, nvfp4_moe_tensors, nvfp4_tensor, value};
+
+/// A layer prepared for the CPU. One call at a time.
+pub struct nvfp4_moe_cpu {
+    /// Reads `weights`; goes first. `None` only while it is dropped.
+    layer: Option<Box<dyn MoeLayer>>,
+    weights: *mut MoeWeights<'static>,
+}
+
+impl nvfp4_moe_cpu {
+    fn new(weights: MoeWeights<'static>) -> Result<Self, Error> {
+        let weights = Box::into_raw(Box::new(weights));
+        // From here on `drop` frees the weights.
+        let mut made = Self { layer: None, weights };
+        // SAFETY: the weights live, where they are and unchanged, until `drop` has dropped the layer.
+        made.layer = Some(Cpu::new().prepare_moe(unsafe { &*weights })?);
+        Ok(made)
+    }
+
+    fn weights(&self) -> &MoeWeights<'static> {
+        // SAFETY: they live as long as `self`, and nobody writes them.
+        unsafe { &*self.weights }
+    }
+}
+
+impl Drop for nvfp4_moe_cpu {
+    fn drop(&mut self) {
+        self.layer = None;
+        // SAFETY: it came from a box, and the layer that read it is gone.
+        drop(unsafe { Box::from_raw(self.weights) });
+    }
+}
+
+/// Copies the experts of a layer.
+///
+/// # Safety
+///
+/// The tensors are in host memory, of these sizes.
+unsafe fn experts(
+    tensors: &nvfp4_moe_tensors,
+    count: usize,
+    sizes: [usize; 2],
+) -> Result<Vec<MoeExpert<'static>>, Error> {
+    let [hidden, intermediate] = sizes;
+    let matrix = |tensor: &nvfp4_tensor, expert: usize, name: &str, rows: usize, k: usize| {
+        let (values_len, scales_len) = (rows * k / 2, rows * k / 16);
+        let [values, scales] = [(tensor.values, tensor.values_stride), (tensor.scales, tensor.scales_stride)]
+            .map(|(first, stride)| if first.is_null() { first } else { first.wrapping_add(expert * stride) });
+        // SAFETY: `# Safety` above.
+        let (values, scales, globals) = unsafe {
+            (
+                elements(values, values_len, "values")?.to_vec(),
+                elements(scales, scales_len, "scales")?.to_vec(),
+                elements(tensor.global_scales, count, "global_scales")?,
+            )
+        };
+        Matrix::new(rows, k, values, scales, globals[expert])
+            .map_err(|error| error.at(format_args!("expert {expert}: {name}")))
+    };
+    let expert = |expert: usize| {
+        let gate = matrix(&tensors.gate, expert, "gate", intermediate, hidden)?;
+        let up = matrix(&tensors.up, expert, "up", intermediate, hidden)?;
+        let down = matrix(&tensors.down, expert, "down", hidden, intermediate)?;
+        Ok(MoeExpert::gated(gate, up, down))
+    };
+    (0..count).map(expert).collect()
+}
+
+/// Makes a layer of tensors in host memory, which are copied. `shared` is null if the sizes say that there is no shared expert,
+/// `expert_map` if tokens name experts by the layer's own numbers; else it has `named_experts` of those, negative for experts that
+/// live elsewhere.
+///
+/// # Safety
+///
+/// The pointers are to host memory of these sizes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_moe_cpu_create(
+    sizes: *const nvfp4_moe_sizes,
+    tensors: *const nvfp4_moe_tensors,
+    shared: *const nvfp4_moe_tensors,
+    expert_map: *const i32,
+    layer: *mut *mut nvfp4_moe_cpu,
+) -> nvfp4_status {
+    guard(|| {
+        // SAFETY: `# Safety` above.
+        let (sizes, tensors, shared, layer) = unsafe {
+            (
+                value(sizes, "sizes")?.checked()?,
+                value(tensors, "tensors")?,
+                shared.as_ref(),
+                elements_mut(layer, 1, "layer")?,
+            )
+        };
+        let MoeSizes { hidden, intermediate, experts: count, named_experts, top_k, shared_intermediate, dtype, .. } =
+            sizes;
+        // SAFETY: as above.
+        let mut weights = MoeWeights::new(dtype, top_k, unsafe { experts(tensors, count, [hidden, intermediate])? })?;
+        match (shared, shared_intermediate) {
+            (None, None) => {}
+            (Some(shared), Some(intermediate)) => {
+                // SAFETY: as above.
+                let shared = unsafe { experts(shared, 1, [hidden, intermediate])? }.remove(0);
+                weights = weights.with_shared(shared)?;
+            }
+            _ => return Err(Error::Invalid("shared and sizes.shared_intermediate come together".into())),
+        }
+        if !expert_map.is_null() {
+            // SAFETY: as above.
+            weights =
+                weights.with_expert_map(unsafe { elements(expert_map, named_experts, "expert_map")? }.to_vec())?;
+        } else if named_experts != count {
+            return Err(Error::Mismatch {
+                what: "sizes.named_experts without expert_map",
+                got: named_experts,
+                expected: count,
+            });
+        }
+        layer[0] = Box::into_raw(Box::new(nvfp4_moe_cpu::new(weights)?));
+        Ok(())
+    })
+}
+
+/// Computes a call, whose pointers are to host memory.
+///
+/// # Safety
+///
+/// The layer lives and is in no other call; the call's memory has the sizes that it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_moe_cpu_run(layer: *mut nvfp4_moe_cpu, call: *const nvfp4_moe_call) -> nvfp4_status {
+    guard(|| {
+        // SAFETY: `# Safety` above.
+        let (layer, call) = unsafe { (&mut elements_mut(layer, 1, "layer")?[0], value(call, "call")?) };
+        let (hidden, top_k) = (layer.weights().sizes().hidden, layer.weights().sizes().top_k);
+        let rows = |stride: usize, name: &str| {
+            if stride < hidden {
+                return Err(Error::Invalid(format!("{name} is {stride}, less than the hidden size {hidden}")));
+            }
+            let before = call.tokens.saturating_sub(1).checked_mul(stride).ok_or(Error::TooLarge)?;
+            Ok(if call.tokens == 0 { 0 } else { before.checked_add(hidden).ok_or(Error::TooLarge)? })
+        };
+        let choices = call.tokens.checked_mul(top_k).ok_or(Error::TooLarge)?;
+        // SAFETY: `# Safety` above.
+        let (inputs, output) = unsafe {
+            let shared = match call.shared_weights {
+                weights if weights.is_null() => None,
+                weights => Some(elements(weights, call.tokens, "shared_weights")?.into()),
+            };
+            let inputs = MoeInputs {
+                tokens: call.tokens,
+                hidden: elements(call.hidden_states, rows(call.hidden_stride, "hidden_stride")?, "hidden_states")?
+                    .into(),
+                stride: call.hidden_stride,
+                ids: elements(call.topk_ids, choices, "topk_ids")?.into(),
+                weights: elements(call.topk_weights, choices, "topk_weights")?.into(),
+                weights_on_input: call.weights_on_input,
+                shared_weights: shared,
+            };
+            (inputs, elements_mut(call.output, rows(call.output_stride, "output_stride")?, "output")?)
+        };
+        let step = MoeStep::new(layer.weights(), inputs)?;
+        let mut computed = MoeOutput::new(&step);
+        layer.layer.as_mut().expect("there until it is dropped").execute(&step, &mut computed)?;
+        for (row, from) in computed.hidden.chunks_exact(hidden).enumerate() {
+            output[row * call.output_stride..][..hidden].copy_from_slice(from);
+        }
+        Ok(())
+    })
+}
+
+/// Frees a layer. Null is nothing.
+///
+/// # Safety
+///
+/// The layer was made by `nvfp4_moe_cpu_create`, is in no call, and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_moe_cpu_destroy(layer: *mut nvfp4_moe_cpu) {
+    if !layer.is_null() {
+        guard(|| {
+            // SAFETY: it came from a box; `# Safety` above.
+            drop(unsafe { Box::from_raw(layer) });
+            Ok(())
+        });
+    }
+}

@@ -1,0 +1,190 @@
+//! MoE layers on a GPU, in the caller's memory and on the caller's stream.
+
+use std::ffi::c_void;
+use std::slice;
+
+use nvfp4::Error;
+use nvfp4::backend::cuda::{
+    Cuda, MoeArguments, MoeLauncher, MoeTensor, MoeTensors, PackedMoe, weight_bytes, workspace_bytes,
+};
+
+use crate::status::{guard, nvfp4_status};
+use crate::{elements_mut, nvfp4_moe_call, nvfp4_moe_sizes, nvfp4_moe_tensors, nvfp4_tensor, value};
+
+/// A GPU with its kernels loaded. Any number of threads may use it at once.
+pub struct nvfp4_device(MoeLauncher);
+
+/// Opens device `ordinal`: its primary context, which the CUDA runtime uses too. It stays open.
+///
+/// # Safety
+///
+/// `device` is to host memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_device_open(ordinal: u32, device: *mut *mut nvfp4_device) -> nvfp4_status {
+    guard(|| {
+        // SAFETY: `# Safety` above.
+        let device = unsafe { elements_mut(device, 1, "device")? };
+        device[0] = Box::into_raw(Box::new(nvfp4_device(Cuda::open(ordinal)?.moe_launcher()?)));
+        Ok(())
+    })
+}
+
+/// Gives a device back. Null is nothing.
+///
+/// # Safety
+///
+/// It was opened by `nvfp4_device_open`, nothing of it is under way, and it is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_device_close(device: *mut nvfp4_device) {
+    if !device.is_null() {
+        guard(|| {
+            // SAFETY: it came from a box; `# Safety` above.
+            drop(unsafe { Box::from_raw(device) });
+            Ok(())
+        });
+    }
+}
+
+/// Bytes of a layer's packed weights on a GPU, and of the workspace of a call with up to `tokens` tokens. Layers whose calls come one
+/// after the other on a stream can share a workspace.
+///
+/// # Safety
+///
+/// The pointers are to host memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_moe_bytes(
+    sizes: *const nvfp4_moe_sizes,
+    tokens: usize,
+    weights: *mut usize,
+    workspace: *mut usize,
+) -> nvfp4_status {
+    guard(|| {
+        // SAFETY: `# Safety` above.
+        let (sizes, weights, workspace) = unsafe {
+            (
+                value(sizes, "sizes")?.checked()?,
+                elements_mut(weights, 1, "weights")?,
+                elements_mut(workspace, 1, "workspace")?,
+            )
+        };
+        (weights[0], workspace[0]) = (weight_bytes(&sizes), workspace_bytes(&sizes, tokens));
+        Ok(())
+    })
+}
+
+/// Queues the packing of a checkpoint's tensors, which lie in the GPU's memory and are not needed any more when the stream has come
+/// past it. `shared` is null if the sizes say that there is no shared expert.
+///
+/// Whether block scales are valid is found out on the GPU: when the stream has come past this, copy the first
+/// `NVFP4_MOE_HEAD_BYTES` of the weights to the host and give them to `nvfp4_moe_check_packed`.
+///
+/// # Safety
+///
+/// `stream` is a `CUstream` (or `cudaStream_t`) of the device's primary context, or null, and captures nothing. At `weights`, a
+/// multiple of 256, are as many bytes as `nvfp4_moe_bytes` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_moe_pack(
+    device: *const nvfp4_device,
+    sizes: *const nvfp4_moe_sizes,
+    tensors: *const nvfp4_moe_tensors,
+    shared: *const nvfp4_moe_tensors,
+    weights: *mut c_void,
+    stream: *mut c_void,
+) -> nvfp4_status {
+    guard(|| {
+        // SAFETY: `# Safety` above.
+        let (device, sizes, tensors, shared) = unsafe {
+            (value(device, "device")?, value(sizes, "sizes")?.checked()?, value(tensors, "tensors")?, shared.as_ref())
+        };
+        // SAFETY: as above.
+        let (experts, shared) =
+            unsafe { (of(tensors, sizes.experts)?, shared.map(|shared| of(shared, 1)).transpose()?) };
+        let (weights, stream) = (address(weights, "weights")?, stream.cast());
+        // SAFETY: as above.
+        unsafe { device.0.pack(&sizes, &experts, shared.as_ref(), weights, stream) }
+    })
+}
+
+/// Bytes that packed weights begin with, for `nvfp4_moe_check_packed`.
+pub const NVFP4_MOE_HEAD_BYTES: usize = 48;
+const _: () = assert!(NVFP4_MOE_HEAD_BYTES == MoeLauncher::HEAD_BYTES);
+
+/// Says whether the block scales of packed weights were valid.
+///
+/// # Safety
+///
+/// The pointers are to host memory; `head` to the first `NVFP4_MOE_HEAD_BYTES` of the weights.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_moe_check_packed(sizes: *const nvfp4_moe_sizes, head: *const u8) -> nvfp4_status {
+    guard(|| {
+        // SAFETY: `# Safety` above.
+        let (sizes, head) = unsafe { (value(sizes, "sizes")?.checked()?, value(head.cast(), "head")?) };
+        MoeLauncher::check_packed(&sizes, head)
+    })
+}
+
+/// Queues a call, and returns without waiting. It allocates nothing, so the stream may be captured into a graph, which is then right
+/// for whatever ids and weights lie there when it runs.
+///
+/// # Safety
+///
+/// `weights` were packed for these sizes, and `expert_map` is null or in the GPU's memory. The call's pointers are to memory of
+/// these sizes that the GPU can use, and `workspace`, a multiple of 256, to as many bytes as `nvfp4_moe_bytes` says. All of it stays
+/// until the stream has come past the call. `stream` is as `nvfp4_moe_pack` says, but may capture.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_moe_launch(
+    device: *const nvfp4_device,
+    sizes: *const nvfp4_moe_sizes,
+    weights: *const c_void,
+    expert_map: *const i32,
+    call: *const nvfp4_moe_call,
+    workspace: *mut c_void,
+    stream: *mut c_void,
+) -> nvfp4_status {
+    guard(|| {
+        // SAFETY: `# Safety` above.
+        let (device, sizes, call) =
+            unsafe { (value(device, "device")?, value(sizes, "sizes")?.checked()?, value(call, "call")?) };
+        let layer = PackedMoe { sizes, weights: address(weights, "weights")?, expert_map: expert_map.addr() as u64 };
+        let pitch = |stride: usize| stride.checked_mul(size_of::<u16>()).ok_or(Error::TooLarge);
+        let arguments = MoeArguments {
+            token_count: call.tokens,
+            tokens: call.hidden_states.addr() as u64,
+            token_pitch: pitch(call.hidden_stride)?,
+            topk_ids: call.topk_ids.addr() as u64,
+            topk_weights: call.topk_weights.addr() as u64,
+            weights_on_input: call.weights_on_input,
+            shared_weights: call.shared_weights.addr() as u64,
+            output: call.output.addr() as u64,
+            output_pitch: pitch(call.output_stride)?,
+        };
+        // SAFETY: as above.
+        unsafe { device.0.launch(&layer, &arguments, address(workspace, "workspace")?, stream.cast()) }.map(drop)
+    })
+}
+
+/// An address in the GPU's memory.
+fn address<T>(pointer: *const T, name: &str) -> Result<u64, Error> {
+    if pointer.is_null() { Err(Error::Invalid(format!("{name} is null"))) } else { Ok(pointer.addr() as u64) }
+}
+
+/// The tensors as the library takes them.
+///
+/// # Safety
+///
+/// The global scales are in host memory, one for each of so many experts, and stay as long as the reference.
+unsafe fn of(tensors: &nvfp4_moe_tensors, experts: usize) -> Result<MoeTensors<'_>, Error> {
+    let tensor = |tensor: &nvfp4_tensor| -> Result<MoeTensor<'_>, Error> {
+        crate::check(tensor.global_scales, "global_scales")?;
+        Ok(MoeTensor {
+            values: address(tensor.values, "values")?,
+            values_stride: tensor.values_stride,
+            scales: address(tensor.scales, "scales")?,
+            scales_stride: tensor.scales_stride,
+            // SAFETY: not null and aligned; `# Safety` above.
+            global_scales: unsafe { slice::from_raw_parts(tensor.global_scales, experts) },
+            bias: None,
+        })
+    };
+    Ok(MoeTensors { gate: Some(tensor(&tensors.gate)?), up: tensor(&tensors.up)?, down: tensor(&tensors.down)? })
+}

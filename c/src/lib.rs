@@ -1,0 +1,240 @@
+//! `nvfp4.h`: a few calls of the library for C, on a GPU with the caller's pointers and stream, and on the CPU.
+//!
+//! `nvfp4.h` is made of this file by cbindgen; what stands here as documentation stands there as comments. No call unwinds or aborts:
+//! a bug of the library is a status too.
+
+#![allow(non_camel_case_types, reason = "the names are C's")]
+
+mod cpu;
+mod gpu;
+mod status;
+
+use std::slice;
+
+use nvfp4::Error;
+use nvfp4::format::Matrix;
+use nvfp4::moe::{Activation, MoeSizes};
+use nvfp4::problem::OutDtype;
+
+pub use cpu::*;
+pub use gpu::*;
+pub use status::*;
+
+use status::guard;
+
+/// The type of tokens, and of what a layer makes of them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum nvfp4_dtype {
+    /// IEEE's binary16.
+    F16 = 0,
+    /// bfloat16.
+    BF16 = 1,
+}
+
+/// The sizes of an MoE layer.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvfp4_moe_sizes {
+    /// H, elements of a token: a multiple of 16.
+    pub hidden: usize,
+    /// I, rows of gate and up: a multiple of 16.
+    pub intermediate: usize,
+    /// E, experts that the layer holds: 1 to 512.
+    pub experts: usize,
+    /// Experts that a token can name: the length of the expert map, or E.
+    pub named_experts: usize,
+    /// k, experts that a token names: 1 to 32.
+    pub top_k: usize,
+    /// I of the expert that every token has; 0 if there is none.
+    pub shared_intermediate: usize,
+    /// An `nvfp4_dtype`: the type of tokens.
+    pub dtype: u32,
+}
+
+/// A projection of every expert, as a checkpoint has it: `rows` of `k` numbers an expert.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvfp4_tensor {
+    /// The first expert's values, `rows * k/2` bytes: two codes (e2m1) a byte, the one of the even column in the low four bits.
+    pub values: *const u8,
+    /// Bytes from one expert's values to the next one's; a multiple of 16 on a GPU, where `values` is at one too.
+    pub values_stride: usize,
+    /// The first expert's scales, `rows * k/16` bytes (e4m3).
+    pub scales: *const u8,
+    /// Bytes from one expert's scales to the next one's.
+    pub scales_stride: usize,
+    /// Each expert's global scale, by which its numbers are multiplied. In host memory, always.
+    pub global_scales: *const f32,
+}
+
+/// The projections of a layer's experts: gate and up `[I, H]`, down `[H, I]`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvfp4_moe_tensors {
+    /// Gate.
+    pub gate: nvfp4_tensor,
+    /// Up.
+    pub up: nvfp4_tensor,
+    /// Down.
+    pub down: nvfp4_tensor,
+}
+
+/// What a call of a layer reads and writes; on a GPU pointers to its memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvfp4_moe_call {
+    /// T; may be 0.
+    pub tokens: usize,
+    /// T rows of H numbers of the layer's type. On a GPU at a multiple of 16 bytes.
+    pub hidden_states: *const u16,
+    /// Elements from one row to the next, at least H. On a GPU a multiple of 8.
+    pub hidden_stride: usize,
+    /// `[T, k]`: the experts of each token. A negative one contributes nothing.
+    pub topk_ids: *const i32,
+    /// `[T, k]`: their weights.
+    pub topk_weights: *const f32,
+    /// Whether weights multiply the tokens rather than the experts' results: only if k = 1 and there is no shared expert.
+    pub weights_on_input: bool,
+    /// `[T]`: the shared expert's weights; null if all are 1.
+    pub shared_weights: *const f32,
+    /// Where the T rows of H numbers go. Overlaps nothing else.
+    pub output: *mut u16,
+    /// Elements from one row of the output to the next, as `hidden_stride`.
+    pub output_stride: usize,
+}
+
+impl nvfp4_moe_sizes {
+    fn checked(&self) -> Result<MoeSizes, Error> {
+        const F16: u32 = nvfp4_dtype::F16 as u32;
+        const BF16: u32 = nvfp4_dtype::BF16 as u32;
+        let dtype = match self.dtype {
+            F16 => OutDtype::F16,
+            BF16 => OutDtype::Bf16,
+            other => return Err(Error::Invalid(format!("dtype {other} is no nvfp4_dtype"))),
+        };
+        let sizes = MoeSizes {
+            hidden: self.hidden,
+            intermediate: self.intermediate,
+            experts: self.experts,
+            named_experts: self.named_experts,
+            top_k: self.top_k,
+            shared_intermediate: (self.shared_intermediate > 0).then_some(self.shared_intermediate),
+            dtype,
+            activation: Activation::Silu,
+            biases: false,
+        };
+        sizes.check()?;
+        Ok(sizes)
+    }
+}
+
+/// A pointer's value, or an error with its name.
+///
+/// # Safety
+///
+/// Null, or a valid value for as long as the reference lives.
+unsafe fn value<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Error> {
+    // SAFETY: `# Safety` above.
+    unsafe { pointer.as_ref() }.ok_or_else(|| Error::Invalid(format!("{name} is null")))
+}
+
+/// The elements at a pointer.
+///
+/// # Safety
+///
+/// Null, or at so many elements for as long as the slice lives.
+unsafe fn elements<'a, T>(pointer: *const T, len: usize, name: &str) -> Result<&'a [T], Error> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    check(pointer, name)?;
+    // SAFETY: not null and aligned; `# Safety` above.
+    Ok(unsafe { slice::from_raw_parts(pointer, len) })
+}
+
+/// As [`elements`], to be written.
+///
+/// # Safety
+///
+/// As [`elements`], and nobody else touches them.
+unsafe fn elements_mut<'a, T>(pointer: *mut T, len: usize, name: &str) -> Result<&'a mut [T], Error> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    check(pointer, name)?;
+    // SAFETY: not null and aligned; `# Safety` above.
+    Ok(unsafe { slice::from_raw_parts_mut(pointer, len) })
+}
+
+fn check<T>(pointer: *const T, name: &str) -> Result<(), Error> {
+    match pointer {
+        pointer if pointer.is_null() => Err(Error::Invalid(format!("{name} is null"))),
+        pointer if !pointer.is_aligned() => Err(Error::Invalid(format!("{name} is not aligned"))),
+        _ => Ok(()),
+    }
+}
+
+/// Quantises a matrix of f32 `[rows, k]`, k a multiple of 16, by the algorithm of NVIDIA's ModelOpt. Writes `rows * k/2` bytes of
+/// values, `rows * k/16` of scales, and the global scale. On the CPU.
+///
+/// # Safety
+///
+/// The pointers are to host memory of these sizes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_quantize(
+    numbers: *const f32,
+    rows: usize,
+    k: usize,
+    values: *mut u8,
+    scales: *mut u8,
+    global_scale: *mut f32,
+) -> nvfp4_status {
+    guard(|| {
+        let len = rows.checked_mul(k).ok_or(Error::TooLarge)?;
+        // SAFETY: `# Safety` above.
+        let (numbers, values, scales, global) = unsafe {
+            (
+                elements(numbers, len, "numbers")?,
+                elements_mut(values, len / 2, "values")?,
+                elements_mut(scales, len / 16, "scales")?,
+                elements_mut(global_scale, 1, "global_scale")?,
+            )
+        };
+        let matrix = nvfp4::quantize::quantize(numbers, rows, k)?;
+        values.copy_from_slice(matrix.values());
+        scales.copy_from_slice(matrix.scales());
+        global[0] = matrix.global_scale();
+        Ok(())
+    })
+}
+
+/// Writes the numbers of a quantised matrix, `[rows, k]`. On the CPU.
+///
+/// # Safety
+///
+/// The pointers are to host memory of these sizes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_dequantize(
+    values: *const u8,
+    scales: *const u8,
+    global_scale: f32,
+    rows: usize,
+    k: usize,
+    numbers: *mut f32,
+) -> nvfp4_status {
+    guard(|| {
+        let len = rows.checked_mul(k).ok_or(Error::TooLarge)?;
+        // SAFETY: `# Safety` above.
+        let (values, scales, numbers) = unsafe {
+            (
+                elements(values, len / 2, "values")?,
+                elements(scales, len / 16, "scales")?,
+                elements_mut(numbers, len, "numbers")?,
+            )
+        };
+        let matrix = Matrix::new(rows, k, values, scales, global_scale)?;
+        numbers.chunks_exact_mut(k.max(1)).enumerate().for_each(|(row, to)| matrix.dequantize_row(row, to));
+        Ok(())
+    })
+}

@@ -1,0 +1,78 @@
+//! `--timed`: the time of a launch on a card.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow};
+use clap::Args;
+use ptx_emulator::{Card, Key, Listing, Timeline, trace};
+
+/// The time on a card.
+#[derive(Args)]
+pub struct Clock {
+    /// Predict the time on a card: h200 or b200. No hazards are looked for.
+    #[arg(long, value_name = "CARD", value_parser = Card::NAMES)]
+    timed: Option<String>,
+    /// A constant of the card, in place of its own (docs/time-model.md lists them). May be given several times.
+    #[arg(long, value_name = "NAME=VALUE", requires = "timed")]
+    constant: Vec<String>,
+    /// Leave out arithmetic that no control flow depends on. Outputs are meaningless then.
+    #[arg(long, requires = "timed")]
+    no_values: bool,
+    /// A listing of the machine code (`nvdisasm -gp -hex -c` of a cubin of `ptxas -lineinfo`), for its instructions. Without it,
+    /// ptxas and nvdisasm are looked for on PATH and under CUDA_PATH.
+    #[arg(long, value_name = "FILE", requires = "timed")]
+    sass: Option<PathBuf>,
+    /// What some multiprocessors did, for https://ui.perfetto.dev.
+    #[arg(long, value_name = "FILE.json", requires = "timed")]
+    trace: Option<PathBuf>,
+    /// The same as a picture.
+    #[arg(long, value_name = "FILE.svg", requires = "timed")]
+    picture: Option<PathBuf>,
+}
+
+impl Clock {
+    /// The timeline that was asked for, if one was, of launches of a PTX file.
+    pub fn timeline(&self, ptx: &Path) -> Result<Option<Timeline>> {
+        let Some(card) = self.timed.as_deref().and_then(Card::named) else { return Ok(None) };
+        let set = |card: Card, constant: &String| card.with(constant).map_err(|text| anyhow!(text));
+        let card = self.constant.iter().try_fold(card, set)?;
+        let listing = match &self.sass {
+            Some(path) => Some(Listing::parse(&super::read(path)?)),
+            None => Listing::of_ptx(&super::read(&ptx.to_path_buf())?, card.arch),
+        };
+        let mut timeline = Timeline::new(card);
+        listing.into_iter().for_each(|listing| timeline.add_listing(Arc::new(listing)));
+        if self.no_values {
+            timeline = timeline.without_values();
+        }
+        if self.trace.is_some() || self.picture.is_some() {
+            timeline = timeline.drawn();
+        }
+        Ok(Some(timeline))
+    }
+
+    /// Writes the drawings that were asked for.
+    pub fn draw(&self, timeline: &Timeline) -> Result<()> {
+        let (spans, per_us) = (timeline.spans(), timeline.card().get(Key::Clock));
+        if let Some(path) = &self.trace {
+            write(path, &trace::events(spans, per_us).to_string())?;
+        }
+        if let Some(path) = &self.picture {
+            let end = spans.iter().map(|span| span.to).max().unwrap_or(0);
+            write(path, &trace::picture(spans, (0, end), per_us))?;
+        }
+        Ok(())
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+}
+
+/// Prints a prediction and where its time went.
+pub fn print(timeline: &Timeline) {
+    println!("predicted: {:.2} us on {}, a model's time and no card's", timeline.predicted_us(), timeline.card().name);
+    timeline.launches().iter().for_each(|launch| print!("{launch}"));
+}

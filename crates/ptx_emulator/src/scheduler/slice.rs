@@ -1,0 +1,37 @@
+//! Which instructions decide only values: nothing that they compute reaches an address, a branch, a predicate or a barrier.
+//! A timed launch may leave them out.
+
+use std::collections::HashSet;
+
+use crate::code::{Inst, Kernel};
+use crate::config::report::Class;
+
+/// For each instruction of a kernel, whether it computes only values.
+pub fn values_only(kernel: &Kernel) -> Vec<bool> {
+    let mut needed: HashSet<u32> = HashSet::new();
+    let mut kept = vec![false; kernel.code.len()];
+    loop {
+        let mut changed = false;
+        for (inst, kept) in kernel.code.iter().zip(&mut kept) {
+            if *kept || is_arithmetic(inst) && !inst.uses.writes.iter().any(|r| needed.contains(r)) {
+                continue;
+            }
+            (*kept, changed) = (true, true);
+            // The registers of A are only values, as the accumulators are; they come last.
+            if inst.name.starts_with("wgmma.mma_async") && inst.uses.reads.len() > 2 {
+                needed.extend(inst.uses.reads.last());
+            } else {
+                needed.extend(&inst.uses.reads);
+            }
+        }
+        if !changed {
+            return kept.into_iter().map(|kept| !kept).collect();
+        }
+    }
+}
+
+/// Arithmetic on registers, which does nothing else.
+fn is_arithmetic(inst: &Inst) -> bool {
+    let computes = matches!(inst.class, Class::Integer | Class::Float | Class::Convert | Class::Move);
+    computes && !inst.uses.writes.is_empty() && inst.uses.predicate_writes.is_empty() && !inst.uses.aligned
+}

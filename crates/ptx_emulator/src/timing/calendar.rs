@@ -1,0 +1,75 @@
+//! A server that all multiprocessors share, such as DRAM: so many bytes in each stretch of time.
+
+/// Cycles of a stretch.
+const STRETCH: u64 = 64;
+
+/// How many bytes of each stretch are given away. Requests may come out of order; each takes the earliest bytes that are left.
+#[derive(Clone, Debug)]
+pub struct Calendar {
+    /// Bytes of a stretch.
+    capacity: f64,
+    used: Vec<f64>,
+    /// All stretches before this one are full.
+    full: usize,
+}
+
+impl Calendar {
+    /// A server of so many bytes a cycle.
+    pub fn new(bytes_per_cycle: f64) -> Calendar {
+        Calendar { capacity: bytes_per_cycle * STRETCH as f64, used: Vec::new(), full: 0 }
+    }
+
+    /// When the last of `bytes` that are asked for at a time have been served.
+    pub fn serve(&mut self, time: u64, bytes: u64) -> u64 {
+        let mut left = bytes as f64;
+        let mut n = ((time / STRETCH) as usize).max(self.full);
+        let mut end = time;
+        while left > 0.0 {
+            if n >= self.used.len() {
+                self.used.resize(n + 256, 0.0);
+            }
+            let take = (self.capacity - self.used[n]).min(left);
+            self.used[n] += take;
+            left -= take;
+            if take > 0.0 {
+                let share = self.used[n] / self.capacity;
+                end = (n as u64 * STRETCH + (share * STRETCH as f64).ceil() as u64).max(time);
+            }
+            if self.used[n] >= self.capacity && n == self.full {
+                self.full += 1;
+            }
+            n += 1;
+        }
+        end
+    }
+
+    /// The share of each stretch from `from` to `to` that was given away, on average.
+    pub fn utilisation(&self, from: u64, to: u64) -> f64 {
+        let range = (from / STRETCH) as usize..(to.div_ceil(STRETCH) as usize).max(1);
+        let stretches = range.len().max(1) as f64;
+        let used: f64 = self.used.iter().take(range.end).skip(range.start).sum();
+        used / self.capacity / stretches
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_share_the_bytes_of_a_stretch_in_any_order() {
+        let mut server = Calendar::new(10.0);
+        assert_eq!(server.serve(0, 640), 64);
+        assert_eq!(server.serve(0, 320), 96);
+        assert_eq!(server.serve(200, 640), 256);
+        // What comes later finds what is left before.
+        assert_eq!(server.serve(0, 320), 128);
+        assert!((server.utilisation(0, 256) - 0.75).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_lone_request_ends_when_its_bytes_have_passed() {
+        let mut server = Calendar::new(2.0);
+        assert_eq!(server.serve(64, 256), 192);
+    }
+}

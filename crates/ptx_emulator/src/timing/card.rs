@@ -1,0 +1,263 @@
+//! The constants of cards, each with its source. Nothing else in the model is a number of a card.
+
+use std::fmt;
+
+/// Where a constant is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Published, by whom.
+    Published(&'static str),
+    /// Fitted to points measured on the card: which.
+    Fitted(&'static str),
+    /// Neither measured nor published: a guess, on what grounds. `--sensitivity` tells what it decides.
+    Assumed(&'static str),
+}
+
+/// A constant of a card.
+#[derive(Clone, Copy, Debug)]
+pub struct Constant {
+    /// Its value in the unit of its [`Key`].
+    pub value: f64,
+    /// Where it is from.
+    pub origin: Origin,
+}
+
+macro_rules! keys {
+    ($($key:ident, $name:literal, $unit:literal, $what:literal;)*) => {
+        /// Names of constants. Cycles are those of a multiprocessor.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Key { $(#[doc = $what] $key,)* }
+
+        impl Key {
+            /// All of them.
+            pub const ALL: &[Key] = &[$(Key::$key,)*];
+
+            /// Its name on the command line and in tables.
+            pub const fn name(self) -> &'static str {
+                match self { $(Key::$key => $name,)* }
+            }
+
+            /// The unit of its values.
+            pub const fn unit(self) -> &'static str {
+                match self { $(Key::$key => $unit,)* }
+            }
+
+            /// What it is.
+            pub const fn what(self) -> &'static str {
+                match self { $(Key::$key => $what,)* }
+            }
+        }
+    };
+}
+
+keys! {
+    Clock, "clock", "MHz", "clock of the multiprocessors";
+    LaunchFloor, "launch-floor", "ns", "between two events around an empty kernel";
+    LaunchGap, "launch-gap", "ns", "from the end of a grid to the start of the next in its stream";
+    DependentStart, "dependent-start", "ns", "from the last `launch_dependents` of a grid to the start of the next";
+    CtaStart, "cta-start", "cycles", "from the end of a CTA to the first instruction of the one in its place";
+    GridEnd, "grid-end", "cycles", "from the last exit of a grid to the end of `griddepcontrol.wait` in the next";
+    SharedLatency, "shared-latency", "cycles", "from a load of shared memory to its use";
+    L1Latency, "l1-latency", "cycles", "a load that hits L1";
+    SharedBytes, "shared-bytes", "bytes/cycle", "what shared memory delivers";
+    L2Latency, "l2-latency", "cycles", "a load that hits L2";
+    DramLatency, "dram-latency", "cycles", "a load that misses L2";
+    TmaLatency, "tma-latency", "cycles", "what a bulk or tensor copy takes beyond a load";
+    TmaBytes, "tma-bytes", "bytes/cycle", "one bulk or tensor copy alone";
+    Intake, "intake", "bytes/cycle", "what one multiprocessor takes in";
+    L2Bytes, "l2-bandwidth", "GB/s", "what L2 delivers to all multiprocessors";
+    DramBytes, "dram-bandwidth", "GB/s", "what DRAM delivers";
+    L2Capacity, "l2-capacity", "MB", "what L2 holds";
+    MbarrierWake, "mbarrier-wake", "cycles", "from the end of an mbarrier's phase to the waiting warp's next instruction";
+    BarrierLatency, "barrier-latency", "cycles", "from the last arrival at a named barrier to the others' next instruction";
+    ClusterLatency, "cluster-latency", "cycles", "an arrival or store in another CTA of the cluster";
+    TensorRate, "tensor-rate", "f16 multiply-adds/cycle", "of one multiprocessor's tensor cores, dense";
+    MatrixLatency, "matrix-latency", "cycles", "wgmma, or MMA with its commit and wait, beyond its time in the tensor core";
+    PairLatency, "pair-latency", "cycles", "the same for a pair of CTAs";
+    MatrixFloor, "matrix-floor", "cycles", "the least that a wgmma takes of the tensor core";
+    TmemBytes, "tmem-bytes", "bytes/cycle", "tcgen05.ld and st, for each quarter of a multiprocessor";
+    TmemLatency, "tmem-latency", "cycles", "tcgen05.ld and st beyond their bytes";
+    CopyBytes, "tcgen05-cp", "bytes/cycle", "tcgen05.cp, of shared memory";
+    GenericStall, "generic-stall", "cycles", "between instructions of a warp where there is no machine code to say it";
+}
+
+/// A card.
+#[derive(Clone, Debug)]
+pub struct Card {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// Multiprocessors.
+    pub sms: u32,
+    /// Its architecture, as ptxas calls it.
+    pub arch: &'static str,
+    constants: Vec<Constant>,
+}
+
+const PUBLIC_B200: &str = "SemiAnalysisAI/microbench-blackwell 9a068d85";
+const H100_LITERATURE: &str =
+    "Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture (2024), an H100";
+
+impl Card {
+    /// Names of all cards.
+    pub const NAMES: [&str; 2] = ["h200", "b200"];
+
+    /// A card by its name.
+    pub fn named(name: &str) -> Option<Card> {
+        match name {
+            "h200" => Some(Card::h200()),
+            "b200" => Some(Card::b200()),
+            _ => None,
+        }
+    }
+
+    fn new(name: &'static str, sms: u32, arch: &'static str, of: impl Fn(Key) -> (f64, Origin)) -> Card {
+        let constant = |&key: &Key| {
+            let (value, origin) = of(key);
+            Constant { value, origin }
+        };
+        Card { name, sms, arch, constants: Key::ALL.iter().map(constant).collect() }
+    }
+
+    /// A constant.
+    pub fn constant(&self, key: Key) -> Constant {
+        self.constants[key as usize]
+    }
+
+    /// A constant's value.
+    pub fn get(&self, key: Key) -> f64 {
+        self.constant(key).value
+    }
+
+    /// A constant in whole cycles.
+    pub fn cycles(&self, key: Key) -> u64 {
+        match key.unit() {
+            "ns" => (self.get(key) * self.get(Key::Clock) / 1000.0).round() as u64,
+            _ => self.get(key).round() as u64,
+        }
+    }
+
+    /// A bandwidth in bytes a cycle.
+    pub fn bytes_per_cycle(&self, key: Key) -> f64 {
+        match key.unit() {
+            "GB/s" => self.get(key) * 1000.0 / self.get(Key::Clock),
+            _ => self.get(key),
+        }
+    }
+
+    /// The same card with a constant multiplied by a factor.
+    #[must_use]
+    pub fn scaled(&self, key: Key, factor: f64) -> Card {
+        let mut card = self.clone();
+        card.constants[key as usize].value *= factor;
+        card
+    }
+
+    /// The same card with a constant of another value, given as `NAME=VALUE`.
+    ///
+    /// # Errors
+    /// There is no such constant, or the value is no positive number.
+    pub fn with(mut self, setting: &str) -> Result<Card, String> {
+        let names = || Key::ALL.iter().map(|key| key.name()).collect::<Vec<_>>().join(", ");
+        let (name, value) = setting.split_once('=').ok_or(format!("`{setting}` is not NAME=VALUE"))?;
+        let key = Key::ALL.iter().find(|key| key.name() == name);
+        let key = *key.ok_or_else(|| format!("`{name}` is no constant of a card; there are {}", names()))?;
+        let value = value.parse().ok().filter(|value: &f64| value.is_finite() && *value > 0.0);
+        let value = value.ok_or(format!("`{setting}`: the value is a positive number"))?;
+        self.constants[key as usize] = Constant { value, origin: Origin::Assumed("given by the caller") };
+        Ok(self)
+    }
+
+    /// Microseconds of so many cycles.
+    pub fn microseconds(&self, cycles: u64) -> f64 {
+        cycles as f64 / self.get(Key::Clock)
+    }
+
+    fn h200() -> Card {
+        use Origin::{Assumed, Fitted, Published};
+        let datasheet = Published("NVIDIA H200 data sheet, Hopper white paper");
+        Card::new("h200", 132, "sm_90a", |key| match key {
+            Key::Clock => (1980.0, Published("nvidia-smi, docs/measurements/h200.json; it falls under load")),
+            Key::LaunchFloor => (5300.0, Fitted("group-4")),
+            Key::LaunchGap => (1000.0, Assumed("launches of one stream follow in about a microsecond")),
+            Key::DependentStart => (500.0, Assumed("half of a launch")),
+            Key::CtaStart => (300.0, Assumed("parameters and barriers are fetched again")),
+            Key::GridEnd => (700.0, Assumed("a flush and a flag through L2")),
+            Key::SharedLatency => (29.0, Published(H100_LITERATURE)),
+            Key::L1Latency => (38.0, Published(H100_LITERATURE)),
+            Key::SharedBytes => (128.0, datasheet),
+            Key::L2Latency => (273.0, Published(H100_LITERATURE)),
+            Key::DramLatency => (660.0, Published(H100_LITERATURE)),
+            Key::TmaLatency => (170.0, Published(H100_LITERATURE)),
+            Key::TmaBytes => (40.0, Assumed("as on a B200")),
+            Key::Intake => (64.0, Assumed("64 bytes a cycle from L2 to a multiprocessor, as since Volta")),
+            Key::L2Bytes => (5700.0, Published("Chips and Cheese, Nvidia's H100: 5.5 to 7 TB/s")),
+            Key::DramBytes => (4300.0, Published("docs/measurements/h200.json: a copy's reads and writes")),
+            Key::L2Capacity => (50.0, datasheet),
+            Key::MbarrierWake => (20.0, Assumed("a load of shared memory")),
+            Key::BarrierLatency => (20.0, Assumed("a load of shared memory")),
+            Key::ClusterLatency => (180.0, Published(H100_LITERATURE)),
+            Key::TensorRate => (2048.0, datasheet),
+            Key::MatrixLatency => (32.0, Published(H100_LITERATURE)),
+            Key::PairLatency => (32.0, Assumed("there are no pairs")),
+            Key::MatrixFloor => (16.0, Assumed("an A of 64 rows from registers takes as long as from shared memory")),
+            Key::TmemBytes => (128.0, Assumed("there is no tensor memory")),
+            Key::TmemLatency => (30.0, Assumed("there is no tensor memory")),
+            Key::CopyBytes => (64.0, Assumed("there is no tensor memory")),
+            Key::GenericStall => (2.0, Assumed("two independent instructions between dependent ones")),
+        })
+    }
+
+    fn b200() -> Card {
+        use Origin::{Assumed, Fitted, Published};
+        let (public, datasheet) = (Published(PUBLIC_B200), Published("NVIDIA Blackwell data sheets"));
+        Card::new("b200", 148, "sm_100a", |key| match key {
+            Key::Clock => (1965.0, datasheet),
+            Key::LaunchFloor => {
+                (4500.0, Fitted("gau-nernst/gpu-mode-kernels aee9cda6: the smallest shapes take 4.5 to 5 us"))
+            }
+            Key::LaunchGap => (1000.0, Assumed("launches of one stream follow in about a microsecond")),
+            Key::DependentStart => (500.0, Assumed("half of a launch")),
+            Key::CtaStart => (300.0, Assumed("parameters and barriers are fetched again")),
+            Key::GridEnd => (700.0, Assumed("a flush and a flag through L2")),
+            Key::SharedLatency => (29.0, Assumed("as on an H100")),
+            Key::L1Latency => (38.0, Assumed("as on an H100")),
+            Key::SharedBytes => (128.0, public),
+            Key::L2Latency => (370.0, public),
+            Key::DramLatency => (700.0, public),
+            Key::TmaLatency => (190.0, public),
+            Key::TmaBytes => (37.0, public),
+            Key::Intake => (72.0, public),
+            Key::L2Bytes => (13200.0, public),
+            Key::DramBytes => (7260.0, public),
+            Key::L2Capacity => (126.0, datasheet),
+            Key::MbarrierWake => (20.0, Assumed("a load of shared memory")),
+            Key::BarrierLatency => (20.0, Assumed("a load of shared memory")),
+            Key::ClusterLatency => (180.0, Assumed("as on an H100")),
+            Key::TensorRate => (4096.0, datasheet),
+            Key::MatrixLatency => (140.0, public),
+            Key::PairLatency => (174.0, public),
+            Key::MatrixFloor => (16.0, Assumed("an A of 64 rows takes 16 cycles of shared memory")),
+            Key::TmemBytes => (128.0, Assumed("32 lanes of 4 bytes")),
+            Key::TmemLatency => (30.0, Assumed("as shared memory")),
+            Key::CopyBytes => (64.0, Assumed("half of shared memory")),
+            Key::GenericStall => (2.0, Assumed("two independent instructions between dependent ones")),
+        })
+    }
+}
+
+impl fmt::Display for Card {
+    /// The table of constants, in Markdown.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "| constant | value | unit | what | source |\n|---|---:|---|---|---|")?;
+        for &key in Key::ALL {
+            let Constant { value, origin } = self.constant(key);
+            let origin = match origin {
+                Origin::Published(source) => source.to_owned(),
+                Origin::Fitted(points) => format!("fitted: {points}"),
+                Origin::Assumed(why) => format!("**assumed**: {why}"),
+            };
+            writeln!(f, "| {} | {value} | {} | {} | {origin} |", key.name(), key.unit(), key.what())?;
+        }
+        Ok(())
+    }
+}

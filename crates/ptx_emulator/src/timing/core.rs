@@ -1,0 +1,548 @@
+//! The multiprocessors of a cluster, and the clocks of its warps.
+//!
+//! A warp's next instruction issues when its time has come, its scheduler has a slot, its pipe is free and its registers are
+//! there. A request to L2 is answered at the end of the window in which it was made ([`super::memory`]).
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+
+use super::card::{Card, Key};
+use super::cost::Cost;
+use super::memory::{Arrival, Kind, Request, Waiter};
+use super::report::{Span, Unit, Usage, Why};
+use super::work::{Range, Work};
+use crate::types::Space;
+
+/// Later than anything that is known.
+pub const NEVER: u64 = u64::MAX;
+/// Warp schedulers of a multiprocessor.
+const QUARTERS: usize = 4;
+/// Bytes of a line of L1.
+const LINE: u64 = 128;
+
+/// A multiprocessor: until when each of its units is busy.
+#[derive(Clone, Debug, Default)]
+struct Multiprocessor {
+    issue: [u64; QUARTERS],
+    alu: [u64; QUARTERS],
+    fma: [u64; QUARTERS],
+    special: [u64; QUARTERS],
+    tensor: [u64; QUARTERS],
+    shared: u64,
+    intake: u64,
+    /// When the last matrix operation of its CTAs is complete.
+    matrix_done: u64,
+    l1: L1,
+}
+
+/// Lines that a multiprocessor's loads have brought; the oldest goes first.
+#[derive(Clone, Debug, Default)]
+struct L1 {
+    capacity: usize,
+    lines: HashSet<u64>,
+    order: VecDeque<u64>,
+}
+
+impl L1 {
+    /// Whether all lines of some ranges are there; from now on they are.
+    fn hit(&mut self, ranges: &[Range]) -> bool {
+        let mut hit = true;
+        for line in ranges.iter().flat_map(|&(from, bytes)| from / LINE..(from + u64::from(bytes)).div_ceil(LINE)) {
+            if !self.lines.insert(line) {
+                continue;
+            }
+            hit = false;
+            self.order.push_back(line);
+            if self.order.len() > self.capacity {
+                self.order.pop_front().map(|oldest| self.lines.remove(&oldest));
+            }
+        }
+        hit
+    }
+}
+
+/// The multiprocessors that the CTAs of a cluster run on, one each.
+#[derive(Clone, Debug, Default)]
+pub struct Core {
+    sms: Vec<Multiprocessor>,
+    /// What L2 has been asked for in this window.
+    pub requests: Vec<Request>,
+    pub usage: Usage,
+    /// What happened, if it is drawn.
+    pub spans: Option<Vec<Span>>,
+    /// When the first matrix operation began, and the last ended.
+    pub matrix: Option<(u64, u64)>,
+}
+
+impl Core {
+    /// So many idle multiprocessors, each with an L1 of so many bytes.
+    pub fn new(sms: u32, l1_bytes: u64, drawn: bool) -> Core {
+        let l1 = L1 { capacity: (l1_bytes / LINE) as usize, ..L1::default() };
+        Core {
+            sms: vec![Multiprocessor { l1, ..Multiprocessor::default() }; sms as usize],
+            spans: drawn.then(Vec::new),
+            ..Core::default()
+        }
+    }
+
+    fn span(&mut self, lane: impl FnOnce() -> String, name: &'static str, from: u64, to: u64) {
+        if let Some(spans) = &mut self.spans {
+            spans.push(Span { lane: lane(), name, from, to });
+        }
+    }
+
+    /// Data is at the door: when it is in the shared memory or the registers of all multiprocessors that it is for.
+    pub fn take_in(&mut self, arrival: Arrival, ctas: &[u32], bytes_per_cycle: f64) -> u64 {
+        let cycles = (arrival.bytes as f64 / bytes_per_cycle).ceil() as u64;
+        let mut last = arrival.last;
+        for &cta in ctas {
+            let sm = &mut self.sms[cta as usize];
+            let from = sm.intake.max(arrival.first);
+            sm.intake = from + cycles;
+            last = last.max(sm.intake);
+            self.usage.add(Unit::Intake, from, cycles);
+        }
+        last
+    }
+}
+
+/// A warp's registers that a load or another slow instruction writes, and when they are there.
+#[derive(Clone, Debug)]
+struct Expected {
+    registers: Vec<u32>,
+    ready: u64,
+    /// The number of the load, while memory has not answered.
+    load: u64,
+    why: Why,
+}
+
+/// A warp in time.
+#[derive(Clone, Debug)]
+pub struct WarpClock {
+    /// When its next instruction can issue; [`NEVER`] while it waits for something without a time.
+    pub at: u64,
+    cta: usize,
+    quarter: usize,
+    expected: Vec<Expected>,
+    /// It waits for registers that memory has not delivered.
+    awaits_memory: bool,
+    /// Since when it waits.
+    pub since: u64,
+    /// Cycles by what it spent them on.
+    pub spent: [u64; Why::COUNT],
+}
+
+/// What an instruction accessed, until its time is reckoned.
+#[derive(Clone, Debug, Default)]
+pub enum Access {
+    #[default]
+    None,
+    /// Shared memory, for so many cycles.
+    Shared { cycles: u64 },
+    /// Global memory.
+    Global { ranges: Vec<Range>, loads: bool, cached: bool },
+    /// Tensor memory, for so many bytes of the warp's quarter.
+    Tmem { bytes: u64 },
+}
+
+/// A cluster in time.
+pub struct Timed {
+    pub core: Core,
+    pub card: Arc<Card>,
+    pub costs: Arc<Vec<Cost>>,
+    /// Instructions whose results decide nothing but values, if values are left out.
+    pub skipped: Arc<Vec<bool>>,
+    pub values: bool,
+    pub cluster: u64,
+    pub warps: Vec<WarpClock>,
+    pub now: u64,
+    pub access: Access,
+    loads: u64,
+    /// The end of the grid before, with its effects.
+    pub earlier_end: u64,
+    /// When each CTA has let dependents start, or else has ended.
+    pub dependents: u64,
+    /// When the last thing ended.
+    pub end: u64,
+    constants: Constants,
+}
+
+/// Constants that are looked up often.
+#[derive(Clone, Copy)]
+struct Constants {
+    shared_latency: u64,
+    l1_latency: u64,
+    shared_bytes: u64,
+    cluster: u64,
+    tensor_rate: f64,
+    matrix_latency: u64,
+    pair_latency: u64,
+    matrix_floor: u64,
+    tmem_bytes: u64,
+    tmem_latency: u64,
+    copy_bytes: u64,
+}
+
+impl Timed {
+    /// A cluster that starts at a time, its CTAs on the multiprocessors of a core.
+    #[allow(clippy::too_many_arguments, reason = "a cluster's whole context")]
+    pub fn new(
+        card: &Arc<Card>,
+        costs: &Arc<Vec<Cost>>,
+        skipped: &Arc<Vec<bool>>,
+        values: bool,
+        cluster: u64,
+        (ctas, warps_per_cta): (u32, u32),
+        start: u64,
+        earlier_end: u64,
+    ) -> Timed {
+        let cycles = |key| card.cycles(key);
+        let bytes = |key| card.get(key).max(1.0) as u64;
+        let constants = Constants {
+            shared_latency: cycles(Key::SharedLatency),
+            l1_latency: cycles(Key::L1Latency),
+            shared_bytes: bytes(Key::SharedBytes),
+            cluster: cycles(Key::ClusterLatency),
+            tensor_rate: card.get(Key::TensorRate),
+            matrix_latency: cycles(Key::MatrixLatency),
+            pair_latency: cycles(Key::PairLatency),
+            matrix_floor: cycles(Key::MatrixFloor),
+            tmem_bytes: bytes(Key::TmemBytes),
+            tmem_latency: cycles(Key::TmemLatency),
+            copy_bytes: bytes(Key::CopyBytes),
+        };
+        let warp = |n: u32| WarpClock {
+            at: start,
+            cta: (n / warps_per_cta) as usize,
+            quarter: (n % warps_per_cta) as usize % QUARTERS,
+            expected: Vec::new(),
+            awaits_memory: false,
+            since: start,
+            spent: [0; Why::COUNT],
+        };
+        Timed {
+            core: Core::default(),
+            card: Arc::clone(card),
+            costs: Arc::clone(costs),
+            skipped: Arc::clone(skipped),
+            values,
+            cluster,
+            warps: (0..ctas * warps_per_cta).map(warp).collect(),
+            now: start,
+            access: Access::None,
+            loads: 0,
+            earlier_end,
+            dependents: 0,
+            end: start,
+            constants,
+        }
+    }
+
+    /// Whether an instruction need not be executed.
+    pub fn skips(&self, pc: u32) -> bool {
+        !self.values && self.skipped[pc as usize]
+    }
+
+    /// A warp has issued an instruction that writes some registers: its clock goes on.
+    pub fn issued(&mut self, warp: u32, pc: u32, writes: &[u32], name: &str) {
+        let cost = self.costs[pc as usize];
+        let w = &mut self.warps[warp as usize];
+        let sm = &mut self.core.sms[w.cta];
+        let q = w.quarter;
+        let mut start = self.now.max(w.at.min(self.now));
+        if cost.slots > 0 {
+            start = start.max(sm.issue[q]);
+            w.spent[Why::Slot as usize] += start - self.now;
+            let port = start;
+            for (busy, free) in [(cost.alu, sm.alu[q]), (cost.fma, sm.fma[q]), (cost.special, sm.special[q])] {
+                // A pipe takes a few instructions ahead of time.
+                if busy > 0 {
+                    start = start.max(free.saturating_sub(4));
+                }
+            }
+            w.spent[Why::Pipe as usize] += start - port;
+            sm.issue[q] = start + u64::from(cost.slots);
+            let usage = &mut self.core.usage;
+            usage.add(Unit::Issue, start, cost.slots.into());
+            if cost.alu > 0 {
+                sm.alu[q] = sm.alu[q].max(start) + u64::from(cost.alu);
+                usage.add(Unit::Alu, start, cost.alu.into());
+            }
+            if cost.fma > 0 {
+                sm.fma[q] = sm.fma[q].max(start) + u64::from(cost.fma);
+                usage.add(Unit::Fma, start, cost.fma.into());
+            }
+            if cost.special > 0 {
+                sm.special[q] = sm.special[q].max(start) + u64::from(cost.special);
+                usage.add(Unit::Special, start, cost.special.into());
+            }
+        }
+        let advance = u64::from(cost.stall.max(cost.slots));
+        w.spent[Why::Issue as usize] += advance;
+        w.at = start + advance;
+        let expect = |w: &mut WarpClock, ready, load, why| {
+            if !writes.is_empty() {
+                w.expected.push(Expected { registers: writes.to_vec(), ready, load, why });
+            }
+        };
+        match std::mem::take(&mut self.access) {
+            Access::None => {}
+            Access::Shared { cycles } => {
+                let from = sm.shared.max(start);
+                sm.shared = from + cycles;
+                self.core.usage.add(Unit::Shared, from, cycles);
+                expect(w, sm.shared + self.constants.shared_latency, 0, Why::Shared);
+            }
+            Access::Tmem { bytes } => {
+                let ready = start + bytes / self.constants.tmem_bytes + self.constants.tmem_latency;
+                expect(w, ready, 0, Why::Tmem);
+            }
+            Access::Global { ranges, loads: true, cached: true } if sm.l1.hit(&ranges) => {
+                expect(w, start + self.constants.l1_latency, 0, Why::Global);
+            }
+            Access::Global { ranges, loads, .. } => {
+                let waiter = if loads {
+                    self.loads += 1;
+                    expect(w, NEVER, self.loads, Why::Global);
+                    Waiter::Registers { cluster: self.cluster, warp, load: self.loads }
+                } else {
+                    Waiter::Nobody
+                };
+                let kind = if loads { Kind::Load } else { Kind::Store };
+                self.core.requests.push(Request { time: start, kind, ranges, ctas: vec![w.cta as u32], waiter });
+            }
+        }
+        if name.starts_with("griddepcontrol") {
+            if name.ends_with("wait") {
+                let w = &mut self.warps[warp as usize];
+                let until = w.at.max(self.earlier_end);
+                w.spent[Why::Grid as usize] += until - w.at;
+                w.at = until;
+            } else if self.dependents == 0 {
+                self.dependents = start;
+            }
+        } else if name == "tcgen05.wait::ld.sync.aligned" {
+            self.await_tensor_memory(warp);
+        }
+    }
+
+    /// What a warp loads from tensor memory comes before its next instruction.
+    fn await_tensor_memory(&mut self, warp: u32) {
+        let w = &mut self.warps[warp as usize];
+        let ready = w.expected.iter().filter(|e| e.why == Why::Tmem).map(|e| e.ready).fold(w.at, u64::max);
+        w.spent[Why::Tmem as usize] += ready - w.at;
+        w.at = ready;
+        w.expected.retain(|e| e.why != Why::Tmem);
+    }
+
+    /// The warp's next instruction uses some registers: it waits until they are there.
+    pub fn await_registers<'r>(&mut self, warp: usize, registers: impl Iterator<Item = &'r u32> + Clone) {
+        let w = &mut self.warps[warp];
+        if w.expected.is_empty() || w.at == NEVER {
+            return;
+        }
+        let at = w.at;
+        w.expected.retain(|e| e.ready > at);
+        let mut until = (at, Why::Issue);
+        for e in &w.expected {
+            if e.ready > until.0 && registers.clone().any(|r| e.registers.contains(r)) {
+                until = (e.ready, e.why);
+            }
+        }
+        if until.0 == NEVER {
+            (w.since, w.at, w.awaits_memory) = (at, NEVER, true);
+        } else {
+            w.spent[until.1 as usize] += until.0 - at;
+            w.at = until.0;
+        }
+    }
+
+    /// Memory has answered a load: its registers are there at `ready`.
+    pub fn loaded(&mut self, warp: u32, load: u64, ready: u64) {
+        let w = &mut self.warps[warp as usize];
+        if let Some(e) = w.expected.iter_mut().find(|e| e.load == load && e.ready == NEVER) {
+            e.ready = ready;
+        }
+        self.end = self.end.max(ready);
+    }
+
+    /// A warp that waited for memory looks again at what it needs; `false` if it did not wait.
+    pub fn resume_after_memory(&mut self, warp: usize) -> bool {
+        let w = &mut self.warps[warp];
+        if w.awaits_memory {
+            (w.at, w.awaits_memory) = (w.since, false);
+            return true;
+        }
+        false
+    }
+
+    /// Whether a warp waits for registers that memory has not delivered.
+    pub fn awaits_memory(&self, warp: usize) -> bool {
+        self.warps[warp].awaits_memory
+    }
+
+    /// A warp that waited goes on at a time.
+    pub fn wake(&mut self, warp: usize, at: u64, why: Why) {
+        let w = &mut self.warps[warp];
+        let at = at.max(w.since);
+        w.spent[why as usize] += at - w.since;
+        w.at = at;
+        let (since, cta, n) = (w.since, w.cta, warp);
+        self.core.span(|| format!("CTA {cta} warp {n}"), why.name(), since, at);
+    }
+
+    /// When an operation that its warp starts now is complete; [`NEVER`] if memory decides.
+    pub fn due(&mut self, warp: u32, id: u64, work: Work) -> u64 {
+        let Constants { cluster, .. } = self.constants;
+        let c = self.constants;
+        let (cta, quarter) = self.warps.get(warp as usize).map_or((0, 0), |w| (w.cta, w.quarter));
+        let now = self.now;
+        let ctas_of = |ctas: &[u32]| ctas.iter().map(|&cta| cta as usize).collect::<Vec<_>>();
+        match work {
+            Work::Nothing => now,
+            Work::Load { ranges, ctas, bulk } => {
+                let waiter = Waiter::Operation { cluster: self.cluster, id };
+                let kind = if bulk { Kind::Bulk } else { Kind::Load };
+                self.core.requests.push(Request { time: now, kind, ranges, ctas, waiter });
+                NEVER
+            }
+            Work::Store { ranges } => {
+                let waiter = Waiter::Operation { cluster: self.cluster, id };
+                let request = Request { time: now, kind: Kind::Store, ranges, ctas: vec![cta as u32], waiter };
+                self.core.requests.push(request);
+                NEVER
+            }
+            Work::ReadShared { bytes } => {
+                let sm = &mut self.core.sms[cta];
+                let from = sm.shared.max(now);
+                let cycles = bytes.div_ceil(c.shared_bytes);
+                sm.shared = from + cycles;
+                self.core.usage.add(Unit::Shared, from, cycles);
+                from + cycles + c.shared_latency
+            }
+            Work::Transfer { bytes, .. } => now + cluster + bytes.div_ceil(c.shared_bytes),
+            Work::Wgmma { multiply_adds, shared_bytes } => {
+                let math = multiply_adds as f64 / (c.tensor_rate / QUARTERS as f64);
+                let cycles = (math.ceil() as u64).max(shared_bytes.div_ceil(c.shared_bytes)).max(c.matrix_floor);
+                let sm = &mut self.core.sms[cta];
+                let from = sm.tensor[quarter].max(now);
+                sm.tensor[quarter] = from + cycles;
+                self.matrix_operation(&[cta], from, cycles, 1, || format!("CTA {cta} tensor core {quarter}"));
+                from + cycles + c.matrix_latency
+            }
+            Work::Mma { ctas, multiply_adds, shared_bytes } => {
+                let ctas = ctas_of(&ctas);
+                let math = (multiply_adds as f64 / c.tensor_rate).ceil() as u64;
+                let cycles = math.max(shared_bytes.div_ceil(c.shared_bytes)).max(1);
+                let latency = if ctas.len() > 1 { c.pair_latency } else { c.matrix_latency };
+                self.in_tensor_core(&ctas, cycles, latency, "mma")
+            }
+            Work::Copy { ctas, bytes } => {
+                let ctas = ctas_of(&ctas);
+                self.in_tensor_core(&ctas, bytes.div_ceil(c.copy_bytes), c.matrix_latency, "cp")
+            }
+            Work::Commit { pair } => {
+                let peer = cta ^ usize::from(pair);
+                let done = |cta: usize| self.core.sms.get(cta).map_or(0, |sm| sm.matrix_done);
+                now.max(done(cta)).max(done(peer))
+            }
+            Work::Tmem { bytes } => now + bytes / c.tmem_bytes + c.tmem_latency,
+        }
+    }
+
+    /// An operation for the tensor cores of CTAs, which work on it together.
+    fn in_tensor_core(&mut self, ctas: &[usize], cycles: u64, latency: u64, _: &'static str) -> u64 {
+        let from = ctas.iter().map(|&cta| self.core.sms[cta].tensor[0]).fold(self.now, u64::max);
+        for &cta in ctas {
+            let sm = &mut self.core.sms[cta];
+            sm.tensor[0] = from + cycles;
+            sm.matrix_done = sm.matrix_done.max(from + cycles + latency);
+        }
+        let cta = ctas[0];
+        self.matrix_operation(ctas, from, cycles, QUARTERS as u64, || format!("CTA {cta} tensor core"));
+        from + cycles + latency
+    }
+
+    fn matrix_operation(&mut self, ctas: &[usize], from: u64, cycles: u64, times: u64, lane: impl FnOnce() -> String) {
+        for _ in ctas {
+            self.core.usage.add(Unit::Tensor, from, cycles * times);
+        }
+        let (first, last) = self.core.matrix.unwrap_or((from, from));
+        self.core.matrix = Some((first.min(from), last.max(from + cycles)));
+        self.core.span(lane, "matrix", from, from + cycles);
+    }
+}
+
+/// What lanes' accesses of so many bytes ask for; a generic address is one of global memory. L1 keeps loads that are not strong.
+pub fn access(mask: u32, addresses: &[u64; 32], bytes: u32, space: Space, loads: bool, strong: bool) -> Access {
+    match space {
+        Space::Local | Space::Param | Space::Const => Access::None,
+        Space::Generic | Space::Global => {
+            Access::Global { ranges: sectors(mask, addresses, bytes), loads, cached: !strong }
+        }
+        _ => Access::Shared { cycles: shared_cycles(mask, addresses, bytes) },
+    }
+}
+
+/// The cycles of shared memory that lanes' accesses take: each distinct word of the busiest bank costs one.
+pub fn shared_cycles(mask: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
+    // Wide accesses go in parts of 128 bytes: quarter warps of 16 bytes, half warps of 8.
+    let lanes_at_once = (32 / bytes.div_ceil(4)).max(1) as usize;
+    let mut cycles = 0;
+    for first in (0..32).step_by(lanes_at_once) {
+        let mut words: [[u32; 8]; 32] = [[u32::MAX; 8]; 32];
+        let mut counts = [0usize; 32];
+        for lane in (first..first + lanes_at_once).filter(|lane| mask >> lane & 1 == 1) {
+            let word = addresses[lane] as u32 / 4;
+            for word in word..word + bytes.div_ceil(4) {
+                let bank = (word % 32) as usize;
+                let n = counts[bank].min(7);
+                if !words[bank][..n].contains(&word) {
+                    words[bank][n] = word;
+                    counts[bank] += 1;
+                }
+            }
+        }
+        cycles += counts.iter().copied().max().unwrap_or(0) as u64;
+    }
+    cycles
+}
+
+/// The sectors of 32 bytes that lanes touch, as ranges.
+pub fn sectors(mask: u32, addresses: &[u64; 32], bytes: u32) -> Vec<Range> {
+    let mut touched: Vec<u64> = Vec::with_capacity(32);
+    for lane in (0..32).filter(|lane| mask >> lane & 1 == 1) {
+        touched.extend(addresses[lane] / 32..(addresses[lane] + u64::from(bytes)).div_ceil(32));
+    }
+    touched.sort_unstable();
+    touched.dedup();
+    let mut ranges: Vec<Range> = Vec::new();
+    for sector in touched {
+        match ranges.last_mut() {
+            Some((from, length)) if *from + u64::from(*length) == sector * 32 => *length += 32,
+            _ => ranges.push((sector * 32, 32)),
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conflicts_cost_cycles() {
+        let consecutive: [u64; 32] = std::array::from_fn(|n| n as u64 * 4);
+        assert_eq!(shared_cycles(u32::MAX, &consecutive, 4), 1);
+        assert_eq!(shared_cycles(u32::MAX, &consecutive.map(|a| a * 4), 16), 4);
+        assert_eq!(shared_cycles(u32::MAX, &consecutive.map(|a| a * 2), 4), 2);
+        assert_eq!(shared_cycles(u32::MAX, &[64; 32], 4), 1);
+    }
+
+    #[test]
+    fn neighbouring_sectors_are_one_range() {
+        let consecutive: [u64; 32] = std::array::from_fn(|n| n as u64 * 4);
+        assert_eq!(sectors(u32::MAX, &consecutive, 4), [(0, 128)]);
+        assert_eq!(sectors(0b11, &consecutive.map(|a| a * 32), 4), [(0, 32), (128, 32)]);
+    }
+}

@@ -1,0 +1,132 @@
+//! What an instruction asks of a warp scheduler and its pipes. Where the machine code is at hand it is taken from there
+//! ([`super::sass`]); else each instruction of PTX counts as one of the machine's.
+
+/// What an instruction of PTX costs, in cycles of a warp scheduler (a quarter of a multiprocessor).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Issue slots: instructions of the machine.
+    pub slots: u16,
+    /// Until the warp's next instruction can issue.
+    pub stall: u16,
+    /// The pipe of integers and logic: 16 lanes a cycle.
+    pub alu: u16,
+    /// The pipe of products and sums: 32 lanes a cycle, integers 16.
+    pub fma: u16,
+    /// Special functions and conversions: 4 lanes a cycle.
+    pub special: u16,
+    /// Instructions for the memory pipe that all quarters share.
+    pub memory: u16,
+}
+
+/// A pipe of a quarter of a multiprocessor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pipe {
+    Alu,
+    Fma,
+    /// Products of integers, which also serve as moves and shifts.
+    Multiply,
+    Special,
+    Memory,
+    /// Uniform instructions, branches and whatever else only takes a slot.
+    Slot,
+}
+
+impl Cost {
+    /// One instruction of the machine.
+    fn of(pipe: Pipe, stall: u16) -> Cost {
+        let one = Cost { slots: 1, stall, ..Cost::default() };
+        match pipe {
+            Pipe::Alu => Cost { alu: 2, ..one },
+            Pipe::Fma => Cost { fma: 1, ..one },
+            Pipe::Multiply => Cost { fma: 2, ..one },
+            Pipe::Special => Cost { special: 8, ..one },
+            Pipe::Memory => Cost { memory: 1, ..one },
+            Pipe::Slot => one,
+        }
+    }
+
+    /// Both, one after the other.
+    pub fn and(self, o: Cost) -> Cost {
+        Cost {
+            slots: self.slots + o.slots,
+            stall: self.stall + o.stall,
+            alu: self.alu + o.alu,
+            fma: self.fma + o.fma,
+            special: self.special + o.special,
+            memory: self.memory + o.memory,
+        }
+    }
+
+    /// A part of it.
+    pub fn divided(self, by: u16) -> Cost {
+        let part = |n: u16| n.div_ceil(by);
+        Cost {
+            slots: part(self.slots),
+            stall: part(self.stall),
+            alu: part(self.alu),
+            fma: part(self.fma),
+            special: part(self.special),
+            memory: part(self.memory),
+        }
+    }
+
+    /// An instruction of the machine by its name, as nvdisasm prints it, and its stall count.
+    ///
+    /// Rates: CUDA C++ Programming Guide, "Arithmetic Instructions", compute capability 9.0 and 10.0.
+    pub fn of_machine(name: &str, stall: u16) -> Cost {
+        let base = name.split('.').next().unwrap_or(name);
+        let pipe = match base {
+            "LOP3" | "SHF" | "PRMT" | "IADD3" | "VIADD" | "ISETP" | "LEA" | "SEL" | "PLOP3" | "SGXT" | "VIMNMX"
+            | "IMNMX" | "VIADDMNMX" | "FSETP" | "FSEL" | "FMNMX" | "MOV" | "CS2R" | "P2R" | "R2P" | "VOTE" | "BMSK"
+            | "LOP" | "F2FP" | "HSETP2" | "IABS" | "VABSDIFF" => Pipe::Alu,
+            "FMUL" | "FADD" | "FFMA" | "HMUL2" | "HADD2" | "HFMA2" | "FMUL2" | "FADD2" | "FFMA2" => Pipe::Fma,
+            "IMAD" | "IDP" => Pipe::Multiply,
+            "MUFU" | "F2F" | "F2I" | "I2F" | "I2FP" | "POPC" | "FLO" | "BREV" | "FRND" => Pipe::Special,
+            "LDS" | "STS" | "LDG" | "STG" | "LD" | "ST" | "LDSM" | "STSM" | "ATOM" | "ATOMS" | "ATOMG" | "RED"
+            | "REDG" | "LDL" | "STL" | "SHFL" | "LDC" | "LDTM" | "STTM" | "LDGSTS" => Pipe::Memory,
+            _ => Pipe::Slot,
+        };
+        Cost::of(pipe, stall.max(1))
+    }
+
+    /// An instruction of PTX by its full name, without machine code.
+    pub fn of_ptx(name: &str, stall: u16) -> Cost {
+        let mut parts = name.split('.');
+        let opcode = parts.next().unwrap_or(name);
+        let float =
+            name.ends_with("f32") || name.ends_with("f16") || name.ends_with("f16x2") || name.ends_with("bf16x2");
+        let wide = name.ends_with("64");
+        let one = |pipe| Cost::of(pipe, stall);
+        let cost = match opcode {
+            // ptxas makes nothing of most of them.
+            "mov" | "cvta" | "isspacep" => return Cost::default(),
+            "ret" | "exit" | "bra" | "brx" | "call" => one(Pipe::Slot),
+            "add" | "sub" | "mul" | "fma" if float => one(Pipe::Fma),
+            "mul" | "mad" => one(Pipe::Multiply),
+            "ex2" | "rcp" | "rsqrt" | "sqrt" | "lg2" | "sin" | "cos" | "tanh" | "popc" | "clz" | "brev" => {
+                one(Pipe::Special)
+            }
+            "cvt" if float => one(Pipe::Alu),
+            "cvt" => one(Pipe::Alu),
+            "ld" if name.starts_with("ld.param") => return Cost::default(),
+            "ld" | "st" | "atom" | "red" | "shfl" | "ldmatrix" | "stmatrix" => one(Pipe::Memory),
+            "add" | "sub" | "and" | "or" | "xor" | "not" | "shl" | "shr" | "lop3" | "prmt" | "setp" | "selp"
+            | "min" | "max" | "bfe" | "bfi" | "shf" | "neg" | "abs" => one(Pipe::Alu),
+            _ => one(Pipe::Slot),
+        };
+        if wide && cost.alu > 0 { cost.and(cost) } else { cost }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_instructions_go_to_their_pipes() {
+        assert_eq!(Cost::of_machine("LOP3.LUT", 4), Cost { slots: 1, stall: 4, alu: 2, ..Cost::default() });
+        assert_eq!(Cost::of_machine("HMUL2.BF16", 1).fma, 1);
+        assert_eq!(Cost::of_machine("IMAD.MOV.U32", 1).fma, 2);
+        assert_eq!(Cost::of_machine("UMOV", 0), Cost { slots: 1, stall: 1, ..Cost::default() });
+    }
+}

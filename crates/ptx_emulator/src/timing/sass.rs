@@ -1,0 +1,163 @@
+//! The machine code of a kernel: which of its instructions came from which line of PTX, and their stall counts.
+//!
+//! The listing is that of `ptxas -lineinfo` and `nvdisasm --print-line-info-ptx --print-instruction-encoding --print-code`. A
+//! stall count is bits 105 to 108 of an instruction (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via
+//! Microbenchmarking", 2018; unchanged since).
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::cost::Cost;
+
+/// An instruction of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Machine {
+    name: String,
+    stall: u16,
+}
+
+/// The machine code of a module's entries.
+#[derive(Clone, Debug, Default)]
+pub struct Listing {
+    /// By entry, then by line of the PTX.
+    entries: HashMap<String, HashMap<u32, Vec<Machine>>>,
+}
+
+/// What stands before the PTX line in a listing.
+const LINE: &str = ".nv_debug_ptx_txt\", line ";
+
+impl Listing {
+    /// Reads a listing.
+    pub fn parse(text: &str) -> Listing {
+        let mut listing = Listing::default();
+        let (mut entry, mut line) = (None, 0);
+        let mut open: Option<Machine> = None;
+        for row in text.lines().map(str::trim) {
+            if let Some(label) = row.strip_prefix(".text.").and_then(|row| row.strip_suffix(':')) {
+                (entry, line) = (Some(label), 0);
+            } else if let Some((_, number)) = row.split_once(LINE) {
+                let digits = number.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+                line = digits.parse().unwrap_or(0);
+            } else if let Some(rest) = row.strip_prefix("/*") {
+                if let Some(hex) = rest.strip_prefix(" 0x") {
+                    // The upper half of the encoding of the instruction before.
+                    let bits = u64::from_str_radix(hex.trim_end_matches(" */"), 16).unwrap_or(0);
+                    if let (Some(mut machine), Some(entry)) = (open.take(), entry) {
+                        machine.stall = (bits >> 41 & 0xf) as u16;
+                        listing.entries.entry(entry.to_owned()).or_default().entry(line).or_default().push(machine);
+                    }
+                } else if let Some((_, code)) = rest.split_once("*/") {
+                    let name = code.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default();
+                    open = Some(Machine { name: name.trim_end_matches(';').to_owned(), stall: 0 });
+                }
+            }
+        }
+        listing
+    }
+
+    /// Assembles PTX and reads its listing; `None` where there is no ptxas or nvdisasm on PATH or under CUDA_PATH.
+    pub fn of_ptx(ptx: &str, arch: &str) -> Option<Listing> {
+        let (ptxas, nvdisasm) = (tool("ptxas")?, tool("nvdisasm")?);
+        let folder = tempfile::tempdir().ok()?;
+        let (source, cubin) = (folder.path().join("kernel.ptx"), folder.path().join("kernel.cubin"));
+        std::fs::write(&source, ptx).ok()?;
+        let assembled =
+            Command::new(ptxas).args(["-lineinfo", "--gpu-name", arch, "-o"]).args([&cubin, &source]).output();
+        assembled.ok().filter(|done| done.status.success())?;
+        let listing = Command::new(nvdisasm).args(["-gp", "-hex", "-c"]).arg(&cubin).output().ok()?;
+        listing.status.success().then(|| Listing::parse(&String::from_utf8_lossy(&listing.stdout)))
+    }
+
+    /// Costs of an entry's instructions, which are given by name and line in their order; `None` where the listing lacks it.
+    pub fn costs(&self, entry: &str, code: &[(&str, u32)]) -> Option<Vec<Cost>> {
+        let lines = self.entries.get(entry)?;
+        let mut costs = vec![Cost::default(); code.len()];
+        let mut first = 0;
+        // A block ends at a jump; what ptxas unrolled it has several times, which its memory instructions show.
+        while first < code.len() {
+            let is_jump = |(name, _): &(&str, u32)| {
+                name.starts_with("bra") || name.starts_with("ret") || name.starts_with("exit")
+            };
+            let last = code[first..].iter().position(is_jump).map_or(code.len(), |n| first + n + 1);
+            let block = &code[first..last];
+            let copies = |&(name, line): &(&str, u32)| {
+                let prefix = anchor(name)?;
+                let machine = lines.get(&line)?;
+                Some(machine.iter().filter(|m| prefix.iter().any(|p| m.name.starts_with(p))).count())
+            };
+            let copies = block.iter().filter_map(copies).filter(|&n| n > 0).min().unwrap_or(1);
+            for (n, &(_, line)) in block.iter().enumerate() {
+                // Several instructions of one line share what the line became.
+                if n > 0 && block[n - 1].1 == line {
+                    continue;
+                }
+                let machine = lines.get(&line).map_or(&[][..], Vec::as_slice);
+                let sum = machine.iter().map(|m| Cost::of_machine(&m.name, m.stall)).fold(Cost::default(), Cost::and);
+                costs[first + n] = sum.divided(copies as u16);
+            }
+            first = last;
+        }
+        Some(costs)
+    }
+}
+
+/// What an instruction of PTX becomes once, if that is sure.
+fn anchor(name: &str) -> Option<&'static [&'static str]> {
+    const ANCHORS: &[(&str, &[&str])] = &[
+        ("wgmma.mma_async", &["HGMMA", "QGMMA", "IGMMA"]),
+        ("ld.shared", &["LDS"]),
+        ("st.shared", &["STS"]),
+        ("ld.global", &["LDG", "LD."]),
+        ("st.global", &["STG", "ST."]),
+        ("mbarrier.try_wait", &["SYNCS"]),
+        ("mbarrier.arrive", &["SYNCS"]),
+        ("shfl", &["SHFL"]),
+        ("cp.async.bulk.shared", &["UBLKCP"]),
+        ("cp.async.bulk.tensor", &["UTMALDG", "UTMASTG"]),
+        ("tcgen05.mma", &["UTCQMMA", "UTCOMMA", "UTCHMMA", "UTCIMMA"]),
+        ("mma.sync", &["HMMA", "IMMA", "QMMA"]),
+        ("ldmatrix", &["LDSM"]),
+    ];
+    ANCHORS.iter().find(|(begin, _)| name.starts_with(begin)).map(|(_, machine)| *machine)
+}
+
+fn tool(program: &str) -> Option<PathBuf> {
+    let on_path =
+        std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
+    let toolkit = std::env::var_os("CUDA_PATH").map(|path| Path::new(&path).join("bin"));
+    on_path.into_iter().chain(toolkit).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LISTING: &str = r#"
+.text.k:
+	//## File ".nv_debug_ptx_txt", line 12
+        /*0000*/                   IMAD R7, R5, R0, R6 ;        /* 0x0000000005077224 */
+                                                                /* 0x000fca00078e0206 */
+        /*0010*/              @!P0 LOP3.LUT R7, R5, R0, R6 ;    /* 0x0000000005077224 */
+                                                                /* 0x000fc200078e0206 */
+	//## File ".nv_debug_ptx_txt", line 13
+        /*0020*/                   LDS R7, [R5] ;               /* 0x0000000005077224 */
+                                                                /* 0x000fe200078e0206 */
+"#;
+
+    #[test]
+    fn instructions_and_stalls_go_to_their_lines() {
+        let costs =
+            Listing::parse(LISTING).costs("k", &[("add.u32", 12), ("ld.shared.u32", 13), ("add.u32", 14)]).unwrap();
+        assert_eq!(costs[0], Cost { slots: 2, stall: 6, alu: 2, fma: 2, ..Cost::default() });
+        assert_eq!(costs[1], Cost { slots: 1, stall: 1, memory: 1, ..Cost::default() });
+        assert_eq!(costs[2], Cost::default());
+    }
+
+    #[test]
+    fn what_was_unrolled_is_divided() {
+        let twice = format!("{LISTING}{}", LISTING.replace(".text.k:", ""));
+        let costs = Listing::parse(&twice).costs("k", &[("add.u32", 12), ("ld.shared.u32", 13)]).unwrap();
+        assert_eq!((costs[0].slots, costs[1].slots), (2, 1));
+    }
+}

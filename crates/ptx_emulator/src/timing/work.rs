@@ -1,0 +1,30 @@
+//! What an asynchronous operation asks of the card.
+
+/// Bytes of global memory: where they begin, and how many.
+pub type Range = (u64, u32);
+
+/// What an asynchronous operation asks of the card.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Work {
+    /// Nothing that takes long.
+    #[default]
+    Nothing,
+    /// A copy from global memory to the shared memory of CTAs of the cluster.
+    Load { ranges: Vec<Range>, ctas: Vec<u32>, bulk: bool },
+    /// A copy reads the shared memory of its CTA.
+    ReadShared { bytes: u64 },
+    /// A copy writes global memory.
+    Store { ranges: Vec<Range> },
+    /// A copy inside of the cluster.
+    Transfer { bytes: u64, cta: u32 },
+    /// A warp's part of `wgmma`: multiply-adds in units of f16, and bytes of operands in shared memory.
+    Wgmma { multiply_adds: u64, shared_bytes: u64 },
+    /// `tcgen05.mma` in the tensor cores of CTAs: multiply-adds in units of f16 and bytes of shared memory, of each CTA.
+    Mma { ctas: Vec<u32>, multiply_adds: u64, shared_bytes: u64 },
+    /// `tcgen05.cp`: bytes of shared memory, of each CTA.
+    Copy { ctas: Vec<u32>, bytes: u64 },
+    /// `tcgen05.commit`: when the tensor core has done what it was given before.
+    Commit { pair: bool },
+    /// `tcgen05.ld` or `st` of a warp.
+    Tmem { bytes: u64 },
+}

@@ -1,0 +1,86 @@
+//! The time model against published tables of a B200: loops like those that were measured. `docs/time-model.md` names the
+//! sources. Each point must be within 10 %, but for those that are listed as misses.
+
+use ptx_emulator::{Arg, Buffer, Card, Device, DeviceConfig, Key, LaunchConfig, Module, Timeline};
+
+const B200_SMS: u32 = 148;
+
+fn b200() -> Card {
+    Card::named("b200").unwrap()
+}
+
+/// Cycles of a launch.
+fn cycles(device: &mut Device, ptx: &str, entry: &str, config: &LaunchConfig, args: &[Arg]) -> f64 {
+    let module = Module::parse(ptx).unwrap();
+    let mut timeline = Timeline::new(b200());
+    device.time(&mut timeline, &module, entry, config, args).unwrap();
+    let time = &timeline.launches()[0];
+    (time.end_us - time.start_us) * b200().get(Key::Clock)
+}
+
+fn near(what: &str, predicted: f64, published: f64) {
+    let miss = predicted / published - 1.0;
+    println!("{what}: {predicted:.1}, published {published}, {:+.1} %", 100.0 * miss);
+    assert!(miss.abs() < 0.1, "{what}: predicted {predicted:.1}, published {published}");
+}
+
+/// SemiAnalysisAI/microbench-blackwell 9a068d85: cycles an MMA, both operands in shared memory, M = 128.
+#[test]
+fn block_scaled_products_take_the_published_cycles() {
+    for (n, published) in [(64, 48.2), (80, 52.2), (96, 56.2), (112, 60.2), (128, 64.2), (256, 128.2)] {
+        let time = |products: u32| {
+            let mut device = Device::new(DeviceConfig { sms: B200_SMS });
+            // M = 128, e2m1 and ue4m3; N / 8 from bit 17 on.
+            let descriptor = 0x0800_0480 | (n / 8) << 17;
+            let args = [Arg::value(products), Arg::value(descriptor)];
+            cycles(&mut device, include_str!("time/mma.ptx"), "mma", &LaunchConfig::linear(1, 128), &args)
+        };
+        near(&format!("N = {n}"), (time(96) - time(32)) / 64.0, published);
+    }
+}
+
+/// Cycles of a copy where every multiprocessor has one in flight.
+fn copy(bytes: u32) -> f64 {
+    const TIMES: u32 = 12;
+    let mut device = Device::new(DeviceConfig { sms: B200_SMS });
+    let from: Buffer = device.allocate(u64::from(bytes * TIMES) * u64::from(B200_SMS));
+    let mut time = |times: u32| {
+        let args = [from.into(), Arg::value(bytes), Arg::value(times)];
+        let config = LaunchConfig { shared_bytes: bytes, ..LaunchConfig::linear(B200_SMS, 1) };
+        cycles(&mut device, include_str!("time/copies.ptx"), "copies", &config, &args)
+    };
+    (time(TIMES) - time(TIMES / 3)) / f64::from(TIMES - TIMES / 3)
+}
+
+/// The same source: `TMA 2D load from DRAM, all multiprocessors at once, one load in flight each`.
+#[test]
+fn copies_from_dram_take_the_published_cycles() {
+    let published =
+        [(9, 900.0), (10, 927.0), (11, 968.0), (12, 1038.0), (14, 1405.0), (15, 1757.0), (16, 2698.0), (17, 5248.0)];
+    for (log, published) in published {
+        near(&format!("{} bytes", 1 << log), copy(1 << log), published);
+    }
+}
+
+/// The same launch has the same time, whatever else the device did.
+#[test]
+fn times_are_the_same_again() {
+    assert_eq!(copy(4096), copy(4096));
+}
+
+/// A card's constant decides what it should: half the bandwidth of DRAM doubles the time of what DRAM bounds.
+#[test]
+fn half_the_bandwidth_takes_twice_the_time() {
+    let time = |card: Card| {
+        let mut device = Device::new(DeviceConfig { sms: B200_SMS });
+        let from = device.allocate(u64::from(B200_SMS) * 4 * (128 << 10));
+        let module = Module::parse(include_str!("time/copies.ptx")).unwrap();
+        let mut timeline = Timeline::new(card);
+        let config = LaunchConfig { shared_bytes: 128 << 10, ..LaunchConfig::linear(B200_SMS, 1) };
+        let args = [from.into(), Arg::value(128u32 << 10), Arg::value(4u32)];
+        device.time(&mut timeline, &module, "copies", &config, &args).unwrap();
+        timeline.launches()[0].end_us
+    };
+    let (whole, half) = (time(b200()), time(b200().scaled(Key::DramBytes, 0.5)));
+    assert!((1.8..2.1).contains(&(half / whole)), "{whole} and {half}");
+}

@@ -1,0 +1,295 @@
+//! NEON with dot products of bytes (`sdot`), and with products of matrices of them (`smmla`) where there are any. Two vectors
+//! of rows at a time.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+use std::arch::is_aarch64_feature_detected;
+
+use super::kernel::{self, Scratch, Simd, Tile};
+use super::layout::{Bits16, Integers, Numbers, Nvfp4, PANEL_ROWS, PackedBlock, PackedScales, QUADS, TokenBlock};
+use crate::format::{BLOCK, e2m1};
+
+/// Proof that this machine has NEON and `sdot`; with `I8MM`, `smmla` too.
+#[derive(Clone, Copy)]
+pub(super) struct Neon<const I8MM: bool>(());
+
+/// 32-bit lanes of a vector.
+const LANES: usize = 4;
+
+/// Vectors of rows that are computed together.
+const VECTORS: usize = 2;
+
+impl<const I8MM: bool> Neon<I8MM> {
+    /// The proof, where there is one.
+    pub fn detect() -> Option<Self> {
+        let present = is_aarch64_feature_detected!("neon")
+            && is_aarch64_feature_detected!("dotprod")
+            && (!I8MM || is_aarch64_feature_detected!("i8mm"));
+        present.then_some(Self(()))
+    }
+
+    /// A vector of scales.
+    #[inline(always)]
+    fn scales(self, codes: [u8; LANES]) -> float32x4_t {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let codes = vdupq_n_u32(u32::from_le_bytes(codes));
+            let codes = vandq_u32(vshlq_u32(codes, vld1q_s32([0, -8, -16, -24].as_ptr())), vdupq_n_u32(0xFF));
+            // E4M3's fields are moved to where f32 has its own, whose bias is larger by 120.
+            const BIAS: f32 = f32::from_bits((127 + 120) << 23);
+            vmulq_n_f32(vreinterpretq_f32_u32(vshlq_n_u32::<20>(codes)), BIAS)
+        }
+    }
+
+    #[inline(always)]
+    fn zeros(self) -> [float32x4_t; VECTORS] {
+        // SAFETY: `self` proves the features.
+        unsafe { [vdupq_n_f32(0.0); VECTORS] }
+    }
+
+    /// Adds sums to those in memory.
+    #[inline(always)]
+    fn add(self, sums: [float32x4_t; VECTORS], memory: &mut [f32]) {
+        for (sums, memory) in sums.into_iter().zip(memory.as_chunks_mut::<LANES>().0) {
+            // SAFETY: `self` proves the features; memory has one vector.
+            unsafe { vst1q_f32(memory.as_mut_ptr(), vaddq_f32(vld1q_f32(memory.as_ptr()), sums)) }
+        }
+    }
+}
+
+impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
+    const LANES: usize = VECTORS * LANES;
+    // With `sdot`, the compiler makes a loop over eight tokens and keeps their sums in memory.
+    const TOKENS: usize = if I8MM { 8 } else { 4 };
+    type Sums = [float32x4_t; VECTORS];
+
+    #[inline(always)]
+    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Integers) {
+        // SAFETY: `self` proves the features. Four rows take 16 bytes, one vector, in a half of a packed block and in a quad
+        // of an unpacked one.
+        unsafe {
+            let table = vld1q_s8(e2m1::DOUBLED.as_ptr());
+            for (half, bytes) in values.0.iter().enumerate() {
+                for vector in 0..PANEL_ROWS / LANES {
+                    let packed = vld1q_u8(bytes[LANES * vector..].as_ptr().cast());
+                    let even = vreinterpretq_s32_s8(vqtbl1q_s8(table, vandq_u8(packed, vdupq_n_u8(0xF))));
+                    let odd = vreinterpretq_s32_s8(vqtbl1q_s8(table, vshrq_n_u8::<4>(packed)));
+                    // `smmla` wants eight bytes of a row, then eight of the next.
+                    let quads = if I8MM { [vzip1q_s32(even, odd), vzip2q_s32(even, odd)] } else { [even, odd] };
+                    for (parity, quad) in quads.into_iter().enumerate() {
+                        let out = out.quads[2 * half + parity][LANES * vector..].as_mut_ptr();
+                        vst1q_s32(out.cast(), quad);
+                    }
+                }
+            }
+        }
+        for (codes, out) in scales.as_chunks::<LANES>().0.iter().zip(out.scales.as_chunks_mut::<LANES>().0) {
+            // SAFETY: `self` proves the features; four scales are one vector.
+            unsafe { vst1q_f32(out.as_mut_ptr(), self.scales(*codes)) }
+        }
+    }
+
+    #[inline(always)]
+    fn zero(self) -> Self::Sums {
+        self.zeros()
+    }
+
+    #[inline(always)]
+    fn accumulate<const N: usize>(
+        self,
+        sums: &mut [Self::Sums; N],
+        block: &Integers,
+        lane: usize,
+        tokens: [&TokenBlock; N],
+    ) {
+        // SAFETY: `self` proves the features, `smmla` only with `I8MM`; four rows of a quad are one vector, and so are their
+        // scales and a token's quads.
+        unsafe {
+            let weights: [[_; VECTORS]; QUADS] = std::array::from_fn(|quad| {
+                std::array::from_fn(|vector| vld1q_s8(block.quads[quad][lane + LANES * vector..].as_ptr().cast()))
+            });
+            let scales: [_; VECTORS] =
+                std::array::from_fn(|vector| vld1q_f32(block.scales[lane + LANES * vector..].as_ptr()));
+            let bytes = |token: &TokenBlock| vreinterpretq_s8_s32(vld1q_s32(token.quads.as_ptr()));
+            let add = |sum: &mut float32x4_t, dots, scales, token: &TokenBlock| {
+                *sum = vfmaq_f32(*sum, vcvtq_f32_s32(dots), vmulq_n_f32(scales, token.scale));
+            };
+            let none = vdupq_n_s32(0);
+            if !I8MM {
+                for (sums, token) in sums.iter_mut().zip(tokens) {
+                    let values = bytes(token);
+                    for vector in 0..VECTORS {
+                        let dots = sdot::<0>(none, weights[0][vector], values);
+                        let dots = sdot::<1>(dots, weights[1][vector], values);
+                        let dots = sdot::<2>(dots, weights[2][vector], values);
+                        let dots = sdot::<3>(dots, weights[3][vector], values);
+                        add(&mut sums[vector], dots, scales[vector], token);
+                    }
+                }
+                return;
+            }
+            for first in (0..N).step_by(2) {
+                // A single token is its own neighbour, whose results nobody takes.
+                let second = (first + 1).min(N - 1);
+                let pair = [first, second].map(|token| vreinterpretq_s64_s8(bytes(tokens[token])));
+                let halves =
+                    [vzip1q_s64(pair[0], pair[1]), vzip2q_s64(pair[0], pair[1])].map(|half| vreinterpretq_s8_s64(half));
+                for vector in 0..VECTORS {
+                    // Of two rows and both tokens.
+                    let products = |rows: usize| {
+                        let front = smmla(none, weights[rows][vector], halves[0]);
+                        smmla(front, weights[2 + rows][vector], halves[1])
+                    };
+                    let (front, back) = (products(0), products(1));
+                    add(&mut sums[first][vector], vuzp1q_s32(front, back), scales[vector], tokens[first]);
+                    if second > first {
+                        add(&mut sums[second][vector], vuzp2q_s32(front, back), scales[vector], tokens[second]);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
+        self.add(sums, memory);
+    }
+
+    fn compute(self, tile: &Tile<'_, Nvfp4>, scratch: &mut Scratch<Nvfp4>) {
+        #[target_feature(enable = "neon,dotprod")]
+        fn plain(simd: Neon<false>, tile: &Tile<'_, Nvfp4>, scratch: &mut Scratch<Nvfp4>) {
+            kernel::compute(simd, tile, scratch);
+        }
+        #[target_feature(enable = "neon,dotprod,i8mm")]
+        fn i8mm(simd: Neon<true>, tile: &Tile<'_, Nvfp4>, scratch: &mut Scratch<Nvfp4>) {
+            kernel::compute(simd, tile, scratch);
+        }
+        // SAFETY: `self` proves the features, `smmla` only with `I8MM`.
+        unsafe { if I8MM { i8mm(Neon(()), tile, scratch) } else { plain(Neon(()), tile, scratch) } }
+    }
+}
+
+impl<const I8MM: bool> Simd<Bits16> for Neon<I8MM> {
+    const LANES: usize = VECTORS * LANES;
+    const TOKENS: usize = 8;
+    type Sums = [float32x4_t; VECTORS];
+
+    #[inline(always)]
+    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Numbers) {
+        /// E2M1's fields are moved to where f32 has its own, whose bias is larger by 126.
+        const BIAS: f32 = f32::from_bits((127 + 126) << 23);
+        // SAFETY: `self` proves the features. Four rows of a half of a packed block are one vector, with eight codes of a row
+        // in each lane; four rows of a column of numbers are one vector.
+        unsafe {
+            for (vector, codes) in scales.as_chunks::<LANES>().0.iter().enumerate() {
+                let scales = self.scales(*codes);
+                for (half, bytes) in values.0.iter().enumerate() {
+                    let packed = vld1q_u32(bytes[LANES * vector..].as_ptr().cast());
+                    for column in 0..BLOCK / 2 {
+                        let shifted = |to: i32| vshlq_u32(packed, vdupq_n_s32(to - 4 * column as i32));
+                        let magnitudes = vandq_u32(shifted(22), vdupq_n_u32(7 << 22));
+                        let signs = vandq_u32(shifted(28), vdupq_n_u32(1 << 31));
+                        let numbers = vmulq_n_f32(vreinterpretq_f32_u32(vorrq_u32(magnitudes, signs)), BIAS);
+                        let out = out.0[half * BLOCK / 2 + column][LANES * vector..].as_mut_ptr();
+                        vst1q_f32(out, vmulq_f32(numbers, scales));
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn zero(self) -> Self::Sums {
+        self.zeros()
+    }
+
+    #[inline(always)]
+    fn accumulate<const N: usize>(
+        self,
+        sums: &mut [Self::Sums; N],
+        block: &Numbers,
+        lane: usize,
+        tokens: [&[f32; BLOCK]; N],
+    ) {
+        for four in 0..BLOCK / LANES {
+            // SAFETY: `self` proves the features; four numbers of a token are one vector, and so are four rows of a column.
+            unsafe {
+                let tokens = tokens.map(|token| vld1q_f32(token[LANES * four..].as_ptr()));
+                let weights = |column: usize| -> [_; VECTORS] {
+                    let rows = &block.0[LANES * four + column];
+                    std::array::from_fn(|vector| vld1q_f32(rows[lane + LANES * vector..].as_ptr()))
+                };
+                add_column::<0, N>(sums, weights(0), tokens);
+                add_column::<1, N>(sums, weights(1), tokens);
+                add_column::<2, N>(sums, weights(2), tokens);
+                add_column::<3, N>(sums, weights(3), tokens);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
+        self.add(sums, memory);
+    }
+
+    fn compute(self, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
+        #[target_feature(enable = "neon")]
+        fn compute<const I8MM: bool>(simd: Neon<I8MM>, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
+            kernel::compute(simd, tile, scratch);
+        }
+        // SAFETY: `self` proves the feature.
+        unsafe { compute(self, tile, scratch) }
+    }
+}
+
+/// Adds the products of a column of weights and of a lane of the tokens.
+#[inline(always)]
+fn add_column<const LANE: i32, const N: usize>(
+    sums: &mut [[float32x4_t; VECTORS]; N],
+    weights: [float32x4_t; VECTORS],
+    tokens: [float32x4_t; N],
+) {
+    for (sums, token) in sums.iter_mut().zip(tokens) {
+        for (sum, weights) in sums.iter_mut().zip(weights) {
+            // SAFETY: NEON is part of the target.
+            *sum = unsafe { vfmaq_laneq_f32::<LANE>(*sum, weights, token) };
+        }
+    }
+}
+
+/// Adds to each of four sums the dot product of four signed bytes of `a` with the bytes of a lane of `b` (Arm ARM, "SDOT (by
+/// element)"). The intrinsic is not stable in Rust 1.95.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn sdot<const LANE: i32>(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: the caller has the instruction, which touches these registers alone.
+    unsafe {
+        asm!(
+            "sdot {sums:v}.4s, {a:v}.16b, {b:v}.4b[{lane}]",
+            sums = inout(vreg) sums,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            lane = const LANE,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}
+
+/// Adds to a 2×2 matrix of sums the product of `a`, two rows of eight signed bytes, with `b`, two columns of eight (Arm ARM,
+/// "SMMLA"). The intrinsic is not stable in Rust 1.95.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+fn smmla(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: the caller has the instruction, which touches these registers alone.
+    unsafe {
+        asm!(
+            "smmla {sums:v}.4s, {a:v}.16b, {b:v}.16b",
+            sums = inout(vreg) sums,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}

@@ -1,0 +1,129 @@
+//! Products of tokens and packed weights, spread over the threads of rayon.
+
+use rayon::prelude::*;
+
+use super::epilogue::Epilogue;
+use super::kernel::{Kernel, TILE_PANELS, TILE_TOKENS, Tile};
+use super::layout::{Panels, Tokens};
+
+/// Tokens times a packed matrix, or two.
+pub(super) struct Product<'a, T: Tokens> {
+    pub weights: &'a Panels,
+    /// Of a [`TokenBuffer`].
+    pub tokens: &'a [T::Block16],
+    /// Rows of tokens.
+    pub m: usize,
+    pub epilogue: Epilogue<'a>,
+}
+
+/// The tokens of products, product after product. Kept, so that the next ones need no memory.
+pub(super) struct TokenBuffer<T: Tokens> {
+    blocks: Vec<T::Block16>,
+    /// Where each product's begin, and M.
+    starts: Vec<(usize, usize)>,
+}
+
+impl<T: Tokens> TokenBuffer<T> {
+    pub fn new() -> Self {
+        Self { blocks: Vec::new(), starts: Vec::new() }
+    }
+
+    /// Writes the tokens of products of these sizes, M and K: `write(product, row, chunk of K, out)` a chunk of a row.
+    pub fn fill(
+        &mut self,
+        sizes: impl Iterator<Item = (usize, usize)>,
+        write: impl Fn(usize, usize, usize, &mut [T::Block16]) + Sync,
+    ) {
+        let mut end = 0;
+        self.starts.clear();
+        for (m, k) in sizes {
+            self.starts.push((end, m));
+            end += T::len(m, k);
+        }
+        self.blocks.resize(end, T::ZERO);
+        self.blocks.par_chunks_mut(T::CHUNK_BLOCKS).enumerate().for_each(|(chunk, out)| {
+            let at = chunk * T::CHUNK_BLOCKS;
+            // The last product that begins here or before. An empty one begins where the next one does.
+            let product = self.starts.partition_point(|&(start, _)| start <= at) - 1;
+            let (start, m) = self.starts[product];
+            let within = (at - start) / T::CHUNK_BLOCKS;
+            write(product, within % m, within / m, out);
+        });
+    }
+
+    /// A product's tokens.
+    pub fn of(&self, product: usize) -> &[T::Block16] {
+        let end = self.starts.get(product + 1).map_or(self.blocks.len(), |&(start, _)| start);
+        &self.blocks[self.starts[product].0..end]
+    }
+}
+
+/// The tiles of products. Kept, so that the next products need no memory.
+#[derive(Default)]
+pub(super) struct Products {
+    tiles: Vec<TilePlace>,
+}
+
+/// Which tile: the rest is known from its product.
+struct TilePlace {
+    product: usize,
+    first_row: usize,
+    first_panel: usize,
+    /// Where the product's output begins.
+    output_start: usize,
+}
+
+impl Products {
+    /// Computes `count` products. Their outputs `[M, N]` lie one after the other in `output`, all of which is written.
+    ///
+    /// # Panics
+    /// If the output has not as many elements.
+    pub fn run<'a, T: Tokens>(
+        &mut self,
+        kernel: &Kernel<T>,
+        count: usize,
+        product: impl Fn(usize) -> Product<'a, T> + Sync,
+        output: &mut [u16],
+    ) {
+        self.tiles.clear();
+        let mut output_start = 0;
+        for index in 0..count {
+            let Product { weights, m, .. } = product(index);
+            for first_row in (0..m).step_by(TILE_TOKENS) {
+                let panels = (0..weights.len()).step_by(TILE_PANELS);
+                let place = |first_panel| TilePlace { product: index, first_row, first_panel, output_start };
+                self.tiles.extend(panels.map(place));
+            }
+            output_start += m * weights.n;
+        }
+        assert_eq!(output.len(), output_start, "an element for each row and column");
+        let output = OutputPointer(output.as_mut_ptr());
+        self.tiles.par_iter().for_each(|place| {
+            let Product { weights, tokens, m, epilogue } = product(place.product);
+            let tile = Tile {
+                weights,
+                panels: place.first_panel..weights.len().min(place.first_panel + TILE_PANELS),
+                tokens,
+                m,
+                rows: place.first_row..m.min(place.first_row + TILE_TOKENS),
+                epilogue,
+                output: output.at(place.output_start),
+            };
+            T::with_scratch(|scratch| kernel(&tile, scratch));
+        });
+    }
+}
+
+/// The outputs of products, to be written by many threads.
+struct OutputPointer(*mut u16);
+
+impl OutputPointer {
+    /// An element's place, or the end.
+    fn at(&self, element: usize) -> *mut u16 {
+        // SAFETY: `Products::run` checked that the output has all products' elements.
+        unsafe { self.0.add(element) }
+    }
+}
+
+// SAFETY: every thread writes the rectangles of its own tiles, which do not overlap and which nobody reads meanwhile.
+unsafe impl Sync for OutputPointer {}

@@ -1,0 +1,377 @@
+//! MoE layers in the caller's memory: weights are packed there and calls are launched, all on the caller's stream.
+
+use std::sync::Arc;
+
+use bytemuck::Zeroable;
+use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
+use kernels_gpu::moe_pack::abi::Pack;
+use kernels_gpu::units::matrix_bytes;
+
+use crate::backend::cuda::device::Device;
+use crate::backend::cuda::planned::ReadyLaunch;
+use crate::bias::Bias;
+use crate::error::Error;
+use crate::format::BLOCK;
+use crate::kernels::builds;
+use crate::kernels::launch::{ALIGNMENT, Launch, output_code};
+use crate::kernels::moe::{
+    self, MoeArguments, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, workspace_bytes,
+};
+use crate::kernels::moe_pack::MoePack;
+use crate::kernels::moe_pack::units::{RowOrder, of_rows};
+use crate::moe::MoeSizes;
+
+/// The projections by their numbers.
+const NAMES: [&str; PROJECTIONS] = ["gate", "up", "down"];
+
+/// A projection of every expert of a layer, in device memory as a checkpoint has it.
+#[derive(Clone, Copy, Debug)]
+pub struct MoeTensor<'a> {
+    /// Address of the first expert's packed values, at a multiple of 16: a row after the other, the even element of K in the low
+    /// nibble of a byte.
+    pub values: CUdeviceptr,
+    /// Bytes from one expert's values to the next one's, a multiple of 16.
+    pub values_stride: usize,
+    /// Address of the first expert's scales, e4m3, a row after the other.
+    pub scales: CUdeviceptr,
+    /// Bytes from one expert's scales to the next one's.
+    pub scales_stride: usize,
+    /// Each expert's global scale, by which its numbers are multiplied.
+    pub global_scales: &'a [f32],
+    /// The biases in host memory, those of the first expert first: a number for each expert and row.
+    pub bias: Option<&'a Bias<'a>>,
+}
+
+/// The projections of a layer's experts: gate and up `[I, H]`, down `[H, I]`.
+#[derive(Clone, Copy, Debug)]
+pub struct MoeTensors<'a> {
+    /// Gate of every expert, if the activation has one. Where an engine keeps gate and up of an expert in one tensor, its stride is
+    /// that of both.
+    pub gate: Option<MoeTensor<'a>>,
+    /// Up of every expert.
+    pub up: MoeTensor<'a>,
+    /// Down of every expert.
+    pub down: MoeTensor<'a>,
+}
+
+impl<'a> MoeTensors<'a> {
+    /// Those that there are, with their numbers.
+    fn projections(&self) -> impl Iterator<Item = (usize, &MoeTensor<'a>)> {
+        let tensors = [self.gate.as_ref(), Some(&self.up), Some(&self.down)].into_iter().enumerate();
+        tensors.filter_map(|(projection, tensor)| Some((projection, tensor?)))
+    }
+
+    /// Checks what can be seen without the device, of the routed experts or of the shared one.
+    fn check(&self, sizes: &MoeSizes, of_shared: bool) -> Result<(), Error> {
+        if self.gate.is_some() != sizes.activation.has_gate() {
+            let text =
+                format!("tensors of gate and an activation with a gate come together; it is {}", sizes.activation);
+            return Err(Error::Invalid(text));
+        }
+        for (projection, tensor) in self.projections() {
+            let (name, Matrices { count, rows, .. }) = (NAMES[projection], Matrices::of(sizes, of_shared, projection));
+            let experts = count as usize;
+            if let Some(bias) = tensor.bias {
+                if !sizes.biases {
+                    return Err(Error::Invalid("biases, but the sizes say that there are none".into()).at(name));
+                }
+                bias.check(sizes.dtype, experts * rows as usize).map_err(|error| error.at(name))?;
+            }
+            let MoeTensor { values, values_stride, global_scales, .. } = *tensor;
+            if global_scales.len() != experts {
+                let got = global_scales.len();
+                return Err(Error::Mismatch { what: "global scales", got, expected: experts }.at(name));
+            }
+            if let Some(expert) = global_scales.iter().position(|scale| !scale.is_finite() || *scale < 0.0) {
+                let error = Error::GlobalScale { value: global_scales[expert] };
+                return Err(error.at(format_args!("expert {expert}: {name}")));
+            }
+            if !values.is_multiple_of(16) || !values_stride.is_multiple_of(16) {
+                return Err(Error::Invalid(format!(
+                    "{name}: values at {values:#x}, {values_stride} bytes apart; both must be multiples of 16"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A layer whose packed weights lie in the caller's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedMoe {
+    /// The sizes.
+    pub sizes: MoeSizes,
+    /// Address of the weights that [`MoeLauncher::pack`] left: [`weight_bytes`](moe::weight_bytes), at a multiple of 256.
+    pub weights: CUdeviceptr,
+    /// Address of the layer's own number of each expert that tokens can name: i32, as many as `sizes.named_experts`, negative for
+    /// experts that live elsewhere. 0 if tokens name experts by those numbers.
+    pub expert_map: CUdeviceptr,
+}
+
+/// Packs and launches MoE layers that lie in the caller's memory; made by [`Cuda::moe_launcher`](super::super::Cuda::moe_launcher),
+/// one for all layers of a device.
+///
+/// It allocates nothing, waits for nothing, and leaves the thread's current context as it was. So an engine counts every byte, and
+/// a call may be captured into the engine's own graph.
+#[derive(Clone)]
+pub struct MoeLauncher {
+    /// The entries, by name; good for as long as the device.
+    functions: Arc<[(&'static str, CUfunction)]>,
+    device: Arc<Device>,
+}
+
+// SAFETY: the handles inside are the driver's, which any thread may use with the context current; every method makes it current.
+unsafe impl Send for MoeLauncher {}
+// SAFETY: as above; nothing in it changes.
+unsafe impl Sync for MoeLauncher {}
+
+impl MoeLauncher {
+    /// Bytes at the beginning of packed weights that say whether a scale was wrong; see [`MoeLauncher::check_packed`].
+    pub const HEAD_BYTES: usize = size_of::<u64>() * 2 * PROJECTIONS;
+
+    /// Loads the kernels.
+    pub(in crate::backend::cuda) fn new(device: Arc<Device>) -> Result<Self, Error> {
+        let (major, minor) = device.info.capability;
+        if moe::KERNELS.iter().any(|kernel| builds::find(kernel.name(), (major, minor)).is_none()) {
+            let text = format!("there is no MoE layer for compute capability {major}.{minor} yet; take the CPU");
+            return Err(Error::NotComputed(text));
+        }
+        let entered = device.enter()?;
+        let mut functions = Vec::new();
+        for (kernel, entry) in
+            moe::KERNELS.into_iter().flat_map(|kernel| kernel.entries().into_iter().map(move |entry| (kernel, entry)))
+        {
+            functions.push((entry.name, device.function(kernel.name(), &entry)?));
+        }
+        drop(entered);
+        Ok(Self { functions: functions.into(), device })
+    }
+
+    /// Queues the packing of a checkpoint's tensors, which are not needed any more when the stream has come past it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if sizes or alignments are wrong, [`Error::GlobalScale`], or a failure of the driver. Whether block scales
+    /// are valid is found out on the device: see [`MoeLauncher::check_packed`].
+    ///
+    /// # Safety
+    ///
+    /// - `stream` is a stream of this device's primary context, or null, and captures nothing.
+    /// - Tensors of these sizes lie where they say, the device can read them, and [`weight_bytes`](moe::weight_bytes) lie at
+    ///   `weights`. All of it stays allocated, and is touched by nobody else, until the stream has come past this.
+    pub unsafe fn pack(
+        &self,
+        sizes: &MoeSizes,
+        experts: &MoeTensors<'_>,
+        shared: Option<&MoeTensors<'_>>,
+        weights: CUdeviceptr,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        sizes.check()?;
+        if shared.is_some() != sizes.shared_intermediate.is_some() {
+            return Err(Error::Invalid("tensors of a shared expert and its intermediate size come together".into()));
+        }
+        check_weights(weights)?;
+        experts.check(sizes, false)?;
+        shared.map_or(Ok(()), |shared| shared.check(sizes, true).map_err(|error| error.at("shared expert")))?;
+        let packed = PackedWeights::at(sizes, weights);
+        let _entered = self.device.enter()?;
+        // SAFETY: the context is current; `# Safety` above asks for the rest.
+        unsafe {
+            self.clear(&packed, stream)?;
+            for (of_shared, tensors) in [(false, Some(experts)), (true, shared)] {
+                for (projection, tensor) in tensors.iter().flat_map(|tensors| tensors.projections()) {
+                    self.pack_projection(sizes, &packed, of_shared, projection, tensor, stream)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that no scale is wrong yet.
+    ///
+    /// # Safety
+    ///
+    /// The context is current, the stream is one of it, and the weights have room.
+    pub(super) unsafe fn clear(&self, packed: &PackedWeights, stream: CUstream) -> Result<(), Error> {
+        // SAFETY: `# Safety` above.
+        self.device.check_raw(unsafe { sys::cuMemsetD8Async(packed.invalid, 0xFF, Self::HEAD_BYTES, stream) })
+    }
+
+    /// Queues the packing of gate, up or down (0, 1, 2) of every expert, and the copy of its global scales and biases.
+    ///
+    /// # Safety
+    ///
+    /// As [`MoeLauncher::pack`], of this tensor; the context is current.
+    pub(super) unsafe fn pack_projection(
+        &self,
+        sizes: &MoeSizes,
+        packed: &PackedWeights,
+        of_shared: bool,
+        projection: usize,
+        tensor: &MoeTensor<'_>,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        let placed = if of_shared { packed.shared.as_ref() } else { Some(&packed.experts) };
+        let PlacedExperts { gate_up, down, alpha, bias } = placed.expect("checked when packing begins");
+        let Matrices { count, rows, k } = Matrices::of(sizes, of_shared, projection);
+        let (is_down, bytes) = (projection == 2, matrix_bytes(rows, k));
+        // Up lies behind gate, if there is one.
+        let (before, of_both) = if sizes.activation.has_gate() { (projection as u64, 2) } else { (0, 1) };
+        let pack = Pack {
+            values: tensor.values,
+            values_stride: tensor.values_stride as u64,
+            scales: tensor.scales,
+            scales_stride: tensor.scales_stride as u64,
+            units: if is_down { *down } else { gate_up + before * bytes },
+            units_stride: if is_down { bytes } else { of_both * bytes },
+            invalid: packed.invalid(of_shared, projection),
+            matrices: count,
+            rows,
+            k,
+            ordered_rows: u32::from(!is_down),
+            token_type: output_code(sizes.dtype),
+            ..Pack::zeroed()
+        };
+        let order = if is_down { RowOrder::Kept } else { RowOrder::OfK };
+        let biases = match tensor.bias {
+            _ if bias[projection] == 0 => Vec::new(),
+            None => vec![0.0; (count * rows) as usize],
+            Some(bias) => {
+                let experts = bias.numbers(sizes.dtype);
+                experts.chunks(rows as usize).flat_map(|numbers| of_rows(numbers, order)).collect()
+            }
+        };
+        let copies = [(alpha[projection], tensor.global_scales), (bias[projection], &biases[..])];
+        // SAFETY: `# Safety` above asks for the tensor, for room at every address, and for the stream. The driver has read what is
+        // in pageable memory when the call returns (cuda.h, "API synchronization behavior").
+        unsafe {
+            for (to, numbers) in copies.into_iter().filter(|(_, numbers)| !numbers.is_empty()) {
+                let (from, bytes) = (numbers.as_ptr().cast(), size_of_val(numbers));
+                self.device.check_raw(sys::cuMemcpyHtoDAsync_v2(to, from, bytes, stream))?;
+            }
+            self.ready(&MoePack.launch(pack)?)?.queue(&self.device, stream)
+        }
+    }
+
+    /// Says whether the block scales of packed weights were valid, by the first bytes of the weights.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with the place of the first that is negative or NaN.
+    pub fn check_packed(sizes: &MoeSizes, head: &[u8; Self::HEAD_BYTES]) -> Result<(), Error> {
+        for (slot, bytes) in head.as_chunks::<{ size_of::<u64>() }>().0.iter().enumerate() {
+            let found = u64::from_ne_bytes(*bytes);
+            if found == u64::MAX {
+                continue;
+            }
+            let (of_shared, projection) = (slot >= PROJECTIONS, slot % PROJECTIONS);
+            let Matrices { rows, k, .. } = Matrices::of(sizes, of_shared, projection);
+            let blocks = u64::from(k) / BLOCK as u64;
+            let (row, block) = (found / blocks, found % blocks);
+            let (expert, row) = (row / u64::from(rows), row % u64::from(rows));
+            let expert = if of_shared { "shared expert".into() } else { format!("expert {expert}") };
+            return Err(Error::Invalid(format!(
+                "{expert}: {}: the scale of row {row}, block {block} is negative or NaN",
+                NAMES[projection]
+            )));
+        }
+        Ok(())
+    }
+
+    /// Bytes of workspace that a call needs with up to so many tokens; see [`workspace_bytes`].
+    pub fn workspace_bytes(&self, sizes: &MoeSizes, max_tokens: usize) -> usize {
+        workspace_bytes(sizes, max_tokens)
+    }
+
+    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given. What is launched depends
+    /// on sizes, T and addresses, never on what the tokens chose, and no launch waits for the host; so a graph that the stream was
+    /// captured into is right for whatever ids and weights lie there when it runs.
+    ///
+    /// The first launch may begin before the stream has come to the end of the kernel before it, but touches nothing until then.
+    ///
+    /// # Errors
+    /// If a size is out of range, an address or a pitch is not aligned, weights are on the input where that cannot be, or a driver
+    /// call fails. What a kernel itself does wrong shows when the stream is waited for.
+    ///
+    /// # Safety
+    ///
+    /// - `stream` is a stream of this device's primary context, or null.
+    /// - The weights were packed for these sizes, on this stream or before it, and the map lies where `layer` says.
+    /// - Every address of `arguments` is one of memory that this device can read, or for the output write, of the sizes that
+    ///   [`MoeArguments`] says; and [`workspace_bytes`] lie at `workspace`, a multiple of 256. The output and the workspace overlap
+    ///   nothing.
+    /// - All of it stays allocated, and is written by nobody else, until the stream has come past this call, or the graph is not
+    ///   launched any more. Calls that share a workspace are on one stream, or in an order otherwise.
+    pub unsafe fn launch(
+        &self,
+        layer: &PackedMoe,
+        arguments: &MoeArguments,
+        workspace: CUdeviceptr,
+        stream: CUstream,
+    ) -> Result<usize, Error> {
+        layer.sizes.check()?;
+        check_weights(layer.weights)?;
+        let packed = PackedWeights::at(&layer.sizes, layer.weights);
+        let placed =
+            PlacedMoe { sizes: layer.sizes, experts: packed.experts, shared: packed.shared, map: layer.expert_map };
+        let _entered = self.device.enter()?;
+        // SAFETY: the context is current; `# Safety` above asks for the rest.
+        unsafe { self.queue(&placed, arguments, workspace, stream) }
+    }
+
+    /// As [`MoeLauncher::launch`], of a layer wherever its parts lie.
+    ///
+    /// # Safety
+    ///
+    /// As [`MoeLauncher::launch`]; the context is current.
+    pub(super) unsafe fn queue(
+        &self,
+        layer: &PlacedMoe,
+        arguments: &MoeArguments,
+        workspace: CUdeviceptr,
+        stream: CUstream,
+    ) -> Result<usize, Error> {
+        let mut count = 0;
+        for (_, chunk) in moe::chunks(&layer.sizes, arguments)? {
+            let workspace = Workspace::at(&layer.sizes, chunk.token_count, workspace);
+            for launch in moe::launches(layer, &chunk, &workspace, self.device.info.sms)? {
+                // SAFETY: `# Safety` above asks for the stream and for all that parameters point to; the device keeps the
+                // functions' modules.
+                unsafe { self.ready(&launch)?.queue(&self.device, stream)? };
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// A launch with its entry.
+    fn ready(&self, launch: &Launch) -> Result<ReadyLaunch, Error> {
+        let is_it = |(entry, _): &&(&str, CUfunction)| *entry == launch.grid.entry;
+        let &(_, function) = self.functions.iter().find(is_it).expect("entries are loaded");
+        let parameter = launch.write(0, &mut [], &mut |_| unreachable!("the parameter says everything"))?;
+        Ok(ReadyLaunch { function, grid: launch.grid, parameter })
+    }
+}
+
+/// The matrices of a projection.
+struct Matrices {
+    count: u32,
+    rows: u32,
+    k: u32,
+}
+
+impl Matrices {
+    fn of(sizes: &MoeSizes, of_shared: bool, projection: usize) -> Self {
+        let (count, intermediate) =
+            if of_shared { (1, sizes.shared_intermediate.unwrap_or(0)) } else { (sizes.experts, sizes.intermediate) };
+        let (hidden, intermediate) = (sizes.hidden as u32, intermediate as u32);
+        let (rows, k) = if projection == 2 { (hidden, intermediate) } else { (intermediate, hidden) };
+        Self { count: count as u32, rows, k }
+    }
+}
+
+fn check_weights(address: CUdeviceptr) -> Result<(), Error> {
+    if address.is_multiple_of(ALIGNMENT) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!("packed weights at {address:#x}: the address must be a multiple of {ALIGNMENT}")))
+}

@@ -1,0 +1,170 @@
+//! Routers on a card: launched on the caller's stream, or from host memory.
+
+use std::sync::Arc;
+
+use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
+use cuda_driver::cust::stream::{Stream, StreamFlags};
+use cuda_driver::sys::{CUfunction, CUstream};
+
+use super::device::Device;
+use super::planned::ReadyLaunch;
+use crate::error::Error;
+use crate::kernels::kernel::Kernel;
+use crate::kernels::router::{RouterArguments, RouterKernel, launch};
+use crate::router::{Logits, Router, Routes};
+
+/// Launches routers whose operands lie on the device; made by [`Cuda::router_launcher`](super::Cuda::router_launcher), one for all
+/// routers of a device.
+///
+/// It allocates nothing, waits for nothing, and leaves the thread's current context as it was; so a call may be captured into the
+/// caller's graph.
+#[derive(Clone)]
+pub struct RouterLauncher {
+    /// Good for as long as the device.
+    function: CUfunction,
+    device: Arc<Device>,
+}
+
+// SAFETY: the handle inside is the driver's, which any thread may use with the context current; every method makes it current.
+unsafe impl Send for RouterLauncher {}
+// SAFETY: as above; nothing in it changes.
+unsafe impl Sync for RouterLauncher {}
+
+impl RouterLauncher {
+    /// Loads the kernel.
+    pub(super) fn new(device: Arc<Device>) -> Result<Self, Error> {
+        let entered = device.enter()?;
+        let entries = RouterKernel.entries();
+        let function = device.function(RouterKernel.name(), &entries[0])?;
+        drop(entered);
+        Ok(Self { function, device })
+    }
+
+    /// Queues a call on the caller's stream and returns without waiting.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if an address is not aligned, the stride is less than the experts, or biases are missing;
+    /// [`Error::TooLarge`]; or a failure of the driver.
+    ///
+    /// # Safety
+    ///
+    /// - `stream` is a stream of this device's primary context, or null.
+    /// - Every address of `arguments` is one of memory that this device can read, or for ids and weights write, of the sizes that
+    ///   [`RouterArguments`] says, and the biases are the router's.
+    /// - All of it stays allocated, and is written by nobody else, until the stream has come past this call, or the graph that it was
+    ///   captured into is not launched any more.
+    pub unsafe fn launch(&self, router: &Router, arguments: &RouterArguments, stream: CUstream) -> Result<(), Error> {
+        let Some(launch) = launch(router, arguments)? else { return Ok(()) };
+        let parameter = launch.write(0, &mut [], &mut |_| unreachable!("the parameter says everything"))?;
+        let ready = ReadyLaunch { function: self.function, grid: launch.grid, parameter };
+        let _entered = self.device.enter()?;
+        // SAFETY: the context is current, and `# Safety` above asks for the stream and for what the parameter points to.
+        unsafe { ready.queue(&self.device, stream) }
+    }
+
+    /// The experts of each token and their weights, from logits in host memory.
+    pub(super) fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
+        let token_count = logits.tokens(router)?;
+        let choices = token_count * router.top_k();
+        let mut routes = Routes { ids: vec![i32::MIN; choices], weights: vec![f32::NAN; choices] };
+        if token_count == 0 {
+            return Ok(routes);
+        }
+        self.device.make_current()?;
+        let numbers = self.device.check(DeviceBuffer::from_slice(logits.bytes()))?;
+        let bias = router.bias().map(|bias| self.device.check(DeviceBuffer::from_slice(bias))).transpose()?;
+        let ids = self.device.check(DeviceBuffer::from_slice(&routes.ids))?;
+        let weights = self.device.check(DeviceBuffer::from_slice(&routes.weights))?;
+        let stream = self.device.check(Stream::new(StreamFlags::DEFAULT, None))?;
+        let arguments = RouterArguments {
+            token_count,
+            logits: numbers.as_device_ptr().as_raw(),
+            logit_type: logits.logit_type(),
+            logits_stride: router.experts(),
+            bias: bias.as_ref().map_or(0, |bias| bias.as_device_ptr().as_raw()),
+            ids: ids.as_device_ptr().as_raw(),
+            weights: weights.as_device_ptr().as_raw(),
+        };
+        // SAFETY: the stream is of the current context, and waits for the null stream, on which the operands were copied. The buffers
+        // live until it was waited for.
+        let queued = unsafe { self.launch(router, &arguments, stream.as_inner()) };
+        let finished = self.device.check(stream.synchronize());
+        queued.and(finished)?;
+        self.device.check(ids.copy_to(&mut routes.ids))?;
+        self.device.check(weights.copy_to(&mut routes.weights))?;
+        Ok(routes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Backend;
+    use crate::backend::cuda::Cuda;
+    use crate::problem::OutDtype;
+    use crate::router::{LogitType, Scoring, compare};
+
+    fn deepseek() -> Router {
+        let bias = (0..32).map(|expert| expert as f32 / 100.0).collect();
+        let scoring = Scoring::SigmoidGroups { bias, groups: 4, top_groups: 2, renormalise: true, scale: 2.5 };
+        Router::new(32, 3, scoring).unwrap()
+    }
+
+    fn fake() -> fake_cuda::FakeCuda {
+        let fake = fake_cuda::install();
+        fake.set_device(8, 0, 4);
+        fake.on_launch(|launch| RouterKernel.fake(launch));
+        fake
+    }
+
+    #[test]
+    fn routers_are_computed_from_host_memory() {
+        let _fake = fake();
+        let gpu = Cuda::open(0).unwrap();
+        let routers = [
+            deepseek(),
+            Router::new(32, 3, Scoring::TopKSoftmax).unwrap(),
+            Router::new(32, 3, Scoring::Softmax { renormalise: false }).unwrap(),
+            Router::new(32, 1, Scoring::SigmoidTop1).unwrap(),
+        ];
+        let numbers: Vec<u16> = (0..7 * 32).map(|i: u16| 0x3C00 + i * 37 % 0x300).collect();
+        for router in &routers {
+            for logits in
+                [Logits::F16(numbers.clone().into()), Logits::Bf16(numbers.clone().into()), Logits::F32(vec![].into())]
+            {
+                let routes = gpu.route(router, &logits).unwrap();
+                assert_eq!(compare::compare(router, &logits, &routes).unwrap(), None);
+            }
+        }
+    }
+
+    #[test]
+    fn a_launcher_routes_rows_that_lie_apart_on_the_callers_stream() {
+        let _fake = fake();
+        let router = deepseek();
+        let launcher = Cuda::open(0).unwrap().router_launcher().unwrap();
+        let numbers: Vec<u16> = (0..5 * 40).map(|i: u16| 0x3C00 + i * 37 % 0x300).collect();
+        let logits = DeviceBuffer::from_slice(&numbers).unwrap();
+        let bias = DeviceBuffer::from_slice(router.bias().unwrap()).unwrap();
+        let (ids, weights) =
+            (DeviceBuffer::from_slice(&[0i32; 15]).unwrap(), DeviceBuffer::from_slice(&[0f32; 15]).unwrap());
+        let stream = Stream::new(StreamFlags::NON_BLOCKING, None).unwrap();
+        let arguments = RouterArguments {
+            token_count: 5,
+            logits: logits.as_device_ptr().as_raw(),
+            logit_type: LogitType::Token(OutDtype::Bf16),
+            logits_stride: 40,
+            bias: bias.as_device_ptr().as_raw(),
+            ids: ids.as_device_ptr().as_raw(),
+            weights: weights.as_device_ptr().as_raw(),
+        };
+        // SAFETY: operands of these sizes lie there, and the stream is this context's.
+        unsafe { launcher.launch(&router, &arguments, stream.as_inner()) }.unwrap();
+        stream.synchronize().unwrap();
+        let mut routes = Routes { ids: vec![0; 15], weights: vec![0.0; 15] };
+        ids.copy_to(&mut routes.ids).unwrap();
+        weights.copy_to(&mut routes.weights).unwrap();
+        let rows: Vec<u16> = numbers.chunks(40).flat_map(|row| row[..32].to_vec()).collect();
+        assert_eq!(compare::compare(&router, &Logits::Bf16(rows.into()), &routes).unwrap(), None);
+    }
+}

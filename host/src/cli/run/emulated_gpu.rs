@@ -1,0 +1,50 @@
+//! The emulated GPU that `nvfp4 run --backend emulated` takes.
+
+use anyhow::Context;
+use nvfp4::backend::emulated::{self, Card, Emulated};
+use nvfp4::files::read_bounded;
+
+use super::args::{Args, Operation};
+
+/// The emulated GPU, by a card's clock if that was asked for.
+pub fn by_card(args: &Args) -> anyhow::Result<Emulated> {
+    let gpu = untimed(args)?;
+    let Some(card) = args.card()? else { return Ok(gpu) };
+    Ok(gpu.with_clock(card, !args.no_values, args.trace.is_some()))
+}
+
+/// The architecture of the emulated GPU, if it is not the newest.
+fn arch(args: &Args) -> Option<&str> {
+    let of_card = || {
+        Card::named(args.gpu.as_deref()?).and_then(|card| {
+            let of_its_family =
+                |arch: &&str| arch.trim_end_matches(['a', 'f']) == card.arch.trim_end_matches(['a', 'f']);
+            emulated::arches().into_iter().find(of_its_family)
+        })
+    };
+    args.arch.as_deref().or_else(of_card)
+}
+
+/// The emulated GPU, by no clock.
+pub fn untimed(args: &Args) -> anyhow::Result<Emulated> {
+    let options =
+        emulated::Options { schedule: args.schedule.unwrap_or_default(), sms: args.sms, ..Default::default() };
+    let default_arch = match args.op {
+        Some(Operation::Linear) => emulated::linear_arch(),
+        _ if args.is_moe() => emulated::moe_arch(),
+        _ => emulated::default_arch(),
+    };
+    let Some(path) = &args.ptx else {
+        let arch = arch(args).unwrap_or(default_arch);
+        return Ok(Emulated::new(arch, options)?.with_variant(args.variant)?);
+    };
+    /// The longest PTX here has some hundred kilobytes.
+    const MAX_PTX_BYTES: usize = 256 << 20;
+    let not_ptx = || format!("{} is no PTX", path.display());
+    let ptx = String::from_utf8(read_bounded(path, MAX_PTX_BYTES, "a file of PTX")?).with_context(not_ptx)?;
+    let target = ptx.lines().find_map(|line| line.trim().strip_prefix(".target")).unwrap_or_default();
+    let target = target.split([',', ' ']).find(|word| !word.is_empty());
+    let arch = args.arch.as_deref().or(target).unwrap_or(default_arch);
+    let gpu = Emulated::new(arch, options)?.with_variant(args.variant)?;
+    gpu.with_ptx(&ptx).with_context(|| path.display().to_string())
+}

@@ -1,0 +1,166 @@
+//! Compares what a device chose with the reference: experts sorted by their scores, which are compared exactly; weights in f64, within
+//! what f32 may make of them.
+//!
+//! **The bound.** e^d of a distance d ≤ 0 from the largest logit is off by 2⁻²² of itself, and d by its rounding, 2⁻²⁴·|d|; below
+//! e⁻⁸⁷ it may be 0. A sigmoid is off by 3·2⁻²³ of itself, and may be 0 below e⁻⁸⁷ too. A sum of up to 512 positive numbers, 16 one
+//! after the other and 32 in pairs, loses at most 21 roundings of itself. A division and a multiplication lose a rounding each.
+
+use super::{Logits, Router, Routes, Scoring};
+use crate::error::Error;
+
+use kernels_gpu::exp::sigmoid;
+
+/// A choice that is not what it should be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouteMismatch {
+    /// The token.
+    pub token: usize,
+    /// Which of its choices, 0 for the best.
+    pub choice: usize,
+    /// The expert and the weight that the device has.
+    pub got: (i32, f32),
+    /// The reference.
+    pub want: (i32, f64),
+}
+
+impl std::fmt::Display for RouteMismatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { token, choice, got: (id, weight), want: (wanted, wanted_weight) } = self;
+        write!(
+            f,
+            "token {token}, choice {choice}: got expert {id} with weight {weight}, want {wanted} with {wanted_weight}"
+        )
+    }
+}
+
+/// A number of f64, and how far a device's may lie from it.
+#[derive(Clone, Copy, Default)]
+struct Bounded {
+    value: f64,
+    error: f64,
+}
+
+/// Half of an f32's last bit, as a share of it.
+const HALF_ULP: f64 = 1.0 / (1u64 << 24) as f64;
+
+/// The first choice that is wrong, if there is one.
+///
+/// # Errors
+/// If logits or routes are not those of the router.
+pub fn compare(router: &Router, logits: &Logits<'_>, routes: &Routes) -> Result<Option<RouteMismatch>, Error> {
+    let (tokens, top_k) = (logits.tokens(router)?, router.top_k());
+    for (what, got) in [("ids", routes.ids.len()), ("weights", routes.weights.len())] {
+        if got != tokens * top_k {
+            return Err(Error::Mismatch { what, got, expected: tokens * top_k });
+        }
+    }
+    let numbers = logits.numbers();
+    for (token, logits) in numbers.chunks(router.experts()).enumerate() {
+        let experts = experts(router, logits);
+        let weights = weights(router, logits, &experts);
+        for (choice, (&expert, bounded)) in experts.iter().zip(weights).enumerate() {
+            let at = token * top_k + choice;
+            let got = (routes.ids[at], routes.weights[at]);
+            let is_near = match bounded.value.is_nan() {
+                true => got.1.is_nan(),
+                false => (f64::from(got.1) - bounded.value).abs() <= bounded.error,
+            };
+            if got.0 != expert as i32 || !is_near {
+                return Ok(Some(RouteMismatch { token, choice, got, want: (expert as i32, bounded.value) }));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The order of two experts or groups, the better one first. NaN is below every number.
+fn better_first(a: (usize, f32), b: (usize, f32)) -> std::cmp::Ordering {
+    let by_score = match (a.1.is_nan(), b.1.is_nan()) {
+        (false, false) => b.1.partial_cmp(&a.1).expect("numbers"),
+        (a, b) => a.cmp(&b),
+    };
+    by_score.then(a.0.cmp(&b.0))
+}
+
+/// The experts of a token, all of them sorted.
+fn experts(router: &Router, logits: &[f32]) -> Vec<usize> {
+    let scores: Vec<f32> = match router.bias() {
+        None => logits.to_vec(),
+        Some(bias) => logits.iter().zip(bias).map(|(&logit, bias)| sigmoid(logit) + bias).collect(),
+    };
+    let sorted = |mut of: Vec<(usize, f32)>| {
+        of.sort_by(|&a, &b| better_first(a, b));
+        of
+    };
+    let (groups, top_groups) = router.groups();
+    let size = scores.len() / groups;
+    let mut candidates: Vec<(usize, f32)> = scores.iter().copied().enumerate().collect();
+    if groups > 1 {
+        let of_group = |group: usize| {
+            let best = sorted(candidates[group * size..][..size].to_vec());
+            (group, best[0].1 + best[1].1)
+        };
+        let best: Vec<_> = sorted((0..groups).map(of_group).collect()).into_iter().take(top_groups).collect();
+        candidates.retain(|(expert, _)| best.iter().any(|(group, _)| expert / size == *group));
+    }
+    sorted(candidates).into_iter().take(router.top_k()).map(|(expert, _)| expert).collect()
+}
+
+/// The weights of these experts.
+fn weights(router: &Router, logits: &[f32], experts: &[usize]) -> Vec<Bounded> {
+    /// The smallest normal f32, and what a quotient of smaller numbers may lack.
+    const SMALLEST: f64 = f32::MIN_POSITIVE as f64;
+    if logits.iter().any(|logit| logit.is_nan()) {
+        return vec![Bounded { value: f64::NAN, error: 0.0 }; experts.len()];
+    }
+    let logit = |expert: usize| f64::from(logits[expert]);
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let power = |expert: usize| {
+        let distance = if logits[expert] == largest { 0.0 } else { logit(expert) - f64::from(largest) };
+        let value = distance.exp();
+        // What is far below the smallest number has no distance that could matter.
+        let off = 4.0 * HALF_ULP + 1.01 * HALF_ULP * distance.abs().min(100.0);
+        Bounded { value, error: off * value + 2.0 * SMALLEST }
+    };
+    let sigmoid = |expert: usize| {
+        let value = 1.0 / (1.0 + (-logit(expert)).exp());
+        Bounded { value, error: 6.0 * HALF_ULP * value + 2.0 * SMALLEST }
+    };
+    let sum = |numbers: &mut dyn Iterator<Item = Bounded>| {
+        let all = numbers.fold(Bounded::default(), |sum, number| Bounded {
+            value: sum.value + number.value,
+            error: sum.error + number.error,
+        });
+        Bounded { error: all.error + 21.5 * HALF_ULP * (all.value + all.error), ..all }
+    };
+    let divided = |number: Bounded, by: Bounded| {
+        let value = number.value / by.value;
+        let high = (number.value + number.error) / (by.value - by.error).max(f64::MIN_POSITIVE);
+        let low = (number.value - number.error).max(0.0) / (by.value + by.error);
+        Bounded { value, error: (high - value).max(value - low) + 1.01 * HALF_ULP * high + SMALLEST }
+    };
+    let scaled = |number: Bounded, scale: f32| {
+        let scale = f64::from(scale);
+        let value = number.value * scale;
+        Bounded { value, error: number.error * scale.abs() + 1.01 * HALF_ULP * value.abs() + SMALLEST }
+    };
+    let chosen = || experts.iter().copied();
+    match router.scoring() {
+        Scoring::Softmax { renormalise: false } => {
+            let sum = sum(&mut (0..logits.len()).map(power));
+            chosen().map(|expert| divided(power(expert), sum)).collect()
+        }
+        Scoring::Softmax { renormalise: true } | Scoring::TopKSoftmax => {
+            let sum = sum(&mut chosen().map(power));
+            chosen().map(|expert| divided(power(expert), sum)).collect()
+        }
+        Scoring::SigmoidTop1 => chosen().map(sigmoid).collect(),
+        Scoring::SigmoidGroups { renormalise, scale, .. } => {
+            let all = sum(&mut chosen().map(sigmoid));
+            let least = f64::from(1e-20f32);
+            let all = Bounded { value: all.value + least, error: all.error + 1.01 * HALF_ULP * (all.value + least) };
+            let share = |expert| if *renormalise { divided(sigmoid(expert), all) } else { sigmoid(expert) };
+            chosen().map(|expert| scaled(share(expert), *scale)).collect()
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Routing on the CPU against the reference, and what is refused.
+
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+use super::compare::compare;
+use super::*;
+
+fn deepseek(experts: usize, groups: usize, top_groups: usize, renormalise: bool) -> Scoring {
+    // Ties among biases, and large ones that decide alone.
+    let bias = (0..experts).map(|expert| [0.0, 0.125, -0.25, 0.125, 3.0][expert * 7 % 5]).collect();
+    Scoring::SigmoidGroups { bias, groups, top_groups, renormalise, scale: 2.5 }
+}
+
+/// Routers of the families, with sizes of models and small ones.
+fn routers() -> Vec<Router> {
+    [
+        (128, 8, Scoring::Softmax { renormalise: true }),
+        (64, 8, Scoring::Softmax { renormalise: false }),
+        (8, 2, Scoring::Softmax { renormalise: false }),
+        (512, 32, Scoring::Softmax { renormalise: false }),
+        (128, 4, Scoring::TopKSoftmax),
+        (1, 1, Scoring::TopKSoftmax),
+        (128, 1, Scoring::SigmoidTop1),
+        (256, 8, deepseek(256, 8, 4, true)),
+        (384, 8, deepseek(384, 1, 1, true)),
+        (36, 6, deepseek(36, 6, 2, false)),
+        (64, 32, deepseek(64, 32, 32, true)),
+    ]
+    .into_iter()
+    .map(|(experts, top_k, scoring)| Router::new(experts, top_k, scoring).unwrap())
+    .collect()
+}
+
+fn checked(router: &Router, logits: &Logits<'_>) -> Routes {
+    let routes = route(router, logits).unwrap();
+    let wrong = compare(router, logits, &routes).unwrap();
+    assert!(wrong.is_none(), "{router:?}: {}", wrong.unwrap());
+    routes
+}
+
+/// A logit of a few values, so that there are ties, or of any value.
+fn logit() -> impl Strategy<Value = f32> {
+    let special = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e30, -200.0];
+    prop_oneof![
+        8 => (-4i8..4).prop_map(|x| f32::from(x) / 2.0),
+        8 => -30f32..30.0,
+        2 => -1e4f32..1e4,
+        1 => prop::sample::select(special.to_vec()),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn the_cpu_routes_within_the_bounds(
+        index in 0..routers().len(), logits in prop::collection::vec(logit(), 3 * 512), finite in any::<bool>(), kind in 0..3,
+    ) {
+        let router = &routers()[index];
+        let numbers = logits[..3 * router.experts()].iter().map(|&x| if finite && !x.is_finite() { 1.0 } else { x });
+        let logits = match kind {
+            0 => Logits::F32(numbers.collect()),
+            1 => Logits::F16(numbers.map(|x| f16::from_f32(x).to_bits()).collect()),
+            _ => Logits::Bf16(numbers.map(|x| bf16::from_f32(x).to_bits()).collect()),
+        };
+        let routes = checked(router, &logits);
+        for (ids, logits) in routes.ids.chunks(router.top_k()).zip(logits.numbers().chunks(router.experts())) {
+            let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
+            prop_assert!(distinct.len() == ids.len() && ids.iter().all(|&id| (0..logits.len() as i32).contains(&id)));
+        }
+    }
+
+    #[test]
+    fn what_is_spoilt_is_found(index in 0..routers().len(), seed in 0usize..1000, share in 1.00001f32..1.1) {
+        let router = &routers()[index];
+        let numbers: Vec<f32> = (0..2 * router.experts()).map(|i| ((i + seed) * 37 % 101) as f32 / 16.0 - 3.0).collect();
+        let logits = Logits::F32(numbers.into());
+        let routes = checked(router, &logits);
+        let at = seed % routes.ids.len();
+        let found = |routes: &Routes| compare(router, &logits, routes).unwrap().map(|wrong| (wrong.token, wrong.choice));
+        let place = Some((at / router.top_k(), at % router.top_k()));
+        let mut other = routes.clone();
+        other.weights[at] *= share;
+        prop_assert_eq!(found(&other), place);
+        let mut other = routes.clone();
+        other.ids[at] ^= 1;
+        prop_assert_eq!(found(&other), place);
+        let mut other = routes.clone();
+        other.weights[at] = f32::NAN;
+        prop_assert_eq!(found(&other), place);
+        if !at.is_multiple_of(router.top_k()) {
+            let mut other = routes;
+            other.ids.swap(at - 1, at);
+            other.weights.swap(at - 1, at);
+            prop_assert_eq!(found(&other), Some(((at - 1) / router.top_k(), (at - 1) % router.top_k())));
+        }
+    }
+}
+
+#[test]
+fn the_lower_of_equal_experts_comes_first() {
+    let router = Router::new(6, 4, Scoring::TopKSoftmax).unwrap();
+    let routes = checked(&router, &Logits::F32(vec![0.0, 1.0, -0.0, 1.0, 0.0, 1.0].into()));
+    assert_eq!(routes.ids, [1, 3, 5, 0]);
+    assert_eq!(routes.weights[..3], [routes.weights[0]; 3]);
+    // Equal groups: the lower one too.
+    let scoring =
+        Scoring::SigmoidGroups { bias: vec![0.0; 6], groups: 3, top_groups: 1, renormalise: true, scale: 1.0 };
+    let router = Router::new(6, 2, scoring).unwrap();
+    assert_eq!(checked(&router, &Logits::F32(vec![0.0, 1.0, 1.0, 0.0, 0.5, 0.25].into())).ids, [1, 0]);
+}
+
+#[test]
+fn weights_are_those_of_the_models() {
+    let logits = || Logits::F32(vec![2.0, 1.0, 0.0, -1.0].into());
+    let near = |router: Router, ids: &[i32], weights: &[f64]| {
+        let routes = checked(&router, &logits());
+        assert_eq!(routes.ids, ids);
+        for (got, want) in routes.weights.iter().zip(weights) {
+            assert!((f64::from(*got) - want).abs() < 1e-6, "{router:?}: {got} {want}");
+        }
+    };
+    let new = |top_k, scoring| Router::new(4, top_k, scoring).unwrap();
+    let e = |x: f64| x.exp();
+    let all = e(2.0) + e(1.0) + 1.0 + e(-1.0);
+    near(new(2, Scoring::Softmax { renormalise: false }), &[0, 1], &[e(2.0) / all, e(1.0) / all]);
+    let both = [e(2.0) / (e(2.0) + e(1.0)), e(1.0) / (e(2.0) + e(1.0))];
+    near(new(2, Scoring::Softmax { renormalise: true }), &[0, 1], &both);
+    near(new(2, Scoring::TopKSoftmax), &[0, 1], &both);
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let llama = new(1, Scoring::SigmoidTop1);
+    assert!(llama.weights_on_input());
+    near(llama, &[0], &[sigmoid(2.0)]);
+    // The bias decides and is not in the weight; the best group is the second.
+    let bias = vec![0.0, 0.0, 0.5, 1.0];
+    let scoring =
+        |renormalise| Scoring::SigmoidGroups { bias: bias.clone(), groups: 2, top_groups: 1, renormalise, scale: 2.5 };
+    let [third, fourth] = [sigmoid(0.0), sigmoid(-1.0)];
+    near(new(2, scoring(false)), &[3, 2], &[2.5 * fourth, 2.5 * third]);
+    near(new(2, scoring(true)), &[3, 2], &[2.5 * fourth / (third + fourth), 2.5 * third / (third + fourth)]);
+}
+
+#[test]
+fn nan_ranks_last_and_spoils_the_weights_of_its_token_alone() {
+    for scoring in [Scoring::TopKSoftmax, Scoring::Softmax { renormalise: false }, deepseek(4, 2, 1, true)] {
+        let router = Router::new(4, 2, scoring).unwrap();
+        let mut numbers = vec![1.0, 2.0, 0.0, 3.0, 1.0, 2.0, 0.0, 3.0];
+        let clean = checked(&router, &Logits::F32(numbers.clone().into()));
+        numbers[3] = f32::NAN;
+        let spoilt = checked(&router, &Logits::F32(numbers.into()));
+        assert!(spoilt.weights[..2].iter().all(|weight| weight.is_nan()));
+        assert_eq!((&spoilt.ids[2..], &spoilt.weights[2..]), (&clean.ids[2..], &clean.weights[2..]));
+    }
+    let router = Router::new(3, 3, Scoring::TopKSoftmax).unwrap();
+    assert_eq!(checked(&router, &Logits::F32(vec![f32::NAN, f32::NEG_INFINITY, 1.0].into())).ids, [2, 1, 0]);
+}
+
+#[test]
+fn infinite_logits_have_all_of_the_weight() {
+    let router = Router::new(4, 3, Scoring::Softmax { renormalise: false }).unwrap();
+    let numbers = vec![1.0, f32::INFINITY, f32::NEG_INFINITY, f32::INFINITY];
+    let routes = checked(&router, &Logits::F32(numbers.into()));
+    assert_eq!((routes.ids, routes.weights), (vec![1, 3, 0], vec![0.5, 0.5, 0.0]));
+    let routes = checked(&router, &Logits::F32(vec![f32::NEG_INFINITY; 4].into()));
+    assert_eq!((routes.ids, routes.weights), (vec![0, 1, 2], vec![0.25; 3]));
+}
+
+#[test]
+fn nonsense_is_refused_with_what_would_be_right() {
+    let groups = |bias: usize, groups, top_groups| Scoring::SigmoidGroups {
+        bias: vec![0.0; bias],
+        groups,
+        top_groups,
+        renormalise: true,
+        scale: 1.0,
+    };
+    let refused = |experts, top_k, scoring| Router::new(experts, top_k, scoring).unwrap_err().to_string();
+    for (error, text) in [
+        (refused(0, 1, Scoring::TopKSoftmax), "router: experts = 0 is not from 1 to 512"),
+        (refused(513, 1, Scoring::TopKSoftmax), "router: experts = 513 is not from 1 to 512"),
+        (refused(4, 5, Scoring::TopKSoftmax), "router: top_k = 5 is not from 1 to 4"),
+        (refused(64, 33, Scoring::TopKSoftmax), "router: top_k = 33 is not from 1 to 32"),
+        (refused(4, 2, Scoring::SigmoidTop1), "router: top_k of sigmoid top-1 = 2 is not from 1 to 1"),
+        (refused(8, 2, groups(7, 2, 1)), "biases of the router: got 7, expected 8"),
+        (refused(8, 2, groups(8, 3, 1)), "router: 8 experts in 3 groups; a group must have"),
+        (refused(8, 2, groups(8, 8, 1)), "router: 8 experts in 8 groups; a group must have"),
+        (refused(8, 2, groups(8, 2, 3)), "router: top_groups = 3 is not from 1 to 2"),
+        (refused(8, 5, groups(8, 2, 1)), "router: top_k of the groups that are taken = 5 is not from 1 to 4"),
+    ] {
+        assert!(error.starts_with(text), "{error}");
+    }
+    let router = Router::new(4, 2, Scoring::TopKSoftmax).unwrap();
+    let error = route(&router, &Logits::F32(vec![0.0; 6].into())).unwrap_err().to_string();
+    assert_eq!(error, "logits (one for each token and expert): got 6, expected 8");
+    assert_eq!(route(&router, &Logits::F32(vec![].into())).unwrap(), Routes::default());
+}

@@ -1,0 +1,9 @@
+//! Keeps the driver's functions, which `cuda_driver` defines, inside the module: PyTorch has its own.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
+        println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
+        println!("cargo::rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
+    }
+}

@@ -1,0 +1,252 @@
+"""The operators, registered with PyTorch, and a function for each."""
+
+from typing import NamedTuple
+
+import torch
+
+from . import _native
+
+BLOCK = 16
+"""Numbers that share a scale."""
+
+_library = torch.library.Library("nvfp4", "DEF")
+
+
+class Quantized(NamedTuple):
+    """A tensor ``[…, K]`` in NVFP4, its last dimension packed.
+
+    The numbers are ``e2m1(values) · scales · global_scale``.
+    """
+
+    values: torch.Tensor
+    """``[…, K/2]``, uint8: two numbers a byte, the one of even index in the low four bits."""
+    scales: torch.Tensor
+    """``[…, K/16]``, float8_e4m3fn."""
+    global_scale: torch.Tensor
+    """One float32; for the experts of a layer one for each."""
+
+
+def _define(schema, fake, **implementations):
+    """Registers an operator: its schema, what it returns without computing, and what computes."""
+    name = schema.split("(")[0]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for key, function in implementations.items():
+        _library.impl(name, function, key)
+    torch.library.register_fake(f"nvfp4::{name}", fake, lib=_library)
+    return getattr(torch.ops.nvfp4, name).default
+
+
+# The MoE layer.
+
+_moe = _define(
+    "moe(Tensor(a!) out, Tensor hidden_states, Tensor topk_ids, Tensor topk_weights, Tensor weights, int experts,"
+    " int intermediate, *, int? shared_intermediate=None, Tensor? expert_map=None, Tensor? shared_weights=None,"
+    " bool weights_on_input=False, Tensor(b!)? workspace=None) -> ()",
+    fake=lambda *arguments, **named: None,
+    CPU=_native.moe,
+    CUDA=_native.moe,
+)
+
+
+def moe(
+    hidden_states: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    weights: torch.Tensor,
+    experts: int,
+    intermediate: int,
+    *,
+    shared_intermediate: int | None = None,
+    expert_map: torch.Tensor | None = None,
+    shared_weights: torch.Tensor | None = None,
+    weights_on_input: bool = False,
+    out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """An MoE layer: the sum over a token's experts of ``weight · (silu(x·gateᵀ) ∘ (x·upᵀ))·downᵀ``; returns it.
+
+    :class:`Moe` is the same with the weights' part filled in.
+
+    :param hidden_states: ``[T, H]``, bfloat16 or float16, as the weights were packed for; rows may have gaps between them.
+    :param topk_ids: ``[T, k]``, int32: the experts of each token; a negative one contributes nothing.
+    :param topk_weights: ``[T, k]``, float32.
+    :param weights: the packed weights, :attr:`Moe.weights`.
+    :param experts: E, experts that the weights have.
+    :param intermediate: I, rows of gate and up.
+    :param shared_intermediate: I of the shared expert, if there is one.
+    :param expert_map: ``[named experts]``, int32: which of the E experts it is that a token names, -1 for those that live elsewhere.
+    :param shared_weights: ``[T]``, float32: the shared expert's weight for each token; 1 if left out.
+    :param weights_on_input: multiply the tokens by their weights rather than the experts' results (k = 1 only).
+    :param out: where to write, ``[T, H]``; a new tensor if left out.
+    :param workspace: bytes, on a GPU: :meth:`Moe.workspace_bytes` of them; new ones if left out.
+    :raises ValueError: if an argument has the wrong type, shape, device or stride.
+    :raises Error: if the device fails, or computes no such layers.
+    """
+    if out is None:
+        out = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+    _moe(
+        out,
+        hidden_states,
+        topk_ids,
+        topk_weights,
+        weights,
+        experts,
+        intermediate,
+        shared_intermediate=shared_intermediate,
+        expert_map=expert_map,
+        shared_weights=shared_weights,
+        weights_on_input=weights_on_input,
+        workspace=workspace,
+    )
+    return out
+
+
+def moe_workspace_bytes(
+    tokens: int,
+    top_k: int,
+    hidden: int,
+    intermediate: int,
+    experts: int,
+    shared_intermediate: int | None = None,
+) -> int:
+    """Bytes of workspace that :func:`moe` needs on a GPU with up to so many tokens; layers can share one.
+
+    >>> import nvfp4
+    >>> nvfp4.moe_workspace_bytes(1, top_k=2, hidden=4096, intermediate=14336, experts=8)
+    82176
+    """
+    return _native.moe_workspace_bytes(tokens, top_k, hidden, intermediate, experts, shared_intermediate)
+
+
+# Numbers to NVFP4 and back. The GPU's are made of PyTorch's own operations, in the order of the CPU's, and give the same bits.
+
+
+def _check_numbers(x):
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"x: expected float32, bfloat16 or float16, got {x.dtype}")
+    if x.dim() == 0 or x.shape[-1] == 0 or x.shape[-1] % BLOCK:
+        raise ValueError(f"x: expected the last dimension to be a multiple of {BLOCK}, got the shape {tuple(x.shape)}")
+
+
+def _check_global_scale(global_scale, like):
+    if global_scale.dtype != torch.float32 or global_scale.numel() != 1:
+        raise ValueError(f"global_scale: expected one float32, got {global_scale.dtype} of shape {tuple(global_scale.shape)}")
+    if global_scale.device != like.device:
+        raise ValueError(f"global_scale: expected to lie on {like.device}, lies on {global_scale.device}")
+
+
+def _empty_quantized(x, global_scale=None):
+    _check_numbers(x)
+    if global_scale is not None:
+        _check_global_scale(global_scale, x)
+    *rows, k = x.shape
+    values = x.new_empty((*rows, k // 2), dtype=torch.uint8)
+    scales = x.new_empty((*rows, k // BLOCK), dtype=torch.float8_e4m3fn)
+    return values, scales, x.new_empty((), dtype=torch.float32)
+
+
+def _quantize_cpu(x, global_scale=None):
+    values, scales, scale = _empty_quantized(x, global_scale)
+    if global_scale is not None:
+        scale.copy_(global_scale.reshape(()))
+    _native.quantize(x.contiguous(), values, scales, scale, global_scale is not None)
+    return values, scales, scale
+
+
+def _quantize_composed(x, global_scale=None):
+    _empty_quantized(x, global_scale)
+    number = lambda value: torch.full((), value, dtype=torch.float32, device=x.device)
+    numbers = x.float()
+    # Divisors are tensors: PyTorch multiplies by the reciprocal of a number, which rounds twice.
+    if global_scale is None:
+        amax = numbers.abs().amax() if x.numel() else number(0.0)
+        scale = (amax / number(6 * 448.0)).clamp(min=torch.finfo(torch.float32).tiny)
+        scale = torch.where(amax == 0, number(1.0), scale)
+    else:
+        scale = global_scale.reshape(()).clone()
+    *rows, k = x.shape
+    blocks = numbers.reshape(*rows, k // BLOCK, BLOCK)
+    wanted = blocks.abs().amax(-1) / (6 * scale)
+    rounded = wanted.clamp(2.0**-9, 448.0).to(torch.float8_e4m3fn)
+    scales = torch.where(wanted == 0, number(1.0), rounded.float()).to(torch.float8_e4m3fn)
+    quotient = blocks / (scales.float() * scale).unsqueeze(-1)
+    magnitude = quotient.abs()
+    # Halfway between two numbers, the one of even code.
+    above = [magnitude > 0.25, magnitude >= 0.75, magnitude > 1.25, magnitude >= 1.75]
+    above += [magnitude > 2.5, magnitude >= 3.5, magnitude > 5.0]
+    codes = sum(bound.to(torch.uint8) for bound in above) + (quotient < 0).to(torch.uint8) * 8
+    pairs = codes.reshape(*rows, k // 2, 2)
+    return pairs[..., 0] | pairs[..., 1] << 4, scales, scale
+
+
+_quantize = _define(
+    "quantize(Tensor x, Tensor? global_scale=None) -> (Tensor, Tensor, Tensor)",
+    fake=_empty_quantized,
+    CPU=_quantize_cpu,
+    CUDA=_quantize_composed,
+)
+
+
+def quantize(x: torch.Tensor, global_scale: torch.Tensor | None = None) -> Quantized:
+    """Quantises a tensor by the algorithm of NVIDIA's ModelOpt.
+
+    :param x: ``[…, K]``, float32, bfloat16 or float16, K a multiple of 16, every number finite. (On a GPU this is not checked: it
+        would have to be waited for.)
+    :param global_scale: one float32 to divide by, such as one that was calibrated; else ``amax / (6 · 448)``.
+    :returns: a :class:`Quantized`.
+    :raises ValueError: if the type or the shape is wrong, or, on the CPU, a number is not finite.
+
+    >>> import torch, nvfp4
+    >>> nvfp4.quantize(torch.ones(1, 16)).values
+    tensor([[119, 119, 119, 119, 119, 119, 119, 119]], dtype=torch.uint8)
+    """
+    return Quantized(*_quantize(x, global_scale))
+
+
+def _check_packed(values, scales, global_scale):
+    if values.dtype != torch.uint8 or values.dim() == 0 or values.shape[-1] == 0 or values.shape[-1] % 8:
+        raise ValueError(f"values: expected uint8 […, K/2], K a multiple of {BLOCK}, got {values.dtype} {tuple(values.shape)}")
+    expected = (*values.shape[:-1], values.shape[-1] // 8)
+    if scales.dtype != torch.float8_e4m3fn or tuple(scales.shape) != expected:
+        raise ValueError(f"scales: expected float8_e4m3fn {expected}, got {scales.dtype} {tuple(scales.shape)}")
+    if scales.device != values.device:
+        raise ValueError(f"scales: expected to lie on {values.device}, lies on {scales.device}")
+    _check_global_scale(global_scale, values)
+
+
+def _empty_numbers(values, scales, global_scale):
+    _check_packed(values, scales, global_scale)
+    return values.new_empty((*values.shape[:-1], 2 * values.shape[-1]), dtype=torch.float32)
+
+
+def _dequantize_cpu(values, scales, global_scale):
+    numbers = _empty_numbers(values, scales, global_scale)
+    _native.dequantize(values.contiguous(), scales.contiguous(), global_scale, numbers)
+    return numbers
+
+
+def _dequantize_composed(values, scales, global_scale):
+    _check_packed(values, scales, global_scale)
+    magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    table = torch.tensor(magnitudes + [-magnitude for magnitude in magnitudes], device=values.device)
+    codes = torch.stack((values & 0xF, values >> 4), dim=-1).reshape(*scales.shape, BLOCK)
+    factors = scales.float() * global_scale.reshape(())
+    return (table[codes.int()] * factors.unsqueeze(-1)).reshape(*values.shape[:-1], 2 * values.shape[-1])
+
+
+_dequantize = _define(
+    "dequantize(Tensor values, Tensor scales, Tensor global_scale) -> Tensor",
+    fake=_empty_numbers,
+    CPU=_dequantize_cpu,
+    CUDA=_dequantize_composed,
+)
+
+
+def dequantize(tensor: Quantized, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The numbers of a :class:`Quantized` (or of such a tuple), ``[…, K]``.
+
+    They are computed in float32 and then rounded to ``dtype``.
+
+    :raises ValueError: if a type, a shape or a device is wrong.
+    """
+    return _dequantize(*tensor).to(dtype)

@@ -1,0 +1,27 @@
+//! The native module of the Python package `nvfp4`: PyTorch's tensors by pointer, on the CPU or on the current CUDA stream.
+//!
+//! Python (`python/nvfp4/_operators.py`) registers these functions as operators of PyTorch. What a tensor must be is checked here, once a
+//! call; what a layer must be, in the library.
+
+mod device;
+mod error;
+mod moe;
+mod quantize;
+mod tensor;
+
+use pyo3::prelude::*;
+
+/// What the operators and the packing are made of.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("Error", module.py().get_type::<error::Error>())?;
+    module.add_function(wrap_pyfunction!(moe::moe, module)?)?;
+    module.add_function(wrap_pyfunction!(moe::pack_moe, module)?)?;
+    module.add("MOE_HEAD_BYTES", nvfp4::backend::cuda::MoeLauncher::HEAD_BYTES)?;
+    module.add_function(wrap_pyfunction!(moe::check_packed_moe, module)?)?;
+    module.add_function(wrap_pyfunction!(moe::moe_weight_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(moe::moe_workspace_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(quantize::quantize, module)?)?;
+    module.add_function(wrap_pyfunction!(quantize::dequantize, module)?)?;
+    Ok(())
+}

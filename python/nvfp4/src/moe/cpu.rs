@@ -1,0 +1,171 @@
+//! On the CPU: the library's CPU backend, on PyTorch's memory.
+
+use std::ops::Range;
+
+use nvfp4::Error;
+use nvfp4::backend::{Backend, cpu::Cpu};
+use nvfp4::format::{BLOCK, Matrix};
+use nvfp4::moe::{MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
+use pyo3::prelude::*;
+
+use super::{Operands, RawProjection};
+use crate::error::exception;
+use crate::tensor::Tensor;
+
+/// What packed weights begin with.
+const HEADER: &[u8; 16] = b"nvfp4 cpu moe 1\n";
+
+/// What a GPU's packed weights are a multiple of, and these never.
+const GPU_ALIGNMENT: usize = 256;
+
+/// Where a layer's weights lie in one tensor: a header, global scales, and each projection's values and scales as a checkpoint has
+/// them.
+pub struct Layout {
+    pub bytes: usize,
+    routed: [Part; 3],
+    shared: Option<[Part; 3]>,
+}
+
+/// A projection of every expert.
+struct Part {
+    rows: usize,
+    k: usize,
+    /// Little-endian f32.
+    global_scales: Range<usize>,
+    values: Range<usize>,
+    scales: Range<usize>,
+}
+
+impl Layout {
+    pub fn new(sizes: &MoeSizes) -> Self {
+        let mut end = HEADER.len();
+        let mut take = |bytes: usize| {
+            end += bytes;
+            end - bytes..end
+        };
+        let mut parts = |experts: usize, intermediate: usize| {
+            [(intermediate, sizes.hidden), (intermediate, sizes.hidden), (sizes.hidden, intermediate)].map(
+                |(rows, k)| Part {
+                    rows,
+                    k,
+                    global_scales: take(size_of::<f32>() * experts),
+                    values: take(experts * rows * k / 2),
+                    scales: take(experts * rows * k / BLOCK),
+                },
+            )
+        };
+        let routed = parts(sizes.experts, sizes.intermediate);
+        let shared = sizes.shared_intermediate.map(|intermediate| parts(1, intermediate));
+        let bytes = end.next_multiple_of(GPU_ALIGNMENT) + HEADER.len();
+        Self { bytes, routed, shared }
+    }
+
+    /// The layer in packed weights. Every scale is checked.
+    fn weights<'a>(&self, sizes: &MoeSizes, bytes: &'a [u8], map: Option<Vec<i32>>) -> Result<MoeWeights<'a>, Error> {
+        if !bytes.starts_with(HEADER) {
+            return Err(Error::Invalid("weights: these were not packed on the CPU; pack them there".into()));
+        }
+        let experts = (0..sizes.experts).map(|expert| expert_of(&self.routed, bytes, expert));
+        let mut weights = MoeWeights::new(sizes.dtype, sizes.top_k, experts.collect::<Result<_, _>>()?)?;
+        if let Some(shared) = &self.shared {
+            weights = weights.with_shared(expert_of(shared, bytes, 0).map_err(|error| error.at("shared expert"))?)?;
+        }
+        match map {
+            Some(map) => weights.with_expert_map(map),
+            None => Ok(weights),
+        }
+    }
+}
+
+fn expert_of<'a>(parts: &[Part; 3], bytes: &'a [u8], expert: usize) -> Result<MoeExpert<'a>, Error> {
+    let matrix = |index: usize, name: &str| {
+        let Part { rows, k, global_scales, values, scales } = &parts[index];
+        let of_expert =
+            |part: &Range<usize>, bytes_of_one: usize| &bytes[part.start + expert * bytes_of_one..][..bytes_of_one];
+        let scale = of_expert(global_scales, size_of::<f32>()).try_into().expect("four bytes");
+        Matrix::new(
+            *rows,
+            *k,
+            of_expert(values, rows * k / 2),
+            of_expert(scales, rows * k / BLOCK),
+            f32::from_le_bytes(scale),
+        )
+        .map_err(|error| error.at(format_args!("expert {expert}: {name}")))
+    };
+    Ok(MoeExpert::gated(matrix(0, "gate")?, matrix(1, "up")?, matrix(2, "down")?))
+}
+
+/// Computes a call.
+pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes) -> PyResult<()> {
+    let Operands { out, hidden_states, topk_ids, topk_weights, .. } = operands;
+    let (tokens, hidden) = (hidden_states.shape()[0], sizes.hidden);
+    let (stride, out_stride) = (hidden_states.row_stride()?, out.row_stride()?);
+    let elements = |stride: usize| if tokens == 0 { 0 } else { (tokens - 1) * stride + hidden };
+    // SAFETY: PyTorch's tensors have the sizes, types and strides that were checked; the caller holds them, and the operator's
+    // contract is that `out` overlaps no other and nobody writes any of them meanwhile.
+    let (bytes, states, ids, topk_weights, map, shared_weights, to) = unsafe {
+        (
+            operands.weights.elements::<u8>(operands.weights.len())?,
+            hidden_states.elements::<u16>(elements(stride))?,
+            topk_ids.elements::<i32>(topk_ids.len())?,
+            topk_weights.elements::<f32>(topk_weights.len())?,
+            operands.expert_map.as_ref().map(|map| map.elements::<i32>(map.len())).transpose()?,
+            operands.shared_weights.as_ref().map(|weights| weights.elements::<f32>(tokens)).transpose()?,
+            out.elements_mut::<u16>(elements(out_stride))?,
+        )
+    };
+    let weights_on_input = operands.weights_on_input;
+    let computed = py.detach(|| {
+        let weights = Layout::new(sizes).weights(sizes, bytes, map.map(<[i32]>::to_vec))?;
+        let inputs = MoeInputs {
+            tokens,
+            hidden: states.into(),
+            stride,
+            ids: ids.into(),
+            weights: topk_weights.into(),
+            weights_on_input,
+            shared_weights: shared_weights.map(Into::into),
+        };
+        let step = MoeStep::new(&weights, inputs)?;
+        let mut output = MoeOutput::new(&step);
+        Cpu::new().prepare_moe(&weights)?.execute(&step, &mut output)?;
+        for (row, from) in output.hidden.chunks_exact(hidden).enumerate() {
+            to[row * out_stride..][..hidden].copy_from_slice(from);
+        }
+        Ok(())
+    });
+    computed.map_err(exception)
+}
+
+/// Packs a layer.
+pub fn pack(
+    weights: &Tensor<'_>,
+    sizes: &MoeSizes,
+    routed: &[RawProjection<'_>],
+    shared: Option<&[RawProjection<'_>]>,
+) -> PyResult<()> {
+    let layout = Layout::new(sizes);
+    // SAFETY: as in `moe`; `weights` was just allocated for this.
+    let to = unsafe { weights.elements_mut::<u8>(weights.len())? };
+    to.fill(0);
+    to[..HEADER.len()].copy_from_slice(HEADER);
+    let of_shared = layout.shared.iter().flatten().zip(shared.into_iter().flatten());
+    for (part, raw) in layout.routed.iter().zip(routed).chain(of_shared) {
+        for (to, scale) in to[part.global_scales.clone()].chunks_exact_mut(4).zip(&raw.global_scales) {
+            to.copy_from_slice(&scale.to_le_bytes());
+        }
+        let experts = raw.global_scales.len();
+        for (tensor, stride, range) in
+            [(&raw.values, raw.strides()[0], &part.values), (&raw.scales, raw.strides()[1], &part.scales)]
+        {
+            let bytes_of_one = range.len() / experts;
+            // SAFETY: as in `moe`; the last expert ends there.
+            let from = unsafe { tensor.elements::<u8>((experts - 1) * stride + bytes_of_one)? };
+            for (expert, to) in to[range.clone()].chunks_exact_mut(bytes_of_one).enumerate() {
+                to.copy_from_slice(&from[expert * stride..][..bytes_of_one]);
+            }
+        }
+    }
+    layout.weights(sizes, to, None).map_err(exception)?;
+    Ok(())
+}

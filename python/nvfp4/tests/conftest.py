@@ -1,0 +1,21 @@
+"""Every test that asks for `device` runs on the CPU, and on a GPU where there is one that the layer has kernels for."""
+
+import pathlib
+import sys
+
+import pytest
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+HAS_GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not HAS_GPU, reason="no Hopper GPU"))])
+def device(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)

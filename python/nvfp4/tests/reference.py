@@ -1,0 +1,92 @@
+"""References in numpy, from the definition of NVFP4: no code of the package."""
+
+import numpy as np
+import torch
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def e4m3(codes):
+    """The numbers of e4m3 codes, by OCP's "8-bit Floating Point Specification"; NaN is not among them."""
+    codes = codes.astype(np.int64)
+    sign, exponent, fraction = codes >> 7, codes >> 3 & 15, codes & 7
+    magnitude = np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10.0))
+    return np.where(sign == 1, -magnitude, magnitude)
+
+
+def numbers(tensor):
+    """The numbers of packed values and scales, in f64, the global scale of each matrix included: exact."""
+    values, scales, global_scale = (part.detach().cpu() for part in tensor)
+    values, scales = values.numpy(), e4m3(scales.view(torch.uint8).numpy())
+    codes = np.stack((values & 15, values >> 4), axis=-1).reshape(*scales.shape, 16)
+    matrix = (E2M1[codes] * scales[..., None]).reshape(*values.shape[:-1], -1)
+    globals_of = global_scale.double().numpy()
+    return matrix * globals_of.reshape(*globals_of.shape, *[1] * (matrix.ndim - globals_of.ndim))
+
+
+def quantize(x, global_scale=None):
+    """ModelOpt's algorithm, a number at a time, in f32."""
+    x = x.float().numpy()
+    f32 = np.float32
+    if global_scale is None:
+        amax = np.abs(x).max(initial=0)
+        global_scale = f32(1) if amax == 0 else max(amax / f32(6 * 448), np.finfo(f32).tiny)
+    blocks = x.reshape(-1, 16)
+    scales_of = e4m3(np.arange(127))
+    values, scales = np.zeros(blocks.shape, np.uint8), np.zeros(len(blocks), np.uint8)
+    for index, block in enumerate(blocks):
+        wanted = np.abs(block).max() / (f32(6) * global_scale)
+        code = 0x38 if wanted == 0 else max(nearest(scales_of, wanted), 1)
+        scales[index] = code
+        unit = f32(scales_of[code]) * global_scale
+        for lane, number in enumerate(block):
+            quotient = number / unit
+            values[index, lane] = nearest(E2M1[:8], abs(quotient)) | (8 if quotient < 0 else 0)
+    packed = values[:, 0::2] | values[:, 1::2] << 4
+    *rows, k = x.shape
+    return packed.reshape(*rows, k // 2), scales.reshape(*rows, k // 16), global_scale
+
+
+def nearest(grid, number):
+    """The index of the nearest number of an ascending grid, of two the even one."""
+    distance = np.abs(grid - np.float64(number))
+    best = np.flatnonzero(distance == distance.min())
+    return int(best[0] if len(best) == 1 or best[0] % 2 == 0 else best[1])
+
+
+def round_to(dtype, array):
+    """An array of f64, rounded to a type of PyTorch's and back."""
+    return torch.from_numpy(array).to(dtype).double().numpy()
+
+
+def moe(hidden_states, ids, weights, gate, up, down, *, shared=None, shared_weights=None, weights_on_input=False):
+    """The layer in f64, its intermediate rounded as the layer rounds it, and how far a correct one may be from it.
+
+    A correct layer rounds each row of the intermediate and of the down projection, and the output, to the tokens' type, after sums
+    in f32. Each rounding is at most half a unit of the last place, so relatively `unit`; an intermediate that lies near the middle
+    of two numbers may go to the other, and sums in f32 add less than another tenth of that.
+    """
+    unit = 2.0**-8 if hidden_states.dtype == torch.bfloat16 else 2.0**-11
+    x = hidden_states.detach().cpu().double().numpy()
+    ids, weights = ids.cpu().numpy(), weights.cpu().double().numpy()
+    gate, up, down = (numbers(matrix) for matrix in (gate, up, down))
+    out, bound = np.zeros_like(x), np.zeros_like(x)
+
+    def add(token, row, matrices, weight):
+        gate, up, down = matrices
+        left, right = gate @ row, up @ row
+        intermediate = round_to(hidden_states.dtype, left / (1 + np.exp(-left)) * right)
+        magnitudes = np.abs(down) @ np.abs(intermediate)
+        # What f32 may do to the two sums, carried through the product.
+        inner = 2.0**-20 * (np.abs(gate) @ np.abs(row) * np.abs(right) + np.abs(up) @ np.abs(row) * np.abs(left))
+        out[token] += weight * (down @ intermediate)
+        bound[token] += abs(weight) * (2 * unit * magnitudes + np.abs(down) @ inner)
+
+    for token in range(len(x)):
+        for expert, weight in zip(ids[token], weights[token]):
+            if 0 <= expert < len(gate):
+                row = round_to(hidden_states.dtype, x[token] * weight) if weights_on_input else x[token]
+                add(token, row, (gate[expert], up[expert], down[expert]), 1 if weights_on_input else weight)
+        if shared is not None:
+            add(token, x[token], [numbers(m)[0] for m in shared], 1 if shared_weights is None else float(shared_weights[token]))
+    return out, bound + unit * np.abs(out) + 1e-30

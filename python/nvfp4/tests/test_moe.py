@@ -1,0 +1,270 @@
+"""`moe` and `Moe`."""
+
+import numpy as np
+import pytest
+import reference
+import torch
+
+import nvfp4
+
+E, I, H, K = 6, 48, 80, 3
+
+
+def stack(tensors):
+    return nvfp4.Quantized(*(torch.stack(parts) for parts in zip(*tensors)))
+
+
+def experts(rows, columns, count=E):
+    """Matrices of different sizes of numbers, so that no two global scales are alike."""
+    return stack([nvfp4.quantize(torch.randn(rows, columns) * (1 + i) / columns**0.5) for i in range(count)])
+
+
+def projections(intermediate=I, count=E):
+    return experts(intermediate, H, count), experts(intermediate, H, count), experts(H, intermediate, count)
+
+
+def to(tensor, device):
+    return nvfp4.Quantized(*(part.to(device) for part in tensor))
+
+
+def tokens(count, device, dtype=torch.bfloat16, top_k=K, named=E):
+    hidden = torch.randn(count, H).to(dtype)
+    ids = torch.stack([torch.randperm(named)[:top_k] for _ in range(count)]).int() if count else torch.empty(0, top_k).int()
+    weights = torch.rand(count, top_k)
+    return hidden.to(device), ids.to(device), weights.to(device)
+
+
+def check(got, call, matrices, **options):
+    want, bound = reference.moe(*call, *matrices, **options)
+    error = np.abs(got.double().cpu().numpy() - want)
+    assert (error <= bound).all(), f"{(error / bound).max(initial=0)} of the bound"
+    # The bound is not so wide that another layer would pass.
+    assert len(want) == 0 or (bound < 0.2 * np.abs(want).max()).mean() > 0.9
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [0, 1, 7, 33])
+def test_a_layer_is_that_of_the_reference(dtype, count, device):
+    matrices = projections()
+    layer = nvfp4.Moe(*(to(matrix, device) for matrix in matrices), dtype=dtype)
+    call = tokens(count, device, dtype)
+    check(layer(*call), call, matrices)
+
+
+def test_experts_that_live_elsewhere_contribute_nothing(device):
+    matrices = projections()
+    mapping = torch.tensor([3, -1, 0, 5, -1, 1, 2, -1, 4], dtype=torch.int32)
+    layer = nvfp4.Moe(*(to(matrix, device) for matrix in matrices), expert_map=mapping.to(device))
+    hidden, ids, weights = tokens(9, device, named=len(mapping))
+    ids[0, 0] = -1
+    here = torch.where(ids >= 0, mapping.to(device)[ids.clamp(min=0)], -1)
+    check(layer(hidden, ids, weights), (hidden, here, weights), matrices)
+
+
+def test_a_shared_expert_and_its_weights(device):
+    matrices, shared = projections(), projections(32, 1)
+    layer = nvfp4.Moe(*(to(m, device) for m in matrices), shared=[to(m, device) for m in shared])
+    call = tokens(9, device)
+    check(layer(*call), call, matrices, shared=shared)
+    gates = torch.rand(9)
+    check(layer(*call, shared_weights=gates.to(device)), call, matrices, shared=shared, shared_weights=gates)
+
+
+def test_weights_on_the_input(device):
+    matrices = projections()
+    layer = nvfp4.Moe(*(to(matrix, device) for matrix in matrices))
+    call = tokens(9, device, top_k=1)
+    check(layer(*call, weights_on_input=True), call, matrices, weights_on_input=True)
+
+
+def test_views_of_an_engines_tensors_are_packed_as_they_lie(device):
+    gate, up, down = (to(matrix, device) for matrix in projections())
+    both = nvfp4.Quantized(*(torch.cat(parts, dim=1).contiguous() for parts in zip(gate[:2], up[:2])), None)
+    halves = [
+        nvfp4.Quantized(both.values[:, part], both.scales[:, part], scale)
+        for part, scale in ((slice(0, I), gate.global_scale), (slice(I, None), up.global_scale))
+    ]
+    call = tokens(5, device)
+    assert torch.equal(nvfp4.Moe(*halves, down)(*call), nvfp4.Moe(gate, up, down)(*call))
+
+
+def test_rows_may_have_gaps_and_the_output_and_the_workspace_may_be_given(device):
+    layer = nvfp4.Moe(*(to(matrix, device) for matrix in projections()))
+    hidden, ids, weights = tokens(5, device)
+    want = layer(hidden, ids, weights)
+    wide = torch.full((5, H + 16), float("nan"), dtype=torch.bfloat16, device=device)
+    wide[:, :H] = hidden
+    out = torch.full((5, H + 32), 7.0, dtype=torch.bfloat16, device=device)
+    workspace = torch.empty(layer.workspace_bytes(5, K), dtype=torch.uint8, device=device)
+    got = layer(wide[:, :H], ids, weights, out=out[:, :H], workspace=workspace)
+    assert got.data_ptr() == out.data_ptr()
+    assert torch.equal(out[:, :H], want) and (out[:, H:] == 7).all()
+
+
+def test_a_tokens_result_does_not_depend_on_the_batch(device):
+    layer = nvfp4.Moe(*(to(matrix, device) for matrix in projections()))
+    hidden, ids, weights = tokens(200, device)
+    want = layer(hidden, ids, weights)
+    for part in (slice(0, 1), slice(17, 40), slice(100, 200)):
+        assert torch.equal(layer(hidden[part], ids[part], weights[part]), want[part])
+
+
+def test_the_operator_can_be_compiled_and_its_fake_agrees(device):
+    layer = nvfp4.Moe(*(to(matrix, device) for matrix in projections()))
+    call = tokens(5, device)
+    out = torch.empty_like(call[0])
+    torch.library.opcheck(torch.ops.nvfp4.moe.default, (out, *call, layer.weights, E, I))
+    workspace = torch.empty(layer.workspace_bytes(5, K), dtype=torch.uint8, device=device)
+    # The contents of a workspace are nobody's, so a compiled call may differ in them; `test_utils` would compare them.
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.nvfp4.moe.default, (out, *call, layer.weights, E, I), {"workspace": workspace}, test_utils=tests)
+
+    def model(hidden, ids, weights):
+        return layer(hidden * 2, ids, weights).relu() + hidden
+
+    compiled = torch.compile(model, fullgraph=True)
+    for count in (5, 8, 13):
+        call = tokens(count, device)
+        assert torch.equal(compiled(*call), model(*call))
+
+
+def test_gradients_are_refused_or_none(device):
+    layer = nvfp4.Moe(*(to(matrix, device) for matrix in projections()))
+    hidden, ids, weights = tokens(3, device)
+    assert not list(layer.parameters()) and not layer.state_dict()
+    with torch.inference_mode():
+        assert layer(hidden, ids, weights).shape == hidden.shape
+
+
+def wrong_calls():
+    """A change to a right call, and the argument that must be named."""
+    yield "hidden_states", lambda call: call | {"hidden_states": call["hidden_states"].float()}
+    yield "hidden_states", lambda call: call | {"hidden_states": call["hidden_states"][None]}
+    yield "hidden_states", lambda call: call | {"hidden_states": call["hidden_states"].t().contiguous().t()}
+    yield "hidden_states", lambda call: call | {"hidden_states": call["hidden_states"][:, :72]}
+    yield "weights", lambda call: call | {"hidden_states": call["hidden_states"][:, :64]}
+    yield "topk_ids", lambda call: call | {"topk_ids": call["topk_ids"].long()}
+    yield "topk_ids", lambda call: call | {"topk_ids": call["topk_ids"][:4]}
+    yield "topk_ids", lambda call: call | {"topk_ids": call["topk_ids"][:, :0]}
+    yield "topk_weights", lambda call: call | {"topk_weights": call["topk_weights"].bfloat16()}
+    yield "topk_weights", lambda call: call | {"topk_weights": call["topk_weights"][:, :2]}
+    yield "topk_weights", lambda call: call | {"topk_weights": call["topk_weights"].t().contiguous().t()}
+    yield "weights", lambda call: call | {"weights": call["weights"][:-1]}
+    yield "weights", lambda call: call | {"weights": call["weights"].view(torch.int8)}
+    yield "weights", lambda call: call | {"experts": E + 1}
+    yield "weights", lambda call: call | {"intermediate": I + 16}
+    yield "intermediate", lambda call: call | {"intermediate": 24}
+    yield "expert_map", lambda call: call | {"expert_map": torch.zeros(3, device=call["weights"].device)}
+    yield "shared_weights", lambda call: call | {"shared_weights": torch.ones(5, device=call["weights"].device)}
+    yield "out", lambda call: call | {"out": call["hidden_states"].half()}
+    yield "out", lambda call: call | {"out": call["hidden_states"].repeat(1, 2)}
+    yield "workspace", lambda call: call | {"workspace": torch.zeros(512, device=call["weights"].device)}
+    yield "weights_on_input", lambda call: call | {"weights_on_input": True}
+
+
+@pytest.mark.parametrize(("name", "change"), list(wrong_calls()))
+def test_a_wrong_argument_is_a_value_error_with_its_name(name, change, device):
+    layer = nvfp4.Moe(*(to(matrix, device) for matrix in projections()))
+    hidden, ids, weights = tokens(5, device)
+    call = {"hidden_states": hidden, "topk_ids": ids, "topk_weights": weights, "weights": layer.weights}
+    call |= {"experts": E, "intermediate": I}
+    with pytest.raises(ValueError, match=f"^({name})"):
+        nvfp4.moe(**change(call))
+    assert nvfp4.moe(**call).shape == hidden.shape
+
+
+def test_a_wrong_scale_is_named_with_its_place(device):
+    gate, up, down = projections()
+    up.scales.view(torch.uint8)[1, 3, 2] = 0x80
+    with pytest.raises(ValueError, match="expert 1: up: .*row 3, block 2"):
+        nvfp4.Moe(*(to(matrix, device) for matrix in (gate, up, down)))
+    gate, up, down = projections()
+    down.global_scale[4] = float("nan")
+    with pytest.raises(ValueError, match="expert 4: down"):
+        nvfp4.Moe(*(to(matrix, device) for matrix in (gate, up, down)))
+
+
+def test_tensors_that_do_not_fit_are_named(device):
+    gate, up, down = (to(matrix, device) for matrix in projections())
+    for matrices, name in [
+        ((gate, nvfp4.Quantized(up.values[:, :32], *up[1:]), down), "up.values"),
+        ((gate, up, nvfp4.Quantized(down.values, down.scales[:2], down.global_scale)), "down.scales"),
+        ((nvfp4.Quantized(gate.values.int(), *gate[1:]), up, down), "gate.values"),
+        ((gate, up, nvfp4.Quantized(*down[:2], down.global_scale[:2])), "down.values"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{name}"):
+            nvfp4.Moe(*matrices)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+class TestOnAGpu:
+    """What only a GPU has."""
+
+    def test_weights_of_one_device_are_not_taken_on_another(self):
+        matrices = projections()
+        layer = nvfp4.Moe(*matrices).cuda()
+        with pytest.raises(ValueError, match="^weights"):
+            layer(*tokens(5, "cuda"))
+        layer = nvfp4.Moe(*(to(matrix, "cuda") for matrix in matrices))
+        with pytest.raises(ValueError, match="^(topk_ids|weights)"):
+            layer(*tokens(5, "cpu"))
+
+    def test_rows_that_kernels_cannot_read_are_refused_by_name(self):
+        layer = nvfp4.Moe(*(to(matrix, "cuda") for matrix in projections()))
+        hidden, ids, weights = tokens(5, "cuda")
+        odd = torch.empty(5, H + 3, dtype=torch.bfloat16, device="cuda")[:, :H]
+        with pytest.raises(ValueError, match="^hidden_states.*contiguous"):
+            layer(odd, ids, weights)
+        with pytest.raises(ValueError, match="^out.*contiguous"):
+            layer(hidden, ids, weights, out=odd)
+        workspace = torch.empty(layer.workspace_bytes(5, K) + 1, dtype=torch.uint8, device="cuda")[1:]
+        with pytest.raises(ValueError, match="^workspace"):
+            layer(hidden, ids, weights, workspace=workspace)
+
+    def test_every_byte_is_the_allocators(self):
+        matrices = [to(matrix, "cuda") for matrix in projections()]
+        layer = nvfp4.Moe(*matrices)
+        call = tokens(64, "cuda")
+        layer(*call)
+        torch.cuda.synchronize()
+        free, _ = torch.cuda.mem_get_info()
+        for _ in range(20):
+            layer(*call)
+        torch.cuda.synchronize()
+        assert torch.cuda.mem_get_info()[0] == free
+
+    def test_a_captured_graph_is_right_for_whatever_routing_comes_later(self):
+        layer = nvfp4.Moe(*(to(matrix, "cuda") for matrix in projections()))
+        hidden, ids, weights = tokens(33, "cuda")
+        layer(hidden, ids, weights)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = layer(hidden, ids, weights)
+        for _ in range(3):
+            for mine, new in zip((hidden, ids, weights), tokens(33, "cuda")):
+                mine.copy_(new)
+            graph.replay()
+            assert torch.equal(out, layer(hidden, ids, weights))
+
+    def test_the_current_stream_is_used(self):
+        layer = nvfp4.Moe(*(to(matrix, "cuda") for matrix in projections()))
+        call = tokens(33, "cuda")
+        want = layer(*call)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(10_000_000)
+            late = call[0].clone()
+            late.copy_(call[0] * 0)
+            late.copy_(call[0])
+            got = layer(late, *call[1:])
+        stream.synchronize()
+        assert torch.equal(got, want)
+
+    def test_a_compiled_model_runs_as_a_graph(self):
+        layer = nvfp4.Moe(*(to(matrix, "cuda") for matrix in projections()))
+        compiled = torch.compile(lambda *call: layer(*call) * 2, fullgraph=True, mode="reduce-overhead")
+        with torch.inference_mode():
+            for _ in range(4):
+                call = tokens(16, "cuda")
+                assert torch.equal(compiled(*call), layer(*call) * 2)

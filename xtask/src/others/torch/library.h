@@ -1,0 +1,13 @@
+// What learn-cuda's kernels use of PyTorch's header of this name.
+#pragma once
+#include <cstdio>
+#include <cstdlib>
+#include <tuple>
+
+#define TORCH_CHECK(condition, ...)                                                                                         \
+    do {                                                                                                                    \
+        if (!(condition)) {                                                                                                 \
+            printf("Failed: %s\n", #condition);                                                                             \
+            exit(1);                                                                                                        \
+        }                                                                                                                   \
+    } while (0)

@@ -1,0 +1,168 @@
+//! Registers of `wgmma`'s A in the machine code: none may be written while a product may still read it.
+//!
+//! PTX asks that registers of A stay as they are until a `wgmma.wait_group` has covered the product. ptxas does not see to that: if
+//! the source lets it, it gives them to other values as soon as the product has been issued. So the machine code is searched along
+//! every path from a product (`HGMMA` with A in registers; `gsb0` closes a group) to the wait that covers it
+//! (`WARPGROUP.DEPBAR.LE gsb0, N`: all but the newest N groups are complete).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Registers of a thread for A of a product of 16-bit numbers.
+const A_REGISTERS: u32 = 4;
+
+/// Groups that are told apart.
+const MOST_GROUPS: usize = 8;
+
+/// The registers of A of groups of products that may still run: the group that is being made, then the newest one, and so on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Running(Vec<BTreeSet<u32>>);
+
+impl Running {
+    /// Adds what may run where another path comes to the same place. Whether that is more than before.
+    fn join(&mut self, other: &Self) -> bool {
+        let before = self.clone();
+        self.0.resize(self.0.len().max(other.0.len()), BTreeSet::new());
+        self.0.iter_mut().zip(&other.0).for_each(|(group, other)| group.extend(other));
+        *self != before
+    }
+
+    /// Executes an instruction. Whether it writes a register that a product may still read.
+    fn execute(&mut self, name: &str, operands: &[&str]) -> bool {
+        let is_wrong = written(name, operands).any(|register| self.0.iter().any(|group| group.contains(&register)));
+        if name.starts_with("HGMMA") {
+            self.0.resize(self.0.len().max(1), BTreeSet::new());
+            if let Some(first) = operands.get(1).and_then(|a| register(a)) {
+                self.0[0].extend(first..first + A_REGISTERS);
+            }
+            if operands.contains(&"gsb0") {
+                self.0.insert(0, BTreeSet::new());
+                // Older ones are told apart no more, so that a loop without a wait comes to an end.
+                if self.0.len() > MOST_GROUPS {
+                    let oldest = self.0.pop().unwrap_or_default();
+                    self.0[MOST_GROUPS - 1].extend(oldest);
+                }
+            }
+        } else if name.starts_with("WARPGROUP.DEPBAR") {
+            let count = operands.get(1).and_then(|count| count.strip_prefix("0x"));
+            let pending = count.and_then(|count| usize::from_str_radix(count, 16).ok());
+            self.0.truncate(1 + pending.unwrap_or(usize::MAX - 1));
+        }
+        is_wrong
+    }
+}
+
+/// The instructions of an entry that write a register of A while a product may still read it. `lines` are the entry's, as nvdisasm
+/// prints them.
+pub fn overwrites<'l>(lines: &[&'l str]) -> BTreeSet<&'l str> {
+    let label = |line: &'l str| line.trim().strip_suffix(':');
+    let labels: BTreeMap<_, _> = lines.iter().enumerate().filter_map(|(at, line)| Some((label(line)?, at))).collect();
+    let (mut found, mut known) = (BTreeSet::new(), BTreeMap::<usize, Running>::new());
+    // A jump by a table may lead to any label.
+    let mut paths: Vec<_> = labels.values().copied().chain([0]).map(|start| (start, Running::default())).collect();
+    while let Some((start, mut running)) = paths.pop() {
+        for (at, line) in lines.iter().enumerate().skip(start) {
+            if label(line).is_some() {
+                let is_first = !known.contains_key(&at);
+                if !known.entry(at).or_default().join(&running) && !is_first {
+                    break;
+                }
+                running = known[&at].clone();
+            }
+            let Some(text) =
+                line.trim().strip_prefix("/*").and_then(|line| line.split_once("*/")).map(|(_, text)| text)
+            else {
+                continue;
+            };
+            let text = text.trim().trim_end_matches(';').trim();
+            let guarded = text.starts_with('@');
+            let text = if guarded { text.split_once(' ').map_or("", |(_, text)| text.trim()) } else { text };
+            let (name, operands) = text.split_once(' ').unwrap_or((text, ""));
+            let operands: Vec<_> = operands.split(',').map(str::trim).collect();
+            if running.execute(name, &operands) {
+                found.insert(line.trim());
+            }
+            // Wherever an instruction may go, branches and others: `(.L_x_7).
+            let targets = text.match_indices("`(").filter_map(|(from, _)| text[from + 2..].split(')').next());
+            paths.extend(targets.filter_map(|target| Some((*labels.get(target)?, running.clone()))));
+            // A branch may have a condition as an operand too.
+            let ends = match name.split('.').next() {
+                Some("BRA") => operands[0].starts_with('`'),
+                Some("EXIT" | "RET") => true,
+                _ => false,
+            };
+            if ends && !guarded {
+                break;
+            }
+        }
+    }
+    found
+}
+
+/// The registers that an instruction writes. The first operand is what it writes to, or the second if the first is a predicate.
+fn written(name: &str, operands: &[&str]) -> impl Iterator<Item = u32> {
+    let is_predicate = |operand: &str| operand.starts_with('P') || operand.starts_with("UP");
+    let target = match operands {
+        [first, second, ..] if is_predicate(first) => second,
+        [first, ..] => first,
+        [] => "",
+    };
+    let has = |part: &str| name.split('.').any(|of_name| of_name == part);
+    let count = match name.strip_prefix("HGMMA.64x").and_then(|rest| rest.split('x').next()?.parse::<u32>().ok()) {
+        Some(columns) => columns / 2,
+        None if has("128") => 4,
+        None if has("64") || has("WIDE") || has("CS2R") && !has("32") => 2,
+        None => 1,
+    };
+    register(target).into_iter().flat_map(move |first| first..first + count)
+}
+
+/// The number of a register, as of `R12` or `R12.reuse`.
+fn register(operand: &str) -> Option<u32> {
+    operand.strip_prefix('R')?.split('.').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is found in this loop, whose last line is line `at` of the instructions.
+    fn found(instructions: &[&str]) -> Vec<String> {
+        let lines: Vec<_> = instructions
+            .iter()
+            .map(|text| if text.ends_with(':') { (*text).to_owned() } else { format!("/*0000*/ {text} ;") })
+            .collect();
+        let lines: Vec<_> = lines.iter().map(String::as_str).collect();
+        overwrites(&lines).into_iter().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn registers_are_free_behind_the_wait_that_covers_their_product_and_not_before() {
+        let first = "HGMMA.64x16x16.F32 R24, R4, gdesc[UR4], R24, gsb0";
+        let second = "HGMMA.64x16x16.F32 R24, R8, gdesc[UR8], R24, gsb0";
+        let (one_left, none_left) = ("WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0");
+        let (to_first, to_second) = ("@P0 HMUL2 R7, R20, R21.reuse", "LDS.128 R8, [R2+UR4]");
+        assert!(found(&[first, second, one_left, to_first, none_left, to_second]).is_empty());
+        assert_eq!(found(&[first, second, one_left, to_second, none_left]).len(), 1);
+        assert_eq!(found(&[first, second, to_first, one_left, none_left]).len(), 1);
+    }
+
+    #[test]
+    fn products_are_followed_along_branches_and_round_loops() {
+        let product = "HGMMA.64x8x16.F32 R24, R4, gdesc[UR4], R24, gsb0";
+        let wait = "WARPGROUP.DEPBAR.LE gsb0, 0x0";
+        let round = [".L_x_1:", "MOV R5, R9", product, "@P0 BRA `(.L_x_1)", wait, "EXIT"];
+        assert_eq!(found(&round).len(), 1);
+        assert!(found(&[".L_x_1:", "MOV R5, R9", product, wait, "@P0 BRA `(.L_x_1)", "EXIT"]).is_empty());
+        let out = [
+            product,
+            "BRA `(.L_x_2)",
+            ".L_x_1:",
+            "IMAD.WIDE R6, R1, R2, R3",
+            "EXIT",
+            ".L_x_2:",
+            "@!P1 BRA `(.L_x_1)",
+            wait,
+        ];
+        assert_eq!(found(&out).len(), 1);
+    }
+}
