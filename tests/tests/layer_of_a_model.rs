@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use nvfp4::backend::{Backend, cpu::Cpu};
-use nvfp4::checkpoint::{Checkpoint, Dtype, Format};
+use nvfp4::checkpoint::{Checkpoint, Dtype, Format, MoeLayer};
 use nvfp4::format::Matrix;
 use nvfp4::linear::{self, LinearOutput, LinearStep};
 use nvfp4::moe::compare::compare;
-use nvfp4::moe::{MoeOutput, MoeStep, MoeWeights};
+use nvfp4::moe::{Activation, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights};
 use nvfp4::problem::OutDtype;
 use nvfp4_tests::files::{Content, Tensors, f32s, raw};
 use serde_json::{Value, json};
@@ -48,22 +48,27 @@ fn with_model<T>(tensors: &Tensors, config: Option<Value>, test: impl FnOnce(&Ch
 
 fn contents(weights: &MoeWeights<'_>) -> Vec<(Vec<u8>, Vec<u8>, f32)> {
     let experts = weights.experts().iter().chain(weights.shared());
-    let matrices = experts.flat_map(|expert| [&expert.gate, &expert.up, &expert.down]);
     let content = |matrix: &Matrix<'_>| (matrix.values().to_vec(), matrix.scales().to_vec(), matrix.global_scale());
-    matrices.map(content).collect()
+    experts.flat_map(MoeExpert::projections).map(|(_, matrix, _)| content(matrix)).collect()
 }
 
 /// The layer of a model, which the CPU computes right.
 fn layer_of(tensors: &Tensors, config: Value) -> Vec<(Vec<u8>, Vec<u8>, f32)> {
+    with_layer(tensors, config, |layer, _| contents(&layer.weights))
+}
+
+/// Hands on the layer of a model, which the CPU computes right, and the experts of five tokens.
+fn with_layer<T>(tensors: &Tensors, config: Value, test: impl FnOnce(&MoeLayer<'_>, &MoeInputs<'_>) -> T) -> T {
     with_model(tensors, Some(config), |checkpoint, _| {
         let layer = checkpoint.moe_layer(3, OutDtype::Bf16).unwrap();
         let hidden = linear::generate::inputs(Default::default(), 5, HIDDEN, OutDtype::Bf16, 1).unwrap().x.into_owned();
-        let step = MoeStep::new(&layer.weights, layer.router.inputs(layer.weights.sizes(), hidden)).unwrap();
+        let inputs = layer.router.inputs(layer.weights.sizes(), hidden).unwrap();
+        let step = MoeStep::new(&layer.weights, inputs.clone()).unwrap();
         let mut output = MoeOutput::with_stages(&step);
         Cpu::new().prepare_moe(&layer.weights).unwrap().execute(&step, &mut output).unwrap();
         let found = compare(&layer.weights, &step, &output);
         assert!(found.passed() && found.checked() > 0, "{:?}", found.first());
-        contents(&layer.weights)
+        test(&layer, &inputs)
     })
 }
 
@@ -98,7 +103,7 @@ fn the_router_names_the_experts_of_the_largest_scores() {
         // The first column of the router is -1.1, 0.6 and 0 of the three experts: 0·7, 32·7 and 64·7 modulo 23 tenths.
         let mut hidden = vec![0u16; 2 * HIDDEN];
         (hidden[0], hidden[HIDDEN]) = (0x4000, 0xC000);
-        let inputs = layer.router.inputs(layer.weights.sizes(), hidden);
+        let inputs = layer.router.inputs(layer.weights.sizes(), hidden).unwrap();
         let scores = [0, 32, 64].map(|i| f64::from((i * 7 % 23) as f32 / 10.0 - 1.1));
         let mut order = [0, 1, 2];
         order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
@@ -171,7 +176,8 @@ fn experts_in_one_tensor_are_those_apart_in_halves_or_in_turn() {
         ("gate_up_proj", Some(f32s(&[3, 32, 32], &[0.0; 3 * 32 * 32])), "gate_up_proj: "),
         ("gate_up_proj_weight_scale_2", None, "global scales"),
         ("gate_up_proj_weight_scale_2", Some(f32s(&[2], &[0.1; 2])), "gate_up_proj_weight_scale_2: its shape is [2]"),
-        ("gate_up_proj_bias", Some(f32s(&[3, 32], &[0.0; 96])), "gate_up_proj_bias: a bias, which is not added"),
+        ("gate_up_proj_bias", Some(f32s(&[3, 31], &[0.0; 93])), "gate_up_proj_bias: its shape is [3, 31]"),
+        ("gate_up_proj_zeros", Some(f32s(&[3, 32], &[0.0; 96])), "gate_up_proj_zeros: a tensor of unknown meaning"),
     ] {
         let mut tensors = fused(false, &[]);
         match content {
@@ -183,6 +189,64 @@ fn experts_in_one_tensor_are_those_apart_in_halves_or_in_turn() {
         });
         assert!(error.contains(words), "{name}: {error}");
     }
+}
+
+#[test]
+fn biases_belong_to_their_experts_apart_or_in_one_tensor() {
+    // Gate's, up's and down's of an expert, all different numbers.
+    let bias = |expert: usize, role: usize| numbers([16, 16, HIDDEN][role], 1 + 3 * expert + role);
+    let config = json!({"model_type": "gpt_oss", "num_experts_per_tok": 2, "hidden_act": "silu", "swiglu_limit": 7.0});
+    let mut of_experts = apart(Format::ModelOpt);
+    for (expert, role) in (0..EXPERTS).flat_map(|expert| (0..3).map(move |role| (expert, role))) {
+        let bias = bias(expert, role);
+        of_experts.set(format!("{BLOCK}.experts.{expert}.{}.bias", NAMES[role]), f32s(&[bias.len()], &bias));
+    }
+    let mut in_one = fused(true, &[EXPERTS]);
+    let in_turn = |expert| bias(expert, 0).into_iter().zip(bias(expert, 1)).flat_map(|(gate, up)| [gate, up]);
+    let gate_up: Vec<f32> = (0..EXPERTS).flat_map(in_turn).collect();
+    let down: Vec<f32> = (0..EXPERTS).flat_map(|expert| bias(expert, 2)).collect();
+    in_one.set(format!("{BLOCK}.experts.gate_up_proj_bias"), f32s(&[EXPERTS, 32], &gate_up));
+    in_one.set(format!("{BLOCK}.experts.down_proj_bias"), f32s(&[EXPERTS, HIDDEN], &down));
+    for tensors in [of_experts, in_one] {
+        with_layer(&tensors, config.clone(), |layer, _| {
+            assert_eq!(layer.weights.sizes().activation, Activation::GPT_OSS);
+            for (expert, weights) in layer.weights.experts().iter().enumerate() {
+                for (role, (name, _, found)) in weights.projections().enumerate() {
+                    assert_eq!(*found.unwrap().numbers(OutDtype::Bf16), bias(expert, role), "{name} of {expert}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn experts_without_a_gate_are_a_layer_of_relu2() {
+    let mut tensors = apart(Format::ModelOpt);
+    let gates = tensors.iter().map(|(name, _)| name.to_owned()).filter(|name| name.contains("gate_proj"));
+    gates.collect::<Vec<_>>().iter().for_each(|name| _ = tensors.remove(name));
+    let config =
+        json!({"model_type": "some", "num_experts_per_tok": 2, "norm_topk_prob": true, "mlp_hidden_act": "relu2"});
+    assert_eq!(layer_of(&tensors, config.clone()).len(), 2 * EXPERTS);
+    let error = refusal(Some(config), |_| ());
+    assert!(error.contains("relu2 asks for 0 gate projections, and it has 3"), "{error}");
+}
+
+#[test]
+fn sigmoid_routers_choose_by_corrected_scores_and_weigh_by_plain_ones() {
+    let config = json!({"model_type": "deepseek_v3", "num_experts_per_tok": 1, "norm_topk_prob": false, "hidden_act": "silu",
+        "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5});
+    for name in [format!("{BLOCK}.gate.e_score_correction_bias"), format!("{BLOCK}.e_score_correction_bias")] {
+        let mut tensors = apart(Format::ModelOpt);
+        tensors.set(name, f32s(&[EXPERTS], &[0.0, 0.0, 100.0]));
+        with_layer(&tensors, config.clone(), |layer, inputs| {
+            assert_eq!(inputs.ids[..], [2; 5]);
+            assert!(inputs.weights.iter().all(|&weight| weight > 0.0 && weight < 2.5), "{:?}", inputs.weights);
+            assert!(!inputs.weights_on_input && layer.router.factor == 1.0);
+        });
+    }
+    // The weights of Llama 4 are on the input.
+    let llama = json!({"model_type": "llama4_text", "num_experts_per_tok": 1, "hidden_act": "silu"});
+    with_layer(&apart(Format::ModelOpt), llama, |_, inputs| assert!(inputs.weights_on_input));
 }
 
 #[test]
@@ -198,7 +262,7 @@ fn a_shared_expert_comes_with_its_gate() {
         assert_eq!(layer.weights.sizes().shared_intermediate, Some(48));
         let mut hidden = vec![0u16; 2 * HIDDEN];
         hidden[HIDDEN] = 0x3F80;
-        let weights = layer.router.inputs(layer.weights.sizes(), hidden).shared_weights.unwrap();
+        let weights = layer.router.inputs(layer.weights.sizes(), hidden).unwrap().shared_weights.unwrap();
         // The gate's first number is -1.1.
         assert!(
             (weights[0] - 0.5).abs() < 1e-6 && (weights[1] - 1.0 / (1.0 + 1.1f32.exp())).abs() < 1e-6,
@@ -219,8 +283,11 @@ fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
         (None, "MODEL: config.json is missing; it says how the router chooses"),
         (with("num_experts_per_tok", Value::Null), "MODEL/config.json: the number of experts that a token names"),
         (with("norm_topk_prob", Value::Null), "MODEL/config.json: norm_topk_prob is missing"),
-        (with("scoring_func", json!("sigmoid")), "MODEL/config.json: its router's scores are by sigmoid"),
-        (with("model_type", json!("llama4_text")), "MODEL/config.json: model_type is llama4_text"),
+        (with("scoring_func", json!("sqrtsoftplus")), "MODEL/config.json: its router's scores are by sqrtsoftplus"),
+        (with("topk_method", json!("group_limited_greedy")), "MODEL/config.json: topk_method is group_limited_greedy"),
+        (with("model_type", json!("deepseek_v3")), "MODEL/config.json: n_group is missing"),
+        (with("model_type", json!("llama4_text")), "MODEL/config.json: router: top_k of sigmoid top-1 = 2"),
+        (with("hidden_act", json!("relu2")), "MODEL: model.layers.3.mlp.: relu2 asks for 0 gate projections"),
         (with("hidden_act", json!("gelu")), "MODEL/config.json: hidden_act is \"gelu\""),
         (with("num_experts_per_tok", json!(0)), "MODEL: layer 3: top_k = 0 is not from 1 to 32"),
     ] {
@@ -245,8 +312,12 @@ fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
             format!("{file}{BLOCK}.gate.e_score_correction_bias: a correction of the router's choice"),
         ),
         (
-            change(&format!("{BLOCK}.experts.1.up_proj.bias"), Some(f32s(&[16], &[0.0; 16]))),
-            format!("{file}{BLOCK}.experts.1.up_proj.bias: a bias, which is not added"),
+            change(&format!("{BLOCK}.experts.1.up_proj.bias"), Some(f32s(&[15], &[0.0; 15]))),
+            format!("{file}{BLOCK}.experts.1.up_proj.bias: its shape is [15]"),
+        ),
+        (
+            change(&format!("{BLOCK}.gate.per_expert_scale"), Some(f32s(&[3], &[1.0; 3]))),
+            format!("{file}{BLOCK}.gate.per_expert_scale: a tensor of unknown meaning"),
         ),
         (
             change(&format!("{BLOCK}.experts.1.down_proj.weight_scale_2"), None),
