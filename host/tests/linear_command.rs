@@ -55,6 +55,9 @@ fn an_emulated_card_computes_it_without_a_fault() {
     let text = stdout(nvfp4(here(), "run --op linear --shape 3,80,144 --backend emulated"));
     assert!(text.contains("emulated on sm_90a, ") && text.contains("2 CTAs; no fault"), "{text}");
     assert!(text.contains("verified  yes: all 240 ") && !text.contains("GB/s"), "{text}");
+    let timed =
+        stdout(nvfp4(here(), "run --op linear --shape 3,80,144 --backend emulated --timed --gpu h200 --no-values"));
+    assert!(timed.contains("predicted ") && timed.contains("verified  no: not checked"), "{timed}");
     let refused = nvfp4(here(), "run --op linear --shape 3,80,144 --backend emulated --arch sm_80");
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     let error = String::from_utf8(refused.stderr).unwrap();

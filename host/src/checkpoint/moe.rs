@@ -297,12 +297,10 @@ impl Checkpoint {
             Some(name) => Some(self.numbers(name, &[sizes.experts], "[experts]")?),
             None => None,
         };
-        let known = [name, &bias_name, &gate_name];
+        let known = [Some(name), Some(&bias_name), Some(&gate_name), corrections_name];
         let is_unknown = |other: &&str| {
             let first = other[path.len()..].split('.').next().unwrap_or_default();
-            let is_known =
-                known.iter().any(|name| *name == other) || corrections_name.is_some_and(|name| name == other);
-            Aside::of(first) == Some(Aside::Router) && !is_known
+            Aside::of(first) == Some(Aside::Router) && !known.iter().flatten().any(|name| name == other)
         };
         if let Some(other) = self.names_under(&path).find(is_unknown) {
             return Err(self.not_computed(other));

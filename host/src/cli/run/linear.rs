@@ -17,7 +17,7 @@ use nvfp4::{Error, printable};
 use serde_json::json;
 
 use super::args::{Args, Choice, Verify};
-use super::{job, report};
+use super::{job, prediction, report};
 use crate::cli::progress::Progress;
 use crate::cli::{exit, table};
 
@@ -34,6 +34,9 @@ const SAMPLE: usize = 4096;
 pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if args.routing.is_some() || args.activations.is_some() || args.output.is_some() || args.layer.is_some() {
         bail!("--routing, --activations, --output and --layer are not of --op linear; leave them out");
+    }
+    if args.sensitivity {
+        bail!("--sensitivity is not of --op linear; give --constant for each change");
     }
     if args.variant != (Variant { graph: args.variant.graph, ..Default::default() }) {
         bail!("of --variant, --op linear takes graph alone; leave the other words out");
@@ -123,6 +126,7 @@ fn compute(
         times.sort();
     }
     let comparison = match args.verify {
+        _ if args.no_values => None,
         Verify::Off => None,
         Verify::Sample => Some(compare_sample(weights, &step, &outputs[0], SAMPLE, args.seed)),
         Verify::Full => {
@@ -131,6 +135,9 @@ fn compute(
         }
     };
     check_inputs()?;
+    if let Some(prediction) = backend.prediction() {
+        prediction::write(args, &prediction)?;
+    }
     let report = Report {
         args,
         name,
@@ -221,6 +228,10 @@ impl Report<'_> {
         if let Some(counters) = self.layer.counters() {
             report["counters"] = json!(counters);
         }
+        if let Some(prediction) = self.backend.prediction() {
+            report["predicted_us"] = json!(prediction.microseconds);
+            report["prediction"] = json!({"gpu": prediction.card.name, "launches": prediction.launches});
+        }
         report
     }
 
@@ -241,6 +252,9 @@ impl Report<'_> {
         writeln!(out, "bytes     {}", table::bytes(self.bytes() as f64))?;
         if let Some(counters) = self.layer.counters() {
             report::print_counters(counters, self.operations(), seconds, out)?;
+            if let Some(prediction) = self.backend.prediction() {
+                report::print_prediction(&prediction, out)?;
+            }
         } else {
             let (median, min) = (table::time(seconds), table::time(self.min.as_secs_f64()));
             writeln!(out, "time      median {median}, min {min} of {}", self.args.runs().0)?;
