@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use ptx_emulator::{Buffer, Device};
+use ptx_emulator::{Buffer, Device, Report as Counters};
 
-use super::{Counters, Emulated, OUTPUT, TOKENS, WEIGHTS, upload};
+use super::gpu::{Emulated, OUTPUT, TOKENS, WEIGHTS, linear_arch, upload};
 use crate::backend::LinearLayer;
 use crate::error::Error;
 use crate::kernels::linear_sm90::{self, LinearArguments, PlacedLinear, panels};
@@ -28,7 +28,7 @@ impl EmulatedLinear {
     /// A layer on an empty device.
     pub fn new(gpu: Emulated, weights: &LinearWeights<'_>) -> Result<Self, Error> {
         if !gpu.runs_linear() {
-            let (arch, other) = (&gpu.arch, super::linear_arch());
+            let (arch, other) = (&gpu.arch, linear_arch());
             return Err(Error::NotComputed(format!(
                 "there is no linear layer for {arch} yet; take {other} or the CPU"
             )));

@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use ptx_emulator::{Buffer, Device};
+use ptx_emulator::{Buffer, Device, Report as Counters};
 
-use super::{Counters, Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, upload};
+use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, moe_arch, upload};
 use crate::backend::MoeLayer;
 use crate::error::Error;
 use crate::format::Matrix;
@@ -140,7 +140,7 @@ impl EmulatedMoeLayer {
     /// A layer on an empty device.
     pub fn new(gpu: Emulated, weights: &MoeWeights<'_>) -> Result<Self, Error> {
         if !gpu.runs_moe() {
-            let (arch, other) = (&gpu.arch, super::moe_arch());
+            let (arch, other) = (&gpu.arch, moe_arch());
             return Err(Error::NotComputed(format!("there is no MoE layer for {arch} yet; take {other} or the CPU")));
         }
         let mut device = gpu.memory();
