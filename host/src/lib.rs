@@ -31,6 +31,7 @@
 //! - A [`backend`] computes an [`Output`]: `cpu` on any machine, `cuda` on a GPU, `emulated` with the GPU's kernels on the CPU.
 //! - [`oracle`] says what is right to the last bit, [`compare`] whether the output is.
 //! - [`moe`] is a whole MoE layer, from hidden states to hidden states: its inputs, its reference and its comparison.
+//! - [`linear`] is a linear layer likewise.
 //! - [`router`] makes of a router's logits the experts that tokens name, and their weights.
 //! - [`plan`] counts bytes, operations and tiles; [`shape`] knows sizes by name.
 //!
@@ -46,6 +47,7 @@ pub mod format;
 pub mod generate;
 #[cfg(feature = "kernels")]
 pub mod kernels;
+pub mod linear;
 pub mod moe;
 pub mod oracle;
 mod output;

@@ -100,7 +100,7 @@ fn what_makes_no_sense_is_bad_input_with_what_would() {
     for (line, text) in [
         ("--op moe --shape moe-1", "layer `moe-1` is neither a .json file nor one of qwen3-30b-a3b, "),
         ("--op gated --shape layer-test-1", "shape `layer-test-1` is neither"),
-        ("--op moe --output out.safetensors", "--weights and --output are not of --op moe"),
+        ("--op moe --output out.safetensors", "--output, --activations and --tensor are not of --op moe"),
         ("--shape group-1 --routing zipf", "--routing is of --op moe"),
         ("--shape group-1 --tokens 3", "--tokens of --op moe or of --weights"),
         ("--op moe --routing skewed", "[possible values: uniform, zipf]"),

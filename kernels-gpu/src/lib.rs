@@ -10,6 +10,7 @@
 pub mod gated_simt;
 pub mod gated_sm100;
 pub mod gated_sm90;
+pub mod linear_sm90;
 pub mod moe_pack;
 pub mod moe_route;
 pub mod moe_sm90;

@@ -4,6 +4,7 @@ pub mod allocation;
 pub mod differential;
 pub mod files;
 pub mod instances;
+pub mod linear;
 pub mod moe;
 pub mod sabotage;
 

@@ -12,270 +12,35 @@
 //! ```
 
 pub(super) mod clock;
+mod gpu;
+mod linear;
 mod moe;
 mod router;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpu_arch::{Arch, Capability};
-use ptx_emulator::{
-    Arg, Buffer, DataType, Device, DeviceConfig, Interleave, L2Promotion, LaunchConfig, OobFill, Swizzle, TensorMap,
-};
+use ptx_emulator::{Buffer, Device};
 
 pub use clock::Prediction;
+pub use gpu::{
+    DESCRIPTORS, Emulated, INTERMEDIATE, OUTPUT, Options, TOKENS, WEIGHTS, arches, default_arch, linear_arch, moe_arch,
+};
 pub use moe::ROUTING;
 pub use ptx_emulator::{
     Card, Constant, Fault, FaultKind, Key, Origin, Report as Counters, Schedule, Span, Time, trace,
 };
 
-use self::clock::Clock;
-use super::{Backend, Layer, MoeLayer};
+use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
-use crate::kernels::builds::{self, Build};
 use crate::kernels::group::{DeviceGroup, PlacedGroup, PlacedLayer, PlacedMatrix};
-use crate::kernels::launch::{Grid, Launch, Scratch};
+use crate::kernels::launch::Scratch;
 use crate::kernels::schedule::Launcher;
-use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
-use crate::kernels::{self, GroupedKernel};
+use crate::linear::LinearWeights;
 use crate::moe::MoeWeights;
 use crate::output::Output;
-use crate::plan::roofline::GPUS;
-use crate::plan::variant::Variant;
-use crate::problem::{Op, OutDtype, Step, Weights};
+use crate::problem::{OutDtype, Step, Weights};
 use crate::router::{Logits, Router, Routes};
-
-/// The architectures that there are kernels for, the oldest first.
-pub fn arches() -> Vec<&'static str> {
-    builds::arches()
-}
-
-/// The newest of [`arches`].
-pub fn default_arch() -> &'static str {
-    builds::arches().last().expect("there are kernels")
-}
-
-/// The newest of [`arches`] that MoE layers are computed on.
-pub fn moe_arch() -> &'static str {
-    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.runs_moe());
-    arches().into_iter().rev().find(computes).expect("there are kernels of MoE layers")
-}
-
-/// The names, in faults and counters, of the buffers that hold values and scales of the weights.
-pub const WEIGHTS: &str = "weights";
-
-/// As [`WEIGHTS`], of the activations.
-pub const TOKENS: &str = "tokens";
-
-/// As [`WEIGHTS`], of the output.
-pub const OUTPUT: &str = "output";
-
-/// As [`WEIGHTS`], of the scratch in which one launch leaves something for another.
-pub const INTERMEDIATE: &str = "intermediate";
-
-/// As [`WEIGHTS`], of a step's descriptors: groups, tiles, tensor maps.
-pub const DESCRIPTORS: &str = "descriptors";
-
-/// How kernels are executed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Which warp runs next, and when asynchronous operations complete.
-    pub schedule: Schedule,
-    /// Whether races, uninitialised reads and misuse are looked for; bounds and alignment always are.
-    pub sanitize: bool,
-    /// Streaming multiprocessors. `None` stands for those of the first card of the architecture in [`GPUS`]. If that
-    /// has no such card, the emulator's default counts.
-    pub sms: Option<u32>,
-}
-
-impl Default for Options {
-    /// The fair schedule, the sanitizer on, a card's own multiprocessors.
-    fn default() -> Self {
-        Self { schedule: Schedule::Fair, sanitize: true, sms: None }
-    }
-}
-
-/// An emulated GPU. Clones share its decoded kernels.
-#[derive(Clone)]
-pub struct Emulated {
-    arch: String,
-    capability: Capability,
-    /// The kernel that is made for it.
-    default: GroupedKernel,
-    variant: Variant,
-    options: Options,
-    sms: u32,
-    /// The card by whose clock it runs.
-    clock: Option<Arc<Clock>>,
-    /// Decoded kernels, by name.
-    modules: Arc<Mutex<HashMap<&'static str, Arc<ptx_emulator::Module>>>>,
-}
-
-impl Emulated {
-    /// A device of an architecture, named as in PTX (one of [`arches`], for instance). Its kernel is the one made for
-    /// the first card of that architecture.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if there is no such architecture, or no kernel runs on it.
-    pub fn new(arch: &str, options: Options) -> Result<Self, Error> {
-        let known = || builds::arches().join(", ");
-        let capability = arch
-            .parse()
-            .map(Arch::capability)
-            .map_err(|_| Error::Invalid(format!("`{arch}` is no architecture; there are kernels for {}", known())))?;
-        let default = GroupedKernel::choose(GroupedKernel::all(), capability)
-            .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; take one of {}", known())))?;
-        let card = GPUS.iter().find(|gpu| gpu.capability == capability).map(|gpu| gpu.sms as u32);
-        let sms = options.sms.or(card).unwrap_or(DeviceConfig::default().sms);
-        let (variant, modules) = (Variant::default(), Arc::default());
-        Ok(Self { arch: arch.to_owned(), capability, default, variant, options, sms, clock: None, modules })
-    }
-
-    /// The same device on another schedule.
-    pub fn with_schedule(mut self, schedule: Schedule) -> Self {
-        self.options.schedule = schedule;
-        self
-    }
-
-    /// The same device by the clock of a card: a step's time is predicted ([`Backend::prediction`]), and no hazards are looked
-    /// for. Without `values`, products and other arithmetic that no control flow depends on are left out, and outputs are
-    /// meaningless. If it is to be `drawn`, the prediction has what some multiprocessors did.
-    pub fn with_clock(self, card: Card, values: bool, drawn: bool) -> Self {
-        let sms = self.options.sms.unwrap_or(card.sms);
-        Self { clock: Some(Arc::new(Clock::new(card, values, drawn))), sms, ..self }
-    }
-
-    /// The instances of the kernel for an operation, by name: `t64` for tiles of 64 tokens, and so on.
-    pub fn instances(&self, op: Op) -> Vec<&'static str> {
-        self.default_kernel().instances(op)
-    }
-
-    /// The same device computing steps in another way. Launches of a schedule of several streams run one after the other.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if the variant's kernel does not run here, or it is to be captured in a graph.
-    pub fn with_variant(self, variant: Variant) -> Result<Self, Error> {
-        if variant.graph {
-            let why = "the emulator has no driver that could capture launches into a graph; leave `graph` out";
-            return Err(Error::Invalid(why.into()));
-        }
-        if let Some(kernel) = variant.kernel {
-            builds::check_runs(kernel.name(), self.capability)?;
-        }
-        Ok(Self { variant, ..self })
-    }
-
-    /// The kernel's name and the architecture that it is compiled for.
-    pub fn kernel(&self) -> (&'static str, &'static str) {
-        let build = self.build(self.default_kernel().name());
-        (build.kernel, build.arch)
-    }
-
-    /// The kernel's text.
-    pub fn ptx(&self) -> &'static str {
-        self.build(self.default_kernel().name()).ptx
-    }
-
-    /// The same device with another text for one of its kernels: the kernel whose entries the text has. This runs what
-    /// was just compiled, or shows whether a mistake is found.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] with the place if that is no PTX, or no kernel has its entries.
-    pub fn with_ptx(self, ptx: &str) -> Result<Self, Error> {
-        let kernel = kernels::kernel_of(ptx.as_bytes())?.name();
-        builds::check_runs(kernel, self.capability)?;
-        let variant = self.variant.with_code_of(kernel)?;
-        let module = parse(kernel, &self.arch, ptx)?;
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        modules.insert(kernel, module);
-        Ok(Self { variant, modules: Arc::new(Mutex::new(modules)), ..self })
-    }
-
-    /// The variant's kernel, or else the device's own.
-    fn default_kernel(&self) -> GroupedKernel {
-        self.variant.kernel.unwrap_or(self.default)
-    }
-
-    /// Whether a kernel runs on this device.
-    fn runs(&self, kernel: &str) -> bool {
-        builds::find(kernel, self.capability).is_some()
-    }
-
-    /// Whether every kernel of an MoE layer does.
-    fn runs_moe(&self) -> bool {
-        kernels::moe::KERNELS.iter().all(|kernel| self.runs(kernel.name()))
-    }
-
-    /// A kernel's build for this device.
-    fn build(&self, kernel: &str) -> &'static Build {
-        builds::find(kernel, self.capability)
-            .expect("grouped kernels are checked when they are chosen, the others run everywhere")
-    }
-
-    /// A kernel, decoded if it has not been yet.
-    fn load(&self, kernel: &'static str) -> Result<Arc<ptx_emulator::Module>, Error> {
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = modules.get(kernel) {
-            return Ok(module.clone());
-        }
-        let build = self.build(kernel);
-        let module = parse(kernel, build.arch, build.ptx)?;
-        modules.insert(kernel, module.clone());
-        Ok(module)
-    }
-
-    /// The memory of such a device, empty.
-    pub(crate) fn memory(&self) -> Device {
-        Device::new(DeviceConfig { sms: self.sms })
-    }
-
-    /// Runs a launch. Its descriptors become an allocation of their own, which is given to `keep`.
-    pub(crate) fn launch(
-        &self,
-        device: &mut Device,
-        launch: &Launch,
-        keep: &mut Vec<Buffer>,
-    ) -> Result<Counters, Error> {
-        let mut bytes = vec![0; launch.bytes()];
-        let parameter = if bytes.is_empty() {
-            launch.write(0, &mut bytes, &mut tensor_map)?
-        } else {
-            let descriptors = device.allocate(bytes.len() as u64);
-            device.name(descriptors, DESCRIPTORS);
-            keep.push(descriptors);
-            let parameter = launch.write(descriptors.address, &mut bytes, &mut tensor_map)?;
-            device.write(descriptors, 0, &bytes);
-            parameter
-        };
-        let module = self.load(launch.kernel)?;
-        let Options { schedule, sanitize, .. } = self.options;
-        let Grid { entry, blocks, cluster, threads, shared_bytes, overlaps } = launch.grid;
-        let config = LaunchConfig {
-            cluster: [cluster, 1, 1],
-            shared_bytes,
-            schedule,
-            sanitize,
-            // The manual counts, not what hardware may allow beyond it.
-            strict: true,
-            overlaps,
-            ..LaunchConfig::linear(blocks, threads)
-        };
-        let arguments = [Arg(parameter.bytes().to_vec())];
-        let done = match &self.clock {
-            Some(clock) => clock.launch(device, self.build(launch.kernel), (&module, entry), &config, &arguments),
-            None => device.launch(&module, entry, &config, &arguments),
-        };
-        done.map_err(Error::Fault)
-    }
-}
-
-fn parse(kernel: &str, arch: &str, ptx: &str) -> Result<Arc<ptx_emulator::Module>, Error> {
-    let module = ptx_emulator::Module::parse(ptx);
-    let place = format_args!("kernel {kernel} ({arch})");
-    Ok(Arc::new(module.map_err(|error| Error::Invalid(error.to_string()).at(place))?))
-}
 
 impl Backend for Emulated {
     fn name(&self) -> &'static str {
@@ -301,6 +66,10 @@ impl Backend for Emulated {
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(Box::new(moe::EmulatedMoeLayer::new(self.clone(), weights)?))
+    }
+
+    fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+        Ok(Box::new(linear::EmulatedLinear::new(self.clone(), weights)?))
     }
 
     fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
@@ -349,25 +118,6 @@ impl EmulatedLayer {
         }
         Ok((launches.len(), counters.expect("a step with tokens launches something")))
     }
-}
-
-fn tensor_map(arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
-    let MapArguments { address, row_bytes, rows, box_bytes, box_rows, swizzled } = *arguments;
-    let map = TensorMap::tiled(
-        DataType::U8,
-        address,
-        &[row_bytes.into(), rows.into()],
-        &[row_bytes.into()],
-        &[box_bytes, box_rows],
-        &[1, 1],
-        Interleave::None,
-        if swizzled { Swizzle::B128 } else { Swizzle::None },
-        L2Promotion::B256,
-        OobFill::Zero,
-    );
-    let map =
-        map.map_err(|error| Error::Invalid(format!("tensor map of {rows} rows of {row_bytes} bytes: {error}")))?;
-    Ok(map.to_bytes())
 }
 
 impl Layer for EmulatedLayer {
@@ -428,7 +178,7 @@ mod tests {
     use crate::compare::compare;
     use crate::generate::{self, Generator};
     use crate::oracle::Reference;
-    use crate::problem::Group;
+    use crate::problem::{Group, Op};
 
     fn run(gpu: &Emulated, groups: &[Group]) -> Result<Output, Error> {
         let weights = generate::weights(Generator::Gaussian, Op::Plain, groups, 1)?;

@@ -9,6 +9,7 @@ pub mod emulated;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 use crate::moe::{MoeOutput, MoeStep, MoeWeights};
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
@@ -46,6 +47,14 @@ pub trait Backend {
     /// If the device fails or is out of memory, or the backend computes no such layer.
     fn prepare_moe<'w>(&self, _: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Err(Error::NotComputed(format!("{} computes no MoE layers on {}; take the CPU", self.name(), self.device())))
+    }
+
+    /// As [`Backend::prepare`], of a linear layer.
+    ///
+    /// # Errors
+    /// If the device fails or is out of memory, or the backend computes no such layer.
+    fn prepare_linear<'w>(&self, _: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+        Err(Error::NotComputed(format!("{} computes no linear layers on {}; take the CPU", self.name(), self.device())))
     }
 
     /// The experts of each token and their weights, from logits in host memory.
@@ -109,6 +118,35 @@ pub trait MoeLayer {
     }
 
     /// As [`Layer::counters`], of all the step's launches.
+    #[cfg(feature = "emulated")]
+    fn counters(&self) -> Option<&ptx_emulator::Report> {
+        None
+    }
+}
+
+/// The prepared weights of a linear layer.
+pub trait LinearLayer {
+    /// The kernel that a step will use.
+    fn kernel(&self) -> &str;
+
+    /// Computes a step from host memory into `output`, all of which it writes; returns the time that the kernel took, without
+    /// the transfers.
+    ///
+    /// # Errors
+    /// If the step was made for another layer, or the device fails.
+    fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error>;
+
+    /// As [`Layer::launches`].
+    fn launches(&self) -> Option<usize> {
+        None
+    }
+
+    /// As [`Layer::host_time`].
+    fn host_time(&self) -> Option<Duration> {
+        None
+    }
+
+    /// As [`Layer::counters`].
     #[cfg(feature = "emulated")]
     fn counters(&self) -> Option<&ptx_emulator::Report> {
         None

@@ -199,7 +199,7 @@ impl Running {
                 if modules.iter().any(Vec::is_empty) || !modules.iter().flatten().any(&is_quantised) {
                     continue;
                 }
-                let names = checkpoint.not_understood(block, op);
+                let names = checkpoint.not_understood(block, roles_of(op), false);
                 let first = names.first().map(|name| checkpoint.not_computed(name).to_string());
                 problems.extend(
                     names

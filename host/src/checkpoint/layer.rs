@@ -5,11 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
 
+use super::linear::BIAS;
 use super::model_config::ModelConfig;
+use super::moe::{FUSED_BIASES, FUSED_DIVISORS, FUSED_FACTORS, FUSED_SCALES, FUSED_VALUES};
 use super::names::{self, Aside, Projection, Role};
 use super::{Checkpoint, Quantized};
 use crate::error::Error;
 use crate::problem::{Expert, Op, Weights};
+
+/// What stands behind the module of fused experts in the names of the scales of their activations.
+const INPUT_SCALES: [&str; 2] = ["_input_scale", ".input_global_scale"];
 
 const DOWNLOAD: &str = "download the model again";
 
@@ -78,9 +83,15 @@ impl Block<'_> {
     }
 
     /// The module of this role with `*` for the number of the expert.
-    fn pattern(&self, role: Role) -> Option<String> {
+    pub(super) fn pattern(&self, role: Role) -> Option<String> {
         let (before, after) = self.modules.get(&role)?.first()?;
         Some(if self.kind == Kind::Routed { format!("{before}*{after}") } else { (*before).to_owned() })
+    }
+
+    /// What stands before all that belongs to its layer's feed-forward, with a dot: `model.layers.3.mlp.`
+    pub(super) fn path(&self) -> String {
+        let Self { stack, layer, name, .. } = self;
+        if name.is_empty() { format!("{stack}{layer}.") } else { format!("{stack}{layer}.{name}.") }
     }
 
     /// What stands before all that belongs to it alone.
@@ -125,7 +136,7 @@ impl Checkpoint {
         let roles = roles_of(op);
         let modules = roles.iter().map(|&role| block.pattern(role)).collect::<Option<Vec<_>>>();
         let modules = modules.ok_or_else(|| at(lacks_a_role(&block, roles)))?;
-        if let Some(name) = self.not_understood(&block, op).first() {
+        if let Some(name) = self.not_understood(&block, roles, false).first() {
             return Err(self.not_computed(name));
         }
         if let Some(config) = ModelConfig::beside(self)? {
@@ -176,17 +187,23 @@ impl Checkpoint {
             }
             return Ok(chosen.remove(0));
         }
+        Err(self.no_such_block(layer))
+    }
+
+    /// Says that a layer has no block that is read, or that there is no such layer.
+    pub(super) fn no_such_block(&self, layer: usize) -> Error {
         let layers = self.layers();
         let remedy = if layers.contains(&layer) {
             "it needs experts stored apart (mlp.experts.E.gate_proj, block_sparse_moe.experts.E.w1) or a dense \
-             mlp.gate_proj; fused experts are not read: `nvfp4 quantize` takes them apart"
+             mlp.gate_proj; fused experts are not read here: --op moe reads those in NVFP4, and `nvfp4 quantize` takes \
+             others apart"
                 .to_owned()
         } else if layers.is_empty() {
             "give a model with tensors named model.layers.L.…".to_owned()
         } else {
             format!("there are layers {}", ranges(&layers))
         };
-        Err(Error::Missing { name: format!("a feed-forward block of layer {layer}"), remedy })
+        Error::Missing { name: format!("a feed-forward block of layer {layer}"), remedy }
     }
 
     /// The feed-forward blocks of the language model, or those of one layer of it, in order.
@@ -226,11 +243,14 @@ impl Checkpoint {
         self.names().filter_map(names::layer_of).filter(of_language).map(|(_, layer)| layer).collect()
     }
 
-    /// The tensors of a block that change what this operation computes, or that nobody knows.
-    pub(super) fn not_understood<'a>(&'a self, block: &Block<'_>, op: Op) -> Vec<&'a str> {
+    /// The tensors of a block that change what is computed of these roles, or that nobody knows. Biases are computed or not.
+    pub(super) fn not_understood<'a>(&'a self, block: &Block<'_>, roles: &[Role], biases: bool) -> Vec<&'a str> {
         let is_computed = |name: &str| match Projection::parse(name) {
             Some(projection) if Kind::of(projection.expert) == block.kind && projection.block == block.name => {
-                !roles_of(op).contains(&projection.role) || self.is_computed(projection.module, projection.part)
+                !roles.contains(&projection.role)
+                    || self.is_computed(projection.module, projection.part)
+                    || block.kind == Kind::Fused && is_fused_part(projection.part)
+                    || biases && is_bias(block.kind, projection.part)
             }
             // Experts of another kind stand beside these. Parts of fused ones, such as their biases, belong to these.
             Some(projection) => projection.expert != names::Expert::Fused,
@@ -252,6 +272,23 @@ impl Checkpoint {
         let what = format!("{what}: the result would not be the model's; export the model without it");
         Error::NotComputed(what).at(self.place(name))
     }
+}
+
+/// Whether this stands behind the module of fused experts in the name of one of the tensors that [`Checkpoint::moe_layer`] reads, or
+/// in that of an input scale.
+fn is_fused_part(part: &str) -> bool {
+    FUSED_VALUES
+        .iter()
+        .chain(&FUSED_SCALES)
+        .chain(&FUSED_DIVISORS)
+        .chain(&FUSED_FACTORS)
+        .chain(&INPUT_SCALES)
+        .any(|known| *known == part)
+}
+
+/// Whether this stands behind a module in the name of its bias.
+fn is_bias(kind: Kind, part: &str) -> bool {
+    if kind == Kind::Fused { FUSED_BIASES.contains(&part) } else { part == BIAS }
 }
 
 /// What an operation multiplies tokens with.

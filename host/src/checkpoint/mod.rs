@@ -1,7 +1,7 @@
 //! Model files: memory-mapped safetensors in, NVFP4 weights out, and results back to disk. Knows no backend.
 //!
 //! [`TensorFile`] is one file and [`Checkpoint`] all the files of a model; [`Quantized`] is a weight in either of the
-//! [`Format`]s that models are published in, [`Layer`] the experts of a layer.
+//! [`Format`]s that models are published in, [`Layer`] the experts of a layer, [`MoeLayer`] all of a layer with its router.
 //!
 //! ```no_run
 //! use nvfp4::checkpoint::{Activations, Checkpoint};
@@ -20,10 +20,13 @@ mod file;
 mod floats;
 mod inspect;
 mod layer;
+mod linear;
 mod model_config;
+mod moe;
 mod names;
 mod partial;
 mod quantized;
+mod router;
 mod source;
 mod write;
 
@@ -36,9 +39,11 @@ pub use convert::{Calibration, Conversion, Converted, Left, Options, Written};
 pub use file::{Tensor, TensorFile};
 pub use inspect::{Inspection, OtherWeight, Problem, Range, Weight};
 pub use layer::Layer;
+pub use moe::MoeLayer;
 pub use names::{natural, without_expert};
 pub use partial::{check_file, check_folder, leftovers};
 pub use quantized::{Format, Quantized};
+pub use router::LayerRouter;
 pub use safetensors::Dtype;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 pub use write::{OutputFile, TensorWriter, refuse_input};

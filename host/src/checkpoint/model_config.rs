@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{Checkpoint, Format};
 use crate::error::Error;
 use crate::files::{foreign_kind, read_bounded};
+use crate::moe::Activation;
 
 /// More than any configuration has; lists of thousands of excluded modules have some hundred kilobytes.
 const MAX_BYTES: usize = 64 << 20;
@@ -64,19 +65,63 @@ impl ModelConfig {
     /// # Errors
     /// If the configuration names another activation, or a limit on it.
     pub(super) fn check_activation(&self) -> Result<(), Error> {
+        match self.activation_word()? {
+            Some((key, word, activation)) if activation != Activation::Silu => {
+                let what = format!("{key} is {word:?}; only silu is computed");
+                Err(Error::NotComputed(what).at(self.path.display()))
+            }
+            _ => self.check_limits(),
+        }
+    }
+
+    /// What the experts of an MoE layer compute of gate and up.
+    ///
+    /// # Errors
+    /// If it is none of what MoE layers compute.
+    pub(super) fn activation(&self) -> Result<Activation, Error> {
+        let is_gpt_oss = |name: &str| name.starts_with("gpt_oss");
+        if self.get("model_type").and_then(Value::as_str).is_some_and(is_gpt_oss) {
+            // Its hidden_act says silu, and `GptOssExperts` of transformers computes this, whose numbers it has as constants.
+            let number = |key, constant| self.get(key).and_then(Value::as_f64).map_or(constant, |number| number as f32);
+            let (alpha, limit) = (number("swiglu_alpha", 1.702), number("swiglu_limit", 7.0));
+            let activation = Activation::GptOss { alpha, limit };
+            return activation.check().map(|()| activation).map_err(|error| error.at(self.path.display()));
+        }
+        self.check_limits()?;
+        Ok(self.activation_word()?.map_or(Activation::Silu, |(.., activation)| activation))
+    }
+
+    /// The activation by its name, with its key.
+    fn activation_word(&self) -> Result<Option<(&'static str, &str, Activation)>, Error> {
         let refuse = |what: String| Err(Error::NotComputed(what).at(self.path.display()));
+        let mut found: Option<(&str, &str, Activation)> = None;
         for key in ["hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function", "activation"] {
-            match self.get(key).and_then(Value::as_str) {
-                None | Some("silu" | "swish" | "swiglu") => {}
-                Some(other) => return refuse(format!("{key} is {other:?}; only silu is computed")),
+            let Some(word) = self.get(key).and_then(Value::as_str) else { continue };
+            let activation = match word {
+                "silu" | "swish" | "swiglu" => Activation::Silu,
+                "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
+                "relu2" => Activation::Relu2,
+                other => return refuse(format!("{key} is {other:?}, which is not computed")),
+            };
+            match found {
+                Some((before, other, known)) if known != activation => {
+                    return refuse(format!("{key} is {word:?} and {before} is {other:?}; which holds is not known"));
+                }
+                _ => found = Some((key, word, activation)),
             }
         }
-        // A number, or one for each layer; 0 is none. gpt-oss also scales what is under the sigmoid.
+        Ok(found)
+    }
+
+    /// Refuses limits on gate and up, and what scales gate under the sigmoid.
+    fn check_limits(&self) -> Result<(), Error> {
+        // A number, or one for each layer; 0 is none.
         for (key, none) in [("swiglu_limit", 0.0), ("swiglu_limits", 0.0), ("swiglu_alpha", 1.0)] {
             let Some(value) = self.get(key) else { continue };
             let numbers = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
             if numbers.iter().any(|number| !number.is_null() && number.as_f64() != Some(none)) {
-                return refuse(format!("{key} is {value}; silu of gate is multiplied with up here, and nothing else"));
+                let what = format!("{key} is {value}; silu of gate is multiplied with up here, and nothing else");
+                return Err(Error::NotComputed(what).at(self.path.display()));
             }
         }
         Ok(())
@@ -233,6 +278,32 @@ mod tests {
             [json!({}), json!({"hidden_act": "silu", "swiglu_limit": null}), json!([1]), json!({"hidden_act": 3})]
         {
             assert!(config(value).check_activation().is_ok());
+        }
+    }
+
+    #[test]
+    fn activations_of_whole_layers_are_those_of_the_models() {
+        for (value, activation) in [
+            (json!({}), Activation::Silu),
+            (json!({"hidden_act": "silu", "hidden_activation": "swish"}), Activation::Silu),
+            (json!({"text_config": {"hidden_activation": "gelu_pytorch_tanh"}}), Activation::GeluTanh),
+            (json!({"mlp_hidden_act": "relu2"}), Activation::Relu2),
+            (json!({"model_type": "gpt_oss", "hidden_act": "silu", "swiglu_limit": 7.0}), Activation::GPT_OSS),
+            (
+                json!({"model_type": "gpt_oss", "swiglu_alpha": 1.5, "swiglu_limit": 5}),
+                Activation::GptOss { alpha: 1.5, limit: 5.0 },
+            ),
+        ] {
+            assert_eq!(config(value).activation().unwrap(), activation);
+        }
+        for (value, words) in [
+            (json!({"hidden_act": "gelu"}), "hidden_act is \"gelu\", which is not computed"),
+            (json!({"hidden_act": "silu", "mlp_hidden_act": "relu2"}), "mlp_hidden_act is \"relu2\" and hidden_act is"),
+            (json!({"hidden_act": "silu", "swiglu_limit": 7.0}), "swiglu_limit is 7.0"),
+            (json!({"model_type": "gpt_oss", "swiglu_limit": -1}), "limit = -1 is not from"),
+        ] {
+            let message = config(value).activation().unwrap_err().to_string();
+            assert!(message.contains(words), "{message}");
         }
     }
 

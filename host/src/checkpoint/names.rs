@@ -46,6 +46,9 @@ const PROJECTIONS: [(&str, Role); 14] = [
     ("fc2", Role::Down),
 ];
 
+/// What routers are called below their block.
+pub(crate) const ROUTER_WEIGHTS: [&str; 5] = ["gate", "router", "router.layer", "router.proj", "gate.wg"];
+
 /// Projections that read the same activations. Engines load them into one matrix and keep one global scale of theirs, so
 /// they are quantised with one.
 const MERGED: [&[&str]; 7] = [

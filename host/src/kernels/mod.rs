@@ -14,6 +14,7 @@ mod gated_sm90;
 pub(crate) mod group;
 pub(crate) mod kernel;
 pub(crate) mod launch;
+pub(crate) mod linear_sm90;
 pub mod moe;
 pub(crate) mod moe_pack;
 mod moe_route;
@@ -42,6 +43,7 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &silu_mul::SiluMul,
     &moe_route::MoeRoute,
     &moe_sm90::MoeSm90,
+    &linear_sm90::LinearSm90,
     &moe_pack::MoePack,
     &router::RouterKernel,
 ];

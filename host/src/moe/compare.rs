@@ -98,11 +98,11 @@ pub struct StageComparison {
 }
 
 impl StageComparison {
-    fn new(stage: Stage) -> Self {
+    pub(crate) fn new(stage: Stage) -> Self {
         Self { stage, checked: 0, mismatches: 0, unbounded: 0, first: None, worst: None, max_abs_err: 0.0 }
     }
 
-    fn add(&mut self, dtype: OutDtype, expected: Expected, element: MoeMismatch) {
+    pub(crate) fn add(&mut self, dtype: OutDtype, expected: Expected, element: MoeMismatch) {
         let MoeMismatch { got, want, .. } = element;
         self.checked += 1;
         if expected == Expected::Anything {
@@ -123,7 +123,7 @@ impl StageComparison {
     }
 
     /// Joins what was found of other elements of the stage. The result does not depend on the order of joining.
-    fn merge(self, other: Self) -> Self {
+    pub(crate) fn merge(self, other: Self) -> Self {
         let place = |element: &MoeMismatch| (element.row, element.column);
         let first = [self.first, other.first].into_iter().flatten().min_by_key(place);
         let worst = [(self.worst, self.max_abs_err), (other.worst, other.max_abs_err)];

@@ -130,7 +130,7 @@ pub fn inputs(
 }
 
 /// A token: normally distributed; or, for [`Generator::AllCodes`], of magnitudes that span 13 powers of two.
-fn token_numbers(generator: Generator, dtype: OutDtype, seed: u64, token: usize, out: &mut [u16]) {
+pub(crate) fn token_numbers(generator: Generator, dtype: OutDtype, seed: u64, token: usize, out: &mut [u16]) {
     /// Root mean square of 2ˣ for x uniform in [-12, 1).
     const RMS: f32 = 0.471;
     let mut rng = row_rng(seed, STEP, Role::Tokens, token);

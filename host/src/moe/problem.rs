@@ -120,10 +120,6 @@ impl<'a> MoeExpert<'a> {
 
     /// Checks whether the gate is there, sizes, scales and biases.
     fn check(&self, sizes: &MoeSizes, intermediate: usize) -> Result<(), Error> {
-        /// The largest magnitude of `e2m1 × e4m3`.
-        const MAX_NUMBER: f64 = (e2m1::MAX * e4m3::MAX) as f64;
-        /// The largest f16.
-        const MAX_TOKEN: f64 = 65504.0;
         let &MoeSizes { hidden, dtype, activation, .. } = sizes;
         match (activation.has_gate(), self.gate.is_some() || self.biases.gate.is_some()) {
             (true, _) if self.gate.is_none() => {
@@ -142,17 +138,25 @@ impl<'a> MoeExpert<'a> {
                     return Err(Error::Mismatch { what, got, expected }.at(name));
                 }
             }
-            let global = matrix.global_scale();
-            if f64::from(global) * MAX_NUMBER * MAX_TOKEN > f64::from(f32::MAX) {
-                return Err(Error::Invalid(format!(
-                    "global scale {global:e} lets a product with an f16 token overflow f32; quantise the tensor again"
-                ))
-                .at(name));
-            }
+            check_global_scale(matrix.global_scale()).map_err(|error| error.at(name))?;
             bias.map_or(Ok(()), |bias| bias.check(dtype, rows)).map_err(|error| error.at(name))?;
         }
         Ok(())
     }
+}
+
+/// Refuses a global scale of weights with which a product of an f16 token leaves f32.
+pub(crate) fn check_global_scale(global: f32) -> Result<(), Error> {
+    /// The largest magnitude of `e2m1 × e4m3`.
+    const MAX_NUMBER: f64 = (e2m1::MAX * e4m3::MAX) as f64;
+    /// The largest f16.
+    const MAX_TOKEN: f64 = 65504.0;
+    if f64::from(global) * MAX_NUMBER * MAX_TOKEN <= f64::from(f32::MAX) {
+        return Ok(());
+    }
+    let what =
+        format!("global scale {global:e} lets a product with an f16 token overflow f32; quantise the tensor again");
+    Err(Error::Invalid(what))
 }
 
 /// The weights of a layer.

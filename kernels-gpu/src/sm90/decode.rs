@@ -19,13 +19,19 @@ pub const F16_UNSCALE: f32 = (1 << 14) as f32;
 /// significant bits, which f16 holds exactly.
 #[inline(always)]
 pub fn decode(codes: u32, scale: u32) -> [u32; WORD_PAIRS] {
-    scaled(select_signs(codes << 4, codes << 1), select_signs(codes, codes >> 3), scale)
+    scaled(select_signs(codes << 4, codes << 1), select_signs(codes, codes >> 3), [scale; 2])
 }
 
 /// As [`decode`], of codes in the order in which they lie in weights packed for f16 ([`TokenType::pack`](crate::units::TokenType::pack)).
 #[inline(always)]
 pub fn decode_weights(codes: u32, scale: u32) -> [u32; WORD_PAIRS] {
-    scaled(codes, select_signs(codes << 7, codes >> 3), scale)
+    decode_weights_of_two(codes, [scale; 2])
+}
+
+/// As [`decode_weights`], where the first two registers have another scale than the last two.
+#[inline(always)]
+pub fn decode_weights_of_two(codes: u32, scales: [u32; 2]) -> [u32; WORD_PAIRS] {
+    scaled(codes, select_signs(codes << 7, codes >> 3), scales)
 }
 
 /// Four high bytes of f16: the signs from `signs`, all other bits from `others`.
@@ -36,13 +42,13 @@ fn select_signs(signs: u32, others: u32) -> u32 {
     lop3_b32::<SELECT>(signs, others, 0x8080_8080)
 }
 
-/// Eight elements times a scale, from the high bytes of their f16: byte j of `even` is element 2j, byte j of `odd` element
-/// 2j+1. The bytes may hold other bits besides an element's, which are masked out.
+/// Eight elements times the scales of the first two registers and of the last two, from the high bytes of their f16: byte j of
+/// `even` is element 2j, byte j of `odd` element 2j+1. The bytes may hold other bits besides an element's, which are masked out.
 #[inline(always)]
-fn scaled(even: u32, odd: u32, scale: u32) -> [u32; WORD_PAIRS] {
+fn scaled(even: u32, odd: u32, scales: [u32; 2]) -> [u32; WORD_PAIRS] {
     const HIGH_BYTES: u32 = 0x8e00_8e00;
-    let low = |bytes: u32| mul_rn_f16x2(bytes << 8 & HIGH_BYTES, scale);
-    let high = |bytes: u32| mul_rn_f16x2(bytes & HIGH_BYTES, scale);
+    let low = |bytes: u32| mul_rn_f16x2(bytes << 8 & HIGH_BYTES, scales[0]);
+    let high = |bytes: u32| mul_rn_f16x2(bytes & HIGH_BYTES, scales[1]);
     [low(even), low(odd), high(even), high(odd)]
 }
 
@@ -74,11 +80,21 @@ pub const BF16_UNSCALE: f32 = (1 << 7) as f32;
 /// scale, e4m3 times 2¹¹⁹, it is exact: 2⁻⁷ times at most 6 significant bits.
 #[inline(always)]
 pub fn decode_weights_bf16(word: u32, scale: u32) -> [u32; WORD_PAIRS] {
+    decode_weights_bf16_of_two(word, [scale; 2])
+}
+
+/// As [`decode_weights_bf16`], where the first two registers have another scale than the last two.
+#[inline(always)]
+pub fn decode_weights_bf16_of_two(word: u32, [first, last]: [u32; 2]) -> [u32; WORD_PAIRS] {
     const PLACES: u32 = 0x81c0_81c0;
     // The third bit of the last register's magnitudes lies apart.
-    let last = word & 0x8180_8180 | word >> 8 & 0x0040_0040;
-    let registers = [word << 6 & PLACES, word.rotate_left(12) & PLACES, word << 2 & PLACES, last];
-    registers.map(|register| mul_rn_bf16x2(register, scale))
+    let fourth = word & 0x8180_8180 | word >> 8 & 0x0040_0040;
+    [
+        mul_rn_bf16x2(word << 6 & PLACES, first),
+        mul_rn_bf16x2(word.rotate_left(12) & PLACES, first),
+        mul_rn_bf16x2(word << 2 & PLACES, last),
+        mul_rn_bf16x2(fourth, last),
+    ]
 }
 
 /// Two scale factors, packed for bf16 ([`TokenType::pack_scale`](crate::units::TokenType::pack_scale)).

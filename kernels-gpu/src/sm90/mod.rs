@@ -80,7 +80,7 @@ pub struct Shape {
     pub matrices: u32,
     /// The most tokens of a tile.
     pub tile_tokens: u32,
-    /// Warpgroups that multiply: two that take turns, or four that do not.
+    /// Warpgroups that multiply: two that take turns, or four or one that do not.
     pub consumers: u32,
     /// Whether a warpgroup has 64 rows of a tile's two panels together, and not of each: for few tiles, which as many blocks as
     /// can be are to share.
@@ -110,7 +110,11 @@ impl Shape {
 
     /// What `setmaxnreg` gives to threads.
     pub const fn registers(self) -> Registers {
-        if self.consumers == 2 { Registers::OF_TWO_CONSUMERS } else { Registers::OF_FOUR_CONSUMERS }
+        match self.consumers {
+            1 => Registers::OF_ONE_CONSUMER,
+            2 => Registers::OF_TWO_CONSUMERS,
+            _ => Registers::OF_FOUR_CONSUMERS,
+        }
     }
 
     /// Columns of C of a tile.
@@ -135,8 +139,12 @@ impl Shape {
         assert!(self.matrices == 1 || self.matrices == 2);
         assert!((self.tile_tokens / 2).is_multiple_of(CORE_MATRIX_ROWS), "half a tile is whole core matrices");
         assert!(self.tile_tokens > 0 && self.tile_tokens <= MAX_TILE_TOKENS, "there are main loops up to N = 128");
-        assert!(self.consumers == 2 || self.consumers == 4, "two warpgroups take turns, or four do not");
-        assert!(!self.narrow || self.consumers == 2, "of a narrow plain tile, each of two warpgroups has a panel");
+        match self.consumers {
+            1 => assert!(self.narrow && self.matrices == 1, "one warpgroup has both panels of a narrow plain tile"),
+            2 => {}
+            4 => assert!(!self.narrow, "of a narrow plain tile, each of two warpgroups has a panel"),
+            _ => panic!("two warpgroups take turns, or four or one do not"),
+        }
         self.registers().check(self.consumers);
     }
 }
@@ -151,6 +159,9 @@ pub struct Registers {
 }
 
 impl Registers {
+    /// If one warpgroup multiplies: as many for both, which no instruction has to say.
+    pub const OF_ONE_CONSUMER: Self = Self { producer: 248, consumer: 248 };
+
     /// If two warpgroups multiply.
     pub const OF_TWO_CONSUMERS: Self = Self { producer: 24, consumer: 240 };
 

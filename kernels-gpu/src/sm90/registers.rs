@@ -1,4 +1,5 @@
-//! How the warpgroups of a block share its registers: [`Shape::registers`] as the instruction wants them, as constants.
+//! How the warpgroups of a block share its registers: [`Shape::registers`] as the instruction wants them, as constants. Where one
+//! warpgroup multiplies, a thread has as many as it can have from the start.
 
 use cuda_std::setmaxnreg::{setmaxnreg_dec, setmaxnreg_inc};
 
@@ -12,6 +13,9 @@ use super::{Registers, Shape};
 pub unsafe fn give_registers(shape: Shape) {
     // SAFETY: what `# Safety` above asks; `Registers::check` knows how many a thread has.
     unsafe {
+        if shape.consumers == 1 {
+            return;
+        }
         if shape.consumers == 2 {
             setmaxnreg_dec::<{ Registers::OF_TWO_CONSUMERS.producer }>();
         } else {
@@ -28,6 +32,9 @@ pub unsafe fn give_registers(shape: Shape) {
 pub unsafe fn take_registers(shape: Shape) {
     // SAFETY: as above.
     unsafe {
+        if shape.consumers == 1 {
+            return;
+        }
         if shape.consumers == 2 {
             setmaxnreg_inc::<{ Registers::OF_TWO_CONSUMERS.consumer }>();
         } else {

@@ -2,7 +2,7 @@
 //!
 //! `layout` says how operands lie in memory, and `kernel` computes with them. It runs on an instruction set that is
 //! chosen at run time; each has a file. `epilogue` turns sums into outputs. `products` spreads the tiles of products over
-//! the threads of rayon. This file computes steps of NVFP4 tokens that way, `moe` whole layers.
+//! the threads of rayon. This file computes steps of NVFP4 tokens that way, `moe` and `linear` whole layers.
 
 mod activation;
 #[cfg(target_arch = "x86_64")]
@@ -12,6 +12,7 @@ mod avx512;
 mod epilogue;
 mod kernel;
 mod layout;
+mod linear;
 mod moe;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -28,8 +29,9 @@ use self::epilogue::Epilogue;
 use self::kernel::{Kernel, Simd};
 use self::layout::{Bits16, Nvfp4, Panels, unpack_nvfp4};
 use self::products::{Product, Products, TokenBuffer};
-use super::{Backend, Layer, MoeLayer};
+use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
+use crate::linear::LinearWeights;
 use crate::moe::MoeWeights;
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
@@ -178,6 +180,10 @@ impl Backend for Cpu {
 
     fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
         router::route(router, logits)
+    }
+
+    fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+        Ok(Box::new(linear::CpuLinear::new(self.isa.name(), self.kernels().bits16, weights)?))
     }
 }
 

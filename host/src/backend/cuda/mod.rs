@@ -18,6 +18,7 @@ mod event;
 mod graph;
 mod layer;
 mod layout;
+mod linear;
 mod maps;
 mod moe;
 mod planned;
@@ -33,16 +34,19 @@ pub use cuda_driver::sys::{CUdeviceptr, CUstream};
 pub use device::{DeviceInfo, Options, devices};
 pub use gpu_arch::Capability;
 pub use layer::CudaLayer;
+pub use linear::{CudaLinear, LinearTensor};
 pub use moe::{CudaMoeLayer, MoeGraph, MoeLauncher, MoeTensor, MoeTensors, PackedMoe};
 pub use resident::{Cache, ResidentStep, Timing};
 pub use router::RouterLauncher;
 
-use super::{Backend, Layer, MoeLayer};
+use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
 use crate::kernels::builds;
 pub use crate::kernels::group::DeviceGroup;
+pub use crate::kernels::linear_sm90::LinearArguments;
 pub use crate::kernels::moe::{MoeArguments, weight_bytes, workspace_bytes};
 pub use crate::kernels::router::RouterArguments;
+use crate::linear::{LinearSizes, LinearWeights};
 use crate::moe::{MoeSizes, MoeWeights};
 use crate::plan::roofline::{GPUS, Peaks};
 use crate::plan::variant::Variant;
@@ -145,6 +149,36 @@ impl Cuda {
         unsafe { CudaMoeLayer::pack(device, sizes, experts, shared, expert_map, graph) }
     }
 
+    /// Brings the weights of a linear layer to the device and packs them there. This is [`Backend::prepare_linear`] with a type
+    /// that also takes calls from device memory ([`CudaLinear::launch`]).
+    ///
+    /// # Errors
+    /// [`Error::NotComputed`] if no kernel computes such layers on this device; [`Error::Driver`], for instance when the
+    /// device's memory does not hold them.
+    pub fn prepare_linear_layer(&self, weights: &LinearWeights<'_>) -> Result<CudaLinear, Error> {
+        CudaLinear::prepare(self.device.clone(), weights, self.variant.graph)
+    }
+
+    /// As [`Cuda::prepare_linear_layer`], of a tensor that lies on the device: an engine's, or a checkpoint's. It is not needed
+    /// any more afterwards.
+    ///
+    /// # Errors
+    /// As [`Cuda::prepare_linear_layer`]; [`Error::Invalid`] if sizes or alignments are wrong, or a scale is negative or NaN, with
+    /// its place.
+    ///
+    /// # Safety
+    ///
+    /// A tensor of these sizes lies where it says, the device can read it, and nothing that writes it is under way.
+    pub unsafe fn pack_linear_layer(
+        &self,
+        sizes: LinearSizes,
+        tensor: &LinearTensor,
+        bias: Option<&[f32]>,
+    ) -> Result<CudaLinear, Error> {
+        // SAFETY: `# Safety` above.
+        unsafe { CudaLinear::pack(self.device.clone(), sizes, tensor, bias, self.variant.graph) }
+    }
+
     /// What packs and launches MoE layers whose weights and workspace lie in the caller's memory. It loads the kernels, so that
     /// none is loaded while a stream is captured.
     ///
@@ -177,6 +211,10 @@ impl Backend for Cuda {
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(Box::new(self.prepare_moe_layer(weights)?))
+    }
+
+    fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
+        Ok(Box::new(self.prepare_linear_layer(weights)?))
     }
 
     fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {

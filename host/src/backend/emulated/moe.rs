@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use ptx_emulator::{Buffer, Device};
+use ptx_emulator::{Buffer, Device, Report as Counters};
 
-use super::{Counters, Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS};
+use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, moe_arch, upload};
 use crate::backend::MoeLayer;
 use crate::error::Error;
 use crate::format::Matrix;
@@ -62,13 +62,6 @@ impl PlacedWorkspace {
             device.write(part, 0, &vec![POISON; part.bytes as usize]);
         }
     }
-}
-
-/// Brings an array to the device.
-fn upload<T: bytemuck::NoUninit>(device: &mut Device, array: &[T], name: &str) -> Buffer {
-    let buffer = device.upload(array);
-    device.name(buffer, name);
-    buffer
 }
 
 /// Brings experts to the device.
@@ -148,7 +141,7 @@ impl EmulatedMoeLayer {
     /// A layer on an empty device.
     pub fn new(gpu: Emulated, weights: &MoeWeights<'_>) -> Result<Self, Error> {
         if !gpu.runs_moe() {
-            let (arch, other) = (&gpu.arch, super::moe_arch());
+            let (arch, other) = (&gpu.arch, moe_arch());
             return Err(Error::NotComputed(format!("there is no MoE layer for {arch} yet; take {other} or the CPU")));
         }
         let mut device = gpu.memory();

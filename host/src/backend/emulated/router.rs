@@ -1,6 +1,6 @@
 //! Routers in the emulator: the launch that `backend::cuda` would queue.
 
-use super::{Emulated, OUTPUT, TOKENS, WEIGHTS};
+use super::gpu::{Emulated, OUTPUT, TOKENS, WEIGHTS};
 use crate::error::Error;
 use crate::kernels::router::{RouterArguments, launch};
 use crate::router::{Logits, Router, Routes};

@@ -23,17 +23,21 @@ use crate::cli::parse;
   nvfp4 run --shape group-test-1 --backend emulated --ptx target/ptx/gated_sm90.sm_90a.ptx
   nvfp4 run --variant streams=4,graph            a launch for each group over 4 streams, replayed as a CUDA graph
   nvfp4 run --op moe --shape mixtral-8x7b --tokens 8 --routing zipf
+  nvfp4 run --op linear --shape 16,4096,7168     one matrix, M,N,K
+  nvfp4 run --op moe --weights model/ --layer 3 --tokens 64
+  nvfp4 run --op linear --weights model/ --tensor model.layers.0.self_attn.q_proj
   nvfp4 run --weights model/ --layer 3 --tokens 16
   nvfp4 run --weights model/ --layer 3 --activations tokens.safetensors --output out.safetensors
 
 Exit codes: 0 nothing wrong, 1 a wrong result or a fault of the kernel, 2 bad input or usage, 3 no such device.")]
 pub struct Args {
-    /// A built-in shape or layer (see `nvfp4 shapes`), FILE.json or FILE.json#NAME [default: moe-1; qwen3-30b-a3b of --op moe].
+    /// A built-in shape or layer (see `nvfp4 shapes`), FILE.json or FILE.json#NAME; M,N,K of --op linear [default: moe-1;
+    /// qwen3-30b-a3b of --op moe; 16,2048,4096 of --op linear].
     #[arg(long, conflicts_with = "weights", value_parser = parse::shape(), hide_possible_values = true)]
     pub shape: Option<String>,
     /// The operation, in place of the shape's own: gated, SiLU of the gate projection times the up projection; plain, one
-    /// matrix product; or moe, a whole layer from hidden states to hidden states. Of a checkpoint gated takes gate and up
-    /// projections, plain the down projections [default: gated; moe of a built-in layer].
+    /// matrix product; moe, a whole layer from hidden states to hidden states; or linear, one matrix with tokens of 16 bits. Of
+    /// a checkpoint gated takes gate and up projections, plain the down projections [default: gated; moe of a built-in layer].
     #[arg(long, value_parser = parse::named(&Operation::ALL, |op| op.name()))]
     pub op: Option<Operation>,
     /// Where to run; auto takes a CUDA GPU if there is one.
@@ -82,16 +86,20 @@ pub struct Args {
     /// Which experts the tokens of --op moe name: uniform, or zipf, few of them often [default: the layer's own, or uniform].
     #[arg(long, value_parser = parse::routing())]
     pub routing: Option<Routing>,
-    /// Type of the output, and of the tokens of --op moe [default: f16; bf16 of --op moe].
+    /// Type of the output, and of the tokens of --op moe and linear [default: f16; bf16 of --op moe and linear].
     #[arg(long, visible_alias = "dtype", value_name = "DTYPE", value_parser = parse::out_dtype())]
     pub out_dtype: Option<OutDtype>,
     /// An NVFP4 checkpoint: a .safetensors file, its index, or the folder of a model.
-    #[arg(long, value_name = "CHECKPOINT", requires = "layer", value_hint = ValueHint::AnyPath)]
+    #[arg(long, value_name = "CHECKPOINT", requires = "place", value_hint = ValueHint::AnyPath)]
     pub weights: Option<PathBuf>,
     /// The layer of the checkpoint.
-    #[arg(long, requires = "weights")]
+    #[arg(long, requires = "weights", group = "place")]
     pub layer: Option<usize>,
-    /// Generated tokens: for each expert of the checkpoint [default: 16], or those of --op moe [default: the layer's own].
+    /// The weight of the checkpoint, of --op linear: a module such as model.layers.0.self_attn.q_proj.
+    #[arg(long, value_name = "NAME", requires = "weights", group = "place")]
+    pub tensor: Option<String>,
+    /// Generated tokens: for each expert of the checkpoint [default: 16], or those of --op moe and linear [default: the shape's
+    /// own].
     #[arg(long, value_name = "N")]
     pub tokens: Option<usize>,
     /// Tokens from a file: `hidden` [T, K] and `group_sizes` [experts], sorted by expert.
@@ -133,7 +141,7 @@ fn variant_help() -> String {
 /// What `--help` says of `--arch`.
 fn arch_help() -> String {
     let (arches, default, moe) = (emulated::arches().join(", "), emulated::default_arch(), emulated::moe_arch());
-    format!("The emulated GPU: {arches} [default: {default}; {moe} of --op moe]")
+    format!("The emulated GPU: {arches} [default: {default}; {moe} of --op moe and linear]")
 }
 
 /// What is computed.
@@ -143,17 +151,20 @@ pub enum Operation {
     Groups(Op),
     /// A whole MoE layer.
     Moe,
+    /// A linear layer.
+    Linear,
 }
 
 impl Operation {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Groups(Op::Gated), Self::Groups(Op::Plain), Self::Moe];
+    pub const ALL: [Self; 4] = [Self::Groups(Op::Gated), Self::Groups(Op::Plain), Self::Moe, Self::Linear];
 
     /// Its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Groups(op) => op.name(),
             Self::Moe => "moe",
+            Self::Linear => "linear",
         }
     }
 }

@@ -4,7 +4,7 @@ use anyhow::Context;
 use nvfp4::backend::emulated::{self, Card, Emulated};
 use nvfp4::files::read_bounded;
 
-use super::args::Args;
+use super::args::{Args, Operation};
 
 /// The emulated GPU, by a card's clock if that was asked for.
 pub fn by_card(args: &Args) -> anyhow::Result<Emulated> {
@@ -29,7 +29,11 @@ fn arch(args: &Args) -> Option<&str> {
 pub fn untimed(args: &Args) -> anyhow::Result<Emulated> {
     let options =
         emulated::Options { schedule: args.schedule.unwrap_or_default(), sms: args.sms, ..Default::default() };
-    let default_arch = if args.is_moe() { emulated::moe_arch() } else { emulated::default_arch() };
+    let default_arch = match args.op {
+        Some(Operation::Linear) => emulated::linear_arch(),
+        _ if args.is_moe() => emulated::moe_arch(),
+        _ => emulated::default_arch(),
+    };
     let Some(path) = &args.ptx else {
         let arch = arch(args).unwrap_or(default_arch);
         return Ok(Emulated::new(arch, options)?.with_variant(args.variant)?);

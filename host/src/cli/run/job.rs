@@ -33,7 +33,7 @@ pub struct Job<'a> {
 
 /// The job of a layer of a checkpoint.
 pub fn loaded<'a>(args: &Args, checkpoint: &'a Checkpoint) -> anyhow::Result<Job<'a>> {
-    let number = args.layer.expect("clap requires it beside --weights");
+    let number = args.layer.expect("clap requires it or --tensor beside --weights");
     let layer = checkpoint.layer(number, args.grouped_op().unwrap_or(Op::Gated))?;
     let (tokens, input) = match &args.activations {
         Some(path) => (Activations::open(path)?.quantize(&layer.input_scales)?, path.display().to_string()),

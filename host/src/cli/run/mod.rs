@@ -3,6 +3,7 @@
 mod args;
 mod emulated_gpu;
 mod job;
+mod linear;
 mod moe;
 mod prediction;
 mod report;
@@ -22,7 +23,7 @@ use nvfp4::problem::Step;
 use super::progress::Progress;
 use super::{exit, note_leftovers};
 pub use args::Args;
-use args::Choice;
+use args::{Choice, Operation};
 use job::Job;
 use report::Report;
 use verification::verify;
@@ -32,6 +33,12 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let backend = choose_backend(args)?;
     if args.is_moe() {
         return moe::run(args, backend, out);
+    }
+    if args.op == Some(Operation::Linear) {
+        return linear::run(args, backend, out);
+    }
+    if args.tensor.is_some() {
+        bail!("--tensor is of --op linear; give --layer of a checkpoint instead, or add --op linear");
     }
     if args.routing.is_some() || args.tokens.is_some() && args.weights.is_none() {
         bail!("--routing is of --op moe, --tokens of --op moe or of --weights; add one of them");

@@ -1,4 +1,4 @@
-//! `nvfp4 run --op moe`: a whole layer. Inputs from a seed, a backend, runs, the comparison in stages, a report.
+//! `nvfp4 run --op moe`: a whole layer. Inputs from a seed or a layer of a checkpoint, a backend, runs, the comparison in stages, a report.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use anyhow::bail;
 use nvfp4::backend::{Backend, MoeLayer, cpu::Cpu};
+use nvfp4::checkpoint::Checkpoint;
 use nvfp4::generate::Generator;
+use nvfp4::linear;
 use nvfp4::moe::compare::{MoeComparison, compare_sample, compare_with_progress, elements};
-use nvfp4::moe::generate::{self, Routing};
-use nvfp4::moe::{LayerShape, MoeOutput, MoeSizes, MoeStep, MoeWeights, shape};
+use nvfp4::moe::generate;
+use nvfp4::moe::{MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights, shape};
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::OutDtype;
 use nvfp4::{Error, printable};
@@ -26,25 +28,67 @@ const SHAPE: &str = "qwen3-30b-a3b";
 /// Elements of each stage in a sample.
 const SAMPLE: usize = 4096;
 
+/// Tokens for a layer of a checkpoint, if no other number is given.
+const TOKENS: usize = 16;
+
 /// Runs the layer on the backend that was chosen, and prints the report.
-pub fn run(args: &Args, mut backend: Box<dyn Backend>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    if args.weights.is_some() || args.output.is_some() {
-        bail!("--weights and --output are not of --op moe; leave them out");
+pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    if args.output.is_some() || args.activations.is_some() || args.tensor.is_some() {
+        bail!("--output, --activations and --tensor are not of --op moe; leave them out");
     }
     if args.variant != (Variant { graph: args.variant.graph, ..Default::default() }) {
         bail!("of --variant, --op moe takes graph alone; leave the other words out");
     }
+    let dtype = args.out_dtype.unwrap_or(OutDtype::Bf16);
+    if let Some(path) = &args.weights {
+        let number = args.layer.expect("clap requires it or --tensor beside --weights");
+        if args.routing.is_some() {
+            bail!("a layer of a checkpoint has its own router; leave --routing out");
+        }
+        let checkpoint = Checkpoint::open(path)?;
+        let layer = checkpoint.moe_layer(number, dtype)?;
+        let (sizes, tokens) = (layer.weights.sizes(), args.tokens.unwrap_or(TOKENS));
+        check_memory(&sizes, tokens)?;
+        let generator = args.input.unwrap_or_default();
+        let hidden = linear::generate::inputs(generator, tokens, sizes.hidden, dtype, args.seed)?.x.into_owned();
+        let inputs = layer.router.inputs(sizes, hidden)?;
+        let name = format!("{} layer {number}", path.display());
+        let job = Job { name, generator, routing: "its router's", weights: layer.weights, inputs };
+        return compute(args, job, backend, &|| Ok(checkpoint.check_unchanged()?), out);
+    }
     let name = args.shape.as_deref().unwrap_or(SHAPE);
     let shape = shape::find(name)?;
-    let dtype = args.out_dtype.unwrap_or(OutDtype::Bf16);
     let (generator, routing) = (args.input.unwrap_or(shape.input), args.routing.unwrap_or(shape.routing));
     let tokens = args.tokens.unwrap_or(shape.tokens);
-    check_memory(&shape, tokens)?;
+    check_memory(&shape.sizes(dtype), tokens)?;
     let inputs = generate::inputs(&shape, generator, routing, dtype, tokens, args.seed)?;
     let weights = {
         let progress = Progress::new("generating", shape.experts + usize::from(shape.shared_intermediate.is_some()));
         generate::weights(&shape, generator, dtype, args.seed, &|| progress.add(1))?
     };
+    let job = Job { name: name.into(), generator, routing: routing.name(), weights, inputs };
+    compute(args, job, backend, &|| Ok(()), out)
+}
+
+/// What is computed.
+struct Job<'a> {
+    name: String,
+    generator: Generator,
+    /// Which experts tokens name, in a word.
+    routing: &'static str,
+    weights: MoeWeights<'a>,
+    inputs: MoeInputs<'static>,
+}
+
+/// Runs the job and prints the report. `check_inputs` is asked before anything is said of numbers that came from files.
+fn compute(
+    args: &Args,
+    job: Job<'_>,
+    mut backend: Box<dyn Backend>,
+    check_inputs: &dyn Fn() -> anyhow::Result<()>,
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
+    let Job { name, generator, routing, weights, inputs } = job;
     let step = MoeStep::new(&weights, inputs)?;
     let mut layer = match backend.prepare_moe(&weights) {
         Err(Error::NotComputed(_)) if args.backend == Choice::Auto => {
@@ -54,10 +98,11 @@ pub fn run(args: &Args, mut backend: Box<dyn Backend>, out: &mut impl Write) -> 
         prepared => prepared?,
     };
     let Runs { times, host_times, comparison, same_bits } = runs(args, &weights, &step, layer.as_mut())?;
+    check_inputs()?;
     let median = |times: &[Duration]| times.get(times.len() / 2).copied();
     let report = Report {
         args,
-        shape: name,
+        shape: &name,
         generator,
         routing,
         weights: &weights,
@@ -80,13 +125,13 @@ pub fn run(args: &Args, mut backend: Box<dyn Backend>, out: &mut impl Write) -> 
 }
 
 /// Refuses a layer that this machine's memory cannot hold, before anything is allocated.
-fn check_memory(shape: &LayerShape, tokens: usize) -> anyhow::Result<()> {
-    let widths = shape.intermediate.saturating_mul(3).saturating_add(shape.shared_intermediate.unwrap_or(0));
-    let matrix = shape.hidden as f64 * shape.intermediate.max(shape.shared_intermediate.unwrap_or(0)) as f64;
+fn check_memory(sizes: &MoeSizes, tokens: usize) -> anyhow::Result<()> {
+    let widths = sizes.intermediate.saturating_mul(3).saturating_add(sizes.shared_intermediate.unwrap_or(0));
+    let matrix = sizes.hidden as f64 * sizes.intermediate.max(sizes.shared_intermediate.unwrap_or(0)) as f64;
     // What is counted: the weights and their prepared copy, at 9/16 of a byte an element each; f32 numbers while one matrix is
     // quantised; 16-bit rows, those of two outputs, and the f32 sums of one expert.
-    let weights = 3.0 * matrix * (shape.experts + 1) as f64 * 2.0 * 9.0 / 16.0;
-    let rows = tokens as f64 * (shape.top_k + 1) as f64 * (widths + shape.hidden) as f64;
+    let weights = 3.0 * matrix * (sizes.experts + 1) as f64 * 2.0 * 9.0 / 16.0;
+    let rows = tokens as f64 * (sizes.top_k + 1) as f64 * (widths + sizes.hidden) as f64;
     job::check_present(weights + 4.0 * matrix + 8.0 * rows, "take fewer tokens or a smaller layer")
 }
 
@@ -140,7 +185,7 @@ struct Report<'a> {
     args: &'a Args,
     shape: &'a str,
     generator: Generator,
-    routing: Routing,
+    routing: &'static str,
     weights: &'a MoeWeights<'a>,
     step: &'a MoeStep<'a>,
     backend: &'a dyn Backend,
@@ -198,7 +243,7 @@ impl Report<'_> {
             "device": self.backend.device(),
             "shape": self.shape,
             "input": self.generator.name(),
-            "routing": self.routing.name(),
+            "routing": self.routing,
             "dtype": sizes.dtype.name(),
             "hidden": sizes.hidden,
             "intermediate": sizes.intermediate,
@@ -236,7 +281,7 @@ impl Report<'_> {
             "{} moe · {}, {} routing, {} · {} on {}, {}",
             printable(self.shape),
             self.generator.name(),
-            self.routing.name(),
+            self.routing,
             sizes.dtype.name(),
             self.backend.name(),
             self.backend.device(),

@@ -1,0 +1,129 @@
+//! The layer against a driver whose kernels are Rust functions fed by the parameters.
+
+use fake_cuda::{FakeCuda, Launch as FakeLaunch};
+
+use super::*;
+use crate::backend::Backend;
+use crate::backend::cuda::Cuda;
+use crate::bias::Bias;
+use crate::generate::Generator;
+use crate::kernels::KERNELS;
+use crate::kernels::kernel::Kernel;
+use crate::linear::compare::compare;
+use crate::linear::{LinearInputs, generate};
+use crate::plan::variant::Variant;
+use crate::problem::OutDtype;
+
+const K: usize = 80;
+const N: usize = 48;
+
+fn kernel(launch: &FakeLaunch) {
+    let is_of = |kernel: &&&dyn Kernel| kernel.entries().iter().any(|entry| entry.name == launch.kernel);
+    KERNELS.iter().find(is_of).expect("an entry of a kernel").fake(launch);
+}
+
+fn hopper() -> FakeCuda {
+    let fake = fake_cuda::install();
+    fake.set_device(9, 0, 4);
+    fake.on_launch(kernel);
+    fake
+}
+
+fn weights(dtype: OutDtype) -> LinearWeights<'static> {
+    generate::weights(Generator::Gaussian, N, K, dtype, 1).unwrap()
+}
+
+fn inputs(dtype: OutDtype, tokens: usize) -> LinearInputs<'static> {
+    generate::inputs(Generator::Gaussian, tokens, K, dtype, 2).unwrap()
+}
+
+fn check(layer: &mut dyn LinearLayer, weights: &LinearWeights<'_>, inputs: LinearInputs<'_>) -> LinearOutput {
+    let step = LinearStep::new(weights, inputs).unwrap();
+    let mut output = LinearOutput::new(&step);
+    layer.execute(&step, &mut output).unwrap();
+    let found = compare(weights, &step, &output);
+    assert_eq!((found.checked, found.mismatches), (step.tokens() * N, 0), "{:?}", found.first);
+    output
+}
+
+#[test]
+fn a_layer_is_one_launch_with_and_without_a_bias_or_a_graph() {
+    let _fake = hopper();
+    for dtype in [OutDtype::F16, OutDtype::Bf16] {
+        let bits = (0..N).map(|i| dtype.round(i as f64 / 4.0 - 3.0)).collect();
+        let biases = [None, Some(Bias::F32((0..N).map(|i| i as f32 / 3.0).collect())), Some(Bias::Token(bits))];
+        for (bias, graph) in biases.into_iter().zip([false, true, false]) {
+            let weights = match bias {
+                Some(bias) => weights(dtype).with_bias(bias).unwrap(),
+                None => weights(dtype),
+            };
+            let gpu = Cuda::open(0).unwrap().with_variant(Variant { graph, ..Default::default() }).unwrap();
+            let mut layer = gpu.prepare_linear(&weights).unwrap();
+            for tokens in [1, 7, 0, 200] {
+                check(layer.as_mut(), &weights, inputs(dtype, tokens));
+                assert_eq!(layer.launches(), (tokens > 0).then_some(1));
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_may_lie_apart_at_any_stride() {
+    let _fake = hopper();
+    let weights = weights(OutDtype::Bf16);
+    let mut layer = Cuda::open(0).unwrap().prepare_linear(&weights).unwrap();
+    let near = inputs(OutDtype::Bf16, 5);
+    let expected = check(layer.as_mut(), &weights, near.clone());
+    for stride in [81, 88] {
+        let far = near.x.chunks(K).flat_map(|token| [token, &vec![0x7FC0; stride - K]].concat());
+        let far = LinearInputs { x: far.collect::<Vec<_>>().into(), stride, ..near };
+        assert_eq!(check(layer.as_mut(), &weights, far), expected);
+    }
+}
+
+#[test]
+fn tensors_on_the_device_are_packed_and_called_on_a_stream_of_the_callers() {
+    let _fake = hopper();
+    let (weights, gpu) = (weights(OutDtype::F16), Cuda::open(0).unwrap());
+    let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
+    let (values, mut scales) = (upload(weights.matrix().values()), upload(weights.matrix().scales()));
+    let tensor = |scales: &DeviceBuffer<u8>| LinearTensor {
+        values: values.as_device_ptr().as_raw(),
+        scales: scales.as_device_ptr().as_raw(),
+        global_scale: weights.matrix().global_scale(),
+    };
+    // SAFETY: the tensor lies in the buffers.
+    let mut layer = unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor(&scales), None).unwrap() };
+    let expected = check(&mut layer, &weights, inputs(OutDtype::F16, 9));
+
+    let (tokens, out) = (inputs(OutDtype::F16, 9).x, DeviceBuffer::from_slice(&vec![0xFFFF_u16; 9 * N]).unwrap());
+    let tokens = upload(bytemuck::cast_slice(&tokens));
+    let arguments = LinearArguments {
+        token_count: 9,
+        tokens: tokens.as_device_ptr().as_raw(),
+        token_pitch: 2 * K,
+        output: out.as_device_ptr().as_raw(),
+    };
+    let stream = Stream::new(StreamFlags::NON_BLOCKING, None).unwrap();
+    // SAFETY: operands of these sizes, which stay until the stream was waited for.
+    assert_eq!(unsafe { layer.launch(&arguments, stream.as_inner()).unwrap() }, 1);
+    stream.synchronize().unwrap();
+    let mut found = vec![0; 9 * N];
+    out.copy_to(&mut found).unwrap();
+    assert_eq!(found, expected.out);
+
+    let mut spoilt = weights.matrix().scales().to_vec();
+    spoilt[2 * K / 16 + 3] = 0x7f;
+    scales.copy_from(&spoilt).unwrap();
+    // SAFETY: as above.
+    let error = unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor(&scales), None).err().unwrap() };
+    assert_eq!(error.to_string(), "the scale of row 2, block 3 is negative or NaN");
+}
+
+#[test]
+fn a_card_without_such_a_kernel_is_refused_with_what_to_do() {
+    let fake = fake_cuda::install();
+    fake.set_device(8, 0, 4);
+    let error = Cuda::open(0).unwrap().prepare_linear(&weights(OutDtype::F16)).err().unwrap().to_string();
+    assert!(error.contains("no linear layer for compute capability 8.0 yet; take the CPU"), "{error}");
+}

@@ -1,0 +1,140 @@
+//! A linear layer in the emulator.
+
+use std::time::{Duration, Instant};
+
+use ptx_emulator::{Buffer, Device, Report as Counters};
+
+use super::gpu::{Emulated, OUTPUT, TOKENS, WEIGHTS, linear_arch, upload};
+use crate::backend::LinearLayer;
+use crate::error::Error;
+use crate::kernels::linear_sm90::{self, LinearArguments, PlacedLinear, panels};
+use crate::kernels::moe::token_type;
+use crate::linear::{LinearOutput, LinearStep, LinearWeights};
+
+/// Bytes that are NaN as numbers.
+const POISON: u16 = 0xFFFF;
+
+/// A layer in an emulated device's memory.
+pub(super) struct EmulatedLinear {
+    gpu: Emulated,
+    device: Device,
+    layer: PlacedLinear,
+    /// Tokens and output of the last step. They are freed when the next begins, so no step finds another's.
+    step: Vec<Buffer>,
+    done: Option<Counters>,
+}
+
+impl EmulatedLinear {
+    /// A layer on an empty device.
+    pub fn new(gpu: Emulated, weights: &LinearWeights<'_>) -> Result<Self, Error> {
+        if !gpu.runs_linear() {
+            let (arch, other) = (&gpu.arch, linear_arch());
+            return Err(Error::NotComputed(format!(
+                "there is no linear layer for {arch} yet; take {other} or the CPU"
+            )));
+        }
+        let mut device = gpu.memory();
+        let sizes = weights.sizes();
+        let packed = panels::pack(weights.matrix(), token_type(sizes.dtype));
+        let layer = PlacedLinear {
+            sizes,
+            panels: upload(&mut device, &packed, WEIGHTS).address,
+            alpha: weights.matrix().global_scale().to_bits(),
+            bias: weights.bias().map_or(0, |bias| upload(&mut device, &bias, WEIGHTS).address),
+        };
+        Ok(Self { gpu, device, layer, step: Vec::new(), done: None })
+    }
+}
+
+impl LinearLayer for EmulatedLinear {
+    fn kernel(&self) -> &str {
+        "linear_sm90"
+    }
+
+    fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
+        step.check_fits(self.layer.sizes)?;
+        output.check_fits(step)?;
+        self.done = None;
+        for buffer in self.step.drain(..) {
+            self.device.free(buffer);
+        }
+        if step.tokens() == 0 {
+            return Ok(Duration::ZERO);
+        }
+        let k = self.layer.sizes.k;
+        let stride = step.stride().next_multiple_of(8);
+        // Between tokens are bytes that are NaN as numbers, behind the last one nothing.
+        let mut tokens = vec![POISON; (step.tokens() - 1) * stride + k];
+        for (token, to) in tokens.chunks_mut(stride).enumerate() {
+            to[..k].copy_from_slice(step.token(token));
+        }
+        // The output as the caller left it, so that an element which the kernel forgets keeps its poison.
+        let [tokens, out] =
+            [(&tokens, TOKENS), (&output.out, OUTPUT)].map(|(array, name)| upload(&mut self.device, array, name));
+        self.step.extend([tokens, out]);
+        let arguments = LinearArguments {
+            token_count: step.tokens(),
+            tokens: tokens.address,
+            token_pitch: size_of::<u16>() * stride,
+            output: out.address,
+        };
+        let launch = linear_sm90::launch(&self.layer, &arguments, self.gpu.sms)?;
+        self.gpu.clock.iter().for_each(|clock| clock.begin());
+        let start = Instant::now();
+        let done = self.gpu.launch(&mut self.device, &launch, &mut self.step);
+        let time = start.elapsed();
+        output.out.copy_from_slice(&self.device.download(out));
+        self.done = Some(done?);
+        Ok(time)
+    }
+
+    fn launches(&self) -> Option<usize> {
+        self.done.as_ref().map(|_| 1)
+    }
+
+    fn counters(&self) -> Option<&Counters> {
+        self.done.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels_gpu::linear_sm90::abi::matrix_bytes;
+
+    use super::*;
+    use crate::backend::emulated::Options;
+    use crate::format::Matrix;
+    use crate::linear::LinearSizes;
+    use crate::problem::OutDtype;
+
+    #[test]
+    fn the_device_packs_what_the_host_packs_and_finds_the_first_scale_that_is_none() {
+        let gpu = Emulated::new("sm_90a", Options::default()).unwrap();
+        for (n, k) in [(16usize, 16usize), (80, 144), (64, 128), (144, 272)] {
+            let values: Vec<u8> = (0..n * k / 2).map(|i| (i * 97 + i / 251) as u8).collect();
+            let mut scales: Vec<u8> = (0..n * k / 16).map(|i| (i * 31 % 127) as u8).collect();
+            let matrix = Matrix::new(n, k, values.clone(), scales.clone(), 1.0).unwrap();
+            let is_invalid = scales.len() > 5;
+            for (dtype, spoil) in [(OutDtype::F16, false), (OutDtype::Bf16, false), (OutDtype::Bf16, true)] {
+                if spoil && is_invalid {
+                    (scales[3], scales[5]) = (0x80, 0x7f);
+                }
+                let mut device = gpu.memory();
+                let to = device.allocate(matrix_bytes(n as u32, k as u32));
+                let operands = [device.upload(&values).address, device.upload(&scales).address];
+                let invalid = device.upload(&[u64::MAX]);
+                let sizes = LinearSizes { n, k, dtype, bias: false };
+                let launch = linear_sm90::pack(&sizes, operands, to.address, invalid.address).unwrap();
+                gpu.launch(&mut device, &launch, &mut Vec::new()).unwrap();
+                let found = device.download::<u64>(invalid)[0];
+                if spoil && is_invalid {
+                    assert_eq!(found, 3, "{n}×{k}");
+                } else {
+                    assert_eq!(found, u64::MAX);
+                    let of_host = panels::pack(&matrix, token_type(dtype));
+                    assert!(device.download::<u8>(to) == of_host, "{n}×{k} {dtype:?}");
+                }
+            }
+        }
+    }
+}

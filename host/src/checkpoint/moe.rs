@@ -1,0 +1,331 @@
+//! A whole MoE layer of a model: its routed experts, the shared one and the router. What is not understood of its block is refused: it
+//! would change what the layer computes.
+
+use rayon::prelude::*;
+
+use super::layer::{Block, Kind};
+use super::linear::BIAS;
+use super::model_config::ModelConfig;
+use super::names::{Aside, ROUTER_WEIGHTS, Role};
+use super::router::{LayerRouter, scoring};
+use super::{Checkpoint, Dtype, Format};
+use crate::bias::Bias;
+use crate::error::Error;
+use crate::format::{BLOCK, Matrix};
+use crate::moe::{Activation, Biases, MoeExpert, MoeWeights};
+use crate::problem::OutDtype;
+use crate::router::{Router, Scoring};
+
+/// What an MoE layer multiplies tokens with.
+const ROLES: [Role; 4] = [Role::Gate, Role::Up, Role::Down, Role::GateUp];
+
+/// Keys of a configuration that say how many experts a token names.
+const TOP_K: [&str; 5] = ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"];
+
+/// The numbers that correct the router's choice, under the router's name or beside it.
+const CORRECTIONS: &str = "e_score_correction_bias";
+
+/// What stands behind the module of fused experts in the name of their packed values.
+pub(super) const FUSED_VALUES: [&str; 4] = ["_packed", ".weight_packed", ".weight", ""];
+
+/// As [`FUSED_VALUES`], of the scales.
+pub(super) const FUSED_SCALES: [&str; 3] = ["_weight_scale", ".weight_scale", "_scale"];
+
+/// As [`FUSED_VALUES`], of global scales that divide.
+pub(super) const FUSED_DIVISORS: [&str; 2] = [".weight_global_scale", "_weight_global_scale"];
+
+/// As [`FUSED_VALUES`], of global scales that multiply.
+pub(super) const FUSED_FACTORS: [&str; 3] = ["_weight_scale_2", ".weight_scale_2", "_scale_2"];
+
+/// As [`FUSED_VALUES`], of biases `[E, N]`.
+pub(super) const FUSED_BIASES: [&str; 2] = ["_bias", ".bias"];
+
+/// An MoE layer of a model, its weights in place in the mapped files where they can be.
+#[derive(Clone, Debug)]
+pub struct MoeLayer<'a> {
+    /// Experts, and the shared one if there is one.
+    pub weights: MoeWeights<'a>,
+    /// What chooses them.
+    pub router: LayerRouter,
+    /// What the weights are called, with `*` for the number of the expert.
+    pub modules: Vec<String>,
+}
+
+impl Checkpoint {
+    /// An MoE layer with its router, for tokens of a type. Experts may be stored apart, or all in one tensor `[E, N, K/2]` with
+    /// gate and up in halves, or in turn as gpt-oss has them.
+    ///
+    /// # Errors
+    /// If there is no such layer or it has no experts, a part is missing or wrong, the block has a tensor that is not computed, or
+    /// `config.json` is missing or asks for an activation or a router that is not computed.
+    pub fn moe_layer(&self, layer: usize, dtype: OutDtype) -> Result<MoeLayer<'_>, Error> {
+        let at = |error: Error| error.at(self.path().display());
+        let blocks = self.blocks(Some(layer));
+        let routed = self.routed_block(&blocks, layer).map_err(at)?;
+        let shared: Vec<_> =
+            blocks.iter().filter(|block| block.kind == Kind::Shared && block.path() == routed.path()).collect();
+        for block in [routed].into_iter().chain(shared.iter().copied()) {
+            block.check().map_err(at)?;
+            if let Some(name) = self.not_understood(block, &ROLES, true).first() {
+                return Err(self.not_computed(name));
+            }
+        }
+        let config = ModelConfig::beside(self)?.ok_or_else(|| {
+            let remedy = "it says how the router chooses; give the folder of a whole model".into();
+            at(Error::Missing { name: "config.json".into(), remedy })
+        })?;
+        config.check_transforms()?;
+        let activation = config.activation()?;
+        let at_config = |error: Error| error.at(config.path().display());
+        let (_, top_k) = config.number(&TOP_K).ok_or_else(|| {
+            let name = format!("the number of experts that a token names ({})", TOP_K[0]);
+            at_config(Error::Missing { name, remedy: "download the model again".into() })
+        })?;
+
+        let in_turn =
+            config.get("model_type").and_then(|name| name.as_str()).is_some_and(|name| name.contains("gpt_oss"));
+        let experts = if routed.kind == Kind::Fused {
+            self.fused_experts(routed, activation, in_turn)?
+        } else {
+            self.experts(routed, activation)?
+        };
+        let place = |error: Error| error.at(format_args!("{}: layer {layer}", self.path().display()));
+        let mut weights = MoeWeights::with_activation(dtype, top_k, activation, experts).map_err(place)?;
+        if let [shared] = shared[..] {
+            let expert = self.experts(shared, activation)?.remove(0);
+            weights = weights.with_shared(expert).map_err(place)?;
+        }
+        let router = self.router(routed, &weights, &config)?;
+        let patterns = [routed].into_iter().chain(shared).flat_map(|block| ROLES.map(|role| block.pattern(role)));
+        Ok(MoeLayer { weights, router, modules: patterns.flatten().collect() })
+    }
+
+    /// The one block of a layer with experts that a router chooses.
+    fn routed_block<'b, 'n>(&self, blocks: &'b [Block<'n>], layer: usize) -> Result<&'b Block<'n>, Error> {
+        let mut routed = blocks.iter().filter(|block| matches!(block.kind, Kind::Routed | Kind::Fused));
+        match (routed.next(), routed.next()) {
+            (Some(block), None) => Ok(block),
+            (Some(one), Some(other)) => Err(Error::Invalid(format!(
+                "layer {layer} has two blocks of experts, {} and {}; which to run is not known",
+                one.path(),
+                other.path()
+            ))),
+            (None, _) if !blocks.is_empty() => Err(Error::NotComputed(format!(
+                "layer {layer} has a dense block and no experts; --op gated runs its gate and up projections"
+            ))),
+            (None, _) => Err(self.no_such_block(layer)),
+        }
+    }
+
+    /// Experts of which each has tensors of its own.
+    fn experts(&self, block: &Block<'_>, activation: Activation) -> Result<Vec<MoeExpert<'_>>, Error> {
+        let roles = [("gate", Role::Gate), ("up", Role::Up), ("down", Role::Down)];
+        let modules = roles.map(|(_, role)| block.modules(role));
+        let experts = modules[2].len();
+        for ((what, role), modules) in roles.iter().zip(&modules) {
+            let expected = if *role == Role::Gate && !activation.has_gate() { 0 } else { experts };
+            if modules.len() != expected || experts == 0 {
+                let what = format!("{activation} asks for {expected} {what} projections, and it has {}", modules.len());
+                return Err(Error::NotComputed(what).at(format_args!("{}: {}", self.path().display(), block.path())));
+            }
+        }
+        let part = |role: usize, expert: usize| -> Result<(Matrix<'_>, Option<Bias<'static>>), Error> {
+            let module = &modules[role][expert];
+            let matrix = self.quantized(module)?.matrix;
+            let bias = self.bias(&format!("{module}{BIAS}"), matrix.rows())?;
+            Ok((matrix, bias))
+        };
+        let expert = |expert| {
+            let gate = if activation.has_gate() { Some(part(0, expert)?) } else { None };
+            Ok(expert_of(gate, part(1, expert)?, part(2, expert)?))
+        };
+        (0..experts).into_par_iter().map(expert).collect()
+    }
+
+    /// Experts of which all are in one tensor.
+    fn fused_experts(
+        &self,
+        block: &Block<'_>,
+        activation: Activation,
+        in_turn: bool,
+    ) -> Result<Vec<MoeExpert<'_>>, Error> {
+        let at = |error: Error| error.at(format_args!("{}: {}", self.path().display(), block.path()));
+        let one = |role: Role, what: &str| {
+            let module = block.modules(role).into_iter().next();
+            module.ok_or_else(|| at(Error::NotComputed(format!("it has no {what} projection; export the model again"))))
+        };
+        let down = self.fused(&one(Role::Down, "down")?, 1, false)?;
+        let gate_up = match block.modules(Role::GateUp).first() {
+            Some(module) => self.fused(module, 2, in_turn)?,
+            None => {
+                let up = self.fused(&one(Role::Up, "up")?, 1, false)?;
+                if activation.has_gate() {
+                    let gate = self.fused(&one(Role::Gate, "gate")?, 1, false)?;
+                    if gate.len() != up.len() {
+                        return Err(at(Error::Mismatch { what: "experts of up", got: up.len(), expected: gate.len() }));
+                    }
+                    gate.into_iter().zip(up).map(|(gate, up)| gate.into_iter().chain(up).collect()).collect()
+                } else {
+                    up
+                }
+            }
+        };
+        if gate_up.len() != down.len() {
+            return Err(at(Error::Mismatch { what: "experts of down", got: down.len(), expected: gate_up.len() }));
+        }
+        let experts = gate_up.into_iter().zip(down).map(|(mut gate_up, mut down)| {
+            let up = gate_up.pop().expect("an up at least");
+            let gate = gate_up.pop();
+            if gate.is_some() != activation.has_gate() {
+                return Err(at(Error::NotComputed(format!("{activation} and these projections do not go together"))));
+            }
+            Ok(expert_of(gate, up, down.remove(0)))
+        });
+        experts.collect()
+    }
+
+    /// The matrices of every expert, `parts` each, of a tensor `[E, N, K/2]` of packed values: halves of its rows, or every second
+    /// one. Scales are `[E, N, K/16]`; global scales one, one for each expert, or one for each part.
+    fn fused(&self, module: &str, parts: usize, in_turn: bool) -> Result<Vec<Vec<Part<'_>>>, Error> {
+        let find = |what: &'static str, suffixes: &[&str], dtype: Dtype| {
+            let names = suffixes.iter().map(|suffix| format!("{module}{suffix}"));
+            let name = names.clone().find(|name| self.tensor(name).is_some()).ok_or_else(|| {
+                let remedy = "fused experts need packed values, scales and global scales; quantise the model with `nvfp4 quantize`";
+                let names = names.collect::<Vec<_>>().join(" or ");
+                Error::Missing { name: format!("{what} ({names})"), remedy: remedy.into() }.at(self.path().display())
+            })?;
+            let tensor = self.tensor(&name).expect("found above");
+            if tensor.dtype != dtype {
+                let remedy = "quantise the model with `nvfp4 quantize`";
+                let error = Error::Dtype { got: tensor.dtype, expected: vec![dtype], remedy };
+                return Err(error.at(self.place(&name)));
+            }
+            Ok((name, tensor))
+        };
+        let shape = |name: &str, got: &[usize], expected: String| {
+            Error::Shape { got: got.to_vec(), expected }.at(self.place(name))
+        };
+        let (values_name, values) = find("the values", &FUSED_VALUES, Dtype::U8)?;
+        let &[experts, rows, packed] = values.shape else {
+            return Err(shape(&values_name, values.shape, "[E, N, K/2]".into()));
+        };
+        let k = packed.checked_mul(2).ok_or(Error::TooLarge)?;
+        if rows == 0 || !rows.is_multiple_of(parts) || !k.is_multiple_of(BLOCK) || k == 0 {
+            return Err(shape(
+                &values_name,
+                values.shape,
+                format!("[E, N, K/2] with K a multiple of 16, and {parts} parts of N"),
+            ));
+        }
+        let (scales_name, scales) = find("the scales", &FUSED_SCALES, Dtype::F8_E4M3)?;
+        if scales.shape != [experts, rows, k / BLOCK] {
+            return Err(shape(&scales_name, scales.shape, format!("{:?} ([E, N, K/16])", [experts, rows, k / BLOCK])));
+        }
+        let all = [&FUSED_DIVISORS[..], &FUSED_FACTORS].concat();
+        let (global_name, global) = find("the global scales", &all, Dtype::F32)?;
+        let divides = FUSED_DIVISORS.iter().any(|suffix| global_name.ends_with(suffix));
+        let format = if divides { Format::CompressedTensors } else { Format::ModelOpt };
+        let stored = global.numbers::<f32>();
+        if ![1, experts, experts * parts].contains(&stored.len()) {
+            return Err(shape(&global_name, global.shape, format!("[], [{experts}] or [{experts}, {parts}]")));
+        }
+        let factors = (0..experts * parts).map(|part| {
+            let index = part / (experts * parts / stored.len());
+            format.factor(stored[index]).map_err(|error| error.at(self.place(&global_name)))
+        });
+        let factors = factors.collect::<Result<Vec<_>, _>>()?;
+        let names = FUSED_BIASES.map(|suffix| format!("{module}{suffix}"));
+        let biases = match names.iter().find(|name| self.tensor(name).is_some()) {
+            Some(name) => Some(self.numbers(name, &[experts, rows], "[E, N]")?),
+            None => None,
+        };
+        let one = |expert: usize, part: usize| {
+            let rows_of_part = rows / parts;
+            let bias = biases.as_ref().map(|biases| -> Bias<'static> {
+                let of_expert = &biases[expert * rows..][..rows];
+                Bias::F32(match in_turn {
+                    true => of_expert.iter().skip(part).step_by(parts).copied().collect(),
+                    false => of_expert[part * rows_of_part..][..rows_of_part].to_vec().into(),
+                })
+            });
+            let take = |data: &'_ [u8], row_bytes: usize| -> std::ops::Range<usize> {
+                debug_assert_eq!(data.len(), experts * rows * row_bytes);
+                let first = expert * rows + if in_turn { 0 } else { part * rows_of_part };
+                let count = if in_turn { rows } else { rows_of_part };
+                first * row_bytes..(first + count) * row_bytes
+            };
+            let (value_bytes, scale_bytes) = (packed, k / BLOCK);
+            let values = &values.data[take(values.data, value_bytes)];
+            let scales = &scales.data[take(scales.data, scale_bytes)];
+            let factor = factors[expert * parts + part];
+            let matrix = if in_turn && parts > 1 {
+                let every = |data: &[u8], row_bytes: usize| -> Vec<u8> {
+                    data.chunks(row_bytes).skip(part).step_by(parts).flatten().copied().collect()
+                };
+                Matrix::new(rows_of_part, k, every(values, value_bytes), every(scales, scale_bytes), factor)
+            } else {
+                Matrix::new(rows_of_part, k, values, scales, factor)
+            };
+            let place = |error: Error| error.at(format_args!("{}: expert {expert}", self.place(&scales_name)));
+            Ok((matrix.map_err(place)?, bias))
+        };
+        let experts = (0..experts).into_par_iter().map(|expert| (0..parts).map(|part| one(expert, part)).collect());
+        experts.collect()
+    }
+
+    /// The router of a block.
+    fn router(&self, block: &Block<'_>, weights: &MoeWeights<'_>, config: &ModelConfig) -> Result<LayerRouter, Error> {
+        let (path, sizes) = (block.path(), weights.sizes());
+        let names = ROUTER_WEIGHTS.map(|name| format!("{path}{name}.weight"));
+        let name = names.iter().find(|name| self.tensor(name).is_some()).ok_or_else(|| {
+            let name = format!("the router ({})", names.join(" or "));
+            Error::Missing { name, remedy: "download the model again".into() }.at(self.path().display())
+        })?;
+        let matrix = self.numbers(name, &[sizes.experts, sizes.hidden], "[experts, hidden size]")?;
+        let module = name.strip_suffix(".weight").expect("made above");
+        let some = |name: String, shape: &[usize], words: &str| match self.tensor(&name) {
+            Some(_) => self.numbers(&name, shape, words).map(Some),
+            None => Ok(None),
+        };
+        let bias_name = format!("{module}{BIAS}");
+        let bias = some(bias_name.clone(), &[sizes.experts], "[experts]")?;
+        let gate_name = format!("{path}shared_expert_gate.weight");
+        let shared_gate = some(gate_name.clone(), &[1, sizes.hidden], "[1, hidden size]")?;
+        let corrections_names = [format!("{module}.{CORRECTIONS}"), format!("{path}{CORRECTIONS}")];
+        let corrections_name = corrections_names.iter().find(|name| self.tensor(name).is_some());
+        let corrections = match corrections_name {
+            Some(name) => Some(self.numbers(name, &[sizes.experts], "[experts]")?),
+            None => None,
+        };
+        let known = [Some(name), Some(&bias_name), Some(&gate_name), corrections_name];
+        let is_unknown = |other: &&str| {
+            let first = other[path.len()..].split('.').next().unwrap_or_default();
+            Aside::of(first) == Some(Aside::Router) && !known.iter().flatten().any(|name| name == other)
+        };
+        if let Some(other) = self.names_under(&path).find(is_unknown) {
+            return Err(self.not_computed(other));
+        }
+        let at_config = |error: Error| error.at(config.path().display());
+        let (scoring, factor) = scoring(config, sizes.experts, corrections).map_err(at_config)?;
+        if let (Some(name), false) = (corrections_name, matches!(scoring, Scoring::SigmoidGroups { .. })) {
+            let what = "a correction of the router's choice, which is computed with sigmoid scores alone";
+            return Err(Error::NotComputed(what.into()).at(self.place(name)));
+        }
+        let rule = Router::new(sizes.experts, sizes.top_k, scoring).map_err(at_config)?;
+        let bias = bias.unwrap_or_else(|| vec![0.0; sizes.experts]);
+        Ok(LayerRouter { matrix, bias, shared_gate, rule, factor })
+    }
+}
+
+/// A matrix with its bias.
+type Part<'a> = (Matrix<'a>, Option<Bias<'static>>);
+
+/// An expert of its projections.
+fn expert_of<'a>(gate: Option<Part<'a>>, (up, up_bias): Part<'a>, (down, down_bias): Part<'a>) -> MoeExpert<'a> {
+    let (gate, gate_bias) = gate.map_or((None, None), |(gate, bias)| (Some(gate), bias));
+    let expert = match gate {
+        Some(gate) => MoeExpert::gated(gate, up, down),
+        None => MoeExpert::ungated(up, down),
+    };
+    expert.with_biases(Biases { gate: gate_bias, up: up_bias, down: down_bias })
+}

@@ -1,0 +1,290 @@
+//! `nvfp4 run --op linear`: one matrix. Inputs from a seed or a weight of a checkpoint, a backend, runs, the comparison, a report.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use nvfp4::backend::{Backend, LinearLayer, cpu::Cpu};
+use nvfp4::checkpoint::Checkpoint;
+use nvfp4::generate::Generator;
+use nvfp4::linear::compare::{compare_sample, compare_with_progress};
+use nvfp4::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights, generate};
+use nvfp4::moe::compare::StageComparison;
+use nvfp4::plan::variant::Variant;
+use nvfp4::problem::OutDtype;
+use nvfp4::{Error, printable};
+use serde_json::json;
+
+use super::args::{Args, Choice, Verify};
+use super::{job, prediction, report};
+use crate::cli::progress::Progress;
+use crate::cli::{exit, table};
+
+/// M, N and K that are computed if no others are given: the output projection of Qwen3-30B-A3B's attention.
+const SHAPE: &str = "16,2048,4096";
+
+/// Tokens for a weight of a checkpoint, if no other number is given.
+const TOKENS: usize = 16;
+
+/// Elements of a sample.
+const SAMPLE: usize = 4096;
+
+/// Runs the layer on the backend that was chosen, and prints the report.
+pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    if args.routing.is_some() || args.activations.is_some() || args.output.is_some() || args.layer.is_some() {
+        bail!("--routing, --activations, --output and --layer are not of --op linear; leave them out");
+    }
+    if args.sensitivity {
+        bail!("--sensitivity is not of --op linear; give --constant for each change");
+    }
+    if args.variant != (Variant { graph: args.variant.graph, ..Default::default() }) {
+        bail!("of --variant, --op linear takes graph alone; leave the other words out");
+    }
+    let dtype = args.out_dtype.unwrap_or(OutDtype::Bf16);
+    let generator = args.input.unwrap_or_default();
+    if let Some(path) = &args.weights {
+        let module = args.tensor.as_deref().context("--op linear of a checkpoint needs --tensor NAME")?;
+        let checkpoint = Checkpoint::open(path)?;
+        let weights = checkpoint.linear(module, dtype)?;
+        let tokens = args.tokens.unwrap_or(TOKENS);
+        check_memory(tokens, weights.sizes().n, weights.sizes().k)?;
+        let job = Job { name: format!("{} {module}", path.display()), generator, weights, tokens };
+        return compute(args, job, backend, &|| Ok(checkpoint.check_unchanged()?), out);
+    }
+    let shape = args.shape.as_deref().unwrap_or(SHAPE);
+    let [m, n, k] = parse_shape(shape)?;
+    let tokens = args.tokens.unwrap_or(m);
+    LinearSizes { n, k, dtype, bias: false }.check()?;
+    check_memory(tokens, n, k)?;
+    let weights = generate::weights(generator, n, k, dtype, args.seed)?;
+    compute(args, Job { name: shape.into(), generator, weights, tokens }, backend, &|| Ok(()), out)
+}
+
+/// What is computed.
+struct Job<'a> {
+    name: String,
+    generator: Generator,
+    weights: LinearWeights<'a>,
+    tokens: usize,
+}
+
+/// M, N and K of a shape.
+fn parse_shape(shape: &str) -> anyhow::Result<[usize; 3]> {
+    let numbers: Result<Vec<usize>, _> = shape.split(',').map(|number| number.trim().parse()).collect();
+    let numbers = numbers.ok().and_then(|numbers| <[usize; 3]>::try_from(numbers).ok());
+    numbers
+        .with_context(|| format!("the shape {shape:?} of --op linear is not M,N,K; give --shape {SHAPE} for instance"))
+}
+
+/// Refuses a layer that this machine's memory cannot hold, before anything is allocated.
+fn check_memory(tokens: usize, n: usize, k: usize) -> anyhow::Result<()> {
+    let (m, n, k) = (tokens as f64, n as f64, k as f64);
+    // What is counted: the weights and their prepared copy, at 9/16 of a byte an element each; f32 numbers while they are
+    // quantised; 16-bit tokens and outputs, their copies on a device, and the f64 tokens of the reference.
+    job::check_present(
+        2.0 * n * k * 9.0 / 16.0 + 4.0 * n * k + 12.0 * m * (n + k),
+        "take fewer tokens or a smaller shape",
+    )
+}
+
+/// Runs the job and prints the report. `check_inputs` is asked before anything is said of numbers that came from files.
+fn compute(
+    args: &Args,
+    job: Job<'_>,
+    mut backend: Box<dyn Backend>,
+    check_inputs: &dyn Fn() -> anyhow::Result<()>,
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
+    let Job { name, generator, weights, tokens } = &job;
+    let sizes = weights.sizes();
+    let inputs = generate::inputs(*generator, *tokens, sizes.k, sizes.dtype, args.seed)?;
+    let step = LinearStep::new(weights, inputs)?;
+    let mut layer = match backend.prepare_linear(weights) {
+        Err(Error::NotComputed(_)) if args.backend == Choice::Auto => {
+            backend = Box::new(Cpu::new());
+            backend.prepare_linear(weights)?
+        }
+        prepared => prepared?,
+    };
+    let (timed, warm_up) = args.runs();
+    let (mut times, mut host_times, mut same_bits) = (Vec::new(), Vec::new(), true);
+    let mut outputs = [LinearOutput::new(&step), LinearOutput::new(&step)];
+    {
+        let progress = Progress::new("running", warm_up + timed);
+        for run in 0..warm_up + timed {
+            let output = &mut outputs[usize::from(run > 0)];
+            output.poison();
+            times.push(layer.execute(&step, output)?);
+            host_times.extend(layer.host_time());
+            same_bits &= run == 0 || outputs[0] == outputs[1];
+            progress.add(1);
+        }
+    }
+    for times in [&mut times, &mut host_times] {
+        times.drain(..warm_up.min(times.len()));
+        times.sort();
+    }
+    let comparison = match args.verify {
+        _ if args.no_values => None,
+        Verify::Off => None,
+        Verify::Sample => Some(compare_sample(weights, &step, &outputs[0], SAMPLE, args.seed)),
+        Verify::Full => {
+            let progress = Progress::new("verifying", outputs[0].out.len());
+            Some(compare_with_progress(weights, &step, &outputs[0], &|done| progress.add(done)))
+        }
+    };
+    check_inputs()?;
+    if let Some(prediction) = backend.prediction() {
+        prediction::write(args, &prediction)?;
+    }
+    let report = Report {
+        args,
+        name,
+        generator: generator.name(),
+        sizes,
+        tokens: *tokens,
+        backend: backend.as_ref(),
+        layer: layer.as_ref(),
+        min: times[0],
+        median: times[times.len() / 2],
+        host: host_times.get(host_times.len() / 2).copied(),
+        comparison,
+        same_bits,
+    };
+    if args.json {
+        writeln!(out, "{}", report.json())?;
+    } else {
+        report.print(out)?;
+    }
+    let is_wrong = comparison.is_some_and(|comparison| comparison.mismatches > 0) || !same_bits;
+    Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
+}
+
+/// A run, its times and what the comparison found.
+struct Report<'a> {
+    args: &'a Args,
+    name: &'a str,
+    generator: &'static str,
+    sizes: LinearSizes,
+    tokens: usize,
+    backend: &'a dyn Backend,
+    layer: &'a dyn LinearLayer,
+    min: Duration,
+    median: Duration,
+    host: Option<Duration>,
+    comparison: Option<StageComparison>,
+    same_bits: bool,
+}
+
+impl Report<'_> {
+    /// True only after every element was compared, and could be.
+    fn verified(&self) -> bool {
+        let is_right = |comparison: StageComparison| comparison.mismatches == 0 && comparison.unbounded == 0;
+        self.args.verify == Verify::Full && self.same_bits && self.comparison.is_some_and(is_right)
+    }
+
+    /// Bytes that the step has to read and write: weights, tokens and output.
+    fn bytes(&self) -> usize {
+        self.sizes.n * self.sizes.k / 16 * 9 + 2 * self.tokens * (self.sizes.n + self.sizes.k)
+    }
+
+    /// Operations, a multiply-add counted as two.
+    fn operations(&self) -> f64 {
+        2.0 * self.tokens as f64 * self.sizes.n as f64 * self.sizes.k as f64
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let (LinearSizes { n, k, dtype, bias }, seconds) = (self.sizes, self.median.as_secs_f64());
+        // A rate of the emulator would be mistaken for the device's.
+        let rate = |amount: f64| self.layer.counters().is_none().then_some(amount / seconds);
+        let comparison = self.comparison.as_ref();
+        let mut report = json!({
+            "op": "linear",
+            "backend": self.backend.name(),
+            "kernel": self.layer.kernel(),
+            "device": self.backend.device(),
+            "shape": self.name,
+            "input": self.generator,
+            "dtype": dtype.name(),
+            "m": self.tokens,
+            "n": n,
+            "k": k,
+            "bias": bias,
+            "bytes": self.bytes(),
+            "time_us": {"min": self.min.as_secs_f64() * 1e6, "median": seconds * 1e6},
+            "launches": self.layer.launches(),
+            "host_us": self.host.map(|host| host.as_secs_f64() * 1e6),
+            "tflops": rate(self.operations() / 1e12),
+            "gb_per_s": rate(self.bytes() as f64 / 1e9),
+            "checked": comparison.map(|found| found.checked),
+            "mismatches": comparison.map(|found| found.mismatches),
+            "unbounded": comparison.map(|found| found.unbounded),
+            "max_abs_err": comparison.map(|found| found.max_abs_err),
+            "first_mismatch": comparison.and_then(|found| found.first).map(|first| first.to_string()),
+            "same_bits": self.same_bits,
+            "verified": self.verified(),
+        });
+        if let Some(counters) = self.layer.counters() {
+            report["counters"] = json!(counters);
+        }
+        if let Some(prediction) = self.backend.prediction() {
+            report["predicted_us"] = json!(prediction.microseconds);
+            report["prediction"] = json!({"gpu": prediction.card.name, "launches": prediction.launches});
+        }
+        report
+    }
+
+    fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
+        let (LinearSizes { n, k, dtype, bias }, seconds) = (self.sizes, self.median.as_secs_f64());
+        writeln!(
+            out,
+            "{} linear · {}, {} · {} on {}, {}",
+            printable(self.name),
+            self.generator,
+            dtype.name(),
+            self.backend.name(),
+            self.backend.device(),
+            self.layer.kernel()
+        )?;
+        let bias = if bias { ", with a bias" } else { "" };
+        writeln!(out, "layer     N {n}, K {k}{bias}; {} tokens", table::thousands(self.tokens))?;
+        writeln!(out, "bytes     {}", table::bytes(self.bytes() as f64))?;
+        if let Some(counters) = self.layer.counters() {
+            report::print_counters(counters, self.operations(), seconds, out)?;
+            if let Some(prediction) = self.backend.prediction() {
+                report::print_prediction(&prediction, out)?;
+            }
+        } else {
+            let (median, min) = (table::time(seconds), table::time(self.min.as_secs_f64()));
+            writeln!(out, "time      median {median}, min {min} of {}", self.args.runs().0)?;
+            if let (Some(count), Some(host)) = (self.layer.launches(), self.host) {
+                writeln!(out, "launches  {}, queued in {}", report::launches(count), table::time(host.as_secs_f64()))?;
+            }
+            if self.tokens > 0 {
+                let (tflops, gigabytes) = (self.operations() / seconds / 1e12, self.bytes() as f64 / seconds / 1e9);
+                writeln!(out, "rate      {tflops:.3} TFLOP/s, {gigabytes:.2} GB/s")?;
+            }
+        }
+        let Some(found) = &self.comparison else { return writeln!(out, "verified  no: not checked") };
+        writeln!(out, "error     at most {:.2e} from the reference rounded", found.max_abs_err)?;
+        let (checked, wrong) = (table::thousands(found.checked), table::thousands(found.mismatches));
+        match (found.first, self.args.verify) {
+            (Some(first), _) => {
+                writeln!(out, "verified  NO: {wrong} of {checked} elements are wrong, the first {first}")
+            }
+            _ if !self.same_bits => writeln!(out, "verified  NO: a run gave other bits than the first one"),
+            _ if found.unbounded > 0 => {
+                let unbounded = table::thousands(found.unbounded);
+                writeln!(
+                    out,
+                    "verified  no: {unbounded} of {checked} elements may overflow f32 on the way, the others are right"
+                )
+            }
+            (None, Verify::Full) => {
+                writeln!(out, "verified  yes: all {checked} elements as far as f32 sums can tell")
+            }
+            (None, _) => writeln!(out, "verified  no: of a sample of {checked} elements none is wrong"),
+        }
+    }
+}

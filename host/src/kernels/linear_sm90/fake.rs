@@ -1,0 +1,73 @@
+//! The kernel's row in the fake driver.
+
+use fake_cuda::Launch;
+use kernels_gpu::format::BLOCK;
+use kernels_gpu::linear_sm90::abi::{self, INSTANCES, PACK_ENTRY, Pack, matrix_bytes};
+use kernels_gpu::moe_route::abi::token_tiles;
+use kernels_gpu::units::TokenType;
+
+use super::panels::{pack, unpack};
+use crate::format::{Matrix, e4m3};
+use crate::kernels::fake::{out_dtype, slice, slice_mut};
+use crate::kernels::moe::token_type;
+
+/// Computes or packs, as the kernel's contract says.
+pub(super) fn launch(launch: &Launch<'_>) {
+    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    unsafe { if launch.kernel == PACK_ENTRY { pack_matrix(launch) } else { multiply(launch) } }
+}
+
+/// # Safety
+///
+/// Operands are alive and lie where the parameter says.
+unsafe fn pack_matrix(launch: &Launch<'_>) {
+    // SAFETY: `# Safety` above.
+    unsafe {
+        let parameter: Pack = launch.parameter(0);
+        let Pack { n, k, values, .. } = parameter;
+        assert_eq!(launch.block, [Pack::THREADS, 1, 1]);
+        assert!(values.is_multiple_of(8) && parameter.panels.is_multiple_of(16), "{parameter:?}");
+        let (rows, columns) = (n as usize, k as usize);
+        let values: &[u8] = slice(values, rows * columns / 2);
+        let scales: &[u8] = slice(parameter.scales, rows * columns / BLOCK as usize);
+        if let Some(place) = scales.iter().position(|&scale| !e4m3::is_scale(scale)) {
+            let invalid = parameter.invalid as *mut u64;
+            *invalid = (*invalid).min(place as u64);
+            return;
+        }
+        let matrix = Matrix::new(rows, columns, values, scales, 1.0).unwrap();
+        let packed = pack(&matrix, token_type(out_dtype(parameter.token_type)));
+        slice_mut(parameter.panels, matrix_bytes(n, k) as usize).copy_from_slice(&packed);
+    }
+}
+
+/// # Safety
+///
+/// As [`pack_matrix`].
+unsafe fn multiply(launch: &Launch<'_>) {
+    let instance = INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
+    assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
+    let dtype = out_dtype(instance.token_type as u32);
+    // SAFETY: `# Safety` above.
+    unsafe {
+        let parameter: abi::Launch = launch.parameter(0);
+        let abi::Launch { m, n, k, tokens, token_pitch, c, .. } = parameter;
+        for address in [tokens, token_pitch, parameter.panels, c] {
+            assert!(address.is_multiple_of(16), "{parameter:?}");
+        }
+        assert_eq!(parameter.token_tiles, token_tiles(m, instance.tile_tokens));
+        let token_type: TokenType = instance.token_type;
+        let weights = unpack(slice(parameter.panels, matrix_bytes(n, k) as usize), n, k, token_type);
+        let bias: &[f32] = slice(parameter.bias, if parameter.bias == 0 { 0 } else { n as usize });
+        for token in 0..u64::from(m) {
+            let numbers: Vec<f64> =
+                slice(tokens + token * token_pitch, k as usize).iter().map(|&bits: &u16| dtype.decode(bits)).collect();
+            let c: &mut [u16] = slice_mut(c + 2 * token * u64::from(n), n as usize);
+            for (column, (c, row)) in c.iter_mut().zip(weights.chunks(k as usize)).enumerate() {
+                let sum: f64 = numbers.iter().zip(row).map(|(x, w)| x * w).sum();
+                let bias = bias.get(column).map_or(0.0, |&bias| f64::from(bias));
+                *c = dtype.round(sum * f64::from(f32::from_bits(parameter.alpha)) + bias);
+            }
+        }
+    }
+}

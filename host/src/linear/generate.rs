@@ -1,0 +1,41 @@
+//! Layers and steps made from a seed: the same bytes on any number of threads, and a token the same numbers whatever M is.
+
+use rayon::prelude::*;
+
+use super::{LinearInputs, LinearSizes, LinearWeights};
+use crate::error::Error;
+use crate::generate::{Generator, Role, matrix};
+use crate::moe::generate::token_numbers;
+use crate::problem::OutDtype;
+
+/// A layer `[N, K]` for tokens of a type.
+///
+/// # Errors
+/// If the sizes are not valid.
+pub fn weights(
+    generator: Generator,
+    n: usize,
+    k: usize,
+    dtype: OutDtype,
+    seed: u64,
+) -> Result<LinearWeights<'static>, Error> {
+    LinearSizes { n, k, dtype, bias: false }.check()?;
+    LinearWeights::new(dtype, matrix(generator, Role::Down, 0, n, k, seed)?)
+}
+
+/// A step of so many tokens for a layer with K columns.
+///
+/// # Errors
+/// If there are more elements than memory has addresses.
+pub fn inputs(
+    generator: Generator,
+    tokens: usize,
+    k: usize,
+    dtype: OutDtype,
+    seed: u64,
+) -> Result<LinearInputs<'static>, Error> {
+    let elements = tokens.checked_mul(k).filter(|&all| all < isize::MAX as usize / 4).ok_or(Error::TooLarge)?;
+    let mut x = vec![0u16; elements];
+    x.par_chunks_mut(k.max(1)).enumerate().for_each(|(token, out)| token_numbers(generator, dtype, seed, token, out));
+    Ok(LinearInputs { tokens, x: x.into(), stride: k })
+}

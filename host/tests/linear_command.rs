@@ -1,0 +1,151 @@
+//! `nvfp4 run --op linear`, and `--op moe` of a model that `nvfp4 quantize` has written: what is printed, and the exit codes.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use nvfp4_tests::files::{Tensors, f32s};
+use serde_json::{Value, json};
+
+fn nvfp4(folder: &Path, line: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nvfp4"));
+    command.current_dir(folder).args(line.split_whitespace()).output().expect("the command was built")
+}
+
+fn stdout(output: Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn report(folder: &Path, line: &str) -> Value {
+    serde_json::from_str(&stdout(nvfp4(folder, &format!("run --backend cpu --repeat 1 --json {line}")))).unwrap()
+}
+
+fn here() -> &'static Path {
+    Path::new(".")
+}
+
+#[test]
+fn a_shape_runs_and_is_verified() {
+    let text = stdout(nvfp4(here(), "run --op linear --shape 5,48,80 --dtype f16 --backend cpu --repeat 1"));
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("5,48,80 linear · gaussian, f16 · cpu on "), "{text}");
+    assert_eq!(lines[1], "layer     N 48, K 80; 5 tokens");
+    // 48 · 80 elements of 9/16 of a byte, and 5 · 128 of two.
+    assert_eq!(lines[2], "bytes     3.4 kB");
+    assert_eq!(*lines.last().unwrap(), "verified  yes: all 240 elements as far as f32 sums can tell");
+    let report = report(here(), "--op linear --shape 5,48,80 --tokens 3 --input all-codes --seed 2");
+    for (key, value) in [
+        ("op", json!("linear")),
+        ("dtype", json!("bf16")),
+        ("m", json!(3)),
+        ("n", json!(48)),
+        ("k", json!(80)),
+        ("bias", json!(false)),
+        ("checked", json!(144)),
+        ("mismatches", json!(0)),
+        ("same_bits", json!(true)),
+        ("verified", json!(true)),
+    ] {
+        assert_eq!(report[key], value, "{key}");
+    }
+}
+
+#[test]
+fn an_emulated_card_computes_it_without_a_fault() {
+    let text = stdout(nvfp4(here(), "run --op linear --shape 3,80,144 --backend emulated"));
+    assert!(text.contains("emulated on sm_90a, ") && text.contains("2 CTAs; no fault"), "{text}");
+    assert!(text.contains("verified  yes: all 240 ") && !text.contains("GB/s"), "{text}");
+    let timed =
+        stdout(nvfp4(here(), "run --op linear --shape 3,80,144 --backend emulated --timed --gpu h200 --no-values"));
+    assert!(timed.contains("predicted ") && timed.contains("verified  no: not checked"), "{timed}");
+    let refused = nvfp4(here(), "run --op linear --shape 3,80,144 --backend emulated --arch sm_80");
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(error, "error: there is no linear layer for sm_80 yet; take sm_90a or the CPU\n");
+}
+
+#[test]
+fn what_makes_no_sense_is_bad_input_with_what_would() {
+    for (line, text) in [
+        ("--op linear --shape moe-1", "the shape \"moe-1\" of --op linear is not M,N,K; give --shape 16,"),
+        ("--op linear --shape 1,2", "is not M,N,K"),
+        ("--op linear --shape 1,24,16", "N = 24 of a linear layer is not a multiple of 16"),
+        ("--op linear --shape 1,16,8", "K = 8 of a linear layer is not a multiple of 16"),
+        ("--op linear --shape 18446744073709551615,16,16", "the shape needs about"),
+        ("--op linear --routing zipf", "--routing, --activations, --output and --layer are not of --op linear"),
+        ("--weights x --tensor y", "--tensor is of --op linear"),
+        ("--op linear --weights absent.safetensors --tensor y", "absent.safetensors: No such file"),
+    ] {
+        let output = nvfp4(here(), &format!("run --backend cpu {line}"));
+        assert_eq!(output.status.code(), Some(2), "{line}: {output:?}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(text), "{line}: {error}");
+    }
+}
+
+/// A layer of four experts with attention and a router.
+fn model() -> Tensors {
+    let mut model = Tensors::default();
+    let weight = |n: usize, k: usize, seed: usize| {
+        let numbers: Vec<f32> = (0..n * k).map(|i| ((i * 37 + seed * 11) % 129) as f32 / 640.0 - 0.1).collect();
+        f32s(&[n, k], &numbers)
+    };
+    for (seed, name) in ["q_proj", "k_proj", "v_proj"].into_iter().enumerate() {
+        model.set(format!("model.layers.2.self_attn.{name}.weight"), weight(48, 32, seed));
+    }
+    model.set("model.layers.2.self_attn.q_proj.bias", f32s(&[48], &[0.5; 48]));
+    for expert in 0..4 {
+        for (seed, (name, [n, k])) in
+            [("gate_proj", [16, 32]), ("up_proj", [16, 32]), ("down_proj", [32, 16])].into_iter().enumerate()
+        {
+            model.set(format!("model.layers.2.mlp.experts.{expert}.{name}.weight"), weight(n, k, 3 * expert + seed));
+        }
+    }
+    model.set("model.layers.2.mlp.gate.weight", weight(4, 32, 77));
+    model
+}
+
+#[test]
+fn layers_of_a_model_that_was_quantised_here_run_and_are_verified() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    std::fs::create_dir(folder.join("in")).unwrap();
+    model().write(&folder.join("in/model.safetensors"));
+    let config = json!({"model_type": "qwen3_moe", "num_experts_per_tok": 2, "norm_topk_prob": true, "hidden_act": "silu",
+        "hidden_size": 32});
+    std::fs::write(folder.join("in/config.json"), config.to_string()).unwrap();
+    for format in ["modelopt", "compressed-tensors"] {
+        _ = std::fs::remove_dir_all(folder.join("out"));
+        stdout(nvfp4(folder, &format!("quantize in out --format {format} --include _proj\\.weight$")));
+        let moe = report(folder, "--op moe --weights out --layer 2 --tokens 64");
+        for (key, value) in [
+            ("shape", json!("out layer 2")),
+            ("routing", json!("its router's")),
+            ("experts", json!(4)),
+            ("top_k", json!(2)),
+            ("tokens", json!(64)),
+            ("rows", json!(128)),
+            ("verified", json!(true)),
+        ] {
+            assert_eq!(moe[key], value, "{format}: {key}");
+        }
+        let linear = report(folder, "--op linear --weights out --tensor model.layers.2.self_attn.q_proj");
+        for (key, value) in
+            [("m", json!(16)), ("n", json!(48)), ("k", json!(32)), ("bias", json!(true)), ("verified", json!(true))]
+        {
+            assert_eq!(linear[key], value, "{format}: {key}");
+        }
+    }
+    for (line, text) in [
+        ("--op moe --weights out --layer 2 --routing zipf", "a layer of a checkpoint has its own router"),
+        ("--op moe --weights out --tensor x", "--output, --activations and --tensor are not of --op moe"),
+        ("--op moe --weights out --layer 7", "a feed-forward block of layer 7 is missing; there are layers 2"),
+        ("--op linear --weights out --layer 2", "--layer are not of --op linear"),
+        ("--op linear --weights out --tensor model.layers.2.mlp.gate", "gate.weight: its dtype is F32, not U8"),
+    ] {
+        let output = nvfp4(folder, &format!("run --backend cpu {line}"));
+        assert_eq!(output.status.code(), Some(2), "{line}: {output:?}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(text), "{line}: {error}");
+    }
+}

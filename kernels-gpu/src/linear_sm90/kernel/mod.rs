@@ -1,0 +1,138 @@
+//! How a linear layer works on Hopper.
+//!
+//! A block computes every n-th tile of C. Its first warp loads weights, a bulk copy a panel. Three warps copy tokens, 16 bytes a
+//! copy, to where `wgmma` reads its B. One or two warpgroups decode weights in registers and multiply ([`sm90`](crate::sm90)).
+//!
+//! ```text
+//! weights ─ a warp ──────▶ stages ──┐
+//! tokens ─ three warps ──▶ buffers ─┴─ warpgroups ─▶ C
+//! ```
+
+mod multiply;
+mod pack;
+mod tiles;
+mod tokens;
+mod weights;
+
+use cuda_std::{
+    fence::fence_mbarrier_init,
+    kernel,
+    mbarrier::{MBARRIER_BYTES, Mbarrier},
+    shared::{SharedAddress, dynamic_shared_address},
+    thread,
+    warp::{ALL_LANES, WARP_SIZE, warp_shuffle_idx},
+};
+
+use self::multiply::{Decode, Packed};
+use crate::{
+    linear_sm90::abi::{INSTANCES, Index, Instance, Launch, instances},
+    ring::{Ring, ring_bytes},
+    sm90::{PingPong, TURN_BARRIERS, WARPS, give_registers, take_registers},
+    units::TokenType,
+};
+
+macro_rules! entries {
+    ($($entry:ident = $instance:expr;)*) => {$(
+        /// One of [`INSTANCES`].
+        ///
+        /// # Safety
+        /// The contract in this folder's `mod.rs`.
+        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
+        pub unsafe fn $entry(launch: Launch) {
+            const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
+            const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
+            // SAFETY: the contract is this function's too.
+            unsafe { Linear::<{ Index::$entry as usize }, IS_BF16, { INSTANCE.shape().parts() }>::run(launch) }
+        }
+    )*};
+}
+instances!(entries);
+
+/// The kernel as one of [`INSTANCES`], whose tokens are bf16 or f16, and whose threads have `P` parts of a stage.
+struct Linear<const INDEX: usize, const BF16: bool, const P: usize> {
+    launch: Launch,
+    shared: SharedAddress,
+}
+
+impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P> {
+    const INSTANCE: Instance = INSTANCES[INDEX];
+    const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
+
+    // The first warpgroup loads: its first warp weights, the others tokens. The other warpgroups multiply.
+    const WEIGHT_WARP: u32 = 0;
+    const TOKEN_WARPS: u32 = WARPS - 1;
+    const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
+
+    // Offsets from the start of shared memory.
+    const BUFFERS: u32 = Self::INSTANCE.stages * Self::INSTANCE.stage_bytes();
+    const STAGE_BARRIERS: u32 = Self::BUFFERS + Self::INSTANCE.buffers * Self::INSTANCE.shape().buffer_bytes();
+    const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::INSTANCE.stages);
+    const TURN_BARRIERS: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
+    const END: u32 = Self::TURN_BARRIERS + TURN_BARRIERS * MBARRIER_BYTES;
+
+    /// The stages of weights. One is full when the warp that loads and its copies have arrived, and empty when every warp that
+    /// multiplies has.
+    fn stages(&self) -> Ring {
+        Ring::new(self.shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
+    }
+
+    /// The buffers of tokens. One is full when the copies of every thread that copies have arrived; it is empty as a stage is.
+    fn buffers(&self) -> Ring {
+        Ring::new(self.shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
+    }
+
+    /// The barriers of turns.
+    fn turn_barriers(&self) -> Mbarrier {
+        Mbarrier::at(self.shared + Self::TURN_BARRIERS)
+    }
+
+    /// The address of the stage that a ring stands at.
+    fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress {
+        shared + stages.index() * Self::INSTANCE.stage_bytes()
+    }
+
+    /// The address of the buffer that a ring stands at.
+    fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
+        shared + Self::BUFFERS + buffers.index() * Self::INSTANCE.shape().buffer_bytes()
+    }
+
+    /// A thread's part of the kernel.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`.
+    #[inline(always)]
+    unsafe fn run(launch: Launch)
+    where
+        Packed<BF16>: Decode,
+    {
+        const { Self::CHECK };
+        let this = Self { launch, shared: dynamic_shared_address() };
+        // SAFETY: barriers have places of their own in shared memory, and are initialised before any thread passes
+        // `sync_threads`. Every thread of the block takes part in what the block does together, and every thread of a
+        // warpgroup in what the warpgroup does together; each role is one warp's or one warpgroup's.
+        unsafe {
+            if thread::thread_idx_x() == 0 {
+                this.stages().init(1, Self::CONSUMER_WARPS);
+                this.buffers().init(Self::TOKEN_WARPS * WARP_SIZE, Self::CONSUMER_WARPS);
+                if Self::INSTANCE.shape().ping_pong() {
+                    PingPong::init(this.turn_barriers());
+                }
+                fence_mbarrier_init();
+            }
+            thread::sync_threads();
+            // The same value in all lanes; through the shuffle the compiler knows that it is.
+            let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
+            if warp < WARPS {
+                give_registers(Self::INSTANCE.shape());
+                if warp == Self::WEIGHT_WARP {
+                    this.load_weights();
+                } else {
+                    this.copy_tokens(warp - 1);
+                }
+            } else {
+                take_registers(Self::INSTANCE.shape());
+                this.multiply(warp / WARPS - 1);
+            }
+        }
+    }
+}

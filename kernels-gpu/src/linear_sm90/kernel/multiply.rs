@@ -1,0 +1,170 @@
+//! The warpgroups that multiply: stages of weights × buffers of tokens → C. The main loop and the epilogue are those of
+//! [`sm90`](crate::sm90); here stands how weights lie in a stage.
+
+use core::marker::PhantomData;
+
+use cuda_std::{
+    shared::{SharedAddress, ld_shared_v4_b32},
+    wgmma,
+};
+
+use super::Linear;
+use crate::{
+    epilogue::Activation,
+    format::{OUTPUT_BF16, OUTPUT_F16},
+    linear_sm90::abi::{LANE_BYTES, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES, k_blocks},
+    ring::Ring,
+    sm90::{
+        Consumer, Fragment, Kind, LANE_WORDS, Shape, Target,
+        decode::{BF16_UNSCALE, Bf16Scales, F16_UNSCALE, Scales, decode_weights_bf16_of_two, decode_weights_of_two},
+    },
+};
+
+impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P>
+where
+    Packed<BF16>: Decode,
+{
+    /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
+    ///
+    /// # Safety
+    /// The contract in `linear_sm90/mod.rs`. The barriers have been initialised. The whole warpgroup calls it together, and so
+    /// does every other one that multiplies, with its own number.
+    #[inline(always)]
+    pub(super) unsafe fn multiply(&self, consumer: u32) {
+        let kind: Panels<INDEX, BF16, P> = Panels::new(&Fragment::new(consumer));
+        let mut tiles = self.tiles();
+        let mut consumer: Consumer<_, P> =
+            Consumer::new(kind, self.shared, consumer, self.stages(), self.buffers(), self.turn_barriers());
+        let alpha = f32::from_bits(self.launch.alpha);
+        while let Some(tile) = self.next(&mut tiles) {
+            // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
+            unsafe {
+                let sums = consumer.sum_tile(tile.tokens, k_blocks(self.launch.k));
+                let target: Target<Panels<INDEX, BF16, P>> = Target {
+                    c: self.launch.c,
+                    n: self.launch.n,
+                    alpha: [alpha; 2],
+                    bias: [self.launch.bias; 2],
+                    activation: Activation::NONE,
+                    first_column: tile.first_column,
+                    first_row: tile.first_row,
+                    tokens: tile.tokens,
+                    kind: PhantomData,
+                };
+                target.write::<P>(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, &Fragment::anew(), sums);
+            }
+        }
+    }
+}
+
+/// How weights are decoded for a type of tokens.
+pub(super) trait Decode {
+    /// What a decoded weight lacks of its value.
+    const UNSCALE: f32;
+    /// The numbers that are multiplied.
+    type Number: wgmma::Number;
+
+    /// Decodes a word, whose scales are the low byte, for two registers, and the high one.
+    fn decode(word: u32, scales: u16) -> [u32; 4];
+}
+
+/// Weights packed for bf16, or for f16.
+pub(super) struct Packed<const BF16: bool>;
+
+impl Decode for Packed<false> {
+    const UNSCALE: f32 = F16_UNSCALE;
+    type Number = wgmma::F16;
+
+    #[inline(always)]
+    fn decode(word: u32, scales: u16) -> [u32; 4] {
+        let scales = Scales::new(scales);
+        decode_weights_of_two(word, [scales.twice(0), scales.twice(1)])
+    }
+}
+
+impl Decode for Packed<true> {
+    const UNSCALE: f32 = BF16_UNSCALE;
+    type Number = wgmma::Bf16;
+
+    #[inline(always)]
+    fn decode(word: u32, scales: u16) -> [u32; 4] {
+        let scales = Bf16Scales::new(scales);
+        decode_weights_bf16_of_two(word, [scales.twice(0), scales.twice(1)])
+    }
+}
+
+/// A stage that holds panels.
+struct Panels<const INDEX: usize, const BF16: bool, const P: usize> {
+    /// Where the words of the thread's rows lie in a stage, of the first part.
+    words: [u32; 2],
+    /// Where the scales of both rows lie, which are neighbours: those of the even row first.
+    scales: u32,
+    /// Whether the thread's first row is the odd one.
+    exchanged: bool,
+}
+
+impl<const INDEX: usize, const BF16: bool, const P: usize> Panels<INDEX, BF16, P> {
+    #[inline(always)]
+    fn new(fragment: &Fragment) -> Self {
+        let panel = fragment.rows[0] / PANEL_ROWS * PANEL_BYTES;
+        let rows = fragment.rows.map(|row| row % PANEL_ROWS);
+        Self {
+            words: rows.map(|row| panel + row * ROW_BYTES + fragment.lane * LANE_BYTES),
+            scales: panel + PANEL_SCALES + rows[0] / 2 * (2 * ROW_SCALES),
+            exchanged: rows[0] % 2 == 1,
+        }
+    }
+}
+
+/// A thread's words of two rows of a panel, and the scales of these words: word t has those of half t.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    words: [[u32; LANE_WORDS]; 2],
+    scales: [[u32; LANE_WORDS / 2]; 2],
+}
+
+impl<const INDEX: usize, const BF16: bool, const P: usize> Kind<P> for Panels<INDEX, BF16, P>
+where
+    Packed<BF16>: Decode,
+{
+    const SHAPE: Shape = Linear::<INDEX, BF16, P>::INSTANCE.shape();
+    const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
+    const COPIED_BY_THREADS: bool = true;
+    const ANY_ACTIVATION: bool = false;
+    const AHEAD: bool = Self::SHAPE.parts() == 1;
+    type Number = <Packed<BF16> as Decode>::Number;
+    type Part = Rows;
+
+    #[inline(always)]
+    fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress {
+        Linear::<INDEX, BF16, P>::stage(shared, stages)
+    }
+
+    #[inline(always)]
+    fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
+        Linear::<INDEX, BF16, P>::buffer(shared, buffers)
+    }
+
+    #[inline(always)]
+    unsafe fn load(&self, stage: SharedAddress, _fragment: &Fragment, _k_block: u32) -> [Rows; P] {
+        let part_bytes = Self::SHAPE.panel_rows() / PANEL_ROWS * PANEL_BYTES;
+        core::array::from_fn(|part| {
+            let part = stage + part as u32 * part_bytes;
+            // SAFETY: inside of the stage, which is full; words and pairs of scales lie at multiples of 16.
+            let (words, [a, b, c, d]) = unsafe {
+                (self.words.map(|place| ld_shared_v4_b32(part + place)), ld_shared_v4_b32(part + self.scales))
+            };
+            let (even, odd) = ([a, b], [c, d]);
+            Rows { words, scales: if self.exchanged { [odd, even] } else { [even, odd] } }
+        })
+    }
+
+    #[inline(always)]
+    fn decode(part: &Rows, word: usize) -> [[u32; 4]; 2] {
+        let [first, second] = [0, 1].map(|row| {
+            let scales = (part.scales[row][word / 2] >> (word % 2 * 16)) as u16;
+            Packed::<BF16>::decode(part.words[row][word], scales)
+        });
+        [[first[0], second[0], first[1], second[1]], [first[2], second[2], first[3], second[3]]]
+    }
+}

@@ -1,0 +1,70 @@
+//! Linear layers on every backend that computes them, each element against the reference.
+
+use nvfp4::backend::cuda::Cuda;
+use nvfp4::backend::emulated::Schedule;
+use nvfp4::backend::{Backend, LinearLayer, cpu::Cpu};
+use nvfp4::bias::Bias;
+use nvfp4::generate::Generator;
+use nvfp4::linear::compare::compare;
+use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep, LinearWeights, generate};
+use nvfp4::problem::OutDtype;
+
+use crate::moe::hopper;
+use crate::skip;
+
+/// The backends of this machine that compute linear layers, and the emulated card.
+pub fn backends() -> Vec<Box<dyn Backend>> {
+    let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Cpu::new()), Box::new(hopper(Schedule::Fair))];
+    match Cuda::open(0) {
+        Ok(gpu) if gpu.info().capability == (9, 0) => backends.push(Box::new(gpu)),
+        Ok(gpu) => skip("backend cuda", format!("no linear layer on {}", gpu.device())),
+        Err(error) if error.is_no_device() => skip("backend cuda", error),
+        Err(error) => panic!("backend cuda: {error}"),
+    }
+    backends
+}
+
+/// A layer `[n, k]`.
+pub fn weights(n: usize, k: usize, dtype: OutDtype) -> LinearWeights<'static> {
+    generate::weights(Generator::Gaussian, n, k, dtype, 1).expect("valid sizes")
+}
+
+/// The layer with a bias of different numbers, in f32 or in the type of its tokens.
+pub fn with_bias(weights: LinearWeights<'static>, of_tokens: bool) -> LinearWeights<'static> {
+    let (sizes, number) = (weights.sizes(), |i: usize| (i % 29) as f32 / 3.0 - 4.0);
+    let bias = if of_tokens {
+        Bias::Token((0..sizes.n).map(|i| sizes.dtype.round_f32(number(i))).collect())
+    } else {
+        Bias::F32((0..sizes.n).map(number).collect())
+    };
+    weights.with_bias(bias).expect("as many as rows")
+}
+
+/// Tokens for it.
+pub fn inputs(weights: &LinearWeights<'_>, tokens: usize) -> LinearInputs<'static> {
+    let sizes = weights.sizes();
+    generate::inputs(Generator::Gaussian, tokens, sizes.k, sizes.dtype, 2).expect("valid sizes")
+}
+
+/// What a prepared layer computes, every element right.
+pub fn verified(layer: &mut dyn LinearLayer, weights: &LinearWeights<'_>, step: &LinearStep<'_>) -> LinearOutput {
+    let mut output = LinearOutput::new(step);
+    layer.execute(step, &mut output).unwrap_or_else(|error| panic!("{}: {error}", layer.kernel()));
+    let found = compare(weights, step, &output);
+    if let Some(first) = found.first {
+        let (wrong, checked) = (found.mismatches, found.checked);
+        panic!("{}: {wrong} of {checked} elements are wrong, the first {first}", layer.kernel());
+    }
+    output
+}
+
+/// Every backend computes a step right, and the same bits again.
+pub fn check(weights: &LinearWeights<'_>, inputs: LinearInputs<'_>) {
+    let step = LinearStep::new(weights, inputs).expect("inputs of the layer");
+    for backend in backends() {
+        let mut layer = backend.prepare_linear(weights).unwrap_or_else(|error| panic!("{}: {error}", backend.name()));
+        let output = verified(layer.as_mut(), weights, &step);
+        let again = verified(layer.as_mut(), weights, &step);
+        assert!(again == output, "{}: a rerun gave other bits", backend.name());
+    }
+}

@@ -1,0 +1,392 @@
+//! Layers of small models as they are published: MoE layers with their routers, experts apart or in one tensor, and single weights.
+
+use std::path::Path;
+
+use nvfp4::backend::{Backend, cpu::Cpu};
+use nvfp4::checkpoint::{Checkpoint, Dtype, Format, MoeLayer};
+use nvfp4::format::Matrix;
+use nvfp4::linear::{self, LinearOutput, LinearStep};
+use nvfp4::moe::compare::compare;
+use nvfp4::moe::{Activation, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights};
+use nvfp4::problem::OutDtype;
+use nvfp4_tests::files::{Content, Tensors, f32s, raw};
+use serde_json::{Value, json};
+
+const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+const BLOCK: &str = "model.layers.3.mlp";
+const EXPERTS: usize = 3;
+const HIDDEN: usize = 32;
+
+fn numbers(count: usize, step: usize) -> Vec<f32> {
+    (0..count).map(|i| (i * step % 23) as f32 / 10.0 - 1.1).collect()
+}
+
+fn router(experts: usize) -> Content {
+    f32s(&[experts, HIDDEN], &numbers(experts * HIDDEN, 7))
+}
+
+fn qwen3() -> Value {
+    json!({"model_type": "qwen3_moe", "num_experts_per_tok": 2, "norm_topk_prob": true, "hidden_act": "silu"})
+}
+
+/// Experts apart with a router, in layer 3.
+fn apart(format: Format) -> Tensors {
+    let mut tensors = Tensors::default();
+    tensors.set_experts(BLOCK, NAMES, format, EXPERTS).set(format!("{BLOCK}.gate.weight"), router(EXPERTS));
+    tensors
+}
+
+/// Writes a model and hands its checkpoint on.
+fn with_model<T>(tensors: &Tensors, config: Option<Value>, test: impl FnOnce(&Checkpoint, &Path) -> T) -> T {
+    let folder = tempfile::tempdir().unwrap();
+    tensors.write(&folder.path().join("model.safetensors"));
+    if let Some(config) = config {
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    }
+    test(&Checkpoint::open(folder.path()).unwrap(), folder.path())
+}
+
+fn contents(weights: &MoeWeights<'_>) -> Vec<(Vec<u8>, Vec<u8>, f32)> {
+    let experts = weights.experts().iter().chain(weights.shared());
+    let content = |matrix: &Matrix<'_>| (matrix.values().to_vec(), matrix.scales().to_vec(), matrix.global_scale());
+    experts.flat_map(MoeExpert::projections).map(|(_, matrix, _)| content(matrix)).collect()
+}
+
+/// The layer of a model, which the CPU computes right.
+fn layer_of(tensors: &Tensors, config: Value) -> Vec<(Vec<u8>, Vec<u8>, f32)> {
+    with_layer(tensors, config, |layer, _| contents(&layer.weights))
+}
+
+/// Hands on the layer of a model, which the CPU computes right, and the experts of five tokens.
+fn with_layer<T>(tensors: &Tensors, config: Value, test: impl FnOnce(&MoeLayer<'_>, &MoeInputs<'_>) -> T) -> T {
+    with_model(tensors, Some(config), |checkpoint, _| {
+        let layer = checkpoint.moe_layer(3, OutDtype::Bf16).unwrap();
+        let hidden = linear::generate::inputs(Default::default(), 5, HIDDEN, OutDtype::Bf16, 1).unwrap().x.into_owned();
+        let inputs = layer.router.inputs(layer.weights.sizes(), hidden).unwrap();
+        let step = MoeStep::new(&layer.weights, inputs.clone()).unwrap();
+        let mut output = MoeOutput::with_stages(&step);
+        Cpu::new().prepare_moe(&layer.weights).unwrap().execute(&step, &mut output).unwrap();
+        let found = compare(&layer.weights, &step, &output);
+        assert!(found.passed() && found.checked() > 0, "{:?}", found.first());
+        test(&layer, &inputs)
+    })
+}
+
+/// Why a layer of a model is refused.
+fn refusal(config: Option<Value>, change: impl FnOnce(&mut Tensors)) -> String {
+    let mut tensors = apart(Format::ModelOpt);
+    change(&mut tensors);
+    with_model(&tensors, config, |checkpoint, folder| {
+        let error = checkpoint.moe_layer(3, OutDtype::Bf16).map(|_| ()).unwrap_err().to_string();
+        error.replace(&folder.display().to_string(), "MODEL")
+    })
+}
+
+#[test]
+fn experts_of_both_formats_and_their_router_are_a_layer() {
+    let expected = layer_of(&apart(Format::ModelOpt), qwen3());
+    assert_eq!(expected.len(), 3 * EXPERTS);
+    assert_eq!(layer_of(&apart(Format::CompressedTensors), qwen3()), expected);
+    // Mixtral's names and its rule, which its configuration does not say.
+    let mut mixtral = Tensors::default();
+    let block = "model.layers.3.block_sparse_moe";
+    mixtral.set_experts(block, ["w1", "w3", "w2"], Format::ModelOpt, EXPERTS);
+    mixtral.set(format!("{block}.gate.weight"), router(EXPERTS));
+    assert_eq!(layer_of(&mixtral, json!({"model_type": "mixtral", "num_experts_per_tok": 2})), expected);
+}
+
+#[test]
+fn the_router_names_the_experts_of_the_largest_scores() {
+    with_model(&apart(Format::ModelOpt), Some(qwen3()), |checkpoint, _| {
+        let layer = checkpoint.moe_layer(3, OutDtype::Bf16).unwrap();
+        assert_eq!(layer.modules[0], "model.layers.3.mlp.experts.*.gate_proj");
+        // The first column of the router is -1.1, 0.6 and 0 of the three experts: 0·7, 32·7 and 64·7 modulo 23 tenths.
+        let mut hidden = vec![0u16; 2 * HIDDEN];
+        (hidden[0], hidden[HIDDEN]) = (0x4000, 0xC000);
+        let inputs = layer.router.inputs(layer.weights.sizes(), hidden).unwrap();
+        let scores = [0, 32, 64].map(|i| f64::from((i * 7 % 23) as f32 / 10.0 - 1.1));
+        let mut order = [0, 1, 2];
+        order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+        assert_eq!(inputs.ids[..], [order[0], order[1], order[2], order[1]].map(|expert| expert as i32));
+        let share = |a: usize, b: usize, x: f64| {
+            ((scores[a] * x).exp() / ((scores[a] * x).exp() + (scores[b] * x).exp())) as f32
+        };
+        assert!((inputs.weights[0] - share(order[0], order[1], 2.0)).abs() < 1e-6, "{:?}", inputs.weights);
+        assert!((inputs.weights[2] - share(order[2], order[1], -2.0)).abs() < 1e-6, "{:?}", inputs.weights);
+    });
+}
+
+/// The experts in one tensor for each role, gate and up in halves or in turn.
+fn fused(in_turn: bool, globals: &[usize]) -> Tensors {
+    let part = |tensors: &Tensors, name: String| {
+        let (_, (_, _, bytes)) = tensors.iter().find(|(other, _)| *other == name).unwrap();
+        bytes.clone()
+    };
+    let of_experts = apart(Format::ModelOpt);
+    let mut tensors = Tensors::default();
+    for (name, roles, [n, k]) in [("gate_up_proj", &NAMES[..2], [16, HIDDEN]), ("down_proj", &NAMES[2..], [HIDDEN, 16])]
+    {
+        for (suffix, of, row_bytes, dtype) in
+            [("", ".weight", k / 2, Dtype::U8), ("_weight_scale", ".weight_scale", k / 16, Dtype::F8_E4M3)]
+        {
+            let mut bytes = Vec::new();
+            for expert in 0..EXPERTS {
+                let parts: Vec<_> = roles
+                    .iter()
+                    .map(|role| part(&of_experts, format!("{BLOCK}.experts.{expert}.{role}{of}")))
+                    .collect();
+                if in_turn {
+                    for row in 0..n {
+                        parts.iter().for_each(|part| bytes.extend(&part[row * row_bytes..][..row_bytes]));
+                    }
+                } else {
+                    parts.iter().for_each(|part| bytes.extend(part));
+                }
+            }
+            let shape = [EXPERTS, n * roles.len(), row_bytes];
+            tensors.set(format!("{BLOCK}.experts.{name}{suffix}"), raw(dtype, &shape, &bytes));
+        }
+        let count = globals.iter().product();
+        tensors.set(format!("{BLOCK}.experts.{name}_weight_scale_2"), f32s(globals, &vec![0.25; count]));
+    }
+    tensors.set(format!("{BLOCK}.gate.weight"), router(EXPERTS));
+    tensors
+}
+
+#[test]
+fn experts_in_one_tensor_are_those_apart_in_halves_or_in_turn() {
+    let expected = layer_of(&apart(Format::ModelOpt), qwen3());
+    for globals in [&[][..], &[1], &[EXPERTS]] {
+        assert!(layer_of(&fused(false, globals), qwen3()) == expected, "{globals:?}");
+    }
+    let gpt_oss = json!({"model_type": "gpt_oss", "num_experts_per_tok": 2, "hidden_act": "silu"});
+    assert!(layer_of(&fused(true, &[EXPERTS]), gpt_oss) == expected);
+    assert!(layer_of(&fused(true, &[EXPERTS]), qwen3()) != expected, "in halves they are others");
+    for (name, content, words) in [
+        (
+            "down_proj_weight_scale",
+            Some(raw(Dtype::F8_E4M3, &[3, 16, 2], &[0x38; 96])),
+            "down_proj_weight_scale: its shape is [3, 16, 2]",
+        ),
+        (
+            "gate_up_proj",
+            Some(raw(Dtype::U8, &[3, 31, 16], &[0; 3 * 31 * 16])),
+            "gate_up_proj: its shape is [3, 31, 16]",
+        ),
+        ("gate_up_proj", Some(f32s(&[3, 32, 32], &[0.0; 3 * 32 * 32])), "gate_up_proj: "),
+        ("gate_up_proj_weight_scale_2", None, "global scales"),
+        ("gate_up_proj_weight_scale_2", Some(f32s(&[2], &[0.1; 2])), "gate_up_proj_weight_scale_2: its shape is [2]"),
+        ("gate_up_proj_bias", Some(f32s(&[3, 31], &[0.0; 93])), "gate_up_proj_bias: its shape is [3, 31]"),
+        ("gate_up_proj_zeros", Some(f32s(&[3, 32], &[0.0; 96])), "gate_up_proj_zeros: a tensor of unknown meaning"),
+    ] {
+        let mut tensors = fused(false, &[]);
+        match content {
+            Some(content) => tensors.set(format!("{BLOCK}.experts.{name}"), content),
+            None => tensors.remove(&format!("{BLOCK}.experts.{name}")),
+        };
+        let error = with_model(&tensors, Some(qwen3()), |checkpoint, _| {
+            checkpoint.moe_layer(3, OutDtype::F16).map(|_| ()).unwrap_err().to_string()
+        });
+        assert!(error.contains(words), "{name}: {error}");
+    }
+}
+
+#[test]
+fn biases_belong_to_their_experts_apart_or_in_one_tensor() {
+    // Gate's, up's and down's of an expert, all different numbers.
+    let bias = |expert: usize, role: usize| numbers([16, 16, HIDDEN][role], 1 + 3 * expert + role);
+    let config = json!({"model_type": "gpt_oss", "num_experts_per_tok": 2, "hidden_act": "silu", "swiglu_limit": 7.0});
+    let mut of_experts = apart(Format::ModelOpt);
+    for (expert, role) in (0..EXPERTS).flat_map(|expert| (0..3).map(move |role| (expert, role))) {
+        let bias = bias(expert, role);
+        of_experts.set(format!("{BLOCK}.experts.{expert}.{}.bias", NAMES[role]), f32s(&[bias.len()], &bias));
+    }
+    let mut in_one = fused(true, &[EXPERTS]);
+    let in_turn = |expert| bias(expert, 0).into_iter().zip(bias(expert, 1)).flat_map(|(gate, up)| [gate, up]);
+    let gate_up: Vec<f32> = (0..EXPERTS).flat_map(in_turn).collect();
+    let down: Vec<f32> = (0..EXPERTS).flat_map(|expert| bias(expert, 2)).collect();
+    in_one.set(format!("{BLOCK}.experts.gate_up_proj_bias"), f32s(&[EXPERTS, 32], &gate_up));
+    in_one.set(format!("{BLOCK}.experts.down_proj_bias"), f32s(&[EXPERTS, HIDDEN], &down));
+    for tensors in [of_experts, in_one] {
+        with_layer(&tensors, config.clone(), |layer, _| {
+            assert_eq!(layer.weights.sizes().activation, Activation::GPT_OSS);
+            for (expert, weights) in layer.weights.experts().iter().enumerate() {
+                for (role, (name, _, found)) in weights.projections().enumerate() {
+                    assert_eq!(*found.unwrap().numbers(OutDtype::Bf16), bias(expert, role), "{name} of {expert}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn experts_without_a_gate_are_a_layer_of_relu2() {
+    let mut tensors = apart(Format::ModelOpt);
+    let gates = tensors.iter().map(|(name, _)| name.to_owned()).filter(|name| name.contains("gate_proj"));
+    gates.collect::<Vec<_>>().iter().for_each(|name| _ = tensors.remove(name));
+    let config =
+        json!({"model_type": "some", "num_experts_per_tok": 2, "norm_topk_prob": true, "mlp_hidden_act": "relu2"});
+    assert_eq!(layer_of(&tensors, config.clone()).len(), 2 * EXPERTS);
+    let error = refusal(Some(config), |_| ());
+    assert!(error.contains("relu2 asks for 0 gate projections, and it has 3"), "{error}");
+}
+
+#[test]
+fn sigmoid_routers_choose_by_corrected_scores_and_weigh_by_plain_ones() {
+    let config = json!({"model_type": "deepseek_v3", "num_experts_per_tok": 1, "norm_topk_prob": false, "hidden_act": "silu",
+        "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5});
+    for name in [format!("{BLOCK}.gate.e_score_correction_bias"), format!("{BLOCK}.e_score_correction_bias")] {
+        let mut tensors = apart(Format::ModelOpt);
+        tensors.set(name, f32s(&[EXPERTS], &[0.0, 0.0, 100.0]));
+        with_layer(&tensors, config.clone(), |layer, inputs| {
+            assert_eq!(inputs.ids[..], [2; 5]);
+            assert!(inputs.weights.iter().all(|&weight| weight > 0.0 && weight < 2.5), "{:?}", inputs.weights);
+            assert!(!inputs.weights_on_input && layer.router.factor == 1.0);
+        });
+    }
+    // The weights of Llama 4 are on the input.
+    let llama = json!({"model_type": "llama4_text", "num_experts_per_tok": 1, "hidden_act": "silu"});
+    with_layer(&apart(Format::ModelOpt), llama, |_, inputs| assert!(inputs.weights_on_input));
+}
+
+#[test]
+fn a_shared_expert_comes_with_its_gate() {
+    let mut tensors = apart(Format::ModelOpt);
+    for (index, (name, sizes)) in NAMES.iter().zip([[48, 32], [48, 32], [32, 48]]).enumerate() {
+        tensors.set_nvfp4(&format!("{BLOCK}.shared_expert.{name}"), Format::ModelOpt, sizes, 90 + index as u8);
+    }
+    assert_eq!(layer_of(&tensors, qwen3()).len(), 3 * (EXPERTS + 1));
+    tensors.set(format!("{BLOCK}.shared_expert_gate.weight"), f32s(&[1, HIDDEN], &numbers(HIDDEN, 3)));
+    with_model(&tensors, Some(qwen3()), |checkpoint, _| {
+        let layer = checkpoint.moe_layer(3, OutDtype::Bf16).unwrap();
+        assert_eq!(layer.weights.sizes().shared_intermediate, Some(48));
+        let mut hidden = vec![0u16; 2 * HIDDEN];
+        hidden[HIDDEN] = 0x3F80;
+        let weights = layer.router.inputs(layer.weights.sizes(), hidden).unwrap().shared_weights.unwrap();
+        // The gate's first number is -1.1.
+        assert!(
+            (weights[0] - 0.5).abs() < 1e-6 && (weights[1] - 1.0 / (1.0 + 1.1f32.exp())).abs() < 1e-6,
+            "{weights:?}"
+        );
+    });
+}
+
+#[test]
+fn what_is_not_computed_is_refused_with_file_tensor_and_remedy() {
+    let with = |key: &str, value: Value| {
+        let mut config = qwen3();
+        config[key] = value;
+        Some(config)
+    };
+    let gate = format!("{BLOCK}.gate.weight");
+    for (config, words) in [
+        (None, "MODEL: config.json is missing; it says how the router chooses"),
+        (with("num_experts_per_tok", Value::Null), "MODEL/config.json: the number of experts that a token names"),
+        (with("norm_topk_prob", Value::Null), "MODEL/config.json: norm_topk_prob is missing"),
+        (with("scoring_func", json!("sqrtsoftplus")), "MODEL/config.json: its router's scores are by sqrtsoftplus"),
+        (with("topk_method", json!("group_limited_greedy")), "MODEL/config.json: topk_method is group_limited_greedy"),
+        (with("model_type", json!("deepseek_v3")), "MODEL/config.json: n_group is missing"),
+        (with("model_type", json!("llama4_text")), "MODEL/config.json: router: top_k of sigmoid top-1 = 2"),
+        (with("hidden_act", json!("relu2")), "MODEL: model.layers.3.mlp.: relu2 asks for 0 gate projections"),
+        (with("hidden_act", json!("gelu")), "MODEL/config.json: hidden_act is \"gelu\""),
+        (with("num_experts_per_tok", json!(0)), "MODEL: layer 3: top_k = 0 is not from 1 to 32"),
+    ] {
+        let error = refusal(config, |_| ());
+        assert!(error.starts_with(words), "{error}");
+    }
+    let change = |name: &str, content: Option<Content>| {
+        refusal(Some(qwen3()), |tensors| {
+            _ = match content {
+                Some(content) => tensors.set(name, content),
+                None => tensors.remove(name),
+            }
+        })
+    };
+    let file = "MODEL/model.safetensors: ";
+    for (error, words) in [
+        (change(&gate, None), "MODEL: the router (model.layers.3.mlp.gate.weight or ".to_owned()),
+        (change(&gate, Some(f32s(&[2, HIDDEN], &[0.0; 64]))), format!("{file}{gate}: its shape is [2, 32]")),
+        (change(&gate, Some(raw(Dtype::U8, &[3, HIDDEN], &[0; 96]))), format!("{file}{gate}: ")),
+        (
+            change(&format!("{BLOCK}.gate.e_score_correction_bias"), Some(f32s(&[3], &[0.0; 3]))),
+            format!("{file}{BLOCK}.gate.e_score_correction_bias: a correction of the router's choice"),
+        ),
+        (
+            change(&format!("{BLOCK}.experts.1.up_proj.bias"), Some(f32s(&[15], &[0.0; 15]))),
+            format!("{file}{BLOCK}.experts.1.up_proj.bias: its shape is [15]"),
+        ),
+        (
+            change(&format!("{BLOCK}.gate.per_expert_scale"), Some(f32s(&[3], &[1.0; 3]))),
+            format!("{file}{BLOCK}.gate.per_expert_scale: a tensor of unknown meaning"),
+        ),
+        (
+            change(&format!("{BLOCK}.experts.1.down_proj.weight_scale_2"), None),
+            format!("{file}{BLOCK}.experts.1.down_proj.weight_scale_2: this tensor is missing"),
+        ),
+    ] {
+        assert!(
+            error
+                .replace("MODEL: model.layers.3.mlp.experts", &format!("{file}model.layers.3.mlp.experts"))
+                .starts_with(&words),
+            "{error}"
+        );
+    }
+    let dense = |tensors: &mut Tensors| {
+        tensors.set_nvfp4("model.layers.4.mlp.gate_proj", Format::ModelOpt, [16, 32], 1);
+    };
+    let mut tensors = apart(Format::ModelOpt);
+    dense(&mut tensors);
+    with_model(&tensors, Some(qwen3()), |checkpoint, _| {
+        let error = |layer| checkpoint.moe_layer(layer, OutDtype::F16).map(|_| ()).unwrap_err().to_string();
+        assert!(error(4).contains("layer 4 has a dense block and no experts; --op gated runs"), "{}", error(4));
+        assert!(error(9).contains("there are layers 3-4"), "{}", error(9));
+    });
+}
+
+#[test]
+fn a_weight_is_a_linear_layer_with_its_bias() {
+    const MODULE: &str = "model.layers.0.self_attn.q_proj";
+    for format in [Format::ModelOpt, Format::CompressedTensors] {
+        let mut tensors = Tensors::default();
+        tensors.set_nvfp4(MODULE, format, [48, 32], 5);
+        // Scales of the cache of keys stand beside a projection and change nothing in it.
+        tensors.set(format!("{MODULE}.k_scale"), f32s(&[], &[1.0]));
+        let plain = with_model(&tensors, None, |checkpoint, _| run(checkpoint, MODULE));
+        // 0.5 and -2 in bf16.
+        let bias: Vec<u8> = (0..48).flat_map(|i| if i % 2 == 0 { [0x00, 0x3F] } else { [0x00, 0xC0] }).collect();
+        tensors.set(format!("{MODULE}.bias"), raw(Dtype::BF16, &[48], &bias));
+        let biased = with_model(&tensors, None, |checkpoint, _| run(checkpoint, &format!("{MODULE}.weight")));
+        assert_ne!(plain, biased);
+        for (change, words) in [
+            (("bias", Some(f32s(&[47], &[0.0; 47]))), "q_proj.bias: its shape is [47]"),
+            (("bias", Some(raw(Dtype::U8, &[48], &[0; 48]))), "q_proj.bias: "),
+            (("pre_quant_scale", Some(f32s(&[32], &[1.0; 32]))), "q_proj.pre_quant_scale: a scale of the activations"),
+            (("weight_scale", None), "q_proj.weight_scale: this tensor is missing"),
+        ] {
+            let mut tensors = tensors.clone();
+            tensors.change(&format!("{MODULE}.{}", change.0), change.1);
+            let error = with_model(&tensors, None, |checkpoint, _| {
+                checkpoint.linear(MODULE, OutDtype::F16).map(|_| ()).unwrap_err().to_string()
+            });
+            assert!(error.contains(words), "{error}");
+        }
+        for absent in ["model.layers.0.self_attn.q", "model.layers.1.self_attn.q_proj", ""] {
+            let error = with_model(&tensors, None, |checkpoint, _| {
+                checkpoint.linear(absent, OutDtype::F16).map(|_| ()).unwrap_err().to_string()
+            });
+            assert!(error.contains(&format!("a weight named {absent:?} is missing; `nvfp4 inspect")), "{error}");
+        }
+    }
+}
+
+/// What the CPU makes of three tokens, every element right.
+fn run(checkpoint: &Checkpoint, module: &str) -> Vec<u16> {
+    let weights = checkpoint.linear(module, OutDtype::Bf16).unwrap();
+    let inputs = linear::generate::inputs(Default::default(), 3, HIDDEN, OutDtype::Bf16, 1).unwrap();
+    let step = LinearStep::new(&weights, inputs).unwrap();
+    let mut output = LinearOutput::new(&step);
+    Cpu::new().prepare_linear(&weights).unwrap().execute(&step, &mut output).unwrap();
+    let found = linear::compare::compare(&weights, &step, &output);
+    assert_eq!((found.checked, found.mismatches), (3 * 48, 0), "{:?}", found.first);
+    output.out
+}
