@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Tokens a second of Qwen3-30B-A3B's full shape in the real engine, with CUDA graphs: this library's kernels, or Marlin.
 
-    generate.py nvfp4 | marlin [--layers 48] [--json FILE]
+    generate.py nvfp4 | marlin [--layers 48] [--json FILE] [--turn FILE]
 
 Weights are random and valid. Batches of 1, 16 and 128 prompts of 32 tokens, 128 tokens of each generated; a prefill of 2048 tokens.
 Each number is the median of several runs after one that is not counted; a profile afterwards says where the GPU's time went. A
-process for each contender.
+process for each contender; with --turn several may start up at a time, and measure one after the other.
 """
 
 import argparse
 import collections
+import contextlib
+import fcntl
 import json
 import pathlib
 import random
@@ -44,6 +46,7 @@ def main():
     parser.add_argument("contender", choices=["nvfp4", "marlin"])
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--turn", type=pathlib.Path, help="a file that is locked while this process measures")
     arguments = parser.parse_args()
     from vllm.model_executor.model_loader import dummy_loader
 
@@ -53,8 +56,8 @@ def main():
         write_config(folder, arguments.layers, 151936, True)
         begin = time.time()
         llm = engine(
-            folder, arguments.contender, load_format="dummy", max_model_len=4096, gpu_memory_utilization=0.5,
-            enable_prefix_caching=False, compilation_config={"cudagraph_capture_sizes": [1, 16, 128]},
+            folder, arguments.contender, load_format="dummy", max_model_len=4096, gpu_memory_utilization=0.2,
+            kv_cache_memory_bytes=4 << 30, enable_prefix_caching=False, compilation_config={"cudagraph_capture_sizes": [1, 16, 128]},
         )  # fmt: skip
     print(f"{arguments.contender}: ready after {time.time() - begin:.1f} s", flush=True)
     from vllm import SamplingParams
@@ -69,24 +72,35 @@ def main():
         llm.generate(prompts, parameters, use_tqdm=False)
         return time.perf_counter() - start
 
-    for batch, repeats in ((1, 5), (16, 3), (128, 3)):
-        run(batch, 32, 16)
-        seconds = [run(batch, 32, 128) for _ in range(repeats)]
-        # A step's time without the prefill: two lengths.
-        short = statistics.median(run(batch, 32, 16) for _ in range(repeats))
-        middle = statistics.median(seconds)
-        found["generate"][batch] = {
-            "tokens_per_second": batch * 128 / middle, "step_ms": (middle - short) / 112 * 1e3, "seconds": seconds
-        }  # fmt: skip
-        print(f"batch {batch}: {batch * 128 / middle:.0f} tokens/s, a step {(middle - short) / 112 * 1e3:.3f} ms", flush=True)
-    run(1, 2048, 1)
-    seconds = [run(1, 2048, 1) for _ in range(9)]
-    found["prefill"][2048] = {"ms": statistics.median(seconds) * 1e3, "seconds": seconds}
-    print(f"prefill of 2048: {statistics.median(seconds) * 1e3:.2f} ms", flush=True)
-    write(arguments, found)
-    for batch, prompt, generated in ((1, 32, 16), (16, 32, 16), (128, 32, 16), (1, 2048, 1)):
-        found["profile"][f"{batch}x{prompt}"] = profile(lambda: run(batch, prompt, generated))
+    with turn(arguments):
+        for batch, repeats in ((1, 5), (16, 3), (128, 3)):
+            run(batch, 32, 16)
+            seconds = [run(batch, 32, 128) for _ in range(repeats)]
+            # A step's time without the prefill: two lengths.
+            short = statistics.median(run(batch, 32, 16) for _ in range(repeats))
+            middle = statistics.median(seconds)
+            step = (middle - short) / 112 * 1e3
+            found["generate"][batch] = {"tokens_per_second": batch * 128 / middle, "step_ms": step, "seconds": seconds}
+            print(f"batch {batch}: {batch * 128 / middle:.0f} tokens/s, a step {step:.3f} ms", flush=True)
+            write(arguments, found)
+        run(1, 2048, 1)
+        seconds = [run(1, 2048, 1) for _ in range(9)]
+        found["prefill"][2048] = {"ms": statistics.median(seconds) * 1e3, "seconds": seconds}
+        print(f"prefill of 2048: {statistics.median(seconds) * 1e3:.2f} ms", flush=True)
         write(arguments, found)
+    with turn(arguments):
+        for batch, prompt, generated in ((1, 32, 16), (16, 32, 16), (128, 32, 16), (1, 2048, 1)):
+            found["profile"][f"{batch}x{prompt}"] = profile(lambda: run(batch, prompt, generated))
+            write(arguments, found)
+
+
+def turn(arguments):
+    """While this is held, no other process measures."""
+    held = contextlib.ExitStack()
+    if arguments.turn:
+        file = held.enter_context(open(arguments.turn, "w"))
+        fcntl.flock(file, fcntl.LOCK_EX)
+    return held
 
 
 def profile(call):

@@ -83,7 +83,7 @@ def prompt(count, seed=1):
 def start(folder, model, contender):
     name = f"{model}-bf16" if contender == "bf16" else model
     return engine(
-        folder / name, contender, enforce_eager=True, max_model_len=2048, max_num_batched_tokens=4096, kv_cache_memory_bytes=2 << 30,
+        folder / name, contender, enforce_eager=True, max_model_len=2048, max_num_batched_tokens=4096, kv_cache_memory_bytes=1 << 30,
         gpu_memory_utilization=0.1, enable_prefix_caching=False,
     )  # fmt: skip
 

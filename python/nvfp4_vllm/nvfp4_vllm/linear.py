@@ -3,7 +3,11 @@
 import nvfp4
 import torch
 from vllm.config import get_current_vllm_config
-from vllm.model_executor.layers.linear import LinearMethodBase, RowParallelLinear
+from vllm.model_executor.layers.linear import (
+    LinearMethodBase,
+    RowParallelLinear,
+    register_weight_loader_v2_supported_method,
+)
 from vllm.model_executor.layers.quantization.compressed_tensors.schemes import CompressedTensorsW4A4Fp4
 from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4LinearMethod, ModelOptNvFp4W4A16LinearMethod
 from vllm.platforms import current_platform
@@ -85,10 +89,13 @@ class _ModelOpt(_Packed):
         return self.compute(layer, x, bias)
 
 
+# vLLM knows by their names which methods' parameters load themselves.
+@register_weight_loader_v2_supported_method
 class ModelOptNvfp4Linear(_ModelOpt, ModelOptNvFp4LinearMethod):
     """`quant_algo: NVFP4`."""
 
 
+@register_weight_loader_v2_supported_method
 class ModelOptNvfp4W4A16Linear(_ModelOpt, ModelOptNvFp4W4A16LinearMethod):
     """`quant_algo: W4A16_NVFP4`."""
 
