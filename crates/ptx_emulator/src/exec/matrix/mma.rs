@@ -13,10 +13,10 @@ use crate::operand::{Dst, Row, Src};
 use crate::types::Type;
 
 /// Rows of A and D, and columns of B and D.
-const M: usize = 16;
-const N: usize = 8;
+pub(super) const M: usize = 16;
+pub(super) const N: usize = 8;
 /// Elements of C and D that a lane holds.
-const ELEMENTS: usize = 4;
+pub(super) const ELEMENTS: usize = 4;
 
 /// `mma.sync d, a, b, c`.
 pub struct Mma {
