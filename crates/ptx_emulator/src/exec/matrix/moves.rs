@@ -15,6 +15,7 @@ use crate::machine::race::Mode;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Dst, Row, Src};
+use crate::timing::core as timing;
 use crate::types::{Space, Type};
 
 /// Rows of a matrix.
@@ -51,17 +52,29 @@ impl Matrices {
         w.lane_at(&self.address, self.space, lane as usize)
     }
 
+    /// The lanes that name one matrix's rows, and their addresses.
+    fn rows(&self, w: &Warp, matrix: usize) -> (u32, [u64; 32]) {
+        let (mut mask, mut addresses) = (0, [0; 32]);
+        for row in 0..ROWS {
+            let Lane { lane, address, .. } = self.row(w, matrix, row);
+            mask |= 1 << lane;
+            addresses[lane as usize] = address;
+        }
+        (mask, addresses)
+    }
+
     /// Counts the bank conflicts of one matrix, whose rows are read or written at once.
     fn count_bank_conflicts(&self, w: &Warp, m: &mut Machine<'_>, matrix: usize) {
         if m.sanitize {
-            let (mut mask, mut addresses) = (0, [0; 32]);
-            for row in 0..ROWS {
-                let Lane { lane, address, .. } = self.row(w, matrix, row);
-                mask |= 1 << lane;
-                addresses[lane as usize] = address;
-            }
+            let (mask, addresses) = self.rows(w, matrix);
             m.count_bank_conflicts(w, mask, &addresses, ROW_BYTES as u32);
         }
+    }
+
+    /// The cycles of shared memory that one matrix takes.
+    fn shared_cycles(&self, w: &Warp, matrix: usize) -> u64 {
+        let (mask, addresses) = self.rows(w, matrix);
+        timing::shared_cycles(mask, &addresses, ROW_BYTES as u32)
     }
 
     /// A matrix as the fragment that a register holds, two elements a lane.
@@ -134,6 +147,10 @@ impl Instruction for LdMatrix {
             }
             self.from.count_bank_conflicts(w, m, n);
             d.write(w, mask, &self.from.fragment(&matrix));
+        }
+        if let Some(timed) = &mut m.timed {
+            let cycles = (0..self.out.len()).map(|n| self.from.shared_cycles(w, n)).sum();
+            timed.access = timing::Access::Shared { cycles };
         }
         m.begin_load(w, &self.registers);
         Ok(Flow::Next)

@@ -38,6 +38,7 @@ use crate::hw::matmul::{Floats, Fours, Packing, Scales, multiply_f32, multiply_f
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Dst, Row, Src};
+use crate::timing::core as timing;
 use crate::types::Type;
 
 use super::mma::{ELEMENTS, M, N};
@@ -127,22 +128,20 @@ impl ScaleOperand {
         Ok((0..rows as u32).flat_map(|row| codes((self.side.lane)(row, thread as u32))).copied().collect())
     }
 
-    /// Finds a scale that no product of the kernel reads: in a lane that none selects, other than a copy of what a lane
-    /// beside it supplies, or zero.
+    /// Finds a scale that no product of the kernel reads: in a lane that none selects, other than zero or a copy of what one of
+    /// its four neighbours supplies.
     fn check_unread<'c>(&self, m: &Machine<'_>, thread: u32, codes: impl Fn(u32) -> &'c [u8]) -> Stopped<()> {
-        let (selected, unread) = (self.side.lanes(thread), !self.read.load(Ordering::Relaxed));
-        if unread == 0 {
-            return Ok(());
-        }
-        for lane in (0..32).filter(|lane| unread >> lane & 1 == 1) {
+        let read = self.read.load(Ordering::Relaxed);
+        for lane in (0..32).filter(|lane| read >> lane & 1 == 0) {
             let own = codes(lane);
             let first = lane / 4 * 4;
-            let copied = (first..first + 4).any(|beside| selected >> beside & 1 == 1 && codes(beside) == own);
+            let copied = (first..first + 4).any(|beside| read >> beside & 1 == 1 && codes(beside) == own);
             if !copied && own.iter().any(|&code| code != 0) {
                 let name = self.side.name;
                 let text = format!(
                     "lane {lane} holds scales {own:02x?} for {name}, and no product of the kernel selects this lane; this one \
-                     reads {name}'s from lanes {selected:#010x}"
+                     reads {name}'s from lanes {:#010x}",
+                    self.side.lanes(thread)
                 );
                 return m.warn(Stop::new(FaultKind::ScaleNotRead, text).lane(lane));
             }
@@ -192,7 +191,12 @@ impl Instruction for ScaledMma {
             })
         };
         let (scale_a, scale_b) = (scales(&self.scale_a)?, scales(&self.scale_b)?);
-        m.count_matrix_operation(w, &[w.cta], (M * N * self.k) as u64);
+        let multiply_adds = (M * N * self.k) as u64;
+        m.count_matrix_operation(w, &[w.cta], multiply_adds);
+        if let Some(timed) = &mut m.timed {
+            // A fragment has 32 bytes of a row, as many as 16 numbers of f16.
+            timed.access = timing::Access::Matrix { multiply_adds: (M * N * 16) as u64 };
+        }
         if m.computes_values() {
             self.finish(w, mask, scale_a, scale_b);
         }
