@@ -134,7 +134,7 @@ impl<const INDEX: usize, const COLUMNS: usize> Multiplier<INDEX, COLUMNS> {
     fn tokens(&self, stage: u32, column: u32, first_step: u32) -> SharedAddress {
         let (token, chunk) = (self.first_token + column * N_STEP + self.lane % 8, first_step * 2 + self.lane / 8);
         // The 128-byte swizzle of eight rows (PTX ISA, "Tensor swizzle modes").
-        self.block.tokens_of(stage) + token * K_BLOCK_BYTES + (chunk ^ self.lane % 8) * 16
+        self.block.tokens_of(stage) + token * K_BLOCK_BYTES + (chunk ^ (self.lane % 8)) * 16
     }
 
     /// Where this lane loads the scales of tokens for the first step: those of column `lane / 4` of the products with thread
