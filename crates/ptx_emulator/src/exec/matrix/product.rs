@@ -7,8 +7,11 @@ use crate::machine::warp::Warp;
 use crate::operand::{Row, Src};
 
 /// The element type that a modifier names.
-fn element(name: &str) -> Option<Element> {
+pub(super) fn element(name: &str) -> Option<Element> {
     Some(match name {
+        "e2m1" => Element::E2m1,
+        "e2m3" => Element::E2m3,
+        "e3m2" => Element::E3m2,
         "f16" => Element::F16,
         "bf16" => Element::Bf16,
         "tf32" => Element::Tf32,
@@ -81,16 +84,29 @@ impl Product {
         elements: usize,
         place: impl Fn(usize, usize) -> usize,
     ) {
-        let mut sums = vec![0; a_rows * b_rows];
+        let compute = |sums: &[u32]| self.compute((a_rows, a), (b_rows, b), sums);
+        Self::with_sums(self.sum, a_rows * b_rows, rows, elements, place, compute);
+    }
+
+    /// Replaces the `size` elements of D, as bits of its type, by what `compute` makes of them.
+    pub fn with_sums(
+        sum: Sum,
+        size: usize,
+        rows: &mut [Row],
+        elements: usize,
+        place: impl Fn(usize, usize) -> usize,
+        compute: impl FnOnce(&[u32]) -> Vec<u32>,
+    ) {
+        let mut sums = vec![0; size];
         for lane in 0..32 {
             for index in 0..elements {
-                sums[place(lane, index)] = self.sum.get(rows, index, lane);
+                sums[place(lane, index)] = sum.get(rows, index, lane);
             }
         }
-        let result = self.compute((a_rows, a), (b_rows, b), &sums);
+        let result = compute(&sums);
         for lane in 0..32 {
             for index in 0..elements {
-                self.sum.put(rows, index, lane, result[place(lane, index)]);
+                sum.put(rows, index, lane, result[place(lane, index)]);
             }
         }
     }
