@@ -14,8 +14,8 @@ from measure import Run
 from .silu import silu_mul
 
 LARGEST = 448.0
-# Weights and tokens are rounded to four significant bits once more, 2.6 % each.
-LARGEST_ERROR = 6e-2
+# Weights and tokens are rounded to four significant bits once more, 2.6 % each; gate times up has 6.5 %.
+LARGEST_ERROR = 8e-2
 
 
 def rounded(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
