@@ -48,7 +48,8 @@ impl Instruction for Mma {
             return Err(DecodeError::invalid("wrong number of registers"));
         }
         let saturate = i.has("satfinite");
-        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate: (false, false) };
+        let negate = (false, false);
+        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate, of_warpgroup: false };
         Ok(Mma { product, d, a, b, c })
     }
 
