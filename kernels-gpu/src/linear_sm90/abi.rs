@@ -84,10 +84,10 @@ pub struct Launch {
     pub panels: u64,
     /// Address of C `[m, n]`, 16-bit numbers of the tokens' type, rows without gaps; a multiple of 16.
     pub c: u64,
+    /// Address of α, an f32 for each column of C: the global scale of that row of B. Projections that are one matrix keep their own.
+    pub alpha: u64,
     /// Address of the bias, an f32 for each column of C; 0 if there is none.
     pub bias: u64,
-    /// Bits of α, f32: the global scale of B.
-    pub alpha: u32,
     /// Tokens, rows of C.
     pub m: u32,
     /// Rows of B, columns of C; a multiple of 16, not 0.
@@ -96,8 +96,6 @@ pub struct Launch {
     pub k: u32,
     /// Tiles along the tokens: `m` in tiles of [`Instance::tile_tokens`].
     pub token_tiles: u32,
-    /// Keeps the size a multiple of the alignment.
-    pub unused: u32,
 }
 
 /// The entry that packs.

@@ -24,7 +24,7 @@ pub use self::{
     multiply::{Consumer, Kind},
     registers::{give_registers, take_registers},
     turns::PingPong,
-    write::{BIAS_BYTES, Target},
+    write::{Alpha, BIAS_BYTES, Target},
 };
 
 /// Threads of a warpgroup.

@@ -61,8 +61,16 @@ pub(super) fn pad<const REGISTERS: usize, const P: usize>(sums: &[[f32; REGISTER
 /// Bytes of an element of C.
 const ELEMENT_BYTES: u64 = 2;
 
-/// Bytes of a bias.
+/// Bytes of a bias, and of an α.
 pub const BIAS_BYTES: u64 = 4;
+
+/// Products of the global scales. Which one it is is known where a kernel is compiled.
+pub enum Alpha {
+    /// One for each matrix of weights.
+    OfMatrices([f32; 2]),
+    /// The address of one for each column of C, f32.
+    OfColumns(u64),
+}
 
 /// Where a tile's sums go, and what is done to them before.
 pub struct Target<K> {
@@ -70,8 +78,8 @@ pub struct Target<K> {
     pub c: u64,
     /// Columns of C.
     pub n: u32,
-    /// Products of the global scales, for each matrix of weights.
-    pub alpha: [f32; 2],
+    /// What sums are multiplied by.
+    pub alpha: Alpha,
     /// Addresses of what is added then, an f32 for each column of C, for each matrix of weights; 0 for nothing.
     pub bias: [u64; 2],
     /// What becomes of that.
@@ -101,7 +109,7 @@ impl<K> Target<K> {
     where
         K: Kind<P>,
     {
-        let &Self { c, alpha, n, .. } = self;
+        let &Self { c, n, .. } = self;
         let [first, second] = fragment.rows;
         let column = self.first_column + first.min(second);
         // For `prmt`: the halves of a word, one for each row, in the order in which the rows lie in the panel.
@@ -114,12 +122,19 @@ impl<K> Target<K> {
         let mut rows = [even, even + row_bytes];
         // Whether C has the columns of each part. They may lie outside of C, since N may be as small as 8.
         let parts: [bool; P] = core::array::from_fn(|part| column + part as u32 * K::SHAPE.panel_rows() < n);
-        let alpha = alpha.map(|alpha| K::UNSCALE * alpha);
         if !parts[0] {
             return;
         }
-        // SAFETY: biases of columns that C has.
-        let biases = unsafe { self.biases::<P>(fragment) };
+        // SAFETY: biases and scales of columns that C has.
+        let (biases, of_columns) = unsafe { (self.biases::<P>(fragment), self.alphas::<P>(fragment)) };
+        let of_matrices = match self.alpha {
+            Alpha::OfMatrices(alpha) => alpha.map(|alpha| K::UNSCALE * alpha),
+            Alpha::OfColumns(_) => [0.0; 2],
+        };
+        let alpha = |matrix: usize, part: usize, row: usize| match self.alpha {
+            Alpha::OfMatrices(_) => of_matrices[matrix],
+            Alpha::OfColumns(_) => of_columns[part][row],
+        };
         while token < self.tokens {
             let round = sums.map(|part| part[0]);
             // Of one element, or of gate's and up's.
@@ -140,7 +155,7 @@ impl<K> Target<K> {
                             };
                             // A sum of a part's row, of this matrix, times alpha and with its bias.
                             let scaled = |matrix: usize, part: usize, row: usize| {
-                                fma_rn_f32(alpha[matrix], round[part][[first, second][row]], biases[part][row])
+                                fma_rn_f32(alpha(matrix, part, row), round[part][[first, second][row]], biases[part][row])
                             };
                             if K::SHAPE.matrices == 2 && P == 2 {
                                 let gated = |row: usize| activate(scaled(0, 0, row), scaled(1, 1, row));
@@ -173,6 +188,29 @@ impl<K> Target<K> {
             token += ROUND_TOKENS as u32;
             sums = sums.map(|[_, second, third, fourth]| [second, third, fourth, fourth]);
         }
+    }
+
+    /// What the sums of a thread's two rows of each part are multiplied by, if each column has an α of its own.
+    ///
+    /// # Safety
+    /// They lie there.
+    #[inline(always)]
+    unsafe fn alphas<const P: usize>(&self, fragment: &Fragment) -> [[f32; 2]; P]
+    where
+        K: Kind<P>,
+    {
+        let mut alphas = [[0.0; 2]; P];
+        let Alpha::OfColumns(first) = self.alpha else { return alphas };
+        for part in 0..P {
+            for row in 0..2 {
+                let column = self.first_column + fragment.rows[row] + part as u32 * K::SHAPE.panel_rows();
+                let address = GlobalAddress::new(first) + u64::from(column) * BIAS_BYTES;
+                // SAFETY: what `# Safety` above asks.
+                let bits = unsafe { ld_global_b32_or_zero(column < self.n, address) };
+                alphas[part][row] = K::UNSCALE * f32::from_bits(bits);
+            }
+        }
+        alphas
     }
 
     /// The biases of a thread's two rows of each part. Where there is none it is −0, which leaves a sum as it is, its sign too.

@@ -34,7 +34,7 @@ pub use cuda_driver::sys::{CUdeviceptr, CUstream};
 pub use device::{DeviceInfo, Options, devices};
 pub use gpu_arch::Capability;
 pub use layer::CudaLayer;
-pub use linear::{CudaLinear, LinearTensor};
+pub use linear::{CudaLinear, LinearLauncher, LinearTensor, PackedLinear};
 pub use moe::{CudaMoeLayer, MoeGraph, MoeLauncher, MoeTensor, MoeTensors, PackedMoe};
 pub use resident::{Cache, ResidentStep, Timing};
 pub use router::RouterLauncher;
@@ -169,14 +169,18 @@ impl Cuda {
     /// # Safety
     ///
     /// A tensor of these sizes lies where it says, the device can read it, and nothing that writes it is under way.
-    pub unsafe fn pack_linear_layer(
-        &self,
-        sizes: LinearSizes,
-        tensor: &LinearTensor,
-        bias: Option<&[f32]>,
-    ) -> Result<CudaLinear, Error> {
+    pub unsafe fn pack_linear_layer(&self, sizes: LinearSizes, tensor: &LinearTensor<'_>) -> Result<CudaLinear, Error> {
         // SAFETY: `# Safety` above.
-        unsafe { CudaLinear::pack(self.device.clone(), sizes, tensor, bias, self.variant.graph) }
+        unsafe { CudaLinear::pack(self.device.clone(), sizes, tensor, self.variant.graph) }
+    }
+
+    /// What packs and launches linear layers whose weights lie in the caller's memory. It loads the kernels, so that none is loaded
+    /// while a stream is captured.
+    ///
+    /// # Errors
+    /// [`Error::NotComputed`] if no kernel computes such layers on this device; [`Error::Driver`] if one cannot be loaded.
+    pub fn linear_launcher(&self) -> Result<LinearLauncher, Error> {
+        LinearLauncher::new(self.device.clone())
     }
 
     /// What packs and launches MoE layers whose weights and workspace lie in the caller's memory. It loads the kernels, so that

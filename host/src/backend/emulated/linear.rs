@@ -39,7 +39,7 @@ impl EmulatedLinear {
         let layer = PlacedLinear {
             sizes,
             panels: upload(&mut device, &packed, WEIGHTS).address,
-            alpha: weights.matrix().global_scale().to_bits(),
+            alpha: upload(&mut device, &vec![weights.matrix().global_scale(); sizes.n], WEIGHTS).address,
             bias: weights.bias().map_or(0, |bias| upload(&mut device, &bias, WEIGHTS).address),
         };
         Ok(Self { gpu, device, layer, step: Vec::new(), done: None })

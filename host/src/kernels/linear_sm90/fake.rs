@@ -58,6 +58,7 @@ unsafe fn multiply(launch: &Launch<'_>) {
         assert_eq!(parameter.token_tiles, token_tiles(m, instance.tile_tokens));
         let token_type: TokenType = instance.token_type;
         let weights = unpack(slice(parameter.panels, matrix_bytes(n, k) as usize), n, k, token_type);
+        let alpha: &[f32] = slice(parameter.alpha, n as usize);
         let bias: &[f32] = slice(parameter.bias, if parameter.bias == 0 { 0 } else { n as usize });
         for token in 0..u64::from(m) {
             let numbers: Vec<f64> =
@@ -66,7 +67,7 @@ unsafe fn multiply(launch: &Launch<'_>) {
             for (column, (c, row)) in c.iter_mut().zip(weights.chunks(k as usize)).enumerate() {
                 let sum: f64 = numbers.iter().zip(row).map(|(x, w)| x * w).sum();
                 let bias = bias.get(column).map_or(0.0, |&bias| f64::from(bias));
-                *c = dtype.round(sum * f64::from(f32::from_bits(parameter.alpha)) + bias);
+                *c = dtype.round(sum * f64::from(alpha[column]) + bias);
             }
         }
     }

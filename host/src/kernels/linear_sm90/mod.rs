@@ -5,6 +5,7 @@
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
 pub(crate) mod panels;
+pub(crate) mod weights;
 
 use kernels_gpu::linear_sm90::abi::{self, INSTANCES, Instance, PACK_ENTRY, Pack};
 use kernels_gpu::moe_route::abi::{tile_size, token_tiles};
@@ -48,8 +49,8 @@ pub(crate) struct PlacedLinear {
     pub sizes: LinearSizes,
     /// Its panels.
     pub panels: Address,
-    /// Bits of the global scale, f32.
-    pub alpha: u32,
+    /// N numbers of f32: the global scale of each row.
+    pub alpha: Address,
     /// N numbers of f32; 0 if there is no bias.
     pub bias: Address,
 }
@@ -99,13 +100,12 @@ pub(crate) fn launch(layer: &PlacedLinear, arguments: &LinearArguments, sms: u32
         token_pitch: arguments.token_pitch as u64,
         panels,
         c: arguments.output,
-        bias,
         alpha,
+        bias,
         m,
         n,
         k: sizes.k as u32,
         token_tiles: token_tiles(m, instance.tile_tokens),
-        unused: 0,
     };
     let grid = Grid {
         shared_bytes: instance.shared_bytes(),
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn narrow_tiles_make_as_many_blocks_as_there_are_64_columns() {
-        let layer = |n| PlacedLinear { sizes: sizes(n, 2048), panels: 0x100, alpha: 0, bias: 0 };
+        let layer = |n| PlacedLinear { sizes: sizes(n, 2048), panels: 0x100, alpha: 0x80, bias: 0 };
         let arguments = LinearArguments { token_count: 16, tokens: 0x1000, token_pitch: 4096, output: 0x2000 };
         for n in [4096, 5120, 7168] {
             assert_eq!(launch(&layer(n), &arguments, 132).unwrap().grid.blocks, n as u32 / 64);
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn addresses_that_no_copy_takes_are_refused() {
-        let layer = PlacedLinear { sizes: sizes(64, 48), panels: 0x100, alpha: 0, bias: 0 };
+        let layer = PlacedLinear { sizes: sizes(64, 48), panels: 0x100, alpha: 0x80, bias: 0 };
         let right = LinearArguments { token_count: 2, tokens: 0x1000, token_pitch: 96, output: 0x2000 };
         assert!(launch(&layer, &right, 132).is_ok());
         for wrong in [

@@ -18,7 +18,7 @@ use crate::{
     gated_sm90::abi::{Group, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, lane_offset},
     ring::Ring,
     sm90::{
-        Consumer, Fragment, Kind, PANELS, Shape, Target,
+        Alpha, Consumer, Fragment, Kind, PANELS, Shape, Target,
         decode::{F16_UNSCALE, Scales, decode_weights},
     },
 };
@@ -43,7 +43,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
                 let target: Target<Self> = Target {
                     c,
                     n,
-                    alpha,
+                    alpha: Alpha::OfMatrices(alpha),
                     bias: [0; 2],
                     activation: Activation::NONE,
                     first_column: tile.first_column,

@@ -15,7 +15,7 @@ use crate::{
     linear_sm90::abi::{LANE_BYTES, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES, k_blocks},
     ring::Ring,
     sm90::{
-        Consumer, Fragment, Kind, LANE_WORDS, Shape, Target,
+        Alpha, Consumer, Fragment, Kind, LANE_WORDS, Shape, Target,
         decode::{BF16_UNSCALE, Bf16Scales, F16_UNSCALE, Scales, decode_weights_bf16_of_two, decode_weights_of_two},
     },
 };
@@ -35,7 +35,6 @@ where
         let mut tiles = self.tiles();
         let mut consumer: Consumer<_, P> =
             Consumer::new(kind, self.shared, consumer, self.stages(), self.buffers(), self.turn_barriers());
-        let alpha = f32::from_bits(self.launch.alpha);
         while let Some(tile) = self.next(&mut tiles) {
             // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
             unsafe {
@@ -43,7 +42,7 @@ where
                 let target: Target<Panels<INDEX, BF16, P>> = Target {
                     c: self.launch.c,
                     n: self.launch.n,
-                    alpha: [alpha; 2],
+                    alpha: Alpha::OfColumns(self.launch.alpha),
                     bias: [self.launch.bias; 2],
                     activation: Activation::NONE,
                     first_column: tile.first_column,

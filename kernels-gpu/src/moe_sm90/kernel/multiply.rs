@@ -18,7 +18,7 @@ use crate::{
     moe_sm90::abi::Launch,
     ring::Ring,
     sm90::{
-        BIAS_BYTES, Consumer, Fragment, Kind, LANE_WORDS, Shape, Target,
+        Alpha, BIAS_BYTES, Consumer, Fragment, Kind, LANE_WORDS, Shape, Target,
         decode::{BF16_UNSCALE, Bf16Scales, F16_UNSCALE, Scales, decode_weights, decode_weights_bf16},
     },
     units::{
@@ -62,7 +62,7 @@ where
                 let target: Target<Units<INDEX, BF16, P>> = Target {
                     c,
                     n,
-                    alpha: alpha.map(f32::from_bits),
+                    alpha: Alpha::OfMatrices(alpha.map(f32::from_bits)),
                     bias: bias.map(|bias| if bias == 0 { 0 } else { bias + of_expert }),
                     activation,
                     first_column,

@@ -87,13 +87,15 @@ fn tensors_on_the_device_are_packed_and_called_on_a_stream_of_the_callers() {
     let (weights, gpu) = (weights(OutDtype::F16), Cuda::open(0).unwrap());
     let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
     let (values, mut scales) = (upload(weights.matrix().values()), upload(weights.matrix().scales()));
+    let global_scales = [(N, weights.matrix().global_scale())];
     let tensor = |scales: &DeviceBuffer<u8>| LinearTensor {
         values: values.as_device_ptr().as_raw(),
         scales: scales.as_device_ptr().as_raw(),
-        global_scale: weights.matrix().global_scale(),
+        global_scales: &global_scales,
+        bias: None,
     };
     // SAFETY: the tensor lies in the buffers.
-    let mut layer = unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor(&scales), None).unwrap() };
+    let mut layer = unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor(&scales)).unwrap() };
     let expected = check(&mut layer, &weights, inputs(OutDtype::F16, 9));
 
     let (tokens, out) = (inputs(OutDtype::F16, 9).x, DeviceBuffer::from_slice(&vec![0xFFFF_u16; 9 * N]).unwrap());
@@ -116,8 +118,44 @@ fn tensors_on_the_device_are_packed_and_called_on_a_stream_of_the_callers() {
     spoilt[2 * K / 16 + 3] = 0x7f;
     scales.copy_from(&spoilt).unwrap();
     // SAFETY: as above.
-    let error = unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor(&scales), None).err().unwrap() };
+    let error = unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor(&scales)).err().unwrap() };
     assert_eq!(error.to_string(), "the scale of row 2, block 3 is negative or NaN");
+}
+
+#[test]
+fn projections_below_each_other_keep_their_global_scales() {
+    let _fake = hopper();
+    let (weights, gpu) = (weights(OutDtype::Bf16), Cuda::open(0).unwrap());
+    let matrix = weights.matrix();
+    let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
+    let (values, scales) = (upload(matrix.values()), upload(matrix.scales()));
+    let pack = |global_scales: &[(usize, f32)]| {
+        let (values, scales) = (values.as_device_ptr().as_raw(), scales.as_device_ptr().as_raw());
+        let tensor = LinearTensor { values, scales, global_scales, bias: None };
+        // SAFETY: the tensor lies in the buffers.
+        unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor) }
+    };
+    let run = |layer: &mut CudaLinear| {
+        let step = LinearStep::new(&weights, inputs(OutDtype::Bf16, 3)).unwrap();
+        let mut output = LinearOutput::new(&step);
+        layer.execute(&step, &mut output).unwrap();
+        output.out
+    };
+    let global = matrix.global_scale();
+    let [first, second] = [global, 3.0 * global].map(|scale| run(&mut pack(&[(N, scale)]).unwrap()));
+    let both = run(&mut pack(&[(N / 3, global), (N - N / 3, 3.0 * global)]).unwrap());
+    for (token, row) in both.chunks(N).enumerate() {
+        assert_eq!(row[..N / 3], first[token * N..][..N / 3]);
+        assert_eq!(row[N / 3..], second[token * N..][N / 3..N]);
+    }
+    for (wrong, says) in [
+        (&[(N - 1, 1.0)][..], "rows that have global scales: got 47, expected 48"),
+        (&[(usize::MAX, 1.0), (N + 1, 1.0)], "rows that have global scales"),
+        (&[(16, 1.0), (N - 16, f32::NAN)], "global scale"),
+    ] {
+        let error = pack(wrong).err().unwrap().to_string();
+        assert!(error.contains(says), "{error}");
+    }
 }
 
 #[test]

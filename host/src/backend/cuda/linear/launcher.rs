@@ -1,0 +1,212 @@
+//! Linear layers in the caller's memory: weights are packed there and calls are launched, all on the caller's stream.
+
+use std::sync::Arc;
+
+use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
+
+use crate::backend::cuda::device::Device;
+use crate::backend::cuda::planned::ReadyLaunch;
+use crate::bias::Bias;
+use crate::error::Error;
+use crate::format::BLOCK;
+use crate::kernels::builds;
+use crate::kernels::kernel::Kernel as _;
+use crate::kernels::launch::{ALIGNMENT, Launch};
+use crate::kernels::linear_sm90::weights::PackedWeights;
+use crate::kernels::linear_sm90::{self, LinearArguments, LinearSm90};
+use crate::linear::LinearSizes;
+
+/// A weight in device memory as a checkpoint has it: one projection, or several below each other (as engines keep q, k and v).
+#[derive(Clone, Copy, Debug)]
+pub struct LinearTensor<'a> {
+    /// Address of the packed values, at a multiple of 8: `[N, K/2]`, the even element of K in the low nibble of a byte.
+    pub values: CUdeviceptr,
+    /// Address of the scales, `[N, K/16]`, e4m3.
+    pub scales: CUdeviceptr,
+    /// For each projection how many rows it has, and the factor of its numbers. The rows add up to N.
+    pub global_scales: &'a [(usize, f32)],
+    /// N numbers in host memory.
+    pub bias: Option<&'a Bias<'a>>,
+}
+
+impl LinearTensor<'_> {
+    /// Checks what can be seen without the device.
+    fn check(&self, sizes: &LinearSizes) -> Result<(), Error> {
+        let rows = self.global_scales.iter().try_fold(0usize, |all, (rows, _)| all.checked_add(*rows));
+        if rows != Some(sizes.n) {
+            let got = rows.unwrap_or(usize::MAX);
+            return Err(Error::Mismatch { what: "rows that have global scales", got, expected: sizes.n });
+        }
+        if let Some(&(_, value)) = self.global_scales.iter().find(|(_, scale)| !scale.is_finite() || *scale < 0.0) {
+            return Err(Error::GlobalScale { value });
+        }
+        if !self.values.is_multiple_of(8) {
+            return Err(Error::Invalid(format!("values at {:#x}; they must be at a multiple of 8", self.values)));
+        }
+        match self.bias {
+            Some(bias) if sizes.bias => bias.check(sizes.dtype, sizes.n).map_err(|error| error.at("bias")),
+            None if !sizes.bias => Ok(()),
+            _ => Err(Error::Invalid("biases, and sizes that say that there are some, come together".into())),
+        }
+    }
+}
+
+/// A layer whose packed weights lie in the caller's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedLinear {
+    /// The sizes.
+    pub sizes: LinearSizes,
+    /// Address of the weights that [`LinearLauncher::pack`] left: [`LinearLauncher::weight_bytes`], at a multiple of 256.
+    pub weights: CUdeviceptr,
+}
+
+/// Packs and launches linear layers that lie in the caller's memory; made by
+/// [`Cuda::linear_launcher`](super::super::Cuda::linear_launcher), one for all layers of a device.
+///
+/// It allocates nothing, waits for nothing, and leaves the thread's current context as it was. So an engine counts every byte, and
+/// a call may be captured into the engine's own graph.
+#[derive(Clone)]
+pub struct LinearLauncher {
+    /// The entries, by name; good for as long as the device.
+    functions: Arc<[(&'static str, CUfunction)]>,
+    device: Arc<Device>,
+}
+
+// SAFETY: the handles inside are the driver's, which any thread may use with the context current; every method makes it current.
+unsafe impl Send for LinearLauncher {}
+// SAFETY: as above; nothing in it changes.
+unsafe impl Sync for LinearLauncher {}
+
+impl LinearLauncher {
+    /// Bytes at the beginning of packed weights that say whether a scale was wrong; see [`LinearLauncher::check_packed`].
+    pub const HEAD_BYTES: usize = size_of::<u64>();
+
+    /// Loads the kernel.
+    pub(in crate::backend::cuda) fn new(device: Arc<Device>) -> Result<Self, Error> {
+        let (major, minor) = device.info.capability;
+        if builds::find(LinearSm90.name(), (major, minor)).is_none() {
+            let text = format!("there is no linear layer for compute capability {major}.{minor} yet; take the CPU");
+            return Err(Error::NotComputed(text));
+        }
+        let entered = device.enter()?;
+        let function = |name: &'static str, entry| Ok((name, device.function(LinearSm90.name(), entry)?));
+        let entries = LinearSm90.entries();
+        let functions = entries.iter().map(|entry| function(entry.name, entry)).collect::<Result<_, Error>>()?;
+        drop(entered);
+        Ok(Self { functions, device })
+    }
+
+    /// Bytes of a layer's packed weights, a multiple of 256. The sizes have been [checked](LinearSizes::check).
+    pub fn weight_bytes(sizes: &LinearSizes) -> usize {
+        PackedWeights::at(sizes, 0).end as usize
+    }
+
+    /// Queues the packing of a tensor, which is not needed any more when the stream has come past it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::Mismatch`] or [`Error::GlobalScale`] if sizes, alignments or factors are wrong, or a failure of
+    /// the driver. Whether block scales are valid is found out on the device: see [`LinearLauncher::check_packed`].
+    ///
+    /// # Safety
+    ///
+    /// - `stream` is a stream of this device's primary context, or null, and captures nothing.
+    /// - A tensor of these sizes lies where it says, the device can read it, and [`weight_bytes`](LinearLauncher::weight_bytes) lie
+    ///   at `weights`. All of it stays allocated, and is touched by nobody else, until the stream has come past this.
+    pub unsafe fn pack(
+        &self,
+        sizes: &LinearSizes,
+        tensor: &LinearTensor<'_>,
+        weights: CUdeviceptr,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        sizes.check()?;
+        tensor.check(sizes)?;
+        check_weights(weights)?;
+        let PackedWeights { invalid, layer, .. } = PackedWeights::at(sizes, weights);
+        let rows = |&(rows, scale): &(usize, f32)| std::iter::repeat_n(scale, rows);
+        let alpha: Vec<f32> = tensor.global_scales.iter().flat_map(rows).collect();
+        let bias = tensor.bias.map(|bias| bias.numbers(sizes.dtype)).unwrap_or_default();
+        let launch = linear_sm90::pack(sizes, [tensor.values, tensor.scales], layer.panels, invalid)?;
+        let _entered = self.device.enter()?;
+        // SAFETY: the context is current; `# Safety` above asks for the tensor, for room at every address, and for the stream. The
+        // driver has read what is in pageable memory when the call returns (cuda.h, "API synchronization behavior").
+        unsafe {
+            self.device.check_raw(sys::cuMemsetD8Async(invalid, 0xFF, Self::HEAD_BYTES, stream))?;
+            for (to, numbers) in [(layer.alpha, &alpha[..]), (layer.bias, &bias)] {
+                if !numbers.is_empty() {
+                    let (from, bytes) = (numbers.as_ptr().cast(), size_of_val(numbers));
+                    self.device.check_raw(sys::cuMemcpyHtoDAsync_v2(to, from, bytes, stream))?;
+                }
+            }
+            self.ready(&launch)?.queue(&self.device, stream)
+        }
+    }
+
+    /// Says whether the block scales of packed weights were valid, by the first bytes of the weights.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with the place of the first that is negative or NaN.
+    pub fn check_packed(sizes: &LinearSizes, head: &[u8; Self::HEAD_BYTES]) -> Result<(), Error> {
+        match u64::from_ne_bytes(*head) {
+            u64::MAX => Ok(()),
+            place => {
+                let blocks = (sizes.k / BLOCK) as u64;
+                let (row, block) = (place / blocks, place % blocks);
+                Err(Error::Invalid(format!("the scale of row {row}, block {block} is negative or NaN")))
+            }
+        }
+    }
+
+    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given, one or, without tokens,
+    /// none.
+    ///
+    /// The launch may begin before the stream has come to the end of the kernel before it, but until then reads nothing except
+    /// weights, and writes nothing.
+    ///
+    /// # Errors
+    /// If a size is out of range, an address or the pitch is not aligned, or a driver call fails. What the kernel itself does wrong
+    /// shows when the stream is waited for.
+    ///
+    /// # Safety
+    ///
+    /// - `stream` is a stream of this device's primary context, or null.
+    /// - The weights were packed for these sizes, and that was waited for: the launch reads them before the stream has come to it.
+    /// - Every address of `arguments` is one of memory that this device can read, or for the output write, of the sizes that
+    ///   [`LinearArguments`] says. The output overlaps nothing.
+    /// - All of it stays allocated, and is written by nobody else, until the stream has come past this call, or the graph that it was
+    ///   captured into is not launched any more.
+    pub unsafe fn launch(
+        &self,
+        layer: &PackedLinear,
+        arguments: &LinearArguments,
+        stream: CUstream,
+    ) -> Result<usize, Error> {
+        layer.sizes.check()?;
+        check_weights(layer.weights)?;
+        if arguments.token_count == 0 {
+            return Ok(0);
+        }
+        let placed = PackedWeights::at(&layer.sizes, layer.weights).layer;
+        let launch = linear_sm90::launch(&placed, arguments, self.device.info.sms)?;
+        let _entered = self.device.enter()?;
+        // SAFETY: the context is current; `# Safety` above asks for the stream and for all that the parameter points to; the device
+        // keeps the functions' module.
+        unsafe { self.ready(&launch)?.queue(&self.device, stream)? };
+        Ok(1)
+    }
+
+    /// A launch with its entry.
+    fn ready(&self, launch: &Launch) -> Result<ReadyLaunch, Error> {
+        let is_it = |(entry, _): &&(&str, CUfunction)| *entry == launch.grid.entry;
+        let &(_, function) = self.functions.iter().find(is_it).expect("entries are loaded");
+        let parameter = launch.write(0, &mut [], &mut |_| unreachable!("the parameter says everything"))?;
+        Ok(ReadyLaunch { function, grid: launch.grid, parameter })
+    }
+}
+
+fn check_weights(address: CUdeviceptr) -> Result<(), Error> {
+    if address.is_multiple_of(ALIGNMENT) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!("packed weights at {address:#x}: the address must be a multiple of {ALIGNMENT}")))
+}
