@@ -28,10 +28,16 @@ import report
 from inputs import Inputs, Problem
 from kernels import Kernels
 from measure import WARM_UP, Contender, conditions, copy_rate, f16_rate, relative_error, summary
-from peers import Unavailable, humming_wgmma, marlin, torch_bf16, triton_decode
+from peers import Unavailable, humming_wgmma, marlin, torch_bf16, torch_fp8, triton_decode
 
 KERNELS = [report.KERNEL, report.KERNEL_GRAPH, "gated_simt"]
-PEERS = {"torch bf16": torch_bf16, "triton": triton_decode, "marlin": marlin, "humming": humming_wgmma}
+PEERS = {
+    "torch bf16": torch_bf16,
+    report.OTHER_CHECKPOINT: torch_fp8,
+    "triton": triton_decode,
+    "marlin": marlin,
+    "humming": humming_wgmma,
+}
 SHAPES = [f"{kind}-{i}" for kind in ("moe", "dual", "group") for i in range(1, 5)] + [f"decode-{m}" for m in (1, 4, 16)]
 # All copies of the weights hold at least this many times the L2 cache.
 ROTATED = 3
@@ -60,7 +66,7 @@ def prepare_peers(
             missing[name] = f"{type(why).__name__}: {why}"[:300]
             continue
         errors[name] = error
-        if error <= LARGEST_ERROR:
+        if error <= getattr(peer, "LARGEST_ERROR", LARGEST_ERROR):
             contenders[name] = Contender(runs)
         else:
             missing[name] = f"its output is wrong: relative error {error:.2e}"

@@ -48,6 +48,14 @@ class Report(unittest.TestCase):
         self.assertAlmostEqual(report.ratio(measured) or 0, 2.0)
         self.assertIsNone(report.ratio(shape(100.0)))
 
+    def test_another_checkpoint_is_shown_and_no_peer(self) -> None:
+        measured = shape(100.0, humming=200.0, **{report.OTHER_CHECKPOINT: 50.0})
+        self.assertEqual(report.best_peer(measured), "humming")
+        text = report.text(result(moe_1=measured))
+        self.assertIn("50.0", text)
+        self.assertIn("torch fp8: another checkpoint", text)
+        self.assertNotIn("another checkpoint", report.text(result(moe_1=shape(100.0, humming=200.0))))
+
     def test_shares_are_of_the_ceilings_of_the_same_run(self) -> None:
         measured = shape(1000.0)
         of = result(decode_1=measured)

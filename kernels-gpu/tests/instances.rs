@@ -70,6 +70,15 @@ fn an_instance_that_does_not_fit_is_an_error_at_its_own_line() {
             ][..],
         ),
         (
+            "gated_sm120",
+            "gated_sm120_t64 = gated(64).stages(3);",
+            &[
+                ("gated(64).stages(4)", "the stages do not fit shared memory"),
+                ("gated(96).stages(2)", "tiles of tokens are parts of a scale tile"),
+                ("gated(64).stages(0)", "a pipeline needs a stage"),
+            ][..],
+        ),
+        (
             "gated_sm90",
             "gated_sm90_t64 = gated(64).consumers(2).buffers(4).stages(9);",
             &[

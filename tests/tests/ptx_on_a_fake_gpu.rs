@@ -58,7 +58,7 @@ fn programs_of_the_fake() -> Vec<Program> {
 fn every_program_reaches_the_gpu_that_its_target_names_and_comes_back() {
     let fake = fake_cuda::install();
     let mut ran = 0;
-    for (major, minor) in [(9, 0), (10, 0), (10, 3)] {
+    for (major, minor) in [(9, 0), (10, 0), (10, 3), (12, 0)] {
         fake.set_device(major, minor, 132);
         fake.on_launch(launch_in_emulator);
         let gpu = Gpu::open().unwrap();

@@ -1,5 +1,6 @@
 //! This workspace's own tasks: one file a command.
 
+mod accuracy;
 mod additions;
 mod bless;
 mod build_ptx;
@@ -26,6 +27,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Command {
+    Accuracy(accuracy::Args),
     Additions(additions::Args),
     Bless(bless::Args),
     BuildPtx(build_ptx::Args),
@@ -42,6 +44,7 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Command::parse() {
+        Command::Accuracy(args) => accuracy::run(&args),
         Command::Additions(args) => additions::run(&args),
         Command::Bless(args) => bless::run(&args),
         Command::BuildPtx(args) => build_ptx::run(&args),

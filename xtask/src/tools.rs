@@ -68,6 +68,7 @@ pub fn cards(arch: Arch) -> &'static [&'static str] {
         Arch::SM_80 => &["sm_80"],
         Arch::SM_90A => &["sm_90a"],
         Arch::SM_100F => &["sm_100f", "sm_103f"],
+        Arch::SM_120F => &["sm_120f", "sm_121f"],
         _ => panic!("no card is known for {arch}"),
     }
 }

@@ -6,7 +6,7 @@ use crate::Error;
 
 /// An architecture, and the lowest PTX version (major × 10 + minor) that has it and what its kernels use: the lower the
 /// version, the older the drivers that load it. PTX ISA, "Release Notes".
-const TABLE: [(Arch, u32); 3] = [(Arch::SM_80, 70), (Arch::SM_90A, 83), (Arch::SM_100F, 88)];
+const TABLE: [(Arch, u32); 4] = [(Arch::SM_80, 70), (Arch::SM_90A, 83), (Arch::SM_100F, 88), (Arch::SM_120F, 88)];
 
 /// Every architecture that this builder compiles for, oldest first.
 pub fn arches() -> impl Iterator<Item = Arch> {

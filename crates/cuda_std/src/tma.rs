@@ -173,6 +173,29 @@ tensor_copies! {
     3: cp_async_bulk_tensor_3d_shared_global, cp_async_bulk_tensor_3d_global_shared, "{{{x}, {y}, {z}}}", [x, y, z];
 }
 
+/// As [`cp_async_bulk_tensor_2d_shared_global`], to this block's own shared memory by name
+/// (`cp.async.bulk.tensor.2d.shared::cta.global.tile`; PTX 8.6). For sm_120, ptxas 13.5 makes a stack for the other form and none
+/// for this one.
+///
+/// # Safety
+/// As [`cp_async_bulk_tensor_2d_shared_global`].
+#[inline(always)]
+pub unsafe fn cp_async_bulk_tensor_2d_shared_cta_global(
+    destination: SharedAddress,
+    map: TensorMapAddress,
+    [x, y]: [i32; 2],
+    mbarrier: Mbarrier,
+) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}}}], [{}];",
+            in(reg32) destination.0, in(reg64) map.0, in(reg32) x, in(reg32) y, in(reg32) mbarrier.0,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
 /// Makes a group of the stores that this thread has started since it last did so (`cp.async.bulk.commit_group`).
 #[inline(always)]
 pub fn cp_async_bulk_commit_group() {

@@ -57,6 +57,9 @@ impl Arch {
     /// The family of Blackwell data-centre cards (B200, B300), with its own instructions (`tcgen05`).
     pub const SM_100F: Self = Self { reach: Reach::Family, capability: (10, 0) };
 
+    /// The family of GeForce RTX 50 and RTX PRO (12.0) and DGX Spark (12.1), with `mma` of block-scaled operands.
+    pub const SM_120F: Self = Self { reach: Reach::Family, capability: (12, 0) };
+
     /// The compute capability of the first device that its code runs on.
     pub const fn capability(self) -> Capability {
         self.capability
@@ -127,8 +130,8 @@ mod tests {
             assert_eq!(arch.to_string(), name);
         }
         assert_eq!(
-            [Arch::SM_80, Arch::SM_90A, Arch::SM_100F].map(|arch| arch.to_string()),
-            ["sm_80", "sm_90a", "sm_100f"]
+            [Arch::SM_80, Arch::SM_90A, Arch::SM_100F, Arch::SM_120F].map(|arch| arch.to_string()),
+            ["sm_80", "sm_90a", "sm_100f", "sm_120f"]
         );
     }
 
@@ -142,15 +145,16 @@ mod tests {
 
     #[test]
     fn code_runs_where_its_suffix_says() {
-        let devices = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0)];
+        let devices = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)];
         let runs = |name: &str| {
             let arch: Arch = name.parse().unwrap();
             devices.map(|device| u32::from(arch.runs_on(device)))
         };
-        assert_eq!(runs("sm_80"), [0, 1, 1, 1, 1, 1, 1, 1]);
-        assert_eq!(runs("sm_90a"), [0, 0, 0, 1, 0, 0, 0, 0]);
-        assert_eq!(runs("sm_100f"), [0, 0, 0, 0, 1, 1, 0, 0]);
-        assert_eq!(runs("sm_103f"), [0, 0, 0, 0, 0, 1, 0, 0]);
+        assert_eq!(runs("sm_80"), [0, 1, 1, 1, 1, 1, 1, 1, 1]);
+        assert_eq!(runs("sm_90a"), [0, 0, 0, 1, 0, 0, 0, 0, 0]);
+        assert_eq!(runs("sm_100f"), [0, 0, 0, 0, 1, 1, 0, 0, 0]);
+        assert_eq!(runs("sm_103f"), [0, 0, 0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(runs("sm_120f"), [0, 0, 0, 0, 0, 0, 0, 1, 1]);
     }
 
     #[test]

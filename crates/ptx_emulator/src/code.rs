@@ -1,6 +1,8 @@
 //! A decoded kernel: one stretch of instructions, each a step that works on a warp and the machine. Knows no opcode.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use crate::config::fault::{Fault, Party, Place, Stop, Stopped};
 use crate::config::report::Class;
@@ -88,6 +90,15 @@ pub struct Param {
     pub align: u32,
 }
 
+/// A register from which matrix instructions take scale factors.
+#[derive(Default)]
+pub struct ScaleRegister {
+    /// The lanes in which some instruction reads it.
+    pub lanes: Arc<AtomicU32>,
+    /// How often it is taken so.
+    pub uses: usize,
+}
+
 /// A decoded entry.
 #[derive(Default)]
 pub struct Kernel {
@@ -108,8 +119,12 @@ pub struct Kernel {
     pub(crate) specials: Vec<(u32, Special)>,
     /// Threads of different clusters may communicate, so that clusters must take turns.
     pub(crate) communicates: bool,
+    /// It is compiled for compute capability 12.x, whose multiprocessors have less shared memory than those of its time.
+    pub(crate) small_shared_memory: bool,
     pub(crate) uses_tmem: bool,
     pub(crate) uses_wgmma: bool,
+    /// The registers from which matrix instructions take scale factors.
+    pub(crate) scales: HashMap<u32, ScaleRegister>,
     pub(crate) sources: Arc<Sources>,
     /// Instructions that cannot be executed: line, and why.
     pub unsupported: Vec<(u32, String)>,

@@ -51,6 +51,8 @@ const MAX_THREADS: u32 = 1024;
 const MAX_CLUSTER: u32 = 16;
 /// The most shared memory of a CTA, static and dynamic (compute capability 9.0 and 10.0).
 const MAX_SHARED: u32 = 227 * 1024;
+/// The same of compute capability 12.x.
+const SMALL_MAX_SHARED: u32 = 99 * 1024;
 /// Where clusters take turns: warp instructions of a turn.
 const TURN: u64 = 2048;
 /// Where clusters take turns: rounds without any progress after which they count as stuck.
@@ -311,8 +313,9 @@ fn check(kernel: &Kernel, config: &LaunchConfig) -> Result<(), Fault> {
         return refuse(format!("cluster {cluster:?}; `.reqnctapercluster` asks for {required:?}"));
     }
     let shared = u64::from(kernel.shared_bytes) + u64::from(config.shared_bytes);
-    if shared > MAX_SHARED.into() {
-        return refuse(format!("{shared} bytes of shared memory a CTA; {MAX_SHARED} are the most"));
+    let most = if kernel.small_shared_memory { SMALL_MAX_SHARED } else { MAX_SHARED };
+    if shared > most.into() {
+        return refuse(format!("{shared} bytes of shared memory a CTA; {most} are the most"));
     }
     Ok(())
 }

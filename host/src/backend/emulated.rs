@@ -252,15 +252,15 @@ mod tests {
     #[test]
     fn an_architecture_without_a_kernel_and_text_that_is_no_ptx_are_refused() {
         let refusal = |arch| Emulated::new(arch, Options::default()).err().unwrap().to_string();
-        assert_eq!(refusal("sm_70"), "no kernel runs on sm_70; take one of sm_80, sm_90a, sm_100f");
-        assert_eq!(refusal("h200"), "`h200` is no architecture; there are kernels for sm_80, sm_90a, sm_100f");
+        assert_eq!(refusal("sm_70"), "no kernel runs on sm_70; take one of sm_80, sm_90a, sm_100f, sm_120f");
+        assert_eq!(refusal("h200"), "`h200` is no architecture; there are kernels for sm_80, sm_90a, sm_100f, sm_120f");
         for arch in arches() {
             let gpu = Emulated::new(arch, Options::default()).unwrap();
             let entry = gpu.default_kernel().get().entries()[0].name;
             let error = gpu.clone().with_ptx(&format!("no PTX of {entry}")).err().unwrap().to_string();
             assert!(error.starts_with("kernel ") && error.contains("line 1"), "{error}");
             let error = gpu.with_ptx(".entry another()").err().unwrap().to_string();
-            assert!(error.starts_with("it has no entry of any kernel (gated_sm100, "), "{error}");
+            assert!(error.starts_with("it has no entry of any kernel (gated_sm120, "), "{error}");
         }
         let hopper = Emulated::new("sm_90a", Options::default()).unwrap();
         let error = hopper.with_ptx(".entry gated_sm100_t64()").err().unwrap().to_string();

@@ -111,7 +111,7 @@ mod tests {
     #[cfg(feature = "emulated")]
     #[test]
     fn architectures_are_listed_once_the_oldest_first() {
-        assert_eq!(arches(), ["sm_80", "sm_90a", "sm_100f"]);
+        assert_eq!(arches(), ["sm_80", "sm_90a", "sm_100f", "sm_120f"]);
     }
 
     #[cfg(feature = "cuda")]

@@ -10,6 +10,7 @@ pub(crate) mod builds;
 pub(crate) mod fake;
 mod gated_simt;
 mod gated_sm100;
+mod gated_sm120;
 mod gated_sm90;
 pub(crate) mod group;
 pub(crate) mod kernel;
@@ -37,6 +38,7 @@ use kernel::{Grouped, Kernel};
 /// Every kernel. Those that compute groups come in the order in which they are chosen, the one that takes everything last.
 #[rustfmt::skip] // A kernel, a line.
 pub(crate) static KERNELS: &[&dyn Kernel] = &[
+    &gated_sm120::GatedSm120,
     &gated_sm100::GatedSm100,
     &gated_sm90::GatedSm90,
     &gated_simt::GatedSimt,
@@ -193,6 +195,7 @@ mod tests {
     #[test]
     fn the_most_special_kernel_that_runs_on_the_device_is_chosen() {
         let (simt, hopper, blackwell) = (Some("gated_simt"), Some("gated_sm90"), Some("gated_sm100"));
+        let consumer = Some("gated_sm120");
         for (device, of_all, of_proven) in [
             ((7, 5), None, None),
             ((8, 0), simt, simt),
@@ -201,7 +204,8 @@ mod tests {
             ((10, 0), blackwell, simt),
             ((10, 3), blackwell, simt),
             ((11, 0), simt, simt),
-            ((12, 0), simt, simt),
+            ((12, 0), consumer, simt),
+            ((12, 1), consumer, simt),
             ((99, 0), simt, simt),
         ] {
             assert_eq!(
@@ -224,7 +228,7 @@ mod tests {
         }
         assert_eq!(kernel_of(b"\x7fELF\0.text.plain_sm90_t64\0").unwrap().name(), "gated_sm90");
         let refused = kernel_of(b".visible .entry gated_sm90_t65()").err().unwrap().to_string();
-        assert!(refused.contains("no entry of any kernel (gated_sm100, "), "{refused}");
+        assert!(refused.contains("no entry of any kernel (gated_sm120, "), "{refused}");
     }
 
     #[test]

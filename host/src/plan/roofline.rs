@@ -35,7 +35,9 @@ pub struct Gpu {
 ///
 /// b200: the figures behind the kernel competition's speed of light, 7.68 TB/s and 6.9 PFLOP/s. The others: NVIDIA's
 /// datasheets, memory bandwidth and dense rate (H200: 4.8 TB/s and 989 TFLOP/s f16;
-/// H100 SXM: 3.35 TB/s and 989; A100 80 GB SXM: 2.039 TB/s and 312). Cards without an FP4 unit compute on the exactly
+/// H100 SXM: 3.35 TB/s and 989; A100 80 GB SXM: 2.039 TB/s and 312). Of GeForce RTX 5090 and 5070 Ti, RTX PRO 6000 and GB10, the
+/// pages of the products and NVIDIA's "RTX Blackwell GPU Architecture": 170, 70, 188 and 48 multiprocessors, 1.792, 0.896, 1.792 and
+/// 0.273 TB/s, and half of the "AI TOPS", 3352, 1406, 4000 and 1000, which count FP4 with sparsity. Cards without an FP4 unit compute on the exactly
 /// decoded f16.
 pub const GPUS: &[Gpu] = {
     const fn gpu(
@@ -55,6 +57,10 @@ pub const GPUS: &[Gpu] = {
         gpu("h200", "H200", (9, 0), 132, 4.8, 989.0, "f16"),
         gpu("h100", "H100", (9, 0), 132, 3.35, 989.0, "f16"),
         gpu("a100", "A100", (8, 0), 108, 2.039, 312.0, "f16"),
+        gpu("rtx-5090", "GeForce RTX 5090", (12, 0), 170, 1.792, 1676.0, "FP4"),
+        gpu("rtx-pro-6000", "RTX PRO 6000 Blackwell Workstation Edition", (12, 0), 188, 1.792, 2000.0, "FP4"),
+        gpu("rtx-5070-ti", "GeForce RTX 5070 Ti", (12, 0), 70, 0.896, 703.0, "FP4"),
+        gpu("gb10", "GB10", (12, 1), 48, 0.273, 500.0, "FP4"),
     ]
 };
 

@@ -3,7 +3,7 @@
 use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use nvfp4::backend::cuda::{CUstream, Cuda, MoeLauncher};
+use nvfp4::backend::cuda::{CUstream, Cuda, LinearLauncher, MoeLauncher, RouterLauncher};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -12,24 +12,58 @@ use crate::error::{Error, exception};
 /// The most devices of a machine.
 const MOST_DEVICES: usize = 64;
 
-/// Opened devices stay open: their context is PyTorch's too.
-static LAUNCHERS: [OnceLock<MoeLauncher>; MOST_DEVICES] = [const { OnceLock::new() }; MOST_DEVICES];
+/// What launches on a device.
+pub struct Launchers {
+    linear: Of<LinearLauncher>,
+    moe: Of<MoeLauncher>,
+    router: Of<RouterLauncher>,
+}
 
-/// What launches layers on a device, which is opened the first time.
+/// What launches, or why nothing of that kind runs on the device.
+type Of<T> = Result<T, String>;
+
+impl Launchers {
+    fn open(ordinal: u32) -> Result<Self, nvfp4::Error> {
+        fn of<T>(launcher: Result<T, nvfp4::Error>) -> Of<T> {
+            launcher.map_err(|error| error.to_string())
+        }
+
+        let gpu = Cuda::open(ordinal)?;
+        Ok(Self { linear: of(gpu.linear_launcher()), moe: of(gpu.moe_launcher()), router: of(gpu.router_launcher()) })
+    }
+
+    /// # Errors
+    /// [`Error`] if there is no kernel for the device, as with the others.
+    pub fn linear(&self) -> PyResult<&LinearLauncher> {
+        self.linear.as_ref().map_err(|text| Error::new_err(text.clone()))
+    }
+
+    pub fn moe(&self) -> PyResult<&MoeLauncher> {
+        self.moe.as_ref().map_err(|text| Error::new_err(text.clone()))
+    }
+
+    pub fn router(&self) -> PyResult<&RouterLauncher> {
+        self.router.as_ref().map_err(|text| Error::new_err(text.clone()))
+    }
+}
+
+/// Opened devices stay open: their context is PyTorch's too.
+static LAUNCHERS: [OnceLock<Launchers>; MOST_DEVICES] = [const { OnceLock::new() }; MOST_DEVICES];
+
+/// What launches on a device, which is opened the first time.
 ///
 /// # Errors
-/// [`Error`] if there is no such device, or no kernel for it.
-pub fn launcher(ordinal: u32) -> PyResult<&'static MoeLauncher> {
+/// [`Error`] if there is no such device.
+pub fn launchers(ordinal: u32) -> PyResult<&'static Launchers> {
     static OPENING: Mutex<()> = Mutex::new(());
 
     let slot = LAUNCHERS.get(ordinal as usize).ok_or_else(|| Error::new_err(format!("no CUDA device {ordinal}")))?;
-    if let Some(launcher) = slot.get() {
-        return Ok(launcher);
+    if let Some(launchers) = slot.get() {
+        return Ok(launchers);
     }
     let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
     if slot.get().is_none() {
-        let launcher = Cuda::open(ordinal).and_then(|gpu| gpu.moe_launcher()).map_err(exception)?;
-        let _ = slot.set(launcher);
+        let _ = slot.set(Launchers::open(ordinal).map_err(exception)?);
     }
     Ok(slot.get().expect("set above"))
 }

@@ -5,8 +5,10 @@
 
 mod device;
 mod error;
+mod linear;
 mod moe;
 mod quantize;
+mod route;
 mod tensor;
 
 use pyo3::prelude::*;
@@ -21,6 +23,12 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(moe::check_packed_moe, module)?)?;
     module.add_function(wrap_pyfunction!(moe::moe_weight_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(moe::moe_workspace_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(linear::linear, module)?)?;
+    module.add_function(wrap_pyfunction!(linear::pack_linear, module)?)?;
+    module.add("LINEAR_HEAD_BYTES", nvfp4::backend::cuda::LinearLauncher::HEAD_BYTES)?;
+    module.add_function(wrap_pyfunction!(linear::check_packed_linear, module)?)?;
+    module.add_function(wrap_pyfunction!(linear::linear_weight_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(route::route, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::quantize, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::dequantize, module)?)?;
     Ok(())

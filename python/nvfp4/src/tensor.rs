@@ -1,5 +1,6 @@
 //! PyTorch's tensors: what they are, where they lie.
 
+use nvfp4::bias::Bias;
 use nvfp4::problem::OutDtype;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -7,6 +8,12 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
 use crate::error::invalid;
+
+/// What packed weights of a GPU are a multiple of in bytes, and those of the CPU never.
+pub const GPU_ALIGNMENT: usize = 256;
+
+/// What tokens and their rows are aligned to on a GPU, in bytes: kernels read so many at once.
+const ROW_ALIGNMENT: usize = 16;
 
 /// The most dimensions that a tensor may have here.
 const MOST_DIMENSIONS: usize = 8;
@@ -236,6 +243,34 @@ impl<'py> Tensor<'py> {
         }
     }
 
+    /// Of a matrix of 16-bit numbers on a GPU, bytes from one row to the next, as kernels can read them.
+    pub fn gpu_pitch(&self) -> PyResult<usize> {
+        let pitch = size_of::<u16>() * self.row_stride()?;
+        if !pitch.is_multiple_of(ROW_ALIGNMENT) || !self.address.is_multiple_of(ROW_ALIGNMENT as u64) {
+            return Err(self.invalid(format_args!(
+                "lies at {:#x}, its rows {pitch} bytes apart; expected multiples of {ROW_ALIGNMENT}: call .contiguous()",
+                self.address
+            )));
+        }
+        Ok(pitch)
+    }
+
+    /// Biases in host memory, f32 or of the tokens' type.
+    pub fn bias(&self, dtype: OutDtype, shape: &[usize]) -> PyResult<Bias<'py>> {
+        let of_tokens = if dtype == OutDtype::Bf16 { Dtype::Bf16 } else { Dtype::F16 };
+        self.expect_dtype(&[Dtype::F32, of_tokens])?;
+        self.expect_shape(shape)?;
+        self.expect_place(Place::Cpu)?;
+        self.expect_contiguous()?;
+        // SAFETY: a contiguous tensor of so many elements; they are copied at once.
+        Ok(unsafe {
+            match self.dtype {
+                Dtype::F32 => Bias::F32(self.elements::<f32>(self.len())?.to_vec().into()),
+                _ => Bias::Token(self.elements::<u16>(self.len())?.to_vec().into()),
+            }
+        })
+    }
+
     /// The first `len` elements in memory, which lie on the CPU.
     ///
     /// # Errors
@@ -276,5 +311,14 @@ impl<'py> Tensor<'py> {
             return Err(self.invalid(format_args!("lies at {:#x}, not at a multiple of its element", self.address)));
         }
         Ok(())
+    }
+}
+
+/// The type of tokens that PyTorch's object stands for.
+pub fn token_type(dtype: &Bound<'_, PyAny>) -> PyResult<OutDtype> {
+    match Dtype::of(dtype)? {
+        Some(Dtype::Bf16) => Ok(OutDtype::Bf16),
+        Some(Dtype::F16) => Ok(OutDtype::F16),
+        _ => Err(invalid("dtype", format_args!("expected torch.bfloat16 or torch.float16, got {dtype}"))),
     }
 }

@@ -19,3 +19,9 @@ def device(request):
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def compiled(device):
+    """Compiles a function as one graph: on a GPU whole, on the CPU to where fakes and mutations count, since C++ takes minutes."""
+    return lambda function: torch.compile(function, fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")

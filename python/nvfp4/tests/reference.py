@@ -59,7 +59,31 @@ def round_to(dtype, array):
     return torch.from_numpy(array).to(dtype).double().numpy()
 
 
-def moe(hidden_states, ids, weights, gate, up, down, *, shared=None, shared_weights=None, weights_on_input=False):
+def silu(gate, up):
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def gelu_tanh(gate, up):
+    return gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+
+
+def gpt_oss(gate, up, alpha=1.702, limit=7.0):
+    x = np.minimum(gate, limit)
+    return x / (1 + np.exp(-alpha * x)) * (np.clip(up, -limit, limit) + 1)
+
+
+def silu_limit(gate, up, limit=1.5):
+    return silu(np.minimum(gate, limit), np.clip(up, -limit, limit))
+
+
+def relu2(_, up):
+    return np.maximum(up, 0) ** 2
+
+
+def moe(
+    hidden_states, ids, weights, gate, up, down,
+    *, activation=silu, biases=None, shared=None, shared_weights=None, weights_on_input=False,
+):  # fmt: skip
     """The layer in f64, its intermediate rounded as the layer rounds it, and how far a correct one may be from it.
 
     A correct layer rounds each row of the intermediate and of the down projection, and the output, to the tokens' type, after sums
@@ -69,24 +93,27 @@ def moe(hidden_states, ids, weights, gate, up, down, *, shared=None, shared_weig
     unit = 2.0**-8 if hidden_states.dtype == torch.bfloat16 else 2.0**-11
     x = hidden_states.detach().cpu().double().numpy()
     ids, weights = ids.cpu().numpy(), weights.cpu().double().numpy()
-    gate, up, down = (numbers(matrix) for matrix in (gate, up, down))
+    up, down = numbers(up), numbers(down)
+    gate = np.zeros_like(up) if gate is None else numbers(gate)
+    biases = [None if bias is None else bias.double().numpy() for bias in biases or (None,) * 3]
     out, bound = np.zeros_like(x), np.zeros_like(x)
 
-    def add(token, row, matrices, weight):
+    def add(token, row, matrices, weight, added=(0, 0, 0)):
         gate, up, down = matrices
-        left, right = gate @ row, up @ row
-        intermediate = round_to(hidden_states.dtype, left / (1 + np.exp(-left)) * right)
+        left, right = gate @ row + added[0], up @ row + added[1]
+        intermediate = round_to(hidden_states.dtype, activation(left, right))
         magnitudes = np.abs(down) @ np.abs(intermediate)
         # What f32 may do to the two sums, carried through the product.
-        inner = 2.0**-20 * (np.abs(gate) @ np.abs(row) * np.abs(right) + np.abs(up) @ np.abs(row) * np.abs(left))
-        out[token] += weight * (down @ intermediate)
+        inner = 2.0**-20 * (np.abs(gate) @ np.abs(row) * (np.abs(right) + 1) + np.abs(up) @ np.abs(row) * (np.abs(left) + np.abs(right)))
+        out[token] += weight * (down @ intermediate + added[2])
         bound[token] += abs(weight) * (2 * unit * magnitudes + np.abs(down) @ inner)
 
     for token in range(len(x)):
         for expert, weight in zip(ids[token], weights[token]):
             if 0 <= expert < len(gate):
                 row = round_to(hidden_states.dtype, x[token] * weight) if weights_on_input else x[token]
-                add(token, row, (gate[expert], up[expert], down[expert]), 1 if weights_on_input else weight)
+                added = [0 if bias is None else bias[expert] for bias in biases]
+                add(token, row, (gate[expert], up[expert], down[expert]), 1 if weights_on_input else weight, added)
         if shared is not None:
             add(token, x[token], [numbers(m)[0] for m in shared], 1 if shared_weights is None else float(shared_weights[token]))
     return out, bound + unit * np.abs(out) + 1e-30

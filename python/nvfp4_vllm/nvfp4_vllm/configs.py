@@ -1,12 +1,17 @@
 """vLLM's quantisation configurations, which give `nvfp4` the layers that it computes."""
 
 from vllm.model_executor.layers.fused_moe import RoutedExperts
-from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (
+    CompressedTensorsConfig,
+    CompressedTensorsLinearMethod,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.schemes import CompressedTensorsW4A4Fp4
 from vllm.model_executor.layers.quantization.modelopt import (
     ModelOptMixedPrecisionConfig,
     ModelOptNvFp4Config,
 )
 
+from . import linear
 from .methods import CompressedTensorsNvfp4MoE, ModelOptNvfp4MoE, serves
 
 
@@ -16,7 +21,7 @@ class ModelOptNvfp4(ModelOptNvFp4Config):
     def get_quant_method(self, layer, prefix):
         if isinstance(layer, RoutedExperts) and not self.is_layer_excluded(prefix) and serves(layer, prefix):
             return ModelOptNvfp4MoE(self, layer.moe_config)
-        return super().get_quant_method(layer, prefix)
+        return linear.instead_of(super().get_quant_method(layer, prefix), layer)
 
 
 class ModelOptMixed(ModelOptMixedPrecisionConfig):
@@ -27,7 +32,7 @@ class ModelOptMixed(ModelOptMixedPrecisionConfig):
             config = {"NVFP4": self.nvfp4_config, "W4A16_NVFP4": self.w4a16_nvfp4_config}.get(self._resolve_quant_algo(prefix))
             if config is not None and serves(layer, prefix):
                 return ModelOptNvfp4MoE(config, layer.moe_config)
-        return super().get_quant_method(layer, prefix)
+        return linear.instead_of(super().get_quant_method(layer, prefix), layer)
 
 
 class CompressedTensors(CompressedTensorsConfig):
@@ -36,7 +41,11 @@ class CompressedTensors(CompressedTensorsConfig):
     def get_quant_method(self, layer, prefix):
         if isinstance(layer, RoutedExperts) and self._experts_are_nvfp4(layer, prefix) and serves(layer, prefix):
             return CompressedTensorsNvfp4MoE(layer.moe_config)
-        return super().get_quant_method(layer, prefix)
+        method = super().get_quant_method(layer, prefix)
+        # A layer keeps its scheme; a transform of its numbers would be vLLM's own.
+        if type(method) is CompressedTensorsLinearMethod and type(layer.scheme) is CompressedTensorsW4A4Fp4 and linear.serves(layer):
+            layer.scheme = linear.CompressedTensorsNvfp4(layer.scheme.use_a16)
+        return method
 
     def _experts_are_nvfp4(self, layer, prefix):
         """Whether all projections have one scheme, with weights in NVFP4 and inputs in NVFP4 or as they are."""

@@ -5,7 +5,7 @@
     on_the_cpu.py CASE       one of them
 
 Needs a virtual environment with vLLM 0.24.0 (about 10 GB), `nvfp4` and `nvfp4_vllm`, and a C compiler; it is not part of CI. vLLM
-is made to believe in a Hopper card; what is packed then is packed for the CPU, and the experts compute there.
+is made to believe in a Hopper card; what is packed then is packed for the CPU, and the layers compute there.
 """
 
 import json
@@ -30,6 +30,7 @@ MODEL = {
 
 OTHERS = ["lm_head"] + [f"model.layers.{layer}.mlp.gate" for layer in range(2)]
 ATTENTION = [f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(2) for name in "qkvo"]
+HEAD, HEADS, KV_HEADS = 16, 4, 2
 
 
 def modelopt(algorithm, ignored):
@@ -41,7 +42,8 @@ def modelopt(algorithm, ignored):
 
 
 def mixed(ignored):
-    layers = {f"model.layers.{layer}.mlp.experts": {"quant_algo": "W4A16_NVFP4", "group_size": 16} for layer in range(2)}
+    names = [f"model.layers.{layer}.mlp.experts" for layer in range(2)] + ATTENTION[:4]
+    layers = {name: {"quant_algo": "W4A16_NVFP4", "group_size": 16} for name in names}
     return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "ignore": ignored}
 
 
@@ -53,28 +55,44 @@ def compressed_tensors(inputs, ignored):
     return description | {"kv_cache_scheme": None, "config_groups": {"group_0": group}, "ignore": ignored}
 
 
-# Configuration, options of the engine, and the class that each layer's experts have.
+# Configuration, options of the engine, the class that each layer's experts have, and that of each layer's attention projections.
+VLLMS, PLAIN = "ModelOptNvFp4FusedMoE", "UnquantizedLinearMethod"
+MODELOPT, OF_TENSORS, W4A16 = "ModelOptNvfp4MoE", "CompressedTensorsNvfp4MoE", "ModelOptNvfp4W4A16Linear"
+INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
 CASES = {
-    "modelopt W4A4": (modelopt("NVFP4", OTHERS + ATTENTION), {}, ["ModelOptNvfp4MoE"] * 2),
-    "modelopt W4A16": (modelopt("W4A16_NVFP4", OTHERS + ATTENTION), {}, ["ModelOptNvfp4MoE"] * 2),
-    "modelopt mixed": (mixed(OTHERS + ATTENTION), {}, ["ModelOptNvfp4MoE"] * 2),
-    "compressed-tensors W4A4": (compressed_tensors(True, OTHERS + ATTENTION), {}, ["CompressedTensorsNvfp4MoE"] * 2),
-    "compressed-tensors W4A16": (compressed_tensors(False, OTHERS + ATTENTION), {}, ["CompressedTensorsNvfp4MoE"] * 2),
+    "modelopt W4A4": (modelopt("NVFP4", OTHERS), {}, [MODELOPT] * 2, ["ModelOptNvfp4Linear"] * 2),
+    "modelopt W4A16": (modelopt("W4A16_NVFP4", OTHERS), {}, [MODELOPT] * 2, [W4A16] * 2),
+    "modelopt mixed": (mixed(OTHERS), {}, [MODELOPT] * 2, [W4A16, PLAIN]),
+    "compressed-tensors W4A4": (compressed_tensors(True, OTHERS), {}, [OF_TENSORS] * 2, ["CompressedTensorsNvfp4"] * 2),
+    "compressed-tensors W4A16": (compressed_tensors(False, OTHERS + ATTENTION[:4]), {}, [OF_TENSORS] * 2, [PLAIN, "CompressedTensorsNvfp4"]),
     "a layer left": (
         modelopt("W4A16_NVFP4", OTHERS + ATTENTION + ["model.layers.0.mlp.experts"]),
         {},
-        ["UnquantizedFusedMoEMethod", "ModelOptNvfp4MoE"],
+        ["UnquantizedFusedMoEMethod", MODELOPT],
+        [PLAIN] * 2,
     ),
-    "batch invariant": (modelopt("W4A16_NVFP4", OTHERS + ATTENTION), {"VLLM_BATCH_INVARIANT": "1"}, ["ModelOptNvfp4MoE"] * 2),
-    "marlin, as the user asks": (modelopt("W4A16_NVFP4", OTHERS + ATTENTION), {"moe_backend": "marlin"}, ["ModelOptNvFp4FusedMoE"] * 2),
-    "a size that ranks cannot share": (modelopt("W4A16_NVFP4", OTHERS + ATTENTION), {"moe_intermediate_size": 56}, "ValueError"),
+    "batch invariant": (modelopt("W4A16_NVFP4", OTHERS), INVARIANT, [MODELOPT] * 2, [W4A16] * 2),
+    "marlin, as the user asks": (
+        modelopt("W4A16_NVFP4", OTHERS),
+        {"moe_backend": "marlin", "linear_backend": "marlin"},
+        [VLLMS] * 2,
+        ["ModelOptNvFp4W4A16LinearMethod"] * 2,
+    ),
+    "experts of a size that ranks cannot share": (
+        modelopt("W4A16_NVFP4", OTHERS), {"moe_intermediate_size": 56}, "mlp.experts: the intermediate size 56", None,
+    ),
+    "a projection of a size that ranks cannot share": (
+        # 32, 8 and 8 rows.
+        modelopt("W4A16_NVFP4", OTHERS), {"head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 1},
+        "self_attn.qkv_proj: tensor parallelism leaves 8 rows", None,
+    ),
 }  # fmt: skip
 
 
 def run(name):
     from vllm_loads import pretend_hopper, stub_driver
 
-    description, options, expected = CASES[name]
+    description, options, expected, expected_linear = CASES[name]
     os.environ.update({key: value for key, value in options.items() if key.startswith("VLLM_")})
     os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_PLUGINS="nvfp4")
     stub_driver()
@@ -93,63 +111,79 @@ def run(name):
         folder = pathlib.Path(folder)
         sizes = {key: value for key, value in options.items() if key in MODEL}
         (folder / "config.json").write_text(json.dumps(MODEL | sizes | {"quantization_config": description}))
-        chosen = {key: value for key, value in options.items() if key == "moe_backend"}
+        chosen = {key: value for key, value in options.items() if key.endswith("_backend")}
         arguments = EngineArgs(model=str(folder), skip_tokenizer_init=True, enforce_eager=True, max_model_len=64, **chosen)
         config = arguments.create_engine_config()
         with set_current_vllm_config(config):
             init_distributed_environment(1, 0, f"file://{folder}/store", 0, backend="gloo")
             initialize_model_parallel(1, 1)
             torch.set_default_dtype(torch.bfloat16)
-            if expected == "ValueError":
+            if isinstance(expected, str):
                 try:
                     initialize_model(config)
                 except ValueError as error:
-                    assert "is no multiple of 16" in str(error) and "mlp.experts" in str(error), error
+                    assert "is no multiple of 16" in str(error) and expected in str(error), error
                     return
-                raise AssertionError("a size of 56 was taken")
+                raise AssertionError("a size that is no multiple of 16 was taken")
             with torch.device("cpu"):
                 model = initialize_model(config)
             layers = [module for _, module in model.named_modules() if type(module).__name__ == "RoutedExperts"]
             found = [type(layer.quant_method).__name__ for layer in layers]
             assert found == expected, found
-            matrices = load(model, [name.endswith("MoE") and "Nvfp4" in name for name in found], description)
+            fused = [module for _, module in model.named_modules() if type(module).__name__ == "QKVParallelLinear"]
+            # A layer of compressed-tensors keeps its scheme.
+            found_linear = [type(getattr(layer, "scheme", layer.quant_method)).__name__ for layer in fused]
+            assert found_linear == expected_linear, found_linear
+            is_ours = lambda name: "Nvfp4" in name
+            matrices, of_attention = load(model, [is_ours(name) for name in found], [is_ours(name) for name in found_linear], description)
             for layer, of_layer in zip(layers, matrices):
                 if of_layer is not None:
                     compute(layer, of_layer)
+            for layer, of_layer in zip(fused, of_attention):
+                if of_layer is not None:
+                    compute_linear(layer, of_layer)
 
 
-def load(model, served, description):
-    """Loads random experts by the names of a checkpoint; the matrices of each layer that is served, gate and up of different
-    scales."""
+def load(model, served, attention, description):
+    """Loads random weights by the names of a checkpoint. The experts of each layer that is served, and q, k and v of each whose
+    attention is; partners have different scales."""
     import nvfp4
     import torch
 
     of_tensors = description["quant_method"] == "compressed-tensors"
-    tensors, layers = [], []
-    for layer, is_served in enumerate(served):
-        if not is_served:
-            layers.append(None)
-            continue
+    tensors, layers, fused = [], [], []
+
+    def random(prefix, rows, columns, size):
+        matrix = nvfp4.quantize(torch.randn(rows, columns, dtype=torch.float32) * size)
+        one = torch.tensor(1.0, dtype=torch.float32)
+        if of_tensors:
+            divisor = 1 / matrix.global_scale
+            matrix = matrix._replace(global_scale=1.0 / divisor)
+            parts = {"weight_packed": matrix.values, "weight_scale": matrix.scales, "weight_global_scale": divisor.reshape(1)}
+            parts |= {"input_global_scale": one.reshape(1)}
+        else:
+            parts = {"weight": matrix.values, "weight_scale": matrix.scales, "weight_scale_2": matrix.global_scale}
+            parts |= {"input_scale": one}
+        tensors.extend((f"{prefix}.{part}", tensor) for part, tensor in parts.items())
+        return matrix
+
+    for layer, (experts_served, attention_served) in enumerate(zip(served, attention)):
+        block = f"model.layers.{layer}"
         projections = {"gate": [], "up": [], "down": []}
-        for expert in range(EXPERTS):
+        for expert in range(EXPERTS if experts_served else 0):
             for name, found in projections.items():
-                shape = (HIDDEN, INTERMEDIATE) if name == "down" else (INTERMEDIATE, HIDDEN)
-                matrix = nvfp4.quantize(torch.randn(shape, dtype=torch.float32) * (1 + expert) * (2 if name == "up" else 1) / 8)
-                prefix = f"model.layers.{layer}.mlp.experts.{expert}.{name}_proj"
-                one = torch.tensor(1.0, dtype=torch.float32)
-                if of_tensors:
-                    divisor = 1 / matrix.global_scale
-                    matrix = matrix._replace(global_scale=1.0 / divisor)
-                    parts = {"weight_packed": matrix.values, "weight_scale": matrix.scales, "weight_global_scale": divisor.reshape(1)}
-                    parts |= {"input_global_scale": one.reshape(1)}
-                else:
-                    parts = {"weight": matrix.values, "weight_scale": matrix.scales, "weight_scale_2": matrix.global_scale}
-                    parts |= {"input_scale": one}
-                tensors += [(f"{prefix}.{part}", tensor) for part, tensor in parts.items()]
-                found.append(matrix)
-        layers.append([nvfp4.Quantized(*(torch.stack(parts) for parts in zip(*found))) for found in projections.values()])
+                rows, columns = (HIDDEN, INTERMEDIATE) if name == "down" else (INTERMEDIATE, HIDDEN)
+                size = (1 + expert) * (2 if name == "up" else 1) / 8
+                found.append(random(f"{block}.mlp.experts.{expert}.{name}_proj", rows, columns, size))
+        stacked = [nvfp4.Quantized(*(torch.stack(parts) for parts in zip(*found))) for found in projections.values() if found]
+        layers.append(stacked or None)
+        shapes = (("q", HEADS, 1.0), ("k", KV_HEADS, 4.0), ("v", KV_HEADS, 0.1)) if attention_served else ()
+        fused.append([random(f"{block}.self_attn.{name}_proj", heads * HEAD, HIDDEN, size) for name, heads, size in shapes] or None)
+    # Linear layers of this format without scales of inputs have no room for them.
+    is_w4a16 = of_tensors and description["config_groups"]["group_0"]["input_activations"] is None
+    tensors = [(name, tensor) for name, tensor in tensors if not (is_w4a16 and "self_attn" in name and name.endswith("input_global_scale"))]
     assert not tensors or model.load_weights(iter(tensors)), "no weight was taken"
-    return layers
+    return layers, fused
 
 
 def compute(layer, matrices):
@@ -170,6 +204,22 @@ def compute(layer, matrices):
     weights = torch.rand(5, TOP_K, dtype=torch.float32)
     got = method.apply(layer, tokens, weights, ids, None, None)
     want, bound = reference.moe(tokens, ids, weights, *matrices)
+    assert (np.abs(got.double().numpy() - want) <= bound).all()
+
+
+def compute_linear(layer, matrices):
+    """Packs q, k and v, which are one layer, and compares what vLLM's layer makes of tokens with the reference."""
+    import numpy as np
+    import reference
+    import torch
+
+    layer.quant_method.process_weights_after_loading(layer)
+    assert {name for name, _ in layer.named_parameters(recurse=False)} == {"weight"}
+    tokens = torch.randn(5, HIDDEN, dtype=torch.float32).bfloat16()
+    got, _ = layer(tokens)
+    matrix = np.concatenate([reference.numbers(matrix) for matrix in matrices])
+    want = tokens.double().numpy() @ matrix.T
+    bound = 2.0**-8 * np.abs(want) + 2.0**-20 * (np.abs(tokens.double().numpy()) @ np.abs(matrix.T))
     assert (np.abs(got.double().numpy() - want) <= bound).all()
 
 

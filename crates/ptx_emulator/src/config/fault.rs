@@ -154,6 +154,10 @@ kinds! {
     UninitialisedTmem => "read of uninitialised tensor memory",
         "write the cells first, or do not accumulate on them",
         "tcgen05.mma, tcgen05.ld";
+    /// A scale factor in a lane from which no matrix instruction takes it.
+    ScaleNotRead => "scale in a lane that nobody reads",
+        "put it into the lanes that the thread selector names, or name these",
+        "Block Scaling for mma.sync";
     /// A shared-memory, instruction or tensor-map descriptor that breaks its format.
     BadDescriptor => "malformed descriptor",
         "see the fields of the format",
@@ -187,6 +191,7 @@ impl FaultKind {
                 | K::MbarrierInUse
                 | K::TmemWrongWarp
                 | K::TmemNotFreed
+                | K::ScaleNotRead
         )
     }
 }

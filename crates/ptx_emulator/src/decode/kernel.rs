@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::error::DecodeError;
 use super::names::{Names, Symbol, defined_twice};
@@ -28,6 +29,7 @@ pub fn decode(
         name: function.name.clone(),
         limits: function.limits.clone(),
         sources: Arc::clone(sources),
+        small_shared_memory: ast.target.starts_with("sm_12"),
         ..Kernel::default()
     };
     let mut decoder = Decoder { names: Names::new(ast, variables, kernel), opcodes, rows: HashMap::new() };
@@ -36,6 +38,7 @@ pub fn decode(
         decoder.function(&name)?;
     }
     decoder.names.place_dynamic_shared();
+    decoder.find_other_readers_of_scales();
     Ok(decoder.names.kernel)
 }
 
@@ -134,6 +137,17 @@ impl Decoder {
         }
         self.names.scopes.pop();
         Ok(())
+    }
+
+    /// A register of scales that other instructions read too is read in every lane.
+    fn find_other_readers_of_scales(&mut self) {
+        let Kernel { scales, code, .. } = &self.names.kernel;
+        for (register, scales) in scales {
+            let reads = code.iter().flat_map(|inst| &inst.uses.reads).filter(|read| *read == register).count();
+            if reads > scales.uses {
+                scales.lanes.store(u32::MAX, Ordering::Relaxed);
+            }
+        }
     }
 
     /// The row that an instruction is of. It is kept, since most instructions come many times.

@@ -1,6 +1,9 @@
 //! An instruction as parsed, and what a decoder may ask of it: its modifiers, and its operands as registers, constants
 //! and addresses.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use super::error::{DecodeError, Result};
 use super::form;
 use super::names::{Names, Symbol};
@@ -149,6 +152,16 @@ impl<'a> Parsed<'a> {
     /// This instruction is an asynchronous matrix instruction that uses registers.
     pub fn uses_wgmma(&mut self) {
         self.names.kernel.uses_wgmma = true;
+    }
+
+    /// This instruction reads a source as scale factors, in these lanes. Returns the lanes in which any instruction of the
+    /// kernel reads that register, which are complete when the kernel is decoded.
+    pub fn reads_scales(&mut self, src: Src, lanes: u32) -> Arc<AtomicU32> {
+        let Src::Register(register) = src else { return Arc::new(AtomicU32::new(u32::MAX)) };
+        let scales = self.names.kernel.scales.entry(register).or_default();
+        scales.uses += 1;
+        scales.lanes.fetch_or(lanes, Ordering::Relaxed);
+        Arc::clone(&scales.lanes)
     }
 
     /// Registers that each thread has at launch, if the entry's directives say so.

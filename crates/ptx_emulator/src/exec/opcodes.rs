@@ -368,7 +368,14 @@ table! {
                "sync aligned {m16n8k4 m16n8k8} row col f32 tf32 tf32 f32",
                "sync aligned {m16n8k16 m16n8k32} row col {f16 f32} {e4m3 e5m2} {e4m3 e5m2} {f16 f32}",
                "sync aligned {m16n8k16 m16n8k32} row col [satfinite] s32 {u8 s8} {u8 s8} s32"] issued::<matrix::mma::Mma>;
-        "ldmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16"] issued::<matrix::moves::LdMatrix>;
+        "mma" ["sync aligned m16n8k64 row col kind::mxf4nvf4 block_scale scale_vec::4X f32 e2m1 e2m1 f32 {ue4m3 ue8m0}",
+               "sync aligned m16n8k64 row col kind::mxf4nvf4 block_scale scale_vec::2X f32 e2m1 e2m1 f32 ue8m0",
+               "sync aligned m16n8k64 row col kind::mxf4 block_scale [scale_vec::2X] f32 e2m1 e2m1 f32 ue8m0",
+               "sync aligned m16n8k32 row col kind::mxf8f6f4 block_scale [scale_vec::1X] \
+                f32 {e4m3 e5m2 e2m3 e3m2 e2m1} {e4m3 e5m2 e2m3 e3m2 e2m1} f32 ue8m0"] issued::<matrix::scaled::ScaledMma>;
+        "ldmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16",
+                    "sync aligned m8n16 {x1 x2 x4} [shared shared::cta] b8x16 {b6x16_p32 b4x16_p64}"]
+            issued::<matrix::moves::LdMatrix>;
         "stmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16"] issued::<matrix::moves::StMatrix>;
         "movmatrix" ["sync aligned m8n8 trans b16"] matrix::moves::movmatrix;
     }

@@ -89,7 +89,7 @@ impl Instruction for MmaAsync {
             A::Registers(_) => (Major::K, major(2)),
         };
         let (saturate, negate) = (i.has("satfinite"), (negate(0), negate(1)));
-        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate };
+        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate, of_warpgroup: true };
         Ok(MmaAsync { product, n, d, a, a_major, b, b_major, accumulate })
     }
 

@@ -7,7 +7,7 @@
 //! The many tables of the manual are one rule. A lane is `group = lane / 4` and `thread = lane % 4`. A register of A or
 //! B holds E consecutive elements along K (E = 32 / element bits; 1 for f64), and four threads side by side hold 4E.
 //!
-//! Not covered: `mma.m8n8k4` in f16, sparse A, and the 8-, 6- and 4-bit forms of `ldmatrix` and `stmatrix`.
+//! Not covered: `mma.m8n8k4` in f16, sparse A, and the transposed 16×16 forms of `ldmatrix` and 16×8 forms of `stmatrix`.
 
 /// Row and column of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

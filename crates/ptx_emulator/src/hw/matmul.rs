@@ -3,7 +3,8 @@
 //! **The model.** Products are exact; the products of one MMA's K extent and the accumulator are summed exactly; the
 //! sum is rounded once, to nearest even, to D's type. PTX leaves "accumulation order, rounding and handling of
 //! subnormal inputs" open (PTX ISA 9.7.14.5.14, 9.7.15.5.2): hardware may differ in the last bits of a floating-point
-//! result. Integer results are exact everywhere.
+//! result. Integer results are exact everywhere. Where hardware differs by much, in the f32 sums of `wgmma` of 8-bit
+//! floats, [`fp8`](super::fp8) has its bits.
 //!
 //! How it is exact: the sums run in f64. A row of A and a row of Bᵀ bound the largest product and the weight of the
 //! smallest product's last bit; where all that lies between fits 53 bits, no f64 addition rounds, in any order. Where

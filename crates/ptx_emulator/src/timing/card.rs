@@ -99,13 +99,17 @@ const H100_LITERATURE: &str =
 
 impl Card {
     /// Names of all cards.
-    pub const NAMES: [&str; 2] = ["h200", "b200"];
+    pub const NAMES: [&str; 6] = ["h200", "b200", "rtx-5090", "rtx-pro-6000", "rtx-5070-ti", "gb10"];
 
     /// A card by its name.
     pub fn named(name: &str) -> Option<Card> {
         match name {
             "h200" => Some(Card::h200()),
             "b200" => Some(Card::b200()),
+            "rtx-5090" => Some(Card::sm_120("rtx-5090", 170, "sm_120a", 2407.0, 1792.0, 96.0)),
+            "rtx-pro-6000" => Some(Card::sm_120("rtx-pro-6000", 188, "sm_120a", 2617.0, 1792.0, 128.0)),
+            "rtx-5070-ti" => Some(Card::sm_120("rtx-5070-ti", 70, "sm_120a", 2452.0, 896.0, 48.0)),
+            "gb10" => Some(Card::sm_120("gb10", 48, "sm_121a", 2418.0, 273.0, 24.0)),
             _ => None,
         }
     }
@@ -240,6 +244,49 @@ impl Card {
             Key::TmemBytes => (128.0, Assumed("32 lanes of 4 bytes")),
             Key::TmemLatency => (30.0, Assumed("as shared memory")),
             Key::CopyBytes => (64.0, Assumed("half of shared memory")),
+            Key::GenericStall => (2.0, Assumed("two independent instructions between dependent ones")),
+        })
+    }
+}
+
+impl Card {
+    /// A card of compute capability 12.x: multiprocessors, clock (MHz), bandwidth (GB/s) and L2 (MB) are of its data sheet. Little
+    /// else is known of these cards, and nothing here has been compared with one.
+    fn sm_120(name: &'static str, sms: u32, arch: &'static str, clock: f64, dram: f64, l2: f64) -> Card {
+        use Origin::{Assumed, Published};
+        let datasheet = Published("NVIDIA RTX Blackwell GPU Architecture, and the page of the product");
+        let like_hopper = Assumed("as on an H100");
+        Card::new(name, sms, arch, |key| match key {
+            Key::Clock => (clock, datasheet),
+            Key::LaunchFloor => (5000.0, Assumed("between a B200's and an H200's")),
+            Key::LaunchGap => (1000.0, Assumed("launches of one stream follow in about a microsecond")),
+            Key::DependentStart => (500.0, Assumed("half of a launch")),
+            Key::CtaStart => (300.0, Assumed("parameters and barriers are fetched again")),
+            Key::GridEnd => (700.0, Assumed("a flush and a flag through L2")),
+            Key::SharedLatency => (29.0, like_hopper),
+            Key::L1Latency => (38.0, like_hopper),
+            Key::SharedBytes => (128.0, Assumed("32 banks of 4 bytes")),
+            Key::L2Latency => (300.0, Assumed("between an H100's and a B200's")),
+            Key::DramLatency => (800.0, Assumed("GDDR7 and LPDDR5X are slower than HBM")),
+            Key::TmaLatency => (170.0, like_hopper),
+            Key::TmaBytes => (37.0, Assumed("as on a B200")),
+            Key::Intake => (64.0, Assumed("64 bytes a cycle from L2 to a multiprocessor, as since Volta")),
+            Key::L2Bytes => {
+                (f64::from(sms) * 32.0 * clock / 1000.0, Assumed("32 bytes a cycle for each multiprocessor"))
+            }
+            Key::DramBytes => (dram * 0.92, Assumed("of the data sheet's what reads reach on other cards")),
+            Key::L2Capacity => (l2, datasheet),
+            Key::MbarrierWake => (20.0, Assumed("a load of shared memory")),
+            Key::BarrierLatency => (20.0, Assumed("a load of shared memory")),
+            Key::ClusterLatency => (180.0, like_hopper),
+            // A quarter of the rate of FP4: 16 cycles for a product of 16 by 8 by 64 in a quarter of a multiprocessor.
+            Key::TensorRate => (512.0, Assumed("the data sheets' FP4 rate; sums in f32 of f16 may take twice as long")),
+            Key::MatrixLatency => (18.0, Assumed("as mma.sync on an H100")),
+            Key::PairLatency => (18.0, Assumed("there are no pairs")),
+            Key::MatrixFloor => (16.0, Assumed("there is no wgmma")),
+            Key::TmemBytes => (128.0, Assumed("there is no tensor memory")),
+            Key::TmemLatency => (30.0, Assumed("there is no tensor memory")),
+            Key::CopyBytes => (64.0, Assumed("there is no tensor memory")),
             Key::GenericStall => (2.0, Assumed("two independent instructions between dependent ones")),
         })
     }

@@ -143,6 +143,8 @@ pub enum Access {
     Global { ranges: Vec<Range>, loads: bool, cached: bool },
     /// Tensor memory, for so many bytes of the warp's quarter.
     Tmem { bytes: u64 },
+    /// The tensor core of the warp's quarter, for so many multiply-adds of f16.
+    Matrix { multiply_adds: u64 },
 }
 
 /// A cluster in time.
@@ -296,6 +298,16 @@ impl Timed {
             Access::Tmem { bytes } => {
                 let ready = start + bytes / self.constants.tmem_bytes + self.constants.tmem_latency;
                 expect(w, ready, 0, Why::Tmem);
+            }
+            Access::Matrix { multiply_adds } => {
+                let math = multiply_adds as f64 / (self.constants.tensor_rate / QUARTERS as f64);
+                let (cycles, cta) = (math.ceil() as u64, w.cta);
+                let from = sm.tensor[q].max(start);
+                sm.tensor[q] = from + cycles;
+                // The pipe takes one instruction ahead of time.
+                w.at = w.at.max(from);
+                expect(w, from + cycles + self.constants.matrix_latency, 0, Why::Tensor);
+                self.matrix_operation(&[cta], from, cycles, 1, || format!("CTA {cta} tensor core {q}"));
             }
             Access::Global { ranges, loads: true, cached: true } if sm.l1.hit(&ranges) => {
                 expect(w, start + self.constants.l1_latency, 0, Why::Global);

@@ -116,7 +116,7 @@ fn anchor(name: &str) -> Option<&'static [&'static str]> {
         ("cp.async.bulk.shared", &["UBLKCP"]),
         ("cp.async.bulk.tensor", &["UTMALDG", "UTMASTG"]),
         ("tcgen05.mma", &["UTCQMMA", "UTCOMMA", "UTCHMMA", "UTCIMMA"]),
-        ("mma.sync", &["HMMA", "IMMA", "QMMA"]),
+        ("mma.sync", &["HMMA", "IMMA", "QMMA", "OMMA"]),
         ("ldmatrix", &["LDSM"]),
     ];
     ANCHORS.iter().find(|(begin, _)| name.starts_with(begin)).map(|(_, machine)| *machine)

@@ -8,10 +8,12 @@ use serde_json::{Value, json};
 /// The architectures that programs are for: what Hopper can is written for Hopper.
 pub const HOPPER: &str = "sm_90a";
 pub const BLACKWELL: &str = "sm_100f";
+/// GeForce RTX 50, RTX PRO and DGX Spark.
+pub const CONSUMER: &str = "sm_120f";
 
 /// A module of one entry `k`, with registers enough of each kind; `%r1` is the thread's index.
 pub fn module(target: &str, declarations: &str, parameters: &str, body: &str) -> String {
-    let version = if target == BLACKWELL { "8.8" } else { "8.7" };
+    let version = if target == BLACKWELL || target == CONSUMER { "8.8" } else { "8.7" };
     format!(
         ".version {version}\n.target {target}\n.address_size 64\n{declarations}\n.visible .entry k({parameters})\n{{\n\
          .reg .pred %p<16>;\n.reg .b16 %h<32>;\n.reg .b32 %r<300>;\n.reg .b64 %d<64>;\n\

@@ -2,6 +2,7 @@
 //! emulator's interfaces for reading a program and nothing of how it computes, so that the workspace's differential test
 //! can run them on a GPU too.
 
+pub mod block_scales;
 pub mod bulk_copies;
 pub mod clusters;
 mod common;
@@ -25,7 +26,8 @@ use ptx_emulator::program::Program;
 /// Every feature's programs.
 #[allow(dead_code, reason = "each user takes what it needs")]
 pub fn programs() -> Vec<Program> {
-    let all: [fn() -> Vec<Program>; 16] = [
+    let all: [fn() -> Vec<Program>; 17] = [
+        block_scales::programs,
         bulk_copies::programs,
         clusters::programs,
         cp_async::programs,

@@ -26,9 +26,10 @@ pub fn arches() -> Vec<&'static str> {
     builds::arches()
 }
 
-/// The newest of [`arches`].
+/// The one of [`arches`] that is for the first card in [`GPUS`].
 pub fn default_arch() -> &'static str {
-    builds::arches().last().expect("there are kernels")
+    let for_first = |arch: &&str| arch.parse().is_ok_and(|arch: Arch| arch.capability() == GPUS[0].capability);
+    builds::arches().into_iter().find(for_first).expect("there are kernels for the first card")
 }
 
 /// The newest of [`arches`] that MoE layers are computed on.

@@ -62,7 +62,7 @@ pub struct Args {
     /// Predict the time on a card (docs/time-model.md says how, and how far to trust it). No hazards are looked for.
     #[arg(long, requires = "gpu")]
     pub timed: bool,
-    /// The card of --timed: h200 or b200.
+    /// The card of --timed: h200, b200, rtx-5090, rtx-pro-6000, rtx-5070-ti or gb10.
     #[arg(long, value_parser = Card::NAMES, requires = "timed")]
     pub gpu: Option<String>,
     /// With --timed: a constant of the card, in place of its own (docs/time-model.md lists them). May be given several times.

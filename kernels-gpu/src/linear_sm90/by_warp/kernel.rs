@@ -15,7 +15,7 @@ use cuda_std::{
     integer::opaque_b32,
     kernel,
     mbarrier::{mbarrier_arrive, mbarrier_arrive_expect_tx},
-    mma::{ldmatrix_x4, mma_m16n8k16},
+    mma::{ldmatrix_x4_b16, mma_m16n8k16},
     shared::{SharedAddress, dynamic_shared_address, ld_shared_v2_b32, ld_shared_v4_b32},
     tensor_map_of_parameter, thread,
     tma::{TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_global},
@@ -331,7 +331,7 @@ where
         let first =
             self.tokens(stage) + (of_box as u32 * (Self::TOKEN_BYTES / BOXES) + lane.tokens[product % BOX_PRODUCTS]);
         // SAFETY: inside of the stage.
-        core::array::from_fn(|part| unsafe { ldmatrix_x4(first + part as u32 * (PRODUCT_TOKENS * BOX_BYTES)) })
+        core::array::from_fn(|part| unsafe { ldmatrix_x4_b16(first + part as u32 * (PRODUCT_TOKENS * BOX_BYTES)) })
     }
 
     /// Adds the products of a k-block.

@@ -5,6 +5,7 @@ import torch
 from . import _native, _operators
 from ._operators import Quantized
 
+
 class Moe(torch.nn.Module):
     """The experts of an MoE layer, from a checkpoint's tensors to what the kernels read.
 
@@ -12,6 +13,9 @@ class Moe(torch.nn.Module):
     expert. They are packed once, on the device where they lie, into one tensor, :attr:`weights`, and not kept. Views do: the halves
     of a tensor that has gate and up behind each other need not be copied.
 
+    :param gate: left out (``None``) where the activation has none.
+    :param activation: see :func:`moe`.
+    :param biases: of gate ``[E, I]`` (or ``None``), up ``[E, I]`` and down ``[E, H]``, float32 or of type ``dtype``.
     :param dtype: bfloat16 or float16: the type of tokens.
     :param shared: gate, up and down of an expert that every token has, ``[1, I, H]`` or ``[I, H]``, with an I of its own.
     :param expert_map: ``[named experts]``, int32: see :func:`moe`.
@@ -31,40 +35,43 @@ class Moe(torch.nn.Module):
 
     def __init__(
         self,
-        gate: Quantized,
+        gate: Quantized | None,
         up: Quantized,
         down: Quantized,
         *,
         dtype: torch.dtype = torch.bfloat16,
-        shared: tuple[Quantized, Quantized, Quantized] | None = None,
+        activation: str = "silu",
+        biases: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor] | None = None,
+        shared: tuple[Quantized | None, Quantized, Quantized] | None = None,
         expert_map: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
-        projections = [_projection(*tensor) for tensor in (gate, up, down)]
-        shared = shared and [_projection(*tensor) for tensor in shared]
-        values = projections[0][0]
+        projections = [_projection(tensor, bias) for tensor, bias in zip((gate, up, down), biases or (None,) * 3)]
+        shared = shared and [_projection(tensor, None) for tensor in shared]
+        name, values = ("up", up.values) if gate is None else ("gate", gate.values)
         if values.dim() != 3:
-            raise ValueError(f"gate.values: expected 3 dimensions, [experts, rows, columns/2], got {list(values.shape)}")
+            raise ValueError(f"{name}.values: expected 3 dimensions, [experts, rows, columns/2], got {list(values.shape)}")
         self.experts, self.intermediate = values.shape[:2]
         self.hidden = 2 * values.shape[2]
-        self.shared_intermediate = shared[0][0].shape[1] if shared else None
+        self.shared_intermediate = shared[1][0].shape[1] if shared else None
         self.dtype = dtype
-        length = _native.moe_weight_bytes(
-            self.hidden, self.intermediate, self.experts, self.shared_intermediate, dtype, values.is_cuda
-        )
+        self.activation, self.biases = activation, biases is not None
+        sizes = self.hidden, self.intermediate, self.experts, self.shared_intermediate
+        length = _native.moe_weight_bytes(*sizes, dtype, activation, self.biases, values.is_cuda)
         # Not in the state: how they lie is the device's affair, and the checkpoint's tensors are the state.
         self.register_buffer("weights", torch.empty(length, dtype=torch.uint8, device=values.device), persistent=False)
         self.register_buffer("expert_map", expert_map, persistent=False)
-        _native.pack_moe(self.weights, dtype, projections, shared)
+        _native.pack_moe(self.weights, dtype, projections, shared, activation, self.biases)
         if values.is_cuda:
-            _native.check_packed_moe(
-                bytes(self.weights[: _native.MOE_HEAD_BYTES].tolist()),
-                self.hidden,
-                self.intermediate,
-                self.experts,
-                self.shared_intermediate,
-                dtype,
-            )
+            _native.check_packed_moe(bytes(self.weights[: _native.MOE_HEAD_BYTES].tolist()), *sizes, activation)
+        # What every call says: each option that PyTorch has to look at takes time, so only those that are not as usual.
+        self._options = {}
+        if shared:
+            self._options["shared_intermediate"] = self.shared_intermediate
+        if activation != "silu":
+            self._options["activation"] = activation
+        if biases:
+            self._options["biases"] = True
 
     def workspace_bytes(self, tokens: int, top_k: int) -> int:
         """Bytes of workspace that a call with up to so many tokens needs on a GPU; layers can share one."""
@@ -84,10 +91,19 @@ class Moe(torch.nn.Module):
         workspace: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The layer's output for ``hidden_states`` ``[T, H]``; the arguments are those of :func:`moe`."""
-        # Only what is not as usual is handed over: each option that PyTorch has to look at takes time.
-        options = {}
-        if self.shared_intermediate is not None:
-            options["shared_intermediate"] = self.shared_intermediate
+        options = self._options
+        if self.expert_map is not None or shared_weights is not None or weights_on_input or workspace is not None:
+            options = self._with(options, shared_weights, weights_on_input, workspace)
+        if out is None:
+            out = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+        _operators._moe(
+            out, hidden_states, topk_ids, topk_weights, self.weights, self.experts, self.intermediate, **options
+        )
+        return out
+
+    def _with(self, options, shared_weights, weights_on_input, workspace):
+        """The options of a call that is not as usual."""
+        options = dict(options)
         if self.expert_map is not None:
             options["expert_map"] = self.expert_map
         if shared_weights is not None:
@@ -96,12 +112,7 @@ class Moe(torch.nn.Module):
             options["weights_on_input"] = True
         if workspace is not None:
             options["workspace"] = workspace
-        if out is None:
-            out = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
-        _operators._moe(
-            out, hidden_states, topk_ids, topk_weights, self.weights, self.experts, self.intermediate, **options
-        )
-        return out
+        return options
 
     def extra_repr(self):
         shared = f", shared_intermediate={self.shared_intermediate}" if self.shared_intermediate else ""
@@ -110,10 +121,14 @@ class Moe(torch.nn.Module):
         )
 
 
-def _projection(values, scales, global_scale):
-    """A projection as the packing takes it: of every expert, the global scales as numbers."""
+def _projection(tensor, bias):
+    """A projection as the packing takes it: of every expert, the global scales as numbers, biases in host memory."""
+    if tensor is None:
+        return None
+    values, scales, global_scale = tensor
     if global_scale.dtype != torch.float32:
         raise ValueError(f"global_scale: expected float32, got {global_scale.dtype}")
     if values.dim() == 2:
         values, scales = values.unsqueeze(0), scales.unsqueeze(0)
-    return values, scales, global_scale.reshape(-1).tolist()
+    bias = None if bias is None else bias.detach().cpu().contiguous()
+    return values, scales, global_scale.reshape(-1).tolist(), bias

@@ -41,7 +41,7 @@ def _define(schema, fake, **implementations):
 _moe = _define(
     "moe(Tensor(a!) out, Tensor hidden_states, Tensor topk_ids, Tensor topk_weights, Tensor weights, int experts,"
     " int intermediate, *, int? shared_intermediate=None, Tensor? expert_map=None, Tensor? shared_weights=None,"
-    " bool weights_on_input=False, Tensor(b!)? workspace=None) -> ()",
+    " bool weights_on_input=False, Tensor(b!)? workspace=None, str activation='silu', bool biases=False) -> ()",
     fake=lambda *arguments, **named: None,
     CPU=_native.moe,
     CUDA=_native.moe,
@@ -60,6 +60,8 @@ def moe(
     expert_map: torch.Tensor | None = None,
     shared_weights: torch.Tensor | None = None,
     weights_on_input: bool = False,
+    activation: str = "silu",
+    biases: bool = False,
     out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -77,6 +79,8 @@ def moe(
     :param expert_map: ``[named experts]``, int32: which of the E experts it is that a token names, -1 for those that live elsewhere.
     :param shared_weights: ``[T]``, float32: the shared expert's weight for each token; 1 if left out.
     :param weights_on_input: multiply the tokens by their weights rather than the experts' results (k = 1 only).
+    :param activation: ``silu``, ``silu-limit=LIMIT``, ``gelu-tanh``, ``gpt-oss``, ``gpt-oss=ALPHA,LIMIT`` or, without a gate, ``relu2``.
+    :param biases: whether the weights have biases.
     :param out: where to write, ``[T, H]``; a new tensor if left out.
     :param workspace: bytes, on a GPU: :meth:`Moe.workspace_bytes` of them; new ones if left out.
     :raises ValueError: if an argument has the wrong type, shape, device or stride.
@@ -97,6 +101,8 @@ def moe(
         shared_weights=shared_weights,
         weights_on_input=weights_on_input,
         workspace=workspace,
+        activation=activation,
+        biases=biases,
     )
     return out
 
@@ -116,6 +122,98 @@ def moe_workspace_bytes(
     82176
     """
     return _native.moe_workspace_bytes(tokens, top_k, hidden, intermediate, experts, shared_intermediate)
+
+
+# The linear layer.
+
+
+def _linear_native(x, weights, out_features):
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    out = x.new_empty((rows.shape[0], out_features))
+    _native.linear(out, rows, weights, out_features)
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], out_features)
+
+
+_linear = _define(
+    "linear(Tensor x, Tensor weights, int out_features) -> Tensor",
+    fake=lambda x, weights, out_features: x.new_empty((*x.shape[:-1], out_features)),
+    CPU=_linear_native,
+    CUDA=_linear_native,
+)
+
+
+def linear(x: torch.Tensor, weights: torch.Tensor, out_features: int) -> torch.Tensor:
+    """A linear layer, ``x·Wᵀ + bias``, in the type of ``x``; :class:`Linear` is the same with the weights filled in.
+
+    :param x: ``[…, K]``, bfloat16 or float16, as the weights were packed for; rows may have gaps between them.
+    :param weights: the packed weights, :attr:`Linear.weights`, which say whether there is a bias.
+    :param out_features: N, rows of W.
+    :raises ValueError: if an argument has the wrong type, shape, device or stride.
+    :raises Error: if the device fails, or computes no such layers.
+    """
+    return _linear(x, weights, out_features)
+
+
+# Routers.
+
+
+def _empty_routes(logits, top_k, scoring="softmax", bias=None, groups=1, top_groups=1, renormalize=True, scale=1.0):
+    shape = (logits.shape[0], top_k)
+    return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
+
+
+def _route_native(logits, top_k, scoring="softmax", bias=None, groups=1, top_groups=1, renormalize=True, scale=1.0):
+    if logits.dim() != 2:
+        raise ValueError(f"logits: expected 2 dimensions, [tokens, experts], got {list(logits.shape)}")
+    weights, ids = _empty_routes(logits, top_k)
+    if logits.device.type == "cpu":
+        logits = logits.contiguous()
+    elif scoring == "sigmoid" and bias is None:
+        bias = logits.new_zeros(logits.shape[1], dtype=torch.float32)
+    _native.route(weights, ids, logits, scoring, bias, groups, top_groups, renormalize, scale)
+    return weights, ids
+
+
+_route = _define(
+    "route(Tensor logits, int top_k, *, str scoring='softmax', Tensor? bias=None, int groups=1, int top_groups=1,"
+    " bool renormalize=True, float scale=1.0) -> (Tensor, Tensor)",
+    fake=_empty_routes,
+    CPU=_route_native,
+    CUDA=_route_native,
+)
+
+
+def route(
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    scoring: str = "softmax",
+    bias: torch.Tensor | None = None,
+    groups: int = 1,
+    top_groups: int = 1,
+    renormalize: bool = True,
+    scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token, best first: their weights, ``[T, k]`` float32, and their numbers, ``[T, k]`` int32.
+
+    Of equal experts the lower one comes first. The same bits on every device.
+
+    :param logits: ``[T, E]``, float32, bfloat16 or float16.
+    :param scoring: ``softmax`` over all experts (Qwen3, Mixtral), ``topk-softmax`` over the chosen ones (gpt-oss), ``sigmoid``
+        (DeepSeek-V3) or ``sigmoid-top1`` (Llama 4).
+    :param bias: ``[E]``, float32, with ``sigmoid``: is added where experts are compared, and not to their weights.
+    :param groups: with ``sigmoid``: groups of neighbouring experts, of which the best ``top_groups`` are looked at.
+    :param renormalize: whether a token's weights add up to 1; not for ``sigmoid-top1``.
+    :param scale: with ``sigmoid``: what weights are multiplied with at last.
+    :raises ValueError: if an argument has the wrong type, shape, device or stride, or is out of range.
+
+    >>> import torch, nvfp4
+    >>> nvfp4.route(torch.tensor([[0.5, 2.0, -1.0, 2.0]]), 2)
+    (tensor([[0.5000, 0.5000]]), tensor([[1, 3]], dtype=torch.int32))
+    """
+    return _route(
+        logits, top_k, scoring=scoring, bias=bias, groups=groups, top_groups=top_groups, renormalize=renormalize, scale=scale
+    )
 
 
 # Numbers to NVFP4 and back. The GPU's are made of PyTorch's own operations, in the order of the CPU's, and give the same bits.

@@ -2,36 +2,37 @@
 
 use std::ops::Range;
 
+use bytemuck::pod_read_unaligned;
 use nvfp4::Error;
 use nvfp4::backend::{Backend, cpu::Cpu};
+use nvfp4::bias::Bias;
 use nvfp4::format::{BLOCK, Matrix};
-use nvfp4::moe::{MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
+use nvfp4::moe::{Biases, MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 use pyo3::prelude::*;
 
-use super::{Operands, RawProjection};
+use super::{Operands, Projections, RawProjection};
 use crate::error::exception;
-use crate::tensor::Tensor;
+use crate::tensor::{GPU_ALIGNMENT, Tensor};
 
 /// What packed weights begin with.
 const HEADER: &[u8; 16] = b"nvfp4 cpu moe 1\n";
 
-/// What a GPU's packed weights are a multiple of, and these never.
-const GPU_ALIGNMENT: usize = 256;
-
-/// Where a layer's weights lie in one tensor: a header, global scales, and each projection's values and scales as a checkpoint has
-/// them.
+/// Where a layer's weights lie in one tensor: a header, and for each projection its global scales, its biases, and values and scales
+/// as a checkpoint has them.
 pub struct Layout {
     pub bytes: usize,
-    routed: [Part; 3],
-    shared: Option<[Part; 3]>,
+    routed: Projections<Part>,
+    shared: Option<Projections<Part>>,
 }
 
 /// A projection of every expert.
 struct Part {
     rows: usize,
     k: usize,
-    /// Little-endian f32.
+    /// Little-endian f32, as biases.
     global_scales: Range<usize>,
+    /// Empty if there are none.
+    bias: Range<usize>,
     values: Range<usize>,
     scales: Range<usize>,
 }
@@ -44,15 +45,18 @@ impl Layout {
             end - bytes..end
         };
         let mut parts = |experts: usize, intermediate: usize| {
-            [(intermediate, sizes.hidden), (intermediate, sizes.hidden), (sizes.hidden, intermediate)].map(
-                |(rows, k)| Part {
+            let shapes = [(intermediate, sizes.hidden), (intermediate, sizes.hidden), (sizes.hidden, intermediate)];
+            [0, 1, 2].map(|index| {
+                let (rows, k) = shapes[index];
+                (index > 0 || sizes.activation.has_gate()).then(|| Part {
                     rows,
                     k,
                     global_scales: take(size_of::<f32>() * experts),
+                    bias: take(if sizes.biases { size_of::<f32>() * experts * rows } else { 0 }),
                     values: take(experts * rows * k / 2),
                     scales: take(experts * rows * k / BLOCK),
-                },
-            )
+                })
+            })
         };
         let routed = parts(sizes.experts, sizes.intermediate);
         let shared = sizes.shared_intermediate.map(|intermediate| parts(1, intermediate));
@@ -66,7 +70,8 @@ impl Layout {
             return Err(Error::Invalid("weights: these were not packed on the CPU; pack them there".into()));
         }
         let experts = (0..sizes.experts).map(|expert| expert_of(&self.routed, bytes, expert));
-        let mut weights = MoeWeights::new(sizes.dtype, sizes.top_k, experts.collect::<Result<_, _>>()?)?;
+        let experts = experts.collect::<Result<_, _>>()?;
+        let mut weights = MoeWeights::with_activation(sizes.dtype, sizes.top_k, sizes.activation, experts)?;
         if let Some(shared) = &self.shared {
             weights = weights.with_shared(expert_of(shared, bytes, 0).map_err(|error| error.at("shared expert"))?)?;
         }
@@ -77,22 +82,25 @@ impl Layout {
     }
 }
 
-fn expert_of<'a>(parts: &[Part; 3], bytes: &'a [u8], expert: usize) -> Result<MoeExpert<'a>, Error> {
-    let matrix = |index: usize, name: &str| {
-        let Part { rows, k, global_scales, values, scales } = &parts[index];
-        let of_expert =
-            |part: &Range<usize>, bytes_of_one: usize| &bytes[part.start + expert * bytes_of_one..][..bytes_of_one];
-        let scale = of_expert(global_scales, size_of::<f32>()).try_into().expect("four bytes");
-        Matrix::new(
-            *rows,
-            *k,
-            of_expert(values, rows * k / 2),
-            of_expert(scales, rows * k / BLOCK),
-            f32::from_le_bytes(scale),
-        )
-        .map_err(|error| error.at(format_args!("expert {expert}: {name}")))
+fn expert_of<'a>(parts: &Projections<Part>, bytes: &'a [u8], expert: usize) -> Result<MoeExpert<'a>, Error> {
+    let of_expert =
+        |part: &Range<usize>, bytes_of_one: usize| &bytes[part.start + expert * bytes_of_one..][..bytes_of_one];
+    let matrix = |index: usize| {
+        let Some(Part { rows, k, global_scales, values, scales, .. }) = &parts[index] else { return Ok(None) };
+        let (values, scales) = (of_expert(values, rows * k / 2), of_expert(scales, rows * k / BLOCK));
+        let global = pod_read_unaligned(of_expert(global_scales, size_of::<f32>()));
+        let name = ["gate", "up", "down"][index];
+        let matrix = Matrix::new(*rows, *k, values, scales, global);
+        matrix.map(Some).map_err(|error| error.at(format_args!("expert {expert}: {name}")))
     };
-    Ok(MoeExpert::gated(matrix(0, "gate")?, matrix(1, "up")?, matrix(2, "down")?))
+    let bias = |index: usize| {
+        let Part { rows, bias, .. } = parts[index].as_ref().filter(|part| !part.bias.is_empty())?;
+        let numbers = of_expert(bias, size_of::<f32>() * rows).chunks_exact(size_of::<f32>()).map(pod_read_unaligned);
+        Some(Bias::F32(numbers.collect::<Vec<f32>>().into()))
+    };
+    let every = "every layer has one";
+    let (gate, up, down) = (matrix(0)?, matrix(1)?.expect(every), matrix(2)?.expect(every));
+    Ok(MoeExpert { gate, up, down, biases: Biases { gate: bias(0), up: bias(1), down: bias(2) } })
 }
 
 /// Computes a call.
@@ -141,8 +149,8 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes) -> PyResul
 pub fn pack(
     weights: &Tensor<'_>,
     sizes: &MoeSizes,
-    routed: &[RawProjection<'_>],
-    shared: Option<&[RawProjection<'_>]>,
+    routed: &Projections<RawProjection<'_>>,
+    shared: Option<&Projections<RawProjection<'_>>>,
 ) -> PyResult<()> {
     let layout = Layout::new(sizes);
     // SAFETY: as in `moe`; `weights` was just allocated for this.
@@ -150,9 +158,13 @@ pub fn pack(
     to.fill(0);
     to[..HEADER.len()].copy_from_slice(HEADER);
     let of_shared = layout.shared.iter().flatten().zip(shared.into_iter().flatten());
-    for (part, raw) in layout.routed.iter().zip(routed).chain(of_shared) {
-        for (to, scale) in to[part.global_scales.clone()].chunks_exact_mut(4).zip(&raw.global_scales) {
-            to.copy_from_slice(&scale.to_le_bytes());
+    let pairs = layout.routed.iter().zip(routed).chain(of_shared);
+    for (part, raw) in pairs.filter_map(|(part, raw)| Some((part.as_ref()?, raw.as_ref()?))) {
+        let bias = raw.bias.as_ref().map(|bias| bias.numbers(sizes.dtype)).unwrap_or_default();
+        for (range, numbers) in [(&part.global_scales, &raw.global_scales[..]), (&part.bias, &bias)] {
+            for (to, number) in to[range.clone()].chunks_exact_mut(size_of::<f32>()).zip(numbers) {
+                to.copy_from_slice(&number.to_le_bytes());
+            }
         }
         let experts = raw.global_scales.len();
         for (tensor, stride, range) in

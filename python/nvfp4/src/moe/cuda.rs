@@ -6,20 +6,17 @@ use nvfp4::moe::MoeSizes;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use super::{Operands, RawProjection};
-use crate::device::{current_stream, launcher};
+use super::{Operands, Projections, RawProjection};
+use crate::device::{current_stream, launchers};
 use crate::error::exception;
 use crate::tensor::Tensor;
 
-/// What tokens and their rows are aligned to on a GPU, in bytes: kernels read so many at once.
-const ALIGNMENT: usize = 16;
-
-/// As [`ALIGNMENT`], of the workspace.
+/// What the workspace is aligned to, in bytes.
 const WORKSPACE_ALIGNMENT: u64 = 256;
 
 /// Queues a call. The output and the workspace are PyTorch's, which keeps them until the stream has come past it.
 pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes, ordinal: u32) -> PyResult<()> {
-    let launcher = launcher(ordinal)?;
+    let launcher = launchers(ordinal)?.moe()?;
     let Operands { out, hidden_states, topk_ids, topk_weights, .. } = operands;
     let token_count = hidden_states.shape()[0];
     let needed = workspace_bytes(sizes, token_count);
@@ -35,16 +32,6 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes, ordinal: u
             &Tensor::read("workspace", &made)?
         }
     };
-    let pitch = |tensor: &Tensor<'_>| {
-        let pitch = size_of::<u16>() * tensor.row_stride()?;
-        if !pitch.is_multiple_of(ALIGNMENT) || !tensor.address.is_multiple_of(ALIGNMENT as u64) {
-            return Err(tensor.invalid(format_args!(
-                "lies at {:#x}, its rows {pitch} bytes apart; expected multiples of {ALIGNMENT}: call .contiguous()",
-                tensor.address
-            )));
-        }
-        Ok(pitch)
-    };
     if !workspace.address.is_multiple_of(WORKSPACE_ALIGNMENT) {
         let address = workspace.address;
         return Err(workspace.invalid(format_args!("lies at {address:#x}, not at a multiple of {WORKSPACE_ALIGNMENT}")));
@@ -53,13 +40,13 @@ pub fn moe(py: Python<'_>, operands: &Operands<'_>, sizes: &MoeSizes, ordinal: u
     let arguments = MoeArguments {
         token_count,
         tokens: hidden_states.address,
-        token_pitch: pitch(hidden_states)?,
+        token_pitch: hidden_states.gpu_pitch()?,
         topk_ids: topk_ids.address,
         topk_weights: topk_weights.address,
         weights_on_input: operands.weights_on_input,
         shared_weights: address(&operands.shared_weights),
         output: out.address,
-        output_pitch: pitch(out)?,
+        output_pitch: out.gpu_pitch()?,
     };
     let layer =
         PackedMoe { sizes: *sizes, weights: operands.weights.address, expert_map: address(&operands.expert_map) };
@@ -75,29 +62,30 @@ pub fn pack(
     py: Python<'_>,
     weights: &Tensor<'_>,
     sizes: &MoeSizes,
-    routed: &[RawProjection<'_>],
-    shared: Option<&[RawProjection<'_>]>,
+    routed: &Projections<RawProjection<'_>>,
+    shared: Option<&Projections<RawProjection<'_>>>,
     ordinal: u32,
 ) -> PyResult<()> {
-    let launcher = launcher(ordinal)?;
+    let launcher = launchers(ordinal)?.moe()?;
     let (routed, shared) = (tensors(routed), shared.map(tensors));
     let stream = current_stream(py, ordinal)?;
     // SAFETY: as above.
     unsafe { launcher.pack(sizes, &routed, shared.as_ref(), weights.address, stream) }.map_err(exception)
 }
 
-fn tensors<'a>(projections: &'a [RawProjection<'_>]) -> MoeTensors<'a> {
+fn tensors<'a>(projections: &'a Projections<RawProjection<'_>>) -> MoeTensors<'a> {
     let tensor = |index: usize| {
-        let raw: &RawProjection<'_> = &projections[index];
+        let raw = projections[index].as_ref()?;
         let [values_stride, scales_stride] = raw.strides();
-        MoeTensor {
+        Some(MoeTensor {
             values: raw.values.address,
             values_stride,
             scales: raw.scales.address,
             scales_stride,
             global_scales: &raw.global_scales,
-            bias: None,
-        }
+            bias: raw.bias.as_ref(),
+        })
     };
-    MoeTensors { gate: Some(tensor(0)), up: tensor(1), down: tensor(2) }
+    let [up, down] = [1, 2].map(|index| tensor(index).expect("every layer has one"));
+    MoeTensors { gate: tensor(0), up, down }
 }

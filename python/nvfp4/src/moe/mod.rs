@@ -4,6 +4,7 @@ mod cpu;
 mod cuda;
 
 use nvfp4::backend::cuda::MoeLauncher;
+use nvfp4::bias::Bias;
 use nvfp4::format::BLOCK;
 use nvfp4::kernels::moe::{weight_bytes, workspace_bytes};
 use nvfp4::moe::{Activation, MoeSizes};
@@ -11,7 +12,7 @@ use nvfp4::problem::OutDtype;
 use pyo3::prelude::*;
 
 use crate::error::{exception, invalid};
-use crate::tensor::{Dtype, Place, Tensor};
+use crate::tensor::{Dtype, Place, Tensor, token_type};
 
 /// The most experts that a token names.
 const MAX_TOP_K: usize = 32;
@@ -19,7 +20,7 @@ const MAX_TOP_K: usize = 32;
 /// Computes a layer: `out` is written, and `workspace` if there is one.
 #[pyfunction]
 #[pyo3(signature = (out, hidden_states, topk_ids, topk_weights, weights, experts, intermediate, *, shared_intermediate=None,
-    expert_map=None, shared_weights=None, weights_on_input=false, workspace=None))]
+    expert_map=None, shared_weights=None, weights_on_input=false, workspace=None, activation="silu", biases=false))]
 #[expect(clippy::too_many_arguments, reason = "an operator takes each by its name")]
 pub fn moe(
     py: Python<'_>,
@@ -35,6 +36,8 @@ pub fn moe(
     shared_weights: Option<&Bound<'_, PyAny>>,
     weights_on_input: bool,
     workspace: Option<&Bound<'_, PyAny>>,
+    activation: &str,
+    biases: bool,
 ) -> PyResult<()> {
     let operands = Operands {
         out: Tensor::read("out", out)?,
@@ -47,11 +50,54 @@ pub fn moe(
         weights_on_input,
         workspace: Tensor::read_optional("workspace", workspace)?,
     };
-    let sizes = operands.sizes(experts, intermediate, shared_intermediate)?;
+    let kind = Kind { experts, intermediate, shared_intermediate, activation: activation_of(activation)?, biases };
+    let sizes = operands.sizes(&kind)?;
     match operands.hidden_states.place {
         Place::Cpu => cpu::moe(py, &operands, &sizes),
         Place::Cuda(ordinal) => cuda::moe(py, &operands, &sizes, ordinal),
     }
+}
+
+/// What a layer is, as far as its tensors do not say it.
+struct Kind {
+    experts: usize,
+    intermediate: usize,
+    shared_intermediate: Option<usize>,
+    activation: Activation,
+    biases: bool,
+}
+
+impl Kind {
+    /// The layer's sizes.
+    fn sizes(&self, hidden: usize, named_experts: usize, top_k: usize, dtype: OutDtype) -> PyResult<MoeSizes> {
+        let &Self { experts, intermediate, shared_intermediate, activation, biases } = self;
+        let sizes = MoeSizes {
+            hidden,
+            intermediate,
+            experts,
+            named_experts,
+            top_k,
+            shared_intermediate,
+            dtype,
+            activation,
+            biases,
+        };
+        sizes.check().map_err(exception)?;
+        Ok(sizes)
+    }
+
+    /// The layer's sizes as far as its weights know them.
+    fn sizes_of_weights(&self, hidden: usize, dtype: OutDtype) -> PyResult<MoeSizes> {
+        self.sizes(hidden, self.experts, 1, dtype)
+    }
+}
+
+fn activation_of(text: &str) -> PyResult<Activation> {
+    // Most layers have it, and parsing takes time.
+    if text == "silu" {
+        return Ok(Activation::Silu);
+    }
+    text.parse().map_err(|error: nvfp4::Error| invalid("activation", error))
 }
 
 /// The tensors of a call.
@@ -69,7 +115,8 @@ struct Operands<'py> {
 
 impl Operands<'_> {
     /// Checks every tensor; the layer's sizes.
-    fn sizes(&self, experts: usize, intermediate: usize, shared: Option<usize>) -> PyResult<MoeSizes> {
+    fn sizes(&self, kind: &Kind) -> PyResult<MoeSizes> {
+        let shared = kind.shared_intermediate;
         let place = self.hidden_states.place;
         let [tokens, hidden] = self.hidden_states.expect_dimensions("[tokens, hidden size]")?;
         let dtype = self.hidden_states.token_type()?;
@@ -110,9 +157,8 @@ impl Operands<'_> {
         for tensor in [&self.out, &self.topk_ids, &self.topk_weights, &self.weights].into_iter().chain(optional) {
             tensor.expect_place(place)?;
         }
-        let named_experts = self.expert_map.as_ref().map_or(experts, Tensor::len);
-        let sizes = sizes_of([hidden, intermediate, experts, named_experts, top_k], shared, dtype);
-        sizes.check().map_err(exception)?;
+        let named_experts = self.expert_map.as_ref().map_or(kind.experts, Tensor::len);
+        let sizes = kind.sizes(hidden, named_experts, top_k, dtype)?;
         for (tensor, len) in [(Some(&self.weights), packed_bytes(&sizes, place)), (self.workspace.as_ref(), 0)] {
             let Some(tensor) = tensor else { continue };
             tensor.expect_dtype(&[Dtype::U8])?;
@@ -136,58 +182,25 @@ fn packed_bytes(sizes: &MoeSizes, place: Place) -> usize {
     }
 }
 
-/// The sizes of a layer with SiLU and without biases: H, I, E, the experts that tokens name, k.
-fn sizes_of(sizes: [usize; 5], shared_intermediate: Option<usize>, dtype: OutDtype) -> MoeSizes {
-    let [hidden, intermediate, experts, named_experts, top_k] = sizes;
-    MoeSizes {
-        hidden,
-        intermediate,
-        experts,
-        named_experts,
-        top_k,
-        shared_intermediate,
-        dtype,
-        activation: Activation::Silu,
-        biases: false,
-    }
-}
-
-/// A layer's sizes as far as its weights know them.
-fn sizes_of_weights(
-    hidden: usize,
-    intermediate: usize,
-    experts: usize,
-    shared_intermediate: Option<usize>,
-    dtype: OutDtype,
-) -> PyResult<MoeSizes> {
-    let sizes = sizes_of([hidden, intermediate, experts, experts, 1], shared_intermediate, dtype);
-    sizes.check().map_err(exception)?;
-    Ok(sizes)
-}
-
-fn token_type(dtype: &Bound<'_, PyAny>) -> PyResult<OutDtype> {
-    match Dtype::of(dtype)? {
-        Some(Dtype::Bf16) => Ok(OutDtype::Bf16),
-        Some(Dtype::F16) => Ok(OutDtype::F16),
-        _ => Err(invalid("dtype", format_args!("expected torch.bfloat16 or torch.float16, got {dtype}"))),
-    }
-}
-
 /// Bytes of a layer's packed weights on the CPU or on a GPU.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "a layer's sizes")]
 pub fn moe_weight_bytes(
     hidden: usize,
     intermediate: usize,
     experts: usize,
     shared_intermediate: Option<usize>,
     dtype: &Bound<'_, PyAny>,
+    activation: &str,
+    biases: bool,
     is_cuda: bool,
 ) -> PyResult<usize> {
-    let sizes = sizes_of_weights(hidden, intermediate, experts, shared_intermediate, token_type(dtype)?)?;
+    let kind = Kind { experts, intermediate, shared_intermediate, activation: activation_of(activation)?, biases };
+    let sizes = kind.sizes_of_weights(hidden, token_type(dtype)?)?;
     Ok(packed_bytes(&sizes, if is_cuda { Place::Cuda(0) } else { Place::Cpu }))
 }
 
-/// Bytes of workspace that a call with so many tokens needs on a GPU.
+/// Bytes of workspace that a call with so many tokens needs on a GPU, whatever the activation.
 #[pyfunction]
 pub fn moe_workspace_bytes(
     tokens: usize,
@@ -197,10 +210,8 @@ pub fn moe_workspace_bytes(
     experts: usize,
     shared_intermediate: Option<usize>,
 ) -> PyResult<usize> {
-    let sizes = sizes_of_weights(hidden, intermediate, experts, shared_intermediate, OutDtype::Bf16)?;
-    let sizes = MoeSizes { top_k, ..sizes };
-    sizes.check().map_err(exception)?;
-    Ok(workspace_bytes(&sizes, tokens))
+    let kind = Kind { experts, intermediate, shared_intermediate, activation: Activation::Silu, biases: false };
+    Ok(workspace_bytes(&kind.sizes(hidden, experts, top_k, OutDtype::Bf16)?, tokens))
 }
 
 /// Says whether the scales that were packed on a GPU were valid, by the first [`MoeLauncher::HEAD_BYTES`] of the weights.
@@ -211,21 +222,24 @@ pub fn check_packed_moe(
     intermediate: usize,
     experts: usize,
     shared_intermediate: Option<usize>,
-    dtype: &Bound<'_, PyAny>,
+    activation: &str,
 ) -> PyResult<()> {
-    let sizes = sizes_of_weights(hidden, intermediate, experts, shared_intermediate, token_type(dtype)?)?;
+    let kind =
+        Kind { experts, intermediate, shared_intermediate, activation: activation_of(activation)?, biases: false };
+    let sizes = kind.sizes_of_weights(hidden, OutDtype::Bf16)?;
     let head = head.try_into().map_err(|_| invalid("head", "not as long as what packed weights begin with"))?;
     MoeLauncher::check_packed(&sizes, head).map_err(exception)
 }
 
-/// A projection of every expert: values `[E, N, K/2]`, scales `[E, N, K/16]`, global scales.
-type Projection<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Vec<f32>);
+/// A projection of every expert: values `[E, N, K/2]`, scales `[E, N, K/16]`, global scales, and biases `[E, N]` in host memory.
+type Projection<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Vec<f32>, Option<Bound<'py, PyAny>>);
 
 /// A projection that was checked.
 struct RawProjection<'py> {
     values: Tensor<'py>,
     scales: Tensor<'py>,
     global_scales: Vec<f32>,
+    bias: Option<Bias<'py>>,
 }
 
 impl RawProjection<'_> {
@@ -238,14 +252,17 @@ impl RawProjection<'_> {
     }
 }
 
-const NAMES: [[&str; 2]; 6] = [
-    ["gate.values", "gate.scales"],
-    ["up.values", "up.scales"],
-    ["down.values", "down.scales"],
-    ["shared gate.values", "shared gate.scales"],
-    ["shared up.values", "shared up.scales"],
-    ["shared down.values", "shared down.scales"],
+const NAMES: [[&str; 3]; 6] = [
+    ["gate.values", "gate.scales", "gate's biases"],
+    ["up.values", "up.scales", "up's biases"],
+    ["down.values", "down.scales", "down's biases"],
+    ["shared gate.values", "shared gate.scales", "shared gate's biases"],
+    ["shared up.values", "shared up.scales", "shared up's biases"],
+    ["shared down.values", "shared down.scales", "shared down's biases"],
 ];
+
+/// Gate, up and down as far as there are such.
+type Projections<T> = [Option<T>; 3];
 
 /// Packs a layer's gate, up and down, and those of its shared expert, into `weights`.
 #[pyfunction]
@@ -253,53 +270,77 @@ pub fn pack_moe<'py>(
     py: Python<'py>,
     weights: &Bound<'py, PyAny>,
     dtype: &Bound<'py, PyAny>,
-    projections: [Projection<'py>; 3],
-    shared: Option<[Projection<'py>; 3]>,
+    projections: Projections<Projection<'py>>,
+    shared: Option<Projections<Projection<'py>>>,
+    activation: &str,
+    biases: bool,
 ) -> PyResult<()> {
     let weights = Tensor::read("weights", weights)?;
-    let mut names = NAMES.iter();
-    let mut read = |projections: [Projection<'py>; 3]| -> PyResult<Vec<RawProjection<'py>>> {
-        let read = |((values, scales, global_scales), names): (Projection<'py>, &[&'static str; 2])| {
-            let [values, scales] = [Tensor::read(names[0], &values)?, Tensor::read(names[1], &scales)?];
-            Ok(RawProjection { values, scales, global_scales })
-        };
-        projections.into_iter().zip(&mut names).map(read).collect()
+    let (dtype, activation) = (token_type(dtype)?, activation_of(activation)?);
+    if projections.iter().chain(shared.iter().flatten()).flatten().any(|projection| projection.3.is_some()) && !biases {
+        return Err(invalid("biases", "the layer is said to have none"));
+    }
+    let Some((first, names)) =
+        projections[..2].iter().zip(&NAMES).find_map(|(first, names)| Some((first.as_ref()?, names)))
+    else {
+        return Err(invalid("up", "is missing"));
     };
-    let routed = read(projections)?;
-    let shared = shared.map(read).transpose()?;
-    let [experts, intermediate, half_hidden] = routed[0].values.expect_dimensions("[experts, rows, columns/2]")?;
-    let hidden = 2 * half_hidden;
-    let shared_intermediate = match &shared {
-        Some(shared) => Some(shared[0].values.expect_dimensions::<3>("[1, rows, columns/2]")?[1]),
+    let [experts, intermediate, half_hidden] =
+        Tensor::read(names[0], &first.0)?.expect_dimensions("[experts, rows, columns/2]")?;
+    let shared_intermediate = match shared.as_ref().and_then(|shared| shared[1].as_ref()) {
+        Some(up) => Some(Tensor::read("shared up.values", &up.0)?.expect_dimensions::<3>("[1, rows, columns/2]")?[1]),
         None => None,
     };
-    let sizes = sizes_of_weights(hidden, intermediate, experts, shared_intermediate, token_type(dtype)?)?;
-    let of_shared = shared.iter().map(|shared| (shared, 1, shared_intermediate.unwrap_or(0)));
-    for (projections, experts, intermediate) in [(&routed, experts, intermediate)].into_iter().chain(of_shared) {
-        for (index, RawProjection { values, scales, global_scales }) in projections.iter().enumerate() {
-            let (rows, k) = if index == 2 { (hidden, intermediate) } else { (intermediate, hidden) };
-            values.expect_dtype(&[Dtype::U8])?;
-            scales.expect_dtype(&[Dtype::E4m3, Dtype::U8])?;
-            for (tensor, columns) in [(values, k / 2), (scales, k / 16)] {
-                tensor.expect_place(weights.place)?;
-                tensor.expect_shape(&[experts, rows, columns])?;
-                tensor.expect_dense_from(1)?;
-                if experts > 1 && tensor.stride(0) < (rows * columns) as i64 {
-                    return Err(
-                        tensor.invalid(format_args!("experts are {} elements apart and overlap", tensor.stride(0)))
-                    );
-                }
-            }
-            if global_scales.len() != experts {
-                return Err(values.invalid(format_args!("{} global scales for {experts} experts", global_scales.len())));
-            }
-        }
-    }
+    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases };
+    let sizes = kind.sizes_of_weights(2 * half_hidden, dtype)?;
+    let routed = checked(projections, &NAMES[..3], &sizes, (experts, intermediate), weights.place)?;
+    let of_shared = |shared| checked(shared, &NAMES[3..], &sizes, (1, shared_intermediate.unwrap_or(0)), weights.place);
+    let shared = shared.map(of_shared).transpose()?;
     weights.expect_dtype(&[Dtype::U8])?;
     weights.expect_shape(&[packed_bytes(&sizes, weights.place)])?;
     weights.expect_contiguous()?;
     match weights.place {
-        Place::Cpu => cpu::pack(&weights, &sizes, &routed, shared.as_deref()),
-        Place::Cuda(ordinal) => cuda::pack(py, &weights, &sizes, &routed, shared.as_deref(), ordinal),
+        Place::Cpu => cpu::pack(&weights, &sizes, &routed, shared.as_ref()),
+        Place::Cuda(ordinal) => cuda::pack(py, &weights, &sizes, &routed, shared.as_ref(), ordinal),
     }
+}
+
+/// Checks the projections of so many experts with so large an intermediate.
+fn checked<'py>(
+    projections: Projections<Projection<'py>>,
+    names: &[[&'static str; 3]],
+    sizes: &MoeSizes,
+    (experts, intermediate): (usize, usize),
+    place: Place,
+) -> PyResult<Projections<RawProjection<'py>>> {
+    let mut found = [None, None, None];
+    for (index, (projection, names)) in projections.into_iter().zip(names).enumerate() {
+        let is_there = index > 0 || sizes.activation.has_gate();
+        let Some((values, scales, global_scales, bias)) = projection.filter(|_| is_there) else {
+            if is_there {
+                let name = names[0].trim_end_matches(".values");
+                return Err(invalid(name, format_args!("is missing; the activation is {}", sizes.activation)));
+            }
+            continue;
+        };
+        let (rows, k) = if index == 2 { (sizes.hidden, intermediate) } else { (intermediate, sizes.hidden) };
+        let [values, scales] = [Tensor::read(names[0], &values)?, Tensor::read(names[1], &scales)?];
+        values.expect_dtype(&[Dtype::U8])?;
+        scales.expect_dtype(&[Dtype::E4m3, Dtype::U8])?;
+        for (tensor, columns) in [(&values, k / 2), (&scales, k / BLOCK)] {
+            tensor.expect_place(place)?;
+            tensor.expect_shape(&[experts, rows, columns])?;
+            tensor.expect_dense_from(1)?;
+            if experts > 1 && tensor.stride(0) < (rows * columns) as i64 {
+                return Err(tensor.invalid(format_args!("experts are {} elements apart and overlap", tensor.stride(0))));
+            }
+        }
+        if global_scales.len() != experts {
+            return Err(values.invalid(format_args!("{} global scales for {experts} experts", global_scales.len())));
+        }
+        let bias = Tensor::read_optional(names[2], bias.as_ref())?;
+        let bias = bias.map(|bias| bias.bias(sizes.dtype, &[experts, rows])).transpose()?;
+        found[index] = Some(RawProjection { values, scales, global_scales, bias });
+    }
+    Ok(found)
 }

@@ -10,13 +10,14 @@ use crate::hw::fragment::{self, Position};
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Dst, Row, Src};
+use crate::timing::core as timing;
 use crate::types::Type;
 
 /// Rows of A and D, and columns of B and D.
-const M: usize = 16;
-const N: usize = 8;
+pub(super) const M: usize = 16;
+pub(super) const N: usize = 8;
 /// Elements of C and D that a lane holds.
-const ELEMENTS: usize = 4;
+pub(super) const ELEMENTS: usize = 4;
 
 /// `mma.sync d, a, b, c`.
 pub struct Mma {
@@ -47,12 +48,18 @@ impl Instruction for Mma {
             return Err(DecodeError::invalid("wrong number of registers"));
         }
         let saturate = i.has("satfinite");
-        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate: (false, false) };
+        let negate = (false, false);
+        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate, of_warpgroup: false };
         Ok(Mma { product, d, a, b, c })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        m.count_matrix_operation(w, &[w.cta], (M * N * self.product.k) as u64);
+        let multiply_adds = (M * N * self.product.k) as u64;
+        m.count_matrix_operation(w, &[w.cta], multiply_adds);
+        if let Some(timed) = &mut m.timed {
+            timed.access =
+                timing::Access::Matrix { multiply_adds: multiply_adds * u64::from(self.product.a.bits()) / 16 };
+        }
         self.finish(w, mask);
         Ok(Flow::Next)
     }

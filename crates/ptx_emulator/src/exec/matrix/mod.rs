@@ -4,3 +4,4 @@
 pub mod mma;
 pub mod moves;
 pub mod product;
+pub mod scaled;

@@ -1,4 +1,5 @@
-//! `ldmatrix`, `stmatrix`, `movmatrix`: 8×8 matrices of 16-bit elements between shared memory and fragments.
+//! `ldmatrix`, `stmatrix`, `movmatrix`: 8×8 matrices of 16-bit elements between shared memory and fragments. `ldmatrix` also
+//! takes matrices of 8×16 elements of 4 or 6 bits, and makes a byte of each.
 
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use crate::machine::race::Mode;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Address, Dst, Row, Src};
+use crate::timing::core as timing;
 use crate::types::{Space, Type};
 
 /// Rows of a matrix.
@@ -50,17 +52,29 @@ impl Matrices {
         w.lane_at(&self.address, self.space, lane as usize)
     }
 
+    /// The lanes that name one matrix's rows, and their addresses.
+    fn rows(&self, w: &Warp, matrix: usize) -> (u32, [u64; 32]) {
+        let (mut mask, mut addresses) = (0, [0; 32]);
+        for row in 0..ROWS {
+            let Lane { lane, address, .. } = self.row(w, matrix, row);
+            mask |= 1 << lane;
+            addresses[lane as usize] = address;
+        }
+        (mask, addresses)
+    }
+
     /// Counts the bank conflicts of one matrix, whose rows are read or written at once.
     fn count_bank_conflicts(&self, w: &Warp, m: &mut Machine<'_>, matrix: usize) {
         if m.sanitize {
-            let (mut mask, mut addresses) = (0, [0; 32]);
-            for row in 0..ROWS {
-                let Lane { lane, address, .. } = self.row(w, matrix, row);
-                mask |= 1 << lane;
-                addresses[lane as usize] = address;
-            }
+            let (mask, addresses) = self.rows(w, matrix);
             m.count_bank_conflicts(w, mask, &addresses, ROW_BYTES as u32);
         }
+    }
+
+    /// The cycles of shared memory that one matrix takes.
+    fn shared_cycles(&self, w: &Warp, matrix: usize) -> u64 {
+        let (mask, addresses) = self.rows(w, matrix);
+        timing::shared_cycles(mask, &addresses, ROW_BYTES as u32)
     }
 
     /// A matrix as the fragment that a register holds, two elements a lane.
@@ -92,23 +106,51 @@ pub struct LdMatrix {
     out: Vec<Dst>,
     registers: Arc<[u32]>,
     from: Matrices,
+    /// Bits of an element that becomes a byte; none where elements stay as they are.
+    widened: Option<u32>,
+}
+
+/// The 16 elements of so many bits at the start of a row, each in the low bits of a byte of its own (PTX ISA, "ldmatrix":
+/// `.b6x16_p32`, `.b4x16_p64`).
+fn widen(row: &[u8; ROW_BYTES], bits: u32) -> [u8; ROW_BYTES] {
+    let packed = u128::from_le_bytes(*row);
+    std::array::from_fn(|element| (packed >> (element as u32 * bits)) as u8 & (u8::MAX >> (8 - bits)))
 }
 
 impl Instruction for LdMatrix {
     fn decode(i: &mut Parsed<'_>) -> Result<LdMatrix> {
         let out = i.dst_vector(0)?;
         let registers = out.iter().filter_map(|d| d.register).collect();
-        Ok(LdMatrix { from: Matrices::decode(i, 1, out.len())?, out, registers })
+        let widened = i.one_of(&["b4x16_p64", "b6x16_p32"]).map(|source| if source == "b4x16_p64" { 4 } else { 6 });
+        Ok(LdMatrix { from: Matrices::decode(i, 1, out.len())?, out, registers, widened })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         for (n, d) in self.out.iter().enumerate() {
             let mut matrix = Matrix::default();
             for (row, bytes) in matrix.iter_mut().enumerate() {
-                m.load(w, self.from.row(w, n, row), Mode::Read, bytes)?;
+                let from = self.from.row(w, n, row);
+                match self.widened {
+                    None => m.load(w, from, Mode::Read, bytes)?,
+                    Some(bits) => {
+                        if !from.address.is_multiple_of(ROW_BYTES as u64) {
+                            let text = format!("a row at shared address {:#x}, no multiple of 16", from.address);
+                            return Err(Stop::new(FaultKind::Misaligned, text).lane(from.lane));
+                        }
+                        // Behind the elements there is padding, which is not looked at.
+                        for (at, word) in (from.address..).step_by(4).zip(bytes[..2 * bits as usize].chunks_mut(4)) {
+                            m.load(w, Lane { address: at, ..from }, Mode::Read, word)?;
+                        }
+                        *bytes = widen(bytes, bits);
+                    }
+                }
             }
             self.from.count_bank_conflicts(w, m, n);
             d.write(w, mask, &self.from.fragment(&matrix));
+        }
+        if let Some(timed) = &mut m.timed {
+            let cycles = (0..self.out.len()).map(|n| self.from.shared_cycles(w, n)).sum();
+            timed.access = timing::Access::Shared { cycles };
         }
         m.begin_load(w, &self.registers);
         Ok(Flow::Next)

@@ -2,13 +2,17 @@
 
 use crate::decode::parsed::Parsed;
 use crate::hw::descriptor::Element;
+use crate::hw::fp8;
 use crate::hw::matmul::{Floats, Integers, Packing, multiply_f16, multiply_f32, multiply_i32};
 use crate::machine::warp::Warp;
 use crate::operand::{Row, Src};
 
 /// The element type that a modifier names.
-fn element(name: &str) -> Option<Element> {
+pub(super) fn element(name: &str) -> Option<Element> {
     Some(match name {
+        "e2m1" => Element::E2m1,
+        "e2m3" => Element::E2m3,
+        "e3m2" => Element::E3m2,
         "f16" => Element::F16,
         "bf16" => Element::Bf16,
         "tf32" => Element::Tf32,
@@ -68,6 +72,8 @@ pub struct Product {
     pub k: usize,
     pub saturate: bool,
     pub negate: (bool, bool),
+    /// Whether it is a `wgmma`, whose f32 sums of 8-bit floats are [`fp8`]'s.
+    pub of_warpgroup: bool,
 }
 
 impl Product {
@@ -81,16 +87,29 @@ impl Product {
         elements: usize,
         place: impl Fn(usize, usize) -> usize,
     ) {
-        let mut sums = vec![0; a_rows * b_rows];
+        let compute = |sums: &[u32]| self.compute((a_rows, a), (b_rows, b), sums);
+        Self::with_sums(self.sum, a_rows * b_rows, rows, elements, place, compute);
+    }
+
+    /// Replaces the `size` elements of D, as bits of its type, by what `compute` makes of them.
+    pub fn with_sums(
+        sum: Sum,
+        size: usize,
+        rows: &mut [Row],
+        elements: usize,
+        place: impl Fn(usize, usize) -> usize,
+        compute: impl FnOnce(&[u32]) -> Vec<u32>,
+    ) {
+        let mut sums = vec![0; size];
         for lane in 0..32 {
             for index in 0..elements {
-                sums[place(lane, index)] = self.sum.get(rows, index, lane);
+                sums[place(lane, index)] = sum.get(rows, index, lane);
             }
         }
-        let result = self.compute((a_rows, a), (b_rows, b), &sums);
+        let result = compute(&sums);
         for lane in 0..32 {
             for index in 0..elements {
-                self.sum.put(rows, index, lane, result[place(lane, index)]);
+                sum.put(rows, index, lane, result[place(lane, index)]);
             }
         }
     }
@@ -107,15 +126,23 @@ impl Product {
             multiply_i32(&a, &b, self.saturate, &mut d);
             return d.into_iter().map(|v| v as u32).collect();
         }
+        let mut sums: Vec<f32> = d.iter().map(|&v| f32::from_bits(v)).collect();
+        if self.of_warpgroup && self.sum == Sum::F32 && self.a.bits() == 8 {
+            let signed = |codes: &[u8], negate: bool| -> Vec<u8> {
+                codes.iter().map(|code| if negate { code ^ 0x80 } else { *code }).collect()
+            };
+            let (a, b) = (signed(a, self.negate.0), signed(b, self.negate.1));
+            fp8::multiply_f32((self.a, &a), (self.b, &b), self.k, &mut sums);
+            return sums.into_iter().map(f32::to_bits).collect();
+        }
         let (a, b) = (floats(self.a, a_rows, a, self.negate.0), floats(self.b, b_rows, b, self.negate.1));
         if self.sum == Sum::F16 {
             let mut d: Vec<u16> = d.iter().map(|&v| v as u16).collect();
             multiply_f16(&a, &b, &mut d);
             return d.into_iter().map(u32::from).collect();
         }
-        let mut d: Vec<f32> = d.iter().map(|&v| f32::from_bits(v)).collect();
-        multiply_f32(&a, &b, &mut d);
-        d.into_iter().map(f32::to_bits).collect()
+        multiply_f32(&a, &b, &mut sums);
+        sums.into_iter().map(f32::to_bits).collect()
     }
 }
 

@@ -1,0 +1,187 @@
+//! How the kernel for sm_120 works.
+//!
+//! These multiprocessors multiply NVFP4 by an instruction of one warp, `mma.sync` with block scales; there is no tensor memory, and
+//! 99 KB of shared memory. A and B are swapped: weights lie on the tensor core's M, tokens on its N, so that few tokens waste
+//! little. One warp loads by bulk copies, four or eight multiply and turn their sums into C. A block computes tiles until none are
+//! left, and the warp that loads is ahead by as many k-blocks as there are stages:
+//!
+//! ```text
+//! global ─ a warp ─▶ stages ─ warps: registers, products ─▶ C
+//! ```
+//!
+//! A warp has the same strip of 16 rows of both slabs: gate and up of the same columns, or two strips of the only matrix. So a
+//! product of tokens' fragments with the one follows that with the other, and both sums of a gated element are one lane's.
+//!
+//! # Scales
+//!
+//! They go straight from shared memory into registers. A product reads the scales of A from half of the lanes and those of B from a
+//! quarter ([`mma_m16n8k64_mxf4nvf4`](cuda_std::mma::mma_m16n8k64_mxf4nvf4)). So a register has A's scales of two steps, and B's of
+//! four times eight tokens, and no lane loads what no product reads.
+//!
+//! A tile of tokens lies inside of a tile of the scale layout, in which tokens that are 32 apart lie side by side.
+
+/// A loop as straight-line code. Its index is a constant, since an array stays in registers only if all its indices are, and since it
+/// selects lanes of a register of scales.
+macro_rules! unroll {
+    ($index:ident in $($value:literal)*, $body:block) => {$({
+        const $index: usize = $value;
+        $body
+    })*};
+}
+
+mod load;
+mod multiply;
+mod store;
+
+use cuda_std::{
+    fence::fence_mbarrier_init,
+    kernel,
+    shared::{SharedAddress, dynamic_shared_address},
+    thread,
+    warp::{ALL_LANES, WARP_SIZE, elect_sync},
+};
+
+use self::multiply::Multiplier;
+use crate::{
+    gated_sm120::abi::{Group, INSTANCES, Index, Instance, K_BLOCK, Launch, MMA_K, STEPS, Tile, instances},
+    ring::Ring,
+};
+
+macro_rules! entries {
+    ($($entry:ident = $instance:expr;)*) => {$(
+        /// One of [`INSTANCES`].
+        ///
+        /// # Safety
+        /// The contract in this folder's `mod.rs`.
+        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
+        pub unsafe fn $entry(launch: Launch) {
+            const INDEX: usize = Index::$entry as usize;
+            // SAFETY: the contract is this function's too.
+            unsafe { Sm120::<INDEX, { INSTANCES[INDEX].warp_tokens() as usize / 8 }>::run(launch) }
+        }
+    )*};
+}
+instances!(entries);
+
+/// A block at work, as one of [`INSTANCES`]. A warp multiplies COLUMNS times eight tokens, as follows from that.
+#[derive(Clone, Copy)]
+struct Sm120<const INDEX: usize, const COLUMNS: usize> {
+    launch: Launch,
+    /// Its shared memory.
+    shared: SharedAddress,
+}
+
+impl<const INDEX: usize, const COLUMNS: usize> Sm120<INDEX, COLUMNS> {
+    const INSTANCE: Instance = INSTANCES[INDEX];
+    const STAGES: u32 = Self::INSTANCE.stages;
+
+    // Shared memory: offsets from its start. Tokens lie at multiples of 1024, as their swizzle asks.
+    const WEIGHTS: u32 = Self::STAGES * Self::INSTANCE.token_bytes();
+    const TOKEN_SCALES: u32 = Self::WEIGHTS + Self::STAGES * Instance::WEIGHT_BYTES;
+    const TOKEN_SCALE_BYTES: u32 = STEPS * Self::INSTANCE.step_scale_bytes();
+    const BARRIERS: u32 = Self::TOKEN_SCALES + Self::STAGES * Self::TOKEN_SCALE_BYTES;
+
+    /// The token values of a stage.
+    #[inline(always)]
+    fn tokens_of(self, stage: u32) -> SharedAddress {
+        self.shared + stage * Self::INSTANCE.token_bytes()
+    }
+
+    /// The weights of a stage.
+    #[inline(always)]
+    fn weights_of(self, stage: u32) -> SharedAddress {
+        self.shared + Self::WEIGHTS + stage * Instance::WEIGHT_BYTES
+    }
+
+    /// The tokens' scales of a stage.
+    #[inline(always)]
+    fn token_scales_of(self, stage: u32) -> SharedAddress {
+        self.shared + Self::TOKEN_SCALES + stage * Self::TOKEN_SCALE_BYTES
+    }
+
+    /// The stages. One is full when the warp that loads and its copies have arrived, and empty when every warp that multiplies has.
+    #[inline(always)]
+    fn stages(self) -> Ring {
+        Ring::new(self.shared + Self::BARRIERS, Self::STAGES)
+    }
+
+    /// A thread's part of the kernel.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`.
+    #[inline(always)]
+    unsafe fn run(launch: Launch) {
+        const {
+            assert!(COLUMNS as u32 * 8 == Self::INSTANCE.warp_tokens());
+            assert!(Self::TOKEN_SCALES.is_multiple_of(16) && Self::BARRIERS.is_multiple_of(8));
+        }
+        let warp = thread::thread_idx_x() / WARP_SIZE;
+        let block = Self { launch, shared: dynamic_shared_address() };
+        // SAFETY: the barriers have a place of their own in shared memory, and nobody uses them before all threads have passed
+        // `sync_threads`. Whole warps come here. One thread loads and whole warps multiply, the same tiles and k-blocks in the same
+        // order.
+        unsafe {
+            let loads = warp == Self::INSTANCE.consumer_warps() && elect_sync(ALL_LANES);
+            if loads {
+                block.stages().init(1, Self::INSTANCE.consumer_warps());
+                fence_mbarrier_init();
+            }
+            thread::sync_threads();
+            if warp < Self::INSTANCE.consumer_warps() {
+                let mut multiplier = Multiplier::new(block, warp);
+                for (tile, group) in block.tiles() {
+                    let sums = multiplier.multiply(&tile, group);
+                    multiplier.store(&tile, group, &sums);
+                }
+            } else if loads {
+                block.load();
+            }
+        }
+    }
+
+    /// The tiles of this block, in order.
+    #[inline(always)]
+    fn tiles(self) -> Tiles {
+        Tiles { launch: self.launch, next: thread::block_idx_x(), stride: thread::grid_dim_x() }
+    }
+}
+
+/// A block's tiles, each with its group.
+struct Tiles {
+    launch: Launch,
+    next: u32,
+    stride: u32,
+}
+
+impl Iterator for Tiles {
+    type Item = (Tile, &'static Group);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next >= self.launch.tile_count {
+            return None;
+        }
+        // SAFETY: inside of the array, whose tiles name groups of the other array; neither changes while the kernel runs.
+        let item = unsafe {
+            let tile = *(self.launch.tiles as *const Tile).add(self.next as usize);
+            (tile, &*(self.launch.groups as *const Group).add(tile.group as usize))
+        };
+        self.next += self.stride;
+        Some(item)
+    }
+}
+
+impl Group {
+    /// The k-blocks of a tile.
+    #[inline(always)]
+    const fn k_blocks(&self) -> u32 {
+        self.k.div_ceil(K_BLOCK)
+    }
+
+    /// Steps of a k-block. The last may have fewer than the others.
+    #[inline(always)]
+    const fn steps(&self, k_block: u32) -> u32 {
+        let left = (self.k - k_block * K_BLOCK).div_ceil(MMA_K);
+        if left < STEPS { left } else { STEPS }
+    }
+}

@@ -1,0 +1,63 @@
+"""The linear layer as a module."""
+
+from collections.abc import Sequence
+
+import torch
+
+from . import _native, _operators
+from ._operators import Quantized
+
+
+class Linear(torch.nn.Module):
+    """A linear layer, from a checkpoint's tensors to what the kernels read.
+
+    ``weight`` is a :class:`Quantized` ``[N, K]``. Projections that an engine keeps below each other (q, k and v; gate and up) are one
+    layer too: then ``weight.global_scale`` has a number for each, and ``rows`` says how many rows each has. The tensor is packed
+    once, on the device where it lies, into one tensor, :attr:`weights`, and not kept.
+
+    :param bias: ``[N]``, float32 or of type ``dtype``.
+    :param dtype: bfloat16 or float16: the type of tokens.
+    :param rows: of each projection, multiples of 16; left out, the global scale is the whole weight's.
+    :raises ValueError: if a type, a shape, a device or a scale is wrong, with its name and place.
+    :raises Error: if the device fails, or computes no such layers.
+
+    >>> import torch, nvfp4
+    >>> layer = nvfp4.Linear(nvfp4.quantize(torch.randn(48, 64)), torch.zeros(48))
+    >>> layer(torch.randn(2, 3, 64).bfloat16()).shape
+    torch.Size([2, 3, 48])
+    """
+
+    def __init__(
+        self,
+        weight: Quantized,
+        bias: torch.Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        rows: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        values, scales, global_scale = weight
+        if values.dim() != 2:
+            raise ValueError(f"values: expected 2 dimensions, [N, K/2], got {list(values.shape)}")
+        if global_scale.dtype != torch.float32:
+            raise ValueError(f"global_scale: expected float32, got {global_scale.dtype}")
+        self.out_features, self.in_features = values.shape[0], 2 * values.shape[1]
+        self.dtype = dtype
+        rows = [self.out_features] if rows is None else list(rows)
+        if global_scale.numel() != len(rows):
+            raise ValueError(f"global_scale: {global_scale.numel()} numbers for {len(rows)} projections")
+        length = _native.linear_weight_bytes(self.out_features, self.in_features, dtype, bias is not None, values.is_cuda)
+        # Not in the state: how they lie is the device's affair, and the checkpoint's tensors are the state.
+        self.register_buffer("weights", torch.empty(length, dtype=torch.uint8, device=values.device), persistent=False)
+        bias = None if bias is None else bias.detach().cpu().contiguous()
+        _native.pack_linear(self.weights, dtype, values, scales, list(zip(rows, global_scale.reshape(-1).tolist())), bias)
+        if values.is_cuda:
+            head = bytes(self.weights[: _native.LINEAR_HEAD_BYTES].tolist())
+            _native.check_packed_linear(head, self.out_features, self.in_features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x·Wᵀ + bias`` for ``x`` ``[…, K]``."""
+        return _operators._linear(x, self.weights, self.out_features)
+
+    def extra_repr(self):
+        return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self.dtype}"

@@ -1,0 +1,127 @@
+//! On the CPU: the library's CPU backend, on PyTorch's memory.
+
+use std::ops::Range;
+
+use bytemuck::pod_read_unaligned;
+use nvfp4::Error;
+use nvfp4::backend::{Backend, cpu::Cpu};
+use nvfp4::bias::Bias;
+use nvfp4::format::{BLOCK, Matrix};
+use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights};
+use pyo3::prelude::*;
+
+use super::{Operands, Raw};
+use crate::error::exception;
+use crate::tensor::{GPU_ALIGNMENT, Tensor};
+
+/// What packed weights begin with.
+const HEADER: &[u8; 16] = b"nvfp4 cpu lin 1\n";
+
+/// Where a layer's weights lie in one tensor: a header, a global scale for each row, the bias, and values and scales as a checkpoint
+/// has them.
+pub struct Layout {
+    pub bytes: usize,
+    /// Little-endian f32, as the bias.
+    global_scales: Range<usize>,
+    bias: Range<usize>,
+    values: Range<usize>,
+    scales: Range<usize>,
+}
+
+impl Layout {
+    pub fn new(sizes: &LinearSizes) -> Self {
+        let &LinearSizes { n, k, bias, .. } = sizes;
+        let mut end = HEADER.len();
+        let mut take = |bytes: usize| {
+            end += bytes;
+            end - bytes..end
+        };
+        let global_scales = take(size_of::<f32>() * n);
+        // At least what the padding below may hide, so that the bytes tell whether there is one.
+        let bias = take(if bias { (size_of::<f32>() * n).max(GPU_ALIGNMENT) } else { 0 });
+        let (values, scales) = (take(n * k / 2), take(n * k / BLOCK));
+        Self { bytes: end.next_multiple_of(GPU_ALIGNMENT) + HEADER.len(), global_scales, bias, values, scales }
+    }
+
+    /// The layers of the rows that share a global scale, one below the other. Every scale is checked.
+    fn layers<'a>(&self, sizes: &LinearSizes, bytes: &'a [u8]) -> Result<Vec<LinearWeights<'a>>, Error> {
+        if !bytes.starts_with(HEADER) {
+            return Err(Error::Invalid("weights: these were not packed on the CPU; pack them there".into()));
+        }
+        let numbers = |range: &Range<usize>| -> Vec<f32> {
+            bytes[range.clone()].chunks_exact(size_of::<f32>()).take(sizes.n).map(pod_read_unaligned).collect()
+        };
+        let (global_scales, bias) = (numbers(&self.global_scales), numbers(&self.bias));
+        let mut first = 0;
+        let of_rows = |rows: &[f32]| {
+            let range = first..first + rows.len();
+            first = range.end;
+            let part = |whole: &Range<usize>, bytes_of_row: usize| {
+                &bytes[whole.start + range.start * bytes_of_row..][..range.len() * bytes_of_row]
+            };
+            let (values, scales) = (part(&self.values, sizes.k / 2), part(&self.scales, sizes.k / BLOCK));
+            let layer = LinearWeights::new(sizes.dtype, Matrix::new(range.len(), sizes.k, values, scales, rows[0])?)?;
+            if sizes.bias { layer.with_bias(Bias::F32(bias[range].to_vec().into())) } else { Ok(layer) }
+        };
+        global_scales.chunk_by(|a, b| a.to_bits() == b.to_bits()).map(of_rows).collect()
+    }
+}
+
+/// Computes a call.
+pub fn linear(py: Python<'_>, operands: &Operands<'_>, sizes: &LinearSizes) -> PyResult<()> {
+    let Operands { out, x, weights } = operands;
+    let (tokens, stride) = (x.shape()[0], x.row_stride()?);
+    let elements = if tokens == 0 { 0 } else { (tokens - 1) * stride + sizes.k };
+    // SAFETY: PyTorch's tensors have the sizes, types and strides that were checked; the caller holds them, and the operator's
+    // contract is that `out` overlaps no other and nobody writes any of them meanwhile.
+    let (bytes, x, to) = unsafe {
+        (
+            weights.elements::<u8>(weights.len())?,
+            x.elements::<u16>(elements)?,
+            out.elements_mut::<u16>(tokens * sizes.n)?,
+        )
+    };
+    let computed = py.detach(|| {
+        let mut first = 0;
+        for layer in Layout::new(sizes).layers(sizes, bytes)? {
+            let step = LinearStep::new(&layer, LinearInputs { tokens, x: x.into(), stride })?;
+            let mut output = LinearOutput::new(&step);
+            Cpu::new().prepare_linear(&layer)?.execute(&step, &mut output)?;
+            let n = layer.sizes().n;
+            for (row, from) in output.out.chunks_exact(n).enumerate() {
+                to[row * sizes.n + first..][..n].copy_from_slice(from);
+            }
+            first += n;
+        }
+        Ok(())
+    });
+    computed.map_err(exception)
+}
+
+/// Packs a layer.
+pub fn pack(weights: &Tensor<'_>, sizes: &LinearSizes, raw: &Raw<'_>) -> PyResult<()> {
+    let layout = Layout::new(sizes);
+    // SAFETY: as in `linear`; `weights` was just allocated for this.
+    let (to, values, scales) = unsafe {
+        (
+            weights.elements_mut::<u8>(weights.len())?,
+            raw.values.elements::<u8>(raw.values.len())?,
+            raw.scales.elements::<u8>(raw.scales.len())?,
+        )
+    };
+    to.fill(0);
+    to[..HEADER.len()].copy_from_slice(HEADER);
+    let rows = raw.global_scales.iter().flat_map(|&(rows, scale)| std::iter::repeat_n(scale, rows));
+    let bias = raw.bias.as_ref().map(|bias| bias.numbers(sizes.dtype)).unwrap_or_default();
+    let mut write = |range: &Range<usize>, numbers: &mut dyn Iterator<Item = f32>| {
+        for (to, number) in to[range.clone()].chunks_exact_mut(size_of::<f32>()).zip(numbers) {
+            to.copy_from_slice(&number.to_le_bytes());
+        }
+    };
+    write(&layout.global_scales, &mut { rows });
+    write(&layout.bias, &mut bias.iter().copied());
+    to[layout.values.clone()].copy_from_slice(values);
+    to[layout.scales.clone()].copy_from_slice(scales);
+    layout.layers(sizes, to).map_err(exception)?;
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! On a GPU: a launch on PyTorch's current stream, with PyTorch's memory.
+
+use nvfp4::backend::cuda::{LinearArguments, LinearTensor, PackedLinear};
+use nvfp4::linear::LinearSizes;
+use pyo3::prelude::*;
+
+use super::{Operands, Raw};
+use crate::device::{current_stream, launchers};
+use crate::error::exception;
+use crate::tensor::Tensor;
+
+/// Queues a call. The output is PyTorch's, which keeps it until the stream has come past it.
+pub fn linear(py: Python<'_>, operands: &Operands<'_>, sizes: &LinearSizes, ordinal: u32) -> PyResult<()> {
+    let Operands { out, x, weights } = operands;
+    let arguments = LinearArguments {
+        token_count: x.shape()[0],
+        tokens: x.address,
+        token_pitch: x.gpu_pitch()?,
+        output: out.address,
+    };
+    let layer = PackedLinear { sizes: *sizes, weights: weights.address };
+    let stream = current_stream(py, ordinal)?;
+    // SAFETY: PyTorch's streams are of the primary context, and its tensors have the sizes, the types and the device that were
+    // checked. Its allocator gives none of their memory to work that is not behind this call on the stream. `nvfp4.Linear` waits for
+    // the packing, since it reads what that found.
+    unsafe { launchers(ordinal)?.linear()?.launch(&layer, &arguments, stream) }.map_err(exception)?;
+    Ok(())
+}
+
+/// Queues the packing.
+pub fn pack(py: Python<'_>, weights: &Tensor<'_>, sizes: &LinearSizes, raw: &Raw<'_>, ordinal: u32) -> PyResult<()> {
+    let tensor = LinearTensor {
+        values: raw.values.address,
+        scales: raw.scales.address,
+        global_scales: &raw.global_scales,
+        bias: raw.bias.as_ref(),
+    };
+    let stream = current_stream(py, ordinal)?;
+    // SAFETY: as above.
+    unsafe { launchers(ordinal)?.linear()?.pack(sizes, &tensor, weights.address, stream) }.map_err(exception)
+}

@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""How far logits are from those of a bf16 model of the dequantised weights: this library's kernels, and Marlin's.
+
+    logits.py write FOLDER                       the models: a few layers of Qwen3-30B-A3B's shape, random weights
+    logits.py run FOLDER MODEL CONTENDER         logits of a prompt of 1280 tokens, to FOLDER
+    logits.py invariant FOLDER MODEL             VLLM_BATCH_INVARIANT=1: a prompt alone, and among fifteen others
+    logits.py compare FOLDER                     what differs
+
+MODEL is `shared` (partners that engines merge have one global scale) or `separate` (each its own). CONTENDER is `nvfp4`, `marlin` or
+`bf16`. Each run is a process of its own, and several may run at a time.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+from model import EXPERTS, HEAD, HEADS, HIDDEN, INTERMEDIATE, KV_HEADS, engine, loaded, write_config
+
+LAYERS, VOCABULARY, TOKENS = 3, 16384, 1280
+PARTNERS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
+
+
+def matrices():
+    """Names and shapes of what is quantised, and how large its numbers are: partners differ by several times."""
+    for layer in range(LAYERS):
+        block = f"model.layers.{layer}"
+        for name, rows, size in (("q", HEADS * HEAD, 1.0), ("k", KV_HEADS * HEAD, 3.0), ("v", KV_HEADS * HEAD, 0.3)):
+            yield f"{block}.self_attn.{name}_proj", rows, HIDDEN, size
+        yield f"{block}.self_attn.o_proj", HIDDEN, HEADS * HEAD, 1.0
+        for expert in range(EXPERTS):
+            for name, rows, columns, size in (
+                ("gate", INTERMEDIATE, HIDDEN, 1.0), ("up", INTERMEDIATE, HIDDEN, 2.7), ("down", HIDDEN, INTERMEDIATE, 1.0),
+            ):  # fmt: skip
+                yield f"{block}.mlp.experts.{expert}.{name}_proj", rows, columns, size
+
+
+def write(folder):
+    """Three models: quantised with shared and with separate global scales, and each dequantised in bf16."""
+    import nvfp4
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    random = lambda *shape: torch.randn(shape, device="cuda") * 0.02
+    others = {"model.embed_tokens.weight": random(VOCABULARY, HIDDEN) * 50, "lm_head.weight": random(VOCABULARY, HIDDEN)}
+    others["model.norm.weight"] = torch.ones(HIDDEN)
+    for layer in range(LAYERS):
+        block = f"model.layers.{layer}"
+        others[f"{block}.mlp.gate.weight"] = random(EXPERTS, HIDDEN)
+        for name, size in (("input_layernorm", HIDDEN), ("post_attention_layernorm", HIDDEN), ("self_attn.q_norm", HEAD), ("self_attn.k_norm", HEAD)):
+            others[f"{block}.{name}.weight"] = torch.ones(size)
+    others = {name: tensor.bfloat16().cpu() for name, tensor in others.items()}
+    numbers, largest = {}, {}
+    for name, rows, columns, size in matrices():
+        numbers[name] = (random(rows, columns) * size).bfloat16()
+        prefix, projection = name.rsplit(".", 1)
+        key = f"{prefix}.{PARTNERS.get(projection, projection)}"
+        amax = numbers[name].abs().amax().float()
+        largest[key] = torch.maximum(largest.get(key, amax), amax)
+    for kind in ("shared", "separate"):
+        quantized, plain = dict(others), dict(others)
+        for name, tensor in numbers.items():
+            prefix, projection = name.rsplit(".", 1)
+            of_partners = largest[f"{prefix}.{PARTNERS.get(projection, projection)}"] / (6 * 448)
+            packed = nvfp4.quantize(tensor, of_partners if kind == "shared" else None)
+            for part, value in zip(("weight", "weight_scale", "weight_scale_2"), packed):
+                quantized[f"{name}.{part}"] = value.cpu()
+            plain[f"{name}.weight"] = nvfp4.dequantize(packed, torch.bfloat16).cpu()
+        for model, tensors in ((kind, quantized), (f"{kind}-bf16", plain)):
+            (folder / model).mkdir(parents=True)
+            write_config(folder / model, LAYERS, VOCABULARY, model == kind)
+            save_file(tensors, folder / model / "model.safetensors")
+
+
+def prompt(count, seed=1):
+    import random
+
+    chosen = random.Random(seed)
+    return {"prompt_token_ids": [chosen.randrange(10, VOCABULARY) for _ in range(count)]}
+
+
+def start(folder, model, contender):
+    name = f"{model}-bf16" if contender == "bf16" else model
+    return engine(
+        folder / name, contender, enforce_eager=True, max_model_len=2048, max_num_batched_tokens=4096, kv_cache_memory_bytes=1 << 30,
+        gpu_memory_utilization=0.1, enable_prefix_caching=False,
+    )  # fmt: skip
+
+
+def run(folder, model, contender):
+    import torch
+    from vllm import SamplingParams
+
+    llm = start(folder, model, contender)
+    kept, inner = [], loaded(llm)
+    compute = inner.compute_logits
+
+    def keep(hidden, *arguments):
+        logits = compute(hidden, *arguments)
+        kept.append(logits.float().cpu())
+        return logits
+
+    inner.compute_logits = keep
+    parameters = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1, detokenize=False)
+    llm.generate([prompt(TOKENS)], parameters, use_tqdm=False)
+    logits = max(kept, key=len)
+    assert len(logits) >= 1000, [len(part) for part in kept]
+    torch.save(logits, folder / f"{model}-{contender}.pt")
+    print(f"{model} {contender}: logits of {len(logits)} tokens, standard deviation {logits.std():.3f}", flush=True)
+
+
+def invariant(folder, model):
+    os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    from vllm import SamplingParams
+
+    llm = start(folder, model, "nvfp4")
+    parameters = SamplingParams(max_tokens=24, temperature=0, logprobs=4, ignore_eos=True, detokenize=False)
+
+    def tokens(output):
+        return [(token, [(key, value.logprob) for key, value in of.items()]) for token, of in zip(output.outputs[0].token_ids, output.outputs[0].logprobs)]
+
+    alone = tokens(llm.generate([prompt(100)], parameters, use_tqdm=False)[0])
+    others = [prompt(40 + 13 * index, index + 2) for index in range(15)]
+    among = tokens(llm.generate([*others[:7], prompt(100), *others[7:]], parameters, use_tqdm=False)[7])
+    same = alone == among
+    (folder / "invariant.json").write_text(json.dumps({"same": same, "tokens": len(alone)}) + "\n")
+    print(f"batch invariant: {len(alone)} tokens and their log-probabilities are {'the same' if same else 'NOT the same'}", flush=True)
+
+
+def compare(folder):
+    import torch
+
+    rows = {}
+    for model in ("shared", "separate"):
+        want = torch.load(folder / f"{model}-bf16.pt").double()
+        for contender in ("nvfp4", "marlin"):
+            got = torch.load(folder / f"{model}-{contender}.pt").double()
+            # The difference relative to the reference, the divergence, and how often the likeliest token is another.
+            relative = ((got - want).norm() / want.norm()).item()
+            logs = [logits.log_softmax(-1) for logits in (want, got)]
+            divergence = (logs[0].exp() * (logs[0] - logs[1])).sum(-1).mean().item()
+            agree = (got.argmax(-1) == want.argmax(-1)).double().mean().item()
+            rows[f"{model} {contender}"] = {
+                "tokens": len(want), "relative": relative, "kl": divergence, "same_first": agree, "largest": (got - want).abs().max().item()
+            }  # fmt: skip
+            print(f"{model:8} {contender:6}: relative {relative:.6f}, KL {divergence:.3e}, same first token {agree:.4f}", flush=True)
+    if (folder / "invariant.json").exists():
+        rows["batch invariant"] = json.loads((folder / "invariant.json").read_text())
+    (folder / "logits.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def main():
+    command, folder, *rest = sys.argv[1:]
+    {"write": write, "run": run, "invariant": invariant, "compare": compare}[command](pathlib.Path(folder), *rest)
+
+
+if __name__ == "__main__":
+    main()

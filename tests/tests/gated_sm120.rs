@@ -1,0 +1,141 @@
+//! The kernel for sm_120 in the emulator: no fault under any schedule, the exact reference's numbers, the same bits every time,
+//! whatever its instance.
+
+use nvfp4::Error;
+use nvfp4::backend::Backend;
+use nvfp4::backend::emulated::{Emulated, Options, Schedule};
+use nvfp4::compare::Tolerance;
+use nvfp4::generate::Generator;
+use nvfp4::kernels::GroupedKernel;
+use nvfp4::problem::{Op, OutDtype};
+use nvfp4::shape;
+use nvfp4_tests::instances::{OPS, check, check_shapes, device, verified, with_instance};
+use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
+use nvfp4_tests::{Case, groups, inputs};
+use ptx_emulator::{Card, Key};
+
+fn consumer(schedule: Schedule) -> Emulated {
+    device("sm_120f", schedule)
+}
+
+#[test]
+fn ragged_groups_with_tails_of_k_are_right_on_every_schedule() {
+    let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
+    let sizes = [(0, 8, 64), (1, 72, 320), (7, 8, 192), (127, 136, 64), (129, 72, 256), (0, 128, 256), (33, 8, 32)];
+    for op in OPS {
+        for out_dtype in [OutDtype::F16, OutDtype::Bf16] {
+            let inputs = inputs(Generator::Gaussian, op, &groups(&sizes), 1);
+            let entry = format!("{}_sm120_t128", op.name());
+            check(&Case::new(&inputs, out_dtype), schedules.into_iter().map(consumer), out_dtype, &entry);
+        }
+    }
+}
+
+#[test]
+fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
+    let gpu = consumer(Schedule::Fair);
+    for op in OPS {
+        for variant in gpu.instances(op) {
+            // Tiles that follow each other, the last one of a few tokens, and every number of steps in the last k-block.
+            let sizes = groups(&[(7, 136, 64), (0, 8, 32), (141, 72, 352), (1, 8, 448), (17, 64, 480)]);
+            let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
+            let schedules = (0..20).map(Schedule::Seed).chain([Schedule::Worst]);
+            let entry = format!("{}_sm120_{variant}", op.name());
+            let gpus = schedules.map(|schedule| with_instance(gpu.clone().with_schedule(schedule), variant));
+            check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &entry);
+        }
+    }
+}
+
+#[test]
+fn all_values_and_scales_are_multiplied_as_they_are() {
+    for op in OPS {
+        let inputs = inputs(Generator::AllCodes, op, &groups(&[(40, 136, 512), (9, 8, 96)]), 3);
+        let case = Case::new(&inputs, OutDtype::F16);
+        verified(&case, &consumer(Schedule::Fair), OutDtype::F16, &format!("{}_sm120_t64", op.name()));
+    }
+}
+
+/// The family's other card runs the same code.
+#[test]
+fn sm_121_runs_the_kernel() {
+    let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(5, 72, 320)]), 4);
+    verified(&Case::new(&inputs, OutDtype::F16), &device("sm_121a", Schedule::Worst), OutDtype::F16, "gated_sm120_t8");
+}
+
+#[test]
+#[ignore = "all of them take minutes: cargo test --release -p nvfp4-tests --test gated_sm120 -- --ignored --nocapture"]
+fn every_built_in_shape_is_right() {
+    check_shapes(GroupedKernel::named("gated_sm120").unwrap(), "sm_120f", shape::builtin());
+}
+
+/// A device of one multiprocessor, on the worst schedule, for an instance of small tiles.
+fn worst() -> Emulated {
+    let options = Options { schedule: Schedule::Worst, sms: Some(1), ..Options::default() };
+    with_instance(Emulated::new("sm_120f", options).unwrap(), "t16")
+}
+
+const ENTRY: &str = "gated_sm120_t16";
+
+/// What a text of the kernel makes of ragged tiles, which one block computes one after the other.
+fn run(ptx: &str) -> Result<Option<String>, Error> {
+    let inputs = inputs(Generator::Gaussian, Op::Gated, &groups(&[(49, 136, 1600), (7, 72, 320)]), 2);
+    let case = Case::new(&inputs, OutDtype::F16);
+    let output = case.try_run(case.prepare(&worst().with_ptx(ptx).unwrap()).as_mut())?;
+    Ok(case.mismatch(&output, |_| Tolerance::of(OutDtype::F16)))
+}
+
+#[test]
+fn every_copy_wait_and_arrival_that_is_left_out_is_found() {
+    const SABOTAGES: [Sabotage; 5] = [
+        Sabotage::leave_out("mbarrier.init", 2),
+        Sabotage::do_not_wait(2),
+        Sabotage::leave_out("mbarrier.arrive", 2),
+        Sabotage::leave_out("cp.async.bulk.tensor", 1),
+        Sabotage::leave_out("cp.async.bulk.shared", 3),
+    ];
+    // Not the fence before a stage's release: a load is complete at once in the emulator, not on a card.
+    check_sabotages(worst().ptx(), ENTRY, &SABOTAGES, |ptx| fault_of(run(ptx)));
+}
+
+#[test]
+fn every_product_left_out_and_every_wrong_selector_of_scales_is_found() {
+    let gpu = worst();
+    let products = lines_of(gpu.ptx(), ENTRY, "mma.sync");
+    assert!(products.len() >= 8, "two slabs, two tokens of eight, two steps: {}", products.len());
+    for (line, product) in products {
+        let others = [("{0, 0}", "{0, 1}"), ("{0, 1}", "{0, 0}")].map(|(from, to)| product.replacen(from, to, 1));
+        for text in ["".to_owned()].into_iter().chain(others.into_iter().filter(|text| text != product)) {
+            let found = run(&changed(gpu.ptx(), &[(line, &text)]));
+            assert!(!matches!(found, Ok(None)), "line {line} may be `{text}`: {product}");
+        }
+    }
+}
+
+/// Microseconds that a card is predicted to take; outputs are not computed.
+fn predicted(card: &Card, op: Op, sizes: &[(usize, usize, usize)]) -> f64 {
+    let gpu = Emulated::new(card.arch, Options::default()).unwrap().with_clock(card.clone(), false, false);
+    let inputs = inputs(Generator::Gaussian, op, &groups(sizes), 1);
+    let case = Case::new(&inputs, OutDtype::F16);
+    case.try_run(case.prepare(&gpu).as_mut()).unwrap();
+    gpu.prediction().expect("by a clock").microseconds
+}
+
+#[test]
+#[ignore = "minutes: cargo test --release -p nvfp4-tests --test gated_sm120 -- --ignored --nocapture"]
+fn predicted_times_come_near_the_card_s_bandwidth_and_pass_a_public_kernel() {
+    let pro = Card::named("rtx-pro-6000").unwrap();
+    let (m, n, k) = (4096, 512, 7168);
+    let tflops = (2 * m * n * k) as f64 / predicted(&pro, Op::Plain, &[(m, n, k)]) / 1e6;
+    println!("N = {n}, K = {k}, M = {m}: {tflops:.0} TFLOP/s");
+    assert!(tflops > 561.0, "FlashInfer PR 3560 measured 561 TFLOP/s on 188 multiprocessors; predicted {tflops:.0}");
+    for name in ["rtx-5090", "rtx-pro-6000", "rtx-5070-ti", "gb10"] {
+        let card = Card::named(name).unwrap();
+        let (experts, n, k) = (8, 4096, 7168);
+        let gigabytes = (experts * 2 * n * k * 9 / 16) as f64 / 1e9;
+        let rate = gigabytes / predicted(&card, Op::Gated, &vec![(1, n, k); experts]) * 1e6;
+        let delivers = card.get(Key::DramBytes);
+        println!("{name}: {rate:.0} GB/s of the {delivers:.0} that its memory is taken to deliver");
+        assert!(rate > 0.9 * delivers, "{name}: {rate:.0} of {delivers:.0} GB/s");
+    }
+}
