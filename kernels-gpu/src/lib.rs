@@ -5,7 +5,7 @@
 //! rest of the folder needs the feature. No `asm!` here: instructions are functions of `cuda_std`.
 
 #![no_std]
-#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
 pub mod gated_simt;
 pub mod gated_sm100;

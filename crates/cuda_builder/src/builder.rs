@@ -1,6 +1,7 @@
 //! [`CudaBuilder`]: one crate, one architecture, three steps (see the crate's documentation).
 
 use std::{
+    collections::HashSet,
     fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
@@ -154,9 +155,23 @@ fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path, p
     }
     fs::write(&prepared, ir).map_err(Error::io("write", &prepared))?;
     toolchain::output(opt, &prepared)?;
-    let text = toolchain::output(llc, &optimised)?;
+    let text = align_tensor_maps(toolchain::output(llc, &optimised)?);
     write_if_changed(ptx, &text)?;
     write_if_changed(&stamp_path, stamp(&text).as_bytes())
+}
+
+/// A kernel takes the address of its parameter where that begins with a tensor map (`cuda_std::tensor_map_of_parameter!`). Such a
+/// parameter must lie at a multiple of 64; rustc declares multiples of 16 at most.
+fn align_tensor_maps(ptx: Vec<u8>) -> Vec<u8> {
+    const DECLARED: &str = ".param .align 16 .b8 ";
+    let Ok(text) = str::from_utf8(&ptx) else { return ptx };
+    let taken: HashSet<_> =
+        text.lines().filter_map(|line| line.trim().strip_prefix("mov.b64")?.split(", ").nth(1)).collect();
+    let line = |line: &str| match line.trim().strip_prefix(DECLARED).and_then(|rest| rest.split('[').next()) {
+        Some(name) if taken.contains(&*format!("{name};")) => line.replace("align 16", "align 64"),
+        _ => line.to_owned(),
+    };
+    text.split_inclusive('\n').map(line).collect::<String>().into_bytes()
 }
 
 /// Writes a file beside and renames it, so that nobody reads half of it. A file that has these bytes already keeps its time.
@@ -176,4 +191,20 @@ fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parameter_whose_address_is_taken_is_aligned_for_a_tensor_map() {
+        let of = |kernel: &str, align: u32, body: &str| {
+            format!(".entry {kernel}(\n\t.param .align {align} .b8 {kernel}_param_0[192]\n)\n{{\n\t{body}\n}}\n")
+        };
+        let (taken, read) = ("mov.b64 %rd1, map_param_0;", "ld.param.b64 %rd1, [values_param_0];");
+        let text = of("map", 16, taken) + &of("values", 16, read);
+        let aligned = align_tensor_maps(text.into_bytes());
+        assert_eq!(String::from_utf8(aligned).unwrap(), of("map", 64, taken) + &of("values", 16, read));
+    }
 }

@@ -3,7 +3,7 @@
 //! A lane is `group = lane / 4` and `thread = lane % 4`. PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions: mma,
 //! ldmatrix".
 
-use crate::{ptx, shared::SharedAddress};
+use crate::{ptx, shared::SharedAddress, wgmma::Number};
 
 /// Rows of A and D.
 pub const M: u32 = 16;
@@ -32,6 +32,35 @@ pub unsafe fn ldmatrix_x4_b16(address: SharedAddress) -> [u32; 4] {
         )
     };
     [a, b, c, d]
+}
+
+/// D += A·B over 16 elements of K, numbers of 16 bits (`mma.sync.aligned.m16n8k16.row.col.f32` of `.f16` or `.bf16`; sm_80 and up).
+///
+/// `a[2·c + h]` is row `group + 8·h`, the elements `8·c + 2·thread` and the next, the first in the low half; `b[c]` is column `group`, the
+/// same elements.
+///
+/// # Safety
+/// See the module: the same call by all lanes.
+#[inline(always)]
+pub unsafe fn mma_m16n8k16<T: Number>(d: &mut Sums, a: [u32; 4], b: [u32; 2]) {
+    macro_rules! product {
+        ($types:literal) => {
+            // SAFETY: what `# Safety` above asks.
+            unsafe {
+                ptx!(
+                    concat!(
+                        "mma.sync.aligned.m16n8k16.row.col.f32", $types,
+                        ".f32 {{{0}, {1}, {2}, {3}}}, {{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, {{{0}, {1}, {2}, {3}}};"
+                    ),
+                    inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
+                    a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
+                    b0 = in(reg32) b[0], b1 = in(reg32) b[1],
+                    options(pure, nomem, nostack, preserves_flags)
+                )
+            }
+        };
+    }
+    if T::IS_BF16 { product!(".bf16.bf16") } else { product!(".f16.f16") }
 }
 
 /// D += A·B over 64 elements of K, e2m1 with a ue4m3 scale for each 16

@@ -88,6 +88,23 @@ pub unsafe fn ld_shared_v4_b32(address: SharedAddress) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// Loads two words (`ld.shared.v2.b32`).
+///
+/// # Safety
+/// As [`ld_shared_v4_b32`], for a multiple of 8 and 8 bytes.
+#[inline(always)]
+pub unsafe fn ld_shared_v2_b32(address: SharedAddress) -> [u32; 2] {
+    let (a, b): (u32, u32);
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "ld.shared.v2.b32 {{{}, {}}}, [{}];",
+            out(reg32) a, out(reg32) b, in(reg32) address.0, options(readonly, nostack, preserves_flags)
+        )
+    };
+    [a, b]
+}
+
 /// Loads 16 bits (`ld.shared.b16`).
 ///
 /// # Safety

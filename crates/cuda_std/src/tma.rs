@@ -35,6 +35,29 @@ impl TensorMapAddress {
     }
 }
 
+/// The [`TensorMapAddress`] of a tensor map with which the only parameter of a kernel begins, inside of that kernel: what
+/// `__grid_constant__` is in CUDA C++. The parameter is aligned to 64.
+///
+/// # Safety
+/// The parameter of this kernel begins with a tensor map.
+#[macro_export]
+macro_rules! tensor_map_of_parameter {
+    ($kernel:ident) => {{
+        let address: u64;
+        #[cfg(target_arch = "nvptx64")]
+        ::core::arch::asm!(
+            concat!("mov.b64 {0}, ", stringify!($kernel), "_param_0;"),
+            "cvta.param.u64 {0}, {0};",
+            out(reg64) address, options(pure, nomem, nostack, preserves_flags)
+        );
+        #[cfg(not(target_arch = "nvptx64"))]
+        {
+            address = 0;
+        }
+        $crate::tma::TensorMapAddress::new(address)
+    }};
+}
+
 /// Fetches a tensor map ahead of its use (`prefetch.tensormap`).
 ///
 /// # Safety

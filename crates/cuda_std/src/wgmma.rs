@@ -80,6 +80,16 @@ impl MatrixDescriptor {
         Self(field(address.0) | field(along_k) << 16 | field(along_rows) << 32)
     }
 
+    /// Describes rows of 128 bytes along K, one behind the other, with the 128-byte swizzle ("Strides"): what a tensor copy with
+    /// that swizzle makes. `address` is a multiple of 1024 below 2¹⁸.
+    #[inline(always)]
+    pub const fn swizzled_128(address: SharedAddress) -> Self {
+        const EIGHT_ROWS: u32 = 8 * 128;
+        const SWIZZLE_128: u64 = 1 << 62;
+        // Along K there is one swizzle span alone: that stride counts for nothing, and is 1 by convention.
+        Self(Self::new(address, 16, EIGHT_ROWS).0 | SWIZZLE_128)
+    }
+
     /// Describes the same layout `bytes` further on, a multiple of 16; the address stays below 2¹⁸.
     #[inline(always)]
     pub const fn advance(self, bytes: u32) -> Self {
@@ -225,5 +235,7 @@ mod tests {
         assert_eq!(of(0x400, 0x80, 0x100), MatrixDescriptor(0x40 | 0x8 << 16 | 0x10 << 32));
         assert_eq!(of(0x3_fff0, 16, 16), MatrixDescriptor(0x3fff | 1 << 16 | 1 << 32));
         assert_eq!(of(0x400, 0x80, 0x100).advance(0x1000), of(0x1400, 0x80, 0x100));
+        let swizzled = MatrixDescriptor::swizzled_128(SharedAddress(0x400));
+        assert_eq!(swizzled, MatrixDescriptor(0x40 | 1 << 16 | 0x40 << 32 | 1 << 62));
     }
 }

@@ -172,12 +172,20 @@ impl Writer<'_> {
         self.address + at as u64
     }
 
-    /// Encodes and writes a tensor map, and returns its address.
+    /// Encodes a tensor map.
     ///
     /// # Errors
     /// If the device refuses its arguments.
+    pub fn encode(&mut self, arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
+        (self.encode)(arguments)
+    }
+
+    /// Encodes and writes a tensor map, and returns its address.
+    ///
+    /// # Errors
+    /// As [`Writer::encode`].
     pub fn tensor_map(&mut self, arguments: &MapArguments) -> Result<Address, Error> {
-        let map = (self.encode)(arguments)?;
+        let map = self.encode(arguments)?;
         Ok(self.array(&map))
     }
 }

@@ -23,6 +23,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::{
     format::BLOCK,
     instances::table,
+    moe_route::abi::tile_size,
     sm90::{BARRIER_BYTES, K_BLOCK, LANE_WORDS, PANELS, SHARED_BYTES, Shape, TURN_BARRIERS, WARPGROUP_ROWS},
     units::TokenType,
 };
@@ -72,10 +73,21 @@ pub const fn column(lane: u32, word: u32, nibble: u32) -> u32 {
     32 * word + 8 * (nibble % 4) + 2 * lane + nibble / 4
 }
 
+/// A tensor map, which the driver has encoded: the tokens `[m, k]` as bytes. A box is a row of 128 bytes of each token of a tile, with the
+/// 128-byte swizzle.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct TokenMap(pub [u64; 16]);
+
+/// Bytes of a token in a box of its [`TokenMap`].
+pub const BOX_BYTES: u32 = 128;
+
 /// The one parameter of a product: `C = α·A·Bᵀ + bias`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Launch {
+    /// What tokens are copied by. It comes first: the kernel passes on its address, not its bytes.
+    pub token_map: TokenMap,
     /// Address of the first token, a multiple of 16.
     pub tokens: u64,
     /// Bytes from one token to the next one, a multiple of 16.
@@ -141,16 +153,14 @@ impl Pack {
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            linear_f16_t16 = tokens(TokenType::F16, 16).consumers(1).narrow().buffers(16).stages(24);
             linear_f16_t64 = tokens(TokenType::F16, 64).consumers(1).narrow().buffers(8).stages(16);
             linear_f16_t64_c128 = tokens(TokenType::F16, 64).consumers(2).narrow().buffers(6).stages(12);
             linear_f16_t128_c128 = tokens(TokenType::F16, 128).consumers(2).narrow().buffers(4).stages(8);
-            linear_f16_t128_c256 = tokens(TokenType::F16, 128).consumers(2).buffers(3).stages(6);
-            linear_bf16_t16 = tokens(TokenType::Bf16, 16).consumers(1).narrow().buffers(16).stages(24);
+            linear_f16_t128_c256 = tokens(TokenType::F16, 128).consumers(2).buffers(4).stages(4);
             linear_bf16_t64 = tokens(TokenType::Bf16, 64).consumers(1).narrow().buffers(8).stages(16);
             linear_bf16_t64_c128 = tokens(TokenType::Bf16, 64).consumers(2).narrow().buffers(6).stages(12);
             linear_bf16_t128_c128 = tokens(TokenType::Bf16, 128).consumers(2).narrow().buffers(4).stages(8);
-            linear_bf16_t128_c256 = tokens(TokenType::Bf16, 128).consumers(2).buffers(3).stages(6);
+            linear_bf16_t128_c256 = tokens(TokenType::Bf16, 128).consumers(2).buffers(4).stages(4);
         }
     };
 }
@@ -160,7 +170,8 @@ instances!(table);
 
 /// One way to build the kernel that multiplies, and what it takes of the hardware.
 ///
-/// Shared memory of a block: stages, then buffers of tokens, then barriers. A stage: the panels of a tile's columns.
+/// Shared memory of a block: buffers of tokens, then stages, then barriers. A stage: the panels of a tile's columns. A buffer: the first
+/// 64 columns of the tile's tokens, then the others.
 ///
 /// What does not fit does not compile:
 ///
@@ -240,6 +251,11 @@ impl Instance {
     /// Threads of a block, in one dimension.
     pub const fn threads(self) -> u32 {
         self.shape().threads()
+    }
+
+    /// Tokens of a box of the token map, for `m` tokens in so many tiles.
+    pub const fn box_tokens(self, m: u32, token_tiles: u32) -> u32 {
+        self.shape().mma_n(tile_size(m, token_tiles))
     }
 
     /// Panels of a stage.

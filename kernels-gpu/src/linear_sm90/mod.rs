@@ -13,5 +13,6 @@
 //! * [`abi::Pack`] packs a matrix, in a grid of [`abi::Pack::blocks`] blocks of [`abi::Pack::THREADS`] threads.
 
 pub mod abi;
+pub mod by_warp;
 #[cfg(feature = "linear_sm90")]
 mod kernel;

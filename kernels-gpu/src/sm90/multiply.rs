@@ -11,7 +11,7 @@ use cuda_std::{
 };
 
 use super::{
-    CORE_MATRIX_BYTES, Fragment, LANE_WORDS, MAX_TILE_TOKENS, PingPong, STRIP_BYTES, Shape, WORD_PAIRS,
+    CORE_MATRIX_BYTES, Fragment, LANE_WORDS, MAX_TILE_TOKENS, PingPong, STRIP_BYTES, Shape,
     write::{Sums, pad, registers},
 };
 use crate::ring::Ring;
@@ -39,6 +39,18 @@ pub trait Kind<const P: usize> {
 
     /// The address of a buffer of tokens.
     fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress;
+
+    /// How tokens lie in a buffer: as rows of core matrices, if the kernel does not say otherwise.
+    #[inline(always)]
+    fn tokens(buffer: SharedAddress) -> MatrixDescriptor {
+        MatrixDescriptor::new(buffer, CORE_MATRIX_BYTES, STRIP_BYTES)
+    }
+
+    /// How many bytes further on the tokens of a k-block's product lie, of its 16 columns of K.
+    #[inline(always)]
+    fn token_offset(product: u32) -> u32 {
+        product * 2 * CORE_MATRIX_BYTES
+    }
 
     /// Loads a thread's parts of the k-block that lies in a stage.
     ///
@@ -131,8 +143,7 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
                     // wgmma reads B through the asynchronous proxy.
                     fence_proxy_async_shared();
                 }
-                let buffer = K::buffer(self.shared, self.buffers);
-                let b = MatrixDescriptor::new(buffer, CORE_MATRIX_BYTES, STRIP_BYTES);
+                let b = K::tokens(K::buffer(self.shared, self.buffers));
                 if K::SHAPE.ping_pong() {
                     self.turns.wait();
                 }
@@ -140,7 +151,7 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
                 macro_rules! products_of_words {
                     ($($word:literal)*) => {
                         $(for half in 0..2 {
-                            let b = b.advance(($word * WORD_PAIRS + 2 * half) as u32 * CORE_MATRIX_BYTES);
+                            let b = b.advance(K::token_offset((2 * $word + half) as u32));
                             for part in 0..P {
                                 sums[part].mma_async::<K::Number>(a[$word][part][half], b, true);
                             }
@@ -204,12 +215,12 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
                     // wgmma reads B through the asynchronous proxy.
                     fence_proxy_async_shared();
                 }
-                let b = MatrixDescriptor::new(K::buffer(self.shared, self.buffers), CORE_MATRIX_BYTES, STRIP_BYTES);
+                let b = K::tokens(K::buffer(self.shared, self.buffers));
                 wgmma::fence();
                 macro_rules! products_of_words {
                     ($($word:literal)*) => {
                         $(for half in 0..2 {
-                            let b = b.advance(($word * WORD_PAIRS + 2 * half) as u32 * CORE_MATRIX_BYTES);
+                            let b = b.advance(K::token_offset((2 * $word + half) as u32));
                             for part in 0..P {
                                 sums[part].mma_async::<K::Number>(a[$word][part][half], b, true);
                             }

@@ -38,14 +38,15 @@ impl MapCache {
     }
 }
 
-fn encode(device: &Device, arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
+/// Encodes a tensor map.
+pub(super) fn encode(device: &Device, arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
     const RANK: usize = 2;
 
-    let MapArguments { address, row_bytes, rows, box_bytes, box_rows, swizzled } = *arguments;
+    let MapArguments { address, row_bytes, row_pitch, rows, box_bytes, box_rows, swizzled } = *arguments;
     let swizzle = if swizzled { sys::CU_TENSOR_MAP_SWIZZLE_128B } else { sys::CU_TENSOR_MAP_SWIZZLE_NONE };
     let mut map = CUtensorMap { opaque: [0; 16] };
     let extents: [u64; RANK] = [row_bytes.into(), rows.into()];
-    let strides: [u64; RANK - 1] = [row_bytes.into()];
+    let strides: [u64; RANK - 1] = [row_pitch];
     let boxes: [u32; RANK] = [box_bytes, box_rows];
     let element_strides: [u32; RANK] = [1; RANK];
     // SAFETY: all arrays are as long as the rank asks; the address is only written down.

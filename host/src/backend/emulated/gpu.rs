@@ -264,12 +264,12 @@ fn parse(kernel: &str, arch: &str, ptx: &str) -> Result<Arc<ptx_emulator::Module
 }
 
 fn tensor_map(arguments: &MapArguments) -> Result<[u8; MAP_BYTES], Error> {
-    let MapArguments { address, row_bytes, rows, box_bytes, box_rows, swizzled } = *arguments;
+    let MapArguments { address, row_bytes, row_pitch, rows, box_bytes, box_rows, swizzled } = *arguments;
     let map = TensorMap::tiled(
         DataType::U8,
         address,
         &[row_bytes.into(), rows.into()],
-        &[row_bytes.into()],
+        &[row_pitch],
         &[box_bytes, box_rows],
         &[1, 1],
         Interleave::None,

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::format::Matrix;
 use crate::kernels::group::Address;
 use crate::kernels::moe::{self, MoeArguments, PlacedExperts, PlacedMoe, StageParts, Workspace, token_type};
-use crate::kernels::moe_pack::row_order::{RowOrder, of_rows};
+use crate::kernels::moe_pack::row_order::RowOrder;
 use crate::kernels::moe_pack::units::pack;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 
@@ -230,13 +230,13 @@ fn biases(sizes: &MoeSizes, experts: &[MoeExpert<'_>], projection: usize) -> Opt
         return None;
     }
     let of_expert = |expert: &MoeExpert<'_>| {
-        let (bias, rows, order) = match projection {
-            0 => (&expert.biases.gate, expert.up.rows(), RowOrder::OfK),
-            1 => (&expert.biases.up, expert.up.rows(), RowOrder::OfK),
-            _ => (&expert.biases.down, expert.down.rows(), RowOrder::Kept),
+        let (bias, rows) = match projection {
+            0 => (&expert.biases.gate, expert.up.rows()),
+            1 => (&expert.biases.up, expert.up.rows()),
+            _ => (&expert.biases.down, expert.down.rows()),
         };
-        let zeros = || vec![0.0; rows];
-        bias.as_ref().map_or_else(zeros, |bias| of_rows(&bias.numbers(sizes.dtype), order))
+        let numbers = bias.as_ref().map(|bias| bias.numbers(sizes.dtype));
+        RowOrder::of_projection(projection).biases(numbers.as_deref(), 1, rows)
     };
     Some(experts.iter().flat_map(of_expert).collect())
 }

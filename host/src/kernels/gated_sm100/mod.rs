@@ -127,7 +127,15 @@ fn maps(instance: Instance, group: &PlacedGroup) -> impl Iterator<Item = MapArgu
 /// The map of a group's C, as the epilogue stores it.
 fn output_map(group: &PlacedGroup) -> MapArguments {
     let (address, row_bytes, rows) = (group.output, 2 * group.sizes.n, group.sizes.m);
-    MapArguments { address, row_bytes, rows, box_bytes: BOX_BYTES, box_rows: BOX_TOKENS, swizzled: false }
+    MapArguments {
+        address,
+        row_bytes,
+        row_pitch: u64::from(row_bytes),
+        rows,
+        box_bytes: BOX_BYTES,
+        box_rows: BOX_TOKENS,
+        swizzled: false,
+    }
 }
 
 /// Writes the maps of a group, and returns what the kernel is told of it. The address of a map that the group lacks is 0.

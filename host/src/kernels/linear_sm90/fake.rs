@@ -2,10 +2,11 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
-use kernels_gpu::linear_sm90::abi::{self, INSTANCES, PACK_ENTRY, Pack, matrix_bytes};
+use kernels_gpu::linear_sm90::abi::{self, PACK_ENTRY, Pack, matrix_bytes};
 use kernels_gpu::moe_route::abi::token_tiles;
 use kernels_gpu::units::TokenType;
 
+use super::Instance;
 use super::panels::{pack, unpack};
 use crate::format::{Matrix, e4m3};
 use crate::kernels::fake::{out_dtype, slice, slice_mut};
@@ -45,9 +46,9 @@ unsafe fn pack_matrix(launch: &Launch<'_>) {
 ///
 /// As [`pack_matrix`].
 unsafe fn multiply(launch: &Launch<'_>) {
-    let instance = INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
+    let instance = Instance::all().find(|instance| instance.entry() == launch.kernel).unwrap();
     assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
-    let dtype = out_dtype(instance.token_type as u32);
+    let dtype = out_dtype(instance.token_type() as u32);
     // SAFETY: `# Safety` above.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
@@ -55,8 +56,8 @@ unsafe fn multiply(launch: &Launch<'_>) {
         for address in [tokens, token_pitch, parameter.panels, c] {
             assert!(address.is_multiple_of(16), "{parameter:?}");
         }
-        assert_eq!(parameter.token_tiles, token_tiles(m, instance.tile_tokens));
-        let token_type: TokenType = instance.token_type;
+        assert_eq!(parameter.token_tiles, token_tiles(m, instance.tile_tokens()));
+        let token_type: TokenType = instance.token_type();
         let weights = unpack(slice(parameter.panels, matrix_bytes(n, k) as usize), n, k, token_type);
         let alpha: &[f32] = slice(parameter.alpha, n as usize);
         let bias: &[f32] = slice(parameter.bias, if parameter.bias == 0 { 0 } else { n as usize });

@@ -1,19 +1,26 @@
 //! A linear layer on Hopper, `kernels-gpu/src/linear_sm90/`: one launch, a function of sizes and addresses.
 //!
-//! Every instance sums K in the same order, so a token's numbers do not depend on which one is chosen.
+//! Products are those of a warpgroup, or for few tokens those of a warp (`by_warp/` there). Every instance sums K in
+//! the same order, so a token's numbers do not depend on which one is chosen.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
 pub(crate) mod panels;
 pub(crate) mod weights;
 
-use kernels_gpu::linear_sm90::abi::{self, INSTANCES, Instance, PACK_ENTRY, Pack};
-use kernels_gpu::moe_route::abi::{tile_size, token_tiles};
+use kernels_gpu::linear_sm90::abi::{
+    self as of_warpgroups, BOX_BYTES, Launch as Parameter, PACK_ENTRY, Pack, TokenMap,
+};
+use kernels_gpu::linear_sm90::by_warp::abi as of_warps;
+use kernels_gpu::moe_route::abi::token_tiles;
+use kernels_gpu::sm90::SHARED_BYTES;
+use kernels_gpu::units::TokenType;
 
 use super::group::Address;
 use super::kernel::{Entry, Kernel};
-use super::launch::{Grid, Launch, output_code};
+use super::launch::{Grid, Launch, Parameter as LaunchParameter, output_code};
 use super::moe::token_type;
+use super::tensor_map::MapArguments;
 use crate::error::Error;
 use crate::linear::LinearSizes;
 use crate::problem::Op;
@@ -28,18 +35,111 @@ impl Kernel for LinearSm90 {
 
     fn entries(&self) -> Vec<Entry> {
         let pack = Entry { name: PACK_ENTRY, op: None, threads: Pack::THREADS, shared_bytes: 0 };
-        let product = |of: &Instance| Entry {
-            name: of.entry,
+        let product = |of: Instance| Entry {
+            name: of.entry(),
             op: Some(Op::Plain),
             threads: of.threads(),
             shared_bytes: of.shared_bytes(),
         };
-        INSTANCES.iter().map(product).chain([pack]).collect()
+        Instance::all().map(product).chain([pack]).collect()
     }
 
     #[cfg(all(test, feature = "cuda"))]
     fn fake(&self, launch: &fake_cuda::Launch<'_>) {
         fake::launch(launch);
+    }
+}
+
+/// One way to compute a product.
+#[derive(Clone, Copy, Debug)]
+enum Instance {
+    /// With the products of a warp. A block has one tile.
+    OfWarps(&'static of_warps::Instance),
+    /// With those of a warpgroup. As many blocks as there are multiprocessors take turns with tiles.
+    OfWarpgroups(&'static of_warpgroups::Instance),
+}
+
+impl Instance {
+    /// All of them, those with fewest tokens and columns first.
+    fn all() -> impl Iterator<Item = Self> {
+        let of_warps = of_warps::INSTANCES.iter().map(Self::OfWarps);
+        of_warps.chain(of_warpgroups::INSTANCES.iter().map(Self::OfWarpgroups))
+    }
+
+    fn entry(self) -> &'static str {
+        match self {
+            Self::OfWarps(of) => of.entry,
+            Self::OfWarpgroups(of) => of.entry,
+        }
+    }
+
+    fn token_type(self) -> TokenType {
+        match self {
+            Self::OfWarps(of) => of.token_type,
+            Self::OfWarpgroups(of) => of.token_type,
+        }
+    }
+
+    /// The most tokens of a tile.
+    fn tile_tokens(self) -> u32 {
+        match self {
+            Self::OfWarps(of) => of.tile_tokens,
+            Self::OfWarpgroups(of) => of.tile_tokens,
+        }
+    }
+
+    fn columns(self) -> u32 {
+        match self {
+            Self::OfWarps(of) => of.columns(),
+            Self::OfWarpgroups(of) => of.columns(),
+        }
+    }
+
+    fn threads(self) -> u32 {
+        match self {
+            Self::OfWarps(of) => of.threads(),
+            Self::OfWarpgroups(of) => of.threads(),
+        }
+    }
+
+    fn shared_bytes(self) -> u32 {
+        match self {
+            Self::OfWarps(of) => of.shared_bytes(),
+            Self::OfWarpgroups(of) => of.shared_bytes(),
+        }
+    }
+
+    /// Tokens of a box of the token map.
+    fn box_tokens(self, m: u32) -> u32 {
+        match self {
+            Self::OfWarps(of) => of.tile_tokens,
+            Self::OfWarpgroups(of) => of.box_tokens(m, token_tiles(m, of.tile_tokens)),
+        }
+    }
+
+    /// Tiles of C.
+    fn tiles(self, m: u32, n: u32) -> u64 {
+        u64::from(token_tiles(m, self.tile_tokens())) * u64::from(n.div_ceil(self.columns()))
+    }
+
+    /// Blocks of a grid with so many tiles.
+    fn blocks(self, tiles: u32, sms: u32) -> u32 {
+        match self {
+            Self::OfWarps(_) => tiles,
+            Self::OfWarpgroups(_) => tiles.min(sms),
+        }
+    }
+
+    /// About how many cycles a multiprocessor takes for a k-block of all its tiles.
+    fn k_block_cycles(self, m: u32, n: u32, sms: u32) -> u64 {
+        let (tiles, sms) = (self.tiles(m, n), u64::from(sms));
+        match self {
+            Self::OfWarps(of) => warp_cycles(of, tiles, sms),
+            Self::OfWarpgroups(of) => {
+                let tokens = of.box_tokens(m, token_tiles(m, of.tile_tokens));
+                tiles.div_ceil(sms) * warpgroup_cycles(of, u64::from(tokens))
+            }
+        }
     }
 }
 
@@ -94,8 +194,9 @@ pub(crate) fn launch(layer: &PlacedLinear, arguments: &LinearArguments, sms: u32
     arguments.check(&sizes)?;
     let (m, n) = (arguments.token_count as u32, sizes.n as u32);
     let instance = instance(&sizes, m, sms);
-    let tiles = Grid::blocks(tiles(instance, m, n))?;
-    let launch = abi::Launch {
+    let tiles = Grid::blocks(instance.tiles(m, n))?;
+    let parameter = Parameter {
+        token_map: TokenMap([0; 16]),
         tokens: arguments.tokens,
         token_pitch: arguments.token_pitch as u64,
         panels,
@@ -105,14 +206,26 @@ pub(crate) fn launch(layer: &PlacedLinear, arguments: &LinearArguments, sms: u32
         m,
         n,
         k: sizes.k as u32,
-        token_tiles: token_tiles(m, instance.tile_tokens),
+        token_tiles: token_tiles(m, instance.tile_tokens()),
     };
     let grid = Grid {
         shared_bytes: instance.shared_bytes(),
         overlaps: true,
-        ..Grid::linear(instance.entry, tiles.min(sms), instance.threads())
+        ..Grid::linear(instance.entry(), instance.blocks(tiles, sms), instance.threads())
     };
-    Ok(Launch::of_parameter(LinearSm90.name(), grid, launch))
+    let map = MapArguments {
+        address: parameter.tokens,
+        row_bytes: 2 * parameter.k,
+        row_pitch: parameter.token_pitch,
+        rows: m,
+        box_bytes: BOX_BYTES,
+        box_rows: instance.box_tokens(m),
+        swizzled: true,
+    };
+    Ok(Launch::new(LinearSm90.name(), grid, 0, move |writer| {
+        let token_map = TokenMap(bytemuck::cast(writer.encode(&map)?));
+        Ok(LaunchParameter::new(Parameter { token_map, ..parameter }))
+    }))
 }
 
 /// The launch that packs a matrix of these sizes.
@@ -131,35 +244,37 @@ pub(crate) fn pack(
     Ok(Launch::of_parameter(LinearSm90.name(), Grid::linear(PACK_ENTRY, blocks, Pack::THREADS), pack))
 }
 
-/// Tiles of C.
-fn tiles(instance: &Instance, m: u32, n: u32) -> u64 {
-    u64::from(token_tiles(m, instance.tile_tokens)) * u64::from(n.div_ceil(instance.columns()))
-}
-
 /// The instance that is expected to take least time for `m` tokens, not 0.
-fn instance(sizes: &LinearSizes, m: u32, sms: u32) -> &'static Instance {
+fn instance(sizes: &LinearSizes, m: u32, sms: u32) -> Instance {
     let token_type = token_type(sizes.dtype);
-    let instances = INSTANCES.iter().filter(|instance| instance.token_type == token_type);
-    let cycles = |instance: &&Instance| {
-        let tokens = tile_size(m, token_tiles(m, instance.tile_tokens));
-        let (tiles, sms) = (tiles(instance, m, sizes.n as u32), u64::from(sms));
-        tiles.div_ceil(sms) * k_block_cycles(instance, tokens, tiles.min(sms))
-    };
+    let instances = Instance::all().filter(|instance| instance.token_type() == token_type);
+    let cycles = |instance: &Instance| instance.k_block_cycles(m, sizes.n as u32, sms);
     instances.min_by_key(cycles).expect("there are instances for both types")
 }
 
-/// About how many cycles a block takes for a k-block of a tile of so many tokens, while so many blocks run. Measured on an H200: some
-/// for the k-block, some for each token; and all blocks together copy about 1 KB of tokens a cycle from the cache.
-fn k_block_cycles(instance: &Instance, tokens: u32, blocks: u64) -> u64 {
-    const K_BLOCK: u64 = 700;
-    const TOKEN: u64 = 15;
-    /// More, where a warpgroup has 128 columns.
-    const WIDE: u64 = 650;
-    /// Blocks' tokens that are copied in a cycle, of 256 bytes in a k-block.
-    const TOKENS_OF_CYCLE: u64 = 4;
-    let tokens = u64::from(instance.shape().mma_n(tokens));
-    let wide = if instance.narrow { 0 } else { WIDE };
-    (K_BLOCK + TOKEN * tokens + wide).max(blocks * tokens / TOKENS_OF_CYCLE)
+/// About how many cycles a multiprocessor takes for a k-block of all its tiles. A warp alone waits for its own products, which come one
+/// behind the other; of several blocks, each with a warp for a scheduler, what the tensor core takes counts. An H200 takes 24 cycles for a
+/// product that waits for one before, and some 15 for others; the sums of these here are not measured.
+fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64) -> u64 {
+    /// Of a warp alone, and more for each product along the tokens.
+    const ALONE: u64 = 110;
+    const ALONE_FOR_PRODUCT: u64 = 120;
+    /// Of each of several warps, for each of its products along the tokens.
+    const OF_SEVERAL: u64 = 130;
+    let products = instance.products() as u64;
+    let resident = tiles.div_ceil(sms).min(u64::from(SHARED_BYTES / instance.shared_bytes()));
+    let cycles = (ALONE + ALONE_FOR_PRODUCT * products).max(resident * OF_SEVERAL * products);
+    tiles.div_ceil(sms * resident) * cycles
+}
+
+/// About how many cycles a block takes for a k-block of a tile of so many tokens, measured on an H200: some for the k-block, some for
+/// each token.
+fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64) -> u64 {
+    match instance.columns() {
+        64 => 690 + tokens,
+        128 => 950 + 46 * tokens / 10,
+        _ => 1190 + 9 * tokens,
+    }
 }
 
 #[cfg(test)]
@@ -174,32 +289,33 @@ mod tests {
     #[test]
     fn few_tokens_get_tiles_of_few_columns_and_many_tokens_large_tiles() {
         for (n, m, entry) in [
-            (4096, 1, "linear_bf16_t16"),
-            (7168, 16, "linear_bf16_t16"),
+            (4096, 1, "linear_mma16_bf16"),
+            (7168, 16, "linear_mma16_bf16"),
+            (4096, 64, "linear_mma32_bf16"),
             (5120, 64, "linear_bf16_t64"),
             (4096, 256, "linear_bf16_t64_c128"),
-            (4096, 512, "linear_bf16_t128_c256"),
+            (4096, 512, "linear_bf16_t128_c128"),
             (4096, 4096, "linear_bf16_t128_c256"),
         ] {
-            assert_eq!(instance(&sizes(n, 7168), m, 132).entry, entry, "{m} tokens, N = {n}");
+            assert_eq!(instance(&sizes(n, 7168), m, 132).entry(), entry, "{m} tokens, N = {n}");
         }
     }
 
     #[test]
     fn a_layer_of_592_columns_goes_to_every_instance() {
         // `tests/tests/linear.rs` compares the bits of these.
-        let of =
-            [(1, 132), (64, 10), (1, 5), (128, 5), (128, 3)].map(|(m, sms)| instance(&sizes(592, 208), m, sms).entry);
-        let expected = INSTANCES.iter().filter(|instance| instance.token_type == token_type(OutDtype::Bf16));
-        assert!(expected.map(|instance| instance.entry).eq(of), "{of:?}");
+        let of = [(1, 132), (32, 10), (64, 10), (128, 10), (128, 5), (128, 3)];
+        let of = of.map(|(m, sms)| instance(&sizes(592, 208), m, sms).entry());
+        let expected = Instance::all().filter(|instance| instance.token_type() == token_type(OutDtype::Bf16));
+        assert!(expected.map(Instance::entry).eq(of), "{of:?}");
     }
 
     #[test]
-    fn narrow_tiles_make_as_many_blocks_as_there_are_64_columns() {
-        let layer = |n| PlacedLinear { sizes: sizes(n, 2048), panels: 0x100, alpha: 0x80, bias: 0 };
+    fn few_tokens_make_as_many_blocks_as_there_are_32_columns() {
+        let layer = |n| PlacedLinear { sizes: sizes(n, 2048), panels: 0x100, alpha: 0, bias: 0 };
         let arguments = LinearArguments { token_count: 16, tokens: 0x1000, token_pitch: 4096, output: 0x2000 };
         for n in [4096, 5120, 7168] {
-            assert_eq!(launch(&layer(n), &arguments, 132).unwrap().grid.blocks, n as u32 / 64);
+            assert_eq!(launch(&layer(n), &arguments, 132).unwrap().grid.blocks, n as u32 / 32);
         }
     }
 

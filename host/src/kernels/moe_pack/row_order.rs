@@ -24,10 +24,18 @@ impl RowOrder {
             }
         }
     }
-}
 
-/// Numbers of the rows of a matrix, its biases for instance, in the order in which the rows are packed.
-pub(crate) fn of_rows(numbers: &[f32], order: RowOrder) -> Vec<f32> {
-    let rows = numbers.len() as u32;
-    (0..rows).map(|row| numbers[order.source(rows, row) as usize]).collect()
+    /// That of gate, up or down (0, 1, 2).
+    pub(crate) fn of_projection(projection: usize) -> Self {
+        if projection == 2 { Self::Kept } else { Self::OfK }
+    }
+
+    /// The biases of so many matrices, one behind the other, in the order in which each one's rows are packed; zeros if there are
+    /// none.
+    pub(crate) fn biases(self, numbers: Option<&[f32]>, matrices: usize, rows: usize) -> Vec<f32> {
+        let Some(numbers) = numbers else { return vec![0.0; matrices * rows] };
+        let of_matrix =
+            |of: usize| (0..rows).map(move |row| numbers[of * rows + self.source(rows as u32, row as u32) as usize]);
+        (0..matrices).flat_map(of_matrix).collect()
+    }
 }

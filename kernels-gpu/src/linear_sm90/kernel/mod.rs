@@ -1,14 +1,14 @@
 //! How a linear layer works on Hopper.
 //!
-//! A block computes every n-th tile of C. Its first warp loads weights, a bulk copy a panel. Three warps copy tokens, 16 bytes a
-//! copy, to where `wgmma` reads its B. One or two warpgroups decode weights in registers and multiply ([`sm90`](crate::sm90)).
+//! A block computes every n-th tile of C. Its first warp loads weights, a bulk copy a panel, and another warp loads tokens, by tensor
+//! copies that leave them as `wgmma` reads its B. One or two warpgroups decode weights in registers and multiply ([`sm90`](crate::sm90)).
 //!
 //! ```text
 //! weights ─ a warp ──────▶ stages ──┐
-//! tokens ─ three warps ──▶ buffers ─┴─ warpgroups ─▶ C
+//! tokens ── a warp ──────▶ buffers ─┴─ warpgroups ─▶ C
 //! ```
 
-mod multiply;
+pub(super) mod multiply;
 mod pack;
 mod tiles;
 mod tokens;
@@ -19,7 +19,8 @@ use cuda_std::{
     kernel,
     mbarrier::{MBARRIER_BYTES, Mbarrier},
     shared::{SharedAddress, dynamic_shared_address},
-    thread,
+    tensor_map_of_parameter, thread,
+    tma::TensorMapAddress,
     warp::{ALL_LANES, WARP_SIZE, warp_shuffle_idx},
 };
 
@@ -42,7 +43,10 @@ macro_rules! entries {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
             const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
             // SAFETY: the contract is this function's too.
-            unsafe { Linear::<{ Index::$entry as usize }, IS_BF16, { INSTANCE.shape().parts() }>::run(launch) }
+            unsafe {
+                let token_map = tensor_map_of_parameter!($entry);
+                Linear::<{ Index::$entry as usize }, IS_BF16, { INSTANCE.shape().parts() }>::run(launch, token_map);
+            }
         }
     )*};
 }
@@ -51,6 +55,7 @@ instances!(entries);
 /// The kernel as one of [`INSTANCES`], whose tokens are bf16 or f16, and whose threads have `P` parts of a stage.
 struct Linear<const INDEX: usize, const BF16: bool, const P: usize> {
     launch: Launch,
+    token_map: TensorMapAddress,
     shared: SharedAddress,
 }
 
@@ -58,14 +63,14 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
     const INSTANCE: Instance = INSTANCES[INDEX];
     const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
 
-    // The first warpgroup loads: its first warp weights, the others tokens. The other warpgroups multiply.
+    // The first warpgroup loads: a warp weights, another tokens. The other warpgroups multiply.
     const WEIGHT_WARP: u32 = 0;
-    const TOKEN_WARPS: u32 = WARPS - 1;
+    const TOKEN_WARP: u32 = 1;
     const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
 
-    // Offsets from the start of shared memory.
-    const BUFFERS: u32 = Self::INSTANCE.stages * Self::INSTANCE.stage_bytes();
-    const STAGE_BARRIERS: u32 = Self::BUFFERS + Self::INSTANCE.buffers * Self::INSTANCE.shape().buffer_bytes();
+    // Offsets from the start of shared memory. Buffers come first: the swizzle's pattern begins at multiples of 1024.
+    const STAGES: u32 = Self::INSTANCE.buffers * Self::INSTANCE.shape().buffer_bytes();
+    const STAGE_BARRIERS: u32 = Self::STAGES + Self::INSTANCE.stages * Self::INSTANCE.stage_bytes();
     const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::INSTANCE.stages);
     const TURN_BARRIERS: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
     const END: u32 = Self::TURN_BARRIERS + TURN_BARRIERS * MBARRIER_BYTES;
@@ -76,7 +81,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
         Ring::new(self.shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
     }
 
-    /// The buffers of tokens. One is full when the copies of every thread that copies have arrived; it is empty as a stage is.
+    /// The buffers of tokens, which are full and empty as stages are.
     fn buffers(&self) -> Ring {
         Ring::new(self.shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
     }
@@ -88,12 +93,12 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
 
     /// The address of the stage that a ring stands at.
     fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress {
-        shared + stages.index() * Self::INSTANCE.stage_bytes()
+        shared + Self::STAGES + stages.index() * Self::INSTANCE.stage_bytes()
     }
 
     /// The address of the buffer that a ring stands at.
     fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
-        shared + Self::BUFFERS + buffers.index() * Self::INSTANCE.shape().buffer_bytes()
+        shared + buffers.index() * Self::INSTANCE.shape().buffer_bytes()
     }
 
     /// A thread's part of the kernel.
@@ -101,19 +106,19 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
     /// # Safety
     /// The contract in this folder's `mod.rs`.
     #[inline(always)]
-    unsafe fn run(launch: Launch)
+    unsafe fn run(launch: Launch, token_map: TensorMapAddress)
     where
         Packed<BF16>: Decode,
     {
         const { Self::CHECK };
-        let this = Self { launch, shared: dynamic_shared_address() };
+        let this = Self { launch, token_map, shared: dynamic_shared_address() };
         // SAFETY: barriers have places of their own in shared memory, and are initialised before any thread passes
         // `sync_threads`. Every thread of the block takes part in what the block does together, and every thread of a
         // warpgroup in what the warpgroup does together; each role is one warp's or one warpgroup's.
         unsafe {
             if thread::thread_idx_x() == 0 {
                 this.stages().init(1, Self::CONSUMER_WARPS);
-                this.buffers().init(Self::TOKEN_WARPS * WARP_SIZE, Self::CONSUMER_WARPS);
+                this.buffers().init(1, Self::CONSUMER_WARPS);
                 if Self::INSTANCE.shape().ping_pong() {
                     PingPong::init(this.turn_barriers());
                 }
@@ -126,8 +131,8 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
                 give_registers(Self::INSTANCE.shape());
                 if warp == Self::WEIGHT_WARP {
                     this.load_weights();
-                } else {
-                    this.copy_tokens(warp - 1);
+                } else if warp == Self::TOKEN_WARP {
+                    this.load_tokens();
                 }
             } else {
                 take_registers(Self::INSTANCE.shape());

@@ -5,14 +5,14 @@ use core::marker::PhantomData;
 
 use cuda_std::{
     shared::{SharedAddress, ld_shared_v4_b32},
-    wgmma,
+    wgmma::{self, MatrixDescriptor},
 };
 
 use super::Linear;
 use crate::{
     epilogue::Activation,
     format::{OUTPUT_BF16, OUTPUT_F16},
-    linear_sm90::abi::{LANE_BYTES, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES, k_blocks},
+    linear_sm90::abi::{BOX_BYTES, LANE_BYTES, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES, k_blocks},
     ring::Ring,
     sm90::{
         Alpha, Consumer, Fragment, Kind, LANE_WORDS, Shape, Target,
@@ -57,7 +57,7 @@ where
 }
 
 /// How weights are decoded for a type of tokens.
-pub(super) trait Decode {
+pub(in crate::linear_sm90) trait Decode {
     /// What a decoded weight lacks of its value.
     const UNSCALE: f32;
     /// The numbers that are multiplied.
@@ -68,7 +68,7 @@ pub(super) trait Decode {
 }
 
 /// Weights packed for bf16, or for f16.
-pub(super) struct Packed<const BF16: bool>;
+pub(in crate::linear_sm90) struct Packed<const BF16: bool>;
 
 impl Decode for Packed<false> {
     const UNSCALE: f32 = F16_UNSCALE;
@@ -128,7 +128,7 @@ where
 {
     const SHAPE: Shape = Linear::<INDEX, BF16, P>::INSTANCE.shape();
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
-    const COPIED_BY_THREADS: bool = true;
+    const COPIED_BY_THREADS: bool = false;
     const ANY_ACTIVATION: bool = false;
     const AHEAD: bool = Self::SHAPE.parts() == 1;
     type Number = <Packed<BF16> as Decode>::Number;
@@ -142,6 +142,19 @@ where
     #[inline(always)]
     fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
         Linear::<INDEX, BF16, P>::buffer(shared, buffers)
+    }
+
+    #[inline(always)]
+    fn tokens(buffer: SharedAddress) -> MatrixDescriptor {
+        MatrixDescriptor::swizzled_128(buffer)
+    }
+
+    #[inline(always)]
+    fn token_offset(product: u32) -> u32 {
+        /// Bytes of a token that a product takes.
+        const BYTES: u32 = wgmma::K * 2;
+        const PRODUCTS: u32 = BOX_BYTES / BYTES;
+        product / PRODUCTS * Linear::<INDEX, BF16, P>::BOX_PITCH + product % PRODUCTS * BYTES
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
 
 use crate::backend::cuda::device::Device;
+use crate::backend::cuda::maps;
 use crate::backend::cuda::planned::ReadyLaunch;
 use crate::bias::Bias;
 use crate::error::Error;
@@ -199,7 +200,7 @@ impl LinearLauncher {
     fn ready(&self, launch: &Launch) -> Result<ReadyLaunch, Error> {
         let is_it = |(entry, _): &&(&str, CUfunction)| *entry == launch.grid.entry;
         let &(_, function) = self.functions.iter().find(is_it).expect("entries are loaded");
-        let parameter = launch.write(0, &mut [], &mut |_| unreachable!("the parameter says everything"))?;
+        let parameter = launch.write(0, &mut [], &mut |map| maps::encode(&self.device, map))?;
         Ok(ReadyLaunch { function, grid: launch.grid, parameter })
     }
 }

@@ -18,7 +18,7 @@ use crate::kernels::moe::{
     self, MoeArguments, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, workspace_bytes,
 };
 use crate::kernels::moe_pack::MoePack;
-use crate::kernels::moe_pack::row_order::{RowOrder, of_rows};
+use crate::kernels::moe_pack::row_order::RowOrder;
 use crate::moe::MoeSizes;
 
 /// The projections by their numbers.
@@ -232,14 +232,11 @@ impl MoeLauncher {
             token_type: output_code(sizes.dtype),
             ..Pack::zeroed()
         };
-        let order = if is_down { RowOrder::Kept } else { RowOrder::OfK };
-        let biases = match tensor.bias {
-            _ if bias[projection] == 0 => Vec::new(),
-            None => vec![0.0; (count * rows) as usize],
-            Some(bias) => {
-                let experts = bias.numbers(sizes.dtype);
-                experts.chunks(rows as usize).flat_map(|numbers| of_rows(numbers, order)).collect()
-            }
+        let biases = if bias[projection] == 0 {
+            Vec::new()
+        } else {
+            let numbers = tensor.bias.map(|bias| bias.numbers(sizes.dtype));
+            RowOrder::of_projection(projection).biases(numbers.as_deref(), count as usize, rows as usize)
         };
         let copies = [(alpha[projection], tensor.global_scales), (bias[projection], &biases[..])];
         // SAFETY: `# Safety` above asks for the tensor, for room at every address, and for the stream. The driver has read what is

@@ -1,0 +1,126 @@
+//! What host and kernel agree on beside panels and [`Launch`](crate::linear_sm90::abi::Launch): the list of instances.
+//!
+//! A tile is some strips of eight columns of C and up to so many tokens. A warp has a strip: tokens lie on its products' M, weights on
+//! their N.
+
+use crate::{
+    instances::table,
+    linear_sm90::abi::{PANEL_ROWS, ROW_BYTES, ROW_SCALES},
+    sm90::{BARRIER_BYTES, K_BLOCK, SHARED_BYTES},
+    units::TokenType,
+};
+
+/// Columns of C that a warp has: the N of its products.
+pub const STRIP_ROWS: u32 = 8;
+
+/// Tokens of a product: its M.
+pub const PRODUCT_TOKENS: u32 = 16;
+
+/// Bytes of a strip's values in a k-block.
+pub const STRIP_VALUES: u32 = STRIP_ROWS * ROW_BYTES;
+
+/// Bytes of a strip's scales in a k-block.
+pub const STRIP_SCALES: u32 = STRIP_ROWS * ROW_SCALES;
+
+/// Passes the list of instances to `$each!`: of a type of tokens, those with fewest tokens first.
+macro_rules! instances {
+    ($each:ident) => {
+        $each! {
+            linear_mma16_f16 = tokens(TokenType::F16, 16).strips(4).stages(10);
+            linear_mma32_f16 = tokens(TokenType::F16, 32).strips(4).stages(8);
+            linear_mma16_bf16 = tokens(TokenType::Bf16, 16).strips(4).stages(10);
+            linear_mma32_bf16 = tokens(TokenType::Bf16, 32).strips(4).stages(8);
+        }
+    };
+}
+#[cfg(feature = "linear_sm90")]
+pub(super) use instances;
+instances!(table);
+
+/// One way to build the kernel, and what it takes of the hardware.
+///
+/// Shared memory of a block: tokens of all stages, weights of all stages (the values of the tile's strips, then their scales), barriers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// The entry's name.
+    pub entry: &'static str,
+    /// The type of tokens and C.
+    pub token_type: TokenType,
+    /// The most tokens of a tile.
+    pub tile_tokens: u32,
+    /// Strips of a tile.
+    pub strips: u32,
+    /// Stages of the pipeline that brings weights and tokens to shared memory.
+    pub stages: u32,
+}
+
+/// An [`Instance`] that lacks its stages.
+#[derive(Clone, Copy, Debug)]
+pub struct Builder(Instance);
+
+/// The kernel for tokens of this type, with up to so many of them a tile.
+pub const fn tokens(token_type: TokenType, tile_tokens: u32) -> Builder {
+    Builder(Instance { entry: "", token_type, tile_tokens, strips: 0, stages: 0 })
+}
+
+impl Builder {
+    /// Sets [`Instance::strips`].
+    pub const fn strips(self, strips: u32) -> Self {
+        Self(Instance { strips, ..self.0 })
+    }
+
+    /// The instance with so many stages.
+    ///
+    /// # Panics
+    /// If it asks for more than there is, or for what the kernel cannot do.
+    pub const fn stages(self, stages: u32) -> Instance {
+        let instance = Instance { stages, ..self.0 };
+        instance.check();
+        instance
+    }
+}
+
+impl Instance {
+    /// Columns of C of a tile.
+    pub const fn columns(self) -> u32 {
+        self.strips * STRIP_ROWS
+    }
+
+    /// Warps of a block.
+    pub const fn warps(self) -> u32 {
+        self.strips
+    }
+
+    /// Threads of a block, in one dimension.
+    pub const fn threads(self) -> u32 {
+        self.warps() * 32
+    }
+
+    /// Products of a warp for 16 columns of K.
+    pub const fn products(self) -> usize {
+        (self.tile_tokens / PRODUCT_TOKENS) as usize
+    }
+
+    /// Bytes of a stage's weights.
+    pub const fn weight_bytes(self) -> u32 {
+        self.strips * (STRIP_VALUES + STRIP_SCALES)
+    }
+
+    /// Bytes of a stage's tokens.
+    pub const fn token_bytes(self) -> u32 {
+        self.tile_tokens * 2 * K_BLOCK
+    }
+
+    /// Dynamic shared memory of a block, in bytes: stages, and barriers for full and empty of each.
+    pub const fn shared_bytes(self) -> u32 {
+        self.stages * (self.weight_bytes() + self.token_bytes() + 2 * BARRIER_BYTES)
+    }
+
+    /// Stops the compiler where an instance asks for more than there is.
+    const fn check(self) {
+        assert!(self.strips > 0 && PANEL_ROWS.is_multiple_of(self.columns()), "a tile's columns lie in one panel");
+        assert!(self.tile_tokens > 0 && self.tile_tokens.is_multiple_of(PRODUCT_TOKENS), "whole products");
+        assert!(self.stages > 2, "one stage is multiplied, the next one is full, and one is being filled");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "stages do not fit shared memory");
+    }
+}
