@@ -8,6 +8,9 @@
 // Bytes that packed weights begin with, for `nvfp4_moe_check_packed`.
 #define NVFP4_MOE_HEAD_BYTES 48
 
+// Bytes that a linear layer's packed weights begin with, for `nvfp4_linear_check_packed`.
+#define NVFP4_LINEAR_HEAD_BYTES 8
+
 // What a call answers.
 typedef enum nvfp4_status {
   // It was done, or queued.
@@ -19,6 +22,20 @@ typedef enum nvfp4_status {
   // A bug of the library.
   NVFP4_STATUS_BUG = 3,
 } nvfp4_status;
+
+// What becomes of an element g of the gate projection and u of the up projection.
+typedef enum nvfp4_activation {
+  // silu(g) * u.
+  NVFP4_ACTIVATION_SILU = 0,
+  // silu(min(g, limit)) * clamp(u, -limit, limit).
+  NVFP4_ACTIVATION_SILU_LIMIT = 1,
+  // gelu(g) * u, by tanh.
+  NVFP4_ACTIVATION_GELU_TANH = 2,
+  // x * sigmoid(alpha * x) * (clamp(u, -limit, limit) + 1) with x = min(g, limit). gpt-oss has alpha = 1.702, limit = 7.
+  NVFP4_ACTIVATION_GPT_OSS = 3,
+  // max(u, 0)^2; there is no gate.
+  NVFP4_ACTIVATION_RELU2 = 4,
+} nvfp4_activation;
 
 // The type of tokens, and of what a layer makes of them.
 typedef enum nvfp4_dtype {
@@ -32,9 +49,12 @@ typedef enum nvfp4_dtype {
 typedef struct nvfp4_device nvfp4_device;
 
 // A layer prepared for the CPU. One call at a time.
+typedef struct nvfp4_linear_cpu nvfp4_linear_cpu;
+
+// A layer prepared for the CPU. One call at a time.
 typedef struct nvfp4_moe_cpu nvfp4_moe_cpu;
 
-// The sizes of an MoE layer.
+// The sizes of an MoE layer. What is left zero is as in most models: SiLU, no shared expert, no biases.
 typedef struct nvfp4_moe_sizes {
   // H, elements of a token: a multiple of 16.
   size_t hidden;
@@ -50,6 +70,14 @@ typedef struct nvfp4_moe_sizes {
   size_t shared_intermediate;
   // An `nvfp4_dtype`: the type of tokens.
   uint32_t dtype;
+  // An `nvfp4_activation`.
+  uint32_t activation;
+  // Of the activation, if it has one.
+  float alpha;
+  // Of the activation, if it has one.
+  float limit;
+  // Whether projections have biases.
+  bool biases;
 } nvfp4_moe_sizes;
 
 // A projection of every expert, as a checkpoint has it: `rows` of `k` numbers an expert.
@@ -64,11 +92,13 @@ typedef struct nvfp4_tensor {
   size_t scales_stride;
   // Each expert's global scale, by which its numbers are multiplied. In host memory, always.
   const float *global_scales;
+  // Biases, `rows` for each expert, in host memory, always; null if there are none.
+  const float *bias;
 } nvfp4_tensor;
 
 // The projections of a layer's experts: gate and up `[I, H]`, down `[H, I]`.
 typedef struct nvfp4_moe_tensors {
-  // Gate.
+  // Gate. Not looked at if the activation has none.
   struct nvfp4_tensor gate;
   // Up.
   struct nvfp4_tensor up;
@@ -97,6 +127,42 @@ typedef struct nvfp4_moe_call {
   // Elements from one row of the output to the next, as `hidden_stride`.
   size_t output_stride;
 } nvfp4_moe_call;
+
+// The sizes of a linear layer.
+typedef struct nvfp4_linear_sizes {
+  // N, rows of the weight: a multiple of 16.
+  size_t out_features;
+  // K, elements of a token: a multiple of 16.
+  size_t in_features;
+  // An `nvfp4_dtype`: the type of tokens.
+  uint32_t dtype;
+  // Whether there is a bias.
+  bool bias;
+} nvfp4_linear_sizes;
+
+// A weight as a checkpoint has it.
+typedef struct nvfp4_linear_tensor {
+  // Values, `N * K/2` bytes, as `nvfp4_tensor`. On a GPU in its memory, at a multiple of 8.
+  const uint8_t *values;
+  // Scales, `N * K/16` bytes. On a GPU in its memory.
+  const uint8_t *scales;
+  // The global scale.
+  float global_scale;
+  // N numbers in host memory, always; null if there is none.
+  const float *bias;
+} nvfp4_linear_tensor;
+
+// What a call of a layer reads and writes; on a GPU pointers to its memory.
+typedef struct nvfp4_linear_call {
+  // M; may be 0.
+  size_t tokens;
+  // M rows of K numbers of the layer's type. On a GPU at a multiple of 16 bytes.
+  const uint16_t *x;
+  // Elements from one row to the next, at least K. On a GPU a multiple of 8.
+  size_t x_stride;
+  // Where the M rows of N numbers go, without gaps. On a GPU at a multiple of 16 bytes. Overlaps nothing else.
+  uint16_t *output;
+} nvfp4_linear_call;
 
 #ifdef __cplusplus
 extern "C" {
@@ -218,6 +284,69 @@ enum nvfp4_status nvfp4_moe_launch(const struct nvfp4_device *device,
                                    const struct nvfp4_moe_call *call,
                                    void *workspace,
                                    void *stream);
+
+// Makes a layer of a tensor in host memory, which is copied.
+//
+// # Safety
+//
+// The pointers are to host memory of these sizes.
+enum nvfp4_status nvfp4_linear_cpu_create(const struct nvfp4_linear_sizes *sizes,
+                                          const struct nvfp4_linear_tensor *tensor,
+                                          struct nvfp4_linear_cpu **layer);
+
+// Computes a call, whose pointers are to host memory.
+//
+// # Safety
+//
+// The layer lives and is in no other call; the call's memory has the sizes that it says.
+enum nvfp4_status nvfp4_linear_cpu_run(struct nvfp4_linear_cpu *layer, const struct nvfp4_linear_call *call);
+
+// Frees a layer. Null is nothing.
+//
+// # Safety
+//
+// The layer was made by `nvfp4_linear_cpu_create`, is in no call, and is not used again.
+void nvfp4_linear_cpu_destroy(struct nvfp4_linear_cpu *layer);
+
+// Bytes of a layer's packed weights on a GPU. A call needs no workspace.
+//
+// # Safety
+//
+// The pointers are to host memory.
+enum nvfp4_status nvfp4_linear_bytes(const struct nvfp4_linear_sizes *sizes, size_t *weights);
+
+// Queues the packing of a checkpoint's tensor, which lies in the GPU's memory and is not needed any more when the stream has come
+// past it. Wait for that before the first call: copy the first `NVFP4_LINEAR_HEAD_BYTES` of the weights to the host and give them
+// to `nvfp4_linear_check_packed`, which says whether block scales are valid.
+//
+// # Safety
+//
+// `stream` is a `CUstream` (or `cudaStream_t`) of the device's primary context, or null, and captures nothing. At `weights`, a
+// multiple of 256, are as many bytes as `nvfp4_linear_bytes` says.
+enum nvfp4_status nvfp4_linear_pack(const struct nvfp4_device *device,
+                                    const struct nvfp4_linear_sizes *sizes,
+                                    const struct nvfp4_linear_tensor *tensor,
+                                    void *weights,
+                                    void *stream);
+
+// Says whether the block scales of packed weights were valid.
+//
+// # Safety
+//
+// The pointers are to host memory; `head` to the first `NVFP4_LINEAR_HEAD_BYTES` of the weights.
+enum nvfp4_status nvfp4_linear_check_packed(const struct nvfp4_linear_sizes *sizes, const uint8_t *head);
+
+// Queues a call, and returns without waiting. It allocates nothing, so the stream may be captured into a graph.
+//
+// # Safety
+//
+// `weights` were packed for these sizes, and that was waited for. The call's pointers are to memory of these sizes that the GPU can
+// use. All of it stays until the stream has come past the call. `stream` is as `nvfp4_linear_pack` says, but may capture.
+enum nvfp4_status nvfp4_linear_launch(const struct nvfp4_device *device,
+                                      const struct nvfp4_linear_sizes *sizes,
+                                      const void *weights,
+                                      const struct nvfp4_linear_call *call,
+                                      void *stream);
 
 // What went wrong in this thread's last call that failed, in words. Good until the next one fails.
 const char *nvfp4_last_error(void);

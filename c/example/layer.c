@@ -1,4 +1,4 @@
-/* An MoE layer of two experts on the CPU, from C: quantised, computed, and compared with a sum in double.
+/* An MoE layer of two experts and a linear layer on the CPU, from C: quantised, computed, and compared with sums in double.
  *
  *   cc -Ic c/example/layer.c -o layer -Ltarget/release -lnvfp4_c -lm && LD_LIBRARY_PATH=target/release ./layer
  */
@@ -49,7 +49,7 @@ static nvfp4_tensor make(projection *of, size_t rows, size_t columns, unsigned s
         expect(nvfp4_quantize(raw, rows, columns, values, scales, &of->global_scales[e]));
         expect(nvfp4_dequantize(values, scales, of->global_scales[e], rows, columns, of->numbers + e * H * I));
     }
-    return (nvfp4_tensor){of->values, H * I / 2, of->scales, H * I / 16, of->global_scales};
+    return (nvfp4_tensor){of->values, H * I / 2, of->scales, H * I / 16, of->global_scales, NULL};
 }
 
 int main(void) {
@@ -95,6 +95,67 @@ int main(void) {
         }
     }
     printf("%d tokens, at most %.2f of what rounding allows\n", T, worst);
+
+    /* The same tokens, activated as in gpt-oss, with biases: the output is another. */
+    float gate_bias[E * I], down_bias[E * H];
+    for (size_t i = 0; i < E * I; i++) gate_bias[i] = (float)i / 64;
+    for (size_t i = 0; i < E * H; i++) down_bias[i] = (float)i / 32 - 1;
+    nvfp4_moe_tensors biased = tensors;
+    biased.gate.bias = gate_bias;
+    biased.down.bias = down_bias;
+    nvfp4_moe_sizes as_gpt_oss = sizes;
+    as_gpt_oss.activation = NVFP4_ACTIVATION_GPT_OSS, as_gpt_oss.alpha = 1.702f, as_gpt_oss.limit = 7, as_gpt_oss.biases = true;
+    nvfp4_moe_cpu *other;
+    uint16_t others_output[T * H];
+    call.output = others_output;
+    expect(nvfp4_moe_cpu_create(&as_gpt_oss, &biased, NULL, NULL, &other));
+    expect(nvfp4_moe_cpu_run(other, &call));
+    nvfp4_moe_cpu_destroy(other);
+    for (size_t t = 0; t < T; t++) {
+        double sums[H] = {0}, magnitudes[H] = {0};
+        for (size_t k = 0; k < K; k++) {
+            int32_t e = ids[t * K + k];
+            if (e < 0) continue;
+            for (size_t h = 0; h < H; h++) sums[h] += weights[t * K + k] * down_bias[(size_t)e * H + h];
+            for (size_t i = 0; i < I; i++) {
+                double g = gate_bias[(size_t)e * I + i], u = 0;
+                for (size_t h = 0; h < H; h++) {
+                    double x = of_bf16(tokens[t * H + h]);
+                    g += x * gate.numbers[(size_t)e * H * I + i * H + h];
+                    u += x * up.numbers[(size_t)e * H * I + i * H + h];
+                }
+                g = fmin(g, 7), u = fmax(fmin(u, 7), -7);
+                double intermediate = weights[t * K + k] * g / (1 + exp(-1.702 * g)) * (u + 1);
+                for (size_t h = 0; h < H; h++) {
+                    double product = intermediate * down.numbers[(size_t)e * H * I + h * I + i];
+                    sums[h] += product;
+                    magnitudes[h] += fabs(product);
+                }
+            }
+        }
+        for (size_t h = 0; h < H; h++) {
+            double error = fabs(of_bf16(others_output[t * H + h]) - sums[h]) / ((magnitudes[h] + fabs(sums[h])) / 256 * 3 + 1e-9);
+            worst = fmax(worst, error);
+        }
+    }
+
+    /* The first expert's gate as a linear layer with a bias. */
+    nvfp4_linear_sizes linear = {.out_features = I, .in_features = H, .dtype = NVFP4_DTYPE_BF16, .bias = true};
+    nvfp4_linear_tensor weight = {gate.values, gate.scales, gate.global_scales[0], gate_bias};
+    nvfp4_linear_cpu *one;
+    uint16_t projected[T * I];
+    nvfp4_linear_call of_linear = {.tokens = T, .x = tokens, .x_stride = H, .output = projected};
+    expect(nvfp4_linear_cpu_create(&linear, &weight, &one));
+    expect(nvfp4_linear_cpu_run(one, &of_linear));
+    nvfp4_linear_cpu_destroy(one);
+    for (size_t t = 0; t < T; t++) {
+        for (size_t i = 0; i < I; i++) {
+            double sum = gate_bias[i];
+            for (size_t h = 0; h < H; h++) sum += of_bf16(tokens[t * H + h]) * (double)gate.numbers[i * H + h];
+            worst = fmax(worst, fabs(of_bf16(projected[t * I + i]) - sum) / (fabs(sum) / 256 + 1e-5));
+        }
+    }
+    printf("with gpt-oss's activation, and a linear layer: at most %.2f\n", worst);
 
     sizes.intermediate = 24;
     if (nvfp4_moe_cpu_create(&sizes, &tensors, NULL, NULL, &layer) != NVFP4_STATUS_INVALID) return 2;

@@ -2,8 +2,9 @@
 
 use nvfp4::Error;
 use nvfp4::backend::{Backend, MoeLayer, cpu::Cpu};
+use nvfp4::bias::Bias;
 use nvfp4::format::Matrix;
-use nvfp4::moe::{MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
+use nvfp4::moe::{Biases, MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 
 use crate::status::{guard, nvfp4_status};
 use crate::{elements, elements_mut, nvfp4_moe_call, nvfp4_moe_sizes, nvfp4_moe_tensors, nvfp4_tensor, value};
@@ -47,9 +48,10 @@ impl Drop for nvfp4_moe_cpu {
 unsafe fn experts(
     tensors: &nvfp4_moe_tensors,
     count: usize,
-    sizes: [usize; 2],
+    sizes: &MoeSizes,
+    intermediate: usize,
 ) -> Result<Vec<MoeExpert<'static>>, Error> {
-    let [hidden, intermediate] = sizes;
+    let hidden = sizes.hidden;
     let matrix = |tensor: &nvfp4_tensor, expert: usize, name: &str, rows: usize, k: usize| {
         let (values_len, scales_len) = (rows * k / 2, rows * k / 16);
         let [values, scales] = [(tensor.values, tensor.values_stride), (tensor.scales, tensor.scales_stride)]
@@ -66,10 +68,23 @@ unsafe fn experts(
             .map_err(|error| error.at(format_args!("expert {expert}: {name}")))
     };
     let expert = |expert: usize| {
-        let gate = matrix(&tensors.gate, expert, "gate", intermediate, hidden)?;
+        let has_gate = sizes.activation.has_gate();
+        let gate = has_gate.then(|| matrix(&tensors.gate, expert, "gate", intermediate, hidden)).transpose()?;
         let up = matrix(&tensors.up, expert, "up", intermediate, hidden)?;
         let down = matrix(&tensors.down, expert, "down", hidden, intermediate)?;
-        Ok(MoeExpert::gated(gate, up, down))
+        let bias = |tensor: &nvfp4_tensor, rows: usize| {
+            let is_there = sizes.biases && !tensor.bias.is_null();
+            // SAFETY: `# Safety` above.
+            let of_expert = || unsafe { elements(tensor.bias.wrapping_add(expert * rows), rows, "bias") };
+            let numbers = is_there.then(of_expert).transpose()?;
+            Ok::<_, Error>(numbers.map(|numbers| Bias::F32(numbers.to_vec().into())))
+        };
+        let biases = Biases {
+            gate: if has_gate { bias(&tensors.gate, intermediate)? } else { None },
+            up: bias(&tensors.up, intermediate)?,
+            down: bias(&tensors.down, hidden)?,
+        };
+        Ok(MoeExpert { gate, up, down, biases })
     };
     (0..count).map(expert).collect()
 }
@@ -99,15 +114,15 @@ pub unsafe extern "C" fn nvfp4_moe_cpu_create(
                 elements_mut(layer, 1, "layer")?,
             )
         };
-        let MoeSizes { hidden, intermediate, experts: count, named_experts, top_k, shared_intermediate, dtype, .. } =
-            sizes;
+        let MoeSizes { experts: count, named_experts, top_k, shared_intermediate, dtype, activation, .. } = sizes;
         // SAFETY: as above.
-        let mut weights = MoeWeights::new(dtype, top_k, unsafe { experts(tensors, count, [hidden, intermediate])? })?;
+        let routed = unsafe { experts(tensors, count, &sizes, sizes.intermediate)? };
+        let mut weights = MoeWeights::with_activation(dtype, top_k, activation, routed)?;
         match (shared, shared_intermediate) {
             (None, None) => {}
             (Some(shared), Some(intermediate)) => {
                 // SAFETY: as above.
-                let shared = unsafe { experts(shared, 1, [hidden, intermediate])? }.remove(0);
+                let shared = unsafe { experts(shared, 1, &sizes, intermediate)? }.remove(0);
                 weights = weights.with_shared(shared)?;
             }
             _ => return Err(Error::Invalid("shared and sizes.shared_intermediate come together".into())),

@@ -5,14 +5,19 @@ use std::slice;
 
 use nvfp4::Error;
 use nvfp4::backend::cuda::{
-    Cuda, MoeArguments, MoeLauncher, MoeTensor, MoeTensors, PackedMoe, weight_bytes, workspace_bytes,
+    Cuda, LinearLauncher, MoeArguments, MoeLauncher, MoeTensor, MoeTensors, PackedMoe, weight_bytes, workspace_bytes,
 };
+use nvfp4::bias::Bias;
+use nvfp4::moe::MoeSizes;
 
 use crate::status::{guard, nvfp4_status};
-use crate::{elements_mut, nvfp4_moe_call, nvfp4_moe_sizes, nvfp4_moe_tensors, nvfp4_tensor, value};
+use crate::{elements, elements_mut, nvfp4_moe_call, nvfp4_moe_sizes, nvfp4_moe_tensors, nvfp4_tensor, value};
 
 /// A GPU with its kernels loaded. Any number of threads may use it at once.
-pub struct nvfp4_device(MoeLauncher);
+pub struct nvfp4_device {
+    pub(crate) moe: MoeLauncher,
+    pub(crate) linear: LinearLauncher,
+}
 
 /// Opens device `ordinal`: its primary context, which the CUDA runtime uses too. It stays open.
 ///
@@ -24,7 +29,9 @@ pub unsafe extern "C" fn nvfp4_device_open(ordinal: u32, device: *mut *mut nvfp4
     guard(|| {
         // SAFETY: `# Safety` above.
         let device = unsafe { elements_mut(device, 1, "device")? };
-        device[0] = Box::into_raw(Box::new(nvfp4_device(Cuda::open(ordinal)?.moe_launcher()?)));
+        let gpu = Cuda::open(ordinal)?;
+        let opened = nvfp4_device { moe: gpu.moe_launcher()?, linear: gpu.linear_launcher()? };
+        device[0] = Box::into_raw(Box::new(opened));
         Ok(())
     })
 }
@@ -97,11 +104,18 @@ pub unsafe extern "C" fn nvfp4_moe_pack(
             (value(device, "device")?, value(sizes, "sizes")?.checked()?, value(tensors, "tensors")?, shared.as_ref())
         };
         // SAFETY: as above.
-        let (experts, shared) =
-            unsafe { (of(tensors, sizes.experts)?, shared.map(|shared| of(shared, 1)).transpose()?) };
+        let biases = unsafe {
+            (Biases::of(tensors, &sizes, false)?, shared.map(|of| Biases::of(of, &sizes, true)).transpose()?)
+        };
+        let of_shared = shared.zip(biases.1.as_ref());
+        // SAFETY: as above.
+        let (experts, shared) = unsafe {
+            let shared = of_shared.map(|(shared, biases)| of(shared, 1, &sizes, biases)).transpose()?;
+            (of(tensors, sizes.experts, &sizes, &biases.0)?, shared)
+        };
         let (weights, stream) = (address(weights, "weights")?, stream.cast());
         // SAFETY: as above.
-        unsafe { device.0.pack(&sizes, &experts, shared.as_ref(), weights, stream) }
+        unsafe { device.moe.pack(&sizes, &experts, shared.as_ref(), weights, stream) }
     })
 }
 
@@ -159,13 +173,34 @@ pub unsafe extern "C" fn nvfp4_moe_launch(
             output_pitch: pitch(call.output_stride)?,
         };
         // SAFETY: as above.
-        unsafe { device.0.launch(&layer, &arguments, address(workspace, "workspace")?, stream.cast()) }.map(drop)
+        unsafe { device.moe.launch(&layer, &arguments, address(workspace, "workspace")?, stream.cast()) }.map(drop)
     })
 }
 
 /// An address in the GPU's memory.
-fn address<T>(pointer: *const T, name: &str) -> Result<u64, Error> {
+pub(crate) fn address<T>(pointer: *const T, name: &str) -> Result<u64, Error> {
     if pointer.is_null() { Err(Error::Invalid(format!("{name} is null"))) } else { Ok(pointer.addr() as u64) }
+}
+
+/// The biases of gate, up and down.
+struct Biases<'a>([Option<Bias<'a>>; 3]);
+
+impl<'a> Biases<'a> {
+    /// # Safety
+    ///
+    /// They are in host memory, for experts of these sizes, and stay as long as the reference.
+    unsafe fn of(tensors: &'a nvfp4_moe_tensors, sizes: &MoeSizes, of_shared: bool) -> Result<Self, Error> {
+        let (experts, intermediate) =
+            if of_shared { (1, sizes.shared_intermediate.unwrap_or(0)) } else { (sizes.experts, sizes.intermediate) };
+        let bias = |tensor: &nvfp4_tensor, rows: usize| {
+            let is_there = sizes.biases && !tensor.bias.is_null();
+            // SAFETY: `# Safety` above.
+            let numbers = is_there.then(|| unsafe { elements(tensor.bias, experts * rows, "bias") }).transpose()?;
+            Ok::<_, Error>(numbers.map(|numbers| Bias::F32(numbers.into())))
+        };
+        let gate = if sizes.activation.has_gate() { bias(&tensors.gate, intermediate)? } else { None };
+        Ok(Self([gate, bias(&tensors.up, intermediate)?, bias(&tensors.down, sizes.hidden)?]))
+    }
 }
 
 /// The tensors as the library takes them.
@@ -173,8 +208,13 @@ fn address<T>(pointer: *const T, name: &str) -> Result<u64, Error> {
 /// # Safety
 ///
 /// The global scales are in host memory, one for each of so many experts, and stay as long as the reference.
-unsafe fn of(tensors: &nvfp4_moe_tensors, experts: usize) -> Result<MoeTensors<'_>, Error> {
-    let tensor = |tensor: &nvfp4_tensor| -> Result<MoeTensor<'_>, Error> {
+unsafe fn of<'a>(
+    tensors: &'a nvfp4_moe_tensors,
+    experts: usize,
+    sizes: &MoeSizes,
+    biases: &'a Biases<'_>,
+) -> Result<MoeTensors<'a>, Error> {
+    let tensor = |tensor: &'a nvfp4_tensor, projection: usize| -> Result<MoeTensor<'a>, Error> {
         crate::check(tensor.global_scales, "global_scales")?;
         Ok(MoeTensor {
             values: address(tensor.values, "values")?,
@@ -183,8 +223,9 @@ unsafe fn of(tensors: &nvfp4_moe_tensors, experts: usize) -> Result<MoeTensors<'
             scales_stride: tensor.scales_stride,
             // SAFETY: not null and aligned; `# Safety` above.
             global_scales: unsafe { slice::from_raw_parts(tensor.global_scales, experts) },
-            bias: None,
+            bias: biases.0[projection].as_ref(),
         })
     };
-    Ok(MoeTensors { gate: Some(tensor(&tensors.gate)?), up: tensor(&tensors.up)?, down: tensor(&tensors.down)? })
+    let gate = sizes.activation.has_gate().then(|| tensor(&tensors.gate, 0)).transpose()?;
+    Ok(MoeTensors { gate, up: tensor(&tensors.up, 1)?, down: tensor(&tensors.down, 2)? })
 }

@@ -7,6 +7,7 @@
 
 mod cpu;
 mod gpu;
+mod linear;
 mod status;
 
 use std::slice;
@@ -18,6 +19,7 @@ use nvfp4::problem::OutDtype;
 
 pub use cpu::*;
 pub use gpu::*;
+pub use linear::*;
 pub use status::*;
 
 use status::guard;
@@ -32,7 +34,23 @@ pub enum nvfp4_dtype {
     BF16 = 1,
 }
 
-/// The sizes of an MoE layer.
+/// What becomes of an element g of the gate projection and u of the up projection.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum nvfp4_activation {
+    /// silu(g) * u.
+    SILU = 0,
+    /// silu(min(g, limit)) * clamp(u, -limit, limit).
+    SILU_LIMIT = 1,
+    /// gelu(g) * u, by tanh.
+    GELU_TANH = 2,
+    /// x * sigmoid(alpha * x) * (clamp(u, -limit, limit) + 1) with x = min(g, limit). gpt-oss has alpha = 1.702, limit = 7.
+    GPT_OSS = 3,
+    /// max(u, 0)^2; there is no gate.
+    RELU2 = 4,
+}
+
+/// The sizes of an MoE layer. What is left zero is as in most models: SiLU, no shared expert, no biases.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nvfp4_moe_sizes {
@@ -50,6 +68,14 @@ pub struct nvfp4_moe_sizes {
     pub shared_intermediate: usize,
     /// An `nvfp4_dtype`: the type of tokens.
     pub dtype: u32,
+    /// An `nvfp4_activation`.
+    pub activation: u32,
+    /// Of the activation, if it has one.
+    pub alpha: f32,
+    /// Of the activation, if it has one.
+    pub limit: f32,
+    /// Whether projections have biases.
+    pub biases: bool,
 }
 
 /// A projection of every expert, as a checkpoint has it: `rows` of `k` numbers an expert.
@@ -66,13 +92,15 @@ pub struct nvfp4_tensor {
     pub scales_stride: usize,
     /// Each expert's global scale, by which its numbers are multiplied. In host memory, always.
     pub global_scales: *const f32,
+    /// Biases, `rows` for each expert, in host memory, always; null if there are none.
+    pub bias: *const f32,
 }
 
 /// The projections of a layer's experts: gate and up `[I, H]`, down `[H, I]`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nvfp4_moe_tensors {
-    /// Gate.
+    /// Gate. Not looked at if the activation has none.
     pub gate: nvfp4_tensor,
     /// Up.
     pub up: nvfp4_tensor,
@@ -106,12 +134,16 @@ pub struct nvfp4_moe_call {
 
 impl nvfp4_moe_sizes {
     fn checked(&self) -> Result<MoeSizes, Error> {
-        const F16: u32 = nvfp4_dtype::F16 as u32;
-        const BF16: u32 = nvfp4_dtype::BF16 as u32;
-        let dtype = match self.dtype {
-            F16 => OutDtype::F16,
-            BF16 => OutDtype::Bf16,
-            other => return Err(Error::Invalid(format!("dtype {other} is no nvfp4_dtype"))),
+        let &Self { alpha, limit, .. } = self;
+        let kinds = [
+            Activation::Silu,
+            Activation::SiluLimit { limit },
+            Activation::GeluTanh,
+            Activation::GptOss { alpha, limit },
+            Activation::Relu2,
+        ];
+        let Some(&activation) = kinds.get(self.activation as usize) else {
+            return Err(Error::Invalid(format!("activation {} is no nvfp4_activation", self.activation)));
         };
         let sizes = MoeSizes {
             hidden: self.hidden,
@@ -120,12 +152,22 @@ impl nvfp4_moe_sizes {
             named_experts: self.named_experts,
             top_k: self.top_k,
             shared_intermediate: (self.shared_intermediate > 0).then_some(self.shared_intermediate),
-            dtype,
-            activation: Activation::Silu,
-            biases: false,
+            dtype: token_type(self.dtype)?,
+            activation,
+            biases: self.biases,
         };
         sizes.check()?;
         Ok(sizes)
+    }
+}
+
+fn token_type(dtype: u32) -> Result<OutDtype, Error> {
+    const F16: u32 = nvfp4_dtype::F16 as u32;
+    const BF16: u32 = nvfp4_dtype::BF16 as u32;
+    match dtype {
+        F16 => Ok(OutDtype::F16),
+        BF16 => Ok(OutDtype::Bf16),
+        other => Err(Error::Invalid(format!("dtype {other} is no nvfp4_dtype"))),
     }
 }
 

@@ -112,6 +112,7 @@ def run(folder, model, contender):
 
 def invariant(folder, model):
     os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    import torch
     from vllm import SamplingParams
 
     llm = start(folder, model, "nvfp4")
@@ -120,12 +121,34 @@ def invariant(folder, model):
     def tokens(output):
         return [(token, [(key, value.logprob) for key, value in of.items()]) for token, of in zip(output.outputs[0].token_ids, output.outputs[0].logprobs)]
 
-    alone = tokens(llm.generate([prompt(100)], parameters, use_tqdm=False)[0])
+    # What each part of the model gives for the prompt's tokens while it is read, alone and among the others.
+    rows = []
+
+    def keep(name):
+        def hook(module, arguments, output):
+            first = output[0] if isinstance(output, tuple) else output
+            if torch.is_tensor(first) and first.dim() >= 2 and len(first) in (100, whole):
+                rows[-1].setdefault(name, first[place : place + 100].clone() if len(first) == whole else first.clone())
+
+        return hook
+
     others = [prompt(40 + 13 * index, index + 2) for index in range(15)]
+    lengths = [len(other["prompt_token_ids"]) for other in others]
+    place, whole = sum(lengths[:7]), sum(lengths) + 100
+    hooks = [module.register_forward_hook(keep(name)) for name, module in loaded(llm).named_modules()]
+    rows.append({})
+    alone = tokens(llm.generate([prompt(100)], parameters, use_tqdm=False)[0])
+    rows.append({})
     among = tokens(llm.generate([*others[:7], prompt(100), *others[7:]], parameters, use_tqdm=False)[7])
+    for hook in hooks:
+        hook.remove()
     same = alone == among
-    (folder / "invariant.json").write_text(json.dumps({"same": same, "tokens": len(alone)}) + "\n")
+    differ = [name for name, value in rows[0].items() if name in rows[1] and not torch.equal(value, rows[1][name])]
+    compared = sum(name in rows[1] for name in rows[0])
+    found = {"same": same, "tokens": len(alone), "compared": compared, "differ": differ[:12]}
+    (folder / "invariant.json").write_text(json.dumps(found) + "\n")
     print(f"batch invariant: {len(alone)} tokens and their log-probabilities are {'the same' if same else 'NOT the same'}", flush=True)
+    print(f"of {compared} parts of the model {len(differ)} differ, first {differ[:12]}", flush=True)
 
 
 def compare(folder):

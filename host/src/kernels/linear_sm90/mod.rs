@@ -5,6 +5,7 @@
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
+#[cfg(any(test, feature = "emulated"))]
 pub(crate) mod panels;
 pub(crate) mod weights;
 

@@ -1,0 +1,280 @@
+//! Linear layers, on the CPU and on a GPU.
+
+use std::ffi::c_void;
+
+use nvfp4::Error;
+use nvfp4::backend::cuda::{LinearArguments, LinearLauncher, LinearTensor, PackedLinear};
+use nvfp4::backend::{Backend, LinearLayer, cpu::Cpu};
+use nvfp4::bias::Bias;
+use nvfp4::format::Matrix;
+use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights};
+
+use crate::gpu::address;
+use crate::status::{guard, nvfp4_status};
+use crate::{elements, elements_mut, nvfp4_device, token_type, value};
+
+/// The sizes of a linear layer.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvfp4_linear_sizes {
+    /// N, rows of the weight: a multiple of 16.
+    pub out_features: usize,
+    /// K, elements of a token: a multiple of 16.
+    pub in_features: usize,
+    /// An `nvfp4_dtype`: the type of tokens.
+    pub dtype: u32,
+    /// Whether there is a bias.
+    pub bias: bool,
+}
+
+impl nvfp4_linear_sizes {
+    fn checked(&self) -> Result<LinearSizes, Error> {
+        let sizes =
+            LinearSizes { n: self.out_features, k: self.in_features, dtype: token_type(self.dtype)?, bias: self.bias };
+        sizes.check()?;
+        Ok(sizes)
+    }
+}
+
+/// A weight as a checkpoint has it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvfp4_linear_tensor {
+    /// Values, `N * K/2` bytes, as `nvfp4_tensor`. On a GPU in its memory, at a multiple of 8.
+    pub values: *const u8,
+    /// Scales, `N * K/16` bytes. On a GPU in its memory.
+    pub scales: *const u8,
+    /// The global scale.
+    pub global_scale: f32,
+    /// N numbers in host memory, always; null if there is none.
+    pub bias: *const f32,
+}
+
+/// What a call of a layer reads and writes; on a GPU pointers to its memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvfp4_linear_call {
+    /// M; may be 0.
+    pub tokens: usize,
+    /// M rows of K numbers of the layer's type. On a GPU at a multiple of 16 bytes.
+    pub x: *const u16,
+    /// Elements from one row to the next, at least K. On a GPU a multiple of 8.
+    pub x_stride: usize,
+    /// Where the M rows of N numbers go, without gaps. On a GPU at a multiple of 16 bytes. Overlaps nothing else.
+    pub output: *mut u16,
+}
+
+/// A layer prepared for the CPU. One call at a time.
+pub struct nvfp4_linear_cpu {
+    /// Reads `weights`; goes first. `None` only while it is dropped.
+    layer: Option<Box<dyn LinearLayer>>,
+    weights: *mut LinearWeights<'static>,
+}
+
+impl nvfp4_linear_cpu {
+    fn new(weights: LinearWeights<'static>) -> Result<Self, Error> {
+        let weights = Box::into_raw(Box::new(weights));
+        // From here on `drop` frees the weights.
+        let mut made = Self { layer: None, weights };
+        // SAFETY: the weights live, where they are and unchanged, until `drop` has dropped the layer.
+        made.layer = Some(Cpu::new().prepare_linear(unsafe { &*weights })?);
+        Ok(made)
+    }
+
+    fn weights(&self) -> &LinearWeights<'static> {
+        // SAFETY: they live as long as `self`, and nobody writes them.
+        unsafe { &*self.weights }
+    }
+}
+
+impl Drop for nvfp4_linear_cpu {
+    fn drop(&mut self) {
+        self.layer = None;
+        // SAFETY: it came from a box, and the layer that read it is gone.
+        drop(unsafe { Box::from_raw(self.weights) });
+    }
+}
+
+/// A layer's bias.
+///
+/// # Safety
+///
+/// It is in host memory, of this size, and stays as long as it is used.
+unsafe fn bias<'a>(sizes: &LinearSizes, tensor: &'a nvfp4_linear_tensor) -> Result<Option<Bias<'a>>, Error> {
+    if !sizes.bias {
+        return Ok(None);
+    }
+    // SAFETY: `# Safety` above.
+    Ok(Some(Bias::F32(unsafe { elements(tensor.bias, sizes.n, "bias")? }.into())))
+}
+
+/// Makes a layer of a tensor in host memory, which is copied.
+///
+/// # Safety
+///
+/// The pointers are to host memory of these sizes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_linear_cpu_create(
+    sizes: *const nvfp4_linear_sizes,
+    tensor: *const nvfp4_linear_tensor,
+    layer: *mut *mut nvfp4_linear_cpu,
+) -> nvfp4_status {
+    guard(|| {
+        // SAFETY: `# Safety` above.
+        let (sizes, tensor, layer) =
+            unsafe { (value(sizes, "sizes")?.checked()?, value(tensor, "tensor")?, elements_mut(layer, 1, "layer")?) };
+        let LinearSizes { n, k, dtype, .. } = sizes;
+        // SAFETY: as above.
+        let (values, scales, bias) = unsafe {
+            let values = elements(tensor.values, n * k / 2, "values")?;
+            (values, elements(tensor.scales, n * k / 16, "scales")?, bias(&sizes, tensor)?)
+        };
+        let matrix = Matrix::new(n, k, values.to_vec(), scales.to_vec(), tensor.global_scale)?;
+        let mut weights = LinearWeights::new(dtype, matrix)?;
+        if let Some(bias) = bias {
+            weights = weights.with_bias(Bias::F32(bias.numbers(dtype).into_owned().into()))?;
+        }
+        layer[0] = Box::into_raw(Box::new(nvfp4_linear_cpu::new(weights)?));
+        Ok(())
+    })
+}
+
+/// Computes a call, whose pointers are to host memory.
+///
+/// # Safety
+///
+/// The layer lives and is in no other call; the call's memory has the sizes that it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_linear_cpu_run(
+    layer: *mut nvfp4_linear_cpu,
+    call: *const nvfp4_linear_call,
+) -> nvfp4_status {
+    guard(|| {
+        // SAFETY: `# Safety` above.
+        let (layer, call) = unsafe { (&mut elements_mut(layer, 1, "layer")?[0], value(call, "call")?) };
+        let LinearSizes { n, k, .. } = layer.weights().sizes();
+        let before = call.tokens.saturating_sub(1).checked_mul(call.x_stride).ok_or(Error::TooLarge)?;
+        let read = if call.tokens == 0 { 0 } else { before.checked_add(k).ok_or(Error::TooLarge)? };
+        let written = call.tokens.checked_mul(n).ok_or(Error::TooLarge)?;
+        // SAFETY: `# Safety` above.
+        let (x, to) = unsafe { (elements(call.x, read, "x")?, elements_mut(call.output, written, "output")?) };
+        let inputs = LinearInputs { tokens: call.tokens, x: x.into(), stride: call.x_stride };
+        let step = LinearStep::new(layer.weights(), inputs)?;
+        let mut computed = LinearOutput::new(&step);
+        layer.layer.as_mut().expect("there until it is dropped").execute(&step, &mut computed)?;
+        to.copy_from_slice(&computed.out);
+        Ok(())
+    })
+}
+
+/// Frees a layer. Null is nothing.
+///
+/// # Safety
+///
+/// The layer was made by `nvfp4_linear_cpu_create`, is in no call, and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_linear_cpu_destroy(layer: *mut nvfp4_linear_cpu) {
+    if !layer.is_null() {
+        guard(|| {
+            // SAFETY: it came from a box; `# Safety` above.
+            drop(unsafe { Box::from_raw(layer) });
+            Ok(())
+        });
+    }
+}
+
+/// Bytes of a layer's packed weights on a GPU. A call needs no workspace.
+///
+/// # Safety
+///
+/// The pointers are to host memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_linear_bytes(sizes: *const nvfp4_linear_sizes, weights: *mut usize) -> nvfp4_status {
+    guard(|| {
+        // SAFETY: `# Safety` above.
+        let (sizes, weights) = unsafe { (value(sizes, "sizes")?.checked()?, elements_mut(weights, 1, "weights")?) };
+        weights[0] = LinearLauncher::weight_bytes(&sizes);
+        Ok(())
+    })
+}
+
+/// Queues the packing of a checkpoint's tensor, which lies in the GPU's memory and is not needed any more when the stream has come
+/// past it. Wait for that before the first call: copy the first `NVFP4_LINEAR_HEAD_BYTES` of the weights to the host and give them
+/// to `nvfp4_linear_check_packed`, which says whether block scales are valid.
+///
+/// # Safety
+///
+/// `stream` is a `CUstream` (or `cudaStream_t`) of the device's primary context, or null, and captures nothing. At `weights`, a
+/// multiple of 256, are as many bytes as `nvfp4_linear_bytes` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_linear_pack(
+    device: *const nvfp4_device,
+    sizes: *const nvfp4_linear_sizes,
+    tensor: *const nvfp4_linear_tensor,
+    weights: *mut c_void,
+    stream: *mut c_void,
+) -> nvfp4_status {
+    guard(|| {
+        // SAFETY: `# Safety` above.
+        let (device, sizes, tensor) =
+            unsafe { (value(device, "device")?, value(sizes, "sizes")?.checked()?, value(tensor, "tensor")?) };
+        // SAFETY: as above.
+        let bias = unsafe { bias(&sizes, tensor)? };
+        let packed = LinearTensor {
+            values: address(tensor.values, "values")?,
+            scales: address(tensor.scales, "scales")?,
+            global_scales: &[(sizes.n, tensor.global_scale)],
+            bias: bias.as_ref(),
+        };
+        // SAFETY: as above.
+        unsafe { device.linear.pack(&sizes, &packed, address(weights, "weights")?, stream.cast()) }
+    })
+}
+
+/// Bytes that a linear layer's packed weights begin with, for `nvfp4_linear_check_packed`.
+pub const NVFP4_LINEAR_HEAD_BYTES: usize = 8;
+const _: () = assert!(NVFP4_LINEAR_HEAD_BYTES == LinearLauncher::HEAD_BYTES);
+
+/// Says whether the block scales of packed weights were valid.
+///
+/// # Safety
+///
+/// The pointers are to host memory; `head` to the first `NVFP4_LINEAR_HEAD_BYTES` of the weights.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_linear_check_packed(sizes: *const nvfp4_linear_sizes, head: *const u8) -> nvfp4_status {
+    guard(|| {
+        // SAFETY: `# Safety` above.
+        let (sizes, head) = unsafe { (value(sizes, "sizes")?.checked()?, value(head.cast(), "head")?) };
+        LinearLauncher::check_packed(&sizes, head)
+    })
+}
+
+/// Queues a call, and returns without waiting. It allocates nothing, so the stream may be captured into a graph.
+///
+/// # Safety
+///
+/// `weights` were packed for these sizes, and that was waited for. The call's pointers are to memory of these sizes that the GPU can
+/// use. All of it stays until the stream has come past the call. `stream` is as `nvfp4_linear_pack` says, but may capture.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvfp4_linear_launch(
+    device: *const nvfp4_device,
+    sizes: *const nvfp4_linear_sizes,
+    weights: *const c_void,
+    call: *const nvfp4_linear_call,
+    stream: *mut c_void,
+) -> nvfp4_status {
+    guard(|| {
+        // SAFETY: `# Safety` above.
+        let (device, sizes, call) =
+            unsafe { (value(device, "device")?, value(sizes, "sizes")?.checked()?, value(call, "call")?) };
+        let layer = PackedLinear { sizes, weights: address(weights, "weights")? };
+        let arguments = LinearArguments {
+            token_count: call.tokens,
+            tokens: call.x.addr() as u64,
+            token_pitch: call.x_stride.checked_mul(size_of::<u16>()).ok_or(Error::TooLarge)?,
+            output: call.output.addr() as u64,
+        };
+        // SAFETY: as above.
+        unsafe { device.linear.launch(&layer, &arguments, stream.cast()) }.map(drop)
+    })
+}
