@@ -19,13 +19,14 @@ pub mod tensor_copies;
 pub mod tensor_reductions;
 pub mod tensormap_replace;
 pub mod wgmma;
+pub mod wmma;
 
 use ptx_emulator::program::Program;
 
 /// Every feature's programs.
 #[allow(dead_code, reason = "each user takes what it needs")]
 pub fn programs() -> Vec<Program> {
-    let all: [fn() -> Vec<Program>; 16] = [
+    let all: [fn() -> Vec<Program>; 17] = [
         bulk_copies::programs,
         clusters::programs,
         cp_async::programs,
@@ -42,6 +43,7 @@ pub fn programs() -> Vec<Program> {
         tensor_reductions::programs,
         tensormap_replace::programs,
         wgmma::programs,
+        wmma::programs,
     ];
     all.iter().flat_map(|programs| programs()).collect()
 }

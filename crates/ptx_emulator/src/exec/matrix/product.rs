@@ -7,7 +7,7 @@ use crate::machine::warp::Warp;
 use crate::operand::{Row, Src};
 
 /// The element type that a modifier names.
-fn element(name: &str) -> Option<Element> {
+pub fn element(name: &str) -> Option<Element> {
     Some(match name {
         "f16" => Element::F16,
         "bf16" => Element::Bf16,
