@@ -116,7 +116,7 @@ const EXAMPLES: [(&str, &str, &str); 31] = [
     (
         "77_blackwell_fmha/77_blackwell_fmha.cu",
         "100a",
-        "--b=1 --h=1 --h_k=1 --q=256 --k=256 --d=64 --warmup_iterations=0 --iterations=0 --verify",
+        "--b=1 --h=1 --h_k=1 --q=256 --k=256 --d=64 --warmup_iterations=0 --iterations=1 --verify",
     ),
     ("78_blackwell_emulated_bf16x9_gemm/78_blackwell_emulated_bf16x9_gemm.cu", "100a", GEMM),
     ("81_blackwell_gemm_blockwise/81_blackwell_gemm_blockwise.cu", "100a", GEMM),
