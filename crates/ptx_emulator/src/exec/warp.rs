@@ -94,6 +94,8 @@ impl Instruction for Shfl {
         };
         let (d, valid) = pair(i)?;
         let sources = [i.src(1, Type::B32)?, i.src(2, Type::B32)?, i.src(3, Type::B32)?];
+        // Undefined bytes go to the lanes that read them: `issue` marks those.
+        i.carries(|_, _| Vec::new());
         Ok(Shfl { mode, d, valid, sources, members: Members::decode(i, 4)? })
     }
 
@@ -113,6 +115,11 @@ impl Instruction for Shfl {
                     w.undefined_results.push((register, lane, u8::MAX));
                     w.doubt(lane, Source::AbsentLane);
                 }
+            }
+            let undefined = if m.sanitize { w.undefined_bytes(self.sources[0], from as usize & 31) } else { 0 };
+            if let (true, Some(register)) = (undefined != 0 && mask >> lane & 1 == 1, self.d.register) {
+                w.undefined_results.push((register, lane, undefined));
+                w.copy_doubts(from as usize & 31, lane);
             }
             out[lane] = a[from as usize & 31];
             valid |= u32::from(inside) << lane;

@@ -302,6 +302,11 @@ impl Warp {
         }
     }
 
+    /// A lane gets what is undefined from another.
+    pub fn copy_doubts(&mut self, from: usize, to: usize) {
+        self.doubts.iter_mut().for_each(|doubt| doubt.lanes |= (doubt.lanes >> from & 1) << to);
+    }
+
     /// What first gave a lane an undefined value, and is the fault where one matters.
     pub fn doubted(&self, lane: u32) -> Option<Box<Stop>> {
         self.doubts.iter().find(|doubt| doubt.lanes >> lane & 1 == 1).map(|doubt| doubt.stop().lane(lane))
