@@ -244,7 +244,8 @@ impl Instruction for St {
             m.publish(w, mask, &addresses, access.space, self.release, false);
         }
         let place = m.place_of_row(w, mask, &addresses, access.space, access.total as u64);
-        let plain = !access.strong && !(m.sanitize && lanes(mask).any(|lane| self.undefined(w, lane) != 0));
+        let undefined = m.sanitize && lanes(mask).any(|lane| self.undefined(w, lane) != 0);
+        let plain = !access.strong && !undefined;
         match place.filter(|place| plain && !matches!(place, Place::Global(allocation) if allocation.constant)) {
             Some(place) => {
                 m.store_row(w, mask, &addresses, place, access.total, |w, lane, data| self.value(w, lane, data));

@@ -49,7 +49,7 @@ impl SeenReads {
     fn again(&mut self, line: u64, record: &Record) -> bool {
         let read = Some((line, record.base, record.time, record.bytes, (record.first_lane, record.shift)));
         self.0.resize(Self::COUNT, None);
-        let slot = &mut self.0[(line as usize ^ (record.base / 32) as usize * 37) % Self::COUNT];
+        let slot = &mut self.0[(line as usize ^ ((record.base / 32) as usize * 37)) % Self::COUNT];
         std::mem::replace(slot, read) == read
     }
 }

@@ -51,7 +51,7 @@ impl<'a> Machine<'a> {
     pub fn place_of_row(&self, w: &Warp, mask: u32, addresses: &Row, space: Space, len: u64) -> Option<Place<'a>> {
         let first = addresses[mask.trailing_zeros() as usize % 32];
         let (low, high, bits) = extent(mask, addresses);
-        let inside = |begin: u64, end: u64| low >= begin && high <= end.checked_sub(len).unwrap_or(0);
+        let inside = |begin: u64, end: u64| low >= begin && high <= end.saturating_sub(len);
         if !bits.is_multiple_of(len) {
             return None;
         }
