@@ -6,6 +6,7 @@ use std::sync::MutexGuard;
 
 use crate::code::{Code, DEINITIALIZED, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED};
 use crate::current;
+pub use crate::pointer::{get, put};
 use crate::state::{Driver, driver};
 
 /// Whether a function needs `cuInit` or a current context first.
@@ -38,33 +39,6 @@ pub fn enter(name: &str, needs: Needs) -> Result<MutexGuard<'static, Driver>, Co
         }
     }
     Ok(driver)
-}
-
-/// Writes a result through the caller's pointer.
-///
-/// # Safety
-///
-/// `to` is null or writable.
-pub unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Code> {
-    if to.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    // SAFETY: not null, so writable, as this function's contract says.
-    unsafe { to.write_unaligned(value) };
-    Ok(())
-}
-
-/// Reads what the caller's pointer leads to.
-///
-/// # Safety
-///
-/// `from` is null or leads to a `T`.
-pub unsafe fn get<T: Copy>(from: *const T) -> Result<T, Code> {
-    if from.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    // SAFETY: not null, so a `T`, as this function's contract says.
-    Ok(unsafe { from.read_unaligned() })
 }
 
 /// Reads the caller's array.

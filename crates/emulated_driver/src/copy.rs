@@ -17,9 +17,9 @@ fn copy(name: &str, stream: Handle, make: impl FnOnce(&Driver) -> Result<Copy, C
     let mut copy = make(&driver)?;
     copy.check(&driver.memory)?;
     let of_a_program = driver.test.is_none();
-    let now = of_a_program && copy.to_pageable(&driver.memory) && driver.queue.capture_of(stream)?.is_none();
+    let now = of_a_program && copy.to_pageable() && driver.queue.capture_of(stream)?.is_none();
     if driver.queue.capture_of(stream)?.is_none() {
-        copy.take_pageable(&driver.memory);
+        copy.take_pageable();
     }
     driver.queue.push(stream, Work::Copy(Arc::new(copy)))?;
     drop(driver);
@@ -35,7 +35,7 @@ fn copy_now(name: &str, make: impl FnOnce(&Driver) -> Result<Copy, Code>) -> Res
 
 fn fill(name: &str, stream: Handle, make: impl FnOnce(&Driver) -> Fill) -> Result<(), Code> {
     let mut driver = enter(name, Needs::Context)?;
-    let fill = make(&driver);
+    let mut fill = make(&driver);
     fill.check(&driver.memory)?;
     driver.queue.push(stream, Work::Fill(Arc::new(fill)))
 }

@@ -14,6 +14,9 @@ use crate::code::{
 use crate::state::Driver;
 use crate::work::Launch;
 
+/// Bytes through which the CTAs of a cooperative grid wait for each other: a size, and a barrier.
+const GRID_WORKSPACE: u64 = 8;
+
 /// What the driver says of a fault. A hazard has no code of its own: the launch has failed.
 fn code_of(kind: FaultKind) -> Code {
     match kind {
@@ -39,7 +42,7 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
     }
     let [grid, block, cluster] = launch.size;
     driver.launches += 1;
-    let config = LaunchConfig {
+    let mut config = LaunchConfig {
         grid,
         block,
         cluster,
@@ -59,8 +62,14 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
     let shown = driver.memory.show_locked();
     let began = Instant::now();
     let Some(device) = driver.memory.emulator() else { return Err(NOT_SUPPORTED) };
+    let workspace = launch.cooperative.then(|| device.allocate(GRID_WORKSPACE));
+    if let Some(workspace) = workspace {
+        device.name(workspace, "the workspace of a cooperative grid");
+        config.grid_workspace = workspace.address;
+    }
     let result = device.launch(module, &launch.name, &config, &args);
     let seconds = began.elapsed().as_secs_f64();
+    workspace.into_iter().for_each(|workspace| device.free(workspace));
     driver.memory.fetch_locked(shown);
     if let Ok(report) = &result {
         print(report);

@@ -128,7 +128,7 @@ impl Driver {
     }
 
     fn copy_work(&self, description: &Copy3d) -> Result<Work, Code> {
-        let copy = self.copy_3d(description)?;
+        let mut copy = self.copy_3d(description)?;
         copy.check(&self.memory)?;
         Ok(Work::Copy(Arc::new(copy)))
     }
@@ -140,7 +140,7 @@ impl Driver {
             _ => return Err(INVALID_VALUE),
         };
         let MemsetNode { width, pitch, .. } = *node;
-        let fill = Fill { to: self.end(node.to), value, width, rows: node.height.max(1), pitch };
+        let mut fill = Fill { to: self.end(node.to), value, width, rows: node.height.max(1), pitch };
         fill.check(&self.memory)?;
         Ok(Work::Fill(Arc::new(fill)))
     }

@@ -176,8 +176,9 @@ impl Driver {
         let name = known.name().to_owned();
         // SAFETY: as this function's contract says.
         let parameters = unsafe { copy_parameters(parameters, extra, &entry.parameters)? };
-        let overlaps = shape.overlaps;
-        Ok(Work::Launch(Arc::new(Launch { code, name, size, shared_bytes, parameters, stream, overlaps })))
+        let Shape { overlaps, cooperative, .. } = *shape;
+        let launch = Launch { code, name, size, shared_bytes, parameters, stream, overlaps, cooperative };
+        Ok(Work::Launch(Arc::new(launch)))
     }
 }
 

@@ -38,6 +38,7 @@ mod memory;
 mod module;
 mod objects;
 mod options;
+mod pointer;
 mod proc_address;
 mod queue;
 mod refusal;

@@ -236,6 +236,12 @@ impl Memory {
         (address - base < locked.bytes.max(1)).then_some((base, locked))
     }
 
+    /// Fails unless the bytes lie within one piece of page-locked memory.
+    pub fn within_locked(&self, address: usize, bytes: usize) -> Result<(), Code> {
+        let (base, locked) = self.locked(address).ok_or(INVALID_VALUE)?;
+        if bytes <= locked.bytes.saturating_sub(address - base) { Ok(()) } else { Err(INVALID_VALUE) }
+    }
+
     /// Shows kernels what the host's page-locked memory holds; the bytes, to compare with afterwards.
     pub fn show_locked(&mut self) -> Vec<(usize, Vec<u8>)> {
         let Place::Emulator(device) = &mut self.place else { return Vec::new() };

@@ -57,7 +57,10 @@ impl HostFunction {
 #[derive(Clone)]
 pub enum End {
     Device(u64),
+    /// The host's pageable memory, or any of the host's that has not been looked at.
     Host(usize),
+    /// Page-locked memory, whose end the driver knows.
+    Locked(usize),
     /// Host memory as it was when the copy was asked for, without gaps between rows.
     Taken(Vec<u8>),
 }
@@ -84,13 +87,13 @@ impl Copy {
         (0..planes).flat_map(move |plane| (0..rows).map(move |row| plane * pitch[1] + row * pitch[0]))
     }
 
-    /// Fails if an end is null, leaves its allocation or has rows that overlap.
-    pub fn check(&self, memory: &Memory) -> Result<(), Code> {
+    /// Fails if an end is null, leaves its allocation or has rows that overlap. Tells page-locked memory from pageable.
+    pub fn check(&mut self, memory: &Memory) -> Result<(), Code> {
         let [width, rows, planes] = self.extent;
         if self.extent.contains(&0) {
             return Ok(());
         }
-        for (end, pitch) in [(&self.to, self.to_pitch), (&self.from, self.from_pitch)] {
+        for (end, pitch) in [(&mut self.to, self.to_pitch), (&mut self.from, self.from_pitch)] {
             let overlap = (rows > 1 && pitch[0] < width) || (planes > 1 && pitch[1] / rows < width);
             let last = (planes - 1).checked_mul(pitch[1]).zip((rows - 1).checked_mul(pitch[0]));
             let span = last.and_then(|(planes, rows)| planes.checked_add(rows)?.checked_add(width));
@@ -98,7 +101,11 @@ impl Copy {
             match end {
                 End::Device(address) => memory.within(*address, span)?,
                 End::Host(0) => return Err(INVALID_VALUE),
-                End::Host(_) | End::Taken(_) => {}
+                End::Host(address) if memory.locked(*address).is_some() => {
+                    memory.within_locked(*address, span)?;
+                    *end = End::Locked(*address);
+                }
+                End::Host(_) | End::Locked(_) | End::Taken(_) => {}
             }
         }
         Ok(())
@@ -106,9 +113,9 @@ impl Copy {
 
     /// Takes the host's bytes now: a card's driver has copied pageable memory when the call returns (CUDA driver API, "API
     /// synchronization behavior").
-    pub fn take_pageable(&mut self, memory: &Memory) {
+    pub fn take_pageable(&mut self) {
         let End::Host(from) = self.from else { return };
-        if memory.locked(from).is_some() || self.extent.contains(&0) {
+        if self.extent.contains(&0) {
             return;
         }
         let [width, rows, planes] = self.extent;
@@ -122,12 +129,24 @@ impl Copy {
     }
 
     /// Whether it ends in pageable host memory: such a copy is done when the call returns.
-    pub fn to_pageable(&self, memory: &Memory) -> bool {
-        matches!(self.to, End::Host(to) if memory.locked(to).is_none())
+    pub fn to_pageable(&self) -> bool {
+        matches!(self.to, End::Host(_))
     }
 
+    /// Copies. Page-locked memory may have been freed since the copy was put into a graph: then nothing is copied.
     pub fn run(&self, memory: &mut Memory) {
         let width = self.extent[0];
+        // Nothing has been checked of an empty copy.
+        if self.extent.contains(&0) {
+            return;
+        }
+        let gone =
+            |end: &End, offset| matches!(end, End::Locked(at) if memory.within_locked(at + offset, width).is_err());
+        if self.offsets(self.to_pitch).any(|to| gone(&self.to, to))
+            || self.offsets(self.from_pitch).any(|from| gone(&self.from, from))
+        {
+            return;
+        }
         for (to, from) in self.offsets(self.to_pitch).zip(self.offsets(self.from_pitch)) {
             let taken;
             let row: &[u8] = match &self.from {
@@ -137,14 +156,18 @@ impl Copy {
                     taken = row;
                     &taken
                 }
-                // SAFETY: the program gave this as memory to read from until the copy is done.
-                End::Host(base) => unsafe { std::slice::from_raw_parts((base + from) as *const u8, width) },
+                // SAFETY: the program gave this as memory to read from until the copy is done, or the driver has it page-locked.
+                End::Host(base) | End::Locked(base) => unsafe {
+                    std::slice::from_raw_parts((base + from) as *const u8, width)
+                },
                 End::Taken(bytes) => &bytes[from..from + width],
             };
             match &self.to {
                 End::Device(address) => memory.write(address + to as u64, row),
-                // SAFETY: the program gave this as memory to write until the copy is done. The two may overlap.
-                End::Host(base) => unsafe { std::ptr::copy(row.as_ptr(), (base + to) as *mut u8, width) },
+                // SAFETY: as for reading. The two may overlap.
+                End::Host(base) | End::Locked(base) => unsafe {
+                    std::ptr::copy(row.as_ptr(), (base + to) as *mut u8, width)
+                },
                 End::Taken(_) => {}
             }
         }
@@ -176,7 +199,7 @@ impl Fill {
         }
     }
 
-    pub fn check(&self, memory: &Memory) -> Result<(), Code> {
+    pub fn check(&mut self, memory: &Memory) -> Result<(), Code> {
         let bytes = self.width.checked_mul(self.value.len()).ok_or(INVALID_VALUE)?;
         let aligned = |address: u64| address.is_multiple_of(self.value.len() as u64);
         if self.width == 0 || self.rows == 0 {
@@ -189,9 +212,9 @@ impl Fill {
             }
             End::Host(address) if aligned(*address as u64) => {
                 // Of host memory, only what is page-locked is the card's to fill.
-                let (base, locked) = memory.locked(*address).ok_or(INVALID_VALUE)?;
-                let inside = address - base + span.ok_or(INVALID_VALUE)? <= locked.bytes;
-                if inside { Ok(()) } else { Err(INVALID_VALUE) }
+                memory.within_locked(*address, span.ok_or(INVALID_VALUE)?)?;
+                self.to = End::Locked(*address);
+                Ok(())
             }
             _ => Err(INVALID_VALUE),
         }
@@ -214,4 +237,6 @@ pub struct Launch {
     pub stream: Handle,
     /// The grid may begin before the one before it in its stream has ended.
     pub overlaps: bool,
+    /// All CTAs run at the same time, and may wait for each other.
+    pub cooperative: bool,
 }

@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 
+pub use crate::pointer::{get, put};
+
 /// A `cudaError_t`. Where the driver has an error of the same meaning, the number is the same.
 pub type Code = c_int;
 
@@ -31,33 +33,6 @@ pub fn last() -> Code {
 pub fn set_last(code: Code) {
     // A thread that is ending asks for no error.
     let _ = LAST.try_with(|last| last.set(code));
-}
-
-/// Writes a result through the caller's pointer.
-///
-/// # Safety
-///
-/// `to` is null or writable.
-pub unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Code> {
-    if to.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    // SAFETY: not null, so writable, as this function's contract says.
-    unsafe { to.write_unaligned(value) };
-    Ok(())
-}
-
-/// Reads what the caller's pointer leads to.
-///
-/// # Safety
-///
-/// `from` is null or leads to a `T`.
-pub unsafe fn get<T: Copy>(from: *const T) -> Result<T, Code> {
-    if from.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    // SAFETY: not null, so a `T`, as this function's contract says.
-    Ok(unsafe { from.read_unaligned() })
 }
 
 /// Runs a body and remembers its error. A panic must not cross into the caller's C: it becomes an error.

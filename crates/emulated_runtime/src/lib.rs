@@ -20,6 +20,8 @@ mod error;
 mod graph;
 mod launch;
 mod memory;
+#[path = "../../emulated_driver/src/pointer.rs"]
+mod pointer;
 mod refused;
 mod registration;
 mod stream;

@@ -63,6 +63,17 @@ pub struct Uses {
     pub aligned: bool,
     /// It may carry information between clusters, which take turns with such instructions.
     pub communicates: bool,
+    /// Its part in a loop around `atom.cas`.
+    pub swap: Option<Swap>,
+}
+
+/// A part in a loop that reads a place, and swaps its value for another while it is what was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swap {
+    /// A plain load of what an `atom.cas` of the same address expects: it may be stale, and then the swap fails.
+    Guess,
+    /// The `atom.cas`.
+    Compare,
 }
 
 /// A decoded instruction.

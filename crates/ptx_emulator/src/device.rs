@@ -233,6 +233,7 @@ impl Device {
         let launch = Launch {
             config,
             lines: &lines,
+            code: &kernel.code,
             sync: &GridSync::default(),
             races: races.as_ref(),
             global: &self.memory,

@@ -92,6 +92,8 @@ pub enum Special {
     LanemaskGt,
     DynamicSharedSize,
     TotalSharedSize,
+    /// The address of the grid's workspace from a bit on: its upper or its lower half.
+    GridWorkspace(u32),
     /// Grid number and the like.
     Zero,
     /// The address of a shared variable.
@@ -131,6 +133,9 @@ impl Special {
             "%lanemask_gt" => Special::LanemaskGt,
             "%dynamic_smem_size" => Special::DynamicSharedSize,
             "%total_smem_size" => Special::TotalSharedSize,
+            // Which registers the driver uses for it: cooperative_groups/details/driver_abi.h.
+            "%envreg1" => Special::GridWorkspace(32),
+            "%envreg2" => Special::GridWorkspace(0),
             "%gridid" => Special::Zero,
             _ => return None,
         })

@@ -61,7 +61,7 @@ const PACKAGES: [&str; 6] = [
 
 /// Examples of CUTLASS that are run unless others are named: file, architecture, arguments. Sizes are small, so that each
 /// takes seconds.
-const EXAMPLES: [(&str, &str, &str); 16] = [
+const EXAMPLES: [(&str, &str, &str); 31] = [
     ("cute/tutorial/sgemm_1.cu", "90a", "256 256 64"),
     ("cute/tutorial/sgemm_sm80.cu", "90a", "256 256 64 T N"),
     ("cute/tutorial/hopper/wgmma_sm90.cu", "90a", "256 256 128"),
@@ -72,14 +72,64 @@ const EXAMPLES: [(&str, &str, &str); 16] = [
     ("cute/tutorial/blackwell/04_mma_tma_2sm_sm100.cu", "100a", "512 1024 128"),
     ("cute/tutorial/blackwell/05_mma_tma_epi_sm100.cu", "100a", "512 1024 128"),
     ("48_hopper_warp_specialized_gemm/48_hopper_warp_specialized_gemm.cu", "90a", GEMM),
+    ("50_hopper_gemm_with_epilogue_swizzle/50_hopper_gemm_with_epilogue_swizzle.cu", "90a", "--m=256 --n=256 --k=128"),
+    (
+        "51_hopper_gett/51_hopper_gett.cu",
+        "90a",
+        "--modeC=m,n,l --modeA=m,k,l --modeB=k,n,l --extents=m:256,n:256,k:128,l:1",
+    ),
     ("54_hopper_fp8_warp_specialized_gemm/54_hopper_fp8_warp_specialized_gemm.cu", "90a", GEMM),
-    ("57_hopper_grouped_gemm/57_hopper_grouped_gemm.cu", "90a", "--m=256 --n=256 --k=128 --groups=2 --iterations=0"),
+    ("55_hopper_mixed_dtype_gemm/55_hopper_int4_bf16_gemm.cu", "90a", GEMM),
+    (
+        "56_hopper_ptr_array_batched_gemm/56_hopper_ptr_array_batched_gemm.cu",
+        "90a",
+        "--m=128 --n=128 --k=64 --l=2 --iterations=0",
+    ),
+    ("57_hopper_grouped_gemm/57_hopper_grouped_gemm.cu", "90a", GROUPED),
+    (
+        "61_hopper_gemm_with_topk_and_softmax/61_hopper_gemm_with_topk_and_softmax.cu",
+        "90a",
+        "--m=128 --n=8 --k=128 --iterations=0",
+    ),
     ("63_hopper_gemm_with_weight_prefetch/63_hopper_gemm_with_weight_prefetch.cu", "90a", GEMM),
+    (
+        "67_hopper_fp8_warp_specialized_gemm_with_blockwise_scaling/\
+         67_hopper_fp8_warp_specialized_gemm_with_blockwise_scaling.cu",
+        "90a",
+        GEMM,
+    ),
+    (
+        "68_hopper_fp8_warp_specialized_grouped_gemm_with_blockwise_scaling/\
+         68_hopper_fp8_warp_specialized_grouped_gemm_with_blockwise_scaling.cu",
+        "90a",
+        GROUPED,
+    ),
     ("70_blackwell_gemm/70_blackwell_fp16_gemm.cu", "100a", GEMM),
-    ("74_blackwell_gemm_streamk/blackwell_gemm_streamk.cu", "100a", GEMM),
     ("72_blackwell_narrow_precision_gemm/72b_blackwell_nvfp4_nvfp4_gemm.cu", "100a", GEMM),
+    (
+        "73_blackwell_gemm_preferred_cluster/blackwell_gemm_preferred_cluster.cu",
+        "100a",
+        "--m=1024 --n=1024 --k=128 --iterations=0",
+    ),
+    ("74_blackwell_gemm_streamk/blackwell_gemm_streamk.cu", "100a", GEMM),
+    ("75_blackwell_grouped_gemm/75_blackwell_grouped_gemm.cu", "100a", GROUPED),
+    (
+        "77_blackwell_fmha/77_blackwell_fmha.cu",
+        "100a",
+        "--b=1 --h=1 --h_k=1 --q=256 --k=256 --d=64 --warmup_iterations=0 --iterations=1 --verify",
+    ),
+    ("78_blackwell_emulated_bf16x9_gemm/78_blackwell_emulated_bf16x9_gemm.cu", "100a", GEMM),
+    ("81_blackwell_gemm_blockwise/81_blackwell_gemm_blockwise.cu", "100a", GEMM),
+    ("81_blackwell_gemm_blockwise/81_blackwell_grouped_gemm_groupwise.cu", "100a", GROUPED),
+    ("91_fp4_gemv/91_fp4_gemv.cu", "100a", "--m=256 --k=1024 --batch=1 --iterations=0"),
+    (
+        "113_hopper_gemm_activation_fusion/113_hopper_gemm_fused_gated_act.cu",
+        "90a",
+        "--m=256 --n=256 --k=256 --verify=1 --iterations=0",
+    ),
 ];
 
+const GROUPED: &str = "--m=256 --n=256 --k=128 --groups=2 --iterations=0";
 const GEMM: &str = "--m=256 --n=256 --k=256 --iterations=0";
 
 /// Products of learn-cuda's for sm_100: the folder, and functions there. That of `v7c` is in `matmul_v7.cu`, or `matmul_v7c.cu`.

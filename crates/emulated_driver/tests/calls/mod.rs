@@ -51,6 +51,9 @@ pub fn calls(count: usize, begin: &'static [usize]) -> impl Strategy<Value = Vec
     })
 }
 
+/// Words of the memory that a call gets to read or to write.
+const ROOM: usize = 4096;
+
 extern "C" fn host_function(_data: *mut c_void) {}
 
 /// A library beside the test.
@@ -72,7 +75,7 @@ pub fn make(
 ) -> Result<(), TestCaseError> {
     let mut handles: Vec<usize> = vec![0, 1, 2, 0xC0, usize::MAX, 0xdead_beef, 0x1_0000_0000];
     // Kept to the end: a queued copy still uses it.
-    let mut rooms: Vec<Box<[u64; 600]>> = Vec::new();
+    let mut rooms: Vec<Box<[u64; ROOM]>> = Vec::new();
     for (call, numbers) in calls {
         let (name, kinds) = signatures[call];
         let mut arguments = [0; 12];
@@ -80,16 +83,16 @@ pub fn make(
         for ((argument, kind), number) in arguments.iter_mut().zip(kinds).zip(numbers) {
             let number = usize::from(number);
             let mut room = |value: u64| {
-                rooms.push(Box::new([value; 600]));
+                rooms.push(Box::new([value; ROOM]));
                 rooms.last_mut().unwrap().as_mut_ptr() as usize
             };
             *argument = match kind {
                 // The latest are likelier: most calls want one of them.
                 Handle if number % 3 == 0 => handles[handles.len() - 1 - number / 3 % handles.len().min(4)],
                 Handle => handles[number % handles.len()],
-                // Small ones are likelier, and none is larger than the room.
+                // Small ones are likelier, and none is larger than the room, in handles or in bytes.
                 Number if number % 2 == 0 => number / 2 % 8,
-                Number => number % 4096,
+                Number => number % ROOM,
                 Out => {
                     outs.push(room(handles[number % handles.len()] as u64));
                     *outs.last().unwrap()

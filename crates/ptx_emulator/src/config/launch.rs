@@ -149,6 +149,9 @@ pub struct LaunchConfig {
     pub overlaps: bool,
     /// With `sanitize`: look for races of the grid's threads in global memory, too.
     pub global_races: bool,
+    /// Address of 8 bytes of zeros that the grid may synchronise through, or 0: what a cooperative launch gives to
+    /// cooperative_groups (`%envreg1` and `%envreg2`).
+    pub grid_workspace: u64,
     /// Go on behind hazards; the report lists them. What no run can go on behind is a fault even so.
     pub keep_going: bool,
     /// Hazards that are not reported.
@@ -185,6 +188,7 @@ impl LaunchConfig {
             strict: false,
             overlaps: false,
             global_races: true,
+            grid_workspace: 0,
             keep_going: false,
             allow: Vec::new(),
             instruction_budget: 1 << 32,

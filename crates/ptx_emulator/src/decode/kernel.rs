@@ -1,6 +1,6 @@
 //! Decodes an entry and the functions that it calls into one stretch of code.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use super::error::DecodeError;
 use super::names::{Names, Symbol, defined_twice};
 use super::opcode::{self, Opcode};
 use super::parsed::Parsed;
-use crate::code::{Flow, Inst, Kernel, Param, Step, Uses};
+use crate::code::{Flow, Inst, Kernel, Param, Step, Swap, Uses};
 use crate::config::fault::Stop;
 use crate::config::report::Class;
 use crate::operand::filter;
@@ -32,7 +32,8 @@ pub fn decode(
         small_shared_memory: ast.target.starts_with("sm_12"),
         ..Kernel::default()
     };
-    let mut decoder = Decoder { names: Names::new(ast, variables, kernel), opcodes, rows: HashMap::new() };
+    let mut decoder =
+        Decoder { names: Names::new(ast, variables, kernel), opcodes, rows: HashMap::new(), swapped: HashSet::new() };
     decoder.entry(function)?;
     while let Some(name) = decoder.names.to_do.pop() {
         decoder.function(&name)?;
@@ -47,6 +48,23 @@ struct Decoder {
     opcodes: &'static [Opcode],
     /// The row of each instruction seen, by its opcode and modifiers.
     rows: HashMap<String, Option<&'static Opcode>>,
+    /// The addresses of the body's `atom.cas`, as written.
+    swapped: HashSet<String>,
+}
+
+/// Collects the addresses of the `atom.cas` of a body, as written.
+fn swapped(body: &[Statement], found: &mut HashSet<String>) {
+    for statement in body {
+        match statement {
+            Statement::Block(inner) => swapped(inner, found),
+            Statement::Instruction(i) if is_swap(i) => found.extend(i.operands.get(1).map(|at| format!("{at:?}"))),
+            _ => {}
+        }
+    }
+}
+
+fn is_swap(i: &Instruction) -> bool {
+    i.opcode == "atom" && i.modifiers.iter().any(|modifier| modifier == "cas")
 }
 
 impl Decoder {
@@ -80,6 +98,8 @@ impl Decoder {
     }
 
     fn body(&mut self, body: &[Statement]) -> Result<(), ParseError> {
+        self.swapped.clear();
+        swapped(body, &mut self.swapped);
         self.block(body)?;
         // A thread that comes to the end returns.
         let line = self.names.kernel.code.last().map_or(0, |i| i.line);
@@ -183,6 +203,12 @@ impl Decoder {
         };
         let Parsed { mut uses, before, after, .. } = parsed;
         let class = found.map_or(Class::Other, |o| o.class);
+        let guesses = || i.operands.get(1).is_some_and(|at| self.swapped.contains(&format!("{at:?}")));
+        uses.swap = match &*i.opcode {
+            "atom" if is_swap(i) => Some(Swap::Compare),
+            "ld" if !self.swapped.is_empty() && guesses() => Some(Swap::Guess),
+            _ => None,
+        };
         let step: Step = match decoded {
             Ok(step) => step,
             Err(e) if e.unsupported => {

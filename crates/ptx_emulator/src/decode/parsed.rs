@@ -27,6 +27,18 @@ pub struct Parsed<'a> {
     pub(super) after: Option<(Step, Vec<u32>)>,
 }
 
+/// The register that a component of a vector register is: colours are other names of the four.
+fn component(name: &str, component: char) -> String {
+    let element = match component {
+        'r' => 'x',
+        'g' => 'y',
+        'b' => 'z',
+        'a' => 'w',
+        other => other,
+    };
+    format!("{name}.{element}")
+}
+
 impl<'a> Parsed<'a> {
     /// An instruction whose opcode has these forms.
     pub fn new(instruction: &'a Instruction, forms: Vec<&'static str>, names: &'a mut Names) -> Parsed<'a> {
@@ -220,7 +232,7 @@ impl<'a> Parsed<'a> {
             },
             Operand::Component(name, c) => match special(name, Some(*c)) {
                 Some(s) => self.names.special(s),
-                None => return Err(DecodeError::unsupported(format!("`{name}.{c}`"))),
+                None => return self.src_operand(&Operand::Name(component(name, *c)), ty),
             },
             Operand::Address { base: Some(base), offset, extra } if extra.is_empty() => {
                 let Operand::Name(name) = &**base else {
@@ -321,6 +333,7 @@ impl<'a> Parsed<'a> {
                 Some(_) => Err(DecodeError::invalid(format!("`{name}` is no register"))),
                 None => Err(DecodeError::invalid(format!("`{name}` is not declared"))),
             },
+            Operand::Component(name, c) => self.dst_operand(&Operand::Name(component(name, *c))),
             other => Err(DecodeError::invalid(format!("a destination register expected, not {other:?}"))),
         }
     }

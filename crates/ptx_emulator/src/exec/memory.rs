@@ -10,11 +10,12 @@ use crate::config::fault::Stopped;
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::opcode::Decoded;
 use crate::decode::parsed::Parsed;
+use crate::machine::access::row::Place;
 use crate::machine::address::{Lane, RANK_SHIFT, space_at, space_of};
 use crate::machine::race::Mode;
 use crate::machine::scope::Scope;
 use crate::machine::state::Machine;
-use crate::machine::warp::Warp;
+use crate::machine::warp::{Source, Warp};
 use crate::operand::{Address, Dst, Row, Src, lanes};
 use crate::parser::ast::Operand;
 use crate::timing::core as timing;
@@ -120,18 +121,10 @@ impl Instruction for Ld {
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let access = &self.access;
-        let mode = if access.strong { Mode::StrongRead } else { Mode::Read };
-        let mut buffer = [0u8; 64];
         let addresses = access.addresses(w);
-        let undefined = m.sanitize && m.has_undefined(w);
         m.touches.scope = access.scope;
-        for lane in lanes(mask) {
-            m.load(w, access.at(&addresses, lane), mode, &mut buffer[..access.total])?;
-            self.finish(w, lane, &buffer);
-            if undefined {
-                let undefined = m.undefined_bytes(w, access.at(&addresses, lane), access.total as u32)?;
-                self.carry(w, lane, undefined);
-            }
+        if !self.at_once(w, m, mask, &addresses) {
+            self.by_lanes(w, m, mask, &addresses)?;
         }
         access.count_conflicts(w, m, mask, &addresses, true);
         if m.sanitize && in_shared(access.space, addresses[mask.trailing_zeros() as usize]) {
@@ -145,6 +138,66 @@ impl Instruction for Ld {
 }
 
 impl Ld {
+    /// Loads for all lanes at once, if that can be done.
+    fn at_once(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32, addresses: &Row) -> bool {
+        let Access { space, strong, piece, total, .. } = self.access;
+        let place = m.place_of_row(w, mask, addresses, space, total as u64).filter(|_| !strong);
+        let shift = 64 - self.sign_bits;
+        let extended = |value: u64| ((value << shift) as i64 >> shift) as u64;
+        match place {
+            None => return false,
+            Some(Place::Global(allocation)) => {
+                let base = allocation.base();
+                for (n, d) in self.out.iter().enumerate() {
+                    let mut row = [0; 32];
+                    for lane in lanes(mask) {
+                        row[lane] = extended(allocation.value(addresses[lane] - base + (n * piece) as u64, piece));
+                    }
+                    d.write(w, mask, &row);
+                }
+            }
+            Some(Place::Local(base)) => {
+                if !m.row_is_defined(w, mask, addresses, base, total) {
+                    return false;
+                }
+                for (n, d) in self.out.iter().enumerate() {
+                    let mut row = [0; 32];
+                    for lane in lanes(mask) {
+                        let at = w.local_at(lane, addresses[lane] - base) + n * piece;
+                        let mut word = [0; 8];
+                        word[..piece].copy_from_slice(&w.local[at..at + piece]);
+                        row[lane] = extended(u64::from_le_bytes(word));
+                    }
+                    d.write(w, mask, &row);
+                }
+            }
+        }
+        if let Some(place) = place {
+            m.row_loaded(w, mask, addresses, total as u32, place);
+        }
+        true
+    }
+
+    fn by_lanes(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32, addresses: &Row) -> Stopped<()> {
+        let access = &self.access;
+        let mode = if access.strong { Mode::StrongRead } else { Mode::Read };
+        let mut buffer = [0u8; 64];
+        let undefined = m.sanitize && m.has_undefined(w);
+        for lane in lanes(mask) {
+            let unwritten = m.load_value(w, access.at(addresses, lane), mode, &mut buffer[..access.total])?;
+            self.finish(w, lane, &buffer);
+            if unwritten != 0 {
+                w.doubt(lane, Source::UnwrittenShared);
+                self.carry(w, lane, unwritten);
+            }
+            if undefined {
+                let undefined = m.undefined_bytes(w, access.at(addresses, lane), access.total as u32)?;
+                self.carry(w, lane, undefined);
+            }
+        }
+        Ok(())
+    }
+
     /// One lane's registers get the marks of undefined bytes.
     fn carry(&self, w: &mut Warp, lane: usize, undefined: u64) {
         for (n, d) in self.out.iter().enumerate() {
@@ -185,22 +238,19 @@ impl Instruction for St {
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let access = &self.access;
-        let mode = if access.strong { Mode::Atomic } else { Mode::Write };
-        let mut buffer = [0u8; 64];
         let addresses = access.addresses(w);
         if access.strong {
             m.touches.scope = access.scope;
             m.publish(w, mask, &addresses, access.space, self.release, false);
         }
-        for lane in lanes(mask) {
-            for (piece, s) in buffer.chunks_exact_mut(access.piece).zip(&self.values) {
-                piece.copy_from_slice(&w.lane(*s, lane).to_le_bytes()[..access.piece]);
+        let place = m.place_of_row(w, mask, &addresses, access.space, access.total as u64);
+        let undefined = m.sanitize && lanes(mask).any(|lane| self.undefined(w, lane) != 0);
+        let plain = !access.strong && !undefined;
+        match place.filter(|place| plain && !matches!(place, Place::Global(allocation) if allocation.constant)) {
+            Some(place) => {
+                m.store_row(w, mask, &addresses, place, access.total, |w, lane, data| self.value(w, lane, data));
             }
-            m.store_value(w, access.at(&addresses, lane), mode, &buffer[..access.total])?;
-            let undefined = if m.sanitize { self.undefined(w, lane) } else { 0 };
-            if undefined != 0 {
-                m.store_undefined(w, access.at(&addresses, lane), access.total as u32, undefined)?;
-            }
+            None => self.by_lanes(w, m, mask, &addresses)?,
         }
         access.count_conflicts(w, m, mask, &addresses, false);
         Ok(Flow::Next)
@@ -208,6 +258,28 @@ impl Instruction for St {
 }
 
 impl St {
+    fn by_lanes(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32, addresses: &Row) -> Stopped<()> {
+        let access = &self.access;
+        let mode = if access.strong { Mode::Atomic } else { Mode::Write };
+        let mut buffer = [0u8; 64];
+        for lane in lanes(mask) {
+            self.value(w, lane, &mut buffer[..access.total]);
+            m.store_value(w, access.at(addresses, lane), mode, &buffer[..access.total])?;
+            let undefined = if m.sanitize { self.undefined(w, lane) } else { 0 };
+            if undefined != 0 {
+                m.store_undefined(w, access.at(addresses, lane), access.total as u32, undefined)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of one lane's values.
+    fn value(&self, w: &Warp, lane: usize, bytes: &mut [u8]) {
+        for (piece, s) in bytes.chunks_exact_mut(self.access.piece).zip(&self.values) {
+            piece.copy_from_slice(&w.lane(*s, lane).to_le_bytes()[..self.access.piece]);
+        }
+    }
+
     /// The undefined bytes of one lane's values.
     fn undefined(&self, w: &Warp, lane: usize) -> u64 {
         let piece = self.access.piece;

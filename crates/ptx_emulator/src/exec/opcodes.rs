@@ -283,10 +283,10 @@ table! {
                {b32 b64 u32 u64 s32 s64 f32 f64}"] issued::<bulk::st_async::StAsync>;
     }
     Async, "Data Movement: cp.async.bulk.tensor, cp.reduce.async.bulk.tensor" => {
-        "cp" ["async bulk tensor {1d 2d 3d 4d 5d} {shared::cluster shared::cta} global [tile] \
+        "cp" ["async bulk tensor {1d 2d 3d 4d 5d} {shared::cluster shared::cta} global [tile tile::gather4] \
                mbarrier::complete_tx::bytes [multicast::cluster] [cta_group::1 cta_group::2] [L2::cache_hint]"]
             issued::<bulk::tensor::Load>;
-        "cp" ["async bulk tensor {1d 2d 3d 4d 5d} global shared::cta [tile] bulk_group [L2::cache_hint]",
+        "cp" ["async bulk tensor {1d 2d 3d 4d 5d} global shared::cta [tile tile::scatter4] bulk_group [L2::cache_hint]",
               "reduce async bulk tensor {1d 2d 3d 4d 5d} global shared::cta {add min max inc dec and or xor} [tile] \
                bulk_group [L2::cache_hint]"] issued::<bulk::tensor::Store>;
     }
@@ -378,6 +378,19 @@ table! {
             issued::<matrix::moves::LdMatrix>;
         "stmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16"] issued::<matrix::moves::StMatrix>;
         "movmatrix" ["sync aligned m8n8 trans b16"] matrix::moves::movmatrix;
+    }
+    Matrix, "Warp Level Matrix Instructions: wmma.load, wmma.store, wmma.mma" => {
+        "wmma" ["load {a b} sync aligned {row col} {m16n16k16 m8n32k16 m32n8k16} [global shared shared::cta] {f16 bf16 u8 s8}",
+                "load {a b} sync aligned {row col} m16n16k8 [global shared shared::cta] tf32",
+                "load c sync aligned {row col} {m16n16k16 m8n32k16 m32n8k16} [global shared shared::cta] {f16 f32 s32}",
+                "load c sync aligned {row col} m16n16k8 [global shared shared::cta] f32"] issued::<matrix::wmma::Load>;
+        "wmma" ["store d sync aligned {row col} {m16n16k16 m8n32k16 m32n8k16} [global shared shared::cta] {f16 f32 s32}",
+                "store d sync aligned {row col} m16n16k8 [global shared shared::cta] f32"] issued::<matrix::wmma::Store>;
+        "wmma" ["mma sync aligned {row col} {row col} {m16n16k16 m8n32k16 m32n8k16} {f16 f32} {f16 f32}",
+                "mma sync aligned {row col} {row col} {m16n16k16 m8n32k16 m32n8k16} f32 bf16 bf16 f32",
+                "mma sync aligned {row col} {row col} m16n16k8 f32 tf32 tf32 f32",
+                "mma sync aligned {row col} {row col} {m16n16k16 m8n32k16 m32n8k16} s32 {u8 s8} {u8 s8} s32 [satfinite]"]
+            issued::<matrix::wmma::Mma>;
     }
     Matrix, "Asynchronous Warpgroup Level Matrix Instructions" => {
         "wgmma" [WGMMA_F16, WGMMA_BF16, WGMMA_TF32, WGMMA_F8, WGMMA_I8] issued::<wgmma::MmaAsync>;

@@ -10,7 +10,7 @@ use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, F32};
 use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
-use crate::machine::warp::Warp;
+use crate::machine::warp::{Source, Warp};
 use crate::operand::{Dst, PredicateDst, PredicateSrc, Row, Src, lanes};
 use crate::parser::ast::Operand;
 use crate::types::Type;
@@ -94,10 +94,12 @@ impl Instruction for Shfl {
         };
         let (d, valid) = pair(i)?;
         let sources = [i.src(1, Type::B32)?, i.src(2, Type::B32)?, i.src(3, Type::B32)?];
+        // Undefined bytes go to the lanes that read them: `issue` marks those.
+        i.carries(|_, _| Vec::new());
         Ok(Shfl { mode, d, valid, sources, members: Members::decode(i, 4)? })
     }
 
-    fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         gather!(self.members, w, mask);
         let [a, b, c] = self.sources.map(|s| w.get(s));
         let (mut out, mut valid) = (a, 0);
@@ -105,8 +107,19 @@ impl Instruction for Shfl {
             let (from, inside) = self.mode.source(lane as i32, b[lane] as i32, c[lane] as i32);
             let from = if inside { from } else { lane as i32 };
             if mask >> lane & 1 == 1 && mask >> from & 1 == 0 {
-                let text = format!("lane {lane} reads from lane {from}, which does not take part");
-                return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
+                if m.launch.config.strict {
+                    let text = format!("lane {lane} reads from lane {from}, which does not take part");
+                    return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
+                }
+                if let (true, Some(register)) = (m.sanitize, self.d.register) {
+                    w.undefined_results.push((register, lane, u8::MAX));
+                    w.doubt(lane, Source::AbsentLane);
+                }
+            }
+            let undefined = if m.sanitize { w.undefined_bytes(self.sources[0], from as usize & 31) } else { 0 };
+            if let (true, Some(register)) = (undefined != 0 && mask >> lane & 1 == 1, self.d.register) {
+                w.undefined_results.push((register, lane, undefined));
+                w.copy_doubts(from as usize & 31, lane);
             }
             out[lane] = a[from as usize & 31];
             valid |= u32::from(inside) << lane;

@@ -227,6 +227,8 @@ pub enum TensorMapError {
     NanFill(DataType),
     #[error("the copy gives {got} coordinates for a tensor map of rank {rank}")]
     Coordinates { got: usize, rank: usize },
+    #[error("a copy of four rows needs a tensor map of rank 2, not {rank}")]
+    FourRows { rank: usize },
     #[error("shared-memory address {address:#x} of a tensor copy must be a multiple of {align}")]
     SharedAddress { address: u32, align: u32 },
     #[error("the box is {0} bytes, more than a shared-memory window of 256 KiB holds")]
@@ -437,13 +439,51 @@ impl TensorMap {
     /// # Errors
     /// A rule the map breaks ([`TensorMap::validate`]), a wrong number of coordinates, a misaligned shared address, a box too
     /// large, or something not modelled.
-    pub fn visit(&self, coordinates: &[i32], shared: u32, mut visit: impl FnMut(Piece)) -> Result<(), TensorMapError> {
+    pub fn visit(&self, coordinates: &[i32], shared: u32, visit: impl FnMut(Piece)) -> Result<(), TensorMapError> {
+        let Some(&column) = coordinates.first().filter(|_| coordinates.len() == self.rank) else {
+            return Err(TensorMapError::Coordinates { got: coordinates.len(), rank: self.rank });
+        };
+        self.visit_rows(column, shared, |number| self.row_address(coordinates, number), visit)
+    }
+
+    /// The map of four rows that `.tile::gather4` and `.tile::scatter4` copy: each has the box's width.
+    pub fn four_rows(self) -> TensorMap {
+        let (mut box_dims, mut element_strides) = (self.box_dims, self.element_strides);
+        (box_dims[1], element_strides[1]) = (4, 1);
+        TensorMap { box_dims, element_strides, ..self }
+    }
+
+    /// The same for a map of [`TensorMap::four_rows`]: `coordinates` are a column and four rows (PTX ISA, "Tiled Mode:
+    /// tile::gather4, tile::scatter4").
+    ///
+    /// # Errors
+    /// As for [`TensorMap::visit`]; the tensor has two dimensions.
+    pub fn visit_four_rows(
+        &self,
+        coordinates: &[i32],
+        shared: u32,
+        visit: impl FnMut(Piece),
+    ) -> Result<(), TensorMapError> {
+        let &[column, ref rows @ ..] = coordinates else {
+            return Err(TensorMapError::Coordinates { got: 0, rank: self.rank });
+        };
+        if self.rank != 2 || rows.len() != 4 {
+            return Err(TensorMapError::FourRows { rank: self.rank });
+        }
+        self.visit_rows(column, shared, |number| self.row_address(&[column, rows[number as usize]], 0), visit)
+    }
+
+    /// Visits the rows of a box from the innermost coordinate `column` on; `row_address` gives the address of a row's beginning.
+    fn visit_rows(
+        &self,
+        column: i32,
+        shared: u32,
+        row_address: impl Fn(u32) -> Option<u64>,
+        mut visit: impl FnMut(Piece),
+    ) -> Result<(), TensorMapError> {
         self.validate()?;
         if self.interleave != Interleave::None {
             return Err(TensorMapError::Unsupported("a copy through an interleaved tensor map"));
-        }
-        if coordinates.len() != self.rank {
-            return Err(TensorMapError::Coordinates { got: coordinates.len(), rank: self.rank });
         }
         if !shared.is_multiple_of(SHARED_ALIGN) {
             return Err(TensorMapError::SharedAddress { address: shared, align: SHARED_ALIGN });
@@ -456,15 +496,15 @@ impl TensorMap {
         // The inner row as units that stay contiguous in both memories: all of it, or the groups of a padded type.
         let elements = i64::from(self.box_dims[0]);
         let unit = if self.data_type.is_padded() { PADDED_GROUP } else { elements };
-        let first = i64::from(coordinates[0]);
+        let first = i64::from(column);
         let multiple = self.coordinate_multiple();
         if first % i64::from(multiple) != 0 {
-            return Err(TensorMapError::Coordinate { coordinate: coordinates[0], multiple });
+            return Err(TensorMapError::Coordinate { coordinate: column, multiple });
         }
         let unit_bytes = unit * bits / 8;
         let outer: u32 = (1..self.rank).map(|index| self.box_steps(index)).product();
         for number in 0..outer {
-            let row_start = self.row_address(coordinates, number);
+            let row_start = row_address(number);
             let row = shared + number * (elements * shared_bits / 8) as u32;
             for from in (0..elements).step_by(unit as usize) {
                 let at = row + (from * shared_bits / 8) as u32;
@@ -834,6 +874,20 @@ mod tests {
         let shifted = pieces(&map, &[0, 0], 0x480);
         let row: Vec<u32> = shifted[24..32].iter().map(|piece| (piece.shared & 127) / 16).collect();
         assert_eq!(row, [4, 5, 6, 7, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn four_rows_lie_one_behind_the_other() {
+        let map = map_2d(DataType::U8, [64, 8], 64, [32, 1], Swizzle::None).unwrap().four_rows();
+        assert_eq!(map.transaction_bytes(), 4 * 32);
+        let mut found = Vec::new();
+        map.visit_four_rows(&[32, 5, 0, 8, 5], 128, |piece| found.push(piece)).unwrap();
+        let row = |number: u32, row: Option<u64>| Piece {
+            global: row.map(|row| 0x1000 + row * 64 + 32),
+            shared: 128 + number * 32,
+            bytes: 32,
+        };
+        assert_eq!(found, [row(0, Some(5)), row(1, Some(0)), row(2, None), row(3, Some(5))]);
     }
 
     #[test]

@@ -43,13 +43,35 @@ impl Allocation {
     /// A kernel reads bytes; the range must lie inside.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         self.copy_out(offset, out);
-        self.touched.read.add(offset, out.len() as u64);
+        self.note_read(offset, out.len() as u64);
+    }
+
+    /// A kernel has read these bytes.
+    pub fn note_read(&self, offset: u64, bytes: u64) {
+        self.touched.read.add(offset, bytes);
+    }
+
+    /// A kernel has written these bytes.
+    pub fn note_written(&self, offset: u64, bytes: u64) {
+        self.touched.written.add(offset, bytes);
+    }
+
+    /// A value of 1, 2, 4 or 8 bytes, at a multiple of its length; it must lie inside.
+    #[inline(always)]
+    pub fn value(&self, offset: u64, bytes: usize) -> u64 {
+        let word = |at: usize| u64::from(self.words[at].load(Relaxed));
+        let at = offset as usize / 4;
+        match bytes {
+            4 => word(at),
+            8 => word(at) | word(at + 1) << 32,
+            _ => word(at) >> (offset % 4 * 8) & ((1 << (bytes * 8)) - 1),
+        }
     }
 
     /// A kernel writes bytes; the range must lie inside.
     pub fn write(&self, offset: u64, data: &[u8]) {
         self.copy_in(offset, data);
-        self.touched.written.add(offset, data.len() as u64);
+        self.note_written(offset, data.len() as u64);
     }
 
     /// A kernel accesses these bytes with a strong access.

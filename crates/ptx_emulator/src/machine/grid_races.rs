@@ -104,12 +104,14 @@ pub struct Meeting {
     pub same_value: bool,
     /// The earlier one's cluster has made a strong access that the later one's has read, with no release before.
     pub silent: bool,
+    /// They are the load and the swap of a compare-and-swap loop.
+    pub guess: bool,
 }
 
 impl Meeting {
     /// What cards are known to bear.
     pub fn is_warning(&self) -> bool {
-        self.same_value || self.order == Order::Drawn
+        self.same_value || self.guess || self.order == Order::Drawn
     }
 
     /// The same whichever side came first: the side that reads is the later one, else that of the higher cluster.
@@ -204,7 +206,15 @@ impl GridRaces {
                 && let Some((order, byte, same_value)) = meet(earlier, &access, common, order)
             {
                 let address = line * LINE + u64::from(byte);
-                let meeting = Meeting { earlier: *earlier, later: access, address, order, same_value, silent: false };
+                let meeting = Meeting {
+                    earlier: *earlier,
+                    later: access,
+                    address,
+                    order,
+                    same_value,
+                    silent: false,
+                    guess: false,
+                };
                 unordered |= !meeting.same_value;
                 found.push(meeting);
             }

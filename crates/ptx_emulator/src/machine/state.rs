@@ -19,7 +19,8 @@ use super::synchronisation::Synchronisation;
 use super::tensor_core::Pipes;
 use super::tensor_memory::{self, Tmem};
 use super::warp::Warp;
-use crate::config::fault::{Stop, Stopped};
+use crate::code::{Inst, Swap};
+use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::config::launch::{LaunchConfig, Level};
 use crate::config::report::{BufferTraffic, Role};
 use crate::operand::Row;
@@ -44,6 +45,8 @@ pub struct Launch<'a> {
     pub clusters: u64,
     /// The PTX line of each instruction, if hazards may be allowed.
     pub lines: &'a [u32],
+    /// The kernel's instructions.
+    pub code: &'a [Inst],
     /// What threads have published in global memory.
     pub sync: &'a GridSync,
     /// Where races of the grid in global memory are looked for, if they are.
@@ -64,6 +67,14 @@ impl Launch<'_> {
         let places = || stop.pc.into_iter().chain(stop.others.iter().filter_map(|other| other.1));
         let at = |line: u32| places().any(|pc| self.lines.get(pc as usize) == Some(&line));
         self.config.allow.iter().any(|allow| allow.kind == stop.kind && allow.line.is_none_or(at))
+    }
+
+    /// Whether two instructions that race are the halves of a compare-and-swap loop. The manual calls the plain load a race
+    /// with the swap; but a stale value makes the swap fail, and no more (CUDA Programming Guide, "Atomic Functions").
+    pub fn is_guess(&self, [one, other]: [u32; 2]) -> bool {
+        let part = |pc: u32| self.code.get(pc as usize).and_then(|inst| inst.uses.swap);
+        let parts = [part(one), part(other)];
+        parts == [Some(Swap::Guess), Some(Swap::Compare)] || parts == [Some(Swap::Compare), Some(Swap::Guess)]
     }
 
     /// `%ctaid` of a CTA by the number of its cluster and its rank there.
@@ -305,6 +316,13 @@ impl Machine<'_> {
     /// What can go wrong on a card, committed by the current instruction or operation: a fault, unless it is allowed or the
     /// launch is to go on.
     pub fn hazard(&self, stop: Box<Stop>) -> Stopped<()> {
+        if stop.kind == FaultKind::DataRace
+            && !self.launch.config.strict
+            && let Some(other) = stop.others.first().and_then(|other| other.1)
+            && self.launch.is_guess([stop.pc.unwrap_or(self.current.1), other])
+        {
+            return self.warn(stop);
+        }
         let Err(stop) = self.allowed(stop) else { return Ok(()) };
         if self.launch.config.keep_going {
             self.note(stop, true);

@@ -11,6 +11,40 @@ use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Row, Src};
 use crate::types::Space;
 
+/// Where an undefined value comes from that is a fault as soon as it matters: at an address, in a branch, or stored to
+/// global memory. Shipped kernels make such values in lanes whose results they drop.
+#[derive(Clone, Copy, Debug)]
+pub enum Source {
+    /// A load of shared memory that nothing has written.
+    UnwrittenShared,
+    /// A shuffle from a lane that takes no part.
+    AbsentLane,
+}
+
+/// Lanes that an instruction has given an undefined value.
+#[derive(Clone, Copy, Debug)]
+pub struct Doubt {
+    pub lanes: u32,
+    pub pc: u32,
+    pub source: Source,
+}
+
+impl Doubt {
+    fn stop(&self) -> Box<Stop> {
+        let (kind, text, other) = match self.source {
+            Source::UnwrittenShared => {
+                (FaultKind::UninitialisedShared, "a value made of shared memory that nothing has written", "the load")
+            }
+            Source::AbsentLane => (
+                FaultKind::WarpDivergence,
+                "a value made of another lane's, which took no part in the shuffle",
+                "the shuffle",
+            ),
+        };
+        Stop::new(kind, text).other(other, Some(self.pc))
+    }
+}
+
 /// Lanes that are at one place.
 #[derive(Clone, Debug)]
 pub struct Fragment {
@@ -81,6 +115,8 @@ pub struct Warp {
     pub undefined_results: Vec<(u32, usize, u8)>,
     /// The lanes in which it leaves its predicates undefined.
     pub undefined_predicates: u32,
+    /// Undefined values that matter where they are stored, and not only where they are used.
+    pub doubts: Vec<Doubt>,
     /// The wait that just ended, for the instruction that began it.
     pub resumed: Option<WaitFor>,
     /// Instructions issued.
@@ -122,6 +158,7 @@ impl Warp {
             register_limit: None,
             undefined_results: Vec::new(),
             undefined_predicates: 0,
+            doubts: Vec::new(),
             resumed: None,
             issued: 0,
         }
@@ -254,6 +291,30 @@ impl Warp {
     /// The instruction that runs now.
     pub fn pc(&self) -> u32 {
         self.fragments[self.current].pc
+    }
+
+    /// The current instruction gives a lane an undefined value.
+    pub fn doubt(&mut self, lane: usize, source: Source) {
+        let pc = self.pc();
+        match self.doubts.iter_mut().find(|doubt| doubt.pc == pc) {
+            Some(doubt) => doubt.lanes |= 1 << lane,
+            None => self.doubts.push(Doubt { lanes: 1 << lane, pc, source }),
+        }
+    }
+
+    /// A lane gets what is undefined from another.
+    pub fn copy_doubts(&mut self, from: usize, to: usize) {
+        self.doubts.iter_mut().for_each(|doubt| doubt.lanes |= (doubt.lanes >> from & 1) << to);
+    }
+
+    /// What first gave a lane an undefined value, and is the fault where one matters.
+    pub fn doubted(&self, lane: u32) -> Option<Box<Stop>> {
+        self.doubts.iter().find(|doubt| doubt.lanes >> lane & 1 == 1).map(|doubt| doubt.stop().lane(lane))
+    }
+
+    /// Where a byte of a lane's local memory is kept.
+    pub fn local_at(&self, lane: usize, address: u64) -> usize {
+        lane * self.local_size() + address as usize
     }
 
     /// Bytes of local memory of one lane.

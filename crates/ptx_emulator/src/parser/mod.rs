@@ -641,8 +641,14 @@ impl<'a> Parser<'a> {
         let Token::Dot(ty) = self.next() else {
             return self.error("expected a type");
         };
-        if matches!(ty, "v2" | "v4") {
-            return self.error("vector registers are not known; declare their elements");
+        // A vector register is its elements, each a register `name.x`.
+        let (elements, ty) = match (ty, self.peek()) {
+            ("v2", Token::Dot(of)) => (&["x", "y"][..], of),
+            ("v4", Token::Dot(of)) => (&["x", "y", "z", "w"][..], of),
+            _ => (&[][..], ty),
+        };
+        if !elements.is_empty() {
+            self.next();
         }
         let ty = self.ty(ty)?;
         loop {
@@ -657,7 +663,17 @@ impl<'a> Parser<'a> {
             } else {
                 None
             };
-            list.push(Statement::Register { ty, name, count, line });
+            if elements.is_empty() {
+                list.push(Statement::Register { ty, name, count, line });
+            } else {
+                let names =
+                    count.map_or_else(|| vec![name.clone()], |n| (0..n).map(|n| format!("{name}{n}")).collect());
+                for name in names {
+                    let register =
+                        |of: &&str| Statement::Register { ty, name: format!("{name}.{of}"), count: None, line };
+                    list.extend(elements.iter().map(register));
+                }
+            }
             if !self.eat(',') {
                 return self.expect(';');
             }

@@ -87,8 +87,12 @@ pub fn check(w: &mut Warp, inst: &Inst, exec: u32, strict: bool) -> Stopped<()> 
         w.undefined_predicates = missing;
         return Ok(());
     }
+    let lane = missing.trailing_zeros();
+    if let Some(stop) = w.doubted(lane) {
+        return Err(stop);
+    }
     let text = "a source register that no instruction has written";
-    Err(Stop::new(FaultKind::UninitialisedRegister, text).lane(missing.trailing_zeros()))
+    Err(Stop::new(FaultKind::UninitialisedRegister, text).lane(lane))
 }
 
 /// Marks the registers that an instruction has written as defined. A plain move copies the mark of its source.

@@ -42,6 +42,7 @@ pub fn row(kernel: &Kernel, m: &Machine<'_>, w: &Warp, special: Special) -> Row 
         Special::LanemaskGt => lanes(&|n| !(u32::MAX >> (31 - n))),
         Special::DynamicSharedSize => all(config.shared_bytes),
         Special::TotalSharedSize => all(config.shared_bytes + kernel.shared_bytes),
+        Special::GridWorkspace(shift) => all((config.grid_workspace >> shift) as u32),
         Special::Zero => [0; 32],
         Special::Shared(offset) => all(w.cta << RANK_SHIFT | offset),
         Special::Variable(n) => [m.launch.symbols[n as usize]; 32],

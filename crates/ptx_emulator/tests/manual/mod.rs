@@ -20,13 +20,14 @@ pub mod tensor_copies;
 pub mod tensor_reductions;
 pub mod tensormap_replace;
 pub mod wgmma;
+pub mod wmma;
 
 use ptx_emulator::program::Program;
 
 /// Every feature's programs.
 #[allow(dead_code, reason = "each user takes what it needs")]
 pub fn programs() -> Vec<Program> {
-    let all: [fn() -> Vec<Program>; 17] = [
+    let all: [fn() -> Vec<Program>; 18] = [
         block_scales::programs,
         bulk_copies::programs,
         clusters::programs,
@@ -44,6 +45,7 @@ pub fn programs() -> Vec<Program> {
         tensor_reductions::programs,
         tensormap_replace::programs,
         wgmma::programs,
+        wmma::programs,
     ];
     all.iter().flat_map(|programs| programs()).collect()
 }

@@ -182,6 +182,62 @@ pub fn store(
     )
 }
 
+/// "tile::gather4", "tile::scatter4": four rows of a tensor of two dimensions lie one behind the other in shared memory. A
+/// row outside the tensor is zeros, and is not written.
+fn four_rows(swizzle: &'static str, column: i64, rows: [i64; 4]) -> [Program; 2] {
+    let at = [&[column], &rows[..]].concat();
+    // As a box, one row; its coordinates are the column and all rows.
+    let tensor = Tensor { at, ..Tensor::new(("u32", 4), &[40, 12], &[16, 1], &[], swizzle) };
+    let (width, tile) = (tensor.shape[0] as usize, 4 * 16 * 4);
+    let places = (0..4 * width).map(|number| {
+        let (x, y) = (column + (number % width) as i64, rows[number / width]);
+        let inside = (0..40).contains(&x) && (0..12).contains(&y);
+        (swizzled(swizzle, number * 4) / 4, inside.then(|| y as usize * tensor.strides[0] as usize / 4 + x as usize))
+    });
+    let places: Vec<(usize, Option<usize>)> = places.collect();
+    let (source, old) = (noise(43, tensor.bytes() / 4), vec![u32::MAX; tensor.bytes() / 4]);
+    let (mut gathered, mut scattered) = (vec![0; tile / 4], old.clone());
+    for &(to, from) in &places {
+        gathered[to] = from.map_or(0, |from| source[from]);
+        if let Some(from) = from {
+            scattered[from] = source[to];
+        }
+    }
+    let moves: String = tensor.at.iter().enumerate().map(|(n, at)| format!("mov.s32 %r{}, {at};\n", 40 + n)).collect();
+    let operand = "[%d3, {%r40, %r41, %r42, %r43, %r44}]";
+    let gather = format!(
+        "ld.param.u64 %d1, [out];\nmov.u32 %r2, tile;\n{MAP_ADDRESS}{moves}{INIT_BARRIER}\
+         @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], {tile};\n\
+         @%p1 cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes [%r2], {operand}, \
+         [%r3];\n{}{}",
+        await_phase(0, "WAIT"),
+        copy_out(tile, 128)
+    );
+    let scatter = format!(
+        "ld.param.u64 %d2, [src];\nmov.u32 %r2, tile;\n{MAP_ADDRESS}{moves}{}setp.eq.u32 %p1, %r1, 0;\n@!%p1 bra DONE;\n\
+         cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group {operand}, [%r2];\n\
+         cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;\nDONE:\n",
+        copy_in(tile, 128)
+    );
+    let name = |of: &str| format!("{of}, column {column}, rows {rows:?}, swizzle {swizzle}");
+    [
+        program(
+            &name("tile::gather4"),
+            module(BLACKWELL, DECLARATIONS, ".param .u64 out, .param .align 64 .b8 map[128]", &gather),
+            json!({"block": [128, 1, 1], "args": [{"pointer": "out"}, tensor.map("src")],
+                   "buffers": {"out": poison(tile / 4), "src": {"u32": source}}}),
+            &[("out", gathered)],
+        ),
+        program(
+            &name("tile::scatter4"),
+            module(BLACKWELL, DECLARATIONS, ".param .align 64 .b8 map[128], .param .u64 src", &scatter),
+            json!({"block": [128, 1, 1], "args": [tensor.map("out"), {"pointer": "src"}],
+                   "buffers": {"out": {"u32": old}, "src": {"u32": source[..tile / 4]}}}),
+            &[("out", scattered)],
+        ),
+    ]
+}
+
 pub fn programs() -> Vec<Program> {
     let (bytes, halves, singles) = (("u8", 1), ("f16", 2), ("u32", 4));
     let mut tensors = vec![
@@ -210,5 +266,7 @@ pub fn programs() -> Vec<Program> {
     });
     let atoms = ["128B_atom_32B", "128B_atom_64B"];
     let atoms = atoms.map(|swizzle| load(&Tensor::new(halves, &[80, 24], &[64, 16], &[8, -2], swizzle)));
-    tensors.iter().map(load).chain(stores).chain(atoms).collect()
+    let rows = [("none", 8, [3, 0, 11, 4]), ("64B", 32, [5, 12, 7, 1])];
+    let rows = rows.into_iter().flat_map(|(swizzle, column, rows)| four_rows(swizzle, column, rows));
+    tensors.iter().map(load).chain(stores).chain(atoms).chain(rows).collect()
 }

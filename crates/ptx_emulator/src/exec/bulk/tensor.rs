@@ -23,6 +23,8 @@ use crate::types::{Space, Type};
 /// `[tensorMap, {coordinates}]`.
 struct BoxOperand {
     map: Address,
+    /// Four rows of a tensor of two dimensions, by a column and their numbers.
+    four_rows: bool,
     coordinates: Vec<Src>,
 }
 
@@ -36,11 +38,12 @@ impl BoxOperand {
             return Err(DecodeError::invalid("coordinates in braces expected"));
         };
         let rank = i.modifiers().iter().find_map(|m| m.strip_suffix('d').and_then(|d| d.parse::<usize>().ok()));
-        if rank != Some(list.len()) {
+        let four_rows = i.one_of(&["tile::gather4", "tile::scatter4"]).is_some();
+        if (if four_rows { Some(5) } else { rank }) != Some(list.len()) {
             return Err(DecodeError::invalid(format!("{} coordinates do not fit the dimension", list.len())));
         }
         let coordinates = list.iter().map(|c| i.src_operand(c, Type::S32)).collect::<Result<_>>()?;
-        Ok(BoxOperand { map, coordinates })
+        Ok(BoxOperand { map, four_rows, coordinates })
     }
 
     fn operands(&self) -> impl Iterator<Item = Src> {
@@ -50,18 +53,30 @@ impl BoxOperand {
     /// The map and the coordinates of one lane.
     fn read(&self, m: &mut Machine<'_>, w: &Warp, lane: usize) -> Stopped<(TensorMap, Vec<i32>)> {
         let map = read_map(m, w, &self.map, Space::Generic, lane)?;
+        let map = if self.four_rows { map.four_rows() } else { map };
         Ok((map, self.coordinates.iter().map(|c| w.lane(*c, lane) as i32).collect()))
     }
-}
 
-/// The pieces of a box at `to`, and the shared memory from the first to the last of them. A swizzle permutes them
-/// within the box.
-fn pieces(map: &TensorMap, coordinates: &[i32], to: SharedRange, lane: usize) -> Stopped<(Vec<Piece>, SharedRange)> {
-    let mut pieces = Vec::new();
-    map.visit(coordinates, to.offset, |p| pieces.push(p)).map_err(|e| bad_map(e, lane))?;
-    let first = pieces.iter().map(|p| p.shared).min().unwrap_or(0);
-    let last = pieces.iter().map(|p| p.shared + p.bytes).max().unwrap_or(first);
-    Ok((pieces, SharedRange { offset: first, bytes: last - first, ..to }))
+    /// The pieces of a box at `to`, and the shared memory from the first to the last of them. A swizzle permutes them
+    /// within the box.
+    fn pieces(
+        &self,
+        map: &TensorMap,
+        coordinates: &[i32],
+        to: SharedRange,
+        lane: usize,
+    ) -> Stopped<(Vec<Piece>, SharedRange)> {
+        let mut pieces = Vec::new();
+        let visit = |piece| pieces.push(piece);
+        let visited = match self.four_rows {
+            true => map.visit_four_rows(coordinates, to.offset, visit),
+            false => map.visit(coordinates, to.offset, visit),
+        };
+        visited.map_err(|e| bad_map(e, lane))?;
+        let first = pieces.iter().map(|p| p.shared).min().unwrap_or(0);
+        let last = pieces.iter().map(|p| p.shared + p.bytes).max().unwrap_or(first);
+        Ok((pieces, SharedRange { offset: first, bytes: last - first, ..to }))
+    }
 }
 
 /// A box must fit into the shared memory of a CTA.
@@ -96,7 +111,7 @@ impl Instruction for Load {
             let to = SharedRange::at(m, w, &self.to, lane, 1, SHARED_ALIGN)?;
             let target = Target::resolve(m, w, lane, to, &self.signals)?;
             let (map, coordinates) = self.tensor.read(m, w, lane)?;
-            let (pieces, all) = pieces(&map, &coordinates, to, lane)?;
+            let (pieces, all) = self.tensor.pieces(&map, &coordinates, to, lane)?;
             for &cta in &target.ctas {
                 check_fits(m, SharedRange { cta, ..all }, lane)?;
                 SharedRange { cta, ..all }.track(m, w, agent.as_ref(), Mode::Write)?;
@@ -176,7 +191,7 @@ impl Instruction for Store {
                 let text = format!("a tensor is stored to at the coordinate {negative}");
                 return Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane as u32));
             }
-            let (pieces, all) = pieces(&map.stored(), &coordinates, from, lane)?;
+            let (pieces, all) = self.tensor.pieces(&map.stored(), &coordinates, from, lane)?;
             check_fits(m, all, lane)?;
             let unsupported = || Stop::unsupported(format!("a reducing copy of {:?}", map.data_type));
             let reduction = self.reduction.map(|r| r.on(map.data_type).ok_or_else(unsupported)).transpose()?;

@@ -1,7 +1,8 @@
 //! Warp-level matrix instructions (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions: mma, ldmatrix,
-//! stmatrix, movmatrix"). Fragments and arithmetic are in [`crate::hw::fragment`] and [`crate::hw::matmul`].
+//! stmatrix, movmatrix", "wmma"). Fragments and arithmetic are in [`crate::hw::fragment`] and [`crate::hw::matmul`].
 
 pub mod mma;
 pub mod moves;
 pub mod product;
 pub mod scaled;
+pub mod wmma;

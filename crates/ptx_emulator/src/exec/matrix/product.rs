@@ -8,7 +8,7 @@ use crate::machine::warp::Warp;
 use crate::operand::{Row, Src};
 
 /// The element type that a modifier names.
-pub(super) fn element(name: &str) -> Option<Element> {
+pub fn element(name: &str) -> Option<Element> {
     Some(match name {
         "e2m1" => Element::E2m1,
         "e2m3" => Element::E2m3,

@@ -24,7 +24,7 @@ use crate::parser::ast::Operand;
 use crate::timing::work::Work;
 use crate::types::Type;
 
-/// `tcgen05.mma [d], a, b, idesc{, [scale_a], [scale_b]}{, disable}, enable`.
+/// `tcgen05.mma [d], a, b, idesc{, [scale_a], [scale_b]}{, disable}, enable{, scale}`.
 pub struct Mma {
     group: CtaGroup,
     kind: MmaKind,
@@ -38,6 +38,8 @@ pub struct Mma {
     disable: Vec<Src>,
     /// D is added to, not overwritten.
     accumulate: PredicateSrc,
+    /// D is divided by 2 to this power before (`scale-input-d`).
+    shift: u32,
 }
 
 /// Where A comes from.
@@ -77,10 +79,11 @@ impl Instruction for Mma {
             _ => Vec::new(),
         };
         let accumulate = i.predicate(next)?;
-        if i.operands().len() > next + 1 && i.src(next + 1, Type::U32)? != Src::Constant(0) {
-            return Err(DecodeError::unsupported("scale-input-d"));
+        let shift = if i.operands().len() > next + 1 { i.constant(next + 1, "scale-input-d")? as u32 } else { 0 };
+        if shift > 15 {
+            return Err(DecodeError::invalid("scale-input-d is 0 to 15"));
         }
-        Ok(Mma { group: CtaGroup::decode(i), kind, d, a, b, instruction, scales, disable, accumulate })
+        Ok(Mma { group: CtaGroup::decode(i), kind, d, a, b, instruction, scales, disable, accumulate, shift })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
@@ -165,6 +168,7 @@ impl Mma {
             b: SharedMatrix::tcgen05(w.lane(self.b, lane)).map_err(bad)?,
             scales,
             accumulate: self.accumulate.mask(w) >> lane & 1 == 1,
+            shift: self.shift,
         })
     }
 }
@@ -179,6 +183,7 @@ struct Product {
     b: SharedMatrix,
     scales: Option<ScaleCells>,
     accumulate: bool,
+    shift: u32,
     /// Lanes of each CTA whose results are dropped.
     disabled: Vec<u128>,
 }
@@ -350,6 +355,13 @@ impl Product {
         let mut d = Vec::with_capacity(elements);
         for run in self.runs() {
             d.extend_from_slice(m.tmem_read_row(cta, run, self.run_columns())?);
+        }
+        if self.shift > 0 {
+            if self.desc.d != Accumulator::F32 {
+                return Err(Stop::unsupported("scale-input-d with sums of another type than f32"));
+            }
+            let scale = f32::powi(0.5, self.shift as i32);
+            d.iter_mut().for_each(|sum| *sum = (f32::from_bits(*sum) * scale).to_bits());
         }
         Ok(d)
     }

@@ -12,11 +12,14 @@ use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::lanes;
 
-/// What one lane of the current instruction does to global memory.
+/// What one lane of the current instruction does to global memory, or several whose bytes follow each other in a line.
 #[derive(Clone, Copy)]
 pub struct Touch {
+    /// The first lane, and how many.
     lane: u32,
+    lanes: u32,
     address: u64,
+    /// Bytes of a lane.
     bytes: u32,
     mode: Mode,
     digest: u32,
@@ -28,6 +31,27 @@ pub struct Touches {
     list: Vec<Touch>,
     /// The scope of the strong ones.
     pub scope: Scope,
+    seen: SeenReads,
+}
+
+/// Plain reads that the search for races has looked at, so that a warp's same read is looked at once. Whoever writes there
+/// meets the first of them: nobody can be ordered behind that one and not behind the others until the warp's time goes on.
+#[derive(Default)]
+struct SeenReads(Vec<Option<SeenRead>>);
+
+/// Line, warp, time, bytes, and which lane touched which.
+type SeenRead = (u64, u32, u32, u128, (i32, u32));
+
+impl SeenReads {
+    const COUNT: usize = 256;
+
+    /// Whether this very read has been seen; it has from now on.
+    fn again(&mut self, line: u64, record: &Record) -> bool {
+        let read = Some((line, record.base, record.time, record.bytes, (record.first_lane, record.shift)));
+        self.0.resize(Self::COUNT, None);
+        let slot = &mut self.0[(line as usize ^ ((record.base / 32) as usize * 37)) % Self::COUNT];
+        std::mem::replace(slot, read) == read
+    }
 }
 
 /// The bits of bytes of a line.
@@ -47,16 +71,19 @@ fn digest(first: u32, data: &[u8]) -> u32 {
 
 impl Touch {
     fn record(&self, origin: Origin, base: u32, time: u32, pc: u32, scope: Scope) -> Record {
-        let bytes = bits((self.address % LINE) as u32, self.bytes);
-        let (first_lane, digest, mode) = (self.lane as i32, self.digest, self.mode);
-        Record { bytes, origin, base, issuer: None, first_lane, shift: 7, time, pc, mode, scope, digest }
+        let first = (self.address % LINE) as u32;
+        let bytes = bits(first, self.bytes * self.lanes);
+        let (digest, mode) = (self.digest, self.mode);
+        let shift = if self.lanes > 1 { self.bytes.trailing_zeros() } else { 7 };
+        let first_lane = self.lane as i32 - (first >> shift) as i32;
+        Record { bytes, origin, base, issuer: None, first_lane, shift, time, pc, mode, scope, digest }
     }
 
     /// Adds the touch to a record of the same instruction and line, if one record can hold both.
     fn join(&self, record: &mut Record) -> bool {
         let (first, all) = ((self.address % LINE) as u32, record.bytes);
         let bytes = bits(first, self.bytes);
-        if record.mode != self.mode {
+        if record.mode != self.mode || self.lanes > 1 {
             return false;
         }
         if all & bytes == bytes {
@@ -111,11 +138,58 @@ impl Machine<'_> {
     pub fn touch(&mut self, lane: u32, address: u64, bytes: u32, mode: Mode, data: &[u8]) {
         if self.launch.races.is_some() {
             let digest = if mode == Mode::Write { digest((address % LINE) as u32, data) } else { 0 };
-            let touch = Touch { lane, address, bytes, mode, digest };
+            let touch = Touch { lane, lanes: 1, address, bytes, mode, digest };
             match self.touches.list.last_mut() {
                 // A read-modify-write is one access.
                 Some(read) if mode == Mode::Atomic && (read.lane, read.address) == (lane, address) => *read = touch,
                 _ => self.touches.list.push(touch),
+            }
+        }
+    }
+
+    /// Notes accesses of all lanes of the current instruction; `value` fills in what a lane writes.
+    pub fn touch_row(
+        &mut self,
+        mask: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        mode: Mode,
+        value: impl Fn(usize, &mut [u8]),
+    ) {
+        if self.launch.races.is_none() {
+            return;
+        }
+        let first = mask.trailing_zeros() as usize % 32;
+        let begin = addresses[first];
+        let same = |at: u64| lanes(mask).all(|lane| addresses[lane] == begin + (lane - first) as u64 * at);
+        let count = mask.count_ones();
+        let mut buffer = [0; 64];
+        let data = &mut buffer[..bytes as usize];
+        let mut digest_of = |lane: usize| match mode {
+            Mode::Write => {
+                value(lane, data);
+                digest((addresses[lane] % LINE) as u32, data)
+            }
+            _ => 0,
+        };
+        if mode == Mode::Read && same(0) {
+            // Of lanes that read one byte, one is kept.
+            self.touch(first as u32, begin, bytes, mode, &[]);
+        } else if mask >> first == u32::MAX >> (32 - count) && bytes.is_power_of_two() && same(bytes.into()) {
+            let mut lane = first as u32;
+            let end = lane + count;
+            while lane < end {
+                let address = addresses[lane as usize];
+                let left = (LINE - address % LINE) as u32 / bytes;
+                let lanes = left.min(end - lane);
+                let digest = (lane..lane + lanes).fold(0, |sum: u32, lane| sum.wrapping_add(digest_of(lane as usize)));
+                self.touches.list.push(Touch { lane, lanes, address, bytes, mode, digest });
+                lane += lanes;
+            }
+        } else {
+            for lane in lanes(mask) {
+                let (digest, address) = (digest_of(lane), addresses[lane]);
+                self.touches.list.push(Touch { lane: lane as u32, lanes: 1, address, bytes, mode, digest });
             }
         }
     }
@@ -150,7 +224,10 @@ impl Machine<'_> {
         meetings.into_iter().try_for_each(|meeting| self.met(meeting))
     }
 
-    fn check_line(&self, w: &Warp, line: u64, record: Record, meetings: &mut Vec<Meeting>) {
+    fn check_line(&mut self, w: &Warp, line: u64, record: Record, meetings: &mut Vec<Meeting>) {
+        if record.mode == Mode::Read && self.touches.seen.again(line, &record) {
+            return;
+        }
         let (Some(race), Some(races)) = (&self.race, self.launch.races) else { return };
         let order = |earlier: &Record, byte: u32| {
             let clock = race.clock(w.index, record.lane(byte));
@@ -197,7 +274,8 @@ impl Machine<'_> {
     fn met(&self, meeting: Meeting) -> Stopped<()> {
         let earlier = meeting.earlier;
         let silent = self.silent_clusters.contains(&earlier.origin.cluster);
-        let meeting = Meeting { silent, ..meeting };
+        let guess = self.launch.is_guess([earlier.pc, meeting.later.pc]);
+        let meeting = Meeting { silent, guess, ..meeting };
         let beyond = earlier.origin.cluster != self.index;
         if let (true, Some(races)) = (beyond, self.launch.races) {
             races.keep(meeting);

@@ -78,7 +78,7 @@ impl<'a> Machine<'a> {
                     let size = w.local_size() as u32 - LOCAL_BASE;
                     return fault(format!("byte {} of {size}", address as i64 - i64::from(LOCAL_BASE)));
                 }
-                Ok(Spot::Local(lane as usize * w.local_size() + address as usize))
+                Ok(Spot::Local(w.local_at(lane as usize, address)))
             }
             Space::Param => {
                 if address + u64::from(len) > self.params.len() as u64 {
@@ -203,6 +203,17 @@ impl<'a> Machine<'a> {
 
     /// Reads the bytes of one lane's access, checked.
     pub fn load(&mut self, w: &Warp, at: Lane, mode: Mode, out: &mut [u8]) -> Stopped<()> {
+        self.read(w, at, mode, out, false).map(drop)
+    }
+
+    /// The same for a register's value, which may be undefined until it matters: which bytes nothing has written. Shipped
+    /// kernels load what belongs to rows outside a matrix, and drop what they make of it.
+    pub fn load_value(&mut self, w: &Warp, at: Lane, mode: Mode, out: &mut [u8]) -> Stopped<u64> {
+        self.read(w, at, mode, out, !self.launch.config.strict)
+    }
+
+    fn read(&mut self, w: &Warp, at: Lane, mode: Mode, out: &mut [u8], may_be_unwritten: bool) -> Stopped<u64> {
+        let mut unwritten = 0;
         let len = out.len() as u32;
         match self.resolve(w, at, len)? {
             Spot::Global(allocation, offset) => {
@@ -229,9 +240,15 @@ impl<'a> Machine<'a> {
                 let range = offset as usize..(offset + len) as usize;
                 let memory = &self.ctas[cta as usize].shared;
                 if self.sanitize && !memory.defined[range.clone()].iter().all(|d| *d) {
+                    if may_be_unwritten {
+                        let bytes = memory.defined[range.clone()].iter().enumerate();
+                        unwritten = bytes.fold(0, |bytes, (n, defined)| bytes | u64::from(!defined) << n);
+                    }
                     let byte = offset - SHARED_BASE;
                     let text = format!("{len} bytes at byte {byte} of shared memory: nothing has written them");
-                    self.hazard(Stop::new(FaultKind::UninitialisedShared, text).lane(at.lane))?;
+                    if unwritten == 0 {
+                        self.hazard(Stop::new(FaultKind::UninitialisedShared, text).lane(at.lane))?;
+                    }
                 }
                 out.copy_from_slice(&memory.data[range]);
                 self.roles[w.role as usize].bytes.shared_load += u64::from(len);
@@ -252,7 +269,7 @@ impl<'a> Machine<'a> {
                 self.roles[w.role as usize].bytes.other += u64::from(len);
             }
         }
-        Ok(())
+        Ok(unwritten)
     }
 
     /// The current instruction loads from shared memory: its registers are filled when something uses them.
@@ -348,10 +365,13 @@ impl<'a> Machine<'a> {
     pub fn store_undefined(&mut self, w: &mut Warp, at: Lane, len: u32, bytes: u64) -> Stopped<()> {
         let marked = |first: usize| lanes64(bytes).map(move |n| first + n);
         match self.resolve(w, at, len)? {
-            Spot::Global(..) => {
-                let text = "a register with undefined bytes is stored to global memory";
-                self.warn(Stop::new(FaultKind::UninitialisedRegister, text).lane(at.lane))?;
-            }
+            Spot::Global(..) => match w.doubted(at.lane) {
+                Some(stop) => self.hazard(stop)?,
+                None => {
+                    let text = "a register with undefined bytes is stored to global memory";
+                    self.warn(Stop::new(FaultKind::UninitialisedRegister, text).lane(at.lane))?;
+                }
+            },
             Spot::Shared { cta, offset } => {
                 self.ctas[cta as usize].shared.undefined.extend(marked(offset as usize));
             }

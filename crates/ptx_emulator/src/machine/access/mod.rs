@@ -5,4 +5,5 @@ pub mod mbarrier;
 pub mod memory;
 pub mod order;
 pub mod requests;
+pub mod row;
 pub mod tensor_memory;

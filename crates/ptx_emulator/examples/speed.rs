@@ -1,0 +1,115 @@
+//! How fast the emulator is, and what schedules, checks and the search for races cost: CPU time of one thread, the least of
+//! several runs, so that other load on the machine matters little.
+//!
+//! ```sh
+//! cargo run --release -p ptx_emulator --example speed
+//! ```
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use ptx_emulator::{Arg, Device, DeviceConfig, LaunchConfig, Module, Report, Schedule};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+const RUNS: usize = 5;
+/// What each ratio is to be at most.
+const SANITIZER: f64 = 2.0;
+const RACES: f64 = 3.0;
+const WORST: f64 = 3.0;
+
+/// A launch of a kernel of `speed/kernels.ptx`.
+struct Case {
+    entry: &'static str,
+    grid: [u32; 3],
+    threads: u32,
+    number: u32,
+}
+
+const CASES: [Case; 4] = [
+    Case { entry: "product", grid: [16, 16, 1], threads: 256, number: 256 },
+    Case { entry: "fill", grid: [64, 1, 1], threads: 128, number: 200 },
+    Case { entry: "sums", grid: [32, 1, 1], threads: 128, number: 64 },
+    Case { entry: "copy", grid: [128, 1, 1], threads: 256, number: 1 << 18 },
+];
+
+impl Case {
+    fn launch(&self, module: &Module, config: &LaunchConfig) -> Result<Report> {
+        let mut device = Device::new(DeviceConfig::default());
+        let words: Vec<u32> = (0..1_u32 << 20).map(|n| n.wrapping_mul(0x9e37_79b9) >> 12).collect();
+        let (to, from, other) = (device.allocate(4 << 20), device.upload(&words), device.upload(&words));
+        let config = LaunchConfig { grid: self.grid, block: [self.threads, 1, 1], ..config.clone() };
+        Ok(device.launch(
+            module,
+            self.entry,
+            &config,
+            &[to.into(), from.into(), other.into(), Arg::value(self.number)],
+        )?)
+    }
+}
+
+/// CPU time of this thread so far (Linux, /proc/thread-self/schedstat); else the time of day's.
+fn now(start: Instant) -> Duration {
+    let on_cpu = fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanoseconds = on_cpu.and_then(|text| text.split(' ').next()?.parse().ok());
+    nanoseconds.map_or_else(|| start.elapsed(), Duration::from_nanos)
+}
+
+/// Seconds on one thread.
+fn cpu_time(pool: &ThreadPool, run: impl Fn() -> Result<Report> + Sync) -> Result<f64> {
+    pool.install(|| {
+        let start = Instant::now();
+        let mut least = f64::INFINITY;
+        for _ in 0..RUNS {
+            let before = now(start);
+            run()?;
+            least = least.min((now(start) - before).as_secs_f64());
+        }
+        Ok(least)
+    })
+}
+
+fn main() -> Result<()> {
+    let module = Module::parse(include_str!("speed/kernels.ptx"))?;
+    let one = ThreadPoolBuilder::new().num_threads(1).build()?;
+    let checked = LaunchConfig { sanitize: true, global_races: true, ..LaunchConfig::linear(1, 1) };
+    let unsearched = LaunchConfig { global_races: false, ..checked.clone() };
+    let machine = LaunchConfig { sanitize: false, ..unsearched.clone() };
+    let worst = LaunchConfig { schedule: Schedule::Worst, ..checked.clone() };
+    println!("kernel    machine, s   M thread instructions/s   sanitizer   and races   worst to fair   all threads");
+    let mut met = true;
+    for case in CASES {
+        let report = case.launch(&module, &machine)?;
+        let time = |config: &LaunchConfig| cpu_time(&one, || case.launch(&module, config));
+        let [bare, sanitized, searched, late] = [time(&machine)?, time(&unsearched)?, time(&checked)?, time(&worst)?];
+        // By the clock: how much faster all threads are together.
+        let clock = |pool: Option<&ThreadPool>| -> Result<f64> {
+            let mut least = f64::INFINITY;
+            for _ in 0..RUNS {
+                let start = Instant::now();
+                match pool {
+                    Some(pool) => pool.install(|| case.launch(&module, &checked))?,
+                    None => case.launch(&module, &checked)?,
+                };
+                least = least.min(start.elapsed().as_secs_f64());
+            }
+            Ok(least)
+        };
+        let together = clock(Some(&one))? / clock(None)?;
+        println!(
+            "{:<9} {bare:>10.4} {:>25.0} {:>11.2} {:>11.2} {:>15.2} {together:>13.2}",
+            case.entry,
+            report.total.thread_instructions as f64 / bare / 1e6,
+            sanitized / bare,
+            searched / sanitized,
+            late / searched,
+        );
+        met &= sanitized / bare <= SANITIZER && searched / sanitized <= RACES && late / searched <= WORST;
+    }
+    println!(
+        "goals: sanitizer {SANITIZER} x machine, races {RACES} x that, worst {WORST} x fair: {}",
+        if met { "met" } else { "NOT met" }
+    );
+    Ok(())
+}

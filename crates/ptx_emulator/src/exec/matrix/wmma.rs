@@ -1,0 +1,287 @@
+//! `wmma`: matrices spread over a warp's registers in a way that is the machine's own (PTX ISA, "Warp Level Matrix
+//! Instructions: wmma.load, wmma.store, wmma.mma").
+//!
+//! The manual leaves open which lane holds which element, so programs cannot rely on it. Here a lane's elements of A and B
+//! lie side by side in memory, and those of C and D in a row. Where a fragment has more places than the matrix has
+//! elements, as with `.f16`, the lane's elements are repeated.
+
+use std::sync::Arc;
+
+use super::product::{Product, Sum, element, shape};
+use crate::code::Flow;
+use crate::config::fault::Stopped;
+use crate::decode::error::{DecodeError, Result};
+use crate::decode::parsed::Parsed;
+use crate::exec::instruction::Instruction;
+use crate::hw::descriptor::Element;
+use crate::machine::address::Lane;
+use crate::machine::race::Mode;
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+use crate::operand::{Address, Dst, Row, Src, lanes};
+use crate::types::{Space, Type};
+
+/// The most bytes of one access.
+const CHUNK: usize = 16;
+/// The most bytes of a lane's elements.
+const BYTES: usize = 64;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    A,
+    B,
+    Sum,
+}
+
+/// How a matrix lies in the registers of a warp.
+#[derive(Clone, Copy)]
+struct Fragment {
+    rows: usize,
+    columns: usize,
+    /// A lane's elements follow each other along a column.
+    by_column: bool,
+    /// Bytes of an element.
+    bytes: usize,
+    registers: usize,
+}
+
+impl Fragment {
+    fn new([m, n, k]: [usize; 3], part: Part, by_column: bool, bytes: usize) -> Fragment {
+        let (rows, columns) = match part {
+            Part::A => (m, k),
+            Part::B => (k, n),
+            Part::Sum => (m, n),
+        };
+        let fragment = Fragment { rows, columns, by_column: by_column && part != Part::Sum, bytes, registers: 0 };
+        fragment.with_registers(fragment.elements() * bytes / 4)
+    }
+
+    fn with_registers(self, registers: usize) -> Fragment {
+        Fragment { registers, ..self }
+    }
+
+    /// Elements that a lane holds.
+    fn elements(&self) -> usize {
+        self.rows * self.columns / 32
+    }
+
+    /// Row and column of a lane's element.
+    fn place(&self, lane: usize, index: usize) -> (usize, usize) {
+        let number = lane * self.elements() + index;
+        if self.by_column {
+            (number % self.rows, number / self.rows)
+        } else {
+            (number / self.columns, number % self.columns)
+        }
+    }
+
+    /// The words that hold a lane's elements.
+    fn words(&self, elements: &[u8; BYTES]) -> impl Iterator<Item = u32> {
+        let bytes = self.elements() * self.bytes;
+        (0..self.registers).map(move |n| {
+            let at = n * 4 % bytes;
+            u32::from_le_bytes([elements[at], elements[at + 1], elements[at + 2], elements[at + 3]])
+        })
+    }
+
+    /// A lane's elements, from the registers.
+    fn of_lane(&self, w: &Warp, registers: &[Src], lane: usize) -> [u8; BYTES] {
+        let mut elements = [0; BYTES];
+        let words = registers.iter().take(self.elements() * self.bytes / 4);
+        for (bytes, register) in elements.chunks_exact_mut(4).zip(words) {
+            bytes.copy_from_slice(&(w.lane(*register, lane) as u32).to_le_bytes());
+        }
+        elements
+    }
+}
+
+/// A matrix in memory.
+struct InMemory {
+    fragment: Fragment,
+    address: Address,
+    space: Space,
+    /// Elements from a row, or a column, to the next.
+    stride: Src,
+    column_major: bool,
+}
+
+impl InMemory {
+    fn decode(i: &mut Parsed<'_>, part: Part, address: usize, stride: usize, registers: usize) -> Result<InMemory> {
+        let sizes = shape(i).ok_or_else(|| DecodeError::unsupported("this shape"))?;
+        let column_major = i.has("col");
+        let name = i.modifiers().last().map_or("", String::as_str);
+        let half = part != Part::Sum && name == "f16";
+        let bytes = match (part, element(name), Sum::parse(name)) {
+            (Part::Sum, _, Some(sum)) => 4 / sum.per_register(),
+            (Part::A | Part::B, Some(element), _) => element.bits().div_ceil(8) as usize,
+            _ => return Err(DecodeError::unsupported("this type")),
+        };
+        let fragment = Fragment::new(sizes, part, column_major, bytes);
+        // A and B of `.f16` take eight registers whatever the shape.
+        let fragment = if half { fragment.with_registers(8) } else { fragment };
+        if fragment.registers != registers {
+            return Err(DecodeError::invalid(format!("{} registers expected", fragment.registers)));
+        }
+        let address = i.address(address)?;
+        let stride = if i.operands().len() > stride {
+            i.src(stride, Type::U32)?
+        } else {
+            Src::Constant(if column_major { fragment.rows } else { fragment.columns } as u64)
+        };
+        Ok(InMemory { fragment, address, space: i.space_at(&address), stride, column_major })
+    }
+
+    /// The accesses of a lane: where its elements from one on lie, and how many bytes.
+    fn accesses(&self, w: &Warp, lane: usize) -> impl Iterator<Item = (Lane, std::ops::Range<usize>)> + use<> {
+        let Fragment { bytes, .. } = self.fragment;
+        let all = self.fragment.elements() * bytes;
+        // Elements lie side by side in memory where they do in the fragment.
+        let chunk = if self.column_major == self.fragment.by_column { all.min(CHUNK) } else { bytes };
+        let (at, stride) = (w.lane_at(&self.address, self.space, lane), w.lane(self.stride, lane));
+        let (fragment, column_major) = (self.fragment, self.column_major);
+        (0..all).step_by(chunk).map(move |from| {
+            let (row, column) = fragment.place(lane, from / bytes);
+            let (line, within) = if column_major { (column, row) } else { (row, column) };
+            let offset = (line as u64).wrapping_mul(stride).wrapping_add(within as u64).wrapping_mul(bytes as u64);
+            (Lane { address: at.address.wrapping_add(offset), ..at }, from..from + chunk)
+        })
+    }
+}
+
+/// `wmma.load registers, [address], stride`.
+pub struct Load {
+    out: Vec<Dst>,
+    registers: Arc<[u32]>,
+    from: InMemory,
+}
+
+impl Instruction for Load {
+    fn decode(i: &mut Parsed<'_>) -> Result<Load> {
+        let part = match i.one_of(&["a", "b", "c"]) {
+            Some("a") => Part::A,
+            Some("b") => Part::B,
+            _ => Part::Sum,
+        };
+        let out = i.dst_vector(0)?;
+        let from = InMemory::decode(i, part, 1, 2, out.len())?;
+        Ok(Load { registers: out.iter().filter_map(|d| d.register).collect(), out, from })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        for lane in lanes(mask) {
+            let mut elements = [0; BYTES];
+            for (at, range) in self.from.accesses(w, lane) {
+                m.load(w, at, Mode::Read, &mut elements[range])?;
+            }
+            for (d, word) in self.out.iter().zip(self.from.fragment.words(&elements)) {
+                d.write_lane(w, lane, word.into());
+            }
+        }
+        m.begin_load(w, &self.registers);
+        Ok(Flow::Next)
+    }
+}
+
+/// `wmma.store [address], registers, stride`.
+pub struct Store {
+    values: Vec<Src>,
+    to: InMemory,
+}
+
+impl Instruction for Store {
+    fn decode(i: &mut Parsed<'_>) -> Result<Store> {
+        let values = i.src_vector(1, Type::B32)?;
+        Ok(Store { to: InMemory::decode(i, Part::Sum, 0, 2, values.len())?, values })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        for lane in lanes(mask) {
+            let elements = self.to.fragment.of_lane(w, &self.values, lane);
+            for (at, range) in self.to.accesses(w, lane) {
+                m.store_value(w, at, Mode::Write, &elements[range])?;
+            }
+        }
+        Ok(Flow::Next)
+    }
+}
+
+/// `wmma.mma d, a, b, c`.
+pub struct Mma {
+    product: Product,
+    sizes: [usize; 3],
+    /// How A, B, and C and D lie in registers.
+    fragments: [Fragment; 3],
+    d: Vec<Dst>,
+    a: Vec<Src>,
+    b: Vec<Src>,
+    c: Vec<Src>,
+}
+
+impl Instruction for Mma {
+    fn decode(i: &mut Parsed<'_>) -> Result<Mma> {
+        let unknown = || DecodeError::unsupported("this shape or type");
+        let sizes = shape(i).ok_or_else(unknown)?;
+        let saturate = i.has("satfinite");
+        // Behind the shape stand the types of D, A, B and C, or those of D and C where A and B are `.f16`.
+        let words: Vec<&str> = i.modifiers().iter().map(String::as_str).filter(|word| *word != "satfinite").collect();
+        let columns: Vec<bool> =
+            words.iter().filter(|word| ["row", "col"].contains(word)).map(|word| *word == "col").collect();
+        let types = words.iter().position(|word| word.starts_with('m') && *word != "mma").map(|at| &words[at + 1..]);
+        let (d_type, a_type, b_type, c_type) = match types {
+            Some(&[d, c]) => (d, "f16", "f16", c),
+            Some(&[d, a, b, c]) => (d, a, b, c),
+            _ => return Err(unknown()),
+        };
+        let (&[a_column, b_column], Some(sum)) = (&columns[..], Sum::parse(d_type)) else { return Err(unknown()) };
+        let (a_type, b_type) = element(a_type).zip(element(b_type)).ok_or_else(unknown)?;
+        if c_type != d_type {
+            return Err(DecodeError::unsupported("C and D of different types"));
+        }
+        let input = |part, column, of: Element| {
+            let fragment = Fragment::new(sizes, part, column, of.bits().div_ceil(8) as usize);
+            if of == Element::F16 { fragment.with_registers(8) } else { fragment }
+        };
+        let fragments = [
+            input(Part::A, a_column, a_type),
+            input(Part::B, b_column, b_type),
+            Fragment::new(sizes, Part::Sum, false, 4 / sum.per_register()),
+        ];
+        let d = i.dst_vector(0)?;
+        let [a, b, c] = [i.src_vector(1, Type::B32)?, i.src_vector(2, Type::B32)?, i.src_vector(3, Type::B32)?];
+        if [a.len(), b.len(), c.len()] != fragments.map(|fragment| fragment.registers) || c.len() != d.len() {
+            return Err(DecodeError::invalid("wrong number of registers"));
+        }
+        let product = Product { sum, a: a_type, b: b_type, k: sizes[2], saturate, negate: (false, false) };
+        Ok(Mma { product, sizes, fragments, d, a, b, c })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        m.count_matrix_operation(w, &[w.cta], self.sizes.iter().product::<usize>() as u64);
+        let [rows, columns, k] = self.sizes;
+        let [of_a, of_b, of_sum] = self.fragments;
+        // Both along K.
+        let (mut a, mut b) = (vec![0; rows * k * of_a.bytes], vec![0; columns * k * of_b.bytes]);
+        for lane in 0..32 {
+            let elements = of_a.of_lane(w, &self.a, lane);
+            for (index, value) in elements.chunks_exact(of_a.bytes).take(of_a.elements()).enumerate() {
+                let (row, at) = of_a.place(lane, index);
+                a[(row * k + at) * of_a.bytes..][..of_a.bytes].copy_from_slice(value);
+            }
+            let elements = of_b.of_lane(w, &self.b, lane);
+            for (index, value) in elements.chunks_exact(of_b.bytes).take(of_b.elements()).enumerate() {
+                let (at, column) = of_b.place(lane, index);
+                b[(column * k + at) * of_b.bytes..][..of_b.bytes].copy_from_slice(value);
+            }
+        }
+        let mut sums: Vec<Row> = self.c.iter().map(|s| w.get(*s)).collect();
+        let place = |lane: usize, index: usize| {
+            let (row, column) = of_sum.place(lane, index);
+            row * columns + column
+        };
+        self.product.accumulate((rows, &a), (columns, &b), &mut sums, of_sum.elements(), place);
+        for (d, row) in self.d.iter().zip(&sums) {
+            d.write(w, mask, row);
+        }
+        Ok(Flow::Next)
+    }
+}

@@ -1,0 +1,151 @@
+//! Plain loads and stores of all lanes at once, for the cases that most instructions are: one allocation of global memory, or
+//! local memory, within bounds and aligned. [`Machine::load`] and [`Machine::store`] do the others lane by lane, and say
+//! what is wrong.
+
+use crate::machine::address::{LOCAL_BASE, LOCAL_WINDOW, space_at};
+use crate::machine::global::Allocation;
+use crate::machine::race::Mode;
+use crate::machine::state::Machine;
+use crate::machine::warp::Warp;
+use crate::operand::{Row, lanes};
+use crate::types::Space;
+
+/// Where the bytes of all lanes lie.
+#[derive(Clone, Copy)]
+pub enum Place<'a> {
+    Global(&'a Allocation),
+    /// Local memory; its addresses begin here.
+    Local(u64),
+}
+
+/// The lowest and the highest address of lanes, and all their bits.
+fn extent(mask: u32, addresses: &Row) -> (u64, u64, u64) {
+    lanes(mask).fold((u64::MAX, 0, 0), |(low, high, bits), lane| {
+        let address = addresses[lane];
+        (low.min(address), high.max(address), bits | address)
+    })
+}
+
+/// The ranges of bytes that lanes access, one for lanes whose bytes follow each other or are the same.
+fn ranges(mask: u32, addresses: &Row, len: u64, mut each: impl FnMut(u64, u64)) {
+    let mut open: Option<(u64, u64)> = None;
+    for lane in lanes(mask) {
+        let address = addresses[lane];
+        match &mut open {
+            Some((_, end)) if address == *end => *end += len,
+            Some((start, end)) if *start <= address && address + len <= *end => {}
+            _ => {
+                if let Some((start, end)) = open.replace((address, address + len)) {
+                    each(start, end - start);
+                }
+            }
+        }
+    }
+    if let Some((start, end)) = open {
+        each(start, end - start);
+    }
+}
+
+impl<'a> Machine<'a> {
+    /// Where plain accesses of `len` bytes lie, if all of them may be made at once.
+    pub fn place_of_row(&self, w: &Warp, mask: u32, addresses: &Row, space: Space, len: u64) -> Option<Place<'a>> {
+        let first = addresses[mask.trailing_zeros() as usize % 32];
+        let (low, high, bits) = extent(mask, addresses);
+        let inside = |begin: u64, end: u64| low >= begin && high <= end.saturating_sub(len);
+        if !bits.is_multiple_of(len) {
+            return None;
+        }
+        match space_at(space, first) {
+            Space::Global | Space::Const => {
+                // Grids that may still run are looked at lane by lane.
+                let (allocation, _) = self.global.locate(first, len).filter(|_| self.global.earlier.is_empty())?;
+                let end = allocation.base() + allocation.len();
+                inside(allocation.base(), end).then_some(Place::Global(allocation))
+            }
+            Space::Local if !self.sanitize || w.local_undefined.is_empty() => {
+                let base = if space == Space::Generic { LOCAL_WINDOW } else { 0 };
+                let end = base + w.local_size() as u64;
+                inside(base + u64::from(LOCAL_BASE), end).then_some(Place::Local(base))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether local memory holds a defined byte for each lane's load.
+    pub fn row_is_defined(&self, w: &Warp, mask: u32, addresses: &Row, base: u64, len: usize) -> bool {
+        !self.sanitize
+            || lanes(mask).all(|lane| {
+                let at = w.local_at(lane, addresses[lane] - base);
+                w.local_defined[at..at + len].iter().any(|defined| *defined)
+            })
+    }
+
+    /// Counts loads that were made at once, and shows them to the race detector.
+    pub fn row_loaded(&mut self, w: &Warp, mask: u32, addresses: &Row, len: u32, place: Place<'a>) {
+        let bytes = u64::from(len) * u64::from(mask.count_ones());
+        let role = &mut self.roles[w.role as usize].bytes;
+        let Place::Global(allocation) = place else {
+            role.local_load += bytes;
+            return;
+        };
+        role.global_load += bytes;
+        self.buffers[allocation.index].loaded += bytes;
+        let base = allocation.base();
+        ranges(mask, addresses, len.into(), |start, bytes| allocation.note_read(start - base, bytes));
+        if !allocation.constant {
+            self.touch_row(mask, addresses, len, Mode::Read, |_, _| {});
+        }
+    }
+
+    /// Stores values of lanes at once; `value` fills in a lane's bytes.
+    pub fn store_row(
+        &mut self,
+        w: &mut Warp,
+        mask: u32,
+        addresses: &Row,
+        place: Place<'a>,
+        len: usize,
+        value: impl Fn(&Warp, usize, &mut [u8]),
+    ) {
+        let mut buffer = [0; 64];
+        let data = &mut buffer[..len];
+        let bytes = (len * mask.count_ones() as usize) as u64;
+        self.progress += u64::from(mask.count_ones());
+        match place {
+            Place::Global(allocation) => {
+                for lane in lanes(mask) {
+                    value(w, lane, data);
+                    allocation.copy_in(addresses[lane] - allocation.base(), data);
+                }
+                let base = allocation.base();
+                ranges(mask, addresses, len as u64, |start, bytes| allocation.note_written(start - base, bytes));
+                self.touch_row(mask, addresses, len as u32, Mode::Write, |lane, data| value(w, lane, data));
+                self.buffers[allocation.index].stored += bytes;
+                self.roles[w.role as usize].bytes.global_store += bytes;
+            }
+            Place::Local(base) => {
+                for lane in lanes(mask) {
+                    value(w, lane, data);
+                    let at = w.local_at(lane, addresses[lane] - base);
+                    w.local[at..at + len].copy_from_slice(data);
+                    w.local_defined[at..at + len].fill(true);
+                }
+                self.roles[w.role as usize].bytes.local_store += bytes;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_side_by_side_are_one_range() {
+        let row: Row = std::array::from_fn(|lane| if lane < 8 { 64 + 4 * lane as u64 } else { 16 });
+        let mut found = Vec::new();
+        ranges(0x3ff, &row, 4, |start, bytes| found.push((start, bytes)));
+        assert_eq!(found, [(64, 32), (16, 4)]);
+        assert_eq!(extent(0x181, &row), (16, 92, 64 | 92 | 16));
+    }
+}
