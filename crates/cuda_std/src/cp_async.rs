@@ -23,6 +23,20 @@ pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: SharedAddress, s
     };
 }
 
+/// Makes a group of the thread's copies since its last group (`cp.async.commit_group`).
+#[inline(always)]
+pub fn cp_async_commit_group() {
+    // SAFETY: it counts copies, and may be executed anywhere.
+    unsafe { ptx!("cp.async.commit_group;", options(nostack, preserves_flags)) };
+}
+
+/// Waits until all but the newest `PENDING` groups of the thread are complete (`cp.async.wait_group`).
+#[inline(always)]
+pub fn cp_async_wait_group<const PENDING: u32>() {
+    // SAFETY: it waits for copies, and may be executed anywhere.
+    unsafe { ptx!("cp.async.wait_group {};", const PENDING, options(nostack, preserves_flags)) };
+}
+
 /// Arrives at the barrier as soon as all earlier copies of this thread are complete. This is one of the arrivals that the
 /// barrier was initialised for (`cp.async.mbarrier.arrive.noinc`).
 ///

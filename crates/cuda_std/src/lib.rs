@@ -22,6 +22,7 @@ pub mod global;
 pub mod griddepcontrol;
 pub mod integer;
 pub mod mbarrier;
+pub mod mma;
 pub mod setmaxnreg;
 pub mod shared;
 pub mod tcgen05;
