@@ -1,7 +1,7 @@
 //! The main loop of a warpgroup: stages of weights, decoded in registers, times buffers of tokens → sums.
 
 // Loops over indices, not iterators: they unroll, so that arrays stay in registers.
-#![allow(clippy::needless_range_loop)]
+#![allow(clippy::manual_memcpy, clippy::needless_range_loop)]
 
 use cuda_std::{
     fence::fence_proxy_async_shared,
