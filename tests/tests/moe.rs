@@ -20,7 +20,7 @@ fn the_test_layers_are_right() {
 
 #[test]
 fn widths_that_are_no_whole_k_blocks_or_tiles_are_right() {
-    for (hidden, intermediate) in [(16, 16), (48, 352), (176, 112), (272, 528)] {
+    for (hidden, intermediate) in [(16, 16), (48, 352), (176, 112), (272, 528), (528, 272)] {
         let layer = shape(hidden, intermediate, 3, 2);
         for dtype in DTYPES {
             let weights = weights(&layer, dtype);

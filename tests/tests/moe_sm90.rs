@@ -39,14 +39,14 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
         Sabotage::leave_out("wgmma.wait_group.sync.aligned 0", 2),
         Sabotage::leave_out("bar.sync", 1),
     ];
-    let layer = shape(848, 272, 3, 1);
+    let layer = shape(848, 496, 3, 1);
     check_sabotages(ptx(), ENTRY, &SABOTAGES, |ptx| fault(&layer, ptx));
 }
 
 #[test]
 fn lists_and_tokens_that_nobody_has_waited_for_are_found() {
     let waits: Vec<_> = lines_of(ptx(), ENTRY, "griddepcontrol.wait").into_iter().map(|(line, _)| (line, "")).collect();
-    let fault = fault(&shape(848, 272, 3, 1), &changed(ptx(), &waits)).expect("nobody waits");
+    let fault = fault(&shape(848, 496, 3, 1), &changed(ptx(), &waits)).expect("nobody waits");
     assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
     assert!(fault.to_string().contains("`moe_route`"), "{fault}");
 }

@@ -73,23 +73,28 @@ pub const STRIP_SOURCE_BYTES: u32 = 32 * SOURCE_BYTES;
 ///
 /// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold tokens; `stages` hold weights. As for
 /// [`gated_sm90`](crate::gated_sm90::abi). What a multiprocessor can decode in a time is limited: where few experts are hit,
-/// narrow tiles spread them over more.
+/// narrow tiles spread them over more. Sixteen warps that each multiply by themselves decode as fast as four warpgroups that
+/// multiply together, in tiles half as wide.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
             moe_gated_f16_t16_narrow = gated(TokenType::F16, 16).consumers(2).narrow().buffers(6).stages(16);
+            moe_gated_f16_t16_warps = gated(TokenType::F16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_gated_f16_t16 = gated(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
             moe_gated_f16_t64 = gated(TokenType::F16, 64).consumers(2).buffers(4).stages(8);
             moe_gated_f16_t128 = gated(TokenType::F16, 128).consumers(2).buffers(3).stages(7);
             moe_plain_f16_t16_narrow = plain(TokenType::F16, 16).consumers(2).narrow().buffers(6).stages(16);
+            moe_plain_f16_t16_warps = plain(TokenType::F16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_plain_f16_t16 = plain(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_f16_t64 = plain(TokenType::F16, 64).consumers(2).buffers(4).stages(8);
             moe_plain_f16_t128 = plain(TokenType::F16, 128).consumers(2).buffers(3).stages(7);
             moe_gated_bf16_t16_narrow = gated(TokenType::Bf16, 16).consumers(2).narrow().buffers(6).stages(16);
+            moe_gated_bf16_t16_warps = gated(TokenType::Bf16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_gated_bf16_t16 = gated(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
             moe_gated_bf16_t64 = gated(TokenType::Bf16, 64).consumers(2).buffers(4).stages(8);
             moe_gated_bf16_t128 = gated(TokenType::Bf16, 128).consumers(2).buffers(3).stages(7);
             moe_plain_bf16_t16_narrow = plain(TokenType::Bf16, 16).consumers(2).narrow().buffers(6).stages(16);
+            moe_plain_bf16_t16_warps = plain(TokenType::Bf16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_plain_bf16_t16 = plain(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_bf16_t64 = plain(TokenType::Bf16, 64).consumers(2).buffers(4).stages(8);
             moe_plain_bf16_t128 = plain(TokenType::Bf16, 128).consumers(2).buffers(3).stages(7);
@@ -129,6 +134,8 @@ pub struct Instance {
     pub consumers: u32,
     /// Whether tiles have half as many columns as so many warpgroups could multiply.
     pub narrow: bool,
+    /// Whether each warp multiplies its rows by itself, in narrow tiles.
+    pub by_warps: bool,
     /// Buffers of tokens.
     pub buffers: u32,
     /// Stages of the pipeline that brings weights from global to shared memory.
@@ -141,8 +148,18 @@ pub struct Builder(Instance);
 
 /// The gated kernel for tokens of this type, with up to so many of them a tile.
 pub const fn gated(token_type: TokenType, tile_tokens: u32) -> Builder {
-    let (entry, matrices, narrow) = ("", 2, false);
-    Builder(Instance { entry, matrices, token_type, tile_tokens, consumers: 0, narrow, buffers: 0, stages: 0 })
+    let (entry, matrices, narrow, by_warps) = ("", 2, false, false);
+    Builder(Instance {
+        entry,
+        matrices,
+        token_type,
+        tile_tokens,
+        consumers: 0,
+        narrow,
+        by_warps,
+        buffers: 0,
+        stages: 0,
+    })
 }
 
 /// As [`gated`], the plain kernel.
@@ -159,6 +176,11 @@ impl Builder {
     /// Sets [`Instance::narrow`].
     pub const fn narrow(self) -> Self {
         Self(Instance { narrow: true, ..self.0 })
+    }
+
+    /// Sets [`Instance::by_warps`] and [`Instance::narrow`].
+    pub const fn by_warps(self) -> Self {
+        Self(Instance { narrow: true, by_warps: true, ..self.0 })
     }
 
     /// Sets [`Instance::buffers`].
@@ -233,7 +255,7 @@ impl Instance {
         self.shape().check();
         assert!(SLAB_ROWS.is_multiple_of(self.piece_rows()), "a panel is of whole slabs, or is one half of one");
         assert!(self.stages > 1, "with one stage, filling it would wait for emptying it");
-        assert!(self.buffers > 2, "one buffer is multiplied, one is being filled, and one is not yet known to be full");
+        assert!(self.buffers > 1, "with one buffer, filling it would wait for emptying it");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
     }
 }
@@ -248,8 +270,12 @@ mod tests {
             instance.check();
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
             let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
-            let narrow = if instance.narrow { "_narrow" } else { "" };
-            let expected = std::format!("moe_{operation}_{token_type}_t{}{narrow}", instance.tile_tokens);
+            let way = match (instance.by_warps, instance.narrow) {
+                (true, _) => "_warps",
+                (_, true) => "_narrow",
+                _ => "",
+            };
+            let expected = std::format!("moe_{operation}_{token_type}_t{}{way}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);
         }
     }

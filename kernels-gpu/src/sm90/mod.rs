@@ -140,9 +140,8 @@ impl Shape {
         assert!((self.tile_tokens / 2).is_multiple_of(CORE_MATRIX_ROWS), "half a tile is whole core matrices");
         assert!(self.tile_tokens > 0 && self.tile_tokens <= MAX_TILE_TOKENS, "there are main loops up to N = 128");
         match self.consumers {
-            1 => assert!(self.narrow && self.matrices == 1, "one warpgroup has both panels of a narrow plain tile"),
-            2 => {}
-            4 => assert!(!self.narrow, "of a narrow plain tile, each of two warpgroups has a panel"),
+            1 => assert!(self.narrow, "one warpgroup has both panels of a narrow tile"),
+            2 | 4 => {}
             _ => panic!("two warpgroups take turns, or four or one do not"),
         }
         self.registers().check(self.consumers);

@@ -1,20 +1,26 @@
 //! The main loop of a warpgroup: stages of weights, decoded in registers, times buffers of tokens → sums.
 
 // Loops over indices, not iterators: they unroll, so that arrays stay in registers.
-#![allow(clippy::needless_range_loop)]
+#![allow(clippy::manual_memcpy, clippy::needless_range_loop)]
 
 use cuda_std::{
     fence::fence_proxy_async_shared,
     mbarrier::Mbarrier,
+    mma::{ldmatrix_x4_b16, mma_m16n8k16},
     shared::SharedAddress,
+    warp::lane_id,
     wgmma::{self, MatrixDescriptor, MmaAsync, Number},
 };
 
 use super::{
-    CORE_MATRIX_BYTES, Fragment, LANE_WORDS, MAX_TILE_TOKENS, PingPong, STRIP_BYTES, Shape,
+    CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, Fragment, LANE_WORDS, MAX_TILE_TOKENS, PingPong, STRIP_BYTES, Shape,
+    WORD_PAIRS,
     write::{Sums, pad, registers},
 };
 use crate::ring::Ring;
+
+/// Sums of a thread of a strip of tokens.
+const STRIP_REGISTERS: usize = registers(CORE_MATRIX_ROWS as usize);
 
 /// How a kernel's weights lie in a stage, and what they are multiplied with. A thread has `P` parts of a stage: one of each panel,
 /// or in a narrow tile one alone.
@@ -27,6 +33,8 @@ pub trait Kind<const P: usize> {
     const COPIED_BY_THREADS: bool;
     /// Whether a thread has the registers to decode a whole k-block while another one is multiplied.
     const AHEAD: bool = false;
+    /// Whether each warp multiplies its rows by itself (`mma.sync`), and not the warpgroup (`wgmma`): for few tokens.
+    const BY_WARPS: bool = false;
     /// Whether a launch says what becomes of sums; if not, it is what is done without parameters.
     const ANY_ACTIVATION: bool;
     /// The numbers that are multiplied.
@@ -107,7 +115,9 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
                 if const { K::SHAPE.mma_n($n) == $n && $n <= K::SHAPE.tile_tokens } && n == $n {
                     // SAFETY: what `# Safety` above asks.
                     return pad(&unsafe {
-                        if K::AHEAD {
+                        if K::BY_WARPS {
+                            self.sum_by_warps::<{ registers($n) }>(k_blocks)
+                        } else if K::AHEAD {
                             self.sum_ahead::<{ registers($n) }>(k_blocks)
                         } else {
                             self.sum::<{ registers($n) }>(k_blocks)
@@ -244,6 +254,54 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
                 self.fragment.arrive(self.buffers.empty());
                 self.buffers.advance();
                 a = next;
+            }
+        }
+        sums
+    }
+
+    /// As [`Self::sum`], with products of a warp: no warp waits for the others of its warpgroup. K has the same order, and `mma.sync` adds
+    /// up as `wgmma` does, to the bit (seen on an H200).
+    ///
+    /// # Safety
+    /// As [`Self::sum_tile`].
+    #[inline(always)]
+    unsafe fn sum_by_warps<const REGISTERS: usize>(&mut self, k_blocks: u32) -> [[f32; REGISTERS]; P] {
+        let mut sums = [[0.0; REGISTERS]; P];
+        // Where the lane's row of four core matrices lies.
+        let row = lane_id() / CORE_MATRIX_ROWS * CORE_MATRIX_BYTES + lane_id() % CORE_MATRIX_ROWS * 16;
+        // SAFETY: the whole warp is here. A buffer is read while it is full, and released when the loads from it are complete.
+        unsafe {
+            let decode = |parts: &[K::Part; P], word| parts.map(|part| K::decode(&part, word));
+            let mut parts = self.take(0);
+            let mut a: [_; LANE_WORDS] = [decode(&parts, 0), decode(&parts, 1), decode(&parts, 2), decode(&parts, 3)];
+            for k_block in 0..k_blocks {
+                self.buffers.wait_full();
+                if k_block + 1 < k_blocks {
+                    parts = self.take(k_block + 1);
+                }
+                let buffer = K::buffer(self.shared, self.buffers) + row;
+                macro_rules! products_of_words {
+                    ($($word:literal)*) => {$(
+                        for strip in 0..REGISTERS / STRIP_REGISTERS {
+                            let cores = strip as u32 * STRIP_BYTES + ($word * WORD_PAIRS) as u32 * CORE_MATRIX_BYTES;
+                            let b = ldmatrix_x4_b16(buffer + cores);
+                            for part in 0..P {
+                                let first = strip * STRIP_REGISTERS;
+                                let mut of_strip = [0, 1, 2, 3].map(|register| sums[part][first + register]);
+                                mma_m16n8k16::<K::Number>(&mut of_strip, a[$word][part][0], [b[0], b[1]]);
+                                mma_m16n8k16::<K::Number>(&mut of_strip, a[$word][part][1], [b[2], b[3]]);
+                                for register in 0..STRIP_REGISTERS {
+                                    sums[part][first + register] = of_strip[register];
+                                }
+                            }
+                        }
+                        // The next k-block's.
+                        a[$word] = decode(&parts, $word);
+                    )*};
+                }
+                products_of_words!(0 1 2 3);
+                self.fragment.arrive(self.buffers.empty());
+                self.buffers.advance();
             }
         }
         sums

@@ -22,7 +22,7 @@ use super::kernel::Kernel;
 use super::launch::{Launch, output_code};
 use super::moe_pack::MoePack;
 use super::moe_route::MoeRoute;
-use super::moe_sm90::{MoeSm90, most_token_tiles};
+use super::moe_sm90::{MoeSm90, expected_token_tiles};
 use crate::error::Error;
 use crate::moe::{Activation, MoeSizes};
 use crate::problem::{Op, OutDtype};
@@ -36,8 +36,9 @@ pub(crate) use workspace::{PlacedLists, Workspace};
 pub(crate) static KERNELS: [&dyn Kernel; 3] = [&MoePack, &MoeRoute, &MoeSm90];
 
 /// Tokens of a tile, by how many rows the experts have that are named, on average: the first whose bound is not exceeded. The bounds
-/// are where one was as fast as the next on an H200 (docs/experiments.md).
-const TILE_TOKENS: [(u64, u32); 2] = [(16, 16), (100, 64)];
+/// are where one was as fast as the next on an H200 (docs/experiments.md). Where experts have 64 rows on average, half of them have
+/// more, and would take two tiles of 64.
+const TILE_TOKENS: [(u64, u32); 2] = [(16, 16), (56, 64)];
 
 /// Tokens of a tile where experts have more rows than that.
 const LARGEST_TILE: u32 = 128;
@@ -330,7 +331,7 @@ impl Chunk<'_> {
             ..launch
         };
         let token_type = token_type(self.layer.sizes.dtype);
-        let token_tiles = most_token_tiles(experts.expected_rows, experts.count.into(), experts.tile_tokens);
+        let token_tiles = expected_token_tiles(experts.expected_rows, experts.count.into(), experts.tile_tokens);
         let instance = MoeSm90.instance(op, token_type, experts.tile_tokens, token_tiles, launch.n, self.sms);
         MoeSm90.product(instance, launch, experts.rows, self.sms)
     }

@@ -173,6 +173,7 @@ where
     const SHAPE: Shape = Moe::<INDEX, BF16, P>::INSTANCE.shape();
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
     const COPIED_BY_THREADS: bool = true;
+    const BY_WARPS: bool = Moe::<INDEX, BF16, P>::INSTANCE.by_warps;
     const ANY_ACTIVATION: bool = true;
     type Number = <Packed<BF16> as Decode>::Number;
     type Part = Rows<Packed<BF16>>;
