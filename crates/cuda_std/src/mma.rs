@@ -60,7 +60,10 @@ pub unsafe fn mma_m16n8k16<T: Number>(d: &mut Sums, a: [u32; 4], b: [u32; 2]) {
             }
         };
     }
-    if T::IS_BF16 { product!(".bf16.bf16") } else { product!(".f16.f16") }
+    match T::IS_BF16 {
+        true => product!(".bf16.bf16"),
+        false => product!(".f16.f16"),
+    }
 }
 
 /// D += A·B over 64 elements of K, e2m1 with a ue4m3 scale for each 16

@@ -25,6 +25,14 @@ pub(crate) struct MapArguments {
 impl MapArguments {
     /// Packed values of `k` elements a row. A stage takes `step` of them, which are 256.
     pub fn values(address: u64, rows: u32, k: u32, step: u32, box_rows: u32) -> Self {
-        Self { address, row_bytes: k / 2, row_pitch: u64::from(k / 2), rows, box_bytes: step / 2, box_rows, swizzled: true }
+        Self {
+            address,
+            row_bytes: k / 2,
+            row_pitch: u64::from(k / 2),
+            rows,
+            box_bytes: step / 2,
+            box_rows,
+            swizzled: true,
+        }
     }
 }

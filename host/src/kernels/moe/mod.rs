@@ -38,7 +38,7 @@ pub(crate) static KERNELS: [&dyn Kernel; 3] = [&MoePack, &MoeRoute, &MoeSm90];
 /// Tokens of a tile, by how many rows the experts have that are named, on average: the first whose bound is not exceeded. The bounds
 /// are where one was as fast as the next on an H200 (docs/experiments.md). Where experts have 64 rows on average, half of them have
 /// more, and would take two tiles of 64.
-const TILE_TOKENS: [(u64, u32); 2] = [(16, 16), (56, 64)];
+const TILE_TOKENS: [(u64, u32); 2] = [(16, 16), (100, 64)];
 
 /// Tokens of a tile where experts have more rows than that.
 const LARGEST_TILE: u32 = 128;

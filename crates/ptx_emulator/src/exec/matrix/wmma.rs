@@ -251,7 +251,8 @@ impl Instruction for Mma {
         if [a.len(), b.len(), c.len()] != fragments.map(|fragment| fragment.registers) || c.len() != d.len() {
             return Err(DecodeError::invalid("wrong number of registers"));
         }
-        let product = Product { sum, a: a_type, b: b_type, k: sizes[2], saturate, negate: (false, false) };
+        let product =
+            Product { sum, a: a_type, b: b_type, k: sizes[2], saturate, negate: (false, false), of_warpgroup: false };
         Ok(Mma { product, sizes, fragments, d, a, b, c })
     }
 
