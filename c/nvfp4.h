@@ -168,31 +168,6 @@ typedef struct nvfp4_linear_call {
 extern "C" {
 #endif // __cplusplus
 
-// Quantises a matrix of f32 `[rows, k]`, k a multiple of 16, by the algorithm of NVIDIA's ModelOpt. Writes `rows * k/2` bytes of
-// values, `rows * k/16` of scales, and the global scale. On the CPU.
-//
-// # Safety
-//
-// The pointers are to host memory of these sizes.
-enum nvfp4_status nvfp4_quantize(const float *numbers,
-                                 size_t rows,
-                                 size_t k,
-                                 uint8_t *values,
-                                 uint8_t *scales,
-                                 float *global_scale);
-
-// Writes the numbers of a quantised matrix, `[rows, k]`. On the CPU.
-//
-// # Safety
-//
-// The pointers are to host memory of these sizes.
-enum nvfp4_status nvfp4_dequantize(const uint8_t *values,
-                                   const uint8_t *scales,
-                                   float global_scale,
-                                   size_t rows,
-                                   size_t k,
-                                   float *numbers);
-
 // Makes a layer of tensors in host memory, which are copied. `shared` is null if the sizes say that there is no shared expert,
 // `expert_map` if tokens name experts by the layer's own numbers; else it has `named_experts` of those, negative for experts that
 // live elsewhere.
@@ -347,6 +322,31 @@ enum nvfp4_status nvfp4_linear_launch(const struct nvfp4_device *device,
                                       const void *weights,
                                       const struct nvfp4_linear_call *call,
                                       void *stream);
+
+// Quantises a matrix of f32 `[rows, k]`, k a multiple of 16, by the algorithm of NVIDIA's ModelOpt. Writes `rows * k/2` bytes of
+// values, `rows * k/16` of scales, and the global scale. On the CPU.
+//
+// # Safety
+//
+// The pointers are to host memory of these sizes.
+enum nvfp4_status nvfp4_quantize(const float *numbers,
+                                 size_t rows,
+                                 size_t k,
+                                 uint8_t *values,
+                                 uint8_t *scales,
+                                 float *global_scale);
+
+// Writes the numbers of a quantised matrix, `[rows, k]`. On the CPU.
+//
+// # Safety
+//
+// The pointers are to host memory of these sizes.
+enum nvfp4_status nvfp4_dequantize(const uint8_t *values,
+                                   const uint8_t *scales,
+                                   float global_scale,
+                                   size_t rows,
+                                   size_t k,
+                                   float *numbers);
 
 // What went wrong in this thread's last call that failed, in words. Good until the next one fails.
 const char *nvfp4_last_error(void);

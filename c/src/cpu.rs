@@ -6,8 +6,9 @@ use nvfp4::bias::Bias;
 use nvfp4::format::Matrix;
 use nvfp4::moe::{Biases, MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 
+use crate::pointer::{elements, elements_mut, value};
 use crate::status::{guard, nvfp4_status};
-use crate::{elements, elements_mut, nvfp4_moe_call, nvfp4_moe_sizes, nvfp4_moe_tensors, nvfp4_tensor, value};
+use crate::types::{nvfp4_moe_call, nvfp4_moe_sizes, nvfp4_moe_tensors, nvfp4_tensor};
 
 /// A layer prepared for the CPU. One call at a time.
 pub struct nvfp4_moe_cpu {

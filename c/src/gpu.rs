@@ -10,8 +10,9 @@ use nvfp4::backend::cuda::{
 use nvfp4::bias::Bias;
 use nvfp4::moe::MoeSizes;
 
+use crate::pointer::{address, check, elements, elements_mut, value};
 use crate::status::{guard, nvfp4_status};
-use crate::{elements, elements_mut, nvfp4_moe_call, nvfp4_moe_sizes, nvfp4_moe_tensors, nvfp4_tensor, value};
+use crate::types::{nvfp4_moe_call, nvfp4_moe_sizes, nvfp4_moe_tensors, nvfp4_tensor};
 
 /// A GPU with its kernels loaded. Any number of threads may use it at once.
 pub struct nvfp4_device {
@@ -177,11 +178,6 @@ pub unsafe extern "C" fn nvfp4_moe_launch(
     })
 }
 
-/// An address in the GPU's memory.
-pub(crate) fn address<T>(pointer: *const T, name: &str) -> Result<u64, Error> {
-    if pointer.is_null() { Err(Error::Invalid(format!("{name} is null"))) } else { Ok(pointer.addr() as u64) }
-}
-
 /// The biases of gate, up and down.
 struct Biases<'a>([Option<Bias<'a>>; 3]);
 
@@ -215,7 +211,7 @@ unsafe fn of<'a>(
     biases: &'a Biases<'_>,
 ) -> Result<MoeTensors<'a>, Error> {
     let tensor = |tensor: &'a nvfp4_tensor, projection: usize| -> Result<MoeTensor<'a>, Error> {
-        crate::check(tensor.global_scales, "global_scales")?;
+        check(tensor.global_scales, "global_scales")?;
         Ok(MoeTensor {
             values: address(tensor.values, "values")?,
             values_stride: tensor.values_stride,

@@ -9,9 +9,10 @@ use nvfp4::bias::Bias;
 use nvfp4::format::Matrix;
 use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights};
 
-use crate::gpu::address;
+use crate::gpu::nvfp4_device;
+use crate::pointer::{address, elements, elements_mut, value};
 use crate::status::{guard, nvfp4_status};
-use crate::{elements, elements_mut, nvfp4_device, token_type, value};
+use crate::types::token_type;
 
 /// The sizes of a linear layer.
 #[repr(C)]

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU32;
 
 use crate::config::fault::{Fault, Party, Place, Stop, Stopped};
 use crate::config::report::Class;
-use crate::machine::state::Machine;
+use crate::machine::state::{Machine, Swap};
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
 use crate::operand::Special;
@@ -65,15 +65,6 @@ pub struct Uses {
     pub communicates: bool,
     /// Its part in a loop around `atom.cas`.
     pub swap: Option<Swap>,
-}
-
-/// A part in a loop that reads a place, and swaps its value for another while it is what was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Swap {
-    /// A plain load of what an `atom.cas` of the same address expects: it may be stale, and then the swap fails.
-    Guess,
-    /// The `atom.cas`.
-    Compare,
 }
 
 /// A decoded instruction.

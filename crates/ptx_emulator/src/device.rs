@@ -230,10 +230,11 @@ impl Device {
         let races = (config.sanitize && config.global_races).then(GridRaces::default);
         let allows = !config.allow.is_empty();
         let lines: Vec<u32> = kernel.code.iter().filter(|_| allows).map(|inst| inst.line).collect();
+        let swaps = (0..).zip(&kernel.code).filter_map(|(pc, inst)| Some((pc, inst.uses.swap?))).collect();
         let launch = Launch {
             config,
             lines: &lines,
-            code: &kernel.code,
+            swaps: &swaps,
             sync: &GridSync::default(),
             races: races.as_ref(),
             global: &self.memory,

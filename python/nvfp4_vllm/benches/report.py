@@ -2,7 +2,7 @@
 """What `generate.py` and `logits.py` have found, as one file and as a picture.
 
     report.py FOLDER     reads generate-nvfp4.json, generate-marlin.json and logits.json there, as far as they are there;
-                         writes docs/measurements/h200-vllm.json and docs/vllm.svg, and prints a table
+                         writes docs/h200-vllm.json and docs/vllm.svg, and prints a table
 """
 
 import json
@@ -16,7 +16,7 @@ OURS, THEIRS = "#1f6feb", "#b0b7c3"
 def main():
     folder = pathlib.Path(sys.argv[1])
     found = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("generate-nvfp4", "generate-marlin", "logits") if (folder / f"{name}.json").exists()}
-    (ROOT / "docs/measurements/h200-vllm.json").write_text(json.dumps(found, indent=1) + "\n")
+    (ROOT / "docs/h200-vllm.json").write_text(json.dumps(found, indent=1) + "\n")
     pairs = []
     ours, theirs = found["generate-nvfp4"], found["generate-marlin"]
     for batch in ("1", "16", "128"):

@@ -19,7 +19,6 @@ use super::synchronisation::Synchronisation;
 use super::tensor_core::Pipes;
 use super::tensor_memory::{self, Tmem};
 use super::warp::Warp;
-use crate::code::{Inst, Swap};
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::config::launch::{LaunchConfig, Level};
 use crate::config::report::{BufferTraffic, Role};
@@ -45,8 +44,8 @@ pub struct Launch<'a> {
     pub clusters: u64,
     /// The PTX line of each instruction, if hazards may be allowed.
     pub lines: &'a [u32],
-    /// The kernel's instructions.
-    pub code: &'a [Inst],
+    /// The kernel's parts of loops around `atom.cas`, by their place in it.
+    pub swaps: &'a HashMap<u32, Swap>,
     /// What threads have published in global memory.
     pub sync: &'a GridSync,
     /// Where races of the grid in global memory are looked for, if they are.
@@ -72,9 +71,8 @@ impl Launch<'_> {
     /// Whether two instructions that race are the halves of a compare-and-swap loop. The manual calls the plain load a race
     /// with the swap; but a stale value makes the swap fail, and no more (CUDA Programming Guide, "Atomic Functions").
     pub fn is_guess(&self, [one, other]: [u32; 2]) -> bool {
-        let part = |pc: u32| self.code.get(pc as usize).and_then(|inst| inst.uses.swap);
-        let parts = [part(one), part(other)];
-        parts == [Some(Swap::Guess), Some(Swap::Compare)] || parts == [Some(Swap::Compare), Some(Swap::Guess)]
+        let parts = [one, other].map(|pc| self.swaps.get(&pc));
+        parts == [Some(&Swap::Guess), Some(&Swap::Compare)] || parts == [Some(&Swap::Compare), Some(&Swap::Guess)]
     }
 
     /// `%ctaid` of a CTA by the number of its cluster and its rank there.
@@ -88,6 +86,15 @@ impl Launch<'_> {
         let warps = self.config.block.iter().product::<u32>().div_ceil(32);
         (self.cta_index(cluster, thread / 32 / warps), thread / 32 % warps, thread % 32)
     }
+}
+
+/// A part in a loop that reads a place, and swaps its value for another while it is what was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swap {
+    /// A plain load of what an `atom.cas` of the same address expects: it may be stale, and then the swap fails.
+    Guess,
+    /// The `atom.cas`.
+    Compare,
 }
 
 /// The shared memory of a CTA.

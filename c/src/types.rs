@@ -1,0 +1,152 @@
+//! What the calls for MoE layers take.
+
+use nvfp4::Error;
+use nvfp4::moe::{Activation, MoeSizes};
+use nvfp4::problem::OutDtype;
+
+/// The type of tokens, and of what a layer makes of them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum nvfp4_dtype {
+    /// IEEE's binary16.
+    F16 = 0,
+    /// bfloat16.
+    BF16 = 1,
+}
+
+/// What becomes of an element g of the gate projection and u of the up projection.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum nvfp4_activation {
+    /// silu(g) * u.
+    SILU = 0,
+    /// silu(min(g, limit)) * clamp(u, -limit, limit).
+    SILU_LIMIT = 1,
+    /// gelu(g) * u, by tanh.
+    GELU_TANH = 2,
+    /// x * sigmoid(alpha * x) * (clamp(u, -limit, limit) + 1) with x = min(g, limit). gpt-oss has alpha = 1.702, limit = 7.
+    GPT_OSS = 3,
+    /// max(u, 0)^2; there is no gate.
+    RELU2 = 4,
+}
+
+/// The sizes of an MoE layer. What is left zero is as in most models: SiLU, no shared expert, no biases.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvfp4_moe_sizes {
+    /// H, elements of a token: a multiple of 16.
+    pub hidden: usize,
+    /// I, rows of gate and up: a multiple of 16.
+    pub intermediate: usize,
+    /// E, experts that the layer holds: 1 to 512.
+    pub experts: usize,
+    /// Experts that a token can name: the length of the expert map, or E.
+    pub named_experts: usize,
+    /// k, experts that a token names: 1 to 32.
+    pub top_k: usize,
+    /// I of the expert that every token has; 0 if there is none.
+    pub shared_intermediate: usize,
+    /// An `nvfp4_dtype`: the type of tokens.
+    pub dtype: u32,
+    /// An `nvfp4_activation`.
+    pub activation: u32,
+    /// Of the activation, if it has one.
+    pub alpha: f32,
+    /// Of the activation, if it has one.
+    pub limit: f32,
+    /// Whether projections have biases.
+    pub biases: bool,
+}
+
+/// A projection of every expert, as a checkpoint has it: `rows` of `k` numbers an expert.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvfp4_tensor {
+    /// The first expert's values, `rows * k/2` bytes: two codes (e2m1) a byte, the one of the even column in the low four bits.
+    pub values: *const u8,
+    /// Bytes from one expert's values to the next one's; a multiple of 16 on a GPU, where `values` is at one too.
+    pub values_stride: usize,
+    /// The first expert's scales, `rows * k/16` bytes (e4m3).
+    pub scales: *const u8,
+    /// Bytes from one expert's scales to the next one's.
+    pub scales_stride: usize,
+    /// Each expert's global scale, by which its numbers are multiplied. In host memory, always.
+    pub global_scales: *const f32,
+    /// Biases, `rows` for each expert, in host memory, always; null if there are none.
+    pub bias: *const f32,
+}
+
+/// The projections of a layer's experts: gate and up `[I, H]`, down `[H, I]`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvfp4_moe_tensors {
+    /// Gate. Not looked at if the activation has none.
+    pub gate: nvfp4_tensor,
+    /// Up.
+    pub up: nvfp4_tensor,
+    /// Down.
+    pub down: nvfp4_tensor,
+}
+
+/// What a call of a layer reads and writes; on a GPU pointers to its memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvfp4_moe_call {
+    /// T; may be 0.
+    pub tokens: usize,
+    /// T rows of H numbers of the layer's type. On a GPU at a multiple of 16 bytes.
+    pub hidden_states: *const u16,
+    /// Elements from one row to the next, at least H. On a GPU a multiple of 8.
+    pub hidden_stride: usize,
+    /// `[T, k]`: the experts of each token. A negative one contributes nothing.
+    pub topk_ids: *const i32,
+    /// `[T, k]`: their weights.
+    pub topk_weights: *const f32,
+    /// Whether weights multiply the tokens rather than the experts' results: only if k = 1 and there is no shared expert.
+    pub weights_on_input: bool,
+    /// `[T]`: the shared expert's weights; null if all are 1.
+    pub shared_weights: *const f32,
+    /// Where the T rows of H numbers go. Overlaps nothing else.
+    pub output: *mut u16,
+    /// Elements from one row of the output to the next, as `hidden_stride`.
+    pub output_stride: usize,
+}
+
+impl nvfp4_moe_sizes {
+    pub(crate) fn checked(&self) -> Result<MoeSizes, Error> {
+        let &Self { alpha, limit, .. } = self;
+        let kinds = [
+            Activation::Silu,
+            Activation::SiluLimit { limit },
+            Activation::GeluTanh,
+            Activation::GptOss { alpha, limit },
+            Activation::Relu2,
+        ];
+        let Some(&activation) = kinds.get(self.activation as usize) else {
+            return Err(Error::Invalid(format!("activation {} is no nvfp4_activation", self.activation)));
+        };
+        let sizes = MoeSizes {
+            hidden: self.hidden,
+            intermediate: self.intermediate,
+            experts: self.experts,
+            named_experts: self.named_experts,
+            top_k: self.top_k,
+            shared_intermediate: (self.shared_intermediate > 0).then_some(self.shared_intermediate),
+            dtype: token_type(self.dtype)?,
+            activation,
+            biases: self.biases,
+        };
+        sizes.check()?;
+        Ok(sizes)
+    }
+}
+
+pub(crate) fn token_type(dtype: u32) -> Result<OutDtype, Error> {
+    const F16: u32 = nvfp4_dtype::F16 as u32;
+    const BF16: u32 = nvfp4_dtype::BF16 as u32;
+    match dtype {
+        F16 => Ok(OutDtype::F16),
+        BF16 => Ok(OutDtype::Bf16),
+        other => Err(Error::Invalid(format!("dtype {other} is no nvfp4_dtype"))),
+    }
+}
