@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use half::{bf16, f16};
+use model_files::{Tensors, f32s, i64s, raw};
 use nvfp4::checkpoint::{Checkpoint, Dtype, Format, INDEX_NAME, TensorFile};
 use nvfp4::quantize::{global_scale, quantize_with};
-use nvfp4_tests::files::{Tensors, f32s, i64s, raw};
 
 const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 const BLOCK: &str = "model.layers.0.mlp";

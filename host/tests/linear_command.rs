@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use nvfp4_tests::files::{Tensors, f32s};
+use model_files::{Tensors, f32s};
 use serde_json::{Value, json};
 
 fn nvfp4(folder: &Path, line: &str) -> Output {

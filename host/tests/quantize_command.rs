@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use model_files::{Content, Tensors, f32s, raw};
 use nvfp4::checkpoint::{Checkpoint, Dtype, Format, TensorFile};
 use nvfp4::quantize::{global_scale, quantize_with};
-use nvfp4_tests::files::{Content, Tensors, f32s, raw};
 use serde_json::{Value, json};
 
 fn nvfp4(folder: &Path, arguments: &[&str]) -> Output {

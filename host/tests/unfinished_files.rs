@@ -8,9 +8,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use model_files::{Tensors, f32s, raw};
 use nvfp4::checkpoint::{Checkpoint, TensorFile, TensorWriter, handle_signals};
 use nvfp4::checkpoint::{Conversion, Dtype, Format, Options};
-use nvfp4_tests::files::{Tensors, f32s, raw};
 
 const PART: &str = "NVFP4_TEST_CHILD";
 

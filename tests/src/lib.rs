@@ -2,7 +2,6 @@
 
 pub mod allocation;
 pub mod differential;
-pub mod files;
 pub mod instances;
 pub mod linear;
 pub mod moe;

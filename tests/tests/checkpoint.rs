@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use half::{bf16, f16};
+use model_files::{Tensors, f32s, i64s, raw, shard_name};
 use nvfp4::checkpoint::{
     Activations, Checkpoint, Dtype, Format, INDEX_NAME, Inspection, Layer, OutputFile, TensorFile,
 };
 use nvfp4::problem::{Expert, Group, GroupedProblem, Op, OutDtype, Step};
 use nvfp4::quantize::{quantize, quantize_with};
 use nvfp4::{Error, Output};
-use nvfp4_tests::files::{Tensors, f32s, i64s, raw, shard_name};
 use serde_json::json;
 
 const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];

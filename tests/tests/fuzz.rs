@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use model_files::{Tensors, f32s, i64s, raw};
 use nvfp4::checkpoint::{
     Activations, Calibration, Checkpoint, Conversion, Dtype, Format, INDEX_NAME, Inspection, Options,
 };
@@ -11,7 +12,6 @@ use nvfp4::plan::roofline::Roofline;
 use nvfp4::problem::{Op, OutDtype};
 use nvfp4::{Error, shape};
 use nvfp4_tests::allocation::{self, Counting};
-use nvfp4_tests::files::{Tensors, f32s, i64s, raw};
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -285,7 +285,7 @@ fn mutated_indices_and_shards_are_read_or_refused() {
     let (sharded, out) = (folder.path().join("in"), folder.path().join("out"));
     std::fs::create_dir(&sharded).unwrap();
     let index = model().write_sharded(&sharded, 2);
-    let shard = sharded.join(nvfp4_tests::files::shard_name(1, 2));
+    let shard = sharded.join(model_files::shard_name(1, 2));
     let (original_index, original_shard) = (std::fs::read(&index).unwrap(), std::fs::read(&shard).unwrap());
     assert_eq!(index.file_name().unwrap(), INDEX_NAME);
     fuzz(|rng| {

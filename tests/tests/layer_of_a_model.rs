@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use model_files::{Content, Tensors, f32s, raw};
 use nvfp4::backend::{Backend, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, Dtype, Format, MoeLayer};
 use nvfp4::format::Matrix;
@@ -9,7 +10,6 @@ use nvfp4::linear::{self, LinearOutput, LinearStep};
 use nvfp4::moe::compare::compare;
 use nvfp4::moe::{Activation, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights};
 use nvfp4::problem::OutDtype;
-use nvfp4_tests::files::{Content, Tensors, f32s, raw};
 use serde_json::{Value, json};
 
 const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];

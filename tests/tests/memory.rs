@@ -1,10 +1,10 @@
 //! Model files larger than memory can be used: weights stay in the mapped file, and a conversion holds a part of a tensor at
 //! a time, whatever its size.
 
+use model_files::{Tensors, raw};
 use nvfp4::checkpoint::{Checkpoint, Conversion, Dtype, Format, Options};
 use nvfp4::problem::Op;
 use nvfp4_tests::allocation::{self, Counting};
-use nvfp4_tests::files::{Tensors, raw};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
