@@ -8,6 +8,7 @@
 //! ptx = "wgmma.mma_async"
 //! machine = ["HGMMA"]     # how the machine code may begin, as nvdisasm prints it
 //! entries = "sm90_t"      # only of entries with this in their name; of all, if it is left out
+//! except = "_warps"       # and without this
 //! ```
 //!
 //! It also looks for what ptxas must not do: write a register that a product may still read ([`wgmma`]).
@@ -51,6 +52,8 @@ struct Instruction {
     /// Entries with this in their name must have it; all entries, if it is left out.
     #[serde(default)]
     entries: String,
+    /// But for those with this in their name.
+    except: Option<String>,
     /// Its name in PTX.
     ptx: String,
     /// How the machine code that is meant for it may begin, as nvdisasm prints it: on one card or on another.
@@ -97,10 +100,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 );
                 let names: Vec<_> = lines.iter().filter_map(|line| name(line)).collect();
                 let mut cells = vec![entry.to_owned(), names.len().to_string()];
-                for Instruction { entries: of, ptx, machine } in &meant {
+                for Instruction { entries: of, except, ptx, machine } in &meant {
                     let is_meant = |name: &&&str| machine.iter().any(|begin| name.starts_with(begin));
                     let count = names.iter().filter(is_meant).count();
-                    if count == 0 && entry.contains(of) {
+                    if count == 0 && entry.contains(of) && !except.as_ref().is_some_and(|except| entry.contains(except))
+                    {
                         faults.push(format!("{entry} for {card} has no {}, which is {ptx}", machine.join(" or ")));
                     }
                     cells.push(count.to_string());

@@ -188,7 +188,7 @@ fn errors_name_the_place_and_the_remedy() {
     let error = CudaBuilder::new(FIXTURE).arch("sm_75".parse().unwrap()).build().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "sm_75 is not an architecture that this builder knows; it knows sm_80, sm_90a, sm_100f"
+        "sm_75 is not an architecture that this builder knows; it knows sm_80, sm_90a, sm_100f, sm_120f"
     );
 }
 

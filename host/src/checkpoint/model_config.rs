@@ -66,7 +66,7 @@ impl ModelConfig {
     /// If the configuration names another activation, or a limit on it.
     pub(super) fn check_activation(&self) -> Result<(), Error> {
         match self.activation_word()? {
-            Some((key, word, activation)) if activation != Activation::Silu => {
+            Some((key, word, activation)) if activation != Some(Activation::Silu) => {
                 let what = format!("{key} is {word:?}; only silu is computed");
                 Err(Error::NotComputed(what).at(self.path.display()))
             }
@@ -88,20 +88,27 @@ impl ModelConfig {
             return activation.check().map(|()| activation).map_err(|error| error.at(self.path.display()));
         }
         self.check_limits()?;
-        Ok(self.activation_word()?.map_or(Activation::Silu, |(.., activation)| activation))
+        match self.activation_word()? {
+            None => Ok(Activation::Silu),
+            Some((.., Some(activation))) => Ok(activation),
+            Some((key, word, None)) => {
+                let what = format!("{key} is {word:?}; only silu, gelu by tanh and relu2 are computed");
+                Err(Error::NotComputed(what).at(self.path.display()))
+            }
+        }
     }
 
-    /// The activation by its name, with its key.
-    fn activation_word(&self) -> Result<Option<(&'static str, &str, Activation)>, Error> {
+    /// The activation with its key and its name, of which it may not be known what it is.
+    fn activation_word(&self) -> Result<Option<(&'static str, &str, Option<Activation>)>, Error> {
         let refuse = |what: String| Err(Error::NotComputed(what).at(self.path.display()));
-        let mut found: Option<(&str, &str, Activation)> = None;
+        let mut found: Option<(&str, &str, Option<Activation>)> = None;
         for key in ["hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function", "activation"] {
             let Some(word) = self.get(key).and_then(Value::as_str) else { continue };
             let activation = match word {
-                "silu" | "swish" | "swiglu" => Activation::Silu,
-                "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
-                "relu2" => Activation::Relu2,
-                other => return refuse(format!("{key} is {other:?}, which is not computed")),
+                "silu" | "swish" | "swiglu" => Some(Activation::Silu),
+                "gelu_pytorch_tanh" | "gelu_new" => Some(Activation::GeluTanh),
+                "relu2" => Some(Activation::Relu2),
+                _ => None,
             };
             match found {
                 Some((before, other, known)) if known != activation => {
