@@ -36,11 +36,13 @@ const COMMAND: &str = "cargo xtask counters";
 
 /// More multiply-adds than these take more than seconds, by architecture: a kernel that decodes weights in software has many
 /// instructions. A check runs only what has no more.
-const QUICK_MULTIPLY_ADDS: [(Arch, u64); 2] = [(BLACKWELL, 4_000_000_000), (HOPPER, 100_000_000)];
+const QUICK_MULTIPLY_ADDS: [(Arch, u64); 3] =
+    [(BLACKWELL, 4_000_000_000), (HOPPER, 100_000_000), (CONSUMER, 100_000_000)];
 
 /// The architectures of the kernels that are counted: those for tensor cores.
 pub const BLACKWELL: Arch = Arch::SM_100F;
 pub const HOPPER: Arch = Arch::SM_90A;
+const CONSUMER: Arch = Arch::SM_120F;
 
 /// The variants that are compared, and on which shape: all kinds on the smallest MoE layer, one launch and a launch for
 /// each group on one of eight ragged groups.
@@ -67,6 +69,9 @@ pub const VARIANTS: [(&str, &[&str]); 2] = [
 /// Shapes of which the Hopper kernel is counted too.
 const ON_HOPPER: [&str; 5] = ["dual-test-2", "group-test-5", "group-4", "moe-4", "decode-1"];
 
+/// And that for RTX 50, RTX PRO and DGX Spark.
+const ON_CONSUMER: [&str; 3] = ["dual-test-2", "group-test-5", "group-4"];
+
 /// The least share of useful multiply-adds on the shapes that 128-row tiles waste most on.
 const LEAST_USEFUL: f64 = 0.95;
 const WASTEFUL: [&str; 2] = ["moe-1", "moe-2"];
@@ -81,7 +86,8 @@ fn jobs() -> Vec<Job> {
         .iter()
         .flat_map(|(name, variants)| variants.iter().map(move |&variant| (BLACKWELL, named(name), variant)));
     let hopper = ON_HOPPER.iter().map(|name| (HOPPER, named(name), ""));
-    all.chain(variants).chain(hopper).collect()
+    let consumer = ON_CONSUMER.iter().map(|name| (CONSUMER, named(name), ""));
+    all.chain(variants).chain(hopper).chain(consumer).collect()
 }
 
 fn is_quick((arch, shape, _): &Job) -> bool {
@@ -176,7 +182,8 @@ fn page(runs: &[Run]) -> String {
         .replace("{{blackwell}}\n", &all(&of(BLACKWELL, true)))
         .replace("{{waiting}}\n", &waiting(&of(BLACKWELL, true)))
         .replace("{{variants}}\n", &variants(&of(BLACKWELL, false)))
-        .replace("{{hopper}}\n", &hopper(&of(HOPPER, true)))
+        .replace("{{hopper}}\n", &sums_in_registers(&of(HOPPER, true), "beside wgmma"))
+        .replace("{{consumer}}\n", &sums_in_registers(&of(CONSUMER, true), "beside mma.sync"))
 }
 
 type Rows<'a> = Vec<(&'a Run, &'static Shape)>;
@@ -270,7 +277,8 @@ pub fn variants(rows: &Rows<'_>) -> String {
     table.to_string()
 }
 
-fn hopper(rows: &Rows<'_>) -> String {
+/// Kernels whose accumulators are registers; `beside` is the heading of loads beside products.
+fn sums_in_registers(rows: &Rows<'_>, beside: &str) -> String {
     let header = [
         "shape",
         "entry",
@@ -281,7 +289,7 @@ fn hopper(rows: &Rows<'_>) -> String {
         "multiply-adds",
         "useful",
         "loads",
-        "beside wgmma",
+        beside,
         "bank conflicts",
     ];
     let mut table = Table::new(2, &header);
