@@ -24,6 +24,15 @@ pub(super) struct ModelConfig {
     older: Option<Value>,
 }
 
+/// The name of an activation.
+struct Word<'a> {
+    /// Under which it stands.
+    key: &'static str,
+    word: &'a str,
+    /// What it is, if that is known.
+    activation: Option<Activation>,
+}
+
 impl ModelConfig {
     /// The configuration beside a checkpoint's files, if there is one.
     ///
@@ -66,7 +75,7 @@ impl ModelConfig {
     /// If the configuration names another activation, or a limit on it.
     pub(super) fn check_activation(&self) -> Result<(), Error> {
         match self.activation_word()? {
-            Some((key, word, activation)) if activation != Some(Activation::Silu) => {
+            Some(Word { key, word, activation }) if activation != Some(Activation::Silu) => {
                 let what = format!("{key} is {word:?}; only silu is computed");
                 Err(Error::NotComputed(what).at(self.path.display()))
             }
@@ -90,18 +99,18 @@ impl ModelConfig {
         self.check_limits()?;
         match self.activation_word()? {
             None => Ok(Activation::Silu),
-            Some((.., Some(activation))) => Ok(activation),
-            Some((key, word, None)) => {
+            Some(Word { activation: Some(activation), .. }) => Ok(activation),
+            Some(Word { key, word, activation: None }) => {
                 let what = format!("{key} is {word:?}; only silu, gelu by tanh and relu2 are computed");
                 Err(Error::NotComputed(what).at(self.path.display()))
             }
         }
     }
 
-    /// The activation with its key and its name, of which it may not be known what it is.
-    fn activation_word(&self) -> Result<Option<(&'static str, &str, Option<Activation>)>, Error> {
+    /// The name of the activation.
+    fn activation_word(&self) -> Result<Option<Word<'_>>, Error> {
         let refuse = |what: String| Err(Error::NotComputed(what).at(self.path.display()));
-        let mut found: Option<(&str, &str, Option<Activation>)> = None;
+        let mut found: Option<Word<'_>> = None;
         for key in ["hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function", "activation"] {
             let Some(word) = self.get(key).and_then(Value::as_str) else { continue };
             let activation = match word {
@@ -111,10 +120,10 @@ impl ModelConfig {
                 _ => None,
             };
             match found {
-                Some((before, other, known)) if known != activation => {
+                Some(Word { key: before, word: other, activation: known }) if known != activation => {
                     return refuse(format!("{key} is {word:?} and {before} is {other:?}; which holds is not known"));
                 }
-                _ => found = Some((key, word, activation)),
+                _ => found = Some(Word { key, word, activation }),
             }
         }
         Ok(found)
