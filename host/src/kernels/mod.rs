@@ -24,6 +24,7 @@ pub mod router;
 pub(crate) mod schedule;
 mod silu_mul;
 pub(crate) mod tensor_map;
+mod tiles;
 
 use std::collections::HashSet;
 use std::fmt;

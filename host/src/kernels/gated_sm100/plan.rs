@@ -5,6 +5,7 @@ use kernels_gpu::gated_sm100::abi::{INSTANCES, Instance, Roles, Store, Tile};
 use crate::error::Error;
 use crate::kernels::group::Sizes;
 use crate::kernels::kernel::op_of;
+use crate::kernels::tiles::{self, weights_read};
 use crate::problem::Op;
 
 /// The most tokens of a tile that is a default. From this size on the gated kernel has one accumulator, and beyond it also a
@@ -25,13 +26,7 @@ pub(super) fn instances(op: Op) -> impl Iterator<Item = Instance> {
 ///
 /// Instances that were made for a comparison are no defaults until a card has shown them faster.
 pub(super) fn choose(op: Op, groups: &[Sizes]) -> Instance {
-    let reads = |instance: &Instance| -> u64 {
-        let of = |group: &Sizes| {
-            let weights = u64::from(group.n) * u64::from(group.k);
-            weights.saturating_mul(group.m.div_ceil(instance.tile_tokens).into())
-        };
-        groups.iter().map(of).fold(0, u64::saturating_add)
-    };
+    let reads = |instance: &Instance| weights_read(groups, instance.tile_tokens);
     let plain_design = |instance: &Instance| {
         (instance.store, instance.roles, instance.blocks) == (Store::Direct, Roles::Specialised, 1)
     };
@@ -50,32 +45,17 @@ pub(super) fn blocks(instance: Instance, tiles: usize, sms: u32) -> u32 {
     instance.blocks * (tiles as u32).min((sms / instance.blocks).max(1))
 }
 
-/// Every tile of every group. Those that share weights are neighbours: blocks that run side by side read them once from
-/// memory. A block comes through the groups in order, so that it changes maps as rarely as it can.
+/// Every tile of every group.
 ///
 /// # Errors
 /// [`Error::TooLarge`] if they cannot be counted.
 pub(super) fn tiles(instance: Instance, groups: &[Sizes]) -> Result<Vec<Tile>, Error> {
-    /// More would need an index of more than 32 bits, and 64 GiB of tiles.
-    const MAX_TILES: u64 = u32::MAX as u64;
-
-    let tile_rows = instance.tile_rows();
-    let count =
-        |group: &Sizes| u64::from(group.m.div_ceil(instance.tile_tokens)) * u64::from(group.n.div_ceil(tile_rows));
-    let count = groups.iter().map(count).fold(0, u64::saturating_add);
-    if count > MAX_TILES {
-        return Err(Error::TooLarge);
-    }
-    let mut tiles = Vec::with_capacity(count as usize);
-    for (index, group) in (0..).zip(groups) {
-        for first_row in (0..group.n).step_by(tile_rows as usize) {
-            for first_token in (0..group.m).step_by(instance.tile_tokens as usize) {
-                let tokens = instance.tile_tokens.min(group.m - first_token);
-                tiles.push(Tile { group: index, first_row, first_token, tokens });
-            }
-        }
-    }
-    Ok(tiles)
+    tiles::tiles(groups, [instance.tile_rows(), instance.tile_tokens], |group, first_row, first_token, tokens| Tile {
+        group,
+        first_row,
+        first_token,
+        tokens,
+    })
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use kernels_gpu::gated_sm120::abi::{INSTANCES, Instance, Tile};
 use crate::error::Error;
 use crate::kernels::group::Sizes;
 use crate::kernels::kernel::op_of;
+use crate::kernels::tiles::{self, weights_read};
 use crate::problem::Op;
 
 /// The instances of an operation.
@@ -14,41 +15,18 @@ pub(super) fn instances(op: Op) -> impl Iterator<Item = Instance> {
 
 /// The instance that reads weights least often. Among equals it is the one with the smallest tile, which has the most stages.
 pub(super) fn choose(op: Op, groups: &[Sizes]) -> Instance {
-    let reads = |instance: &Instance| -> u64 {
-        let of = |group: &Sizes| {
-            let weights = u64::from(group.n) * u64::from(group.k);
-            weights.saturating_mul(group.m.div_ceil(instance.tile_tokens).into())
-        };
-        groups.iter().map(of).fold(0, u64::saturating_add)
-    };
+    let reads = |instance: &Instance| weights_read(groups, instance.tile_tokens);
     instances(op).min_by_key(|instance| (reads(instance), instance.tile_tokens)).expect("an operation has instances")
 }
 
-/// Every tile of every group. Those that share weights are neighbours: blocks that run side by side read them once from
-/// memory. A block comes through the groups in order, so that it changes maps as rarely as it can.
+/// Every tile of every group.
 ///
 /// # Errors
 /// [`Error::TooLarge`] if they cannot be counted.
 pub(super) fn tiles(instance: Instance, groups: &[Sizes]) -> Result<Vec<Tile>, Error> {
-    /// More would need an index of more than 32 bits, and 64 GiB of tiles.
-    const MAX_TILES: u64 = u32::MAX as u64;
-
-    let (columns, tokens) = (instance.tile_columns(), instance.tile_tokens);
-    let count = |group: &Sizes| u64::from(group.m.div_ceil(tokens)) * u64::from(group.n.div_ceil(columns));
-    let count = groups.iter().map(count).fold(0, u64::saturating_add);
-    if count > MAX_TILES {
-        return Err(Error::TooLarge);
-    }
-    let mut tiles = Vec::with_capacity(count as usize);
-    for (index, group) in (0..).zip(groups) {
-        for first_column in (0..group.n).step_by(columns as usize) {
-            for first_token in (0..group.m).step_by(tokens as usize) {
-                let tokens = tokens.min(group.m - first_token);
-                tiles.push(Tile { group: index, first_column, first_token, tokens });
-            }
-        }
-    }
-    Ok(tiles)
+    tiles::tiles(groups, [instance.tile_columns(), instance.tile_tokens], |group, first_column, first_token, tokens| {
+        Tile { group, first_column, first_token, tokens }
+    })
 }
 
 #[cfg(test)]

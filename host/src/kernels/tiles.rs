@@ -1,0 +1,43 @@
+//! The tiles of a grouped problem whose list is made on the host, and what they read. Functions of sizes alone.
+
+use super::group::Sizes;
+use crate::error::Error;
+
+/// Elements of weights that tiles of so many tokens read: a group's weights once for each tile of its tokens.
+pub(super) fn weights_read(groups: &[Sizes], tile_tokens: u32) -> u64 {
+    let of = |group: &Sizes| {
+        let weights = u64::from(group.n) * u64::from(group.k);
+        weights.saturating_mul(group.m.div_ceil(tile_tokens).into())
+    };
+    groups.iter().map(of).fold(0, u64::saturating_add)
+}
+
+/// Every tile of every group; `tile` makes it of the group's index, the first column of C, the first token and how many there are.
+/// Those that share weights are neighbours: blocks that run side by side read them once from memory. A block comes through the
+/// groups in order, so that it changes maps as rarely as it can.
+///
+/// # Errors
+/// [`Error::TooLarge`] if they cannot be counted.
+pub(super) fn tiles<T>(
+    groups: &[Sizes],
+    [columns, tokens]: [u32; 2],
+    tile: impl Fn(u32, u32, u32, u32) -> T,
+) -> Result<Vec<T>, Error> {
+    /// More would need an index of more than 32 bits, and 64 GiB of tiles.
+    const MAX_TILES: u64 = u32::MAX as u64;
+
+    let count = |group: &Sizes| u64::from(group.m.div_ceil(tokens)) * u64::from(group.n.div_ceil(columns));
+    let count = groups.iter().map(count).fold(0, u64::saturating_add);
+    if count > MAX_TILES {
+        return Err(Error::TooLarge);
+    }
+    let mut tiles = Vec::with_capacity(count as usize);
+    for (index, group) in (0..).zip(groups) {
+        for first_column in (0..group.n).step_by(columns as usize) {
+            for first_token in (0..group.m).step_by(tokens as usize) {
+                tiles.push(tile(index, first_column, first_token, tokens.min(group.m - first_token)));
+            }
+        }
+    }
+    Ok(tiles)
+}
