@@ -313,7 +313,7 @@ mod tests {
             assert_eq!(config(value).activation().unwrap(), activation);
         }
         for (value, words) in [
-            (json!({"hidden_act": "gelu"}), "hidden_act is \"gelu\", which is not computed"),
+            (json!({"hidden_act": "gelu"}), "hidden_act is \"gelu\"; only silu, gelu by tanh and relu2 are computed"),
             (json!({"hidden_act": "silu", "mlp_hidden_act": "relu2"}), "mlp_hidden_act is \"relu2\" and hidden_act is"),
             (json!({"hidden_act": "silu", "swiglu_limit": 7.0}), "swiglu_limit is 7.0"),
             (json!({"model_type": "gpt_oss", "swiglu_limit": -1}), "limit = -1 is not from"),
