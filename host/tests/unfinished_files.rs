@@ -81,6 +81,10 @@ impl Running {
         // SAFETY: `before` calls nothing that is unsafe between fork and exec: `setrlimit` and `signal`.
         unsafe {
             command.pre_exec(move || {
+                // `nohup` and a shell's background ignore some, which children inherit.
+                for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
                 before();
                 Ok(())
             })

@@ -24,7 +24,7 @@ use crate::{
     format::BLOCK,
     instances::table,
     moe_route::abi::tile_size,
-    sm90::{BARRIER_BYTES, K_BLOCK, LANE_WORDS, PANELS, SHARED_BYTES, Shape, TURN_BARRIERS, WARPGROUP_ROWS},
+    sm90::{BARRIER_BYTES, K_BLOCK, LANE_WORDS, PANELS, Shape, TURN_BARRIERS, WARPGROUP_ROWS},
     units::TokenType,
 };
 
@@ -149,16 +149,17 @@ impl Pack {
 /// Passes the list of instances to `$each!`: of a type of tokens, those with fewest columns and tokens first.
 ///
 /// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold tokens; `stages` hold weights. One warpgroup has
-/// tiles of 64 columns, so that few columns make many tiles; two narrow ones have 128, and two that take turns 256.
+/// tiles of 64 columns, so that few columns make many tiles, and two such blocks share a multiprocessor; two narrow ones have 128, and
+/// two that take turns 256.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            linear_f16_t64 = tokens(TokenType::F16, 64).consumers(1).narrow().buffers(8).stages(16);
-            linear_f16_t64_c128 = tokens(TokenType::F16, 64).consumers(2).narrow().buffers(6).stages(12);
+            linear_f16_t64 = tokens(TokenType::F16, 64).consumers(1).narrow().buffers(4).stages(8);
+            linear_f16_t128 = tokens(TokenType::F16, 128).consumers(1).narrow().buffers(3).stages(3);
             linear_f16_t128_c128 = tokens(TokenType::F16, 128).consumers(2).narrow().buffers(4).stages(8);
             linear_f16_t128_c256 = tokens(TokenType::F16, 128).consumers(2).buffers(4).stages(4);
-            linear_bf16_t64 = tokens(TokenType::Bf16, 64).consumers(1).narrow().buffers(8).stages(16);
-            linear_bf16_t64_c128 = tokens(TokenType::Bf16, 64).consumers(2).narrow().buffers(6).stages(12);
+            linear_bf16_t64 = tokens(TokenType::Bf16, 64).consumers(1).narrow().buffers(4).stages(8);
+            linear_bf16_t128 = tokens(TokenType::Bf16, 128).consumers(1).narrow().buffers(3).stages(3);
             linear_bf16_t128_c128 = tokens(TokenType::Bf16, 128).consumers(2).narrow().buffers(4).stages(8);
             linear_bf16_t128_c256 = tokens(TokenType::Bf16, 128).consumers(2).buffers(4).stages(4);
         }
@@ -177,11 +178,11 @@ instances!(table);
 ///
 /// ```
 /// # use kernels_gpu::{linear_sm90::abi::{Instance, tokens}, units::TokenType};
-/// const _: Instance = tokens(TokenType::Bf16, 64).consumers(1).narrow().buffers(8).stages(16);
+/// const _: Instance = tokens(TokenType::Bf16, 64).consumers(1).narrow().buffers(4).stages(8);
 /// ```
 /// ```compile_fail,E0080
 /// # use kernels_gpu::{linear_sm90::abi::{Instance, tokens}, units::TokenType};
-/// const _: Instance = tokens(TokenType::Bf16, 64).consumers(1).narrow().buffers(8).stages(32);
+/// const _: Instance = tokens(TokenType::Bf16, 64).consumers(1).narrow().buffers(4).stages(16);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
@@ -284,7 +285,7 @@ impl Instance {
         assert!(self.shape().parts() <= PANELS && self.columns().is_multiple_of(PANEL_ROWS));
         assert!(self.stages > 1, "with one stage, filling it would wait for emptying it");
         assert!(self.buffers > 2, "one buffer is multiplied, one is being filled, and one is not yet known to be full");
-        assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
+        assert!(self.shared_bytes() <= self.shape().shared_bytes(), "stages and buffers do not fit shared memory");
     }
 }
 

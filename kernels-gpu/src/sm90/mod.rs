@@ -64,6 +64,10 @@ pub const MAX_TILE_TOKENS: u32 = 128;
 /// Specifications per Compute Capability").
 pub const SHARED_BYTES: u32 = 227 << 10;
 
+/// What a multiprocessor has of it, and what it takes for itself for each block (as there).
+const MULTIPROCESSOR_SHARED_BYTES: u32 = 228 << 10;
+const RESERVED_SHARED_BYTES: u32 = 1 << 10;
+
 /// Registers of a multiprocessor of compute capability 9.0 (as there).
 const MULTIPROCESSOR_REGISTERS: u32 = 65_536;
 
@@ -96,6 +100,16 @@ impl Shape {
     /// Threads of a block, in one dimension: a warpgroup that loads, and those that multiply.
     pub const fn threads(self) -> u32 {
         (1 + self.consumers) * WARPGROUP
+    }
+
+    /// Blocks that a multiprocessor has room for.
+    pub const fn resident_blocks(self) -> u32 {
+        resident_blocks(self.consumers)
+    }
+
+    /// The most shared memory of a block, if as many share a multiprocessor.
+    pub const fn shared_bytes(self) -> u32 {
+        MULTIPROCESSOR_SHARED_BYTES / self.resident_blocks() - RESERVED_SHARED_BYTES
     }
 
     /// Rows of a panel.
@@ -148,6 +162,11 @@ impl Shape {
     }
 }
 
+/// Blocks of so many consumers that a multiprocessor has room for: one that multiplies alone waits for itself, two do not.
+const fn resident_blocks(consumers: u32) -> u32 {
+    if consumers == 1 { 2 } else { 1 }
+}
+
 /// Registers of a thread after `setmaxnreg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
@@ -158,8 +177,8 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// If one warpgroup multiplies: as many for both, which no instruction has to say.
-    pub const OF_ONE_CONSUMER: Self = Self { producer: 248, consumer: 248 };
+    /// If one warpgroup multiplies: of two blocks a multiprocessor.
+    pub const OF_ONE_CONSUMER: Self = Self { producer: 40, consumer: 208 };
 
     /// If two warpgroups multiply.
     pub const OF_TWO_CONSUMERS: Self = Self { producer: 24, consumer: 240 };
@@ -175,7 +194,7 @@ impl Registers {
         assert!(producer >= 24 && consumer <= 256, "`setmaxnreg` takes 24 to 256 registers");
         // A block is launched with as many registers for each thread as the multiprocessor has, in eights. `setmaxnreg` shares
         // these out again.
-        let threads = (1 + consumers) * WARPGROUP;
+        let threads = resident_blocks(consumers) * (1 + consumers) * WARPGROUP;
         let launched = MULTIPROCESSOR_REGISTERS / threads / 8 * 8 * (1 + consumers);
         assert!(producer + consumers * consumer <= launched, "the block has fewer registers");
     }

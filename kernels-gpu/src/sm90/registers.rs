@@ -1,5 +1,4 @@
-//! How the warpgroups of a block share its registers: [`Shape::registers`] as the instruction wants them, as constants. Where one
-//! warpgroup multiplies, a thread has as many as it can have from the start.
+//! How the warpgroups of a block share its registers: [`Shape::registers`] as the instruction wants them, as constants.
 
 use cuda_std::setmaxnreg::{setmaxnreg_dec, setmaxnreg_inc};
 
@@ -14,9 +13,8 @@ pub unsafe fn give_registers(shape: Shape) {
     // SAFETY: what `# Safety` above asks; `Registers::check` knows how many a thread has.
     unsafe {
         if shape.consumers == 1 {
-            return;
-        }
-        if shape.consumers == 2 {
+            setmaxnreg_dec::<{ Registers::OF_ONE_CONSUMER.producer }>();
+        } else if shape.consumers == 2 {
             setmaxnreg_dec::<{ Registers::OF_TWO_CONSUMERS.producer }>();
         } else {
             setmaxnreg_dec::<{ Registers::OF_FOUR_CONSUMERS.producer }>();
@@ -33,9 +31,8 @@ pub unsafe fn take_registers(shape: Shape) {
     // SAFETY: as above.
     unsafe {
         if shape.consumers == 1 {
-            return;
-        }
-        if shape.consumers == 2 {
+            setmaxnreg_inc::<{ Registers::OF_ONE_CONSUMER.consumer }>();
+        } else if shape.consumers == 2 {
             setmaxnreg_inc::<{ Registers::OF_TWO_CONSUMERS.consumer }>();
         } else {
             setmaxnreg_inc::<{ Registers::OF_FOUR_CONSUMERS.consumer }>();

@@ -9,6 +9,8 @@ mod fake;
 pub(crate) mod panels;
 pub(crate) mod weights;
 
+use std::cmp::Reverse;
+
 use kernels_gpu::linear_sm90::abi::{
     self as of_warpgroups, BOX_BYTES, Launch as Parameter, PACK_ENTRY, Pack, TokenMap,
 };
@@ -56,7 +58,7 @@ impl Kernel for LinearSm90 {
 enum Instance {
     /// With the products of a warp. A block has one tile.
     OfWarps(&'static of_warps::Instance),
-    /// With those of a warpgroup. As many blocks as there are multiprocessors take turns with tiles.
+    /// With those of a warpgroup. As many blocks as the multiprocessors have room for take turns with tiles.
     OfWarpgroups(&'static of_warpgroups::Instance),
 }
 
@@ -127,7 +129,7 @@ impl Instance {
     fn blocks(self, tiles: u32, sms: u32) -> u32 {
         match self {
             Self::OfWarps(_) => tiles,
-            Self::OfWarpgroups(_) => tiles.min(sms),
+            Self::OfWarpgroups(of) => tiles.min(sms.saturating_mul(of.shape().resident_blocks())),
         }
     }
 
@@ -138,7 +140,8 @@ impl Instance {
             Self::OfWarps(of) => warp_cycles(of, tiles, sms),
             Self::OfWarpgroups(of) => {
                 let tokens = of.box_tokens(m, token_tiles(m, of.tile_tokens));
-                tiles.div_ceil(sms) * warpgroup_cycles(of, u64::from(tokens))
+                let resident = tiles.div_ceil(sms).min(u64::from(of.shape().resident_blocks()));
+                tiles.div_ceil(sms * resident) * warpgroup_cycles(of, u64::from(tokens), resident)
             }
         }
     }
@@ -245,35 +248,39 @@ pub(crate) fn pack(
     Ok(Launch::of_parameter(LinearSm90.name(), Grid::linear(PACK_ENTRY, blocks, Pack::THREADS), pack))
 }
 
-/// The instance that is expected to take least time for `m` tokens, not 0.
+/// The instance that is expected to take least time for `m` tokens, not 0; of several the one with the largest tiles.
 fn instance(sizes: &LinearSizes, m: u32, sms: u32) -> Instance {
     let token_type = token_type(sizes.dtype);
     let instances = Instance::all().filter(|instance| instance.token_type() == token_type);
-    let cycles = |instance: &Instance| instance.k_block_cycles(m, sizes.n as u32, sms);
-    instances.min_by_key(cycles).expect("there are instances for both types")
+    let cycles = |instance: &Instance| Reverse(instance.k_block_cycles(m, sizes.n as u32, sms));
+    instances.max_by_key(cycles).expect("there are instances for both types")
 }
 
-/// About how many cycles a multiprocessor takes for a k-block of all its tiles. A warp alone waits for its own products, which come one
-/// behind the other; of several blocks, each with a warp for a scheduler, what the tensor core takes counts. An H200 takes 24 cycles for a
-/// product that waits for one before, and some 15 for others; the sums of these here are not measured.
+/// About how many cycles a multiprocessor takes for a k-block of all its tiles, measured on an H200. A warp's products wait for one
+/// another; what warps issue counts where a scheduler has several.
 fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64) -> u64 {
-    /// Of a warp alone, and more for each product along the tokens.
-    const ALONE: u64 = 110;
-    const ALONE_FOR_PRODUCT: u64 = 120;
-    /// Of each of several warps, for each of its products along the tokens.
-    const OF_SEVERAL: u64 = 130;
-    let products = instance.products() as u64;
+    /// Of a warp alone, and more for each further product of a word.
+    const ALONE: u64 = 300;
+    const ALONE_FOR_PRODUCT: u64 = 130;
+    /// What a warp issues.
+    const ISSUED: u64 = 220;
+    const ISSUED_FOR_PRODUCT: u64 = 24;
+    /// Threads of the warps that a multiprocessor's four schedulers issue at a time.
+    const AT_A_TIME: u64 = 4 * 32;
     let resident = tiles.div_ceil(sms).min(u64::from(SHARED_BYTES / instance.shared_bytes()));
-    let cycles = (ALONE + ALONE_FOR_PRODUCT * products).max(resident * OF_SEVERAL * products);
-    tiles.div_ceil(sms * resident) * cycles
+    let warps = (resident * u64::from(instance.threads())).div_ceil(AT_A_TIME);
+    let further = instance.products() as u64 - 1;
+    let alone = ALONE + ALONE_FOR_PRODUCT * further;
+    tiles.div_ceil(sms * resident) * alone.max(warps * (ISSUED + ISSUED_FOR_PRODUCT * further))
 }
 
-/// About how many cycles a block takes for a k-block of a tile of so many tokens, measured on an H200: some for the k-block, some for
-/// each token.
-fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64) -> u64 {
-    match instance.columns() {
-        64 => 690 + tokens,
-        128 => 950 + 46 * tokens / 10,
+/// About how many cycles `resident` blocks together take for a k-block of a tile of so many tokens each, measured on an H200: some for
+/// the k-block, some for each token.
+fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64, resident: u64) -> u64 {
+    match (instance.columns(), resident) {
+        (64, 1) => 720 + 22 * tokens / 10,
+        (64, _) => 870 + 6 * tokens,
+        (128, _) => 1060 + 43 * tokens / 10,
         _ => 1190 + 9 * tokens,
     }
 }
@@ -290,11 +297,11 @@ mod tests {
     #[test]
     fn few_tokens_get_tiles_of_few_columns_and_many_tokens_large_tiles() {
         for (n, m, entry) in [
-            (4096, 1, "linear_mma16_bf16"),
+            (4096, 1, "linear_mma8_bf16"),
             (7168, 16, "linear_mma16_bf16"),
-            (4096, 64, "linear_mma32_bf16"),
-            (5120, 64, "linear_bf16_t64"),
-            (4096, 256, "linear_bf16_t64_c128"),
+            (4096, 32, "linear_mma32_bf16"),
+            (4096, 128, "linear_bf16_t64"),
+            (4096, 256, "linear_bf16_t128"),
             (4096, 512, "linear_bf16_t128_c128"),
             (4096, 4096, "linear_bf16_t128_c256"),
         ] {
@@ -305,7 +312,7 @@ mod tests {
     #[test]
     fn a_layer_of_592_columns_goes_to_every_instance() {
         // `tests/tests/linear.rs` compares the bits of these.
-        let of = [(1, 132), (32, 10), (64, 10), (128, 10), (128, 5), (128, 3)];
+        let of = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 10), (128, 5), (128, 3)];
         let of = of.map(|(m, sms)| instance(&sizes(592, 208), m, sms).entry());
         let expected = Instance::all().filter(|instance| instance.token_type() == token_type(OutDtype::Bf16));
         assert!(expected.map(Instance::entry).eq(of), "{of:?}");

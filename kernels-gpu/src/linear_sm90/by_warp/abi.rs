@@ -1,7 +1,7 @@
 //! What host and kernel agree on beside panels and [`Launch`](crate::linear_sm90::abi::Launch): the list of instances.
 //!
-//! A tile is some strips of eight columns of C and up to so many tokens. A warp has a strip: tokens lie on its products' M, weights on
-//! their N.
+//! A tile is some strips of 16 columns of C and up to so many tokens. A warp has a strip, with all of the tile's tokens or a part of
+//! them.
 
 use crate::{
     instances::table,
@@ -10,11 +10,11 @@ use crate::{
     units::TokenType,
 };
 
-/// Columns of C that a warp has: the N of its products.
-pub const STRIP_ROWS: u32 = 8;
+/// Columns of C that a warp has: the M of its products.
+pub const STRIP_ROWS: u32 = 16;
 
-/// Tokens of a product: its M.
-pub const PRODUCT_TOKENS: u32 = 16;
+/// Tokens of a product.
+pub const PRODUCT_TOKENS: u32 = 8;
 
 /// Bytes of a strip's values in a k-block.
 pub const STRIP_VALUES: u32 = STRIP_ROWS * ROW_BYTES;
@@ -26,10 +26,12 @@ pub const STRIP_SCALES: u32 = STRIP_ROWS * ROW_SCALES;
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            linear_mma16_f16 = tokens(TokenType::F16, 16).strips(4).stages(10);
-            linear_mma32_f16 = tokens(TokenType::F16, 32).strips(4).stages(8);
-            linear_mma16_bf16 = tokens(TokenType::Bf16, 16).strips(4).stages(10);
-            linear_mma32_bf16 = tokens(TokenType::Bf16, 32).strips(4).stages(8);
+            linear_mma8_f16 = tokens(TokenType::F16, 8).strips(2).stages(16);
+            linear_mma16_f16 = tokens(TokenType::F16, 16).strips(2).stages(12);
+            linear_mma32_f16 = tokens(TokenType::F16, 32).shared_by(2).strips(2).stages(8);
+            linear_mma8_bf16 = tokens(TokenType::Bf16, 8).strips(2).stages(16);
+            linear_mma16_bf16 = tokens(TokenType::Bf16, 16).strips(2).stages(12);
+            linear_mma32_bf16 = tokens(TokenType::Bf16, 32).shared_by(2).strips(2).stages(8);
         }
     };
 }
@@ -48,6 +50,8 @@ pub struct Instance {
     pub token_type: TokenType,
     /// The most tokens of a tile.
     pub tile_tokens: u32,
+    /// Warps that share a strip, each with a part of the tokens.
+    pub sharing: u32,
     /// Strips of a tile.
     pub strips: u32,
     /// Stages of the pipeline that brings weights and tokens to shared memory.
@@ -60,10 +64,15 @@ pub struct Builder(Instance);
 
 /// The kernel for tokens of this type, with up to so many of them a tile.
 pub const fn tokens(token_type: TokenType, tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", token_type, tile_tokens, strips: 0, stages: 0 })
+    Builder(Instance { entry: "", token_type, tile_tokens, sharing: 1, strips: 0, stages: 0 })
 }
 
 impl Builder {
+    /// Sets [`Instance::sharing`].
+    pub const fn shared_by(self, sharing: u32) -> Self {
+        Self(Instance { sharing, ..self.0 })
+    }
+
     /// Sets [`Instance::strips`].
     pub const fn strips(self, strips: u32) -> Self {
         Self(Instance { strips, ..self.0 })
@@ -86,19 +95,24 @@ impl Instance {
         self.strips * STRIP_ROWS
     }
 
-    /// Warps of a block.
-    pub const fn warps(self) -> u32 {
-        self.strips
+    /// Warps that multiply.
+    pub const fn multiplying_warps(self) -> u32 {
+        self.strips * self.sharing
     }
 
-    /// Threads of a block, in one dimension.
+    /// Threads of a block, in one dimension: the warps that multiply, and one that loads.
     pub const fn threads(self) -> u32 {
-        self.warps() * 32
+        (self.multiplying_warps() + 1) * 32
+    }
+
+    /// Tokens of a warp.
+    pub const fn warp_tokens(self) -> u32 {
+        self.tile_tokens / self.sharing
     }
 
     /// Products of a warp for 16 columns of K.
     pub const fn products(self) -> usize {
-        (self.tile_tokens / PRODUCT_TOKENS) as usize
+        (self.warp_tokens() / PRODUCT_TOKENS) as usize
     }
 
     /// Bytes of a stage's weights.
@@ -119,7 +133,7 @@ impl Instance {
     /// Stops the compiler where an instance asks for more than there is.
     const fn check(self) {
         assert!(self.strips > 0 && PANEL_ROWS.is_multiple_of(self.columns()), "a tile's columns lie in one panel");
-        assert!(self.tile_tokens > 0 && self.tile_tokens.is_multiple_of(PRODUCT_TOKENS), "whole products");
+        assert!(self.warp_tokens() > 0 && self.warp_tokens().is_multiple_of(PRODUCT_TOKENS));
         assert!(self.stages > 2, "one stage is multiplied, the next one is full, and one is being filled");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages do not fit shared memory");
     }

@@ -1,8 +1,8 @@
 //! How a linear layer works with the products of a warp.
 //!
-//! A block computes a tile of C. A warp has eight columns of it: it decodes their weights in registers, straight into the B fragments of
-//! its products, and takes tokens from shared memory as their A. Products follow one another along K, and each waits for the one
-//! before, 24 cycles; decoding fits between them. Beside that the first warp loads k-blocks to the stages of a ring.
+//! A block computes a tile of C. Its last warp loads weights and tokens of a k-block to the next stage of a ring. Each other warp has
+//! 16 columns of C, with the lanes as in a warp of `wgmma`: it decodes weights in registers and multiplies. Its products follow one
+//! another along K, and each waits for the one before, 24 cycles; decoding fits between them.
 
 // Loops over indices, not iterators: they unroll, so that arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
@@ -16,7 +16,7 @@ use cuda_std::{
     kernel,
     mbarrier::{mbarrier_arrive, mbarrier_arrive_expect_tx},
     mma::{ldmatrix_x4_b16, mma_m16n8k16},
-    shared::{SharedAddress, dynamic_shared_address, ld_shared_v2_b32, ld_shared_v4_b32},
+    shared::{SharedAddress, dynamic_shared_address, ld_shared_v4_b32},
     tensor_map_of_parameter, thread,
     tma::{TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_global},
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_shuffle_idx},
@@ -34,7 +34,7 @@ use crate::{
         kernel::multiply::{Decode, Packed},
     },
     ring::{Ring, ring_bytes},
-    sm90::{BIAS_BYTES, CORE_MATRIX_ROWS, K_BLOCK, LANE_WORDS},
+    sm90::{BIAS_BYTES, K_BLOCK, LANE_WORDS},
     units::TokenType,
 };
 
@@ -64,13 +64,10 @@ const BOXES: u32 = 2 * K_BLOCK / BOX_BYTES;
 /// Bytes that a lane gives the address of to `ldmatrix`: the swizzle moves such pieces.
 const CHUNK_BYTES: u32 = 16;
 
-/// Chunks of a token in a product.
-const PRODUCT_CHUNKS: u32 = 2;
+/// Chunks of a row of a box.
+const BOX_CHUNKS: u32 = BOX_BYTES / CHUNK_BYTES;
 
-/// Products along K of a box.
-const BOX_PRODUCTS: usize = (BOX_BYTES / CHUNK_BYTES / PRODUCT_CHUNKS) as usize;
-
-/// The kernel as one of [`INSTANCES`], whose tokens are bf16 or f16. A warp has `P` products for 16 columns of K, of 16 tokens each.
+/// The kernel as one of [`INSTANCES`], whose tokens are bf16 or f16. A warp has `P` products for 16 columns of K.
 struct ByWarp<const INDEX: usize, const BF16: bool, const P: usize> {
     launch: Launch,
     token_map: TensorMapAddress,
@@ -79,27 +76,30 @@ struct ByWarp<const INDEX: usize, const BF16: bool, const P: usize> {
     first_column: u32,
     /// The tile's first token.
     first_token: u32,
-    /// The warp, whose strip has the same number.
-    warp: u32,
+    /// The warp's strip.
+    strip: u32,
+    /// The first of the warp's tokens in the tile.
+    warp_token: u32,
 }
 
 /// Where a lane's part of a stage lies, in bytes from its weights, and from its tokens.
 struct Lane {
-    /// The words of its column of C.
+    /// The words of its first row; those of the second are the next row's.
     words: u32,
-    /// Their scales.
+    /// The scales of both rows.
     scales: u32,
-    /// What it gives to `ldmatrix` for the four products along K of a box.
-    tokens: [u32; 4],
+    /// What it gives to `ldmatrix` for the words 0 and 2, and for 1 and 3.
+    tokens: [u32; 2],
     /// Whether it arrives at barriers for its warp.
     leads: bool,
 }
 
-/// What a lane has of a k-block before it is multiplied: words of its column, and their scales.
+/// What a lane has of a k-block before it is multiplied: words of two rows, the scales of both, and B of the first words.
 #[derive(Clone, Copy)]
-struct Operands {
-    words: [u32; LANE_WORDS],
-    scales: [u32; LANE_WORDS / 2],
+struct Operands<const P: usize> {
+    words: [[u32; LANE_WORDS]; 2],
+    scales: [[u32; LANE_WORDS / 2]; 2],
+    b: [[u32; 4]; P],
 }
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> ByWarp<INDEX, BF16, P>
@@ -107,7 +107,7 @@ where
     Packed<BF16>: Decode,
 {
     const INSTANCE: Instance = INSTANCES[INDEX];
-    const WARPS: u32 = Self::INSTANCE.warps();
+    const WARPS: u32 = Self::INSTANCE.multiplying_warps();
 
     // Offsets from the start of shared memory: tokens of all stages, their weights, and the barriers.
     const TOKEN_BYTES: u32 = Self::INSTANCE.token_bytes();
@@ -138,7 +138,8 @@ where
             shared: dynamic_shared_address(),
             first_column: column * Self::INSTANCE.columns(),
             first_token: row * Self::INSTANCE.tile_tokens,
-            warp,
+            strip: warp % Self::INSTANCE.strips,
+            warp_token: warp / Self::INSTANCE.strips * Self::INSTANCE.warp_tokens(),
         };
         // SAFETY: the contract is this function's too. Barriers are initialised before any thread passes `sync_threads`; each role is
         // a warp's.
@@ -148,7 +149,11 @@ where
                 fence_mbarrier_init();
             }
             thread::sync_threads();
-            this.write(&this.sums());
+            if warp == Self::WARPS {
+                this.load();
+            } else {
+                this.write(&this.sums());
+            }
         }
     }
 
@@ -170,24 +175,31 @@ where
         self.shared + stage.index() * Self::TOKEN_BYTES
     }
 
-    /// Loads the first k-blocks, as many as there are stages: weights before the grid before has ended, tokens after it. One warp.
+    /// Loads the tile's k-blocks: weights of the first round of stages before the grid before has ended, the rest after it. One warp.
     ///
     /// # Safety
     /// The contract. The barriers have been initialised. The whole warp calls it together.
     #[inline(always)]
-    unsafe fn load_first(&self) {
-        let count = k_blocks(self.launch.k).min(Self::INSTANCE.stages);
-        // SAFETY: stages are empty, and a full barrier expects the bytes of every copy. Tokens are complete after the wait.
+    unsafe fn load(&self) {
+        let k_blocks = k_blocks(self.launch.k);
+        let first_round = k_blocks.min(Self::INSTANCE.stages);
+        let (mut stages, mut with_tokens) = (self.stages(), self.stages());
+        // SAFETY: a stage is written while it is empty, and its full barrier expects the bytes of every copy. Tokens are complete
+        // after the wait.
         unsafe {
-            let mut stages = self.stages();
-            for k_block in 0..count {
+            for k_block in 0..first_round {
                 self.load_weights(stages, k_block);
                 stages.advance();
             }
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
-            let mut stages = self.stages();
-            for k_block in 0..count {
+            for k_block in 0..first_round {
+                self.load_tokens(with_tokens, k_block);
+                with_tokens.advance();
+            }
+            for k_block in first_round..k_blocks {
+                stages.wait_empty();
+                self.load_weights(stages, k_block);
                 self.load_tokens(stages, k_block);
                 stages.advance();
             }
@@ -240,30 +252,21 @@ where
     /// The warp's sums.
     ///
     /// # Safety
-    /// The contract. The barriers have been initialised. The whole block calls it together.
+    /// The contract. The barriers have been initialised. The whole warp calls it together.
     #[inline(always)]
     unsafe fn sums(&self) -> [[f32; 4]; P] {
-        let k_blocks = k_blocks(self.launch.k);
         let mut sums = [[0.0; 4]; P];
-        // The stage that is multiplied, and the one that is filled next, a round later.
-        let (mut stage, mut refilled) = (self.stages(), self.stages());
+        let mut stage = self.stages();
         let lane = self.lane();
-        let loads = self.warp == 0;
-        // SAFETY: a stage is read while it is full, and released behind its last load. It is filled while it is empty.
+        // SAFETY: a stage is read while it is full, and released behind its last load.
         unsafe {
-            if loads {
-                self.load_first();
-            }
-            for _ in 0..Self::INSTANCE.stages {
-                refilled.advance();
-            }
             stage.wait_full();
             let mut operands = self.operands(&lane, stage);
-            for k_block in 0..k_blocks {
+            for left in (0..k_blocks(self.launch.k)).rev() {
                 let mut next = stage;
                 next.advance();
                 let mut coming = operands;
-                if k_block + 1 < k_blocks {
+                if left > 0 {
                     next.wait_full();
                     coming = self.operands(&lane, next);
                 }
@@ -273,14 +276,6 @@ where
                 sync_warp(ALL_LANES);
                 if lane.leads {
                     mbarrier_arrive(stage.empty());
-                }
-                // The stage before this one, which the other warps have long released.
-                let refill = k_block + Self::INSTANCE.stages - 1;
-                if loads && k_block > 0 && refill < k_blocks {
-                    refilled.wait_empty();
-                    self.load_weights(refilled, refill);
-                    self.load_tokens(refilled, refill);
-                    refilled.advance();
                 }
                 (operands, stage) = (coming, next);
             }
@@ -292,18 +287,17 @@ where
     #[inline(always)]
     fn lane(&self) -> Lane {
         let lane_id = opaque_b32(lane_id());
-        let (lane, row) = (lane_id % ROW_LANES, lane_id / ROW_LANES);
-        // Two matrices of eight tokens, then the same tokens' next 16 bytes. The 128-byte swizzle moves these (PTX ISA, "Tensor swizzle
-        // modes").
+        let (lane, pair) = (lane_id % ROW_LANES, lane_id / ROW_LANES);
         let (token, chunk) = (lane_id % PRODUCT_TOKENS, lane_id / PRODUCT_TOKENS);
-        let tokens = |product: u32| {
-            let chunk = (product * PRODUCT_CHUNKS + chunk) ^ (token % CORE_MATRIX_ROWS);
-            opaque_b32(token * BOX_BYTES + chunk * CHUNK_BYTES)
+        // The 128-byte swizzle (PTX ISA, "Tensor swizzle modes"): rows are tokens.
+        let tokens = |half: u32| {
+            let chunk = (half * (BOX_CHUNKS / 2) + chunk) ^ token;
+            opaque_b32((self.warp_token + token) * BOX_BYTES + chunk * CHUNK_BYTES)
         };
         Lane {
-            words: opaque_b32(self.warp * STRIP_VALUES + row * ROW_BYTES + lane * LANE_BYTES),
-            scales: opaque_b32(Self::SCALES + self.warp * STRIP_SCALES + row * ROW_SCALES),
-            tokens: [tokens(0), tokens(1), tokens(2), tokens(3)],
+            words: opaque_b32(self.strip * STRIP_VALUES + 2 * pair * ROW_BYTES + lane * LANE_BYTES),
+            scales: opaque_b32(Self::SCALES + self.strip * STRIP_SCALES + 2 * pair * ROW_SCALES),
+            tokens: [tokens(0), tokens(1)],
             leads: lane_id == 0,
         }
     }
@@ -313,46 +307,50 @@ where
     /// # Safety
     /// The stage is full.
     #[inline(always)]
-    unsafe fn operands(&self, lane: &Lane, stage: Ring) -> Operands {
+    unsafe fn operands(&self, lane: &Lane, stage: Ring) -> Operands<P> {
         let weights = self.weights(stage);
         // SAFETY: inside of the stage.
         unsafe {
-            Operands { words: ld_shared_v4_b32(weights + lane.words), scales: ld_shared_v2_b32(weights + lane.scales) }
+            let words = [0, ROW_BYTES].map(|row| ld_shared_v4_b32(weights + (lane.words + row)));
+            let [a, b, c, d] = ld_shared_v4_b32(weights + lane.scales);
+            Operands { words, scales: [[a, b], [c, d]], b: self.b(lane, stage, 0) }
         }
     }
 
-    /// A of the products of 16 columns of K.
+    /// B of the products of a word, 32 columns of K.
     ///
     /// # Safety
     /// The stage is full.
     #[inline(always)]
-    unsafe fn a(&self, lane: &Lane, stage: Ring, product: usize) -> [[u32; 4]; P] {
-        let of_box = product / BOX_PRODUCTS;
-        let first =
-            self.tokens(stage) + (of_box as u32 * (Self::TOKEN_BYTES / BOXES) + lane.tokens[product % BOX_PRODUCTS]);
+    unsafe fn b(&self, lane: &Lane, stage: Ring, word: usize) -> [[u32; 4]; P] {
+        let first = self.tokens(stage) + (word as u32 / 2 * (Self::TOKEN_BYTES / BOXES) + lane.tokens[word % 2]);
         // SAFETY: inside of the stage.
-        core::array::from_fn(|part| unsafe { ldmatrix_x4_b16(first + part as u32 * (PRODUCT_TOKENS * BOX_BYTES)) })
+        core::array::from_fn(|product| unsafe {
+            ldmatrix_x4_b16(first + product as u32 * (PRODUCT_TOKENS * BOX_BYTES))
+        })
     }
 
     /// Adds the products of a k-block.
     ///
     /// # Safety
-    /// The stage is full, and operands are its. The whole warp calls it together.
+    /// The stage is full, and operands are its.
     #[inline(always)]
-    unsafe fn multiply(&self, sums: &mut [[f32; 4]; P], operands: &Operands, lane: &Lane, stage: Ring) {
+    unsafe fn multiply(&self, sums: &mut [[f32; 4]; P], operands: &Operands<P>, lane: &Lane, stage: Ring) {
         // Straight-line code: arrays stay in registers only if all their indices are constants.
         macro_rules! words {
             ($($word:literal)*) => {$({
-                let scales = (operands.scales[$word / 2] >> ($word % 2 * 16)) as u16;
-                let b = Packed::<BF16>::decode(operands.words[$word], scales);
+                // SAFETY: the stage is full.
+                let b = if $word == 0 { operands.b } else { unsafe { self.b(lane, stage, $word) } };
+                let [first, second] = [0, 1].map(|row| {
+                    let scales = (operands.scales[row][$word / 2] >> ($word % 2 * 16)) as u16;
+                    Packed::<BF16>::decode(operands.words[row][$word], scales)
+                });
                 for half in 0..2 {
-                    // SAFETY: what `# Safety` above asks.
-                    unsafe {
-                        let a = self.a(lane, stage, 2 * $word + half);
-                        for part in 0..P {
-                            let b = [b[2 * half], b[2 * half + 1]];
-                            mma_m16n8k16::<<Packed<BF16> as Decode>::Number>(&mut sums[part], a[part], b);
-                        }
+                    let a = [first[2 * half], second[2 * half], first[2 * half + 1], second[2 * half + 1]];
+                    for product in 0..P {
+                        let b = [b[product][2 * half], b[product][2 * half + 1]];
+                        // SAFETY: the whole warp is here.
+                        unsafe { mma_m16n8k16::<<Packed<BF16> as Decode>::Number>(&mut sums[product], a, b) };
                     }
                 }
             })*};
@@ -360,15 +358,15 @@ where
         words!(0 1 2 3);
     }
 
-    /// Writes the warp's elements of C. A lane has two neighbouring columns of two tokens of each product.
+    /// Writes the warp's elements of C. A lane has two neighbouring columns of two neighbouring tokens of each product.
     ///
     /// # Safety
     /// The contract. Sums are the warp's.
     #[inline(always)]
     unsafe fn write(&self, sums: &[[f32; 4]; P]) {
         let Launch { n, m, .. } = self.launch;
-        let (lane, row) = (lane_id() % ROW_LANES, lane_id() / ROW_LANES);
-        let column = self.first_column + self.warp * STRIP_ROWS + 2 * lane;
+        let (lane, pair) = (lane_id() % ROW_LANES, lane_id() / ROW_LANES);
+        let column = self.first_column + self.strip * STRIP_ROWS + 2 * pair;
         let of_column = |array: u64, column: u32, otherwise: f32| {
             let is_there = array != 0 && column < n;
             let address = GlobalAddress::new(array) + u64::from(column) * BIAS_BYTES;
@@ -379,16 +377,23 @@ where
         let alphas = [0, 1].map(|next| Packed::<BF16>::UNSCALE * of_column(self.launch.alpha, column + next, 0.0));
         // −0 leaves a sum as it is, its sign too.
         let biases = [0, 1].map(|next| of_column(self.launch.bias, column + next, -0.0));
-        let output = if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 };
-        for part in 0..P {
-            for half in 0..2 {
-                let token = self.first_token + part as u32 * PRODUCT_TOKENS + half as u32 * CORE_MATRIX_ROWS + row;
-                let scaled = |next: usize| fma_rn_f32(alphas[next], sums[part][2 * half + next], biases[next]);
-                let elements = convert(output, scaled(0), scaled(1));
+        for product in 0..P {
+            for next in 0..2 {
+                let token =
+                    self.first_token + self.warp_token + product as u32 * PRODUCT_TOKENS + 2 * lane + next as u32;
+                let (low, high) = (sums[product][next], sums[product][2 + next]);
+                let output = if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 };
+                let elements =
+                    convert(output, fma_rn_f32(alphas[0], low, biases[0]), fma_rn_f32(alphas[1], high, biases[1]));
                 let element = u64::from(token) * u64::from(n) + u64::from(column);
-                let address = GlobalAddress::new(self.launch.c) + element * 2;
                 // SAFETY: two elements of C that are this lane's alone; N and the column are even.
-                unsafe { st_global_b32_where(token < m && column < n, address, elements) };
+                unsafe {
+                    st_global_b32_where(
+                        token < m && column < n,
+                        GlobalAddress::new(self.launch.c) + element * 2,
+                        elements,
+                    )
+                };
             }
         }
     }

@@ -38,7 +38,7 @@ macro_rules! entries {
         ///
         /// # Safety
         /// The contract in this folder's `mod.rs`.
-        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
+        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = INSTANCES[Index::$entry as usize].shape().resident_blocks())]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
             const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
