@@ -149,18 +149,15 @@ impl Pack {
 /// Passes the list of instances to `$each!`: of a type of tokens, those with fewest columns and tokens first.
 ///
 /// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold tokens; `stages` hold weights. One warpgroup has
-/// tiles of 64 columns, so that few columns make many tiles, and two such blocks share a multiprocessor; two narrow ones have 128, and
-/// two that take turns 256.
+/// tiles of 64 columns, so that few columns make many tiles, and two such blocks share a multiprocessor; two that take turns have 256.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
             linear_f16_t64 = tokens(TokenType::F16, 64).consumers(1).narrow().buffers(4).stages(8);
             linear_f16_t128 = tokens(TokenType::F16, 128).consumers(1).narrow().buffers(3).stages(3);
-            linear_f16_t128_c128 = tokens(TokenType::F16, 128).consumers(2).narrow().buffers(4).stages(8);
             linear_f16_t128_c256 = tokens(TokenType::F16, 128).consumers(2).buffers(4).stages(4);
             linear_bf16_t64 = tokens(TokenType::Bf16, 64).consumers(1).narrow().buffers(4).stages(8);
             linear_bf16_t128 = tokens(TokenType::Bf16, 128).consumers(1).narrow().buffers(3).stages(3);
-            linear_bf16_t128_c128 = tokens(TokenType::Bf16, 128).consumers(2).narrow().buffers(4).stages(8);
             linear_bf16_t128_c256 = tokens(TokenType::Bf16, 128).consumers(2).buffers(4).stages(4);
         }
     };
