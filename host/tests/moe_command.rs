@@ -129,5 +129,5 @@ fn an_emulated_card_computes_a_layer_without_a_fault_and_claims_no_rate() {
     let refused = nvfp4("run --shape layer-test-8 --backend emulated --arch sm_80");
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!(error, "error: there is no MoE layer for sm_80 yet; take sm_90a or the CPU\n");
+    assert_eq!(error, "error: there is no MoE layer for sm_80 yet; take sm_90a, sm_120f or the CPU\n");
 }

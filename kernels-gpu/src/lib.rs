@@ -14,6 +14,7 @@ pub mod gated_sm90;
 pub mod linear_sm90;
 pub mod moe_pack;
 pub mod moe_route;
+pub mod moe_sm120;
 pub mod moe_sm90;
 pub mod router;
 pub mod silu_mul;

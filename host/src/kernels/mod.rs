@@ -19,6 +19,7 @@ pub(crate) mod linear_sm90;
 pub mod moe;
 pub(crate) mod moe_pack;
 mod moe_route;
+mod moe_sm120;
 mod moe_sm90;
 pub mod router;
 pub(crate) mod schedule;
@@ -46,6 +47,7 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &silu_mul::SiluMul,
     &moe_route::MoeRoute,
     &moe_sm90::MoeSm90,
+    &moe_sm120::MoeSm120,
     &linear_sm90::LinearSm90,
     &moe_pack::MoePack,
     &router::RouterKernel,

@@ -215,6 +215,11 @@ impl Instance {
         self.shape().threads()
     }
 
+    /// Whether warpgroups share out registers. Where products are a warp's, two warpgroups that multiply have enough from the start.
+    pub const fn shares_registers(self) -> bool {
+        !self.by_warps || self.consumers > 2
+    }
+
     /// Rows of a panel that lie together in a stage: a slab's, or in a narrow tile half of them.
     pub const fn piece_rows(self) -> u32 {
         let rows = self.shape().panel_rows();

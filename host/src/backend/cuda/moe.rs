@@ -332,7 +332,7 @@ unsafe impl Send for CudaMoeLayer {}
 
 impl MoeLayer for CudaMoeLayer {
     fn kernel(&self) -> &str {
-        "moe_sm90"
+        self.launcher.kernels.products.name()
     }
 
     fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {

@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 
 use ptx_emulator::{Buffer, Device, Report as Counters};
 
-use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, moe_arch, upload};
+use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, moe_arches, upload};
 use crate::backend::MoeLayer;
 use crate::error::Error;
 use crate::format::Matrix;
 use crate::kernels::group::Address;
-use crate::kernels::moe::{self, MoeArguments, PlacedExperts, PlacedMoe, StageParts, Workspace, token_type};
+use crate::kernels::moe::{
+    self, MoeArguments, MoeKernels, PlacedExperts, PlacedMoe, StageParts, Workspace, token_type,
+};
 use crate::kernels::moe_pack::row_order::RowOrder;
 use crate::kernels::moe_pack::units::pack;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights};
@@ -24,6 +26,7 @@ const POISON: u8 = 0xFF;
 /// A layer in an emulated device's memory, and what steps have left there.
 pub(super) struct EmulatedMoeLayer {
     gpu: Emulated,
+    kernels: MoeKernels,
     device: Device,
     layer: PlacedMoe,
     /// Tokens, routing and output of the last step. They are freed when the next begins, so no step finds another's.
@@ -140,13 +143,13 @@ impl PlacedStep {
 impl EmulatedMoeLayer {
     /// A layer on an empty device.
     pub fn new(gpu: Emulated, weights: &MoeWeights<'_>) -> Result<Self, Error> {
-        if !gpu.runs_moe() {
-            let (arch, other) = (&gpu.arch, moe_arch());
-            return Err(Error::NotComputed(format!("there is no MoE layer for {arch} yet; take {other} or the CPU")));
-        }
+        let kernels = gpu.moe_kernels().ok_or_else(|| {
+            let (arch, others) = (&gpu.arch, moe_arches().join(", "));
+            Error::NotComputed(format!("there is no MoE layer for {arch} yet; take {others} or the CPU"))
+        })?;
         let mut device = gpu.memory();
         let layer = place(&mut device, weights);
-        Ok(Self { gpu, device, layer, step: Vec::new(), workspace: None, done: None })
+        Ok(Self { gpu, kernels, device, layer, step: Vec::new(), workspace: None, done: None })
     }
 
     /// Runs a step whose operands are in memory; returns how many launches there were, and what they did.
@@ -169,7 +172,7 @@ impl EmulatedMoeLayer {
             let workspace = self.workspace.as_ref().expect("made above");
             workspace.poison(&mut self.device);
             let workspace = workspace.of(&sizes, chunk.token_count);
-            for launch in &moe::launches(&self.layer, &chunk, &workspace, self.gpu.sms)? {
+            for launch in &moe::launches(&self.layer, &chunk, &workspace, self.kernels, self.gpu.sms)? {
                 let done = self.gpu.launch(&mut self.device, launch, &mut self.step)?;
                 launched += 1;
                 match &mut counters {
@@ -193,7 +196,7 @@ fn read(device: &Device, address: Address, bytes: usize) -> Vec<u8> {
 
 impl MoeLayer for EmulatedMoeLayer {
     fn kernel(&self) -> &str {
-        "moe_sm90"
+        self.kernels.products.name()
     }
 
     fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {

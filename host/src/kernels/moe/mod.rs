@@ -1,13 +1,14 @@
-//! How an MoE layer is launched on Hopper: a function of sizes and addresses, which knows no device.
+//! How an MoE layer is launched: a function of sizes and addresses, which knows no device.
 //!
 //! A call of a layer is a chain of launches, each of which may begin while the one before it still runs: lists of each expert's
-//! tokens (`moe_route`), gate and up, down (`moe_sm90`), the same for the expert that all tokens share, and the sum of each token's
+//! tokens (`moe_route`), gate and up, down (`moe_sm90` or another of `products.rs`), the same for the expert that all tokens share, and the sum of each token's
 //! rows. Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
 //! that was captured once is right for whatever routing comes later.
 //!
 //! A token's numbers are the same whatever else is in the batch, in which order, and on which instance: every product sums its K
 //! in the same order, and a token's rows are added in the order in which it names its experts.
 
+mod products;
 mod stages;
 mod weights;
 mod workspace;
@@ -18,30 +19,18 @@ use kernels_gpu::moe_sm90::abi::Launch as Product;
 use kernels_gpu::units::{TokenType, matrix_bytes};
 
 use super::group::Address;
-use super::kernel::Kernel;
 use super::launch::{Launch, output_code};
-use super::moe_pack::MoePack;
 use super::moe_route::MoeRoute;
-use super::moe_sm90::{MoeSm90, expected_token_tiles};
 use crate::error::Error;
 use crate::moe::{Activation, MoeSizes};
 use crate::problem::{Op, OutDtype};
+pub(crate) use products::MoeKernels;
+pub(super) use products::{Products, expected_token_tiles};
 pub(crate) use stages::StageParts;
 pub use weights::weight_bytes;
 pub(crate) use weights::{PROJECTIONS, PackedWeights};
 pub use workspace::workspace_bytes;
 pub(crate) use workspace::{PlacedLists, Workspace};
-
-/// The kernels that a layer needs.
-pub(crate) static KERNELS: [&dyn Kernel; 3] = [&MoePack, &MoeRoute, &MoeSm90];
-
-/// Tokens of a tile, by how many rows the experts have that are named, on average: the first whose bound is not exceeded. The bounds
-/// are where one was as fast as the next on an H200 (docs/experiments.md). Where experts have 64 rows on average, half of them have
-/// more, and would take two tiles of 64.
-const TILE_TOKENS: [(u64, u32); 2] = [(16, 16), (100, 64)];
-
-/// Tokens of a tile where experts have more rows than that.
-const LARGEST_TILE: u32 = 128;
 
 /// The tickets of the lists that each product takes its tiles by.
 const TICKETS: [u64; 2] = [0, 1];
@@ -152,11 +141,6 @@ pub(crate) fn token_type(dtype: OutDtype) -> TokenType {
     }
 }
 
-/// Tokens of the tiles that so many rows of so many experts are cut into.
-fn tile_tokens(rows: u64, experts: u64) -> u32 {
-    TILE_TOKENS.iter().find(|(most, _)| rows <= most * experts).map_or(LARGEST_TILE, |&(_, tokens)| tokens)
-}
-
 /// The parts of a call that are worked off one after the other, each with its first token: one, unless the workspace would be
 /// too large.
 ///
@@ -172,7 +156,7 @@ pub(crate) fn chunks(
     Ok((0..all).step_by(most).map(move |first| (first, arguments.part(&sizes, first, most.min(all - first)))))
 }
 
-/// The launches of a chunk, in order, on a device of so many multiprocessors.
+/// The launches of a chunk, in order, of these kernels, on a device of so many multiprocessors.
 ///
 /// # Errors
 /// [`Error::TooLarge`] if a grid cannot have as many blocks as it takes.
@@ -180,8 +164,10 @@ pub(crate) fn launches(
     layer: &PlacedMoe,
     chunk: &MoeArguments,
     workspace: &Workspace,
+    kernels: MoeKernels,
     sms: u32,
 ) -> Result<Vec<Launch>, Error> {
+    let products = kernels.products;
     let sizes = &layer.sizes;
     let choices = (chunk.token_count * sizes.top_k) as u64;
     let routed = Experts {
@@ -191,7 +177,7 @@ pub(crate) fn launches(
         tokens: workspace.tokens,
         lists: workspace.lists,
         token_of_row: workspace.lists.at + workspace.lists.offsets.rows,
-        tile_tokens: tile_tokens(choices, sizes.named_experts as u64),
+        tile_tokens: products.tile_tokens(choices, sizes.named_experts as u64),
         rows: choices,
         expected_rows: (choices * sizes.experts as u64).div_ceil(sizes.named_experts as u64).min(choices),
         lists_pending: true,
@@ -204,13 +190,13 @@ pub(crate) fn launches(
         tokens: shared.tokens.filter(|_| chunk.weights_on_input).unwrap_or(workspace.tokens),
         lists: shared.lists,
         token_of_row: 0,
-        tile_tokens: tile_tokens(chunk.token_count as u64, 1),
+        tile_tokens: products.tile_tokens(chunk.token_count as u64, 1),
         rows: chunk.token_count as u64,
         expected_rows: chunk.token_count as u64,
         lists_pending: false,
         products: [shared.intermediate, shared.rows],
     });
-    let chunk = Chunk { layer, arguments: chunk, workspace, sms };
+    let chunk = Chunk { layer, arguments: chunk, workspace, products, sms };
     let mut launches = vec![chunk.route(&routed, shared.as_ref())?];
     for experts in [Some(&routed), shared.as_ref()].into_iter().flatten() {
         launches.extend([chunk.gate_up(experts), chunk.down(experts)]);
@@ -246,6 +232,7 @@ struct Chunk<'l> {
     layer: &'l PlacedMoe,
     arguments: &'l MoeArguments,
     workspace: &'l Workspace,
+    products: &'static dyn Products,
     sms: u32,
 }
 
@@ -269,7 +256,7 @@ impl Chunk<'_> {
             named_experts: sizes.named_experts as u32,
             hidden: sizes.hidden as u32,
             tile_tokens: routed.tile_tokens,
-            shared_tile_tokens: shared.map_or(LARGEST_TILE, |shared| shared.tile_tokens),
+            shared_tile_tokens: shared.unwrap_or(routed).tile_tokens,
             token_type: output_code(sizes.dtype),
         };
         MoeRoute.route(route)
@@ -332,8 +319,8 @@ impl Chunk<'_> {
         };
         let token_type = token_type(self.layer.sizes.dtype);
         let token_tiles = expected_token_tiles(experts.expected_rows, experts.count.into(), experts.tile_tokens);
-        let instance = MoeSm90.instance(op, token_type, experts.tile_tokens, token_tiles, launch.n, self.sms);
-        MoeSm90.product(instance, launch, experts.rows, self.sms)
+        let instance = self.products.instance(op, token_type, experts.tile_tokens, token_tiles, launch.n, self.sms);
+        self.products.product(instance, launch, experts.rows, self.sms)
     }
 
     /// The sum of each token's rows.

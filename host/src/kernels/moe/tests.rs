@@ -8,8 +8,13 @@ use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Lists, ROUTE_ENTRY};
 use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 
 use super::*;
+use crate::kernels::moe_sm90::MoeSm90;
+use crate::kernels::moe_sm120::MoeSm120;
 
 const SMS: u32 = 132;
+
+const HOPPER: MoeKernels = MoeKernels { products: &MoeSm90 };
+const CONSUMER: MoeKernels = MoeKernels { products: &MoeSm120 };
 
 /// Where the workspace lies, and the layer's weights.
 const WORKSPACE: Address = 0x10_0000_0000;
@@ -62,7 +67,7 @@ fn instance(launch: &Launch) -> &'static Instance {
 
 fn chain(sizes: MoeSizes, arguments: &MoeArguments) -> Vec<Launch> {
     let workspace = Workspace::at(&sizes, arguments.token_count, WORKSPACE);
-    launches(&layer(sizes), arguments, &workspace, SMS).unwrap()
+    launches(&layer(sizes), arguments, &workspace, HOPPER, SMS).unwrap()
 }
 
 #[test]
@@ -127,6 +132,27 @@ fn the_shared_expert_has_launches_and_lists_of_its_own_and_the_same_tokens() {
     assert_eq!(([gated.n, gated.k], [plain.n, plain.k]), ([1440, 2880], [2880, 1440]));
     assert_eq!((gated.b[0], plain.b[0], gated.alpha, plain.alpha[0]), (0x5000, 0x6000, [0x500, 0x600], 0x700));
     assert_eq!(combine.shared_weights, 0x400_0004);
+}
+
+#[test]
+fn lists_have_the_tiles_of_the_instances_that_take_them() {
+    for kernels in [HOPPER, CONSUMER] {
+        let instances = kernels.products.instances();
+        let tile_tokens = |launch: &Launch| {
+            assert_eq!(launch.kernel, kernels.products.name());
+            let instance = instances.iter().find(|instance| instance.entry == launch.grid.entry).expect("its entry");
+            assert_eq!((launch.grid.threads, launch.grid.shared_bytes), (instance.threads(), instance.shared_bytes()));
+            instance.tile_tokens
+        };
+        for tokens in [1, 8, 100, 1000, 5000] {
+            let (sizes, arguments) = (sizes(Some(1440)), arguments(tokens));
+            let workspace = Workspace::at(&sizes, tokens, WORKSPACE);
+            let chain = launches(&layer(sizes), &arguments, &workspace, kernels, SMS).unwrap();
+            let route: Route = parameter(&chain[0]);
+            let of_lists = [route.tile_tokens, route.tile_tokens, route.shared_tile_tokens, route.shared_tile_tokens];
+            assert_eq!([1, 2, 3, 4].map(|product| tile_tokens(&chain[product])), of_lists, "{tokens} tokens");
+        }
+    }
 }
 
 #[test]
@@ -248,7 +274,7 @@ fn a_layer_without_gate_has_two_plain_products_of_which_the_first_is_activated()
     let bias = [0, 0x800, 0x900];
     let layer = PlacedMoe { experts: PlacedExperts { bias, ..EXPERTS }, ..layer(sizes) };
     let (arguments, workspace) = (arguments(100), Workspace::at(&sizes, 100, WORKSPACE));
-    let chain = launches(&layer, &arguments, &workspace, SMS).unwrap();
+    let chain = launches(&layer, &arguments, &workspace, HOPPER, SMS).unwrap();
     assert_eq!([&chain[1], &chain[2]].map(|launch| instance(launch).matrices), [1, 1]);
     let [up, down]: [Product; 2] = [&chain[1], &chain[2]].map(parameter);
     assert_eq!((up.b[0], up.alpha[0], up.bias), (0x1000, 0x200, [0x800, 0]));

@@ -2,7 +2,7 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::epilogue::{Activation, NO_PARAMETERS, PARAMETERS};
-use kernels_gpu::moe_sm90::abi::{self, INSTANCES};
+use kernels_gpu::moe_sm90::abi::{self, Instance};
 use kernels_gpu::units::{TokenType, block_columns, block_start, element_at, k_blocks, matrix_bytes};
 
 use crate::kernels::fake::{slice, slice_mut};
@@ -10,9 +10,9 @@ use crate::kernels::moe_pack::units::unpack;
 use crate::oracle::silu;
 use crate::problem::OutDtype;
 
-/// Computes every expert's rows as the kernel's contract says.
-pub(super) fn launch(launch: &Launch<'_>) {
-    let instance = INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
+/// Computes every expert's rows as the contract of a kernel with these instances says.
+pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[Instance]) {
+    let instance = instances.iter().find(|instance| instance.entry == launch.kernel).unwrap();
     assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
     let dtype = match instance.token_type {
         TokenType::F16 => OutDtype::F16,

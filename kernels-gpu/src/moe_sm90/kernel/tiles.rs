@@ -8,7 +8,7 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_shuffle_idx, warp_vote_ballot},
 };
 
-use super::Moe;
+use super::{Built, Moe};
 use crate::{
     moe_route::abi::tile_size,
     moe_sm90::abi::{Launch, TILE_BYTES},
@@ -50,7 +50,7 @@ impl Tile {
     }
 }
 
-impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
+impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     /// Where the tile that a ring stands at is written down.
     #[inline(always)]
     pub(super) fn slot(&self, tiles: Ring) -> SharedAddress {

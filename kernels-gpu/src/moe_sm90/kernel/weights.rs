@@ -11,7 +11,7 @@ use cuda_std::{
 };
 
 use super::{
-    Moe,
+    Built, Moe,
     tiles::{Tile, from_first_lane},
 };
 use crate::{
@@ -26,7 +26,7 @@ const SLAB_UNITS: u32 = SLAB_ROWS / UNIT_ROWS;
 /// The most pieces of a stage.
 const MAX_PIECES: usize = 4;
 
-impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
+impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     /// Units that a piece has room for.
     const PIECE_UNITS: u32 = Self::INSTANCE.piece_rows() / UNIT_ROWS;
 

@@ -12,10 +12,9 @@ use crate::backend::cuda::planned::ReadyLaunch;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
-use crate::kernels::builds;
 use crate::kernels::launch::{ALIGNMENT, Launch, output_code};
 use crate::kernels::moe::{
-    self, MoeArguments, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, workspace_bytes,
+    self, MoeArguments, MoeKernels, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, workspace_bytes,
 };
 use crate::kernels::moe_pack::MoePack;
 use crate::kernels::moe_pack::row_order::RowOrder;
@@ -115,6 +114,8 @@ pub struct PackedMoe {
 /// a call may be captured into the engine's own graph.
 #[derive(Clone)]
 pub struct MoeLauncher {
+    /// Those that run on the device.
+    pub(super) kernels: MoeKernels,
     /// The entries, by name; good for as long as the device.
     functions: Arc<[(&'static str, CUfunction)]>,
     device: Arc<Device>,
@@ -132,19 +133,19 @@ impl MoeLauncher {
     /// Loads the kernels.
     pub(in crate::backend::cuda) fn new(device: Arc<Device>) -> Result<Self, Error> {
         let (major, minor) = device.info.capability;
-        if moe::KERNELS.iter().any(|kernel| builds::find(kernel.name(), (major, minor)).is_none()) {
+        let kernels = MoeKernels::of((major, minor)).ok_or_else(|| {
             let text = format!("there is no MoE layer for compute capability {major}.{minor} yet; take the CPU");
-            return Err(Error::NotComputed(text));
-        }
+            Error::NotComputed(text)
+        })?;
         let entered = device.enter()?;
         let mut functions = Vec::new();
         for (kernel, entry) in
-            moe::KERNELS.into_iter().flat_map(|kernel| kernel.entries().into_iter().map(move |entry| (kernel, entry)))
+            kernels.all().into_iter().flat_map(|kernel| kernel.entries().into_iter().map(move |entry| (kernel, entry)))
         {
             functions.push((entry.name, device.function(kernel.name(), &entry)?));
         }
         drop(entered);
-        Ok(Self { functions: functions.into(), device })
+        Ok(Self { kernels, functions: functions.into(), device })
     }
 
     /// Queues the packing of a checkpoint's tensors, which are not needed any more when the stream has come past it.
@@ -330,7 +331,7 @@ impl MoeLauncher {
         let mut count = 0;
         for (_, chunk) in moe::chunks(&layer.sizes, arguments)? {
             let workspace = Workspace::at(&layer.sizes, chunk.token_count, workspace);
-            for launch in moe::launches(layer, &chunk, &workspace, self.device.info.sms)? {
+            for launch in moe::launches(layer, &chunk, &workspace, self.kernels, self.device.info.sms)? {
                 // SAFETY: `# Safety` above asks for the stream and for all that parameters point to; the device keeps the
                 // functions' modules.
                 unsafe { self.ready(&launch)?.queue(&self.device, stream)? };
