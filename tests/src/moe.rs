@@ -20,7 +20,7 @@ pub const DTYPES: [OutDtype; 2] = [OutDtype::F16, OutDtype::Bf16];
 /// ignored where the kernels' source is tested for another architecture anyway.
 #[macro_export]
 macro_rules! on_every_architecture {
-    (short: $($short:ident)* long: $($long:ident)*) => {
+    (short { $($short:ident)* } long { $($long:ident)* }) => {
         mod sm_90a {
             $(#[test] fn $short() { super::$short("sm_90a") })*
             $(#[test] fn $long() { super::$long("sm_90a") })*

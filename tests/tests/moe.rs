@@ -11,20 +11,22 @@ use nvfp4_tests::moe::{
 use nvfp4_tests::on_every_architecture;
 
 on_every_architecture! {
-    short:
-    tokens_may_all_name_one_expert_or_one_twice_or_none
-    tokens_may_lie_apart
-    weights_on_the_input_leave_the_shared_expert_alone
-    infinities_and_nan_stay_within_their_token
-    what_is_too_large_for_f16_is_an_infinity_of_its_token_alone
-    the_bits_of_a_token_do_not_depend_on_the_batch
-    steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace
-    a_chain_is_four_launches_and_two_more_for_a_shared_expert
-    long:
-    the_test_layers_are_right
-    widths_that_are_no_whole_k_blocks_or_tiles_are_right
-    every_activation_is_right_with_biases_and_without_on_every_instance
-    schedules_and_multiprocessors_make_no_difference
+    short {
+        tokens_may_all_name_one_expert_or_one_twice_or_none
+        tokens_may_lie_apart
+        weights_on_the_input_leave_the_shared_expert_alone
+        infinities_and_nan_stay_within_their_token
+        what_is_too_large_for_f16_is_an_infinity_of_its_token_alone
+        the_bits_of_a_token_do_not_depend_on_the_batch
+        steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace
+        a_chain_is_four_launches_and_two_more_for_a_shared_expert
+    }
+    long {
+        the_test_layers_are_right
+        widths_that_are_no_whole_k_blocks_or_tiles_are_right
+        every_activation_is_right_with_biases_and_without_on_every_instance
+        schedules_and_multiprocessors_make_no_difference
+    }
 }
 
 fn the_test_layers_are_right(arch: &str) {
