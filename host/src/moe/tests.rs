@@ -196,7 +196,7 @@ fn what_is_spoilt_is_found_where_it_was_spoilt() {
     let good = run(&weights, &step);
     for stage in Stage::ALL {
         let mut output = good.clone();
-        let Stages { intermediate, partial, shared_intermediate, shared_partial } = output.stages.as_mut().unwrap();
+        let Stages { intermediate, partial, shared_intermediate, shared_partial, .. } = output.stages.as_mut().unwrap();
         let (bits, width) = match stage {
             Stage::Intermediate => (intermediate, shape.intermediate),
             Stage::Partial => (partial, shape.hidden),

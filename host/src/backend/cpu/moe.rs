@@ -164,6 +164,7 @@ impl CpuMoeLayer {
             partial: partial.into(),
             shared_intermediate: shared_intermediate.into(),
             shared_partial: shared_partial.into(),
+            quantised: None,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ptx_emulator::{Buffer, Device, Report as Counters};
 
 use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, moe_arch, upload};
-use crate::backend::MoeLayer;
+use crate::backend::{MoeLayer, refuse_fp8};
 use crate::error::Error;
 use crate::format::Matrix;
 use crate::kernels::group::Address;
@@ -144,6 +144,7 @@ impl EmulatedMoeLayer {
             let (arch, other) = (&gpu.arch, moe_arch());
             return Err(Error::NotComputed(format!("there is no MoE layer for {arch} yet; take {other} or the CPU")));
         }
+        refuse_fp8("MoE", &gpu.arch, weights.sizes().token_format)?;
         let mut device = gpu.memory();
         let layer = place(&mut device, weights);
         Ok(Self { gpu, device, layer, step: Vec::new(), workspace: None, done: None })

@@ -8,6 +8,7 @@ use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Lists, ROUTE_ENTRY};
 use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 
 use super::*;
+use crate::fp8::TokenFormat;
 
 const SMS: u32 = 132;
 
@@ -29,6 +30,7 @@ fn sizes(shared: Option<usize>) -> MoeSizes {
         dtype: OutDtype::Bf16,
         activation: Activation::Silu,
         biases: false,
+        token_format: TokenFormat::Bits16,
     }
 }
 

@@ -116,6 +116,7 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
 /// calls come one after the other on a stream can share one workspace, as large as the largest of theirs.
 ///
 /// ```
+/// use nvfp4::fp8::TokenFormat;
 /// use nvfp4::kernels::moe::workspace_bytes;
 /// use nvfp4::moe::{Activation, MoeSizes};
 /// use nvfp4::problem::OutDtype;
@@ -130,6 +131,7 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
 ///     dtype: OutDtype::Bf16,
 ///     activation: Activation::Silu,
 ///     biases: false,
+///     token_format: TokenFormat::Bits16,
 /// };
 /// assert_eq!(workspace_bytes(&mixtral, 1), 82_176);
 /// assert!(workspace_bytes(&mixtral, 8192) < 512_000_000);
@@ -141,13 +143,26 @@ pub fn workspace_bytes(sizes: &MoeSizes, max_tokens: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fp8::TokenFormat;
     use crate::moe::Activation;
     use crate::problem::OutDtype;
 
     fn sizes(hidden: usize, intermediate: usize, experts: usize, top_k: usize, shared: Option<usize>) -> MoeSizes {
         let (named_experts, shared_intermediate, dtype) = (experts, shared, OutDtype::Bf16);
         let (activation, biases) = (Activation::Silu, false);
-        MoeSizes { hidden, intermediate, experts, named_experts, top_k, shared_intermediate, dtype, activation, biases }
+        let token_format = TokenFormat::Bits16;
+        MoeSizes {
+            hidden,
+            intermediate,
+            experts,
+            named_experts,
+            top_k,
+            shared_intermediate,
+            dtype,
+            activation,
+            biases,
+            token_format,
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use kernels_gpu::units::matrix_bytes;
 
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::planned::ReadyLaunch;
+use crate::backend::refuse_fp8;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
@@ -167,6 +168,7 @@ impl MoeLauncher {
         stream: CUstream,
     ) -> Result<(), Error> {
         sizes.check()?;
+        refuse_fp8("MoE", "this card", sizes.token_format)?;
         if shared.is_some() != sizes.shared_intermediate.is_some() {
             return Err(Error::Invalid("tensors of a shared expert and its intermediate size come together".into()));
         }
