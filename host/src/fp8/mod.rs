@@ -8,8 +8,8 @@
 //! * A weight is *folded*: its e2m1 times its block's e4m3, over [`FOLD`], rounded once to e4m3 ([`fold`]).
 //! * Products are added as Hopper's tensor cores add them, with 14 bits ([`sum`]), in the order of [`position`]. That is the
 //!   definition here, not an error: every device has the same sums, to the bit.
-//! * A sum times the token's scale, times `8 ·` the weights' global scale, is what a 16-bit product would have been. From there on,
-//!   biases, activation and roundings are as ever.
+//! * A sum is multiplied by the token's scale and the weights' global scale, and has its bias, in one rounding ([`scaled`]). From there
+//!   on, activation and roundings are as ever.
 //!
 //! `docs/accuracy.md` has what that costs in accuracy.
 
@@ -46,4 +46,13 @@ impl TokenFormat {
             Self::Fp8 => "fp8",
         }
     }
+}
+
+/// What a projection makes of a [`sum`]: times the token's scale and the weights' global scale, plus the bias if there is one. The
+/// factor is f32, and so is the fused multiplication and addition.
+#[inline]
+pub fn scaled(sum: f32, token_scale: f32, global: f32, bias: Option<f32>) -> f32 {
+    let factor = token_scale * (FOLD * global);
+    // The sum of anything and -0 is the former.
+    factor.mul_add(sum, bias.unwrap_or(-0.0))
 }

@@ -9,14 +9,23 @@ pub const MAGNITUDE_FLOOR: f32 = e4m3::MAX * f32::MIN_POSITIVE;
 /// A NaN that no device computes.
 const POISON: u8 = 0xFF;
 
-/// Rows of e4m3 codes, each with a scale.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// Rows of e4m3 codes, each with a scale. Two of them are equal if they have the same bits.
+#[derive(Clone, Debug, Default)]
 pub struct Quantised {
     /// `[rows, K]`, columns in their natural order.
     pub codes: Vec<u8>,
     /// `[rows]`.
     pub scales: Vec<f32>,
 }
+
+impl PartialEq for Quantised {
+    fn eq(&self, other: &Self) -> bool {
+        let bits = |scales: &[f32]| -> Vec<u32> { scales.iter().map(|scale| scale.to_bits()).collect() };
+        self.codes == other.codes && bits(&self.scales) == bits(&other.scales)
+    }
+}
+
+impl Eq for Quantised {}
 
 impl Quantised {
     /// Rows of NaN.
@@ -28,6 +37,12 @@ impl Quantised {
     pub fn poison(&mut self) {
         self.codes.fill(POISON);
         self.scales.fill(f32::NAN);
+    }
+
+    /// Puts further rows behind these.
+    pub fn append(&mut self, mut rows: Self) {
+        self.codes.append(&mut rows.codes);
+        self.scales.append(&mut rows.scales);
     }
 
     /// Rows of K numbers of a type.

@@ -7,7 +7,7 @@ use crate::output::POISON;
 use crate::problem::OutDtype;
 
 /// What the products leave in memory, in the tokens' type, row-major without gaps, columns in their natural order.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stages {
     /// `silu(gate) ∘ up`, or another activation, of each row: `[rows, I]`. Rows are those of [`MoeStep::rows`].
     pub intermediate: Vec<u16>,
@@ -22,7 +22,7 @@ pub struct Stages {
 }
 
 /// Rows in e4m3 as the products multiply them, each with a scale.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QuantisedStages {
     /// Each row's token, `[rows, H]`. Weights on the input have been multiplied.
     pub tokens: Quantised,
@@ -42,7 +42,7 @@ impl QuantisedStages {
 }
 
 /// The output of a step: hidden states `[T, H]` in the tokens' type, without gaps.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoeOutput {
     dtype: OutDtype,
     /// `[T, H]`.
