@@ -2,6 +2,8 @@
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
+#[cfg(all(test, feature = "cuda"))]
+pub(super) use fake::activated;
 
 use kernels_gpu::moe_sm90::abi::{self, INSTANCES, Instance};
 use kernels_gpu::units::TokenType;
@@ -77,7 +79,7 @@ impl MoeSm90 {
 
 /// The most tiles of so many tokens that rows of so many experts can be cut into: if all experts have a row, and one of them all
 /// the others.
-fn most_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
+pub(super) fn most_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
     let hit = rows.min(experts);
     hit + (rows - hit) / u64::from(tile_tokens)
 }

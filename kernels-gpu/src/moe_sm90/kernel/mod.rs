@@ -27,9 +27,9 @@ use cuda_std::{
 
 use self::multiply::{Decode, Packed};
 use crate::{
-    moe_sm90::abi::{INSTANCES, Index, Instance, Launch, TILE_BYTES, TILE_SLOTS, instances},
+    moe_sm90::abi::{INSTANCES, Index, Instance, Launch, instances},
     ring::{Ring, ring_bytes},
-    sm90::{PingPong, TURN_BARRIERS, WARPS, give_registers, take_registers},
+    sm90::{PingPong, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, WARPS, give_registers, take_registers},
     units::TokenType,
 };
 
