@@ -41,7 +41,7 @@ fn every_stage_is_right_in_every_tile_and_with_k_blocks_of_every_kind() {
         let dtype = DTYPES[index % 2];
         println!("{tokens} tokens, {hidden} × {intermediate}, {dtype:?}");
         let weights = fp8_weights(&layer, dtype);
-        check(&weights, &step(&weights, inputs(&layer, dtype, tokens)));
+        check("sm_90a", &weights, &step(&weights, inputs(&layer, dtype, tokens)));
     }
 }
 
@@ -53,7 +53,7 @@ fn every_activation_is_right_with_biases_and_without() {
         let layer = shape(48, 80, 1, 1).with_activation(activation, tokens == 140);
         println!("{tokens} {activation}");
         let weights = fp8_weights(&layer, OutDtype::Bf16);
-        check(&weights, &step(&weights, inputs(&layer, OutDtype::Bf16, tokens)));
+        check("sm_90a", &weights, &step(&weights, inputs(&layer, OutDtype::Bf16, tokens)));
     }
 }
 
@@ -62,7 +62,7 @@ fn weights_on_the_input_leave_the_shared_expert_alone() {
     let layer = with_shared(shape(80, 48, 2, 1), Some(32));
     for dtype in DTYPES {
         let weights = fp8_weights(&layer, dtype);
-        check(&weights, &step(&weights, MoeInputs { weights_on_input: true, ..inputs(&layer, dtype, 5) }));
+        check("sm_90a", &weights, &step(&weights, MoeInputs { weights_on_input: true, ..inputs(&layer, dtype, 5) }));
     }
 }
 
@@ -71,7 +71,7 @@ fn a_tokens_bits_depend_neither_on_the_others_nor_on_the_tile_nor_on_what_is_no_
     let (layer, dtype) = (shape(144, 80, 1, 1), OutDtype::Bf16);
     let weights = fp8_weights(&layer, dtype);
     let all = inputs(&layer, dtype, 290);
-    for backend in backends() {
+    for backend in backends("sm_90a") {
         let mut prepared = backend.prepare_moe(&weights).unwrap();
         let whole = verified(prepared.as_mut(), &weights, &step(&weights, all.clone())).hidden;
         for tokens in [1, 9, 30, 60, 120, 200] {
