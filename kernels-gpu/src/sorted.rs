@@ -1,6 +1,7 @@
 //! Rows of tokens sorted by expert, as bulk copies bring them to `wgmma`: on both sides.
 //!
-//! A *line* is what one row has of one k-block: [`LINE_BYTES`], whatever the element's type, zeros where K has no more. Lines lie
+//! A *line* is what one row has of one k-block: [`LINE_BYTES`], whatever the element's type, zeros where K has no more (or NaN in a row
+//! of NaN). Lines lie
 //! k-block by k-block, `[k-blocks][rows]`, so that the rows of a tile are one piece of memory in each k-block, and one copy. Each
 //! expert's rows begin at a multiple of [`ROW_MULTIPLE`]. In a line, the 16-byte chunks are swizzled by the row, as `wgmma` wants
 //! rows of 128 bytes (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout: Swizzling Modes", 128-byte): a tile

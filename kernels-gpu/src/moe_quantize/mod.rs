@@ -1,5 +1,4 @@
-//! Tokens of 16 bits to e4m3 with a scale for each, sorted by expert: what the products of [`moe_fp8_sm90`](crate::moe_fp8_sm90)
-//! multiply.
+//! Tokens of 16 bits to e4m3 with a scale for each, sorted by expert: what `moe_fp8_sm90` multiplies.
 //!
 //! # Contract
 //!

@@ -235,8 +235,8 @@ impl<'p, const INDEX: usize, const P: usize, const R: usize> Consumer<'p, INDEX,
     #[inline(always)]
     unsafe fn decode(&self, parts: &[Part; P], half: usize) -> [Half; P] {
         parts.map(|part| {
-            // SAFETY: what `# Safety` above asks.
             let [first, second] = [0, 1].map(|row| {
+                // SAFETY: what `# Safety` above asks.
                 let entry = unsafe { table::entry(self.table, part.scales[row], half) };
                 [0, 1].map(|word| table::decode(part.words[row][2 * half + word], entry))
             });
