@@ -15,6 +15,10 @@ mod multiply;
 #[cfg(feature = "sm90")]
 mod registers;
 #[cfg(feature = "sm90")]
+mod slabs;
+#[cfg(feature = "sm90")]
+mod tiles;
+#[cfg(feature = "sm90")]
 mod turns;
 #[cfg(feature = "sm90")]
 mod write;
@@ -24,6 +28,8 @@ pub use self::{
     fragment::Fragment,
     multiply::{Consumer, Kind},
     registers::{give_registers, take_registers},
+    slabs::Piece,
+    tiles::{Tile, TileLists, from_first_lane},
     turns::PingPong,
     write::{Alpha, BIAS_BYTES, Target},
 };
@@ -73,6 +79,12 @@ pub const BARRIER_BYTES: u32 = 8;
 
 /// Barriers by which two warpgroups pass the turn to each other.
 pub const TURN_BARRIERS: u32 = 2;
+
+/// Tiles that a block knows of ahead, and where it writes down what a tile is.
+pub const TILE_SLOTS: u32 = 4;
+
+/// Bytes of what is written down of a tile.
+pub const TILE_BYTES: u32 = 32;
 
 /// What the main loop and the epilogue are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,6 +17,7 @@ pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[Instance]) {
     let dtype = match instance.token_type {
         TokenType::F16 => OutDtype::F16,
         TokenType::Bf16 => OutDtype::Bf16,
+        TokenType::E4m3 => panic!("its products are another kernel's"),
     };
     // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
     unsafe {
@@ -58,14 +59,19 @@ pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[Instance]) {
                         let sum = natural.iter().zip(weights).map(|(a, b)| a * b).sum::<f64>();
                         alpha * sum + bias.map_or(0.0, |bias| f64::from(bias[column]))
                     };
-                    *c = dtype.round(match &projections[..] {
-                        [gate, up] => gated(&parameter.activation, product(gate), product(up)),
-                        one if parameter.activation.kind == PARAMETERS => product(&one[0]).max(0.0).powi(2),
-                        one => product(&one[0]),
-                    });
+                    *c = dtype.round(activated(&parameter.activation, &projections, product));
                 }
             }
         }
+    }
+}
+
+/// What becomes of the products of one or two projections.
+pub(in crate::kernels) fn activated<P>(activation: &Activation, projections: &[P], product: impl Fn(&P) -> f64) -> f64 {
+    match projections {
+        [gate, up] => gated(activation, product(gate), product(up)),
+        one if activation.kind == PARAMETERS => product(&one[0]).max(0.0).powi(2),
+        one => product(&one[0]),
     }
 }
 

@@ -2,6 +2,8 @@
 
 #[cfg(all(test, feature = "cuda"))]
 pub(super) mod fake;
+#[cfg(all(test, feature = "cuda"))]
+pub(super) use fake::activated;
 
 use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 

@@ -28,9 +28,9 @@ use cuda_std::{
 
 use self::multiply::{Decode, Packed};
 use crate::{
-    moe_sm90::abi::{Instance, Launch, TILE_BYTES, TILE_SLOTS},
+    moe_sm90::abi::{Instance, Launch},
     ring::{Ring, ring_bytes},
-    sm90::{PingPong, TURN_BARRIERS, WARPS, give_registers, take_registers},
+    sm90::{PingPong, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, WARPS, give_registers, take_registers},
 };
 
 /// An instance, as a type.

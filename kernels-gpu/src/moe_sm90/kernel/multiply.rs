@@ -9,17 +9,15 @@ use cuda_std::{
     wgmma,
 };
 
-use super::{
-    Built, Moe,
-    tiles::{Tile, from_first_lane},
-};
+use super::{Built, Moe};
 use crate::{
     format::{OUTPUT_BF16, OUTPUT_F16},
     moe_sm90::abi::Launch,
     ring::Ring,
     sm90::{
-        Alpha, BIAS_BYTES, Consumer, Fragment, Kind, LANE_WORDS, Shape, Target,
+        Alpha, BIAS_BYTES, Consumer, Fragment, Kind, LANE_WORDS, Shape, Target, Tile,
         decode::{BF16_UNSCALE, Bf16Scales, F16_UNSCALE, Scales, decode_weights, decode_weights_bf16},
+        from_first_lane,
     },
     units::{
         K_BLOCK, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, lane_place, lane_scales, lane_words, row_bytes,

@@ -16,10 +16,10 @@ use cuda_std::{
     warp::{ALL_LANES, lane_id, sync_warp},
 };
 
-use super::{Built, Moe, tiles::Tile};
+use super::{Built, Moe};
 use crate::{
     moe_sm90::abi::{SOURCE_BYTES, STRIP_SOURCE_BYTES},
-    sm90::{CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, K_BLOCK, STRIP_BYTES},
+    sm90::{CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, K_BLOCK, STRIP_BYTES, Tile},
     units::{block_columns, block_start, k_blocks},
 };
 
