@@ -23,6 +23,7 @@ mod moe_quantize;
 mod moe_route;
 mod moe_sm120;
 mod moe_sm90;
+mod products;
 pub mod router;
 pub(crate) mod schedule;
 mod silu_mul;

@@ -1,7 +1,7 @@
 //! How an MoE layer is launched: a function of sizes and addresses, which knows no device.
 //!
 //! A call of a layer is a chain of launches, each of which may begin while the one before it still runs: lists of each expert's
-//! tokens (`moe_route`), gate and up, down (`moe_sm90` or another of `products.rs`), the same for the expert that all tokens share, and
+//! tokens (`moe_route`), gate and up, down (`moe_sm90` or another of `kernels.rs`), the same for the expert that all tokens share, and
 //! the sum of each token's rows. With tokens in FP8, what a product multiplies is rounded before it (`moe_quantize`,
 //! `moe_fp8_sm90`). Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
 //! that was captured once is right for whatever routing comes later.
@@ -9,7 +9,7 @@
 //! A token's numbers are the same whatever else is in the batch, in which order, and on which instance: every product sums its K
 //! in the same order, and a token's rows are added in the order in which it names its experts.
 
-mod products;
+mod kernels;
 mod stages;
 mod weights;
 mod workspace;
@@ -22,26 +22,21 @@ use kernels_gpu::moe_sm90::abi::Launch as Product;
 use kernels_gpu::units::{TokenType, matrix_bytes};
 
 use super::group::Address;
-use super::kernel::Kernel;
 use super::launch::{Launch, output_code};
 use super::moe_fp8_sm90::{self, MoeFp8Sm90};
-use super::moe_pack::MoePack;
 use super::moe_quantize::MoeQuantize;
 use super::moe_route::MoeRoute;
+use super::products::{Products, expected_token_tiles};
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::moe::{Activation, MoeSizes};
 use crate::problem::{Op, OutDtype};
-pub(crate) use products::MoeKernels;
-pub(super) use products::{Products, expected_token_tiles, most_token_tiles};
+pub(crate) use kernels::{FP8_KERNELS, MoeKernels};
 pub(crate) use stages::StageParts;
 pub use weights::weight_bytes;
 pub(crate) use weights::{PROJECTIONS, PackedWeights};
 pub use workspace::workspace_bytes;
 pub(crate) use workspace::{PlacedLists, SortedRows, Workspace};
-
-/// The kernels that a layer needs whose tokens are in FP8.
-pub(crate) static FP8_KERNELS: [&dyn Kernel; 4] = [&MoePack, &MoeRoute, &MoeQuantize, &MoeFp8Sm90];
 
 /// The tickets of the lists that each product takes its tiles by.
 const TICKETS: [u64; 2] = [0, 1];

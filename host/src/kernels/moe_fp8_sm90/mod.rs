@@ -7,7 +7,7 @@ use kernels_gpu::moe_fp8_sm90::abi::{self, INSTANCES, Instance};
 
 use super::kernel::{Entry, Kernel, op_of};
 use super::launch::{Grid, Launch};
-use super::moe::most_token_tiles;
+use super::products::most_token_tiles;
 use crate::problem::Op;
 
 /// The kernel.

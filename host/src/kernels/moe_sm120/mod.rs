@@ -5,7 +5,7 @@ use kernels_gpu::moe_sm90::abi::Instance;
 use kernels_gpu::moe_sm120::abi::INSTANCES;
 
 use super::kernel::{Entry, Kernel};
-use super::moe::Products;
+use super::products::Products;
 
 /// The kernel.
 pub(crate) struct MoeSm120;

@@ -8,7 +8,7 @@ pub(super) use fake::activated;
 use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 
 use super::kernel::{Entry, Kernel};
-use super::moe::Products;
+use super::products::Products;
 
 /// The kernel.
 pub(crate) struct MoeSm90;
@@ -62,7 +62,7 @@ mod tests {
     use kernels_gpu::units::TokenType;
 
     use super::*;
-    use crate::kernels::moe::expected_token_tiles;
+    use crate::kernels::products::expected_token_tiles;
     use crate::problem::Op;
 
     #[test]

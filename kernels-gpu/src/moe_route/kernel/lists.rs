@@ -22,7 +22,6 @@ use cuda_std::{
     },
 };
 
-use super::filled;
 use crate::moe_route::abi::{Lists, MAX_EXPERTS, NO_ROW, Route, token_tiles};
 
 /// Choices of a thread in a group.
@@ -468,4 +467,10 @@ impl Token {
             self.index += 1;
         }
     }
+}
+
+/// So many rows, filled up to a multiple of a power of two.
+#[inline(always)]
+pub(super) fn filled(rows: u32, row_multiple: u32) -> u32 {
+    (rows + row_multiple - 1) & !(row_multiple - 1)
 }

@@ -70,12 +70,6 @@ pub unsafe fn moe_combine_bf16(launch: Combine) {
     unsafe { combine::run::<OUTPUT_BF16>(&launch) }
 }
 
-/// So many rows, filled up to a multiple of a power of two.
-#[inline(always)]
-fn filled(rows: u32, row_multiple: u32) -> u32 {
-    (rows + row_multiple - 1) & !(row_multiple - 1)
-}
-
 /// Two numbers of a word, of a format: [`OUTPUT_BF16`], or else f16.
 #[inline(always)]
 fn decode(format: u32, word: u32) -> [f32; 2] {

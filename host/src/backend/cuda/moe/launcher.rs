@@ -111,6 +111,9 @@ pub struct PackedMoe {
     pub expert_map: CUdeviceptr,
 }
 
+/// Entries by name.
+type Functions = [(&'static str, CUfunction)];
+
 /// Packs and launches MoE layers that lie in the caller's memory; made by [`Cuda::moe_launcher`](super::super::Cuda::moe_launcher),
 /// one for all layers of a device.
 ///
@@ -121,9 +124,9 @@ pub struct MoeLauncher {
     /// Those that run on the device.
     pub(super) kernels: MoeKernels,
     /// The entries, by name; good for as long as the device.
-    functions: Arc<[(&'static str, CUfunction)]>,
+    functions: Arc<Functions>,
     /// Those for tokens in FP8, which are loaded when the first such layer is packed.
-    fp8_functions: Arc<OnceLock<Box<[(&'static str, CUfunction)]>>>,
+    fp8_functions: Arc<OnceLock<Box<Functions>>>,
     device: Arc<Device>,
 }
 

@@ -1,19 +1,10 @@
-//! The kernels that multiply in a layer, one for each family of cards.
+//! The kernels that multiply in an MoE layer, one for each family of cards: what they have in common, and how many tiles they take.
 
-use gpu_arch::Capability;
 use kernels_gpu::moe_sm90::abi::{Instance, Launch as Product};
 use kernels_gpu::units::TokenType;
 
-use super::FP8_KERNELS;
-use crate::fp8::TokenFormat;
-use crate::kernels::builds;
-use crate::kernels::kernel::{Kernel, op_of};
-use crate::kernels::launch::{Grid, Launch};
-use crate::kernels::moe_fp8_sm90::MoeFp8Sm90;
-use crate::kernels::moe_pack::MoePack;
-use crate::kernels::moe_route::MoeRoute;
-use crate::kernels::moe_sm90::MoeSm90;
-use crate::kernels::moe_sm120::MoeSm120;
+use super::kernel::{Kernel, op_of};
+use super::launch::{Grid, Launch};
 use crate::problem::Op;
 
 /// A kernel of a layer's products. All of them take the same parameter, the same lists and the same packed weights; they differ in
@@ -67,50 +58,15 @@ pub(crate) trait Products: Kernel {
     }
 }
 
-/// Every kernel of a layer's products.
-static PRODUCTS: [&dyn Products; 2] = [&MoeSm120, &MoeSm90];
-
-/// The kernels of a layer on a device.
-#[derive(Clone, Copy)]
-pub(crate) struct MoeKernels {
-    /// The one that multiplies tokens of 16 bits.
-    pub products: &'static dyn Products,
-    /// Whether those for tokens in FP8 run there too.
-    pub fp8: bool,
-}
-
-impl MoeKernels {
-    /// Those that run on a device, if all of those for tokens of 16 bits do.
-    pub fn of(device: Capability) -> Option<Self> {
-        let runs = |kernel: &dyn Kernel| builds::find(kernel.name(), device).is_some();
-        let fp8 = FP8_KERNELS.into_iter().all(runs);
-        let mut kernels = PRODUCTS.iter().map(|&products| Self { products, fp8 });
-        kernels.find(|kernels| kernels.all().into_iter().all(runs))
-    }
-
-    /// All that a layer needs whose tokens are 16-bit numbers.
-    pub fn all(self) -> [&'static dyn Kernel; 3] {
-        [&MoePack, &MoeRoute, self.products]
-    }
-
-    /// The name of the kernel that multiplies tokens of a format.
-    pub fn product_kernel(self, token_format: TokenFormat) -> &'static str {
-        match token_format {
-            TokenFormat::Bits16 => self.products.name(),
-            TokenFormat::Fp8 => MoeFp8Sm90.name(),
-        }
-    }
-}
-
 /// The most tiles of so many tokens that rows of so many experts can be cut into: if all experts have a row, and one of them all
 /// the others.
-pub(in crate::kernels) fn most_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
+pub(super) fn most_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
     let hit = rows.min(experts);
     hit + (rows - hit) / u64::from(tile_tokens)
 }
 
 /// As many tiles as are expected if every row may be any expert's.
-pub(in crate::kernels) fn expected_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
+pub(super) fn expected_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
     let mean = rows as f64 / experts as f64;
     let hit = (experts as f64 * (1.0 - (-mean).exp())).round().max(1.0) as u64;
     hit * rows.div_ceil(hit).div_ceil(tile_tokens.into())
@@ -124,14 +80,5 @@ mod tests {
     fn tiles_are_expected_where_experts_are_named() {
         assert_eq!([1, 16, 64, 4096].map(|rows| expected_token_tiles(rows, 128, 16)), [1, 15, 50, 256]);
         assert_eq!(expected_token_tiles(0, 128, 16), 0);
-    }
-
-    #[test]
-    fn a_device_gets_the_kernel_of_its_family() {
-        let of = |device| MoeKernels::of(device).map(|kernels| kernels.products.name());
-        let devices = [(8, 9), (9, 0), (10, 0), (12, 0), (12, 1)];
-        assert_eq!(devices.map(of), [None, Some("moe_sm90"), None, Some("moe_sm120"), Some("moe_sm120")]);
-        let takes_fp8 = |device| MoeKernels::of(device).map(|kernels| kernels.fp8);
-        assert_eq!([(9, 0), (12, 0)].map(takes_fp8), [Some(true), Some(false)]);
     }
 }
