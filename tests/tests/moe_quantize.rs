@@ -79,7 +79,7 @@ impl Tokens {
     }
 
     /// The same tokens, each of them a row: of an expert that all share, whose list says which rows are none, or without a list.
-    fn as_rows(self, has_list: bool) -> Self {
+    fn into_rows(self, has_list: bool) -> Self {
         let tokens = self.x.len() as u32 / self.pitch;
         let filled = tokens.next_multiple_of(ROW_MULTIPLE);
         let rows = (0..filled).map(|row| if row < tokens { row } else { NO_ROW }).collect();
@@ -200,8 +200,8 @@ fn rows_may_be_tokens_and_tokens_may_have_weights() {
     for dtype in [OutDtype::F16, OutDtype::Bf16] {
         let tokens = || Tokens::random(dtype, 13, 1, 3, 144);
         tokens().with_weights().check("weights");
-        tokens().as_rows(true).check("rows of a list");
-        tokens().as_rows(false).check("rows");
+        tokens().into_rows(true).check("rows of a list");
+        tokens().into_rows(false).check("rows");
     }
 }
 
