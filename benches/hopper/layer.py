@@ -30,13 +30,17 @@ from kernels import Kernels
 from layer_inputs import Step, Weights, layer_error
 from layers import MODELS, NVFP4, ROUTINGS, TOKENS, Model, Point, points
 from measure import WARM_UP, Contender, captured, conditions, copy_rate, fastest, summary
-from peers import Unavailable, layer_humming, layer_marlin, layer_torch, vllm
+from peers import Unavailable, layer_humming, layer_marlin, layer_scaled, layer_torch, vllm
 
-PEERS = ("marlin", "humming", "torch", "compiled")
+PEERS = ("marlin", "humming", "torch", "compiled", "scaled")
 # The copies of all experts that a point hits hold at least this many times the L2 cache.
 ROTATED = 3
+# Bytes of a weight where it is not NVFP4.
+ELEMENTS = {"torch": layer_torch.ELEMENT, "compiled": layer_torch.ELEMENT, "scaled": layer_scaled.ELEMENT}
 # A peer whose output is further from the reference is wrong; right ones, with bf16 between the products, reach 0.007.
 LARGEST_ERROR = 1e-2
+# Of the one that computes with other weights.
+LARGEST_ERRORS = {"scaled": layer_scaled.LARGEST_ERROR}
 # Rounds, and runs of a round; the second for points whose slowest contender takes longer than so many µs.
 ROUNDS = (6, 20)
 LONG, LONG_ROUNDS = 1000, (4, 8)
@@ -66,6 +70,7 @@ class Peers:
             "compiled": lambda: layer_torch.Compiled(
                 self.layers.get("torch") or layer_torch.Eager(self.weights, copies(layer_torch.ELEMENT))
             ),
+            "scaled": lambda: layer_scaled.Layer(self.weights, copies(layer_scaled.ELEMENT)),
         }
         for name in names:
             start = time.perf_counter()
@@ -84,7 +89,7 @@ class Peers:
         said: dict[str, Any] = {"relative_errors": {}, "missing": dict(self.missing), "ways": {}}
         for name, layer in self.layers.items():
             start = time.perf_counter()
-            element = layer_torch.ELEMENT if name in ("torch", "compiled") else NVFP4
+            element, largest_error = ELEMENTS.get(name, NVFP4), LARGEST_ERRORS.get(name, LARGEST_ERROR)
             try:
                 ways = layer.candidates(step, point.copies(self.rotate_bytes, element))
                 right: dict[str, tuple[list[Any], list[Any]]] = {}
@@ -94,7 +99,7 @@ class Peers:
                     said["relative_errors"][f"{name} {way}".strip()] = max(
                         errors, key=lambda error: (error != error, error)
                     )
-                    if all(error <= LARGEST_ERROR for error in errors):
+                    if all(error <= largest_error for error in errors):
                         right[way] = (runs, graphs)
                 if not right:
                     raise ValueError(f"its output is wrong: relative errors {said['relative_errors']}")
@@ -122,8 +127,11 @@ def reason(why: Exception) -> str:
     return f"{type(why).__name__}: {why}"[:300]
 
 
-def measure(point: Point, peers: Peers, kernels: Kernels | None, copy: float, folder: Path) -> dict[str, Any]:
-    """Times of all contenders at a point."""
+def measure(
+    point: Point, peers: Peers, kernels: Kernels | None, formats: list[str], copy: float, folder: Path
+) -> dict[str, Any]:
+    """Times of all contenders at a point, the library's with its tokens in these formats."""
+    ways = [way for format_ in formats for way in layer_report.WAYS[format_]]
     if kernels:
         kernels.ask(
             command="layer_tokens",
@@ -141,7 +149,7 @@ def measure(point: Point, peers: Peers, kernels: Kernels | None, copy: float, fo
 
     contenders: dict[str, Callable[[int], list[float]]] = {}
     if kernels:
-        contenders |= {name: functools.partial(own, name) for name in layer_report.OWN}
+        contenders |= {name: functools.partial(own, name) for name in ways}
     contenders |= {name: contender.round for name, contender in ready.items()}
     slowest = max((statistics.median(round_(3)) for round_ in contenders.values()), default=0.0)
     rounds, runs = LONG_ROUNDS if slowest > LONG else ROUNDS
@@ -150,7 +158,7 @@ def measure(point: Point, peers: Peers, kernels: Kernels | None, copy: float, fo
         # Every second round backwards, so that nobody always follows the same neighbour.
         for name in list(contenders) if number % 2 == 0 else list(reversed(contenders)):
             times[name] += contenders[name](runs)
-    host = {name: kernels.ask(command="host", kernel=name, runs=50) for name in layer_report.OWN} if kernels else {}
+    host = {name: kernels.ask(command="host", kernel=name, runs=50) for name in ways} if kernels else {}
     return {
         "model": point.model.name,
         "routing": point.routing,
@@ -178,6 +186,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), metavar="T")
     parser.add_argument("--routings", nargs="+", default=list(ROUTINGS), choices=ROUTINGS, metavar="ROUTING")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="PEER", help=", ".join(PEERS))
+    parser.add_argument(
+        "--token-formats", nargs="+", default=["16-bit"], choices=layer_report.WAYS, metavar="FORMAT",
+        help=f"as what the library's layer multiplies its tokens: {', '.join(layer_report.WAYS)}",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="where the result goes, as JSON")
     return parser.parse_args()
 
@@ -208,7 +220,7 @@ def main() -> None:
             kernels.send(
                 command="layer_weights", hidden=model.hidden, intermediate=model.intermediate, experts=model.experts,
                 first=model.first, local=model.local, k=model.k, dtype="bf16",
-                copies=max(point.copies(rotate_bytes, NVFP4) for point in of),
+                copies=max(point.copies(rotate_bytes, NVFP4) for point in of), token_formats=args.token_formats,
             )  # fmt: skip
         peers = Peers(model, of, args.peers, rotate_bytes)
         if kernels:
@@ -217,7 +229,7 @@ def main() -> None:
             # All routings of a number of tokens behind one another: they have the same code.
             for point in sorted(of, key=lambda point: point.tokens):
                 begin = time.perf_counter()
-                measured = measure(point, peers, kernels, copy, Path(folder))
+                measured = measure(point, peers, kernels, args.token_formats, copy, Path(folder))
                 result["points"][point.name] = measured
                 gc.collect()
                 torch.cuda.empty_cache()

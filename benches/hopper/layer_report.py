@@ -14,10 +14,16 @@ from typing import Any
 
 from report import columns, geomean, median
 
-# How the library's layer is run: launch by launch, and as a CUDA graph.
-OWN = ("layer", "layer-graph")
+# How the library's layer is run with its tokens in a format: launch by launch, and as a CUDA graph.
+WAYS = {"16-bit": ("layer", "layer-graph"), "fp8": ("layer-fp8", "layer-fp8-graph")}
+# With all that the checkpoint has.
+OWN = WAYS["16-bit"]
+# Who computes with weights of another checkpoint is a rival of nobody, but a measure for FP8 tokens.
+OTHER_CHECKPOINT = "scaled"
 FEW_TOKENS, MANY_TOKENS = 512, 2048
 FEW_RATIO, MANY_RATIO, LEAST_RATIO = 1.35, 1.05, 0.97
+# Of FP8 tokens beside 16-bit ones.
+FP8_RATIO = 1.4
 # Of a step of at most so many tokens: µs, and the share of a copy's bandwidth at which experts' weights are read.
 DECODE_TOKENS, DECODE_US, COPY_SHARE = 8, 12.0, 0.92
 NOTHING_US = 8.0
@@ -36,16 +42,25 @@ def rival(name: str) -> str:
     return name.removesuffix(",graph")
 
 
-def own(point: Json) -> float | None:
+def own(point: Json, token_format: str = "16-bit") -> float | None:
     """The layer's microseconds, the faster of its ways, as of a rival."""
-    return min((median(point, name) for name in OWN if name in point["us"]), default=None)
+    return min((median(point, name) for name in WAYS[token_format] if name in point["us"]), default=None)
+
+
+def is_rival(name: str) -> bool:
+    """Whether a contender computes the same as the layer.
+
+    >>> [is_rival(name) for name in ("torch", "marlin,graph", "layer", "layer-fp8-graph", "scaled,graph")]
+    [True, True, False, False, False]
+    """
+    return rival(name) != OTHER_CHECKPOINT and not any(name in ways for ways in WAYS.values())
 
 
 def rivals(point: Json) -> dict[str, float]:
     """Each rival's microseconds, the faster of its ways."""
     best: dict[str, float] = {}
     for name in point["us"]:
-        if name not in OWN:
+        if is_rival(name):
             us = median(point, name)
             best[rival(name)] = min(us, best.get(rival(name), us))
     return best
@@ -102,7 +117,7 @@ def goals(result: Json) -> list[tuple[str, float, float, bool]]:
 
 def names(points: Iterable[Json]) -> list[str]:
     """Of all rivals, in the order in which they were measured."""
-    return list(dict.fromkeys(rival(name) for point in points for name in point["us"] if name not in OWN))
+    return list(dict.fromkeys(rival(name) for point in points for name in point["us"] if is_rival(name)))
 
 
 def line(point: Json, seconds: float) -> str:
@@ -132,6 +147,50 @@ def table(result: Json) -> str:
             ]
         )
     return columns(rows)
+
+
+def fp8_ratio(point: Json) -> float | None:
+    """How many times as long as with FP8 tokens the layer takes with 16-bit ones."""
+    us, fp8 = own(point), own(point, "fp8")
+    return us / fp8 if us and fp8 else None
+
+
+def fp8_table(result: Json) -> str:
+    """A row for each point that was measured with FP8 tokens, beside 16-bit ones and beside an FP8 checkpoint."""
+    rows = [["µs", "16-bit tokens", "FP8 tokens", "ratio", "an FP8 checkpoint", "of it", "TFLOP/s"]]
+    for title, point in result["points"].items():
+        us, fp8, compared = own(point), own(point, "fp8"), fp8_ratio(point)
+        if fp8 is None:
+            continue
+        other = min((median(point, name) for name in point["us"] if rival(name) == OTHER_CHECKPOINT), default=None)
+        rows.append(
+            [
+                title,
+                f"{us:.1f}" if us else "–",
+                f"{fp8:.1f}",
+                f"{compared:.2f}" if compared else "–",
+                f"{other:.1f}" if other else "–",
+                f"{other / fp8:.2f}" if other else "–",
+                f"{point['operations'] / fp8 / 1e6:.0f}",
+            ]
+        )
+    return columns(rows)
+
+
+def fp8_goals(result: Json) -> list[tuple[str, float, float, bool]]:
+    """As `goals`, of FP8 tokens."""
+    found = []
+    ratios = {name: (point["tokens"], fp8_ratio(point)) for name, point in result["points"].items() if point["hit"]}
+    many = [value for tokens, value in ratios.values() if value and tokens >= MANY_TOKENS]
+    if many:
+        mean = geomean(many)
+        what = f"16-bit / FP8 tokens, geometric mean of {len(many)} points of at least {MANY_TOKENS} tokens"
+        found.append((what, mean, FP8_RATIO, mean >= FP8_RATIO))
+    enough = {name: value for name, (tokens, value) in ratios.items() if value and tokens >= FEW_TOKENS}
+    if enough:
+        name = min(enough, key=lambda name: enough[name])
+        found.append((f"16-bit / FP8 tokens, least ({name})", enough[name], 1.0, enough[name] >= 1.0))
+    return found
 
 
 def means(result: Json) -> str:
@@ -168,7 +227,9 @@ def text(result: Json) -> str:
     lines += ["", table(result), ""]
     if any(own(point) for point in points):
         lines += [means(result), ""]
-    for what, reached, wanted, met in goals(result):
+    if any(own(point, "fp8") for point in points):
+        lines += [fp8_table(result), ""]
+    for what, reached, wanted, met in goals(result) + fp8_goals(result):
         lines.append(f"{what}: {reached:.2f}, goal {wanted:.2f}: {'met' if met else 'missed'}")
     why: dict[tuple[str, str], list[str]] = {}
     for title, point in result["points"].items():
@@ -177,7 +238,7 @@ def text(result: Json) -> str:
     for (name, text_), titles in why.items():
         where = ", ".join(titles) if len(titles) <= MOST_TITLES else f"{len(titles)} points"
         lines.append(f"{name} not measured at {where}: {text_}")
-    for name in OWN:
+    for name in (way for ways in WAYS.values() for way in ways):
         timed = [point for point in points if name in point["host_us"]]
         if timed:
             us = [point["host_us"][name]["median"] for point in timed]

@@ -135,6 +135,22 @@ class Report(unittest.TestCase):
         self.assertEqual(values, [*means, (7.0, 8.0, True), (9.0, 8.0, False)])
         self.assertIn("m uniform 2048", judged[2][0])
 
+    def test_fp8_tokens_are_compared_with_16_bit_ones_and_with_no_rival(self) -> None:
+        def both(tokens: int, layer: float, fp8: float, **others: float) -> dict[str, Any]:
+            one = point("m", "uniform", tokens, layer, torch=30.0, **others)
+            one["us"]["layer-fp8-graph"] = {"median": fp8, "runs": 120}
+            return one
+
+        of = result(both(512, 10.0, 10.5), both(2048, 20.0, 10.0, scaled=12.0), both(8192, 90.0, 45.0, scaled_graph=9.0))
+        values = [(round(reached, 4), met) for _, reached, _, met in layer_report.fp8_goals(of)]
+        self.assertEqual(values, [(2.0, True), (0.9524, False)])
+        self.assertEqual(layer_report.rivals(of["points"]["m uniform 2048"]), {"torch": 30.0})
+        text = layer_report.text(of)
+        self.assertRegex(text, r"m uniform 2048 +20.0 +10.0 +2.00 +12.0 +1.20 +100")
+        self.assertRegex(text, r"m uniform 512 +10.0 +10.5 +0.95 +– +– +95")
+        self.assertEqual(layer_report.fp8_goals(result(point("m", "uniform", 2048, 10.0))), [])
+        self.assertNotIn("FP8", layer_report.text(result(point("m", "uniform", 2048, 10.0))))
+
     def test_few_tokens_may_take_a_fixed_time_and_reading_the_experts_that_are_hit(self) -> None:
         # 4 MB at 92 % of 4 TB/s take 1.09 µs.
         for us, met in ((13.0, True), (13.2, False)):

@@ -7,6 +7,7 @@ use nvfp4::backend::cuda::{LinearArguments, LinearLauncher, LinearTensor, Packed
 use nvfp4::backend::{Backend, LinearLayer, cpu::Cpu};
 use nvfp4::bias::Bias;
 use nvfp4::format::Matrix;
+use nvfp4::fp8::TokenFormat;
 use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights};
 
 use crate::gpu::nvfp4_device;
@@ -30,8 +31,13 @@ pub struct nvfp4_linear_sizes {
 
 impl nvfp4_linear_sizes {
     fn checked(&self) -> Result<LinearSizes, Error> {
-        let sizes =
-            LinearSizes { n: self.out_features, k: self.in_features, dtype: token_type(self.dtype)?, bias: self.bias };
+        let sizes = LinearSizes {
+            n: self.out_features,
+            k: self.in_features,
+            dtype: token_type(self.dtype)?,
+            bias: self.bias,
+            token_format: TokenFormat::Bits16,
+        };
         sizes.check()?;
         Ok(sizes)
     }

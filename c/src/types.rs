@@ -1,6 +1,7 @@
 //! What the calls for MoE layers take.
 
 use nvfp4::Error;
+use nvfp4::fp8::TokenFormat;
 use nvfp4::moe::{Activation, MoeSizes};
 use nvfp4::problem::OutDtype;
 
@@ -135,6 +136,7 @@ impl nvfp4_moe_sizes {
             dtype: token_type(self.dtype)?,
             activation,
             biases: self.biases,
+            token_format: TokenFormat::Bits16,
         };
         sizes.check()?;
         Ok(sizes)

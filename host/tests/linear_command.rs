@@ -51,6 +51,15 @@ fn a_shape_runs_and_is_verified() {
 }
 
 #[test]
+fn fp8_tokens_are_an_option() {
+    let text = stdout(nvfp4(here(), "run --op linear --shape 5,48,80 --token-format fp8 --backend cpu --repeat 1"));
+    assert!(text.contains("layer     N 48, K 80; 5 FP8 tokens\n"), "{text}");
+    assert!(text.contains("error     at most 0.00e0 ") && text.contains("verified  yes: all 240 elements "), "{text}");
+    let report = report(here(), "--op linear --shape 5,48,80 --token-format fp8");
+    assert_eq!((&report["token_format"], &report["verified"]), (&json!("fp8"), &json!(true)));
+}
+
+#[test]
 fn an_emulated_card_computes_it_without_a_fault() {
     let text = stdout(nvfp4(here(), "run --op linear --shape 3,80,144 --backend emulated"));
     assert!(text.contains("emulated on sm_90a, ") && text.contains("3 CTAs; no fault"), "{text}");

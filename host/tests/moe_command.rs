@@ -72,6 +72,25 @@ fn a_layer_has_the_activation_and_biases_that_its_shape_says() {
 }
 
 #[test]
+fn fp8_tokens_are_an_option_with_stages_of_their_own() {
+    let text = stdout(nvfp4("run --shape layer-test-7 --token-format fp8 --backend cpu --repeat 1"));
+    assert!(text.contains("step      9 FP8 tokens, 18 rows of 4 experts") && text.contains(", fp8\n"), "{text}");
+    // 18 · (160 + 48) and 9 · (160 + 112) elements twice, and 9 · 160 of the output.
+    assert!(text.contains("verified  yes: all 13,824 elements "), "{text}");
+    let report = report("--shape layer-test-5 --token-format fp8 --repeat 1");
+    assert_eq!((&report["token_format"], &report["verified"]), (&"fp8".into(), &true.into()));
+    let stages: Vec<_> = report["stages"].as_array().unwrap().iter().map(|stage| stage["stage"].clone()).collect();
+    assert_eq!(stages, ["quantised tokens", "intermediate", "quantised intermediate", "down projection", "output"]);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("layer.json");
+    let sizes = r#""hidden": 48, "intermediate": 32, "experts": 2, "top_k": 1, "tokens": 3"#;
+    std::fs::write(&path, format!(r#"{{{sizes}, "token_format": "fp8"}}"#)).unwrap();
+    let run = |more: &str| self::report(&format!("--op moe --shape {} --repeat 1 {more}", path.display()));
+    assert_eq!(run("")["token_format"], "fp8");
+    assert_eq!(run("--token-format 16-bit")["token_format"], "16-bit");
+}
+
+#[test]
 fn no_tokens_and_a_sample_and_no_check_are_not_called_verified_more_than_they_are() {
     assert_eq!(report("--shape layer-test-9 --repeat 1")["verified"], true, "nothing to compute, nothing wrong");
     let sample = report("--shape layer-test-1 --verify sample --repeat 1");
@@ -104,6 +123,8 @@ fn what_makes_no_sense_is_bad_input_with_what_would() {
         ("--shape group-1 --routing zipf", "--routing is of --op moe"),
         ("--shape group-1 --tokens 3", "--tokens of --op moe or of --weights"),
         ("--op moe --routing skewed", "[possible values: uniform, zipf]"),
+        ("--op moe --token-format fp4", "[possible values: 16-bit, fp8]"),
+        ("--shape group-1 --token-format fp8", "--token-format is of --op moe and linear"),
         ("--op moe --tokens 18446744073709551615", "the shape needs about"),
     ] {
         let output = nvfp4(&format!("run --backend cpu {line}"));
@@ -129,5 +150,5 @@ fn an_emulated_card_computes_a_layer_without_a_fault_and_claims_no_rate() {
     let refused = nvfp4("run --shape layer-test-8 --backend emulated --arch sm_80");
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!(error, "error: there is no MoE layer for sm_80 yet; take sm_90a or the CPU\n");
+    assert_eq!(error, "error: there is no MoE layer for sm_80 yet; take sm_90a, sm_120f or the CPU\n");
 }

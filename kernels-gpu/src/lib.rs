@@ -12,8 +12,11 @@ pub mod gated_sm100;
 pub mod gated_sm120;
 pub mod gated_sm90;
 pub mod linear_sm90;
+pub mod moe_fp8_sm90;
 pub mod moe_pack;
+pub mod moe_quantize;
 pub mod moe_route;
+pub mod moe_sm120;
 pub mod moe_sm90;
 pub mod router;
 pub mod silu_mul;
@@ -24,6 +27,7 @@ pub mod exp;
 pub mod format;
 mod instances;
 pub mod sm90;
+pub mod sorted;
 pub mod units;
 
 #[cfg(feature = "device")]

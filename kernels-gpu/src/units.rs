@@ -133,6 +133,14 @@ pub const fn element_at(columns: u32, position: u32) -> u32 {
     }
 }
 
+/// Where a nibble of a lane's word stands among the k-block's columns as e4m3 are multiplied, of which `wgmma` takes 32 at a time: a
+/// word's first four nibbles are one register of A, its last four another one (PTX ISA, "Register Fragments for wgmma.mma_async",
+/// A of `.m64nNk32`). Positions of elements that do not exist are left over.
+#[inline(always)]
+pub const fn e4m3_position(lane: u32, word: u32, nibble: u32) -> u32 {
+    WORD_COLUMNS * word + nibble / 4 * (WORD_COLUMNS / 2) + lane * 4 + nibble % 4
+}
+
 /// Bytes of a row's values in a unit of so many columns.
 #[inline(always)]
 pub const fn row_bytes(columns: u32) -> u32 {
@@ -204,7 +212,7 @@ pub const fn unit_offset(rows: u32, k: u32, unit: u32, k_block: u32) -> u64 {
         + (in_slab * unit_bytes(block_columns(k, k_block))) as u64
 }
 
-/// The 16-bit type of a layer's tokens, by which its weights are packed.
+/// The type of the tokens that a layer's weights are multiplied with, by which they are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum TokenType {
@@ -212,6 +220,8 @@ pub enum TokenType {
     F16 = crate::format::OUTPUT_F16,
     /// bfloat16.
     Bf16 = crate::format::OUTPUT_BF16,
+    /// e4m3, with a scale for each token.
+    E4m3 = 2,
 }
 
 impl TokenType {
@@ -219,22 +229,16 @@ impl TokenType {
     /// they decode to.
     ///
     /// For f16, each byte holds, from bit 7 down: the first code's sign, the second one's exponent and mantissa, the first
-    /// one's exponent and mantissa, the second one's sign. For bf16, [`BF16_BITS`] says where a code's bits are.
+    /// one's exponent and mantissa, the second one's sign. For bf16, [`BF16_BITS`] says where a code's bits are, and for e4m3
+    /// [`E4M3_BITS`].
     #[inline(always)]
     pub const fn pack(self, codes: u32) -> u32 {
         match self {
             Self::F16 => {
                 (codes & 0x0808_0808) << 4 | codes & 0x7070_7070 | (codes & 0x0707_0707) << 1 | codes >> 7 & 0x0101_0101
             }
-            Self::Bf16 => {
-                let (mut word, mut part) = (0, 0);
-                while part < BF16_BITS.len() {
-                    let (rotation, bits) = BF16_BITS[part];
-                    word |= codes.rotate_left(rotation) & bits;
-                    part += 1;
-                }
-                word
-            }
+            Self::Bf16 => pick(codes, &BF16_BITS),
+            Self::E4m3 => pick(codes, &E4M3_BITS),
         }
     }
 
@@ -246,7 +250,7 @@ impl TokenType {
         /// The exponent field of 2¹¹⁹ in bf16, less the bits that every scale has.
         const ONE: u8 = (119 + 127 - 224) as u8;
         match (self, scale) {
-            (Self::F16, _) => scale,
+            (Self::F16 | Self::E4m3, _) => scale,
             (Self::Bf16, 0) => 0,
             // Subnormal: m·2⁻⁹. Its highest bit becomes the implicit one.
             (Self::Bf16, 1..8) => {
@@ -262,6 +266,7 @@ impl TokenType {
         match self {
             Self::F16 => 14,
             Self::Bf16 => 7,
+            Self::E4m3 => 3,
         }
     }
 }
@@ -271,6 +276,32 @@ impl TokenType {
 /// magnitude, where a bf16 has its sign and its lowest exponent bits.
 pub const BF16_BITS: [(u32, u32); 6] =
     [(0, 0x8007_8007), (2, 0x6000_6000), (6, 0x0200_0200), (22, 0x1c00_1c00), (26, 0x0180_0180), (28, 0x0078_0078)];
+
+/// How eight codes become a word for e4m3, as [`BF16_BITS`] says it. Nibble j's three low bits are the magnitude of code j, by which
+/// `prmt` picks a byte of eight. The highest bits of the bytes are the signs of the first four codes; four bits below stand those of
+/// the last four.
+pub const E4M3_BITS: [(u32, u32); 8] = [
+    (0, 0x7777_7777),
+    (4, 0x0000_0080),
+    (8, 0x0000_8000),
+    (12, 0x0080_0000),
+    (16, 0x8000_0008),
+    (20, 0x0000_0800),
+    (24, 0x0008_0000),
+    (28, 0x0800_0000),
+];
+
+/// The bits of a word that each rotation brings to their places.
+#[inline(always)]
+const fn pick(codes: u32, places: &[(u32, u32)]) -> u32 {
+    let (mut word, mut part) = (0, 0);
+    while part < places.len() {
+        let (rotation, bits) = places[part];
+        word |= codes.rotate_left(rotation) & bits;
+        part += 1;
+    }
+    word
+}
 
 #[cfg(test)]
 mod tests {

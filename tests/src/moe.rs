@@ -1,5 +1,6 @@
 //! MoE layers on every backend that computes them, each stage against the reference.
 
+use gpu_arch::Arch;
 use half::{bf16, f16};
 use nvfp4::backend::cuda::Cuda;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
@@ -15,23 +16,54 @@ use crate::skip;
 /// The types that tokens have.
 pub const DTYPES: [OutDtype; 2] = [OutDtype::F16, OutDtype::Bf16];
 
-/// A small emulated Hopper card: its blocks compute many tiles.
+/// Makes a module of tests for each architecture that MoE layers are computed on, of functions that take its name. The long ones are
+/// ignored where the kernels' source is tested for another architecture anyway.
+#[macro_export]
+macro_rules! on_every_architecture {
+    (short { $($short:ident)* } long { $($long:ident)* }) => {
+        mod sm_90a {
+            $(#[test] fn $short() { super::$short("sm_90a") })*
+            $(#[test] fn $long() { super::$long("sm_90a") })*
+        }
+        mod sm_120f {
+            $(#[test] fn $short() { super::$short("sm_120f") })*
+            $(
+                #[test]
+                #[ignore = "a minute: cargo test --release -p nvfp4-tests --test moe -- --include-ignored sm_120f"]
+                fn $long() { super::$long("sm_120f") }
+            )*
+        }
+    };
+}
+
+/// A small emulated card of an architecture: its blocks compute many tiles.
+pub fn emulated(arch: &str, schedule: Schedule) -> Emulated {
+    emulated_of(arch, schedule, 3)
+}
+
+/// An emulated card of so many multiprocessors.
+pub fn emulated_of(arch: &str, schedule: Schedule, sms: u32) -> Emulated {
+    let options = Options { schedule, sms: Some(sms), ..Options::default() };
+    Emulated::new(arch, options).expect("an architecture with a kernel")
+}
+
+/// A small emulated Hopper card.
 pub fn hopper(schedule: Schedule) -> Emulated {
-    hopper_of(schedule, 3)
+    emulated("sm_90a", schedule)
 }
 
 /// An emulated Hopper card of so many multiprocessors.
 pub fn hopper_of(schedule: Schedule, sms: u32) -> Emulated {
-    let options = Options { schedule, sms: Some(sms), ..Options::default() };
-    Emulated::new("sm_90a", options).expect("an architecture with a kernel")
+    emulated_of("sm_90a", schedule, sms)
 }
 
-/// The backends of this machine that compute MoE layers, and the emulated card.
-pub fn backends() -> Vec<Box<dyn Backend>> {
-    let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Cpu::new()), Box::new(hopper(Schedule::Fair))];
+/// The CPU, the emulated card of an architecture, and this machine's card if it is of that architecture.
+pub fn backends(arch: &str) -> Vec<Box<dyn Backend>> {
+    let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Cpu::new()), Box::new(emulated(arch, Schedule::Fair))];
+    let runs_on = |capability| arch.parse::<Arch>().expect("the name of one").runs_on(capability);
     match Cuda::open(0) {
-        Ok(gpu) if gpu.info().capability == (9, 0) => backends.push(Box::new(gpu)),
-        Ok(gpu) => skip("backend cuda", format!("no MoE layer on {}", gpu.device())),
+        Ok(gpu) if runs_on(gpu.info().capability) => backends.push(Box::new(gpu)),
+        Ok(gpu) => skip("backend cuda", format!("{} is no card for {arch}", gpu.device())),
         Err(error) if error.is_no_device() => skip("backend cuda", error),
         Err(error) => panic!("backend cuda: {error}"),
     }
@@ -84,8 +116,8 @@ pub fn verified(layer: &mut dyn MoeLayer, weights: &MoeWeights<'_>, step: &MoeSt
 }
 
 /// Every backend computes a step right, and the same bits again.
-pub fn check(weights: &MoeWeights<'_>, step: &MoeStep<'_>) {
-    for backend in backends() {
+pub fn check(arch: &str, weights: &MoeWeights<'_>, step: &MoeStep<'_>) {
+    for backend in backends(arch) {
         let mut layer = backend.prepare_moe(weights).unwrap_or_else(|error| panic!("{}: {error}", backend.name()));
         let output = verified(layer.as_mut(), weights, step);
         let again = run(layer.as_mut(), step).expect("it ran before");

@@ -1,30 +1,50 @@
-//! The MoE layer on every backend that computes one: each stage is right whatever tokens choose, and a token's bits do not
+//! The MoE layer on every backend and architecture that computes one: each stage is right whatever tokens choose, and a token's bits do not
 //! depend on anything but the token.
 
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::Schedule;
 use nvfp4::moe::{self, Activation, LayerShape, MoeInputs};
 use nvfp4::problem::OutDtype;
-use nvfp4_tests::moe::{DTYPES, backends, bits, check, hopper, hopper_of, inputs, run, shape, step, verified, weights};
+use nvfp4_tests::moe::{
+    DTYPES, backends, bits, check, emulated, emulated_of, inputs, run, shape, step, verified, weights,
+};
+use nvfp4_tests::on_every_architecture;
 
-#[test]
-fn the_test_layers_are_right() {
+on_every_architecture! {
+    short {
+        tokens_may_all_name_one_expert_or_one_twice_or_none
+        tokens_may_lie_apart
+        weights_on_the_input_leave_the_shared_expert_alone
+        infinities_and_nan_stay_within_their_token
+        what_is_too_large_for_f16_is_an_infinity_of_its_token_alone
+        the_bits_of_a_token_do_not_depend_on_the_batch
+        steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace
+        a_chain_is_four_launches_and_two_more_for_a_shared_expert
+    }
+    long {
+        the_test_layers_are_right
+        widths_that_are_no_whole_k_blocks_or_tiles_are_right
+        every_activation_is_right_with_biases_and_without_on_every_instance
+        schedules_and_multiprocessors_make_no_difference
+    }
+}
+
+fn the_test_layers_are_right(arch: &str) {
     let layers = moe::shape::builtin().iter().filter(|layer| layer.name.starts_with("layer-test-"));
     for (layer, dtype) in layers.flat_map(|layer| DTYPES.map(|dtype| (layer, dtype))) {
         // Names the culprit where one fails.
         println!("{} {dtype:?}", layer.name);
         let weights = weights(layer, dtype);
-        check(&weights, &step(&weights, inputs(layer, dtype, layer.tokens)));
+        check(arch, &weights, &step(&weights, inputs(layer, dtype, layer.tokens)));
     }
 }
 
-#[test]
-fn widths_that_are_no_whole_k_blocks_or_tiles_are_right() {
+fn widths_that_are_no_whole_k_blocks_or_tiles_are_right(arch: &str) {
     for (hidden, intermediate) in [(16, 16), (48, 352), (176, 112), (272, 528), (528, 272)] {
         let layer = shape(hidden, intermediate, 3, 2);
         for dtype in DTYPES {
             let weights = weights(&layer, dtype);
-            check(&weights, &step(&weights, inputs(&layer, dtype, 11)));
+            check(arch, &weights, &step(&weights, inputs(&layer, dtype, 11)));
         }
     }
 }
@@ -41,18 +61,16 @@ fn naming<'a>(inputs: MoeInputs<'a>, ids: &[i32]) -> MoeInputs<'a> {
     MoeInputs { ids: ids.into(), ..inputs }
 }
 
-#[test]
-fn tokens_may_all_name_one_expert_or_one_twice_or_none() {
+fn tokens_may_all_name_one_expert_or_one_twice_or_none(arch: &str) {
     let layer = shape(96, 80, 5, 2);
     let dtype = OutDtype::Bf16;
     let weights = weights(&layer, dtype);
     for ids in [&[3, 3][..], &[0, 4], &[-1, 2], &[-1, -7], &[i32::MAX, 5], &[1, 1, 2, -1, -1, 0]] {
-        check(&weights, &step(&weights, naming(inputs(&layer, dtype, 21), ids)));
+        check(arch, &weights, &step(&weights, naming(inputs(&layer, dtype, 21), ids)));
     }
 }
 
-#[test]
-fn tokens_may_lie_apart() {
+fn tokens_may_lie_apart(arch: &str) {
     let layer = shape(80, 48, 3, 1);
     for (dtype, stride) in DTYPES.into_iter().zip([88, 99]) {
         let weights = weights(&layer, dtype);
@@ -60,7 +78,7 @@ fn tokens_may_lie_apart() {
         let nan = bits(dtype, f32::NAN);
         let far = near.hidden.chunks(80).flat_map(|token| [token, &vec![nan; stride - 80]].concat());
         let hidden = far.collect::<Vec<_>>().into();
-        check(&weights, &step(&weights, MoeInputs { hidden, stride, ..near }));
+        check(arch, &weights, &step(&weights, MoeInputs { hidden, stride, ..near }));
     }
 }
 
@@ -73,8 +91,7 @@ const ACTIVATIONS: [Activation; 5] = [
     Activation::Relu2,
 ];
 
-#[test]
-fn every_activation_is_right_with_biases_and_without_on_every_instance() {
+fn every_activation_is_right_with_biases_and_without_on_every_instance(arch: &str) {
     // Tiles of 16, 64 and 128 tokens, the first narrow and wide; and the shared expert's.
     for (tokens, intermediate, experts, top_k) in [(5, 48, 3, 2), (30, 272, 2, 1), (130, 80, 1, 1)] {
         for (activation, biases) in ACTIVATIONS.into_iter().flat_map(|of| [false, true].map(|biases| (of, biases))) {
@@ -83,22 +100,20 @@ fn every_activation_is_right_with_biases_and_without_on_every_instance() {
             let dtype = DTYPES[usize::from(tokens == 30) ^ usize::from(biases)];
             println!("{tokens} {activation} {biases} {dtype:?}");
             let weights = weights(&layer, dtype);
-            check(&weights, &step(&weights, inputs(&layer, dtype, tokens)));
+            check(arch, &weights, &step(&weights, inputs(&layer, dtype, tokens)));
         }
     }
 }
 
-#[test]
-fn weights_on_the_input_leave_the_shared_expert_alone() {
+fn weights_on_the_input_leave_the_shared_expert_alone(arch: &str) {
     let layer = with_shared(shape(80, 48, 2, 1), Some(32));
     for dtype in DTYPES {
         let weights = weights(&layer, dtype);
-        check(&weights, &step(&weights, MoeInputs { weights_on_input: true, ..inputs(&layer, dtype, 5) }));
+        check(arch, &weights, &step(&weights, MoeInputs { weights_on_input: true, ..inputs(&layer, dtype, 5) }));
     }
 }
 
-#[test]
-fn infinities_and_nan_stay_within_their_token() {
+fn infinities_and_nan_stay_within_their_token(arch: &str) {
     // K tails of both products: 48 columns are a k-block of 32 and one of 16, 80 a short one.
     let plain = shape(48, 80, 2, 2);
     let of_activations = ACTIVATIONS.map(|activation| plain.clone().with_activation(activation, true));
@@ -110,7 +125,7 @@ fn infinities_and_nan_stay_within_their_token() {
             dirty.hidden.to_mut()[token * 48..][..48].fill(bits(dtype, number));
         }
         let (clean, dirty) = (step(&weights, clean), step(&weights, dirty));
-        for backend in backends() {
+        for backend in backends(arch) {
             let mut layer = backend.prepare_moe(&weights).unwrap();
             let clean = verified(layer.as_mut(), &weights, &clean).hidden;
             let dirty = verified(layer.as_mut(), &weights, &dirty).hidden;
@@ -121,8 +136,7 @@ fn infinities_and_nan_stay_within_their_token() {
     }
 }
 
-#[test]
-fn what_is_too_large_for_f16_is_an_infinity_of_its_token_alone() {
+fn what_is_too_large_for_f16_is_an_infinity_of_its_token_alone(arch: &str) {
     let layer = shape(64, 64, 2, 1);
     let dtype = OutDtype::F16;
     let weights = weights(&layer, dtype);
@@ -132,7 +146,7 @@ fn what_is_too_large_for_f16_is_an_infinity_of_its_token_alone() {
         *element = largest | *element & 0x8000;
     }
     let large = step(&weights, large);
-    for backend in backends() {
+    for backend in backends(arch) {
         let output = verified(backend.prepare_moe(&weights).unwrap().as_mut(), &weights, &large);
         let infinite = |token: usize| {
             let numbers = output.hidden[token * 64..][..64].iter().map(|&bits| dtype.decode(bits));
@@ -159,14 +173,13 @@ fn pick<'a>(layer: &LayerShape, inputs: &MoeInputs<'_>, places: &[usize]) -> Moe
     }
 }
 
-#[test]
-fn the_bits_of_a_token_do_not_depend_on_the_batch() {
+fn the_bits_of_a_token_do_not_depend_on_the_batch(arch: &str) {
     // With few experts, these batches go to every instance: on average an expert has up to 8, up to 48 and more rows.
     let layer = with_shared(shape(208, 176, 2, 1), Some(96));
     for dtype in DTYPES {
         let weights = weights(&layer, dtype);
         let all = inputs(&layer, dtype, 130);
-        for backend in backends() {
+        for backend in backends(arch) {
             let mut prepared = backend.prepare_moe(&weights).unwrap();
             let whole = run(prepared.as_mut(), &step(&weights, all.clone())).unwrap().hidden;
             let batches: [Vec<usize>; 4] =
@@ -182,26 +195,25 @@ fn the_bits_of_a_token_do_not_depend_on_the_batch() {
     }
 }
 
-#[test]
-fn schedules_and_multiprocessors_make_no_difference() {
+fn schedules_and_multiprocessors_make_no_difference(arch: &str) {
     let layer = with_shared(shape(272, 144, 3, 2), Some(48));
     for (dtype, tokens) in [(OutDtype::Bf16, 4), (OutDtype::F16, 40), (OutDtype::Bf16, 90)] {
         let weights = weights(&layer, dtype);
         let step = step(&weights, inputs(&layer, dtype, tokens));
         let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
-        let gpus = schedules.map(hopper).into_iter().chain([1, 132].map(|sms| hopper_of(Schedule::Fair, sms)));
+        let gpus = schedules.map(|schedule| emulated(arch, schedule)).into_iter();
+        let gpus = gpus.chain([1, 132].map(|sms| emulated_of(arch, Schedule::Fair, sms)));
         let outputs: Vec<_> =
             gpus.map(|gpu| verified(gpu.prepare_moe(&weights).unwrap().as_mut(), &weights, &step)).collect();
         assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{tokens} tokens: other bits on another schedule");
     }
 }
 
-#[test]
-fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace() {
+fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace(arch: &str) {
     let layer = shape(96, 80, 4, 2);
     let dtype = OutDtype::Bf16;
     let weights = weights(&layer, dtype);
-    for backend in backends() {
+    for backend in backends(arch) {
         let mut prepared = backend.prepare_moe(&weights).unwrap();
         for (tokens, ids) in [(30, [0, 1]), (30, [3, 3]), (2, [-1, 2]), (30, [-1, -1]), (0, [0, 0]), (31, [2, 1])] {
             let step = step(&weights, naming(inputs(&layer, dtype, tokens), &ids));
@@ -210,9 +222,8 @@ fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace() {
     }
 }
 
-#[test]
-fn a_chain_is_four_launches_and_two_more_for_a_shared_expert() {
-    let gpu = hopper(Schedule::Fair);
+fn a_chain_is_four_launches_and_two_more_for_a_shared_expert(arch: &str) {
+    let gpu = emulated(arch, Schedule::Fair);
     for (shared, launches) in [(None, 4), (Some(16), 6)] {
         let layer = with_shared(shape(32, 32, 2, 1), shared);
         let weights = weights(&layer, OutDtype::F16);

@@ -7,6 +7,7 @@ use half::{bf16, f16};
 use kernels_gpu::format::{OUTPUT_BF16, OUTPUT_F16};
 use kernels_gpu::moe_pack::abi::{self as moe_pack, Pack};
 use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Combine, Lists, NO_ROW, ROUTE_ENTRY, Route};
+use kernels_gpu::sorted::ROW_MULTIPLE;
 use kernels_gpu::units::{
     TokenType, UNIT_ROWS, block_columns, block_start, element, element_at, k_blocks, lane_place, lane_scales,
     lane_words, matrix_bytes, scale_place, unit_offset,
@@ -73,6 +74,7 @@ struct Routing {
     weights: Option<Vec<f32>>,
     token_type: u32,
     tile_tokens: u32,
+    row_multiple: u32,
     has_shared: bool,
 }
 
@@ -104,6 +106,7 @@ impl Routing {
             weights: None,
             token_type,
             tile_tokens,
+            row_multiple: 1,
             has_shared: false,
         }
     }
@@ -131,6 +134,11 @@ impl Routing {
         Self { has_shared: true, ..self }
     }
 
+    /// Lists alone, each expert's rows filled up.
+    fn filled(self) -> Self {
+        Self { row_multiple: ROW_MULTIPLE, ..self }
+    }
+
     fn with_map(self, map: Vec<i32>) -> Self {
         Self { map: Some(map), ..self }
     }
@@ -152,7 +160,7 @@ impl Routing {
     /// What lists are of choices of one of so many experts each.
     fn lists(&self, experts: u32, top_k: u32, tile_tokens: u32, expert: impl Fn(usize) -> Option<usize>) -> Vec<u32> {
         let choices = (self.tokens() * top_k) as usize;
-        let places = Lists::new(choices as u64, experts);
+        let places = Lists::filled(choices as u64, experts, self.row_multiple);
         let mut lists = vec![u32::from_le_bytes([POISON; 4]); places.bytes as usize / 4];
         let [tickets, firsts, tiles, rows, place] =
             [places.tickets, places.firsts, places.tile_firsts, places.rows, places.places].map(|at| at as usize / 4);
@@ -164,6 +172,10 @@ impl Routing {
             for choice in (0..choices).filter(|&choice| expert(choice) == Some(of)) {
                 lists[rows + row as usize] = choice as u32 / top_k;
                 lists[place + choice] = row;
+                row += 1;
+            }
+            while !row.is_multiple_of(self.row_multiple) {
+                lists[rows + row as usize] = NO_ROW;
                 row += 1;
             }
             tile += (row - lists[firsts + of]).div_ceil(tile_tokens);
@@ -190,6 +202,10 @@ impl Routing {
                 }
             }
         }
+        if self.row_multiple > 1 {
+            tokens.fill(u16::from_le_bytes([POISON; 2]));
+            plain.clone_from(&tokens);
+        }
         Routed {
             lists: self.lists(self.experts, self.top_k, self.tile_tokens, |choice| self.expert(choice)),
             shared_lists: self.has_shared.then(|| self.lists(1, 1, 2 * self.tile_tokens, |_| Some(0))),
@@ -205,12 +221,17 @@ impl Routing {
 
     fn grid(&self, schedule: Schedule) -> LaunchConfig {
         let choices = self.ids.len() as u64;
+        let blocks = if self.row_multiple > 1 {
+            Route::list_blocks(self.tokens(), self.top_k, self.row_multiple)
+        } else {
+            Route::blocks(self.tokens(), self.top_k, self.hidden)
+        };
         LaunchConfig {
             cluster: [Route::cluster(choices), 1, 1],
             shared_bytes: Route::shared_bytes(self.experts, choices),
             schedule,
             overlaps: true,
-            ..LaunchConfig::linear(Route::blocks(self.tokens(), self.top_k, self.hidden) as u32, Route::THREADS)
+            ..LaunchConfig::linear(blocks as u32, Route::THREADS)
         }
     }
 }
@@ -228,8 +249,9 @@ impl PlacedRouting {
     /// The lists may have room for more.
     fn new(device: &mut Device, of: &Routing) -> Self {
         let tokens = of.tokens();
-        let lists = poisoned(device, Lists::new(of.ids.len() as u64, of.experts).bytes);
-        let shared_lists = of.has_shared.then(|| poisoned(device, Lists::new(u64::from(tokens), 1).bytes));
+        let lists = poisoned(device, Lists::filled(of.ids.len() as u64, of.experts, of.row_multiple).bytes);
+        let shared_lists = Lists::filled(u64::from(tokens), 1, of.row_multiple);
+        let shared_lists = of.has_shared.then(|| poisoned(device, shared_lists.bytes));
         let ordered = poisoned(device, u64::from(tokens * of.hidden * 2));
         let shared_tokens = of.has_plain_tokens().then(|| poisoned(device, u64::from(tokens * of.hidden * 2)));
         // Ids need not lie at a multiple of more than 4.
@@ -240,7 +262,7 @@ impl PlacedRouting {
             input: device.upload(&of.x).address,
             input_pitch: u64::from(of.pitch * 2),
             input_weights: upload(device, of.weights.as_deref()),
-            tokens: ordered.address,
+            tokens: if of.row_multiple > 1 { 0 } else { ordered.address },
             shared_tokens: shared_tokens.map_or(0, |tokens| tokens.address),
             lists: lists.address,
             shared_lists: shared_lists.map_or(0, |lists| lists.address),
@@ -252,6 +274,8 @@ impl PlacedRouting {
             tile_tokens: of.tile_tokens,
             shared_tile_tokens: 2 * of.tile_tokens,
             token_type: of.token_type,
+            row_multiple: of.row_multiple,
+            unused: 0,
         };
         Self { route, lists, shared_lists, tokens: ordered, shared_tokens }
     }
@@ -282,7 +306,7 @@ fn check_routing(name: &str, routing: &Routing) {
         let result = launch_route(&mut device, &module, &placed.route, &routing.grid(schedule));
         result.unwrap_or_else(|fault| panic!("{name}, {schedule}: {fault}"));
         let Routed { lists, shared_lists, tokens, shared_tokens } = placed.read(&device);
-        let places = Lists::new(routing.ids.len() as u64, routing.experts);
+        let places = Lists::filled(routing.ids.len() as u64, routing.experts, routing.row_multiple);
         let wrong = (0..lists.len()).find(|&at| lists[at] != expected.lists[at]);
         assert_eq!(wrong.map(|at| (4 * at, lists[at], expected.lists[at])), None, "{name}, {schedule}, {places:?}");
         assert_eq!(shared_lists, expected.shared_lists, "{name}, {schedule}");
@@ -313,6 +337,14 @@ fn lists_of_a_cluster_are_right_with_one_group_and_with_several() {
     // A warp of the cluster has 16 · 32 choices at a time.
     for (tokens, top_k, experts) in [(129, 32, 5), (1031, 4, 512), (8200, 8, 128), (4200, 32, 3)] {
         check_routing(&format!("{tokens} × {top_k} of {experts}"), &Routing::random(tokens, top_k, experts, 16));
+    }
+}
+
+#[test]
+fn each_experts_rows_are_filled_up_where_rows_are_copied_in_eights() {
+    for (tokens, top_k, experts) in [(1, 1, 1), (17, 1, 512), (64, 8, 33), (513, 7, 31), (1031, 4, 512)] {
+        let routing = Routing::random(tokens, top_k, experts, 32).with_shared().filled();
+        check_routing(&format!("{tokens} × {top_k} of {experts}, filled up"), &routing);
     }
 }
 
@@ -669,7 +701,7 @@ fn weights_are_packed_as_a_plain_packer_packs_them() {
     let sizes = ragged.iter().flat_map(|&k| [(16, k), (144, k)]).chain(ragged.iter().map(|&rows| (rows, 144)));
     for (rows, k) in sizes.chain([(272, 720), (720, 272)]) {
         let weights = Weights::random(2, rows, k);
-        for token_type in [TokenType::F16, TokenType::Bf16] {
+        for token_type in [TokenType::F16, TokenType::Bf16, TokenType::E4m3] {
             for ordered_rows in [false, true] {
                 let (units, invalid) = weights.pack(token_type, ordered_rows, Schedule::Fair).unwrap();
                 assert_eq!(invalid, u64::MAX);

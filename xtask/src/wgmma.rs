@@ -2,13 +2,21 @@
 //!
 //! PTX asks that registers of A stay as they are until a `wgmma.wait_group` has covered the product. ptxas does not see to that: if
 //! the source lets it, it gives them to other values as soon as the product has been issued. So the machine code is searched along
-//! every path from a product (`HGMMA` with A in registers; `gsb0` closes a group) to the wait that covers it
+//! every path from a product (`HGMMA`, or `QGMMA` of 8-bit numbers, with A in registers; `gsb0` closes a group) to the wait that covers it
 //! (`WARPGROUP.DEPBAR.LE gsb0, N`: all but the newest N groups are complete).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Registers of a thread for A of a product of 16-bit numbers.
+/// Registers of a thread for A of a product.
 const A_REGISTERS: u32 = 4;
+
+/// How the names of products begin: of 16-bit numbers, and of 8-bit ones.
+const PRODUCTS: [&str; 2] = ["HGMMA.64x", "QGMMA.64x"];
+
+/// What follows in the name of a product, if it is one.
+fn product(name: &str) -> Option<&str> {
+    PRODUCTS.iter().find_map(|begin| name.strip_prefix(begin))
+}
 
 /// Groups that are told apart.
 const MOST_GROUPS: usize = 8;
@@ -29,7 +37,7 @@ impl Running {
     /// Executes an instruction. Whether it writes a register that a product may still read.
     fn execute(&mut self, name: &str, operands: &[&str]) -> bool {
         let is_wrong = written(name, operands).any(|register| self.0.iter().any(|group| group.contains(&register)));
-        if name.starts_with("HGMMA") {
+        if product(name).is_some() {
             self.0.resize(self.0.len().max(1), BTreeSet::new());
             if let Some(first) = operands.get(1).and_then(|a| register(a)) {
                 self.0[0].extend(first..first + A_REGISTERS);
@@ -107,7 +115,7 @@ fn written(name: &str, operands: &[&str]) -> impl Iterator<Item = u32> {
         [] => "",
     };
     let has = |part: &str| name.split('.').any(|of_name| of_name == part);
-    let count = match name.strip_prefix("HGMMA.64x").and_then(|rest| rest.split('x').next()?.parse::<u32>().ok()) {
+    let count = match product(name).and_then(|rest| rest.split('x').next()?.parse::<u32>().ok()) {
         Some(columns) => columns / 2,
         None if has("128") => 4,
         None if has("64") || has("WIDE") || has("CS2R") && !has("32") => 2,
@@ -138,7 +146,7 @@ mod tests {
     #[test]
     fn registers_are_free_behind_the_wait_that_covers_their_product_and_not_before() {
         let first = "HGMMA.64x16x16.F32 R24, R4, gdesc[UR4], R24, gsb0";
-        let second = "HGMMA.64x16x16.F32 R24, R8, gdesc[UR8], R24, gsb0";
+        let second = "QGMMA.64x16x32.F32.E4M3.E4M3 R24, R8, gdesc[UR8], R24, gsb0";
         let (one_left, none_left) = ("WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0");
         let (to_first, to_second) = ("@P0 HMUL2 R7, R20, R21.reuse", "LDS.128 R8, [R2+UR4]");
         assert!(found(&[first, second, one_left, to_first, none_left, to_second]).is_empty());

@@ -33,6 +33,21 @@ pub fn cvt_rn_f16x2_e4m3x2(bytes: u16) -> u32 {
     packed
 }
 
+/// Two e4m3 of two f32, `low` in the low byte; rounds to nearest even, to ±448 what is larger, NaN to 0x7f
+/// (`cvt.rn.satfinite.e4m3x2.f32`).
+#[inline(always)]
+pub fn cvt_rn_satfinite_e4m3x2_f32(low: f32, high: f32) -> u16 {
+    let packed: u16;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        ptx!(
+            "cvt.rn.satfinite.e4m3x2.f32 {}, {}, {};", out(reg16) packed, in(reg32) high, in(reg32) low,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+    packed
+}
+
 /// Two bf16 of two f32, `low` in the low half; rounds to nearest even, overflows to ±inf (`cvt.rn.bf16x2.f32`).
 #[inline(always)]
 pub fn cvt_rn_bf16x2_f32(low: f32, high: f32) -> u32 {

@@ -29,6 +29,29 @@ pub fn dp4a_s32_s32(a: u32, b: u32, accumulator: i32) -> i32 {
     }
 }
 
+/// `accumulator` plus the dot product of the four unsigned bytes in `a` and in `b`, wrapping
+/// (`dp4a.u32.u32`; PTX ISA, "Integer Arithmetic Instructions: dp4a").
+#[inline(always)]
+pub fn dp4a_u32_u32(a: u32, b: u32, accumulator: u32) -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let sum: u32;
+        // SAFETY: arithmetic on registers.
+        unsafe {
+            ptx!(
+                "dp4a.u32.u32 {}, {}, {}, {};", out(reg32) sum, in(reg32) a, in(reg32) b, in(reg32) accumulator,
+                options(pure, nomem, nostack, preserves_flags)
+            )
+        };
+        sum
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        let products = a.to_le_bytes().into_iter().zip(b.to_le_bytes()).map(|(a, b)| u32::from(a) * u32::from(b));
+        accumulator.wrapping_add(products.sum())
+    }
+}
+
 /// Four bytes picked out of `b:a` by the nibbles of `selector`: its low three bits say which of the eight bytes,
 /// its top bit to take that byte's sign eight times instead (`prmt.b32`; PTX ISA, "Data Movement and
 /// Conversion Instructions: prmt").
@@ -115,6 +138,12 @@ mod tests {
     fn dp4a_multiplies_signed_bytes_and_wraps() {
         assert_eq!(dp4a_s32_s32(0x01_80_ff_7f, 0x02_80_03_7f, 10), 10 + 2 + 16384 - 3 + 16129);
         assert_eq!(dp4a_s32_s32(1, 1, i32::MAX), i32::MIN);
+    }
+
+    #[test]
+    fn dp4a_multiplies_unsigned_bytes_and_wraps() {
+        assert_eq!(dp4a_u32_u32(0x01_80_ff_7f, 0x02_80_03_7f, 10), 10 + 2 + 16384 + 765 + 16129);
+        assert_eq!(dp4a_u32_u32(1, 1, u32::MAX), 0);
     }
 
     #[test]

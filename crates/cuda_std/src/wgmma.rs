@@ -137,6 +137,16 @@ pub trait MmaAsync: Sized {
     /// wait has covered the product.
     unsafe fn mma_async<T: Number>(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool);
 
+    /// D += A·B, or D = A·B without `accumulate`, of e4m3 (`wgmma.mma_async.….f32.e4m3.e4m3`). Sums keep some 14 bits of what f32
+    /// would.
+    ///
+    /// A is in registers: `a[2·c + h]` is row `16·w + l/4 + 8·h`, columns `16·c + 4·(l%4)` and the next three, the first in the
+    /// low byte ("Register Fragments", A of `.m64nNk32`).
+    ///
+    /// # Safety
+    /// As [`MmaAsync::mma_async`].
+    unsafe fn mma_async_e4m3(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool);
+
     /// Keeps the compiler from moving accesses of the registers across this call. It is no instruction.
     fn settle(&mut self);
 }
@@ -153,6 +163,40 @@ pub fn settle_a([a, b, c, d]: [u32; 4]) {
     };
 }
 
+/// Keeps the compiler from computing anything of these registers before here: after a wait, words that were loaded before it are
+/// decoded into registers that products have read until then. It is no instruction.
+#[inline(always)]
+pub fn settle_words(words: &mut [u32; 4]) {
+    // SAFETY: no instruction.
+    unsafe {
+        ptx!(
+            "// {0} {1} {2} {3}",
+            inout(reg32) words[0], inout(reg32) words[1], inout(reg32) words[2], inout(reg32) words[3],
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// A product with N columns; what its name ends with, and its last operands.
+macro_rules! product {
+    ($sums:ident, $a:ident, $b:ident, $accumulate:ident, $n:literal: $($register:literal)*, $types:literal, $last:literal) => {
+        ptx!(
+            "{{",
+            ".reg .pred p;",
+            "setp.ne.u32 p, {accumulate}, 0;",
+            concat!(
+                "wgmma.mma_async.sync.aligned.m64n", $n, $types,
+                " {{{0}" $(, ", {", $register, "}")*, "}}, {{{a0}, {a1}, {a2}, {a3}}}, {b}, ", $last
+            ),
+            "}}",
+            inout(reg32) $sums[0], $(inout(reg32) $sums[$register],)*
+            a0 = in(reg32) $a[0], a1 = in(reg32) $a[1], a2 = in(reg32) $a[2], a3 = in(reg32) $a[3],
+            b = in(reg64) $b.0, accumulate = in(reg32) u32::from($accumulate),
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
 macro_rules! shapes {
     ($($n:literal: $($register:literal)*;)*) => {$(
         impl MmaAsync for [f32; $n / 2] {
@@ -162,28 +206,22 @@ macro_rules! shapes {
             /// What [`MmaAsync::mma_async`] asks.
             #[inline(always)]
             unsafe fn mma_async<T: Number>(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool) {
-                macro_rules! product {
-                    ($types:literal) => {
-                        // SAFETY: what `# Safety` above asks.
-                        unsafe {
-                            ptx!(
-                                "{{",
-                                ".reg .pred p;",
-                                "setp.ne.u32 p, {accumulate}, 0;",
-                                concat!(
-                                    "wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32", $types,
-                                    " {{{0}" $(, ", {", $register, "}")*, "}}, {{{a0}, {a1}, {a2}, {a3}}}, {b}, p, 1, 1, 0;"
-                                ),
-                                "}}",
-                                inout(reg32) self[0], $(inout(reg32) self[$register],)*
-                                a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
-                                b = in(reg64) b.0, accumulate = in(reg32) u32::from(accumulate),
-                                options(nostack, preserves_flags)
-                            )
-                        }
-                    };
+                // SAFETY: what `# Safety` above asks.
+                unsafe {
+                    if T::IS_BF16 {
+                        product!(self, a, b, accumulate, $n: $($register)*, "k16.f32.bf16.bf16", "p, 1, 1, 0;")
+                    } else {
+                        product!(self, a, b, accumulate, $n: $($register)*, "k16.f32.f16.f16", "p, 1, 1, 0;")
+                    }
                 }
-                if T::IS_BF16 { product!(".bf16.bf16") } else { product!(".f16.f16") }
+            }
+
+            /// # Safety
+            /// What [`MmaAsync::mma_async`] asks.
+            #[inline(always)]
+            unsafe fn mma_async_e4m3(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool) {
+                // SAFETY: what `# Safety` above asks. 8-bit elements have no transposed B.
+                unsafe { product!(self, a, b, accumulate, $n: $($register)*, "k32.f32.e4m3.e4m3", "p, 1, 1;") }
             }
 
             #[inline(always)]
@@ -223,6 +261,19 @@ shapes! {
         40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59;
     128: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39
         40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63;
+    160: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40
+        41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78
+        79;
+    192: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40
+        41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78
+        79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95;
+    224: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40
+        41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78
+        79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95 96 97 98 99 100 101 102 103 104 105 106 107 108 109 110 111;
+    256: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40
+        41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78
+        79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95 96 97 98 99 100 101 102 103 104 105 106 107 108 109 110 111
+        112 113 114 115 116 117 118 119 120 121 122 123 124 125 126 127;
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ pub mod emulated;
 use std::time::Duration;
 
 use crate::error::Error;
+#[cfg(feature = "kernels")]
+use crate::fp8::TokenFormat;
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 use crate::moe::{MoeOutput, MoeStep, MoeWeights};
 use crate::output::Output;
@@ -160,4 +162,18 @@ pub trait LinearLayer {
 pub fn run(layer: &mut dyn Layer, step: &Step<'_>, output: &mut Output) -> Result<Duration, Error> {
     output.poison();
     layer.execute(step, output)
+}
+
+/// Refuses FP8 tokens for such layers, which no kernel of the device multiplies.
+///
+/// # Errors
+/// [`Error::NotComputed`] with the remedy.
+#[cfg(feature = "kernels")]
+pub(crate) fn refuse_fp8(layers: &str, device: &str, format: TokenFormat) -> Result<(), Error> {
+    match format {
+        TokenFormat::Bits16 => Ok(()),
+        TokenFormat::Fp8 => Err(Error::NotComputed(format!(
+            "there is no {layers} layer with FP8 tokens for {device} yet; take 16-bit tokens or the CPU"
+        ))),
+    }
 }

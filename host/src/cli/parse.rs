@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
 use clap::{Arg, Command};
+use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
 use nvfp4::moe::generate::Routing;
 use nvfp4::plan::roofline::{GPUS, Gpu};
@@ -76,6 +77,11 @@ pub fn shape() -> Suggested<String> {
 /// A type of output.
 pub fn out_dtype() -> impl TypedValueParser<Value = OutDtype> {
     named(&[OutDtype::F16, OutDtype::Bf16], |dtype| dtype.name())
+}
+
+/// As what tokens are multiplied.
+pub fn token_format() -> impl TypedValueParser<Value = TokenFormat> {
+    named(&TokenFormat::ALL, |format| format.name())
 }
 
 /// A way to make inputs.

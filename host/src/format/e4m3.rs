@@ -12,6 +12,9 @@ pub const MAX: f32 = 448.0;
 /// The code of [`MAX`], the last that is a valid scale.
 pub const MAX_CODE: u8 = 0x7E;
 
+/// The NaN without a sign.
+pub const NAN_CODE: u8 = 0x7F;
+
 const BIAS: u32 = 7;
 const MANTISSA_BITS: u32 = 3;
 
@@ -64,6 +67,13 @@ pub fn encode(x: f32) -> u8 {
     }
 }
 
+/// The code nearest to any number, ties to the even code, saturated to ±448; [`NAN_CODE`] for NaN: `cvt.rn.satfinite.e4m3x2.f32` (PTX
+/// ISA, "cvt").
+#[inline]
+pub fn encode_signed(x: f32) -> u8 {
+    if x.is_nan() { NAN_CODE } else { encode(x.abs()) | u8::from(x.is_sign_negative()) << 7 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,6 +112,15 @@ mod tests {
             assert_eq!(encode(midpoint.next_down()), code);
             assert_eq!(encode(midpoint.next_up()), code + 1);
         }
+    }
+
+    #[test]
+    fn negative_numbers_and_nan_have_codes_too() {
+        for code in 0..=255u8 {
+            let expected = if code & 0x7F == NAN_CODE { NAN_CODE } else { code };
+            assert_eq!(encode_signed(decode(code)), expected);
+        }
+        assert_eq!([f32::NEG_INFINITY, f32::INFINITY, -0.0].map(encode_signed), [0xFE, 0x7E, 0x80]);
     }
 
     #[test]

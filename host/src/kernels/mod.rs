@@ -17,9 +17,13 @@ pub(crate) mod kernel;
 pub(crate) mod launch;
 pub(crate) mod linear_sm90;
 pub mod moe;
+mod moe_fp8_sm90;
 pub(crate) mod moe_pack;
+mod moe_quantize;
 mod moe_route;
+mod moe_sm120;
 mod moe_sm90;
+mod products;
 pub mod router;
 pub(crate) mod schedule;
 mod silu_mul;
@@ -46,6 +50,9 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &silu_mul::SiluMul,
     &moe_route::MoeRoute,
     &moe_sm90::MoeSm90,
+    &moe_sm120::MoeSm120,
+    &moe_quantize::MoeQuantize,
+    &moe_fp8_sm90::MoeFp8Sm90,
     &linear_sm90::LinearSm90,
     &moe_pack::MoePack,
     &router::RouterKernel,

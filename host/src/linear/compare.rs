@@ -1,21 +1,14 @@
 //! Compares what a device made of a step with the reference: an element must lie where f32 sums can take it
-//! ([`moe::oracle`](crate::moe::oracle) derives how far), and no tolerance is added to that.
+//! ([`moe::oracle`](crate::moe::oracle) derives how far), and no tolerance is added to that. Of FP8 tokens every bit is known.
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
 
 use super::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
+use crate::format::Matrix;
 use crate::moe::compare::{MoeMismatch, Stage, StageComparison};
-use crate::moe::oracle::{Expected, decode_token, decode_weights, product};
-
-/// What an element may be: the dot product of a token with a row of weights, times the global scale, plus the bias.
-///
-/// A device rounds the sum with the bias to f32 once, or fuses it with the multiplication.
-pub fn expected(token: &[f64], weights: &[f64], global: f32, bias: Option<f32>) -> Expected {
-    let sum = product(token, weights, global);
-    Expected::plain(bias.map_or(sum, |bias| sum.biased(bias)))
-}
+use crate::moe::oracle::{Expected, Operand, projected};
 
 /// Compares every element.
 ///
@@ -36,23 +29,16 @@ pub fn compare_with_progress(
     progress: &(dyn Fn(usize) + Sync),
 ) -> StageComparison {
     let checker = Checker::new(weights, step, output);
-    let (k, tokens) = (checker.step.sizes().k, step.tokens());
-    let mut numbers = vec![0.0; tokens * k];
-    numbers.par_chunks_mut(k).enumerate().for_each(|(token, out)| {
-        decode_token(output.dtype(), step.token(token), out);
+    let tokens: Vec<_> = (0..step.tokens()).into_par_iter().map(|token| checker.token(token)).collect();
+    let columns = (0..step.sizes().n).into_par_iter().map(|column| {
+        let row = checker.row(column);
+        let mut found = StageComparison::new(Stage::Output);
+        for (token, multiplied) in tokens.iter().enumerate() {
+            checker.add(&mut found, token, column, multiplied, &row);
+        }
+        progress(tokens.len());
+        found
     });
-    let columns = (0..step.sizes().n).into_par_iter().map_init(
-        || (vec![0.0; k], Vec::new()),
-        |(row, scratch), column| {
-            decode_weights(weights.matrix(), column, scratch, row);
-            let mut found = StageComparison::new(Stage::Output);
-            for (token, numbers) in numbers.chunks(k).enumerate() {
-                checker.add(&mut found, token, column, numbers, row);
-            }
-            progress(tokens);
-            found
-        },
-    );
     columns.reduce(|| StageComparison::new(Stage::Output), StageComparison::merge)
 }
 
@@ -68,17 +54,14 @@ pub fn compare_sample(
     seed: u64,
 ) -> StageComparison {
     let checker = Checker::new(weights, step, output);
-    let LinearSizes { n, k, dtype, .. } = step.sizes();
+    let n = step.sizes().n;
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let elements = if output.out.is_empty() { 0 } else { elements };
     let places: Vec<_> = (0..elements).map(|_| rng.random_range(0..output.out.len())).collect();
     let found = places.into_par_iter().map(|place| {
         let (token, column) = (place / n, place % n);
-        let (mut numbers, mut row) = (vec![0.0; k], vec![0.0; k]);
-        decode_token(dtype, step.token(token), &mut numbers);
-        decode_weights(weights.matrix(), column, &mut Vec::new(), &mut row);
         let mut found = StageComparison::new(Stage::Output);
-        checker.add(&mut found, token, column, &numbers, &row);
+        checker.add(&mut found, token, column, &checker.token(token), &checker.row(column));
         found
     });
     found.reduce(|| StageComparison::new(Stage::Output), StageComparison::merge)
@@ -88,7 +71,7 @@ pub fn compare_sample(
 struct Checker<'a> {
     step: &'a LinearStep<'a>,
     output: &'a LinearOutput,
-    global: f32,
+    matrix: &'a Matrix<'a>,
     bias: Option<std::borrow::Cow<'a, [f32]>>,
 }
 
@@ -96,13 +79,24 @@ impl<'a> Checker<'a> {
     fn new(weights: &'a LinearWeights<'_>, step: &'a LinearStep<'_>, output: &'a LinearOutput) -> Self {
         assert_eq!(weights.sizes(), step.sizes(), "the step is one of this layer");
         assert!(output.check_fits(step).is_ok(), "an output of this step");
-        Self { step, output, global: weights.matrix().global_scale(), bias: weights.bias() }
+        Self { step, output, matrix: weights.matrix(), bias: weights.bias() }
+    }
+
+    /// A token as it is multiplied.
+    fn token(&self, token: usize) -> Operand {
+        let LinearSizes { token_format, dtype, .. } = self.step.sizes();
+        Operand::token(token_format, dtype, self.step.token(token))
+    }
+
+    /// A row of weights as it is multiplied.
+    fn row(&self, row: usize) -> Operand {
+        Operand::weights(self.step.sizes().token_format, self.matrix, row)
     }
 
     /// Adds an element, of a decoded token and a decoded row of weights.
-    fn add(&self, found: &mut StageComparison, token: usize, column: usize, numbers: &[f64], row: &[f64]) {
+    fn add(&self, found: &mut StageComparison, token: usize, column: usize, multiplied: &Operand, row: &Operand) {
         let bias = self.bias.as_ref().map(|bias| bias[column]);
-        let expected = expected(numbers, row, self.global, bias);
+        let expected = Expected::plain(projected(multiplied, row, self.matrix.global_scale(), bias));
         let got = self.output.dtype().decode(self.output.out[token * self.step.sizes().n + column]);
         let want = expected.want();
         let element = MoeMismatch { stage: Stage::Output, row: token, token, expert: None, column, got, want };
@@ -113,19 +107,21 @@ impl<'a> Checker<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::{Backend, cpu::Cpu};
     use crate::bias::Bias;
+    use crate::fp8::TokenFormat;
     use crate::generate::Generator;
     use crate::linear::generate;
     use crate::problem::OutDtype;
 
     /// The reference itself as an output.
     fn reference(weights: &LinearWeights<'_>, step: &LinearStep<'_>) -> LinearOutput {
-        let LinearSizes { n, k, dtype, .. } = step.sizes();
+        let LinearSizes { n, dtype, .. } = step.sizes();
         let mut output = LinearOutput::new(step);
         for (at, out) in output.out.iter_mut().enumerate() {
-            let (mut numbers, mut row) = (vec![0.0; k], vec![0.0; k]);
-            decode_token(dtype, step.token(at / n), &mut numbers);
-            decode_weights(weights.matrix(), at % n, &mut Vec::new(), &mut row);
+            let token = Operand::token(TokenFormat::Bits16, dtype, step.token(at / n));
+            let row = Operand::weights(TokenFormat::Bits16, weights.matrix(), at % n);
+            let (Operand::Bits16(numbers), Operand::Bits16(row)) = (token, row) else { unreachable!("16 bits") };
             let sum: f64 = numbers.iter().zip(&row).map(|(x, w)| x * w).sum();
             let bias = weights.bias().map_or(0.0, |bias| f64::from(bias[at % n]));
             *out = dtype.round(sum * f64::from(weights.matrix().global_scale()) + bias);
@@ -159,6 +155,26 @@ mod tests {
                     LinearStep::new(&plain, generate::inputs(Generator::Gaussian, 5, 80, dtype, 1).unwrap()).unwrap();
                 let without = reference(&plain, &step_of_plain);
                 assert!(compare(&weights, &step, &without).mismatches > 5 * 46);
+            }
+        }
+    }
+    #[test]
+    fn of_fp8_tokens_every_bit_is_known() {
+        for (dtype, generator) in [(OutDtype::F16, Generator::AllCodes), (OutDtype::Bf16, Generator::Gaussian)] {
+            for k in [16, 48, 112, 336] {
+                let weights = generate::weights(generator, 32, k, dtype, 1).unwrap();
+                let bias = Bias::F32((0..32).map(|i| 0.3 * i as f32).collect());
+                let weights = weights.with_bias(bias).unwrap().with_token_format(TokenFormat::Fp8);
+                let inputs = generate::inputs(generator, 5, k, dtype, 1).unwrap();
+                let step = LinearStep::new(&weights, inputs).unwrap();
+                let mut output = LinearOutput::new(&step);
+                Cpu::new().prepare_linear(&weights).unwrap().execute(&step, &mut output).unwrap();
+                let found = compare(&weights, &step, &output);
+                assert_eq!((found.checked, found.mismatches, found.max_abs_err), (5 * 32, 0, 0.0));
+                output.out[70] ^= 1;
+                let found = compare(&weights, &step, &output);
+                assert_eq!(found.first.map(|first| (first.row, first.column)), Some((2, 6)));
+                assert_eq!((found.mismatches, compare_sample(&weights, &step, &output, 900, 3).checked), (1, 900));
             }
         }
     }

@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::{LinearInputs, LinearSizes, LinearWeights};
 use crate::error::Error;
+use crate::fp8::TokenFormat;
 use crate::generate::{Generator, Role, matrix};
 use crate::moe::generate::token_numbers;
 use crate::problem::OutDtype;
@@ -19,7 +20,7 @@ pub fn weights(
     dtype: OutDtype,
     seed: u64,
 ) -> Result<LinearWeights<'static>, Error> {
-    LinearSizes { n, k, dtype, bias: false }.check()?;
+    LinearSizes { n, k, dtype, bias: false, token_format: TokenFormat::Bits16 }.check()?;
     LinearWeights::new(dtype, matrix(generator, Role::Down, 0, n, k, seed)?)
 }
 

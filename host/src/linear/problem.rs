@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
+use crate::fp8::TokenFormat;
 use crate::moe::check_global_scale;
 use crate::output::POISON;
 use crate::problem::{MAX_K, OutDtype};
@@ -20,6 +21,8 @@ pub struct LinearSizes {
     pub dtype: OutDtype,
     /// Whether there is a bias.
     pub bias: bool,
+    /// As what tokens are multiplied.
+    pub token_format: TokenFormat,
 }
 
 impl LinearSizes {
@@ -48,6 +51,7 @@ pub struct LinearWeights<'a> {
     dtype: OutDtype,
     matrix: Matrix<'a>,
     bias: Option<Bias<'a>>,
+    token_format: TokenFormat,
 }
 
 impl<'a> LinearWeights<'a> {
@@ -56,7 +60,7 @@ impl<'a> LinearWeights<'a> {
     /// # Errors
     /// If N or K is no multiple of 16, or the global scale takes products out of f32.
     pub fn new(dtype: OutDtype, matrix: Matrix<'a>) -> Result<Self, Error> {
-        let weights = Self { dtype, matrix, bias: None };
+        let weights = Self { dtype, matrix, bias: None, token_format: TokenFormat::Bits16 };
         weights.sizes().check()?;
         check_global_scale(weights.matrix.global_scale())?;
         Ok(weights)
@@ -71,10 +75,15 @@ impl<'a> LinearWeights<'a> {
         Ok(Self { bias: Some(bias), ..self })
     }
 
+    /// The layer with its tokens multiplied as this; as 16 bits unless told otherwise.
+    pub fn with_token_format(self, token_format: TokenFormat) -> Self {
+        Self { token_format, ..self }
+    }
+
     /// The sizes.
     pub fn sizes(&self) -> LinearSizes {
-        let Self { dtype, matrix, bias } = self;
-        LinearSizes { n: matrix.rows(), k: matrix.k(), dtype: *dtype, bias: bias.is_some() }
+        let &Self { dtype, ref matrix, ref bias, token_format } = self;
+        LinearSizes { n: matrix.rows(), k: matrix.k(), dtype, bias: bias.is_some(), token_format }
     }
 
     /// W.

@@ -6,27 +6,44 @@
 //! | intermediate, of rows and of the shared expert | tokens · gate and up, activated | [`Expected::activated`] |
 //! | down projection, of rows and of the shared expert | the device's intermediate · down | [`Expected::plain`] |
 //! | output | the device's down projections, weighted and added in order | none: every bit |
+//!
+//! Where tokens are multiplied as [FP8](crate::fp8), sums have no bound either, and there are two stages more, before each product:
+//!
+//! | stage | reference | bound |
+//! |---|---|---|
+//! | quantised tokens, of rows and of the shared expert | tokens, quantised | none: every bit |
+//! | quantised intermediate, of rows and of the shared expert | the device's intermediate, quantised | none: every bit |
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
 
-use super::oracle::{Expected, decode_token, decode_weights, product, weighted_token};
+use super::oracle::{Expected, Operand, projected, weighted_token};
 use super::{MoeOutput, MoeStep, MoeWeights, Stages};
-use crate::format::Matrix;
+use crate::format::{Matrix, e4m3};
+use crate::fp8::{Factors, Quantised, TokenFormat, quantise_token};
 use crate::problem::OutDtype;
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
+    /// [`QuantisedStages::tokens`](super::QuantisedStages::tokens).
+    QuantisedTokens,
     /// [`Stages::intermediate`].
     Intermediate,
+    /// [`QuantisedStages::intermediate`](super::QuantisedStages::intermediate).
+    QuantisedIntermediate,
     /// [`Stages::partial`].
     Partial,
+    /// [`QuantisedStages::shared_tokens`](super::QuantisedStages::shared_tokens).
+    SharedQuantisedTokens,
     /// [`Stages::shared_intermediate`].
     SharedIntermediate,
+    /// [`QuantisedStages::shared_intermediate`](super::QuantisedStages::shared_intermediate).
+    SharedQuantisedIntermediate,
     /// [`Stages::shared_partial`].
     SharedPartial,
     /// [`MoeOutput::hidden`].
@@ -35,18 +52,43 @@ pub enum Stage {
 
 impl Stage {
     /// All of them, in the order of computation.
-    pub const ALL: [Self; 5] =
-        [Self::Intermediate, Self::Partial, Self::SharedIntermediate, Self::SharedPartial, Self::Output];
+    pub const ALL: [Self; 9] = [
+        Self::QuantisedTokens,
+        Self::Intermediate,
+        Self::QuantisedIntermediate,
+        Self::Partial,
+        Self::SharedQuantisedTokens,
+        Self::SharedIntermediate,
+        Self::SharedQuantisedIntermediate,
+        Self::SharedPartial,
+        Self::Output,
+    ];
 
     /// Its name, in words.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::QuantisedTokens => "quantised tokens",
             Self::Intermediate => "intermediate",
+            Self::QuantisedIntermediate => "quantised intermediate",
             Self::Partial => "down projection",
+            Self::SharedQuantisedTokens => "shared expert's quantised tokens",
             Self::SharedIntermediate => "shared expert's intermediate",
+            Self::SharedQuantisedIntermediate => "shared expert's quantised intermediate",
             Self::SharedPartial => "shared expert's down projection",
             Self::Output => "output",
         }
+    }
+
+    /// Whether it is the shared expert's.
+    const fn is_shared(self) -> bool {
+        use Stage::{SharedIntermediate, SharedPartial, SharedQuantisedIntermediate, SharedQuantisedTokens};
+        matches!(self, SharedQuantisedTokens | SharedIntermediate | SharedQuantisedIntermediate | SharedPartial)
+    }
+
+    /// Whether it has rows of e4m3.
+    const fn is_quantised(self) -> bool {
+        use Stage::{QuantisedIntermediate, QuantisedTokens, SharedQuantisedIntermediate, SharedQuantisedTokens};
+        matches!(self, QuantisedTokens | QuantisedIntermediate | SharedQuantisedTokens | SharedQuantisedIntermediate)
     }
 }
 
@@ -112,8 +154,18 @@ impl StageComparison {
         let rounded = dtype.decode(dtype.round(want));
         let same = got == rounded || got.is_nan() && want.is_nan();
         let distance = if same { 0.0 } else { (got - rounded).abs() };
+        self.judge(expected.accepts(dtype, got), distance, element);
+    }
+
+    /// An element that has to have the reference's bits.
+    fn add_exact(&mut self, is_right: bool, element: MoeMismatch) {
+        self.checked += 1;
+        self.judge(is_right, if is_right { 0.0 } else { (element.got - element.want).abs() }, element);
+    }
+
+    fn judge(&mut self, is_right: bool, distance: f64, element: MoeMismatch) {
         let distance = if distance.is_nan() { f64::INFINITY } else { distance };
-        if !expected.accepts(dtype, got) {
+        if !is_right {
             self.mismatches += 1;
             self.first.get_or_insert(element);
         }
@@ -196,10 +248,11 @@ pub fn compare_with_progress(
     let checker = Checker::new(weights, step, output);
     let stages = checker.stages().map(|stage| match stage {
         Stage::Output => checker.output_stage(progress),
+        stage if stage.is_quantised() => checker.quantised_stage(stage, progress),
         Stage::Intermediate | Stage::Partial => (0..weights.experts().len())
             .map(|expert| checker.product_stage(stage, step.rows().of_expert(expert), progress))
             .fold(StageComparison::new(stage), StageComparison::merge),
-        Stage::SharedIntermediate | Stage::SharedPartial => checker.product_stage(stage, 0..step.tokens(), progress),
+        _ => checker.product_stage(stage, 0..step.tokens(), progress),
     });
     MoeComparison { stages: stages.collect() }
 }
@@ -218,9 +271,9 @@ pub fn compare_sample(
     let checker = Checker::new(weights, step, output);
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let stages = checker.stages().map(|stage| {
-        let (bits, width) = checker.bits(stage);
-        let places = if bits.is_empty() { 0 } else { elements_of_stage };
-        let places: Vec<_> = (0..places).map(|_| rng.random_range(0..bits.len())).collect();
+        let (elements, width) = checker.size(stage);
+        let places = if elements == 0 { 0 } else { elements_of_stage };
+        let places: Vec<_> = (0..places).map(|_| rng.random_range(0..elements)).collect();
         let compared = places.into_par_iter().map(|at| checker.one(stage, at / width, at % width));
         // Joined in order, though the order makes no difference.
         compared.collect::<Vec<_>>().into_iter().fold(StageComparison::new(stage), StageComparison::merge)
@@ -232,7 +285,10 @@ pub fn compare_sample(
 pub fn elements(step: &MoeStep<'_>) -> usize {
     let (sizes, rows, tokens) = (step.sizes(), step.rows().count(), step.tokens());
     let shared = sizes.shared_intermediate.map_or(0, |intermediate| tokens * (intermediate + sizes.hidden));
-    rows * (sizes.intermediate + sizes.hidden) + shared + tokens * sizes.hidden
+    let stages = rows * (sizes.intermediate + sizes.hidden) + shared;
+    // What is quantised has as many elements as what is computed.
+    let quantised = if sizes.token_format == TokenFormat::Fp8 { stages } else { 0 };
+    stages + quantised + tokens * sizes.hidden
 }
 
 /// The reference of an output element, given the rows that the down projections made: the weighted sum, in f32, in order.
@@ -271,19 +327,45 @@ impl<'a> Checker<'a> {
         assert_eq!(weights.sizes(), step.sizes(), "the step is one of this layer");
         let between = output.stages.as_ref().expect("an output with stages");
         let checker = Self { weights, step, output, between, dtype: output.dtype() };
-        let compared: usize = checker.stages().map(|stage| checker.bits(stage).0.len()).sum();
+        let compared: usize = checker.stages().map(|stage| checker.size(stage).0).sum();
         assert_eq!(compared, elements(step), "an output of this step");
         checker
     }
 
     /// The stages that this layer has.
     fn stages(&self) -> impl Iterator<Item = Stage> + use<> {
-        let is_shared = self.weights.shared().is_some();
-        let has = move |stage: &Stage| is_shared || !matches!(stage, Stage::SharedIntermediate | Stage::SharedPartial);
+        let (is_shared, is_fp8) = (self.weights.shared().is_some(), self.is_fp8());
+        let has = move |stage: &Stage| (is_shared || !stage.is_shared()) && (is_fp8 || !stage.is_quantised());
         Stage::ALL.into_iter().filter(has)
     }
 
-    /// What the device has of a stage, and its columns.
+    fn is_fp8(&self) -> bool {
+        self.step.sizes().token_format == TokenFormat::Fp8
+    }
+
+    /// Elements of a stage, and its columns.
+    fn size(&self, stage: Stage) -> (usize, usize) {
+        if stage.is_quantised() {
+            let (quantised, width) = self.quantised(stage);
+            return (quantised.codes.len(), width);
+        }
+        let (bits, width) = self.bits(stage);
+        (bits.len(), width)
+    }
+
+    /// What the device has of a stage in e4m3, and its columns.
+    fn quantised(&self, stage: Stage) -> (&'a Quantised, usize) {
+        let sizes = self.step.sizes();
+        let quantised = self.between.quantised.as_ref().expect("stages of FP8 tokens");
+        match stage {
+            Stage::QuantisedTokens => (&quantised.tokens, sizes.hidden),
+            Stage::QuantisedIntermediate => (&quantised.intermediate, sizes.intermediate),
+            Stage::SharedQuantisedTokens => (&quantised.shared_tokens, sizes.hidden),
+            _ => (&quantised.shared_intermediate, sizes.shared_intermediate.unwrap_or(1)),
+        }
+    }
+
+    /// What the device has of a stage in 16 bits, and its columns.
     fn bits(&self, stage: Stage) -> (&'a [u16], usize) {
         let sizes = self.step.sizes();
         match stage {
@@ -291,14 +373,14 @@ impl<'a> Checker<'a> {
             Stage::Partial => (&self.between.partial, sizes.hidden),
             Stage::SharedIntermediate => (&self.between.shared_intermediate, sizes.shared_intermediate.unwrap_or(1)),
             Stage::SharedPartial => (&self.between.shared_partial, sizes.hidden),
-            Stage::Output => (&self.output.hidden, sizes.hidden),
+            _ => (&self.output.hidden, sizes.hidden),
         }
     }
 
     /// The token and, of the layer's own, the expert of a row.
     fn owner(&self, stage: Stage, row: usize) -> (usize, Option<usize>) {
         match stage {
-            Stage::Intermediate | Stage::Partial => {
+            stage if stage != Stage::Output && !stage.is_shared() => {
                 let rows = self.step.rows();
                 let expert = rows.firsts().partition_point(|&first| first as usize <= row) - 1;
                 (rows.tokens()[row] as usize, Some(expert))
@@ -318,37 +400,50 @@ impl<'a> Checker<'a> {
             .collect()
     }
 
-    /// The numbers that are multiplied for a row of a product: its token's, or those of the device's intermediate.
-    fn multiplied(&self, stage: Stage, row: usize, token: usize, out: &mut [f64]) {
+    /// What is multiplied for a row of a product: its token, or the device's intermediate; where both are quantised, what the device
+    /// has made of them.
+    fn multiplied(&self, stage: Stage, row: usize, token: usize) -> Operand {
+        let is_intermediate = matches!(stage, Stage::Partial | Stage::SharedPartial);
+        if self.is_fp8() {
+            let (quantised, k) = self.quantised(match stage {
+                Stage::Intermediate => Stage::QuantisedTokens,
+                Stage::Partial => Stage::QuantisedIntermediate,
+                Stage::SharedIntermediate => Stage::SharedQuantisedTokens,
+                _ => Stage::SharedQuantisedIntermediate,
+            });
+            return Operand::Fp8(Factors::new(&quantised.codes[row * k..][..k]), quantised.scales[row]);
+        }
+        let bits = self.bits_before(stage.is_shared(), is_intermediate, row, token);
+        Operand::token(TokenFormat::Bits16, self.dtype, &bits)
+    }
+
+    /// The bits of a row's intermediate, or of its token.
+    fn bits_before(&self, is_shared: bool, is_intermediate: bool, row: usize, token: usize) -> Cow<'a, [u16]> {
         let inputs = self.step.inputs();
-        let intermediate = |rows: &[u16], out: &mut [f64]| {
-            let width = out.len();
-            decode_token(self.dtype, &rows[row * width..][..width], out);
-        };
-        match stage {
-            Stage::Partial => intermediate(&self.between.intermediate, out),
-            Stage::SharedPartial => intermediate(&self.between.shared_intermediate, out),
+        if is_intermediate {
+            let (bits, width) = self.bits(if is_shared { Stage::SharedIntermediate } else { Stage::Intermediate });
+            bits[row * width..][..width].into()
+        } else if inputs.weights_on_input && !is_shared {
             // Weights on the input are for k = 1: a token's choice has the token's number.
-            Stage::Intermediate if inputs.weights_on_input => {
-                weighted_token(self.dtype, self.step.token(token), inputs.weights[token], out);
-            }
-            _ => decode_token(self.dtype, self.step.token(token), out),
+            weighted_token(self.dtype, self.step.token(token), inputs.weights[token]).into()
+        } else {
+            self.step.token(token).into()
         }
     }
 
-    /// What an element of a product may be, of decoded numbers and decoded rows of the matrices.
+    /// What an element of a product may be, of decoded rows of the matrices.
     fn expected(
         &self,
         stage: Stage,
-        numbers: &[f64],
+        multiplied: &Operand,
         projections: &[Projection<'_>],
-        rows: &[&[f64]],
+        rows: &[Operand],
         column: usize,
     ) -> Expected {
         let sum = |index: usize| {
             let Projection { matrix, bias } = &projections[index];
-            let sum = product(numbers, rows[index], matrix.global_scale());
-            bias.as_ref().map_or(sum, |bias| sum.biased(bias[column]))
+            let bias = bias.as_ref().map(|bias| bias[column]);
+            projected(multiplied, &rows[index], matrix.global_scale(), bias)
         };
         match stage {
             Stage::Partial | Stage::SharedPartial => Expected::plain(sum(0)),
@@ -359,26 +454,63 @@ impl<'a> Checker<'a> {
         }
     }
 
+    /// The rows of matrices that make a column of a product.
+    fn rows(&self, projections: &[Projection<'_>], column: usize) -> Vec<Operand> {
+        let format = self.step.sizes().token_format;
+        projections.iter().map(|projection| Operand::weights(format, projection.matrix, column)).collect()
+    }
+
     /// One element.
     fn one(&self, stage: Stage, row: usize, column: usize) -> StageComparison {
+        let mut found = StageComparison::new(stage);
+        if stage.is_quantised() {
+            self.add_quantised(&mut found, row, column..column + 1);
+            return found;
+        }
         let (token, expert) = self.owner(stage, row);
         let (bits, width) = self.bits(stage);
         let expected = if stage == Stage::Output {
             self.expected_output(token, column)
         } else {
             let projections = self.projections(stage, expert);
-            let k = projections[0].matrix.k();
-            let (mut numbers, mut rows, mut scratch) = (vec![0.0; k], vec![0.0; k * projections.len()], Vec::new());
-            self.multiplied(stage, row, token, &mut numbers);
-            for (projection, out) in projections.iter().zip(rows.chunks_mut(k)) {
-                decode_weights(projection.matrix, column, &mut scratch, out);
-            }
-            self.expected(stage, &numbers, &projections, &rows.chunks(k).collect::<Vec<_>>(), column)
+            let (multiplied, rows) = (self.multiplied(stage, row, token), self.rows(&projections, column));
+            self.expected(stage, &multiplied, &projections, &rows, column)
         };
-        let mut found = StageComparison::new(stage);
         let got = self.dtype.decode(bits[row * width + column]);
         found.add(self.dtype, expected, MoeMismatch { stage, row, token, expert, column, got, want: expected.want() });
         found
+    }
+
+    /// Some columns of a row in e4m3: codes and the row's scale have the reference's bits, NaN being one.
+    fn add_quantised(&self, found: &mut StageComparison, row: usize, columns: Range<usize>) {
+        let stage = found.stage;
+        let (token, expert) = self.owner(stage, row);
+        let is_intermediate = matches!(stage, Stage::QuantisedIntermediate | Stage::SharedQuantisedIntermediate);
+        let bits = self.bits_before(stage.is_shared(), is_intermediate, row, token);
+        let mut want = vec![0; bits.len()];
+        let want_scale = quantise_token(self.dtype, &bits, &mut want);
+        let (quantised, width) = self.quantised(stage);
+        let (codes, scale) = (&quantised.codes[row * width..][..width], quantised.scales[row]);
+        let same_scale = scale.to_bits() == want_scale.to_bits() || scale.is_nan() && want_scale.is_nan();
+        let canonical = |code: u8| if e4m3::decode(code).is_nan() { e4m3::NAN_CODE } else { code };
+        let number = |code: u8, scale: f32| f64::from(e4m3::decode(code)) * f64::from(scale);
+        for column in columns {
+            let is_right = same_scale && canonical(codes[column]) == canonical(want[column]);
+            let (got, want) = (number(codes[column], scale), number(want[column], want_scale));
+            found.add_exact(is_right, MoeMismatch { stage, row, token, expert, column, got, want });
+        }
+    }
+
+    /// All rows in e4m3.
+    fn quantised_stage(&self, stage: Stage, progress: &(dyn Fn(usize) + Sync)) -> StageComparison {
+        let (elements, width) = self.size(stage);
+        let rows = (0..elements / width).into_par_iter().map(|row| {
+            let mut found = StageComparison::new(stage);
+            self.add_quantised(&mut found, row, 0..width);
+            progress(width);
+            found
+        });
+        rows.collect::<Vec<_>>().into_iter().fold(StageComparison::new(stage), StageComparison::merge)
     }
 
     fn expected_output(&self, token: usize, column: usize) -> Expected {
@@ -387,12 +519,7 @@ impl<'a> Checker<'a> {
     }
 
     /// All rows of one expert.
-    fn product_stage(
-        &self,
-        stage: Stage,
-        rows: std::ops::Range<usize>,
-        progress: &(dyn Fn(usize) + Sync),
-    ) -> StageComparison {
+    fn product_stage(&self, stage: Stage, rows: Range<usize>, progress: &(dyn Fn(usize) + Sync)) -> StageComparison {
         /// Rows whose numbers are held at a time: 256 of 14,336 are 29 MB.
         const ROWS: usize = 256;
         /// Columns that a task decodes: 32 rows of weights of 7168 are 1.8 MB, within a core's L2 cache.
@@ -401,27 +528,20 @@ impl<'a> Checker<'a> {
             return StageComparison::new(stage);
         };
         let ((bits, width), projections) = (self.bits(stage), self.projections(stage, expert));
-        let k = projections[0].matrix.k();
         let mut found = StageComparison::new(stage);
         for first in rows.clone().step_by(ROWS) {
             let count = ROWS.min(rows.end - first);
-            let mut numbers = vec![0.0; count * k];
-            numbers.par_chunks_mut(k).enumerate().for_each(|(index, out)| {
-                self.multiplied(stage, first + index, self.owner(stage, first + index).0, out);
-            });
+            let multiplied = (first..first + count).into_par_iter();
+            let multiplied = multiplied.map(|row| self.multiplied(stage, row, self.owner(stage, row).0));
+            let multiplied: Vec<Operand> = multiplied.collect();
             let chunks = (0..width.div_ceil(COLUMNS)).into_par_iter().map(|chunk| {
                 let columns = chunk * COLUMNS..width.min((chunk + 1) * COLUMNS);
-                let (mut decoded, mut scratch) = (vec![0.0; columns.len() * projections.len() * k], Vec::new());
-                let places = columns.clone().flat_map(|column| projections.iter().map(move |of| (column, of.matrix)));
-                for ((column, matrix), out) in places.zip(decoded.chunks_mut(k)) {
-                    decode_weights(matrix, column, &mut scratch, out);
-                }
+                let decoded: Vec<_> = columns.clone().map(|column| self.rows(&projections, column)).collect();
                 let mut found = StageComparison::new(stage);
-                for (row, numbers) in (first..).zip(numbers.chunks(k)) {
+                for (row, multiplied) in (first..).zip(&multiplied) {
                     let token = self.owner(stage, row).0;
-                    for (column, decoded) in columns.clone().zip(decoded.chunks(k * projections.len())) {
-                        let (first, second) = decoded.split_at(k);
-                        let expected = self.expected(stage, numbers, &projections, &[first, second], column);
+                    for (column, decoded) in columns.clone().zip(&decoded) {
+                        let expected = self.expected(stage, multiplied, &projections, decoded, column);
                         let got = self.dtype.decode(bits[row * width + column]);
                         let want = expected.want();
                         let element = MoeMismatch { stage, row, token, expert, column, got, want };

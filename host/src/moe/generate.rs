@@ -71,7 +71,8 @@ pub fn weights(
         Ok::<_, Error>(expert)
     };
     let experts = (0..shape.experts).map(|number| expert(number, shape.intermediate)).collect::<Result<_, _>>()?;
-    let mut layer = MoeWeights::with_activation(dtype, shape.top_k, shape.activation, experts)?;
+    let layer = MoeWeights::with_activation(dtype, shape.top_k, shape.activation, experts)?;
+    let mut layer = layer.with_token_format(shape.token_format);
     if let Some(intermediate) = shape.shared_intermediate {
         layer = layer.with_shared(expert(shape.experts, intermediate)?)?;
     }

@@ -13,11 +13,15 @@
 //!
 //! Then it multiplies by α, adds a bias and takes the activation, in f32: [`Sum::biased`] and [`Expected::activated`].
 //!
+//! **FP8 tokens.** Where tokens are multiplied as FP8, sums and what is made of them up to the activation are defined to the bit
+//! ([`crate::fp8`]): their error is 0, and only the activation is left with a bound.
+//!
 //! Rounding is monotone. So an element is right if it lies between the two ends of its interval, each rounded to the element's
 //! type ([`Expected`]); no tolerance is added to that.
 
 use super::activation::{Activation, Gate};
 use crate::format::{FIXED_POINT_BITS, Matrix};
+use crate::fp8::{self, Factors, TokenFormat, folded_row, quantise_token};
 use crate::problem::OutDtype;
 
 /// Columns of K that are summed on their own; every device sums whole windows in order.
@@ -221,18 +225,75 @@ impl Expected {
     }
 }
 
+/// A token, or a row of weights, decoded as it is multiplied.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operand {
+    /// Exact numbers; weights without their global scale.
+    Bits16(Vec<f64>),
+    /// Factors of [`fp8::sum`], with the scale of a token; that of weights is 1.
+    Fp8(Factors, f32),
+}
+
+impl Operand {
+    /// A token.
+    pub fn token(format: TokenFormat, dtype: OutDtype, bits: &[u16]) -> Self {
+        match format {
+            TokenFormat::Bits16 => {
+                let mut numbers = vec![0.0; bits.len()];
+                decode_token(dtype, bits, &mut numbers);
+                Self::Bits16(numbers)
+            }
+            TokenFormat::Fp8 => {
+                let mut codes = vec![0; bits.len()];
+                let scale = quantise_token(dtype, bits, &mut codes);
+                Self::Fp8(Factors::new(&codes), scale)
+            }
+        }
+    }
+
+    /// A row of weights.
+    pub fn weights(format: TokenFormat, matrix: &Matrix<'_>, row: usize) -> Self {
+        match format {
+            TokenFormat::Bits16 => {
+                let mut numbers = vec![0.0; matrix.k()];
+                decode_weights(matrix, row, &mut Vec::new(), &mut numbers);
+                Self::Bits16(numbers)
+            }
+            TokenFormat::Fp8 => {
+                let mut codes = vec![0; matrix.k()];
+                folded_row(matrix, row, &mut codes);
+                Self::Fp8(Factors::new(&codes), 1.0)
+            }
+        }
+    }
+}
+
+/// What a projection makes of a token: its dot product with a row of weights, times the weights' global scale, plus the bias.
+///
+/// # Panics
+/// If one of the two is 16 bits and the other is not.
+pub fn projected(token: &Operand, weights: &Operand, global: f32, bias: Option<f32>) -> Sum {
+    match (token, weights) {
+        (Operand::Bits16(token), Operand::Bits16(weights)) => {
+            let sum = product(token, weights, global);
+            bias.map_or(sum, |bias| sum.biased(bias))
+        }
+        (Operand::Fp8(token, scale), Operand::Fp8(weights, _)) => {
+            Sum { value: fp8::scaled(fp8::sum(token, weights), *scale, global, bias).into(), error: 0.0 }
+        }
+        _ => panic!("a token and weights of one format"),
+    }
+}
+
 /// The numbers of a token, exact.
 pub fn decode_token(dtype: OutDtype, bits: &[u16], out: &mut [f64]) {
     assert_eq!(bits.len(), out.len(), "a number for each element");
     out.iter_mut().zip(bits).for_each(|(out, &bits)| *out = dtype.decode(bits));
 }
 
-/// A token times a weight of the router, rounded to its type: f32, and then the type.
-pub fn weighted_token(dtype: OutDtype, bits: &[u16], weight: f32, out: &mut [f64]) {
-    assert_eq!(bits.len(), out.len(), "a number for each element");
-    for (out, &bits) in out.iter_mut().zip(bits) {
-        *out = dtype.decode(dtype.round_f32(dtype.decode(bits) as f32 * weight));
-    }
+/// The bits of a token times a weight of the router, rounded to its type: f32, and then the type.
+pub fn weighted_token(dtype: OutDtype, bits: &[u16], weight: f32) -> Vec<u16> {
+    bits.iter().map(|&bits| dtype.round_f32(dtype.decode(bits) as f32 * weight)).collect()
 }
 
 /// The numbers of a row of weights without the global scale, exact.
@@ -599,9 +660,8 @@ mod tests {
 
     #[test]
     fn a_weighted_token_is_rounded_to_f32_and_then_to_its_type() {
-        let mut out = [0.0; 2];
-        weighted_token(OutDtype::Bf16, &[0x3F81, 0x4000], 1.005, &mut out);
+        let out = weighted_token(OutDtype::Bf16, &[0x3F81, 0x4000], 1.005);
         // 1.0078125 · 1.005 = 1.0128515625 is between 1.0078125 and 1.015625, nearer to the latter.
-        assert_eq!(out, [1.015625, 2.015625]);
+        assert_eq!(out, [1.015625, 2.015625].map(|number| OutDtype::Bf16.round(number)));
     }
 }

@@ -2,6 +2,7 @@
 
 use super::problem::MoeStep;
 use crate::error::Error;
+use crate::fp8::{Quantised, TokenFormat};
 use crate::output::POISON;
 use crate::problem::OutDtype;
 
@@ -16,6 +17,28 @@ pub struct Stages {
     pub shared_intermediate: Vec<u16>,
     /// As `partial`, of the shared expert: `[T, H]`; empty if there is none.
     pub shared_partial: Vec<u16>,
+    /// What was multiplied, if the tokens are [FP8](TokenFormat::Fp8).
+    pub quantised: Option<QuantisedStages>,
+}
+
+/// Rows in e4m3 as the products multiply them, each with a scale.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QuantisedStages {
+    /// Each row's token, `[rows, H]`. Weights on the input have been multiplied.
+    pub tokens: Quantised,
+    /// Each row's intermediate, `[rows, I]`.
+    pub intermediate: Quantised,
+    /// The shared expert's tokens, `[T, H]`; empty if there is none.
+    pub shared_tokens: Quantised,
+    /// Its intermediate, `[T, I of the shared expert]`; empty if there is none.
+    pub shared_intermediate: Quantised,
+}
+
+impl QuantisedStages {
+    /// All of them, in the order of [`quantised_sizes`].
+    fn parts(&self) -> [&Quantised; 4] {
+        [&self.tokens, &self.intermediate, &self.shared_tokens, &self.shared_intermediate]
+    }
 }
 
 /// The output of a step: hidden states `[T, H]` in the tokens' type, without gaps.
@@ -39,16 +62,27 @@ impl MoeOutput {
     pub fn with_stages(step: &MoeStep<'_>) -> Self {
         let [intermediate, partial, shared_intermediate, shared_partial] =
             stage_lengths(step).map(|length| vec![POISON; length]);
-        let stages = Stages { intermediate, partial, shared_intermediate, shared_partial };
+        let quantised = (step.sizes().token_format == TokenFormat::Fp8).then(|| {
+            let [tokens, intermediate, shared_tokens, shared_intermediate] =
+                quantised_sizes(step).map(|[rows, k]| Quantised::poisoned(rows, k));
+            QuantisedStages { tokens, intermediate, shared_tokens, shared_intermediate }
+        });
+        let stages = Stages { intermediate, partial, shared_intermediate, shared_partial, quantised };
         Self { stages: Some(stages), ..Self::new(step) }
     }
 
     /// Fills it with NaN, so that an element which a kernel fails to write is found.
     pub fn poison(&mut self) {
         self.hidden.fill(POISON);
-        if let Some(Stages { intermediate, partial, shared_intermediate, shared_partial }) = &mut self.stages {
+        if let Some(Stages { intermediate, partial, shared_intermediate, shared_partial, quantised }) = &mut self.stages
+        {
             for part in [intermediate, partial, shared_intermediate, shared_partial] {
                 part.fill(POISON);
+            }
+            if let Some(QuantisedStages { tokens, intermediate, shared_tokens, shared_intermediate }) = quantised {
+                for part in [tokens, intermediate, shared_tokens, shared_intermediate] {
+                    part.poison();
+                }
             }
         }
     }
@@ -60,8 +94,14 @@ impl MoeOutput {
     pub fn check_fits(&self, step: &MoeStep<'_>) -> Result<(), Error> {
         let sizes = step.sizes();
         let stages_fit = self.stages.as_ref().is_none_or(|stages| {
-            let Stages { intermediate, partial, shared_intermediate, shared_partial } = stages;
+            let Stages { intermediate, partial, shared_intermediate, shared_partial, quantised } = stages;
+            let quantised_fit = quantised.as_ref().map_or(sizes.token_format == TokenFormat::Bits16, |quantised| {
+                let lengths = quantised.parts().map(|part| [part.scales.len(), part.codes.len()]);
+                sizes.token_format == TokenFormat::Fp8
+                    && lengths == quantised_sizes(step).map(|[rows, k]| [rows, rows * k])
+            });
             [intermediate, partial, shared_intermediate, shared_partial].map(Vec::len) == stage_lengths(step)
+                && quantised_fit
         });
         if self.dtype == sizes.dtype && self.hidden.len() == step.tokens() * sizes.hidden && stages_fit {
             return Ok(());
@@ -81,4 +121,12 @@ fn stage_lengths(step: &MoeStep<'_>) -> [usize; 4] {
     let shared_tokens = sizes.shared_intermediate.map_or(0, |_| tokens);
     let shared_intermediate = tokens * sizes.shared_intermediate.unwrap_or(0);
     [rows * sizes.intermediate, rows * sizes.hidden, shared_intermediate, shared_tokens * sizes.hidden]
+}
+
+/// Rows and columns of each part of [`QuantisedStages`], in their order.
+fn quantised_sizes(step: &MoeStep<'_>) -> [[usize; 2]; 4] {
+    let (sizes, rows, tokens) = (step.sizes(), step.rows().count(), step.tokens());
+    let shared_rows = sizes.shared_intermediate.map_or(0, |_| tokens);
+    let shared_intermediate = sizes.shared_intermediate.unwrap_or(0);
+    [[rows, sizes.hidden], [rows, sizes.intermediate], [shared_rows, sizes.hidden], [shared_rows, shared_intermediate]]
 }

@@ -9,6 +9,7 @@ use super::rows::Rows;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
+use crate::fp8::TokenFormat;
 use crate::problem::{MAX_K, OutDtype};
 
 /// Everything about a layer that does not change from step to step, but its numbers.
@@ -32,6 +33,8 @@ pub struct MoeSizes {
     pub activation: Activation,
     /// Whether any projection has biases.
     pub biases: bool,
+    /// As what tokens and the intermediate are multiplied.
+    pub token_format: TokenFormat,
 }
 
 impl MoeSizes {
@@ -200,6 +203,7 @@ impl<'a> MoeWeights<'a> {
             dtype,
             activation,
             biases: experts.iter().any(MoeExpert::is_biased),
+            token_format: TokenFormat::Bits16,
         };
         sizes.check()?;
         for (index, expert) in experts.iter().enumerate() {
@@ -240,6 +244,12 @@ impl<'a> MoeWeights<'a> {
         }
         (self.sizes, self.expert_map) = (sizes, Some(map));
         Ok(self)
+    }
+
+    /// The layer with its tokens, and its intermediate, multiplied as this; as 16 bits unless told otherwise.
+    pub fn with_token_format(mut self, token_format: TokenFormat) -> Self {
+        self.sizes.token_format = token_format;
+        self
     }
 
     /// The sizes.

@@ -15,6 +15,7 @@ use serde::Deserialize;
 use super::generate::Routing;
 use super::{Activation, MoeSizes};
 use crate::error::Error;
+use crate::fp8::TokenFormat;
 use crate::generate::Generator;
 use crate::problem::OutDtype;
 use crate::shape::{find_named, parse_list};
@@ -47,6 +48,9 @@ pub struct LayerShape {
     /// Whether every projection has biases.
     #[serde(default)]
     pub biases: bool,
+    /// As what tokens are multiplied, in a word: `16-bit` or `fp8`.
+    #[serde(default)]
+    pub token_format: TokenFormat,
     /// T.
     pub tokens: usize,
     /// The generator that belongs to it.
@@ -66,6 +70,11 @@ impl LayerShape {
         Self { activation, biases, ..self }
     }
 
+    /// The layer with its tokens multiplied as this.
+    pub fn with_token_format(self, token_format: TokenFormat) -> Self {
+        Self { token_format, ..self }
+    }
+
     /// The sizes, for tokens of a type.
     pub fn sizes(&self, dtype: OutDtype) -> MoeSizes {
         MoeSizes {
@@ -78,6 +87,7 @@ impl LayerShape {
             dtype,
             activation: self.activation,
             biases: self.biases,
+            token_format: self.token_format,
         }
     }
 }

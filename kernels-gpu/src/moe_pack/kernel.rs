@@ -28,6 +28,9 @@ const HALF: u32 = K_BLOCK / 2;
 
 const _: () = assert!(UNIT_ROWS * ROW_LANES == 2 * WARP_SIZE && LANE_WORDS == 4 && HALF == ROW_LANES * BLOCK);
 
+/// Weights for e4m3, as a number.
+const E4M3: u32 = TokenType::E4m3 as u32;
+
 /// The largest scale. What is above is NaN or has a sign.
 const MAX_SCALE: u32 = 0x7e;
 
@@ -41,6 +44,8 @@ pub unsafe fn moe_pack(pack: Pack) {
     unsafe {
         if pack.token_type == OUTPUT_BF16 {
             run::<OUTPUT_BF16>(&pack);
+        } else if pack.token_type == E4M3 {
+            run::<E4M3>(&pack);
         } else {
             run::<{ TokenType::F16 as u32 }>(&pack);
         }
@@ -253,7 +258,11 @@ impl Half {
     /// As it lies in a unit.
     #[inline(always)]
     fn pack<const TYPE: u32>(self) -> Self {
-        let token_type = if TYPE == OUTPUT_BF16 { TokenType::Bf16 } else { TokenType::F16 };
+        let token_type = match TYPE {
+            OUTPUT_BF16 => TokenType::Bf16,
+            E4M3 => TokenType::E4m3,
+            _ => TokenType::F16,
+        };
         // bf16's scales have no zero.
         let is_zero = TYPE == OUTPUT_BF16 && self.scale == 0;
         let [a, b] = if is_zero { [0; 2] } else { self.words };

@@ -6,6 +6,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::sorted::most_rows;
+
 /// The most experts of a layer.
 pub const MAX_EXPERTS: u32 = 512;
 
@@ -31,7 +33,8 @@ pub struct Lists {
     /// `[E + 1]`: how many tiles of tokens the experts before have ([`token_tiles`]); at last that of all.
     pub tile_firsts: u64,
     /// `[T·k]`: the token that a row is of. Rows of one expert are in the order of their choices, so that lists are always the
-    /// same.
+    /// same. Where each expert's rows are filled up to a multiple, there may be more ([`most_rows`]), and [`NO_ROW`] stands for
+    /// what is no token.
     pub rows: u64,
     /// `[T·k]`: the row of token t's j-th expert at t·k + j, or [`NO_ROW`].
     pub places: u64,
@@ -45,13 +48,18 @@ impl Lists {
 
     /// Of so many choices, T·k, and experts.
     pub const fn new(choices: u64, experts: u32) -> Self {
+        Self::filled(choices, experts, 1)
+    }
+
+    /// As [`Self::new`], where each expert's rows are filled up to a multiple of [`Route::row_multiple`].
+    pub const fn filled(choices: u64, experts: u32, row_multiple: u32) -> Self {
         const fn after(offset: u64, numbers: u64) -> u64 {
             (offset + 4 * numbers).next_multiple_of(16)
         }
         let firsts = after(0, Self::TICKETS as u64);
         let tile_firsts = after(firsts, experts as u64 + 1);
         let rows = after(tile_firsts, experts as u64 + 1);
-        let places = after(rows, choices);
+        let places = after(rows, most_rows(choices, experts, row_multiple));
         Self { tickets: 0, firsts, tile_firsts, rows, places, bytes: after(places, choices) }
     }
 }
@@ -89,7 +97,8 @@ pub struct Route {
     pub input_pitch: u64,
     /// Address of a factor for each token, `[T]`, f32, by which it is multiplied and then rounded to its type; or 0.
     pub input_weights: u64,
-    /// Address of where tokens go in the order of K ([`units`](crate::units)), `[T, H]` without gaps.
+    /// Address of where tokens go in the order of K ([`units`](crate::units)), `[T, H]` without gaps; 0 if there are to be lists
+    /// alone.
     pub tokens: u64,
     /// Address of where they go besides, without their factors, for the expert that every token shares; or 0. Looked at for
     /// `input_weights`.
@@ -115,6 +124,10 @@ pub struct Route {
     pub shared_tile_tokens: u32,
     /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16); looked at for `input_weights`.
     pub token_type: u32,
+    /// A power of two. Each expert has a multiple of so many rows, the last of which may be no tokens.
+    pub row_multiple: u32,
+    /// Keeps the size a multiple of the alignment.
+    pub unused: u32,
 }
 
 /// Columns of a token that a warp copies, or adds up, at a time: 16 bytes a lane.
@@ -157,6 +170,15 @@ impl Route {
         let copying = pieces.div_ceil((Self::WARPS * Self::WARP_PIECES) as u64);
         let copying = if copying == 0 { 1 } else { copying };
         (cluster as u64 + copying).next_multiple_of(cluster as u64)
+    }
+
+    /// As [`Self::blocks`], of a grid that makes lists alone: behind the first cluster come those that write the shared expert's
+    /// lists, a row a thread.
+    pub const fn list_blocks(token_count: u32, top_k: u32, row_multiple: u32) -> u64 {
+        let cluster = Self::cluster(token_count as u64 * top_k as u64) as u64;
+        let rows = most_rows(token_count as u64, 1, row_multiple);
+        let of_shared = (rows + Lists::TICKETS as u64).div_ceil(Self::THREADS as u64);
+        (cluster + of_shared).next_multiple_of(cluster)
     }
 
     /// Dynamic shared memory of a block, of so many experts and choices: how many rows each warp, and each block of the cluster,

@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::{
     epilogue::Activation,
     instances::table,
-    sm90::{BARRIER_BYTES, CORE_MATRIX_ROWS, PANELS, SHARED_BYTES, Shape, TURN_BARRIERS},
+    sm90::{BARRIER_BYTES, CORE_MATRIX_ROWS, PANELS, SHARED_BYTES, Shape, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS},
     units::{SLAB_ROWS, TokenType, UNIT_BYTES, UNIT_ROWS},
 };
 
@@ -56,12 +56,6 @@ pub struct Launch {
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
 }
-
-/// Tiles that a block knows of ahead, and where it writes down what a tile is.
-pub const TILE_SLOTS: u32 = 4;
-
-/// Bytes of what is written down of a tile.
-pub const TILE_BYTES: u32 = 32;
 
 /// Bytes in which a lane that gathers tokens keeps where a token begins.
 pub const SOURCE_BYTES: u32 = 4;
@@ -213,6 +207,11 @@ impl Instance {
     /// Threads of a block, in one dimension.
     pub const fn threads(self) -> u32 {
         self.shape().threads()
+    }
+
+    /// Whether warpgroups share out registers. Where products are a warp's, two warpgroups that multiply have enough from the start.
+    pub const fn shares_registers(self) -> bool {
+        !self.by_warps || self.consumers > 2
     }
 
     /// Rows of a panel that lie together in a stage: a slab's, or in a narrow tile half of them.

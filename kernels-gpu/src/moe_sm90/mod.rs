@@ -1,5 +1,7 @@
 //! The products of an MoE layer on Hopper: tokens of 16 bits, experts' rows known on the device alone.
 //!
+//! [`moe_sm120`](crate::moe_sm120) is this kernel too, with instances of its own.
+//!
 //! # Contract
 //!
 //! * One launch computes what [`abi::Launch`] says for every row of every expert. A grid may have any number of blocks; each has
@@ -14,4 +16,6 @@
 
 pub mod abi;
 #[cfg(feature = "moe_sm90")]
-mod kernel;
+mod entries;
+#[cfg(any(feature = "moe_sm90", feature = "moe_sm120"))]
+pub(crate) mod kernel;

@@ -3,7 +3,8 @@
 //! A and B are swapped: weights lie on the tensor core's M, tokens on its N. Weights are decoded in registers, straight into the A
 //! fragments of `wgmma`; tokens are its B, in shared memory, as rows of core matrices without swizzle. A tile of C takes two
 //! *panels* of weights: gate and up of the same columns of C, or neighbouring columns of a plain C. Each warpgroup has 64 rows of
-//! both panels; in a narrow tile it has 32 rows of gate and the same of up, or 64 of one panel.
+//! both panels; in a narrow tile it has 32 rows of gate and the same of up, or 64 of one panel. Where each warp multiplies by itself
+//! (`mma.sync`), nothing here is for Hopper alone.
 
 #[cfg(feature = "sm90")]
 pub mod decode;
@@ -14,6 +15,10 @@ mod multiply;
 #[cfg(feature = "sm90")]
 mod registers;
 #[cfg(feature = "sm90")]
+mod slabs;
+#[cfg(feature = "sm90")]
+mod tiles;
+#[cfg(feature = "sm90")]
 mod turns;
 #[cfg(feature = "sm90")]
 mod write;
@@ -23,6 +28,8 @@ pub use self::{
     fragment::Fragment,
     multiply::{Consumer, Kind},
     registers::{give_registers, take_registers},
+    slabs::Piece,
+    tiles::{Tile, TileLists, from_first_lane},
     turns::PingPong,
     write::{Alpha, BIAS_BYTES, Target},
 };
@@ -76,6 +83,12 @@ pub const BARRIER_BYTES: u32 = 8;
 
 /// Barriers by which two warpgroups pass the turn to each other.
 pub const TURN_BARRIERS: u32 = 2;
+
+/// Tiles that a block knows of ahead, and where it writes down what a tile is.
+pub const TILE_SLOTS: u32 = 4;
+
+/// Bytes of what is written down of a tile.
+pub const TILE_BYTES: u32 = 32;
 
 /// What the main loop and the epilogue are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

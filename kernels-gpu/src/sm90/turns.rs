@@ -36,7 +36,7 @@ impl PingPong {
     /// # Safety
     /// The barriers have been initialised. The warpgroup waits and passes alternately.
     #[inline(always)]
-    pub(super) unsafe fn wait(&mut self) {
+    pub unsafe fn wait(&mut self) {
         // SAFETY: the phase is the current one or the one before, since the other warpgroup is at most one turn ahead.
         unsafe { mbarrier_wait_parity(self.barriers[0], self.parity) };
         self.parity ^= 1;
@@ -47,7 +47,7 @@ impl PingPong {
     /// # Safety
     /// As [`Self::wait`]; every warp of the warpgroup passes, all of its lanes together.
     #[inline(always)]
-    pub(super) unsafe fn pass(&self, fragment: &Fragment) {
+    pub unsafe fn pass(&self, fragment: &Fragment) {
         // SAFETY: a phase of the barrier takes an arrival of each warp of this warpgroup.
         unsafe { fragment.arrive(self.barriers[1]) };
     }

@@ -11,6 +11,7 @@ use cuda_driver::sys;
 use nvfp4::backend::MoeLayer;
 use nvfp4::backend::cuda::{Cuda, CudaMoeLayer, MoeArguments, MoeGraph};
 use nvfp4::format::Matrix;
+use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
 use nvfp4::moe::compare::compare;
 use nvfp4::moe::generate::{self, Routing};
@@ -124,8 +125,8 @@ struct Set {
 
 impl LayerBench {
     /// Makes weights, and brings so many copies of them to the device.
-    pub fn new(gpu: &Cuda, model: &Model, copies: usize) -> anyhow::Result<Self> {
-        let (weights, shape) = (model.weights()?, model.shape()?);
+    pub fn new(gpu: &Cuda, model: &Model, format: TokenFormat, copies: usize) -> anyhow::Result<Self> {
+        let (weights, shape) = (model.weights()?.with_token_format(format), model.shape()?.with_token_format(format));
         let mut layers = vec![gpu.prepare_moe_layer(&weights)?];
         for _ in 1..copies {
             layers.push(layers[0].try_clone()?);
@@ -135,9 +136,9 @@ impl LayerBench {
         Ok(Self { sets: Vec::new(), next: 0, workspace, layers, weights, shape, stream })
     }
 
-    /// What the answer to the command is.
-    pub fn describe(&self) -> Value {
-        json!({ "bytes": self.layers[0].weight_bytes() })
+    /// Bytes of a copy.
+    pub fn weight_bytes(&self) -> usize {
+        self.layers[0].weight_bytes()
     }
 
     /// Brings the inputs of a step to the device, so many copies of them, and checks what is computed: these rows of the first

@@ -19,6 +19,7 @@ use layer::{LayerBench, Model};
 use nvfp4::Output;
 use nvfp4::backend::Layer;
 use nvfp4::backend::cuda::{Cuda, CudaLayer, DeviceGroup};
+use nvfp4::fp8::TokenFormat;
 use nvfp4::generate;
 use nvfp4::plan::roofline::Roofline;
 use nvfp4::plan::variant::Variant;
@@ -38,19 +39,19 @@ enum Command {
     /// Brings a shape to the device, for each of the kernels, and checks what they compute. `rotate_bytes`: how much all
     /// copies of weights together hold at least.
     Prepare { shape: String, kernels: Vec<String>, rotate_bytes: usize },
-    /// Makes the weights of an MoE layer, and brings so many copies to the device. Says its `bytes`.
+    /// Makes the weights of an MoE layer, and brings so many copies to the device, for each format of tokens. Says its `bytes`.
     LayerWeights {
         #[serde(flatten)]
         model: Model,
         copies: usize,
+        token_formats: Vec<TokenFormat>,
     },
     /// Brings tokens and their routing to the device, as files of `[T, k]` numbers, so many copies of them; checks some rows of
     /// what the layer computes.
     LayerTokens { tokens: usize, ids: PathBuf, weights: PathBuf, copies: usize, check: Vec<usize> },
     /// Frees the layer.
     LayerDrop,
-    /// Runs a kernel, or the layer (`layer`, `layer-graph`), so many times, one run behind the other: `us`, the device's time of
-    /// each.
+    /// Runs a kernel, or the layer (see [`LAYERS`]), so many times, one run behind the other: `us`, the device's time of each.
     Round { kernel: String, runs: usize },
     /// Runs it so many times, waiting after each: `us`, the host's time for queueing one, and `launches`.
     Host { kernel: String, runs: usize },
@@ -59,7 +60,7 @@ enum Command {
 fn main() -> anyhow::Result<()> {
     let gpu = Cuda::open(0)?;
     let mut contenders = Vec::new();
-    let mut layer = None;
+    let mut layers = Vec::new();
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line?)? {
             Command::Describe { shape } => describe(&shape)?,
@@ -67,23 +68,30 @@ fn main() -> anyhow::Result<()> {
                 contenders.clear();
                 prepare(&gpu, &shape, &kernels, rotate_bytes, &mut contenders)?
             }
-            Command::LayerWeights { model, copies } => {
-                // The old one goes before the new one needs its memory.
-                layer = None;
-                layer.insert(LayerBench::new(&gpu, &model, copies)?).describe()
+            Command::LayerWeights { model, copies, token_formats } => {
+                // The old ones go before the new ones need their memory.
+                layers.clear();
+                for format in token_formats {
+                    layers.push((format, LayerBench::new(&gpu, &model, format, copies)?));
+                }
+                json!({ "bytes": layers.iter().map(|(_, layer)| layer.weight_bytes()).collect::<Vec<_>>() })
             }
             Command::LayerTokens { tokens, ids, weights, copies, check } => {
-                prepared(&mut layer)?.prepare(tokens, &ids, &weights, copies, &check)?
+                let prepare = |layer: &mut LayerBench| layer.prepare(tokens, &ids, &weights, copies, &check);
+                let of_formats = layers.iter_mut().map(|(_, layer)| prepare(layer));
+                json!(of_formats.collect::<anyhow::Result<Vec<_>>>()?)
             }
             Command::LayerDrop => {
-                layer = None;
+                layers.clear();
                 json!({})
             }
             Command::Round { kernel, runs } if is_layer(&kernel) => {
-                json!({ "us": prepared(&mut layer)?.round(runs, kernel == LAYER_GRAPH)? })
+                let (layer, graph) = prepared(&mut layers, &kernel)?;
+                json!({ "us": layer.round(runs, graph)? })
             }
             Command::Host { kernel, runs } if is_layer(&kernel) => {
-                let (us, launches) = prepared(&mut layer)?.host_times(runs, kernel == LAYER_GRAPH)?;
+                let (layer, graph) = prepared(&mut layers, &kernel)?;
+                let (us, launches) = layer.host_times(runs, graph)?;
                 json!({ "us": us, "launches": launches })
             }
             Command::Round { kernel, runs } => json!({ "us": find(&mut contenders, &kernel)?.round(runs)? }),
@@ -99,16 +107,27 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The layer, launch by launch and as a graph, as `round` and `host` name it.
-const LAYER: &str = "layer";
-const LAYER_GRAPH: &str = "layer-graph";
+/// The layers, as `round` and `host` name them: as what their tokens are multiplied, and whether it is a graph or launches.
+const LAYERS: [(&str, TokenFormat, bool); 4] = [
+    ("layer", TokenFormat::Bits16, false),
+    ("layer-graph", TokenFormat::Bits16, true),
+    ("layer-fp8", TokenFormat::Fp8, false),
+    ("layer-fp8-graph", TokenFormat::Fp8, true),
+];
 
 fn is_layer(kernel: &str) -> bool {
-    [LAYER, LAYER_GRAPH].contains(&kernel)
+    LAYERS.iter().any(|(name, ..)| *name == kernel)
 }
 
-fn prepared(layer: &mut Option<LayerBench>) -> anyhow::Result<&mut LayerBench> {
-    layer.as_mut().context("no `layer_weights` yet")
+/// A layer, and whether its graph is meant.
+fn prepared<'l>(
+    layers: &'l mut [(TokenFormat, LayerBench)],
+    kernel: &str,
+) -> anyhow::Result<(&'l mut LayerBench, bool)> {
+    let &(_, format, graph) = LAYERS.iter().find(|(name, ..)| *name == kernel).context("a layer")?;
+    let layer = layers.iter_mut().find(|(of, _)| *of == format);
+    let (_, layer) = layer.with_context(|| format!("no `layer_weights` yet for `{kernel}`"))?;
+    Ok((layer, graph))
 }
 
 fn find<'c>(contenders: &'c mut [Contender], kernel: &str) -> anyhow::Result<&'c mut Contender> {

@@ -374,7 +374,9 @@ table! {
                "sync aligned m16n8k32 row col kind::mxf8f6f4 block_scale [scale_vec::1X] \
                 f32 {e4m3 e5m2 e2m3 e3m2 e2m1} {e4m3 e5m2 e2m3 e3m2 e2m1} f32 ue8m0"] issued::<matrix::scaled::ScaledMma>;
         "ldmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16",
-                    "sync aligned m8n16 {x1 x2 x4} [shared shared::cta] b8x16 {b6x16_p32 b4x16_p64}"]
+                    "sync aligned m8n16 {x1 x2 x4} [shared shared::cta] b8x16 {b6x16_p32 b4x16_p64}",
+                    "sync aligned m16n16 {x1 x2} trans [shared shared::cta] b8",
+                    "sync aligned m16n16 {x1 x2} trans [shared shared::cta] b8x16 {b6x16_p32 b4x16_p64}"]
             issued::<matrix::moves::LdMatrix>;
         "stmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16"] issued::<matrix::moves::StMatrix>;
         "movmatrix" ["sync aligned m8n8 trans b16"] matrix::moves::movmatrix;

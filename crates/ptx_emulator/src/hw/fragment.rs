@@ -7,7 +7,7 @@
 //! The many tables of the manual are one rule. A lane is `group = lane / 4` and `thread = lane % 4`. A register of A or
 //! B holds E consecutive elements along K (E = 32 / element bits; 1 for f64), and four threads side by side hold 4E.
 //!
-//! Not covered: `mma.m8n8k4` in f16, sparse A, and the transposed 16×16 forms of `ldmatrix` and 16×8 forms of `stmatrix`.
+//! Not covered: `mma.m8n8k4` in f16, sparse A, and the 16×8 forms of `stmatrix`.
 
 /// Row and column of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,6 +70,12 @@ pub const fn ldmatrix_address_lane(matrix: u32, row: u32) -> u32 {
 pub const fn ldmatrix(lane: u32, half: u32, trans: bool) -> Position {
     let (line, along) = (lane / 4, lane % 4 * 2 + half);
     if trans { Position { row: along, column: line } } else { Position { row: line, column: along } }
+}
+
+/// The 8-bit element of a 16×16 matrix in byte `byte` of a lane's register, the matrix's first or second one: the matrix is taken
+/// column by column (`.m16n16.trans`).
+pub const fn ldmatrix_m16n16(lane: u32, register: u32, byte: u32) -> Position {
+    Position { row: lane % 4 * 4 + byte, column: register * 8 + lane / 4 }
 }
 
 /// Where `movmatrix.trans` takes half `half` of a lane's result from: the source lane and half.
@@ -186,6 +192,19 @@ mod tests {
             }
         }
         assert_eq!(ldmatrix_address_lane(3, 5), 29);
+    }
+
+    /// CUTLASS's `SM100_U8x8_LDSM_T`: it exchanges the middle bytes of the two registers, and names rows by other lanes.
+    #[test]
+    fn ldmatrix_of_bytes_is_cutlass_s() {
+        for (lane, index) in (0..32).flat_map(|lane| (0..8).map(move |index| (lane, index))) {
+            // Which row a lane's address is of, and which byte a lane's value is, both in bits from the matrix's start.
+            let row_of = |lane| cute(&[(2, 128), (2, 1024), (4, 256)], lane) / 128;
+            let place = (cute(&[(4, 256), (8, 8)], lane) + cute(&[(2, 128), (2, 64), (2, 1024)], index)) / 8;
+            let (register, byte) = (index / 2 % 2, index % 2 + index / 4 * 2);
+            let Position { row, column } = ldmatrix_m16n16(lane, register, byte);
+            assert_eq!((row_of(row), column), (place / 16, place % 16), "lane {lane}, value {index}");
+        }
     }
 
     #[test]

@@ -159,6 +159,42 @@ fn widening_ldmatrix(source: &str, bits: usize) -> Program {
     )
 }
 
+/// `ldmatrix.m16n16`, which is always transposed: rows of 16 bytes, of which so many bits an element come first; four threads have a
+/// column, four bytes each, the first register's columns before the second's.
+fn tall_ldmatrix(types: &str, bits: usize) -> Program {
+    let codes: Vec<u32> = noise(97, 2 * 16 * 16).into_iter().map(|word| word & ((1 << bits) - 1)).collect();
+    let mut rows = vec![0_u32; 2 * 16 * 4];
+    for (index, code) in codes.iter().enumerate() {
+        let (row, at) = (index / 16, index % 16 * bits);
+        rows[row * 4 + at / 32] |= code << (at % 32);
+        if at % 32 + bits > 32 {
+            rows[row * 4 + at / 32 + 1] |= code >> (32 - at % 32);
+        }
+    }
+    let want = (0..LANES)
+        .flat_map(|lane| (0..4).map(move |register| (lane, register)))
+        .map(|(lane, register)| {
+            let (matrix, column) = (register / 2, register % 2 * 8 + lane / 4);
+            (0..4).fold(0, |word, at| word | codes[(matrix * 16 + lane % 4 * 4 + at) * 16 + column] << (8 * at))
+        })
+        .collect();
+    let stores: String = (0..4).map(|i| format!("st.global.b32 [%d5+{}], %r{};\n", 4 * i, 20 + i)).collect();
+    let body = format!(
+        "ld.param.u64 %d1, [out];\nld.param.u64 %d2, [src];\nmov.u32 %r2, tile;\n{}\
+         shl.b32 %r4, %r1, 4;\nadd.u32 %r4, %r2, %r4;\n\
+         ldmatrix.sync.aligned.m16n16.x2.trans.shared.{types} {{%r20, %r21, %r22, %r23}}, [%r4];\n\
+         mul.wide.u32 %d4, %r1, 16;\nadd.u64 %d5, %d1, %d4;\n{stores}",
+        copy_in(512, LANES)
+    );
+    program(
+        &format!("ldmatrix.m16n16.x2.trans.{types}"),
+        module(CONSUMER, ".shared .align 128 .b8 tile[512];", ".param .u64 out, .param .u64 src", &body),
+        json!({"block": [LANES, 1, 1], "args": [{"pointer": "out"}, {"pointer": "src"}],
+               "buffers": {"out": poison(128), "src": {"u32": rows}}}),
+        &[("out", want)],
+    )
+}
+
 pub fn programs() -> Vec<Program> {
     /// ue4m3: a bias of 7 and three bits of mantissa.
     const UE4M3: fn(i32) -> u32 = |exponent| (7 + exponent as u32) << 3;
@@ -204,5 +240,8 @@ pub fn programs() -> Vec<Program> {
     }
     all.push(widening_ldmatrix("b4x16_p64", 4));
     all.push(widening_ldmatrix("b6x16_p32", 6));
+    for (types, bits) in [("b8", 8), ("b8x16.b4x16_p64", 4), ("b8x16.b6x16_p32", 6)] {
+        all.push(tall_ldmatrix(types, bits));
+    }
     all
 }

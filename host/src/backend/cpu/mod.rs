@@ -2,7 +2,8 @@
 //!
 //! `layout` says how operands lie in memory, and `kernel` computes with them. It runs on an instruction set that is
 //! chosen at run time; each has a file. `epilogue` turns sums into outputs. `products` spreads the tiles of products over
-//! the threads of rayon. This file computes steps of NVFP4 tokens that way, `moe` and `linear` whole layers.
+//! the threads of rayon. This file computes steps of NVFP4 tokens that way, `moe` and `linear` whole layers; `fp8` computes layers
+//! whose tokens are multiplied as FP8.
 
 mod activation;
 #[cfg(target_arch = "x86_64")]
@@ -10,6 +11,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod epilogue;
+mod fp8;
 mod kernel;
 mod layout;
 mod linear;
@@ -31,6 +33,7 @@ use self::layout::{Bits16, Nvfp4, Panels, unpack_nvfp4};
 use self::products::{Product, Products, TokenBuffer};
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
+use crate::fp8::TokenFormat;
 use crate::linear::LinearWeights;
 use crate::moe::MoeWeights;
 use crate::output::Output;
@@ -175,7 +178,10 @@ impl Backend for Cpu {
     }
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
-        Ok(Box::new(moe::CpuMoeLayer::new(self.isa.name(), self.kernels().bits16, weights)?))
+        Ok(match weights.sizes().token_format {
+            TokenFormat::Bits16 => Box::new(moe::CpuMoeLayer::new(self.isa.name(), self.kernels().bits16, weights)?),
+            TokenFormat::Fp8 => Box::new(fp8::CpuFp8MoeLayer::new(weights)),
+        })
     }
 
     fn route(&self, router: &Router, logits: &Logits<'_>) -> Result<Routes, Error> {
@@ -183,7 +189,10 @@ impl Backend for Cpu {
     }
 
     fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
-        Ok(Box::new(linear::CpuLinear::new(self.isa.name(), self.kernels().bits16, weights)?))
+        Ok(match weights.sizes().token_format {
+            TokenFormat::Bits16 => Box::new(linear::CpuLinear::new(self.isa.name(), self.kernels().bits16, weights)?),
+            TokenFormat::Fp8 => Box::new(fp8::CpuFp8Linear::new(weights)),
+        })
     }
 }
 

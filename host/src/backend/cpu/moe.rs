@@ -12,7 +12,7 @@ use super::products::{Product, Products, TokenBuffer};
 use crate::backend::MoeLayer;
 use crate::bias::Bias;
 use crate::error::Error;
-use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, Stages};
+use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, QuantisedStages, Stages};
 use crate::problem::OutDtype;
 
 /// The layer: weights in panels, and the buffers of a step, kept for the next.
@@ -131,44 +131,60 @@ impl CpuMoeLayer {
         self.partial.resize(groups.iter().map(|group| group.rows.len()).sum::<usize>() * self.sizes.hidden, 0);
         self.products.run(&self.kernel, groups.len(), product, &mut self.partial);
     }
+}
 
-    /// The weighted sums of tokens' rows.
-    fn combine(&self, step: &MoeStep<'_>, out: &mut [u16]) {
-        let MoeSizes { hidden, top_k, dtype, shared_intermediate, .. } = self.sizes;
-        let rows = step.rows();
-        let room = || (vec![0f32; hidden], vec![0f32; hidden]);
-        out.par_chunks_mut(hidden).enumerate().for_each_init(room, |(sums, numbers), (token, out)| {
-            let mut add = |row: usize, weight: f32| {
-                convert(dtype, &self.partial[row * hidden..][..hidden], numbers);
-                add_weighted(sums, numbers, weight);
-            };
-            for choice in token * top_k..(token + 1) * top_k {
-                if let Some(row) = rows.place(choice) {
-                    add(row, step.row_weight(choice));
-                }
+/// The weighted sums of tokens' rows. The shared expert's rows are behind all others.
+pub(super) fn combine(step: &MoeStep<'_>, partial: &[u16], out: &mut [u16]) {
+    let MoeSizes { hidden, top_k, dtype, shared_intermediate, .. } = step.sizes();
+    let rows = step.rows();
+    let room = || (vec![0f32; hidden], vec![0f32; hidden]);
+    out.par_chunks_mut(hidden).enumerate().for_each_init(room, |(sums, numbers), (token, out)| {
+        let mut add = |row: usize, weight: f32| {
+            convert(dtype, &partial[row * hidden..][..hidden], numbers);
+            add_weighted(sums, numbers, weight);
+        };
+        for choice in token * top_k..(token + 1) * top_k {
+            if let Some(row) = rows.place(choice) {
+                add(row, step.row_weight(choice));
             }
-            if shared_intermediate.is_some() {
-                add(rows.count() + token, step.shared_weight(token));
-            }
-            epilogue::round(sums, dtype, out);
-            sums.fill(0.0);
-        });
-    }
-
-    /// A copy of the stages, the layer's own rows apart from the shared expert's.
-    fn stages(&self, rows: usize) -> Stages {
-        let (intermediate, shared_intermediate) = self.intermediate.split_at(rows * self.sizes.intermediate);
-        let (partial, shared_partial) = self.partial.split_at(rows * self.sizes.hidden);
-        Stages {
-            intermediate: intermediate.into(),
-            partial: partial.into(),
-            shared_intermediate: shared_intermediate.into(),
-            shared_partial: shared_partial.into(),
         }
+        if shared_intermediate.is_some() {
+            add(rows.count() + token, step.shared_weight(token));
+        }
+        epilogue::round(sums, dtype, out);
+        sums.fill(0.0);
+    });
+}
+
+/// A copy of the stages, the layer's own rows apart from the shared expert's.
+pub(super) fn split_stages(
+    step: &MoeStep<'_>,
+    intermediate: &[u16],
+    partial: &[u16],
+    quantised: Option<QuantisedStages>,
+) -> Stages {
+    let (sizes, rows) = (step.sizes(), step.rows().count());
+    let (intermediate, shared_intermediate) = intermediate.split_at(rows * sizes.intermediate);
+    let (partial, shared_partial) = partial.split_at(rows * sizes.hidden);
+    Stages {
+        intermediate: intermediate.into(),
+        partial: partial.into(),
+        shared_intermediate: shared_intermediate.into(),
+        shared_partial: shared_partial.into(),
+        quantised,
     }
 }
 
-/// An expert with its rows, which are numbered as [`crate::moe::Rows`] does it; after those come the shared expert's.
+/// Experts that have rows, with them: those of the layer as [`crate::moe::Rows`] numbers them; after those come the shared expert's,
+/// whose number is E.
+pub(super) fn groups(step: &MoeStep<'_>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let (sizes, rows) = (step.sizes(), step.rows());
+    let own = (0..sizes.experts).map(|expert| (expert, rows.of_expert(expert)));
+    let shared = sizes.shared_intermediate.map(|_| (sizes.experts, rows.count()..rows.count() + step.tokens()));
+    own.chain(shared).filter(|(_, rows)| !rows.is_empty())
+}
+
+/// One of [`groups`].
 struct Group {
     expert: usize,
     rows: Range<usize>,
@@ -183,20 +199,13 @@ impl MoeLayer for CpuMoeLayer {
         step.check_fits(self.sizes)?;
         output.check_fits(step)?;
         let started = Instant::now();
-        let (rows, tokens) = (step.rows(), step.tokens());
-        let of_expert = |expert: usize| {
-            if expert < self.sizes.experts { rows.of_expert(expert) } else { rows.count()..rows.count() + tokens }
-        };
-        let groups: Vec<_> = (0..self.experts.len())
-            .map(|expert| Group { expert, rows: of_expert(expert) })
-            .filter(|group| !group.rows.is_empty())
-            .collect();
+        let groups: Vec<_> = groups(step).map(|(expert, rows)| Group { expert, rows }).collect();
         self.compute_intermediate(step, &groups);
         self.compute_partial(&groups);
-        self.combine(step, &mut output.hidden);
+        combine(step, &self.partial, &mut output.hidden);
         let elapsed = started.elapsed();
         if output.stages.is_some() {
-            output.stages = Some(self.stages(rows.count()));
+            output.stages = Some(split_stages(step, &self.intermediate, &self.partial, None));
         }
         Ok(elapsed)
     }

@@ -58,6 +58,7 @@ impl CudaMoeLayer {
         sizes.check()?;
         device.make_current()?;
         let launcher = MoeLauncher::new(device.clone())?;
+        launcher.load(sizes.token_format)?;
         // SAFETY: every byte is written before a call reads it.
         let weights = device.check(unsafe { DeviceBuffer::uninitialized(weight_bytes(&sizes)) })?;
         let map = expert_map.map(|map| device.check(DeviceBuffer::from_slice(map))).transpose()?;
@@ -332,7 +333,7 @@ unsafe impl Send for CudaMoeLayer {}
 
 impl MoeLayer for CudaMoeLayer {
     fn kernel(&self) -> &str {
-        "moe_sm90"
+        self.launcher.kernels.product_kernel(self.placed.sizes.token_format)
     }
 
     fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {

@@ -15,6 +15,7 @@ use crate::kernels::builds::{self, Build};
 use crate::kernels::kernel::Kernel as _;
 use crate::kernels::launch::{Grid, Launch};
 use crate::kernels::linear_sm90::LinearSm90;
+use crate::kernels::moe::MoeKernels;
 use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
 use crate::kernels::{self, GroupedKernel};
 use crate::plan::roofline::GPUS;
@@ -32,10 +33,15 @@ pub fn default_arch() -> &'static str {
     builds::arches().into_iter().find(for_first).expect("there are kernels for the first card")
 }
 
-/// The newest of [`arches`] that MoE layers are computed on.
+/// The oldest of [`arches`] that MoE layers are computed on.
 pub fn moe_arch() -> &'static str {
-    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.runs_moe());
-    arches().into_iter().rev().find(computes).expect("there are kernels of MoE layers")
+    moe_arches().into_iter().next().expect("there are kernels of MoE layers")
+}
+
+/// All of them.
+pub(super) fn moe_arches() -> Vec<&'static str> {
+    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.moe_kernels().is_some());
+    arches().into_iter().filter(computes).collect()
 }
 
 /// The newest of [`arches`] that linear layers are computed on.
@@ -184,9 +190,9 @@ impl Emulated {
         builds::find(kernel, self.capability).is_some()
     }
 
-    /// Whether every kernel of an MoE layer does.
-    pub(super) fn runs_moe(&self) -> bool {
-        kernels::moe::KERNELS.iter().all(|kernel| self.runs(kernel.name()))
+    /// The kernels of an MoE layer, if they do.
+    pub(super) fn moe_kernels(&self) -> Option<MoeKernels> {
+        MoeKernels::of(self.capability)
     }
 
     /// Whether the kernel of a linear layer does.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use ptx_emulator::{Buffer, Device, Report as Counters};
 
 use super::gpu::{Emulated, OUTPUT, TOKENS, WEIGHTS, linear_arch, upload};
-use crate::backend::LinearLayer;
+use crate::backend::{LinearLayer, refuse_fp8};
 use crate::error::Error;
 use crate::kernels::linear_sm90::{self, LinearArguments, PlacedLinear, panels};
 use crate::kernels::moe::token_type;
@@ -33,6 +33,7 @@ impl EmulatedLinear {
                 "there is no linear layer for {arch} yet; take {other} or the CPU"
             )));
         }
+        refuse_fp8("linear", &gpu.arch, weights.sizes().token_format)?;
         let mut device = gpu.memory();
         let sizes = weights.sizes();
         let packed = panels::pack(weights.matrix(), token_type(sizes.dtype));
@@ -104,6 +105,7 @@ mod tests {
     use super::*;
     use crate::backend::emulated::Options;
     use crate::format::Matrix;
+    use crate::fp8::TokenFormat;
     use crate::linear::LinearSizes;
     use crate::problem::OutDtype;
 
@@ -123,7 +125,7 @@ mod tests {
                 let to = device.allocate(matrix_bytes(n as u32, k as u32));
                 let operands = [device.upload(&values).address, device.upload(&scales).address];
                 let invalid = device.upload(&[u64::MAX]);
-                let sizes = LinearSizes { n, k, dtype, bias: false };
+                let sizes = LinearSizes { n, k, dtype, bias: false, token_format: TokenFormat::Bits16 };
                 let launch = linear_sm90::pack(&sizes, operands, to.address, invalid.address).unwrap();
                 gpu.launch(&mut device, &launch, &mut Vec::new()).unwrap();
                 let found = device.download::<u64>(invalid)[0];

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use ptx_emulator::{Buffer, Device, Report as Counters};
 
-use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, moe_arch, upload};
-use crate::backend::MoeLayer;
+use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, moe_arches, upload};
+use crate::backend::{MoeLayer, refuse_fp8};
 use crate::error::Error;
 use crate::format::Matrix;
 use crate::kernels::group::Address;
-use crate::kernels::moe::{self, MoeArguments, PlacedExperts, PlacedMoe, StageParts, Workspace, token_type};
+use crate::kernels::moe::{self, MoeArguments, MoeKernels, PlacedExperts, PlacedMoe, StageParts, Workspace, packing};
 use crate::kernels::moe_pack::row_order::RowOrder;
 use crate::kernels::moe_pack::units::pack;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights};
@@ -24,6 +24,7 @@ const POISON: u8 = 0xFF;
 /// A layer in an emulated device's memory, and what steps have left there.
 pub(super) struct EmulatedMoeLayer {
     gpu: Emulated,
+    kernels: MoeKernels,
     device: Device,
     layer: PlacedMoe,
     /// Tokens, routing and output of the last step. They are freed when the next begins, so no step finds another's.
@@ -66,14 +67,15 @@ impl PlacedWorkspace {
 
 /// Brings experts to the device.
 fn place_experts(device: &mut Device, experts: &[MoeExpert<'_>], sizes: &MoeSizes) -> PlacedExperts {
-    let token_type = token_type(sizes.dtype);
+    let token_type = packing(sizes);
+    let order = |projection| RowOrder::of_projection(projection, token_type);
     let mut place = |bytes: Vec<u8>| upload(device, &bytes, WEIGHTS).address;
     let of_k = |expert: &MoeExpert<'_>| {
         let matrices = expert.gate.as_ref().into_iter().chain([&expert.up]);
-        matrices.flat_map(|matrix| pack(matrix, RowOrder::OfK, token_type)).collect::<Vec<u8>>()
+        matrices.flat_map(|matrix| pack(matrix, order(0), token_type)).collect::<Vec<u8>>()
     };
     let gate_up = place(experts.iter().flat_map(of_k).collect());
-    let down = place(experts.iter().flat_map(|expert| pack(&expert.down, RowOrder::Kept, token_type)).collect());
+    let down = place(experts.iter().flat_map(|expert| pack(&expert.down, order(2), token_type)).collect());
     let scale = |matrix: Option<&Matrix<'_>>| matrix.map_or(f32::NAN, Matrix::global_scale);
     let alpha = [
         experts.iter().map(|expert| scale(expert.gate.as_ref())).collect::<Vec<_>>(),
@@ -140,13 +142,16 @@ impl PlacedStep {
 impl EmulatedMoeLayer {
     /// A layer on an empty device.
     pub fn new(gpu: Emulated, weights: &MoeWeights<'_>) -> Result<Self, Error> {
-        if !gpu.runs_moe() {
-            let (arch, other) = (&gpu.arch, moe_arch());
-            return Err(Error::NotComputed(format!("there is no MoE layer for {arch} yet; take {other} or the CPU")));
+        let kernels = gpu.moe_kernels().ok_or_else(|| {
+            let (arch, others) = (&gpu.arch, moe_arches().join(", "));
+            Error::NotComputed(format!("there is no MoE layer for {arch} yet; take {others} or the CPU"))
+        })?;
+        if !kernels.fp8 {
+            refuse_fp8("MoE", &gpu.arch, weights.sizes().token_format)?;
         }
         let mut device = gpu.memory();
         let layer = place(&mut device, weights);
-        Ok(Self { gpu, device, layer, step: Vec::new(), workspace: None, done: None })
+        Ok(Self { gpu, kernels, device, layer, step: Vec::new(), workspace: None, done: None })
     }
 
     /// Runs a step whose operands are in memory; returns how many launches there were, and what they did.
@@ -169,7 +174,7 @@ impl EmulatedMoeLayer {
             let workspace = self.workspace.as_ref().expect("made above");
             workspace.poison(&mut self.device);
             let workspace = workspace.of(&sizes, chunk.token_count);
-            for launch in &moe::launches(&self.layer, &chunk, &workspace, self.gpu.sms)? {
+            for launch in &moe::launches(&self.layer, &chunk, &workspace, self.kernels, self.gpu.sms)? {
                 let done = self.gpu.launch(&mut self.device, launch, &mut self.step)?;
                 launched += 1;
                 match &mut counters {
@@ -193,7 +198,7 @@ fn read(device: &Device, address: Address, bytes: usize) -> Vec<u8> {
 
 impl MoeLayer for EmulatedMoeLayer {
     fn kernel(&self) -> &str {
-        "moe_sm90"
+        self.kernels.product_kernel(self.layer.sizes.token_format)
     }
 
     fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
@@ -236,7 +241,7 @@ fn biases(sizes: &MoeSizes, experts: &[MoeExpert<'_>], projection: usize) -> Opt
             _ => (&expert.biases.down, expert.down.rows()),
         };
         let numbers = bias.as_ref().map(|bias| bias.numbers(sizes.dtype));
-        RowOrder::of_projection(projection).biases(numbers.as_deref(), 1, rows)
+        RowOrder::of_projection(projection, packing(sizes)).biases(numbers.as_deref(), 1, rows)
     };
     Some(experts.iter().flat_map(of_expert).collect())
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ValueEnum, ValueHint};
 use nvfp4::backend::emulated::{self, Card};
+use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::moe::generate::Routing;
@@ -89,6 +90,10 @@ pub struct Args {
     /// Type of the output, and of the tokens of --op moe and linear [default: f16; bf16 of --op moe and linear].
     #[arg(long, visible_alias = "dtype", value_name = "DTYPE", value_parser = parse::out_dtype())]
     pub out_dtype: Option<OutDtype>,
+    /// As what tokens of --op moe and linear are multiplied: 16-bit, as they are, or fp8, as e4m3 with a scale for each token
+    /// (docs/accuracy.md says what that costs) [default: the layer's own, or 16-bit].
+    #[arg(long, value_name = "FORMAT", value_parser = parse::token_format())]
+    pub token_format: Option<TokenFormat>,
     /// An NVFP4 checkpoint: a .safetensors file, its index, or the folder of a model.
     #[arg(long, value_name = "CHECKPOINT", requires = "place", value_hint = ValueHint::AnyPath)]
     pub weights: Option<PathBuf>,

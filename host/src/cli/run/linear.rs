@@ -55,7 +55,7 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     let shape = args.shape.as_deref().unwrap_or(SHAPE);
     let [m, n, k] = parse_shape(shape)?;
     let tokens = args.tokens.unwrap_or(m);
-    LinearSizes { n, k, dtype, bias: false }.check()?;
+    LinearSizes { n, k, dtype, bias: false, token_format: args.token_format.unwrap_or_default() }.check()?;
     check_memory(tokens, n, k)?;
     let weights = generate::weights(generator, n, k, dtype, args.seed)?;
     compute(args, Job { name: shape.into(), generator, weights, tokens }, backend, &|| Ok(()), out)
@@ -195,7 +195,7 @@ impl Report<'_> {
     }
 
     fn json(&self) -> serde_json::Value {
-        let (LinearSizes { n, k, dtype, bias }, seconds) = (self.sizes, self.median.as_secs_f64());
+        let (LinearSizes { n, k, dtype, bias, token_format }, seconds) = (self.sizes, self.median.as_secs_f64());
         // A rate of the emulator would be mistaken for the device's.
         let rate = |amount: f64| self.layer.counters().is_none().then_some(amount / seconds);
         let comparison = self.comparison.as_ref();
@@ -211,6 +211,7 @@ impl Report<'_> {
             "n": n,
             "k": k,
             "bias": bias,
+            "token_format": token_format.name(),
             "bytes": self.bytes(),
             "time_us": {"min": self.min.as_secs_f64() * 1e6, "median": seconds * 1e6},
             "launches": self.layer.launches(),
@@ -236,7 +237,7 @@ impl Report<'_> {
     }
 
     fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
-        let (LinearSizes { n, k, dtype, bias }, seconds) = (self.sizes, self.median.as_secs_f64());
+        let (LinearSizes { n, k, dtype, bias, token_format }, seconds) = (self.sizes, self.median.as_secs_f64());
         writeln!(
             out,
             "{} linear · {}, {} · {} on {}, {}",
@@ -248,7 +249,8 @@ impl Report<'_> {
             self.layer.kernel()
         )?;
         let bias = if bias { ", with a bias" } else { "" };
-        writeln!(out, "layer     N {n}, K {k}{bias}; {} tokens", table::thousands(self.tokens))?;
+        let tokens = report::tokens_of(token_format, self.tokens);
+        writeln!(out, "layer     N {n}, K {k}{bias}; {tokens}")?;
         writeln!(out, "bytes     {}", table::bytes(self.bytes() as f64))?;
         if let Some(counters) = self.layer.counters() {
             report::print_counters(counters, self.operations(), seconds, out)?;

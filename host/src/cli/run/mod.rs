@@ -43,6 +43,9 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if args.routing.is_some() || args.tokens.is_some() && args.weights.is_none() {
         bail!("--routing is of --op moe, --tokens of --op moe or of --weights; add one of them");
     }
+    if args.token_format.is_some() {
+        bail!("--token-format is of --op moe and linear; add one of them");
+    }
     let checkpoint = args.weights.as_deref().map(Checkpoint::open).transpose()?;
     if let Some(path) = &args.output {
         let inputs = checkpoint.iter().flat_map(Checkpoint::paths).chain(args.activations.as_deref());

@@ -53,11 +53,14 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
         let hidden = linear::generate::inputs(generator, tokens, sizes.hidden, dtype, args.seed)?.x.into_owned();
         let inputs = layer.router.inputs(sizes, hidden)?;
         let name = format!("{} layer {number}", path.display());
-        let job = Job { name, generator, routing: "its router's", weights: layer.weights, inputs };
+        let weights = layer.weights.with_token_format(args.token_format.unwrap_or_default());
+        let job = Job { name, generator, routing: "its router's", weights, inputs };
         return compute(args, job, backend, &|| Ok(checkpoint.check_unchanged()?), out);
     }
     let name = args.shape.as_deref().unwrap_or(SHAPE);
     let shape = shape::find(name)?;
+    let token_format = args.token_format.unwrap_or(shape.token_format);
+    let shape = shape.with_token_format(token_format);
     let (generator, routing) = (args.input.unwrap_or(shape.input), args.routing.unwrap_or(shape.routing));
     let tokens = args.tokens.unwrap_or(shape.tokens);
     check_memory(&shape.sizes(dtype), tokens)?;
@@ -253,6 +256,7 @@ impl Report<'_> {
             "shared_intermediate": sizes.shared_intermediate,
             "activation": sizes.activation.to_string(),
             "biases": sizes.biases,
+            "token_format": sizes.token_format.name(),
             "tokens": self.step.tokens(),
             "rows": self.step.rows().count(),
             "hit_experts": self.step.rows().hit_experts(),
@@ -299,8 +303,8 @@ impl Report<'_> {
         )?;
         writeln!(
             out,
-            "step      {} tokens, {} rows of {} experts, at most {} of one",
-            table::thousands(self.step.tokens()),
+            "step      {}, {} rows of {} experts, at most {} of one",
+            report::tokens_of(sizes.token_format, self.step.tokens()),
             table::thousands(rows.count()),
             rows.hit_experts(),
             self.most_rows()

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use nvfp4::backend::{Backend, Layer, emulated};
 use nvfp4::compare::{Comparison, Tolerance};
+use nvfp4::fp8::TokenFormat;
 use nvfp4::plan::roofline::Roofline;
 use nvfp4::printable;
 use nvfp4::problem::{Group, GroupedProblem};
@@ -167,6 +168,12 @@ pub fn print_prediction(prediction: &emulated::Prediction, out: &mut impl Write)
         prediction.microseconds, prediction.card.name
     )?;
     prediction.launches.iter().try_for_each(|launch| write!(out, "{launch}"))
+}
+
+/// So many tokens, and as what they are multiplied where that is not as they are.
+pub fn tokens_of(format: TokenFormat, count: usize) -> String {
+    let kind = if format == TokenFormat::Fp8 { "FP8 " } else { "" };
+    format!("{} {kind}tokens", table::thousands(count))
 }
 
 pub fn launches(count: usize) -> String {

@@ -287,10 +287,11 @@ fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64, resident: u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fp8::TokenFormat;
     use crate::problem::OutDtype;
 
     fn sizes(n: usize, k: usize) -> LinearSizes {
-        LinearSizes { n, k, dtype: OutDtype::Bf16, bias: false }
+        LinearSizes { n, k, dtype: OutDtype::Bf16, bias: false, token_format: TokenFormat::Bits16 }
     }
 
     #[test]

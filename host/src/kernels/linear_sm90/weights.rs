@@ -41,11 +41,12 @@ impl PackedWeights {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fp8::TokenFormat;
     use crate::problem::OutDtype;
 
     #[test]
     fn parts_lie_at_multiples_of_256_and_do_not_overlap() {
-        let sizes = LinearSizes { n: 80, k: 144, dtype: OutDtype::F16, bias: true };
+        let sizes = LinearSizes { n: 80, k: 144, dtype: OutDtype::F16, bias: true, token_format: TokenFormat::Bits16 };
         let PackedWeights { invalid, layer, end } = PackedWeights::at(&sizes, 0x1000);
         let places = [invalid, layer.panels, layer.alpha, layer.bias, end];
         assert!(places.iter().all(|place| place.is_multiple_of(256)), "{places:x?}");

@@ -1,47 +1,42 @@
-//! How an MoE layer is launched on Hopper: a function of sizes and addresses, which knows no device.
+//! How an MoE layer is launched: a function of sizes and addresses, which knows no device.
 //!
 //! A call of a layer is a chain of launches, each of which may begin while the one before it still runs: lists of each expert's
-//! tokens (`moe_route`), gate and up, down (`moe_sm90`), the same for the expert that all tokens share, and the sum of each token's
-//! rows. Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
+//! tokens (`moe_route`), gate and up, down (`moe_sm90` or another of `kernels.rs`), the same for the expert that all tokens share, and
+//! the sum of each token's rows. With tokens in FP8, what a product multiplies is rounded before it (`moe_quantize`,
+//! `moe_fp8_sm90`). Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
 //! that was captured once is right for whatever routing comes later.
 //!
 //! A token's numbers are the same whatever else is in the batch, in which order, and on which instance: every product sums its K
 //! in the same order, and a token's rows are added in the order in which it names its experts.
 
+mod kernels;
 mod stages;
 mod weights;
 mod workspace;
 
 use kernels_gpu::epilogue::{self, PARAMETERS};
-use kernels_gpu::moe_route::abi::{Combine, Route};
+use kernels_gpu::moe_fp8_sm90::abi::Launch as Fp8Product;
+use kernels_gpu::moe_quantize::abi::Quantize;
+use kernels_gpu::moe_route::abi::{Combine, Lists, Route};
 use kernels_gpu::moe_sm90::abi::Launch as Product;
 use kernels_gpu::units::{TokenType, matrix_bytes};
 
 use super::group::Address;
-use super::kernel::Kernel;
 use super::launch::{Launch, output_code};
-use super::moe_pack::MoePack;
+use super::moe_fp8_sm90::{self, MoeFp8Sm90};
+use super::moe_quantize::MoeQuantize;
 use super::moe_route::MoeRoute;
-use super::moe_sm90::{MoeSm90, expected_token_tiles};
+use super::products::{Products, expected_token_tiles};
 use crate::error::Error;
+use crate::fp8::TokenFormat;
 use crate::moe::{Activation, MoeSizes};
 use crate::problem::{Op, OutDtype};
+pub(crate) use kernels::{FP8_KERNELS, MoeKernels};
 pub(crate) use stages::StageParts;
 pub use weights::weight_bytes;
 pub(crate) use weights::{PROJECTIONS, PackedWeights};
 pub use workspace::workspace_bytes;
-pub(crate) use workspace::{PlacedLists, Workspace};
-
-/// The kernels that a layer needs.
-pub(crate) static KERNELS: [&dyn Kernel; 3] = [&MoePack, &MoeRoute, &MoeSm90];
-
-/// Tokens of a tile, by how many rows the experts have that are named, on average: the first whose bound is not exceeded. The bounds
-/// are where one was as fast as the next on an H200 (docs/experiments.md). Where experts have 64 rows on average, half of them have
-/// more, and would take two tiles of 64.
-const TILE_TOKENS: [(u64, u32); 2] = [(16, 16), (100, 64)];
-
-/// Tokens of a tile where experts have more rows than that.
-const LARGEST_TILE: u32 = 128;
+pub(crate) use workspace::{PlacedLists, SortedRows, Workspace};
 
 /// The tickets of the lists that each product takes its tiles by.
 const TICKETS: [u64; 2] = [0, 1];
@@ -144,7 +139,7 @@ impl MoeArguments {
     }
 }
 
-/// The type of a layer's tokens, as kernels name it.
+/// The type of a layer's 16-bit tokens, as kernels name it.
 pub(crate) fn token_type(dtype: OutDtype) -> TokenType {
     match dtype {
         OutDtype::F16 => TokenType::F16,
@@ -152,9 +147,12 @@ pub(crate) fn token_type(dtype: OutDtype) -> TokenType {
     }
 }
 
-/// Tokens of the tiles that so many rows of so many experts are cut into.
-fn tile_tokens(rows: u64, experts: u64) -> u32 {
-    TILE_TOKENS.iter().find(|(most, _)| rows <= most * experts).map_or(LARGEST_TILE, |&(_, tokens)| tokens)
+/// The type that a layer's weights are multiplied with, for which they are packed.
+pub(crate) fn packing(sizes: &MoeSizes) -> TokenType {
+    match sizes.token_format {
+        TokenFormat::Bits16 => token_type(sizes.dtype),
+        TokenFormat::Fp8 => TokenType::E4m3,
+    }
 }
 
 /// The parts of a call that are worked off one after the other, each with its first token: one, unless the workspace would be
@@ -172,7 +170,7 @@ pub(crate) fn chunks(
     Ok((0..all).step_by(most).map(move |first| (first, arguments.part(&sizes, first, most.min(all - first)))))
 }
 
-/// The launches of a chunk, in order, on a device of so many multiprocessors.
+/// The launches of a chunk, in order, of these kernels, on a device of so many multiprocessors.
 ///
 /// # Errors
 /// [`Error::TooLarge`] if a grid cannot have as many blocks as it takes.
@@ -180,8 +178,15 @@ pub(crate) fn launches(
     layer: &PlacedMoe,
     chunk: &MoeArguments,
     workspace: &Workspace,
+    kernels: MoeKernels,
     sms: u32,
 ) -> Result<Vec<Launch>, Error> {
+    let products = kernels.products;
+    // Tokens of the tiles that so many rows of so many experts are cut into.
+    let tile_tokens = |rows: u64, experts: u64| match layer.sizes.token_format {
+        TokenFormat::Bits16 => products.tile_tokens(rows, experts),
+        TokenFormat::Fp8 => moe_fp8_sm90::tile_tokens(rows, experts),
+    };
     let sizes = &layer.sizes;
     let choices = (chunk.token_count * sizes.top_k) as u64;
     let routed = Experts {
@@ -189,12 +194,12 @@ pub(crate) fn launches(
         count: sizes.experts as u32,
         intermediate: sizes.intermediate as u32,
         tokens: workspace.tokens,
+        fp8: workspace.fp8,
         lists: workspace.lists,
-        token_of_row: workspace.lists.at + workspace.lists.offsets.rows,
+        has_rows: true,
         tile_tokens: tile_tokens(choices, sizes.named_experts as u64),
         rows: choices,
         expected_rows: (choices * sizes.experts as u64).div_ceil(sizes.named_experts as u64).min(choices),
-        lists_pending: true,
         products: [workspace.intermediate, workspace.rows],
     };
     let shared = layer.shared.as_ref().zip(workspace.shared).map(|(placed, shared)| Experts {
@@ -202,18 +207,26 @@ pub(crate) fn launches(
         count: 1,
         intermediate: shared.width,
         tokens: shared.tokens.filter(|_| chunk.weights_on_input).unwrap_or(workspace.tokens),
+        fp8: shared.fp8,
         lists: shared.lists,
-        token_of_row: 0,
+        has_rows: false,
         tile_tokens: tile_tokens(chunk.token_count as u64, 1),
         rows: chunk.token_count as u64,
         expected_rows: chunk.token_count as u64,
-        lists_pending: false,
         products: [shared.intermediate, shared.rows],
     });
-    let chunk = Chunk { layer, arguments: chunk, workspace, sms };
+    let chunk = Chunk { layer, arguments: chunk, workspace, products, sms };
     let mut launches = vec![chunk.route(&routed, shared.as_ref())?];
     for experts in [Some(&routed), shared.as_ref()].into_iter().flatten() {
-        launches.extend([chunk.gate_up(experts), chunk.down(experts)]);
+        for (index, projection) in [chunk.gate_up(experts), chunk.down(experts)].into_iter().enumerate() {
+            match experts.fp8 {
+                None => launches.push(chunk.product(experts, index, projection)),
+                Some(rows) => {
+                    launches.push(chunk.quantize(experts, index, projection.k, rows[index])?);
+                    launches.push(chunk.fp8_product(experts, index, projection, rows[index]));
+                }
+            }
+        }
     }
     launches.push(chunk.combine()?);
     Ok(launches)
@@ -225,20 +238,41 @@ struct Experts<'l> {
     count: u32,
     /// I.
     intermediate: u32,
-    /// Tokens in the order of K.
+    /// Tokens in the order of K, if they are 16-bit numbers.
     tokens: Address,
+    /// Tokens of each product, if they are in FP8.
+    fp8: Option<[SortedRows; 2]>,
     lists: PlacedLists,
-    /// Address of the list that says which token a row is of; 0 if rows are tokens.
-    token_of_row: Address,
+    /// Whether tokens name these experts, so that lists say which token a row is of; else rows are tokens.
+    has_rows: bool,
     tile_tokens: u32,
     /// The most rows.
     rows: u64,
     /// As many as there are if tokens name every expert as often as any other.
     expected_rows: u64,
-    /// Whether the launch before gate and up makes the lists.
-    lists_pending: bool,
     /// What gate and up leave to down, and what down leaves.
     products: [Address; 2],
+}
+
+impl Experts<'_> {
+    /// Address of what the lists have at an offset.
+    fn list(&self, offset: impl Fn(&Lists) -> u64) -> Address {
+        self.lists.at + offset(&self.lists.offsets)
+    }
+}
+
+/// What a product takes of experts: gate and up, or one matrix alone, of which the second address is 0.
+struct Projection {
+    op: Op,
+    b: [Address; 2],
+    expert_bytes: u64,
+    alpha: [Address; 2],
+    bias: [Address; 2],
+    /// Columns of the product.
+    n: u32,
+    /// Elements that are summed over.
+    k: u32,
+    activation: epilogue::Activation,
 }
 
 /// A part of a call for which the workspace is large enough.
@@ -246,6 +280,7 @@ struct Chunk<'l> {
     layer: &'l PlacedMoe,
     arguments: &'l MoeArguments,
     workspace: &'l Workspace,
+    products: &'static dyn Products,
     sms: u32,
 }
 
@@ -269,71 +304,129 @@ impl Chunk<'_> {
             named_experts: sizes.named_experts as u32,
             hidden: sizes.hidden as u32,
             tile_tokens: routed.tile_tokens,
-            shared_tile_tokens: shared.map_or(LARGEST_TILE, |shared| shared.tile_tokens),
+            shared_tile_tokens: shared.unwrap_or(routed).tile_tokens,
             token_type: output_code(sizes.dtype),
+            row_multiple: workspace::row_multiple(sizes.token_format),
+            unused: 0,
         };
         MoeRoute.route(route)
     }
 
     /// Gate and up, or up alone.
-    fn gate_up(&self, experts: &Experts<'_>) -> Launch {
-        let (hidden, intermediate) = (self.layer.sizes.hidden as u32, experts.intermediate);
-        let activation = self.layer.sizes.activation;
+    fn gate_up(&self, experts: &Experts<'_>) -> Projection {
+        let (n, k) = (experts.intermediate, self.layer.sizes.hidden as u32);
         let PlacedExperts { gate_up, alpha: [gate_alpha, up_alpha, _], bias: [gate_bias, up_bias, _], .. } =
             *experts.placed;
-        let bytes = matrix_bytes(intermediate, hidden);
-        let common = Product {
-            tokens: experts.tokens,
-            rows: experts.token_of_row,
-            c: experts.products[0],
-            n: intermediate,
-            k: hidden,
-            lists_pending: experts.lists_pending.into(),
-            activation: activation_parameters(activation),
-            ..bytemuck::Zeroable::zeroed()
-        };
-        if activation.has_gate() {
+        let bytes = matrix_bytes(n, k);
+        let activation = activation_parameters(self.layer.sizes.activation);
+        if self.layer.sizes.activation.has_gate() {
             let (b, alpha, bias) = ([gate_up, gate_up + bytes], [gate_alpha, up_alpha], [gate_bias, up_bias]);
-            self.product(experts, Op::Gated, 0, Product { b, expert_bytes: 2 * bytes, alpha, bias, ..common })
+            Projection { op: Op::Gated, b, expert_bytes: 2 * bytes, alpha, bias, n, k, activation }
         } else {
             let (b, alpha, bias) = ([gate_up, 0], [up_alpha, 0], [up_bias, 0]);
-            self.product(experts, Op::Plain, 0, Product { b, expert_bytes: bytes, alpha, bias, ..common })
+            Projection { op: Op::Plain, b, expert_bytes: bytes, alpha, bias, n, k, activation }
         }
     }
 
     /// Down.
-    fn down(&self, experts: &Experts<'_>) -> Launch {
-        let (hidden, intermediate) = (self.layer.sizes.hidden as u32, experts.intermediate);
-        let PlacedExperts { down, alpha: [.., down_alpha], bias: [.., down_bias], .. } = *experts.placed;
-        let launch = Product {
-            tokens: experts.products[0],
+    fn down(&self, experts: &Experts<'_>) -> Projection {
+        let (n, k) = (self.layer.sizes.hidden as u32, experts.intermediate);
+        let PlacedExperts { down, alpha: [.., alpha], bias: [.., bias], .. } = *experts.placed;
+        Projection {
+            op: Op::Plain,
             b: [down, 0],
-            expert_bytes: matrix_bytes(hidden, intermediate),
-            alpha: [down_alpha, 0],
-            bias: [down_bias, 0],
-            c: experts.products[1],
-            n: hidden,
-            k: intermediate,
+            expert_bytes: matrix_bytes(n, k),
+            alpha: [alpha, 0],
+            bias: [bias, 0],
+            n,
+            k,
             activation: epilogue::Activation::NONE,
-            ..bytemuck::Zeroable::zeroed()
-        };
-        self.product(experts, Op::Plain, 1, launch)
+        }
     }
 
-    /// A product of experts' rows, the first or the second one, on the instance for it.
-    fn product(&self, experts: &Experts<'_>, op: Op, index: usize, launch: Product) -> Launch {
-        let PlacedLists { at, offsets } = experts.lists;
+    /// The first or the second product of experts' rows of 16-bit numbers, on the instance for it.
+    fn product(&self, experts: &Experts<'_>, index: usize, projection: Projection) -> Launch {
+        let Projection { op, b, expert_bytes, alpha, bias, n, k, activation } = projection;
         let launch = Product {
-            firsts: at + offsets.firsts,
-            tile_firsts: at + offsets.tile_firsts,
-            ticket: at + offsets.tickets + 4 * TICKETS[index],
+            tokens: if index == 0 { experts.tokens } else { experts.products[0] },
+            rows: if index == 0 && experts.has_rows { experts.list(|lists| lists.rows) } else { 0 },
+            firsts: experts.list(|lists| lists.firsts),
+            tile_firsts: experts.list(|lists| lists.tile_firsts),
+            ticket: experts.list(|lists| lists.tickets) + 4 * TICKETS[index],
+            b,
+            expert_bytes,
+            alpha,
+            bias,
+            c: experts.products[index],
+            n,
+            k,
             experts: experts.count,
-            ..launch
+            // The launch before the first product makes the lists.
+            lists_pending: (index == 0 && experts.has_rows).into(),
+            activation,
+            unused: 0,
         };
         let token_type = token_type(self.layer.sizes.dtype);
         let token_tiles = expected_token_tiles(experts.expected_rows, experts.count.into(), experts.tile_tokens);
-        let instance = MoeSm90.instance(op, token_type, experts.tile_tokens, token_tiles, launch.n, self.sms);
-        MoeSm90.product(instance, launch, experts.rows, self.sms)
+        let instance = self.products.instance(op, token_type, experts.tile_tokens, token_tiles, n, self.sms);
+        self.products.product(instance, launch, experts.rows, self.sms)
+    }
+
+    /// The first or the second product's tokens to FP8: `k` columns of X, or of what the first product left.
+    fn quantize(&self, experts: &Experts<'_>, index: usize, k: u32, rows: SortedRows) -> Result<Launch, Error> {
+        let (sizes, arguments) = (&self.layer.sizes, self.arguments);
+        let common = Quantize {
+            firsts: experts.list(|lists| lists.firsts),
+            codes: rows.codes,
+            scales: rows.scales,
+            top_k: 1,
+            experts: experts.count,
+            row_capacity: rows.capacity,
+            k,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let quantize = if index == 0 {
+            let weights_on_input = arguments.weights_on_input && experts.has_rows;
+            Quantize {
+                input: arguments.tokens,
+                input_pitch: arguments.token_pitch as u64,
+                input_weights: if weights_on_input { arguments.topk_weights } else { 0 },
+                places: if experts.has_rows { experts.list(|lists| lists.places) } else { 0 },
+                rows: experts.list(|lists| lists.rows),
+                token_count: arguments.token_count as u32,
+                top_k: if experts.has_rows { sizes.top_k as u32 } else { 1 },
+                ..common
+            }
+        } else {
+            let input_pitch = u64::from(k) * size_of::<u16>() as u64;
+            Quantize { input: experts.products[0], input_pitch, ..common }
+        };
+        MoeQuantize.launch(quantize, sizes.dtype)
+    }
+
+    /// The first or the second product of experts' rows in FP8.
+    fn fp8_product(&self, experts: &Experts<'_>, index: usize, projection: Projection, rows: SortedRows) -> Launch {
+        let Projection { op, b, expert_bytes, alpha, bias, n, k, activation } = projection;
+        let launch = Fp8Product {
+            tokens: rows.codes,
+            scales: rows.scales,
+            firsts: experts.list(|lists| lists.firsts),
+            tile_firsts: experts.list(|lists| lists.tile_firsts),
+            ticket: experts.list(|lists| lists.tickets) + 4 * TICKETS[index],
+            b,
+            expert_bytes,
+            alpha,
+            bias,
+            c: experts.products[index],
+            n,
+            k,
+            experts: experts.count,
+            row_capacity: rows.capacity,
+            output: output_code(self.layer.sizes.dtype),
+            activation,
+        };
+        let instance = MoeFp8Sm90.instance(op, experts.tile_tokens);
+        MoeFp8Sm90.product(instance, launch, experts.rows, self.sms)
     }
 
     /// The sum of each token's rows.
@@ -352,7 +445,7 @@ impl Chunk<'_> {
             hidden: sizes.hidden as u32,
             unused: 0,
         };
-        MoeRoute.combine(combine, token_type(sizes.dtype))
+        MoeRoute.combine(combine, sizes.dtype)
     }
 }
 

@@ -8,8 +8,14 @@ use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Lists, ROUTE_ENTRY};
 use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 
 use super::*;
+use crate::fp8::TokenFormat;
+use crate::kernels::moe_sm90::MoeSm90;
+use crate::kernels::moe_sm120::MoeSm120;
 
 const SMS: u32 = 132;
+
+const HOPPER: MoeKernels = MoeKernels { products: &MoeSm90, fp8: true };
+const CONSUMER: MoeKernels = MoeKernels { products: &MoeSm120, fp8: false };
 
 /// Where the workspace lies, and the layer's weights.
 const WORKSPACE: Address = 0x10_0000_0000;
@@ -29,6 +35,7 @@ fn sizes(shared: Option<usize>) -> MoeSizes {
         dtype: OutDtype::Bf16,
         activation: Activation::Silu,
         biases: false,
+        token_format: TokenFormat::Bits16,
     }
 }
 
@@ -62,7 +69,7 @@ fn instance(launch: &Launch) -> &'static Instance {
 
 fn chain(sizes: MoeSizes, arguments: &MoeArguments) -> Vec<Launch> {
     let workspace = Workspace::at(&sizes, arguments.token_count, WORKSPACE);
-    launches(&layer(sizes), arguments, &workspace, SMS).unwrap()
+    launches(&layer(sizes), arguments, &workspace, HOPPER, SMS).unwrap()
 }
 
 #[test]
@@ -130,6 +137,27 @@ fn the_shared_expert_has_launches_and_lists_of_its_own_and_the_same_tokens() {
 }
 
 #[test]
+fn lists_have_the_tiles_of_the_instances_that_take_them() {
+    for kernels in [HOPPER, CONSUMER] {
+        let instances = kernels.products.instances();
+        let tile_tokens = |launch: &Launch| {
+            assert_eq!(launch.kernel, kernels.products.name());
+            let instance = instances.iter().find(|instance| instance.entry == launch.grid.entry).expect("its entry");
+            assert_eq!((launch.grid.threads, launch.grid.shared_bytes), (instance.threads(), instance.shared_bytes()));
+            instance.tile_tokens
+        };
+        for tokens in [1, 8, 100, 1000, 5000] {
+            let (sizes, arguments) = (sizes(Some(1440)), arguments(tokens));
+            let workspace = Workspace::at(&sizes, tokens, WORKSPACE);
+            let chain = launches(&layer(sizes), &arguments, &workspace, kernels, SMS).unwrap();
+            let route: Route = parameter(&chain[0]);
+            let of_lists = [route.tile_tokens, route.tile_tokens, route.shared_tile_tokens, route.shared_tile_tokens];
+            assert_eq!([1, 2, 3, 4].map(|product| tile_tokens(&chain[product])), of_lists, "{tokens} tokens");
+        }
+    }
+}
+
+#[test]
 fn nothing_that_two_launches_write_lies_in_the_same_place() {
     for tokens in [1, 100, 3000] {
         let (sizes, chain) = (sizes(Some(48)), chain(sizes(Some(48)), &arguments(tokens)));
@@ -149,6 +177,50 @@ fn nothing_that_two_launches_write_lies_in_the_same_place() {
         let end = WORKSPACE + workspace_bytes(&sizes, tokens) as u64;
         assert!(written[0].start >= WORKSPACE && written[written.len() - 1].end <= end);
     }
+}
+
+#[test]
+fn with_tokens_in_fp8_each_product_multiplies_what_the_launch_before_it_has_rounded() {
+    use kernels_gpu::moe_fp8_sm90::abi::INSTANCES;
+
+    let sizes = MoeSizes { token_format: TokenFormat::Fp8, top_k: 1, ..sizes(Some(1440)) };
+    let arguments = MoeArguments { weights_on_input: true, ..arguments(100) };
+    let chain = chain(sizes, &arguments);
+    assert_eq!(chain.len(), 10);
+    assert!(chain.iter().all(|launch| launch.grid.overlaps));
+    let (route, combine): (Route, Combine) = (parameter(&chain[0]), parameter(&chain[9]));
+    assert_eq!((route.tokens, route.shared_tokens, route.row_multiple), (0, 0, 8));
+    let lists = [(route.lists, Lists::filled(100, 32, 8)), (route.shared_lists, Lists::filled(100, 1, 8))];
+    for (of_shared, (at, lists)) in lists.into_iter().enumerate() {
+        let first = 1 + 4 * of_shared;
+        let [tokens, intermediate]: [Quantize; 2] = [&chain[first], &chain[first + 2]].map(parameter);
+        let [gated, plain]: [Fp8Product; 2] = [&chain[first + 1], &chain[first + 3]].map(parameter);
+        let tile = [route.tile_tokens, route.shared_tile_tokens][of_shared];
+        for (launch, matrices) in [(&chain[first + 1], 2), (&chain[first + 3], 1)] {
+            let instance = INSTANCES.iter().find(|instance| instance.entry == launch.grid.entry).expect("a product");
+            assert_eq!((instance.tile_tokens, instance.matrices), (tile, matrices));
+        }
+        for (rounded, product, index) in [(tokens, gated, 0), (intermediate, plain, 4)] {
+            assert_eq!((rounded.codes, rounded.scales), (product.tokens, product.scales));
+            assert_eq!(
+                (rounded.row_capacity, rounded.k, rounded.experts),
+                (product.row_capacity, product.k, product.experts)
+            );
+            assert_eq!((rounded.firsts, product.firsts), (at + lists.firsts, at + lists.firsts));
+            assert_eq!((product.tile_firsts, product.ticket), (at + lists.tile_firsts, at + lists.tickets + index));
+        }
+        assert_eq!((tokens.input, tokens.input_pitch, tokens.token_count), (0x100_0000, 6000, 100));
+        assert_eq!((intermediate.input, intermediate.input_pitch), (gated.c, 2 * u64::from(gated.n)));
+        assert_eq!((tokens.rows, intermediate.rows, intermediate.places), (at + lists.rows, 0, 0));
+        let routed = (at + lists.places, arguments.topk_weights);
+        assert_eq!((tokens.places, tokens.input_weights), if of_shared == 0 { routed } else { (0, 0) });
+        assert_eq!([combine.rows, combine.shared_rows][of_shared], plain.c);
+        let (width, units) = ([720, 1440][of_shared], [(0x1000, 0x2000), (0x5000, 0x6000)][of_shared]);
+        assert_eq!(([gated.n, gated.k], [plain.n, plain.k]), ([width, 2880], [2880, width]));
+        assert_eq!((gated.b, plain.b[0]), ([units.0, units.0 + matrix_bytes(width, 2880)], units.1));
+        assert_eq!([gated.output, plain.output], [output_code(OutDtype::Bf16); 2]);
+    }
+    assert_eq!((combine.places, combine.weights), (route.lists + lists[0].1.places, 0));
 }
 
 #[test]
@@ -248,7 +320,7 @@ fn a_layer_without_gate_has_two_plain_products_of_which_the_first_is_activated()
     let bias = [0, 0x800, 0x900];
     let layer = PlacedMoe { experts: PlacedExperts { bias, ..EXPERTS }, ..layer(sizes) };
     let (arguments, workspace) = (arguments(100), Workspace::at(&sizes, 100, WORKSPACE));
-    let chain = launches(&layer, &arguments, &workspace, SMS).unwrap();
+    let chain = launches(&layer, &arguments, &workspace, HOPPER, SMS).unwrap();
     assert_eq!([&chain[1], &chain[2]].map(|launch| instance(launch).matrices), [1, 1]);
     let [up, down]: [Product; 2] = [&chain[1], &chain[2]].map(parameter);
     assert_eq!((up.b[0], up.alpha[0], up.bias), (0x1000, 0x200, [0x800, 0]));

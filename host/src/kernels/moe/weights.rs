@@ -58,6 +58,7 @@ impl PackedWeights {
 /// Bytes of a layer's packed weights, a multiple of 256.
 ///
 /// ```
+/// use nvfp4::fp8::TokenFormat;
 /// use nvfp4::kernels::moe::weight_bytes;
 /// use nvfp4::moe::{Activation, MoeSizes};
 /// use nvfp4::problem::OutDtype;
@@ -72,6 +73,7 @@ impl PackedWeights {
 ///     dtype: OutDtype::Bf16,
 ///     activation: Activation::Silu,
 ///     biases: false,
+///     token_format: TokenFormat::Bits16,
 /// };
 /// let numbers = 8 * 3 * 4096 * 14336;
 /// assert_eq!(weight_bytes(&mixtral), numbers / 16 * 9 + 4 * 256);

@@ -1,26 +1,47 @@
 //! The memory in which the launches of an MoE layer leave something to each other: a function of sizes alone.
 
 use kernels_gpu::moe_route::abi::Lists;
+use kernels_gpu::sorted::{LINE_BYTES, ROW_MULTIPLE, most_rows};
+use kernels_gpu::units::k_blocks;
 
+use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
 use crate::kernels::launch::ALIGNMENT;
 use crate::moe::MoeSizes;
 
 /// Bytes below which every workspace stays. Tokens that need more are worked off in chunks.
-const MOST_BYTES: u64 = 512_000_000;
+const fn most_bytes(token_format: TokenFormat) -> u64 {
+    match token_format {
+        TokenFormat::Bits16 => 512_000_000,
+        // Rows are there twice, and each chunk decodes all weights again.
+        TokenFormat::Fp8 => 1_024_000_000,
+    }
+}
 
 /// Where everything lies that the launches of a chunk of tokens leave to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Workspace {
     pub lists: PlacedLists,
-    /// Tokens in the order of K, `[T, H]`.
+    /// Tokens in the order of K, `[T, H]`; 0 with tokens in FP8, which [`Self::fp8`] has.
     pub tokens: Address,
-    /// What gate and up give, `[T·k, I]`, columns in the order of K.
+    /// What gate and up give, `[T·k, I]`, columns in the order of K, or in their own with tokens in FP8.
     pub intermediate: Address,
     /// What down gives, `[T·k, H]`.
     pub rows: Address,
+    /// With tokens in FP8: the tokens of gate and up, and those of down.
+    pub fp8: Option<[SortedRows; 2]>,
     /// If there is an expert that all tokens share.
     pub shared: Option<SharedWorkspace>,
+}
+
+/// Rows in e4m3, as [`sorted`](kernels_gpu::sorted) says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SortedRows {
+    pub codes: Address,
+    /// A scale for each row, f32.
+    pub scales: Address,
+    /// Rows that there is room for.
+    pub capacity: u32,
 }
 
 /// Lists, and where they lie.
@@ -38,31 +59,46 @@ pub(crate) struct SharedWorkspace {
     pub width: u32,
     /// Tokens without their weights, as [`Workspace::tokens`]: only where weights may be on the input.
     pub tokens: Option<Address>,
-    /// `[T, I]`, columns in the order of K.
+    /// `[T, I]`, columns as in [`Workspace::intermediate`].
     pub intermediate: Address,
     /// `[T, H]`.
     pub rows: Address,
+    /// As [`Workspace::fp8`].
+    pub fp8: Option<[SortedRows; 2]>,
 }
 
 impl Workspace {
     /// The workspace of so many tokens at a time, whose parts `place` finds room for, a multiple of [`ALIGNMENT`]. It is given
     /// the bytes of each, always in the same order.
     pub fn new(sizes: &MoeSizes, tokens: usize, mut place: impl FnMut(u64) -> Address) -> Self {
-        let (tokens, choices) = (tokens as u64, (tokens * sizes.top_k) as u64);
+        let (tokens, choices, experts) = (tokens as u64, (tokens * sizes.top_k) as u64, sizes.experts as u32);
+        let is_fp8 = sizes.token_format == TokenFormat::Fp8;
+        let row_multiple = row_multiple(sizes.token_format);
         let bytes = |rows: u64, width: usize| rows * (size_of::<u16>() * width) as u64;
         let lists =
             |offsets: Lists, place: &mut dyn FnMut(u64) -> Address| PlacedLists { at: place(offsets.bytes), offsets };
+        let sorted = |rows: u64, widths: [usize; 2], place: &mut dyn FnMut(u64) -> Address| {
+            widths.map(|width| SortedRows {
+                codes: place(rows * u64::from(k_blocks(width as u32) * LINE_BYTES)),
+                scales: place(rows * size_of::<f32>() as u64),
+                capacity: rows as u32,
+            })
+        };
+        let rows = most_rows(choices, experts, row_multiple);
+        let shared_rows = most_rows(tokens, 1, row_multiple);
         Self {
-            lists: lists(Lists::new(choices, sizes.experts as u32), &mut place),
-            tokens: place(bytes(tokens, sizes.hidden)),
-            intermediate: place(bytes(choices, sizes.intermediate)),
-            rows: place(bytes(choices, sizes.hidden)),
+            lists: lists(Lists::filled(choices, experts, row_multiple), &mut place),
+            tokens: if is_fp8 { 0 } else { place(bytes(tokens, sizes.hidden)) },
+            intermediate: place(bytes(rows, sizes.intermediate)),
+            rows: place(bytes(rows, sizes.hidden)),
+            fp8: is_fp8.then(|| sorted(rows, [sizes.hidden, sizes.intermediate], &mut place)),
             shared: sizes.shared_intermediate.map(|width| SharedWorkspace {
-                lists: lists(Lists::new(tokens, 1), &mut place),
+                lists: lists(Lists::filled(tokens, 1, row_multiple), &mut place),
                 width: width as u32,
-                tokens: (sizes.top_k == 1).then(|| place(bytes(tokens, sizes.hidden))),
-                intermediate: place(bytes(tokens, width)),
-                rows: place(bytes(tokens, sizes.hidden)),
+                tokens: (sizes.top_k == 1 && !is_fp8).then(|| place(bytes(tokens, sizes.hidden))),
+                intermediate: place(bytes(shared_rows, width)),
+                rows: place(bytes(shared_rows, sizes.hidden)),
+                fp8: is_fp8.then(|| sorted(shared_rows, [sizes.hidden, width], &mut place)),
             }),
         }
     }
@@ -71,6 +107,14 @@ impl Workspace {
     pub fn at(sizes: &MoeSizes, tokens: usize, address: Address) -> Self {
         let mut end = address;
         Self::new(sizes, tokens, |bytes| take(&mut end, bytes))
+    }
+}
+
+/// What each expert's rows are filled up to a multiple of.
+pub(super) const fn row_multiple(token_format: TokenFormat) -> u32 {
+    match token_format {
+        TokenFormat::Bits16 => 1,
+        TokenFormat::Fp8 => ROW_MULTIPLE,
     }
 }
 
@@ -88,14 +132,15 @@ fn bytes(sizes: &MoeSizes, tokens: usize) -> u64 {
     end
 }
 
-/// Whether the workspace of so many tokens stays below [`MOST_BYTES`].
+/// Whether the workspace of so many tokens stays below [`most_bytes`].
 fn fits(sizes: &MoeSizes, tokens: usize) -> bool {
-    (tokens as u64) < MOST_BYTES && bytes(sizes, tokens) < MOST_BYTES
+    let most = most_bytes(sizes.token_format);
+    (tokens as u64) < most && bytes(sizes, tokens) < most
 }
 
-/// The most tokens whose workspace stays below [`MOST_BYTES`], at least 1.
+/// The most tokens whose workspace stays below [`most_bytes`], at least 1.
 fn most_tokens(sizes: &MoeSizes) -> usize {
-    let (mut most, mut too_many) = (1, MOST_BYTES as usize);
+    let (mut most, mut too_many) = (1, most_bytes(sizes.token_format) as usize);
     while too_many - most > 1 {
         let middle = usize::midpoint(most, too_many);
         *(if fits(sizes, middle) { &mut most } else { &mut too_many }) = middle;
@@ -112,10 +157,11 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
     tokens.div_ceil(tokens.div_ceil(most_tokens(sizes)))
 }
 
-/// Bytes of the workspace that calls of a layer of these sizes need with up to `max_tokens` tokens: less than 512 MB. Layers whose
+/// Bytes of the workspace that calls of a layer of these sizes need with up to `max_tokens` tokens: less than 512 MB, or than 1024 MB with tokens in FP8. Layers whose
 /// calls come one after the other on a stream can share one workspace, as large as the largest of theirs.
 ///
 /// ```
+/// use nvfp4::fp8::TokenFormat;
 /// use nvfp4::kernels::moe::workspace_bytes;
 /// use nvfp4::moe::{Activation, MoeSizes};
 /// use nvfp4::problem::OutDtype;
@@ -130,6 +176,7 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
 ///     dtype: OutDtype::Bf16,
 ///     activation: Activation::Silu,
 ///     biases: false,
+///     token_format: TokenFormat::Bits16,
 /// };
 /// assert_eq!(workspace_bytes(&mixtral, 1), 82_176);
 /// assert!(workspace_bytes(&mixtral, 8192) < 512_000_000);
@@ -141,19 +188,38 @@ pub fn workspace_bytes(sizes: &MoeSizes, max_tokens: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fp8::TokenFormat;
     use crate::moe::Activation;
     use crate::problem::OutDtype;
 
     fn sizes(hidden: usize, intermediate: usize, experts: usize, top_k: usize, shared: Option<usize>) -> MoeSizes {
         let (named_experts, shared_intermediate, dtype) = (experts, shared, OutDtype::Bf16);
         let (activation, biases) = (Activation::Silu, false);
-        MoeSizes { hidden, intermediate, experts, named_experts, top_k, shared_intermediate, dtype, activation, biases }
+        let token_format = TokenFormat::Bits16;
+        MoeSizes {
+            hidden,
+            intermediate,
+            experts,
+            named_experts,
+            top_k,
+            shared_intermediate,
+            dtype,
+            activation,
+            biases,
+            token_format,
+        }
     }
 
     #[test]
     fn parts_lie_one_behind_the_other_and_end_with_the_workspace() {
-        for shared in [None, Some(48)] {
-            let sizes = sizes(2880, 720, 512, 4, shared);
+        // Lists, tokens, intermediate and rows; for tokens in FP8 codes and scales twice.
+        for (shared, token_format, parts_of) in [
+            (None, TokenFormat::Bits16, 4),
+            (Some(48), TokenFormat::Bits16, 7),
+            (None, TokenFormat::Fp8, 7),
+            (Some(48), TokenFormat::Fp8, 14),
+        ] {
+            let sizes = MoeSizes { token_format, ..sizes(2880, 720, 512, 4, shared) };
             for tokens in [0, 1, 7, 1000] {
                 let mut parts = Vec::new();
                 let mut end = 0x1000;
@@ -161,7 +227,7 @@ mod tests {
                     parts.push((end, bytes));
                     take(&mut end, bytes)
                 });
-                assert_eq!(parts.len(), if shared.is_some() { 7 } else { 4 });
+                assert_eq!(parts.len(), parts_of);
                 assert!(parts.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
                 assert!(parts.iter().all(|(at, _)| at.is_multiple_of(ALIGNMENT)));
                 assert_eq!(placed, Workspace::at(&sizes, tokens, 0x1000));
@@ -179,15 +245,17 @@ mod tests {
             sizes(1 << 20, 1 << 20, 512, 32, Some(1 << 20)),
             sizes(16, 16, 1, 1, None),
         ];
-        for sizes in layers {
+        let formats = |sizes| TokenFormat::ALL.map(|token_format| MoeSizes { token_format, ..sizes });
+        for sizes in layers.into_iter().flat_map(formats) {
             for tokens in [0, 1, 2, 100, 8191, 8192, 65_537, 1 << 20] {
                 let chunk = chunk_tokens(&sizes, tokens);
                 let chunks = tokens.div_ceil(chunk);
-                assert!(bytes(&sizes, chunk) < MOST_BYTES, "{sizes:?} {tokens}");
+                assert!(bytes(&sizes, chunk) < most_bytes(sizes.token_format), "{sizes:?} {tokens}");
                 assert!(chunks * chunk >= tokens && chunks * chunk < tokens.max(1) + chunks.max(1));
                 assert!(workspace_bytes(&sizes, tokens) as u64 >= bytes(&sizes, chunk.min(tokens)));
                 assert!(workspace_bytes(&sizes, tokens + 1) >= workspace_bytes(&sizes, tokens));
-                assert!(chunks <= 1 || bytes(&sizes, tokens.div_ceil(chunks - 1)) >= MOST_BYTES, "as few as possible");
+                let one_less = tokens.div_ceil(chunks.max(2) - 1);
+                assert!(chunks <= 1 || bytes(&sizes, one_less) >= most_bytes(sizes.token_format), "as few as possible");
             }
         }
     }

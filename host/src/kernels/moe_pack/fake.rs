@@ -8,8 +8,7 @@ use kernels_gpu::units::{TokenType, matrix_bytes};
 use super::row_order::RowOrder;
 use super::units::pack;
 use crate::format::{Matrix, e4m3};
-use crate::kernels::fake::{out_dtype, slice};
-use crate::kernels::moe::token_type;
+use crate::kernels::fake::slice;
 
 /// Packs every matrix on the host.
 pub(super) fn launch(launch: &Launch<'_>) {
@@ -17,7 +16,8 @@ pub(super) fn launch(launch: &Launch<'_>) {
     unsafe {
         let parameter: Pack = launch.parameter(0);
         assert_eq!(launch.block, [Pack::THREADS, 1, 1]);
-        let token_type: TokenType = token_type(out_dtype(parameter.token_type));
+        let types = [TokenType::F16, TokenType::Bf16, TokenType::E4m3];
+        let token_type = types.into_iter().find(|of| *of as u32 == parameter.token_type).expect("a type of tokens");
         let order = if parameter.ordered_rows == 1 { RowOrder::OfK } else { RowOrder::Kept };
         let (rows, k) = (parameter.rows as usize, parameter.k as usize);
         for address in [parameter.values, parameter.values_stride, parameter.units, parameter.units_stride] {

@@ -1,13 +1,13 @@
 //! The order in which the rows of a layer's matrices lie when they are packed.
 
-use kernels_gpu::units::{block_columns, block_start, element_at, k_blocks};
+use kernels_gpu::units::{TokenType, block_columns, block_start, element_at, k_blocks};
 
 /// In which order the rows of a matrix are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowOrder {
     /// As they are.
     Kept,
-    /// As K is ordered: those of gate and up, whose products are the tokens of down.
+    /// As K is ordered: those of gate and up, whose products are the 16-bit tokens of down.
     OfK,
 }
 
@@ -25,9 +25,9 @@ impl RowOrder {
         }
     }
 
-    /// That of gate, up or down (0, 1, 2).
-    pub(crate) fn of_projection(projection: usize) -> Self {
-        if projection == 2 { Self::Kept } else { Self::OfK }
+    /// That of gate, up or down (0, 1, 2). Where down's tokens are e4m3, they are brought into the order of K when they are rounded.
+    pub(crate) fn of_projection(projection: usize, token_type: TokenType) -> Self {
+        if projection == 2 || token_type == TokenType::E4m3 { Self::Kept } else { Self::OfK }
     }
 
     /// The biases of so many matrices, one behind the other, in the order in which each one's rows are packed; zeros if there are

@@ -111,7 +111,7 @@ mod tests {
         for (rows, k) in [(16, 16), (272, 96), (144, 352), (96, 720), (720, 48), (128, 256)] {
             let matrix = matrix(rows, k);
             let (n, k) = (rows as u32, k as u32);
-            for token_type in [TokenType::F16, TokenType::Bf16] {
+            for token_type in [TokenType::F16, TokenType::Bf16, TokenType::E4m3] {
                 let units = pack(&matrix, RowOrder::Kept, token_type);
                 assert_eq!(units.len() as u64, matrix_bytes(n, k));
                 for (row, k_block) in (0..n).flat_map(|row| (0..k_blocks(k)).map(move |k_block| (row, k_block))) {

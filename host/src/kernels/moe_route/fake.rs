@@ -34,9 +34,14 @@ unsafe fn route(route: &Route) {
     unsafe {
         let map: Option<&[i32]> = (route.map != 0).then(|| slice(route.map, route.named_experts as usize));
         let ids = slice(route.ids, tokens * top_k);
-        write_lists(route.lists, &Rows::new(ids, top_k, route.experts as usize, map), route.experts, route.tile_tokens);
+        let rows = Rows::new(ids, top_k, route.experts as usize, map);
+        write_lists(route.lists, &rows, route.experts, route.tile_tokens, route.row_multiple);
         if route.shared_lists != 0 {
-            write_lists(route.shared_lists, &Rows::new(&vec![0; tokens], 1, 1, None), 1, route.shared_tile_tokens);
+            let rows = Rows::new(&vec![0; tokens], 1, 1, None);
+            write_lists(route.shared_lists, &rows, 1, route.shared_tile_tokens, route.row_multiple);
+        }
+        if route.tokens == 0 {
+            return;
         }
         let dtype = out_dtype(route.token_type);
         for token in 0..tokens {
@@ -65,22 +70,25 @@ unsafe fn route(route: &Route) {
 /// # Safety
 ///
 /// There is room for the lists at `at`.
-unsafe fn write_lists(at: u64, rows: &Rows, experts: u32, tile_tokens: u32) {
-    let lists = Lists::new(rows.places().len() as u64, experts);
-    let tiles = rows.firsts().windows(2).scan(0, |tiles, ends| {
-        *tiles += token_tiles(ends[1] - ends[0], tile_tokens);
-        Some(*tiles)
-    });
-    let tile_firsts: Vec<u32> = std::iter::once(0).chain(tiles).collect();
+unsafe fn write_lists(at: u64, rows: &Rows, experts: u32, tile_tokens: u32, row_multiple: u32) {
+    let lists = Lists::filled(rows.places().len() as u64, experts, row_multiple);
+    let (mut firsts, mut tile_firsts, mut tokens) = (vec![0], vec![0], Vec::new());
+    let mut places = rows.places().to_vec();
+    for ends in rows.firsts().windows(2) {
+        let (first, count) = (tokens.len() as u32, ends[1] - ends[0]);
+        let moved = rows.places().iter().zip(&mut places).filter(|(place, _)| (ends[0]..ends[1]).contains(place));
+        moved.for_each(|(place, to)| *to = first + place - ends[0]);
+        tokens.extend(&rows.tokens()[ends[0] as usize..ends[1] as usize]);
+        tokens.resize((first + count.next_multiple_of(row_multiple)) as usize, NO_ROW);
+        firsts.push(tokens.len() as u32);
+        tile_firsts.push(tile_firsts[tile_firsts.len() - 1] + token_tiles(tokens.len() as u32 - first, tile_tokens));
+    }
     // SAFETY: `# Safety` above.
     unsafe {
         slice_mut::<u32>(at + lists.tickets, Lists::TICKETS as usize).fill(0);
-        for (offset, list) in [
-            (lists.firsts, rows.firsts()),
-            (lists.tile_firsts, &tile_firsts),
-            (lists.rows, rows.tokens()),
-            (lists.places, rows.places()),
-        ] {
+        for (offset, list) in
+            [(lists.firsts, &firsts), (lists.tile_firsts, &tile_firsts), (lists.rows, &tokens), (lists.places, &places)]
+        {
             slice_mut(at + offset, list.len()).copy_from_slice(list);
         }
     }

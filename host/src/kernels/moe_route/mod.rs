@@ -5,11 +5,11 @@
 mod fake;
 
 use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Combine, ROUTE_ENTRY, Route};
-use kernels_gpu::units::TokenType;
 
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch};
 use crate::error::Error;
+use crate::problem::OutDtype;
 
 /// The kernel.
 pub(crate) struct MoeRoute;
@@ -39,7 +39,12 @@ impl MoeRoute {
     /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
     pub fn route(&self, route: Route) -> Result<Launch, Error> {
         let choices = u64::from(route.token_count) * u64::from(route.top_k);
-        let blocks = Grid::blocks(Route::blocks(route.token_count, route.top_k, route.hidden))?;
+        let blocks = if route.tokens == 0 {
+            Route::list_blocks(route.token_count, route.top_k, route.row_multiple)
+        } else {
+            Route::blocks(route.token_count, route.top_k, route.hidden)
+        };
+        let blocks = Grid::blocks(blocks)?;
         let grid = Grid {
             cluster: Route::cluster(choices),
             shared_bytes: Route::shared_bytes(route.experts, choices),
@@ -53,11 +58,11 @@ impl MoeRoute {
     ///
     /// # Errors
     /// As [`MoeRoute::route`].
-    pub fn combine(&self, combine: Combine, token_type: TokenType) -> Result<Launch, Error> {
+    pub fn combine(&self, combine: Combine, dtype: OutDtype) -> Result<Launch, Error> {
         let [f16, bf16] = COMBINE_ENTRIES;
-        let entry = match token_type {
-            TokenType::F16 => f16,
-            TokenType::Bf16 => bf16,
+        let entry = match dtype {
+            OutDtype::F16 => f16,
+            OutDtype::Bf16 => bf16,
         };
         let blocks = Grid::blocks(Combine::blocks(combine.token_count, combine.hidden))?;
         let grid = Grid { overlaps: true, ..Grid::linear(entry, blocks, Combine::THREADS) };

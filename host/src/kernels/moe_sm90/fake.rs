@@ -2,7 +2,7 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::epilogue::{Activation, NO_PARAMETERS, PARAMETERS};
-use kernels_gpu::moe_sm90::abi::{self, INSTANCES};
+use kernels_gpu::moe_sm90::abi::{self, Instance};
 use kernels_gpu::units::{TokenType, block_columns, block_start, element_at, k_blocks, matrix_bytes};
 
 use crate::kernels::fake::{slice, slice_mut};
@@ -10,13 +10,14 @@ use crate::kernels::moe_pack::units::unpack;
 use crate::oracle::silu;
 use crate::problem::OutDtype;
 
-/// Computes every expert's rows as the kernel's contract says.
-pub(super) fn launch(launch: &Launch<'_>) {
-    let instance = INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
+/// Computes every expert's rows as the contract of a kernel with these instances says.
+pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[Instance]) {
+    let instance = instances.iter().find(|instance| instance.entry == launch.kernel).unwrap();
     assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
     let dtype = match instance.token_type {
         TokenType::F16 => OutDtype::F16,
         TokenType::Bf16 => OutDtype::Bf16,
+        TokenType::E4m3 => panic!("its products are another kernel's"),
     };
     // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
     unsafe {
@@ -58,14 +59,19 @@ pub(super) fn launch(launch: &Launch<'_>) {
                         let sum = natural.iter().zip(weights).map(|(a, b)| a * b).sum::<f64>();
                         alpha * sum + bias.map_or(0.0, |bias| f64::from(bias[column]))
                     };
-                    *c = dtype.round(match &projections[..] {
-                        [gate, up] => gated(&parameter.activation, product(gate), product(up)),
-                        one if parameter.activation.kind == PARAMETERS => product(&one[0]).max(0.0).powi(2),
-                        one => product(&one[0]),
-                    });
+                    *c = dtype.round(activated(&parameter.activation, &projections, product));
                 }
             }
         }
+    }
+}
+
+/// What becomes of the products of one or two projections.
+pub(in crate::kernels) fn activated<P>(activation: &Activation, projections: &[P], product: impl Fn(&P) -> f64) -> f64 {
+    match projections {
+        [gate, up] => gated(activation, product(gate), product(up)),
+        one if activation.kind == PARAMETERS => product(&one[0]).max(0.0).powi(2),
+        one => product(&one[0]),
     }
 }
 

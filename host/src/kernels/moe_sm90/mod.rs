@@ -1,14 +1,14 @@
 //! The products of an MoE layer on Hopper, `kernels-gpu/src/moe_sm90/`: experts' rows are known on the device alone.
 
 #[cfg(all(test, feature = "cuda"))]
-mod fake;
+pub(super) mod fake;
+#[cfg(all(test, feature = "cuda"))]
+pub(super) use fake::activated;
 
-use kernels_gpu::moe_sm90::abi::{self, INSTANCES, Instance};
-use kernels_gpu::units::TokenType;
+use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 
-use super::kernel::{Entry, Kernel, op_of};
-use super::launch::{Grid, Launch};
-use crate::problem::Op;
+use super::kernel::{Entry, Kernel};
+use super::products::Products;
 
 /// The kernel.
 pub(crate) struct MoeSm90;
@@ -25,73 +25,45 @@ impl Kernel for MoeSm90 {
 
     #[cfg(all(test, feature = "cuda"))]
     fn fake(&self, launch: &fake_cuda::Launch<'_>) {
-        fake::launch(launch);
+        fake::launch(launch, INSTANCES);
     }
 }
 
-impl MoeSm90 {
-    /// The instance of an operation for tokens of a type, in tiles of so many tokens: of those, the one that is expected to take least
-    /// time. `token_tiles` of tokens are expected, and C has `n` columns.
-    ///
-    /// All multiprocessors take a tile each, then the next ones. What a multiprocessor can decode in a time is limited, and so is how
-    /// soon one k-block follows another. The times of a tile beside each other are those of an H200 (docs/experiments.md).
-    pub fn instance(
-        &self,
-        op: Op,
-        token_type: TokenType,
-        tile_tokens: u32,
-        token_tiles: u64,
-        n: u32,
-        sms: u32,
-    ) -> &'static Instance {
-        let is_it =
-            |of: &&Instance| (op_of(of.matrices), of.token_type, of.tile_tokens) == (op, token_type, tile_tokens);
-        let time = |of: &Instance| {
-            let tiles = token_tiles * u64::from(n.div_ceil(of.columns()));
-            let of_tile = match (of.narrow, of.by_warps) {
-                (false, _) => 28,
-                (true, false) => 15,
-                (true, true) => 18,
-            };
-            tiles.div_ceil(sms.into()) * of_tile
-        };
-        let instances = INSTANCES.iter().filter(is_it);
-        instances
-            .min_by_key(|of| time(of))
-            .expect("there is an instance for both operations and types, and each size of a tile")
+/// Tokens of a tile, by how many rows the experts have that are named, on average: the first whose bound is not exceeded. The bounds
+/// are where one was as fast as the next on an H200 (docs/experiments.md). Where experts have 64 rows on average, half of them have
+/// more, and would take two tiles of 64.
+const TILE_TOKENS: [(u64, u32); 2] = [(16, 16), (100, 64)];
+
+/// Tokens of a tile where experts have more rows than that.
+const LARGEST_TILE: u32 = 128;
+
+impl Products for MoeSm90 {
+    fn instances(&self) -> &'static [Instance] {
+        INSTANCES
     }
 
-    /// The launch of a product of at most `rows` rows. It takes as many blocks as there can be tiles, up to one for each
-    /// multiprocessor; a block goes on to further tiles by itself.
-    pub fn product(&self, instance: &Instance, launch: abi::Launch, rows: u64, sms: u32) -> Launch {
-        let token_tiles = most_token_tiles(rows, launch.experts.into(), instance.tile_tokens);
-        let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns()));
-        let grid = Grid {
-            shared_bytes: instance.shared_bytes(),
-            overlaps: true,
-            ..Grid::linear(instance.entry, tiles.min(u64::from(sms)) as u32, instance.threads())
-        };
-        Launch::of_parameter(self.name(), grid, launch)
+    fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
+        TILE_TOKENS.iter().find(|(most, _)| rows <= most * experts).map_or(LARGEST_TILE, |&(_, tokens)| tokens)
     }
-}
 
-/// The most tiles of so many tokens that rows of so many experts can be cut into: if all experts have a row, and one of them all
-/// the others.
-fn most_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
-    let hit = rows.min(experts);
-    hit + (rows - hit) / u64::from(tile_tokens)
-}
-
-/// As many tiles as are expected if every row may be any expert's.
-pub(super) fn expected_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
-    let mean = rows as f64 / experts as f64;
-    let hit = (experts as f64 * (1.0 - (-mean).exp())).round().max(1.0) as u64;
-    hit * rows.div_ceil(hit).div_ceil(tile_tokens.into())
+    /// What a multiprocessor can decode in a time is limited, and so is how soon one k-block follows another. These are times on an
+    /// H200 (docs/experiments.md).
+    fn tile_time(&self, instance: &Instance) -> u64 {
+        match (instance.narrow, instance.by_warps) {
+            (false, _) => 28,
+            (true, false) => 15,
+            (true, true) => 18,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use kernels_gpu::units::TokenType;
+
     use super::*;
+    use crate::kernels::products::expected_token_tiles;
+    use crate::problem::Op;
 
     #[test]
     fn the_instance_is_the_one_that_was_fastest_on_a_card() {
@@ -112,11 +84,5 @@ mod tests {
             let instance = MoeSm90.instance(op, TokenType::Bf16, 16, tiles, n, 132);
             assert_eq!(instance.entry, fastest, "{rows} rows of {experts} experts, {n} columns");
         }
-    }
-
-    #[test]
-    fn tiles_are_expected_where_experts_are_named() {
-        assert_eq!([1, 16, 64, 4096].map(|rows| expected_token_tiles(rows, 128, 16)), [1, 15, 50, 256]);
-        assert_eq!(expected_token_tiles(0, 128, 16), 0);
     }
 }

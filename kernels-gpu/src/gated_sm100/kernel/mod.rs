@@ -52,6 +52,7 @@ use crate::{
         Roles, TILE_ROWS, TOKEN_SCALE_ROWS, Tile, instances,
     },
     ring::{Ring, ring_bytes},
+    schedule::{OfGroup, Tiles},
 };
 
 const _: () = {
@@ -305,9 +306,11 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
 
     /// The tiles of this block, in order.
     #[inline(always)]
-    fn tiles(self) -> Tiles {
+    fn tiles(self) -> Tiles<Tile, Group> {
         let (next, stride) = (thread::block_idx_x() / BLOCKS, thread::grid_dim_x() / BLOCKS);
-        Tiles { launch: self.launch, next, stride }
+        let Launch { tiles, tile_count, groups, .. } = self.launch;
+        // SAFETY: the contract in this folder's `mod.rs`.
+        unsafe { Tiles::new(tiles, tile_count, groups, next, stride) }
     }
 
     /// The first row of weights, which is a column of C, that this block has of a tile.
@@ -317,28 +320,10 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
     }
 }
 
-/// A block's tiles, each with its group.
-struct Tiles {
-    launch: Launch,
-    next: u32,
-    stride: u32,
-}
-
-impl Iterator for Tiles {
-    type Item = (Tile, &'static Group);
-
+impl OfGroup for Tile {
     #[inline(always)]
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.next >= self.launch.tile_count {
-            return None;
-        }
-        // SAFETY: inside of the array, whose tiles name groups of the other array; neither changes while the kernel runs.
-        let item = unsafe {
-            let tile = *(self.launch.tiles as *const Tile).add(self.next as usize);
-            (tile, &*(self.launch.groups as *const Group).add(tile.group as usize))
-        };
-        self.next += self.stride;
-        Some(item)
+    fn group(&self) -> u32 {
+        self.group
     }
 }
 

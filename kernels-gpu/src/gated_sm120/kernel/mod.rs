@@ -45,6 +45,7 @@ use self::multiply::Multiplier;
 use crate::{
     gated_sm120::abi::{Group, INSTANCES, Index, Instance, K_BLOCK, Launch, MMA_K, STEPS, Tile, instances},
     ring::Ring,
+    schedule::{OfGroup, Tiles},
 };
 
 macro_rules! entries {
@@ -141,33 +142,17 @@ impl<const INDEX: usize, const COLUMNS: usize> Sm120<INDEX, COLUMNS> {
 
     /// The tiles of this block, in order.
     #[inline(always)]
-    fn tiles(self) -> Tiles {
-        Tiles { launch: self.launch, next: thread::block_idx_x(), stride: thread::grid_dim_x() }
+    fn tiles(self) -> Tiles<Tile, Group> {
+        let Launch { tiles, tile_count, groups, .. } = self.launch;
+        // SAFETY: the contract in this folder's `mod.rs`.
+        unsafe { Tiles::new(tiles, tile_count, groups, thread::block_idx_x(), thread::grid_dim_x()) }
     }
 }
 
-/// A block's tiles, each with its group.
-struct Tiles {
-    launch: Launch,
-    next: u32,
-    stride: u32,
-}
-
-impl Iterator for Tiles {
-    type Item = (Tile, &'static Group);
-
+impl OfGroup for Tile {
     #[inline(always)]
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.next >= self.launch.tile_count {
-            return None;
-        }
-        // SAFETY: inside of the array, whose tiles name groups of the other array; neither changes while the kernel runs.
-        let item = unsafe {
-            let tile = *(self.launch.tiles as *const Tile).add(self.next as usize);
-            (tile, &*(self.launch.groups as *const Group).add(tile.group as usize))
-        };
-        self.next += self.stride;
-        Some(item)
+    fn group(&self) -> u32 {
+        self.group
     }
 }
 

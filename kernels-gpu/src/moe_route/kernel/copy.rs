@@ -16,10 +16,10 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_xor},
 };
 
-use super::decode;
+use super::{decode, lists::filled};
 use crate::{
     epilogue::convert,
-    moe_route::abi::{Lists, PIECE, Route, pieces, token_tiles},
+    moe_route::abi::{Lists, NO_ROW, PIECE, Route, pieces, token_tiles},
     units::{K_BLOCK, LANE_WORDS, ROW_LANES, WORD_ELEMENTS, element},
 };
 
@@ -50,6 +50,9 @@ pub(super) unsafe fn run(route: &Route, block: u32) {
     unsafe {
         if route.shared_lists != 0 {
             write_shared_lists(route, block * Route::THREADS + thread::thread_idx_x());
+        }
+        if route.tokens == 0 {
+            return;
         }
         let mut parts = [Part::NONE; Route::WARP_PIECES as usize];
         unrolled!(part in [0 1 2 3] while part < parts.len() => {
@@ -92,17 +95,18 @@ impl Piece {
 unsafe fn write_shared_lists(route: &Route, thread: u32) {
     const NUMBER: u64 = size_of::<u32>() as u64;
     let tokens = route.token_count;
-    let lists = Lists::new(u64::from(tokens), 1);
+    let lists = Lists::filled(u64::from(tokens), 1, route.row_multiple);
+    let rows = filled(tokens, route.row_multiple);
     let number = |list: u64, index: u32| GlobalAddress::new(route.shared_lists) + list + u64::from(index) * NUMBER;
     // SAFETY: each number of the lists once.
     unsafe {
-        st_global_b32_where(thread < tokens, number(lists.rows, thread), thread);
+        st_global_b32_where(thread < rows, number(lists.rows, thread), if thread < tokens { thread } else { NO_ROW });
         st_global_b32_where(thread < tokens, number(lists.places, thread), thread);
         if thread < Lists::TICKETS {
             st_global_b32_where(true, number(lists.tickets, thread), 0);
             assert_unchecked(route.shared_tile_tokens > 0);
-            let tiles = token_tiles(tokens, route.shared_tile_tokens);
-            st_global_b32_where(thread < 2, number(lists.firsts, thread), if thread == 0 { 0 } else { tokens });
+            let tiles = token_tiles(rows, route.shared_tile_tokens);
+            st_global_b32_where(thread < 2, number(lists.firsts, thread), if thread == 0 { 0 } else { rows });
             st_global_b32_where(thread < 2, number(lists.tile_firsts, thread), if thread == 0 { 0 } else { tiles });
         }
     }

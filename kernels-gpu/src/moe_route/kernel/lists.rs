@@ -72,7 +72,7 @@ pub(super) unsafe fn make(route: &Route) {
     // SAFETY: tiles have tokens, and a cluster has blocks.
     unsafe { assert_unchecked(route.tile_tokens > 0 && blocks > 0 && blocks <= Route::MAX_CLUSTER) };
     let segment = Segment::new(route, blocks * Route::WARPS, block * Route::WARPS + warp);
-    let lists = Lists::new(u64::from(segment.choices), route.experts);
+    let lists = Lists::filled(u64::from(segment.choices), route.experts, route.row_multiple);
     let list = |offset: u64| GlobalAddress::new(route.lists) + offset;
     let (rows, places) = (list(lists.rows), list(lists.places));
     // SAFETY: every thread comes here, so that all are at each barrier. Until the first one, a warp's counts are its own; until the
@@ -137,12 +137,14 @@ pub(super) unsafe fn make(route: &Route) {
             }
         }
         let sums = shared.sums();
-        let rows_in_warp = scan_warp(rows_of_all, sums);
-        let tiles_in_warp = scan_warp(token_tiles(rows_of_all, route.tile_tokens), sums + Route::WARPS * NUMBER);
+        let rows_filled = filled(rows_of_all, route.row_multiple);
+        let rows_in_warp = scan_warp(rows_filled, sums);
+        let tiles_in_warp = scan_warp(token_tiles(rows_filled, route.tile_tokens), sums + Route::WARPS * NUMBER);
         thread::sync_threads();
         let end = rows_in_warp + warps_before(sums);
+        let begin = end - rows_filled;
         if is_expert {
-            st_shared_b32(shared.first(thread), end - rows_of_all + rows_before);
+            st_shared_b32(shared.first(thread), begin + rows_before);
         }
         thread::sync_threads();
 
@@ -159,6 +161,9 @@ pub(super) unsafe fn make(route: &Route) {
             st_global_b32_where(thread == 0, number(lists.tile_firsts, 0), 0);
             st_global_b32_where(is_expert, number(lists.firsts, thread + 1), end);
             st_global_b32_where(is_expert, number(lists.tile_firsts, thread + 1), tiles_end);
+            for row in begin + rows_of_all..end {
+                st_global_b32_where(true, number(lists.rows, row), NO_ROW);
+            }
         }
     }
 }
@@ -462,4 +467,10 @@ impl Token {
             self.index += 1;
         }
     }
+}
+
+/// So many rows, filled up to a multiple of a power of two.
+#[inline(always)]
+pub(super) fn filled(rows: u32, row_multiple: u32) -> u32 {
+    (rows + row_multiple - 1) & !(row_multiple - 1)
 }

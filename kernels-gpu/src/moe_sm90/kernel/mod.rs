@@ -1,8 +1,8 @@
-//! How the layer's products work on Hopper.
+//! How the layer's products work on Hopper, and on whatever has `mma.sync` in place of `wgmma`.
 //!
 //! A block asks for its tiles as it goes. Its first warp finds out what a tile is from the lists that a grid before has made,
 //! writes it down for the others, and loads weights, a few bulk copies a stage. Three warps gather tokens, 16 bytes a copy, since
-//! rows lie anywhere and bulk copies cannot gather. Two or four warpgroups decode weights in registers and multiply
+//! rows lie anywhere and bulk copies cannot gather. Up to four warpgroups decode weights in registers and multiply
 //! ([`sm90`](crate::sm90)).
 //!
 //! ```text
@@ -16,9 +16,10 @@ mod tiles;
 mod tokens;
 mod weights;
 
+use core::marker::PhantomData;
+
 use cuda_std::{
     fence::fence_mbarrier_init,
-    kernel,
     mbarrier::{MBARRIER_BYTES, Mbarrier},
     shared::{SharedAddress, dynamic_shared_address},
     thread,
@@ -27,12 +28,17 @@ use cuda_std::{
 
 use self::multiply::{Decode, Packed};
 use crate::{
-    moe_sm90::abi::{INSTANCES, Index, Instance, Launch, TILE_BYTES, TILE_SLOTS, instances},
+    moe_sm90::abi::{Instance, Launch},
     ring::{Ring, ring_bytes},
-    sm90::{PingPong, TURN_BARRIERS, WARPS, give_registers, take_registers},
-    units::TokenType,
+    sm90::{PingPong, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, WARPS, give_registers, take_registers},
 };
 
+/// An instance, as a type.
+pub(crate) trait Built {
+    const INSTANCE: Instance;
+}
+
+/// Makes the entries of a list of instances, each a type of its own.
 macro_rules! entries {
     ($($entry:ident = $instance:expr;)*) => {$(
         /// One of [`INSTANCES`].
@@ -43,21 +49,26 @@ macro_rules! entries {
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
             const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
+            struct This;
+            impl Built for This {
+                const INSTANCE: Instance = INSTANCE;
+            }
             // SAFETY: the contract is this function's too.
-            unsafe { Moe::<{ Index::$entry as usize }, IS_BF16, { INSTANCE.shape().parts() }>::run(launch) }
+            unsafe { Moe::<This, IS_BF16, { INSTANCE.shape().parts() }>::run(launch) }
         }
     )*};
 }
-instances!(entries);
+pub(crate) use entries;
 
-/// The kernel as one of [`INSTANCES`], whose tokens are bf16 or f16, and whose threads have `P` parts of a stage.
-struct Moe<const INDEX: usize, const BF16: bool, const P: usize> {
+/// The kernel as an instance, whose tokens are bf16 or f16, and whose threads have `P` parts of a stage.
+pub(crate) struct Moe<I, const BF16: bool, const P: usize> {
     launch: Launch,
     shared: SharedAddress,
+    instance: PhantomData<I>,
 }
 
-impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
-    const INSTANCE: Instance = INSTANCES[INDEX];
+impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
+    const INSTANCE: Instance = I::INSTANCE;
     const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
 
     // The first warpgroup loads: its first warp weights, the others tokens. The other warpgroups multiply.
@@ -116,12 +127,12 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
     /// # Safety
     /// The contract in this folder's `mod.rs`.
     #[inline(always)]
-    unsafe fn run(launch: Launch)
+    pub(crate) unsafe fn run(launch: Launch)
     where
         Packed<BF16>: Decode,
     {
         const { Self::CHECK };
-        let this = Self { launch, shared: dynamic_shared_address() };
+        let this = Self { launch, shared: dynamic_shared_address(), instance: PhantomData };
         // SAFETY: barriers have places of their own in shared memory, and are initialised before any thread passes
         // `sync_threads`. Every thread of the block takes part in what the block does together, and every thread of a
         // warpgroup in what the warpgroup does together; each role is one warp's or one warpgroup's.
@@ -139,14 +150,18 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
             // The same value in all lanes; through the shuffle the compiler knows that it is.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             if warp < WARPS {
-                give_registers(Self::INSTANCE.shape());
+                if Self::INSTANCE.shares_registers() {
+                    give_registers(Self::INSTANCE.shape());
+                }
                 if warp == Self::WEIGHT_WARP {
                     this.load_weights();
                 } else {
                     this.gather_tokens(warp - 1);
                 }
             } else {
-                take_registers(Self::INSTANCE.shape());
+                if Self::INSTANCE.shares_registers() {
+                    take_registers(Self::INSTANCE.shape());
+                }
                 this.multiply(warp / WARPS - 1);
             }
         }

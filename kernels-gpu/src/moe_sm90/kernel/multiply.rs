@@ -9,17 +9,15 @@ use cuda_std::{
     wgmma,
 };
 
-use super::{
-    Moe,
-    tiles::{Tile, from_first_lane},
-};
+use super::{Built, Moe};
 use crate::{
     format::{OUTPUT_BF16, OUTPUT_F16},
     moe_sm90::abi::Launch,
     ring::Ring,
     sm90::{
-        Alpha, BIAS_BYTES, Consumer, Fragment, Kind, LANE_WORDS, Shape, Target,
+        Alpha, BIAS_BYTES, Consumer, Fragment, Kind, LANE_WORDS, Shape, Target, Tile,
         decode::{BF16_UNSCALE, Bf16Scales, F16_UNSCALE, Scales, decode_weights, decode_weights_bf16},
+        from_first_lane,
     },
     units::{
         K_BLOCK, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, lane_place, lane_scales, lane_words, row_bytes,
@@ -27,7 +25,7 @@ use crate::{
     },
 };
 
-impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P>
+impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P>
 where
     Packed<BF16>: Decode,
 {
@@ -39,7 +37,7 @@ where
     #[inline(always)]
     pub(super) unsafe fn multiply(&self, consumer: u32) {
         let k = self.launch.k;
-        let kind: Units<INDEX, BF16, P> = Units::new(k, &Self::rows_of(Fragment::new(consumer)));
+        let kind: Units<I, BF16, P> = Units::new(k, &Self::rows_of(Fragment::new(consumer)));
         let (stages, buffers, mut tiles) = (self.stages(), self.buffers(), self.tiles());
         let mut consumer: Consumer<_, P> =
             Consumer::new(kind, self.shared, consumer, stages, buffers, self.turn_barriers());
@@ -59,7 +57,7 @@ where
                 let Launch { c, n, bias, activation, .. } = self.launch;
                 // `n` is opaque, so that no register holds a multiple of it over the main loop.
                 let of_expert = u64::from(expert) * u64::from(opaque_b32(n)) * BIAS_BYTES;
-                let target: Target<Units<INDEX, BF16, P>> = Target {
+                let target: Target<Units<I, BF16, P>> = Target {
                     c,
                     n,
                     alpha: Alpha::OfMatrices(alpha.map(f32::from_bits)),
@@ -84,7 +82,7 @@ where
 }
 
 /// How weights are decoded for a type of tokens.
-pub(super) trait Decode {
+pub(crate) trait Decode {
     /// What a decoded weight lacks of its value.
     const UNSCALE: f32;
     /// The numbers that are multiplied.
@@ -99,7 +97,7 @@ pub(super) trait Decode {
 }
 
 /// Weights packed for bf16, or for f16.
-pub(super) struct Packed<const BF16: bool>;
+pub(crate) struct Packed<const BF16: bool>;
 
 impl Decode for Packed<false> {
     const UNSCALE: f32 = F16_UNSCALE;
@@ -134,21 +132,23 @@ impl Decode for Packed<true> {
 }
 
 /// A stage that holds [`units`](crate::units).
-struct Units<const INDEX: usize, const BF16: bool, const P: usize> {
+struct Units<I, const BF16: bool, const P: usize> {
     k: u32,
     /// Where the words of the thread's first row lie in a panel of a whole k-block.
     words: u32,
     /// Where the first row's scales lie, as `words`.
     scales: u32,
+    instance: PhantomData<I>,
 }
 
-impl<const INDEX: usize, const BF16: bool, const P: usize> Units<INDEX, BF16, P> {
+impl<I: Built, const BF16: bool, const P: usize> Units<I, BF16, P> {
     /// For sums over `k` elements.
     #[inline(always)]
     fn new(k: u32, fragment: &Fragment) -> Self {
         let (unit, row) = (fragment.rows[0] / UNIT_ROWS * UNIT_BYTES, fragment.rows[0] % UNIT_ROWS);
         let words = unit + lane_place(K_BLOCK, row, fragment.lane);
-        Self { k, words, scales: unit + scale_place(K_BLOCK, row, fragment.lane) }
+        let scales = unit + scale_place(K_BLOCK, row, fragment.lane);
+        Self { k, words, scales, instance: PhantomData }
     }
 }
 
@@ -166,37 +166,37 @@ impl<D: Decode> Clone for Rows<D> {
 
 impl<D: Decode> Copy for Rows<D> {}
 
-impl<const INDEX: usize, const BF16: bool, const P: usize> Kind<P> for Units<INDEX, BF16, P>
+impl<I: Built, const BF16: bool, const P: usize> Kind<P> for Units<I, BF16, P>
 where
     Packed<BF16>: Decode,
 {
-    const SHAPE: Shape = Moe::<INDEX, BF16, P>::INSTANCE.shape();
+    const SHAPE: Shape = Moe::<I, BF16, P>::INSTANCE.shape();
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
     const COPIED_BY_THREADS: bool = true;
-    const BY_WARPS: bool = Moe::<INDEX, BF16, P>::INSTANCE.by_warps;
+    const BY_WARPS: bool = Moe::<I, BF16, P>::INSTANCE.by_warps;
     const ANY_ACTIVATION: bool = true;
     type Number = <Packed<BF16> as Decode>::Number;
     type Part = Rows<Packed<BF16>>;
 
     #[inline(always)]
     fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress {
-        Moe::<INDEX, BF16, P>::stage(shared, stages)
+        Moe::<I, BF16, P>::stage(shared, stages)
     }
 
     #[inline(always)]
     fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
-        Moe::<INDEX, BF16, P>::buffer(shared, buffers)
+        Moe::<I, BF16, P>::buffer(shared, buffers)
     }
 
     #[inline(always)]
     unsafe fn load(&self, stage: SharedAddress, _fragment: &Fragment, k_block: u32) -> [Rows<Packed<BF16>>; P] {
-        let panel = |part: usize| stage + Moe::<INDEX, BF16, P>::panel(part as u32);
+        let panel = |part: usize| stage + Moe::<I, BF16, P>::panel(part as u32);
         // SAFETY: the panels of the stage, which is full. Panels lie one behind the other, so that the rows of a narrow plain tile do.
         unsafe {
             if k_block < self.k / K_BLOCK {
                 core::array::from_fn(|part| self.load_whole(panel(part)))
             } else {
-                let fragment = Moe::<INDEX, BF16, P>::rows_of(Fragment::anew());
+                let fragment = Moe::<I, BF16, P>::rows_of(Fragment::anew());
                 let columns = block_columns(self.k, k_block);
                 core::array::from_fn(|part| Self::load_ragged(panel(part), &fragment, columns))
             }
@@ -211,13 +211,13 @@ where
     }
 }
 
-impl<const INDEX: usize, const BF16: bool, const P: usize> Units<INDEX, BF16, P>
+impl<I: Built, const BF16: bool, const P: usize> Units<I, BF16, P>
 where
     Packed<BF16>: Decode,
 {
     /// A thread's two rows are one row of both panels, in a narrow gated tile; else they are neighbours in one panel, which are
     /// exchanged in odd pairs.
-    const ROW_OF_BOTH: bool = Moe::<INDEX, BF16, P>::INSTANCE.narrow && Moe::<INDEX, BF16, P>::INSTANCE.matrices == 2;
+    const ROW_OF_BOTH: bool = Moe::<I, BF16, P>::INSTANCE.narrow && Moe::<I, BF16, P>::INSTANCE.matrices == 2;
 
     /// Loads a thread's rows of the panel at this address, or of it and the next one. A stage holds whole k-blocks.
     ///
@@ -230,7 +230,7 @@ where
         // A row and its neighbour differ in one bit of their places.
         const { assert!(UNIT_BYTES.is_multiple_of(2 * WORDS) && WORDS.is_power_of_two() && SCALES.is_power_of_two()) };
         let second = |place: u32, row_bytes: u32| {
-            if Self::ROW_OF_BOTH { place + Moe::<INDEX, BF16, P>::panel(1) } else { place ^ row_bytes }
+            if Self::ROW_OF_BOTH { place + Moe::<I, BF16, P>::panel(1) } else { place ^ row_bytes }
         };
         // SAFETY: inside of the panels, which are full; a unit lies at a multiple of 16.
         unsafe {
@@ -249,11 +249,11 @@ where
     #[inline(always)]
     unsafe fn load_ragged(panel: SharedAddress, fragment: &Fragment, columns: u32) -> Rows<Packed<BF16>> {
         let (lane, words) = (fragment.lane, lane_words(columns));
-        let piece_rows = Moe::<INDEX, BF16, P>::INSTANCE.piece_rows();
+        let piece_rows = Moe::<I, BF16, P>::INSTANCE.piece_rows();
         let unit = |index: usize| {
             let (row, panel) = (
                 fragment.rows[index],
-                if Self::ROW_OF_BOTH { panel + Moe::<INDEX, BF16, P>::panel(index as u32) } else { panel },
+                if Self::ROW_OF_BOTH { panel + Moe::<I, BF16, P>::panel(index as u32) } else { panel },
             );
             let piece = row / piece_rows * (piece_rows / UNIT_ROWS * UNIT_BYTES);
             panel + piece + row % piece_rows / UNIT_ROWS * unit_bytes(columns)

@@ -16,10 +16,10 @@ use cuda_std::{
     warp::{ALL_LANES, lane_id, sync_warp},
 };
 
-use super::{Moe, tiles::Tile};
+use super::{Built, Moe};
 use crate::{
     moe_sm90::abi::{SOURCE_BYTES, STRIP_SOURCE_BYTES},
-    sm90::{CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, K_BLOCK, STRIP_BYTES},
+    sm90::{CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, K_BLOCK, STRIP_BYTES, Tile},
     units::{block_columns, block_start, k_blocks},
 };
 
@@ -35,7 +35,7 @@ const COPY_CHUNKS: u32 = 4;
 /// Copies that bring a strip.
 const STRIP_COPIES: u32 = K_BLOCK / CHUNK_ELEMENTS / COPY_CHUNKS;
 
-impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
+impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     /// Gathers the tokens of the block's tiles. One warp, the `warp`-th of [`Self::TOKEN_WARPS`]; each brings every third strip.
     ///
     /// # Safety

@@ -3,30 +3,22 @@
 use cuda_std::{
     global::GlobalAddress,
     griddepcontrol::griddepcontrol_wait,
-    mbarrier::{Mbarrier, mbarrier_arrive_expect_tx},
-    shared::SharedAddress,
+    mbarrier::mbarrier_arrive_expect_tx,
     thread,
-    tma::cp_async_bulk_shared_global,
     warp::{ALL_LANES, lane_id, sync_warp},
 };
 
-use super::{
-    Moe,
-    tiles::{Tile, from_first_lane},
-};
+use super::{Built, Moe};
 use crate::{
     ring::Ring,
-    sm90::PANELS,
-    units::{K_BLOCK, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, unit_bytes, unit_offset},
+    sm90::{PANELS, Piece, Tile, from_first_lane},
+    units::{K_BLOCK, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, unit_bytes},
 };
-
-/// Units of a whole slab.
-const SLAB_UNITS: u32 = SLAB_ROWS / UNIT_ROWS;
 
 /// The most pieces of a stage.
 const MAX_PIECES: usize = 4;
 
-impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
+impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     /// Units that a piece has room for.
     const PIECE_UNITS: u32 = Self::INSTANCE.piece_rows() / UNIT_ROWS;
 
@@ -48,13 +40,14 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
             if self.launch.lists_pending != 0 {
                 griddepcontrol_wait();
             }
-            let mut asked = self.ask();
-            let mut tile = self.find(thread::block_idx_x());
+            let lists = self.lists();
+            let mut asked = lists.ask();
+            let mut tile = lists.find(thread::block_idx_x());
             self.write_down(&mut tiles, &tile);
             while tile.tokens > 0 {
-                let next = self.find(from_first_lane(asked));
+                let next = lists.find(from_first_lane(asked));
                 self.write_down(&mut tiles, &next);
-                asked = if next.tokens > 0 { self.ask() } else { 0 };
+                asked = if next.tokens > 0 { lists.ask() } else { 0 };
                 self.load_tile(&tile, &mut stages);
                 tile = next;
             }
@@ -106,50 +99,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Moe<INDEX, BF16, P> {
             _ => (self.launch.b[0], row),
         };
         let row = if tile.first_column + row < n { tile.first_column + row } else { tile.first_column };
-        let unit = row / UNIT_ROWS;
         let expert = GlobalAddress::new(matrix) + u64::from(tile.expert) * self.launch.expert_bytes;
-        // Of the slab's first unit, since units of a k-block follow those of the one before it in the whole slab.
-        let (slab_unit, in_slab) = (unit / SLAB_UNITS * SLAB_UNITS, unit % SLAB_UNITS);
-        Piece {
-            slab: expert + unit_offset(n, k, slab_unit, 0),
-            slab_units: (n / UNIT_ROWS - slab_unit).min(SLAB_UNITS),
-            first: in_slab,
-            units: (n / UNIT_ROWS - unit).min(Self::PIECE_UNITS),
-        }
-    }
-}
-
-/// Rows of a panel that lie together in a stage, and where their units lie.
-#[derive(Clone, Copy)]
-struct Piece {
-    /// Their slab's first k-block.
-    slab: GlobalAddress,
-    /// Units of the slab.
-    slab_units: u32,
-    /// The piece's first one.
-    first: u32,
-    /// Units of the piece, no more than it has room for.
-    units: u32,
-}
-
-impl Piece {
-    /// Loads the units of a k-block, each of so many bytes, which come behind `before` bytes of every unit in the k-blocks before.
-    /// If there are fewer than the piece has room for, the same again stand in for those that lack: what becomes of them is not
-    /// written to C.
-    ///
-    /// # Safety
-    /// The units lie there; the room for them at `target` is empty.
-    #[inline(always)]
-    unsafe fn load(&self, target: SharedAddress, before: u32, unit_bytes: u32, room: u32, full: Mbarrier) {
-        let source = self.slab + u64::from(self.slab_units * before + self.first * unit_bytes);
-        let mut loaded = 0;
-        while loaded < room {
-            let more = self.units.min(room - loaded);
-            // SAFETY: what `# Safety` above asks.
-            unsafe {
-                cp_async_bulk_shared_global(target + loaded * unit_bytes, source, more * unit_bytes, full);
-            }
-            loaded += more;
-        }
+        Piece::new(expert, n, k, row / UNIT_ROWS, Self::PIECE_UNITS)
     }
 }

@@ -6,6 +6,7 @@ mod cuda;
 use nvfp4::backend::cuda::LinearLauncher;
 use nvfp4::bias::Bias;
 use nvfp4::format::BLOCK;
+use nvfp4::fp8::TokenFormat;
 use nvfp4::linear::LinearSizes;
 use nvfp4::problem::OutDtype;
 use pyo3::prelude::*;
@@ -46,7 +47,7 @@ impl Operands<'_> {
     fn sizes(&self, n: usize) -> PyResult<LinearSizes> {
         let Self { out, x, weights } = self;
         let [tokens, k] = x.expect_dimensions("[tokens, K]")?;
-        let without = LinearSizes { n, k, dtype: x.token_type()?, bias: false };
+        let without = LinearSizes { n, k, dtype: x.token_type()?, bias: false, token_format: TokenFormat::Bits16 };
         without.check().map_err(|error| x.invalid(error))?;
         out.expect_dtype(&[x.dtype])?;
         out.expect_shape(&[tokens, n])?;
@@ -81,7 +82,7 @@ fn packed_bytes(sizes: &LinearSizes, place: Place) -> usize {
 }
 
 fn sizes_of(out_features: usize, in_features: usize, dtype: OutDtype, bias: bool) -> PyResult<LinearSizes> {
-    let sizes = LinearSizes { n: out_features, k: in_features, dtype, bias };
+    let sizes = LinearSizes { n: out_features, k: in_features, dtype, bias, token_format: TokenFormat::Bits16 };
     sizes.check().map_err(|error| invalid("values", error))?;
     Ok(sizes)
 }

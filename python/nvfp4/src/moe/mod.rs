@@ -6,6 +6,7 @@ mod cuda;
 use nvfp4::backend::cuda::MoeLauncher;
 use nvfp4::bias::Bias;
 use nvfp4::format::BLOCK;
+use nvfp4::fp8::TokenFormat;
 use nvfp4::kernels::moe::{weight_bytes, workspace_bytes};
 use nvfp4::moe::{Activation, MoeSizes};
 use nvfp4::problem::OutDtype;
@@ -81,6 +82,7 @@ impl Kind {
             dtype,
             activation,
             biases,
+            token_format: TokenFormat::Bits16,
         };
         sizes.check().map_err(exception)?;
         Ok(sizes)

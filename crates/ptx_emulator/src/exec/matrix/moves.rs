@@ -1,5 +1,5 @@
 //! `ldmatrix`, `stmatrix`, `movmatrix`: 8×8 matrices of 16-bit elements between shared memory and fragments. `ldmatrix` also
-//! takes matrices of 8×16 elements of 4 or 6 bits, and makes a byte of each.
+//! takes matrices of 8×16 and 16×16 elements of 4 or 6 bits, and makes a byte of each, and 16×16 bytes.
 
 use std::sync::Arc;
 
@@ -18,10 +18,12 @@ use crate::operand::{Address, Dst, Row, Src};
 use crate::timing::core as timing;
 use crate::types::{Space, Type};
 
-/// Rows of a matrix.
+/// Rows of a matrix; a 16×16 matrix is two of them, one below the other, with a register each.
 const ROWS: usize = 8;
 /// Bytes of a row.
 const ROW_BYTES: usize = 16;
+/// The most registers that an instruction fills.
+const MOST_REGISTERS: usize = 4;
 
 /// A matrix in memory, row after row.
 type Matrix = [[u8; ROW_BYTES]; ROWS];
@@ -34,14 +36,15 @@ struct Matrices {
 }
 
 impl Matrices {
-    fn decode(i: &mut Parsed<'_>, address: usize, registers: usize) -> Result<Matrices> {
+    /// Decodes them; each is to have so many of the instruction's registers.
+    fn decode(i: &mut Parsed<'_>, address: usize, registers: usize, of_each: usize) -> Result<Matrices> {
         let address = i.address(address)?;
         let count = match i.one_of(&["x2", "x4"]) {
             Some("x2") => 2,
             Some(_) => 4,
             None => 1,
         };
-        if registers != count {
+        if registers != count * of_each {
             return Err(DecodeError::invalid("wrong number of registers"));
         }
         Ok(Matrices { address, space: i.space_at(&address), trans: i.has("trans") })
@@ -108,6 +111,8 @@ pub struct LdMatrix {
     from: Matrices,
     /// Bits of an element that becomes a byte; none where elements stay as they are.
     widened: Option<u32>,
+    /// Whether matrices have 16 rows.
+    tall: bool,
 }
 
 /// The 16 elements of so many bits at the start of a row, each in the low bits of a byte of its own (PTX ISA, "ldmatrix":
@@ -117,17 +122,30 @@ fn widen(row: &[u8; ROW_BYTES], bits: u32) -> [u8; ROW_BYTES] {
     std::array::from_fn(|element| (packed >> (element as u32 * bits)) as u8 & (u8::MAX >> (8 - bits)))
 }
 
+/// A 16×16 matrix as the fragment that its first or second register holds, four elements a lane.
+fn tall_fragment(halves: &[Matrix], register: u32) -> Row {
+    std::array::from_fn(|lane| {
+        let byte = |byte| {
+            let Position { row, column } = fragment::ldmatrix_m16n16(lane as u32, register, byte);
+            halves[row as usize / ROWS][row as usize % ROWS][column as usize]
+        };
+        u32::from_le_bytes([0, 1, 2, 3].map(byte)).into()
+    })
+}
+
 impl Instruction for LdMatrix {
     fn decode(i: &mut Parsed<'_>) -> Result<LdMatrix> {
         let out = i.dst_vector(0)?;
         let registers = out.iter().filter_map(|d| d.register).collect();
         let widened = i.one_of(&["b4x16_p64", "b6x16_p32"]).map(|source| if source == "b4x16_p64" { 4 } else { 6 });
-        Ok(LdMatrix { from: Matrices::decode(i, 1, out.len())?, out, registers, widened })
+        let tall = i.has("m16n16");
+        let from = Matrices::decode(i, 1, out.len(), if tall { 2 } else { 1 })?;
+        Ok(LdMatrix { from, out, registers, widened, tall })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        for (n, d) in self.out.iter().enumerate() {
-            let mut matrix = Matrix::default();
+        let mut matrices = [Matrix::default(); MOST_REGISTERS];
+        for (n, matrix) in matrices[..self.out.len()].iter_mut().enumerate() {
             for (row, bytes) in matrix.iter_mut().enumerate() {
                 let from = self.from.row(w, n, row);
                 match self.widened {
@@ -146,7 +164,14 @@ impl Instruction for LdMatrix {
                 }
             }
             self.from.count_bank_conflicts(w, m, n);
-            d.write(w, mask, &self.from.fragment(&matrix));
+        }
+        for (n, d) in self.out.iter().enumerate() {
+            let fragment = if self.tall {
+                tall_fragment(&matrices[n / 2 * 2..][..2], n as u32 % 2)
+            } else {
+                self.from.fragment(&matrices[n])
+            };
+            d.write(w, mask, &fragment);
         }
         if let Some(timed) = &mut m.timed {
             let cycles = (0..self.out.len()).map(|n| self.from.shared_cycles(w, n)).sum();
@@ -166,7 +191,7 @@ pub struct StMatrix {
 impl Instruction for StMatrix {
     fn decode(i: &mut Parsed<'_>) -> Result<StMatrix> {
         let from = i.src_vector(1, Type::B32)?;
-        Ok(StMatrix { to: Matrices::decode(i, 0, from.len())?, from })
+        Ok(StMatrix { to: Matrices::decode(i, 0, from.len(), 1)?, from })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, _: u32) -> Stopped<Flow> {

@@ -7,6 +7,7 @@ use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::maps;
 use crate::backend::cuda::planned::ReadyLaunch;
+use crate::backend::refuse_fp8;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
@@ -121,6 +122,7 @@ impl LinearLauncher {
         stream: CUstream,
     ) -> Result<(), Error> {
         sizes.check()?;
+        refuse_fp8("linear", "this card", sizes.token_format)?;
         tensor.check(sizes)?;
         check_weights(weights)?;
         let PackedWeights { invalid, layer, .. } = PackedWeights::at(sizes, weights);

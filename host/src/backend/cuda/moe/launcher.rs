@@ -1,6 +1,6 @@
 //! MoE layers in the caller's memory: weights are packed there and calls are launched, all on the caller's stream.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytemuck::Zeroable;
 use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
@@ -9,13 +9,16 @@ use kernels_gpu::units::matrix_bytes;
 
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::planned::ReadyLaunch;
+use crate::backend::refuse_fp8;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
-use crate::kernels::builds;
-use crate::kernels::launch::{ALIGNMENT, Launch, output_code};
+use crate::fp8::TokenFormat;
+use crate::kernels::kernel::Kernel;
+use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::moe::{
-    self, MoeArguments, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, workspace_bytes,
+    self, MoeArguments, MoeKernels, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, packing,
+    workspace_bytes,
 };
 use crate::kernels::moe_pack::MoePack;
 use crate::kernels::moe_pack::row_order::RowOrder;
@@ -108,6 +111,9 @@ pub struct PackedMoe {
     pub expert_map: CUdeviceptr,
 }
 
+/// Entries by name.
+type Functions = [(&'static str, CUfunction)];
+
 /// Packs and launches MoE layers that lie in the caller's memory; made by [`Cuda::moe_launcher`](super::super::Cuda::moe_launcher),
 /// one for all layers of a device.
 ///
@@ -115,8 +121,12 @@ pub struct PackedMoe {
 /// a call may be captured into the engine's own graph.
 #[derive(Clone)]
 pub struct MoeLauncher {
+    /// Those that run on the device.
+    pub(super) kernels: MoeKernels,
     /// The entries, by name; good for as long as the device.
-    functions: Arc<[(&'static str, CUfunction)]>,
+    functions: Arc<Functions>,
+    /// Those for tokens in FP8, which are loaded when the first such layer is packed.
+    fp8_functions: Arc<OnceLock<Box<Functions>>>,
     device: Arc<Device>,
 }
 
@@ -132,19 +142,24 @@ impl MoeLauncher {
     /// Loads the kernels.
     pub(in crate::backend::cuda) fn new(device: Arc<Device>) -> Result<Self, Error> {
         let (major, minor) = device.info.capability;
-        if moe::KERNELS.iter().any(|kernel| builds::find(kernel.name(), (major, minor)).is_none()) {
+        let kernels = MoeKernels::of((major, minor)).ok_or_else(|| {
             let text = format!("there is no MoE layer for compute capability {major}.{minor} yet; take the CPU");
-            return Err(Error::NotComputed(text));
+            Error::NotComputed(text)
+        })?;
+        let functions = load(&device, &kernels.all())?;
+        Ok(Self { kernels, functions: functions.into(), fp8_functions: Arc::default(), device })
+    }
+
+    /// Loads what a layer needs besides whose tokens have this format, before a stream may be captured.
+    pub(super) fn load(&self, token_format: TokenFormat) -> Result<(), Error> {
+        if !self.kernels.fp8 {
+            return refuse_fp8("MoE", "this card", token_format);
         }
-        let entered = device.enter()?;
-        let mut functions = Vec::new();
-        for (kernel, entry) in
-            moe::KERNELS.into_iter().flat_map(|kernel| kernel.entries().into_iter().map(move |entry| (kernel, entry)))
-        {
-            functions.push((entry.name, device.function(kernel.name(), &entry)?));
+        if token_format == TokenFormat::Fp8 && self.fp8_functions.get().is_none() {
+            let functions = load(&self.device, &moe::FP8_KERNELS)?;
+            self.fp8_functions.get_or_init(|| functions.into());
         }
-        drop(entered);
-        Ok(Self { functions: functions.into(), device })
+        Ok(())
     }
 
     /// Queues the packing of a checkpoint's tensors, which are not needed any more when the stream has come past it.
@@ -167,6 +182,7 @@ impl MoeLauncher {
         stream: CUstream,
     ) -> Result<(), Error> {
         sizes.check()?;
+        self.load(sizes.token_format)?;
         if shared.is_some() != sizes.shared_intermediate.is_some() {
             return Err(Error::Invalid("tensors of a shared expert and its intermediate size come together".into()));
         }
@@ -215,6 +231,7 @@ impl MoeLauncher {
         let PlacedExperts { gate_up, down, alpha, bias } = placed.expect("checked when packing begins");
         let Matrices { count, rows, k } = Matrices::of(sizes, of_shared, projection);
         let (is_down, bytes) = (projection == 2, matrix_bytes(rows, k));
+        let order = RowOrder::of_projection(projection, packing(sizes));
         // Up lies behind gate, if there is one.
         let (before, of_both) = if sizes.activation.has_gate() { (projection as u64, 2) } else { (0, 1) };
         let pack = Pack {
@@ -228,15 +245,15 @@ impl MoeLauncher {
             matrices: count,
             rows,
             k,
-            ordered_rows: u32::from(!is_down),
-            token_type: output_code(sizes.dtype),
+            ordered_rows: (order == RowOrder::OfK).into(),
+            token_type: packing(sizes) as u32,
             ..Pack::zeroed()
         };
         let biases = if bias[projection] == 0 {
             Vec::new()
         } else {
             let numbers = tensor.bias.map(|bias| bias.numbers(sizes.dtype));
-            RowOrder::of_projection(projection).biases(numbers.as_deref(), count as usize, rows as usize)
+            order.biases(numbers.as_deref(), count as usize, rows as usize)
         };
         let copies = [(alpha[projection], tensor.global_scales), (bias[projection], &biases[..])];
         // SAFETY: `# Safety` above asks for the tensor, for room at every address, and for the stream. The driver has read what is
@@ -330,7 +347,7 @@ impl MoeLauncher {
         let mut count = 0;
         for (_, chunk) in moe::chunks(&layer.sizes, arguments)? {
             let workspace = Workspace::at(&layer.sizes, chunk.token_count, workspace);
-            for launch in moe::launches(layer, &chunk, &workspace, self.device.info.sms)? {
+            for launch in moe::launches(layer, &chunk, &workspace, self.kernels, self.device.info.sms)? {
                 // SAFETY: `# Safety` above asks for the stream and for all that parameters point to; the device keeps the
                 // functions' modules.
                 unsafe { self.ready(&launch)?.queue(&self.device, stream)? };
@@ -343,10 +360,21 @@ impl MoeLauncher {
     /// A launch with its entry.
     fn ready(&self, launch: &Launch) -> Result<ReadyLaunch, Error> {
         let is_it = |(entry, _): &&(&str, CUfunction)| *entry == launch.grid.entry;
-        let &(_, function) = self.functions.iter().find(is_it).expect("entries are loaded");
+        let of_fp8 = self.fp8_functions.get().into_iter().flatten();
+        let &(_, function) = self.functions.iter().chain(of_fp8).find(is_it).expect("entries are loaded");
         let parameter = launch.write(0, &mut [], &mut |_| unreachable!("the parameter says everything"))?;
         Ok(ReadyLaunch { function, grid: launch.grid, parameter })
     }
+}
+
+/// The entries of kernels, by name.
+fn load(device: &Arc<Device>, kernels: &[&dyn Kernel]) -> Result<Vec<(&'static str, CUfunction)>, Error> {
+    let entered = device.enter()?;
+    let entries = kernels.iter().flat_map(|kernel| kernel.entries().into_iter().map(move |entry| (kernel, entry)));
+    let functions = entries.map(|(kernel, entry)| Ok((entry.name, device.function(kernel.name(), &entry)?)));
+    let functions = functions.collect();
+    drop(entered);
+    functions
 }
 
 /// The matrices of a projection.

@@ -9,6 +9,7 @@ use crate::backend::emulated::{Options, Schedule};
 use crate::format::Matrix;
 use crate::generate::Generator;
 use crate::kernels::launch::output_code;
+use crate::kernels::moe::token_type;
 use crate::kernels::moe_pack::MoePack;
 use crate::moe::generate::{self, Routing};
 use crate::moe::{LayerShape, shape};
@@ -39,6 +40,7 @@ fn layers_with_other_routing_follow_each_other_in_one_workspace() {
     });
     for schedule in [Schedule::Fair, Schedule::Worst, Schedule::Seed(3)] {
         let gpu = hopper(schedule);
+        let kernels = gpu.moe_kernels().unwrap();
         let alone = [0, 1].map(|i| {
             let mut output = MoeOutput::with_stages(&steps[i]);
             EmulatedMoeLayer::new(gpu.clone(), &weights[i]).unwrap().execute(&steps[i], &mut output).unwrap();
@@ -58,7 +60,7 @@ fn layers_with_other_routing_follow_each_other_in_one_workspace() {
             for i in 0..2 {
                 let (sizes, arguments) = (weights[i].sizes(), placed[i].arguments);
                 let workspace = workspace.of(&sizes, 21);
-                for launch in moe::launches(&layers[i], &arguments, &workspace, gpu.sms).unwrap() {
+                for launch in moe::launches(&layers[i], &arguments, &workspace, kernels, gpu.sms).unwrap() {
                     gpu.launch(&mut device, &launch, &mut keep).unwrap();
                 }
             }

@@ -1,0 +1,70 @@
+"""PyTorch on another checkpoint: weights rounded to e4m3 with a scale for each row, tokens and the intermediate likewise.
+
+As `layer_torch.py`, with `torch._scaled_grouped_mm` in place of `torch._grouped_mm`. It is what an FP8 checkpoint costs, whose
+numbers are not those of NVFP4; under `torch.compile`, so that rounding is one kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from layer_inputs import Step, Weights
+from measure import Run
+
+from .layer_torch import decoded
+from .torch_fp8 import rounded
+
+ELEMENT = 1
+# Weights, tokens and the intermediate are rounded to four significant bits once more.
+LARGEST_ERROR = 0.12
+HOW = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+
+
+def layer(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor,
+    gate_up: torch.Tensor, gate_up_scales: torch.Tensor, down: torch.Tensor, down_scales: torch.Tensor,
+    expert_map: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """`[T, H]` of tokens and matrices `gate_up[E, 2I, H]`, `down[E, H, I]` in e4m3, with a scale for each of their rows."""
+    tokens, k = ids.shape
+    owners = ids.flatten()
+    if expert_map is not None:
+        owners = expert_map[owners]
+        owners = torch.where(owners < 0, len(experts), owners)
+    ordered, order = torch.sort(owners)
+    ends = torch.searchsorted(ordered, experts, right=True, out_int32=True)
+    codes, scales = rounded(x)
+    rows = order // k
+    products = torch._scaled_grouped_mm(
+        codes[rows], gate_up.transpose(1, 2), scales[rows], gate_up_scales, offs=ends, **HOW
+    )
+    gate, up = products.chunk(2, dim=-1)
+    codes, scales = rounded(torch.nn.functional.silu(gate) * up)
+    partial = torch._scaled_grouped_mm(codes, down.transpose(1, 2), scales, down_scales, offs=ends, **HOW)
+    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    out = partial[inverse].view(tokens, k, -1)
+    if expert_map is not None:
+        # No group has them, so nothing was written there.
+        out = out.masked_fill((owners == len(experts)).view(tokens, k, 1), 0)
+    return (out * weights.to(out.dtype).unsqueeze(-1)).sum(dim=1)
+
+
+class Layer:
+    """A model's layer, with copies of its weights."""
+
+    def __init__(self, weights: Weights, copies: int) -> None:
+        first = tuple(part for matrices in decoded(weights) for part in rounded(matrices))
+        self.sets = [first] + [tuple(part.clone() for part in first) for _ in range(copies - 1)]
+        torch._dynamo.reset()
+        self.compiled = torch.compile(layer, fullgraph=True, dynamic=False)
+
+    def candidates(self, step: Step, copies: int) -> dict[str, list[Run]]:
+        """One way to run it, on each copy."""
+        experts = torch.arange(step.point.model.local, dtype=torch.int32, device=step.tokens.device)
+
+        def run(tokens: torch.Tensor, *matrices: torch.Tensor) -> torch.Tensor:
+            return self.compiled(tokens, step.ids, step.weights, experts, *matrices, step.expert_map)
+
+        return {"": [functools.partial(run, step.tokens.clone(), *matrices) for matrices in self.sets[:copies]]}

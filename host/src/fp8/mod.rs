@@ -1,0 +1,58 @@
+//! Tokens in e4m3, and weights as an FP8 tensor core takes them: W4A8.
+//!
+//! A layer whose [`TokenFormat`] is [`Fp8`](TokenFormat::Fp8) multiplies tokens and weights of 8 bits, at twice the rate of 16. Its
+//! tokens, its intermediate and its output lie in memory as 16-bit numbers all the same; only what is multiplied differs:
+//!
+//! * A token has a scale, its largest magnitude / 448, and e4m3 codes ([`quantise_token`]). The intermediate is rounded to the
+//!   tokens' type first, and then treated like a token.
+//! * A weight is *folded*: its e2m1 times its block's e4m3, over [`FOLD`], rounded once to e4m3 ([`fold`]).
+//! * Products are added as Hopper's tensor cores add them, with 14 bits ([`sum`]), in the order of [`position`]. That is the
+//!   definition here, not an error: every device has the same sums, to the bit.
+//! * A sum is multiplied by the token's scale and the weights' global scale, and has its bias, in one rounding ([`scaled`]). From there
+//!   on, activation and roundings are as ever.
+//!
+//! `docs/accuracy.md` has what that costs in accuracy.
+
+mod sums;
+mod tokens;
+mod weights;
+
+use serde::Deserialize;
+
+pub use sums::{Factors, STEP, position, sum};
+pub use tokens::{MAGNITUDE_FLOOR, Quantised, quantise_token};
+pub use weights::{FOLD, fold, folded_row};
+
+/// As what a layer's tokens are multiplied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+pub enum TokenFormat {
+    /// As they are, f16 or bf16: products are exact, weights too.
+    #[default]
+    #[serde(rename = "16-bit")]
+    Bits16,
+    /// As e4m3 with a scale for each token, with weights folded to e4m3.
+    #[serde(rename = "fp8")]
+    Fp8,
+}
+
+impl TokenFormat {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Bits16, Self::Fp8];
+
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bits16 => "16-bit",
+            Self::Fp8 => "fp8",
+        }
+    }
+}
+
+/// What a projection makes of a [`sum`]: times the token's scale and the weights' global scale, plus the bias if there is one. The
+/// factor is f32, and so is the fused multiplication and addition.
+#[inline]
+pub fn scaled(sum: f32, token_scale: f32, global: f32, bias: Option<f32>) -> f32 {
+    let factor = token_scale * (FOLD * global);
+    // The sum of anything and -0 is the former.
+    factor.mul_add(sum, bias.unwrap_or(-0.0))
+}

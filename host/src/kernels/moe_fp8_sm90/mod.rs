@@ -1,0 +1,86 @@
+//! The products of an MoE layer on Hopper with tokens in e4m3, `kernels-gpu/src/moe_fp8_sm90/`.
+
+#[cfg(all(test, feature = "cuda"))]
+mod fake;
+
+use kernels_gpu::moe_fp8_sm90::abi::{self, INSTANCES, Instance};
+
+use super::kernel::{Entry, Kernel, op_of};
+use super::launch::{Grid, Launch};
+use super::products::most_token_tiles;
+use crate::problem::Op;
+
+/// The kernel.
+pub(crate) struct MoeFp8Sm90;
+
+impl Kernel for MoeFp8Sm90 {
+    fn name(&self) -> &'static str {
+        "moe_fp8_sm90"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let entry = |of: &Instance| Entry::of_instance(of.entry, of.matrices, of.threads(), of.shared_bytes());
+        INSTANCES.iter().map(entry).collect()
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        fake::launch(launch);
+    }
+}
+
+/// Tokens of the tiles that experts' rows are cut into, if so many rows are expected of so many experts.
+///
+/// The smallest tile that nearly every expert's rows fit, so that its weights are decoded once: where tokens name experts at random, an
+/// expert has more than its mean and two standard deviations one time in forty. One expert has what is expected.
+pub(super) fn tile_tokens(rows: u64, experts: u64) -> u32 {
+    let mean = rows as f64 / experts as f64;
+    let most = if experts == 1 { mean } else { mean + 2.0 * mean.sqrt() };
+    let mut sizes = INSTANCES.iter().map(|instance| instance.tile_tokens);
+    sizes.find(|&tokens| most <= f64::from(tokens)).unwrap_or(abi::MAX_TILE_TOKENS)
+}
+
+impl MoeFp8Sm90 {
+    /// The instance of an operation, in tiles of so many tokens.
+    ///
+    /// # Panics
+    /// If there is none of such tiles.
+    pub fn instance(&self, op: Op, tile_tokens: u32) -> &'static Instance {
+        let is_it = |of: &&Instance| (op_of(of.matrices), of.tile_tokens) == (op, tile_tokens);
+        INSTANCES.iter().find(is_it).expect("there is an instance for both operations and each size of a tile")
+    }
+
+    /// The launch of a product of at most `rows` rows, before each expert's are filled up. It takes as many blocks as there can be
+    /// tiles, up to one for each multiprocessor; a block goes on to further tiles by itself.
+    pub fn product(&self, instance: &Instance, launch: abi::Launch, rows: u64, sms: u32) -> Launch {
+        let token_tiles = most_token_tiles(rows, launch.experts.into(), instance.tile_tokens);
+        let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns()));
+        let grid = Grid {
+            shared_bytes: instance.shared_bytes(),
+            overlaps: true,
+            ..Grid::linear(instance.entry, tiles.min(u64::from(sms)) as u32, instance.threads())
+        };
+        Launch::of_parameter(self.name(), grid, launch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_take_nearly_every_expert_whole() {
+        for (rows, experts, expected) in [
+            (1, 8, 16),
+            (9 * 128, 128, 16),
+            (16 * 128, 128, 32),
+            (32 * 128, 128, 64),
+            (64 * 32, 32, 128),
+            (128 * 8, 8, 256),
+            (4096, 8, 256),
+        ] {
+            assert_eq!(tile_tokens(rows, experts), expected, "{rows} rows of {experts} experts");
+        }
+        assert_eq!([16, 17, 128, 129, 1000].map(|rows| tile_tokens(rows, 1)), [16, 32, 128, 256, 256]);
+    }
+}

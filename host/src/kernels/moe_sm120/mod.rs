@@ -1,0 +1,65 @@
+//! The products of an MoE layer on GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/moe_sm120/`: those of `moe_sm90`, in
+//! instances of which each warp multiplies by itself.
+
+use kernels_gpu::moe_sm90::abi::Instance;
+use kernels_gpu::moe_sm120::abi::INSTANCES;
+
+use super::kernel::{Entry, Kernel};
+use super::products::Products;
+
+/// The kernel.
+pub(crate) struct MoeSm120;
+
+impl Kernel for MoeSm120 {
+    fn name(&self) -> &'static str {
+        "moe_sm120"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let entry = |of: &Instance| Entry::of_instance(of.entry, of.matrices, of.threads(), of.shared_bytes());
+        INSTANCES.iter().map(entry).collect()
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        super::moe_sm90::fake::launch(launch, INSTANCES);
+    }
+}
+
+impl Products for MoeSm120 {
+    fn instances(&self) -> &'static [Instance] {
+        INSTANCES
+    }
+
+    /// As many experts' rows as fit a small tile take one; there is no room for larger tiles than of 64.
+    fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
+        if rows <= 16 * experts { 16 } else { 64 }
+    }
+
+    /// As its weights have bytes, since the memory limits it; narrow tiles read tokens twice as often.
+    fn tile_time(&self, instance: &Instance) -> u64 {
+        let tokens = instance.shape().buffer_bytes() / 4;
+        u64::from(instance.stage_bytes() + tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels_gpu::units::TokenType;
+
+    use super::*;
+    use crate::problem::Op;
+
+    #[test]
+    fn few_tiles_are_narrow_and_many_are_not() {
+        let entry = |token_tiles| MoeSm120.instance(Op::Gated, TokenType::Bf16, 16, token_tiles, 768, 170).entry;
+        assert_eq!([8, 128].map(entry), ["moe_sm120_gated_bf16_t16_narrow", "moe_sm120_gated_bf16_t16"]);
+    }
+
+    /// ptxas warns that it is slow on these cards.
+    #[test]
+    fn no_copy_goes_to_several_blocks() {
+        let ptx = crate::kernels::ptx("moe_sm120").unwrap();
+        assert!(ptx.contains("cp.async.bulk") && !ptx.contains("multicast"));
+    }
+}

@@ -1,0 +1,330 @@
+//! The warpgroups that multiply: stages of weights × buffers of tokens → sums.
+
+// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+#![allow(clippy::needless_range_loop)]
+
+use bytemuck::Zeroable;
+use cuda_std::{
+    fence::fence_proxy_async_shared,
+    integer::opaque_b32,
+    shared::{SharedAddress, ld_shared_b16, ld_shared_b32, ld_shared_v4_b32},
+    wgmma::{self, MatrixDescriptor, MmaAsync},
+};
+
+use super::{Product, table, write::Target};
+use crate::{
+    moe_fp8_sm90::abi::Launch,
+    ring::Ring,
+    sm90::{BIAS_BYTES, Fragment, LANE_WORDS, PingPong, Tile, from_first_lane},
+    units::{
+        K_BLOCK, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, lane_place, lane_scales, lane_words, row_bytes,
+        row_scale_bytes, scale_place, unit_bytes,
+    },
+};
+
+/// Sums that a thread has of a panel of a product with this N.
+pub(super) const fn registers(n: u32) -> usize {
+    n as usize / 2
+}
+
+/// Bytes of a line that a product takes.
+const PRODUCT_BYTES: u32 = 32;
+
+/// A thread's words of two rows of a panel, and their scales, two for each row.
+#[derive(Clone, Copy)]
+struct Part {
+    words: [[u32; LANE_WORDS]; 2],
+    scales: [u32; 2],
+}
+
+impl Part {
+    /// Keeps the compiler from decoding before here.
+    #[inline(always)]
+    fn settle(&mut self) {
+        wgmma::settle_words(&mut self.words[0]);
+        wgmma::settle_words(&mut self.words[1]);
+    }
+}
+
+/// The A fragments of half a k-block: of two products.
+type Half = [[u32; 4]; 2];
+
+/// A warpgroup that multiplies, as one thread has it.
+struct Consumer<'p, const INDEX: usize, const P: usize, const R: usize> {
+    product: &'p Product<INDEX, P, R>,
+    fragment: Fragment,
+    /// Where the words of the thread's first row lie in a stage, of a whole k-block.
+    words: u32,
+    /// Where that row's scales lie, as `words`.
+    scales: u32,
+    /// The lane's copy of the table.
+    table: SharedAddress,
+    stages: Ring,
+    buffers: Ring,
+    turns: PingPong,
+}
+
+impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
+    /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`. The barriers have been initialised, and the table has been made. The whole warpgroup
+    /// calls it together, and so does the other one that multiplies, with its own number.
+    #[inline(always)]
+    pub(super) unsafe fn multiply(&self, consumer: u32) {
+        let (mut tiles, mut scales) = (self.tiles(), self.scales());
+        let mut consumer = Consumer::new(self, consumer);
+        // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
+        unsafe {
+            loop {
+                tiles.wait_full();
+                // Through the shuffle the compiler knows that it is the same in all lanes.
+                let tokens = from_first_lane(ld_shared_b32(self.slot(tiles) + Tile::TOKENS));
+                if tokens == 0 {
+                    return;
+                }
+                let sums = consumer.sum_tile(tokens);
+                let Tile { first_column, first_row, tokens, expert, alpha } = Tile::read(self.slot(tiles));
+                consumer.fragment.arrive(tiles.empty());
+                tiles.advance();
+                let Launch { c, n, bias, activation, output, .. } = self.launch;
+                // `n` is opaque, so that no register holds a multiple of it over the main loop.
+                let of_expert = u64::from(expert) * u64::from(opaque_b32(n)) * BIAS_BYTES;
+                scales.wait_full();
+                let target: Target<INDEX, P, R> = Target {
+                    c,
+                    n,
+                    output,
+                    scales: self.tile_scales(scales),
+                    alpha: alpha.map(f32::from_bits),
+                    bias: bias.map(|bias| if bias == 0 { 0 } else { bias + of_expert }),
+                    activation,
+                    first_column,
+                    first_row,
+                    tokens,
+                };
+                target.write(&Self::rows_of(Fragment::anew()), sums);
+                consumer.fragment.arrive(scales.empty());
+                scales.advance();
+            }
+        }
+    }
+
+    /// Whether a thread's two rows are one row of gate and the same of up; else they are neighbours in one panel.
+    pub(super) const ROW_OF_BOTH: bool = Self::INSTANCE.matrices == 2 && P == 1;
+
+    /// Which rows of a piece are a thread's.
+    #[inline(always)]
+    fn rows_of(fragment: Fragment) -> Fragment {
+        if Self::ROW_OF_BOTH { fragment.narrow() } else { fragment }
+    }
+}
+
+impl<'p, const INDEX: usize, const P: usize, const R: usize> Consumer<'p, INDEX, P, R> {
+    const PIECE_BYTES: u32 = Product::<INDEX, P, R>::INSTANCE.piece_bytes();
+
+    /// The `consumer`-th of the warpgroups.
+    #[inline(always)]
+    fn new(product: &'p Product<INDEX, P, R>, consumer: u32) -> Self {
+        let fragment = Product::<INDEX, P, R>::rows_of(Fragment::new(consumer));
+        let (unit, row) = (fragment.rows[0] / UNIT_ROWS * UNIT_BYTES, fragment.rows[0] % UNIT_ROWS);
+        Self {
+            product,
+            words: unit + lane_place(K_BLOCK, row, fragment.lane),
+            scales: unit + scale_place(K_BLOCK, row, fragment.lane),
+            table: table::of_lane(product.shared + Product::<INDEX, P, R>::TABLE),
+            stages: product.stages(),
+            buffers: product.buffers(),
+            turns: PingPong::new(product.turn_barriers(), consumer),
+            fragment,
+        }
+    }
+
+    /// The sums of all products of a tile of so many tokens. `wgmma`'s N is part of the instruction, so that there is a main loop
+    /// for each N.
+    ///
+    /// # Safety
+    /// The barriers have been initialised. The whole warpgroup calls it together, for each of the block's tiles in order.
+    /// `tokens` is a multiple of 8, and not more than the instance's.
+    #[inline(always)]
+    unsafe fn sum_tile(&mut self, tokens: u32) -> [[f32; R]; P] {
+        let n = Product::<INDEX, P, R>::INSTANCE.mma_n(tokens);
+        macro_rules! main_loops {
+            ($($n:literal)*) => {$(
+                if const {
+                    let instance = Product::<INDEX, P, R>::INSTANCE;
+                    $n <= instance.tile_tokens && instance.mma_n($n) == $n
+                } && n == $n
+                {
+                    // SAFETY: what `# Safety` above asks.
+                    return unsafe { self.sum::<{ registers($n) }>() };
+                }
+            )*};
+        }
+        main_loops!(8 16 24 32 40 48 56 64 80 96 112 128 160 192 224 256);
+        // SAFETY: a tile has no more tokens than its instance, and these are all that `mma_n` can be.
+        unsafe { core::hint::unreachable_unchecked() }
+    }
+
+    /// The main loop: the sums of all products of a tile, behind those of a narrow one zeros.
+    ///
+    /// # Safety
+    /// As [`Self::sum_tile`].
+    #[inline(always)]
+    unsafe fn sum<const N: usize>(&mut self) -> [[f32; R]; P]
+    where
+        [f32; N]: MmaAsync,
+    {
+        let k = self.product.launch.k;
+        let k_blocks = k_blocks(k);
+        // Not `[0.0; N]`: the compiler makes a loop of it, and an array that a loop writes is not in registers.
+        let mut sums: [[f32; N]; P] = Zeroable::zeroed();
+        // SAFETY: the whole warpgroup is here. A buffer is read while it is full, and released when its products are complete.
+        unsafe {
+            let mut parts = self.take(0);
+            let mut a: [[Half; P]; 2] = [0, 1].map(|half| self.decode(&parts, half));
+            for k_block in 0..k_blocks {
+                self.buffers.wait_full();
+                let b = MatrixDescriptor::swizzled_128(self.product.buffer(self.buffers));
+                self.turns.wait();
+                wgmma::fence();
+                macro_rules! products_of_half {
+                    ($half:literal) => {
+                        for product in 0..2 {
+                            let b = b.advance(($half * 2 + product as u32) * PRODUCT_BYTES);
+                            for part in 0..P {
+                                sums[part].mma_async_e4m3(a[$half][part][product], b, true);
+                            }
+                        }
+                        wgmma::commit_group();
+                    };
+                }
+                products_of_half!(0);
+                products_of_half!(1);
+                self.turns.pass(&self.fragment);
+                // The next k-block's fragments take the registers of those that have been multiplied: first those of the first
+                // group of products, while the second group still runs.
+                let more = k_block + 1 < k_blocks;
+                if more {
+                    parts = self.take(k_block + 1);
+                    wgmma::wait_group::<1>();
+                    parts.iter_mut().for_each(Part::settle);
+                    a[0] = self.decode(&parts, 0);
+                }
+                wgmma::wait_group::<0>();
+                sums.iter_mut().for_each(MmaAsync::settle);
+                self.fragment.arrive(self.buffers.empty());
+                self.buffers.advance();
+                if more {
+                    parts.iter_mut().for_each(Part::settle);
+                    a[1] = self.decode(&parts, 1);
+                }
+            }
+        }
+        let mut padded: [[f32; R]; P] = Zeroable::zeroed();
+        for part in 0..P {
+            padded[part][..N].copy_from_slice(&sums[part]);
+        }
+        padded
+    }
+
+    /// The A fragments of the words `2·half` and `2·half + 1` of each part, which share a scale in each row.
+    ///
+    /// # Safety
+    /// The table has been made.
+    #[inline(always)]
+    unsafe fn decode(&self, parts: &[Part; P], half: usize) -> [Half; P] {
+        parts.map(|part| {
+            let [first, second] = [0, 1].map(|row| {
+                // SAFETY: what `# Safety` above asks.
+                let entry = unsafe { table::entry(self.table, part.scales[row], half) };
+                [0, 1].map(|word| table::decode(part.words[row][2 * half + word], entry))
+            });
+            [0, 1].map(|word| [first[word][0], second[word][0], first[word][1], second[word][1]])
+        })
+    }
+
+    /// Takes a thread's parts of the next stage's weights to registers, so that the stage is free again.
+    ///
+    /// # Safety
+    /// As [`Self::sum_tile`].
+    #[inline(always)]
+    unsafe fn take(&mut self, k_block: u32) -> [Part; P] {
+        let k = self.product.launch.k;
+        // SAFETY: the stage is read after it is full and before this warp says that it is empty. Panels lie one behind the other.
+        unsafe {
+            self.stages.wait_full();
+            let stage = self.product.stage(self.stages);
+            let piece = |part: usize| stage + part as u32 * Self::PIECE_BYTES;
+            let parts = if k_block < k / K_BLOCK {
+                core::array::from_fn(|part| self.load_whole(piece(part)))
+            } else {
+                let fragment = Product::<INDEX, P, R>::rows_of(Fragment::anew());
+                let columns = block_columns(k, k_block);
+                core::array::from_fn(|part| Self::load_ragged(piece(part), &fragment, columns))
+            };
+            // Without it, a bulk copy overwrites the stage while loads are still under way: seen on an H200.
+            fence_proxy_async_shared();
+            self.fragment.arrive(self.stages.empty());
+            self.stages.advance();
+            parts
+        }
+    }
+
+    /// Loads a thread's rows of the piece at this address, or of it and the next one. A stage holds whole k-blocks.
+    ///
+    /// # Safety
+    /// The stage is full.
+    #[inline(always)]
+    unsafe fn load_whole(&self, piece: SharedAddress) -> Part {
+        const WORDS: u32 = row_bytes(K_BLOCK);
+        const SCALES: u32 = row_scale_bytes(K_BLOCK);
+        // A row and its neighbour differ in one bit of their places.
+        const { assert!(UNIT_BYTES.is_multiple_of(2 * WORDS) && WORDS.is_power_of_two() && SCALES.is_power_of_two()) };
+        let second = |place: u32, row_bytes: u32| {
+            if Product::<INDEX, P, R>::ROW_OF_BOTH { place + Self::PIECE_BYTES } else { place ^ row_bytes }
+        };
+        // SAFETY: inside of the pieces, which are full; a unit lies at a multiple of 16.
+        unsafe {
+            Part {
+                words: [self.words, second(self.words, WORDS)].map(|place| ld_shared_v4_b32(piece + place)),
+                scales: [self.scales, second(self.scales, SCALES)].map(|place| ld_shared_b16(piece + place).into()),
+            }
+        }
+    }
+
+    /// As [`Self::load_whole`], of a k-block of so many columns, fewer than a whole one. Words that a lane lacks are zero.
+    ///
+    /// # Safety
+    /// As [`Self::load_whole`].
+    #[inline(always)]
+    unsafe fn load_ragged(piece: SharedAddress, fragment: &Fragment, columns: u32) -> Part {
+        let (lane, words) = (fragment.lane, lane_words(columns));
+        let piece_rows = Product::<INDEX, P, R>::INSTANCE.piece_rows();
+        let unit = |index: usize| {
+            let row = fragment.rows[index];
+            // A piece begins where it does of whole k-blocks.
+            let pieces = if Product::<INDEX, P, R>::ROW_OF_BOTH { index as u32 } else { row / piece_rows };
+            piece + pieces * Self::PIECE_BYTES + row % piece_rows / UNIT_ROWS * unit_bytes(columns)
+        };
+        // SAFETY: inside of the pieces, as in `load_whole`.
+        unsafe {
+            Part {
+                words: [0, 1].map(|index| {
+                    let place = unit(index) + lane_place(columns, fragment.rows[index] % UNIT_ROWS, lane);
+                    core::array::from_fn(
+                        |word| {
+                            if (word as u32) < words { ld_shared_b32(place + word as u32 * 4) } else { 0 }
+                        },
+                    )
+                }),
+                scales: [0, 1].map(|index| {
+                    let place = scale_place(columns, fragment.rows[index] % UNIT_ROWS, lane);
+                    let pair = u32::from(ld_shared_b16(unit(index) + (place & !1)));
+                    // With one scale a lane, two lanes share the pair.
+                    if lane_scales(columns) == 1 { pair >> (place % 2 * 8) & 0xff } else { pair }
+                }),
+            }
+        }
+    }
+}

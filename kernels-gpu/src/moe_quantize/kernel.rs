@@ -1,0 +1,249 @@
+//! A warp has a token. It reads the token twice: for its largest magnitude, and to round it. A lane rounds 16 elements at a time, a
+//! chunk of a line, and stores it to each of the token's rows.
+
+use core::hint::assert_unchecked;
+
+use cuda_std::{
+    convert::{cvt_f32_f16, cvt_rn_satfinite_e4m3x2_f32},
+    global::{
+        GlobalAddress, ld_global_b32, ld_global_b32_or_zero, ld_global_b64_or_zero, ld_global_v4_b32_or_zero,
+        st_global_b32_where, st_global_v4_b32,
+    },
+    griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
+    kernel, thread,
+    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_reduce_max_u32, warp_shuffle_idx},
+};
+
+use super::abi::{LARGEST, LEAST_AMAX, Quantize};
+use crate::{
+    epilogue::convert,
+    format::{OUTPUT_BF16, OUTPUT_F16},
+    moe_route::abi::NO_ROW,
+    sorted::{LINE_CHUNKS, ROW_MULTIPLE, chunk, line},
+    units::{K_BLOCK, ROW_LANES, WORD_ELEMENTS, block_columns, block_start, element, k_blocks},
+};
+
+/// Bytes of an element.
+const ELEMENT_BYTES: u32 = 2;
+
+/// Bytes of a number of a list, and of a scale.
+const NUMBER: u64 = size_of::<u32>() as u64;
+
+/// Bytes that a lane reads at a time to find the largest magnitude.
+const PIECE_BYTES: u32 = 16;
+
+/// Quantises f16.
+///
+/// # Safety
+/// The contract in this folder's `mod.rs`.
+#[kernel(threads = Quantize::THREADS, min_blocks = 4)]
+pub unsafe fn moe_quantize_f16(launch: Quantize) {
+    // SAFETY: the contract is this function's too.
+    unsafe { run::<OUTPUT_F16>(&launch) }
+}
+
+/// Quantises bf16.
+///
+/// # Safety
+/// The contract in this folder's `mod.rs`.
+#[kernel(threads = Quantize::THREADS, min_blocks = 4)]
+pub unsafe fn moe_quantize_bf16(launch: Quantize) {
+    // SAFETY: the contract is this function's too.
+    unsafe { run::<OUTPUT_BF16>(&launch) }
+}
+
+/// A warp's part of the kernel, for tokens of this format.
+///
+/// # Safety
+/// The contract. All threads of the block call it, of whole warps.
+#[inline(always)]
+unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
+    let warp = thread::block_idx_x() * Quantize::WARPS + thread::thread_idx_x() / WARP_SIZE;
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    // SAFETY: the grids before have ended. Lists have a number for each expert and one more, and for each row; each row is one
+    // warp's.
+    unsafe {
+        let first_of = |expert: u32| {
+            let number = GlobalAddress::new(launch.firsts) + u64::from(expert) * NUMBER;
+            ld_global_b32(number)
+        };
+        let tokens = if launch.rows != 0 { launch.token_count } else { first_of(launch.experts) };
+        if warp < tokens {
+            Token::<FORMAT>::new(launch, warp).quantize(launch);
+        } else if launch.rows != 0 && warp - tokens < launch.experts {
+            let (first, end) = (first_of(warp - tokens), first_of(warp - tokens + 1));
+            if first < end {
+                fill_up(launch, end - ROW_MULTIPLE);
+            }
+        }
+    }
+}
+
+/// Writes zeros where an expert's last rows, from this one on, are none.
+///
+/// # Safety
+/// The contract, and there are [`ROW_MULTIPLE`] rows. The whole warp calls it together.
+#[inline(always)]
+unsafe fn fill_up(launch: &Quantize, first: u32) {
+    for row in first..first + ROW_MULTIPLE {
+        // SAFETY: a row of the list, and the row's lines and scale, which are this warp's.
+        unsafe {
+            let number = GlobalAddress::new(launch.rows) + u64::from(row) * NUMBER;
+            if ld_global_b32(number) == NO_ROW {
+                let mut core = lane_id();
+                while core < k_blocks(launch.k) * LINE_CHUNKS {
+                    store(launch, row, core, [0; 4]);
+                    core += WARP_SIZE;
+                }
+                let scale = GlobalAddress::new(launch.scales) + u64::from(row) * NUMBER;
+                st_global_b32_where(lane_id() == 0, scale, 0);
+            }
+        }
+    }
+}
+
+/// Stores a chunk of a row, counted through all of its lines.
+///
+/// # Safety
+/// The contract; the row has such a chunk.
+#[inline(always)]
+unsafe fn store(launch: &Quantize, row: u32, core: u32, codes: [u32; 4]) {
+    let at = line(launch.row_capacity, core / LINE_CHUNKS, row) + u64::from(chunk(row, core % LINE_CHUNKS));
+    // SAFETY: what `# Safety` above asks.
+    unsafe { st_global_v4_b32(GlobalAddress::new(launch.codes) + at, codes) };
+}
+
+/// A token, as its warp has it.
+struct Token<const FORMAT: u32> {
+    index: u32,
+    /// Its first element.
+    at: GlobalAddress,
+    /// By which it is multiplied first, if there are factors.
+    weight: Option<f32>,
+}
+
+impl<const FORMAT: u32> Token<FORMAT> {
+    /// The token of this index.
+    ///
+    /// # Safety
+    /// The contract, and there is such a token.
+    #[inline(always)]
+    unsafe fn new(launch: &Quantize, index: u32) -> Self {
+        let at = GlobalAddress::new(launch.input) + u64::from(index) * launch.input_pitch;
+        let weight = GlobalAddress::new(launch.input_weights) + u64::from(index) * NUMBER;
+        // SAFETY: what `# Safety` above asks.
+        let bits = unsafe { ld_global_b32_or_zero(launch.input_weights != 0, weight) };
+        Self { index, at, weight: (launch.input_weights != 0).then(|| f32::from_bits(bits)) }
+    }
+
+    /// Writes it to its rows.
+    ///
+    /// # Safety
+    /// The contract. The whole warp calls it together.
+    #[inline(always)]
+    unsafe fn quantize(&self, launch: &Quantize) {
+        // SAFETY: the token's elements, places and rows. The whole warp is here.
+        unsafe {
+            let scale = self.scale(launch.k);
+            let inverse = 1.0 / scale;
+            // Which row is the lane's choice's.
+            let (mut place, mut copies) = (self.index, 1);
+            if launch.places != 0 {
+                assert_unchecked(launch.top_k > 0);
+                copies = launch.top_k;
+                let choice = u64::from(self.index) * u64::from(copies) + u64::from(lane_id());
+                let number = GlobalAddress::new(launch.places) + choice * NUMBER;
+                place = ld_global_b32_or_zero(lane_id() < copies, number);
+            }
+            let has_row = lane_id() < copies && place != NO_ROW;
+            let of_row = GlobalAddress::new(launch.scales) + u64::from(if has_row { place } else { 0 }) * NUMBER;
+            st_global_b32_where(has_row, of_row, scale.to_bits());
+            // All lanes take every round, since they tell each other places.
+            let cores = k_blocks(launch.k) * LINE_CHUNKS;
+            let mut first = 0;
+            while first < cores {
+                let core = first + lane_id();
+                let codes = self.chunk(launch.k, core, core < cores, inverse);
+                for copy in 0..copies {
+                    let (row, _) = warp_shuffle_idx(ALL_LANES, place, copy, WARP_SIZE);
+                    if row != NO_ROW && core < cores {
+                        store(launch, row, core, codes);
+                    }
+                }
+                first += WARP_SIZE;
+            }
+        }
+    }
+
+    /// Two elements of a word, after the token's factor.
+    #[inline(always)]
+    fn decode(&self, word: u32) -> [f32; 2] {
+        let numbers = |word: u32| {
+            // A bfloat16 is the upper half of an f32.
+            if FORMAT == OUTPUT_BF16 {
+                [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]
+            } else {
+                [cvt_f32_f16(word as u16), cvt_f32_f16((word >> 16) as u16)]
+            }
+        };
+        let [low, high] = numbers(word);
+        self.weight.map_or([low, high], |weight| numbers(convert(FORMAT, low * weight, high * weight)))
+    }
+
+    /// The scale of a token of so many elements.
+    ///
+    /// # Safety
+    /// The contract. The whole warp calls it together.
+    #[inline(always)]
+    unsafe fn scale(&self, k: u32) -> f32 {
+        let mut amax = LEAST_AMAX.to_bits();
+        let mut at = lane_id() * PIECE_BYTES;
+        while at < k * ELEMENT_BYTES {
+            // SAFETY: elements of the token, of which there is a multiple of 16.
+            let words = unsafe { ld_global_v4_b32_or_zero(true, self.at + u64::from(at)) };
+            for word in words {
+                let [low, high] = self.decode(word).map(|number| number.to_bits() & !(1 << 31));
+                amax = amax.max(low).max(high);
+            }
+            at += WARP_SIZE * PIECE_BYTES;
+        }
+        // SAFETY: the whole warp is here.
+        f32::from_bits(unsafe { warp_reduce_max_u32(ALL_LANES, amax) }) / LARGEST
+    }
+
+    /// The codes of a chunk, counted through all lines: half of a word of each of four lanes of the weights
+    /// ([`e4m3_position`](crate::units::e4m3_position)); zeros where the token has no elements, or where `is_there` is not true.
+    ///
+    /// # Safety
+    /// The contract.
+    #[inline(always)]
+    unsafe fn chunk(&self, k: u32, core: u32, is_there: bool, inverse: f32) -> [u32; 4] {
+        let (k_block, core) = (core / LINE_CHUNKS, core % LINE_CHUNKS);
+        let (mut start, mut columns) = (k_block * K_BLOCK, K_BLOCK);
+        if k_block >= k / K_BLOCK {
+            (start, columns) = if is_there { (block_start(k, k_block), block_columns(k, k_block)) } else { (0, 0) };
+        }
+        let (word, half) = (core / 2, core % 2);
+        let elements = core::array::from_fn(|lane| {
+            let lane = lane as u32 % ROW_LANES;
+            let first = element(columns, lane, word, half * (WORD_ELEMENTS / 2));
+            let is_whole = element(columns, lane, word, WORD_ELEMENTS - 1).is_some();
+            let source = self.at + u64::from((start + first.unwrap_or(0)) * ELEMENT_BYTES);
+            // SAFETY: elements of the token.
+            unsafe {
+                let whole = ld_global_b64_or_zero(is_whole, source);
+                // Half a word has half as many elements.
+                let few = ld_global_b32_or_zero(first.is_some() && !is_whole, source);
+                [whole as u32 | few, (whole >> 32) as u32]
+            }
+        });
+        elements.map(|two: [u32; 2]| {
+            let [low, high] = two.map(|word| {
+                let [low, high] = self.decode(word);
+                u32::from(cvt_rn_satfinite_e4m3x2_f32(low * inverse, high * inverse))
+            });
+            low | high << 16
+        })
+    }
+}

@@ -1,0 +1,11 @@
+//! The entries of Hopper's instances.
+
+use cuda_std::kernel;
+
+use super::{
+    abi::{INSTANCES, Index, Instance, Launch, instances},
+    kernel::{Built, Moe, entries},
+};
+use crate::units::TokenType;
+
+instances!(entries);

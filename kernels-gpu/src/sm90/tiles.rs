@@ -1,0 +1,145 @@
+//! Tiles of C whose rows the device alone knows: found by their index from the lists that a grid before has made.
+
+use cuda_std::{
+    global::{GlobalAddress, atom_global_add_u32, ld_global_b32, ld_relaxed_gpu_global_b32},
+    shared::{SharedAddress, ld_shared_v4_b32, st_shared_v4_b32},
+    thread,
+    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_idx, warp_vote_ballot},
+};
+
+use super::TILE_BYTES;
+use crate::moe_route::abi::tile_size;
+
+/// A tile, as every role of a block knows it.
+#[derive(Clone, Copy)]
+pub struct Tile {
+    /// First column of C; a multiple of the instance's columns.
+    pub first_column: u32,
+    /// First row of C.
+    pub first_row: u32,
+    /// Rows; 0 behind the block's last tile.
+    pub tokens: u32,
+    /// The expert.
+    pub expert: u32,
+    /// The expert's factors, as the bits of f32.
+    pub alpha: [u32; 2],
+}
+
+impl Tile {
+    /// What stands behind the last tile.
+    pub const NONE: Self = Self { first_column: 0, first_row: 0, tokens: 0, expert: 0, alpha: [0; 2] };
+
+    /// Where [`Self::tokens`] stands in what is written down.
+    pub const TOKENS: u32 = 8;
+
+    /// Reads it where it was written down.
+    ///
+    /// # Safety
+    /// A tile was written down there, and the barrier that says so has been waited for.
+    #[inline(always)]
+    pub unsafe fn read(slot: SharedAddress) -> Self {
+        // SAFETY: what `# Safety` above asks.
+        let ([first_column, first_row, tokens, expert], [gate, up, ..]) =
+            unsafe { (ld_shared_v4_b32(slot), ld_shared_v4_b32(slot + TILE_BYTES / 2)) };
+        Self { first_column, first_row, tokens, expert, alpha: [gate, up] }
+    }
+
+    /// Writes it down for the other roles of a block, which the barrier that says so lets read it.
+    ///
+    /// # Safety
+    /// There are [`TILE_BYTES`] at a multiple of 16, which nobody reads.
+    #[inline(always)]
+    pub unsafe fn write(&self, slot: SharedAddress) {
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            st_shared_v4_b32(slot, [self.first_column, self.first_row, self.tokens, self.expert]);
+            st_shared_v4_b32(slot + TILE_BYTES / 2, [self.alpha[0], self.alpha[1], 0, 0]);
+        }
+    }
+}
+
+/// The lists by which a product's tiles are found ([`Lists`](crate::moe_route::abi::Lists)), and how C is cut into tiles.
+pub struct TileLists {
+    /// Address of the product's ticket.
+    pub ticket: u64,
+    /// Address of the first row of each expert.
+    pub firsts: u64,
+    /// Address of the first tile of tokens of each expert.
+    pub tile_firsts: u64,
+    /// Addresses of a factor for each expert, of each matrix.
+    pub alpha: [u64; 2],
+    /// Experts.
+    pub experts: u32,
+    /// Columns of C.
+    pub n: u32,
+    /// Matrices of weights: 1 or 2.
+    pub matrices: u32,
+    /// Columns of C of a tile.
+    pub columns: u32,
+}
+
+impl TileLists {
+    /// Asks for the index of one more tile. The answer is the first lane's.
+    ///
+    /// # Safety
+    /// The contract: the ticket lies there.
+    #[inline(always)]
+    pub unsafe fn ask(&self) -> u32 {
+        if lane_id() > 0 {
+            return 0;
+        }
+        // SAFETY: what `# Safety` above asks.
+        thread::grid_dim_x() + unsafe { atom_global_add_u32(GlobalAddress::new(self.ticket), 1) }
+    }
+
+    /// The tile of this index; an expert's tiles of the same columns, which share weights, are neighbours.
+    ///
+    /// # Safety
+    /// The lists are complete. The whole warp calls it together, with the same index.
+    #[inline(always)]
+    pub unsafe fn find(&self, index: u32) -> Tile {
+        let &Self { firsts, tile_firsts, experts, n, alpha, .. } = self;
+        let columns = n.div_ceil(self.columns);
+        let token_tile = index / columns;
+        // SAFETY: indices up to `experts`, of lists that have one number more; factors of an expert.
+        unsafe {
+            let at = |list: u64, index: u32| GlobalAddress::new(list) + u64::from(index) * 4;
+            let of = |list: u64, index: u32| ld_relaxed_gpu_global_b32(at(list, index));
+            // The last expert whose tiles begin at or before this one. Every lane looks at one of some distance, then at the
+            // next ones, so that the warp waits for memory twice at most.
+            let distance = experts.div_ceil(WARP_SIZE);
+            let begun = |index: u32| {
+                let begins = of(tile_firsts, index.min(experts));
+                warp_vote_ballot(ALL_LANES, index < experts && begins <= token_tile).count_ones()
+            };
+            let mut expert = (begun(lane_id() * distance) - 1) * distance;
+            if distance > 1 {
+                let last = begun(if lane_id() < distance { expert + lane_id() } else { experts });
+                expert += last - 1;
+            }
+            let [first_tile, next_tile] = [of(tile_firsts, expert), of(tile_firsts, expert + 1)];
+            if token_tile >= next_tile {
+                return Tile::NONE;
+            }
+            let [first, next] = [of(firsts, expert), of(firsts, expert + 1)];
+            let matrices = [0, self.matrices as usize - 1];
+            let alpha = matrices.map(|matrix| ld_global_b32(at(alpha[matrix], expert)));
+            let (rows, tiles, of_expert) = (next - first, next_tile - first_tile, index - first_tile * columns);
+            let (column, tile) = (of_expert / tiles, of_expert % tiles);
+            let size = tile_size(rows, tiles);
+            let tokens = (rows - tile * size).min(size);
+            let first_column = column * self.columns;
+            Tile { first_column, first_row: first + tile * size, tokens, expert, alpha }
+        }
+    }
+}
+
+/// The value that the first lane has.
+///
+/// # Safety
+/// The whole warp calls it together.
+#[inline(always)]
+pub unsafe fn from_first_lane(value: u32) -> u32 {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { warp_shuffle_idx(ALL_LANES, value, 0, WARP_SIZE).0 }
+}

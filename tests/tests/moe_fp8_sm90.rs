@@ -1,0 +1,161 @@
+//! The MoE layer with tokens in FP8 on every backend that computes one: each stage is right to the bit up to the activation, on every
+//! instance of the products, and a token's bits do not depend on anything but the token. Broken PTX makes faults, so the absence of
+//! faults means something.
+
+use nvfp4::backend::Backend;
+use nvfp4::backend::emulated::{Emulated, Fault, FaultKind, Schedule};
+use nvfp4::fp8::TokenFormat;
+use nvfp4::moe::{Activation, LayerShape, MoeInputs, MoeWeights};
+use nvfp4::problem::OutDtype;
+use nvfp4_tests::moe::{DTYPES, backends, bits, check, hopper, hopper_of, inputs, run, shape, step, verified, weights};
+use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
+
+const ENTRY: &str = "moe_fp8_gated_t16";
+
+/// The layer of a shape with tokens in FP8.
+fn fp8_weights(layer: &LayerShape, dtype: OutDtype) -> MoeWeights<'static> {
+    weights(layer, dtype).with_token_format(TokenFormat::Fp8)
+}
+
+/// The layer with an expert of this I besides that all tokens share.
+fn with_shared(mut layer: LayerShape, intermediate: Option<usize>) -> LayerShape {
+    layer.shared_intermediate = intermediate;
+    layer
+}
+
+#[test]
+fn every_stage_is_right_in_every_tile_and_with_k_blocks_of_every_kind() {
+    // Tokens, columns, experts and experts a token: tiles of 16, 32, 64, 128 and 256 tokens, most of them ragged.
+    for (index, (tokens, hidden, intermediate, experts, top_k, shared)) in [
+        (5, 48, 80, 2, 2, Some(32)),
+        (30, 96, 176, 2, 1, None),
+        (40, 176, 112, 1, 1, None),
+        (90, 80, 272, 1, 1, None),
+        (200, 272, 48, 1, 1, None),
+        (300, 64, 144, 1, 1, Some(16)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let layer = with_shared(shape(hidden, intermediate, experts, top_k), shared);
+        let dtype = DTYPES[index % 2];
+        println!("{tokens} tokens, {hidden} × {intermediate}, {dtype:?}");
+        let weights = fp8_weights(&layer, dtype);
+        check("sm_90a", &weights, &step(&weights, inputs(&layer, dtype, tokens)));
+    }
+}
+
+#[test]
+fn every_activation_is_right_with_biases_and_without() {
+    let activations =
+        [Activation::SiluLimit { limit: 0.75 }, Activation::GptOss { alpha: 1.702, limit: 1.5 }, Activation::Relu2];
+    for (activation, tokens) in activations.into_iter().flat_map(|activation| [(activation, 7), (activation, 140)]) {
+        let layer = shape(48, 80, 1, 1).with_activation(activation, tokens == 140);
+        println!("{tokens} {activation}");
+        let weights = fp8_weights(&layer, OutDtype::Bf16);
+        check("sm_90a", &weights, &step(&weights, inputs(&layer, OutDtype::Bf16, tokens)));
+    }
+}
+
+#[test]
+fn weights_on_the_input_leave_the_shared_expert_alone() {
+    let layer = with_shared(shape(80, 48, 2, 1), Some(32));
+    for dtype in DTYPES {
+        let weights = fp8_weights(&layer, dtype);
+        check("sm_90a", &weights, &step(&weights, MoeInputs { weights_on_input: true, ..inputs(&layer, dtype, 5) }));
+    }
+}
+
+#[test]
+fn a_tokens_bits_depend_neither_on_the_others_nor_on_the_tile_nor_on_what_is_no_number_in_them() {
+    let (layer, dtype) = (shape(144, 80, 1, 1), OutDtype::Bf16);
+    let weights = fp8_weights(&layer, dtype);
+    let all = inputs(&layer, dtype, 290);
+    for backend in backends("sm_90a") {
+        let mut prepared = backend.prepare_moe(&weights).unwrap();
+        let whole = verified(prepared.as_mut(), &weights, &step(&weights, all.clone())).hidden;
+        for tokens in [1, 9, 30, 60, 120, 200] {
+            let few = MoeInputs {
+                tokens,
+                hidden: all.hidden[..tokens * 144].to_vec().into(),
+                ids: all.ids[..tokens].to_vec().into(),
+                weights: all.weights[..tokens].to_vec().into(),
+                ..all.clone()
+            };
+            let few = run(prepared.as_mut(), &step(&weights, few)).unwrap().hidden;
+            assert!(few == whole[..tokens * 144], "{}: {tokens} tokens", backend.name());
+        }
+        let mut dirty = all.clone();
+        for (token, number) in [(1, f32::NAN), (100, f32::INFINITY), (289, f32::NEG_INFINITY)] {
+            dirty.hidden.to_mut()[token * 144 + 17] = bits(dtype, number);
+        }
+        let dirty = verified(prepared.as_mut(), &weights, &step(&weights, dirty)).hidden;
+        for (token, (clean, dirty)) in whole.chunks(144).zip(dirty.chunks(144)).enumerate() {
+            assert_eq!(clean == dirty, ![1, 100, 289].contains(&token), "{}: token {token}", backend.name());
+        }
+    }
+}
+
+#[test]
+fn no_schedule_changes_a_bit() {
+    let (layer, dtype) = (shape(208, 96, 3, 2), OutDtype::F16);
+    let weights = fp8_weights(&layer, dtype);
+    let step = step(&weights, inputs(&layer, dtype, 33));
+    let of = |schedule| verified(hopper(schedule).prepare_moe(&weights).unwrap().as_mut(), &weights, &step);
+    let expected = of(Schedule::Fair);
+    for schedule in [Schedule::Worst, Schedule::Seed(1)] {
+        assert!(of(schedule) == expected, "{schedule}");
+    }
+}
+
+/// The kernel's text with the entries for the smallest tiles alone, which is read faster.
+fn ptx() -> String {
+    let whole = nvfp4::kernels::ptx("moe_fp8_sm90").expect("a kernel of this name");
+    let (mut lines, mut text) = (whole.lines(), String::new());
+    while let Some(line) = lines.next() {
+        if line.starts_with(".visible .entry") && !line.contains("_t16(") {
+            lines.find(|line| line.contains("// -- End function"));
+            assert_eq!(lines.next(), Some("}"));
+        } else {
+            text.extend([line, "\n"]);
+        }
+    }
+    text
+}
+
+/// The fault that stops a layer with this text of the kernel. One block computes many tiles, all of them ragged.
+fn fault(layer: &LayerShape, ptx: &str) -> Option<Fault> {
+    let gpu: Emulated = hopper_of(Schedule::Worst, 1).with_ptx(ptx).unwrap();
+    let weights = fp8_weights(layer, OutDtype::F16);
+    // Three, eleven and one row: products of 8 tokens and of 16.
+    let ids: Vec<i32> = [vec![0; 3], vec![1; 11], vec![2; 1]].concat();
+    let inputs = MoeInputs { ids: ids.into(), ..inputs(layer, OutDtype::F16, 15) };
+    fault_of(run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step(&weights, inputs)))
+}
+
+#[test]
+fn tokens_that_nobody_has_waited_for_are_found() {
+    let ptx = ptx();
+    let waits: Vec<_> = lines_of(&ptx, ENTRY, "griddepcontrol.wait").into_iter().map(|(line, _)| (line, "")).collect();
+    let fault = fault(&shape(336, 208, 3, 1), &changed(&ptx, &waits)).expect("nobody waits");
+    assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
+    assert!(fault.to_string().contains("`moe_quantize_f16`"), "{fault}");
+}
+
+#[test]
+#[ignore = "runs the kernel a hundred times"]
+fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
+    const SABOTAGES: [Sabotage; 9] = [
+        Sabotage::leave_out("mbarrier.init", 56),
+        Sabotage::do_not_wait(16),
+        Sabotage::leave_out("mbarrier.arrive", 16),
+        Sabotage::leave_out("cp.async.bulk.shared", 4),
+        Sabotage::leave_out("fence.proxy.async", 4),
+        Sabotage::leave_out("wgmma.fence", 2),
+        Sabotage::leave_out("wgmma.wait_group.sync.aligned 1", 2),
+        Sabotage::leave_out("wgmma.wait_group.sync.aligned 0", 2),
+        Sabotage::leave_out("bar.sync", 1),
+    ];
+    let layer = shape(848, 496, 3, 1);
+    check_sabotages(&ptx(), ENTRY, &SABOTAGES, |ptx| fault(&layer, ptx));
+}
