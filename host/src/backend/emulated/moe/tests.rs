@@ -9,6 +9,7 @@ use crate::backend::emulated::{Options, Schedule};
 use crate::format::Matrix;
 use crate::generate::Generator;
 use crate::kernels::launch::output_code;
+use crate::kernels::moe::token_type;
 use crate::kernels::moe_pack::MoePack;
 use crate::moe::generate::{self, Routing};
 use crate::moe::{LayerShape, shape};
