@@ -3,10 +3,10 @@
 
 use anyhow::Context;
 use nvfp4::format::{Matrix, e4m3};
+use nvfp4::fp8::{self, FOLD, Factors, Quantised, folded_row};
 use nvfp4::moe::oracle::product;
 use nvfp4::problem::OutDtype;
 use nvfp4::quantize::quantize;
-use ptx_emulator::hw::{descriptor::Element, fp8};
 use rand::SeedableRng;
 use rand_distr::{Distribution, StandardNormal, StudentT};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -42,9 +42,6 @@ const OUTLIER_DISTANCE: usize = 128;
 
 /// How much larger it is.
 const OUTLIER: f32 = 30.0;
-
-/// What a scale takes of a folded weight: e2m1 × e4m3 is at most 2688, and e4m3 448.
-const FOLD: f32 = 8.0;
 
 /// What numbers are like.
 #[derive(Clone, Copy)]
@@ -95,12 +92,19 @@ impl Numbers {
             numbers.iter_mut().step_by(OUTLIER_DISTANCE).for_each(|number| *number *= OUTLIER);
         }
         let rows = numbers.chunks(HIDDEN).map(|row| row.iter().map(|&number| f64::from(number)).collect());
-        Tokens::Bf16.rounded(rows.collect())
+        Ok(Tokens::Bf16.rounded(rows.collect())?.numbers)
     }
 }
 
 /// A token a row.
 type Rows = Vec<Vec<f64>>;
+
+/// Tokens of some type.
+struct Rounded {
+    numbers: Rows,
+    /// Their codes and scales, if that is e4m3.
+    codes: Option<Quantised>,
+}
 
 /// A matrix, before and after it was quantised.
 struct Weights {
@@ -117,46 +121,49 @@ enum Decoded {
     Exact,
     /// That, rounded to e4m3.
     Folded,
-    /// That, added as Hopper's tensor cores do ([`fp8`]): after so many columns in f32.
+    /// That, added as Hopper's tensor cores do ([`fp8::sum`]): after so many columns, a multiple of 64, in f32.
     FoldedOnHopper { promoted: usize },
 }
 
-/// Columns of a product of the tensor core.
-const STEP: usize = 32;
-
 impl Weights {
-    /// The code of a folded weight.
-    fn folded(number: f32) -> u8 {
-        e4m3_code(number / FOLD)
+    /// The codes of a folded row.
+    fn folded(&self, row: usize) -> Vec<u8> {
+        let mut codes = vec![0; self.matrix.k()];
+        folded_row(&self.matrix, row, &mut codes);
+        codes
     }
 
     /// The numbers of a row.
-    fn row(&self, row: usize, decoded: Decoded, scratch: &mut [f32], out: &mut [f64]) {
-        let global = self.matrix.global_scale();
-        match decoded {
-            Decoded::Unquantised => scratch.copy_from_slice(&self.numbers[row * scratch.len()..][..scratch.len()]),
-            _ => self.matrix.numbers_row(row, scratch),
-        }
-        for (out, &mut number) in out.iter_mut().zip(scratch) {
-            *out = match decoded {
-                Decoded::Unquantised => f64::from(number),
-                Decoded::Exact => f64::from(number) * f64::from(global),
-                _ => f64::from(e4m3::decode(Self::folded(number)) * FOLD) * f64::from(global),
-            };
-        }
+    fn row(&self, row: usize, decoded: Decoded, out: &mut [f64]) {
+        let (k, global) = (out.len(), f64::from(self.matrix.global_scale()));
+        let mut numbers = vec![0.0; k];
+        let scale = match decoded {
+            Decoded::Unquantised => {
+                numbers.copy_from_slice(&self.numbers[row * k..][..k]);
+                1.0
+            }
+            Decoded::Exact => {
+                self.matrix.numbers_row(row, &mut numbers);
+                global
+            }
+            Decoded::Folded | Decoded::FoldedOnHopper { .. } => {
+                numbers.iter_mut().zip(self.folded(row)).for_each(|(number, code)| *number = e4m3::decode(code));
+                f64::from(FOLD) * global
+            }
+        };
+        out.iter_mut().zip(numbers).for_each(|(out, number)| *out = f64::from(number) * scale);
     }
 
     /// The products of every token with every row.
-    fn multiply(&self, tokens: &Rows, decoded: Decoded) -> Rows {
-        if let Decoded::FoldedOnHopper { promoted } = decoded {
-            return self.multiply_on_hopper(tokens, promoted);
+    fn multiply(&self, tokens: &Rounded, decoded: Decoded) -> Rows {
+        if let (Decoded::FoldedOnHopper { promoted }, Some(codes)) = (decoded, &tokens.codes) {
+            return self.multiply_on_hopper(codes, promoted);
         }
         let (rows, k) = (self.matrix.rows(), self.matrix.k());
-        let (mut scratch, mut weights) = (vec![0.0; k], vec![0.0; k]);
-        let mut products = vec![vec![0.0; rows]; tokens.len()];
+        let (mut weights, mut products) = (vec![0.0; k], vec![vec![0.0; rows]; tokens.numbers.len()]);
         for row in 0..rows {
-            self.row(row, decoded, &mut scratch, &mut weights);
-            for (token, products) in tokens.iter().zip(&mut products) {
+            self.row(row, decoded, &mut weights);
+            for (token, products) in tokens.numbers.iter().zip(&mut products) {
                 products[row] = product(token, &weights, 1.0).value;
             }
         }
@@ -164,43 +171,17 @@ impl Weights {
     }
 
     /// As [`Self::multiply`], folded, with the bits of Hopper's sums.
-    fn multiply_on_hopper(&self, tokens: &Rows, promoted: usize) -> Rows {
-        let (rows, k) = (self.matrix.rows(), self.matrix.k());
-        let mut numbers = vec![0.0; k];
-        let weights = (0..rows).map(|row| {
-            self.matrix.numbers_row(row, &mut numbers);
-            numbers.iter().copied().map(Self::folded).collect()
-        });
-        let weights: Vec<Vec<u8>> = weights.collect();
-        let scales: Vec<f64> = tokens.iter().map(|row| token_scale(row)).collect();
-        let code = |(row, scale): (&Vec<f64>, &f64)| row.iter().map(|x| e4m3_code((x / scale) as f32)).collect();
-        let tokens: Vec<Vec<u8>> = tokens.iter().zip(&scales).map(code).collect();
-        let mut sums = vec![0.0f32; tokens.len() * rows];
-        for first in (0..k).step_by(promoted) {
-            let mut of_part = vec![0.0f32; sums.len()];
-            for column in (first..k.min(first.saturating_add(promoted))).step_by(STEP) {
-                let part =
-                    |rows: &[Vec<u8>]| rows.iter().flat_map(|row| &row[column..column + STEP]).copied().collect();
-                let (a, b): (Vec<u8>, Vec<u8>) = (part(&tokens), part(&weights));
-                fp8::multiply_f32((Element::E4m3, &a), (Element::E4m3, &b), STEP, &mut of_part);
-            }
-            sums.iter_mut().zip(of_part).for_each(|(sum, of_part)| *sum += of_part);
-        }
-        let weight_scale = f64::from(FOLD) * f64::from(self.matrix.global_scale());
-        let scaled =
-            |(sums, scale): (&[f32], f64)| sums.iter().map(|&sum| f64::from(sum) * scale * weight_scale).collect();
-        sums.chunks(rows).zip(scales).map(scaled).collect()
+    fn multiply_on_hopper(&self, tokens: &Quantised, promoted: usize) -> Rows {
+        let (k, global) = (self.matrix.k(), self.matrix.global_scale());
+        let parts = |codes: &[u8]| -> Vec<Factors> { codes.chunks(promoted.min(k)).map(Factors::new).collect() };
+        let weights: Vec<_> = (0..self.matrix.rows()).map(|row| parts(&self.folded(row))).collect();
+        let of_token = |(codes, &scale): (&[u8], &f32)| {
+            let token = parts(codes);
+            let sum = |row: &Vec<Factors>| token.iter().zip(row).map(|(a, b)| fp8::sum(a, b)).sum();
+            weights.iter().map(|row| f64::from(fp8::scaled(sum(row), scale, global, None))).collect()
+        };
+        tokens.codes.chunks(k).zip(&tokens.scales).map(of_token).collect()
     }
-}
-
-/// The code of the e4m3 nearest to a number, ties to even.
-fn e4m3_code(number: f32) -> u8 {
-    e4m3::encode(number.abs()) | u8::from(number.is_sign_negative()) << 7
-}
-
-/// The scale of a token that is rounded to e4m3.
-fn token_scale(row: &[f64]) -> f64 {
-    row.iter().fold(0.0, |most: f64, number| most.max(number.abs())) / f64::from(e4m3::MAX)
 }
 
 /// What tokens, and the intermediate, are rounded to.
@@ -216,23 +197,25 @@ enum Tokens {
 }
 
 impl Tokens {
-    fn rounded(self, rows: Rows) -> anyhow::Result<Rows> {
-        Ok(match self {
+    fn rounded(self, rows: Rows) -> anyhow::Result<Rounded> {
+        const DTYPE: OutDtype = OutDtype::Bf16;
+        let k = rows[0].len();
+        let numbers = match self {
             Self::Exact => rows,
             Self::Bf16 => {
-                let round = |number: f64| OutDtype::Bf16.decode(OutDtype::Bf16.round(number));
+                let round = |number: f64| DTYPE.decode(DTYPE.round(number));
                 rows.into_iter().map(|row| row.into_iter().map(round).collect()).collect()
             }
             Self::Fp8 => {
-                let round = |row: Vec<f64>| {
-                    let scale = token_scale(&row);
-                    let rounded = |number: f64| f64::from(e4m3::decode(e4m3_code((number / scale) as f32))) * scale;
-                    row.into_iter().map(rounded).collect()
+                let bits: Vec<u16> = rows.iter().flatten().map(|&number| DTYPE.round(number)).collect();
+                let codes = Quantised::of(DTYPE, &bits, k);
+                let row = |(codes, &scale): (&[u8], &f32)| {
+                    codes.iter().map(|&code| f64::from(e4m3::decode(code)) * f64::from(scale)).collect()
                 };
-                rows.into_iter().map(round).collect()
+                let numbers = codes.codes.chunks(k).zip(&codes.scales).map(row).collect();
+                return Ok(Rounded { numbers, codes: Some(codes) });
             }
             Self::Nvfp4 => {
-                let k = rows[0].len();
                 let numbers: Vec<f32> = rows.iter().flatten().map(|&number| number as f32).collect();
                 let matrix = quantize(&numbers, rows.len(), k)?;
                 let mut out = vec![0.0; k];
@@ -242,7 +225,8 @@ impl Tokens {
                 };
                 (0..rows.len()).map(row).collect()
             }
-        })
+        };
+        Ok(Rounded { numbers, codes: None })
     }
 }
 
