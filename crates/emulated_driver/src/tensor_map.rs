@@ -5,8 +5,7 @@ use std::ffi::{c_int, c_uint};
 use ptx_emulator::{DataType, Interleave, L2Promotion, OobFill, Swizzle, TensorMap};
 
 use crate::call::{Needs, array, enter, functions, put};
-use crate::code::{INVALID_VALUE, NOT_SUPPORTED};
-use crate::refusal;
+use crate::code::INVALID_VALUE;
 
 /// `CUtensorMapInterleave`, `CUtensorMapSwizzle`, `CUtensorMapL2promotion`, `CUtensorMapFloatOOBfill`, in cuda.h's order.
 const INTERLEAVES: [Interleave; 3] = [Interleave::None, Interleave::B16, Interleave::B32];
@@ -67,12 +66,34 @@ functions! {
         put(map, tiled.to_bytes())
     }
     fn cuTensorMapEncodeIm2col(
-        _map: *mut [u8; 128], _data_type: c_uint, _rank: c_uint, _address: u64, _extents: *const u64,
-        _strides: *const u64, _lower: *const c_int, _upper: *const c_int, _channels: c_uint, _pixels: c_uint,
-        _element_strides: *const c_uint, _interleave: c_uint, _swizzle: c_uint, _promotion: c_uint, _outside: c_uint,
+        map: *mut [u8; 128], data_type: c_uint, rank: c_uint, address: u64, extents: *const u64, strides: *const u64,
+        lower: *const c_int, upper: *const c_int, channels: c_uint, pixels: c_uint, element_strides: *const c_uint,
+        interleave: c_uint, swizzle: c_uint, promotion: c_uint, outside: c_uint,
     ) {
-        let _driver = enter(NAME, Needs::Nothing)?;
-        refusal::once("im2col tensor maps (cuTensorMapEncodeIm2col) are not emulated; only tiled ones are");
-        Err(NOT_SUPPORTED)
+        let driver = enter(NAME, Needs::Nothing)?;
+        let rank = rank as usize;
+        if map.is_null() || !(3..=5).contains(&rank) { return Err(INVALID_VALUE); }
+        let type_of = DataType::from_driver(data_type).ok_or(INVALID_VALUE)?;
+        // The box of one row of channels, which is checked again as the pixels'.
+        let mut row = vec![1; rank];
+        row[0] = channels;
+        let tiled = TensorMap::tiled(
+            type_of,
+            address,
+            &array(extents, rank)?,
+            &array(strides, rank - 1)?,
+            &row,
+            &array(element_strides, rank)?,
+            pick(&INTERLEAVES, interleave)?,
+            pick(&SWIZZLES, swizzle)?,
+            pick(&PROMOTIONS, promotion)?,
+            pick(&FILLS, outside)?,
+        );
+        let (lower, upper) = (array(lower, rank - 2)?, array(upper, rank - 2)?);
+        let im2col = tiled.and_then(|tiled| tiled.im2col(&lower, &upper, channels, pixels)).map_err(|rule| {
+            if driver.test.is_none() { eprintln!("ptx-emulator: cuTensorMapEncodeIm2col: {rule}"); }
+            INVALID_VALUE
+        })?;
+        put(map, im2col.to_bytes())
     }
 }

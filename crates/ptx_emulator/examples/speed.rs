@@ -13,7 +13,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-const RUNS: usize = 5;
+const RUNS: usize = 3;
 /// What each ratio is to be at most.
 const SANITIZER: f64 = 2.0;
 const RACES: f64 = 3.0;
@@ -28,8 +28,8 @@ struct Case {
 }
 
 const CASES: [Case; 4] = [
-    Case { entry: "product", grid: [16, 16, 1], threads: 256, number: 256 },
-    Case { entry: "fill", grid: [64, 1, 1], threads: 128, number: 200 },
+    Case { entry: "product", grid: [8, 8, 1], threads: 256, number: 128 },
+    Case { entry: "fill", grid: [32, 1, 1], threads: 128, number: 100 },
     Case { entry: "sums", grid: [32, 1, 1], threads: 128, number: 64 },
     Case { entry: "copy", grid: [128, 1, 1], threads: 256, number: 1 << 18 },
 ];

@@ -27,6 +27,8 @@ pub enum Flow {
     Scatter(Vec<(u32, u32)>),
     /// Into a function.
     Call(u32),
+    /// Each group of lanes into its function.
+    ScatterCall(Vec<(u32, u32)>),
     /// Out of the function, or of the kernel if no function has called.
     Return,
     /// Out of the kernel.

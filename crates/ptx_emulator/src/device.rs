@@ -157,15 +157,15 @@ impl Device {
                 let value = match init {
                     Init::Bits(bits) => *bits,
                     Init::Symbol { name, offset } => {
-                        let target = module.variables.iter().position(|v| v.name == *name);
-                        let target = target.ok_or_else(|| {
+                        let variable = module.variables.iter().position(|v| v.name == *name).map(|n| addresses[n]);
+                        let target = variable.or_else(|| module.functions.get(name).copied()).ok_or_else(|| {
                             Fault::bare(
                                 FaultKind::Unsupported,
                                 "",
                                 format!("`{}` is initialised with the address of `{name}`", v.name),
                             )
                         })?;
-                        addresses[target].wrapping_add(*offset as u64)
+                        target.wrapping_add(*offset as u64)
                     }
                 };
                 if let Some((allocation, at)) = self.memory.locate(address + (n * size) as u64, size as u64) {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::code::Kernel;
 use crate::decode::kernel;
 use crate::exec::opcodes::OPCODES;
+use crate::machine::address::{CODE_WINDOW, MODULE_STRIDE};
 use crate::parser;
 use crate::parser::ast::Variable;
 use crate::parser::error::ParseError;
@@ -19,6 +20,8 @@ pub struct Module {
     kernels: Vec<Kernel>,
     /// Global and constant variables.
     pub(crate) variables: Vec<Variable>,
+    /// The addresses of functions that variables may hold.
+    pub(crate) functions: HashMap<String, u64>,
 }
 
 impl Module {
@@ -29,6 +32,8 @@ impl Module {
     pub fn parse(text: &str) -> Result<Module, ParseError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut ast = parser::parse(text)?;
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        ast.code_at = CODE_WINDOW + id * MODULE_STRIDE;
         let sources = Arc::new(std::mem::take(&mut ast.sources));
         let variables: Vec<Variable> =
             ast.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const)).cloned().collect();
@@ -38,7 +43,10 @@ impl Module {
         let entries = ast.functions.iter().filter(|f| f.entry && f.body.is_some());
         let kernels =
             entries.map(|f| kernel::decode(&ast, &sources, f, &numbers, OPCODES)).collect::<Result<_, _>>()?;
-        Ok(Module { id: NEXT.fetch_add(1, Ordering::Relaxed), kernels, variables })
+        let functions =
+            ast.functions_taken().into_iter().filter_map(|name| Some((name.to_owned(), ast.function_address(name)?)));
+        let functions = functions.collect();
+        Ok(Module { id, kernels, variables, functions })
     }
 
     /// The entries, in the order of the file.

@@ -1,19 +1,113 @@
-//! Calls: how arguments and results move between a caller and a function.
+//! Calls: which functions, and how arguments and results move between a caller and a function.
+
+use std::sync::{Arc, OnceLock};
 
 use super::error::{DecodeError, Result};
-use super::names::{Slot, Symbol};
+use super::names::{Signature, Slot, Symbol};
 use super::opcode::Decoded;
 use super::parsed::Parsed;
 use crate::code::{Flow, Step};
-use crate::config::fault::Stop;
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::machine::frame::Frame;
 use crate::machine::warp::Warp;
-use crate::operand::{Src, lanes};
+use crate::operand::{Dst, Row, Src, lanes};
 use crate::parser::ast::Operand;
 use crate::types::Type;
 
+/// Calls that a thread may be in: beyond that its stack has no room on a card.
+const DEEPEST: usize = 1024;
+
+/// A function as one instruction calls it.
+struct Callee {
+    function: u32,
+    frame: Arc<OnceLock<Frame>>,
+    arguments: Vec<Move>,
+    results: Vec<Move>,
+    /// The instruction has a guard.
+    guarded: bool,
+}
+
+/// A value that moves between a caller's variable and a function's formal.
+enum Move {
+    Register { from: Src, to: Dst },
+    Local { from: u32, to: u32, bytes: u32 },
+}
+
+/// What moves, taken before a frame is kept or given back.
+enum Value {
+    Row(Box<Row>),
+    Local(Vec<(usize, Vec<u8>, Vec<bool>)>),
+}
+
+impl Move {
+    fn take(&self, w: &Warp, mask: u32) -> Value {
+        match *self {
+            Move::Register { from, .. } => Value::Row(Box::new(w.get(from))),
+            Move::Local { from, bytes, .. } => {
+                let bytes_of = |lane| {
+                    let at = w.local_at(lane, from.into());
+                    let at = at..at + bytes as usize;
+                    (lane, w.local[at.clone()].to_vec(), w.local_defined[at].to_vec())
+                };
+                Value::Local(lanes(mask).map(bytes_of).collect())
+            }
+        }
+    }
+
+    fn put(&self, value: Value, w: &mut Warp, mask: u32) {
+        match (self, value) {
+            (Move::Register { to, .. }, Value::Row(row)) => to.write(w, mask, &row),
+            (Move::Local { to, .. }, Value::Local(values)) => {
+                for (lane, bytes, defined) in values {
+                    let at = w.local_at(lane, (*to).into());
+                    w.local[at..at + bytes.len()].copy_from_slice(&bytes);
+                    w.local_defined[at..at + bytes.len()].copy_from_slice(&defined);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Does the moves, and something between what they take and what they put.
+fn moved(moves: &[Move], w: &mut Warp, mask: u32, between: impl FnOnce(&mut Warp)) {
+    let values: Vec<Value> = moves.iter().map(|each| each.take(w, mask)).collect();
+    between(w);
+    for (each, value) in moves.iter().zip(values) {
+        each.put(value, w, mask);
+    }
+}
+
+impl Callee {
+    /// Gives the function its arguments.
+    fn enter(&self, w: &mut Warp, mask: u32) -> Stopped<()> {
+        let calls = &w.fragments[w.current].calls;
+        if calls.len() >= DEEPEST {
+            let text = format!("{DEEPEST} calls in each other: the thread's stack overflows");
+            return Err(Stop::new(FaultKind::OutOfBounds, text).lane(mask.trailing_zeros()));
+        }
+        let again = calls.iter().any(|call| call.1 == self.function);
+        if again && self.guarded {
+            return Err(Stop::unsupported("a recursive call with a guard"));
+        }
+        moved(&self.arguments, w, mask, |w| {
+            if let (true, Some(frame)) = (again, self.frame.get()) {
+                w.keep(mask, frame);
+            }
+        });
+        Ok(())
+    }
+
+    /// Takes the function's results.
+    fn leave(&self, w: &mut Warp, mask: u32) {
+        moved(&self.results, w, mask, |w| w.give_back(mask));
+    }
+}
+
 impl Parsed<'_> {
     /// `call (results), function, (arguments)`: arguments are copied into the function's own variables, results out
-    /// of them when it has returned.
+    /// of them when it has returned. With a register for the function, its value says which one; a list or a prototype
+    /// comes last.
     pub fn call(&mut self) -> Decoded {
         let mut operands = self.operands().iter().peekable();
         let list = |operands: &mut std::iter::Peekable<std::slice::Iter<'_, Operand>>| {
@@ -21,80 +115,139 @@ impl Parsed<'_> {
             if let Some(Operand::List(list)) = list { list.clone() } else { Vec::new() }
         };
         let results = list(&mut operands);
-        let Some(Operand::Name(name)) = operands.next() else {
+        let Some(function @ Operand::Name(name)) = operands.next() else {
             return Err(DecodeError::invalid("a function expected"));
         };
         let arguments = list(&mut operands);
-        if self.names.lookup(name).is_some() {
-            return Err(DecodeError::unsupported("an indirect call"));
+        if matches!(self.names.lookup(name), Some(Symbol::Register { .. })) {
+            let which = operands.next().cloned();
+            return self.call_by_address(&results, function, &arguments, which.as_ref());
         }
         let signature = self.names.signature(name)?;
         if signature.params.len() != arguments.len() || signature.results.len() != results.len() {
             return Err(DecodeError::invalid(format!("`{name}` takes other arguments or gives other results")));
         }
-        let copies = arguments.iter().zip(&signature.params).map(|(a, s)| self.copy_in(a, s));
-        let copies = copies.collect::<Result<Vec<_>>>()?;
-        let reads = std::mem::take(&mut self.uses.reads);
-        let back = results.iter().zip(&signature.results).map(|(r, s)| self.copy_out(r, s));
+        let (callee, written) = self.callee(&signature, &results, &arguments)?;
+        let (callee, function) = (Arc::new(callee), signature.function);
+        let returned = Arc::clone(&callee);
+        let after: Step = Box::new(move |w, _, mask| {
+            returned.leave(w, mask);
+            Ok(Flow::Next)
+        });
+        self.after = Some((after, written));
+        self.moves();
+        Ok(Box::new(move |w, _, mask| {
+            callee.enter(w, mask)?;
+            Ok(Flow::Call(function))
+        }))
+    }
+
+    /// A call of the function whose address is in a register.
+    fn call_by_address(
+        &mut self,
+        results: &[Operand],
+        function: &Operand,
+        arguments: &[Operand],
+        which: Option<&Operand>,
+    ) -> Decoded {
+        let address = self.src_operand(function, Type::B64)?;
+        let named = match which {
+            Some(Operand::Name(list)) => self.names.call_targets(list),
+            _ => None,
+        };
+        let candidates = named.unwrap_or_else(|| self.names.functions_taken());
+        let (mut callees, mut written) = (Vec::new(), Vec::new());
+        for name in candidates {
+            // Functions of another shape, and those without a body, are none that this instruction can call.
+            let Ok(signature) = self.names.signature(&name) else { continue };
+            if signature.params.len() != arguments.len() || signature.results.len() != results.len() {
+                continue;
+            }
+            let Ok((callee, results)) = self.callee(&signature, results, arguments) else { continue };
+            written.extend(results);
+            callees.push((self.names.function_address(&name), callee));
+        }
+        let callees = Arc::new(callees);
+        let returned = Arc::clone(&callees);
+        let after: Step = Box::new(move |w, _, mask| {
+            for (_, callee) in returned.iter() {
+                let from = lanes(mask).filter(|&lane| w.returned[lane] == callee.function);
+                let from = from.fold(0, |all, lane| all | 1 << lane);
+                if from != 0 {
+                    callee.leave(w, from);
+                }
+            }
+            Ok(Flow::Next)
+        });
+        self.after = Some((after, written));
+        Ok(Box::new(move |w, _, mask| {
+            let mut groups: Vec<(u32, &Callee)> = Vec::new();
+            for lane in lanes(mask) {
+                let to = w.lane(address, lane);
+                let Some((_, callee)) = callees.iter().find(|(at, _)| *at == Some(to)) else {
+                    let text = format!("a call of address {to:#x}, where no function with such arguments begins");
+                    return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
+                };
+                match groups.iter_mut().find(|(_, other)| other.function == callee.function) {
+                    Some((lanes, _)) => *lanes |= 1 << lane,
+                    None => groups.push((1 << lane, callee)),
+                }
+            }
+            groups.iter().try_for_each(|(mask, callee)| callee.enter(w, *mask))?;
+            Ok(Flow::ScatterCall(groups.iter().map(|(mask, callee)| (*mask, callee.function)).collect()))
+        }))
+    }
+
+    /// A function with where its arguments come from and its results go, and the registers that the results fill.
+    fn callee(
+        &mut self,
+        signature: &Signature,
+        results: &[Operand],
+        arguments: &[Operand],
+    ) -> Result<(Callee, Vec<u32>)> {
+        let inward = arguments.iter().zip(&signature.params).map(|(a, s)| self.argument(a, s));
+        let inward = inward.collect::<Result<Vec<_>>>()?;
+        let (reads, writes) = (self.uses.reads.clone(), std::mem::take(&mut self.uses.writes));
+        let back = results.iter().zip(&signature.results).map(|(r, s)| self.result(r, s));
         let back = back.collect::<Result<Vec<_>>>()?;
         self.uses.reads = reads;
-        let result_registers = std::mem::take(&mut self.uses.writes);
+        let written = std::mem::replace(&mut self.uses.writes, writes);
         for slot in &signature.params {
             if let Slot::Register { index, .. } = slot {
                 self.uses.writes.push(*index);
             }
         }
-        self.moves();
-        let after: Step = Box::new(move |w, _, mask| {
-            for copy in &back {
-                copy(w, mask);
-            }
-            Ok(Flow::Next)
-        });
-        self.after = Some((after, result_registers));
-        let function = signature.function;
-        let recursion = format!("recursion: `{name}` calls itself");
-        Ok(Box::new(move |w, _, mask| {
-            if w.fragments[w.current].calls.iter().any(|c| c.1 == function) {
-                return Err(Stop::unsupported(recursion.clone()));
-            }
-            for copy in &copies {
-                copy(w, mask);
-            }
-            Ok(Flow::Call(function))
-        }))
+        let callee = Callee {
+            function: signature.function,
+            frame: Arc::clone(&signature.frame),
+            arguments: inward,
+            results: back,
+            guarded: self.has_guard(),
+        };
+        Ok((callee, written))
     }
 
-    fn copy_in(&mut self, argument: &Operand, slot: &Slot) -> Result<CopyStep> {
+    fn argument(&mut self, argument: &Operand, slot: &Slot) -> Result<Move> {
         match *slot {
             Slot::Register { index, bits } => {
                 let ty = if bits > 32 { Type::B64 } else { Type::B32 };
                 let ty = if bits < 32 { Type::B8 } else { ty };
                 let from = self.src_operand(argument, ty)?;
-                Ok(Box::new(move |w, mask| {
-                    let row = w.get(from);
-                    w.set(index, mask, &row);
-                }))
+                Ok(Move::Register { from, to: Dst { register: Some(index), bits: 64 } })
             }
             Slot::Memory { offset, bytes } => {
-                let from = self.param_variable(argument)?;
-                Ok(copy_local(from, offset, bytes))
+                Ok(Move::Local { from: self.param_variable(argument, bytes)?, to: offset, bytes })
             }
         }
     }
 
-    fn copy_out(&mut self, result: &Operand, slot: &Slot) -> Result<CopyStep> {
+    fn result(&mut self, result: &Operand, slot: &Slot) -> Result<Move> {
         match *slot {
             Slot::Register { index, .. } => {
-                let to = self.dst_operand(result)?;
-                Ok(Box::new(move |w, mask| {
-                    let row = w.get(Src::Register(index));
-                    to.write(w, mask, &row);
-                }))
+                Ok(Move::Register { from: Src::Register(index), to: self.dst_operand(result)? })
             }
             Slot::Memory { offset, bytes } => {
-                let to = self.param_variable(result)?;
-                Ok(copy_local(offset, to, bytes))
+                Ok(Move::Local { from: offset, to: self.param_variable(result, bytes)?, bytes })
             }
         }
     }
@@ -104,28 +257,17 @@ impl Parsed<'_> {
         self.names.ast.functions.iter().any(|f| f.name == name && f.body.is_some())
     }
 
-    /// Where a `.param` variable lies in local memory.
-    pub fn param_variable(&self, operand: &Operand) -> Result<u32> {
+    /// Where a `.param` variable of at least so many bytes lies in local memory.
+    pub fn param_variable(&self, operand: &Operand, bytes: u32) -> Result<u32> {
         match operand {
             Operand::Name(name) => match self.names.lookup(name) {
-                Some(&Symbol::Local(offset)) => Ok(offset),
+                Some(&Symbol::Local { offset, bytes: room }) if room >= bytes => Ok(offset),
+                Some(Symbol::Local { bytes: room, .. }) => {
+                    Err(DecodeError::invalid(format!("`{name}` has {room} bytes, the function's parameter {bytes}")))
+                }
                 _ => Err(DecodeError::invalid(format!("`{name}` is no `.param` variable"))),
             },
             _ => Err(DecodeError::unsupported("an argument that is no variable")),
         }
     }
-}
-
-type CopyStep = Box<dyn Fn(&mut Warp, u32) + Send + Sync>;
-
-/// Copies bytes of local memory in each lane.
-fn copy_local(from: u32, to: u32, bytes: u32) -> CopyStep {
-    let (from, to, bytes) = (from as usize, to as usize, bytes as usize);
-    Box::new(move |w, mask| {
-        for lane in lanes(mask) {
-            let base = lane * w.local_size();
-            w.local.copy_within(base + from..base + from + bytes, base + to);
-            w.local_defined.copy_within(base + from..base + from + bytes, base + to);
-        }
-    })
 }

@@ -95,7 +95,15 @@ impl Decoder {
         let signature = self.names.signature(name).map_err(|e| ParseError::new(function.line, e.message))?;
         self.names.kernel.functions[signature.function as usize] = self.names.kernel.code.len() as u32;
         self.names.scopes = vec![signature.names];
-        self.body(function.body.as_deref().unwrap_or_default())
+        let before = self.names.extent();
+        self.body(function.body.as_deref().unwrap_or_default())?;
+        let mut frame = self.names.extent().since(&before);
+        frame.registers.extend(signature.formals.registers);
+        frame.predicates.extend(signature.formals.predicates);
+        frame.local.extend(signature.formals.local);
+        // A function is decoded once.
+        let _ = signature.frame.set(frame);
+        Ok(())
     }
 
     fn body(&mut self, body: &[Statement]) -> Result<(), ParseError> {

@@ -1,11 +1,14 @@
 //! What the names of a kernel stand for, and where its registers and variables are placed.
 
 use std::collections::HashMap;
+use std::iter;
 use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
 
 use super::error::{DecodeError, Result};
 use crate::code::Kernel;
 use crate::machine::address::{LOCAL_BASE, SHARED_BASE};
+use crate::machine::frame::Frame;
 use crate::operand::{Special, Src};
 use crate::parser::ast::{Ast, Formal, Variable};
 use crate::parser::error::ParseError;
@@ -21,8 +24,11 @@ pub enum Symbol {
     Predicate(u32),
     /// Offset in the CTA's shared memory.
     Shared(u32),
-    /// Offset in the thread's local memory.
-    Local(u32),
+    /// Offset in the thread's local memory, and size.
+    Local {
+        offset: u32,
+        bytes: u32,
+    },
     /// Offset in the kernel's parameters.
     Param(u32),
     Label(u32),
@@ -45,6 +51,9 @@ pub struct Signature {
     pub results: Vec<Slot>,
     /// Formals by name, for the body.
     pub names: HashMap<String, Symbol>,
+    /// Where the formals are kept, and the whole frame when the body is decoded.
+    pub formals: Frame,
+    pub frame: Arc<OnceLock<Frame>>,
 }
 
 /// The names of a kernel, and the kernel as far as it is decoded.
@@ -63,6 +72,18 @@ pub struct Names {
     /// Functions that are called and not yet decoded.
     pub to_do: Vec<String>,
     carry: Option<u32>,
+    taken: Option<Vec<String>>,
+}
+
+/// Registers, predicates and bytes of local memory that are given away.
+pub struct Extent([u32; 3]);
+
+impl Extent {
+    /// What was given away since.
+    pub fn since(&self, before: &Extent) -> Frame {
+        let [registers, predicates, local] = std::array::from_fn(|n| iter::once(before.0[n]..self.0[n]).collect());
+        Frame { registers, predicates, local }
+    }
 }
 
 /// Stands for the address of dynamic shared memory, which is known when all static variables are placed.
@@ -81,6 +102,7 @@ impl Names {
             signatures: HashMap::new(),
             to_do: Vec::new(),
             carry: None,
+            taken: None,
         }
     }
 
@@ -112,7 +134,10 @@ impl Names {
     pub fn variable(&mut self, v: &Variable) -> Result<(), ParseError> {
         let symbol = match v.space {
             Space::Shared | Space::SharedCluster => Symbol::Shared(self.place_shared(v)),
-            Space::Local | Space::Param => Symbol::Local(self.place_local(v.bytes as u32, v.align)),
+            Space::Local | Space::Param => {
+                let bytes = v.bytes as u32;
+                Symbol::Local { offset: self.place_local(bytes, v.align), bytes }
+            }
             _ => {
                 let text = "a variable of this space is declared at module scope";
                 return Err(ParseError::new(v.line, text));
@@ -170,7 +195,7 @@ impl Names {
             Some(Symbol::Shared(offset)) => {
                 return Ok((self.special(Special::Shared(offset)), Space::Shared));
             }
-            Some(Symbol::Local(offset)) => return Ok((Src::Constant(offset.into()), Space::Local)),
+            Some(Symbol::Local { offset, .. }) => return Ok((Src::Constant(offset.into()), Space::Local)),
             Some(Symbol::Param(offset)) => return Ok((Src::Constant(offset.into()), Space::Param)),
             Some(_) => return Err(DecodeError::invalid(format!("`{name}` has no address"))),
             None => {}
@@ -191,8 +216,8 @@ impl Names {
             };
             return Ok((self.special(Special::Shared(at)), Space::Shared));
         }
-        if ast.functions.iter().any(|f| f.name == name) {
-            return Err(DecodeError::unsupported(format!("the address of function `{name}`")));
+        if let Some(address) = ast.function_address(name) {
+            return Ok((Src::Constant(address), Space::Generic));
         }
         if name.starts_with('%') && !name[1..].starts_with(|c: char| c.is_ascii_digit()) {
             return Err(DecodeError::unsupported(format!("`{name}`: no such register is declared or known")));
@@ -238,7 +263,7 @@ impl Names {
                     Formal::Memory(v) => {
                         let bytes = v.bytes as u32;
                         let offset = l.place_local(bytes, v.align);
-                        names.insert(v.name.clone(), Symbol::Local(offset));
+                        names.insert(v.name.clone(), Symbol::Local { offset, bytes });
                         list.push(Slot::Memory { offset, bytes });
                     }
                     Formal::Register { name, ty } => {
@@ -252,13 +277,44 @@ impl Names {
             }
             list
         };
+        let before = self.extent();
         let (params, results) = (slots(self, &function.params), slots(self, &function.results));
+        let formals = self.extent().since(&before);
         let number = self.kernel.functions.len() as u32;
         self.kernel.functions.push(0);
-        let signature = Signature { function: number, params, results, names };
+        let signature = Signature { function: number, params, results, names, formals, frame: Arc::default() };
         self.signatures.insert(name.to_string(), signature.clone());
         self.to_do.push(name.to_string());
         Ok(signature)
+    }
+
+    /// The functions whose addresses the module takes, in the order of the file.
+    pub fn functions_taken(&mut self) -> Vec<String> {
+        let ast = &self.ast;
+        let taken = self.taken.get_or_insert_with(|| {
+            let taken = ast.functions_taken();
+            ast.functions.iter().map(|f| &f.name).filter(|name| taken.contains(&***name)).cloned().collect()
+        });
+        taken.clone()
+    }
+
+    /// The functions of a `.calltargets` list.
+    pub fn call_targets(&self, name: &str) -> Option<Vec<String>> {
+        match self.lookup(name) {
+            Some(Symbol::Targets(names)) => Some(names.clone()),
+            _ => None,
+        }
+    }
+
+    /// Where a function begins, as a value.
+    pub fn function_address(&self, name: &str) -> Option<u64> {
+        self.ast.function_address(name)
+    }
+
+    /// How far registers, predicates and local memory are given away.
+    pub fn extent(&self) -> Extent {
+        let kernel = &self.kernel;
+        Extent([kernel.registers, kernel.predicates, LOCAL_BASE + kernel.local_bytes])
     }
 
     /// The hidden condition-code register.

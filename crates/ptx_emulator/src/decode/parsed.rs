@@ -52,6 +52,11 @@ impl<'a> Parsed<'a> {
         &self.instruction.opcode
     }
 
+    /// Whether a predicate guards it.
+    pub fn has_guard(&self) -> bool {
+        self.instruction.guard.is_some()
+    }
+
     /// The modifiers in their written order, without dots.
     pub fn modifiers(&self) -> &'a [String] {
         &self.instruction.modifiers

@@ -183,8 +183,13 @@ impl Ld {
         let mode = if access.strong { Mode::StrongRead } else { Mode::Read };
         let mut buffer = [0u8; 64];
         let undefined = m.sanitize && m.has_undefined(w);
+        let tracked = match mode {
+            Mode::Read => m.track_shared_loads(w, mask, addresses, access.space, access.total as u32),
+            _ => 0,
+        };
         for lane in lanes(mask) {
-            let unwritten = m.load_value(w, access.at(addresses, lane), mode, &mut buffer[..access.total])?;
+            let buffered = &mut buffer[..access.total];
+            let unwritten = m.load_value(w, access.at(addresses, lane), mode, buffered, tracked >> lane & 1 == 1)?;
             self.finish(w, lane, &buffer);
             if unwritten != 0 {
                 w.doubt(lane, Source::UnwrittenShared);

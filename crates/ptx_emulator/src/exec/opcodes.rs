@@ -276,19 +276,20 @@ table! {
                {and or xor add inc dec min max} [noftz] {f16 bf16 b32 u32 s32 b64 u64 s64 f32 f64}"]
             issued::<bulk::linear::Store>;
         "cp" ["async bulk prefetch L2 global [L2::cache_hint]",
-              "async bulk prefetch tensor {1d 2d 3d 4d 5d} L2 global [tile] [L2::cache_hint]"] bulk::linear::prefetch;
+              "async bulk prefetch tensor {1d 2d 3d 4d 5d} L2 global [tile tile::gather4 im2col] [L2::cache_hint]"] bulk::linear::prefetch;
         "cp" ["async bulk commit_group"] issued::<cp_async::CommitGroup>;
         "cp" ["async bulk wait_group [read]"] issued::<bulk::groups::WaitGroup>;
         "st" ["async [weak] [shared::cluster] mbarrier::complete_tx::bytes [v2 v4] \
                {b32 b64 u32 u64 s32 s64 f32 f64}"] issued::<bulk::st_async::StAsync>;
     }
     Async, "Data Movement: cp.async.bulk.tensor, cp.reduce.async.bulk.tensor" => {
-        "cp" ["async bulk tensor {1d 2d 3d 4d 5d} {shared::cluster shared::cta} global [tile tile::gather4] \
+        "cp" ["async bulk tensor {1d 2d 3d 4d 5d} {shared::cluster shared::cta} global [tile tile::gather4 im2col] \
                mbarrier::complete_tx::bytes [multicast::cluster] [cta_group::1 cta_group::2] [L2::cache_hint]"]
             issued::<bulk::tensor::Load>;
-        "cp" ["async bulk tensor {1d 2d 3d 4d 5d} global shared::cta [tile tile::scatter4] bulk_group [L2::cache_hint]",
-              "reduce async bulk tensor {1d 2d 3d 4d 5d} global shared::cta {add min max inc dec and or xor} [tile] \
-               bulk_group [L2::cache_hint]"] issued::<bulk::tensor::Store>;
+        "cp" ["async bulk tensor {1d 2d 3d 4d 5d} global shared::cta [tile tile::scatter4 im2col_no_offs] bulk_group \
+               [L2::cache_hint]",
+              "reduce async bulk tensor {1d 2d 3d 4d 5d} global shared::cta {add min max inc dec and or xor} \
+               [tile im2col_no_offs] bulk_group [L2::cache_hint]"] issued::<bulk::tensor::Store>;
     }
     Async, "Data Movement: tensormap.replace; Parallel Synchronization: tensormap.cp_fenceproxy" => {
         "tensormap" ["replace tile {global_address rank box_dim global_dim global_stride element_stride elemtype \
@@ -368,6 +369,8 @@ table! {
                "sync aligned {m16n8k4 m16n8k8} row col f32 tf32 tf32 f32",
                "sync aligned {m16n8k16 m16n8k32} row col {f16 f32} {e4m3 e5m2} {e4m3 e5m2} {f16 f32}",
                "sync aligned {m16n8k16 m16n8k32} row col [satfinite] s32 {u8 s8} {u8 s8} s32"] issued::<matrix::mma::Mma>;
+        "mma" ["sync aligned {m8n8k4 m16n8k4 m16n8k8 m16n8k16} row col f64 f64 f64 f64 [rn]"]
+            issued::<matrix::double::DoubleMma>;
         "mma" ["sync aligned m16n8k64 row col kind::mxf4nvf4 block_scale scale_vec::4X f32 e2m1 e2m1 f32 {ue4m3 ue8m0}",
                "sync aligned m16n8k64 row col kind::mxf4nvf4 block_scale scale_vec::2X f32 e2m1 e2m1 f32 ue8m0",
                "sync aligned m16n8k64 row col kind::mxf4 block_scale [scale_vec::2X] f32 e2m1 e2m1 f32 ue8m0",
@@ -378,7 +381,8 @@ table! {
                     "sync aligned m16n16 {x1 x2} trans [shared shared::cta] b8",
                     "sync aligned m16n16 {x1 x2} trans [shared shared::cta] b8x16 {b6x16_p32 b4x16_p64}"]
             issued::<matrix::moves::LdMatrix>;
-        "stmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16"] issued::<matrix::moves::StMatrix>;
+        "stmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16",
+                    "sync aligned m16n8 {x1 x2 x4} trans [shared shared::cta] b8"] issued::<matrix::moves::StMatrix>;
         "movmatrix" ["sync aligned m8n8 trans b16"] matrix::moves::movmatrix;
     }
     Matrix, "Warp Level Matrix Instructions: wmma.load, wmma.store, wmma.mma" => {

@@ -28,10 +28,13 @@ pub fn system_call(i: &mut Parsed<'_>) -> Result<Option<Step>> {
             .unwrap_or_default()
     };
     let (results, arguments) = (lists(i, true), lists(i, false));
-    let offsets = |list: &[Operand]| list.iter().map(|a| i.param_variable(a)).collect::<Result<Vec<u32>>>();
+    // Each with its size in bytes.
+    let offsets = |list: &[Operand], bytes: &[u32]| {
+        list.iter().zip(bytes).map(|(a, bytes)| i.param_variable(a, *bytes)).collect::<Result<Vec<u32>>>()
+    };
     match name.map(String::as_str) {
         Some("__assertfail") if !i.defines("__assertfail") => {
-            let [message, file, line, function, _] = offsets(&arguments)?[..] else {
+            let [message, file, line, function, _] = offsets(&arguments, &[8, 8, 4, 8, 8])?[..] else {
                 return Err(DecodeError::invalid("`__assertfail` takes five arguments"));
             };
             Ok(Some(Box::new(move |w, m, mask| {
@@ -45,7 +48,7 @@ pub fn system_call(i: &mut Parsed<'_>) -> Result<Option<Step>> {
         }
         Some("vprintf") if !i.defines("vprintf") => {
             let ([format, values], results) =
-                (offsets(&arguments)?[..].try_into().unwrap_or([0; 2]), offsets(&results)?);
+                (offsets(&arguments, &[8, 8])?[..].try_into().unwrap_or([0; 2]), offsets(&results, &[4])?);
             if arguments.len() != 2 {
                 return Err(DecodeError::invalid("`vprintf` takes two arguments"));
             }

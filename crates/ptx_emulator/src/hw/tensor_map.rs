@@ -1,12 +1,12 @@
-//! Tensor maps: what `cuTensorMapEncodeTiled` takes, the 128-byte object a kernel passes around, and the pieces of
+//! Tensor maps: what `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col` take, the 128-byte object a kernel passes around, and the pieces of
 //! memory that one tensor copy moves.
 //!
 //! Sources: CUDA Driver API, "Tensor Map Object Management" (the argument rules, quoted by [`TensorMapError`]); PTX ISA
-//! 5.5.1–5.5.8 (tensors, bounding boxes, out-of-boundary access, swizzles), 9.7.9.28 (`tensormap.replace`), 9.7.9.25
+//! 5.5.1–5.5.8 (tensors, bounding boxes, im2col mode, out-of-boundary access, swizzles), 9.7.9.28 (`tensormap.replace`), 9.7.9.25
 //! (`cp.async.bulk.tensor`). NVIDIA does not publish the layout of the object. This crate has a layout of its own, with
 //! a magic number and a checksum, so that other bytes are recognised as no tensor map.
 //!
-//! Not modelled: im2col maps, copies through interleaved layouts ([`TensorMapError::Unsupported`]), and stores of the
+//! Not modelled: the wide forms of im2col, copies through interleaved layouts ([`TensorMapError::Unsupported`]), and stores of the
 //! padded sub-byte types ([`DataType::is_padded`]: what `visit` gives for them is a load).
 
 use super::swizzle::Swizzle;
@@ -23,6 +23,7 @@ pub const SHARED_ALIGN: u32 = 128;
 /// What 18-bit shared-memory addresses reach; no GPU has more.
 const SHARED_WINDOW: u32 = 1 << 18;
 const MAX_BOX: u32 = 256;
+const MAX_PIXELS: u32 = 1024;
 const MAX_ELEMENT_STRIDE: u32 = 8;
 const STRIDE_LIMIT: u64 = 1 << 40;
 const DIM_LIMIT: u64 = 1 << 32;
@@ -162,7 +163,17 @@ pub enum OobFill {
     Nan,
 }
 
-/// A tiled tensor map: the arguments of `cuTensorMapEncodeTiled`. Index 0 is the innermost dimension.
+/// The box in which the pixels of a column lie, as offsets from the first and the last pixel of the tensor, by width, height
+/// and depth: the corners that `cuTensorMapEncodeIm2col` takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PixelBox {
+    /// From the first pixel.
+    pub lower: [i16; 3],
+    /// From the last pixel.
+    pub upper: [i16; 3],
+}
+
+/// A tensor map: the arguments of `cuTensorMapEncodeTiled`, or of `cuTensorMapEncodeIm2col`. Index 0 is the innermost dimension.
 ///
 /// The fields are public for readers; [`TensorMap::tiled`] and [`TensorMap::validate`] apply the driver's rules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -177,7 +188,7 @@ pub struct TensorMap {
     pub dims: [u64; MAX_RANK],
     /// Bytes from one index to the next in dimensions 1 …; `strides[0]` belongs to dimension 1.
     pub strides: [u64; MAX_RANK - 1],
-    /// Elements the box spans in each dimension.
+    /// Elements the box spans in each dimension; of an im2col map, channels of a pixel and pixels of a column.
     pub box_dims: [u32; MAX_RANK],
     /// Step between loaded elements in each dimension; the first is ignored without interleaving.
     pub element_strides: [u32; MAX_RANK],
@@ -189,6 +200,8 @@ pub struct TensorMap {
     pub l2_promotion: L2Promotion,
     /// Fill of elements outside the tensor.
     pub oob_fill: OobFill,
+    /// Where the pixels lie, of an im2col map.
+    pub pixels: Option<PixelBox>,
 }
 
 /// Why a tensor map cannot be made or used. Each text is the rule that was broken.
@@ -209,6 +222,16 @@ pub enum TensorMapError {
     PackedDim { dim: u64, multiple: u64 },
     #[error("stride of dimension {index} is {stride} bytes, must be a multiple of {multiple} and below 2^40")]
     Stride { index: usize, stride: u64, multiple: u64 },
+    #[error("an im2col tensor map has rank {0}, must be 3 to 5")]
+    Im2colRank(usize),
+    #[error("a corner of the pixel box is {corner} in dimension {index}, must be {least} to {most} for this rank")]
+    PixelCorner { index: usize, corner: i32, least: i32, most: i32 },
+    #[error("the pixel box is empty in dimension {index}")]
+    EmptyPixelBox { index: usize },
+    #[error("{pixels} pixels of a column, must be 1 to 1024")]
+    Pixels { pixels: u32 },
+    #[error("the tensor map is {0}, and the copy is not")]
+    Mode(&'static str),
     #[error("box dimension {index} is {dim}, must be 1 to 256")]
     BoxDim { index: usize, dim: u32 },
     #[error("the box's innermost dimension is {bytes} bytes, must be a multiple of 16")]
@@ -314,9 +337,51 @@ impl TensorMap {
             swizzle,
             l2_promotion,
             oob_fill,
+            pixels: None,
         };
         map.validate()?;
         Ok(map)
+    }
+
+    /// The same tensor as an im2col map, of which a copy takes some channels of the pixels of a column. The corners are
+    /// by width, height and depth.
+    ///
+    /// # Errors
+    /// The first rule of `cuTensorMapEncodeIm2col` that the arguments break.
+    pub fn im2col(
+        mut self,
+        lower: &[i32],
+        upper: &[i32],
+        channels_per_pixel: u32,
+        pixels_per_column: u32,
+    ) -> Result<Self, TensorMapError> {
+        use TensorMapError as E;
+        let rank = self.rank;
+        let bits = match rank {
+            3 => 16,
+            4 => 8,
+            5 => 5,
+            _ => return Err(E::Im2colRank(rank)),
+        };
+        let (least, most) = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1);
+        let mut pixels = PixelBox::default();
+        for (corners, name, to) in
+            [(lower, "lower corner", &mut pixels.lower), (upper, "upper corner", &mut pixels.upper)]
+        {
+            if corners.len() != rank - 2 {
+                return Err(E::Entries { name, got: corners.len(), want: rank - 2, rank });
+            }
+            for (n, &corner) in corners.iter().enumerate() {
+                if !(least..=most).contains(&corner) {
+                    return Err(E::PixelCorner { index: n + 1, corner, least, most });
+                }
+                to[n] = corner as i16;
+            }
+        }
+        self.pixels = Some(pixels);
+        self.box_dims = padded(&[channels_per_pixel, pixels_per_column], 1);
+        self.validate()?;
+        Ok(self)
     }
 
     /// Checks every documented rule of `cuTensorMapEncodeTiled`.
@@ -350,7 +415,17 @@ impl TensorMap {
             let ok = stride.is_multiple_of(align) && stride < STRIDE_LIMIT;
             ensure(ok, E::Stride { index: index + 1, stride, multiple: align })?;
         }
-        for (index, &dim) in self.box_dims[..rank].iter().enumerate() {
+        if let Some(pixels) = self.pixels {
+            ensure(rank >= 3, E::Im2colRank(rank))?;
+            for index in 1..rank - 1 {
+                let last = self.dims[index] as i64 - 1 + i64::from(pixels.upper[index - 1]);
+                ensure(i64::from(pixels.lower[index - 1]) <= last, E::EmptyPixelBox { index })?;
+            }
+            let pixels = self.box_dims[1];
+            ensure((1..=MAX_PIXELS).contains(&pixels), E::Pixels { pixels })?;
+        }
+        let boxed = if self.pixels.is_some() { 1 } else { rank };
+        for (index, &dim) in self.box_dims[..boxed].iter().enumerate() {
             ensure((1..=MAX_BOX).contains(&dim), E::BoxDim { index, dim })?;
         }
         for (index, &stride) in self.element_strides[..rank].iter().enumerate() {
@@ -405,7 +480,10 @@ impl TensorMap {
     }
 
     fn box_bits(&self, element_bits: u32) -> u32 {
-        let elements: u64 = (0..self.rank).map(|index| u64::from(self.box_steps(index))).product();
+        let elements: u64 = match self.pixels {
+            Some(_) => u64::from(self.box_dims[0]) * u64::from(self.box_dims[1]),
+            None => (0..self.rank).map(|index| u64::from(self.box_steps(index))).product(),
+        };
         u32::try_from(elements * u64::from(element_bits) / 8).unwrap_or(u32::MAX)
     }
 
@@ -443,7 +521,49 @@ impl TensorMap {
         let Some(&column) = coordinates.first().filter(|_| coordinates.len() == self.rank) else {
             return Err(TensorMapError::Coordinates { got: coordinates.len(), rank: self.rank });
         };
+        if self.pixels.is_some() {
+            return Err(TensorMapError::Mode("an im2col map"));
+        }
         self.visit_rows(column, shared, |number| self.row_address(coordinates, number), visit)
+    }
+
+    /// The same for a column of pixels of an im2col map: `coordinates` are those of a channel and of the first pixel,
+    /// `offsets` what is added to each pixel's width, height and depth (PTX ISA, "Im2col mode").
+    ///
+    /// # Errors
+    /// As for [`TensorMap::visit`]; the map is an im2col map.
+    pub fn visit_pixels(
+        &self,
+        coordinates: &[i32],
+        offsets: &[u16],
+        shared: u32,
+        visit: impl FnMut(Piece),
+    ) -> Result<(), TensorMapError> {
+        let Some(&column) = coordinates.first().filter(|_| coordinates.len() == self.rank) else {
+            return Err(TensorMapError::Coordinates { got: coordinates.len(), rank: self.rank });
+        };
+        let pixels = self.pixels.ok_or(TensorMapError::Mode("tiled"))?;
+        self.validate()?;
+        // The pixels in their order: along the width, then the height and the depth, inside of the pixel box; then the next image.
+        let mut at: Vec<i64> = coordinates[1..].iter().map(|&coordinate| coordinate.into()).collect();
+        let spatial = self.rank - 2;
+        let mut rows = Vec::with_capacity(self.box_dims[1] as usize);
+        for _ in 0..self.box_dims[1] {
+            let inside = |(n, &at): (usize, &i64)| {
+                let at = at + i64::from(if n < spatial { offsets.get(n).copied().unwrap_or(0) } else { 0 });
+                u64::try_from(at).ok().filter(|&at| at < self.dims[n + 1]).map(|at| at.wrapping_mul(self.strides[n]))
+            };
+            let mut parts = at.iter().enumerate().map(inside);
+            rows.push(parts.try_fold(self.global_address, |address, part| Some(address.wrapping_add(part?))));
+            for (n, place) in at.iter_mut().enumerate() {
+                *place += i64::from(self.element_strides[n + 1]);
+                if n == spatial || *place <= self.dims[n + 1] as i64 - 1 + i64::from(pixels.upper[n]) {
+                    break;
+                }
+                *place = pixels.lower[n].into();
+            }
+        }
+        self.visit_rows(column, shared, |number| rows[number as usize], visit)
     }
 
     /// The map of four rows that `.tile::gather4` and `.tile::scatter4` copy: each has the box's width.
@@ -502,7 +622,10 @@ impl TensorMap {
             return Err(TensorMapError::Coordinate { coordinate: column, multiple });
         }
         let unit_bytes = unit * bits / 8;
-        let outer: u32 = (1..self.rank).map(|index| self.box_steps(index)).product();
+        let outer: u32 = match self.pixels {
+            Some(_) => self.box_dims[1],
+            None => (1..self.rank).map(|index| self.box_steps(index)).product(),
+        };
         for number in 0..outer {
             let row_start = row_address(number);
             let row = shared + number * (elements * shared_bits / 8) as u32;
@@ -647,6 +770,7 @@ impl TensorMap {
         strides: [0; MAX_RANK - 1],
         box_dims: [0; MAX_RANK],
         element_strides: [1; MAX_RANK],
+        pixels: None,
     };
 
     /// The 128-byte object.
@@ -672,6 +796,9 @@ impl TensorMap {
         // At most 256, and at most 8.
         self.box_dims.iter().for_each(|&dim| put(&(dim as u16).to_le_bytes()));
         self.element_strides.iter().for_each(|&stride| put(&[stride as u8]));
+        put(&[self.pixels.is_some() as u8]);
+        let PixelBox { lower, upper } = self.pixels.unwrap_or_default();
+        lower.iter().chain(&upper).for_each(|corner| put(&corner.to_le_bytes()));
         let sum = checksum(&bytes[..CHECKSUM_AT]);
         bytes[CHECKSUM_AT..].copy_from_slice(&sum.to_le_bytes());
         bytes
@@ -713,6 +840,12 @@ impl TensorMap {
             strides: std::array::from_fn(|_| u64_at(take(8))),
             box_dims: std::array::from_fn(|_| u64_at(take(2)) as u32),
             element_strides: std::array::from_fn(|_| take(1)[0].into()),
+            pixels: {
+                let given = take(1)[0] != 0;
+                let mut corners = || std::array::from_fn(|_| u64_at(take(2)) as i16);
+                let pixels = PixelBox { lower: corners(), upper: corners() };
+                given.then_some(pixels)
+            },
         })
     }
 }
@@ -779,6 +912,50 @@ mod tests {
         let mut all = Vec::new();
         map.visit(coordinates, shared, |piece| all.push(piece)).unwrap();
         all
+    }
+
+    /// 3 images of 5 × 4 pixels with 16 channels: the columns of a 3 × 3 filter.
+    #[test]
+    fn a_column_of_pixels_is_what_a_convolution_multiplies() {
+        let (width, height, images) = (5i64, 4i64, 3i64);
+        for (stride, padding) in [(1i64, 1i64), (2, 1), (2, 0)] {
+            let steps = [1, stride as u32, stride as u32, 1];
+            let tiled = TensorMap::tiled(
+                DataType::U8,
+                0x1000,
+                &[16, 5, 4, 3],
+                &[16, 16 * 5, 16 * 20],
+                &[16, 1, 1, 1],
+                &steps,
+                Interleave::None,
+                Swizzle::None,
+                L2Promotion::None,
+                OobFill::Zero,
+            );
+            let (lower, upper) = (-padding as i32, (padding - 2) as i32);
+            let map = tiled.unwrap().im2col(&[lower; 2], &[upper; 2], 16, 7).unwrap();
+            assert_eq!(TensorMap::from_bytes(&map.to_bytes()).unwrap(), map);
+            // The first pixel under the filter, of each output in its order.
+            let outputs = |size: i64| (size + 2 * padding - 3) / stride + 1;
+            let mut firsts = Vec::new();
+            for n in 0..images {
+                for q in 0..outputs(height) {
+                    firsts.extend((0..outputs(width)).map(|p| [p * stride - padding, q * stride - padding, n]));
+                }
+            }
+            for (begin, [s, r]) in [(0, [0u16, 0u16]), (1, [2, 1]), (3, [1, 2])] {
+                let mut found = Vec::new();
+                let [w, h, n] = firsts[begin].map(|at| at as i32);
+                map.visit_pixels(&[0, w, h, n], &[s, r], 0, |piece| found.push(piece.global)).unwrap();
+                let expected = (begin..begin + 7).map(|output| {
+                    let [w, h, n] = *firsts.get(output)?;
+                    let (w, h) = (w + i64::from(s), h + i64::from(r));
+                    let inside = (0..width).contains(&w) && (0..height).contains(&h);
+                    inside.then_some(0x1000 + (16 * (w + 5 * (h + 4 * n))) as u64)
+                });
+                assert_eq!(found, expected.collect::<Vec<_>>(), "stride {stride}, padding {padding}, from {begin}");
+            }
+        }
     }
 
     #[test]

@@ -13,6 +13,10 @@ pub const SHARED_WINDOW: u64 = 0x7000_0000_0000;
 pub const LOCAL_WINDOW: u64 = 0x7100_0000_0000;
 /// Generic address of the kernel parameters.
 pub const PARAM_WINDOW: u64 = 0x7200_0000_0000;
+/// From here on lie the addresses of functions, which can be called and not read.
+pub const CODE_WINDOW: u64 = 0x7300_0000_0000;
+/// Between the addresses of two modules' functions.
+pub const MODULE_STRIDE: u64 = 1 << 20;
 const WINDOW: u64 = 1 << 32;
 /// Where a shared address carries the CTA's rank.
 pub const RANK_SHIFT: u32 = 24;

@@ -7,6 +7,7 @@ pub mod barrier;
 pub mod beyond;
 pub mod clock;
 pub mod earlier;
+pub mod frame;
 pub mod global;
 pub mod grid_races;
 pub mod grid_sync;

@@ -521,6 +521,33 @@ impl Detector {
         self.record(cta, offset..offset + len, mode, access, &view)
     }
 
+    /// The same for plain loads of lanes that all know the same: each group is an offset and the lanes that load `len` bytes
+    /// there. Returns the lanes whose loads are recorded; of the others [`Detector::access`] has to say more, be it that they
+    /// read what a lane of their own warp has just written.
+    pub fn read_groups(&mut self, cta: u32, base: u32, groups: &[(u32, u32)], len: u32, pc: u32) -> u32 {
+        let all = groups.iter().fold(0, |all, (_, mask)| all | mask);
+        let w = &self.warps[(base / 32) as usize];
+        let clock = w.lanes[all.trailing_zeros() as usize & 31].clone();
+        if !lanes(all).all(|lane| Arc::ptr_eq(&clock, &w.lanes[lane])) {
+            return 0;
+        }
+        let time = w.now;
+        let view = View {
+            clock: &clock,
+            who: Accessor { base, mask: 0 },
+            async_proxy: false,
+            issued: None,
+            late: None,
+            observed: Default::default(),
+            known: Default::default(),
+        };
+        let recorded = groups.iter().filter(|&&(offset, mask)| {
+            let access = Access { base, mask, time, pc };
+            self.record(cta, offset..offset + len, Mode::Read, access, &view).is_ok()
+        });
+        recorded.fold(0, |all, (_, mask)| all | mask)
+    }
+
     /// The same for an asynchronous operation.
     pub fn agent_access(
         &mut self,

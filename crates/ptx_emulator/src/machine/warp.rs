@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 
 use super::address::{Lane, space_of};
+use super::frame::Kept;
 use super::in_flight::{BulkGroups, CopyGroups, Poll, SharedLoad, TmemLoad, WgmmaGroups};
 use super::race::{Agent, Shared};
 use super::wait::WaitFor;
@@ -70,6 +71,10 @@ pub struct Warp {
     /// Lanes that the launch gave threads to.
     pub all: u32,
     pub fragments: Vec<Fragment>,
+    /// The function that each lane returned from last.
+    pub returned: [u32; 32],
+    /// What functions held that have been called again before they have returned.
+    pub kept: Vec<Kept>,
     /// The fragment that runs now.
     pub current: usize,
     registers: Vec<Row>,
@@ -131,6 +136,8 @@ impl Warp {
             role,
             all,
             fragments: vec![Fragment { pc: 0, mask: all, calls: Vec::new(), wait: None, since: 0, spins: 0 }],
+            returned: [0; 32],
+            kept: Vec::new(),
             current: 0,
             registers: vec![[0; 32]; registers as usize],
             defined: vec![0; registers as usize],

@@ -1,7 +1,12 @@
 //! What the parser makes of PTX text: declarations and statements with names still unresolved.
 
+use std::collections::HashSet;
+
 use super::source::{SourceLine, Sources};
 use crate::types::{Space, Type};
+
+/// Between the addresses of two functions.
+const FUNCTION_STRIDE: u64 = 16;
 
 /// A parsed file.
 #[derive(Debug, Default)]
@@ -14,6 +19,49 @@ pub struct Ast {
     pub variables: Vec<Variable>,
     /// Entries and functions, declarations without a body included.
     pub functions: Vec<Function>,
+    /// Where the addresses of the functions begin.
+    pub code_at: u64,
+}
+
+impl Ast {
+    /// The address of a function.
+    pub fn function_address(&self, name: &str) -> Option<u64> {
+        let n = self.functions.iter().position(|f| f.name == name && !f.entry)?;
+        Some(self.code_at + n as u64 * FUNCTION_STRIDE)
+    }
+
+    /// The functions whose addresses the module takes: in an instruction, in an initialiser, or for `.calltargets`.
+    pub fn functions_taken(&self) -> HashSet<&str> {
+        let mut taken = HashSet::new();
+        for init in self.variables.iter().flat_map(|v| &v.init) {
+            if let Init::Symbol { name, .. } = init {
+                taken.insert(&**name);
+            }
+        }
+        self.functions.iter().filter_map(|f| f.body.as_deref()).for_each(|body| names_used(body, &mut taken));
+        let functions: HashSet<&str> = self.functions.iter().map(|f| &*f.name).collect();
+        taken.retain(|name| functions.contains(name));
+        taken
+    }
+}
+
+/// Collects the names that a body uses as values.
+fn names_used<'a>(body: &'a [Statement], used: &mut HashSet<&'a str>) {
+    for statement in body {
+        match statement {
+            Statement::Block(inner) => names_used(inner, used),
+            Statement::Targets { names, .. } => used.extend(names.iter().map(|name| &**name)),
+            Statement::Instruction(i) if i.opcode != "call" => {
+                for operand in &i.operands {
+                    let operand = if let Operand::Address { base: Some(base), .. } = operand { base } else { operand };
+                    if let Operand::Name(name) = operand {
+                        used.insert(name);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
 }
 
 /// A variable of any space but `.reg`.

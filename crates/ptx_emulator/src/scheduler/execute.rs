@@ -8,6 +8,7 @@ use crate::config::report::Class;
 use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::{Fragment, Warp};
+use crate::operand::lanes;
 
 /// Instruction classes index the counters.
 const _: () = assert!(Class::Other as usize + 1 == Class::COUNT);
@@ -152,6 +153,11 @@ fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32, now: u64) {
     let pc = current.pc;
     let mut parts: Vec<Fragment> = Vec::new();
     let part = |mask, pc| Fragment { mask, pc, wait: None, since: now, ..current.clone() };
+    let callee = |mask, function: u32| {
+        let mut callee = part(mask, kernel.functions[function as usize]);
+        callee.calls.push((pc + 1, function));
+        callee
+    };
     let rest = current.mask & !exec;
     if rest != 0 {
         parts.push(part(rest, pc + 1));
@@ -162,15 +168,13 @@ fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32, now: u64) {
         Flow::Scatter(groups) => {
             parts.extend(groups.into_iter().map(|(mask, label)| part(mask, kernel.labels[label as usize])));
         }
-        Flow::Call(function) => {
-            let mut callee = part(exec, kernel.functions[function as usize]);
-            callee.calls.push((pc + 1, function));
-            parts.push(callee);
-        }
+        Flow::Call(function) => parts.push(callee(exec, function)),
+        Flow::ScatterCall(groups) => parts.extend(groups.into_iter().map(|(mask, function)| callee(mask, function))),
         Flow::Return => {
             let mut caller = part(exec, pc);
-            if let Some((back, _)) = caller.calls.pop() {
+            if let Some((back, function)) = caller.calls.pop() {
                 caller.pc = back;
+                lanes(exec).for_each(|lane| w.returned[lane] = function);
                 parts.push(caller);
             }
         }

@@ -20,9 +20,12 @@ use crate::parser::ast::Operand;
 use crate::timing::work::Work;
 use crate::types::{Space, Type};
 
-/// `[tensorMap, {coordinates}]`.
+/// `[tensorMap, {coordinates}]`, and of an im2col map `{offsets}`.
 struct BoxOperand {
     map: Address,
+    /// A column of pixels.
+    pixels: bool,
+    offsets: Vec<Src>,
     /// Four rows of a tensor of two dimensions, by a column and their numbers.
     four_rows: bool,
     coordinates: Vec<Src>,
@@ -43,18 +46,30 @@ impl BoxOperand {
             return Err(DecodeError::invalid(format!("{} coordinates do not fit the dimension", list.len())));
         }
         let coordinates = list.iter().map(|c| i.src_operand(c, Type::S32)).collect::<Result<_>>()?;
-        Ok(BoxOperand { map, four_rows, coordinates })
+        let pixels = i.one_of(&["im2col", "im2col_no_offs"]).is_some();
+        Ok(BoxOperand { map, pixels, offsets: Vec::new(), four_rows, coordinates })
+    }
+
+    /// The n-th operand as the offsets of the pixels, one for each dimension but channels and images.
+    fn decode_offsets(&mut self, i: &mut Parsed<'_>, n: usize) -> Result<()> {
+        self.offsets = i.src_vector(n, Type::U16)?;
+        if self.offsets.len() + 2 != self.coordinates.len() {
+            return Err(DecodeError::invalid(format!("{} offsets do not fit the dimension", self.offsets.len())));
+        }
+        Ok(())
     }
 
     fn operands(&self) -> impl Iterator<Item = Src> {
-        self.coordinates.iter().copied().chain([self.map.base])
+        self.coordinates.iter().chain(&self.offsets).copied().chain([self.map.base])
     }
 
     /// The map and the coordinates of one lane.
-    fn read(&self, m: &mut Machine<'_>, w: &Warp, lane: usize) -> Stopped<(TensorMap, Vec<i32>)> {
+    fn read(&self, m: &mut Machine<'_>, w: &Warp, lane: usize) -> Stopped<(TensorMap, At)> {
         let map = read_map(m, w, &self.map, Space::Generic, lane)?;
         let map = if self.four_rows { map.four_rows() } else { map };
-        Ok((map, self.coordinates.iter().map(|c| w.lane(*c, lane) as i32).collect()))
+        let coordinates = self.coordinates.iter().map(|c| w.lane(*c, lane) as i32).collect();
+        let offsets = self.offsets.iter().map(|offset| w.lane(*offset, lane) as u16).collect();
+        Ok((map, At { coordinates, offsets }))
     }
 
     /// The pieces of a box at `to`, and the shared memory from the first to the last of them. A swizzle permutes them
@@ -62,21 +77,28 @@ impl BoxOperand {
     fn pieces(
         &self,
         map: &TensorMap,
-        coordinates: &[i32],
+        At { coordinates, offsets }: &At,
         to: SharedRange,
         lane: usize,
     ) -> Stopped<(Vec<Piece>, SharedRange)> {
         let mut pieces = Vec::new();
         let visit = |piece| pieces.push(piece);
-        let visited = match self.four_rows {
-            true => map.visit_four_rows(coordinates, to.offset, visit),
-            false => map.visit(coordinates, to.offset, visit),
+        let visited = match (self.four_rows, self.pixels) {
+            (true, _) => map.visit_four_rows(coordinates, to.offset, visit),
+            (_, true) => map.visit_pixels(coordinates, offsets, to.offset, visit),
+            _ => map.visit(coordinates, to.offset, visit),
         };
         visited.map_err(|e| bad_map(e, lane))?;
         let first = pieces.iter().map(|p| p.shared).min().unwrap_or(0);
         let last = pieces.iter().map(|p| p.shared + p.bytes).max().unwrap_or(first);
         Ok((pieces, SharedRange { offset: first, bytes: last - first, ..to }))
     }
+}
+
+/// Which box: the coordinates of its first element, and the offsets of its pixels.
+struct At {
+    coordinates: Vec<i32>,
+    offsets: Vec<u16>,
 }
 
 /// A box must fit into the shared memory of a CTA.
@@ -89,7 +111,7 @@ fn check_fits(m: &Machine<'_>, all: SharedRange, lane: usize) -> Stopped<()> {
     Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane as u32))
 }
 
-/// From global to shared memory: `cp.async.bulk.tensor [to], [tensorMap, {coordinates}], [mbarrier]{, ctaMask}`.
+/// From global to shared memory: `cp.async.bulk.tensor [to], [tensorMap, {coordinates}], [mbarrier]{, {offsets}}{, ctaMask}`.
 pub struct Load {
     to: Address,
     tensor: BoxOperand,
@@ -98,8 +120,12 @@ pub struct Load {
 
 impl Instruction for Load {
     fn decode(i: &mut Parsed<'_>) -> Result<Load> {
-        let (to, tensor, barrier) = (i.address(0)?, BoxOperand::decode(i, 1)?, i.address(2)?);
-        let multicast = if i.has("multicast::cluster") { Some(i.src(3, Type::U16)?) } else { None };
+        let (to, mut tensor, barrier) = (i.address(0)?, BoxOperand::decode(i, 1)?, i.address(2)?);
+        if tensor.pixels {
+            tensor.decode_offsets(i, 3)?;
+        }
+        let mask = if tensor.pixels { 4 } else { 3 };
+        let multicast = if i.has("multicast::cluster") { Some(i.src(mask, Type::U16)?) } else { None };
         Ok(Load { to, tensor, signals: Signals { barrier, multicast, pair: i.has("cta_group::2") } })
     }
 
@@ -110,8 +136,8 @@ impl Instruction for Load {
             let agent = spawn(m, w, lanes);
             let to = SharedRange::at(m, w, &self.to, lane, 1, SHARED_ALIGN)?;
             let target = Target::resolve(m, w, lane, to, &self.signals)?;
-            let (map, coordinates) = self.tensor.read(m, w, lane)?;
-            let (pieces, all) = self.tensor.pieces(&map, &coordinates, to, lane)?;
+            let (map, at) = self.tensor.read(m, w, lane)?;
+            let (pieces, all) = self.tensor.pieces(&map, &at, to, lane)?;
             for &cta in &target.ctas {
                 check_fits(m, SharedRange { cta, ..all }, lane)?;
                 SharedRange { cta, ..all }.track(m, w, agent.as_ref(), Mode::Write)?;
@@ -186,12 +212,12 @@ impl Instruction for Store {
             let lane = lanes.trailing_zeros() as usize;
             let agent = spawn(m, w, lanes);
             let from = SharedRange::at(m, w, &self.from, lane, 1, SHARED_ALIGN)?;
-            let (map, coordinates) = self.tensor.read(m, w, lane)?;
-            if let Some(negative) = coordinates.iter().find(|&&coordinate| coordinate < 0) {
+            let (map, at) = self.tensor.read(m, w, lane)?;
+            if let Some(negative) = at.coordinates.iter().find(|&&coordinate| coordinate < 0) {
                 let text = format!("a tensor is stored to at the coordinate {negative}");
                 return Err(Stop::new(FaultKind::OutOfBounds, text).lane(lane as u32));
             }
-            let (pieces, all) = self.tensor.pieces(&map.stored(), &coordinates, from, lane)?;
+            let (pieces, all) = self.tensor.pieces(&map.stored(), &at, from, lane)?;
             check_fits(m, all, lane)?;
             let unsupported = || Stop::unsupported(format!("a reducing copy of {:?}", map.data_type));
             let reduction = self.reduction.map(|r| r.on(map.data_type).ok_or_else(unsupported)).transpose()?;

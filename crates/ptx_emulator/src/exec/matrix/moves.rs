@@ -1,5 +1,6 @@
 //! `ldmatrix`, `stmatrix`, `movmatrix`: 8×8 matrices of 16-bit elements between shared memory and fragments. `ldmatrix` also
-//! takes matrices of 8×16 and 16×16 elements of 4 or 6 bits, and makes a byte of each, and 16×16 bytes.
+//! takes matrices of 8×16 and 16×16 elements of 4 or 6 bits, and makes a byte of each, and 16×16 bytes. `stmatrix` also stores 16×8
+//! bytes by columns.
 
 use std::sync::Arc;
 
@@ -182,21 +183,38 @@ impl Instruction for LdMatrix {
     }
 }
 
+/// The columns of the 16×8 matrix of bytes that a register's fragment is of. A lane has the elements that it has of `mma`'s D
+/// (PTX ISA, "stmatrix", fragment of `.m16n8`; CUTLASS's `SM100_U8x4_STSM_T`).
+fn columns_of_bytes(fragment: &Row) -> Matrix {
+    let mut matrix = Matrix::default();
+    for (lane, value) in fragment.iter().enumerate() {
+        for index in 0..4 {
+            let Position { row, column } = fragment::mma_c(lane as u32, index);
+            matrix[column as usize][row as usize] = (value >> (8 * index)) as u8;
+        }
+    }
+    matrix
+}
+
 /// `stmatrix [address], registers`.
 pub struct StMatrix {
     to: Matrices,
+    /// Matrices of 16×8 bytes, which are stored column by column.
+    bytes: bool,
     from: Vec<Src>,
 }
 
 impl Instruction for StMatrix {
     fn decode(i: &mut Parsed<'_>) -> Result<StMatrix> {
         let from = i.src_vector(1, Type::B32)?;
-        Ok(StMatrix { to: Matrices::decode(i, 0, from.len(), 1)?, from })
+        Ok(StMatrix { to: Matrices::decode(i, 0, from.len(), 1)?, bytes: i.has("m16n8"), from })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, _: u32) -> Stopped<Flow> {
         for (n, s) in self.from.iter().enumerate() {
-            for (row, bytes) in self.to.matrix(&w.get(*s)).iter().enumerate() {
+            let fragment = w.get(*s);
+            let matrix = if self.bytes { columns_of_bytes(&fragment) } else { self.to.matrix(&fragment) };
+            for (row, bytes) in matrix.iter().enumerate() {
                 m.store(w, self.to.row(w, n, row), Mode::Write, bytes)?;
             }
             self.to.count_bank_conflicts(w, m, n);

@@ -203,16 +203,26 @@ impl<'a> Machine<'a> {
 
     /// Reads the bytes of one lane's access, checked.
     pub fn load(&mut self, w: &Warp, at: Lane, mode: Mode, out: &mut [u8]) -> Stopped<()> {
-        self.read(w, at, mode, out, false).map(drop)
+        self.read(w, at, mode, out, false, false).map(drop)
     }
 
     /// The same for a register's value, which may be undefined until it matters: which bytes nothing has written. Shipped
     /// kernels load what belongs to rows outside a matrix, and drop what they make of it.
-    pub fn load_value(&mut self, w: &Warp, at: Lane, mode: Mode, out: &mut [u8]) -> Stopped<u64> {
-        self.read(w, at, mode, out, !self.launch.config.strict)
+    ///
+    /// `tracked`: the race detector has seen the access already ([`Machine::track_shared_loads`]).
+    pub fn load_value(&mut self, w: &Warp, at: Lane, mode: Mode, out: &mut [u8], tracked: bool) -> Stopped<u64> {
+        self.read(w, at, mode, out, !self.launch.config.strict, tracked)
     }
 
-    fn read(&mut self, w: &Warp, at: Lane, mode: Mode, out: &mut [u8], may_be_unwritten: bool) -> Stopped<u64> {
+    fn read(
+        &mut self,
+        w: &Warp,
+        at: Lane,
+        mode: Mode,
+        out: &mut [u8],
+        may_be_unwritten: bool,
+        tracked: bool,
+    ) -> Stopped<u64> {
         let mut unwritten = 0;
         let len = out.len() as u32;
         match self.resolve(w, at, len)? {
@@ -227,7 +237,7 @@ impl<'a> Machine<'a> {
             }
             Spot::Shared { cta, offset } => {
                 let who = Accessor { base: w.index * 32, mask: 1 << at.lane };
-                if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
+                if !tracked && let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
                     let stop = self.conflict(mode, conflict, offset, len).lane(at.lane);
                     // Shipped kernels read the address of tensor memory behind a cluster barrier with relaxed arrivals.
                     let word = self.ctas[cta as usize].allocation_words.get(&offset);
@@ -415,6 +425,9 @@ impl<'a> Machine<'a> {
     /// Counts the shared-memory cycles of an access beyond the fewest that its bytes need. There are 32 banks of 4
     /// bytes; each distinct word of the busiest bank costs a cycle.
     pub fn count_bank_conflicts(&mut self, w: &Warp, mask: u32, addresses: &[u64; 32], len: u32) {
+        if one_word_a_bank(mask, addresses, len) {
+            return;
+        }
         // The distinct words of each bank; a lane touches a bank once.
         let mut banks = [[0u32; 32]; 32];
         let mut counts = [0usize; 32];
@@ -433,4 +446,16 @@ impl<'a> Machine<'a> {
         let fewest = (counts.iter().sum::<usize>() as u32).div_ceil(32);
         self.roles[w.role as usize].bank_conflicts += u64::from(busiest - fewest.min(busiest));
     }
+}
+
+/// Whether lanes touch no more than one word of each bank, as in most instructions: then there is no conflict.
+fn one_word_a_bank(mask: u32, addresses: &[u64; 32], len: u32) -> bool {
+    let mut words = [u32::MAX; 32];
+    lanes(mask).all(|lane| {
+        let first = addresses[lane] as u32 / 4;
+        (first..first + len.div_ceil(4)).all(|word| {
+            let seen = std::mem::replace(&mut words[(word % 32) as usize], word);
+            seen == u32::MAX || seen == word
+        })
+    })
 }

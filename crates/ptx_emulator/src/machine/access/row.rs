@@ -2,7 +2,7 @@
 //! local memory, within bounds and aligned. [`Machine::load`] and [`Machine::store`] do the others lane by lane, and say
 //! what is wrong.
 
-use crate::machine::address::{LOCAL_BASE, LOCAL_WINDOW, space_at};
+use crate::machine::address::{LOCAL_BASE, LOCAL_WINDOW, Lane, Spot, space_at};
 use crate::machine::global::Allocation;
 use crate::machine::race::Mode;
 use crate::machine::state::Machine;
@@ -78,6 +78,36 @@ impl<'a> Machine<'a> {
                 let at = w.local_at(lane, addresses[lane] - base);
                 w.local_defined[at..at + len].iter().any(|defined| *defined)
             })
+    }
+
+    /// Shows the race detector plain loads from shared memory, those of the same bytes at once, and returns the lanes that are
+    /// done. The others are looked at lane by lane.
+    pub fn track_shared_loads(&mut self, w: &Warp, mask: u32, addresses: &Row, space: Space, len: u32) -> u32 {
+        let first = mask.trailing_zeros() as usize % 32;
+        if self.race.is_none() || !matches!(space_at(space, addresses[first]), Space::Shared | Space::SharedCluster) {
+            return 0;
+        }
+        let at = |lane: usize| Lane { lane: lane as u32, address: addresses[lane], space };
+        let Ok(Spot::Shared { cta, offset }) = self.resolve(w, at(first), len) else { return 0 };
+        let size = self.ctas[cta as usize].shared.data.len() as u64;
+        // Lanes that load the same bytes are mostly found by the last address that had its slot.
+        let (mut groups, mut count, mut slots) = ([(0, 0); 32], 0, [0; 32]);
+        for lane in lanes(mask) {
+            let at = u64::from(offset).wrapping_add(addresses[lane].wrapping_sub(addresses[first]));
+            if !addresses[lane].is_multiple_of(len.into()) || at > size - u64::from(len) {
+                continue;
+            }
+            let slot = &mut slots[(at as u32 / len) as usize % 32];
+            if *slot < count && groups[*slot].0 == at as u32 {
+                groups[*slot].1 |= 1 << lane;
+            } else {
+                *slot = count;
+                groups[count] = (at as u32, 1 << lane);
+                count += 1;
+            }
+        }
+        let (base, pc) = (w.index * 32, w.pc());
+        self.race.as_mut().map_or(0, |race| race.read_groups(cta, base, &groups[..count], len, pc))
     }
 
     /// Counts loads that were made at once, and shows them to the race detector.

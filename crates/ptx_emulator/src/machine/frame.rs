@@ -1,0 +1,94 @@
+//! Recursion. The registers and variables of a function have one place each, so a function that is called again before it
+//! has returned keeps what is there and gives it back behind the call.
+
+use std::ops::Range;
+
+use super::warp::Warp;
+use crate::operand::{Row, Src, lanes};
+
+/// Where a function keeps what is its own: its formals, and what its body declares.
+#[derive(Clone, Debug, Default)]
+pub struct Frame {
+    pub registers: Vec<Range<u32>>,
+    pub predicates: Vec<Range<u32>>,
+    /// Bytes of local memory.
+    pub local: Vec<Range<u32>>,
+}
+
+/// What some lanes of a function held when they called it again.
+pub struct Kept {
+    /// Calls that these lanes were in.
+    depth: usize,
+    mask: u32,
+    /// Each register with its value, the lanes in which it is defined, and the undefined bytes of the others.
+    registers: Vec<(u32, Row, u32, [u8; 32])>,
+    /// Each predicate with its value and the lanes in which it is defined.
+    predicates: Vec<(u32, u32, u32)>,
+    /// Each stretch of local memory: its offset, and of each lane the bytes and which are defined.
+    local: Vec<(u32, Vec<Stretch>)>,
+}
+
+type Stretch = (Vec<u8>, Vec<bool>);
+
+impl Warp {
+    /// Calls that the running lanes are in.
+    fn depth(&self) -> usize {
+        self.fragments[self.current].calls.len()
+    }
+
+    /// Keeps what the lanes have in a frame.
+    pub fn keep(&mut self, mask: u32, frame: &Frame) {
+        let registers = frame.registers.iter().cloned().flatten().map(|r| {
+            let undefined = std::array::from_fn(|lane| self.undefined_bytes(Src::Register(r), lane));
+            (r, self.get(Src::Register(r)), self.defined(r), undefined)
+        });
+        let predicates =
+            frame.predicates.iter().cloned().flatten().map(|p| (p, self.predicate(p), self.predicate_defined(p)));
+        let local = frame.local.iter().map(|range| {
+            let stretch = |lane| {
+                let at = self.local_at(lane, range.start.into());
+                let bytes = at..at + range.len();
+                (self.local[bytes.clone()].to_vec(), self.local_defined[bytes].to_vec())
+            };
+            (range.start, (0..32).map(stretch).collect())
+        });
+        let kept = Kept {
+            depth: self.depth(),
+            mask,
+            registers: registers.collect(),
+            predicates: predicates.collect(),
+            local: local.collect(),
+        };
+        self.kept.push(kept);
+    }
+
+    /// Gives lanes that have come back what was kept at their call, if that call was recursive.
+    pub fn give_back(&mut self, mask: u32) {
+        if self.kept.is_empty() {
+            return;
+        }
+        let (depth, mut all) = (self.depth(), std::mem::take(&mut self.kept));
+        for kept in all.iter_mut().filter(|kept| kept.depth == depth && kept.mask & mask != 0) {
+            let back = kept.mask & mask;
+            kept.mask &= !mask;
+            for (register, row, defined, undefined) in &kept.registers {
+                self.set(*register, back, row);
+                self.define(*register, back, *defined);
+                lanes(back).for_each(|lane| self.undefine(*register, lane, undefined[lane]));
+            }
+            for &(predicate, value, defined) in &kept.predicates {
+                self.set_predicate(predicate, back, value);
+                self.define_predicate(predicate, back, defined);
+            }
+            for (offset, stretches) in &kept.local {
+                for lane in lanes(back) {
+                    let (at, (bytes, defined)) = (self.local_at(lane, (*offset).into()), &stretches[lane]);
+                    self.local[at..at + bytes.len()].copy_from_slice(bytes);
+                    self.local_defined[at..at + bytes.len()].copy_from_slice(defined);
+                }
+            }
+        }
+        all.retain(|kept| kept.mask != 0);
+        self.kept = all;
+    }
+}
