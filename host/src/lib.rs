@@ -33,6 +33,7 @@
 //! - [`moe`] is a whole MoE layer, from hidden states to hidden states: its inputs, its reference and its comparison.
 //! - [`linear`] is a linear layer likewise.
 //! - [`router`] makes of a router's logits the experts that tokens name, and their weights.
+//! - `selftest` lets a card's kernels prove themselves there (feature `cuda`).
 //! - [`plan`] counts bytes, operations and tiles; [`shape`] knows sizes by name.
 //!
 //! Features: `cuda` and `emulated` add those backends, `cli` the command `nvfp4`.
@@ -55,6 +56,8 @@ pub mod plan;
 pub mod problem;
 pub mod quantize;
 pub mod router;
+#[cfg(feature = "cuda")]
+pub mod selftest;
 pub mod shape;
 mod signals;
 

@@ -12,13 +12,13 @@ use crate::backend::cuda::planned::ReadyLaunch;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
-use crate::kernels::builds;
 use crate::kernels::launch::{ALIGNMENT, Launch, output_code};
 use crate::kernels::moe::{
     self, MoeArguments, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, workspace_bytes,
 };
 use crate::kernels::moe_pack::MoePack;
 use crate::kernels::moe_pack::row_order::RowOrder;
+use crate::kernels::{Subject, builds};
 use crate::moe::MoeSizes;
 
 /// The projections by their numbers.
@@ -136,6 +136,7 @@ impl MoeLauncher {
             let text = format!("there is no MoE layer for compute capability {major}.{minor} yet; take the CPU");
             return Err(Error::NotComputed(text));
         }
+        device.standing.check(Subject::Moe)?;
         let entered = device.enter()?;
         let mut functions = Vec::new();
         for (kernel, entry) in
