@@ -178,6 +178,6 @@ pub fn on_first_use(first: FirstUse) {
     let begin = Instant::now();
     match make(0, &options, subject, Limits::default()) {
         Ok(verdict) => eprintln!("note: {name} {} in {:.1} s", words(&verdict), begin.elapsed().as_secs_f64()),
-        Err(error) => eprintln!("note: {}", super::message(&error)),
+        Err(error) => eprintln!("note: {}", nvfp4::printable(&format!("{error:#}"))),
     }
 }
