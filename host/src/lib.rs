@@ -34,6 +34,7 @@
 //! - [`linear`] is a linear layer likewise.
 //! - [`fp8`] says what either computes if its tokens are multiplied as FP8.
 //! - [`router`] makes of a router's logits the experts that tokens name, and their weights.
+//! - `selftest` lets a card's kernels prove themselves there (feature `cuda`).
 //! - [`plan`] counts bytes, operations and tiles; [`shape`] knows sizes by name.
 //!
 //! Features: `cuda` and `emulated` add those backends, `cli` the command `nvfp4`.
@@ -57,6 +58,8 @@ pub mod plan;
 pub mod problem;
 pub mod quantize;
 pub mod router;
+#[cfg(feature = "cuda")]
+pub mod selftest;
 pub mod shape;
 mod signals;
 

@@ -9,7 +9,7 @@ use nvfp4::shape::Shape;
 use serde::Deserialize;
 
 use crate::{
-    build_ptx, counters,
+    build_ptx, card, counters,
     document::{self, Mode},
     emulate::Run,
     table::Table,
@@ -64,8 +64,16 @@ const CHANGES: [(&str, &str, &str); 9] = [
 
 /// Renders the page, and writes or compares it.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    make(if args.check { Mode::Check } else { Mode::Write })
+}
+
+/// Writes the page.
+pub fn renew() -> anyhow::Result<()> {
+    make(Mode::Write)
+}
+
+fn make(mode: Mode) -> anyhow::Result<()> {
     let (runs, measurements) = (counters::read()?, measurements()?);
-    let mode = if args.check { Mode::Check } else { Mode::Write };
     document::whole(PAGE, &page(&runs, &measurements, &steps()?)?, mode, COMMAND)
 }
 
@@ -95,7 +103,9 @@ fn measurements() -> anyhow::Result<Vec<(String, Measurement)>> {
         Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
         Err(_) => Vec::new(),
     };
-    files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+    // Beside them are verdicts of self-tests.
+    let is_measurement = |name: &str| name.ends_with(".json") && !name.ends_with("-selftest.json");
+    files.retain(|file| file.file_name().and_then(|name| name.to_str()).is_some_and(is_measurement));
     files.sort();
     let read = |file: &PathBuf| {
         let text = fs::read_to_string(file)?;
@@ -313,15 +323,21 @@ impl Measurement {
     }
 }
 
-fn geomean(values: impl Iterator<Item = f64>) -> f64 {
+/// The geometric mean.
+pub fn geomean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value.ln(), count + 1));
     (sum / f64::from(count.max(1))).exp()
 }
 
-/// Each measurement as its own report has it.
+/// Each measurement as its own report has it: the benchmark's, or that of `cargo xtask card`.
 fn measured(measurements: &Measurements) -> anyhow::Result<String> {
     let mut text = String::new();
     for (file, _) in measurements {
+        if file.starts_with(card::PREFIX) {
+            let times: card::Times = serde_json::from_str(&document::read(&format!("{MEASUREMENTS}/{file}"))?)?;
+            text += &format!("### {file}\n\n{}\n", times.report());
+            continue;
+        }
         let mut python = Command::new("python3");
         python.current_dir(workspace::root()).args([REPORT, &format!("{MEASUREMENTS}/{file}")]);
         let (report, _) = tools::output(&mut python)?;

@@ -4,6 +4,7 @@ mod accuracy;
 mod additions;
 mod bless;
 mod build_ptx;
+mod card;
 mod counters;
 mod document;
 mod emulate;
@@ -31,6 +32,7 @@ enum Command {
     Additions(additions::Args),
     Bless(bless::Args),
     BuildPtx(build_ptx::Args),
+    Card(card::Args),
     Counters(counters::Args),
     Experiments(experiments::Args),
     Kernels(kernels::Args),
@@ -48,6 +50,7 @@ fn main() -> anyhow::Result<()> {
         Command::Additions(args) => additions::run(&args),
         Command::Bless(args) => bless::run(&args),
         Command::BuildPtx(args) => build_ptx::run(&args),
+        Command::Card(args) => card::run(&args),
         Command::Counters(args) => counters::run(&args),
         Command::Experiments(args) => experiments::run(&args),
         Command::Kernels(args) => kernels::run(&args),

@@ -38,6 +38,11 @@ pub fn run(_: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         rows.add_row(["emulated".into(), arch.into(), format!("{kernel} ({made_for})"), String::new()]);
     }
     writeln!(out, "{rows}")?;
+    for gpu in gpus.as_deref().unwrap_or_default() {
+        for note in &gpu.notes {
+            writeln!(out, "note: cuda:{}: {note}", gpu.ordinal)?;
+        }
+    }
     match gpus {
         Err(error @ Error::NoDevice(_)) => writeln!(out, "{error}")?,
         Err(error) => return Err(error.into()),

@@ -10,6 +10,7 @@ mod progress;
 mod quantize;
 mod roofline;
 mod run;
+mod selftest;
 mod shapes;
 mod table;
 
@@ -51,6 +52,7 @@ enum Command {
     Inspect(inspect::Args),
     Roofline(roofline::Args),
     Devices(devices::Args),
+    Selftest(selftest::Args),
     Shapes(shapes::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -67,6 +69,7 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args, out),
         Command::Roofline(args) => roofline::run(args, out),
         Command::Devices(args) => devices::run(args, out),
+        Command::Selftest(args) => selftest::run(args, out),
         Command::Shapes(args) => shapes::run(args, out),
         Command::Completions(args) => completions::run(args, Cli::command(), out),
         Command::Man(args) => man::run(args, Cli::command(), out),

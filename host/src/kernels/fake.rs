@@ -1,8 +1,11 @@
 //! What the kernels' rows in the fake driver share: operands read back from the addresses that descriptors lead to, multiplied by
 //! the oracle. The fake device's memory is this process's.
 
+use fake_cuda::Launch;
 use kernels_gpu::format::OUTPUT_BF16;
 
+use super::KERNELS;
+use super::kernel::Kernel;
 use crate::format::blocked::{self, BlockedScales};
 use crate::format::{BLOCK, Matrix};
 use crate::oracle::Reference;
@@ -10,6 +13,12 @@ use crate::problem::{Expert, Op, OutDtype, Step, Weights};
 
 /// Multiprocessors of the fake device where a test says nothing else.
 pub(crate) const SMS: u32 = 4;
+
+/// Does what the kernel of the launched entry does.
+pub(crate) fn kernel(launch: &Launch<'_>) {
+    let is_of = |kernel: &&&dyn Kernel| kernel.entries().iter().any(|entry| entry.name == launch.kernel);
+    KERNELS.iter().find(is_of).expect("an entry of a kernel").fake(launch);
+}
 
 /// What a kernel was told of the output's type.
 pub(super) fn out_dtype(code: u32) -> OutDtype {

@@ -42,6 +42,12 @@ pub(crate) trait Kernel: Sync {
     /// Everything in its PTX that can be launched.
     fn entries(&self) -> Vec<Entry>;
 
+    /// Whether it has been verified on a card that it is for. Until it has, it runs in the emulator, where a caller names it, and on
+    /// cards where a self-test has passed.
+    fn proven(&self) -> bool {
+        false
+    }
+
     /// The kernel as one that computes the groups of a step, if it is one.
     fn as_grouped(&self) -> Option<&dyn Grouped> {
         None
@@ -69,14 +75,16 @@ pub(crate) trait Grouped: Kernel {
     /// What the names of an operation's entries begin with.
     fn title(&self, op: Op) -> &'static str;
 
-    /// Whether it has been verified on a card. If not, it computes only where a variant names it.
-    fn proven(&self) -> bool;
-
     /// Whether it can compute sums over K elements.
     fn takes(&self, k: usize) -> bool;
 
     /// The instances for an operation, by name: `t64` for tiles of 64 tokens, and so on.
     fn instances(&self, op: Op) -> Vec<&'static str>;
+
+    /// Whether the plan may take an instance that nobody named.
+    fn chosen(&self, _op: Op, _instance: &str) -> bool {
+        true
+    }
 
     /// Bytes of the two parts that [`Grouped::pack`] makes of a matrix of so many rows and columns.
     fn packed_bytes(&self, rows: usize, k: usize) -> [usize; 2] {

@@ -27,6 +27,7 @@ mod products;
 pub mod router;
 pub(crate) mod schedule;
 mod silu_mul;
+pub(crate) mod subject;
 pub(crate) mod tensor_map;
 mod tiles;
 
@@ -39,6 +40,7 @@ use gpu_arch::Capability;
 use crate::error::Error;
 use crate::problem::Op;
 use kernel::{Grouped, Kernel};
+pub use subject::Subject;
 
 /// Every kernel. Those that compute groups come in the order in which they are chosen, the one that takes everything last.
 #[rustfmt::skip] // A kernel, a line.
@@ -98,7 +100,7 @@ impl GroupedKernel {
         KERNELS.iter().filter_map(|kernel| kernel.as_grouped()).map(Self)
     }
 
-    /// Those that have been verified on a card, in the same order: what a GPU gets unasked.
+    /// Those that have been verified on a card, in the same order: what a GPU gets unasked, until a self-test there says more.
     pub fn proven() -> impl DoubleEndedIterator<Item = Self> + Clone {
         Self::all().filter(|kernel| kernel.0.proven())
     }

@@ -109,8 +109,13 @@ fn open(without: Option<&str>) -> Library {
     library.into()
 }
 
-/// The library: this package depends on it, so Cargo has put it beside the test, or beside what an example depends on.
-fn built() -> PathBuf {
+/// The library: this package depends on it, so Cargo has put it beside the test, or beside what an example depends on. A program that
+/// finds it as `libcuda.so.1` runs its kernels in the emulator.
+///
+/// # Panics
+///
+/// When it is not there.
+pub fn built() -> PathBuf {
     let test = std::env::current_exe().expect("the test's own path");
     let folders = test.ancestors().skip(1).take(2).flat_map(|folder| [folder.to_owned(), folder.join("deps")]);
     let mut libraries = folders.map(|folder| folder.join("libemulated_driver.so"));

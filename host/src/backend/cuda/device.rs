@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::CString;
-use std::fmt::Display;
 use std::path::PathBuf;
-use std::ptr;
 use std::sync::{Mutex, PoisonError};
+use std::{fs, ptr};
 
+use cuda_driver::cust::CudaApiVersion;
 use cuda_driver::cust::context::{Context, ContextHandle, CurrentContext};
 use cuda_driver::cust::device::{self, DeviceAttribute};
 use cuda_driver::cust::error::CudaResult;
@@ -15,10 +15,12 @@ use cuda_driver::cust::module::Module;
 use cuda_driver::{Failure, last_failure, sys};
 use gpu_arch::Capability;
 
+use super::standing::{Card, Code, Standing};
+use super::verdicts::{Tried, Verdict, Verdicts};
 use crate::error::Error;
 use crate::kernels::builds::{self, Build};
 use crate::kernels::kernel::Entry as KernelEntry;
-use crate::kernels::{self, GroupedKernel};
+use crate::kernels::{GroupedKernel, Subject};
 use crate::plan::variant::Variant;
 
 /// What can be said of a device without making a context on it.
@@ -34,8 +36,12 @@ pub struct DeviceInfo {
     pub sms: u32,
     /// Its memory, bytes.
     pub memory: usize,
+    /// Its driver: the CUDA version, and where the system tells it the driver's own.
+    pub driver: String,
     /// The kernel that runs on it by default, and the architecture that it is compiled for; `None` if none does.
     pub kernel: Option<(&'static str, &'static str)>,
+    /// Why a kernel that is made for it is not the default.
+    pub notes: Vec<String>,
 }
 
 /// The devices that the driver shows.
@@ -43,31 +49,83 @@ pub struct DeviceInfo {
 /// # Errors
 /// [`Error::NoDevice`] with the reason, or [`Error::Driver`].
 pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
-    (0..count()?).map(|ordinal| find(ordinal).map(|(_, info)| info)).collect()
+    (0..count()?).map(|ordinal| find(ordinal, Options::default()).map(|found| found.info)).collect()
+}
+
+/// The verdict of a self-test on a device: what was tried, with the options that a device is opened with.
+///
+/// # Errors
+/// As [`devices`]; if the device runs no such kernels; if a file of code or of a verdict cannot be read.
+pub(crate) fn verdict(ordinal: u32, options: Options, subject: Subject) -> Result<Option<Verdict>, Error> {
+    find(checked(ordinal)?, options)?.standing.verdict(subject)
+}
+
+/// What a verdict on a subject is about on a device.
+///
+/// # Errors
+/// As [`verdict`].
+pub(crate) fn tried(ordinal: u32, options: Options, subject: Subject) -> Result<Tried, Error> {
+    find(checked(ordinal)?, options)?.standing.tried(subject)
+}
+
+/// A number that is one of a device.
+fn checked(ordinal: u32) -> Result<u32, Error> {
+    let count = count()?;
+    let text = || format!("there is no device {ordinal}, the driver shows {count}");
+    if ordinal < count { Ok(ordinal) } else { Err(Error::NoDevice(text())) }
 }
 
 fn count() -> Result<u32, Error> {
     cuda_driver::probe().map_err(|reason| Error::NoDevice(reason.to_string()))
 }
 
+/// A device that nothing has been made on.
+struct Found {
+    device: device::Device,
+    info: DeviceInfo,
+    standing: Standing,
+    default: Option<GroupedKernel>,
+}
+
 /// Asks the driver about device `ordinal`, which [`cuda_driver::probe`] has counted.
-fn find(ordinal: u32) -> Result<(device::Device, DeviceInfo), Error> {
+fn find(ordinal: u32, options: Options) -> Result<Found, Error> {
     let label = || format!("CUDA device {ordinal}");
     let device = check(device::Device::get_device(ordinal), label)?;
     let attribute = |which| check(device.get_attribute(which), label).map(|value| value as u32);
     let capability =
         (attribute(DeviceAttribute::ComputeCapabilityMajor)?, attribute(DeviceAttribute::ComputeCapabilityMinor)?);
+    let sms = attribute(DeviceAttribute::MultiprocessorCount)?;
+    let (name, driver) = (check(device.name(), label)?, driver_version()?);
+    let standing = Standing {
+        card: Card { name: name.clone(), capability, driver: driver.clone() },
+        code: Code::new(options.cubins, options.code)?,
+        verdicts: options.verdicts,
+    };
+    let (default, notes) = standing.default_kernel();
     let info = DeviceInfo {
         ordinal,
-        name: check(device.name(), label)?,
+        name,
         capability,
-        sms: attribute(DeviceAttribute::MultiprocessorCount)?,
+        sms: options.sms.map_or(sms, |most| most.clamp(1, sms)),
         memory: check(device.total_memory(), label)?,
-        kernel: GroupedKernel::choose(GroupedKernel::proven(), capability)
+        driver,
+        kernel: default
             .and_then(|kernel| builds::find(kernel.name(), capability))
             .map(|build| (build.kernel, build.arch)),
+        notes,
     };
-    Ok((device, info))
+    Ok(Found { device, info, standing, default })
+}
+
+/// The CUDA version that the driver knows, and beside it the version of the kernel's module where Linux tells it: a driver's compiler
+/// changes with the latter.
+fn driver_version() -> Result<String, Error> {
+    let cuda = check(CudaApiVersion::get(), || "the driver".into())?;
+    let cuda = format!("{}.{}", cuda.major(), cuda.minor());
+    let module = fs::read_to_string("/proc/driver/nvidia/version").ok();
+    let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
+    let version = module.as_ref().and_then(|text| text.lines().next()?.split_whitespace().find(is_version));
+    Ok(version.map_or(cuda.clone(), |version| format!("{cuda} ({version})")))
 }
 
 /// A driver's answer, its failure as [`Error::Driver`].
@@ -91,6 +149,12 @@ pub struct Options {
     pub cubins: Option<PathBuf>,
     /// A file of PTX or machine code that is loaded in place of the kernel whose entries it has: to run what was just compiled.
     pub code: Option<PathBuf>,
+    /// The multiprocessors that launches are planned for, no more than there are; all of them unless told. Few of them reach with small
+    /// problems what many reach with large ones.
+    pub sms: Option<u32>,
+    /// Where verdicts of self-tests are. A kernel that none has been verified of runs unasked where a verdict there says that it
+    /// passed; what failed is refused.
+    pub verdicts: Verdicts,
 }
 
 /// A device with its primary context, the one that other libraries of the process use too.
@@ -98,10 +162,8 @@ pub(super) struct Device {
     pub info: DeviceInfo,
     /// The kernel that runs unless another is asked for.
     pub default: GroupedKernel,
-    /// Where cubin files are looked for.
-    cubins: Option<PathBuf>,
-    /// The kernel that was given as a file, with its place and its text.
-    code: Option<(&'static str, PathBuf, Vec<u8>)>,
+    /// What may run here, and its code.
+    pub standing: Standing,
     /// Loaded kernels; before `context`, so that they are unloaded first.
     modules: Mutex<HashMap<&'static str, Module>>,
     context: Context,
@@ -110,24 +172,22 @@ pub(super) struct Device {
 impl Device {
     /// Opens device `ordinal`, if a kernel runs on it.
     pub fn open(ordinal: u32, options: Options) -> Result<Self, Error> {
-        let count = count()?;
-        if ordinal >= count {
-            return Err(Error::NoDevice(format!("there is no device {ordinal}, the driver shows {count}")));
-        }
-        let (device, info) = find(ordinal)?;
-        let code = options.code.map(read_code).transpose()?;
-        let default = GroupedKernel::choose(GroupedKernel::proven(), info.capability).ok_or_else(|| {
+        let Found { device, info, standing, default } = find(checked(ordinal)?, options)?;
+        let default = default.ok_or_else(|| {
             let (major, minor) = info.capability;
-            Error::NoDevice(format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name))
+            Error::NoDevice(match &info.notes[..] {
+                [] => format!("{} has compute capability {major}.{minor}, no kernel runs on that", info.name),
+                notes => notes.join("; "),
+            })
         })?;
         let context = check(Context::new(device), || label(&info))?;
-        Ok(Self { info, default, cubins: options.cubins, code, modules: Mutex::default(), context })
+        Ok(Self { info, default, standing, modules: Mutex::default(), context })
     }
 
     /// The variant that runs the code which was given as a file; without such a file, the variant as it is.
     pub fn with_given_code(&self, variant: Variant) -> Result<Variant, Error> {
-        match &self.code {
-            Some((kernel, path, _)) => variant.with_code_of(kernel).map_err(|error| error.at(path.display())),
+        match self.standing.code.given() {
+            Some((kernel, path)) => variant.with_code_of(kernel).map_err(|error| error.at(path.display())),
             None => Ok(variant),
         }
     }
@@ -186,29 +246,18 @@ impl Device {
         Ok(function)
     }
 
-    /// Loads a kernel: from the file that was given for it, else machine code if there is a file of it, else the PTX built in.
-    fn load(&self, build: &Build) -> Result<Module, Error> {
-        if let Some((_, path, code)) = self.code.as_ref().filter(|(kernel, ..)| *kernel == build.kernel) {
-            return if code.starts_with(ELF) {
-                self.check(Module::from_cubin(code, &[])).map_err(|error| error.at(path.display()))
-            } else {
-                self.compile(&String::from_utf8_lossy(code), path.display())
-            };
+    /// Loads a kernel.
+    fn load(&self, build: &'static Build) -> Result<Module, Error> {
+        let code = self.standing.code.of(build, self.info.capability)?;
+        if code.is_machine_code {
+            return self.check(Module::from_cubin(&code.bytes, &[])).map_err(|error| error.at(code.place));
         }
-        let cubin = self.cubins.as_ref().map(|folder| folder.join(builds::cubin_name(build, self.info.capability)));
-        if let Some(path) = cubin.filter(|path| path.exists()) {
-            let code = std::fs::read(&path).map_err(|source| Error::io(&path, source))?;
-            return self.check(Module::from_cubin(code, &[])).map_err(|error| error.at(path.display()));
-        }
-        self.compile(build.ptx, format_args!("kernel {} ({})", build.kernel, build.arch))
-    }
-
-    /// Has the driver compile PTX (and cache it).
-    fn compile(&self, ptx: &str, place: impl Display) -> Result<Module, Error> {
-        self.check(Module::from_ptx(ptx, &[])).map_err(|error| {
-            let log = CString::new(ptx).ok().and_then(|ptx| cuda_driver::jit_log(&ptx));
+        // Has the driver compile it (and cache what comes of that).
+        let ptx = String::from_utf8_lossy(&code.bytes);
+        self.check(Module::from_ptx(&ptx, &[])).map_err(|error| {
+            let log = CString::new(ptx.as_bytes()).ok().and_then(|ptx| cuda_driver::jit_log(&ptx));
             let says = log.map(|log| format!(", of which the driver's compiler says \"{log}\"")).unwrap_or_default();
-            error.at(format_args!("{place}{says}"))
+            error.at(format_args!("{}{says}", code.place))
         })
     }
 }
@@ -226,16 +275,6 @@ impl Drop for Entered {
             unsafe { sys::cuCtxSetCurrent(before) };
         }
     }
-}
-
-/// What a file of machine code begins with.
-const ELF: &[u8] = b"\x7fELF";
-
-/// Reads a file of PTX or machine code and finds out which kernel it is of.
-fn read_code(path: PathBuf) -> Result<(&'static str, PathBuf, Vec<u8>), Error> {
-    let code = std::fs::read(&path).map_err(|source| Error::io(&path, source))?;
-    let kernel = kernels::kernel_of(&code).map_err(|error| error.at(path.display()))?;
-    Ok((kernel.name(), path, code))
 }
 
 impl Drop for Device {

@@ -18,6 +18,7 @@ use super::planned::{PlannedStep, ReadyLaunch};
 use super::streams::StreamPool;
 use crate::backend::Layer;
 use crate::error::Error;
+use crate::kernels::GroupedKernel;
 use crate::kernels::group::{DeviceGroup, PlacedLayer, PlacedMatrix};
 use crate::kernels::launch::Scratch;
 use crate::kernels::schedule::Launcher;
@@ -66,6 +67,8 @@ impl CudaLayer {
         device.make_current()?;
         // First, so that a kernel which does not load says so before gigabytes are copied.
         let launcher = Launcher::new(variant, device.default, weights)?;
+        let kernel = GroupedKernel::named(launcher.kernel().name()).expect("it computes groups");
+        device.standing.check_groups(kernel, launcher.op(), variant)?;
         let mut functions = Vec::new();
         for kernel in launcher.kernels() {
             for entry in kernel.entries().into_iter().filter(|entry| entry.serves(launcher.op())) {

@@ -4,6 +4,10 @@
 //! built in as PTX. The driver turns that into machine code when the first layer is prepared, unless a cubin file is there.
 //! Nothing here decides about shapes.
 //!
+//! A kernel that has run in the emulator only computes on a card unasked once a self-test has found it right there
+//! ([`selftest`](crate::selftest)). The test is `nvfp4 selftest`: a library never tries a kernel, starts no process and does not wait.
+//! It reads what the command has left in the user's cache ([`Verdicts`]), and [`DeviceInfo::notes`] says what is not used and why.
+//!
 //! ```no_run
 //! use nvfp4::backend::{Backend, cuda::Cuda};
 //!
@@ -24,20 +28,24 @@ mod moe;
 mod planned;
 mod resident;
 mod router;
+mod standing;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod verdicts;
 
 use std::sync::Arc;
 
 pub use cuda_driver::sys::{CUdeviceptr, CUstream};
 pub use device::{DeviceInfo, Options, devices};
+pub(crate) use device::{tried, verdict};
 pub use gpu_arch::Capability;
 pub use layer::CudaLayer;
 pub use linear::{CudaLinear, LinearLauncher, LinearTensor, PackedLinear};
 pub use moe::{CudaMoeLayer, MoeGraph, MoeLauncher, MoeTensor, MoeTensors, PackedMoe};
 pub use resident::{Cache, ResidentStep, Timing};
 pub use router::RouterLauncher;
+pub use verdicts::{FailedPart, Tried, Verdict, Verdicts};
 
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
@@ -80,8 +88,8 @@ impl Cuda {
             .with_variant(Variant::default())
     }
 
-    /// The same device, whose layers compute their steps in another variant. Blackwell's kernel has run in the emulator only,
-    /// so it runs only if the variant names it; the default there is the portable kernel.
+    /// The same device, whose layers compute their steps in another variant. A kernel that is not used unasked
+    /// ([`DeviceInfo::notes`]) may be named; one that has failed a self-test is refused when a layer is prepared.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the variant's kernel does not run on this device.
@@ -103,7 +111,7 @@ impl Cuda {
     ///
     /// # Errors
     /// [`Error::Driver`], for instance when the device's memory does not hold them; [`Error::Invalid`] if the variant is not
-    /// for these weights.
+    /// for these weights, or what it names has failed its self-test.
     pub fn prepare_layer(&self, weights: &Weights<'_>) -> Result<CudaLayer, Error> {
         CudaLayer::new(self.device.clone(), self.variant, weights)
     }

@@ -9,6 +9,7 @@ use cuda_driver::sys::{CUfunction, CUstream};
 use super::device::Device;
 use super::planned::ReadyLaunch;
 use crate::error::Error;
+use crate::kernels::Subject;
 use crate::kernels::kernel::Kernel;
 use crate::kernels::router::{RouterArguments, RouterKernel, launch};
 use crate::router::{Logits, Router, Routes};
@@ -33,6 +34,7 @@ unsafe impl Sync for RouterLauncher {}
 impl RouterLauncher {
     /// Loads the kernel.
     pub(super) fn new(device: Arc<Device>) -> Result<Self, Error> {
+        device.standing.check(Subject::Router)?;
         let entered = device.enter()?;
         let entries = RouterKernel.entries();
         let function = device.function(RouterKernel.name(), &entries[0])?;

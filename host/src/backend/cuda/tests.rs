@@ -9,9 +9,7 @@ use super::*;
 use crate::backend;
 use crate::compare::{Comparison, compare, compare_with};
 use crate::generate::{self, Generator};
-use crate::kernels::KERNELS;
-use crate::kernels::fake::SMS;
-use crate::kernels::kernel::Kernel;
+use crate::kernels::fake::{SMS, kernel};
 use crate::oracle::Reference;
 use crate::output::Output;
 use crate::problem::{Group, Op, OutDtype, Step};
@@ -41,12 +39,6 @@ fn step(weights: &Weights<'_>, groups: &[Group], dtype: OutDtype) -> Step<'stati
 
 fn weights(op: Op) -> Weights<'static> {
     generate::weights(Generator::PublicDual, op, &GROUPS, 5).unwrap()
-}
-
-/// Does what the kernel of the launched entry does.
-fn kernel(launch: &Launch) {
-    let is_of = |kernel: &&&dyn Kernel| kernel.entries().iter().any(|entry| entry.name == launch.kernel);
-    KERNELS.iter().find(is_of).expect("an entry of a kernel").fake(launch);
 }
 
 /// As [`kernel`] for the portable kernel, but forgets the last element.
@@ -360,7 +352,9 @@ fn machine_code_is_preferred_to_ptx_where_there_is_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let weights = weights(Op::Gated);
     let prepare = || {
-        Cuda::open_with(0, Options { cubins: Some(folder.path().into()), code: None }).unwrap().prepare_layer(&weights)
+        Cuda::open_with(0, Options { cubins: Some(folder.path().into()), ..Options::default() })
+            .unwrap()
+            .prepare_layer(&weights)
     };
 
     assert!(prepare().is_ok(), "no file, so PTX");
@@ -422,7 +416,9 @@ fn devices_are_listed_with_the_kernel_that_would_run() {
         capability: (8, 6),
         sms: 84,
         memory: 8 << 30,
+        driver: devices().unwrap()[0].driver.clone(),
         kernel: Some(("gated_simt", "sm_80")),
+        notes: vec![],
     };
     assert_eq!(devices().unwrap(), [expected]);
 }

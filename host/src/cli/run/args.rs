@@ -46,6 +46,10 @@ pub struct Args {
     pub backend: Choice,
     #[arg(long, value_name = "WORD,…", default_value_t, help = variant_help())]
     pub variant: Variant,
+    /// Do not ask what self-tests have found on this card: a kernel that failed there may be named, and none is tried before it is
+    /// used.
+    #[arg(long)]
+    pub force: bool,
     #[arg(long, help = arch_help(), value_parser = parse::suggested::<String>(emulated::arches()), hide_possible_values = true)]
     pub arch: Option<String>,
     /// Multiprocessors of the emulated GPU [default: those of the first card of its architecture].
@@ -138,7 +142,7 @@ fn variant_help() -> String {
         names(&mut GroupedKernel::all())
     );
     if !unproven.is_empty() {
-        help += &format!(". Has run in the emulator only, and is no card's default: {unproven}");
+        help += &format!(". Is a card's default once it has passed `nvfp4 selftest` there: {unproven}");
     }
     help
 }

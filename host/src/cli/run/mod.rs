@@ -13,14 +13,16 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use nvfp4::Output;
-use nvfp4::backend::cuda::{self, Cuda};
+use nvfp4::backend::cuda::{self, Cuda, Verdicts};
 use nvfp4::backend::{self, Backend, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, OutputFile, check_file, refuse_input};
+use nvfp4::kernels::Subject;
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::Step;
+use nvfp4::{Error, Output};
 
 use super::progress::Progress;
+use super::selftest::{self, FirstUse};
 use super::{exit, note_leftovers};
 pub use args::Args;
 use args::{Choice, Operation};
@@ -114,15 +116,35 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }
 
+/// Opens the first GPU. Kernels that are used there for the first time have proved themselves before.
+fn open_gpu(args: &Args) -> Result<Cuda, Error> {
+    let unasked = args.variant.kernel.is_none() && args.ptx.is_none() && !args.force;
+    if unasked {
+        selftest::on_first_use(match args.op {
+            _ if args.is_moe() && args.token_format == Some(TokenFormat::Fp8) => FirstUse::Of(Subject::MoeFp8),
+            _ if args.is_moe() => FirstUse::Of(Subject::Moe),
+            Some(Operation::Linear) => FirstUse::Of(Subject::Linear),
+            _ => FirstUse::OfGroups,
+        });
+    }
+    let verdicts = if args.force { Verdicts::Ignored } else { Verdicts::UserCache };
+    let options = cuda::Options { code: args.ptx.clone(), verdicts, ..Default::default() };
+    let gpu = Cuda::open_with(0, options)?.with_variant(args.variant)?;
+    if unasked && !args.is_moe() && args.op != Some(Operation::Linear) {
+        gpu.info().notes.iter().for_each(|note| eprintln!("note: {note}"));
+    }
+    Ok(gpu)
+}
+
 fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
     let emulated = args.arch.is_some() || args.schedule.is_some() || args.sms.is_some() || args.timed;
     if args.backend != Choice::Emulated && emulated {
         bail!("--arch, --schedule, --sms and --timed are the emulator's; add --backend emulated");
     }
-    let cuda = || {
-        let options = cuda::Options { code: args.ptx.clone(), ..Default::default() };
-        Cuda::open_with(0, options)?.with_variant(args.variant)
-    };
+    if args.force && ![Choice::Auto, Choice::Cuda].contains(&args.backend) {
+        bail!("--force is of a card; leave it out with another --backend");
+    }
+    let cuda = || open_gpu(args);
     let of_any_device = args.variant == Variant::default() && args.ptx.is_none();
     Ok(match args.backend {
         Choice::Cpu if !of_any_device => {
@@ -133,7 +155,13 @@ fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
         Choice::Emulated => Box::new(emulated_gpu::by_card(args)?),
         Choice::Auto => match cuda() {
             Ok(gpu) => Box::new(gpu),
-            Err(error) if error.is_no_device() && of_any_device => Box::new(Cpu::new()),
+            Err(error) if error.is_no_device() && of_any_device => {
+                // With a card there, its kernels have failed.
+                if cuda::devices().is_ok() {
+                    eprintln!("note: the CPU computes, since {error}");
+                }
+                Box::new(Cpu::new())
+            }
             Err(error) => return Err(error.into()),
         },
     })

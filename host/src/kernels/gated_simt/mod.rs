@@ -31,6 +31,10 @@ impl Kernel for GatedSimt {
         "gated_simt"
     }
 
+    fn proven(&self) -> bool {
+        true
+    }
+
     fn entries(&self) -> Vec<Entry> {
         let entry = |of: &Instance| Entry::of_instance(of.entry, of.matrices, Instance::THREADS, of.shared_bytes());
         INSTANCES.iter().map(entry).collect()
@@ -52,10 +56,6 @@ impl Grouped for GatedSimt {
             Op::Gated => "gated_simt",
             Op::Plain => "plain_simt",
         }
-    }
-
-    fn proven(&self) -> bool {
-        true
     }
 
     fn takes(&self, _k: usize) -> bool {

@@ -49,17 +49,16 @@ impl Grouped for GatedSm100 {
         }
     }
 
-    /// It has run in the emulator only.
-    fn proven(&self) -> bool {
-        false
-    }
-
     fn takes(&self, k: usize) -> bool {
         k.is_multiple_of(K_ALIGNMENT as usize)
     }
 
     fn instances(&self, op: Op) -> Vec<&'static str> {
         plan::instances(op).map(|instance| instance_name(self, op, instance.entry)).collect()
+    }
+
+    fn chosen(&self, op: Op, name: &str) -> bool {
+        plan::candidates(op).any(|instance| instance_name(self, op, instance.entry) == name)
     }
 
     fn launches(

@@ -21,23 +21,25 @@ pub(super) fn instances(op: Op) -> impl Iterator<Item = Instance> {
     INSTANCES.iter().copied().filter(move |instance| op_of(instance.matrices) == op)
 }
 
-/// The instance that reads weights least often. Among equals it is the one with the smallest tile, then the one with the most
-/// stages.
-///
-/// Instances that were made for a comparison are no defaults until a card has shown them faster.
-pub(super) fn choose(op: Op, groups: &[Sizes]) -> Instance {
-    let reads = |instance: &Instance| weights_read(groups, instance.tile_tokens);
+/// The instances of an operation that may be taken unasked. Those that were made for a comparison are none until a card has shown
+/// them faster.
+pub(super) fn candidates(op: Op) -> impl Iterator<Item = Instance> {
     let plain_design = |instance: &Instance| {
         (instance.store, instance.roles, instance.blocks) == (Store::Direct, Roles::Specialised, 1)
     };
+    instances(op).filter(plain_design).filter(|instance| instance.tile_tokens <= MAX_TILE_TOKENS)
+}
+
+/// The instance that reads weights least often. Among equals it is the one with the smallest tile, then the one with the most
+/// stages.
+pub(super) fn choose(op: Op, groups: &[Sizes]) -> Instance {
+    let reads = |instance: &Instance| weights_read(groups, instance.tile_tokens);
     let fits = |instance: &Instance| {
         let one_tile = groups.iter().all(|group| group.m <= instance.tile_tokens);
-        instance.tile_tokens <= MAX_TILE_TOKENS
-            && (one_tile || instance.tile_tokens.is_multiple_of(FIRST_TOKEN_ALIGNMENT))
+        one_tile || instance.tile_tokens.is_multiple_of(FIRST_TOKEN_ALIGNMENT)
     };
     let preference = |instance: &Instance| (reads(instance), instance.tile_tokens, std::cmp::Reverse(instance.stages));
-    let candidates = instances(op).filter(plain_design).filter(fits);
-    candidates.min_by_key(preference).expect("tiles of 64 tokens take any number of them")
+    candidates(op).filter(fits).min_by_key(preference).expect("tiles of 64 tokens take any number of them")
 }
 
 /// Blocks for so many tiles. A pair of blocks computes a tile on two multiprocessors.

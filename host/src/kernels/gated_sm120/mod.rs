@@ -51,11 +51,6 @@ impl Grouped for GatedSm120 {
         }
     }
 
-    /// It has run in the emulator only.
-    fn proven(&self) -> bool {
-        false
-    }
-
     fn takes(&self, k: usize) -> bool {
         k.is_multiple_of(K_ALIGNMENT as usize)
     }

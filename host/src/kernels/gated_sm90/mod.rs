@@ -28,6 +28,10 @@ impl Kernel for GatedSm90 {
         "gated_sm90"
     }
 
+    fn proven(&self) -> bool {
+        true
+    }
+
     fn entries(&self) -> Vec<Entry> {
         let entry = |of: &Instance| Entry::of_instance(of.entry, of.matrices, of.threads(), of.shared_bytes());
         let tokens = Entry { name: TOKENS_ENTRY, op: None, threads: Tokens::THREADS, shared_bytes: 0 };
@@ -50,10 +54,6 @@ impl Grouped for GatedSm90 {
             Op::Gated => "gated_sm90",
             Op::Plain => "plain_sm90",
         }
-    }
-
-    fn proven(&self) -> bool {
-        true
     }
 
     fn takes(&self, k: usize) -> bool {

@@ -36,6 +36,10 @@ impl Kernel for LinearSm90 {
         "linear_sm90"
     }
 
+    fn proven(&self) -> bool {
+        true
+    }
+
     fn entries(&self) -> Vec<Entry> {
         let pack = Entry { name: PACK_ENTRY, op: None, threads: Pack::THREADS, shared_bytes: 0 };
         let product = |of: Instance| Entry {

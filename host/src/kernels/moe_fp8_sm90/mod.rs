@@ -18,6 +18,10 @@ impl Kernel for MoeFp8Sm90 {
         "moe_fp8_sm90"
     }
 
+    fn proven(&self) -> bool {
+        true
+    }
+
     fn entries(&self) -> Vec<Entry> {
         let entry = |of: &Instance| Entry::of_instance(of.entry, of.matrices, of.threads(), of.shared_bytes());
         INSTANCES.iter().map(entry).collect()

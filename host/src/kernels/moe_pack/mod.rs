@@ -21,6 +21,10 @@ impl Kernel for MoePack {
         "moe_pack"
     }
 
+    fn proven(&self) -> bool {
+        true
+    }
+
     fn entries(&self) -> Vec<Entry> {
         vec![Entry { name: ENTRY, op: None, threads: Pack::THREADS, shared_bytes: 0 }]
     }

@@ -22,6 +22,10 @@ impl Kernel for MoeQuantize {
         "moe_quantize"
     }
 
+    fn proven(&self) -> bool {
+        true
+    }
+
     fn entries(&self) -> Vec<Entry> {
         let entry = |name| Entry { name, op: None, threads: Quantize::THREADS, shared_bytes: 0 };
         ENTRIES.into_iter().map(entry).collect()

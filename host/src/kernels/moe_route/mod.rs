@@ -19,6 +19,10 @@ impl Kernel for MoeRoute {
         "moe_route"
     }
 
+    fn proven(&self) -> bool {
+        true
+    }
+
     fn entries(&self) -> Vec<Entry> {
         let route = (ROUTE_ENTRY, Route::THREADS, Route::MAX_SHARED_BYTES);
         let combine = COMBINE_ENTRIES.map(|name| (name, Combine::THREADS, 0));

@@ -21,6 +21,10 @@ impl Kernel for RouterKernel {
         "router"
     }
 
+    fn proven(&self) -> bool {
+        true
+    }
+
     fn entries(&self) -> Vec<Entry> {
         let shared_bytes = abi::shared_bytes(MAX_EXPERTS, 2);
         vec![Entry { name: self.name(), op: None, threads: THREADS, shared_bytes }]

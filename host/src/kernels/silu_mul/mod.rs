@@ -28,6 +28,10 @@ impl Kernel for SiluMul {
         "silu_mul"
     }
 
+    fn proven(&self) -> bool {
+        true
+    }
+
     fn entries(&self) -> Vec<Entry> {
         vec![Entry { name: self.name(), op: None, threads: THREADS, shared_bytes: 0 }]
     }

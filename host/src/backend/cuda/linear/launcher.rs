@@ -11,11 +11,11 @@ use crate::backend::refuse_fp8;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
-use crate::kernels::builds;
 use crate::kernels::kernel::Kernel as _;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::linear_sm90::weights::PackedWeights;
 use crate::kernels::linear_sm90::{self, LinearArguments, LinearSm90};
+use crate::kernels::{Subject, builds};
 use crate::linear::LinearSizes;
 
 /// A weight in device memory as a checkpoint has it: one projection, or several below each other (as engines keep q, k and v).
@@ -90,6 +90,7 @@ impl LinearLauncher {
             let text = format!("there is no linear layer for compute capability {major}.{minor} yet; take the CPU");
             return Err(Error::NotComputed(text));
         }
+        device.standing.check(Subject::Linear)?;
         let entered = device.enter()?;
         let function = |name: &'static str, entry| Ok((name, device.function(LinearSm90.name(), entry)?));
         let entries = LinearSm90.entries();

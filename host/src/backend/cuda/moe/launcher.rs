@@ -22,6 +22,7 @@ use crate::kernels::moe::{
 };
 use crate::kernels::moe_pack::MoePack;
 use crate::kernels::moe_pack::row_order::RowOrder;
+use crate::kernels::{Subject, builds};
 use crate::moe::MoeSizes;
 
 /// The projections by their numbers.
@@ -146,6 +147,7 @@ impl MoeLauncher {
             let text = format!("there is no MoE layer for compute capability {major}.{minor} yet; take the CPU");
             Error::NotComputed(text)
         })?;
+        device.standing.check(Subject::Moe)?;
         let functions = load(&device, &kernels.all())?;
         Ok(Self { kernels, functions: functions.into(), fp8_functions: Arc::default(), device })
     }
@@ -156,6 +158,7 @@ impl MoeLauncher {
             return refuse_fp8("MoE", "this card", token_format);
         }
         if token_format == TokenFormat::Fp8 && self.fp8_functions.get().is_none() {
+            self.device.standing.check(Subject::MoeFp8)?;
             let functions = load(&self.device, &moe::FP8_KERNELS)?;
             self.fp8_functions.get_or_init(|| functions.into());
         }

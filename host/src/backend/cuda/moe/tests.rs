@@ -2,22 +2,16 @@
 
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
-use fake_cuda::{FakeCuda, Launch as FakeLaunch};
+use fake_cuda::FakeCuda;
 
 use super::*;
 use crate::backend::Backend;
 use crate::backend::cuda::Cuda;
-use crate::kernels::KERNELS;
-use crate::kernels::kernel::Kernel;
+use crate::kernels::fake::kernel;
 use crate::moe::{Activation, Biases, MoeInputs};
 use crate::problem::OutDtype;
 
 const HIDDEN: usize = 80;
-
-fn kernel(launch: &FakeLaunch) {
-    let is_of = |kernel: &&&dyn Kernel| kernel.entries().iter().any(|entry| entry.name == launch.kernel);
-    KERNELS.iter().find(is_of).expect("an entry of a kernel").fake(launch);
-}
 
 fn hopper() -> FakeCuda {
     let fake = fake_cuda::install();

@@ -1,0 +1,183 @@
+//! `nvfp4 selftest`: a card's kernels prove themselves there, each in a process of its own; and the same on first use of one.
+
+use std::cell::OnceCell;
+use std::env;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::ValueHint;
+use nvfp4::backend::cuda::{self, DeviceInfo, Options, Verdict};
+use nvfp4::kernels::Subject;
+use nvfp4::selftest::{Limits, prove, record, recorded, serve};
+use serde_json::json;
+
+use super::progress::Progress;
+use super::{exit, parse};
+
+/// Let the kernels of a GPU prove themselves there, against the exact references; what fails is not used on that card.
+///
+/// Each is tried in a process of its own with a time limit. The verdict is kept in the user's cache by card, driver and code, where this
+/// command, `run` and the library find it. A kernel that has run in the emulator only is used on a card once it has passed.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Exit codes: 0 all passed, 1 something failed, 2 bad input, or something could not be tried, 3 no such device."
+)]
+pub struct Args {
+    /// What to try [default: all that runs on the card].
+    #[arg(value_name = "KERNEL", value_parser = parse::named(&subjects(), |subject| subject.name()))]
+    subjects: Vec<Subject>,
+    /// The device, as the driver counts.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    device: u32,
+    /// Try again what has a verdict.
+    #[arg(long)]
+    again: bool,
+    /// PTX or machine code that is tried in place of the kernel whose entries it has.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    ptx: Option<PathBuf>,
+    /// Seconds that the first part of a kernel may take, in which the driver compiles it, and each further part.
+    #[arg(long, value_name = "FIRST,PART", value_parser = limits, default_value = "180,30")]
+    limits: Limits,
+    /// Print one JSON object a kernel.
+    #[arg(long)]
+    json: bool,
+    /// Try the parts of one kernel from this on, in this process, and say what comes of each: what this command starts.
+    #[arg(long, value_name = "PART", hide = true)]
+    serve_from: Option<usize>,
+}
+
+fn subjects() -> Vec<Subject> {
+    Subject::all().collect()
+}
+
+fn limits(text: &str) -> Result<Limits, String> {
+    let seconds = |text: &str| text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let limits = text.split_once(',').and_then(|(first, part)| Some((seconds(first)?, seconds(part)?)));
+    limits.map(|(first, part)| Limits { first, part }).ok_or_else(|| "two numbers of seconds, as 180,30".into())
+}
+
+/// Tries what was asked for, or says what is known of it.
+pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let options = Options { code: args.ptx.clone(), ..Options::default() };
+    if let (Some(from), &[subject]) = (args.serve_from, &args.subjects[..]) {
+        serve(subject, from, args.device, &options, out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let device = device(args.device)?;
+    let (major, minor) = device.capability;
+    let of_card: Vec<_> = Subject::of_card(device.capability).collect();
+    let subjects = if args.subjects.is_empty() { &of_card } else { &args.subjects };
+    if let Some(other) = subjects.iter().find(|subject| !of_card.contains(subject)) {
+        bail!("{} does not run on {}, compute capability {major}.{minor}", other.name(), device.name);
+    }
+    if !args.json {
+        let DeviceInfo { name, driver, sms, .. } = &device;
+        writeln!(out, "{name}, compute capability {major}.{minor}, {sms} SMs, driver {driver}")?;
+    }
+    let mut all_passed = true;
+    for &subject in subjects {
+        let begin = Instant::now();
+        let known = if args.again { None } else { known(args.device, &options, subject) };
+        let is_new = known.is_none();
+        let verdict = match known {
+            Some(verdict) => verdict,
+            None => make(args.device, &options, subject, args.limits)?,
+        };
+        all_passed &= verdict.failed.is_empty();
+        if args.json {
+            let mut object = serde_json::to_value(&verdict)?;
+            object["new"] = json!(is_new);
+            object["seconds"] = json!(begin.elapsed().as_secs_f64());
+            writeln!(out, "{object}")?;
+        } else {
+            let when = if is_new { format!("{:.1} s", begin.elapsed().as_secs_f64()) } else { "known".into() };
+            writeln!(out, "{:12} {} ({when})", subject.name(), words(&verdict))?;
+            for failed in &verdict.failed {
+                writeln!(out, "    {failed}")?;
+            }
+        }
+    }
+    if !args.json {
+        if let Some(folder) = options.verdicts.folder()? {
+            writeln!(out, "verdicts: {}", folder.display())?;
+        }
+        for note in self::device(args.device)?.notes {
+            writeln!(out, "note: {note}")?;
+        }
+    }
+    Ok(if all_passed { ExitCode::SUCCESS } else { ExitCode::from(exit::WRONG) })
+}
+
+/// What a verdict says, in short.
+fn words(verdict: &Verdict) -> String {
+    let (passed, all) = (verdict.passed.len(), verdict.passed.len() + verdict.failed.len());
+    if passed == all { format!("passed, {} parts", all) } else { format!("FAILED, {passed} of {all} parts passed") }
+}
+
+fn device(ordinal: u32) -> anyhow::Result<DeviceInfo> {
+    let devices = cuda::devices()?;
+    let count = devices.len();
+    let found = devices.into_iter().find(|device| device.ordinal == ordinal);
+    Ok(found
+        .ok_or_else(|| nvfp4::Error::NoDevice(format!("there is no device {ordinal}, the driver shows {count}")))?)
+}
+
+/// The verdict on a subject, if there is one that can be read.
+fn known(ordinal: u32, options: &Options, subject: Subject) -> Option<Verdict> {
+    recorded(ordinal, options, subject).unwrap_or_else(|error| {
+        eprintln!("note: {error}");
+        None
+    })
+}
+
+/// Tries a subject in a process of its own, and keeps the verdict.
+fn make(ordinal: u32, options: &Options, subject: Subject, limits: Limits) -> anyhow::Result<Verdict> {
+    let program = env::current_exe().context("this program's own file is not known")?;
+    let command = |from: usize| {
+        let mut command = Command::new(&program);
+        command.args(["selftest", subject.name(), "--serve-from", &from.to_string()]);
+        command.args(["--device", &ordinal.to_string()]);
+        if let Some(path) = &options.code {
+            command.arg("--ptx").arg(path);
+        }
+        command
+    };
+    let bar = OnceCell::new();
+    let progress = |parts| bar.get_or_init(|| Progress::new(subject.name(), parts)).add(1);
+    let proof = prove(subject, &command, limits, &progress)?;
+    drop(bar);
+    Ok(record(ordinal, options, subject, &proof)?)
+}
+
+/// What is about to be used.
+pub enum FirstUse {
+    /// The kernel of groups that is made for the card.
+    OfGroups,
+    /// A layer's kernels, if they run on the card.
+    Of(Subject),
+}
+
+/// Has kernels prove themselves before their first use on device 0, if they have no verdict there. Whatever comes of that, the library
+/// then takes what it finds.
+pub fn on_first_use(first: FirstUse) {
+    let Ok(device) = device(0) else { return };
+    let options = Options::default();
+    let mut of_card = Subject::of_card(device.capability);
+    let subject = match first {
+        FirstUse::OfGroups => of_card.find(|subject| matches!(subject, Subject::Groups(_))),
+        FirstUse::Of(subject) => of_card.find(|of_card| *of_card == subject),
+    };
+    let Some(subject) = subject.filter(|subject| known(0, &options, *subject).is_none()) else { return };
+    let (name, DeviceInfo { name: card, driver, .. }) = (subject.name(), &device);
+    eprintln!(
+        "note: first use of {name} on {card} with driver {driver}: it is tried against the exact reference, once"
+    );
+    let begin = Instant::now();
+    match make(0, &options, subject, Limits::default()) {
+        Ok(verdict) => eprintln!("note: {name} {} in {:.1} s", words(&verdict), begin.elapsed().as_secs_f64()),
+        Err(error) => eprintln!("note: {}", nvfp4::printable(&format!("{error:#}"))),
+    }
+}

@@ -1,0 +1,304 @@
+//! What a self-test computes: small ragged problems that reach every instance, each compared with its reference. Part of a kernel's
+//! proof is that a second run gives the same bits.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use half::{bf16, f16};
+
+use crate::backend::cuda::{Cuda, Options, Verdicts};
+use crate::backend::{self, Backend, cpu::Cpu};
+use crate::bias::Bias;
+use crate::compare::{Tolerance, compare_with};
+use crate::error::Error;
+use crate::generate::{self, Generator};
+use crate::kernels::GroupedKernel;
+use crate::kernels::subject::{Subject, UNFUSED, part_of};
+use crate::linear::{self, LinearOutput, LinearStep};
+use crate::moe::generate::Routing;
+use crate::moe::{self, LayerShape, MoeOutput, MoeStep, shape};
+use crate::oracle::Reference;
+use crate::output::Output;
+use crate::plan::variant::{LaunchSchedule, Variant};
+use crate::problem::{Group, Op, OutDtype, Step};
+use crate::router::{self, Logits, Router, Scoring};
+
+const SEED: u64 = 1;
+const DTYPES: [OutDtype; 2] = [OutDtype::F16, OutDtype::Bf16];
+
+/// A part of a self-test: what it is called, and what it computes.
+pub(super) struct Part {
+    pub name: String,
+    problem: Problem,
+}
+
+enum Problem {
+    Groups(Variant, Op),
+    Moe { layer: LayerShape, sms: u32, dtype: OutDtype },
+    Linear { tokens: usize, sms: u32, dtype: OutDtype },
+    Router(Router),
+}
+
+/// An MoE layer, and the multiprocessors that it is planned for. Rows of an expert decide on the tokens of a tile, multiprocessors on its
+/// columns; a test says that these layers reach every instance. No size is a whole number of k-blocks, units or tiles.
+#[rustfmt::skip] // A layer, a line.
+const MOE: [(u32, &str); 9] = [
+    (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 5}"#),
+    (16, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 5}"#),
+    (32, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 5}"#),
+    (3, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 90}"#),
+    (3, r#"{"hidden": 464, "intermediate": 336, "experts": 2, "top_k": 2, "tokens": 170, "named_experts": 3}"#),
+    (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 1, "tokens": 33, "activation": "silu-limit=2.5", "weights_on_input": true}"#),
+    (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "gelu-tanh", "shared_intermediate": 48}"#),
+    (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 3, "tokens": 33, "activation": "gpt-oss", "biases": true}"#),
+    (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "relu2", "biases": true}"#),
+];
+
+/// The same of layers whose tokens are in FP8. Rows of an expert decide on the tokens of a tile.
+#[rustfmt::skip] // A layer, a line.
+const MOE_FP8: [(u32, &str); 6] = [
+    (32, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 5, "token_format": "fp8"}"#),
+    (7, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 24, "token_format": "fp8"}"#),
+    (3, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 60, "token_format": "fp8"}"#),
+    (3, r#"{"hidden": 464, "intermediate": 336, "experts": 2, "top_k": 2, "tokens": 90, "token_format": "fp8"}"#),
+    (3, r#"{"hidden": 464, "intermediate": 336, "experts": 2, "top_k": 2, "tokens": 170, "token_format": "fp8"}"#),
+    (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "gpt-oss", "biases": true, "shared_intermediate": 48, "token_format": "fp8"}"#),
+];
+
+/// Tokens and multiprocessors for which the plan of a linear layer takes one instance after the other. A test says so.
+const LINEAR: [(usize, u32); 6] = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 10), (128, 3)];
+
+/// The parts of a subject, those first that are used unasked.
+pub(super) fn parts(subject: Subject) -> Vec<Part> {
+    match subject {
+        Subject::Groups(kernel) => of_groups(kernel),
+        Subject::Moe => of_moe(&MOE),
+        Subject::MoeFp8 => of_moe(&MOE_FP8),
+        Subject::Linear => of_linear(),
+        Subject::Router => of_router(),
+    }
+}
+
+fn of_groups(kernel: GroupedKernel) -> Vec<Part> {
+    let ops = [Op::Gated, Op::Plain];
+    let instances = |op| kernel.instances(op).into_iter().map(move |name| (op, name));
+    let mut instances: Vec<_> = ops.into_iter().flat_map(instances).collect();
+    instances.sort_by_key(|(op, name)| !kernel.get().chosen(*op, name));
+    let of_instance = |(op, name)| {
+        let variant = Variant { kernel: Some(kernel), instance: Some(name), ..Variant::default() };
+        Part { name: part_of(op, name), problem: Problem::Groups(variant, op) }
+    };
+    let mut parts: Vec<_> = instances.into_iter().map(of_instance).collect();
+    if kernel == GroupedKernel::portable() {
+        let variant = Variant { kernel: Some(kernel), schedule: LaunchSchedule::Unfused, ..Variant::default() };
+        parts.push(Part { name: UNFUSED.into(), problem: Problem::Groups(variant, Op::Gated) });
+    }
+    parts
+}
+
+fn of_moe(layers: &[(u32, &str)]) -> Vec<Part> {
+    let part = |dtype: OutDtype, &(sms, text): &(u32, &str)| {
+        let layer = shape::parse(text).expect("a test reads them").remove(0);
+        let LayerShape { tokens, experts, activation, .. } = &layer;
+        let name = format!("{tokens} tokens, {experts} experts, {activation}, {}, {sms} SMs", dtype.name());
+        Part { name, problem: Problem::Moe { layer, sms, dtype } }
+    };
+    DTYPES.into_iter().flat_map(|dtype| layers.iter().map(move |of| part(dtype, of))).collect()
+}
+
+fn of_linear() -> Vec<Part> {
+    let part = |dtype: OutDtype, (tokens, sms)| Part {
+        name: format!("{tokens} tokens, {}, {sms} SMs", dtype.name()),
+        problem: Problem::Linear { tokens, sms, dtype },
+    };
+    DTYPES.into_iter().flat_map(|dtype| LINEAR.map(|of| part(dtype, of))).collect()
+}
+
+fn of_router() -> Vec<Part> {
+    let bias = (0..36).map(|expert| [0.0, 0.125, -0.25, 0.125, 0.5][expert * 7 % 5]).collect();
+    let groups = Scoring::SigmoidGroups { bias, groups: 6, top_groups: 2, renormalise: true, scale: 2.5 };
+    let routers = [
+        ("softmax", 128, 8, Scoring::Softmax { renormalise: true }),
+        ("softmax of all", 60, 4, Scoring::Softmax { renormalise: false }),
+        ("softmax of the chosen", 512, 32, Scoring::TopKSoftmax),
+        ("sigmoid", 16, 1, Scoring::SigmoidTop1),
+        ("sigmoids in groups", 36, 6, groups),
+    ];
+    let part = |(name, experts, top_k, scoring): (&str, _, _, _)| {
+        let router = Router::new(experts, top_k, scoring).expect("sizes of a router");
+        Part { name: name.into(), problem: Problem::Router(router) }
+    };
+    routers.into_iter().map(part).collect()
+}
+
+/// A device, opened once for each number of multiprocessors that launches are planned for.
+pub(super) struct Card {
+    ordinal: u32,
+    options: Options,
+    open: HashMap<u32, Cuda>,
+}
+
+impl Card {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// As [`Cuda::open`].
+    pub fn open(ordinal: u32, options: &Options) -> Result<Self, Error> {
+        // What is tried here must run, whatever an earlier verdict says.
+        let options = Options { verdicts: Verdicts::Ignored, ..options.clone() };
+        let mut card = Self { ordinal, options, open: HashMap::new() };
+        card.with_sms(ALL_SMS)?;
+        Ok(card)
+    }
+
+    fn with_sms(&mut self, sms: u32) -> Result<Cuda, Error> {
+        Ok(match self.open.entry(sms) {
+            Entry::Occupied(open) => open.get().clone(),
+            Entry::Vacant(place) => {
+                let options = Options { sms: Some(sms), ..self.options.clone() };
+                place.insert(Cuda::open_with(self.ordinal, options)?).clone()
+            }
+        })
+    }
+}
+
+/// More multiprocessors than a device has: all of them.
+const ALL_SMS: u32 = u32::MAX;
+
+impl Part {
+    /// What is wrong, if anything is.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn run(&self, card: &mut Card) -> Result<Option<String>, Error> {
+        match &self.problem {
+            Problem::Groups(variant, op) => groups(&card.with_sms(ALL_SMS)?.with_variant(*variant)?, *variant, *op),
+            Problem::Moe { layer, sms, dtype } => moe(&card.with_sms(*sms)?, layer, *dtype),
+            Problem::Linear { tokens, sms, dtype } => linear(&card.with_sms(*sms)?, *tokens, *dtype),
+            Problem::Router(router) => route(&card.with_sms(ALL_SMS)?, router),
+        }
+    }
+}
+
+/// Groups of none, one and several tiles of tokens, the largest first; fewer tokens for instances that take few.
+fn sizes(most: usize) -> Vec<Group> {
+    let group = |(m, n, k)| Group { m, n, k };
+    [(most, 136, 320), (0, 8, 64), (1, 72, 224), (3, 8, 32), (most.min(9), 264, 96)].map(group).into()
+}
+
+fn groups(gpu: &Cuda, variant: Variant, op: Op) -> Result<Option<String>, Error> {
+    // Numbers as of a model; and small ones, whose sums no order rounds, so that of a plain product every bit must be right.
+    for generator in [Generator::Gaussian, Generator::PublicGroup] {
+        for dtype in DTYPES {
+            // An instance of small tiles refuses many tokens.
+            let mut refusal = None;
+            for most in [200, 40, 7] {
+                match groups_of(gpu, variant, (generator, op), &sizes(most), dtype) {
+                    Err(error) if matches!(innermost(&error), Error::Invalid(_)) => refusal = Some(error),
+                    Ok(None) => {
+                        refusal = None;
+                        break;
+                    }
+                    other => return other,
+                }
+            }
+            if let Some(error) = refusal {
+                return Ok(Some(format!("it takes not even a few tokens ({error})")));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The error behind its places.
+fn innermost(error: &Error) -> &Error {
+    match error {
+        Error::At { error, .. } => innermost(error),
+        other => other,
+    }
+}
+
+fn groups_of(
+    gpu: &Cuda,
+    variant: Variant,
+    (generator, op): (Generator, Op),
+    sizes: &[Group],
+    dtype: OutDtype,
+) -> Result<Option<String>, Error> {
+    let weights = generate::weights(generator, op, sizes, SEED)?;
+    let step = Step::new(&weights, generate::activations(generator, sizes, SEED)?, dtype)?;
+    let mut layer = gpu.prepare_layer(&weights)?;
+    let (mut output, mut again) = (Output::new(step.problem()), Output::new(step.problem()));
+    backend::run(&mut layer, &step, &mut output)?;
+    backend::run(&mut layer, &step, &mut again)?;
+    let exact = op == Op::Plain && generator == Generator::PublicGroup;
+    let found = compare_with(&output, &Reference::new(&weights, &step), &step, |_, _, _, element| match exact {
+        true => Tolerance { absolute: 0.0, relative: 0.0 },
+        false => variant.schedule.tolerance(dtype, element),
+    });
+    let (wrong, of) = (found.mismatches, found.checked);
+    Ok(wrong_elements(wrong, of, found.first).or_else(|| other_bits(output == again)))
+}
+
+fn moe(gpu: &Cuda, layer: &LayerShape, dtype: OutDtype) -> Result<Option<String>, Error> {
+    let weights = moe::generate::weights(layer, Generator::Gaussian, dtype, SEED, &|| ())?;
+    let inputs = moe::generate::inputs(layer, Generator::Gaussian, Routing::Uniform, dtype, layer.tokens, SEED)?;
+    let step = MoeStep::new(&weights, inputs)?;
+    let mut layer = gpu.prepare_moe(&weights)?;
+    let mut run = || {
+        let mut output = MoeOutput::with_stages(&step);
+        layer.execute(&step, &mut output).map(|_| output)
+    };
+    let (output, again) = (run()?, run()?);
+    let found = moe::compare::compare(&weights, &step, &output);
+    Ok(wrong_elements(found.mismatches(), found.checked(), found.first()).or_else(|| other_bits(output == again)))
+}
+
+fn linear(gpu: &Cuda, tokens: usize, dtype: OutDtype) -> Result<Option<String>, Error> {
+    const N: usize = 592;
+    const K: usize = 208;
+    let bias = (0..N).map(|row| (row % 29) as f32 / 3.0 - 4.0).collect();
+    let weights = linear::generate::weights(Generator::Gaussian, N, K, dtype, SEED)?.with_bias(Bias::F32(bias))?;
+    let step = LinearStep::new(&weights, linear::generate::inputs(Generator::Gaussian, tokens, K, dtype, SEED)?)?;
+    let mut layer = gpu.prepare_linear(&weights)?;
+    let mut run = || {
+        let mut output = LinearOutput::new(&step);
+        layer.execute(&step, &mut output).map(|_| output)
+    };
+    let (output, again) = (run()?, run()?);
+    let found = linear::compare::compare(&weights, &step, &output);
+    Ok(wrong_elements(found.mismatches, found.checked, found.first).or_else(|| other_bits(output == again)))
+}
+
+fn route(gpu: &Cuda, router: &Router) -> Result<Option<String>, Error> {
+    // Ties, and distances that leave weights of 0.
+    let number = |i: usize| match i.wrapping_mul(0x9E37_79B9) >> 7 & 0xFF {
+        x if x < 64 => (x % 8) as f32 - 4.0,
+        64 => -300.0,
+        x => (x as f32 - 128.0) / 13.0 + (i % 7) as f32 / 100.0,
+    };
+    let numbers: Vec<f32> = (0..9 * router.experts()).map(number).collect();
+    let logits: [Logits<'_>; 3] = [
+        Logits::F16(numbers.iter().map(|&x| f16::from_f32(x).to_bits()).collect()),
+        Logits::Bf16(numbers.iter().map(|&x| bf16::from_f32(x).to_bits()).collect()),
+        Logits::F32(numbers.into()),
+    ];
+    for logits in logits {
+        let (routes, on_cpu) = (gpu.route(router, &logits)?, Cpu::new().route(router, &logits)?);
+        if let Some(first) = router::compare::compare(router, &logits, &routes)? {
+            return Ok(Some(first.to_string()));
+        }
+        if routes != on_cpu {
+            return Ok(Some("other bits than the CPU's".into()));
+        }
+    }
+    Ok(None)
+}
+
+fn wrong_elements(wrong: usize, of: usize, first: Option<impl std::fmt::Display>) -> Option<String> {
+    first.map(|first| format!("{wrong} of {of} elements are wrong, the first {first}"))
+}
+
+fn other_bits(same: bool) -> Option<String> {
+    (!same).then(|| "a second run gave other bits".into())
+}

@@ -1,0 +1,292 @@
+//! Self-tests on a driver whose kernels are functions: right ones, one that is wrong in a bit, one that hangs, one that traps.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use fake_cuda::{FakeCuda, Launch};
+use kernels_gpu::gated_sm100::abi;
+
+use super::child::Limits;
+use super::problems::{Card, parts};
+use super::*;
+use crate::backend::cuda::{Cuda, FailedPart, Verdicts};
+use crate::generate::{self, Generator};
+use crate::kernels::GroupedKernel;
+use crate::kernels::fake::{SMS, kernel};
+use crate::problem::{Group, Op, Weights};
+
+/// What the child's driver does: the test's name for it.
+const DRIVER: &str = "NVFP4_TEST_DRIVER";
+/// The part that the child begins with.
+const FROM: &str = "NVFP4_TEST_FROM";
+
+/// The instance that goes wrong, an instance that may be chosen.
+const WRONG: &str = "plain_sm100_t64";
+const WRONG_PART: &str = "plain t64";
+
+fn blackwell() -> Subject {
+    Subject::named("gated_sm100").unwrap()
+}
+
+fn fake(major: i32, minor: i32, kernel: fn(&Launch)) -> FakeCuda {
+    let fake = fake_cuda::install();
+    // Blackwell's fakes know how many multiprocessors there are; Hopper's parts want more.
+    fake.set_device(major, minor, if major == 9 { 132 } else { SMS as i32 });
+    fake.on_launch(kernel);
+    fake
+}
+
+/// Flips the last bit of a group's last element.
+fn wrong_in_a_bit(launch: &Launch) {
+    kernel(launch);
+    if launch.kernel == WRONG {
+        // SAFETY: the launch of a self-test, whose operands are alive and lie where the backend has put them.
+        unsafe {
+            let parameter: abi::Launch = launch.parameter(0);
+            let group = *(parameter.groups as *const abi::Group);
+            *(group.c as *mut u16).add((group.m * group.n) as usize - 1) ^= 1;
+        }
+    }
+}
+
+fn hanging(launch: &Launch) {
+    if launch.kernel == WRONG {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+    kernel(launch);
+}
+
+fn ending(launch: &Launch) {
+    if launch.kernel == WRONG {
+        eprintln!("the driver's last words");
+        std::process::exit(7);
+    }
+    kernel(launch);
+}
+
+#[test]
+#[ignore = "the process in which other tests try a kernel"]
+fn child() {
+    /// `CUDA_ERROR_LAUNCH_FAILED`, as after a trap, and `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h).
+    const TRAP: i32 = 719;
+    const OUT_OF_MEMORY: i32 = 2;
+    let (driver, from) = (env::var(DRIVER).unwrap(), env::var(FROM).unwrap().parse().unwrap());
+    let fake = fake(
+        10,
+        0,
+        match &driver[..] {
+            "a bit" => wrong_in_a_bit,
+            "hangs" => hanging,
+            "ends" => ending,
+            _ => kernel,
+        },
+    );
+    match (&driver[..], from) {
+        ("traps once", 0) | ("always traps", _) => fake.fail_next("cuEventElapsedTime", TRAP),
+        ("is full", _) => fake.fail_next("cuMemAlloc_v2", OUT_OF_MEMORY),
+        ("has no device", _) => fake.set_device_count(0),
+        _ => {}
+    }
+    serve(blackwell(), from, 0, &Options::default(), &mut std::io::stdout()).unwrap();
+}
+
+/// Has the Blackwell kernel tried in processes whose driver behaves in a way.
+fn tried(driver: &str) -> Result<Proof, Error> {
+    let command = |from: usize| {
+        let mut command = Command::new(env::current_exe().unwrap());
+        // With one thread libtest begins a line before the test does.
+        command.args(["selftest::tests::child", "--exact", "--ignored", "--nocapture", "--test-threads=2"]);
+        command.env(DRIVER, driver).env(FROM, from.to_string());
+        command
+    };
+    let limits = Limits { first: Duration::from_secs(60), part: Duration::from_secs(10) };
+    prove(blackwell(), &command, limits, &|_| ())
+}
+
+/// What failed, of a proof that tried every part.
+fn failed(driver: &str) -> Vec<FailedPart> {
+    let Proof { passed, failed } = tried(driver).unwrap();
+    assert_eq!(passed.len() + failed.len(), parts(blackwell()).len());
+    failed
+}
+
+#[test]
+fn a_kernel_that_is_right_passes() {
+    assert_eq!(failed("is right"), []);
+}
+
+#[test]
+fn one_wrong_bit_fails_the_instance_and_no_other() {
+    let failed = failed("a bit");
+    let [failed] = &failed[..] else { panic!("{failed:?}") };
+    assert_eq!(failed.part, WRONG_PART);
+    assert!(
+        failed.why.starts_with("1 of ") && failed.why.contains("the first group 0, row 199, column 135"),
+        "{failed}"
+    );
+}
+
+#[test]
+fn a_hang_costs_its_limit_and_the_parts_behind_it_are_tried() {
+    let begin = Instant::now();
+    let failed = failed("hangs");
+    let [failed] = &failed[..] else { panic!("{failed:?}") };
+    assert_eq!(failed.to_string(), format!("{WRONG_PART}: it hung: no answer within 10 s"));
+    assert!(begin.elapsed() < Duration::from_secs(180));
+}
+
+#[test]
+fn a_trap_and_a_process_that_ends_fail_the_part_that_was_tried() {
+    let first = &parts(blackwell())[0].name;
+    let trapped = failed("traps once");
+    let [trap] = &trapped[..] else { panic!("{trapped:?}") };
+    assert!(trap.part == *first && trap.why.contains("CUDA_ERROR_LAUNCH_FAILED (719)"), "{trap}");
+    let ended = failed("ends");
+    let [end] = &ended[..] else { panic!("{ended:?}") };
+    assert_eq!((&end.part[..], end.why.contains("exit status: 7")), (WRONG_PART, true), "{end}");
+    assert!(end.why.contains("the driver's last words"), "{end}");
+}
+
+#[test]
+fn a_kernel_that_always_traps_is_given_up() {
+    let failed = failed("always traps");
+    assert_eq!(failed.len(), parts(blackwell()).len());
+    assert!(failed[2].why.contains("719") && failed[3].why.starts_with("not tried, since 3 parts"), "{failed:?}");
+}
+
+#[test]
+fn what_cannot_be_tried_is_no_verdict() {
+    let error = tried("is full").unwrap_err().to_string();
+    assert!(error.starts_with("self-test of gated_sm100: ") && error.contains("out of memory"), "{error}");
+    let error = tried("has no device").unwrap_err().to_string();
+    assert!(error.starts_with("self-test of gated_sm100: the device was not opened: its process ended"), "{error}");
+    let nothing = |_: usize| Command::new("/no/such/program");
+    let error = prove(blackwell(), &nothing, Limits::default(), &|_| ()).unwrap_err().to_string();
+    assert!(error.contains("no process starts"), "{error}");
+}
+
+/// Entries that were launched.
+static LAUNCHED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+fn noted(launch: &Launch) {
+    LAUNCHED.lock().unwrap().insert(launch.kernel.to_owned());
+    kernel(launch);
+}
+
+#[test]
+fn every_entry_that_a_card_can_launch_is_launched_and_is_right() {
+    for card in [(9, 0), (10, 0), (12, 0)] {
+        let fake = fake(card.0 as i32, card.1 as i32, noted);
+        let mut device = Card::open(0, &Options::default()).unwrap();
+        for subject in Subject::of_card(card) {
+            LAUNCHED.lock().unwrap().clear();
+            for part in parts(subject) {
+                assert_eq!(part.run(&mut device).unwrap(), None, "{}: {}", subject.name(), part.name);
+            }
+            let launched = LAUNCHED.lock().unwrap().clone();
+            for entry in subject.kernels(card).unwrap().into_iter().flat_map(|kernel| kernel.entries()) {
+                assert!(launched.contains(entry.name), "{}: no part launches {}", subject.name(), entry.name);
+            }
+        }
+        drop(device);
+        drop(fake);
+    }
+}
+
+fn weights() -> Weights<'static> {
+    generate::weights(Generator::Gaussian, Op::Plain, &[Group { m: 1, n: 8, k: 64 }], 1).unwrap()
+}
+
+/// The title of what computes plain products on a device whose verdicts lie somewhere, or why nothing does.
+fn computes(verdicts: &Verdicts, variant: &str) -> Result<String, String> {
+    let gpu = Cuda::open_with(0, Options { verdicts: verdicts.clone(), ..Options::default() });
+    let layer = gpu.and_then(|gpu| gpu.with_variant(variant.parse()?)?.prepare_layer(&weights()));
+    layer.map(|layer| crate::backend::Layer::kernel(&layer).to_owned()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_kernel_that_has_passed_is_the_cards_default_and_one_that_failed_is_not_used() {
+    let fake = fake(10, 0, kernel);
+    let folder = tempfile::tempdir().unwrap();
+    let verdicts = Verdicts::Folder(folder.path().into());
+    let options = Options { verdicts: verdicts.clone(), ..Options::default() };
+    let notes = || Cuda::open_with(0, options.clone()).unwrap().info().notes.clone();
+    let all: Vec<_> = parts(blackwell()).into_iter().map(|part| part.name).collect();
+    let keep = |failing: &[&str]| {
+        let (failed, passed) = all.iter().cloned().partition::<Vec<_>, _>(|part| failing.contains(&&part[..]));
+        let failed = failed.into_iter().map(|part| FailedPart { part, why: "it hung".into() }).collect();
+        record(0, &options, blackwell(), &Proof { passed, failed }).unwrap()
+    };
+
+    assert_eq!(recorded(0, &options, blackwell()).unwrap(), None);
+    assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_simt");
+    let note = &notes()[0];
+    assert!(note.starts_with("gated_sm100 has not proved itself on Fake GPU with driver "), "{note}");
+    assert!(note.contains("`nvfp4 selftest`") && note.ends_with("until then gated_simt computes"), "{note}");
+
+    let verdict = keep(&[]);
+    assert_eq!(recorded(0, &options, blackwell()).unwrap(), Some(verdict));
+    assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_sm100");
+    assert_eq!(notes(), [""; 0]);
+
+    // An instance that is never chosen may fail, and is refused alone.
+    keep(&["plain t64_pair"]);
+    assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_sm100");
+    assert_eq!(computes(&verdicts, "t64").unwrap(), "plain_sm100");
+    let refused = computes(&verdicts, "gated_sm100,t64_pair").unwrap_err();
+    assert!(refused.starts_with("gated_sm100 has failed its self-test on Fake GPU"), "{refused}");
+    assert!(refused.contains("(plain t64_pair: it hung); take another, or --force"), "{refused}");
+    assert_eq!(computes(&Verdicts::Ignored, "gated_sm100,t64_pair").unwrap(), "plain_sm100");
+
+    keep(&[WRONG_PART]);
+    assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_simt");
+    assert!(notes()[0].contains("failed its self-test") && notes()[0].contains("--again"), "{:?}", notes());
+    assert!(computes(&verdicts, "gated_sm100").unwrap_err().contains("plain t64: it hung"));
+    assert!(computes(&verdicts, "gated_sm100,t64").is_err());
+    assert_eq!(computes(&verdicts, "gated_sm100,t128").unwrap(), "plain_sm100");
+    assert_eq!(computes(&Verdicts::Ignored, "gated_sm100").unwrap(), "plain_sm100");
+    // What was not asked for stays as it is without verdicts.
+    assert_eq!(computes(&Verdicts::Ignored, "persistent").unwrap(), "plain_simt");
+
+    // A file that is cut off counts as none, and is said.
+    let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    std::fs::write(&file, "{").unwrap();
+    assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_simt");
+    assert!(notes()[0].contains("no verdict of a self-test"), "{:?}", notes());
+    drop(fake);
+}
+
+#[test]
+fn what_is_verified_runs_without_a_verdict_and_not_after_it_failed() {
+    let fake = fake(9, 0, kernel);
+    let folder = tempfile::tempdir().unwrap();
+    let verdicts = Verdicts::Folder(folder.path().into());
+    let options = Options { verdicts: verdicts.clone(), ..Options::default() };
+    let open = || Cuda::open_with(0, options.clone()).unwrap();
+    let fail = |subject: Subject| {
+        let failed = vec![FailedPart { part: parts(subject)[0].name.clone(), why: "it hung".into() }];
+        record(0, &options, subject, &Proof { passed: vec![], failed }).unwrap();
+    };
+    assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_sm90");
+    assert!(open().moe_launcher().is_ok() && open().linear_launcher().is_ok() && open().router_launcher().is_ok());
+
+    for name in ["moe", "linear", "router"] {
+        fail(Subject::named(name).unwrap());
+    }
+    for refused in [open().moe_launcher().err(), open().linear_launcher().err(), open().router_launcher().err()] {
+        let refused = refused.unwrap().to_string();
+        assert!(refused.contains("has failed its self-test on Fake GPU"), "{refused}");
+    }
+    let ignored = Cuda::open_with(0, Options { verdicts: Verdicts::Ignored, ..options.clone() }).unwrap();
+    assert!(ignored.moe_launcher().is_ok());
+
+    fail(Subject::Groups(GroupedKernel::named("gated_sm90").unwrap()));
+    assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_simt");
+    fail(Subject::Groups(GroupedKernel::portable()));
+    let error = Cuda::open_with(0, options.clone()).err().unwrap();
+    assert!(error.is_no_device() && error.to_string().contains("gated_simt has failed"), "{error}");
+    drop(fake);
+}

@@ -1,0 +1,609 @@
+//! `cargo xtask card`: everything that can be learned of a card, in one command. Kernels prove themselves there, all tests run, the time
+//! model's probes and every variant of every kernel are measured, and what that says of the plan is written down for a person to decide.
+//!
+//! A step that fails is named at the end and keeps no other from running. Results go to `docs/measurements/card-*`, from where
+//! `cargo xtask experiments` takes them.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::{env, fs};
+
+use anyhow::{Context, anyhow, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{emulate::Nvfp4, experiments, table::Table, tools, workspace};
+
+/// Measure everything on the GPU of this machine, and write it to docs/measurements.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Say what would be done, and end
+    #[arg(long)]
+    plan: bool,
+}
+
+/// Where results go, and what their names begin with.
+pub const PREFIX: &str = "card-";
+const FOLDER: &str = "docs/measurements";
+
+/// The shapes that variants are timed on: those of the kernel competition, of MoE layers and of decoding.
+const SHAPES: [&str; 15] = [
+    "moe-1",
+    "moe-2",
+    "moe-3",
+    "moe-4",
+    "dual-1",
+    "dual-2",
+    "dual-3",
+    "dual-4",
+    "group-1",
+    "group-2",
+    "group-3",
+    "group-4",
+    "decode-1",
+    "decode-4",
+    "decode-16",
+];
+
+/// What is timed of a kernel beside its instances; the empty word is the kernel as it runs unasked.
+const SCHEDULES: [&str; 5] = ["", "per-group", "streams=8", "graph", "unfused"];
+
+/// Layers, and the tokens that each is timed with.
+const LAYERS: [&str; 3] = ["qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-120b"];
+const LAYER_TOKENS: [usize; 4] = [1, 8, 64, 512];
+
+/// N and K of linear layers, and their tokens.
+const LINEAR: [(usize, usize); 2] = [(7168, 2048), (4096, 7168)];
+const LINEAR_TOKENS: [usize; 5] = [1, 16, 64, 512, 4096];
+
+/// A contender's runs: rounds apart, each of so many one behind the other.
+const ROUNDS: usize = 6;
+const RUNS: usize = 20;
+
+/// Bytes of weights that runs go through before they use the same again: more than any second-level cache holds.
+const ROTATED_BYTES: usize = 600 << 20;
+
+/// An instance that is faster than the plan's choice by this share is worth a person's look.
+const WORTH: f64 = 0.03;
+
+/// The steps, by what is said of each.
+const STEPS: [&str; 6] = [
+    "self-test: every instance against the exact references, each kernel in a process of its own",
+    "tests: `cargo test --release`, which take the card where there is one",
+    "probes: benches/probes/probes.cu, compiled by nvcc and run",
+    "times: every variant of every kernel that passed, on 15 shapes; MoE and linear layers",
+    "proposal: where another instance is faster than the plan's choice",
+    "scorecard: docs/experiments.md",
+];
+
+/// Runs every step.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    println!(
+        "`cargo xtask card` takes an hour or two on device 0 (CUDA_VISIBLE_DEVICES chooses another), with nothing beside it:"
+    );
+    for (number, step) in STEPS.iter().enumerate() {
+        println!("  {}. {step}", number + 1);
+    }
+    if args.plan {
+        return Ok(());
+    }
+    cuda_driver::probe()
+        .map_err(|reason| anyhow!("no CUDA device: {reason}; this command is for a machine with an NVIDIA GPU"))?;
+    let nvfp4 = Nvfp4::build()?;
+    let verdicts = self_test(nvfp4.path())?;
+    let tried = verdicts.first().context("no kernel runs on this card")?;
+    let files = Files { slug: slug(&tried.card) };
+    println!(
+        "{}, compute capability {}.{}, driver {}",
+        tried.card, tried.capability.0, tried.capability.1, tried.driver
+    );
+    files.write("selftest.json", &(serde_json::to_string_pretty(&verdicts)? + "\n"))?;
+
+    let mut failed: Vec<String> = verdicts.iter().flat_map(Verdict::failures).collect();
+    let mut step = |number: usize, result: anyhow::Result<()>| {
+        if let Err(error) = result {
+            println!("step {} failed: {error:#}", number + 1);
+            failed.push(format!("{}: {error:#}", STEPS[number]));
+        }
+    };
+    step(1, tests(&files));
+    step(2, probes(&files));
+    let times = times(nvfp4.path(), &verdicts)?;
+    files.write("times.json", &(serde_json::to_string_pretty(&times)? + "\n"))?;
+    files.write("proposal.md", &proposal(&tried.card, &times))?;
+    step(5, experiments::renew());
+
+    println!("\nresults: {FOLDER}/{PREFIX}{}-*, and docs/experiments.md", files.slug);
+    for failure in &failed {
+        println!("FAILED: {failure}");
+    }
+    println!(
+        "to send back: `git add docs && git commit -m \"Measured on {}\"`, as a pull request; or those files, if there is no account",
+        tried.card
+    );
+    ensure!(failed.is_empty(), "{} of the above failed; the rest is written", failed.len());
+    Ok(())
+}
+
+/// Where a card's results go.
+struct Files {
+    slug: String,
+}
+
+impl Files {
+    fn path(&self, name: &str) -> PathBuf {
+        workspace::root().join(FOLDER).join(format!("{PREFIX}{}-{name}", self.slug))
+    }
+
+    fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        let path = self.path(name);
+        println!("writes {}", path.display());
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+/// A card's name in the name of a file: `geforce-rtx-5090`.
+fn slug(card: &str) -> String {
+    let name = card.strip_prefix("NVIDIA ").unwrap_or(card).to_lowercase();
+    name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-")
+}
+
+/// What `nvfp4 selftest` says of a kernel.
+#[derive(Debug, Serialize, Deserialize)]
+struct Verdict {
+    subject: String,
+    card: String,
+    capability: (u32, u32),
+    driver: String,
+    passed: Vec<String>,
+    failed: Vec<FailedPart>,
+    seconds: f64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct FailedPart {
+    part: String,
+    why: String,
+}
+
+impl Verdict {
+    fn failures(&self) -> impl Iterator<Item = String> + '_ {
+        self.failed.iter().map(|FailedPart { part, why }| format!("self-test of {}, {part}: {why}", self.subject))
+    }
+
+    /// The variants of a kernel of groups to time on a shape of an operation: of instances, those that passed.
+    fn variants(&self, op: &str) -> Vec<String> {
+        let instances = self.passed.iter().filter_map(|part| part.strip_prefix(op)?.strip_prefix(' '));
+        let schedules = SCHEDULES.into_iter().filter(|schedule| op == "gated" || *schedule != "unfused");
+        let name = |word: &str| if word.is_empty() { self.subject.clone() } else { format!("{},{word}", self.subject) };
+        schedules.chain(instances).map(name).collect()
+    }
+
+    /// Whether it is of a kernel that computes groups.
+    fn is_of_groups(&self) -> bool {
+        self.subject.starts_with("gated_")
+    }
+}
+
+fn self_test(nvfp4: &Path) -> anyhow::Result<Vec<Verdict>> {
+    let output = Command::new(nvfp4).args(["selftest", "--again", "--json"]).stderr(Stdio::inherit()).output();
+    let output = output.context("cannot run nvfp4")?;
+    // 1 says that something failed, which its lines tell.
+    ensure!(matches!(output.status.code(), Some(0 | 1)), "nvfp4 selftest could not try the kernels, as it says above");
+    let text = String::from_utf8(output.stdout).context("nvfp4's output")?;
+    text.lines().map(|line| serde_json::from_str(line).with_context(|| format!("nvfp4 selftest said {line}"))).collect()
+}
+
+/// Runs all tests, and keeps what was tried, skipped and wrong.
+fn tests(files: &Files) -> anyhow::Result<()> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(workspace::root()).args(["test", "--release", "--no-fail-fast"]);
+    let output = cargo.output().context("cannot run cargo")?;
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    files.write("tests.txt", &said_by_tests(&text))?;
+    ensure!(output.status.success(), "some tests failed: {}", files.path("tests.txt").display());
+    Ok(())
+}
+
+/// Of what cargo and the tests said: results, what was skipped, and what was wrong.
+fn said_by_tests(text: &str) -> String {
+    let is_kept = |line: &&str| {
+        ["test result:", "skipped:", "error"].iter().any(|begin| line.starts_with(begin))
+            || line.contains("Running ")
+            || line.ends_with("FAILED")
+            || line.contains("panicked at")
+    };
+    text.lines().filter(is_kept).flat_map(|line| [line, "\n"]).collect()
+}
+
+/// Compiles and runs the probes.
+fn probes(files: &Files) -> anyhow::Result<()> {
+    let nvcc = find_nvcc()
+        .context("there is no nvcc on PATH, under CUDA_PATH or in /usr/local/cuda; install the CUDA toolkit")?;
+    let program = workspace::target_dir().join("probes");
+    let mut compile = Command::new(nvcc);
+    compile.args(["-O2", "-std=c++17", "-arch=native"]).arg(workspace::root().join("benches/probes/probes.cu"));
+    tools::output(compile.arg("-o").arg(&program)).context("the probes do not compile")?;
+    let (text, _) = tools::output(&mut Command::new(&program))?;
+    files.write("probes.txt", &text)
+}
+
+fn find_nvcc() -> Option<PathBuf> {
+    let on_path = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
+    let toolkit = env::var_os("CUDA_PATH").map(|path| PathBuf::from(path).join("bin"));
+    let folders = on_path.into_iter().chain(toolkit).chain([PathBuf::from("/usr/local/cuda/bin")]);
+    folders.map(|folder| folder.join("nvcc")).find(|file| file.is_file())
+}
+
+/// What was timed on a card, as `docs/measurements` has it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Times {
+    conditions: BTreeMap<String, String>,
+    rounds: usize,
+    runs: usize,
+    shapes: BTreeMap<String, OnShape>,
+    /// Of MoE and linear layers: the median of `nvfp4 run`, whose operands a run before has left in the cache.
+    layers_us: BTreeMap<String, f64>,
+}
+
+/// A shape with the times of every contender.
+#[derive(Debug, Serialize, Deserialize)]
+struct OnShape {
+    op: String,
+    bytes: u64,
+    operations: f64,
+    us: BTreeMap<String, Time>,
+    /// Why others have none.
+    missing: BTreeMap<String, String>,
+}
+
+/// Microseconds.
+#[derive(Debug, Serialize, Deserialize)]
+struct Time {
+    median: f64,
+    p10: f64,
+    p90: f64,
+    runs: usize,
+}
+
+impl Time {
+    fn of(mut us: Vec<f64>) -> Self {
+        us.sort_by(f64::total_cmp);
+        let at = |share: f64| us[((us.len() - 1) as f64 * share).round() as usize];
+        Self { median: at(0.5), p10: at(0.1), p90: at(0.9), runs: us.len() }
+    }
+}
+
+/// Times every variant, each in a process of its own, so that one that fails takes no other with it.
+fn times(nvfp4: &Path, verdicts: &[Verdict]) -> anyhow::Result<Times> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(workspace::root()).args(["build", "--release", "--package", "nvfp4-benches", "--bin", "hopper"]);
+    ensure!(cargo.status().context("cannot run cargo")?.success(), "the benchmark does not build");
+    let bench = workspace::target_dir().join("release/hopper");
+    let mut shapes = BTreeMap::new();
+    for shape in SHAPES {
+        let sizes = Bench::start(&bench)?.ask(&json!({"command": "describe", "shape": shape}))?;
+        let op = sizes["op"].as_str().context("an operation")?.to_owned();
+        let (mut us, mut missing) = (BTreeMap::new(), BTreeMap::new());
+        for verdict in verdicts.iter().filter(|verdict| verdict.is_of_groups()) {
+            for variant in verdict.variants(&op) {
+                match time(&bench, shape, &variant) {
+                    Ok(time) => {
+                        println!("{shape} {variant}: {:.1} µs", time.median);
+                        us.insert(variant, time);
+                    }
+                    Err(error) => {
+                        println!("{shape} {variant}: {error:#}");
+                        missing.insert(variant, format!("{error:#}"));
+                    }
+                }
+            }
+        }
+        let [bytes, operations] = ["bytes", "operations"].map(|name| sizes[name].as_f64().unwrap_or_default());
+        shapes.insert(shape.to_owned(), OnShape { op, bytes: bytes as u64, operations, us, missing });
+    }
+    let layers_us = layers(nvfp4, verdicts);
+    Ok(Times { conditions: conditions(&verdicts[0])?, rounds: ROUNDS, runs: RUNS, shapes, layers_us })
+}
+
+fn time(bench: &Path, shape: &str, variant: &str) -> anyhow::Result<Time> {
+    let mut bench = Bench::start(bench)?;
+    bench.ask(&json!({"command": "prepare", "shape": shape, "kernels": [variant], "rotate_bytes": ROTATED_BYTES}))?;
+    let mut us = Vec::new();
+    // The first round brings clocks up, and does not count.
+    for round in 0..=ROUNDS {
+        let answer = bench.ask(&json!({"command": "round", "kernel": variant, "runs": RUNS}))?;
+        let times: Vec<f64> = serde_json::from_value(answer["us"].clone())?;
+        us.extend(times.into_iter().filter(|_| round > 0));
+    }
+    Ok(Time::of(us))
+}
+
+/// The benchmark's process: a line in, a line out.
+struct Bench {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Bench {
+    fn start(program: &Path) -> anyhow::Result<Self> {
+        let mut command = Command::new(program);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let (to, from) = (child.stdin.take().context("piped")?, child.stdout.take().context("piped")?);
+        Ok(Self { child, to, from: BufReader::new(from) })
+    }
+
+    fn ask(&mut self, command: &Value) -> anyhow::Result<Value> {
+        // If it has ended, reading says so, and why.
+        let _ = writeln!(self.to, "{command}");
+        let mut line = String::new();
+        if self.from.read_line(&mut line)? > 0 {
+            return serde_json::from_str(&line).with_context(|| format!("the benchmark said {line}"));
+        }
+        let mut words = String::new();
+        if let Some(error) = &mut self.child.stderr {
+            std::io::Read::read_to_string(error, &mut words)?;
+        }
+        bail!("{}", words.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("the benchmark ended without a word"))
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Times of layers, of those subjects that passed.
+fn layers(nvfp4: &Path, verdicts: &[Verdict]) -> BTreeMap<String, f64> {
+    let passed = |name: &str| verdicts.iter().any(|verdict| verdict.subject == name && verdict.failed.is_empty());
+    let mut runs: Vec<(String, Vec<String>)> = Vec::new();
+    let words = |text: String| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    for (layer, tokens) in LAYERS.iter().flat_map(|layer| LAYER_TOKENS.map(|tokens| (layer, tokens))) {
+        if passed("moe") {
+            runs.push((
+                format!("{layer}, {tokens} tokens"),
+                words(format!("--op moe --shape {layer} --tokens {tokens}")),
+            ));
+        }
+    }
+    for ((n, k), tokens) in LINEAR.iter().flat_map(|sizes| LINEAR_TOKENS.map(|tokens| (sizes, tokens))) {
+        if passed("linear") {
+            runs.push((
+                format!("linear {n}×{k}, {tokens} tokens"),
+                words(format!("--op linear --shape {tokens},{n},{k}")),
+            ));
+        }
+    }
+    let mut us = BTreeMap::new();
+    for (name, words) in runs {
+        let mut command = Command::new(nvfp4);
+        command.args(["run", "--backend", "cuda", "--verify", "sample", "--repeat", "50", "--json"]).args(words);
+        let median = tools::output(&mut command).and_then(|(text, _)| {
+            serde_json::from_str::<Value>(&text)?["time_us"]["median"].as_f64().context("a median in nvfp4's JSON")
+        });
+        match median {
+            Ok(median) => {
+                println!("{name}: {median:.1} µs");
+                us.insert(name, median);
+            }
+            Err(error) => println!("{name}: {error:#}"),
+        }
+    }
+    us
+}
+
+/// What the run was made on.
+fn conditions(verdict: &Verdict) -> anyhow::Result<BTreeMap<String, String>> {
+    let root = workspace::root();
+    let line = |command: &mut Command| tools::output(command).map(|(text, _)| text.trim().to_owned());
+    let date = line(Command::new("date").args(["--utc", "+%Y-%m-%d"]))?;
+    let commit =
+        line(Command::new("git").current_dir(root).args(["describe", "--always", "--dirty"])).unwrap_or_default();
+    // Clocks where the system tells them; the card's name comes first, as in every other measurement.
+    let query = ["--id=0", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"];
+    let gpu = line(Command::new("nvidia-smi").args(query)).unwrap_or_default();
+    let gpu = if gpu.starts_with(&verdict.card) { gpu } else { format!("{}, {}", verdict.card, verdict.driver) };
+    let note = format!("cargo xtask card, kernels of commit {commit}; no operand in the second-level cache");
+    Ok([("date", date), ("gpu", gpu), ("note", note)].map(|(name, text)| (name.to_owned(), text)).into())
+}
+
+impl Times {
+    /// A row for each shape and kernel: its time unasked, and the fastest of its instances.
+    fn rows(&self) -> Vec<Row<'_>> {
+        let mut rows = Vec::new();
+        for (shape, on) in &self.shapes {
+            let kernels = on.us.keys().filter(|name| !name.contains(','));
+            for kernel in kernels {
+                let own = |name: &&String| {
+                    let word = name.strip_prefix(kernel.as_str()).and_then(|rest| rest.strip_prefix(','));
+                    word.is_some_and(|word| !SCHEDULES.contains(&word))
+                };
+                let fastest = on.us.keys().filter(own).min_by(|a, b| on.us[*a].median.total_cmp(&on.us[*b].median));
+                let Some(fastest) = fastest else { continue };
+                rows.push(Row { shape, kernel, unasked: on.us[kernel].median, fastest, us: on.us[fastest].median });
+            }
+        }
+        rows
+    }
+
+    /// The times as tables: what `docs/experiments.md` says of a card.
+    pub fn report(&self) -> String {
+        let conditions = &self.conditions;
+        let of = |name: &str| conditions.get(name).map_or("", |text| text);
+        let mut table = Table::new(2, &["shape", "kernel", "unasked, µs", "TFLOP/s", "TB/s", "fastest instance", "µs"]);
+        for Row { shape, kernel, unasked, fastest, us } in self.rows() {
+            let (seconds, on) = (unasked * 1e-6, &self.shapes[shape]);
+            table.push(vec![
+                shape.to_owned(),
+                kernel.to_owned(),
+                format!("{unasked:.1}"),
+                format!("{:.0}", on.operations / seconds / 1e12),
+                format!("{:.2}", on.bytes as f64 / seconds / 1e12),
+                instance(fastest).to_owned(),
+                format!("{us:.1}"),
+            ]);
+        }
+        let mut text = format!(
+            "{}; {}; {}; medians of {} × {} runs\n\n{table}",
+            of("gpu"),
+            of("date"),
+            of("note"),
+            self.rounds,
+            self.runs
+        );
+        if !self.layers_us.is_empty() {
+            let mut table = Table::new(1, &["layer", "µs, operands in the cache"]);
+            self.layers_us.iter().for_each(|(name, us)| table.row([name.clone(), format!("{us:.1}")]));
+            text += &format!("\n{table}");
+        }
+        for (shape, on) in &self.shapes {
+            on.missing.iter().for_each(|(name, why)| text += &format!("\n{shape}: {name} not measured: {why}"));
+        }
+        text.trim_end().to_owned() + "\n"
+    }
+}
+
+/// What was measured of a kernel's choice on a shape.
+struct Row<'t> {
+    shape: &'t str,
+    kernel: &'t str,
+    /// Unasked, µs.
+    unasked: f64,
+    /// The fastest instance that was named.
+    fastest: &'t str,
+    us: f64,
+}
+
+/// The instance of a variant `kernel,instance`.
+fn instance(variant: &str) -> &str {
+    variant.split_once(',').map_or(variant, |(_, instance)| instance)
+}
+
+/// What the times say of the plan.
+fn proposal(card: &str, times: &Times) -> String {
+    let rows = times.rows();
+    let mut kernels: Vec<_> = rows.iter().map(|row| row.kernel).collect();
+    kernels.sort_unstable();
+    kernels.dedup();
+    let mut text = format!(
+        "# {card}: what was measured says of the plan\n\nWritten by `cargo xtask card`. Nothing of this is done yet: a person decides.\n"
+    );
+    for kernel in kernels {
+        let of_kernel = || rows.iter().filter(|row| row.kernel == kernel);
+        let worth: Vec<_> = of_kernel().filter(|row| row.us < row.unasked * (1.0 - WORTH)).collect();
+        let gain = experiments::geomean(of_kernel().map(|row| row.unasked / row.us.min(row.unasked)));
+        text += &format!(
+            "\n## {kernel}\n\nThe plan's choice is within {:.0} % of the fastest instance on {} of {} shapes. With the fastest instance \
+             everywhere the geometric mean would be {gain:.2}× as fast.\n",
+            100.0 * WORTH,
+            of_kernel().count() - worth.len(),
+            of_kernel().count()
+        );
+        if worth.is_empty() {
+            continue;
+        }
+        text += &format!("The choice is `choose` in `host/src/kernels/{kernel}/plan.rs`. Where it is slower:\n\n");
+        let mut table = Table::new(1, &["shape", "the plan's choice, µs", "fastest instance", "µs", "gain"]);
+        for Row { shape, unasked, fastest, us, .. } in worth {
+            let gain = format!("{:.2}×", unasked / us);
+            table.row([
+                (*shape).to_owned(),
+                format!("{unasked:.1}"),
+                instance(fastest).to_owned(),
+                format!("{us:.1}"),
+                gain,
+            ]);
+        }
+        text += &table.to_string();
+    }
+    text + "\nConstants of the time model: the probes' lines beside this file have the names of \
+            `crates/ptx_emulator/src/timing/card.rs`.\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cards_name_is_that_of_its_files() {
+        assert_eq!(
+            ["NVIDIA B200", "NVIDIA GeForce RTX 5090", "NVIDIA RTX PRO 6000 Blackwell (Max-Q)"].map(slug),
+            ["b200", "geforce-rtx-5090", "rtx-pro-6000-blackwell-max-q"]
+        );
+    }
+
+    fn verdict(passed: &[&str]) -> Verdict {
+        Verdict {
+            subject: "gated_sm100".into(),
+            card: "NVIDIA B200".into(),
+            capability: (10, 0),
+            driver: "13.0".into(),
+            passed: passed.iter().map(|&part| part.into()).collect(),
+            failed: vec![FailedPart { part: "gated t8".into(), why: "it hung".into() }],
+            seconds: 1.0,
+        }
+    }
+
+    #[test]
+    fn instances_that_passed_are_timed_on_shapes_of_their_operation() {
+        let verdict = verdict(&["gated t64", "plain t8"]);
+        let gated = verdict.variants("gated");
+        assert_eq!(gated[..2], ["gated_sm100", "gated_sm100,per-group"]);
+        assert_eq!(gated[4..], ["gated_sm100,unfused", "gated_sm100,t64"]);
+        assert_eq!(verdict.variants("plain")[3..], ["gated_sm100,graph", "gated_sm100,t8"]);
+        assert_eq!(verdict.failures().collect::<Vec<_>>(), ["self-test of gated_sm100, gated t8: it hung"]);
+    }
+
+    fn times(us: &[(&str, f64)]) -> Times {
+        let time = |us: f64| Time { median: us, p10: us, p90: us, runs: 1 };
+        let us = us.iter().map(|&(name, us)| (name.to_owned(), time(us))).collect();
+        let missing = [("gated_sm100,t8".to_owned(), "group 2: 130 tokens".to_owned())].into();
+        let on = OnShape { op: "gated".into(), bytes: 2_000_000, operations: 4e9, us, missing };
+        let conditions = [("gpu".to_owned(), "NVIDIA B200, 1".to_owned())].into();
+        Times { conditions, rounds: 6, runs: 20, shapes: [("moe-1".to_owned(), on)].into(), layers_us: BTreeMap::new() }
+    }
+
+    #[test]
+    fn a_faster_instance_is_proposed_and_a_schedule_is_none() {
+        let of = |t96| {
+            [("gated_sm100", 20.0), ("gated_sm100,t64", 20.2), ("gated_sm100,t96", t96), ("gated_sm100,graph", 5.0)]
+        };
+        let text = proposal("NVIDIA B200", &times(&of(16.0)));
+        assert!(text.contains("| moe-1 |") && text.contains("| t96") && text.contains("1.25×"), "{text}");
+        assert!(text.contains("on 0 of 1 shapes") && text.contains("host/src/kernels/gated_sm100/plan.rs"), "{text}");
+        let text = proposal("NVIDIA B200", &times(&of(19.9)));
+        assert!(text.contains("on 1 of 1 shapes") && !text.contains("1.01×"), "{text}");
+    }
+
+    #[test]
+    fn a_report_says_rates_and_what_is_missing() {
+        let text = times(&[("gated_sm100", 20.0), ("gated_sm100,t96", 16.0)]).report();
+        assert!(text.starts_with("NVIDIA B200, 1; "), "{text}");
+        assert!(text.contains("| moe-1 | gated_sm100 |        20.0 |     200 | 0.10 |"), "{text}");
+        assert!(text.ends_with("moe-1: gated_sm100,t8 not measured: group 2: 130 tokens\n"), "{text}");
+    }
+
+    #[test]
+    fn times_are_sorted_before_shares_are_taken() {
+        let Time { median, p10, p90, runs } = Time::of((0..=10).rev().map(f64::from).collect());
+        assert_eq!((median, p10, p90, runs), (5.0, 1.0, 9.0, 11));
+    }
+
+    #[test]
+    fn of_tests_what_was_wrong_and_what_was_skipped_is_kept() {
+        let text = "   Compiling x\n     Running unittests\ntest a ... ok\ntest b ... FAILED\nskipped: b on a GPU: none\ntest result: ok. 3\n";
+        assert_eq!(said_by_tests(text).lines().count(), 4);
+    }
+
+    #[test]
+    fn shapes_and_layers_are_built_in() {
+        assert!(SHAPES.iter().all(|shape| nvfp4::shape::find(shape).is_ok()));
+        assert!(LAYERS.iter().all(|layer| nvfp4::moe::shape::find(layer).is_ok()));
+    }
+}
