@@ -19,12 +19,14 @@ use nvfp4::backend::{self, Backend, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, OutputFile, check_file, refuse_input};
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::Step;
+use serde_json::Value;
 
 use super::progress::Progress;
 use super::{exit, note_leftovers};
 pub use args::Args;
 use args::{Choice, Operation};
 use job::Job;
+use prediction::Sensitivity;
 use report::Report;
 use verification::verify;
 
@@ -99,16 +101,31 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let is_wrong = comparison.is_some_and(|comparison| !comparison.passed());
     // Before the report, whose reader may have gone: that would end the command without the file.
     let written = output_file.filter(|_| !is_wrong).map_or(Ok(()), |file| file.write(&output));
-    if args.json {
-        writeln!(out, "{}", report.json())?;
-    } else {
-        report.print(out)?;
-    }
-    if args.sensitivity {
-        prediction::sensitivity(args, &weights, &step, out)?;
-    }
+    let sensitivity = Sensitivity::new(args, |gpu| {
+        backend::run(gpu.prepare(&weights)?.as_mut(), &step, &mut Output::new(problem))?;
+        Ok(())
+    })?;
+    print(args, report.json(), |out| report.print(out), sensitivity.as_ref(), out)?;
     written?;
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
+}
+
+/// Prints a report, as one JSON object or as text, and what constants decide of its prediction.
+fn print<W: Write>(
+    args: &Args,
+    mut json: Value,
+    text: impl Fn(&mut W) -> std::io::Result<()>,
+    sensitivity: Option<&Sensitivity>,
+    out: &mut W,
+) -> std::io::Result<()> {
+    if args.json {
+        if let Some(sensitivity) = sensitivity {
+            json["sensitivity"] = sensitivity.json();
+        }
+        return writeln!(out, "{json}");
+    }
+    text(out)?;
+    sensitivity.map_or(Ok(()), |sensitivity| sensitivity.print(out))
 }
 
 fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {
