@@ -1,7 +1,13 @@
 //! `cargo xtask experiments`: writes `docs/experiments.md` of what was counted (`docs/counters.json`), what was measured
-//! (`docs/measurements/*.json`) and what was tried on Hopper (`benches/hopper/steps.toml`). Runs nothing itself.
+//! (`docs/measurements/*.json`), what was predicted (`docs/time-model.json`), and what was tried on Hopper and in the model of a
+//! B200 (`benches/*/steps.toml`). Runs nothing itself.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::PathBuf,
+    process::Command,
+};
 
 use anyhow::{Context, ensure};
 use nvfp4::plan::roofline::{Bound, GPUS, Gpu, Peaks};
@@ -13,7 +19,7 @@ use crate::{
     document::{self, Mode},
     emulate::Run,
     table::Table,
-    tools, work, workspace,
+    time_model, tools, work, workspace,
 };
 
 /// Renew docs/experiments.md from what was counted and measured.
@@ -31,8 +37,9 @@ const COMMAND: &str = "cargo xtask experiments";
 /// Results of the benchmark on cards, a file each.
 const MEASUREMENTS: &str = "docs/measurements";
 
-/// The steps by which the Hopper kernel became what it is.
+/// The steps by which the Hopper kernel became what it is, and those of the Blackwell kernel in the time model.
 const STEPS: &str = "benches/hopper/steps.toml";
+const MODELLED_STEPS: &str = "benches/blackwell/steps.toml";
 
 /// The card that the Blackwell kernel is planned for.
 const B200: Gpu = GPUS[0];
@@ -74,7 +81,7 @@ pub fn renew() -> anyhow::Result<()> {
 
 fn make(mode: Mode) -> anyhow::Result<()> {
     let (runs, measurements) = (counters::read()?, measurements()?);
-    document::whole(PAGE, &page(&runs, &measurements, &steps()?)?, mode, COMMAND)
+    document::whole(PAGE, &page(&runs, &measurements)?, mode, COMMAND)
 }
 
 /// A result of the benchmark on a card: what the acceptance rule needs of it.
@@ -133,19 +140,15 @@ struct Steps {
     steps: Vec<Step>,
 }
 
-fn steps() -> anyhow::Result<Vec<Step>> {
-    let file = workspace::root().join(STEPS);
-    if !file.exists() {
-        return Ok(Vec::new());
-    }
-    let Steps { steps } = toml::from_str(&fs::read_to_string(&file)?).context(STEPS)?;
-    ensure!(!steps.is_empty(), "{STEPS} has no [[step]]");
+fn steps(file: &str) -> anyhow::Result<Vec<Step>> {
+    let Steps { steps } = toml::from_str(&document::read(file)?).with_context(|| file.to_owned())?;
+    ensure!(!steps.is_empty(), "{file} has no [[step]]");
     Ok(steps)
 }
 
 type Measurements = [(String, Measurement)];
 
-fn page(runs: &[Run], measurements: &Measurements, steps: &[Step]) -> anyhow::Result<String> {
+fn page(runs: &[Run], measurements: &Measurements) -> anyhow::Result<String> {
     let variants_of = |name: &str, words: &[&str]| {
         let rows = runs.iter().filter(|run| run.arch == counters::BLACKWELL.to_string() && run.shape == name);
         let rows = rows.filter(|run| words.contains(&run.variant.as_str()));
@@ -171,11 +174,14 @@ fn page(runs: &[Run], measurements: &Measurements, steps: &[Step]) -> anyhow::Re
     fill("light", light())?;
     let kernels = build_ptx::kernels()?;
     let kernels: Vec<_> = kernels.kernels().iter().map(|kernel| kernel.name.as_str()).collect();
+    let modelled = time_model::unmeasured()?;
     for (change, without, with) in CHANGES {
-        fill(&format!("times {change}"), accepted(measurements, &kernels, without, with))?;
+        let times = accepted(measurements, &kernels, without, with) + &accepted_in_model(&modelled, without, with);
+        fill(&format!("times {change}"), times)?;
     }
     fill("measurements", measured(measurements)?)?;
-    fill("steps", steps_text(steps))?;
+    fill("steps", steps_text(&steps(STEPS)?))?;
+    fill("modelled steps", steps_text(&steps(MODELLED_STEPS)?))?;
     ensure!(!text.contains("{{"), "xtask/src/experiments.md has a place that nothing fills");
     Ok(text)
 }
@@ -307,6 +313,25 @@ fn accepted(measurements: &Measurements, kernels: &[&str], without: &str, with: 
         lines.push("- On a B200: not measured: no B200.\n".to_owned());
     }
     lines.concat()
+}
+
+/// The same rule on the times that a model of a B200 predicts, which have no spread.
+fn accepted_in_model(modelled: &BTreeMap<(String, String), f64>, without: &str, with: &str) -> String {
+    let us = |variant: &str, shape: &str| modelled.get(&(variant.to_owned(), shape.to_owned()));
+    let shapes: BTreeSet<&str> = modelled.keys().map(|(_, shape)| &**shape).collect();
+    let ratios: Vec<_> =
+        shapes.into_iter().filter_map(|shape| Some((shape, us(without, shape)? / us(with, shape)?))).collect();
+    let Some((slowest, least)) = ratios.iter().min_by(|a, b| a.1.total_cmp(&b.1)) else { return String::new() };
+    let mean = geomean(ratios.iter().map(|(_, ratio)| *ratio));
+    let name = |variant: &str| if variant.is_empty() { "the default".to_owned() } else { format!("`{variant}`") };
+    format!(
+        "- Modelled for a B200 ([time-model.md](time-model.md)), no card's time: {} against {}, {mean:.2}× on the geometric mean \
+         of {} shapes, least {least:.2}× ({slowest}): the rule would {}.\n",
+        name(with),
+        name(without),
+        ratios.len(),
+        if mean >= ACCEPTED && *least >= 1.0 { "hold" } else { "not hold" }
+    )
 }
 
 impl Time {

@@ -3,9 +3,16 @@
 //!
 //! Predictions are kept in `docs/time-model.json`, since they take minutes; `--predict` makes them again.
 
-use std::{collections::BTreeMap, env, fs, process::Command};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use ptx_emulator::Card;
 use serde::{Deserialize, Serialize};
 
@@ -14,18 +21,21 @@ use crate::{
     emulate::Nvfp4,
     table::Table,
     tools::{self, NVDISASM, PTXAS},
-    workspace,
+    work, workspace,
 };
 
 /// Renew docs/time-model.md from predictions and measurements.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Predict again: all points that were measured, or those that `--shape` names
+    /// Predict again: all points that were measured, or those whose names begin as `--point` says
     #[arg(long)]
     predict: bool,
-    /// A shape to predict; may be given several times
+    /// How the names of points to predict begin; may be given several times
     #[arg(long, value_name = "NAME", requires = "predict")]
-    shape: Vec<String>,
+    point: Vec<String>,
+    /// The command that predicts, in place of one that is built
+    #[arg(long, value_name = "FILE", requires = "predict")]
+    nvfp4: Option<PathBuf>,
     /// Install ptxas and nvdisasm from PyPI under target/ if there are none
     #[arg(long)]
     install: bool,
@@ -38,20 +48,77 @@ const PAGE: &str = "docs/time-model.md";
 const TEMPLATE: &str = include_str!("time_model.md");
 const COMMAND: &str = "cargo xtask time-model";
 const PREDICTIONS: &str = "docs/time-model.json";
-const MEASURED: &str = "docs/measurements/h200.json";
 
-/// The measured kernel, and the points on which constants were fitted.
-const KERNEL: &str = "gated_sm90";
-const FITTED: [&str; 1] = ["group-4"];
+/// What was measured of grouped products: a file, and its contenders with how `--variant` calls them.
+const GROUPED: [(&str, &[(&str, &str)]); 2] = [
+    ("docs/measurements/h200.json", &[("gated_sm90", "")]),
+    (
+        "docs/measurements/h200-schedules.json",
+        &[("gated_sm90,per-group", "per-group"), ("gated_sm90,unfused", "unfused")],
+    ),
+];
+
+/// What was measured of whole layers, and what their models are called here.
+const LAYERS: &str = "docs/h200-layer.json";
+const MODELS: [(&str, &str); 4] = [
+    ("qwen3-30b", "qwen3-30b-a3b"),
+    ("mixtral-8x7b", "mixtral-8x7b"),
+    ("gpt-oss-120b", "gpt-oss-120b"),
+    ("deepseek-r1/8", "deepseek-r1-rank"),
+];
+
+/// The card that they were measured on.
+const CARD: &str = "h200";
+
+/// The card that nobody has measured, and the shapes on which its kernel runs in the model as it is chosen unasked.
+const UNMEASURED: &str = "b200";
+const UNMEASURED_SHAPES: [&str; 15] = [
+    "dual-1",
+    "dual-2",
+    "dual-3",
+    "dual-4",
+    "group-1",
+    "group-2",
+    "group-3",
+    "group-4",
+    "moe-1",
+    "moe-2",
+    "moe-3",
+    "moe-4",
+    "decode-1",
+    "decode-4",
+    "decode-16",
+];
+
+/// The variants of it that docs/experiments.md compares, and the shapes on which it does.
+const VARIANTS: [&str; 8] = ["t64", "t128", "t64_s1", "t64_tma", "t64_serial", "t64_pair", "per-group", "unfused"];
+const VARIANTS_SHAPES: [&str; 3] = ["dual-3", "moe-3", "moe-4"];
+
+/// The points on which constants were fitted.
+const FITTED: [&str; 1] = ["gated_sm90 dual-3"];
 
 /// A miss beyond this share is named.
 const MISS: f64 = 0.15;
+
+/// Where no unit is busier than this in its longest phase, latencies bound a launch.
+const BUSY: f64 = 0.6;
+
+/// A time that was measured.
+struct Point {
+    /// What was measured, and on which shape.
+    name: String,
+    /// Nothing where the card is [`UNMEASURED`].
+    us: Option<f64>,
+    card: &'static str,
+    /// How `nvfp4 run` computes the same.
+    arguments: Vec<String>,
+}
 
 /// What is kept of a prediction.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Prediction {
     us: f64,
-    /// The unit that bounds the longest phase.
+    /// The unit that bounds the longest phase, or latency.
     bound: String,
     from_machine_code: bool,
 }
@@ -63,6 +130,19 @@ struct Measured {
 
 #[derive(Deserialize)]
 struct MeasuredShape {
+    us: BTreeMap<String, Median>,
+}
+
+#[derive(Deserialize)]
+struct MeasuredLayers {
+    points: BTreeMap<String, MeasuredLayer>,
+}
+
+#[derive(Deserialize)]
+struct MeasuredLayer {
+    model: String,
+    routing: String,
+    tokens: usize,
     us: BTreeMap<String, Median>,
 }
 
@@ -94,29 +174,89 @@ struct Phase {
     from_us: f64,
     to_us: f64,
     unit: String,
+    busy: f64,
 }
 
 /// Predicts what was asked for, and writes or compares the page.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let measured: Measured = serde_json::from_str(&document::read(MEASURED)?).context(MEASURED)?;
-    let mut kept: BTreeMap<String, Prediction> =
-        document::read(PREDICTIONS).map_or_else(|_| Ok(BTreeMap::new()), |text| serde_json::from_str(&text))?;
+    let points = points()?;
+    let mut kept = kept()?;
     if args.predict {
-        let command = Nvfp4::build()?;
+        let command = match &args.nvfp4 {
+            Some(path) => path.clone(),
+            None => Nvfp4::build()?.path().to_owned(),
+        };
         let path = path_with_tools(args.install)?;
-        let all = || measured.shapes.keys().cloned().collect();
-        let shapes: Vec<String> = if args.shape.is_empty() { all() } else { args.shape.clone() };
-        for shape in shapes {
-            let prediction = predict(&command, &path, &shape)?;
-            println!("{shape}: {:.2} us", prediction.us);
-            kept.insert(shape, prediction);
+        let asked =
+            |point: &&Point| args.point.is_empty() || args.point.iter().any(|name| point.name.starts_with(name));
+        for point in points.iter().filter(asked) {
+            let prediction = predict(&command, &path, point)?;
+            let measured = point.us.map_or_else(String::new, |us| format!(", measured {us:.2}"));
+            println!("{}: {:.2} us{measured}", point.name, prediction.us);
+            kept.insert(point.name.clone(), prediction);
             let text = serde_json::to_string_pretty(&kept)? + "\n";
             fs::write(workspace::root().join(PREDICTIONS), text)
                 .with_context(|| format!("cannot write {PREDICTIONS}"))?;
         }
     }
     let mode = if args.check { Mode::Check } else { Mode::Write };
-    document::whole(PAGE, &page(&measured, &kept)?, mode, COMMAND)
+    document::whole(PAGE, &page(&points, &kept)?, mode, COMMAND)
+}
+
+/// Predicted microseconds on a B200, by variant ("" for what is chosen unasked) and shape.
+pub fn unmeasured() -> anyhow::Result<BTreeMap<(String, String), f64>> {
+    let kept = kept()?;
+    let names = kept.iter().filter_map(|(name, prediction)| {
+        let rest = name.strip_prefix(UNMEASURED)?.trim_start();
+        let (variant, shape) = rest.split_once(' ').unwrap_or(("", rest));
+        Some(((variant.to_owned(), shape.to_owned()), prediction.us))
+    });
+    Ok(names.collect())
+}
+
+fn kept() -> anyhow::Result<BTreeMap<String, Prediction>> {
+    Ok(document::read(PREDICTIONS).map_or_else(|_| Ok(BTreeMap::new()), |text| serde_json::from_str(&text))?)
+}
+
+/// How the kernel of a B200 is run on a shape.
+fn of_b200(variant: &str, shape: &str) -> Point {
+    let mut arguments = vec!["--shape".to_owned(), shape.to_owned()];
+    if !variant.is_empty() {
+        arguments.extend(["--variant".to_owned(), variant.to_owned()]);
+    }
+    let words = [UNMEASURED, variant, shape].into_iter().filter(|word| !word.is_empty());
+    Point { name: words.collect::<Vec<_>>().join(" "), us: None, card: UNMEASURED, arguments }
+}
+
+/// All times that can be predicted, but for those that nobody has measured and nothing compares.
+fn points() -> anyhow::Result<Vec<Point>> {
+    let mut points = Vec::new();
+    for (file, contenders) in GROUPED {
+        let measured: Measured = serde_json::from_str(&document::read(file)?).context(file)?;
+        for (contender, variant) in contenders {
+            for (shape, times) in &measured.shapes {
+                let Some(Median { median }) = times.us.get(*contender) else { continue };
+                let mut arguments = vec!["--shape".to_owned(), shape.clone()];
+                if !variant.is_empty() {
+                    arguments.extend(["--variant".to_owned(), (*variant).to_owned()]);
+                }
+                points.push(Point { name: format!("{contender} {shape}"), us: Some(*median), card: CARD, arguments });
+            }
+        }
+    }
+    let layers: MeasuredLayers = serde_json::from_str(&document::read(LAYERS)?).context(LAYERS)?;
+    for (name, layer) in &layers.points {
+        let shape = MODELS.iter().find(|(model, _)| *model == layer.model).map(|(_, shape)| *shape);
+        let shape = shape.with_context(|| format!("{LAYERS}: no layer here is called {}", layer.model))?;
+        // Not measured; or tokens whose experts are all on other cards, which no routing here makes.
+        let Some(Median { median }) = layer.us.get("layer").filter(|_| layer.routing != "elsewhere") else { continue };
+        let words = ["--op", "moe", "--shape", shape, "--routing", &layer.routing, "--tokens"];
+        let arguments = words.iter().map(|word| (*word).to_owned()).chain([layer.tokens.to_string()]).collect();
+        points.push(Point { name: format!("layer {name}"), us: Some(*median), card: CARD, arguments });
+    }
+    points.extend(UNMEASURED_SHAPES.map(|shape| of_b200("", shape)));
+    points.extend(VARIANTS.iter().flat_map(|variant| VARIANTS_SHAPES.map(|shape| of_b200(variant, shape))));
+    Ok(points)
 }
 
 /// PATH with the folders of the assembler and the disassembler.
@@ -127,90 +267,127 @@ fn path_with_tools(install: bool) -> anyhow::Result<std::ffi::OsString> {
     Ok(env::join_paths(folders.chain(env::split_paths(&before)))?)
 }
 
-fn predict(nvfp4: &Nvfp4, path: &std::ffi::OsStr, shape: &str) -> anyhow::Result<Prediction> {
-    let mut command = Command::new(nvfp4.path());
+fn predict(nvfp4: &Path, path: &OsStr, point: &Point) -> anyhow::Result<Prediction> {
+    let mut command = Command::new(nvfp4);
     command.args([
         "run",
         "--backend",
         "emulated",
         "--timed",
         "--gpu",
-        "h200",
+        point.card,
         "--no-values",
         "--json",
-        "--shape",
-        shape,
+        "--verify",
+        "off",
     ]);
-    let (json, _) = tools::output(command.env("PATH", path)).with_context(|| format!("{shape} on h200"))?;
+    let (json, _) =
+        tools::output(command.args(&point.arguments).env("PATH", path)).with_context(|| point.name.clone())?;
     let Printed { predicted_us, prediction } = serde_json::from_str(&json).context("nvfp4's JSON")?;
     let launches = &prediction.launches;
     let phases = launches.iter().flat_map(|launch| &launch.phases);
     let longest = phases.max_by(|a, b| (a.to_us - a.from_us).total_cmp(&(b.to_us - b.from_us)));
+    let bound = longest.filter(|phase| phase.busy >= BUSY).map_or("latency", |phase| &phase.unit);
     Ok(Prediction {
         us: (predicted_us * 100.0).round() / 100.0,
-        bound: longest.map_or_else(String::new, |phase| phase.unit.clone()),
+        bound: bound.to_owned(),
         from_machine_code: launches.iter().all(|launch| launch.from_machine_code),
     })
 }
 
-fn page(measured: &Measured, kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
-    let mut text = TEMPLATE.to_owned();
-    text += "\n## Against an H200\n\n";
-    text += &format!(
-        "Measured: `{KERNEL}` in {MEASURED}, medians. Predicted: `nvfp4 run --backend emulated --timed --gpu h200 --no-values`. **Fitted** \
-         marks the points that constants were fitted on; the errors below leave them out.\n\n"
-    );
-    let mut table = Table::new(1, &["shape", "measured us", "predicted us", "error", "bound by", ""]);
-    let (mut errors, mut misses) = (Vec::new(), Vec::new());
-    for (shape, prediction) in kept {
-        let us = measured.shapes.get(shape).and_then(|shape| shape.us.get(KERNEL));
-        let us = us.with_context(|| format!("{shape} was predicted and not measured"))?.median;
-        let (error, fitted) = (prediction.us / us - 1.0, FITTED.contains(&shape.as_str()));
-        if !fitted {
-            errors.push(error.abs());
-        }
-        if error.abs() > MISS {
-            misses.push(format!("{shape} by {:+.0} %", 100.0 * error));
-        }
-        ensure!(prediction.from_machine_code, "{shape} was predicted without machine code");
-        let mark = if fitted { "fitted" } else { "" };
-        table.row([
-            shape.clone(),
-            format!("{us:.1}"),
-            format!("{:.1}", prediction.us),
-            format!("{:+.1} %", 100.0 * error),
-            prediction.bound.clone(),
-            mark.to_owned(),
-        ]);
-    }
-    text += &table.to_string();
+/// Shares of points whose errors are within some bounds, and the median error.
+fn summary(errors: &mut [f64]) -> String {
     errors.sort_by(f64::total_cmp);
     let share = |bound: f64| 100 * errors.iter().filter(|&&error| error <= bound).count() / errors.len().max(1);
     let median = errors.get(errors.len() / 2).copied().unwrap_or_default();
-    text += &format!(
-        "\nOf {} points that nothing was fitted on, the median error is {:.1} %; {} % are within 10 %, {} % within 15 %, {} % within \
-         30 %. ",
+    format!(
+        "{} points, median error {:.1} %; {} % are within 10 %, {} % within 15 %, {} % within 30 %",
         errors.len(),
         100.0 * median,
         share(0.10),
         share(0.15),
         share(0.30)
+    )
+}
+
+fn page(points: &[Point], kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
+    let mut text = TEMPLATE.to_owned();
+    text += "\n## Against an H200\n\n";
+    text += &format!(
+        "Measured: medians of docs/measurements/h200.json and h200-schedules.json (one product, by launch schedule) and of {LAYERS} (a \
+         whole layer, of another seed's routing). Predicted: `nvfp4 run --backend emulated --timed --gpu {CARD} --no-values`. **Fitted** \
+         marks the points that constants were fitted on; the errors below leave them out.\n\n"
     );
+    let mut table = Table::new(1, &["point", "measured us", "predicted us", "error", "bound by", ""]);
+    let (mut errors, mut misses) = (BTreeMap::<&str, Vec<f64>>::new(), Vec::new());
+    let known: BTreeSet<&str> = points.iter().map(|point| &*point.name).collect();
+    if let Some(unknown) = kept.keys().find(|name| !known.contains(&***name)) {
+        bail!("{PREDICTIONS}: {unknown} was predicted and not measured");
+    }
+    for Point { name, us, .. } in points {
+        let (Some(prediction), Some(us)) = (kept.get(name), us) else { continue };
+        let (error, fitted) = (prediction.us / us - 1.0, FITTED.contains(&&**name));
+        if !fitted {
+            errors.entry(&prediction.bound).or_default().push(error.abs());
+        }
+        if error.abs() > MISS {
+            misses.push(format!("{name} by {:+.0} %", 100.0 * error));
+        }
+        ensure!(prediction.from_machine_code, "{name} was predicted without machine code");
+        table.row([
+            name.clone(),
+            format!("{us:.1}"),
+            format!("{:.1}", prediction.us),
+            format!("{:+.1} %", 100.0 * error),
+            prediction.bound.clone(),
+            if fitted { "fitted" } else { "" }.to_owned(),
+        ]);
+    }
+    text += &table.to_string();
+    let mut all: Vec<f64> = errors.values().flatten().copied().collect();
+    text += &format!(
+        "\nAll: {}. By what bounds them in the model (\"latency\": no unit is busy for {:.0} % of the longest phase):\n\n",
+        summary(&mut all),
+        100.0 * BUSY
+    );
+    for (bound, errors) in &mut errors {
+        text += &format!("- {bound}: {}.\n", summary(errors));
+    }
     text += &if misses.is_empty() {
-        format!("None is off by more than {:.0} %.\n", 100.0 * MISS)
+        format!("\nNone is off by more than {:.0} %.\n", 100.0 * MISS)
     } else {
-        format!("Off by more than {:.0} %: {}.\n", 100.0 * MISS, misses.join(", "))
+        format!("\nOff by more than {:.0} %: {}.\n", 100.0 * MISS, misses.join(", "))
     };
-    let missing: Vec<&str> =
-        measured.shapes.keys().map(String::as_str).filter(|shape| !kept.contains_key(*shape)).collect();
-    if !missing.is_empty() {
-        text += &format!("Measured and not yet predicted: {}.\n", missing.join(", "));
+    let missing = points.iter().filter(|point| point.us.is_some() && !kept.contains_key(&point.name)).count();
+    if missing > 0 {
+        text += &format!(
+            "\n{missing} more were measured and are not yet predicted; `{COMMAND} --predict --point NAME` predicts those whose names begin \
+             so (gated_sm90, layer qwen3-30b, b200).\n"
+        );
     }
     text += NOT_COMPARED;
+    text += &blackwell(kept)?;
     for name in Card::NAMES {
         let card = Card::named(name).context("a card's own name")?;
         text += &format!("\n## Constants: {name}, {} multiprocessors\n\n{card}", card.sms);
     }
+    Ok(text)
+}
+
+/// The kernel of a B200 in the model, beside the speed of light and the best public time.
+fn blackwell(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
+    let mut text = "\n## `gated_sm100` on the model's B200\n\nAs it is chosen unasked. Modelled times, no card's. Light is the public \
+                    contest's; the best public time is a measured one, in steps of about 2 us.\n\n"
+        .to_owned();
+    let mut table = Table::new(1, &["shape", "modelled us", "light us", "best public us", "bound by"]);
+    for shape in UNMEASURED_SHAPES {
+        let Some(prediction) = kept.get(&of_b200("", shape).name) else { continue };
+        let known = work::shape(shape).with_context(|| format!("no shape {shape}"))?;
+        let us = |us: Option<f64>| us.map_or_else(|| "–".to_owned(), |us| format!("{us:.1}"));
+        let (light, public) = (us(known.b200_light_us), us(known.b200_best_public_us));
+        table.row([shape.to_owned(), format!("{:.1}", prediction.us), light, public, prediction.bound.clone()]);
+    }
+    text += &table.to_string();
     Ok(text)
 }
 

@@ -67,7 +67,13 @@ pub fn launch(driver: &mut Driver, launch: &Launch, follows: bool) -> Result<(),
         device.name(workspace, "the workspace of a cooperative grid");
         config.grid_workspace = workspace.address;
     }
-    let result = device.launch(module, &launch.name, &config, &args);
+    let result = match &mut driver.timeline {
+        Some(timeline) => {
+            launch.code.listing(timeline.card().arch).into_iter().for_each(|listing| timeline.add_listing(listing));
+            device.time(timeline, module, &launch.name, &config, &args)
+        }
+        None => device.launch(module, &launch.name, &config, &args),
+    };
     let seconds = began.elapsed().as_secs_f64();
     workspace.into_iter().for_each(|workspace| device.free(workspace));
     driver.memory.fetch_locked(shown);
@@ -116,6 +122,11 @@ fn write_down(driver: &Driver, launch: &Launch, result: &Result<Report, Fault>, 
             line["loaded"] = (report.total.bytes.global_load + report.total.bulk.global_load).into();
             line["stored"] = (report.total.bytes.global_store + report.total.bulk.global_store).into();
             line["multiply_adds"] = report.total.matrix_multiply_adds.into();
+            line["prediction"] = driver
+                .timeline
+                .as_ref()
+                .and_then(|timeline| timeline.launches().last())
+                .map_or(Value::Null, |time| json!(time));
             line["warnings"] = list(&report.warnings, "warning").into();
             line["faults"] = list(&report.hazards, "fault").into();
         }

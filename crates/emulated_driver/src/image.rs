@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::sync::{Arc, OnceLock};
 
 use gpu_arch::Capability;
+use ptx_emulator::Listing;
 
 use crate::code::{Code as ErrorCode, INVALID_IMAGE};
 use crate::entries::{self, Entries};
@@ -15,6 +16,8 @@ pub struct Code {
     pub entries: Entries,
     /// The decoded text: of a large one that takes long, and a test never asks for it.
     decoded: OnceLock<Result<ptx_emulator::Module, String>>,
+    /// Its machine code; nothing where there is no ptxas.
+    listing: OnceLock<Option<Arc<Listing>>>,
 }
 
 impl Code {
@@ -26,6 +29,11 @@ impl Code {
     pub fn decoded(&self) -> Result<&ptx_emulator::Module, String> {
         let decode = || ptx_emulator::Module::parse(&self.text).map_err(|error| error.to_string());
         self.decoded.get_or_init(decode).as_ref().map_err(Clone::clone)
+    }
+
+    /// Its machine code for an architecture, which must be the same each time.
+    pub fn listing(&self, arch: &str) -> Option<Arc<Listing>> {
+        self.listing.get_or_init(|| Listing::of_ptx(&self.text, arch).map(Arc::new)).clone()
     }
 }
 
@@ -58,7 +66,7 @@ pub unsafe fn code(image: *const u8, card: Capability) -> Result<Option<Arc<Code
         unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy().into_owned()
     };
     let entries = entries::entries(&ptx, card).map_err(|(code, complaint)| (code, complaint.to_owned()))?;
-    Ok(Some(Arc::new(Code { text: ptx, entries, decoded: OnceLock::new() })))
+    Ok(Some(Arc::new(Code { text: ptx, entries, decoded: OnceLock::new(), listing: OnceLock::new() })))
 }
 
 /// The PTX of a fat binary.

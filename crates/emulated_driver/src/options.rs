@@ -17,12 +17,17 @@ pub struct Options {
     pub keep_going: bool,
     /// Look for races of a grid in global memory.
     pub global_races: bool,
+    /// The card by whose clock launches run, if one was named.
+    pub clock: Option<ptx_emulator::Card>,
+    /// With a clock: leave out arithmetic that no control flow depends on.
+    pub no_values: bool,
     /// Where each launch is written down, a line of JSON each.
     pub log: Option<PathBuf>,
 }
 
 impl Options {
-    /// `PTX_EMULATOR_GPU`, `_LEVEL`, `_SCHEDULE`, `_ALLOW`, `_KEEP_GOING`, `_NO_GLOBAL_RACES`, `_LOG`. What is missing, or cannot be read, is as it is by default; the
+    /// `PTX_EMULATOR_GPU`, `_LEVEL`, `_SCHEDULE`, `_ALLOW`, `_KEEP_GOING`, `_NO_GLOBAL_RACES`, `_TIMED`,
+    /// `_CONSTANTS`, `_NO_VALUES`, `_LOG`. What is missing, or cannot be read, is as it is by default; the
     /// command has checked them.
     pub fn from_environment() -> Self {
         let variable = |name: &str| env::var(format!("PTX_EMULATOR_{name}")).ok();
@@ -37,6 +42,12 @@ impl Options {
                 .collect(),
             keep_going: variable("KEEP_GOING").is_some_and(|text| !text.is_empty()),
             global_races: variable("NO_GLOBAL_RACES").is_none_or(|text| text.is_empty()),
+            clock: variable("TIMED").and_then(|name| ptx_emulator::Card::named(&name)).map(|card| {
+                let constants = variable("CONSTANTS").unwrap_or_default();
+                let settings = constants.split(',').filter(|setting| !setting.is_empty());
+                settings.fold(card, |card, setting| card.clone().with(setting).unwrap_or(card))
+            }),
+            no_values: variable("NO_VALUES").is_some_and(|text| !text.is_empty()),
             log: env::var_os("PTX_EMULATOR_LOG").map(PathBuf::from),
         }
     }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use ptx_emulator::Timeline;
+
 use crate::card::Card;
 use crate::code::Code;
 use crate::handle::{FIRST_HANDLE, Handle};
@@ -39,6 +41,8 @@ pub struct Driver {
     pub lost: Option<Code>,
     /// How many launches have begun.
     pub launches: u64,
+    /// The time of launches on a card, if it is to be predicted.
+    pub timeline: Option<Timeline>,
     /// The grid that ran last, and its stream, if nothing has run since.
     pub last_launch: Option<Handle>,
 }
@@ -55,6 +59,8 @@ impl Driver {
     pub fn new(options: Options, test: Option<Test>) -> Self {
         let card = if test.is_some() { Card::of_tests(8, 0, 4) } else { options.card.clone() };
         let memory = if test.is_some() { Memory::of_this_process(&card) } else { Memory::of_the_emulator(&card) };
+        let timeline = options.clock.clone().map(Timeline::new);
+        let timeline = if options.no_values { timeline.map(Timeline::without_values) } else { timeline };
         Self {
             card,
             cards: 1,
@@ -73,6 +79,7 @@ impl Driver {
             memory,
             lost: None,
             launches: 0,
+            timeline,
             last_launch: None,
         }
     }

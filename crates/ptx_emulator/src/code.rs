@@ -113,6 +113,8 @@ pub struct Kernel {
     pub(crate) limits: Limits,
     pub(crate) code: Vec<Inst>,
     pub(crate) labels: Vec<u32>,
+    /// The labels that something jumps to.
+    pub(crate) targets: Vec<u32>,
     /// Where each function begins.
     pub(crate) functions: Vec<u32>,
     pub(crate) registers: u32,

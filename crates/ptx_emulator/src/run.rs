@@ -12,9 +12,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
-use ptx_emulator::{Allow, Level, Schedule, readable};
+use ptx_emulator::{Allow, Card, Level, Schedule, readable};
 use serde::Deserialize;
 
 /// The card that the program sees.
@@ -38,9 +38,19 @@ impl Gpu {
 
 #[derive(Args)]
 pub struct RunArgs {
-    /// The card that the program sees.
-    #[arg(long, value_enum, default_value = "h200")]
-    gpu: Gpu,
+    /// The card that the program sees [default: that of --timed, or h200].
+    #[arg(long, value_enum)]
+    gpu: Option<Gpu>,
+    /// Predict the time of each launch on a card: h200 or b200 (docs/time-model.md says how, and how far to trust it). No hazards
+    /// are looked for.
+    #[arg(long, value_name = "CARD", value_parser = Card::NAMES)]
+    timed: Option<String>,
+    /// A constant of the card, in place of its own. May be given several times.
+    #[arg(long, value_name = "NAME=VALUE", requires = "timed")]
+    constant: Vec<String>,
+    /// Leave out arithmetic that no control flow depends on. What the program computes is meaningless then.
+    #[arg(long, requires = "timed")]
+    no_values: bool,
     /// What counts as a fault: machine, default or strict.
     #[arg(long, default_value = "default")]
     level: Level,
@@ -82,6 +92,16 @@ struct Line {
     /// The fault, or the hazards that the launch went on behind.
     #[serde(default)]
     faults: Vec<Hazard>,
+    /// Its time on a card, if that was asked for.
+    prediction: Option<Prediction>,
+}
+
+/// Of a launch's time on a card.
+#[derive(Deserialize)]
+struct Prediction {
+    start_us: f64,
+    end_us: f64,
+    from_machine_code: bool,
 }
 
 #[derive(Deserialize)]
@@ -113,10 +133,23 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
         path.push(others);
     }
     let [program, arguments @ ..] = &args.program[..] else { bail!("name the program behind `--`") };
+    let named = args.timed.as_deref().and_then(Card::named);
+    // Says what is wrong with a constant before anything runs.
+    let set = |card: Card, constant: &String| card.with(constant).map_err(|text| anyhow!(text));
+    named.map(|card| args.constant.iter().try_fold(card, set)).transpose()?;
+    let seen = Gpu::value_variants().iter().copied().find(|gpu| args.timed.as_deref() == Some(gpu.name()));
+    let gpu = match (args.gpu.or(seen), &args.timed) {
+        (Some(gpu), _) => gpu,
+        (None, None) => Gpu::H200,
+        (None, Some(card)) => bail!("a program cannot be shown the card {card}; say with --gpu which one it sees"),
+    };
     let status = Command::new(program)
         .args(arguments)
         .env("LD_LIBRARY_PATH", path)
-        .env("PTX_EMULATOR_GPU", args.gpu.name())
+        .env("PTX_EMULATOR_GPU", gpu.name())
+        .env("PTX_EMULATOR_TIMED", args.timed.as_deref().unwrap_or_default())
+        .env("PTX_EMULATOR_CONSTANTS", args.constant.join(","))
+        .env("PTX_EMULATOR_NO_VALUES", if args.no_values { "1" } else { "" })
         .env("PTX_EMULATOR_LEVEL", format!("{:?}", args.level).to_lowercase())
         .env("PTX_EMULATOR_SCHEDULE", args.schedule.to_string())
         .env("PTX_EMULATOR_ALLOW", args.hazards.allow.iter().map(Allow::to_string).collect::<Vec<_>>().join(","))
@@ -178,6 +211,9 @@ struct Sum {
     multiply_adds: u64,
     seconds: f64,
     faults: u64,
+    /// Predicted times, and how many of them are of machine code.
+    microseconds: Vec<f64>,
+    from_machine_code: usize,
 }
 
 fn summary(lines: &[Line]) -> String {
@@ -193,6 +229,10 @@ fn summary(lines: &[Line]) -> String {
         sum.multiply_adds += line.multiply_adds;
         sum.seconds += line.seconds;
         sum.faults += u64::from(!line.faults.is_empty());
+        if let Some(Prediction { start_us, end_us, from_machine_code }) = line.prediction {
+            sum.microseconds.push(end_us - start_us);
+            sum.from_machine_code += usize::from(from_machine_code);
+        }
         for warning in &line.warnings {
             warnings.entry(&warning.text).or_insert((0, &warning.kind)).0 += 1;
         }
@@ -216,6 +256,18 @@ fn summary(lines: &[Line]) -> String {
             text += &format!("; {} faulted", sum.faults);
         }
         text.push('\n');
+        if let (Some(least), Some(most)) =
+            (sum.microseconds.iter().copied().reduce(f64::min), sum.microseconds.iter().copied().reduce(f64::max))
+        {
+            let mean = sum.microseconds.iter().sum::<f64>() / sum.microseconds.len() as f64;
+            text += &format!(
+                "    predicted {mean:.2} us from start to end ({least:.2} to {most:.2}), a model's time and no card's"
+            );
+            if sum.from_machine_code < sum.microseconds.len() {
+                text += "; some instructions counted in PTX, for want of machine code";
+            }
+            text.push('\n');
+        }
     }
     for (warning, (launches, _)) in warnings.iter().take(MOST_WARNINGS) {
         text += &format!("{warning}\n  in {launches} launches\n");

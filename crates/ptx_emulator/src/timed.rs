@@ -1,7 +1,7 @@
 //! Launches by the clock of a card. Multiprocessors run in windows no longer than the shortest way to L2 and back; at the end of
 //! each, L2 and DRAM answer what was asked of them, in order of time. So a launch has the same times again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -72,9 +72,11 @@ impl Timeline {
         }
     }
 
-    /// Takes costs of instructions from machine code.
+    /// Takes costs of instructions from machine code. Where several listings have an entry of a name, the one that was added last
+    /// counts.
     pub fn add_listing(&mut self, listing: Arc<Listing>) {
-        self.listings.push(listing);
+        self.listings.retain(|other| !Arc::ptr_eq(other, &listing));
+        self.listings.insert(0, listing);
     }
 
     /// Leaves out products and other arithmetic that no control flow depends on. Outputs are then meaningless.
@@ -111,7 +113,9 @@ impl Timeline {
 
     fn costs(&self, kernel: &Kernel) -> (Vec<Cost>, bool) {
         let code: Vec<(&str, u32)> = kernel.code.iter().map(|inst| (inst.name.as_str(), inst.line)).collect();
-        if let Some(costs) = self.listings.iter().find_map(|listing| listing.costs(&kernel.name, &code)) {
+        let targets: BTreeSet<usize> = kernel.targets.iter().map(|&n| kernel.labels[n as usize] as usize).collect();
+        let of = |listing: &Arc<Listing>| listing.costs(&kernel.name, &code, &targets);
+        if let Some(costs) = self.listings.iter().find_map(of) {
             return (costs, true);
         }
         let stall = self.card.cycles(Key::GenericStall) as u16;

@@ -42,6 +42,20 @@ fn a_program_on_the_driver_api_computes_and_ends_with_its_own_code() {
 }
 
 #[test]
+fn the_time_of_launches_on_a_card_is_predicted() {
+    let (code, out, err) = driver(&["--timed", "b200"], "");
+    assert_eq!((code, &*out), (0, "NVIDIA B200\n2 4 6 8\n"), "{err}");
+    assert!(err.contains("    predicted ") && err.contains("a model's time and no card's"), "{err}");
+    let (code, _, err) = driver(&["--timed", "gb10"], "");
+    assert_eq!(
+        (code, &*err),
+        (2, "error: a program cannot be shown the card gb10; say with --gpu which one it sees\n")
+    );
+    let (code, _, err) = driver(&["--timed", "h200", "--constant", "speed=1"], "");
+    assert!(code == 2 && err.starts_with("error: `speed` is no constant of a card"), "{err}");
+}
+
+#[test]
 fn an_access_past_an_allocation_is_a_fault_that_names_it() {
     let (code, out, err) = driver(&[], "past");
     assert_eq!(code, 1, "{err}");

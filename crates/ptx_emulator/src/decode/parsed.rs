@@ -424,14 +424,18 @@ impl<'a> Parsed<'a> {
         matches!(operand, Operand::Name(name) if self.names.is_predicate(name))
     }
 
-    /// The n-th operand as the number of a label.
-    pub fn label(&self, n: usize) -> Result<u32> {
-        self.names.label(self.name(n)?)
+    /// The n-th operand as the number of a label, which the instruction jumps to.
+    pub fn label(&mut self, n: usize) -> Result<u32> {
+        let label = self.names.label(self.name(n)?)?;
+        self.names.kernel.targets.push(label);
+        Ok(label)
     }
 
     /// The n-th operand as a list of labels (`.branchtargets`).
-    pub fn targets(&self, n: usize) -> Result<Vec<u32>> {
-        self.names.targets(self.name(n)?)
+    pub fn targets(&mut self, n: usize) -> Result<Vec<u32>> {
+        let targets = self.names.targets(self.name(n)?)?;
+        self.names.kernel.targets.extend(&targets);
+        Ok(targets)
     }
 
     fn name(&self, n: usize) -> Result<&'a str> {

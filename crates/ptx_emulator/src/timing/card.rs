@@ -5,6 +5,8 @@ use std::fmt;
 /// Where a constant is from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
+    /// Measured on the card by `benches/probes`, when.
+    Measured(&'static str),
     /// Published, by whom.
     Published(&'static str),
     /// Fitted to points measured on the card: which.
@@ -94,6 +96,7 @@ pub struct Card {
 }
 
 const PUBLIC_B200: &str = "SemiAnalysisAI/microbench-blackwell 9a068d85";
+const PROBES_H200: &str = "benches/probes on an H200, 2026-11-21";
 const H100_LITERATURE: &str =
     "Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture (2024), an H100";
 
@@ -177,28 +180,33 @@ impl Card {
     }
 
     fn h200() -> Card {
-        use Origin::{Assumed, Fitted, Published};
+        use Origin::{Assumed, Fitted, Measured, Published};
+        let probes = Measured(PROBES_H200);
         let datasheet = Published("NVIDIA H200 data sheet, Hopper white paper");
         Card::new("h200", 132, "sm_90a", |key| match key {
             Key::Clock => (1980.0, Published("nvidia-smi, docs/measurements/h200.json; it falls under load")),
-            Key::LaunchFloor => (5300.0, Fitted("group-4")),
+            Key::LaunchFloor => (5380.0, probes),
             Key::LaunchGap => (1000.0, Assumed("launches of one stream follow in about a microsecond")),
             Key::DependentStart => (500.0, Assumed("half of a launch")),
             Key::CtaStart => (300.0, Assumed("parameters and barriers are fetched again")),
             Key::GridEnd => (700.0, Assumed("a flush and a flag through L2")),
-            Key::SharedLatency => (29.0, Published(H100_LITERATURE)),
-            Key::L1Latency => (38.0, Published(H100_LITERATURE)),
+            Key::SharedLatency => (29.0, probes),
+            Key::L1Latency => (32.0, probes),
             Key::SharedBytes => (128.0, datasheet),
-            Key::L2Latency => (273.0, Published(H100_LITERATURE)),
+            Key::L2Latency => (281.0, probes),
             Key::DramLatency => (660.0, Published(H100_LITERATURE)),
             Key::TmaLatency => (170.0, Published(H100_LITERATURE)),
             Key::TmaBytes => (40.0, Assumed("as on a B200")),
             Key::Intake => (64.0, Assumed("64 bytes a cycle from L2 to a multiprocessor, as since Volta")),
-            Key::L2Bytes => (5700.0, Published("Chips and Cheese, Nvidia's H100: 5.5 to 7 TB/s")),
-            Key::DramBytes => (4300.0, Published("docs/measurements/h200.json: a copy's reads and writes")),
+            Key::L2Bytes => {
+                (5500.0, Fitted("gated_sm90 dual-3, within the 5.5 to 7 TB/s of Chips and Cheese for an H100"))
+            }
+            Key::DramBytes => (4630.0, probes),
             Key::L2Capacity => (50.0, datasheet),
-            Key::MbarrierWake => (20.0, Assumed("a load of shared memory")),
-            Key::BarrierLatency => (20.0, Assumed("a load of shared memory")),
+            Key::MbarrierWake => {
+                (79.0, Measured("benches/probes: 99 with the arrival, less 20 of the loop's own instructions"))
+            }
+            Key::BarrierLatency => (20.0, probes),
             Key::ClusterLatency => (180.0, Published(H100_LITERATURE)),
             Key::TensorRate => (2048.0, datasheet),
             Key::MatrixLatency => (32.0, Published(H100_LITERATURE)),
@@ -299,6 +307,7 @@ impl fmt::Display for Card {
         for &key in Key::ALL {
             let Constant { value, origin } = self.constant(key);
             let origin = match origin {
+                Origin::Measured(how) => format!("measured: {how}"),
                 Origin::Published(source) => source.to_owned(),
                 Origin::Fitted(points) => format!("fitted: {points}"),
                 Origin::Assumed(why) => format!("**assumed**: {why}"),

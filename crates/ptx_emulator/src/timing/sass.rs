@@ -4,7 +4,7 @@
 //! stall count is bits 105 to 108 of an instruction (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via
 //! Microbenchmarking", 2018; unchanged since).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -69,17 +69,21 @@ impl Listing {
         listing.status.success().then(|| Listing::parse(&String::from_utf8_lossy(&listing.stdout)))
     }
 
-    /// Costs of an entry's instructions, which are given by name and line in their order; `None` where the listing lacks it.
-    pub fn costs(&self, entry: &str, code: &[(&str, u32)]) -> Option<Vec<Cost>> {
+    /// Costs of an entry's instructions, which are given by name and line in their order, and by which of them something jumps
+    /// to; `None` where the listing lacks the entry.
+    pub fn costs(&self, entry: &str, code: &[(&str, u32)], targets: &BTreeSet<usize>) -> Option<Vec<Cost>> {
         let lines = self.entries.get(entry)?;
         let mut costs = vec![Cost::default(); code.len()];
         let mut first = 0;
-        // A block ends at a jump; what ptxas unrolled it has several times, which its memory instructions show.
+        // A block ends at a jump and before a target; what ptxas unrolled it has several times, which its memory instructions
+        // show.
         while first < code.len() {
             let is_jump = |(name, _): &(&str, u32)| {
                 name.starts_with("bra") || name.starts_with("ret") || name.starts_with("exit")
             };
-            let last = code[first..].iter().position(is_jump).map_or(code.len(), |n| first + n + 1);
+            let jump = code[first..].iter().position(is_jump).map_or(code.len(), |n| first + n + 1);
+            let target = targets.range(first + 1..).next().copied().unwrap_or(code.len());
+            let last = jump.min(target);
             let block = &code[first..last];
             let copies = |&(name, line): &(&str, u32)| {
                 let prefix = anchor(name)?;
@@ -116,8 +120,14 @@ fn anchor(name: &str) -> Option<&'static [&'static str]> {
         ("cp.async.bulk.shared", &["UBLKCP"]),
         ("cp.async.bulk.tensor", &["UTMALDG", "UTMASTG"]),
         ("tcgen05.mma", &["UTCQMMA", "UTCOMMA", "UTCHMMA", "UTCIMMA"]),
+        ("tcgen05.cp", &["UTCCP"]),
+        ("tcgen05.ld", &["LDTM"]),
+        ("tcgen05.st", &["STTM"]),
+        ("tcgen05.commit", &["UTCBAR"]),
         ("mma.sync", &["HMMA", "IMMA", "QMMA", "OMMA"]),
         ("ldmatrix", &["LDSM"]),
+        ("ex2", &["MUFU"]),
+        ("rcp.approx", &["MUFU"]),
     ];
     ANCHORS.iter().find(|(begin, _)| name.starts_with(begin)).map(|(_, machine)| *machine)
 }
@@ -147,8 +157,9 @@ mod tests {
 
     #[test]
     fn instructions_and_stalls_go_to_their_lines() {
-        let costs =
-            Listing::parse(LISTING).costs("k", &[("add.u32", 12), ("ld.shared.u32", 13), ("add.u32", 14)]).unwrap();
+        let costs = Listing::parse(LISTING)
+            .costs("k", &[("add.u32", 12), ("ld.shared.u32", 13), ("add.u32", 14)], &BTreeSet::new())
+            .unwrap();
         assert_eq!(costs[0], Cost { slots: 2, stall: 6, alu: 2, fma: 2, ..Cost::default() });
         assert_eq!(costs[1], Cost { slots: 1, stall: 1, memory: 1, ..Cost::default() });
         assert_eq!(costs[2], Cost::default());
@@ -157,7 +168,11 @@ mod tests {
     #[test]
     fn what_was_unrolled_is_divided() {
         let twice = format!("{LISTING}{}", LISTING.replace(".text.k:", ""));
-        let costs = Listing::parse(&twice).costs("k", &[("add.u32", 12), ("ld.shared.u32", 13)]).unwrap();
-        assert_eq!((costs[0].slots, costs[1].slots), (2, 1));
+        let costs =
+            |targets| Listing::parse(&twice).costs("k", &[("add.u32", 12), ("ld.shared.u32", 13)], &targets).unwrap();
+        let slots = |targets| costs(targets).iter().map(|cost| cost.slots).collect::<Vec<_>>();
+        assert_eq!(slots(BTreeSet::new()), [2, 1]);
+        // What lies before the head of a loop is another block.
+        assert_eq!(slots([1].into()), [4, 1]);
     }
 }

@@ -52,27 +52,27 @@ impl Clock {
         *lock(&self.timeline) = timeline;
     }
 
-    /// The next launch of the step.
+    /// The next launch of the step, of a build's kernel with this text.
     pub fn launch(
         &self,
         device: &mut Device,
-        build: &Build,
+        (build, ptx): (&Build, &str),
         (module, entry): (&Module, &str),
         config: &LaunchConfig,
         arguments: &[Arg],
     ) -> Result<Report, Fault> {
         let mut timeline = lock(&self.timeline);
-        if let Some(listing) = self.listing(build) {
+        if let Some(listing) = self.listing(build, ptx) {
             timeline.add_listing(listing);
         }
         device.time(&mut timeline, module, entry, config, arguments)
     }
 
-    fn listing(&self, build: &Build) -> Option<Arc<Listing>> {
+    fn listing(&self, build: &Build, ptx: &str) -> Option<Arc<Listing>> {
         // What is not for one card or family alone is assembled for this one.
         let own = build.arch.ends_with(['a', 'f']);
         let arch = if own { build.arch } else { self.card.arch };
-        let assemble = || Listing::of_ptx(build.ptx, arch).map(Arc::new);
+        let assemble = || Listing::of_ptx(ptx, arch).map(Arc::new);
         lock(&self.listings).entry(build.kernel).or_insert_with(assemble).clone()
     }
 

@@ -94,6 +94,8 @@ pub struct Emulated {
     pub(super) variant: Variant,
     pub(super) options: Options,
     pub(super) sms: u32,
+    /// The kernel that has another text than its build's, and that text.
+    given: Option<(&'static str, Arc<str>)>,
     /// The card by whose clock it runs.
     pub(super) clock: Option<Arc<Clock>>,
     /// Decoded kernels, by name.
@@ -117,7 +119,17 @@ impl Emulated {
         let card = GPUS.iter().find(|gpu| gpu.capability == capability).map(|gpu| gpu.sms as u32);
         let sms = options.sms.or(card).unwrap_or(DeviceConfig::default().sms);
         let (variant, modules) = (Variant::default(), Arc::default());
-        Ok(Self { arch: arch.to_owned(), capability, default, variant, options, sms, clock: None, modules })
+        Ok(Self {
+            arch: arch.to_owned(),
+            capability,
+            default,
+            variant,
+            options,
+            sms,
+            given: None,
+            clock: None,
+            modules,
+        })
     }
 
     /// The same device on another schedule.
@@ -177,7 +189,7 @@ impl Emulated {
         let module = parse(kernel, &self.arch, ptx)?;
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner).clone();
         modules.insert(kernel, module);
-        Ok(Self { variant, modules: Arc::new(Mutex::new(modules)), ..self })
+        Ok(Self { variant, modules: Arc::new(Mutex::new(modules)), given: Some((kernel, ptx.into())), ..self })
     }
 
     /// The variant's kernel, or else the device's own.
@@ -256,7 +268,12 @@ impl Emulated {
         };
         let arguments = [Arg(parameter.bytes().to_vec())];
         let done = match &self.clock {
-            Some(clock) => clock.launch(device, self.build(launch.kernel), (&module, entry), &config, &arguments),
+            Some(clock) => {
+                let build = self.build(launch.kernel);
+                let given = self.given.as_ref().filter(|(kernel, _)| *kernel == launch.kernel);
+                let ptx = given.map_or(build.ptx, |(_, ptx)| ptx);
+                clock.launch(device, (build, ptx), (&module, entry), &config, &arguments)
+            }
             None => device.launch(&module, entry, &config, &arguments),
         };
         done.map_err(Error::Fault)

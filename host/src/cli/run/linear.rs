@@ -17,7 +17,8 @@ use nvfp4::{Error, printable};
 use serde_json::json;
 
 use super::args::{Args, Choice, Verify};
-use super::{job, prediction, report};
+use super::prediction::{self, Sensitivity};
+use super::{job, report};
 use crate::cli::progress::Progress;
 use crate::cli::{exit, table};
 
@@ -34,9 +35,6 @@ const SAMPLE: usize = 4096;
 pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if args.routing.is_some() || args.activations.is_some() || args.output.is_some() || args.layer.is_some() {
         bail!("--routing, --activations, --output and --layer are not of --op linear; leave them out");
-    }
-    if args.sensitivity {
-        bail!("--sensitivity is not of --op linear; give --constant for each change");
     }
     if args.variant != (Variant { graph: args.variant.graph, ..Default::default() }) {
         bail!("of --variant, --op linear takes graph alone; leave the other words out");
@@ -152,11 +150,11 @@ fn compute(
         comparison,
         same_bits,
     };
-    if args.json {
-        writeln!(out, "{}", report.json())?;
-    } else {
-        report.print(out)?;
-    }
+    let sensitivity = Sensitivity::new(args, |gpu| {
+        gpu.prepare_linear(weights)?.execute(&step, &mut LinearOutput::new(&step))?;
+        Ok(())
+    })?;
+    prediction::print(args, report.json(), |out| report.print(out), sensitivity.as_ref(), out)?;
     let is_wrong = comparison.is_some_and(|comparison| comparison.mismatches > 0) || !same_bits;
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }

@@ -16,6 +16,7 @@ use anyhow::bail;
 use nvfp4::backend::cuda::{self, Cuda, Verdicts};
 use nvfp4::backend::{self, Backend, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, OutputFile, check_file, refuse_input};
+use nvfp4::fp8::TokenFormat;
 use nvfp4::kernels::Subject;
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::Step;
@@ -27,6 +28,7 @@ use super::{exit, note_leftovers};
 pub use args::Args;
 use args::{Choice, Operation};
 use job::Job;
+use prediction::Sensitivity;
 use report::Report;
 use verification::verify;
 
@@ -104,14 +106,11 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let is_wrong = comparison.is_some_and(|comparison| !comparison.passed());
     // Before the report, whose reader may have gone: that would end the command without the file.
     let written = output_file.filter(|_| !is_wrong).map_or(Ok(()), |file| file.write(&output));
-    if args.json {
-        writeln!(out, "{}", report.json())?;
-    } else {
-        report.print(out)?;
-    }
-    if args.sensitivity {
-        prediction::sensitivity(args, &weights, &step, out)?;
-    }
+    let sensitivity = Sensitivity::new(args, |gpu| {
+        backend::run(gpu.prepare(&weights)?.as_mut(), &step, &mut Output::new(problem))?;
+        Ok(())
+    })?;
+    prediction::print(args, report.json(), |out| report.print(out), sensitivity.as_ref(), out)?;
     written?;
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }

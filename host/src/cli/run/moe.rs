@@ -18,6 +18,7 @@ use nvfp4::{Error, printable};
 use serde_json::json;
 
 use super::args::{Args, Choice, Verify};
+use super::prediction::{self, Sensitivity};
 use super::{job, report};
 use crate::cli::progress::Progress;
 use crate::cli::{exit, table};
@@ -102,6 +103,9 @@ fn compute(
     };
     let Runs { times, host_times, comparison, same_bits } = runs(args, &weights, &step, layer.as_mut())?;
     check_inputs()?;
+    if let Some(prediction) = backend.prediction() {
+        prediction::write(args, &prediction)?;
+    }
     let median = |times: &[Duration]| times.get(times.len() / 2).copied();
     let report = Report {
         args,
@@ -118,11 +122,11 @@ fn compute(
         comparison: comparison.as_ref(),
         same_bits,
     };
-    if args.json {
-        writeln!(out, "{}", report.json())?;
-    } else {
-        report.print(out)?;
-    }
+    let sensitivity = Sensitivity::new(args, |gpu| {
+        gpu.prepare_moe(&weights)?.execute(&step, &mut MoeOutput::new(&step))?;
+        Ok(())
+    })?;
+    prediction::print(args, report.json(), |out| report.print(out), sensitivity.as_ref(), out)?;
     let is_wrong = comparison.is_some_and(|comparison| !comparison.passed()) || !same_bits;
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }
@@ -173,6 +177,7 @@ fn runs(args: &Args, weights: &MoeWeights<'_>, step: &MoeStep<'_>, layer: &mut d
         times.sort();
     }
     let comparison = match args.verify {
+        _ if args.no_values => None,
         Verify::Off => None,
         Verify::Sample => Some(compare_sample(weights, step, &first, SAMPLE, args.seed)),
         Verify::Full => {
@@ -275,6 +280,10 @@ impl Report<'_> {
         if let Some(counters) = self.layer.counters() {
             report["counters"] = json!(counters);
         }
+        if let Some(prediction) = self.backend.prediction() {
+            report["predicted_us"] = json!(prediction.microseconds);
+            report["prediction"] = json!({"gpu": prediction.card.name, "launches": prediction.launches});
+        }
         report
     }
 
@@ -317,6 +326,9 @@ impl Report<'_> {
         )?;
         if let Some(counters) = self.layer.counters() {
             report::print_counters(counters, self.operations(), seconds, out)?;
+            if let Some(prediction) = self.backend.prediction() {
+                report::print_prediction(&prediction, out)?;
+            }
         } else {
             let (median, min) = (table::time(seconds), table::time(self.min.as_secs_f64()));
             writeln!(out, "time      median {median}, min {min} of {}", self.args.runs().0)?;
