@@ -19,7 +19,6 @@ use nvfp4::backend::{self, Backend, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, OutputFile, check_file, refuse_input};
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::Step;
-use serde_json::Value;
 
 use super::progress::Progress;
 use super::{exit, note_leftovers};
@@ -105,27 +104,9 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         backend::run(gpu.prepare(&weights)?.as_mut(), &step, &mut Output::new(problem))?;
         Ok(())
     })?;
-    print(args, report.json(), |out| report.print(out), sensitivity.as_ref(), out)?;
+    prediction::print(args, report.json(), |out| report.print(out), sensitivity.as_ref(), out)?;
     written?;
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
-}
-
-/// Prints a report, as one JSON object or as text, and what constants decide of its prediction.
-fn print<W: Write>(
-    args: &Args,
-    mut json: Value,
-    text: impl Fn(&mut W) -> std::io::Result<()>,
-    sensitivity: Option<&Sensitivity>,
-    out: &mut W,
-) -> std::io::Result<()> {
-    if args.json {
-        if let Some(sensitivity) = sensitivity {
-            json["sensitivity"] = sensitivity.json();
-        }
-        return writeln!(out, "{json}");
-    }
-    text(out)?;
-    sensitivity.map_or(Ok(()), |sensitivity| sensitivity.print(out))
 }
 
 fn choose_backend(args: &Args) -> anyhow::Result<Box<dyn Backend>> {

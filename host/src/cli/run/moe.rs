@@ -123,7 +123,7 @@ fn compute(
         gpu.prepare_moe(&weights)?.execute(&step, &mut MoeOutput::new(&step))?;
         Ok(())
     })?;
-    super::print(args, report.json(), |out| report.print(out), sensitivity.as_ref(), out)?;
+    prediction::print(args, report.json(), |out| report.print(out), sensitivity.as_ref(), out)?;
     let is_wrong = comparison.is_some_and(|comparison| !comparison.passed()) || !same_bits;
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
 }

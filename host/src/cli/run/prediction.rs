@@ -71,3 +71,21 @@ impl Sensitivity {
         })
     }
 }
+
+/// Prints a report, as one JSON object or as text, and what constants decide of its prediction.
+pub fn print<W: Write>(
+    args: &Args,
+    mut json: Value,
+    text: impl Fn(&mut W) -> std::io::Result<()>,
+    sensitivity: Option<&Sensitivity>,
+    out: &mut W,
+) -> std::io::Result<()> {
+    if args.json {
+        if let Some(sensitivity) = sensitivity {
+            json["sensitivity"] = sensitivity.json();
+        }
+        return writeln!(out, "{json}");
+    }
+    text(out)?;
+    sensitivity.map_or(Ok(()), |sensitivity| sensitivity.print(out))
+}
