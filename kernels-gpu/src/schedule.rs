@@ -26,7 +26,8 @@ pub trait OfGroup {
     fn group(&self) -> u32;
 }
 
-/// A block's tiles of a list, each with its group: one of so many.
+/// A block's tiles of a list, each with its group: a copy, whose fields stay in registers. Behind a reference, every wait and every
+/// copy would have them loaded again.
 pub struct Tiles<T, G> {
     tiles: u64,
     tile_count: u32,
@@ -47,8 +48,8 @@ impl<T, G> Tiles<T, G> {
     }
 }
 
-impl<T: OfGroup + Copy, G: 'static> Iterator for Tiles<T, G> {
-    type Item = (T, &'static G);
+impl<T: OfGroup + Copy, G: Copy> Iterator for Tiles<T, G> {
+    type Item = (T, G);
 
     #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
@@ -58,7 +59,7 @@ impl<T: OfGroup + Copy, G: 'static> Iterator for Tiles<T, G> {
         // SAFETY: inside of the array, whose tiles name groups of the other one, as `new` asks.
         let item = unsafe {
             let tile = *(self.tiles as *const T).add(self.next as usize);
-            (tile, &*(self.groups as *const G).add(tile.group() as usize))
+            (tile, *(self.groups as *const G).add(tile.group() as usize))
         };
         self.next += self.stride;
         Some(item)

@@ -93,6 +93,13 @@ impl MatrixDescriptor {
         const LEADING: u64 = 1 << 16;
         Self((address.0 >> 4) as u64 | LEADING | ((stride >> 4) as u64) << 32 | VERSION | (swizzle as u64) << 61)
     }
+
+    /// The same `bytes` further on, a multiple of 16; the address stays below 2¹⁸, so that it does not leave its bits.
+    #[inline(always)]
+    #[must_use]
+    pub const fn at(self, bytes: u32) -> Self {
+        Self(self.0 + (bytes >> 4) as u64)
+    }
 }
 
 /// What the tensor core is told of an MMA ("Matrix descriptors: Instruction descriptor").

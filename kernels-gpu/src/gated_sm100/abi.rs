@@ -10,8 +10,13 @@ use crate::{
     instances::table,
 };
 
-/// Warps that run the epilogue, each for a quarter of the tile's rows. They are the block's first.
-pub const EPILOGUE_WARPS: u32 = 4;
+/// Quarters of a tile's rows. A warp can read one quarter of the lanes of tensor memory: that of its number modulo 4 (PTX ISA,
+/// "tcgen05.ld", "Access restrictions").
+pub const QUARTERS: u32 = 4;
+
+/// Warps that run the epilogue, the block's first. Those of a quarter take a tile's tokens in turns: each step is a chain of slow
+/// instructions, and two chains run beside each other.
+pub const EPILOGUE_WARPS: u32 = 2 * QUARTERS;
 
 /// Rows of a weight tile in a block: the M of an MMA, half of a pair's.
 pub const TILE_ROWS: u32 = 128;
@@ -38,7 +43,7 @@ pub const K_BLOCK_BYTES: u32 = K_BLOCK / 2;
 pub const K_ALIGNMENT: u32 = 32;
 
 /// Columns of C that a store by tensor map takes: an epilogue warp's.
-pub const BOX_COLUMNS: u32 = TILE_ROWS / EPILOGUE_WARPS;
+pub const BOX_COLUMNS: u32 = TILE_ROWS / QUARTERS;
 
 /// Bytes of these columns.
 pub const BOX_BYTES: u32 = BOX_COLUMNS * 2;
@@ -135,13 +140,13 @@ macro_rules! instances {
             gated_sm100_t64_pair = gated(64).pair().stages(5);
             gated_sm100_t128_pair = gated(128).pair().stages(4);
             plain_sm100_t8 = plain(8).stages(10);
-            plain_sm100_t16 = plain(16).stages(10);
+            plain_sm100_t16 = plain(16).stages(9);
             plain_sm100_t32 = plain(32).stages(9);
             plain_sm100_t64 = plain(64).stages(7);
             plain_sm100_t96 = plain(96).stages(6);
             plain_sm100_t128 = plain(128).stages(6);
             plain_sm100_t192 = plain(192).stages(4);
-            plain_sm100_t64_tma = plain(64).tma_store().stages(7);
+            plain_sm100_t64_tma = plain(64).tma_store().stages(6);
             plain_sm100_t64_serial = plain(64).serial().stages(1);
             plain_sm100_t64_pair = plain(64).pair().stages(9);
         }
@@ -163,9 +168,9 @@ pub enum Store {
 /// Who loads, who multiplies, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Roles {
-    /// A warp loads, a warp issues MMAs, four run the epilogue: all at once.
+    /// A warp loads, a warp issues MMAs, [`EPILOGUE_WARPS`] run the epilogue: all at once.
     Specialised,
-    /// The first of four warps loads and issues MMAs, then all four run the epilogue. Tiles do not overlap. Inside of a tile
+    /// The first of [`EPILOGUE_WARPS`] loads and issues MMAs, then all run the epilogue. Tiles do not overlap. Inside of a tile
     /// loads overlap with MMAs, if there is more than one stage.
     Serial,
 }

@@ -91,7 +91,7 @@ impl GatedSm100 {
         let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
         let instance = match request.instance {
             Some(index) => self.named(request.op, index, &sizes)?,
-            None => plan::choose(request.op, &sizes),
+            None => plan::choose(request.op, &sizes, request.sms),
         };
         let tiles = plan::tiles(instance, &sizes)?;
         let grid = Grid {

@@ -1,11 +1,11 @@
 //! Which instance, and which tiles in which order. Functions of sizes alone.
 
-use kernels_gpu::gated_sm100::abi::{INSTANCES, Instance, Roles, Store, Tile};
+use kernels_gpu::gated_sm100::abi::{INSTANCES, Instance, K_BLOCK, MMAS_PER_K_BLOCK, N_STEP, Roles, Store, Tile};
 
 use crate::error::Error;
 use crate::kernels::group::Sizes;
 use crate::kernels::kernel::op_of;
-use crate::kernels::tiles::{self, weights_read};
+use crate::kernels::tiles;
 use crate::problem::Op;
 
 /// The most tokens of a tile that is a default. From this size on the gated kernel has one accumulator, and beyond it also a
@@ -30,16 +30,60 @@ pub(super) fn candidates(op: Op) -> impl Iterator<Item = Instance> {
     instances(op).filter(plain_design).filter(|instance| instance.tile_tokens <= MAX_TILE_TOKENS)
 }
 
-/// The instance that reads weights least often. Among equals it is the one with the smallest tile, then the one with the most
-/// stages.
-pub(super) fn choose(op: Op, groups: &[Sizes]) -> Instance {
-    let reads = |instance: &Instance| weights_read(groups, instance.tile_tokens);
+/// The instance that a B200 takes least time for, by [`cycles`]. Among equals it is the one with the smallest tile, then the one
+/// with the most stages.
+pub(super) fn choose(op: Op, groups: &[Sizes], sms: u32) -> Instance {
     let fits = |instance: &Instance| {
         let one_tile = groups.iter().all(|group| group.m <= instance.tile_tokens);
         one_tile || instance.tile_tokens.is_multiple_of(FIRST_TOKEN_ALIGNMENT)
     };
-    let preference = |instance: &Instance| (reads(instance), instance.tile_tokens, std::cmp::Reverse(instance.stages));
+    let preference = |instance: &Instance| {
+        (cycles(*instance, groups, sms), instance.tile_tokens, std::cmp::Reverse(instance.stages))
+    };
     candidates(op).filter(fits).min_by_key(preference).expect("tiles of 64 tokens take any number of them")
+}
+
+/// Bytes a cycle that one multiprocessor takes in, and that L2 delivers to all of a B200 (microbench-blackwell, 9a068d85: 64 to 80,
+/// and 13.2 TB/s at 1.965 GHz).
+const INTAKE: u64 = 64;
+const L2: u64 = 6717;
+
+/// Cycles of the epilogue for 8 tokens, by matrices of weights: what the time model (docs/time-model.md) makes of its instructions.
+const EPILOGUE: [u64; 2] = [120, 200];
+
+/// The cycles that a B200 takes for some groups, about: those of a mean tile, times the tiles of the busiest multiprocessor, or those of
+/// the longest tile; and the last epilogue. A k-block takes as long as its copies or as its products.
+fn cycles(instance: Instance, groups: &[Sizes], sms: u32) -> u64 {
+    let tiles_of = |group: &Sizes| {
+        let rows = u64::from(group.n.div_ceil(instance.tile_rows()));
+        let (full, rest) = (group.m / instance.tile_tokens, group.m % instance.tile_tokens);
+        [(rows * u64::from(full), instance.tile_tokens), (rows * u64::from(rest > 0), rest)]
+            .map(|tiles| (tiles, group.k))
+    };
+    let tiles = || groups.iter().flat_map(tiles_of).filter(|((count, _), _)| *count > 0);
+    let count: u64 = tiles().map(|((count, _), _)| count).sum();
+    let at_once = count.min(u64::from((sms / instance.blocks).max(1))).max(1);
+    let rate = INTAKE.min(L2 / (at_once * u64::from(instance.blocks))).max(1);
+    let matrices = u64::from(instance.matrices);
+    let epilogue = |tokens: u32| EPILOGUE[(matrices - 1) as usize] * u64::from(tokens.div_ceil(N_STEP));
+    let main_loop = |tokens: u32, k: u32| {
+        // A box counts in full, however few tokens there are.
+        let copies = u64::from(instance.stage_bytes()) / rate;
+        // The tensor core's rate, or that at which it reads shared memory (the same source).
+        let n = u64::from(instance.mma_n(tokens));
+        let products = u64::from(MMAS_PER_K_BLOCK) * matrices * (n / 2).max(32 + n / 4);
+        u64::from(k.div_ceil(K_BLOCK)) * copies.max(products)
+    };
+    let overlaps = instance.accumulators() > 1;
+    let tile = |tokens: u32, k: u32| match overlaps {
+        true => main_loop(tokens, k).max(epilogue(tokens)),
+        false => main_loop(tokens, k) + epilogue(tokens),
+    };
+    let all =
+        tiles().fold(0, |sum: u64, ((count, tokens), k)| sum.saturating_add(count.saturating_mul(tile(tokens, k))));
+    let longest = tiles().map(|((_, tokens), k)| tile(tokens, k)).max().unwrap_or(0);
+    let last = if overlaps { tiles().map(|((_, tokens), _)| epilogue(tokens)).max().unwrap_or(0) } else { 0 };
+    count.div_ceil(at_once).saturating_mul(all / count.max(1)).max(longest) + last
 }
 
 /// Blocks for so many tiles. A pair of blocks computes a tile on two multiprocessors.
@@ -67,20 +111,29 @@ mod tests {
     use super::*;
     use crate::shape::{self, Shape};
 
+    const B200_SMS: u32 = 148;
+
     fn group(m: u32, n: u32) -> Sizes {
         Sizes { m, n, k: 320 }
     }
 
     #[test]
-    fn the_tile_is_the_smallest_that_reads_weights_once_where_one_does() {
-        let tile = |sizes: &[u32]| {
+    fn one_multiprocessor_reads_weights_once_and_many_share_the_tokens() {
+        let tile = |sizes: &[u32], sms| {
             let groups: Vec<_> = sizes.iter().map(|&m| group(m, 256)).collect();
-            choose(Op::Gated, &groups).tile_tokens
+            choose(Op::Gated, &groups, sms).tile_tokens
         };
-        let sizes: [(&[u32], u32); 7] =
-            [(&[1, 0, 8], 8), (&[9], 16), (&[40, 32], 64), (&[96], 96), (&[128, 7], 128), (&[180], 128), (&[0], 8)];
+        let sizes: [(&[u32], [u32; 2]); 7] = [
+            (&[1, 0, 8], [8, 8]),
+            (&[9], [16, 16]),
+            (&[40, 32], [64, 64]),
+            (&[96], [96, 64]),
+            (&[128, 7], [64, 64]),
+            (&[180], [64, 64]),
+            (&[0], [8, 8]),
+        ];
         for (sizes, expected) in sizes {
-            assert_eq!(tile(sizes), expected, "{sizes:?}");
+            assert_eq!([1, B200_SMS].map(|sms| tile(sizes, sms)), expected, "{sizes:?}");
         }
     }
 
@@ -113,16 +166,33 @@ mod tests {
 
     #[test]
     fn the_default_instance_of_the_public_shapes_is_known() {
-        /// The shapes whose default has smaller tiles than 128 tokens, the most that a default has.
-        const SMALLER: [(&str, &str); 4] =
-            [("group-test-5", "t96"), ("decode-1", "t8"), ("decode-4", "t8"), ("decode-16", "t16")];
+        /// The shapes whose default has tiles of 128 tokens, of which there are enough, and those of few tokens. The others have
+        /// tiles of 64.
+        const LARGE: [&str; 13] = [
+            "dual-test-5",
+            "dual-test-6",
+            "dual-test-7",
+            "dual-2",
+            "dual-4",
+            "group-1",
+            "group-2",
+            "group-3",
+            "group-4",
+            "moe-1",
+            "moe-2",
+            "moe-3",
+            "moe-4",
+        ];
+        const SMALL: [(&str, &str); 3] = [("decode-1", "t8"), ("decode-4", "t8"), ("decode-16", "t16")];
         const FAMILIES: [&str; 4] = ["dual-", "group-", "moe-", "decode-"];
         let public = |shape: &&Shape| FAMILIES.iter().any(|family| shape.name.starts_with(family));
         for shape in shape::builtin().iter().filter(public) {
             for op in [Op::Gated, Op::Plain] {
-                let smaller = SMALLER.iter().find(|(name, _)| *name == shape.name);
-                let expected = smaller.map_or("t128", |(_, instance)| instance);
-                let instance = choose(op, &groups_of(shape));
+                let small = SMALL.iter().find(|(name, _)| *name == shape.name).map(|(_, instance)| *instance);
+                // Plain, it has half the bytes of weights a tile, so that more tokens pay.
+                let large = LARGE.contains(&&*shape.name) || (&*shape.name, op) == ("dual-test-3", Op::Plain);
+                let expected = small.unwrap_or(if large { "t128" } else { "t64" });
+                let instance = choose(op, &groups_of(shape), B200_SMS);
                 assert_eq!(instance.entry, format!("{}_sm100_{expected}", op.name()), "{}", shape.name);
                 let tiles = tiles(instance, &groups_of(shape)).unwrap();
                 assert!(tiles.iter().all(|tile| tile.first_token.is_multiple_of(FIRST_TOKEN_ALIGNMENT)));
@@ -134,7 +204,7 @@ mod tests {
     fn what_is_issued_is_useful_on_the_shapes_with_ragged_groups() {
         for (name, least) in [("moe-1", 1.0), ("moe-2", 0.97), ("moe-3", 1.0), ("moe-4", 1.0)] {
             let groups = groups_of(&shape::find(name).unwrap());
-            let instance = choose(Op::Gated, &groups);
+            let instance = choose(Op::Gated, &groups, B200_SMS);
             let (mut useful, mut issued) = (0, 0);
             for tile in tiles(instance, &groups).unwrap() {
                 let Sizes { n, k, .. } = groups[tile.group as usize];

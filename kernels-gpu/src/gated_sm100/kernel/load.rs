@@ -55,7 +55,8 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
         // The second block of a pair may have no rows. Then the map gives zeros as values, and any scales will do.
         let weight_tile_row = (first_row / SCALE_TILE_ROWS).min((group.n - 1) / SCALE_TILE_ROWS);
         let token_tile_row = tile.first_token / SCALE_TILE_ROWS;
-        let token_tile_rows = tile.token_scale_tiles();
+        // Every tile has one.
+        let token_tile_rows = if Self::INSTANCE.token_scale_tiles() == 1 { 1 } else { tile.token_scale_tiles() };
 
         // SAFETY: the group's own maps and scales, which are padded to whole tiles. A stage is written while it is empty, and
         // its full barrier expects the bytes of every copy. A box counts in full, even where it lies outside of the tensor.

@@ -1,7 +1,7 @@
 //! How the Blackwell kernel works.
 //!
 //! A and B are swapped: weights lie on the tensor core's M, which is 128 rows, and tokens on its N, which is as large as a
-//! tile needs. One warp loads by bulk copies, one issues MMAs, and four turn accumulators into C. A block computes tiles
+//! tile needs. One warp loads by bulk copies, one issues MMAs, and eight turn accumulators into C. A block computes tiles
 //! until none are left. Each role is ahead of the next by as much as the buffers between them hold:
 //!
 //! ```text
@@ -49,7 +49,7 @@ use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
     gated_sm100::abi::{
         EPILOGUE_WARPS, Group, INSTANCES, Index, Instance, K_ALIGNMENT, K_BLOCK, Launch, MMA_K, MMAS_PER_K_BLOCK,
-        Roles, TILE_ROWS, TOKEN_SCALE_ROWS, Tile, instances,
+        QUARTERS, Roles, TILE_ROWS, TOKEN_SCALE_ROWS, Tile, instances,
     },
     ring::{Ring, ring_bytes},
     schedule::{OfGroup, Tiles},
@@ -57,8 +57,8 @@ use crate::{
 
 const _: () = {
     assert!(
-        TILE_ROWS == TMEM_LANES && TILE_ROWS == EPILOGUE_WARPS * WARP_SIZE,
-        "each row has a lane, and each lane a thread"
+        TILE_ROWS == TMEM_LANES && TILE_ROWS == QUARTERS * WARP_SIZE,
+        "each row has a lane, and each lane a thread of a quarter's warps"
     );
     assert!(TILE_ROWS == SCALE_TILE_ROWS, "a weight tile's scales are whole tiles");
     assert!(K_ALIGNMENT / 2 == 16, "what a tensor map asks of a row, in bytes");
@@ -237,9 +237,9 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
                     let mut stages = self.stages();
                     let mut maps = u32::MAX;
                     for (tile, group) in self.tiles() {
-                        self.acquire_maps(&mut maps, &tile, group);
+                        self.acquire_maps(&mut maps, &tile, &group);
                         for k_block in 0..group.k_blocks() {
-                            self.load(&mut stages, &tile, group, k_block);
+                            self.load(&mut stages, &tile, &group, k_block);
                         }
                     }
                     stages.drain();
@@ -249,12 +249,12 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
                     let mut multiplier = Multiplier::new(self);
                     for (tile, group) in self.tiles() {
                         if self.rank > 0 {
-                            multiplier.report(group);
+                            multiplier.report(&group);
                             continue;
                         }
                         multiplier.begin();
                         for k_block in 0..group.k_blocks() {
-                            multiplier.multiply(&tile, group, k_block);
+                            multiplier.multiply(&tile, &group, k_block);
                         }
                         multiplier.end();
                     }
@@ -262,7 +262,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
             } else {
                 let mut epilogue = Epilogue::new(self, warp);
                 for (tile, group) in self.tiles() {
-                    epilogue.store(&tile, group);
+                    epilogue.store(&tile, &group);
                 }
                 epilogue.finish();
             }
@@ -285,20 +285,20 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
             let mut epilogue = Epilogue::new(self, warp);
             for (tile, group) in self.tiles() {
                 if elected {
-                    self.acquire_maps(&mut maps, &tile, group);
+                    self.acquire_maps(&mut maps, &tile, &group);
                     multiplier.begin();
                     for k_block in 0..group.k_blocks() + ahead {
                         if k_block < group.k_blocks() {
-                            self.load(&mut stages, &tile, group, k_block);
+                            self.load(&mut stages, &tile, &group, k_block);
                         }
                         if k_block >= ahead {
-                            multiplier.multiply(&tile, group, k_block - ahead);
+                            multiplier.multiply(&tile, &group, k_block - ahead);
                         }
                     }
                     multiplier.end();
                 }
                 sync_warp(ALL_LANES);
-                epilogue.store(&tile, group);
+                epilogue.store(&tile, &group);
             }
             epilogue.finish();
         }

@@ -12,7 +12,7 @@ use cuda_std::{
 use super::Sm100;
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
-    gated_sm100::abi::{Group, Instance, K_BLOCK_BYTES, MMA_K, TOKEN_SCALE_ROWS, Tile},
+    gated_sm100::abi::{Group, Instance, K_BLOCK_BYTES, MMA_K, MMAS_PER_K_BLOCK, TOKEN_SCALE_ROWS, Tile},
     ring::Ring,
 };
 
@@ -63,25 +63,44 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
         let mma_n = Self::INSTANCE.mma_n(tile.tokens);
         let descriptor = InstructionDescriptor::mxf4nvf4(Self::INSTANCE.tile_rows(), mma_n);
         let token_column = tile.first_token % SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
+        let token_scale_tiles = tile.token_scale_tiles();
+        let accumulator = block.tmem.column(Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index(), 0));
+        let (values, scale_source) = (values_descriptor(stage), scales_descriptor(stage));
+        let multiply_once = |mma: u32| {
+            let values_at = |matrix: u32| values.at(matrix + mma * MMA_K_BYTES);
+            let token_scales = scales.column(Sm100::<INDEX, BLOCKS>::token_scale_column(mma, 0)).column(token_column);
+            // SAFETY: as below, where it is called.
+            unsafe {
+                Self::copy_scales(scales, scale_source, mma, token_scale_tiles);
+                for matrix in 0..Sm100::<INDEX, BLOCKS>::MATRICES {
+                    tcgen05_mma_mxf4nvf4_block16::<BLOCKS>(
+                        accumulator.column(Sm100::<INDEX, BLOCKS>::accumulator(0, matrix)),
+                        values_at(Sm100::<INDEX, BLOCKS>::weights(matrix)),
+                        values_at(Sm100::<INDEX, BLOCKS>::TOKENS),
+                        descriptor,
+                        scales.column(Sm100::<INDEX, BLOCKS>::weight_scale_column(matrix, mma)),
+                        token_scales,
+                        k_block > 0 || mma > 0,
+                    );
+                }
+            }
+        };
         // SAFETY: the accumulator is written while it is empty and the stage read while it is full. Columns of scales are
         // written when the MMAs that read them are complete. Barriers tell others when what is issued here is complete.
         unsafe {
             self.stages.wait_full();
             self.wait_for_scale_set();
             tcgen05_fence_after_thread_sync();
-            for mma in 0..group.mmas(k_block) {
-                Self::copy_scales(scales, stage, mma, tile.token_scale_tiles());
-                let tokens = values_descriptor(stage + Sm100::<INDEX, BLOCKS>::TOKENS, mma);
-                for matrix in 0..Sm100::<INDEX, BLOCKS>::MATRICES {
-                    tcgen05_mma_mxf4nvf4_block16::<BLOCKS>(
-                        block.tmem.column(Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index(), matrix)),
-                        values_descriptor(stage + Sm100::<INDEX, BLOCKS>::weights(matrix), mma),
-                        tokens,
-                        descriptor,
-                        scales.column(Sm100::<INDEX, BLOCKS>::weight_scale_column(matrix, mma)),
-                        scales.column(Sm100::<INDEX, BLOCKS>::token_scale_column(mma, 0)).column(token_column),
-                        k_block > 0 || mma > 0,
-                    );
+            let mmas = group.mmas(k_block);
+            if mmas == MMAS_PER_K_BLOCK {
+                // Unrolled, since the count is constant: with one that the compiler does not know, making descriptors takes this
+                // thread longer than an MMA takes the tensor core.
+                for mma in 0..MMAS_PER_K_BLOCK {
+                    multiply_once(mma);
+                }
+            } else {
+                for mma in 0..mmas {
+                    multiply_once(mma);
                 }
             }
             Self::commit(self.stages.empty());
@@ -123,20 +142,24 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
     /// Copies the scales of one MMA of each matrix to tensor memory.
     ///
     /// # Safety
-    /// The stage is full. `scales` is a set of columns that no MMA still reads.
+    /// The stage that the descriptor is of is full. `scales` is a set of columns that no MMA still reads.
     #[inline(always)]
-    unsafe fn copy_scales(scales: TmemAddress, stage: SharedAddress, mma: u32, token_scale_tiles: u32) {
+    unsafe fn copy_scales(scales: TmemAddress, stage: MatrixDescriptor, mma: u32, token_scale_tiles: u32) {
+        let source = |scales: u32| stage.at(scales + mma * SCALE_TILE_BYTES);
         // SAFETY: what `# Safety` above asks; one thread calls it.
         unsafe {
             for matrix in 0..Sm100::<INDEX, BLOCKS>::MATRICES {
                 let column = scales.column(Sm100::<INDEX, BLOCKS>::weight_scale_column(matrix, mma));
-                let source = stage + Sm100::<INDEX, BLOCKS>::weight_scales(matrix);
-                tcgen05_cp_32x128b_warpx4::<BLOCKS>(column, scales_descriptor(source, mma));
+                let weight_scales = Sm100::<INDEX, BLOCKS>::weight_scales(matrix);
+                tcgen05_cp_32x128b_warpx4::<BLOCKS>(column, source(weight_scales));
             }
-            for tile_row in 0..token_scale_tiles {
-                let column = scales.column(Sm100::<INDEX, BLOCKS>::token_scale_column(mma, tile_row));
-                let source = stage + Sm100::<INDEX, BLOCKS>::TOKEN_SCALES + tile_row * Instance::SCALE_BYTES;
-                tcgen05_cp_32x128b_warpx4::<BLOCKS>(column, scales_descriptor(source, mma));
+            for tile_row in 0..Self::INSTANCE.token_scale_tiles() {
+                // Every tile has one.
+                if tile_row == 0 || tile_row < token_scale_tiles {
+                    let column = scales.column(Sm100::<INDEX, BLOCKS>::token_scale_column(mma, tile_row));
+                    let token_scales = Sm100::<INDEX, BLOCKS>::TOKEN_SCALES + tile_row * Instance::SCALE_BYTES;
+                    tcgen05_cp_32x128b_warpx4::<BLOCKS>(column, source(token_scales));
+                }
             }
         }
     }
@@ -183,14 +206,17 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
 /// says how many bytes lie from one to the next.
 const CORE_MATRIX_ROWS: u32 = 8;
 
-/// The values of the `mma`-th MMA of a k-block whose rows lie at `address`, as TMA has swizzled them.
+/// Bytes of a row of values in an MMA.
+const MMA_K_BYTES: u32 = MMA_K / 2;
+
+/// Values in a stage, as TMA has swizzled them.
 #[inline(always)]
-fn values_descriptor(address: SharedAddress, mma: u32) -> MatrixDescriptor {
-    MatrixDescriptor::new(address + mma * (MMA_K / 2), CORE_MATRIX_ROWS * K_BLOCK_BYTES, MatrixSwizzle::B128)
+fn values_descriptor(stage: SharedAddress) -> MatrixDescriptor {
+    MatrixDescriptor::new(stage, CORE_MATRIX_ROWS * K_BLOCK_BYTES, MatrixSwizzle::B128)
 }
 
-/// The scales of the `mma`-th MMA of a k-block whose scale tiles lie at `address`: each is 32 rows of 16 bytes.
+/// Scale tiles in a stage: each is 32 rows of 16 bytes.
 #[inline(always)]
-fn scales_descriptor(address: SharedAddress, mma: u32) -> MatrixDescriptor {
-    MatrixDescriptor::new(address + mma * SCALE_TILE_BYTES, CORE_MATRIX_ROWS * 16, MatrixSwizzle::None)
+fn scales_descriptor(stage: SharedAddress) -> MatrixDescriptor {
+    MatrixDescriptor::new(stage, CORE_MATRIX_ROWS * 16, MatrixSwizzle::None)
 }

@@ -1,4 +1,4 @@
-//! The epilogue: accumulators → C. Four warps, each for a quarter of the block's rows.
+//! The epilogue: accumulators → C. Eight warps, two for each quarter of the block's rows.
 
 use cuda_std::{
     fence::{fence_proxy_async_shared, fence_proxy_tensormap_acquire},
@@ -18,7 +18,7 @@ use cuda_std::{
 use super::Sm100;
 use crate::{
     epilogue::{convert, silu},
-    gated_sm100::abi::{BOX_BYTES, BOX_COLUMNS, BOX_TOKENS, Group, N_STEP, Store, Tile},
+    gated_sm100::abi::{BOX_BYTES, BOX_COLUMNS, BOX_TOKENS, EPILOGUE_WARPS, Group, N_STEP, QUARTERS, Store, Tile},
     ring::Ring,
 };
 
@@ -42,16 +42,22 @@ const _: () = {
     assert!(BOX_COLUMNS == WARP_SIZE && BOX_BYTES == TOKEN_BYTES && BOX_TOKENS.is_multiple_of(N_STEP));
 };
 
+/// Warps of a quarter.
+const PARTS: u32 = EPILOGUE_WARPS / QUARTERS;
+
 /// A lane's sums of 8 tokens, by matrix. The plain kernel has one matrix, and zeros in place of the other.
 type Sums = [[f32; N_STEP as usize]; 2];
 
 /// A warp of the epilogue.
 ///
 /// Each lane has a column of C, which is a lane of tensor memory with all tokens. It takes 8 tokens at a time. They pass
-/// through one of the warp's two buffers in shared memory, where a token's 32 columns lie side by side.
+/// through one of the warp's two buffers in shared memory, where a token's 32 columns lie side by side. The warps of a quarter
+/// fill and store their buffers in turns, each as many tokens as a buffer holds.
 pub(super) struct Epilogue<const INDEX: usize, const BLOCKS: u32> {
     block: Sm100<INDEX, BLOCKS>,
     accumulators: Ring<BLOCKS>,
+    /// Which of its quarter's warps it is, from 0.
+    part: u32,
     /// The warp's first column of C, counted from its block's first.
     first_column: u32,
     /// The warp's lanes of tensor memory.
@@ -70,8 +76,9 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
         Self {
             block,
             accumulators: block.accumulators(),
-            first_column: warp * WARP_SIZE,
-            tmem: block.tmem.lane(warp * WARP_SIZE),
+            part: warp / QUARTERS,
+            first_column: warp % QUARTERS * WARP_SIZE,
+            tmem: block.tmem.lane(warp % QUARTERS * WARP_SIZE),
             buffers: [buffer, buffer + bytes],
             map: u32::MAX,
         }
@@ -84,37 +91,51 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
     /// warp is the one that [`Self::new`] was told.
     #[inline(always)]
     pub unsafe fn store(&mut self, tile: &Tile, group: &Group) {
-        // SAFETY: the accumulator is read while it is full; its lanes and the buffers are this warp's alone.
+        let buffer_tokens = Sm100::<INDEX, BLOCKS>::INSTANCE.store_tokens();
+        let mut token = self.part * buffer_tokens;
+        // SAFETY: the accumulator is read while it is full; its lanes are this quarter's, and the buffers this warp's alone.
         unsafe {
             self.accumulators.wait_full();
             tcgen05_fence_after_thread_sync();
-            for token in (0..tile.tokens).step_by(N_STEP as usize) {
+            if token >= tile.tokens {
+                self.release();
+            }
+            while token < tile.tokens {
                 let sums = self.load_sums(token);
-                let last = token + N_STEP >= tile.tokens;
+                let in_buffer = token % buffer_tokens;
+                let fills = in_buffer + N_STEP == buffer_tokens;
+                let next = token + N_STEP + if fills { (PARTS - 1) * buffer_tokens } else { 0 };
+                let last = next >= tile.tokens;
                 if last {
-                    // The whole accumulator has been read. The next tile's MMAs may overwrite it while this one is stored.
-                    tcgen05_fence_before_thread_sync();
-                    sync_warp(ALL_LANES);
-                    if lane_id() == 0 {
-                        Ring::<BLOCKS>::arrive(self.accumulators.empty());
-                    }
+                    self.release();
                 }
+                self.stage(in_buffer, &sums, group);
                 match Sm100::<INDEX, BLOCKS>::INSTANCE.store {
-                    Store::Direct => {
-                        self.stage(0, &sums, group);
-                        self.store_lanes(tile, group, token);
-                    }
-                    Store::Tma => {
-                        let in_box = token % BOX_TOKENS;
-                        self.stage(in_box, &sums, group);
-                        if last || in_box + N_STEP == BOX_TOKENS {
-                            self.store_box(tile, group, token - in_box);
-                        }
-                    }
+                    Store::Direct => self.store_lanes(tile, group, token),
+                    Store::Tma if last || fills => self.store_box(tile, group, token - in_buffer),
+                    Store::Tma => {}
                 }
+                token = next;
             }
         }
         self.accumulators.advance();
+    }
+
+    /// Tells that this warp has read all that it reads of the accumulator. The next tile's MMAs may overwrite it while this one is
+    /// stored.
+    ///
+    /// # Safety
+    /// The whole warp calls it together, once for each tile.
+    #[inline(always)]
+    unsafe fn release(&self) {
+        // SAFETY: what `# Safety` above asks; the barrier's phase lacks this warp's arrival.
+        unsafe {
+            tcgen05_fence_before_thread_sync();
+            sync_warp(ALL_LANES);
+            if lane_id() == 0 {
+                Ring::<BLOCKS>::arrive(self.accumulators.empty());
+            }
+        }
     }
 
     /// Waits until all is stored and no copy reads the buffers any more.
@@ -157,8 +178,11 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
             if Sm100::<INDEX, BLOCKS>::MATRICES == 2 { silu(gate) * (group.alpha[1] * sums[1][token]) } else { gate }
         };
         let address = self.buffers[0] + token * TOKEN_BYTES + lane_id() * ELEMENT_BYTES;
+        // All values come before the first store, which the compiler moves nothing across: they are long chains, and run beside
+        // each other.
+        let values: [f32; N_STEP as usize] = core::array::from_fn(value);
         for token in (0..N_STEP).step_by(2) {
-            let pair = convert(self.block.launch.output, value(token as usize), value(token as usize + 1));
+            let pair = convert(self.block.launch.output, values[token as usize], values[token as usize + 1]);
             let address = address + token * TOKEN_BYTES;
             // SAFETY: inside of the buffer, in this lane's own column.
             unsafe {

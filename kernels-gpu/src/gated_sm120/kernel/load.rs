@@ -36,7 +36,7 @@ impl<const INDEX: usize, const COLUMNS: usize> Sm120<INDEX, COLUMNS> {
         let mut stages = self.stages();
         let mut known = u32::MAX;
         for (tile, group) in self.tiles() {
-            let sources = Self::sources(&tile, group);
+            let sources = Self::sources(&tile, &group);
             if tile.group != known {
                 known = tile.group;
                 // SAFETY: the contract: a tensor map lies there.

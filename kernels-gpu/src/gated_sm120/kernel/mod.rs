@@ -131,8 +131,8 @@ impl<const INDEX: usize, const COLUMNS: usize> Sm120<INDEX, COLUMNS> {
             if warp < Self::INSTANCE.consumer_warps() {
                 let mut multiplier = Multiplier::new(block, warp);
                 for (tile, group) in block.tiles() {
-                    let sums = multiplier.multiply(&tile, group);
-                    multiplier.store(&tile, group, &sums);
+                    let sums = multiplier.multiply(&tile, &group);
+                    multiplier.store(&tile, &group, &sums);
                 }
             } else if loads {
                 block.load();
