@@ -281,7 +281,12 @@ fn a_run_that_is_ended_leaves_no_output() {
         let line = format!("run --backend cpu --shape {shape} --repeat 1000000 --verify off --output o.safetensors");
         let mut command = Command::new(env!("CARGO_BIN_EXE_nvfp4"));
         // SAFETY: `signal` may be called between fork and exec. Under `nohup` or in a shell's background the signal is ignored.
-        unsafe { command.pre_exec(move || Ok(drop(libc::signal(signal, libc::SIG_DFL)))) };
+        unsafe {
+            command.pre_exec(move || {
+                libc::signal(signal, libc::SIG_DFL);
+                Ok(())
+            })
+        };
         let mut child = command.current_dir(folder).args(line.split(' ')).spawn().unwrap();
         while std::fs::read_dir(folder).unwrap().count() == 0 {
             assert!(child.try_wait().unwrap().is_none(), "it ended before it wrote");

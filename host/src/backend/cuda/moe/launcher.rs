@@ -14,6 +14,7 @@ use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp8::TokenFormat;
+use crate::kernels::Subject;
 use crate::kernels::kernel::Kernel;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::moe::{
@@ -22,7 +23,6 @@ use crate::kernels::moe::{
 };
 use crate::kernels::moe_pack::MoePack;
 use crate::kernels::moe_pack::row_order::RowOrder;
-use crate::kernels::{Subject, builds};
 use crate::moe::MoeSizes;
 
 /// The projections by their numbers.
