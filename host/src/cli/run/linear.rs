@@ -41,10 +41,11 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     }
     let dtype = args.out_dtype.unwrap_or(OutDtype::Bf16);
     let generator = args.input.unwrap_or_default();
+    let token_format = args.token_format.unwrap_or_default();
     if let Some(path) = &args.weights {
         let module = args.tensor.as_deref().context("--op linear of a checkpoint needs --tensor NAME")?;
         let checkpoint = Checkpoint::open(path)?;
-        let weights = checkpoint.linear(module, dtype)?;
+        let weights = checkpoint.linear(module, dtype)?.with_token_format(token_format);
         let tokens = args.tokens.unwrap_or(TOKENS);
         check_memory(tokens, weights.sizes().n, weights.sizes().k)?;
         let job = Job { name: format!("{} {module}", path.display()), generator, weights, tokens };
@@ -53,9 +54,9 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     let shape = args.shape.as_deref().unwrap_or(SHAPE);
     let [m, n, k] = parse_shape(shape)?;
     let tokens = args.tokens.unwrap_or(m);
-    LinearSizes { n, k, dtype, bias: false, token_format: args.token_format.unwrap_or_default() }.check()?;
+    LinearSizes { n, k, dtype, bias: false, token_format }.check()?;
     check_memory(tokens, n, k)?;
-    let weights = generate::weights(generator, n, k, dtype, args.seed)?;
+    let weights = generate::weights(generator, n, k, dtype, args.seed)?.with_token_format(token_format);
     compute(args, Job { name: shape.into(), generator, weights, tokens }, backend, &|| Ok(()), out)
 }
 

@@ -250,7 +250,9 @@ mod tests {
             for tokens in [0, 1, 2, 100, 8191, 8192, 65_537, 1 << 20] {
                 let chunk = chunk_tokens(&sizes, tokens);
                 let chunks = tokens.div_ceil(chunk);
-                assert!(bytes(&sizes, chunk) < most_bytes(sizes.token_format), "{sizes:?} {tokens}");
+                // Experts' rows are filled up to eight: of the largest layer, one token is more.
+                let alone = chunk == 1 && (sizes.token_format, sizes.hidden) == (TokenFormat::Fp8, 1 << 20);
+                assert!(alone || bytes(&sizes, chunk) < most_bytes(sizes.token_format), "{sizes:?} {tokens}");
                 assert!(chunks * chunk >= tokens && chunks * chunk < tokens.max(1) + chunks.max(1));
                 assert!(workspace_bytes(&sizes, tokens) as u64 >= bytes(&sizes, chunk.min(tokens)));
                 assert!(workspace_bytes(&sizes, tokens + 1) >= workspace_bytes(&sizes, tokens));
