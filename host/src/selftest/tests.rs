@@ -209,7 +209,7 @@ fn computes(verdicts: &Verdicts, variant: &str) -> Result<String, String> {
 
 #[test]
 fn a_kernel_that_has_passed_is_the_cards_default_and_one_that_failed_is_not_used() {
-    let fake = fake(10, 0, kernel);
+    let _fake = fake(10, 0, kernel);
     let folder = tempfile::tempdir().unwrap();
     let verdicts = Verdicts::Folder(folder.path().into());
     let options = Options { verdicts: verdicts.clone(), ..Options::default() };
@@ -256,12 +256,11 @@ fn a_kernel_that_has_passed_is_the_cards_default_and_one_that_failed_is_not_used
     std::fs::write(&file, "{").unwrap();
     assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_simt");
     assert!(notes()[0].contains("no verdict of a self-test"), "{:?}", notes());
-    drop(fake);
 }
 
 #[test]
 fn what_is_verified_runs_without_a_verdict_and_not_after_it_failed() {
-    let fake = fake(9, 0, kernel);
+    let _fake = fake(9, 0, kernel);
     let folder = tempfile::tempdir().unwrap();
     let verdicts = Verdicts::Folder(folder.path().into());
     let options = Options { verdicts: verdicts.clone(), ..Options::default() };
@@ -288,5 +287,4 @@ fn what_is_verified_runs_without_a_verdict_and_not_after_it_failed() {
     fail(Subject::Groups(GroupedKernel::portable()));
     let error = Cuda::open_with(0, options.clone()).err().unwrap();
     assert!(error.is_no_device() && error.to_string().contains("gated_simt has failed"), "{error}");
-    drop(fake);
 }

@@ -951,7 +951,7 @@ mod tests {
                     let [w, h, n] = *firsts.get(output)?;
                     let (w, h) = (w + i64::from(s), h + i64::from(r));
                     let inside = (0..width).contains(&w) && (0..height).contains(&h);
-                    inside.then_some(0x1000 + (16 * (w + 5 * (h + 4 * n))) as u64)
+                    inside.then(|| 0x1000 + (16 * (w + 5 * (h + 4 * n))) as u64)
                 });
                 assert_eq!(found, expected.collect::<Vec<_>>(), "stride {stride}, padding {padding}, from {begin}");
             }

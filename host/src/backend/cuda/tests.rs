@@ -368,7 +368,7 @@ fn machine_code_is_preferred_to_ptx_where_there_is_a_file() {
 
 #[test]
 fn code_from_a_file_runs_in_place_of_the_kernel_whose_entries_it_has() {
-    let fake = fake();
+    let _fake = fake();
     let weights = weights(Op::Plain);
     let folder = tempfile::tempdir().unwrap();
     let open = |text: &[u8]| {
@@ -389,7 +389,6 @@ fn code_from_a_file_runs_in_place_of_the_kernel_whose_entries_it_has() {
     assert!(error.contains("mine: it has no entry of any kernel"), "{error}");
     let error = open(b"gated_sm90_t64").err().unwrap().to_string();
     assert!(error.contains("gated_sm90 is for sm_90a"), "{error}");
-    drop(fake);
 }
 
 #[test]
