@@ -13,7 +13,7 @@ import torch
 from layer_inputs import Step, Weights
 from measure import Run
 
-from .layer_torch import decoded
+from .layer_torch import by_expert, decoded, weighted_sum
 from .torch_fp8 import rounded
 
 ELEMENT = 1
@@ -28,27 +28,16 @@ def layer(
     expert_map: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """`[T, H]` of tokens and matrices `gate_up[E, 2I, H]`, `down[E, H, I]` in e4m3, with a scale for each of their rows."""
-    tokens, k = ids.shape
-    owners = ids.flatten()
-    if expert_map is not None:
-        owners = expert_map[owners]
-        owners = torch.where(owners < 0, len(experts), owners)
-    ordered, order = torch.sort(owners)
-    ends = torch.searchsorted(ordered, experts, right=True, out_int32=True)
+    owners, order, ends = by_expert(ids, experts, expert_map)
     codes, scales = rounded(x)
-    rows = order // k
+    rows = order // ids.shape[1]
     products = torch._scaled_grouped_mm(
         codes[rows], gate_up.transpose(1, 2), scales[rows], gate_up_scales, offs=ends, **HOW
     )
     gate, up = products.chunk(2, dim=-1)
     codes, scales = rounded(torch.nn.functional.silu(gate) * up)
     partial = torch._scaled_grouped_mm(codes, down.transpose(1, 2), scales, down_scales, offs=ends, **HOW)
-    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    out = partial[inverse].view(tokens, k, -1)
-    if expert_map is not None:
-        # No group has them, so nothing was written there.
-        out = out.masked_fill((owners == len(experts)).view(tokens, k, 1), 0)
-    return (out * weights.to(out.dtype).unsqueeze(-1)).sum(dim=1)
+    return weighted_sum(partial, order, weights, None if expert_map is None else owners == len(experts))
 
 
 class Layer:

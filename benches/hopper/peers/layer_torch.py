@@ -16,28 +16,41 @@ from measure import Run
 ELEMENT = BF16
 
 
-def layer(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor,
-    down: torch.Tensor, expert_map: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
-    """`[T, H]` of tokens and matrices `gate_up[E, 2I, H]`, `down[E, H, I]`; `experts` counts from 0 to E - 1."""
-    tokens, k = ids.shape
+def by_expert(
+    ids: torch.Tensor, experts: torch.Tensor, expert_map: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The expert of each choice, the choices in the order of experts, and where each expert's end. `experts` counts from 0."""
     owners = ids.flatten()
     if expert_map is not None:
         owners = expert_map[owners]
         # Those elsewhere behind all others.
         owners = torch.where(owners < 0, len(experts), owners)
     ordered, order = torch.sort(owners)
-    ends = torch.searchsorted(ordered, experts, right=True, out_int32=True)
-    products = torch._grouped_mm(x[order // k], gate_up.transpose(1, 2), offs=ends)
+    return owners, order, torch.searchsorted(ordered, experts, right=True, out_int32=True)
+
+
+def weighted_sum(
+    partial: torch.Tensor, order: torch.Tensor, weights: torch.Tensor, elsewhere: torch.Tensor | None
+) -> torch.Tensor:
+    """The rows of experts, in the order of experts, summed for each token; those of choices elsewhere count nothing."""
+    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    rows = partial[inverse].view(*weights.shape, -1)
+    if elsewhere is not None:
+        # No group has them, so nothing was written there.
+        rows = rows.masked_fill(elsewhere.view(*weights.shape, 1), 0)
+    return (rows * weights.to(rows.dtype).unsqueeze(-1)).sum(dim=1)
+
+
+def layer(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor,
+    down: torch.Tensor, expert_map: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """`[T, H]` of tokens and matrices `gate_up[E, 2I, H]`, `down[E, H, I]`; `experts` counts from 0 to E - 1."""
+    owners, order, ends = by_expert(ids, experts, expert_map)
+    products = torch._grouped_mm(x[order // ids.shape[1]], gate_up.transpose(1, 2), offs=ends)
     gate, up = products.chunk(2, dim=-1)
     partial = torch._grouped_mm(torch.nn.functional.silu(gate) * up, down.transpose(1, 2), offs=ends)
-    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    rows = partial[inverse].view(tokens, k, -1)
-    if expert_map is not None:
-        # No group has them, so nothing was written there.
-        rows = rows.masked_fill((owners == len(experts)).view(tokens, k, 1), 0)
-    return (rows * weights.to(rows.dtype).unsqueeze(-1)).sum(dim=1)
+    return weighted_sum(partial, order, weights, None if expert_map is None else owners == len(experts))
 
 
 class Eager:
