@@ -6,6 +6,7 @@ use nvfp4::compare::Tolerance;
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::problem::{Op, OutDtype};
 use nvfp4::shape::{self, Shape};
+use rayon::prelude::*;
 
 use crate::{Case, inputs};
 
@@ -59,9 +60,9 @@ pub fn verified(case: &Case<'_>, gpu: &Emulated, out_dtype: OutDtype, entry: &st
     output
 }
 
-/// All outputs are right and the same.
-pub fn check(case: &Case<'_>, gpus: impl Iterator<Item = Emulated>, out_dtype: OutDtype, entry: &str) {
-    let outputs: Vec<_> = gpus.map(|gpu| verified(case, &gpu, out_dtype, entry)).collect();
+/// All outputs are right and the same. Each device has a thread of this machine: blocks that share a ticket have one.
+pub fn check(case: &Case<'_>, gpus: impl Iterator<Item = Emulated> + Send, out_dtype: OutDtype, entry: &str) {
+    let outputs: Vec<_> = gpus.par_bridge().map(|gpu| verified(case, &gpu, out_dtype, entry)).collect();
     assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{entry}: schedules gave different bits");
 }
 
