@@ -22,10 +22,12 @@ mod kernels {
         let out = PathBuf::from(env::var("OUT_DIR")?);
         let kernels = KernelCrate::open(PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../kernels-gpu"))?;
         kernels.print_rerun_if_changed();
-        let mut table = String::from("&[\n");
+        let mut table = String::from("vec![\n");
         for built in kernels.build_all(&out)? {
             let (name, arch) = (built.kernel, built.arch.to_string());
-            writeln!(table, "    Build {{ kernel: {name:?}, arch: {arch:?}, ptx: include_str!({:?}) }},", built.path)?;
+            let packed = built.path.with_extension("ptx.lz4");
+            fs::write(&packed, lz4_flex::compress_prepend_size(&fs::read(&built.path)?))?;
+            writeln!(table, "    Build::new({name:?}, {arch:?}, include_bytes!({packed:?})),")?;
         }
         table.push_str("]\n");
         fs::write(out.join("builds.rs"), table)?;

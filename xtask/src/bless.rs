@@ -1,4 +1,4 @@
-//! `cargo xtask bless`: renews what the emulator's tests compare with.
+//! `cargo xtask bless`: renews what tests compare with.
 
 use std::process::Command;
 
@@ -6,15 +6,18 @@ use anyhow::{Context, ensure};
 
 use crate::workspace;
 
-/// Renew the emulator's golden reports, fault texts and coverage table; look at the difference before you commit it.
+/// Renew the emulator's golden reports, fault texts and coverage table, and the README's table of operations; look at the difference
+/// before you commit it.
 #[derive(clap::Args)]
 pub struct Args {}
 
 /// Runs the tests that keep them, so that each writes what it found.
 pub fn run(_: &Args) -> anyhow::Result<()> {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.current_dir(workspace::root()).env("BLESS", "1");
-    let status = cargo.args(["test", "--package=ptx_emulator", "--test=programs", "--test=readme"]).status();
-    ensure!(status.context("cannot run cargo")?.success(), "not everything could be renewed");
+    for (package, tests) in [("ptx_emulator", &["programs", "readme"][..]), ("nvfp4-tests", &["operations"])] {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.current_dir(workspace::root()).env("BLESS", "1").args(["test", "--package", package]);
+        let status = cargo.args(tests.iter().flat_map(|test| ["--test", test])).status();
+        ensure!(status.context("cannot run cargo")?.success(), "not everything could be renewed");
+    }
     Ok(())
 }

@@ -11,18 +11,20 @@
 //! except = "_warps"       # and without this
 //! ```
 //!
-//! It also looks for what ptxas must not do: write a register that a product may still read ([`wgmma`]).
+//! It also looks for what ptxas must not do: write a register that a product may still read ([`wgmma`]). Drivers compile PTX with a
+//! ptxas of their own age, so that an older one's machine code is looked through too.
 
-use std::{collections::BTreeMap, fs, process::Command};
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use anyhow::{Context, ensure};
+use cuda_builder::Built;
 use serde::Deserialize;
 
 use crate::{
     build_ptx,
     ptxas::performance_warnings,
     table::Table,
-    tools::{self, NVDISASM, PTXAS},
+    tools::{self, NVDISASM, OLDER_PTXAS, PTXAS},
     wgmma, workspace,
 };
 
@@ -74,14 +76,43 @@ impl Meant {
     }
 }
 
+/// What an entry's machine code writes that a product may still read, in words.
+fn overwrites_in(entry: &str, lines: &[&str], card: &str, assembler: &str) -> Vec<String> {
+    let found = wgmma::overwrites(lines).into_iter();
+    found.map(|line| format!("{entry} for {card} by {assembler}: a product may still read it: {line}")).collect()
+}
+
+/// The same of all entries of a kernel, by another assembler.
+fn overwrites_of(ptxas: &Path, nvdisasm: &Path, built: &Built, card: &str) -> anyhow::Result<Vec<String>> {
+    let version = tools::version(ptxas)?;
+    let cubin = built.path.with_file_name(format!("{}.{card}.{version}", built.kernel));
+    tools::assemble_to(&cubin, ptxas, built, card)?;
+    let (code, _) = tools::output(Command::new(nvdisasm).arg("--print-code").arg(&cubin))?;
+    fs::remove_file(&cubin)?;
+    let assembler = format!("ptxas {version}");
+    let entries = lines_of_entries(&code);
+    ensure!(!entries.is_empty(), "nvdisasm finds no entry in {}", cubin.display());
+    Ok(entries.iter().flat_map(|(entry, lines)| overwrites_in(entry, lines, card, &assembler)).collect())
+}
+
 /// Builds, assembles, disassembles, prints a table for each kernel, and fails if an entry lacks an instruction.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let (ptxas, nvdisasm) = (PTXAS.find(args.install)?, NVDISASM.find(args.install)?);
+    let [ptxas, older, nvdisasm] = [PTXAS, OLDER_PTXAS, NVDISASM].map(|tool| tool.find(args.install));
+    let (ptxas, older, nvdisasm) = (ptxas?, older?, nvdisasm?);
+    let assembler = format!("ptxas {}", tools::version(&ptxas)?);
     let mut faults = Vec::new();
     for built in build_ptx::build(&args.selection)? {
         let meant = Meant::of(&built.kernel)?.instructions;
         for card in tools::cards(built.arch) {
-            let (cubin, log) = tools::assemble(&ptxas, &built, card)?;
+            let has_products = fs::read_to_string(&built.path)?.contains("wgmma.mma_async");
+            let (assembled, overwritten) = std::thread::scope(|scope| {
+                let of_older =
+                    || if has_products { overwrites_of(&older, &nvdisasm, &built, card) } else { Ok(Vec::new()) };
+                let of_older = scope.spawn(of_older);
+                (tools::assemble(&ptxas, &built, card), of_older.join().expect("it does not panic"))
+            });
+            let (cubin, log) = assembled?;
+            faults.extend(overwritten?);
             faults.extend(performance_warnings(&log).map(|line| format!("{} for {card}: {line}", built.kernel)));
             let (code, _) = tools::output(Command::new(&nvdisasm).arg("--print-code").arg(&cubin))?;
             let entries = lines_of_entries(&code);
@@ -94,10 +125,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             let columns = meant.iter().map(|instruction| instruction.machine[0].as_str());
             let mut table = Table::new(1, &["entry", "instructions"].into_iter().chain(columns).collect::<Vec<_>>());
             for (entry, lines) in entries {
-                let overwritten = wgmma::overwrites(&lines);
-                faults.extend(
-                    overwritten.iter().map(|line| format!("{entry} for {card}: a product may still read it: {line}")),
-                );
+                faults.extend(overwrites_in(entry, &lines, card, &assembler));
                 let names: Vec<_> = lines.iter().filter_map(|line| name(line)).collect();
                 let mut cells = vec![entry.to_owned(), names.len().to_string()];
                 for Instruction { entries: of, except, ptx, machine } in &meant {

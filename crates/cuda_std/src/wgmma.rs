@@ -151,18 +151,6 @@ pub trait MmaAsync: Sized {
     fn settle(&mut self);
 }
 
-/// Keeps the compiler from using the registers of an A for something else before here. It is no instruction.
-#[inline(always)]
-pub fn settle_a([a, b, c, d]: [u32; 4]) {
-    // SAFETY: no instruction.
-    unsafe {
-        ptx!(
-            "// {0} {1} {2} {3}",
-            in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack, preserves_flags)
-        )
-    };
-}
-
 /// Keeps the compiler from computing anything of these registers before here: after a wait, words that were loaded before it are
 /// decoded into registers that products have read until then. It is no instruction.
 #[inline(always)]

@@ -1,5 +1,7 @@
 //! The builds of kernels that this binary carries, and which of them runs on a device. Pure functions; knows no driver.
 
+use std::sync::{LazyLock, OnceLock};
+
 #[cfg(feature = "cuda")]
 use gpu_arch::Reach;
 use gpu_arch::{Arch, Capability};
@@ -7,20 +9,32 @@ use gpu_arch::{Arch, Capability};
 use crate::error::Error;
 
 /// A kernel compiled for one architecture.
-#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Build {
     /// The kernel's name.
     pub kernel: &'static str,
     /// What it was compiled for, as in PTX: `sm_80`, `sm_90a`, `sm_100f`.
     pub arch: &'static str,
-    /// The assembly that the driver compiles.
-    pub ptx: &'static str,
+    /// The assembly in LZ4's block format behind its length: a sixteenth of it.
+    packed: &'static [u8],
+    unpacked: OnceLock<String>,
 }
 
 /// Every kernel and architecture, written by build.rs.
-pub(crate) static BUILDS: &[Build] = include!(concat!(env!("OUT_DIR"), "/builds.rs"));
+pub(crate) static BUILDS: LazyLock<Vec<Build>> = LazyLock::new(|| include!(concat!(env!("OUT_DIR"), "/builds.rs")));
 
 impl Build {
+    const fn new(kernel: &'static str, arch: &'static str, packed: &'static [u8]) -> Self {
+        Self { kernel, arch, packed, unpacked: OnceLock::new() }
+    }
+
+    /// The assembly that the driver compiles; unpacked when it is first asked for, and kept.
+    pub fn ptx(&self) -> &str {
+        self.unpacked.get_or_init(|| {
+            let bytes = lz4_flex::decompress_size_prepended(self.packed).expect("build.rs has packed it");
+            String::from_utf8(bytes).expect("PTX is ASCII")
+        })
+    }
+
     fn arch(&self) -> Arch {
         self.arch.parse().expect("build.rs writes architectures")
     }
@@ -28,7 +42,7 @@ impl Build {
 
 /// A kernel's build for a device: of those that run there, the one made for the fewest and newest devices.
 pub(crate) fn find(kernel: &str, device: Capability) -> Option<&'static Build> {
-    best(BUILDS, kernel, device)
+    best(&BUILDS, kernel, device)
 }
 
 fn best<'b>(builds: &'b [Build], kernel: &str, device: Capability) -> Option<&'b Build> {
@@ -79,11 +93,11 @@ mod tests {
     use super::*;
 
     #[cfg(feature = "cuda")]
-    const PORTABLE: Build = Build { kernel: "gated_simt", arch: "sm_80", ptx: "" };
+    static PORTABLE: Build = Build::new("gated_simt", "sm_80", &[]);
     #[cfg(feature = "cuda")]
-    const HOPPER: Build = Build { kernel: "gated_sm90", arch: "sm_90a", ptx: "" };
+    static HOPPER: Build = Build::new("gated_sm90", "sm_90a", &[]);
     #[cfg(feature = "cuda")]
-    const BLACKWELL: Build = Build { kernel: "gated_sm100", arch: "sm_100f", ptx: "" };
+    static BLACKWELL: Build = Build::new("gated_sm100", "sm_100f", &[]);
 
     #[test]
     fn a_kernel_that_does_not_run_on_a_device_is_refused_with_what_it_is_for() {
@@ -94,13 +108,13 @@ mod tests {
 
     #[test]
     fn of_several_builds_of_a_kernel_the_most_special_that_runs_is_taken() {
-        let build = |arch| Build { kernel: "gated_simt", arch, ptx: "" };
+        let build = |arch| Build::new("gated_simt", arch, &[]);
         let builds = ["sm_80", "sm_90", "sm_100f", "sm_103a"].map(build);
         let arch = |device| best(&builds, "gated_simt", device).map(|build| build.arch);
         let devices = [(7, 5), (8, 9), (9, 0), (10, 1), (10, 3), (12, 0)];
         let expected = [None, Some("sm_80"), Some("sm_90"), Some("sm_100f"), Some("sm_103a"), Some("sm_90")];
         assert_eq!(devices.map(arch), expected);
-        assert_eq!(best(&builds, "gated_sm90", (9, 0)), None);
+        assert!(best(&builds, "gated_sm90", (9, 0)).is_none());
     }
 
     #[test]

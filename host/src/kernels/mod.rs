@@ -79,7 +79,7 @@ pub(crate) fn kernel_of(code: &[u8]) -> Result<&'static dyn Kernel, Error> {
 
 /// The PTX of a kernel as it is built in, for the oldest devices that it is for; none if there is no kernel of this name.
 pub fn ptx(kernel: &str) -> Option<&'static str> {
-    builds::BUILDS.iter().find(|build| build.kernel == kernel).map(|build| build.ptx)
+    builds::BUILDS.iter().find(|build| build.kernel == kernel).map(|build| build.ptx())
 }
 
 /// A kernel that computes the groups of a step, gated and plain.
@@ -189,7 +189,7 @@ mod tests {
     fn the_entries_of_a_kernel_are_those_of_its_ptx_with_as_many_threads() {
         for kernel in KERNELS {
             for build in builds::BUILDS.iter().filter(|build| build.kernel == kernel.name()) {
-                let in_ptx = build.ptx.split(".entry ").skip(1).map(|text| {
+                let in_ptx = build.ptx().split(".entry ").skip(1).map(|text| {
                     let name = &text[..text.find('(').unwrap()];
                     let threads = text.split_once(".maxntid ").unwrap().1;
                     (name, threads[..threads.find(|c: char| !c.is_ascii_digit()).unwrap()].parse().unwrap())
@@ -233,8 +233,8 @@ mod tests {
 
     #[test]
     fn code_is_of_the_kernel_whose_entries_it_names() {
-        for build in builds::BUILDS {
-            assert_eq!(kernel_of(build.ptx.as_bytes()).unwrap().name(), build.kernel);
+        for build in builds::BUILDS.iter() {
+            assert_eq!(kernel_of(build.ptx().as_bytes()).unwrap().name(), build.kernel);
         }
         assert_eq!(kernel_of(b"\x7fELF\0.text.plain_sm90_t64\0").unwrap().name(), "gated_sm90");
         let refused = kernel_of(b".visible .entry gated_sm90_t65()").err().unwrap().to_string();

@@ -31,8 +31,6 @@ pub trait Kind<const P: usize> {
     const UNSCALE: f32;
     /// Whether threads have copied tokens to the buffers, through the generic proxy.
     const COPIED_BY_THREADS: bool;
-    /// Whether a thread has the registers to decode a whole k-block while another one is multiplied.
-    const AHEAD: bool = false;
     /// Whether each warp multiplies its rows by itself (`mma.sync`), and not the warpgroup (`wgmma`): for few tokens.
     const BY_WARPS: bool = false;
     /// Whether a launch says what becomes of sums; if not, it is what is done without parameters.
@@ -117,8 +115,6 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
                     return pad(&unsafe {
                         if K::BY_WARPS {
                             self.sum_by_warps::<{ registers($n) }>(k_blocks)
-                        } else if K::AHEAD {
-                            self.sum_ahead::<{ registers($n) }>(k_blocks)
                         } else {
                             self.sum::<{ registers($n) }>(k_blocks)
                         }
@@ -197,63 +193,6 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
                     a[2] = decode(&parts, 2);
                     a[3] = decode(&parts, 3);
                 }
-            }
-        }
-        sums
-    }
-
-    /// As [`Self::sum`], with a k-block decoded while the one before is multiplied: a warpgroup alone keeps both busy.
-    ///
-    /// # Safety
-    /// As [`Self::sum_tile`].
-    #[inline(always)]
-    unsafe fn sum_ahead<const REGISTERS: usize>(&mut self, k_blocks: u32) -> [[f32; REGISTERS]; P]
-    where
-        [f32; REGISTERS]: MmaAsync,
-    {
-        let mut sums = [[0.0; REGISTERS]; P];
-        // SAFETY: the whole warpgroup is here. A buffer is read while it is full, and released when its products are complete.
-        unsafe {
-            let decode = |parts: &[K::Part; P], word| parts.map(|part| K::decode(&part, word));
-            let decode_all = |parts: &[K::Part; P]| -> [_; LANE_WORDS] {
-                [decode(parts, 0), decode(parts, 1), decode(parts, 2), decode(parts, 3)]
-            };
-            let mut a = decode_all(&self.take(0));
-            for k_block in 0..k_blocks {
-                self.buffers.wait_full();
-                if K::COPIED_BY_THREADS {
-                    // wgmma reads B through the asynchronous proxy.
-                    fence_proxy_async_shared();
-                }
-                let b = K::tokens(K::buffer(self.shared, self.buffers));
-                wgmma::fence();
-                macro_rules! products_of_words {
-                    ($($word:literal)*) => {
-                        $(for half in 0..2 {
-                            let b = b.advance(K::token_offset((2 * $word + half) as u32));
-                            for part in 0..P {
-                                sums[part].mma_async::<K::Number>(a[$word][part][half], b, true);
-                            }
-                        })*
-                    };
-                }
-                products_of_words!(0 1 2 3);
-                wgmma::commit_group();
-                let mut next = a;
-                if k_block + 1 < k_blocks {
-                    next = decode_all(&self.take(k_block + 1));
-                }
-                wgmma::wait_group::<0>();
-                sums.iter_mut().for_each(MmaAsync::settle);
-                for word in 0..LANE_WORDS {
-                    for part in 0..P {
-                        wgmma::settle_a(a[word][part][0]);
-                        wgmma::settle_a(a[word][part][1]);
-                    }
-                }
-                self.fragment.arrive(self.buffers.empty());
-                self.buffers.advance();
-                a = next;
             }
         }
         sums

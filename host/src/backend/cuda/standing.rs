@@ -90,7 +90,7 @@ impl Code {
             return Ok(KernelCode { bytes: code.into(), is_machine_code: true, place: path.display().to_string() });
         }
         let place = format!("kernel {} ({})", build.kernel, build.arch);
-        Ok(KernelCode { bytes: build.ptx.as_bytes().into(), is_machine_code: false, place })
+        Ok(KernelCode { bytes: build.ptx().as_bytes().into(), is_machine_code: false, place })
     }
 
     /// A number that changes with a kernel's code. What is built in is looked through once a process: some of it is tens of megabytes.
@@ -98,7 +98,7 @@ impl Code {
         static BUILT_IN: Mutex<BTreeMap<(&str, &str), u64>> = Mutex::new(BTreeMap::new());
         let code = self.of(build, card)?;
         if let Cow::Borrowed(bytes) = code.bytes
-            && bytes.as_ptr() == build.ptx.as_ptr()
+            && bytes.as_ptr() == build.ptx().as_ptr()
         {
             let mut known = BUILT_IN.lock().unwrap_or_else(PoisonError::into_inner);
             return Ok(*known.entry((build.kernel, build.arch)).or_insert_with(|| hash_of(bytes)));

@@ -376,7 +376,7 @@ fn code_from_a_file_runs_in_place_of_the_kernel_whose_entries_it_has() {
         std::fs::write(&path, text).unwrap();
         Cuda::open_with(0, Options { code: Some(path), ..Options::default() })
     };
-    let ptx = builds::find("gated_simt", (8, 9)).unwrap().ptx;
+    let ptx = builds::find("gated_simt", (8, 9)).unwrap().ptx();
     let mut layer = open(ptx.as_bytes()).unwrap().prepare_layer(&weights).unwrap();
     let step = step(&weights, &GROUPS, OutDtype::F16);
     let mut output = Output::new(step.problem());

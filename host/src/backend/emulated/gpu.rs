@@ -174,7 +174,7 @@ impl Emulated {
 
     /// The kernel's text.
     pub fn ptx(&self) -> &'static str {
-        self.build(self.default_kernel().name()).ptx
+        self.build(self.default_kernel().name()).ptx()
     }
 
     /// The same device with another text for one of its kernels: the kernel whose entries the text has. This runs what
@@ -225,7 +225,7 @@ impl Emulated {
             return Ok(module.clone());
         }
         let build = self.build(kernel);
-        let module = parse(kernel, build.arch, build.ptx)?;
+        let module = parse(kernel, build.arch, build.ptx())?;
         modules.insert(kernel, module.clone());
         Ok(module)
     }
@@ -271,7 +271,7 @@ impl Emulated {
             Some(clock) => {
                 let build = self.build(launch.kernel);
                 let given = self.given.as_ref().filter(|(kernel, _)| *kernel == launch.kernel);
-                let ptx = given.map_or(build.ptx, |(_, ptx)| ptx);
+                let ptx = given.map_or(build.ptx(), |(_, ptx)| ptx);
                 clock.launch(device, (build, ptx), (&module, entry), &config, &arguments)
             }
             None => device.launch(&module, entry, &config, &arguments),

@@ -130,7 +130,6 @@ where
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
     const COPIED_BY_THREADS: bool = false;
     const ANY_ACTIVATION: bool = false;
-    const AHEAD: bool = Self::SHAPE.parts() == 1;
     type Number = <Packed<BF16> as Decode>::Number;
     type Part = Rows;
 
