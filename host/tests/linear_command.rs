@@ -70,7 +70,7 @@ fn an_emulated_card_computes_it_without_a_fault() {
     let refused = nvfp4(here(), "run --op linear --shape 3,80,144 --backend emulated --arch sm_80");
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!(error, "error: there is no linear layer for sm_80 yet; take sm_90a or the CPU\n");
+    assert_eq!(error, "error: there is no linear layer for sm_80 yet; take sm_90a, sm_120f or the CPU\n");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use nvfp4::Output;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
 use nvfp4::compare::Tolerance;
 use nvfp4::kernels::GroupedKernel;
-use nvfp4::problem::{Op, OutDtype};
+use nvfp4::problem::{Group, Op, OutDtype};
 use nvfp4::shape::{self, Shape};
 use rayon::prelude::*;
 
@@ -30,6 +30,19 @@ pub fn small_shapes() -> impl Iterator<Item = &'static Shape> {
         shape.op.projections() * products
     };
     shape::builtin().iter().filter(move |shape| multiply_adds(shape) < MULTIPLY_ADDS)
+}
+
+/// A shape cut down to tiles that differ: a group keeps its K, and of more than two tiles of tokens or of columns the first one and the last.
+/// What a tile computes does not depend on the tiles between these.
+pub fn corners(shape: &Shape) -> Shape {
+    /// A multiple of every instance's tokens and columns of a tile.
+    const TILE: usize = 128;
+    let cut = |size: usize| if size > 2 * TILE { TILE + (size - 1) % TILE + 1 } else { size };
+    let mut corners = shape.clone();
+    for group in &mut corners.groups {
+        *group = Group { m: cut(group.m), n: cut(group.n), k: group.k };
+    }
+    corners
 }
 
 /// Runs shapes with a kernel on an architecture.
@@ -69,6 +82,14 @@ pub fn check(case: &Case<'_>, gpus: impl Iterator<Item = Emulated> + Send, out_d
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn corners_end_inside_of_a_tile_where_the_shape_does() {
+        let group = |m, n| Group { m, n, k: 7168 };
+        let mut shape = shape::builtin()[0].clone();
+        shape.groups = vec![group(1, 4096), group(256, 264), group(300, 128), group(384, 72)];
+        assert_eq!(corners(&shape).groups, [group(1, 256), group(256, 136), group(172, 128), group(256, 72)]);
+    }
 
     #[test]
     fn the_small_shapes_are_the_test_shapes_of_grouped_gemm_and_the_smallest_of_dual_gemm() {

@@ -1,28 +1,13 @@
 //! Linear layers on every backend that computes them, each element against the reference.
 
-use nvfp4::backend::cuda::Cuda;
-use nvfp4::backend::emulated::Schedule;
-use nvfp4::backend::{Backend, LinearLayer, cpu::Cpu};
+use nvfp4::backend::LinearLayer;
 use nvfp4::bias::Bias;
 use nvfp4::generate::Generator;
 use nvfp4::linear::compare::compare;
 use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep, LinearWeights, generate};
 use nvfp4::problem::OutDtype;
 
-use crate::moe::hopper;
-use crate::skip;
-
-/// The backends of this machine that compute linear layers, and the emulated card.
-pub fn backends() -> Vec<Box<dyn Backend>> {
-    let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Cpu::new()), Box::new(hopper(Schedule::Fair))];
-    match Cuda::open(0) {
-        Ok(gpu) if gpu.info().capability == (9, 0) => backends.push(Box::new(gpu)),
-        Ok(gpu) => skip("backend cuda", format!("no linear layer on {}", gpu.device())),
-        Err(error) if error.is_no_device() => skip("backend cuda", error),
-        Err(error) => panic!("backend cuda: {error}"),
-    }
-    backends
-}
+use crate::moe::backends;
 
 /// A layer `[n, k]`.
 pub fn weights(n: usize, k: usize, dtype: OutDtype) -> LinearWeights<'static> {
@@ -59,9 +44,9 @@ pub fn verified(layer: &mut dyn LinearLayer, weights: &LinearWeights<'_>, step: 
 }
 
 /// Every backend computes a step right, and the same bits again.
-pub fn check(weights: &LinearWeights<'_>, inputs: LinearInputs<'_>) {
+pub fn check(arch: &str, weights: &LinearWeights<'_>, inputs: LinearInputs<'_>) {
     let step = LinearStep::new(weights, inputs).expect("inputs of the layer");
-    for backend in backends() {
+    for backend in backends(arch) {
         let mut layer = backend.prepare_linear(weights).unwrap_or_else(|error| panic!("{}: {error}", backend.name()));
         let output = verified(layer.as_mut(), weights, &step);
         let again = verified(layer.as_mut(), weights, &step);

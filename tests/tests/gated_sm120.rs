@@ -9,7 +9,7 @@ use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::problem::{Op, OutDtype};
 use nvfp4::shape;
-use nvfp4_tests::instances::{OPS, check, check_shapes, device, verified, with_instance};
+use nvfp4_tests::instances::{OPS, check, check_shapes, corners, device, verified, with_instance};
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
 use nvfp4_tests::{Case, groups, inputs};
 use ptx_emulator::{Card, Key};
@@ -64,7 +64,14 @@ fn sm_121_runs_the_kernel() {
 }
 
 #[test]
-#[ignore = "all of them take minutes: cargo test --release -p nvfp4-tests --test gated_sm120 -- --ignored --nocapture"]
+#[ignore = "minutes: cargo test --release -p nvfp4-tests --test gated_sm120 -- --ignored --nocapture corners"]
+fn the_corners_of_every_built_in_shape_are_right() {
+    let corners: Vec<_> = shape::builtin().iter().map(corners).collect();
+    check_shapes(GroupedKernel::named("gated_sm120").unwrap(), "sm_120f", &corners);
+}
+
+#[test]
+#[ignore = "all of them take hours: cargo test --release -p nvfp4-tests --test gated_sm120 -- --ignored --nocapture"]
 fn every_built_in_shape_is_right() {
     check_shapes(GroupedKernel::named("gated_sm120").unwrap(), "sm_120f", shape::builtin());
 }

@@ -15,7 +15,9 @@ mod gated_sm90;
 pub(crate) mod group;
 pub(crate) mod kernel;
 pub(crate) mod launch;
-pub(crate) mod linear_sm90;
+pub(crate) mod linear;
+mod linear_sm120;
+mod linear_sm90;
 pub mod moe;
 mod moe_fp8_sm90;
 pub(crate) mod moe_pack;
@@ -56,6 +58,7 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &moe_quantize::MoeQuantize,
     &moe_fp8_sm90::MoeFp8Sm90,
     &linear_sm90::LinearSm90,
+    &linear_sm120::LinearSm120,
     &moe_pack::MoePack,
     &router::RouterKernel,
 ];

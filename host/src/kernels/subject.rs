@@ -3,7 +3,7 @@
 use gpu_arch::Capability;
 
 use super::kernel::Kernel;
-use super::linear_sm90::LinearSm90;
+use super::linear;
 use super::moe::{self, MoeKernels};
 use super::router::RouterKernel;
 use super::silu_mul::SiluMul;
@@ -69,7 +69,7 @@ impl Subject {
             Self::Groups(kernel) => vec![kernel.get()],
             Self::Moe => MoeKernels::of(card)?.all().into(),
             Self::MoeFp8 => moe::FP8_KERNELS.into(),
-            Self::Linear => vec![&LinearSm90],
+            Self::Linear => vec![linear::kernel_of(card)?],
             Self::Router => vec![&RouterKernel],
         };
         kernels.iter().all(|kernel| builds::find(kernel.name(), card).is_some()).then_some(kernels)

@@ -1,5 +1,7 @@
 //! A linear layer on Hopper: one NVFP4 matrix, tokens of 16 bits in their natural order.
 //!
+//! [`linear_sm120`](crate::linear_sm120) is [`by_warp`] once more, with instances of its own.
+//!
 //! # Contract
 //!
 //! * One launch of a product computes what [`abi::Launch`] says. A grid may have any number of blocks; each has
@@ -14,5 +16,9 @@
 
 pub mod abi;
 pub mod by_warp;
+#[cfg(any(feature = "linear_sm90", feature = "linear_sm120"))]
+mod decode;
 #[cfg(feature = "linear_sm90")]
 mod kernel;
+#[cfg(any(feature = "linear_sm90", feature = "linear_sm120"))]
+mod pack;

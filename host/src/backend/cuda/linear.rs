@@ -19,7 +19,7 @@ use super::layout::Cursor;
 use crate::backend::LinearLayer;
 use crate::bias::Bias;
 use crate::error::Error;
-use crate::kernels::linear_sm90::LinearArguments;
+use crate::kernels::linear::LinearArguments;
 use crate::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
 
 /// The prepared weights of a linear layer; made by [`Cuda::prepare_linear_layer`](super::Cuda::prepare_linear_layer) or
@@ -172,7 +172,7 @@ unsafe impl Send for CudaLinear {}
 
 impl LinearLayer for CudaLinear {
     fn kernel(&self) -> &str {
-        "linear_sm90"
+        self.launcher.kernel()
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {

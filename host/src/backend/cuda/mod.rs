@@ -51,7 +51,7 @@ use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
 use crate::kernels::builds;
 pub use crate::kernels::group::DeviceGroup;
-pub use crate::kernels::linear_sm90::LinearArguments;
+pub use crate::kernels::linear::LinearArguments;
 pub use crate::kernels::moe::{MoeArguments, weight_bytes, workspace_bytes};
 pub use crate::kernels::router::RouterArguments;
 use crate::linear::{LinearSizes, LinearWeights};

@@ -12,9 +12,8 @@ use ptx_emulator::{
 use super::clock::Clock;
 use crate::error::Error;
 use crate::kernels::builds::{self, Build};
-use crate::kernels::kernel::Kernel as _;
 use crate::kernels::launch::{Grid, Launch};
-use crate::kernels::linear_sm90::LinearSm90;
+use crate::kernels::linear::{self, LinearKernel};
 use crate::kernels::moe::MoeKernels;
 use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
 use crate::kernels::{self, GroupedKernel};
@@ -44,10 +43,15 @@ pub(super) fn moe_arches() -> Vec<&'static str> {
     arches().into_iter().filter(computes).collect()
 }
 
-/// The newest of [`arches`] that linear layers are computed on.
+/// The oldest of [`arches`] that linear layers are computed on.
 pub fn linear_arch() -> &'static str {
-    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.runs_linear());
-    arches().into_iter().rev().find(computes).expect("there is a kernel of linear layers")
+    linear_arches().into_iter().next().expect("there are kernels of linear layers")
+}
+
+/// All of them.
+pub(super) fn linear_arches() -> Vec<&'static str> {
+    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.linear_kernel().is_some());
+    arches().into_iter().filter(computes).collect()
 }
 
 /// The names, in faults and counters, of the buffers that hold values and scales of the weights.
@@ -197,19 +201,14 @@ impl Emulated {
         self.variant.kernel.unwrap_or(self.default)
     }
 
-    /// Whether a kernel runs on this device.
-    fn runs(&self, kernel: &str) -> bool {
-        builds::find(kernel, self.capability).is_some()
-    }
-
-    /// The kernels of an MoE layer, if they do.
+    /// The kernels of an MoE layer, if they run on this device.
     pub(super) fn moe_kernels(&self) -> Option<MoeKernels> {
         MoeKernels::of(self.capability)
     }
 
-    /// Whether the kernel of a linear layer does.
-    pub(super) fn runs_linear(&self) -> bool {
-        self.runs(LinearSm90.name())
+    /// The kernel of a linear layer, if there is one for this device.
+    pub(super) fn linear_kernel(&self) -> Option<&'static dyn LinearKernel> {
+        linear::kernel_of(self.capability)
     }
 
     /// A kernel's build for this device.

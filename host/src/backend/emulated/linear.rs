@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use ptx_emulator::{Buffer, Device, Report as Counters};
 
-use super::gpu::{Emulated, OUTPUT, TOKENS, WEIGHTS, linear_arch, upload};
+use super::gpu::{Emulated, OUTPUT, TOKENS, WEIGHTS, linear_arches, upload};
 use crate::backend::{LinearLayer, refuse_fp8};
 use crate::error::Error;
-use crate::kernels::linear_sm90::{self, LinearArguments, PlacedLinear, panels};
+use crate::kernels::linear::{LinearArguments, LinearKernel, PlacedLinear, panels};
 use crate::kernels::moe::token_type;
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 
@@ -17,6 +17,7 @@ const POISON: u16 = 0xFFFF;
 /// A layer in an emulated device's memory.
 pub(super) struct EmulatedLinear {
     gpu: Emulated,
+    kernel: &'static dyn LinearKernel,
     device: Device,
     layer: PlacedLinear,
     /// Tokens and output of the last step. They are freed when the next begins, so no step finds another's.
@@ -27,12 +28,12 @@ pub(super) struct EmulatedLinear {
 impl EmulatedLinear {
     /// A layer on an empty device.
     pub fn new(gpu: Emulated, weights: &LinearWeights<'_>) -> Result<Self, Error> {
-        if !gpu.runs_linear() {
-            let (arch, other) = (&gpu.arch, linear_arch());
+        let Some(kernel) = gpu.linear_kernel() else {
+            let (arch, others) = (&gpu.arch, linear_arches().join(", "));
             return Err(Error::NotComputed(format!(
-                "there is no linear layer for {arch} yet; take {other} or the CPU"
+                "there is no linear layer for {arch} yet; take {others} or the CPU"
             )));
-        }
+        };
         refuse_fp8("linear", &gpu.arch, weights.sizes().token_format)?;
         let mut device = gpu.memory();
         let sizes = weights.sizes();
@@ -43,13 +44,13 @@ impl EmulatedLinear {
             alpha: upload(&mut device, &vec![weights.matrix().global_scale(); sizes.n], WEIGHTS).address,
             bias: weights.bias().map_or(0, |bias| upload(&mut device, &bias, WEIGHTS).address),
         };
-        Ok(Self { gpu, device, layer, step: Vec::new(), done: None })
+        Ok(Self { gpu, kernel, device, layer, step: Vec::new(), done: None })
     }
 }
 
 impl LinearLayer for EmulatedLinear {
     fn kernel(&self) -> &str {
-        "linear_sm90"
+        self.kernel.name()
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
@@ -79,7 +80,7 @@ impl LinearLayer for EmulatedLinear {
             token_pitch: size_of::<u16>() * stride,
             output: out.address,
         };
-        let launch = linear_sm90::launch(&self.layer, &arguments, self.gpu.sms)?;
+        let launch = self.kernel.launch(&self.layer, &arguments, self.gpu.sms)?;
         self.gpu.clock.iter().for_each(|clock| clock.begin());
         let start = Instant::now();
         let done = self.gpu.launch(&mut self.device, &launch, &mut self.step);
@@ -111,8 +112,10 @@ mod tests {
 
     #[test]
     fn the_device_packs_what_the_host_packs_and_finds_the_first_scale_that_is_none() {
-        let gpu = Emulated::new("sm_90a", Options::default()).unwrap();
-        for (n, k) in [(16usize, 16usize), (80, 144), (64, 128), (144, 272)] {
+        const SIZES: [(usize, usize); 4] = [(16, 16), (80, 144), (64, 128), (144, 272)];
+        for (arch, (n, k)) in linear_arches().into_iter().flat_map(|arch| SIZES.map(|size| (arch, size))) {
+            let gpu = Emulated::new(arch, Options::default()).unwrap();
+            let kernel = gpu.linear_kernel().unwrap();
             let values: Vec<u8> = (0..n * k / 2).map(|i| (i * 97 + i / 251) as u8).collect();
             let mut scales: Vec<u8> = (0..n * k / 16).map(|i| (i * 31 % 127) as u8).collect();
             let matrix = Matrix::new(n, k, values.clone(), scales.clone(), 1.0).unwrap();
@@ -126,7 +129,7 @@ mod tests {
                 let operands = [device.upload(&values).address, device.upload(&scales).address];
                 let invalid = device.upload(&[u64::MAX]);
                 let sizes = LinearSizes { n, k, dtype, bias: false, token_format: TokenFormat::Bits16 };
-                let launch = linear_sm90::pack(&sizes, operands, to.address, invalid.address).unwrap();
+                let launch = kernel.pack(&sizes, operands, to.address, invalid.address).unwrap();
                 gpu.launch(&mut device, &launch, &mut Vec::new()).unwrap();
                 let found = device.download::<u64>(invalid)[0];
                 if spoil && is_invalid {

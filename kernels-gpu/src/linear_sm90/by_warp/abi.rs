@@ -95,6 +95,11 @@ impl Instance {
         self.strips * STRIP_ROWS
     }
 
+    /// Panels that a tile's columns lie in.
+    pub const fn panels(self) -> u32 {
+        self.columns().div_ceil(PANEL_ROWS)
+    }
+
     /// Warps that multiply.
     pub const fn multiplying_warps(self) -> u32 {
         self.strips * self.sharing
@@ -132,7 +137,8 @@ impl Instance {
 
     /// Stops the compiler where an instance asks for more than there is.
     const fn check(self) {
-        assert!(self.strips > 0 && PANEL_ROWS.is_multiple_of(self.columns()), "a tile's columns lie in one panel");
+        let is_part = self.strips > 0 && PANEL_ROWS.is_multiple_of(self.columns());
+        assert!(is_part || self.columns().is_multiple_of(PANEL_ROWS), "a tile is a part of a panel, or whole ones");
         assert!(self.warp_tokens() > 0 && self.warp_tokens().is_multiple_of(PRODUCT_TOKENS));
         assert!(self.stages > 2, "one stage is multiplied, the next one is full, and one is being filled");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages do not fit shared memory");

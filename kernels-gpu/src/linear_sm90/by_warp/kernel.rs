@@ -7,37 +7,46 @@
 // Loops over indices, not iterators: they unroll, so that arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
 
+use core::marker::PhantomData;
+
 use cuda_std::{
     fence::{fence_mbarrier_init, fence_proxy_async_shared},
     float::fma_rn_f32,
     global::{GlobalAddress, ld_global_b32_or_zero, st_global_b32_where},
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
     integer::opaque_b32,
-    kernel,
     mbarrier::{mbarrier_arrive, mbarrier_arrive_expect_tx},
     mma::{ldmatrix_x4_b16, mma_m16n8k16},
     shared::{SharedAddress, dynamic_shared_address, ld_shared_v4_b32},
-    tensor_map_of_parameter, thread,
-    tma::{TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_global},
+    thread,
+    tma::{
+        TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_cta_global,
+        cp_async_bulk_tensor_2d_shared_global,
+    },
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_shuffle_idx},
 };
 
-use super::abi::{INSTANCES, Index, Instance, PRODUCT_TOKENS, STRIP_ROWS, STRIP_SCALES, STRIP_VALUES, instances};
+use super::abi::{Instance, PRODUCT_TOKENS, STRIP_ROWS, STRIP_SCALES, STRIP_VALUES};
 use crate::{
     epilogue::convert,
     format::{OUTPUT_BF16, OUTPUT_F16},
     linear_sm90::{
         abi::{
-            BOX_BYTES, LANE_BYTES, Launch, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_LANES, ROW_SCALES,
-            k_blocks, panel_offset,
+            BOX_BYTES, LANE_BYTES, Launch, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_LANES, ROW_SCALES, k_blocks,
+            panel_offset,
         },
-        kernel::multiply::{Decode, Packed},
+        decode::{Decode, Packed},
     },
     ring::{Ring, ring_bytes},
     sm90::{BIAS_BYTES, K_BLOCK, LANE_WORDS},
-    units::TokenType,
 };
 
+/// An instance, as a type.
+pub(crate) trait Built {
+    const INSTANCE: Instance;
+}
+
+/// Makes the entries of a list of instances, each a type of its own.
 macro_rules! entries {
     ($($entry:ident = $instance:expr;)*) => {$(
         /// One of [`INSTANCES`].
@@ -48,15 +57,19 @@ macro_rules! entries {
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
             const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
+            struct This;
+            impl Built for This {
+                const INSTANCE: Instance = INSTANCE;
+            }
             // SAFETY: the contract is this function's too.
             unsafe {
                 let token_map = tensor_map_of_parameter!($entry);
-                ByWarp::<{ Index::$entry as usize }, IS_BF16, { INSTANCE.products() }>::run(launch, token_map);
+                ByWarp::<This, IS_BF16, { INSTANCE.products() }>::run(launch, token_map);
             }
         }
     )*};
 }
-instances!(entries);
+pub(crate) use entries;
 
 /// Boxes of tokens of a stage: the first 64 columns of the k-block, and the others.
 const BOXES: u32 = 2 * K_BLOCK / BOX_BYTES;
@@ -67,8 +80,8 @@ const CHUNK_BYTES: u32 = 16;
 /// Chunks of a row of a box.
 const BOX_CHUNKS: u32 = BOX_BYTES / CHUNK_BYTES;
 
-/// The kernel as one of [`INSTANCES`], whose tokens are bf16 or f16. A warp has `P` products for 16 columns of K.
-struct ByWarp<const INDEX: usize, const BF16: bool, const P: usize> {
+/// The kernel as an instance, whose tokens are bf16 or f16. A warp has `P` products for 16 columns of K.
+pub(crate) struct ByWarp<I, const BF16: bool, const P: usize> {
     launch: Launch,
     token_map: TensorMapAddress,
     shared: SharedAddress,
@@ -80,6 +93,7 @@ struct ByWarp<const INDEX: usize, const BF16: bool, const P: usize> {
     strip: u32,
     /// The first of the warp's tokens in the tile.
     warp_token: u32,
+    instance: PhantomData<I>,
 }
 
 /// Where a lane's part of a stage lies, in bytes from its weights, and from its tokens.
@@ -102,11 +116,11 @@ struct Operands<const P: usize> {
     b: [[u32; 4]; P],
 }
 
-impl<const INDEX: usize, const BF16: bool, const P: usize> ByWarp<INDEX, BF16, P>
+impl<I: Built, const BF16: bool, const P: usize> ByWarp<I, BF16, P>
 where
     Packed<BF16>: Decode,
 {
-    const INSTANCE: Instance = INSTANCES[INDEX];
+    const INSTANCE: Instance = I::INSTANCE;
     const WARPS: u32 = Self::INSTANCE.multiplying_warps();
 
     // Offsets from the start of shared memory: tokens of all stages, their weights, and the barriers.
@@ -118,13 +132,16 @@ where
     /// Where scales begin in a stage's weights.
     const SCALES: u32 = Self::INSTANCE.strips * STRIP_VALUES;
 
+    /// Strips of a panel that a tile has.
+    const PANEL_STRIPS: u32 = Self::INSTANCE.strips / Self::INSTANCE.panels();
+
     /// A thread's part of the kernel.
     ///
     /// # Safety
     /// The contract in `linear_sm90/mod.rs`.
     #[inline(always)]
-    unsafe fn run(launch: Launch, token_map: TensorMapAddress) {
-        const { assert!(Self::INSTANCE.products() == P && Self::END == Self::INSTANCE.shared_bytes()) };
+    pub(crate) unsafe fn run(launch: Launch, token_map: TensorMapAddress) {
+        const { assert!(Self::INSTANCE.products() == P && P <= 8 && Self::END == Self::INSTANCE.shared_bytes()) };
         let columns = launch.n.div_ceil(Self::INSTANCE.columns());
         // SAFETY: C has columns.
         unsafe { core::hint::assert_unchecked(columns > 0) };
@@ -140,6 +157,7 @@ where
             first_token: row * Self::INSTANCE.tile_tokens,
             strip: warp % Self::INSTANCE.strips,
             warp_token: warp / Self::INSTANCE.strips * Self::INSTANCE.warp_tokens(),
+            instance: PhantomData,
         };
         // SAFETY: the contract is this function's too. Barriers are initialised before any thread passes `sync_threads`; each role is
         // a warp's.
@@ -212,18 +230,24 @@ where
     /// The contract. The stage is empty. The whole warp calls it together.
     #[inline(always)]
     unsafe fn load_weights(&self, stage: Ring, k_block: u32) {
-        let (panel, first_row) = (self.first_column / PANEL_ROWS, self.first_column % PANEL_ROWS);
-        let panel = panel_offset(panel, 0, self.launch.k) + u64::from(k_block) * u64::from(PANEL_BYTES);
-        let panel = GlobalAddress::new(self.launch.panels) + panel;
+        let (first_panel, first_row) = (self.first_column / PANEL_ROWS, self.first_column % PANEL_ROWS);
+        let last_panel = (self.launch.n - 1) / PANEL_ROWS;
         let (weights, full) = (self.weights(stage), stage.full());
-        // SAFETY: what `# Safety` above asks; the tile's strips lie one behind the other in their panel, and so do their scales.
+        // SAFETY: what `# Safety` above asks; strips lie one behind the other in their panel, and so do their scales.
         unsafe {
             if lane_id() == 0 {
                 mbarrier_arrive_expect_tx(full, Self::INSTANCE.weight_bytes() + Self::TOKEN_BYTES);
-                let values = panel + u64::from(first_row * ROW_BYTES);
-                cp_async_bulk_shared_global(weights, values, Self::SCALES, full);
-                let scales = panel + u64::from(PANEL_SCALES + first_row * ROW_SCALES);
-                cp_async_bulk_shared_global(weights + Self::SCALES, scales, Self::INSTANCE.strips * STRIP_SCALES, full);
+                for index in 0..Self::INSTANCE.panels() {
+                    // If the matrix has no such panel, its last one stands in: what becomes of it is not written to C.
+                    let panel = panel_offset((first_panel + index).min(last_panel), k_block, self.launch.k);
+                    let panel = GlobalAddress::new(self.launch.panels) + panel;
+                    let values = panel + u64::from(first_row * ROW_BYTES);
+                    let target = weights + index * Self::PANEL_STRIPS * STRIP_VALUES;
+                    cp_async_bulk_shared_global(target, values, Self::PANEL_STRIPS * STRIP_VALUES, full);
+                    let scales = panel + u64::from(PANEL_SCALES + first_row * ROW_SCALES);
+                    let target = weights + (Self::SCALES + index * Self::PANEL_STRIPS * STRIP_SCALES);
+                    cp_async_bulk_shared_global(target, scales, Self::PANEL_STRIPS * STRIP_SCALES, full);
+                }
             }
             sync_warp(ALL_LANES);
         }
@@ -242,7 +266,12 @@ where
                 for part in 0..BOXES {
                     let at = [(k_block * BOXES + part) * BOX_BYTES, self.first_token].map(|place| place as i32);
                     let target = tokens + part * (Self::TOKEN_BYTES / BOXES);
-                    cp_async_bulk_tensor_2d_shared_global(target, self.token_map, at, full);
+                    // For sm_120 ptxas makes a stack for the form that Hopper's oldest drivers know.
+                    if cfg!(feature = "linear_sm120") {
+                        cp_async_bulk_tensor_2d_shared_cta_global(target, self.token_map, at, full);
+                    } else {
+                        cp_async_bulk_tensor_2d_shared_global(target, self.token_map, at, full);
+                    }
                 }
             }
             sync_warp(ALL_LANES);
@@ -377,24 +406,26 @@ where
         let alphas = [0, 1].map(|next| Packed::<BF16>::UNSCALE * of_column(self.launch.alpha, column + next, 0.0));
         // −0 leaves a sum as it is, its sign too.
         let biases = [0, 1].map(|next| of_column(self.launch.bias, column + next, -0.0));
-        for product in 0..P {
-            for next in 0..2 {
-                let token =
-                    self.first_token + self.warp_token + product as u32 * PRODUCT_TOKENS + 2 * lane + next as u32;
-                let (low, high) = (sums[product][next], sums[product][2 + next]);
-                let output = if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 };
-                let elements =
-                    convert(output, fma_rn_f32(alphas[0], low, biases[0]), fma_rn_f32(alphas[1], high, biases[1]));
-                let element = u64::from(token) * u64::from(n) + u64::from(column);
-                // SAFETY: two elements of C that are this lane's alone; N and the column are even.
-                unsafe {
-                    st_global_b32_where(
-                        token < m && column < n,
-                        GlobalAddress::new(self.launch.c) + element * 2,
-                        elements,
-                    )
-                };
-            }
+        let token = self.first_token + self.warp_token + 2 * lane;
+        let write = |token: u32, low: f32, high: f32| {
+            let output = if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 };
+            let elements =
+                convert(output, fma_rn_f32(alphas[0], low, biases[0]), fma_rn_f32(alphas[1], high, biases[1]));
+            let element = u64::from(token) * u64::from(n) + u64::from(column);
+            let address = GlobalAddress::new(self.launch.c) + element * 2;
+            // SAFETY: two elements of C that are this lane's alone; N and the column are even.
+            unsafe { st_global_b32_where(token < m && column < n, address, elements) };
+        };
+        // Straight-line code, as above.
+        macro_rules! products {
+            ($($product:literal)*) => {$(
+                if $product < P {
+                    let [a, b, c, d] = sums[$product];
+                    write(token + $product * PRODUCT_TOKENS, a, c);
+                    write(token + $product * PRODUCT_TOKENS + 1, b, d);
+                }
+            )*};
         }
+        products!(0 1 2 3 4 5 6 7);
     }
 }

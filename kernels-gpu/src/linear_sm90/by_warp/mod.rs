@@ -6,4 +6,6 @@
 
 pub mod abi;
 #[cfg(feature = "linear_sm90")]
-mod kernel;
+mod entries;
+#[cfg(any(feature = "linear_sm90", feature = "linear_sm120"))]
+pub(crate) mod kernel;

@@ -8,8 +8,7 @@
 //! tokens ── a warp ──────▶ buffers ─┴─ warpgroups ─▶ C
 //! ```
 
-pub(super) mod multiply;
-mod pack;
+mod multiply;
 mod tiles;
 mod tokens;
 mod weights;
@@ -24,9 +23,11 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, warp_shuffle_idx},
 };
 
-use self::multiply::{Decode, Packed};
 use crate::{
-    linear_sm90::abi::{INSTANCES, Index, Instance, Launch, instances},
+    linear_sm90::{
+        abi::{INSTANCES, Index, Instance, Launch, instances},
+        decode::{Decode, Packed},
+    },
     ring::{Ring, ring_bytes},
     sm90::{PingPong, TURN_BARRIERS, WARPS, give_registers, take_registers},
     units::TokenType,

@@ -12,12 +12,12 @@ use super::Linear;
 use crate::{
     epilogue::Activation,
     format::{OUTPUT_BF16, OUTPUT_F16},
-    linear_sm90::abi::{BOX_BYTES, LANE_BYTES, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES, k_blocks},
-    ring::Ring,
-    sm90::{
-        Alpha, Consumer, Fragment, Kind, LANE_WORDS, Shape, Target,
-        decode::{BF16_UNSCALE, Bf16Scales, F16_UNSCALE, Scales, decode_weights_bf16_of_two, decode_weights_of_two},
+    linear_sm90::{
+        abi::{BOX_BYTES, LANE_BYTES, PANEL_BYTES, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES, k_blocks},
+        decode::{Decode, Packed},
     },
+    ring::Ring,
+    sm90::{Alpha, Consumer, Fragment, Kind, LANE_WORDS, Shape, Target},
 };
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P>
@@ -53,42 +53,6 @@ where
                 target.write::<P>(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, &Fragment::anew(), sums);
             }
         }
-    }
-}
-
-/// How weights are decoded for a type of tokens.
-pub(in crate::linear_sm90) trait Decode {
-    /// What a decoded weight lacks of its value.
-    const UNSCALE: f32;
-    /// The numbers that are multiplied.
-    type Number: wgmma::Number;
-
-    /// Decodes a word, whose scales are the low byte, for two registers, and the high one.
-    fn decode(word: u32, scales: u16) -> [u32; 4];
-}
-
-/// Weights packed for bf16, or for f16.
-pub(in crate::linear_sm90) struct Packed<const BF16: bool>;
-
-impl Decode for Packed<false> {
-    const UNSCALE: f32 = F16_UNSCALE;
-    type Number = wgmma::F16;
-
-    #[inline(always)]
-    fn decode(word: u32, scales: u16) -> [u32; 4] {
-        let scales = Scales::new(scales);
-        decode_weights_of_two(word, [scales.twice(0), scales.twice(1)])
-    }
-}
-
-impl Decode for Packed<true> {
-    const UNSCALE: f32 = BF16_UNSCALE;
-    type Number = wgmma::Bf16;
-
-    #[inline(always)]
-    fn decode(word: u32, scales: u16) -> [u32; 4] {
-        let scales = Bf16Scales::new(scales);
-        decode_weights_bf16_of_two(word, [scales.twice(0), scales.twice(1)])
     }
 }
 

@@ -11,11 +11,10 @@ use crate::backend::refuse_fp8;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
-use crate::kernels::kernel::Kernel as _;
+use crate::kernels::Subject;
 use crate::kernels::launch::{ALIGNMENT, Launch};
-use crate::kernels::linear_sm90::weights::PackedWeights;
-use crate::kernels::linear_sm90::{self, LinearArguments, LinearSm90};
-use crate::kernels::{Subject, builds};
+use crate::kernels::linear::weights::PackedWeights;
+use crate::kernels::linear::{self, LinearArguments, LinearKernel};
 use crate::linear::LinearSizes;
 
 /// A weight in device memory as a checkpoint has it: one projection, or several below each other (as engines keep q, k and v).
@@ -69,6 +68,7 @@ pub struct PackedLinear {
 /// a call may be captured into the engine's own graph.
 #[derive(Clone)]
 pub struct LinearLauncher {
+    kernel: &'static dyn LinearKernel,
     /// The entries, by name; good for as long as the device.
     functions: Arc<[(&'static str, CUfunction)]>,
     device: Arc<Device>,
@@ -86,17 +86,23 @@ impl LinearLauncher {
     /// Loads the kernel.
     pub(in crate::backend::cuda) fn new(device: Arc<Device>) -> Result<Self, Error> {
         let (major, minor) = device.info.capability;
-        if builds::find(LinearSm90.name(), (major, minor)).is_none() {
-            let text = format!("there is no linear layer for compute capability {major}.{minor} yet; take the CPU");
-            return Err(Error::NotComputed(text));
-        }
+        let kernel = linear::kernel_of((major, minor)).ok_or_else(|| {
+            Error::NotComputed(format!(
+                "there is no linear layer for compute capability {major}.{minor} yet; take the CPU"
+            ))
+        })?;
         device.standing.check(Subject::Linear)?;
         let entered = device.enter()?;
-        let function = |name: &'static str, entry| Ok((name, device.function(LinearSm90.name(), entry)?));
-        let entries = LinearSm90.entries();
+        let function = |name: &'static str, entry| Ok((name, device.function(kernel.name(), entry)?));
+        let entries = kernel.entries();
         let functions = entries.iter().map(|entry| function(entry.name, entry)).collect::<Result<_, Error>>()?;
         drop(entered);
-        Ok(Self { functions, device })
+        Ok(Self { kernel, functions, device })
+    }
+
+    /// The kernel's name.
+    pub(in crate::backend::cuda) fn kernel(&self) -> &'static str {
+        self.kernel.name()
     }
 
     /// Bytes of a layer's packed weights, a multiple of 256. The sizes have been [checked](LinearSizes::check).
@@ -130,7 +136,7 @@ impl LinearLauncher {
         let rows = |&(rows, scale): &(usize, f32)| std::iter::repeat_n(scale, rows);
         let alpha: Vec<f32> = tensor.global_scales.iter().flat_map(rows).collect();
         let bias = tensor.bias.map(|bias| bias.numbers(sizes.dtype)).unwrap_or_default();
-        let launch = linear_sm90::pack(sizes, [tensor.values, tensor.scales], layer.panels, invalid)?;
+        let launch = self.kernel.pack(sizes, [tensor.values, tensor.scales], layer.panels, invalid)?;
         let _entered = self.device.enter()?;
         // SAFETY: the context is current; `# Safety` above asks for the tensor, for room at every address, and for the stream. The
         // driver has read what is in pageable memory when the call returns (cuda.h, "API synchronization behavior").
@@ -191,7 +197,7 @@ impl LinearLauncher {
             return Ok(0);
         }
         let placed = PackedWeights::at(&layer.sizes, layer.weights).layer;
-        let launch = linear_sm90::launch(&placed, arguments, self.device.info.sms)?;
+        let launch = self.kernel.launch(&placed, arguments, self.device.info.sms)?;
         let _entered = self.device.enter()?;
         // SAFETY: the context is current; `# Safety` above asks for the stream and for all that the parameter points to; the device
         // keeps the functions' module.

@@ -1,4 +1,4 @@
-//! The kernel's row in the fake driver.
+//! What these kernels do in the fake driver.
 
 use fake_cuda::Launch;
 use kernels_gpu::format::BLOCK;
@@ -6,16 +6,16 @@ use kernels_gpu::linear_sm90::abi::{self, PACK_ENTRY, Pack, matrix_bytes};
 use kernels_gpu::moe_route::abi::token_tiles;
 use kernels_gpu::units::TokenType;
 
-use super::Instance;
+use super::LinearKernel;
 use super::panels::{pack, unpack};
 use crate::format::{Matrix, e4m3};
 use crate::kernels::fake::{out_dtype, slice, slice_mut};
 use crate::kernels::moe::token_type;
 
 /// Computes or packs, as the kernel's contract says.
-pub(super) fn launch(launch: &Launch<'_>) {
+pub(in crate::kernels) fn launch(launch: &Launch<'_>, kernel: &dyn LinearKernel) {
     // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
-    unsafe { if launch.kernel == PACK_ENTRY { pack_matrix(launch) } else { multiply(launch) } }
+    unsafe { if launch.kernel == PACK_ENTRY { pack_matrix(launch) } else { multiply(launch, kernel) } }
 }
 
 /// # Safety
@@ -45,8 +45,8 @@ unsafe fn pack_matrix(launch: &Launch<'_>) {
 /// # Safety
 ///
 /// As [`pack_matrix`].
-unsafe fn multiply(launch: &Launch<'_>) {
-    let instance = Instance::all().find(|instance| instance.entry() == launch.kernel).unwrap();
+unsafe fn multiply(launch: &Launch<'_>, kernel: &dyn LinearKernel) {
+    let instance = kernel.instances().into_iter().find(|instance| instance.entry() == launch.kernel).unwrap();
     assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
     let dtype = out_dtype(instance.token_type() as u32);
     // SAFETY: `# Safety` above.

@@ -1,0 +1,104 @@
+//! One way to compute a product: what a launch and the plan know of it.
+
+use kernels_gpu::linear_sm90::abi as of_warpgroups;
+use kernels_gpu::linear_sm90::by_warp::abi as of_warps;
+use kernels_gpu::moe_route::abi::token_tiles;
+use kernels_gpu::units::TokenType;
+
+/// One way to compute a product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Instance {
+    /// With the products of a warp. A block has one tile.
+    OfWarps(&'static of_warps::Instance),
+    /// With those of a warpgroup. As many blocks as the multiprocessors have room for take turns with tiles.
+    OfWarpgroups(&'static of_warpgroups::Instance),
+}
+
+impl Instance {
+    /// The entry's name.
+    pub fn entry(self) -> &'static str {
+        match self {
+            Self::OfWarps(of) => of.entry,
+            Self::OfWarpgroups(of) => of.entry,
+        }
+    }
+
+    /// The type of tokens and C.
+    pub fn token_type(self) -> TokenType {
+        match self {
+            Self::OfWarps(of) => of.token_type,
+            Self::OfWarpgroups(of) => of.token_type,
+        }
+    }
+
+    /// The most tokens of a tile.
+    pub fn tile_tokens(self) -> u32 {
+        match self {
+            Self::OfWarps(of) => of.tile_tokens,
+            Self::OfWarpgroups(of) => of.tile_tokens,
+        }
+    }
+
+    /// Columns of C of a tile.
+    pub fn columns(self) -> u32 {
+        match self {
+            Self::OfWarps(of) => of.columns(),
+            Self::OfWarpgroups(of) => of.columns(),
+        }
+    }
+
+    /// Threads of a block.
+    pub fn threads(self) -> u32 {
+        match self {
+            Self::OfWarps(of) => of.threads(),
+            Self::OfWarpgroups(of) => of.threads(),
+        }
+    }
+
+    /// Dynamic shared memory of a block, in bytes.
+    pub fn shared_bytes(self) -> u32 {
+        match self {
+            Self::OfWarps(of) => of.shared_bytes(),
+            Self::OfWarpgroups(of) => of.shared_bytes(),
+        }
+    }
+
+    /// Tokens of a box of the token map.
+    pub fn box_tokens(self, m: u32) -> u32 {
+        match self {
+            Self::OfWarps(of) => of.tile_tokens,
+            Self::OfWarpgroups(of) => of.box_tokens(m, token_tiles(m, of.tile_tokens)),
+        }
+    }
+
+    /// Tiles of C.
+    pub fn tiles(self, m: u32, n: u32) -> u64 {
+        u64::from(token_tiles(m, self.tile_tokens())) * u64::from(n.div_ceil(self.columns()))
+    }
+
+    /// Blocks of a grid with so many tiles.
+    pub fn blocks(self, tiles: u32, sms: u32) -> u32 {
+        match self {
+            Self::OfWarps(_) => tiles,
+            Self::OfWarpgroups(of) => tiles.min(sms.saturating_mul(of.shape().resident_blocks())),
+        }
+    }
+}
+
+/// About how many cycles a multiprocessor takes for a k-block of all its tiles, measured on an H200. A warp's products wait for one
+/// another; what warps issue counts where a scheduler has several. There is room for so many blocks on a multiprocessor.
+pub(in crate::kernels) fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64, room: u64) -> u64 {
+    /// Of a warp alone, and more for each further product of a word.
+    const ALONE: u64 = 300;
+    const ALONE_FOR_PRODUCT: u64 = 130;
+    /// What a warp issues.
+    const ISSUED: u64 = 220;
+    const ISSUED_FOR_PRODUCT: u64 = 24;
+    /// Threads of the warps that a multiprocessor's four schedulers issue at a time.
+    const AT_A_TIME: u64 = 4 * 32;
+    let resident = tiles.div_ceil(sms).min(room);
+    let warps = (resident * u64::from(instance.threads())).div_ceil(AT_A_TIME);
+    let further = instance.products() as u64 - 1;
+    let alone = ALONE + ALONE_FOR_PRODUCT * further;
+    tiles.div_ceil(sms * resident) * alone.max(warps * (ISSUED + ISSUED_FOR_PRODUCT * further))
+}

@@ -1,0 +1,232 @@
+//! How a linear layer is launched: one launch, a function of sizes and addresses, which knows no device.
+//!
+//! There is a kernel for each family of cards. All of them take the same parameter and the same packed weights, and each sums K in the same
+//! order in every instance, so a token's numbers do not depend on which one is chosen.
+
+#[cfg(all(test, feature = "cuda"))]
+pub(super) mod fake;
+mod instance;
+#[cfg(any(test, feature = "emulated"))]
+pub(crate) mod panels;
+pub(crate) mod weights;
+
+use std::cmp::Reverse;
+
+use gpu_arch::Capability;
+use kernels_gpu::linear_sm90::abi::{BOX_BYTES, Launch as Parameter, PACK_ENTRY, Pack, TokenMap};
+use kernels_gpu::moe_route::abi::token_tiles;
+
+pub(super) use instance::{Instance, warp_cycles};
+
+use super::builds;
+use super::group::Address;
+use super::kernel::{Entry, Kernel};
+use super::launch::{Grid, Launch, Parameter as LaunchParameter, output_code};
+use super::linear_sm90::LinearSm90;
+use super::linear_sm120::LinearSm120;
+use super::moe::token_type;
+use super::tensor_map::MapArguments;
+use crate::error::Error;
+use crate::linear::LinearSizes;
+use crate::problem::Op;
+
+/// Every kernel of linear layers.
+static KERNELS: [&dyn LinearKernel; 2] = [&LinearSm120, &LinearSm90];
+
+/// The kernel of linear layers on a device, if there is one.
+pub(crate) fn kernel_of(device: Capability) -> Option<&'static dyn LinearKernel> {
+    KERNELS.into_iter().find(|kernel| builds::find(kernel.name(), device).is_some())
+}
+
+/// A kernel of linear layers.
+pub(crate) trait LinearKernel: Kernel {
+    /// Every instance, those with fewest tokens and columns first.
+    fn instances(&self) -> Vec<Instance>;
+
+    /// About how many cycles a multiprocessor takes with an instance for a k-block of all its tiles of C `[m, n]`.
+    fn k_block_cycles(&self, instance: Instance, m: u32, n: u32, sms: u32) -> u64;
+
+    /// The instance that is expected to take least time for `m` tokens, not 0; of several the one with the largest tiles.
+    fn instance(&self, sizes: &LinearSizes, m: u32, sms: u32) -> Instance {
+        let token_type = token_type(sizes.dtype);
+        let instances = self.instances().into_iter().filter(|instance| instance.token_type() == token_type);
+        let cycles = |instance: &Instance| Reverse(self.k_block_cycles(*instance, m, sizes.n as u32, sms));
+        instances.max_by_key(cycles).expect("there are instances for both types")
+    }
+
+    /// The launch of a call with tokens, on a device of so many multiprocessors.
+    ///
+    /// # Errors
+    /// If the arguments are not aligned; [`Error::TooLarge`] if there are more tiles than a kernel can count.
+    fn launch(&self, layer: &PlacedLinear, arguments: &LinearArguments, sms: u32) -> Result<Launch, Error> {
+        let PlacedLinear { sizes, panels, alpha, bias } = *layer;
+        arguments.check(&sizes)?;
+        let (m, n) = (arguments.token_count as u32, sizes.n as u32);
+        let instance = self.instance(&sizes, m, sms);
+        let tiles = Grid::blocks(instance.tiles(m, n))?;
+        let parameter = Parameter {
+            token_map: TokenMap([0; 16]),
+            tokens: arguments.tokens,
+            token_pitch: arguments.token_pitch as u64,
+            panels,
+            c: arguments.output,
+            alpha,
+            bias,
+            m,
+            n,
+            k: sizes.k as u32,
+            token_tiles: token_tiles(m, instance.tile_tokens()),
+        };
+        let grid = Grid {
+            shared_bytes: instance.shared_bytes(),
+            overlaps: true,
+            ..Grid::linear(instance.entry(), instance.blocks(tiles, sms), instance.threads())
+        };
+        let map = MapArguments {
+            address: parameter.tokens,
+            row_bytes: 2 * parameter.k,
+            row_pitch: parameter.token_pitch,
+            rows: m,
+            box_bytes: BOX_BYTES,
+            box_rows: instance.box_tokens(m),
+            swizzled: true,
+        };
+        Ok(Launch::new(self.name(), grid, 0, move |writer| {
+            let token_map = TokenMap(bytemuck::cast(writer.encode(&map)?));
+            Ok(LaunchParameter::new(Parameter { token_map, ..parameter }))
+        }))
+    }
+
+    /// The launch that packs a matrix of these sizes.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
+    fn pack(
+        &self,
+        sizes: &LinearSizes,
+        [values, scales]: [Address; 2],
+        panels: Address,
+        invalid: Address,
+    ) -> Result<Launch, Error> {
+        let (n, k) = (sizes.n as u32, sizes.k as u32);
+        let pack = Pack { values, scales, panels, invalid, n, k, token_type: output_code(sizes.dtype), unused: 0 };
+        let blocks = Grid::blocks(Pack::blocks(n, k))?;
+        Ok(Launch::of_parameter(self.name(), Grid::linear(PACK_ENTRY, blocks, Pack::THREADS), pack))
+    }
+}
+
+/// The entries of a kernel with these instances: theirs, and the one that packs.
+pub(super) fn entries(instances: Vec<Instance>) -> Vec<Entry> {
+    let pack = Entry { name: PACK_ENTRY, op: None, threads: Pack::THREADS, shared_bytes: 0 };
+    let product = |of: Instance| Entry {
+        name: of.entry(),
+        op: Some(Op::Plain),
+        threads: of.threads(),
+        shared_bytes: of.shared_bytes(),
+    };
+    instances.into_iter().map(product).chain([pack]).collect()
+}
+
+/// A layer in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlacedLinear {
+    pub sizes: LinearSizes,
+    /// Its panels.
+    pub panels: Address,
+    /// N numbers of f32: the global scale of each row.
+    pub alpha: Address,
+    /// N numbers of f32; 0 if there is no bias.
+    pub bias: Address,
+}
+
+/// What a call of a linear layer reads and writes: addresses in the device's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinearArguments {
+    /// M; may be 0.
+    pub token_count: usize,
+    /// Tokens X, at a multiple of 16: M rows of K numbers of the layer's type.
+    pub tokens: Address,
+    /// Bytes from one token to the next, a multiple of 16.
+    pub token_pitch: usize,
+    /// The output, at a multiple of 16: M rows of N numbers of the layer's type, without gaps.
+    pub output: Address,
+}
+
+impl LinearArguments {
+    /// Checks what can be seen without a device.
+    fn check(&self, sizes: &LinearSizes) -> Result<(), Error> {
+        let row_bytes = size_of::<u16>() * sizes.k;
+        let Self { tokens, token_pitch, output, token_count } = *self;
+        if !tokens.is_multiple_of(16) || !token_pitch.is_multiple_of(16) || token_pitch < row_bytes {
+            return Err(Error::Invalid(format!(
+                "tokens at {tokens:#x}, {token_pitch} bytes apart: both must be multiples of 16, and a token has {row_bytes} bytes"
+            )));
+        }
+        if !output.is_multiple_of(16) {
+            return Err(Error::Invalid(format!("the output at {output:#x} must be at a multiple of 16")));
+        }
+        u32::try_from(token_count).map(|_| ()).map_err(|_| Error::TooLarge)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::fp8::TokenFormat;
+    use crate::problem::OutDtype;
+
+    /// A layer of these sizes, whose tokens are bf16.
+    pub fn sizes(n: usize, k: usize) -> LinearSizes {
+        LinearSizes { n, k, dtype: OutDtype::Bf16, bias: false, token_format: TokenFormat::Bits16 }
+    }
+
+    /// The entry that a kernel takes for `m` tokens.
+    pub fn entry(kernel: &dyn LinearKernel, n: usize, k: usize, m: u32, sms: u32) -> &'static str {
+        kernel.instance(&sizes(n, k), m, sms).entry()
+    }
+
+    /// A call with so many tokens, all addresses aligned.
+    pub fn launch(kernel: &dyn LinearKernel, n: usize, m: usize, sms: u32) -> Launch {
+        let layer = PlacedLinear { sizes: sizes(n, 2048), panels: 0x100, alpha: 0, bias: 0 };
+        let arguments = LinearArguments { token_count: m, tokens: 0x1000, token_pitch: 4096, output: 0x2000 };
+        kernel.launch(&layer, &arguments, sms).unwrap()
+    }
+
+    #[test]
+    fn a_device_gets_the_kernel_of_its_family() {
+        let name = |device| kernel_of(device).map(|kernel| kernel.name());
+        let devices = [(8, 9), (9, 0), (10, 0), (12, 0), (12, 1)];
+        assert_eq!(devices.map(name), [None, Some("linear_sm90"), None, Some("linear_sm120"), Some("linear_sm120")]);
+    }
+
+    #[test]
+    fn a_layer_of_592_columns_goes_to_every_instance() {
+        // `tests/tests/linear.rs` compares the bits of these, and a self-test computes them.
+        for kernel in KERNELS {
+            let of = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 10), (128, 3)];
+            let mut of = of.map(|(m, sms)| entry(kernel, 592, 208, m, sms)).to_vec();
+            of.dedup();
+            let instances = kernel.instances();
+            let expected = instances.iter().filter(|instance| instance.token_type() == token_type(OutDtype::Bf16));
+            assert!(expected.map(|instance| instance.entry()).eq(of.iter().copied()), "{of:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_no_copy_takes_are_refused() {
+        let layer = PlacedLinear { sizes: sizes(64, 48), panels: 0x100, alpha: 0x80, bias: 0 };
+        let right = LinearArguments { token_count: 2, tokens: 0x1000, token_pitch: 96, output: 0x2000 };
+        assert!(LinearSm90.launch(&layer, &right, 132).is_ok());
+        for wrong in [
+            LinearArguments { tokens: 0x1008, ..right },
+            LinearArguments { token_pitch: 104, ..right },
+            LinearArguments { token_pitch: 80, ..right },
+            LinearArguments { output: 0x2002, ..right },
+        ] {
+            let error = LinearSm90.launch(&layer, &wrong, 132).err().unwrap().to_string();
+            assert!(error.contains("of 16"), "{error}");
+        }
+        let many = LinearArguments { token_count: 1 << 32, ..right };
+        assert!(matches!(LinearSm90.launch(&layer, &many, 132), Err(Error::TooLarge)));
+    }
+}

@@ -1,0 +1,83 @@
+//! A linear layer on GeForce RTX 50, RTX PRO and DGX Spark, `kernels-gpu/src/linear_sm120/`: `linear_sm90`'s products of a warp, whatever
+//! the tokens.
+
+use kernels_gpu::linear_sm120::abi::INSTANCES;
+
+use super::kernel::{Entry, Kernel};
+use super::linear::{self, Instance, LinearKernel, warp_cycles};
+
+/// The kernel.
+pub(crate) struct LinearSm120;
+
+impl Kernel for LinearSm120 {
+    fn name(&self) -> &'static str {
+        "linear_sm120"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        linear::entries(self.instances())
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    fn fake(&self, launch: &fake_cuda::Launch<'_>) {
+        linear::fake::launch(launch, self);
+    }
+}
+
+impl LinearKernel for LinearSm120 {
+    fn instances(&self) -> Vec<Instance> {
+        INSTANCES.iter().map(Instance::OfWarps).collect()
+    }
+
+    /// As on an H200, whose warps run the same code, but for room and for the tensor cores: where many tokens keep these busy, they take
+    /// longer here. No card has been measured.
+    fn k_block_cycles(&self, instance: Instance, m: u32, n: u32, sms: u32) -> u64 {
+        /// What a multiprocessor has of shared memory, and what it takes for itself for each block (CUDA programming guide, "Technical
+        /// Specifications per Compute Capability").
+        const SHARED_BYTES: u32 = 100 << 10;
+        const RESERVED_BYTES: u32 = 1 << 10;
+        /// Cycles of a scheduler's tensor core for the products of 8 tokens with 16 columns of a k-block, at the rate of RTX PRO 6000.
+        const PRODUCT: u64 = 8 * 16;
+        let Instance::OfWarps(of) = instance else { unreachable!("all instances are of warps") };
+        let (tiles, sms) = (instance.tiles(m, n), u64::from(sms));
+        let room = u64::from(SHARED_BYTES / (of.shared_bytes() + RESERVED_BYTES));
+        let resident = tiles.div_ceil(sms).min(room);
+        let warps = (resident * u64::from(of.multiplying_warps())).div_ceil(4);
+        let in_tensor_cores = tiles.div_ceil(sms * resident) * warps * of.products() as u64 * PRODUCT;
+        warp_cycles(of, tiles, sms, room).max(in_tensor_cores)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::linear::tests::{entry, launch};
+
+    #[test]
+    fn few_tokens_get_tiles_of_few_columns_and_many_tokens_large_tiles() {
+        for (n, m, expected) in [
+            (4096, 1, "linear_sm120_bf16_t8"),
+            (7168, 16, "linear_sm120_bf16_t16"),
+            (4096, 32, "linear_sm120_bf16_t16"),
+            (4096, 64, "linear_sm120_bf16_t32"),
+            (14336, 64, "linear_sm120_bf16_t64"),
+            (4096, 4096, "linear_sm120_bf16_t64"),
+        ] {
+            assert_eq!(entry(&LinearSm120, n, 7168, m, 170), expected, "{m} tokens, N = {n}");
+        }
+    }
+
+    #[test]
+    fn few_tokens_make_as_many_blocks_as_there_are_32_columns() {
+        for n in [4096, 5120, 7168] {
+            assert_eq!(launch(&LinearSm120, n, 1, 170).grid.blocks, n as u32 / 32);
+        }
+    }
+
+    /// ptxas warns that it is slow on these cards.
+    #[test]
+    fn no_copy_goes_to_several_blocks() {
+        let ptx = crate::kernels::ptx("linear_sm120").unwrap();
+        assert!(ptx.contains("cp.async.bulk") && !ptx.contains("multicast"));
+    }
+}
