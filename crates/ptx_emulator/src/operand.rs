@@ -147,7 +147,7 @@ pub static SPREAD: [[u64; 8]; 256] = {
     let mut spread = [[0; 8]; 256];
     let mut n = 0;
     while n < 8 * 256 {
-        spread[n / 8][n % 8] = ((n / 8 >> (n % 8) & 1) as u64).wrapping_neg();
+        spread[n / 8][n % 8] = (((n / 8) >> (n % 8) & 1) as u64).wrapping_neg();
         n += 1;
     }
     spread

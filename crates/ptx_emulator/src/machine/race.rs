@@ -807,7 +807,7 @@ impl View<'_> {
     #[inline(always)]
     fn knows_read(&self, earlier: Access) -> bool {
         // Threads' numbers differ above the lane, agents' below.
-        let slot = &self.read[(earlier.base ^ earlier.base / 32) as usize % self.read.len()];
+        let slot = &self.read[(earlier.base ^ (earlier.base / 32)) as usize % self.read.len()];
         let last = slot.get();
         if last.access == earlier {
             return last.known;

@@ -215,10 +215,9 @@ impl Warp {
             *out = *row;
         } else {
             for (n, byte) in mask.to_le_bytes().into_iter().enumerate() {
-                let written = &SPREAD[usize::from(byte)];
-                for i in 0..8 {
-                    let lane = 8 * n + i;
-                    out[lane] = out[lane] & !written[i] | row[lane] & written[i];
+                let lanes = out[8 * n..][..8].iter_mut().zip(&row[8 * n..][..8]);
+                for ((out, new), written) in lanes.zip(&SPREAD[usize::from(byte)]) {
+                    *out = *out & !written | new & written;
                 }
             }
         }

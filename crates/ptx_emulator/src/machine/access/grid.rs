@@ -55,7 +55,7 @@ impl SeenReads {
         let key = (line, record.base, record.time, (record.first_lane, record.shift));
         self.0.resize(Self::COUNT, None);
         let lanes = record.first_lane.unsigned_abs() as usize * 101;
-        let slot = &mut self.0[(line as usize ^ (record.base / 32) as usize * 37 ^ lanes) % Self::COUNT];
+        let slot = &mut self.0[(line as usize ^ ((record.base / 32) as usize * 37) ^ lanes) % Self::COUNT];
         match slot {
             Some(seen) if seen.key == key => {
                 let all = record.bytes & !seen.bytes == 0;

@@ -31,10 +31,8 @@ pub fn same_address(mask: u32, addresses: &Row) -> bool {
     let first = addresses[mask.trailing_zeros() as usize % 32];
     let mut differ = 0;
     for (n, byte) in mask.to_le_bytes().into_iter().enumerate() {
-        let chosen = &SPREAD[usize::from(byte)];
-        for i in 0..8 {
-            differ |= (addresses[8 * n + i] ^ first) & chosen[i];
-        }
+        let lanes = addresses[8 * n..][..8].iter().zip(&SPREAD[usize::from(byte)]);
+        differ |= lanes.fold(0, |bits, (address, chosen)| bits | (address ^ first) & chosen);
     }
     differ == 0
 }
