@@ -142,6 +142,17 @@ impl Special {
     }
 }
 
+/// For each byte of a mask of lanes, all bits of those that are set. Loops over a row are vectors with it.
+pub static SPREAD: [[u64; 8]; 256] = {
+    let mut spread = [[0; 8]; 256];
+    let mut n = 0;
+    while n < 8 * 256 {
+        spread[n / 8][n % 8] = (((n / 8) >> (n % 8) & 1) as u64).wrapping_neg();
+        n += 1;
+    }
+    spread
+};
+
 /// A filter of registers: bit n stands for all whose number is n modulo 64.
 pub fn filter(registers: &[u32]) -> u64 {
     registers.iter().fold(0, |bits, r| bits | 1 << (r % 64))

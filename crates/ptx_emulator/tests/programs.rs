@@ -87,7 +87,7 @@ mod features_are_what_the_manual_says {
     use super::*;
 
     features_are_what_the_manual_says! {
-        block_scales bulk_copies clusters cp_async dependent_launches fragments launch_control mbarriers multicast
+        block_scales bulk_copies clusters cp_async dependent_launches fragments launch_control mbarriers multicast sparse
         tcgen05_copies tcgen05_mma tcgen05_pairs tcgen05_registers tensor_copies tensor_reductions tensormap_replace wgmma wmma
     }
 }

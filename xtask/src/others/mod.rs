@@ -61,7 +61,7 @@ const PACKAGES: [&str; 6] = [
 
 /// Examples of CUTLASS that are run unless others are named: file, architecture, arguments. Sizes are small, so that each
 /// takes seconds.
-const EXAMPLES: [(&str, &str, &str); 31] = [
+const EXAMPLES: [(&str, &str, &str); 36] = [
     ("cute/tutorial/sgemm_1.cu", "90a", "256 256 64"),
     ("cute/tutorial/sgemm_sm80.cu", "90a", "256 256 64 T N"),
     ("cute/tutorial/hopper/wgmma_sm90.cu", "90a", "256 256 128"),
@@ -87,6 +87,7 @@ const EXAMPLES: [(&str, &str, &str); 31] = [
     ),
     ("57_hopper_grouped_gemm/57_hopper_grouped_gemm.cu", "90a", GROUPED),
     ("61_hopper_gemm_with_topk_and_softmax/61_hopper_gemm_with_topk_and_softmax.cu", "90a", "--iterations=0"),
+    ("62_hopper_sparse_gemm/62_hopper_sparse_gemm.cu", "90a", "--m=128 --n=128 --k=128 --iterations=0"),
     ("63_hopper_gemm_with_weight_prefetch/63_hopper_gemm_with_weight_prefetch.cu", "90a", GEMM),
     (
         "67_hopper_fp8_warp_specialized_gemm_with_blockwise_scaling/\
@@ -100,6 +101,11 @@ const EXAMPLES: [(&str, &str, &str); 31] = [
         "90a",
         GROUPED,
     ),
+    (
+        "69_hopper_mixed_dtype_grouped_gemm/69_hopper_int4_bf16_grouped_gemm.cu",
+        "90a",
+        "--m=128 --n=128 --k=128 --groups=2 --mode=0 --iterations=0 --warmup=0",
+    ),
     ("70_blackwell_gemm/70_blackwell_fp16_gemm.cu", "100a", GEMM),
     ("72_blackwell_narrow_precision_gemm/72b_blackwell_nvfp4_nvfp4_gemm.cu", "100a", GEMM),
     (
@@ -110,6 +116,11 @@ const EXAMPLES: [(&str, &str, &str); 31] = [
     ("74_blackwell_gemm_streamk/blackwell_gemm_streamk.cu", "100a", GEMM),
     ("75_blackwell_grouped_gemm/75_blackwell_grouped_gemm.cu", "100a", GROUPED),
     (
+        "76_blackwell_conv/76_blackwell_conv_fprop.cu",
+        "100a",
+        "--n=1 --d=1 --h=4 --w=8 --c=64 --k=64 --t=1 --r=3 --s=3 --pad_h=1 --pad_w=1 --pad_d=0 --iterations=0",
+    ),
+    (
         "77_blackwell_fmha/77_blackwell_fmha.cu",
         "100a",
         "--b=1 --h=1 --h_k=1 --q=256 --k=256 --d=64 --warmup_iterations=0 --iterations=1 --verify",
@@ -117,6 +128,12 @@ const EXAMPLES: [(&str, &str, &str); 31] = [
     ("78_blackwell_emulated_bf16x9_gemm/78_blackwell_emulated_bf16x9_gemm.cu", "100a", GEMM),
     ("81_blackwell_gemm_blockwise/81_blackwell_gemm_blockwise.cu", "100a", GEMM),
     ("81_blackwell_gemm_blockwise/81_blackwell_grouped_gemm_groupwise.cu", "100a", GROUPED),
+    ("83_blackwell_sparse_gemm/83_blackwell_sparse_gemm.cu", "100a", "--m=256 --n=128 --k=128 --iterations=0"),
+    (
+        "84_blackwell_narrow_precision_sparse_gemm/84a_blackwell_nvfp4_bf16_sparse_gemm.cu",
+        "100a",
+        "--m=256 --n=128 --k=256 --iterations=0",
+    ),
     ("91_fp4_gemv/91_fp4_gemv.cu", "100a", "--m=256 --k=1024 --batch=1 --iterations=0"),
     (
         "113_hopper_gemm_activation_fusion/113_hopper_gemm_fused_gated_act.cu",

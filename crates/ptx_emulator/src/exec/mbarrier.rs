@@ -182,25 +182,21 @@ impl Instruction for Wait {
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        let mut complete = 0;
-        let mut missing = Vec::new();
+        let mut tests = Vec::new();
         for lane in lanes(mask) {
             let at = m.mbarrier(w, self.object.lane(w, lane), false)?;
             let value = w.lane(self.phase, lane);
             let phase = if self.parity { Phase::Parity(value & 1 == 1) } else { Phase::Token(value) };
-            if m.mbarrier_test(w, lane as u32, at, phase)? {
-                complete |= 1 << lane;
-                m.phase_awaited(w, at);
-            } else {
-                missing.push((lane as u32, at, phase));
-            }
+            tests.push((lane as u32, at, phase));
         }
+        let complete = m.mbarrier_test(w, &tests)?;
         self.complete.write(w, mask, complete);
-        let Some(&(_, at, _)) = missing.last() else { return Ok(Flow::Next) };
+        tests.retain(|(lane, ..)| complete >> lane & 1 == 0);
+        let Some(&(_, at, _)) = tests.last() else { return Ok(Flow::Next) };
         let pc = w.pc();
         match self.complete.0 {
             Some(predicate) if self.blocking => {
-                w.polls.push(Poll { pc, predicate, lanes: missing });
+                w.polls.push(Poll { pc, predicate, lanes: tests });
                 Ok(Flow::Next)
             }
             _ => {

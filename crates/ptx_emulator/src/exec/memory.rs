@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::instruction::Instruction;
 use super::lane::{map1, map2};
 use crate::code::Flow;
-use crate::config::fault::Stopped;
+use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::opcode::Decoded;
 use crate::decode::parsed::Parsed;
-use crate::machine::access::row::Place;
+use crate::machine::access::row::{Place, same_address};
 use crate::machine::address::{Lane, RANK_SHIFT, space_at, space_of};
 use crate::machine::race::Mode;
 use crate::machine::scope::Scope;
@@ -141,7 +141,9 @@ impl Ld {
     /// Loads for all lanes at once, if that can be done.
     fn at_once(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32, addresses: &Row) -> bool {
         let Access { space, strong, piece, total, .. } = self.access;
-        let place = m.place_of_row(w, mask, addresses, space, total as u64).filter(|_| !strong);
+        // Of lanes that load the same bytes of global memory one does.
+        let loading = if same_address(mask, addresses) { mask & mask.wrapping_neg() } else { mask };
+        let place = m.place_of_row(w, loading, addresses, space, total as u64).filter(|_| !strong);
         let shift = 64 - self.sign_bits;
         let extended = |value: u64| ((value << shift) as i64 >> shift) as u64;
         match place {
@@ -150,8 +152,11 @@ impl Ld {
                 let base = allocation.base();
                 for (n, d) in self.out.iter().enumerate() {
                     let mut row = [0; 32];
-                    for lane in lanes(mask) {
+                    for lane in lanes(loading) {
                         row[lane] = extended(allocation.value(addresses[lane] - base + (n * piece) as u64, piece));
+                    }
+                    if loading != mask {
+                        row = [row[loading.trailing_zeros() as usize % 32]; 32];
                     }
                     d.write(w, mask, &row);
                 }
@@ -173,7 +178,7 @@ impl Ld {
             }
         }
         if let Some(place) = place {
-            m.row_loaded(w, mask, addresses, total as u32, place);
+            m.row_loaded(w, mask, loading, addresses, total as u32, place);
         }
         true
     }
@@ -290,6 +295,38 @@ impl St {
         let piece = self.access.piece;
         let bytes = |s: &Src| u64::from(w.undefined_bytes(*s, lane)) & ((1 << piece) - 1);
         self.values.iter().enumerate().fold(0, |all, (n, s)| all | bytes(s) << (n * piece))
+    }
+}
+
+/// `st.bulk [address], size, 0`: zeros in shared memory.
+pub struct StBulk {
+    address: Address,
+    size: Src,
+}
+
+impl Instruction for StBulk {
+    fn decode(i: &mut Parsed<'_>) -> Result<StBulk> {
+        let (address, size) = (i.address(0)?, i.src(1, Type::U64)?);
+        if i.constant(2, "the initial value")? != 0 {
+            return Err(DecodeError::invalid("the initial value is 0"));
+        }
+        Ok(StBulk { address, size })
+    }
+
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        /// Unit and alignment, in bytes.
+        const UNIT: u64 = 8;
+        for lane in lanes(mask) {
+            let (at, size) = (w.shared_at(&self.address, lane), w.lane(self.size, lane));
+            if !size.is_multiple_of(UNIT) {
+                let text = format!("{size} bytes are no multiple of {UNIT}");
+                return Err(Stop::new(FaultKind::InvalidOperand, text).lane(lane as u32));
+            }
+            for offset in (0..size).step_by(UNIT as usize) {
+                m.store(w, Lane { address: at.address + offset, ..at }, Mode::Write, &[0; UNIT as usize])?;
+            }
+        }
+        Ok(Flow::Next)
     }
 }
 

@@ -121,6 +121,12 @@ const WGMMA_BF16: &str = wgmma_form!(16, "f32 bf16 bf16");
 const WGMMA_TF32: &str = wgmma_form!(8, "f32 tf32 tf32");
 const WGMMA_F8: &str = wgmma_form!(32, "{f16 f32} {e4m3 e5m2} {e4m3 e5m2}");
 const WGMMA_I8: &str = wgmma_form!(32, "[satfinite] s32 {u8 s8} {u8 s8}");
+// With a sparse A, which has half of K.
+const WGMMA_SP_F16: &str = wgmma_form!(32, "sp {f16 f32} f16 f16");
+const WGMMA_SP_BF16: &str = wgmma_form!(32, "sp f32 bf16 bf16");
+const WGMMA_SP_TF32: &str = wgmma_form!(16, "sp f32 tf32 tf32");
+const WGMMA_SP_F8: &str = wgmma_form!(64, "sp {f16 f32} {e4m3 e5m2} {e4m3 e5m2}");
+const WGMMA_SP_I8: &str = wgmma_form!(64, "sp [satfinite] s32 {u8 s8} {u8 s8}");
 
 table! {
     Integer, "Integer Arithmetic Instructions" => {
@@ -225,6 +231,7 @@ table! {
                [L2::evict_normal L2::evict_first L2::evict_last] [L2::cache_hint] [L2::64B L2::128B L2::256B] \
                [v2 v4 v8] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64}"] issued::<memory::Ld>;
         "ldu" ["[global] [v2 v4] {b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64}"] issued::<memory::Ld>;
+        "st" ["bulk [weak] [shared::cta]"] issued::<memory::StBulk>;
         "st" [access_form!(st "[weak volatile]"), access_form!(st "{relaxed release} {cta cluster gpu sys}"),
               access_form!(st "mmio relaxed sys")] issued::<memory::St>;
         "prefetch" ["[global local] {L1 L2}", "global {L2::evict_last L2::evict_normal}",
@@ -281,6 +288,8 @@ table! {
         "cp" ["async bulk wait_group [read]"] issued::<bulk::groups::WaitGroup>;
         "st" ["async [weak] [shared::cluster] mbarrier::complete_tx::bytes [v2 v4] \
                {b32 b64 u32 u64 s32 s64 f32 f64}"] issued::<bulk::st_async::StAsync>;
+        "red" ["async [relaxed] [cluster] [shared::cluster] mbarrier::complete_tx::bytes \
+                {inc dec min max add and or xor} {u32 s32 u64 s64 b32 b64}"] issued::<bulk::st_async::StAsync>;
     }
     Async, "Data Movement: cp.async.bulk.tensor, cp.reduce.async.bulk.tensor" => {
         "cp" ["async bulk tensor {1d 2d 3d 4d 5d} {shared::cluster shared::cta} global [tile tile::gather4 im2col] \
@@ -331,10 +340,14 @@ table! {
     Barrier, "Parallel Synchronization: membar, fence" => {
         "membar" ["{cta gl sys}"] issued::<atomic::Fence>;
         "fence" ["[sc acq_rel acquire release] {cta cluster gpu sys}",
+                 "acquire sync_restrict::shared::cluster cluster",
+                 "release sync_restrict::shared::cta cluster",
                  "mbarrier_init release cluster",
                  "proxy tensormap::generic {acquire release} {cta cluster gpu sys}"] issued::<atomic::Fence>;
         "fence" ["proxy {async async::global async::shared::cta async::shared::cluster alias}",
-                 "proxy async {global shared::cta shared::cluster}"] issued::<atomic::ProxyFence>;
+                 "proxy async {global shared::cta shared::cluster}",
+                 "proxy async::generic acquire sync_restrict::shared::cluster cluster",
+                 "proxy async::generic release sync_restrict::shared::cta cluster"] issued::<atomic::ProxyFence>;
     }
     Barrier, "Parallel Synchronization: mbarrier" => {
         "mbarrier" ["init [shared shared::cta] b64"] issued::<mbarrier::Init>;
@@ -368,13 +381,30 @@ table! {
                "sync aligned {m16n8k8 m16n8k16} row col f32 bf16 bf16 f32",
                "sync aligned {m16n8k4 m16n8k8} row col f32 tf32 tf32 f32",
                "sync aligned {m16n8k16 m16n8k32} row col {f16 f32} {e4m3 e5m2} {e4m3 e5m2} {f16 f32}",
-               "sync aligned {m16n8k16 m16n8k32} row col [satfinite] s32 {u8 s8} {u8 s8} s32"] issued::<matrix::mma::Mma>;
+               "sync aligned {m16n8k16 m16n8k32} row col [satfinite] s32 {u8 s8} {u8 s8} s32",
+               "sync aligned m16n8k32 row col kind::f8f6f4 \
+                {f16 f32} {e4m3 e5m2 e2m3 e3m2 e2m1} {e4m3 e5m2 e2m3 e3m2 e2m1} {f16 f32}",
+               "{sp sp::ordered_metadata} sync aligned {m16n8k16 m16n8k32} row col {f16 f32} f16 f16 {f16 f32}",
+               "{sp sp::ordered_metadata} sync aligned {m16n8k16 m16n8k32} row col f32 bf16 bf16 f32",
+               "{sp sp::ordered_metadata} sync aligned {m16n8k8 m16n8k16} row col f32 tf32 tf32 f32",
+               "{sp sp::ordered_metadata} sync aligned m16n8k64 row col f32 {e4m3 e5m2} {e4m3 e5m2} f32",
+               "sp::ordered_metadata sync aligned m16n8k64 row col kind::f8f6f4 \
+                {f16 f32} {e4m3 e5m2 e2m3 e3m2 e2m1} {e4m3 e5m2 e2m3 e3m2 e2m1} {f16 f32}",
+               "{sp sp::ordered_metadata} sync aligned {m16n8k32 m16n8k64} row col [satfinite] s32 {u8 s8} {u8 s8} s32"]
+            issued::<matrix::mma::Mma>;
         "mma" ["sync aligned {m8n8k4 m16n8k4 m16n8k8 m16n8k16} row col f64 f64 f64 f64 [rn]"]
             issued::<matrix::double::DoubleMma>;
         "mma" ["sync aligned m16n8k64 row col kind::mxf4nvf4 block_scale scale_vec::4X f32 e2m1 e2m1 f32 {ue4m3 ue8m0}",
                "sync aligned m16n8k64 row col kind::mxf4nvf4 block_scale scale_vec::2X f32 e2m1 e2m1 f32 ue8m0",
                "sync aligned m16n8k64 row col kind::mxf4 block_scale [scale_vec::2X] f32 e2m1 e2m1 f32 ue8m0",
                "sync aligned m16n8k32 row col kind::mxf8f6f4 block_scale [scale_vec::1X] \
+                f32 {e4m3 e5m2 e2m3 e3m2 e2m1} {e4m3 e5m2 e2m3 e3m2 e2m1} f32 ue8m0",
+               "sp::ordered_metadata sync aligned m16n8k128 row col kind::mxf4nvf4 block_scale scale_vec::4X \
+                f32 e2m1 e2m1 f32 {ue4m3 ue8m0}",
+               "sp::ordered_metadata sync aligned m16n8k128 row col kind::mxf4nvf4 block_scale scale_vec::2X \
+                f32 e2m1 e2m1 f32 ue8m0",
+               "sp::ordered_metadata sync aligned m16n8k128 row col kind::mxf4 block_scale [scale_vec::2X] f32 e2m1 e2m1 f32 ue8m0",
+               "sp::ordered_metadata sync aligned m16n8k64 row col kind::mxf8f6f4 block_scale [scale_vec::1X] \
                 f32 {e4m3 e5m2 e2m3 e3m2 e2m1} {e4m3 e5m2 e2m3 e3m2 e2m1} f32 ue8m0"] issued::<matrix::scaled::ScaledMma>;
         "ldmatrix" ["sync aligned m8n8 {x1 x2 x4} [trans] [shared shared::cta] b16",
                     "sync aligned m8n16 {x1 x2 x4} [shared shared::cta] b8x16 {b6x16_p32 b4x16_p64}",
@@ -399,7 +429,8 @@ table! {
             issued::<matrix::wmma::Mma>;
     }
     Matrix, "Asynchronous Warpgroup Level Matrix Instructions" => {
-        "wgmma" [WGMMA_F16, WGMMA_BF16, WGMMA_TF32, WGMMA_F8, WGMMA_I8] issued::<wgmma::MmaAsync>;
+        "wgmma" [WGMMA_F16, WGMMA_BF16, WGMMA_TF32, WGMMA_F8, WGMMA_I8, WGMMA_SP_F16, WGMMA_SP_BF16, WGMMA_SP_TF32, WGMMA_SP_F8,
+                 WGMMA_SP_I8] issued::<wgmma::MmaAsync>;
         "wgmma" ["fence sync aligned"] issued::<wgmma::Fence>;
         "wgmma" ["commit_group sync aligned"] issued::<wgmma::CommitGroup>;
         "wgmma" ["wait_group sync aligned"] issued::<wgmma::WaitGroup>;
@@ -424,9 +455,14 @@ table! {
         "tcgen05" ["cp {cta_group::1 cta_group::2} {128x256b 4x256b 128x128b}",
                    "cp {cta_group::1 cta_group::2} 64x128b {warpx2::02_13 warpx2::01_23}",
                    "cp {cta_group::1 cta_group::2} 32x128b warpx4"] issued::<tcgen05::cp::Cp>;
-        "tcgen05" ["mma {cta_group::1 cta_group::2} {kind::f16 kind::tf32 kind::f8f6f4 kind::i8} \
+        "tcgen05" ["mma [sp] {cta_group::1 cta_group::2} {kind::f16 kind::tf32 kind::f8f6f4 kind::i8} \
                     [collector::a::fill collector::a::use collector::a::lastuse collector::a::discard]",
-                   "mma {cta_group::1 cta_group::2} {kind::mxf8f6f4 kind::mxf4 kind::mxf4nvf4} block_scale \
+                   "mma ws cta_group::1 {kind::f16 kind::tf32 kind::f8f6f4 kind::i8} \
+                    [collector::b0::fill collector::b0::use collector::b0::lastuse collector::b0::discard \
+                     collector::b1::fill collector::b1::use collector::b1::lastuse collector::b1::discard \
+                     collector::b2::fill collector::b2::use collector::b2::lastuse collector::b2::discard \
+                     collector::b3::fill collector::b3::use collector::b3::lastuse collector::b3::discard]",
+                   "mma [sp] {cta_group::1 cta_group::2} {kind::mxf8f6f4 kind::mxf4 kind::mxf4nvf4} block_scale \
                     [block16 block32 scale_vec::1X scale_vec::2X scale_vec::4X] \
                     [collector::a::fill collector::a::use collector::a::lastuse collector::a::discard]"] issued::<tcgen05::mma::Mma>;
     }

@@ -28,27 +28,32 @@ pub fn track_chunks(
     cta: u32,
     chunks: impl Iterator<Item = u32>,
 ) -> Stopped<()> {
-    for at in chunks {
-        let end = at + CHUNK_BYTES;
-        let memory = &m.ctas[cta as usize].shared;
-        if at < SHARED_BASE || end as usize > memory.data.len() {
-            let size = memory.data.len() as u32 - SHARED_BASE;
-            let byte = i64::from(at) - i64::from(SHARED_BASE);
-            let text = format!("a matrix descriptor leads to byte {byte} of {size} of shared memory");
-            return Err(Stop::new(FaultKind::OutOfBounds, text));
-        }
-        if let (Some(race), Some(agent)) = (&mut m.race, agent)
-            && let Err(conflict) = race.agent_access(agent, cta, at, CHUNK_BYTES, Mode::Read, w.pc())
-        {
-            m.hazard(m.conflict(Mode::Read, conflict, at, CHUNK_BYTES))?;
-        }
-        if m.sanitize && !m.ctas[cta as usize].shared.defined[at as usize..end as usize].iter().any(|d| *d) {
-            let text = format!("a matrix at byte {} of shared memory: nothing has written it", at - SHARED_BASE);
-            m.hazard(Stop::new(FaultKind::UninitialisedShared, text))?;
-        }
-        if m.sanitize {
-            m.check_undefined(cta, at, CHUNK_BYTES)?;
-        }
+    let memory = &m.ctas[cta as usize].shared;
+    let size = memory.data.len() as u32;
+    let chunks: Vec<u32> = chunks.collect();
+    if let Some(at) = chunks.iter().find(|&&at| at < SHARED_BASE || at + CHUNK_BYTES > size) {
+        let byte = i64::from(*at) - i64::from(SHARED_BASE);
+        let text = format!("a matrix descriptor leads to byte {byte} of {} of shared memory", size - SHARED_BASE);
+        return Err(Stop::new(FaultKind::OutOfBounds, text));
+    }
+    if !m.sanitize {
+        return Ok(());
+    }
+    let mut rest = &chunks[..];
+    while let (Some(race), Some(agent)) = (&mut m.race, agent)
+        && let Err((number, conflict)) = race.agent_accesses(agent, cta, rest, CHUNK_BYTES, Mode::Read, w.pc())
+    {
+        m.hazard(m.conflict(Mode::Read, conflict, rest[number], CHUNK_BYTES))?;
+        rest = &rest[number + 1..];
+    }
+    let defined: &[u8] = bytemuck::cast_slice(&m.ctas[cta as usize].shared.defined);
+    let unwritten = |at: usize| defined[at..at + CHUNK_BYTES as usize] == [0; CHUNK_BYTES as usize];
+    for &at in chunks.iter().filter(|&&at| unwritten(at as usize)) {
+        let text = format!("a matrix at byte {} of shared memory: nothing has written it", at - SHARED_BASE);
+        m.hazard(Stop::new(FaultKind::UninitialisedShared, text))?;
+    }
+    if !m.ctas[cta as usize].shared.undefined.is_empty() {
+        chunks.iter().try_for_each(|&at| m.check_undefined(cta, at, CHUNK_BYTES))?;
     }
     Ok(())
 }

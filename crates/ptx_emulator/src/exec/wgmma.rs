@@ -1,8 +1,11 @@
 //! Asynchronous warpgroup matrix instructions (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). Each warp
 //! of the four computes its own 16 of the 64 rows; its results reach the registers at `wgmma.wait_group`.
+//!
+//! With `.sp` A is sparse: it has half as many bytes along K as B, and its metadata comes from registers.
 
 use super::instruction::Instruction;
 use super::matrix::product::{Product, gather_fragment, shape, types};
+use super::matrix::sparse::{Metadata, MetadataOperand};
 use super::shared_matrix::{MatrixOperand, bad};
 use crate::code::Flow;
 use crate::config::fault::{FaultKind, Stop, Stopped};
@@ -10,6 +13,7 @@ use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::hw::descriptor::{Major, SharedMatrix};
 use crate::hw::fragment::{self, Position};
+use crate::hw::matmul::Packing;
 use crate::machine::in_flight::Wgmma;
 use crate::machine::pending::Issuer;
 use crate::machine::race::Agent;
@@ -23,10 +27,10 @@ use crate::types::Type;
 
 /// Rows of a warp.
 const ROWS: u32 = 16;
-/// Bytes of a row of A and B.
+/// Bytes of a row of A, and of B where A is dense.
 const ROW_BYTES: usize = 32;
 
-/// `wgmma.mma_async d, a, b, scale-d, constants`.
+/// `wgmma.mma_async d, a, b{, metadata, selector}, scale-d, constants`.
 pub struct MmaAsync {
     product: Product,
     n: usize,
@@ -36,6 +40,8 @@ pub struct MmaAsync {
     /// Descriptor of B.
     b: Src,
     b_major: Major,
+    /// What of A is there, if it is sparse.
+    sparse: Option<MetadataOperand>,
     /// D is added to, not overwritten.
     accumulate: PredicateSrc,
 }
@@ -61,7 +67,9 @@ impl Instruction for MmaAsync {
         let unknown = || DecodeError::unsupported("this shape or type");
         let [_, n, k] = shape(i).ok_or_else(unknown)?;
         let (sum, a_type, b_type) = types(i).ok_or_else(unknown)?;
-        if k * a_type.bits() as usize != 8 * ROW_BYTES {
+        let sparse = if i.has("sp") { Some(MetadataOperand::decode(i, 3, a_type.bits(), k)?) } else { None };
+        let row_bytes = if sparse.is_some() { 2 * ROW_BYTES } else { ROW_BYTES };
+        if k * a_type.bits() as usize != 8 * row_bytes {
             return Err(unknown());
         }
         let d = i.dst_vector(0)?;
@@ -75,8 +83,9 @@ impl Instruction for MmaAsync {
             _ => A::Shared(i.src(1, Type::B64)?),
         };
         let b = i.src(2, Type::B64)?;
-        let accumulate = i.predicate(3)?;
-        let constants = (4..i.operands().len()).map(|n| match i.src(n, Type::S32)? {
+        let next = if sparse.is_some() { 5 } else { 3 };
+        let accumulate = i.predicate(next)?;
+        let constants = (next + 1..i.operands().len()).map(|n| match i.src(n, Type::S32)? {
             Src::Constant(c) => Ok(c as u32 as i32),
             Src::Register(_) => Err(DecodeError::invalid("scales and transpositions are constants")),
         });
@@ -89,15 +98,17 @@ impl Instruction for MmaAsync {
             A::Registers(_) => (Major::K, major(2)),
         };
         let (saturate, negate) = (i.has("satfinite"), (negate(0), negate(1)));
-        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate, of_warpgroup: true };
-        Ok(MmaAsync { product, n, d, a, a_major, b, b_major, accumulate })
+        let product =
+            Product { sum, a: a_type, b: b_type, k, saturate, negate, of_warpgroup: true, packing: Packing::Dense };
+        Ok(MmaAsync { product, n, d, a, a_major, b, b_major, sparse, accumulate })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let lane = mask.trailing_zeros() as usize;
         let registers = self.d.iter().filter_map(|d| d.register).chain(self.a.registers());
         w.check_wgmma_fence(registers).or_else(|stop| m.hazard(stop))?;
-        let b = self.shared_operand(w.lane(self.b, lane), self.b_major)?;
+        let b_bytes = self.product.k * self.product.b.bits() as usize / 8;
+        let b = self.shared_operand(w.lane(self.b, lane), self.b_major, b_bytes)?;
         let agent = m.race.as_mut().map(|r| r.spawn(w.index, mask, true));
         b.track(m, w, agent.as_ref(), w.cta, 0..self.n as u32)?;
         let a = self.source_a(w, m, lane, agent.as_ref())?;
@@ -106,7 +117,8 @@ impl Instruction for MmaAsync {
         let id = m.pending.reserve();
         m.count_matrix_operation(w, &[w.cta], u64::from(ROWS) * (self.n * self.product.k) as u64);
         let (product, n, first_row) = (self.product, self.n, first_row(w));
-        let effect = Multiply { id, cta: w.cta, product, n, first_row, a, b, accumulators };
+        let metadata = self.sparse.as_ref().map(|sparse| sparse.read(w));
+        let effect = Multiply { id, cta: w.cta, product, n, first_row, a, metadata, b, accumulators };
         m.start_reserved(id, Issuer { warp: w.index, pc: w.pc() }, after, effect);
         m.warpgroup(w).issue(w.role % WARPS, id, agent.clone());
         w.wgmma.open.push(Wgmma { id, agent, d: self.d.clone(), a: self.a.registers().collect(), pc: w.pc() });
@@ -121,10 +133,10 @@ fn first_row(w: &Warp) -> u32 {
 
 /// The steps of `issue`: the operands, as they are at that time.
 impl MmaAsync {
-    fn shared_operand(&self, descriptor: u64, major: Major) -> Stopped<MatrixOperand> {
+    fn shared_operand(&self, descriptor: u64, major: Major, row_bytes: usize) -> Stopped<MatrixOperand> {
         let matrix = SharedMatrix::wgmma(descriptor).map_err(bad)?;
         let element_bits = self.product.a.bits();
-        let operand = MatrixOperand { matrix, major, row_bytes: ROW_BYTES as u32, element_bits };
+        let operand = MatrixOperand { matrix, major, row_bytes: row_bytes as u32, element_bits };
         operand.check()?;
         Ok(operand)
     }
@@ -132,7 +144,7 @@ impl MmaAsync {
     fn source_a(&self, w: &Warp, m: &mut Machine<'_>, lane: usize, agent: Option<&Agent>) -> Stopped<SourceA> {
         match &self.a {
             A::Shared(s) => {
-                let a = self.shared_operand(w.lane(*s, lane), self.a_major)?;
+                let a = self.shared_operand(w.lane(*s, lane), self.a_major, ROW_BYTES)?;
                 let first = first_row(w);
                 let rows = if self.a_major == Major::K { first..first + ROWS } else { 0..WARPS * ROWS };
                 a.track(m, w, agent, w.cta, rows)?;
@@ -179,6 +191,7 @@ struct Multiply {
     n: usize,
     first_row: u32,
     a: SourceA,
+    metadata: Option<Metadata>,
     b: MatrixOperand,
     accumulators: Accumulators,
 }
@@ -199,9 +212,9 @@ enum Accumulators {
 
 impl Effect for Multiply {
     fn work(&self) -> Work {
-        // Rows of A and B have 32 bytes, 16 numbers of f16. The four warps share the reads of B.
-        let a = if matches!(self.a, SourceA::Shared(_)) { WARPS * ROWS } else { 0 };
-        let shared_bytes = (u64::from(a) + self.n as u64) * ROW_BYTES as u64;
+        // Rows of A have 32 bytes, 16 numbers of f16, and as many of B meet them. The four warps share the reads of B.
+        let a = if matches!(self.a, SourceA::Shared(_)) { u64::from(WARPS * ROWS) * ROW_BYTES as u64 } else { 0 };
+        let shared_bytes = a + self.n as u64 * u64::from(self.b.row_bytes);
         Work::Wgmma { multiply_adds: u64::from(ROWS) * self.n as u64 * ROW_BYTES as u64 / 2, shared_bytes }
     }
 
@@ -219,6 +232,10 @@ impl Effect for Multiply {
                 let all = a.gather(m, self.cta, (WARPS * ROWS) as usize);
                 all[self.first_row as usize * ROW_BYTES..][..ROWS as usize * ROW_BYTES].to_vec()
             }
+        };
+        let a = match &self.metadata {
+            Some(metadata) => metadata.dense(&a, ROW_BYTES)?,
+            None => a,
         };
         let mut rows = match self.accumulators {
             Accumulators::Zero => vec![[0; 32]; n / 2 / self.product.sum.per_register()],

@@ -49,6 +49,13 @@ impl Packing {
         }
     }
 
+    /// Rows of `k` 4-, 6- or 8-bit elements, a byte each.
+    pub fn to_container(self, element: Element, k: usize, bytes: &[u8]) -> Vec<u8> {
+        let shift = if element.bits() == 4 { 2 } else { 0 };
+        let rows = bytes.chunks_exact(self.row_bytes(element, k));
+        rows.flat_map(|row| (0..k).map(move |index| self.code(element, row, index) << shift)).collect()
+    }
+
     /// The bits of element `index` of a row of 4-, 6- or 8-bit elements.
     fn code(self, element: Element, row: &[u8], index: usize) -> u8 {
         let bits = element.bits() as usize;

@@ -11,6 +11,7 @@ pub mod fragment;
 pub mod matmul;
 pub mod number;
 mod simd;
+pub mod sparse;
 pub mod swizzle;
 pub mod tensor_map;
 pub mod tmem;

@@ -194,13 +194,13 @@ impl DataPath {
     }
 
     /// How many copies of A must lie in tensor memory: in layout B each half of the lanes computes its half of N from
-    /// its own copy (CUTLASS's "duplicated" allocation). `None` for the `.ws` layouts E and G, of which nothing is
-    /// said.
-    pub const fn a_parts(self) -> Option<u32> {
+    /// its own copy (CUTLASS's "duplicated" allocation). The manual says nothing of the `.ws` layouts E and G; they are taken
+    /// to be alike.
+    pub const fn a_parts(self) -> u32 {
         match self {
-            DataPath::A | DataPath::C | DataPath::D | DataPath::F => Some(1),
-            DataPath::B => Some(2),
-            DataPath::E | DataPath::G => None,
+            DataPath::A | DataPath::C | DataPath::D | DataPath::F => 1,
+            DataPath::B | DataPath::E => 2,
+            DataPath::G => 4,
         }
     }
 

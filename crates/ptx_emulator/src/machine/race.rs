@@ -168,11 +168,11 @@ struct Cell {
     read: Access,
     /// 1 + index into `more` for the reads of further warps.
     more: u32,
-    /// Lowest set bits: 1 = the write was atomic, 2 = this word is kept by bytes.
+    /// Some of [`ATOMIC`], [`SPLIT`] and [`WHOLE`].
     flags: u8,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Access {
     base: u32,
     /// 0: no access.
@@ -181,8 +181,16 @@ struct Access {
     pc: u32,
 }
 
+/// The write was atomic.
 const ATOMIC: u8 = 1;
+/// The word is kept by bytes.
 const SPLIT: u8 = 2;
+/// In the first word of a chunk: its cell stands for all words of the chunk.
+const WHOLE: u8 = 4;
+
+/// Words of a chunk of 16 bytes, the unit of copies and of the tensor cores.
+const CHUNK_WORDS: usize = 4;
+const CHUNK: u32 = 4 * CHUNK_WORDS as u32;
 
 /// How an access is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,6 +212,11 @@ impl Mode {
     /// It does not write.
     pub fn reads(self) -> bool {
         matches!(self, Mode::Read | Mode::StrongRead)
+    }
+
+    /// It leaves nothing of what was there before.
+    fn replaces(self) -> bool {
+        matches!(self, Mode::Write | Mode::Atomic)
     }
 
     /// It does not race with its like.
@@ -244,12 +257,7 @@ pub struct Detector {
     /// Loads behind which their warp has arrived at an mbarrier before it used what they load: the warp's first thread, time
     /// and instruction of the load, and the time of the first use.
     late: HashMap<(u32, u32, u32), u32>,
-    /// One cell a word, for each memory.
-    cells: Vec<Vec<Cell>>,
-    /// Words accessed with less than a word: a cell a byte.
-    split: HashMap<(u32, u32), [Cell; 4]>,
-    more: Vec<Vec<Access>>,
-    free: Vec<u32>,
+    history: History,
 }
 
 impl Detector {
@@ -267,10 +275,7 @@ impl Detector {
             next_agent: 0,
             issuers: vec![0; AGENTS as usize],
             late: HashMap::new(),
-            cells: memories.map(|bytes| vec![Cell::default(); bytes.div_ceil(4) as usize]).collect(),
-            split: HashMap::new(),
-            more: Vec::new(),
-            free: Vec::new(),
+            history: History::new(memories),
         }
     }
 
@@ -509,16 +514,7 @@ impl Detector {
         let w = &self.warps[(who.base / 32) as usize];
         let clock = w.lanes[who.mask.trailing_zeros() as usize & 31].clone();
         let access = Access { base: who.base, mask: who.mask, time: w.now, pc };
-        let view = View {
-            clock: &clock,
-            who,
-            async_proxy: false,
-            issued: None,
-            late: None,
-            observed: Default::default(),
-            known: Default::default(),
-        };
-        self.record(cta, offset..offset + len, mode, access, &view)
+        self.history.record(cta, offset..offset + len, mode, access, &View::of_thread(&clock, who))
     }
 
     /// The same for plain loads of lanes that all know the same: each group is an offset and the lanes that load `len` bytes
@@ -532,18 +528,10 @@ impl Detector {
             return 0;
         }
         let time = w.now;
-        let view = View {
-            clock: &clock,
-            who: Accessor { base, mask: 0 },
-            async_proxy: false,
-            issued: None,
-            late: None,
-            observed: Default::default(),
-            known: Default::default(),
-        };
+        let view = View::of_thread(&clock, Accessor { base, mask: 0 });
         let recorded = groups.iter().filter(|&&(offset, mask)| {
             let access = Access { base, mask, time, pc };
-            self.record(cta, offset..offset + len, Mode::Read, access, &view).is_ok()
+            self.history.record(cta, offset..offset + len, Mode::Read, access, &view).is_ok()
         });
         recorded.fold(0, |all, (_, mask)| all | mask)
     }
@@ -558,23 +546,58 @@ impl Detector {
         mode: Mode,
         pc: u32,
     ) -> Result<(), Conflict> {
-        let who = Accessor { base: agent.slot, mask: 1 };
-        let access = Access { base: who.base, mask: 1, time: agent.time, pc };
-        let (stores, late) = (std::mem::take(&mut self.stores), std::mem::take(&mut self.late));
-        let issued = agent.quarter.map(|quarter| IssuedStores { first: self.threads, list: &stores, quarter });
+        self.agent_accesses(agent, cta, &[offset], len, mode, pc).map_err(|(_, conflict)| conflict)
+    }
+
+    /// The same for `len` bytes at each of some offsets. Returns the number of the first that conflicts, behind which none is
+    /// recorded.
+    pub fn agent_accesses(
+        &mut self,
+        agent: &Agent,
+        cta: u32,
+        offsets: &[u32],
+        len: u32,
+        mode: Mode,
+        pc: u32,
+    ) -> Result<(), (usize, Conflict)> {
+        let access = Access { base: agent.slot, mask: 1, time: agent.time, pc };
+        let stores = |quarter| IssuedStores { first: self.threads, list: &self.stores, quarter };
         let view = View {
             clock: &agent.clock,
-            who,
+            who: Accessor { base: agent.slot, mask: 1 },
             async_proxy: agent.async_proxy,
-            issued,
-            late: Some(&late).filter(|late| agent.async_proxy && !late.is_empty()),
+            issued: agent.quarter.map(stores),
+            late: Some(&self.late).filter(|late| agent.async_proxy && !late.is_empty()),
             observed: Default::default(),
-            known: Default::default(),
+            written: Default::default(),
+            read: Default::default(),
         };
-        let result = self.record(cta, offset..offset + len, mode, access, &view);
-        let result = result.and_then(|()| view.observed.take().map_or(Ok(()), Err));
-        (self.stores, self.late) = (stores, late);
-        result
+        for (number, &offset) in offsets.iter().enumerate() {
+            let result = self.history.record(cta, offset..offset + len, mode, access, &view);
+            result.and_then(|()| view.observed.take().map_or(Ok(()), Err)).map_err(|conflict| (number, conflict))?;
+        }
+        Ok(())
+    }
+}
+
+/// Who has accessed each word.
+struct History {
+    /// One cell a word, for each memory.
+    cells: Vec<Vec<Cell>>,
+    /// Words accessed with less than a word: a cell a byte.
+    split: HashMap<(u32, u32), [Cell; 4]>,
+    more: Lists,
+}
+
+impl History {
+    /// No accesses to memories of these sizes in bytes.
+    fn new(memories: impl Iterator<Item = u32>) -> History {
+        let untouched = |bytes: u32| {
+            let mut cells = vec![Cell::default(); bytes.div_ceil(CHUNK) as usize * CHUNK_WORDS];
+            cells.iter_mut().step_by(CHUNK_WORDS).for_each(|cell| cell.flags = WHOLE);
+            cells
+        };
+        History { cells: memories.map(untouched).collect(), split: HashMap::new(), more: Lists::default() }
     }
 
     fn record(
@@ -587,18 +610,45 @@ impl Detector {
     ) -> Result<(), Conflict> {
         let (mut at, end) = (range.start, range.end);
         while at < end {
-            if at.is_multiple_of(4) {
-                // Whole words that are not kept by bytes.
-                let words = (at / 4) as usize..(end / 4).max(at / 4) as usize;
-                for cell in &mut self.cells[cta as usize][words] {
-                    if cell.flags & SPLIT != 0 {
-                        break;
-                    }
-                    check(cell, access, mode, view, &mut self.more, &mut self.free)?;
-                    at += 4;
-                }
+            let first = at / CHUNK * CHUNK;
+            let stop = end.min(first + CHUNK);
+            let all = at == first && stop == first + CHUNK;
+            let chunk = &mut self.cells[cta as usize][first as usize / 4..][..CHUNK_WORDS];
+            if all && chunk[0].flags & WHOLE != 0 {
+                check(&mut chunk[0], access, mode, view, &mut self.more)?;
+                at = stop;
+                continue;
             }
-            if at < end {
+            if chunk[0].flags & WHOLE != 0 {
+                open(chunk, &mut self.more);
+            }
+            self.record_words(cta, at..stop, mode, access, view)?;
+            // The words have nothing but this write in common, unless bytes of them are told apart.
+            let chunk = &mut self.cells[cta as usize][first as usize / 4..][..CHUNK_WORDS];
+            if all && mode.replaces() && chunk.iter().all(|cell| cell.flags & SPLIT == 0) {
+                chunk[0].flags |= WHOLE;
+            }
+            at = stop;
+        }
+        Ok(())
+    }
+
+    /// Records an access to bytes of a chunk that is kept by words.
+    fn record_words(
+        &mut self,
+        cta: u32,
+        range: std::ops::Range<u32>,
+        mode: Mode,
+        access: Access,
+        view: &View<'_>,
+    ) -> Result<(), Conflict> {
+        let (mut at, end) = (range.start, range.end);
+        while at < end {
+            let cell = &mut self.cells[cta as usize][at as usize / 4];
+            if at.is_multiple_of(4) && at + 4 <= end && cell.flags & SPLIT == 0 {
+                check(cell, access, mode, view, &mut self.more)?;
+                at += 4;
+            } else {
                 at = self.record_bytes(cta, at, end, mode, access, view)?;
             }
         }
@@ -618,23 +668,69 @@ impl Detector {
         let word = at / 4;
         let cell = &mut self.cells[cta as usize][word as usize];
         let bytes = self.split.entry((cta, word)).or_insert_with(|| {
-            let copy = *cell;
-            let reads = (copy.more != 0).then(|| self.more[copy.more as usize - 1].clone());
-            std::array::from_fn(|i| {
-                let mut c = copy;
-                if let (Some(reads), true) = (&reads, i > 0) {
-                    self.more.push(reads.clone());
-                    c.more = self.more.len() as u32;
-                }
-                c
-            })
+            let mut bytes = [*cell; 4];
+            bytes[1..].iter_mut().for_each(|copy| copy.more = self.more.copy(cell.more));
+            bytes
         });
         cell.flags |= SPLIT;
         let stop = end.min((word + 1) * 4);
         for byte in at..stop {
-            check(&mut bytes[(byte % 4) as usize], access, mode, view, &mut self.more, &mut self.free)?;
+            check(&mut bytes[(byte % 4) as usize], access, mode, view, &mut self.more)?;
+        }
+        if stop - at == 4 && mode.replaces() {
+            *cell = Cell { flags: bytes[0].flags & ATOMIC, ..bytes[0] };
+            self.split.remove(&(cta, word));
         }
         Ok(stop)
+    }
+}
+
+/// A chunk is kept by words from now on.
+fn open(chunk: &mut [Cell], more: &mut Lists) {
+    let first = &mut chunk[0];
+    first.flags &= !WHOLE;
+    let first = *first;
+    for word in &mut chunk[1..] {
+        *word = Cell { more: more.copy(first.more), ..first };
+    }
+}
+
+/// Lists of reads, named by 1 + their index; 0 is the empty list.
+#[derive(Default)]
+struct Lists {
+    all: Vec<Vec<Access>>,
+    free: Vec<u32>,
+}
+
+impl Lists {
+    fn get(&mut self, list: u32) -> Option<&mut Vec<Access>> {
+        self.all[..].get_mut((list as usize).wrapping_sub(1))
+    }
+
+    fn push(&mut self, list: &mut u32, access: Access) {
+        if *list == 0 {
+            *list = self.free.pop().unwrap_or_else(|| {
+                self.all.push(Vec::new());
+                self.all.len() as u32
+            });
+        }
+        self.all[*list as usize - 1].push(access);
+    }
+
+    /// Another list of the same.
+    fn copy(&mut self, list: u32) -> u32 {
+        let mut copy = 0;
+        let Some(reads) = self.get(list).map(|list| list.clone()) else { return 0 };
+        reads.into_iter().for_each(|read| self.push(&mut copy, read));
+        copy
+    }
+
+    fn clear(&mut self, list: &mut u32) {
+        let list = std::mem::take(list);
+        if let Some(reads) = self.get(list) {
+            reads.clear();
+            self.free.push(list);
+        }
     }
 }
 
@@ -648,8 +744,16 @@ struct View<'a> {
     late: Option<&'a HashMap<(u32, u32, u32), u32>>,
     /// The last conflict that is one no more because a thread has read what was written.
     observed: std::cell::Cell<Option<Conflict>>,
-    /// The last write and the last read that it knew of. Neighbouring words mostly have the same.
-    known: [std::cell::Cell<Access>; 2],
+    /// The last write that it knew of, and the last reads, some at once. Neighbouring words mostly have the same.
+    written: std::cell::Cell<Access>,
+    read: [std::cell::Cell<Answer>; 4],
+}
+
+/// Whether an access is known.
+#[derive(Clone, Copy, Default)]
+struct Answer {
+    access: Access,
+    known: bool,
 }
 
 /// The stores of a quarter of tensor memory.
@@ -672,19 +776,51 @@ impl IssuedStores<'_> {
 }
 
 impl View<'_> {
-    /// The conflict with an earlier access; `None` if the accessor knows of it.
+    /// What a thread sees.
+    fn of_thread<'a>(clock: &'a Clock, who: Accessor) -> View<'a> {
+        View {
+            clock,
+            who,
+            async_proxy: false,
+            issued: None,
+            late: None,
+            observed: Default::default(),
+            written: Default::default(),
+            read: Default::default(),
+        }
+    }
+
+    /// The conflict with an earlier write; `None` if the accessor knows of it.
     #[inline(always)]
-    fn conflict(&self, earlier: Access, wrote: bool) -> Option<Conflict> {
-        let known = &self.known[usize::from(wrote)];
-        let last = known.get();
-        if (last.base, last.mask, last.time, last.pc) == (earlier.base, earlier.mask, earlier.time, earlier.pc) {
+    fn conflict_with_write(&self, earlier: Access) -> Option<Conflict> {
+        if self.written.get() == earlier {
             return None;
         }
-        let conflict = self.find_conflict(earlier, wrote);
+        let conflict = self.find_conflict(earlier, true);
         if conflict.is_none() {
-            known.set(earlier);
+            self.written.set(earlier);
         }
         conflict
+    }
+
+    /// Whether the accessor knows of an earlier read.
+    #[inline(always)]
+    fn knows_read(&self, earlier: Access) -> bool {
+        // Threads' numbers differ above the lane, agents' below.
+        let slot = &self.read[(earlier.base ^ (earlier.base / 32)) as usize % self.read.len()];
+        let last = slot.get();
+        if last.access == earlier {
+            return last.known;
+        }
+        let known = self.find_conflict(earlier, false).is_none();
+        slot.set(Answer { access: earlier, known });
+        known
+    }
+
+    /// The conflict with an earlier read; `None` if the accessor knows of it.
+    #[inline(always)]
+    fn conflict_with_read(&self, earlier: Access) -> Option<Conflict> {
+        if self.knows_read(earlier) { None } else { self.find_conflict(earlier, false) }
     }
 
     fn find_conflict(&self, earlier: Access, wrote: bool) -> Option<Conflict> {
@@ -720,20 +856,12 @@ impl View<'_> {
 }
 
 #[inline(always)]
-fn check(
-    cell: &mut Cell,
-    access: Access,
-    mode: Mode,
-    view: &View<'_>,
-    more: &mut Vec<Vec<Access>>,
-    free: &mut Vec<u32>,
-) -> Result<(), Conflict> {
-    let strong = mode == Mode::Atomic;
+fn check(cell: &mut Cell, access: Access, mode: Mode, view: &View<'_>, more: &mut Lists) -> Result<(), Conflict> {
     let both_atomic = mode.is_strong() && cell.flags & ATOMIC != 0;
     if cell.write.mask != 0
         && mode != Mode::SameValue
         && !both_atomic
-        && let Some(conflict) = view.conflict(cell.write, true)
+        && let Some(conflict) = view.conflict_with_write(cell.write)
     {
         if !conflict.only_proxy || mode.reads() || cell.read.mask == 0 {
             return Err(conflict);
@@ -743,56 +871,75 @@ fn check(
     if mode == Mode::StrongRead {
         return Ok(());
     }
-    if matches!(mode, Mode::Read | Mode::SameValue) {
+    if !mode.replaces() {
         let same = |r: &Access| r.base == access.base;
         if cell.read.mask == 0 || same(&cell.read) {
             let joined = cell.read.mask != 0 && cell.read.time == access.time;
             let mask = access.mask | if joined { cell.read.mask } else { 0 };
             // Earlier reads by other lanes of this warp are forgotten: only the latest read of each warp is kept.
             cell.read = Access { mask, ..access };
-        } else if let Some(r) =
-            more[..].get_mut((cell.more as usize).wrapping_sub(1)).and_then(|l| l.iter_mut().find(|r| same(r)))
-        {
+        } else if let Some(r) = more.get(cell.more).and_then(|list| list.iter_mut().find(|r| same(r))) {
             let mask = access.mask | if r.time == access.time { r.mask } else { 0 };
             *r = Access { mask, ..access };
-        } else if view.conflict(cell.read, false).is_none() {
+        } else if view.knows_read(cell.read) {
             cell.read = access;
         } else {
-            if cell.more == 0 {
-                cell.more = free.pop().unwrap_or_else(|| {
-                    more.push(Vec::new());
-                    more.len() as u32
-                });
-            }
-            more[cell.more as usize - 1].push(access);
+            more.push(&mut cell.more, access);
         }
         return Ok(());
     }
     if cell.read.mask != 0
-        && let Some(conflict) = view.conflict(cell.read, false)
+        && let Some(conflict) = view.conflict_with_read(cell.read)
     {
         return Err(conflict);
     }
-    if cell.more != 0 {
-        let list = &mut more[cell.more as usize - 1];
-        for r in list.iter() {
-            if let Some(conflict) = view.conflict(*r, false) {
-                return Err(conflict);
-            }
+    if let Some(list) = more.get(cell.more) {
+        if let Some(conflict) = list.iter().find_map(|read| view.conflict_with_read(*read)) {
+            return Err(conflict);
         }
-        list.clear();
-        free.push(cell.more);
-        cell.more = 0;
+        more.clear(&mut cell.more);
     }
-    cell.read = Access::default();
-    cell.write = access;
-    cell.flags = cell.flags & SPLIT | if strong { ATOMIC } else { 0 };
+    let atomic = if mode == Mode::Atomic { ATOMIC } else { 0 };
+    *cell = Cell { write: access, flags: cell.flags & (SPLIT | WHOLE) | atomic, ..Cell::default() };
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever the pieces in which memory is accessed, the first conflict is that of the same bytes one by one.
+        #[test]
+        fn chunks_words_and_bytes_are_kept_alike(
+            steps in prop::collection::vec((0u32..2, 0u32..2, 0u32..32, 0u32..6, 0usize..5), 1..40),
+        ) {
+            const MODES: [Mode; 5] = [Mode::Read, Mode::StrongRead, Mode::Write, Mode::SameValue, Mode::Atomic];
+            let [mut whole, mut bytes] = [(); 2].map(|()| Detector::new(2, [32].into_iter()));
+            for (pc, (warp, of, at, size, mode)) in steps.into_iter().enumerate() {
+                let who = lane(warp, of);
+                if size == 5 {
+                    // One warp tells the other what it has done.
+                    for d in [&mut whole, &mut bytes] {
+                        let mut told = None;
+                        d.release(warp, u32::MAX, &mut told);
+                        d.acquire(1 - warp, u32::MAX, &told);
+                    }
+                    continue;
+                }
+                let len = 1 << size;
+                let first = at / len * len;
+                let found = whole.access(0, first, len, who, MODES[mode], pc as u32);
+                let mut each = (first..first + len).map(|at| bytes.access(0, at, 1, who, MODES[mode], pc as u32));
+                let expected = each.find_map(Result::err);
+                prop_assert_eq!(found.err().map(|c| (c.pc, c.accessor)), expected.map(|c| (c.pc, c.accessor)));
+                if expected.is_some() {
+                    break;
+                }
+            }
+        }
+    }
 
     fn lane(warp: u32, lane: u32) -> Accessor {
         Accessor { base: warp * 32, mask: 1 << lane }

@@ -9,7 +9,7 @@ use super::in_flight::{BulkGroups, CopyGroups, Poll, SharedLoad, TmemLoad, Wgmma
 use super::race::{Agent, Shared};
 use super::wait::WaitFor;
 use crate::config::fault::{FaultKind, Stop, Stopped};
-use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Row, Src};
+use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Row, SPREAD, Src};
 use crate::types::Space;
 
 /// Where an undefined value comes from that is a fault as soon as it matters: at an address, in a branch, or stored to
@@ -214,9 +214,11 @@ impl Warp {
         if mask == u32::MAX {
             *out = *row;
         } else {
-            for i in 0..32 {
-                let keep = ((mask >> i & 1) as u64).wrapping_sub(1);
-                out[i] = out[i] & keep | row[i] & !keep;
+            for (n, byte) in mask.to_le_bytes().into_iter().enumerate() {
+                let lanes = out[8 * n..][..8].iter_mut().zip(&row[8 * n..][..8]);
+                for ((out, new), written) in lanes.zip(&SPREAD[usize::from(byte)]) {
+                    *out = *out & !written | new & written;
+                }
             }
         }
     }

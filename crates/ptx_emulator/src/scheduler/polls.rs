@@ -24,17 +24,9 @@ pub fn settle(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32) -> Stop
         w.issued += 1;
     }
     let mut poll = w.polls.swap_remove(n);
-    let mut missing = None;
     let (mine, others): (Vec<_>, Vec<_>) = poll.lanes.drain(..).partition(|(lane, ..)| mask >> lane & 1 == 1);
-    let mut complete = 0;
-    for &(lane, at, phase) in &mine {
-        if m.mbarrier_test(w, lane, at, phase)? {
-            complete |= 1 << lane;
-            m.phase_awaited(w, at);
-        } else {
-            missing = Some((at, phase));
-        }
-    }
+    let complete = m.mbarrier_test(w, &mine)?;
+    let missing = mine.iter().rev().find(|(lane, ..)| complete >> lane & 1 == 0).map(|&(_, at, phase)| (at, phase));
     let lanes = mine.iter().fold(0, |lanes, (lane, ..)| lanes | 1 << lane);
     let timed_out = matches!(w.resumed, Some(WaitFor::TimedOut));
     let wait = match missing {

@@ -1,4 +1,4 @@
-//! `cp.async.bulk` and `cp.reduce.async.bulk` (PTX ISA, "Data Movement: cp.async.bulk", "cp.reduce.async.bulk"): bytes
+//! `cp.async.bulk`, `cp.reduce.async.bulk` and `st.bulk` (PTX ISA, "Data Movement: cp.async.bulk", "cp.reduce.async.bulk"): bytes
 //! between global and shared memory and between the shared memories of a cluster, complete by mbarrier or bulk group.
 //! Reductions are element by element those of `red`: `inc` is "(old >= value) ? 0 : old + 1", `dec` is
 //! "(old == 0 || old > value) ? value : old − 1".
@@ -7,7 +7,7 @@ use ptx_emulator::program::Program;
 use serde_json::json;
 
 use super::common::{
-    HOPPER, INIT_BARRIER, await_phase, copy_in, copy_out, module, noise, poison, program, small_integer,
+    BLACKWELL, HOPPER, INIT_BARRIER, await_phase, copy_in, copy_out, module, noise, poison, program, small_integer,
 };
 
 const BYTES: usize = 256;
@@ -120,6 +120,26 @@ fn half_sum(operation: &str, exponent: u32, mantissa: u32) -> Program {
     to_global(&name, &instruction, pack(&source), pack(&old), pack(&want))
 }
 
+/// `st.bulk`: one thread writes zeros over some of the words.
+fn zeros() -> Program {
+    let source = noise(21, BYTES / 4);
+    let body = format!(
+        "{ARGUMENTS}setp.eq.u32 %p1, %r1, 0;\n{}add.u32 %r20, %r2, 40;\ncvt.u64.u32 %d10, %r20;\nmov.b64 %d11, 96;\n\
+         @%p1 st.bulk.weak.shared::cta [%d10], %d11, 0;\nbar.sync 0;\n{}",
+        copy_in(BYTES, 32),
+        copy_out(BYTES, 32)
+    );
+    let kept = |at: usize| if (40..136).contains(&at) { 0 } else { source[at / 4] };
+    let want = (0..BYTES).step_by(4).map(kept).collect();
+    program(
+        "st.bulk",
+        module(BLACKWELL, TILE, ".param .u64 out, .param .u64 src", &body),
+        json!({"block": [32, 1, 1], "args": [{"pointer": "out"}, {"pointer": "src"}],
+               "buffers": {"out": poison(BYTES / 4), "src": {"u32": source}}}),
+        &[("out", want)],
+    )
+}
+
 pub fn programs() -> Vec<Program> {
     let source = noise(19, 128);
     let plain = "cp.async.bulk.global.shared::cta.bulk_group";
@@ -128,6 +148,7 @@ pub fn programs() -> Vec<Program> {
     let signed = |f: fn(i32, i32) -> i32| move |a: u32, b: u32| f(a as i32, b as i32) as u32;
     vec![
         to_shared(),
+        zeros(),
         to_global("cp.async.bulk to global memory", plain, source.clone(), noise(20, 128), source),
         between_ctas("cp.async.bulk to another CTA", to_cluster, |_, other| other),
         between_ctas("cp.reduce.async.bulk.add to another CTA", add_to_cluster, u32::wrapping_add),

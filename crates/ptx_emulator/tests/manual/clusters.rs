@@ -1,6 +1,6 @@
 //! Clusters (PTX ISA, "Parallel Synchronization: barrier.cluster", "mapa", "Data Movement: st.async", "Memory Consistency
-//! Model"): a CTA's shared memory at the same offset in another CTA, written by generic stores, atomics and `st.async`, and
-//! read after a cluster barrier (release, acquire) or an mbarrier's phase.
+//! Model"): a CTA's shared memory at the same offset in another CTA, written by generic stores, atomics, `st.async` and
+//! `red.async`, and read after a cluster barrier (release, acquire) or an mbarrier's phase.
 
 use ptx_emulator::program::Program;
 use serde_json::json;
@@ -65,6 +65,10 @@ pub fn programs() -> Vec<Program> {
         4 * THREADS,
         await_phase(0, "WAIT")
     );
+    let reduction = asynchronous
+        .replacen(INIT_BARRIER, &format!("{INIT_BARRIER}st.shared.u32 [%r5], %r13;\n"), 1)
+        .replace("st.async.shared::cluster", "red.async.relaxed.cluster.shared::cluster")
+        .replace("bytes.u32 [%r15]", "bytes.add.u32 [%r15]");
     // Each CTA tells the next one, by an arrival from every thread, that its words are there.
     let remote_arrival = format!(
         "mov.u32 %r3, bar;\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 mbarrier.init.shared.b64 [%r3], {THREADS};\n\
@@ -82,6 +86,9 @@ pub fn programs() -> Vec<Program> {
             (0..CTAS).fold(0, |sum, cta| sum.wrapping_add(word(cta, thread, source)))
         }),
         across("st.async", &asynchronous, |cta, thread, source| word(cta + CTAS - 1, thread, source)),
+        across("red.async", &reduction, |cta, thread, source| {
+            word(cta, thread, source).wrapping_add(word(cta + CTAS - 1, thread, source))
+        }),
         across("remote arrival", &remote_arrival, |cta, thread, source| {
             word(cta + CTAS - 1, THREADS - 1 - thread, source)
         }),

@@ -12,6 +12,7 @@ pub mod fragments;
 pub mod launch_control;
 pub mod mbarriers;
 pub mod multicast;
+pub mod sparse;
 pub mod tcgen05_copies;
 pub mod tcgen05_mma;
 pub mod tcgen05_pairs;
@@ -27,7 +28,7 @@ use ptx_emulator::program::Program;
 /// Every feature's programs.
 #[allow(dead_code, reason = "each user takes what it needs")]
 pub fn programs() -> Vec<Program> {
-    let all: [fn() -> Vec<Program>; 18] = [
+    let all: [fn() -> Vec<Program>; 19] = [
         block_scales::programs,
         bulk_copies::programs,
         clusters::programs,
@@ -37,6 +38,7 @@ pub fn programs() -> Vec<Program> {
         launch_control::programs,
         mbarriers::programs,
         multicast::programs,
+        sparse::programs,
         tcgen05_copies::programs,
         tcgen05_mma::programs,
         tcgen05_pairs::programs,

@@ -224,6 +224,16 @@ const A: usize = 32;
 pub const SCALES: usize = 64;
 
 fn product(kind: Kind, m: usize, n: usize, a_in_tensor_memory: bool) -> Program {
+    form(kind, m, n, a_in_tensor_memory, "mma")
+}
+
+/// `mma.ws`: of 64 rows the upper half of N lies in lanes 64 to 127, of 32 rows each quarter of N in a quarter of the lanes.
+fn weight_stationary(kind: Kind, m: usize, n: usize) -> Program {
+    form(kind, m, n, false, "mma.ws")
+}
+
+fn form(kind: Kind, m: usize, n: usize, a_in_tensor_memory: bool, mma: &str) -> Program {
+    let split = if mma == "mma.ws" { 128 / m } else { 1 };
     let operands = Operands::new(kind, m, n, 121);
     let mut setup = String::new();
     if a_in_tensor_memory {
@@ -264,35 +274,36 @@ fn product(kind: Kind, m: usize, n: usize, a_in_tensor_memory: bool) -> Program 
         issue += &descriptor("%d11", operands.matrix(1, slice), 128, 256);
         issue += &format!(
             "add.u32 %r39, %r30, {};\nmov.b32 %r42, {};\nsetp.ne.u32 %p3, {slice}, 0;\n\
-             tcgen05.mma.cta_group::1.{} [%r30], {a}, %d11, %r42, {scales}%p3;\n",
+             tcgen05.{mma}.cta_group::1.{} [%r30], {a}, %d11, %r42, {scales}%p3;\n",
             A + 8 * slice,
             kind.instruction_descriptor(m, n),
             kind.name
         );
     }
+    let columns = n.next_power_of_two() / split;
     let work = format!(
         "{}{setup}@!%p1 bra ISSUED;\n{issue}tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r3];\n\
          ISSUED:\n{}tcgen05.fence::after_thread_sync;\n{}",
-        clear_columns(D, n.next_power_of_two()),
+        clear_columns(D, columns),
         await_phase(0, "WAIT"),
-        store_columns(D, n.next_power_of_two())
+        store_columns(D, columns)
     );
     let body = format!(
         "ld.param.u64 %d1, [out];\nld.param.u64 %d2, [src];\nmov.u32 %r2, tile;\n{INIT_BARRIER}{}{}",
         copy_in(operands.bytes.len(), 128),
         with_tensor_memory(1, 128, &work)
     );
-    let columns = n.next_power_of_two();
     let mut want = vec![0; 128 * columns];
     for row in 0..m {
-        let lane = if m == 64 { row / 16 * 32 + row % 16 } else { row };
+        let lane = if m == 64 && split == 1 { row / 16 * 32 + row % 16 } else { row };
         for column in 0..n {
-            want[lane * columns + column] = operands.sum(row, column);
+            let part = if split == 1 { 0 } else { column / columns };
+            want[(lane + part * m) * columns + column % columns] = operands.sum(row, column);
         }
     }
     let where_a = if a_in_tensor_memory { ", A in tensor memory" } else { "" };
     program(
-        &format!("tcgen05.mma.{} {m}x{n}{where_a}", kind.name),
+        &format!("tcgen05.{mma}.{} {m}x{n}{where_a}", kind.name),
         module(
             // The family has no integers.
             if kind.d == S32 { "sm_100a" } else { BLACKWELL },
@@ -352,5 +363,8 @@ pub fn programs() -> Vec<Program> {
         ),
         product(NVFP4, 128, 16, false),
         product(NVFP4, 128, 24, false),
+        weight_stationary(HALVES, 32, 64),
+        weight_stationary(HALVES, 64, 64),
+        weight_stationary(kind("kind::f8f6f4", 32, E4M3, E5M2, 1), 128, 64),
     ]
 }

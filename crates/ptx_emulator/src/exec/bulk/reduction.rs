@@ -1,4 +1,4 @@
-//! The operation of a reducing copy.
+//! The operation of a reducing copy, or of `red.async`.
 
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
@@ -7,7 +7,7 @@ use crate::hw::tensor_map::DataType;
 use crate::machine::race::Mode;
 use crate::types::Type;
 
-/// The operation of a reducing copy.
+/// The operation of a reducing copy, or of `red.async`.
 #[derive(Clone, Copy)]
 pub struct Reduction {
     ty: Type,
@@ -17,12 +17,14 @@ pub struct Reduction {
 impl Reduction {
     /// The reduction on elements of a type; `None` for a plain copy.
     pub fn decode(i: &Parsed<'_>, ty: Type) -> Result<Option<Reduction>> {
-        if !i.has("reduce") {
-            return Ok(None);
-        }
+        if i.has("reduce") { Reduction::named(i, ty).map(Some) } else { Ok(None) }
+    }
+
+    /// The reduction that the modifiers name.
+    pub fn named(i: &Parsed<'_>, ty: Type) -> Result<Reduction> {
         let update = i.one_of(&atomic::REDUCTIONS).and_then(atomic::update);
         let update = update.ok_or_else(|| DecodeError::invalid("the operation is missing"))?;
-        Ok(Some(Reduction { ty, update }))
+        Ok(Reduction { ty, update })
     }
 
     /// The same on elements of a tensor, if it can be.

@@ -1,12 +1,14 @@
-//! `mma.sync`: D = A · B + C in a warp's registers.
+//! `mma.sync`: D = A · B + C in a warp's registers, and with a sparse A, which has half as many registers.
 
 use super::product::{Product, Sum, gather_fragment, shape, types};
+use super::sparse::MetadataOperand;
 use crate::code::Flow;
 use crate::config::fault::Stopped;
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::exec::instruction::Instruction;
 use crate::hw::fragment::{self, Position};
+use crate::hw::matmul::Packing;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
 use crate::operand::{Dst, Row, Src};
@@ -19,9 +21,13 @@ pub(super) const N: usize = 8;
 /// Elements of C and D that a lane holds.
 pub(super) const ELEMENTS: usize = 4;
 
-/// `mma.sync d, a, b, c`.
+/// `mma.sync d, a, b, c{, metadata, selector}`.
 pub struct Mma {
     product: Product,
+    /// Bytes of an element in its register. Elements of 4 and 6 bits have a byte each.
+    element_bytes: usize,
+    /// What of A is there, if it is sparse.
+    sparse: Option<MetadataOperand>,
     d: Vec<Dst>,
     a: Vec<Src>,
     b: Vec<Src>,
@@ -42,44 +48,56 @@ impl Instruction for Mma {
         }
         let d = i.dst_vector(0)?;
         let [a, b, c] = [i.src_vector(1, Type::B32)?, i.src_vector(2, Type::B32)?, i.src_vector(3, Type::B32)?];
-        let per_register = 32 / a_type.bits() as usize;
+        let element_bytes = a_type.bits().max(8) as usize / 8;
+        let per_register = 4 / element_bytes;
+        let sparse = if i.one_of(&["sp", "sp::ordered_metadata"]).is_some() {
+            Some(MetadataOperand::decode(i, 4, 8 * element_bytes as u32, k)?)
+        } else {
+            None
+        };
+        let of_a = if sparse.is_some() { k / 2 } else { k } / per_register / 2;
         let sums = ELEMENTS / sum.per_register();
-        if (a.len(), b.len(), c.len(), d.len()) != (k / per_register / 2, k / per_register / 4, sums, sums) {
+        if (a.len(), b.len(), c.len(), d.len()) != (of_a, k / per_register / 4, sums, sums) {
             return Err(DecodeError::invalid("wrong number of registers"));
         }
         let saturate = i.has("satfinite");
         let negate = (false, false);
-        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate, of_warpgroup: false };
-        Ok(Mma { product, d, a, b, c })
+        let packing = if i.has("kind::f8f6f4") { Packing::Container } else { Packing::Dense };
+        let product = Product { sum, a: a_type, b: b_type, k, saturate, negate, of_warpgroup: false, packing };
+        Ok(Mma { product, element_bytes, sparse, d, a, b, c })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let multiply_adds = (M * N * self.product.k) as u64;
         m.count_matrix_operation(w, &[w.cta], multiply_adds);
         if let Some(timed) = &mut m.timed {
-            timed.access =
-                timing::Access::Matrix { multiply_adds: multiply_adds * u64::from(self.product.a.bits()) / 16 };
+            // A sparse A takes the time of the elements that are there.
+            let there = if self.sparse.is_some() { multiply_adds / 2 } else { multiply_adds };
+            timed.access = timing::Access::Matrix { multiply_adds: there * self.element_bytes as u64 / 2 };
         }
-        self.finish(w, mask);
+        self.finish(w, mask)?;
         Ok(Flow::Next)
     }
 }
 
 impl Mma {
-    fn finish(&self, w: &mut Warp, mask: u32) {
-        let Product { k, .. } = self.product;
-        let bytes = self.product.a.bits() as usize / 8;
-        let (per_register, row_bytes) = (4 / bytes as u32, k * bytes);
-        let at = |row: u32, k: u32| row as usize * row_bytes + k as usize * bytes;
-        let (mut a, mut b) = (vec![0; M * row_bytes], vec![0; N * row_bytes]);
+    fn finish(&self, w: &mut Warp, mask: u32) -> Stopped<()> {
+        let bytes = self.element_bytes;
+        let (per_register, row_bytes) = (4 / bytes as u32, self.product.k * bytes);
+        // Two rows of A in a register's lanes, one column of B.
+        let a_bytes = self.a.len() * 8;
+        let (mut a, mut b) = (vec![0; M * a_bytes], vec![0; N * row_bytes]);
         gather_fragment(w, &self.a, bytes, &mut a, |lane, register, index| {
             let Position { row, column } = fragment::mma_a(lane, register, index, per_register);
-            at(row, column)
+            row as usize * a_bytes + column as usize * bytes
         });
         gather_fragment(w, &self.b, bytes, &mut b, |lane, register, index| {
             let Position { row, column } = fragment::mma_b(lane, register, index, per_register);
-            at(column, row)
+            column as usize * row_bytes + row as usize * bytes
         });
+        if let Some(sparse) = &self.sparse {
+            a = sparse.read(w).dense(&a, a_bytes)?;
+        }
         let place = |lane: usize, index: usize| {
             let Position { row, column } = fragment::mma_c(lane as u32, index as u32);
             row as usize * N + column as usize
@@ -89,5 +107,6 @@ impl Mma {
         for (d, row) in self.d.iter().zip(&rows) {
             d.write(w, mask, row);
         }
+        Ok(())
     }
 }

@@ -6,4 +6,5 @@ pub mod mma;
 pub mod moves;
 pub mod product;
 pub mod scaled;
+pub mod sparse;
 pub mod wmma;

@@ -74,6 +74,8 @@ pub struct Product {
     pub negate: (bool, bool),
     /// Whether it is a `wgmma`, whose f32 sums of 8-bit floats are [`fp8`]'s.
     pub of_warpgroup: bool,
+    /// How elements lie in their rows.
+    pub packing: Packing,
 }
 
 impl Product {
@@ -116,7 +118,7 @@ impl Product {
 
     fn compute(&self, (a_rows, a): (usize, &[u8]), (b_rows, b): (usize, &[u8]), d: &[u32]) -> Vec<u32> {
         let floats = |element, rows, bytes, negate| {
-            let f = Floats::decode(element, Packing::Dense, rows, self.k, bytes);
+            let f = Floats::decode(element, self.packing, rows, self.k, bytes);
             if negate { f.negated() } else { f }
         };
         if self.sum == Sum::S32 {

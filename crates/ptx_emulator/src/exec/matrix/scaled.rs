@@ -42,11 +42,16 @@ use crate::timing::core as timing;
 use crate::types::Type;
 
 use super::mma::{ELEMENTS, M, N};
+use super::sparse::MetadataOperand;
 
-/// `mma.block_scale d, a, b, c, scale-a, {byte, thread}, scale-b, {byte, thread}`.
+/// `mma.block_scale d, a, b, c{, metadata, selector}, scale-a, {byte, thread}, scale-b, {byte, thread}`.
 pub struct ScaledMma {
+    /// What of A is there, if it is sparse.
+    sparse: Option<MetadataOperand>,
     a_type: Element,
     b_type: Element,
+    /// Two elements in a byte.
+    four_bit: bool,
     k: usize,
     scale_type: ScaleType,
     d: Vec<Dst>,
@@ -174,12 +179,16 @@ impl Instruction for ScaledMma {
         };
         let d = i.dst_vector(0)?;
         let [a, b, c] = [i.src_vector(1, Type::B32)?, i.src_vector(2, Type::B32)?, i.src_vector(3, Type::B32)?];
-        if (a.len(), b.len(), c.len(), d.len()) != (4, 2, ELEMENTS, ELEMENTS) {
+        // What is in a register's bytes: one element, or two of 4 bits.
+        let bits = if i.has("kind::mxf8f6f4") { 8 } else { 4 };
+        let sparse = if i.has("sp::ordered_metadata") { Some(MetadataOperand::decode(i, 4, bits, k)?) } else { None };
+        let (of_b, next) = if sparse.is_some() { (4, 6) } else { (2, 4) };
+        if (a.len(), b.len(), c.len(), d.len()) != (4, of_b, ELEMENTS, ELEMENTS) {
             return Err(DecodeError::invalid("wrong number of registers"));
         }
-        let scale_a = ScaleOperand::decode(i, A, 4, blocks)?;
-        let scale_b = ScaleOperand::decode(i, B, 6, blocks)?;
-        Ok(ScaledMma { a_type, b_type, k, scale_type, d, a, b, c, scale_a, scale_b })
+        let scale_a = ScaleOperand::decode(i, A, next, blocks)?;
+        let scale_b = ScaleOperand::decode(i, B, next + 2, blocks)?;
+        Ok(ScaledMma { sparse, four_bit: bits == 4, a_type, b_type, k, scale_type, d, a, b, c, scale_a, scale_b })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
@@ -198,17 +207,19 @@ impl Instruction for ScaledMma {
             timed.access = timing::Access::Matrix { multiply_adds: (M * N * 16) as u64 };
         }
         if m.computes_values() {
-            self.finish(w, mask, scale_a, scale_b);
+            self.finish(w, mask, scale_a, scale_b)?;
         }
         Ok(Flow::Next)
     }
 }
 
 impl ScaledMma {
-    fn finish(&self, w: &mut Warp, mask: u32, scale_a: Scales, scale_b: Scales) {
-        /// Bytes of a row of A and a column of B, dense or in containers: two 16-byte rows of `ldmatrix`.
+    fn finish(&self, w: &mut Warp, mask: u32, scale_a: Scales, scale_b: Scales) -> Stopped<()> {
+        /// Bytes of a row of A: two 16-byte rows of `ldmatrix`.
         const ROW_BYTES: usize = 32;
-        let (mut a, mut b) = ([0; M * ROW_BYTES], [0; N * ROW_BYTES]);
+        // A column of B meets them, dense or in containers; where A is sparse, it has twice as many.
+        let b_bytes = self.b.len() * 16;
+        let (mut a, mut b) = (vec![0; M * ROW_BYTES], vec![0; N * b_bytes]);
         // Fragments of bytes; which elements are in a byte is the packing's.
         gather_fragment(w, &self.a, 1, &mut a, |lane, register, index| {
             let Position { row, column } = fragment::mma_a(lane, register, index, 4);
@@ -216,8 +227,11 @@ impl ScaledMma {
         });
         gather_fragment(w, &self.b, 1, &mut b, |lane, register, index| {
             let Position { row, column } = fragment::mma_b(lane, register, index, 4);
-            column as usize * ROW_BYTES + row as usize
+            column as usize * b_bytes + row as usize
         });
+        if let Some(sparse) = &self.sparse {
+            a = sparse.read(w).dense(&a, ROW_BYTES)?;
+        }
         let mut rows: Vec<Row> = self.c.iter().map(|s| w.get(*s)).collect();
         let place = |lane: usize, index: usize| {
             let Position { row, column } = fragment::mma_c(lane as u32, index as u32);
@@ -225,7 +239,7 @@ impl ScaledMma {
         };
         Product::with_sums(Sum::F32, M * N, &mut rows, ELEMENTS, place, |sums| {
             let mut d: Vec<f32> = sums.iter().map(|&bits| f32::from_bits(bits)).collect();
-            if self.k == 2 * ROW_BYTES {
+            if self.four_bit {
                 let (a, b) = (Fours::decode(M, self.k, &a), Fours::decode(N, self.k, &b));
                 multiply_fours(&a, &scale_a, &b, &scale_b, &mut d);
             } else {
@@ -238,5 +252,6 @@ impl ScaledMma {
         for (d, row) in self.d.iter().zip(&rows) {
             d.write(w, mask, row);
         }
+        Ok(())
     }
 }

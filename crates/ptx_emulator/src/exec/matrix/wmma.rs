@@ -14,6 +14,7 @@ use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::exec::instruction::Instruction;
 use crate::hw::descriptor::Element;
+use crate::hw::matmul::Packing;
 use crate::machine::address::Lane;
 use crate::machine::race::Mode;
 use crate::machine::state::Machine;
@@ -251,8 +252,16 @@ impl Instruction for Mma {
         if [a.len(), b.len(), c.len()] != fragments.map(|fragment| fragment.registers) || c.len() != d.len() {
             return Err(DecodeError::invalid("wrong number of registers"));
         }
-        let product =
-            Product { sum, a: a_type, b: b_type, k: sizes[2], saturate, negate: (false, false), of_warpgroup: false };
+        let product = Product {
+            sum,
+            a: a_type,
+            b: b_type,
+            k: sizes[2],
+            saturate,
+            negate: (false, false),
+            of_warpgroup: false,
+            packing: Packing::Dense,
+        };
         Ok(Mma { product, sizes, fragments, d, a, b, c })
     }
 

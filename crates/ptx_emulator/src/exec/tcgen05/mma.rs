@@ -1,4 +1,6 @@
-//! `tcgen05.mma`: D = A · B + D, with A in shared or tensor memory, B in shared memory and D in tensor memory.
+//! `tcgen05.mma`: D = A · B + D, with A in shared or tensor memory, B in shared memory and D in tensor memory. With `.sp` A is
+//! sparse: half of its elements are there, and tensor memory says which. `.ws` keeps B where `.mma` keeps A; what is kept makes
+//! no difference here, but D of fewer rows lies in other lanes.
 
 use super::cells::{CtaGroup, cell, offset};
 use super::turn::Turn;
@@ -7,6 +9,7 @@ use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::exec::instruction::Instruction;
+use crate::exec::matrix::sparse::twice;
 use crate::exec::shared_matrix::{MatrixOperand, bad};
 use crate::hw::descriptor::{
     Accumulator, Element, InstructionDescriptor, Major, MmaKind, ScaleType, ScaleVector, SharedMatrix,
@@ -14,6 +17,7 @@ use crate::hw::descriptor::{
 use crate::hw::matmul::{
     Floats, Fours, Integers, Packing, Scales, multiply_f16, multiply_f32, multiply_fours, multiply_i32,
 };
+use crate::hw::sparse;
 use crate::hw::tmem::{Address as Cell, DataPath, LANES_PER_WARP, scale_byte};
 use crate::machine::race::{Agent, Mode};
 use crate::machine::state::{Effect, Machine};
@@ -24,7 +28,7 @@ use crate::parser::ast::Operand;
 use crate::timing::work::Work;
 use crate::types::Type;
 
-/// `tcgen05.mma [d], a, b, idesc{, [scale_a], [scale_b]}{, disable}, enable{, scale}`.
+/// `tcgen05.mma [d], a, b{, [metadata]}, idesc{, [scale_a], [scale_b]}{, disable}, enable{, scale}`.
 pub struct Mma {
     group: CtaGroup,
     kind: MmaKind,
@@ -32,6 +36,8 @@ pub struct Mma {
     a: A,
     /// Descriptor of B in shared memory.
     b: Src,
+    /// Where a sparse A's metadata lies.
+    metadata: Option<Address>,
     instruction: Src,
     scales: Option<ScaleOperands>,
     /// Masks of D's lanes whose results are dropped, 32 lanes each.
@@ -40,6 +46,9 @@ pub struct Mma {
     accumulate: PredicateSrc,
     /// D is divided by 2 to this power before (`scale-input-d`).
     shift: u32,
+    weight_stationary: bool,
+    /// Descriptor of the columns of B that are taken for zero.
+    zero_columns: Option<Src>,
 }
 
 /// Where A comes from.
@@ -63,11 +72,14 @@ impl Instruction for Mma {
             Operand::Address { .. } => A::Tmem(i.address(1)?),
             _ => A::Shared(i.src(1, Type::B64)?),
         };
-        let (b, instruction) = (i.src(2, Type::B64)?, i.src(3, Type::B32)?);
-        let mut next = 4;
+        let b = i.src(2, Type::B64)?;
+        let metadata = if i.has("sp") { Some(i.address(3)?) } else { None };
+        let mut next = if metadata.is_some() { 4 } else { 3 };
+        let instruction = i.src(next, Type::B32)?;
+        next += 1;
         let scales = if i.has("block_scale") {
             next += 2;
-            Some(ScaleOperands { vector: scale_vector(i, kind), a: i.address(4)?, b: i.address(5)? })
+            Some(ScaleOperands { vector: scale_vector(i, kind), a: i.address(next - 2)?, b: i.address(next - 1)? })
         } else {
             None
         };
@@ -79,11 +91,32 @@ impl Instruction for Mma {
             _ => Vec::new(),
         };
         let accumulate = i.predicate(next)?;
-        let shift = if i.operands().len() > next + 1 { i.constant(next + 1, "scale-input-d")? as u32 } else { 0 };
+        let weight_stationary = i.has("ws");
+        let (mut shift, mut zero_columns) = (0, None);
+        if i.operands().len() > next + 1 && weight_stationary {
+            zero_columns = Some(i.src(next + 1, Type::B64)?);
+        } else if i.operands().len() > next + 1 {
+            shift = i.constant(next + 1, "scale-input-d")? as u32;
+        }
         if shift > 15 {
             return Err(DecodeError::invalid("scale-input-d is 0 to 15"));
         }
-        Ok(Mma { group: CtaGroup::decode(i), kind, d, a, b, instruction, scales, disable, accumulate, shift })
+        let group = CtaGroup::decode(i);
+        Ok(Mma {
+            group,
+            kind,
+            d,
+            a,
+            b,
+            metadata,
+            instruction,
+            scales,
+            disable,
+            accumulate,
+            shift,
+            weight_stationary,
+            zero_columns,
+        })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
@@ -135,9 +168,13 @@ impl Mma {
     fn product(&self, w: &Warp, m: &Machine<'_>, lane: usize) -> Stopped<Product> {
         let CtaGroup(group) = self.group;
         let word = w.lane(self.instruction, lane) as u32;
-        let desc = InstructionDescriptor::decode(self.kind, group, false, word).map_err(bad)?;
-        if desc.sparse {
-            return Err(Stop::unsupported("a sparse A"));
+        let desc = InstructionDescriptor::decode(self.kind, group, self.weight_stationary, word).map_err(bad)?;
+        if desc.sparse != self.metadata.is_some() {
+            let text = if desc.sparse { "a sparse A" } else { "a dense A, with .sp" };
+            return Err(Stop::new(FaultKind::BadDescriptor, format!("the instruction descriptor says {text}")));
+        }
+        if self.zero_columns.is_some_and(|mask| w.lane(mask, lane) != 0) {
+            return Err(Stop::unsupported("a zero-column mask"));
         }
         let scales = match (&self.scales, desc.scale) {
             (Some(operands), Some(ty)) => {
@@ -147,7 +184,7 @@ impl Mma {
             }
             _ => None,
         };
-        let path = DataPath::of(desc.m, group, false, false)
+        let path = DataPath::of(desc.m, group, desc.sparse, self.weight_stationary)
             .ok_or_else(|| Stop::new(FaultKind::BadDescriptor, format!("M = {} with .cta_group::{group}", desc.m)))?;
         let a = match &self.a {
             A::Shared(s) => SourceA::Shared(SharedMatrix::tcgen05(w.lane(*s, lane)).map_err(bad)?),
@@ -166,6 +203,7 @@ impl Mma {
             d: cell(w, &self.d, lane),
             a,
             b: SharedMatrix::tcgen05(w.lane(self.b, lane)).map_err(bad)?,
+            metadata: self.metadata.as_ref().map(|address| cell(w, address, lane)),
             scales,
             accumulate: self.accumulate.mask(w) >> lane & 1 == 1,
             shift: self.shift,
@@ -181,6 +219,8 @@ struct Product {
     d: Cell,
     a: SourceA,
     b: SharedMatrix,
+    /// The first cell of a sparse A's metadata.
+    metadata: Option<Cell>,
     scales: Option<ScaleCells>,
     accumulate: bool,
     shift: u32,
@@ -207,22 +247,43 @@ impl Product {
         Packing::of(self.desc.kind, shared)
     }
 
-    fn row_bytes(&self, element: Element, shared: bool) -> u32 {
-        self.packing(shared).row_bytes(element, self.desc.k as usize) as u32
+    /// Elements of a row of A that are there.
+    fn a_elements(&self) -> u32 {
+        if self.desc.sparse { self.desc.k / 2 } else { self.desc.k }
     }
 
-    fn shared_operand(&self, matrix: SharedMatrix, element: Element, major: Major) -> MatrixOperand {
-        let padded = self.packing(true) == Packing::Padded;
-        let element_bits = if padded { element.bits().max(8) } else { element.bits() };
-        MatrixOperand { matrix, major, row_bytes: self.row_bytes(element, true), element_bits }
+    fn a_row_bytes(&self, shared: bool) -> u32 {
+        self.packing(shared).row_bytes(self.desc.a, self.a_elements() as usize) as u32
+    }
+
+    fn shared_operand(&self, matrix: SharedMatrix, element: Element, major: Major, k: u32) -> MatrixOperand {
+        let packing = self.packing(true);
+        let element_bits = if packing == Packing::Padded { element.bits().max(8) } else { element.bits() };
+        MatrixOperand { matrix, major, row_bytes: packing.row_bytes(element, k as usize) as u32, element_bits }
     }
 
     fn shared_a(&self, matrix: SharedMatrix) -> MatrixOperand {
-        self.shared_operand(matrix, self.desc.a, self.desc.major_a)
+        self.shared_operand(matrix, self.desc.a, self.desc.major_a, self.a_elements())
     }
 
     fn shared_b(&self) -> MatrixOperand {
-        self.shared_operand(self.b, self.desc.b, self.desc.major_b)
+        self.shared_operand(self.b, self.desc.b, self.desc.major_b, self.desc.k)
+    }
+
+    /// Bits of an element of A as metadata count them: 4- and 6-bit elements have a byte each, except in the 4-bit kinds.
+    fn sparse_bits(&self) -> u32 {
+        if self.packing(true) == Packing::Padded { 8 } else { self.desc.a.bits() }
+    }
+
+    /// Groups of neighbours of a row of a sparse A.
+    fn groups(&self) -> u32 {
+        sparse::groups(self.sparse_bits(), self.desc.k as usize) as u32
+    }
+
+    /// The cell and bit of a group's metadata, behind the first.
+    fn metadata_place(&self, row: u32, group: u32) -> (Cell, u32) {
+        let (place, bit) = sparse::tcgen05_place(row, group, self.groups(), self.desc.sparsity_selector);
+        (self.path.a_cell(place.row, 4 * place.column, 0), bit)
     }
 
     /// Rows of B in each CTA's shared memory.
@@ -261,8 +322,8 @@ impl Product {
                     a.track(m, w, agent, cta, 0..rows)?;
                 }
                 SourceA::Tmem(at) => {
-                    let columns = self.row_bytes(self.desc.a, false).div_ceil(4);
-                    let parts = self.path.a_parts().ok_or_else(|| Stop::unsupported("A in tensor memory here"))?;
+                    let columns = self.a_row_bytes(false).div_ceil(4);
+                    let parts = self.path.a_parts();
                     for (part, row) in (0..parts).flat_map(|part| (0..rows).map(move |row| (part, row))) {
                         let cell = offset(at, self.path.a_cell(row, 0, part));
                         m.tmem_access(cta, cell, columns, agent, Mode::Read, w.pc())?;
@@ -270,10 +331,22 @@ impl Product {
                 }
             }
             b.track(m, w, agent, cta, 0..self.b_rows())?;
+            self.track_metadata(m, w, agent, cta)?;
             self.track_scales(m, w, agent, cta)?;
             for run in self.runs() {
                 m.tmem_access(cta, run, self.run_columns(), agent, Mode::Write, w.pc())?;
             }
+        }
+        Ok(())
+    }
+
+    fn track_metadata(&self, m: &mut Machine<'_>, w: &Warp, agent: Option<&Agent>, cta: u32) -> Stopped<()> {
+        let Some(at) = self.metadata else { return Ok(()) };
+        // A lane's cells: a column of metadata where sixteen rows share it, else two.
+        let columns = self.groups() / 8;
+        for row in 0..self.path.rows_per_cta() {
+            let (first, _) = self.metadata_place(row, 0);
+            m.tmem_access(cta, offset(at, first), columns, agent, Mode::Read, w.pc())?;
         }
         Ok(())
     }
@@ -293,12 +366,12 @@ impl Product {
 impl Effect for Product {
     fn work(&self) -> Work {
         let (ctas, rows) = (self.ctas.len() as u32, self.path.rows_per_cta());
-        let row = |element| u64::from(self.row_bytes(element, true));
-        let a = if matches!(self.a, SourceA::Shared(_)) { u64::from(rows) * row(self.desc.a) } else { 0 };
+        let (row_a, row_b) = (u64::from(self.a_row_bytes(true)), u64::from(self.shared_b().row_bytes));
+        let a = if matches!(self.a, SourceA::Shared(_)) { u64::from(rows) * row_a } else { 0 };
         // One CTA alone takes as long for 64 rows as for 128. A row of f16 has two bytes a number.
         let rows = if ctas == 1 { rows.max(128) } else { rows };
-        let multiply_adds = u64::from(rows) * u64::from(self.desc.n) * row(self.desc.a) / 2;
-        let shared_bytes = a + u64::from(self.b_rows()) * row(self.desc.b);
+        let multiply_adds = u64::from(rows) * u64::from(self.desc.n) * row_a / 2;
+        let shared_bytes = a + u64::from(self.b_rows()) * row_b;
         Work::Mma { ctas: self.ctas.clone(), multiply_adds, shared_bytes }
     }
 
@@ -311,7 +384,7 @@ impl Effect for Product {
         let gather = |&cta: &u32| b.gather(m, cta, self.b_rows() as usize);
         let b = self.ctas.iter().map(gather).collect::<Vec<_>>().concat();
         for (&cta, disabled) in self.ctas.iter().zip(&self.disabled) {
-            let a = self.gather_a(m, cta)?;
+            let a = self.dense_a(m, cta)?;
             let mut d = self.gather_d(m, cta)?;
             let scales = self.scales_a(m, cta)?.zip(self.scales_b(m, cta)?);
             self.multiply(&a, &b, scales, &mut d);
@@ -328,14 +401,34 @@ impl Effect for Product {
 
 /// The steps of `finish`: operands are gathered from memory and multiplied.
 impl Product {
-    /// A's rows in one CTA.
+    /// A's rows in one CTA with zeros where nothing is, and how they are packed.
+    fn dense_a(&self, m: &Machine<'_>, cta: u32) -> Stopped<(Vec<u8>, Packing)> {
+        let mut packing = self.packing(matches!(self.a, SourceA::Shared(_)));
+        let mut a = self.gather_a(m, cta)?;
+        let Some(at) = self.metadata else { return Ok((a, packing)) };
+        if packing == Packing::Padded {
+            a = packing.to_container(self.desc.a, self.a_elements() as usize, &a);
+            packing = Packing::Container;
+        }
+        let bits = |row: usize, group: usize| {
+            let (cell, bit) = self.metadata_place(row as u32, group as u32);
+            Ok(m.tmem_read(cta, offset(at, cell))? >> bit & 15)
+        };
+        let (rows, groups) = (self.path.rows_per_cta() as usize, self.groups() as usize);
+        let metadata = (0..rows * groups).map(|n| bits(n / groups, n % groups)).collect::<Stopped<Vec<u32>>>()?;
+        let unit = sparse::unit_bytes(self.sparse_bits());
+        let dense = sparse::dense(&a, a.len() / rows, unit, |row, group| metadata[row * groups + group]);
+        Ok((dense.map_err(twice)?, packing))
+    }
+
+    /// The elements of A's rows in one CTA that are there.
     fn gather_a(&self, m: &Machine<'_>, cta: u32) -> Stopped<Vec<u8>> {
         let rows = self.path.rows_per_cta();
         let at = match self.a {
             SourceA::Shared(matrix) => return Ok(self.shared_a(matrix).gather(m, cta, rows as usize)),
             SourceA::Tmem(at) => at,
         };
-        let bytes = self.row_bytes(self.desc.a, false);
+        let bytes = self.a_row_bytes(false);
         let mut out = Vec::with_capacity((rows * bytes) as usize);
         for row in 0..rows {
             for byte in (0..bytes).step_by(4) {
@@ -403,12 +496,17 @@ impl Product {
     }
 
     /// D += A · B.
-    fn multiply(&self, a: &[u8], b: &[u8], scales: Option<(Scales, Scales)>, d: &mut Vec<u32>) {
+    fn multiply(
+        &self,
+        (a, a_packing): &(Vec<u8>, Packing),
+        b: &[u8],
+        scales: Option<(Scales, Scales)>,
+        d: &mut Vec<u32>,
+    ) {
         let desc = &self.desc;
         let (rows, n, k) = (self.path.rows_per_cta() as usize, desc.n as usize, desc.k as usize);
-        let a_packing = self.packing(matches!(self.a, SourceA::Shared(_)));
         let floats_a = || {
-            let a = Floats::decode(desc.a, a_packing, rows, k, a);
+            let a = Floats::decode(desc.a, *a_packing, rows, k, a);
             if desc.negate_a { a.negated() } else { a }
         };
         let floats_b = || {

@@ -39,18 +39,34 @@ pub struct Touches {
 #[derive(Default)]
 struct SeenReads(Vec<Option<SeenRead>>);
 
-/// Line, warp, time, bytes, and which lane touched which.
-type SeenRead = (u64, u32, u32, u128, (i32, u32));
+/// Reads of a line.
+#[derive(Clone, Copy)]
+struct SeenRead {
+    /// Line, warp, time, and which lane touches which byte.
+    key: (u64, u32, u32, (i32, u32)),
+    bytes: u128,
+}
 
 impl SeenReads {
-    const COUNT: usize = 256;
+    const COUNT: usize = 1024;
 
-    /// Whether this very read has been seen; it has from now on.
+    /// Whether all of this has been read and seen; it has from now on.
     fn again(&mut self, line: u64, record: &Record) -> bool {
-        let read = Some((line, record.base, record.time, record.bytes, (record.first_lane, record.shift)));
+        let key = (line, record.base, record.time, (record.first_lane, record.shift));
         self.0.resize(Self::COUNT, None);
-        let slot = &mut self.0[(line as usize ^ ((record.base / 32) as usize * 37)) % Self::COUNT];
-        std::mem::replace(slot, read) == read
+        let lanes = record.first_lane.unsigned_abs() as usize * 101;
+        let slot = &mut self.0[(line as usize ^ ((record.base / 32) as usize * 37) ^ lanes) % Self::COUNT];
+        match slot {
+            Some(seen) if seen.key == key => {
+                let all = record.bytes & !seen.bytes == 0;
+                seen.bytes |= record.bytes;
+                all
+            }
+            _ => {
+                *slot = Some(SeenRead { key, bytes: record.bytes });
+                false
+            }
+        }
     }
 }
 

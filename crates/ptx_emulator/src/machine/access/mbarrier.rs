@@ -182,23 +182,35 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Whether the phase is complete. A fault if the token is of a phase long gone.
-    pub fn mbarrier_test(&mut self, w: &Warp, lane: u32, at: MbarrierAt, phase: Phase) -> Stopped<bool> {
-        let barrier = self.object(at)?;
-        if let Phase::Token(token) = phase
-            && (token > barrier.phase || barrier.phase > token + 1)
-        {
-            let text = format!("a wait for phase {token} of {}: {}", name(at), barrier.describe());
-            return Err(Stop::new(FaultKind::MbarrierPhase, text).lane(lane));
-        }
-        let complete = barrier.is_complete(phase);
-        if complete {
-            let published = barrier.published.clone();
-            if let Some(race) = &mut self.race {
-                race.acquire(w.index, 1 << lane, &published);
+    /// The lanes, each with its mbarrier and phase, whose phases are complete. They learn what was published there. A fault
+    /// if a token is of a phase long gone.
+    pub fn mbarrier_test(&mut self, w: &Warp, tests: &[(u32, MbarrierAt, Phase)]) -> Stopped<u32> {
+        // Lanes mostly wait together. Those that learn together go on sharing what they know.
+        let mut complete: Vec<(MbarrierAt, u32)> = Vec::new();
+        for &(lane, at, phase) in tests {
+            let barrier = self.object(at)?;
+            if let Phase::Token(token) = phase
+                && (token > barrier.phase || barrier.phase > token + 1)
+            {
+                let text = format!("a wait for phase {token} of {}: {}", name(at), barrier.describe());
+                return Err(Stop::new(FaultKind::MbarrierPhase, text).lane(lane));
+            }
+            if !barrier.is_complete(phase) {
+                continue;
+            }
+            match complete.iter_mut().find(|(place, _)| *place == at) {
+                Some((_, lanes)) => *lanes |= 1 << lane,
+                None => complete.push((at, 1 << lane)),
             }
         }
-        Ok(complete)
+        for &(at, lanes) in &complete {
+            let published = self.object(at)?.published.clone();
+            if let Some(race) = &mut self.race {
+                race.acquire(w.index, lanes, &published);
+            }
+            self.phase_awaited(w, at);
+        }
+        Ok(complete.iter().fold(0, |all, (_, lanes)| all | lanes))
     }
 
     /// A fault if a write to shared memory hits a live mbarrier.

@@ -7,7 +7,7 @@ use crate::machine::global::Allocation;
 use crate::machine::race::Mode;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
-use crate::operand::{Row, lanes};
+use crate::operand::{Row, SPREAD, lanes};
 use crate::types::Space;
 
 /// Where the bytes of all lanes lie.
@@ -24,6 +24,17 @@ fn extent(mask: u32, addresses: &Row) -> (u64, u64, u64) {
         let address = addresses[lane];
         (low.min(address), high.max(address), bits | address)
     })
+}
+
+/// Whether the lanes of `mask` have one address.
+pub fn same_address(mask: u32, addresses: &Row) -> bool {
+    let first = addresses[mask.trailing_zeros() as usize % 32];
+    let mut differ = 0;
+    for (n, byte) in mask.to_le_bytes().into_iter().enumerate() {
+        let lanes = addresses[8 * n..][..8].iter().zip(&SPREAD[usize::from(byte)]);
+        differ |= lanes.fold(0, |bits, (address, chosen)| bits | (address ^ first) & chosen);
+    }
+    differ == 0
 }
 
 /// The ranges of bytes that lanes access, one for lanes whose bytes follow each other or are the same.
@@ -110,8 +121,9 @@ impl<'a> Machine<'a> {
         self.race.as_mut().map_or(0, |race| race.read_groups(cta, base, &groups[..count], len, pc))
     }
 
-    /// Counts loads that were made at once, and shows them to the race detector.
-    pub fn row_loaded(&mut self, w: &Warp, mask: u32, addresses: &Row, len: u32, place: Place<'a>) {
+    /// Counts loads of the lanes `mask` that were made at once, and shows them to the race detector. The bytes are those that
+    /// the lanes `loading` of them load.
+    pub fn row_loaded(&mut self, w: &Warp, mask: u32, loading: u32, addresses: &Row, len: u32, place: Place<'a>) {
         let bytes = u64::from(len) * u64::from(mask.count_ones());
         let role = &mut self.roles[w.role as usize].bytes;
         let Place::Global(allocation) = place else {
@@ -121,9 +133,9 @@ impl<'a> Machine<'a> {
         role.global_load += bytes;
         self.buffers[allocation.index].loaded += bytes;
         let base = allocation.base();
-        ranges(mask, addresses, len.into(), |start, bytes| allocation.note_read(start - base, bytes));
+        ranges(loading, addresses, len.into(), |start, bytes| allocation.note_read(start - base, bytes));
         if !allocation.constant {
-            self.touch_row(mask, addresses, len, Mode::Read, |_, _| {});
+            self.touch_row(loading, addresses, len, Mode::Read, |_, _| {});
         }
     }
 
@@ -177,5 +189,6 @@ mod tests {
         ranges(0x3ff, &row, 4, |start, bytes| found.push((start, bytes)));
         assert_eq!(found, [(64, 32), (16, 4)]);
         assert_eq!(extent(0x181, &row), (16, 92, 64 | 92 | 16));
+        assert!(same_address(0x8000_0300, &row) && !same_address(0x180, &row));
     }
 }

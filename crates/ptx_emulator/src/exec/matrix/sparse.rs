@@ -1,0 +1,65 @@
+//! The metadata of a sparse A in registers (PTX ISA, "mma.sp", "wgmma.mma_async.sp": "Sparse matrix storage").
+
+use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::decode::error::{DecodeError, Result};
+use crate::decode::parsed::Parsed;
+use crate::hw::sparse::{self, Twice};
+use crate::machine::warp::Warp;
+use crate::operand::{Row, Src};
+use crate::parser::ast::Operand;
+use crate::types::Type;
+
+/// Metadata and sparsity selector.
+pub struct MetadataOperand {
+    register: Src,
+    selector: u32,
+    unit: usize,
+    groups: usize,
+}
+
+impl MetadataOperand {
+    /// Decodes operand `n` and the one behind it: A has elements of so many bits in its registers, `k` along K.
+    pub fn decode(i: &mut Parsed<'_>, n: usize, bits: u32, k: usize) -> Result<MetadataOperand> {
+        let register = match i.operand(n)? {
+            Operand::Vector(_) => i.src_vector(n, Type::B32)?[0],
+            _ => i.src(n, Type::B32)?,
+        };
+        let selector = i.constant(n + 1, "the sparsity selector")? as u32;
+        let groups = sparse::groups(bits, k);
+        // One lane of each four has the metadata, or two, or all.
+        if ![4, 8, 16].contains(&groups) || selector as usize >= 16 / groups {
+            return Err(DecodeError::invalid("a sparsity selector that names no lanes"));
+        }
+        Ok(MetadataOperand { register, selector, unit: sparse::unit_bytes(bits), groups })
+    }
+
+    /// The metadata as it is in the warp's registers.
+    pub fn read(&self, w: &Warp) -> Metadata {
+        Metadata { registers: w.get(self.register), selector: self.selector, unit: self.unit, groups: self.groups }
+    }
+}
+
+/// The metadata of a warp's 16 rows.
+pub struct Metadata {
+    registers: Row,
+    selector: u32,
+    unit: usize,
+    groups: usize,
+}
+
+impl Metadata {
+    /// The dense rows that have `row_bytes` each.
+    pub fn dense(&self, rows: &[u8], row_bytes: usize) -> Stopped<Vec<u8>> {
+        let bits = |row: usize, group: usize| {
+            let (lane, bit) = sparse::mma_place(row as u32, group as u32, self.groups as u32, self.selector);
+            self.registers[lane as usize] as u32 >> bit & 15
+        };
+        sparse::dense(rows, row_bytes, self.unit, bits).map_err(twice)
+    }
+}
+
+/// Metadata that a card has no result for.
+pub fn twice(Twice { row, group }: Twice) -> Box<Stop> {
+    let text = format!("metadata of row {row} of A that has two numbers in one place, in group {group} along K");
+    Stop::new(FaultKind::InvalidOperand, text)
+}

@@ -1,0 +1,164 @@
+//! Structured sparsity of A: of four neighbours along K two are there, and four bits of metadata say which (PTX ISA,
+//! "Sparse matrix storage"). Bit positions were compared with CUTLASS's `ELayout`s and `tmem_e_frg`.
+//!
+//! The neighbours are numbers of 8 or 16 bits, or bytes with two numbers of 4 bits. Of two numbers of 32 bits one is there;
+//! their metadata, `0b0100` or `0b1110`, is that of the halves of 16 bits.
+//!
+//! A becomes dense with zeros in the gaps, so a gap meets what B has there: where that is an infinity or NaN, the result is
+//! NaN here, and a card never looks at it.
+
+use super::fragment::Position;
+
+/// Neighbours of which two are there, in bytes of metadata: four bits, the lower index in the lower two.
+const KEPT: usize = 2;
+const NEIGHBOURS: usize = 4;
+/// Bits of metadata for them.
+const BITS: u32 = 4;
+
+/// Bytes of a neighbour where an element has so many bits.
+pub const fn unit_bytes(element_bits: u32) -> usize {
+    if element_bits > 8 { 2 } else { 1 }
+}
+
+/// Neighbours that `k` elements along K have.
+pub const fn groups(element_bits: u32, k: usize) -> usize {
+    k * element_bits as usize / 8 / unit_bytes(element_bits) / NEIGHBOURS
+}
+
+/// Metadata that names one neighbour twice: the row, and the number of the four neighbours there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Twice {
+    /// Row of A.
+    pub row: usize,
+    /// Which neighbours, along K.
+    pub group: usize,
+}
+
+/// Rows of A with zeros where nothing is: `row_bytes` of each are there, of units of `unit` bytes. `metadata` gives the bits of
+/// a row's group.
+///
+/// # Errors
+/// The metadata has two numbers other than zero in one place.
+pub fn dense(
+    bytes: &[u8],
+    row_bytes: usize,
+    unit: usize,
+    metadata: impl Fn(usize, usize) -> u32,
+) -> Result<Vec<u8>, Twice> {
+    let mut out = vec![0; 2 * bytes.len()];
+    for (row, (from, to)) in bytes.chunks_exact(row_bytes).zip(out.chunks_exact_mut(2 * row_bytes)).enumerate() {
+        let kept = from.chunks_exact(KEPT * unit).zip(to.chunks_exact_mut(NEIGHBOURS * unit));
+        for (group, (from, to)) in kept.enumerate() {
+            let bits = metadata(row, group);
+            for (n, number) in from.chunks_exact(unit).enumerate() {
+                let place = &mut to[(bits >> (2 * n) & 3) as usize * unit..][..unit];
+                if number.iter().all(|&byte| byte == 0) {
+                    continue;
+                }
+                if place.iter().any(|&byte| byte != 0) {
+                    return Err(Twice { row, group });
+                }
+                place.copy_from_slice(number);
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Where `mma` and `wgmma` have the metadata of a group of neighbours: the lane, and the lowest bit of its register. `row` is one
+/// of the warp's 16, `groups` how many a row has, `selector` the sparsity selector.
+///
+/// Half a register is four groups of one row. Four groups to a row take one lane of each four, eight take two lanes, and
+/// sixteen all four.
+pub const fn mma_place(row: u32, group: u32, groups: u32, selector: u32) -> (u32, u32) {
+    let (quad, upper) = (row % 8, row / 8);
+    let first = 4 * quad;
+    match groups {
+        // A row in each half of the register.
+        4 => (first + selector, 16 * upper + BITS * group),
+        8 => (first + 2 * selector + group / 4, 16 * upper + BITS * (group % 4)),
+        // A row in each register.
+        _ => (first + 2 * (group / 8) + upper, BITS * (group % 8)),
+    }
+}
+
+/// Where `tcgen05.mma` has it: the row whose lane it is, the column behind the metadata's address, and the lowest bit of that
+/// cell. `row` is one of the CTA's.
+///
+/// For numbers of 16 and 32 bits, eight groups to a row: eight lanes have the first half along K of sixteen rows, and eight
+/// lanes the second; the sparsity selector names the column. Else a lane has its row's metadata in two columns.
+pub const fn tcgen05_place(row: u32, group: u32, groups: u32, selector: u32) -> (Position, u32) {
+    if groups == 8 {
+        let lane = row / 16 * 16 + row % 8 + 8 * (group / 4);
+        return (Position { row: lane, column: selector }, 16 * (row / 8 % 2) + BITS * (group % 4));
+    }
+    (Position { row, column: group / 8 }, BITS * (group % 8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hw::cute;
+
+    #[test]
+    fn numbers_go_where_the_metadata_says() {
+        let halves = [1, 0, 2, 0, 3, 0, 4, 0];
+        let bits = |_, group| [0b1100, 0b1001][group];
+        let expected = [1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 4, 0, 0, 0];
+        assert_eq!(dense(&halves, 8, 2, bits).unwrap(), expected);
+        // A number of 32 bits moves as two halves.
+        let words = [1, 2, 3, 4, 5, 6, 7, 8];
+        let bits = |_, group| [0b1110, 0b0100][group];
+        assert_eq!(dense(&words, 8, 2, bits).unwrap(), [0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0]);
+        assert_eq!(dense(&[7, 9], 2, 1, |_, _| 0b1010), Err(Twice { row: 0, group: 0 }));
+        assert_eq!(dense(&[0, 9], 2, 1, |_, _| 0b1010).unwrap(), [0, 0, 9, 0]);
+    }
+
+    /// CUTLASS's `ELayout_64x64`, `64x32` and `64x16`: (thread, element of its register) → row + 64 · column, where a register
+    /// is the metadata of 32 or 16 neighbouring elements.
+    #[test]
+    fn registers_of_metadata_are_cutlass_layouts() {
+        type Modes = &'static [(u32, u32)];
+        // Elements of a group, elements along K, threads without the selector's bit, elements of a register.
+        let layouts: [(u32, u32, Modes, Modes); 3] = [
+            (4, 64, &[(2, 8), (2, 2048), (8, 1), (4, 16)], &[(32, 64)]),
+            (4, 32, &[(2, 1024), (2, 0), (8, 1), (4, 16)], &[(16, 64), (2, 8)]),
+            (2, 16, &[(2, 512), (2, 0), (8, 1), (4, 16)], &[(8, 64), (2, 8)]),
+        ];
+        for (of_group, k, threads, values) in layouts {
+            let in_register = values.iter().map(|mode| mode.0).product::<u32>();
+            for lane in 0..32 {
+                for value in (0..in_register).step_by(of_group as usize) {
+                    let place = cute(threads, lane) + cute(values, value);
+                    let (row, group) = (place % 64, place / 64 / of_group);
+                    // With eight groups to a row, the selector says which two lanes of each four.
+                    let selector = if k == 64 { 0 } else { lane / 2 % 2 };
+                    let bit = value * 32 / in_register;
+                    assert_eq!(mma_place(row, group, k / of_group, selector), (lane, bit), "K {k}, lane {lane}");
+                }
+            }
+        }
+    }
+
+    /// CUTLASS's `tmem_e_frg` for 8, 16 and 32 bits: (row, element along K) → lane + 128 · element of the lane.
+    #[test]
+    fn tensor_memory_of_metadata_is_cutlass_layouts() {
+        for row in 0..128 {
+            for k in (0..64).step_by(4) {
+                let (place, bit) = tcgen05_place(row, k / 4, 16, 0);
+                assert_eq!((place.row, 32 * place.column + bit), (row, k));
+            }
+            for (of_group, k, rows, columns) in [
+                (4, 32, [(8, 1), (2, 2048), (8, 16)], [(16, 128), (2, 8)]),
+                (2, 16, [(8, 1), (2, 1024), (8, 16)], [(8, 128), (2, 8)]),
+            ] {
+                for k in (0..k).step_by(of_group) {
+                    let expected = cute(&rows, row) + cute(&columns, k);
+                    let (place, bit) = tcgen05_place(row, k / of_group as u32, 8, 1);
+                    assert_eq!((place.row, bit), (expected % 128, expected / 128 * 4 / of_group as u32));
+                    assert_eq!(place.column, 1);
+                }
+            }
+        }
+    }
+}
