@@ -21,7 +21,8 @@ pub(crate) struct Build {
 pub(crate) static BUILDS: &[Build] = include!(concat!(env!("OUT_DIR"), "/builds.rs"));
 
 impl Build {
-    fn arch(&self) -> Arch {
+    /// What it was compiled for.
+    pub(crate) fn arch(&self) -> Arch {
         self.arch.parse().expect("build.rs writes architectures")
     }
 }

@@ -33,15 +33,10 @@ pub fn default_arch() -> &'static str {
     builds::arches().into_iter().find(for_first).expect("there are kernels for the first card")
 }
 
-/// The oldest of [`arches`] that MoE layers are computed on.
+/// The oldest of [`arches`] that MoE layers are computed on with tokens of every format.
 pub fn moe_arch() -> &'static str {
-    moe_arches().into_iter().next().expect("there are kernels of MoE layers")
-}
-
-/// All of them.
-pub(super) fn moe_arches() -> Vec<&'static str> {
-    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.moe_kernels().is_some());
-    arches().into_iter().filter(computes).collect()
+    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.moe_kernels().fp8);
+    arches().into_iter().find(computes).expect("there are kernels of MoE layers")
 }
 
 /// The newest of [`arches`] that linear layers are computed on.
@@ -202,9 +197,10 @@ impl Emulated {
         builds::find(kernel, self.capability).is_some()
     }
 
-    /// The kernels of an MoE layer, if they do.
-    pub(super) fn moe_kernels(&self) -> Option<MoeKernels> {
-        MoeKernels::of(self.capability)
+    /// The kernels of an MoE layer.
+    pub(super) fn moe_kernels(&self) -> MoeKernels {
+        let kernels = MoeKernels::of(self.capability).expect("they run wherever a kernel of groups does");
+        self.given.as_ref().map_or(kernels, |(given, _)| kernels.with_code_of(given))
     }
 
     /// Whether the kernel of a linear layer does.
