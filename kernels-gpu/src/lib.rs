@@ -18,6 +18,7 @@ pub mod moe_pack;
 pub mod moe_quantize;
 pub mod moe_route;
 pub mod moe_sm120;
+pub mod moe_sm80;
 pub mod moe_sm90;
 pub mod router;
 pub mod silu_mul;

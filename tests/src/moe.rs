@@ -25,6 +25,14 @@ macro_rules! on_every_architecture {
             $(#[test] fn $short() { super::$short("sm_90a") })*
             $(#[test] fn $long() { super::$long("sm_90a") })*
         }
+        mod sm_80 {
+            $(#[test] fn $short() { super::$short("sm_80") })*
+            $(
+                #[test]
+                #[ignore = "a minute: cargo test --release -p nvfp4-tests --test moe -- --include-ignored sm_80"]
+                fn $long() { super::$long("sm_80") }
+            )*
+        }
         mod sm_120f {
             $(#[test] fn $short() { super::$short("sm_120f") })*
             $(

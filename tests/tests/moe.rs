@@ -212,6 +212,19 @@ fn schedules_and_multiprocessors_make_no_difference(arch: &str) {
     }
 }
 
+#[test]
+fn a_layer_has_the_same_bits_on_every_architecture() {
+    let layer = with_shared(shape(272, 144, 3, 2), Some(48));
+    for (dtype, tokens) in DTYPES.into_iter().zip([5, 60]) {
+        let weights = weights(&layer, dtype);
+        let step = step(&weights, inputs(&layer, dtype, tokens));
+        let [portable, hopper, consumer] = ["sm_80", "sm_90a", "sm_120f"]
+            .map(|arch| run(emulated(arch, Schedule::Fair).prepare_moe(&weights).unwrap().as_mut(), &step).unwrap());
+        assert!(portable == consumer, "{dtype:?}: other bits on sm_80 than on sm_120f");
+        assert!(portable == hopper, "{dtype:?}: other bits on sm_80 than on sm_90a");
+    }
+}
+
 fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace(arch: &str) {
     let layer = shape(96, 80, 4, 2);
     let dtype = OutDtype::Bf16;

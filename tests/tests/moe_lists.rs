@@ -21,10 +21,15 @@ const SCHEDULES: [Schedule; 4] = [Schedule::Fair, Schedule::Worst, Schedule::See
 /// What outputs hold before a launch.
 const POISON: u8 = 0xa5;
 
-/// A kernel's PTX.
-fn ptx(kernel: &str) -> &'static str {
-    nvfp4::kernels::ptx(kernel).expect("a kernel of this name")
+/// The PTX of `moe_route` for an architecture.
+fn route_ptx(arch: &str) -> &'static str {
+    nvfp4::kernels::ptx_for("moe_route", arch).expect("it is compiled for it")
 }
+
+const HOPPER: &str = "sm_90a";
+
+/// An architecture without clusters and grids that overlap.
+const PORTABLE: &str = "sm_80";
 
 fn module(ptx: &str) -> Module {
     let module = Module::parse(ptx).unwrap();
@@ -219,18 +224,19 @@ impl Routing {
         self.has_shared && self.weights.is_some()
     }
 
-    fn grid(&self, schedule: Schedule) -> LaunchConfig {
+    fn grid(&self, schedule: Schedule, overlaps: bool) -> LaunchConfig {
         let choices = self.ids.len() as u64;
+        let cluster = Route::cluster(choices, overlaps);
         let blocks = if self.row_multiple > 1 {
-            Route::list_blocks(self.tokens(), self.top_k, self.row_multiple)
+            Route::list_blocks(self.tokens(), self.row_multiple, cluster)
         } else {
-            Route::blocks(self.tokens(), self.top_k, self.hidden)
+            Route::blocks(self.tokens(), self.hidden, cluster)
         };
         LaunchConfig {
-            cluster: [Route::cluster(choices), 1, 1],
-            shared_bytes: Route::shared_bytes(self.experts, choices),
+            cluster: [cluster, 1, 1],
+            shared_bytes: Route::shared_bytes(self.experts, cluster),
             schedule,
-            overlaps: true,
+            overlaps,
             ..LaunchConfig::linear(blocks as u32, Route::THREADS)
         }
     }
@@ -298,12 +304,17 @@ fn launch_route(device: &mut Device, module: &Module, route: &Route, grid: &Laun
 
 /// Runs a routing on every schedule.
 fn check_routing(name: &str, routing: &Routing) {
-    let module = module(ptx("moe_route"));
+    check_routing_on(HOPPER, name, routing);
+}
+
+/// As [`check_routing`], in code for this architecture.
+fn check_routing_on(arch: &str, name: &str, routing: &Routing) {
+    let module = module(route_ptx(arch));
     let expected = routing.expected();
     for schedule in SCHEDULES {
         let mut device = Device::new(DeviceConfig::default());
         let placed = PlacedRouting::new(&mut device, routing);
-        let result = launch_route(&mut device, &module, &placed.route, &routing.grid(schedule));
+        let result = launch_route(&mut device, &module, &placed.route, &routing.grid(schedule, arch != PORTABLE));
         result.unwrap_or_else(|fault| panic!("{name}, {schedule}: {fault}"));
         let Routed { lists, shared_lists, tokens, shared_tokens } = placed.read(&device);
         let places = Lists::filled(routing.ids.len() as u64, routing.experts, routing.row_multiple);
@@ -337,6 +348,14 @@ fn lists_of_a_cluster_are_right_with_one_group_and_with_several() {
     // A warp of the cluster has 16 · 32 choices at a time.
     for (tokens, top_k, experts) in [(129, 32, 5), (1031, 4, 512), (8200, 8, 128), (4200, 32, 3)] {
         check_routing(&format!("{tokens} × {top_k} of {experts}"), &Routing::random(tokens, top_k, experts, 16));
+    }
+}
+
+#[test]
+fn one_block_makes_the_lists_where_there_are_no_clusters() {
+    for (tokens, top_k, experts) in [(1, 1, 1), (17, 1, 512), (64, 8, 33), (1031, 4, 512)] {
+        let routing = Routing::random(tokens, top_k, experts, 48).with_shared();
+        check_routing_on(PORTABLE, &format!("{tokens} × {top_k} of {experts} in one block"), &routing);
     }
 }
 
@@ -395,18 +414,18 @@ fn tokens_come_in_the_order_of_k_whatever_their_size_pitch_and_weights() {
 
 #[test]
 fn a_layer_may_follow_another_in_the_same_memory() {
-    let module = module(ptx("moe_route"));
+    let module = module(route_ptx(HOPPER));
     let routing = Routing::random(200, 8, 32, 96).with_shared();
     let mut other = Routing::random(200, 8, 32, 96).with_shared();
     other.ids.reverse();
     for schedule in SCHEDULES {
         let mut device = Device::new(DeviceConfig::default());
         let placed = PlacedRouting::new(&mut device, &routing);
-        launch_route(&mut device, &module, &placed.route, &routing.grid(schedule)).unwrap();
+        launch_route(&mut device, &module, &placed.route, &routing.grid(schedule, true)).unwrap();
         let mut next = PlacedRouting::new(&mut device, &other);
         let Route { tokens, lists, shared_lists, .. } = placed.route;
         next.route = Route { tokens, lists, shared_lists, ..next.route };
-        launch_route(&mut device, &module, &next.route, &other.grid(schedule)).unwrap();
+        launch_route(&mut device, &module, &next.route, &other.grid(schedule, true)).unwrap();
         assert_eq!(placed.read(&device), other.expected(), "{schedule}");
     }
 }
@@ -522,7 +541,7 @@ fn launch_combine(
 }
 
 fn check_sum(name: &str, sum: &Sum) {
-    let module = module(ptx("moe_route"));
+    let module = module(route_ptx(HOPPER));
     for schedule in SCHEDULES {
         let mut device = Device::new(DeviceConfig::default());
         let (combine, output) = sum.place(&mut device);
@@ -568,7 +587,7 @@ fn infinities_of_a_row_stay_in_its_token_and_a_choice_without_row_adds_nothing()
 
 #[test]
 fn sums_may_follow_the_lists_that_they_use() {
-    let module = module(ptx("moe_route"));
+    let module = module(route_ptx(HOPPER));
     let routing = Routing::random(70, 4, 8, 96);
     let expected = routing.expected();
     let places = Lists::new(routing.ids.len() as u64, routing.experts);
@@ -579,7 +598,7 @@ fn sums_may_follow_the_lists_that_they_use() {
         let placed = PlacedRouting::new(&mut device, &routing);
         let (mut combine, output) = sum.place(&mut device);
         combine.places = placed.lists.address + places.places;
-        launch_route(&mut device, &module, &placed.route, &routing.grid(schedule)).unwrap();
+        launch_route(&mut device, &module, &placed.route, &routing.grid(schedule, true)).unwrap();
         launch_combine(&mut device, &module, sum.token_type, &combine, schedule).unwrap();
         sum.check_output(&schedule.to_string(), &device.download(output));
     }
@@ -656,7 +675,10 @@ impl Weights {
         schedule: Schedule,
     ) -> Result<(Vec<Vec<u8>>, u64), Fault> {
         let &Self { matrices, rows, k, .. } = self;
-        let (mut device, module) = (Device::new(DeviceConfig::default()), module(ptx("moe_pack")));
+        let (mut device, module) = (
+            Device::new(DeviceConfig::default()),
+            module(nvfp4::kernels::ptx("moe_pack").expect("a kernel of this name")),
+        );
         // Something lies between one matrix and the next one.
         let apart = |bytes: &[u8], gap: usize| {
             let of_one = bytes.len() / matrices as usize;
@@ -732,7 +754,7 @@ fn the_first_scale_that_is_none_is_found_on_every_schedule() {
 
 /// The fault that stops two layers, one behind the other, when a line of the kernel is changed.
 fn fault(line: usize, changed: &str, routing: &Routing, schedule: Schedule) -> Option<Fault> {
-    let mut lines: Vec<_> = ptx("moe_route").lines().collect();
+    let mut lines: Vec<_> = route_ptx(HOPPER).lines().collect();
     lines[line] = changed;
     let module = Module::parse(&lines.join("\n")).unwrap();
     let mut device = Device::new(DeviceConfig::default());
@@ -742,7 +764,7 @@ fn fault(line: usize, changed: &str, routing: &Routing, schedule: Schedule) -> O
     // What a layer leaves is the next one's input.
     let next = Route { input: combine.output, input_pitch: combine.output_pitch, ..placed.route };
     [placed.route, next].iter().find_map(|route| {
-        let routed = launch_route(&mut device, &module, route, &routing.grid(schedule));
+        let routed = launch_route(&mut device, &module, route, &routing.grid(schedule, true));
         routed.and_then(|()| launch_combine(&mut device, &module, OUTPUT_BF16, &combine, schedule)).err()
     })
 }
@@ -762,7 +784,7 @@ fn every_barrier_and_wait_that_is_left_out_is_found() {
     let routing = Routing::random(1031, 4, 40, 48);
     assert_eq!(fault(0, "", &routing, Schedule::Fair), None, "the first line is a comment");
     for (entry, instruction, count, spare) in SABOTAGES {
-        let lines = ptx("moe_route").lines().enumerate();
+        let lines = route_ptx(HOPPER).lines().enumerate();
         let lines = lines.skip_while(|(_, line)| !line.contains(&format!(".entry {entry}(")));
         let lines = lines.take_while(|(_, line)| !line.contains("// -- End function"));
         let lines: Vec<_> = lines.filter(|(_, line)| line.trim_start().starts_with(instruction)).collect();

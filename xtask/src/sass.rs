@@ -9,6 +9,7 @@
 //! machine = ["HGMMA"]     # how the machine code may begin, as nvdisasm prints it
 //! entries = "sm90_t"      # only of entries with this in their name; of all, if it is left out
 //! except = "_warps"       # and without this
+//! since = "sm_90"         # only of builds for this architecture or a later one
 //! ```
 //!
 //! It also looks for what ptxas must not do: write a register that a product may still read ([`wgmma`]). Drivers compile PTX with a
@@ -17,7 +18,7 @@
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use anyhow::{Context, ensure};
-use cuda_builder::Built;
+use cuda_builder::{Arch, Built};
 use serde::Deserialize;
 
 use crate::{
@@ -56,10 +57,20 @@ struct Instruction {
     entries: String,
     /// But for those with this in their name.
     except: Option<String>,
+    /// Only builds for this architecture and later ones have it, if it is one.
+    since: Option<String>,
     /// Its name in PTX.
     ptx: String,
     /// How the machine code that is meant for it may begin, as nvdisasm prints it: on one card or on another.
     machine: Vec<String>,
+}
+
+impl Instruction {
+    /// Whether a build for an architecture has it.
+    fn is_in(&self, arch: Arch) -> bool {
+        let since = self.since.as_ref().map(|since| since.parse::<Arch>().expect("read before"));
+        since.is_none_or(|since| since.capability() <= arch.capability())
+    }
 }
 
 impl Meant {
@@ -72,6 +83,9 @@ impl Meant {
         let meant: Self = toml::from_str(&fs::read_to_string(&file)?).with_context(|| file.display().to_string())?;
         let named = meant.instructions.iter().all(|instruction| !instruction.machine.is_empty());
         ensure!(named, "{}: an instruction without machine code", file.display());
+        for since in meant.instructions.iter().filter_map(|instruction| instruction.since.as_ref()) {
+            since.parse::<Arch>().with_context(|| file.display().to_string())?;
+        }
         Ok(meant)
     }
 }
@@ -102,7 +116,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let assembler = format!("ptxas {}", tools::version(&ptxas)?);
     let mut faults = Vec::new();
     for built in build_ptx::build(&args.selection)? {
-        let meant = Meant::of(&built.kernel)?.instructions;
+        let mut meant = Meant::of(&built.kernel)?.instructions;
+        meant.retain(|instruction| instruction.is_in(built.arch));
         for card in tools::cards(built.arch) {
             let has_products = fs::read_to_string(&built.path)?.contains("wgmma.mma_async");
             let (assembled, overwritten) = std::thread::scope(|scope| {

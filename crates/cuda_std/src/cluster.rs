@@ -2,9 +2,9 @@
 //!
 //! A kernel asks for a cluster with `#[kernel(cluster = …)]`; the grid is a multiple of it. PTX ISA, "Special Registers",
 //! "Data Movement and Conversion Instructions": `mapa`, `st`, and "Parallel Synchronization and Communication Instructions:
-//! barrier.cluster"; sm_90 and up.
+//! barrier.cluster"; sm_90 and up. In code for an older architecture each block is a cluster of its own.
 
-use crate::{ptx, shared::SharedAddress};
+use crate::{BEFORE_SM_90, ptx, shared::SharedAddress};
 
 /// An address in the shared memory of any block of the cluster (`.shared::cluster`).
 #[repr(transparent)]
@@ -14,6 +14,9 @@ pub struct ClusterAddress(pub(crate) u32);
 /// The block's place in its cluster, from 0 (`%cluster_ctarank`).
 #[inline(always)]
 pub fn cluster_rank() -> u32 {
+    if BEFORE_SM_90 {
+        return 0;
+    }
     let rank: u32;
     // SAFETY: reads a register that every thread has.
     unsafe { ptx!("mov.u32 {}, %cluster_ctarank;", out(reg32) rank, options(pure, nomem, nostack, preserves_flags)) };
@@ -23,6 +26,9 @@ pub fn cluster_rank() -> u32 {
 /// Blocks of the cluster (`%cluster_nctarank`); 1 where the launch asked for none.
 #[inline(always)]
 pub fn cluster_size() -> u32 {
+    if BEFORE_SM_90 {
+        return 1;
+    }
     let size: u32;
     // SAFETY: reads a register that every thread has.
     unsafe { ptx!("mov.u32 {}, %cluster_nctarank;", out(reg32) size, options(pure, nomem, nostack, preserves_flags)) };

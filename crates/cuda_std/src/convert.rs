@@ -19,7 +19,10 @@ pub fn cvt_rn_f16x2_f32(low: f32, high: f32) -> u32 {
     packed
 }
 
-/// The f16 of two e4m3, the first in the low byte and half; exact (`cvt.rn.f16x2.e4m3x2`).
+/// Whether the code is compiled for an architecture that converts e4m3: sm_89 and up.
+pub const CONVERTS_E4M3: bool = cfg!(not(all(target_feature = "sm_80", not(target_feature = "sm_89"))));
+
+/// The f16 of two e4m3, the first in the low byte and half; exact (`cvt.rn.f16x2.e4m3x2`, sm_89 and up).
 #[inline(always)]
 pub fn cvt_rn_f16x2_e4m3x2(bytes: u16) -> u32 {
     let packed: u32;

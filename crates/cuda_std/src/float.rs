@@ -2,7 +2,7 @@
 //!
 //! PTX ISA, "Floating Point Instructions".
 
-use crate::ptx;
+use crate::{BEFORE_SM_90, ptx};
 
 /// `a · b + c`, rounded once to nearest even (`fma.rn.f32`).
 #[inline(always)]
@@ -40,28 +40,38 @@ pub fn rcp_approx_ftz_f32(x: f32) -> f32 {
     result
 }
 
-macro_rules! products_of_pairs {
-    ($($(#[$doc:meta])* $name:ident = $instruction:literal;)*) => {$(
-        $(#[$doc])*
-        #[inline(always)]
-        pub fn $name(a: u32, b: u32) -> u32 {
-            let product: u32;
-            // SAFETY: arithmetic on registers.
-            unsafe {
-                ptx!(
-                    concat!($instruction, " {}, {}, {};"), out(reg32) product, in(reg32) a, in(reg32) b,
-                    options(pure, nomem, nostack, preserves_flags)
-                )
-            };
-            product
-        }
-    )*};
+/// The products of two pairs of f16, each rounded once to nearest even; subnormal numbers count (`mul.rn.f16x2`).
+#[inline(always)]
+pub fn mul_rn_f16x2(a: u32, b: u32) -> u32 {
+    let product: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        ptx!(
+            "mul.rn.f16x2 {}, {}, {};", out(reg32) product, in(reg32) a, in(reg32) b,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+    product
 }
 
-products_of_pairs! {
-    /// The products of two pairs of f16, each rounded once to nearest even; subnormal numbers count (`mul.rn.f16x2`).
-    mul_rn_f16x2 = "mul.rn.f16x2";
-    /// The products of two pairs of bf16, each rounded once to nearest even; subnormal numbers count (`mul.rn.bf16x2`, sm_90 and
-    /// up).
-    mul_rn_bf16x2 = "mul.rn.bf16x2";
+/// The products of two pairs of bf16, each rounded once to nearest even; subnormal numbers count (`mul.rn.bf16x2`, sm_90 and up).
+/// Before, where there is none, `fma.rn.bf16x2` with -0 gives the same bits: -0 leaves every product as it is, its sign too.
+#[inline(always)]
+pub fn mul_rn_bf16x2(a: u32, b: u32) -> u32 {
+    let product: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        if BEFORE_SM_90 {
+            ptx!(
+                "fma.rn.bf16x2 {}, {}, {}, {};", out(reg32) product, in(reg32) a, in(reg32) b, in(reg32) 0x8000_8000_u32,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        } else {
+            ptx!(
+                "mul.rn.bf16x2 {}, {}, {};", out(reg32) product, in(reg32) a, in(reg32) b,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+    };
+    product
 }

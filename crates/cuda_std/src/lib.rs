@@ -96,6 +96,10 @@ pub(crate) fn not_on_a_gpu() -> ! {
     panic!("this function needs the hardware of an NVIDIA GPU; it was called on a CPU")
 }
 
+/// Whether the code is compiled for an architecture before sm_90: there grids do not overlap, blocks have no cluster, and some
+/// instructions lack. rustc knows such an architecture by name, and sets the features of all up to it.
+pub(crate) const BEFORE_SM_90: bool = cfg!(all(target_feature = "sm_80", not(target_feature = "sm_90")));
+
 /// A panic in a kernel ends it: the driver reports a failed launch.
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]

@@ -35,7 +35,8 @@ impl Build {
         })
     }
 
-    fn arch(&self) -> Arch {
+    /// What it was compiled for.
+    pub(crate) fn arch(&self) -> Arch {
         self.arch.parse().expect("build.rs writes architectures")
     }
 }

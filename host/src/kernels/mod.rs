@@ -24,6 +24,7 @@ pub(crate) mod moe_pack;
 mod moe_quantize;
 mod moe_route;
 mod moe_sm120;
+mod moe_sm80;
 mod moe_sm90;
 mod products;
 pub mod router;
@@ -55,6 +56,7 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &moe_route::MoeRoute,
     &moe_sm90::MoeSm90,
     &moe_sm120::MoeSm120,
+    &moe_sm80::MoeSm80,
     &moe_quantize::MoeQuantize,
     &moe_fp8_sm90::MoeFp8Sm90,
     &linear_sm90::LinearSm90,
@@ -83,6 +85,11 @@ pub(crate) fn kernel_of(code: &[u8]) -> Result<&'static dyn Kernel, Error> {
 /// The PTX of a kernel as it is built in, for the oldest devices that it is for; none if there is no kernel of this name.
 pub fn ptx(kernel: &str) -> Option<&'static str> {
     builds::BUILDS.iter().find(|build| build.kernel == kernel).map(|build| build.ptx())
+}
+
+/// As [`ptx`], for an architecture that the kernel is compiled for, such as `sm_90a`.
+pub fn ptx_for(kernel: &str, arch: &str) -> Option<&'static str> {
+    builds::BUILDS.iter().find(|build| (build.kernel, build.arch) == (kernel, arch)).map(|build| build.ptx())
 }
 
 /// A kernel that computes the groups of a step, gated and plain.

@@ -1,23 +1,51 @@
 //! The kernels that multiply in an MoE layer, one for each family of cards: what they have in common, and how many tiles they take.
 
-use kernels_gpu::moe_sm90::abi::{Instance, Launch as Product};
+use kernels_gpu::moe_sm90::abi::Launch as Product;
 use kernels_gpu::units::TokenType;
 
 use super::kernel::{Kernel, op_of};
 use super::launch::{Grid, Launch};
 use crate::problem::Op;
 
+/// What is launched of an instance of such a kernel, and what its tiles are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProductInstance {
+    /// The entry's name.
+    pub entry: &'static str,
+    /// Matrices of weights: 2 for gated, 1 for plain.
+    pub matrices: u32,
+    /// The type of tokens and C.
+    pub token_type: TokenType,
+    /// The most tokens of a tile.
+    pub tile_tokens: u32,
+    /// Columns of C of a tile.
+    pub columns: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// How long a tile takes beside one of another instance for as many tokens.
+    pub tile_time: u64,
+}
+
 /// A kernel of a layer's products. All of them take the same parameter, the same lists and the same packed weights; they differ in
 /// their instances, and in when which of these is the fastest.
 pub(crate) trait Products: Kernel {
     /// Every instance.
-    fn instances(&self) -> &'static [Instance];
+    fn instances(&self) -> Vec<ProductInstance>;
 
     /// Tokens of the tiles that so many rows are cut into, of so many experts that are named.
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32;
 
-    /// How long a tile of an instance takes beside one of another instance for as many tokens.
-    fn tile_time(&self, instance: &Instance) -> u64;
+    /// Whether a grid may begin while the one before it still runs.
+    fn overlaps(&self) -> bool {
+        true
+    }
+
+    /// The most blocks of a grid for each multiprocessor.
+    fn multiprocessor_blocks(&self) -> u32 {
+        1
+    }
 
     /// The instance of an operation for tokens of a type, in tiles of so many tokens: of those, the one that is expected to take least
     /// time. `token_tiles` of tokens are expected, and C has `n` columns.
@@ -31,28 +59,27 @@ pub(crate) trait Products: Kernel {
         token_tiles: u64,
         n: u32,
         sms: u32,
-    ) -> &'static Instance {
+    ) -> ProductInstance {
         let is_it =
-            |of: &&Instance| (op_of(of.matrices), of.token_type, of.tile_tokens) == (op, token_type, tile_tokens);
-        let time = |of: &Instance| {
-            let tiles = token_tiles * u64::from(n.div_ceil(of.columns()));
-            tiles.div_ceil(sms.into()) * self.tile_time(of)
+            |of: &ProductInstance| (op_of(of.matrices), of.token_type, of.tile_tokens) == (op, token_type, tile_tokens);
+        let time = |of: &ProductInstance| {
+            let tiles = token_tiles * u64::from(n.div_ceil(of.columns));
+            tiles.div_ceil(sms.into()) * of.tile_time
         };
-        let instances = self.instances().iter().filter(is_it);
-        instances
-            .min_by_key(|of| time(of))
-            .expect("there is an instance for both operations and types, and each size of a tile")
+        let instances = self.instances().into_iter().filter(is_it);
+        instances.min_by_key(time).expect("there is an instance for both operations and types, and each size of a tile")
     }
 
-    /// The launch of a product of at most `rows` rows. It takes as many blocks as there can be tiles, up to one for each
+    /// The launch of a product of at most `rows` rows. It takes as many blocks as there can be tiles, up to some for each
     /// multiprocessor; a block goes on to further tiles by itself.
-    fn product(&self, instance: &Instance, launch: Product, rows: u64, sms: u32) -> Launch {
+    fn product(&self, instance: &ProductInstance, launch: Product, rows: u64, sms: u32) -> Launch {
         let token_tiles = most_token_tiles(rows, launch.experts.into(), instance.tile_tokens);
-        let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns()));
+        let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns));
+        let most = u64::from(self.multiprocessor_blocks()) * u64::from(sms);
         let grid = Grid {
-            shared_bytes: instance.shared_bytes(),
-            overlaps: true,
-            ..Grid::linear(instance.entry, tiles.min(u64::from(sms)) as u32, instance.threads())
+            shared_bytes: instance.shared_bytes,
+            overlaps: self.overlaps(),
+            ..Grid::linear(instance.entry, tiles.min(most) as u32, instance.threads)
         };
         Launch::of_parameter(self.name(), grid, launch)
     }

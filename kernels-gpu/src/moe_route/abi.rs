@@ -155,17 +155,16 @@ impl Route {
     pub const MAX_CLUSTER: u32 = 8;
 
     /// The most dynamic shared memory of a block.
-    pub const MAX_SHARED_BYTES: u32 = Self::shared_bytes(MAX_EXPERTS, u64::MAX);
+    pub const MAX_SHARED_BYTES: u32 = Self::shared_bytes(MAX_EXPERTS, Self::MAX_CLUSTER);
 
-    /// Blocks of a cluster, of so many choices, T·k. The first cluster of the grid makes the lists.
-    pub const fn cluster(choices: u64) -> u32 {
-        if choices <= Self::BLOCK_CHOICES { 1 } else { Self::MAX_CLUSTER }
+    /// Blocks of a cluster, of so many choices, T·k. The first cluster of the grid makes the lists. Before sm_90 there are no clusters.
+    pub const fn cluster(choices: u64, has_clusters: bool) -> u32 {
+        if has_clusters && choices > Self::BLOCK_CHOICES { Self::MAX_CLUSTER } else { 1 }
     }
 
-    /// Blocks of a grid, a multiple of the [`cluster`](Self::cluster): the first cluster, and those that copy tokens, at least one.
-    /// Where there is no token, there are lists that say so.
-    pub const fn blocks(token_count: u32, top_k: u32, hidden: u32) -> u64 {
-        let cluster = Self::cluster(token_count as u64 * top_k as u64);
+    /// Blocks of a grid, a multiple of the cluster: the first cluster, and those that copy tokens, at least one. Where there is no
+    /// token, there are lists that say so.
+    pub const fn blocks(token_count: u32, hidden: u32, cluster: u32) -> u64 {
         let pieces = token_count as u64 * pieces(hidden) as u64;
         let copying = pieces.div_ceil((Self::WARPS * Self::WARP_PIECES) as u64);
         let copying = if copying == 0 { 1 } else { copying };
@@ -174,17 +173,16 @@ impl Route {
 
     /// As [`Self::blocks`], of a grid that makes lists alone: behind the first cluster come those that write the shared expert's
     /// lists, a row a thread.
-    pub const fn list_blocks(token_count: u32, top_k: u32, row_multiple: u32) -> u64 {
-        let cluster = Self::cluster(token_count as u64 * top_k as u64) as u64;
+    pub const fn list_blocks(token_count: u32, row_multiple: u32, cluster: u32) -> u64 {
         let rows = most_rows(token_count as u64, 1, row_multiple);
         let of_shared = (rows + Lists::TICKETS as u64).div_ceil(Self::THREADS as u64);
-        (cluster + of_shared).next_multiple_of(cluster)
+        (cluster as u64 + of_shared).next_multiple_of(cluster as u64)
     }
 
-    /// Dynamic shared memory of a block, of so many experts and choices: how many rows each warp, and each block of the cluster,
-    /// has of each expert, and the first of them; and two sums of each warp.
-    pub const fn shared_bytes(experts: u32, choices: u64) -> u32 {
-        ((Self::WARPS + 1 + Self::cluster(choices)) * experts + 2 * Self::WARPS) * 4
+    /// Dynamic shared memory of a block, of so many experts: how many rows each warp, and each block of the cluster, has of each
+    /// expert, and the first of them; and two sums of each warp.
+    pub const fn shared_bytes(experts: u32, cluster: u32) -> u32 {
+        ((Self::WARPS + 1 + cluster) * experts + 2 * Self::WARPS) * 4
     }
 }
 

@@ -1,7 +1,7 @@
 //! e2m1 × e4m3 → f16 or bf16, exactly.
 
 use cuda_std::{
-    convert::cvt_rn_f16x2_e4m3x2,
+    convert::{CONVERTS_E4M3, cvt_rn_f16x2_e4m3x2},
     float::{mul_rn_bf16x2, mul_rn_f16x2},
     integer::{lop3_b32, prmt_b32},
 };
@@ -57,10 +57,17 @@ fn scaled(even: u32, odd: u32, scales: [u32; 2]) -> [u32; WORD_PAIRS] {
 pub struct Scales(u32);
 
 impl Scales {
-    /// Two e4m3 as f16.
+    /// Two e4m3 as f16: finite, and without sign.
     #[inline(always)]
     pub fn new(bytes: u16) -> Self {
-        Self(cvt_rn_f16x2_e4m3x2(bytes))
+        if CONVERTS_E4M3 {
+            return Self(cvt_rn_f16x2_e4m3x2(bytes));
+        }
+        /// Two times 2⁸.
+        const TWICE_256: u32 = 0x5c00_5c00;
+        // Exponent and mantissa in the places of f16's are the value times 2⁻⁸, since the exponents' biases are 7 and 15.
+        let halves = prmt_b32(u32::from(bytes), 0, 0x4140) << 7;
+        Self(mul_rn_f16x2(halves, TWICE_256))
     }
 
     /// The scale of this index, 0 or 1, in both halves of a register.

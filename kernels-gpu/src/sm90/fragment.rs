@@ -40,7 +40,7 @@ impl Fragment {
 
     /// That of a lane of the `warp`-th of the warps that multiply.
     #[inline(always)]
-    const fn of(lane_id: u32, warp: u32) -> Self {
+    pub const fn of(lane_id: u32, warp: u32) -> Self {
         let (lane, pair) = (lane_id % ROW_LANES, lane_id / ROW_LANES);
         let first_row = warp * WARP_ROWS + 2 * pair;
         let odd = pair % 2;

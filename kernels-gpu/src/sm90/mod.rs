@@ -15,6 +15,8 @@ mod multiply;
 #[cfg(feature = "sm90")]
 mod registers;
 #[cfg(feature = "sm90")]
+mod rows;
+#[cfg(feature = "sm90")]
 mod slabs;
 #[cfg(feature = "sm90")]
 mod tiles;
@@ -28,10 +30,11 @@ pub use self::{
     fragment::Fragment,
     multiply::{Consumer, Kind},
     registers::{give_registers, take_registers},
+    rows::{Decode, Packed, Rows, StagedRows},
     slabs::Piece,
     tiles::{Tile, TileLists, from_first_lane},
     turns::PingPong,
-    write::{Alpha, BIAS_BYTES, Target},
+    write::{Alpha, BIAS_BYTES, Sums, Target, Written, pad, registers},
 };
 
 /// Threads of a warpgroup.

@@ -11,11 +11,11 @@ use cuda_std::{
     integer::{opaque_b32, prmt_b32},
 };
 
-use super::{CORE_MATRIX_ROWS, Fragment, Kind, MAX_TILE_TOKENS, WARPGROUP, WARPGROUP_ROWS};
+use super::{CORE_MATRIX_ROWS, Fragment, Kind, MAX_TILE_TOKENS, Shape, WARPGROUP, WARPGROUP_ROWS};
 use crate::epilogue::{Activation, NO_PARAMETERS, convert, relu2, silu};
 
 /// Accumulators of a thread for one panel of a product with this N.
-pub(super) const fn registers(n: usize) -> usize {
+pub const fn registers(n: usize) -> usize {
     WARPGROUP_ROWS as usize * n / WARPGROUP as usize
 }
 
@@ -50,7 +50,7 @@ pub type Sums<const P: usize> = [[[f32; ROUND_REGISTERS]; ROUNDS]; P];
 
 /// The sums of a product as those of the largest tile.
 #[inline(always)]
-pub(super) fn pad<const REGISTERS: usize, const P: usize>(sums: &[[f32; REGISTERS]; P]) -> Sums<P> {
+pub fn pad<const REGISTERS: usize, const P: usize>(sums: &[[f32; REGISTERS]; P]) -> Sums<P> {
     let mut padded = [[[0.0; ROUND_REGISTERS]; ROUNDS]; P];
     for part in 0..P {
         padded[part].as_flattened_mut()[..REGISTERS].copy_from_slice(&sums[part]);
@@ -70,6 +70,22 @@ pub enum Alpha {
     OfMatrices([f32; 2]),
     /// The address of one for each column of C, f32.
     OfColumns(u64),
+}
+
+/// What the epilogue must know of a kernel whose threads have `P` parts of a tile's panels.
+pub trait Written<const P: usize> {
+    /// What the code is compiled for.
+    const SHAPE: Shape;
+    /// What a product lacks of its value.
+    const UNSCALE: f32;
+    /// Whether a launch says what becomes of sums; if not, it is what is done without parameters.
+    const ANY_ACTIVATION: bool;
+}
+
+impl<K: Kind<P>, const P: usize> Written<P> for K {
+    const SHAPE: Shape = K::SHAPE;
+    const UNSCALE: f32 = K::UNSCALE;
+    const ANY_ACTIVATION: bool = K::ANY_ACTIVATION;
 }
 
 /// Where a tile's sums go, and what is done to them before.
@@ -107,7 +123,7 @@ impl<K> Target<K> {
     #[inline(always)]
     pub unsafe fn write<const P: usize>(&self, output: u32, fragment: &Fragment, mut sums: Sums<P>)
     where
-        K: Kind<P>,
+        K: Written<P>,
     {
         let &Self { c, n, .. } = self;
         let [first, second] = fragment.rows;
@@ -197,7 +213,7 @@ impl<K> Target<K> {
     #[inline(always)]
     unsafe fn alphas<const P: usize>(&self, fragment: &Fragment) -> [[f32; 2]; P]
     where
-        K: Kind<P>,
+        K: Written<P>,
     {
         let mut alphas = [[0.0; 2]; P];
         let Alpha::OfColumns(first) = self.alpha else { return alphas };
@@ -220,7 +236,7 @@ impl<K> Target<K> {
     #[inline(always)]
     unsafe fn biases<const P: usize>(&self, fragment: &Fragment) -> [[f32; 2]; P]
     where
-        K: Kind<P>,
+        K: Written<P>,
     {
         let bias = |matrix: usize, column: u32| {
             let is_there = self.bias[matrix] != 0 && column < self.n;

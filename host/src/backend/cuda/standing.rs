@@ -16,6 +16,7 @@ use gpu_arch::Capability;
 use super::verdicts::{Tried, Verdict, Verdicts};
 use crate::error::Error;
 use crate::kernels::builds::{self, Build};
+use crate::kernels::moe::products_named;
 use crate::kernels::subject::{Subject, UNFUSED, part_of};
 use crate::kernels::{self, GroupedKernel};
 use crate::plan::variant::{LaunchSchedule, Variant};
@@ -122,7 +123,11 @@ impl Standing {
     pub fn tried(&self, subject: Subject) -> Result<Tried, Error> {
         let Card { name, capability, driver } = self.card.clone();
         let kernels = subject.kernels(capability).into_iter().flatten();
-        let builds = kernels.filter_map(|kernel| builds::find(kernel.name(), capability));
+        // Code of another kernel of an MoE layer's products takes the place of the card's own.
+        let given = self.code.given().map(|(given, _)| given);
+        let given = given.filter(|given| subject == Subject::Moe && products_named(given).is_some());
+        let names = kernels.map(|kernel| kernel.name()).chain(given);
+        let builds = names.filter_map(|kernel| builds::find(kernel, capability));
         let hashes = builds.map(|build| self.code.hash(build, capability)).collect::<Result<Vec<_>, Error>>()?;
         let code = format!("{:016x}", hash_of(&(env!("CARGO_PKG_VERSION"), hashes)));
         Ok(Tried { subject: subject.name().into(), code, card: name, capability, driver })

@@ -32,15 +32,10 @@ pub fn default_arch() -> &'static str {
     builds::arches().into_iter().find(for_first).expect("there are kernels for the first card")
 }
 
-/// The oldest of [`arches`] that MoE layers are computed on.
+/// The oldest of [`arches`] that MoE layers are computed on with tokens of every format.
 pub fn moe_arch() -> &'static str {
-    moe_arches().into_iter().next().expect("there are kernels of MoE layers")
-}
-
-/// All of them.
-pub(super) fn moe_arches() -> Vec<&'static str> {
-    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.moe_kernels().is_some());
-    arches().into_iter().filter(computes).collect()
+    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.moe_kernels().fp8);
+    arches().into_iter().find(computes).expect("there are kernels of MoE layers")
 }
 
 /// The oldest of [`arches`] that linear layers are computed on.
@@ -201,9 +196,10 @@ impl Emulated {
         self.variant.kernel.unwrap_or(self.default)
     }
 
-    /// The kernels of an MoE layer, if they run on this device.
-    pub(super) fn moe_kernels(&self) -> Option<MoeKernels> {
-        MoeKernels::of(self.capability)
+    /// The kernels of an MoE layer.
+    pub(super) fn moe_kernels(&self) -> MoeKernels {
+        let kernels = MoeKernels::of(self.capability).expect("they run wherever a kernel of groups does");
+        self.given.as_ref().map_or(kernels, |(given, _)| kernels.with_code_of(given))
     }
 
     /// The kernel of a linear layer, if there is one for this device.

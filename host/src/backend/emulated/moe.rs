@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ptx_emulator::{Buffer, Device, Report as Counters};
 
-use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, moe_arches, upload};
+use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, upload};
 use crate::backend::{MoeLayer, refuse_fp8};
 use crate::error::Error;
 use crate::format::Matrix;
@@ -142,10 +142,7 @@ impl PlacedStep {
 impl EmulatedMoeLayer {
     /// A layer on an empty device.
     pub fn new(gpu: Emulated, weights: &MoeWeights<'_>) -> Result<Self, Error> {
-        let kernels = gpu.moe_kernels().ok_or_else(|| {
-            let (arch, others) = (&gpu.arch, moe_arches().join(", "));
-            Error::NotComputed(format!("there is no MoE layer for {arch} yet; take {others} or the CPU"))
-        })?;
+        let kernels = gpu.moe_kernels();
         if !kernels.fp8 {
             refuse_fp8("MoE", &gpu.arch, weights.sizes().token_format)?;
         }

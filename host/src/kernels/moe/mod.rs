@@ -26,12 +26,12 @@ use super::launch::{Launch, output_code};
 use super::moe_fp8_sm90::{self, MoeFp8Sm90};
 use super::moe_quantize::MoeQuantize;
 use super::moe_route::MoeRoute;
-use super::products::{Products, expected_token_tiles};
+use super::products::expected_token_tiles;
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::moe::{Activation, MoeSizes};
 use crate::problem::{Op, OutDtype};
-pub(crate) use kernels::{FP8_KERNELS, MoeKernels};
+pub(crate) use kernels::{FP8_KERNELS, MoeKernels, products_named};
 pub(crate) use stages::StageParts;
 pub use weights::weight_bytes;
 pub(crate) use weights::{PROJECTIONS, PackedWeights};
@@ -215,7 +215,7 @@ pub(crate) fn launches(
         expected_rows: chunk.token_count as u64,
         products: [shared.intermediate, shared.rows],
     });
-    let chunk = Chunk { layer, arguments: chunk, workspace, products, sms };
+    let chunk = Chunk { layer, arguments: chunk, workspace, kernels, sms };
     let mut launches = vec![chunk.route(&routed, shared.as_ref())?];
     for experts in [Some(&routed), shared.as_ref()].into_iter().flatten() {
         for (index, projection) in [chunk.gate_up(experts), chunk.down(experts)].into_iter().enumerate() {
@@ -280,7 +280,7 @@ struct Chunk<'l> {
     layer: &'l PlacedMoe,
     arguments: &'l MoeArguments,
     workspace: &'l Workspace,
-    products: &'static dyn Products,
+    kernels: MoeKernels,
     sms: u32,
 }
 
@@ -309,7 +309,7 @@ impl Chunk<'_> {
             row_multiple: workspace::row_multiple(sizes.token_format),
             unused: 0,
         };
-        MoeRoute.route(route)
+        MoeRoute.route(route, self.kernels.overlaps)
     }
 
     /// Gate and up, or up alone.
@@ -368,8 +368,8 @@ impl Chunk<'_> {
         };
         let token_type = token_type(self.layer.sizes.dtype);
         let token_tiles = expected_token_tiles(experts.expected_rows, experts.count.into(), experts.tile_tokens);
-        let instance = self.products.instance(op, token_type, experts.tile_tokens, token_tiles, n, self.sms);
-        self.products.product(instance, launch, experts.rows, self.sms)
+        let instance = self.kernels.products.instance(op, token_type, experts.tile_tokens, token_tiles, n, self.sms);
+        self.kernels.products.product(&instance, launch, experts.rows, self.sms)
     }
 
     /// The first or the second product's tokens to FP8: `k` columns of X, or of what the first product left.
@@ -445,7 +445,7 @@ impl Chunk<'_> {
             hidden: sizes.hidden as u32,
             unused: 0,
         };
-        MoeRoute.combine(combine, sizes.dtype)
+        MoeRoute.combine(combine, sizes.dtype, self.kernels.overlaps)
     }
 }
 

@@ -9,13 +9,16 @@ use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 
 use super::*;
 use crate::fp8::TokenFormat;
+use crate::kernels::moe_sm80::MoeSm80;
 use crate::kernels::moe_sm90::MoeSm90;
 use crate::kernels::moe_sm120::MoeSm120;
+use crate::kernels::products::Products as _;
 
 const SMS: u32 = 132;
 
-const HOPPER: MoeKernels = MoeKernels { products: &MoeSm90, fp8: true };
-const CONSUMER: MoeKernels = MoeKernels { products: &MoeSm120, fp8: false };
+const HOPPER: MoeKernels = MoeKernels { products: &MoeSm90, fp8: true, overlaps: true };
+const CONSUMER: MoeKernels = MoeKernels { products: &MoeSm120, fp8: false, overlaps: true };
+const PORTABLE: MoeKernels = MoeKernels { products: &MoeSm80, fp8: false, overlaps: false };
 
 /// Where the workspace lies, and the layer's weights.
 const WORKSPACE: Address = 0x10_0000_0000;
@@ -138,12 +141,12 @@ fn the_shared_expert_has_launches_and_lists_of_its_own_and_the_same_tokens() {
 
 #[test]
 fn lists_have_the_tiles_of_the_instances_that_take_them() {
-    for kernels in [HOPPER, CONSUMER] {
+    for kernels in [HOPPER, CONSUMER, PORTABLE] {
         let instances = kernels.products.instances();
         let tile_tokens = |launch: &Launch| {
             assert_eq!(launch.kernel, kernels.products.name());
             let instance = instances.iter().find(|instance| instance.entry == launch.grid.entry).expect("its entry");
-            assert_eq!((launch.grid.threads, launch.grid.shared_bytes), (instance.threads(), instance.shared_bytes()));
+            assert_eq!((launch.grid.threads, launch.grid.shared_bytes), (instance.threads, instance.shared_bytes));
             instance.tile_tokens
         };
         for tokens in [1, 8, 100, 1000, 5000] {
@@ -243,9 +246,9 @@ fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_the_multiprocessors(
         counts[..hit as usize].fill(1);
         counts[0] += (rows - hit) / u64::from(tile_tokens) * u64::from(tile_tokens);
         let most: u64 = counts.iter().map(|count| count.div_ceil(tile_tokens.into())).sum();
-        let tiles = most * u64::from(720u32.div_ceil(instance.columns()));
+        let tiles = most * u64::from(720u32.div_ceil(instance.columns));
         for sms in [1, 132, 1 << 20] {
-            let blocks = u64::from(MoeSm90.product(instance, product, rows, sms as u32).grid.blocks);
+            let blocks = u64::from(MoeSm90.product(&instance, product, rows, sms as u32).grid.blocks);
             assert_eq!(blocks, tiles.min(sms), "{rows} rows of {experts} experts");
         }
     }

@@ -37,22 +37,24 @@ impl Kernel for MoeRoute {
 }
 
 impl MoeRoute {
-    /// The launch that makes lists and brings tokens into the order of K.
+    /// The launch that makes lists and brings tokens into the order of K. `overlaps` says whether its build has clusters and grids
+    /// that overlap.
     ///
     /// # Errors
     /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
-    pub fn route(&self, route: Route) -> Result<Launch, Error> {
+    pub fn route(&self, route: Route, overlaps: bool) -> Result<Launch, Error> {
         let choices = u64::from(route.token_count) * u64::from(route.top_k);
+        let cluster = Route::cluster(choices, overlaps);
         let blocks = if route.tokens == 0 {
-            Route::list_blocks(route.token_count, route.top_k, route.row_multiple)
+            Route::list_blocks(route.token_count, route.row_multiple, cluster)
         } else {
-            Route::blocks(route.token_count, route.top_k, route.hidden)
+            Route::blocks(route.token_count, route.hidden, cluster)
         };
         let blocks = Grid::blocks(blocks)?;
         let grid = Grid {
-            cluster: Route::cluster(choices),
-            shared_bytes: Route::shared_bytes(route.experts, choices),
-            overlaps: true,
+            cluster,
+            shared_bytes: Route::shared_bytes(route.experts, cluster),
+            overlaps,
             ..Grid::linear(ROUTE_ENTRY, blocks, Route::THREADS)
         };
         Ok(Launch::of_parameter(self.name(), grid, route))
@@ -62,14 +64,14 @@ impl MoeRoute {
     ///
     /// # Errors
     /// As [`MoeRoute::route`].
-    pub fn combine(&self, combine: Combine, dtype: OutDtype) -> Result<Launch, Error> {
+    pub fn combine(&self, combine: Combine, dtype: OutDtype, overlaps: bool) -> Result<Launch, Error> {
         let [f16, bf16] = COMBINE_ENTRIES;
         let entry = match dtype {
             OutDtype::F16 => f16,
             OutDtype::Bf16 => bf16,
         };
         let blocks = Grid::blocks(Combine::blocks(combine.token_count, combine.hidden))?;
-        let grid = Grid { overlaps: true, ..Grid::linear(entry, blocks, Combine::THREADS) };
+        let grid = Grid { overlaps, ..Grid::linear(entry, blocks, Combine::THREADS) };
         Ok(Launch::of_parameter(self.name(), grid, combine))
     }
 }

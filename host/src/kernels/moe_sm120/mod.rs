@@ -5,7 +5,8 @@ use kernels_gpu::moe_sm90::abi::Instance;
 use kernels_gpu::moe_sm120::abi::INSTANCES;
 
 use super::kernel::{Entry, Kernel};
-use super::products::Products;
+use super::moe_sm90::product_instance;
+use super::products::{ProductInstance, Products};
 
 /// The kernel.
 pub(crate) struct MoeSm120;
@@ -22,24 +23,20 @@ impl Kernel for MoeSm120 {
 
     #[cfg(all(test, feature = "cuda"))]
     fn fake(&self, launch: &fake_cuda::Launch<'_>) {
-        super::moe_sm90::fake::launch(launch, INSTANCES);
+        super::moe_sm90::fake::launch(launch, &self.instances());
     }
 }
 
 impl Products for MoeSm120 {
-    fn instances(&self) -> &'static [Instance] {
-        INSTANCES
+    /// A tile takes as long as its weights have bytes, since the memory limits it; narrow tiles read tokens twice as often.
+    fn instances(&self) -> Vec<ProductInstance> {
+        let time = |of: &Instance| u64::from(of.stage_bytes() + of.shape().buffer_bytes() / 4);
+        INSTANCES.iter().map(|of| product_instance(of, time(of))).collect()
     }
 
     /// As many experts' rows as fit a small tile take one; there is no room for larger tiles than of 64.
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
         if rows <= 16 * experts { 16 } else { 64 }
-    }
-
-    /// As its weights have bytes, since the memory limits it; narrow tiles read tokens twice as often.
-    fn tile_time(&self, instance: &Instance) -> u64 {
-        let tokens = instance.shape().buffer_bytes() / 4;
-        u64::from(instance.stage_bytes() + tokens)
     }
 }
 

@@ -2,18 +2,19 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::epilogue::{Activation, NO_PARAMETERS, PARAMETERS};
-use kernels_gpu::moe_sm90::abi::{self, Instance};
+use kernels_gpu::moe_sm90::abi;
 use kernels_gpu::units::{TokenType, block_columns, block_start, element_at, k_blocks, matrix_bytes};
 
 use crate::kernels::fake::{slice, slice_mut};
 use crate::kernels::moe_pack::units::unpack;
+use crate::kernels::products::ProductInstance;
 use crate::oracle::silu;
 use crate::problem::OutDtype;
 
 /// Computes every expert's rows as the contract of a kernel with these instances says.
-pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[Instance]) {
+pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[ProductInstance]) {
     let instance = instances.iter().find(|instance| instance.entry == launch.kernel).unwrap();
-    assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
+    assert_eq!((launch.block, launch.shared_bytes), ([instance.threads, 1, 1], instance.shared_bytes));
     let dtype = match instance.token_type {
         TokenType::F16 => OutDtype::F16,
         TokenType::Bf16 => OutDtype::Bf16,

@@ -8,7 +8,7 @@ pub(super) use fake::activated;
 use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 
 use super::kernel::{Entry, Kernel};
-use super::products::Products;
+use super::products::{ProductInstance, Products};
 
 /// The kernel.
 pub(crate) struct MoeSm90;
@@ -29,7 +29,7 @@ impl Kernel for MoeSm90 {
 
     #[cfg(all(test, feature = "cuda"))]
     fn fake(&self, launch: &fake_cuda::Launch<'_>) {
-        fake::launch(launch, INSTANCES);
+        fake::launch(launch, &self.instances());
     }
 }
 
@@ -41,23 +41,34 @@ const TILE_TOKENS: [(u64, u32); 2] = [(16, 16), (100, 64)];
 /// Tokens of a tile where experts have more rows than that.
 const LARGEST_TILE: u32 = 128;
 
+/// An instance of these or of [`moe_sm120`](super::moe_sm120), whose tiles take so long.
+pub(super) fn product_instance(of: &Instance, tile_time: u64) -> ProductInstance {
+    ProductInstance {
+        entry: of.entry,
+        matrices: of.matrices,
+        token_type: of.token_type,
+        tile_tokens: of.tile_tokens,
+        columns: of.columns(),
+        threads: of.threads(),
+        shared_bytes: of.shared_bytes(),
+        tile_time,
+    }
+}
+
 impl Products for MoeSm90 {
-    fn instances(&self) -> &'static [Instance] {
-        INSTANCES
+    /// What a multiprocessor can decode in a time is limited, and so is how soon one k-block follows another. The times of tiles are
+    /// those on an H200 (docs/experiments.md).
+    fn instances(&self) -> Vec<ProductInstance> {
+        let time = |of: &Instance| match (of.narrow, of.by_warps) {
+            (false, _) => 28,
+            (true, false) => 15,
+            (true, true) => 18,
+        };
+        INSTANCES.iter().map(|of| product_instance(of, time(of))).collect()
     }
 
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
         TILE_TOKENS.iter().find(|(most, _)| rows <= most * experts).map_or(LARGEST_TILE, |&(_, tokens)| tokens)
-    }
-
-    /// What a multiprocessor can decode in a time is limited, and so is how soon one k-block follows another. These are times on an
-    /// H200 (docs/experiments.md).
-    fn tile_time(&self, instance: &Instance) -> u64 {
-        match (instance.narrow, instance.by_warps) {
-            (false, _) => 28,
-            (true, false) => 15,
-            (true, true) => 18,
-        }
     }
 }
 

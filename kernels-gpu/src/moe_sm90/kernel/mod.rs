@@ -26,11 +26,10 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, warp_shuffle_idx},
 };
 
-use self::multiply::{Decode, Packed};
 use crate::{
     moe_sm90::abi::{Instance, Launch},
     ring::{Ring, ring_bytes},
-    sm90::{PingPong, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, WARPS, give_registers, take_registers},
+    sm90::{Decode, Packed, PingPong, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, WARPS, give_registers, take_registers},
 };
 
 /// An instance, as a type.

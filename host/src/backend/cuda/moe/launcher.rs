@@ -14,7 +14,6 @@ use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp8::TokenFormat;
-use crate::kernels::Subject;
 use crate::kernels::kernel::Kernel;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::moe::{
@@ -23,6 +22,7 @@ use crate::kernels::moe::{
 };
 use crate::kernels::moe_pack::MoePack;
 use crate::kernels::moe_pack::row_order::RowOrder;
+use crate::kernels::{Subject, builds};
 use crate::moe::MoeSizes;
 
 /// The projections by their numbers.
@@ -142,11 +142,14 @@ impl MoeLauncher {
 
     /// Loads the kernels.
     pub(in crate::backend::cuda) fn new(device: Arc<Device>) -> Result<Self, Error> {
-        let (major, minor) = device.info.capability;
-        let kernels = MoeKernels::of((major, minor)).ok_or_else(|| {
-            let text = format!("there is no MoE layer for compute capability {major}.{minor} yet; take the CPU");
-            Error::NotComputed(text)
-        })?;
+        let kernels = MoeKernels::of(device.info.capability).expect("they run wherever a kernel of groups does");
+        let kernels = match device.standing.code.given() {
+            Some((given, _)) => {
+                builds::check_runs(given, device.info.capability)?;
+                kernels.with_code_of(given)
+            }
+            None => kernels,
+        };
         device.standing.check(Subject::Moe)?;
         let functions = load(&device, &kernels.all())?;
         Ok(Self { kernels, functions: functions.into(), fp8_functions: Arc::default(), device })

@@ -6,7 +6,7 @@ use fake_cuda::FakeCuda;
 
 use super::*;
 use crate::backend::Backend;
-use crate::backend::cuda::Cuda;
+use crate::backend::cuda::{Cuda, Options, Verdicts};
 use crate::kernels::fake::kernel;
 use crate::moe::{Activation, Biases, MoeInputs};
 use crate::problem::OutDtype;
@@ -361,12 +361,24 @@ fn an_engines_tensors_are_packed_where_they_lie_and_a_bad_scale_is_named() {
 }
 
 #[test]
-fn a_device_without_the_kernels_says_so() {
+fn a_card_without_kernels_of_its_own_takes_the_portable_ones_once_they_have_proved_themselves() {
     let fake = hopper();
-    fake.set_device(8, 0, 4);
-    let error = Cuda::open(0).unwrap().prepare_moe(&weights(OutDtype::F16)).err().unwrap();
-    assert_eq!(error.to_string(), "there is no MoE layer for compute capability 8.0 yet; take the CPU");
-    assert_eq!(error.code(), "not-computed");
+    for (major, minor) in [(8, 0), (8, 9), (10, 0)] {
+        fake.set_device(major, minor, 4);
+        let error = Cuda::open(0).unwrap().prepare_moe(&weights(OutDtype::F16)).err().unwrap();
+        assert!(error.to_string().starts_with("moe has not proved itself on Fake GPU"), "{error}");
+        assert_eq!(error.code(), "not-computed");
+        let gpu = Cuda::open_with(0, Options { verdicts: Verdicts::Ignored, ..Options::default() }).unwrap();
+        for dtype in [OutDtype::F16, OutDtype::Bf16] {
+            let weights = weights(dtype).with_shared(expert(96, 9)).unwrap();
+            let mut layer = gpu.prepare_moe_layer(&weights).unwrap();
+            assert_eq!(layer.kernel(), "moe_sm80");
+            for tokens in [1, 7, 300] {
+                let step = MoeStep::new(&weights, inputs(dtype, tokens)).unwrap();
+                check(&weights, &step, &execute(&mut layer, &step));
+            }
+        }
+    }
 }
 
 #[test]
