@@ -15,6 +15,7 @@ mod gated_sm90;
 pub(crate) mod group;
 pub(crate) mod kernel;
 pub(crate) mod launch;
+pub(crate) mod linear_fp8;
 pub(crate) mod linear_sm90;
 pub mod moe;
 mod moe_fp8_sm90;

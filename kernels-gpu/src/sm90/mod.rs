@@ -29,7 +29,7 @@ pub use self::{
     multiply::{Consumer, Kind},
     registers::{give_registers, take_registers},
     slabs::Piece,
-    tiles::{Tile, TileLists, from_first_lane},
+    tiles::{Tile, TileLists, Tiles, from_first_lane},
     turns::PingPong,
     write::{Alpha, BIAS_BYTES, Target},
 };
