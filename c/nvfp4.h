@@ -45,6 +45,14 @@ typedef enum nvfp4_dtype {
   NVFP4_DTYPE_BF16 = 1,
 } nvfp4_dtype;
 
+// As what a layer's tokens, and the intermediate of an MoE layer, are multiplied.
+typedef enum nvfp4_token_format {
+  // As they are.
+  NVFP4_TOKEN_FORMAT_BITS16 = 0,
+  // As FP8 (e4m3) with a scale for each token, with weights rounded to e4m3: faster on Hopper for many tokens, less accurate.
+  NVFP4_TOKEN_FORMAT_FP8 = 1,
+} nvfp4_token_format;
+
 // A GPU with its kernels loaded. Any number of threads may use it at once.
 typedef struct nvfp4_device nvfp4_device;
 
@@ -54,7 +62,8 @@ typedef struct nvfp4_linear_cpu nvfp4_linear_cpu;
 // A layer prepared for the CPU. One call at a time.
 typedef struct nvfp4_moe_cpu nvfp4_moe_cpu;
 
-// The sizes of an MoE layer. What is left zero is as in most models: SiLU, no shared expert, no biases.
+// The sizes of an MoE layer. What is left zero is as in most models: SiLU, no shared expert, no biases,
+// tokens of 16 bits.
 typedef struct nvfp4_moe_sizes {
   // H, elements of a token: a multiple of 16.
   size_t hidden;
@@ -78,6 +87,8 @@ typedef struct nvfp4_moe_sizes {
   float limit;
   // Whether projections have biases.
   bool biases;
+  // An `nvfp4_token_format`.
+  uint32_t token_format;
 } nvfp4_moe_sizes;
 
 // A projection of every expert, as a checkpoint has it: `rows` of `k` numbers an expert.
@@ -128,7 +139,7 @@ typedef struct nvfp4_moe_call {
   size_t output_stride;
 } nvfp4_moe_call;
 
-// The sizes of a linear layer.
+// The sizes of a linear layer. What is left zero: no bias, tokens of 16 bits.
 typedef struct nvfp4_linear_sizes {
   // N, rows of the weight: a multiple of 16.
   size_t out_features;
@@ -138,11 +149,13 @@ typedef struct nvfp4_linear_sizes {
   uint32_t dtype;
   // Whether there is a bias.
   bool bias;
+  // An `nvfp4_token_format`.
+  uint32_t token_format;
 } nvfp4_linear_sizes;
 
 // A weight as a checkpoint has it.
 typedef struct nvfp4_linear_tensor {
-  // Values, `N * K/2` bytes, as `nvfp4_tensor`. On a GPU in its memory, at a multiple of 8.
+  // Values, `N * K/2` bytes, as `nvfp4_tensor`. On a GPU in its memory, at a multiple of 8, or for tokens in FP8 of 16.
   const uint8_t *values;
   // Scales, `N * K/16` bytes. On a GPU in its memory.
   const uint8_t *scales;
@@ -283,12 +296,15 @@ enum nvfp4_status nvfp4_linear_cpu_run(struct nvfp4_linear_cpu *layer, const str
 // The layer was made by `nvfp4_linear_cpu_create`, is in no call, and is not used again.
 void nvfp4_linear_cpu_destroy(struct nvfp4_linear_cpu *layer);
 
-// Bytes of a layer's packed weights on a GPU. A call needs no workspace.
+// Bytes of a layer's packed weights on a GPU, and of the workspace of a call with up to so many tokens: 0 with tokens of 16 bits.
 //
 // # Safety
 //
 // The pointers are to host memory.
-enum nvfp4_status nvfp4_linear_bytes(const struct nvfp4_linear_sizes *sizes, size_t *weights);
+enum nvfp4_status nvfp4_linear_bytes(const struct nvfp4_linear_sizes *sizes,
+                                     size_t tokens,
+                                     size_t *weights,
+                                     size_t *workspace);
 
 // Queues the packing of a checkpoint's tensor, which lies in the GPU's memory and is not needed any more when the stream has come
 // past it. Wait for that before the first call: copy the first `NVFP4_LINEAR_HEAD_BYTES` of the weights to the host and give them
@@ -316,11 +332,13 @@ enum nvfp4_status nvfp4_linear_check_packed(const struct nvfp4_linear_sizes *siz
 // # Safety
 //
 // `weights` were packed for these sizes, and that was waited for. The call's pointers are to memory of these sizes that the GPU can
-// use. All of it stays until the stream has come past the call. `stream` is as `nvfp4_linear_pack` says, but may capture.
+// use, and `workspace`, a multiple of 256, to as many bytes as `nvfp4_linear_bytes` says; null if that is 0. All of it stays until the
+// stream has come past the call. `stream` is as `nvfp4_linear_pack` says, but may capture.
 enum nvfp4_status nvfp4_linear_launch(const struct nvfp4_device *device,
                                       const struct nvfp4_linear_sizes *sizes,
                                       const void *weights,
                                       const struct nvfp4_linear_call *call,
+                                      void *workspace,
                                       void *stream);
 
 // Quantises a matrix of f32 `[rows, k]`, k a multiple of 16, by the algorithm of NVIDIA's ModelOpt. Writes `rows * k/2` bytes of

@@ -32,6 +32,16 @@ static float of_bf16(uint16_t bits) {
     return number;
 }
 
+/* How far numbers are from others, as a share of the others' size. */
+static double distance(const uint16_t *numbers, const uint16_t *others, size_t count) {
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < count; i++) {
+        double a = of_bf16(numbers[i]), b = of_bf16(others[i]);
+        difference += (a - b) * (a - b), size += b * b;
+    }
+    return sqrt(difference / size);
+}
+
 /* A projection of every expert: quantised, and the numbers that it then has. */
 typedef struct {
     uint8_t values[E * H * I / 2], scales[E * H * I / 16];
@@ -156,6 +166,26 @@ int main(void) {
         }
     }
     printf("with gpt-oss's activation, and a linear layer: at most %.2f\n", worst);
+
+    /* The layers once more with tokens in FP8: other bits, not by much. */
+    uint16_t rounded[T * H];
+    linear.token_format = NVFP4_TOKEN_FORMAT_FP8;
+    of_linear.output = rounded;
+    expect(nvfp4_linear_cpu_create(&linear, &weight, &one));
+    expect(nvfp4_linear_cpu_run(one, &of_linear));
+    nvfp4_linear_cpu_destroy(one);
+    double linear_error = distance(rounded, projected, T * I);
+    nvfp4_moe_sizes in_fp8 = sizes;
+    in_fp8.token_format = NVFP4_TOKEN_FORMAT_FP8;
+    call.output = rounded;
+    expect(nvfp4_moe_cpu_create(&in_fp8, &tensors, NULL, NULL, &other));
+    expect(nvfp4_moe_cpu_run(other, &call));
+    nvfp4_moe_cpu_destroy(other);
+    double moe_error = distance(rounded, output, T * H);
+    printf("with tokens in FP8: %.3f and %.3f of their size away\n", linear_error, moe_error);
+    if (!(linear_error > 0.001 && linear_error < 0.1 && moe_error > 0.001 && moe_error < 0.1)) return 4;
+    in_fp8.token_format = 7;
+    if (nvfp4_moe_cpu_create(&in_fp8, &tensors, NULL, NULL, &other) != NVFP4_STATUS_INVALID) return 5;
 
     sizes.intermediate = 24;
     if (nvfp4_moe_cpu_create(&sizes, &tensors, NULL, NULL, &layer) != NVFP4_STATUS_INVALID) return 2;

@@ -118,7 +118,8 @@ pub unsafe extern "C" fn nvfp4_moe_cpu_create(
         let MoeSizes { experts: count, named_experts, top_k, shared_intermediate, dtype, activation, .. } = sizes;
         // SAFETY: as above.
         let routed = unsafe { experts(tensors, count, &sizes, sizes.intermediate)? };
-        let mut weights = MoeWeights::with_activation(dtype, top_k, activation, routed)?;
+        let weights = MoeWeights::with_activation(dtype, top_k, activation, routed)?;
+        let mut weights = weights.with_token_format(sizes.token_format);
         match (shared, shared_intermediate) {
             (None, None) => {}
             (Some(shared), Some(intermediate)) => {

@@ -7,15 +7,14 @@ use nvfp4::backend::cuda::{LinearArguments, LinearLauncher, LinearTensor, Packed
 use nvfp4::backend::{Backend, LinearLayer, cpu::Cpu};
 use nvfp4::bias::Bias;
 use nvfp4::format::Matrix;
-use nvfp4::fp8::TokenFormat;
 use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights};
 
 use crate::gpu::nvfp4_device;
 use crate::pointer::{address, elements, elements_mut, value};
 use crate::status::{guard, nvfp4_status};
-use crate::types::token_type;
+use crate::types::{token_format, token_type};
 
-/// The sizes of a linear layer.
+/// The sizes of a linear layer. What is left zero: no bias, tokens of 16 bits.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nvfp4_linear_sizes {
@@ -27,6 +26,8 @@ pub struct nvfp4_linear_sizes {
     pub dtype: u32,
     /// Whether there is a bias.
     pub bias: bool,
+    /// An `nvfp4_token_format`.
+    pub token_format: u32,
 }
 
 impl nvfp4_linear_sizes {
@@ -36,7 +37,7 @@ impl nvfp4_linear_sizes {
             k: self.in_features,
             dtype: token_type(self.dtype)?,
             bias: self.bias,
-            token_format: TokenFormat::Bits16,
+            token_format: token_format(self.token_format)?,
         };
         sizes.check()?;
         Ok(sizes)
@@ -47,7 +48,7 @@ impl nvfp4_linear_sizes {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nvfp4_linear_tensor {
-    /// Values, `N * K/2` bytes, as `nvfp4_tensor`. On a GPU in its memory, at a multiple of 8.
+    /// Values, `N * K/2` bytes, as `nvfp4_tensor`. On a GPU in its memory, at a multiple of 8, or for tokens in FP8 of 16.
     pub values: *const u8,
     /// Scales, `N * K/16` bytes. On a GPU in its memory.
     pub scales: *const u8,
@@ -130,14 +131,14 @@ pub unsafe extern "C" fn nvfp4_linear_cpu_create(
         // SAFETY: `# Safety` above.
         let (sizes, tensor, layer) =
             unsafe { (value(sizes, "sizes")?.checked()?, value(tensor, "tensor")?, elements_mut(layer, 1, "layer")?) };
-        let LinearSizes { n, k, dtype, .. } = sizes;
+        let LinearSizes { n, k, dtype, token_format, .. } = sizes;
         // SAFETY: as above.
         let (values, scales, bias) = unsafe {
             let values = elements(tensor.values, n * k / 2, "values")?;
             (values, elements(tensor.scales, n * k / 16, "scales")?, bias(&sizes, tensor)?)
         };
         let matrix = Matrix::new(n, k, values.to_vec(), scales.to_vec(), tensor.global_scale)?;
-        let mut weights = LinearWeights::new(dtype, matrix)?;
+        let mut weights = LinearWeights::new(dtype, matrix)?.with_token_format(token_format);
         if let Some(bias) = bias {
             weights = weights.with_bias(Bias::F32(bias.numbers(dtype).into_owned().into()))?;
         }
@@ -190,17 +191,29 @@ pub unsafe extern "C" fn nvfp4_linear_cpu_destroy(layer: *mut nvfp4_linear_cpu) 
     }
 }
 
-/// Bytes of a layer's packed weights on a GPU. A call needs no workspace.
+/// Bytes of a layer's packed weights on a GPU, and of the workspace of a call with up to so many tokens: 0 with tokens of 16 bits.
 ///
 /// # Safety
 ///
 /// The pointers are to host memory.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvfp4_linear_bytes(sizes: *const nvfp4_linear_sizes, weights: *mut usize) -> nvfp4_status {
+pub unsafe extern "C" fn nvfp4_linear_bytes(
+    sizes: *const nvfp4_linear_sizes,
+    tokens: usize,
+    weights: *mut usize,
+    workspace: *mut usize,
+) -> nvfp4_status {
     guard(|| {
         // SAFETY: `# Safety` above.
-        let (sizes, weights) = unsafe { (value(sizes, "sizes")?.checked()?, elements_mut(weights, 1, "weights")?) };
-        weights[0] = LinearLauncher::weight_bytes(&sizes);
+        let (sizes, weights, workspace) = unsafe {
+            (
+                value(sizes, "sizes")?.checked()?,
+                elements_mut(weights, 1, "weights")?,
+                elements_mut(workspace, 1, "workspace")?,
+            )
+        };
+        (weights[0], workspace[0]) =
+            (LinearLauncher::weight_bytes(&sizes), LinearLauncher::workspace_bytes(&sizes, tokens));
         Ok(())
     })
 }
@@ -261,13 +274,15 @@ pub unsafe extern "C" fn nvfp4_linear_check_packed(sizes: *const nvfp4_linear_si
 /// # Safety
 ///
 /// `weights` were packed for these sizes, and that was waited for. The call's pointers are to memory of these sizes that the GPU can
-/// use. All of it stays until the stream has come past the call. `stream` is as `nvfp4_linear_pack` says, but may capture.
+/// use, and `workspace`, a multiple of 256, to as many bytes as `nvfp4_linear_bytes` says; null if that is 0. All of it stays until the
+/// stream has come past the call. `stream` is as `nvfp4_linear_pack` says, but may capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvfp4_linear_launch(
     device: *const nvfp4_device,
     sizes: *const nvfp4_linear_sizes,
     weights: *const c_void,
     call: *const nvfp4_linear_call,
+    workspace: *mut c_void,
     stream: *mut c_void,
 ) -> nvfp4_status {
     guard(|| {
@@ -282,6 +297,6 @@ pub unsafe extern "C" fn nvfp4_linear_launch(
             output: call.output.addr() as u64,
         };
         // SAFETY: as above.
-        unsafe { device.linear.launch(&layer, &arguments, stream.cast()) }.map(drop)
+        unsafe { device.linear.launch(&layer, &arguments, workspace.addr() as u64, stream.cast()) }.map(drop)
     })
 }

@@ -57,6 +57,12 @@ fn fp8_tokens_are_an_option() {
     assert!(text.contains("error     at most 0.00e0 ") && text.contains("verified  yes: all 240 elements "), "{text}");
     let report = report(here(), "--op linear --shape 5,48,80 --token-format fp8");
     assert_eq!((&report["token_format"], &report["verified"]), (&json!("fp8"), &json!(true)));
+    let emulated = "run --op linear --shape 5,48,80 --token-format fp8 --backend emulated --arch sm_90a";
+    let text = stdout(nvfp4(here(), emulated));
+    assert!(text.contains("no fault") && text.contains("error     at most 0.00e0 "), "{text}");
+    let refused = nvfp4(here(), &emulated.replace("sm_90a", "sm_120f"));
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && error.contains("for sm_120f yet; take "), "{error}");
 }
 
 #[test]

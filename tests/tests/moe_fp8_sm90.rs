@@ -1,12 +1,14 @@
-//! The MoE layer with tokens in FP8 on every backend that computes one: each stage is right to the bit up to the activation, on every
-//! instance of the products, and a token's bits do not depend on anything but the token. Broken PTX makes faults, so the absence of
-//! faults means something.
+//! Layers with tokens in FP8 on every backend that computes them: each stage of an MoE layer is right to the bit up to the activation, and
+//! a linear layer to the bit, on every instance of the products, and a token's bits do not depend on anything but the token. Broken PTX
+//! makes faults, so the absence of faults means something.
 
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::{Emulated, Fault, FaultKind, Schedule};
 use nvfp4::fp8::TokenFormat;
+use nvfp4::linear::{LinearInputs, LinearStep, LinearWeights};
 use nvfp4::moe::{Activation, LayerShape, MoeInputs, MoeWeights};
 use nvfp4::problem::OutDtype;
+use nvfp4_tests::linear;
 use nvfp4_tests::moe::{DTYPES, backends, bits, check, hopper, hopper_of, inputs, run, shape, step, verified, weights};
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
 
@@ -108,6 +110,90 @@ fn no_schedule_changes_a_bit() {
     }
 }
 
+/// A linear layer `[n, k]` with tokens in FP8.
+fn linear_weights(n: usize, k: usize, dtype: OutDtype) -> LinearWeights<'static> {
+    linear::weights(n, k, dtype).with_token_format(TokenFormat::Fp8)
+}
+
+/// Every backend computes a linear layer right, and the same bits again. It is two launches, or none without tokens.
+fn check_linear(weights: &LinearWeights<'_>, inputs: LinearInputs<'_>) {
+    let step = LinearStep::new(weights, inputs).expect("inputs of the layer");
+    for backend in backends("sm_90a") {
+        let mut layer = backend.prepare_linear(weights).unwrap_or_else(|error| panic!("{}: {error}", backend.name()));
+        let output = linear::verified(layer.as_mut(), weights, &step);
+        assert!(linear::verified(layer.as_mut(), weights, &step) == output, "{}: a rerun's bits", backend.name());
+        if backend.name() != "cpu" {
+            assert_eq!(layer.launches(), (step.tokens() > 0).then_some(2), "{}", backend.name());
+        }
+    }
+}
+
+#[test]
+fn a_linear_layer_of_any_size_is_right_with_a_bias_and_without() {
+    // Columns of less than a unit's slab and of more than a tile; K with k-blocks of every kind; tokens that are no multiple of eight.
+    for (index, (tokens, n, k)) in
+        [(1, 16, 16), (3, 80, 144), (16, 144, 128), (17, 272, 272), (60, 48, 176), (0, 32, 32), (130, 400, 112)]
+            .into_iter()
+            .enumerate()
+    {
+        let dtype = DTYPES[index % 2];
+        let weights = linear_weights(n, k, dtype);
+        check_linear(&weights, linear::inputs(&weights, tokens));
+        let biased = linear::with_bias(weights, index % 3 == 0);
+        check_linear(&biased, linear::inputs(&biased, tokens));
+    }
+}
+
+#[test]
+fn the_tokens_of_a_linear_layer_may_lie_apart_and_keep_what_is_no_number() {
+    for (dtype, stride) in DTYPES.into_iter().zip([88, 99]) {
+        let weights = linear_weights(48, 80, dtype);
+        let near = linear::inputs(&weights, 21);
+        let nan = bits(dtype, f32::NAN);
+        let far = near.x.chunks(80).flat_map(|token| [token, &vec![nan; stride - 80]].concat());
+        check_linear(&weights, LinearInputs { x: far.collect::<Vec<_>>().into(), stride, ..near.clone() });
+        let mut dirty = near.clone();
+        for (token, number) in [(1, f32::NAN), (9, f32::INFINITY), (20, f32::NEG_INFINITY)] {
+            dirty.x.to_mut()[token * 80 + 17] = bits(dtype, number);
+        }
+        let steps = [near, dirty].map(|inputs| LinearStep::new(&weights, inputs).expect("inputs of the layer"));
+        for backend in backends("sm_90a") {
+            let mut layer = backend.prepare_linear(&weights).unwrap();
+            let [clean, dirty] = steps.each_ref().map(|step| linear::verified(layer.as_mut(), &weights, step).out);
+            for (token, (clean, dirty)) in clean.chunks(48).zip(dirty.chunks(48)).enumerate() {
+                assert_eq!(clean == dirty, ![1, 9, 20].contains(&token), "{}: token {token}", backend.name());
+                assert!(clean == dirty || dirty.iter().all(|&bits| dtype.decode(bits).is_nan()), "token {token}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_tile_schedule_or_number_of_multiprocessors_changes_a_bit_of_a_linear_layer() {
+    let weights = linear::with_bias(linear_weights(336, 208, OutDtype::Bf16), false);
+    let all = linear::inputs(&weights, 300);
+    let first = |tokens: usize| LinearInputs { tokens, x: all.x[..tokens * 208].to_vec().into(), stride: 208 };
+    let mut whole = Vec::new();
+    // Tiles of 256, 128, 64, 32 and 16 tokens.
+    for (tokens, schedule, sms) in [
+        (300, Schedule::Fair, 3),
+        (300, Schedule::Worst, 1),
+        (125, Schedule::Worst, 2),
+        (60, Schedule::Seed(1), 1),
+        (30, Schedule::Worst, 1),
+        (13, Schedule::Seed(2), 132),
+    ] {
+        let step = LinearStep::new(&weights, first(tokens)).unwrap();
+        let mut layer = hopper_of(schedule, sms).prepare_linear(&weights).unwrap();
+        let out = linear::verified(layer.as_mut(), &weights, &step).out;
+        if whole.is_empty() {
+            whole = out;
+        } else {
+            assert!(whole.starts_with(&out), "other bits with {tokens} tokens, {schedule}, {sms} multiprocessors");
+        }
+    }
+}
+
 /// The kernel's text with the entries for the smallest tiles alone, which is read faster.
 fn ptx() -> String {
     let whole = nvfp4::kernels::ptx("moe_fp8_sm90").expect("a kernel of this name");
@@ -123,12 +209,14 @@ fn ptx() -> String {
     text
 }
 
+/// Rows of three experts, for products of 8 tokens and of 16.
+const ROWS: [usize; 3] = [3, 11, 1];
+
 /// The fault that stops a layer with this text of the kernel. One block computes many tiles, all of them ragged.
-fn fault(layer: &LayerShape, ptx: &str) -> Option<Fault> {
+fn fault(layer: &LayerShape, rows: [usize; 3], ptx: &str) -> Option<Fault> {
     let gpu: Emulated = hopper_of(Schedule::Worst, 1).with_ptx(ptx).unwrap();
     let weights = fp8_weights(layer, OutDtype::F16);
-    // Three, eleven and one row: products of 8 tokens and of 16.
-    let ids: Vec<i32> = [vec![0; 3], vec![1; 11], vec![2; 1]].concat();
+    let ids: Vec<i32> = (0..).zip(rows).flat_map(|(expert, rows)| vec![expert; rows]).collect();
     let inputs = MoeInputs { ids: ids.into(), ..inputs(layer, OutDtype::F16, 15) };
     fault_of(run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step(&weights, inputs)))
 }
@@ -137,7 +225,7 @@ fn fault(layer: &LayerShape, ptx: &str) -> Option<Fault> {
 fn tokens_that_nobody_has_waited_for_are_found() {
     let ptx = ptx();
     let waits: Vec<_> = lines_of(&ptx, ENTRY, "griddepcontrol.wait").into_iter().map(|(line, _)| (line, "")).collect();
-    let fault = fault(&shape(336, 208, 3, 1), &changed(&ptx, &waits)).expect("nobody waits");
+    let fault = fault(&shape(336, 208, 3, 1), ROWS, &changed(&ptx, &waits)).expect("nobody waits");
     assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
     assert!(fault.to_string().contains("`moe_quantize_f16`"), "{fault}");
 }
@@ -156,6 +244,10 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
         Sabotage::leave_out("wgmma.wait_group.sync.aligned 0", 2),
         Sabotage::leave_out("bar.sync", 1),
     ];
-    let layer = shape(848, 496, 3, 1);
-    check_sabotages(&ptx(), ENTRY, &SABOTAGES, |ptx| fault(&layer, ptx));
+    // Each main loop has a wait that only the block's first tile needs. Where K is one k-block, tiles and their scales are found and
+    // loaded further ahead than there are places for them.
+    let (long, short) = (shape(848, 496, 3, 1), shape(80, 496, 3, 1));
+    let inputs = [(&long, ROWS), (&long, [11, 3, 1]), (&short, ROWS)];
+    let run = |ptx: &str| inputs.iter().find_map(|&(layer, rows)| fault(layer, rows, ptx));
+    check_sabotages(&ptx(), ENTRY, &SABOTAGES, run);
 }

@@ -88,7 +88,8 @@ impl Tokens {
     }
 
     fn capacity(&self) -> u32 {
-        self.rows.len() as u32 + SPARE_ROWS
+        // Where there are no lists, every row that there is room for is written.
+        self.rows.len() as u32 + if self.firsts.is_empty() { 0 } else { SPARE_ROWS }
     }
 
     /// Codes and scales that must come out.
@@ -133,6 +134,14 @@ impl Tokens {
         (codes, scales)
     }
 
+    /// As [`Self::into_rows`], of a linear layer: the host knows how many there are, and rows behind them become zeros.
+    fn into_known_rows(self) -> Self {
+        let tokens = self.x.len() as u32 / self.pitch;
+        let filled = tokens.next_multiple_of(ROW_MULTIPLE);
+        let rows = (0..filled).map(|row| if row < tokens { row } else { NO_ROW }).collect();
+        Self { places: None, top_k: 1, rows, firsts: Vec::new(), ..self }
+    }
+
     /// What a text of the kernel makes of them, twice over.
     fn quantise(&self, ptx: &str, schedule: Schedule) -> Result<(Vec<u8>, Vec<f32>), Fault> {
         let module = Module::parse(ptx).unwrap();
@@ -140,19 +149,21 @@ impl Tokens {
         let (expected, scales) = self.expected();
         let codes = device.upload(&vec![POISON; expected.len()]);
         let scales = device.upload(&vec![POISON; 4 * scales.len()]);
-        let has_list = self.places.is_some() || self.firsts[1] as usize != self.x.len() / self.pitch as usize;
+        let is_known = self.firsts.is_empty();
+        let has_list =
+            !is_known && (self.places.is_some() || self.firsts[1] as usize != self.x.len() / self.pitch as usize);
         let quantize = Quantize {
             input: device.upload(&self.x).address,
             input_pitch: u64::from(2 * self.pitch),
             input_weights: self.weights.as_ref().map_or(0, |weights| device.upload(weights).address),
             places: self.places.as_ref().map_or(0, |places| device.upload(places).address),
             rows: if has_list { device.upload(&self.rows).address } else { 0 },
-            firsts: device.upload(&self.firsts).address,
+            firsts: if is_known { 0 } else { device.upload(&self.firsts).address },
             codes: codes.address,
             scales: scales.address,
-            token_count: if has_list { self.x.len() as u32 / self.pitch } else { 0 },
+            token_count: if has_list || is_known { self.x.len() as u32 / self.pitch } else { 0 },
             top_k: self.top_k,
-            experts: self.firsts.len() as u32 - 1,
+            experts: if is_known { 1 } else { self.firsts.len() as u32 - 1 },
             row_capacity: self.capacity(),
             k: self.k,
             unused: 0,
@@ -202,6 +213,7 @@ fn rows_may_be_tokens_and_tokens_may_have_weights() {
         tokens().with_weights().check("weights");
         tokens().into_rows(true).check("rows of a list");
         tokens().into_rows(false).check("rows");
+        tokens().into_known_rows().check("rows of a linear layer");
     }
 }
 

@@ -6,7 +6,7 @@ use nvfp4::format::{Matrix, e4m3};
 use nvfp4::fp8::{self, FOLD, Factors, Quantised, folded_row};
 use nvfp4::moe::oracle::product;
 use nvfp4::problem::OutDtype;
-use nvfp4::quantize::quantize;
+use nvfp4::quantize::{global_scale, quantize, quantize_with};
 use rand::SeedableRng;
 use rand_distr::{Distribution, StandardNormal, StudentT};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -42,6 +42,9 @@ const OUTLIER_DISTANCE: usize = 128;
 
 /// How much larger it is.
 const OUTLIER: f32 = 30.0;
+
+/// The largest block scales that are tried: with the global scale of ModelOpt it is 448.
+const LARGEST_SCALES: [f32; 6] = [448.0, 56.0, 7.0, 0.875, 0.109_375, 0.013_671_875];
 
 /// What numbers are like.
 #[derive(Clone, Copy)]
@@ -85,6 +88,14 @@ impl Numbers {
         Ok(Weights { numbers, matrix })
     }
 
+    /// As [`Self::weights`], with a global scale by which the largest block scale is this.
+    fn weights_of_scales(self, rows: usize, largest: f32, rng: &mut Xoshiro256PlusPlus) -> anyhow::Result<Weights> {
+        let Weights { numbers, .. } = self.weights(rows, HIDDEN, rng)?;
+        let global = global_scale(&numbers)? * (e4m3::MAX / largest);
+        let matrix = quantize_with(&numbers, rows, HIDDEN, global)?;
+        Ok(Weights { numbers, matrix })
+    }
+
     /// Tokens as bf16.
     fn tokens(self, rng: &mut Xoshiro256PlusPlus) -> anyhow::Result<Rows> {
         let mut numbers = self.draw(TOKENS * HIDDEN, rng)?;
@@ -121,6 +132,8 @@ enum Decoded {
     Exact,
     /// That, rounded to e4m3.
     Folded,
+    /// As [`Self::Folded`], but over the power of two that makes most of the matrix's largest scale.
+    FoldedByOwnPower,
     /// That, added as Hopper's tensor cores do ([`fp8::sum`]): after so many columns, a multiple of 64, in f32.
     FoldedOnHopper { promoted: usize },
 }
@@ -145,6 +158,14 @@ impl Weights {
             Decoded::Exact => {
                 self.matrix.numbers_row(row, &mut numbers);
                 global
+            }
+            Decoded::FoldedByOwnPower => {
+                self.matrix.numbers_row(row, &mut numbers);
+                let largest = self.matrix.scales().iter().map(|&scale| e4m3::decode(scale)).fold(0.0, f32::max);
+                let fold = FOLD / (e4m3::MAX / largest).log2().floor().exp2();
+                let fold_one = |number: &mut f32| *number = e4m3::decode(e4m3::encode_signed(*number / fold));
+                numbers.iter_mut().for_each(fold_one);
+                f64::from(fold) * global
             }
             Decoded::Folded | Decoded::FoldedOnHopper { .. } => {
                 numbers.iter_mut().zip(self.folded(row)).for_each(|(number, code)| *number = e4m3::decode(code));
@@ -257,6 +278,32 @@ fn error(got: &Rows, want: &Rows) -> f64 {
     (noise / signal).sqrt()
 }
 
+/// What one power of two for each matrix would bring: the error of a product of weights whose scales end at several numbers.
+fn table_of_scales() -> anyhow::Result<Table> {
+    let ways = [
+        ("W4A16", Decoded::Exact, Tokens::Bf16),
+        ("W4A8, exact", Decoded::Exact, Tokens::Fp8),
+        ("folded", Decoded::Folded, Tokens::Fp8),
+        ("by own power", Decoded::FoldedByOwnPower, Tokens::Fp8),
+    ];
+    let header: Vec<_> = ["numbers", "largest scale"].into_iter().chain(ways.map(|(name, ..)| name)).collect();
+    let mut table = Table::new(1, &header);
+    for (numbers, largest) in Numbers::ALL.into_iter().flat_map(|of| LARGEST_SCALES.map(|largest| (of, largest))) {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(0);
+        let weights = numbers.weights_of_scales(INTERMEDIATE / 4, largest, &mut rng)?;
+        let tokens = numbers.tokens(&mut rng)?;
+        let product =
+            |decoded, types: Tokens| Ok::<_, anyhow::Error>(weights.multiply(&types.rounded(tokens.clone())?, decoded));
+        let want = product(Decoded::Unquantised, Tokens::Exact)?;
+        let mut row = vec![numbers.name().to_owned(), format!("{largest:.3}")];
+        for (_, decoded, types) in ways {
+            row.push(format!("{:.3} %", 100.0 * error(&product(decoded, types)?, &want)));
+        }
+        table.push(row);
+    }
+    Ok(table)
+}
+
 /// Computes every layer in every type, and writes the page.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let types = [
@@ -283,6 +330,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             table.push([numbers.name().to_owned(), name.to_owned()].into_iter().chain(errors).collect());
         }
     }
-    let page = TEMPLATE.replace("{table}", &table.to_string());
+    let page = TEMPLATE.replace("{table}", &table.to_string()).replace("{scales}", &table_of_scales()?.to_string());
     document::whole(PAGE, &page, if args.check { Mode::Check } else { Mode::Write }, COMMAND)
 }

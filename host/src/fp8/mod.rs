@@ -17,7 +17,11 @@ mod sums;
 mod tokens;
 mod weights;
 
+use std::str::FromStr;
+
 use serde::Deserialize;
+
+use crate::error::Error;
 
 pub use sums::{Factors, STEP, position, sum};
 pub use tokens::{MAGNITUDE_FLOOR, Quantised, quantise_token};
@@ -48,6 +52,17 @@ impl TokenFormat {
     }
 }
 
+impl FromStr for TokenFormat {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            Error::Invalid(format!("the token format `{text}` is none of: {names}"))
+        })
+    }
+}
+
 /// What a projection makes of a [`sum`]: times the token's scale and the weights' global scale, plus the bias if there is one. The
 /// factor is f32, and so is the fused multiplication and addition.
 #[inline]
@@ -55,4 +70,29 @@ pub fn scaled(sum: f32, token_scale: f32, global: f32, bias: Option<f32>) -> f32
     let factor = token_scale * (FOLD * global);
     // The sum of anything and -0 is the former.
     factor.mul_add(sum, bias.unwrap_or(-0.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_are_found_by_their_names_and_by_no_other() {
+        for format in TokenFormat::ALL {
+            assert_eq!(format.name().parse::<TokenFormat>().unwrap(), format);
+            assert_eq!(serde_json::from_value::<TokenFormat>(format.name().into()).unwrap(), format);
+        }
+        let error = "fp4".parse::<TokenFormat>().unwrap_err().to_string();
+        assert_eq!(error, "the token format `fp4` is none of: 16-bit, fp8");
+    }
+
+    #[test]
+    fn a_bias_is_added_before_the_only_rounding_behind_the_factor() {
+        assert_eq!(scaled(3.0, 0.5, 0.25, None), 3.0);
+        assert_eq!(scaled(3.0, 0.5, 0.25, Some(-2.5)), 0.5);
+        assert_eq!(scaled(0.0, 0.5, 0.25, None).to_bits(), 0);
+        // (1 + 2⁻¹²)² is no f32; less 1 it is.
+        let [small, near_one] = [1.0 / 4096.0, 1.0 + 1.0 / 4096.0];
+        assert_eq!(scaled(near_one, near_one / 8.0, 1.0, Some(-1.0)), 2.0 * small + small * small);
+    }
 }

@@ -151,6 +151,25 @@ mod tests {
     }
 
     #[test]
+    fn a_step_is_a_word_of_each_lane_that_shares_a_row_of_packed_weights() {
+        use kernels_gpu::units::{ROW_LANES, WORD_ELEMENTS, block_columns, block_start, element, k_blocks, lane_words};
+        for k in (16..=512u32).step_by(16) {
+            let mut step = 0;
+            for (start, columns) in (0..k_blocks(k)).map(|block| (block_start(k, block), block_columns(k, block))) {
+                for word in 0..lane_words(columns) {
+                    let places = (0..ROW_LANES).flat_map(|lane| (0..WORD_ELEMENTS).map(move |nibble| (lane, nibble)));
+                    let elements = places.filter_map(|(lane, nibble)| element(columns, lane, word, nibble));
+                    for column in elements.map(|element| (start + element) as usize) {
+                        assert_eq!(position(k as usize, column) / STEP, step, "K = {k}, column {column}");
+                    }
+                    step += 1;
+                }
+            }
+            assert_eq!(step, (k as usize).div_ceil(STEP));
+        }
+    }
+
+    #[test]
     fn small_integers_add_up_exactly_and_a_thousandth_of_one_is_lost() {
         const ONE: u8 = 0x38;
         const HALF: u8 = 0x30;

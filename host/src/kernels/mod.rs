@@ -16,6 +16,7 @@ pub(crate) mod group;
 pub(crate) mod kernel;
 pub(crate) mod launch;
 pub(crate) mod linear;
+pub(crate) mod linear_fp8;
 mod linear_sm120;
 mod linear_sm90;
 pub mod moe;

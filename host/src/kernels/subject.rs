@@ -17,8 +17,8 @@ pub enum Subject {
     Groups(GroupedKernel),
     /// MoE layers.
     Moe,
-    /// MoE layers whose tokens are multiplied as FP8.
-    MoeFp8,
+    /// MoE layers and linear layers whose tokens are multiplied as FP8.
+    Fp8,
     /// Linear layers.
     Linear,
     /// Routers.
@@ -28,7 +28,7 @@ pub enum Subject {
 impl Subject {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        GroupedKernel::all().map(Self::Groups).chain([Self::Moe, Self::MoeFp8, Self::Linear, Self::Router])
+        GroupedKernel::all().map(Self::Groups).chain([Self::Moe, Self::Fp8, Self::Linear, Self::Router])
     }
 
     /// Those that a card has kernels for.
@@ -41,12 +41,12 @@ impl Subject {
         self.kernels(card).is_some()
     }
 
-    /// Its name on the command line: that of its kernel, or `moe`, `moe-fp8`, `linear`, `router`.
+    /// Its name on the command line: that of its kernel, or `moe`, `fp8`, `linear`, `router`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Groups(kernel) => kernel.name(),
             Self::Moe => "moe",
-            Self::MoeFp8 => "moe-fp8",
+            Self::Fp8 => "fp8",
             Self::Linear => "linear",
             Self::Router => "router",
         }
@@ -68,7 +68,7 @@ impl Subject {
             Self::Groups(kernel) if kernel == GroupedKernel::portable() => vec![kernel.get(), &SiluMul],
             Self::Groups(kernel) => vec![kernel.get()],
             Self::Moe => MoeKernels::of(card)?.all().into(),
-            Self::MoeFp8 => moe::FP8_KERNELS.into(),
+            Self::Fp8 => moe::FP8_KERNELS.into(),
             Self::Linear => vec![linear::kernel_of(card)?],
             Self::Router => vec![&RouterKernel],
         };
@@ -92,7 +92,7 @@ mod tests {
     fn a_card_has_the_subjects_whose_kernels_all_run_there() {
         let names = |card| Subject::of_card(card).map(Subject::name).collect::<Vec<_>>();
         assert_eq!(names((8, 0)), ["gated_simt", "moe", "router"]);
-        assert_eq!(names((9, 0)), ["gated_sm90", "gated_simt", "moe", "moe-fp8", "linear", "router"]);
+        assert_eq!(names((9, 0)), ["gated_sm90", "gated_simt", "moe", "fp8", "linear", "router"]);
         assert_eq!(names((10, 3))[..2], ["gated_sm100", "gated_simt"]);
         assert_eq!(names((7, 5)), [""; 0]);
     }

@@ -11,6 +11,7 @@ use crate::backend::{self, Backend, cpu::Cpu};
 use crate::bias::Bias;
 use crate::compare::{Tolerance, compare_with};
 use crate::error::Error;
+use crate::fp8::TokenFormat;
 use crate::generate::{self, Generator};
 use crate::kernels::GroupedKernel;
 use crate::kernels::subject::{Subject, UNFUSED, part_of};
@@ -35,7 +36,7 @@ pub(super) struct Part {
 enum Problem {
     Groups(Variant, Op),
     Moe { layer: LayerShape, sms: u32, dtype: OutDtype },
-    Linear { tokens: usize, sms: u32, dtype: OutDtype },
+    Linear { tokens: usize, sms: u32, dtype: OutDtype, token_format: TokenFormat },
     Router(Router),
 }
 
@@ -68,13 +69,16 @@ const MOE_FP8: [(u32, &str); 6] = [
 /// Tokens and multiprocessors for which the plan of a linear layer takes one instance after the other. A test says so.
 const LINEAR: [(usize, u32); 6] = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 10), (128, 3)];
 
+/// The same of linear layers whose tokens are in FP8. Tokens decide on the tiles.
+const LINEAR_FP8: [(usize, u32); 5] = [(13, 19), (30, 19), (60, 5), (125, 3), (300, 3)];
+
 /// The parts of a subject, those first that are used unasked.
 pub(super) fn parts(subject: Subject) -> Vec<Part> {
     match subject {
         Subject::Groups(kernel) => of_groups(kernel),
         Subject::Moe => of_moe(&MOE),
-        Subject::MoeFp8 => of_moe(&MOE_FP8),
-        Subject::Linear => of_linear(),
+        Subject::Fp8 => [of_moe(&MOE_FP8), of_linear(&LINEAR_FP8, TokenFormat::Fp8)].into_iter().flatten().collect(),
+        Subject::Linear => of_linear(&LINEAR, TokenFormat::Bits16),
         Subject::Router => of_router(),
     }
 }
@@ -106,12 +110,12 @@ fn of_moe(layers: &[(u32, &str)]) -> Vec<Part> {
     DTYPES.into_iter().flat_map(|dtype| layers.iter().map(move |of| part(dtype, of))).collect()
 }
 
-fn of_linear() -> Vec<Part> {
-    let part = |dtype: OutDtype, (tokens, sms)| Part {
-        name: format!("{tokens} tokens, {}, {sms} SMs", dtype.name()),
-        problem: Problem::Linear { tokens, sms, dtype },
+fn of_linear(layers: &[(usize, u32)], token_format: TokenFormat) -> Vec<Part> {
+    let part = |dtype: OutDtype, &(tokens, sms): &(usize, u32)| Part {
+        name: format!("a linear layer, {tokens} tokens, {}, {sms} SMs", dtype.name()),
+        problem: Problem::Linear { tokens, sms, dtype, token_format },
     };
-    DTYPES.into_iter().flat_map(|dtype| LINEAR.map(|of| part(dtype, of))).collect()
+    DTYPES.into_iter().flat_map(|dtype| layers.iter().map(move |of| part(dtype, of))).collect()
 }
 
 fn of_router() -> Vec<Part> {
@@ -174,7 +178,9 @@ impl Part {
         match &self.problem {
             Problem::Groups(variant, op) => groups(&card.with_sms(ALL_SMS)?.with_variant(*variant)?, *variant, *op),
             Problem::Moe { layer, sms, dtype } => moe(&card.with_sms(*sms)?, layer, *dtype),
-            Problem::Linear { tokens, sms, dtype } => linear(&card.with_sms(*sms)?, *tokens, *dtype),
+            Problem::Linear { tokens, sms, dtype, token_format } => {
+                linear(&card.with_sms(*sms)?, *tokens, *dtype, *token_format)
+            }
             Problem::Router(router) => route(&card.with_sms(ALL_SMS)?, router),
         }
     }
@@ -254,11 +260,12 @@ fn moe(gpu: &Cuda, layer: &LayerShape, dtype: OutDtype) -> Result<Option<String>
     Ok(wrong_elements(found.mismatches(), found.checked(), found.first()).or_else(|| other_bits(output == again)))
 }
 
-fn linear(gpu: &Cuda, tokens: usize, dtype: OutDtype) -> Result<Option<String>, Error> {
+fn linear(gpu: &Cuda, tokens: usize, dtype: OutDtype, token_format: TokenFormat) -> Result<Option<String>, Error> {
     const N: usize = 592;
     const K: usize = 208;
     let bias = (0..N).map(|row| (row % 29) as f32 / 3.0 - 4.0).collect();
     let weights = linear::generate::weights(Generator::Gaussian, N, K, dtype, SEED)?.with_bias(Bias::F32(bias))?;
+    let weights = weights.with_token_format(token_format);
     let step = LinearStep::new(&weights, linear::generate::inputs(Generator::Gaussian, tokens, K, dtype, SEED)?)?;
     let mut layer = gpu.prepare_linear(&weights)?;
     let mut run = || {

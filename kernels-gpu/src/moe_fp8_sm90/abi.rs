@@ -22,7 +22,8 @@ use crate::{
 ///
 /// A sum s of a row with the scale t becomes `fma(t·(8·α), s, bias)` in f32, the two products rounded to f32.
 ///
-/// Which rows an expert has, [`Lists`](crate::moe_route::abi::Lists) say.
+/// Which rows an expert has, [`Lists`](crate::moe_route::abi::Lists) say. A plain product may be a linear layer's instead, whose
+/// [`rows`](Self::rows) the host knows: then there are no lists.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
@@ -42,7 +43,8 @@ pub struct Launch {
     pub b: [u64; 2],
     /// Bytes from one expert's to the next one's.
     pub expert_bytes: u64,
-    /// Addresses of a factor for each expert, f32: the global scales of gate and up, or of down.
+    /// Addresses of a factor for each expert, f32: the global scales of gate and up, or of down. Where the host knows the rows, the
+    /// first is that of a factor for each column of C.
     pub alpha: [u64; 2],
     /// Addresses of what is added to products times their factor: `[experts, n]`, f32, in the order of the rows of each B; 0 for
     /// nothing.
@@ -55,12 +57,17 @@ pub struct Launch {
     pub k: u32,
     /// Experts, from 1 to [`MAX_EXPERTS`](crate::moe_route::abi::MAX_EXPERTS).
     pub experts: u32,
+    /// Rows of C if there is one expert, whose rows are all of these, and the product is plain. 0 if lists say which rows an expert has.
+    /// Tokens have rows up to the next multiple of [`ROW_MULTIPLE`](crate::sorted::ROW_MULTIPLE); C does not.
+    pub rows: u32,
     /// Rows that tokens have room for in each k-block.
     pub row_capacity: u32,
     /// C's type: [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
     pub output: u32,
     /// What becomes of sums.
     pub activation: Activation,
+    /// Keeps the size a multiple of the alignment.
+    pub unused: u32,
 }
 
 /// Warpgroups that multiply.

@@ -34,14 +34,15 @@ pub struct Quantize {
     /// [`NO_ROW`](crate::moe_route::abi::NO_ROW), among the rows that fill up an expert's, the row becomes zeros; 0 if every row
     /// is a token.
     pub rows: u64,
-    /// Address of [`Lists::firsts`](crate::moe_route::abi::Lists::firsts).
+    /// Address of [`Lists::firsts`](crate::moe_route::abi::Lists::firsts). 0 if every row is a token and the host knows how many there
+    /// are: then all rows behind them become zeros.
     pub firsts: u64,
     /// Address of the codes, a multiple of 16, as [`sorted`](crate::sorted) says, the columns of each line in the order of
     /// [`e4m3_position`](crate::units::e4m3_position).
     pub codes: u64,
     /// Address of each row's scale, f32.
     pub scales: u64,
-    /// Tokens, if they are known: not where `rows` and `places` are 0, and there are as many as `firsts` says.
+    /// Tokens, if they are known: not where `rows` is 0 and `firsts` is not, which says how many there are.
     pub token_count: u32,
     /// k, from 1 to [`MAX_TOP_K`](crate::moe_route::abi::MAX_TOP_K).
     pub top_k: u32,

@@ -68,9 +68,14 @@ unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
             let number = GlobalAddress::new(launch.firsts) + u64::from(expert) * NUMBER;
             ld_global_b32(number)
         };
-        let tokens = if launch.rows != 0 { launch.token_count } else { first_of(launch.experts) };
+        let is_known = launch.rows != 0 || launch.firsts == 0;
+        let tokens = if is_known { launch.token_count } else { first_of(launch.experts) };
         if warp < tokens {
             Token::<FORMAT>::new(launch, warp).quantize(launch);
+        } else if launch.firsts == 0 {
+            if warp < launch.row_capacity {
+                clear(launch, warp);
+            }
         } else if launch.rows != 0 && warp - tokens < launch.experts {
             let (first, end) = (first_of(warp - tokens), first_of(warp - tokens + 1));
             if first < end {
@@ -87,19 +92,31 @@ unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
 #[inline(always)]
 unsafe fn fill_up(launch: &Quantize, first: u32) {
     for row in first..first + ROW_MULTIPLE {
-        // SAFETY: a row of the list, and the row's lines and scale, which are this warp's.
+        // SAFETY: a row of the list; it is this warp's.
         unsafe {
             let number = GlobalAddress::new(launch.rows) + u64::from(row) * NUMBER;
             if ld_global_b32(number) == NO_ROW {
-                let mut core = lane_id();
-                while core < k_blocks(launch.k) * LINE_CHUNKS {
-                    store(launch, row, core, [0; 4]);
-                    core += WARP_SIZE;
-                }
-                let scale = GlobalAddress::new(launch.scales) + u64::from(row) * NUMBER;
-                st_global_b32_where(lane_id() == 0, scale, 0);
+                clear(launch, row);
             }
         }
+    }
+}
+
+/// Writes zeros to a row.
+///
+/// # Safety
+/// The contract, and the row is this warp's. The whole warp calls it together.
+#[inline(always)]
+unsafe fn clear(launch: &Quantize, row: u32) {
+    // SAFETY: the row's lines and scale.
+    unsafe {
+        let mut core = lane_id();
+        while core < k_blocks(launch.k) * LINE_CHUNKS {
+            store(launch, row, core, [0; 4]);
+            core += WARP_SIZE;
+        }
+        let scale = GlobalAddress::new(launch.scales) + u64::from(row) * NUMBER;
+        st_global_b32_where(lane_id() == 0, scale, 0);
     }
 }
 

@@ -32,7 +32,7 @@ pub use self::{
     registers::{give_registers, take_registers},
     rows::{Decode, Packed, Rows, StagedRows},
     slabs::Piece,
-    tiles::{Tile, TileLists, from_first_lane},
+    tiles::{Tile, TileLists, Tiles, from_first_lane},
     turns::PingPong,
     write::{Alpha, BIAS_BYTES, Sums, Target, Written, pad, registers},
 };

@@ -1,6 +1,7 @@
 //! PyTorch's tensors: what they are, where they lie.
 
 use nvfp4::bias::Bias;
+use nvfp4::fp8::TokenFormat;
 use nvfp4::problem::OutDtype;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -321,4 +322,9 @@ pub fn token_type(dtype: &Bound<'_, PyAny>) -> PyResult<OutDtype> {
         Some(Dtype::F16) => Ok(OutDtype::F16),
         _ => Err(invalid("dtype", format_args!("expected torch.bfloat16 or torch.float16, got {dtype}"))),
     }
+}
+
+/// The format that tokens are multiplied in.
+pub fn token_format(name: &str) -> PyResult<TokenFormat> {
+    name.parse().map_err(|error: nvfp4::Error| invalid("token_format", error))
 }

@@ -44,6 +44,18 @@ def test_projections_below_each_other_keep_their_global_scales(dtype, count, bia
     check(layer(x), x, matrix, bias)
 
 
+def test_fp8_tokens_are_an_option_that_costs_accuracy_and_nothing_else():
+    weight, _ = projections()
+    layer, fp8 = (nvfp4.Linear(weight, rows=ROWS, token_format=token_format) for token_format in ("16-bit", "fp8"))
+    x = torch.randn(9, K).bfloat16()
+    want, got = layer(x).double(), fp8(x).double()
+    assert 0.01 < (torch.linalg.vector_norm(got - want) / torch.linalg.vector_norm(want)).item() < 0.1
+    assert torch.equal(fp8(x[4:5]).double(), got[4:5])
+    assert torch.equal(nvfp4.linear(x, fp8.weights, N, token_format="fp8").double(), got)
+    with pytest.raises(ValueError, match="^token_format: "):
+        nvfp4.Linear(weight, rows=ROWS, token_format="fp4")
+
+
 def test_a_weight_of_one_projection_needs_no_rows_and_tokens_any_leading_dimensions(device):
     weight = nvfp4.quantize(torch.randn(32, K))
     layer = nvfp4.Linear(to(weight, device))

@@ -51,6 +51,22 @@ def test_a_layer_is_that_of_the_reference(dtype, count, device):
     check(layer(*call), call, matrices)
 
 
+def test_fp8_tokens_are_an_option_that_costs_accuracy_and_nothing_else(device):
+    matrices = [to(matrix, device) for matrix in projections()]
+    layer, fp8 = (nvfp4.Moe(*matrices, token_format=token_format) for token_format in ("16-bit", "fp8"))
+    call = tokens(33, device)
+    want, got = layer(*call).double(), fp8(*call).double()
+    error = (torch.linalg.vector_norm(got - want) / torch.linalg.vector_norm(want)).item()
+    # Rounding to four significant bits, of tokens, weights and the intermediate.
+    assert 0.01 < error < 0.1
+    alone = [part[7:8].contiguous() for part in call]
+    assert torch.equal(fp8(*alone).double(), got[7:8])
+    options = {"token_format": "fp8"}
+    assert torch.equal(nvfp4.moe(*call, fp8.weights, E, I, **options).double(), got)
+    with pytest.raises(ValueError, match="^token_format: the token format `fp4` is none of: 16-bit, fp8"):
+        nvfp4.Moe(*matrices, token_format="fp4")
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("activation", ["gelu-tanh", "gpt-oss", "silu-limit=1.5", "relu2", "silu"])
 def test_other_activations_and_biases(activation, biased, device):

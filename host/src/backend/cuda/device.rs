@@ -19,7 +19,7 @@ use super::standing::{Card, Code, Standing};
 use super::verdicts::{Tried, Verdict, Verdicts};
 use crate::error::Error;
 use crate::kernels::builds::{self, Build};
-use crate::kernels::kernel::Entry as KernelEntry;
+use crate::kernels::kernel::{Entry as KernelEntry, Kernel};
 use crate::kernels::{GroupedKernel, Subject};
 use crate::plan::variant::Variant;
 
@@ -244,6 +244,13 @@ impl Device {
             self.check_raw(unsafe { sys::cuFuncSetAttribute(function, attribute, entry.shared_bytes as i32) })?;
         }
         Ok(function)
+    }
+
+    /// The entries of kernels, by name; as [`Device::function`]. The thread's current context stays as it was.
+    pub fn functions(&self, kernels: &[&dyn Kernel]) -> Result<Vec<(&'static str, sys::CUfunction)>, Error> {
+        let _entered = self.enter()?;
+        let entries = kernels.iter().flat_map(|kernel| kernel.entries().into_iter().map(move |entry| (kernel, entry)));
+        entries.map(|(kernel, entry)| Ok((entry.name, self.function(kernel.name(), &entry)?))).collect()
     }
 
     /// Loads a kernel.

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use cuda_driver::cust::context::CurrentContext;
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
-use cuda_driver::sys::CUstream;
+use cuda_driver::sys::{CUdeviceptr, CUstream};
 pub use launcher::{LinearLauncher, LinearTensor, PackedLinear};
 
-use super::buffer::Arena;
+use super::buffer::{Arena, Room};
 use super::device::Device;
 use super::event::Event;
 use super::graph::Graph;
@@ -19,13 +19,15 @@ use super::layout::Cursor;
 use crate::backend::LinearLayer;
 use crate::bias::Bias;
 use crate::error::Error;
+use crate::fp8::TokenFormat;
 use crate::kernels::linear::LinearArguments;
 use crate::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
 
 /// The prepared weights of a linear layer; made by [`Cuda::prepare_linear_layer`](super::Cuda::prepare_linear_layer) or
 /// [`Cuda::pack_linear_layer`](super::Cuda::pack_linear_layer).
 ///
-/// A call is one launch, which needs no memory besides its operands, and may be captured into a graph.
+/// A call is one launch, which needs no memory besides its operands, or with tokens in FP8 two, which need a workspace. It may be captured
+/// into a graph.
 pub struct CudaLinear {
     launcher: LinearLauncher,
     layer: PackedLinear,
@@ -33,8 +35,9 @@ pub struct CudaLinear {
     memory: DeviceBuffer<u8>,
     /// Whether a step from host memory runs as a graph.
     graph: bool,
-    /// A step from host memory.
+    /// A step from host memory, and its workspace.
     arena: Arena,
+    workspace: Room,
     /// Launches of the last step from host memory, and the time that it took to queue it.
     cost: Option<(usize, Duration)>,
     stream: Stream,
@@ -93,7 +96,19 @@ impl CudaLinear {
         device.check(memory.index(..head.len()).copy_to(&mut head))?;
         LinearLauncher::check_packed(&sizes, &head)?;
         let (start, end) = (Event::new(&device)?, Event::new(&device)?);
-        Ok(Self { launcher, layer, memory, graph, arena: Arena::default(), cost: None, stream, start, end, device })
+        Ok(Self {
+            launcher,
+            layer,
+            memory,
+            graph,
+            arena: Arena::default(),
+            workspace: Room::default(),
+            cost: None,
+            stream,
+            start,
+            end,
+            device,
+        })
     }
 
     /// The sizes.
@@ -106,10 +121,15 @@ impl CudaLinear {
         self.memory.len()
     }
 
-    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given, one or, without tokens,
-    /// none. Nothing is allocated or copied, so the stream may be captured into a graph.
+    /// Bytes of workspace that a call needs with up to so many tokens; see [`LinearLauncher::workspace_bytes`].
+    pub fn workspace_bytes(&self, max_tokens: usize) -> usize {
+        LinearLauncher::workspace_bytes(&self.layer.sizes, max_tokens)
+    }
+
+    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given, one, with tokens in FP8 two, or
+    /// without tokens none. Nothing is allocated or copied, so the stream may be captured into a graph.
     ///
-    /// The launch may begin before the stream has come to the end of the kernel before it, but until then reads nothing except
+    /// The first launch may begin before the stream has come to the end of the kernel before it, but until then reads nothing except
     /// weights, and writes nothing.
     ///
     /// # Errors
@@ -120,12 +140,18 @@ impl CudaLinear {
     ///
     /// - `stream` is a stream of this device's primary context, or null.
     /// - Every address of `arguments` is one of memory that this device can read, or for the output write, of the sizes that
-    ///   [`LinearArguments`] says. The output overlaps nothing.
+    ///   [`LinearArguments`] says. With tokens in FP8, [`CudaLinear::workspace_bytes`] lie at `workspace`, a multiple of 256. The
+    ///   output and the workspace overlap nothing.
     /// - All of it stays allocated, and is written by nobody else, until the stream has come past this call, or the graph is
     ///   not launched any more. So does the layer.
-    pub unsafe fn launch(&self, arguments: &LinearArguments, stream: CUstream) -> Result<usize, Error> {
+    pub unsafe fn launch(
+        &self,
+        arguments: &LinearArguments,
+        workspace: CUdeviceptr,
+        stream: CUstream,
+    ) -> Result<usize, Error> {
         // SAFETY: `# Safety` above; the layer keeps its weights, and their packing was waited for.
-        unsafe { self.launcher.launch(&self.layer, arguments, stream) }
+        unsafe { self.launcher.launch(&self.layer, arguments, workspace, stream) }
     }
 
     /// Queues a step whose operands lie in the arena, between two events.
@@ -135,15 +161,18 @@ impl CudaLinear {
     /// `arguments` point into the arena. Nothing else is under way in it, and nobody touches it until the stream was waited for.
     unsafe fn queue(&mut self, arguments: &LinearArguments) -> Result<(), Error> {
         let stream = self.stream.as_inner();
+        self.workspace.reserve(&self.device, self.workspace_bytes(arguments.token_count))?;
+        let workspace = self.workspace.address();
         // SAFETY: `# Safety` above; the stream is this layer's own, in the current context, and captures nothing yet.
         unsafe {
-            let capture = || Graph::capture(&self.device, stream, || self.launch(arguments, stream).map(|_| ()));
+            let capture =
+                || Graph::capture(&self.device, stream, || self.launch(arguments, workspace, stream).map(|_| ()));
             let graph = if self.graph { Some(capture()?) } else { None };
             self.start.record(&self.device, stream)?;
             let begin = Instant::now();
             let launches = match &graph {
                 Some(graph) => graph.launch(&self.device, stream).map(|()| 1)?,
-                None => self.launch(arguments, stream)?,
+                None => self.launch(arguments, workspace, stream)?,
             };
             let cost = (launches, begin.elapsed());
             self.end.record(&self.device, stream)?;
@@ -172,7 +201,10 @@ unsafe impl Send for CudaLinear {}
 
 impl LinearLayer for CudaLinear {
     fn kernel(&self) -> &str {
-        self.launcher.kernel()
+        match self.layer.sizes.token_format {
+            TokenFormat::Bits16 => self.launcher.kernel(),
+            TokenFormat::Fp8 => "moe_fp8_sm90",
+        }
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {

@@ -87,7 +87,7 @@ impl Default for Options {
 #[derive(Clone)]
 pub struct Emulated {
     pub(super) arch: String,
-    capability: Capability,
+    pub(super) capability: Capability,
     /// The kernel that is made for it.
     pub(super) default: GroupedKernel,
     pub(super) variant: Variant,

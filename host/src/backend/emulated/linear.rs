@@ -2,13 +2,19 @@
 
 use std::time::{Duration, Instant};
 
+use kernels_gpu::units::TokenType;
 use ptx_emulator::{Buffer, Device, Report as Counters};
 
-use super::gpu::{Emulated, OUTPUT, TOKENS, WEIGHTS, linear_arches, upload};
+use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, linear_arches, upload};
 use crate::backend::{LinearLayer, refuse_fp8};
 use crate::error::Error;
+use crate::fp8::TokenFormat;
+use crate::kernels::launch::Launch;
 use crate::kernels::linear::{LinearArguments, LinearKernel, PlacedLinear, panels};
+use crate::kernels::linear_fp8;
 use crate::kernels::moe::token_type;
+use crate::kernels::moe_pack::row_order::RowOrder;
+use crate::kernels::moe_pack::units;
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 
 /// Bytes that are NaN as numbers.
@@ -22,7 +28,8 @@ pub(super) struct EmulatedLinear {
     layer: PlacedLinear,
     /// Tokens and output of the last step. They are freed when the next begins, so no step finds another's.
     step: Vec<Buffer>,
-    done: Option<Counters>,
+    /// Launches of the last step, and what they did.
+    done: Option<(usize, Counters)>,
 }
 
 impl EmulatedLinear {
@@ -34,10 +41,15 @@ impl EmulatedLinear {
                 "there is no linear layer for {arch} yet; take {others} or the CPU"
             )));
         };
-        refuse_fp8("linear", &gpu.arch, weights.sizes().token_format)?;
-        let mut device = gpu.memory();
         let sizes = weights.sizes();
-        let packed = panels::pack(weights.matrix(), token_type(sizes.dtype));
+        if !linear_fp8::runs_on(gpu.capability) {
+            refuse_fp8("linear", &gpu.arch, sizes.token_format)?;
+        }
+        let mut device = gpu.memory();
+        let packed = match sizes.token_format {
+            TokenFormat::Bits16 => panels::pack(weights.matrix(), token_type(sizes.dtype)),
+            TokenFormat::Fp8 => units::pack(weights.matrix(), RowOrder::Kept, TokenType::E4m3),
+        };
         let layer = PlacedLinear {
             sizes,
             panels: upload(&mut device, &packed, WEIGHTS).address,
@@ -46,11 +58,31 @@ impl EmulatedLinear {
         };
         Ok(Self { gpu, kernel, device, layer, step: Vec::new(), done: None })
     }
+
+    /// The launches of a call. Each part of its workspace is an allocation of its own, and NaN.
+    fn launches_of(&mut self, arguments: &LinearArguments) -> Result<Vec<Launch>, Error> {
+        let (sizes, sms) = (&self.layer.sizes, self.gpu.sms);
+        match sizes.token_format {
+            TokenFormat::Bits16 => Ok(vec![self.kernel.launch(&self.layer, arguments, sms)?]),
+            TokenFormat::Fp8 => {
+                let rows = linear_fp8::workspace(sizes, arguments.token_count, |bytes| {
+                    let part =
+                        upload(&mut self.device, &vec![POISON; bytes as usize / size_of_val(&POISON)], INTERMEDIATE);
+                    self.step.push(part);
+                    part.address
+                });
+                Ok(linear_fp8::launches(&self.layer, arguments, rows, sms)?.into())
+            }
+        }
+    }
 }
 
 impl LinearLayer for EmulatedLinear {
     fn kernel(&self) -> &str {
-        self.kernel.name()
+        match self.layer.sizes.token_format {
+            TokenFormat::Bits16 => self.kernel.name(),
+            TokenFormat::Fp8 => "moe_fp8_sm90",
+        }
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
@@ -80,23 +112,30 @@ impl LinearLayer for EmulatedLinear {
             token_pitch: size_of::<u16>() * stride,
             output: out.address,
         };
-        let launch = self.kernel.launch(&self.layer, &arguments, self.gpu.sms)?;
+        let launches = self.launches_of(&arguments)?;
         self.gpu.clock.iter().for_each(|clock| clock.begin());
         let start = Instant::now();
-        let done = self.gpu.launch(&mut self.device, &launch, &mut self.step);
+        let done = launches.iter().map(|launch| self.gpu.launch(&mut self.device, launch, &mut self.step));
+        let done = done.collect::<Result<Vec<_>, _>>();
         let time = start.elapsed();
         output.out.copy_from_slice(&self.device.download(out));
-        self.done = Some(done?);
+        self.done = done?.into_iter().reduce(add).map(|counters| (launches.len(), counters));
         Ok(time)
     }
 
     fn launches(&self) -> Option<usize> {
-        self.done.as_ref().map(|_| 1)
+        self.done.as_ref().map(|(launches, _)| *launches)
     }
 
     fn counters(&self) -> Option<&Counters> {
-        self.done.as_ref()
+        self.done.as_ref().map(|(_, counters)| counters)
     }
+}
+
+/// What two launches did.
+fn add(mut first: Counters, second: Counters) -> Counters {
+    first.add(&second);
+    first
 }
 
 #[cfg(test)]
@@ -106,7 +145,6 @@ mod tests {
     use super::*;
     use crate::backend::emulated::Options;
     use crate::format::Matrix;
-    use crate::fp8::TokenFormat;
     use crate::linear::LinearSizes;
     use crate::problem::OutDtype;
 

@@ -120,7 +120,7 @@ fn open_gpu(args: &Args) -> Result<Cuda, Error> {
     let unasked = args.variant.kernel.is_none() && args.ptx.is_none() && !args.force;
     if unasked {
         selftest::on_first_use(match args.op {
-            _ if args.is_moe() && args.token_format == Some(TokenFormat::Fp8) => FirstUse::Of(Subject::MoeFp8),
+            _ if args.token_format == Some(TokenFormat::Fp8) => FirstUse::Of(Subject::Fp8),
             _ if args.is_moe() => FirstUse::Of(Subject::Moe),
             Some(Operation::Linear) => FirstUse::Of(Subject::Linear),
             _ => FirstUse::OfGroups,

@@ -131,7 +131,7 @@ pub(super) fn entries(instances: Vec<Instance>) -> Vec<Entry> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlacedLinear {
     pub sizes: LinearSizes,
-    /// Its panels.
+    /// Its panels; with tokens in FP8 the units of an MoE layer's matrix.
     pub panels: Address,
     /// N numbers of f32: the global scale of each row.
     pub alpha: Address,
@@ -154,7 +154,7 @@ pub struct LinearArguments {
 
 impl LinearArguments {
     /// Checks what can be seen without a device.
-    fn check(&self, sizes: &LinearSizes) -> Result<(), Error> {
+    pub(super) fn check(&self, sizes: &LinearSizes) -> Result<(), Error> {
         let row_bytes = size_of::<u16>() * sizes.k;
         let Self { tokens, token_pitch, output, token_count } = *self;
         if !tokens.is_multiple_of(16) || !token_pitch.is_multiple_of(16) || token_pitch < row_bytes {

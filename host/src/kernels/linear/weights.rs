@@ -1,8 +1,9 @@
 //! The memory of a layer's packed weights: a function of sizes alone.
 
-use kernels_gpu::linear_sm90::abi::matrix_bytes;
+use kernels_gpu::{linear_sm90::abi as panels, units};
 
 use super::PlacedLinear;
+use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
 use crate::kernels::launch::ALIGNMENT;
 use crate::linear::LinearSizes;
@@ -27,6 +28,10 @@ impl PackedWeights {
             at
         };
         let numbers = (size_of::<f32>() * sizes.n) as u64;
+        let matrix_bytes = match sizes.token_format {
+            TokenFormat::Bits16 => panels::matrix_bytes,
+            TokenFormat::Fp8 => units::matrix_bytes,
+        };
         let invalid = take(size_of::<u64>() as u64);
         let layer = PlacedLinear {
             sizes: *sizes,
@@ -41,18 +46,23 @@ impl PackedWeights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fp8::TokenFormat;
     use crate::problem::OutDtype;
 
     #[test]
     fn parts_lie_at_multiples_of_256_and_do_not_overlap() {
-        let sizes = LinearSizes { n: 80, k: 144, dtype: OutDtype::F16, bias: true, token_format: TokenFormat::Bits16 };
-        let PackedWeights { invalid, layer, end } = PackedWeights::at(&sizes, 0x1000);
-        let places = [invalid, layer.panels, layer.alpha, layer.bias, end];
-        assert!(places.iter().all(|place| place.is_multiple_of(256)), "{places:x?}");
-        let bytes = [8, matrix_bytes(80, 144), 320, 320];
-        assert!(places.windows(2).zip(bytes).all(|(two, bytes)| two[1] - two[0] >= bytes), "{places:x?}");
-        let without = PackedWeights::at(&LinearSizes { bias: false, ..sizes }, 0x1000);
-        assert_eq!((without.layer.bias, without.end), (0, layer.bias));
+        // Panels are padded to 64 rows and 128 columns, units hardly.
+        for (token_format, of_matrix) in
+            [(TokenFormat::Bits16, panels::matrix_bytes(80, 144)), (TokenFormat::Fp8, units::matrix_bytes(80, 144))]
+        {
+            let sizes = LinearSizes { n: 80, k: 144, dtype: OutDtype::F16, bias: true, token_format };
+            let PackedWeights { invalid, layer, end } = PackedWeights::at(&sizes, 0x1000);
+            let places = [invalid, layer.panels, layer.alpha, layer.bias, end];
+            assert!(places.iter().all(|place| place.is_multiple_of(256)), "{places:x?}");
+            let bytes = [8, of_matrix, 320, 320];
+            assert!(places.windows(2).zip(bytes).all(|(two, bytes)| two[1] - two[0] >= bytes), "{places:x?}");
+            assert!(layer.alpha - layer.panels < of_matrix + 256);
+            let without = PackedWeights::at(&LinearSizes { bias: false, ..sizes }, 0x1000);
+            assert_eq!((without.layer.bias, without.end), (0, layer.bias));
+        }
     }
 }

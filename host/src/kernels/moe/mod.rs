@@ -421,9 +421,11 @@ impl Chunk<'_> {
             n,
             k,
             experts: experts.count,
+            rows: 0,
             row_capacity: rows.capacity,
             output: output_code(self.layer.sizes.dtype),
             activation,
+            unused: 0,
         };
         let instance = MoeFp8Sm90.instance(op, experts.tile_tokens);
         MoeFp8Sm90.product(instance, launch, experts.rows, self.sms)

@@ -19,11 +19,20 @@ pub(super) fn launch(launch: &Launch<'_>) {
     unsafe {
         let quantize: Quantize = launch.parameter(0);
         let (k, capacity) = (quantize.k as usize, quantize.row_capacity);
-        let firsts: &[u32] = slice(quantize.firsts, quantize.experts as usize + 1);
-        let rows = firsts[quantize.experts as usize];
+        let is_known = quantize.firsts == 0;
+        let rows = if is_known {
+            assert_eq!((quantize.rows, quantize.places), (0, 0), "{quantize:?}");
+            quantize.token_count
+        } else {
+            slice::<u32>(quantize.firsts, quantize.experts as usize + 1)[quantize.experts as usize]
+        };
         assert!(rows <= capacity);
         let codes: &mut [u8] = slice_mut(quantize.codes, (capacity * k_blocks(quantize.k) * LINE_BYTES) as usize);
         let scales: &mut [f32] = slice_mut(quantize.scales, capacity as usize);
+        if is_known {
+            codes.fill(0);
+            scales.fill(0.0);
+        }
         let tokens = if quantize.rows == 0 { rows } else { quantize.token_count };
         for token in 0..tokens {
             let mut bits = slice::<u16>(quantize.input + u64::from(token) * quantize.input_pitch, k).to_vec();

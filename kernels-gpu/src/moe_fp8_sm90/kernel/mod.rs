@@ -29,7 +29,7 @@ use cuda_std::{
 use crate::{
     moe_fp8_sm90::abi::{CONSUMERS, INSTANCES, Index, Instance, Launch, SCALE_SLOTS, TABLE_BYTES, instances},
     ring::{Ring, ring_bytes},
-    sm90::{PingPong, Registers, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, WARPS},
+    sm90::{PingPong, Registers, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, Tiles, WARPS},
 };
 
 macro_rules! entries {
@@ -97,9 +97,9 @@ impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
         Ring::new(self.shared + Self::SCALE_BARRIERS, SCALE_SLOTS)
     }
 
-    /// What is written down of tiles. It is full when the first warp has arrived, and empty when all others have.
-    fn tiles(&self) -> Ring {
-        Ring::new(self.shared + Self::TILE_BARRIERS, TILE_SLOTS)
+    /// What is written down of tiles.
+    fn tiles(&self) -> Tiles {
+        Tiles::new(self.shared + Self::TILE_BARRIERS, self.shared + Self::TILES)
     }
 
     /// The barriers of turns.
@@ -122,9 +122,9 @@ impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
         self.shared + Self::SCALES + scales.index() * Self::INSTANCE.scale_bytes()
     }
 
-    /// Where the tile that a ring stands at is written down.
-    fn slot(&self, tiles: Ring) -> SharedAddress {
-        self.shared + Self::TILES + tiles.index() * TILE_BYTES
+    /// Rows of C, if the host knows them; else 0. A gated product's are in lists.
+    fn known_rows(&self) -> u32 {
+        if Self::INSTANCE.matrices == 2 { 0 } else { self.launch.rows }
     }
 
     /// A thread's part of the kernel.
@@ -143,7 +143,7 @@ impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
                 this.stages().init(1, Self::CONSUMER_WARPS);
                 this.buffers().init(1, Self::CONSUMER_WARPS);
                 this.scales().init(1, Self::CONSUMER_WARPS);
-                this.tiles().init(1, 1 + Self::CONSUMER_WARPS);
+                this.tiles().init(1 + Self::CONSUMER_WARPS);
                 PingPong::init(this.turn_barriers());
                 fence_mbarrier_init();
             }

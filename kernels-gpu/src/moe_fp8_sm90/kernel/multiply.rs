@@ -15,7 +15,7 @@ use super::{Product, table, write::Target};
 use crate::{
     moe_fp8_sm90::abi::Launch,
     ring::Ring,
-    sm90::{BIAS_BYTES, Fragment, LANE_WORDS, PingPong, Tile, from_first_lane},
+    sm90::{BIAS_BYTES, Fragment, LANE_WORDS, PingPong, Tile},
     units::{
         K_BLOCK, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, lane_place, lane_scales, lane_words, row_bytes,
         row_scale_bytes, scale_place, unit_bytes,
@@ -77,30 +77,31 @@ impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
         // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
         unsafe {
             loop {
-                tiles.wait_full();
-                // Through the shuffle the compiler knows that it is the same in all lanes.
-                let tokens = from_first_lane(ld_shared_b32(self.slot(tiles) + Tile::TOKENS));
+                let tokens = tiles.wait();
                 if tokens == 0 {
                     return;
                 }
                 let sums = consumer.sum_tile(tokens);
-                let Tile { first_column, first_row, tokens, expert, alpha } = Tile::read(self.slot(tiles));
-                consumer.fragment.arrive(tiles.empty());
-                tiles.advance();
+                let (Tile { first_column, first_row, tokens, expert, alpha }, empty) = tiles.read();
+                consumer.fragment.arrive(empty);
                 let Launch { c, n, bias, activation, output, .. } = self.launch;
                 // `n` is opaque, so that no register holds a multiple of it over the main loop.
                 let of_expert = u64::from(expert) * u64::from(opaque_b32(n)) * BIAS_BYTES;
                 scales.wait_full();
+                // Opaque, too.
+                let known_rows = if Self::INSTANCE.matrices == 2 { 0 } else { opaque_b32(self.known_rows()) };
                 let target: Target<INDEX, P, R> = Target {
                     c,
                     n,
                     output,
                     scales: self.tile_scales(scales),
                     alpha: alpha.map(f32::from_bits),
+                    column_alpha: if known_rows == 0 { 0 } else { self.launch.alpha[0] },
                     bias: bias.map(|bias| if bias == 0 { 0 } else { bias + of_expert }),
                     activation,
                     first_column,
                     first_row,
+                    end_row: if known_rows == 0 { u32::MAX } else { known_rows },
                     tokens,
                 };
                 target.write(&Self::rows_of(Fragment::anew()), sums);

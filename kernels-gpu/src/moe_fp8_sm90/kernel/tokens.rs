@@ -3,14 +3,13 @@
 use cuda_std::{
     global::GlobalAddress,
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
-    mbarrier::{mbarrier_arrive, mbarrier_arrive_expect_tx},
+    mbarrier::mbarrier_arrive_expect_tx,
     tma::cp_async_bulk_shared_global,
     warp::{ALL_LANES, lane_id, sync_warp},
 };
 
 use super::Product;
 use crate::{
-    sm90::Tile,
     sorted::{LINE_BYTES, line},
     units::k_blocks,
 };
@@ -33,13 +32,7 @@ impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
             loop {
-                tiles.wait_full();
-                let tile = Tile::read(self.slot(tiles));
-                sync_warp(ALL_LANES);
-                if lane_id() == 0 {
-                    mbarrier_arrive(tiles.empty());
-                }
-                tiles.advance();
+                let tile = tiles.take();
                 if tile.tokens == 0 {
                     return;
                 }

@@ -65,6 +65,8 @@ pub(super) struct Target<const INDEX: usize, const P: usize, const R: usize> {
     pub scales: SharedAddress,
     /// The factor of each matrix.
     pub alpha: [f32; 2],
+    /// Address of a factor for each column of a plain C, which stands in for those; or 0.
+    pub column_alpha: u64,
     /// Addresses of what is added, an f32 for each column of C, for each matrix of weights; 0 for nothing.
     pub bias: [u64; 2],
     /// What becomes of that.
@@ -73,7 +75,9 @@ pub(super) struct Target<const INDEX: usize, const P: usize, const R: usize> {
     pub first_column: u32,
     /// The row of C of its first token.
     pub first_row: u32,
-    /// Its tokens, a multiple of [`STRIP_TOKENS`].
+    /// Where the rows of a plain C end: those behind are not written.
+    pub end_row: u32,
+    /// The tile's tokens, a multiple of [`STRIP_TOKENS`].
     pub tokens: u32,
 }
 
@@ -103,9 +107,17 @@ impl<const INDEX: usize, const P: usize, const R: usize> Target<INDEX, P, R> {
         let mut row = GlobalAddress::new(c) + (u64::from(own_row) * u64::from(n) + u64::from(column)) * ELEMENT_BYTES;
         // Columns of each part may lie outside of C.
         let parts: [bool; P] = core::array::from_fn(|part| Self::column_of_part(column, part) < n);
-        // SAFETY: biases of columns that C has.
-        let biases = unsafe { self.biases(fragment) };
-        let alpha = self.alpha.map(|alpha| UNSCALE * alpha);
+        // SAFETY: numbers of columns that C has. The sum of anything and −0 is the former, its sign too.
+        let biases = unsafe { self.of_rows(fragment, self.bias, [-0.0; 2]) };
+        // SAFETY: as above.
+        let mut alphas = unsafe { self.alphas(fragment) };
+        for part in 0..P {
+            for row in 0..2 {
+                alphas[part][row] *= UNSCALE;
+            }
+        }
+        // Rows from the thread's first one on.
+        let rows_left = self.end_row.saturating_sub(own_row);
         let convert = |low: f32, high: f32| {
             let (bf16, f16) = (cvt_rn_bf16x2_f32(low, high), cvt_rn_f16x2_f32(low, high));
             if self.output == OUTPUT_BF16 { bf16 } else { f16 }
@@ -118,15 +130,15 @@ impl<const INDEX: usize, const P: usize, const R: usize> Target<INDEX, P, R> {
                     // even. The whole warp is here.
                     unsafe {
                         let scales = ld_shared_v2_b32(self.scales + (STRIP as u32 * STRIP_TOKENS + token) * 4);
-                        let factors = scales.map(|scale| alpha.map(|alpha| f32::from_bits(scale) * alpha));
-                        // A sum of a part's row, of this matrix, for one of the two tokens.
-                        let scaled = |odd: usize, matrix: usize, part: usize, of_row: usize| {
+                        // A sum of a part's row for one of the two tokens.
+                        let scaled = |odd: usize, part: usize, of_row: usize| {
                             let sum = sums[part][STRIP * STRIP_REGISTERS + 2 * of_row + odd];
-                            fma_rn_f32(factors[odd][matrix], sum, biases[part][of_row])
+                            fma_rn_f32(f32::from_bits(scales[odd]) * alphas[part][of_row], sum, biases[part][of_row])
                         };
                         if Self::ROW_OF_BOTH {
-                            let own = [0, 1].map(|odd| activate(scaled(odd, 0, 0, 0), scaled(odd, 1, 0, 1)));
-                            let (given, kept) = if is_odd { (own[0], own[1]) } else { (own[1], own[0]) };
+                            let own = |odd: usize| activate(scaled(odd, 0, 0), scaled(odd, 0, 1));
+                            let (even, odd) = (own(0), own(1));
+                            let (given, kept) = if is_odd { (even, odd) } else { (odd, even) };
                             let (got, _) = warp_shuffle_xor(ALL_LANES, given.to_bits(), NEIGHBOUR, WARP_SIZE);
                             let got = f32::from_bits(got);
                             let elements = if is_odd { convert(got, kept) } else { convert(kept, got) };
@@ -141,11 +153,11 @@ impl<const INDEX: usize, const P: usize, const R: usize> Target<INDEX, P, R> {
                                 };
                                 if Self::INSTANCE.matrices == 2 {
                                     let gated =
-                                        |of_row: usize| activate(scaled(odd, 0, 0, of_row), scaled(odd, 1, P - 1, of_row));
+                                        |of_row: usize| activate(scaled(odd, 0, of_row), scaled(odd, P - 1, of_row));
                                     store(0, gated(0), gated(1));
-                                } else {
+                                } else if (STRIP as u32 * STRIP_TOKENS + odd as u32) < rows_left {
                                     for part in 0..P {
-                                        let sum = |of_row: usize| activate(scaled(odd, 0, part, of_row), 0.0);
+                                        let sum = |of_row: usize| activate(scaled(odd, part, of_row), 0.0);
                                         store(part, sum(0), sum(1));
                                     }
                                 }
@@ -172,28 +184,54 @@ impl<const INDEX: usize, const P: usize, const R: usize> Target<INDEX, P, R> {
         if Self::INSTANCE.matrices == 2 { column } else { column + part as u32 * Self::INSTANCE.piece_rows() }
     }
 
-    /// The biases of a thread's two rows of each part. Where there is none it is −0, which leaves a sum as it is, its sign too.
+    /// The factors of a thread's two rows of each part.
     ///
     /// # Safety
-    /// Biases lie there.
+    /// As [`Self::of_rows`].
     #[inline(always)]
-    unsafe fn biases(&self, fragment: &Fragment) -> [[f32; 2]; P] {
-        let mut biases = [[-0.0; 2]; P];
+    unsafe fn alphas(&self, fragment: &Fragment) -> [[f32; 2]; P] {
+        if Self::INSTANCE.matrices == 1 {
+            // SAFETY: what `# Safety` above asks.
+            return unsafe { self.of_rows(fragment, [self.column_alpha; 2], self.alpha) };
+        }
+        let mut alphas = [[0.0; 2]; P];
         for part in 0..P {
             for row in 0..2 {
-                let matrix = match (Self::INSTANCE.matrices, P) {
-                    (2, 1) => row,
-                    (2, _) => part,
-                    _ => 0,
-                };
-                let column = Self::column_of_part(self.first_column + fragment.rows[row], part);
-                let is_there = self.bias[matrix] != 0 && column < self.n;
-                let address = GlobalAddress::new(self.bias[matrix]) + u64::from(column) * BIAS_BYTES;
-                // SAFETY: what `# Safety` above asks.
-                let bits = unsafe { ld_global_b32_or_zero(is_there, address) };
-                biases[part][row] = if is_there { f32::from_bits(bits) } else { -0.0 };
+                alphas[part][row] = self.alpha[Self::matrix(part, row)];
             }
         }
-        biases
+        alphas
+    }
+
+    /// The matrix that a row of a part is of.
+    #[inline(always)]
+    const fn matrix(part: usize, row: usize) -> usize {
+        match (Self::INSTANCE.matrices, P) {
+            (2, 1) => row,
+            (2, _) => part,
+            _ => 0,
+        }
+    }
+
+    /// A number for each of a thread's two rows of each part: of lists for the columns of C that lie at these addresses, one for each
+    /// matrix; where the address is 0, the other number.
+    ///
+    /// # Safety
+    /// Lists lie there.
+    #[inline(always)]
+    unsafe fn of_rows(&self, fragment: &Fragment, lists: [u64; 2], otherwise: [f32; 2]) -> [[f32; 2]; P] {
+        let mut numbers = [[0.0; 2]; P];
+        for part in 0..P {
+            for row in 0..2 {
+                let matrix = Self::matrix(part, row);
+                let column = Self::column_of_part(self.first_column + fragment.rows[row], part);
+                let is_there = lists[matrix] != 0 && column < self.n;
+                let address = GlobalAddress::new(lists[matrix]) + u64::from(column) * BIAS_BYTES;
+                // SAFETY: what `# Safety` above asks.
+                let bits = unsafe { ld_global_b32_or_zero(is_there, address) };
+                numbers[part][row] = if is_there { f32::from_bits(bits) } else { otherwise[matrix] };
+            }
+        }
+        numbers
     }
 }

@@ -12,7 +12,6 @@
 //! ```
 
 mod multiply;
-mod tiles;
 mod tokens;
 mod weights;
 
@@ -29,7 +28,9 @@ use cuda_std::{
 use crate::{
     moe_sm90::abi::{Instance, Launch},
     ring::{Ring, ring_bytes},
-    sm90::{Decode, Packed, PingPong, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, WARPS, give_registers, take_registers},
+    sm90::{
+        Decode, Packed, PingPong, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, Tiles, WARPS, give_registers, take_registers,
+    },
 };
 
 /// An instance, as a type.
@@ -101,9 +102,9 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
         Ring::new(self.shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
     }
 
-    /// What is written down of tiles. It is full when the first warp has arrived, and empty when all others have.
-    fn tiles(&self) -> Ring {
-        Ring::new(self.shared + Self::TILE_BARRIERS, TILE_SLOTS)
+    /// What is written down of tiles.
+    fn tiles(&self) -> Tiles {
+        Tiles::new(self.shared + Self::TILE_BARRIERS, self.shared + Self::TILES)
     }
 
     /// The barriers of turns.
@@ -139,7 +140,7 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
             if thread::thread_idx_x() == 0 {
                 this.stages().init(1, Self::CONSUMER_WARPS);
                 this.buffers().init(Self::TOKEN_WARPS * WARP_SIZE, Self::CONSUMER_WARPS);
-                this.tiles().init(1, Self::TOKEN_WARPS + Self::CONSUMER_WARPS);
+                this.tiles().init(Self::TOKEN_WARPS + Self::CONSUMER_WARPS);
                 if Self::PING_PONG {
                     PingPong::init(this.turn_barriers());
                 }

@@ -39,16 +39,13 @@ where
         // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
         unsafe {
             loop {
-                tiles.wait_full();
-                // Through the shuffle the compiler knows that it is the same in all lanes.
-                let tokens = from_first_lane(ld_shared_b32(self.slot(tiles) + Tile::TOKENS));
+                let tokens = tiles.wait();
                 if tokens == 0 {
                     return;
                 }
                 let sums = consumer.sum_tile(tokens, k_blocks(k));
-                let Tile { first_column, first_row, tokens, expert, alpha } = Tile::read(self.slot(tiles));
-                consumer.fragment.arrive(tiles.empty());
-                tiles.advance();
+                let (Tile { first_column, first_row, tokens, expert, alpha }, empty) = tiles.read();
+                consumer.fragment.arrive(empty);
                 let Launch { c, n, bias, activation, .. } = self.launch;
                 // `n` is opaque, so that no register holds a multiple of it over the main loop.
                 let of_expert = u64::from(expert) * u64::from(opaque_b32(n)) * BIAS_BYTES;

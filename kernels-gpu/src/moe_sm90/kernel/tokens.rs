@@ -11,9 +11,8 @@ use cuda_std::{
     cp_async::{cp_async_16_or_zero, cp_async_mbarrier_arrive_noinc},
     global::{GlobalAddress, ld_relaxed_gpu_global_b32},
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
-    mbarrier::mbarrier_arrive,
     shared::{SharedAddress, ld_shared_b32, st_shared_b32},
-    warp::{ALL_LANES, lane_id, sync_warp},
+    warp::lane_id,
 };
 
 use super::{Built, Moe};
@@ -48,13 +47,7 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
             loop {
-                tiles.wait_full();
-                let tile = Tile::read(self.slot(tiles));
-                sync_warp(ALL_LANES);
-                if lane_id() == 0 {
-                    mbarrier_arrive(tiles.empty());
-                }
-                tiles.advance();
+                let tile = tiles.take();
                 if tile.tokens == 0 {
                     return;
                 }

@@ -1,18 +1,12 @@
 //! The warp that finds tiles and loads their weights, by bulk copies of the units as they lie in memory.
 
-use cuda_std::{
-    global::GlobalAddress,
-    griddepcontrol::griddepcontrol_wait,
-    mbarrier::mbarrier_arrive_expect_tx,
-    thread,
-    warp::{ALL_LANES, lane_id, sync_warp},
-};
+use cuda_std::{global::GlobalAddress, griddepcontrol::griddepcontrol_wait};
 
 use super::{Built, Moe};
 use crate::{
-    ring::Ring,
-    sm90::{PANELS, Piece, Tile, from_first_lane},
-    units::{K_BLOCK, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, unit_bytes},
+    moe_sm90::abi::{Instance, Launch},
+    sm90::{PANELS, Piece, Tile, TileLists},
+    units::UNIT_ROWS,
 };
 
 /// The most pieces of a stage.
@@ -27,63 +21,25 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
 
     /// Finds the block's tiles, writes them down, and loads their weights to stages. One warp.
     ///
-    /// A tile is written down before the weights of the one before it are loaded: the warps that gather tokens are ahead of the
-    /// warpgroups by as much as their buffers hold, and this warp must not make them wait.
-    ///
     /// # Safety
     /// The contract in this folder's `mod.rs`. The barriers have been initialised. The whole warp calls it together.
     #[inline(always)]
     pub(super) unsafe fn load_weights(&self) {
-        let (mut stages, mut tiles) = (self.stages(), self.tiles());
-        // SAFETY: lists are read when they are complete.
+        let mut stages = self.stages();
+        let Launch { ticket, firsts, tile_firsts, alpha, experts, n, k, .. } = self.launch;
+        let Instance { matrices, tile_tokens, .. } = Self::INSTANCE;
+        let columns = Self::INSTANCE.columns();
+        let lists =
+            TileLists { rows: 0, tile_tokens, ticket, firsts, tile_firsts, alpha, experts, n, matrices, columns };
+        // SAFETY: lists are read when they are complete. Units are the expert's own.
         unsafe {
             if self.launch.lists_pending != 0 {
                 griddepcontrol_wait();
             }
-            let lists = self.lists();
-            let mut asked = lists.ask();
-            let mut tile = lists.find(thread::block_idx_x());
-            self.write_down(&mut tiles, &tile);
-            while tile.tokens > 0 {
-                let next = lists.find(from_first_lane(asked));
-                self.write_down(&mut tiles, &next);
-                asked = if next.tokens > 0 { lists.ask() } else { 0 };
-                self.load_tile(&tile, &mut stages);
-                tile = next;
-            }
-        }
-    }
-
-    /// Loads the weights of a tile.
-    ///
-    /// # Safety
-    /// As [`Self::load_weights`]; the tile is one of the block's.
-    #[inline(always)]
-    unsafe fn load_tile(&self, tile: &Tile, stages: &mut Ring) {
-        let (k, whole) = (self.launch.k, self.launch.k / K_BLOCK);
-        let pieces: [Piece; MAX_PIECES] = core::array::from_fn(|index| self.piece(tile, index as u32));
-        // Bytes of a unit in all k-blocks before, and in this one.
-        let (mut before, mut bytes) = (0, UNIT_BYTES);
-        for k_block in 0..k_blocks(k) {
-            if k_block >= whole {
-                bytes = unit_bytes(block_columns(k, k_block));
-            }
-            let (stage, full) = (Self::stage(self.shared, *stages), stages.full());
-            // SAFETY: the expert's own units. A stage is written while it is empty, and its full barrier expects the bytes of
-            // every copy.
-            unsafe {
-                stages.wait_empty();
-                if lane_id() == 0 {
-                    mbarrier_arrive_expect_tx(full, Self::PIECES * Self::PIECE_UNITS * bytes);
-                    for index in 0..Self::PIECES {
-                        let target = stage + index * Self::PIECE_UNITS * UNIT_BYTES;
-                        pieces[index as usize].load(target, before, bytes, Self::PIECE_UNITS, full);
-                    }
-                }
-                sync_warp(ALL_LANES);
-            }
-            before += bytes;
-            stages.advance();
+            self.tiles().find(&lists, |tile| {
+                let pieces: [Piece; MAX_PIECES] = core::array::from_fn(|index| self.piece(tile, index as u32));
+                Piece::load_to_stages(&pieces[..Self::PIECES as usize], Self::PIECE_UNITS, k, &mut stages, self.shared);
+            });
         }
     }
 

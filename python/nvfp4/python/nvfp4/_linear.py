@@ -17,6 +17,7 @@ class Linear(torch.nn.Module):
 
     :param bias: ``[N]``, float32 or of type ``dtype``.
     :param dtype: bfloat16 or float16: the type of tokens.
+    :param token_format: ``16-bit`` or ``fp8``: see :func:`moe`.
     :param rows: of each projection, multiples of 16; left out, the global scale is the whole weight's.
     :raises ValueError: if a type, a shape, a device or a scale is wrong, with its name and place.
     :raises Error: if the device fails, or computes no such layers.
@@ -34,6 +35,7 @@ class Linear(torch.nn.Module):
         *,
         dtype: torch.dtype = torch.bfloat16,
         rows: Sequence[int] | None = None,
+        token_format: str = "16-bit",
     ) -> None:
         super().__init__()
         values, scales, global_scale = weight
@@ -46,18 +48,24 @@ class Linear(torch.nn.Module):
         rows = [self.out_features] if rows is None else list(rows)
         if global_scale.numel() != len(rows):
             raise ValueError(f"global_scale: {global_scale.numel()} numbers for {len(rows)} projections")
-        length = _native.linear_weight_bytes(self.out_features, self.in_features, dtype, bias is not None, values.is_cuda)
+        # Each option that PyTorch has to look at takes time, so only one that is not as usual.
+        self._options = {} if token_format == "16-bit" else {"token_format": token_format}
+        is_biased = bias is not None
+        length = _native.linear_weight_bytes(
+            self.out_features, self.in_features, dtype, is_biased, token_format, values.is_cuda
+        )
         # Not in the state: how they lie is the device's affair, and the checkpoint's tensors are the state.
         self.register_buffer("weights", torch.empty(length, dtype=torch.uint8, device=values.device), persistent=False)
         bias = None if bias is None else bias.detach().cpu().contiguous()
-        _native.pack_linear(self.weights, dtype, values, scales, list(zip(rows, global_scale.reshape(-1).tolist())), bias)
+        projections = list(zip(rows, global_scale.reshape(-1).tolist()))
+        _native.pack_linear(self.weights, dtype, values, scales, projections, bias, token_format)
         if values.is_cuda:
             head = bytes(self.weights[: _native.LINEAR_HEAD_BYTES].tolist())
             _native.check_packed_linear(head, self.out_features, self.in_features)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x·Wᵀ + bias`` for ``x`` ``[…, K]``."""
-        return _operators._linear(x, self.weights, self.out_features)
+        return _operators._linear(x, self.weights, self.out_features, **self._options)
 
     def extra_repr(self):
         return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self.dtype}"

@@ -19,6 +19,7 @@ class Moe(torch.nn.Module):
     :param dtype: bfloat16 or float16: the type of tokens.
     :param shared: gate, up and down of an expert that every token has, ``[1, I, H]`` or ``[I, H]``, with an I of its own.
     :param expert_map: ``[named experts]``, int32: see :func:`moe`.
+    :param token_format: ``16-bit`` or ``fp8``: see :func:`moe`.
     :raises ValueError: if a type, a shape, a device or a scale is wrong, with its name and place.
     :raises Error: if the device fails, or computes no such layers.
 
@@ -44,6 +45,7 @@ class Moe(torch.nn.Module):
         biases: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor] | None = None,
         shared: tuple[Quantized | None, Quantized, Quantized] | None = None,
         expert_map: torch.Tensor | None = None,
+        token_format: str = "16-bit",
     ) -> None:
         super().__init__()
         projections = [_projection(tensor, bias) for tensor, bias in zip((gate, up, down), biases or (None,) * 3)]
@@ -55,13 +57,13 @@ class Moe(torch.nn.Module):
         self.hidden = 2 * values.shape[2]
         self.shared_intermediate = shared[1][0].shape[1] if shared else None
         self.dtype = dtype
-        self.activation, self.biases = activation, biases is not None
+        self.activation, self.biases, self.token_format = activation, biases is not None, token_format
         sizes = self.hidden, self.intermediate, self.experts, self.shared_intermediate
-        length = _native.moe_weight_bytes(*sizes, dtype, activation, self.biases, values.is_cuda)
+        length = _native.moe_weight_bytes(*sizes, dtype, activation, self.biases, token_format, values.is_cuda)
         # Not in the state: how they lie is the device's affair, and the checkpoint's tensors are the state.
         self.register_buffer("weights", torch.empty(length, dtype=torch.uint8, device=values.device), persistent=False)
         self.register_buffer("expert_map", expert_map, persistent=False)
-        _native.pack_moe(self.weights, dtype, projections, shared, activation, self.biases)
+        _native.pack_moe(self.weights, dtype, projections, shared, activation, self.biases, token_format)
         if values.is_cuda:
             _native.check_packed_moe(bytes(self.weights[: _native.MOE_HEAD_BYTES].tolist()), *sizes, activation)
         # What every call says: each option that PyTorch has to look at takes time, so only those that are not as usual.
@@ -72,11 +74,13 @@ class Moe(torch.nn.Module):
             self._options["activation"] = activation
         if biases:
             self._options["biases"] = True
+        if token_format != "16-bit":
+            self._options["token_format"] = token_format
 
     def workspace_bytes(self, tokens: int, top_k: int) -> int:
         """Bytes of workspace that a call with up to so many tokens needs on a GPU; layers can share one."""
         return _operators.moe_workspace_bytes(
-            tokens, top_k, self.hidden, self.intermediate, self.experts, self.shared_intermediate
+            tokens, top_k, self.hidden, self.intermediate, self.experts, self.shared_intermediate, self.token_format
         )
 
     def forward(

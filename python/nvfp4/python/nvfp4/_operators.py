@@ -41,7 +41,8 @@ def _define(schema, fake, **implementations):
 _moe = _define(
     "moe(Tensor(a!) out, Tensor hidden_states, Tensor topk_ids, Tensor topk_weights, Tensor weights, int experts,"
     " int intermediate, *, int? shared_intermediate=None, Tensor? expert_map=None, Tensor? shared_weights=None,"
-    " bool weights_on_input=False, Tensor(b!)? workspace=None, str activation='silu', bool biases=False) -> ()",
+    " bool weights_on_input=False, Tensor(b!)? workspace=None, str activation='silu', bool biases=False,"
+    " str token_format='16-bit') -> ()",
     fake=lambda *arguments, **named: None,
     CPU=_native.moe,
     CUDA=_native.moe,
@@ -62,6 +63,7 @@ def moe(
     weights_on_input: bool = False,
     activation: str = "silu",
     biases: bool = False,
+    token_format: str = "16-bit",
     out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -81,6 +83,8 @@ def moe(
     :param weights_on_input: multiply the tokens by their weights rather than the experts' results (k = 1 only).
     :param activation: ``silu``, ``silu-limit=LIMIT``, ``gelu-tanh``, ``gpt-oss``, ``gpt-oss=ALPHA,LIMIT`` or, without a gate, ``relu2``.
     :param biases: whether the weights have biases.
+    :param token_format: ``16-bit``, or ``fp8``: tokens and the intermediate are multiplied as e4m3 with a scale for each, and weights are
+        rounded to e4m3, as the weights were packed for. Faster on Hopper for many tokens, and less accurate.
     :param out: where to write, ``[T, H]``; a new tensor if left out.
     :param workspace: bytes, on a GPU: :meth:`Moe.workspace_bytes` of them; new ones if left out.
     :raises ValueError: if an argument has the wrong type, shape, device or stride.
@@ -103,6 +107,7 @@ def moe(
         workspace=workspace,
         activation=activation,
         biases=biases,
+        token_format=token_format,
     )
     return out
 
@@ -114,6 +119,7 @@ def moe_workspace_bytes(
     intermediate: int,
     experts: int,
     shared_intermediate: int | None = None,
+    token_format: str = "16-bit",
 ) -> int:
     """Bytes of workspace that :func:`moe` needs on a GPU with up to so many tokens; layers can share one.
 
@@ -121,37 +127,38 @@ def moe_workspace_bytes(
     >>> nvfp4.moe_workspace_bytes(1, top_k=2, hidden=4096, intermediate=14336, experts=8)
     82176
     """
-    return _native.moe_workspace_bytes(tokens, top_k, hidden, intermediate, experts, shared_intermediate)
+    return _native.moe_workspace_bytes(tokens, top_k, hidden, intermediate, experts, shared_intermediate, token_format)
 
 
 # The linear layer.
 
 
-def _linear_native(x, weights, out_features):
+def _linear_native(x, weights, out_features, *, token_format="16-bit"):
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     out = x.new_empty((rows.shape[0], out_features))
-    _native.linear(out, rows, weights, out_features)
+    _native.linear(out, rows, weights, out_features, token_format)
     return out if x.dim() == 2 else out.view(*x.shape[:-1], out_features)
 
 
 _linear = _define(
-    "linear(Tensor x, Tensor weights, int out_features) -> Tensor",
-    fake=lambda x, weights, out_features: x.new_empty((*x.shape[:-1], out_features)),
+    "linear(Tensor x, Tensor weights, int out_features, *, str token_format='16-bit') -> Tensor",
+    fake=lambda x, weights, out_features, *, token_format="16-bit": x.new_empty((*x.shape[:-1], out_features)),
     CPU=_linear_native,
     CUDA=_linear_native,
 )
 
 
-def linear(x: torch.Tensor, weights: torch.Tensor, out_features: int) -> torch.Tensor:
+def linear(x: torch.Tensor, weights: torch.Tensor, out_features: int, *, token_format: str = "16-bit") -> torch.Tensor:
     """A linear layer, ``x·Wᵀ + bias``, in the type of ``x``; :class:`Linear` is the same with the weights filled in.
 
     :param x: ``[…, K]``, bfloat16 or float16, as the weights were packed for; rows may have gaps between them.
     :param weights: the packed weights, :attr:`Linear.weights`, which say whether there is a bias.
     :param out_features: N, rows of W.
+    :param token_format: ``16-bit`` or ``fp8``, as the weights were packed for: see :func:`moe`.
     :raises ValueError: if an argument has the wrong type, shape, device or stride.
     :raises Error: if the device fails, or computes no such layers.
     """
-    return _linear(x, weights, out_features)
+    return _linear(x, weights, out_features, token_format=token_format)
 
 
 # Routers.

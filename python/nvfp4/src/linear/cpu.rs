@@ -61,6 +61,7 @@ impl Layout {
             };
             let (values, scales) = (part(&self.values, sizes.k / 2), part(&self.scales, sizes.k / BLOCK));
             let layer = LinearWeights::new(sizes.dtype, Matrix::new(range.len(), sizes.k, values, scales, rows[0])?)?;
+            let layer = layer.with_token_format(sizes.token_format);
             if sizes.bias { layer.with_bias(Bias::F32(bias[range].to_vec().into())) } else { Ok(layer) }
         };
         global_scales.chunk_by(|a, b| a.to_bits() == b.to_bits()).map(of_rows).collect()

@@ -1,7 +1,8 @@
-//! On a GPU: a launch on PyTorch's current stream, with PyTorch's memory.
+//! On a GPU: launches on PyTorch's current stream, with PyTorch's memory.
 
-use nvfp4::backend::cuda::{LinearArguments, LinearTensor, PackedLinear};
+use nvfp4::backend::cuda::{LinearArguments, LinearLauncher, LinearTensor, PackedLinear};
 use nvfp4::linear::LinearSizes;
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::{Operands, Raw};
@@ -9,7 +10,7 @@ use crate::device::{current_stream, launchers};
 use crate::error::exception;
 use crate::tensor::Tensor;
 
-/// Queues a call. The output is PyTorch's, which keeps it until the stream has come past it.
+/// Queues a call. The output and the workspace are PyTorch's, which keeps them until the stream has come past it.
 pub fn linear(py: Python<'_>, operands: &Operands<'_>, sizes: &LinearSizes, ordinal: u32) -> PyResult<()> {
     let Operands { out, x, weights } = operands;
     let arguments = LinearArguments {
@@ -19,11 +20,21 @@ pub fn linear(py: Python<'_>, operands: &Operands<'_>, sizes: &LinearSizes, ordi
         output: out.address,
     };
     let layer = PackedLinear { sizes: *sizes, weights: weights.address };
+    // Lives until the call is queued.
+    let made;
+    let workspace = match LinearLauncher::workspace_bytes(sizes, arguments.token_count) {
+        0 => 0,
+        // Of the layer's weights, since those are bytes on the same device. PyTorch's allocations begin at multiples of 512.
+        needed => {
+            made = weights.object().call_method1(intern!(py, "new_empty"), (needed,))?;
+            Tensor::read("workspace", &made)?.address
+        }
+    };
     let stream = current_stream(py, ordinal)?;
     // SAFETY: PyTorch's streams are of the primary context, and its tensors have the sizes, the types and the device that were
     // checked. Its allocator gives none of their memory to work that is not behind this call on the stream. `nvfp4.Linear` waits for
     // the packing, since it reads what that found.
-    unsafe { launchers(ordinal)?.linear()?.launch(&layer, &arguments, stream) }.map_err(exception)?;
+    unsafe { launchers(ordinal)?.linear()?.launch(&layer, &arguments, workspace, stream) }.map_err(exception)?;
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use nvfp4::problem::OutDtype;
 use pyo3::prelude::*;
 
 use crate::error::{exception, invalid};
-use crate::tensor::{Dtype, Place, Tensor, token_type};
+use crate::tensor::{self, Dtype, Place, Tensor, token_type};
 
 /// Computes a layer: writes `out`.
 #[pyfunction]
@@ -22,13 +22,14 @@ pub fn linear(
     x: &Bound<'_, PyAny>,
     weights: &Bound<'_, PyAny>,
     out_features: usize,
+    token_format: &str,
 ) -> PyResult<()> {
     let operands = Operands {
         out: Tensor::read("out", out)?,
         x: Tensor::read("x", x)?,
         weights: Tensor::read("weights", weights)?,
     };
-    let sizes = operands.sizes(out_features)?;
+    let sizes = operands.sizes(out_features, tensor::token_format(token_format)?)?;
     match operands.x.place {
         Place::Cpu => cpu::linear(py, &operands, &sizes),
         Place::Cuda(ordinal) => cuda::linear(py, &operands, &sizes, ordinal),
@@ -44,10 +45,10 @@ struct Operands<'py> {
 
 impl Operands<'_> {
     /// Checks every tensor; the layer's sizes.
-    fn sizes(&self, n: usize) -> PyResult<LinearSizes> {
+    fn sizes(&self, n: usize, token_format: TokenFormat) -> PyResult<LinearSizes> {
         let Self { out, x, weights } = self;
         let [tokens, k] = x.expect_dimensions("[tokens, K]")?;
-        let without = LinearSizes { n, k, dtype: x.token_type()?, bias: false, token_format: TokenFormat::Bits16 };
+        let without = LinearSizes { n, k, dtype: x.token_type()?, bias: false, token_format };
         without.check().map_err(|error| x.invalid(error))?;
         out.expect_dtype(&[x.dtype])?;
         out.expect_shape(&[tokens, n])?;
@@ -81,8 +82,14 @@ fn packed_bytes(sizes: &LinearSizes, place: Place) -> usize {
     }
 }
 
-fn sizes_of(out_features: usize, in_features: usize, dtype: OutDtype, bias: bool) -> PyResult<LinearSizes> {
-    let sizes = LinearSizes { n: out_features, k: in_features, dtype, bias, token_format: TokenFormat::Bits16 };
+fn sizes_of(
+    out_features: usize,
+    in_features: usize,
+    dtype: OutDtype,
+    bias: bool,
+    token_format: TokenFormat,
+) -> PyResult<LinearSizes> {
+    let sizes = LinearSizes { n: out_features, k: in_features, dtype, bias, token_format };
     sizes.check().map_err(|error| invalid("values", error))?;
     Ok(sizes)
 }
@@ -94,9 +101,10 @@ pub fn linear_weight_bytes(
     in_features: usize,
     dtype: &Bound<'_, PyAny>,
     bias: bool,
+    token_format: &str,
     is_cuda: bool,
 ) -> PyResult<usize> {
-    let sizes = sizes_of(out_features, in_features, token_type(dtype)?, bias)?;
+    let sizes = sizes_of(out_features, in_features, token_type(dtype)?, bias, tensor::token_format(token_format)?)?;
     Ok(packed_bytes(&sizes, if is_cuda { Place::Cuda(0) } else { Place::Cpu }))
 }
 
@@ -104,7 +112,8 @@ pub fn linear_weight_bytes(
 #[pyfunction]
 pub fn check_packed_linear(head: &[u8], out_features: usize, in_features: usize) -> PyResult<()> {
     let head = head.try_into().map_err(|_| invalid("head", "not as long as what packed weights begin with"))?;
-    LinearLauncher::check_packed(&sizes_of(out_features, in_features, OutDtype::Bf16, false)?, head).map_err(exception)
+    let sizes = sizes_of(out_features, in_features, OutDtype::Bf16, false, TokenFormat::default())?;
+    LinearLauncher::check_packed(&sizes, head).map_err(exception)
 }
 
 /// The weights of a layer, checked.
@@ -119,6 +128,7 @@ struct Raw<'py> {
 /// Packs a matrix into `weights`: values `[N, K/2]`, scales `[N, K/16]`, for each projection its rows and its global scale, and a
 /// bias in host memory.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "what a layer is")]
 pub fn pack_linear<'py>(
     py: Python<'py>,
     weights: &Bound<'py, PyAny>,
@@ -127,12 +137,13 @@ pub fn pack_linear<'py>(
     scales: &Bound<'py, PyAny>,
     global_scales: Vec<(usize, f32)>,
     bias: Option<&Bound<'py, PyAny>>,
+    token_format: &str,
 ) -> PyResult<()> {
     let weights = Tensor::read("weights", weights)?;
     let [values, scales] = [Tensor::read("values", values)?, Tensor::read("scales", scales)?];
     let bias = Tensor::read_optional("bias", bias)?;
     let [n, half_k] = values.expect_dimensions("[N, K/2]")?;
-    let sizes = sizes_of(n, 2 * half_k, token_type(dtype)?, bias.is_some())?;
+    let sizes = sizes_of(n, 2 * half_k, token_type(dtype)?, bias.is_some(), tensor::token_format(token_format)?)?;
     values.expect_dtype(&[Dtype::U8])?;
     scales.expect_dtype(&[Dtype::E4m3, Dtype::U8])?;
     scales.expect_shape(&[n, 2 * half_k / BLOCK])?;

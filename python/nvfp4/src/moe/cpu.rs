@@ -71,7 +71,8 @@ impl Layout {
         }
         let experts = (0..sizes.experts).map(|expert| expert_of(&self.routed, bytes, expert));
         let experts = experts.collect::<Result<_, _>>()?;
-        let mut weights = MoeWeights::with_activation(sizes.dtype, sizes.top_k, sizes.activation, experts)?;
+        let weights = MoeWeights::with_activation(sizes.dtype, sizes.top_k, sizes.activation, experts)?;
+        let mut weights = weights.with_token_format(sizes.token_format);
         if let Some(shared) = &self.shared {
             weights = weights.with_shared(expert_of(shared, bytes, 0).map_err(|error| error.at("shared expert"))?)?;
         }

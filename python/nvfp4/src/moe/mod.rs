@@ -13,7 +13,7 @@ use nvfp4::problem::OutDtype;
 use pyo3::prelude::*;
 
 use crate::error::{exception, invalid};
-use crate::tensor::{Dtype, Place, Tensor, token_type};
+use crate::tensor::{self, Dtype, Place, Tensor, token_type};
 
 /// The most experts that a token names.
 const MAX_TOP_K: usize = 32;
@@ -21,7 +21,8 @@ const MAX_TOP_K: usize = 32;
 /// Computes a layer: `out` is written, and `workspace` if there is one.
 #[pyfunction]
 #[pyo3(signature = (out, hidden_states, topk_ids, topk_weights, weights, experts, intermediate, *, shared_intermediate=None,
-    expert_map=None, shared_weights=None, weights_on_input=false, workspace=None, activation="silu", biases=false))]
+    expert_map=None, shared_weights=None, weights_on_input=false, workspace=None, activation="silu", biases=false,
+    token_format="16-bit"))]
 #[expect(clippy::too_many_arguments, reason = "an operator takes each by its name")]
 pub fn moe(
     py: Python<'_>,
@@ -39,6 +40,7 @@ pub fn moe(
     workspace: Option<&Bound<'_, PyAny>>,
     activation: &str,
     biases: bool,
+    token_format: &str,
 ) -> PyResult<()> {
     let operands = Operands {
         out: Tensor::read("out", out)?,
@@ -51,7 +53,9 @@ pub fn moe(
         weights_on_input,
         workspace: Tensor::read_optional("workspace", workspace)?,
     };
-    let kind = Kind { experts, intermediate, shared_intermediate, activation: activation_of(activation)?, biases };
+    let activation = activation_of(activation)?;
+    let token_format = tensor::token_format(token_format)?;
+    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases, token_format };
     let sizes = operands.sizes(&kind)?;
     match operands.hidden_states.place {
         Place::Cpu => cpu::moe(py, &operands, &sizes),
@@ -66,12 +70,13 @@ struct Kind {
     shared_intermediate: Option<usize>,
     activation: Activation,
     biases: bool,
+    token_format: TokenFormat,
 }
 
 impl Kind {
     /// The layer's sizes.
     fn sizes(&self, hidden: usize, named_experts: usize, top_k: usize, dtype: OutDtype) -> PyResult<MoeSizes> {
-        let &Self { experts, intermediate, shared_intermediate, activation, biases } = self;
+        let &Self { experts, intermediate, shared_intermediate, activation, biases, token_format } = self;
         let sizes = MoeSizes {
             hidden,
             intermediate,
@@ -82,7 +87,7 @@ impl Kind {
             dtype,
             activation,
             biases,
-            token_format: TokenFormat::Bits16,
+            token_format,
         };
         sizes.check().map_err(exception)?;
         Ok(sizes)
@@ -195,9 +200,12 @@ pub fn moe_weight_bytes(
     dtype: &Bound<'_, PyAny>,
     activation: &str,
     biases: bool,
+    token_format: &str,
     is_cuda: bool,
 ) -> PyResult<usize> {
-    let kind = Kind { experts, intermediate, shared_intermediate, activation: activation_of(activation)?, biases };
+    let activation = activation_of(activation)?;
+    let token_format = tensor::token_format(token_format)?;
+    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases, token_format };
     let sizes = kind.sizes_of_weights(hidden, token_type(dtype)?)?;
     Ok(packed_bytes(&sizes, if is_cuda { Place::Cuda(0) } else { Place::Cpu }))
 }
@@ -211,8 +219,10 @@ pub fn moe_workspace_bytes(
     intermediate: usize,
     experts: usize,
     shared_intermediate: Option<usize>,
+    token_format: &str,
 ) -> PyResult<usize> {
-    let kind = Kind { experts, intermediate, shared_intermediate, activation: Activation::Silu, biases: false };
+    let (activation, token_format) = (Activation::Silu, tensor::token_format(token_format)?);
+    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases: false, token_format };
     Ok(workspace_bytes(&kind.sizes(hidden, experts, top_k, OutDtype::Bf16)?, tokens))
 }
 
@@ -226,8 +236,8 @@ pub fn check_packed_moe(
     shared_intermediate: Option<usize>,
     activation: &str,
 ) -> PyResult<()> {
-    let kind =
-        Kind { experts, intermediate, shared_intermediate, activation: activation_of(activation)?, biases: false };
+    let (activation, token_format) = (activation_of(activation)?, TokenFormat::default());
+    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases: false, token_format };
     let sizes = kind.sizes_of_weights(hidden, OutDtype::Bf16)?;
     let head = head.try_into().map_err(|_| invalid("head", "not as long as what packed weights begin with"))?;
     MoeLauncher::check_packed(&sizes, head).map_err(exception)
@@ -268,6 +278,7 @@ type Projections<T> = [Option<T>; 3];
 
 /// Packs a layer's gate, up and down, and those of its shared expert, into `weights`.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "what a layer is")]
 pub fn pack_moe<'py>(
     py: Python<'py>,
     weights: &Bound<'py, PyAny>,
@@ -276,9 +287,11 @@ pub fn pack_moe<'py>(
     shared: Option<Projections<Projection<'py>>>,
     activation: &str,
     biases: bool,
+    token_format: &str,
 ) -> PyResult<()> {
     let weights = Tensor::read("weights", weights)?;
     let (dtype, activation) = (token_type(dtype)?, activation_of(activation)?);
+    let token_format = tensor::token_format(token_format)?;
     if projections.iter().chain(shared.iter().flatten()).flatten().any(|projection| projection.3.is_some()) && !biases {
         return Err(invalid("biases", "the layer is said to have none"));
     }
@@ -293,7 +306,7 @@ pub fn pack_moe<'py>(
         Some(up) => Some(Tensor::read("shared up.values", &up.0)?.expect_dimensions::<3>("[1, rows, columns/2]")?[1]),
         None => None,
     };
-    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases };
+    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases, token_format };
     let sizes = kind.sizes_of_weights(2 * half_hidden, dtype)?;
     let routed = checked(projections, &NAMES[..3], &sizes, (experts, intermediate), weights.place)?;
     let of_shared = |shared| checked(shared, &NAMES[3..], &sizes, (1, shared_intermediate.unwrap_or(0)), weights.place);

@@ -1,6 +1,6 @@
 //! Linear layers in the caller's memory: weights are packed there and calls are launched, all on the caller's stream.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
 
@@ -11,16 +11,17 @@ use crate::backend::refuse_fp8;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
-use crate::kernels::Subject;
+use crate::fp8::TokenFormat;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::linear::weights::PackedWeights;
 use crate::kernels::linear::{self, LinearArguments, LinearKernel};
+use crate::kernels::{Subject, linear_fp8};
 use crate::linear::LinearSizes;
 
 /// A weight in device memory as a checkpoint has it: one projection, or several below each other (as engines keep q, k and v).
 #[derive(Clone, Copy, Debug)]
 pub struct LinearTensor<'a> {
-    /// Address of the packed values, at a multiple of 8: `[N, K/2]`, the even element of K in the low nibble of a byte.
+    /// Address of the packed values, at a multiple of 8, or for tokens in FP8 of 16: `[N, K/2]`, the even element of K in the low nibble of a byte.
     pub values: CUdeviceptr,
     /// Address of the scales, `[N, K/16]`, e4m3.
     pub scales: CUdeviceptr,
@@ -70,9 +71,14 @@ pub struct PackedLinear {
 pub struct LinearLauncher {
     kernel: &'static dyn LinearKernel,
     /// The entries, by name; good for as long as the device.
-    functions: Arc<[(&'static str, CUfunction)]>,
+    functions: Arc<Functions>,
+    /// Those for tokens in FP8, which are loaded when the first such layer is packed.
+    fp8_functions: Arc<OnceLock<Box<Functions>>>,
     device: Arc<Device>,
 }
+
+/// Entries by name.
+type Functions = [(&'static str, CUfunction)];
 
 // SAFETY: the handles inside are the driver's, which any thread may use with the context current; every method makes it current.
 unsafe impl Send for LinearLauncher {}
@@ -92,15 +98,24 @@ impl LinearLauncher {
             ))
         })?;
         device.standing.check(Subject::Linear)?;
-        let entered = device.enter()?;
-        let function = |name: &'static str, entry| Ok((name, device.function(kernel.name(), entry)?));
-        let entries = kernel.entries();
-        let functions = entries.iter().map(|entry| function(entry.name, entry)).collect::<Result<_, Error>>()?;
-        drop(entered);
-        Ok(Self { kernel, functions, device })
+        let functions = device.functions(&[kernel as &dyn Kernel])?;
+        Ok(Self { kernel, functions: functions.into(), fp8_functions: Arc::default(), device })
     }
 
-    /// The kernel's name.
+    /// Loads what a layer needs besides whose tokens have this format, before a stream may be captured.
+    fn load(&self, token_format: TokenFormat) -> Result<(), Error> {
+        if !linear_fp8::runs_on(self.device.info.capability) {
+            return refuse_fp8("linear", "this card", token_format);
+        }
+        if token_format == TokenFormat::Fp8 && self.fp8_functions.get().is_none() {
+            self.device.standing.check(Subject::Fp8)?;
+            let functions = self.device.functions(&linear_fp8::KERNELS)?;
+            self.fp8_functions.get_or_init(|| functions.into());
+        }
+        Ok(())
+    }
+
+    /// The kernel's name, of tokens of 16 bits.
     pub(in crate::backend::cuda) fn kernel(&self) -> &'static str {
         self.kernel.name()
     }
@@ -108,6 +123,26 @@ impl LinearLauncher {
     /// Bytes of a layer's packed weights, a multiple of 256. The sizes have been [checked](LinearSizes::check).
     pub fn weight_bytes(sizes: &LinearSizes) -> usize {
         PackedWeights::at(sizes, 0).end as usize
+    }
+
+    /// Bytes of the workspace that a call needs with up to so many tokens, a multiple of 256: 0 with tokens of 16 bits. Layers whose calls
+    /// come one after the other on a stream can share one workspace, as large as the largest of theirs.
+    ///
+    /// ```
+    /// use nvfp4::backend::cuda::LinearLauncher;
+    /// use nvfp4::fp8::TokenFormat;
+    /// use nvfp4::linear::LinearSizes;
+    /// use nvfp4::problem::OutDtype;
+    ///
+    /// let fp8 = LinearSizes { n: 4096, k: 7168, dtype: OutDtype::Bf16, bias: false, token_format: TokenFormat::Fp8 };
+    /// assert_eq!(LinearLauncher::workspace_bytes(&fp8, 2048), 2048 * (7168 + 4));
+    /// assert_eq!(LinearLauncher::workspace_bytes(&LinearSizes { token_format: TokenFormat::Bits16, ..fp8 }, 2048), 0);
+    /// ```
+    pub fn workspace_bytes(sizes: &LinearSizes, max_tokens: usize) -> usize {
+        match sizes.token_format {
+            TokenFormat::Bits16 => 0,
+            TokenFormat::Fp8 => linear_fp8::workspace_at(sizes, max_tokens, 0).1 as usize,
+        }
     }
 
     /// Queues the packing of a tensor, which is not needed any more when the stream has come past it.
@@ -129,14 +164,18 @@ impl LinearLauncher {
         stream: CUstream,
     ) -> Result<(), Error> {
         sizes.check()?;
-        refuse_fp8("linear", "this card", sizes.token_format)?;
+        self.load(sizes.token_format)?;
         tensor.check(sizes)?;
-        check_weights(weights)?;
+        check_aligned("packed weights", weights)?;
         let PackedWeights { invalid, layer, .. } = PackedWeights::at(sizes, weights);
         let rows = |&(rows, scale): &(usize, f32)| std::iter::repeat_n(scale, rows);
         let alpha: Vec<f32> = tensor.global_scales.iter().flat_map(rows).collect();
         let bias = tensor.bias.map(|bias| bias.numbers(sizes.dtype)).unwrap_or_default();
-        let launch = self.kernel.pack(sizes, [tensor.values, tensor.scales], layer.panels, invalid)?;
+        let places = [tensor.values, tensor.scales];
+        let launch = match sizes.token_format {
+            TokenFormat::Bits16 => self.kernel.pack(sizes, places, layer.panels, invalid)?,
+            TokenFormat::Fp8 => linear_fp8::pack(sizes, places, layer.panels, invalid)?,
+        };
         let _entered = self.device.enter()?;
         // SAFETY: the context is current; `# Safety` above asks for the tensor, for room at every address, and for the stream. The
         // driver has read what is in pageable memory when the call returns (cuda.h, "API synchronization behavior").
@@ -167,10 +206,10 @@ impl LinearLauncher {
         }
     }
 
-    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given, one or, without tokens,
-    /// none.
+    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given, one, with tokens in FP8 two, or
+    /// without tokens none.
     ///
-    /// The launch may begin before the stream has come to the end of the kernel before it, but until then reads nothing except
+    /// The first launch may begin before the stream has come to the end of the kernel before it, but until then reads nothing except
     /// weights, and writes nothing.
     ///
     /// # Errors
@@ -182,41 +221,55 @@ impl LinearLauncher {
     /// - `stream` is a stream of this device's primary context, or null.
     /// - The weights were packed for these sizes, and that was waited for: the launch reads them before the stream has come to it.
     /// - Every address of `arguments` is one of memory that this device can read, or for the output write, of the sizes that
-    ///   [`LinearArguments`] says. The output overlaps nothing.
+    ///   [`LinearArguments`] says. With tokens in FP8, [`workspace_bytes`](LinearLauncher::workspace_bytes) lie at `workspace`, a multiple
+    ///   of 256. The output and the workspace overlap nothing.
     /// - All of it stays allocated, and is written by nobody else, until the stream has come past this call, or the graph that it was
-    ///   captured into is not launched any more.
+    ///   captured into is not launched any more. Calls that share a workspace are on one stream, or in an order otherwise.
     pub unsafe fn launch(
         &self,
         layer: &PackedLinear,
         arguments: &LinearArguments,
+        workspace: CUdeviceptr,
         stream: CUstream,
     ) -> Result<usize, Error> {
         layer.sizes.check()?;
-        check_weights(layer.weights)?;
+        check_aligned("packed weights", layer.weights)?;
+        check_aligned("the workspace", workspace)?;
+        self.load(layer.sizes.token_format)?;
         if arguments.token_count == 0 {
             return Ok(0);
         }
         let placed = PackedWeights::at(&layer.sizes, layer.weights).layer;
-        let launch = self.kernel.launch(&placed, arguments, self.device.info.sms)?;
+        let sms = self.device.info.sms;
+        let launches: Vec<_> = match layer.sizes.token_format {
+            TokenFormat::Bits16 => [self.kernel.launch(&placed, arguments, sms)?].into(),
+            TokenFormat::Fp8 => {
+                let (rows, _) = linear_fp8::workspace_at(&layer.sizes, arguments.token_count, workspace);
+                linear_fp8::launches(&placed, arguments, rows, sms)?.into()
+            }
+        };
         let _entered = self.device.enter()?;
-        // SAFETY: the context is current; `# Safety` above asks for the stream and for all that the parameter points to; the device
-        // keeps the functions' module.
-        unsafe { self.ready(&launch)?.queue(&self.device, stream)? };
-        Ok(1)
+        for launch in &launches {
+            // SAFETY: the context is current; `# Safety` above asks for the stream and for all that the parameter points to; the device
+            // keeps the functions' modules.
+            unsafe { self.ready(launch)?.queue(&self.device, stream)? };
+        }
+        Ok(launches.len())
     }
 
     /// A launch with its entry.
     fn ready(&self, launch: &Launch) -> Result<ReadyLaunch, Error> {
         let is_it = |(entry, _): &&(&str, CUfunction)| *entry == launch.grid.entry;
-        let &(_, function) = self.functions.iter().find(is_it).expect("entries are loaded");
+        let of_fp8 = self.fp8_functions.get().into_iter().flatten();
+        let &(_, function) = self.functions.iter().chain(of_fp8).find(is_it).expect("entries are loaded");
         let parameter = launch.write(0, &mut [], &mut |map| maps::encode(&self.device, map))?;
         Ok(ReadyLaunch { function, grid: launch.grid, parameter })
     }
 }
 
-fn check_weights(address: CUdeviceptr) -> Result<(), Error> {
+fn check_aligned(what: &str, address: CUdeviceptr) -> Result<(), Error> {
     if address.is_multiple_of(ALIGNMENT) {
         return Ok(());
     }
-    Err(Error::Invalid(format!("packed weights at {address:#x}: the address must be a multiple of {ALIGNMENT}")))
+    Err(Error::Invalid(format!("{what} at {address:#x}: the address must be a multiple of {ALIGNMENT}")))
 }

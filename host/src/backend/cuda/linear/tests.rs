@@ -6,6 +6,7 @@ use super::*;
 use crate::backend::Backend;
 use crate::backend::cuda::Cuda;
 use crate::bias::Bias;
+use crate::fp8::TokenFormat;
 use crate::generate::Generator;
 use crate::kernels::KERNELS;
 use crate::kernels::kernel::Kernel;
@@ -108,7 +109,7 @@ fn tensors_on_the_device_are_packed_and_called_on_a_stream_of_the_callers() {
     };
     let stream = Stream::new(StreamFlags::NON_BLOCKING, None).unwrap();
     // SAFETY: operands of these sizes, which stay until the stream was waited for.
-    assert_eq!(unsafe { layer.launch(&arguments, stream.as_inner()).unwrap() }, 1);
+    assert_eq!(unsafe { layer.launch(&arguments, 0, stream.as_inner()).unwrap() }, 1);
     stream.synchronize().unwrap();
     let mut found = vec![0; 9 * N];
     out.copy_to(&mut found).unwrap();
@@ -156,6 +157,61 @@ fn projections_below_each_other_keep_their_global_scales() {
         let error = pack(wrong).err().unwrap().to_string();
         assert!(error.contains(says), "{error}");
     }
+}
+
+#[test]
+fn fp8_tokens_are_two_launches_and_need_a_workspace() {
+    let _fake = hopper();
+    for (dtype, graph) in [(OutDtype::F16, false), (OutDtype::Bf16, true)] {
+        let bias = Bias::F32((0..N).map(|i| i as f32 / 3.0).collect());
+        let weights = weights(dtype).with_bias(bias).unwrap().with_token_format(TokenFormat::Fp8);
+        let gpu = Cuda::open(0).unwrap().with_variant(Variant { graph, ..Default::default() }).unwrap();
+        let mut layer = gpu.prepare_linear(&weights).unwrap();
+        assert_eq!(layer.kernel(), "moe_fp8_sm90");
+        for tokens in [1, 9, 0, 200] {
+            check(layer.as_mut(), &weights, inputs(dtype, tokens));
+            let launches = if graph { 1 } else { 2 };
+            assert_eq!(layer.launches(), (tokens > 0).then_some(launches));
+        }
+    }
+    let weights = weights(OutDtype::Bf16).with_token_format(TokenFormat::Fp8);
+    let gpu = Cuda::open(0).unwrap();
+    let layer = gpu.prepare_linear_layer(&weights).unwrap();
+    assert_eq!(layer.workspace_bytes(9), 16 * 128 + 256);
+    let arguments = LinearArguments { token_count: 1, tokens: 16, token_pitch: 2 * K, output: 16 };
+    // SAFETY: nothing is launched.
+    let error = unsafe { layer.launch(&arguments, 0x180, std::ptr::null_mut()) }.unwrap_err().to_string();
+    assert_eq!(error, "the workspace at 0x180: the address must be a multiple of 256");
+}
+
+#[test]
+fn projections_with_fp8_tokens_keep_their_global_scales_and_values_lie_at_multiples_of_16() {
+    let _fake = hopper();
+    let (weights, gpu) = (weights(OutDtype::Bf16).with_token_format(TokenFormat::Fp8), Cuda::open(0).unwrap());
+    let matrix = weights.matrix();
+    let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
+    let (values, scales) = (upload(matrix.values()), upload(matrix.scales()));
+    let address = values.as_device_ptr().as_raw();
+    let pack = |values: u64, global_scales: &[(usize, f32)]| {
+        let tensor = LinearTensor { values, scales: scales.as_device_ptr().as_raw(), global_scales, bias: None };
+        // SAFETY: the tensor lies in the buffers, or is refused.
+        unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor) }
+    };
+    let run = |layer: &mut CudaLinear| {
+        let step = LinearStep::new(&weights, inputs(OutDtype::Bf16, 3)).unwrap();
+        let mut output = LinearOutput::new(&step);
+        layer.execute(&step, &mut output).unwrap();
+        output.out
+    };
+    let global = matrix.global_scale();
+    let [first, second] = [global, 3.0 * global].map(|scale| run(&mut pack(address, &[(N, scale)]).unwrap()));
+    let both = run(&mut pack(address, &[(N / 3, global), (N - N / 3, 3.0 * global)]).unwrap());
+    for (token, row) in both.chunks(N).enumerate() {
+        assert_eq!(row[..N / 3], first[token * N..][..N / 3]);
+        assert_eq!(row[N / 3..], second[token * N..][N / 3..N]);
+    }
+    let error = pack(address + 8, &[(N, global)]).err().unwrap().to_string();
+    assert!(error.contains("for tokens in FP8 they must be at a multiple of 16"), "{error}");
 }
 
 #[test]

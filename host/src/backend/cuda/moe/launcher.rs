@@ -14,6 +14,7 @@ use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp8::TokenFormat;
+use crate::kernels::Subject;
 use crate::kernels::kernel::Kernel;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::moe::{
@@ -151,7 +152,7 @@ impl MoeLauncher {
             None => kernels,
         };
         device.standing.check(Subject::Moe)?;
-        let functions = load(&device, &kernels.all())?;
+        let functions = device.functions(&kernels.all())?;
         Ok(Self { kernels, functions: functions.into(), fp8_functions: Arc::default(), device })
     }
 
@@ -161,8 +162,8 @@ impl MoeLauncher {
             return refuse_fp8("MoE", "this card", token_format);
         }
         if token_format == TokenFormat::Fp8 && self.fp8_functions.get().is_none() {
-            self.device.standing.check(Subject::MoeFp8)?;
-            let functions = load(&self.device, &moe::FP8_KERNELS)?;
+            self.device.standing.check(Subject::Fp8)?;
+            let functions = self.device.functions(&moe::FP8_KERNELS)?;
             self.fp8_functions.get_or_init(|| functions.into());
         }
         Ok(())
@@ -330,6 +331,7 @@ impl MoeLauncher {
     ) -> Result<usize, Error> {
         layer.sizes.check()?;
         check_weights(layer.weights)?;
+        self.load(layer.sizes.token_format)?;
         let packed = PackedWeights::at(&layer.sizes, layer.weights);
         let placed =
             PlacedMoe { sizes: layer.sizes, experts: packed.experts, shared: packed.shared, map: layer.expert_map };
@@ -371,16 +373,6 @@ impl MoeLauncher {
         let parameter = launch.write(0, &mut [], &mut |_| unreachable!("the parameter says everything"))?;
         Ok(ReadyLaunch { function, grid: launch.grid, parameter })
     }
-}
-
-/// The entries of kernels, by name.
-fn load(device: &Arc<Device>, kernels: &[&dyn Kernel]) -> Result<Vec<(&'static str, CUfunction)>, Error> {
-    let entered = device.enter()?;
-    let entries = kernels.iter().flat_map(|kernel| kernel.entries().into_iter().map(move |entry| (kernel, entry)));
-    let functions = entries.map(|(kernel, entry)| Ok((entry.name, device.function(kernel.name(), &entry)?)));
-    let functions = functions.collect();
-    drop(entered);
-    functions
 }
 
 /// The matrices of a projection.
