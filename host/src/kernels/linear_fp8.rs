@@ -14,7 +14,7 @@ use super::builds;
 use super::group::Address;
 use super::kernel::Kernel;
 use super::launch::{ALIGNMENT, Launch, output_code};
-use super::linear_sm90::{LinearArguments, PlacedLinear};
+use super::linear::{LinearArguments, PlacedLinear};
 use super::moe::SortedRows;
 use super::moe_fp8_sm90::{self, MoeFp8Sm90};
 use super::moe_pack::MoePack;
