@@ -123,7 +123,8 @@ fn what_makes_no_sense_is_bad_input_with_what_would() {
         ("--shape group-1 --routing zipf", "--routing is of --op moe"),
         ("--shape group-1 --tokens 3", "--tokens of --op moe or of --weights"),
         ("--op moe --routing skewed", "[possible values: uniform, zipf]"),
-        ("--op moe --token-format fp4", "[possible values: 16-bit, fp8]"),
+        ("--op moe --token-format fp4", "[possible values: 16-bit, fp8, nvfp4]"),
+        ("--op moe --token-format nvfp4-per-batch", "one global scale for a batch"),
         ("--shape group-1 --token-format fp8", "--token-format is of --op moe and linear"),
         ("--op moe --tokens 18446744073709551615", "the shape needs about"),
     ] {
@@ -150,5 +151,5 @@ fn an_emulated_card_computes_a_layer_without_a_fault_and_claims_no_rate() {
     let refused = nvfp4("run --shape layer-test-8 --backend emulated --arch sm_80");
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!(error, "error: there is no MoE layer for sm_80 yet; take sm_90a, sm_120f or the CPU\n");
+    assert_eq!(error, "error: there is no MoE layer for sm_80 yet; take sm_90a, sm_100f, sm_120f or the CPU\n");
 }
