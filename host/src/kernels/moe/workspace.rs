@@ -14,9 +14,9 @@ use crate::moe::MoeSizes;
 /// Bytes below which every workspace stays. Tokens that need more are worked off in chunks.
 const fn most_bytes(token_format: TokenFormat) -> u64 {
     match token_format {
-        TokenFormat::Bits16 | TokenFormat::Nvfp4 => 512_000_000,
-        // Rows are there twice, and each chunk decodes all weights again.
-        TokenFormat::Fp8 => 1_024_000_000,
+        TokenFormat::Bits16 => 512_000_000,
+        // Rows are there twice, and each chunk reads all weights again.
+        TokenFormat::Fp8 | TokenFormat::Nvfp4 => 1_024_000_000,
     }
 }
 
@@ -189,7 +189,7 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
     tokens.div_ceil(tokens.div_ceil(most_tokens(sizes)))
 }
 
-/// Bytes of the workspace that calls of a layer of these sizes need with up to `max_tokens` tokens: less than 512 MB, or than 1024 MB with tokens in FP8. Layers whose
+/// Bytes of the workspace that calls of a layer of these sizes need with up to `max_tokens` tokens: less than 512 MB, or than 1024 MB with tokens in FP8 or NVFP4. Layers whose
 /// calls come one after the other on a stream can share one workspace, as large as the largest of theirs.
 ///
 /// ```
