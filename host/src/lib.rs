@@ -32,7 +32,7 @@
 //! - [`oracle`] says what is right to the last bit, [`compare`] whether the output is.
 //! - [`moe`] is a whole MoE layer, from hidden states to hidden states: its inputs, its reference and its comparison.
 //! - [`linear`] is a linear layer likewise.
-//! - [`fp8`] says what either computes if its tokens are multiplied as FP8.
+//! - [`fp8`] says what either computes if its tokens are multiplied as FP8, and [`fp4`] what an MoE layer does if they are NVFP4.
 //! - [`router`] makes of a router's logits the experts that tokens name, and their weights.
 //! - `selftest` lets a card's kernels prove themselves there (feature `cuda`).
 //! - [`plan`] counts bytes, operations and tiles; [`shape`] knows sizes by name.
@@ -46,6 +46,7 @@ pub mod compare;
 mod error;
 pub mod files;
 pub mod format;
+pub mod fp4;
 pub mod fp8;
 pub mod generate;
 #[cfg(feature = "kernels")]

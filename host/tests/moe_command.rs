@@ -123,7 +123,8 @@ fn what_makes_no_sense_is_bad_input_with_what_would() {
         ("--shape group-1 --routing zipf", "--routing is of --op moe"),
         ("--shape group-1 --tokens 3", "--tokens of --op moe or of --weights"),
         ("--op moe --routing skewed", "[possible values: uniform, zipf]"),
-        ("--op moe --token-format fp4", "[possible values: 16-bit, fp8]"),
+        ("--op moe --token-format fp4", "[possible values: 16-bit, fp8, nvfp4]"),
+        ("--op moe --token-format nvfp4-per-batch", "one global scale for a batch"),
         ("--shape group-1 --token-format fp8", "--token-format is of --op moe and linear"),
         ("--op moe --tokens 18446744073709551615", "the shape needs about"),
     ] {

@@ -33,6 +33,14 @@ macro_rules! on_every_architecture {
                 fn $long() { super::$long("sm_80") }
             )*
         }
+        mod sm_100f {
+            $(#[test] fn $short() { super::$short("sm_100f") })*
+            $(
+                #[test]
+                #[ignore = "a minute: cargo test --release -p nvfp4-tests --test moe -- --include-ignored sm_100f"]
+                fn $long() { super::$long("sm_100f") }
+            )*
+        }
         mod sm_120f {
             $(#[test] fn $short() { super::$short("sm_120f") })*
             $(
@@ -89,6 +97,11 @@ pub fn shape(hidden: usize, intermediate: usize, experts: usize, top_k: usize) -
 /// The layer of a shape.
 pub fn weights(shape: &LayerShape, dtype: OutDtype) -> MoeWeights<'static> {
     moe::generate::weights(shape, Generator::Gaussian, dtype, 1, &|| ()).expect("valid sizes")
+}
+
+/// As [`weights`], with tokens in the format that cards of an architecture multiply if nobody asks for another.
+pub fn weights_on(arch: &str, shape: &LayerShape, dtype: OutDtype) -> MoeWeights<'static> {
+    weights(shape, dtype).with_token_format(emulated(arch, Schedule::Fair).moe_token_format())
 }
 
 /// Tokens for it.

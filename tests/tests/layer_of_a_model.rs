@@ -6,6 +6,8 @@ use model_files::{Content, Tensors, f32s, raw};
 use nvfp4::backend::{Backend, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, Dtype, Format, MoeLayer};
 use nvfp4::format::Matrix;
+use nvfp4::fp4::InputScales;
+use nvfp4::fp8::TokenFormat;
 use nvfp4::linear::{self, LinearOutput, LinearStep};
 use nvfp4::moe::compare::compare;
 use nvfp4::moe::{Activation, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights};
@@ -93,6 +95,30 @@ fn experts_of_both_formats_and_their_router_are_a_layer() {
     mixtral.set_experts(block, ["w1", "w3", "w2"], Format::ModelOpt, EXPERTS);
     mixtral.set(format!("{block}.gate.weight"), router(EXPERTS));
     assert_eq!(layer_of(&mixtral, json!({"model_type": "mixtral", "num_experts_per_tok": 2})), expected);
+}
+
+#[test]
+fn input_scales_are_read_where_every_projection_has_one() {
+    let mut tensors = apart(Format::ModelOpt);
+    for (expert, name) in (0..EXPERTS).flat_map(|expert| NAMES.map(|name| (expert, name))) {
+        let scale = (1 + expert) as f32 / if name == "up_proj" { 64.0 } else { 128.0 };
+        tensors.set(format!("{BLOCK}.experts.{expert}.{name}.input_scale"), f32s(&[], &[scale]));
+    }
+    let of = |tensors: &Tensors| {
+        with_layer(tensors, qwen3(), |layer, inputs| {
+            // Tokens quantised by them are right too.
+            let weights = layer.weights.clone().with_token_format(TokenFormat::Nvfp4);
+            let step = MoeStep::new(&weights, inputs.clone()).unwrap();
+            let mut output = MoeOutput::with_stages(&step);
+            Cpu::new().prepare_moe(&weights).unwrap().execute(&step, &mut output).unwrap();
+            assert!(compare(&weights, &step, &output).passed());
+            weights.input_scales(2)
+        })
+    };
+    // Gate and up have the larger of theirs.
+    assert_eq!(of(&tensors), Some(InputScales { gate_up: 3.0 / 64.0, down: 3.0 / 128.0 }));
+    tensors.remove(&format!("{BLOCK}.experts.1.down_proj.input_scale"));
+    assert_eq!(of(&tensors), None);
 }
 
 #[test]

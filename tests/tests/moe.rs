@@ -3,10 +3,11 @@
 
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::Schedule;
+use nvfp4::fp8::TokenFormat;
 use nvfp4::moe::{self, Activation, LayerShape, MoeInputs};
 use nvfp4::problem::OutDtype;
 use nvfp4_tests::moe::{
-    DTYPES, backends, bits, check, emulated, emulated_of, inputs, run, shape, step, verified, weights,
+    DTYPES, backends, bits, check, emulated, emulated_of, inputs, run, shape, step, verified, weights_on,
 };
 use nvfp4_tests::on_every_architecture;
 
@@ -19,7 +20,7 @@ on_every_architecture! {
         what_is_too_large_for_f16_is_an_infinity_of_its_token_alone
         the_bits_of_a_token_do_not_depend_on_the_batch
         steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace
-        a_chain_is_four_launches_and_two_more_for_a_shared_expert
+        a_chain_has_two_launches_or_four_for_each_kind_of_experts
     }
     long {
         the_test_layers_are_right
@@ -34,7 +35,7 @@ fn the_test_layers_are_right(arch: &str) {
     for (layer, dtype) in layers.flat_map(|layer| DTYPES.map(|dtype| (layer, dtype))) {
         // Names the culprit where one fails.
         println!("{} {dtype:?}", layer.name);
-        let weights = weights(layer, dtype);
+        let weights = weights_on(arch, layer, dtype);
         check(arch, &weights, &step(&weights, inputs(layer, dtype, layer.tokens)));
     }
 }
@@ -43,7 +44,7 @@ fn widths_that_are_no_whole_k_blocks_or_tiles_are_right(arch: &str) {
     for (hidden, intermediate) in [(16, 16), (48, 352), (176, 112), (272, 528), (528, 272)] {
         let layer = shape(hidden, intermediate, 3, 2);
         for dtype in DTYPES {
-            let weights = weights(&layer, dtype);
+            let weights = weights_on(arch, &layer, dtype);
             check(arch, &weights, &step(&weights, inputs(&layer, dtype, 11)));
         }
     }
@@ -64,7 +65,7 @@ fn naming<'a>(inputs: MoeInputs<'a>, ids: &[i32]) -> MoeInputs<'a> {
 fn tokens_may_all_name_one_expert_or_one_twice_or_none(arch: &str) {
     let layer = shape(96, 80, 5, 2);
     let dtype = OutDtype::Bf16;
-    let weights = weights(&layer, dtype);
+    let weights = weights_on(arch, &layer, dtype);
     for ids in [&[3, 3][..], &[0, 4], &[-1, 2], &[-1, -7], &[i32::MAX, 5], &[1, 1, 2, -1, -1, 0]] {
         check(arch, &weights, &step(&weights, naming(inputs(&layer, dtype, 21), ids)));
     }
@@ -73,7 +74,7 @@ fn tokens_may_all_name_one_expert_or_one_twice_or_none(arch: &str) {
 fn tokens_may_lie_apart(arch: &str) {
     let layer = shape(80, 48, 3, 1);
     for (dtype, stride) in DTYPES.into_iter().zip([88, 99]) {
-        let weights = weights(&layer, dtype);
+        let weights = weights_on(arch, &layer, dtype);
         let near = inputs(&layer, dtype, 5);
         let nan = bits(dtype, f32::NAN);
         let far = near.hidden.chunks(80).flat_map(|token| [token, &vec![nan; stride - 80]].concat());
@@ -99,7 +100,7 @@ fn every_activation_is_right_with_biases_and_without_on_every_instance(arch: &st
             let layer = with_shared(layer, (tokens < 10).then_some(32));
             let dtype = DTYPES[usize::from(tokens == 30) ^ usize::from(biases)];
             println!("{tokens} {activation} {biases} {dtype:?}");
-            let weights = weights(&layer, dtype);
+            let weights = weights_on(arch, &layer, dtype);
             let step = step(&weights, inputs(&layer, dtype, tokens));
             for backend in backends(arch) {
                 verified(backend.prepare_moe(&weights).unwrap().as_mut(), &weights, &step);
@@ -111,7 +112,7 @@ fn every_activation_is_right_with_biases_and_without_on_every_instance(arch: &st
 fn weights_on_the_input_leave_the_shared_expert_alone(arch: &str) {
     let layer = with_shared(shape(80, 48, 2, 1), Some(32));
     for dtype in DTYPES {
-        let weights = weights(&layer, dtype);
+        let weights = weights_on(arch, &layer, dtype);
         check(arch, &weights, &step(&weights, MoeInputs { weights_on_input: true, ..inputs(&layer, dtype, 5) }));
     }
 }
@@ -121,7 +122,7 @@ fn infinities_and_nan_stay_within_their_token(arch: &str) {
     let plain = shape(48, 80, 2, 2);
     let of_activations = ACTIVATIONS.map(|activation| plain.clone().with_activation(activation, true));
     for (layer, dtype) in of_activations.into_iter().chain([plain]).zip(DTYPES.into_iter().cycle()) {
-        let weights = weights(&layer, dtype);
+        let weights = weights_on(arch, &layer, dtype);
         let clean = naming(inputs(&layer, dtype, 9), &[0, 1]);
         let mut dirty = clean.clone();
         for (token, number) in [(1, f32::NAN), (4, f32::INFINITY), (8, f32::NEG_INFINITY)] {
@@ -142,7 +143,7 @@ fn infinities_and_nan_stay_within_their_token(arch: &str) {
 fn what_is_too_large_for_f16_is_an_infinity_of_its_token_alone(arch: &str) {
     let layer = shape(64, 64, 2, 1);
     let dtype = OutDtype::F16;
-    let weights = weights(&layer, dtype);
+    let weights = weights_on(arch, &layer, dtype);
     let mut large = inputs(&layer, dtype, 6);
     let largest = bits(dtype, 65504.0);
     for element in &mut large.hidden.to_mut()[2 * 64..3 * 64] {
@@ -180,7 +181,7 @@ fn the_bits_of_a_token_do_not_depend_on_the_batch(arch: &str) {
     // With few experts, these batches go to every instance: on average an expert has up to 8, up to 48 and more rows.
     let layer = with_shared(shape(208, 176, 2, 1), Some(96));
     for dtype in DTYPES {
-        let weights = weights(&layer, dtype);
+        let weights = weights_on(arch, &layer, dtype);
         let all = inputs(&layer, dtype, 130);
         for backend in backends(arch) {
             let mut prepared = backend.prepare_moe(&weights).unwrap();
@@ -201,7 +202,7 @@ fn the_bits_of_a_token_do_not_depend_on_the_batch(arch: &str) {
 fn schedules_and_multiprocessors_make_no_difference(arch: &str) {
     let layer = with_shared(shape(272, 144, 3, 2), Some(48));
     for (dtype, tokens) in [(OutDtype::Bf16, 4), (OutDtype::F16, 40), (OutDtype::Bf16, 90)] {
-        let weights = weights(&layer, dtype);
+        let weights = weights_on(arch, &layer, dtype);
         let step = step(&weights, inputs(&layer, dtype, tokens));
         let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
         let gpus = schedules.map(|schedule| emulated(arch, schedule)).into_iter();
@@ -228,7 +229,7 @@ fn a_layer_has_the_same_bits_on_every_architecture() {
 fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace(arch: &str) {
     let layer = shape(96, 80, 4, 2);
     let dtype = OutDtype::Bf16;
-    let weights = weights(&layer, dtype);
+    let weights = weights_on(arch, &layer, dtype);
     for backend in backends(arch) {
         let mut prepared = backend.prepare_moe(&weights).unwrap();
         for (tokens, ids) in [(30, [0, 1]), (30, [3, 3]), (2, [-1, 2]), (30, [-1, -1]), (0, [0, 0]), (31, [2, 1])] {
@@ -238,11 +239,13 @@ fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace(arch: &st
     }
 }
 
-fn a_chain_is_four_launches_and_two_more_for_a_shared_expert(arch: &str) {
+fn a_chain_has_two_launches_or_four_for_each_kind_of_experts(arch: &str) {
     let gpu = emulated(arch, Schedule::Fair);
-    for (shared, launches) in [(None, 4), (Some(16), 6)] {
+    // Where tokens are quantised, that is a launch before each product.
+    let products = if gpu.moe_token_format() == TokenFormat::Bits16 { 2 } else { 4 };
+    for (shared, launches) in [(None, 2 + products), (Some(16), 2 + 2 * products)] {
         let layer = with_shared(shape(32, 32, 2, 1), shared);
-        let weights = weights(&layer, OutDtype::F16);
+        let weights = weights_on(arch, &layer, OutDtype::F16);
         let mut prepared = gpu.prepare_moe(&weights).unwrap();
         run(prepared.as_mut(), &step(&weights, inputs(&layer, OutDtype::F16, 1))).unwrap();
         assert_eq!(prepared.launches(), Some(launches));

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::{Fault, FaultKind, Schedule};
+use nvfp4::fp4::InputScales;
 use nvfp4::moe::compare::compare;
 use nvfp4::moe::{LayerShape, MoeInputs};
 use nvfp4::problem::OutDtype;
-use nvfp4_tests::moe::{DTYPES, emulated, emulated_of, inputs, run, shape, step, verified, weights};
+use nvfp4_tests::moe::{DTYPES, emulated, emulated_of, inputs, run, shape, step, verified, weights, weights_on};
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
 
 /// A kernel of products, and an entry that a layer of a few rows takes.
@@ -161,6 +162,75 @@ fn check_left_out(of: &Products, layer: &LayerShape, instruction: &str, least: u
     for (line, text) in lines {
         assert!(wrong(&changed(of.ptx(), &[(line, "")])), "line {line} may be left out: {text}");
     }
+}
+
+/// The fault that stops a layer with NVFP4 tokens with this text of `moe_sm100`. One block computes many tiles, all of them ragged.
+fn blackwell_fault(layer: &LayerShape, ptx: &str) -> Option<Fault> {
+    let gpu = emulated_of("sm_100f", Schedule::Worst, 1).with_ptx(ptx).unwrap();
+    let weights = weights_on("sm_100f", layer, OutDtype::F16);
+    // Five, twelve and three rows.
+    let ids: Vec<i32> = [vec![0; 5], vec![1; 12], vec![2; 3]].concat();
+    let inputs = MoeInputs { ids: ids.into(), ..inputs(layer, OutDtype::F16, 20) };
+    fault_of(run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step(&weights, inputs)))
+}
+
+const BLACKWELL: Products = Products { kernel: "moe_sm100", arch: "sm_100f", entry: "moe_sm100_gated_t16" };
+
+#[test]
+fn nvfp4_tokens_that_nobody_has_waited_for_are_found() {
+    let (ptx, layer) = (BLACKWELL.ptx(), shape(848, 496, 3, 1));
+    assert_eq!(blackwell_fault(&layer, ptx), None);
+    let waits = lines_of(ptx, BLACKWELL.entry, "griddepcontrol.wait");
+    let waits: Vec<_> = waits.into_iter().map(|(line, _)| (line, "")).collect();
+    let fault = blackwell_fault(&layer, &changed(ptx, &waits)).expect("nobody waits");
+    assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
+    assert!(fault.to_string().contains("`moe_quantize_nvfp4_f16`"), "{fault}");
+}
+
+#[test]
+#[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_products -- --ignored on_sm_100"]
+fn every_copy_wait_arrival_and_fence_that_is_left_out_is_found_on_sm_100() {
+    const SABOTAGES: [Sabotage; 5] = [
+        Sabotage::leave_out("mbarrier.init", 4),
+        Sabotage::do_not_wait(4),
+        Sabotage::leave_out("mbarrier.arrive", 2),
+        Sabotage::leave_out("cp.async.bulk", 6),
+        Sabotage::leave_out("tcgen05.commit", 2),
+    ];
+    let layer = shape(2896, 496, 3, 1);
+    check_sabotages(BLACKWELL.ptx(), BLACKWELL.entry, &SABOTAGES, |ptx| blackwell_fault(&layer, ptx));
+}
+
+#[test]
+#[ignore = "a minute: cargo test --release -p nvfp4-tests --test moe_products -- --ignored for_sm_100"]
+fn every_instance_for_sm_100_is_right_on_twenty_random_schedules_and_the_worst() {
+    let mut used = BTreeSet::new();
+    // Tiles of 16, 64 and 128 tokens; K ends inside of a k-block, and so do columns inside of a tile.
+    for (tokens, experts) in [(12, 3), (70, 2), (170, 2)] {
+        for dtype in DTYPES {
+            let layer = shape(592, 112, experts, 1);
+            let weights = weights_on(BLACKWELL.arch, &layer, dtype);
+            let scales = (1..=experts).map(|i| InputScales { gate_up: i as f32 / 1e3, down: i as f32 / 3e3 });
+            let weights = if tokens == 70 { weights.with_input_scales(scales.collect()).unwrap() } else { weights };
+            let step = step(&weights, inputs(&layer, dtype, tokens));
+            let schedules = (0..20).map(Schedule::Seed).chain([Schedule::Worst]);
+            let outputs: Vec<_> = schedules
+                .map(|schedule| {
+                    let mut layer = emulated(BLACKWELL.arch, schedule).prepare_moe(&weights).unwrap();
+                    let output = verified(layer.as_mut(), &weights, &step);
+                    let kernels = layer.counters().expect("it ran").kernel.clone();
+                    used.extend(kernels.split(", ").filter(|entry| entry.starts_with("moe_sm100_")).map(str::to_owned));
+                    output
+                })
+                .collect();
+            assert!(
+                outputs.windows(2).all(|pair| pair[0] == pair[1]),
+                "{tokens} tokens: schedules gave different bits"
+            );
+        }
+    }
+    let entries = BLACKWELL.ptx().split(".entry ").skip(1).map(|text| text[..text.find('(').unwrap()].to_owned());
+    assert_eq!(used, entries.collect());
 }
 
 #[test]

@@ -1,10 +1,13 @@
-//! Tokens to e4m3 with a scale, sorted by expert (`moe_quantize`), in the emulator: every code and scale is compared with the
-//! library's definition, on several schedules, with the sanitizer; broken PTX makes faults.
+//! Tokens to e4m3 with a scale (`moe_quantize`) or to NVFP4 (`moe_quantize_nvfp4`), sorted by expert, in the emulator: every code and
+//! scale is compared with the library's definition, on several schedules, with the sanitizer; broken PTX makes faults.
 
 use kernels_gpu::moe_quantize::abi::{ENTRIES, Quantize};
-use kernels_gpu::moe_route::abi::NO_ROW;
+use kernels_gpu::moe_quantize_nvfp4::abi as nvfp4_abi;
+use kernels_gpu::moe_route::abi::{NO_ROW, tile_size, token_tiles};
+use kernels_gpu::nvfp4_rows::{TOKEN_STEP, row_bytes, scale_tiles, token_scale, token_scale_bytes};
 use kernels_gpu::sorted::{CHUNK_BYTES, LINE_BYTES, ROW_MULTIPLE, chunk, line};
 use kernels_gpu::units::{ROW_LANES, block_columns, block_start, e4m3_position, element, k_blocks, lane_words};
+use nvfp4::fp4;
 use nvfp4::fp8::quantise_token;
 use nvfp4::problem::OutDtype;
 use nvfp4_tests::sabotage::{Sabotage, check_sabotages};
@@ -42,8 +45,13 @@ struct Tokens {
 }
 
 impl Tokens {
-    /// So many tokens, each of which names some of the experts at random, and now and then nobody.
+    /// So many tokens, each of which names some of the experts at random, and now and then nobody. Each expert's rows are filled up.
     fn random(dtype: OutDtype, tokens: u32, top_k: u32, experts: u32, k: u32) -> Self {
+        Self::filled_up(ROW_MULTIPLE, dtype, [tokens, top_k, experts, k])
+    }
+
+    /// As [`Self::random`], filled up to a multiple of so many rows.
+    fn filled_up(multiple: u32, dtype: OutDtype, [tokens, top_k, experts, k]: [u32; 4]) -> Self {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(u64::from(k));
         let named: Vec<_> = (0..tokens * top_k).map(|_| random.random_range(0..=experts)).collect();
         let (mut rows, mut firsts, mut places) = (Vec::new(), vec![0], vec![NO_ROW; named.len()]);
@@ -52,7 +60,7 @@ impl Tokens {
                 places[choice] = rows.len() as u32;
                 rows.push(choice as u32 / top_k);
             }
-            rows.resize(rows.len().next_multiple_of(ROW_MULTIPLE as usize), NO_ROW);
+            rows.resize(rows.len().next_multiple_of(multiple as usize), NO_ROW);
             firsts.push(rows.len() as u32);
         }
         let pitch = k + 8;
@@ -92,6 +100,16 @@ impl Tokens {
         self.rows.len() as u32 + if self.firsts.is_empty() { 0 } else { SPARE_ROWS }
     }
 
+    /// What a token multiplies.
+    fn bits(&self, token: u32) -> Vec<u16> {
+        let mut bits = self.x[(token * self.pitch) as usize..][..self.k as usize].to_vec();
+        if let Some(weights) = &self.weights {
+            let weighted = |bits| self.dtype.round_f32(self.dtype.decode(bits) as f32 * weights[token as usize]);
+            bits.iter_mut().for_each(|bits| *bits = weighted(*bits));
+        }
+        bits
+    }
+
     /// Codes and scales that must come out.
     fn expected(&self) -> (Vec<u8>, Vec<f32>) {
         let (k, capacity) = (self.k, self.capacity());
@@ -108,11 +126,7 @@ impl Tokens {
             if token == NO_ROW {
                 continue;
             }
-            let mut bits = self.x[(token * self.pitch) as usize..][..k as usize].to_vec();
-            if let Some(weights) = &self.weights {
-                let weighted = |bits| self.dtype.round_f32(self.dtype.decode(bits) as f32 * weights[token as usize]);
-                bits.iter_mut().for_each(|bits| *bits = weighted(*bits));
-            }
+            let bits = self.bits(token);
             let mut of_token = vec![0; k as usize];
             scales[row] = quantise_token(self.dtype, &bits, &mut of_token);
             if scales[row].is_nan() {
@@ -222,4 +236,174 @@ fn a_wait_that_is_left_out_is_found() {
     let tokens = Tokens::random(OutDtype::Bf16, 9, 3, 4, 144);
     let run = |ptx: &str| tokens.quantise(ptx, Schedule::Worst).err();
     check_sabotages(ptx(), ENTRIES[1], &[Sabotage::leave_out("griddepcontrol.wait", 1)], run);
+}
+
+/// What the tokens become in NVFP4, in tiles of up to so many; rows have no gaps between them.
+struct Nvfp4 {
+    tokens: Tokens,
+    tile_tokens: u32,
+    /// Each expert's; 0 where a token has a global scale of its own.
+    input_scales: Vec<f32>,
+}
+
+/// Values, scales and global scales, poison where nothing is to be written.
+#[derive(Debug, PartialEq)]
+struct Nvfp4Rows {
+    values: Vec<u8>,
+    scales: Vec<u8>,
+    /// As bits, NaN being one.
+    globals: Vec<u32>,
+}
+
+impl Nvfp4 {
+    fn random(dtype: OutDtype, [tokens, top_k, experts, k]: [u32; 4], tile_tokens: u32, input_scales: &[f32]) -> Self {
+        let tokens = Tokens::filled_up(1, dtype, [tokens, top_k, experts, k]);
+        let input_scales = input_scales.iter().copied().cycle().take(experts as usize).collect();
+        Self { tokens, tile_tokens, input_scales }
+    }
+
+    /// The tokens as rows of one expert.
+    fn into_rows(self) -> Self {
+        let tokens = self.tokens.into_rows(false);
+        Self { tokens, input_scales: self.input_scales[..1].to_vec(), ..self }
+    }
+
+    /// The first tile of tokens of each expert, and at last their number.
+    fn tile_firsts(&self) -> Vec<u32> {
+        let tiles = self.tokens.firsts.windows(2).map(|two| token_tiles(two[1] - two[0], self.tile_tokens));
+        let mut sum = 0;
+        [0].into_iter()
+            .chain(tiles.map(|tiles| {
+                sum += tiles;
+                sum
+            }))
+            .collect()
+    }
+
+    fn poisoned(&self) -> Nvfp4Rows {
+        let (k, rows) = (self.tokens.k, self.tokens.rows.len());
+        Nvfp4Rows {
+            values: vec![POISON; rows * row_bytes(k) as usize],
+            scales: vec![POISON; *self.tile_firsts().last().unwrap() as usize * token_scale_bytes(k) as usize],
+            globals: vec![u32::from_ne_bytes([POISON; 4]); rows],
+        }
+    }
+
+    fn expected(&self) -> Nvfp4Rows {
+        let (Tokens { dtype, k, firsts, .. }, tile_firsts) = (&self.tokens, self.tile_firsts());
+        let (columns, mut rows) = (*k as usize, self.poisoned());
+        for expert in 0..firsts.len() - 1 {
+            let (first, count) = (firsts[expert], firsts[expert + 1] - firsts[expert]);
+            for row in 0..count {
+                let (mut codes, mut scales) = (vec![0; columns], vec![0; columns / 16]);
+                let input_scale = Some(self.input_scales[expert]).filter(|scale| *scale != 0.0);
+                let bits = self.tokens.bits(self.tokens.rows[(first + row) as usize]);
+                let global = fp4::quantise_token(*dtype, &bits, input_scale, &mut codes, &mut scales);
+                rows.globals[(first + row) as usize] = canonical(global.to_bits());
+                let values = &mut rows.values[((first + row) * row_bytes(*k)) as usize..];
+                values.iter_mut().zip(codes.as_chunks::<2>().0).for_each(|(to, [low, high])| *to = low | high << 4);
+                let size = tile_size(count, tile_firsts[expert + 1] - tile_firsts[expert]);
+                let (tile, in_tile) = (tile_firsts[expert] + row / size, row % size);
+                scales.resize(4 * scale_tiles(*k) as usize, 0);
+                // Behind the tile's last token come zeros.
+                let is_last = row + 1 == count || in_tile + 1 == size;
+                let end = if is_last { (in_tile + 1).next_multiple_of(TOKEN_STEP) } else { in_tile + 1 };
+                for (block, token) in
+                    (0..scales.len()).flat_map(|block| (in_tile..end).map(move |token| (block, token)))
+                {
+                    let at = token_scale(tile, token, block as u32, *k) as usize;
+                    rows.scales[at] = if token == in_tile { scales[block] } else { 0 };
+                }
+            }
+        }
+        rows
+    }
+
+    /// What a text of the kernel makes of them, twice over.
+    fn quantise(&self, ptx: &str, schedule: Schedule) -> Result<Nvfp4Rows, Fault> {
+        let (module, tokens, poisoned) = (Module::parse(ptx).unwrap(), &self.tokens, self.poisoned());
+        let mut device = Device::new(DeviceConfig::default());
+        let (values, scales) = (device.upload(&poisoned.values), device.upload(&poisoned.scales));
+        let globals = device.upload(&poisoned.globals);
+        let quantize = nvfp4_abi::Quantize {
+            input: device.upload(&tokens.x).address,
+            input_pitch: u64::from(2 * tokens.pitch),
+            input_weights: tokens.weights.as_ref().map_or(0, |weights| device.upload(weights).address),
+            places: tokens.places.as_ref().map_or(0, |places| device.upload(places).address),
+            firsts: device.upload(&tokens.firsts).address,
+            tile_firsts: device.upload(&self.tile_firsts()).address,
+            input_scales: device.upload(&self.input_scales).address,
+            values: values.address,
+            scales: scales.address,
+            globals: globals.address,
+            // Where tokens are rows, there might be more.
+            token_count: tokens.x.len() as u32 / tokens.pitch + if tokens.places.is_some() { 0 } else { 11 },
+            top_k: tokens.top_k,
+            experts: tokens.firsts.len() as u32 - 1,
+            k: tokens.k,
+        };
+        let entry = nvfp4_abi::ENTRIES[usize::from(tokens.dtype == OutDtype::Bf16)];
+        let linear = LaunchConfig::linear(quantize.blocks() as u32, nvfp4_abi::Quantize::THREADS);
+        let grid = LaunchConfig { schedule, overlaps: true, ..linear };
+        for _ in 0..2 {
+            let report = device.launch(&module, entry, &grid, &[Arg::value(quantize)])?;
+            assert!(report.warnings.is_empty(), "{:?}", report.warnings);
+        }
+        let globals = device.download(globals).into_iter().map(canonical).collect();
+        Ok(Nvfp4Rows { values: device.download(values), scales: device.download(scales), globals })
+    }
+
+    fn check(&self, name: &str) {
+        let expected = self.expected();
+        for schedule in SCHEDULES {
+            let found =
+                self.quantise(nvfp4_ptx(), schedule).unwrap_or_else(|fault| panic!("{name}, {schedule}: {fault}"));
+            for (what, found, expected) in
+                [("values", &found.values, &expected.values), ("scales", &found.scales, &expected.scales)]
+            {
+                let wrong = (0..expected.len()).find(|&at| found[at] != expected[at]);
+                assert_eq!(wrong.map(|at| (at, found[at], expected[at])), None, "{name}, {schedule}: {what}");
+            }
+            assert_eq!(found.globals, expected.globals, "{name}, {schedule}: global scales");
+        }
+    }
+}
+
+fn canonical(bits: u32) -> u32 {
+    if f32::from_bits(bits).is_nan() { f32::NAN.to_bits() } else { bits }
+}
+
+fn nvfp4_ptx() -> &'static str {
+    nvfp4::kernels::ptx("moe_quantize_nvfp4").expect("a kernel of this name")
+}
+
+#[test]
+fn every_value_and_scale_of_nvfp4_is_the_definitions_whatever_the_columns() {
+    for k in [16, 32, 48, 64, 80, 112, 176, 512, 544, 720] {
+        let dtype = if k % 32 == 0 { OutDtype::F16 } else { OutDtype::Bf16 };
+        for input_scales in [&[0.0][..], &[1.0 / 1024.0, 3e-4]] {
+            Nvfp4::random(dtype, [9, 3, 4, k], 8, input_scales).check(&format!("{k} columns, {input_scales:?}"));
+        }
+    }
+}
+
+#[test]
+fn tiles_of_nvfp4_have_scales_of_their_own_and_tokens_may_be_rows_or_have_weights() {
+    for (tile_tokens, tokens) in [(8, 40), (16, 50), (32, 70), (128, 130)] {
+        let dtype = if tokens == 50 { OutDtype::Bf16 } else { OutDtype::F16 };
+        Nvfp4::random(dtype, [tokens, 2, 2, 80], tile_tokens, &[0.0, 1e-3]).check(&format!("tiles of {tile_tokens}"));
+        Nvfp4::random(dtype, [tokens, 1, 3, 48], tile_tokens, &[0.0])
+            .into_rows()
+            .check(&format!("rows, {tile_tokens}"));
+    }
+    let mut weighted = Nvfp4::random(OutDtype::Bf16, [13, 1, 3, 144], 16, &[0.0, 2e-3]);
+    weighted.tokens = weighted.tokens.with_weights();
+    weighted.check("weights");
+}
+
+#[test]
+fn a_wait_that_is_left_out_is_found_for_nvfp4() {
+    let tokens = Nvfp4::random(OutDtype::Bf16, [9, 3, 4, 144], 8, &[0.0]);
+    let run = |ptx: &str| tokens.quantise(ptx, Schedule::Worst).err();
+    check_sabotages(nvfp4_ptx(), nvfp4_abi::ENTRIES[1], &[Sabotage::leave_out("griddepcontrol.wait", 1)], run);
 }

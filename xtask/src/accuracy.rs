@@ -2,7 +2,8 @@
 //! quantised in. Pure arithmetic on the host.
 
 use anyhow::Context;
-use nvfp4::format::{Matrix, e4m3};
+use nvfp4::format::{BLOCK, Matrix, e2m1, e4m3};
+use nvfp4::fp4;
 use nvfp4::fp8::{self, FOLD, Factors, Quantised, folded_row};
 use nvfp4::moe::oracle::product;
 use nvfp4::problem::OutDtype;
@@ -213,8 +214,10 @@ enum Tokens {
     Bf16,
     /// e4m3 with a scale for each token, its largest magnitude / 448.
     Fp8,
-    /// NVFP4 with a global scale for all tokens.
+    /// NVFP4 with an input scale: the largest magnitude of all tokens / 2688, which is what calibration with them finds.
     Nvfp4,
+    /// NVFP4 with a global scale for each token.
+    Nvfp4PerToken,
 }
 
 impl Tokens {
@@ -236,15 +239,18 @@ impl Tokens {
                 let numbers = codes.codes.chunks(k).zip(&codes.scales).map(row).collect();
                 return Ok(Rounded { numbers, codes: Some(codes) });
             }
-            Self::Nvfp4 => {
-                let numbers: Vec<f32> = rows.iter().flatten().map(|&number| number as f32).collect();
-                let matrix = quantize(&numbers, rows.len(), k)?;
-                let mut out = vec![0.0; k];
-                let row = |row| {
-                    matrix.dequantize_row(row, &mut out);
-                    out.iter().map(|&number| f64::from(number)).collect()
+            Self::Nvfp4 | Self::Nvfp4PerToken => {
+                let bits: Vec<u16> = rows.iter().flatten().map(|&number| DTYPE.round(number)).collect();
+                let largest = rows.iter().flatten().fold(0.0f64, |largest, number| largest.max(number.abs()));
+                let input_scale = (largest as f32) / (e2m1::MAX * e4m3::MAX);
+                let input_scale = matches!(self, Self::Nvfp4).then_some(input_scale);
+                let Quantised { codes, block_scales, scales } = fp4::quantise(DTYPE, &bits, k, input_scale);
+                let number = |(index, &code): (usize, &u8)| {
+                    let block = f64::from(e4m3::decode(block_scales[index / BLOCK]));
+                    f64::from(e2m1::decode(code)) * block * f64::from(scales[index / k])
                 };
-                (0..rows.len()).map(row).collect()
+                let numbers: Vec<f64> = codes.iter().enumerate().map(number).collect();
+                numbers.chunks(k).map(<[f64]>::to_vec).collect()
             }
         };
         Ok(Rounded { numbers, codes: None })
@@ -313,6 +319,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ("on Hopper", Decoded::FoldedOnHopper { promoted: usize::MAX }, Tokens::Fp8),
         ("by 512", Decoded::FoldedOnHopper { promoted: 512 }, Tokens::Fp8),
         ("W4A4", Decoded::Exact, Tokens::Nvfp4),
+        ("per token", Decoded::Exact, Tokens::Nvfp4PerToken),
     ];
     let header: Vec<_> = ["numbers", "of"].into_iter().chain(types.map(|(name, ..)| name)).collect();
     let mut table = Table::new(2, &header);

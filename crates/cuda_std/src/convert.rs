@@ -51,6 +51,26 @@ pub fn cvt_rn_satfinite_e4m3x2_f32(low: f32, high: f32) -> u16 {
     packed
 }
 
+/// Two e2m1 of two f32, `low` in the low nibble; rounds to nearest even, to ±6 what is larger, NaN to 6
+/// (`cvt.rn.satfinite.e2m1x2.f32`, sm_100f and sm_120f).
+#[inline(always)]
+pub fn cvt_rn_satfinite_e2m1x2_f32(low: f32, high: f32) -> u8 {
+    let packed: u16;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        ptx!(
+            "{{",
+            ".reg .b8 pair;",
+            "cvt.rn.satfinite.e2m1x2.f32 pair, {high}, {low};",
+            "cvt.u16.u8 {packed}, pair;",
+            "}}",
+            packed = out(reg16) packed, high = in(reg32) high, low = in(reg32) low,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+    packed as u8
+}
+
 /// Two bf16 of two f32, `low` in the low half; rounds to nearest even, overflows to ±inf (`cvt.rn.bf16x2.f32`).
 #[inline(always)]
 pub fn cvt_rn_bf16x2_f32(low: f32, high: f32) -> u32 {

@@ -33,6 +33,12 @@ impl TensorMapAddress {
     pub const fn new(address: u64) -> Self {
         Self(address)
     }
+
+    /// The address as a number.
+    #[inline(always)]
+    pub const fn address(self) -> u64 {
+        self.0
+    }
 }
 
 /// The [`TensorMapAddress`] of a tensor map with which the only parameter of a kernel begins, inside of that kernel: what

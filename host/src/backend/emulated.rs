@@ -33,8 +33,10 @@ pub use ptx_emulator::{
 
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
+use crate::fp8::TokenFormat;
 use crate::kernels::group::{DeviceGroup, PlacedGroup, PlacedLayer, PlacedMatrix};
 use crate::kernels::launch::Scratch;
+use crate::kernels::moe::MoeKernels;
 use crate::kernels::schedule::Launcher;
 use crate::linear::LinearWeights;
 use crate::moe::MoeWeights;
@@ -66,6 +68,10 @@ impl Backend for Emulated {
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(Box::new(moe::EmulatedMoeLayer::new(self.clone(), weights)?))
+    }
+
+    fn moe_token_format(&self) -> TokenFormat {
+        self.moe_kernels().map_or_else(Default::default, MoeKernels::default_format)
     }
 
     fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {

@@ -51,6 +51,11 @@ pub trait Backend {
         Err(Error::NotComputed(format!("{} computes no MoE layers on {}; take the CPU", self.name(), self.device())))
     }
 
+    /// As what it multiplies the tokens of an MoE layer if nobody asks for another format: as they are, where it can.
+    fn moe_token_format(&self) -> TokenFormat {
+        TokenFormat::Bits16
+    }
+
     /// As [`Backend::prepare`], of a linear layer.
     ///
     /// # Errors
@@ -164,7 +169,7 @@ pub fn run(layer: &mut dyn Layer, step: &Step<'_>, output: &mut Output) -> Resul
     layer.execute(step, output)
 }
 
-/// Refuses FP8 tokens for such layers, which no kernel of the device multiplies.
+/// Refuses tokens in FP8 or NVFP4 for such layers, which no kernel of the device multiplies.
 ///
 /// # Errors
 /// [`Error::NotComputed`] with the remedy.
@@ -174,6 +179,9 @@ pub(crate) fn refuse_fp8(layers: &str, device: &str, format: TokenFormat) -> Res
         TokenFormat::Bits16 => Ok(()),
         TokenFormat::Fp8 => Err(Error::NotComputed(format!(
             "there is no {layers} layer with FP8 tokens for {device} yet; take 16-bit tokens or the CPU"
+        ))),
+        TokenFormat::Nvfp4 => Err(Error::NotComputed(format!(
+            "there is no {layers} layer with NVFP4 tokens for {device} yet; take 16-bit tokens or the CPU"
         ))),
     }
 }

@@ -8,10 +8,11 @@ use super::linear::BIAS;
 use super::model_config::ModelConfig;
 use super::names::{Aside, ROUTER_WEIGHTS, Role};
 use super::router::{LayerRouter, scoring};
-use super::{Checkpoint, Dtype, Format};
+use super::{Checkpoint, Dtype, Format, Quantized};
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
+use crate::fp4::InputScales;
 use crate::moe::{Activation, Biases, MoeExpert, MoeWeights};
 use crate::problem::OutDtype;
 use crate::router::{Router, Scoring};
@@ -84,16 +85,21 @@ impl Checkpoint {
 
         let in_turn =
             config.get("model_type").and_then(|name| name.as_str()).is_some_and(|name| name.contains("gpt_oss"));
-        let experts = if routed.kind == Kind::Fused {
-            self.fused_experts(routed, activation, in_turn)?
+        let (experts, mut input_scales) = if routed.kind == Kind::Fused {
+            (self.fused_experts(routed, activation, in_turn)?, vec![None])
         } else {
             self.experts(routed, activation)?
         };
         let place = |error: Error| error.at(format_args!("{}: layer {layer}", self.path().display()));
         let mut weights = MoeWeights::with_activation(dtype, top_k, activation, experts).map_err(place)?;
         if let [shared] = shared[..] {
-            let expert = self.experts(shared, activation)?.remove(0);
-            weights = weights.with_shared(expert).map_err(place)?;
+            let (mut expert, of_shared) = self.experts(shared, activation)?;
+            weights = weights.with_shared(expert.remove(0)).map_err(place)?;
+            input_scales.extend(of_shared);
+        }
+        // Where an expert has none, each token has a global scale of its own.
+        if let Some(input_scales) = input_scales.into_iter().collect::<Option<Vec<_>>>() {
+            weights = weights.with_input_scales(input_scales).map_err(place)?;
         }
         let router = self.router(routed, &weights, &config)?;
         let patterns = [routed].into_iter().chain(shared).flat_map(|block| ROLES.map(|role| block.pattern(role)));
@@ -117,8 +123,12 @@ impl Checkpoint {
         }
     }
 
-    /// Experts of which each has tensors of its own.
-    fn experts(&self, block: &Block<'_>, activation: Activation) -> Result<Vec<MoeExpert<'_>>, Error> {
+    /// Experts of which each has tensors of its own, and their input scales if all of an expert's projections have one.
+    fn experts(
+        &self,
+        block: &Block<'_>,
+        activation: Activation,
+    ) -> Result<(Vec<MoeExpert<'_>>, Vec<Option<InputScales>>), Error> {
         let roles = [("gate", Role::Gate), ("up", Role::Up), ("down", Role::Down)];
         let modules = roles.map(|(_, role)| block.modules(role));
         let experts = modules[2].len();
@@ -129,17 +139,23 @@ impl Checkpoint {
                 return Err(Error::NotComputed(what).at(format_args!("{}: {}", self.path().display(), block.path())));
             }
         }
-        let part = |role: usize, expert: usize| -> Result<(Matrix<'_>, Option<Bias<'static>>), Error> {
+        let part = |role: usize, expert: usize| -> Result<(Part<'_>, Option<f32>), Error> {
             let module = &modules[role][expert];
-            let matrix = self.quantized(module)?.matrix;
+            let Quantized { matrix, input_scale, .. } = self.quantized(module)?;
             let bias = self.bias(&format!("{module}{BIAS}"), matrix.rows())?;
-            Ok((matrix, bias))
+            Ok(((matrix, bias), input_scale))
         };
         let expert = |expert| {
             let gate = if activation.has_gate() { Some(part(0, expert)?) } else { None };
-            Ok(expert_of(gate, part(1, expert)?, part(2, expert)?))
+            let ((up, of_up), (down, of_down)) = (part(1, expert)?, part(2, expert)?);
+            // Gate and up multiply the same tokens.
+            let (gate, of_gate) = gate.map_or((None, of_up), |(gate, scale)| (Some(gate), scale));
+            let gate_up = of_gate.zip(of_up).map(|(gate, up)| gate.max(up));
+            let input_scales = gate_up.zip(of_down).map(|(gate_up, down)| InputScales { gate_up, down });
+            Ok((expert_of(gate, up, down), input_scales))
         };
-        (0..experts).into_par_iter().map(expert).collect()
+        let experts = (0..experts).into_par_iter().map(expert).collect::<Result<Vec<_>, Error>>()?;
+        Ok(experts.into_iter().unzip())
     }
 
     /// Experts of which all are in one tensor.

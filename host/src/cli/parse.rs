@@ -81,7 +81,14 @@ pub fn out_dtype() -> impl TypedValueParser<Value = OutDtype> {
 
 /// As what tokens are multiplied.
 pub fn token_format() -> impl TypedValueParser<Value = TokenFormat> {
-    named(&TokenFormat::ALL, |format| format.name())
+    /// What is not computed, and why.
+    const OF_A_BATCH: &str = "nvfp4-per-batch";
+    const WHY_NOT: &str = "one global scale for a batch would make a token's result depend on the other tokens; take nvfp4, with the \
+                           checkpoint's input scales or one for each token";
+    let names = TokenFormat::ALL.map(|format| PossibleValue::new(format.name()));
+    let all = names.into_iter().chain([PossibleValue::new(OF_A_BATCH).hide(true)]);
+    PossibleValuesParser::new(all.collect::<Vec<_>>())
+        .try_map(|chosen| TokenFormat::ALL.into_iter().find(|format| format.name() == chosen).ok_or(WHY_NOT))
 }
 
 /// A way to make inputs.

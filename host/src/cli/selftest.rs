@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::ValueHint;
 use nvfp4::backend::cuda::{self, DeviceInfo, Options, Verdict};
+use nvfp4::fp8::TokenFormat;
 use nvfp4::kernels::Subject;
 use nvfp4::selftest::{Limits, prove, record, recorded, serve};
 use serde_json::json;
@@ -156,6 +157,8 @@ fn make(ordinal: u32, options: &Options, subject: Subject, limits: Limits) -> an
 pub enum FirstUse {
     /// The kernel of groups that is made for the card.
     OfGroups,
+    /// An MoE layer's kernels for tokens of a format, or of the card's own.
+    OfMoe(Option<TokenFormat>),
     /// A layer's kernels, if they run on the card.
     Of(Subject),
 }
@@ -168,6 +171,11 @@ pub fn on_first_use(first: FirstUse) {
     let mut of_card = Subject::of_card(device.capability);
     let subject = match first {
         FirstUse::OfGroups => of_card.find(|subject| matches!(subject, Subject::Groups(_))),
+        FirstUse::OfMoe(Some(format)) => of_card.find(|of_card| *of_card == Subject::moe(format)),
+        FirstUse::OfMoe(None) => {
+            let of_card: Vec<_> = of_card.collect();
+            TokenFormat::ALL.map(Subject::moe).into_iter().find(|subject| of_card.contains(subject))
+        }
         FirstUse::Of(subject) => of_card.find(|of_card| *of_card == subject),
     };
     let Some(subject) = subject.filter(|subject| known(0, &options, *subject).is_none()) else { return };

@@ -37,17 +37,21 @@ pub enum TokenFormat {
     /// As e4m3 with a scale for each token, with weights folded to e4m3.
     #[serde(rename = "fp8")]
     Fp8,
+    /// As NVFP4, with weights as they are: [`crate::fp4`].
+    #[serde(rename = "nvfp4")]
+    Nvfp4,
 }
 
 impl TokenFormat {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Bits16, Self::Fp8];
+    pub const ALL: [Self; 3] = [Self::Bits16, Self::Fp8, Self::Nvfp4];
 
     /// Its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bits16 => "16-bit",
             Self::Fp8 => "fp8",
+            Self::Nvfp4 => "nvfp4",
         }
     }
 }

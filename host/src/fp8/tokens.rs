@@ -1,19 +1,22 @@
 //! From 16-bit tokens to e4m3 codes with a scale.
 
-use crate::format::e4m3;
+use super::TokenFormat;
+use crate::format::{BLOCK, e4m3};
 use crate::problem::OutDtype;
 
 /// Tokens of which none is larger have the scale of this magnitude, 2⁻¹²⁶. It keeps a scale and its inverse normal numbers.
 pub const MAGNITUDE_FLOOR: f32 = e4m3::MAX * f32::MIN_POSITIVE;
 
-/// A NaN that no device computes.
+/// No code of e2m1, and a NaN that no device computes.
 const POISON: u8 = 0xFF;
 
-/// Rows of e4m3 codes, each with a scale. Two of them are equal if they have the same bits.
+/// Rows of codes, e4m3 or e2m1, each with a scale. Two of them are equal if they have the same bits.
 #[derive(Clone, Debug, Default)]
 pub struct Quantised {
-    /// `[rows, K]`, columns in their natural order.
+    /// `[rows, K]`, a code a byte, columns in their natural order.
     pub codes: Vec<u8>,
+    /// `[rows, K / 16]`, e4m3: the scales of NVFP4's blocks; empty for FP8, which has none.
+    pub block_scales: Vec<u8>,
     /// `[rows]`.
     pub scales: Vec<f32>,
 }
@@ -21,7 +24,8 @@ pub struct Quantised {
 impl PartialEq for Quantised {
     fn eq(&self, other: &Self) -> bool {
         let bits = |scales: &[f32]| -> Vec<u32> { scales.iter().map(|scale| scale.to_bits()).collect() };
-        self.codes == other.codes && bits(&self.scales) == bits(&other.scales)
+        (&self.codes, &self.block_scales, bits(&self.scales))
+            == (&other.codes, &other.block_scales, bits(&other.scales))
     }
 }
 
@@ -29,28 +33,32 @@ impl Eq for Quantised {}
 
 impl Quantised {
     /// Rows of NaN.
-    pub fn poisoned(rows: usize, k: usize) -> Self {
-        Self { codes: vec![POISON; rows * k], scales: vec![f32::NAN; rows] }
+    pub fn poisoned(format: TokenFormat, rows: usize, k: usize) -> Self {
+        let block_scales = if format == TokenFormat::Nvfp4 { rows * k / BLOCK } else { 0 };
+        Self { codes: vec![POISON; rows * k], block_scales: vec![POISON; block_scales], scales: vec![f32::NAN; rows] }
     }
 
     /// Fills it with NaN, so that what a device fails to write is found.
     pub fn poison(&mut self) {
         self.codes.fill(POISON);
+        self.block_scales.fill(POISON);
         self.scales.fill(f32::NAN);
     }
 
     /// Puts further rows behind these.
     pub fn append(&mut self, mut rows: Self) {
         self.codes.append(&mut rows.codes);
+        self.block_scales.append(&mut rows.block_scales);
         self.scales.append(&mut rows.scales);
     }
 
-    /// Rows of K numbers of a type.
+    /// Rows of K numbers of a type, as FP8.
     ///
     /// # Panics
     /// If K is 0.
     pub fn of(dtype: OutDtype, bits: &[u16], k: usize) -> Self {
-        let mut quantised = Self { codes: vec![0; bits.len()], scales: Vec::with_capacity(bits.len() / k) };
+        let scales = Vec::with_capacity(bits.len() / k);
+        let mut quantised = Self { codes: vec![0; bits.len()], block_scales: Vec::new(), scales };
         for (bits, codes) in bits.chunks_exact(k).zip(quantised.codes.chunks_exact_mut(k)) {
             quantised.scales.push(quantise_token(dtype, bits, codes));
         }

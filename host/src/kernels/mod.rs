@@ -23,7 +23,9 @@ pub mod moe;
 mod moe_fp8_sm90;
 pub(crate) mod moe_pack;
 mod moe_quantize;
+mod moe_quantize_nvfp4;
 mod moe_route;
+mod moe_sm100;
 mod moe_sm120;
 mod moe_sm80;
 mod moe_sm90;
@@ -58,7 +60,9 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &moe_sm90::MoeSm90,
     &moe_sm120::MoeSm120,
     &moe_sm80::MoeSm80,
+    &moe_sm100::MoeSm100,
     &moe_quantize::MoeQuantize,
+    &moe_quantize_nvfp4::MoeQuantizeNvfp4,
     &moe_fp8_sm90::MoeFp8Sm90,
     &linear_sm90::LinearSm90,
     &linear_sm120::LinearSm120,

@@ -8,6 +8,7 @@ use super::moe::{self, MoeKernels};
 use super::router::RouterKernel;
 use super::silu_mul::SiluMul;
 use super::{GroupedKernel, builds};
+use crate::fp8::TokenFormat;
 use crate::problem::Op;
 
 /// Kernels that are tried together, since a caller gets all of them or none.
@@ -19,6 +20,8 @@ pub enum Subject {
     Moe,
     /// MoE layers and linear layers whose tokens are multiplied as FP8.
     Fp8,
+    /// MoE layers whose tokens are multiplied as NVFP4.
+    MoeNvfp4,
     /// Linear layers.
     Linear,
     /// Routers.
@@ -28,7 +31,8 @@ pub enum Subject {
 impl Subject {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        GroupedKernel::all().map(Self::Groups).chain([Self::Moe, Self::Fp8, Self::Linear, Self::Router])
+        let layers = [Self::Moe, Self::Fp8, Self::MoeNvfp4, Self::Linear, Self::Router];
+        GroupedKernel::all().map(Self::Groups).chain(layers)
     }
 
     /// Those that a card has kernels for.
@@ -36,17 +40,27 @@ impl Subject {
         Self::all().filter(move |subject| subject.runs_on(card))
     }
 
+    /// MoE layers whose tokens have this format.
+    pub fn moe(token_format: TokenFormat) -> Self {
+        match token_format {
+            TokenFormat::Bits16 => Self::Moe,
+            TokenFormat::Fp8 => Self::Fp8,
+            TokenFormat::Nvfp4 => Self::MoeNvfp4,
+        }
+    }
+
     /// Whether a card has kernels for it.
     pub fn runs_on(self, card: Capability) -> bool {
         self.kernels(card).is_some()
     }
 
-    /// Its name on the command line: that of its kernel, or `moe`, `fp8`, `linear`, `router`.
+    /// Its name on the command line: that of its kernel, or `moe`, `fp8`, `moe-nvfp4`, `linear`, `router`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Groups(kernel) => kernel.name(),
             Self::Moe => "moe",
             Self::Fp8 => "fp8",
+            Self::MoeNvfp4 => "moe-nvfp4",
             Self::Linear => "linear",
             Self::Router => "router",
         }
@@ -67,8 +81,9 @@ impl Subject {
         let kernels: Vec<&'static dyn Kernel> = match self {
             Self::Groups(kernel) if kernel == GroupedKernel::portable() => vec![kernel.get(), &SiluMul],
             Self::Groups(kernel) => vec![kernel.get()],
-            Self::Moe => MoeKernels::of(card)?.all().into(),
+            Self::Moe => MoeKernels::of(card)?.of_format(TokenFormat::Bits16)?,
             Self::Fp8 => moe::FP8_KERNELS.into(),
+            Self::MoeNvfp4 => moe::NVFP4_KERNELS.into(),
             Self::Linear => vec![linear::kernel_of(card)?],
             Self::Router => vec![&RouterKernel],
         };
@@ -93,7 +108,7 @@ mod tests {
         let names = |card| Subject::of_card(card).map(Subject::name).collect::<Vec<_>>();
         assert_eq!(names((8, 0)), ["gated_simt", "moe", "router"]);
         assert_eq!(names((9, 0)), ["gated_sm90", "gated_simt", "moe", "fp8", "linear", "router"]);
-        assert_eq!(names((10, 3))[..2], ["gated_sm100", "gated_simt"]);
+        assert_eq!(names((10, 3)), ["gated_sm100", "gated_simt", "moe", "moe-nvfp4", "router"]);
         assert_eq!(names((7, 5)), [""; 0]);
     }
 

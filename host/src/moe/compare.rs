@@ -7,7 +7,8 @@
 //! | down projection, of rows and of the shared expert | the device's intermediate · down | [`Expected::plain`] |
 //! | output | the device's down projections, weighted and added in order | none: every bit |
 //!
-//! Where tokens are multiplied as [FP8](crate::fp8), sums have no bound either, and there are two stages more, before each product:
+//! Where tokens are multiplied as [FP8](crate::fp8) or [NVFP4](crate::fp4), there are two stages more, before each product; and sums of
+//! FP8 have no bound either:
 //!
 //! | stage | reference | bound |
 //! |---|---|---|
@@ -23,8 +24,9 @@ use rayon::prelude::*;
 
 use super::oracle::{Expected, Operand, projected, weighted_token};
 use super::{MoeOutput, MoeStep, MoeWeights, Stages};
-use crate::format::{Matrix, e4m3};
-use crate::fp8::{Factors, Quantised, TokenFormat, quantise_token};
+use crate::format::{BLOCK, Matrix, e2m1, e4m3};
+use crate::fp4;
+use crate::fp8::{Factors, Quantised, TokenFormat};
 use crate::problem::OutDtype;
 
 /// What is compared.
@@ -85,7 +87,7 @@ impl Stage {
         matches!(self, SharedQuantisedTokens | SharedIntermediate | SharedQuantisedIntermediate | SharedPartial)
     }
 
-    /// Whether it has rows of e4m3.
+    /// Whether it has rows of e4m3 or NVFP4.
     const fn is_quantised(self) -> bool {
         use Stage::{QuantisedIntermediate, QuantisedTokens, SharedQuantisedIntermediate, SharedQuantisedTokens};
         matches!(self, QuantisedTokens | QuantisedIntermediate | SharedQuantisedTokens | SharedQuantisedIntermediate)
@@ -287,7 +289,7 @@ pub fn elements(step: &MoeStep<'_>) -> usize {
     let shared = sizes.shared_intermediate.map_or(0, |intermediate| tokens * (intermediate + sizes.hidden));
     let stages = rows * (sizes.intermediate + sizes.hidden) + shared;
     // What is quantised has as many elements as what is computed.
-    let quantised = if sizes.token_format == TokenFormat::Fp8 { stages } else { 0 };
+    let quantised = if sizes.token_format == TokenFormat::Bits16 { 0 } else { stages };
     stages + quantised + tokens * sizes.hidden
 }
 
@@ -305,6 +307,11 @@ fn combined(step: &MoeStep<'_>, stages: &Stages, token: usize, column: usize) ->
         sum = step.shared_weight(token).mul_add(number(&stages.shared_partial, token), sum);
     }
     dtype.round_f32(sum)
+}
+
+/// The scales of a row's blocks.
+fn block_scales(quantised: &Quantised, row: usize, k: usize) -> &[u8] {
+    &quantised.block_scales[row * (k / BLOCK)..][..k / BLOCK]
 }
 
 /// A matrix, and the numbers of its biases if it has some.
@@ -334,13 +341,13 @@ impl<'a> Checker<'a> {
 
     /// The stages that this layer has.
     fn stages(&self) -> impl Iterator<Item = Stage> + use<> {
-        let (is_shared, is_fp8) = (self.weights.shared().is_some(), self.is_fp8());
-        let has = move |stage: &Stage| (is_shared || !stage.is_shared()) && (is_fp8 || !stage.is_quantised());
+        let (is_shared, is_quantised) = (self.weights.shared().is_some(), self.is_quantised());
+        let has = move |stage: &Stage| (is_shared || !stage.is_shared()) && (is_quantised || !stage.is_quantised());
         Stage::ALL.into_iter().filter(has)
     }
 
-    fn is_fp8(&self) -> bool {
-        self.step.sizes().token_format == TokenFormat::Fp8
+    fn is_quantised(&self) -> bool {
+        self.step.sizes().token_format != TokenFormat::Bits16
     }
 
     /// Elements of a stage, and its columns.
@@ -353,10 +360,10 @@ impl<'a> Checker<'a> {
         (bits.len(), width)
     }
 
-    /// What the device has of a stage in e4m3, and its columns.
+    /// What the device has of a stage in e4m3 or NVFP4, and its columns.
     fn quantised(&self, stage: Stage) -> (&'a Quantised, usize) {
         let sizes = self.step.sizes();
-        let quantised = self.between.quantised.as_ref().expect("stages of FP8 tokens");
+        let quantised = self.between.quantised.as_ref().expect("stages of quantised tokens");
         match stage {
             Stage::QuantisedTokens => (&quantised.tokens, sizes.hidden),
             Stage::QuantisedIntermediate => (&quantised.intermediate, sizes.intermediate),
@@ -404,14 +411,18 @@ impl<'a> Checker<'a> {
     /// has made of them.
     fn multiplied(&self, stage: Stage, row: usize, token: usize) -> Operand {
         let is_intermediate = matches!(stage, Stage::Partial | Stage::SharedPartial);
-        if self.is_fp8() {
+        if self.is_quantised() {
             let (quantised, k) = self.quantised(match stage {
                 Stage::Intermediate => Stage::QuantisedTokens,
                 Stage::Partial => Stage::QuantisedIntermediate,
                 Stage::SharedIntermediate => Stage::SharedQuantisedTokens,
                 _ => Stage::SharedQuantisedIntermediate,
             });
-            return Operand::Fp8(Factors::new(&quantised.codes[row * k..][..k]), quantised.scales[row]);
+            let (codes, scale) = (&quantised.codes[row * k..][..k], quantised.scales[row]);
+            return match self.step.sizes().token_format {
+                TokenFormat::Nvfp4 => Operand::nvfp4(codes, block_scales(quantised, row, k), scale),
+                _ => Operand::Fp8(Factors::new(codes), scale),
+            };
         }
         let bits = self.bits_before(stage.is_shared(), is_intermediate, row, token);
         Operand::token(TokenFormat::Bits16, self.dtype, &bits)
@@ -481,27 +492,51 @@ impl<'a> Checker<'a> {
         found
     }
 
-    /// Some columns of a row in e4m3: codes and the row's scale have the reference's bits, NaN being one.
+    /// Some columns of a row in e4m3 or NVFP4: codes and scales have the reference's bits, NaN being one.
     fn add_quantised(&self, found: &mut StageComparison, row: usize, columns: Range<usize>) {
         let stage = found.stage;
         let (token, expert) = self.owner(stage, row);
         let is_intermediate = matches!(stage, Stage::QuantisedIntermediate | Stage::SharedQuantisedIntermediate);
         let bits = self.bits_before(stage.is_shared(), is_intermediate, row, token);
-        let mut want = vec![0; bits.len()];
-        let want_scale = quantise_token(self.dtype, &bits, &mut want);
+        let want = self.reference(&bits, expert, is_intermediate);
         let (quantised, width) = self.quantised(stage);
+        let (want_codes, want_scale) = (&want.codes, want.scales[0]);
         let (codes, scale) = (&quantised.codes[row * width..][..width], quantised.scales[row]);
         let same_scale = scale.to_bits() == want_scale.to_bits() || scale.is_nan() && want_scale.is_nan();
         let canonical = |code: u8| if e4m3::decode(code).is_nan() { e4m3::NAN_CODE } else { code };
+        if self.step.sizes().token_format == TokenFormat::Nvfp4 {
+            let (of_blocks, want_of_blocks) = (block_scales(quantised, row, width), &want.block_scales);
+            let number = |code: u8, block: u8, scale: f32| {
+                f64::from(e2m1::decode(code)) * f64::from(e4m3::decode(block)) * f64::from(scale)
+            };
+            for column in columns {
+                let (code, want_code) = (codes[column], want_codes[column]);
+                let (block, want_block) = (of_blocks[column / BLOCK], want_of_blocks[column / BLOCK]);
+                let is_right = same_scale && (code, block) == (want_code, want_block);
+                let (got, want) = (number(code, block, scale), number(want_code, want_block, want_scale));
+                found.add_exact(is_right, MoeMismatch { stage, row, token, expert, column, got, want });
+            }
+            return;
+        }
         let number = |code: u8, scale: f32| f64::from(e4m3::decode(code)) * f64::from(scale);
         for column in columns {
-            let is_right = same_scale && canonical(codes[column]) == canonical(want[column]);
-            let (got, want) = (number(codes[column], scale), number(want[column], want_scale));
+            let is_right = same_scale && canonical(codes[column]) == canonical(want_codes[column]);
+            let (got, want) = (number(codes[column], scale), number(want_codes[column], want_scale));
             found.add_exact(is_right, MoeMismatch { stage, row, token, expert, column, got, want });
         }
     }
 
-    /// All rows in e4m3.
+    /// What a token becomes, or the intermediate, for an expert; for the shared one if there is none.
+    fn reference(&self, bits: &[u16], expert: Option<usize>, is_intermediate: bool) -> Quantised {
+        if self.step.sizes().token_format == TokenFormat::Fp8 {
+            return Quantised::of(self.dtype, bits, bits.len());
+        }
+        let scales = self.weights.input_scales(expert.unwrap_or(self.weights.experts().len()));
+        let scale = scales.map(|scales| if is_intermediate { scales.down } else { scales.gate_up });
+        fp4::quantise(self.dtype, bits, bits.len(), scale)
+    }
+
+    /// All rows in e4m3 or NVFP4.
     fn quantised_stage(&self, stage: Stage, progress: &(dyn Fn(usize) + Sync)) -> StageComparison {
         let (elements, width) = self.size(stage);
         let rows = (0..elements / width).into_par_iter().map(|row| {

@@ -2,6 +2,7 @@
 
 use super::problem::MoeStep;
 use crate::error::Error;
+use crate::format::BLOCK;
 use crate::fp8::{Quantised, TokenFormat};
 use crate::output::POISON;
 use crate::problem::OutDtype;
@@ -17,11 +18,11 @@ pub struct Stages {
     pub shared_intermediate: Vec<u16>,
     /// As `partial`, of the shared expert: `[T, H]`; empty if there is none.
     pub shared_partial: Vec<u16>,
-    /// What was multiplied, if the tokens are [FP8](TokenFormat::Fp8).
+    /// What was multiplied, if tokens are not multiplied as they are.
     pub quantised: Option<QuantisedStages>,
 }
 
-/// Rows in e4m3 as the products multiply them, each with a scale.
+/// Rows in e4m3 or NVFP4 as the products multiply them, each with a scale.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QuantisedStages {
     /// Each row's token, `[rows, H]`. Weights on the input have been multiplied.
@@ -62,9 +63,10 @@ impl MoeOutput {
     pub fn with_stages(step: &MoeStep<'_>) -> Self {
         let [intermediate, partial, shared_intermediate, shared_partial] =
             stage_lengths(step).map(|length| vec![POISON; length]);
-        let quantised = (step.sizes().token_format == TokenFormat::Fp8).then(|| {
+        let format = step.sizes().token_format;
+        let quantised = (format != TokenFormat::Bits16).then(|| {
             let [tokens, intermediate, shared_tokens, shared_intermediate] =
-                quantised_sizes(step).map(|[rows, k]| Quantised::poisoned(rows, k));
+                quantised_sizes(step).map(|[rows, k]| Quantised::poisoned(format, rows, k));
             QuantisedStages { tokens, intermediate, shared_tokens, shared_intermediate }
         });
         let stages = Stages { intermediate, partial, shared_intermediate, shared_partial, quantised };
@@ -96,9 +98,15 @@ impl MoeOutput {
         let stages_fit = self.stages.as_ref().is_none_or(|stages| {
             let Stages { intermediate, partial, shared_intermediate, shared_partial, quantised } = stages;
             let quantised_fit = quantised.as_ref().map_or(sizes.token_format == TokenFormat::Bits16, |quantised| {
-                let lengths = quantised.parts().map(|part| [part.scales.len(), part.codes.len()]);
-                sizes.token_format == TokenFormat::Fp8
-                    && lengths == quantised_sizes(step).map(|[rows, k]| [rows, rows * k])
+                let lengths = quantised.parts().map(|part| [&part.codes, &part.block_scales].map(Vec::len));
+                let rows = quantised.parts().map(|part| part.scales.len());
+                let blocks = |elements: usize| match sizes.token_format {
+                    TokenFormat::Nvfp4 => elements / BLOCK,
+                    _ => 0,
+                };
+                sizes.token_format != TokenFormat::Bits16
+                    && rows == quantised_sizes(step).map(|[rows, _]| rows)
+                    && lengths == quantised_sizes(step).map(|[rows, k]| [rows * k, blocks(rows * k)])
             });
             [intermediate, partial, shared_intermediate, shared_partial].map(Vec::len) == stage_lengths(step)
                 && quantised_fit

@@ -9,6 +9,7 @@ use super::rows::Rows;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix, e2m1, e4m3};
+use crate::fp4::InputScales;
 use crate::fp8::TokenFormat;
 use crate::problem::{MAX_K, OutDtype};
 
@@ -169,6 +170,8 @@ pub struct MoeWeights<'a> {
     experts: Vec<MoeExpert<'a>>,
     shared: Option<MoeExpert<'a>>,
     expert_map: Option<Vec<i32>>,
+    /// Of the experts and, behind them, of the shared one; empty if there are none.
+    input_scales: Vec<InputScales>,
 }
 
 impl<'a> MoeWeights<'a> {
@@ -210,7 +213,7 @@ impl<'a> MoeWeights<'a> {
             let checked = expert.check(&sizes, sizes.intermediate);
             checked.map_err(|error| error.at(format_args!("expert {index}")))?;
         }
-        Ok(Self { sizes, experts, shared: None, expert_map: None })
+        Ok(Self { sizes, experts, shared: None, expert_map: None, input_scales: Vec::new() })
     }
 
     /// The layer with an expert besides that every token has, with an I of its own.
@@ -222,6 +225,9 @@ impl<'a> MoeWeights<'a> {
         let sizes = MoeSizes { shared_intermediate: Some(width), biases, ..self.sizes };
         sizes.check()?;
         shared.check(&sizes, width).map_err(|error| error.at("shared expert"))?;
+        if !self.input_scales.is_empty() {
+            return Err(Error::Invalid("input scales come after the shared expert, with one for it".into()));
+        }
         (self.sizes, self.shared) = (sizes, Some(shared));
         Ok(self)
     }
@@ -250,6 +256,29 @@ impl<'a> MoeWeights<'a> {
     pub fn with_token_format(mut self, token_format: TokenFormat) -> Self {
         self.sizes.token_format = token_format;
         self
+    }
+
+    /// The layer with the global scales of its experts' tokens, and at last of the shared expert's, if there is one. Without them each
+    /// token has a global scale of its own. Only [`TokenFormat::Nvfp4`] looks at them.
+    ///
+    /// # Errors
+    /// If there is not one for each expert, or one is not from 2⁻¹⁰⁰ to 2¹⁰⁰.
+    pub fn with_input_scales(mut self, input_scales: Vec<InputScales>) -> Result<Self, Error> {
+        let expected = self.experts.len() + usize::from(self.shared.is_some());
+        if input_scales.len() != expected {
+            let what = "input scales (one for each expert, and the shared one)";
+            return Err(Error::Mismatch { what, got: input_scales.len(), expected });
+        }
+        for (expert, scales) in input_scales.iter().enumerate() {
+            scales.check().map_err(|error| error.at(format_args!("expert {expert}")))?;
+        }
+        self.input_scales = input_scales;
+        Ok(self)
+    }
+
+    /// The global scales of an expert's tokens, of the shared one by the number behind the last; none if tokens have their own.
+    pub fn input_scales(&self, expert: usize) -> Option<InputScales> {
+        self.input_scales.get(expert).copied()
     }
 
     /// The sizes.

@@ -66,6 +66,16 @@ const MOE_FP8: [(u32, &str); 6] = [
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "gpt-oss", "biases": true, "shared_intermediate": 48, "token_format": "fp8"}"#),
 ];
 
+/// The same of layers whose tokens are in NVFP4.
+#[rustfmt::skip] // A layer, a line.
+const MOE_NVFP4: [(u32, &str); 5] = [
+    (32, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 5, "token_format": "nvfp4"}"#),
+    (7, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 24, "token_format": "nvfp4"}"#),
+    (3, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 90, "token_format": "nvfp4"}"#),
+    (3, r#"{"hidden": 464, "intermediate": 336, "experts": 2, "top_k": 2, "tokens": 170, "token_format": "nvfp4"}"#),
+    (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 2, "tokens": 33, "activation": "gpt-oss", "biases": true, "shared_intermediate": 48, "token_format": "nvfp4"}"#),
+];
+
 /// Tokens and multiprocessors for which the plan of a linear layer takes one instance after the other. A test says so.
 const LINEAR: [(usize, u32); 6] = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 10), (128, 3)];
 
@@ -78,6 +88,7 @@ pub(super) fn parts(subject: Subject) -> Vec<Part> {
         Subject::Groups(kernel) => of_groups(kernel),
         Subject::Moe => of_moe(&MOE),
         Subject::Fp8 => [of_moe(&MOE_FP8), of_linear(&LINEAR_FP8, TokenFormat::Fp8)].into_iter().flatten().collect(),
+        Subject::MoeNvfp4 => of_moe(&MOE_NVFP4),
         Subject::Linear => of_linear(&LINEAR, TokenFormat::Bits16),
         Subject::Router => of_router(),
     }

@@ -15,4 +15,6 @@
 
 pub mod abi;
 #[cfg(feature = "gated_sm100")]
-mod kernel;
+mod entries;
+#[cfg(any(feature = "gated_sm100", feature = "moe_sm100"))]
+pub(crate) mod kernel;

@@ -2,10 +2,14 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::format::SCALE_TILE_ROWS;
 use crate::units::{SLAB_ROWS, UNIT_ROWS, k_blocks};
 
-/// The entry.
+/// The entry that packs units.
 pub const ENTRY: &str = "moe_pack";
+
+/// The entry that packs for tokens in NVFP4.
+pub const NVFP4_ENTRY: &str = "moe_pack_nvfp4";
 
 /// The one parameter of [`ENTRY`]: matrices of one size, one for each expert, from a checkpoint's layout into
 /// [`units`](crate::units).
@@ -42,6 +46,52 @@ pub struct Pack {
     pub token_type: u32,
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
+}
+
+/// The one parameter of [`NVFP4_ENTRY`]: matrices of one size, one for each expert, from a checkpoint's layout into that of
+/// [`nvfp4_rows`](crate::nvfp4_rows).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct PackNvfp4 {
+    /// As [`Pack::values`].
+    pub values: u64,
+    /// As [`Pack::values_stride`].
+    pub values_stride: u64,
+    /// As [`Pack::scales`].
+    pub scales: u64,
+    /// As [`Pack::scales_stride`].
+    pub scales_stride: u64,
+    /// Address of where the first matrix's values go, a multiple of 16.
+    pub packed_values: u64,
+    /// Bytes from one matrix's to the next one's; a multiple of 16.
+    pub packed_values_stride: u64,
+    /// Address of where its scales go, a multiple of 16.
+    pub packed_scales: u64,
+    /// Bytes from one matrix's to the next one's; a multiple of 16.
+    pub packed_scales_stride: u64,
+    /// As [`Pack::invalid`].
+    pub invalid: u64,
+    /// Matrices.
+    pub matrices: u32,
+    /// Rows of each; a multiple of 16.
+    pub rows: u32,
+    /// Columns; a multiple of 16.
+    pub k: u32,
+    /// Keeps the size a multiple of the alignment.
+    pub unused: u32,
+}
+
+impl PackNvfp4 {
+    /// Threads of a block. A warp packs a row.
+    pub const THREADS: u32 = 256;
+
+    /// Rows that a block packs.
+    pub const BLOCK_ROWS: u32 = Self::THREADS / 32;
+
+    /// Blocks of a grid: scales have whole tiles of rows.
+    pub const fn blocks(matrices: u32, rows: u32) -> u64 {
+        matrices as u64 * (rows.next_multiple_of(SCALE_TILE_ROWS) / Self::BLOCK_ROWS) as u64
+    }
 }
 
 impl Pack {

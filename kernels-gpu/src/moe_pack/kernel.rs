@@ -32,7 +32,7 @@ const _: () = assert!(UNIT_ROWS * ROW_LANES == 2 * WARP_SIZE && LANE_WORDS == 4 
 const E4M3: u32 = TokenType::E4m3 as u32;
 
 /// The largest scale. What is above is NaN or has a sign.
-const MAX_SCALE: u32 = 0x7e;
+pub(super) const MAX_SCALE: u32 = 0x7e;
 
 /// The kernel.
 ///

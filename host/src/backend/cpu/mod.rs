@@ -2,8 +2,8 @@
 //!
 //! `layout` says how operands lie in memory, and `kernel` computes with them. It runs on an instruction set that is
 //! chosen at run time; each has a file. `epilogue` turns sums into outputs. `products` spreads the tiles of products over
-//! the threads of rayon. This file computes steps of NVFP4 tokens that way, `moe` and `linear` whole layers; `fp8` computes layers
-//! whose tokens are multiplied as FP8.
+//! the threads of rayon. This file computes steps of NVFP4 tokens that way, `moe` and `linear` whole layers; `quantised`
+//! computes layers whose tokens are multiplied as FP8 or NVFP4.
 
 mod activation;
 #[cfg(target_arch = "x86_64")]
@@ -11,7 +11,6 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod epilogue;
-mod fp8;
 mod kernel;
 mod layout;
 mod linear;
@@ -22,6 +21,7 @@ mod pages;
 mod peaks;
 mod portable;
 mod products;
+mod quantised;
 #[cfg(test)]
 mod tests;
 
@@ -180,7 +180,7 @@ impl Backend for Cpu {
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(match weights.sizes().token_format {
             TokenFormat::Bits16 => Box::new(moe::CpuMoeLayer::new(self.isa.name(), self.kernels().bits16, weights)?),
-            TokenFormat::Fp8 => Box::new(fp8::CpuFp8MoeLayer::new(weights)),
+            TokenFormat::Fp8 | TokenFormat::Nvfp4 => Box::new(quantised::CpuQuantisedMoe::new(weights)),
         })
     }
 
@@ -191,7 +191,7 @@ impl Backend for Cpu {
     fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
         Ok(match weights.sizes().token_format {
             TokenFormat::Bits16 => Box::new(linear::CpuLinear::new(self.isa.name(), self.kernels().bits16, weights)?),
-            TokenFormat::Fp8 => Box::new(fp8::CpuFp8Linear::new(weights)),
+            TokenFormat::Fp8 | TokenFormat::Nvfp4 => Box::new(quantised::CpuQuantisedLinear::new(weights)),
         })
     }
 }

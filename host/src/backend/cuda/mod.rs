@@ -49,9 +49,11 @@ pub use verdicts::{FailedPart, Tried, Verdict, Verdicts};
 
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
+use crate::fp8::TokenFormat;
 use crate::kernels::builds;
 pub use crate::kernels::group::DeviceGroup;
 pub use crate::kernels::linear::LinearArguments;
+use crate::kernels::moe::MoeKernels;
 pub use crate::kernels::moe::{MoeArguments, weight_bytes, workspace_bytes};
 pub use crate::kernels::router::RouterArguments;
 use crate::linear::{LinearSizes, LinearWeights};
@@ -223,6 +225,10 @@ impl Backend for Cuda {
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
         Ok(Box::new(self.prepare_moe_layer(weights)?))
+    }
+
+    fn moe_token_format(&self) -> TokenFormat {
+        MoeKernels::of(self.device.info.capability).map_or_else(Default::default, MoeKernels::default_format)
     }
 
     fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {

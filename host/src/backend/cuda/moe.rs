@@ -20,6 +20,7 @@ use crate::backend::MoeLayer;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::Matrix;
+use crate::fp8::TokenFormat;
 use crate::kernels::moe::{
     self, MoeArguments, PROJECTIONS, PackedWeights, PlacedMoe, StageParts, Workspace, weight_bytes, workspace_bytes,
 };
@@ -91,11 +92,12 @@ impl CudaMoeLayer {
     pub(super) fn prepare(device: Arc<Device>, weights: &MoeWeights<'_>, graph: bool) -> Result<Self, Error> {
         let layer = Self::new(device, weights.sizes(), weights.expert_map(), graph)?;
         // SAFETY: the stream is the layer's own, of the current context, and the weights have room.
-        unsafe { layer.launcher.clear(&layer.packed(), layer.stream.as_inner())? };
+        unsafe { layer.launcher.clear(&layer.placed.sizes, &layer.packed(), layer.stream.as_inner())? };
         layer.upload_experts(weights.experts(), false)?;
         if let Some(shared) = weights.shared() {
             layer.upload_experts(std::slice::from_ref(shared), true)?;
         }
+        layer.upload_input_scales(weights)?;
         Ok(layer)
     }
 
@@ -189,6 +191,20 @@ impl CudaMoeLayer {
             queued.and(finished)?;
         }
         Ok(())
+    }
+
+    /// Brings over the input scales, if tokens have their global scales by them.
+    fn upload_input_scales(&self, weights: &MoeWeights<'_>) -> Result<(), Error> {
+        let (sizes, of) = (&self.placed.sizes, |expert| weights.input_scales(expert));
+        let Some(experts) = (0..sizes.experts).map(of).collect::<Option<Vec<_>>>() else { return Ok(()) };
+        if sizes.token_format != TokenFormat::Nvfp4 {
+            return Ok(());
+        }
+        let (at, stream) = (self.weights.as_device_ptr().as_raw(), self.stream.as_inner());
+        // SAFETY: the stream is the layer's own and captures nothing; the weights are the layer's, and no call has been made of it.
+        let queued = unsafe { self.launcher.set_input_scales(sizes, &experts, of(sizes.experts), at, stream) };
+        let finished = self.device.check(self.stream.synchronize());
+        queued.and(finished)
     }
 
     /// The same layer at other addresses, so that measurements need not find its weights in a cache.

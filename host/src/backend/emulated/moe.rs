@@ -6,12 +6,16 @@ use std::time::{Duration, Instant};
 use ptx_emulator::{Buffer, Device, Report as Counters};
 
 use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, upload};
-use crate::backend::{MoeLayer, refuse_fp8};
+use crate::backend::MoeLayer;
 use crate::error::Error;
 use crate::format::Matrix;
+use crate::fp4::InputScales;
+use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
-use crate::kernels::moe::{self, MoeArguments, MoeKernels, PlacedExperts, PlacedMoe, StageParts, Workspace, packing};
-use crate::kernels::moe_pack::row_order::RowOrder;
+use crate::kernels::moe::{
+    self, MoeArguments, MoeKernels, PlacedExperts, PlacedMoe, StageParts, Workspace, packing, row_order,
+};
+use crate::kernels::moe_pack::nvfp4::pack_nvfp4;
 use crate::kernels::moe_pack::units::pack;
 use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 
@@ -66,16 +70,16 @@ impl PlacedWorkspace {
 }
 
 /// Brings experts to the device.
-fn place_experts(device: &mut Device, experts: &[MoeExpert<'_>], sizes: &MoeSizes) -> PlacedExperts {
-    let token_type = packing(sizes);
-    let order = |projection| RowOrder::of_projection(projection, token_type);
-    let mut place = |bytes: Vec<u8>| upload(device, &bytes, WEIGHTS).address;
-    let of_k = |expert: &MoeExpert<'_>| {
-        let matrices = expert.gate.as_ref().into_iter().chain([&expert.up]);
-        matrices.flat_map(|matrix| pack(matrix, order(0), token_type)).collect::<Vec<u8>>()
-    };
-    let gate_up = place(experts.iter().flat_map(of_k).collect());
-    let down = place(experts.iter().flat_map(|expert| pack(&expert.down, order(2), token_type)).collect());
+fn place_experts<'m>(
+    device: &mut Device,
+    experts: &'m [MoeExpert<'_>],
+    input_scales: &[Option<InputScales>],
+    sizes: &MoeSizes,
+) -> PlacedExperts {
+    let matrices = |expert: &'m MoeExpert<'_>| expert.gate.as_ref().into_iter().chain([&expert.up]);
+    let gate_up = packed(sizes, 0, experts.iter().flat_map(matrices));
+    let down = packed(sizes, 2, experts.iter().map(|expert| &expert.down));
+    let [gate_up, down] = [gate_up, down].map(|bytes| upload(device, &bytes, WEIGHTS).address);
     let scale = |matrix: Option<&Matrix<'_>>| matrix.map_or(f32::NAN, Matrix::global_scale);
     let alpha = [
         experts.iter().map(|expert| scale(expert.gate.as_ref())).collect::<Vec<_>>(),
@@ -87,16 +91,33 @@ fn place_experts(device: &mut Device, experts: &[MoeExpert<'_>], sizes: &MoeSize
         let biases = biases(sizes, experts, projection);
         biases.map_or(0, |biases| upload(device, &biases, WEIGHTS).address)
     });
-    PlacedExperts { gate_up, down, alpha, bias }
+    let of: [fn(InputScales) -> f32; 2] = [|scales| scales.gate_up, |scales| scales.down];
+    let input_scales = of.map(|of| {
+        let scales: Vec<f32> = input_scales.iter().map(|scales| scales.map_or(0.0, of)).collect();
+        if sizes.token_format == TokenFormat::Nvfp4 { upload(device, &scales, WEIGHTS).address } else { 0 }
+    });
+    PlacedExperts { gate_up, down, alpha, bias, input_scales }
+}
+
+/// Matrices of gate and up (projection 0) or of down (2) as kernels read them.
+fn packed<'m>(sizes: &MoeSizes, projection: usize, matrices: impl Iterator<Item = &'m Matrix<'m>>) -> Vec<u8> {
+    if sizes.token_format == TokenFormat::Nvfp4 {
+        return pack_nvfp4(matrices);
+    }
+    let order = row_order(sizes, projection);
+    matrices.flat_map(|matrix| pack(matrix, order, packing(sizes))).collect()
 }
 
 /// Brings a layer to the device.
 pub(super) fn place(device: &mut Device, weights: &MoeWeights<'_>) -> PlacedMoe {
     let sizes = weights.sizes();
+    let input_scales: Vec<_> = (0..=sizes.experts).map(|expert| weights.input_scales(expert)).collect();
+    let (of_shared, input_scales) = input_scales.split_last().expect("one more than there are experts");
+    let of_shared = std::slice::from_ref(of_shared);
     PlacedMoe {
         sizes,
-        experts: place_experts(device, weights.experts(), &sizes),
-        shared: weights.shared().map(|shared| place_experts(device, std::slice::from_ref(shared), &sizes)),
+        experts: place_experts(device, weights.experts(), input_scales, &sizes),
+        shared: weights.shared().map(|shared| place_experts(device, std::slice::from_ref(shared), of_shared, &sizes)),
         map: weights.expert_map().map_or(0, |map| upload(device, map, ROUTING).address),
     }
 }
@@ -143,9 +164,7 @@ impl EmulatedMoeLayer {
     /// A layer on an empty device.
     pub fn new(gpu: Emulated, weights: &MoeWeights<'_>) -> Result<Self, Error> {
         let kernels = gpu.moe_kernels();
-        if !kernels.fp8 {
-            refuse_fp8("MoE", &gpu.arch, weights.sizes().token_format)?;
-        }
+        kernels.check_takes(weights.sizes().token_format, &gpu.arch)?;
         let mut device = gpu.memory();
         let layer = place(&mut device, weights);
         Ok(Self { gpu, kernels, device, layer, step: Vec::new(), workspace: None, done: None })
@@ -238,7 +257,7 @@ fn biases(sizes: &MoeSizes, experts: &[MoeExpert<'_>], projection: usize) -> Opt
             _ => (&expert.biases.down, expert.down.rows()),
         };
         let numbers = bias.as_ref().map(|bias| bias.numbers(sizes.dtype));
-        RowOrder::of_projection(projection, packing(sizes)).biases(numbers.as_deref(), 1, rows)
+        row_order(sizes, projection).biases(numbers.as_deref(), 1, rows)
     };
     Some(experts.iter().flat_map(of_expert).collect())
 }

@@ -94,8 +94,9 @@ pub struct Args {
     /// Type of the output, and of the tokens of --op moe and linear [default: f16; bf16 of --op moe and linear].
     #[arg(long, visible_alias = "dtype", value_name = "DTYPE", value_parser = parse::out_dtype())]
     pub out_dtype: Option<OutDtype>,
-    /// As what tokens of --op moe and linear are multiplied: 16-bit, as they are, or fp8, as e4m3 with a scale for each token
-    /// (docs/accuracy.md says what that costs) [default: the layer's own, or 16-bit].
+    /// As what tokens of --op moe and linear are multiplied: 16-bit, as they are; fp8, as e4m3 with a scale for each token; or nvfp4,
+    /// with the checkpoint's input scales, or else a global scale for each token (docs/accuracy.md says what that costs) [default: the
+    /// layer's own, or 16-bit; nvfp4 of --op moe on B200 and B300].
     #[arg(long, value_name = "FORMAT", value_parser = parse::token_format())]
     pub token_format: Option<TokenFormat>,
     /// An NVFP4 checkpoint: a .safetensors file, its index, or the folder of a model.

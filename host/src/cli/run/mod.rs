@@ -16,7 +16,6 @@ use anyhow::bail;
 use nvfp4::backend::cuda::{self, Cuda, Verdicts};
 use nvfp4::backend::{self, Backend, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, OutputFile, check_file, refuse_input};
-use nvfp4::fp8::TokenFormat;
 use nvfp4::kernels::Subject;
 use nvfp4::plan::variant::Variant;
 use nvfp4::problem::Step;
@@ -120,8 +119,7 @@ fn open_gpu(args: &Args) -> Result<Cuda, Error> {
     let unasked = args.variant.kernel.is_none() && args.ptx.is_none() && !args.force;
     if unasked {
         selftest::on_first_use(match args.op {
-            _ if args.token_format == Some(TokenFormat::Fp8) => FirstUse::Of(Subject::Fp8),
-            _ if args.is_moe() => FirstUse::Of(Subject::Moe),
+            _ if args.is_moe() => FirstUse::OfMoe(args.token_format),
             Some(Operation::Linear) => FirstUse::Of(Subject::Linear),
             _ => FirstUse::OfGroups,
         });

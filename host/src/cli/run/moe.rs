@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::bail;
 use nvfp4::backend::{Backend, MoeLayer, cpu::Cpu};
 use nvfp4::checkpoint::Checkpoint;
+use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
 use nvfp4::linear;
 use nvfp4::moe::compare::{MoeComparison, compare_sample, compare_with_progress, elements};
@@ -54,13 +55,16 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
         let hidden = linear::generate::inputs(generator, tokens, sizes.hidden, dtype, args.seed)?.x.into_owned();
         let inputs = layer.router.inputs(sizes, hidden)?;
         let name = format!("{} layer {number}", path.display());
-        let weights = layer.weights.with_token_format(args.token_format.unwrap_or_default());
+        let weights = layer.weights.with_token_format(args.token_format.unwrap_or(backend.moe_token_format()));
         let job = Job { name, generator, routing: "its router's", weights, inputs };
         return compute(args, job, backend, &|| Ok(checkpoint.check_unchanged()?), out);
     }
     let name = args.shape.as_deref().unwrap_or(SHAPE);
     let shape = shape::find(name)?;
-    let token_format = args.token_format.unwrap_or(shape.token_format);
+    let token_format = args.token_format.unwrap_or(match shape.token_format {
+        TokenFormat::Bits16 => backend.moe_token_format(),
+        of_layer => of_layer,
+    });
     let shape = shape.with_token_format(token_format);
     let (generator, routing) = (args.input.unwrap_or(shape.input), args.routing.unwrap_or(shape.routing));
     let tokens = args.tokens.unwrap_or(shape.tokens);
@@ -262,6 +266,7 @@ impl Report<'_> {
             "activation": sizes.activation.to_string(),
             "biases": sizes.biases,
             "token_format": sizes.token_format.name(),
+            "input_scales": self.weights.input_scales(0).is_some(),
             "tokens": self.step.tokens(),
             "rows": self.step.rows().count(),
             "hit_experts": self.step.rows().hit_experts(),
@@ -285,6 +290,16 @@ impl Report<'_> {
             report["prediction"] = json!({"gpu": prediction.card.name, "launches": prediction.launches});
         }
         report
+    }
+
+    /// How many tokens, in which format, and where their global scales come from.
+    fn tokens(&self) -> String {
+        let sizes = self.step.sizes();
+        let scales = match (sizes.token_format, self.weights.input_scales(0)) {
+            (TokenFormat::Nvfp4, Some(_)) => " by input scales",
+            _ => "",
+        };
+        report::tokens_of(sizes.token_format, self.step.tokens()) + scales
     }
 
     fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
@@ -313,7 +328,7 @@ impl Report<'_> {
         writeln!(
             out,
             "step      {}, {} rows of {} experts, at most {} of one",
-            report::tokens_of(sizes.token_format, self.step.tokens()),
+            self.tokens(),
             table::thousands(rows.count()),
             rows.hit_experts(),
             self.most_rows()

@@ -172,7 +172,11 @@ pub fn print_prediction(prediction: &emulated::Prediction, out: &mut impl Write)
 
 /// So many tokens, and as what they are multiplied where that is not as they are.
 pub fn tokens_of(format: TokenFormat, count: usize) -> String {
-    let kind = if format == TokenFormat::Fp8 { "FP8 " } else { "" };
+    let kind = match format {
+        TokenFormat::Bits16 => "",
+        TokenFormat::Fp8 => "FP8 ",
+        TokenFormat::Nvfp4 => "NVFP4 ",
+    };
     format!("{} {kind}tokens", table::thousands(count))
 }
 

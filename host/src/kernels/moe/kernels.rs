@@ -2,19 +2,22 @@
 
 use gpu_arch::Capability;
 
+use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::kernels::builds;
 use crate::kernels::kernel::Kernel;
 use crate::kernels::moe_fp8_sm90::MoeFp8Sm90;
 use crate::kernels::moe_pack::MoePack;
 use crate::kernels::moe_quantize::MoeQuantize;
+use crate::kernels::moe_quantize_nvfp4::MoeQuantizeNvfp4;
 use crate::kernels::moe_route::MoeRoute;
 use crate::kernels::moe_sm80::MoeSm80;
 use crate::kernels::moe_sm90::MoeSm90;
+use crate::kernels::moe_sm100::MoeSm100;
 use crate::kernels::moe_sm120::MoeSm120;
 use crate::kernels::products::Products;
 
-/// Every kernel of a layer's products, the one that runs everywhere last.
+/// Every kernel of a layer's products of 16-bit tokens, the one that runs everywhere last.
 static PRODUCTS: [&dyn Products; 3] = [&MoeSm120, &MoeSm90, &MoeSm80];
 
 /// The kernel of products of this name.
@@ -25,6 +28,9 @@ pub(crate) fn products_named(name: &str) -> Option<&'static dyn Products> {
 /// The kernels that a layer needs whose tokens are in FP8.
 pub(crate) static FP8_KERNELS: [&dyn Kernel; 4] = [&MoePack, &MoeRoute, &MoeQuantize, &MoeFp8Sm90];
 
+/// The kernels that a layer needs whose tokens are in NVFP4.
+pub(crate) static NVFP4_KERNELS: [&dyn Kernel; 4] = [&MoePack, &MoeRoute, &MoeQuantizeNvfp4, &MoeSm100];
+
 /// The kernels of a layer on a device.
 #[derive(Clone, Copy)]
 pub(crate) struct MoeKernels {
@@ -32,18 +38,21 @@ pub(crate) struct MoeKernels {
     pub products: &'static dyn Products,
     /// Whether those for tokens in FP8 run there too.
     pub fp8: bool,
+    /// Whether those for tokens in NVFP4 do.
+    pub nvfp4: bool,
     /// Whether the build of `moe_route` has clusters and grids that overlap: those from sm_90 on do.
     pub overlaps: bool,
 }
 
 impl MoeKernels {
-    /// Those that run on a device, if all of those for tokens of 16 bits do.
+    /// Those that run on a device, if there are any.
     pub fn of(device: Capability) -> Option<Self> {
         let runs = |kernel: &dyn Kernel| builds::find(kernel.name(), device).is_some();
-        let fp8 = FP8_KERNELS.into_iter().all(runs);
+        let all_run = |kernels: &[&dyn Kernel]| kernels.iter().all(|&kernel| runs(kernel));
+        let (fp8, nvfp4) = (all_run(&FP8_KERNELS), all_run(&NVFP4_KERNELS));
         let overlaps = builds::find(MoeRoute.name(), device)?.arch().capability() >= (9, 0);
-        let mut kernels = PRODUCTS.iter().map(|&products| Self { products, fp8, overlaps });
-        kernels.find(|kernels| kernels.all().into_iter().all(runs))
+        let products = PRODUCTS.iter().copied().find(|&products| all_run(&of_bits16(products)))?;
+        Some(Self { products, fp8, nvfp4, overlaps })
     }
 
     /// The same with another kernel of products, if a caller has given code of one: that is the way to run one that is not the first
@@ -52,18 +61,61 @@ impl MoeKernels {
         products_named(given).map_or(self, |products| Self { products, ..self })
     }
 
-    /// All that a layer needs whose tokens are 16-bit numbers.
-    pub fn all(self) -> [&'static dyn Kernel; 3] {
-        [&MoePack, &MoeRoute, self.products]
+    /// Whether tokens of a format are multiplied there.
+    pub fn takes(self, format: TokenFormat) -> bool {
+        self.of_format(format).is_some()
+    }
+
+    /// All that a layer needs whose tokens have this format, if they are multiplied there.
+    pub fn of_format(self, format: TokenFormat) -> Option<Vec<&'static dyn Kernel>> {
+        match format {
+            TokenFormat::Bits16 => Some(of_bits16(self.products).into()),
+            TokenFormat::Fp8 => self.fp8.then(|| FP8_KERNELS.into()),
+            TokenFormat::Nvfp4 => self.nvfp4.then(|| NVFP4_KERNELS.into()),
+        }
+    }
+
+    /// The format of tokens where nobody asks for another one: 16 bits, but NVFP4 where the tensor cores multiply it.
+    pub fn default_format(self) -> TokenFormat {
+        if self.nvfp4 { TokenFormat::Nvfp4 } else { TokenFormat::Bits16 }
+    }
+
+    /// Refuses what is not multiplied there.
+    ///
+    /// # Errors
+    /// [`Error::NotComputed`] with the remedy.
+    pub fn check_takes(self, format: TokenFormat, device: &str) -> Result<(), Error> {
+        if self.takes(format) {
+            return Ok(());
+        }
+        let tokens = |format: TokenFormat| match format {
+            TokenFormat::Bits16 => "16-bit tokens",
+            TokenFormat::Fp8 => "FP8 tokens",
+            TokenFormat::Nvfp4 => "NVFP4 tokens",
+        };
+        Err(Error::NotComputed(format!(
+            "there is no MoE layer with {} for {device} yet; take {} or the CPU",
+            tokens(format),
+            tokens(self.default_format())
+        )))
     }
 
     /// The name of the kernel that multiplies tokens of a format.
+    ///
+    /// # Panics
+    /// If none does.
     pub fn product_kernel(self, token_format: TokenFormat) -> &'static str {
         match token_format {
             TokenFormat::Bits16 => self.products.name(),
             TokenFormat::Fp8 => MoeFp8Sm90.name(),
+            TokenFormat::Nvfp4 => MoeSm100.name(),
         }
     }
+}
+
+/// All that a layer needs whose tokens are 16-bit numbers.
+fn of_bits16(products: &'static dyn Products) -> [&'static dyn Kernel; 3] {
+    [&MoePack, &MoeRoute, products]
 }
 
 #[cfg(test)]
@@ -72,15 +124,24 @@ mod tests {
 
     #[test]
     fn a_device_gets_the_kernel_of_its_family() {
-        let of = |device| MoeKernels::of(device).map(|kernels| kernels.products.name());
-        let devices = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0), (12, 1), (99, 0)].map(of);
-        let [portable, hopper, consumer] = ["moe_sm80", "moe_sm90", "moe_sm120"].map(Some);
-        assert_eq!(devices, [None, portable, portable, hopper, portable, consumer, consumer, portable]);
+        let of = |device| MoeKernels::of(device).map(|kernels| kernels.product_kernel(kernels.default_format()));
+        let devices = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1), (99, 0)].map(of);
+        let [portable, hopper, blackwell] = ["moe_sm80", "moe_sm90", "moe_sm100"].map(Some);
+        let consumer = Some("moe_sm120");
+        let expected = [None, portable, portable, hopper, blackwell, blackwell, consumer, consumer, portable];
+        assert_eq!(devices, expected);
         let overlaps = |device| MoeKernels::of(device).map(|kernels| kernels.overlaps);
-        assert_eq!([(8, 0), (9, 0), (10, 0), (12, 0)].map(overlaps), [false, true, false, true].map(Some));
+        assert_eq!([(8, 0), (9, 0), (10, 0), (12, 0)].map(overlaps), [false, true, true, true].map(Some));
         let given = MoeKernels::of((9, 0)).map(|kernels| kernels.with_code_of("moe_sm80"));
         assert_eq!(given.map(|kernels| (kernels.products.name(), kernels.overlaps)), Some(("moe_sm80", true)));
-        let takes_fp8 = |device| MoeKernels::of(device).map(|kernels| kernels.fp8);
-        assert_eq!([(9, 0), (12, 0)].map(takes_fp8), [Some(true), Some(false)]);
+        let takes = |device| TokenFormat::ALL.map(|format| MoeKernels::of(device).unwrap().takes(format));
+        assert_eq!(takes((9, 0)), [true, true, false]);
+        assert_eq!([(10, 0), (12, 0)].map(takes), [[true, false, true], [true, false, false]]);
+        let refusal =
+            |device, format| MoeKernels::of(device).unwrap().check_takes(format, "it").unwrap_err().to_string();
+        let text = refusal((10, 0), TokenFormat::Fp8);
+        assert_eq!(text, "there is no MoE layer with FP8 tokens for it yet; take NVFP4 tokens or the CPU");
+        let text = refusal((12, 0), TokenFormat::Fp8);
+        assert_eq!(text, "there is no MoE layer with FP8 tokens for it yet; take 16-bit tokens or the CPU");
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A call of a layer is a chain of launches, each of which may begin while the one before it still runs: lists of each expert's
 //! tokens (`moe_route`), gate and up, down (`moe_sm90` or another of `kernels.rs`), the same for the expert that all tokens share, and
-//! the sum of each token's rows. With tokens in FP8, what a product multiplies is rounded before it (`moe_quantize`,
-//! `moe_fp8_sm90`). Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
+//! the sum of each token's rows. With tokens in FP8 or NVFP4, what a product multiplies is rounded before it (`moe_quantize`,
+//! `moe_fp8_sm90`; `moe_quantize_nvfp4`, `moe_sm100`). Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
 //! that was captured once is right for whatever routing comes later.
 //!
 //! A token's numbers are the same whatever else is in the batch, in which order, and on which instance: every product sums its K
@@ -17,26 +17,32 @@ mod workspace;
 use kernels_gpu::epilogue::{self, PARAMETERS};
 use kernels_gpu::moe_fp8_sm90::abi::Launch as Fp8Product;
 use kernels_gpu::moe_quantize::abi::Quantize;
+use kernels_gpu::moe_quantize_nvfp4::abi::Quantize as Nvfp4Quantize;
 use kernels_gpu::moe_route::abi::{Combine, Lists, Route};
 use kernels_gpu::moe_sm90::abi::Launch as Product;
-use kernels_gpu::units::{TokenType, matrix_bytes};
+use kernels_gpu::nvfp4_rows::value_bytes;
+use kernels_gpu::units::TokenType;
 
 use super::group::Address;
 use super::launch::{Launch, output_code};
 use super::moe_fp8_sm90::{self, MoeFp8Sm90};
+use super::moe_pack::row_order::RowOrder;
 use super::moe_quantize::MoeQuantize;
+use super::moe_quantize_nvfp4::MoeQuantizeNvfp4;
 use super::moe_route::MoeRoute;
+use super::moe_sm100::{self, MoeSm100};
 use super::products::expected_token_tiles;
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::moe::{Activation, MoeSizes};
 use crate::problem::{Op, OutDtype};
-pub(crate) use kernels::{FP8_KERNELS, MoeKernels, products_named};
+pub(crate) use kernels::{FP8_KERNELS, MoeKernels, NVFP4_KERNELS, products_named};
 pub(crate) use stages::StageParts;
+use weights::packed_bytes;
 pub use weights::weight_bytes;
 pub(crate) use weights::{PROJECTIONS, PackedWeights};
 pub use workspace::workspace_bytes;
-pub(crate) use workspace::{PlacedLists, SortedRows, Workspace};
+pub(crate) use workspace::{Nvfp4Rows, PlacedLists, SortedRows, Workspace};
 
 /// The tickets of the lists that each product takes its tiles by.
 const TICKETS: [u64; 2] = [0, 1];
@@ -44,14 +50,18 @@ const TICKETS: [u64; 2] = [0, 1];
 /// Experts of the same sizes in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlacedExperts {
-    /// Units of every expert's gate, with those of its up behind them; or of its up alone.
+    /// Units of every expert's gate, with those of its up behind them; or of its up alone. For tokens in NVFP4 first the values of all
+    /// of them, then the scales, as [`nvfp4_rows`](kernels_gpu::nvfp4_rows) says.
     pub gate_up: Address,
-    /// Units of every expert's down.
+    /// Those of every expert's down.
     pub down: Address,
     /// The global scales of every gate, up and down: three arrays of f32.
     pub alpha: [Address; 3],
     /// The biases of every gate, up and down; 0 where there are none.
     pub bias: [Address; 3],
+    /// For tokens in NVFP4: the global scales of what each expert's gate and up multiply, and its down, f32; 0 where a token has one of
+    /// its own.
+    pub input_scales: [Address; 2],
 }
 
 /// An activation as kernels are told of it. They round its numbers to f32.
@@ -152,6 +162,15 @@ pub(crate) fn packing(sizes: &MoeSizes) -> TokenType {
     match sizes.token_format {
         TokenFormat::Bits16 => token_type(sizes.dtype),
         TokenFormat::Fp8 => TokenType::E4m3,
+        TokenFormat::Nvfp4 => unreachable!("weights for NVFP4 tokens are packed as they are"),
+    }
+}
+
+/// The order in which the rows of a projection (gate, up, down: 0, 1, 2) are packed.
+pub(crate) fn row_order(sizes: &MoeSizes, projection: usize) -> RowOrder {
+    match sizes.token_format {
+        TokenFormat::Nvfp4 => RowOrder::Kept,
+        _ => RowOrder::of_projection(projection, packing(sizes)),
     }
 }
 
@@ -181,11 +200,11 @@ pub(crate) fn launches(
     kernels: MoeKernels,
     sms: u32,
 ) -> Result<Vec<Launch>, Error> {
-    let products = kernels.products;
     // Tokens of the tiles that so many rows of so many experts are cut into.
     let tile_tokens = |rows: u64, experts: u64| match layer.sizes.token_format {
-        TokenFormat::Bits16 => products.tile_tokens(rows, experts),
+        TokenFormat::Bits16 => kernels.products.tile_tokens(rows, experts),
         TokenFormat::Fp8 => moe_fp8_sm90::tile_tokens(rows, experts),
+        TokenFormat::Nvfp4 => moe_sm100::tile_tokens(rows, experts),
     };
     let sizes = &layer.sizes;
     let choices = (chunk.token_count * sizes.top_k) as u64;
@@ -195,6 +214,7 @@ pub(crate) fn launches(
         intermediate: sizes.intermediate as u32,
         tokens: workspace.tokens,
         fp8: workspace.fp8,
+        nvfp4: workspace.nvfp4,
         lists: workspace.lists,
         has_rows: true,
         tile_tokens: tile_tokens(choices, sizes.named_experts as u64),
@@ -208,6 +228,7 @@ pub(crate) fn launches(
         intermediate: shared.width,
         tokens: shared.tokens.filter(|_| chunk.weights_on_input).unwrap_or(workspace.tokens),
         fp8: shared.fp8,
+        nvfp4: shared.nvfp4,
         lists: shared.lists,
         has_rows: false,
         tile_tokens: tile_tokens(chunk.token_count as u64, 1),
@@ -219,12 +240,16 @@ pub(crate) fn launches(
     let mut launches = vec![chunk.route(&routed, shared.as_ref())?];
     for experts in [Some(&routed), shared.as_ref()].into_iter().flatten() {
         for (index, projection) in [chunk.gate_up(experts), chunk.down(experts)].into_iter().enumerate() {
-            match experts.fp8 {
-                None => launches.push(chunk.product(experts, index, projection)),
-                Some(rows) => {
+            match (experts.fp8, experts.nvfp4) {
+                (Some(rows), _) => {
                     launches.push(chunk.quantize(experts, index, projection.k, rows[index])?);
                     launches.push(chunk.fp8_product(experts, index, projection, rows[index]));
                 }
+                (_, Some(rows)) => {
+                    launches.push(chunk.quantize_nvfp4(experts, index, projection.k, rows[index])?);
+                    launches.push(chunk.nvfp4_product(experts, index, projection, rows[index]));
+                }
+                _ => launches.push(chunk.product(experts, index, projection)),
             }
         }
     }
@@ -242,6 +267,8 @@ struct Experts<'l> {
     tokens: Address,
     /// Tokens of each product, if they are in FP8.
     fp8: Option<[SortedRows; 2]>,
+    /// Tokens of each product, if they are in NVFP4.
+    nvfp4: Option<[Nvfp4Rows; 2]>,
     lists: PlacedLists,
     /// Whether tokens name these experts, so that lists say which token a row is of; else rows are tokens.
     has_rows: bool,
@@ -317,7 +344,7 @@ impl Chunk<'_> {
         let (n, k) = (experts.intermediate, self.layer.sizes.hidden as u32);
         let PlacedExperts { gate_up, alpha: [gate_alpha, up_alpha, _], bias: [gate_bias, up_bias, _], .. } =
             *experts.placed;
-        let bytes = matrix_bytes(n, k);
+        let bytes = packed_bytes(self.layer.sizes.token_format, n, k);
         let activation = activation_parameters(self.layer.sizes.activation);
         if self.layer.sizes.activation.has_gate() {
             let (b, alpha, bias) = ([gate_up, gate_up + bytes], [gate_alpha, up_alpha], [gate_bias, up_bias]);
@@ -335,7 +362,7 @@ impl Chunk<'_> {
         Projection {
             op: Op::Plain,
             b: [down, 0],
-            expert_bytes: matrix_bytes(n, k),
+            expert_bytes: packed_bytes(self.layer.sizes.token_format, n, k),
             alpha: [alpha, 0],
             bias: [bias, 0],
             n,
@@ -429,6 +456,64 @@ impl Chunk<'_> {
         };
         let instance = MoeFp8Sm90.instance(op, experts.tile_tokens);
         MoeFp8Sm90.product(instance, launch, experts.rows, self.sms)
+    }
+
+    /// The first or the second product's tokens to NVFP4: `k` columns of X, or of what the first product left.
+    fn quantize_nvfp4(&self, experts: &Experts<'_>, index: usize, k: u32, rows: Nvfp4Rows) -> Result<Launch, Error> {
+        let (sizes, arguments) = (&self.layer.sizes, self.arguments);
+        let common = Nvfp4Quantize {
+            firsts: experts.list(|lists| lists.firsts),
+            tile_firsts: experts.list(|lists| lists.tile_firsts),
+            input_scales: experts.placed.input_scales[index],
+            values: rows.values,
+            scales: rows.scales,
+            globals: rows.globals,
+            top_k: 1,
+            experts: experts.count,
+            k,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let quantize = if index == 0 {
+            let weights_on_input = arguments.weights_on_input && experts.has_rows;
+            Nvfp4Quantize {
+                input: arguments.tokens,
+                input_pitch: arguments.token_pitch as u64,
+                input_weights: if weights_on_input { arguments.topk_weights } else { 0 },
+                places: if experts.has_rows { experts.list(|lists| lists.places) } else { 0 },
+                token_count: arguments.token_count as u32,
+                top_k: if experts.has_rows { sizes.top_k as u32 } else { 1 },
+                ..common
+            }
+        } else {
+            let input_pitch = u64::from(k) * size_of::<u16>() as u64;
+            Nvfp4Quantize { input: experts.products[0], input_pitch, token_count: experts.rows as u32, ..common }
+        };
+        MoeQuantizeNvfp4.launch(quantize, sizes.dtype)
+    }
+
+    /// The first or the second product of experts' rows in NVFP4.
+    fn nvfp4_product(&self, experts: &Experts<'_>, index: usize, projection: Projection, rows: Nvfp4Rows) -> Launch {
+        let Projection { op, b: [weights, _], alpha, bias, n, k, activation, .. } = projection;
+        let matrices = u64::from(experts.count) * op.projections() as u64;
+        let product = moe_sm100::Product {
+            tokens: rows.values,
+            rows: rows.rows,
+            token_scales: rows.scales,
+            globals: rows.globals,
+            firsts: experts.list(|lists| lists.firsts),
+            tile_firsts: experts.list(|lists| lists.tile_firsts),
+            weights,
+            weight_scales: weights + value_bytes(matrices * u64::from(n), k),
+            alpha,
+            bias,
+            c: experts.products[index],
+            n,
+            k,
+            experts: experts.count,
+            output: output_code(self.layer.sizes.dtype),
+            activation,
+        };
+        MoeSm100.product(op, experts.tile_tokens, product, experts.rows, self.sms)
     }
 
     /// The sum of each token's rows.

@@ -2,11 +2,14 @@
 
 use std::ops::Range;
 
+use kernels_gpu::moe_route::abi::tile_size;
+use kernels_gpu::nvfp4_rows::{row_bytes, token_scale, token_scale_bytes, value_bytes};
 use kernels_gpu::sorted::LINE_BYTES;
 use kernels_gpu::units::{block_columns, block_start, element_at, k_blocks};
 
-use super::workspace::{SortedRows, Workspace};
+use super::workspace::{Nvfp4Rows, PlacedLists, SharedWorkspace, SortedRows, Workspace};
 use crate::error::Error;
+use crate::format::BLOCK;
 use crate::fp8::Quantised;
 use crate::kernels::group::Address;
 use crate::kernels::moe_quantize::code_places;
@@ -18,12 +21,12 @@ pub(crate) struct StageParts {
     tokens: usize,
     /// The row of each choice of the chunk, as the device's lists have it.
     places: Vec<u32>,
-    /// `[rows, I]`, columns in the order of K, or with tokens in FP8 in their own.
+    /// `[rows, I]`, columns in the order of K, or in their own where tokens are quantised.
     intermediate: Vec<u16>,
     /// `[rows, H]`.
     partial: Vec<u16>,
-    /// The tokens of both products, if they are in FP8.
-    fp8: Option<[SortedParts; 2]>,
+    /// The tokens of both products, if they are in FP8 or NVFP4.
+    quantised: Option<[RowParts; 2]>,
     /// The shared expert's.
     shared: Option<SharedParts>,
 }
@@ -33,10 +36,28 @@ struct SharedParts {
     width: usize,
     intermediate: Vec<u16>,
     partial: Vec<u16>,
-    fp8: Option<[SortedParts; 2]>,
+    quantised: Option<[RowParts; 2]>,
 }
 
-/// Rows in e4m3 as they lie in the workspace.
+/// Quantised rows as they lie in the workspace.
+enum RowParts {
+    Fp8(SortedParts),
+    Nvfp4(Nvfp4Parts),
+}
+
+/// Rows in NVFP4.
+struct Nvfp4Parts {
+    values: Vec<u8>,
+    scales: Vec<u8>,
+    globals: Vec<f32>,
+    /// The first row of each expert, and the first tile of tokens, as the device's lists have them.
+    firsts: Vec<u32>,
+    tile_firsts: Vec<u32>,
+    /// Columns of a row.
+    k: usize,
+}
+
+/// Rows in e4m3.
 struct SortedParts {
     codes: Vec<u8>,
     scales: Vec<f32>,
@@ -56,19 +77,26 @@ impl StageParts {
         mut read: impl FnMut(Address, usize) -> Result<Vec<u8>, Error>,
     ) -> Result<Self, Error> {
         let choices = tokens * sizes.top_k;
-        let mut sorted = |rows: Option<[SortedRows; 2]>, widths: [usize; 2]| -> Result<_, Error> {
-            let Some([first, second]) = rows else { return Ok(None) };
-            let mut part = |rows: SortedRows, k: usize| {
-                let capacity = rows.capacity as usize;
-                let codes = read(rows.codes, capacity * (k_blocks(k as u32) * LINE_BYTES) as usize)?;
-                let scales = bytemuck::pod_collect_to_vec(&read(rows.scales, size_of::<f32>() * capacity)?);
-                Ok::<_, Error>(SortedParts { codes, scales, k })
-            };
-            Ok(Some([part(first, widths[0])?, part(second, widths[1])?]))
+        let mut rows = |fp8: Option<[SortedRows; 2]>,
+                        nvfp4: Option<[Nvfp4Rows; 2]>,
+                        lists: PlacedLists,
+                        experts: usize,
+                        widths: [usize; 2]|
+         -> Result<_, Error> {
+            if let Some([first, second]) = fp8 {
+                let part = |rows, k, read: &mut _| SortedParts::read(rows, k, read).map(RowParts::Fp8);
+                return Ok(Some([part(first, widths[0], &mut read)?, part(second, widths[1], &mut read)?]));
+            }
+            let Some([first, second]) = nvfp4 else { return Ok(None) };
+            let part = |rows, k, read: &mut _| Nvfp4Parts::read(rows, lists, experts, k, read).map(RowParts::Nvfp4);
+            Ok(Some([part(first, widths[0], &mut read)?, part(second, widths[1], &mut read)?]))
         };
-        let fp8 = sorted(workspace.fp8, [sizes.hidden, sizes.intermediate])?;
-        let shared_fp8 = match workspace.shared {
-            Some(shared) => sorted(shared.fp8, [sizes.hidden, shared.width as usize])?,
+        let Workspace { fp8, nvfp4, lists, .. } = *workspace;
+        let quantised = rows(fp8, nvfp4, lists, sizes.experts, [sizes.hidden, sizes.intermediate])?;
+        let shared_quantised = match workspace.shared {
+            Some(SharedWorkspace { fp8, nvfp4, lists, width, .. }) => {
+                rows(fp8, nvfp4, lists, 1, [sizes.hidden, width as usize])?
+            }
             None => None,
         };
         let mut numbers = |address: Address, count: usize| -> Result<Vec<u16>, Error> {
@@ -81,19 +109,19 @@ impl StageParts {
             let width = shared.width as usize;
             let intermediate = numbers(shared.intermediate, tokens * width)?;
             let partial = numbers(shared.rows, tokens * sizes.hidden)?;
-            Ok::<_, Error>(SharedParts { width, intermediate, partial, fp8: shared_fp8 })
+            Ok::<_, Error>(SharedParts { width, intermediate, partial, quantised: shared_quantised })
         });
         let shared = shared.transpose()?;
         let places = read(workspace.lists.at + workspace.lists.offsets.places, size_of::<u32>() * choices)?;
         let places = bytemuck::pod_collect_to_vec(&places);
-        Ok(Self { sizes: *sizes, tokens, places, intermediate, partial, fp8, shared })
+        Ok(Self { sizes: *sizes, tokens, places, intermediate, partial, quantised, shared })
     }
 
     /// Writes the part of the stages that the chunk has computed, which begins with this token of the step. A row whose place in
     /// the lists is wrong stays as it was.
     pub fn write(&self, step: &MoeStep<'_>, first_token: usize, stages: &mut Stages) {
         let MoeSizes { hidden, intermediate, top_k, .. } = self.sizes;
-        let from_order = |width: usize| if self.fp8.is_some() { (0..width).collect() } else { order(width) };
+        let from_order = |width: usize| if self.quantised.is_some() { (0..width).collect() } else { order(width) };
         let (from_order_of_rows, rows) = (from_order(intermediate), self.partial.len() / hidden);
         let Stages { quantised, .. } = stages;
         for (choice, &place) in self.places.iter().enumerate() {
@@ -105,19 +133,21 @@ impl StageParts {
             let ordered = &self.intermediate[part(from, intermediate)];
             reorder(ordered, &from_order_of_rows, &mut stages.intermediate[part(to, intermediate)]);
             stages.partial[part(to, hidden)].copy_from_slice(&self.partial[part(from, hidden)]);
-            if let Some(([of_tokens, of_intermediate], to_stages)) = self.fp8.as_ref().zip(quantised.as_mut()) {
+            if let Some(([of_tokens, of_intermediate], to_stages)) = self.quantised.as_ref().zip(quantised.as_mut()) {
                 of_tokens.write_row(from, &mut to_stages.tokens, to);
                 of_intermediate.write_row(from, &mut to_stages.intermediate, to);
             }
         }
-        let Some(SharedParts { width, intermediate: ordered, partial, fp8 }) = &self.shared else { return };
+        let Some(SharedParts { width, intermediate: ordered, partial, quantised: parts }) = &self.shared else {
+            return;
+        };
         let to = &mut stages.shared_intermediate[first_token * width..][..ordered.len()];
         let from_order = from_order(*width);
         for (ordered, to) in ordered.chunks_exact(*width.max(&1)).zip(to.chunks_exact_mut(*width.max(&1))) {
             reorder(ordered, &from_order, to);
         }
         stages.shared_partial[first_token * hidden..][..partial.len()].copy_from_slice(partial);
-        if let Some(([of_tokens, of_intermediate], to)) = fp8.as_ref().zip(quantised.as_mut()) {
+        if let Some(([of_tokens, of_intermediate], to)) = parts.as_ref().zip(quantised.as_mut()) {
             let QuantisedStages { shared_tokens, shared_intermediate, .. } = to;
             for token in 0..self.tokens {
                 of_tokens.write_row(token, shared_tokens, first_token + token);
@@ -127,7 +157,65 @@ impl StageParts {
     }
 }
 
+/// Reads bytes of the device's memory.
+type Read<'r> = dyn FnMut(Address, usize) -> Result<Vec<u8>, Error> + 'r;
+
+impl RowParts {
+    /// Writes a row, columns in their natural order, as another one.
+    fn write_row(&self, row: usize, to: &mut Quantised, to_row: usize) {
+        match self {
+            Self::Fp8(parts) => parts.write_row(row, to, to_row),
+            Self::Nvfp4(parts) => parts.write_row(row, to, to_row),
+        }
+    }
+}
+
+impl Nvfp4Parts {
+    fn read(rows: Nvfp4Rows, lists: PlacedLists, experts: usize, k: usize, read: &mut Read<'_>) -> Result<Self, Error> {
+        let numbers = (rows.rows as usize, size_of::<u32>() * (experts + 1));
+        let mut list = |offset| Ok::<_, Error>(bytemuck::pod_collect_to_vec(&read(lists.at + offset, numbers.1)?));
+        let (firsts, tile_firsts) = (list(lists.offsets.firsts)?, list(lists.offsets.tile_firsts)?);
+        Ok(Self {
+            values: read(rows.values, value_bytes(rows.rows, k as u32) as usize)?,
+            scales: read(rows.scales, (rows.tiles * token_scale_bytes(k as u32)) as usize)?,
+            globals: bytemuck::pod_collect_to_vec(&read(rows.globals, size_of::<f32>() * numbers.0)?),
+            firsts,
+            tile_firsts,
+            k,
+        })
+    }
+
+    /// As [`RowParts::write_row`]. A row that the lists do not have stays as it was.
+    fn write_row(&self, row: usize, to: &mut Quantised, to_row: usize) {
+        let Some(expert) = self.firsts.partition_point(|&first| first as usize <= row).checked_sub(1) else { return };
+        let two = |list: &[u32]| Some((*list.get(expert)?, *list.get(expert + 1)?));
+        let Some(((first, next), (first_tile, next_tile))) = two(&self.firsts).zip(two(&self.tile_firsts)) else {
+            return;
+        };
+        let Some(tiles) = next_tile.checked_sub(first_tile).filter(|tiles| *tiles > 0) else { return };
+        let (size, in_expert, k) = (tile_size(next - first, tiles), row as u32 - first, self.k as u32);
+        let codes = &mut to.codes[to_row * self.k..][..self.k];
+        let values = &self.values[row * row_bytes(k) as usize..][..self.k / 2];
+        for (codes, value) in codes.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+            *codes = [value & 0xF, value >> 4];
+        }
+        let blocks = self.k / BLOCK;
+        for (block, to) in (0..).zip(&mut to.block_scales[to_row * blocks..][..blocks]) {
+            let place = token_scale(first_tile + in_expert / size, in_expert % size, block, k);
+            self.scales.get(place as usize).inspect(|scale| *to = **scale);
+        }
+        to.scales[to_row] = self.globals[row];
+    }
+}
+
 impl SortedParts {
+    fn read(rows: SortedRows, k: usize, read: &mut Read<'_>) -> Result<Self, Error> {
+        let capacity = rows.capacity as usize;
+        let codes = read(rows.codes, capacity * (k_blocks(k as u32) * LINE_BYTES) as usize)?;
+        let scales = bytemuck::pod_collect_to_vec(&read(rows.scales, size_of::<f32>() * capacity)?);
+        Ok(Self { codes, scales, k })
+    }
+
     /// Writes a row, columns in their natural order, as another one.
     fn write_row(&self, row: usize, to: &mut Quantised, to_row: usize) {
         let codes = &mut to.codes[to_row * self.k..][..self.k];

@@ -6,6 +6,7 @@ use bytemuck::AnyBitPattern;
 use kernels_gpu::epilogue::NO_PARAMETERS;
 use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Lists, ROUTE_ENTRY};
 use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
+use kernels_gpu::units::matrix_bytes;
 
 use super::*;
 use crate::fp8::TokenFormat;
@@ -16,16 +17,16 @@ use crate::kernels::products::Products as _;
 
 const SMS: u32 = 132;
 
-const HOPPER: MoeKernels = MoeKernels { products: &MoeSm90, fp8: true, overlaps: true };
-const CONSUMER: MoeKernels = MoeKernels { products: &MoeSm120, fp8: false, overlaps: true };
-const PORTABLE: MoeKernels = MoeKernels { products: &MoeSm80, fp8: false, overlaps: false };
+const HOPPER: MoeKernels = MoeKernels { products: &MoeSm90, fp8: true, nvfp4: false, overlaps: true };
+const CONSUMER: MoeKernels = MoeKernels { products: &MoeSm120, fp8: false, nvfp4: false, overlaps: true };
+const PORTABLE: MoeKernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: false, overlaps: false };
 
 /// Where the workspace lies, and the layer's weights.
 const WORKSPACE: Address = 0x10_0000_0000;
 const EXPERTS: PlacedExperts =
-    PlacedExperts { gate_up: 0x1000, down: 0x2000, alpha: [0x100, 0x200, 0x300], bias: [0; 3] };
+    PlacedExperts { gate_up: 0x1000, down: 0x2000, alpha: [0x100, 0x200, 0x300], bias: [0; 3], input_scales: [0; 2] };
 const SHARED: PlacedExperts =
-    PlacedExperts { gate_up: 0x5000, down: 0x6000, alpha: [0x500, 0x600, 0x700], bias: [0; 3] };
+    PlacedExperts { gate_up: 0x5000, down: 0x6000, alpha: [0x500, 0x600, 0x700], bias: [0; 3], input_scales: [0; 2] };
 
 fn sizes(shared: Option<usize>) -> MoeSizes {
     MoeSizes {
@@ -224,6 +225,42 @@ fn with_tokens_in_fp8_each_product_multiplies_what_the_launch_before_it_has_roun
         assert_eq!([gated.output, plain.output], [output_code(OutDtype::Bf16); 2]);
     }
     assert_eq!((combine.places, combine.weights), (route.lists + lists[0].1.places, 0));
+}
+
+#[test]
+fn tokens_in_nvfp4_are_quantised_before_each_product() {
+    let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(Some(96)) };
+    let kernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: true, overlaps: true };
+    let experts = PlacedExperts { input_scales: [0xA00, 0xB00], ..EXPERTS };
+    let (layer, workspace) = (PlacedMoe { experts, ..layer(sizes) }, Workspace::at(&sizes, 100, WORKSPACE));
+    let chain = launches(&layer, &arguments(100), &workspace, kernels, SMS).unwrap();
+    assert_eq!(chain.len(), 10);
+    let route: Route = parameter(&chain[0]);
+    assert_eq!((route.tokens, route.row_multiple, route.tile_tokens), (0, 1, 16), "lists alone");
+    let lists = Lists::new(400, 32);
+    let [first, second]: [Nvfp4Quantize; 2] = [&chain[1], &chain[3]].map(parameter);
+    assert_eq!([first.places, second.places], [route.lists + lists.places, 0]);
+    assert_eq!([first.token_count, second.token_count], [100, 400]);
+    assert_eq!([first.input_scales, second.input_scales], [0xA00, 0xB00]);
+    assert_eq!([(first.k, first.input_pitch), (second.k, second.input_pitch)], [(2880, 6000), (720, 1440)]);
+    for (quantize, launch) in [(first, &chain[2]), (second, &chain[4])] {
+        let mut maps = Vec::new();
+        let product = launch.write(0, &mut [], &mut |map| {
+            maps.push(*map);
+            Ok([0; 128])
+        });
+        let product: kernels_gpu::moe_sm100::abi::Launch = bytemuck::pod_read_unaligned(product.unwrap().bytes());
+        assert_eq!((product.token_scales, product.globals), (quantize.scales, quantize.globals));
+        assert_eq!([product.firsts, product.tile_firsts], [quantize.firsts, quantize.tile_firsts]);
+        let (base, matrices) = if product.n == 720 { (0x1000, 2) } else { (0x2000, 1) };
+        let [tokens, weights] = &maps[..] else { panic!("{} maps", maps.len()) };
+        assert_eq!((tokens.address, tokens.rows, tokens.row_bytes), (quantize.values, 400, quantize.k / 2));
+        assert_eq!((weights.address, weights.rows), (base, 32 * matrices * product.n));
+        assert_eq!(product.weight_scales, base + value_bytes(weights.rows.into(), product.k));
+        assert!(launch.grid.overlaps && launch.grid.entry.ends_with("_t16"));
+    }
+    let combine: Combine = parameter(&chain[9]);
+    assert_eq!([combine.rows, combine.shared_rows], [workspace.rows, workspace.shared.unwrap().rows]);
 }
 
 #[test]

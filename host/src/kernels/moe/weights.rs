@@ -1,14 +1,24 @@
 //! The memory of a layer's packed weights: a function of sizes alone.
 
+use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::units::matrix_bytes;
 
 use super::PlacedExperts;
 use super::workspace::take;
+use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
 use crate::moe::MoeSizes;
 
 /// Gate, up and down.
 pub(crate) const PROJECTIONS: usize = 3;
+
+/// Bytes of a packed matrix: units, or for tokens in NVFP4 values and scales, which lie apart.
+pub(super) fn packed_bytes(token_format: TokenFormat, rows: u32, k: u32) -> u64 {
+    match token_format {
+        TokenFormat::Bits16 | TokenFormat::Fp8 => matrix_bytes(rows, k),
+        TokenFormat::Nvfp4 => value_bytes(rows.into(), k) + weight_scale_bytes(rows, k),
+    }
+}
 
 /// Where a layer's packed weights lie, one part behind the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,15 +43,20 @@ impl PackedWeights {
             let bias = |end: &mut Address, is_there: bool, rows: u32| {
                 if is_there { take(end, count * u64::from(rows) * size_of::<f32>() as u64) } else { 0 }
             };
+            let (format, gate_up) = (sizes.token_format, count * if has_gate { 2 } else { 1 });
             PlacedExperts {
-                gate_up: take(&mut end, count * if has_gate { 2 } else { 1 } * matrix_bytes(intermediate, hidden)),
-                down: take(&mut end, count * matrix_bytes(hidden, intermediate)),
+                gate_up: take(&mut end, gate_up * packed_bytes(format, intermediate, hidden)),
+                down: take(&mut end, count * packed_bytes(format, hidden, intermediate)),
                 alpha: [(); PROJECTIONS].map(|()| take(&mut end, count * size_of::<f32>() as u64)),
                 bias: [
                     bias(&mut end, sizes.biases && has_gate, intermediate),
                     bias(&mut end, sizes.biases, intermediate),
                     bias(&mut end, sizes.biases, hidden),
                 ],
+                input_scales: [(); 2].map(|()| match format {
+                    TokenFormat::Nvfp4 => take(&mut end, count * size_of::<f32>() as u64),
+                    _ => 0,
+                }),
             }
         };
         let routed = experts(sizes.experts, sizes.intermediate);

@@ -1,20 +1,22 @@
 //! The memory in which the launches of an MoE layer leave something to each other: a function of sizes alone.
 
 use kernels_gpu::moe_route::abi::Lists;
+use kernels_gpu::nvfp4_rows::{token_scale_bytes, value_bytes};
 use kernels_gpu::sorted::{LINE_BYTES, ROW_MULTIPLE, most_rows};
 use kernels_gpu::units::k_blocks;
 
 use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
 use crate::kernels::launch::ALIGNMENT;
+use crate::kernels::moe_sm100::MoeSm100;
 use crate::moe::MoeSizes;
 
 /// Bytes below which every workspace stays. Tokens that need more are worked off in chunks.
 const fn most_bytes(token_format: TokenFormat) -> u64 {
     match token_format {
         TokenFormat::Bits16 => 512_000_000,
-        // Rows are there twice, and each chunk decodes all weights again.
-        TokenFormat::Fp8 => 1_024_000_000,
+        // Rows are there twice, and each chunk reads all weights again.
+        TokenFormat::Fp8 | TokenFormat::Nvfp4 => 1_024_000_000,
     }
 }
 
@@ -22,14 +24,16 @@ const fn most_bytes(token_format: TokenFormat) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Workspace {
     pub lists: PlacedLists,
-    /// Tokens in the order of K, `[T, H]`; 0 with tokens in FP8, which [`Self::fp8`] has.
+    /// Tokens in the order of K, `[T, H]`; 0 with tokens in FP8 or NVFP4, which [`Self::fp8`] or [`Self::nvfp4`] has.
     pub tokens: Address,
-    /// What gate and up give, `[T·k, I]`, columns in the order of K, or in their own with tokens in FP8.
+    /// What gate and up give, `[T·k, I]`, columns in the order of K, or in their own with tokens in FP8 or NVFP4.
     pub intermediate: Address,
     /// What down gives, `[T·k, H]`.
     pub rows: Address,
     /// With tokens in FP8: the tokens of gate and up, and those of down.
     pub fp8: Option<[SortedRows; 2]>,
+    /// As `fp8`, with tokens in NVFP4.
+    pub nvfp4: Option<[Nvfp4Rows; 2]>,
     /// If there is an expert that all tokens share.
     pub shared: Option<SharedWorkspace>,
 }
@@ -42,6 +46,18 @@ pub(crate) struct SortedRows {
     pub scales: Address,
     /// Rows that there is room for.
     pub capacity: u32,
+}
+
+/// Rows in NVFP4, as [`nvfp4_rows`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Nvfp4Rows {
+    pub values: Address,
+    pub scales: Address,
+    /// A global scale for each row, f32.
+    pub globals: Address,
+    /// Rows that there is room for, and tiles of tokens.
+    pub rows: u64,
+    pub tiles: u64,
 }
 
 /// Lists, and where they lie.
@@ -65,6 +81,8 @@ pub(crate) struct SharedWorkspace {
     pub rows: Address,
     /// As [`Workspace::fp8`].
     pub fp8: Option<[SortedRows; 2]>,
+    /// As [`Workspace::nvfp4`].
+    pub nvfp4: Option<[Nvfp4Rows; 2]>,
 }
 
 impl Workspace {
@@ -72,7 +90,8 @@ impl Workspace {
     /// the bytes of each, always in the same order.
     pub fn new(sizes: &MoeSizes, tokens: usize, mut place: impl FnMut(u64) -> Address) -> Self {
         let (tokens, choices, experts) = (tokens as u64, (tokens * sizes.top_k) as u64, sizes.experts as u32);
-        let is_fp8 = sizes.token_format == TokenFormat::Fp8;
+        let is = |format| sizes.token_format == format;
+        let (is_bits16, is_fp8, is_nvfp4) = (is(TokenFormat::Bits16), is(TokenFormat::Fp8), is(TokenFormat::Nvfp4));
         let row_multiple = row_multiple(sizes.token_format);
         let bytes = |rows: u64, width: usize| rows * (size_of::<u16>() * width) as u64;
         let lists =
@@ -84,21 +103,34 @@ impl Workspace {
                 capacity: rows as u32,
             })
         };
+        let nvfp4 = |rows: u64, tiles: u64, widths: [usize; 2], place: &mut dyn FnMut(u64) -> Address| {
+            widths.map(|width| Nvfp4Rows {
+                values: place(value_bytes(rows, width as u32)),
+                scales: place(tiles * token_scale_bytes(width as u32)),
+                globals: place(rows * size_of::<f32>() as u64),
+                rows,
+                tiles,
+            })
+        };
+        let tiles = MoeSm100::most_token_tiles(choices, experts.into(), sizes.named_experts as u64);
+        let shared_tiles = MoeSm100::most_token_tiles(tokens, 1, 1);
         let rows = most_rows(choices, experts, row_multiple);
         let shared_rows = most_rows(tokens, 1, row_multiple);
         Self {
             lists: lists(Lists::filled(choices, experts, row_multiple), &mut place),
-            tokens: if is_fp8 { 0 } else { place(bytes(tokens, sizes.hidden)) },
+            tokens: if is_bits16 { place(bytes(tokens, sizes.hidden)) } else { 0 },
             intermediate: place(bytes(rows, sizes.intermediate)),
             rows: place(bytes(rows, sizes.hidden)),
             fp8: is_fp8.then(|| sorted(rows, [sizes.hidden, sizes.intermediate], &mut place)),
+            nvfp4: is_nvfp4.then(|| nvfp4(rows, tiles, [sizes.hidden, sizes.intermediate], &mut place)),
             shared: sizes.shared_intermediate.map(|width| SharedWorkspace {
                 lists: lists(Lists::filled(tokens, 1, row_multiple), &mut place),
                 width: width as u32,
-                tokens: (sizes.top_k == 1 && !is_fp8).then(|| place(bytes(tokens, sizes.hidden))),
+                tokens: (sizes.top_k == 1 && is_bits16).then(|| place(bytes(tokens, sizes.hidden))),
                 intermediate: place(bytes(shared_rows, width)),
                 rows: place(bytes(shared_rows, sizes.hidden)),
                 fp8: is_fp8.then(|| sorted(shared_rows, [sizes.hidden, width], &mut place)),
+                nvfp4: is_nvfp4.then(|| nvfp4(shared_rows, shared_tiles, [sizes.hidden, width], &mut place)),
             }),
         }
     }
@@ -113,7 +145,7 @@ impl Workspace {
 /// What each expert's rows are filled up to a multiple of.
 pub(super) const fn row_multiple(token_format: TokenFormat) -> u32 {
     match token_format {
-        TokenFormat::Bits16 => 1,
+        TokenFormat::Bits16 | TokenFormat::Nvfp4 => 1,
         TokenFormat::Fp8 => ROW_MULTIPLE,
     }
 }
@@ -157,7 +189,7 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
     tokens.div_ceil(tokens.div_ceil(most_tokens(sizes)))
 }
 
-/// Bytes of the workspace that calls of a layer of these sizes need with up to `max_tokens` tokens: less than 512 MB, or than 1024 MB with tokens in FP8. Layers whose
+/// Bytes of the workspace that calls of a layer of these sizes need with up to `max_tokens` tokens: less than 512 MB, or than 1024 MB with tokens in FP8 or NVFP4. Layers whose
 /// calls come one after the other on a stream can share one workspace, as large as the largest of theirs.
 ///
 /// ```
@@ -212,12 +244,14 @@ mod tests {
 
     #[test]
     fn parts_lie_one_behind_the_other_and_end_with_the_workspace() {
-        // Lists, tokens, intermediate and rows; for tokens in FP8 codes and scales twice.
+        // Lists, tokens, intermediate and rows; for tokens in FP8 codes and scales twice, in NVFP4 two kinds of scales.
         for (shared, token_format, parts_of) in [
             (None, TokenFormat::Bits16, 4),
             (Some(48), TokenFormat::Bits16, 7),
             (None, TokenFormat::Fp8, 7),
             (Some(48), TokenFormat::Fp8, 14),
+            (None, TokenFormat::Nvfp4, 9),
+            (Some(48), TokenFormat::Nvfp4, 18),
         ] {
             let sizes = MoeSizes { token_format, ..sizes(2880, 720, 512, 4, shared) };
             for tokens in [0, 1, 7, 1000] {

@@ -1,13 +1,15 @@
-//! Weights of an MoE layer from a checkpoint's layout into units, `kernels-gpu/src/moe_pack/`: on the device, or on the host.
+//! Weights of an MoE layer from a checkpoint's layout into units, or for tokens in NVFP4 into rows, `kernels-gpu/src/moe_pack/`: on the device, or on the host.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
 pub(crate) mod row_order;
 // The device packs for itself; this is the emulated backend's, and what the tests compare the kernel with.
 #[cfg(any(test, feature = "emulated"))]
+pub(crate) mod nvfp4;
+#[cfg(any(test, feature = "emulated"))]
 pub(crate) mod units;
 
-use kernels_gpu::moe_pack::abi::{ENTRY, Pack};
+use kernels_gpu::moe_pack::abi::{ENTRY, NVFP4_ENTRY, Pack, PackNvfp4};
 
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch};
@@ -26,7 +28,8 @@ impl Kernel for MoePack {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        vec![Entry { name: ENTRY, op: None, threads: Pack::THREADS, shared_bytes: 0 }]
+        let entry = |(name, threads)| Entry { name, op: None, threads, shared_bytes: 0 };
+        [(ENTRY, Pack::THREADS), (NVFP4_ENTRY, PackNvfp4::THREADS)].map(entry).into()
     }
 
     #[cfg(all(test, feature = "cuda"))]
@@ -43,5 +46,14 @@ impl MoePack {
     pub fn launch(&self, pack: Pack) -> Result<Launch, Error> {
         let blocks = Grid::blocks(Pack::blocks(pack.matrices, pack.rows, pack.k))?;
         Ok(Launch::of_parameter(self.name(), Grid::linear(ENTRY, blocks, Pack::THREADS), pack))
+    }
+
+    /// The launch that packs matrices for tokens in NVFP4.
+    ///
+    /// # Errors
+    /// As [`MoePack::launch`].
+    pub fn launch_nvfp4(&self, pack: PackNvfp4) -> Result<Launch, Error> {
+        let blocks = Grid::blocks(PackNvfp4::blocks(pack.matrices, pack.rows))?;
+        Ok(Launch::of_parameter(self.name(), Grid::linear(NVFP4_ENTRY, blocks, PackNvfp4::THREADS), pack))
     }
 }

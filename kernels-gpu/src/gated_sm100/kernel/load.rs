@@ -7,21 +7,21 @@ use cuda_std::{
     tma::{TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_global},
 };
 
-use super::Sm100;
+use super::{Placed, Sm100, Work};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
-    gated_sm100::abi::{Group, Instance, K_BLOCK_BYTES, Tile},
+    gated_sm100::abi::{Instance, K_BLOCK_BYTES, Tile},
     ring::Ring,
 };
 
-impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
+impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     /// Makes the maps of a tile's group known to this thread's copies, unless `known` is that group. Then sets `known`.
     ///
     /// # Safety
     /// `group` is the tile's, and the contract holds of it.
     #[inline(always)]
-    pub(super) unsafe fn acquire_maps(self, known: &mut u32, tile: &Tile, group: &Group) {
-        if tile.group == *known {
+    pub(super) unsafe fn acquire_maps(self, known: &mut u32, tile: &Tile, group: &Placed) {
+        if !W::MAPS_IN_MEMORY || tile.group == *known {
             return;
         }
         *known = tile.group;
@@ -40,12 +40,12 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
     /// `group` is the tile's, the contract holds of it, and its maps have been acquired. One thread of the block calls it,
     /// with all k-blocks of its tiles in order; `stages` is that thread's.
     #[inline(always)]
-    pub(super) unsafe fn load(self, stages: &mut Ring<BLOCKS>, tile: &Tile, group: &Group, k_block: u32) {
+    pub(super) unsafe fn load(self, stages: &mut Ring<BLOCKS>, tile: &Tile, group: &Placed, k_block: u32) {
         let stage = self.shared + stages.index() * Self::STAGE_BYTES;
         let full = stages.full();
         let k_byte = (k_block * K_BLOCK_BYTES) as i32;
         let first_row = self.first_row(tile);
-        let first_token = tile.first_token + self.rank * (Self::INSTANCE.mma_n(tile.tokens) / BLOCKS);
+        let first_token = group.token_row + tile.first_token + self.rank * (Self::INSTANCE.mma_n(tile.tokens) / BLOCKS);
 
         let scale_bytes = group.mmas(k_block) * SCALE_TILE_BYTES;
         let scale_offset = u64::from(k_block) * u64::from(Instance::SCALE_BYTES);
@@ -66,7 +66,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
             mbarrier_arrive_expect_tx(full, value_bytes + (Self::INSTANCE.matrices + token_tile_rows) * scale_bytes);
             for matrix in 0..Self::MATRICES {
                 let weights = stage + Self::weights(matrix);
-                let row = first_row as i32;
+                let row = (group.weight_rows[matrix] + first_row) as i32;
                 let map = TensorMapAddress::new(group.b_maps[matrix]);
                 cp_async_bulk_tensor_2d_shared_global(weights, map, [k_byte, row], full);
                 let weight_scales = stage + Self::weight_scales(matrix);

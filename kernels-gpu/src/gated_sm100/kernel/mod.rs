@@ -29,11 +29,11 @@
 mod load;
 mod multiply;
 mod store;
+mod work;
 
 use cuda_std::{
     cluster::{cluster_rank, sync_cluster},
     fence::fence_mbarrier_init,
-    kernel,
     mbarrier::MBARRIER_BYTES,
     shared::{SharedAddress, dynamic_shared_address, ld_shared_b32},
     tcgen05::{
@@ -44,15 +44,15 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, elect_sync, sync_warp},
 };
 
+pub use self::work::{Placed, Sums, Work};
 use self::{multiply::Multiplier, store::Epilogue};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
     gated_sm100::abi::{
-        EPILOGUE_WARPS, Group, INSTANCES, Index, Instance, K_ALIGNMENT, K_BLOCK, Launch, MMA_K, MMAS_PER_K_BLOCK,
-        QUARTERS, Roles, TILE_ROWS, TOKEN_SCALE_ROWS, Tile, instances,
+        EPILOGUE_WARPS, Group, Instance, K_ALIGNMENT, K_BLOCK, MMA_K, MMAS_PER_K_BLOCK, QUARTERS, Roles, TILE_ROWS,
+        TOKEN_SCALE_ROWS, Tile,
     },
     ring::{Ring, ring_bytes},
-    schedule::{OfGroup, Tiles},
 };
 
 const _: () = {
@@ -64,30 +64,10 @@ const _: () = {
     assert!(K_ALIGNMENT / 2 == 16, "what a tensor map asks of a row, in bytes");
 };
 
-macro_rules! entries {
-    ($($entry:ident = $instance:expr;)*) => {$(
-        /// One of [`INSTANCES`].
-        ///
-        /// # Safety
-        /// The contract in this folder's `mod.rs`.
-        #[kernel(
-            threads = INSTANCES[Index::$entry as usize].threads(),
-            min_blocks = 1,
-            cluster = INSTANCES[Index::$entry as usize].cluster()
-        )]
-        pub unsafe fn $entry(launch: Launch) {
-            const INDEX: usize = Index::$entry as usize;
-            // SAFETY: the contract is this function's too.
-            unsafe { Sm100::<INDEX, { INSTANCES[INDEX].blocks }>::run(launch) }
-        }
-    )*};
-}
-instances!(entries);
-
-/// A block at work, as one of [`INSTANCES`]. BLOCKS compute a tile, as the instance says.
+/// A block at work. BLOCKS compute a tile, as the instance says.
 #[derive(Clone, Copy)]
-struct Sm100<const INDEX: usize, const BLOCKS: u32> {
-    launch: Launch,
+pub struct Sm100<W: Work, const BLOCKS: u32> {
+    work: W,
     /// Its shared memory.
     shared: SharedAddress,
     /// Its tensor memory.
@@ -99,8 +79,8 @@ struct Sm100<const INDEX: usize, const BLOCKS: u32> {
 /// Columns of tensor memory of a tile of the scale layout.
 const SCALE_COLUMNS: u32 = SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
 
-impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
-    const INSTANCE: Instance = INSTANCES[INDEX];
+impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
+    const INSTANCE: Instance = W::INSTANCE;
     const MATRICES: usize = Self::INSTANCE.matrices as usize;
     const STAGES: u32 = Self::INSTANCE.stages;
     const CHECK: () = {
@@ -169,13 +149,13 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
     /// A thread's part of the kernel.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`.
+    /// The contract of the kernel.
     #[inline(always)]
-    unsafe fn run(launch: Launch) {
+    pub unsafe fn run(work: W) {
         const { Self::CHECK };
         let warp = thread::thread_idx_x() / WARP_SIZE;
         let rank = if BLOCKS > 1 { cluster_rank() } else { 0 };
-        let mut block = Self { launch, shared: dynamic_shared_address(), tmem: TmemAddress::new(0), rank };
+        let mut block = Self { work, shared: dynamic_shared_address(), tmem: TmemAddress::new(0), rank };
         // SAFETY: barriers and the address of the tensor memory have places of their own in shared memory, and nobody uses
         // them before all threads have passed the first `sync`. Whole warps come here. After the last `sync` nobody uses the
         // tensor memory any more, nor another block's shared memory.
@@ -195,6 +175,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
             tcgen05_fence_after_thread_sync();
             block.tmem = TmemAddress::new(ld_shared_b32(block.shared + Self::TMEM_ADDRESS));
 
+            W::wait();
             match Self::INSTANCE.roles {
                 Roles::Specialised => block.specialised(warp),
                 Roles::Serial => block.serial(warp),
@@ -237,6 +218,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
                     let mut stages = self.stages();
                     let mut maps = u32::MAX;
                     for (tile, group) in self.tiles() {
+                        let group = W::placed(group);
                         self.acquire_maps(&mut maps, &tile, &group);
                         for k_block in 0..group.k_blocks() {
                             self.load(&mut stages, &tile, &group, k_block);
@@ -248,6 +230,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
                 if elect_sync(ALL_LANES) {
                     let mut multiplier = Multiplier::new(self);
                     for (tile, group) in self.tiles() {
+                        let group = W::placed(group);
                         if self.rank > 0 {
                             multiplier.report(&group);
                             continue;
@@ -262,6 +245,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
             } else {
                 let mut epilogue = Epilogue::new(self, warp);
                 for (tile, group) in self.tiles() {
+                    let group = W::placed(group);
                     epilogue.store(&tile, &group);
                 }
                 epilogue.finish();
@@ -284,6 +268,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
             let mut maps = u32::MAX;
             let mut epilogue = Epilogue::new(self, warp);
             for (tile, group) in self.tiles() {
+                let group = W::placed(group);
                 if elected {
                     self.acquire_maps(&mut maps, &tile, &group);
                     multiplier.begin();
@@ -306,24 +291,16 @@ impl<const INDEX: usize, const BLOCKS: u32> Sm100<INDEX, BLOCKS> {
 
     /// The tiles of this block, in order.
     #[inline(always)]
-    fn tiles(self) -> Tiles<Tile, Group> {
+    fn tiles(self) -> W::Tiles {
         let (next, stride) = (thread::block_idx_x() / BLOCKS, thread::grid_dim_x() / BLOCKS);
-        let Launch { tiles, tile_count, groups, .. } = self.launch;
-        // SAFETY: the contract in this folder's `mod.rs`.
-        unsafe { Tiles::new(tiles, tile_count, groups, next, stride) }
+        // SAFETY: the contract; lists are read behind `W::wait`.
+        unsafe { self.work.tiles(next, stride) }
     }
 
     /// The first row of weights, which is a column of C, that this block has of a tile.
     #[inline(always)]
     const fn first_row(self, tile: &Tile) -> u32 {
         tile.first_row + self.rank * TILE_ROWS
-    }
-}
-
-impl OfGroup for Tile {
-    #[inline(always)]
-    fn group(&self) -> u32 {
-        self.group
     }
 }
 

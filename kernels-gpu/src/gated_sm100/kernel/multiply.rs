@@ -9,16 +9,16 @@ use cuda_std::{
     },
 };
 
-use super::Sm100;
+use super::{Placed, Sm100, Work};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
-    gated_sm100::abi::{Group, Instance, K_BLOCK_BYTES, MMA_K, MMAS_PER_K_BLOCK, TOKEN_SCALE_ROWS, Tile},
+    gated_sm100::abi::{Instance, K_BLOCK_BYTES, MMA_K, MMAS_PER_K_BLOCK, TOKEN_SCALE_ROWS, Tile},
     ring::Ring,
 };
 
 /// The thread that multiplies, k-block by k-block.
-pub(super) struct Multiplier<const INDEX: usize, const BLOCKS: u32> {
-    block: Sm100<INDEX, BLOCKS>,
+pub(super) struct Multiplier<W: Work, const BLOCKS: u32> {
+    block: Sm100<W, BLOCKS>,
     stages: Ring<BLOCKS>,
     accumulators: Ring<BLOCKS>,
     /// The set of columns for the next k-block's scales.
@@ -29,12 +29,12 @@ pub(super) struct Multiplier<const INDEX: usize, const BLOCKS: u32> {
     all_used: bool,
 }
 
-impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
-    const INSTANCE: Instance = Sm100::<INDEX, BLOCKS>::INSTANCE;
+impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
+    const INSTANCE: Instance = Sm100::<W, BLOCKS>::INSTANCE;
     const SCALE_SETS: u32 = Self::INSTANCE.scale_sets();
 
     #[inline(always)]
-    pub fn new(block: Sm100<INDEX, BLOCKS>) -> Self {
+    pub fn new(block: Sm100<W, BLOCKS>) -> Self {
         let (stages, accumulators) = (block.stages(), block.accumulators());
         Self { block, stages, accumulators, scale_set: 0, scales_of: stages, all_used: false }
     }
@@ -56,29 +56,29 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
     /// # Safety
     /// As [`Self::begin`]; `group` is the tile's. The calls have the k-blocks in the order in which they are loaded.
     #[inline(always)]
-    pub unsafe fn multiply(&mut self, tile: &Tile, group: &Group, k_block: u32) {
+    pub unsafe fn multiply(&mut self, tile: &Tile, group: &Placed, k_block: u32) {
         let Self { block, .. } = *self;
-        let stage = block.shared + self.stages.index() * Sm100::<INDEX, BLOCKS>::STAGE_BYTES;
-        let scales = block.tmem.column(Sm100::<INDEX, BLOCKS>::scales(self.scale_set));
+        let stage = block.shared + self.stages.index() * Sm100::<W, BLOCKS>::STAGE_BYTES;
+        let scales = block.tmem.column(Sm100::<W, BLOCKS>::scales(self.scale_set));
         let mma_n = Self::INSTANCE.mma_n(tile.tokens);
         let descriptor = InstructionDescriptor::mxf4nvf4(Self::INSTANCE.tile_rows(), mma_n);
         let token_column = tile.first_token % SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
         let token_scale_tiles = tile.token_scale_tiles();
-        let accumulator = block.tmem.column(Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index(), 0));
+        let accumulator = block.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), 0));
         let (values, scale_source) = (values_descriptor(stage), scales_descriptor(stage));
         let multiply_once = |mma: u32| {
             let values_at = |matrix: u32| values.at(matrix + mma * MMA_K_BYTES);
-            let token_scales = scales.column(Sm100::<INDEX, BLOCKS>::token_scale_column(mma, 0)).column(token_column);
+            let token_scales = scales.column(Sm100::<W, BLOCKS>::token_scale_column(mma, 0)).column(token_column);
             // SAFETY: as below, where it is called.
             unsafe {
                 Self::copy_scales(scales, scale_source, mma, token_scale_tiles);
-                for matrix in 0..Sm100::<INDEX, BLOCKS>::MATRICES {
+                for matrix in 0..Sm100::<W, BLOCKS>::MATRICES {
                     tcgen05_mma_mxf4nvf4_block16::<BLOCKS>(
-                        accumulator.column(Sm100::<INDEX, BLOCKS>::accumulator(0, matrix)),
-                        values_at(Sm100::<INDEX, BLOCKS>::weights(matrix)),
-                        values_at(Sm100::<INDEX, BLOCKS>::TOKENS),
+                        accumulator.column(Sm100::<W, BLOCKS>::accumulator(0, matrix)),
+                        values_at(Sm100::<W, BLOCKS>::weights(matrix)),
+                        values_at(Sm100::<W, BLOCKS>::TOKENS),
                         descriptor,
-                        scales.column(Sm100::<INDEX, BLOCKS>::weight_scale_column(matrix, mma)),
+                        scales.column(Sm100::<W, BLOCKS>::weight_scale_column(matrix, mma)),
                         token_scales,
                         k_block > 0 || mma > 0,
                     );
@@ -148,16 +148,16 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
         let source = |scales: u32| stage.at(scales + mma * SCALE_TILE_BYTES);
         // SAFETY: what `# Safety` above asks; one thread calls it.
         unsafe {
-            for matrix in 0..Sm100::<INDEX, BLOCKS>::MATRICES {
-                let column = scales.column(Sm100::<INDEX, BLOCKS>::weight_scale_column(matrix, mma));
-                let weight_scales = Sm100::<INDEX, BLOCKS>::weight_scales(matrix);
+            for matrix in 0..Sm100::<W, BLOCKS>::MATRICES {
+                let column = scales.column(Sm100::<W, BLOCKS>::weight_scale_column(matrix, mma));
+                let weight_scales = Sm100::<W, BLOCKS>::weight_scales(matrix);
                 tcgen05_cp_32x128b_warpx4::<BLOCKS>(column, source(weight_scales));
             }
             for tile_row in 0..Self::INSTANCE.token_scale_tiles() {
                 // Every tile has one.
                 if tile_row == 0 || tile_row < token_scale_tiles {
-                    let column = scales.column(Sm100::<INDEX, BLOCKS>::token_scale_column(mma, tile_row));
-                    let token_scales = Sm100::<INDEX, BLOCKS>::TOKEN_SCALES + tile_row * Instance::SCALE_BYTES;
+                    let column = scales.column(Sm100::<W, BLOCKS>::token_scale_column(mma, tile_row));
+                    let token_scales = Sm100::<W, BLOCKS>::TOKEN_SCALES + tile_row * Instance::SCALE_BYTES;
                     tcgen05_cp_32x128b_warpx4::<BLOCKS>(column, source(token_scales));
                 }
             }
@@ -189,7 +189,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Multiplier<INDEX, BLOCKS> {
     /// # Safety
     /// The block's barriers have been initialised. One thread calls it, for each tile.
     #[inline(always)]
-    pub unsafe fn report(&mut self, group: &Group) {
+    pub unsafe fn report(&mut self, group: &Placed) {
         for _ in 0..group.k_blocks() {
             // SAFETY: the producer is at most one round ahead, since it waits for the MMAs. The first block's barrier is
             // made for this arrival besides its own thread's.

@@ -15,10 +15,10 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp},
 };
 
-use super::Sm100;
+use super::{Placed, Sm100, Sums, Work};
 use crate::{
-    epilogue::{convert, silu},
-    gated_sm100::abi::{BOX_BYTES, BOX_COLUMNS, BOX_TOKENS, EPILOGUE_WARPS, Group, N_STEP, QUARTERS, Store, Tile},
+    epilogue::convert,
+    gated_sm100::abi::{BOX_BYTES, BOX_COLUMNS, BOX_TOKENS, EPILOGUE_WARPS, N_STEP, QUARTERS, Store, Tile},
     ring::Ring,
 };
 
@@ -45,16 +45,13 @@ const _: () = {
 /// Warps of a quarter.
 const PARTS: u32 = EPILOGUE_WARPS / QUARTERS;
 
-/// A lane's sums of 8 tokens, by matrix. The plain kernel has one matrix, and zeros in place of the other.
-type Sums = [[f32; N_STEP as usize]; 2];
-
 /// A warp of the epilogue.
 ///
 /// Each lane has a column of C, which is a lane of tensor memory with all tokens. It takes 8 tokens at a time. They pass
 /// through one of the warp's two buffers in shared memory, where a token's 32 columns lie side by side. The warps of a quarter
 /// fill and store their buffers in turns, each as many tokens as a buffer holds.
-pub(super) struct Epilogue<const INDEX: usize, const BLOCKS: u32> {
-    block: Sm100<INDEX, BLOCKS>,
+pub(super) struct Epilogue<W: Work, const BLOCKS: u32> {
+    block: Sm100<W, BLOCKS>,
     accumulators: Ring<BLOCKS>,
     /// Which of its quarter's warps it is, from 0.
     part: u32,
@@ -68,11 +65,11 @@ pub(super) struct Epilogue<const INDEX: usize, const BLOCKS: u32> {
     map: u32,
 }
 
-impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
+impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     #[inline(always)]
-    pub fn new(block: Sm100<INDEX, BLOCKS>, warp: u32) -> Self {
-        let bytes = Sm100::<INDEX, BLOCKS>::INSTANCE.store_bytes();
-        let buffer = block.shared + Sm100::<INDEX, BLOCKS>::BUFFERS + warp * 2 * bytes;
+    pub fn new(block: Sm100<W, BLOCKS>, warp: u32) -> Self {
+        let bytes = Sm100::<W, BLOCKS>::INSTANCE.store_bytes();
+        let buffer = block.shared + Sm100::<W, BLOCKS>::BUFFERS + warp * 2 * bytes;
         Self {
             block,
             accumulators: block.accumulators(),
@@ -90,17 +87,19 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
     /// `group` is the tile's, and the contract holds of it. The whole warp calls it together, for each tile in order; the
     /// warp is the one that [`Self::new`] was told.
     #[inline(always)]
-    pub unsafe fn store(&mut self, tile: &Tile, group: &Group) {
-        let buffer_tokens = Sm100::<INDEX, BLOCKS>::INSTANCE.store_tokens();
+    pub unsafe fn store(&mut self, tile: &Tile, group: &Placed) {
+        let buffer_tokens = Sm100::<W, BLOCKS>::INSTANCE.store_tokens();
         let mut token = self.part * buffer_tokens;
         // SAFETY: the accumulator is read while it is full; its lanes are this quarter's, and the buffers this warp's alone.
         unsafe {
+            let column = self.block.work.column(tile, self.block.first_row(tile) + self.first_column + lane_id());
             self.accumulators.wait_full();
             tcgen05_fence_after_thread_sync();
             if token >= tile.tokens {
                 self.release();
             }
             while token < tile.tokens {
+                let tokens = self.block.work.tokens(tile, group, token);
                 let sums = self.load_sums(token);
                 let in_buffer = token % buffer_tokens;
                 let fills = in_buffer + N_STEP == buffer_tokens;
@@ -109,8 +108,8 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
                 if last {
                     self.release();
                 }
-                self.stage(in_buffer, &sums, group);
-                match Sm100::<INDEX, BLOCKS>::INSTANCE.store {
+                self.stage(in_buffer, self.block.work.values(group, &column, &tokens, &sums));
+                match Sm100::<W, BLOCKS>::INSTANCE.store {
                     Store::Direct => self.store_lanes(tile, group, token),
                     Store::Tma if last || fills => self.store_box(tile, group, token - in_buffer),
                     Store::Tma => {}
@@ -141,7 +140,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
     /// Waits until all is stored and no copy reads the buffers any more.
     #[inline(always)]
     pub fn finish(self) {
-        if matches!(Sm100::<INDEX, BLOCKS>::INSTANCE.store, Store::Tma) {
+        if matches!(Sm100::<W, BLOCKS>::INSTANCE.store, Store::Tma) {
             cp_async_bulk_wait_group::<0>();
         }
     }
@@ -152,12 +151,11 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
     /// The accumulator is full. The whole warp calls it together.
     #[inline(always)]
     unsafe fn load_sums(&self, token: u32) -> Sums {
-        let accumulator =
-            |matrix| self.tmem.column(Sm100::<INDEX, BLOCKS>::accumulator(self.accumulators.index(), matrix));
+        let accumulator = |matrix| self.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), matrix));
         let address = |matrix| accumulator(matrix).column(token);
         // SAFETY: what `# Safety` above asks; the lanes are those that this warp may access.
         let sums = unsafe {
-            if Sm100::<INDEX, BLOCKS>::MATRICES == 2 {
+            if Sm100::<W, BLOCKS>::MATRICES == 2 {
                 tcgen05_ld_32x32b_x8_twice([address(0), address(1)])
             } else {
                 [tcgen05_ld_32x32b_x8(address(0)), [0; N_STEP as usize]]
@@ -166,23 +164,17 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
         sums.map(|sums| sums.map(f32::from_bits))
     }
 
-    /// Scales and activates a lane's sums of 8 tokens, and writes them to the buffer, where they are the tokens from `token`
-    /// on.
+    /// Writes a lane's values of 8 tokens to the buffer, where they are the tokens from `token` on.
     ///
     /// # Safety
     /// The buffer has room for them, and no lane or copy reads it now.
     #[inline(always)]
-    unsafe fn stage(&self, token: u32, sums: &Sums, group: &Group) {
-        let value = |token: usize| {
-            let gate = group.alpha[0] * sums[0][token];
-            if Sm100::<INDEX, BLOCKS>::MATRICES == 2 { silu(gate) * (group.alpha[1] * sums[1][token]) } else { gate }
-        };
+    unsafe fn stage(&self, token: u32, values: [f32; N_STEP as usize]) {
         let address = self.buffers[0] + token * TOKEN_BYTES + lane_id() * ELEMENT_BYTES;
         // All values come before the first store, which the compiler moves nothing across: they are long chains, and run beside
         // each other.
-        let values: [f32; N_STEP as usize] = core::array::from_fn(value);
         for token in (0..N_STEP).step_by(2) {
-            let pair = convert(self.block.launch.output, values[token as usize], values[token as usize + 1]);
+            let pair = convert(self.block.work.output(), values[token as usize], values[token as usize + 1]);
             let address = address + token * TOKEN_BYTES;
             // SAFETY: inside of the buffer, in this lane's own column.
             unsafe {
@@ -198,7 +190,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
     /// # Safety
     /// Every lane has written its part of the buffer. The whole warp calls it together; the contract holds of `group`.
     #[inline(always)]
-    unsafe fn store_lanes(&mut self, tile: &Tile, group: &Group, token: u32) {
+    unsafe fn store_lanes(&mut self, tile: &Tile, group: &Placed, token: u32) {
         let lane = lane_id();
         let token = token + lane / LANES_PER_TOKEN;
         let column = self.block.first_row(tile) + self.first_column + lane % LANES_PER_TOKEN * ELEMENTS_PER_LANE;
@@ -223,7 +215,7 @@ impl<const INDEX: usize, const BLOCKS: u32> Epilogue<INDEX, BLOCKS> {
     /// # Safety
     /// As [`Self::store_lanes`].
     #[inline(always)]
-    unsafe fn store_box(&mut self, tile: &Tile, group: &Group, token: u32) {
+    unsafe fn store_box(&mut self, tile: &Tile, group: &Placed, token: u32) {
         let column = self.block.first_row(tile) + self.first_column;
         // SAFETY: the group's own map. All lanes have written the buffer before one of them copies it. The warp goes on when
         // the other buffer, which is written next, has been read.

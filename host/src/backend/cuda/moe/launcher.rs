@@ -4,22 +4,24 @@ use std::sync::{Arc, OnceLock};
 
 use bytemuck::Zeroable;
 use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
-use kernels_gpu::moe_pack::abi::Pack;
+use kernels_gpu::moe_pack::abi::{Pack, PackNvfp4};
+use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::units::matrix_bytes;
 
 use crate::backend::cuda::device::Device;
+use crate::backend::cuda::maps;
 use crate::backend::cuda::planned::ReadyLaunch;
-use crate::backend::refuse_fp8;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
+use crate::fp4::InputScales;
 use crate::fp8::TokenFormat;
 use crate::kernels::Subject;
 use crate::kernels::kernel::Kernel;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::moe::{
     self, MoeArguments, MoeKernels, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, packing,
-    workspace_bytes,
+    row_order, workspace_bytes,
 };
 use crate::kernels::moe_pack::MoePack;
 use crate::kernels::moe_pack::row_order::RowOrder;
@@ -125,10 +127,9 @@ type Functions = [(&'static str, CUfunction)];
 pub struct MoeLauncher {
     /// Those that run on the device.
     pub(super) kernels: MoeKernels,
-    /// The entries, by name; good for as long as the device.
-    functions: Arc<Functions>,
-    /// Those for tokens in FP8, which are loaded when the first such layer is packed.
-    fp8_functions: Arc<OnceLock<Box<Functions>>>,
+    /// The entries for tokens of each of [`TokenFormat::ALL`], by name; good for as long as the device. They are loaded when the first
+    /// such layer is packed, those for 16 bits at once.
+    functions: Arc<[OnceLock<Box<Functions>>; TokenFormat::ALL.len()]>,
     device: Arc<Device>,
 }
 
@@ -151,20 +152,20 @@ impl MoeLauncher {
             }
             None => kernels,
         };
-        device.standing.check(Subject::Moe)?;
-        let functions = device.functions(&kernels.all())?;
-        Ok(Self { kernels, functions: functions.into(), fp8_functions: Arc::default(), device })
+        let launcher = Self { kernels, functions: Arc::default(), device };
+        launcher.load(kernels.default_format())?;
+        Ok(launcher)
     }
 
-    /// Loads what a layer needs besides whose tokens have this format, before a stream may be captured.
+    /// Loads what a layer needs whose tokens have this format, before a stream may be captured.
     pub(super) fn load(&self, token_format: TokenFormat) -> Result<(), Error> {
-        if !self.kernels.fp8 {
-            return refuse_fp8("MoE", "this card", token_format);
-        }
-        if token_format == TokenFormat::Fp8 && self.fp8_functions.get().is_none() {
-            self.device.standing.check(Subject::Fp8)?;
-            let functions = self.device.functions(&moe::FP8_KERNELS)?;
-            self.fp8_functions.get_or_init(|| functions.into());
+        self.kernels.check_takes(token_format, "this card")?;
+        let place = &self.functions[token_format as usize];
+        if place.get().is_none() {
+            self.device.standing.check(Subject::moe(token_format))?;
+            let kernels = self.kernels.of_format(token_format).expect("checked above");
+            let functions = self.device.functions(&kernels)?;
+            place.get_or_init(|| functions.into());
         }
         Ok(())
     }
@@ -200,7 +201,7 @@ impl MoeLauncher {
         let _entered = self.device.enter()?;
         // SAFETY: the context is current; `# Safety` above asks for the rest.
         unsafe {
-            self.clear(&packed, stream)?;
+            self.clear(sizes, &packed, stream)?;
             for (of_shared, tensors) in [(false, Some(experts)), (true, shared)] {
                 for (projection, tensor) in tensors.iter().flat_map(|tensors| tensors.projections()) {
                     self.pack_projection(sizes, &packed, of_shared, projection, tensor, stream)?;
@@ -210,14 +211,67 @@ impl MoeLauncher {
         Ok(())
     }
 
-    /// Notes that no scale is wrong yet.
+    /// Notes that no scale is wrong yet, and that there are no input scales.
     ///
     /// # Safety
     ///
     /// The context is current, the stream is one of it, and the weights have room.
-    pub(super) unsafe fn clear(&self, packed: &PackedWeights, stream: CUstream) -> Result<(), Error> {
-        // SAFETY: `# Safety` above.
-        self.device.check_raw(unsafe { sys::cuMemsetD8Async(packed.invalid, 0xFF, Self::HEAD_BYTES, stream) })
+    pub(super) unsafe fn clear(&self, sizes: &MoeSizes, packed: &PackedWeights, stream: CUstream) -> Result<(), Error> {
+        let (routed, shared) = ((&packed.experts, sizes.experts), packed.shared.as_ref().map(|shared| (shared, 1)));
+        let experts = [routed].into_iter().chain(shared);
+        let input_scales = experts.flat_map(|(placed, count)| placed.input_scales.map(|at| (at, count)));
+        // SAFETY: `# Safety` above; input scales are parts of the weights.
+        unsafe {
+            self.device.check_raw(sys::cuMemsetD8Async(packed.invalid, 0xFF, Self::HEAD_BYTES, stream))?;
+            for (at, count) in input_scales.filter(|(at, _)| *at != 0) {
+                self.device.check_raw(sys::cuMemsetD8Async(at, 0, size_of::<f32>() * count, stream))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues the copy of experts' input scales to packed weights: each token then has its expert's as its global scale, and not one of
+    /// its own. `of_shared` are the shared expert's.
+    ///
+    /// # Errors
+    /// If tokens are not in [NVFP4](TokenFormat::Nvfp4), there is not one for each expert, one is out of range, or the driver fails.
+    ///
+    /// # Safety
+    ///
+    /// - `stream` is a stream of this device's primary context, or null, and captures nothing.
+    /// - The weights were packed for these sizes, on this stream or before it, and nothing reads them until the stream has come past this.
+    pub unsafe fn set_input_scales(
+        &self,
+        sizes: &MoeSizes,
+        experts: &[InputScales],
+        of_shared: Option<InputScales>,
+        weights: CUdeviceptr,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        let (got, expected) = (experts.len(), sizes.experts);
+        if got != expected || of_shared.is_some() != sizes.shared_intermediate.is_some() {
+            let what = "input scales (one for each expert, and the shared one)";
+            return Err(Error::Mismatch { what, got, expected });
+        }
+        if sizes.token_format != TokenFormat::Nvfp4 {
+            return Err(Error::Invalid("input scales are for layers with NVFP4 tokens; leave them out".into()));
+        }
+        experts.iter().chain(&of_shared).try_for_each(InputScales::check)?;
+        check_weights(weights)?;
+        let packed = PackedWeights::at(sizes, weights);
+        let of_shared = packed.shared.as_ref().zip(of_shared.as_ref().map(std::slice::from_ref));
+        let _entered = self.device.enter()?;
+        for (placed, scales) in [(&packed.experts, experts)].into_iter().chain(of_shared) {
+            let of = [scales.iter().map(|of| of.gate_up).collect(), scales.iter().map(|of| of.down).collect()];
+            for (to, numbers) in placed.input_scales.into_iter().zip(of) {
+                let numbers: Vec<f32> = numbers;
+                let (from, bytes) = (numbers.as_ptr().cast(), size_of_val(&*numbers));
+                // SAFETY: the context is current; `# Safety` above asks for the stream and for the weights. The driver has read what is in
+                // pageable memory when the call returns (cuda.h, "API synchronization behavior").
+                self.device.check_raw(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes, stream) })?;
+            }
+        }
+        Ok(())
     }
 
     /// Queues the packing of gate, up or down (0, 1, 2) of every expert, and the copy of its global scales and biases.
@@ -235,26 +289,48 @@ impl MoeLauncher {
         stream: CUstream,
     ) -> Result<(), Error> {
         let placed = if of_shared { packed.shared.as_ref() } else { Some(&packed.experts) };
-        let PlacedExperts { gate_up, down, alpha, bias } = placed.expect("checked when packing begins");
+        let PlacedExperts { gate_up, down, alpha, bias, .. } = placed.expect("checked when packing begins");
         let Matrices { count, rows, k } = Matrices::of(sizes, of_shared, projection);
-        let (is_down, bytes) = (projection == 2, matrix_bytes(rows, k));
-        let order = RowOrder::of_projection(projection, packing(sizes));
+        let is_down = projection == 2;
         // Up lies behind gate, if there is one.
         let (before, of_both) = if sizes.activation.has_gate() { (projection as u64, 2) } else { (0, 1) };
-        let pack = Pack {
-            values: tensor.values,
-            values_stride: tensor.values_stride as u64,
-            scales: tensor.scales,
-            scales_stride: tensor.scales_stride as u64,
-            units: if is_down { *down } else { gate_up + before * bytes },
-            units_stride: if is_down { bytes } else { of_both * bytes },
-            invalid: packed.invalid(of_shared, projection),
-            matrices: count,
-            rows,
-            k,
-            ordered_rows: (order == RowOrder::OfK).into(),
-            token_type: packing(sizes) as u32,
-            ..Pack::zeroed()
+        let (at, before, each) = if is_down { (*down, 0, 1) } else { (*gate_up, before, of_both) };
+        let (order, invalid) = (row_order(sizes, projection), packed.invalid(of_shared, projection));
+        let launch = if sizes.token_format == TokenFormat::Nvfp4 {
+            let [value_bytes_of, scale_bytes] = [value_bytes(rows.into(), k), weight_scale_bytes(rows, k)];
+            let scales_at = at + u64::from(count) * each * value_bytes_of;
+            MoePack.launch_nvfp4(PackNvfp4 {
+                values: tensor.values,
+                values_stride: tensor.values_stride as u64,
+                scales: tensor.scales,
+                scales_stride: tensor.scales_stride as u64,
+                packed_values: at + before * value_bytes_of,
+                packed_values_stride: each * value_bytes_of,
+                packed_scales: scales_at + before * scale_bytes,
+                packed_scales_stride: each * scale_bytes,
+                invalid,
+                matrices: count,
+                rows,
+                k,
+                unused: 0,
+            })
+        } else {
+            let bytes = matrix_bytes(rows, k);
+            MoePack.launch(Pack {
+                values: tensor.values,
+                values_stride: tensor.values_stride as u64,
+                scales: tensor.scales,
+                scales_stride: tensor.scales_stride as u64,
+                units: at + before * bytes,
+                units_stride: each * bytes,
+                invalid,
+                matrices: count,
+                rows,
+                k,
+                ordered_rows: (order == RowOrder::OfK).into(),
+                token_type: packing(sizes) as u32,
+                ..Pack::zeroed()
+            })
         };
         let biases = if bias[projection] == 0 {
             Vec::new()
@@ -270,7 +346,7 @@ impl MoeLauncher {
                 let (from, bytes) = (numbers.as_ptr().cast(), size_of_val(numbers));
                 self.device.check_raw(sys::cuMemcpyHtoDAsync_v2(to, from, bytes, stream))?;
             }
-            self.ready(&MoePack.launch(pack)?)?.queue(&self.device, stream)
+            self.ready(&launch?)?.queue(&self.device, stream)
         }
     }
 
@@ -368,9 +444,9 @@ impl MoeLauncher {
     /// A launch with its entry.
     fn ready(&self, launch: &Launch) -> Result<ReadyLaunch, Error> {
         let is_it = |(entry, _): &&(&str, CUfunction)| *entry == launch.grid.entry;
-        let of_fp8 = self.fp8_functions.get().into_iter().flatten();
-        let &(_, function) = self.functions.iter().chain(of_fp8).find(is_it).expect("entries are loaded");
-        let parameter = launch.write(0, &mut [], &mut |_| unreachable!("the parameter says everything"))?;
+        let mut loaded = self.functions.iter().filter_map(OnceLock::get).flatten();
+        let &(_, function) = loaded.find(is_it).expect("entries are loaded");
+        let parameter = launch.write(0, &mut [], &mut |map| maps::encode(&self.device, map))?;
         Ok(ReadyLaunch { function, grid: launch.grid, parameter })
     }
 }

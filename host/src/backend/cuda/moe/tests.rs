@@ -7,6 +7,7 @@ use fake_cuda::FakeCuda;
 use super::*;
 use crate::backend::Backend;
 use crate::backend::cuda::{Cuda, Options, Verdicts};
+use crate::fp4::InputScales;
 use crate::kernels::fake::kernel;
 use crate::moe::{Activation, Biases, MoeInputs};
 use crate::problem::OutDtype;
@@ -100,6 +101,43 @@ fn a_layer_is_computed_from_what_lies_on_the_device() {
             }
         }
     }
+}
+
+#[test]
+fn a_blackwell_card_multiplies_nvfp4_tokens_by_input_scales_or_their_own() {
+    let fake = hopper();
+    fake.set_device(10, 0, 4);
+    // No card has proved these kernels.
+    let of_f16 = weights(OutDtype::F16).with_token_format(TokenFormat::Nvfp4);
+    let error = Cuda::open(0).unwrap().prepare_moe(&of_f16).err().unwrap().to_string();
+    assert!(error.contains("nvfp4 selftest"), "{error}");
+    let options = Options { verdicts: Verdicts::Ignored, ..Options::default() };
+    let gpu = Cuda::open_with(0, options).unwrap();
+    assert_eq!(gpu.moe_token_format(), TokenFormat::Nvfp4);
+    let of_16_bits = weights(OutDtype::F16);
+    let error = gpu.prepare_moe(&of_16_bits).err().unwrap().to_string();
+    assert!(error.contains("no MoE layer with 16-bit tokens for this card yet; take NVFP4 tokens"), "{error}");
+    let scales = |count: usize| (1..=count).map(|i| InputScales { gate_up: i as f32 / 4e3, down: i as f32 / 3e4 });
+    for dtype in [OutDtype::F16, OutDtype::Bf16] {
+        let own = weights(dtype).with_token_format(TokenFormat::Nvfp4);
+        let given = own.clone().with_shared(biased(expert(96, 9))).unwrap();
+        let given = given.with_input_scales(scales(4).collect()).unwrap();
+        for weights in [own, given] {
+            let mut layer = gpu.prepare_moe_layer(&weights).unwrap();
+            for tokens in [1, 7, 0, 200] {
+                let step = MoeStep::new(&weights, inputs(dtype, tokens)).unwrap();
+                check(&weights, &step, &execute(&mut layer, &step));
+                let launches = if weights.shared().is_some() { 10 } else { 6 };
+                assert_eq!(layer.launches(), (tokens > 0).then_some(launches));
+            }
+        }
+    }
+    // SAFETY: what is refused is not queued.
+    let error = unsafe {
+        let (sizes, scales) = (weights(OutDtype::F16).sizes(), scales(3).collect::<Vec<_>>());
+        gpu.moe_launcher().unwrap().set_input_scales(&sizes, &scales, None, 256, std::ptr::null_mut()).unwrap_err()
+    };
+    assert!(error.to_string().contains("input scales are for layers with NVFP4 tokens"), "{error}");
 }
 
 #[test]

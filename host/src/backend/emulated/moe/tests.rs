@@ -1,7 +1,8 @@
 //! What goes beyond a step of a layer: layers that share a workspace, and packing on the device.
 
 use bytemuck::Zeroable;
-use kernels_gpu::moe_pack::abi::Pack;
+use kernels_gpu::moe_pack::abi::{Pack, PackNvfp4};
+use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::units::matrix_bytes;
 
 use super::*;
@@ -11,6 +12,7 @@ use crate::generate::Generator;
 use crate::kernels::launch::output_code;
 use crate::kernels::moe::token_type;
 use crate::kernels::moe_pack::MoePack;
+use crate::kernels::moe_pack::row_order::RowOrder;
 use crate::moe::generate::{self, Routing};
 use crate::moe::{LayerShape, shape};
 use crate::problem::OutDtype;
@@ -66,6 +68,49 @@ fn layers_with_other_routing_follow_each_other_in_one_workspace() {
             }
             let found = placed.map(|step| device.download::<u16>(step.output));
             assert!(found == alone, "{schedule}: round {round}");
+        }
+    }
+}
+
+#[test]
+fn the_device_packs_for_nvfp4_tokens_what_the_host_packs() {
+    const MATRICES: usize = 2;
+    let gpu = hopper(Schedule::Fair);
+    for (rows, k) in [(16, 16), (144, 352), (96, 720), (272, 48), (16, 2112)] {
+        let values: Vec<u8> = (0..MATRICES * rows * k / 2).map(|i| (i * 97 + i / 251) as u8).collect();
+        let scales: Vec<u8> = (0..MATRICES * rows * k / 16).map(|i| (i * 31 % 127) as u8).collect();
+        let matrices = values.chunks(rows * k / 2).zip(scales.chunks(rows * k / 16));
+        let matrices: Vec<_> = matrices.map(|(v, s)| Matrix::new(rows, k, v, s, 1.0).unwrap()).collect();
+        let [values_of, scales_of] = [value_bytes(rows as u64, k as u32), weight_scale_bytes(rows as u32, k as u32)];
+        let mut device = gpu.memory();
+        let of_host = pack_nvfp4(matrices.iter());
+        // What pads a row is not written.
+        let to = device.upload(&vec![0u8; of_host.len()]);
+        let mut wrong = scales.clone();
+        (wrong[3], wrong[rows * k / 16 + 1]) = (0x80, 0x7F);
+        for (scales, first_wrong) in [(&scales, u64::MAX), (&wrong, 3)] {
+            if scales.len() < 4 {
+                continue;
+            }
+            let invalid = device.upload(&[u64::MAX]);
+            let launch = MoePack.launch_nvfp4(PackNvfp4 {
+                values: device.upload(&values).address,
+                values_stride: (rows * k / 2) as u64,
+                scales: device.upload(scales).address,
+                scales_stride: (rows * k / 16) as u64,
+                packed_values: to.address,
+                packed_values_stride: values_of,
+                packed_scales: to.address + MATRICES as u64 * values_of,
+                packed_scales_stride: scales_of,
+                invalid: invalid.address,
+                matrices: MATRICES as u32,
+                rows: rows as u32,
+                k: k as u32,
+                unused: 0,
+            });
+            gpu.launch(&mut device, &launch.unwrap(), &mut Vec::new()).unwrap();
+            assert_eq!(device.download::<u64>(invalid), [first_wrong]);
+            assert!(first_wrong == 3 || device.download::<u8>(to) == of_host, "{rows}×{k}");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Layers whose tokens are multiplied as FP8: the sums of [`crate::fp8`], one after the other.
+//! Layers whose tokens are multiplied as FP8 or NVFP4: the sums of [`crate::fp8`] and [`crate::fp4`], one after the other.
 //!
-//! No CPU adds up as Hopper's tensor cores do. So that a layer has their sums on the CPU too, each is computed step by step; it is as
-//! many times slower than 16-bit tokens as steps take more instructions than dot products. Rows of weights are folded as they are needed.
+//! No CPU adds up FP8 products as Hopper's tensor cores do. So that a layer has their sums on the CPU too, each is computed step by step;
+//! it is as many times slower than 16-bit tokens as steps take more instructions than dot products. Sums of NVFP4 products are exact
+//! before they are rounded. Rows of weights are decoded as they are needed.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -14,21 +15,66 @@ use super::epilogue;
 use super::moe::{combine, groups, split_stages};
 use crate::backend::{LinearLayer, MoeLayer};
 use crate::error::Error;
-use crate::format::Matrix;
-use crate::fp8::{self, Factors, Quantised, folded_row};
+use crate::format::{BLOCK, Matrix};
+use crate::fp4;
+use crate::fp8::{self, Quantised, TokenFormat, folded_row};
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 use crate::moe::oracle::weighted_token;
 use crate::moe::{Activation, MoeExpert, MoeOutput, MoeStep, MoeWeights, QuantisedStages};
 use crate::problem::OutDtype;
 
-/// What the backend says of such layers.
-const NAME: &str = "fp8";
+/// A row of tokens or of weights, ready to be multiplied.
+enum Factors {
+    Fp8(fp8::Factors),
+    Nvfp4(fp4::Factors),
+}
+
+impl Factors {
+    /// A row of tokens of K columns.
+    fn of_token(format: TokenFormat, tokens: &Quantised, row: usize, k: usize) -> Self {
+        let codes = &tokens.codes[row * k..][..k];
+        match format {
+            TokenFormat::Nvfp4 => {
+                let blocks = k / BLOCK;
+                Self::Nvfp4(fp4::Factors::new(codes, &tokens.block_scales[row * blocks..][..blocks]))
+            }
+            _ => Self::Fp8(fp8::Factors::new(codes)),
+        }
+    }
+
+    /// A row of weights for such tokens; `codes` has room for K.
+    fn of_weights(format: TokenFormat, matrix: &Matrix<'_>, row: usize, codes: &mut [u8]) -> Self {
+        if format == TokenFormat::Nvfp4 {
+            return Self::Nvfp4(fp4::Factors::of_row(matrix, row));
+        }
+        folded_row(matrix, row, codes);
+        Self::Fp8(fp8::Factors::new(codes))
+    }
+
+    /// What a projection makes of weights and a token with this scale.
+    fn projected(&self, token: &Self, scale: f32, global: f32, bias: Option<f32>) -> f32 {
+        match (self, token) {
+            (Self::Fp8(weights), Self::Fp8(token)) => fp8::scaled(fp8::sum(token, weights), scale, global, bias),
+            (Self::Nvfp4(weights), Self::Nvfp4(token)) => fp4::scaled(fp4::sum(token, weights), scale, global, bias),
+            _ => unreachable!("tokens and weights of one format"),
+        }
+    }
+}
 
 /// A matrix with the numbers of its bias, if it has one.
 type Projection<'a> = (&'a Matrix<'a>, Option<Cow<'a, [f32]>>);
 
+/// Rows of K numbers of a type, in this format.
+fn quantised(format: TokenFormat, dtype: OutDtype, bits: &[u16], k: usize, input_scale: Option<f32>) -> Quantised {
+    match format {
+        TokenFormat::Nvfp4 => fp4::quantise(dtype, bits, k, input_scale),
+        _ => Quantised::of(dtype, bits, k),
+    }
+}
+
 /// The products of rows with a matrix, or with gate and up, activated: `[rows, N]`.
 fn multiply(
+    format: TokenFormat,
     tokens: &Quantised,
     projections: &[Projection<'_>],
     activation: Option<Activation>,
@@ -36,21 +82,21 @@ fn multiply(
     out: &mut [u16],
 ) {
     let (n, k, m) = (projections[0].0.rows(), projections[0].0.k(), tokens.scales.len());
-    let rows: Vec<Factors> = tokens.codes.par_chunks(k).map(Factors::new).collect();
+    let rows: Vec<_> = (0..m).into_par_iter().map(|row| Factors::of_token(format, tokens, row, k)).collect();
     let mut columns = vec![0; n * m];
     columns.par_chunks_mut(m.max(1)).enumerate().for_each(|(column, out)| {
         let mut codes = vec![0; k];
         let weights: Vec<_> = projections
             .iter()
             .map(|(matrix, bias)| {
-                folded_row(matrix, column, &mut codes);
-                (Factors::new(&codes), matrix.global_scale(), bias.as_ref().map(|bias| bias[column]))
+                let weights = Factors::of_weights(format, matrix, column, &mut codes);
+                (weights, matrix.global_scale(), bias.as_ref().map(|bias| bias[column]))
             })
             .collect();
         let values = rows.iter().zip(&tokens.scales).map(|(row, &scale)| {
             let projected = |index: usize| {
                 let (weights, global, bias) = &weights[index];
-                fp8::scaled(fp8::sum(row, weights), scale, *global, *bias)
+                weights.projected(row, scale, *global, *bias)
             };
             match activation {
                 None => projected(0),
@@ -67,11 +113,11 @@ fn multiply(
 }
 
 /// An MoE layer.
-pub(super) struct CpuFp8MoeLayer<'w> {
+pub(super) struct CpuQuantisedMoe<'w> {
     weights: &'w MoeWeights<'w>,
 }
 
-impl<'w> CpuFp8MoeLayer<'w> {
+impl<'w> CpuQuantisedMoe<'w> {
     pub(super) fn new(weights: &'w MoeWeights<'w>) -> Self {
         Self { weights }
     }
@@ -97,9 +143,9 @@ fn projections<'a>(expert: &'a MoeExpert<'_>, is_down: bool, dtype: OutDtype) ->
     chosen.map(|(_, matrix, bias)| (matrix, bias.map(|bias| bias.numbers(dtype)))).collect()
 }
 
-impl MoeLayer for CpuFp8MoeLayer<'_> {
+impl MoeLayer for CpuQuantisedMoe<'_> {
     fn kernel(&self) -> &str {
-        NAME
+        self.weights.sizes().token_format.name()
     }
 
     fn execute(&mut self, step: &MoeStep<'_>, output: &mut MoeOutput) -> Result<Duration, Error> {
@@ -107,23 +153,25 @@ impl MoeLayer for CpuFp8MoeLayer<'_> {
         step.check_fits(sizes)?;
         output.check_fits(step)?;
         let started = Instant::now();
-        let (dtype, mut quantised) = (sizes.dtype, QuantisedStages::default());
+        let (dtype, format, mut stages) = (sizes.dtype, sizes.token_format, QuantisedStages::default());
         let (mut intermediate, mut partial) = (Vec::new(), Vec::new());
         // In the order of rows, so that each group's are appended.
         for (expert, rows) in groups(step) {
             let is_shared = expert == sizes.experts;
             let weights = self.weights.experts().get(expert).or(self.weights.shared()).expect("an expert of the layer");
-            let tokens = Quantised::of(dtype, &self.tokens(step, expert, rows.clone()), sizes.hidden);
+            let input_scales = self.weights.input_scales(expert);
+            let bits = self.tokens(step, expert, rows.clone());
+            let tokens = quantised(format, dtype, &bits, sizes.hidden, input_scales.map(|scales| scales.gate_up));
             let (first, width) = (intermediate.len(), weights.up.rows());
             intermediate.resize(first + rows.len() * width, 0);
             let of_group = &mut intermediate[first..];
-            multiply(&tokens, &projections(weights, false, dtype), Some(sizes.activation), dtype, of_group);
-            let activated = Quantised::of(dtype, of_group, width);
+            multiply(format, &tokens, &projections(weights, false, dtype), Some(sizes.activation), dtype, of_group);
+            let activated = quantised(format, dtype, of_group, width, input_scales.map(|scales| scales.down));
             let first = partial.len();
             partial.resize(first + rows.len() * sizes.hidden, 0);
-            multiply(&activated, &projections(weights, true, dtype), None, dtype, &mut partial[first..]);
+            multiply(format, &activated, &projections(weights, true, dtype), None, dtype, &mut partial[first..]);
             if output.stages.is_some() {
-                let QuantisedStages { tokens: own, intermediate, shared_tokens, shared_intermediate } = &mut quantised;
+                let QuantisedStages { tokens: own, intermediate, shared_tokens, shared_intermediate } = &mut stages;
                 let [to_tokens, to_intermediate] =
                     if is_shared { [shared_tokens, shared_intermediate] } else { [own, intermediate] };
                 to_tokens.append(tokens);
@@ -133,26 +181,26 @@ impl MoeLayer for CpuFp8MoeLayer<'_> {
         combine(step, &partial, &mut output.hidden);
         let elapsed = started.elapsed();
         if output.stages.is_some() {
-            output.stages = Some(split_stages(step, &intermediate, &partial, Some(quantised)));
+            output.stages = Some(split_stages(step, &intermediate, &partial, Some(stages)));
         }
         Ok(elapsed)
     }
 }
 
 /// A linear layer.
-pub(super) struct CpuFp8Linear<'w> {
+pub(super) struct CpuQuantisedLinear<'w> {
     weights: &'w LinearWeights<'w>,
 }
 
-impl<'w> CpuFp8Linear<'w> {
+impl<'w> CpuQuantisedLinear<'w> {
     pub(super) fn new(weights: &'w LinearWeights<'w>) -> Self {
         Self { weights }
     }
 }
 
-impl LinearLayer for CpuFp8Linear<'_> {
+impl LinearLayer for CpuQuantisedLinear<'_> {
     fn kernel(&self) -> &str {
-        NAME
+        self.weights.sizes().token_format.name()
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
@@ -161,8 +209,15 @@ impl LinearLayer for CpuFp8Linear<'_> {
         output.check_fits(step)?;
         let started = Instant::now();
         let bits: Vec<u16> = (0..step.tokens()).flat_map(|token| step.token(token)).copied().collect();
-        let tokens = Quantised::of(sizes.dtype, &bits, sizes.k);
-        multiply(&tokens, &[(self.weights.matrix(), self.weights.bias())], None, sizes.dtype, &mut output.out);
+        let tokens = quantised(sizes.token_format, sizes.dtype, &bits, sizes.k, None);
+        multiply(
+            sizes.token_format,
+            &tokens,
+            &[(self.weights.matrix(), self.weights.bias())],
+            None,
+            sizes.dtype,
+            &mut output.out,
+        );
         Ok(started.elapsed())
     }
 }

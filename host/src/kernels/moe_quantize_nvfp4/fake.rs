@@ -1,0 +1,60 @@
+//! The kernel's rows in the fake driver.
+
+use fake_cuda::Launch;
+use kernels_gpu::moe_quantize_nvfp4::abi::{ENTRIES, Quantize};
+use kernels_gpu::moe_route::abi::{NO_ROW, tile_size};
+use kernels_gpu::nvfp4_rows::{row_bytes, scale_tiles, token_scale};
+
+use crate::format::BLOCK;
+use crate::fp4::quantise_token;
+use crate::kernels::fake::{slice, slice_mut};
+use crate::problem::OutDtype;
+
+/// Quantises every token as the kernel's parameter says.
+pub(super) fn launch(launch: &Launch<'_>) {
+    assert_eq!(launch.block, [Quantize::THREADS, 1, 1]);
+    let dtype = if launch.kernel == ENTRIES[0] { OutDtype::F16 } else { OutDtype::Bf16 };
+    // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
+    unsafe {
+        let quantize: Quantize = launch.parameter(0);
+        let (k, experts) = (quantize.k as usize, quantize.experts as usize);
+        let list = |at: u64| slice::<u32>(at, experts + 1);
+        let (firsts, tile_firsts) = (list(quantize.firsts), list(quantize.tile_firsts));
+        let input_scales: &[f32] = slice(quantize.input_scales, experts);
+        let tokens = if quantize.places == 0 { firsts[experts] } else { quantize.token_count };
+        assert!(tokens <= quantize.token_count);
+        for token in 0..tokens {
+            let mut bits = slice::<u16>(quantize.input + u64::from(token) * quantize.input_pitch, k).to_vec();
+            if quantize.input_weights != 0 {
+                let weight = *(quantize.input_weights as *const f32).add(token as usize);
+                bits.iter_mut().for_each(|bits| *bits = dtype.round_f32(dtype.decode(*bits) as f32 * weight));
+            }
+            let (own, top_k) = ([token], quantize.top_k);
+            let places = if quantize.places == 0 {
+                &own[..]
+            } else {
+                slice(quantize.places + 4 * u64::from(token * top_k), top_k as usize)
+            };
+            for &row in places.iter().filter(|&&row| row != NO_ROW) {
+                let expert = firsts.partition_point(|&first| first <= row) - 1;
+                let (rows, tiles) =
+                    (firsts[expert + 1] - firsts[expert], tile_firsts[expert + 1] - tile_firsts[expert]);
+                let (size, in_expert) = (tile_size(rows, tiles), row - firsts[expert]);
+                let (mut codes, mut scales) = (vec![0; k], vec![0; k / BLOCK]);
+                let input_scale = Some(input_scales[expert]).filter(|&scale| scale != 0.0);
+                let global = quantise_token(dtype, &bits, input_scale, &mut codes, &mut scales);
+                *(quantize.globals as *mut f32).add(row as usize) = global;
+                let values: &mut [u8] = slice_mut(quantize.values + u64::from(row * row_bytes(quantize.k)), k / 2);
+                values
+                    .iter_mut()
+                    .zip(codes.as_chunks::<2>().0)
+                    .for_each(|(value, [low, high])| *value = low | high << 4);
+                scales.resize(4 * scale_tiles(quantize.k) as usize, 0);
+                for (block, scale) in (0..).zip(scales) {
+                    let at = token_scale(tile_firsts[expert] + in_expert / size, in_expert % size, block, quantize.k);
+                    *((quantize.scales + at) as *mut u8) = scale;
+                }
+            }
+        }
+    }
+}
