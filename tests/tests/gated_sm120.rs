@@ -71,7 +71,7 @@ fn the_corners_of_every_built_in_shape_are_right() {
 }
 
 #[test]
-#[ignore = "all of them take hours: cargo test --release -p nvfp4-tests --test gated_sm120 -- --ignored --nocapture"]
+#[ignore = "23 times the products of the corners: cargo test --release -p nvfp4-tests --test gated_sm120 -- --ignored --nocapture"]
 fn every_built_in_shape_is_right() {
     check_shapes(GroupedKernel::named("gated_sm120").unwrap(), "sm_120f", shape::builtin());
 }
