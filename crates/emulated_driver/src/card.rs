@@ -178,6 +178,7 @@ impl Card {
         match name {
             "h200" => Some(Self::h200()),
             "b200" => Some(Self::b200()),
+            "rtx-5090" => Some(Self::rtx_5090()),
             _ => None,
         }
     }
@@ -199,6 +200,26 @@ impl Card {
             (attribute::L2_BYTES, 126 << 20),
             (attribute::MAJOR, 10),
             (attribute::MINOR, 0),
+        ]);
+        card
+    }
+
+    /// A GeForce RTX 5090: compute capability 12.0, 170 multiprocessors, 512 bits of GDDR7, 32 GB (its data sheet), and what a
+    /// multiprocessor of 12.0 holds (CUDA programming guide, "Compute capabilities").
+    pub fn rtx_5090() -> Self {
+        let mut card = Self { name: "NVIDIA GeForce RTX 5090", memory: 32 << 30, ..Self::h200() };
+        card.attributes.extend([
+            (attribute::CLOCK_KHZ, 2_407_000),
+            (attribute::MULTIPROCESSORS, 170),
+            (attribute::MEMORY_CLOCK_KHZ, 14_001_000),
+            (attribute::MEMORY_BUS_BITS, 512),
+            (attribute::L2_BYTES, 96 << 20),
+            (attribute::THREADS_OF_A_MULTIPROCESSOR, 1536),
+            (attribute::MAJOR, 12),
+            (attribute::MINOR, 0),
+            (attribute::SHARED_BYTES_OF_A_MULTIPROCESSOR, 100 << 10),
+            (attribute::SHARED_BYTES_OF_A_BLOCK_BY_OPT_IN, 99 << 10),
+            (attribute::BLOCKS_OF_A_MULTIPROCESSOR, 24),
         ]);
         card
     }

@@ -24,6 +24,9 @@ enum Gpu {
     H200,
     /// Compute capability 10.0, 148 multiprocessors.
     B200,
+    /// Compute capability 12.0, 170 multiprocessors.
+    #[value(name = "rtx-5090")]
+    Rtx5090,
 }
 
 impl Gpu {
@@ -32,6 +35,7 @@ impl Gpu {
         match self {
             Gpu::H200 => "h200",
             Gpu::B200 => "b200",
+            Gpu::Rtx5090 => "rtx-5090",
         }
     }
 }

@@ -61,7 +61,7 @@ const PACKAGES: [&str; 6] = [
 
 /// Examples of CUTLASS that are run unless others are named: file, architecture, arguments. Sizes are small, so that each
 /// takes seconds.
-const EXAMPLES: [(&str, &str, &str); 36] = [
+const EXAMPLES: [(&str, &str, &str); 37] = [
     ("cute/tutorial/sgemm_1.cu", "90a", "256 256 64"),
     ("cute/tutorial/sgemm_sm80.cu", "90a", "256 256 64 T N"),
     ("cute/tutorial/hopper/wgmma_sm90.cu", "90a", "256 256 128"),
@@ -126,6 +126,11 @@ const EXAMPLES: [(&str, &str, &str); 36] = [
         "--b=1 --h=1 --h_k=1 --q=256 --k=256 --d=64 --warmup_iterations=0 --iterations=1 --verify",
     ),
     ("78_blackwell_emulated_bf16x9_gemm/78_blackwell_emulated_bf16x9_gemm.cu", "100a", GEMM),
+    (
+        "80_blackwell_geforce_sparse_gemm/80a_blackwell_geforce_mxfp8_bf16_sparse_gemm.cu",
+        "120a",
+        "--m=128 --n=128 --k=256 --iterations=0",
+    ),
     ("81_blackwell_gemm_blockwise/81_blackwell_gemm_blockwise.cu", "100a", GEMM),
     ("81_blackwell_gemm_blockwise/81_blackwell_grouped_gemm_groupwise.cu", "100a", GROUPED),
     ("83_blackwell_sparse_gemm/83_blackwell_sparse_gemm.cu", "100a", "--m=256 --n=128 --k=128 --iterations=0"),
@@ -300,7 +305,11 @@ impl Tools<'_> {
             }
             fs::write(&log, command).with_context(|| log.display().to_string())?;
         }
-        let gpu = if arch.starts_with("10") { "b200" } else { "h200" };
+        let gpu = match arch.get(..2) {
+            Some("10") => "b200",
+            Some("12") => "rtx-5090",
+            _ => "h200",
+        };
         self.each(table, name, |level, schedule| {
             let mut run = Command::new(self.built.join("ptx-emulator"));
             run.args(["run", "--gpu", gpu, "--level", level, "--schedule", schedule, "--"]).arg(&program);

@@ -1,11 +1,14 @@
 //! The product that `mma` and `wgmma` have in common, and how their modifiers name it.
 
+use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::hw::descriptor::Element;
 use crate::hw::fp8;
 use crate::hw::matmul::{Floats, Integers, Packing, multiply_f16, multiply_f32, multiply_i32};
 use crate::machine::warp::Warp;
 use crate::operand::{Row, Src};
+use crate::parser::ast::Operand;
+use crate::types::Type;
 
 /// The element type that a modifier names.
 pub fn element(name: &str) -> Option<Element> {
@@ -155,6 +158,15 @@ pub fn shape(i: &Parsed<'_>) -> Option<[usize; 3]> {
         let (n, k) = rest.split_once('k')?;
         Some([m.parse().ok()?, n.parse().ok()?, k.parse().ok()?])
     })
+}
+
+/// The register of operand `n`, which may stand alone in braces.
+pub fn register(i: &mut Parsed<'_>, n: usize) -> Result<Src> {
+    let Operand::Vector(_) = i.operand(n)? else { return i.src(n, Type::B32) };
+    match i.src_vector(n, Type::B32)?[..] {
+        [register] => Ok(register),
+        _ => Err(DecodeError::invalid("one register expected")),
+    }
 }
 
 /// The types of D, A and B: the modifiers after the shape.

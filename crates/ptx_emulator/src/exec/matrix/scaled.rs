@@ -26,7 +26,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::product::{Product, Sum, element, gather_fragment, shape};
+use super::product::{Product, Sum, element, gather_fragment, register, shape};
 use crate::code::Flow;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::error::{DecodeError, Result};
@@ -91,7 +91,7 @@ const B: Side = Side { name: "B", rows: N, threads: 4, lane: fragment::mma_scale
 
 impl ScaleOperand {
     fn decode(i: &mut Parsed<'_>, side: Side, operand: usize, blocks: usize) -> Result<ScaleOperand> {
-        let data = i.src(operand, Type::B32)?;
+        let data = register(i, operand)?;
         let [byte, thread] = i.src_vector(operand + 1, Type::U16)?[..] else {
             return Err(DecodeError::invalid("a byte selector and a thread selector are missing"));
         };

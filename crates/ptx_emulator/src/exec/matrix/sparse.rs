@@ -1,13 +1,12 @@
 //! The metadata of a sparse A in registers (PTX ISA, "mma.sp", "wgmma.mma_async.sp": "Sparse matrix storage").
 
+use super::product::register;
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
 use crate::hw::sparse::{self, Twice};
 use crate::machine::warp::Warp;
 use crate::operand::{Row, Src};
-use crate::parser::ast::Operand;
-use crate::types::Type;
 
 /// Metadata and sparsity selector.
 pub struct MetadataOperand {
@@ -20,10 +19,7 @@ pub struct MetadataOperand {
 impl MetadataOperand {
     /// Decodes operand `n` and the one behind it: A has elements of so many bits in its registers, `k` along K.
     pub fn decode(i: &mut Parsed<'_>, n: usize, bits: u32, k: usize) -> Result<MetadataOperand> {
-        let register = match i.operand(n)? {
-            Operand::Vector(_) => i.src_vector(n, Type::B32)?[0],
-            _ => i.src(n, Type::B32)?,
-        };
+        let register = register(i, n)?;
         let selector = i.constant(n + 1, "the sparsity selector")? as u32;
         let groups = sparse::groups(bits, k);
         // One lane of each four has the metadata, or two, or all.
