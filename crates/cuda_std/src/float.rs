@@ -58,20 +58,30 @@ pub fn mul_rn_f16x2(a: u32, b: u32) -> u32 {
 /// Before, where there is none, `fma.rn.bf16x2` with -0 gives the same bits: -0 leaves every product as it is, its sign too.
 #[inline(always)]
 pub fn mul_rn_bf16x2(a: u32, b: u32) -> u32 {
+    if BEFORE_SM_90 {
+        return fma_rn_bf16x2(a, b, 0x8000_8000);
+    }
     let product: u32;
     // SAFETY: arithmetic on registers.
     unsafe {
-        if BEFORE_SM_90 {
-            ptx!(
-                "fma.rn.bf16x2 {}, {}, {}, {};", out(reg32) product, in(reg32) a, in(reg32) b, in(reg32) 0x8000_8000_u32,
-                options(pure, nomem, nostack, preserves_flags)
-            );
-        } else {
-            ptx!(
-                "mul.rn.bf16x2 {}, {}, {};", out(reg32) product, in(reg32) a, in(reg32) b,
-                options(pure, nomem, nostack, preserves_flags)
-            );
-        }
+        ptx!(
+            "mul.rn.bf16x2 {}, {}, {};", out(reg32) product, in(reg32) a, in(reg32) b,
+            options(pure, nomem, nostack, preserves_flags)
+        )
     };
     product
+}
+
+/// `a · b + c` of two triples of bf16, each rounded once to nearest even (`fma.rn.bf16x2`).
+#[inline(always)]
+fn fma_rn_bf16x2(a: u32, b: u32, c: u32) -> u32 {
+    let sum: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        ptx!(
+            "fma.rn.bf16x2 {}, {}, {}, {};", out(reg32) sum, in(reg32) a, in(reg32) b, in(reg32) c,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+    sum
 }

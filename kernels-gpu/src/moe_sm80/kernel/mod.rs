@@ -119,9 +119,10 @@ where
     #[inline(always)]
     unsafe fn find(&self, asked: u32, slot: SharedAddress) -> u32 {
         let Launch { ticket, firsts, tile_firsts, alpha, experts, n, .. } = self.launch;
-        let Instance { matrices, .. } = Self::INSTANCE;
+        let Instance { matrices, tile_tokens, .. } = Self::INSTANCE;
         let columns = Self::INSTANCE.columns();
-        let lists = TileLists { ticket, firsts, tile_firsts, alpha, experts, n, matrices, columns };
+        let lists =
+            TileLists { rows: 0, tile_tokens, ticket, firsts, tile_firsts, alpha, experts, n, matrices, columns };
         // SAFETY: what `# Safety` above asks.
         unsafe {
             let tile = lists.find(from_first_lane(asked));

@@ -3,20 +3,14 @@
 
 use core::marker::PhantomData;
 
-use cuda_std::{
-    integer::opaque_b32,
-    shared::{SharedAddress, ld_shared_b32},
-};
+use cuda_std::{integer::opaque_b32, shared::SharedAddress};
 
 use super::{Built, Moe};
 use crate::{
     format::{OUTPUT_BF16, OUTPUT_F16},
     moe_sm90::abi::Launch,
     ring::Ring,
-    sm90::{
-        Alpha, BIAS_BYTES, Consumer, Decode, Fragment, Kind, Packed, Rows, Shape, StagedRows, Target, Tile,
-        from_first_lane,
-    },
+    sm90::{Alpha, BIAS_BYTES, Consumer, Decode, Fragment, Kind, Packed, Rows, Shape, StagedRows, Target, Tile},
     units::{K_BLOCK, k_blocks},
 };
 
