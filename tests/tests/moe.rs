@@ -7,7 +7,7 @@ use nvfp4::fp8::TokenFormat;
 use nvfp4::moe::{self, Activation, LayerShape, MoeInputs};
 use nvfp4::problem::OutDtype;
 use nvfp4_tests::moe::{
-    DTYPES, backends, bits, check, emulated, emulated_of, inputs, run, shape, step, verified, weights_on,
+    DTYPES, backends, bits, check, emulated, emulated_of, inputs, run, shape, step, verified, weights, weights_on,
 };
 use nvfp4_tests::on_every_architecture;
 

@@ -143,7 +143,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 faults.extend(overwrites_in(entry, &lines, card, &assembler));
                 let names: Vec<_> = lines.iter().filter_map(|line| name(line)).collect();
                 let mut cells = vec![entry.to_owned(), names.len().to_string()];
-                for Instruction { entries: of, except, ptx, machine } in &meant {
+                for Instruction { entries: of, except, ptx, machine, .. } in &meant {
                     let is_meant = |name: &&&str| machine.iter().any(|begin| name.starts_with(begin));
                     let count = names.iter().filter(is_meant).count();
                     if count == 0 && entry.contains(of) && !except.as_ref().is_some_and(|except| entry.contains(except))

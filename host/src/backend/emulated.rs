@@ -36,7 +36,6 @@ use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::kernels::group::{DeviceGroup, PlacedGroup, PlacedLayer, PlacedMatrix};
 use crate::kernels::launch::Scratch;
-use crate::kernels::moe::MoeKernels;
 use crate::kernels::schedule::Launcher;
 use crate::linear::LinearWeights;
 use crate::moe::MoeWeights;
@@ -71,7 +70,7 @@ impl Backend for Emulated {
     }
 
     fn moe_token_format(&self) -> TokenFormat {
-        self.moe_kernels().map_or_else(Default::default, MoeKernels::default_format)
+        self.moe_kernels().default_format()
     }
 
     fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {

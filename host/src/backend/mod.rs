@@ -168,20 +168,3 @@ pub fn run(layer: &mut dyn Layer, step: &Step<'_>, output: &mut Output) -> Resul
     output.poison();
     layer.execute(step, output)
 }
-
-/// Refuses tokens in FP8 or NVFP4 for such layers, which no kernel of the device multiplies.
-///
-/// # Errors
-/// [`Error::NotComputed`] with the remedy.
-#[cfg(feature = "kernels")]
-pub(crate) fn refuse_fp8(layers: &str, device: &str, format: TokenFormat) -> Result<(), Error> {
-    match format {
-        TokenFormat::Bits16 => Ok(()),
-        TokenFormat::Fp8 => Err(Error::NotComputed(format!(
-            "there is no {layers} layer with FP8 tokens for {device} yet; take 16-bit tokens or the CPU"
-        ))),
-        TokenFormat::Nvfp4 => Err(Error::NotComputed(format!(
-            "there is no {layers} layer with NVFP4 tokens for {device} yet; take 16-bit tokens or the CPU"
-        ))),
-    }
-}

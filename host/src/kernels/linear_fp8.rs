@@ -20,15 +20,31 @@ use super::moe_fp8_sm90::{self, MoeFp8Sm90};
 use super::moe_pack::MoePack;
 use super::moe_quantize::MoeQuantize;
 use crate::error::Error;
+use crate::fp8::TokenFormat;
 use crate::linear::LinearSizes;
 use crate::problem::Op;
 
 /// The kernels that a layer needs whose tokens are in FP8.
 pub(crate) static KERNELS: [&dyn Kernel; 3] = [&MoePack, &MoeQuantize, &MoeFp8Sm90];
 
-/// Whether all of them run on a device.
-pub(crate) fn runs_on(device: Capability) -> bool {
-    KERNELS.into_iter().all(|kernel| builds::find(kernel.name(), device).is_some())
+/// The name of the one that multiplies.
+pub(crate) const PRODUCT: &str = "moe_fp8_sm90";
+
+/// Refuses tokens of a format that linear layers do not multiply on a device.
+///
+/// # Errors
+/// [`Error::NotComputed`] with the remedy.
+pub(crate) fn check_takes(format: TokenFormat, capability: Capability, device: &str) -> Result<(), Error> {
+    let runs = |kernel: &dyn Kernel| builds::find(kernel.name(), capability).is_some();
+    let tokens = match format {
+        TokenFormat::Bits16 => return Ok(()),
+        TokenFormat::Fp8 if KERNELS.into_iter().all(runs) => return Ok(()),
+        TokenFormat::Fp8 => "FP8",
+        TokenFormat::Nvfp4 => "NVFP4",
+    };
+    Err(Error::NotComputed(format!(
+        "there is no linear layer with {tokens} tokens for {device} yet; take 16-bit tokens or the CPU"
+    )))
 }
 
 /// The most tokens of a call: their rows, filled up to a multiple, are counted in 32 bits.

@@ -21,6 +21,7 @@ use crate::bias::Bias;
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::kernels::linear::LinearArguments;
+use crate::kernels::linear_fp8;
 use crate::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
 
 /// The prepared weights of a linear layer; made by [`Cuda::prepare_linear_layer`](super::Cuda::prepare_linear_layer) or
@@ -201,10 +202,8 @@ unsafe impl Send for CudaLinear {}
 
 impl LinearLayer for CudaLinear {
     fn kernel(&self) -> &str {
-        match self.layer.sizes.token_format {
-            TokenFormat::Bits16 => self.launcher.kernel(),
-            TokenFormat::Fp8 => "moe_fp8_sm90",
-        }
+        let is_fp8 = self.layer.sizes.token_format == TokenFormat::Fp8;
+        if is_fp8 { linear_fp8::PRODUCT } else { self.launcher.kernel() }
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {

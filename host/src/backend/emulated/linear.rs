@@ -6,7 +6,7 @@ use kernels_gpu::units::TokenType;
 use ptx_emulator::{Buffer, Device, Report as Counters};
 
 use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, linear_arches, upload};
-use crate::backend::{LinearLayer, refuse_fp8};
+use crate::backend::LinearLayer;
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::kernels::launch::Launch;
@@ -42,13 +42,12 @@ impl EmulatedLinear {
             )));
         };
         let sizes = weights.sizes();
-        if !linear_fp8::runs_on(gpu.capability) {
-            refuse_fp8("linear", &gpu.arch, sizes.token_format)?;
-        }
+        linear_fp8::check_takes(sizes.token_format, gpu.capability, &gpu.arch)?;
         let mut device = gpu.memory();
-        let packed = match sizes.token_format {
-            TokenFormat::Bits16 => panels::pack(weights.matrix(), token_type(sizes.dtype)),
-            TokenFormat::Fp8 => units::pack(weights.matrix(), RowOrder::Kept, TokenType::E4m3),
+        let packed = if sizes.token_format == TokenFormat::Fp8 {
+            units::pack(weights.matrix(), RowOrder::Kept, TokenType::E4m3)
+        } else {
+            panels::pack(weights.matrix(), token_type(sizes.dtype))
         };
         let layer = PlacedLinear {
             sizes,
@@ -62,27 +61,22 @@ impl EmulatedLinear {
     /// The launches of a call. Each part of its workspace is an allocation of its own, and NaN.
     fn launches_of(&mut self, arguments: &LinearArguments) -> Result<Vec<Launch>, Error> {
         let (sizes, sms) = (&self.layer.sizes, self.gpu.sms);
-        match sizes.token_format {
-            TokenFormat::Bits16 => Ok(vec![self.kernel.launch(&self.layer, arguments, sms)?]),
-            TokenFormat::Fp8 => {
-                let rows = linear_fp8::workspace(sizes, arguments.token_count, |bytes| {
-                    let part =
-                        upload(&mut self.device, &vec![POISON; bytes as usize / size_of_val(&POISON)], INTERMEDIATE);
-                    self.step.push(part);
-                    part.address
-                });
-                Ok(linear_fp8::launches(&self.layer, arguments, rows, sms)?.into())
-            }
+        if sizes.token_format != TokenFormat::Fp8 {
+            return Ok(vec![self.kernel.launch(&self.layer, arguments, sms)?]);
         }
+        let rows = linear_fp8::workspace(sizes, arguments.token_count, |bytes| {
+            let part = upload(&mut self.device, &vec![POISON; bytes as usize / size_of_val(&POISON)], INTERMEDIATE);
+            self.step.push(part);
+            part.address
+        });
+        Ok(linear_fp8::launches(&self.layer, arguments, rows, sms)?.into())
     }
 }
 
 impl LinearLayer for EmulatedLinear {
     fn kernel(&self) -> &str {
-        match self.layer.sizes.token_format {
-            TokenFormat::Bits16 => self.kernel.name(),
-            TokenFormat::Fp8 => "moe_fp8_sm90",
-        }
+        let is_fp8 = self.layer.sizes.token_format == TokenFormat::Fp8;
+        if is_fp8 { linear_fp8::PRODUCT } else { self.kernel.name() }
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {

@@ -29,7 +29,7 @@ impl PackedWeights {
         };
         let numbers = (size_of::<f32>() * sizes.n) as u64;
         let matrix_bytes = match sizes.token_format {
-            TokenFormat::Bits16 => panels::matrix_bytes,
+            TokenFormat::Bits16 | TokenFormat::Nvfp4 => panels::matrix_bytes,
             TokenFormat::Fp8 => units::matrix_bytes,
         };
         let invalid = take(size_of::<u64>() as u64);

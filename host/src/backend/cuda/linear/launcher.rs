@@ -7,11 +7,11 @@ use cuda_driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::maps;
 use crate::backend::cuda::planned::ReadyLaunch;
-use crate::backend::refuse_fp8;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp8::TokenFormat;
+use crate::kernels::kernel::Kernel;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::linear::weights::PackedWeights;
 use crate::kernels::linear::{self, LinearArguments, LinearKernel};
@@ -104,9 +104,7 @@ impl LinearLauncher {
 
     /// Loads what a layer needs besides whose tokens have this format, before a stream may be captured.
     fn load(&self, token_format: TokenFormat) -> Result<(), Error> {
-        if !linear_fp8::runs_on(self.device.info.capability) {
-            return refuse_fp8("linear", "this card", token_format);
-        }
+        linear_fp8::check_takes(token_format, self.device.info.capability, "this card")?;
         if token_format == TokenFormat::Fp8 && self.fp8_functions.get().is_none() {
             self.device.standing.check(Subject::Fp8)?;
             let functions = self.device.functions(&linear_fp8::KERNELS)?;
@@ -140,7 +138,7 @@ impl LinearLauncher {
     /// ```
     pub fn workspace_bytes(sizes: &LinearSizes, max_tokens: usize) -> usize {
         match sizes.token_format {
-            TokenFormat::Bits16 => 0,
+            TokenFormat::Bits16 | TokenFormat::Nvfp4 => 0,
             TokenFormat::Fp8 => linear_fp8::workspace_at(sizes, max_tokens, 0).1 as usize,
         }
     }
@@ -172,9 +170,10 @@ impl LinearLauncher {
         let alpha: Vec<f32> = tensor.global_scales.iter().flat_map(rows).collect();
         let bias = tensor.bias.map(|bias| bias.numbers(sizes.dtype)).unwrap_or_default();
         let places = [tensor.values, tensor.scales];
-        let launch = match sizes.token_format {
-            TokenFormat::Bits16 => self.kernel.pack(sizes, places, layer.panels, invalid)?,
-            TokenFormat::Fp8 => linear_fp8::pack(sizes, places, layer.panels, invalid)?,
+        let launch = if sizes.token_format == TokenFormat::Fp8 {
+            linear_fp8::pack(sizes, places, layer.panels, invalid)?
+        } else {
+            self.kernel.pack(sizes, places, layer.panels, invalid)?
         };
         let _entered = self.device.enter()?;
         // SAFETY: the context is current; `# Safety` above asks for the tensor, for room at every address, and for the stream. The
@@ -241,12 +240,11 @@ impl LinearLauncher {
         }
         let placed = PackedWeights::at(&layer.sizes, layer.weights).layer;
         let sms = self.device.info.sms;
-        let launches: Vec<_> = match layer.sizes.token_format {
-            TokenFormat::Bits16 => [self.kernel.launch(&placed, arguments, sms)?].into(),
-            TokenFormat::Fp8 => {
-                let (rows, _) = linear_fp8::workspace_at(&layer.sizes, arguments.token_count, workspace);
-                linear_fp8::launches(&placed, arguments, rows, sms)?.into()
-            }
+        let launches: Vec<_> = if layer.sizes.token_format == TokenFormat::Fp8 {
+            let (rows, _) = linear_fp8::workspace_at(&layer.sizes, arguments.token_count, workspace);
+            linear_fp8::launches(&placed, arguments, rows, sms)?.into()
+        } else {
+            [self.kernel.launch(&placed, arguments, sms)?].into()
         };
         let _entered = self.device.enter()?;
         for launch in &launches {

@@ -16,8 +16,6 @@ use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp4::InputScales;
 use crate::fp8::TokenFormat;
-use crate::kernels::Subject;
-use crate::kernels::kernel::Kernel;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::moe::{
     self, MoeArguments, MoeKernels, PROJECTIONS, PackedWeights, PlacedExperts, PlacedMoe, Workspace, packing,
