@@ -16,39 +16,29 @@ use crate::skip;
 /// The types that tokens have.
 pub const DTYPES: [OutDtype; 2] = [OutDtype::F16, OutDtype::Bf16];
 
-/// Makes a module of tests for each architecture that MoE layers are computed on, of functions that take its name. The long ones are
-/// ignored where the kernels' source is tested for another architecture anyway.
+/// Makes a module of tests for each of these architectures, of functions that take its name. The long ones are ignored but for the
+/// first architecture: the others' kernels have the same source, or take longer.
 #[macro_export]
-macro_rules! on_every_architecture {
-    (short { $($short:ident)* } long { $($long:ident)* }) => {
-        mod sm_90a {
-            $(#[test] fn $short() { super::$short("sm_90a") })*
-            $(#[test] fn $long() { super::$long("sm_90a") })*
+macro_rules! on_architectures {
+    ($first:ident $($other:ident)*; short $short:tt long $long:tt) => {
+        mod $first {
+            $crate::on_architectures!(@tests $first $short);
+            $crate::on_architectures!(@tests $first $long);
         }
-        mod sm_80 {
-            $(#[test] fn $short() { super::$short("sm_80") })*
-            $(
-                #[test]
-                #[ignore = "a minute: cargo test --release -p nvfp4-tests --test moe -- --include-ignored sm_80"]
-                fn $long() { super::$long("sm_80") }
-            )*
-        }
-        mod sm_100f {
-            $(#[test] fn $short() { super::$short("sm_100f") })*
-            $(
-                #[test]
-                #[ignore = "a minute: cargo test --release -p nvfp4-tests --test moe -- --include-ignored sm_100f"]
-                fn $long() { super::$long("sm_100f") }
-            )*
-        }
-        mod sm_120f {
-            $(#[test] fn $short() { super::$short("sm_120f") })*
-            $(
-                #[test]
-                #[ignore = "a minute: cargo test --release -p nvfp4-tests --test moe -- --include-ignored sm_120f"]
-                fn $long() { super::$long("sm_120f") }
-            )*
-        }
+        $(mod $other {
+            $crate::on_architectures!(@tests $other $short);
+            $crate::on_architectures!(@ignored $other $long);
+        })*
+    };
+    (@tests $arch:ident { $($test:ident)* }) => {
+        $(#[test] fn $test() { super::$test(stringify!($arch)) })*
+    };
+    (@ignored $arch:ident { $($test:ident)* }) => {
+        $(
+            #[test]
+            #[ignore = "a minute for all: cargo test --release -p nvfp4-tests --test moe -- --ignored"]
+            fn $test() { super::$test(stringify!($arch)) }
+        )*
     };
 }
 

@@ -9,10 +9,11 @@ use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep};
 use nvfp4::problem::OutDtype;
 use nvfp4_tests::linear::{check, inputs, verified, weights, with_bias};
 use nvfp4_tests::moe::{DTYPES, backends, bits, emulated, emulated_of};
-use nvfp4_tests::on_every_architecture;
+use nvfp4_tests::on_architectures;
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
 
-on_every_architecture! {
+on_architectures! {
+    sm_90a sm_120f;
     short {
         sizes_that_are_no_whole_panels_tiles_or_k_blocks_are_right
         a_bias_is_added_in_either_type

@@ -56,7 +56,7 @@ fn computes_groups(backend: &dyn Backend, op: Op) -> bool {
 }
 
 fn computes_linear(backend: &dyn Backend, format: TokenFormat, dtype: OutDtype) -> bool {
-    let weights = linear::weights(72, 176, dtype).with_token_format(format);
+    let weights = linear::weights(80, 176, dtype).with_token_format(format);
     let step = nvfp4::linear::LinearStep::new(&weights, linear::inputs(&weights, 5)).expect("inputs of the layer");
     let layer = prepared(backend.prepare_linear(&weights));
     layer.map(|mut layer| linear::verified(layer.as_mut(), &weights, &step)).is_some()

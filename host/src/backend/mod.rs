@@ -51,7 +51,8 @@ pub trait Backend {
         Err(Error::NotComputed(format!("{} computes no MoE layers on {}; take the CPU", self.name(), self.device())))
     }
 
-    /// As what it multiplies the tokens of an MoE layer if nobody asks for another format: as they are, where it can.
+    /// As what it multiplies the tokens of an MoE layer if nobody asks for another format: as they are, or as NVFP4 where there are tensor cores
+    /// for that.
     fn moe_token_format(&self) -> TokenFormat {
         TokenFormat::Bits16
     }

@@ -87,7 +87,7 @@ mod tests {
             assert_eq!(serde_json::from_value::<TokenFormat>(format.name().into()).unwrap(), format);
         }
         let error = "fp4".parse::<TokenFormat>().unwrap_err().to_string();
-        assert_eq!(error, "the token format `fp4` is none of: 16-bit, fp8");
+        assert_eq!(error, "the token format `fp4` is none of: 16-bit, fp8, nvfp4");
     }
 
     #[test]

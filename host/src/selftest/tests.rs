@@ -187,8 +187,11 @@ fn every_entry_that_a_card_can_launch_is_launched_and_is_right() {
                 assert_eq!(part.run(&mut device).unwrap(), None, "{}: {}", subject.name(), part.name);
             }
             let launched = LAUNCHED.lock().unwrap().clone();
+            // Weights are packed by one entry or the other, as the tensor cores take them.
+            let packs = |name: &str| name.starts_with("moe_pack");
             for entry in subject.kernels(card).unwrap().into_iter().flat_map(|kernel| kernel.entries()) {
-                assert!(launched.contains(entry.name), "{}: no part launches {}", subject.name(), entry.name);
+                let is_launched = launched.iter().any(|name| name == entry.name || packs(name) && packs(entry.name));
+                assert!(is_launched, "{}: no part launches {}", subject.name(), entry.name);
             }
         }
         drop(device);

@@ -126,7 +126,7 @@ pub struct MoeLauncher {
     /// Those that run on the device.
     pub(super) kernels: MoeKernels,
     /// The entries for tokens of each of [`TokenFormat::ALL`], by name; good for as long as the device. They are loaded when the first
-    /// such layer is packed, those for 16 bits at once.
+    /// such layer is packed.
     functions: Arc<[OnceLock<Box<Functions>>; TokenFormat::ALL.len()]>,
     device: Arc<Device>,
 }
@@ -140,7 +140,7 @@ impl MoeLauncher {
     /// Bytes at the beginning of packed weights that say whether a scale was wrong; see [`MoeLauncher::check_packed`].
     pub const HEAD_BYTES: usize = size_of::<u64>() * 2 * PROJECTIONS;
 
-    /// Loads the kernels.
+    /// A launcher that has loaded nothing yet.
     pub(in crate::backend::cuda) fn new(device: Arc<Device>) -> Result<Self, Error> {
         let kernels = MoeKernels::of(device.info.capability).expect("they run wherever a kernel of groups does");
         let kernels = match device.standing.code.given() {
@@ -150,13 +150,11 @@ impl MoeLauncher {
             }
             None => kernels,
         };
-        let launcher = Self { kernels, functions: Arc::default(), device };
-        launcher.load(kernels.default_format())?;
-        Ok(launcher)
+        Ok(Self { kernels, functions: Arc::default(), device })
     }
 
     /// Loads what a layer needs whose tokens have this format, before a stream may be captured.
-    pub(super) fn load(&self, token_format: TokenFormat) -> Result<(), Error> {
+    pub(in crate::backend::cuda) fn load(&self, token_format: TokenFormat) -> Result<(), Error> {
         self.kernels.check_takes(token_format, "this card")?;
         let place = &self.functions[token_format as usize];
         if place.get().is_none() {

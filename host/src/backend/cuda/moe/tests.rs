@@ -114,9 +114,9 @@ fn a_blackwell_card_multiplies_nvfp4_tokens_by_input_scales_or_their_own() {
     let options = Options { verdicts: Verdicts::Ignored, ..Options::default() };
     let gpu = Cuda::open_with(0, options).unwrap();
     assert_eq!(gpu.moe_token_format(), TokenFormat::Nvfp4);
-    let of_16_bits = weights(OutDtype::F16);
-    let error = gpu.prepare_moe(&of_16_bits).err().unwrap().to_string();
-    assert!(error.contains("no MoE layer with 16-bit tokens for this card yet; take NVFP4 tokens"), "{error}");
+    let of_fp8 = weights(OutDtype::F16).with_token_format(TokenFormat::Fp8);
+    let error = gpu.prepare_moe(&of_fp8).err().unwrap().to_string();
+    assert!(error.contains("no MoE layer with FP8 tokens for this card yet; take NVFP4 tokens"), "{error}");
     let scales = |count: usize| (1..=count).map(|i| InputScales { gate_up: i as f32 / 4e3, down: i as f32 / 3e4 });
     for dtype in [OutDtype::F16, OutDtype::Bf16] {
         let own = weights(dtype).with_token_format(TokenFormat::Nvfp4);
