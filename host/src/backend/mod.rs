@@ -9,7 +9,6 @@ pub mod emulated;
 use std::time::Duration;
 
 use crate::error::Error;
-#[cfg(feature = "kernels")]
 use crate::fp8::TokenFormat;
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 use crate::moe::{MoeOutput, MoeStep, MoeWeights};
