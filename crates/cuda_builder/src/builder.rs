@@ -69,7 +69,6 @@ impl CudaBuilder {
         let target_dir = path.join("target");
         fs::create_dir_all(&target_dir).map_err(Error::io("create", &target_dir))?;
         let name = format!("{arch}-{:016x}", hash(&self.build_args));
-        let ptx = self.copy_to.clone().unwrap_or_else(|| target_dir.join(&name).with_extension("ptx"));
 
         // Held to the end: two cargo commands may build the same kernels at the same time.
         let lock_path = target_dir.join(".cuda_builder.lock");
@@ -80,7 +79,14 @@ impl CudaBuilder {
         self.rustc(&path, arch, &tools.library, &target_dir, &ir_path)?;
         let ir = fs::read_to_string(&ir_path).map_err(Error::io("read", &ir_path))?;
         let ir = ir::prepare(&ir).map_err(|(line, reason)| Error::Ir { path: ir_path.clone(), line, reason })?;
-        llvm(&tools, arch, version, &ir, &ir_path, &ptx)?;
+        let made = llvm(&tools, arch, version, &ir, &ir_path)?;
+        let ptx = match &self.copy_to {
+            Some(place) => {
+                write_if_changed(place, &fs::read(&made).map_err(Error::io("read", &made))?)?;
+                place.clone()
+            }
+            None => made,
+        };
         if self.emit_llvm_ir {
             write_if_changed(&ptx.with_extension("ll"), ir.as_bytes())?;
         }
@@ -135,8 +141,8 @@ impl CudaBuilder {
     }
 }
 
-/// Step 3: IR to PTX, unless `ptx` was made from this very IR with these very options.
-fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path, ptx: &Path) -> Result<(), Error> {
+/// Step 3: IR to the PTX beside it, whose path it returns; unless that was made from this very IR with these very options.
+fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path) -> Result<PathBuf, Error> {
     let prepared = ir_path.with_extension("convergent.ll");
     let optimised = ir_path.with_extension("opt.ll");
     let cpu = format!("-mcpu={arch}");
@@ -145,19 +151,19 @@ fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path, p
     let mut llc = Command::new(&tools.llc);
     llc.args(["-O3", &cpu, &format!("-mattr=+ptx{version}"), "-o", "-"]).arg(&optimised);
 
-    // A stamp says what the PTX was made from and what it was. It is a file beside the IR, one for each place that PTX is
-    // written to.
-    let stamp_path = ir_path.with_extension(format!("{:016x}.stamp", hash(&ptx)));
+    // A stamp says what the PTX was made from and what it was.
+    let (ptx, stamp_path) = (ir_path.with_extension("ptx"), ir_path.with_extension("stamp"));
     let made_from = hash(&(format!("{opt:?} {llc:?}"), ir));
     let stamp = |ptx: &[u8]| format!("{made_from:016x} {:016x}", hash(&ptx));
-    if fs::read(ptx).is_ok_and(|ptx| fs::read_to_string(&stamp_path).is_ok_and(|made| made == stamp(&ptx))) {
-        return Ok(());
+    if fs::read(&ptx).is_ok_and(|ptx| fs::read_to_string(&stamp_path).is_ok_and(|made| made == stamp(&ptx))) {
+        return Ok(ptx);
     }
     fs::write(&prepared, ir).map_err(Error::io("write", &prepared))?;
     toolchain::output(opt, &prepared)?;
     let text = align_tensor_maps(toolchain::output(llc, &optimised)?);
-    write_if_changed(ptx, &text)?;
-    write_if_changed(&stamp_path, stamp(&text).as_bytes())
+    write_if_changed(&ptx, &text)?;
+    write_if_changed(&stamp_path, stamp(&text).as_bytes())?;
+    Ok(ptx)
 }
 
 /// A kernel takes the address of its parameter where that begins with a tensor map (`cuda_std::tensor_map_of_parameter!`). Such a
