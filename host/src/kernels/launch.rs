@@ -68,6 +68,14 @@ impl BlockCount {
     }
 }
 
+/// The entry for a type, of those for f16 and for bf16.
+pub(super) fn entry_of([f16, bf16]: [&'static str; 2], dtype: OutDtype) -> &'static str {
+    match dtype {
+        OutDtype::F16 => f16,
+        OutDtype::Bf16 => bf16,
+    }
+}
+
 /// What kernels are told of the output's type.
 pub(crate) fn output_code(out_dtype: OutDtype) -> u32 {
     match out_dtype {

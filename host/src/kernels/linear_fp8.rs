@@ -28,7 +28,9 @@ use crate::problem::Op;
 pub(crate) static KERNELS: [&dyn Kernel; 3] = [&MoePack, &MoeQuantize, &MoeFp8Sm90];
 
 /// The name of the one that multiplies.
-pub(crate) const PRODUCT: &str = "moe_fp8_sm90";
+pub(crate) fn product_kernel() -> &'static str {
+    MoeFp8Sm90.name()
+}
 
 /// Refuses tokens of a format that linear layers do not multiply on a device.
 ///

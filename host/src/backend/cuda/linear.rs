@@ -203,7 +203,7 @@ unsafe impl Send for CudaLinear {}
 impl LinearLayer for CudaLinear {
     fn kernel(&self) -> &str {
         let is_fp8 = self.layer.sizes.token_format == TokenFormat::Fp8;
-        if is_fp8 { linear_fp8::PRODUCT } else { self.launcher.kernel() }
+        if is_fp8 { linear_fp8::product_kernel() } else { self.launcher.kernel() }
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {

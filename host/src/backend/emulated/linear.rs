@@ -76,7 +76,7 @@ impl EmulatedLinear {
 impl LinearLayer for EmulatedLinear {
     fn kernel(&self) -> &str {
         let is_fp8 = self.layer.sizes.token_format == TokenFormat::Fp8;
-        if is_fp8 { linear_fp8::PRODUCT } else { self.kernel.name() }
+        if is_fp8 { linear_fp8::product_kernel() } else { self.kernel.name() }
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {

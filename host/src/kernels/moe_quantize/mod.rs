@@ -10,7 +10,7 @@ use kernels_gpu::units::{
 };
 
 use super::kernel::{Entry, Kernel};
-use super::launch::{Grid, Launch};
+use super::launch::{Grid, Launch, entry_of};
 use crate::error::Error;
 use crate::problem::OutDtype;
 
@@ -43,11 +43,7 @@ impl MoeQuantize {
     /// # Errors
     /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
     pub fn launch(&self, quantize: Quantize, dtype: OutDtype) -> Result<Launch, Error> {
-        let [f16, bf16] = ENTRIES;
-        let entry = match dtype {
-            OutDtype::F16 => f16,
-            OutDtype::Bf16 => bf16,
-        };
+        let entry = entry_of(ENTRIES, dtype);
         let blocks = Grid::blocks(quantize.blocks())?;
         let grid = Grid { overlaps: true, ..Grid::linear(entry, blocks, Quantize::THREADS) };
         Ok(Launch::of_parameter(self.name(), grid, quantize))

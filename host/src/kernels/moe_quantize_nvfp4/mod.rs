@@ -6,7 +6,7 @@ mod fake;
 use kernels_gpu::moe_quantize_nvfp4::abi::{ENTRIES, Quantize};
 
 use super::kernel::{Entry, Kernel};
-use super::launch::{Grid, Launch};
+use super::launch::{Grid, Launch, entry_of};
 use crate::error::Error;
 use crate::problem::OutDtype;
 
@@ -35,11 +35,7 @@ impl MoeQuantizeNvfp4 {
     /// # Errors
     /// [`Error::TooLarge`] if that takes more blocks than a grid can have.
     pub fn launch(&self, quantize: Quantize, dtype: OutDtype) -> Result<Launch, Error> {
-        let [f16, bf16] = ENTRIES;
-        let entry = match dtype {
-            OutDtype::F16 => f16,
-            OutDtype::Bf16 => bf16,
-        };
+        let entry = entry_of(ENTRIES, dtype);
         let blocks = Grid::blocks(quantize.blocks())?;
         let grid = Grid { overlaps: true, ..Grid::linear(entry, blocks, Quantize::THREADS) };
         Ok(Launch::of_parameter(self.name(), grid, quantize))

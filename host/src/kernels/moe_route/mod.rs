@@ -7,7 +7,7 @@ mod fake;
 use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Combine, ROUTE_ENTRY, Route};
 
 use super::kernel::{Entry, Kernel};
-use super::launch::{Grid, Launch};
+use super::launch::{Grid, Launch, entry_of};
 use crate::error::Error;
 use crate::problem::OutDtype;
 
@@ -65,11 +65,7 @@ impl MoeRoute {
     /// # Errors
     /// As [`MoeRoute::route`].
     pub fn combine(&self, combine: Combine, dtype: OutDtype, overlaps: bool) -> Result<Launch, Error> {
-        let [f16, bf16] = COMBINE_ENTRIES;
-        let entry = match dtype {
-            OutDtype::F16 => f16,
-            OutDtype::Bf16 => bf16,
-        };
+        let entry = entry_of(COMBINE_ENTRIES, dtype);
         let blocks = Grid::blocks(Combine::blocks(combine.token_count, combine.hidden))?;
         let grid = Grid { overlaps, ..Grid::linear(entry, blocks, Combine::THREADS) };
         Ok(Launch::of_parameter(self.name(), grid, combine))
