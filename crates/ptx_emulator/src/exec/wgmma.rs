@@ -121,7 +121,7 @@ impl Instruction for MmaAsync {
         let effect = Multiply { id, cta: w.cta, product, n, first_row, a, metadata, b, accumulators };
         m.start_reserved(id, Issuer { warp: w.index, pc: w.pc() }, after, effect);
         m.warpgroup(w).issue(w.role % WARPS, id, agent.clone());
-        w.wgmma.open.push(Wgmma { id, agent, d: self.d.clone(), a: self.a.registers().collect(), pc: w.pc() });
+        w.wgmma.open.push(Wgmma { id, agent, d: self.d.clone(), a: self.a.registers().collect(), pc: w.pc(), delivered: false });
         Ok(Flow::Next)
     }
 }
@@ -310,7 +310,7 @@ impl Instruction for WaitGroup {
         m.warpgroup(w).finish(w.role % WARPS, count);
         w.wgmma.finished = count;
         let finished: Vec<Wgmma> = w.wgmma.committed.drain(..done).flatten().collect();
-        for p in &finished {
+        for p in finished.iter().filter(|p| !p.delivered) {
             deliver(w, m, mask, p)?;
         }
         if let Some(race) = &mut m.race {
@@ -333,7 +333,7 @@ impl Instruction for WaitGroup {
 }
 
 /// The last part of an instruction: its registers get their values.
-fn deliver(w: &mut Warp, m: &Machine<'_>, mask: u32, p: &Wgmma) -> Stopped<()> {
+pub fn deliver(w: &mut Warp, m: &Machine<'_>, mask: u32, p: &Wgmma) -> Stopped<()> {
     let rows = m.matrix_results.get(&p.id).ok_or_else(|| Stop::unsupported("a result that was dropped"))?;
     for (d, row) in p.d.iter().zip(rows) {
         d.write(w, mask, row);

@@ -215,7 +215,7 @@ impl Instruction for StMatrix {
             let fragment = w.get(*s);
             let matrix = if self.bytes { columns_of_bytes(&fragment) } else { self.to.matrix(&fragment) };
             for (row, bytes) in matrix.iter().enumerate() {
-                m.store(w, self.to.row(w, n, row), Mode::Write, bytes)?;
+                m.store_value(w, self.to.row(w, n, row), Mode::Write, bytes)?;
             }
             self.to.count_bank_conflicts(w, m, n);
         }
