@@ -69,16 +69,16 @@ pub fn dense(
 /// of the warp's 16, `groups` how many a row has, `selector` the sparsity selector.
 ///
 /// Half a register is four groups of one row. Four groups to a row take one lane of each four, eight take two lanes, and
-/// sixteen all four.
-pub const fn mma_place(row: u32, group: u32, groups: u32, selector: u32) -> (u32, u32) {
+/// sixteen all four. Of elements of 8 bits (`bytes`) each register has one row: 32 of them along K are half of 64 (on an H200 too).
+pub const fn mma_place(row: u32, group: u32, groups: u32, bytes: bool, selector: u32) -> (u32, u32) {
     let (quad, upper) = (row % 8, row / 8);
     let first = 4 * quad;
     match groups {
         // A row in each half of the register.
         4 => (first + selector, 16 * upper + BITS * group),
-        8 => (first + 2 * selector + group / 4, 16 * upper + BITS * (group % 4)),
+        8 if !bytes => (first + 2 * selector + group / 4, 16 * upper + BITS * (group % 4)),
         // A row in each register.
-        _ => (first + 2 * (group / 8) + upper, BITS * (group % 8)),
+        _ => (first + 2 * (group / 8 + selector) + upper, BITS * (group % 8)),
     }
 }
 
@@ -134,7 +134,11 @@ mod tests {
                     // With eight groups to a row, the selector says which two lanes of each four.
                     let selector = if k == 64 { 0 } else { lane / 2 % 2 };
                     let bit = value * 32 / in_register;
-                    assert_eq!(mma_place(row, group, k / of_group, selector), (lane, bit), "K {k}, lane {lane}");
+                    assert_eq!(
+                        mma_place(row, group, k / of_group, k == 64, selector),
+                        (lane, bit),
+                        "K {k}, lane {lane}"
+                    );
                 }
             }
         }

@@ -4,8 +4,9 @@
 //!
 //! Metadata in registers: a row has four bits for each group of neighbours, the first lowest. Rows of 16 bits have one thread of
 //! each four, in the lower half of its register row groupID and in the upper one row groupID + 8; rows of 32 bits two threads,
-//! the first half of each row in the first; rows of 64 bits all four: the first two have rows groupID and groupID + 8 of the first
-//! half. The selector says which thread it is, or which two.
+//! the first half of each row in the first, or, where elements have 8 bits, row groupID in the first and row groupID + 8 in the second
+//! (an H200); rows of 64 bits all four: the first two have rows groupID and groupID + 8 of the first half. The selector says
+//! which thread it is, or which two.
 //!
 //! In tensor memory: rows of 64 bits lie in two columns of their lane. Of rows of 32 bits, sixteen share one column, which the
 //! selector names: lane 8·h + r of theirs has half h of row r, and above it that of row r + 8.
@@ -121,6 +122,7 @@ impl Sparse {
         let both = |from| self.bits(group, from, 4) | self.bits(group + 8, from, 4) << 16;
         let metadata = match self.groups() {
             4 if thread == selector => both(0),
+            8 if thread / 2 == selector && self.element.1 == 8 => self.bits(group + thread % 2 * 8, 0, 8),
             8 if thread / 2 == selector => both(thread % 2 * 4),
             16 => self.bits(group + thread % 2 * 8, thread / 2 * 8, 8),
             // Nobody looks here.
@@ -330,6 +332,7 @@ pub fn programs() -> Vec<Program> {
         mma(ORDERED, BF16, 32, 0),
         mma(ORDERED, TF32, 8, 2),
         mma(ORDERED, TF32, 16, 1),
+        mma(ORDERED, S8, 32, 0),
         mma(ORDERED, S8, 32, 1),
         mma(ORDERED, S8, 64, 0),
         mma("", E4M3, 64, 0),

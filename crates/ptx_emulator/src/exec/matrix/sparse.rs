@@ -47,7 +47,8 @@ impl Metadata {
     /// The dense rows that have `row_bytes` each.
     pub fn dense(&self, rows: &[u8], row_bytes: usize) -> Stopped<Vec<u8>> {
         let bits = |row: usize, group: usize| {
-            let (lane, bit) = sparse::mma_place(row as u32, group as u32, self.groups as u32, self.selector);
+            let bytes = self.unit == 1;
+            let (lane, bit) = sparse::mma_place(row as u32, group as u32, self.groups as u32, bytes, self.selector);
             self.registers[lane as usize] as u32 >> bit & 15
         };
         sparse::dense(rows, row_bytes, self.unit, bits).map_err(twice)
