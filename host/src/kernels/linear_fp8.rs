@@ -22,7 +22,6 @@ use super::moe_quantize::MoeQuantize;
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::linear::LinearSizes;
-use crate::problem::Op;
 
 /// The kernels that a layer needs whose tokens are in FP8.
 pub(crate) static KERNELS: [&dyn Kernel; 3] = [&MoePack, &MoeQuantize, &MoeFp8Sm90];
@@ -118,7 +117,7 @@ pub(crate) fn launches(
         activation: Activation::NONE,
         ..Product::zeroed()
     };
-    let instance = MoeFp8Sm90.instance(Op::Plain, moe_fp8_sm90::tile_tokens(m.into(), 1));
+    let instance = moe_fp8_sm90::for_linear(m.into(), n, sms);
     Ok([MoeQuantize.launch(quantize, sizes.dtype)?, MoeFp8Sm90.product(instance, product, m.into(), sms)])
 }
 
@@ -159,13 +158,11 @@ mod tests {
     }
 
     #[test]
-    fn tiles_are_as_large_as_tokens_ask_and_blocks_no_more_than_tiles_or_multiprocessors() {
+    fn blocks_are_no_more_than_tiles_or_multiprocessors() {
         for (tokens, entry, blocks) in [
-            (1, "moe_fp8_plain_t16", 16),
-            (17, "moe_fp8_plain_t32", 16),
-            (64, "moe_fp8_plain_t64", 16),
-            (128, "moe_fp8_plain_t128", 16),
-            (129, "moe_fp8_plain_t256", 32),
+            (1, "moe_fp8_plain_t16_narrow", 32),
+            (64, "moe_fp8_plain_t64_narrow", 32),
+            (512, "moe_fp8_plain_t128_narrow", 128),
             (2048, "moe_fp8_plain_t256", 132),
         ] {
             let [quantize, product] = launched(&layer(4096, 7168), tokens, 132);

@@ -79,8 +79,8 @@ const MOE_NVFP4: [(u32, &str); 5] = [
 /// Tokens and multiprocessors for which the plan of a linear layer takes one instance after the other. A test says so.
 const LINEAR: [(usize, u32); 6] = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 10), (128, 3)];
 
-/// The same of linear layers whose tokens are in FP8. Tokens decide on the tiles.
-const LINEAR_FP8: [(usize, u32); 5] = [(13, 19), (30, 19), (60, 5), (125, 3), (300, 3)];
+/// The same of linear layers whose tokens are in FP8.
+const LINEAR_FP8: [(usize, u32); 8] = [(13, 19), (13, 3), (30, 3), (60, 19), (60, 3), (125, 5), (125, 3), (300, 10)];
 
 /// The parts of a subject, those first that are used unasked.
 pub(super) fn parts(subject: Subject) -> Vec<Part> {
