@@ -115,7 +115,7 @@ fn every_instance_gives_the_same_bits(arch: &str) {
         let weights = with_bias(weights(592, 208, dtype), false);
         let all = inputs(&weights, 128);
         let mut whole = Vec::new();
-        for (tokens, sms) in [(128, 3), (64, 10), (32, 5), (32, 19), (16, 19), (1, 132)] {
+        for (tokens, sms) in [(128, 3), (128, 14), (128, 7), (32, 10), (32, 19), (16, 5), (16, 19), (1, 132)] {
             let step = LinearStep::new(&weights, pick(&all, &(0..tokens).collect::<Vec<_>>())).unwrap();
             let mut layer = emulated_of(arch, Schedule::Fair, sms).prepare_linear(&weights).unwrap();
             let out = verified(layer.as_mut(), &weights, &step).out;
@@ -150,6 +150,45 @@ fn a_step_is_one_launch_and_without_tokens_none(arch: &str) {
         let step = LinearStep::new(&weights, inputs(&weights, tokens)).unwrap();
         verified(layer.as_mut(), &weights, &step);
         assert_eq!(layer.launches(), (tokens > 0).then_some(1));
+    }
+}
+
+/// A layer whose K goes round all stages, computed on Hopper by a text of the kernel, on the worst schedule, by the instance whose
+/// weights are decoded to shared memory for this many tokens.
+fn broken_decoded(ptx: &str, tokens: usize) -> Result<usize, Error> {
+    let weights = weights(592, LONG_K, OutDtype::F16);
+    let step = LinearStep::new(&weights, inputs(&weights, tokens)).unwrap();
+    let gpu = emulated_of("sm_90a", Schedule::Worst, 5).with_ptx(ptx).unwrap();
+    let mut output = LinearOutput::new(&step);
+    let mut layer = gpu.prepare_linear(&weights).unwrap();
+    layer.execute(&step, &mut output)?;
+    assert_eq!(layer.counters().expect("it ran").kernel, DECODED);
+    Ok(compare(&weights, &step, &output).mismatches)
+}
+
+/// The entry that computes it.
+const DECODED: &str = "linear_f16_t16_decoded";
+
+#[test]
+#[ignore = "a minute: cargo test --release -p nvfp4-tests --test linear -- --ignored decoded"]
+fn every_copy_wait_arrival_fence_and_product_of_decoded_weights_that_is_left_out_is_found() {
+    const SABOTAGES: [Sabotage; 6] = [
+        Sabotage::leave_out("mbarrier.init", 4),
+        Sabotage::do_not_wait(6),
+        Sabotage::leave_out("mbarrier.arrive", 5),
+        Sabotage::leave_out("cp.async.bulk", 3),
+        Sabotage::leave_out("fence.proxy.async", 1),
+        Sabotage::leave_out("wgmma.wait_group", 3),
+    ];
+    let ptx = nvfp4::kernels::ptx("linear_sm90").expect("a kernel of this name");
+    check_sabotages(ptx, DECODED, &SABOTAGES, |ptx| fault_of(broken_decoded(ptx, 16)));
+    for instruction in ["stmatrix", "wgmma.mma_async"] {
+        let lines = lines_of(ptx, DECODED, instruction);
+        assert!(lines.len() >= 8, "{} of {instruction}", lines.len());
+        for (line, text) in lines {
+            let found = broken_decoded(&changed(ptx, &[(line, "")]), 16).map_or(true, |wrong| wrong > 0);
+            assert!(found, "line {line} of {DECODED} may be left out: {text}");
+        }
     }
 }
 

@@ -80,7 +80,7 @@ impl Instance {
     pub fn blocks(self, tiles: u32, sms: u32) -> u32 {
         match self {
             Self::OfWarps(_) => tiles,
-            Self::OfWarpgroups(of) => tiles.min(sms.saturating_mul(of.shape().resident_blocks())),
+            Self::OfWarpgroups(of) => tiles.min(sms.saturating_mul(of.resident_blocks())),
         }
     }
 }
