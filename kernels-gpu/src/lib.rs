@@ -12,6 +12,7 @@ pub mod gated_sm100;
 pub mod gated_sm120;
 pub mod gated_sm90;
 pub mod linear_sm120;
+pub mod linear_sm80;
 pub mod linear_sm90;
 pub mod moe_fp8_sm90;
 pub mod moe_pack;

@@ -18,6 +18,7 @@ pub(crate) mod launch;
 pub(crate) mod linear;
 pub(crate) mod linear_fp8;
 mod linear_sm120;
+mod linear_sm80;
 mod linear_sm90;
 pub mod moe;
 mod moe_fp8_sm90;
@@ -66,6 +67,7 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &moe_fp8_sm90::MoeFp8Sm90,
     &linear_sm90::LinearSm90,
     &linear_sm120::LinearSm120,
+    &linear_sm80::LinearSm80,
     &moe_pack::MoePack,
     &router::RouterKernel,
 ];

@@ -106,9 +106,9 @@ mod tests {
     #[test]
     fn a_card_has_the_subjects_whose_kernels_all_run_there() {
         let names = |card| Subject::of_card(card).map(Subject::name).collect::<Vec<_>>();
-        assert_eq!(names((8, 0)), ["gated_simt", "moe", "router"]);
+        assert_eq!(names((8, 0)), ["gated_simt", "moe", "linear", "router"]);
         assert_eq!(names((9, 0)), ["gated_sm90", "gated_simt", "moe", "fp8", "linear", "router"]);
-        assert_eq!(names((10, 3)), ["gated_sm100", "gated_simt", "moe", "moe-nvfp4", "router"]);
+        assert_eq!(names((10, 3)), ["gated_sm100", "gated_simt", "moe", "moe-nvfp4", "linear", "router"]);
         assert_eq!(names((7, 5)), [""; 0]);
     }
 

@@ -77,7 +77,7 @@ const MOE_NVFP4: [(u32, &str); 5] = [
 ];
 
 /// Tokens and multiprocessors for which the plan of a linear layer takes one instance after the other. A test says so.
-const LINEAR: [(usize, u32); 6] = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 10), (128, 3)];
+const LINEAR: [(usize, u32); 6] = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 10), (128, 1)];
 
 /// The same of linear layers whose tokens are in FP8. Tokens decide on the tiles.
 const LINEAR_FP8: [(usize, u32); 5] = [(13, 19), (30, 19), (60, 5), (125, 3), (300, 3)];

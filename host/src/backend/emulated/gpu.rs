@@ -11,12 +11,13 @@ use ptx_emulator::{
 
 use super::clock::Clock;
 use crate::error::Error;
+use crate::fp8::TokenFormat;
 use crate::kernels::builds::{self, Build};
 use crate::kernels::launch::{Grid, Launch};
 use crate::kernels::linear::{self, LinearKernel};
 use crate::kernels::moe::MoeKernels;
 use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
-use crate::kernels::{self, GroupedKernel};
+use crate::kernels::{self, GroupedKernel, linear_fp8};
 use crate::plan::roofline::GPUS;
 use crate::plan::variant::Variant;
 use crate::problem::Op;
@@ -38,9 +39,11 @@ pub fn moe_arch() -> &'static str {
     arches().into_iter().find(computes).expect("there are kernels of MoE layers")
 }
 
-/// The oldest of [`arches`] that linear layers are computed on.
+/// The oldest of [`arches`] that linear layers are computed on with tokens in FP8.
 pub fn linear_arch() -> &'static str {
-    linear_arches().into_iter().next().expect("there are kernels of linear layers")
+    let takes_fp8 = |gpu: Emulated| linear_fp8::check_takes(TokenFormat::Fp8, gpu.capability, &gpu.arch).is_ok();
+    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(takes_fp8);
+    arches().into_iter().find(computes).expect("there are kernels of linear layers")
 }
 
 /// All of them.

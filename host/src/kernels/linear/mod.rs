@@ -16,12 +16,13 @@ use gpu_arch::Capability;
 use kernels_gpu::linear_sm90::abi::{BOX_BYTES, Launch as Parameter, PACK_ENTRY, Pack, TokenMap};
 use kernels_gpu::moe_route::abi::token_tiles;
 
-pub(super) use instance::{Instance, warp_cycles};
+pub(super) use instance::{Instance, cycles_of_warps_alone, warp_cycles};
 
 use super::builds;
 use super::group::Address;
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, Parameter as LaunchParameter, output_code};
+use super::linear_sm80::LinearSm80;
 use super::linear_sm90::LinearSm90;
 use super::linear_sm120::LinearSm120;
 use super::moe::token_type;
@@ -30,8 +31,8 @@ use crate::error::Error;
 use crate::linear::LinearSizes;
 use crate::problem::Op;
 
-/// Every kernel of linear layers.
-static KERNELS: [&dyn LinearKernel; 2] = [&LinearSm120, &LinearSm90];
+/// Every kernel of linear layers whose tokens are multiplied as they are, the one that runs everywhere last.
+static KERNELS: [&dyn LinearKernel; 3] = [&LinearSm120, &LinearSm90, &LinearSm80];
 
 /// The kernel of linear layers on a device, if there is one.
 pub(crate) fn kernel_of(device: Capability) -> Option<&'static dyn LinearKernel> {
@@ -79,9 +80,12 @@ pub(crate) trait LinearKernel: Kernel {
         };
         let grid = Grid {
             shared_bytes: instance.shared_bytes(),
-            overlaps: true,
+            overlaps: !instance.by_pieces(),
             ..Grid::linear(instance.entry(), instance.blocks(tiles, sms), instance.threads())
         };
+        if instance.by_pieces() {
+            return Ok(Launch::of_parameter(self.name(), grid, parameter));
+        }
         let map = MapArguments {
             address: parameter.tokens,
             row_bytes: 2 * parameter.k,
@@ -195,15 +199,16 @@ pub(super) mod tests {
     #[test]
     fn a_device_gets_the_kernel_of_its_family() {
         let name = |device| kernel_of(device).map(|kernel| kernel.name());
-        let devices = [(8, 9), (9, 0), (10, 0), (12, 0), (12, 1)];
-        assert_eq!(devices.map(name), [None, Some("linear_sm90"), None, Some("linear_sm120"), Some("linear_sm120")]);
+        let devices = [(7, 5), (8, 9), (9, 0), (10, 0), (12, 0), (12, 1)];
+        let [portable, hopper, consumer] = ["linear_sm80", "linear_sm90", "linear_sm120"].map(Some);
+        assert_eq!(devices.map(name), [None, portable, hopper, portable, consumer, consumer]);
     }
 
     #[test]
     fn a_layer_of_592_columns_goes_to_every_instance() {
         // `tests/tests/linear.rs` compares the bits of these, and a self-test computes them.
         for kernel in KERNELS {
-            let of = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 10), (128, 3)];
+            let of = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 10), (128, 1)];
             let mut of = of.map(|(m, sms)| entry(kernel, 592, 208, m, sms)).to_vec();
             of.dedup();
             let instances = kernel.instances();
