@@ -15,6 +15,7 @@ pub mod linear_sm120;
 pub mod linear_sm80;
 pub mod linear_sm90;
 pub mod moe_fp8_sm90;
+pub mod moe_nvfp4_sm120;
 pub mod moe_pack;
 pub mod moe_quantize;
 pub mod moe_quantize_nvfp4;

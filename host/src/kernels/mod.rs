@@ -22,6 +22,7 @@ mod linear_sm80;
 mod linear_sm90;
 pub mod moe;
 mod moe_fp8_sm90;
+mod moe_nvfp4_sm120;
 pub(crate) mod moe_pack;
 mod moe_quantize;
 mod moe_quantize_nvfp4;
@@ -30,6 +31,7 @@ mod moe_sm100;
 mod moe_sm120;
 mod moe_sm80;
 mod moe_sm90;
+mod nvfp4_products;
 mod products;
 pub mod router;
 pub(crate) mod schedule;
@@ -62,6 +64,7 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &moe_sm120::MoeSm120,
     &moe_sm80::MoeSm80,
     &moe_sm100::MoeSm100,
+    &moe_nvfp4_sm120::MoeNvfp4Sm120,
     &moe_quantize::MoeQuantize,
     &moe_quantize_nvfp4::MoeQuantizeNvfp4,
     &moe_fp8_sm90::MoeFp8Sm90,

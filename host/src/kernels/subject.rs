@@ -83,7 +83,7 @@ impl Subject {
             Self::Groups(kernel) => vec![kernel.get()],
             Self::Moe => MoeKernels::of(card)?.of_format(TokenFormat::Bits16)?,
             Self::Fp8 => moe::FP8_KERNELS.into(),
-            Self::MoeNvfp4 => moe::NVFP4_KERNELS.into(),
+            Self::MoeNvfp4 => MoeKernels::of(card)?.of_format(TokenFormat::Nvfp4)?,
             Self::Linear => vec![linear::kernel_of(card)?],
             Self::Router => vec![&RouterKernel],
         };
@@ -109,6 +109,7 @@ mod tests {
         assert_eq!(names((8, 0)), ["gated_simt", "moe", "linear", "router"]);
         assert_eq!(names((9, 0)), ["gated_sm90", "gated_simt", "moe", "fp8", "linear", "router"]);
         assert_eq!(names((10, 3)), ["gated_sm100", "gated_simt", "moe", "moe-nvfp4", "linear", "router"]);
+        assert_eq!(names((12, 1)), ["gated_sm120", "gated_simt", "moe", "moe-nvfp4", "linear", "router"]);
         assert_eq!(names((7, 5)), [""; 0]);
     }
 

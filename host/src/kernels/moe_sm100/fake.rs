@@ -1,9 +1,9 @@
 //! The kernel's row in the fake driver, whose tensor maps are the emulator's.
 
 use fake_cuda::Launch;
-use kernels_gpu::gated_sm100::abi::{K_BLOCK_BYTES, TILE_ROWS};
+use kernels_gpu::gated_sm100::abi::K_BLOCK_BYTES;
 use kernels_gpu::moe_route::abi::tile_size;
-use kernels_gpu::moe_sm100::abi::{self, INSTANCES};
+use kernels_gpu::moe_sm100::abi;
 use kernels_gpu::nvfp4_rows::{row_bytes, token_scale, weight_scale_bytes};
 use ptx_emulator::TensorMap;
 
@@ -12,11 +12,12 @@ use crate::format::{BLOCK, Matrix};
 use crate::fp4::{Factors, scaled, sum};
 use crate::kernels::fake::{out_dtype, slice, slice_mut};
 use crate::kernels::moe_sm90;
+use crate::kernels::nvfp4_products::Nvfp4Instance;
 
 /// Computes every expert's rows as the kernel's contract says, and checks the launch and the maps.
-pub(super) fn launch(launch: &Launch<'_>) {
-    let instance = INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
-    assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
+pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[Nvfp4Instance]) {
+    let instance = instances.iter().find(|instance| instance.entry == launch.kernel).unwrap();
+    assert_eq!((launch.block, launch.shared_bytes), ([instance.threads, 1, 1], instance.shared_bytes));
     // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
@@ -27,8 +28,8 @@ pub(super) fn launch(launch: &Launch<'_>) {
             assert_eq!((map.dims[0], map.box_dims[..2].to_vec()), (u64::from(k / 2), vec![K_BLOCK_BYTES, box_rows]));
             (map.global_address, map.dims[1])
         };
-        let (tokens, most_rows) = values(&parameter.token_map, instance.block_tokens());
-        let (weights, weight_rows) = values(&parameter.weight_map, TILE_ROWS);
+        let (tokens, most_rows) = values(&parameter.token_map, instance.tile_tokens);
+        let (weights, weight_rows) = values(&parameter.weight_map, instance.weight_rows);
         assert_eq!(weight_rows, u64::from(experts * instance.matrices * n));
         let row = |at: u64, row: u32| slice::<u8>(at + u64::from(row) * u64::from(row_bytes(k)), columns / 2);
         let firsts: &[u32] = slice(parameter.firsts, experts as usize + 1);
