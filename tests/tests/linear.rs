@@ -4,8 +4,9 @@
 use nvfp4::Error;
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::Schedule;
+use nvfp4::fp8::TokenFormat;
 use nvfp4::linear::compare::compare;
-use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep};
+use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep, LinearWeights};
 use nvfp4::problem::OutDtype;
 use nvfp4_tests::linear::{check, inputs, verified, weights, with_bias};
 use nvfp4_tests::moe::{DTYPES, backends, bits, emulated, emulated_of};
@@ -13,7 +14,7 @@ use nvfp4_tests::on_architectures;
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
 
 on_architectures! {
-    sm_80 sm_90a sm_120f;
+    sm_80 sm_90a sm_100f sm_120f;
     short {
         sizes_that_are_no_whole_panels_tiles_or_k_blocks_are_right
         a_bias_is_added_in_either_type
@@ -22,9 +23,26 @@ on_architectures! {
         the_bits_of_a_token_do_not_depend_on_the_batch
         every_instance_gives_the_same_bits
         schedules_and_multiprocessors_make_no_difference
-        a_step_is_one_launch_and_without_tokens_none
+        a_step_is_one_launch_or_two_and_without_tokens_none
     }
     long {}
+}
+
+/// A layer with its tokens in each format that these tests compute on an architecture: as they are wherever a kernel of its own multiplies
+/// them, and as NVFP4, by an input scale or with a global scale each.
+fn multiplied(arch: &str, weights: LinearWeights<'static>) -> Vec<LinearWeights<'static>> {
+    let nvfp4 = || {
+        let nvfp4 = weights.clone().with_token_format(TokenFormat::Nvfp4);
+        match weights.sizes().dtype {
+            OutDtype::F16 => nvfp4.with_input_scale(1.0 / 700.0).expect("in range"),
+            OutDtype::Bf16 => nvfp4,
+        }
+    };
+    match arch {
+        "sm_100f" => vec![nvfp4()],
+        "sm_120f" => vec![nvfp4(), weights],
+        _ => vec![weights],
+    }
 }
 
 fn sizes_that_are_no_whole_panels_tiles_or_k_blocks_are_right(arch: &str) {
@@ -33,8 +51,9 @@ fn sizes_that_are_no_whole_panels_tiles_or_k_blocks_are_right(arch: &str) {
         [(1, 16, 16), (3, 80, 144), (16, 144, 128), (17, 272, 272), (64, 48, 2 * 128 + 64), (0, 32, 32)]
     {
         for dtype in DTYPES {
-            let weights = weights(n, k, dtype);
-            check(arch, &weights, inputs(&weights, tokens));
+            for weights in multiplied(arch, weights(n, k, dtype)) {
+                check(arch, &weights, inputs(&weights, tokens));
+            }
         }
     }
 }
@@ -43,25 +62,27 @@ fn a_bias_is_added_in_either_type(arch: &str) {
     for (dtype, of_tokens) in [(OutDtype::F16, true), (OutDtype::Bf16, true), (OutDtype::Bf16, false)] {
         // Three panels: of a tile of 128 or 256 columns some lie outside.
         for tokens in [2, 70, 300] {
-            let weights = with_bias(weights(176, 80, dtype), of_tokens);
-            check(arch, &weights, inputs(&weights, tokens));
+            for weights in multiplied(arch, with_bias(weights(176, 80, dtype), of_tokens)) {
+                check(arch, &weights, inputs(&weights, tokens));
+            }
         }
     }
 }
 
 fn tokens_may_lie_apart(arch: &str) {
     for (dtype, stride) in DTYPES.into_iter().zip([88, 99]) {
-        let weights = weights(48, 80, dtype);
-        let near = inputs(&weights, 5);
-        let nan = bits(dtype, f32::NAN);
-        let far = near.x.chunks(80).flat_map(|token| [token, &vec![nan; stride - 80]].concat());
-        check(arch, &weights, LinearInputs { x: far.collect::<Vec<_>>().into(), stride, ..near });
+        for weights in multiplied(arch, weights(48, 80, dtype)) {
+            let near = inputs(&weights, 5);
+            let nan = bits(dtype, f32::NAN);
+            let far = near.x.chunks(80).flat_map(|token| [token, &vec![nan; stride - 80]].concat());
+            check(arch, &weights, LinearInputs { x: far.collect::<Vec<_>>().into(), stride, ..near });
+        }
     }
 }
 
 fn infinities_nan_and_overflow_stay_within_their_token(arch: &str) {
-    for dtype in DTYPES {
-        let weights = weights(80, 112, dtype);
+    for weights in DTYPES.into_iter().flat_map(|dtype| multiplied(arch, weights(80, 112, dtype))) {
+        let dtype = weights.sizes().dtype;
         let clean = inputs(&weights, 9);
         let mut dirty = clean.clone();
         let largest = if dtype == OutDtype::F16 { 65504.0 } else { f32::INFINITY };
@@ -87,8 +108,7 @@ fn pick(inputs: &LinearInputs<'_>, places: &[usize]) -> LinearInputs<'static> {
 }
 
 fn the_bits_of_a_token_do_not_depend_on_the_batch(arch: &str) {
-    for dtype in DTYPES {
-        let weights = with_bias(weights(144, 208, dtype), true);
+    for weights in DTYPES.into_iter().flat_map(|dtype| multiplied(arch, with_bias(weights(144, 208, dtype), true))) {
         let all = inputs(&weights, 130);
         for backend in backends(arch) {
             let mut prepared = backend.prepare_linear(&weights).unwrap();
@@ -111,9 +131,8 @@ fn the_bits_of_a_token_do_not_depend_on_the_batch(arch: &str) {
 
 fn every_instance_gives_the_same_bits(arch: &str) {
     // Tokens and multiprocessors that make the plan choose each of them: a test of the plan says so.
-    for dtype in DTYPES {
-        let weights = with_bias(weights(592, 208, dtype), false);
-        let all = inputs(&weights, 128);
+    for weights in DTYPES.into_iter().flat_map(|dtype| multiplied(arch, with_bias(weights(592, 208, dtype), false))) {
+        let (all, format) = (inputs(&weights, 128), weights.sizes().token_format.name());
         let mut whole = Vec::new();
         for (tokens, sms) in [(128, 1), (64, 10), (32, 5), (32, 19), (16, 19), (1, 132)] {
             let step = LinearStep::new(&weights, pick(&all, &(0..tokens).collect::<Vec<_>>())).unwrap();
@@ -122,15 +141,18 @@ fn every_instance_gives_the_same_bits(arch: &str) {
             if whole.is_empty() {
                 whole = out;
             } else {
-                assert!(whole.starts_with(&out), "{dtype:?}: other bits with {tokens} tokens on {sms} multiprocessors");
+                assert!(whole.starts_with(&out), "{format}: other bits with {tokens} tokens on {sms} multiprocessors");
             }
         }
     }
 }
 
 fn schedules_and_multiprocessors_make_no_difference(arch: &str) {
-    for (dtype, tokens) in [(OutDtype::Bf16, 4), (OutDtype::F16, 40), (OutDtype::Bf16, 150)] {
-        let weights = weights(336, 272, dtype);
+    let layers = [(OutDtype::Bf16, 4), (OutDtype::F16, 40), (OutDtype::Bf16, 150)].map(|(dtype, tokens)| {
+        let layers = multiplied(arch, weights(336, 272, dtype));
+        layers.into_iter().map(move |weights| (weights, tokens))
+    });
+    for (weights, tokens) in layers.into_iter().flatten() {
         let step = LinearStep::new(&weights, inputs(&weights, tokens)).unwrap();
         let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
         let gpus = schedules
@@ -143,13 +165,17 @@ fn schedules_and_multiprocessors_make_no_difference(arch: &str) {
     }
 }
 
-fn a_step_is_one_launch_and_without_tokens_none(arch: &str) {
-    let (weights, gpu) = (weights(64, 64, OutDtype::F16), emulated(arch, Schedule::Fair));
-    let mut layer = gpu.prepare_linear(&weights).unwrap();
-    for tokens in [5, 0] {
-        let step = LinearStep::new(&weights, inputs(&weights, tokens)).unwrap();
-        verified(layer.as_mut(), &weights, &step);
-        assert_eq!(layer.launches(), (tokens > 0).then_some(1));
+fn a_step_is_one_launch_or_two_and_without_tokens_none(arch: &str) {
+    for weights in multiplied(arch, weights(64, 64, OutDtype::F16)) {
+        let gpu = emulated(arch, Schedule::Fair);
+        let mut layer = gpu.prepare_linear(&weights).unwrap();
+        for tokens in [5, 0] {
+            let step = LinearStep::new(&weights, inputs(&weights, tokens)).unwrap();
+            verified(layer.as_mut(), &weights, &step);
+            // NVFP4 tokens are rounded before.
+            let launches = if weights.sizes().token_format == TokenFormat::Nvfp4 { 2 } else { 1 };
+            assert_eq!(layer.launches(), (tokens > 0).then_some(launches));
+        }
     }
 }
 

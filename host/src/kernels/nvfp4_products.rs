@@ -53,6 +53,7 @@ pub(crate) struct Product {
     pub rows: u64,
     pub token_scales: Address,
     pub globals: Address,
+    /// 0 if there are no lists, since all rows are those of the only expert.
     pub firsts: Address,
     pub tile_firsts: Address,
     /// Values of the weights.
@@ -124,7 +125,8 @@ pub(crate) trait Nvfp4Products: Kernel {
                 experts,
                 output,
                 activation,
-                unused: [0; 3],
+                rows: if firsts == 0 { rows as u32 } else { 0 },
+                unused: [0; 2],
             }))
         })
     }

@@ -82,13 +82,18 @@ const LINEAR: [(usize, u32); 6] = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 1
 /// The same of linear layers whose tokens are in FP8. Tokens decide on the tiles.
 const LINEAR_FP8: [(usize, u32); 5] = [(13, 19), (30, 19), (60, 5), (125, 3), (300, 3)];
 
+/// The same of linear layers whose tokens are in NVFP4.
+const LINEAR_NVFP4: [(usize, u32); 4] = [(5, 19), (30, 19), (125, 3), (300, 3)];
+
 /// The parts of a subject, those first that are used unasked.
 pub(super) fn parts(subject: Subject) -> Vec<Part> {
     match subject {
         Subject::Groups(kernel) => of_groups(kernel),
         Subject::Moe => of_moe(&MOE),
         Subject::Fp8 => [of_moe(&MOE_FP8), of_linear(&LINEAR_FP8, TokenFormat::Fp8)].into_iter().flatten().collect(),
-        Subject::MoeNvfp4 => of_moe(&MOE_NVFP4),
+        Subject::Nvfp4 => {
+            [of_moe(&MOE_NVFP4), of_linear(&LINEAR_NVFP4, TokenFormat::Nvfp4)].into_iter().flatten().collect()
+        }
         Subject::Linear => of_linear(&LINEAR, TokenFormat::Bits16),
         Subject::Router => of_router(),
     }

@@ -64,9 +64,9 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
 
     #[inline(always)]
     unsafe fn tiles(self, next: u32, stride: u32) -> RoutedTiles<INDEX> {
-        let columns = Self::INSTANCE.tile_columns();
+        let size = [Self::INSTANCE.tile_columns(), Self::INSTANCE.tile_tokens];
         // SAFETY: what `# Safety` of the trait asks.
-        RoutedTiles { work: self, tiles: unsafe { self.launch.routed_tiles(columns, next, stride) } }
+        RoutedTiles { work: self, tiles: unsafe { self.launch.routed_tiles(size, next, stride) } }
     }
 
     #[inline(always)]
@@ -100,7 +100,11 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
                 globals: core::array::from_fn(|column| {
                     if column < COLUMNS { [global(column, 0), global(column, 1)] } else { [0.0; 2] }
                 }),
-                alpha: core::array::from_fn(|slab| self.launch.alpha(matrix(slab), tile.group)),
+                alpha: core::array::from_fn(|slab| {
+                    // Gate and up have one factor each: a linear layer is plain.
+                    let of = if Self::INSTANCE.matrices == 2 { [columns[slab][0]; 2] } else { columns[slab] };
+                    of.map(|column| self.launch.alpha(matrix(slab), tile.group, column))
+                }),
                 bias: core::array::from_fn(|slab| {
                     columns[slab].map(|column| self.launch.bias(matrix(slab), tile.group, column))
                 }),
@@ -125,9 +129,9 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
 struct Terms {
     /// The global scales of its tokens, two of each eight.
     globals: [[f32; 2]; MOST_COLUMNS],
-    /// The expert's factor of the matrix of each slab.
-    alpha: [f32; SLABS as usize],
-    /// What is added, by slab and row of the product.
+    /// Factors, by slab and row of the product.
+    alpha: [[f32; 2]; SLABS as usize],
+    /// What is added, likewise.
     bias: [[f32; 2]; SLABS as usize],
 }
 
@@ -135,7 +139,7 @@ impl Terms {
     /// The product of which this is the sum.
     #[inline(always)]
     fn product(&self, slab: usize, [column, row, odd]: Place, sum: f32) -> f32 {
-        fma_rn_f32(self.globals[column][odd] * self.alpha[slab], sum, self.bias[slab][row])
+        fma_rn_f32(self.globals[column][odd] * self.alpha[slab][row], sum, self.bias[slab][row])
     }
 }
 

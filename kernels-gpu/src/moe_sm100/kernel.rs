@@ -63,9 +63,9 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
 
     #[inline(always)]
     unsafe fn tiles(self, next: u32, stride: u32) -> RoutedTiles<INDEX> {
-        let columns = Self::INSTANCE.tile_rows();
+        let size = [Self::INSTANCE.tile_rows(), Self::INSTANCE.tile_tokens];
         // SAFETY: what `# Safety` of the trait asks.
-        RoutedTiles { work: self, tiles: unsafe { self.launch.routed_tiles(columns, next, stride) } }
+        RoutedTiles { work: self, tiles: unsafe { self.launch.routed_tiles(size, next, stride) } }
     }
 
     #[inline(always)]
@@ -82,7 +82,7 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
     unsafe fn column(self, tile: &Tile, column: u32) -> Column {
         // SAFETY: the expert has a factor of each matrix.
         let of = |matrix: usize| unsafe {
-            (self.launch.alpha(matrix, tile.group), self.launch.bias(matrix, tile.group, column))
+            (self.launch.alpha(matrix, tile.group, column), self.launch.bias(matrix, tile.group, column))
         };
         let (first, second) = (of(0), of(Self::INSTANCE.matrices as usize - 1));
         Column { alpha: [first.0, second.0], bias: [first.1, second.1] }

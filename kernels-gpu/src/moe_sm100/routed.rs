@@ -8,7 +8,7 @@ use cuda_std::global::{GlobalAddress, ld_global_b32, ld_global_b32_or_zero};
 use super::abi::Launch;
 use crate::{
     epilogue::{NO_PARAMETERS, relu2, silu},
-    moe_route::abi::tile_size,
+    moe_route::abi::{tile_size, token_tiles},
     schedule::last_begun,
 };
 
@@ -26,27 +26,37 @@ unsafe fn number(list: u64, index: u32) -> u32 {
 }
 
 impl Launch {
-    /// The tiles of C of the index `next` and every `stride` further on, each of so many columns.
+    /// The tiles of C of the index `next` and every `stride` further on, each of so many columns and up to so many tokens.
     ///
     /// # Safety
     /// The contract in this folder's `mod.rs`; grids before this one were waited for.
     #[inline(always)]
-    pub(crate) unsafe fn routed_tiles(&self, tile_columns: u32, next: u32, stride: u32) -> RoutedTiles {
-        let &Self { firsts, tile_firsts, experts, n, .. } = self;
+    pub(crate) unsafe fn routed_tiles(
+        &self,
+        [tile_columns, tile_tokens]: [u32; 2],
+        next: u32,
+        stride: u32,
+    ) -> RoutedTiles {
+        let &Self { firsts, tile_firsts, experts, n, rows, .. } = self;
         let column_tiles = n.div_ceil(tile_columns);
-        // SAFETY: the list has a number for each expert and one more.
-        let token_tiles = unsafe { number(tile_firsts, experts) };
-        RoutedTiles { firsts, tile_firsts, experts, column_tiles, next, stride, end: token_tiles * column_tiles }
+        let mut all_token_tiles = token_tiles(rows, tile_tokens);
+        if rows == 0 {
+            // SAFETY: the list has a number for each expert and one more.
+            all_token_tiles = unsafe { number(tile_firsts, experts) };
+        }
+        let end = all_token_tiles * column_tiles;
+        RoutedTiles { firsts, tile_firsts, experts, rows, all_token_tiles, column_tiles, next, stride, end }
     }
 
-    /// The factor of an expert's matrix.
+    /// The factor of a column of an expert's matrix, which may lie behind the last.
     ///
     /// # Safety
     /// As [`Launch::routed_tiles`]; there is such a matrix.
     #[inline(always)]
-    pub(crate) unsafe fn alpha(&self, matrix: usize, expert: u32) -> f32 {
+    pub(crate) unsafe fn alpha(&self, matrix: usize, expert: u32, column: u32) -> f32 {
+        let index = if self.rows == 0 { expert } else { column.min(self.n - 1) };
         // SAFETY: what `# Safety` above asks.
-        f32::from_bits(unsafe { number(self.alpha[matrix], expert) })
+        f32::from_bits(unsafe { number(self.alpha[matrix], index) })
     }
 
     /// What is added to the products of a column, which may lie behind the last.
@@ -111,6 +121,9 @@ pub struct RoutedTiles {
     firsts: u64,
     tile_firsts: u64,
     experts: u32,
+    /// As [`Launch::rows`].
+    rows: u32,
+    all_token_tiles: u32,
     column_tiles: u32,
     next: u32,
     stride: u32,
@@ -123,17 +136,22 @@ impl Iterator for RoutedTiles {
 
     #[inline(always)]
     fn next(&mut self) -> Option<RoutedTile> {
-        let &mut Self { firsts, tile_firsts, experts, column_tiles, next: index, .. } = self;
+        let &mut Self { firsts, tile_firsts, experts, rows, all_token_tiles, column_tiles, next: index, .. } = self;
         if index >= self.end {
             return None;
         }
         self.next += self.stride;
-        // SAFETY: indices up to `experts`, of lists that have one number more; C has columns, and the expert tiles of rows.
+        // SAFETY: indices up to `experts`, of lists, if there are any, that have one number more; C has columns, and the expert tiles of
+        // rows.
         unsafe {
             assert_unchecked(column_tiles > 0);
-            let expert = last_begun(experts, index / column_tiles, |expert| number(tile_firsts, expert));
-            let [first_tile, next_tile] = [0, 1].map(|after| number(tile_firsts, expert + after));
-            let [first, next] = [0, 1].map(|after| number(firsts, expert + after));
+            let (mut expert, mut of_tiles, mut of_rows) = (0, [0, all_token_tiles], [0, rows]);
+            if rows == 0 {
+                expert = last_begun(experts, index / column_tiles, |expert| number(tile_firsts, expert));
+                of_tiles = [0, 1].map(|after| number(tile_firsts, expert + after));
+                of_rows = [0, 1].map(|after| number(firsts, expert + after));
+            }
+            let ([first_tile, next_tile], [first, next]) = (of_tiles, of_rows);
             let (tiles, of_expert) = (next_tile - first_tile, index - first_tile * column_tiles);
             assert_unchecked(tiles > 0);
             let (column_tile, tile) = (of_expert / tiles, of_expert % tiles);
