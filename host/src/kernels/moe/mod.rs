@@ -3,7 +3,7 @@
 //! A call of a layer is a chain of launches, each of which may begin while the one before it still runs: lists of each expert's
 //! tokens (`moe_route`), gate and up, down (`moe_sm90` or another of `kernels.rs`), the same for the expert that all tokens share, and
 //! the sum of each token's rows. With tokens in FP8 or NVFP4, what a product multiplies is rounded before it (`moe_quantize`,
-//! `moe_fp8_sm90`; `moe_quantize_nvfp4`, `moe_sm100`). Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
+//! `moe_fp8_sm90`; `moe_quantize_nvfp4`, `moe_sm100`, `moe_nvfp4_sm120`). Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
 //! that was captured once is right for whatever routing comes later.
 //!
 //! A token's numbers are the same whatever else is in the batch, in which order, and on which instance: every product sums its K
@@ -30,13 +30,13 @@ use super::moe_pack::row_order::RowOrder;
 use super::moe_quantize::MoeQuantize;
 use super::moe_quantize_nvfp4::MoeQuantizeNvfp4;
 use super::moe_route::MoeRoute;
-use super::moe_sm100::{self, MoeSm100};
+use super::nvfp4_products;
 use super::products::expected_token_tiles;
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::moe::{Activation, MoeSizes};
 use crate::problem::{Op, OutDtype};
-pub(crate) use kernels::{FP8_KERNELS, MoeKernels, NVFP4_KERNELS, products_named};
+pub(crate) use kernels::{FP8_KERNELS, MoeKernels, products_named};
 pub(crate) use stages::StageParts;
 use weights::packed_bytes;
 pub use weights::weight_bytes;
@@ -204,7 +204,7 @@ pub(crate) fn launches(
     let tile_tokens = |rows: u64, experts: u64| match layer.sizes.token_format {
         TokenFormat::Bits16 => kernels.products.tile_tokens(rows, experts),
         TokenFormat::Fp8 => moe_fp8_sm90::tile_tokens(rows, experts),
-        TokenFormat::Nvfp4 => moe_sm100::tile_tokens(rows, experts),
+        TokenFormat::Nvfp4 => nvfp4_products::tile_tokens(rows, experts),
     };
     let sizes = &layer.sizes;
     let choices = (chunk.token_count * sizes.top_k) as u64;
@@ -495,7 +495,7 @@ impl Chunk<'_> {
     fn nvfp4_product(&self, experts: &Experts<'_>, index: usize, projection: Projection, rows: Nvfp4Rows) -> Launch {
         let Projection { op, b: [weights, _], alpha, bias, n, k, activation, .. } = projection;
         let matrices = u64::from(experts.count) * op.projections() as u64;
-        let product = moe_sm100::Product {
+        let product = nvfp4_products::Product {
             tokens: rows.values,
             rows: rows.rows,
             token_scales: rows.scales,
@@ -513,7 +513,8 @@ impl Chunk<'_> {
             output: output_code(self.layer.sizes.dtype),
             activation,
         };
-        MoeSm100.product(op, experts.tile_tokens, product, experts.rows, self.sms)
+        let kernel = self.kernels.nvfp4.expect("tokens are in NVFP4 where a kernel multiplies them");
+        kernel.product(op, experts.tile_tokens, product, experts.rows, self.sms)
     }
 
     /// The sum of each token's rows.

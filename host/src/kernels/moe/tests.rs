@@ -12,14 +12,15 @@ use super::*;
 use crate::fp8::TokenFormat;
 use crate::kernels::moe_sm80::MoeSm80;
 use crate::kernels::moe_sm90::MoeSm90;
+use crate::kernels::moe_sm100::MoeSm100;
 use crate::kernels::moe_sm120::MoeSm120;
 use crate::kernels::products::Products as _;
 
 const SMS: u32 = 132;
 
-const HOPPER: MoeKernels = MoeKernels { products: &MoeSm90, fp8: true, nvfp4: false, overlaps: true };
-const CONSUMER: MoeKernels = MoeKernels { products: &MoeSm120, fp8: false, nvfp4: false, overlaps: true };
-const PORTABLE: MoeKernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: false, overlaps: false };
+const HOPPER: MoeKernels = MoeKernels { products: &MoeSm90, fp8: true, nvfp4: None, overlaps: true };
+const CONSUMER: MoeKernels = MoeKernels { products: &MoeSm120, fp8: false, nvfp4: None, overlaps: true };
+const PORTABLE: MoeKernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: None, overlaps: false };
 
 /// Where the workspace lies, and the layer's weights.
 const WORKSPACE: Address = 0x10_0000_0000;
@@ -230,7 +231,7 @@ fn with_tokens_in_fp8_each_product_multiplies_what_the_launch_before_it_has_roun
 #[test]
 fn tokens_in_nvfp4_are_quantised_before_each_product() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(Some(96)) };
-    let kernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: true, overlaps: true };
+    let kernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), overlaps: true };
     let experts = PlacedExperts { input_scales: [0xA00, 0xB00], ..EXPERTS };
     let (layer, workspace) = (PlacedMoe { experts, ..layer(sizes) }, Workspace::at(&sizes, 100, WORKSPACE));
     let chain = launches(&layer, &arguments(100), &workspace, kernels, SMS).unwrap();

@@ -8,7 +8,7 @@ use kernels_gpu::units::k_blocks;
 use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
 use crate::kernels::launch::ALIGNMENT;
-use crate::kernels::moe_sm100::MoeSm100;
+use crate::kernels::nvfp4_products::most_token_tiles;
 use crate::moe::MoeSizes;
 
 /// Bytes below which every workspace stays. Tokens that need more are worked off in chunks.
@@ -112,8 +112,8 @@ impl Workspace {
                 tiles,
             })
         };
-        let tiles = MoeSm100::most_token_tiles(choices, experts.into(), sizes.named_experts as u64);
-        let shared_tiles = MoeSm100::most_token_tiles(tokens, 1, 1);
+        let tiles = most_token_tiles(choices, experts.into(), sizes.named_experts as u64);
+        let shared_tiles = most_token_tiles(tokens, 1, 1);
         let rows = most_rows(choices, experts, row_multiple);
         let shared_rows = most_rows(tokens, 1, row_multiple);
         Self {
