@@ -47,6 +47,8 @@ impl Instruction for SetMaxNReg {
                 return Ok(Flow::Wait(WaitFor::Registers { cta: w.cta, count: missing }));
             }
             (true, Some(missing), _) => *free -= missing,
+            // The directives say how many registers a thread may have at launch. `ptxas` gives it fewer where that is enough.
+            (true, None, _) if w.register_limit.is_none() => {}
             (false, _, Some(released)) => {
                 *free += released;
                 m.progress += 1;

@@ -78,6 +78,15 @@ pub struct Wgmma {
     /// Registers of A, which must not be written.
     pub a: Vec<u32>,
     pub pc: u32,
+    /// Something has waited for the results, which are in the registers, before `wgmma.wait_group`.
+    pub delivered: bool,
+}
+
+impl Wgmma {
+    /// Whether the register is one of the results.
+    pub fn fills(&self, register: u32) -> bool {
+        self.d.iter().any(|d| d.register == Some(register))
+    }
 }
 
 /// The asynchronous matrix instructions of a warpgroup, by warp. One is complete when it is complete in all warps: it is
@@ -141,7 +150,17 @@ pub struct WgmmaGroups {
 
 impl WgmmaGroups {
     /// All that are in flight, oldest first.
-    pub fn all(&self) -> impl Iterator<Item = &Wgmma> {
+    pub fn all(&self) -> impl DoubleEndedIterator<Item = &Wgmma> {
         self.committed.iter().flatten().chain(&self.open)
+    }
+
+    /// The same, to be changed.
+    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Wgmma> {
+        self.committed.iter_mut().flatten().chain(&mut self.open)
+    }
+
+    /// Whether none is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.committed.is_empty() && self.open.is_empty()
     }
 }

@@ -21,7 +21,7 @@
 //! - Races in global memory are looked for elsewhere: within the grid in [`super::grid_races`], with earlier grids in
 //!   [`super::earlier`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::beyond::{self, Beyond, Known, Snapshot};
@@ -257,6 +257,8 @@ pub struct Detector {
     /// Loads behind which their warp has arrived at an mbarrier before it used what they load: the warp's first thread, time
     /// and instruction of the load, and the time of the first use.
     late: HashMap<(u32, u32, u32), u32>,
+    /// Instructions by which a warp reads as one: who knows of one lane that it is behind them knows it of all.
+    together: HashSet<u32>,
     history: History,
 }
 
@@ -275,6 +277,7 @@ impl Detector {
             next_agent: 0,
             issuers: vec![0; AGENTS as usize],
             late: HashMap::new(),
+            together: HashSet::new(),
             history: History::new(memories),
         }
     }
@@ -500,6 +503,11 @@ impl Detector {
         self.warps[warp as usize].now
     }
 
+    /// By this instruction a warp reads as one.
+    pub fn reads_together(&mut self, pc: u32) {
+        self.together.insert(pc);
+    }
+
     /// Records an access and checks it against earlier ones. Lanes of one warp access the same `len` bytes at `offset`
     /// of CTA `cta`'s shared memory.
     pub fn access(
@@ -514,7 +522,8 @@ impl Detector {
         let w = &self.warps[(who.base / 32) as usize];
         let clock = w.lanes[who.mask.trailing_zeros() as usize & 31].clone();
         let access = Access { base: who.base, mask: who.mask, time: w.now, pc };
-        self.history.record(cta, offset..offset + len, mode, access, &View::of_thread(&clock, who))
+        let view = View::of_thread(&clock, who, &self.together);
+        self.history.record(cta, offset..offset + len, mode, access, &view)
     }
 
     /// The same for plain loads of lanes that all know the same: each group is an offset and the lanes that load `len` bytes
@@ -528,7 +537,7 @@ impl Detector {
             return 0;
         }
         let time = w.now;
-        let view = View::of_thread(&clock, Accessor { base, mask: 0 });
+        let view = View::of_thread(&clock, Accessor { base, mask: 0 }, &self.together);
         let recorded = groups.iter().filter(|&&(offset, mask)| {
             let access = Access { base, mask, time, pc };
             self.history.record(cta, offset..offset + len, Mode::Read, access, &view).is_ok()
@@ -568,6 +577,7 @@ impl Detector {
             async_proxy: agent.async_proxy,
             issued: agent.quarter.map(stores),
             late: Some(&self.late).filter(|late| agent.async_proxy && !late.is_empty()),
+            together: &self.together,
             observed: Default::default(),
             written: Default::default(),
             read: Default::default(),
@@ -742,6 +752,8 @@ struct View<'a> {
     issued: Option<IssuedStores<'a>>,
     /// Loads that may read on behind an arrival.
     late: Option<&'a HashMap<(u32, u32, u32), u32>>,
+    /// Instructions by which a warp reads as one.
+    together: &'a HashSet<u32>,
     /// The last conflict that is one no more because a thread has read what was written.
     observed: std::cell::Cell<Option<Conflict>>,
     /// The last write that it knew of, and the last reads, some at once. Neighbouring words mostly have the same.
@@ -777,13 +789,14 @@ impl IssuedStores<'_> {
 
 impl View<'_> {
     /// What a thread sees.
-    fn of_thread<'a>(clock: &'a Clock, who: Accessor) -> View<'a> {
+    fn of_thread<'a>(clock: &'a Clock, who: Accessor, together: &'a HashSet<u32>) -> View<'a> {
         View {
             clock,
             who,
             async_proxy: false,
             issued: None,
             late: None,
+            together,
             observed: Default::default(),
             written: Default::default(),
             read: Default::default(),
@@ -842,6 +855,12 @@ impl View<'_> {
         let used = late.and_then(|late| late.get(&(earlier.base, earlier.time, earlier.pc)));
         let reads_on = |&lane: &usize| used.is_some_and(|&used| seen[earlier.base as usize + lane] < used);
         if missing != 0 && self.issued.as_ref().is_some_and(|issued| issued.contain(earlier, self.clock)) {
+            None
+        } else if missing != 0
+            && !wrote
+            && self.together.contains(&earlier.pc)
+            && (0..32).any(|lane| seen[earlier.base as usize + lane] >= earlier.time)
+        {
             None
         } else if missing != 0 {
             report(missing, false, false)

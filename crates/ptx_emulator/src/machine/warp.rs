@@ -8,7 +8,7 @@ use super::frame::Kept;
 use super::in_flight::{BulkGroups, CopyGroups, Poll, SharedLoad, TmemLoad, WgmmaGroups};
 use super::race::{Agent, Shared};
 use super::wait::WaitFor;
-use crate::config::fault::{FaultKind, Stop, Stopped};
+use crate::config::fault::{FaultKind, Stop};
 use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Row, SPREAD, Src};
 use crate::types::Space;
 
@@ -279,17 +279,10 @@ impl Warp {
         *out = *out & !mask | defined & mask;
     }
 
-    /// Registers that an asynchronous matrix instruction uses must not have been written since the last `wgmma.fence`.
-    pub fn check_wgmma_fence(&self, registers: impl Iterator<Item = u32>) -> Stopped<()> {
-        let mut registers = registers;
+    /// Whether a register that an asynchronous matrix instruction uses has been written since the last `wgmma.fence`.
+    pub fn wgmma_fence_missing(&self, mut registers: impl Iterator<Item = u32>) -> bool {
         let fenced_at = self.wgmma.fenced_at;
-        match registers.find(|&r| self.written_at.get(r as usize).is_some_and(|&at| at > fenced_at)) {
-            None => Ok(()),
-            Some(_) => {
-                let text = "a register of the instruction was written since the warp's last wgmma.fence";
-                Err(Stop::new(FaultKind::MissingWgmmaFence, text))
-            }
-        }
+        registers.any(|r| self.written_at.get(r as usize).is_some_and(|&at| at > fenced_at))
     }
 
     /// Lanes that have not exited.

@@ -116,6 +116,12 @@ fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) ->
         }
         return Ok(Flow::Wait(WaitFor::Lanes { need: w.all, anywhere: false }));
     }
+    if !w.wgmma.is_empty() {
+        let products = registers::await_products(w, m, inst)?;
+        if !products.is_empty() {
+            return Ok(Flow::Wait(WaitFor::Operations(products)));
+        }
+    }
     if m.sanitize {
         if w.loaded & inst.uses.touched != 0 || inst.uses.awaits_loads {
             registers::await_shared_loads(w, m, inst);

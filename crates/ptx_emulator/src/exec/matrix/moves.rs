@@ -145,6 +145,11 @@ impl Instruction for LdMatrix {
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+        if !m.launch.config.strict
+            && let Some(race) = &mut m.race
+        {
+            race.reads_together(w.pc());
+        }
         let mut matrices = [Matrix::default(); MOST_REGISTERS];
         for (n, matrix) in matrices[..self.out.len()].iter_mut().enumerate() {
             for (row, bytes) in matrix.iter_mut().enumerate() {
@@ -215,7 +220,7 @@ impl Instruction for StMatrix {
             let fragment = w.get(*s);
             let matrix = if self.bytes { columns_of_bytes(&fragment) } else { self.to.matrix(&fragment) };
             for (row, bytes) in matrix.iter().enumerate() {
-                m.store(w, self.to.row(w, n, row), Mode::Write, bytes)?;
+                m.store_value(w, self.to.row(w, n, row), Mode::Write, bytes)?;
             }
             self.to.count_bank_conflicts(w, m, n);
         }

@@ -305,7 +305,7 @@ impl<'a> Machine<'a> {
         self.write(w, at, mode, data, false)
     }
 
-    /// The same for the value of a `st`. Several warps may store one value to one place: shipped kernels do, and no card
+    /// The same for the value of a `st` or `stmatrix`. Several warps may store one value to one place: shipped kernels do, and no card
     /// can make another value of it.
     pub fn store_value(&mut self, w: &mut Warp, at: Lane, mode: Mode, data: &[u8]) -> Stopped<()> {
         self.write(w, at, mode, data, true)
