@@ -1,6 +1,7 @@
 """A result of `linear.py` as a table, and the goals: arithmetic on its JSON, no GPU.
 
 python3 linear_report.py result.json
+python3 linear_report.py --merge all.json first.json second.json
 """
 
 from __future__ import annotations
@@ -87,11 +88,24 @@ def text(result: Json) -> str:
     return "\n".join(lines)
 
 
+def merged(results: list[Json]) -> Json:
+    """One result of several of a day; points in the order of matrices and tokens."""
+    points = {name: point for result in results for name, point in result["points"].items()}
+    matrices = list(dict.fromkeys(name.split()[0] for name in points))
+    order = sorted(points, key=lambda name: (matrices.index(name.split()[0]), points[name]["tokens"]))
+    return {**results[0], "points": {name: points[name] for name in order}}
+
+
 def main() -> None:
-    """Prints the report of a result."""
+    """Prints the report of a result, or of several merged."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("result", type=Path)
-    print(text(json.loads(parser.parse_args().result.read_text())))
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--merge", type=Path, metavar="FILE", help="writes all results as one")
+    args = parser.parse_args()
+    result = merged([json.loads(path.read_text()) for path in args.results])
+    if args.merge:
+        args.merge.write_text(json.dumps(result, indent=1) + "\n")
+    print(text(result))
 
 
 if __name__ == "__main__":

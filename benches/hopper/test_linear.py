@@ -58,6 +58,12 @@ class Report(unittest.TestCase):
         """By name, with the reason."""
         self.assertIn("humming not measured at 1000x1000 1: no package", linear_report.text(result(point(1, linear=1))))
 
+    def test_parts_become_one(self) -> None:
+        """Their points in the order of tokens."""
+        parts = [result(point(16, linear=1), point(256, linear=1)), result(point(4, linear=1))]
+        tokens = [of["tokens"] for of in linear_report.merged(parts)["points"].values()]
+        self.assertEqual(tokens, [4, 16, 256])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -169,7 +169,7 @@ impl MmaAsync {
     /// The accumulators before the product, and the instruction in flight that writes the same ones, if any.
     fn accumulators(&self, w: &Warp, m: &Machine<'_>, mask: u32) -> Stopped<(Accumulators, Option<u64>)> {
         let first = |d: &[Dst]| d.first().and_then(|d| d.register);
-        let previous = w.wgmma.all().filter(|p| first(&p.d) == first(&self.d)).last().map(|p| p.id);
+        let previous = w.wgmma.all().filter(|p| first(&p.d) == first(&self.d)).next_back().map(|p| p.id);
         let lane = mask.trailing_zeros();
         let accumulators = match (self.accumulate.mask(w) >> lane & 1 == 1, previous) {
             (false, _) => Accumulators::Zero,
