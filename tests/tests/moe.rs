@@ -67,16 +67,18 @@ fn tokens_may_all_name_one_expert_or_one_twice_or_none(on: On) {
     let layer = shape(96, 80, 5, 2);
     let dtype = OutDtype::Bf16;
     let weights = on.weights(&layer, dtype);
-    for ids in [&[3, 3][..], &[0, 4], &[-1, 2], &[-1, -7], &[i32::MAX, 5], &[1, 1, 2, -1, -1, 0]] {
-        check(on.arch, &weights, &step(&weights, naming(inputs(&layer, dtype, 21), ids)));
+    let ids = [&[3, 3][..], &[0, 4], &[-1, 2], &[-1, -7], &[i32::MAX, 5], &[1, 1, 2, -1, -1, 0], &[4, -1, 3, 0]];
+    // Few rows an expert, and more.
+    for (ids, tokens) in ids.into_iter().zip([21, 45].into_iter().cycle()) {
+        check(on.arch, &weights, &step(&weights, naming(inputs(&layer, dtype, tokens), ids)));
     }
 }
 
 fn tokens_may_lie_apart(on: On) {
     let layer = shape(80, 48, 3, 1);
-    for (dtype, stride) in DTYPES.into_iter().zip([88, 99]) {
+    for (dtype, (stride, tokens)) in DTYPES.into_iter().zip([(88, 5), (99, 55)]) {
         let weights = on.weights(&layer, dtype);
-        let near = inputs(&layer, dtype, 5);
+        let near = inputs(&layer, dtype, tokens);
         let nan = bits(dtype, f32::NAN);
         let far = near.hidden.chunks(80).flat_map(|token| [token, &vec![nan; stride - 80]].concat());
         let hidden = far.collect::<Vec<_>>().into();
@@ -112,9 +114,14 @@ fn every_activation_is_right_with_biases_and_without_on_every_instance(on: On) {
 
 fn weights_on_the_input_leave_the_shared_expert_alone(on: On) {
     let layer = with_shared(shape(80, 48, 2, 1), Some(32));
-    for dtype in DTYPES {
+    // Few rows an expert, more of the shared one alone, and more of all.
+    for (dtype, tokens) in [(OutDtype::F16, 5), (OutDtype::Bf16, 21), (OutDtype::F16, 40)] {
         let weights = on.weights(&layer, dtype);
-        check(on.arch, &weights, &step(&weights, MoeInputs { weights_on_input: true, ..inputs(&layer, dtype, 5) }));
+        check(
+            on.arch,
+            &weights,
+            &step(&weights, MoeInputs { weights_on_input: true, ..inputs(&layer, dtype, tokens) }),
+        );
     }
 }
 
@@ -122,9 +129,10 @@ fn infinities_and_nan_stay_within_their_token(on: On) {
     // K tails of both products: 48 columns are a k-block of 32 and one of 16, 80 a short one.
     let plain = shape(48, 80, 2, 2);
     let of_activations = ACTIVATIONS.map(|activation| plain.clone().with_activation(activation, true));
-    for (layer, dtype) in of_activations.into_iter().chain([plain]).zip(DTYPES.into_iter().cycle()) {
+    let layers = of_activations.into_iter().chain([plain]).zip(DTYPES.into_iter().cycle());
+    for ((layer, dtype), tokens) in layers.zip([9, 9, 21].into_iter().cycle()) {
         let weights = on.weights(&layer, dtype);
-        let clean = naming(inputs(&layer, dtype, 9), &[0, 1]);
+        let clean = naming(inputs(&layer, dtype, tokens), &[0, 1]);
         let mut dirty = clean.clone();
         for (token, number) in [(1, f32::NAN), (4, f32::INFINITY), (8, f32::NEG_INFINITY)] {
             dirty.hidden.to_mut()[token * 48..][..48].fill(bits(dtype, number));
@@ -233,7 +241,9 @@ fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace(on: On) {
     let weights = on.weights(&layer, dtype);
     for backend in backends(on.arch) {
         let mut prepared = backend.prepare_moe(&weights).unwrap();
-        for (tokens, ids) in [(30, [0, 1]), (30, [3, 3]), (2, [-1, 2]), (30, [-1, -1]), (0, [0, 0]), (31, [2, 1])] {
+        let steps =
+            [(30, [0, 1]), (30, [3, 3]), (2, [-1, 2]), (35, [3, 0]), (30, [-1, -1]), (0, [0, 0]), (35, [-1, 2])];
+        for (tokens, ids) in steps.into_iter().chain([(31, [2, 1])]) {
             let step = step(&weights, naming(inputs(&layer, dtype, tokens), &ids));
             verified(prepared.as_mut(), &weights, &step);
         }
@@ -244,11 +254,18 @@ fn a_chain_has_two_launches_or_four_for_each_kind_of_experts(on: On) {
     let gpu = emulated(on.arch, Schedule::Fair);
     // Where tokens are quantised, that is a launch before each product.
     let products = if on.tokens == TokenFormat::Bits16 { 2 } else { 4 };
-    for (shared, launches) in [(None, 2 + products), (Some(16), 2 + 2 * products)] {
+    // On Hopper a launch brings tokens to their rows, where experts have many.
+    let expands = usize::from(on.arch == "sm_90a" && on.tokens == TokenFormat::Bits16);
+    for (shared, tokens, launches) in [
+        (None, 1, 2 + products),
+        (Some(16), 1, 2 + 2 * products),
+        (None, 40, 2 + products + expands),
+        (Some(16), 40, 2 + 2 * products + expands),
+    ] {
         let layer = with_shared(shape(32, 32, 2, 1), shared);
         let weights = on.weights(&layer, OutDtype::F16);
         let mut prepared = gpu.prepare_moe(&weights).unwrap();
-        run(prepared.as_mut(), &step(&weights, inputs(&layer, OutDtype::F16, 1))).unwrap();
+        run(prepared.as_mut(), &step(&weights, inputs(&layer, OutDtype::F16, tokens))).unwrap();
         assert_eq!(prepared.launches(), Some(launches));
         assert!(prepared.counters().is_some());
         run(prepared.as_mut(), &step(&weights, inputs(&layer, OutDtype::F16, 0))).unwrap();

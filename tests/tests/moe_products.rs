@@ -13,16 +13,23 @@ use nvfp4::problem::OutDtype;
 use nvfp4_tests::moe::{DTYPES, emulated, emulated_of, inputs, run, shape, step, verified, weights};
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
 
-/// A kernel of products, and an entry that a layer of a few rows takes.
+/// A kernel of products, and an entry that a layer takes whose experts have so many rows.
 struct Products {
     kernel: &'static str,
     arch: &'static str,
     entry: &'static str,
+    rows: &'static [usize],
 }
 
-const HOPPER: Products = Products { kernel: "moe_sm90", arch: "sm_90a", entry: "moe_gated_f16_t16" };
-const CONSUMER: Products = Products { kernel: "moe_sm120", arch: "sm_120f", entry: "moe_sm120_gated_f16_t16" };
-const PORTABLE: Products = Products { kernel: "moe_sm80", arch: "sm_80", entry: "moe_sm80_gated_f16_t16" };
+const FEW: &[usize] = &[5, 12, 3];
+const HOPPER: Products = Products { kernel: "moe_sm90", arch: "sm_90a", entry: "moe_gated_f16_t16", rows: FEW };
+const CONSUMER: Products =
+    Products { kernel: "moe_sm120", arch: "sm_120f", entry: "moe_sm120_gated_f16_t16", rows: FEW };
+const PORTABLE: Products = Products { kernel: "moe_sm80", arch: "sm_80", entry: "moe_sm80_gated_f16_t16", rows: FEW };
+
+/// Products of every width that there is for tiles of 64 tokens.
+const SORTED: Products =
+    Products { kernel: "moe_sm90", arch: "sm_90a", entry: "moe_gated_f16_t64", rows: &[29, 62, 33, 3, 48, 51] };
 
 impl Products {
     fn ptx(&self) -> &'static str {
@@ -37,10 +44,31 @@ impl Products {
     fn fault(&self, layer: &LayerShape, ptx: &str) -> Option<Fault> {
         let gpu = emulated_of(self.arch, Schedule::Worst, 1).with_ptx(ptx).unwrap();
         let weights = weights(layer, OutDtype::F16);
-        // Five, twelve and three rows.
-        let ids: Vec<i32> = [vec![0; 5], vec![1; 12], vec![2; 3]].concat();
-        let inputs = MoeInputs { ids: ids.into(), ..inputs(layer, OutDtype::F16, 20) };
+        // The first expert's rows, which are read first, are those of the last tokens, which a launch before brings last.
+        let mut ids: Vec<i32> = (0..).zip(self.rows).flat_map(|(expert, &rows)| vec![expert; rows]).collect();
+        ids.reverse();
+        let inputs = MoeInputs { ids: ids.clone().into(), ..inputs(layer, OutDtype::F16, ids.len()) };
         fault_of(run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step(&weights, inputs)))
+    }
+
+    /// The kernel's text with the entries for such tiles alone, which is read faster.
+    fn text_of_entry(&self) -> String {
+        let (mut lines, mut text) = (self.ptx().lines(), String::new());
+        let tile = self.entry.rsplit('_').next().expect("a name");
+        while let Some(line) = lines.next() {
+            if line.starts_with(".visible .entry") && !line.contains(&format!("_{tile}(")) {
+                lines.find(|line| line.contains("// -- End function"));
+                assert_eq!(lines.next(), Some("}"));
+            } else {
+                text.extend([line, "\n"]);
+            }
+        }
+        text
+    }
+
+    /// A layer of these experts.
+    fn layer(&self, hidden: usize) -> LayerShape {
+        shape(hidden, 496, self.rows.len(), 1)
     }
 }
 
@@ -106,6 +134,26 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
     ];
     let layer = shape(848, 496, 3, 1);
     check_sabotages(HOPPER.ptx(), HOPPER.entry, &SABOTAGES, |ptx| HOPPER.fault(&layer, ptx));
+}
+
+#[test]
+#[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_products -- --ignored of_sorted"]
+fn every_copy_wait_arrival_fence_and_product_of_sorted_tokens_that_is_left_out_is_found() {
+    const SABOTAGES: [Sabotage; 10] = [
+        Sabotage::leave_out("mbarrier.init", 34),
+        Sabotage::do_not_wait(20),
+        Sabotage::leave_out("mbarrier.arrive", 20),
+        Sabotage::leave_out("cp.async.bulk.shared", 4),
+        Sabotage::leave_out("fence.proxy.async", 5),
+        Sabotage::leave_out("wgmma.fence", 5),
+        Sabotage::leave_out("wgmma.wait_group.sync.aligned 1", 5),
+        Sabotage::leave_out("wgmma.wait_group.sync.aligned 0", 5),
+        Sabotage::leave_out("wgmma.commit_group", 10),
+        Sabotage::leave_out("bar.sync", 1),
+    ];
+    let (ptx, [long, short]) = (SORTED.text_of_entry(), [1232, 112].map(|hidden| SORTED.layer(hidden)));
+    let fault = |ptx: &str| SORTED.fault(&long, ptx).or_else(|| SORTED.fault(&short, ptx));
+    check_sabotages(&ptx, SORTED.entry, &SABOTAGES, fault);
 }
 
 #[test]
@@ -181,9 +229,10 @@ fn check_changed(of: &Products, layer: &LayerShape, instruction: &str, least: us
     }
 }
 
-const BLACKWELL_NVFP4: Products = Products { kernel: "moe_sm100", arch: "sm_100f", entry: "moe_sm100_gated_t16" };
+const BLACKWELL_NVFP4: Products =
+    Products { kernel: "moe_sm100", arch: "sm_100f", entry: "moe_sm100_gated_t16", rows: FEW };
 const CONSUMER_NVFP4: Products =
-    Products { kernel: "moe_nvfp4_sm120", arch: "sm_120f", entry: "moe_nvfp4_sm120_gated_t16" };
+    Products { kernel: "moe_nvfp4_sm120", arch: "sm_120f", entry: "moe_nvfp4_sm120_gated_t16", rows: FEW };
 
 impl Products {
     /// The fault that stops a layer with NVFP4 tokens with this text of the kernel. One block computes many tiles, all of them ragged.
@@ -281,12 +330,13 @@ fn check_every_nvfp4_instance(products: &Products) {
 
 #[test]
 fn lists_and_tokens_that_nobody_has_waited_for_are_found() {
-    for products in [HOPPER, CONSUMER] {
-        let (ptx, layer) = (products.ptx(), shape(848, 496, 3, 1));
+    for (products, before) in [(HOPPER, "moe_route"), (CONSUMER, "moe_route"), (SORTED, "moe_expand")] {
+        let (ptx, layer) = (products.ptx(), products.layer(848));
         let waits = lines_of(ptx, products.entry, "griddepcontrol.wait");
         let waits: Vec<_> = waits.into_iter().map(|(line, _)| (line, "")).collect();
-        let fault = products.fault(&layer, &changed(ptx, &waits)).expect("nobody waits");
+        let fault = products.fault(&layer, &changed(ptx, &waits));
+        let fault = fault.unwrap_or_else(|| panic!("{}: nobody waits", products.entry));
         assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
-        assert!(fault.to_string().contains("`moe_route`"), "{fault}");
+        assert!(fault.to_string().contains(&format!("`{before}`")), "{fault}");
     }
 }

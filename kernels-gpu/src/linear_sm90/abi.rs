@@ -263,7 +263,13 @@ impl Builder {
 impl Instance {
     /// What the main loop is compiled for.
     pub const fn shape(self) -> Shape {
-        Shape { matrices: 1, tile_tokens: self.tile_tokens, consumers: self.consumers, narrow: self.narrow }
+        Shape {
+            matrices: 1,
+            tile_tokens: self.tile_tokens,
+            least_n: self.tile_tokens / 2,
+            consumers: self.consumers,
+            narrow: self.narrow,
+        }
     }
 
     /// Columns of C of a tile.

@@ -125,7 +125,14 @@ impl Instruction for MmaAsync {
         let effect = Multiply { id, cta: w.cta, product, n, first_row, a, metadata, b, accumulators };
         m.start_reserved(id, Issuer { warp: w.index, pc: w.pc() }, after, effect);
         m.warpgroup(w).issue(w.role % WARPS, id, agent.clone());
-        w.wgmma.open.push(Wgmma { id, agent, d: self.d.clone(), a: self.a.registers().collect(), pc: w.pc(), delivered: false });
+        w.wgmma.open.push(Wgmma {
+            id,
+            agent,
+            d: self.d.clone(),
+            a: self.a.registers().collect(),
+            pc: w.pc(),
+            delivered: false,
+        });
         Ok(Flow::Next)
     }
 }
@@ -169,7 +176,7 @@ impl MmaAsync {
     /// The accumulators before the product, and the instruction in flight that writes the same ones, if any.
     fn accumulators(&self, w: &Warp, m: &Machine<'_>, mask: u32) -> Stopped<(Accumulators, Option<u64>)> {
         let first = |d: &[Dst]| d.first().and_then(|d| d.register);
-        let previous = w.wgmma.all().filter(|p| first(&p.d) == first(&self.d)).next_back().map(|p| p.id);
+        let previous = w.wgmma.all().rfind(|p| first(&p.d) == first(&self.d)).map(|p| p.id);
         let lane = mask.trailing_zeros();
         let accumulators = match (self.accumulate.mask(w) >> lane & 1 == 1, previous) {
             (false, _) => Accumulators::Zero,

@@ -1,12 +1,13 @@
 //! Which kernels a layer takes on a device.
 
 use gpu_arch::Capability;
+use kernels_gpu::sorted::ROW_MULTIPLE;
 
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::kernels::builds;
 use crate::kernels::kernel::Kernel;
-use crate::kernels::moe_fp8_sm90::MoeFp8Sm90;
+use crate::kernels::moe_fp8_sm90::{self, MoeFp8Sm90};
 use crate::kernels::moe_nvfp4_sm120::MoeNvfp4Sm120;
 use crate::kernels::moe_pack::MoePack;
 use crate::kernels::moe_quantize::MoeQuantize;
@@ -16,8 +17,9 @@ use crate::kernels::moe_sm80::MoeSm80;
 use crate::kernels::moe_sm90::MoeSm90;
 use crate::kernels::moe_sm100::MoeSm100;
 use crate::kernels::moe_sm120::MoeSm120;
-use crate::kernels::nvfp4_products::Nvfp4Products;
+use crate::kernels::nvfp4_products::{self, Nvfp4Products};
 use crate::kernels::products::Products;
+use crate::moe::MoeSizes;
 
 /// Every kernel of a layer's products of 16-bit tokens, the one that runs everywhere last.
 static PRODUCTS: [&dyn Products; 3] = [&MoeSm120, &MoeSm90, &MoeSm80];
@@ -113,6 +115,45 @@ impl MoeKernels {
             TokenFormat::Bits16 => self.products.name(),
             TokenFormat::Fp8 => MoeFp8Sm90.name(),
             TokenFormat::Nvfp4 => self.nvfp4.expect("a kernel for these tokens").name(),
+        }
+    }
+}
+
+/// How the rows of a chunk come to the products: a function of sizes alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowPlan {
+    /// Tokens of the tiles that rows are cut into.
+    pub tile_tokens: u32,
+    /// Those of the expert that all tokens share.
+    pub shared_tile_tokens: u32,
+    /// Whether products take 16-bit numbers sorted by expert ([`sorted`](kernels_gpu::sorted)): tokens and intermediate.
+    pub are_sorted: bool,
+    /// Whether those of the shared expert do, if there is one.
+    pub shared_are_sorted: bool,
+    /// What each expert's rows are filled up to a multiple of.
+    pub row_multiple: u32,
+}
+
+impl RowPlan {
+    /// That of so many tokens, for these kernels.
+    pub fn new(sizes: &MoeSizes, tokens: usize, kernels: MoeKernels) -> Self {
+        let format = sizes.token_format;
+        let tile_tokens = |rows: usize, experts: usize| {
+            let (rows, experts) = (rows as u64, experts as u64);
+            match format {
+                TokenFormat::Bits16 => kernels.products.tile_tokens(rows, experts),
+                TokenFormat::Fp8 => moe_fp8_sm90::tile_tokens(rows, experts),
+                TokenFormat::Nvfp4 => nvfp4_products::tile_tokens(rows, experts),
+            }
+        };
+        let (routed, shared) = (tile_tokens(tokens * sizes.top_k, sizes.named_experts), tile_tokens(tokens, 1));
+        let are_sorted = |tile| format == TokenFormat::Bits16 && kernels.products.sorts(tile);
+        Self {
+            tile_tokens: routed,
+            shared_tile_tokens: shared,
+            are_sorted: are_sorted(routed),
+            shared_are_sorted: sizes.shared_intermediate.is_some() && are_sorted(shared),
+            row_multiple: if format == TokenFormat::Fp8 || are_sorted(routed) { ROW_MULTIPLE } else { 1 },
         }
     }
 }
