@@ -174,7 +174,7 @@ fn check_changed(of: &Products, layer: &LayerShape, instruction: &str, least: us
     let lines = lines_of(of.ptx(), of.entry, instruction);
     assert!(lines.len() >= least, "{} of {instruction}", lines.len());
     for (line, text) in lines {
-        let other = change(&text);
+        let other = change(text);
         if other != text {
             assert!(wrong(&changed(of.ptx(), &[(line, &other)])), "line {line} may be `{other}`: {text}");
         }

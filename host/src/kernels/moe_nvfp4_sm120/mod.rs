@@ -40,13 +40,3 @@ impl Nvfp4Products for MoeNvfp4Sm120 {
         INSTANCES.iter().map(instance).collect()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    /// ptxas warns that it is slow on these cards.
-    #[test]
-    fn no_copy_goes_to_several_blocks() {
-        let ptx = crate::kernels::ptx("moe_nvfp4_sm120").unwrap();
-        assert!(ptx.contains("cp.async.bulk") && !ptx.contains("multicast"));
-    }
-}

@@ -71,6 +71,9 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
     const TOKEN_SCALE_BYTES: u32 = STEPS * Self::INSTANCE.step_scale_bytes();
     const BARRIERS: u32 = Self::TOKEN_SCALES + Self::STAGES * Self::TOKEN_SCALE_BYTES;
 
+    /// Whether what the epilogue needs is loaded before a tile is multiplied: there are registers for it beside few sums.
+    const TERMS_EARLY: bool = COLUMNS <= 4;
+
     /// The token values of a stage.
     #[inline(always)]
     fn tokens_of(self, stage: u32) -> SharedAddress {
@@ -127,8 +130,9 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
                 let mut multiplier = Multiplier::new(block, warp);
                 for (tile, group) in block.tiles() {
                     let group = W::placed(group);
-                    let terms = multiplier.terms(&tile, &group);
+                    let early = if Self::TERMS_EARLY { Some(multiplier.terms(&tile, &group)) } else { None };
                     let sums = multiplier.multiply(&tile, &group);
+                    let terms = early.unwrap_or_else(|| multiplier.terms(&tile, &group));
                     multiplier.store(&tile, &group, &terms, &sums);
                 }
             } else if loads {

@@ -47,7 +47,7 @@ pub trait Work: Copy {
     /// A block's tiles, each with its group.
     type Tiles: Iterator<Item = (Tile, Self::Group)>;
 
-    /// What a lane needs of a tile for its elements of C, loaded before it multiplies.
+    /// What a lane needs of a tile for its elements of C.
     type Terms: Copy;
 
     /// Waits for grids before this one, where it may begin before they have ended.
