@@ -15,8 +15,8 @@ pub(super) const BIAS: &str = ".bias";
 const CACHE_SCALES: [&str; 4] = [".k_scale", ".v_scale", ".output_scale", ".q_scale"];
 
 impl Checkpoint {
-    /// The weight of a module, such as `model.layers.0.self_attn.q_proj`, with its bias and its input scale if it has them, for tokens of a type. The
-    /// name of its tensor, with `.weight` behind it, is taken too.
+    /// The weight of a module, such as `model.layers.0.self_attn.q_proj`, with its bias and its input scale if it has them, for tokens of a
+    /// type. The name of its tensor, with `.weight` behind it, is taken too.
     ///
     /// # Errors
     /// If there is no such module, a part of it is missing or wrong, or it has a part that is not computed.

@@ -29,7 +29,7 @@ pub(crate) fn kernels(products: &'static dyn Nvfp4Products) -> [&'static dyn Ker
 /// The launches of a call with tokens, on a device of so many multiprocessors.
 ///
 /// # Errors
-/// If the arguments are not aligned; [`Error::TooLarge`] if there are more tokens or tiles than a kernel can count.
+/// If the arguments are not aligned; [`Error::TooLarge`] if there are more tokens than a kernel can count.
 pub(crate) fn launches(
     products: &dyn Nvfp4Products,
     layer: &PlacedLinear,

@@ -78,7 +78,7 @@ impl CudaLinear {
         graph: bool,
     ) -> Result<Self, Error> {
         sizes.check()?;
-        let launcher = LinearLauncher::new(device.clone());
+        let launcher = LinearLauncher::new(device.clone())?;
         device.make_current()?;
         // SAFETY: the packing writes every byte that is read.
         let memory = device.check(unsafe { DeviceBuffer::uninitialized(LinearLauncher::weight_bytes(&sizes)) })?;

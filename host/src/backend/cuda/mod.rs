@@ -190,7 +190,7 @@ impl Cuda {
     /// # Errors
     /// [`Error::NotComputed`] if no kernel computes such layers on this device; [`Error::Driver`] if one cannot be loaded.
     pub fn linear_launcher(&self) -> Result<LinearLauncher, Error> {
-        let launcher = LinearLauncher::new(self.device.clone());
+        let launcher = LinearLauncher::new(self.device.clone())?;
         launcher.load(TokenFormat::Bits16)?;
         Ok(launcher)
     }

@@ -201,7 +201,8 @@ impl Emulated {
 
     /// The kernels of a linear layer.
     pub(super) fn linear_kernels(&self) -> LinearKernels {
-        LinearKernels::of(self.capability).expect("they run wherever a kernel of groups does")
+        let kernels = LinearKernels::of(self.capability).expect("they run wherever a kernel of groups does");
+        self.given.as_ref().map_or(kernels, |(given, _)| kernels.with_code_of(given))
     }
 
     /// A kernel's build for this device.

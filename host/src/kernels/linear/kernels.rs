@@ -3,7 +3,7 @@
 use gpu_arch::Capability;
 
 use super::workspace::Workspace;
-use super::{LinearArguments, LinearKernel, PlacedLinear, kernel_of};
+use super::{LinearArguments, LinearKernel, PlacedLinear, kernel_named, kernel_of};
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
@@ -31,6 +31,12 @@ impl LinearKernels {
         // Tokens in FP8 and NVFP4 take some of an MoE layer's kernels.
         let MoeKernels { fp8, nvfp4, .. } = MoeKernels::of(device)?;
         Some(Self { bits16: kernel_of(device)?, fp8, nvfp4 })
+    }
+
+    /// The same with another kernel for tokens of 16 bits, if a caller has given code of one: that is the way to run one that is not the
+    /// first choice on a device.
+    pub fn with_code_of(self, given: &str) -> Self {
+        kernel_named(given).map_or(self, |bits16| Self { bits16, ..self })
     }
 
     /// All that a layer needs whose tokens have this format, if they are multiplied there.
@@ -129,6 +135,9 @@ mod tests {
         assert_eq!(takes((10, 3)), [Some("linear_sm80"), None, Some("moe_sm100")]);
         assert_eq!(takes((12, 1)), [Some("linear_sm120"), None, Some("moe_nvfp4_sm120")]);
         assert!(LinearKernels::of((7, 5)).is_none());
+        let given = LinearKernels::of((9, 0)).unwrap().with_code_of("linear_sm80");
+        assert_eq!(given.product_kernel(TokenFormat::Bits16), "linear_sm80");
+        assert_eq!(given.with_code_of("moe_sm80").product_kernel(TokenFormat::Bits16), "linear_sm80");
         let refusal = LinearKernels::of((10, 0)).unwrap().check_takes(TokenFormat::Fp8, "it").unwrap_err().to_string();
         assert_eq!(refusal, "there is no linear layer with FP8 tokens for it yet; take 16-bit tokens or the CPU");
     }

@@ -1,7 +1,8 @@
 //! How a linear layer is launched: a function of sizes and addresses, which knows no device.
 //!
-//! Tokens of 16 bits take one launch, and there is a kernel for each family of cards. All of them take the same parameter and the same packed weights, and each sums K in the same
-//! order in every instance, so a token's numbers do not depend on which one is chosen.
+//! Tokens of 16 bits take one launch, and there is a kernel for each family of cards. All of them take the same parameter and the same packed
+//! weights, and each sums K in the same order in every instance, so a token's numbers do not depend on which one is chosen. Tokens of other
+//! formats take two, and kernels of an MoE layer (`kernels.rs`).
 
 #[cfg(all(test, feature = "cuda"))]
 pub(super) mod fake;
@@ -36,6 +37,11 @@ use crate::problem::Op;
 
 /// Every kernel of linear layers whose tokens are multiplied as they are, the one that runs everywhere last.
 static KERNELS: [&dyn LinearKernel; 3] = [&LinearSm120, &LinearSm90, &LinearSm80];
+
+/// The one of this name.
+pub(crate) fn kernel_named(name: &str) -> Option<&'static dyn LinearKernel> {
+    KERNELS.into_iter().find(|kernel| kernel.name() == name)
+}
 
 /// The one on a device, if there is one.
 fn kernel_of(device: Capability) -> Option<&'static dyn LinearKernel> {

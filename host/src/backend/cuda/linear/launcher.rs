@@ -12,11 +12,11 @@ use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp4::check_input_scale;
 use crate::fp8::TokenFormat;
-use crate::kernels::Subject;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::linear::weights::PackedWeights;
 use crate::kernels::linear::workspace::Workspace;
 use crate::kernels::linear::{LinearArguments, LinearKernels};
+use crate::kernels::{Subject, builds};
 use crate::linear::LinearSizes;
 
 /// A weight in device memory as a checkpoint has it: one projection, or several below each other (as engines keep q, k and v).
@@ -96,9 +96,16 @@ impl LinearLauncher {
     pub const HEAD_BYTES: usize = size_of::<u64>();
 
     /// A launcher that has loaded nothing yet.
-    pub(in crate::backend::cuda) fn new(device: Arc<Device>) -> Self {
+    pub(in crate::backend::cuda) fn new(device: Arc<Device>) -> Result<Self, Error> {
         let kernels = LinearKernels::of(device.info.capability).expect("they run wherever a kernel of groups does");
-        Self { kernels, functions: Arc::default(), device }
+        let kernels = match device.standing.code.given() {
+            Some((given, _)) => {
+                builds::check_runs(given, device.info.capability)?;
+                kernels.with_code_of(given)
+            }
+            None => kernels,
+        };
+        Ok(Self { kernels, functions: Arc::default(), device })
     }
 
     /// Loads what a layer needs whose tokens have this format, before a stream may be captured.
