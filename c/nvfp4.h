@@ -51,6 +51,8 @@ typedef enum nvfp4_token_format {
   NVFP4_TOKEN_FORMAT_BITS16 = 0,
   // As FP8 (e4m3) with a scale for each token, with weights rounded to e4m3: faster on Hopper for many tokens, less accurate.
   NVFP4_TOKEN_FORMAT_FP8 = 1,
+  // As NVFP4, by input scales or with a global scale for each token, with weights as they are: on GPUs, Blackwell alone.
+  NVFP4_TOKEN_FORMAT_NVFP4 = 2,
 } nvfp4_token_format;
 
 // A GPU with its kernels loaded. Any number of threads may use it at once.
@@ -105,6 +107,9 @@ typedef struct nvfp4_tensor {
   const float *global_scales;
   // Biases, `rows` for each expert, in host memory, always; null if there are none.
   const float *bias;
+  // With tokens in NVFP4, each expert's input scale as a checkpoint carries it, in host memory, always: of gate and up the larger
+  // counts. Null if each token is to have a global scale of its own; all projections have them or none.
+  const float *input_scales;
 } nvfp4_tensor;
 
 // The projections of a layer's experts: gate and up `[I, H]`, down `[H, I]`.
@@ -155,7 +160,8 @@ typedef struct nvfp4_linear_sizes {
 
 // A weight as a checkpoint has it.
 typedef struct nvfp4_linear_tensor {
-  // Values, `N * K/2` bytes, as `nvfp4_tensor`. On a GPU in its memory, at a multiple of 8, or for tokens in FP8 of 16.
+  // Values, `N * K/2` bytes, as `nvfp4_tensor`. On a GPU in its memory, at a multiple of 8, or for tokens in FP8 or NVFP4
+  // of 16.
   const uint8_t *values;
   // Scales, `N * K/16` bytes. On a GPU in its memory.
   const uint8_t *scales;
@@ -163,6 +169,8 @@ typedef struct nvfp4_linear_tensor {
   float global_scale;
   // N numbers in host memory, always; null if there is none.
   const float *bias;
+  // With tokens in NVFP4, their global scale as a checkpoint carries it; 0 if each token is to have one of its own.
+  float input_scale;
 } nvfp4_linear_tensor;
 
 // What a call of a layer reads and writes; on a GPU pointers to its memory.

@@ -141,7 +141,8 @@ class Report(unittest.TestCase):
             one["us"]["layer-fp8-graph"] = {"median": fp8, "runs": 120}
             return one
 
-        of = result(both(512, 10.0, 10.5), both(2048, 20.0, 10.0, scaled=12.0), both(8192, 90.0, 45.0, scaled_graph=9.0))
+        many = both(2048, 20.0, 10.0, scaled=12.0), both(8192, 90.0, 45.0, scaled_graph=9.0)
+        of = result(both(512, 10.0, 10.5), *many)
         values = [(round(reached, 4), met) for _, reached, _, met in layer_report.fp8_goals(of)]
         self.assertEqual(values, [(2.0, True), (0.9524, False)])
         self.assertEqual(layer_report.rivals(of["points"]["m uniform 2048"]), {"torch": 30.0})

@@ -59,7 +59,7 @@ static nvfp4_tensor make(projection *of, size_t rows, size_t columns, unsigned s
         expect(nvfp4_quantize(raw, rows, columns, values, scales, &of->global_scales[e]));
         expect(nvfp4_dequantize(values, scales, of->global_scales[e], rows, columns, of->numbers + e * H * I));
     }
-    return (nvfp4_tensor){of->values, H * I / 2, of->scales, H * I / 16, of->global_scales, NULL};
+    return (nvfp4_tensor){of->values, H * I / 2, of->scales, H * I / 16, of->global_scales, NULL, NULL};
 }
 
 int main(void) {
@@ -151,7 +151,7 @@ int main(void) {
 
     /* The first expert's gate as a linear layer with a bias. */
     nvfp4_linear_sizes linear = {.out_features = I, .in_features = H, .dtype = NVFP4_DTYPE_BF16, .bias = true};
-    nvfp4_linear_tensor weight = {gate.values, gate.scales, gate.global_scales[0], gate_bias};
+    nvfp4_linear_tensor weight = {gate.values, gate.scales, gate.global_scales[0], gate_bias, 0};
     nvfp4_linear_cpu *one;
     uint16_t projected[T * I];
     nvfp4_linear_call of_linear = {.tokens = T, .x = tokens, .x_stride = H, .output = projected};
@@ -184,6 +184,29 @@ int main(void) {
     double moe_error = distance(rounded, output, T * H);
     printf("with tokens in FP8: %.3f and %.3f of their size away\n", linear_error, moe_error);
     if (!(linear_error > 0.001 && linear_error < 0.1 && moe_error > 0.001 && moe_error < 0.1)) return 4;
+
+    /* And in NVFP4, by input scales: a largest number / 448 leaves room below and above. */
+    float largest = 0, scales[E];
+    for (size_t i = 0; i < T * H; i++) largest = fmaxf(largest, fabsf((float)of_bf16(tokens[i])));
+    for (size_t e = 0; e < E; e++) scales[e] = largest / 448;
+    linear.token_format = NVFP4_TOKEN_FORMAT_NVFP4, weight.input_scale = scales[0];
+    expect(nvfp4_linear_cpu_create(&linear, &weight, &one));
+    expect(nvfp4_linear_cpu_run(one, &of_linear));
+    nvfp4_linear_cpu_destroy(one);
+    linear_error = distance(rounded, projected, T * I);
+    nvfp4_moe_sizes in_nvfp4 = sizes;
+    in_nvfp4.token_format = NVFP4_TOKEN_FORMAT_NVFP4;
+    nvfp4_moe_tensors calibrated = tensors;
+    calibrated.gate.input_scales = calibrated.up.input_scales = calibrated.down.input_scales = scales;
+    expect(nvfp4_moe_cpu_create(&in_nvfp4, &calibrated, NULL, NULL, &other));
+    expect(nvfp4_moe_cpu_run(other, &call));
+    nvfp4_moe_cpu_destroy(other);
+    moe_error = distance(rounded, output, T * H);
+    printf("with tokens in NVFP4: %.3f and %.3f of their size away\n", linear_error, moe_error);
+    if (!(linear_error > 0.003 && linear_error < 0.3 && moe_error > 0.003 && moe_error < 0.3)) return 6;
+    calibrated.up.input_scales = NULL;
+    if (nvfp4_moe_cpu_create(&in_nvfp4, &calibrated, NULL, NULL, &other) != NVFP4_STATUS_INVALID) return 7;
+
     in_fp8.token_format = 7;
     if (nvfp4_moe_cpu_create(&in_fp8, &tensors, NULL, NULL, &other) != NVFP4_STATUS_INVALID) return 5;
 

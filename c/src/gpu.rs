@@ -8,6 +8,7 @@ use nvfp4::backend::cuda::{
     Cuda, LinearLauncher, MoeArguments, MoeLauncher, MoeTensor, MoeTensors, PackedMoe, weight_bytes, workspace_bytes,
 };
 use nvfp4::bias::Bias;
+use nvfp4::fp8::TokenFormat;
 use nvfp4::moe::MoeSizes;
 
 use crate::pointer::{address, check, elements, elements_mut, value};
@@ -110,13 +111,24 @@ pub unsafe extern "C" fn nvfp4_moe_pack(
         };
         let of_shared = shared.zip(biases.1.as_ref());
         // SAFETY: as above.
+        let scales_of_shared = shared.map(|shared| unsafe { shared.input_scales(1, &sizes) });
+        // SAFETY: as above.
         let (experts, shared) = unsafe {
             let shared = of_shared.map(|(shared, biases)| of(shared, 1, &sizes, biases)).transpose()?;
             (of(tensors, sizes.experts, &sizes, &biases.0)?, shared)
         };
         let (weights, stream) = (address(weights, "weights")?, stream.cast());
         // SAFETY: as above.
-        unsafe { device.moe.pack(&sizes, &experts, shared.as_ref(), weights, stream) }
+        unsafe {
+            let of_shared = scales_of_shared.transpose()?.flatten().map(|scales| scales[0]);
+            device.moe.pack(&sizes, &experts, shared.as_ref(), weights, stream)?;
+            match tensors.input_scales(sizes.experts, &sizes)? {
+                Some(scales) if sizes.token_format == TokenFormat::Nvfp4 => {
+                    device.moe.set_input_scales(&sizes, &scales, of_shared, weights, stream)
+                }
+                _ => Ok(()),
+            }
+        }
     })
 }
 

@@ -48,7 +48,8 @@ impl nvfp4_linear_sizes {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nvfp4_linear_tensor {
-    /// Values, `N * K/2` bytes, as `nvfp4_tensor`. On a GPU in its memory, at a multiple of 8, or for tokens in FP8 of 16.
+    /// Values, `N * K/2` bytes, as `nvfp4_tensor`. On a GPU in its memory, at a multiple of 8, or for tokens in FP8 or NVFP4
+    /// of 16.
     pub values: *const u8,
     /// Scales, `N * K/16` bytes. On a GPU in its memory.
     pub scales: *const u8,
@@ -56,6 +57,14 @@ pub struct nvfp4_linear_tensor {
     pub global_scale: f32,
     /// N numbers in host memory, always; null if there is none.
     pub bias: *const f32,
+    /// With tokens in NVFP4, their global scale as a checkpoint carries it; 0 if each token is to have one of its own.
+    pub input_scale: f32,
+}
+
+impl nvfp4_linear_tensor {
+    fn input_scale(&self) -> Option<f32> {
+        (self.input_scale != 0.0).then_some(self.input_scale)
+    }
 }
 
 /// What a call of a layer reads and writes; on a GPU pointers to its memory.
@@ -139,6 +148,9 @@ pub unsafe extern "C" fn nvfp4_linear_cpu_create(
         };
         let matrix = Matrix::new(n, k, values.to_vec(), scales.to_vec(), tensor.global_scale)?;
         let mut weights = LinearWeights::new(dtype, matrix)?.with_token_format(token_format);
+        if let Some(input_scale) = tensor.input_scale() {
+            weights = weights.with_input_scale(input_scale)?;
+        }
         if let Some(bias) = bias {
             weights = weights.with_bias(Bias::F32(bias.numbers(dtype).into_owned().into()))?;
         }
@@ -245,6 +257,7 @@ pub unsafe extern "C" fn nvfp4_linear_pack(
             scales: address(tensor.scales, "scales")?,
             global_scales: &[(sizes.n, tensor.global_scale)],
             bias: bias.as_ref(),
+            input_scale: tensor.input_scale(),
         };
         // SAFETY: as above.
         unsafe { device.linear.pack(&sizes, &packed, address(weights, "weights")?, stream.cast()) }

@@ -1,9 +1,12 @@
 //! What the calls for MoE layers take, and the enumerations.
 
 use nvfp4::Error;
+use nvfp4::fp4::InputScales;
 use nvfp4::fp8::TokenFormat;
 use nvfp4::moe::{Activation, MoeSizes};
 use nvfp4::problem::OutDtype;
+
+use crate::pointer::elements;
 
 /// The type of tokens, and of what a layer makes of them.
 #[repr(C)]
@@ -23,6 +26,8 @@ pub enum nvfp4_token_format {
     BITS16 = 0,
     /// As FP8 (e4m3) with a scale for each token, with weights rounded to e4m3: faster on Hopper for many tokens, less accurate.
     FP8 = 1,
+    /// As NVFP4, by input scales or with a global scale for each token, with weights as they are: on GPUs, Blackwell alone.
+    NVFP4 = 2,
 }
 
 /// What becomes of an element g of the gate projection and u of the up projection.
@@ -88,6 +93,9 @@ pub struct nvfp4_tensor {
     pub global_scales: *const f32,
     /// Biases, `rows` for each expert, in host memory, always; null if there are none.
     pub bias: *const f32,
+    /// With tokens in NVFP4, each expert's input scale as a checkpoint carries it, in host memory, always: of gate and up the larger
+    /// counts. Null if each token is to have a global scale of its own; all projections have them or none.
+    pub input_scales: *const f32,
 }
 
 /// The projections of a layer's experts: gate and up `[I, H]`, down `[H, I]`.
@@ -156,6 +164,36 @@ impl nvfp4_moe_sizes {
     }
 }
 
+impl nvfp4_moe_tensors {
+    /// The input scales of so many experts, if they have any.
+    ///
+    /// # Safety
+    ///
+    /// They are in host memory, as many as experts.
+    pub(crate) unsafe fn input_scales(
+        &self,
+        experts: usize,
+        sizes: &MoeSizes,
+    ) -> Result<Option<Vec<InputScales>>, Error> {
+        let of = |tensor: &nvfp4_tensor| {
+            let is_there = !tensor.input_scales.is_null();
+            // SAFETY: `# Safety` above.
+            is_there.then(|| unsafe { elements(tensor.input_scales, experts, "input_scales") }).transpose()
+        };
+        let (up, down) = (of(&self.up)?, of(&self.down)?);
+        let gate = if sizes.activation.has_gate() { of(&self.gate)? } else { up };
+        match (gate, up, down) {
+            (None, None, None) => Ok(None),
+            (Some(gate), Some(up), Some(down)) => {
+                let of_expert =
+                    |((gate, up), &down): ((&f32, &f32), &f32)| InputScales { gate_up: gate.max(*up), down };
+                Ok(Some(gate.iter().zip(up).zip(down).map(of_expert).collect()))
+            }
+            _ => Err(Error::Invalid("input_scales of all projections come together".into())),
+        }
+    }
+}
+
 pub(crate) fn token_type(dtype: u32) -> Result<OutDtype, Error> {
     const F16: u32 = nvfp4_dtype::F16 as u32;
     const BF16: u32 = nvfp4_dtype::BF16 as u32;
@@ -169,9 +207,11 @@ pub(crate) fn token_type(dtype: u32) -> Result<OutDtype, Error> {
 pub(crate) fn token_format(format: u32) -> Result<TokenFormat, Error> {
     const BITS16: u32 = nvfp4_token_format::BITS16 as u32;
     const FP8: u32 = nvfp4_token_format::FP8 as u32;
+    const NVFP4: u32 = nvfp4_token_format::NVFP4 as u32;
     match format {
         BITS16 => Ok(TokenFormat::Bits16),
         FP8 => Ok(TokenFormat::Fp8),
+        NVFP4 => Ok(TokenFormat::Nvfp4),
         other => Err(Error::Invalid(format!("token_format {other} is no nvfp4_token_format"))),
     }
 }

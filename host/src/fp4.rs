@@ -44,16 +44,22 @@ impl InputScales {
     /// # Errors
     /// [`Error::Invalid`] with the projection.
     pub fn check(&self) -> Result<(), Error> {
-        for (name, scale) in [("gate and up", self.gate_up), ("down", self.down)] {
-            if !(LEAST_GLOBAL..=1.0 / LEAST_GLOBAL).contains(&scale) {
-                let text = format!(
-                    "input scale {scale:e} of {name} is not from 2^-100 to 2^100; leave input scales out, and each token has its own"
-                );
-                return Err(Error::Invalid(text));
-            }
-        }
-        Ok(())
+        check_input_scale(self.gate_up).map_err(|error| error.at("gate and up"))?;
+        check_input_scale(self.down).map_err(|error| error.at("down"))
     }
+}
+
+/// Checks that an input scale is from 2⁻¹⁰⁰ to 2¹⁰⁰.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub fn check_input_scale(scale: f32) -> Result<(), Error> {
+    if (LEAST_GLOBAL..=1.0 / LEAST_GLOBAL).contains(&scale) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "input scale {scale:e} is not from 2^-100 to 2^100; leave input scales out, and each token has its own"
+    )))
 }
 
 /// A row of numbers, each the product of an e2m1 and an e4m3, in units of 2⁻¹⁰.
@@ -200,7 +206,7 @@ mod tests {
         assert!(InputScales { gate_up: 0.25, down: 1.0 }.check().is_ok());
         for scale in [0.0, f32::NAN, f32::INFINITY, -1.0, 1e-31] {
             let error = InputScales { gate_up: 0.25, down: scale }.check().unwrap_err().to_string();
-            assert!(error.contains("of down is not from 2^-100 to 2^100"), "{error}");
+            assert!(error.starts_with("down: input scale") && error.contains("is not from 2^-100 to 2^100"), "{error}");
         }
     }
 

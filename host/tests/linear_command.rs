@@ -73,10 +73,31 @@ fn an_emulated_card_computes_it_without_a_fault() {
     let timed =
         stdout(nvfp4(here(), "run --op linear --shape 3,80,144 --backend emulated --timed --gpu h200 --no-values"));
     assert!(timed.contains("predicted ") && timed.contains("verified  no: not checked"), "{timed}");
-    let refused = nvfp4(here(), "run --op linear --shape 3,80,144 --backend emulated --arch sm_80");
+    for (arch, kernel) in [("sm_80", "linear_sm80"), ("sm_100f", "linear_sm80"), ("sm_120f", "linear_sm120")] {
+        let text = stdout(nvfp4(here(), &format!("run --op linear --shape 3,80,144 --backend emulated --arch {arch}")));
+        assert!(text.contains(&format!(", {kernel}\n")) && text.contains("verified  yes: all 240 "), "{text}");
+    }
+}
+
+#[test]
+fn nvfp4_tokens_are_an_option() {
+    let line = "run --op linear --shape 5,48,80 --token-format nvfp4 --backend cpu --repeat 1";
+    let text = stdout(nvfp4(here(), line));
+    assert!(
+        text.contains("layer     N 48, K 80; 5 NVFP4 tokens\n") && text.contains("verified  yes: all 240 "),
+        "{text}"
+    );
+    let report = report(here(), "--op linear --shape 5,48,80 --token-format nvfp4");
+    assert_eq!((&report["token_format"], &report["input_scale"]), (&json!("nvfp4"), &json!(false)));
+    let emulated = line.replace("cpu --repeat 1", "emulated --arch sm_100f");
+    let text = stdout(nvfp4(here(), &emulated));
+    assert!(text.contains(", moe_sm100\n") && text.contains("no fault"), "{text}");
+    assert!(text.contains("verified  yes: all 240 "), "{text}");
+    let refused = nvfp4(here(), &emulated.replace("sm_100f", "sm_90a"));
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!(error, "error: there is no linear layer for sm_80 yet; take sm_90a, sm_120f or the CPU\n");
+    let says = "error: there is no linear layer with NVFP4 tokens for sm_90a yet; take 16-bit tokens or the CPU\n";
+    assert_eq!(error, says);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use cuda_std::{
         mbarrier_wait_parity_cluster,
     },
     shared::SharedAddress,
+    warp::{ALL_LANES, WARP_SIZE, warp_shuffle_idx},
 };
 
 /// Buffers used in turn, with two barriers each: one completes when the buffer is full, one when it is empty.
@@ -55,6 +56,17 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     #[inline(always)]
     pub const fn index(self) -> u32 {
         self.place / 2
+    }
+
+    /// The same place, of which the compiler knows that it is the same in all lanes of the warp: what is computed from it then takes
+    /// registers and instructions of the warp's, which products want their descriptors in.
+    ///
+    /// # Safety
+    /// The whole warp calls it together.
+    #[inline(always)]
+    pub unsafe fn uniform(self) -> Self {
+        // SAFETY: what `# Safety` above asks.
+        Self { place: unsafe { warp_shuffle_idx(ALL_LANES, self.place, 0, WARP_SIZE).0 }, ..self }
     }
 
     /// The parity of its full phase.

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use nvfp4::backend::cuda::Cuda;
 use nvfp4::backend::emulated::{Emulated, Options, Schedule};
 use nvfp4::backend::{Backend, MoeLayer, cpu::Cpu};
+use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
 use nvfp4::moe::compare::compare;
 use nvfp4::moe::generate::Routing;
@@ -16,7 +17,7 @@ use crate::skip;
 /// The types that tokens have.
 pub const DTYPES: [OutDtype; 2] = [OutDtype::F16, OutDtype::Bf16];
 
-/// Makes a module of tests for each of these architectures, of functions that take its name. The long ones are ignored but for the
+/// Makes a module of tests for each of these architectures, of functions that take its name, or what is made of it ([`On`]). The long ones are ignored but for the
 /// first architecture: the others' kernels have the same source, or take longer.
 #[macro_export]
 macro_rules! on_architectures {
@@ -31,13 +32,13 @@ macro_rules! on_architectures {
         })*
     };
     (@tests $arch:ident { $($test:ident)* }) => {
-        $(#[test] fn $test() { super::$test(stringify!($arch)) })*
+        $(#[test] fn $test() { super::$test(stringify!($arch).into()) })*
     };
     (@ignored $arch:ident { $($test:ident)* }) => {
         $(
             #[test]
             #[ignore = "a minute for all: cargo test --release -p nvfp4-tests --test moe -- --ignored"]
-            fn $test() { super::$test(stringify!($arch)) }
+            fn $test() { super::$test(stringify!($arch).into()) }
         )*
     };
 }
@@ -89,9 +90,30 @@ pub fn weights(shape: &LayerShape, dtype: OutDtype) -> MoeWeights<'static> {
     moe::generate::weights(shape, Generator::Gaussian, dtype, 1, &|| ()).expect("valid sizes")
 }
 
-/// As [`weights`], with tokens in the format that cards of an architecture multiply if nobody asks for another.
-pub fn weights_on(arch: &str, shape: &LayerShape, dtype: OutDtype) -> MoeWeights<'static> {
-    weights(shape, dtype).with_token_format(emulated(arch, Schedule::Fair).moe_token_format())
+/// An architecture, and the format in which a layer's tokens are multiplied there.
+#[derive(Clone, Copy)]
+pub struct On {
+    /// The architecture's name.
+    pub arch: &'static str,
+    /// The format.
+    pub tokens: TokenFormat,
+}
+
+impl From<&'static str> for On {
+    /// Of `sm_120f` the format that its cards multiply if nobody asks for another, of `sm_120f_nvfp4` this one.
+    fn from(name: &'static str) -> Self {
+        match name.strip_suffix("_nvfp4") {
+            Some(arch) => Self { arch, tokens: TokenFormat::Nvfp4 },
+            None => Self { arch: name, tokens: emulated(name, Schedule::Fair).moe_token_format() },
+        }
+    }
+}
+
+impl On {
+    /// As [`weights`], for such tokens.
+    pub fn weights(self, shape: &LayerShape, dtype: OutDtype) -> MoeWeights<'static> {
+        weights(shape, dtype).with_token_format(self.tokens)
+    }
 }
 
 /// Tokens for it.

@@ -383,6 +383,19 @@ fn a_weight_is_a_linear_layer_with_its_bias() {
         tensors.set(format!("{MODULE}.bias"), raw(Dtype::BF16, &[48], &bias));
         let biased = with_model(&tensors, None, |checkpoint, _| run(checkpoint, &format!("{MODULE}.weight")));
         assert_ne!(plain, biased);
+        // ModelOpt writes the scale itself, compressed-tensors its inverse.
+        let (name, number) = match format {
+            Format::ModelOpt => ("input_scale", 0.125),
+            Format::CompressedTensors => ("input_global_scale", 8.0),
+        };
+        let mut calibrated = tensors.clone();
+        calibrated.set(format!("{MODULE}.{name}"), f32s(&[], &[number]));
+        let input_scale = |tensors: &Tensors| {
+            with_model(tensors, None, |checkpoint, _| checkpoint.linear(MODULE, OutDtype::F16).unwrap().input_scale())
+        };
+        let mut without = tensors.clone();
+        without.change(&format!("{MODULE}.{name}"), None);
+        assert_eq!((input_scale(&without), input_scale(&calibrated)), (None, Some(0.125)));
         for (change, words) in [
             (("bias", Some(f32s(&[47], &[0.0; 47]))), "q_proj.bias: its shape is [47]"),
             (("bias", Some(raw(Dtype::U8, &[48], &[0; 48]))), "q_proj.bias: "),

@@ -7,12 +7,12 @@ use nvfp4::fp8::TokenFormat;
 use nvfp4::moe::{self, Activation, LayerShape, MoeInputs};
 use nvfp4::problem::OutDtype;
 use nvfp4_tests::moe::{
-    DTYPES, backends, bits, check, emulated, emulated_of, inputs, run, shape, step, verified, weights, weights_on,
+    DTYPES, On, backends, bits, check, emulated, emulated_of, inputs, run, shape, step, verified, weights,
 };
 use nvfp4_tests::on_architectures;
 
 on_architectures! {
-    sm_90a sm_80 sm_100f sm_120f;
+    sm_90a sm_80 sm_100f sm_120f sm_120f_nvfp4;
     short {
         tokens_may_all_name_one_expert_or_one_twice_or_none
         tokens_may_lie_apart
@@ -31,22 +31,22 @@ on_architectures! {
     }
 }
 
-fn the_test_layers_are_right(arch: &str) {
+fn the_test_layers_are_right(on: On) {
     let layers = moe::shape::builtin().iter().filter(|layer| layer.name.starts_with("layer-test-"));
     for (layer, dtype) in layers.flat_map(|layer| DTYPES.map(|dtype| (layer, dtype))) {
         // Names the culprit where one fails.
         println!("{} {dtype:?}", layer.name);
-        let weights = weights_on(arch, layer, dtype);
-        check(arch, &weights, &step(&weights, inputs(layer, dtype, layer.tokens)));
+        let weights = on.weights(layer, dtype);
+        check(on.arch, &weights, &step(&weights, inputs(layer, dtype, layer.tokens)));
     }
 }
 
-fn widths_that_are_no_whole_k_blocks_or_tiles_are_right(arch: &str) {
+fn widths_that_are_no_whole_k_blocks_or_tiles_are_right(on: On) {
     for (hidden, intermediate) in [(16, 16), (48, 352), (176, 112), (272, 528), (528, 272)] {
         let layer = shape(hidden, intermediate, 3, 2);
         for dtype in DTYPES {
-            let weights = weights_on(arch, &layer, dtype);
-            check(arch, &weights, &step(&weights, inputs(&layer, dtype, 11)));
+            let weights = on.weights(&layer, dtype);
+            check(on.arch, &weights, &step(&weights, inputs(&layer, dtype, 11)));
         }
     }
 }
@@ -63,24 +63,26 @@ fn naming<'a>(inputs: MoeInputs<'a>, ids: &[i32]) -> MoeInputs<'a> {
     MoeInputs { ids: ids.into(), ..inputs }
 }
 
-fn tokens_may_all_name_one_expert_or_one_twice_or_none(arch: &str) {
+fn tokens_may_all_name_one_expert_or_one_twice_or_none(on: On) {
     let layer = shape(96, 80, 5, 2);
     let dtype = OutDtype::Bf16;
-    let weights = weights_on(arch, &layer, dtype);
-    for ids in [&[3, 3][..], &[0, 4], &[-1, 2], &[-1, -7], &[i32::MAX, 5], &[1, 1, 2, -1, -1, 0]] {
-        check(arch, &weights, &step(&weights, naming(inputs(&layer, dtype, 21), ids)));
+    let weights = on.weights(&layer, dtype);
+    let ids = [&[3, 3][..], &[0, 4], &[-1, 2], &[-1, -7], &[i32::MAX, 5], &[1, 1, 2, -1, -1, 0], &[4, -1, 3, 0]];
+    // Few rows an expert, and more.
+    for (ids, tokens) in ids.into_iter().zip([21, 45].into_iter().cycle()) {
+        check(on.arch, &weights, &step(&weights, naming(inputs(&layer, dtype, tokens), ids)));
     }
 }
 
-fn tokens_may_lie_apart(arch: &str) {
+fn tokens_may_lie_apart(on: On) {
     let layer = shape(80, 48, 3, 1);
-    for (dtype, stride) in DTYPES.into_iter().zip([88, 99]) {
-        let weights = weights_on(arch, &layer, dtype);
-        let near = inputs(&layer, dtype, 5);
+    for (dtype, (stride, tokens)) in DTYPES.into_iter().zip([(88, 5), (99, 55)]) {
+        let weights = on.weights(&layer, dtype);
+        let near = inputs(&layer, dtype, tokens);
         let nan = bits(dtype, f32::NAN);
         let far = near.hidden.chunks(80).flat_map(|token| [token, &vec![nan; stride - 80]].concat());
         let hidden = far.collect::<Vec<_>>().into();
-        check(arch, &weights, &step(&weights, MoeInputs { hidden, stride, ..near }));
+        check(on.arch, &weights, &step(&weights, MoeInputs { hidden, stride, ..near }));
     }
 }
 
@@ -93,7 +95,7 @@ const ACTIVATIONS: [Activation; 5] = [
     Activation::Relu2,
 ];
 
-fn every_activation_is_right_with_biases_and_without_on_every_instance(arch: &str) {
+fn every_activation_is_right_with_biases_and_without_on_every_instance(on: On) {
     // Tiles of 16, 64 and 128 tokens, the first narrow and wide; and the shared expert's.
     for (tokens, intermediate, experts, top_k) in [(5, 48, 3, 2), (30, 272, 2, 1), (130, 80, 1, 1)] {
         for (activation, biases) in ACTIVATIONS.into_iter().flat_map(|of| [false, true].map(|biases| (of, biases))) {
@@ -101,36 +103,42 @@ fn every_activation_is_right_with_biases_and_without_on_every_instance(arch: &st
             let layer = with_shared(layer, (tokens < 10).then_some(32));
             let dtype = DTYPES[usize::from(tokens == 30) ^ usize::from(biases)];
             println!("{tokens} {activation} {biases} {dtype:?}");
-            let weights = weights_on(arch, &layer, dtype);
+            let weights = on.weights(&layer, dtype);
             let step = step(&weights, inputs(&layer, dtype, tokens));
-            for backend in backends(arch) {
+            for backend in backends(on.arch) {
                 verified(backend.prepare_moe(&weights).unwrap().as_mut(), &weights, &step);
             }
         }
     }
 }
 
-fn weights_on_the_input_leave_the_shared_expert_alone(arch: &str) {
+fn weights_on_the_input_leave_the_shared_expert_alone(on: On) {
     let layer = with_shared(shape(80, 48, 2, 1), Some(32));
-    for dtype in DTYPES {
-        let weights = weights_on(arch, &layer, dtype);
-        check(arch, &weights, &step(&weights, MoeInputs { weights_on_input: true, ..inputs(&layer, dtype, 5) }));
+    // Few rows an expert, more of the shared one alone, and more of all.
+    for (dtype, tokens) in [(OutDtype::F16, 5), (OutDtype::Bf16, 21), (OutDtype::F16, 40)] {
+        let weights = on.weights(&layer, dtype);
+        check(
+            on.arch,
+            &weights,
+            &step(&weights, MoeInputs { weights_on_input: true, ..inputs(&layer, dtype, tokens) }),
+        );
     }
 }
 
-fn infinities_and_nan_stay_within_their_token(arch: &str) {
+fn infinities_and_nan_stay_within_their_token(on: On) {
     // K tails of both products: 48 columns are a k-block of 32 and one of 16, 80 a short one.
     let plain = shape(48, 80, 2, 2);
     let of_activations = ACTIVATIONS.map(|activation| plain.clone().with_activation(activation, true));
-    for (layer, dtype) in of_activations.into_iter().chain([plain]).zip(DTYPES.into_iter().cycle()) {
-        let weights = weights_on(arch, &layer, dtype);
-        let clean = naming(inputs(&layer, dtype, 9), &[0, 1]);
+    let layers = of_activations.into_iter().chain([plain]).zip(DTYPES.into_iter().cycle());
+    for ((layer, dtype), tokens) in layers.zip([9, 9, 21].into_iter().cycle()) {
+        let weights = on.weights(&layer, dtype);
+        let clean = naming(inputs(&layer, dtype, tokens), &[0, 1]);
         let mut dirty = clean.clone();
         for (token, number) in [(1, f32::NAN), (4, f32::INFINITY), (8, f32::NEG_INFINITY)] {
             dirty.hidden.to_mut()[token * 48..][..48].fill(bits(dtype, number));
         }
         let (clean, dirty) = (step(&weights, clean), step(&weights, dirty));
-        for backend in backends(arch) {
+        for backend in backends(on.arch) {
             let mut layer = backend.prepare_moe(&weights).unwrap();
             let clean = verified(layer.as_mut(), &weights, &clean).hidden;
             let dirty = verified(layer.as_mut(), &weights, &dirty).hidden;
@@ -141,17 +149,17 @@ fn infinities_and_nan_stay_within_their_token(arch: &str) {
     }
 }
 
-fn what_is_too_large_for_f16_is_an_infinity_of_its_token_alone(arch: &str) {
+fn what_is_too_large_for_f16_is_an_infinity_of_its_token_alone(on: On) {
     let layer = shape(64, 64, 2, 1);
     let dtype = OutDtype::F16;
-    let weights = weights_on(arch, &layer, dtype);
+    let weights = on.weights(&layer, dtype);
     let mut large = inputs(&layer, dtype, 6);
     let largest = bits(dtype, 65504.0);
     for element in &mut large.hidden.to_mut()[2 * 64..3 * 64] {
         *element = largest | *element & 0x8000;
     }
     let large = step(&weights, large);
-    for backend in backends(arch) {
+    for backend in backends(on.arch) {
         let output = verified(backend.prepare_moe(&weights).unwrap().as_mut(), &weights, &large);
         let infinite = |token: usize| {
             let numbers = output.hidden[token * 64..][..64].iter().map(|&bits| dtype.decode(bits));
@@ -178,13 +186,13 @@ fn pick<'a>(layer: &LayerShape, inputs: &MoeInputs<'_>, places: &[usize]) -> Moe
     }
 }
 
-fn the_bits_of_a_token_do_not_depend_on_the_batch(arch: &str) {
+fn the_bits_of_a_token_do_not_depend_on_the_batch(on: On) {
     // With few experts, these batches go to every instance: on average an expert has up to 8, up to 48 and more rows.
     let layer = with_shared(shape(208, 176, 2, 1), Some(96));
     for dtype in DTYPES {
-        let weights = weights_on(arch, &layer, dtype);
+        let weights = on.weights(&layer, dtype);
         let all = inputs(&layer, dtype, 130);
-        for backend in backends(arch) {
+        for backend in backends(on.arch) {
             let mut prepared = backend.prepare_moe(&weights).unwrap();
             let whole = run(prepared.as_mut(), &step(&weights, all.clone())).unwrap().hidden;
             let batches: [Vec<usize>; 4] =
@@ -200,14 +208,14 @@ fn the_bits_of_a_token_do_not_depend_on_the_batch(arch: &str) {
     }
 }
 
-fn schedules_and_multiprocessors_make_no_difference(arch: &str) {
+fn schedules_and_multiprocessors_make_no_difference(on: On) {
     let layer = with_shared(shape(272, 144, 3, 2), Some(48));
     for (dtype, tokens) in [(OutDtype::Bf16, 4), (OutDtype::F16, 40), (OutDtype::Bf16, 90)] {
-        let weights = weights_on(arch, &layer, dtype);
+        let weights = on.weights(&layer, dtype);
         let step = step(&weights, inputs(&layer, dtype, tokens));
         let schedules = [Schedule::Fair, Schedule::Worst, Schedule::Seed(1), Schedule::Seed(2)];
-        let gpus = schedules.map(|schedule| emulated(arch, schedule)).into_iter();
-        let gpus = gpus.chain([1, 132].map(|sms| emulated_of(arch, Schedule::Fair, sms)));
+        let gpus = schedules.map(|schedule| emulated(on.arch, schedule)).into_iter();
+        let gpus = gpus.chain([1, 132].map(|sms| emulated_of(on.arch, Schedule::Fair, sms)));
         let outputs: Vec<_> =
             gpus.map(|gpu| verified(gpu.prepare_moe(&weights).unwrap().as_mut(), &weights, &step)).collect();
         assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{tokens} tokens: other bits on another schedule");
@@ -227,28 +235,37 @@ fn a_layer_has_the_same_bits_on_every_architecture() {
     }
 }
 
-fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace(arch: &str) {
+fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace(on: On) {
     let layer = shape(96, 80, 4, 2);
     let dtype = OutDtype::Bf16;
-    let weights = weights_on(arch, &layer, dtype);
-    for backend in backends(arch) {
+    let weights = on.weights(&layer, dtype);
+    for backend in backends(on.arch) {
         let mut prepared = backend.prepare_moe(&weights).unwrap();
-        for (tokens, ids) in [(30, [0, 1]), (30, [3, 3]), (2, [-1, 2]), (30, [-1, -1]), (0, [0, 0]), (31, [2, 1])] {
+        let steps =
+            [(30, [0, 1]), (30, [3, 3]), (2, [-1, 2]), (35, [3, 0]), (30, [-1, -1]), (0, [0, 0]), (35, [-1, 2])];
+        for (tokens, ids) in steps.into_iter().chain([(31, [2, 1])]) {
             let step = step(&weights, naming(inputs(&layer, dtype, tokens), &ids));
             verified(prepared.as_mut(), &weights, &step);
         }
     }
 }
 
-fn a_chain_has_two_launches_or_four_for_each_kind_of_experts(arch: &str) {
-    let gpu = emulated(arch, Schedule::Fair);
+fn a_chain_has_two_launches_or_four_for_each_kind_of_experts(on: On) {
+    let gpu = emulated(on.arch, Schedule::Fair);
     // Where tokens are quantised, that is a launch before each product.
-    let products = if gpu.moe_token_format() == TokenFormat::Bits16 { 2 } else { 4 };
-    for (shared, launches) in [(None, 2 + products), (Some(16), 2 + 2 * products)] {
+    let products = if on.tokens == TokenFormat::Bits16 { 2 } else { 4 };
+    // On Hopper a launch brings tokens to their rows, where experts have many.
+    let expands = usize::from(on.arch == "sm_90a" && on.tokens == TokenFormat::Bits16);
+    for (shared, tokens, launches) in [
+        (None, 1, 2 + products),
+        (Some(16), 1, 2 + 2 * products),
+        (None, 40, 2 + products + expands),
+        (Some(16), 40, 2 + 2 * products + expands),
+    ] {
         let layer = with_shared(shape(32, 32, 2, 1), shared);
-        let weights = weights_on(arch, &layer, OutDtype::F16);
+        let weights = on.weights(&layer, OutDtype::F16);
         let mut prepared = gpu.prepare_moe(&weights).unwrap();
-        run(prepared.as_mut(), &step(&weights, inputs(&layer, OutDtype::F16, 1))).unwrap();
+        run(prepared.as_mut(), &step(&weights, inputs(&layer, OutDtype::F16, tokens))).unwrap();
         assert_eq!(prepared.launches(), Some(launches));
         assert!(prepared.counters().is_some());
         run(prepared.as_mut(), &step(&weights, inputs(&layer, OutDtype::F16, 0))).unwrap();

@@ -6,12 +6,15 @@ use bytemuck::NoUninit;
 use half::{bf16, f16};
 use kernels_gpu::format::{OUTPUT_BF16, OUTPUT_F16};
 use kernels_gpu::moe_pack::abi::{self as moe_pack, Pack};
-use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Combine, Lists, NO_ROW, ROUTE_ENTRY, Route};
-use kernels_gpu::sorted::ROW_MULTIPLE;
+use kernels_gpu::moe_route::abi::{
+    COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, Lists, NO_ROW, ROUTE_ENTRY, Route,
+};
+use kernels_gpu::sorted::{ROW_MULTIPLE, bits16_bytes, bits16_place, line, most_rows};
 use kernels_gpu::units::{
     TokenType, UNIT_ROWS, block_columns, block_start, element, element_at, k_blocks, lane_place, lane_scales,
     lane_words, matrix_bytes, scale_place, unit_offset,
 };
+use nvfp4_tests::sabotage::{changed, lines_of};
 use ptx_emulator::{Arg, Buffer, Device, DeviceConfig, Fault, FaultKind, LaunchConfig, Module, Schedule};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -428,6 +431,168 @@ fn a_layer_may_follow_another_in_the_same_memory() {
         launch_route(&mut device, &module, &next.route, &other.grid(schedule, true)).unwrap();
         assert_eq!(placed.read(&device), other.expected(), "{schedule}");
     }
+}
+
+/// Tokens to be expanded to the rows of a routing, and of the expert that all share.
+struct Expansion {
+    routing: Routing,
+    /// Columns of the intermediate of the experts that tokens name, and of the shared one; none if nothing is to be done for these.
+    widths: [Option<u32>; 2],
+}
+
+/// Rows on a device: tokens and intermediate.
+struct PlacedRows {
+    rows: ExpandedRows,
+    tokens: Buffer,
+    intermediate: Buffer,
+}
+
+impl Expansion {
+    fn capacities(&self) -> [u32; 2] {
+        let routed = most_rows(self.routing.ids.len() as u64, self.routing.experts, ROW_MULTIPLE) as u32;
+        [routed, self.routing.tokens().next_multiple_of(ROW_MULTIPLE)]
+    }
+
+    /// The launch behind the one that makes lists.
+    fn place(&self, device: &mut Device, route: &Route) -> (Expand, [Option<PlacedRows>; 2]) {
+        let hidden = self.routing.hidden;
+        let mut place = |of: usize| {
+            let (width, capacity) = (self.widths[of]?, self.capacities()[of]);
+            let [tokens, intermediate] =
+                [hidden, width].map(|columns| poisoned(device, bits16_bytes(capacity.into(), columns)));
+            let rows = ExpandedRows { tokens: tokens.address, intermediate: intermediate.address, capacity, width };
+            Some(PlacedRows { rows, tokens, intermediate })
+        };
+        let placed = [place(0), place(1)];
+        let [routed, shared] = placed.each_ref().map(|placed| {
+            let none = ExpandedRows { tokens: 0, intermediate: 0, capacity: 0, width: 0 };
+            placed.as_ref().map_or(none, |placed| placed.rows)
+        });
+        let lists = Lists::filled(self.routing.ids.len() as u64, self.routing.experts, ROW_MULTIPLE);
+        let &Route { input, input_pitch, input_weights, token_count, top_k, token_type, .. } = route;
+        let places = route.lists + lists.places;
+        let expand = Expand {
+            input,
+            input_pitch,
+            input_weights,
+            places,
+            routed,
+            shared,
+            token_count,
+            top_k,
+            hidden,
+            token_type,
+        };
+        (expand, placed)
+    }
+
+    /// What rows of tokens and of the intermediate become, of numbers `[T, H]` in the order of K.
+    fn expected(&self, of: usize, tokens: &[u16]) -> [Vec<u16>; 2] {
+        let (hidden, width, capacity) = (self.routing.hidden, self.widths[of].unwrap(), self.capacities()[of]);
+        let poison = u16::from_le_bytes([POISON; 2]);
+        let [mut rows, mut intermediate] =
+            [hidden, width].map(|columns| vec![poison; bits16_bytes(capacity.into(), columns) as usize / 2]);
+        let lists = self.routing.clone().filled().expected().lists;
+        let places = Lists::filled(self.routing.ids.len() as u64, self.routing.experts, ROW_MULTIPLE).places;
+        let places = &lists[places as usize / 4..];
+        let of_token = |token: u32| match of {
+            0 => places[(token * self.routing.top_k) as usize..][..self.routing.top_k as usize].to_vec(),
+            _ => vec![token],
+        };
+        let zero = |rows: &mut [u16], row, lines| {
+            for index in lines {
+                rows[line(capacity, index, row) as usize / 2..][..64].fill(0);
+            }
+        };
+        for token in 0..self.routing.tokens() {
+            for row in of_token(token).into_iter().filter(|&row| row != NO_ROW) {
+                zero(&mut rows, row, 0..2 * k_blocks(hidden));
+                for (position, &number) in (0..).zip(&tokens[(token * hidden) as usize..][..hidden as usize]) {
+                    rows[bits16_place(capacity, hidden, row, position) as usize / 2] = number;
+                }
+                zero(&mut intermediate, row, width / 128 * 2..2 * k_blocks(width));
+            }
+        }
+        [rows, intermediate]
+    }
+
+    /// Runs it behind the lists on every schedule, in code for this architecture.
+    fn check(&self, arch: &str, name: &str) {
+        let (module, overlaps) = (module(route_ptx(arch)), arch != PORTABLE);
+        let Routed { tokens, shared_tokens, .. } = self.routing.expected();
+        let token_type = self.routing.token_type;
+        for schedule in SCHEDULES {
+            let mut device = Device::new(DeviceConfig::default());
+            let filled = self.routing.clone().filled();
+            let route = PlacedRouting::new(&mut device, &filled).route;
+            launch_route(&mut device, &module, &route, &filled.grid(schedule, overlaps)).unwrap();
+            let (expand, placed) = self.place(&mut device, &route);
+            let result = launch_expand(&mut device, &module, &expand, schedule, overlaps);
+            result.unwrap_or_else(|fault| panic!("{name}, {schedule}: {fault}"));
+            for (of, placed) in placed.into_iter().enumerate() {
+                let Some(PlacedRows { tokens: found_tokens, intermediate, .. }) = placed else { continue };
+                let numbers = if of == 0 { &tokens } else { shared_tokens.as_ref().unwrap_or(&tokens) };
+                let expected = self.expected(of, numbers);
+                for (found, expected) in [found_tokens, intermediate].into_iter().zip(expected) {
+                    let found: Vec<u16> = device.download(found);
+                    let wrong = (0..found.len()).find(|&at| {
+                        let is_weighted = of == 0 && self.routing.weights.is_some();
+                        found[at] != expected[at] && !(is_weighted && same(token_type, found[at], expected[at]))
+                    });
+                    assert_eq!(wrong.map(|at| (at, found[at], expected[at])), None, "{name}, {schedule}, {of}");
+                }
+            }
+        }
+    }
+}
+
+fn launch_expand(
+    device: &mut Device,
+    module: &Module,
+    expand: &Expand,
+    schedule: Schedule,
+    overlaps: bool,
+) -> Result<(), Fault> {
+    let linear = LaunchConfig::linear(expand.blocks() as u32, Expand::THREADS);
+    let report =
+        device.launch(module, EXPAND_ENTRY, &LaunchConfig { schedule, overlaps, ..linear }, &[Arg::value(*expand)])?;
+    assert!(report.warnings.is_empty(), "{:?}", report.warnings);
+    Ok(())
+}
+
+#[test]
+fn tokens_are_expanded_to_the_rows_of_their_experts_whatever_their_size_pitch_and_weights() {
+    for (hidden, width) in [(16, 128), (48, 16), (112, 48), (128, 112), (176, 240), (240, 176), (272, 96), (720, 352)] {
+        let routing = Routing::random(21, 3, 4, hidden);
+        let name = format!("{hidden} × {width}");
+        let expand = |routing, widths| Expansion { routing, widths };
+        expand(routing.clone().with_pitch(hidden + 24), [Some(width), None]).check(HOPPER, &name);
+        expand(routing.clone(), [None, Some(width)]).check(PORTABLE, &name);
+        let weighted = Routing::random(9, 1, 2, hidden).with_weights(OUTPUT_F16).with_shared();
+        expand(weighted, [Some(width), Some(hidden)]).check(HOPPER, &name);
+    }
+    let many = Routing::random(300, 8, 16, 400).with_shared();
+    Expansion { routing: many, widths: [Some(48), Some(400)] }.check(HOPPER, "many tokens");
+}
+
+#[test]
+fn lists_that_are_not_waited_for_before_tokens_are_expanded_are_found() {
+    let ptx = route_ptx(HOPPER);
+    let waits = lines_of(ptx, EXPAND_ENTRY, "griddepcontrol.wait");
+    assert_eq!(waits.len(), 1);
+    let broken = changed(ptx, &[(waits[0].0, "")]);
+    let expansion = Expansion { routing: Routing::random(40, 3, 4, 144), widths: [Some(48), None] };
+    let fault = |ptx: &str| {
+        let module = Module::parse(ptx).unwrap();
+        let mut device = Device::new(DeviceConfig::default());
+        let filled = expansion.routing.clone().filled();
+        let route = PlacedRouting::new(&mut device, &filled).route;
+        launch_route(&mut device, &module, &route, &filled.grid(Schedule::Worst, true)).unwrap();
+        let (expand, _) = expansion.place(&mut device, &route);
+        launch_expand(&mut device, &module, &expand, Schedule::Worst, true).err()
+    };
+    assert_eq!(fault(ptx), None);
+    assert_eq!(fault(&broken).expect("nobody waits").kind, FaultKind::GridNotAwaited);
 }
 
 /// Inputs of `moe_combine`.

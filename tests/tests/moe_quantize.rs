@@ -244,6 +244,8 @@ struct Nvfp4 {
     tile_tokens: u32,
     /// Each expert's; 0 where a token has a global scale of its own.
     input_scales: Vec<f32>,
+    /// Whether the host knows how many rows there are, so that there are no lists.
+    is_known: bool,
 }
 
 /// Values, scales and global scales, poison where nothing is to be written.
@@ -259,13 +261,18 @@ impl Nvfp4 {
     fn random(dtype: OutDtype, [tokens, top_k, experts, k]: [u32; 4], tile_tokens: u32, input_scales: &[f32]) -> Self {
         let tokens = Tokens::filled_up(1, dtype, [tokens, top_k, experts, k]);
         let input_scales = input_scales.iter().copied().cycle().take(experts as usize).collect();
-        Self { tokens, tile_tokens, input_scales }
+        Self { tokens, tile_tokens, input_scales, is_known: false }
     }
 
     /// The tokens as rows of one expert.
     fn into_rows(self) -> Self {
         let tokens = self.tokens.into_rows(false);
         Self { tokens, input_scales: self.input_scales[..1].to_vec(), ..self }
+    }
+
+    /// As [`Self::into_rows`], of a linear layer.
+    fn into_known_rows(self) -> Self {
+        Self { is_known: true, ..self.into_rows() }
     }
 
     /// The first tile of tokens of each expert, and at last their number.
@@ -330,17 +337,20 @@ impl Nvfp4 {
             input_pitch: u64::from(2 * tokens.pitch),
             input_weights: tokens.weights.as_ref().map_or(0, |weights| device.upload(weights).address),
             places: tokens.places.as_ref().map_or(0, |places| device.upload(places).address),
-            firsts: device.upload(&tokens.firsts).address,
-            tile_firsts: device.upload(&self.tile_firsts()).address,
+            firsts: if self.is_known { 0 } else { device.upload(&tokens.firsts).address },
+            tile_firsts: if self.is_known { 0 } else { device.upload(&self.tile_firsts()).address },
             input_scales: device.upload(&self.input_scales).address,
             values: values.address,
             scales: scales.address,
             globals: globals.address,
-            // Where tokens are rows, there might be more.
-            token_count: tokens.x.len() as u32 / tokens.pitch + if tokens.places.is_some() { 0 } else { 11 },
+            // Where tokens are rows by lists, there might be more.
+            token_count: tokens.x.len() as u32 / tokens.pitch
+                + if tokens.places.is_some() || self.is_known { 0 } else { 11 },
+            token_tiles: if self.is_known { *self.tile_firsts().last().unwrap() } else { 0 },
             top_k: tokens.top_k,
             experts: tokens.firsts.len() as u32 - 1,
             k: tokens.k,
+            unused: 0,
         };
         let entry = nvfp4_abi::ENTRIES[usize::from(tokens.dtype == OutDtype::Bf16)];
         let linear = LaunchConfig::linear(quantize.blocks() as u32, nvfp4_abi::Quantize::THREADS);
@@ -395,6 +405,11 @@ fn tiles_of_nvfp4_have_scales_of_their_own_and_tokens_may_be_rows_or_have_weight
         Nvfp4::random(dtype, [tokens, 1, 3, 48], tile_tokens, &[0.0])
             .into_rows()
             .check(&format!("rows, {tile_tokens}"));
+        for input_scale in [0.0, 1e-3] {
+            Nvfp4::random(dtype, [tokens, 1, 1, 208], tile_tokens, &[input_scale])
+                .into_known_rows()
+                .check(&format!("rows of a linear layer, {tile_tokens}"));
+        }
     }
     let mut weighted = Nvfp4::random(OutDtype::Bf16, [13, 1, 3, 144], 16, &[0.0, 2e-3]);
     weighted.tokens = weighted.tokens.with_weights();

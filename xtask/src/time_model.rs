@@ -94,6 +94,20 @@ const UNMEASURED_SHAPES: [&str; 15] = [
 const VARIANTS: [&str; 8] = ["t64", "t128", "t64_s1", "t64_tma", "t64_serial", "t64_pair", "per-group", "unfused"];
 const VARIANTS_SHAPES: [&str; 3] = ["dual-3", "moe-3", "moe-4"];
 
+/// The cards of compute capability 12.x, which nobody has measured, and what their kernels compute in the model.
+const CONSUMER_CARDS: [&str; 4] = ["rtx-5090", "rtx-pro-6000", "rtx-5070-ti", "gb10"];
+#[rustfmt::skip] // A point, a line.
+const CONSUMER_POINTS: [(&str, &str); 8] = [
+    ("layer qwen3-30b-a3b, 1 token", "--op moe --shape qwen3-30b-a3b --tokens 1"),
+    ("layer qwen3-30b-a3b, 32 tokens", "--op moe --shape qwen3-30b-a3b --tokens 32"),
+    ("layer gpt-oss-120b, 1 token", "--op moe --shape gpt-oss-120b --tokens 1"),
+    ("layer gpt-oss-120b, 32 tokens", "--op moe --shape gpt-oss-120b --tokens 32"),
+    ("linear 1,4096,7168", "--op linear --shape 1,4096,7168"),
+    ("linear 16,4096,7168", "--op linear --shape 16,4096,7168"),
+    ("linear 64,4096,7168", "--op linear --shape 64,4096,7168"),
+    ("linear 512,4096,7168", "--op linear --shape 512,4096,7168"),
+];
+
 /// The points on which constants were fitted.
 const FITTED: [&str; 1] = ["gated_sm90 dual-3"];
 
@@ -121,6 +135,9 @@ struct Prediction {
     /// The unit that bounds the longest phase, or latency.
     bound: String,
     from_machine_code: bool,
+    /// What has to be read and written at least, where it is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bytes: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -155,6 +172,7 @@ struct Median {
 #[derive(Deserialize)]
 struct Printed {
     predicted_us: f64,
+    bytes: Option<f64>,
     prediction: Launches,
 }
 
@@ -228,6 +246,12 @@ fn of_b200(variant: &str, shape: &str) -> Point {
     Point { name: words.collect::<Vec<_>>().join(" "), us: None, card: UNMEASURED, arguments }
 }
 
+/// How a card of compute capability 12.x is run on a point.
+fn of_consumer(card: &'static str, name: &str, arguments: &str) -> Point {
+    let arguments = arguments.split(' ').map(str::to_owned).collect();
+    Point { name: format!("{card} {name}"), us: None, card, arguments }
+}
+
 /// All times that can be predicted, but for those that nobody has measured and nothing compares.
 fn points() -> anyhow::Result<Vec<Point>> {
     let mut points = Vec::new();
@@ -255,6 +279,9 @@ fn points() -> anyhow::Result<Vec<Point>> {
         points.push(Point { name: format!("layer {name}"), us: Some(*median), card: CARD, arguments });
     }
     points.extend(UNMEASURED_SHAPES.map(|shape| of_b200("", shape)));
+    let consumer =
+        CONSUMER_CARDS.iter().flat_map(|card| CONSUMER_POINTS.map(|(name, line)| of_consumer(card, name, line)));
+    points.extend(consumer);
     points.extend(VARIANTS.iter().flat_map(|variant| VARIANTS_SHAPES.map(|shape| of_b200(variant, shape))));
     Ok(points)
 }
@@ -283,7 +310,7 @@ fn predict(nvfp4: &Path, path: &OsStr, point: &Point) -> anyhow::Result<Predicti
     ]);
     let (json, _) =
         tools::output(command.args(&point.arguments).env("PATH", path)).with_context(|| point.name.clone())?;
-    let Printed { predicted_us, prediction } = serde_json::from_str(&json).context("nvfp4's JSON")?;
+    let Printed { predicted_us, bytes, prediction } = serde_json::from_str(&json).context("nvfp4's JSON")?;
     let launches = &prediction.launches;
     let phases = launches.iter().flat_map(|launch| &launch.phases);
     let longest = phases.max_by(|a, b| (a.to_us - a.from_us).total_cmp(&(b.to_us - b.from_us)));
@@ -292,6 +319,7 @@ fn predict(nvfp4: &Path, path: &OsStr, point: &Point) -> anyhow::Result<Predicti
         us: (predicted_us * 100.0).round() / 100.0,
         bound: bound.to_owned(),
         from_machine_code: launches.iter().all(|launch| launch.from_machine_code),
+        bytes: bytes.filter(|_| CONSUMER_CARDS.contains(&point.card)),
     })
 }
 
@@ -367,6 +395,7 @@ fn page(points: &[Point], kept: &BTreeMap<String, Prediction>) -> anyhow::Result
     }
     text += NOT_COMPARED;
     text += &blackwell(kept)?;
+    text += &consumer(kept)?;
     for name in Card::NAMES {
         let card = Card::named(name).context("a card's own name")?;
         text += &format!("\n## Constants: {name}, {} multiprocessors\n\n{card}", card.sms);
@@ -386,6 +415,38 @@ fn blackwell(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
         let us = |us: Option<f64>| us.map_or_else(|| "–".to_owned(), |us| format!("{us:.1}"));
         let (light, public) = (us(known.b200_light_us), us(known.b200_best_public_us));
         table.row([shape.to_owned(), format!("{:.1}", prediction.us), light, public, prediction.bound.clone()]);
+    }
+    text += &table.to_string();
+    Ok(text)
+}
+
+/// MoE and linear layers on cards of compute capability 12.x in the model.
+fn consumer(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
+    let mut text = "\n## Layers on the model's cards of compute capability 12.x\n\nModelled microseconds, no card's, and in brackets \
+                    the GB/s at which the bytes pass that must be read or written at least: `moe_sm120` with its lists and sums, and \
+                    `linear_sm120` (M,N,K), with tokens in bf16. Layers route tokens at random. No operand is in a cache. All contain the \
+                    assumed 5 us between two events around an empty kernel. **None of it is calibrated**: of the constants below, only \
+                    multiprocessors, clock, bandwidth, L2's size and FP4's rate are these cards'.\n\n"
+        .to_owned();
+    let header: Vec<_> = ["point"].into_iter().chain(CONSUMER_CARDS).collect();
+    let mut table = Table::new(1, &header);
+    for (point, line) in CONSUMER_POINTS {
+        let predictions = CONSUMER_CARDS.map(|card| kept.get(&of_consumer(card, point, line).name));
+        if predictions.iter().all(Option::is_none) {
+            continue;
+        }
+        let mut row = vec![point.to_owned()];
+        for prediction in predictions {
+            row.push(match prediction {
+                None => "–".to_owned(),
+                Some(prediction) => {
+                    ensure!(prediction.from_machine_code, "{point} was predicted without machine code");
+                    let rate = |bytes: f64| format!(" ({:.0})", bytes / prediction.us / 1e3);
+                    format!("{:.1}{}", prediction.us, prediction.bytes.map(rate).unwrap_or_default())
+                }
+            });
+        }
+        table.push(row);
     }
     text += &table.to_string();
     Ok(text)

@@ -1,7 +1,7 @@
-"""PyTorch on another checkpoint: weights rounded to e4m3 with a scale for each row, tokens and the intermediate likewise.
+"""PyTorch on another checkpoint: weights rounded to e4m3, a scale for each row, tokens and intermediate likewise.
 
-As `layer_torch.py`, with `torch._scaled_grouped_mm` in place of `torch._grouped_mm`. It is what an FP8 checkpoint costs, whose
-numbers are not those of NVFP4; under `torch.compile`, so that rounding is one kernel.
+As `layer_torch.py`, with `torch._scaled_grouped_mm` for `torch._grouped_mm`. It is what an FP8 checkpoint costs,
+whose numbers are not those of NVFP4; under `torch.compile`, so that rounding is one kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def layer(
     gate_up: torch.Tensor, gate_up_scales: torch.Tensor, down: torch.Tensor, down_scales: torch.Tensor,
     expert_map: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """`[T, H]` of tokens and matrices `gate_up[E, 2I, H]`, `down[E, H, I]` in e4m3, with a scale for each of their rows."""
+    """`[T, H]` of tokens, `gate_up[E, 2I, H]` and `down[E, H, I]` in e4m3, with a scale for each of their rows."""
     owners, order, ends = by_expert(ids, experts, expert_map)
     codes, scales = rounded(x)
     rows = order // ids.shape[1]

@@ -19,7 +19,7 @@ ELEMENT = BF16
 def by_expert(
     ids: torch.Tensor, experts: torch.Tensor, expert_map: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The expert of each choice, the choices in the order of experts, and where each expert's end. `experts` counts from 0."""
+    """Each choice's expert, choices in the order of experts, and where each expert's end. `experts` counts from 0."""
     owners = ids.flatten()
     if expert_map is not None:
         owners = expert_map[owners]

@@ -34,6 +34,24 @@ pub unsafe fn ldmatrix_x4_b16(address: SharedAddress) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// Stores four matrices of 8 rows of 16 bytes, what [`ldmatrix_x4_b16`] would load from there
+/// (`stmatrix.sync.aligned.m8n8.x4.shared.b16`; sm_90 and up).
+///
+/// # Safety
+/// See the module: the same call by all lanes. `address` is a multiple of 16; 16 bytes of the block's shared memory lie there, which
+/// nobody else reads or writes meanwhile.
+#[inline(always)]
+pub unsafe fn stmatrix_x4_b16(address: SharedAddress, [a, b, c, d]: [u32; 4]) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{}], {{{}, {}, {}, {}}};",
+            in(reg32) address.0, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
 /// D += A·B over 16 elements of K, numbers of 16 bits (`mma.sync.aligned.m16n8k16.row.col.f32` of `.f16` or `.bf16`; sm_80 and up).
 ///
 /// `a[2·c + h]` is row `group + 8·h`, the elements `8·c + 2·thread` and the next, the first in the low half; `b[c]` is column `group`, the

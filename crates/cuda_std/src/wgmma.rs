@@ -137,6 +137,12 @@ pub trait MmaAsync: Sized {
     /// wait has covered the product.
     unsafe fn mma_async<T: Number>(&mut self, a: [u32; 4], b: MatrixDescriptor, accumulate: bool);
 
+    /// As [`MmaAsync::mma_async`], with A in shared memory, a row for each of D's rows.
+    ///
+    /// # Safety
+    /// As there; what is asked of B is asked of A too.
+    unsafe fn mma_async_shared<T: Number>(&mut self, a: MatrixDescriptor, b: MatrixDescriptor, accumulate: bool);
+
     /// D += A·B, or D = A·B without `accumulate`, of e4m3 (`wgmma.mma_async.….f32.e4m3.e4m3`). Sums keep some 14 bits of what f32
     /// would.
     ///
@@ -185,6 +191,25 @@ macro_rules! product {
     };
 }
 
+/// As `product!`, with A in shared memory.
+macro_rules! product_of_shared {
+    ($sums:ident, $a:ident, $b:ident, $accumulate:ident, $n:literal: $($register:literal)*, $types:literal) => {
+        ptx!(
+            "{{",
+            ".reg .pred p;",
+            "setp.ne.u32 p, {accumulate}, 0;",
+            concat!(
+                "wgmma.mma_async.sync.aligned.m64n", $n, $types,
+                " {{{0}" $(, ", {", $register, "}")*, "}}, {a}, {b}, p, 1, 1, 0, 0;"
+            ),
+            "}}",
+            inout(reg32) $sums[0], $(inout(reg32) $sums[$register],)*
+            a = in(reg64) $a.0, b = in(reg64) $b.0, accumulate = in(reg32) u32::from($accumulate),
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
 macro_rules! shapes {
     ($($n:literal: $($register:literal)*;)*) => {$(
         impl MmaAsync for [f32; $n / 2] {
@@ -200,6 +225,20 @@ macro_rules! shapes {
                         product!(self, a, b, accumulate, $n: $($register)*, "k16.f32.bf16.bf16", "p, 1, 1, 0;")
                     } else {
                         product!(self, a, b, accumulate, $n: $($register)*, "k16.f32.f16.f16", "p, 1, 1, 0;")
+                    }
+                }
+            }
+
+            /// # Safety
+            /// What [`MmaAsync::mma_async_shared`] asks.
+            #[inline(always)]
+            unsafe fn mma_async_shared<T: Number>(&mut self, a: MatrixDescriptor, b: MatrixDescriptor, accumulate: bool) {
+                // SAFETY: what `# Safety` above asks.
+                unsafe {
+                    if T::IS_BF16 {
+                        product_of_shared!(self, a, b, accumulate, $n: $($register)*, "k16.f32.bf16.bf16")
+                    } else {
+                        product_of_shared!(self, a, b, accumulate, $n: $($register)*, "k16.f32.f16.f16")
                     }
                 }
             }

@@ -15,8 +15,8 @@ pub(super) const BIAS: &str = ".bias";
 const CACHE_SCALES: [&str; 4] = [".k_scale", ".v_scale", ".output_scale", ".q_scale"];
 
 impl Checkpoint {
-    /// The weight of a module, such as `model.layers.0.self_attn.q_proj`, with its bias if it has one, for tokens of a type. The
-    /// name of its tensor, with `.weight` behind it, is taken too.
+    /// The weight of a module, such as `model.layers.0.self_attn.q_proj`, with its bias and its input scale if it has them, for tokens of a
+    /// type. The name of its tensor, with `.weight` behind it, is taken too.
     ///
     /// # Errors
     /// If there is no such module, a part of it is missing or wrong, or it has a part that is not computed.
@@ -35,11 +35,15 @@ impl Checkpoint {
         if let Some(config) = ModelConfig::beside(self)? {
             config.check_transforms()?;
         }
-        let Quantized { matrix, .. } = self.quantized(module)?;
+        let Quantized { matrix, input_scale, .. } = self.quantized(module)?;
         let rows = matrix.rows();
-        let weights = LinearWeights::new(dtype, matrix).map_err(|error| error.at(self.place(module)))?;
+        let at = |error: Error| error.at(self.place(module));
+        let mut weights = LinearWeights::new(dtype, matrix).map_err(at)?;
+        if let Some(input_scale) = input_scale {
+            weights = weights.with_input_scale(input_scale).map_err(at)?;
+        }
         match self.bias(&format!("{module}{BIAS}"), rows)? {
-            Some(bias) => weights.with_bias(bias).map_err(|error| error.at(self.place(module))),
+            Some(bias) => weights.with_bias(bias).map_err(at),
             None => Ok(weights),
         }
     }

@@ -172,10 +172,7 @@ pub fn on_first_use(first: FirstUse) {
     let subject = match first {
         FirstUse::OfGroups => of_card.find(|subject| matches!(subject, Subject::Groups(_))),
         FirstUse::OfMoe(Some(format)) => of_card.find(|of_card| *of_card == Subject::moe(format)),
-        FirstUse::OfMoe(None) => {
-            let of_card: Vec<_> = of_card.collect();
-            TokenFormat::ALL.map(Subject::moe).into_iter().find(|subject| of_card.contains(subject))
-        }
+        FirstUse::OfMoe(None) => of_card.find(|of_card| *of_card == Subject::moe_unasked(device.capability)),
         FirstUse::Of(subject) => of_card.find(|of_card| *of_card == subject),
     };
     let Some(subject) = subject.filter(|subject| known(0, &options, *subject).is_none()) else { return };

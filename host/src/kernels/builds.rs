@@ -123,6 +123,16 @@ mod tests {
         assert!(BUILDS.iter().all(|build| build.arch.parse::<Arch>().is_ok()));
     }
 
+    /// ptxas warns that it is slow on these cards.
+    #[test]
+    fn no_code_for_sm_120_copies_to_several_blocks() {
+        let for_sm_120: Vec<_> = BUILDS.iter().filter(|build| build.arch == "sm_120f").collect();
+        assert!(for_sm_120.iter().any(|build| build.ptx().contains("cp.async.bulk")));
+        for build in for_sm_120 {
+            assert!(!build.ptx().contains("multicast"), "{}", build.kernel);
+        }
+    }
+
     #[cfg(feature = "emulated")]
     #[test]
     fn architectures_are_listed_once_the_oldest_first() {

@@ -16,11 +16,14 @@ pub(crate) mod group;
 pub(crate) mod kernel;
 pub(crate) mod launch;
 pub(crate) mod linear;
-pub(crate) mod linear_fp8;
+mod linear_fp8;
+mod linear_nvfp4;
 mod linear_sm120;
+mod linear_sm80;
 mod linear_sm90;
 pub mod moe;
 mod moe_fp8_sm90;
+mod moe_nvfp4_sm120;
 pub(crate) mod moe_pack;
 mod moe_quantize;
 mod moe_quantize_nvfp4;
@@ -29,6 +32,7 @@ mod moe_sm100;
 mod moe_sm120;
 mod moe_sm80;
 mod moe_sm90;
+mod nvfp4_products;
 mod products;
 pub mod router;
 pub(crate) mod schedule;
@@ -61,11 +65,13 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &moe_sm120::MoeSm120,
     &moe_sm80::MoeSm80,
     &moe_sm100::MoeSm100,
+    &moe_nvfp4_sm120::MoeNvfp4Sm120,
     &moe_quantize::MoeQuantize,
     &moe_quantize_nvfp4::MoeQuantizeNvfp4,
     &moe_fp8_sm90::MoeFp8Sm90,
     &linear_sm90::LinearSm90,
     &linear_sm120::LinearSm120,
+    &linear_sm80::LinearSm80,
     &moe_pack::MoePack,
     &router::RouterKernel,
 ];

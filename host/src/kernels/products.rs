@@ -24,6 +24,8 @@ pub(crate) struct ProductInstance {
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
+    /// Whether tokens are sorted by expert ([`sorted`](kernels_gpu::sorted)).
+    pub sorted: bool,
     /// How long a tile takes beside one of another instance for as many tokens.
     pub tile_time: u64,
 }
@@ -36,6 +38,11 @@ pub(crate) trait Products: Kernel {
 
     /// Tokens of the tiles that so many rows are cut into, of so many experts that are named.
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32;
+
+    /// Whether the instances of such tiles take tokens sorted by expert.
+    fn sorts(&self, tile_tokens: u32) -> bool {
+        self.instances().iter().any(|of| of.tile_tokens == tile_tokens && of.sorted)
+    }
 
     /// Whether a grid may begin while the one before it still runs.
     fn overlaps(&self) -> bool {
@@ -83,6 +90,15 @@ pub(crate) trait Products: Kernel {
         };
         Launch::of_parameter(self.name(), grid, launch)
     }
+}
+
+/// Tokens of the smallest tiles of every kernel. Their tokens are never sorted: they are few, and a launch less counts.
+pub(super) const SMALLEST_TILE: u32 = 16;
+
+/// Whether as many rows as are expected of an expert fit the smallest tile, if there are so many of so many experts that are named. Then
+/// every kernel takes those.
+pub(super) fn fit_smallest_tile(rows: u64, experts: u64) -> bool {
+    rows <= u64::from(SMALLEST_TILE) * experts
 }
 
 /// The most tiles of so many tokens that rows of so many experts can be cut into: if all experts have a row, and one of them all

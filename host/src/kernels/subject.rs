@@ -3,7 +3,7 @@
 use gpu_arch::Capability;
 
 use super::kernel::Kernel;
-use super::linear;
+use super::linear::LinearKernels;
 use super::moe::{self, MoeKernels};
 use super::router::RouterKernel;
 use super::silu_mul::SiluMul;
@@ -20,8 +20,8 @@ pub enum Subject {
     Moe,
     /// MoE layers and linear layers whose tokens are multiplied as FP8.
     Fp8,
-    /// MoE layers whose tokens are multiplied as NVFP4.
-    MoeNvfp4,
+    /// MoE layers and linear layers whose tokens are multiplied as NVFP4.
+    Nvfp4,
     /// Linear layers.
     Linear,
     /// Routers.
@@ -31,7 +31,7 @@ pub enum Subject {
 impl Subject {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        let layers = [Self::Moe, Self::Fp8, Self::MoeNvfp4, Self::Linear, Self::Router];
+        let layers = [Self::Moe, Self::Fp8, Self::Nvfp4, Self::Linear, Self::Router];
         GroupedKernel::all().map(Self::Groups).chain(layers)
     }
 
@@ -45,7 +45,20 @@ impl Subject {
         match token_format {
             TokenFormat::Bits16 => Self::Moe,
             TokenFormat::Fp8 => Self::Fp8,
-            TokenFormat::Nvfp4 => Self::MoeNvfp4,
+            TokenFormat::Nvfp4 => Self::Nvfp4,
+        }
+    }
+
+    /// MoE layers whose tokens have the format that a card takes unasked.
+    pub fn moe_unasked(card: Capability) -> Self {
+        Self::moe(MoeKernels::of(card).map_or_else(TokenFormat::default, MoeKernels::default_format))
+    }
+
+    /// Linear layers whose tokens have this format.
+    pub fn linear(token_format: TokenFormat) -> Self {
+        match token_format {
+            TokenFormat::Bits16 => Self::Linear,
+            other => Self::moe(other),
         }
     }
 
@@ -54,13 +67,13 @@ impl Subject {
         self.kernels(card).is_some()
     }
 
-    /// Its name on the command line: that of its kernel, or `moe`, `fp8`, `moe-nvfp4`, `linear`, `router`.
+    /// Its name on the command line: that of its kernel, or `moe`, `fp8`, `nvfp4`, `linear`, `router`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Groups(kernel) => kernel.name(),
             Self::Moe => "moe",
             Self::Fp8 => "fp8",
-            Self::MoeNvfp4 => "moe-nvfp4",
+            Self::Nvfp4 => "nvfp4",
             Self::Linear => "linear",
             Self::Router => "router",
         }
@@ -83,8 +96,8 @@ impl Subject {
             Self::Groups(kernel) => vec![kernel.get()],
             Self::Moe => MoeKernels::of(card)?.of_format(TokenFormat::Bits16)?,
             Self::Fp8 => moe::FP8_KERNELS.into(),
-            Self::MoeNvfp4 => moe::NVFP4_KERNELS.into(),
-            Self::Linear => vec![linear::kernel_of(card)?],
+            Self::Nvfp4 => MoeKernels::of(card)?.of_format(TokenFormat::Nvfp4)?,
+            Self::Linear => LinearKernels::of(card)?.of_format(TokenFormat::Bits16)?,
             Self::Router => vec![&RouterKernel],
         };
         kernels.iter().all(|kernel| builds::find(kernel.name(), card).is_some()).then_some(kernels)
@@ -106,10 +119,18 @@ mod tests {
     #[test]
     fn a_card_has_the_subjects_whose_kernels_all_run_there() {
         let names = |card| Subject::of_card(card).map(Subject::name).collect::<Vec<_>>();
-        assert_eq!(names((8, 0)), ["gated_simt", "moe", "router"]);
+        assert_eq!(names((8, 0)), ["gated_simt", "moe", "linear", "router"]);
         assert_eq!(names((9, 0)), ["gated_sm90", "gated_simt", "moe", "fp8", "linear", "router"]);
-        assert_eq!(names((10, 3)), ["gated_sm100", "gated_simt", "moe", "moe-nvfp4", "router"]);
+        assert_eq!(names((10, 3)), ["gated_sm100", "gated_simt", "moe", "nvfp4", "linear", "router"]);
+        assert_eq!(names((12, 1)), ["gated_sm120", "gated_simt", "moe", "nvfp4", "linear", "router"]);
         assert_eq!(names((7, 5)), [""; 0]);
+    }
+
+    #[test]
+    fn what_a_card_computes_unasked_is_what_proves_itself_first() {
+        let unasked = [(8, 0), (9, 0), (10, 0), (12, 0)].map(|card| Subject::moe_unasked(card).name());
+        assert_eq!(unasked, ["moe", "moe", "nvfp4", "moe"]);
+        assert_eq!(TokenFormat::ALL.map(|format| Subject::linear(format).name()), ["linear", "fp8", "nvfp4"]);
     }
 
     #[test]

@@ -73,19 +73,21 @@ struct Checker<'a> {
     output: &'a LinearOutput,
     matrix: &'a Matrix<'a>,
     bias: Option<std::borrow::Cow<'a, [f32]>>,
+    input_scale: Option<f32>,
 }
 
 impl<'a> Checker<'a> {
     fn new(weights: &'a LinearWeights<'_>, step: &'a LinearStep<'_>, output: &'a LinearOutput) -> Self {
         assert_eq!(weights.sizes(), step.sizes(), "the step is one of this layer");
         assert!(output.check_fits(step).is_ok(), "an output of this step");
-        Self { step, output, matrix: weights.matrix(), bias: weights.bias() }
+        let (bias, input_scale) = (weights.bias(), weights.input_scale());
+        Self { step, output, matrix: weights.matrix(), bias, input_scale }
     }
 
     /// A token as it is multiplied.
     fn token(&self, token: usize) -> Operand {
         let LinearSizes { token_format, dtype, .. } = self.step.sizes();
-        Operand::token(token_format, dtype, self.step.token(token))
+        Operand::token(token_format, dtype, self.step.token(token), self.input_scale)
     }
 
     /// A row of weights as it is multiplied.
@@ -119,7 +121,7 @@ mod tests {
         let LinearSizes { n, dtype, .. } = step.sizes();
         let mut output = LinearOutput::new(step);
         for (at, out) in output.out.iter_mut().enumerate() {
-            let token = Operand::token(TokenFormat::Bits16, dtype, step.token(at / n));
+            let token = Operand::token(TokenFormat::Bits16, dtype, step.token(at / n), None);
             let row = Operand::weights(TokenFormat::Bits16, weights.matrix(), at % n);
             let (Operand::Bits16(numbers), Operand::Bits16(row)) = (token, row) else { unreachable!("16 bits") };
             let sum: f64 = numbers.iter().zip(&row).map(|(x, w)| x * w).sum();

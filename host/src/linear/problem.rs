@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::{BLOCK, Matrix};
+use crate::fp4::check_input_scale;
 use crate::fp8::TokenFormat;
 use crate::moe::check_global_scale;
 use crate::output::POISON;
@@ -52,6 +53,7 @@ pub struct LinearWeights<'a> {
     matrix: Matrix<'a>,
     bias: Option<Bias<'a>>,
     token_format: TokenFormat,
+    input_scale: Option<f32>,
 }
 
 impl<'a> LinearWeights<'a> {
@@ -60,7 +62,7 @@ impl<'a> LinearWeights<'a> {
     /// # Errors
     /// If N or K is no multiple of 16, or the global scale takes products out of f32.
     pub fn new(dtype: OutDtype, matrix: Matrix<'a>) -> Result<Self, Error> {
-        let weights = Self { dtype, matrix, bias: None, token_format: TokenFormat::Bits16 };
+        let weights = Self { dtype, matrix, bias: None, token_format: TokenFormat::Bits16, input_scale: None };
         weights.sizes().check()?;
         check_global_scale(weights.matrix.global_scale())?;
         Ok(weights)
@@ -80,9 +82,24 @@ impl<'a> LinearWeights<'a> {
         Self { token_format, ..self }
     }
 
+    /// The layer with a global scale for its tokens, as checkpoints carry it (`input_scale`). Without it each token has one of its own.
+    /// Only [`TokenFormat::Nvfp4`] looks at it.
+    ///
+    /// # Errors
+    /// If it is not from 2⁻¹⁰⁰ to 2¹⁰⁰.
+    pub fn with_input_scale(self, input_scale: f32) -> Result<Self, Error> {
+        check_input_scale(input_scale)?;
+        Ok(Self { input_scale: Some(input_scale), ..self })
+    }
+
+    /// The global scale of tokens; none if they have their own.
+    pub fn input_scale(&self) -> Option<f32> {
+        self.input_scale
+    }
+
     /// The sizes.
     pub fn sizes(&self) -> LinearSizes {
-        let &Self { dtype, ref matrix, ref bias, token_format } = self;
+        let &Self { dtype, ref matrix, ref bias, token_format, .. } = self;
         LinearSizes { n: matrix.rows(), k: matrix.k(), dtype, bias: bias.is_some(), token_format }
     }
 
@@ -240,6 +257,9 @@ mod tests {
         assert_eq!(bias(vec![0.5; 32]), Ok(()));
         assert!(bias(vec![0.5; 31]).unwrap_err().starts_with("bias: biases: got 31, expected 32"));
         assert!(bias(vec![f32::NAN; 32]).unwrap_err().contains("bias 0 is NaN"));
+        assert_eq!(layer().with_input_scale(0.25).unwrap().input_scale(), Some(0.25));
+        let error = layer().with_input_scale(-1.0).unwrap_err().to_string();
+        assert!(error.starts_with("input scale -1e0 is not from 2^-100 to 2^100"), "{error}");
     }
 
     #[test]

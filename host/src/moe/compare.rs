@@ -425,7 +425,7 @@ impl<'a> Checker<'a> {
             };
         }
         let bits = self.bits_before(stage.is_shared(), is_intermediate, row, token);
-        Operand::token(TokenFormat::Bits16, self.dtype, &bits)
+        Operand::token(TokenFormat::Bits16, self.dtype, &bits, None)
     }
 
     /// The bits of a row's intermediate, or of its token.

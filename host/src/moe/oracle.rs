@@ -242,8 +242,8 @@ pub enum Operand {
 }
 
 impl Operand {
-    /// A token.
-    pub fn token(format: TokenFormat, dtype: OutDtype, bits: &[u16]) -> Self {
+    /// A token; in NVFP4 with this input scale, or else one of its own.
+    pub fn token(format: TokenFormat, dtype: OutDtype, bits: &[u16], input_scale: Option<f32>) -> Self {
         match format {
             TokenFormat::Bits16 => {
                 let mut numbers = vec![0.0; bits.len()];
@@ -257,7 +257,7 @@ impl Operand {
             }
             TokenFormat::Nvfp4 => {
                 let (mut codes, mut scales) = (vec![0; bits.len()], vec![0; bits.len() / BLOCK]);
-                let global = fp4::quantise_token(dtype, bits, None, &mut codes, &mut scales);
+                let global = fp4::quantise_token(dtype, bits, input_scale, &mut codes, &mut scales);
                 Self::nvfp4(&codes, &scales, global)
             }
         }

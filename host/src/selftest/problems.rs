@@ -77,10 +77,14 @@ const MOE_NVFP4: [(u32, &str); 5] = [
 ];
 
 /// Tokens and multiprocessors for which the plan of a linear layer takes one instance after the other. A test says so.
-const LINEAR: [(usize, u32); 6] = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 10), (128, 3)];
+const LINEAR: [(usize, u32); 11] =
+    [(1, 132), (16, 19), (32, 19), (16, 5), (32, 10), (32, 5), (64, 10), (128, 14), (128, 7), (128, 3), (128, 1)];
 
-/// The same of linear layers whose tokens are in FP8. Tokens decide on the tiles.
-const LINEAR_FP8: [(usize, u32); 5] = [(13, 19), (30, 19), (60, 5), (125, 3), (300, 3)];
+/// The same of linear layers whose tokens are in FP8.
+const LINEAR_FP8: [(usize, u32); 8] = [(13, 19), (13, 3), (30, 3), (60, 19), (60, 3), (125, 5), (125, 3), (300, 10)];
+
+/// The same of linear layers whose tokens are in NVFP4.
+const LINEAR_NVFP4: [(usize, u32); 4] = [(5, 19), (30, 19), (125, 3), (300, 3)];
 
 /// The parts of a subject, those first that are used unasked.
 pub(super) fn parts(subject: Subject) -> Vec<Part> {
@@ -88,7 +92,9 @@ pub(super) fn parts(subject: Subject) -> Vec<Part> {
         Subject::Groups(kernel) => of_groups(kernel),
         Subject::Moe => of_moe(&MOE),
         Subject::Fp8 => [of_moe(&MOE_FP8), of_linear(&LINEAR_FP8, TokenFormat::Fp8)].into_iter().flatten().collect(),
-        Subject::MoeNvfp4 => of_moe(&MOE_NVFP4),
+        Subject::Nvfp4 => {
+            [of_moe(&MOE_NVFP4), of_linear(&LINEAR_NVFP4, TokenFormat::Nvfp4)].into_iter().flatten().collect()
+        }
         Subject::Linear => of_linear(&LINEAR, TokenFormat::Bits16),
         Subject::Router => of_router(),
     }

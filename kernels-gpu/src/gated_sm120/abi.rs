@@ -5,7 +5,7 @@
 //!
 //! # Weights
 //!
-//! They lie in *slabs*: 64 rows of one k-block, one piece of memory, with every byte where the lane that multiplies it loads it.
+//! Those of grouped GEMMs lie in *slabs*: 64 rows of one k-block, one piece of memory, with every byte where the lane that multiplies it loads it.
 //! Slabs of the same rows follow one another along K. The last k-block has as many steps as it needs.
 //!
 //! ```text
@@ -16,11 +16,13 @@
 //!
 //! [`value_place`] and [`scale_place`] say which lane has what. Rows 2g and 2g + 1 of a strip are rows g and g + 8 of the product, so
 //! that a lane has neighbouring columns of C.
+//!
+//! Those of MoE layers ([`Weights::Rows`]) lie in rows, as [`nvfp4_rows`](crate::nvfp4_rows) says.
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::{
-    format::{SCALE_TILE_K, SCALE_TILE_ROWS},
+    format::{SCALE_TILE_BYTES, SCALE_TILE_K, SCALE_TILE_ROWS},
     instances::table,
 };
 
@@ -180,6 +182,16 @@ macro_rules! instances {
 pub(super) use instances;
 instances!(table);
 
+/// How weights lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// In slabs, which a stage holds as they are.
+    Slabs,
+    /// In rows with scales in the blocked layout: [`nvfp4_rows`](crate::nvfp4_rows). A stage has 64 rows of gate and 64 of up, or 128 of
+    /// the only matrix, with the 128-byte swizzle; behind them are the scale tiles of each matrix, one for each step.
+    Rows,
+}
+
 /// One way to build the kernel, and what it takes of the hardware.
 ///
 /// Shared memory of a block: the tokens of each stage, the weights of each, the tokens' scales of each, then barriers.
@@ -202,6 +214,8 @@ pub struct Instance {
     pub matrices: u32,
     /// The most tokens of a tile.
     pub tile_tokens: u32,
+    /// How weights lie in memory.
+    pub weights: Weights,
     /// Stages of the pipeline from global memory to the registers.
     pub stages: u32,
 }
@@ -212,7 +226,7 @@ pub struct Builder(Instance);
 
 /// The gated kernel with up to so many tokens a tile.
 pub const fn gated(tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, tile_tokens, stages: 0 })
+    Builder(Instance { entry: "", matrices: 2, tile_tokens, weights: Weights::Slabs, stages: 0 })
 }
 
 /// As [`gated`], the plain kernel.
@@ -221,6 +235,11 @@ pub const fn plain(tile_tokens: u32) -> Builder {
 }
 
 impl Builder {
+    /// The same for weights in [`Weights::Rows`].
+    pub const fn rows(self) -> Self {
+        Self(Instance { weights: Weights::Rows, ..self.0 })
+    }
+
     /// The instance with so many stages.
     ///
     /// # Panics
@@ -234,7 +253,12 @@ impl Builder {
 
 impl Instance {
     /// Bytes of a stage's weights.
-    pub const WEIGHT_BYTES: u32 = SLABS * slab_bytes(STEPS);
+    pub const fn weight_bytes(self) -> u32 {
+        match self.weights {
+            Weights::Slabs => SLABS * slab_bytes(STEPS),
+            Weights::Rows => SLABS * slab_value_bytes(STEPS) + self.matrices * STEPS * SCALE_TILE_BYTES,
+        }
+    }
 
     /// Warps that multiply the same strips, each with tokens of its own.
     pub const fn token_warps(self) -> u32 {
@@ -261,6 +285,11 @@ impl Instance {
         self.tile_tokens / self.token_warps()
     }
 
+    /// Columns of the products of a warp, eight tokens each.
+    pub const fn warp_columns(self) -> usize {
+        (self.warp_tokens() / N_STEP) as usize
+    }
+
     /// Bytes of a stage's token values.
     pub const fn token_bytes(self) -> u32 {
         self.tile_tokens * K_BLOCK_BYTES
@@ -274,7 +303,7 @@ impl Instance {
 
     /// Bytes of a stage.
     pub const fn stage_bytes(self) -> u32 {
-        self.token_bytes() + Self::WEIGHT_BYTES + STEPS * self.step_scale_bytes()
+        self.token_bytes() + self.weight_bytes() + STEPS * self.step_scale_bytes()
     }
 
     /// Dynamic shared memory of a block, in bytes.
@@ -331,6 +360,8 @@ mod tests {
     fn budgets_are_as_counted_by_hand() {
         assert_eq!((slab_bytes(4), slab_bytes(1), slab_row_bytes(2880)), (9216, 2560, 11 * 9216 + 2560));
         assert_eq!([8, 32, 128].map(|tokens| gated(tokens).stages(1).stage_bytes()), [19_968, 24_576, 36_864]);
+        let rows = [gated(16).rows().stages(1), plain(16).rows().stages(1)].map(|instance| instance.stage_bytes());
+        assert_eq!(rows, [2048 + 20_480 + 1024, 2048 + 18_432 + 1024]);
         assert_eq!([32, 64].map(|tokens| plain(tokens).stages(1).threads()), [160, 288]);
         assert_eq!((gated(8).stages(1).tile_columns(), plain(8).stages(1).tile_columns()), (64, 128));
     }

@@ -15,4 +15,6 @@
 
 pub mod abi;
 #[cfg(feature = "gated_sm120")]
-mod kernel;
+mod entries;
+#[cfg(any(feature = "gated_sm120", feature = "moe_nvfp4_sm120"))]
+pub(crate) mod kernel;

@@ -276,7 +276,13 @@ impl Instance {
 
     /// What the main loop is compiled for.
     pub const fn shape(self) -> Shape {
-        Shape { matrices: self.matrices, tile_tokens: self.tile_tokens, consumers: self.consumers, narrow: false }
+        Shape {
+            matrices: self.matrices,
+            tile_tokens: self.tile_tokens,
+            least_n: self.tile_tokens / 2,
+            consumers: self.consumers,
+            narrow: false,
+        }
     }
 
     /// Columns of C of a tile.

@@ -24,7 +24,7 @@ use crate::{
     format::BLOCK,
     instances::table,
     moe_route::abi::tile_size,
-    sm90::{BARRIER_BYTES, K_BLOCK, LANE_WORDS, PANELS, Shape, TURN_BARRIERS, WARPGROUP_ROWS},
+    sm90::{BARRIER_BYTES, K_BLOCK, LANE_WORDS, PANELS, SHARED_BYTES, Shape, TURN_BARRIERS, WARPGROUP, WARPGROUP_ROWS},
     units::TokenType,
 };
 
@@ -146,17 +146,25 @@ impl Pack {
     }
 }
 
+/// Bytes of a buffer of decoded weights: a k-block of a panel, 16 bits each.
+pub const DECODED_BYTES: u32 = PANEL_ROWS * K_BLOCK * 2;
+
 /// Passes the list of instances to `$each!`: of a type of tokens, those with fewest columns and tokens first.
 ///
 /// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold tokens; `stages` hold weights. One warpgroup has
-/// tiles of 64 columns, so that few columns make many tiles, and two such blocks share a multiprocessor; two that take turns have 256.
+/// tiles of 64 columns, so that few columns make many tiles. What it multiplies it decodes itself, and two such blocks share a
+/// multiprocessor; or others decode for it, which takes a tile less time, for few tiles. Two that take turns have 256 columns.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            linear_f16_t64 = tokens(TokenType::F16, 64).consumers(1).narrow().buffers(4).stages(8);
+            linear_f16_t16_decoded = tokens(TokenType::F16, 16).decoders(3).buffers(8).stages(12);
+            linear_f16_t64_decoded = tokens(TokenType::F16, 64).decoders(3).buffers(4).stages(12);
+            linear_f16_t128_decoded = tokens(TokenType::F16, 128).decoders(2).buffers(4).stages(6);
             linear_f16_t128 = tokens(TokenType::F16, 128).consumers(1).narrow().buffers(3).stages(3);
             linear_f16_t128_c256 = tokens(TokenType::F16, 128).consumers(2).buffers(4).stages(4);
-            linear_bf16_t64 = tokens(TokenType::Bf16, 64).consumers(1).narrow().buffers(4).stages(8);
+            linear_bf16_t16_decoded = tokens(TokenType::Bf16, 16).decoders(3).buffers(8).stages(12);
+            linear_bf16_t64_decoded = tokens(TokenType::Bf16, 64).decoders(3).buffers(4).stages(12);
+            linear_bf16_t128_decoded = tokens(TokenType::Bf16, 128).decoders(2).buffers(4).stages(6);
             linear_bf16_t128 = tokens(TokenType::Bf16, 128).consumers(1).narrow().buffers(3).stages(3);
             linear_bf16_t128_c256 = tokens(TokenType::Bf16, 128).consumers(2).buffers(4).stages(4);
         }
@@ -168,8 +176,8 @@ instances!(table);
 
 /// One way to build the kernel that multiplies, and what it takes of the hardware.
 ///
-/// Shared memory of a block: buffers of tokens, then stages, then barriers. A stage: the panels of a tile's columns. A buffer: the first
-/// 64 columns of the tile's tokens, then the others.
+/// Shared memory of a block: buffers of tokens, then those of decoded weights, then stages, then barriers. A stage: the panels of a
+/// tile's columns. A buffer: the first 64 columns of the tile's tokens, then the others; of decoded weights, core matrices.
 ///
 /// What does not fit does not compile:
 ///
@@ -193,6 +201,9 @@ pub struct Instance {
     pub consumers: u32,
     /// Whether a warpgroup has 64 columns of a tile, and not 128.
     pub narrow: bool,
+    /// Warpgroups that decode weights to shared memory for the one that multiplies, a k-block each in turn; 0 where those that multiply
+    /// decode in registers.
+    pub decoders: u32,
     /// Buffers of tokens.
     pub buffers: u32,
     /// Stages of the pipeline that brings weights from global to shared memory.
@@ -205,10 +216,24 @@ pub struct Builder(Instance);
 
 /// The kernel for tokens of this type, with up to so many of them a tile.
 pub const fn tokens(token_type: TokenType, tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", token_type, tile_tokens, consumers: 0, narrow: false, buffers: 0, stages: 0 })
+    Builder(Instance {
+        entry: "",
+        token_type,
+        tile_tokens,
+        consumers: 0,
+        narrow: false,
+        decoders: 0,
+        buffers: 0,
+        stages: 0,
+    })
 }
 
 impl Builder {
+    /// Sets [`Instance::decoders`], and that one warpgroup multiplies.
+    pub const fn decoders(self, decoders: u32) -> Self {
+        Self(Instance { decoders, ..self.consumers(1).narrow().0 })
+    }
+
     /// Sets [`Instance::consumers`].
     pub const fn consumers(self, consumers: u32) -> Self {
         Self(Instance { consumers, ..self.0 })
@@ -238,7 +263,13 @@ impl Builder {
 impl Instance {
     /// What the main loop is compiled for.
     pub const fn shape(self) -> Shape {
-        Shape { matrices: 1, tile_tokens: self.tile_tokens, consumers: self.consumers, narrow: self.narrow }
+        Shape {
+            matrices: 1,
+            tile_tokens: self.tile_tokens,
+            least_n: self.tile_tokens / 2,
+            consumers: self.consumers,
+            narrow: self.narrow,
+        }
     }
 
     /// Columns of C of a tile.
@@ -248,7 +279,12 @@ impl Instance {
 
     /// Threads of a block, in one dimension.
     pub const fn threads(self) -> u32 {
-        self.shape().threads()
+        self.shape().threads() + self.decoders * WARPGROUP
+    }
+
+    /// Blocks that a multiprocessor has room for.
+    pub const fn resident_blocks(self) -> u32 {
+        if self.decoders > 0 { 1 } else { self.shape().resident_blocks() }
     }
 
     /// Tokens of a box of the token map, for `m` tokens in so many tiles.
@@ -266,6 +302,11 @@ impl Instance {
         self.panels() * PANEL_BYTES
     }
 
+    /// Bytes of all buffers of decoded weights: one goes with each buffer of tokens.
+    pub const fn decoded_bytes(self) -> u32 {
+        if self.decoders > 0 { self.buffers * DECODED_BYTES } else { 0 }
+    }
+
     /// Barriers: one for full and one for empty of each stage and of each buffer, and those of turns.
     pub const fn barriers(self) -> u32 {
         2 * (self.stages + self.buffers) + TURN_BARRIERS
@@ -273,7 +314,10 @@ impl Instance {
 
     /// Dynamic shared memory of a block, in bytes.
     pub const fn shared_bytes(self) -> u32 {
-        self.stages * self.stage_bytes() + self.buffers * self.shape().buffer_bytes() + self.barriers() * BARRIER_BYTES
+        self.stages * self.stage_bytes()
+            + self.decoded_bytes()
+            + self.buffers * self.shape().buffer_bytes()
+            + self.barriers() * BARRIER_BYTES
     }
 
     /// Stops the compiler where an instance asks for more than there is.
@@ -282,7 +326,8 @@ impl Instance {
         assert!(self.shape().parts() <= PANELS && self.columns().is_multiple_of(PANEL_ROWS));
         assert!(self.stages > 1, "with one stage, filling it would wait for emptying it");
         assert!(self.buffers > 2, "one buffer is multiplied, one is being filled, and one is not yet known to be full");
-        assert!(self.shared_bytes() <= self.shape().shared_bytes(), "stages and buffers do not fit shared memory");
+        let room = if self.decoders > 0 { SHARED_BYTES } else { self.shape().shared_bytes() };
+        assert!(self.shared_bytes() <= room, "stages and buffers do not fit shared memory");
     }
 }
 
@@ -298,10 +343,10 @@ mod tests {
         for instance in INSTANCES {
             instance.check();
             let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
-            let columns = if instance.columns() == 64 {
-                std::string::String::new()
-            } else {
-                std::format!("_c{}", instance.columns())
+            let columns = match (instance.columns(), instance.decoders) {
+                (64, 0) => std::string::String::new(),
+                (64, _) => "_decoded".into(),
+                (columns, _) => std::format!("_c{columns}"),
             };
             let expected = std::format!("linear_{token_type}_t{}{columns}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);

@@ -1,6 +1,7 @@
 //! A linear layer on Hopper: one NVFP4 matrix, tokens of 16 bits in their natural order.
 //!
-//! [`linear_sm120`](crate::linear_sm120) is [`by_warp`] once more, with instances of its own.
+//! [`linear_sm120`](crate::linear_sm120) is [`by_warp`] once more, with instances of its own; [`linear_sm80`](crate::linear_sm80) has its
+//! products.
 //!
 //! # Contract
 //!
@@ -16,9 +17,9 @@
 
 pub mod abi;
 pub mod by_warp;
-#[cfg(any(feature = "linear_sm90", feature = "linear_sm120"))]
-mod decode;
+#[cfg(any(feature = "linear_sm90", feature = "linear_sm120", feature = "linear_sm80"))]
+pub(crate) mod decode;
 #[cfg(feature = "linear_sm90")]
 mod kernel;
-#[cfg(any(feature = "linear_sm90", feature = "linear_sm120"))]
+#[cfg(any(feature = "linear_sm90", feature = "linear_sm120", feature = "linear_sm80"))]
 mod pack;

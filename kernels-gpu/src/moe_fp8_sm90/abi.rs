@@ -93,7 +93,8 @@ pub const MAX_TILE_TOKENS: u32 = 256;
 
 /// Passes the list of instances to `$each!`: of an operation, the smallest tile first.
 ///
-/// A tile has up to so many tokens; each warpgroup has so many panels of weights; `buffers` hold tokens; `stages` hold weights.
+/// A tile has up to so many tokens; each warpgroup has so many panels of weights; `buffers` hold tokens; `stages` hold weights. A
+/// linear layer of few columns and tokens has narrow tiles, half as wide, so that more multiprocessors have one.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
@@ -102,9 +103,12 @@ macro_rules! instances {
             moe_fp8_gated_t64 = gated(64).panels(2).buffers(8).stages(7);
             moe_fp8_gated_t128 = gated(128).panels(2).buffers(7).stages(5);
             moe_fp8_gated_t256 = gated(256).panels(1).buffers(4).stages(6);
+            moe_fp8_plain_t16_narrow = plain(16).panels(1).buffers(12).stages(18);
             moe_fp8_plain_t16 = plain(16).panels(2).buffers(12).stages(9);
             moe_fp8_plain_t32 = plain(32).panels(2).buffers(10).stages(8);
+            moe_fp8_plain_t64_narrow = plain(64).panels(1).buffers(8).stages(14);
             moe_fp8_plain_t64 = plain(64).panels(2).buffers(8).stages(7);
+            moe_fp8_plain_t128_narrow = plain(128).panels(1).buffers(6).stages(10);
             moe_fp8_plain_t128 = plain(128).panels(2).buffers(7).stages(5);
             moe_fp8_plain_t256 = plain(256).panels(1).buffers(4).stages(6);
         }
@@ -192,6 +196,11 @@ impl Instance {
         Registers::OF_TWO_CONSUMERS
     }
 
+    /// Whether registers would hold the sums of twice as many panels.
+    pub const fn is_narrow(self) -> bool {
+        2 * self.panels * self.tile_tokens <= MAX_TILE_TOKENS && self.panels == 1
+    }
+
     /// Rows of weights of a tile, of all matrices.
     pub const fn weight_rows(self) -> u32 {
         CONSUMERS * self.panels * WARPGROUP_ROWS
@@ -275,7 +284,8 @@ mod tests {
         for instance in INSTANCES {
             instance.check();
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
-            assert_eq!(instance.entry, std::format!("moe_fp8_{operation}_t{}", instance.tile_tokens));
+            let width = if instance.is_narrow() { "_narrow" } else { "" };
+            assert_eq!(instance.entry, std::format!("moe_fp8_{operation}_t{}{width}", instance.tile_tokens));
         }
     }
 

@@ -42,10 +42,11 @@ pub struct Quantize {
     /// Address of [`Lists::places`](crate::moe_route::abi::Lists::places), by which a token goes to `top_k` rows; 0 if tokens are
     /// rows.
     pub places: u64,
-    /// Address of [`Lists::firsts`](crate::moe_route::abi::Lists::firsts), each expert's rows behind the other's without a gap.
+    /// Address of [`Lists::firsts`](crate::moe_route::abi::Lists::firsts), each expert's rows behind the other's without a gap. 0 if
+    /// tokens are the rows of the only expert, all that there are: then there are no lists.
     pub firsts: u64,
     /// Address of [`Lists::tile_firsts`](crate::moe_route::abi::Lists::tile_firsts), for tiles of up to
-    /// [`TILE_TOKENS`](crate::nvfp4_rows::TILE_TOKENS).
+    /// [`TILE_TOKENS`](crate::nvfp4_rows::TILE_TOKENS); not looked at without lists.
     pub tile_firsts: u64,
     /// Address of each expert's input scale, f32: at least [`LEAST_GLOBAL`] and at most its inverse, or 0 where each token is to have a
     /// global scale of its own.
@@ -56,14 +57,18 @@ pub struct Quantize {
     pub scales: u64,
     /// Address of each row's global scale, f32.
     pub globals: u64,
-    /// Tokens; where tokens are rows, the most that there can be.
+    /// Tokens; where tokens are rows by lists, the most that there can be.
     pub token_count: u32,
+    /// Tiles that the tokens are in, if there are no lists.
+    pub token_tiles: u32,
     /// k, from 1 to [`MAX_TOP_K`](crate::moe_route::abi::MAX_TOP_K).
     pub top_k: u32,
     /// E.
     pub experts: u32,
     /// Columns, a multiple of 16.
     pub k: u32,
+    /// Keeps the size a multiple of the alignment.
+    pub unused: u32,
 }
 
 impl Quantize {

@@ -66,7 +66,8 @@ unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
     griddepcontrol_launch_dependents();
     // SAFETY: the grids before have ended. Lists have a number for each expert and one more; each row is one warp's.
     unsafe {
-        let tokens = if launch.places != 0 { launch.token_count } else { number(launch.firsts, launch.experts) };
+        let is_known = launch.places != 0 || launch.firsts == 0;
+        let tokens = if is_known { launch.token_count } else { number(launch.firsts, launch.experts) };
         if warp < tokens {
             Token::<FORMAT>::new(launch, warp).quantize(launch);
         }
@@ -107,11 +108,15 @@ impl Row {
     /// The contract; there is such a row.
     #[inline(always)]
     unsafe fn new(launch: &Quantize, index: u32) -> Self {
-        // SAFETY: indices up to `experts`, of lists that have one number more; a scale of an expert.
+        // SAFETY: indices up to `experts`, of lists, if there are any, that have one number more; a scale of an expert.
         unsafe {
-            let expert = last_begun(launch.experts, index, |expert| number(launch.firsts, expert));
-            let [first, next] = [0, 1].map(|after| number(launch.firsts, expert + after));
-            let [first_tile, next_tile] = [0, 1].map(|after| number(launch.tile_firsts, expert + after));
+            let (mut expert, mut of_rows, mut of_tiles) = (0, [0, launch.token_count], [0, launch.token_tiles]);
+            if launch.firsts != 0 {
+                expert = last_begun(launch.experts, index, |expert| number(launch.firsts, expert));
+                of_rows = [0, 1].map(|after| number(launch.firsts, expert + after));
+                of_tiles = [0, 1].map(|after| number(launch.tile_firsts, expert + after));
+            }
+            let ([first, next], [first_tile, next_tile]) = (of_rows, of_tiles);
             // The expert has a row, and therefore a tile.
             assert_unchecked(next_tile > first_tile);
             let (rows, size) = (next - first, tile_size(next - first, next_tile - first_tile));

@@ -1,4 +1,4 @@
-//! Tokens of 16 bits to NVFP4, sorted by expert: what `moe_sm100` multiplies.
+//! Tokens of 16 bits to NVFP4, sorted by expert: what `moe_sm100` and `moe_nvfp4_sm120` multiply.
 //!
 //! # Contract
 //!

@@ -6,7 +6,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::sorted::most_rows;
+use crate::{sorted::most_rows, units::k_blocks};
 
 /// The most experts of a layer.
 pub const MAX_EXPERTS: u32 = 512;
@@ -183,6 +183,71 @@ impl Route {
     /// expert, and the first of them; and two sums of each warp.
     pub const fn shared_bytes(experts: u32, cluster: u32) -> u32 {
         ((Self::WARPS + 1 + cluster) * experts + 2 * Self::WARPS) * 4
+    }
+}
+
+/// The entry that expands tokens to rows.
+pub const EXPAND_ENTRY: &str = "moe_expand";
+
+/// The one parameter of [`EXPAND_ENTRY`]: tokens of 16 bits in the order of K, each to all of its rows, as [`sorted`](crate::sorted)
+/// says.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Expand {
+    /// Address of the tokens X, a multiple of 16: rows of `hidden` 16-bit numbers, `input_pitch` bytes apart.
+    pub input: u64,
+    /// A multiple of 16.
+    pub input_pitch: u64,
+    /// As [`Route::input_weights`], for the rows of `routed`.
+    pub input_weights: u64,
+    /// Address of [`Lists::places`].
+    pub places: u64,
+    /// The rows of the experts that tokens name.
+    pub routed: ExpandedRows,
+    /// Those of the expert that every token shares: row t is token t.
+    pub shared: ExpandedRows,
+    /// T.
+    pub token_count: u32,
+    /// k, from 1 to [`MAX_TOP_K`].
+    pub top_k: u32,
+    /// H, a multiple of 16.
+    pub hidden: u32,
+    /// As [`Route::token_type`].
+    pub token_type: u32,
+}
+
+/// Where rows lie that tokens are expanded to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct ExpandedRows {
+    /// Address of the rows of `hidden` columns, a multiple of 16; 0 if nothing is to be done for these experts.
+    pub tokens: u64,
+    /// Address of the rows of `width` columns that a product will write: those of their lines that it does not fill become zeros.
+    pub intermediate: u64,
+    /// Rows that there is room for.
+    pub capacity: u32,
+    /// I, a multiple of 16.
+    pub width: u32,
+}
+
+impl Expand {
+    /// Threads of a block.
+    pub const THREADS: u32 = 256;
+
+    /// Warps of a block: a piece of a token has one.
+    pub const WARPS: u32 = Self::THREADS / 32;
+
+    /// K-blocks of a piece: a lane has 16 bytes.
+    pub const PIECE_K_BLOCKS: u32 = 2;
+
+    /// Pieces of a token.
+    pub const fn pieces(hidden: u32) -> u32 {
+        k_blocks(hidden).div_ceil(Self::PIECE_K_BLOCKS)
+    }
+
+    /// Blocks of a grid.
+    pub const fn blocks(&self) -> u64 {
+        (self.token_count as u64 * Self::pieces(self.hidden) as u64).div_ceil(Self::WARPS as u64)
     }
 }
 

@@ -32,14 +32,14 @@ pub struct Launch {
     pub token_scales: u64,
     /// Address of each token's global scale, f32.
     pub globals: u64,
-    /// Address of [`Lists::firsts`](crate::moe_route::abi::Lists::firsts).
+    /// Address of [`Lists::firsts`](crate::moe_route::abi::Lists::firsts); not looked at where the host knows the [`rows`](Self::rows).
     pub firsts: u64,
-    /// Address of [`Lists::tile_firsts`](crate::moe_route::abi::Lists::tile_firsts).
+    /// Address of [`Lists::tile_firsts`](crate::moe_route::abi::Lists::tile_firsts); likewise.
     pub tile_firsts: u64,
     /// Address of the weights' scales, a multiple of 16: for each expert those of its matrices,
     /// [`weight_scale_bytes`](crate::nvfp4_rows::weight_scale_bytes) each.
     pub weight_scales: u64,
-    /// Addresses of a factor for each expert, f32, of each matrix.
+    /// Addresses of a factor for each expert, f32, of each matrix. Where the host knows the rows, the address of one for each column.
     pub alpha: [u64; 2],
     /// Addresses of `n` numbers for each expert, f32, that are added to the products of each matrix; 0 where there are none.
     pub bias: [u64; 2],
@@ -55,8 +55,11 @@ pub struct Launch {
     pub output: u32,
     /// What becomes of the products.
     pub activation: epilogue::Activation,
+    /// Rows of C if there is one expert, whose rows are all of these, and the product is plain: a linear layer's. 0 if lists say which
+    /// rows an expert has.
+    pub rows: u32,
     /// Keeps the size a multiple of the alignment.
-    pub unused: [u32; 3],
+    pub unused: [u32; 2],
 }
 
 /// Passes the list of instances to `$each!`. A tile has up to so many tokens; `stages` hold its k-blocks.

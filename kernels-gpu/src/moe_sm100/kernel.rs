@@ -1,28 +1,22 @@
 //! The entries, whose tiles each role of a block finds by their index from the lists on the device.
 
-use core::hint::assert_unchecked;
-
 use cuda_std::{
     float::fma_rn_f32,
-    global::{GlobalAddress, ld_global_b32, ld_global_b32_or_zero},
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
     kernel, tensor_map_of_parameter,
 };
 
-use super::abi::{INSTANCES, Index, Launch, instances};
+use super::{
+    abi::{INSTANCES, Index, Launch, instances},
+    routed::{self, RoutedTile},
+};
 use crate::{
-    epilogue::{NO_PARAMETERS, relu2, silu},
     gated_sm100::{
         abi::{Group, Instance, N_STEP, Tile},
         kernel::{Placed, Sm100, Sums, Work},
     },
-    moe_route::abi::tile_size,
     nvfp4_rows::{token_scale_bytes, weight_scale_bytes},
-    schedule::last_begun,
 };
-
-/// Bytes of a number of a list, and of a factor.
-const NUMBER: u64 = size_of::<u32>() as u64;
 
 /// Bytes of an element of C.
 const ELEMENT_BYTES: u64 = 2;
@@ -53,16 +47,6 @@ struct Routed<const INDEX: usize> {
     maps: u64,
 }
 
-/// A number of a list.
-///
-/// # Safety
-/// The list has it, and nobody writes it meanwhile.
-#[inline(always)]
-unsafe fn number(list: u64, index: u32) -> u32 {
-    // SAFETY: what `# Safety` above asks.
-    unsafe { ld_global_b32(GlobalAddress::new(list) + u64::from(index) * NUMBER) }
-}
-
 impl<const INDEX: usize> Work for Routed<INDEX> {
     const INSTANCE: Instance = INSTANCES[INDEX];
     const MAPS_IN_MEMORY: bool = false;
@@ -79,10 +63,9 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
 
     #[inline(always)]
     unsafe fn tiles(self, next: u32, stride: u32) -> RoutedTiles<INDEX> {
-        let Launch { tile_firsts, experts, n, .. } = self.launch;
-        // SAFETY: the list has a number for each expert and one more.
-        let token_tiles = unsafe { number(tile_firsts, experts) };
-        RoutedTiles { work: self, next, stride, end: token_tiles * n.div_ceil(Self::INSTANCE.tile_rows()) }
+        let size = [Self::INSTANCE.tile_rows(), Self::INSTANCE.tile_tokens];
+        // SAFETY: what `# Safety` of the trait asks.
+        RoutedTiles { work: self, tiles: unsafe { self.launch.routed_tiles(size, next, stride) } }
     }
 
     #[inline(always)]
@@ -97,15 +80,9 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
 
     #[inline(always)]
     unsafe fn column(self, tile: &Tile, column: u32) -> Column {
-        let Launch { alpha, bias, n, .. } = self.launch;
-        let (expert, is_there) = (tile.group, column < n);
-        let of = |matrix: usize| {
-            let at = GlobalAddress::new(bias[matrix]) + (u64::from(expert) * u64::from(n) + u64::from(column)) * NUMBER;
-            // SAFETY: a factor of the expert, and its number of the column.
-            let (alpha, number) =
-                unsafe { (number(alpha[matrix], expert), ld_global_b32_or_zero(is_there && bias[matrix] != 0, at)) };
-            // The sum of anything and -0 is the former.
-            (f32::from_bits(alpha), if bias[matrix] == 0 { -0.0 } else { f32::from_bits(number) })
+        // SAFETY: the expert has a factor of each matrix.
+        let of = |matrix: usize| unsafe {
+            (self.launch.alpha(matrix, tile.group, column), self.launch.bias(matrix, tile.group, column))
         };
         let (first, second) = (of(0), of(Self::INSTANCE.matrices as usize - 1));
         Column { alpha: [first.0, second.0], bias: [first.1, second.1] }
@@ -113,11 +90,10 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
 
     #[inline(always)]
     unsafe fn tokens(self, tile: &Tile, group: &Placed, token: u32) -> [f32; N_STEP as usize] {
-        let first = GlobalAddress::new(self.launch.globals) + u64::from(group.token_row + token) * NUMBER;
         core::array::from_fn(|index| {
-            let is_there = token + (index as u32) < tile.tokens;
-            // SAFETY: a row of the list has a global scale.
-            f32::from_bits(unsafe { ld_global_b32_or_zero(is_there, first + index as u64 * NUMBER) })
+            let token = token + index as u32;
+            // SAFETY: a row of the tile is one of the lists.
+            unsafe { self.launch.global(token < tile.tokens, group.token_row + token) }
         })
     }
 
@@ -129,16 +105,17 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
         tokens: &[f32; N_STEP as usize],
         sums: &Sums,
     ) -> [f32; N_STEP as usize] {
-        let activation = self.launch.activation;
+        let launch = self.launch;
         let product = |matrix: usize, token: usize| {
             fma_rn_f32(tokens[token] * column.alpha[matrix], sums[matrix][token], column.bias[matrix])
         };
         // One loop for each way: a branch inside of one would keep it from being unrolled, and sums from staying in registers.
-        match (Self::INSTANCE.matrices, activation.kind == NO_PARAMETERS) {
-            (2, true) => core::array::from_fn(|token| silu(product(0, token)) * product(1, token)),
-            (2, false) => core::array::from_fn(|token| activation.gated(product(0, token), product(1, token))),
-            (_, true) => core::array::from_fn(|token| product(0, token)),
-            (_, false) => core::array::from_fn(|token| relu2(product(0, token))),
+        let gated = |no_parameters, token| launch.gated(no_parameters, product(0, token), product(1, token));
+        match (Self::INSTANCE.matrices, launch.has_no_parameters()) {
+            (2, true) => core::array::from_fn(|token| gated(true, token)),
+            (2, false) => core::array::from_fn(|token| gated(false, token)),
+            (_, true) => core::array::from_fn(|token| Launch::plain(true, product(0, token))),
+            (_, false) => core::array::from_fn(|token| Launch::plain(false, product(0, token))),
         }
     }
 }
@@ -150,13 +127,10 @@ struct Column {
     bias: [f32; 2],
 }
 
-/// A block's tiles; those of an expert that have the same columns, and so share weights, are neighbours.
+/// A block's tiles, as this kernel has them.
 struct RoutedTiles<const INDEX: usize> {
     work: Routed<INDEX>,
-    next: u32,
-    stride: u32,
-    /// All tiles of C.
-    end: u32,
+    tiles: routed::RoutedTiles,
 }
 
 impl<const INDEX: usize> Iterator for RoutedTiles<INDEX> {
@@ -165,41 +139,25 @@ impl<const INDEX: usize> Iterator for RoutedTiles<INDEX> {
     #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         let Routed { launch, maps } = self.work;
-        let Launch { firsts, tile_firsts, experts, n, k, .. } = launch;
-        let (instance, index) = (INSTANCES[INDEX], self.next);
-        if index >= self.end {
-            return None;
-        }
-        self.next += self.stride;
-        let column_tiles = n.div_ceil(instance.tile_rows());
-        // SAFETY: indices up to `experts`, of lists that have one number more; C has columns, and the expert tiles of rows.
-        unsafe {
-            assert_unchecked(column_tiles > 0);
-            let expert = last_begun(experts, index / column_tiles, |expert| number(tile_firsts, expert));
-            let [first_tile, next_tile] = [0, 1].map(|after| number(tile_firsts, expert + after));
-            let [first, next] = [0, 1].map(|after| number(firsts, expert + after));
-            let (tiles, of_expert) = (next_tile - first_tile, index - first_tile * column_tiles);
-            assert_unchecked(tiles > 0);
-            let (column_tile, tile) = (of_expert / tiles, of_expert % tiles);
-            let (rows, size) = (next - first, tile_size(next - first, tiles));
-            let (token_row, tokens) = (first + tile * size, (rows - tile * size).min(size));
-            let of_tile = Tile { group: expert, first_row: column_tile * instance.tile_rows(), first_token: 0, tokens };
-            let matrix = [0, 1].map(|matrix| expert * instance.matrices + matrix);
-            let scales_of = |matrix: u32| launch.weight_scales + u64::from(matrix) * weight_scale_bytes(n, k);
-            let group = Group {
-                a_map: maps,
-                a_scales: launch.token_scales + u64::from(first_tile + tile) * token_scale_bytes(k),
-                b_maps: [maps + size_of_val(&launch.token_map) as u64; 2],
-                b_scales: matrix.map(scales_of),
-                c: launch.c + u64::from(token_row) * u64::from(n) * ELEMENT_BYTES,
-                c_map: 0,
-                alpha: [0.0; 2],
-                m: tokens,
-                n,
-                k,
-                unused: [0; 3],
-            };
-            Some((of_tile, Placed { group, token_row, weight_rows: matrix.map(|matrix| matrix * n) }))
-        }
+        let Launch { n, k, .. } = launch;
+        let instance = INSTANCES[INDEX];
+        let RoutedTile { expert, column_tile, token_tile, token_row, tokens } = self.tiles.next()?;
+        let of_tile = Tile { group: expert, first_row: column_tile * instance.tile_rows(), first_token: 0, tokens };
+        let matrix = [0, 1].map(|matrix| expert * instance.matrices + matrix);
+        let scales_of = |matrix: u32| launch.weight_scales + u64::from(matrix) * weight_scale_bytes(n, k);
+        let group = Group {
+            a_map: maps,
+            a_scales: launch.token_scales + u64::from(token_tile) * token_scale_bytes(k),
+            b_maps: [maps + size_of_val(&launch.token_map) as u64; 2],
+            b_scales: matrix.map(scales_of),
+            c: launch.c + u64::from(token_row) * u64::from(n) * ELEMENT_BYTES,
+            c_map: 0,
+            alpha: [0.0; 2],
+            m: tokens,
+            n,
+            k,
+            unused: [0; 3],
+        };
+        Some((of_tile, Placed { group, token_row, weight_rows: matrix.map(|matrix| matrix * n) }))
     }
 }

@@ -15,3 +15,5 @@
 pub mod abi;
 #[cfg(feature = "moe_sm100")]
 mod kernel;
+#[cfg(any(feature = "moe_sm100", feature = "moe_nvfp4_sm120"))]
+pub(crate) mod routed;

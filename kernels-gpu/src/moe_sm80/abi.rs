@@ -112,6 +112,7 @@ impl Instance {
         Shape {
             matrices: self.matrices,
             tile_tokens: self.tile_tokens,
+            least_n: self.tile_tokens / 2,
             consumers: self.warps / WARPS,
             narrow: !self.of_32_rows,
         }

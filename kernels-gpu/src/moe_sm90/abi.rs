@@ -9,6 +9,7 @@ use crate::{
     epilogue::Activation,
     instances::table,
     sm90::{BARRIER_BYTES, CORE_MATRIX_ROWS, PANELS, SHARED_BYTES, Shape, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS},
+    sorted::{K_BLOCK_LINES, LINE_BYTES, SPARE_ROWS},
     units::{SLAB_ROWS, TokenType, UNIT_BYTES, UNIT_ROWS},
 };
 
@@ -20,9 +21,10 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
     /// Address of the tokens, a multiple of 16: `[tokens, k]` without gaps, 16-bit numbers in the order of K
-    /// ([`units`](crate::units)).
+    /// ([`units`](crate::units)). On an instance with [`Instance::sorted`], the rows as [`sorted`](crate::sorted) says.
     pub tokens: u64,
-    /// Address of [`Lists::rows`](crate::moe_route::abi::Lists::rows), the token that each row is; 0 if rows are tokens.
+    /// Address of [`Lists::rows`](crate::moe_route::abi::Lists::rows), the token that each row is; 0 if rows are tokens. Not looked at
+    /// on an instance with [`Instance::sorted`].
     pub rows: u64,
     /// Address of [`Lists::firsts`](crate::moe_route::abi::Lists::firsts).
     pub firsts: u64,
@@ -40,7 +42,8 @@ pub struct Launch {
     /// Addresses of what is added to products times their factor: `[experts, n]`, f32, in the order of the rows of each B; 0 for
     /// nothing.
     pub bias: [u64; 2],
-    /// Address of C `[rows, n]`, 16-bit numbers of the tokens' type, rows without gaps; a multiple of 16.
+    /// Address of C `[rows, n]`, 16-bit numbers of the tokens' type, rows without gaps; a multiple of 16. Or see
+    /// [`c_is_sorted`](Self::c_is_sorted).
     pub c: u64,
     /// Rows of each B, columns of C; a multiple of 16.
     pub n: u32,
@@ -51,11 +54,20 @@ pub struct Launch {
     /// 1 if the grid before may still be writing the lists. 0 if it has waited for the one that wrote them, before it let this
     /// one begin: then weights are loaded before it ends.
     pub lists_pending: u32,
+    /// On an instance with [`Instance::sorted`], where each expert's first row is a multiple of
+    /// [`ROW_MULTIPLE`](crate::sorted::ROW_MULTIPLE): rows that tokens have room for, and C if it is sorted.
+    pub row_capacity: u32,
+    /// 1 if C lies as [`sorted`](crate::sorted) says, for the next product to take: columns are positions in the order of K. Not looked
+    /// at on other instances.
+    pub c_is_sorted: u32,
     /// What becomes of that.
     pub activation: Activation,
     /// Keeps the size a multiple of the alignment.
     pub unused: u32,
 }
+
+/// The least N of products, where half a tile has more tokens. A narrower one would take no less time: decoding takes as long.
+pub const LEAST_N: u32 = 32;
 
 /// Bytes in which a lane that gathers tokens keeps where a token begins.
 pub const SOURCE_BYTES: u32 = 4;
@@ -66,7 +78,8 @@ pub const STRIP_SOURCE_BYTES: u32 = 32 * SOURCE_BYTES;
 /// Passes the list of instances to `$each!`: of an operation and a type of tokens, the smallest tile first.
 ///
 /// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold tokens; `stages` hold weights. As for
-/// [`gated_sm90`](crate::gated_sm90::abi). What a multiprocessor can decode in a time is limited: where few experts are hit,
+/// [`gated_sm90`](crate::gated_sm90::abi). Where tiles have many tokens, these come sorted: threads that gather them would slow
+/// products down (docs/experiments.md). What a multiprocessor can decode in a time is limited: where few experts are hit,
 /// narrow tiles spread them over more. Sixteen warps that each multiply by themselves decode as fast as four warpgroups that
 /// multiply together, in tiles half as wide.
 macro_rules! instances {
@@ -75,23 +88,23 @@ macro_rules! instances {
             moe_gated_f16_t16_narrow = gated(TokenType::F16, 16).consumers(2).narrow().buffers(6).stages(16);
             moe_gated_f16_t16_warps = gated(TokenType::F16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_gated_f16_t16 = gated(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
-            moe_gated_f16_t64 = gated(TokenType::F16, 64).consumers(2).buffers(4).stages(8);
-            moe_gated_f16_t128 = gated(TokenType::F16, 128).consumers(2).buffers(3).stages(7);
+            moe_gated_f16_t64 = gated(TokenType::F16, 64).consumers(2).sorted().buffers(4).stages(8);
+            moe_gated_f16_t128 = gated(TokenType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
             moe_plain_f16_t16_narrow = plain(TokenType::F16, 16).consumers(2).narrow().buffers(6).stages(16);
             moe_plain_f16_t16_warps = plain(TokenType::F16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_plain_f16_t16 = plain(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
-            moe_plain_f16_t64 = plain(TokenType::F16, 64).consumers(2).buffers(4).stages(8);
-            moe_plain_f16_t128 = plain(TokenType::F16, 128).consumers(2).buffers(3).stages(7);
+            moe_plain_f16_t64 = plain(TokenType::F16, 64).consumers(2).sorted().buffers(4).stages(8);
+            moe_plain_f16_t128 = plain(TokenType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
             moe_gated_bf16_t16_narrow = gated(TokenType::Bf16, 16).consumers(2).narrow().buffers(6).stages(16);
             moe_gated_bf16_t16_warps = gated(TokenType::Bf16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_gated_bf16_t16 = gated(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
-            moe_gated_bf16_t64 = gated(TokenType::Bf16, 64).consumers(2).buffers(4).stages(8);
-            moe_gated_bf16_t128 = gated(TokenType::Bf16, 128).consumers(2).buffers(3).stages(7);
+            moe_gated_bf16_t64 = gated(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(8);
+            moe_gated_bf16_t128 = gated(TokenType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
             moe_plain_bf16_t16_narrow = plain(TokenType::Bf16, 16).consumers(2).narrow().buffers(6).stages(16);
             moe_plain_bf16_t16_warps = plain(TokenType::Bf16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_plain_bf16_t16 = plain(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
-            moe_plain_bf16_t64 = plain(TokenType::Bf16, 64).consumers(2).buffers(4).stages(8);
-            moe_plain_bf16_t128 = plain(TokenType::Bf16, 128).consumers(2).buffers(3).stages(7);
+            moe_plain_bf16_t64 = plain(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(8);
+            moe_plain_bf16_t128 = plain(TokenType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
         }
     };
 }
@@ -101,18 +114,18 @@ instances!(table);
 
 /// One way to build the kernel that multiplies, and what it takes of the hardware.
 ///
-/// Shared memory of a block: stages, then buffers of tokens, then where tokens begin, then what is written down of tiles, then
-/// barriers. A stage: the slabs of each panel.
+/// Shared memory of a block: stages, then buffers of tokens, then where tokens begin unless they are sorted, then what is written down
+/// of tiles, then barriers. A stage: the slabs of each panel. A buffer: strips, or lines one k-block after the other.
 ///
 /// What does not fit does not compile:
 ///
 /// ```
 /// # use kernels_gpu::{moe_sm90::abi::{Instance, gated}, units::TokenType};
-/// const _: Instance = gated(TokenType::Bf16, 64).consumers(2).buffers(4).stages(8);
+/// const _: Instance = gated(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(8);
 /// ```
 /// ```compile_fail,E0080
 /// # use kernels_gpu::{moe_sm90::abi::{Instance, gated}, units::TokenType};
-/// const _: Instance = gated(TokenType::Bf16, 64).consumers(2).buffers(4).stages(12);
+/// const _: Instance = gated(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(12);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
@@ -130,6 +143,8 @@ pub struct Instance {
     pub narrow: bool,
     /// Whether each warp multiplies its rows by itself, in narrow tiles.
     pub by_warps: bool,
+    /// Whether tokens are sorted by expert, so that bulk copies bring them, and not gathered by threads.
+    pub sorted: bool,
     /// Buffers of tokens.
     pub buffers: u32,
     /// Stages of the pipeline that brings weights from global to shared memory.
@@ -151,6 +166,7 @@ pub const fn gated(token_type: TokenType, tile_tokens: u32) -> Builder {
         consumers: 0,
         narrow,
         by_warps,
+        sorted: false,
         buffers: 0,
         stages: 0,
     })
@@ -177,6 +193,11 @@ impl Builder {
         Self(Instance { narrow: true, by_warps: true, ..self.0 })
     }
 
+    /// Sets [`Instance::sorted`].
+    pub const fn sorted(self) -> Self {
+        Self(Instance { sorted: true, ..self.0 })
+    }
+
     /// Sets [`Instance::buffers`].
     pub const fn buffers(self, buffers: u32) -> Self {
         Self(Instance { buffers, ..self.0 })
@@ -196,7 +217,10 @@ impl Builder {
 impl Instance {
     /// What the main loop is compiled for.
     pub const fn shape(self) -> Shape {
-        Shape { matrices: self.matrices, tile_tokens: self.tile_tokens, consumers: self.consumers, narrow: self.narrow }
+        let half = self.tile_tokens / 2;
+        let least_n = if half > LEAST_N { LEAST_N } else { half };
+        let &Self { matrices, tile_tokens, consumers, narrow, .. } = &self;
+        Shape { matrices, tile_tokens, least_n, consumers, narrow }
     }
 
     /// Columns of C of a tile.
@@ -235,9 +259,19 @@ impl Instance {
         2 * (self.stages + self.buffers + TILE_SLOTS) + TURN_BARRIERS
     }
 
+    /// Warps that bring tokens.
+    pub const fn token_warps(self) -> u32 {
+        if self.sorted { 1 } else { 3 }
+    }
+
+    /// Bytes of a line of each token of a tile, where tokens are sorted.
+    pub const fn lines_bytes(self) -> u32 {
+        self.tile_tokens * LINE_BYTES
+    }
+
     /// Bytes in which warps keep where a tile's tokens begin.
     pub const fn source_bytes(self) -> u32 {
-        self.tile_tokens / CORE_MATRIX_ROWS * STRIP_SOURCE_BYTES
+        if self.sorted { 0 } else { self.tile_tokens / CORE_MATRIX_ROWS * STRIP_SOURCE_BYTES }
     }
 
     /// Dynamic shared memory of a block, in bytes.
@@ -255,6 +289,13 @@ impl Instance {
         assert!(SLAB_ROWS.is_multiple_of(self.piece_rows()), "a panel is of whole slabs, or is one half of one");
         assert!(self.stages > 1, "with one stage, filling it would wait for emptying it");
         assert!(self.buffers > 1, "with one buffer, filling it would wait for emptying it");
+        if self.sorted {
+            assert!(!self.by_warps, "`ldmatrix` reads strips");
+            assert!(self.shape().least_n <= SPARE_ROWS, "a product has no more rows than its tile and spare ones");
+            assert!(K_BLOCK_LINES * self.lines_bytes() == self.shape().buffer_bytes());
+            // Then `wgmma`'s rows of 128 bytes begin where their swizzle does.
+            assert!(self.stage_bytes().is_multiple_of(1024) && self.lines_bytes().is_multiple_of(1024));
+        }
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
     }
 }

@@ -34,7 +34,7 @@ pub use self::{
     slabs::Piece,
     tiles::{Tile, TileLists, Tiles, from_first_lane},
     turns::PingPong,
-    write::{Alpha, BIAS_BYTES, Sums, Target, Written, pad, registers},
+    write::{Alpha, BIAS_BYTES, Placing, Sums, Target, Written, pad, registers},
 };
 
 /// Threads of a warpgroup.
@@ -100,6 +100,8 @@ pub struct Shape {
     pub matrices: u32,
     /// The most tokens of a tile.
     pub tile_tokens: u32,
+    /// The least N of the tensor core's products: there is a main loop for each N from there to `tile_tokens`.
+    pub least_n: u32,
     /// Warpgroups that multiply: two that take turns, or four or one that do not.
     pub consumers: u32,
     /// Whether a warpgroup has 64 rows of a tile's two panels together, and not of each: for few tiles, which as many blocks as
@@ -157,17 +159,17 @@ impl Shape {
         self.tile_tokens / CORE_MATRIX_ROWS * STRIP_BYTES
     }
 
-    /// The N of the tensor core's products for a tile of so many tokens: a multiple of [`CORE_MATRIX_ROWS`], and half of the
-    /// largest tile's at least, so that there are fewer main loops to compile.
+    /// The N of the tensor core's products for a tile of so many tokens: a multiple of [`CORE_MATRIX_ROWS`], and
+    /// [`Self::least_n`] at least.
     pub const fn mma_n(self, tokens: u32) -> u32 {
-        let (least, tokens) = (self.tile_tokens / 2, tokens.next_multiple_of(CORE_MATRIX_ROWS));
+        let (least, tokens) = (self.least_n, tokens.next_multiple_of(CORE_MATRIX_ROWS));
         if tokens < least { least } else { tokens }
     }
 
     /// Stops the compiler where a kernel asks for what there is no code for.
     pub const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
-        assert!((self.tile_tokens / 2).is_multiple_of(CORE_MATRIX_ROWS), "half a tile is whole core matrices");
+        assert!(self.least_n > 0 && self.least_n.is_multiple_of(CORE_MATRIX_ROWS), "a product has whole core matrices");
         assert!(self.tile_tokens > 0 && self.tile_tokens <= MAX_TILE_TOKENS, "there are main loops up to N = 128");
         match self.consumers {
             1 => assert!(self.narrow, "one warpgroup has both panels of a narrow tile"),

@@ -12,7 +12,10 @@ use cuda_std::{
 };
 
 use super::{CORE_MATRIX_ROWS, Fragment, Kind, MAX_TILE_TOKENS, Shape, WARPGROUP, WARPGROUP_ROWS};
-use crate::epilogue::{Activation, NO_PARAMETERS, convert, relu2, silu};
+use crate::{
+    epilogue::{Activation, NO_PARAMETERS, convert, relu2, silu},
+    sorted::{LINE_BYTES, bits16_place},
+};
 
 /// Accumulators of a thread for one panel of a product with this N.
 pub const fn registers(n: usize) -> usize {
@@ -72,6 +75,18 @@ pub enum Alpha {
     OfColumns(u64),
 }
 
+/// How C lies in memory.
+#[derive(Clone, Copy)]
+pub enum Placing {
+    /// Row-major, rows without gaps.
+    Rows,
+    /// As [`sorted`](crate::sorted) says, where memory holds so many rows.
+    Sorted {
+        /// Those.
+        rows: u32,
+    },
+}
+
 /// What the epilogue must know of a kernel whose threads have `P` parts of a tile's panels.
 pub trait Written<const P: usize> {
     /// What the code is compiled for.
@@ -90,7 +105,7 @@ impl<K: Kind<P>, const P: usize> Written<P> for K {
 
 /// Where a tile's sums go, and what is done to them before.
 pub struct Target<K> {
-    /// Address of C `[.., n]`, row-major.
+    /// Address of C `[.., n]`.
     pub c: u64,
     /// Columns of C.
     pub n: u32,
@@ -111,6 +126,19 @@ pub struct Target<K> {
 }
 
 impl<K> Target<K> {
+    /// As [`Self::write_placed`], rows without gaps.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn write<const P: usize>(&self, output: u32, fragment: &Fragment, sums: Sums<P>)
+    where
+        K: Written<P>,
+    {
+        // SAFETY: what `# Safety` above asks.
+        unsafe { self.write_placed(output, Placing::Rows, fragment, sums) }
+    }
+
     /// Scales, activates and writes a thread's elements of C, in the format `output`, a constant. Its rows of weights are the same of each
     /// panel, or of a narrow tile as [`Fragment::narrow`] says.
     ///
@@ -121,8 +149,13 @@ impl<K> Target<K> {
     /// C and biases lie there, and the tile is this warpgroup's. `sums` are the tile's, and `fragment` says which of them are this
     /// thread's.
     #[inline(always)]
-    pub unsafe fn write<const P: usize>(&self, output: u32, fragment: &Fragment, mut sums: Sums<P>)
-    where
+    pub unsafe fn write_placed<const P: usize>(
+        &self,
+        output: u32,
+        placing: Placing,
+        fragment: &Fragment,
+        mut sums: Sums<P>,
+    ) where
         K: Written<P>,
     {
         let &Self { c, n, .. } = self;
@@ -133,9 +166,21 @@ impl<K> Target<K> {
         let mut token = fragment.lane * 2;
         let row_bytes = u64::from(n) * ELEMENT_BYTES;
         let element = u64::from(self.first_row + token) * u64::from(n) + u64::from(column);
-        // The addresses of this thread's even token and of its odd one, which is the next.
+        // The addresses of this thread's even token and of its odd one, which is the next; for each, how many bytes further on a second
+        // part's element lies; and how many those of eight tokens further on.
         let even = GlobalAddress::new(c) + element * ELEMENT_BYTES;
         let mut rows = [even, even + row_bytes];
+        let mut second_part = [u64::from(K::SHAPE.panel_rows()) * ELEMENT_BYTES; 2];
+        let mut core_bytes = CORE_TOKENS as u64 * row_bytes;
+        if let Placing::Sorted { rows: capacity } = placing {
+            let place = |odd: u32, column| bits16_place(capacity, n, self.first_row + token + odd, column);
+            let places = [0, 1].map(|odd| place(odd, column));
+            rows = places.map(|place| GlobalAddress::new(c) + place);
+            if K::SHAPE.matrices == 1 && P == 2 {
+                second_part = [0, 1].map(|odd| place(odd as u32, column + K::SHAPE.panel_rows()) - places[odd]);
+            }
+            core_bytes = CORE_TOKENS as u64 * u64::from(LINE_BYTES);
+        }
         // Whether C has the columns of each part. They may lie outside of C, since N may be as small as 8.
         let parts: [bool; P] = core::array::from_fn(|part| column + part as u32 * K::SHAPE.panel_rows() < n);
         if !parts[0] {
@@ -183,12 +228,12 @@ impl<K> Target<K> {
                                 unsafe { st_global_b16_where(present, rows[odd], convert(output, gated, 0.0) as u16) };
                             } else {
                                 for part in 0..P {
-                                    let address = rows[odd] + (part as u32 * K::SHAPE.panel_rows()) as u64 * ELEMENT_BYTES;
+                                    let address = rows[odd] + part as u64 * second_part[odd];
                                     let sum = |row: usize| activate(scaled(0, part, row), 0.0);
                                     store(present && parts[part], address, sum(0), sum(1));
                                 }
                             }
-                            rows[odd] = rows[odd] + CORE_TOKENS as u64 * row_bytes;
+                            rows[odd] = rows[odd] + core_bytes;
                         }
                     });
                 }};

@@ -56,6 +56,22 @@ def test_fp8_tokens_are_an_option_that_costs_accuracy_and_nothing_else():
         nvfp4.Linear(weight, rows=ROWS, token_format="fp4")
 
 
+def test_nvfp4_tokens_have_an_input_scale_or_one_of_their_own():
+    weight, _ = projections()
+    x = torch.randn(9, K).bfloat16()
+    want = nvfp4.Linear(weight, rows=ROWS)(x).double()
+    outputs = []
+    for input_scale in (None, x.abs().max().item() / 2688):
+        layer = nvfp4.Linear(weight, rows=ROWS, token_format="nvfp4", input_scale=input_scale)
+        got = layer(x).double()
+        assert 0.03 < (torch.linalg.vector_norm(got - want) / torch.linalg.vector_norm(want)).item() < 0.3
+        assert torch.equal(layer(x[4:5]).double(), got[4:5])
+        outputs.append(got)
+    assert not torch.equal(*outputs)
+    with pytest.raises(ValueError, match="^input_scale: .* is not from"):
+        nvfp4.Linear(weight, rows=ROWS, token_format="nvfp4", input_scale=-1.0)
+
+
 def test_a_weight_of_one_projection_needs_no_rows_and_tokens_any_leading_dimensions(device):
     weight = nvfp4.quantize(torch.randn(32, K))
     layer = nvfp4.Linear(to(weight, device))

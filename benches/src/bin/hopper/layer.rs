@@ -7,7 +7,6 @@ use anyhow::{Context, ensure};
 use cuda_driver::cust::event::{Event, EventFlags};
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
-use cuda_driver::sys;
 use nvfp4::backend::MoeLayer;
 use nvfp4::backend::cuda::{Cuda, CudaMoeLayer, MoeArguments, MoeGraph};
 use nvfp4::format::Matrix;
@@ -21,7 +20,7 @@ use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::SEED;
+use super::{SEED, keep_busy};
 
 /// The layer of a model, as one of its ranks has it.
 #[derive(Deserialize)]
@@ -75,7 +74,7 @@ impl Model {
 }
 
 /// A matrix of every code, and of scales from 1/4 to 1, times about 1/√K.
-fn random_matrix(rows: usize, k: usize, seed: u64) -> anyhow::Result<Matrix<'static>> {
+pub(super) fn random_matrix(rows: usize, k: usize, seed: u64) -> anyhow::Result<Matrix<'static>> {
     /// The root mean square of all codes, and of those scales.
     const RMS: f32 = 2.9 * 0.6;
     let (mut values, mut scales) = (vec![0; rows * k / 2], vec![0; rows * k / 16]);
@@ -245,7 +244,7 @@ impl LayerBench {
     pub fn round(&mut self, runs: usize, graph: bool) -> anyhow::Result<Vec<f64>> {
         let event = || Event::new(EventFlags::DEFAULT);
         let events = (0..runs).map(|_| Ok([event()?, event()?])).collect::<anyhow::Result<Vec<_>>>()?;
-        self.keep_busy()?;
+        keep_busy(&self.stream, &self.workspace)?;
         for [start, end] in &events {
             let set = self.next_set()?;
             start.record(&self.stream)?;
@@ -254,19 +253,6 @@ impl LayerBench {
         }
         self.stream.synchronize()?;
         events.iter().map(|[start, end]| Ok(f64::from(end.elapsed_time_f32(start)?) * 1e3)).collect()
-    }
-
-    /// Queues about a millisecond of other work, so that the host is ahead of the device: a short run's time has none of the
-    /// host's in it then.
-    fn keep_busy(&self) -> anyhow::Result<()> {
-        const BYTES: usize = 4 << 30;
-        let (address, bytes) = (self.workspace.as_device_ptr().as_raw(), self.workspace.len());
-        for _ in 0..BYTES.div_ceil(bytes).min(64) {
-            // SAFETY: so many bytes lie there, which no call under way uses; the stream is of the current context.
-            let code = unsafe { sys::cuMemsetD8Async(address, 0, bytes, self.stream.as_inner()) };
-            ensure!(code == sys::CUresult::CUDA_SUCCESS, "cuMemsetD8Async: {code:?}");
-        }
-        Ok(())
     }
 
     /// The host's time for queueing each of so many runs, in µs, and the launches of one.

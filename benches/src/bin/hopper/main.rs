@@ -7,15 +7,18 @@
 //! runs of a round are queued without waiting, as in a model.
 
 mod layer;
+mod linear;
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use cuda_driver::cust::event::{Event, EventFlags};
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
+use cuda_driver::sys;
 use layer::{LayerBench, Model};
+use linear::LinearBench;
 use nvfp4::Output;
 use nvfp4::backend::Layer;
 use nvfp4::backend::cuda::{Cuda, CudaLayer, DeviceGroup};
@@ -51,7 +54,9 @@ enum Command {
     LayerTokens { tokens: usize, ids: PathBuf, weights: PathBuf, copies: usize, check: Vec<usize> },
     /// Frees the layer.
     LayerDrop,
-    /// Runs a kernel, or the layer (see [`LAYERS`]), so many times, one run behind the other: `us`, the device's time of each.
+    /// Makes a linear layer `[n, k]` with so many tokens, for each format of tokens.
+    Linear { m: usize, n: usize, k: usize, token_formats: Vec<TokenFormat>, rotate_bytes: usize },
+    /// Runs a kernel, the layer (see [`LAYERS`]), or the linear layer (see [`LINEAR`]), so many times, one run behind the other: `us`, the device's time of each.
     Round { kernel: String, runs: usize },
     /// Runs it so many times, waiting after each: `us`, the host's time for queueing one, and `launches`.
     Host { kernel: String, runs: usize },
@@ -61,6 +66,7 @@ fn main() -> anyhow::Result<()> {
     let gpu = Cuda::open(0)?;
     let mut contenders = Vec::new();
     let mut layers = Vec::new();
+    let mut linear = Vec::new();
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line?)? {
             Command::Describe { shape } => describe(&shape)?,
@@ -81,6 +87,13 @@ fn main() -> anyhow::Result<()> {
                 let of_formats = layers.iter_mut().map(|(_, layer)| prepare(layer));
                 json!(of_formats.collect::<anyhow::Result<Vec<_>>>()?)
             }
+            Command::Linear { m, n, k, token_formats, rotate_bytes } => {
+                linear.clear();
+                for format in token_formats {
+                    linear.push((format, LinearBench::new(&gpu, [m, n, k], format, rotate_bytes)?));
+                }
+                json!({})
+            }
             Command::LayerDrop => {
                 layers.clear();
                 json!({})
@@ -92,6 +105,13 @@ fn main() -> anyhow::Result<()> {
             Command::Host { kernel, runs } if is_layer(&kernel) => {
                 let (layer, graph) = prepared(&mut layers, &kernel)?;
                 let (us, launches) = layer.host_times(runs, graph)?;
+                json!({ "us": us, "launches": launches })
+            }
+            Command::Round { kernel, runs } if is_linear(&kernel) => {
+                json!({ "us": prepared_linear(&mut linear, &kernel)?.round(runs)? })
+            }
+            Command::Host { kernel, runs } if is_linear(&kernel) => {
+                let (us, launches) = prepared_linear(&mut linear, &kernel)?.host_times(runs)?;
                 json!({ "us": us, "launches": launches })
             }
             Command::Round { kernel, runs } => json!({ "us": find(&mut contenders, &kernel)?.round(runs)? }),
@@ -128,6 +148,36 @@ fn prepared<'l>(
     let layer = layers.iter_mut().find(|(of, _)| *of == format);
     let (_, layer) = layer.with_context(|| format!("no `layer_weights` yet for `{kernel}`"))?;
     Ok((layer, graph))
+}
+
+/// The linear layers, as `round` and `host` name them.
+const LINEAR: [(&str, TokenFormat); 2] = [("linear", TokenFormat::Bits16), ("linear-fp8", TokenFormat::Fp8)];
+
+fn is_linear(kernel: &str) -> bool {
+    LINEAR.iter().any(|(name, _)| *name == kernel)
+}
+
+fn prepared_linear<'l>(
+    layers: &'l mut [(TokenFormat, LinearBench)],
+    kernel: &str,
+) -> anyhow::Result<&'l mut LinearBench> {
+    let &(_, format) = LINEAR.iter().find(|(name, _)| *name == kernel).context("a linear layer")?;
+    let layer = layers.iter_mut().find(|(of, _)| *of == format);
+    let (_, layer) = layer.with_context(|| format!("no `linear` yet for `{kernel}`"))?;
+    Ok(layer)
+}
+
+/// Queues about a millisecond of other work, writes to memory that no call under way uses, so that the host is ahead of the device: a
+/// short run's time has none of the host's in it then.
+fn keep_busy(stream: &Stream, memory: &DeviceBuffer<u8>) -> anyhow::Result<()> {
+    const BYTES: usize = 4 << 30;
+    let (address, bytes) = (memory.as_device_ptr().as_raw(), memory.len());
+    for _ in 0..BYTES.div_ceil(bytes).min(64) {
+        // SAFETY: so many bytes lie there; the stream is of the current context.
+        let code = unsafe { sys::cuMemsetD8Async(address, 0, bytes, stream.as_inner()) };
+        ensure!(code == sys::CUresult::CUDA_SUCCESS, "cuMemsetD8Async: {code:?}");
+    }
+    Ok(())
 }
 
 fn find<'c>(contenders: &'c mut [Contender], kernel: &str) -> anyhow::Result<&'c mut Contender> {

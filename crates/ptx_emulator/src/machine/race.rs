@@ -854,12 +854,12 @@ impl View<'_> {
         let late = self.late.filter(|_| !wrote && missing == 0);
         let used = late.and_then(|late| late.get(&(earlier.base, earlier.time, earlier.pc)));
         let reads_on = |&lane: &usize| used.is_some_and(|&used| seen[earlier.base as usize + lane] < used);
-        let issued = || self.issued.as_ref().is_some_and(|issued| issued.contain(earlier, self.clock));
-        let by_another_lane = || {
-            let known = |lane: usize| seen[earlier.base as usize + lane] >= earlier.time;
-            !wrote && self.together.contains(&earlier.pc) && (0..32).any(known)
+        let ordered_by_issue = || self.issued.as_ref().is_some_and(|issued| issued.contain(earlier, self.clock));
+        let read_together = || {
+            let lanes = &seen[earlier.base as usize..][..32];
+            !wrote && self.together.contains(&earlier.pc) && lanes.iter().any(|&lane| lane >= earlier.time)
         };
-        if missing != 0 && (issued() || by_another_lane()) {
+        if missing != 0 && (ordered_by_issue() || read_together()) {
             None
         } else if missing != 0 {
             report(missing, false, false)

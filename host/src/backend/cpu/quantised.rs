@@ -209,7 +209,7 @@ impl LinearLayer for CpuQuantisedLinear<'_> {
         output.check_fits(step)?;
         let started = Instant::now();
         let bits: Vec<u16> = (0..step.tokens()).flat_map(|token| step.token(token)).copied().collect();
-        let tokens = quantised(sizes.token_format, sizes.dtype, &bits, sizes.k, None);
+        let tokens = quantised(sizes.token_format, sizes.dtype, &bits, sizes.k, self.weights.input_scale());
         multiply(
             sizes.token_format,
             &tokens,

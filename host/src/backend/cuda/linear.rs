@@ -19,15 +19,13 @@ use super::layout::Cursor;
 use crate::backend::LinearLayer;
 use crate::bias::Bias;
 use crate::error::Error;
-use crate::fp8::TokenFormat;
 use crate::kernels::linear::LinearArguments;
-use crate::kernels::linear_fp8;
 use crate::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
 
 /// The prepared weights of a linear layer; made by [`Cuda::prepare_linear_layer`](super::Cuda::prepare_linear_layer) or
 /// [`Cuda::pack_linear_layer`](super::Cuda::pack_linear_layer).
 ///
-/// A call is one launch, which needs no memory besides its operands, or with tokens in FP8 two, which need a workspace. It may be captured
+/// A call is one launch, which needs no memory besides its operands, or with tokens in FP8 or NVFP4 two, which need a workspace. It may be captured
 /// into a graph.
 pub struct CudaLinear {
     launcher: LinearLauncher,
@@ -62,6 +60,7 @@ impl CudaLinear {
             scales: scales.as_device_ptr().as_raw(),
             global_scales: &[(sizes.n, matrix.global_scale())],
             bias: bias.as_ref(),
+            input_scale: weights.input_scale(),
         };
         // SAFETY: the tensor lies in the two buffers, which live until the packing was waited for.
         unsafe { Self::pack(device, sizes, &tensor, graph) }
@@ -127,8 +126,8 @@ impl CudaLinear {
         LinearLauncher::workspace_bytes(&self.layer.sizes, max_tokens)
     }
 
-    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given, one, with tokens in FP8 two, or
-    /// without tokens none. Nothing is allocated or copied, so the stream may be captured into a graph.
+    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given, one, with tokens in FP8 or NVFP4
+    /// two, or without tokens none. Nothing is allocated or copied, so the stream may be captured into a graph.
     ///
     /// The first launch may begin before the stream has come to the end of the kernel before it, but until then reads nothing except
     /// weights, and writes nothing.
@@ -141,7 +140,7 @@ impl CudaLinear {
     ///
     /// - `stream` is a stream of this device's primary context, or null.
     /// - Every address of `arguments` is one of memory that this device can read, or for the output write, of the sizes that
-    ///   [`LinearArguments`] says. With tokens in FP8, [`CudaLinear::workspace_bytes`] lie at `workspace`, a multiple of 256. The
+    ///   [`LinearArguments`] says. With tokens in FP8 or NVFP4, [`CudaLinear::workspace_bytes`] lie at `workspace`, a multiple of 256. The
     ///   output and the workspace overlap nothing.
     /// - All of it stays allocated, and is written by nobody else, until the stream has come past this call, or the graph is
     ///   not launched any more. So does the layer.
@@ -202,8 +201,7 @@ unsafe impl Send for CudaLinear {}
 
 impl LinearLayer for CudaLinear {
     fn kernel(&self) -> &str {
-        let is_fp8 = self.layer.sizes.token_format == TokenFormat::Fp8;
-        if is_fp8 { linear_fp8::product_kernel() } else { self.launcher.kernel() }
+        self.launcher.product_kernel(self.layer.sizes.token_format)
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {

@@ -184,13 +184,15 @@ impl Cuda {
         unsafe { CudaLinear::pack(self.device.clone(), sizes, tensor, self.variant.graph) }
     }
 
-    /// What packs and launches linear layers whose weights lie in the caller's memory. It loads the kernels, so that none is loaded
-    /// while a stream is captured.
+    /// What packs and launches linear layers whose weights lie in the caller's memory. It loads the kernels for tokens of 16 bits, and packing
+    /// those for others, so that none is loaded while a stream is captured.
     ///
     /// # Errors
     /// [`Error::NotComputed`] if no kernel computes such layers on this device; [`Error::Driver`] if one cannot be loaded.
     pub fn linear_launcher(&self) -> Result<LinearLauncher, Error> {
-        LinearLauncher::new(self.device.clone())
+        let launcher = LinearLauncher::new(self.device.clone())?;
+        launcher.load(TokenFormat::Bits16)?;
+        Ok(launcher)
     }
 
     /// What packs and launches MoE layers whose weights and workspace lie in the caller's memory. It loads the kernels for tokens of 16 bits,

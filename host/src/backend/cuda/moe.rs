@@ -321,7 +321,8 @@ impl CudaMoeLayer {
         stages: &mut Stages,
     ) -> Result<(), Error> {
         let workspace = Workspace::at(&self.placed.sizes, chunk.token_count, self.workspace.address());
-        let parts = StageParts::read(&self.placed.sizes, chunk.token_count, &workspace, |address, bytes| {
+        let kernels = self.launcher.kernels;
+        let parts = StageParts::read(&self.placed.sizes, chunk.token_count, &workspace, kernels, |address, bytes| {
             let mut read = vec![0u8; bytes];
             if bytes > 0 {
                 // SAFETY: the part lies in the workspace, where nothing is under way any more; `read` has as many bytes.

@@ -16,6 +16,7 @@ use gpu_arch::Capability;
 use super::verdicts::{Tried, Verdict, Verdicts};
 use crate::error::Error;
 use crate::kernels::builds::{self, Build};
+use crate::kernels::linear::kernel_named;
 use crate::kernels::moe::products_named;
 use crate::kernels::subject::{Subject, UNFUSED, part_of};
 use crate::kernels::{self, GroupedKernel};
@@ -123,9 +124,13 @@ impl Standing {
     pub fn tried(&self, subject: Subject) -> Result<Tried, Error> {
         let Card { name, capability, driver } = self.card.clone();
         let kernels = subject.kernels(capability).into_iter().flatten();
-        // Code of another kernel of an MoE layer's products takes the place of the card's own.
+        // Code of another kernel of a layer's products takes the place of the card's own.
         let given = self.code.given().map(|(given, _)| given);
-        let given = given.filter(|given| subject == Subject::Moe && products_named(given).is_some());
+        let given = given.filter(|given| match subject {
+            Subject::Moe => products_named(given).is_some(),
+            Subject::Linear => kernel_named(given).is_some(),
+            _ => false,
+        });
         let names = kernels.map(|kernel| kernel.name()).chain(given);
         let builds = names.filter_map(|kernel| builds::find(kernel, capability));
         let hashes = builds.map(|build| self.code.hash(build, capability)).collect::<Result<Vec<_>, Error>>()?;

@@ -11,9 +11,10 @@ use ptx_emulator::{
 
 use super::clock::Clock;
 use crate::error::Error;
+use crate::fp8::TokenFormat;
 use crate::kernels::builds::{self, Build};
 use crate::kernels::launch::{Grid, Launch};
-use crate::kernels::linear::{self, LinearKernel};
+use crate::kernels::linear::LinearKernels;
 use crate::kernels::moe::MoeKernels;
 use crate::kernels::tensor_map::{MAP_BYTES, MapArguments};
 use crate::kernels::{self, GroupedKernel};
@@ -38,15 +39,11 @@ pub fn moe_arch() -> &'static str {
     arches().into_iter().find(computes).expect("there are kernels of MoE layers")
 }
 
-/// The oldest of [`arches`] that linear layers are computed on.
+/// The oldest of [`arches`] that linear layers are computed on with tokens in FP8.
 pub fn linear_arch() -> &'static str {
-    linear_arches().into_iter().next().expect("there are kernels of linear layers")
-}
-
-/// All of them.
-pub(super) fn linear_arches() -> Vec<&'static str> {
-    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(|gpu| gpu.linear_kernel().is_some());
-    arches().into_iter().filter(computes).collect()
+    let takes_fp8 = |gpu: Emulated| gpu.linear_kernels().of_format(TokenFormat::Fp8).is_some();
+    let computes = |arch: &&str| Emulated::new(arch, Options::default()).is_ok_and(takes_fp8);
+    arches().into_iter().find(computes).expect("there are kernels of linear layers")
 }
 
 /// The names, in faults and counters, of the buffers that hold values and scales of the weights.
@@ -202,9 +199,10 @@ impl Emulated {
         self.given.as_ref().map_or(kernels, |(given, _)| kernels.with_code_of(given))
     }
 
-    /// The kernel of a linear layer, if there is one for this device.
-    pub(super) fn linear_kernel(&self) -> Option<&'static dyn LinearKernel> {
-        linear::kernel_of(self.capability)
+    /// The kernels of a linear layer.
+    pub(super) fn linear_kernels(&self) -> LinearKernels {
+        let kernels = LinearKernels::of(self.capability).expect("they run wherever a kernel of groups does");
+        self.given.as_ref().map_or(kernels, |(given, _)| kernels.with_code_of(given))
     }
 
     /// A kernel's build for this device.

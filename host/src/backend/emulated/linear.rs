@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 use kernels_gpu::units::TokenType;
 use ptx_emulator::{Buffer, Device, Report as Counters};
 
-use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, linear_arches, upload};
+use super::gpu::{Emulated, INTERMEDIATE, OUTPUT, TOKENS, WEIGHTS, upload};
 use crate::backend::LinearLayer;
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::kernels::launch::Launch;
-use crate::kernels::linear::{LinearArguments, LinearKernel, PlacedLinear, panels};
-use crate::kernels::linear_fp8;
+use crate::kernels::linear::workspace::Workspace;
+use crate::kernels::linear::{LinearArguments, LinearKernels, PlacedLinear, panels};
 use crate::kernels::moe::token_type;
 use crate::kernels::moe_pack::row_order::RowOrder;
-use crate::kernels::moe_pack::units;
+use crate::kernels::moe_pack::{nvfp4, units};
 use crate::linear::{LinearOutput, LinearStep, LinearWeights};
 
 /// Bytes that are NaN as numbers.
@@ -23,7 +23,7 @@ const POISON: u16 = 0xFFFF;
 /// A layer in an emulated device's memory.
 pub(super) struct EmulatedLinear {
     gpu: Emulated,
-    kernel: &'static dyn LinearKernel,
+    kernels: LinearKernels,
     device: Device,
     layer: PlacedLinear,
     /// Tokens and output of the last step. They are freed when the next begins, so no step finds another's.
@@ -35,48 +35,43 @@ pub(super) struct EmulatedLinear {
 impl EmulatedLinear {
     /// A layer on an empty device.
     pub fn new(gpu: Emulated, weights: &LinearWeights<'_>) -> Result<Self, Error> {
-        let Some(kernel) = gpu.linear_kernel() else {
-            let (arch, others) = (&gpu.arch, linear_arches().join(", "));
-            return Err(Error::NotComputed(format!(
-                "there is no linear layer for {arch} yet; take {others} or the CPU"
-            )));
-        };
-        let sizes = weights.sizes();
-        linear_fp8::check_takes(sizes.token_format, gpu.capability, &gpu.arch)?;
+        let (kernels, sizes) = (gpu.linear_kernels(), weights.sizes());
+        kernels.check_takes(sizes.token_format, &gpu.arch)?;
         let mut device = gpu.memory();
-        let packed = if sizes.token_format == TokenFormat::Fp8 {
-            units::pack(weights.matrix(), RowOrder::Kept, TokenType::E4m3)
-        } else {
-            panels::pack(weights.matrix(), token_type(sizes.dtype))
+        let packed = match sizes.token_format {
+            TokenFormat::Bits16 => panels::pack(weights.matrix(), token_type(sizes.dtype)),
+            TokenFormat::Fp8 => units::pack(weights.matrix(), RowOrder::Kept, TokenType::E4m3),
+            TokenFormat::Nvfp4 => nvfp4::pack_nvfp4(std::iter::once(weights.matrix())),
+        };
+        let input_scale = match sizes.token_format {
+            TokenFormat::Nvfp4 => upload(&mut device, &[weights.input_scale().unwrap_or(0.0)], WEIGHTS).address,
+            _ => 0,
         };
         let layer = PlacedLinear {
             sizes,
-            panels: upload(&mut device, &packed, WEIGHTS).address,
+            packed: upload(&mut device, &packed, WEIGHTS).address,
             alpha: upload(&mut device, &vec![weights.matrix().global_scale(); sizes.n], WEIGHTS).address,
             bias: weights.bias().map_or(0, |bias| upload(&mut device, &bias, WEIGHTS).address),
+            input_scale,
         };
-        Ok(Self { gpu, kernel, device, layer, step: Vec::new(), done: None })
+        Ok(Self { gpu, kernels, device, layer, step: Vec::new(), done: None })
     }
 
     /// The launches of a call. Each part of its workspace is an allocation of its own, and NaN.
     fn launches_of(&mut self, arguments: &LinearArguments) -> Result<Vec<Launch>, Error> {
-        let (sizes, sms) = (&self.layer.sizes, self.gpu.sms);
-        if sizes.token_format != TokenFormat::Fp8 {
-            return Ok(vec![self.kernel.launch(&self.layer, arguments, sms)?]);
-        }
-        let rows = linear_fp8::workspace(sizes, arguments.token_count, |bytes| {
-            let part = upload(&mut self.device, &vec![POISON; bytes as usize / size_of_val(&POISON)], INTERMEDIATE);
+        let workspace = Workspace::new(&self.layer.sizes, arguments.token_count, |bytes| {
+            let poison = vec![POISON; bytes as usize / size_of_val(&POISON)];
+            let part = upload(&mut self.device, &poison, INTERMEDIATE);
             self.step.push(part);
             part.address
         });
-        Ok(linear_fp8::launches(&self.layer, arguments, rows, sms)?.into())
+        self.kernels.launches(&self.layer, arguments, workspace, self.gpu.sms)
     }
 }
 
 impl LinearLayer for EmulatedLinear {
     fn kernel(&self) -> &str {
-        let is_fp8 = self.layer.sizes.token_format == TokenFormat::Fp8;
-        if is_fp8 { linear_fp8::product_kernel() } else { self.kernel.name() }
+        self.kernels.product_kernel(self.layer.sizes.token_format)
     }
 
     fn execute(&mut self, step: &LinearStep<'_>, output: &mut LinearOutput) -> Result<Duration, Error> {
@@ -137,7 +132,7 @@ mod tests {
     use kernels_gpu::linear_sm90::abi::matrix_bytes;
 
     use super::*;
-    use crate::backend::emulated::Options;
+    use crate::backend::emulated::{Options, arches};
     use crate::format::Matrix;
     use crate::linear::LinearSizes;
     use crate::problem::OutDtype;
@@ -145,9 +140,9 @@ mod tests {
     #[test]
     fn the_device_packs_what_the_host_packs_and_finds_the_first_scale_that_is_none() {
         const SIZES: [(usize, usize); 4] = [(16, 16), (80, 144), (64, 128), (144, 272)];
-        for (arch, (n, k)) in linear_arches().into_iter().flat_map(|arch| SIZES.map(|size| (arch, size))) {
+        for (arch, (n, k)) in arches().into_iter().flat_map(|arch| SIZES.map(|size| (arch, size))) {
             let gpu = Emulated::new(arch, Options::default()).unwrap();
-            let kernel = gpu.linear_kernel().unwrap();
+            let kernels = gpu.linear_kernels();
             let values: Vec<u8> = (0..n * k / 2).map(|i| (i * 97 + i / 251) as u8).collect();
             let mut scales: Vec<u8> = (0..n * k / 16).map(|i| (i * 31 % 127) as u8).collect();
             let matrix = Matrix::new(n, k, values.clone(), scales.clone(), 1.0).unwrap();
@@ -161,7 +156,7 @@ mod tests {
                 let operands = [device.upload(&values).address, device.upload(&scales).address];
                 let invalid = device.upload(&[u64::MAX]);
                 let sizes = LinearSizes { n, k, dtype, bias: false, token_format: TokenFormat::Bits16 };
-                let launch = kernel.pack(&sizes, operands, to.address, invalid.address).unwrap();
+                let launch = kernels.pack(&sizes, operands, to.address, invalid.address).unwrap();
                 gpu.launch(&mut device, &launch, &mut Vec::new()).unwrap();
                 let found = device.download::<u64>(invalid)[0];
                 if spoil && is_invalid {

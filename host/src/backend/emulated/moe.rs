@@ -200,7 +200,7 @@ impl EmulatedMoeLayer {
             }
             if let Some(stages) = &mut output.stages {
                 let read = |address, bytes| Ok(read(&self.device, address, bytes));
-                StageParts::read(&sizes, chunk.token_count, &workspace, read)?.write(step, first, stages);
+                StageParts::read(&sizes, chunk.token_count, &workspace, self.kernels, read)?.write(step, first, stages);
             }
         }
         Ok((launched, counters.expect("a step with tokens launches something")))

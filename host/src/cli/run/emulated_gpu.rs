@@ -1,6 +1,7 @@
 //! The emulated GPU that `nvfp4 run --backend emulated` takes.
 
 use anyhow::Context;
+use gpu_arch::Arch;
 use nvfp4::backend::emulated::{self, Card, Emulated};
 use nvfp4::files::read_bounded;
 
@@ -13,16 +14,17 @@ pub fn by_card(args: &Args) -> anyhow::Result<Emulated> {
     Ok(gpu.with_clock(card, !args.no_values, args.trace.is_some()))
 }
 
-/// The architecture of the emulated GPU, if it is not the newest.
+/// The architecture of the emulated GPU, if one was named, or a card.
 fn arch(args: &Args) -> Option<&str> {
-    let of_card = || {
-        Card::named(args.gpu.as_deref()?).and_then(|card| {
-            let of_its_family =
-                |arch: &&str| arch.trim_end_matches(['a', 'f']) == card.arch.trim_end_matches(['a', 'f']);
-            emulated::arches().into_iter().find(of_its_family)
-        })
-    };
+    let of_card = || arch_of_card(&Card::named(args.gpu.as_deref()?)?);
     args.arch.as_deref().or_else(of_card)
+}
+
+/// Of those that there are kernels for, the one that is made for a card.
+fn arch_of_card(card: &Card) -> Option<&'static str> {
+    let capability = card.arch.parse::<Arch>().ok()?.capability();
+    // The portable one, which runs there too, comes before it.
+    emulated::arches().into_iter().rfind(|arch| arch.parse::<Arch>().is_ok_and(|arch| arch.runs_on(capability)))
 }
 
 /// The emulated GPU, by no clock.
@@ -47,4 +49,16 @@ pub fn untimed(args: &Args) -> anyhow::Result<Emulated> {
     let arch = args.arch.as_deref().or(target).unwrap_or(default_arch);
     let gpu = Emulated::new(arch, options)?.with_variant(args.variant)?;
     gpu.with_ptx(&ptx).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_has_the_kernels_of_its_family() {
+        let arch = |name: &str| arch_of_card(&Card::named(name).unwrap()).unwrap();
+        assert!(Card::NAMES.iter().all(|name| arch(name) != "sm_80"));
+        assert_eq!(["h200", "b200", "rtx-5090", "gb10"].map(arch), ["sm_90a", "sm_100f", "sm_120f", "sm_120f"]);
+    }
 }

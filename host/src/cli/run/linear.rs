@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use nvfp4::backend::{Backend, LinearLayer, cpu::Cpu};
 use nvfp4::checkpoint::Checkpoint;
+use nvfp4::fp8::TokenFormat;
 use nvfp4::generate::Generator;
 use nvfp4::linear::compare::{compare_sample, compare_with_progress};
 use nvfp4::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights, generate};
@@ -142,6 +143,7 @@ fn compute(
         name,
         generator: generator.name(),
         sizes,
+        has_input_scale: weights.input_scale().is_some(),
         tokens: *tokens,
         backend: backend.as_ref(),
         layer: layer.as_ref(),
@@ -166,6 +168,7 @@ struct Report<'a> {
     name: &'a str,
     generator: &'static str,
     sizes: LinearSizes,
+    has_input_scale: bool,
     tokens: usize,
     backend: &'a dyn Backend,
     layer: &'a dyn LinearLayer,
@@ -211,6 +214,7 @@ impl Report<'_> {
             "k": k,
             "bias": bias,
             "token_format": token_format.name(),
+            "input_scale": self.has_input_scale,
             "bytes": self.bytes(),
             "time_us": {"min": self.min.as_secs_f64() * 1e6, "median": seconds * 1e6},
             "launches": self.layer.launches(),
@@ -248,7 +252,9 @@ impl Report<'_> {
             self.layer.kernel()
         )?;
         let bias = if bias { ", with a bias" } else { "" };
-        let tokens = report::tokens_of(token_format, self.tokens);
+        let by_scale =
+            if token_format == TokenFormat::Nvfp4 && self.has_input_scale { " by an input scale" } else { "" };
+        let tokens = report::tokens_of(token_format, self.tokens) + by_scale;
         writeln!(out, "layer     N {n}, K {k}{bias}; {tokens}")?;
         writeln!(out, "bytes     {}", table::bytes(self.bytes() as f64))?;
         if let Some(counters) = self.layer.counters() {

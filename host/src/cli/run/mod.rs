@@ -120,7 +120,7 @@ fn open_gpu(args: &Args) -> Result<Cuda, Error> {
     if unasked {
         selftest::on_first_use(match args.op {
             _ if args.is_moe() => FirstUse::OfMoe(args.token_format),
-            Some(Operation::Linear) => FirstUse::Of(Subject::Linear),
+            Some(Operation::Linear) => FirstUse::Of(Subject::linear(args.token_format.unwrap_or_default())),
             _ => FirstUse::OfGroups,
         });
     }

@@ -63,6 +63,11 @@ impl Instance {
         }
     }
 
+    /// Whether tokens are copied by their address, and not by a map; then the grid before must have ended.
+    pub fn by_pieces(self) -> bool {
+        matches!(self, Self::OfWarps(of) if of.by_pieces)
+    }
+
     /// Tokens of a box of the token map.
     pub fn box_tokens(self, m: u32) -> u32 {
         match self {
@@ -80,7 +85,7 @@ impl Instance {
     pub fn blocks(self, tiles: u32, sms: u32) -> u32 {
         match self {
             Self::OfWarps(_) => tiles,
-            Self::OfWarpgroups(of) => tiles.min(sms.saturating_mul(of.shape().resident_blocks())),
+            Self::OfWarpgroups(of) => tiles.min(sms.saturating_mul(of.resident_blocks())),
         }
     }
 }
@@ -101,4 +106,26 @@ pub(in crate::kernels) fn warp_cycles(instance: &of_warps::Instance, tiles: u64,
     let further = instance.products() as u64 - 1;
     let alone = ALONE + ALONE_FOR_PRODUCT * further;
     tiles.div_ceil(sms * resident) * alone.max(warps * (ISSUED + ISSUED_FOR_PRODUCT * further))
+}
+
+/// About how many cycles a multiprocessor takes for a k-block of all its tiles of C `[m, n]`, where every instance has the products of a
+/// warp: as on an H200, whose warps run the same code, but for room and for the tensor cores. Where many tokens keep these busy, they take
+/// longer here. No such card has been measured.
+///
+/// # Panics
+/// If the instance has the products of a warpgroup.
+pub(in crate::kernels) fn cycles_of_warps_alone(instance: Instance, m: u32, n: u32, sms: u32) -> u64 {
+    /// What a multiprocessor has of shared memory on RTX 30, 40, 50 and PRO, and what it takes for itself for each block (CUDA programming
+    /// guide, "Technical Specifications per Compute Capability").
+    const SHARED_BYTES: u32 = 100 << 10;
+    const RESERVED_BYTES: u32 = 1 << 10;
+    /// Cycles of a scheduler's tensor core for the products of 8 tokens with 16 columns of a k-block, at the rate of RTX PRO 6000.
+    const PRODUCT: u64 = 8 * 16;
+    let Instance::OfWarps(of) = instance else { unreachable!("all instances are of warps") };
+    let (tiles, sms) = (instance.tiles(m, n), u64::from(sms));
+    let room = u64::from(SHARED_BYTES / (of.shared_bytes() + RESERVED_BYTES));
+    let resident = tiles.div_ceil(sms).min(room);
+    let warps = (resident * u64::from(of.multiplying_warps())).div_ceil(4);
+    let in_tensor_cores = tiles.div_ceil(sms * resident) * warps * of.products() as u64 * PRODUCT;
+    warp_cycles(of, tiles, sms, room).max(in_tensor_cores)
 }

@@ -1,14 +1,17 @@
-//! How a linear layer is launched: one launch, a function of sizes and addresses, which knows no device.
+//! How a linear layer is launched: a function of sizes and addresses, which knows no device.
 //!
-//! There is a kernel for each family of cards. All of them take the same parameter and the same packed weights, and each sums K in the same
-//! order in every instance, so a token's numbers do not depend on which one is chosen.
+//! Tokens of 16 bits take one launch, and there is a kernel for each family of cards. All of them take the same parameter and the same packed
+//! weights, and each sums K in the same order in every instance, so a token's numbers do not depend on which one is chosen. Tokens of other
+//! formats take two, and kernels of an MoE layer (`kernels.rs`).
 
 #[cfg(all(test, feature = "cuda"))]
 pub(super) mod fake;
 mod instance;
+mod kernels;
 #[cfg(any(test, feature = "emulated"))]
 pub(crate) mod panels;
 pub(crate) mod weights;
+pub(crate) mod workspace;
 
 use std::cmp::Reverse;
 
@@ -16,12 +19,14 @@ use gpu_arch::Capability;
 use kernels_gpu::linear_sm90::abi::{BOX_BYTES, Launch as Parameter, PACK_ENTRY, Pack, TokenMap};
 use kernels_gpu::moe_route::abi::token_tiles;
 
-pub(super) use instance::{Instance, warp_cycles};
+pub(super) use instance::{Instance, cycles_of_warps_alone, warp_cycles};
+pub(crate) use kernels::LinearKernels;
 
 use super::builds;
 use super::group::Address;
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, Parameter as LaunchParameter, output_code};
+use super::linear_sm80::LinearSm80;
 use super::linear_sm90::LinearSm90;
 use super::linear_sm120::LinearSm120;
 use super::moe::token_type;
@@ -30,11 +35,16 @@ use crate::error::Error;
 use crate::linear::LinearSizes;
 use crate::problem::Op;
 
-/// Every kernel of linear layers.
-static KERNELS: [&dyn LinearKernel; 2] = [&LinearSm120, &LinearSm90];
+/// Every kernel of linear layers whose tokens are multiplied as they are, the one that runs everywhere last.
+static KERNELS: [&dyn LinearKernel; 3] = [&LinearSm120, &LinearSm90, &LinearSm80];
 
-/// The kernel of linear layers on a device, if there is one.
-pub(crate) fn kernel_of(device: Capability) -> Option<&'static dyn LinearKernel> {
+/// The one of this name.
+pub(crate) fn kernel_named(name: &str) -> Option<&'static dyn LinearKernel> {
+    KERNELS.into_iter().find(|kernel| kernel.name() == name)
+}
+
+/// The one on a device, if there is one.
+fn kernel_of(device: Capability) -> Option<&'static dyn LinearKernel> {
     KERNELS.into_iter().find(|kernel| builds::find(kernel.name(), device).is_some())
 }
 
@@ -59,7 +69,7 @@ pub(crate) trait LinearKernel: Kernel {
     /// # Errors
     /// If the arguments are not aligned; [`Error::TooLarge`] if there are more tiles than a kernel can count.
     fn launch(&self, layer: &PlacedLinear, arguments: &LinearArguments, sms: u32) -> Result<Launch, Error> {
-        let PlacedLinear { sizes, panels, alpha, bias } = *layer;
+        let PlacedLinear { sizes, packed: panels, alpha, bias, .. } = *layer;
         arguments.check(&sizes)?;
         let (m, n) = (arguments.token_count as u32, sizes.n as u32);
         let instance = self.instance(&sizes, m, sms);
@@ -79,9 +89,12 @@ pub(crate) trait LinearKernel: Kernel {
         };
         let grid = Grid {
             shared_bytes: instance.shared_bytes(),
-            overlaps: true,
+            overlaps: !instance.by_pieces(),
             ..Grid::linear(instance.entry(), instance.blocks(tiles, sms), instance.threads())
         };
+        if instance.by_pieces() {
+            return Ok(Launch::of_parameter(self.name(), grid, parameter));
+        }
         let map = MapArguments {
             address: parameter.tokens,
             row_bytes: 2 * parameter.k,
@@ -131,12 +144,14 @@ pub(super) fn entries(instances: Vec<Instance>) -> Vec<Entry> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlacedLinear {
     pub sizes: LinearSizes,
-    /// Its panels; with tokens in FP8 the units of an MoE layer's matrix.
-    pub panels: Address,
+    /// Its panels; with tokens in FP8 the units of an MoE layer's matrix, with tokens in NVFP4 its values and then its scales.
+    pub packed: Address,
     /// N numbers of f32: the global scale of each row.
     pub alpha: Address,
     /// N numbers of f32; 0 if there is no bias.
     pub bias: Address,
+    /// For tokens in NVFP4: their global scale, f32, or 0.0 if each is to have one of its own.
+    pub input_scale: Address,
 }
 
 /// What a call of a linear layer reads and writes: addresses in the device's memory.
@@ -187,7 +202,7 @@ pub(super) mod tests {
 
     /// A call with so many tokens, all addresses aligned.
     pub fn launch(kernel: &dyn LinearKernel, n: usize, m: usize, sms: u32) -> Launch {
-        let layer = PlacedLinear { sizes: sizes(n, 2048), panels: 0x100, alpha: 0, bias: 0 };
+        let layer = PlacedLinear { sizes: sizes(n, 2048), packed: 0x100, alpha: 0, bias: 0, input_scale: 0 };
         let arguments = LinearArguments { token_count: m, tokens: 0x1000, token_pitch: 4096, output: 0x2000 };
         kernel.launch(&layer, &arguments, sms).unwrap()
     }
@@ -195,15 +210,16 @@ pub(super) mod tests {
     #[test]
     fn a_device_gets_the_kernel_of_its_family() {
         let name = |device| kernel_of(device).map(|kernel| kernel.name());
-        let devices = [(8, 9), (9, 0), (10, 0), (12, 0), (12, 1)];
-        assert_eq!(devices.map(name), [None, Some("linear_sm90"), None, Some("linear_sm120"), Some("linear_sm120")]);
+        let devices = [(7, 5), (8, 9), (9, 0), (10, 0), (12, 0), (12, 1)];
+        let [portable, hopper, consumer] = ["linear_sm80", "linear_sm90", "linear_sm120"].map(Some);
+        assert_eq!(devices.map(name), [None, portable, hopper, portable, consumer, consumer]);
     }
 
     #[test]
     fn a_layer_of_592_columns_goes_to_every_instance() {
         // `tests/tests/linear.rs` compares the bits of these, and a self-test computes them.
         for kernel in KERNELS {
-            let of = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 10), (128, 3)];
+            let of = [(1, 132), (16, 19), (32, 19), (32, 5), (64, 10), (128, 1)];
             let mut of = of.map(|(m, sms)| entry(kernel, 592, 208, m, sms)).to_vec();
             of.dedup();
             let instances = kernel.instances();
@@ -214,7 +230,7 @@ pub(super) mod tests {
 
     #[test]
     fn addresses_that_no_copy_takes_are_refused() {
-        let layer = PlacedLinear { sizes: sizes(64, 48), panels: 0x100, alpha: 0x80, bias: 0 };
+        let layer = PlacedLinear { sizes: sizes(64, 48), packed: 0x100, alpha: 0x80, bias: 0, input_scale: 0 };
         let right = LinearArguments { token_count: 2, tokens: 0x1000, token_pitch: 96, output: 0x2000 };
         assert!(LinearSm90.launch(&layer, &right, 132).is_ok());
         for wrong in [

@@ -1,5 +1,6 @@
 //! The memory of a layer's packed weights: a function of sizes alone.
 
+use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::{linear_sm90::abi as panels, units};
 
 use super::PlacedLinear;
@@ -28,16 +29,19 @@ impl PackedWeights {
             at
         };
         let numbers = (size_of::<f32>() * sizes.n) as u64;
-        let matrix_bytes = match sizes.token_format {
-            TokenFormat::Bits16 | TokenFormat::Nvfp4 => panels::matrix_bytes,
-            TokenFormat::Fp8 => units::matrix_bytes,
+        let (n, k, format) = (sizes.n as u32, sizes.k as u32, sizes.token_format);
+        let matrix_bytes = match format {
+            TokenFormat::Bits16 => panels::matrix_bytes(n, k),
+            TokenFormat::Fp8 => units::matrix_bytes(n, k),
+            TokenFormat::Nvfp4 => value_bytes(n.into(), k) + weight_scale_bytes(n, k),
         };
         let invalid = take(size_of::<u64>() as u64);
         let layer = PlacedLinear {
             sizes: *sizes,
-            panels: take(matrix_bytes(sizes.n as u32, sizes.k as u32)),
+            packed: take(matrix_bytes),
             alpha: take(numbers),
             bias: if sizes.bias { take(numbers) } else { 0 },
+            input_scale: if format == TokenFormat::Nvfp4 { take(size_of::<f32>() as u64) } else { 0 },
         };
         Self { invalid, layer, end }
     }
@@ -50,19 +54,24 @@ mod tests {
 
     #[test]
     fn parts_lie_at_multiples_of_256_and_do_not_overlap() {
-        // Panels are padded to 64 rows and 128 columns, units hardly.
-        for (token_format, of_matrix) in
-            [(TokenFormat::Bits16, panels::matrix_bytes(80, 144)), (TokenFormat::Fp8, units::matrix_bytes(80, 144))]
-        {
+        // Panels are padded to 64 rows and 128 columns, units hardly; scales for NVFP4 tokens to 128 rows.
+        for (token_format, of_matrix) in [
+            (TokenFormat::Bits16, panels::matrix_bytes(80, 144)),
+            (TokenFormat::Fp8, units::matrix_bytes(80, 144)),
+            (TokenFormat::Nvfp4, 80 * 80 + 128 * 12),
+        ] {
             let sizes = LinearSizes { n: 80, k: 144, dtype: OutDtype::F16, bias: true, token_format };
             let PackedWeights { invalid, layer, end } = PackedWeights::at(&sizes, 0x1000);
-            let places = [invalid, layer.panels, layer.alpha, layer.bias, end];
+            let has_input_scale = token_format == TokenFormat::Nvfp4;
+            assert_eq!(layer.input_scale != 0, has_input_scale);
+            let behind = if has_input_scale { layer.input_scale } else { end };
+            let places = [invalid, layer.packed, layer.alpha, layer.bias, behind];
             assert!(places.iter().all(|place| place.is_multiple_of(256)), "{places:x?}");
             let bytes = [8, of_matrix, 320, 320];
             assert!(places.windows(2).zip(bytes).all(|(two, bytes)| two[1] - two[0] >= bytes), "{places:x?}");
-            assert!(layer.alpha - layer.panels < of_matrix + 256);
+            assert!(layer.alpha - layer.packed < of_matrix + 256 && end - behind <= 256);
             let without = PackedWeights::at(&LinearSizes { bias: false, ..sizes }, 0x1000);
-            assert_eq!((without.layer.bias, without.end), (0, layer.bias));
+            assert_eq!((without.layer.bias, without.end), (0, layer.bias + (end - behind)));
         }
     }
 }

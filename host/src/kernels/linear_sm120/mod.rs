@@ -4,7 +4,7 @@
 use kernels_gpu::linear_sm120::abi::INSTANCES;
 
 use super::kernel::{Entry, Kernel};
-use super::linear::{self, Instance, LinearKernel, warp_cycles};
+use super::linear::{self, Instance, LinearKernel, cycles_of_warps_alone};
 
 /// The kernel.
 pub(crate) struct LinearSm120;
@@ -29,22 +29,8 @@ impl LinearKernel for LinearSm120 {
         INSTANCES.iter().map(Instance::OfWarps).collect()
     }
 
-    /// As on an H200, whose warps run the same code, but for room and for the tensor cores: where many tokens keep these busy, they take
-    /// longer here. No card has been measured.
     fn k_block_cycles(&self, instance: Instance, m: u32, n: u32, sms: u32) -> u64 {
-        /// What a multiprocessor has of shared memory, and what it takes for itself for each block (CUDA programming guide, "Technical
-        /// Specifications per Compute Capability").
-        const SHARED_BYTES: u32 = 100 << 10;
-        const RESERVED_BYTES: u32 = 1 << 10;
-        /// Cycles of a scheduler's tensor core for the products of 8 tokens with 16 columns of a k-block, at the rate of RTX PRO 6000.
-        const PRODUCT: u64 = 8 * 16;
-        let Instance::OfWarps(of) = instance else { unreachable!("all instances are of warps") };
-        let (tiles, sms) = (instance.tiles(m, n), u64::from(sms));
-        let room = u64::from(SHARED_BYTES / (of.shared_bytes() + RESERVED_BYTES));
-        let resident = tiles.div_ceil(sms).min(room);
-        let warps = (resident * u64::from(of.multiplying_warps())).div_ceil(4);
-        let in_tensor_cores = tiles.div_ceil(sms * resident) * warps * of.products() as u64 * PRODUCT;
-        warp_cycles(of, tiles, sms, room).max(in_tensor_cores)
+        cycles_of_warps_alone(instance, m, n, sms)
     }
 }
 

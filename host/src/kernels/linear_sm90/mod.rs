@@ -7,7 +7,7 @@ use kernels_gpu::moe_route::abi::token_tiles;
 use kernels_gpu::sm90::SHARED_BYTES;
 
 use super::kernel::{Entry, Kernel};
-use super::linear::{self, Instance, LinearKernel, warp_cycles};
+use super::linear::{self, Instance, LinearKernel};
 
 /// The kernel.
 pub(crate) struct LinearSm90;
@@ -40,22 +40,32 @@ impl LinearKernel for LinearSm90 {
     fn k_block_cycles(&self, instance: Instance, m: u32, n: u32, sms: u32) -> u64 {
         let (tiles, sms) = (instance.tiles(m, n), u64::from(sms));
         match instance {
-            Instance::OfWarps(of) => warp_cycles(of, tiles, sms, u64::from(SHARED_BYTES / of.shared_bytes())),
+            Instance::OfWarps(of) => warp_cycles(of, tiles, sms),
             Instance::OfWarpgroups(of) => {
                 let tokens = of.box_tokens(m, token_tiles(m, of.tile_tokens));
-                let resident = tiles.div_ceil(sms).min(u64::from(of.shape().resident_blocks()));
+                let resident = tiles.div_ceil(sms).min(u64::from(of.resident_blocks()));
                 tiles.div_ceil(sms * resident) * warpgroup_cycles(of, u64::from(tokens), resident)
             }
         }
     }
 }
 
+/// About how many cycles a multiprocessor takes for a k-block of all its tiles, measured on an H200: a block alone, and more where several
+/// share a multiprocessor.
+fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64) -> u64 {
+    let resident = tiles.div_ceil(sms).min(u64::from(SHARED_BYTES / instance.shared_bytes()));
+    let alone = 350 + 50 * instance.products() as u64 + 40 * u64::from(instance.sharing - 1);
+    tiles.div_ceil(sms * resident) * alone * (100 + 55 * (resident - 1)) / 100
+}
+
 /// About how many cycles `resident` blocks together take for a k-block of a tile of so many tokens each, measured on an H200: some for
 /// the k-block, some for each token.
 fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64, resident: u64) -> u64 {
-    match (instance.columns(), resident) {
-        (64, 1) => 720 + 22 * tokens / 10,
-        (64, _) => 870 + 6 * tokens,
+    match (instance.columns(), instance.decoders, resident) {
+        (64, 0, 1) => 720 + 22 * tokens / 10,
+        (64, 0, _) => 870 + 45 * tokens / 10,
+        (64, ..) if instance.tile_tokens < 128 => 460 + 16 * tokens / 10,
+        (64, ..) => 530 + 19 * tokens / 10,
         _ => 1190 + 9 * tokens,
     }
 }
@@ -69,10 +79,10 @@ mod tests {
     fn few_tokens_get_tiles_of_few_columns_and_many_tokens_large_tiles() {
         for (n, m, expected) in [
             (4096, 1, "linear_mma8_bf16"),
-            (7168, 16, "linear_mma16_bf16"),
-            (4096, 32, "linear_mma32_bf16"),
-            (4096, 128, "linear_bf16_t64"),
-            (4096, 256, "linear_bf16_t128"),
+            (7168, 16, "linear_bf16_t16_decoded"),
+            (4096, 32, "linear_bf16_t64_decoded"),
+            (4096, 128, "linear_bf16_t64_decoded"),
+            (4096, 256, "linear_bf16_t128_decoded"),
             (4096, 512, "linear_bf16_t128"),
             (4096, 4096, "linear_bf16_t128_c256"),
         ] {

@@ -1,12 +1,14 @@
 //! Which kernels a layer takes on a device.
 
 use gpu_arch::Capability;
+use kernels_gpu::sorted::ROW_MULTIPLE;
 
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::kernels::builds;
 use crate::kernels::kernel::Kernel;
-use crate::kernels::moe_fp8_sm90::MoeFp8Sm90;
+use crate::kernels::moe_fp8_sm90::{self, MoeFp8Sm90};
+use crate::kernels::moe_nvfp4_sm120::MoeNvfp4Sm120;
 use crate::kernels::moe_pack::MoePack;
 use crate::kernels::moe_quantize::MoeQuantize;
 use crate::kernels::moe_quantize_nvfp4::MoeQuantizeNvfp4;
@@ -15,7 +17,9 @@ use crate::kernels::moe_sm80::MoeSm80;
 use crate::kernels::moe_sm90::MoeSm90;
 use crate::kernels::moe_sm100::MoeSm100;
 use crate::kernels::moe_sm120::MoeSm120;
+use crate::kernels::nvfp4_products::{self, Nvfp4Products};
 use crate::kernels::products::Products;
+use crate::moe::MoeSizes;
 
 /// Every kernel of a layer's products of 16-bit tokens, the one that runs everywhere last.
 static PRODUCTS: [&dyn Products; 3] = [&MoeSm120, &MoeSm90, &MoeSm80];
@@ -28,8 +32,8 @@ pub(crate) fn products_named(name: &str) -> Option<&'static dyn Products> {
 /// The kernels that a layer needs whose tokens are in FP8.
 pub(crate) static FP8_KERNELS: [&dyn Kernel; 4] = [&MoePack, &MoeRoute, &MoeQuantize, &MoeFp8Sm90];
 
-/// The kernels that a layer needs whose tokens are in NVFP4.
-pub(crate) static NVFP4_KERNELS: [&dyn Kernel; 4] = [&MoePack, &MoeRoute, &MoeQuantizeNvfp4, &MoeSm100];
+/// Every kernel of a layer's products of tokens in NVFP4.
+static NVFP4_PRODUCTS: [&dyn Nvfp4Products; 2] = [&MoeNvfp4Sm120, &MoeSm100];
 
 /// The kernels of a layer on a device.
 #[derive(Clone, Copy)]
@@ -38,8 +42,8 @@ pub(crate) struct MoeKernels {
     pub products: &'static dyn Products,
     /// Whether those for tokens in FP8 run there too.
     pub fp8: bool,
-    /// Whether those for tokens in NVFP4 do.
-    pub nvfp4: bool,
+    /// The one that multiplies tokens in NVFP4, if those for them run there.
+    pub nvfp4: Option<&'static dyn Nvfp4Products>,
     /// Whether the build of `moe_route` has clusters and grids that overlap: those from sm_90 on do.
     pub overlaps: bool,
 }
@@ -49,7 +53,8 @@ impl MoeKernels {
     pub fn of(device: Capability) -> Option<Self> {
         let runs = |kernel: &dyn Kernel| builds::find(kernel.name(), device).is_some();
         let all_run = |kernels: &[&dyn Kernel]| kernels.iter().all(|&kernel| runs(kernel));
-        let (fp8, nvfp4) = (all_run(&FP8_KERNELS), all_run(&NVFP4_KERNELS));
+        let fp8 = all_run(&FP8_KERNELS);
+        let nvfp4 = NVFP4_PRODUCTS.iter().copied().find(|&products| all_run(&of_nvfp4(products)));
         let overlaps = builds::find(MoeRoute.name(), device)?.arch().capability() >= (9, 0);
         let products = PRODUCTS.iter().copied().find(|&products| all_run(&of_bits16(products)))?;
         Some(Self { products, fp8, nvfp4, overlaps })
@@ -71,13 +76,14 @@ impl MoeKernels {
         match format {
             TokenFormat::Bits16 => Some(of_bits16(self.products).into()),
             TokenFormat::Fp8 => self.fp8.then(|| FP8_KERNELS.into()),
-            TokenFormat::Nvfp4 => self.nvfp4.then(|| NVFP4_KERNELS.into()),
+            TokenFormat::Nvfp4 => self.nvfp4.map(|products| of_nvfp4(products).into()),
         }
     }
 
-    /// The format of tokens where nobody asks for another one: 16 bits, but NVFP4 where the tensor cores multiply it.
+    /// The format of tokens where nobody asks for another one: 16 bits, but NVFP4 where a card's own kernels multiply it and nothing else.
     pub fn default_format(self) -> TokenFormat {
-        if self.nvfp4 { TokenFormat::Nvfp4 } else { TokenFormat::Bits16 }
+        let has_own = self.products.name() != MoeSm80.name();
+        if self.nvfp4.is_some() && !has_own { TokenFormat::Nvfp4 } else { TokenFormat::Bits16 }
     }
 
     /// Refuses what is not multiplied there.
@@ -108,7 +114,46 @@ impl MoeKernels {
         match token_format {
             TokenFormat::Bits16 => self.products.name(),
             TokenFormat::Fp8 => MoeFp8Sm90.name(),
-            TokenFormat::Nvfp4 => MoeSm100.name(),
+            TokenFormat::Nvfp4 => self.nvfp4.expect("a kernel for these tokens").name(),
+        }
+    }
+}
+
+/// How the rows of a chunk come to the products: a function of sizes alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowPlan {
+    /// Tokens of the tiles that rows are cut into.
+    pub tile_tokens: u32,
+    /// Those of the expert that all tokens share.
+    pub shared_tile_tokens: u32,
+    /// Whether products take 16-bit numbers sorted by expert ([`sorted`](kernels_gpu::sorted)): tokens and intermediate.
+    pub are_sorted: bool,
+    /// Whether those of the shared expert do, if there is one.
+    pub shared_are_sorted: bool,
+    /// What each expert's rows are filled up to a multiple of.
+    pub row_multiple: u32,
+}
+
+impl RowPlan {
+    /// That of so many tokens, for these kernels.
+    pub fn new(sizes: &MoeSizes, tokens: usize, kernels: MoeKernels) -> Self {
+        let format = sizes.token_format;
+        let tile_tokens = |rows: usize, experts: usize| {
+            let (rows, experts) = (rows as u64, experts as u64);
+            match format {
+                TokenFormat::Bits16 => kernels.products.tile_tokens(rows, experts),
+                TokenFormat::Fp8 => moe_fp8_sm90::tile_tokens(rows, experts),
+                TokenFormat::Nvfp4 => nvfp4_products::tile_tokens(rows, experts),
+            }
+        };
+        let (routed, shared) = (tile_tokens(tokens * sizes.top_k, sizes.named_experts), tile_tokens(tokens, 1));
+        let are_sorted = |tile| format == TokenFormat::Bits16 && kernels.products.sorts(tile);
+        Self {
+            tile_tokens: routed,
+            shared_tile_tokens: shared,
+            are_sorted: are_sorted(routed),
+            shared_are_sorted: sizes.shared_intermediate.is_some() && are_sorted(shared),
+            row_multiple: if format == TokenFormat::Fp8 || are_sorted(routed) { ROW_MULTIPLE } else { 1 },
         }
     }
 }
@@ -118,6 +163,11 @@ fn of_bits16(products: &'static dyn Products) -> [&'static dyn Kernel; 3] {
     [&MoePack, &MoeRoute, products]
 }
 
+/// All that a layer needs whose tokens are in NVFP4.
+fn of_nvfp4(products: &'static dyn Nvfp4Products) -> [&'static dyn Kernel; 4] {
+    [&MoePack, &MoeRoute, &MoeQuantizeNvfp4, products]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,6 +175,8 @@ mod tests {
     #[test]
     fn a_device_gets_the_kernel_of_its_family() {
         let of = |device| MoeKernels::of(device).map(|kernels| kernels.product_kernel(kernels.default_format()));
+        let of_nvfp4 = |device| MoeKernels::of(device).unwrap().product_kernel(TokenFormat::Nvfp4);
+        assert_eq!([(10, 0), (12, 1)].map(of_nvfp4), ["moe_sm100", "moe_nvfp4_sm120"]);
         let devices = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1), (99, 0)].map(of);
         let [portable, hopper, blackwell] = ["moe_sm80", "moe_sm90", "moe_sm100"].map(Some);
         let consumer = Some("moe_sm120");
@@ -136,7 +188,7 @@ mod tests {
         assert_eq!(given.map(|kernels| (kernels.products.name(), kernels.overlaps)), Some(("moe_sm80", true)));
         let takes = |device| TokenFormat::ALL.map(|format| MoeKernels::of(device).unwrap().takes(format));
         assert_eq!(takes((9, 0)), [true, true, false]);
-        assert_eq!([(10, 0), (12, 0)].map(takes), [[true, false, true], [true, false, false]]);
+        assert_eq!([(10, 0), (12, 0)].map(takes), [[true, false, true]; 2]);
         let refusal =
             |device, format| MoeKernels::of(device).unwrap().check_takes(format, "it").unwrap_err().to_string();
         let text = refusal((10, 0), TokenFormat::Fp8);

@@ -1,9 +1,9 @@
 //! How an MoE layer is launched: a function of sizes and addresses, which knows no device.
 //!
 //! A call of a layer is a chain of launches, each of which may begin while the one before it still runs: lists of each expert's
-//! tokens (`moe_route`), gate and up, down (`moe_sm90` or another of `kernels.rs`), the same for the expert that all tokens share, and
+//! tokens (`moe_route`), where experts have many the rows of tokens sorted by expert (`moe_expand`), gate and up, down (`moe_sm90` or another of `kernels.rs`), the same for the expert that all tokens share, and
 //! the sum of each token's rows. With tokens in FP8 or NVFP4, what a product multiplies is rounded before it (`moe_quantize`,
-//! `moe_fp8_sm90`; `moe_quantize_nvfp4`, `moe_sm100`). Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
+//! `moe_fp8_sm90`; `moe_quantize_nvfp4`, `moe_sm100`, `moe_nvfp4_sm120`). Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
 //! that was captured once is right for whatever routing comes later.
 //!
 //! A token's numbers are the same whatever else is in the batch, in which order, and on which instance: every product sums its K
@@ -18,25 +18,26 @@ use kernels_gpu::epilogue::{self, PARAMETERS};
 use kernels_gpu::moe_fp8_sm90::abi::Launch as Fp8Product;
 use kernels_gpu::moe_quantize::abi::Quantize;
 use kernels_gpu::moe_quantize_nvfp4::abi::Quantize as Nvfp4Quantize;
-use kernels_gpu::moe_route::abi::{Combine, Lists, Route};
+use kernels_gpu::moe_route::abi::{Combine, Expand, ExpandedRows, Lists, Route};
 use kernels_gpu::moe_sm90::abi::Launch as Product;
 use kernels_gpu::nvfp4_rows::value_bytes;
 use kernels_gpu::units::TokenType;
 
 use super::group::Address;
 use super::launch::{Launch, output_code};
-use super::moe_fp8_sm90::{self, MoeFp8Sm90};
+use super::moe_fp8_sm90::MoeFp8Sm90;
 use super::moe_pack::row_order::RowOrder;
 use super::moe_quantize::MoeQuantize;
 use super::moe_quantize_nvfp4::MoeQuantizeNvfp4;
 use super::moe_route::MoeRoute;
-use super::moe_sm100::{self, MoeSm100};
+use super::nvfp4_products;
 use super::products::expected_token_tiles;
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::moe::{Activation, MoeSizes};
 use crate::problem::{Op, OutDtype};
-pub(crate) use kernels::{FP8_KERNELS, MoeKernels, NVFP4_KERNELS, products_named};
+use kernels::RowPlan;
+pub(crate) use kernels::{FP8_KERNELS, MoeKernels, products_named};
 pub(crate) use stages::StageParts;
 use weights::packed_bytes;
 pub use weights::weight_bytes;
@@ -200,14 +201,9 @@ pub(crate) fn launches(
     kernels: MoeKernels,
     sms: u32,
 ) -> Result<Vec<Launch>, Error> {
-    // Tokens of the tiles that so many rows of so many experts are cut into.
-    let tile_tokens = |rows: u64, experts: u64| match layer.sizes.token_format {
-        TokenFormat::Bits16 => kernels.products.tile_tokens(rows, experts),
-        TokenFormat::Fp8 => moe_fp8_sm90::tile_tokens(rows, experts),
-        TokenFormat::Nvfp4 => moe_sm100::tile_tokens(rows, experts),
-    };
     let sizes = &layer.sizes;
     let choices = (chunk.token_count * sizes.top_k) as u64;
+    let plan = RowPlan::new(sizes, chunk.token_count, kernels);
     let routed = Experts {
         placed: &layer.experts,
         count: sizes.experts as u32,
@@ -217,7 +213,9 @@ pub(crate) fn launches(
         nvfp4: workspace.nvfp4,
         lists: workspace.lists,
         has_rows: true,
-        tile_tokens: tile_tokens(choices, sizes.named_experts as u64),
+        row_multiple: plan.row_multiple,
+        sorted: plan.are_sorted.then_some(workspace.row_capacity),
+        tile_tokens: plan.tile_tokens,
         rows: choices,
         expected_rows: (choices * sizes.experts as u64).div_ceil(sizes.named_experts as u64).min(choices),
         products: [workspace.intermediate, workspace.rows],
@@ -231,13 +229,19 @@ pub(crate) fn launches(
         nvfp4: shared.nvfp4,
         lists: shared.lists,
         has_rows: false,
-        tile_tokens: tile_tokens(chunk.token_count as u64, 1),
+        row_multiple: plan.row_multiple,
+        sorted: plan.shared_are_sorted.then_some(shared.row_capacity),
+        tile_tokens: plan.shared_tile_tokens,
         rows: chunk.token_count as u64,
         expected_rows: chunk.token_count as u64,
         products: [shared.intermediate, shared.rows],
     });
-    let chunk = Chunk { layer, arguments: chunk, workspace, kernels, sms };
+    let expands = plan.are_sorted || plan.shared_are_sorted;
+    let chunk = Chunk { layer, arguments: chunk, workspace, kernels, expands, sms };
     let mut launches = vec![chunk.route(&routed, shared.as_ref())?];
+    if expands {
+        launches.push(chunk.expand(&routed, shared.as_ref())?);
+    }
     for experts in [Some(&routed), shared.as_ref()].into_iter().flatten() {
         for (index, projection) in [chunk.gate_up(experts), chunk.down(experts)].into_iter().enumerate() {
             match (experts.fp8, experts.nvfp4) {
@@ -253,7 +257,7 @@ pub(crate) fn launches(
             }
         }
     }
-    launches.push(chunk.combine()?);
+    launches.push(chunk.combine(&routed)?);
     Ok(launches)
 }
 
@@ -263,7 +267,7 @@ struct Experts<'l> {
     count: u32,
     /// I.
     intermediate: u32,
-    /// Tokens in the order of K, if they are 16-bit numbers.
+    /// Tokens in the order of K, if they are 16-bit numbers that are not sorted.
     tokens: Address,
     /// Tokens of each product, if they are in FP8.
     fp8: Option<[SortedRows; 2]>,
@@ -272,6 +276,10 @@ struct Experts<'l> {
     lists: PlacedLists,
     /// Whether tokens name these experts, so that lists say which token a row is of; else rows are tokens.
     has_rows: bool,
+    /// What each expert's rows are filled up to a multiple of.
+    row_multiple: u32,
+    /// Rows that there is room for, if products take 16-bit numbers sorted.
+    sorted: Option<u32>,
     tile_tokens: u32,
     /// The most rows.
     rows: u64,
@@ -284,7 +292,15 @@ struct Experts<'l> {
 impl Experts<'_> {
     /// Address of what the lists have at an offset.
     fn list(&self, offset: impl Fn(&Lists) -> u64) -> Address {
-        self.lists.at + offset(&self.lists.offsets)
+        self.lists.at + offset(&self.lists.offsets(self.row_multiple))
+    }
+
+    /// Where tokens are expanded to, if they are sorted.
+    fn expanded_rows(&self) -> ExpandedRows {
+        let none = ExpandedRows { tokens: 0, intermediate: 0, capacity: 0, width: 0 };
+        // What down gives takes the place of its experts' tokens.
+        let [intermediate, tokens] = self.products;
+        self.sorted.map_or(none, |capacity| ExpandedRows { tokens, intermediate, capacity, width: self.intermediate })
     }
 }
 
@@ -308,6 +324,8 @@ struct Chunk<'l> {
     arguments: &'l MoeArguments,
     workspace: &'l Workspace,
     kernels: MoeKernels,
+    /// Whether a launch brings tokens to their rows.
+    expands: bool,
     sms: u32,
 }
 
@@ -321,8 +339,8 @@ impl Chunk<'_> {
             input: arguments.tokens,
             input_pitch: arguments.token_pitch as u64,
             input_weights: if arguments.weights_on_input { arguments.topk_weights } else { 0 },
-            tokens: self.workspace.tokens,
-            shared_tokens: shared.map_or(0, |shared| shared.tokens),
+            tokens: if routed.sorted.is_some() { 0 } else { self.workspace.tokens },
+            shared_tokens: shared.filter(|shared| shared.sorted.is_none()).map_or(0, |shared| shared.tokens),
             lists: routed.lists.at,
             shared_lists: shared.map_or(0, |shared| shared.lists.at),
             token_count: arguments.token_count as u32,
@@ -333,10 +351,28 @@ impl Chunk<'_> {
             tile_tokens: routed.tile_tokens,
             shared_tile_tokens: shared.unwrap_or(routed).tile_tokens,
             token_type: output_code(sizes.dtype),
-            row_multiple: workspace::row_multiple(sizes.token_format),
+            row_multiple: routed.row_multiple,
             unused: 0,
         };
         MoeRoute.route(route, self.kernels.overlaps)
+    }
+
+    /// Tokens to the rows of experts that take them sorted.
+    fn expand(&self, routed: &Experts<'_>, shared: Option<&Experts<'_>>) -> Result<Launch, Error> {
+        let (sizes, arguments) = (&self.layer.sizes, self.arguments);
+        let expand = Expand {
+            input: arguments.tokens,
+            input_pitch: arguments.token_pitch as u64,
+            input_weights: if arguments.weights_on_input { arguments.topk_weights } else { 0 },
+            places: routed.list(|lists| lists.places),
+            routed: routed.expanded_rows(),
+            shared: shared.map_or(bytemuck::Zeroable::zeroed(), Experts::expanded_rows),
+            token_count: arguments.token_count as u32,
+            top_k: sizes.top_k as u32,
+            hidden: sizes.hidden as u32,
+            token_type: output_code(sizes.dtype),
+        };
+        MoeRoute.expand(expand, self.kernels.overlaps)
     }
 
     /// Gate and up, or up alone.
@@ -375,7 +411,11 @@ impl Chunk<'_> {
     fn product(&self, experts: &Experts<'_>, index: usize, projection: Projection) -> Launch {
         let Projection { op, b, expert_bytes, alpha, bias, n, k, activation } = projection;
         let launch = Product {
-            tokens: if index == 0 { experts.tokens } else { experts.products[0] },
+            tokens: match (index, experts.sorted) {
+                (0, None) => experts.tokens,
+                (0, Some(_)) => experts.expanded_rows().tokens,
+                _ => experts.products[0],
+            },
             rows: if index == 0 && experts.has_rows { experts.list(|lists| lists.rows) } else { 0 },
             firsts: experts.list(|lists| lists.firsts),
             tile_firsts: experts.list(|lists| lists.tile_firsts),
@@ -388,8 +428,10 @@ impl Chunk<'_> {
             n,
             k,
             experts: experts.count,
-            // The launch before the first product makes the lists.
-            lists_pending: (index == 0 && experts.has_rows).into(),
+            // The launch before the first product makes the lists, unless another one comes between.
+            lists_pending: (index == 0 && experts.has_rows && !self.expands).into(),
+            row_capacity: experts.sorted.unwrap_or(0),
+            c_is_sorted: (index == 0 && experts.sorted.is_some()).into(),
             activation,
             unused: 0,
         };
@@ -495,7 +537,7 @@ impl Chunk<'_> {
     fn nvfp4_product(&self, experts: &Experts<'_>, index: usize, projection: Projection, rows: Nvfp4Rows) -> Launch {
         let Projection { op, b: [weights, _], alpha, bias, n, k, activation, .. } = projection;
         let matrices = u64::from(experts.count) * op.projections() as u64;
-        let product = moe_sm100::Product {
+        let product = nvfp4_products::Product {
             tokens: rows.values,
             rows: rows.rows,
             token_scales: rows.scales,
@@ -513,15 +555,16 @@ impl Chunk<'_> {
             output: output_code(self.layer.sizes.dtype),
             activation,
         };
-        MoeSm100.product(op, experts.tile_tokens, product, experts.rows, self.sms)
+        let kernel = self.kernels.nvfp4.expect("tokens are in NVFP4 where a kernel multiplies them");
+        kernel.product(op, experts.tile_tokens, product, experts.rows, self.sms)
     }
 
     /// The sum of each token's rows.
-    fn combine(&self) -> Result<Launch, Error> {
+    fn combine(&self, routed: &Experts<'_>) -> Result<Launch, Error> {
         let (sizes, arguments, workspace) = (&self.layer.sizes, self.arguments, self.workspace);
         let combine = Combine {
             rows: workspace.rows,
-            places: workspace.lists.at + workspace.lists.offsets.places,
+            places: routed.list(|lists| lists.places),
             weights: if arguments.weights_on_input { 0 } else { arguments.topk_weights },
             shared_rows: workspace.shared.map_or(0, |shared| shared.rows),
             shared_weights: workspace.shared.map_or(0, |_| arguments.shared_weights),

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use kernels_gpu::moe_route::abi::tile_size;
 use kernels_gpu::nvfp4_rows::{row_bytes, token_scale, token_scale_bytes, value_bytes};
-use kernels_gpu::sorted::LINE_BYTES;
+use kernels_gpu::sorted::{LINE_BYTES, bits16_bytes, bits16_place};
 use kernels_gpu::units::{block_columns, block_start, element_at, k_blocks};
 
+use super::kernels::{MoeKernels, RowPlan};
 use super::workspace::{Nvfp4Rows, PlacedLists, SharedWorkspace, SortedRows, Workspace};
 use crate::error::Error;
 use crate::format::BLOCK;
@@ -66,7 +67,7 @@ struct SortedParts {
 }
 
 impl StageParts {
-    /// Reads them, each by its address and its bytes.
+    /// Reads them, each by its address and its bytes, as launches of these kernels leave them.
     ///
     /// # Errors
     /// Those of `read`.
@@ -74,9 +75,11 @@ impl StageParts {
         sizes: &MoeSizes,
         tokens: usize,
         workspace: &Workspace,
+        kernels: MoeKernels,
         mut read: impl FnMut(Address, usize) -> Result<Vec<u8>, Error>,
     ) -> Result<Self, Error> {
         let choices = tokens * sizes.top_k;
+        let RowPlan { are_sorted, shared_are_sorted, row_multiple, .. } = RowPlan::new(sizes, tokens, kernels);
         let mut rows = |fp8: Option<[SortedRows; 2]>,
                         nvfp4: Option<[Nvfp4Rows; 2]>,
                         lists: PlacedLists,
@@ -102,17 +105,29 @@ impl StageParts {
         let mut numbers = |address: Address, count: usize| -> Result<Vec<u16>, Error> {
             Ok(bytemuck::pod_collect_to_vec(&read(address, size_of::<u16>() * count)?))
         };
-        let rows = workspace.fp8.map_or(choices, |[rows, _]| rows.capacity as usize);
-        let intermediate = numbers(workspace.intermediate, rows * sizes.intermediate)?;
-        let partial = numbers(workspace.rows, rows * sizes.hidden)?;
+        // Rows of so many columns, one behind the other.
+        let mut rows = |address: Address, rows: u32, width: usize, is_sorted: bool| -> Result<Vec<u16>, Error> {
+            if !is_sorted {
+                return numbers(address, rows as usize * width);
+            }
+            let sorted = numbers(address, bits16_bytes(rows.into(), width as u32) as usize / size_of::<u16>())?;
+            let place = |row, position| bits16_place(rows, width as u32, row, position) as usize / size_of::<u16>();
+            let of_row = |row| (0..width as u32).map(move |position| place(row, position));
+            Ok((0..rows).flat_map(of_row).map(|place| sorted[place]).collect())
+        };
+        let intermediate = rows(workspace.intermediate, workspace.row_capacity, sizes.intermediate, are_sorted)?;
+        let partial = rows(workspace.rows, workspace.row_capacity, sizes.hidden, false)?;
         let shared = workspace.shared.map(|shared| {
             let width = shared.width as usize;
-            let intermediate = numbers(shared.intermediate, tokens * width)?;
-            let partial = numbers(shared.rows, tokens * sizes.hidden)?;
+            let mut intermediate = rows(shared.intermediate, shared.row_capacity, width, shared_are_sorted)?;
+            let mut partial = rows(shared.rows, shared.row_capacity, sizes.hidden, false)?;
+            intermediate.truncate(tokens * width);
+            partial.truncate(tokens * sizes.hidden);
             Ok::<_, Error>(SharedParts { width, intermediate, partial, quantised: shared_quantised })
         });
         let shared = shared.transpose()?;
-        let places = read(workspace.lists.at + workspace.lists.offsets.places, size_of::<u32>() * choices)?;
+        let places = workspace.lists.at + workspace.lists.offsets(row_multiple).places;
+        let places = read(places, size_of::<u32>() * choices)?;
         let places = bytemuck::pod_collect_to_vec(&places);
         Ok(Self { sizes: *sizes, tokens, places, intermediate, partial, quantised, shared })
     }
@@ -173,8 +188,9 @@ impl RowParts {
 impl Nvfp4Parts {
     fn read(rows: Nvfp4Rows, lists: PlacedLists, experts: usize, k: usize, read: &mut Read<'_>) -> Result<Self, Error> {
         let numbers = (rows.rows as usize, size_of::<u32>() * (experts + 1));
+        let offsets = lists.offsets(1);
         let mut list = |offset| Ok::<_, Error>(bytemuck::pod_collect_to_vec(&read(lists.at + offset, numbers.1)?));
-        let (firsts, tile_firsts) = (list(lists.offsets.firsts)?, list(lists.offsets.tile_firsts)?);
+        let (firsts, tile_firsts) = (list(offsets.firsts)?, list(offsets.tile_firsts)?);
         Ok(Self {
             values: read(rows.values, value_bytes(rows.rows, k as u32) as usize)?,
             scales: read(rows.scales, (rows.tiles * token_scale_bytes(k as u32)) as usize)?,

@@ -4,22 +4,24 @@ use std::ops::Range;
 
 use bytemuck::AnyBitPattern;
 use kernels_gpu::epilogue::NO_PARAMETERS;
-use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Lists, ROUTE_ENTRY};
+use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, EXPAND_ENTRY, Lists, ROUTE_ENTRY};
 use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
+use kernels_gpu::sorted::bits16_bytes;
 use kernels_gpu::units::matrix_bytes;
 
 use super::*;
 use crate::fp8::TokenFormat;
 use crate::kernels::moe_sm80::MoeSm80;
 use crate::kernels::moe_sm90::MoeSm90;
+use crate::kernels::moe_sm100::MoeSm100;
 use crate::kernels::moe_sm120::MoeSm120;
 use crate::kernels::products::Products as _;
 
 const SMS: u32 = 132;
 
-const HOPPER: MoeKernels = MoeKernels { products: &MoeSm90, fp8: true, nvfp4: false, overlaps: true };
-const CONSUMER: MoeKernels = MoeKernels { products: &MoeSm120, fp8: false, nvfp4: false, overlaps: true };
-const PORTABLE: MoeKernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: false, overlaps: false };
+const HOPPER: MoeKernels = MoeKernels { products: &MoeSm90, fp8: true, nvfp4: None, overlaps: true };
+const CONSUMER: MoeKernels = MoeKernels { products: &MoeSm120, fp8: false, nvfp4: None, overlaps: true };
+const PORTABLE: MoeKernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: None, overlaps: false };
 
 /// Where the workspace lies, and the layer's weights.
 const WORKSPACE: Address = 0x10_0000_0000;
@@ -121,13 +123,13 @@ fn every_launch_reads_what_the_ones_before_it_have_left() {
 
 #[test]
 fn the_shared_expert_has_launches_and_lists_of_its_own_and_the_same_tokens() {
-    let chain = chain(sizes(Some(1440)), &arguments(100));
+    let chain = chain(sizes(Some(1440)), &arguments(10));
     let [route, routed, _, gated, plain, combine] = &chain[..] else { panic!("{} launches", chain.len()) };
     let (route, combine): (Route, Combine) = (parameter(route), parameter(combine));
     let tile = instance(gated).tile_tokens;
     assert_eq!((route.shared_tile_tokens, instance(plain).tile_tokens), (tile, tile));
     let [routed, gated, plain]: [Product; 3] = [routed, gated, plain].map(parameter);
-    let lists = Lists::new(100, 1);
+    let lists = Lists::new(10, 1);
     for product in [gated, plain] {
         assert_eq!((product.experts, product.rows, product.lists_pending), (1, 0, 0));
         assert_eq!(product.firsts, route.shared_lists + lists.firsts);
@@ -138,6 +140,47 @@ fn the_shared_expert_has_launches_and_lists_of_its_own_and_the_same_tokens() {
     assert_eq!(([gated.n, gated.k], [plain.n, plain.k]), ([1440, 2880], [2880, 1440]));
     assert_eq!((gated.b[0], plain.b[0], gated.alpha, plain.alpha[0]), (0x5000, 0x6000, [0x500, 0x600], 0x700));
     assert_eq!(combine.shared_weights, 0x400_0004);
+}
+
+#[test]
+fn where_experts_have_many_rows_a_launch_brings_tokens_there() {
+    let workspace = |tokens| Workspace::at(&sizes(Some(1440)), tokens, WORKSPACE);
+    // Of the shared expert alone, then of all of them.
+    for (tokens, routed_are_sorted) in [(100, false), (1000, true)] {
+        let chain = chain(sizes(Some(1440)), &arguments(tokens));
+        let [route, expand, products @ .., combine] = &chain[..] else { panic!("{} launches", chain.len()) };
+        assert_eq!((expand.grid.entry, expand.grid.overlaps), (EXPAND_ENTRY, true));
+        let (route, expand, combine): (Route, Expand, Combine) =
+            (parameter(route), parameter(expand), parameter(combine));
+        let of_instances: Vec<_> = products.iter().map(|launch| instance(launch).sorted).collect();
+        assert_eq!(of_instances, [routed_are_sorted, routed_are_sorted, true, true]);
+        let multiple = if routed_are_sorted { 8 } else { 1 };
+        assert_eq!((route.row_multiple, route.tokens == 0, route.shared_tokens), (multiple, routed_are_sorted, 0));
+        let lists = Lists::filled(4 * tokens as u64, 32, multiple);
+        assert_eq!([expand.places, combine.places], [route.lists + lists.places; 2]);
+        let of_expand = [expand.token_count, expand.top_k, expand.hidden];
+        assert_eq!((expand.input, expand.input_pitch, of_expand), (0x100_0000, 6000, [tokens as u32, 4, 2880]));
+
+        let [gated, plain, shared_gated, shared_plain]: [Product; 4] =
+            [0, 1, 2, 3].map(|index| parameter(&products[index]));
+        assert!([gated, shared_gated].iter().all(|product| product.lists_pending == 0), "a launch later");
+        let placed = workspace(tokens);
+        let shared = placed.shared.unwrap();
+        let shared_rows = (expand.shared, [shared_gated, shared_plain], 1440, shared.row_capacity);
+        let routed_rows = (expand.routed, [gated, plain], 720, placed.row_capacity);
+        let all = [shared_rows, routed_rows];
+        for (rows, [gated, plain], width, capacity) in all.into_iter().take(1 + usize::from(routed_are_sorted)) {
+            let expected = ExpandedRows { tokens: gated.tokens, intermediate: gated.c, capacity, width };
+            assert_eq!(rows, expected);
+            assert_eq!((plain.tokens, plain.c), (gated.c, gated.tokens), "down's rows take the place of tokens");
+            assert_eq!([gated.c_is_sorted, plain.c_is_sorted], [1, 0]);
+            assert_eq!([gated.row_capacity, plain.row_capacity], [capacity; 2]);
+        }
+        if !routed_are_sorted {
+            assert_eq!((expand.routed.tokens, gated.tokens, gated.c_is_sorted), (0, route.tokens, 0));
+        }
+        assert_eq!([combine.rows, combine.shared_rows], [plain.c, shared_plain.c]);
+    }
 }
 
 #[test]
@@ -156,25 +199,34 @@ fn lists_have_the_tiles_of_the_instances_that_take_them() {
             let chain = launches(&layer(sizes), &arguments, &workspace, kernels, SMS).unwrap();
             let route: Route = parameter(&chain[0]);
             let of_lists = [route.tile_tokens, route.tile_tokens, route.shared_tile_tokens, route.shared_tile_tokens];
-            assert_eq!([1, 2, 3, 4].map(|product| tile_tokens(&chain[product])), of_lists, "{tokens} tokens");
+            // Before them, tokens may be expanded.
+            let first = chain.len() - 5;
+            assert_eq!([0, 1, 2, 3].map(|index| tile_tokens(&chain[first + index])), of_lists, "{tokens} tokens");
         }
     }
 }
 
 #[test]
-fn nothing_that_two_launches_write_lies_in_the_same_place() {
+fn nothing_that_two_launches_write_lies_in_the_same_place_but_downs_rows_and_tokens() {
     for tokens in [1, 100, 3000] {
         let (sizes, chain) = (sizes(Some(48)), chain(sizes(Some(48)), &arguments(tokens)));
         let route: Route = parameter(&chain[0]);
         let choices = (tokens * sizes.top_k) as u64;
         let mut written: Vec<Range<u64>> = vec![
-            route.lists..route.lists + Lists::new(choices, 32).bytes,
-            route.shared_lists..route.shared_lists + Lists::new(tokens as u64, 1).bytes,
-            route.tokens..route.tokens + (2 * tokens * sizes.hidden) as u64,
+            route.lists..route.lists + Lists::filled(choices, 32, route.row_multiple).bytes,
+            route.shared_lists..route.shared_lists + Lists::filled(tokens as u64, 1, route.row_multiple).bytes,
         ];
-        for (launch, rows) in chain[1..5].iter().zip([choices, choices, tokens as u64, tokens as u64]) {
+        if route.tokens != 0 {
+            written.push(route.tokens..route.tokens + (2 * tokens * sizes.hidden) as u64);
+        }
+        let products = &chain[chain.len() - 5..chain.len() - 1];
+        for (launch, rows) in products.iter().zip([choices, choices, tokens as u64, tokens as u64]) {
             let product: Product = parameter(launch);
-            written.push(product.c..product.c + 2 * rows * u64::from(product.n));
+            let bytes = match product.row_capacity {
+                0 => 2 * rows * u64::from(product.n),
+                capacity => bits16_bytes(capacity.into(), product.n),
+            };
+            written.push(product.c..product.c + bytes);
         }
         written.sort_by_key(|range| range.start);
         assert!(written.windows(2).all(|pair| pair[0].end <= pair[1].start));
@@ -230,7 +282,7 @@ fn with_tokens_in_fp8_each_product_multiplies_what_the_launch_before_it_has_roun
 #[test]
 fn tokens_in_nvfp4_are_quantised_before_each_product() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(Some(96)) };
-    let kernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: true, overlaps: true };
+    let kernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), overlaps: true };
     let experts = PlacedExperts { input_scales: [0xA00, 0xB00], ..EXPERTS };
     let (layer, workspace) = (PlacedMoe { experts, ..layer(sizes) }, Workspace::at(&sizes, 100, WORKSPACE));
     let chain = launches(&layer, &arguments(100), &workspace, kernels, SMS).unwrap();
@@ -294,7 +346,7 @@ fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_the_multiprocessors(
 #[test]
 fn the_tile_grows_with_the_rows_of_an_expert() {
     let tiles = |tokens: usize| parameter::<Route>(&chain(sizes(None), &arguments(tokens))[0]).tile_tokens;
-    let found: Vec<_> = [1, 8, 32, 128, 512, 2048, 8192].map(tiles).into();
+    let found: Vec<_> = [1, 8, 32, 128, 512, 1024, 2048, 8192].map(tiles).into();
     assert_eq!(found.first(), Some(&16));
     assert_eq!(found.last(), Some(&128));
     assert!(found.is_sorted() && found.contains(&64));
@@ -302,7 +354,8 @@ fn the_tile_grows_with_the_rows_of_an_expert() {
 
 #[test]
 fn few_tiles_are_narrow_so_that_more_multiprocessors_have_one() {
-    let columns = |tokens: usize| instance(&chain(sizes(None), &arguments(tokens))[1]).columns();
+    let columns =
+        |tokens: usize| instance(chain(sizes(None), &arguments(tokens)).iter().rev().nth(2).unwrap()).columns();
     // A token names four experts, one of which is the layer's on average; of 1000, every expert has rows.
     assert!(columns(1) < columns(1000));
     let narrow = INSTANCES.iter().filter(|of| of.matrices == 2).map(|of| of.columns()).min();

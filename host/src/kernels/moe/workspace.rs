@@ -2,13 +2,14 @@
 
 use kernels_gpu::moe_route::abi::Lists;
 use kernels_gpu::nvfp4_rows::{token_scale_bytes, value_bytes};
-use kernels_gpu::sorted::{LINE_BYTES, ROW_MULTIPLE, most_rows};
+use kernels_gpu::sorted::{LINE_BYTES, ROW_MULTIPLE, bits16_bytes, most_rows};
 use kernels_gpu::units::k_blocks;
 
 use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
 use crate::kernels::launch::ALIGNMENT;
-use crate::kernels::moe_sm100::MoeSm100;
+use crate::kernels::nvfp4_products::most_token_tiles;
+use crate::kernels::products::fit_smallest_tile;
 use crate::moe::MoeSizes;
 
 /// Bytes below which every workspace stays. Tokens that need more are worked off in chunks.
@@ -26,10 +27,13 @@ pub(crate) struct Workspace {
     pub lists: PlacedLists,
     /// Tokens in the order of K, `[T, H]`; 0 with tokens in FP8 or NVFP4, which [`Self::fp8`] or [`Self::nvfp4`] has.
     pub tokens: Address,
-    /// What gate and up give, `[T·k, I]`, columns in the order of K, or in their own with tokens in FP8 or NVFP4.
+    /// What gate and up give, `[T·k, I]`, columns in the order of K, or in their own with tokens in FP8 or NVFP4. Where down takes
+    /// 16-bit numbers sorted, as [`sorted`](kernels_gpu::sorted) says.
     pub intermediate: Address,
-    /// What down gives, `[T·k, H]`.
+    /// What down gives, `[T·k, H]`. Until then, where gate and up take 16-bit numbers sorted, those.
     pub rows: Address,
+    /// Rows that both have room for.
+    pub row_capacity: u32,
     /// With tokens in FP8: the tokens of gate and up, and those of down.
     pub fp8: Option<[SortedRows; 2]>,
     /// As `fp8`, with tokens in NVFP4.
@@ -64,7 +68,15 @@ pub(crate) struct Nvfp4Rows {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlacedLists {
     pub at: Address,
-    pub offsets: Lists,
+    choices: u64,
+    experts: u32,
+}
+
+impl PlacedLists {
+    /// The offsets, where each expert's rows are filled up to a multiple.
+    pub fn offsets(&self, row_multiple: u32) -> Lists {
+        Lists::filled(self.choices, self.experts, row_multiple)
+    }
 }
 
 /// What the expert that all tokens share has of its own.
@@ -75,10 +87,12 @@ pub(crate) struct SharedWorkspace {
     pub width: u32,
     /// Tokens without their weights, as [`Workspace::tokens`]: only where weights may be on the input.
     pub tokens: Option<Address>,
-    /// `[T, I]`, columns as in [`Workspace::intermediate`].
+    /// `[T, I]`, as [`Workspace::intermediate`].
     pub intermediate: Address,
-    /// `[T, H]`.
+    /// `[T, H]`, as [`Workspace::rows`].
     pub rows: Address,
+    /// Rows that both have room for.
+    pub row_capacity: u32,
     /// As [`Workspace::fp8`].
     pub fp8: Option<[SortedRows; 2]>,
     /// As [`Workspace::nvfp4`].
@@ -92,10 +106,17 @@ impl Workspace {
         let (tokens, choices, experts) = (tokens as u64, (tokens * sizes.top_k) as u64, sizes.experts as u32);
         let is = |format| sizes.token_format == format;
         let (is_bits16, is_fp8, is_nvfp4) = (is(TokenFormat::Bits16), is(TokenFormat::Fp8), is(TokenFormat::Nvfp4));
-        let row_multiple = row_multiple(sizes.token_format);
+        // What each expert's rows may be filled up to a multiple of.
+        let is_sorted = |rows, experts| is_bits16 && !fit_smallest_tile(rows, experts);
+        let multiple = |rows, experts| if is_fp8 || is_sorted(rows, experts) { ROW_MULTIPLE } else { 1 };
         let bytes = |rows: u64, width: usize| rows * (size_of::<u16>() * width) as u64;
-        let lists =
-            |offsets: Lists, place: &mut dyn FnMut(u64) -> Address| PlacedLists { at: place(offsets.bytes), offsets };
+        let product = |rows: u64, width: usize, is_sorted: bool| {
+            if is_sorted { bits16_bytes(rows, width as u32) } else { bytes(rows, width) }
+        };
+        let lists = |choices: u64, experts: u32, row_multiple: u32, place: &mut dyn FnMut(u64) -> Address| {
+            let at = place(Lists::filled(choices, experts, row_multiple).bytes);
+            PlacedLists { at, choices, experts }
+        };
         let sorted = |rows: u64, widths: [usize; 2], place: &mut dyn FnMut(u64) -> Address| {
             widths.map(|width| SortedRows {
                 codes: place(rows * u64::from(k_blocks(width as u32) * LINE_BYTES)),
@@ -112,23 +133,28 @@ impl Workspace {
                 tiles,
             })
         };
-        let tiles = MoeSm100::most_token_tiles(choices, experts.into(), sizes.named_experts as u64);
-        let shared_tiles = MoeSm100::most_token_tiles(tokens, 1, 1);
+        let tiles = most_token_tiles(choices, experts.into(), sizes.named_experts as u64);
+        let shared_tiles = most_token_tiles(tokens, 1, 1);
+        let named_experts = sizes.named_experts as u64;
+        let (row_multiple, shared_row_multiple) = (multiple(choices, named_experts), multiple(tokens, 1));
+        let (are_sorted, shared_are_sorted) = (is_sorted(choices, named_experts), is_sorted(tokens, 1));
         let rows = most_rows(choices, experts, row_multiple);
-        let shared_rows = most_rows(tokens, 1, row_multiple);
+        let shared_rows = most_rows(tokens, 1, shared_row_multiple);
         Self {
-            lists: lists(Lists::filled(choices, experts, row_multiple), &mut place),
+            lists: lists(choices, experts, row_multiple, &mut place),
             tokens: if is_bits16 { place(bytes(tokens, sizes.hidden)) } else { 0 },
-            intermediate: place(bytes(rows, sizes.intermediate)),
-            rows: place(bytes(rows, sizes.hidden)),
+            intermediate: place(product(rows, sizes.intermediate, are_sorted)),
+            rows: place(product(rows, sizes.hidden, are_sorted)),
+            row_capacity: rows as u32,
             fp8: is_fp8.then(|| sorted(rows, [sizes.hidden, sizes.intermediate], &mut place)),
             nvfp4: is_nvfp4.then(|| nvfp4(rows, tiles, [sizes.hidden, sizes.intermediate], &mut place)),
             shared: sizes.shared_intermediate.map(|width| SharedWorkspace {
-                lists: lists(Lists::filled(tokens, 1, row_multiple), &mut place),
+                lists: lists(tokens, 1, shared_row_multiple, &mut place),
                 width: width as u32,
                 tokens: (sizes.top_k == 1 && is_bits16).then(|| place(bytes(tokens, sizes.hidden))),
-                intermediate: place(bytes(shared_rows, width)),
-                rows: place(bytes(shared_rows, sizes.hidden)),
+                intermediate: place(product(shared_rows, width, shared_are_sorted)),
+                rows: place(product(shared_rows, sizes.hidden, shared_are_sorted)),
+                row_capacity: shared_rows as u32,
                 fp8: is_fp8.then(|| sorted(shared_rows, [sizes.hidden, width], &mut place)),
                 nvfp4: is_nvfp4.then(|| nvfp4(shared_rows, shared_tiles, [sizes.hidden, width], &mut place)),
             }),
@@ -139,14 +165,6 @@ impl Workspace {
     pub fn at(sizes: &MoeSizes, tokens: usize, address: Address) -> Self {
         let mut end = address;
         Self::new(sizes, tokens, |bytes| take(&mut end, bytes))
-    }
-}
-
-/// What each expert's rows are filled up to a multiple of.
-pub(super) const fn row_multiple(token_format: TokenFormat) -> u32 {
-    match token_format {
-        TokenFormat::Bits16 | TokenFormat::Nvfp4 => 1,
-        TokenFormat::Fp8 => ROW_MULTIPLE,
     }
 }
 

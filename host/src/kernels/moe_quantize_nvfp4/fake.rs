@@ -18,8 +18,14 @@ pub(super) fn launch(launch: &Launch<'_>) {
     unsafe {
         let quantize: Quantize = launch.parameter(0);
         let (k, experts) = (quantize.k as usize, quantize.experts as usize);
-        let list = |at: u64| slice::<u32>(at, experts + 1);
-        let (firsts, tile_firsts) = (list(quantize.firsts), list(quantize.tile_firsts));
+        // Without lists, the only expert has all rows.
+        let (known_rows, known_tiles) = ([0, quantize.token_count], [0, quantize.token_tiles]);
+        let (firsts, tile_firsts) = if quantize.firsts == 0 {
+            assert_eq!((experts, quantize.places), (1, 0));
+            (&known_rows[..], &known_tiles[..])
+        } else {
+            (slice::<u32>(quantize.firsts, experts + 1), slice::<u32>(quantize.tile_firsts, experts + 1))
+        };
         let input_scales: &[f32] = slice(quantize.input_scales, experts);
         let tokens = if quantize.places == 0 { firsts[experts] } else { quantize.token_count };
         assert!(tokens <= quantize.token_count);

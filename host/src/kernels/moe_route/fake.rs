@@ -1,7 +1,10 @@
 //! The kernel's rows in the fake driver.
 
 use fake_cuda::Launch;
-use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Combine, Lists, NO_ROW, ROUTE_ENTRY, Route, token_tiles};
+use kernels_gpu::moe_route::abi::{
+    COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, Lists, NO_ROW, ROUTE_ENTRY, Route, token_tiles,
+};
+use kernels_gpu::sorted::{bits16_bytes, bits16_place};
 use kernels_gpu::units::{block_columns, block_start, element_at, k_blocks};
 
 use crate::kernels::fake::{out_dtype, slice, slice_mut};
@@ -15,6 +18,9 @@ pub(super) fn launch(launch: &Launch<'_>) {
         if launch.kernel == ROUTE_ENTRY {
             assert_eq!(launch.block, [Route::THREADS, 1, 1]);
             route(&launch.parameter(0));
+        } else if launch.kernel == EXPAND_ENTRY {
+            assert_eq!(launch.block, [Expand::THREADS, 1, 1]);
+            expand(&launch.parameter(0));
         } else {
             assert_eq!(launch.block, [Combine::THREADS, 1, 1]);
             let dtype = if launch.kernel == COMBINE_ENTRIES[0] { OutDtype::F16 } else { OutDtype::Bf16 };
@@ -63,6 +69,44 @@ unsafe fn route(route: &Route) {
                     to[(start + position) as usize] = weighted.unwrap_or(element);
                 }
             }
+        }
+    }
+}
+
+/// Brings tokens to their rows.
+///
+/// # Safety
+///
+/// Everything lies where the parameter says.
+unsafe fn expand(expand: &Expand) {
+    let (hidden, top_k, dtype) = (expand.hidden, expand.top_k as usize, out_dtype(expand.token_type));
+    let order: Vec<u32> = (0..k_blocks(hidden))
+        .flat_map(|block| (0..block_columns(hidden, block)).map(move |at| (block, at)))
+        .map(|(block, at)| block_start(hidden, block) + element_at(block_columns(hidden, block), at))
+        .collect();
+    // SAFETY: `# Safety` above.
+    unsafe {
+        let write = |to: &ExpandedRows, row: u32, token: &[u16]| {
+            let at = slice_mut(to.tokens, bits16_bytes(to.capacity.into(), hidden) as usize / 2);
+            for (position, &element) in (0..).zip(&order) {
+                at[bits16_place(to.capacity, hidden, row, position) as usize / 2] = token[element as usize];
+            }
+        };
+        for index in 0..expand.token_count as usize {
+            let token: &[u16] = slice(expand.input + index as u64 * expand.input_pitch, hidden as usize);
+            if expand.shared.tokens != 0 {
+                write(&expand.shared, index as u32, token);
+            }
+            if expand.routed.tokens == 0 {
+                continue;
+            }
+            let weighted = |&bits: &u16| match expand.input_weights {
+                0 => bits,
+                at => dtype.round_f32(dtype.decode(bits) as f32 * *(at as *const f32).add(index)),
+            };
+            let token: Vec<u16> = token.iter().map(weighted).collect();
+            let places: &[u32] = slice(expand.places + 4 * (index * top_k) as u64, top_k);
+            places.iter().filter(|row| **row != NO_ROW).for_each(|&row| write(&expand.routed, row, &token));
         }
     }
 }

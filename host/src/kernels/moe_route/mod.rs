@@ -1,10 +1,10 @@
 //! What an MoE layer does before and after its products, `kernels-gpu/src/moe_route/`: lists of each expert's tokens, tokens in
-//! the order of K, and the weighted sum of a token's rows.
+//! the order of K or in their experts' rows, and the weighted sum of a token's rows.
 
 #[cfg(all(test, feature = "cuda"))]
 mod fake;
 
-use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Combine, ROUTE_ENTRY, Route};
+use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ROUTE_ENTRY, Route};
 
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, entry_of};
@@ -25,9 +25,10 @@ impl Kernel for MoeRoute {
 
     fn entries(&self) -> Vec<Entry> {
         let route = (ROUTE_ENTRY, Route::THREADS, Route::MAX_SHARED_BYTES);
+        let expand = (EXPAND_ENTRY, Expand::THREADS, 0);
         let combine = COMBINE_ENTRIES.map(|name| (name, Combine::THREADS, 0));
         let entry = |(name, threads, shared_bytes)| Entry { name, op: None, threads, shared_bytes };
-        [route].into_iter().chain(combine).map(entry).collect()
+        [route, expand].into_iter().chain(combine).map(entry).collect()
     }
 
     #[cfg(all(test, feature = "cuda"))]
@@ -58,6 +59,16 @@ impl MoeRoute {
             ..Grid::linear(ROUTE_ENTRY, blocks, Route::THREADS)
         };
         Ok(Launch::of_parameter(self.name(), grid, route))
+    }
+
+    /// The launch that brings tokens to their experts' rows, sorted.
+    ///
+    /// # Errors
+    /// As [`MoeRoute::route`].
+    pub fn expand(&self, expand: Expand, overlaps: bool) -> Result<Launch, Error> {
+        let blocks = Grid::blocks(expand.blocks())?;
+        let grid = Grid { overlaps, ..Grid::linear(EXPAND_ENTRY, blocks, Expand::THREADS) };
+        Ok(Launch::of_parameter(self.name(), grid, expand))
     }
 
     /// The launch that adds up each token's rows.

@@ -1,9 +1,9 @@
 //! The kernel's row in the fake driver, whose tensor maps are the emulator's.
 
 use fake_cuda::Launch;
-use kernels_gpu::gated_sm100::abi::{K_BLOCK_BYTES, TILE_ROWS};
+use kernels_gpu::gated_sm100::abi::K_BLOCK_BYTES;
 use kernels_gpu::moe_route::abi::tile_size;
-use kernels_gpu::moe_sm100::abi::{self, INSTANCES};
+use kernels_gpu::moe_sm100::abi;
 use kernels_gpu::nvfp4_rows::{row_bytes, token_scale, weight_scale_bytes};
 use ptx_emulator::TensorMap;
 
@@ -12,11 +12,12 @@ use crate::format::{BLOCK, Matrix};
 use crate::fp4::{Factors, scaled, sum};
 use crate::kernels::fake::{out_dtype, slice, slice_mut};
 use crate::kernels::moe_sm90;
+use crate::kernels::nvfp4_products::Nvfp4Instance;
 
 /// Computes every expert's rows as the kernel's contract says, and checks the launch and the maps.
-pub(super) fn launch(launch: &Launch<'_>) {
-    let instance = INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
-    assert_eq!((launch.block, launch.shared_bytes), ([instance.threads(), 1, 1], instance.shared_bytes()));
+pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[Nvfp4Instance]) {
+    let instance = instances.iter().find(|instance| instance.entry == launch.kernel).unwrap();
+    assert_eq!((launch.block, launch.shared_bytes), ([instance.threads, 1, 1], instance.shared_bytes));
     // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
@@ -27,12 +28,19 @@ pub(super) fn launch(launch: &Launch<'_>) {
             assert_eq!((map.dims[0], map.box_dims[..2].to_vec()), (u64::from(k / 2), vec![K_BLOCK_BYTES, box_rows]));
             (map.global_address, map.dims[1])
         };
-        let (tokens, most_rows) = values(&parameter.token_map, instance.block_tokens());
-        let (weights, weight_rows) = values(&parameter.weight_map, TILE_ROWS);
+        let (tokens, most_rows) = values(&parameter.token_map, instance.tile_tokens);
+        let (weights, weight_rows) = values(&parameter.weight_map, instance.weight_rows);
         assert_eq!(weight_rows, u64::from(experts * instance.matrices * n));
         let row = |at: u64, row: u32| slice::<u8>(at + u64::from(row) * u64::from(row_bytes(k)), columns / 2);
-        let firsts: &[u32] = slice(parameter.firsts, experts as usize + 1);
-        let tile_firsts: &[u32] = slice(parameter.tile_firsts, experts as usize + 1);
+        // Where the host knows the rows, the only expert has all of them, and each column a factor.
+        let of_host = parameter.rows > 0;
+        assert!(!of_host || (experts, instance.matrices) == (1, 1));
+        let (known_rows, known_tiles) = ([0, parameter.rows], [0, parameter.rows.div_ceil(instance.tile_tokens)]);
+        let (firsts, tile_firsts): (&[u32], &[u32]) = if of_host {
+            (&known_rows, &known_tiles)
+        } else {
+            (slice(parameter.firsts, experts as usize + 1), slice(parameter.tile_firsts, experts as usize + 1))
+        };
         for expert in 0..experts {
             let of = |list: &[u32]| (list[expert as usize], list[expert as usize + 1]);
             let ((first, next), (first_tile, next_tile)) = (of(firsts), of(tile_firsts));
@@ -47,7 +55,8 @@ pub(super) fn launch(launch: &Launch<'_>) {
                     let blocked = slice::<u8>(at, weight_scale_bytes(n, k) as usize);
                     let scales = BlockedScales::new(n as usize, columns / BLOCK, blocked).unwrap().to_linear();
                     let matrix = Matrix::new(n as usize, columns, packed, scales, 1.0).unwrap();
-                    let alpha = *(parameter.alpha[index as usize] as *const f32).add(expert as usize);
+                    let alphas = if of_host { n } else { experts };
+                    let alpha: &[f32] = slice(parameter.alpha[index as usize], alphas as usize);
                     let bias = parameter.bias[index as usize];
                     let bias = (bias != 0).then(|| slice::<f32>(bias + 4 * u64::from(expert * n), n as usize));
                     let rows: Vec<_> = (0..n as usize).map(|row| Factors::of_row(&matrix, row)).collect();
@@ -64,9 +73,10 @@ pub(super) fn launch(launch: &Launch<'_>) {
                     (Factors::new(&codes, &scales), *(parameter.globals as *const f32).add(token as usize));
                 let c: &mut [u16] = slice_mut(parameter.c + 2 * u64::from(token) * u64::from(n), n as usize);
                 for (column, c) in c.iter_mut().enumerate() {
-                    let product = |(weights, alpha, bias): &(Vec<Factors>, f32, Option<&[f32]>)| {
+                    let product = |(weights, alpha, bias): &(Vec<Factors>, &[f32], Option<&[f32]>)| {
                         let bias = bias.map(|bias| bias[column]);
-                        f64::from(scaled(sum(&factors, &weights[column]), global, *alpha, bias))
+                        let alpha = alpha[if of_host { column } else { expert as usize }];
+                        f64::from(scaled(sum(&factors, &weights[column]), global, alpha, bias))
                     };
                     *c = dtype.round(moe_sm90::activated(&parameter.activation, &projections, product));
                 }

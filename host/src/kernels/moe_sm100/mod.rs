@@ -2,19 +2,13 @@
 //! device alone.
 
 #[cfg(all(test, feature = "cuda"))]
-mod fake;
+pub(super) mod fake;
 
-use kernels_gpu::epilogue::Activation;
-use kernels_gpu::gated_sm100::abi::{Instance, K_BLOCK, TILE_ROWS};
-use kernels_gpu::moe_sm100::abi::{INSTANCES, Launch as Parameter, TensorMap};
-use kernels_gpu::nvfp4_rows::row_bytes;
+use kernels_gpu::gated_sm100::abi::{Instance, TILE_ROWS};
+use kernels_gpu::moe_sm100::abi::INSTANCES;
 
-use super::group::Address;
-use super::kernel::{Entry, Kernel, op_of};
-use super::launch::{Grid, Launch, Parameter as LaunchParameter};
-use super::products::most_token_tiles;
-use super::tensor_map::MapArguments;
-use crate::problem::Op;
+use super::kernel::{Entry, Kernel};
+use super::nvfp4_products::{Nvfp4Instance, Nvfp4Products};
 
 /// The kernel.
 pub(crate) struct MoeSm100;
@@ -31,124 +25,21 @@ impl Kernel for MoeSm100 {
 
     #[cfg(all(test, feature = "cuda"))]
     fn fake(&self, launch: &fake_cuda::Launch<'_>) {
-        fake::launch(launch);
+        fake::launch(launch, &self.instances());
     }
 }
 
-/// Tokens of a tile, by how many rows the experts have that are named, on average: the first whose bound is not exceeded. Nearly every
-/// expert's rows then fit one tile, so that its weights are read once; that a tile is larger than its tokens costs shared memory alone,
-/// since the tensor core's N follows the tokens.
-const TILE_TOKENS: [(u64, u32); 2] = [(8, 16), (40, 64)];
-
-/// Tokens of a tile where experts have more rows than that.
-const LARGEST_TILE: u32 = 128;
-
-/// Tokens of the tiles that so many rows are cut into, of so many experts that are named.
-pub(super) fn tile_tokens(rows: u64, experts: u64) -> u32 {
-    TILE_TOKENS.iter().find(|(most, _)| rows <= most * experts).map_or(LARGEST_TILE, |&(_, tokens)| tokens)
-}
-
-/// What a product reads and writes, as [`Parameter`] has it. Tensor maps are made of the addresses of values.
-#[derive(Clone, Copy)]
-pub(super) struct Product {
-    /// Values of the tokens, and rows that there is room for.
-    pub tokens: Address,
-    pub rows: u64,
-    pub token_scales: Address,
-    pub globals: Address,
-    pub firsts: Address,
-    pub tile_firsts: Address,
-    /// Values of the weights.
-    pub weights: Address,
-    pub weight_scales: Address,
-    pub alpha: [Address; 2],
-    pub bias: [Address; 2],
-    pub c: Address,
-    pub n: u32,
-    pub k: u32,
-    pub experts: u32,
-    pub output: u32,
-    pub activation: Activation,
-}
-
-impl MoeSm100 {
-    /// The most tiles of tokens that up to so many rows are cut into, of so many experts, if tokens name as many as `named`. Fewer rows
-    /// may have smaller tiles, and more of them.
-    pub fn most_token_tiles(rows: u64, experts: u64, named: u64) -> u64 {
-        let bounds = TILE_TOKENS.iter().map(|&(most, tokens)| (most * named, tokens)).chain([(u64::MAX, LARGEST_TILE)]);
-        bounds.map(|(most, tokens)| most_token_tiles(rows.min(most), experts, tokens)).max().unwrap_or(0)
-    }
-
-    /// The launch of a product of at most `rows` rows, in tiles of so many tokens. It takes as many blocks as there can be tiles, up to one
-    /// for each multiprocessor; a block goes on to further tiles by itself.
-    ///
-    /// # Panics
-    /// If there is no instance of such tiles.
-    pub fn product(&self, op: Op, tile_tokens: u32, product: Product, rows: u64, sms: u32) -> Launch {
-        let is_it = |of: &&Instance| (op_of(of.matrices), of.tile_tokens) == (op, tile_tokens);
-        let instance = *INSTANCES.iter().find(is_it).expect("an instance for both operations and each size of a tile");
-        let Product { n, k, experts, .. } = product;
-        let tiles = most_token_tiles(rows, experts.into(), tile_tokens) * u64::from(n.div_ceil(instance.tile_rows()));
-        let grid = Grid {
-            shared_bytes: instance.shared_bytes(),
-            overlaps: true,
-            ..Grid::linear(instance.entry, tiles.min(u64::from(sms)) as u32, instance.threads())
+impl Nvfp4Products for MoeSm100 {
+    fn instances(&self) -> Vec<Nvfp4Instance> {
+        let instance = |of: &Instance| Nvfp4Instance {
+            entry: of.entry,
+            matrices: of.matrices,
+            tile_tokens: of.tile_tokens,
+            columns: of.tile_rows(),
+            weight_rows: TILE_ROWS,
+            threads: of.threads(),
+            shared_bytes: of.shared_bytes(),
         };
-        let map = |address, rows: u64, box_rows| MapArguments {
-            row_pitch: row_bytes(k).into(),
-            ..MapArguments::values(address, rows as u32, k, K_BLOCK, box_rows)
-        };
-        let token_map = map(product.tokens, product.rows, instance.block_tokens());
-        let weight_rows = u64::from(experts) * u64::from(instance.matrices) * u64::from(n);
-        let weight_map = map(product.weights, weight_rows, TILE_ROWS);
-        Launch::new(self.name(), grid, 0, move |writer| {
-            let mut encode = |map: &MapArguments| Ok::<_, crate::Error>(TensorMap(bytemuck::cast(writer.encode(map)?)));
-            let Product { token_scales, globals, firsts, tile_firsts, weight_scales, .. } = product;
-            let Product { alpha, bias, c, output, activation, .. } = product;
-            Ok(LaunchParameter::new(Parameter {
-                token_map: encode(&token_map)?,
-                weight_map: encode(&weight_map)?,
-                token_scales,
-                globals,
-                firsts,
-                tile_firsts,
-                weight_scales,
-                alpha,
-                bias,
-                c,
-                n,
-                k,
-                experts,
-                output,
-                activation,
-                unused: [0; 3],
-            }))
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tiles_take_nearly_every_expert_whole() {
-        for (rows, experts, expected) in
-            [(1, 8, 16), (64, 8, 16), (65, 8, 64), (320, 8, 64), (4096, 8, 128), (9, 1, 64)]
-        {
-            assert_eq!(tile_tokens(rows, experts), expected, "{rows} rows of {experts} experts");
-        }
-    }
-
-    #[test]
-    fn there_is_room_for_the_tiles_of_any_fewer_rows() {
-        for (experts, named) in [(8, 8), (3, 8), (128, 128), (1, 1)] {
-            for rows in [0, 1, 9, 64, 65, 100, 321, 1000, 40_000] {
-                let most = MoeSm100::most_token_tiles(rows, experts, named);
-                for fewer in (0..=rows).step_by(1 + rows as usize / 100).chain([rows]) {
-                    assert!(most_token_tiles(fewer, experts, tile_tokens(fewer, named)) <= most, "{fewer} of {rows}");
-                }
-            }
-        }
+        INSTANCES.iter().map(instance).collect()
     }
 }

@@ -6,7 +6,7 @@ use kernels_gpu::moe_sm120::abi::INSTANCES;
 
 use super::kernel::{Entry, Kernel};
 use super::moe_sm90::product_instance;
-use super::products::{ProductInstance, Products};
+use super::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
 
 /// The kernel.
 pub(crate) struct MoeSm120;
@@ -36,7 +36,7 @@ impl Products for MoeSm120 {
 
     /// As many experts' rows as fit a small tile take one; there is no room for larger tiles than of 64.
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
-        if rows <= 16 * experts { 16 } else { 64 }
+        if fit_smallest_tile(rows, experts) { SMALLEST_TILE } else { 64 }
     }
 }
 

@@ -3,7 +3,7 @@
 use kernels_gpu::moe_sm80::abi::{INSTANCES, Instance};
 
 use super::kernel::{Entry, Kernel};
-use super::products::{ProductInstance, Products};
+use super::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
 
 /// The kernel.
 pub(crate) struct MoeSm80;
@@ -36,6 +36,7 @@ impl Products for MoeSm80 {
             columns: of.columns(),
             threads: of.threads(),
             shared_bytes: of.shared_bytes(),
+            sorted: false,
             tile_time: u64::from(of.weight_bytes() + of.token_bytes() / 4),
         };
         INSTANCES.iter().map(instance).collect()
@@ -43,7 +44,7 @@ impl Products for MoeSm80 {
 
     /// As many experts' rows as fit a small tile take one.
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
-        if rows <= 16 * experts { 16 } else { 64 }
+        if fit_smallest_tile(rows, experts) { SMALLEST_TILE } else { 64 }
     }
 
     fn overlaps(&self) -> bool {

@@ -3,9 +3,10 @@
 use fake_cuda::Launch;
 use kernels_gpu::epilogue::{Activation, NO_PARAMETERS, PARAMETERS};
 use kernels_gpu::moe_sm90::abi;
+use kernels_gpu::sorted::{bits16_bytes, bits16_place};
 use kernels_gpu::units::{TokenType, block_columns, block_start, element_at, k_blocks, matrix_bytes};
 
-use crate::kernels::fake::{slice, slice_mut};
+use crate::kernels::fake::slice;
 use crate::kernels::moe_pack::units::unpack;
 use crate::kernels::products::ProductInstance;
 use crate::oracle::silu;
@@ -23,7 +24,7 @@ pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[ProductInstan
     // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
-        let abi::Launch { n, k, experts, .. } = parameter;
+        let abi::Launch { n, k, experts, row_capacity, .. } = parameter;
         assert_eq!(*(parameter.ticket as *const u32), 0, "a ticket of the lists");
         let firsts: &[u32] = slice(parameter.firsts, experts as usize + 1);
         let tile_firsts: &[u32] = slice(parameter.tile_firsts, experts as usize + 1);
@@ -49,12 +50,28 @@ pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[ProductInstan
                 })
                 .collect();
             for row in rows {
-                let token = if parameter.rows == 0 { row } else { *(parameter.rows as *const u32).add(row as usize) };
-                let tokens: &[u16] = slice(parameter.tokens + 2 * u64::from(token) * u64::from(k), k as usize);
                 let mut natural = vec![0.0; k as usize];
-                order.iter().zip(tokens).for_each(|(&element, &bits)| natural[element] = dtype.decode(bits));
-                let c: &mut [u16] = slice_mut(parameter.c + 2 * u64::from(row) * u64::from(n), n as usize);
-                for (column, c) in c.iter_mut().enumerate() {
+                if instance.sorted {
+                    let tokens: &[u16] = slice(parameter.tokens, bits16_bytes(row_capacity.into(), k) as usize / 2);
+                    let place = |position| bits16_place(row_capacity, k, row, position) as usize / 2;
+                    let tokens = (0..).map(|position| tokens[place(position)]);
+                    order.iter().zip(tokens).for_each(|(&element, bits)| natural[element] = dtype.decode(bits));
+                } else {
+                    let token =
+                        if parameter.rows == 0 { row } else { *(parameter.rows as *const u32).add(row as usize) };
+                    let tokens: &[u16] = slice(parameter.tokens + 2 * u64::from(token) * u64::from(k), k as usize);
+                    order.iter().zip(tokens).for_each(|(&element, &bits)| natural[element] = dtype.decode(bits));
+                }
+                let is_sorted = instance.sorted && parameter.c_is_sorted != 0;
+                let place = |column: usize| {
+                    if is_sorted {
+                        bits16_place(row_capacity, n, row, column as u32)
+                    } else {
+                        2 * (u64::from(row) * u64::from(n) + column as u64)
+                    }
+                };
+                for column in 0..n as usize {
+                    let c = &mut *((parameter.c + place(column)) as *mut u16);
                     let product = |(weights, alpha, bias): &(Vec<f64>, f64, Option<&[f32]>)| {
                         let weights = &weights[column * k as usize..][..k as usize];
                         let sum = natural.iter().zip(weights).map(|(a, b)| a * b).sum::<f64>();

@@ -8,7 +8,7 @@ pub(super) use fake::activated;
 use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 
 use super::kernel::{Entry, Kernel};
-use super::products::{ProductInstance, Products};
+use super::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
 
 /// The kernel.
 pub(crate) struct MoeSm90;
@@ -33,13 +33,9 @@ impl Kernel for MoeSm90 {
     }
 }
 
-/// Tokens of a tile, by how many rows the experts have that are named, on average: the first whose bound is not exceeded. The bounds
-/// are where one was as fast as the next on an H200 (docs/experiments.md). Where experts have 64 rows on average, half of them have
-/// more, and would take two tiles of 64.
-const TILE_TOKENS: [(u64, u32); 2] = [(16, 16), (100, 64)];
-
-/// Tokens of a tile where experts have more rows than that.
-const LARGEST_TILE: u32 = 128;
+/// Up to so many rows of an expert that is named, on average, tiles have 64 tokens, and 128 where there are more. On an H200 the former
+/// are a little faster with 32 rows, and the latter with 64, where half of the experts have more (docs/experiments.md).
+const MOST_ROWS_OF_64: u64 = 40;
 
 /// An instance of these or of [`moe_sm120`](super::moe_sm120), whose tiles take so long.
 pub(super) fn product_instance(of: &Instance, tile_time: u64) -> ProductInstance {
@@ -51,6 +47,7 @@ pub(super) fn product_instance(of: &Instance, tile_time: u64) -> ProductInstance
         columns: of.columns(),
         threads: of.threads(),
         shared_bytes: of.shared_bytes(),
+        sorted: of.sorted,
         tile_time,
     }
 }
@@ -68,7 +65,13 @@ impl Products for MoeSm90 {
     }
 
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
-        TILE_TOKENS.iter().find(|(most, _)| rows <= most * experts).map_or(LARGEST_TILE, |&(_, tokens)| tokens)
+        if fit_smallest_tile(rows, experts) {
+            SMALLEST_TILE
+        } else if rows <= MOST_ROWS_OF_64 * experts {
+            64
+        } else {
+            128
+        }
     }
 }
 

@@ -18,6 +18,10 @@
 //! quarter ([`mma_m16n8k64_mxf4nvf4`](cuda_std::mma::mma_m16n8k64_mxf4nvf4)). So a register has A's scales of two steps, and B's of
 //! four times eight tokens, and no lane loads what no product reads.
 //!
+//! Weights in rows ([`Weights::Rows`](crate::gated_sm120::abi::Weights::Rows)) are loaded by `ldmatrix`, as tokens are. Row g of a product is
+//! row 2g of the strip, or 2g + 1 where g is 4 or more; g + 8 is the other one of the two. Then a lane has neighbouring columns of C, and
+//! the eight rows that are loaded at once lie at eight different places of the swizzle.
+//!
 //! A tile of tokens lies inside of a tile of the scale layout, in which tokens that are 32 apart lie side by side.
 
 /// A loop as straight-line code. Its index is a constant, since an array stays in registers only if all its indices are, and since it
@@ -32,55 +36,43 @@ macro_rules! unroll {
 mod load;
 mod multiply;
 mod store;
+mod work;
 
 use cuda_std::{
     fence::fence_mbarrier_init,
-    kernel,
     shared::{SharedAddress, dynamic_shared_address},
     thread,
     warp::{ALL_LANES, WARP_SIZE, elect_sync},
 };
 
 use self::multiply::Multiplier;
+pub use self::work::{Columns, Place, Placed, Work};
 use crate::{
-    gated_sm120::abi::{Group, INSTANCES, Index, Instance, K_BLOCK, Launch, MMA_K, STEPS, Tile, instances},
+    format::SCALE_TILE_BYTES,
+    gated_sm120::abi::{Group, Instance, K_BLOCK, MMA_K, SLABS, STEPS, slab_value_bytes},
     ring::Ring,
-    schedule::{OfGroup, Tiles},
 };
 
-macro_rules! entries {
-    ($($entry:ident = $instance:expr;)*) => {$(
-        /// One of [`INSTANCES`].
-        ///
-        /// # Safety
-        /// The contract in this folder's `mod.rs`.
-        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
-        pub unsafe fn $entry(launch: Launch) {
-            const INDEX: usize = Index::$entry as usize;
-            // SAFETY: the contract is this function's too.
-            unsafe { Sm120::<INDEX, { INSTANCES[INDEX].warp_tokens() as usize / 8 }>::run(launch) }
-        }
-    )*};
-}
-instances!(entries);
-
-/// A block at work, as one of [`INSTANCES`]. A warp multiplies COLUMNS times eight tokens, as follows from that.
+/// A block at work. A warp multiplies COLUMNS times eight tokens, as the instance says.
 #[derive(Clone, Copy)]
-struct Sm120<const INDEX: usize, const COLUMNS: usize> {
-    launch: Launch,
+pub struct Sm120<W: Work, const COLUMNS: usize> {
+    work: W,
     /// Its shared memory.
     shared: SharedAddress,
 }
 
-impl<const INDEX: usize, const COLUMNS: usize> Sm120<INDEX, COLUMNS> {
-    const INSTANCE: Instance = INSTANCES[INDEX];
+impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
+    const INSTANCE: Instance = W::INSTANCE;
     const STAGES: u32 = Self::INSTANCE.stages;
 
-    // Shared memory: offsets from its start. Tokens lie at multiples of 1024, as their swizzle asks.
+    // Shared memory: offsets from its start. Tokens lie at multiples of 1024, as their swizzle asks, and weights too.
     const WEIGHTS: u32 = Self::STAGES * Self::INSTANCE.token_bytes();
-    const TOKEN_SCALES: u32 = Self::WEIGHTS + Self::STAGES * Instance::WEIGHT_BYTES;
+    const TOKEN_SCALES: u32 = Self::WEIGHTS + Self::STAGES * Self::INSTANCE.weight_bytes();
     const TOKEN_SCALE_BYTES: u32 = STEPS * Self::INSTANCE.step_scale_bytes();
     const BARRIERS: u32 = Self::TOKEN_SCALES + Self::STAGES * Self::TOKEN_SCALE_BYTES;
+
+    /// Whether what the epilogue needs is loaded before a tile is multiplied: there are registers for it beside few sums.
+    const TERMS_EARLY: bool = COLUMNS <= 4;
 
     /// The token values of a stage.
     #[inline(always)]
@@ -91,7 +83,12 @@ impl<const INDEX: usize, const COLUMNS: usize> Sm120<INDEX, COLUMNS> {
     /// The weights of a stage.
     #[inline(always)]
     fn weights_of(self, stage: u32) -> SharedAddress {
-        self.shared + Self::WEIGHTS + stage * Instance::WEIGHT_BYTES
+        self.shared + Self::WEIGHTS + stage * Self::INSTANCE.weight_bytes()
+    }
+
+    /// Where the scale tiles of a matrix of weights lie in a stage's weights, if they lie in rows.
+    const fn weight_scales(matrix: u32) -> u32 {
+        SLABS * slab_value_bytes(STEPS) + matrix * STEPS * SCALE_TILE_BYTES
     }
 
     /// The tokens' scales of a stage.
@@ -109,15 +106,15 @@ impl<const INDEX: usize, const COLUMNS: usize> Sm120<INDEX, COLUMNS> {
     /// A thread's part of the kernel.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`.
+    /// The contract of the kernel.
     #[inline(always)]
-    unsafe fn run(launch: Launch) {
+    pub unsafe fn run(work: W) {
         const {
-            assert!(COLUMNS as u32 * 8 == Self::INSTANCE.warp_tokens());
+            assert!(COLUMNS == Self::INSTANCE.warp_columns());
             assert!(Self::TOKEN_SCALES.is_multiple_of(16) && Self::BARRIERS.is_multiple_of(8));
         }
         let warp = thread::thread_idx_x() / WARP_SIZE;
-        let block = Self { launch, shared: dynamic_shared_address() };
+        let block = Self { work, shared: dynamic_shared_address() };
         // SAFETY: the barriers have a place of their own in shared memory, and nobody uses them before all threads have passed
         // `sync_threads`. Whole warps come here. One thread loads and whole warps multiply, the same tiles and k-blocks in the same
         // order.
@@ -128,11 +125,15 @@ impl<const INDEX: usize, const COLUMNS: usize> Sm120<INDEX, COLUMNS> {
                 fence_mbarrier_init();
             }
             thread::sync_threads();
+            W::wait();
             if warp < Self::INSTANCE.consumer_warps() {
                 let mut multiplier = Multiplier::new(block, warp);
                 for (tile, group) in block.tiles() {
+                    let group = W::placed(group);
+                    let early = if Self::TERMS_EARLY { Some(multiplier.terms(&tile, &group)) } else { None };
                     let sums = multiplier.multiply(&tile, &group);
-                    multiplier.store(&tile, &group, &sums);
+                    let terms = early.unwrap_or_else(|| multiplier.terms(&tile, &group));
+                    multiplier.store(&tile, &group, &terms, &sums);
                 }
             } else if loads {
                 block.load();
@@ -141,18 +142,13 @@ impl<const INDEX: usize, const COLUMNS: usize> Sm120<INDEX, COLUMNS> {
     }
 
     /// The tiles of this block, in order.
+    ///
+    /// # Safety
+    /// The contract of the kernel; grids before this one were waited for.
     #[inline(always)]
-    fn tiles(self) -> Tiles<Tile, Group> {
-        let Launch { tiles, tile_count, groups, .. } = self.launch;
-        // SAFETY: the contract in this folder's `mod.rs`.
-        unsafe { Tiles::new(tiles, tile_count, groups, thread::block_idx_x(), thread::grid_dim_x()) }
-    }
-}
-
-impl OfGroup for Tile {
-    #[inline(always)]
-    fn group(&self) -> u32 {
-        self.group
+    unsafe fn tiles(self) -> W::Tiles {
+        // SAFETY: what `# Safety` above asks.
+        unsafe { self.work.tiles(thread::block_idx_x(), thread::grid_dim_x()) }
     }
 }
 

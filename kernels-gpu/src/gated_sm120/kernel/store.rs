@@ -3,26 +3,26 @@
 use cuda_std::global::{GlobalAddress, st_global_b32};
 
 use super::{
-    Sm120,
+    Placed, Sm120, Work,
     multiply::{Multiplier, TileSums},
 };
 use crate::{
-    epilogue::{convert, silu},
-    gated_sm120::abi::{Group, N_STEP, SLAB_ROWS, STRIP_ROWS, Tile},
+    epilogue::convert,
+    gated_sm120::abi::{N_STEP, SLAB_ROWS, STRIP_ROWS, Tile},
 };
 
 /// Bytes of an element of C.
 const ELEMENT_BYTES: u64 = 2;
 
-impl<const INDEX: usize, const COLUMNS: usize> Multiplier<INDEX, COLUMNS> {
+impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
     /// Scales, activates and writes the warp's elements of a tile of C.
     ///
     /// # Safety
-    /// `sums` are the tile's, whose group is `group`, and the contract holds of both. Whole warps call it.
+    /// `sums` and `terms` are the tile's, whose group is `group`, and the contract holds of both. Whole warps call it.
     #[inline(always)]
-    pub unsafe fn store(&self, tile: &Tile, group: &Group, sums: &TileSums<COLUMNS>) {
-        let &Group { c, alpha, n, .. } = group;
-        let gated = Sm120::<INDEX, COLUMNS>::INSTANCE.matrices == 2;
+    pub unsafe fn store(&self, tile: &Tile, group: &Placed, terms: &W::Terms, sums: &TileSums<COLUMNS>) {
+        let (c, n, work) = (group.c, group.n, self.block.work);
+        let gated = Sm120::<W, COLUMNS>::INSTANCE.matrices == 2;
         // Rows 2g and 2g + 1 of the strip.
         let column = tile.first_column + self.strip * STRIP_ROWS + self.lane / 4 * 2;
         unroll!(PART in 0 1, {
@@ -34,13 +34,20 @@ impl<const INDEX: usize, const COLUMNS: usize> Multiplier<INDEX, COLUMNS> {
                     let token = self.first_token + COLUMN as u32 * N_STEP + self.lane % 4 * 2 + ODD as u32;
                     if COLUMN < COLUMNS && inside && token < tile.tokens {
                         let element = |row: usize| {
+                            let place = [COLUMN % COLUMNS, row, ODD];
                             let sum = |slab: usize| sums[slab][COLUMN % COLUMNS][row * 2 + ODD];
-                            if gated { silu(alpha[0] * sum(0)) * (alpha[1] * sum(1)) } else { alpha[0] * sum(PART) }
+                            if gated {
+                                work.gated(group, terms, place, [sum(0), sum(1)])
+                            } else {
+                                work.plain(group, terms, PART, place, sum(PART))
+                            }
                         };
+                        let (first, second) = (element(0), element(1));
+                        let (low, high) = if self.swapped() { (second, first) } else { (first, second) };
                         let row = u64::from(tile.first_token + token) * u64::from(n);
                         let address = GlobalAddress::new(c) + (row + u64::from(column)) * ELEMENT_BYTES;
                         // SAFETY: two elements of C that are this lane's alone; N and the column are even.
-                        unsafe { st_global_b32(address, convert(self.block.launch.output, element(0), element(1))) };
+                        unsafe { st_global_b32(address, convert(work.output(), low, high)) };
                     }
                 });
             });

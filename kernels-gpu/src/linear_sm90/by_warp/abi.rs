@@ -16,6 +16,9 @@ pub const STRIP_ROWS: u32 = 16;
 /// Tokens of a product.
 pub const PRODUCT_TOKENS: u32 = 8;
 
+/// Bytes that a lane gives the address of to `ldmatrix`: the swizzle moves such pieces.
+pub const CHUNK_BYTES: u32 = 16;
+
 /// Bytes of a strip's values in a k-block.
 pub const STRIP_VALUES: u32 = STRIP_ROWS * ROW_BYTES;
 
@@ -41,7 +44,8 @@ instances!(table);
 
 /// One way to build the kernel, and what it takes of the hardware.
 ///
-/// Shared memory of a block: tokens of all stages, weights of all stages (the values of the tile's strips, then their scales), barriers.
+/// Shared memory of a block: tokens of all stages, weights of all stages (the values of the tile's strips, then their scales), barriers if
+/// there are any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
     /// The entry's name.
@@ -54,6 +58,9 @@ pub struct Instance {
     pub sharing: u32,
     /// Strips of a tile.
     pub strips: u32,
+    /// Whether every warp copies tokens and weights, 16 bytes a thread; if not, one warp more loads them by bulk copies, which cards before
+    /// sm_90 do not have.
+    pub by_pieces: bool,
     /// Stages of the pipeline that brings weights and tokens to shared memory.
     pub stages: u32,
 }
@@ -64,7 +71,7 @@ pub struct Builder(Instance);
 
 /// The kernel for tokens of this type, with up to so many of them a tile.
 pub const fn tokens(token_type: TokenType, tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", token_type, tile_tokens, sharing: 1, strips: 0, stages: 0 })
+    Builder(Instance { entry: "", token_type, tile_tokens, sharing: 1, strips: 0, by_pieces: false, stages: 0 })
 }
 
 impl Builder {
@@ -76,6 +83,11 @@ impl Builder {
     /// Sets [`Instance::strips`].
     pub const fn strips(self, strips: u32) -> Self {
         Self(Instance { strips, ..self.0 })
+    }
+
+    /// Sets [`Instance::by_pieces`].
+    pub const fn by_pieces(self) -> Self {
+        Self(Instance { by_pieces: true, ..self.0 })
     }
 
     /// The instance with so many stages.
@@ -100,14 +112,19 @@ impl Instance {
         self.columns().div_ceil(PANEL_ROWS)
     }
 
+    /// Strips of a panel that a tile has.
+    pub const fn panel_strips(self) -> u32 {
+        self.strips / self.panels()
+    }
+
     /// Warps that multiply.
     pub const fn multiplying_warps(self) -> u32 {
         self.strips * self.sharing
     }
 
-    /// Threads of a block, in one dimension: the warps that multiply, and one that loads.
+    /// Threads of a block, in one dimension: the warps that multiply, and perhaps one that loads.
     pub const fn threads(self) -> u32 {
-        (self.multiplying_warps() + 1) * 32
+        (self.multiplying_warps() + !self.by_pieces as u32) * 32
     }
 
     /// Tokens of a warp.
@@ -120,9 +137,14 @@ impl Instance {
         (self.warp_tokens() / PRODUCT_TOKENS) as usize
     }
 
+    /// Bytes of the values of a stage's weights, which their scales lie behind.
+    pub const fn value_bytes(self) -> u32 {
+        self.strips * STRIP_VALUES
+    }
+
     /// Bytes of a stage's weights.
     pub const fn weight_bytes(self) -> u32 {
-        self.strips * (STRIP_VALUES + STRIP_SCALES)
+        self.value_bytes() + self.strips * STRIP_SCALES
     }
 
     /// Bytes of a stage's tokens.
@@ -130,9 +152,10 @@ impl Instance {
         self.tile_tokens * 2 * K_BLOCK
     }
 
-    /// Dynamic shared memory of a block, in bytes: stages, and barriers for full and empty of each.
+    /// Dynamic shared memory of a block, in bytes: stages, and if bulk copies fill them, barriers for full and empty of each.
     pub const fn shared_bytes(self) -> u32 {
-        self.stages * (self.weight_bytes() + self.token_bytes() + 2 * BARRIER_BYTES)
+        let barriers = if self.by_pieces { 0 } else { 2 * BARRIER_BYTES };
+        self.stages * (self.weight_bytes() + self.token_bytes() + barriers)
     }
 
     /// Stops the compiler where an instance asks for more than there is.

@@ -1,23 +1,14 @@
-//! How a linear layer works with the products of a warp.
+//! How a linear layer works with the products of a warp on cards that have bulk copies.
 //!
-//! A block computes a tile of C. Its last warp loads weights and tokens of a k-block to the next stage of a ring. Each other warp has
-//! 16 columns of C, with the lanes as in a warp of `wgmma`: it decodes weights in registers and multiplies. Its products follow one
-//! another along K, and each waits for the one before, 24 cycles; decoding fits between them.
-
-// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
-#![allow(clippy::needless_range_loop)]
-
-use core::marker::PhantomData;
+//! A block computes a tile of C. Its last warp loads weights and tokens of a k-block to the next stage of a ring. Each other warp has a
+//! [`Strip`] of it.
 
 use cuda_std::{
     fence::{fence_mbarrier_init, fence_proxy_async_shared},
-    float::fma_rn_f32,
-    global::{GlobalAddress, ld_global_b32_or_zero, st_global_b32_where},
+    global::GlobalAddress,
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
     integer::opaque_b32,
     mbarrier::{mbarrier_arrive, mbarrier_arrive_expect_tx},
-    mma::{ldmatrix_x4_b16, mma_m16n8k16},
-    shared::{SharedAddress, dynamic_shared_address, ld_shared_v4_b32},
     thread,
     tma::{
         TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_cta_global,
@@ -26,25 +17,19 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_shuffle_idx},
 };
 
-use super::abi::{Instance, PRODUCT_TOKENS, STRIP_ROWS, STRIP_SCALES, STRIP_VALUES};
+use super::{
+    abi::{Instance, STRIP_SCALES, STRIP_VALUES},
+    strip::{BOXES, Strip},
+};
 use crate::{
-    epilogue::convert,
-    format::{OUTPUT_BF16, OUTPUT_F16},
     linear_sm90::{
-        abi::{
-            BOX_BYTES, LANE_BYTES, Launch, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_LANES, ROW_SCALES, k_blocks,
-            panel_offset,
-        },
+        abi::{BOX_BYTES, Launch, PANEL_ROWS, PANEL_SCALES, ROW_BYTES, ROW_SCALES, k_blocks, panel_offset},
         decode::{Decode, Packed},
     },
     ring::{Ring, ring_bytes},
-    sm90::{BIAS_BYTES, K_BLOCK, LANE_WORDS},
 };
 
-/// An instance, as a type.
-pub(crate) trait Built {
-    const INSTANCE: Instance;
-}
+pub(crate) use super::strip::Built;
 
 /// Makes the entries of a list of instances, each a type of its own.
 macro_rules! entries {
@@ -71,49 +56,10 @@ macro_rules! entries {
 }
 pub(crate) use entries;
 
-/// Boxes of tokens of a stage: the first 64 columns of the k-block, and the others.
-const BOXES: u32 = 2 * K_BLOCK / BOX_BYTES;
-
-/// Bytes that a lane gives the address of to `ldmatrix`: the swizzle moves such pieces.
-const CHUNK_BYTES: u32 = 16;
-
-/// Chunks of a row of a box.
-const BOX_CHUNKS: u32 = BOX_BYTES / CHUNK_BYTES;
-
 /// The kernel as an instance, whose tokens are bf16 or f16. A warp has `P` products for 16 columns of K.
 pub(crate) struct ByWarp<I, const BF16: bool, const P: usize> {
-    launch: Launch,
+    strip: Strip<I, BF16, P>,
     token_map: TensorMapAddress,
-    shared: SharedAddress,
-    /// The tile's first column.
-    first_column: u32,
-    /// The tile's first token.
-    first_token: u32,
-    /// The warp's strip.
-    strip: u32,
-    /// The first of the warp's tokens in the tile.
-    warp_token: u32,
-    instance: PhantomData<I>,
-}
-
-/// Where a lane's part of a stage lies, in bytes from its weights, and from its tokens.
-struct Lane {
-    /// The words of its first row; those of the second are the next row's.
-    words: u32,
-    /// The scales of both rows.
-    scales: u32,
-    /// What it gives to `ldmatrix` for the words 0 and 2, and for 1 and 3.
-    tokens: [u32; 2],
-    /// Whether it arrives at barriers for its warp.
-    leads: bool,
-}
-
-/// What a lane has of a k-block before it is multiplied: words of two rows, the scales of both, and B of the first words.
-#[derive(Clone, Copy)]
-struct Operands<const P: usize> {
-    words: [[u32; LANE_WORDS]; 2],
-    scales: [[u32; LANE_WORDS / 2]; 2],
-    b: [[u32; 4]; P],
 }
 
 impl<I: Built, const BF16: bool, const P: usize> ByWarp<I, BF16, P>
@@ -123,17 +69,8 @@ where
     const INSTANCE: Instance = I::INSTANCE;
     const WARPS: u32 = Self::INSTANCE.multiplying_warps();
 
-    // Offsets from the start of shared memory: tokens of all stages, their weights, and the barriers.
-    const TOKEN_BYTES: u32 = Self::INSTANCE.token_bytes();
-    const WEIGHTS: u32 = Self::INSTANCE.stages * Self::TOKEN_BYTES;
-    const BARRIERS: u32 = Self::WEIGHTS + Self::INSTANCE.stages * Self::INSTANCE.weight_bytes();
-    const END: u32 = Self::BARRIERS + ring_bytes(Self::INSTANCE.stages);
-
-    /// Where scales begin in a stage's weights.
-    const SCALES: u32 = Self::INSTANCE.strips * STRIP_VALUES;
-
-    /// Strips of a panel that a tile has.
-    const PANEL_STRIPS: u32 = Self::INSTANCE.strips / Self::INSTANCE.panels();
+    // Shared memory: stages, then the barriers.
+    const END: u32 = Strip::<I, BF16, P>::STAGES_END + ring_bytes(Self::INSTANCE.stages);
 
     /// A thread's part of the kernel.
     ///
@@ -141,24 +78,11 @@ where
     /// The contract in `linear_sm90/mod.rs`.
     #[inline(always)]
     pub(crate) unsafe fn run(launch: Launch, token_map: TensorMapAddress) {
-        const { assert!(Self::INSTANCE.products() == P && P <= 8 && Self::END == Self::INSTANCE.shared_bytes()) };
-        let columns = launch.n.div_ceil(Self::INSTANCE.columns());
-        // SAFETY: C has columns.
-        unsafe { core::hint::assert_unchecked(columns > 0) };
-        let (column, row) = (thread::block_idx_x() % columns, thread::block_idx_x() / columns);
+        const { assert!(!Self::INSTANCE.by_pieces && Self::END == Self::INSTANCE.shared_bytes()) };
         // The same value in all lanes; through the shuffle the compiler knows that it is.
         // SAFETY: all lanes are here.
         let (warp, _) = unsafe { warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE) };
-        let this = Self {
-            launch,
-            token_map,
-            shared: dynamic_shared_address(),
-            first_column: column * Self::INSTANCE.columns(),
-            first_token: row * Self::INSTANCE.tile_tokens,
-            strip: warp % Self::INSTANCE.strips,
-            warp_token: warp / Self::INSTANCE.strips * Self::INSTANCE.warp_tokens(),
-            instance: PhantomData,
-        };
+        let this = Self { strip: Strip::new(launch, warp), token_map };
         // SAFETY: the contract is this function's too. Barriers are initialised before any thread passes `sync_threads`; each role is
         // a warp's.
         unsafe {
@@ -170,7 +94,7 @@ where
             if warp == Self::WARPS {
                 this.load();
             } else {
-                this.write(&this.sums());
+                this.strip.write(&this.sums());
             }
         }
     }
@@ -178,19 +102,7 @@ where
     /// The ring of stages. One is full when its copies have arrived, and empty when every warp that multiplies has.
     #[inline(always)]
     fn stages(&self) -> Ring {
-        Ring::new(self.shared + Self::BARRIERS, Self::INSTANCE.stages)
-    }
-
-    /// Where a stage's weights lie.
-    #[inline(always)]
-    fn weights(&self, stage: Ring) -> SharedAddress {
-        self.shared + (Self::WEIGHTS + stage.index() * Self::INSTANCE.weight_bytes())
-    }
-
-    /// Where a stage's tokens lie.
-    #[inline(always)]
-    fn tokens(&self, stage: Ring) -> SharedAddress {
-        self.shared + stage.index() * Self::TOKEN_BYTES
+        Ring::new(self.strip.shared + Strip::<I, BF16, P>::STAGES_END, Self::INSTANCE.stages)
     }
 
     /// Loads the tile's k-blocks: weights of the first round of stages before the grid before has ended, the rest after it. One warp.
@@ -199,7 +111,7 @@ where
     /// The contract. The barriers have been initialised. The whole warp calls it together.
     #[inline(always)]
     unsafe fn load(&self) {
-        let k_blocks = k_blocks(self.launch.k);
+        let k_blocks = k_blocks(self.strip.launch.k);
         let first_round = k_blocks.min(Self::INSTANCE.stages);
         let (mut stages, mut with_tokens) = (self.stages(), self.stages());
         // SAFETY: a stage is written while it is empty, and its full barrier expects the bytes of every copy. Tokens are complete
@@ -230,23 +142,24 @@ where
     /// The contract. The stage is empty. The whole warp calls it together.
     #[inline(always)]
     unsafe fn load_weights(&self, stage: Ring, k_block: u32) {
-        let (first_panel, first_row) = (self.first_column / PANEL_ROWS, self.first_column % PANEL_ROWS);
-        let last_panel = (self.launch.n - 1) / PANEL_ROWS;
-        let (weights, full) = (self.weights(stage), stage.full());
+        let &Strip { launch: Launch { panels, n, k, .. }, first_column, .. } = &self.strip;
+        let (first_panel, first_row) = (first_column / PANEL_ROWS, first_column % PANEL_ROWS);
+        let (last_panel, panel_strips) = ((n - 1) / PANEL_ROWS, Self::INSTANCE.panel_strips());
+        let (weights, full) = (self.strip.weights(stage.index()), stage.full());
         // SAFETY: what `# Safety` above asks; strips lie one behind the other in their panel, and so do their scales.
         unsafe {
             if lane_id() == 0 {
-                mbarrier_arrive_expect_tx(full, Self::INSTANCE.weight_bytes() + Self::TOKEN_BYTES);
+                mbarrier_arrive_expect_tx(full, Self::INSTANCE.weight_bytes() + Self::INSTANCE.token_bytes());
                 for index in 0..Self::INSTANCE.panels() {
                     // If the matrix has no such panel, its last one stands in: what becomes of it is not written to C.
-                    let panel = panel_offset((first_panel + index).min(last_panel), k_block, self.launch.k);
-                    let panel = GlobalAddress::new(self.launch.panels) + panel;
+                    let panel = panel_offset((first_panel + index).min(last_panel), k_block, k);
+                    let panel = GlobalAddress::new(panels) + panel;
                     let values = panel + u64::from(first_row * ROW_BYTES);
-                    let target = weights + index * Self::PANEL_STRIPS * STRIP_VALUES;
-                    cp_async_bulk_shared_global(target, values, Self::PANEL_STRIPS * STRIP_VALUES, full);
+                    let target = weights + index * panel_strips * STRIP_VALUES;
+                    cp_async_bulk_shared_global(target, values, panel_strips * STRIP_VALUES, full);
                     let scales = panel + u64::from(PANEL_SCALES + first_row * ROW_SCALES);
-                    let target = weights + (Self::SCALES + index * Self::PANEL_STRIPS * STRIP_SCALES);
-                    cp_async_bulk_shared_global(target, scales, Self::PANEL_STRIPS * STRIP_SCALES, full);
+                    let target = weights + (Self::INSTANCE.value_bytes() + index * panel_strips * STRIP_SCALES);
+                    cp_async_bulk_shared_global(target, scales, panel_strips * STRIP_SCALES, full);
                 }
             }
             sync_warp(ALL_LANES);
@@ -259,13 +172,13 @@ where
     /// The contract; the grid before has ended. The stage's weights are on their way. The whole warp calls it together.
     #[inline(always)]
     unsafe fn load_tokens(&self, stage: Ring, k_block: u32) {
-        let (tokens, full) = (self.tokens(stage), stage.full());
+        let (tokens, full) = (self.strip.tokens(stage.index()), stage.full());
         // SAFETY: what `# Safety` above asks.
         unsafe {
             if lane_id() == 0 {
                 for part in 0..BOXES {
-                    let at = [(k_block * BOXES + part) * BOX_BYTES, self.first_token].map(|place| place as i32);
-                    let target = tokens + part * (Self::TOKEN_BYTES / BOXES);
+                    let at = [(k_block * BOXES + part) * BOX_BYTES, self.strip.first_token].map(|place| place as i32);
+                    let target = tokens + part * (Self::INSTANCE.token_bytes() / BOXES);
                     // For sm_120 ptxas makes a stack for the form that Hopper's oldest drivers know.
                     if cfg!(feature = "linear_sm120") {
                         cp_async_bulk_tensor_2d_shared_cta_global(target, self.token_map, at, full);
@@ -286,146 +199,29 @@ where
     unsafe fn sums(&self) -> [[f32; 4]; P] {
         let mut sums = [[0.0; 4]; P];
         let mut stage = self.stages();
-        let lane = self.lane();
+        let (lane, leads) = (self.strip.lane(), opaque_b32(lane_id()) == 0);
         // SAFETY: a stage is read while it is full, and released behind its last load.
         unsafe {
             stage.wait_full();
-            let mut operands = self.operands(&lane, stage);
-            for left in (0..k_blocks(self.launch.k)).rev() {
+            let mut operands = self.strip.operands(&lane, stage.index());
+            for left in (0..k_blocks(self.strip.launch.k)).rev() {
                 let mut next = stage;
                 next.advance();
                 let mut coming = operands;
                 if left > 0 {
                     next.wait_full();
-                    coming = self.operands(&lane, next);
+                    coming = self.strip.operands(&lane, next.index());
                 }
-                self.multiply(&mut sums, &operands, &lane, stage);
+                self.strip.multiply(&mut sums, &operands, &lane, stage.index());
                 // Without it, a copy overwrites the stage while loads are still under way: seen on an H200.
                 fence_proxy_async_shared();
                 sync_warp(ALL_LANES);
-                if lane.leads {
+                if leads {
                     mbarrier_arrive(stage.empty());
                 }
                 (operands, stage) = (coming, next);
             }
         }
         sums
-    }
-
-    /// This lane's places, computed once: the compiler is not to compute them anew in each k-block.
-    #[inline(always)]
-    fn lane(&self) -> Lane {
-        let lane_id = opaque_b32(lane_id());
-        let (lane, pair) = (lane_id % ROW_LANES, lane_id / ROW_LANES);
-        let (token, chunk) = (lane_id % PRODUCT_TOKENS, lane_id / PRODUCT_TOKENS);
-        // The 128-byte swizzle (PTX ISA, "Tensor swizzle modes"): rows are tokens.
-        let tokens = |half: u32| {
-            let chunk = (half * (BOX_CHUNKS / 2) + chunk) ^ token;
-            opaque_b32((self.warp_token + token) * BOX_BYTES + chunk * CHUNK_BYTES)
-        };
-        Lane {
-            words: opaque_b32(self.strip * STRIP_VALUES + 2 * pair * ROW_BYTES + lane * LANE_BYTES),
-            scales: opaque_b32(Self::SCALES + self.strip * STRIP_SCALES + 2 * pair * ROW_SCALES),
-            tokens: [tokens(0), tokens(1)],
-            leads: lane_id == 0,
-        }
-    }
-
-    /// A lane's operands of a stage.
-    ///
-    /// # Safety
-    /// The stage is full.
-    #[inline(always)]
-    unsafe fn operands(&self, lane: &Lane, stage: Ring) -> Operands<P> {
-        let weights = self.weights(stage);
-        // SAFETY: inside of the stage.
-        unsafe {
-            let words = [0, ROW_BYTES].map(|row| ld_shared_v4_b32(weights + (lane.words + row)));
-            let [a, b, c, d] = ld_shared_v4_b32(weights + lane.scales);
-            Operands { words, scales: [[a, b], [c, d]], b: self.b(lane, stage, 0) }
-        }
-    }
-
-    /// B of the products of a word, 32 columns of K.
-    ///
-    /// # Safety
-    /// The stage is full.
-    #[inline(always)]
-    unsafe fn b(&self, lane: &Lane, stage: Ring, word: usize) -> [[u32; 4]; P] {
-        let first = self.tokens(stage) + (word as u32 / 2 * (Self::TOKEN_BYTES / BOXES) + lane.tokens[word % 2]);
-        // SAFETY: inside of the stage.
-        core::array::from_fn(|product| unsafe {
-            ldmatrix_x4_b16(first + product as u32 * (PRODUCT_TOKENS * BOX_BYTES))
-        })
-    }
-
-    /// Adds the products of a k-block.
-    ///
-    /// # Safety
-    /// The stage is full, and operands are its.
-    #[inline(always)]
-    unsafe fn multiply(&self, sums: &mut [[f32; 4]; P], operands: &Operands<P>, lane: &Lane, stage: Ring) {
-        // Straight-line code: arrays stay in registers only if all their indices are constants.
-        macro_rules! words {
-            ($($word:literal)*) => {$({
-                // SAFETY: the stage is full.
-                let b = if $word == 0 { operands.b } else { unsafe { self.b(lane, stage, $word) } };
-                let [first, second] = [0, 1].map(|row| {
-                    let scales = (operands.scales[row][$word / 2] >> ($word % 2 * 16)) as u16;
-                    Packed::<BF16>::decode(operands.words[row][$word], scales)
-                });
-                for half in 0..2 {
-                    let a = [first[2 * half], second[2 * half], first[2 * half + 1], second[2 * half + 1]];
-                    for product in 0..P {
-                        let b = [b[product][2 * half], b[product][2 * half + 1]];
-                        // SAFETY: the whole warp is here.
-                        unsafe { mma_m16n8k16::<<Packed<BF16> as Decode>::Number>(&mut sums[product], a, b) };
-                    }
-                }
-            })*};
-        }
-        words!(0 1 2 3);
-    }
-
-    /// Writes the warp's elements of C. A lane has two neighbouring columns of two neighbouring tokens of each product.
-    ///
-    /// # Safety
-    /// The contract. Sums are the warp's.
-    #[inline(always)]
-    unsafe fn write(&self, sums: &[[f32; 4]; P]) {
-        let Launch { n, m, .. } = self.launch;
-        let (lane, pair) = (lane_id() % ROW_LANES, lane_id() / ROW_LANES);
-        let column = self.first_column + self.strip * STRIP_ROWS + 2 * pair;
-        let of_column = |array: u64, column: u32, otherwise: f32| {
-            let is_there = array != 0 && column < n;
-            let address = GlobalAddress::new(array) + u64::from(column) * BIAS_BYTES;
-            // SAFETY: that of a column that C has.
-            let bits = unsafe { ld_global_b32_or_zero(is_there, address) };
-            if is_there { f32::from_bits(bits) } else { otherwise }
-        };
-        let alphas = [0, 1].map(|next| Packed::<BF16>::UNSCALE * of_column(self.launch.alpha, column + next, 0.0));
-        // −0 leaves a sum as it is, its sign too.
-        let biases = [0, 1].map(|next| of_column(self.launch.bias, column + next, -0.0));
-        let token = self.first_token + self.warp_token + 2 * lane;
-        let write = |token: u32, low: f32, high: f32| {
-            let output = if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 };
-            let elements =
-                convert(output, fma_rn_f32(alphas[0], low, biases[0]), fma_rn_f32(alphas[1], high, biases[1]));
-            let element = u64::from(token) * u64::from(n) + u64::from(column);
-            let address = GlobalAddress::new(self.launch.c) + element * 2;
-            // SAFETY: two elements of C that are this lane's alone; N and the column are even.
-            unsafe { st_global_b32_where(token < m && column < n, address, elements) };
-        };
-        // Straight-line code, as above.
-        macro_rules! products {
-            ($($product:literal)*) => {$(
-                if $product < P {
-                    let [a, b, c, d] = sums[$product];
-                    write(token + $product * PRODUCT_TOKENS, a, c);
-                    write(token + $product * PRODUCT_TOKENS + 1, b, d);
-                }
-            )*};
-        }
-        products!(0 1 2 3 4 5 6 7);
     }
 }

@@ -8,6 +8,7 @@
 //! tokens ── a warp ──────▶ buffers ─┴─ warpgroups ─▶ C
 //! ```
 
+mod decoded;
 mod multiply;
 mod tiles;
 mod tokens;
@@ -39,7 +40,7 @@ macro_rules! entries {
         ///
         /// # Safety
         /// The contract in this folder's `mod.rs`.
-        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = INSTANCES[Index::$entry as usize].shape().resident_blocks())]
+        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = INSTANCES[Index::$entry as usize].resident_blocks())]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
             const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
@@ -70,7 +71,8 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
     const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
 
     // Offsets from the start of shared memory. Buffers come first: the swizzle's pattern begins at multiples of 1024.
-    const STAGES: u32 = Self::INSTANCE.buffers * Self::INSTANCE.shape().buffer_bytes();
+    const DECODED: u32 = Self::INSTANCE.buffers * Self::INSTANCE.shape().buffer_bytes();
+    const STAGES: u32 = Self::DECODED + Self::INSTANCE.decoded_bytes();
     const STAGE_BARRIERS: u32 = Self::STAGES + Self::INSTANCE.stages * Self::INSTANCE.stage_bytes();
     const BUFFER_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::INSTANCE.stages);
     const TURN_BARRIERS: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
@@ -82,7 +84,8 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
         Ring::new(self.shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
     }
 
-    /// The buffers of tokens, which are full and empty as stages are.
+    /// The buffers of tokens, which are full and empty as stages are. With one goes a buffer of decoded weights, if there are any: then
+    /// it is full when the warps of the warpgroup that decodes have arrived too.
     fn buffers(&self) -> Ring {
         Ring::new(self.shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
     }
@@ -119,7 +122,8 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
         unsafe {
             if thread::thread_idx_x() == 0 {
                 this.stages().init(1, Self::CONSUMER_WARPS);
-                this.buffers().init(1, Self::CONSUMER_WARPS);
+                let decoders = if Self::INSTANCE.decoders > 0 { WARPS } else { 0 };
+                this.buffers().init(1 + decoders, Self::CONSUMER_WARPS);
                 if Self::INSTANCE.shape().ping_pong() {
                     PingPong::init(this.turn_barriers());
                 }
@@ -128,7 +132,15 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
             thread::sync_threads();
             // The same value in all lanes; through the shuffle the compiler knows that it is.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
-            if warp < WARPS {
+            if Self::INSTANCE.decoders > 0 {
+                match warp / WARPS {
+                    0 if warp == Self::WEIGHT_WARP => this.load_weights(),
+                    0 if warp == Self::TOKEN_WARP => this.load_tokens(),
+                    0 => {}
+                    1 => this.multiply_decoded(),
+                    warpgroup => this.decode(warpgroup - 2),
+                }
+            } else if warp < WARPS {
                 give_registers(Self::INSTANCE.shape());
                 if warp == Self::WEIGHT_WARP {
                     this.load_weights();

@@ -57,7 +57,7 @@ where
 }
 
 /// A stage that holds panels.
-struct Panels<const INDEX: usize, const BF16: bool, const P: usize> {
+pub(super) struct Panels<const INDEX: usize, const BF16: bool, const P: usize> {
     /// Where the words of the thread's rows lie in a stage, of the first part.
     words: [u32; 2],
     /// Where the scales of both rows lie, which are neighbours: those of the even row first.
@@ -68,7 +68,7 @@ struct Panels<const INDEX: usize, const BF16: bool, const P: usize> {
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Panels<INDEX, BF16, P> {
     #[inline(always)]
-    fn new(fragment: &Fragment) -> Self {
+    pub(super) fn new(fragment: &Fragment) -> Self {
         let panel = fragment.rows[0] / PANEL_ROWS * PANEL_BYTES;
         let rows = fragment.rows.map(|row| row % PANEL_ROWS);
         Self {
@@ -104,6 +104,9 @@ where
 
     #[inline(always)]
     fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
+        // Where warpgroups take turns, what it takes to know that is not hidden.
+        // SAFETY: the main loop calls it, the whole warpgroup together.
+        let buffers = if Self::SHAPE.ping_pong() { buffers } else { unsafe { buffers.uniform() } };
         Linear::<INDEX, BF16, P>::buffer(shared, buffers)
     }
 

@@ -24,7 +24,10 @@ use crate::{
 };
 
 /// Bytes of an element.
-const ELEMENT_BYTES: u32 = 2;
+pub(super) const ELEMENT_BYTES: u32 = 2;
+
+/// Columns that a word of each of four lanes holds.
+pub(super) const WORD_COLUMNS: u32 = ROW_LANES * WORD_ELEMENTS;
 
 /// Bytes that a lane copies of a piece.
 const LANE_BYTES: u32 = WORD_ELEMENTS * ELEMENT_BYTES;
@@ -139,20 +142,12 @@ impl Part {
         let columns = route.hidden.saturating_sub(k_block * K_BLOCK).min(K_BLOCK);
         let is_there = token < route.token_count;
         let columns = if is_there { columns } else { 0 };
-        let first = element(columns, lane, word, 0);
-        let is_whole = element(columns, lane, word, WORD_ELEMENTS - 1).is_some();
         let source = GlobalAddress::new(route.input)
             + u64::from(token) * route.input_pitch
-            + u64::from((k_block * K_BLOCK + first.unwrap_or(0)) * ELEMENT_BYTES);
+            + u64::from(k_block * K_BLOCK * ELEMENT_BYTES);
         // SAFETY: elements of the token.
         unsafe {
-            let mut elements = ld_global_v4_b32_or_zero(is_whole, source);
-            // The same for all warps.
-            if !route.hidden.is_multiple_of(ROW_LANES * WORD_ELEMENTS) {
-                let half = ld_global_b64_or_zero(first.is_some() && !is_whole, source);
-                elements[0] |= half as u32;
-                elements[2] |= (half >> 32) as u32;
-            }
+            let elements = load_word(source, columns, lane, word, !route.hidden.is_multiple_of(WORD_COLUMNS));
             let weight = GlobalAddress::new(route.input_weights) + u64::from(token) * size_of::<f32>() as u64;
             let has_weight = is_there && route.input_weights != 0;
             let weight = f32::from_bits(ld_global_b32_or_zero(has_weight, weight));
@@ -197,12 +192,40 @@ impl Part {
     }
 }
 
+/// The elements of a k-block that weights have in a word of a lane, two in a register; of half a word they are in the first and the
+/// third register. Zeros where there are none. The k-block's columns begin at this address; `has_halves` is the same for all warps.
+///
+/// # Safety
+/// They lie there.
+#[inline(always)]
+pub(super) unsafe fn load_word(
+    k_block: GlobalAddress,
+    columns: u32,
+    lane: u32,
+    word: u32,
+    has_halves: bool,
+) -> [u32; 4] {
+    let first = element(columns, lane, word, 0);
+    let is_whole = element(columns, lane, word, WORD_ELEMENTS - 1).is_some();
+    let source = k_block + u64::from(first.unwrap_or(0) * ELEMENT_BYTES);
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        let mut elements = ld_global_v4_b32_or_zero(is_whole, source);
+        if has_halves {
+            let half = ld_global_b64_or_zero(first.is_some() && !is_whole, source);
+            elements[0] |= half as u32;
+            elements[2] |= (half >> 32) as u32;
+        }
+        elements
+    }
+}
+
 /// What lane i of four has of core matrix i of the words of the four, which are its nibbles i and i+4.
 ///
 /// # Safety
 /// The whole warp calls it together.
 #[inline(always)]
-unsafe fn core_matrix_row(elements: [u32; 4]) -> [u32; 4] {
+pub(super) unsafe fn core_matrix_row(elements: [u32; 4]) -> [u32; 4] {
     let [a, b, c, d] = elements;
     let (low, high) = (0x5410, 0x7632);
     // Elements i and i+4 of this lane's word.

@@ -1,7 +1,8 @@
 //! How tokens are sorted by expert, brought into the order of K, and added up again.
 //!
 //! The first cluster of a grid makes the lists ([`lists`]): a block alone where choices are few, so that no block waits for
-//! another. All other blocks copy tokens ([`copy`]). What comes after the products is a grid of its own ([`combine`]).
+//! another. All other blocks copy tokens ([`copy`]), unless a grid of its own brings them to their rows ([`expand`]). What comes
+//! after the products is another one ([`combine`]).
 
 // Loops over indices, not iterators: they unroll, so that arrays stay in registers.
 #![allow(clippy::needless_range_loop)]
@@ -24,13 +25,14 @@ macro_rules! unrolled {
 
 mod combine;
 mod copy;
+mod expand;
 mod lists;
 
 use cuda_std::{
     cluster::cluster_size, convert::cvt_f32_f16, griddepcontrol::griddepcontrol_launch_dependents, kernel, thread,
 };
 
-use super::abi::{Combine, Route};
+use super::abi::{Combine, Expand, Route};
 use crate::format::{OUTPUT_BF16, OUTPUT_F16};
 
 /// Makes lists and copies tokens.
@@ -48,6 +50,16 @@ pub unsafe fn moe_route(route: Route) {
             copy::run(&route, thread::block_idx_x() - cluster_size());
         }
     }
+}
+
+/// Expands tokens to rows.
+///
+/// # Safety
+/// The contract in this folder's `mod.rs`.
+#[kernel(threads = Expand::THREADS, min_blocks = 4)]
+pub unsafe fn moe_expand(launch: Expand) {
+    // SAFETY: the contract is this function's too.
+    unsafe { expand::run(&launch) }
 }
 
 /// Adds up rows of f16.

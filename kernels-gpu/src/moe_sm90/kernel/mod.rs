@@ -1,16 +1,17 @@
 //! How the layer's products work on Hopper, and on whatever has `mma.sync` in place of `wgmma`.
 //!
 //! A block asks for its tiles as it goes. Its first warp finds out what a tile is from the lists that a grid before has made,
-//! writes it down for the others, and loads weights, a few bulk copies a stage. Three warps gather tokens, 16 bytes a copy, since
-//! rows lie anywhere and bulk copies cannot gather. Up to four warpgroups decode weights in registers and multiply
-//! ([`sm90`](crate::sm90)).
+//! writes it down for the others, and loads weights, a few bulk copies a stage. Where tokens are sorted, a second warp brings them by
+//! bulk copies too; else three warps gather them, 16 bytes a copy, since rows lie anywhere and bulk copies cannot gather. Up to four
+//! warpgroups decode weights in registers and multiply ([`sm90`](crate::sm90)).
 //!
 //! ```text
 //! lists ─ a warp ─▶ tiles ─────────────────────────┐
 //! weights ─ the same ─────────▶ stages ──┐         │
-//! tokens ─ three warps ───────▶ buffers ─┴─ warpgroups ─▶ C
+//! tokens ─ one warp or three ─▶ buffers ─┴─ warpgroups ─▶ C
 //! ```
 
+mod gather;
 mod multiply;
 mod tokens;
 mod weights;
@@ -71,9 +72,9 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     const INSTANCE: Instance = I::INSTANCE;
     const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
 
-    // The first warpgroup loads: its first warp weights, the others tokens. The other warpgroups multiply.
+    // The first warpgroup loads: its first warp weights, the next ones tokens. The other warpgroups multiply.
     const WEIGHT_WARP: u32 = 0;
-    const TOKEN_WARPS: u32 = WARPS - 1;
+    const TOKEN_WARPS: u32 = Self::INSTANCE.token_warps();
     const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
 
     // Shared memory: stages, buffers, where tokens begin, tiles, barriers. These are offsets from its start, and inside of a stage from the stage's
@@ -97,7 +98,8 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
         Ring::new(self.shared + Self::STAGE_BARRIERS, Self::INSTANCE.stages)
     }
 
-    /// The buffers of tokens. One is full when the copies of every thread that gathers have arrived; it is empty as a stage is.
+    /// The buffers of tokens. One is full when the warp that loads and its copies have arrived, or the copies of every thread that
+    /// gathers; it is empty as a stage is.
     fn buffers(&self) -> Ring {
         Ring::new(self.shared + Self::BUFFER_BARRIERS, Self::INSTANCE.buffers)
     }
@@ -139,7 +141,8 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
         unsafe {
             if thread::thread_idx_x() == 0 {
                 this.stages().init(1, Self::CONSUMER_WARPS);
-                this.buffers().init(Self::TOKEN_WARPS * WARP_SIZE, Self::CONSUMER_WARPS);
+                let copying = if Self::INSTANCE.sorted { 1 } else { Self::TOKEN_WARPS * WARP_SIZE };
+                this.buffers().init(copying, Self::CONSUMER_WARPS);
                 this.tiles().init(Self::TOKEN_WARPS + Self::CONSUMER_WARPS);
                 if Self::PING_PONG {
                     PingPong::init(this.turn_barriers());
@@ -155,8 +158,10 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
                 }
                 if warp == Self::WEIGHT_WARP {
                     this.load_weights();
-                } else {
+                } else if !Self::INSTANCE.sorted {
                     this.gather_tokens(warp - 1);
+                } else if warp == Self::TOKEN_WARPS {
+                    this.load_tokens();
                 }
             } else {
                 if Self::INSTANCE.shares_registers() {

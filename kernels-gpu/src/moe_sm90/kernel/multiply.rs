@@ -3,14 +3,22 @@
 
 use core::marker::PhantomData;
 
-use cuda_std::{integer::opaque_b32, shared::SharedAddress};
+use cuda_std::{
+    integer::opaque_b32,
+    shared::SharedAddress,
+    wgmma::{self, MatrixDescriptor},
+};
 
 use super::{Built, Moe};
 use crate::{
     format::{OUTPUT_BF16, OUTPUT_F16},
     moe_sm90::abi::Launch,
     ring::Ring,
-    sm90::{Alpha, BIAS_BYTES, Consumer, Decode, Fragment, Kind, Packed, Rows, Shape, StagedRows, Target, Tile},
+    sm90::{
+        Alpha, BIAS_BYTES, CORE_MATRIX_BYTES, Consumer, Decode, Fragment, Kind, Packed, Placing, Rows, STRIP_BYTES,
+        Shape, StagedRows, Target, Tile,
+    },
+    sorted::LINE_BYTES,
     units::{K_BLOCK, k_blocks},
 };
 
@@ -40,7 +48,7 @@ where
                 let sums = consumer.sum_tile(tokens, k_blocks(k));
                 let (Tile { first_column, first_row, tokens, expert, alpha }, empty) = tiles.read();
                 consumer.fragment.arrive(empty);
-                let Launch { c, n, bias, activation, .. } = self.launch;
+                let Launch { c, n, bias, activation, row_capacity, c_is_sorted, .. } = self.launch;
                 // `n` is opaque, so that no register holds a multiple of it over the main loop.
                 let of_expert = u64::from(expert) * u64::from(opaque_b32(n)) * BIAS_BYTES;
                 let target: Target<Units<I, BF16, P>> = Target {
@@ -55,7 +63,12 @@ where
                     kind: PhantomData,
                 };
                 let rows = Self::rows_of(Fragment::anew());
-                target.write::<P>(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, &rows, sums);
+                let placing = if Self::INSTANCE.sorted && c_is_sorted != 0 {
+                    Placing::Sorted { rows: row_capacity }
+                } else {
+                    Placing::Rows
+                };
+                target.write_placed::<P>(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, placing, &rows, sums);
             }
         }
     }
@@ -92,7 +105,7 @@ where
 {
     const SHAPE: Shape = Moe::<I, BF16, P>::INSTANCE.shape();
     const UNSCALE: f32 = Packed::<BF16>::UNSCALE;
-    const COPIED_BY_THREADS: bool = true;
+    const COPIED_BY_THREADS: bool = !Moe::<I, BF16, P>::INSTANCE.sorted;
     const BY_WARPS: bool = Moe::<I, BF16, P>::INSTANCE.by_warps;
     const ANY_ACTIVATION: bool = true;
     type Number = <Packed<BF16> as Decode>::Number;
@@ -106,6 +119,29 @@ where
     #[inline(always)]
     fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
         Moe::<I, BF16, P>::buffer(shared, buffers)
+    }
+
+    #[inline(always)]
+    fn tokens(buffer: SharedAddress) -> MatrixDescriptor {
+        if Moe::<I, BF16, P>::INSTANCE.sorted {
+            MatrixDescriptor::swizzled_128(buffer)
+        } else {
+            MatrixDescriptor::new(buffer, CORE_MATRIX_BYTES, STRIP_BYTES)
+        }
+    }
+
+    #[inline(always)]
+    fn token_offset(product: u32) -> u32 {
+        /// Bytes of a token that a product takes.
+        const BYTES: u32 = wgmma::K * 2;
+        /// Products of a line.
+        const LINE_PRODUCTS: u32 = LINE_BYTES / BYTES;
+        let instance = Moe::<I, BF16, P>::INSTANCE;
+        if instance.sorted {
+            product / LINE_PRODUCTS * instance.lines_bytes() + product % LINE_PRODUCTS * BYTES
+        } else {
+            product * 2 * CORE_MATRIX_BYTES
+        }
     }
 
     #[inline(always)]

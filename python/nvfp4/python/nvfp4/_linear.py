@@ -17,7 +17,8 @@ class Linear(torch.nn.Module):
 
     :param bias: ``[N]``, float32 or of type ``dtype``.
     :param dtype: bfloat16 or float16: the type of tokens.
-    :param token_format: ``16-bit`` or ``fp8``: see :func:`moe`.
+    :param token_format: ``16-bit``, ``fp8`` or ``nvfp4``: see :func:`moe`.
+    :param input_scale: with ``nvfp4``, the tokens' global scale as a checkpoint carries it; left out, each token has one of its own.
     :param rows: of each projection, multiples of 16; left out, the global scale is the whole weight's.
     :raises ValueError: if a type, a shape, a device or a scale is wrong, with its name and place.
     :raises Error: if the device fails, or computes no such layers.
@@ -36,6 +37,7 @@ class Linear(torch.nn.Module):
         dtype: torch.dtype = torch.bfloat16,
         rows: Sequence[int] | None = None,
         token_format: str = "16-bit",
+        input_scale: float | None = None,
     ) -> None:
         super().__init__()
         values, scales, global_scale = weight
@@ -58,7 +60,7 @@ class Linear(torch.nn.Module):
         self.register_buffer("weights", torch.empty(length, dtype=torch.uint8, device=values.device), persistent=False)
         bias = None if bias is None else bias.detach().cpu().contiguous()
         projections = list(zip(rows, global_scale.reshape(-1).tolist()))
-        _native.pack_linear(self.weights, dtype, values, scales, projections, bias, token_format)
+        _native.pack_linear(self.weights, dtype, values, scales, projections, bias, token_format, input_scale)
         if values.is_cuda:
             head = bytes(self.weights[: _native.LINEAR_HEAD_BYTES].tolist())
             _native.check_packed_linear(head, self.out_features, self.in_features)

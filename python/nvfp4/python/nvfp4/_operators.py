@@ -84,7 +84,8 @@ def moe(
     :param activation: ``silu``, ``silu-limit=LIMIT``, ``gelu-tanh``, ``gpt-oss``, ``gpt-oss=ALPHA,LIMIT`` or, without a gate, ``relu2``.
     :param biases: whether the weights have biases.
     :param token_format: ``16-bit``, or ``fp8``: tokens and the intermediate are multiplied as e4m3 with a scale for each, and weights are
-        rounded to e4m3, as the weights were packed for. Faster on Hopper for many tokens, and less accurate.
+        rounded to e4m3, as the weights were packed for. Faster on Hopper for many tokens, and less accurate. Or ``nvfp4``: both are
+        multiplied as NVFP4, with weights as they are; on GPUs, Blackwell alone.
     :param out: where to write, ``[T, H]``; a new tensor if left out.
     :param workspace: bytes, on a GPU: :meth:`Moe.workspace_bytes` of them; new ones if left out.
     :raises ValueError: if an argument has the wrong type, shape, device or stride.
@@ -154,7 +155,7 @@ def linear(x: torch.Tensor, weights: torch.Tensor, out_features: int, *, token_f
     :param x: ``[…, K]``, bfloat16 or float16, as the weights were packed for; rows may have gaps between them.
     :param weights: the packed weights, :attr:`Linear.weights`, which say whether there is a bias.
     :param out_features: N, rows of W.
-    :param token_format: ``16-bit`` or ``fp8``, as the weights were packed for: see :func:`moe`.
+    :param token_format: ``16-bit``, ``fp8`` or ``nvfp4``, as the weights were packed for: see :func:`moe`.
     :raises ValueError: if an argument has the wrong type, shape, device or stride.
     :raises Error: if the device fails, or computes no such layers.
     """

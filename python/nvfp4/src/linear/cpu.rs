@@ -15,15 +15,16 @@ use crate::error::exception;
 use crate::tensor::{GPU_ALIGNMENT, Tensor};
 
 /// What packed weights begin with.
-const HEADER: &[u8; 16] = b"nvfp4 cpu lin 1\n";
+const HEADER: &[u8; 16] = b"nvfp4 cpu lin 2\n";
 
-/// Where a layer's weights lie in one tensor: a header, a global scale for each row, the bias, and values and scales as a checkpoint
-/// has them.
+/// Where a layer's weights lie in one tensor: a header, a global scale for each row, the bias, an input scale (0 if there is none), and
+/// values and scales as a checkpoint has them.
 pub struct Layout {
     pub bytes: usize,
     /// Little-endian f32, as the bias.
     global_scales: Range<usize>,
     bias: Range<usize>,
+    input_scale: Range<usize>,
     values: Range<usize>,
     scales: Range<usize>,
 }
@@ -39,8 +40,10 @@ impl Layout {
         let global_scales = take(size_of::<f32>() * n);
         // At least what the padding below may hide, so that the bytes tell whether there is one.
         let bias = take(if bias { (size_of::<f32>() * n).max(GPU_ALIGNMENT) } else { 0 });
+        let input_scale = take(size_of::<f32>());
         let (values, scales) = (take(n * k / 2), take(n * k / BLOCK));
-        Self { bytes: end.next_multiple_of(GPU_ALIGNMENT) + HEADER.len(), global_scales, bias, values, scales }
+        let bytes = end.next_multiple_of(GPU_ALIGNMENT) + HEADER.len();
+        Self { bytes, global_scales, bias, input_scale, values, scales }
     }
 
     /// The layers of the rows that share a global scale, one below the other. Every scale is checked.
@@ -52,6 +55,7 @@ impl Layout {
             bytes[range.clone()].chunks_exact(size_of::<f32>()).take(sizes.n).map(pod_read_unaligned).collect()
         };
         let (global_scales, bias) = (numbers(&self.global_scales), numbers(&self.bias));
+        let input_scale = numbers(&self.input_scale)[0];
         let mut first = 0;
         let of_rows = |rows: &[f32]| {
             let range = first..first + rows.len();
@@ -61,7 +65,10 @@ impl Layout {
             };
             let (values, scales) = (part(&self.values, sizes.k / 2), part(&self.scales, sizes.k / BLOCK));
             let layer = LinearWeights::new(sizes.dtype, Matrix::new(range.len(), sizes.k, values, scales, rows[0])?)?;
-            let layer = layer.with_token_format(sizes.token_format);
+            let mut layer = layer.with_token_format(sizes.token_format);
+            if input_scale != 0.0 {
+                layer = layer.with_input_scale(input_scale)?;
+            }
             if sizes.bias { layer.with_bias(Bias::F32(bias[range].to_vec().into())) } else { Ok(layer) }
         };
         global_scales.chunk_by(|a, b| a.to_bits() == b.to_bits()).map(of_rows).collect()
@@ -121,6 +128,7 @@ pub fn pack(weights: &Tensor<'_>, sizes: &LinearSizes, raw: &Raw<'_>) -> PyResul
     };
     write(&layout.global_scales, &mut { rows });
     write(&layout.bias, &mut bias.iter().copied());
+    write(&layout.input_scale, &mut raw.input_scale.into_iter());
     to[layout.values.clone()].copy_from_slice(values);
     to[layout.scales.clone()].copy_from_slice(scales);
     layout.layers(sizes, to).map_err(exception)?;

@@ -45,6 +45,7 @@ pub fn pack(py: Python<'_>, weights: &Tensor<'_>, sizes: &LinearSizes, raw: &Raw
         scales: raw.scales.address,
         global_scales: &raw.global_scales,
         bias: raw.bias.as_ref(),
+        input_scale: raw.input_scale,
     };
     let stream = current_stream(py, ordinal)?;
     // SAFETY: as above.

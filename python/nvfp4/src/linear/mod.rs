@@ -6,6 +6,7 @@ mod cuda;
 use nvfp4::backend::cuda::LinearLauncher;
 use nvfp4::bias::Bias;
 use nvfp4::format::BLOCK;
+use nvfp4::fp4::check_input_scale;
 use nvfp4::fp8::TokenFormat;
 use nvfp4::linear::LinearSizes;
 use nvfp4::problem::OutDtype;
@@ -123,10 +124,12 @@ struct Raw<'py> {
     /// Rows of each projection, and its factor.
     global_scales: Vec<(usize, f32)>,
     bias: Option<Bias<'py>>,
+    /// Of tokens in NVFP4; without it each has one of its own.
+    input_scale: Option<f32>,
 }
 
-/// Packs a matrix into `weights`: values `[N, K/2]`, scales `[N, K/16]`, for each projection its rows and its global scale, and a
-/// bias in host memory.
+/// Packs a matrix into `weights`: values `[N, K/2]`, scales `[N, K/16]`, for each projection its rows and its global scale, a
+/// bias in host memory, and the input scale of tokens in NVFP4.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "what a layer is")]
 pub fn pack_linear<'py>(
@@ -138,6 +141,7 @@ pub fn pack_linear<'py>(
     global_scales: Vec<(usize, f32)>,
     bias: Option<&Bound<'py, PyAny>>,
     token_format: &str,
+    input_scale: Option<f32>,
 ) -> PyResult<()> {
     let weights = Tensor::read("weights", weights)?;
     let [values, scales] = [Tensor::read("values", values)?, Tensor::read("scales", scales)?];
@@ -161,7 +165,10 @@ pub fn pack_linear<'py>(
         return Err(invalid("global_scale", format_args!("the projections' rows do not add up to the {n} of values")));
     }
     let bias = bias.map(|bias| bias.bias(sizes.dtype, &[n])).transpose()?;
-    let raw = Raw { values, scales, global_scales, bias };
+    if let Some(input_scale) = input_scale {
+        check_input_scale(input_scale).map_err(|error| invalid("input_scale", error))?;
+    }
+    let raw = Raw { values, scales, global_scales, bias, input_scale };
     weights.expect_dtype(&[Dtype::U8])?;
     weights.expect_shape(&[packed_bytes(&sizes, weights.place)])?;
     weights.expect_contiguous()?;

@@ -10,18 +10,20 @@ use crate::backend::cuda::planned::ReadyLaunch;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::BLOCK;
+use crate::fp4::check_input_scale;
 use crate::fp8::TokenFormat;
-use crate::kernels::kernel::Kernel;
 use crate::kernels::launch::{ALIGNMENT, Launch};
 use crate::kernels::linear::weights::PackedWeights;
-use crate::kernels::linear::{self, LinearArguments, LinearKernel};
-use crate::kernels::{Subject, linear_fp8};
+use crate::kernels::linear::workspace::Workspace;
+use crate::kernels::linear::{LinearArguments, LinearKernels};
+use crate::kernels::{Subject, builds};
 use crate::linear::LinearSizes;
 
 /// A weight in device memory as a checkpoint has it: one projection, or several below each other (as engines keep q, k and v).
 #[derive(Clone, Copy, Debug)]
 pub struct LinearTensor<'a> {
-    /// Address of the packed values, at a multiple of 8, or for tokens in FP8 of 16: `[N, K/2]`, the even element of K in the low nibble of a byte.
+    /// Address of the packed values, at a multiple of 8, or for tokens in FP8 or NVFP4 of 16: `[N, K/2]`, the even element of K in the low nibble of
+    /// a byte.
     pub values: CUdeviceptr,
     /// Address of the scales, `[N, K/16]`, e4m3.
     pub scales: CUdeviceptr,
@@ -29,6 +31,9 @@ pub struct LinearTensor<'a> {
     pub global_scales: &'a [(usize, f32)],
     /// N numbers in host memory.
     pub bias: Option<&'a Bias<'a>>,
+    /// For tokens in NVFP4 their global scale, as checkpoints carry it; without it each has one of its own. Tokens of other formats have
+    /// no use for it.
+    pub input_scale: Option<f32>,
 }
 
 impl LinearTensor<'_> {
@@ -45,6 +50,7 @@ impl LinearTensor<'_> {
         if !self.values.is_multiple_of(8) {
             return Err(Error::Invalid(format!("values at {:#x}; they must be at a multiple of 8", self.values)));
         }
+        self.input_scale.map_or(Ok(()), check_input_scale)?;
         match self.bias {
             Some(bias) if sizes.bias => bias.check(sizes.dtype, sizes.n).map_err(|error| error.at("bias")),
             None if !sizes.bias => Ok(()),
@@ -69,11 +75,11 @@ pub struct PackedLinear {
 /// a call may be captured into the engine's own graph.
 #[derive(Clone)]
 pub struct LinearLauncher {
-    kernel: &'static dyn LinearKernel,
-    /// The entries, by name; good for as long as the device.
-    functions: Arc<Functions>,
-    /// Those for tokens in FP8, which are loaded when the first such layer is packed.
-    fp8_functions: Arc<OnceLock<Box<Functions>>>,
+    /// Those that run on the device.
+    kernels: LinearKernels,
+    /// The entries for tokens of each of [`TokenFormat::ALL`], by name; good for as long as the device. They are loaded when the first
+    /// such layer is packed.
+    functions: Arc<[OnceLock<Box<Functions>>; TokenFormat::ALL.len()]>,
     device: Arc<Device>,
 }
 
@@ -89,33 +95,35 @@ impl LinearLauncher {
     /// Bytes at the beginning of packed weights that say whether a scale was wrong; see [`LinearLauncher::check_packed`].
     pub const HEAD_BYTES: usize = size_of::<u64>();
 
-    /// Loads the kernel.
+    /// A launcher that has loaded nothing yet.
     pub(in crate::backend::cuda) fn new(device: Arc<Device>) -> Result<Self, Error> {
-        let (major, minor) = device.info.capability;
-        let kernel = linear::kernel_of((major, minor)).ok_or_else(|| {
-            Error::NotComputed(format!(
-                "there is no linear layer for compute capability {major}.{minor} yet; take the CPU"
-            ))
-        })?;
-        device.standing.check(Subject::Linear)?;
-        let functions = device.functions(&[kernel as &dyn Kernel])?;
-        Ok(Self { kernel, functions: functions.into(), fp8_functions: Arc::default(), device })
+        let kernels = LinearKernels::of(device.info.capability).expect("they run wherever a kernel of groups does");
+        let kernels = match device.standing.code.given() {
+            Some((given, _)) => {
+                builds::check_runs(given, device.info.capability)?;
+                kernels.with_code_of(given)
+            }
+            None => kernels,
+        };
+        Ok(Self { kernels, functions: Arc::default(), device })
     }
 
-    /// Loads what a layer needs besides whose tokens have this format, before a stream may be captured.
-    fn load(&self, token_format: TokenFormat) -> Result<(), Error> {
-        linear_fp8::check_takes(token_format, self.device.info.capability, "this card")?;
-        if token_format == TokenFormat::Fp8 && self.fp8_functions.get().is_none() {
-            self.device.standing.check(Subject::Fp8)?;
-            let functions = self.device.functions(&linear_fp8::KERNELS)?;
-            self.fp8_functions.get_or_init(|| functions.into());
+    /// Loads what a layer needs whose tokens have this format, before a stream may be captured.
+    pub(in crate::backend::cuda) fn load(&self, token_format: TokenFormat) -> Result<(), Error> {
+        self.kernels.check_takes(token_format, "this card")?;
+        let place = &self.functions[token_format as usize];
+        if place.get().is_none() {
+            self.device.standing.check(Subject::linear(token_format))?;
+            let kernels = self.kernels.of_format(token_format).expect("checked above");
+            let functions = self.device.functions(&kernels)?;
+            place.get_or_init(|| functions.into());
         }
         Ok(())
     }
 
-    /// The kernel's name, of tokens of 16 bits.
-    pub(in crate::backend::cuda) fn kernel(&self) -> &'static str {
-        self.kernel.name()
+    /// The name of the kernel that multiplies tokens of a format.
+    pub(in crate::backend::cuda) fn product_kernel(&self, token_format: TokenFormat) -> &'static str {
+        self.kernels.product_kernel(token_format)
     }
 
     /// Bytes of a layer's packed weights, a multiple of 256. The sizes have been [checked](LinearSizes::check).
@@ -137,10 +145,7 @@ impl LinearLauncher {
     /// assert_eq!(LinearLauncher::workspace_bytes(&LinearSizes { token_format: TokenFormat::Bits16, ..fp8 }, 2048), 0);
     /// ```
     pub fn workspace_bytes(sizes: &LinearSizes, max_tokens: usize) -> usize {
-        match sizes.token_format {
-            TokenFormat::Bits16 | TokenFormat::Nvfp4 => 0,
-            TokenFormat::Fp8 => linear_fp8::workspace_at(sizes, max_tokens, 0).1 as usize,
-        }
+        Workspace::at(sizes, max_tokens, 0).1 as usize
     }
 
     /// Queues the packing of a tensor, which is not needed any more when the stream has come past it.
@@ -170,23 +175,20 @@ impl LinearLauncher {
         let alpha: Vec<f32> = tensor.global_scales.iter().flat_map(rows).collect();
         let bias = tensor.bias.map(|bias| bias.numbers(sizes.dtype)).unwrap_or_default();
         let places = [tensor.values, tensor.scales];
-        let launch = if sizes.token_format == TokenFormat::Fp8 {
-            linear_fp8::pack(sizes, places, layer.panels, invalid)?
-        } else {
-            self.kernel.pack(sizes, places, layer.panels, invalid)?
-        };
+        let launch = self.kernels.pack(sizes, places, layer.packed, invalid)?;
+        let input_scale: &[f32] = if layer.input_scale == 0 { &[] } else { &[tensor.input_scale.unwrap_or(0.0)] };
         let _entered = self.device.enter()?;
         // SAFETY: the context is current; `# Safety` above asks for the tensor, for room at every address, and for the stream. The
         // driver has read what is in pageable memory when the call returns (cuda.h, "API synchronization behavior").
         unsafe {
             self.device.check_raw(sys::cuMemsetD8Async(invalid, 0xFF, Self::HEAD_BYTES, stream))?;
-            for (to, numbers) in [(layer.alpha, &alpha[..]), (layer.bias, &bias)] {
+            for (to, numbers) in [(layer.alpha, &alpha[..]), (layer.bias, &bias), (layer.input_scale, input_scale)] {
                 if !numbers.is_empty() {
                     let (from, bytes) = (numbers.as_ptr().cast(), size_of_val(numbers));
                     self.device.check_raw(sys::cuMemcpyHtoDAsync_v2(to, from, bytes, stream))?;
                 }
             }
-            self.ready(&launch)?.queue(&self.device, stream)
+            self.ready(sizes.token_format, &launch)?.queue(&self.device, stream)
         }
     }
 
@@ -205,8 +207,8 @@ impl LinearLauncher {
         }
     }
 
-    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given, one, with tokens in FP8 two, or
-    /// without tokens none.
+    /// Queues a call on the caller's stream and returns without waiting: how many launches it was given, one, with tokens in FP8 or NVFP4
+    /// two, or without tokens none.
     ///
     /// The first launch may begin before the stream has come to the end of the kernel before it, but until then reads nothing except
     /// weights, and writes nothing.
@@ -220,7 +222,7 @@ impl LinearLauncher {
     /// - `stream` is a stream of this device's primary context, or null.
     /// - The weights were packed for these sizes, and that was waited for: the launch reads them before the stream has come to it.
     /// - Every address of `arguments` is one of memory that this device can read, or for the output write, of the sizes that
-    ///   [`LinearArguments`] says. With tokens in FP8, [`workspace_bytes`](LinearLauncher::workspace_bytes) lie at `workspace`, a multiple
+    ///   [`LinearArguments`] says. With tokens in FP8 or NVFP4, [`workspace_bytes`](LinearLauncher::workspace_bytes) lie at `workspace`, a multiple
     ///   of 256. The output and the workspace overlap nothing.
     /// - All of it stays allocated, and is written by nobody else, until the stream has come past this call, or the graph that it was
     ///   captured into is not launched any more. Calls that share a workspace are on one stream, or in an order otherwise.
@@ -239,27 +241,22 @@ impl LinearLauncher {
             return Ok(0);
         }
         let placed = PackedWeights::at(&layer.sizes, layer.weights).layer;
-        let sms = self.device.info.sms;
-        let launches: Vec<_> = if layer.sizes.token_format == TokenFormat::Fp8 {
-            let (rows, _) = linear_fp8::workspace_at(&layer.sizes, arguments.token_count, workspace);
-            linear_fp8::launches(&placed, arguments, rows, sms)?.into()
-        } else {
-            [self.kernel.launch(&placed, arguments, sms)?].into()
-        };
+        let (workspace, _) = Workspace::at(&layer.sizes, arguments.token_count, workspace);
+        let launches = self.kernels.launches(&placed, arguments, workspace, self.device.info.sms)?;
         let _entered = self.device.enter()?;
         for launch in &launches {
             // SAFETY: the context is current; `# Safety` above asks for the stream and for all that the parameter points to; the device
             // keeps the functions' modules.
-            unsafe { self.ready(launch)?.queue(&self.device, stream)? };
+            unsafe { self.ready(layer.sizes.token_format, launch)?.queue(&self.device, stream)? };
         }
         Ok(launches.len())
     }
 
-    /// A launch with its entry.
-    fn ready(&self, launch: &Launch) -> Result<ReadyLaunch, Error> {
+    /// A launch for tokens of a format, with its entry.
+    fn ready(&self, token_format: TokenFormat, launch: &Launch) -> Result<ReadyLaunch, Error> {
         let is_it = |(entry, _): &&(&str, CUfunction)| *entry == launch.grid.entry;
-        let of_fp8 = self.fp8_functions.get().into_iter().flatten();
-        let &(_, function) = self.functions.iter().chain(of_fp8).find(is_it).expect("entries are loaded");
+        let functions = self.functions[token_format as usize].get().expect("entries are loaded");
+        let &(_, function) = functions.iter().find(is_it).expect("an entry of these kernels");
         let parameter = launch.write(0, &mut [], &mut |map| maps::encode(&self.device, map))?;
         Ok(ReadyLaunch { function, grid: launch.grid, parameter })
     }

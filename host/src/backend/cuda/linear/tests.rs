@@ -4,7 +4,7 @@ use fake_cuda::{FakeCuda, Launch as FakeLaunch};
 
 use super::*;
 use crate::backend::Backend;
-use crate::backend::cuda::Cuda;
+use crate::backend::cuda::{Cuda, Options, Verdicts};
 use crate::bias::Bias;
 use crate::fp8::TokenFormat;
 use crate::generate::Generator;
@@ -94,6 +94,7 @@ fn tensors_on_the_device_are_packed_and_called_on_a_stream_of_the_callers() {
         scales: scales.as_device_ptr().as_raw(),
         global_scales: &global_scales,
         bias: None,
+        input_scale: None,
     };
     // SAFETY: the tensor lies in the buffers.
     let mut layer = unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor(&scales)).unwrap() };
@@ -132,7 +133,7 @@ fn projections_below_each_other_keep_their_global_scales() {
     let (values, scales) = (upload(matrix.values()), upload(matrix.scales()));
     let pack = |global_scales: &[(usize, f32)]| {
         let (values, scales) = (values.as_device_ptr().as_raw(), scales.as_device_ptr().as_raw());
-        let tensor = LinearTensor { values, scales, global_scales, bias: None };
+        let tensor = LinearTensor { values, scales, global_scales, bias: None, input_scale: None };
         // SAFETY: the tensor lies in the buffers.
         unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor) }
     };
@@ -193,7 +194,8 @@ fn projections_with_fp8_tokens_keep_their_global_scales_and_values_lie_at_multip
     let (values, scales) = (upload(matrix.values()), upload(matrix.scales()));
     let address = values.as_device_ptr().as_raw();
     let pack = |values: u64, global_scales: &[(usize, f32)]| {
-        let tensor = LinearTensor { values, scales: scales.as_device_ptr().as_raw(), global_scales, bias: None };
+        let scales = scales.as_device_ptr().as_raw();
+        let tensor = LinearTensor { values, scales, global_scales, bias: None, input_scale: None };
         // SAFETY: the tensor lies in the buffers, or is refused.
         unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor) }
     };
@@ -214,10 +216,78 @@ fn projections_with_fp8_tokens_keep_their_global_scales_and_values_lie_at_multip
     assert!(error.contains("for tokens in FP8 they must be at a multiple of 16"), "{error}");
 }
 
+/// A B200, on which no card has proved any kernel.
+fn blackwell(fake: &FakeCuda) -> Cuda {
+    fake.set_device(10, 0, 4);
+    Cuda::open_with(0, Options { verdicts: Verdicts::Ignored, ..Options::default() }).unwrap()
+}
+
 #[test]
-fn a_card_without_such_a_kernel_is_refused_with_what_to_do() {
+fn a_blackwell_card_multiplies_nvfp4_tokens_by_an_input_scale_or_their_own() {
+    let fake = hopper();
+    let gpu = blackwell(&fake);
+    for dtype in [OutDtype::F16, OutDtype::Bf16] {
+        let bias = Bias::F32((0..N).map(|i| i as f32 / 3.0).collect());
+        let own = weights(dtype).with_bias(bias).unwrap().with_token_format(TokenFormat::Nvfp4);
+        let given = own.clone().with_input_scale(1.0 / 2048.0).unwrap();
+        let mut outputs = Vec::new();
+        for weights in [own, given] {
+            let mut layer = gpu.prepare_linear(&weights).unwrap();
+            assert_eq!(layer.kernel(), "moe_sm100");
+            for tokens in [1, 9, 0, 200] {
+                outputs.push(check(layer.as_mut(), &weights, inputs(dtype, tokens)));
+                assert_eq!(layer.launches(), (tokens > 0).then_some(2));
+            }
+        }
+        assert!(outputs[3] != outputs[7], "an input scale rounds tokens in another way");
+    }
+}
+
+#[test]
+fn projections_with_nvfp4_tokens_keep_their_global_scales_and_an_input_scale_is_checked() {
+    let fake = hopper();
+    let (weights, gpu) = (weights(OutDtype::Bf16).with_token_format(TokenFormat::Nvfp4), blackwell(&fake));
+    let matrix = weights.matrix();
+    let upload = |bytes: &[u8]| DeviceBuffer::from_slice(bytes).unwrap();
+    let (values, scales) = (upload(matrix.values()), upload(matrix.scales()));
+    let address = values.as_device_ptr().as_raw();
+    let pack = |values: u64, global_scales: &[(usize, f32)], input_scale| {
+        let scales = scales.as_device_ptr().as_raw();
+        let tensor = LinearTensor { values, scales, global_scales, bias: None, input_scale };
+        // SAFETY: the tensor lies in the buffers, or is refused.
+        unsafe { gpu.pack_linear_layer(weights.sizes(), &tensor) }
+    };
+    let run = |layer: &mut CudaLinear| {
+        let step = LinearStep::new(&weights, inputs(OutDtype::Bf16, 3)).unwrap();
+        let mut output = LinearOutput::new(&step);
+        layer.execute(&step, &mut output).unwrap();
+        output.out
+    };
+    let global = matrix.global_scale();
+    let [first, second] = [global, 3.0 * global].map(|scale| run(&mut pack(address, &[(N, scale)], None).unwrap()));
+    let both = run(&mut pack(address, &[(N / 3, global), (N - N / 3, 3.0 * global)], None).unwrap());
+    for (token, row) in both.chunks(N).enumerate() {
+        assert_eq!(row[..N / 3], first[token * N..][..N / 3]);
+        assert_eq!(row[N / 3..], second[token * N..][N / 3..N]);
+    }
+    for (values, input_scale, says) in
+        [(address + 8, None, "NVFP4 they must be at a multiple of 16"), (address, Some(f32::NAN), "input scale NaN")]
+    {
+        let error = pack(values, &[(N, global)], input_scale).err().unwrap().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn what_a_card_does_not_multiply_or_has_not_proved_is_refused_with_what_to_do() {
     let fake = fake_cuda::install();
     fake.set_device(8, 0, 4);
     let error = Cuda::open(0).unwrap().prepare_linear(&weights(OutDtype::F16)).err().unwrap().to_string();
-    assert!(error.contains("no linear layer for compute capability 8.0 yet; take the CPU"), "{error}");
+    assert!(error.contains("linear has not proved itself on") && error.contains("nvfp4 selftest"), "{error}");
+    for (format, tokens) in [(TokenFormat::Fp8, "FP8"), (TokenFormat::Nvfp4, "NVFP4")] {
+        let weights = weights(OutDtype::F16).with_token_format(format);
+        let error = Cuda::open(0).unwrap().prepare_linear(&weights).err().unwrap().to_string();
+        let says = format!("no linear layer with {tokens} tokens for this card yet; take 16-bit tokens or the CPU");
+        assert!(error.contains(&says), "{error}");
+    }
 }

@@ -96,7 +96,8 @@ fn a_layer_is_computed_from_what_lies_on_the_device() {
                 let step = MoeStep::new(&weights, inputs).unwrap();
                 let output = execute(&mut layer, &step);
                 check(&weights, &step, &output);
-                let launches = if weights.shared().is_some() { 6 } else { 4 };
+                // Many tokens are expanded to rows.
+                let launches = if weights.shared().is_some() { 6 } else { 4 } + usize::from(tokens == 200);
                 assert_eq!(layer.launches(), (tokens > 0).then_some(launches));
             }
         }
@@ -317,7 +318,7 @@ fn a_launcher_computes_a_layer_in_the_callers_memory_and_leaves_the_context_alon
     unsafe { launcher.pack(&sizes, &routed, Some(&shared), layer.weights, stream_of) }.unwrap();
     // SAFETY: as above.
     let launches = unsafe { launcher.launch(&layer, &operands.arguments, workspace, stream_of) }.unwrap();
-    assert_eq!(launches, 6);
+    assert_eq!(launches, 7, "tokens are expanded to the shared expert's rows");
     let calls = fake.take_calls();
     let is_slow = |call: &&String| ["Alloc", "Free", "Synchronize", "Module"].iter().any(|part| call.contains(part));
     assert_eq!(calls.iter().find(is_slow), None, "{calls:?}");

@@ -1,0 +1,112 @@
+"""Measures the library's linear layers on a Hopper GPU side by side with what else multiplies by one matrix there.
+
+    python3 linear.py --binary hopper --marlin _moe_C_stable_libtorch.abi3.so --packages folder --out result.json
+
+As `run.py` does it, with the peers that it has: one process holds them, the release binary the layers, rounds alternate
+between all contenders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import linear_report
+from inputs import Problem
+from kernels import Kernels
+from measure import WARM_UP, conditions, summary
+from peers import Unavailable, marlin
+from run import ROTATED, prepare_peers
+
+PEERS = ("torch bf16", "torch fp8", "marlin", "humming")
+# Columns and K: projections of models.
+MATRICES = ("4096x7168", "7168x2048", "5120x5120")
+TOKENS = (1, 4, 16, 64, 256, 512, 4096)
+ROUNDS, RUNS = 6, 20
+
+
+def measure(kernels: Kernels, matrix: str, tokens: int, rotate_bytes: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Times of all contenders on a matrix with so many tokens."""
+    n, k = (int(size) for size in matrix.split("x"))
+    names = [linear_report.OWN[format_] for format_ in args.token_formats]
+    kernels.send(command="linear", m=tokens, n=n, k=k, token_formats=args.token_formats, rotate_bytes=rotate_bytes)
+    problem = Problem(f"{matrix} {tokens}", "plain", "gaussian", (tokens,), n, k)
+    peers, errors, missing = prepare_peers(problem, rotate_bytes, args.peers)
+    kernels.answer()
+
+    def own(name: str) -> list[float]:
+        return kernels.ask(command="round", kernel=name, runs=WARM_UP + RUNS)["us"][WARM_UP:]
+
+    contenders: dict[str, Callable[[], list[float]]] = {name: functools.partial(own, name) for name in names}
+    contenders |= {name: functools.partial(peer.round, RUNS) for name, peer in peers.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(ROUNDS):
+        # Every second round backwards, so that nobody always follows the same neighbour.
+        for name in list(contenders) if number % 2 == 0 else list(reversed(contenders)):
+            times[name] += contenders[name]()
+    host = {name: kernels.ask(command="host", kernel=name, runs=50) for name in names}
+    return {
+        "n": n,
+        "k": k,
+        "tokens": tokens,
+        "us": {name: summary(us) for name, us in times.items()},
+        "relative_errors": errors,
+        "missing": missing,
+        "host_us": {name: summary(answer["us"]) for name, answer in host.items()},
+    }
+
+
+def arguments() -> argparse.Namespace:
+    """Of the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--binary", required=True, help="release build of `nvfp4-benches`' binary")
+    parser.add_argument("--marlin", help="vLLM's _moe_C_stable_libtorch.abi3.so")
+    parser.add_argument("--packages", help="folder with more Python packages, for instance humming-kernels")
+    parser.add_argument("--note", default="", help="kept with the result: the commit of the binary, say")
+    parser.add_argument("--matrices", nargs="+", default=list(MATRICES), metavar="NxK")
+    parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), metavar="M")
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="PEER", help=", ".join(PEERS))
+    parser.add_argument(
+        "--token-formats", nargs="+", default=list(linear_report.OWN), choices=linear_report.OWN, metavar="FORMAT",
+        help=f"as what the library's layer multiplies its tokens: {', '.join(linear_report.OWN)}",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, help="where the result goes, as JSON")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs everything and writes the result after every point."""
+    args = arguments()
+    torch.set_grad_enabled(False)
+    if args.packages:
+        sys.path.append(args.packages)
+    try:
+        marlin.load(args.marlin)
+    except (Unavailable, OSError) as why:
+        print(f"marlin: {why}", file=sys.stderr)
+    rotate_bytes = ROTATED * torch.cuda.get_device_properties(0).L2_cache_size
+    result: dict[str, Any] = {"conditions": conditions(args.note), "runs": ROUNDS * RUNS, "points": {}}
+    kernels = Kernels(args.binary)
+    for matrix in args.matrices:
+        for tokens in args.tokens:
+            start = time.perf_counter()
+            result["points"][f"{matrix} {tokens}"] = measure(kernels, matrix, tokens, rotate_bytes, args)
+            gc.collect()
+            torch.cuda.empty_cache()
+            if args.out:
+                args.out.write_text(json.dumps(result, indent=1) + "\n")
+            print(f"{matrix} {tokens}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+    print(linear_report.text(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+//! Linear layers between two events, from tokens in device memory to the output there.
+
+use anyhow::{Context, bail, ensure};
+use cuda_driver::cust::event::{Event, EventFlags};
+use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
+use cuda_driver::cust::stream::{Stream, StreamFlags};
+use nvfp4::backend::LinearLayer;
+use nvfp4::backend::cuda::{Cuda, CudaLinear, LinearArguments};
+use nvfp4::fp8::TokenFormat;
+use nvfp4::generate::Generator;
+use nvfp4::linear::compare::compare_sample;
+use nvfp4::linear::{LinearOutput, LinearStep, LinearWeights, generate};
+use nvfp4::problem::OutDtype;
+
+use super::layer::random_matrix;
+use super::{SEED, keep_busy};
+
+/// Elements that are compared with the reference.
+const COMPARED: usize = 4096;
+
+/// A layer with tokens in a format, and copies of all that a call reads and writes.
+pub struct LinearBench {
+    sets: Vec<Set>,
+    next: usize,
+    stream: Stream,
+    /// Memory that no call uses.
+    idle: DeviceBuffer<u8>,
+}
+
+struct Set {
+    layer: CudaLinear,
+    arguments: LinearArguments,
+    output: DeviceBuffer<u16>,
+    _tokens: DeviceBuffer<u16>,
+    /// 256 bytes more than are needed, so that it begins where it must.
+    workspace: DeviceBuffer<u8>,
+}
+
+impl LinearBench {
+    /// A layer `[n, k]` of random weights and as many bf16 tokens, checked, in so many copies that their weights hold these bytes, two at
+    /// least.
+    pub fn new(
+        gpu: &Cuda,
+        [tokens, n, k]: [usize; 3],
+        format: TokenFormat,
+        rotate_bytes: usize,
+    ) -> anyhow::Result<Self> {
+        let dtype = OutDtype::Bf16;
+        let weights = LinearWeights::new(dtype, random_matrix(n, k, 0)?)?.with_token_format(format);
+        let step = LinearStep::new(&weights, generate::inputs(Generator::Gaussian, tokens, k, dtype, SEED)?)?;
+        let mut layer = gpu.prepare_linear_layer(&weights)?;
+        let mut expected = LinearOutput::new(&step);
+        layer.execute(&step, &mut expected)?;
+        let found = compare_sample(&weights, &step, &expected, COMPARED, SEED);
+        if let Some(first) = found.first {
+            bail!("{} of {} elements are wrong, the first {first}", found.mismatches, found.checked);
+        }
+        let (stream, idle) = (Stream::new(StreamFlags::NON_BLOCKING, None)?, DeviceBuffer::zeroed(64 << 20)?);
+        let mut this = Self { sets: Vec::new(), next: 0, stream, idle };
+        for _ in 0..rotate_bytes.div_ceil(layer.weight_bytes()).max(2) {
+            let set = Set::new(gpu.prepare_linear_layer(&weights)?, &step)?;
+            set.launch(&this.stream)?;
+            this.stream.synchronize()?;
+            let mut bits = vec![0; expected.out.len()];
+            set.output.copy_to(&mut bits)?;
+            ensure!(bits == expected.out, "a copy's output has other bits");
+            this.sets.push(set);
+        }
+        Ok(this)
+    }
+
+    fn next(&mut self) -> usize {
+        self.next = (self.next + 1) % self.sets.len();
+        self.next
+    }
+
+    /// The device's time of so many runs, in µs.
+    pub fn round(&mut self, runs: usize) -> anyhow::Result<Vec<f64>> {
+        let event = || Event::new(EventFlags::DEFAULT);
+        let events = (0..runs).map(|_| Ok([event()?, event()?])).collect::<anyhow::Result<Vec<_>>>()?;
+        keep_busy(&self.stream, &self.idle)?;
+        for [start, end] in &events {
+            let set = self.next();
+            start.record(&self.stream)?;
+            self.sets[set].launch(&self.stream)?;
+            end.record(&self.stream)?;
+        }
+        self.stream.synchronize()?;
+        events.iter().map(|[start, end]| Ok(f64::from(end.elapsed_time_f32(start)?) * 1e3)).collect()
+    }
+
+    /// The host's time for queueing each of so many runs, in µs, and the launches of one.
+    pub fn host_times(&mut self, runs: usize) -> anyhow::Result<(Vec<f64>, usize)> {
+        let (mut times, mut launches) = (Vec::new(), 0);
+        for _ in 0..runs {
+            let set = self.next();
+            let begin = std::time::Instant::now();
+            launches = self.sets[set].launch(&self.stream)?;
+            times.push(begin.elapsed().as_secs_f64() * 1e6);
+            self.stream.synchronize()?;
+        }
+        Ok((times, launches))
+    }
+}
+
+impl Set {
+    fn new(layer: CudaLinear, step: &LinearStep<'_>) -> anyhow::Result<Self> {
+        let k = layer.sizes().k;
+        let numbers: Vec<u16> = (0..step.tokens()).flat_map(|token| step.token(token).to_vec()).collect();
+        let tokens = DeviceBuffer::from_slice(&numbers)?;
+        // The output is NaN until a kernel writes it.
+        let output = DeviceBuffer::from_slice(&vec![0xFFFF; step.tokens() * layer.sizes().n])?;
+        let workspace = DeviceBuffer::zeroed(layer.workspace_bytes(step.tokens()) + 256)?;
+        let arguments = LinearArguments {
+            token_count: step.tokens(),
+            tokens: tokens.as_device_ptr().as_raw(),
+            token_pitch: size_of::<u16>() * k,
+            output: output.as_device_ptr().as_raw(),
+        };
+        Ok(Self { layer, arguments, output, _tokens: tokens, workspace })
+    }
+
+    fn launch(&self, stream: &Stream) -> anyhow::Result<usize> {
+        let workspace = self.workspace.as_device_ptr().as_raw().next_multiple_of(256);
+        // SAFETY: the stream is of the primary context, which is the GPU's; operands and workspace are as large as the layer asks, and
+        // live until the stream was waited for.
+        unsafe { self.layer.launch(&self.arguments, workspace, stream.as_inner()) }.context("a linear layer")
+    }
+}

@@ -1,0 +1,144 @@
+//! Which kernels a linear layer takes on a device, and what a call of it launches.
+
+use gpu_arch::Capability;
+
+use super::workspace::Workspace;
+use super::{LinearArguments, LinearKernel, PlacedLinear, kernel_named, kernel_of};
+use crate::error::Error;
+use crate::fp8::TokenFormat;
+use crate::kernels::group::Address;
+use crate::kernels::kernel::Kernel;
+use crate::kernels::launch::Launch;
+use crate::kernels::moe::MoeKernels;
+use crate::kernels::nvfp4_products::Nvfp4Products;
+use crate::kernels::{linear_fp8, linear_nvfp4};
+use crate::linear::LinearSizes;
+
+/// The kernels of linear layers on a device.
+#[derive(Clone, Copy)]
+pub(crate) struct LinearKernels {
+    /// The one that multiplies tokens of 16 bits.
+    pub bits16: &'static dyn LinearKernel,
+    /// Whether those for tokens in FP8 run there too.
+    fp8: bool,
+    /// The one that multiplies tokens in NVFP4, if those for them run there.
+    nvfp4: Option<&'static dyn Nvfp4Products>,
+}
+
+impl LinearKernels {
+    /// Those that run on a device, if there are any.
+    pub fn of(device: Capability) -> Option<Self> {
+        // Tokens in FP8 and NVFP4 take some of an MoE layer's kernels.
+        let MoeKernels { fp8, nvfp4, .. } = MoeKernels::of(device)?;
+        Some(Self { bits16: kernel_of(device)?, fp8, nvfp4 })
+    }
+
+    /// The same with another kernel for tokens of 16 bits, if a caller has given code of one: that is the way to run one that is not the
+    /// first choice on a device.
+    pub fn with_code_of(self, given: &str) -> Self {
+        kernel_named(given).map_or(self, |bits16| Self { bits16, ..self })
+    }
+
+    /// All that a layer needs whose tokens have this format, if they are multiplied there.
+    pub fn of_format(self, format: TokenFormat) -> Option<Vec<&'static dyn Kernel>> {
+        match format {
+            TokenFormat::Bits16 => Some(vec![self.bits16]),
+            TokenFormat::Fp8 => self.fp8.then(|| linear_fp8::KERNELS.into()),
+            TokenFormat::Nvfp4 => self.nvfp4.map(|products| linear_nvfp4::kernels(products).into()),
+        }
+    }
+
+    /// Refuses what is not multiplied there.
+    ///
+    /// # Errors
+    /// [`Error::NotComputed`] with the remedy.
+    pub fn check_takes(self, format: TokenFormat, device: &str) -> Result<(), Error> {
+        if self.of_format(format).is_some() {
+            return Ok(());
+        }
+        let tokens = if format == TokenFormat::Fp8 { "FP8" } else { "NVFP4" };
+        Err(Error::NotComputed(format!(
+            "there is no linear layer with {tokens} tokens for {device} yet; take 16-bit tokens or the CPU"
+        )))
+    }
+
+    /// The name of the kernel that multiplies tokens of a format.
+    ///
+    /// # Panics
+    /// If none does.
+    pub fn product_kernel(self, format: TokenFormat) -> &'static str {
+        match format {
+            TokenFormat::Bits16 => self.bits16.name(),
+            TokenFormat::Fp8 => linear_fp8::product_kernel(),
+            TokenFormat::Nvfp4 => self.nvfp4_products().name(),
+        }
+    }
+
+    fn nvfp4_products(self) -> &'static dyn Nvfp4Products {
+        self.nvfp4.expect("a kernel for these tokens")
+    }
+
+    /// The launch that packs a matrix of these sizes.
+    ///
+    /// # Errors
+    /// If the values are not aligned; [`Error::TooLarge`] if that takes more blocks than a grid can have.
+    pub fn pack(
+        self,
+        sizes: &LinearSizes,
+        tensor: [Address; 2],
+        packed: Address,
+        invalid: Address,
+    ) -> Result<Launch, Error> {
+        match sizes.token_format {
+            TokenFormat::Bits16 => self.bits16.pack(sizes, tensor, packed, invalid),
+            TokenFormat::Fp8 => linear_fp8::pack(sizes, tensor, packed, invalid),
+            TokenFormat::Nvfp4 => linear_nvfp4::pack(sizes, tensor, packed, invalid),
+        }
+    }
+
+    /// The launches of a call with tokens, on a device of so many multiprocessors. The workspace is one of these tokens.
+    ///
+    /// # Errors
+    /// If the arguments are not aligned; [`Error::TooLarge`] if there are more tokens or tiles than a kernel can count.
+    ///
+    /// # Panics
+    /// If tokens of this format are not multiplied there.
+    pub fn launches(
+        self,
+        layer: &PlacedLinear,
+        arguments: &LinearArguments,
+        workspace: Workspace,
+        sms: u32,
+    ) -> Result<Vec<Launch>, Error> {
+        match workspace {
+            Workspace::None => Ok(vec![self.bits16.launch(layer, arguments, sms)?]),
+            Workspace::Fp8(rows) => Ok(linear_fp8::launches(layer, arguments, rows, sms)?.into()),
+            Workspace::Nvfp4(rows) => {
+                Ok(linear_nvfp4::launches(self.nvfp4_products(), layer, arguments, rows, sms)?.into())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_takes_the_formats_that_its_kernels_multiply() {
+        let takes = |device| {
+            let kernels = LinearKernels::of(device).unwrap();
+            TokenFormat::ALL.map(|format| kernels.of_format(format).map(|_| kernels.product_kernel(format)))
+        };
+        assert_eq!(takes((8, 0)), [Some("linear_sm80"), None, None]);
+        assert_eq!(takes((9, 0)), [Some("linear_sm90"), Some("moe_fp8_sm90"), None]);
+        assert_eq!(takes((10, 3)), [Some("linear_sm80"), None, Some("moe_sm100")]);
+        assert_eq!(takes((12, 1)), [Some("linear_sm120"), None, Some("moe_nvfp4_sm120")]);
+        assert!(LinearKernels::of((7, 5)).is_none());
+        let given = LinearKernels::of((9, 0)).unwrap().with_code_of("linear_sm80");
+        assert_eq!(given.product_kernel(TokenFormat::Bits16), "linear_sm80");
+        assert_eq!(given.with_code_of("moe_sm80").product_kernel(TokenFormat::Bits16), "linear_sm80");
+        let refusal = LinearKernels::of((10, 0)).unwrap().check_takes(TokenFormat::Fp8, "it").unwrap_err().to_string();
+        assert_eq!(refusal, "there is no linear layer with FP8 tokens for it yet; take 16-bit tokens or the CPU");
+    }
+}
