@@ -92,7 +92,7 @@ impl Instance {
 
 /// About how many cycles a multiprocessor takes for a k-block of all its tiles, measured on an H200. A warp's products wait for one
 /// another; what warps issue counts where a scheduler has several. There is room for so many blocks on a multiprocessor.
-pub(in crate::kernels) fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64, room: u64) -> u64 {
+fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64, room: u64) -> u64 {
     /// Of a warp alone, and more for each further product of a word.
     const ALONE: u64 = 300;
     const ALONE_FOR_PRODUCT: u64 = 130;

@@ -19,7 +19,7 @@ use gpu_arch::Capability;
 use kernels_gpu::linear_sm90::abi::{BOX_BYTES, Launch as Parameter, PACK_ENTRY, Pack, TokenMap};
 use kernels_gpu::moe_route::abi::token_tiles;
 
-pub(super) use instance::{Instance, cycles_of_warps_alone, warp_cycles};
+pub(super) use instance::{Instance, cycles_of_warps_alone};
 pub(crate) use kernels::LinearKernels;
 
 use super::builds;
