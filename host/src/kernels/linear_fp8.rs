@@ -121,7 +121,7 @@ mod tests {
     fn blocks_are_no_more_than_tiles_or_multiprocessors() {
         for (tokens, entry, blocks) in [
             (1, "moe_fp8_plain_t16_narrow", 32),
-            (64, "moe_fp8_plain_t64_narrow", 32),
+            (64, "moe_fp8_plain_t16_narrow", 128),
             (512, "moe_fp8_plain_t128_narrow", 128),
             (2048, "moe_fp8_plain_t256", 132),
         ] {

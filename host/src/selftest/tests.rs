@@ -189,7 +189,12 @@ fn every_entry_that_a_card_can_launch_is_launched_and_is_right() {
             let launched = LAUNCHED.lock().unwrap().clone();
             // Weights are packed by one entry or the other, as the tensor cores take them.
             let packs = |name: &str| name.starts_with("moe_pack");
+            // Rows of 16-bit tokens are sorted for Hopper's products alone.
+            let sorts = (card, subject) == ((9, 0), Subject::Moe);
             for entry in subject.kernels(card).unwrap().into_iter().flat_map(|kernel| kernel.entries()) {
+                if entry.name == "moe_expand" && !sorts {
+                    continue;
+                }
                 let is_launched = launched.iter().any(|name| name == entry.name || packs(name) && packs(entry.name));
                 assert!(is_launched, "{}: no part launches {}", subject.name(), entry.name);
             }

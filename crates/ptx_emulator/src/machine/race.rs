@@ -856,8 +856,9 @@ impl View<'_> {
         let reads_on = |&lane: &usize| used.is_some_and(|&used| seen[earlier.base as usize + lane] < used);
         let ordered_by_issue = || self.issued.as_ref().is_some_and(|issued| issued.contain(earlier, self.clock));
         let read_together = || {
-            let lanes = &seen[earlier.base as usize..][..32];
-            !wrote && self.together.contains(&earlier.pc) && lanes.iter().any(|&lane| lane >= earlier.time)
+            // The last warp of a block may have fewer threads.
+            let mut lanes = seen[earlier.base as usize..].iter().take(32);
+            !wrote && self.together.contains(&earlier.pc) && lanes.any(|&lane| lane >= earlier.time)
         };
         if missing != 0 && (ordered_by_issue() || read_together()) {
             None

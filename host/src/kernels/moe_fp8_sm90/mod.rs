@@ -44,18 +44,19 @@ pub(super) fn tile_tokens(rows: u64, experts: u64) -> u32 {
     sizes.find(|&tokens| most <= f64::from(tokens)).unwrap_or(abi::MAX_TILE_TOKENS)
 }
 
-/// Cycles that a k-block of a tile takes on an H200, in tenths: a panel of each warpgroup to decode, and to multiply with a token. They
-/// explain the times of 4096×7168 with 1, 64 and 512 tokens to 2 %.
-const DECODE_CYCLES: u64 = 5900;
-const TOKEN_CYCLES: u64 = 47;
+/// About how many cycles a k-block of a tile takes on an H200: some for its panels, some for each token. They are those of 4096×7168 with
+/// 1, 64 and 512 tokens.
+fn k_block_cycles(instance: &Instance) -> u64 {
+    let tokens = u64::from(instance.tile_tokens);
+    if instance.panels == 1 { 1050 + 33 * tokens / 10 } else { 1180 + 94 * tokens / 10 }
+}
 
 /// The instance for a linear layer of so many columns and tokens: the one whose tiles are done first, and of two such the one with wider
 /// tiles, which reads tokens less often.
 pub(super) fn for_linear(tokens: u64, columns: u32, sms: u32) -> &'static Instance {
     let cycles = |of: &&Instance| {
         let tiles = tokens.div_ceil(of.tile_tokens.into()) * u64::from(columns.div_ceil(of.columns()));
-        let of_tile = u64::from(of.panels) * (DECODE_CYCLES + u64::from(of.tile_tokens) * TOKEN_CYCLES);
-        (tiles.div_ceil(sms.into()) * of_tile, of.is_narrow())
+        (tiles.div_ceil(sms.into()) * k_block_cycles(of), of.is_narrow())
     };
     INSTANCES.iter().filter(|of| op_of(of.matrices) == Op::Plain).min_by_key(cycles).expect("plain instances")
 }
@@ -108,7 +109,8 @@ mod tests {
     fn linear_layers_take_the_tiles_that_keep_most_multiprocessors_busy() {
         for (tokens, columns, expected) in [
             (1, 4096, "moe_fp8_plain_t16_narrow"),
-            (64, 4096, "moe_fp8_plain_t64_narrow"),
+            (64, 4096, "moe_fp8_plain_t16_narrow"),
+            (64, 7168, "moe_fp8_plain_t64_narrow"),
             (512, 4096, "moe_fp8_plain_t128_narrow"),
             (16, 132 * 256, "moe_fp8_plain_t16"),
             (30, 132 * 256, "moe_fp8_plain_t32"),
