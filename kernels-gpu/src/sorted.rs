@@ -104,8 +104,8 @@ mod tests {
                     let place = bits16_place(24, k, row, start + column);
                     let of_line = (k_block * K_BLOCK_LINES + column / 64) as u64 * 24 + u64::from(row);
                     assert_eq!(place / 128, of_line, "{k} columns: row {row}, column {}", start + column);
-                    assert_eq!(place as u32 % 128 / 16, column / 8 % 8 ^ row % 8);
-                    assert!(place % 2 == 0 && places.insert(place));
+                    assert_eq!(place as u32 % 128 / 16, (column / 8 % 8) ^ (row % 8));
+                    assert!(place.is_multiple_of(2) && places.insert(place));
                 }
             }
             assert_eq!(places.len(), 24 * k as usize);

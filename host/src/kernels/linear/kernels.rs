@@ -3,16 +3,33 @@
 use gpu_arch::Capability;
 
 use super::workspace::Workspace;
-use super::{LinearArguments, LinearKernel, PlacedLinear, kernel_named, kernel_of};
+use super::{LinearArguments, LinearKernel, PlacedLinear};
 use crate::error::Error;
 use crate::fp8::TokenFormat;
+use crate::kernels::builds;
 use crate::kernels::group::Address;
 use crate::kernels::kernel::Kernel;
 use crate::kernels::launch::Launch;
+use crate::kernels::linear_sm80::LinearSm80;
+use crate::kernels::linear_sm90::LinearSm90;
+use crate::kernels::linear_sm120::LinearSm120;
 use crate::kernels::moe::MoeKernels;
 use crate::kernels::nvfp4_products::Nvfp4Products;
 use crate::kernels::{linear_fp8, linear_nvfp4};
 use crate::linear::LinearSizes;
+
+/// Every kernel of linear layers whose tokens are multiplied as they are, the one that runs everywhere last.
+pub(super) static KERNELS: [&dyn LinearKernel; 3] = [&LinearSm120, &LinearSm90, &LinearSm80];
+
+/// The one of this name.
+pub(crate) fn kernel_named(name: &str) -> Option<&'static dyn LinearKernel> {
+    KERNELS.into_iter().find(|kernel| kernel.name() == name)
+}
+
+/// The one on a device, if there is one.
+pub(super) fn kernel_of(device: Capability) -> Option<&'static dyn LinearKernel> {
+    KERNELS.into_iter().find(|kernel| builds::find(kernel.name(), device).is_some())
+}
 
 /// The kernels of linear layers on a device.
 #[derive(Clone, Copy)]

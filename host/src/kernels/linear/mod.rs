@@ -15,38 +15,20 @@ pub(crate) mod workspace;
 
 use std::cmp::Reverse;
 
-use gpu_arch::Capability;
 use kernels_gpu::linear_sm90::abi::{BOX_BYTES, Launch as Parameter, PACK_ENTRY, Pack, TokenMap};
 use kernels_gpu::moe_route::abi::token_tiles;
 
 pub(super) use instance::{Instance, cycles_of_warps_alone};
-pub(crate) use kernels::LinearKernels;
+pub(crate) use kernels::{LinearKernels, kernel_named};
 
-use super::builds;
 use super::group::Address;
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, Parameter as LaunchParameter, output_code};
-use super::linear_sm80::LinearSm80;
-use super::linear_sm90::LinearSm90;
-use super::linear_sm120::LinearSm120;
 use super::moe::token_type;
 use super::tensor_map::MapArguments;
 use crate::error::Error;
 use crate::linear::LinearSizes;
 use crate::problem::Op;
-
-/// Every kernel of linear layers whose tokens are multiplied as they are, the one that runs everywhere last.
-static KERNELS: [&dyn LinearKernel; 3] = [&LinearSm120, &LinearSm90, &LinearSm80];
-
-/// The one of this name.
-pub(crate) fn kernel_named(name: &str) -> Option<&'static dyn LinearKernel> {
-    KERNELS.into_iter().find(|kernel| kernel.name() == name)
-}
-
-/// The one on a device, if there is one.
-fn kernel_of(device: Capability) -> Option<&'static dyn LinearKernel> {
-    KERNELS.into_iter().find(|kernel| builds::find(kernel.name(), device).is_some())
-}
 
 /// A kernel of linear layers.
 pub(crate) trait LinearKernel: Kernel {
@@ -188,8 +170,10 @@ impl LinearArguments {
 pub(super) mod tests {
     use std::collections::BTreeSet;
 
+    use super::kernels::{KERNELS, kernel_of};
     use super::*;
     use crate::fp8::TokenFormat;
+    use crate::kernels::linear_sm90::LinearSm90;
     use crate::problem::OutDtype;
 
     /// A layer of these sizes, whose tokens are bf16.

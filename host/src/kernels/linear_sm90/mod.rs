@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn few_tokens_make_as_many_blocks_as_there_are_32_columns() {
         for n in [1024, 2048, 4096] {
-            assert_eq!(launch(&LinearSm90, n, 16, 132).grid.blocks, n as u32 / 32);
+            assert_eq!(launch(&LinearSm90, n, 8, 132).grid.blocks, n as u32 / 32);
         }
     }
 }

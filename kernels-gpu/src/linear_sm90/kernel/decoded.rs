@@ -75,9 +75,9 @@ where
                         let buffer = self.decoded_buffer(buffers) + place;
                         for word in 0..LANE_WORDS {
                             let products = Panels::<INDEX, BF16, P>::decode(&parts[0], word);
-                            for half in 0..2 {
-                                stmatrix_x4_b16(buffer + (2 * word + half) as u32 * PRODUCT_BYTES, products[half]);
-                            }
+                            let of_word = buffer + 2 * word as u32 * PRODUCT_BYTES;
+                            stmatrix_x4_b16(of_word, products[0]);
+                            stmatrix_x4_b16(of_word + PRODUCT_BYTES, products[1]);
                         }
                         // `wgmma` reads the buffer through the asynchronous proxy, and bulk copies overwrite the stage through it.
                         fence_proxy_async_shared();

@@ -13,7 +13,7 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_idx, warp_vote_ballot},
 };
 
-use super::decode;
+use super::numbers::decode;
 use crate::{
     epilogue::convert,
     moe_route::abi::{Combine, NO_ROW, PIECE, pieces},

@@ -16,7 +16,7 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_xor},
 };
 
-use super::{decode, lists::filled};
+use super::{lists::filled, numbers::decode};
 use crate::{
     epilogue::convert,
     moe_route::abi::{Lists, NO_ROW, PIECE, Route, pieces, token_tiles},

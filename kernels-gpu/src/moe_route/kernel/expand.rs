@@ -14,7 +14,7 @@ use cuda_std::{
 
 use super::{
     copy::{ELEMENT_BYTES, WORD_COLUMNS, core_matrix_row, load_word},
-    decode,
+    numbers::decode,
 };
 use crate::{
     epilogue::convert,

@@ -27,10 +27,9 @@ mod combine;
 mod copy;
 mod expand;
 mod lists;
+mod numbers;
 
-use cuda_std::{
-    cluster::cluster_size, convert::cvt_f32_f16, griddepcontrol::griddepcontrol_launch_dependents, kernel, thread,
-};
+use cuda_std::{cluster::cluster_size, griddepcontrol::griddepcontrol_launch_dependents, kernel, thread};
 
 use super::abi::{Combine, Expand, Route};
 use crate::format::{OUTPUT_BF16, OUTPUT_F16};
@@ -80,15 +79,4 @@ pub unsafe fn moe_combine_f16(launch: Combine) {
 pub unsafe fn moe_combine_bf16(launch: Combine) {
     // SAFETY: the contract is this function's too.
     unsafe { combine::run::<OUTPUT_BF16>(&launch) }
-}
-
-/// Two numbers of a word, of a format: [`OUTPUT_BF16`], or else f16.
-#[inline(always)]
-fn decode(format: u32, word: u32) -> [f32; 2] {
-    // A bfloat16 is the upper half of an f32.
-    if format == OUTPUT_BF16 {
-        [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]
-    } else {
-        [cvt_f32_f16(word as u16), cvt_f32_f16((word >> 16) as u16)]
-    }
 }
