@@ -137,7 +137,7 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
 }
 
 #[test]
-#[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_products -- --ignored of_sorted"]
+#[ignore = "not yet found: six waits; all copies, arrivals, fences and products are"]
 fn every_copy_wait_arrival_fence_and_product_of_sorted_tokens_that_is_left_out_is_found() {
     const SABOTAGES: [Sabotage; 10] = [
         Sabotage::leave_out("mbarrier.init", 34),
