@@ -29,7 +29,7 @@ import layer_report
 from kernels import Kernels
 from layer_inputs import Step, Weights, layer_error
 from layers import MODELS, NVFP4, ROUTINGS, TOKENS, Model, Point, points
-from measure import WARM_UP, Contender, captured, conditions, copy_rate, fastest, summary
+from measure import WARM_UP, Contender, alternate, captured, conditions, copy_rate, fastest, summary
 from peers import Unavailable, layer_humming, layer_marlin, layer_scaled, layer_torch, vllm
 
 PEERS = ("marlin", "humming", "torch", "compiled", "scaled")
@@ -153,11 +153,7 @@ def measure(
     contenders |= {name: contender.round for name, contender in ready.items()}
     slowest = max((statistics.median(round_(3)) for round_ in contenders.values()), default=0.0)
     rounds, runs = LONG_ROUNDS if slowest > LONG else ROUNDS
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds):
-        # Every second round backwards, so that nobody always follows the same neighbour.
-        for name in list(contenders) if number % 2 == 0 else list(reversed(contenders)):
-            times[name] += contenders[name](runs)
+    times = alternate({name: functools.partial(round_, runs) for name, round_ in contenders.items()}, rounds)
     host = {name: kernels.ask(command="host", kernel=name, runs=50) for name in ways} if kernels else {}
     return {
         "model": point.model.name,

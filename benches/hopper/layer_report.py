@@ -6,13 +6,10 @@ python3 layer_report.py --merge all.json first.json second.json
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from report import columns, geomean, median
+from report import columns, geomean, median, print_merged
 
 # How the library's layer is run with its tokens in a format: launch by launch, and as a CUDA graph.
 WAYS = {"16-bit": ("layer", "layer-graph"), "fp8": ("layer-fp8", "layer-fp8-graph")}
@@ -254,17 +251,5 @@ def merged(results: list[Json]) -> Json:
     return {"conditions": [made for i, made in enumerate(conditions) if made not in conditions[:i]], "points": points}
 
 
-def main() -> None:
-    """Prints the report of a result, or of several merged."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("results", nargs="+", type=Path)
-    parser.add_argument("--merge", type=Path, metavar="FILE", help="writes all results as one")
-    args = parser.parse_args()
-    result = merged([json.loads(path.read_text()) for path in args.results])
-    if args.merge:
-        args.merge.write_text(json.dumps(result, indent=1) + "\n")
-    print(text(result))
-
-
 if __name__ == "__main__":
-    main()
+    print_merged(__doc__, text, merged)

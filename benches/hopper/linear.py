@@ -23,7 +23,7 @@ import torch
 import linear_report
 from inputs import Problem
 from kernels import Kernels
-from measure import WARM_UP, conditions, summary
+from measure import WARM_UP, alternate, conditions, summary
 from peers import Unavailable, marlin
 from run import ROTATED, prepare_peers
 
@@ -48,11 +48,7 @@ def measure(kernels: Kernels, matrix: str, tokens: int, rotate_bytes: int, args:
 
     contenders: dict[str, Callable[[], list[float]]] = {name: functools.partial(own, name) for name in names}
     contenders |= {name: functools.partial(peer.round, RUNS) for name, peer in peers.items()}
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(ROUNDS):
-        # Every second round backwards, so that nobody always follows the same neighbour.
-        for name in list(contenders) if number % 2 == 0 else list(reversed(contenders)):
-            times[name] += contenders[name]()
+    times = alternate(contenders, ROUNDS)
     host = {name: kernels.ask(command="host", kernel=name, runs=50) for name in names}
     return {
         "n": n,

@@ -6,12 +6,9 @@ python3 linear_report.py --merge all.json first.json second.json
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any
 
-from report import OTHER_CHECKPOINT, columns, geomean, median
+from report import OTHER_CHECKPOINT, columns, geomean, median, print_merged
 
 # The library's layer, by the format of its tokens.
 OWN = {"16-bit": "linear", "fp8": "linear-fp8"}
@@ -96,17 +93,5 @@ def merged(results: list[Json]) -> Json:
     return {**results[0], "points": {name: points[name] for name in order}}
 
 
-def main() -> None:
-    """Prints the report of a result, or of several merged."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("results", nargs="+", type=Path)
-    parser.add_argument("--merge", type=Path, metavar="FILE", help="writes all results as one")
-    args = parser.parse_args()
-    result = merged([json.loads(path.read_text()) for path in args.results])
-    if args.merge:
-        args.merge.write_text(json.dumps(result, indent=1) + "\n")
-    print(text(result))
-
-
 if __name__ == "__main__":
-    main()
+    print_merged(__doc__, text, merged)

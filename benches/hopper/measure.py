@@ -11,7 +11,7 @@ import datetime
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import triton
@@ -59,6 +59,22 @@ class Contender:
             end.record()
         torch.cuda.synchronize()
         return [1e3 * start.elapsed_time(end) for start, end in events[WARM_UP:]]
+
+
+def alternate(contenders: Mapping[str, Callable[[], list[float]]], rounds: int) -> dict[str, list[float]]:
+    """Each contender's times of all rounds. Every second one goes backwards: nobody always follows the same neighbour.
+
+    >>> order = []
+    >>> alternate({name: lambda name=name: order.append(name) or [1.0] for name in "ab"}, 2)
+    {'a': [1.0, 1.0], 'b': [1.0, 1.0]}
+    >>> order
+    ['a', 'b', 'b', 'a']
+    """
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds):
+        for name in list(contenders) if number % 2 == 0 else list(reversed(contenders)):
+            times[name] += contenders[name]()
+    return times
 
 
 def fastest(candidates: Sequence[Sequence[Run]], runs: int = 7) -> int:

@@ -5,10 +5,11 @@ python3 report.py result.json
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,20 @@ def goals(result: dict[str, Any]) -> list[tuple[str, float, float]]:
         if name in shapes:
             found.append((f"share of the f16 matrix rate at {name}", f16_share(result, shapes[name]), F16_SHARE))
     return found
+
+
+def print_merged(
+    doc: str | None, text: Callable[[dict[str, Any]], str], merged: Callable[[list[dict[str, Any]]], dict[str, Any]]
+) -> None:
+    """The command of a report: prints it of the results on the command line, merged, and writes them if asked."""
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n", 1)[0])
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--merge", type=Path, metavar="FILE", help="writes all results as one")
+    args = parser.parse_args()
+    result = merged([json.loads(path.read_text()) for path in args.results])
+    if args.merge:
+        args.merge.write_text(json.dumps(result, indent=1) + "\n")
+    print(text(result))
 
 
 def columns(rows: list[list[str]]) -> str:

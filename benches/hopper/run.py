@@ -27,7 +27,7 @@ import torch
 import report
 from inputs import Inputs, Problem
 from kernels import Kernels
-from measure import WARM_UP, Contender, conditions, copy_rate, f16_rate, relative_error, summary
+from measure import WARM_UP, Contender, alternate, conditions, copy_rate, f16_rate, relative_error, summary
 from peers import Unavailable, humming_wgmma, marlin, torch_bf16, torch_fp8, triton_decode
 
 KERNELS = [report.KERNEL, report.KERNEL_GRAPH, "gated_simt"]
@@ -87,12 +87,7 @@ def measure_shape(kernels: Kernels, shape: str, rotate_bytes: int, args: argpars
 
     contenders = {kernel: kernel_round(kernel) for kernel in args.kernels}
     contenders |= {name: functools.partial(peer.round, runs) for name, peer in peers.items()}
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds):
-        # Every second round backwards, so that nobody always follows the same neighbour.
-        order = list(contenders) if number % 2 == 0 else list(reversed(contenders))
-        for name in order:
-            times[name] += contenders[name]()
+    times = alternate(contenders, rounds)
     host = {kernel: kernels.ask(command="host", kernel=kernel, runs=100) for kernel in args.kernels}
     return {
         **sizes,

@@ -1,10 +1,10 @@
 //! An MoE layer between two events: lists, products and sums, from the routing on the device to the layer's output.
 
+use std::cell::Cell;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use cuda_driver::cust::event::{Event, EventFlags};
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
 use nvfp4::backend::MoeLayer;
@@ -20,7 +20,7 @@ use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{SEED, keep_busy};
+use super::{SEED, device_times, host_times};
 
 /// The layer of a model, as one of its ranks has it.
 #[derive(Deserialize)]
@@ -106,7 +106,7 @@ fn fill_random(bytes: &mut [u8], seed: u64) {
 pub struct LayerBench {
     // The graphs launch what the rest holds, so they go first.
     sets: Vec<Set>,
-    next: usize,
+    next: Cell<usize>,
     workspace: DeviceBuffer<u8>,
     layers: Vec<CudaMoeLayer>,
     weights: MoeWeights<'static>,
@@ -132,7 +132,7 @@ impl LayerBench {
         }
         let workspace = DeviceBuffer::zeroed(1)?;
         let stream = Stream::new(StreamFlags::NON_BLOCKING, None)?;
-        Ok(Self { sets: Vec::new(), next: 0, workspace, layers, weights, shape, stream })
+        Ok(Self { sets: Vec::new(), next: Cell::new(0), workspace, layers, weights, shape, stream })
     }
 
     /// Bytes of a copy.
@@ -234,38 +234,21 @@ impl LayerBench {
         Ok(1)
     }
 
-    fn next_set(&mut self) -> anyhow::Result<usize> {
+    /// The set that was used longest ago.
+    fn next_set(&self) -> anyhow::Result<usize> {
         ensure!(!self.sets.is_empty(), "no `layer_tokens` yet");
-        self.next = (self.next + 1) % self.sets.len();
-        Ok(self.next)
+        self.next.set((self.next.get() + 1) % self.sets.len());
+        Ok(self.next.get())
     }
 
     /// The device's time of so many runs, in µs.
-    pub fn round(&mut self, runs: usize, graph: bool) -> anyhow::Result<Vec<f64>> {
-        let event = || Event::new(EventFlags::DEFAULT);
-        let events = (0..runs).map(|_| Ok([event()?, event()?])).collect::<anyhow::Result<Vec<_>>>()?;
-        keep_busy(&self.stream, &self.workspace)?;
-        for [start, end] in &events {
-            let set = self.next_set()?;
-            start.record(&self.stream)?;
-            self.queue(set, graph)?;
-            end.record(&self.stream)?;
-        }
-        self.stream.synchronize()?;
-        events.iter().map(|[start, end]| Ok(f64::from(end.elapsed_time_f32(start)?) * 1e3)).collect()
+    pub fn round(&self, runs: usize, graph: bool) -> anyhow::Result<Vec<f64>> {
+        device_times(&self.stream, Some(&self.workspace), runs, || self.queue(self.next_set()?, graph).map(|_| ()))
     }
 
     /// The host's time for queueing each of so many runs, in µs, and the launches of one.
-    pub fn host_times(&mut self, runs: usize, graph: bool) -> anyhow::Result<(Vec<f64>, usize)> {
-        let (mut times, mut launches) = (Vec::new(), 0);
-        for _ in 0..runs {
-            let set = self.next_set()?;
-            let begin = std::time::Instant::now();
-            launches = self.queue(set, graph)?;
-            times.push(begin.elapsed().as_secs_f64() * 1e6);
-            self.stream.synchronize()?;
-        }
-        Ok((times, launches))
+    pub fn host_times(&self, runs: usize, graph: bool) -> anyhow::Result<(Vec<f64>, usize)> {
+        host_times(&self.stream, runs, || self.queue(self.next_set()?, graph))
     }
 }
 

@@ -1,7 +1,8 @@
 //! Linear layers between two events, from tokens in device memory to the output there.
 
+use std::cell::Cell;
+
 use anyhow::{Context, bail, ensure};
-use cuda_driver::cust::event::{Event, EventFlags};
 use cuda_driver::cust::memory::{CopyDestination, DeviceBuffer};
 use cuda_driver::cust::stream::{Stream, StreamFlags};
 use nvfp4::backend::LinearLayer;
@@ -13,7 +14,7 @@ use nvfp4::linear::{LinearOutput, LinearStep, LinearWeights, generate};
 use nvfp4::problem::OutDtype;
 
 use super::layer::random_matrix;
-use super::{SEED, keep_busy};
+use super::{SEED, device_times, host_times};
 
 /// Elements that are compared with the reference.
 const COMPARED: usize = 4096;
@@ -21,7 +22,7 @@ const COMPARED: usize = 4096;
 /// A layer with tokens in a format, and copies of all that a call reads and writes.
 pub struct LinearBench {
     sets: Vec<Set>,
-    next: usize,
+    next: Cell<usize>,
     stream: Stream,
     /// Memory that no call uses.
     idle: DeviceBuffer<u8>,
@@ -56,7 +57,7 @@ impl LinearBench {
             bail!("{} of {} elements are wrong, the first {first}", found.mismatches, found.checked);
         }
         let (stream, idle) = (Stream::new(StreamFlags::NON_BLOCKING, None)?, DeviceBuffer::zeroed(64 << 20)?);
-        let mut this = Self { sets: Vec::new(), next: 0, stream, idle };
+        let mut this = Self { sets: Vec::new(), next: Cell::new(0), stream, idle };
         for _ in 0..rotate_bytes.div_ceil(layer.weight_bytes()).max(2) {
             let set = Set::new(gpu.prepare_linear_layer(&weights)?, &step)?;
             set.launch(&this.stream)?;
@@ -69,37 +70,20 @@ impl LinearBench {
         Ok(this)
     }
 
-    fn next(&mut self) -> usize {
-        self.next = (self.next + 1) % self.sets.len();
-        self.next
+    /// Queues a call with the set that was used longest ago; returns how many launches there were.
+    fn queue(&self) -> anyhow::Result<usize> {
+        self.next.set((self.next.get() + 1) % self.sets.len());
+        self.sets[self.next.get()].launch(&self.stream)
     }
 
     /// The device's time of so many runs, in µs.
-    pub fn round(&mut self, runs: usize) -> anyhow::Result<Vec<f64>> {
-        let event = || Event::new(EventFlags::DEFAULT);
-        let events = (0..runs).map(|_| Ok([event()?, event()?])).collect::<anyhow::Result<Vec<_>>>()?;
-        keep_busy(&self.stream, &self.idle)?;
-        for [start, end] in &events {
-            let set = self.next();
-            start.record(&self.stream)?;
-            self.sets[set].launch(&self.stream)?;
-            end.record(&self.stream)?;
-        }
-        self.stream.synchronize()?;
-        events.iter().map(|[start, end]| Ok(f64::from(end.elapsed_time_f32(start)?) * 1e3)).collect()
+    pub fn round(&self, runs: usize) -> anyhow::Result<Vec<f64>> {
+        device_times(&self.stream, Some(&self.idle), runs, || self.queue().map(|_| ()))
     }
 
     /// The host's time for queueing each of so many runs, in µs, and the launches of one.
-    pub fn host_times(&mut self, runs: usize) -> anyhow::Result<(Vec<f64>, usize)> {
-        let (mut times, mut launches) = (Vec::new(), 0);
-        for _ in 0..runs {
-            let set = self.next();
-            let begin = std::time::Instant::now();
-            launches = self.sets[set].launch(&self.stream)?;
-            times.push(begin.elapsed().as_secs_f64() * 1e6);
-            self.stream.synchronize()?;
-        }
-        Ok((times, launches))
+    pub fn host_times(&self, runs: usize) -> anyhow::Result<(Vec<f64>, usize)> {
+        host_times(&self.stream, runs, || self.queue())
     }
 }
 

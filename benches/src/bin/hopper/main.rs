@@ -11,6 +11,7 @@ mod linear;
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use cuda_driver::cust::event::{Event, EventFlags};
@@ -180,6 +181,44 @@ fn keep_busy(stream: &Stream, memory: &DeviceBuffer<u8>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The device's time of so many runs, in µs: between an event before each and one behind it, all queued without waiting. Behind other work, if
+/// there is memory for it ([`keep_busy`]).
+fn device_times(
+    stream: &Stream,
+    busy: Option<&DeviceBuffer<u8>>,
+    runs: usize,
+    mut queue: impl FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<f64>> {
+    let event = || Event::new(EventFlags::DEFAULT);
+    let events = (0..runs).map(|_| Ok([event()?, event()?])).collect::<anyhow::Result<Vec<_>>>()?;
+    if let Some(memory) = busy {
+        keep_busy(stream, memory)?;
+    }
+    for [start, end] in &events {
+        start.record(stream)?;
+        queue()?;
+        end.record(stream)?;
+    }
+    stream.synchronize()?;
+    events.iter().map(|[start, end]| Ok(f64::from(end.elapsed_time_f32(start)?) * 1e3)).collect()
+}
+
+/// The host's time for queueing each of so many runs, in µs, and the launches of one.
+fn host_times(
+    stream: &Stream,
+    runs: usize,
+    mut queue: impl FnMut() -> anyhow::Result<usize>,
+) -> anyhow::Result<(Vec<f64>, usize)> {
+    let (mut times, mut launches) = (Vec::new(), 0);
+    for _ in 0..runs {
+        let begin = Instant::now();
+        launches = queue()?;
+        times.push(begin.elapsed().as_secs_f64() * 1e6);
+        stream.synchronize()?;
+    }
+    Ok((times, launches))
+}
+
 fn find<'c>(contenders: &'c mut [Contender], kernel: &str) -> anyhow::Result<&'c mut Contender> {
     let found = contenders.iter_mut().find(|contender| contender.kernel == kernel);
     found.with_context(|| format!("kernel `{kernel}` was not prepared"))
@@ -300,16 +339,11 @@ impl Contender {
     }
 
     fn round(&mut self, runs: usize) -> anyhow::Result<Vec<f64>> {
-        let event = || Event::new(EventFlags::DEFAULT);
-        let events = (0..runs).map(|_| Ok([event()?, event()?])).collect::<anyhow::Result<Vec<_>>>()?;
-        for [start, end] in &events {
-            let set = self.next_set();
-            start.record(&self.stream)?;
-            self.sets[set].launch(&self.stream)?;
-            end.record(&self.stream)?;
-        }
-        self.stream.synchronize()?;
-        events.iter().map(|[start, end]| Ok(f64::from(end.elapsed_time_f32(start)?) * 1e3)).collect()
+        let Self { sets, next, stream, .. } = self;
+        device_times(stream, None, runs, || {
+            *next = (*next + 1) % sets.len();
+            sets[*next].launch(stream)
+        })
     }
 
     fn host_times(&mut self, runs: usize) -> anyhow::Result<(Vec<f64>, Option<usize>)> {
