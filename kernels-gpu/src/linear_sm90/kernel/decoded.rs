@@ -4,8 +4,6 @@
 //!
 //! Decoded weights lie in core matrices of 8 rows × 16 bytes: those of the panel's rows one behind the other, then the next 8 columns.
 
-use core::marker::PhantomData;
-
 use cuda_std::{
     fence::fence_proxy_async_shared,
     mbarrier::Mbarrier,
@@ -18,17 +16,12 @@ use cuda_std::{
 
 use super::{Linear, multiply::Panels};
 use crate::{
-    epilogue::Activation,
-    format::{OUTPUT_BF16, OUTPUT_F16},
     linear_sm90::{
         abi::{DECODED_BYTES, PANEL_ROWS, k_blocks},
         decode::{Decode, Packed},
     },
     ring::Ring,
-    sm90::{
-        Alpha, CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, Fragment, K_BLOCK, Kind, LANE_WORDS, Sums, Target, WARPS, pad,
-        registers,
-    },
+    sm90::{CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, Fragment, K_BLOCK, Kind, LANE_WORDS, Sums, WARPS, pad, registers},
 };
 
 /// Bytes between core matrices that are neighbours along K.
@@ -104,18 +97,7 @@ where
             // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
             unsafe {
                 let sums = self.sum_tile(tile.tokens, &fragment, &mut buffers);
-                let target: Target<Panels<INDEX, BF16, P>> = Target {
-                    c: self.launch.c,
-                    n: self.launch.n,
-                    alpha: Alpha::OfColumns(self.launch.alpha),
-                    bias: [self.launch.bias; 2],
-                    activation: Activation::NONE,
-                    first_column: tile.first_column,
-                    first_row: tile.first_row,
-                    tokens: tile.tokens,
-                    kind: PhantomData,
-                };
-                target.write::<P>(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, &Fragment::anew(), sums);
+                self.write(&tile, sums);
             }
         }
     }

@@ -8,7 +8,7 @@ use cuda_std::{
     wgmma::{self, MatrixDescriptor},
 };
 
-use super::Linear;
+use super::{Linear, tiles::Tile};
 use crate::{
     epilogue::Activation,
     format::{OUTPUT_BF16, OUTPUT_F16},
@@ -17,7 +17,7 @@ use crate::{
         decode::{Decode, Packed},
     },
     ring::Ring,
-    sm90::{Alpha, Consumer, Fragment, Kind, LANE_WORDS, Shape, Target},
+    sm90::{Alpha, Consumer, Fragment, Kind, LANE_WORDS, Shape, Sums, Target},
 };
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P>
@@ -39,20 +39,30 @@ where
             // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
             unsafe {
                 let sums = consumer.sum_tile(tile.tokens, k_blocks(self.launch.k));
-                let target: Target<Panels<INDEX, BF16, P>> = Target {
-                    c: self.launch.c,
-                    n: self.launch.n,
-                    alpha: Alpha::OfColumns(self.launch.alpha),
-                    bias: [self.launch.bias; 2],
-                    activation: Activation::NONE,
-                    first_column: tile.first_column,
-                    first_row: tile.first_row,
-                    tokens: tile.tokens,
-                    kind: PhantomData,
-                };
-                target.write::<P>(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, &Fragment::anew(), sums);
+                self.write(&tile, sums);
             }
         }
+    }
+
+    /// Writes a tile of C. One warpgroup.
+    ///
+    /// # Safety
+    /// The contract in `linear_sm90/mod.rs`. The whole warpgroup calls it together, with the sums of one of the block's tiles.
+    #[inline(always)]
+    pub(super) unsafe fn write(&self, tile: &Tile, sums: Sums<P>) {
+        let target: Target<Panels<INDEX, BF16, P>> = Target {
+            c: self.launch.c,
+            n: self.launch.n,
+            alpha: Alpha::OfColumns(self.launch.alpha),
+            bias: [self.launch.bias; 2],
+            activation: Activation::NONE,
+            first_column: tile.first_column,
+            first_row: tile.first_row,
+            tokens: tile.tokens,
+            kind: PhantomData,
+        };
+        // SAFETY: what `# Safety` above asks.
+        unsafe { target.write::<P>(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, &Fragment::anew(), sums) };
     }
 }
 
