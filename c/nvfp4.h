@@ -45,6 +45,28 @@ typedef enum nvfp4_dtype {
   NVFP4_DTYPE_BF16 = 1,
 } nvfp4_dtype;
 
+// The type of logits.
+typedef enum nvfp4_logit_type {
+  // IEEE's binary16.
+  NVFP4_LOGIT_TYPE_F16 = 0,
+  // bfloat16.
+  NVFP4_LOGIT_TYPE_BF16 = 1,
+  // IEEE's binary32.
+  NVFP4_LOGIT_TYPE_F32 = 2,
+} nvfp4_logit_type;
+
+// How a router chooses experts and weighs them. Of equal ones the lower expert comes first.
+typedef enum nvfp4_scoring {
+  // Softmax over all experts, then the k largest.
+  NVFP4_SCORING_SOFTMAX = 0,
+  // The k largest logits, then softmax over these.
+  NVFP4_SCORING_TOP_K_SOFTMAX = 1,
+  // The largest logit, whose sigmoid is the weight, for a layer's input; k = 1.
+  NVFP4_SCORING_SIGMOID_TOP1 = 2,
+  // Experts by sigmoid + bias, of the groups that are best by the sum of their two largest; weights are sigmoids without bias.
+  NVFP4_SCORING_SIGMOID_GROUPS = 3,
+} nvfp4_scoring;
+
 // As what a layer's tokens, and the intermediate of an MoE layer, are multiplied.
 typedef enum nvfp4_token_format {
   // As they are.
@@ -184,6 +206,42 @@ typedef struct nvfp4_linear_call {
   // Where the M rows of N numbers go, without gaps. On a GPU at a multiple of 16 bytes. Overlaps nothing else.
   uint16_t *output;
 } nvfp4_linear_call;
+
+// A router. What stands below `scoring` is of those that it says alone.
+typedef struct nvfp4_router {
+  // E: 1 to 512.
+  size_t experts;
+  // k, experts that a token gets: 1 to 32.
+  size_t top_k;
+  // An `nvfp4_scoring`.
+  uint32_t scoring;
+  // Whether weights are divided by their sum: of `NVFP4_SCORING_SOFTMAX` and `NVFP4_SCORING_SIGMOID_GROUPS`.
+  bool renormalise;
+  // Groups of neighbouring experts, equally many in each, 1 for none: of `NVFP4_SCORING_SIGMOID_GROUPS`, as all below.
+  size_t groups;
+  // Groups whose experts may be chosen.
+  size_t top_groups;
+  // What weights are multiplied with at last; 1 for nothing.
+  float scale;
+  // `[E]`, finite: on a GPU in its memory.
+  const float *bias;
+} nvfp4_router;
+
+// What a call of a router reads and writes; on a GPU pointers to its memory.
+typedef struct nvfp4_route_call {
+  // T; may be 0.
+  size_t tokens;
+  // T rows of E numbers.
+  const void *logits;
+  // An `nvfp4_logit_type`.
+  uint32_t logit_type;
+  // Elements from one row to the next, at least E.
+  size_t logits_stride;
+  // `[T, k]`: where the experts of each token go.
+  int32_t *ids;
+  // `[T, k]`: where their weights go.
+  float *weights;
+} nvfp4_route_call;
 
 #ifdef __cplusplus
 extern "C" {
@@ -373,6 +431,24 @@ enum nvfp4_status nvfp4_dequantize(const uint8_t *values,
                                    size_t rows,
                                    size_t k,
                                    float *numbers);
+
+// Chooses experts on the CPU.
+//
+// # Safety
+//
+// The pointers, the router's biases and the call's among them, are to host memory of these sizes.
+enum nvfp4_status nvfp4_route_cpu(const struct nvfp4_router *router, const struct nvfp4_route_call *call);
+
+// Queues the choice of experts, and returns without waiting. It allocates nothing, so the stream may be captured into a graph.
+//
+// # Safety
+//
+// The router's biases and what the call points to lie in memory of these sizes that the GPU can use, and stay until the stream has come
+// past the call. `stream` is a `CUstream` (or `cudaStream_t`) of the device's primary context, or null.
+enum nvfp4_status nvfp4_route_launch(const struct nvfp4_device *device,
+                                     const struct nvfp4_router *router,
+                                     const struct nvfp4_route_call *call,
+                                     void *stream);
 
 // What went wrong in this thread's last call that failed, in words. Good until the next one fails.
 const char *nvfp4_last_error(void);

@@ -207,6 +207,27 @@ int main(void) {
     calibrated.up.input_scales = NULL;
     if (nvfp4_moe_cpu_create(&in_nvfp4, &calibrated, NULL, NULL, &other) != NVFP4_STATUS_INVALID) return 7;
 
+    /* A router: logits 5 apart of which the first 4 are experts', two of a token, as softmax over the two. */
+    float logits[T * 5], of_chosen[T * K];
+    int32_t chosen[T * K];
+    for (size_t i = 0; i < T * 5; i++) logits[i] = (float)(i * 7 % 11) / 4;
+    nvfp4_router router = {.experts = 4, .top_k = K, .scoring = NVFP4_SCORING_TOP_K_SOFTMAX};
+    nvfp4_route_call of_router = {.tokens = T, .logits = logits, .logit_type = NVFP4_LOGIT_TYPE_F32, .logits_stride = 5,
+                                  .ids = chosen, .weights = of_chosen};
+    expect(nvfp4_route_cpu(&router, &of_router));
+    for (size_t t = 0; t < T; t++) {
+        const float *row = logits + t * 5;
+        const int32_t first = chosen[t * K], second = chosen[t * K + 1];
+        for (int32_t e = 0; e < 4; e++) {
+            if (e != first && (row[e] > row[first] || (e != second && row[e] > row[second]))) return 8;
+        }
+        double weight = 1 / (1 + exp(row[second] - row[first]));
+        if (fabs(of_chosen[t * K] - weight) > 1e-6 || fabs(of_chosen[t * K + 1] - (1 - weight)) > 1e-6) return 9;
+    }
+    printf("routed: %d and %d first\n", chosen[0], chosen[1]);
+    router.scoring = NVFP4_SCORING_SIGMOID_GROUPS, router.groups = router.top_groups = 1, router.scale = 1;
+    if (nvfp4_route_cpu(&router, &of_router) != NVFP4_STATUS_INVALID) return 10; /* No biases. */
+
     in_fp8.token_format = 7;
     if (nvfp4_moe_cpu_create(&in_fp8, &tensors, NULL, NULL, &other) != NVFP4_STATUS_INVALID) return 5;
 

@@ -5,7 +5,8 @@ use std::slice;
 
 use nvfp4::Error;
 use nvfp4::backend::cuda::{
-    Cuda, LinearLauncher, MoeArguments, MoeLauncher, MoeTensor, MoeTensors, PackedMoe, weight_bytes, workspace_bytes,
+    Cuda, LinearLauncher, MoeArguments, MoeLauncher, MoeTensor, MoeTensors, PackedMoe, RouterLauncher, weight_bytes,
+    workspace_bytes,
 };
 use nvfp4::bias::Bias;
 use nvfp4::fp8::TokenFormat;
@@ -19,6 +20,7 @@ use crate::types::{nvfp4_moe_call, nvfp4_moe_sizes, nvfp4_moe_tensors, nvfp4_ten
 pub struct nvfp4_device {
     pub(crate) moe: MoeLauncher,
     pub(crate) linear: LinearLauncher,
+    pub(crate) router: RouterLauncher,
 }
 
 /// Opens device `ordinal`: its primary context, which the CUDA runtime uses too. It stays open.
@@ -32,7 +34,8 @@ pub unsafe extern "C" fn nvfp4_device_open(ordinal: u32, device: *mut *mut nvfp4
         // SAFETY: `# Safety` above.
         let device = unsafe { elements_mut(device, 1, "device")? };
         let gpu = Cuda::open(ordinal)?;
-        let opened = nvfp4_device { moe: gpu.moe_launcher()?, linear: gpu.linear_launcher()? };
+        let opened =
+            nvfp4_device { moe: gpu.moe_launcher()?, linear: gpu.linear_launcher()?, router: gpu.router_launcher()? };
         device[0] = Box::into_raw(Box::new(opened));
         Ok(())
     })

@@ -10,6 +10,7 @@ mod gpu;
 mod linear;
 mod matrix;
 mod pointer;
+mod route;
 mod status;
 mod types;
 
@@ -17,5 +18,6 @@ pub use cpu::*;
 pub use gpu::*;
 pub use linear::*;
 pub use matrix::*;
+pub use route::*;
 pub use status::*;
 pub use types::*;

@@ -1,4 +1,6 @@
-//! What the calls for MoE layers take, and the enumerations.
+//! What the calls for MoE layers and routers take, and the enumerations.
+
+use std::ffi::c_void;
 
 use nvfp4::Error;
 use nvfp4::fp4::InputScales;
@@ -46,6 +48,32 @@ pub enum nvfp4_activation {
     RELU2 = 4,
 }
 
+/// How a router chooses experts and weighs them. Of equal ones the lower expert comes first.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum nvfp4_scoring {
+    /// Softmax over all experts, then the k largest.
+    SOFTMAX = 0,
+    /// The k largest logits, then softmax over these.
+    TOP_K_SOFTMAX = 1,
+    /// The largest logit, whose sigmoid is the weight, for a layer's input; k = 1.
+    SIGMOID_TOP1 = 2,
+    /// Experts by sigmoid + bias, of the groups that are best by the sum of their two largest; weights are sigmoids without bias.
+    SIGMOID_GROUPS = 3,
+}
+
+/// The type of logits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum nvfp4_logit_type {
+    /// IEEE's binary16.
+    F16 = 0,
+    /// bfloat16.
+    BF16 = 1,
+    /// IEEE's binary32.
+    F32 = 2,
+}
+
 /// The sizes of an MoE layer. What is left zero is as in most models: SiLU, no shared expert, no biases,
 /// tokens of 16 bits.
 #[repr(C)]
@@ -75,6 +103,46 @@ pub struct nvfp4_moe_sizes {
     pub biases: bool,
     /// An `nvfp4_token_format`.
     pub token_format: u32,
+}
+
+/// A router. What stands below `scoring` is of those that it says alone.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvfp4_router {
+    /// E: 1 to 512.
+    pub experts: usize,
+    /// k, experts that a token gets: 1 to 32.
+    pub top_k: usize,
+    /// An `nvfp4_scoring`.
+    pub scoring: u32,
+    /// Whether weights are divided by their sum: of `NVFP4_SCORING_SOFTMAX` and `NVFP4_SCORING_SIGMOID_GROUPS`.
+    pub renormalise: bool,
+    /// Groups of neighbouring experts, equally many in each, 1 for none: of `NVFP4_SCORING_SIGMOID_GROUPS`, as all below.
+    pub groups: usize,
+    /// Groups whose experts may be chosen.
+    pub top_groups: usize,
+    /// What weights are multiplied with at last; 1 for nothing.
+    pub scale: f32,
+    /// `[E]`, finite: on a GPU in its memory.
+    pub bias: *const f32,
+}
+
+/// What a call of a router reads and writes; on a GPU pointers to its memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvfp4_route_call {
+    /// T; may be 0.
+    pub tokens: usize,
+    /// T rows of E numbers.
+    pub logits: *const c_void,
+    /// An `nvfp4_logit_type`.
+    pub logit_type: u32,
+    /// Elements from one row to the next, at least E.
+    pub logits_stride: usize,
+    /// `[T, k]`: where the experts of each token go.
+    pub ids: *mut i32,
+    /// `[T, k]`: where their weights go.
+    pub weights: *mut f32,
 }
 
 /// A projection of every expert, as a checkpoint has it: `rows` of `k` numbers an expert.

@@ -137,6 +137,7 @@ impl GroupedKernel {
     }
 
     /// The first of some kernels that runs on a device.
+    #[cfg(any(feature = "emulated", test))]
     pub(crate) fn choose(mut kernels: impl Iterator<Item = Self>, device: Capability) -> Option<Self> {
         kernels.find(|kernel| builds::find(kernel.name(), device).is_some())
     }

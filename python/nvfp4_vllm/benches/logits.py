@@ -15,7 +15,7 @@ import os
 import pathlib
 import sys
 
-from model import EXPERTS, HEAD, HEADS, HIDDEN, INTERMEDIATE, KV_HEADS, engine, loaded, write_config
+from model import EXPERTS, HEAD, HEADS, HIDDEN, INTERMEDIATE, KV_HEADS, engine, keep_logits, kept_logits, loaded, write_config
 
 LAYERS, VOCABULARY, TOKENS = 3, 16384, 1280
 PARTNERS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
@@ -80,11 +80,11 @@ def prompt(count, seed=1):
     return {"prompt_token_ids": [chosen.randrange(10, VOCABULARY) for _ in range(count)]}
 
 
-def start(folder, model, contender):
+def start(folder, model, contender, **options):
     name = f"{model}-bf16" if contender == "bf16" else model
     return engine(
         folder / name, contender, enforce_eager=True, max_model_len=2048, max_num_batched_tokens=4096, kv_cache_memory_bytes=1 << 30,
-        gpu_memory_utilization=0.1, enable_prefix_caching=False,
+        gpu_memory_utilization=0.1, enable_prefix_caching=False, **options,
     )  # fmt: skip
 
 
@@ -93,19 +93,11 @@ def run(folder, model, contender):
     from vllm import SamplingParams
 
     llm = start(folder, model, contender)
-    kept, inner = [], loaded(llm)
-    compute = inner.compute_logits
-
-    def keep(hidden, *arguments):
-        logits = compute(hidden, *arguments)
-        kept.append(logits.float().cpu())
-        return logits
-
-    inner.compute_logits = keep
+    llm.apply_model(keep_logits)
     parameters = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1, detokenize=False)
     llm.generate([prompt(TOKENS)], parameters, use_tqdm=False)
-    logits = max(kept, key=len)
-    assert len(logits) >= 1000, [len(part) for part in kept]
+    logits = llm.apply_model(kept_logits)[0]
+    assert len(logits) >= 1000, logits.shape
     torch.save(logits, folder / f"{model}-{contender}.pt")
     print(f"{model} {contender}: logits of {len(logits)} tokens, standard deviation {logits.std():.3f}", flush=True)
 

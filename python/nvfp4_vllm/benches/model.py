@@ -45,11 +45,7 @@ def engine(folder, contender, **options):
     from vllm import LLM
 
     llm = LLM(model=str(folder), skip_tokenizer_init=True, seed=0, **options)
-    methods = {
-        type(module.quant_method).__name__
-        for module in loaded(llm).modules()
-        if type(module).__name__ in ("RoutedExperts", "QKVParallelLinear", "RowParallelLinear")
-    }
+    methods = set().union(*llm.apply_model(quant_methods))
     expected = {
         "nvfp4": {"ModelOptNvfp4MoE", "ModelOptNvfp4W4A16Linear"},
         "marlin": {"ModelOptNvFp4FusedMoE", "ModelOptNvFp4W4A16LinearMethod"},
@@ -58,6 +54,30 @@ def engine(folder, contender, **options):
     return llm
 
 
+def quant_methods(model):
+    """Which classes compute the layers. This and what follows run where a part of the model is, with `LLM.apply_model`."""
+    layers = ("RoutedExperts", "QKVParallelLinear", "RowParallelLinear")
+    return {type(module.quant_method).__name__ for module in model.modules() if type(module).__name__ in layers}
+
+
+def keep_logits(model):
+    """From now on the model keeps its logits."""
+    compute, model.kept_logits = model.compute_logits, []
+
+    def keep(hidden, *arguments):
+        logits = compute(hidden, *arguments)
+        if logits is not None:  # Of several cards one has them.
+            model.kept_logits.append(logits.float().cpu())
+        return logits
+
+    model.compute_logits = keep
+
+
+def kept_logits(model):
+    """Of the call with the most tokens."""
+    return max(model.kept_logits, key=len, default=None)
+
+
 def loaded(llm):
-    """The model inside the engine."""
+    """The model inside the engine, on one card."""
     return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.get_model()

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""What `generate.py` and `logits.py` have found, as one file and as a picture.
+"""What `generate.py`, `logits.py` and `parallel.py` have found, as one file and as a picture.
 
-    report.py FOLDER     reads generate-nvfp4.json, generate-marlin.json and logits.json there, as far as they are there;
+    report.py FOLDER     reads generate-nvfp4.json, generate-marlin.json, logits.json and parallel.json there, as far as they are
+                         there;
                          writes docs/h200-vllm.json and docs/vllm.svg, and prints a table
 """
 
@@ -15,7 +16,7 @@ OURS, THEIRS = "#1f6feb", "#b0b7c3"
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    found = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("generate-nvfp4", "generate-marlin", "logits") if (folder / f"{name}.json").exists()}
+    found = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("generate-nvfp4", "generate-marlin", "logits", "parallel") if (folder / f"{name}.json").exists()}
     (ROOT / "docs/h200-vllm.json").write_text(json.dumps(found, indent=1) + "\n")
     pairs = []
     ours, theirs = found["generate-nvfp4"], found["generate-marlin"]
@@ -28,7 +29,7 @@ def main():
     print("| | this library, tokens/s | Marlin, tokens/s | ratio |\n|---|---|---|---|")
     for name, mine, other in pairs:
         print(f"| {name} | {mine:.0f} | {other:.0f} | {mine / other:.2f} |")
-    for name, row in found.get("logits", {}).items():
+    for name, row in (found.get("logits", {}) | found.get("parallel", {})).items():
         print(f"{name}: {row}")
     (ROOT / "docs/vllm.svg").write_text(picture(pairs))
 
