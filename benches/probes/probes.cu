@@ -37,10 +37,16 @@ static double timed(const std::function<void()>& work) {
 
 __global__ void empty() {}
 
+// Lets its dependents start, waits for what it depends on, and then takes a while; each is left out unless it is asked for.
+__global__ void link(bool triggers, bool waits, int while_cycles) {
+    if (triggers) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    if (waits) asm volatile("griddepcontrol.wait;" ::: "memory");
+    for (long long start = clock64(); clock64() - start < while_cycles;) {}
+}
+
 // A chain of dependent loads, each of which says where the next is.
 __global__ void chase(const uint64_t* from, int steps, long long* cycles) {
     const uint64_t* p = from;
-    for (int i = 0; i < 64; ++i) p = (const uint64_t*)__ldcg(p);
     long long start = clock64();
     for (int i = 0; i < steps; ++i) p = (const uint64_t*)__ldcg(p);
     long long end = clock64();
@@ -68,6 +74,18 @@ __global__ void chase_shared(int steps, long long* cycles) {
     }
 }
 
+// 4096 instructions in a row, twice: cycles of each pass. The first fetches them.
+__global__ void instructions(float by, long long* cycles, float* out) {
+    float sum = by;
+    for (int pass = 0; pass < 2; ++pass) {
+        long long start = clock64();
+#pragma unroll
+        for (int i = 0; i < 4096; ++i) asm volatile("fma.rn.f32 %0, %0, %1, %1;" : "+f"(sum) : "f"(by));
+        cycles[pass] = clock64() - start;
+    }
+    *out = sum;
+}
+
 // Loads of 16 bytes, `unroll` in flight a thread.
 __global__ void read(const uint4* from, size_t count, uint32_t* out) {
     uint32_t sum = 0;
@@ -82,7 +100,7 @@ __global__ void read(const uint4* from, size_t count, uint32_t* out) {
     if (sum == 0x12345678) *out = sum;
 }
 
-// Bulk copies of `bytes`, `stages` in flight on each multiprocessor; cycles of one, from issue to issue.
+// Bulk copies of `bytes`, `stages` in flight on each multiprocessor; cycles of one, from issue to issue. `wrap` is a multiple of `bytes`.
 __global__ void copies(const char* from, uint32_t bytes, int stages, int times, size_t wrap, long long* cycles) {
     extern __shared__ __align__(128) char stage[];
     __shared__ __align__(8) uint64_t full[16];
@@ -91,22 +109,25 @@ __global__ void copies(const char* from, uint32_t bytes, int stages, int times, 
     for (int s = 0; s < stages; ++s) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(bar + 8 * s));
     asm volatile("fence.mbarrier_init.release.cluster;");
     asm volatile("fence.proxy.async.shared::cta;");
-    size_t at = (size_t)blockIdx.x * times * bytes;
-    auto issue = [&](int n) {
-        int s = n % stages;
+    size_t at = (size_t)blockIdx.x * times * bytes % wrap;
+    auto issue = [&](int s) {
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar + 8 * s), "r"(bytes));
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to + s * bytes),
-                     "l"(from + (at + (size_t)n * bytes) % wrap), "r"(bytes), "r"(bar + 8 * s)
+                     "l"(from + at), "r"(bytes), "r"(bar + 8 * s)
                      : "memory");
+        at += bytes;
+        if (at >= wrap) at -= wrap;
     };
     long long start = clock64();
-    for (int n = 0; n < stages && n < times; ++n) issue(n);
-    for (int n = 0; n < times; ++n) {
-        uint32_t done = 0, parity = (n / stages) & 1;
+    for (int s = 0; s < stages && s < times; ++s) issue(s);
+    uint32_t parity = 0;
+    for (int n = 0, s = 0; n < times; ++n) {
+        uint32_t done = 0;
         while (!done)
             asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                         : "=r"(done) : "r"(bar + 8 * (n % stages)), "r"(parity) : "memory");
-        if (n + stages < times) issue(n + stages);
+                         : "=r"(done) : "r"(bar + 8 * s), "r"(parity) : "memory");
+        if (n + stages < times) issue(s);
+        if (++s == stages) { s = 0; parity ^= 1; }
     }
     cycles[blockIdx.x] = (clock64() - start) / times;
 }
@@ -155,10 +176,50 @@ int main() {
     };
     repeat("launch-floor", "ns", [&] { return timed([&] { empty<<<1, 32>>>(); }); });
     repeat("launch-floor-all", "ns", [&] { return timed([&] { empty<<<sms, 640>>>(); }); });
-    repeat("launch-gap", "ns", [&] {
-        double one = timed([&] { empty<<<sms, 128>>>(); });
-        return (timed([&] { for (int i = 0; i < 11; ++i) empty<<<sms, 128>>>(); }) - one) / 10;
-    });
+    // Kernels of a graph, each behind the other: what a link takes beyond the time that its kernel spends, in which the next is
+    // made ready. The kernels of a stream would wait for their host.
+    auto graph = [&](int links, bool programmatic, bool triggers, bool waits, int while_cycles) {
+        cudaStream_t stream; CHECK(cudaStreamCreate(&stream));
+        CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        for (int i = 0; i < links; ++i) {
+            cudaLaunchAttribute serial{};
+            serial.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+            serial.val.programmaticStreamSerializationAllowed = 1;
+            cudaLaunchConfig_t config{};
+            config.gridDim = sms; config.blockDim = 128; config.stream = stream;
+            config.attrs = &serial; config.numAttrs = programmatic && i > 0;
+            CHECK(cudaLaunchKernelEx(&config, link, triggers, waits, while_cycles));
+        }
+        cudaGraph_t captured; cudaGraphExec_t ready;
+        CHECK(cudaStreamEndCapture(stream, &captured));
+        CHECK(cudaGraphInstantiate(&ready, captured, 0));
+        CHECK(cudaStreamDestroy(stream)); CHECK(cudaGraphDestroy(captured));
+        return ready;
+    };
+    auto links = [&](const char* name, bool programmatic, bool triggers, bool waits, int while_cycles) {
+        constexpr int MANY = 21;
+        auto one = graph(1, programmatic, triggers, waits, while_cycles), many = graph(MANY, programmatic, triggers, waits, while_cycles);
+        auto none = graph(1, programmatic, triggers, waits, 0);
+        auto ns = [&](cudaGraphExec_t graph) {
+            std::vector<double> v;
+            for (int i = 0; i < 5; ++i) v.push_back(timed([&] { CHECK(cudaGraphLaunch(graph, 0)); }));
+            std::sort(v.begin(), v.end());
+            return v[2];
+        };
+        repeat(name, "ns", [&] {
+            double spent = ns(one) - ns(none);
+            return (ns(many) - ns(one)) / (MANY - 1) - spent;
+        });
+        for (auto graph : {one, many, none}) CHECK(cudaGraphExecDestroy(graph));
+    };
+    links("launch-gap", false, false, false, 8000);
+    links("launch-gap-empty", false, false, false, 0);
+    links("dependent-start+grid-end", true, false, true, 8000);
+    links("dependent-start+grid-end-empty", true, false, true, 0);
+    links("grid-end", true, true, true, 8000);
+    links("grid-end-empty", true, true, true, 0);
+    // What reads `memory` next reads it from DRAM.
+    auto flush = [&] { CHECK(cudaMemset(memory + big / 2, 2, 512 << 20)); CHECK(cudaDeviceSynchronize()); };
     auto chain = [&](size_t span, size_t stride) {
         size_t count = span / stride;
         std::vector<uint64_t> host(span / 8);
@@ -175,8 +236,21 @@ int main() {
     chain(8 << 20, 128 * 3);
     answer([&] { chase<<<1, 1>>>((uint64_t*)memory, 30000, cycles); });
     repeat("l2-latency", "cycles", [&] { return answer([&] { chase<<<1, 1>>>((uint64_t*)memory, 8192, cycles); }); });
-    chain(512 << 20, 4096 + 128);
-    repeat("dram-latency", "cycles", [&] { return answer([&] { chase<<<1, 1>>>((uint64_t*)memory, 4096, cycles); }); });
+    // Each line once: the second number is with pages that a TLB does not hold.
+    for (size_t span : {32 << 20, 1 << 30}) {
+        chain(span, 4096 + 128);
+        repeat(span < 64 << 20 ? "dram-latency" : "dram-latency-of-1-GB", "cycles", [&] {
+            flush();
+            return answer([&] { chase<<<1, 1>>>((uint64_t*)memory, 4096, cycles); });
+        });
+    }
+    // 16 bytes each; of a line of 128, what its fetch adds.
+    for (bool cold : {true, false})
+        repeat(cold ? "instruction-line-dram" : "instruction-line-again", "cycles", [&] {
+            if (cold) flush();
+            answer([&] { instructions<<<1, 1>>>(0.5f, cycles, (float*)out); });
+            return (double)(cycles[0] - cycles[1]) / (4096 / 8);
+        });
     repeat("mbarrier-wake+arrive", "cycles", [&] { return answer([&] { pingpong<<<1, 64>>>(2000, cycles); }); });
     repeat("barrier-latency-4-warps", "cycles", [&] { return answer([&] { barriers<<<1, 128>>>(2000, cycles); }); });
     repeat("dram-bandwidth-loads", "GB/s", [&] {
@@ -193,6 +267,7 @@ int main() {
         char name[64]; std::snprintf(name, sizeof name, "%s-%u-x%d-on-%d", what, bytes, stages, blocks);
         std::vector<double> each, rate;
         for (int i = 0; i < REPEATS + 1; ++i) {
+            if (wrap == big) flush();
             double ns = timed([&] { copies<<<blocks, 32, bytes * stages + 1024>>>(memory, bytes, stages, times, wrap, cycles); });
             CHECK(cudaDeviceSynchronize());
             std::vector<long long> c(cycles, cycles + blocks);

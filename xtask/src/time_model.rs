@@ -16,6 +16,8 @@ use anyhow::{Context, bail, ensure};
 use ptx_emulator::Card;
 use serde::{Deserialize, Serialize};
 
+use public::Public;
+
 use crate::{
     document::{self, Mode},
     emulate::Nvfp4,
@@ -23,6 +25,8 @@ use crate::{
     tools::{self, NVDISASM, PTXAS},
     work, workspace,
 };
+
+mod public;
 
 /// Renew docs/time-model.md from predictions and measurements.
 #[derive(clap::Args)]
@@ -36,6 +40,9 @@ pub struct Args {
     /// The command that predicts, in place of one that is built
     #[arg(long, value_name = "FILE", requires = "predict")]
     nvfp4: Option<PathBuf>,
+    /// Predict kernels of others for a B200: a checkout of gau-nernst/gpu-mode-kernels at aee9cda6, which nvcc builds
+    #[arg(long, value_name = "FOLDER", conflicts_with = "check")]
+    public: Option<PathBuf>,
     /// Install ptxas and nvdisasm from PyPI under target/ if there are none
     #[arg(long)]
     install: bool,
@@ -58,6 +65,9 @@ const GROUPED: [(&str, &[(&str, &str)]); 2] = [
     ),
 ];
 
+/// What was measured of linear layers.
+const LINEAR: &str = "docs/h200-linear.json";
+
 /// What was measured of whole layers, and what their models are called here.
 const LAYERS: &str = "docs/h200-layer.json";
 const MODELS: [(&str, &str); 4] = [
@@ -66,6 +76,9 @@ const MODELS: [(&str, &str); 4] = [
     ("gpt-oss-120b", "gpt-oss-120b"),
     ("deepseek-r1/8", "deepseek-r1-rank"),
 ];
+
+/// The fewest tokens of a layer whose experts are spread over cards that are compared.
+const RANK_TOKENS: usize = 128;
 
 /// The card that they were measured on.
 const CARD: &str = "h200";
@@ -109,7 +122,7 @@ const CONSUMER_POINTS: [(&str, &str); 8] = [
 ];
 
 /// The points on which constants were fitted.
-const FITTED: [&str; 1] = ["gated_sm90 dual-3"];
+const FITTED: [&str; 2] = ["gated_sm90 dual-3", "public dual_gemm v1c dual-1"];
 
 /// A miss beyond this share is named.
 const MISS: f64 = 0.15;
@@ -164,6 +177,19 @@ struct MeasuredLayer {
 }
 
 #[derive(Deserialize)]
+struct MeasuredLinears {
+    points: BTreeMap<String, MeasuredLinear>,
+}
+
+#[derive(Deserialize)]
+struct MeasuredLinear {
+    n: usize,
+    k: usize,
+    tokens: usize,
+    us: BTreeMap<String, Median>,
+}
+
+#[derive(Deserialize)]
 struct Median {
     median: f64,
 }
@@ -212,9 +238,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             let measured = point.us.map_or_else(String::new, |us| format!(", measured {us:.2}"));
             println!("{}: {:.2} us{measured}", point.name, prediction.us);
             kept.insert(point.name.clone(), prediction);
-            let text = serde_json::to_string_pretty(&kept)? + "\n";
-            fs::write(workspace::root().join(PREDICTIONS), text)
-                .with_context(|| format!("cannot write {PREDICTIONS}"))?;
+            keep(&kept)?;
+        }
+    }
+    if let Some(checkout) = &args.public {
+        for kernel in &public::KERNELS {
+            let prediction = kernel.predict(checkout, args.install)?;
+            println!("{}: {:.2} us, published {:.2}", kernel.name, prediction.us, kernel.us);
+            kept.insert(kernel.point(), prediction);
+            keep(&kept)?;
         }
     }
     let mode = if args.check { Mode::Check } else { Mode::Write };
@@ -230,6 +262,11 @@ pub fn unmeasured() -> anyhow::Result<BTreeMap<(String, String), f64>> {
         Some(((variant.to_owned(), shape.to_owned()), prediction.us))
     });
     Ok(names.collect())
+}
+
+fn keep(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(kept)? + "\n";
+    fs::write(workspace::root().join(PREDICTIONS), text).with_context(|| format!("cannot write {PREDICTIONS}"))
 }
 
 fn kept() -> anyhow::Result<BTreeMap<String, Prediction>> {
@@ -273,10 +310,24 @@ fn points() -> anyhow::Result<Vec<Point>> {
         let shape = MODELS.iter().find(|(model, _)| *model == layer.model).map(|(_, shape)| *shape);
         let shape = shape.with_context(|| format!("{LAYERS}: no layer here is called {}", layer.model))?;
         // Not measured; or tokens whose experts are all on other cards, which no routing here makes.
-        let Some(Median { median }) = layer.us.get("layer").filter(|_| layer.routing != "elsewhere") else { continue };
+        // As a graph, which its host does not slow.
+        let Some(Median { median }) = layer.us.get("layer-graph").filter(|_| layer.routing != "elsewhere") else {
+            continue;
+        };
+        // How many experts of a rank a few tokens hit is luck, which no two seeds share.
+        if shape.ends_with("-rank") && layer.tokens < RANK_TOKENS {
+            continue;
+        }
         let words = ["--op", "moe", "--shape", shape, "--routing", &layer.routing, "--tokens"];
         let arguments = words.iter().map(|word| (*word).to_owned()).chain([layer.tokens.to_string()]).collect();
         points.push(Point { name: format!("layer {name}"), us: Some(*median), card: CARD, arguments });
+    }
+    let linears: MeasuredLinears = serde_json::from_str(&document::read(LINEAR)?).context(LINEAR)?;
+    for (name, MeasuredLinear { n, k, tokens, us }) in &linears.points {
+        let Some(Median { median }) = us.get("linear") else { continue };
+        let arguments =
+            ["--op", "linear", "--shape"].into_iter().map(str::to_owned).chain([format!("{tokens},{n},{k}")]).collect();
+        points.push(Point { name: format!("linear {name}"), us: Some(*median), card: CARD, arguments });
     }
     points.extend(UNMEASURED_SHAPES.map(|shape| of_b200("", shape)));
     let consumer =
@@ -313,14 +364,19 @@ fn predict(nvfp4: &Path, path: &OsStr, point: &Point) -> anyhow::Result<Predicti
     let Printed { predicted_us, bytes, prediction } = serde_json::from_str(&json).context("nvfp4's JSON")?;
     let launches = &prediction.launches;
     let phases = launches.iter().flat_map(|launch| &launch.phases);
-    let longest = phases.max_by(|a, b| (a.to_us - a.from_us).total_cmp(&(b.to_us - b.from_us)));
-    let bound = longest.filter(|phase| phase.busy >= BUSY).map_or("latency", |phase| &phase.unit);
-    Ok(Prediction {
-        us: (predicted_us * 100.0).round() / 100.0,
-        bound: bound.to_owned(),
-        from_machine_code: launches.iter().all(|launch| launch.from_machine_code),
-        bytes: bytes.filter(|_| CONSUMER_CARDS.contains(&point.card)),
-    })
+    let phases = phases.map(|phase| (phase.to_us - phase.from_us, phase.busy, &*phase.unit));
+    let from_machine_code = launches.iter().all(|launch| launch.from_machine_code);
+    let prediction = Prediction::new(predicted_us, phases, from_machine_code);
+    Ok(Prediction { bytes: bytes.filter(|_| CONSUMER_CARDS.contains(&point.card)), ..prediction })
+}
+
+impl Prediction {
+    /// Of phases: how long each is, how busy its busiest unit, and which that is.
+    fn new<'a>(us: f64, phases: impl Iterator<Item = (f64, f64, &'a str)>, from_machine_code: bool) -> Self {
+        let longest = phases.max_by(|a, b| a.0.total_cmp(&b.0));
+        let bound = longest.filter(|(_, busy, _)| *busy >= BUSY).map_or("latency", |(_, _, unit)| unit);
+        Self { us: (us * 100.0).round() / 100.0, bound: bound.to_owned(), from_machine_code, bytes: None }
+    }
 }
 
 /// Shares of points whose errors are within some bounds, and the median error.
@@ -342,14 +398,15 @@ fn page(points: &[Point], kept: &BTreeMap<String, Prediction>) -> anyhow::Result
     let mut text = TEMPLATE.to_owned();
     text += "\n## Against an H200\n\n";
     text += &format!(
-        "Measured: medians of docs/measurements/h200.json and h200-schedules.json (one product, by launch schedule) and of {LAYERS} (a \
-         whole layer, of another seed's routing). Predicted: `nvfp4 run --backend emulated --timed --gpu {CARD} --no-values`. **Fitted** \
+        "Measured: medians of docs/measurements/h200.json and h200-schedules.json (one product, by launch schedule), of {LINEAR} and of \
+         {LAYERS} (a whole layer as a graph, of another seed's routing). Predicted: `nvfp4 run --backend emulated --timed --gpu {CARD} --no-values`. **Fitted** \
          marks the points that constants were fitted on; the errors below leave them out.\n\n"
     );
     let mut table = Table::new(1, &["point", "measured us", "predicted us", "error", "bound by", ""]);
     let (mut errors, mut misses) = (BTreeMap::<&str, Vec<f64>>::new(), Vec::new());
-    let known: BTreeSet<&str> = points.iter().map(|point| &*point.name).collect();
-    if let Some(unknown) = kept.keys().find(|name| !known.contains(&***name)) {
+    let known = points.iter().map(|point| point.name.clone()).chain(public::KERNELS.iter().map(Public::point));
+    let known: BTreeSet<String> = known.collect();
+    if let Some(unknown) = kept.keys().find(|name| !known.contains(*name)) {
         bail!("{PREDICTIONS}: {unknown} was predicted and not measured");
     }
     for Point { name, us, .. } in points {
@@ -394,12 +451,41 @@ fn page(points: &[Point], kept: &BTreeMap<String, Prediction>) -> anyhow::Result
         );
     }
     text += NOT_COMPARED;
+    text += &others(kept)?;
     text += &blackwell(kept)?;
     text += &consumer(kept)?;
     for name in Card::NAMES {
         let card = Card::named(name).context("a card's own name")?;
         text += &format!("\n## Constants: {name}, {} multiprocessors\n\n{card}", card.sms);
     }
+    Ok(text)
+}
+
+/// Kernels of others for a B200, beside their published times.
+fn others(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
+    let mut text = format!(
+        "\n## Kernels of others on the model's B200\n\nThe best sources with times that could be found: gau-nernst/gpu-mode-kernels, aee9cda6, \
+         built with nvcc by `{COMMAND} --public CHECKOUT`. Published times are of events that tick in steps of about 2 us, with a cold \
+         L2; read each as an interval of 2 us. The fitted point decides `l2-bandwidth`.\n\n"
+    );
+    let mut table = Table::new(1, &["kernel", "published us", "modelled us", "error", "bound by", ""]);
+    let mut errors = Vec::new();
+    for kernel in &public::KERNELS {
+        let Some(prediction) = kept.get(&kernel.point()) else { continue };
+        let (error, fitted) = (prediction.us / kernel.us - 1.0, FITTED.contains(&&*kernel.point()));
+        ensure!(prediction.from_machine_code, "{} was predicted without machine code", kernel.name);
+        errors.extend((!fitted).then_some(error.abs()));
+        table.row([
+            kernel.name.to_owned(),
+            format!("{:.1}", kernel.us),
+            format!("{:.1}", prediction.us),
+            format!("{:+.1} %", 100.0 * error),
+            prediction.bound.clone(),
+            if fitted { "fitted" } else { "" }.to_owned(),
+        ]);
+    }
+    text += &table.to_string();
+    text += &format!("\n{}.\n", summary(&mut errors));
     Ok(text)
 }
 

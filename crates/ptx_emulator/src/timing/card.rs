@@ -96,7 +96,7 @@ pub struct Card {
 }
 
 const PUBLIC_B200: &str = "SemiAnalysisAI/microbench-blackwell 9a068d85";
-const PROBES_H200: &str = "benches/probes on an H200, 2026-11-21";
+const PROBES_H200: &str = "benches/probes on an H200, 2026-11-22";
 const H100_LITERATURE: &str =
     "Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture (2024), an H100";
 
@@ -185,23 +185,26 @@ impl Card {
         let datasheet = Published("NVIDIA H200 data sheet, Hopper white paper");
         Card::new("h200", 132, "sm_90a", |key| match key {
             Key::Clock => (1980.0, Published("nvidia-smi, docs/measurements/h200.json; it falls under load")),
-            Key::LaunchFloor => (5380.0, probes),
-            Key::LaunchGap => (1000.0, Assumed("launches of one stream follow in about a microsecond")),
-            Key::DependentStart => (500.0, Assumed("half of a launch")),
+            Key::LaunchFloor => (5380.0, Measured("benches/probes on an H200, 2026-11-21; 5.0 to 8.6 us a day later")),
+            Key::LaunchGap => (597.0, probes),
+            Key::DependentStart => (483.0, probes),
             Key::CtaStart => (300.0, Assumed("parameters and barriers are fetched again")),
-            Key::GridEnd => (700.0, Assumed("a flush and a flag through L2")),
+            Key::GridEnd => (430.0, probes),
             Key::SharedLatency => (29.0, probes),
             Key::L1Latency => (32.0, probes),
             Key::SharedBytes => (128.0, datasheet),
-            Key::L2Latency => (281.0, probes),
-            Key::DramLatency => (660.0, Published(H100_LITERATURE)),
-            Key::TmaLatency => (170.0, Published(H100_LITERATURE)),
-            Key::TmaBytes => (40.0, Assumed("as on a B200")),
-            Key::Intake => (64.0, Assumed("64 bytes a cycle from L2 to a multiprocessor, as since Volta")),
+            Key::L2Latency => (280.0, probes),
+            Key::DramLatency => (652.0, probes),
+            Key::TmaLatency => (
+                71.0,
+                Measured("benches/probes: 821 for 512 bytes of DRAM, less the load, the wake and 20 of the loop's own"),
+            ),
+            Key::TmaBytes => (116.0, probes),
+            Key::Intake => (79.0, probes),
             Key::L2Bytes => {
                 (5500.0, Fitted("gated_sm90 dual-3, within the 5.5 to 7 TB/s of Chips and Cheese for an H100"))
             }
-            Key::DramBytes => (4630.0, probes),
+            Key::DramBytes => (4520.0, probes),
             Key::L2Capacity => (50.0, datasheet),
             Key::MbarrierWake => {
                 (79.0, Measured("benches/probes: 99 with the arrival, less 20 of the loop's own instructions"))
@@ -227,10 +230,10 @@ impl Card {
             Key::LaunchFloor => {
                 (4500.0, Fitted("gau-nernst/gpu-mode-kernels aee9cda6: the smallest shapes take 4.5 to 5 us"))
             }
-            Key::LaunchGap => (1000.0, Assumed("launches of one stream follow in about a microsecond")),
-            Key::DependentStart => (500.0, Assumed("half of a launch")),
+            Key::LaunchGap => (597.0, Assumed("as on an H200")),
+            Key::DependentStart => (483.0, Assumed("as on an H200")),
             Key::CtaStart => (300.0, Assumed("parameters and barriers are fetched again")),
-            Key::GridEnd => (700.0, Assumed("a flush and a flag through L2")),
+            Key::GridEnd => (430.0, Assumed("as on an H200")),
             Key::SharedLatency => (29.0, Assumed("as on an H100")),
             Key::L1Latency => (38.0, Assumed("as on an H100")),
             Key::SharedBytes => (128.0, public),
@@ -239,7 +242,7 @@ impl Card {
             Key::TmaLatency => (190.0, public),
             Key::TmaBytes => (37.0, public),
             Key::Intake => (72.0, public),
-            Key::L2Bytes => (13200.0, public),
+            Key::L2Bytes => (16000.0, Fitted("gau-nernst/gpu-mode-kernels aee9cda6: dual_gemm v1c on dual-1")),
             Key::DramBytes => (7260.0, public),
             Key::L2Capacity => (126.0, datasheet),
             Key::MbarrierWake => (20.0, Assumed("a load of shared memory")),
@@ -267,10 +270,10 @@ impl Card {
         Card::new(name, sms, arch, |key| match key {
             Key::Clock => (clock, datasheet),
             Key::LaunchFloor => (5000.0, Assumed("between a B200's and an H200's")),
-            Key::LaunchGap => (1000.0, Assumed("launches of one stream follow in about a microsecond")),
-            Key::DependentStart => (500.0, Assumed("half of a launch")),
+            Key::LaunchGap => (597.0, Assumed("as on an H200")),
+            Key::DependentStart => (483.0, Assumed("as on an H200")),
             Key::CtaStart => (300.0, Assumed("parameters and barriers are fetched again")),
-            Key::GridEnd => (700.0, Assumed("a flush and a flag through L2")),
+            Key::GridEnd => (430.0, Assumed("as on an H200")),
             Key::SharedLatency => (29.0, like_hopper),
             Key::L1Latency => (38.0, like_hopper),
             Key::SharedBytes => (128.0, Assumed("32 banks of 4 bytes")),

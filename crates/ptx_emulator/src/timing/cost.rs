@@ -57,7 +57,7 @@ impl Cost {
         }
     }
 
-    /// A part of it.
+    /// A part of it, rounded up.
     pub fn divided(self, by: u16) -> Cost {
         let part = |n: u16| n.div_ceil(by);
         Cost {
@@ -67,6 +67,18 @@ impl Cost {
             fma: part(self.fma),
             special: part(self.special),
             memory: part(self.memory),
+        }
+    }
+
+    /// What it is more than a part of it.
+    pub fn less(self, part: Cost) -> Cost {
+        Cost {
+            slots: self.slots - part.slots,
+            stall: self.stall - part.stall,
+            alu: self.alu - part.alu,
+            fma: self.fma - part.fma,
+            special: self.special - part.special,
+            memory: self.memory - part.memory,
         }
     }
 

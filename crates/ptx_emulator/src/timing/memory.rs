@@ -1,5 +1,5 @@
-//! L2 and DRAM, which all multiprocessors share. A line is in L2 if fewer bytes than L2 holds have been fetched since it was
-//! last touched.
+//! L2 and DRAM, which all multiprocessors share. L2 keeps lines and fetches sectors of them. A sector that was fetched is there if
+//! fewer bytes than L2 holds have been fetched since its line was last touched.
 
 use std::collections::HashMap;
 
@@ -7,8 +7,10 @@ use super::calendar::Calendar;
 use super::card::{Card, Key};
 use super::work::Range;
 
-/// Bytes of a line.
-const LINE: u64 = 128;
+/// Bytes of a sector: what DRAM is asked for at least.
+const SECTOR: u64 = 32;
+/// Sectors of a line.
+const SECTORS: u64 = 4;
 /// Lines of a page of the directory.
 const PAGE: u64 = 512;
 
@@ -63,6 +65,15 @@ pub struct Arrival {
     pub bytes: u64,
 }
 
+/// A line of L2.
+#[derive(Clone, Copy, Default)]
+struct Line {
+    /// How many sectors L2 had fetched when the line was last touched.
+    touched: u64,
+    /// Those of its sectors that were fetched, a bit each.
+    sectors: u8,
+}
+
 /// L2 and DRAM.
 pub struct Memory {
     pub l2: Calendar,
@@ -71,11 +82,11 @@ pub struct Memory {
     dram_latency: u64,
     tma_latency: u64,
     tma_bytes: f64,
+    /// In sectors.
     capacity: u64,
-    /// Lines fetched so far.
+    /// Sectors fetched so far.
     fetched: u64,
-    /// By page: for each line, `fetched` when it was last touched, plus one.
-    touched: HashMap<u64, Box<[u64; PAGE as usize]>>,
+    lines: HashMap<u64, Box<[Line; PAGE as usize]>>,
     /// Bytes that came from L2, and those of them that came from DRAM.
     pub bytes: u64,
     pub missed: u64,
@@ -91,9 +102,9 @@ impl Memory {
             dram_latency: card.cycles(Key::DramLatency),
             tma_latency: card.cycles(Key::TmaLatency),
             tma_bytes: card.get(Key::TmaBytes),
-            capacity: (card.get(Key::L2Capacity) * 1e6) as u64 / LINE,
+            capacity: (card.get(Key::L2Capacity) * 1e6) as u64 / SECTOR,
             fetched: 0,
-            touched: HashMap::new(),
+            lines: HashMap::new(),
             bytes: 0,
             missed: 0,
         }
@@ -106,13 +117,13 @@ impl Memory {
 
     /// Serves a request; requests should come about in order of time.
     pub fn serve(&mut self, request: &Request) -> Arrival {
-        let (mut bytes, mut missed) = (0, 0);
+        let fetched = self.fetched;
+        let mut bytes = 0;
         for &(address, length) in &request.ranges {
             bytes += u64::from(length);
-            let lines = address / LINE..(address + u64::from(length)).div_ceil(LINE);
-            let first_touches = lines.filter(|&line| self.touch(line)).count() as u64;
-            missed += (first_touches * LINE).min(u64::from(length));
+            self.touch(address / SECTOR, (address + u64::from(length)).div_ceil(SECTOR));
         }
+        let missed = (self.fetched - fetched) * SECTOR;
         self.bytes += bytes;
         let mut time = request.time;
         if request.kind == Kind::Store {
@@ -137,14 +148,20 @@ impl Memory {
         Arrival { first, last: last.max(first + alone), bytes }
     }
 
-    /// Touches a line; whether it must be fetched.
-    fn touch(&mut self, line: u64) -> bool {
-        let page = self.touched.entry(line / PAGE).or_insert_with(|| Box::new([0; PAGE as usize]));
-        let last = &mut page[(line % PAGE) as usize];
-        let missing = *last == 0 || self.fetched - (*last - 1) > self.capacity;
-        self.fetched += u64::from(missing);
-        *last = self.fetched + 1;
-        missing
+    /// Touches the sectors from one to before another, and fetches those that are not there.
+    fn touch(&mut self, from: u64, to: u64) {
+        for line in from / SECTORS..to.div_ceil(SECTORS) {
+            let first = from.max(line * SECTORS) % SECTORS;
+            let count = to.min((line + 1) * SECTORS) - line * SECTORS - first;
+            let asked = ((1u8 << count) - 1) << first;
+            let page = self.lines.entry(line / PAGE).or_insert_with(|| Box::new([Line::default(); PAGE as usize]));
+            let line = &mut page[(line % PAGE) as usize];
+            if self.fetched - line.touched > self.capacity {
+                line.sectors = 0;
+            }
+            self.fetched += u64::from((asked & !line.sectors).count_ones());
+            *line = Line { touched: self.fetched, sectors: line.sectors | asked };
+        }
     }
 }
 
@@ -168,14 +185,24 @@ mod tests {
     }
 
     #[test]
+    fn lines_are_fetched_whole_in_parts_of_any_size() {
+        let card = Card::named("h200").unwrap();
+        for part in [16, 32, 64, 128] {
+            let mut memory = Memory::new(&card);
+            (0..1024 / part).for_each(|n| _ = read(&mut memory, 0, n * part, part as u32));
+            assert_eq!(memory.missed, 1024, "parts of {part} bytes");
+        }
+    }
+
+    #[test]
     fn what_l2_cannot_hold_is_read_again() {
         let card = Card::named("h200").unwrap().scaled(Key::L2Capacity, 1e-4);
         let mut memory = Memory::new(&card);
         for n in 0..2 {
             for line in 0..100 {
-                read(&mut memory, n * 100_000, line * LINE, LINE as u32);
+                read(&mut memory, n * 100_000, line * 128, 128);
             }
         }
-        assert_eq!(memory.missed, 200 * LINE);
+        assert_eq!(memory.missed, 200 * 128);
     }
 }

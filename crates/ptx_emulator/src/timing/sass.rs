@@ -90,15 +90,18 @@ impl Listing {
                 let machine = lines.get(&line)?;
                 Some(machine.iter().filter(|m| prefix.iter().any(|p| m.name.starts_with(p))).count())
             };
-            let copies = block.iter().filter_map(copies).filter(|&n| n > 0).min().unwrap_or(1);
+            let copies = block.iter().filter_map(copies).filter(|&n| n > 0).min().unwrap_or(1) as u16;
+            let (mut all, mut given) = (Cost::default(), Cost::default());
             for (n, &(_, line)) in block.iter().enumerate() {
                 // Several instructions of one line share what the line became.
                 if n > 0 && block[n - 1].1 == line {
                     continue;
                 }
                 let machine = lines.get(&line).map_or(&[][..], Vec::as_slice);
-                let sum = machine.iter().map(|m| Cost::of_machine(&m.name, m.stall)).fold(Cost::default(), Cost::and);
-                costs[first + n] = sum.divided(copies as u16);
+                all = machine.iter().map(|m| Cost::of_machine(&m.name, m.stall)).fold(all, Cost::and);
+                // Rounded so that the block's sum is right.
+                costs[first + n] = all.divided(copies).less(given);
+                given = given.and(costs[first + n]);
             }
             first = last;
         }
@@ -174,5 +177,18 @@ mod tests {
         assert_eq!(slots(BTreeSet::new()), [2, 1]);
         // What lies before the head of a loop is another block.
         assert_eq!(slots([1].into()), [4, 1]);
+    }
+
+    #[test]
+    fn what_was_unrolled_adds_up_again() {
+        let row = |name: &&str| format!("/*0000*/ {name} R7 ; /* 0x0 */\n/* 0x000fca00078e0206 */\n");
+        let line = |number: u32, names: &[&str]| {
+            format!("//## File \".nv_debug_ptx_txt\", line {number}\n{}", names.iter().map(row).collect::<String>())
+        };
+        // Two loads, so unrolled twice: three instructions of a line are one and a half of each.
+        let listing = [".text.k:\n".to_owned(), line(12, &["IADD3"; 3]), line(13, &["LOP3"; 3]), line(14, &["LDS"; 2])];
+        let code = [("add.u32", 12), ("and.b32", 13), ("ld.shared.u32", 14)];
+        let costs = Listing::parse(&listing.concat()).costs("k", &code, &BTreeSet::new()).unwrap();
+        assert_eq!(costs.iter().map(|cost| cost.slots).collect::<Vec<_>>(), [2, 1, 1]);
     }
 }

@@ -1,5 +1,7 @@
 //! `tcgen05.cp`: copies from shared memory to tensor memory.
 
+use std::collections::HashSet;
+
 use super::cells::{CtaGroup, cell, offset};
 use super::turn::Turn;
 use crate::code::Flow;
@@ -68,7 +70,9 @@ struct Copy {
 
 impl Effect for Copy {
     fn work(&self) -> Work {
-        Work::Copy { ctas: self.ctas.clone(), bytes: self.moves.len() as u64 * u64::from(CHUNK_BYTES) }
+        // A chunk that goes to several places is read once.
+        let chunks: HashSet<u32> = self.moves.iter().map(|&(chunk, _)| chunk).collect();
+        Work::Copy { ctas: self.ctas.clone(), bytes: chunks.len() as u64 * u64::from(CHUNK_BYTES) }
     }
 
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {
