@@ -25,14 +25,15 @@ pub struct Nvfp4Linear {
     sizes: LinearSizes,
     dtype: DType,
     device: Device,
-    weights: Arc<Weights>,
+    weights: Weights,
 }
 
 /// A layer's weights as its device computes with them.
+#[derive(Clone)]
 enum Weights {
-    Cpu(cpu::Linear),
+    Cpu(Arc<cpu::Linear>),
     #[cfg(feature = "cuda")]
-    Cuda(cuda::Linear),
+    Cuda(Arc<cuda::Linear>),
 }
 
 impl Nvfp4Linear {
@@ -68,12 +69,12 @@ impl Nvfp4Linear {
         sizes.check().map_err(error)?;
         let bias = bias.map(checkpoint::bias).transpose()?;
         let weights = match &device {
-            Device::Cpu => Weights::Cpu(cpu::Linear::new(sizes, projection, bias)?),
+            Device::Cpu => Weights::Cpu(Arc::new(cpu::Linear::new(sizes, projection, bias)?)),
             #[cfg(feature = "cuda")]
-            Device::Cuda(gpu) => Weights::Cuda(cuda::Linear::new(gpu, sizes, projection, bias.as_ref())?),
+            Device::Cuda(gpu) => Weights::Cuda(Arc::new(cuda::Linear::new(gpu, sizes, projection, bias.as_ref())?)),
             other => return Err(no_layers_on(other)),
         };
-        Ok(Self { sizes, dtype, device, weights: Arc::new(weights) })
+        Ok(Self { sizes, dtype, device, weights })
     }
 }
 
@@ -87,10 +88,10 @@ impl Module for Nvfp4Linear {
             bail!("tokens are {:?}; the layer takes {} numbers a token", x.dims(), self.sizes.k);
         }
         let x = dense(x)?;
-        match &*self.weights {
-            Weights::Cpu(layer) => x.apply_op1_no_bwd(layer),
+        match &self.weights {
+            Weights::Cpu(layer) => x.apply_op1_no_bwd(layer.as_ref()),
             #[cfg(feature = "cuda")]
-            Weights::Cuda(layer) => x.apply_op1_no_bwd(layer),
+            Weights::Cuda(layer) => x.apply_op1_no_bwd(layer.as_ref()),
         }
     }
 }

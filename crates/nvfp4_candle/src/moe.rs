@@ -26,14 +26,15 @@ pub struct Nvfp4Moe {
     sizes: MoeSizes,
     dtype: DType,
     device: Device,
-    weights: Arc<Weights>,
+    weights: Weights,
 }
 
 /// A layer's weights as its device computes with them.
+#[derive(Clone)]
 enum Weights {
-    Cpu(cpu::Moe),
+    Cpu(Arc<cpu::Moe>),
     #[cfg(feature = "cuda")]
-    Cuda(cuda::Moe),
+    Cuda(Arc<cuda::Moe>),
 }
 
 /// An expert's projections; gate is there if the activation has one.
@@ -83,14 +84,14 @@ impl Nvfp4Moe {
         let loaded = (0..experts).map(expert).collect::<Result<Vec<_>>>()?;
         let device = vb.device().clone();
         let weights = match &device {
-            Device::Cpu => Weights::Cpu(cpu::Moe::new(&sizes, &loaded)?),
+            Device::Cpu => Weights::Cpu(Arc::new(cpu::Moe::new(&sizes, &loaded)?)),
             #[cfg(feature = "cuda")]
             Device::Cuda(gpu) => {
-                Weights::Cuda(cuda::Moe::new(gpu, sizes, &loaded).map_err(|e| e.context(vb.prefix()))?)
+                Weights::Cuda(Arc::new(cuda::Moe::new(gpu, sizes, &loaded).map_err(|e| e.context(vb.prefix()))?))
             }
             other => return Err(no_layers_on(other)),
         };
-        Ok(Self { sizes, dtype, device, weights: Arc::new(weights) })
+        Ok(Self { sizes, dtype, device, weights })
     }
 
     /// The output `[T, H]` for `hidden` `[T, H]`, with the experts of each token, `ids` `[T, k]` of type U32, and their weights,
@@ -116,10 +117,10 @@ impl Nvfp4Moe {
             );
         }
         let (hidden, ids, weights) = (dense(hidden)?, ids.contiguous()?, weights.contiguous()?);
-        match &*self.weights {
-            Weights::Cpu(layer) => hidden.apply_op3_no_bwd(&ids, &weights, layer),
+        match &self.weights {
+            Weights::Cpu(layer) => hidden.apply_op3_no_bwd(&ids, &weights, layer.as_ref()),
             #[cfg(feature = "cuda")]
-            Weights::Cuda(layer) => hidden.apply_op3_no_bwd(&ids, &weights, layer),
+            Weights::Cuda(layer) => hidden.apply_op3_no_bwd(&ids, &weights, layer.as_ref()),
         }
     }
 }
