@@ -3,6 +3,8 @@
 //! ```sh
 //! cargo run --release --manifest-path crates/nvfp4_candle/Cargo.toml --example qwen3_moe
 //! ```
+//!
+//! With `--features cuda` both are on the first GPU.
 
 use std::collections::HashMap;
 
@@ -19,32 +21,32 @@ const TOP_K: usize = 4;
 const TOKENS: usize = 10;
 
 fn main() -> Result<()> {
+    let device = Device::cuda_if_available(0)?;
     // A checkpoint would be read by `VarBuilder::from_mmaped_safetensors`; these weights are made here.
     let (mut tensors, mut plain) = (HashMap::new(), HashMap::new());
     for expert in 0..EXPERTS {
         for (name, rows, k) in
             [("gate", INTERMEDIATE, HIDDEN), ("up", INTERMEDIATE, HIDDEN), ("down", HIDDEN, INTERMEDIATE)]
         {
-            let numbers = Tensor::randn(0f32, 0.08, (rows, k), &Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?;
+            let numbers = Tensor::randn(0f32, 0.08, (rows, k), &device)?.flatten_all()?.to_vec1::<f32>()?;
             let matrix = quantize(&numbers, rows, k).map_err(candle_core::Error::wrap)?;
             let mut dequantised = vec![0f32; rows * k];
             dequantised.chunks_mut(k).enumerate().for_each(|(row, to)| matrix.dequantize_row(row, to));
-            plain.insert((expert, name), Linear::new(Tensor::from_vec(dequantised, (rows, k), &Device::Cpu)?, None));
+            plain.insert((expert, name), Linear::new(Tensor::from_vec(dequantised, (rows, k), &device)?, None));
             let scales = matrix.scales().iter().map(|&bits| float8::F8E4M3::from_bits(bits)).collect();
             let prefix = format!("mlp.experts.{expert}.{name}_proj");
-            tensors
-                .insert(format!("{prefix}.weight"), Tensor::from_slice(matrix.values(), (rows, k / 2), &Device::Cpu)?);
-            tensors.insert(format!("{prefix}.weight_scale"), Tensor::from_vec(scales, (rows, k / 16), &Device::Cpu)?);
-            tensors.insert(format!("{prefix}.weight_scale_2"), Tensor::new(matrix.global_scale(), &Device::Cpu)?);
+            tensors.insert(format!("{prefix}.weight"), Tensor::from_slice(matrix.values(), (rows, k / 2), &device)?);
+            tensors.insert(format!("{prefix}.weight_scale"), Tensor::from_vec(scales, (rows, k / 16), &device)?);
+            tensors.insert(format!("{prefix}.weight_scale_2"), Tensor::new(matrix.global_scale(), &device)?);
         }
     }
-    let router = Linear::new(Tensor::randn(0f32, 0.1, (EXPERTS, HIDDEN), &Device::Cpu)?, None);
-    let vb = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
+    let router = Linear::new(Tensor::randn(0f32, 0.1, (EXPERTS, HIDDEN), &device)?, None);
+    let vb = VarBuilder::from_tensors(tensors, DType::F32, &device);
     let experts =
         Nvfp4Moe::new(HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, Activation::Silu, DType::BF16, vb.pp("mlp").pp("experts"))?;
 
     // The router: softmax over all experts, the k largest, renormalised.
-    let x = Tensor::randn(0f32, 1f32, (TOKENS, HIDDEN), &Device::Cpu)?.to_dtype(DType::BF16)?;
+    let x = Tensor::randn(0f32, 1f32, (TOKENS, HIDDEN), &device)?.to_dtype(DType::BF16)?;
     let probabilities = softmax_last_dim(&router.forward(&x.to_dtype(DType::F32)?)?)?;
     let ids = probabilities.arg_sort_last_dim(false)?.narrow(D::Minus1, 0, TOP_K)?.contiguous()?;
     let weights = probabilities.gather(&ids, D::Minus1)?;
@@ -55,7 +57,7 @@ fn main() -> Result<()> {
     let mut rows = Vec::new();
     for (token, chosen) in ids.to_vec2::<u32>()?.into_iter().enumerate() {
         let row = x.narrow(0, token, 1)?.to_dtype(DType::F32)?;
-        let mut sum = Tensor::zeros((1, HIDDEN), DType::F32, &Device::Cpu)?;
+        let mut sum = Tensor::zeros((1, HIDDEN), DType::F32, &device)?;
         for (choice, expert) in chosen.into_iter().enumerate() {
             let layer = |name| &plain[&(expert as usize, name)];
             let intermediate = (layer("gate").forward(&row)?.silu()? * layer("up").forward(&row)?)?;
@@ -68,7 +70,7 @@ fn main() -> Result<()> {
 
     let norm = |tensor: &Tensor| tensor.sqr()?.sum_all()?.to_scalar::<f32>();
     let relative = (norm(&(&nvfp4 - &candle)?)? / norm(&candle)?).sqrt();
-    println!("{TOKENS} tokens, {EXPERTS} experts: relative difference {relative:.5}");
+    println!("{TOKENS} tokens, {EXPERTS} experts on {:?}: relative difference {relative:.5}", device.location());
     if relative > 0.01 {
         candle_core::bail!("the two ways differ by more than bf16's rounding");
     }

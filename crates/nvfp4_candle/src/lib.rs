@@ -1,7 +1,11 @@
 //! NVFP4 layers for candle: [`Nvfp4Linear`] and [`Nvfp4Moe`], from a [`VarBuilder`](candle_nn::VarBuilder) over a ModelOpt checkpoint.
 //!
-//! Tokens are bf16 or f16, and stay so; weights keep their blocks' scales and each projection its global scale. The layers compute on
-//! the CPU, by the library's CPU backend. Weights are put in order in every call there.
+//! Tokens are bf16 or f16, and stay so; weights keep their blocks' scales and each projection its global scale. A layer computes on the
+//! device of its `VarBuilder`:
+//!
+//! - on the CPU by the library's CPU backend, which puts weights in order in every call;
+//! - with the feature `cuda` on a GPU, on the stream of candle's device. Weights are packed there once, and lie, as all that a call needs,
+//!   in memory of candle's. A call waits for nothing.
 //!
 //! ```
 //! use candle_core::{DType, Device, Module, Tensor};
@@ -17,46 +21,27 @@
 //! ```
 
 mod checkpoint;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod linear;
 mod moe;
+mod tokens;
 
 pub use linear::Nvfp4Linear;
 pub use moe::Nvfp4Moe;
-
-use candle_core::{CpuStorage, DType, Layout, Result, bail};
-use half::slice::HalfFloatSliceExt;
-use nvfp4::problem::OutDtype;
 
 /// The library's error as candle's.
 fn error(error: nvfp4::Error) -> candle_core::Error {
     candle_core::Error::wrap(error)
 }
 
-/// The library's type of tokens.
-fn token_type(dtype: DType) -> Result<OutDtype> {
-    match dtype {
-        DType::BF16 => Ok(OutDtype::Bf16),
-        DType::F16 => Ok(OutDtype::F16),
-        other => bail!("tokens are {other:?}; nvfp4 takes BF16 and F16"),
-    }
-}
-
-/// The bits of tokens, which lie without gaps.
-fn token_bits<'a>(storage: &'a CpuStorage, layout: &Layout, dtype: OutDtype) -> Result<&'a [u16]> {
-    let Some((start, end)) = layout.contiguous_offsets() else { bail!("tokens have gaps; call .contiguous()") };
-    match (storage, dtype) {
-        (CpuStorage::BF16(numbers), OutDtype::Bf16) => Ok(numbers[start..end].reinterpret_cast()),
-        (CpuStorage::F16(numbers), OutDtype::F16) => Ok(numbers[start..end].reinterpret_cast()),
-        _ => bail!("tokens are not of the type that the layer was loaded for, {dtype:?}"),
-    }
-}
-
-/// Tokens from their bits.
-fn tokens(bits: Vec<u16>, dtype: OutDtype) -> CpuStorage {
-    use half::vec::HalfBitsVecExt;
-
-    match dtype {
-        OutDtype::Bf16 => CpuStorage::BF16(bits.reinterpret_into()),
-        OutDtype::F16 => CpuStorage::F16(bits.reinterpret_into()),
-    }
+/// That no layer is made for a device.
+fn no_layers_on(device: &candle_core::Device) -> candle_core::Error {
+    let with = if cfg!(feature = "cuda") {
+        "the CPU and CUDA devices"
+    } else {
+        "the CPU, and with the feature `cuda` on GPUs"
+    };
+    candle_core::Error::msg(format!("nvfp4-candle computes on {with}, not on {:?}", device.location()))
 }

@@ -1,75 +1,112 @@
 //! The linear layer.
 
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+
+use std::fmt;
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Module, Result, Shape, Tensor, bail};
+use candle_core::{DType, Device, Module, Result, Shape, Tensor, bail};
 use candle_nn::VarBuilder;
-use nvfp4::backend::{Backend, cpu::Cpu};
-use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep, LinearWeights};
+use nvfp4::fp8::TokenFormat;
+use nvfp4::linear::LinearSizes;
 
-use crate::{checkpoint, error, token_bits, token_type, tokens};
+use crate::checkpoint::{self, Projection};
+use crate::tokens::{dense, expect_device, expect_dtype, token_type};
+use crate::{error, no_layers_on};
+
+/// What the operator is called in candle's errors.
+const NAME: &str = "nvfp4-linear";
 
 /// A linear layer, `x·Wᵀ + bias`, in the tokens' type.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Nvfp4Linear {
-    weights: Arc<LinearWeights<'static>>,
+    sizes: LinearSizes,
+    dtype: DType,
+    device: Device,
+    weights: Weights,
+}
+
+/// A layer's weights as its device computes with them.
+#[derive(Clone)]
+enum Weights {
+    Cpu(Arc<cpu::Linear>),
+    #[cfg(feature = "cuda")]
+    Cuda(Arc<cuda::Linear>),
 }
 
 impl Nvfp4Linear {
-    /// The layer `[out_features, in_features]` below `vb`, for tokens of type `dtype`: `weight`, `weight_scale` and `weight_scale_2`
-    /// as ModelOpt names them, and `bias` if there is one.
+    /// The layer `[out_features, in_features]` below `vb`, on its device, for tokens of type `dtype`: `weight`, `weight_scale` and
+    /// `weight_scale_2` as ModelOpt names them, and `bias` if there is one.
     ///
     /// # Errors
     /// If a tensor lacks or has another shape or type, a size is no multiple of 16, or a scale is negative or NaN; it names the place.
+    /// If the device fails, or none of the library's kernels runs there.
     pub fn new(in_features: usize, out_features: usize, dtype: DType, vb: VarBuilder<'_>) -> Result<Self> {
-        let matrix = checkpoint::matrix(&vb, out_features, in_features)?;
+        let projection = Projection::load(&vb, out_features, in_features)?;
         let bias = if vb.contains_tensor("bias") { Some(vb.get(out_features, "bias")?) } else { None };
-        Self::of(matrix, bias.as_ref(), dtype)
+        Self::of(&projection, bias.as_ref(), dtype)
     }
 
-    /// The layer of a matrix of numbers, quantised here by ModelOpt's algorithm.
+    /// The layer of a matrix of numbers, quantised here by ModelOpt's algorithm, on the numbers' device.
     ///
     /// # Errors
-    /// If a size is no multiple of 16, or a number is not finite.
+    /// If a size is no multiple of 16, or a number is not finite. If the device fails, or none of the library's kernels runs there.
     pub fn quantize(numbers: &Tensor, bias: Option<&Tensor>, dtype: DType) -> Result<Self> {
-        let (rows, k) = numbers.dims2()?;
-        let numbers = numbers.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-        Self::of(nvfp4::quantize::quantize(&numbers, rows, k).map_err(error)?, bias, dtype)
+        Self::of(&Projection::quantize(numbers)?, bias, dtype)
     }
 
-    fn of(matrix: nvfp4::format::Matrix<'static>, bias: Option<&Tensor>, dtype: DType) -> Result<Self> {
-        let mut weights = LinearWeights::new(token_type(dtype)?, matrix).map_err(error)?;
-        if let Some(bias) = bias {
-            weights = weights.with_bias(checkpoint::bias(bias)?).map_err(error)?;
-        }
-        Ok(Self { weights: Arc::new(weights) })
+    fn of(projection: &Projection, bias: Option<&Tensor>, dtype: DType) -> Result<Self> {
+        let ((n, half), device) = (projection.values.dims2()?, projection.values.device().clone());
+        let sizes = LinearSizes {
+            n,
+            k: 2 * half,
+            dtype: token_type(dtype)?,
+            bias: bias.is_some(),
+            token_format: TokenFormat::Bits16,
+        };
+        sizes.check().map_err(error)?;
+        let bias = bias.map(checkpoint::bias).transpose()?;
+        let weights = match &device {
+            Device::Cpu => Weights::Cpu(Arc::new(cpu::Linear::new(sizes, projection, bias)?)),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => Weights::Cuda(Arc::new(cuda::Linear::new(gpu, sizes, projection, bias.as_ref())?)),
+            other => return Err(no_layers_on(other)),
+        };
+        Ok(Self { sizes, dtype, device, weights })
     }
 }
 
 impl Module for Nvfp4Linear {
+    /// # Errors
+    /// If the tokens are on another device than the layer, or their type or the last of their dimensions is another.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.contiguous()?.apply_op1_no_bwd(self)
+        expect_device("tokens", x, &self.device)?;
+        expect_dtype("tokens", x, self.dtype)?;
+        if x.dims().last() != Some(&self.sizes.k) {
+            bail!("tokens are {:?}; the layer takes {} numbers a token", x.dims(), self.sizes.k);
+        }
+        let x = dense(x)?;
+        match &self.weights {
+            Weights::Cpu(layer) => x.apply_op1_no_bwd(layer.as_ref()),
+            #[cfg(feature = "cuda")]
+            Weights::Cuda(layer) => x.apply_op1_no_bwd(layer.as_ref()),
+        }
     }
 }
 
-impl CustomOp1 for Nvfp4Linear {
-    fn name(&self) -> &'static str {
-        "nvfp4-linear"
+impl fmt::Debug for Nvfp4Linear {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sizes, device, .. } = self;
+        f.debug_struct("Nvfp4Linear").field("sizes", sizes).field("device", device).finish_non_exhaustive()
     }
+}
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let sizes = self.weights.sizes();
-        let mut shape = layout.dims().to_vec();
-        let Some(columns) = shape.last_mut().filter(|columns| **columns == sizes.k) else {
-            bail!("tokens are {:?}; the layer takes {} numbers a token", layout.dims(), sizes.k)
-        };
-        *columns = sizes.n;
-        let x = token_bits(storage, layout, sizes.dtype)?;
-        let inputs = LinearInputs { tokens: x.len() / sizes.k, x: x.into(), stride: sizes.k };
-        let step = LinearStep::new(&self.weights, inputs).map_err(error)?;
-        let mut output = LinearOutput::new(&step);
-        let mut layer = Cpu::new().prepare_linear(&self.weights).map_err(error)?;
-        layer.execute(&step, &mut output).map_err(error)?;
-        Ok((tokens(output.out, sizes.dtype), shape.into()))
-    }
+/// The shape of the output for tokens of a shape.
+fn output_shape(tokens: &Shape, sizes: &LinearSizes) -> Shape {
+    let mut dims = tokens.dims().to_vec();
+    dims.pop();
+    dims.push(sizes.n);
+    dims.into()
 }

@@ -1,27 +1,57 @@
 //! The experts of an MoE layer.
 
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+
+use std::fmt;
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{DType, Device, Result, Tensor, bail};
 use candle_nn::VarBuilder;
-use nvfp4::backend::{Backend, cpu::Cpu};
-use nvfp4::moe::{Activation, MoeExpert, MoeInputs, MoeOutput, MoeStep, MoeWeights};
+use nvfp4::fp8::TokenFormat;
+use nvfp4::moe::{Activation, MoeSizes};
 
-use crate::{checkpoint, error, token_bits, token_type, tokens};
+use crate::checkpoint::Projection;
+use crate::tokens::{dense, expect_device, expect_dtype, token_type};
+use crate::{error, no_layers_on};
+
+/// What the operator is called in candle's errors.
+const NAME: &str = "nvfp4-moe";
 
 /// The experts of a layer: the sum over a token's experts of `weight · (silu(x·gateᵀ) ∘ (x·upᵀ))·downᵀ`, or of another
 /// [`Activation`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Nvfp4Moe {
-    weights: Arc<MoeWeights<'static>>,
+    sizes: MoeSizes,
+    dtype: DType,
+    device: Device,
+    weights: Weights,
+}
+
+/// A layer's weights as its device computes with them.
+#[derive(Clone)]
+enum Weights {
+    Cpu(Arc<cpu::Moe>),
+    #[cfg(feature = "cuda")]
+    Cuda(Arc<cuda::Moe>),
+}
+
+/// An expert's projections; gate is there if the activation has one.
+struct Expert {
+    gate: Option<Projection>,
+    up: Projection,
+    down: Projection,
 }
 
 impl Nvfp4Moe {
-    /// The experts below `vb`, for tokens of type `dtype` that name `top_k` of them: `E.gate_proj`, `E.up_proj` and `E.down_proj`, each
-    /// with `weight`, `weight_scale` and `weight_scale_2` as ModelOpt names them. Gate and up keep their own global scales.
+    /// The experts below `vb`, on its device, for tokens of type `dtype` that name `top_k` of them: `E.gate_proj`, `E.up_proj` and
+    /// `E.down_proj`, each with `weight`, `weight_scale` and `weight_scale_2` as ModelOpt names them. Gate and up keep their own global
+    /// scales.
     ///
     /// # Errors
     /// If a tensor lacks or has another shape or type, a size is no multiple of 16, or a scale is negative or NaN; it names the place.
+    /// If the device fails, or none of the library's kernels runs there.
     pub fn new(
         hidden: usize,
         intermediate: usize,
@@ -31,78 +61,73 @@ impl Nvfp4Moe {
         dtype: DType,
         vb: VarBuilder<'_>,
     ) -> Result<Self> {
+        let sizes = MoeSizes {
+            hidden,
+            intermediate,
+            experts,
+            named_experts: experts,
+            top_k,
+            shared_intermediate: None,
+            dtype: token_type(dtype)?,
+            activation,
+            biases: false,
+            token_format: TokenFormat::Bits16,
+        };
+        sizes.check().map_err(|e| error(e).context(vb.prefix()))?;
         let expert = |index: usize| {
             let vb = vb.pp(index);
-            let up = checkpoint::matrix(&vb.pp("up_proj"), intermediate, hidden)?;
-            let down = checkpoint::matrix(&vb.pp("down_proj"), hidden, intermediate)?;
-            if !activation.has_gate() {
-                return Ok(MoeExpert::ungated(up, down));
-            }
-            Ok(MoeExpert::gated(checkpoint::matrix(&vb.pp("gate_proj"), intermediate, hidden)?, up, down))
+            let load = |name: &str, rows, k| Projection::load(&vb.pp(name), rows, k);
+            let gate = activation.has_gate().then(|| load("gate_proj", intermediate, hidden)).transpose()?;
+            let (up, down) = (load("up_proj", intermediate, hidden)?, load("down_proj", hidden, intermediate)?);
+            Ok(Expert { gate, up, down })
         };
-        let experts = (0..experts).map(expert).collect::<Result<Vec<_>>>()?;
-        let weights = MoeWeights::with_activation(token_type(dtype)?, top_k, activation, experts).map_err(error)?;
-        Ok(Self { weights: Arc::new(weights) })
+        let loaded = (0..experts).map(expert).collect::<Result<Vec<_>>>()?;
+        let device = vb.device().clone();
+        let weights = match &device {
+            Device::Cpu => Weights::Cpu(Arc::new(cpu::Moe::new(&sizes, &loaded)?)),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => {
+                Weights::Cuda(Arc::new(cuda::Moe::new(gpu, sizes, &loaded).map_err(|e| e.context(vb.prefix()))?))
+            }
+            other => return Err(no_layers_on(other)),
+        };
+        Ok(Self { sizes, dtype, device, weights })
     }
 
     /// The output `[T, H]` for `hidden` `[T, H]`, with the experts of each token, `ids` `[T, k]` of type U32, and their weights,
-    /// `[T, k]` of type F32.
+    /// `[T, k]` of type F32. A number that is no expert of the layer's contributes nothing.
     ///
     /// # Errors
-    /// If a shape or a type is another.
+    /// If an argument is on another device than the layer, or a shape or a type is another.
     pub fn forward(&self, hidden: &Tensor, ids: &Tensor, weights: &Tensor) -> Result<Tensor> {
-        hidden.contiguous()?.apply_op3_no_bwd(&ids.contiguous()?, &weights.contiguous()?, self)
+        for (name, argument, dtype) in
+            [("tokens", hidden, self.dtype), ("experts", ids, DType::U32), ("weights", weights, DType::F32)]
+        {
+            expect_device(name, argument, &self.device)?;
+            expect_dtype(name, argument, dtype)?;
+        }
+        let MoeSizes { hidden: columns, top_k, .. } = self.sizes;
+        let choices = [hidden.dims().first().copied().unwrap_or(0), top_k];
+        if hidden.dims() != [choices[0], columns] || ids.dims() != choices || weights.dims() != choices {
+            bail!(
+                "tokens {:?}, experts {:?} and weights {:?}: expected [T, {columns}] and twice [T, {top_k}]",
+                hidden.dims(),
+                ids.dims(),
+                weights.dims(),
+            );
+        }
+        let (hidden, ids, weights) = (dense(hidden)?, ids.contiguous()?, weights.contiguous()?);
+        match &self.weights {
+            Weights::Cpu(layer) => hidden.apply_op3_no_bwd(&ids, &weights, layer.as_ref()),
+            #[cfg(feature = "cuda")]
+            Weights::Cuda(layer) => hidden.apply_op3_no_bwd(&ids, &weights, layer.as_ref()),
+        }
     }
 }
 
-impl CustomOp3 for Nvfp4Moe {
-    fn name(&self) -> &'static str {
-        "nvfp4-moe"
-    }
-
-    fn cpu_fwd(
-        &self,
-        hidden: &CpuStorage,
-        hidden_layout: &Layout,
-        ids: &CpuStorage,
-        ids_layout: &Layout,
-        weights: &CpuStorage,
-        weights_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let sizes = self.weights.sizes();
-        let (rows, columns) = hidden_layout.shape().dims2()?;
-        let choices = [rows, sizes.top_k];
-        if columns != sizes.hidden || ids_layout.dims() != choices || weights_layout.dims() != choices {
-            bail!(
-                "tokens {:?}, experts {:?} and weights {:?}: expected [T, {}] and twice [T, {}]",
-                hidden_layout.dims(),
-                ids_layout.dims(),
-                weights_layout.dims(),
-                sizes.hidden,
-                sizes.top_k
-            );
-        }
-        let (ids, weights) = match (ids, weights) {
-            (CpuStorage::U32(ids), CpuStorage::F32(weights)) => {
-                let (of_ids, of_weights) = (ids_layout.contiguous_offsets(), weights_layout.contiguous_offsets());
-                let (Some(i), Some(w)) = (of_ids, of_weights) else { bail!("experts or weights have gaps") };
-                (&ids[i.0..i.1], &weights[w.0..w.1])
-            }
-            _ => bail!("experts must be U32, weights F32"),
-        };
-        // A number that is no expert of the layer's is refused by the step.
-        let ids = ids.iter().map(|&id| i32::try_from(id).unwrap_or(i32::MAX)).collect::<Vec<_>>();
-        let inputs = MoeInputs {
-            tokens: rows,
-            hidden: token_bits(hidden, hidden_layout, sizes.dtype)?.into(),
-            stride: columns,
-            ids: ids.into(),
-            weights: weights.into(),
-            ..Default::default()
-        };
-        let step = MoeStep::new(&self.weights, inputs).map_err(error)?;
-        let mut output = MoeOutput::new(&step);
-        Cpu::new().prepare_moe(&self.weights).map_err(error)?.execute(&step, &mut output).map_err(error)?;
-        Ok((tokens(output.hidden, sizes.dtype), hidden_layout.shape().clone()))
+impl fmt::Debug for Nvfp4Moe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sizes, device, .. } = self;
+        f.debug_struct("Nvfp4Moe").field("sizes", sizes).field("device", device).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,7 @@
-//! Both layers from a checkpoint, beside candle's own layers on the dequantised weights.
+//! Both layers from a checkpoint, beside candle's own layers on the dequantised weights: on the CPU, and on a GPU if there is one.
 
 use std::collections::HashMap;
+use std::thread;
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -14,6 +15,19 @@ const INTERMEDIATE: usize = 48;
 const EXPERTS: usize = 4;
 const TOP_K: usize = 2;
 
+/// The devices that there are.
+fn devices() -> Vec<Device> {
+    let mut devices = vec![Device::Cpu];
+    if cfg!(feature = "cuda") {
+        match Device::new_cuda(0) {
+            Ok(gpu) => devices.push(gpu),
+            Err(error) => eprintln!("not on a GPU: {error}"),
+        }
+    }
+    eprintln!("on {:?}", devices.iter().map(Device::location).collect::<Vec<_>>());
+    devices
+}
+
 /// A checkpoint, and the numbers of its matrices.
 #[derive(Default)]
 struct Checkpoint {
@@ -22,6 +36,18 @@ struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// `proj`, a square matrix, and `experts`.
+    fn new() -> Result<Self> {
+        let mut checkpoint = Self::default();
+        checkpoint.add("proj", HIDDEN, HIDDEN, 0.2)?;
+        for expert in 0..EXPERTS {
+            checkpoint.add(&format!("experts.{expert}.gate_proj"), INTERMEDIATE, HIDDEN, 0.2)?;
+            checkpoint.add(&format!("experts.{expert}.up_proj"), INTERMEDIATE, HIDDEN, 0.7)?;
+            checkpoint.add(&format!("experts.{expert}.down_proj"), HIDDEN, INTERMEDIATE, 0.2)?;
+        }
+        Ok(checkpoint)
+    }
+
     fn add(&mut self, name: &str, rows: usize, k: usize, size: f32) -> Result<()> {
         let random = Tensor::randn(0f32, size, (rows, k), &Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?;
         let matrix = quantize(&random, rows, k).map_err(candle_core::Error::wrap)?;
@@ -40,18 +66,42 @@ impl Checkpoint {
     }
 
     /// Written to a file and read again, as a model is.
-    fn reread(&self) -> Result<VarBuilder<'static>> {
+    fn reread(&self, device: &Device) -> Result<VarBuilder<'static>> {
         let file = tempfile::NamedTempFile::new()?;
         candle_core::safetensors::save(&self.tensors, file.path())?;
-        VarBuilder::from_buffered_safetensors(std::fs::read(file.path())?, DType::F32, &Device::Cpu)
+        VarBuilder::from_buffered_safetensors(std::fs::read(file.path())?, DType::F32, device)
     }
+
+    fn linear(&self, device: &Device) -> Result<Nvfp4Linear> {
+        Nvfp4Linear::new(HIDDEN, HIDDEN, DType::BF16, self.reread(device)?.pp("proj"))
+    }
+
+    fn moe(&self, activation: Activation, device: &Device) -> Result<Nvfp4Moe> {
+        let vb = self.reread(device)?.pp("experts");
+        Nvfp4Moe::new(HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, activation, DType::BF16, vb)
+    }
+}
+
+/// Tokens on a device.
+fn random(shape: impl Into<candle_core::Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+    Tensor::randn(0f32, 1f32, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
+}
+
+/// The experts of five tokens, and their weights.
+fn choices(device: &Device) -> Result<(Tensor, Tensor)> {
+    let ids = Tensor::new(&[[0u32, 3], [1, 2], [2, 0], [3, 1], [1, 0]], device)?;
+    Ok((ids, Tensor::rand(0f32, 1f32, (5, TOP_K), &Device::Cpu)?.to_device(device)?))
+}
+
+/// The numbers of a tensor, in host memory.
+fn numbers(tensor: &Tensor) -> Result<Tensor> {
+    tensor.to_device(&Device::Cpu)?.to_dtype(DType::F64)
 }
 
 /// Asks that a result is as near as rounding to the tokens' type allows.
 fn close(got: &Tensor, want: &Tensor, tolerance: f64) -> Result<()> {
     assert_eq!(got.dims(), want.dims());
-    let got = got.to_dtype(DType::F64)?;
-    let want = want.to_dtype(DType::F64)?;
+    let (got, want) = (numbers(got)?, numbers(want)?);
     let error = (got - &want)?.sqr()?.sum_all()?.to_scalar::<f64>()?.sqrt();
     let size = want.sqr()?.sum_all()?.to_scalar::<f64>()?.sqrt();
     assert!(error <= tolerance * size, "{error} of {size}");
@@ -59,81 +109,204 @@ fn close(got: &Tensor, want: &Tensor, tolerance: f64) -> Result<()> {
     Ok(())
 }
 
+/// Asks that a call fails with these words.
+fn says<T>(result: Result<T>, words: &[&str]) {
+    let text = result.err().expect("an error").to_string();
+    words.iter().for_each(|words| assert!(text.contains(words), "{text}: {words}"));
+}
+
 #[test]
 fn a_linear_layer_of_a_checkpoint_is_candles_on_the_dequantised_weights() -> Result<()> {
     let mut checkpoint = Checkpoint::default();
     checkpoint.add("proj", 32, HIDDEN, 0.5)?;
     checkpoint.tensors.insert("proj.bias".into(), Tensor::randn(0f32, 1f32, 32, &Device::Cpu)?);
-    let vb = checkpoint.reread()?;
-    for (dtype, unit) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
-        let layer = Nvfp4Linear::new(HIDDEN, 32, dtype, vb.pp("proj"))?;
-        let x = Tensor::randn(0f32, 1f32, (2, 3, HIDDEN), &Device::Cpu)?.to_dtype(dtype)?;
-        let theirs =
-            candle_nn::Linear::new(checkpoint.numbers["proj"].clone(), Some(checkpoint.tensors["proj.bias"].clone()));
-        close(&layer.forward(&x)?, &theirs.forward(&x.to_dtype(DType::F32)?)?, unit)?;
-        // A view with gaps.
-        let narrow = Tensor::cat(&[&x, &x], 2)?.narrow(2, HIDDEN, HIDDEN)?;
-        close(&layer.forward(&narrow)?, &layer.forward(&x)?, 0.0)?;
+    let theirs =
+        candle_nn::Linear::new(checkpoint.numbers["proj"].clone(), Some(checkpoint.tensors["proj.bias"].clone()));
+    for device in devices() {
+        let vb = checkpoint.reread(&device)?;
+        for (dtype, unit) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
+            let layer = Nvfp4Linear::new(HIDDEN, 32, dtype, vb.pp("proj"))?;
+            let x = random((2, 3, HIDDEN), dtype, &device)?;
+            let got = layer.forward(&x)?;
+            assert!(got.device().same_device(&device));
+            close(&got, &theirs.forward(&x.to_device(&Device::Cpu)?.to_dtype(DType::F32)?)?, unit)?;
+            // A view with gaps, one at an offset, and one that begins at no multiple of 16 bytes.
+            close(&layer.forward(&Tensor::cat(&[&x, &x], 2)?.narrow(2, HIDDEN, HIDDEN)?)?, &got, 0.0)?;
+            close(&layer.forward(&x.narrow(0, 1, 1)?)?, &got.narrow(0, 1, 1)?, 0.0)?;
+            let flat = x.flatten_all()?;
+            let shifted = Tensor::cat(&[&flat.narrow(0, 0, 1)?, &flat], 0)?.narrow(0, 1, flat.elem_count())?;
+            close(&layer.forward(&shifted.reshape((2, 3, HIDDEN))?)?, &got, 0.0)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn numbers_are_quantised_on_their_device() -> Result<()> {
+    let weights = Tensor::randn(0f32, 1f32, (48, HIDDEN), &Device::Cpu)?;
+    let x = random((3, HIDDEN), DType::F16, &Device::Cpu)?;
+    let on = |device: &Device| {
+        let bias = Tensor::arange(0f32, 48f32, device)?;
+        Nvfp4Linear::quantize(&weights.to_device(device)?, Some(&bias), DType::F16)?.forward(&x.to_device(device)?)
+    };
+    for device in devices() {
+        close(&on(&device)?, &on(&Device::Cpu)?, 2f64.powi(-10))?;
     }
     Ok(())
 }
 
 #[test]
 fn a_moe_layer_of_a_checkpoint_is_the_weighted_sum_of_its_experts() -> Result<()> {
-    let mut checkpoint = Checkpoint::default();
-    for expert in 0..EXPERTS {
-        checkpoint.add(&format!("experts.{expert}.gate_proj"), INTERMEDIATE, HIDDEN, 0.2)?;
-        checkpoint.add(&format!("experts.{expert}.up_proj"), INTERMEDIATE, HIDDEN, 0.7)?;
-        checkpoint.add(&format!("experts.{expert}.down_proj"), HIDDEN, INTERMEDIATE, 0.2)?;
-    }
-    let vb = checkpoint.reread()?;
-    let load =
-        |activation| Nvfp4Moe::new(HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, activation, DType::BF16, vb.pp("experts"));
-    let layer = load(Activation::Silu)?;
-    let x = Tensor::randn(0f32, 1f32, (5, HIDDEN), &Device::Cpu)?.to_dtype(DType::BF16)?;
-    let ids = [[0u32, 3], [1, 2], [2, 0], [3, 1], [1, 0]];
-    let weights = Tensor::rand(0f32, 1f32, (5, TOP_K), &Device::Cpu)?;
-    let got = layer.forward(&x, &Tensor::new(&ids, &Device::Cpu)?, &weights)?;
+    let checkpoint = Checkpoint::new()?;
     let linear = |expert: u32, name: &str, x: &Tensor| {
         candle_nn::Linear::new(checkpoint.numbers[&format!("experts.{expert}.{name}_proj")].clone(), None).forward(x)
     };
-    let rows = ids.iter().enumerate().map(|(token, chosen)| {
-        let row = x.narrow(0, token, 1)?.to_dtype(DType::F32)?;
-        let of = |(choice, &expert): (usize, &u32)| {
-            let intermediate = (linear(expert, "gate", &row)?.silu()? * linear(expert, "up", &row)?)?;
-            let weight = weights.narrow(0, token, 1)?.narrow(1, choice, 1)?;
-            linear(expert, "down", &intermediate)?.broadcast_mul(&weight)
+    for device in devices() {
+        let layer = checkpoint.moe(Activation::Silu, &device)?;
+        let (x, (ids, weights)) = (random((5, HIDDEN), DType::BF16, &device)?, choices(&device)?);
+        let got = layer.forward(&x, &ids, &weights)?;
+        assert!(got.device().same_device(&device));
+        let (on_cpu, weights_on_cpu) = (x.to_device(&Device::Cpu)?, weights.to_device(&Device::Cpu)?);
+        let chosen = ids.to_vec2::<u32>()?;
+        let rows = chosen.iter().enumerate().map(|(token, chosen)| {
+            let row = on_cpu.narrow(0, token, 1)?.to_dtype(DType::F32)?;
+            let of = |(choice, &expert): (usize, &u32)| {
+                let intermediate = (linear(expert, "gate", &row)?.silu()? * linear(expert, "up", &row)?)?;
+                let weight = weights_on_cpu.narrow(0, token, 1)?.narrow(1, choice, 1)?;
+                linear(expert, "down", &intermediate)?.broadcast_mul(&weight)
+            };
+            let parts = chosen.iter().enumerate().map(of).collect::<Result<Vec<_>>>()?;
+            &parts[0] + &parts[1]
+        });
+        close(&got, &Tensor::cat(&rows.collect::<Result<Vec<_>>>()?, 0)?, 2f64.powi(-7))?;
+        // Views at offsets.
+        let part = |tensor: &Tensor| tensor.narrow(0, 2, 3);
+        close(&layer.forward(&part(&x)?, &part(&ids)?, &part(&weights)?)?, &part(&got)?, 0.0)?;
+        // Without a gate it is another layer.
+        let ungated = checkpoint.moe(Activation::Relu2, &device)?.forward(&x, &ids, &weights)?;
+        assert!(numbers(&ungated)?.to_vec2::<f64>()? != numbers(&got)?.to_vec2::<f64>()?);
+    }
+    Ok(())
+}
+
+#[test]
+fn no_tokens_are_no_output() -> Result<()> {
+    let checkpoint = Checkpoint::new()?;
+    for device in devices() {
+        let (x, (ids, weights)) = (random((5, HIDDEN), DType::BF16, &device)?, choices(&device)?);
+        let none = |tensor: &Tensor| tensor.narrow(0, 0, 0);
+        assert_eq!(checkpoint.linear(&device)?.forward(&none(&x)?)?.dims(), [0, HIDDEN]);
+        let layer = checkpoint.moe(Activation::Silu, &device)?;
+        assert_eq!(layer.forward(&none(&x)?, &none(&ids)?, &none(&weights)?)?.dims(), [0, HIDDEN]);
+    }
+    Ok(())
+}
+
+#[test]
+fn layers_that_follow_each_other_wait_for_nobody() -> Result<()> {
+    let checkpoint = Checkpoint::new()?;
+    for device in devices() {
+        let (linear, moe) = (checkpoint.linear(&device)?, checkpoint.moe(Activation::Silu, &device)?);
+        let (x, (ids, weights)) = (random((5, HIDDEN), DType::BF16, &device)?, choices(&device)?);
+        let run = |wait: bool| {
+            let mut x = x.clone();
+            for _ in 0..3 {
+                x = linear.forward(&x)?;
+                if wait {
+                    device.synchronize()?;
+                }
+                x = moe.forward(&x, &ids, &weights)?;
+                if wait {
+                    device.synchronize()?;
+                }
+            }
+            Ok::<_, candle_core::Error>(x)
         };
-        let parts = chosen.iter().enumerate().map(of).collect::<Result<Vec<_>>>()?;
-        &parts[0] + &parts[1]
-    });
-    close(&got, &Tensor::cat(&rows.collect::<Result<Vec<_>>>()?, 0)?, 2f64.powi(-7))?;
-    // Without a gate it is another layer.
-    let ungated = load(Activation::Relu2)?.forward(&x, &Tensor::new(&ids, &Device::Cpu)?, &weights)?;
-    assert!(ungated.to_dtype(DType::F32)?.to_vec2::<f32>()? != got.to_dtype(DType::F32)?.to_vec2::<f32>()?);
+        let expected = run(true)?;
+        let all = (0..20).map(|_| run(false)).collect::<Result<Vec<_>>>()?;
+        all.iter().try_for_each(|got| close(got, &expected, 0.0))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn threads_share_layers() -> Result<()> {
+    let checkpoint = Checkpoint::new()?;
+    for device in devices() {
+        let (linear, moe) = (checkpoint.linear(&device)?, checkpoint.moe(Activation::Silu, &device)?);
+        let (x, (ids, weights)) = (random((5, HIDDEN), DType::BF16, &device)?, choices(&device)?);
+        let run = || numbers(&moe.forward(&linear.forward(&x)?, &ids, &weights)?);
+        let expected = run()?;
+        // Each thread has a stream of its own there.
+        device.synchronize()?;
+        thread::scope(|scope| {
+            let threads = [(); 4].map(|()| scope.spawn(|| (0..10).map(|_| run()).collect::<Result<Vec<_>>>()));
+            threads.into_iter().try_for_each(|thread| {
+                thread.join().expect("no panic")?.iter().try_for_each(|got| close(got, &expected, 0.0))
+            })
+        })?;
+    }
     Ok(())
 }
 
 #[test]
 fn what_is_wrong_is_refused_with_its_name() -> Result<()> {
-    let mut checkpoint = Checkpoint::default();
-    checkpoint.add("proj", 32, HIDDEN, 0.5)?;
-    let vb = checkpoint.reread()?;
-    let says = |result: Result<Tensor>, words: &str| {
-        let text = result.unwrap_err().to_string();
-        assert!(text.contains(words), "{text}");
-    };
-    let load = |inputs, outputs, dtype, name: &str| Nvfp4Linear::new(inputs, outputs, dtype, vb.pp(name));
-    let forward = |layer: Result<Nvfp4Linear>, x: Tensor| layer.and_then(|layer| layer.forward(&x));
-    let x = |dtype| Tensor::zeros((2, HIDDEN), dtype, &Device::Cpu);
-    says(forward(load(HIDDEN, 32, DType::F32, "proj"), x(DType::BF16)?), "BF16 and F16");
-    says(forward(load(HIDDEN, 32, DType::BF16, "other"), x(DType::BF16)?), "other.weight");
-    says(forward(load(24, 32, DType::BF16, "proj"), x(DType::BF16)?), "proj: a row has 24 numbers");
-    says(forward(load(HIDDEN, 48, DType::BF16, "proj"), x(DType::BF16)?), "proj.weight");
-    says(forward(load(HIDDEN, 32, DType::BF16, "proj"), x(DType::F16)?), "not of the type");
-    says(
-        forward(load(HIDDEN, 32, DType::BF16, "proj"), Tensor::zeros((2, 48), DType::BF16, &Device::Cpu)?),
-        "64 numbers a token",
-    );
+    let mut checkpoint = Checkpoint::new()?;
+    checkpoint.add("narrow", 32, HIDDEN, 0.5)?;
+    checkpoint.add("negative", 32, HIDDEN, 0.5)?;
+    let negative = Tensor::full(-1f32, (32, HIDDEN / 16), &Device::Cpu)?.to_dtype(DType::F8E4M3)?;
+    checkpoint.tensors.insert("negative.weight_scale".into(), negative.clone());
+    checkpoint.tensors.insert("experts.2.up_proj.weight_scale".into(), {
+        Tensor::full(-1f32, (INTERMEDIATE, HIDDEN / 16), &Device::Cpu)?.to_dtype(DType::F8E4M3)?
+    });
+    for device in devices() {
+        let vb = checkpoint.reread(&device)?;
+        let load = |inputs, outputs, dtype, name: &str| Nvfp4Linear::new(inputs, outputs, dtype, vb.pp(name));
+        let x = |columns, dtype| Tensor::zeros((2, columns), dtype, &device);
+        says(load(HIDDEN, 32, DType::F32, "narrow"), &["BF16 and F16"]);
+        says(load(HIDDEN, 32, DType::BF16, "other"), &["other.weight"]);
+        says(load(24, 32, DType::BF16, "narrow"), &["narrow: a row has 24 numbers"]);
+        says(load(HIDDEN, 48, DType::BF16, "narrow"), &["narrow.weight"]);
+        says(load(HIDDEN, 32, DType::BF16, "negative"), &["negative", "row 0, block 0"]);
+        says(checkpoint.moe(Activation::Silu, &device), &["experts", "2", "up", "row 0, block 0"]);
+        let layer = load(HIDDEN, 32, DType::BF16, "narrow")?;
+        says(layer.forward(&x(HIDDEN, DType::F16)?), &["F16", "BF16"]);
+        says(layer.forward(&x(48, DType::BF16)?), &["64 numbers a token"]);
+    }
+    Ok(())
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn tokens_on_another_device_are_refused_with_both() -> Result<()> {
+    let checkpoint = Checkpoint::new()?;
+    let devices = devices();
+    let pairs = devices.iter().flat_map(|layer| devices.iter().map(move |tokens| (layer, tokens)));
+    for (on, tokens) in pairs.filter(|(layer, tokens)| !layer.same_device(tokens)) {
+        let names = [on, tokens].map(|device| format!("{:?}", device.location()));
+        let names = [names[0].as_str(), names[1].as_str()];
+        let (x, (ids, weights)) = (random((5, HIDDEN), DType::BF16, tokens)?, choices(tokens)?);
+        says(checkpoint.linear(on)?.forward(&x), &names);
+        let layer = checkpoint.moe(Activation::Silu, on)?;
+        says(layer.forward(&x, &ids, &weights), &names);
+        // One of three.
+        says(layer.forward(&x.to_device(on)?, &ids, &weights.to_device(on)?), &names);
+    }
+    Ok(())
+}
+
+#[test]
+fn an_expert_that_does_not_exist_contributes_nothing() -> Result<()> {
+    let checkpoint = Checkpoint::new()?;
+    for device in devices() {
+        let layer = checkpoint.moe(Activation::Silu, &device)?;
+        let x = random((2, HIDDEN), DType::BF16, &device)?;
+        let weights = |second: f32| Tensor::new(&[[0.5f32, second], [0.25, second]], &device);
+        let ids = |second: u32| Tensor::new(&[[1u32, second], [2, second]], &device);
+        for nobody in [EXPERTS as u32, u32::MAX] {
+            let got = layer.forward(&x, &ids(nobody)?, &weights(0.5)?)?;
+            close(&got, &layer.forward(&x, &ids(0)?, &weights(0.0)?)?, 0.0)?;
+        }
+    }
     Ok(())
 }

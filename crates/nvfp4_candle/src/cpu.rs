@@ -1,0 +1,28 @@
+//! candle's memory on the CPU.
+
+use candle_core::{CpuStorage, Layout, Result, WithDType, bail};
+use half::slice::HalfFloatSliceExt;
+use half::vec::HalfBitsVecExt;
+use nvfp4::problem::OutDtype;
+
+/// The elements of a tensor without gaps.
+pub fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+    let Some((start, end)) = layout.contiguous_offsets() else { bail!("a tensor has gaps") };
+    Ok(&storage.as_slice::<T>()?[start..end])
+}
+
+/// The bits of tokens without gaps.
+pub fn token_bits<'a>(storage: &'a CpuStorage, layout: &Layout, dtype: OutDtype) -> Result<&'a [u16]> {
+    match dtype {
+        OutDtype::Bf16 => Ok(elements::<half::bf16>(storage, layout)?.reinterpret_cast()),
+        OutDtype::F16 => Ok(elements::<half::f16>(storage, layout)?.reinterpret_cast()),
+    }
+}
+
+/// Tokens from their bits.
+pub fn tokens(bits: Vec<u16>, dtype: OutDtype) -> CpuStorage {
+    match dtype {
+        OutDtype::Bf16 => CpuStorage::BF16(bits.reinterpret_into()),
+        OutDtype::F16 => CpuStorage::F16(bits.reinterpret_into()),
+    }
+}

@@ -1,0 +1,43 @@
+//! On the CPU: the library's CPU backend, on candle's memory.
+
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape};
+use nvfp4::backend::{Backend, cpu::Cpu};
+use nvfp4::bias::Bias;
+use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights};
+
+use crate::checkpoint::Projection;
+use crate::cpu::{token_bits, tokens};
+use crate::error;
+
+/// A layer in host memory.
+pub struct Linear {
+    weights: LinearWeights<'static>,
+}
+
+impl Linear {
+    pub fn new(sizes: LinearSizes, projection: &Projection, bias: Option<Bias<'static>>) -> Result<Self> {
+        let weights = LinearWeights::new(sizes.dtype, projection.matrix()?).map_err(error)?;
+        let weights = match bias {
+            Some(bias) => weights.with_bias(bias).map_err(error)?,
+            None => weights,
+        };
+        Ok(Self { weights })
+    }
+}
+
+impl CustomOp1 for Linear {
+    fn name(&self) -> &'static str {
+        super::NAME
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let sizes = self.weights.sizes();
+        let x = token_bits(storage, layout, sizes.dtype)?;
+        let inputs = LinearInputs { tokens: x.len() / sizes.k, x: x.into(), stride: sizes.k };
+        let step = LinearStep::new(&self.weights, inputs).map_err(error)?;
+        let mut output = LinearOutput::new(&step);
+        let mut layer = Cpu::new().prepare_linear(&self.weights).map_err(error)?;
+        layer.execute(&step, &mut output).map_err(error)?;
+        Ok((tokens(output.out, sizes.dtype), super::output_shape(layout.shape(), &sizes)))
+    }
+}

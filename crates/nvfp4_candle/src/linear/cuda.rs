@@ -1,0 +1,93 @@
+//! On a GPU: launches on the stream of candle's device, in candle's memory.
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
+use candle_core::{CpuStorage, CudaDevice, CudaStorage, CustomOp1, Layout, Result, Shape, bail};
+use float8::F8E4M3;
+use nvfp4::backend::cuda::{LinearArguments, LinearLauncher, LinearTensor, PackedLinear};
+use nvfp4::bias::Bias;
+use nvfp4::linear::LinearSizes;
+use nvfp4::problem::OutDtype;
+
+use crate::checkpoint::Projection;
+use crate::cuda::{Token, address, handle, linear_launcher, packed_head};
+use crate::error;
+
+/// A layer in a GPU's memory.
+pub struct Linear {
+    sizes: LinearSizes,
+    launcher: LinearLauncher,
+    /// Packed for `sizes`.
+    weights: CudaSlice<u8>,
+}
+
+impl Linear {
+    /// Packs a projection that lies on the device, for sizes that were checked, and waits for it.
+    pub fn new(
+        device: &CudaDevice,
+        sizes: LinearSizes,
+        projection: &Projection,
+        bias: Option<&Bias<'_>>,
+    ) -> Result<Self> {
+        let (launcher, stream) = (linear_launcher(device)?, device.cuda_stream());
+        // SAFETY: the packing writes every byte that is read.
+        let mut weights = unsafe { device.alloc::<u8>(LinearLauncher::weight_bytes(&sizes))? };
+        let tensor = LinearTensor {
+            values: address::<u8>(&projection.values, &stream)?,
+            scales: address::<F8E4M3>(&projection.scales, &stream)?,
+            global_scales: &[(sizes.n, projection.global_scale)],
+            bias,
+            input_scale: None,
+        };
+        let (to, writing) = weights.device_ptr_mut(&stream);
+        // SAFETY: the stream is of the primary context. The tensors lie on its device and were written before this on the stream; candle
+        // frees them, as the weights, behind this on the stream.
+        unsafe { launcher.pack(&sizes, &tensor, to, handle(&stream)) }.map_err(|e| projection.at(e))?;
+        drop(writing);
+        LinearLauncher::check_packed(&sizes, &packed_head(&weights, device)?).map_err(|e| projection.at(e))?;
+        Ok(Self { sizes, launcher, weights })
+    }
+
+    /// Queues a call; `T` is the type of the layer's tokens, which are on the layer's device, without gaps.
+    fn launch<T: Token>(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (sizes, device) = (self.sizes, x.device());
+        let stream = device.cuda_stream();
+        let shape = super::output_shape(layout.shape(), &sizes);
+        let x = x.as_cuda_slice::<T>()?.slice(layout.start_offset()..);
+        // SAFETY: the kernel writes every element. The driver allocates no empty memory.
+        let mut output = unsafe { device.alloc::<T>(shape.elem_count().max(1))? };
+        {
+            let (tokens, _reading) = x.device_ptr(&stream);
+            let (weights, _using) = self.weights.device_ptr(&stream);
+            let (output, _writing) = output.device_ptr_mut(&stream);
+            let arguments = LinearArguments {
+                token_count: layout.shape().elem_count() / sizes.k,
+                tokens,
+                token_pitch: size_of::<T>() * sizes.k,
+                output,
+            };
+            // SAFETY: the stream is of the primary context. The tokens and the output are as large as the arguments say, and the packing of
+            // the weights was waited for. With tokens of 16 bits there is no workspace. candle frees memory behind this on the stream.
+            unsafe { self.launcher.launch(&PackedLinear { sizes, weights }, &arguments, 0, handle(&stream)) }
+                .map_err(error)?;
+        }
+        Ok((CudaStorage::wrap_cuda_slice(output, device.clone()), shape))
+    }
+}
+
+impl CustomOp1 for Linear {
+    fn name(&self) -> &'static str {
+        super::NAME
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        bail!("tokens are on the CPU, the layer is on a GPU")
+    }
+
+    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        match self.sizes.dtype {
+            OutDtype::Bf16 => self.launch::<half::bf16>(x, layout),
+            OutDtype::F16 => self.launch::<half::f16>(x, layout),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! On a GPU: launches on the stream of candle's device, in candle's memory.
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
+use candle_core::{CpuStorage, CudaDevice, CudaStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use float8::F8E4M3;
+use nvfp4::backend::cuda::{
+    MoeArguments, MoeLauncher, MoeTensor, MoeTensors, PackedMoe, weight_bytes, workspace_bytes,
+};
+use nvfp4::moe::MoeSizes;
+use nvfp4::problem::OutDtype;
+
+use super::Expert;
+use crate::checkpoint::Projection;
+use crate::cuda::{Token, address, handle, moe_launcher, packed_head};
+use crate::error;
+
+/// A layer in a GPU's memory.
+pub struct Moe {
+    sizes: MoeSizes,
+    launcher: MoeLauncher,
+    /// Packed for `sizes`.
+    weights: CudaSlice<u8>,
+}
+
+/// A projection of every expert.
+struct Stacked {
+    values: Tensor,
+    scales: Tensor,
+    global_scales: Vec<f32>,
+}
+
+impl Stacked {
+    fn of<'a>(projections: impl Iterator<Item = &'a Projection>) -> Result<Self> {
+        let projections = projections.collect::<Vec<_>>();
+        let stack = |part: fn(&Projection) -> &Tensor| {
+            Tensor::stack(&projections.iter().map(|of| part(of)).collect::<Vec<_>>(), 0)
+        };
+        Ok(Self {
+            values: stack(|of| &of.values)?,
+            scales: stack(|of| &of.scales)?,
+            global_scales: projections.iter().map(|of| of.global_scale).collect(),
+        })
+    }
+
+    fn tensor(&self, stream: &CudaStream) -> Result<MoeTensor<'_>> {
+        let bytes_of_one = |tensor: &Tensor| tensor.elem_count() / self.global_scales.len();
+        Ok(MoeTensor {
+            values: address::<u8>(&self.values, stream)?,
+            values_stride: bytes_of_one(&self.values),
+            scales: address::<F8E4M3>(&self.scales, stream)?,
+            scales_stride: bytes_of_one(&self.scales),
+            global_scales: &self.global_scales,
+            bias: None,
+        })
+    }
+}
+
+impl Moe {
+    /// Packs experts that lie on the device, for sizes that were checked, and waits for it.
+    pub fn new(device: &CudaDevice, sizes: MoeSizes, experts: &[Expert]) -> Result<Self> {
+        let (launcher, stream) = (moe_launcher(device)?, device.cuda_stream());
+        let gates = experts.iter().filter_map(|expert| expert.gate.as_ref());
+        let gate = sizes.activation.has_gate().then(|| Stacked::of(gates)).transpose()?;
+        let up = Stacked::of(experts.iter().map(|expert| &expert.up))?;
+        let down = Stacked::of(experts.iter().map(|expert| &expert.down))?;
+        let tensors = MoeTensors {
+            gate: gate.as_ref().map(|gate| gate.tensor(&stream)).transpose()?,
+            up: up.tensor(&stream)?,
+            down: down.tensor(&stream)?,
+        };
+        // SAFETY: the packing writes every byte that is read.
+        let mut weights = unsafe { device.alloc::<u8>(weight_bytes(&sizes))? };
+        let (to, writing) = weights.device_ptr_mut(&stream);
+        // SAFETY: the stream is of the primary context. The tensors lie on its device and were written before this on the stream; candle
+        // frees them, as the weights, behind this on the stream.
+        unsafe { launcher.pack(&sizes, &tensors, None, to, handle(&stream)) }.map_err(error)?;
+        drop(writing);
+        MoeLauncher::check_packed(&sizes, &packed_head(&weights, device)?).map_err(error)?;
+        Ok(Self { sizes, launcher, weights })
+    }
+
+    /// Queues a call; `T` is the type of the layer's tokens. The tensors are on the layer's device, without gaps, and of shapes that fit.
+    fn launch<T: Token>(
+        &self,
+        (hidden, hidden_layout): (&CudaStorage, &Layout),
+        (ids, ids_layout): (&CudaStorage, &Layout),
+        (weights, weights_layout): (&CudaStorage, &Layout),
+    ) -> Result<(CudaStorage, Shape)> {
+        let (sizes, device) = (self.sizes, hidden.device());
+        let stream = device.cuda_stream();
+        let shape = hidden_layout.shape().clone();
+        let token_count = shape.elem_count() / sizes.hidden;
+        let hidden = hidden.as_cuda_slice::<T>()?.slice(hidden_layout.start_offset()..);
+        let ids = ids.as_cuda_slice::<u32>()?.slice(ids_layout.start_offset()..);
+        let weights = weights.as_cuda_slice::<f32>()?.slice(weights_layout.start_offset()..);
+        // SAFETY: the kernels write every element of the output, and of the workspace all that they read. The driver allocates no empty
+        // memory.
+        let (mut output, mut workspace) = unsafe {
+            let bytes = workspace_bytes(&sizes, token_count);
+            (device.alloc::<T>(shape.elem_count().max(1))?, device.alloc::<u8>(bytes.max(1))?)
+        };
+        {
+            let (tokens, _reading_tokens) = hidden.device_ptr(&stream);
+            let (topk_ids, _reading_ids) = ids.device_ptr(&stream);
+            let (topk_weights, _reading_weights) = weights.device_ptr(&stream);
+            let (packed, _using) = self.weights.device_ptr(&stream);
+            let (output, _writing) = output.device_ptr_mut(&stream);
+            let (workspace, _working) = workspace.device_ptr_mut(&stream);
+            let pitch = size_of::<T>() * sizes.hidden;
+            let arguments = MoeArguments {
+                token_count,
+                tokens,
+                token_pitch: pitch,
+                // U32 here and i32 there: a number beyond i32 is no expert of the layer's either way.
+                topk_ids,
+                topk_weights,
+                output,
+                output_pitch: pitch,
+                ..Default::default()
+            };
+            let layer = PackedMoe { sizes, weights: packed, expert_map: 0 };
+            // SAFETY: the stream is of the primary context, and the packing of the weights was waited for. The tensors, the output and the
+            // workspace are as large as the arguments say. candle frees memory behind this on the stream.
+            unsafe { self.launcher.launch(&layer, &arguments, workspace, handle(&stream)) }.map_err(error)?;
+        }
+        Ok((CudaStorage::wrap_cuda_slice(output, device.clone()), shape))
+    }
+}
+
+impl CustomOp3 for Moe {
+    fn name(&self) -> &'static str {
+        super::NAME
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        bail!("tokens are on the CPU, the layer is on a GPU")
+    }
+
+    fn cuda_fwd(
+        &self,
+        hidden: &CudaStorage,
+        hidden_layout: &Layout,
+        ids: &CudaStorage,
+        ids_layout: &Layout,
+        weights: &CudaStorage,
+        weights_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let (hidden, ids, weights) = ((hidden, hidden_layout), (ids, ids_layout), (weights, weights_layout));
+        match self.sizes.dtype {
+            OutDtype::Bf16 => self.launch::<half::bf16>(hidden, ids, weights),
+            OutDtype::F16 => self.launch::<half::f16>(hidden, ids, weights),
+        }
+    }
+}
