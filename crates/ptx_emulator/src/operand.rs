@@ -18,6 +18,11 @@ pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     })
 }
 
+/// The same, highest first.
+pub fn lanes_down(mask: u32) -> impl Iterator<Item = usize> {
+    lanes(mask.reverse_bits()).map(|lane| 31 - lane)
+}
+
 /// A source of at most 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Src {

@@ -16,7 +16,7 @@ use crate::machine::race::Mode;
 use crate::machine::scope::Scope;
 use crate::machine::state::Machine;
 use crate::machine::warp::{Source, Warp};
-use crate::operand::{Address, Dst, Row, Src, lanes};
+use crate::operand::{Address, Dst, Row, Src, lanes, lanes_down};
 use crate::parser::ast::Operand;
 use crate::timing::core as timing;
 use crate::types::{Space, Type};
@@ -268,17 +268,27 @@ impl Instruction for St {
 }
 
 impl St {
+    /// Of lanes that store to one place the lowest stores last: on an H200 its value stays. Of faults the lowest lane's is
+    /// reported.
     fn by_lanes(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32, addresses: &Row) -> Stopped<()> {
+        let mut outcome = Ok(());
+        for lane in lanes_down(mask) {
+            if let Err(stop) = self.one_lane(w, m, lane, addresses) {
+                outcome = Err(stop);
+            }
+        }
+        outcome
+    }
+
+    fn one_lane(&self, w: &mut Warp, m: &mut Machine<'_>, lane: usize, addresses: &Row) -> Stopped<()> {
         let access = &self.access;
         let mode = if access.strong { Mode::Atomic } else { Mode::Write };
         let mut buffer = [0u8; 64];
-        for lane in lanes(mask) {
-            self.value(w, lane, &mut buffer[..access.total]);
-            m.store_value(w, access.at(addresses, lane), mode, &buffer[..access.total])?;
-            let undefined = if m.sanitize { self.undefined(w, lane) } else { 0 };
-            if undefined != 0 {
-                m.store_undefined(w, access.at(addresses, lane), access.total as u32, undefined)?;
-            }
+        self.value(w, lane, &mut buffer[..access.total]);
+        m.store_value(w, access.at(addresses, lane), mode, &buffer[..access.total])?;
+        let undefined = if m.sanitize { self.undefined(w, lane) } else { 0 };
+        if undefined != 0 {
+            m.store_undefined(w, access.at(addresses, lane), access.total as u32, undefined)?;
         }
         Ok(())
     }

@@ -181,8 +181,8 @@ impl<'a> Machine<'a> {
         let missing = match (conflict.only_proxy, conflict.loading) {
             (true, _) => "the two are in order, but no proxy fence lies between",
             (_, true) => {
-                "and may still read it: its warp arrived at an mbarrier before it used what it loaded. Use the value before, or \
-                 execute fence.proxy.async"
+                "and may still read it: its warp arrived at an mbarrier before it used what it loaded. Execute \
+                 fence.proxy.async before it arrives: ptxas may move a use behind the arrival"
             }
             _ => "with no order between",
         };
@@ -306,7 +306,7 @@ impl<'a> Machine<'a> {
     }
 
     /// The same for the value of a `st` or `stmatrix`. Several warps may store one value to one place: shipped kernels do, and no card
-    /// can make another value of it.
+    /// can make another value of it. Of sums that differ in their last bits any may stay: Triton stores those of all lanes.
     pub fn store_value(&mut self, w: &mut Warp, at: Lane, mode: Mode, data: &[u8]) -> Stopped<()> {
         self.write(w, at, mode, data, true)
     }
@@ -332,17 +332,23 @@ impl<'a> Machine<'a> {
                 if let Err(conflict) = self.track(cta, offset, len, who, mode, w.pc()) {
                     // Lanes of one instruction may write the same value to the same place.
                     let together = conflict.accessor.base == who.base && conflict.pc == w.pc() && conflict.wrote;
-                    let same = self.ctas[cta as usize].shared.data[range.clone()] == *data;
+                    let before = &self.ctas[cta as usize].shared.data[range.clone()];
+                    let same = *before == *data;
+                    let alike = same || is_value && differ_by_rounding(before, data);
                     let thread = conflict.wrote && conflict.accessor.base < self.threads();
                     let plain = is_value && mode == Mode::Write && thread;
                     let stop = self.conflict(mode, conflict, offset, len).lane(at.lane);
-                    if !same || !together && !plain {
+                    if !alike || !together && !plain {
                         self.hazard(stop)?;
-                    } else if !together {
+                    } else if !same || !together {
                         self.warn(stop)?;
-                        if let Err(conflict) = self.track(cta, offset, len, who, Mode::SameValue, w.pc()) {
-                            self.hazard(self.conflict(mode, conflict, offset, len).lane(at.lane))?;
-                        }
+                    }
+                    if alike
+                        && !together
+                        && plain
+                        && let Err(conflict) = self.track(cta, offset, len, who, Mode::SameValue, w.pc())
+                    {
+                        self.hazard(self.conflict(mode, conflict, offset, len).lane(at.lane))?;
                     }
                     if same {
                         return Ok(());
@@ -458,4 +464,36 @@ fn one_word_a_bank(mask: u32, addresses: &[u64; 32], len: u32) -> bool {
             seen == u32::MAX || seen == word
         })
     })
+}
+
+/// Whether lanes may have summed the same numbers, each in its own order: words of f32 of an ordinary size that differ by at
+/// most a part in 1024, or not at all. The bits of such an f32 are no integer below 600 million, and random numbers are not so
+/// close.
+fn differ_by_rounding(a: &[u8], b: &[u8]) -> bool {
+    const ORDINARY: std::ops::Range<f32> = 3.6e-15..1.8e19; // 2^-48 to 2^64
+    a.chunks(4).zip(b.chunks(4)).all(|(a, b)| {
+        let (Ok(x), Ok(y)) = (a.try_into().map(f32::from_le_bytes), b.try_into().map(f32::from_le_bytes)) else {
+            return a == b;
+        };
+        let ordinary = ORDINARY.contains(&x.abs()) && ORDINARY.contains(&y.abs());
+        a == b || ordinary && (x - y).abs() <= x.abs().max(y.abs()) / 1024.0
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::differ_by_rounding;
+
+    fn close(a: f32, b: f32) -> bool {
+        differ_by_rounding(&a.to_le_bytes(), &b.to_le_bytes())
+    }
+
+    #[test]
+    fn sums_in_another_order_are_close_and_other_values_are_not() {
+        assert!(close(1.0, 1.000_000_1) && close(-3e5, -3.000_01e5) && close(0.0, 0.0));
+        assert!(!close(1.0, 1.01) && !close(1.0, -1.0) && !close(1.0, f32::NAN) && !close(0.0, 1e-9));
+        let integers = [(5u32, 6u32), (1 << 20, (1 << 20) + 1), (33_554_689, 33_554_690)];
+        assert!(integers.iter().all(|(a, b)| !differ_by_rounding(&a.to_le_bytes(), &b.to_le_bytes())));
+        assert!(!differ_by_rounding(&[1, 0], &[2, 0]) && differ_by_rounding(&[1, 0], &[1, 0]));
+    }
 }

@@ -7,7 +7,7 @@ use crate::machine::global::Allocation;
 use crate::machine::race::Mode;
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
-use crate::operand::{Row, SPREAD, lanes};
+use crate::operand::{Row, SPREAD, lanes, lanes_down};
 use crate::types::Space;
 
 /// Where the bytes of all lanes lie.
@@ -155,7 +155,8 @@ impl<'a> Machine<'a> {
         self.progress += u64::from(mask.count_ones());
         match place {
             Place::Global(allocation) => {
-                for lane in lanes(mask) {
+                // Of lanes that store to one place the lowest lane's value stays, as on an H200.
+                for lane in lanes_down(mask) {
                     value(w, lane, data);
                     allocation.copy_in(addresses[lane] - allocation.base(), data);
                 }
