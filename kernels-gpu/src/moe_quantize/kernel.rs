@@ -2,6 +2,9 @@
 //! eight that lie together. Four lanes exchange what they have, so that each has a chunk of a line, and store it to each of the token's
 //! rows. What is left of 64 columns is rounded chunk by chunk.
 
+// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+#![allow(clippy::needless_range_loop)]
+
 use core::hint::assert_unchecked;
 
 use cuda_std::{
@@ -33,13 +36,16 @@ const NUMBER: u64 = size_of::<u32>() as u64;
 /// Bytes that a lane reads at a time.
 const PIECE_BYTES: u32 = 16;
 
-/// Those of a warp.
+/// Words of a piece.
+const WORDS: usize = PIECE_BYTES as usize / size_of::<u32>();
+
+/// Bytes of a warp's pieces.
 const WARP_BYTES: u32 = WARP_SIZE * PIECE_BYTES;
 
 /// Whole k-blocks that a warp rounds at a time: two pieces of each lane.
 const ROUND: u32 = 2 * WARP_BYTES / (K_BLOCK * ELEMENT_BYTES);
 
-/// Columns that four words of neighbouring columns are a multiple of, if K is.
+/// Columns of which each of four lanes of the weights has two words.
 const WHOLE: u32 = K_BLOCK / 2;
 
 /// Quantises f16.
@@ -273,16 +279,19 @@ impl<const FORMAT: u32> Token<FORMAT> {
     /// As [`Self::scale`].
     #[inline(always)]
     unsafe fn largest_of<const PIECES: usize>(&self, k: u32, first: u32, largest: &mut [u32; 2]) {
-        let pieces: [_; PIECES] = core::array::from_fn(|index| {
-            let at = first + index as u32 * WARP_BYTES + lane_id() * PIECE_BYTES;
+        let mut pieces = [[0; WORDS]; PIECES];
+        for piece in 0..PIECES {
+            let at = first + piece as u32 * WARP_BYTES + lane_id() * PIECE_BYTES;
             // What is looked at twice does not change the largest.
             let at = at.min(k * ELEMENT_BYTES - PIECE_BYTES);
             // SAFETY: elements of the token, of which there is a multiple of 16.
-            unsafe { ld_global_v4_b32_or_zero(true, self.at + u64::from(at)) }
-        });
-        for word in pieces.into_iter().flatten() {
-            let word = self.weighted(word);
-            *largest = [largest[0].max(word & 0x7fff), largest[1].max(word & 0x7fff_0000)];
+            pieces[piece] = unsafe { ld_global_v4_b32_or_zero(true, self.at + u64::from(at)) };
+        }
+        for piece in 0..PIECES {
+            for word in 0..WORDS {
+                let word = self.weighted(pieces[piece][word]);
+                *largest = [largest[0].max(word & 0x7fff), largest[1].max(word & 0x7fff_0000)];
+            }
         }
     }
 
