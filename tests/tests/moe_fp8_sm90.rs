@@ -5,7 +5,7 @@
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::{Emulated, Fault, FaultKind, Schedule};
 use nvfp4::fp8::TokenFormat;
-use nvfp4::linear::{LinearInputs, LinearStep, LinearWeights};
+use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep, LinearWeights};
 use nvfp4::moe::{Activation, LayerShape, MoeInputs, MoeWeights};
 use nvfp4::problem::OutDtype;
 use nvfp4_tests::linear;
@@ -27,7 +27,8 @@ fn with_shared(mut layer: LayerShape, intermediate: Option<usize>) -> LayerShape
 
 #[test]
 fn every_stage_is_right_in_every_tile_and_with_k_blocks_of_every_kind() {
-    // Tokens, columns, experts and experts a token: tiles of 16, 32, 64, 128 and 256 tokens, most of them ragged.
+    // Tokens, columns, experts and experts a token: tiles of 16, 32, 64, 128 and 256 tokens, most of them ragged. The last one has whole
+    // lines alone, more than are rounded at a time.
     for (index, (tokens, hidden, intermediate, experts, top_k, shared)) in [
         (5, 48, 80, 2, 2, Some(32)),
         (30, 96, 176, 2, 1, None),
@@ -35,6 +36,7 @@ fn every_stage_is_right_in_every_tile_and_with_k_blocks_of_every_kind() {
         (90, 80, 272, 1, 1, None),
         (200, 272, 48, 1, 1, None),
         (300, 64, 144, 1, 1, Some(16)),
+        (20, 640, 192, 3, 2, None),
     ]
     .into_iter()
     .enumerate()
@@ -197,12 +199,12 @@ fn no_tile_schedule_or_number_of_multiprocessors_changes_a_bit_of_a_linear_layer
     }
 }
 
-/// The kernel's text with the entries for the smallest tiles alone, which is read faster.
-fn ptx() -> String {
+/// The kernel's text with the entries alone that end so, which is read faster.
+fn ptx(entries: &str) -> String {
     let whole = nvfp4::kernels::ptx("moe_fp8_sm90").expect("a kernel of this name");
     let (mut lines, mut text) = (whole.lines(), String::new());
     while let Some(line) = lines.next() {
-        if line.starts_with(".visible .entry") && !line.contains("_t16(") {
+        if line.starts_with(".visible .entry") && !line.contains(&format!("{entries}(")) {
             lines.find(|line| line.contains("// -- End function"));
             assert_eq!(lines.next(), Some("}"));
         } else {
@@ -226,7 +228,7 @@ fn fault(layer: &LayerShape, rows: [usize; 3], schedule: Schedule, ptx: &str) ->
 
 #[test]
 fn tokens_that_nobody_has_waited_for_are_found() {
-    let ptx = ptx();
+    let ptx = ptx("_t16");
     let waits: Vec<_> = lines_of(&ptx, ENTRY, "griddepcontrol.wait").into_iter().map(|(line, _)| (line, "")).collect();
     let fault = fault(&shape(336, 208, 3, 1), ROWS, Schedule::Worst, &changed(&ptx, &waits)).expect("nobody waits");
     assert_eq!(fault.kind, FaultKind::GridNotAwaited, "{fault}");
@@ -237,10 +239,10 @@ fn tokens_that_nobody_has_waited_for_are_found() {
 #[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_fp8_sm90 -- --ignored"]
 fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
     const SABOTAGES: [Sabotage; 9] = [
-        Sabotage::leave_out("mbarrier.init", 56),
+        Sabotage::leave_out("mbarrier.init", 54),
         // At first all places for tiles are free.
-        Sabotage::do_not_wait(16).spare(1),
-        Sabotage::leave_out("mbarrier.arrive", 16),
+        Sabotage::do_not_wait(14).spare(1),
+        Sabotage::leave_out("mbarrier.arrive", 14),
         Sabotage::leave_out("cp.async.bulk.shared", 4),
         Sabotage::leave_out("fence.proxy.async", 4),
         Sabotage::leave_out("wgmma.fence", 2),
@@ -261,5 +263,29 @@ fn every_copy_wait_arrival_fence_and_product_that_is_left_out_is_found() {
         (&wide, ROWS, fair),
     ];
     let run = |ptx: &str| inputs.iter().find_map(|&(layer, rows, schedule)| fault(layer, rows, schedule, ptx));
-    check_sabotages(&ptx(), ENTRY, &SABOTAGES, run);
+    check_sabotages(&ptx("_t16"), ENTRY, &SABOTAGES, run);
+}
+
+#[test]
+#[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_fp8_sm90 -- --ignored"]
+fn products_waits_and_arrivals_of_warpgroups_that_take_turns_are_needed() {
+    const SABOTAGES: [Sabotage; 5] = [
+        Sabotage::do_not_wait(16).spare(6),
+        Sabotage::leave_out("mbarrier.arrive", 16).spare(5),
+        Sabotage::leave_out("wgmma.fence", 2),
+        Sabotage::leave_out("wgmma.wait_group.sync.aligned 1", 2),
+        Sabotage::leave_out("wgmma.wait_group.sync.aligned 0", 2),
+    ];
+    // A block has one narrow tile, of more k-blocks than there are stages. What only a second tile needs is spared, and the wait for
+    // its turn in each of two main loops: no data depend on that.
+    let run = |ptx: &str| {
+        [13, 5].into_iter().find_map(|tokens| {
+            let weights = linear_weights(1008, 2640, OutDtype::F16);
+            let step = LinearStep::new(&weights, linear::inputs(&weights, tokens)).unwrap();
+            let gpu = hopper_of(Schedule::Worst, 8).with_ptx(ptx).unwrap();
+            let mut layer = gpu.prepare_linear(&weights).unwrap();
+            fault_of(layer.execute(&step, &mut LinearOutput::new(&step)))
+        })
+    };
+    check_sabotages(&ptx("_t16_narrow"), "moe_fp8_plain_t16_narrow", &SABOTAGES, run);
 }

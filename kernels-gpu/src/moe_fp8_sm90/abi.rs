@@ -1,8 +1,8 @@
 //! What host and `moe_fp8_sm90` agree on: the parameter of a product, budgets, and the list of instances.
 //!
-//! A and B are swapped, as in [`sm90`](crate::sm90): weights lie on the tensor core's M, tokens on its N. Two warpgroups take turns.
-//! Each decodes one *panel* of 64 rows of weights for up to 256 tokens, or two panels for up to 128: what is decoded once is multiplied
-//! with as many tokens as there are registers for sums.
+//! A and B are swapped, as in [`sm90`](crate::sm90): weights lie on the tensor core's M, tokens on its N. A warpgroup decodes 64 rows of
+//! weights and multiplies them. Four have registers for the sums of up to 128 tokens: while one waits, the others decode or multiply. Two
+//! have them for 256, and take turns.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -70,9 +70,6 @@ pub struct Launch {
     pub unused: u32,
 }
 
-/// Warpgroups that multiply.
-pub const CONSUMERS: u32 = 2;
-
 /// Scales of tiles that a block has at a time.
 pub const SCALE_SLOTS: u32 = 2;
 
@@ -93,24 +90,24 @@ pub const MAX_TILE_TOKENS: u32 = 256;
 
 /// Passes the list of instances to `$each!`: of an operation, the smallest tile first.
 ///
-/// A tile has up to so many tokens; each warpgroup has so many panels of weights; `buffers` hold tokens; `stages` hold weights. A
-/// linear layer of few columns and tokens has narrow tiles, half as wide, so that more multiprocessors have one.
+/// A tile has up to so many tokens; so many warpgroups multiply; `buffers` hold tokens; `stages` hold weights. A linear layer of few
+/// columns and tokens has narrow tiles, half as wide, so that more multiprocessors have one.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            moe_fp8_gated_t16 = gated(16).panels(2).buffers(12).stages(9);
-            moe_fp8_gated_t32 = gated(32).panels(2).buffers(10).stages(8);
-            moe_fp8_gated_t64 = gated(64).panels(2).buffers(8).stages(7);
-            moe_fp8_gated_t128 = gated(128).panels(2).buffers(7).stages(5);
-            moe_fp8_gated_t256 = gated(256).panels(1).buffers(4).stages(6);
-            moe_fp8_plain_t16_narrow = plain(16).panels(1).buffers(12).stages(18);
-            moe_fp8_plain_t16 = plain(16).panels(2).buffers(12).stages(9);
-            moe_fp8_plain_t32 = plain(32).panels(2).buffers(10).stages(8);
-            moe_fp8_plain_t64_narrow = plain(64).panels(1).buffers(8).stages(14);
-            moe_fp8_plain_t64 = plain(64).panels(2).buffers(8).stages(7);
-            moe_fp8_plain_t128_narrow = plain(128).panels(1).buffers(6).stages(10);
-            moe_fp8_plain_t128 = plain(128).panels(2).buffers(7).stages(5);
-            moe_fp8_plain_t256 = plain(256).panels(1).buffers(4).stages(6);
+            moe_fp8_gated_t16 = gated(16).consumers(4).buffers(12).stages(9);
+            moe_fp8_gated_t32 = gated(32).consumers(4).buffers(10).stages(8);
+            moe_fp8_gated_t64 = gated(64).consumers(4).buffers(8).stages(7);
+            moe_fp8_gated_t128 = gated(128).consumers(4).buffers(7).stages(5);
+            moe_fp8_gated_t256 = gated(256).consumers(2).buffers(4).stages(6);
+            moe_fp8_plain_t16_narrow = plain(16).consumers(2).buffers(12).stages(18);
+            moe_fp8_plain_t16 = plain(16).consumers(4).buffers(12).stages(9);
+            moe_fp8_plain_t32 = plain(32).consumers(4).buffers(10).stages(8);
+            moe_fp8_plain_t64_narrow = plain(64).consumers(2).buffers(8).stages(14);
+            moe_fp8_plain_t64 = plain(64).consumers(4).buffers(8).stages(7);
+            moe_fp8_plain_t128_narrow = plain(128).consumers(2).buffers(6).stages(10);
+            moe_fp8_plain_t128 = plain(128).consumers(4).buffers(7).stages(5);
+            moe_fp8_plain_t256 = plain(256).consumers(2).buffers(4).stages(6);
         }
     };
 }
@@ -121,17 +118,17 @@ instances!(table);
 /// One way to build the kernel, and what it takes of the hardware.
 ///
 /// Shared memory of a block: buffers of tokens, then stages, then the table, then scales, then what is written down of tiles, then
-/// barriers. A stage has the panels of gate and then those of up, or one panel behind the other.
+/// barriers. A stage has the rows of gate and then those of up, or those of the only matrix.
 ///
 /// What does not fit does not compile:
 ///
 /// ```
 /// # use kernels_gpu::moe_fp8_sm90::abi::{Instance, gated};
-/// const _: Instance = gated(256).panels(1).buffers(4).stages(6);
+/// const _: Instance = gated(256).consumers(2).buffers(4).stages(6);
 /// ```
 /// ```compile_fail,E0080
 /// # use kernels_gpu::moe_fp8_sm90::abi::{Instance, gated};
-/// const _: Instance = gated(256).panels(1).buffers(6).stages(6);
+/// const _: Instance = gated(256).consumers(2).buffers(6).stages(6);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
@@ -141,8 +138,8 @@ pub struct Instance {
     pub matrices: u32,
     /// The most tokens of a tile.
     pub tile_tokens: u32,
-    /// Panels of weights that a warpgroup has.
-    pub panels: u32,
+    /// Warpgroups that multiply: two that take turns, or four that do not.
+    pub consumers: u32,
     /// Buffers of tokens.
     pub buffers: u32,
     /// Stages of the pipeline that brings weights from global to shared memory.
@@ -155,7 +152,7 @@ pub struct Builder(Instance);
 
 /// The gated kernel, with up to so many tokens a tile.
 pub const fn gated(tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, tile_tokens, panels: 0, buffers: 0, stages: 0 })
+    Builder(Instance { entry: "", matrices: 2, tile_tokens, consumers: 0, buffers: 0, stages: 0 })
 }
 
 /// As [`gated`], the plain kernel.
@@ -164,9 +161,9 @@ pub const fn plain(tile_tokens: u32) -> Builder {
 }
 
 impl Builder {
-    /// Sets [`Instance::panels`].
-    pub const fn panels(self, panels: u32) -> Self {
-        Self(Instance { panels, ..self.0 })
+    /// Sets [`Instance::consumers`].
+    pub const fn consumers(self, consumers: u32) -> Self {
+        Self(Instance { consumers, ..self.0 })
     }
 
     /// Sets [`Instance::buffers`].
@@ -188,22 +185,27 @@ impl Builder {
 impl Instance {
     /// Threads of a block, in one dimension: a warpgroup that loads, and those that multiply.
     pub const fn threads(self) -> u32 {
-        (1 + CONSUMERS) * WARPGROUP
+        (1 + self.consumers) * WARPGROUP
+    }
+
+    /// Whether two warpgroups take turns to multiply, while the other decodes.
+    pub const fn ping_pong(self) -> bool {
+        self.consumers == 2
     }
 
     /// What `setmaxnreg` gives to threads.
     pub const fn registers(self) -> Registers {
-        Registers::OF_TWO_CONSUMERS
+        if self.ping_pong() { Registers::OF_TWO_CONSUMERS } else { Registers::OF_FOUR_CONSUMERS }
     }
 
-    /// Whether registers would hold the sums of twice as many panels.
+    /// Whether four warpgroups would have registers for the sums too.
     pub const fn is_narrow(self) -> bool {
-        2 * self.panels * self.tile_tokens <= MAX_TILE_TOKENS && self.panels == 1
+        self.consumers == 2 && self.tile_tokens <= MAX_TILE_TOKENS / 2
     }
 
     /// Rows of weights of a tile, of all matrices.
     pub const fn weight_rows(self) -> u32 {
-        CONSUMERS * self.panels * WARPGROUP_ROWS
+        self.consumers * WARPGROUP_ROWS
     }
 
     /// Columns of C of a tile.
@@ -246,7 +248,7 @@ impl Instance {
 
     /// Barriers: one for full and one for empty of each stage, buffer, tile written down and slot of scales, and those of turns.
     pub const fn barriers(self) -> u32 {
-        2 * (self.stages + self.buffers + TILE_SLOTS + SCALE_SLOTS) + TURN_BARRIERS
+        2 * (self.stages + self.buffers + TILE_SLOTS + SCALE_SLOTS) + if self.ping_pong() { TURN_BARRIERS } else { 0 }
     }
 
     /// Dynamic shared memory of a block, in bytes.
@@ -262,14 +264,17 @@ impl Instance {
     /// Stops the compiler where an instance asks for more than there is.
     const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
-        assert!(self.panels == 1 || self.panels == 2);
-        assert!(self.panels * self.tile_tokens <= MAX_TILE_TOKENS, "sums have half as many registers as the product");
+        assert!(self.consumers == 2 || self.consumers == 4, "two warpgroups take turns, or four do not");
+        assert!(
+            self.consumers * self.tile_tokens <= 2 * MAX_TILE_TOKENS,
+            "sums have half as many registers as the product"
+        );
         assert!(self.tile_tokens.is_multiple_of(2 * CORE_MATRIX_ROWS), "half a tile is whole core matrices");
         // Then `wgmma`'s rows of 128 bytes begin where their swizzle does.
         assert!(self.buffer_bytes().is_multiple_of(1024));
         assert!(self.stages > 1 && self.buffers > 1, "with one, filling it would wait for emptying it");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
-        self.registers().check(CONSUMERS);
+        self.registers().check(self.consumers);
     }
 }
 

@@ -1,5 +1,9 @@
-//! A warp has a token. It reads the token twice: for its largest magnitude, and to round it. A lane rounds 16 elements at a time, a
-//! chunk of a line, and stores it to each of the token's rows.
+//! A warp has a token. It reads the token twice: for its largest magnitude, and to round it. A lane rounds 16 elements at a time, twice
+//! eight that lie together. Four lanes exchange what they have, so that each has a chunk of a line, and store it to each of the token's
+//! rows. What is left of 64 columns is rounded chunk by chunk.
+
+// Loops over indices, not iterators: they unroll, so that arrays stay in registers.
+#![allow(clippy::needless_range_loop)]
 
 use core::hint::assert_unchecked;
 
@@ -11,7 +15,7 @@ use cuda_std::{
     },
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
     kernel, thread,
-    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_reduce_max_u32, warp_shuffle_idx},
+    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_reduce_max_u32, warp_shuffle_idx, warp_shuffle_xor},
 };
 
 use super::abi::{LARGEST, LEAST_AMAX, Quantize};
@@ -29,8 +33,20 @@ const ELEMENT_BYTES: u32 = 2;
 /// Bytes of a number of a list, and of a scale.
 const NUMBER: u64 = size_of::<u32>() as u64;
 
-/// Bytes that a lane reads at a time to find the largest magnitude.
+/// Bytes that a lane reads at a time.
 const PIECE_BYTES: u32 = 16;
+
+/// Words of a piece.
+const WORDS: usize = PIECE_BYTES as usize / size_of::<u32>();
+
+/// Bytes of a warp's pieces.
+const WARP_BYTES: u32 = WARP_SIZE * PIECE_BYTES;
+
+/// Whole k-blocks that a warp rounds at a time: two pieces of each lane.
+const ROUND: u32 = 2 * WARP_BYTES / (K_BLOCK * ELEMENT_BYTES);
+
+/// Columns of which each of four lanes of the weights has two words.
+const WHOLE: u32 = K_BLOCK / 2;
 
 /// Quantises f16.
 ///
@@ -176,36 +192,59 @@ impl<const FORMAT: u32> Token<FORMAT> {
             let has_row = lane_id() < copies && place != NO_ROW;
             let of_row = GlobalAddress::new(launch.scales) + u64::from(if has_row { place } else { 0 }) * NUMBER;
             st_global_b32_where(has_row, of_row, scale.to_bits());
-            // All lanes take every round, since they tell each other places.
-            let cores = k_blocks(launch.k) * LINE_CHUNKS;
-            let mut first = 0;
-            while first < cores {
-                let core = first + lane_id();
-                let codes = self.chunk(launch.k, core, core < cores, inverse);
+            let store_to_rows = |core: u32, is_there: bool, codes: [u32; 4]| {
                 for copy in 0..copies {
                     let (row, _) = warp_shuffle_idx(ALL_LANES, place, copy, WARP_SIZE);
-                    if row != NO_ROW && core < cores {
+                    if row != NO_ROW && is_there {
                         store(launch, row, core, codes);
                     }
                 }
-                first += WARP_SIZE;
+            };
+            // All lanes take every round, since they tell each other places.
+            let k_blocks = k_blocks(launch.k);
+            let whole = if launch.k.is_multiple_of(WHOLE) { k_blocks } else { launch.k / K_BLOCK };
+            let mut first = 0;
+            while first < whole {
+                let (k_block, core, codes) = self.whole_chunk(launch.k, first, inverse);
+                store_to_rows(k_block * LINE_CHUNKS + core, k_block < whole, codes);
+                first += ROUND;
+            }
+            if whole < k_blocks {
+                let core = whole * LINE_CHUNKS + lane_id();
+                let is_there = core < k_blocks * LINE_CHUNKS;
+                store_to_rows(core, is_there, self.ragged_chunk(launch.k, core, is_there, inverse));
             }
         }
     }
 
-    /// Two elements of a word, after the token's factor.
+    /// A word of two elements, after the token's factor.
     #[inline(always)]
-    fn decode(&self, word: u32) -> [f32; 2] {
-        let numbers = |word: u32| {
-            // A bfloat16 is the upper half of an f32.
-            if FORMAT == OUTPUT_BF16 {
-                [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]
-            } else {
-                [cvt_f32_f16(word as u16), cvt_f32_f16((word >> 16) as u16)]
-            }
-        };
-        let [low, high] = numbers(word);
-        self.weight.map_or([low, high], |weight| numbers(convert(FORMAT, low * weight, high * weight)))
+    fn weighted(&self, word: u32) -> u32 {
+        self.weight.map_or(word, |weight| {
+            let [low, high] = Self::decode(word);
+            convert(FORMAT, low * weight, high * weight)
+        })
+    }
+
+    /// Two elements of a word.
+    #[inline(always)]
+    fn decode(word: u32) -> [f32; 2] {
+        // A bfloat16 is the upper half of an f32.
+        if FORMAT == OUTPUT_BF16 {
+            [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]
+        } else {
+            [cvt_f32_f16(word as u16), cvt_f32_f16((word >> 16) as u16)]
+        }
+    }
+
+    /// The codes of four elements.
+    #[inline(always)]
+    fn codes(&self, words: [u32; 2], inverse: f32) -> u32 {
+        let [low, high] = words.map(|word| {
+            let [low, high] = Self::decode(self.weighted(word));
+            u32::from(cvt_rn_satfinite_e4m3x2_f32(low * inverse, high * inverse))
+        });
+        low | high << 16
     }
 
     /// The scale of a token of so many elements.
@@ -214,53 +253,104 @@ impl<const FORMAT: u32> Token<FORMAT> {
     /// The contract. The whole warp calls it together.
     #[inline(always)]
     unsafe fn scale(&self, k: u32) -> f32 {
-        let mut amax = LEAST_AMAX.to_bits();
-        let mut at = lane_id() * PIECE_BYTES;
-        while at < k * ELEMENT_BYTES {
-            // SAFETY: elements of the token, of which there is a multiple of 16.
-            let words = unsafe { ld_global_v4_b32_or_zero(true, self.at + u64::from(at)) };
-            for word in words {
-                let [low, high] = self.decode(word).map(|number| number.to_bits() & !(1 << 31));
-                amax = amax.max(low).max(high);
+        let (mut largest, mut at) = ([0; 2], 0);
+        // SAFETY: the contract. The whole warp is here.
+        let amax = unsafe {
+            // Many pieces are on their way at once; short tokens have few.
+            while at < k * ELEMENT_BYTES {
+                if k * ELEMENT_BYTES - at > 4 * WARP_BYTES {
+                    self.largest_of::<8>(k, at, &mut largest);
+                    at += 8 * WARP_BYTES;
+                } else {
+                    self.largest_of::<4>(k, at, &mut largest);
+                    at += 4 * WARP_BYTES;
+                }
             }
-            at += WARP_SIZE * PIECE_BYTES;
+            warp_reduce_max_u32(ALL_LANES, largest[0].max(largest[1] >> 16))
+        };
+        let [amax, _] = Self::decode(amax);
+        f32::from_bits(amax.to_bits().max(LEAST_AMAX.to_bits())) / LARGEST
+    }
+
+    /// The largest magnitudes of each lane's next pieces, from so many bytes on: of lower halves of words, and of upper ones. The bits of
+    /// magnitudes are in their order.
+    ///
+    /// # Safety
+    /// As [`Self::scale`].
+    #[inline(always)]
+    unsafe fn largest_of<const PIECES: usize>(&self, k: u32, first: u32, largest: &mut [u32; 2]) {
+        let mut pieces = [[0; WORDS]; PIECES];
+        for piece in 0..PIECES {
+            let at = first + piece as u32 * WARP_BYTES + lane_id() * PIECE_BYTES;
+            // What is looked at twice does not change the largest.
+            let at = at.min(k * ELEMENT_BYTES - PIECE_BYTES);
+            // SAFETY: elements of the token, of which there is a multiple of 16.
+            pieces[piece] = unsafe { ld_global_v4_b32_or_zero(true, self.at + u64::from(at)) };
         }
-        // SAFETY: the whole warp is here.
-        f32::from_bits(unsafe { warp_reduce_max_u32(ALL_LANES, amax) }) / LARGEST
+        for piece in 0..PIECES {
+            for word in 0..WORDS {
+                let word = self.weighted(pieces[piece][word]);
+                *largest = [largest[0].max(word & 0x7fff), largest[1].max(word & 0x7fff_0000)];
+            }
+        }
+    }
+
+    /// The codes of one of the chunks of [`ROUND`] k-blocks: its k-block, its index there, and they. Columns come in whole
+    /// [`WHOLE`]; zeros where the token has no elements.
+    ///
+    /// # Safety
+    /// The contract. The whole warp calls it together.
+    #[inline(always)]
+    unsafe fn whole_chunk(&self, k: u32, first: u32, inverse: f32) -> (u32, u32, [u32; 4]) {
+        let lane = lane_id();
+        // Eight columns of a k-block are a word of weights: that of lane `owner`, the first or the second of two words of `half`.
+        let (half, owner, odd) = (lane / 8 % 2, lane / 2 % ROW_LANES, lane % 2);
+        const { assert!(WORD_ELEMENTS * ELEMENT_BYTES == PIECE_BYTES) };
+        // The codes of two words, first four and last four elements: of four chunks, this owner's part.
+        let [[a, b], [c, d]] = [0, 1].map(|piece| {
+            let column = first * K_BLOCK + (piece * WARP_SIZE + lane) * WORD_ELEMENTS;
+            let source = self.at + u64::from(column * ELEMENT_BYTES);
+            // SAFETY: elements of the token.
+            let [s, t, u, v] = unsafe { ld_global_v4_b32_or_zero(column < k, source) };
+            [self.codes([s, t], inverse), self.codes([u, v], inverse)]
+        });
+        // The four owners exchange parts of chunks, each to have one whole. SAFETY: the whole warp is here.
+        let exchange = |is_upper: bool, mask: u32, [low, high]: [u32; 2]| unsafe {
+            let (kept, given) = if is_upper { (high, low) } else { (low, high) };
+            let (got, _) = warp_shuffle_xor(ALL_LANES, given, mask, WARP_SIZE);
+            if is_upper { [got, kept] } else { [kept, got] }
+        };
+        let (is_second, is_odd) = (owner / 2 != 0, owner % 2 != 0);
+        let [[a, c], [b, d]] = [[a, c], [b, d]].map(|two| exchange(is_second, 4, two));
+        let [[a, b], [c, d]] = [[a, b], [c, d]].map(|two| exchange(is_odd, 2, two));
+        let k_block = first + owner / 2 * (ROUND / 2) + lane / 16;
+        (k_block, 2 * (2 * half + odd) + owner % 2, [a, b, c, d])
     }
 
     /// The codes of a chunk, counted through all lines: half of a word of each of four lanes of the weights
-    /// ([`e4m3_position`](crate::units::e4m3_position)); zeros where the token has no elements, or where `is_there` is not true.
+    /// ([`e4m3_position`](crate::units::e4m3_position)); zeros where the token has no elements, or where `is_there` is not true. It may
+    /// be of any k-block.
     ///
     /// # Safety
     /// The contract.
     #[inline(always)]
-    unsafe fn chunk(&self, k: u32, core: u32, is_there: bool, inverse: f32) -> [u32; 4] {
+    unsafe fn ragged_chunk(&self, k: u32, core: u32, is_there: bool, inverse: f32) -> [u32; 4] {
         let (k_block, core) = (core / LINE_CHUNKS, core % LINE_CHUNKS);
-        let (mut start, mut columns) = (k_block * K_BLOCK, K_BLOCK);
-        if k_block >= k / K_BLOCK {
-            (start, columns) = if is_there { (block_start(k, k_block), block_columns(k, k_block)) } else { (0, 0) };
-        }
+        let (start, columns) = if is_there { (block_start(k, k_block), block_columns(k, k_block)) } else { (0, 0) };
         let (word, half) = (core / 2, core % 2);
-        let elements = core::array::from_fn(|lane| {
+        core::array::from_fn(|lane| {
             let lane = lane as u32 % ROW_LANES;
             let first = element(columns, lane, word, half * (WORD_ELEMENTS / 2));
             let is_whole = element(columns, lane, word, WORD_ELEMENTS - 1).is_some();
             let source = self.at + u64::from((start + first.unwrap_or(0)) * ELEMENT_BYTES);
             // SAFETY: elements of the token.
-            unsafe {
+            let elements = unsafe {
                 let whole = ld_global_b64_or_zero(is_whole, source);
                 // Half a word has half as many elements.
                 let few = ld_global_b32_or_zero(first.is_some() && !is_whole, source);
                 [whole as u32 | few, (whole >> 32) as u32]
-            }
-        });
-        elements.map(|two: [u32; 2]| {
-            let [low, high] = two.map(|word| {
-                let [low, high] = self.decode(word);
-                u32::from(cvt_rn_satfinite_e4m3x2_f32(low * inverse, high * inverse))
-            });
-            low | high << 16
+            };
+            self.codes(elements, inverse)
         })
     }
 }

@@ -16,8 +16,9 @@ use crate::moe::MoeSizes;
 const fn most_bytes(token_format: TokenFormat) -> u64 {
     match token_format {
         TokenFormat::Bits16 => 512_000_000,
-        // Rows are there twice, and each chunk reads all weights again.
-        TokenFormat::Fp8 | TokenFormat::Nvfp4 => 1_024_000_000,
+        // Rows are there twice, and each chunk reads all weights again: 8192 tokens of a rank of DeepSeek-R1 are one.
+        TokenFormat::Fp8 => 2_048_000_000,
+        TokenFormat::Nvfp4 => 1_024_000_000,
     }
 }
 
@@ -207,8 +208,9 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
     tokens.div_ceil(tokens.div_ceil(most_tokens(sizes)))
 }
 
-/// Bytes of the workspace that calls of a layer of these sizes need with up to `max_tokens` tokens: less than 512 MB, or than 1024 MB with tokens in FP8 or NVFP4. Layers whose
-/// calls come one after the other on a stream can share one workspace, as large as the largest of theirs.
+/// Bytes of the workspace that calls of a layer of these sizes need with up to `max_tokens` tokens: less than 512 MB, or than 2048 MB with
+/// tokens in FP8 and 1024 MB with NVFP4. Layers whose calls come one after the other on a stream can share one workspace, as large as the
+/// largest of theirs.
 ///
 /// ```
 /// use nvfp4::fp8::TokenFormat;

@@ -33,22 +33,27 @@ impl Kernel for MoeFp8Sm90 {
     }
 }
 
+/// Up to so many rows of an expert, on average, tiles have 128 tokens, and 256 where there are more. On an H200 the former are faster with
+/// 128 rows, and the latter with 256 (docs/experiments.md).
+const MOST_ROWS_OF_128: f64 = 160.0;
+
 /// Tokens of the tiles that experts' rows are cut into, if so many rows are expected of so many experts.
 ///
-/// The smallest tile that nearly every expert's rows fit, so that its weights are decoded once: where tokens name experts at random, an
-/// expert has more than its mean and two standard deviations one time in forty. One expert has what is expected.
+/// Below 128, the smallest tile that nearly every expert's rows fit, so that its weights are decoded once: where tokens name experts at
+/// random, an expert has more than its mean and two standard deviations one time in forty. One expert has what is expected.
 pub(super) fn tile_tokens(rows: u64, experts: u64) -> u32 {
     let mean = rows as f64 / experts as f64;
     let most = if experts == 1 { mean } else { mean + 2.0 * mean.sqrt() };
+    let fits = |tokens| if tokens == 128 { mean <= MOST_ROWS_OF_128 } else { most <= f64::from(tokens) };
     let mut sizes = INSTANCES.iter().map(|instance| instance.tile_tokens);
-    sizes.find(|&tokens| most <= f64::from(tokens)).unwrap_or(abi::MAX_TILE_TOKENS)
+    sizes.find(|&tokens| fits(tokens)).unwrap_or(abi::MAX_TILE_TOKENS)
 }
 
-/// About how many cycles a k-block of a tile takes on an H200: some for its panels, some for each token. They are those of 4096×7168 with
+/// About how many cycles a k-block of a tile takes on an H200: some for its weights, some for each token. They are those of 4096×7168 with
 /// 1, 64 and 512 tokens.
 fn k_block_cycles(instance: &Instance) -> u64 {
     let tokens = u64::from(instance.tile_tokens);
-    if instance.panels == 1 { 1050 + 33 * tokens / 10 } else { 1180 + 94 * tokens / 10 }
+    if instance.consumers == 2 { 1050 + 33 * tokens / 10 } else { 1180 + 94 * tokens / 10 }
 }
 
 /// The instance for a linear layer of so many columns and tokens: the one whose tiles are done first, and of two such the one with wider
@@ -90,19 +95,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiles_take_nearly_every_expert_whole() {
+    fn small_tiles_take_nearly_every_expert_whole() {
         for (rows, experts, expected) in [
             (1, 8, 16),
             (9 * 128, 128, 16),
             (16 * 128, 128, 32),
             (32 * 128, 128, 64),
             (64 * 32, 32, 128),
-            (128 * 8, 8, 256),
-            (4096, 8, 256),
+            (128 * 8, 8, 128),
+            (256 * 8, 8, 256),
         ] {
             assert_eq!(tile_tokens(rows, experts), expected, "{rows} rows of {experts} experts");
         }
-        assert_eq!([16, 17, 128, 129, 1000].map(|rows| tile_tokens(rows, 1)), [16, 32, 128, 256, 256]);
+        assert_eq!([16, 17, 128, 161, 1000].map(|rows| tile_tokens(rows, 1)), [16, 32, 128, 256, 256]);
     }
 
     #[test]

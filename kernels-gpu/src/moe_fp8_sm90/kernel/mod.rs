@@ -27,7 +27,7 @@ use cuda_std::{
 };
 
 use crate::{
-    moe_fp8_sm90::abi::{CONSUMERS, INSTANCES, Index, Instance, Launch, SCALE_SLOTS, TABLE_BYTES, instances},
+    moe_fp8_sm90::abi::{INSTANCES, Index, Instance, Launch, SCALE_SLOTS, TABLE_BYTES, instances},
     ring::{Ring, ring_bytes},
     sm90::{PingPong, Registers, TILE_BYTES, TILE_SLOTS, TURN_BARRIERS, Tiles, WARPS},
 };
@@ -43,31 +43,27 @@ macro_rules! entries {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
             // SAFETY: the contract is this function's too.
             unsafe {
-                Product::<
-                    { Index::$entry as usize },
-                    { INSTANCE.panels as usize },
-                    { multiply::registers(INSTANCE.tile_tokens) },
-                >::run(launch)
+                Product::<{ Index::$entry as usize }, { multiply::registers(INSTANCE.tile_tokens) }>::run(launch)
             }
         }
     )*};
 }
 instances!(entries);
 
-/// The kernel as one of [`INSTANCES`], whose threads have `P` panels and `R` sums of each.
-struct Product<const INDEX: usize, const P: usize, const R: usize> {
+/// The kernel as one of [`INSTANCES`], whose threads that multiply have `R` sums.
+struct Product<const INDEX: usize, const R: usize> {
     launch: Launch,
     shared: SharedAddress,
 }
 
-impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
+impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
     const INSTANCE: Instance = INSTANCES[INDEX];
     const CHECK: () = assert!(Self::END == Self::INSTANCE.shared_bytes());
 
     // The warps of the first warpgroup that load: weights and tokens.
     const WEIGHT_WARP: u32 = 0;
     const TOKEN_WARP: u32 = 1;
-    const CONSUMER_WARPS: u32 = CONSUMERS * WARPS;
+    const CONSUMER_WARPS: u32 = Self::INSTANCE.consumers * WARPS;
 
     // Shared memory: buffers, stages, the table, scales, tiles, barriers. These are offsets from its start.
     const STAGES: u32 = Self::INSTANCE.buffers * Self::INSTANCE.buffer_bytes();
@@ -79,7 +75,7 @@ impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
     const TILE_BARRIERS: u32 = Self::BUFFER_BARRIERS + ring_bytes(Self::INSTANCE.buffers);
     const SCALE_BARRIERS: u32 = Self::TILE_BARRIERS + ring_bytes(TILE_SLOTS);
     const TURN_BARRIERS: u32 = Self::SCALE_BARRIERS + ring_bytes(SCALE_SLOTS);
-    const END: u32 = Self::TURN_BARRIERS + TURN_BARRIERS * MBARRIER_BYTES;
+    const END: u32 = Self::TURN_BARRIERS + if Self::INSTANCE.ping_pong() { TURN_BARRIERS * MBARRIER_BYTES } else { 0 };
 
     /// The stages of weights. One is full when the warp that loads and its copies have arrived, and empty when every warp that
     /// multiplies has.
@@ -144,7 +140,9 @@ impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
                 this.buffers().init(1, Self::CONSUMER_WARPS);
                 this.scales().init(1, Self::CONSUMER_WARPS);
                 this.tiles().init(1 + Self::CONSUMER_WARPS);
-                PingPong::init(this.turn_barriers());
+                if Self::INSTANCE.ping_pong() {
+                    PingPong::init(this.turn_barriers());
+                }
                 fence_mbarrier_init();
             }
             table::make(this.shared + Self::TABLE);
@@ -152,14 +150,22 @@ impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
             // The same value in all lanes; through the shuffle the compiler knows that it is.
             let (warp, _) = warp_shuffle_idx(ALL_LANES, thread::thread_idx_x() / WARP_SIZE, 0, WARP_SIZE);
             if warp < WARPS {
-                setmaxnreg_dec::<{ Registers::OF_TWO_CONSUMERS.producer }>();
+                if Self::INSTANCE.ping_pong() {
+                    setmaxnreg_dec::<{ Registers::OF_TWO_CONSUMERS.producer }>();
+                } else {
+                    setmaxnreg_dec::<{ Registers::OF_FOUR_CONSUMERS.producer }>();
+                }
                 match warp {
                     Self::WEIGHT_WARP => this.load_weights(),
                     Self::TOKEN_WARP => this.load_tokens(),
                     _ => {}
                 }
             } else {
-                setmaxnreg_inc::<{ Registers::OF_TWO_CONSUMERS.consumer }>();
+                if Self::INSTANCE.ping_pong() {
+                    setmaxnreg_inc::<{ Registers::OF_TWO_CONSUMERS.consumer }>();
+                } else {
+                    setmaxnreg_inc::<{ Registers::OF_FOUR_CONSUMERS.consumer }>();
+                }
                 this.multiply(warp / WARPS - 1);
             }
         }

@@ -50,8 +50,8 @@ impl Part {
 type Half = [[u32; 4]; 2];
 
 /// A warpgroup that multiplies, as one thread has it.
-struct Consumer<'p, const INDEX: usize, const P: usize, const R: usize> {
-    product: &'p Product<INDEX, P, R>,
+struct Consumer<'p, const INDEX: usize, const R: usize> {
+    product: &'p Product<INDEX, R>,
     fragment: Fragment,
     /// Where the words of the thread's first row lie in a stage, of a whole k-block.
     words: u32,
@@ -64,7 +64,7 @@ struct Consumer<'p, const INDEX: usize, const P: usize, const R: usize> {
     turns: PingPong,
 }
 
-impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
+impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
     /// Multiplies and writes the block's tiles. One warpgroup, the `consumer`-th of those that multiply.
     ///
     /// # Safety
@@ -90,7 +90,7 @@ impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
                 scales.wait_full();
                 // Opaque, too.
                 let known_rows = if Self::INSTANCE.matrices == 2 { 0 } else { opaque_b32(self.known_rows()) };
-                let target: Target<INDEX, P, R> = Target {
+                let target: Target<INDEX, R> = Target {
                     c,
                     n,
                     output,
@@ -112,7 +112,7 @@ impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
     }
 
     /// Whether a thread's two rows are one row of gate and the same of up; else they are neighbours in one panel.
-    pub(super) const ROW_OF_BOTH: bool = Self::INSTANCE.matrices == 2 && P == 1;
+    pub(super) const ROW_OF_BOTH: bool = Self::INSTANCE.matrices == 2;
 
     /// Which rows of a piece are a thread's.
     #[inline(always)]
@@ -121,19 +121,19 @@ impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
     }
 }
 
-impl<'p, const INDEX: usize, const P: usize, const R: usize> Consumer<'p, INDEX, P, R> {
-    const PIECE_BYTES: u32 = Product::<INDEX, P, R>::INSTANCE.piece_bytes();
+impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
+    const PIECE_BYTES: u32 = Product::<INDEX, R>::INSTANCE.piece_bytes();
 
     /// The `consumer`-th of the warpgroups.
     #[inline(always)]
-    fn new(product: &'p Product<INDEX, P, R>, consumer: u32) -> Self {
-        let fragment = Product::<INDEX, P, R>::rows_of(Fragment::new(consumer));
+    fn new(product: &'p Product<INDEX, R>, consumer: u32) -> Self {
+        let fragment = Product::<INDEX, R>::rows_of(Fragment::new(consumer));
         let (unit, row) = (fragment.rows[0] / UNIT_ROWS * UNIT_BYTES, fragment.rows[0] % UNIT_ROWS);
         Self {
             product,
             words: unit + lane_place(K_BLOCK, row, fragment.lane),
             scales: unit + scale_place(K_BLOCK, row, fragment.lane),
-            table: table::of_lane(product.shared + Product::<INDEX, P, R>::TABLE),
+            table: table::of_lane(product.shared + Product::<INDEX, R>::TABLE),
             stages: product.stages(),
             buffers: product.buffers(),
             turns: PingPong::new(product.turn_barriers(), consumer),
@@ -148,12 +148,12 @@ impl<'p, const INDEX: usize, const P: usize, const R: usize> Consumer<'p, INDEX,
     /// The barriers have been initialised. The whole warpgroup calls it together, for each of the block's tiles in order.
     /// `tokens` is a multiple of 8, and not more than the instance's.
     #[inline(always)]
-    unsafe fn sum_tile(&mut self, tokens: u32) -> [[f32; R]; P] {
-        let n = Product::<INDEX, P, R>::INSTANCE.mma_n(tokens);
+    unsafe fn sum_tile(&mut self, tokens: u32) -> [f32; R] {
+        let n = Product::<INDEX, R>::INSTANCE.mma_n(tokens);
         macro_rules! main_loops {
             ($($n:literal)*) => {$(
                 if const {
-                    let instance = Product::<INDEX, P, R>::INSTANCE;
+                    let instance = Product::<INDEX, R>::INSTANCE;
                     $n <= instance.tile_tokens && instance.mma_n($n) == $n
                 } && n == $n
                 {
@@ -167,129 +167,137 @@ impl<'p, const INDEX: usize, const P: usize, const R: usize> Consumer<'p, INDEX,
         unsafe { core::hint::unreachable_unchecked() }
     }
 
+    /// Whether a thread with so many sums has registers to load words before its first products are complete: beside the sums, the
+    /// words and what they were decoded to, it has some 24 others.
+    const fn loads_ahead(sums: usize) -> bool {
+        sums + 48 < Product::<INDEX, R>::INSTANCE.registers().consumer as usize
+    }
+
     /// The main loop: the sums of all products of a tile, behind those of a narrow one zeros.
     ///
     /// # Safety
     /// As [`Self::sum_tile`].
     #[inline(always)]
-    unsafe fn sum<const N: usize>(&mut self) -> [[f32; R]; P]
+    unsafe fn sum<const N: usize>(&mut self) -> [f32; R]
     where
         [f32; N]: MmaAsync,
     {
         let k = self.product.launch.k;
         let k_blocks = k_blocks(k);
         // Not `[0.0; N]`: the compiler makes a loop of it, and an array that a loop writes is not in registers.
-        let mut sums: [[f32; N]; P] = Zeroable::zeroed();
+        let mut sums: [f32; N] = Zeroable::zeroed();
         // SAFETY: the whole warpgroup is here. A buffer is read while it is full, and released when its products are complete.
         unsafe {
-            let mut parts = self.take(0);
-            let mut a: [[Half; P]; 2] = [0, 1].map(|half| self.decode(&parts, half));
+            let mut part = self.take(0);
+            let mut a: [Half; 2] = [0, 1].map(|half| self.decode(&part, half));
             for k_block in 0..k_blocks {
                 self.buffers.wait_full();
                 let b = MatrixDescriptor::swizzled_128(self.product.buffer(self.buffers));
-                self.turns.wait();
+                if Product::<INDEX, R>::INSTANCE.ping_pong() {
+                    self.turns.wait();
+                }
                 wgmma::fence();
                 macro_rules! products_of_half {
                     ($half:literal) => {
                         for product in 0..2 {
                             let b = b.advance(($half * 2 + product as u32) * PRODUCT_BYTES);
-                            for part in 0..P {
-                                sums[part].mma_async_e4m3(a[$half][part][product], b, true);
-                            }
+                            sums.mma_async_e4m3(a[$half][product], b, true);
                         }
                         wgmma::commit_group();
                     };
                 }
                 products_of_half!(0);
                 products_of_half!(1);
-                self.turns.pass(&self.fragment);
+                if Product::<INDEX, R>::INSTANCE.ping_pong() {
+                    self.turns.pass(&self.fragment);
+                }
                 // The next k-block's fragments take the registers of those that have been multiplied: first those of the first
                 // group of products, while the second group still runs.
                 let more = k_block + 1 < k_blocks;
                 if more {
-                    parts = self.take(k_block + 1);
-                    wgmma::wait_group::<1>();
-                    parts.iter_mut().for_each(Part::settle);
-                    a[0] = self.decode(&parts, 0);
+                    if Self::loads_ahead(N) {
+                        part = self.take(k_block + 1);
+                        wgmma::wait_group::<1>();
+                        part.settle();
+                    } else {
+                        wgmma::wait_group::<1>();
+                        part = self.take(k_block + 1);
+                    }
+                    a[0] = self.decode(&part, 0);
                 }
                 wgmma::wait_group::<0>();
-                sums.iter_mut().for_each(MmaAsync::settle);
+                sums.settle();
                 self.fragment.arrive(self.buffers.empty());
                 self.buffers.advance();
                 if more {
-                    parts.iter_mut().for_each(Part::settle);
-                    a[1] = self.decode(&parts, 1);
+                    part.settle();
+                    a[1] = self.decode(&part, 1);
                 }
             }
         }
-        let mut padded: [[f32; R]; P] = Zeroable::zeroed();
-        for part in 0..P {
-            padded[part][..N].copy_from_slice(&sums[part]);
-        }
+        let mut padded: [f32; R] = Zeroable::zeroed();
+        padded[..N].copy_from_slice(&sums);
         padded
     }
 
-    /// The A fragments of the words `2·half` and `2·half + 1` of each part, which share a scale in each row.
+    /// The A fragments of the words `2·half` and `2·half + 1` of a part, which share a scale in each row.
     ///
     /// # Safety
     /// The table has been made.
     #[inline(always)]
-    unsafe fn decode(&self, parts: &[Part; P], half: usize) -> [Half; P] {
-        parts.map(|part| {
-            let [first, second] = [0, 1].map(|row| {
-                // SAFETY: what `# Safety` above asks.
-                let entry = unsafe { table::entry(self.table, part.scales[row], half) };
-                [0, 1].map(|word| table::decode(part.words[row][2 * half + word], entry))
-            });
-            [0, 1].map(|word| [first[word][0], second[word][0], first[word][1], second[word][1]])
-        })
+    unsafe fn decode(&self, part: &Part, half: usize) -> Half {
+        let [first, second] = [0, 1].map(|row| {
+            // SAFETY: what `# Safety` above asks.
+            let entry = unsafe { table::entry(self.table, part.scales[row], half) };
+            [0, 1].map(|word| table::decode(part.words[row][2 * half + word], entry))
+        });
+        [0, 1].map(|word| [first[word][0], second[word][0], first[word][1], second[word][1]])
     }
 
-    /// Takes a thread's parts of the next stage's weights to registers, so that the stage is free again.
+    /// Takes a thread's part of the next stage's weights to registers, so that the stage is free again.
     ///
     /// # Safety
     /// As [`Self::sum_tile`].
     #[inline(always)]
-    unsafe fn take(&mut self, k_block: u32) -> [Part; P] {
+    unsafe fn take(&mut self, k_block: u32) -> Part {
         let k = self.product.launch.k;
-        // SAFETY: the stage is read after it is full and before this warp says that it is empty. Panels lie one behind the other.
+        // SAFETY: the stage is read after it is full and before this warp says that it is empty.
         unsafe {
             self.stages.wait_full();
             let stage = self.product.stage(self.stages);
-            let piece = |part: usize| stage + part as u32 * Self::PIECE_BYTES;
-            let parts = if k_block < k / K_BLOCK {
-                core::array::from_fn(|part| self.load_whole(piece(part)))
+            let part = if k_block < k / K_BLOCK {
+                self.load_whole(stage)
             } else {
-                let fragment = Product::<INDEX, P, R>::rows_of(Fragment::anew());
-                let columns = block_columns(k, k_block);
-                core::array::from_fn(|part| Self::load_ragged(piece(part), &fragment, columns))
+                let fragment = Product::<INDEX, R>::rows_of(Fragment::anew());
+                Self::load_ragged(stage, &fragment, block_columns(k, k_block))
             };
             // Without it, a bulk copy overwrites the stage while loads are still under way: seen on an H200.
             fence_proxy_async_shared();
             self.fragment.arrive(self.stages.empty());
             self.stages.advance();
-            parts
+            part
         }
     }
 
-    /// Loads a thread's rows of the piece at this address, or of it and the next one. A stage holds whole k-blocks.
+    /// Loads a thread's rows of the stage at this address, which holds a whole k-block.
     ///
     /// # Safety
     /// The stage is full.
     #[inline(always)]
-    unsafe fn load_whole(&self, piece: SharedAddress) -> Part {
+    unsafe fn load_whole(&self, stage: SharedAddress) -> Part {
         const WORDS: u32 = row_bytes(K_BLOCK);
         const SCALES: u32 = row_scale_bytes(K_BLOCK);
         // A row and its neighbour differ in one bit of their places.
         const { assert!(UNIT_BYTES.is_multiple_of(2 * WORDS) && WORDS.is_power_of_two() && SCALES.is_power_of_two()) };
+        // Opaque, so that no register holds it over the main loop.
         let second = |place: u32, row_bytes: u32| {
-            if Product::<INDEX, P, R>::ROW_OF_BOTH { place + Self::PIECE_BYTES } else { place ^ row_bytes }
+            if Product::<INDEX, R>::ROW_OF_BOTH { place + Self::PIECE_BYTES } else { opaque_b32(place) ^ row_bytes }
         };
-        // SAFETY: inside of the pieces, which are full; a unit lies at a multiple of 16.
+        // SAFETY: inside of the stage, which is full; a unit lies at a multiple of 16.
         unsafe {
             Part {
-                words: [self.words, second(self.words, WORDS)].map(|place| ld_shared_v4_b32(piece + place)),
-                scales: [self.scales, second(self.scales, SCALES)].map(|place| ld_shared_b16(piece + place).into()),
+                words: [self.words, second(self.words, WORDS)].map(|place| ld_shared_v4_b32(stage + place)),
+                scales: [self.scales, second(self.scales, SCALES)].map(|place| ld_shared_b16(stage + place).into()),
             }
         }
     }
@@ -299,16 +307,16 @@ impl<'p, const INDEX: usize, const P: usize, const R: usize> Consumer<'p, INDEX,
     /// # Safety
     /// As [`Self::load_whole`].
     #[inline(always)]
-    unsafe fn load_ragged(piece: SharedAddress, fragment: &Fragment, columns: u32) -> Part {
+    unsafe fn load_ragged(stage: SharedAddress, fragment: &Fragment, columns: u32) -> Part {
         let (lane, words) = (fragment.lane, lane_words(columns));
-        let piece_rows = Product::<INDEX, P, R>::INSTANCE.piece_rows();
+        let piece_rows = Product::<INDEX, R>::INSTANCE.piece_rows();
         let unit = |index: usize| {
             let row = fragment.rows[index];
             // A piece begins where it does of whole k-blocks.
-            let pieces = if Product::<INDEX, P, R>::ROW_OF_BOTH { index as u32 } else { row / piece_rows };
-            piece + pieces * Self::PIECE_BYTES + row % piece_rows / UNIT_ROWS * unit_bytes(columns)
+            let pieces = if Product::<INDEX, R>::ROW_OF_BOTH { index as u32 } else { row / piece_rows };
+            stage + pieces * Self::PIECE_BYTES + row % piece_rows / UNIT_ROWS * unit_bytes(columns)
         };
-        // SAFETY: inside of the pieces, as in `load_whole`.
+        // SAFETY: inside of the stage, as in `load_whole`.
         unsafe {
             Part {
                 words: [0, 1].map(|index| {

@@ -17,7 +17,7 @@ use crate::{
 /// Bytes of a scale.
 const SCALE_BYTES: u32 = 4;
 
-impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
+impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
     /// Loads the tokens of the block's tiles. One warp.
     ///
     /// # Safety

@@ -10,7 +10,7 @@ use crate::{
     units::UNIT_ROWS,
 };
 
-impl<const INDEX: usize, const P: usize, const R: usize> Product<INDEX, P, R> {
+impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
     /// Units that a piece has room for.
     const PIECE_UNITS: u32 = Self::INSTANCE.piece_rows() / UNIT_ROWS;
 

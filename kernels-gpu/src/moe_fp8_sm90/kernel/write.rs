@@ -54,7 +54,7 @@ macro_rules! strips {
 }
 
 /// Where a tile's sums go, and what is done to them before.
-pub(super) struct Target<const INDEX: usize, const P: usize, const R: usize> {
+pub(super) struct Target<const INDEX: usize, const R: usize> {
     /// Address of C `[.., n]`, row-major.
     pub c: u64,
     /// Columns of C.
@@ -81,11 +81,11 @@ pub(super) struct Target<const INDEX: usize, const P: usize, const R: usize> {
     pub tokens: u32,
 }
 
-impl<const INDEX: usize, const P: usize, const R: usize> Target<INDEX, P, R> {
-    const INSTANCE: Instance = Product::<INDEX, P, R>::INSTANCE;
+impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
+    const INSTANCE: Instance = Product::<INDEX, R>::INSTANCE;
 
     /// Whether a thread's two rows are one column of gate and up, and else neighbouring columns.
-    const ROW_OF_BOTH: bool = Self::INSTANCE.matrices == 2 && P == 1;
+    const ROW_OF_BOTH: bool = Product::<INDEX, R>::ROW_OF_BOTH;
 
     /// Scales, activates and writes a thread's elements of C.
     ///
@@ -93,7 +93,7 @@ impl<const INDEX: usize, const P: usize, const R: usize> Target<INDEX, P, R> {
     /// C, scales and biases lie there, and the tile is this warpgroup's, all of whose threads call it together. `sums` are the
     /// tile's, and `fragment` says which of them are this thread's.
     #[inline(always)]
-    pub(super) unsafe fn write(&self, fragment: &Fragment, sums: [[f32; R]; P]) {
+    pub(super) unsafe fn write(&self, fragment: &Fragment, sums: [f32; R]) {
         let &Self { c, n, tokens, .. } = self;
         let [first, second] = fragment.rows;
         // Of a column of both matrices, two lanes exchange what they have of two tokens, and each has two columns of one.
@@ -105,17 +105,12 @@ impl<const INDEX: usize, const P: usize, const R: usize> Target<INDEX, P, R> {
         let own_row = self.first_row + token + if Self::ROW_OF_BOTH && is_odd { 1 } else { 0 };
         let row_bytes = u64::from(n) * ELEMENT_BYTES;
         let mut row = GlobalAddress::new(c) + (u64::from(own_row) * u64::from(n) + u64::from(column)) * ELEMENT_BYTES;
-        // Columns of each part may lie outside of C.
-        let parts: [bool; P] = core::array::from_fn(|part| Self::column_of_part(column, part) < n);
+        // Columns of a tile may lie outside of C.
+        let is_column = column < n;
         // SAFETY: numbers of columns that C has. The sum of anything and −0 is the former, its sign too.
         let biases = unsafe { self.of_rows(fragment, self.bias, [-0.0; 2]) };
         // SAFETY: as above.
-        let mut alphas = unsafe { self.alphas(fragment) };
-        for part in 0..P {
-            for row in 0..2 {
-                alphas[part][row] *= UNSCALE;
-            }
-        }
+        let alphas = unsafe { self.alphas(fragment) }.map(|alpha| alpha * UNSCALE);
         // Rows from the thread's first one on.
         let rows_left = self.end_row.saturating_sub(own_row);
         let convert = |low: f32, high: f32| {
@@ -130,36 +125,25 @@ impl<const INDEX: usize, const P: usize, const R: usize> Target<INDEX, P, R> {
                     // even. The whole warp is here.
                     unsafe {
                         let scales = ld_shared_v2_b32(self.scales + (STRIP as u32 * STRIP_TOKENS + token) * 4);
-                        // A sum of a part's row for one of the two tokens.
-                        let scaled = |odd: usize, part: usize, of_row: usize| {
-                            let sum = sums[part][STRIP * STRIP_REGISTERS + 2 * of_row + odd];
-                            fma_rn_f32(f32::from_bits(scales[odd]) * alphas[part][of_row], sum, biases[part][of_row])
+                        // A sum of a row for one of the two tokens.
+                        let scaled = |odd: usize, of_row: usize| {
+                            let sum = sums[STRIP * STRIP_REGISTERS + 2 * of_row + odd];
+                            fma_rn_f32(f32::from_bits(scales[odd]) * alphas[of_row], sum, biases[of_row])
                         };
                         if Self::ROW_OF_BOTH {
-                            let own = |odd: usize| activate(scaled(odd, 0, 0), scaled(odd, 0, 1));
+                            let own = |odd: usize| activate(scaled(odd, 0), scaled(odd, 1));
                             let (even, odd) = (own(0), own(1));
                             let (given, kept) = if is_odd { (even, odd) } else { (odd, even) };
                             let (got, _) = warp_shuffle_xor(ALL_LANES, given.to_bits(), NEIGHBOUR, WARP_SIZE);
                             let got = f32::from_bits(got);
                             let elements = if is_odd { convert(got, kept) } else { convert(kept, got) };
-                            st_global_b32_where(parts[0], row, elements);
+                            st_global_b32_where(is_column, row, elements);
                         } else {
                             for odd in 0..2 {
-                                let row = row + odd as u64 * row_bytes;
-                                let store = |part: usize, first: f32, second: f32| {
-                                    let at = row + (Self::column_of_part(0, part) as u64) * ELEMENT_BYTES;
+                                if (STRIP as u32 * STRIP_TOKENS + odd as u32) < rows_left {
+                                    let [first, second] = [0, 1].map(|of_row| activate(scaled(odd, of_row), 0.0));
                                     let elements = prmt_b32(convert(first, second), 0, in_order);
-                                    st_global_b32_where(parts[part], at, elements);
-                                };
-                                if Self::INSTANCE.matrices == 2 {
-                                    let gated =
-                                        |of_row: usize| activate(scaled(odd, 0, of_row), scaled(odd, P - 1, of_row));
-                                    store(0, gated(0), gated(1));
-                                } else if (STRIP as u32 * STRIP_TOKENS + odd as u32) < rows_left {
-                                    for part in 0..P {
-                                        let sum = |of_row: usize| activate(scaled(odd, part, of_row), 0.0);
-                                        store(part, sum(0), sum(1));
-                                    }
+                                    st_global_b32_where(is_column, row + odd as u64 * row_bytes, elements);
                                 }
                             }
                         }
@@ -178,60 +162,34 @@ impl<const INDEX: usize, const P: usize, const R: usize> Target<INDEX, P, R> {
         }
     }
 
-    /// The column of a part's row, if the first part's is this one. Gate's and up's are the same.
-    #[inline(always)]
-    const fn column_of_part(column: u32, part: usize) -> u32 {
-        if Self::INSTANCE.matrices == 2 { column } else { column + part as u32 * Self::INSTANCE.piece_rows() }
-    }
-
-    /// The factors of a thread's two rows of each part.
+    /// The factors of a thread's two rows.
     ///
     /// # Safety
     /// As [`Self::of_rows`].
     #[inline(always)]
-    unsafe fn alphas(&self, fragment: &Fragment) -> [[f32; 2]; P] {
-        if Self::INSTANCE.matrices == 1 {
-            // SAFETY: what `# Safety` above asks.
-            return unsafe { self.of_rows(fragment, [self.column_alpha; 2], self.alpha) };
+    unsafe fn alphas(&self, fragment: &Fragment) -> [f32; 2] {
+        if Self::ROW_OF_BOTH {
+            return self.alpha;
         }
-        let mut alphas = [[0.0; 2]; P];
-        for part in 0..P {
-            for row in 0..2 {
-                alphas[part][row] = self.alpha[Self::matrix(part, row)];
-            }
-        }
-        alphas
+        // SAFETY: what `# Safety` above asks.
+        unsafe { self.of_rows(fragment, [self.column_alpha; 2], self.alpha) }
     }
 
-    /// The matrix that a row of a part is of.
-    #[inline(always)]
-    const fn matrix(part: usize, row: usize) -> usize {
-        match (Self::INSTANCE.matrices, P) {
-            (2, 1) => row,
-            (2, _) => part,
-            _ => 0,
-        }
-    }
-
-    /// A number for each of a thread's two rows of each part: of lists for the columns of C that lie at these addresses, one for each
-    /// matrix; where the address is 0, the other number.
+    /// A number for each of a thread's two rows: of lists for the columns of C that lie at these addresses, one for each matrix; where
+    /// the address is 0, the other number.
     ///
     /// # Safety
     /// Lists lie there.
     #[inline(always)]
-    unsafe fn of_rows(&self, fragment: &Fragment, lists: [u64; 2], otherwise: [f32; 2]) -> [[f32; 2]; P] {
-        let mut numbers = [[0.0; 2]; P];
-        for part in 0..P {
-            for row in 0..2 {
-                let matrix = Self::matrix(part, row);
-                let column = Self::column_of_part(self.first_column + fragment.rows[row], part);
-                let is_there = lists[matrix] != 0 && column < self.n;
-                let address = GlobalAddress::new(lists[matrix]) + u64::from(column) * BIAS_BYTES;
-                // SAFETY: what `# Safety` above asks.
-                let bits = unsafe { ld_global_b32_or_zero(is_there, address) };
-                numbers[part][row] = if is_there { f32::from_bits(bits) } else { otherwise[matrix] };
-            }
-        }
-        numbers
+    unsafe fn of_rows(&self, fragment: &Fragment, lists: [u64; 2], otherwise: [f32; 2]) -> [f32; 2] {
+        [0, 1].map(|row: usize| {
+            let matrix = if Self::ROW_OF_BOTH { row } else { 0 };
+            let column = self.first_column + fragment.rows[row];
+            let is_there = lists[matrix] != 0 && column < self.n;
+            let address = GlobalAddress::new(lists[matrix]) + u64::from(column) * BIAS_BYTES;
+            // SAFETY: what `# Safety` above asks.
+            let bits = unsafe { ld_global_b32_or_zero(is_there, address) };
+            if is_there { f32::from_bits(bits) } else { otherwise[matrix] }
+        })
     }
 }
