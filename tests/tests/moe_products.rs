@@ -19,17 +19,35 @@ struct Products {
     arch: &'static str,
     entry: &'static str,
     rows: &'static [usize],
+    /// The intermediate's columns of such a layer.
+    intermediate: usize,
 }
 
 const FEW: &[usize] = &[5, 12, 3];
-const HOPPER: Products = Products { kernel: "moe_sm90", arch: "sm_90a", entry: "moe_gated_f16_t16", rows: FEW };
+const HOPPER: Products =
+    Products { kernel: "moe_sm90", arch: "sm_90a", entry: "moe_gated_f16_t16", rows: FEW, intermediate: 496 };
 const CONSUMER: Products =
-    Products { kernel: "moe_sm120", arch: "sm_120f", entry: "moe_sm120_gated_f16_t16", rows: FEW };
-const PORTABLE: Products = Products { kernel: "moe_sm80", arch: "sm_80", entry: "moe_sm80_gated_f16_t16", rows: FEW };
+    Products { kernel: "moe_sm120", arch: "sm_120f", entry: "moe_sm120_gated_f16_t16", rows: FEW, intermediate: 496 };
+const PORTABLE: Products =
+    Products { kernel: "moe_sm80", arch: "sm_80", entry: "moe_sm80_gated_f16_t16", rows: FEW, intermediate: 496 };
+
+/// Few enough tiles that each warp has a strip of weights of its own; products for eight tokens and for sixteen.
+const STRIPS: Products = Products {
+    kernel: "moe_sm90",
+    arch: "sm_90a",
+    entry: "moe_gated_f16_t16_strips",
+    rows: &[5, 12],
+    intermediate: 96,
+};
 
 /// Products of every width that there is for tiles of 64 tokens.
-const SORTED: Products =
-    Products { kernel: "moe_sm90", arch: "sm_90a", entry: "moe_gated_f16_t64", rows: &[29, 62, 33, 3, 48, 51] };
+const SORTED: Products = Products {
+    kernel: "moe_sm90",
+    arch: "sm_90a",
+    entry: "moe_gated_f16_t64",
+    rows: &[29, 62, 33, 3, 48, 51],
+    intermediate: 496,
+};
 
 impl Products {
     fn ptx(&self) -> &'static str {
@@ -68,7 +86,7 @@ impl Products {
 
     /// A layer of these experts.
     fn layer(&self, hidden: usize) -> LayerShape {
-        shape(hidden, 496, self.rows.len(), 1)
+        shape(hidden, self.intermediate, self.rows.len(), 1)
     }
 }
 
@@ -187,6 +205,23 @@ fn every_wait_and_barrier_that_is_left_out_is_found_on_sm_80() {
 }
 
 #[test]
+#[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_products -- --ignored of_strips"]
+fn every_wait_and_barrier_of_strips_that_is_left_out_is_found() {
+    const SABOTAGES: [Sabotage; 2] =
+        [Sabotage::leave_out("cp.async.wait_group", 4), Sabotage::leave_out("bar.sync", 4)];
+    let [long, short] = [848, 112].map(|hidden| STRIPS.layer(hidden));
+    let fault = |ptx: &str| STRIPS.fault(&long, ptx).or_else(|| STRIPS.fault(&short, ptx));
+    check_sabotages(STRIPS.ptx(), STRIPS.entry, &SABOTAGES, fault);
+}
+
+#[test]
+#[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_products -- --ignored of_strips"]
+fn every_product_and_every_copy_of_strips_that_is_left_out_is_found() {
+    check_left_out(&STRIPS, &shape(128, 64, 2, 1), "mma.sync", 24);
+    check_left_out(&STRIPS, &shape(848, 96, 2, 1), "cp.async.c", 12);
+}
+
+#[test]
 fn every_product_that_is_left_out_on_sm_120_is_found() {
     // Eight of sixteen columns for eight tokens and sixteen.
     check_left_out(&CONSUMER, &shape(128, 64, 2, 1), "mma.sync", 24);
@@ -230,9 +265,14 @@ fn check_changed(of: &Products, layer: &LayerShape, instruction: &str, least: us
 }
 
 const BLACKWELL_NVFP4: Products =
-    Products { kernel: "moe_sm100", arch: "sm_100f", entry: "moe_sm100_gated_t16", rows: FEW };
-const CONSUMER_NVFP4: Products =
-    Products { kernel: "moe_nvfp4_sm120", arch: "sm_120f", entry: "moe_nvfp4_sm120_gated_t16", rows: FEW };
+    Products { kernel: "moe_sm100", arch: "sm_100f", entry: "moe_sm100_gated_t16", rows: FEW, intermediate: 496 };
+const CONSUMER_NVFP4: Products = Products {
+    kernel: "moe_nvfp4_sm120",
+    arch: "sm_120f",
+    entry: "moe_nvfp4_sm120_gated_t16",
+    rows: FEW,
+    intermediate: 496,
+};
 
 impl Products {
     /// The fault that stops a layer with NVFP4 tokens with this text of the kernel. One block computes many tiles, all of them ragged.
@@ -330,7 +370,9 @@ fn check_every_nvfp4_instance(products: &Products) {
 
 #[test]
 fn lists_and_tokens_that_nobody_has_waited_for_are_found() {
-    for (products, before) in [(HOPPER, "moe_route"), (CONSUMER, "moe_route"), (SORTED, "moe_expand")] {
+    for (products, before) in
+        [(HOPPER, "moe_route"), (STRIPS, "moe_route"), (CONSUMER, "moe_route"), (SORTED, "moe_expand")]
+    {
         let (ptx, layer) = (products.ptx(), products.layer(848));
         let waits = lines_of(ptx, products.entry, "griddepcontrol.wait");
         let waits: Vec<_> = waits.into_iter().map(|(line, _)| (line, "")).collect();

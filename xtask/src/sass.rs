@@ -8,7 +8,7 @@
 //! ptx = "wgmma.mma_async"
 //! machine = ["HGMMA"]     # how the machine code may begin, as nvdisasm prints it
 //! entries = "sm90_t"      # only of entries with this in their name; of all, if it is left out
-//! except = "_warps"       # and without this
+//! except = ["_warps"]     # and with none of these
 //! since = "sm_90"         # only of builds for this architecture or a later one
 //! ```
 //!
@@ -55,8 +55,9 @@ struct Instruction {
     /// Entries with this in their name must have it; all entries, if it is left out.
     #[serde(default)]
     entries: String,
-    /// But for those with this in their name.
-    except: Option<String>,
+    /// But for those with one of these in their name.
+    #[serde(default)]
+    except: Vec<String>,
     /// Only builds for this architecture and later ones have it, if it is one.
     since: Option<String>,
     /// Its name in PTX.
@@ -146,8 +147,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 for Instruction { entries: of, except, ptx, machine, .. } in &meant {
                     let is_meant = |name: &&&str| machine.iter().any(|begin| name.starts_with(begin));
                     let count = names.iter().filter(is_meant).count();
-                    if count == 0 && entry.contains(of) && !except.as_ref().is_some_and(|except| entry.contains(except))
-                    {
+                    if count == 0 && entry.contains(of) && !except.iter().any(|except| entry.contains(except)) {
                         faults.push(format!("{entry} for {card} has no {}, which is {ptx}", machine.join(" or ")));
                     }
                     cells.push(count.to_string());

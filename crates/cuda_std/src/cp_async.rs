@@ -23,6 +23,22 @@ pub unsafe fn cp_async_16_or_zero(predicate: bool, destination: SharedAddress, s
     };
 }
 
+/// Starts to copy four bytes, or to write zeros where `predicate` does not hold (`cp.async.ca.shared.global` with a source size).
+///
+/// # Safety
+/// As [`cp_async_16_or_zero`], of four bytes at multiples of four.
+#[inline(always)]
+pub unsafe fn cp_async_4_or_zero(predicate: bool, destination: SharedAddress, source: GlobalAddress) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "cp.async.ca.shared.global [{}], [{}], 4, {};",
+            in(reg32) destination.0, in(reg64) source.0, in(reg32) if predicate { 4 } else { 0 },
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
 /// Makes a group of the thread's copies since its last group (`cp.async.commit_group`).
 #[inline(always)]
 pub fn cp_async_commit_group() {

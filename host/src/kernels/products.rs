@@ -26,9 +26,18 @@ pub(crate) struct ProductInstance {
     pub shared_bytes: u32,
     /// Whether tokens are sorted by expert ([`sorted`](kernels_gpu::sorted)).
     pub sorted: bool,
+    /// The most blocks of a grid for each multiprocessor.
+    pub multiprocessor_blocks: u32,
     /// How long a tile takes beside one of another instance for as many tokens.
     pub tile_time: u64,
+    /// What comes to that once, for all tiles of a multiprocessor.
+    pub first_time: u64,
+    /// Whether it is for so few tiles alone that those of a multiprocessor hardly follow one another.
+    pub for_few_tiles: bool,
 }
+
+/// The most token tiles, and the most tiles of a multiprocessor, that are few.
+const FEW_TILES: [u64; 2] = [8, 7];
 
 /// A kernel of a layer's products. All of them take the same parameter, the same lists and the same packed weights; they differ in
 /// their instances, and in when which of these is the fastest.
@@ -49,11 +58,6 @@ pub(crate) trait Products: Kernel {
         true
     }
 
-    /// The most blocks of a grid for each multiprocessor.
-    fn multiprocessor_blocks(&self) -> u32 {
-        1
-    }
-
     /// The instance of an operation for tokens of a type, in tiles of so many tokens: of those, the one that is expected to take least
     /// time. `token_tiles` of tokens are expected, and C has `n` columns.
     ///
@@ -69,11 +73,11 @@ pub(crate) trait Products: Kernel {
     ) -> ProductInstance {
         let is_it =
             |of: &ProductInstance| (op_of(of.matrices), of.token_type, of.tile_tokens) == (op, token_type, tile_tokens);
-        let time = |of: &ProductInstance| {
-            let tiles = token_tiles * u64::from(n.div_ceil(of.columns));
-            tiles.div_ceil(sms.into()) * of.tile_time
-        };
-        let instances = self.instances().into_iter().filter(is_it);
+        let rounds = |of: &ProductInstance| (token_tiles * u64::from(n.div_ceil(of.columns))).div_ceil(sms.into());
+        let time = |of: &ProductInstance| of.first_time + rounds(of) * of.tile_time;
+        let takes =
+            |of: &ProductInstance| !of.for_few_tiles || (token_tiles <= FEW_TILES[0] && rounds(of) <= FEW_TILES[1]);
+        let instances = self.instances().into_iter().filter(is_it).filter(takes);
         instances.min_by_key(time).expect("there is an instance for both operations and types, and each size of a tile")
     }
 
@@ -82,7 +86,7 @@ pub(crate) trait Products: Kernel {
     fn product(&self, instance: &ProductInstance, launch: Product, rows: u64, sms: u32) -> Launch {
         let token_tiles = most_token_tiles(rows, launch.experts.into(), instance.tile_tokens);
         let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns));
-        let most = u64::from(self.multiprocessor_blocks()) * u64::from(sms);
+        let most = u64::from(instance.multiprocessor_blocks) * u64::from(sms);
         let grid = Grid {
             shared_bytes: instance.shared_bytes,
             overlaps: self.overlaps(),

@@ -85,22 +85,18 @@ pub const STRIP_SOURCE_BYTES: u32 = 32 * SOURCE_BYTES;
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            moe_gated_f16_t16_narrow = gated(TokenType::F16, 16).consumers(2).narrow().buffers(6).stages(16);
             moe_gated_f16_t16_warps = gated(TokenType::F16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_gated_f16_t16 = gated(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
             moe_gated_f16_t64 = gated(TokenType::F16, 64).consumers(2).sorted().buffers(4).stages(8);
             moe_gated_f16_t128 = gated(TokenType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
-            moe_plain_f16_t16_narrow = plain(TokenType::F16, 16).consumers(2).narrow().buffers(6).stages(16);
             moe_plain_f16_t16_warps = plain(TokenType::F16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_plain_f16_t16 = plain(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_f16_t64 = plain(TokenType::F16, 64).consumers(2).sorted().buffers(4).stages(8);
             moe_plain_f16_t128 = plain(TokenType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
-            moe_gated_bf16_t16_narrow = gated(TokenType::Bf16, 16).consumers(2).narrow().buffers(6).stages(16);
             moe_gated_bf16_t16_warps = gated(TokenType::Bf16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_gated_bf16_t16 = gated(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
             moe_gated_bf16_t64 = gated(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(8);
             moe_gated_bf16_t128 = gated(TokenType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
-            moe_plain_bf16_t16_narrow = plain(TokenType::Bf16, 16).consumers(2).narrow().buffers(6).stages(16);
             moe_plain_bf16_t16_warps = plain(TokenType::Bf16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_plain_bf16_t16 = plain(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_bf16_t64 = plain(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(8);

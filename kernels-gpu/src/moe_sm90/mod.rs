@@ -15,6 +15,7 @@
 //!   output format becomes ±inf. A row has NaN only if its token or its sums have.
 
 pub mod abi;
+pub mod by_warp;
 #[cfg(feature = "moe_sm90")]
 mod entries;
 #[cfg(any(feature = "moe_sm90", feature = "moe_sm120"))]

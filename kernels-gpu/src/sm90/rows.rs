@@ -80,6 +80,12 @@ impl<D: Decode> Clone for Rows<D> {
 impl<D: Decode> Copy for Rows<D> {}
 
 impl<D: Decode> Rows<D> {
+    /// Those of a lane's words and scales, as they lie in units.
+    #[inline(always)]
+    pub fn new(words: [[u32; LANE_WORDS]; 2], scales: [u16; 2]) -> Self {
+        Self { words, scales: scales.map(D::scales) }
+    }
+
     /// The A fragments of the two products that a word serves.
     #[inline(always)]
     pub fn decode(&self, word: usize) -> [[u32; 4]; 2] {

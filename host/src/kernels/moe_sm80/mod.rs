@@ -5,6 +5,10 @@ use kernels_gpu::moe_sm80::abi::{INSTANCES, Instance};
 use super::kernel::{Entry, Kernel};
 use super::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
 
+/// As many blocks as the smallest tiles leave room for where a multiprocessor has much shared memory. Blocks without room come later,
+/// and find no tile: every tile is taken by a ticket.
+const MULTIPROCESSOR_BLOCKS: u32 = 4;
+
 /// The kernel.
 pub(crate) struct MoeSm80;
 
@@ -37,7 +41,10 @@ impl Products for MoeSm80 {
             threads: of.threads(),
             shared_bytes: of.shared_bytes(),
             sorted: false,
+            multiprocessor_blocks: MULTIPROCESSOR_BLOCKS,
             tile_time: u64::from(of.weight_bytes() + of.token_bytes() / 4),
+            first_time: 0,
+            for_few_tiles: false,
         };
         INSTANCES.iter().map(instance).collect()
     }
@@ -49,12 +56,6 @@ impl Products for MoeSm80 {
 
     fn overlaps(&self) -> bool {
         false
-    }
-
-    /// As many as the smallest tiles leave room for where a multiprocessor has much shared memory. Blocks without room come later, and
-    /// find no tile: every tile is taken by a ticket.
-    fn multiprocessor_blocks(&self) -> u32 {
-        4
     }
 }
 

@@ -6,6 +6,7 @@ pub(super) mod fake;
 pub(super) use fake::activated;
 
 use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
+use kernels_gpu::moe_sm90::by_warp::abi as of_strips;
 
 use super::kernel::{Entry, Kernel};
 use super::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
@@ -23,8 +24,8 @@ impl Kernel for MoeSm90 {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let entry = |of: &Instance| Entry::of_instance(of.entry, of.matrices, of.threads(), of.shared_bytes());
-        INSTANCES.iter().map(entry).collect()
+        let entry = |of: ProductInstance| Entry::of_instance(of.entry, of.matrices, of.threads, of.shared_bytes);
+        self.instances().into_iter().map(entry).collect()
     }
 
     #[cfg(all(test, feature = "cuda"))]
@@ -48,7 +49,28 @@ pub(super) fn product_instance(of: &Instance, tile_time: u64) -> ProductInstance
         threads: of.threads(),
         shared_bytes: of.shared_bytes(),
         sorted: of.sorted,
+        multiprocessor_blocks: 1,
         tile_time,
+        first_time: 0,
+        for_few_tiles: false,
+    }
+}
+
+/// An instance whose warps each have a strip of weights.
+fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
+    ProductInstance {
+        entry: of.entry,
+        matrices: of.matrices,
+        token_type: of.token_type,
+        tile_tokens: of_strips::TILE_TOKENS,
+        columns: of.columns(),
+        threads: of.threads(),
+        shared_bytes: of.shared_bytes(),
+        sorted: false,
+        multiprocessor_blocks: of.resident_blocks,
+        tile_time: 2,
+        first_time: 10,
+        for_few_tiles: true,
     }
 }
 
@@ -56,12 +78,9 @@ impl Products for MoeSm90 {
     /// What a multiprocessor can decode in a time is limited, and so is how soon one k-block follows another. The times of tiles are
     /// those on an H200 (docs/experiments.md).
     fn instances(&self) -> Vec<ProductInstance> {
-        let time = |of: &Instance| match (of.narrow, of.by_warps) {
-            (false, _) => 28,
-            (true, false) => 15,
-            (true, true) => 18,
-        };
-        INSTANCES.iter().map(|of| product_instance(of, time(of))).collect()
+        let time = |of: &Instance| if of.by_warps { 18 } else { 28 };
+        let of_tiles = INSTANCES.iter().map(|of| product_instance(of, time(of)));
+        of_tiles.chain(of_strips::INSTANCES.iter().map(strips_instance)).collect()
     }
 
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
@@ -87,15 +106,15 @@ mod tests {
     fn the_instance_is_the_one_that_was_fastest_on_a_card() {
         // Mixtral, gpt-oss, DeepSeek-R1's rank and Qwen3 with 1 or 8 tokens: rows, experts, and C's columns.
         for (rows, experts, op, n, fastest) in [
-            (2, 8, Op::Gated, 14336, "moe_gated_bf16_t16"),
-            (2, 8, Op::Plain, 4096, "moe_plain_bf16_t16_narrow"),
+            (2, 8, Op::Gated, 14336, "moe_gated_bf16_t16_strips"),
+            (2, 8, Op::Plain, 4096, "moe_plain_bf16_t16_strips"),
             (16, 8, Op::Gated, 14336, "moe_gated_bf16_t16"),
             (16, 8, Op::Plain, 4096, "moe_plain_bf16_t16_warps"),
-            (4, 128, Op::Gated, 2880, "moe_gated_bf16_t16_warps"),
+            (4, 128, Op::Gated, 2880, "moe_gated_bf16_t16_strips"),
             (32, 128, Op::Plain, 2880, "moe_plain_bf16_t16_warps"),
-            (1, 32, Op::Gated, 2048, "moe_gated_bf16_t16_narrow"),
+            (1, 32, Op::Gated, 2048, "moe_gated_bf16_t16_strips"),
             (8, 32, Op::Gated, 2048, "moe_gated_bf16_t16_warps"),
-            (8, 32, Op::Plain, 7168, "moe_plain_bf16_t16"),
+            (8, 32, Op::Plain, 7168, "moe_plain_bf16_t16_strips"),
             (64, 128, Op::Gated, 768, "moe_gated_bf16_t16_warps"),
         ] {
             let tiles = expected_token_tiles(rows, experts, 16);

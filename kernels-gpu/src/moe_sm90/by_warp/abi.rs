@@ -1,0 +1,144 @@
+//! What host and kernel agree on beside [`Launch`](crate::moe_sm90::abi::Launch): the list of instances.
+//!
+//! A tile of C takes some *strips* of 16 rows of weights, each a warp's, and up to so many tokens. Gated, a strip is eight rows of gate
+//! and the same of up. Weights come a k-block at a time, to stages of each warp; tokens come a *chunk* of k-blocks at a time, to
+//! buffers of the block.
+
+use crate::{
+    instances::table,
+    moe_route::abi::MAX_EXPERTS,
+    sm90::{K_BLOCK, SHARED_BYTES, Shape, WARPS},
+    units::{TokenType, UNIT_BYTES, UNIT_ROWS},
+};
+
+/// Bytes of a copy of tokens, `cp.async`'s most.
+pub const COPY_BYTES: u32 = 16;
+
+/// Copies that bring a token's k-block.
+pub const TOKEN_COPIES: u32 = K_BLOCK * 2 / COPY_BYTES;
+
+/// K-blocks of a chunk.
+pub const CHUNK: u32 = 2;
+
+/// Rows of weights of a strip: the M of a warp's products.
+pub const STRIP_ROWS: u32 = UNIT_ROWS;
+
+/// The most tokens of a tile.
+pub const TILE_TOKENS: u32 = 16;
+
+/// Bytes of the numbers of a list: of experts, and one more.
+pub const LIST_BYTES: u32 = (MAX_EXPERTS + 1).next_multiple_of(4) * 4;
+
+/// Passes the list of instances to `$each!`: of an operation and a type of tokens, the smallest tile first.
+macro_rules! instances {
+    ($each:ident) => {
+        $each! {
+            moe_gated_f16_t16_strips = gated(TokenType::F16).strips(4).resident(4).stages(4);
+            moe_gated_bf16_t16_strips = gated(TokenType::Bf16).strips(4).resident(4).stages(4);
+            moe_plain_f16_t16_strips = plain(TokenType::F16).strips(4).resident(4).stages(4);
+            moe_plain_bf16_t16_strips = plain(TokenType::Bf16).strips(4).resident(4).stages(4);
+        }
+    };
+}
+#[cfg(feature = "moe_sm90")]
+pub(super) use instances;
+instances!(table);
+
+/// One way to build the kernel, and what it takes of the hardware.
+///
+/// Shared memory of a block: stages of each warp, buffers of tokens, then the lists, then the block's next tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// The entry's name.
+    pub entry: &'static str,
+    /// Matrices of weights: 2 for gated, 1 for plain.
+    pub matrices: u32,
+    /// The type of tokens and C.
+    pub token_type: TokenType,
+    /// Strips of a tile, warps of a block.
+    pub strips: u32,
+    /// Blocks that share a multiprocessor.
+    pub resident_blocks: u32,
+    /// Stages of each warp's pipeline that brings weights.
+    pub stages: u32,
+}
+
+/// An [`Instance`] that lacks its stages.
+#[derive(Clone, Copy, Debug)]
+pub struct Builder(Instance);
+
+/// The gated kernel for tokens of this type.
+pub const fn gated(token_type: TokenType) -> Builder {
+    Builder(Instance { entry: "", matrices: 2, token_type, strips: 0, resident_blocks: 0, stages: 0 })
+}
+
+/// As [`gated`], the plain kernel.
+pub const fn plain(token_type: TokenType) -> Builder {
+    Builder(Instance { matrices: 1, ..gated(token_type).0 })
+}
+
+impl Builder {
+    /// Sets [`Instance::strips`].
+    pub const fn strips(self, strips: u32) -> Self {
+        Self(Instance { strips, ..self.0 })
+    }
+
+    /// Sets [`Instance::resident_blocks`].
+    pub const fn resident(self, resident_blocks: u32) -> Self {
+        Self(Instance { resident_blocks, ..self.0 })
+    }
+
+    /// The instance with so many stages.
+    ///
+    /// # Panics
+    /// If it asks for more than there is.
+    pub const fn stages(self, stages: u32) -> Instance {
+        let instance = Instance { stages, ..self.0 };
+        instance.check();
+        instance
+    }
+}
+
+impl Instance {
+    /// How a tile's sums are spread over threads.
+    pub const fn shape(self) -> Shape {
+        let (matrices, consumers) = (self.matrices, self.strips / WARPS);
+        Shape { matrices, tile_tokens: TILE_TOKENS, least_n: TILE_TOKENS / 2, consumers, narrow: true }
+    }
+
+    /// Columns of C of a tile.
+    pub const fn columns(self) -> u32 {
+        self.shape().columns()
+    }
+
+    /// Threads of a block, in one dimension.
+    pub const fn threads(self) -> u32 {
+        self.strips * 32
+    }
+
+    /// Buffers of tokens. A chunk is complete when the weights of its first k-block are: it was begun before them.
+    pub const fn buffers(self) -> u32 {
+        (self.stages - 1).div_ceil(CHUNK) + 1
+    }
+
+    /// Bytes of a buffer of tokens: a chunk's.
+    pub const fn buffer_bytes(self) -> u32 {
+        CHUNK * TILE_TOKENS * TOKEN_COPIES * COPY_BYTES
+    }
+
+    /// Dynamic shared memory of a block, in bytes.
+    pub const fn shared_bytes(self) -> u32 {
+        self.strips * self.stages * UNIT_BYTES + self.buffers() * self.buffer_bytes() + 2 * LIST_BYTES + 16
+    }
+
+    /// Stops the compiler where an instance asks for more than there is.
+    const fn check(self) {
+        assert!(self.strips == 4 || self.strips == 8, "a thread copies pieces of one or two rows of tokens");
+        assert!(self.stages > 2, "with two stages, each would be waited for as soon as it is begun");
+        assert!(self.stages < 6, "there are waits for up to five stages");
+        assert!(
+            (self.shared_bytes() + 1024) * self.resident_blocks <= SHARED_BYTES + 1024,
+            "stages and buffers do not fit shared memory"
+        );
+    }
+}
