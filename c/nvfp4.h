@@ -87,7 +87,7 @@ typedef struct nvfp4_linear_cpu nvfp4_linear_cpu;
 typedef struct nvfp4_moe_cpu nvfp4_moe_cpu;
 
 // The sizes of an MoE layer. What is left zero is as in most models: SiLU, no shared expert, no biases,
-// tokens of 16 bits.
+// tokens of 16 bits without input scales.
 typedef struct nvfp4_moe_sizes {
   // H, elements of a token: a multiple of 16.
   size_t hidden;
@@ -113,6 +113,8 @@ typedef struct nvfp4_moe_sizes {
   bool biases;
   // An `nvfp4_token_format`.
   uint32_t token_format;
+  // Whether tokens in NVFP4 are quantised by their experts' input scales. If not, each token has a global scale of its own.
+  bool input_scales;
 } nvfp4_moe_sizes;
 
 // A projection of every expert, as a checkpoint has it: `rows` of `k` numbers an expert.
@@ -129,8 +131,8 @@ typedef struct nvfp4_tensor {
   const float *global_scales;
   // Biases, `rows` for each expert, in host memory, always; null if there are none.
   const float *bias;
-  // With tokens in NVFP4, each expert's input scale as a checkpoint carries it, in host memory, always: of gate and up the larger
-  // counts. Null if each token is to have a global scale of its own; all projections have them or none.
+  // Each expert's input scale as a checkpoint carries it, in host memory, always: of gate and up the larger counts. Not looked at
+  // unless the sizes say that there are some; then all projections have them.
   const float *input_scales;
 } nvfp4_tensor;
 

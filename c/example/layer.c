@@ -195,7 +195,7 @@ int main(void) {
     nvfp4_linear_cpu_destroy(one);
     linear_error = distance(rounded, projected, T * I);
     nvfp4_moe_sizes in_nvfp4 = sizes;
-    in_nvfp4.token_format = NVFP4_TOKEN_FORMAT_NVFP4;
+    in_nvfp4.token_format = NVFP4_TOKEN_FORMAT_NVFP4, in_nvfp4.input_scales = true;
     nvfp4_moe_tensors calibrated = tensors;
     calibrated.gate.input_scales = calibrated.up.input_scales = calibrated.down.input_scales = scales;
     expect(nvfp4_moe_cpu_create(&in_nvfp4, &calibrated, NULL, NULL, &other));

@@ -129,13 +129,13 @@ pub unsafe extern "C" fn nvfp4_moe_cpu_create(
             }
             _ => return Err(Error::Invalid("shared and sizes.shared_intermediate come together".into())),
         }
-        // SAFETY: as above.
-        let input_scales = unsafe {
-            let of_shared = shared.map(|shared| shared.input_scales(1, &sizes)).transpose()?;
-            (tensors.input_scales(count, &sizes)?, of_shared)
-        };
-        if let (Some(mut all), of_shared) = input_scales {
-            all.extend(of_shared.flatten().into_iter().flatten());
+        if sizes.input_scales {
+            // SAFETY: as above.
+            let (mut all, of_shared) = unsafe {
+                let of_shared = shared.map(|shared| shared.input_scales(1, &sizes)).transpose()?;
+                (tensors.input_scales(count, &sizes)?, of_shared)
+            };
+            all.extend(of_shared.into_iter().flatten());
             weights = weights.with_input_scales(all)?;
         }
         if !expert_map.is_null() {

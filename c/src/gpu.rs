@@ -9,7 +9,7 @@ use nvfp4::backend::cuda::{
     workspace_bytes,
 };
 use nvfp4::bias::Bias;
-use nvfp4::fp8::TokenFormat;
+use nvfp4::fp4::InputScales;
 use nvfp4::moe::MoeSizes;
 
 use crate::pointer::{address, check, elements, elements_mut, value};
@@ -112,26 +112,21 @@ pub unsafe extern "C" fn nvfp4_moe_pack(
         let biases = unsafe {
             (Biases::of(tensors, &sizes, false)?, shared.map(|of| Biases::of(of, &sizes, true)).transpose()?)
         };
+        // SAFETY: as above.
+        let input_scales = unsafe {
+            let of_shared = shared.map(|shared| shared.input_scales(1, &sizes)).transpose()?;
+            (tensors.input_scales(sizes.experts, &sizes)?, of_shared.unwrap_or_default())
+        };
         let of_shared = shared.zip(biases.1.as_ref());
         // SAFETY: as above.
-        let scales_of_shared = shared.map(|shared| unsafe { shared.input_scales(1, &sizes) });
-        // SAFETY: as above.
         let (experts, shared) = unsafe {
-            let shared = of_shared.map(|(shared, biases)| of(shared, 1, &sizes, biases)).transpose()?;
-            (of(tensors, sizes.experts, &sizes, &biases.0)?, shared)
+            let shared =
+                of_shared.map(|(shared, biases)| of(shared, 1, &sizes, biases, &input_scales.1)).transpose()?;
+            (of(tensors, sizes.experts, &sizes, &biases.0, &input_scales.0)?, shared)
         };
         let (weights, stream) = (address(weights, "weights")?, stream.cast());
         // SAFETY: as above.
-        unsafe {
-            let of_shared = scales_of_shared.transpose()?.flatten().map(|scales| scales[0]);
-            device.moe.pack(&sizes, &experts, shared.as_ref(), weights, stream)?;
-            match tensors.input_scales(sizes.experts, &sizes)? {
-                Some(scales) if sizes.token_format == TokenFormat::Nvfp4 => {
-                    device.moe.set_input_scales(&sizes, &scales, of_shared, weights, stream)
-                }
-                _ => Ok(()),
-            }
-        }
+        unsafe { device.moe.pack(&sizes, &experts, shared.as_ref(), weights, stream) }
     })
 }
 
@@ -224,6 +219,7 @@ unsafe fn of<'a>(
     experts: usize,
     sizes: &MoeSizes,
     biases: &'a Biases<'_>,
+    input_scales: &'a [InputScales],
 ) -> Result<MoeTensors<'a>, Error> {
     let tensor = |tensor: &'a nvfp4_tensor, projection: usize| -> Result<MoeTensor<'a>, Error> {
         check(tensor.global_scales, "global_scales")?;
@@ -238,5 +234,5 @@ unsafe fn of<'a>(
         })
     };
     let gate = sizes.activation.has_gate().then(|| tensor(&tensors.gate, 0)).transpose()?;
-    Ok(MoeTensors { gate, up: tensor(&tensors.up, 1)?, down: tensor(&tensors.down, 2)? })
+    Ok(MoeTensors { gate, up: tensor(&tensors.up, 1)?, down: tensor(&tensors.down, 2)?, input_scales })
 }

@@ -75,7 +75,7 @@ pub enum nvfp4_logit_type {
 }
 
 /// The sizes of an MoE layer. What is left zero is as in most models: SiLU, no shared expert, no biases,
-/// tokens of 16 bits.
+/// tokens of 16 bits without input scales.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nvfp4_moe_sizes {
@@ -103,6 +103,8 @@ pub struct nvfp4_moe_sizes {
     pub biases: bool,
     /// An `nvfp4_token_format`.
     pub token_format: u32,
+    /// Whether tokens in NVFP4 are quantised by their experts' input scales. If not, each token has a global scale of its own.
+    pub input_scales: bool,
 }
 
 /// A router. What stands below `scoring` is of those that it says alone.
@@ -161,8 +163,8 @@ pub struct nvfp4_tensor {
     pub global_scales: *const f32,
     /// Biases, `rows` for each expert, in host memory, always; null if there are none.
     pub bias: *const f32,
-    /// With tokens in NVFP4, each expert's input scale as a checkpoint carries it, in host memory, always: of gate and up the larger
-    /// counts. Null if each token is to have a global scale of its own; all projections have them or none.
+    /// Each expert's input scale as a checkpoint carries it, in host memory, always: of gate and up the larger counts. Not looked at
+    /// unless the sizes say that there are some; then all projections have them.
     pub input_scales: *const f32,
 }
 
@@ -226,6 +228,7 @@ impl nvfp4_moe_sizes {
             activation,
             biases: self.biases,
             token_format: token_format(self.token_format)?,
+            input_scales: self.input_scales,
         };
         sizes.check()?;
         Ok(sizes)
@@ -233,32 +236,21 @@ impl nvfp4_moe_sizes {
 }
 
 impl nvfp4_moe_tensors {
-    /// The input scales of so many experts, if they have any.
+    /// The input scales of so many experts: none, unless the sizes say that there are some.
     ///
     /// # Safety
     ///
     /// They are in host memory, as many as experts.
-    pub(crate) unsafe fn input_scales(
-        &self,
-        experts: usize,
-        sizes: &MoeSizes,
-    ) -> Result<Option<Vec<InputScales>>, Error> {
-        let of = |tensor: &nvfp4_tensor| {
-            let is_there = !tensor.input_scales.is_null();
-            // SAFETY: `# Safety` above.
-            is_there.then(|| unsafe { elements(tensor.input_scales, experts, "input_scales") }).transpose()
-        };
+    pub(crate) unsafe fn input_scales(&self, experts: usize, sizes: &MoeSizes) -> Result<Vec<InputScales>, Error> {
+        if !sizes.input_scales {
+            return Ok(Vec::new());
+        }
+        // SAFETY: `# Safety` above.
+        let of = |tensor: &nvfp4_tensor| unsafe { elements(tensor.input_scales, experts, "input_scales") };
         let (up, down) = (of(&self.up)?, of(&self.down)?);
         let gate = if sizes.activation.has_gate() { of(&self.gate)? } else { up };
-        match (gate, up, down) {
-            (None, None, None) => Ok(None),
-            (Some(gate), Some(up), Some(down)) => {
-                let of_expert =
-                    |((gate, up), &down): ((&f32, &f32), &f32)| InputScales { gate_up: gate.max(*up), down };
-                Ok(Some(gate.iter().zip(up).zip(down).map(of_expert).collect()))
-            }
-            _ => Err(Error::Invalid("input_scales of all projections come together".into())),
-        }
+        let of_expert = |((gate, up), &down): ((&f32, &f32), &f32)| InputScales { gate_up: gate.max(*up), down };
+        Ok(gate.iter().zip(up).zip(down).map(of_expert).collect())
     }
 }
 

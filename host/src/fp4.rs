@@ -20,7 +20,7 @@ use crate::fp8::Quantised;
 use crate::problem::OutDtype;
 
 /// The largest number over its global scale.
-const LARGEST: f32 = e2m1::MAX * e4m3::MAX;
+pub const LARGEST: f32 = e2m1::MAX * e4m3::MAX;
 
 /// The least global scale, 2⁻¹⁰⁰: so small that only zeros are left of smaller numbers, and so large that all quotients are normal
 /// f32.

@@ -38,6 +38,8 @@ pub mod sorted;
 pub mod units;
 
 #[cfg(feature = "device")]
+pub mod nvfp4_blocks;
+#[cfg(feature = "device")]
 pub mod ring;
 #[cfg(feature = "device")]
 pub mod schedule;

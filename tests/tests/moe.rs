@@ -12,7 +12,7 @@ use nvfp4_tests::moe::{
 use nvfp4_tests::on_architectures;
 
 on_architectures! {
-    sm_90a sm_80 sm_100f sm_120f sm_120f_nvfp4;
+    sm_90a sm_80 sm_100f sm_120f sm_120f_nvfp4 sm_100f_calibrated sm_120f_calibrated;
     short {
         tokens_may_all_name_one_expert_or_one_twice_or_none
         tokens_may_lie_apart
@@ -21,7 +21,7 @@ on_architectures! {
         what_is_too_large_for_f16_is_an_infinity_of_its_token_alone
         the_bits_of_a_token_do_not_depend_on_the_batch
         steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace
-        a_chain_has_two_launches_or_four_for_each_kind_of_experts
+        a_chain_has_two_to_four_launches_for_each_kind_of_experts
     }
     long {
         the_test_layers_are_right
@@ -165,7 +165,8 @@ fn what_is_too_large_for_f16_is_an_infinity_of_its_token_alone(on: On) {
             let numbers = output.hidden[token * 64..][..64].iter().map(|&bits| dtype.decode(bits));
             numbers.filter(|number| !number.is_finite()).count()
         };
-        assert!(infinite(2) > 0, "the test's numbers are too small");
+        // By input scales, large tokens saturate.
+        assert_eq!(infinite(2) > 0, !on.input_scales, "the test's numbers are too small");
         assert!([0, 1, 3, 4, 5].iter().all(|&token| infinite(token) == 0), "{}", backend.name());
     }
 }
@@ -250,10 +251,14 @@ fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace(on: On) {
     }
 }
 
-fn a_chain_has_two_launches_or_four_for_each_kind_of_experts(on: On) {
+fn a_chain_has_two_to_four_launches_for_each_kind_of_experts(on: On) {
     let gpu = emulated(on.arch, Schedule::Fair);
-    // Where tokens are quantised, that is a launch before each product.
-    let products = if on.tokens == TokenFormat::Bits16 { 2 } else { 4 };
+    // Where tokens are quantised, that is a launch before each product; with input scales the first product quantises for the second.
+    let products = match on {
+        On { tokens: TokenFormat::Bits16, .. } => 2,
+        On { input_scales: true, .. } => 3,
+        _ => 4,
+    };
     // On Hopper a launch brings tokens to their rows, where experts have many.
     let expands = usize::from(on.arch == "sm_90a" && on.tokens == TokenFormat::Bits16);
     for (shared, tokens, launches) in [

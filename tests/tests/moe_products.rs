@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::{Fault, FaultKind, Schedule};
-use nvfp4::fp4::InputScales;
 use nvfp4::fp8::TokenFormat;
 use nvfp4::moe::compare::compare;
 use nvfp4::moe::{LayerShape, MoeInputs, MoeStep, MoeWeights};
@@ -242,8 +241,8 @@ fn check_left_out(of: &Products, layer: &LayerShape, instruction: &str, least: u
 /// The same of each that is changed to another one.
 fn check_changed(of: &Products, layer: &LayerShape, instruction: &str, least: usize, change: impl Fn(&str) -> String) {
     let weights = weights(layer, OutDtype::F16);
-    // Nine rows and eight: products for two times eight tokens, and for eight.
-    let ids: Vec<i32> = [vec![0; 9], vec![1; 8]].concat();
+    // Ten rows and seven: products for two times eight tokens, and for eight.
+    let ids: Vec<i32> = [vec![0; 10], vec![1; 7]].concat();
     let step = step(&weights, MoeInputs { ids: ids.into(), ..inputs(layer, OutDtype::F16, 17) });
     let gpu = emulated_of(of.arch, Schedule::Fair, 1);
     let wrong = |ptx: &str| {
@@ -339,6 +338,17 @@ fn every_nvfp4_product_that_is_left_out_or_reads_other_scales_on_sm_120_is_found
     }
 }
 
+/// Where experts have input scales, gate and up leave to down what it multiplies.
+#[test]
+fn every_store_and_shuffle_of_the_quantised_intermediate_that_is_left_out_is_found() {
+    let layer = shape(256, 80, 3, 1).with_token_format(TokenFormat::Nvfp4).with_input_scales();
+    for (of, stores, words, shuffles) in [(BLACKWELL_NVFP4, 1, 2, 1), (CONSUMER_NVFP4, 8, 8, 12)] {
+        check_left_out(&of, &layer, "st.global.b8", stores);
+        check_left_out(&of, &layer, "st.global.b32", words);
+        check_left_out(&of, &layer, "shfl.sync.bfly", shuffles);
+    }
+}
+
 #[test]
 #[ignore = "a minute: cargo test --release -p nvfp4-tests --test moe_products -- --ignored nvfp4_instance"]
 fn every_nvfp4_instance_for_sm_100_is_right_on_twenty_random_schedules_and_the_worst() {
@@ -356,12 +366,12 @@ fn check_every_nvfp4_instance(products: &Products) {
     // Tiles of 16, 64 and 128 tokens; K ends inside of a k-block, and so do columns inside of a tile.
     for (tokens, experts) in [(12, 3), (70, 2), (170, 2)] {
         for dtype in DTYPES {
-            let layer = shape(592, 112, experts, 1).with_token_format(TokenFormat::Nvfp4);
-            let weights = weights(&layer, dtype);
-            let scales = (1..=experts).map(|i| InputScales { gate_up: i as f32 / 1e3, down: i as f32 / 3e3 });
-            let weights = if tokens == 70 { weights.with_input_scales(scales.collect()).unwrap() } else { weights };
-            let step = step(&weights, inputs(&layer, dtype, tokens));
-            used.extend(check_schedules(products.arch, &weights, &step, &of_kernel));
+            let own = shape(592, 112, experts, 1).with_token_format(TokenFormat::Nvfp4);
+            for layer in [own.clone(), own.with_input_scales()] {
+                let weights = weights(&layer, dtype);
+                let step = step(&weights, inputs(&layer, dtype, tokens));
+                used.extend(check_schedules(products.arch, &weights, &step, &of_kernel));
+            }
         }
     }
     assert_eq!(used, products.entries());

@@ -6,6 +6,7 @@ use kernels_gpu::epilogue::Activation;
 use kernels_gpu::moe_pack::abi::PackNvfp4;
 use kernels_gpu::moe_quantize_nvfp4::abi::Quantize;
 use kernels_gpu::moe_route::abi::token_tiles;
+use kernels_gpu::moe_sm100::abi::QuantisedC;
 use kernels_gpu::nvfp4_rows::value_bytes;
 
 use super::group::Address;
@@ -72,6 +73,7 @@ pub(crate) fn launches(
         alpha: [alpha, 0],
         bias: [bias, 0],
         c: arguments.output,
+        quantised: QuantisedC::default(),
         n,
         k,
         experts: 1,

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 use super::{Biases, LayerShape, MoeExpert, MoeInputs, MoeWeights};
 use crate::bias::Bias;
 use crate::error::Error;
+use crate::fp4::{self, InputScales};
 use crate::generate::{Generator, Role, matrix, row_rng};
 use crate::problem::OutDtype;
 
@@ -76,9 +77,20 @@ pub fn weights(
     if let Some(intermediate) = shape.shared_intermediate {
         layer = layer.with_shared(expert(shape.experts, intermediate)?)?;
     }
+    if shape.input_scales {
+        let experts = shape.experts + usize::from(shape.shared_intermediate.is_some());
+        layer = layer.with_input_scales((0..experts).map(input_scales).collect())?;
+    }
     let Some(named) = shape.named_experts else { return Ok(layer) };
     let map = (0..named).map(|id| if id < shape.experts { id as i32 } else { -1 });
     layer.with_expert_map(map.collect())
+}
+
+/// The input scales of an expert: of tokens and of an intermediate whose largest magnitudes are a few units. Some of those that are made
+/// are larger.
+fn input_scales(number: usize) -> InputScales {
+    let of_largest = |largest: usize| largest as f32 / fp4::LARGEST;
+    InputScales { gate_up: of_largest(3 + number % 3), down: of_largest(2 + number % 5) }
 }
 
 /// The biases of a projection: normally distributed; f32 of every other expert, of the tokens' type of the others.

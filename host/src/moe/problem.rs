@@ -36,9 +36,16 @@ pub struct MoeSizes {
     pub biases: bool,
     /// As what tokens and the intermediate are multiplied.
     pub token_format: TokenFormat,
+    /// Whether tokens in NVFP4 have the global scales that their experts come with ([`InputScales`]), and not each one of its own.
+    pub input_scales: bool,
 }
 
 impl MoeSizes {
+    /// Whether tokens are multiplied by the global scales that experts come with.
+    pub fn has_input_scales(&self) -> bool {
+        self.input_scales && self.token_format == TokenFormat::Nvfp4
+    }
+
     /// Checks every size.
     ///
     /// # Errors
@@ -207,6 +214,7 @@ impl<'a> MoeWeights<'a> {
             activation,
             biases: experts.iter().any(MoeExpert::is_biased),
             token_format: TokenFormat::Bits16,
+            input_scales: false,
         };
         sizes.check()?;
         for (index, expert) in experts.iter().enumerate() {
@@ -225,7 +233,7 @@ impl<'a> MoeWeights<'a> {
         let sizes = MoeSizes { shared_intermediate: Some(width), biases, ..self.sizes };
         sizes.check()?;
         shared.check(&sizes, width).map_err(|error| error.at("shared expert"))?;
-        if !self.input_scales.is_empty() {
+        if sizes.input_scales {
             return Err(Error::Invalid("input scales come after the shared expert, with one for it".into()));
         }
         (self.sizes, self.shared) = (sizes, Some(shared));
@@ -272,7 +280,7 @@ impl<'a> MoeWeights<'a> {
         for (expert, scales) in input_scales.iter().enumerate() {
             scales.check().map_err(|error| error.at(format_args!("expert {expert}")))?;
         }
-        self.input_scales = input_scales;
+        (self.input_scales, self.sizes.input_scales) = (input_scales, true);
         Ok(self)
     }
 

@@ -48,9 +48,12 @@ pub struct LayerShape {
     /// Whether every projection has biases.
     #[serde(default)]
     pub biases: bool,
-    /// As what tokens are multiplied, in a word: `16-bit` or `fp8`.
+    /// As what tokens are multiplied, in a word: `16-bit`, `fp8` or `nvfp4`.
     #[serde(default)]
     pub token_format: TokenFormat,
+    /// Whether experts come with input scales; tokens in NVFP4 are quantised by them.
+    #[serde(default)]
+    pub input_scales: bool,
     /// T.
     pub tokens: usize,
     /// The generator that belongs to it.
@@ -75,6 +78,11 @@ impl LayerShape {
         Self { token_format, ..self }
     }
 
+    /// The layer with input scales.
+    pub fn with_input_scales(self) -> Self {
+        Self { input_scales: true, ..self }
+    }
+
     /// The sizes, for tokens of a type.
     pub fn sizes(&self, dtype: OutDtype) -> MoeSizes {
         MoeSizes {
@@ -88,6 +96,7 @@ impl LayerShape {
             activation: self.activation,
             biases: self.biases,
             token_format: self.token_format,
+            input_scales: self.input_scales,
         }
     }
 }

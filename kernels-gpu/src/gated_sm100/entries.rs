@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     epilogue::silu,
+    nvfp4_blocks::QuantisedTile,
     schedule::{OfGroup, Tiles},
 };
 
@@ -65,12 +66,22 @@ impl<const INDEX: usize> Work for Listed<INDEX> {
     #[inline(always)]
     fn placed(group: Group) -> Placed {
         // Maps are the group's own.
-        Placed { group, token_row: 0, weight_rows: [0; 2] }
+        Placed { group, token_row: 0, token_tile: 0, weight_rows: [0; 2] }
     }
 
     #[inline(always)]
     fn output(self) -> u32 {
         self.launch.output
+    }
+
+    #[inline(always)]
+    fn writes_bits16(self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    unsafe fn quantised(self, _tile: &Tile, _group: &Placed) -> QuantisedTile {
+        QuantisedTile::NONE
     }
 
     #[inline(always)]

@@ -13,7 +13,8 @@ use crate::{
         kernel::{Columns, Place, Placed, Sm120, Work},
     },
     moe_sm100::routed::{self, RoutedTile},
-    nvfp4_rows::{token_scale_bytes, weight_scale_bytes},
+    nvfp4_blocks::QuantisedTile,
+    nvfp4_rows::weight_scale_bytes,
 };
 
 /// Bytes of an element of C.
@@ -77,6 +78,20 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
     #[inline(always)]
     fn output(self) -> u32 {
         self.launch.output
+    }
+
+    #[inline(always)]
+    fn writes_bits16(self) -> bool {
+        Self::INSTANCE.matrices == 1 || self.launch.c != 0
+    }
+
+    #[inline(always)]
+    unsafe fn quantised(self, tile: &Tile, group: &Placed) -> QuantisedTile {
+        if Self::INSTANCE.matrices == 1 {
+            return QuantisedTile::NONE;
+        }
+        // SAFETY: what `# Safety` of the trait asks.
+        unsafe { self.launch.quantised(tile.group, group.token_tile, group.token_row, tile.tokens) }
     }
 
     #[inline(always)]
@@ -163,7 +178,7 @@ impl<const INDEX: usize> Iterator for RoutedTiles<INDEX> {
         let scales_of = |matrix: u32| launch.weight_scales + u64::from(matrix) * weight_scale_bytes(n, k);
         let group = Group {
             a_map: maps,
-            a_scales: launch.token_scales + u64::from(token_tile) * token_scale_bytes(k),
+            a_scales: launch.token_scales,
             b: matrix.map(scales_of),
             c: launch.c + u64::from(token_row) * u64::from(n) * ELEMENT_BYTES,
             alpha: [0.0; 2],
@@ -173,7 +188,7 @@ impl<const INDEX: usize> Iterator for RoutedTiles<INDEX> {
             unused: 0,
         };
         let weight_map = maps + size_of_val(&launch.token_map) as u64;
-        let placed = Placed { group, token_row, weight_map, weight_rows: matrix.map(|matrix| matrix * n) };
+        let placed = Placed { group, token_row, token_tile, weight_map, weight_rows: matrix.map(|matrix| matrix * n) };
         Some((Tile { group: expert, first_column, first_token: 0, tokens }, placed))
     }
 }

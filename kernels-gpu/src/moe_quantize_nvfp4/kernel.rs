@@ -4,7 +4,6 @@
 use core::hint::assert_unchecked;
 
 use cuda_std::{
-    convert::{cvt_f32_f16, cvt_rn_f16x2_e4m3x2, cvt_rn_satfinite_e2m1x2_f32, cvt_rn_satfinite_e4m3x2_f32},
     global::{
         GlobalAddress, ld_global_b32, ld_global_b32_or_zero, ld_global_v4_b32_or_zero, st_global_b8,
         st_global_b32_where, st_global_b64,
@@ -14,11 +13,12 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, warp_reduce_max_u32, warp_shuffle_idx, warp_vote_ballot},
 };
 
-use super::abi::{LARGEST, LARGEST_VALUE, LEAST_GLOBAL, LEAST_SCALE, NAN_SCALE, Quantize};
+use super::abi::{LARGEST, LEAST_GLOBAL, Quantize};
 use crate::{
     epilogue::convert,
     format::{BLOCK, OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_COLUMNS},
     moe_route::abi::{NO_ROW, tile_size},
+    nvfp4_blocks::{self, BlockScale, largest_magnitude},
     nvfp4_rows::{TOKEN_STEP, row_bytes, scale_tiles, token_scale},
     schedule::last_begun,
 };
@@ -31,9 +31,6 @@ const NUMBER: u64 = size_of::<u32>() as u64;
 
 /// Words of a block of 16-bit numbers.
 const BLOCK_WORDS: usize = (BLOCK * ELEMENT_BYTES / 4) as usize;
-
-/// The bits of an infinity: those of numbers, without a sign, are below.
-const INFINITY: u32 = f32::INFINITY.to_bits();
 
 /// Quantises f16.
 ///
@@ -214,16 +211,9 @@ impl<const FORMAT: u32> Token<FORMAT> {
     /// Two elements of a word, after the token's factor.
     #[inline(always)]
     fn decode(&self, word: u32) -> [f32; 2] {
-        let numbers = |word: u32| {
-            // A bfloat16 is the upper half of an f32.
-            if FORMAT == OUTPUT_BF16 {
-                [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]
-            } else {
-                [cvt_f32_f16(word as u16), cvt_f32_f16((word >> 16) as u16)]
-            }
-        };
-        let [low, high] = numbers(word);
-        self.weight.map_or([low, high], |weight| numbers(convert(FORMAT, low * weight, high * weight)))
+        let [low, high] = nvfp4_blocks::decode(FORMAT, word);
+        let weighted = |weight| nvfp4_blocks::decode(FORMAT, convert(FORMAT, low * weight, high * weight));
+        self.weight.map_or([low, high], weighted)
     }
 
     /// The global scale of the token itself, of so many elements.
@@ -254,11 +244,7 @@ impl<const FORMAT: u32> Token<FORMAT> {
         let halves = unsafe { [ld_global_v4_b32_or_zero(is_there, at), ld_global_v4_b32_or_zero(is_there, at + 16)] };
         let words: [u32; BLOCK_WORDS] = core::array::from_fn(|word| halves[word / 4][word % 4]);
         let numbers = words.map(|word| self.decode(word));
-        let mut amax = 0;
-        for number in numbers.as_flattened() {
-            amax = amax.max(number.to_bits() & !(1 << 31));
-        }
-        Block { numbers, amax, is_there }
+        Block { numbers, amax: largest_magnitude(&numbers), is_there }
     }
 }
 
@@ -277,17 +263,9 @@ impl Block {
     /// The contract; the row is the warp's, and the block the lane's.
     #[inline(always)]
     unsafe fn store(&self, launch: &Quantize, row: Row, block: u32) {
-        let wanted = f32::from_bits(self.amax) / (LARGEST_VALUE * row.global);
-        let scale = (cvt_rn_satfinite_e4m3x2_f32(wanted, 0.0) as u8).max(LEAST_SCALE);
-        let is_finite = self.amax < INFINITY && row.global.to_bits() < INFINITY;
-        let inverse = 1.0 / (cvt_f32_f16(cvt_rn_f16x2_e4m3x2(u16::from(scale)) as u16) * row.global);
-        let bytes = self.numbers.map(|[low, high]| cvt_rn_satfinite_e2m1x2_f32(low * inverse, high * inverse));
-        let values = if is_finite { u64::from_le_bytes(bytes) } else { 0 };
-        let scale = match (self.is_there, is_finite) {
-            (false, _) => 0,
-            (true, false) => NAN_SCALE,
-            (true, true) => scale,
-        };
+        let scale = BlockScale::new(self.amax, row.global);
+        let values = u64::from_le_bytes(self.numbers.map(|numbers| scale.byte(numbers)));
+        let scale = if self.is_there { scale.code } else { 0 };
         let scale_at =
             |in_tile: u32| GlobalAddress::new(launch.scales) + token_scale(row.tile, in_tile, block, launch.k);
         let of_row = u64::from(row.index) * u64::from(row_bytes(launch.k)) + u64::from(block * (BLOCK / 2));

@@ -14,6 +14,22 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct TensorMap(pub [u64; 16]);
 
+/// Where a product leaves its C as the next one multiplies it: the 16-bit numbers in NVFP4, as
+/// [`Quantize`](crate::moe_quantize_nvfp4::abi::Quantize) says, with the product's own rows and tiles of tokens. What fills tiles up has
+/// scales of 0, as there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct QuantisedC {
+    /// Address of the global scale of each expert's rows, f32, none of them 0. Itself 0 if C is not quantised.
+    pub input_scales: u64,
+    /// Address of the values, as [`nvfp4_rows`](crate::nvfp4_rows) says; 0 likewise.
+    pub values: u64,
+    /// Address of the scales, likewise.
+    pub scales: u64,
+    /// Address of each row's global scale, f32.
+    pub globals: u64,
+}
+
 /// The one parameter of a product: `C = f(A·B[0]ᵀ, A·B[1]ᵀ)` for each expert's rows of tokens, gate first, or of one matrix alone.
 ///
 /// A product is the sum times `global scale of the token · alpha of the expert`, rounded to f32, plus the bias, in one rounding; then
@@ -43,8 +59,10 @@ pub struct Launch {
     pub alpha: [u64; 2],
     /// Addresses of `n` numbers for each expert, f32, that are added to the products of each matrix; 0 where there are none.
     pub bias: [u64; 2],
-    /// Address of C, a multiple of 16: rows of `n` 16-bit numbers without gaps.
+    /// Address of C, a multiple of 16: rows of `n` 16-bit numbers without gaps. May be 0 where C is quantised: then it is so alone.
     pub c: u64,
+    /// Where the C of a gated product goes in NVFP4; a plain one does not look at it.
+    pub quantised: QuantisedC,
     /// Columns of C, a multiple of 16.
     pub n: u32,
     /// Elements summed over, a multiple of 16.

@@ -15,7 +15,8 @@ use crate::{
         abi::{Group, Instance, N_STEP, Tile},
         kernel::{Placed, Sm100, Sums, Work},
     },
-    nvfp4_rows::{token_scale_bytes, weight_scale_bytes},
+    nvfp4_blocks::QuantisedTile,
+    nvfp4_rows::weight_scale_bytes,
 };
 
 /// Bytes of an element of C.
@@ -76,6 +77,20 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
     #[inline(always)]
     fn output(self) -> u32 {
         self.launch.output
+    }
+
+    #[inline(always)]
+    fn writes_bits16(self) -> bool {
+        Self::INSTANCE.matrices == 1 || self.launch.c != 0
+    }
+
+    #[inline(always)]
+    unsafe fn quantised(self, tile: &Tile, group: &Placed) -> QuantisedTile {
+        if Self::INSTANCE.matrices == 1 {
+            return QuantisedTile::NONE;
+        }
+        // SAFETY: what `# Safety` of the trait asks.
+        unsafe { self.launch.quantised(tile.group, group.token_tile, group.token_row, tile.tokens) }
     }
 
     #[inline(always)]
@@ -147,7 +162,7 @@ impl<const INDEX: usize> Iterator for RoutedTiles<INDEX> {
         let scales_of = |matrix: u32| launch.weight_scales + u64::from(matrix) * weight_scale_bytes(n, k);
         let group = Group {
             a_map: maps,
-            a_scales: launch.token_scales + u64::from(token_tile) * token_scale_bytes(k),
+            a_scales: launch.token_scales,
             b_maps: [maps + size_of_val(&launch.token_map) as u64; 2],
             b_scales: matrix.map(scales_of),
             c: launch.c + u64::from(token_row) * u64::from(n) * ELEMENT_BYTES,
@@ -158,6 +173,6 @@ impl<const INDEX: usize> Iterator for RoutedTiles<INDEX> {
             k,
             unused: [0; 3],
         };
-        Some((of_tile, Placed { group, token_row, weight_rows: matrix.map(|matrix| matrix * n) }))
+        Some((of_tile, Placed { group, token_row, token_tile, weight_rows: matrix.map(|matrix| matrix * n) }))
     }
 }

@@ -9,7 +9,8 @@
 //!   [`abi::Launch`] says. Scales have no sign. Those of weights are finite; a token with a NaN as a scale becomes NaN throughout.
 //! * The grid may begin while the one before it still runs. It reads and writes global memory only when that one has ended, and lets
 //!   the next one begin after that.
-//! * It writes the rows of C and nothing else, each element once. Products are exact; the tensor core adds them up in f32, always along K
+//! * It writes the rows of C, as 16-bit numbers, in NVFP4 with the scales and the global scale of each row, or both, and nothing else, each
+//!   element once. Products are exact; the tensor core adds them up in f32, always along K
 //!   in the same order, in every instance: a row's bits do not depend on other rows. What is too large for the output format becomes ±inf.
 
 pub mod abi;

@@ -5,10 +5,11 @@ use core::hint::assert_unchecked;
 
 use cuda_std::global::{GlobalAddress, ld_global_b32, ld_global_b32_or_zero};
 
-use super::abi::Launch;
+use super::abi::{Launch, QuantisedC};
 use crate::{
     epilogue::{NO_PARAMETERS, relu2, silu},
     moe_route::abi::{tile_size, token_tiles},
+    nvfp4_blocks::QuantisedTile,
     schedule::last_begun,
 };
 
@@ -82,6 +83,29 @@ impl Launch {
         let at = GlobalAddress::new(self.globals) + u64::from(row) * NUMBER;
         // SAFETY: what `# Safety` above asks.
         f32::from_bits(unsafe { ld_global_b32_or_zero(is_there, at) })
+    }
+
+    /// Where the rows of an expert's tile go in NVFP4, if they do.
+    ///
+    /// # Safety
+    /// As [`Launch::routed_tiles`]; there is such a tile.
+    #[inline(always)]
+    pub(crate) unsafe fn quantised(&self, expert: u32, token_tile: u32, token_row: u32, tokens: u32) -> QuantisedTile {
+        let QuantisedC { input_scales, values, scales, globals } = self.quantised;
+        let of_expert = GlobalAddress::new(input_scales) + u64::from(expert) * NUMBER;
+        // SAFETY: the expert has one, if there are any.
+        let global = f32::from_bits(unsafe { ld_global_b32_or_zero(input_scales != 0, of_expert) });
+        QuantisedTile {
+            values,
+            scales,
+            globals,
+            tile: token_tile,
+            first_row: token_row,
+            rows: tokens,
+            global,
+            columns: self.n,
+            format: self.output,
+        }
     }
 
     /// Whether no numbers say what becomes of products.

@@ -67,6 +67,35 @@ def test_fp8_tokens_are_an_option_that_costs_accuracy_and_nothing_else(device):
         nvfp4.Moe(*matrices, token_format="fp4")
 
 
+def test_nvfp4_tokens_have_their_experts_input_scales_or_one_of_their_own():
+    matrices, shared = projections(), projections(32, 1)
+    call = tokens(33, "cpu")
+    of = lambda **options: nvfp4.Moe(*matrices, shared=shared, **options)(*call).double()
+    want, own = of(), of(token_format="nvfp4")
+    scales = torch.full((E + 1,), call[0].abs().max().item() / 2688), torch.full((E + 1,), 40 / 2688)
+    given = of(token_format="nvfp4", input_scales=scales)
+    for got in (own, given):
+        error = (torch.linalg.vector_norm(got - want) / torch.linalg.vector_norm(want)).item()
+        # Rounding to two significant bits, of tokens and the intermediate.
+        assert 0.03 < error < 0.3
+    assert not torch.equal(own, given)
+    # Each expert has its own: tokens without this one keep their bits.
+    for scales_of in scales:
+        scales_of[2] *= 3
+        other = of(token_format="nvfp4", input_scales=scales)
+        changed = (other != given).any(dim=1)
+        assert torch.equal(changed, (call[1] == 2).any(dim=1))
+        scales_of[2] /= 3
+    layer = nvfp4.Moe(*matrices, token_format="nvfp4", input_scales=[of_one[:E] for of_one in scales])
+    options = {"token_format": "nvfp4", "input_scales": True}
+    assert torch.equal(nvfp4.moe(*call, layer.weights, E, I, **options), layer(*call))
+    with pytest.raises(ValueError, match="^input_scales: 7 and 6 of them; expected one for each expert.*: 7"):
+        of(token_format="nvfp4", input_scales=(scales[0], scales[1][:E]))
+    with pytest.raises(ValueError, match="^input_scales: expert 6: down: input scale -1e0 is not from"):
+        scales[1][E] = -1
+        of(token_format="nvfp4", input_scales=scales)
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("activation", ["gelu-tanh", "gpt-oss", "silu-limit=1.5", "relu2", "silu"])
 def test_other_activations_and_biases(activation, biased, device):

@@ -20,7 +20,6 @@ use crate::backend::MoeLayer;
 use crate::bias::Bias;
 use crate::error::Error;
 use crate::format::Matrix;
-use crate::fp8::TokenFormat;
 use crate::kernels::moe::{
     self, MoeArguments, PROJECTIONS, PackedWeights, PlacedMoe, StageParts, Workspace, weight_bytes, workspace_bytes,
 };
@@ -71,6 +70,7 @@ impl CudaMoeLayer {
                 experts,
                 shared,
                 map: map.as_ref().map_or(0, |map| map.as_device_ptr().as_raw()),
+                keeps_intermediate: false,
             },
             weights,
             map,
@@ -97,7 +97,9 @@ impl CudaMoeLayer {
         if let Some(shared) = weights.shared() {
             layer.upload_experts(std::slice::from_ref(shared), true)?;
         }
-        layer.upload_input_scales(weights)?;
+        if layer.placed.sizes.has_input_scales() {
+            layer.upload_input_scales(weights)?;
+        }
         Ok(layer)
     }
 
@@ -193,16 +195,13 @@ impl CudaMoeLayer {
         Ok(())
     }
 
-    /// Brings over the input scales, if tokens have their global scales by them.
+    /// Brings over the input scales.
     fn upload_input_scales(&self, weights: &MoeWeights<'_>) -> Result<(), Error> {
-        let (sizes, of) = (&self.placed.sizes, |expert| weights.input_scales(expert));
-        let Some(experts) = (0..sizes.experts).map(of).collect::<Option<Vec<_>>>() else { return Ok(()) };
-        if sizes.token_format != TokenFormat::Nvfp4 {
-            return Ok(());
-        }
-        let (at, stream) = (self.weights.as_device_ptr().as_raw(), self.stream.as_inner());
-        // SAFETY: the stream is the layer's own and captures nothing; the weights are the layer's, and no call has been made of it.
-        let queued = unsafe { self.launcher.set_input_scales(sizes, &experts, of(sizes.experts), at, stream) };
+        let all: Vec<_> = (0..=self.placed.sizes.experts).map_while(|expert| weights.input_scales(expert)).collect();
+        let (experts, shared) = all.split_at(self.placed.sizes.experts);
+        let stream = self.stream.as_inner();
+        // SAFETY: the context is current, the stream is the layer's own and captures nothing, and no call has been made of its weights.
+        let queued = unsafe { self.launcher.set_input_scales(&self.packed(), [experts, shared], stream) };
         let finished = self.device.check(self.stream.synchronize());
         queued.and(finished)
     }
@@ -276,29 +275,46 @@ impl CudaMoeLayer {
     /// As [`CudaMoeLayer::launch`], for as long as the graph is launched.
     pub unsafe fn capture(&self, arguments: &MoeArguments, workspace: CUdeviceptr) -> Result<MoeGraph, Error> {
         self.device.make_current()?;
+        // SAFETY: the context is current; `# Safety` above asks for the rest.
+        unsafe { self.capture_of(&self.placed, arguments, workspace) }
+    }
+
+    /// As [`CudaMoeLayer::capture`], of this layer's weights as `placed` says.
+    ///
+    /// # Safety
+    ///
+    /// As [`CudaMoeLayer::capture`]; the context is current.
+    unsafe fn capture_of(
+        &self,
+        placed: &PlacedMoe,
+        arguments: &MoeArguments,
+        workspace: CUdeviceptr,
+    ) -> Result<MoeGraph, Error> {
         let stream = self.stream.as_inner();
         // SAFETY: the layer's own stream captures nothing. `# Safety` above asks for what the launches touch.
-        let graph =
-            unsafe { Graph::capture(&self.device, stream, || self.launch(arguments, workspace, stream).map(|_| ()))? };
+        let queue = || unsafe { self.launcher.queue(placed, arguments, workspace, stream).map(|_| ()) };
+        // SAFETY: as above.
+        let graph = unsafe { Graph::capture(&self.device, stream, queue)? };
         Ok(MoeGraph { graph, device: self.device.clone() })
     }
 
-    /// Queues a step whose operands lie in the arena, between two events.
+    /// Queues a step whose operands lie in the arena, between two events; its stages stay in the workspace if they are wanted.
     ///
     /// # Safety
     ///
     /// `arguments` point into the arena, and the workspace is large enough. Nothing else is under way in either, and nobody
     /// touches them until the stream was waited for.
-    unsafe fn queue(&mut self, arguments: &MoeArguments) -> Result<(), Error> {
+    unsafe fn queue(&mut self, arguments: &MoeArguments, with_stages: bool) -> Result<(), Error> {
         let (stream, workspace) = (self.stream.as_inner(), self.workspace.address());
+        let placed = PlacedMoe { keeps_intermediate: with_stages, ..self.placed };
         // SAFETY: `# Safety` above; the stream is this layer's own, in the current context.
         unsafe {
-            let graph = if self.graph { Some(self.capture(arguments, workspace)?) } else { None };
+            let graph = if self.graph { Some(self.capture_of(&placed, arguments, workspace)?) } else { None };
             self.start.record(&self.device, stream)?;
             let begin = Instant::now();
             let launches = match &graph {
                 Some(graph) => graph.launch(stream).map(|()| 1)?,
-                None => self.launch(arguments, workspace, stream)?,
+                None => self.launcher.queue(&placed, arguments, workspace, stream)?,
             };
             let cost = (launches, begin.elapsed());
             self.end.record(&self.device, stream)?;
@@ -378,7 +394,7 @@ impl MoeLayer for CudaMoeLayer {
             // workspace is large enough; both stay until the stream was waited for below, whatever happens.
             let queued = unsafe {
                 let sent = if index == 0 { self.arena.send(&self.device, layout.bytes, stream) } else { Ok(()) };
-                sent.and_then(|()| self.queue(part))
+                sent.and_then(|()| self.queue(part, output.stages.is_some()))
             };
             let finished = self.device.check(self.stream.synchronize());
             queued.and(finished)?;

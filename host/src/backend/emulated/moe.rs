@@ -119,6 +119,7 @@ pub(super) fn place(device: &mut Device, weights: &MoeWeights<'_>) -> PlacedMoe 
         experts: place_experts(device, weights.experts(), input_scales, &sizes),
         shared: weights.shared().map(|shared| place_experts(device, std::slice::from_ref(shared), of_shared, &sizes)),
         map: weights.expert_map().map_or(0, |map| upload(device, map, ROUTING).address),
+        keeps_intermediate: false,
     }
 }
 
@@ -178,6 +179,7 @@ impl EmulatedMoeLayer {
         output: &mut MoeOutput,
     ) -> Result<(usize, Counters), Error> {
         let sizes = self.layer.sizes;
+        let layer = PlacedMoe { keeps_intermediate: output.stages.is_some(), ..self.layer };
         self.gpu.clock.iter().for_each(|clock| clock.begin());
         let (mut launched, mut counters) = (0, None::<Counters>);
         for (first, chunk) in moe::chunks(&sizes, arguments)? {
@@ -190,7 +192,7 @@ impl EmulatedMoeLayer {
             let workspace = self.workspace.as_ref().expect("made above");
             workspace.poison(&mut self.device);
             let workspace = workspace.of(&sizes, chunk.token_count);
-            for launch in &moe::launches(&self.layer, &chunk, &workspace, self.kernels, self.gpu.sms)? {
+            for launch in &moe::launches(&layer, &chunk, &workspace, self.kernels, self.gpu.sms)? {
                 let done = self.gpu.launch(&mut self.device, launch, &mut self.step)?;
                 launched += 1;
                 match &mut counters {

@@ -3,7 +3,8 @@
 //! A call of a layer is a chain of launches, each of which may begin while the one before it still runs: lists of each expert's
 //! tokens (`moe_route`), where experts have many the rows of tokens sorted by expert (`moe_expand`), gate and up, down (`moe_sm90` or another of `kernels.rs`), the same for the expert that all tokens share, and
 //! the sum of each token's rows. With tokens in FP8 or NVFP4, what a product multiplies is rounded before it (`moe_quantize`,
-//! `moe_fp8_sm90`; `moe_quantize_nvfp4`, `moe_sm100`, `moe_nvfp4_sm120`). Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
+//! `moe_fp8_sm90`; `moe_quantize_nvfp4`, `moe_sm100`, `moe_nvfp4_sm120`); where experts have input scales, the product of gate and up
+//! rounds what down multiplies itself. Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
 //! that was captured once is right for whatever routing comes later.
 //!
 //! A token's numbers are the same whatever else is in the batch, in which order, and on which instance: every product sums its K
@@ -20,6 +21,7 @@ use kernels_gpu::moe_quantize::abi::Quantize;
 use kernels_gpu::moe_quantize_nvfp4::abi::Quantize as Nvfp4Quantize;
 use kernels_gpu::moe_route::abi::{Combine, Expand, ExpandedRows, Lists, Route};
 use kernels_gpu::moe_sm90::abi::Launch as Product;
+use kernels_gpu::moe_sm100::abi::QuantisedC;
 use kernels_gpu::nvfp4_rows::value_bytes;
 use kernels_gpu::units::TokenType;
 
@@ -89,6 +91,8 @@ pub(crate) struct PlacedMoe {
     pub shared: Option<PlacedExperts>,
     /// The layer's own number of each expert that can be named; 0 if experts are named by those.
     pub map: Address,
+    /// Whether the intermediate is left in 16 bits too where down does not read it so: what a comparison in stages looks at.
+    pub keeps_intermediate: bool,
 }
 
 /// What a call of a layer reads and writes: addresses in the device's memory.
@@ -250,8 +254,13 @@ pub(crate) fn launches(
                     launches.push(chunk.fp8_product(experts, index, projection, rows[index]));
                 }
                 (_, Some(rows)) => {
-                    launches.push(chunk.quantize_nvfp4(experts, index, projection.k, rows[index])?);
-                    launches.push(chunk.nvfp4_product(experts, index, projection, rows[index]));
+                    // With input scales, what a gated product leaves to down is quantised where it is made.
+                    let is_made = sizes.has_input_scales() && sizes.activation.has_gate();
+                    let next = (index == 0 && is_made).then_some(rows[1]);
+                    if index == 0 || !is_made {
+                        launches.push(chunk.quantize_nvfp4(experts, index, projection.k, rows[index])?);
+                    }
+                    launches.push(chunk.nvfp4_product(experts, index, projection, rows[index], next));
                 }
                 _ => launches.push(chunk.product(experts, index, projection)),
             }
@@ -533,9 +542,23 @@ impl Chunk<'_> {
         MoeQuantizeNvfp4.launch(quantize, sizes.dtype)
     }
 
-    /// The first or the second product of experts' rows in NVFP4.
-    fn nvfp4_product(&self, experts: &Experts<'_>, index: usize, projection: Projection, rows: Nvfp4Rows) -> Launch {
+    /// The first or the second product of experts' rows in NVFP4; the first may leave its own to the `next` in the same way.
+    fn nvfp4_product(
+        &self,
+        experts: &Experts<'_>,
+        index: usize,
+        projection: Projection,
+        rows: Nvfp4Rows,
+        next: Option<Nvfp4Rows>,
+    ) -> Launch {
         let Projection { op, b: [weights, _], alpha, bias, n, k, activation, .. } = projection;
+        let quantised = next.map_or(QuantisedC::default(), |Nvfp4Rows { values, scales, globals, .. }| QuantisedC {
+            input_scales: experts.placed.input_scales[1],
+            values,
+            scales,
+            globals,
+        });
+        let is_read = next.is_none() || self.layer.keeps_intermediate;
         let matrices = u64::from(experts.count) * op.projections() as u64;
         let product = nvfp4_products::Product {
             tokens: rows.values,
@@ -548,7 +571,8 @@ impl Chunk<'_> {
             weight_scales: weights + value_bytes(matrices * u64::from(n), k),
             alpha,
             bias,
-            c: experts.products[index],
+            c: if is_read { experts.products[index] } else { 0 },
+            quantised,
             n,
             k,
             experts: experts.count,

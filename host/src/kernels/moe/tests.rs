@@ -16,6 +16,7 @@ use crate::kernels::moe_sm90::MoeSm90;
 use crate::kernels::moe_sm100::MoeSm100;
 use crate::kernels::moe_sm120::MoeSm120;
 use crate::kernels::products::Products as _;
+use crate::kernels::tensor_map::MapArguments;
 
 const SMS: u32 = 132;
 
@@ -42,12 +43,13 @@ fn sizes(shared: Option<usize>) -> MoeSizes {
         activation: Activation::Silu,
         biases: false,
         token_format: TokenFormat::Bits16,
+        input_scales: false,
     }
 }
 
 fn layer(sizes: MoeSizes) -> PlacedMoe {
     let shared = sizes.shared_intermediate.map(|_| SHARED);
-    PlacedMoe { sizes, experts: EXPERTS, shared, map: 0x4000 }
+    PlacedMoe { sizes, experts: EXPERTS, shared, map: 0x4000, keeps_intermediate: false }
 }
 
 fn arguments(tokens: usize) -> MoeArguments {
@@ -296,12 +298,8 @@ fn tokens_in_nvfp4_are_quantised_before_each_product() {
     assert_eq!([first.input_scales, second.input_scales], [0xA00, 0xB00]);
     assert_eq!([(first.k, first.input_pitch), (second.k, second.input_pitch)], [(2880, 6000), (720, 1440)]);
     for (quantize, launch) in [(first, &chain[2]), (second, &chain[4])] {
-        let mut maps = Vec::new();
-        let product = launch.write(0, &mut [], &mut |map| {
-            maps.push(*map);
-            Ok([0; 128])
-        });
-        let product: kernels_gpu::moe_sm100::abi::Launch = bytemuck::pod_read_unaligned(product.unwrap().bytes());
+        let (product, maps) = nvfp4_product(launch);
+        assert_eq!(product.quantised, QuantisedC::default());
         assert_eq!((product.token_scales, product.globals), (quantize.scales, quantize.globals));
         assert_eq!([product.firsts, product.tile_firsts], [quantize.firsts, quantize.tile_firsts]);
         let (base, matrices) = if product.n == 720 { (0x1000, 2) } else { (0x2000, 1) };
@@ -313,6 +311,35 @@ fn tokens_in_nvfp4_are_quantised_before_each_product() {
     }
     let combine: Combine = parameter(&chain[9]);
     assert_eq!([combine.rows, combine.shared_rows], [workspace.rows, workspace.shared.unwrap().rows]);
+}
+
+/// The parameter of a product of tokens in NVFP4, and its tensor maps.
+fn nvfp4_product(launch: &Launch) -> (kernels_gpu::moe_sm100::abi::Launch, Vec<MapArguments>) {
+    let mut maps = Vec::new();
+    let product = launch.write(0, &mut [], &mut |map| {
+        maps.push(*map);
+        Ok([0; 128])
+    });
+    (bytemuck::pod_read_unaligned(product.unwrap().bytes()), maps)
+}
+
+#[test]
+fn with_input_scales_gate_and_up_leave_to_down_what_it_multiplies() {
+    let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, input_scales: true, ..sizes(Some(96)) };
+    let kernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), overlaps: true };
+    let experts = PlacedExperts { input_scales: [0xA00, 0xB00], ..EXPERTS };
+    let (layer, workspace) = (PlacedMoe { experts, ..layer(sizes) }, Workspace::at(&sizes, 100, WORKSPACE));
+    for keeps_intermediate in [false, true] {
+        let layer = PlacedMoe { keeps_intermediate, ..layer };
+        let chain = launches(&layer, &arguments(100), &workspace, kernels, SMS).unwrap();
+        assert_eq!(chain.len(), 8);
+        let ((gated, _), (down, maps)) = (nvfp4_product(&chain[2]), nvfp4_product(&chain[3]));
+        let QuantisedC { input_scales, values, scales, globals } = gated.quantised;
+        assert_eq!((input_scales, values), (0xB00, maps[0].address));
+        assert_eq!((scales, globals), (down.token_scales, down.globals));
+        assert_eq!(gated.c, if keeps_intermediate { workspace.intermediate } else { 0 });
+        assert_eq!((down.c, down.quantised), (workspace.rows, QuantisedC::default()));
+    }
 }
 
 #[test]

@@ -89,6 +89,7 @@ impl PackedWeights {
 ///     activation: Activation::Silu,
 ///     biases: false,
 ///     token_format: TokenFormat::Bits16,
+///     input_scales: false,
 /// };
 /// let numbers = 8 * 3 * 4096 * 14336;
 /// assert_eq!(weight_bytes(&mixtral), numbers / 16 * 9 + 4 * 256);

@@ -229,6 +229,7 @@ pub(super) fn chunk_tokens(sizes: &MoeSizes, tokens: usize) -> usize {
 ///     activation: Activation::Silu,
 ///     biases: false,
 ///     token_format: TokenFormat::Bits16,
+///     input_scales: false,
 /// };
 /// assert_eq!(workspace_bytes(&mixtral, 1), 82_176);
 /// assert!(workspace_bytes(&mixtral, 8192) < 512_000_000);

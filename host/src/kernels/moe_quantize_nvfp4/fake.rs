@@ -46,21 +46,43 @@ pub(super) fn launch(launch: &Launch<'_>) {
                 let (rows, tiles) =
                     (firsts[expert + 1] - firsts[expert], tile_firsts[expert + 1] - tile_firsts[expert]);
                 let (size, in_expert) = (tile_size(rows, tiles), row - firsts[expert]);
-                let (mut codes, mut scales) = (vec![0; k], vec![0; k / BLOCK]);
+                let tile = tile_firsts[expert] + in_expert / size;
                 let input_scale = Some(input_scales[expert]).filter(|&scale| scale != 0.0);
-                let global = quantise_token(dtype, &bits, input_scale, &mut codes, &mut scales);
+                let global = write_row(
+                    [quantize.values, quantize.scales],
+                    [row, tile, in_expert % size],
+                    dtype,
+                    &bits,
+                    input_scale,
+                );
                 *(quantize.globals as *mut f32).add(row as usize) = global;
-                let values: &mut [u8] = slice_mut(quantize.values + u64::from(row * row_bytes(quantize.k)), k / 2);
-                values
-                    .iter_mut()
-                    .zip(codes.as_chunks::<2>().0)
-                    .for_each(|(value, [low, high])| *value = low | high << 4);
-                scales.resize(4 * scale_tiles(quantize.k) as usize, 0);
-                for (block, scale) in (0..).zip(scales) {
-                    let at = token_scale(tile_firsts[expert] + in_expert / size, in_expert % size, block, quantize.k);
-                    *((quantize.scales + at) as *mut u8) = scale;
-                }
             }
         }
     }
+}
+
+/// Quantises a row, which has a place in a tile of tokens; its global scale.
+///
+/// # Safety
+/// There is room for it where values and scales lie.
+pub(in crate::kernels) unsafe fn write_row(
+    [values, scales]: [u64; 2],
+    [row, tile, in_tile]: [u32; 3],
+    dtype: OutDtype,
+    bits: &[u16],
+    input_scale: Option<f32>,
+) -> f32 {
+    let k = bits.len() as u32;
+    let (mut codes, mut of_blocks) = (vec![0; bits.len()], vec![0; bits.len() / BLOCK]);
+    let global = quantise_token(dtype, bits, input_scale, &mut codes, &mut of_blocks);
+    of_blocks.resize(4 * scale_tiles(k) as usize, 0);
+    // SAFETY: `# Safety` above.
+    unsafe {
+        let values: &mut [u8] = slice_mut(values + u64::from(row * row_bytes(k)), bits.len() / 2);
+        values.iter_mut().zip(codes.as_chunks::<2>().0).for_each(|(value, [low, high])| *value = low | high << 4);
+        for (block, scale) in (0..).zip(of_blocks) {
+            *((scales + token_scale(tile, in_tile, block, k)) as *mut u8) = scale;
+        }
+    }
+    global
 }

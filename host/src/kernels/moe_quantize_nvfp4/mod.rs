@@ -1,7 +1,7 @@
 //! Tokens of an MoE layer to NVFP4, sorted by expert, `kernels-gpu/src/moe_quantize_nvfp4/`.
 
 #[cfg(all(test, feature = "cuda"))]
-mod fake;
+pub(super) mod fake;
 
 use kernels_gpu::moe_quantize_nvfp4::abi::{ENTRIES, Quantize};
 

@@ -11,6 +11,7 @@ use crate::format::blocked::BlockedScales;
 use crate::format::{BLOCK, Matrix};
 use crate::fp4::{Factors, scaled, sum};
 use crate::kernels::fake::{out_dtype, slice, slice_mut};
+use crate::kernels::moe_quantize_nvfp4::fake::write_row;
 use crate::kernels::moe_sm90;
 use crate::kernels::nvfp4_products::Nvfp4Instance;
 
@@ -71,14 +72,24 @@ pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[Nvfp4Instance
                 let scales: Vec<u8> = (0..k / BLOCK as u32).map(scale).collect();
                 let (factors, global) =
                     (Factors::new(&codes, &scales), *(parameter.globals as *const f32).add(token as usize));
-                let c: &mut [u16] = slice_mut(parameter.c + 2 * u64::from(token) * u64::from(n), n as usize);
-                for (column, c) in c.iter_mut().enumerate() {
+                let mut of_row = vec![0; n as usize];
+                for (column, c) in of_row.iter_mut().enumerate() {
                     let product = |(weights, alpha, bias): &(Vec<Factors>, &[f32], Option<&[f32]>)| {
                         let bias = bias.map(|bias| bias[column]);
                         let alpha = alpha[if of_host { column } else { expert as usize }];
                         f64::from(scaled(sum(&factors, &weights[column]), global, alpha, bias))
                     };
                     *c = dtype.round(moe_sm90::activated(&parameter.activation, &projections, product));
+                }
+                if parameter.c != 0 {
+                    slice_mut::<u16>(parameter.c + 2 * u64::from(token) * u64::from(n), n as usize)
+                        .copy_from_slice(&of_row);
+                }
+                let abi::QuantisedC { input_scales, values, scales, globals } = parameter.quantised;
+                if input_scales != 0 {
+                    let scale = *(input_scales as *const f32).add(expert as usize);
+                    let global = write_row([values, scales], [token, tile, in_tile], dtype, &of_row, Some(scale));
+                    *(globals as *mut f32).add(token as usize) = global;
                 }
             }
         }

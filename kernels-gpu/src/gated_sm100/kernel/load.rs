@@ -54,7 +54,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         };
         // The second block of a pair may have no rows. Then the map gives zeros as values, and any scales will do.
         let weight_tile_row = (first_row / SCALE_TILE_ROWS).min((group.n - 1) / SCALE_TILE_ROWS);
-        let token_tile_row = tile.first_token / SCALE_TILE_ROWS;
+        let token_tile_row = group.token_tile + tile.first_token / SCALE_TILE_ROWS;
         // Every tile has one.
         let token_tile_rows = if Self::INSTANCE.token_scale_tiles() == 1 { 1 } else { tile.token_scale_tiles() };
 

@@ -18,7 +18,9 @@ use cuda_std::{
 use super::{Placed, Sm100, Sums, Work};
 use crate::{
     epilogue::convert,
+    format::BLOCK,
     gated_sm100::abi::{BOX_BYTES, BOX_COLUMNS, BOX_TOKENS, EPILOGUE_WARPS, N_STEP, QUARTERS, Store, Tile},
+    nvfp4_blocks::QuantisedTile,
     ring::Ring,
 };
 
@@ -37,9 +39,13 @@ const ELEMENTS_PER_LANE: u32 = LANE_BYTES / ELEMENT_BYTES;
 /// Lanes that together store a token's columns.
 const LANES_PER_TOKEN: u32 = TOKEN_BYTES / LANE_BYTES;
 
+/// The bit in which the numbers of the two lanes differ that have a block of a token in NVFP4.
+const BLOCK_LANES: u32 = 1;
+
 const _: () = {
     assert!(WARP_SIZE / LANES_PER_TOKEN == N_STEP, "a warp stores as many tokens at once as it loads");
     assert!(BOX_COLUMNS == WARP_SIZE && BOX_BYTES == TOKEN_BYTES && BOX_TOKENS.is_multiple_of(N_STEP));
+    assert!(2 * ELEMENTS_PER_LANE == BLOCK);
 };
 
 /// Warps of a quarter.
@@ -93,6 +99,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         // SAFETY: the accumulator is read while it is full; its lanes are this quarter's, and the buffers this warp's alone.
         unsafe {
             let column = self.block.work.column(tile, self.block.first_row(tile) + self.first_column + lane_id());
+            let quantised = self.block.work.quantised(tile, group);
             self.accumulators.wait_full();
             tcgen05_fence_after_thread_sync();
             if token >= tile.tokens {
@@ -110,7 +117,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
                 }
                 self.stage(in_buffer, self.block.work.values(group, &column, &tokens, &sums));
                 match Sm100::<W, BLOCKS>::INSTANCE.store {
-                    Store::Direct => self.store_lanes(tile, group, token),
+                    Store::Direct => self.store_lanes(tile, group, quantised, token),
                     Store::Tma if last || fills => self.store_box(tile, group, token - in_buffer),
                     Store::Tma => {}
                 }
@@ -188,9 +195,10 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     /// bytes each.
     ///
     /// # Safety
-    /// Every lane has written its part of the buffer. The whole warp calls it together; the contract holds of `group`.
+    /// Every lane has written its part of the buffer. The whole warp calls it together; the contract holds of `group`, and `quantised` is
+    /// the tile's.
     #[inline(always)]
-    unsafe fn store_lanes(&mut self, tile: &Tile, group: &Placed, token: u32) {
+    unsafe fn store_lanes(&mut self, tile: &Tile, group: &Placed, quantised: QuantisedTile, token: u32) {
         let lane = lane_id();
         let token = token + lane / LANES_PER_TOKEN;
         let column = self.block.first_row(tile) + self.first_column + lane % LANES_PER_TOKEN * ELEMENTS_PER_LANE;
@@ -199,10 +207,13 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
             sync_warp(ALL_LANES);
             let elements = ld_shared_v4_b32(self.buffers[0] + lane * LANE_BYTES);
             // N is a multiple of 8, so that a lane's columns are all inside or all outside.
-            if token < tile.tokens && column < group.n {
+            if self.block.work.writes_bits16() && token < tile.tokens && column < group.n {
                 let row = u64::from(tile.first_token + token);
                 let element = row * u64::from(group.n) + u64::from(column);
                 st_global_v4_b32(GlobalAddress::new(group.c) + element * u64::from(ELEMENT_BYTES), elements);
+            }
+            if quantised.is_there() {
+                quantised.store::<BLOCK_LANES, BLOCK_LANES, 4>(elements, token, column);
             }
         }
         // The next 8 tokens go to the other buffer, and need not wait until all lanes have read this one.

@@ -2,7 +2,10 @@
 
 use core::ops::Deref;
 
-use crate::gated_sm100::abi::{Group, Instance, N_STEP, Tile};
+use crate::{
+    gated_sm100::abi::{Group, Instance, N_STEP, Tile},
+    nvfp4_blocks::QuantisedTile,
+};
 
 /// A lane's sums of 8 tokens, by matrix. The plain kernel has one matrix, and zeros in place of the other.
 pub type Sums = [[f32; N_STEP as usize]; 2];
@@ -14,6 +17,8 @@ pub struct Placed {
     pub group: Group,
     /// Its first token in the map of tokens.
     pub token_row: u32,
+    /// Its first tile of tokens in the tokens' scales.
+    pub token_tile: u32,
     /// Its first row in each map of weights.
     pub weight_rows: [u32; 2],
 }
@@ -61,6 +66,15 @@ pub trait Work: Copy {
 
     /// The format of C.
     fn output(self) -> u32;
+
+    /// Whether C is written as 16-bit numbers.
+    fn writes_bits16(self) -> bool;
+
+    /// Where a tile of C goes in NVFP4, if it does. Then its columns are a multiple of 16.
+    ///
+    /// # Safety
+    /// As [`Work::tiles`]; the tile is one of them, and this its group.
+    unsafe fn quantised(self, tile: &Tile, group: &Placed) -> QuantisedTile;
 
     /// What a lane needs of a column of a tile's group, which may lie behind the last.
     ///

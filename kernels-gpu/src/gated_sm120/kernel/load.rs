@@ -58,20 +58,23 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
     /// Where the operands of a tile begin.
     #[inline(always)]
     fn sources(tile: &Tile, group: &Placed) -> Sources {
-        let &Placed { group: Group { a_map, a_scales, b, n, k, .. }, token_row, weight_map, weight_rows } = group;
+        let &Placed { group: Group { a_map, a_scales, b, n, k, .. }, token_row, token_tile, weight_map, weight_rows } =
+            group;
         let first = tile.first_column / SLAB_ROWS;
         // Below the last slab there is none; nobody stores what is multiplied for it.
         let last = (n - 1) / SLAB_ROWS;
         let gated = Self::INSTANCE.matrices == 2;
         let second = if gated { first } else { (first + 1).min(last) };
         let slab = |matrix: u64, row: u32| GlobalAddress::new(matrix) + u64::from(row) * slab_row_bytes(k);
-        let scale_tiles = |row: u32| u64::from(row / SCALE_TILE_ROWS) * u64::from(k.div_ceil(MMA_K) * SCALE_TILE_BYTES);
+        let scale_tiles = |tile: u32| u64::from(tile) * u64::from(k.div_ceil(MMA_K) * SCALE_TILE_BYTES);
         let matrices = [0, if gated { 1 } else { 0 }];
         let weights = match Self::INSTANCE.weights {
             Weights::Slabs => [slab(b[0], first), slab(b[matrices[1]], second)],
-            Weights::Rows => matrices.map(|matrix| GlobalAddress::new(b[matrix]) + scale_tiles(tile.first_column)),
+            Weights::Rows => {
+                matrices.map(|matrix| GlobalAddress::new(b[matrix]) + scale_tiles(tile.first_column / SCALE_TILE_ROWS))
+            }
         };
-        let tile_row = scale_tiles(tile.first_token);
+        let tile_row = scale_tiles(token_tile + tile.first_token / SCALE_TILE_ROWS);
         let row = u64::from(tile.first_token % TOKEN_SCALE_ROWS * (SCALE_TILE_BYTES / TOKEN_SCALE_ROWS));
         Sources {
             weights,

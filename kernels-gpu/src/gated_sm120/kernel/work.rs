@@ -2,7 +2,10 @@
 
 use core::ops::Deref;
 
-use crate::gated_sm120::abi::{Group, Instance, SLABS, Tile};
+use crate::{
+    gated_sm120::abi::{Group, Instance, SLABS, Tile},
+    nvfp4_blocks::QuantisedTile,
+};
 
 /// The columns of C that a lane has, by slab and row of the product; those behind the last are nobody's.
 pub type Columns = [[u32; 2]; SLABS as usize];
@@ -14,6 +17,8 @@ pub struct Placed {
     pub group: Group,
     /// Its first token in the map of tokens.
     pub token_row: u32,
+    /// Its first tile of tokens in the tokens' scales.
+    pub token_tile: u32,
     /// Address of the map of weights, where they lie in rows: as that of tokens, a box of 64 rows.
     pub weight_map: u64,
     /// The group's first row there, of each matrix.
@@ -64,6 +69,15 @@ pub trait Work: Copy {
 
     /// The format of C.
     fn output(self) -> u32;
+
+    /// Whether C is written as 16-bit numbers.
+    fn writes_bits16(self) -> bool;
+
+    /// Where a tile of C goes in NVFP4, if it does. Then its columns are a multiple of 16.
+    ///
+    /// # Safety
+    /// As [`Work::tiles`]; the tile is one of them, and this its group.
+    unsafe fn quantised(self, tile: &Tile, group: &Placed) -> QuantisedTile;
 
     /// The terms of a lane that has these columns, and of each eight tokens of the tile two, the first of them this one.
     ///

@@ -19,7 +19,10 @@ class Moe(torch.nn.Module):
     :param dtype: bfloat16 or float16: the type of tokens.
     :param shared: gate, up and down of an expert that every token has, ``[1, I, H]`` or ``[I, H]``, with an I of its own.
     :param expert_map: ``[named experts]``, int32: see :func:`moe`.
-    :param token_format: ``16-bit`` or ``fp8``: see :func:`moe`.
+    :param token_format: ``16-bit``, ``fp8`` or ``nvfp4``: see :func:`moe`.
+    :param input_scales: with ``nvfp4``, the global scales of the tokens that each expert's gate and up multiply (the larger where a
+        checkpoint has one for each) and of what its down multiplies: two tensors ``[E]``, or ``[E + 1]`` with the shared expert's
+        last. Left out, each token has a scale of its own. On a GPU they spare a launch where there is a gate.
     :raises ValueError: if a type, a shape, a device or a scale is wrong, with its name and place.
     :raises Error: if the device fails, or computes no such layers.
 
@@ -46,6 +49,7 @@ class Moe(torch.nn.Module):
         shared: tuple[Quantized | None, Quantized, Quantized] | None = None,
         expert_map: torch.Tensor | None = None,
         token_format: str = "16-bit",
+        input_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         super().__init__()
         projections = [_projection(tensor, bias) for tensor, bias in zip((gate, up, down), biases or (None,) * 3)]
@@ -59,11 +63,15 @@ class Moe(torch.nn.Module):
         self.dtype = dtype
         self.activation, self.biases, self.token_format = activation, biases is not None, token_format
         sizes = self.hidden, self.intermediate, self.experts, self.shared_intermediate
-        length = _native.moe_weight_bytes(*sizes, dtype, activation, self.biases, token_format, values.is_cuda)
+        self.input_scales = input_scales is not None
+        length = _native.moe_weight_bytes(
+            *sizes, dtype, activation, self.biases, token_format, self.input_scales, values.is_cuda
+        )
         # Not in the state: how they lie is the device's affair, and the checkpoint's tensors are the state.
         self.register_buffer("weights", torch.empty(length, dtype=torch.uint8, device=values.device), persistent=False)
         self.register_buffer("expert_map", expert_map, persistent=False)
-        _native.pack_moe(self.weights, dtype, projections, shared, activation, self.biases, token_format)
+        scales = input_scales and [scales.tolist() for scales in input_scales]
+        _native.pack_moe(self.weights, dtype, projections, shared, activation, self.biases, token_format, scales)
         if values.is_cuda:
             _native.check_packed_moe(bytes(self.weights[: _native.MOE_HEAD_BYTES].tolist()), *sizes, activation)
         # What every call says: each option that PyTorch has to look at takes time, so only those that are not as usual.
@@ -76,6 +84,8 @@ class Moe(torch.nn.Module):
             self._options["biases"] = True
         if token_format != "16-bit":
             self._options["token_format"] = token_format
+        if self.input_scales:
+            self._options["input_scales"] = True
 
     def workspace_bytes(self, tokens: int, top_k: int) -> int:
         """Bytes of workspace that a call with up to so many tokens needs on a GPU; layers can share one."""

@@ -42,7 +42,7 @@ _moe = _define(
     "moe(Tensor(a!) out, Tensor hidden_states, Tensor topk_ids, Tensor topk_weights, Tensor weights, int experts,"
     " int intermediate, *, int? shared_intermediate=None, Tensor? expert_map=None, Tensor? shared_weights=None,"
     " bool weights_on_input=False, Tensor(b!)? workspace=None, str activation='silu', bool biases=False,"
-    " str token_format='16-bit') -> ()",
+    " str token_format='16-bit', bool input_scales=False) -> ()",
     fake=lambda *arguments, **named: None,
     CPU=_native.moe,
     CUDA=_native.moe,
@@ -64,6 +64,7 @@ def moe(
     activation: str = "silu",
     biases: bool = False,
     token_format: str = "16-bit",
+    input_scales: bool = False,
     out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -86,6 +87,7 @@ def moe(
     :param token_format: ``16-bit``, or ``fp8``: tokens and the intermediate are multiplied as e4m3 with a scale for each, and weights are
         rounded to e4m3, as the weights were packed for. Faster on Hopper for many tokens, and less accurate. Or ``nvfp4``: both are
         multiplied as NVFP4, with weights as they are; on GPUs, Blackwell alone.
+    :param input_scales: whether the weights have input scales, by which ``nvfp4`` quantises.
     :param out: where to write, ``[T, H]``; a new tensor if left out.
     :param workspace: bytes, on a GPU: :meth:`Moe.workspace_bytes` of them; new ones if left out.
     :raises ValueError: if an argument has the wrong type, shape, device or stride.
@@ -109,6 +111,7 @@ def moe(
         activation=activation,
         biases=biases,
         token_format=token_format,
+        input_scales=input_scales,
     )
     return out
 

@@ -7,6 +7,7 @@ use nvfp4::Error;
 use nvfp4::backend::{Backend, cpu::Cpu};
 use nvfp4::bias::Bias;
 use nvfp4::format::{BLOCK, Matrix};
+use nvfp4::fp4::InputScales;
 use nvfp4::moe::{Biases, MoeExpert, MoeInputs, MoeOutput, MoeSizes, MoeStep, MoeWeights};
 use pyo3::prelude::*;
 
@@ -17,10 +18,12 @@ use crate::tensor::{GPU_ALIGNMENT, Tensor};
 /// What packed weights begin with.
 const HEADER: &[u8; 16] = b"nvfp4 cpu moe 1\n";
 
-/// Where a layer's weights lie in one tensor: a header, and for each projection its global scales, its biases, and values and scales
+/// Where a layer's weights lie in one tensor: a header, input scales, and for each projection its global scales, its biases, and values and scales
 /// as a checkpoint has them.
 pub struct Layout {
     pub bytes: usize,
+    /// Of gate and up and of down, little-endian f32, of each expert and then of the shared one; empty if there are none.
+    input_scales: Range<usize>,
     routed: Projections<Part>,
     shared: Option<Projections<Part>>,
 }
@@ -44,6 +47,9 @@ impl Layout {
             end += bytes;
             end - bytes..end
         };
+        let with_scales =
+            if sizes.input_scales { sizes.experts + usize::from(sizes.shared_intermediate.is_some()) } else { 0 };
+        let input_scales = take(size_of::<[f32; 2]>() * with_scales);
         let mut parts = |experts: usize, intermediate: usize| {
             let shapes = [(intermediate, sizes.hidden), (intermediate, sizes.hidden), (sizes.hidden, intermediate)];
             [0, 1, 2].map(|index| {
@@ -61,7 +67,7 @@ impl Layout {
         let routed = parts(sizes.experts, sizes.intermediate);
         let shared = sizes.shared_intermediate.map(|intermediate| parts(1, intermediate));
         let bytes = end.next_multiple_of(GPU_ALIGNMENT) + HEADER.len();
-        Self { bytes, routed, shared }
+        Self { bytes, input_scales, routed, shared }
     }
 
     /// The layer in packed weights. Every scale is checked.
@@ -75,6 +81,11 @@ impl Layout {
         let mut weights = weights.with_token_format(sizes.token_format);
         if let Some(shared) = &self.shared {
             weights = weights.with_shared(expert_of(shared, bytes, 0).map_err(|error| error.at("shared expert"))?)?;
+        }
+        if sizes.input_scales {
+            let all = bytes[self.input_scales.clone()].chunks_exact(size_of::<[f32; 2]>()).map(pod_read_unaligned);
+            let all = all.map(|[gate_up, down]: [f32; 2]| InputScales { gate_up, down });
+            weights = weights.with_input_scales(all.collect())?;
         }
         match map {
             Some(map) => weights.with_expert_map(map),
@@ -152,12 +163,17 @@ pub fn pack(
     sizes: &MoeSizes,
     routed: &Projections<RawProjection<'_>>,
     shared: Option<&Projections<RawProjection<'_>>>,
+    input_scales: &[InputScales],
 ) -> PyResult<()> {
     let layout = Layout::new(sizes);
     // SAFETY: as in `moe`; `weights` was just allocated for this.
     let to = unsafe { weights.elements_mut::<u8>(weights.len())? };
     to.fill(0);
     to[..HEADER.len()].copy_from_slice(HEADER);
+    let scales = input_scales.iter().flat_map(|of| [of.gate_up, of.down]);
+    for (to, number) in to[layout.input_scales.clone()].chunks_exact_mut(size_of::<f32>()).zip(scales) {
+        to.copy_from_slice(&number.to_le_bytes());
+    }
     let of_shared = layout.shared.iter().flatten().zip(shared.into_iter().flatten());
     let pairs = layout.routed.iter().zip(routed).chain(of_shared);
     for (part, raw) in pairs.filter_map(|(part, raw)| Some((part.as_ref()?, raw.as_ref()?))) {

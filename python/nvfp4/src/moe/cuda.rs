@@ -1,6 +1,7 @@
 //! On a GPU: launches on PyTorch's current stream, with PyTorch's memory.
 
 use nvfp4::backend::cuda::{MoeArguments, MoeTensor, MoeTensors, PackedMoe};
+use nvfp4::fp4::InputScales;
 use nvfp4::kernels::moe::workspace_bytes;
 use nvfp4::moe::MoeSizes;
 use pyo3::intern;
@@ -64,16 +65,18 @@ pub fn pack(
     sizes: &MoeSizes,
     routed: &Projections<RawProjection<'_>>,
     shared: Option<&Projections<RawProjection<'_>>>,
+    input_scales: &[InputScales],
     ordinal: u32,
 ) -> PyResult<()> {
     let launcher = launchers(ordinal)?.moe()?;
-    let (routed, shared) = (tensors(routed), shared.map(tensors));
+    let (of_experts, of_shared) = input_scales.split_at(input_scales.len().min(sizes.experts));
+    let (routed, shared) = (tensors(routed, of_experts), shared.map(|shared| tensors(shared, of_shared)));
     let stream = current_stream(py, ordinal)?;
     // SAFETY: as above.
     unsafe { launcher.pack(sizes, &routed, shared.as_ref(), weights.address, stream) }.map_err(exception)
 }
 
-fn tensors<'a>(projections: &'a Projections<RawProjection<'_>>) -> MoeTensors<'a> {
+fn tensors<'a>(projections: &'a Projections<RawProjection<'_>>, input_scales: &'a [InputScales]) -> MoeTensors<'a> {
     let tensor = |index: usize| {
         let raw = projections[index].as_ref()?;
         let [values_stride, scales_stride] = raw.strides();
@@ -87,5 +90,5 @@ fn tensors<'a>(projections: &'a Projections<RawProjection<'_>>) -> MoeTensors<'a
         })
     };
     let [up, down] = [1, 2].map(|index| tensor(index).expect("every layer has one"));
-    MoeTensors { gate: tensor(0), up, down }
+    MoeTensors { gate: tensor(0), up, down, input_scales }
 }

@@ -6,6 +6,7 @@ mod cuda;
 use nvfp4::backend::cuda::MoeLauncher;
 use nvfp4::bias::Bias;
 use nvfp4::format::BLOCK;
+use nvfp4::fp4::InputScales;
 use nvfp4::fp8::TokenFormat;
 use nvfp4::kernels::moe::{weight_bytes, workspace_bytes};
 use nvfp4::moe::{Activation, MoeSizes};
@@ -22,7 +23,7 @@ const MAX_TOP_K: usize = 32;
 #[pyfunction]
 #[pyo3(signature = (out, hidden_states, topk_ids, topk_weights, weights, experts, intermediate, *, shared_intermediate=None,
     expert_map=None, shared_weights=None, weights_on_input=false, workspace=None, activation="silu", biases=false,
-    token_format="16-bit"))]
+    token_format="16-bit", input_scales=false))]
 #[expect(clippy::too_many_arguments, reason = "an operator takes each by its name")]
 pub fn moe(
     py: Python<'_>,
@@ -41,6 +42,7 @@ pub fn moe(
     activation: &str,
     biases: bool,
     token_format: &str,
+    input_scales: bool,
 ) -> PyResult<()> {
     let operands = Operands {
         out: Tensor::read("out", out)?,
@@ -55,7 +57,7 @@ pub fn moe(
     };
     let activation = activation_of(activation)?;
     let token_format = tensor::token_format(token_format)?;
-    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases, token_format };
+    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases, token_format, input_scales };
     let sizes = operands.sizes(&kind)?;
     match operands.hidden_states.place {
         Place::Cpu => cpu::moe(py, &operands, &sizes),
@@ -71,12 +73,13 @@ struct Kind {
     activation: Activation,
     biases: bool,
     token_format: TokenFormat,
+    input_scales: bool,
 }
 
 impl Kind {
     /// The layer's sizes.
     fn sizes(&self, hidden: usize, named_experts: usize, top_k: usize, dtype: OutDtype) -> PyResult<MoeSizes> {
-        let &Self { experts, intermediate, shared_intermediate, activation, biases, token_format } = self;
+        let &Self { experts, intermediate, shared_intermediate, activation, biases, token_format, input_scales } = self;
         let sizes = MoeSizes {
             hidden,
             intermediate,
@@ -88,6 +91,7 @@ impl Kind {
             activation,
             biases,
             token_format,
+            input_scales,
         };
         sizes.check().map_err(exception)?;
         Ok(sizes)
@@ -201,11 +205,12 @@ pub fn moe_weight_bytes(
     activation: &str,
     biases: bool,
     token_format: &str,
+    input_scales: bool,
     is_cuda: bool,
 ) -> PyResult<usize> {
     let activation = activation_of(activation)?;
     let token_format = tensor::token_format(token_format)?;
-    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases, token_format };
+    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases, token_format, input_scales };
     let sizes = kind.sizes_of_weights(hidden, token_type(dtype)?)?;
     Ok(packed_bytes(&sizes, if is_cuda { Place::Cuda(0) } else { Place::Cpu }))
 }
@@ -222,7 +227,15 @@ pub fn moe_workspace_bytes(
     token_format: &str,
 ) -> PyResult<usize> {
     let (activation, token_format) = (Activation::Silu, tensor::token_format(token_format)?);
-    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases: false, token_format };
+    let kind = Kind {
+        experts,
+        intermediate,
+        shared_intermediate,
+        activation,
+        biases: false,
+        token_format,
+        input_scales: false,
+    };
     Ok(workspace_bytes(&kind.sizes(hidden, experts, top_k, OutDtype::Bf16)?, tokens))
 }
 
@@ -237,7 +250,15 @@ pub fn check_packed_moe(
     activation: &str,
 ) -> PyResult<()> {
     let (activation, token_format) = (activation_of(activation)?, TokenFormat::default());
-    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases: false, token_format };
+    let kind = Kind {
+        experts,
+        intermediate,
+        shared_intermediate,
+        activation,
+        biases: false,
+        token_format,
+        input_scales: false,
+    };
     let sizes = kind.sizes_of_weights(hidden, OutDtype::Bf16)?;
     let head = head.try_into().map_err(|_| invalid("head", "not as long as what packed weights begin with"))?;
     MoeLauncher::check_packed(&sizes, head).map_err(exception)
@@ -288,6 +309,7 @@ pub fn pack_moe<'py>(
     activation: &str,
     biases: bool,
     token_format: &str,
+    input_scales: Option<[Vec<f32>; 2]>,
 ) -> PyResult<()> {
     let weights = Tensor::read("weights", weights)?;
     let (dtype, activation) = (token_type(dtype)?, activation_of(activation)?);
@@ -306,7 +328,9 @@ pub fn pack_moe<'py>(
         Some(up) => Some(Tensor::read("shared up.values", &up.0)?.expect_dimensions::<3>("[1, rows, columns/2]")?[1]),
         None => None,
     };
-    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases, token_format };
+    let scales = input_scales.map(|scales| input_scales_of(scales, experts + usize::from(shared.is_some())));
+    let (input_scales, scales) = (scales.is_some(), scales.transpose()?.unwrap_or_default());
+    let kind = Kind { experts, intermediate, shared_intermediate, activation, biases, token_format, input_scales };
     let sizes = kind.sizes_of_weights(2 * half_hidden, dtype)?;
     let routed = checked(projections, &NAMES[..3], &sizes, (experts, intermediate), weights.place)?;
     let of_shared = |shared| checked(shared, &NAMES[3..], &sizes, (1, shared_intermediate.unwrap_or(0)), weights.place);
@@ -315,9 +339,26 @@ pub fn pack_moe<'py>(
     weights.expect_shape(&[packed_bytes(&sizes, weights.place)])?;
     weights.expect_contiguous()?;
     match weights.place {
-        Place::Cpu => cpu::pack(&weights, &sizes, &routed, shared.as_ref()),
-        Place::Cuda(ordinal) => cuda::pack(py, &weights, &sizes, &routed, shared.as_ref(), ordinal),
+        Place::Cpu => cpu::pack(&weights, &sizes, &routed, shared.as_ref(), &scales),
+        Place::Cuda(ordinal) => cuda::pack(py, &weights, &sizes, &routed, shared.as_ref(), &scales, ordinal),
     }
+}
+
+/// The scales of gate and up and of down, of so many experts.
+fn input_scales_of([gate_up, down]: [Vec<f32>; 2], experts: usize) -> PyResult<Vec<InputScales>> {
+    if [gate_up.len(), down.len()] != [experts; 2] {
+        let text = format_args!(
+            "{} and {} of them; expected one for each expert, and at last the shared one's: {experts}",
+            gate_up.len(),
+            down.len()
+        );
+        return Err(invalid("input_scales", text));
+    }
+    let scales: Vec<_> = gate_up.into_iter().zip(down).map(|(gate_up, down)| InputScales { gate_up, down }).collect();
+    for (expert, scales) in scales.iter().enumerate() {
+        scales.check().map_err(|error| invalid("input_scales", error.at(format_args!("expert {expert}"))))?;
+    }
+    Ok(scales)
 }
 
 /// Checks the projections of so many experts with so large an intermediate.

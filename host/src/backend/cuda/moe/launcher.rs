@@ -57,6 +57,8 @@ pub struct MoeTensors<'a> {
     pub up: MoeTensor<'a>,
     /// Down of every expert.
     pub down: MoeTensor<'a>,
+    /// The input scales of every expert, in host memory: empty unless the sizes say that there are some.
+    pub input_scales: &'a [InputScales],
 }
 
 impl<'a> MoeTensors<'a> {
@@ -73,6 +75,14 @@ impl<'a> MoeTensors<'a> {
                 format!("tensors of gate and an activation with a gate come together; it is {}", sizes.activation);
             return Err(Error::Invalid(text));
         }
+        let (got, Matrices { count, .. }) = (self.input_scales.len(), Matrices::of(sizes, of_shared, 0));
+        let expected = if sizes.input_scales { count as usize } else { 0 };
+        if got != expected {
+            return Err(Error::Mismatch { what: "input scales", got, expected });
+        }
+        self.input_scales.iter().enumerate().try_for_each(|(expert, scales)| {
+            scales.check().map_err(|error| error.at(format_args!("expert {expert}")))
+        })?;
         for (projection, tensor) in self.projections() {
             let (name, Matrices { count, rows, .. }) = (NAMES[projection], Matrices::of(sizes, of_shared, projection));
             let experts = count as usize;
@@ -203,6 +213,10 @@ impl MoeLauncher {
                     self.pack_projection(sizes, &packed, of_shared, projection, tensor, stream)?;
                 }
             }
+            if sizes.has_input_scales() {
+                let of_shared = shared.map_or(&[][..], |shared| shared.input_scales);
+                self.set_input_scales(&packed, [experts.input_scales, of_shared], stream)?;
+            }
         }
         Ok(())
     }
@@ -226,44 +240,25 @@ impl MoeLauncher {
         Ok(())
     }
 
-    /// Queues the copy of experts' input scales to packed weights: each token then has its expert's as its global scale, and not one of
-    /// its own. `of_shared` are the shared expert's.
-    ///
-    /// # Errors
-    /// If tokens are not in [NVFP4](TokenFormat::Nvfp4), there is not one for each expert, one is out of range, or the driver fails.
+    /// Queues the copy of the input scales of experts, and of the shared one, to packed weights.
     ///
     /// # Safety
     ///
-    /// - `stream` is a stream of this device's primary context, or null, and captures nothing.
-    /// - The weights were packed for these sizes, on this stream or before it, and nothing reads them until the stream has come past this.
-    pub unsafe fn set_input_scales(
+    /// As [`MoeLauncher::clear`]; there is a scale for each expert, in NVFP4.
+    pub(super) unsafe fn set_input_scales(
         &self,
-        sizes: &MoeSizes,
-        experts: &[InputScales],
-        of_shared: Option<InputScales>,
-        weights: CUdeviceptr,
+        packed: &PackedWeights,
+        [experts, shared]: [&[InputScales]; 2],
         stream: CUstream,
     ) -> Result<(), Error> {
-        let (got, expected) = (experts.len(), sizes.experts);
-        if got != expected || of_shared.is_some() != sizes.shared_intermediate.is_some() {
-            let what = "input scales (one for each expert, and the shared one)";
-            return Err(Error::Mismatch { what, got, expected });
-        }
-        if sizes.token_format != TokenFormat::Nvfp4 {
-            return Err(Error::Invalid("input scales are for layers with NVFP4 tokens; leave them out".into()));
-        }
-        experts.iter().chain(&of_shared).try_for_each(InputScales::check)?;
-        check_weights(weights)?;
-        let packed = PackedWeights::at(sizes, weights);
-        let of_shared = packed.shared.as_ref().zip(of_shared.as_ref().map(std::slice::from_ref));
-        let _entered = self.device.enter()?;
+        let of_shared = packed.shared.as_ref().map(|placed| (placed, shared));
         for (placed, scales) in [(&packed.experts, experts)].into_iter().chain(of_shared) {
-            let of = [scales.iter().map(|of| of.gate_up).collect(), scales.iter().map(|of| of.down).collect()];
-            for (to, numbers) in placed.input_scales.into_iter().zip(of) {
-                let numbers: Vec<f32> = numbers;
+            let of: [fn(&InputScales) -> f32; 2] = [|of| of.gate_up, |of| of.down];
+            for (to, of) in placed.input_scales.into_iter().zip(of) {
+                let numbers: Vec<f32> = scales.iter().map(of).collect();
                 let (from, bytes) = (numbers.as_ptr().cast(), size_of_val(&*numbers));
-                // SAFETY: the context is current; `# Safety` above asks for the stream and for the weights. The driver has read what is in
-                // pageable memory when the call returns (cuda.h, "API synchronization behavior").
+                // SAFETY: `# Safety` above. The driver has read what is in pageable memory when the call returns (cuda.h, "API
+                // synchronization behavior").
                 self.device.check_raw(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes, stream) })?;
             }
         }
@@ -405,8 +400,13 @@ impl MoeLauncher {
         check_weights(layer.weights)?;
         self.load(layer.sizes.token_format)?;
         let packed = PackedWeights::at(&layer.sizes, layer.weights);
-        let placed =
-            PlacedMoe { sizes: layer.sizes, experts: packed.experts, shared: packed.shared, map: layer.expert_map };
+        let placed = PlacedMoe {
+            sizes: layer.sizes,
+            experts: packed.experts,
+            shared: packed.shared,
+            map: layer.expert_map,
+            keeps_intermediate: false,
+        };
         let _entered = self.device.enter()?;
         // SAFETY: the context is current; `# Safety` above asks for the rest.
         unsafe { self.queue(&placed, arguments, workspace, stream) }
