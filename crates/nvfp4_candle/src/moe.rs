@@ -72,6 +72,7 @@ impl Nvfp4Moe {
             activation,
             biases: false,
             token_format: TokenFormat::Bits16,
+            input_scales: false,
         };
         sizes.check().map_err(|e| error(e).context(vb.prefix()))?;
         let expert = |index: usize| {

@@ -68,6 +68,7 @@ impl Moe {
             gate: gate.as_ref().map(|gate| gate.tensor(&stream)).transpose()?,
             up: up.tensor(&stream)?,
             down: down.tensor(&stream)?,
+            input_scales: &[],
         };
         // SAFETY: the packing writes every byte that is read.
         let mut weights = unsafe { device.alloc::<u8>(weight_bytes(&sizes))? };

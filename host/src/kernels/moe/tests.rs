@@ -5,7 +5,6 @@ use std::ops::Range;
 use bytemuck::AnyBitPattern;
 use kernels_gpu::epilogue::NO_PARAMETERS;
 use kernels_gpu::moe_route::abi::{COMBINE_ENTRIES, EXPAND_ENTRY, Lists, ROUTE_ENTRY};
-use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 use kernels_gpu::sorted::bits16_bytes;
 use kernels_gpu::units::matrix_bytes;
 
@@ -15,7 +14,7 @@ use crate::kernels::moe_sm80::MoeSm80;
 use crate::kernels::moe_sm90::MoeSm90;
 use crate::kernels::moe_sm100::MoeSm100;
 use crate::kernels::moe_sm120::MoeSm120;
-use crate::kernels::products::Products as _;
+use crate::kernels::products::{ProductInstance, Products as _};
 use crate::kernels::tensor_map::MapArguments;
 
 const SMS: u32 = 132;
@@ -71,8 +70,8 @@ fn parameter<T: AnyBitPattern>(launch: &Launch) -> T {
     bytemuck::pod_read_unaligned(parameter.bytes())
 }
 
-fn instance(launch: &Launch) -> &'static Instance {
-    INSTANCES.iter().find(|instance| instance.entry == launch.grid.entry).expect("a product")
+fn instance(launch: &Launch) -> ProductInstance {
+    MoeSm90.instances().into_iter().find(|instance| instance.entry == launch.grid.entry).expect("a product")
 }
 
 fn chain(sizes: MoeSizes, arguments: &MoeArguments) -> Vec<Launch> {
@@ -352,7 +351,7 @@ fn weights_on_the_input_are_not_on_the_rows_too() {
 }
 
 #[test]
-fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_the_multiprocessors() {
+fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_what_the_multiprocessors_hold() {
     for (rows, experts, tile_tokens) in [(1u64, 32u32, 16), (31, 32, 16), (400, 3, 64), (100_000, 512, 128)] {
         let instance = MoeSm90.instance(Op::Plain, TokenType::F16, tile_tokens, rows, 720, SMS);
         let product = Product { n: 720, k: 64, experts, ..bytemuck::Zeroable::zeroed() };
@@ -365,7 +364,8 @@ fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_the_multiprocessors(
         let tiles = most * u64::from(720u32.div_ceil(instance.columns));
         for sms in [1, 132, 1 << 20] {
             let blocks = u64::from(MoeSm90.product(&instance, product, rows, sms as u32).grid.blocks);
-            assert_eq!(blocks, tiles.min(sms), "{rows} rows of {experts} experts");
+            let most = sms * u64::from(instance.multiprocessor_blocks);
+            assert_eq!(blocks, tiles.min(most), "{rows} rows of {experts} experts");
         }
     }
 }
@@ -381,11 +381,10 @@ fn the_tile_grows_with_the_rows_of_an_expert() {
 
 #[test]
 fn few_tiles_are_narrow_so_that_more_multiprocessors_have_one() {
-    let columns =
-        |tokens: usize| instance(chain(sizes(None), &arguments(tokens)).iter().rev().nth(2).unwrap()).columns();
+    let columns = |tokens: usize| instance(chain(sizes(None), &arguments(tokens)).iter().rev().nth(2).unwrap()).columns;
     // A token names four experts, one of which is the layer's on average; of 1000, every expert has rows.
     assert!(columns(1) < columns(1000));
-    let narrow = INSTANCES.iter().filter(|of| of.matrices == 2).map(|of| of.columns()).min();
+    let narrow = MoeSm90.instances().iter().filter(|of| of.matrices == 2).map(|of| of.columns).min();
     assert_eq!(Some(columns(1)), narrow);
 }
 

@@ -260,6 +260,7 @@ mod tests {
             activation,
             biases,
             token_format,
+            input_scales: false,
         }
     }
 

@@ -3,9 +3,6 @@
 //! In a buffer each k-block of the chunk lies by itself, row after row. The 16-byte pieces of a row are exchanged by the lowest bits of
 //! its number, so that neither copies nor `ldmatrix` meet a bank of shared memory twice.
 
-// Loops over indices, not iterators: they are as short in PTX.
-#![allow(clippy::explicit_counter_loop)]
-
 use cuda_std::{
     cp_async::cp_async_16_or_zero,
     global::{GlobalAddress, ld_relaxed_gpu_global_b32},
@@ -110,10 +107,10 @@ impl Tokens {
                 }
             } else {
                 // Opaque, so that no register holds anything of this over the main loop.
-                let mut k_block = opaque_b32(self.k_block);
-                for step in 0..k_blocks(k).saturating_sub(k_block).min(CHUNK) {
+                let first = opaque_b32(self.k_block);
+                for step in 0..k_blocks(k).saturating_sub(first).min(CHUNK) {
+                    let k_block = first + step;
                     self.copy(launch, tokens, step, block_columns(k, k_block), block_start(k, k_block));
-                    k_block += 1;
                 }
             }
         }
