@@ -72,7 +72,7 @@ def test_nvfp4_tokens_have_their_experts_input_scales_or_one_of_their_own():
     call = tokens(33, "cpu")
     of = lambda **options: nvfp4.Moe(*matrices, shared=shared, **options)(*call).double()
     want, own = of(), of(token_format="nvfp4")
-    scales = torch.full((E + 1,), call[0].abs().max().item() / 2688), torch.full((E + 1,), 40 / 2688)
+    scales = torch.full((E + 1,), call[0].abs().max().item() / 2688), torch.full((E + 1,), 400 / 2688)
     given = of(token_format="nvfp4", input_scales=scales)
     for got in (own, given):
         error = (torch.linalg.vector_norm(got - want) / torch.linalg.vector_norm(want)).item()
