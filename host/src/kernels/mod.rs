@@ -45,8 +45,6 @@ use std::collections::HashSet;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-use gpu_arch::Capability;
-
 use crate::error::Error;
 use crate::problem::Op;
 use kernel::{Grouped, Kernel};
@@ -138,7 +136,7 @@ impl GroupedKernel {
 
     /// The first of some kernels that runs on a device.
     #[cfg(any(feature = "emulated", test))]
-    pub(crate) fn choose(mut kernels: impl Iterator<Item = Self>, device: Capability) -> Option<Self> {
+    pub(crate) fn choose(mut kernels: impl Iterator<Item = Self>, device: gpu_arch::Capability) -> Option<Self> {
         kernels.find(|kernel| builds::find(kernel.name(), device).is_some())
     }
 
