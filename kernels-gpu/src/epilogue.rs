@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 #[cfg(feature = "device")]
 use cuda_std::{
-    convert::{cvt_rn_bf16x2_f32, cvt_rn_f16x2_f32},
+    convert::{cvt_f32_f16, cvt_rn_bf16x2_f32, cvt_rn_f16x2_f32},
     float::{ex2_approx_ftz_f32, rcp_approx_ftz_f32},
 };
 
@@ -74,4 +74,16 @@ pub fn relu2(x: f32) -> f32 {
 #[inline(always)]
 pub fn convert(output: u32, low: f32, high: f32) -> u32 {
     if output == OUTPUT_BF16 { cvt_rn_bf16x2_f32(low, high) } else { cvt_rn_f16x2_f32(low, high) }
+}
+
+/// The two numbers of a word in this format, as [`convert`] makes it.
+#[cfg(feature = "device")]
+#[inline(always)]
+pub fn decode(format: u32, word: u32) -> [f32; 2] {
+    // A bfloat16 is the upper half of an f32.
+    if format == OUTPUT_BF16 {
+        [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]
+    } else {
+        [cvt_f32_f16(word as u16), cvt_f32_f16((word >> 16) as u16)]
+    }
 }

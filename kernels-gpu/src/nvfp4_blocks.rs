@@ -8,7 +8,8 @@ use cuda_std::{
 };
 
 use crate::{
-    format::{BLOCK, OUTPUT_BF16, SCALE_TILE_COLUMNS},
+    epilogue::decode,
+    format::{BLOCK, SCALE_TILE_COLUMNS},
     moe_quantize_nvfp4::abi::{LARGEST_VALUE, LEAST_SCALE, NAN_SCALE},
     nvfp4_rows::{row_bytes, scale_tiles, token_scale},
 };
@@ -18,17 +19,6 @@ const GLOBAL_BYTES: u64 = size_of::<f32>() as u64;
 
 /// The bits of an infinity: those of numbers, without a sign, are below.
 const INFINITY: u32 = f32::INFINITY.to_bits();
-
-/// The two numbers of a word in this format ([`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`]), the low one first.
-#[inline(always)]
-pub fn decode(format: u32, word: u32) -> [f32; 2] {
-    // A bfloat16 is the upper half of an f32.
-    if format == OUTPUT_BF16 {
-        [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]
-    } else {
-        [cvt_f32_f16(word as u16), cvt_f32_f16((word >> 16) as u16)]
-    }
-}
 
 /// The bits of the largest magnitude. As integers, magnitudes have the order of their numbers, and NaN is above infinity.
 #[inline(always)]

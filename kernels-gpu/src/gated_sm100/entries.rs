@@ -8,7 +8,6 @@ use super::{
 };
 use crate::{
     epilogue::silu,
-    nvfp4_blocks::QuantisedTile,
     schedule::{OfGroup, Tiles},
 };
 
@@ -72,16 +71,6 @@ impl<const INDEX: usize> Work for Listed<INDEX> {
     #[inline(always)]
     fn output(self) -> u32 {
         self.launch.output
-    }
-
-    #[inline(always)]
-    fn writes_bits16(self) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    unsafe fn quantised(self, _tile: &Tile, _group: &Placed) -> QuantisedTile {
-        QuantisedTile::NONE
     }
 
     #[inline(always)]

@@ -8,7 +8,7 @@
 use core::hint::assert_unchecked;
 
 use cuda_std::{
-    convert::{cvt_f32_f16, cvt_rn_satfinite_e4m3x2_f32},
+    convert::cvt_rn_satfinite_e4m3x2_f32,
     global::{
         GlobalAddress, ld_global_b32, ld_global_b32_or_zero, ld_global_b64_or_zero, ld_global_v4_b32_or_zero,
         st_global_b32_where, st_global_v4_b32,
@@ -20,7 +20,7 @@ use cuda_std::{
 
 use super::abi::{LARGEST, LEAST_AMAX, Quantize};
 use crate::{
-    epilogue::convert,
+    epilogue::{convert, decode},
     format::{OUTPUT_BF16, OUTPUT_F16},
     moe_route::abi::NO_ROW,
     sorted::{LINE_CHUNKS, ROW_MULTIPLE, chunk, line},
@@ -221,27 +221,16 @@ impl<const FORMAT: u32> Token<FORMAT> {
     #[inline(always)]
     fn weighted(&self, word: u32) -> u32 {
         self.weight.map_or(word, |weight| {
-            let [low, high] = Self::decode(word);
+            let [low, high] = decode(FORMAT, word);
             convert(FORMAT, low * weight, high * weight)
         })
-    }
-
-    /// Two elements of a word.
-    #[inline(always)]
-    fn decode(word: u32) -> [f32; 2] {
-        // A bfloat16 is the upper half of an f32.
-        if FORMAT == OUTPUT_BF16 {
-            [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]
-        } else {
-            [cvt_f32_f16(word as u16), cvt_f32_f16((word >> 16) as u16)]
-        }
     }
 
     /// The codes of four elements.
     #[inline(always)]
     fn codes(&self, words: [u32; 2], inverse: f32) -> u32 {
         let [low, high] = words.map(|word| {
-            let [low, high] = Self::decode(self.weighted(word));
+            let [low, high] = decode(FORMAT, self.weighted(word));
             u32::from(cvt_rn_satfinite_e4m3x2_f32(low * inverse, high * inverse))
         });
         low | high << 16
@@ -268,7 +257,7 @@ impl<const FORMAT: u32> Token<FORMAT> {
             }
             warp_reduce_max_u32(ALL_LANES, largest[0].max(largest[1] >> 16))
         };
-        let [amax, _] = Self::decode(amax);
+        let [amax, _] = decode(FORMAT, amax);
         f32::from_bits(amax.to_bits().max(LEAST_AMAX.to_bits())) / LARGEST
     }
 

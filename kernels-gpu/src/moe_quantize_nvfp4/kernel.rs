@@ -15,10 +15,10 @@ use cuda_std::{
 
 use super::abi::{LARGEST, LEAST_GLOBAL, Quantize};
 use crate::{
-    epilogue::convert,
+    epilogue::{convert, decode},
     format::{BLOCK, OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_COLUMNS},
     moe_route::abi::{NO_ROW, tile_size},
-    nvfp4_blocks::{self, BlockScale, largest_magnitude},
+    nvfp4_blocks::{BlockScale, largest_magnitude},
     nvfp4_rows::{TOKEN_STEP, row_bytes, scale_tiles, token_scale},
     schedule::last_begun,
 };
@@ -210,9 +210,9 @@ impl<const FORMAT: u32> Token<FORMAT> {
 
     /// Two elements of a word, after the token's factor.
     #[inline(always)]
-    fn decode(&self, word: u32) -> [f32; 2] {
-        let [low, high] = nvfp4_blocks::decode(FORMAT, word);
-        let weighted = |weight| nvfp4_blocks::decode(FORMAT, convert(FORMAT, low * weight, high * weight));
+    fn weighted(&self, word: u32) -> [f32; 2] {
+        let [low, high] = decode(FORMAT, word);
+        let weighted = |weight| decode(FORMAT, convert(FORMAT, low * weight, high * weight));
         self.weight.map_or([low, high], weighted)
     }
 
@@ -243,7 +243,7 @@ impl<const FORMAT: u32> Token<FORMAT> {
         // SAFETY: what `# Safety` above asks.
         let halves = unsafe { [ld_global_v4_b32_or_zero(is_there, at), ld_global_v4_b32_or_zero(is_there, at + 16)] };
         let words: [u32; BLOCK_WORDS] = core::array::from_fn(|word| halves[word / 4][word % 4]);
-        let numbers = words.map(|word| self.decode(word));
+        let numbers = words.map(|word| self.weighted(word));
         Block { numbers, amax: largest_magnitude(&numbers), is_there }
     }
 }

@@ -81,16 +81,14 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
 
     #[inline(always)]
     fn writes_bits16(self) -> bool {
-        Self::INSTANCE.matrices == 1 || self.launch.c != 0
+        self.launch.writes_bits16(Self::INSTANCE.matrices)
     }
 
     #[inline(always)]
     unsafe fn quantised(self, tile: &Tile, group: &Placed) -> QuantisedTile {
-        if Self::INSTANCE.matrices == 1 {
-            return QuantisedTile::NONE;
-        }
+        let rows = [group.token_tile, group.token_row, tile.tokens];
         // SAFETY: what `# Safety` of the trait asks.
-        unsafe { self.launch.quantised(tile.group, group.token_tile, group.token_row, tile.tokens) }
+        unsafe { self.launch.quantised(Self::INSTANCE.matrices, tile.group, rows) }
     }
 
     #[inline(always)]

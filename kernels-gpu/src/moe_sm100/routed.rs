@@ -85,12 +85,26 @@ impl Launch {
         f32::from_bits(unsafe { ld_global_b32_or_zero(is_there, at) })
     }
 
-    /// Where the rows of an expert's tile go in NVFP4, if they do.
+    /// Whether C of the product of so many matrices is written as 16-bit numbers.
+    #[inline(always)]
+    pub(crate) const fn writes_bits16(&self, matrices: u32) -> bool {
+        matrices == 1 || self.c != 0
+    }
+
+    /// Where the rows of an expert's tile go in NVFP4, if they do; those of a plain product do not.
     ///
     /// # Safety
     /// As [`Launch::routed_tiles`]; there is such a tile.
     #[inline(always)]
-    pub(crate) unsafe fn quantised(&self, expert: u32, token_tile: u32, token_row: u32, tokens: u32) -> QuantisedTile {
+    pub(crate) unsafe fn quantised(
+        &self,
+        matrices: u32,
+        expert: u32,
+        [token_tile, token_row, tokens]: [u32; 3],
+    ) -> QuantisedTile {
+        if matrices == 1 {
+            return QuantisedTile::NONE;
+        }
         let QuantisedC { input_scales, values, scales, globals } = self.quantised;
         let of_expert = GlobalAddress::new(input_scales) + u64::from(expert) * NUMBER;
         // SAFETY: the expert has one, if there are any.

@@ -68,13 +68,19 @@ pub trait Work: Copy {
     fn output(self) -> u32;
 
     /// Whether C is written as 16-bit numbers.
-    fn writes_bits16(self) -> bool;
+    #[inline(always)]
+    fn writes_bits16(self) -> bool {
+        true
+    }
 
     /// Where a tile of C goes in NVFP4, if it does. Then its columns are a multiple of 16.
     ///
     /// # Safety
     /// As [`Work::tiles`]; the tile is one of them, and this its group.
-    unsafe fn quantised(self, tile: &Tile, group: &Placed) -> QuantisedTile;
+    #[inline(always)]
+    unsafe fn quantised(self, _tile: &Tile, _group: &Placed) -> QuantisedTile {
+        QuantisedTile::NONE
+    }
 
     /// What a lane needs of a column of a tile's group, which may lie behind the last.
     ///

@@ -13,9 +13,8 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_idx, warp_vote_ballot},
 };
 
-use super::numbers::decode;
 use crate::{
-    epilogue::convert,
+    epilogue::{convert, decode},
     moe_route::abi::{Combine, NO_ROW, PIECE, pieces},
 };
 

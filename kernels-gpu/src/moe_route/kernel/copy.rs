@@ -16,9 +16,9 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_xor},
 };
 
-use super::{lists::filled, numbers::decode};
+use super::lists::filled;
 use crate::{
-    epilogue::convert,
+    epilogue::{convert, decode},
     moe_route::abi::{Lists, NO_ROW, PIECE, Route, pieces, token_tiles},
     units::{K_BLOCK, LANE_WORDS, ROW_LANES, WORD_ELEMENTS, element},
 };

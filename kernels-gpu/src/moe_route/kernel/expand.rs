@@ -12,12 +12,9 @@ use cuda_std::{
     warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_idx},
 };
 
-use super::{
-    copy::{ELEMENT_BYTES, WORD_COLUMNS, core_matrix_row, load_word},
-    numbers::decode,
-};
+use super::copy::{ELEMENT_BYTES, WORD_COLUMNS, core_matrix_row, load_word};
 use crate::{
-    epilogue::convert,
+    epilogue::{convert, decode},
     moe_route::abi::{Expand, ExpandedRows, NO_ROW},
     sorted::{K_BLOCK_LINES, LINE_CHUNKS, chunk, line},
     units::{K_BLOCK, ROW_LANES, block_columns, block_start, element, k_blocks},

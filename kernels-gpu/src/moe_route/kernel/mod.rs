@@ -27,7 +27,6 @@ mod combine;
 mod copy;
 mod expand;
 mod lists;
-mod numbers;
 
 use cuda_std::{cluster::cluster_size, griddepcontrol::griddepcontrol_launch_dependents, kernel, thread};
 

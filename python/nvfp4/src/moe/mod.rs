@@ -66,6 +66,7 @@ pub fn moe(
 }
 
 /// What a layer is, as far as its tensors do not say it.
+#[derive(Default)]
 struct Kind {
     experts: usize,
     intermediate: usize,
@@ -226,16 +227,8 @@ pub fn moe_workspace_bytes(
     shared_intermediate: Option<usize>,
     token_format: &str,
 ) -> PyResult<usize> {
-    let (activation, token_format) = (Activation::Silu, tensor::token_format(token_format)?);
-    let kind = Kind {
-        experts,
-        intermediate,
-        shared_intermediate,
-        activation,
-        biases: false,
-        token_format,
-        input_scales: false,
-    };
+    let token_format = tensor::token_format(token_format)?;
+    let kind = Kind { experts, intermediate, shared_intermediate, token_format, ..Kind::default() };
     Ok(workspace_bytes(&kind.sizes(hidden, experts, top_k, OutDtype::Bf16)?, tokens))
 }
 
@@ -249,16 +242,8 @@ pub fn check_packed_moe(
     shared_intermediate: Option<usize>,
     activation: &str,
 ) -> PyResult<()> {
-    let (activation, token_format) = (activation_of(activation)?, TokenFormat::default());
-    let kind = Kind {
-        experts,
-        intermediate,
-        shared_intermediate,
-        activation,
-        biases: false,
-        token_format,
-        input_scales: false,
-    };
+    let activation = activation_of(activation)?;
+    let kind = Kind { experts, intermediate, shared_intermediate, activation, ..Kind::default() };
     let sizes = kind.sizes_of_weights(hidden, OutDtype::Bf16)?;
     let head = head.try_into().map_err(|_| invalid("head", "not as long as what packed weights begin with"))?;
     MoeLauncher::check_packed(&sizes, head).map_err(exception)
