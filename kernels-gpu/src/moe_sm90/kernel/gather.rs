@@ -6,13 +6,16 @@
 //!
 //! A buffer's barrier counts the copies as they complete. The threads that multiply make what was copied known to `wgmma`: a fence
 //! of the thread that copies would wait for all of its copies, the later ones too.
+//!
+//! Nothing is copied where a strip has no token: products wait for copies on their way to shared memory. What lies there then, zeros
+//! or a token of an earlier tile, goes into sums that are not written to C.
 
 use cuda_std::{
     cp_async::{cp_async_16_or_zero, cp_async_mbarrier_arrive_noinc},
     global::{GlobalAddress, ld_relaxed_gpu_global_b32},
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
-    shared::{SharedAddress, ld_shared_b32, st_shared_b32},
-    warp::lane_id,
+    shared::{SharedAddress, ld_shared_b32, st_shared_b32, st_shared_v4_b32},
+    warp::{ALL_LANES, WARP_SIZE, lane_id, sync_warp},
 };
 
 use super::{Built, Moe};
@@ -44,6 +47,7 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
         let (mut tiles, mut buffers, k) = (self.tiles(), self.buffers(), self.launch.k);
         // SAFETY: tokens and lists are complete after the wait. A buffer is written while it is empty.
         unsafe {
+            self.clear_buffers(warp);
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
             loop {
@@ -63,15 +67,18 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
                     let mut strip = warp;
                     while strip < strips {
                         let source = ld_shared_b32(self.source(strip)) + first;
+                        let is_there = strip * CORE_MATRIX_ROWS + lane_id() % CORE_MATRIX_ROWS < tile.tokens;
                         for copy in 0..STRIP_COPIES {
                             let chunk = lane_id() / CORE_MATRIX_ROWS + copy * COPY_CHUNKS;
                             let source = u64::from(source + chunk) * u64::from(CHUNK_BYTES);
                             let target = buffer + strip * STRIP_BYTES + chunk * CORE_MATRIX_BYTES;
-                            cp_async_16_or_zero(
-                                chunk * CHUNK_ELEMENTS < columns,
-                                target + lane_id() % CORE_MATRIX_ROWS * CHUNK_BYTES,
-                                GlobalAddress::new(self.launch.tokens) + source,
-                            );
+                            if is_there {
+                                cp_async_16_or_zero(
+                                    chunk * CHUNK_ELEMENTS < columns,
+                                    target + lane_id() % CORE_MATRIX_ROWS * CHUNK_BYTES,
+                                    GlobalAddress::new(self.launch.tokens) + source,
+                                );
+                            }
                         }
                         strip += Self::TOKEN_WARPS;
                     }
@@ -82,6 +89,29 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
         }
     }
 
+    /// Writes zeros to the warp's strips of all buffers.
+    ///
+    /// # Safety
+    /// Nothing has been copied to the buffers. The whole warp calls it together, with its own number.
+    #[inline(always)]
+    unsafe fn clear_buffers(&self, warp: u32) {
+        let buffer_bytes = Self::INSTANCE.shape().buffer_bytes();
+        for buffer in 0..Self::INSTANCE.buffers {
+            let mut strip = warp;
+            while strip < buffer_bytes / STRIP_BYTES {
+                let strip_start = self.shared + (Self::BUFFERS + buffer * buffer_bytes + strip * STRIP_BYTES);
+                for part in 0..STRIP_BYTES / (WARP_SIZE * CHUNK_BYTES) {
+                    let place = (part * WARP_SIZE + lane_id()) * CHUNK_BYTES;
+                    // SAFETY: the place is this lane's, in a strip that no other warp writes and that nobody reads yet.
+                    unsafe { st_shared_v4_b32(strip_start + place, [0; 4]) };
+                }
+                strip += Self::TOKEN_WARPS;
+            }
+        }
+        // SAFETY: the whole warp is here. Another lane copies to where this one has written.
+        unsafe { sync_warp(ALL_LANES) };
+    }
+
     /// Where this lane keeps where its token of a strip begins.
     #[inline(always)]
     fn source(&self, strip: u32) -> SharedAddress {
@@ -89,7 +119,7 @@ impl<I: Built, const BF16: bool, const P: usize> Moe<I, BF16, P> {
     }
 
     /// Writes down where this lane's token of each of the warp's strips begins, in copies from the first token. Past the tile's last
-    /// token it is the last one again: what becomes of it is not written to C.
+    /// token it is the last one again, of which nothing is copied.
     ///
     /// # Safety
     /// The lists are complete.
