@@ -22,6 +22,11 @@ pub fn device(arch: &str, schedule: Schedule) -> Emulated {
         .expect("an architecture with a kernel")
 }
 
+/// The schedules on which every instance of a kernel must be right: twenty random ones and the worst.
+pub fn schedules() -> impl Iterator<Item = Schedule> + Send {
+    (0..20).map(Schedule::Seed).chain([Schedule::Worst])
+}
+
 /// The built-in shapes that the emulator computes in a moment.
 pub fn small_shapes() -> impl Iterator<Item = &'static Shape> {
     const MULTIPLY_ADDS: usize = 1 << 28;

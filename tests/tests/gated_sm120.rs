@@ -9,7 +9,7 @@ use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::problem::{Op, OutDtype};
 use nvfp4::shape;
-use nvfp4_tests::instances::{OPS, check, check_shapes, corners, device, verified, with_instance};
+use nvfp4_tests::instances::{OPS, check, check_shapes, corners, device, schedules, verified, with_instance};
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
 use nvfp4_tests::{Case, groups, inputs};
 use ptx_emulator::{Card, Key};
@@ -39,9 +39,8 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
             // Tiles that follow each other, the last one of a few tokens, and every number of steps in the last k-block.
             let sizes = groups(&[(7, 136, 64), (0, 8, 32), (141, 72, 352), (1, 8, 448), (17, 64, 480)]);
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
-            let schedules = (0..20).map(Schedule::Seed).chain([Schedule::Worst]);
             let entry = format!("{}_sm120_{variant}", op.name());
-            let gpus = schedules.map(|schedule| with_instance(gpu.clone().with_schedule(schedule), variant));
+            let gpus = schedules().map(|schedule| with_instance(gpu.clone().with_schedule(schedule), variant));
             check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &entry);
         }
     }

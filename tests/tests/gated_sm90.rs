@@ -9,7 +9,7 @@ use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::problem::{Op, OutDtype, Step};
 use nvfp4::shape;
-use nvfp4_tests::instances::{OPS, check, check_shapes, device, verified, with_instance};
+use nvfp4_tests::instances::{OPS, check, check_shapes, device, schedules, verified, with_instance};
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
 use nvfp4_tests::{Case, groups, inputs};
 
@@ -40,9 +40,8 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
             // layout.
             let sizes = groups(&[(7, 136, 64), (0, 8, 32), (137, 72, 1440), (1, 8, 320)]);
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
-            let schedules = (0..20).map(Schedule::Seed).chain([Schedule::Worst]);
             let entry = format!("{}_sm90_{instance}", op.name());
-            let gpus = schedules.map(|schedule| with_instance(gpu.clone().with_schedule(schedule), instance));
+            let gpus = schedules().map(|schedule| with_instance(gpu.clone().with_schedule(schedule), instance));
             check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &entry);
         }
     }

@@ -8,10 +8,12 @@ use nvfp4::fp8::TokenFormat;
 use nvfp4::linear::compare::compare;
 use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep, LinearWeights};
 use nvfp4::problem::OutDtype;
+use nvfp4_tests::instances::schedules;
 use nvfp4_tests::linear::{check, inputs, verified, weights, with_bias};
 use nvfp4_tests::moe::{DTYPES, backends, bits, emulated, emulated_of};
 use nvfp4_tests::on_architectures;
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
+use rayon::prelude::*;
 
 on_architectures! {
     sm_80 sm_90a sm_100f sm_120f;
@@ -278,8 +280,8 @@ fn check_schedules(of: &ByWarp) {
     for (dtype, (name, tokens, sms)) in DTYPES.into_iter().flat_map(|dtype| INSTANCES.map(|of| (dtype, of))) {
         let weights = with_bias(weights(COLUMNS, LONG_K, dtype), false);
         let step = LinearStep::new(&weights, inputs(&weights, tokens)).unwrap();
-        let schedules = (0..20).map(Schedule::Seed).chain([Schedule::Worst]);
-        let outputs: Vec<_> = schedules
+        let outputs: Vec<_> = schedules()
+            .par_bridge()
             .map(|schedule| {
                 let mut layer = emulated_of(of.arch, schedule, sms).prepare_linear(&weights).unwrap();
                 let output = verified(layer.as_mut(), &weights, &step);

@@ -2,15 +2,19 @@
 //! a linear layer to the bit, on every instance of the products, and a token's bits do not depend on anything but the token. Broken PTX
 //! makes faults, so the absence of faults means something.
 
+use std::collections::BTreeSet;
+
 use nvfp4::backend::Backend;
 use nvfp4::backend::emulated::{Emulated, Fault, FaultKind, Schedule};
 use nvfp4::fp8::TokenFormat;
 use nvfp4::linear::{LinearInputs, LinearOutput, LinearStep, LinearWeights};
 use nvfp4::moe::{Activation, LayerShape, MoeInputs, MoeWeights};
 use nvfp4::problem::OutDtype;
+use nvfp4_tests::instances::schedules;
 use nvfp4_tests::linear;
 use nvfp4_tests::moe::{DTYPES, backends, bits, check, hopper, hopper_of, inputs, run, shape, step, verified, weights};
 use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
+use rayon::prelude::*;
 
 const ENTRY: &str = "moe_fp8_gated_t16";
 
@@ -110,6 +114,43 @@ fn no_schedule_changes_a_bit() {
     for schedule in [Schedule::Worst, Schedule::Seed(1)] {
         assert!(of(schedule) == expected, "{schedule}");
     }
+}
+
+/// What a prepared step gave on every schedule, where it must have the same bits, and the entry of the products that it ended with.
+fn on_every_schedule<T: PartialEq + Send>(run: impl Fn(Schedule) -> (T, String) + Sync + Send) -> BTreeSet<String> {
+    let ran: Vec<_> = schedules().par_bridge().map(run).collect();
+    assert!(ran.windows(2).all(|pair| pair[0] == pair[1]), "schedules gave different bits");
+    ran[0].1.split(", ").filter(|entry| entry.starts_with("moe_fp8_")).map(str::to_owned).collect()
+}
+
+#[test]
+#[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_fp8_sm90 -- --ignored twenty"]
+fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
+    let mut used = BTreeSet::new();
+    // Layers of a few tiles of each size, with K of whole k-blocks and a part.
+    for (index, (tokens, experts)) in [(9, 3), (40, 2), (50, 1), (150, 2), (190, 1), (300, 1)].into_iter().enumerate() {
+        let (layer, dtype) = (with_shared(shape(208, 176, experts, 1), (index == 0).then_some(32)), DTYPES[index % 2]);
+        let weights = fp8_weights(&layer, dtype);
+        let step = step(&weights, inputs(&layer, dtype, tokens));
+        used.extend(on_every_schedule(|schedule| {
+            let mut layer = hopper(schedule).prepare_moe(&weights).unwrap();
+            let output = verified(layer.as_mut(), &weights, &step);
+            (output, layer.counters().expect("it ran").kernel.clone())
+        }));
+    }
+    // Linear layers with tiles that are narrow: as many as there are multiprocessors, or half as many, so that a block has two.
+    let weights = linear::with_bias(linear_weights(336, 208, OutDtype::Bf16), false);
+    for (tokens, sms) in [(125, 3), (60, 3), (13, 3), (13, 132)] {
+        let step = LinearStep::new(&weights, linear::inputs(&weights, tokens)).unwrap();
+        used.extend(on_every_schedule(|schedule| {
+            let mut layer = hopper_of(schedule, sms).prepare_linear(&weights).unwrap();
+            let output = linear::verified(layer.as_mut(), &weights, &step);
+            (output, layer.counters().expect("it ran").kernel.clone())
+        }));
+    }
+    let of_kernel = nvfp4::kernels::ptx("moe_fp8_sm90").expect("a kernel of this name").split(".entry ").skip(1);
+    let entries: BTreeSet<_> = of_kernel.map(|text| text[..text.find('(').unwrap()].to_owned()).collect();
+    assert_eq!(used, entries);
 }
 
 /// A linear layer `[n, k]` with tokens in FP8.

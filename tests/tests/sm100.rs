@@ -9,7 +9,7 @@ use nvfp4::generate::Generator;
 use nvfp4::kernels::GroupedKernel;
 use nvfp4::problem::{Op, OutDtype, Step};
 use nvfp4::shape;
-use nvfp4_tests::instances::{OPS, check, check_shapes, device, verified, with_instance};
+use nvfp4_tests::instances::{OPS, check, check_shapes, device, schedules, verified, with_instance};
 use nvfp4_tests::{Case, groups, inputs};
 
 fn blackwell(schedule: Schedule) -> Emulated {
@@ -39,9 +39,8 @@ fn every_instance_is_right_on_twenty_random_schedules_and_the_worst() {
             let (few, many) = if ["t8", "t16"].contains(&variant) { (7, 8) } else { (7, 201) };
             let sizes = groups(&[(few, 136, 64), (0, 8, 32), (many, 72, 1120), (1, 8, 320)]);
             let inputs = inputs(Generator::Gaussian, op, &sizes, 2);
-            let schedules = (0..20).map(Schedule::Seed).chain([Schedule::Worst]);
             let entry = format!("{}_sm100_{variant}", op.name());
-            let gpus = schedules.map(|schedule| with_instance(gpu.clone().with_schedule(schedule), variant));
+            let gpus = schedules().map(|schedule| with_instance(gpu.clone().with_schedule(schedule), variant));
             check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &entry);
         }
     }

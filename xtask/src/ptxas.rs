@@ -37,11 +37,11 @@ const PERFORMANCE_WARNINGS: std::ops::RangeInclusive<u32> = 7508..=7517;
 
 /// Bytes of spills' stores that are let pass: a few registers that stay the same over a tile's main loop. What a main loop
 /// spills is stored there, and is much more.
-const FEW_STORES: u32 = 48;
+const FEW_STORES: u32 = 16;
 
 /// Bytes of spills, stores and loads together, that are let pass: a main loop stands in a kernel once for each width, and each of
 /// them may read those registers.
-const FEW_SPILLS: u32 = 144;
+const FEW_SPILLS: u32 = 128;
 
 /// What ptxas says of an entry.
 #[derive(Debug, Default, PartialEq, Eq)]

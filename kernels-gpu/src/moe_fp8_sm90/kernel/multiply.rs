@@ -85,8 +85,9 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
                 let (Tile { first_column, first_row, tokens, expert, alpha }, empty) = tiles.read();
                 consumer.fragment.arrive(empty);
                 let Launch { c, n, bias, activation, output, .. } = self.launch;
-                // `n` is opaque, so that no register holds a multiple of it over the main loop.
-                let of_expert = u64::from(expert) * u64::from(opaque_b32(n)) * BIAS_BYTES;
+                // Opaque, so that no register holds a multiple of it over the main loop.
+                let n = opaque_b32(n);
+                let of_expert = u64::from(expert) * u64::from(n) * BIAS_BYTES;
                 scales.wait_full();
                 // Opaque, too.
                 let known_rows = if Self::INSTANCE.matrices == 2 { 0 } else { opaque_b32(self.known_rows()) };
@@ -268,7 +269,8 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
             let part = if k_block < k / K_BLOCK {
                 self.load_whole(stage)
             } else {
-                let fragment = Product::<INDEX, R>::rows_of(Fragment::anew());
+                // Opaque, so that no register holds over the main loop what follows from it.
+                let (fragment, k) = (Product::<INDEX, R>::rows_of(Fragment::anew()), opaque_b32(k));
                 Self::load_ragged(stage, &fragment, block_columns(k, k_block))
             };
             // Without it, a bulk copy overwrites the stage while loads are still under way: seen on an H200.
