@@ -1,6 +1,6 @@
 //! A decoded kernel: one stretch of instructions, each a step that works on a warp and the machine. Knows no opcode.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
@@ -35,6 +35,8 @@ pub enum Flow {
     Exit,
     /// Wait, then execute this instruction again.
     Wait(WaitFor),
+    /// These lanes wait, apart from the others, then execute this instruction again, as the others do at once.
+    WaitApart(u32, WaitFor),
     /// Go on to the next instruction, which is executed when the wait is over.
     Pause(WaitFor),
     /// Go on, but let others run first.
@@ -65,6 +67,8 @@ pub struct Uses {
     pub aligned: bool,
     /// It may carry information between clusters, which take turns with such instructions.
     pub communicates: bool,
+    /// It does more than write registers.
+    pub acts: bool,
     /// Its part in a loop around `atom.cas`.
     pub swap: Option<Swap>,
 }
@@ -161,6 +165,35 @@ impl Kernel {
     /// Local memory of a thread, in bytes.
     pub fn local_bytes(&self) -> u32 {
         self.local_bytes
+    }
+
+    /// The instructions that do more than write registers with what a load has loaded, or with what is computed from it.
+    /// `None` if it decides whether such an instruction is executed.
+    pub(crate) fn outlets(&self, load: u32) -> Option<Vec<u32>> {
+        let uses = &self.code[load as usize].uses;
+        let mut registers: HashSet<u32> = uses.writes.iter().copied().collect();
+        let mut predicates: HashSet<u32> = uses.predicate_writes.iter().copied().collect();
+        let mut outlets = BTreeSet::new();
+        loop {
+            let before = (registers.len(), predicates.len());
+            for (pc, Inst { guard, uses, .. }) in (0..).zip(&self.code) {
+                let guarded = guard.is_some_and(|(p, _)| predicates.contains(&p));
+                let takes = uses.reads.iter().any(|r| registers.contains(r))
+                    || uses.predicate_reads.iter().any(|p| predicates.contains(p));
+                match (guarded, takes) {
+                    (false, false) => {}
+                    (true, _) if uses.acts => return None,
+                    _ if uses.acts => _ = outlets.insert(pc),
+                    _ => {
+                        registers.extend(&uses.writes);
+                        predicates.extend(&uses.predicate_writes);
+                    }
+                }
+            }
+            if before == (registers.len(), predicates.len()) {
+                return Some(outlets.into_iter().collect());
+            }
+        }
     }
 
     /// An instruction's place.

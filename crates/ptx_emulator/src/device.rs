@@ -235,6 +235,7 @@ impl Device {
             config,
             lines: &lines,
             swaps: &swaps,
+            outlets: &|load| kernel.outlets(load),
             sync: &GridSync::default(),
             races: races.as_ref(),
             global: &self.memory,

@@ -228,8 +228,9 @@ impl Decoder {
             Err(e) => return Err(error(e)),
         };
         let code = &mut self.names.kernel.code;
-        let mut emit = |step, mut uses: Uses, class, name| {
+        let mut emit = |step, mut uses: Uses, class, name: String| {
             uses.touched = filter(&uses.reads) | filter(&uses.writes);
+            uses.acts = acts(class, &uses, &name);
             code.push(Inst { guard, step, uses, class, line: i.line, source: i.source, name });
         };
         for (step, register) in before {
@@ -242,5 +243,15 @@ impl Decoder {
             emit(step, uses, class, name);
         }
         Ok(())
+    }
+}
+
+/// Whether an instruction does more than write registers.
+fn acts(class: Class, uses: &Uses, name: &str) -> bool {
+    match class {
+        Class::Integer | Class::Float | Class::Convert | Class::Move => false,
+        Class::Warp => uses.writes.is_empty() && uses.predicate_writes.is_empty(),
+        Class::Matrix => !name.starts_with("mma."),
+        _ => true,
     }
 }

@@ -23,32 +23,60 @@ impl Members {
         Ok(Members(i.src(n, Type::B32)?))
     }
 
-    /// The members, if all of them are here; otherwise what to wait for. All lanes must name the same members and be
-    /// among them.
-    fn gather(&self, w: &Warp, mask: u32) -> Stopped<std::result::Result<u32, WaitFor>> {
-        let first = w.lane(self.0, mask.trailing_zeros() as usize) as u32;
-        for lane in lanes(mask) {
-            let named = w.lane(self.0, lane) as u32;
-            if named != first || named >> lane & 1 == 0 {
-                let text = if named != first {
-                    format!("lanes that execute it together name members {first:#010x} and {named:#010x}")
-                } else {
-                    format!("lane {lane} executes it with a member mask {named:#010x} that leaves it out")
-                };
-                return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
+    /// The lanes by the members that they name: those members, and the lanes here that name them. Tiles of a warp execute one
+    /// instruction together, and name their own members each.
+    fn groups(&self, w: &Warp, mask: u32) -> Stopped<Groups> {
+        let named = |lane: usize| w.lane(self.0, lane) as u32;
+        let mut groups = Groups { count: 0, all: [(0, 0); 32] };
+        let mut rest = mask;
+        while rest != 0 {
+            let first = named(rest.trailing_zeros() as usize);
+            let here = lanes(rest).filter(|&lane| named(lane) == first).fold(0, |here, lane| here | 1 << lane);
+            let stop = |text: String, of: u32| Stop::new(FaultKind::WarpDivergence, text).lane(of.trailing_zeros());
+            if here & !first != 0 {
+                let lane = (here & !first).trailing_zeros();
+                let text = format!("lane {lane} executes it with a member mask {first:#010x} that leaves it out");
+                return Err(stop(text, here & !first));
             }
+            let others = first & mask & !here;
+            if others != 0 {
+                let other = named(others.trailing_zeros() as usize);
+                let text = format!("lanes that execute it together name members {first:#010x} and {other:#010x}");
+                return Err(stop(text, others));
+            }
+            // A lane that the launch gave no thread is not waited for.
+            groups.all[groups.count] = (first & w.all, here);
+            groups.count += 1;
+            rest &= !here;
         }
-        // A lane that the launch gave no thread is not waited for.
-        let need = first & w.all;
-        Ok(if need & !mask == 0 { Ok(need) } else { Err(WaitFor::Lanes { need, anywhere: false }) })
+        Ok(groups)
+    }
+
+    /// As [`Members::groups`], if all members are here; otherwise what to wait for.
+    fn gather(&self, w: &Warp, mask: u32) -> Stopped<std::result::Result<Groups, WaitFor>> {
+        let groups = self.groups(w, mask)?;
+        let need = groups.iter().fold(0, |need, (members, _)| need | members);
+        Ok(if need & !mask == 0 { Ok(groups) } else { Err(WaitFor::Lanes { need, anywhere: false }) })
     }
 }
 
-/// The members that are here; waits until all are.
+/// Lanes by the members that they name.
+struct Groups {
+    count: usize,
+    all: [(u32, u32); 32],
+}
+
+impl Groups {
+    fn iter(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.all[..self.count].iter().copied()
+    }
+}
+
+/// The members that are here, by groups; waits until all are.
 macro_rules! gather {
     ($members:expr, $w:expr, $mask:expr) => {
         match $members.gather($w, $mask)? {
-            Ok(members) => members,
+            Ok(groups) => groups,
             Err(wait) => return Ok(Flow::Wait(wait)),
         }
     };
@@ -175,13 +203,15 @@ impl Instruction for Vote {
     }
 
     fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        let members = gather!(self.members, w, mask);
-        let votes = self.a.mask(w) & members;
-        match &self.out {
-            Poll::Ballot(d) => d.write(w, mask, &[votes.into(); 32]),
-            Poll::All(p) => p.write(w, mask, uniform(votes == members)),
-            Poll::Any(p) => p.write(w, mask, uniform(votes != 0)),
-            Poll::Uniform(p) => p.write(w, mask, uniform(votes == 0 || votes == members)),
+        let all = self.a.mask(w);
+        for (members, here) in gather!(self.members, w, mask).iter() {
+            let votes = all & members;
+            match &self.out {
+                Poll::Ballot(d) => d.write(w, here, &[votes.into(); 32]),
+                Poll::All(p) => p.write(w, here, uniform(votes == members)),
+                Poll::Any(p) => p.write(w, here, uniform(votes != 0)),
+                Poll::Uniform(p) => p.write(w, here, uniform(votes == 0 || votes == members)),
+            }
         }
         Ok(Flow::Next)
     }
@@ -204,21 +234,22 @@ impl Instruction for Match {
     }
 
     fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        let members = gather!(self.members, w, mask);
         let a = w.get(self.a);
-        let same = |x: u64| lanes(members).fold(0u32, |m, n| m | u32::from(a[n] == x) << n);
-        let mut out: Row = [0; 32];
-        for lane in lanes(mask) {
-            out[lane] = same(a[lane]).into();
-        }
-        if !self.all {
-            self.d.write(w, mask, &out);
-            return Ok(Flow::Next);
-        }
-        let equal = lanes(mask).all(|n| out[n] == u64::from(members));
-        self.d.write(w, mask, &[if equal { members.into() } else { 0 }; 32]);
-        if let Some(p) = self.equal {
-            p.write(w, mask, uniform(equal));
+        for (members, here) in gather!(self.members, w, mask).iter() {
+            let same = |x: u64| lanes(members).fold(0u32, |m, n| m | u32::from(a[n] == x) << n);
+            let mut out: Row = [0; 32];
+            for lane in lanes(here) {
+                out[lane] = same(a[lane]).into();
+            }
+            if !self.all {
+                self.d.write(w, here, &out);
+                continue;
+            }
+            let equal = lanes(here).all(|n| out[n] == u64::from(members));
+            self.d.write(w, here, &[if equal { members.into() } else { 0 }; 32]);
+            if let Some(p) = self.equal {
+                p.write(w, here, uniform(equal));
+            }
         }
         Ok(Flow::Next)
     }
@@ -257,11 +288,12 @@ impl Instruction for Redux {
     }
 
     fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        let members = gather!(self.members, w, mask);
         let a = w.get(self.a);
         let value = |n: usize| if self.abs { a[n] as u32 & 0x7fff_ffff } else { a[n] as u32 };
-        let result = lanes(members).map(value).reduce(&self.combine).unwrap_or(0);
-        self.d.write(w, mask, &[result.into(); 32]);
+        for (members, here) in gather!(self.members, w, mask).iter() {
+            let result = lanes(members).map(value).reduce(&self.combine).unwrap_or(0);
+            self.d.write(w, here, &[result.into(); 32]);
+        }
         Ok(Flow::Next)
     }
 }
@@ -282,9 +314,11 @@ impl Instruction for Elect {
     }
 
     fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        let leader = gather!(self.members, w, mask).trailing_zeros();
-        self.d.write(w, mask, &[leader.into(); 32]);
-        self.elected.write(w, mask, 1 << leader);
+        for (members, here) in gather!(self.members, w, mask).iter() {
+            let leader = members.trailing_zeros();
+            self.d.write(w, here, &[leader.into(); 32]);
+            self.elected.write(w, here, 1 << leader);
+        }
         Ok(Flow::Next)
     }
 }
@@ -300,43 +334,38 @@ pub fn activemask(i: &mut Parsed<'_>) -> Decoded {
 
 /// `bar.warp.sync members`: the members wait for each other, wherever in the code each of them is. Then they see each
 /// other's writes.
-pub struct SyncMembers {
-    members: Src,
-}
+pub struct SyncMembers(Members);
 
 impl Instruction for SyncMembers {
     fn decode(i: &mut Parsed<'_>) -> Result<SyncMembers> {
-        Ok(SyncMembers { members: i.src(0, Type::B32)? })
+        Ok(SyncMembers(Members::decode(i, 0)?))
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        let first = mask.trailing_zeros() as usize;
-        let named = w.lane(self.members, first) as u32;
         let released = matches!(w.resumed, Some(WaitFor::Released | WaitFor::Lanes { anywhere: true, .. }));
-        if let Some(lane) = lanes(mask).find(|n| w.lane(self.members, *n) as u32 >> n & 1 == 0) {
-            let text = format!("lane {lane} executes it with a member mask that leaves it out");
-            return Err(Stop::new(FaultKind::WarpDivergence, text).lane(lane as u32));
-        }
-        let need = named & w.all;
-        if need & !mask == 0 {
-            // All members are here together.
-            if let Some(race) = &mut m.race {
+        for (need, here) in self.0.groups(w, mask)?.iter() {
+            let together = need & !here == 0;
+            if together && let Some(race) = &mut m.race {
                 let mut shared = None;
                 race.release(w.index, need, &mut shared);
                 race.acquire(w.index, need, &shared);
             }
-            return Ok(Flow::Next);
-        }
-        if released {
-            let shared = m.warp_barriers.get(&(w.index, need)).cloned().flatten();
-            if let Some(race) = &mut m.race {
-                race.acquire(w.index, mask, &shared);
+            if together {
+                continue;
             }
-            return Ok(Flow::Next);
+            if released {
+                let shared = m.warp_barriers.get(&(w.index, need)).cloned().flatten();
+                if let Some(race) = &mut m.race {
+                    race.acquire(w.index, here, &shared);
+                }
+                continue;
+            }
+            if let Some(race) = &mut m.race {
+                race.release(w.index, here, m.warp_barriers.entry((w.index, need)).or_default());
+            }
+            let wait = WaitFor::Lanes { need, anywhere: true };
+            return Ok(if here == mask { Flow::Wait(wait) } else { Flow::WaitApart(here, wait) });
         }
-        if let Some(race) = &mut m.race {
-            race.release(w.index, mask, m.warp_barriers.entry((w.index, need)).or_default());
-        }
-        Ok(Flow::Wait(WaitFor::Lanes { need, anywhere: true }))
+        Ok(Flow::Next)
     }
 }

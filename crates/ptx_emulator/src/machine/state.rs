@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use super::access::grid::Touches;
 use super::barrier::{self, Barrier, ClusterBarrier};
 use super::clock::Clock;
+use super::dropped_reads::DroppedReads;
 use super::global::GlobalMemory;
 use super::grid_races::GridRaces;
 use super::grid_sync::GridSync;
@@ -46,6 +47,8 @@ pub struct Launch<'a> {
     pub lines: &'a [u32],
     /// The kernel's parts of loops around `atom.cas`, by their place in it.
     pub swaps: &'a HashMap<u32, Swap>,
+    /// Where the value of a load can leave registers: the instructions, unless it decides what is executed.
+    pub outlets: &'a (dyn Fn(u32) -> Option<Vec<u32>> + Sync),
     /// What threads have published in global memory.
     pub sync: &'a GridSync,
     /// Where races of the grid in global memory are looked for, if they are.
@@ -182,6 +185,8 @@ pub struct Machine<'a> {
     pub sync: Synchronisation,
     /// What the current instruction does to global memory.
     pub touches: Touches,
+    /// Loads that race, and of whose values nothing has come yet.
+    pub dropped_reads: DroppedReads,
     /// Clusters whose strong writes to global memory, with nothing published, threads here have read.
     pub silent_clusters: HashSet<u32>,
     pub warp_barriers: HashMap<(u32, u32), Shared>,
@@ -259,6 +264,7 @@ impl<'a> Machine<'a> {
             race,
             sync: Synchronisation::default(),
             touches: Touches::default(),
+            dropped_reads: DroppedReads::default(),
             silent_clusters: HashSet::new(),
             warp_barriers: HashMap::new(),
             commits: HashMap::new(),

@@ -62,7 +62,7 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
             step(w, m, inst, mask, exec)?
         };
         if let Some(timed) = &mut m.timed
-            && !matches!(flow, Flow::Wait(_))
+            && !matches!(flow, Flow::Wait(_) | Flow::WaitApart(..))
         {
             timed.issued(w.index, pc, &inst.uses.writes, &inst.name);
         }
@@ -130,6 +130,9 @@ fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) ->
             registers::await_loads(w, m, inst)?;
         }
         registers::check(w, inst, exec, m.launch.config.strict).or_else(|stop| m.hazard(stop))?;
+        if inst.uses.acts && m.launch.races.is_some() {
+            m.execute_outlet()?;
+        }
     }
     let flow = (inst.step)(w, m, exec)?;
     if m.has_touches() {
@@ -138,7 +141,7 @@ fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) ->
     if m.sanitize {
         registers::define(w, inst, exec);
     }
-    if !matches!(flow, Flow::Wait(_)) {
+    if !matches!(flow, Flow::Wait(_) | Flow::WaitApart(..)) {
         let role = &mut m.roles[w.role as usize];
         role.warp_instructions += 1;
         role.thread_instructions += u64::from(exec.count_ones());
@@ -186,6 +189,10 @@ fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32, now: u64) {
         }
         Flow::Exit => {}
         Flow::Wait(wait) => parts.push(Fragment { wait: Some(wait), ..part(exec, pc) }),
+        Flow::WaitApart(lanes, wait) => {
+            parts.push(Fragment { wait: Some(wait), ..part(exec & lanes, pc) });
+            parts.push(part(exec & !lanes, pc));
+        }
         Flow::Pause(wait) => parts.push(Fragment { wait: Some(wait), ..part(exec, pc + 1) }),
     }
     let split = parts.len() > 1 || w.fragments.len() > 1;

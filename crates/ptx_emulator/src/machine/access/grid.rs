@@ -287,7 +287,7 @@ impl Machine<'_> {
 
     /// Two accesses of global memory race. Within the cluster that ends the launch at once; what clusters do that run
     /// beside each other is kept, so that the report does not depend on which came first.
-    fn met(&self, meeting: Meeting) -> Stopped<()> {
+    fn met(&mut self, meeting: Meeting) -> Stopped<()> {
         let earlier = meeting.earlier;
         let silent = self.silent_clusters.contains(&earlier.origin.cluster);
         let guess = self.launch.is_guess([earlier.pc, meeting.later.pc]);
@@ -297,8 +297,9 @@ impl Machine<'_> {
             races.keep(meeting);
             return Ok(());
         }
+        let dropped = !meeting.is_warning() && self.is_dropped(&meeting);
         let stop = self.launch.race(&meeting);
-        if meeting.is_warning() { self.warn(stop) } else { self.hazard(stop) }
+        if dropped || meeting.is_warning() { self.warn(stop) } else { self.hazard(stop) }
     }
 
     /// Strong loads or read-modify-writes of these addresses have seen the last strong writes there.
