@@ -32,12 +32,12 @@ pub(crate) struct ProductInstance {
     pub tile_time: u64,
     /// What comes to that once, for all tiles of a multiprocessor.
     pub first_time: u64,
-    /// Whether it is for so few tiles alone that those of a multiprocessor hardly follow one another.
+    /// Whether it is for few tiles alone.
     pub for_few_tiles: bool,
 }
 
-/// The most token tiles, and the most tiles of a multiprocessor, that are few.
-const FEW_TILES: [u64; 2] = [8, 7];
+/// The most tiles of a multiprocessor that are few. On an H200 wide tiles are as fast or faster where there are more.
+const FEW_TILES: u64 = 28;
 
 /// A kernel of a layer's products. All of them take the same parameter, the same lists and the same packed weights; they differ in
 /// their instances, and in when which of these is the fastest.
@@ -75,8 +75,7 @@ pub(crate) trait Products: Kernel {
             |of: &ProductInstance| (op_of(of.matrices), of.token_type, of.tile_tokens) == (op, token_type, tile_tokens);
         let rounds = |of: &ProductInstance| (token_tiles * u64::from(n.div_ceil(of.columns))).div_ceil(sms.into());
         let time = |of: &ProductInstance| of.first_time + rounds(of) * of.tile_time;
-        let takes =
-            |of: &ProductInstance| !of.for_few_tiles || (token_tiles <= FEW_TILES[0] && rounds(of) <= FEW_TILES[1]);
+        let takes = |of: &ProductInstance| !of.for_few_tiles || rounds(of) <= FEW_TILES;
         let instances = self.instances().into_iter().filter(is_it).filter(takes);
         instances.min_by_key(time).expect("there is an instance for both operations and types, and each size of a tile")
     }

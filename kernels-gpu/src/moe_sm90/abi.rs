@@ -79,25 +79,19 @@ pub const STRIP_SOURCE_BYTES: u32 = 32 * SOURCE_BYTES;
 ///
 /// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold tokens; `stages` hold weights. As for
 /// [`gated_sm90`](crate::gated_sm90::abi). Where tiles have many tokens, these come sorted: threads that gather them would slow
-/// products down (docs/experiments.md). What a multiprocessor can decode in a time is limited: where few experts are hit,
-/// narrow tiles spread them over more. Sixteen warps that each multiply by themselves decode as fast as four warpgroups that
-/// multiply together, in tiles half as wide.
+/// products down (docs/experiments.md).
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            moe_gated_f16_t16_warps = gated(TokenType::F16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_gated_f16_t16 = gated(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
             moe_gated_f16_t64 = gated(TokenType::F16, 64).consumers(2).sorted().buffers(4).stages(8);
             moe_gated_f16_t128 = gated(TokenType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
-            moe_plain_f16_t16_warps = plain(TokenType::F16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_plain_f16_t16 = plain(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_f16_t64 = plain(TokenType::F16, 64).consumers(2).sorted().buffers(4).stages(8);
             moe_plain_f16_t128 = plain(TokenType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
-            moe_gated_bf16_t16_warps = gated(TokenType::Bf16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_gated_bf16_t16 = gated(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
             moe_gated_bf16_t64 = gated(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(8);
             moe_gated_bf16_t128 = gated(TokenType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
-            moe_plain_bf16_t16_warps = plain(TokenType::Bf16, 16).consumers(4).by_warps().buffers(6).stages(9);
             moe_plain_bf16_t16 = plain(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_bf16_t64 = plain(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(8);
             moe_plain_bf16_t128 = plain(TokenType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
@@ -229,9 +223,9 @@ impl Instance {
         self.shape().threads()
     }
 
-    /// Whether warpgroups share out registers. Where products are a warp's, two warpgroups that multiply have enough from the start.
+    /// Whether warpgroups share out registers. Where products are a warp's, all have enough from the start.
     pub const fn shares_registers(self) -> bool {
-        !self.by_warps || self.consumers > 2
+        !self.by_warps
     }
 
     /// Rows of a panel that lie together in a stage: a slab's, or in a narrow tile half of them.
@@ -306,12 +300,7 @@ mod tests {
             instance.check();
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
             let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
-            let way = match (instance.by_warps, instance.narrow) {
-                (true, _) => "_warps",
-                (_, true) => "_narrow",
-                _ => "",
-            };
-            let expected = std::format!("moe_{operation}_{token_type}_t{}{way}", instance.tile_tokens);
+            let expected = std::format!("moe_{operation}_{token_type}_t{}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);
         }
     }

@@ -17,14 +17,27 @@ pub const COPY_BYTES: u32 = 16;
 /// Copies that bring a token's k-block.
 pub const TOKEN_COPIES: u32 = K_BLOCK * 2 / COPY_BYTES;
 
-/// K-blocks of a chunk.
-pub const CHUNK: u32 = 2;
-
 /// Rows of weights of a strip: the M of a warp's products.
 pub const STRIP_ROWS: u32 = UNIT_ROWS;
 
 /// The most tokens of a tile.
 pub const TILE_TOKENS: u32 = 16;
+
+/// K-blocks of a chunk: as many as a warp has stages, so that a main loop over chunks knows its stages when it is compiled.
+pub const CHUNK: u32 = STAGES;
+
+/// Stages of each warp's pipeline that brings weights.
+pub const STAGES: u32 = 4;
+
+/// Buffers of tokens: one that is read, and one that a chunk comes to. It is complete when the weights of its first k-block are, for it was
+/// begun before them.
+pub const BUFFERS: u32 = 2;
+
+/// Bytes from a row of a buffer to the next one: a chunk's, and a copy more.
+pub const ROW_BYTES: u32 = (CHUNK * TOKEN_COPIES + 1) * COPY_BYTES;
+
+/// Bytes of a buffer of tokens.
+pub const BUFFER_BYTES: u32 = TILE_TOKENS * ROW_BYTES;
 
 /// Bytes of the numbers of a list: of experts, and one more.
 pub const LIST_BYTES: u32 = (MAX_EXPERTS + 1).next_multiple_of(4) * 4;
@@ -33,10 +46,10 @@ pub const LIST_BYTES: u32 = (MAX_EXPERTS + 1).next_multiple_of(4) * 4;
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            moe_gated_f16_t16_strips = gated(TokenType::F16).strips(4).resident(4).stages(4);
-            moe_gated_bf16_t16_strips = gated(TokenType::Bf16).strips(4).resident(4).stages(4);
-            moe_plain_f16_t16_strips = plain(TokenType::F16).strips(4).resident(4).stages(4);
-            moe_plain_bf16_t16_strips = plain(TokenType::Bf16).strips(4).resident(4).stages(4);
+            moe_gated_f16_t16_strips = gated(TokenType::F16).strips(4).resident(4);
+            moe_gated_bf16_t16_strips = gated(TokenType::Bf16).strips(4).resident(4);
+            moe_plain_f16_t16_strips = plain(TokenType::F16).strips(4).resident(4);
+            moe_plain_bf16_t16_strips = plain(TokenType::Bf16).strips(4).resident(4);
         }
     };
 }
@@ -59,17 +72,15 @@ pub struct Instance {
     pub strips: u32,
     /// Blocks that share a multiprocessor.
     pub resident_blocks: u32,
-    /// Stages of each warp's pipeline that brings weights.
-    pub stages: u32,
 }
 
-/// An [`Instance`] that lacks its stages.
+/// An [`Instance`] that lacks its blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Builder(Instance);
 
 /// The gated kernel for tokens of this type.
 pub const fn gated(token_type: TokenType) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, token_type, strips: 0, resident_blocks: 0, stages: 0 })
+    Builder(Instance { entry: "", matrices: 2, token_type, strips: 0, resident_blocks: 0 })
 }
 
 /// As [`gated`], the plain kernel.
@@ -83,17 +94,12 @@ impl Builder {
         Self(Instance { strips, ..self.0 })
     }
 
-    /// Sets [`Instance::resident_blocks`].
-    pub const fn resident(self, resident_blocks: u32) -> Self {
-        Self(Instance { resident_blocks, ..self.0 })
-    }
-
-    /// The instance with so many stages.
+    /// The instance with so many blocks on a multiprocessor.
     ///
     /// # Panics
     /// If it asks for more than there is.
-    pub const fn stages(self, stages: u32) -> Instance {
-        let instance = Instance { stages, ..self.0 };
+    pub const fn resident(self, resident_blocks: u32) -> Instance {
+        let instance = Instance { resident_blocks, ..self.0 };
         instance.check();
         instance
     }
@@ -116,26 +122,14 @@ impl Instance {
         self.strips * 32
     }
 
-    /// Buffers of tokens. A chunk is complete when the weights of its first k-block are: it was begun before them.
-    pub const fn buffers(self) -> u32 {
-        (self.stages - 1).div_ceil(CHUNK) + 1
-    }
-
-    /// Bytes of a buffer of tokens: a chunk's.
-    pub const fn buffer_bytes(self) -> u32 {
-        CHUNK * TILE_TOKENS * TOKEN_COPIES * COPY_BYTES
-    }
-
     /// Dynamic shared memory of a block, in bytes.
     pub const fn shared_bytes(self) -> u32 {
-        self.strips * self.stages * UNIT_BYTES + self.buffers() * self.buffer_bytes() + 2 * LIST_BYTES + 16
+        self.strips * STAGES * UNIT_BYTES + BUFFERS * BUFFER_BYTES + 2 * LIST_BYTES + 16
     }
 
     /// Stops the compiler where an instance asks for more than there is.
     const fn check(self) {
         assert!(self.strips == 4 || self.strips == 8, "a thread copies pieces of one or two rows of tokens");
-        assert!(self.stages > 2, "with two stages, each would be waited for as soon as it is begun");
-        assert!(self.stages < 6, "there are waits for up to five stages");
         assert!(
             (self.shared_bytes() + 1024) * self.resident_blocks <= SHARED_BYTES + 1024,
             "stages and buffers do not fit shared memory"

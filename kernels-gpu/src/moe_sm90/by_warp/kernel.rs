@@ -20,7 +20,7 @@ use cuda_std::{
 };
 
 use super::{
-    abi::{CHUNK, Instance, LIST_BYTES, TILE_TOKENS},
+    abi::{BUFFER_BYTES, BUFFERS, CHUNK, Instance, LIST_BYTES, STAGES, TILE_TOKENS},
     tokens::{K_BLOCK_BYTES, Tokens, token_place},
     weights::Weights,
 };
@@ -32,7 +32,7 @@ use crate::{
         Alpha, BIAS_BYTES, CORE_MATRIX_ROWS, Decode, Fragment, Packed, Rows, Shape, Sums, Target, Tile, WORD_PAIRS,
         Written, pad, registers,
     },
-    units::{UNIT_BYTES, k_blocks},
+    units::{K_BLOCK, UNIT_BYTES, k_blocks},
 };
 
 /// Sums of a thread of the tokens of one product.
@@ -71,9 +71,9 @@ where
     const INSTANCE: Instance = I::INSTANCE;
 
     // Shared memory: stages of each warp, buffers, lists, the number of the next tile.
-    const WARP_BYTES: u32 = Self::INSTANCE.stages * UNIT_BYTES;
+    const WARP_BYTES: u32 = STAGES * UNIT_BYTES;
     const BUFFERS: u32 = Self::INSTANCE.strips * Self::WARP_BYTES;
-    const FIRSTS: u32 = Self::BUFFERS + Self::INSTANCE.buffers() * Self::INSTANCE.buffer_bytes();
+    const FIRSTS: u32 = Self::BUFFERS + BUFFERS * BUFFER_BYTES;
     const TILE_FIRSTS: u32 = Self::FIRSTS + LIST_BYTES;
     const NEXT: u32 = Self::TILE_FIRSTS + LIST_BYTES;
 
@@ -97,28 +97,34 @@ where
             this.copy_lists();
             thread::sync_threads();
             let fragment = this.fragment();
-            let mut tile = this.find(thread::block_idx_x());
-            let mut weights = this.weights(&tile);
-            if launch.lists_pending == 0 {
-                griddepcontrol_wait();
-            }
-            let mut tokens = Tokens::of(Self::INSTANCE, &launch, &tile, this.shared + Self::BUFFERS);
-            while tile.tokens > 0 {
+            let (mut index, mut done, mut sums) = (thread::block_idx_x(), Tile::NONE, pad(&[[0.0; PRODUCT_REGISTERS]]));
+            let mut await_tokens = launch.lists_pending == 0;
+            // Once more than there are tiles: a tile's sums are written when the next one's copies have begun.
+            loop {
+                let tile = this.find(index);
+                let mut weights = this.weights(&tile);
+                if await_tokens {
+                    griddepcontrol_wait();
+                    await_tokens = false;
+                }
+                let tokens = Tokens::of(Self::INSTANCE, &launch, &tile, this.shared + Self::BUFFERS);
+                if tile.tokens == 0 {
+                    griddepcontrol_launch_dependents();
+                }
+                if done.tokens > 0 {
+                    this.write(&done, &fragment, sums);
+                }
+                if tile.tokens == 0 {
+                    break;
+                }
                 let asked = this.ask();
-                let sums = this.sum_tile(&mut weights, &mut tokens, &tile, &fragment);
+                sums = this.sum_tile(&mut weights, &tokens, &tile, &fragment);
+                done = tile;
                 if thread::thread_idx_x() == 0 {
                     st_shared_b32(this.shared + Self::NEXT, asked);
                 }
                 thread::sync_threads();
-                let next = this.find(ld_shared_b32(this.shared + Self::NEXT));
-                // Earlier, the next grid's blocks would crowd on the multiprocessors that are done first.
-                if next.tokens == 0 {
-                    griddepcontrol_launch_dependents();
-                }
-                weights = this.weights(&next);
-                tokens = Tokens::of(Self::INSTANCE, &launch, &next, this.shared + Self::BUFFERS);
-                this.write(&tile, &fragment, sums);
-                tile = next;
+                index = ld_shared_b32(this.shared + Self::NEXT);
             }
         }
     }
@@ -222,7 +228,7 @@ where
     /// # Safety
     /// The contract. All threads of the block call it, with their own fragments.
     #[inline(always)]
-    unsafe fn sum_tile(&self, weights: &mut Weights, tokens: &mut Tokens, tile: &Tile, fragment: &Fragment) -> Sums<1> {
+    unsafe fn sum_tile(&self, weights: &mut Weights, tokens: &Tokens, tile: &Tile, fragment: &Fragment) -> Sums<1> {
         // SAFETY: what `# Safety` above asks.
         unsafe {
             if tile.tokens <= CORE_MATRIX_ROWS {
@@ -241,49 +247,68 @@ where
     unsafe fn sum<const REGISTERS: usize>(
         &self,
         weights: &mut Weights,
-        tokens: &mut Tokens,
+        tokens: &Tokens,
         tile: &Tile,
         fragment: &Fragment,
     ) -> [[f32; REGISTERS]; 1] {
-        // Where the lane's row of four pieces lies, of the first two words; those of the others are two words further on.
-        let (row, piece) = (lane_id() % CORE_MATRIX_ROWS, lane_id() / CORE_MATRIX_ROWS);
-        let places = [token_place(row, piece), token_place(row, piece + WORD_PAIRS as u32)];
+        // Where the lane's row of four pieces lies of each product's tokens. Where there is no token, it is another one's: what a product has
+        // there is not written.
+        let places = [0, CORE_MATRIX_ROWS].map(|first| {
+            let row = (first + lane_id() % CORE_MATRIX_ROWS).min(tile.tokens - 1);
+            self.shared + (Self::BUFFERS + token_place(row, lane_id() / CORE_MATRIX_ROWS))
+        });
+        let (whole, all) = (self.launch.k / K_BLOCK, k_blocks(self.launch.k));
+        // Up to here k-blocks are taken chunk by chunk: they are whole ones, and so are those that copies begin of meanwhile.
+        let in_chunks = if whole == all { whole } else { whole.saturating_sub(STAGES - 1) } / CHUNK * CHUNK;
+        let tokens_of = |k_block: u32, step: u32| {
+            let place = k_block / CHUNK % BUFFERS * BUFFER_BYTES + step * K_BLOCK_BYTES;
+            places.map(|lane| lane + place)
+        };
         let mut sums = [[0.0; REGISTERS]; 1];
-        let mut chunk = 0;
+        let mut k_block = 0;
         // SAFETY: a buffer is read after all threads have waited for their copies to it, and written again after all of them have
         // come to the next barrier. All lanes go one way.
         unsafe {
             cp_async_commit_group();
             cp_async_wait_group::<0>();
-            for k_block in 0..k_blocks(self.launch.k) {
-                if k_block > 0 {
-                    match Self::INSTANCE.stages {
-                        3 => cp_async_wait_group::<1>(),
-                        4 => cp_async_wait_group::<2>(),
-                        _ => cp_async_wait_group::<3>(),
-                    }
+            while k_block < in_chunks {
+                macro_rules! steps {
+                    ($($step:literal)*) => {$({
+                        cp_async_wait_group::<{ STAGES - 2 }>();
+                        sync_warp(ALL_LANES);
+                        if $step == 0 {
+                            thread::sync_threads();
+                            tokens.begin(&self.launch, k_block + CHUNK);
+                        }
+                        let rows: Rows<Packed<BF16>> = weights.take(fragment, $step);
+                        let is_there = k_block + ($step + STAGES - 1) < whole;
+                        weights.begin_whole(is_there, ($step + STAGES - 1) % STAGES);
+                        cp_async_commit_group();
+                        Self::multiply(&mut sums[0], &rows, tokens_of(k_block, $step));
+                    })*};
                 }
+                steps!(0 1 2 3);
+                k_block += CHUNK;
+            }
+            while k_block < all {
+                cp_async_wait_group::<{ STAGES - 2 }>();
                 sync_warp(ALL_LANES);
-                if k_block % CHUNK == 0 {
-                    if k_block > 0 {
-                        chunk = if chunk + 1 == Self::INSTANCE.buffers() { 0 } else { chunk + 1 };
-                    }
+                let step = k_block % CHUNK;
+                if step == 0 {
                     thread::sync_threads();
-                    tokens.begin_next(&self.launch, tile.tokens);
+                    tokens.begin(&self.launch, k_block + CHUNK);
                 }
-                let place = chunk * Self::INSTANCE.buffer_bytes() + k_block % CHUNK * K_BLOCK_BYTES;
-                if weights.are_there() {
-                    let rows: Rows<Packed<BF16>> = weights.take(&self.launch, fragment, k_block);
-                    weights.begin_next(&self.launch, tile);
-                    Self::multiply(&mut sums[0], &rows, self.shared + (Self::BUFFERS + place), places);
-                }
+                let rows: Rows<Packed<BF16>> = weights.take_any(&self.launch, fragment, step, k_block);
+                weights.begin(&self.launch, tile, k_block + STAGES - 1);
                 cp_async_commit_group();
+                Self::multiply(&mut sums[0], &rows, tokens_of(k_block, step));
+                k_block += 1;
             }
         }
         sums
     }
 
-    /// Adds the products of a k-block, whose tokens lie at this address.
+    /// Adds the products of a k-block. The lane's rows of each product's tokens lie at these addresses.
     ///
     /// # Safety
     /// The whole warp calls it together; the tokens have come.
@@ -291,18 +316,16 @@ where
     unsafe fn multiply<const REGISTERS: usize>(
         sums: &mut [f32; REGISTERS],
         rows: &Rows<Packed<BF16>>,
-        tokens: SharedAddress,
-        places: [u32; 2],
+        tokens: [SharedAddress; 2],
     ) {
         macro_rules! products_of_words {
             ($($word:literal)*) => {$({
                 let a = rows.decode($word);
-                let tokens = tokens + (places[$word % 2] + token_place(0, $word / 2 * 2 * WORD_PAIRS as u32));
                 for product in 0..REGISTERS / PRODUCT_REGISTERS {
                     let first = product * PRODUCT_REGISTERS;
                     // SAFETY: what `# Safety` above asks.
                     unsafe {
-                        let b = ldmatrix_x4_b16(tokens + token_place(product as u32 * CORE_MATRIX_ROWS, 0));
+                        let b = ldmatrix_x4_b16(tokens[product] + token_place(0, $word * WORD_PAIRS as u32));
                         let mut of_product = [0, 1, 2, 3].map(|register| sums[first + register]);
                         mma_m16n8k16::<<Packed<BF16> as Decode>::Number>(&mut of_product, a[0], [b[0], b[1]]);
                         mma_m16n8k16::<<Packed<BF16> as Decode>::Number>(&mut of_product, a[1], [b[2], b[3]]);

@@ -3,14 +3,14 @@
 //! A stage is a unit as it lies in memory: that of a strip of 16 rows, or half of gate's and behind it half of up's.
 
 use cuda_std::{
-    cp_async::{cp_async_4_or_zero, cp_async_16_or_zero},
+    cp_async::{cp_async_4_or_zero, cp_async_16_or_zero, cp_async_commit_group},
     global::GlobalAddress,
     integer::opaque_b32,
     shared::{SharedAddress, ld_shared_b16, ld_shared_b32, ld_shared_v4_b32},
-    warp::{WARP_SIZE, lane_id},
+    warp::lane_id,
 };
 
-use super::abi::{COPY_BYTES, Instance, STRIP_ROWS};
+use super::abi::{COPY_BYTES, Instance, STAGES, STRIP_ROWS};
 use crate::{
     moe_sm90::abi::Launch,
     sm90::{Decode, Fragment, Rows, Tile},
@@ -33,20 +33,13 @@ pub(super) struct Weights {
     instance: Instance,
     /// The warp's first stage.
     first_stage: SharedAddress,
-    /// The first row of the strip in each matrix.
+    /// The first row of the strip in each matrix; where C lacks the strip's columns, that of the last strip that it has.
     first_row: u32,
     /// Where the next k-block's words lie that this lane copies, in the first half of a stage and in the second, and its scales, if the
     /// k-block is a whole one.
     sources: [GlobalAddress; 3],
     /// Bytes from a whole k-block to the next one.
     stride: u32,
-    /// The next k-block that is not on its way.
-    coming: u32,
-    /// Whole k-blocks, and all of them; none where C has no such columns.
-    k_blocks: [u32; 2],
-    /// Where the stages of the next k-block lie that is copied, and of the next one that is read, from the first one.
-    to: u32,
-    from: u32,
 }
 
 impl Weights {
@@ -63,20 +56,18 @@ impl Weights {
         warp: u32,
         first_stage: SharedAddress,
     ) -> Self {
-        let (n, k) = (launch.n, launch.k);
-        let first_row = tile.first_column + warp * (STRIP_ROWS / instance.matrices);
+        let n = launch.n;
+        let rows = STRIP_ROWS / instance.matrices;
+        let first_row = (tile.first_column + warp * rows).min(n - rows);
         let mut this = Self {
             instance,
             first_stage,
             first_row,
             sources: [GlobalAddress::new(0); 3],
-            stride: n.wrapping_sub(first_row / SLAB_ROWS * SLAB_ROWS).min(SLAB_ROWS) / UNIT_ROWS * UNIT_BYTES,
-            coming: 0,
-            k_blocks: if tile.tokens > 0 && first_row < n { [k / K_BLOCK, k_blocks(k)] } else { [0; 2] },
-            to: 0,
-            from: 0,
+            stride: (n - first_row / SLAB_ROWS * SLAB_ROWS).min(SLAB_ROWS) / UNIT_ROWS * UNIT_BYTES,
         };
-        let [first, second] = [0, 1].map(|matrix| this.unit(launch, tile, matrix, first_row, 0));
+        let offset = Self::offset(launch, tile, first_row, 0);
+        let [first, second] = launch.b.map(|matrix| GlobalAddress::new(matrix) + offset);
         let (words, scales) = (u64::from(lane_id() * COPY_BYTES), lane_id() * WORD);
         this.sources = if instance.matrices == 2 {
             let half = first_row % UNIT_ROWS;
@@ -88,146 +79,159 @@ impl Weights {
         } else {
             [first + words, first + (words + u64::from(SECOND_WORDS)), first + u64::from(SCALES + scales)]
         };
-        for _ in 1..instance.stages {
-            // SAFETY: what `# Safety` above asks.
-            unsafe { this.begin_next(launch, tile) };
+        if tile.tokens > 0 {
+            for k_block in 0..STAGES - 1 {
+                // SAFETY: what `# Safety` above asks.
+                unsafe { this.begin(launch, tile, k_block) };
+                cp_async_commit_group();
+            }
         }
         this
     }
 
-    /// Whether C has the strip's columns.
+    /// Where the unit of a k-block lies that has this row, from the start of a matrix.
     #[inline(always)]
-    pub(super) const fn are_there(&self) -> bool {
-        self.k_blocks[1] > 0
+    fn offset(launch: &Launch, tile: &Tile, row: u32, k_block: u32) -> u64 {
+        u64::from(tile.expert) * launch.expert_bytes + unit_offset(launch.n, launch.k, row / UNIT_ROWS, k_block)
     }
 
-    /// Where the unit of a k-block lies in which a matrix has this row.
-    #[inline(always)]
-    fn unit(&self, launch: &Launch, tile: &Tile, matrix: usize, row: u32, k_block: u32) -> GlobalAddress {
-        let matrix = launch.b[if self.instance.matrices == 2 { matrix } else { 0 }];
-        GlobalAddress::new(matrix)
-            + u64::from(tile.expert) * launch.expert_bytes
-            + unit_offset(launch.n, launch.k, row / UNIT_ROWS, k_block)
-    }
-
-    /// The stage behind one.
-    #[inline(always)]
-    const fn next(&self, stage: u32) -> u32 {
-        let next = stage + UNIT_BYTES;
-        if next == self.instance.stages * UNIT_BYTES { 0 } else { next }
-    }
-
-    /// Begins to copy the next k-block, if there is one.
+    /// Begins to copy a k-block to its stage, if there is such a one. The k-blocks before it have begun.
     ///
     /// # Safety
     /// As [`Self::of`], with the same tile. No lane of the warp reads the stage any more.
     #[inline(always)]
-    pub(super) unsafe fn begin_next(&mut self, launch: &Launch, tile: &Tile) {
-        let stage = self.first_stage + self.to;
-        // SAFETY: the matrices have such rows and this k-block; the stage is the warp's.
+    pub(super) unsafe fn begin(&mut self, launch: &Launch, tile: &Tile, k_block: u32) {
+        let stage = k_block % STAGES;
+        // SAFETY: what `# Safety` above asks.
         unsafe {
-            if self.coming < self.k_blocks[0] {
-                let words = stage + lane_id() * COPY_BYTES;
-                cp_async_16_or_zero(true, words, self.sources[0]);
-                cp_async_16_or_zero(true, words + SECOND_WORDS, self.sources[1]);
-                cp_async_4_or_zero(true, stage + (SCALES + lane_id() * WORD), self.sources[2]);
-                self.sources = self.sources.map(|source| source + u64::from(self.stride));
-            } else if self.coming < self.k_blocks[1] {
-                self.copy_ragged(launch, tile, stage);
+            if k_block < launch.k / K_BLOCK {
+                self.begin_whole(true, stage);
+            } else if k_block < k_blocks(launch.k) {
+                self.copy_ragged(launch, tile, self.first_stage + stage * UNIT_BYTES, k_block);
             }
         }
-        self.coming += 1;
-        self.to = self.next(self.to);
+    }
+
+    /// As [`Self::begin`], of a whole k-block, to a stage, if there is such a one.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(super) unsafe fn begin_whole(&mut self, is_there: bool, stage: u32) {
+        let stage = self.first_stage + stage * UNIT_BYTES;
+        let (words, scales) = (stage + lane_id() * COPY_BYTES, stage + (SCALES + lane_id() * WORD));
+        if is_there {
+            // SAFETY: the matrices have such rows and this k-block; the stage is the warp's.
+            unsafe {
+                cp_async_16_or_zero(true, words, self.sources[0]);
+                cp_async_16_or_zero(true, words + SECOND_WORDS, self.sources[1]);
+                cp_async_4_or_zero(true, scales, self.sources[2]);
+            }
+        }
+        self.sources = self.sources.map(|source| source + u64::from(self.stride));
     }
 
     /// Begins to copy a k-block that is not a whole one: words to where a stage has them, rows without gaps, and so the scales.
     ///
     /// # Safety
-    /// As [`Self::begin_next`].
+    /// As [`Self::begin`].
     #[inline(always)]
-    unsafe fn copy_ragged(&self, launch: &Launch, tile: &Tile, stage: SharedAddress) {
+    unsafe fn copy_ragged(&self, launch: &Launch, tile: &Tile, stage: SharedAddress, k_block: u32) {
         // Opaque, so that no register holds anything of this over the main loop.
-        let (first_row, k_block) = (opaque_b32(self.first_row), opaque_b32(self.coming));
+        let (first_row, k_block) = (opaque_b32(self.first_row), opaque_b32(k_block));
         let columns = block_columns(launch.k, k_block);
         let (rows, before) = (STRIP_ROWS / self.instance.matrices, first_row % UNIT_ROWS);
-        let copy = |matrix: usize| {
-            let unit = self.unit(launch, tile, matrix, first_row, k_block);
-            let words = stage + matrix as u32 * SECOND_WORDS;
-            let mut place = lane_id() * COPY_BYTES;
-            while place < rows * row_bytes(columns) {
+        let offset = Self::offset(launch, tile, first_row, k_block);
+        // A half of the stage's words is at most a copy of each lane.
+        let copy = |half: u32| {
+            let (matrix, half) = if self.instance.matrices == 2 { (half, 0) } else { (0, half) };
+            let unit = GlobalAddress::new(launch.b[matrix as usize]) + offset;
+            let place = half * SECOND_WORDS + lane_id() * COPY_BYTES;
+            if place < rows * row_bytes(columns) {
+                let source = unit + u64::from(before * row_bytes(columns) + place);
                 // SAFETY: what `# Safety` above asks.
-                unsafe {
-                    cp_async_16_or_zero(true, words + place, unit + u64::from(before * row_bytes(columns) + place));
-                }
-                place += WARP_SIZE * COPY_BYTES;
+                unsafe { cp_async_16_or_zero(true, stage + (matrix * SECOND_WORDS + place), source) };
             }
             let place = lane_id() * WORD;
-            if place < rows * row_scale_bytes(columns) {
+            if half == 0 && place < rows * row_scale_bytes(columns) {
                 let source =
                     unit + u64::from(UNIT_ROWS * row_bytes(columns) + before * row_scale_bytes(columns) + place);
-                let scales = stage + (SCALES + matrix as u32 * (SECOND_SCALES - SCALES));
+                let scales = stage + (SCALES + matrix * (SECOND_SCALES - SCALES));
                 // SAFETY: as above.
                 unsafe { cp_async_4_or_zero(true, scales + place, source) };
             }
         };
         copy(0);
-        if self.instance.matrices == 2 {
-            copy(1);
-        }
+        copy(1);
     }
 
-    /// The lane's rows of the next k-block, which is this one.
+    /// The lane's rows of a whole k-block in a stage.
     ///
     /// # Safety
     /// The warp's copies of it are complete.
     #[inline(always)]
-    pub(super) unsafe fn take<D: Decode>(&mut self, launch: &Launch, fragment: &Fragment, k_block: u32) -> Rows<D> {
-        let stage = self.first_stage + self.from;
-        self.from = self.next(self.from);
-        // A lane has the same row of both halves, or two of the strip's.
-        let is_gated = self.instance.matrices == 2;
-        let row = |index: usize| {
-            if is_gated {
-                fragment.rows[0] % (UNIT_ROWS / 2) + index as u32 * (UNIT_ROWS / 2)
-            } else {
-                fragment.rows[index] % UNIT_ROWS
-            }
-        };
-        let lane = fragment.lane;
+    pub(super) unsafe fn take<D: Decode>(&self, fragment: &Fragment, stage: u32) -> Rows<D> {
+        let (stage, lane) = (self.first_stage + stage * UNIT_BYTES, fragment.lane);
+        let row = |index: usize| self.row(fragment, index);
         // SAFETY: inside of the stage.
         unsafe {
-            if k_block < self.k_blocks[0] {
-                Rows::new(
-                    [0, 1].map(|index| ld_shared_v4_b32(stage + lane_place(K_BLOCK, row(index), lane))),
-                    [0, 1].map(|index| ld_shared_b16(stage + scale_place(K_BLOCK, row(index), lane))),
-                )
-            } else {
-                let columns = block_columns(launch.k, opaque_b32(k_block));
-                // The row in its half or in the strip, and where that begins.
-                let of = |index: usize, second: u32| {
-                    if is_gated { (row(index) % (UNIT_ROWS / 2), index as u32 * second) } else { (row(index), 0) }
-                };
-                Rows::new(
-                    [0, 1].map(|index| {
-                        let (row, first) = of(index, SECOND_WORDS);
-                        let words = stage + (first + row * row_bytes(columns) + lane * lane_words(columns) * WORD);
-                        core::array::from_fn(|word| {
-                            if (word as u32) < lane_words(columns) {
-                                ld_shared_b32(words + word as u32 * WORD)
-                            } else {
-                                0
-                            }
-                        })
-                    }),
-                    [0, 1].map(|index| {
-                        let (row, first) = of(index, SECOND_SCALES - SCALES);
-                        let scale = row * row_scale_bytes(columns) + lane * lane_scales(columns);
-                        let pair = ld_shared_b16(stage + (SCALES + first + (scale & !1)));
-                        // With one scale a lane, two lanes share the pair.
-                        pair >> if lane_scales(columns) == 1 { scale % 2 * 8 } else { 0 }
-                    }),
-                )
+            Rows::new(
+                [0, 1].map(|index| ld_shared_v4_b32(stage + lane_place(K_BLOCK, row(index), lane))),
+                [0, 1].map(|index| ld_shared_b16(stage + scale_place(K_BLOCK, row(index), lane))),
+            )
+        }
+    }
+
+    /// As [`Self::take`], of a k-block that may be a whole one or not.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(super) unsafe fn take_any<D: Decode>(
+        &self,
+        launch: &Launch,
+        fragment: &Fragment,
+        stage: u32,
+        k_block: u32,
+    ) -> Rows<D> {
+        // SAFETY: what `# Safety` above asks, and inside of the stage.
+        unsafe {
+            if k_block < launch.k / K_BLOCK {
+                return self.take(fragment, stage);
             }
+            let (stage, lane) = (self.first_stage + stage * UNIT_BYTES, fragment.lane);
+            let columns = block_columns(launch.k, opaque_b32(k_block));
+            // The row in its half or in the strip, and where that begins.
+            let of = |index: usize, second: u32| {
+                let row = self.row(fragment, index);
+                if self.instance.matrices == 2 { (row % (UNIT_ROWS / 2), index as u32 * second) } else { (row, 0) }
+            };
+            Rows::new(
+                [0, 1].map(|index| {
+                    let (row, first) = of(index, SECOND_WORDS);
+                    let words = stage + (first + row * row_bytes(columns) + lane * lane_words(columns) * WORD);
+                    core::array::from_fn(|word| {
+                        if (word as u32) < lane_words(columns) { ld_shared_b32(words + word as u32 * WORD) } else { 0 }
+                    })
+                }),
+                [0, 1].map(|index| {
+                    let (row, first) = of(index, SECOND_SCALES - SCALES);
+                    let scale = row * row_scale_bytes(columns) + lane * lane_scales(columns);
+                    let pair = ld_shared_b16(stage + (SCALES + first + (scale & !1)));
+                    // With one scale a lane, two lanes share the pair.
+                    pair >> if lane_scales(columns) == 1 { scale % 2 * 8 } else { 0 }
+                }),
+            )
+        }
+    }
+
+    /// A row of the lane in a stage. A lane has the same row of both halves, or two of the strip's.
+    #[inline(always)]
+    const fn row(&self, fragment: &Fragment, index: usize) -> u32 {
+        if self.instance.matrices == 2 {
+            fragment.rows[0] % (UNIT_ROWS / 2) + index as u32 * (UNIT_ROWS / 2)
+        } else {
+            fragment.rows[index] % UNIT_ROWS
         }
     }
 }
