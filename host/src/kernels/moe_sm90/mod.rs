@@ -9,6 +9,7 @@ use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 use kernels_gpu::moe_sm90::by_warp::abi as of_strips;
 
 use super::kernel::{Entry, Kernel};
+use super::moe_few_sm90::MoeFewSm90;
 use super::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
 
 /// The kernel.
@@ -81,6 +82,10 @@ impl Products for MoeSm90 {
         let time = |of: &Instance| if of.by_warps { 18 } else { 28 };
         let of_tiles = INSTANCES.iter().map(|of| product_instance(of, time(of)));
         of_tiles.chain(of_strips::INSTANCES.iter().map(strips_instance)).collect()
+    }
+
+    fn few(&self) -> Option<&'static MoeFewSm90> {
+        Some(&MoeFewSm90)
     }
 
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
