@@ -14,6 +14,7 @@ pub mod gated_sm90;
 pub mod linear_sm120;
 pub mod linear_sm80;
 pub mod linear_sm90;
+pub mod moe_few_sm90;
 pub mod moe_fp8_sm90;
 pub mod moe_nvfp4_sm120;
 pub mod moe_pack;

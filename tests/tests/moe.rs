@@ -21,7 +21,7 @@ on_architectures! {
         what_is_too_large_for_f16_is_an_infinity_of_its_token_alone
         the_bits_of_a_token_do_not_depend_on_the_batch
         steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace
-        a_chain_has_two_to_four_launches_for_each_kind_of_experts
+        a_chain_has_two_to_four_launches_for_each_kind_of_experts_and_two_for_few_tokens
     }
     long {
         the_test_layers_are_right
@@ -251,7 +251,7 @@ fn steps_of_other_routing_and_sizes_follow_each_other_in_one_workspace(on: On) {
     }
 }
 
-fn a_chain_has_two_to_four_launches_for_each_kind_of_experts(on: On) {
+fn a_chain_has_two_to_four_launches_for_each_kind_of_experts_and_two_for_few_tokens(on: On) {
     let gpu = emulated(on.arch, Schedule::Fair);
     // Where tokens are quantised, that is a launch before each product; with input scales the first product quantises for the second.
     let products = match on {
@@ -259,10 +259,12 @@ fn a_chain_has_two_to_four_launches_for_each_kind_of_experts(on: On) {
         On { input_scales: true, .. } => 3,
         _ => 4,
     };
-    // On Hopper a launch brings tokens to their rows, where experts have many.
-    let expands = usize::from(on.arch == "sm_90a" && on.tokens == TokenFormat::Bits16);
+    // On Hopper a launch brings tokens to their rows, where experts have many, and few tokens take no launch for lists and sums.
+    let is_hopper = on.arch == "sm_90a" && on.tokens == TokenFormat::Bits16;
+    let expands = usize::from(is_hopper);
     for (shared, tokens, launches) in [
-        (None, 1, 2 + products),
+        (None, 1, if is_hopper { 2 } else { 2 + products }),
+        (None, 9, 2 + products),
         (Some(16), 1, 2 + 2 * products),
         (None, 40, 2 + products + expands),
         (Some(16), 40, 2 + 2 * products + expands),

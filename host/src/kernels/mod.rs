@@ -22,6 +22,7 @@ mod linear_sm120;
 mod linear_sm80;
 mod linear_sm90;
 pub mod moe;
+mod moe_few_sm90;
 mod moe_fp8_sm90;
 mod moe_nvfp4_sm120;
 pub(crate) mod moe_pack;
@@ -60,6 +61,7 @@ pub(crate) static KERNELS: &[&dyn Kernel] = &[
     &silu_mul::SiluMul,
     &moe_route::MoeRoute,
     &moe_sm90::MoeSm90,
+    &moe_few_sm90::MoeFewSm90,
     &moe_sm120::MoeSm120,
     &moe_sm80::MoeSm80,
     &moe_sm100::MoeSm100,

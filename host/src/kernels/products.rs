@@ -5,6 +5,7 @@ use kernels_gpu::units::TokenType;
 
 use super::kernel::{Kernel, op_of};
 use super::launch::{Grid, Launch};
+use super::moe_few_sm90::MoeFewSm90;
 use crate::problem::Op;
 
 /// What is launched of an instance of such a kernel, and what its tiles are.
@@ -56,6 +57,11 @@ pub(crate) trait Products: Kernel {
     /// Whether a grid may begin while the one before it still runs.
     fn overlaps(&self) -> bool {
         true
+    }
+
+    /// The kernel that has another way for a layer's few tokens on the same cards, if there is one.
+    fn few(&self) -> Option<&'static MoeFewSm90> {
+        None
     }
 
     /// The instance of an operation for tokens of a type, in tiles of so many tokens: of those, the one that is expected to take least

@@ -70,7 +70,7 @@ impl CudaMoeLayer {
                 experts,
                 shared,
                 map: map.as_ref().map_or(0, |map| map.as_device_ptr().as_raw()),
-                keeps_intermediate: false,
+                keeps_stages: false,
             },
             weights,
             map,
@@ -306,7 +306,7 @@ impl CudaMoeLayer {
     /// touches them until the stream was waited for.
     unsafe fn queue(&mut self, arguments: &MoeArguments, with_stages: bool) -> Result<(), Error> {
         let (stream, workspace) = (self.stream.as_inner(), self.workspace.address());
-        let placed = PlacedMoe { keeps_intermediate: with_stages, ..self.placed };
+        let placed = PlacedMoe { keeps_stages: with_stages, ..self.placed };
         // SAFETY: `# Safety` above; the stream is this layer's own, in the current context.
         unsafe {
             let graph = if self.graph { Some(self.capture_of(&placed, arguments, workspace)?) } else { None };
@@ -338,7 +338,7 @@ impl CudaMoeLayer {
     ) -> Result<(), Error> {
         let workspace = Workspace::at(&self.placed.sizes, chunk.token_count, self.workspace.address());
         let kernels = self.launcher.kernels;
-        let parts = StageParts::read(&self.placed.sizes, chunk.token_count, &workspace, kernels, |address, bytes| {
+        let parts = StageParts::read(&self.placed.sizes, chunk, &workspace, kernels, |address, bytes| {
             let mut read = vec![0u8; bytes];
             if bytes > 0 {
                 // SAFETY: the part lies in the workspace, where nothing is under way any more; `read` has as many bytes.

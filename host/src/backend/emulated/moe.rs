@@ -119,7 +119,7 @@ pub(super) fn place(device: &mut Device, weights: &MoeWeights<'_>) -> PlacedMoe 
         experts: place_experts(device, weights.experts(), input_scales, &sizes),
         shared: weights.shared().map(|shared| place_experts(device, std::slice::from_ref(shared), of_shared, &sizes)),
         map: weights.expert_map().map_or(0, |map| upload(device, map, ROUTING).address),
-        keeps_intermediate: false,
+        keeps_stages: false,
     }
 }
 
@@ -179,7 +179,7 @@ impl EmulatedMoeLayer {
         output: &mut MoeOutput,
     ) -> Result<(usize, Counters), Error> {
         let sizes = self.layer.sizes;
-        let layer = PlacedMoe { keeps_intermediate: output.stages.is_some(), ..self.layer };
+        let layer = PlacedMoe { keeps_stages: output.stages.is_some(), ..self.layer };
         self.gpu.clock.iter().for_each(|clock| clock.begin());
         let (mut launched, mut counters) = (0, None::<Counters>);
         for (first, chunk) in moe::chunks(&sizes, arguments)? {
@@ -202,7 +202,7 @@ impl EmulatedMoeLayer {
             }
             if let Some(stages) = &mut output.stages {
                 let read = |address, bytes| Ok(read(&self.device, address, bytes));
-                StageParts::read(&sizes, chunk.token_count, &workspace, self.kernels, read)?.write(step, first, stages);
+                StageParts::read(&sizes, &chunk, &workspace, self.kernels, read)?.write(step, first, stages);
             }
         }
         Ok((launched, counters.expect("a step with tokens launches something")))

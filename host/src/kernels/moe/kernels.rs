@@ -3,10 +3,12 @@
 use gpu_arch::Capability;
 use kernels_gpu::sorted::ROW_MULTIPLE;
 
+use super::MoeArguments;
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::kernels::builds;
 use crate::kernels::kernel::Kernel;
+use crate::kernels::moe_few_sm90::MoeFewSm90;
 use crate::kernels::moe_fp8_sm90::{self, MoeFp8Sm90};
 use crate::kernels::moe_nvfp4_sm120::MoeNvfp4Sm120;
 use crate::kernels::moe_pack::MoePack;
@@ -74,10 +76,20 @@ impl MoeKernels {
     /// All that a layer needs whose tokens have this format, if they are multiplied there.
     pub fn of_format(self, format: TokenFormat) -> Option<Vec<&'static dyn Kernel>> {
         match format {
-            TokenFormat::Bits16 => Some(of_bits16(self.products).into()),
+            TokenFormat::Bits16 => Some(of_bits16(self.products)),
             TokenFormat::Fp8 => self.fp8.then(|| FP8_KERNELS.into()),
             TokenFormat::Nvfp4 => self.nvfp4.map(|products| of_nvfp4(products).into()),
         }
+    }
+
+    /// The kernel that computes a chunk in two launches, if there is one and its tokens are few: of 16 bits, of gated experts, and
+    /// without one that all of them share.
+    pub fn few(self, sizes: &MoeSizes, chunk: &MoeArguments) -> Option<&'static MoeFewSm90> {
+        let is_plain = sizes.token_format == TokenFormat::Bits16
+            && sizes.activation.has_gate()
+            && sizes.shared_intermediate.is_none()
+            && !chunk.weights_on_input;
+        self.products.few().filter(|few| is_plain && few.takes(chunk.token_count, sizes.top_k, sizes.named_experts))
     }
 
     /// The format of tokens where nobody asks for another one: 16 bits, but NVFP4 where a card's own kernels multiply it and nothing else.
@@ -159,8 +171,9 @@ impl RowPlan {
 }
 
 /// All that a layer needs whose tokens are 16-bit numbers.
-fn of_bits16(products: &'static dyn Products) -> [&'static dyn Kernel; 3] {
-    [&MoePack, &MoeRoute, products]
+fn of_bits16(products: &'static dyn Products) -> Vec<&'static dyn Kernel> {
+    let few = products.few().map(|few| few as &dyn Kernel);
+    [&MoePack as &dyn Kernel, &MoeRoute, products].into_iter().chain(few).collect()
 }
 
 /// All that a layer needs whose tokens are in NVFP4.

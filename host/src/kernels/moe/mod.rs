@@ -16,6 +16,7 @@ mod weights;
 mod workspace;
 
 use kernels_gpu::epilogue::{self, PARAMETERS};
+use kernels_gpu::moe_few_sm90::abi::{Choices, Down, GateUp, Matrices};
 use kernels_gpu::moe_fp8_sm90::abi::Launch as Fp8Product;
 use kernels_gpu::moe_quantize::abi::Quantize;
 use kernels_gpu::moe_quantize_nvfp4::abi::Quantize as Nvfp4Quantize;
@@ -27,6 +28,7 @@ use kernels_gpu::units::TokenType;
 
 use super::group::Address;
 use super::launch::{Launch, output_code};
+use super::moe_few_sm90::MoeFewSm90;
 use super::moe_fp8_sm90::MoeFp8Sm90;
 use super::moe_pack::row_order::RowOrder;
 use super::moe_quantize::MoeQuantize;
@@ -91,8 +93,9 @@ pub(crate) struct PlacedMoe {
     pub shared: Option<PlacedExperts>,
     /// The layer's own number of each expert that can be named; 0 if experts are named by those.
     pub map: Address,
-    /// Whether the intermediate is left in 16 bits too where down does not read it so: what a comparison in stages looks at.
-    pub keeps_intermediate: bool,
+    /// Whether the intermediate is left in 16 bits where down does not read it so, and experts' rows where nothing else reads them:
+    /// what a comparison in stages looks at.
+    pub keeps_stages: bool,
 }
 
 /// What a call of a layer reads and writes: addresses in the device's memory.
@@ -242,6 +245,9 @@ pub(crate) fn launches(
     });
     let expands = plan.are_sorted || plan.shared_are_sorted;
     let chunk = Chunk { layer, arguments: chunk, workspace, kernels, expands, sms };
+    if let Some(few) = kernels.few(sizes, chunk.arguments) {
+        return Ok(chunk.few(few, &routed).into());
+    }
     let mut launches = vec![chunk.route(&routed, shared.as_ref())?];
     if expands {
         launches.push(chunk.expand(&routed, shared.as_ref())?);
@@ -339,6 +345,44 @@ struct Chunk<'l> {
 }
 
 impl Chunk<'_> {
+    /// All of a layer, where tokens are few.
+    fn few(&self, few: &MoeFewSm90, routed: &Experts<'_>) -> [Launch; 2] {
+        let (sizes, arguments) = (&self.layer.sizes, self.arguments);
+        let choices = Choices {
+            ids: arguments.topk_ids,
+            map: self.layer.map,
+            token_count: arguments.token_count as u32,
+            top_k: sizes.top_k as u32,
+            experts: routed.count,
+            named_experts: sizes.named_experts as u32,
+        };
+        let matrices = |projection: &Projection| {
+            let &Projection { b, expert_bytes, alpha, bias, n, k, .. } = projection;
+            Matrices { b, expert_bytes, alpha, bias, n, k }
+        };
+        let (gate_up, down) = (self.gate_up(routed), self.down(routed));
+        let [intermediate, rows] = routed.products;
+        let first = GateUp {
+            choices,
+            matrices: matrices(&gate_up),
+            tokens: arguments.tokens,
+            token_pitch: arguments.token_pitch as u64,
+            intermediate,
+            activation: gate_up.activation,
+            unused: 0,
+        };
+        let second = Down {
+            choices,
+            matrices: matrices(&down),
+            intermediate,
+            weights: arguments.topk_weights,
+            rows: if self.layer.keeps_stages { rows } else { 0 },
+            output: arguments.output,
+            output_pitch: arguments.output_pitch as u64,
+        };
+        [few.gate_up(first, sizes.dtype, self.sms), few.down(second, sizes.dtype, self.sms)]
+    }
+
     /// Lists, and tokens in the order of K.
     fn route(&self, routed: &Experts<'_>, shared: Option<&Experts<'_>>) -> Result<Launch, Error> {
         let (sizes, arguments) = (&self.layer.sizes, self.arguments);
@@ -558,7 +602,7 @@ impl Chunk<'_> {
             scales,
             globals,
         });
-        let is_read = next.is_none() || self.layer.keeps_intermediate;
+        let is_read = next.is_none() || self.layer.keeps_stages;
         let matrices = u64::from(experts.count) * op.projections() as u64;
         let product = nvfp4_products::Product {
             tokens: rows.values,

@@ -7,6 +7,7 @@ use kernels_gpu::nvfp4_rows::{row_bytes, token_scale, token_scale_bytes, value_b
 use kernels_gpu::sorted::{LINE_BYTES, bits16_bytes, bits16_place};
 use kernels_gpu::units::{block_columns, block_start, element_at, k_blocks};
 
+use super::MoeArguments;
 use super::kernels::{MoeKernels, RowPlan};
 use super::workspace::{Nvfp4Rows, PlacedLists, SharedWorkspace, SortedRows, Workspace};
 use crate::error::Error;
@@ -14,14 +15,14 @@ use crate::format::BLOCK;
 use crate::fp8::Quantised;
 use crate::kernels::group::Address;
 use crate::kernels::moe_quantize::code_places;
-use crate::moe::{MoeSizes, MoeStep, QuantisedStages, Stages};
+use crate::moe::{MoeSizes, MoeStep, QuantisedStages, Rows, Stages};
 
 /// The parts of a workspace that hold stages, as numbers.
 pub(crate) struct StageParts {
     sizes: MoeSizes,
     tokens: usize,
-    /// The row of each choice of the chunk, as the device's lists have it.
-    places: Vec<u32>,
+    /// The row of each choice of the chunk, as the device's lists have it; none where tokens are few, and choices have rows of their own.
+    places: Option<Vec<u32>>,
     /// `[rows, I]`, columns in the order of K, or in their own where tokens are quantised.
     intermediate: Vec<u16>,
     /// `[rows, H]`.
@@ -73,11 +74,12 @@ impl StageParts {
     /// Those of `read`.
     pub fn read(
         sizes: &MoeSizes,
-        tokens: usize,
+        chunk: &MoeArguments,
         workspace: &Workspace,
         kernels: MoeKernels,
         mut read: impl FnMut(Address, usize) -> Result<Vec<u8>, Error>,
     ) -> Result<Self, Error> {
+        let tokens = chunk.token_count;
         let choices = tokens * sizes.top_k;
         let RowPlan { are_sorted, shared_are_sorted, row_multiple, .. } = RowPlan::new(sizes, tokens, kernels);
         let mut rows = |fp8: Option<[SortedRows; 2]>,
@@ -126,9 +128,12 @@ impl StageParts {
             Ok::<_, Error>(SharedParts { width, intermediate, partial, quantised: shared_quantised })
         });
         let shared = shared.transpose()?;
-        let places = workspace.lists.at + workspace.lists.offsets(row_multiple).places;
-        let places = read(places, size_of::<u32>() * choices)?;
-        let places = bytemuck::pod_collect_to_vec(&places);
+        let places = if kernels.few(sizes, chunk).is_none() {
+            let places = workspace.lists.at + workspace.lists.offsets(row_multiple).places;
+            Some(bytemuck::pod_collect_to_vec(&read(places, size_of::<u32>() * choices)?))
+        } else {
+            None
+        };
         Ok(Self { sizes: *sizes, tokens, places, intermediate, partial, quantised, shared })
     }
 
@@ -136,14 +141,17 @@ impl StageParts {
     /// the lists is wrong stays as it was.
     pub fn write(&self, step: &MoeStep<'_>, first_token: usize, stages: &mut Stages) {
         let MoeSizes { hidden, intermediate, top_k, .. } = self.sizes;
-        let from_order = |width: usize| if self.quantised.is_some() { (0..width).collect() } else { order(width) };
+        let is_natural = self.quantised.is_some() || self.places.is_none();
+        let from_order = |width: usize| if is_natural { (0..width).collect() } else { order(width) };
         let (from_order_of_rows, rows) = (from_order(intermediate), self.partial.len() / hidden);
         let Stages { quantised, .. } = stages;
-        for (choice, &place) in self.places.iter().enumerate() {
-            let row = step.rows().place(first_token * top_k + choice);
-            let Some((to, from)) = row.zip(usize::try_from(place).ok().filter(|place| *place < rows)) else {
-                continue;
+        for choice in 0..self.tokens * top_k {
+            let place = match &self.places {
+                Some(places) => places[choice] as usize,
+                None => first_of_expert(step.rows(), first_token * top_k + choice, top_k) - first_token * top_k,
             };
+            let row = step.rows().place(first_token * top_k + choice);
+            let Some((to, from)) = row.zip(Some(place).filter(|place| *place < rows)) else { continue };
             let part = |row: usize, width: usize| -> Range<usize> { row * width..(row + 1) * width };
             let ordered = &self.intermediate[part(from, intermediate)];
             reorder(ordered, &from_order_of_rows, &mut stages.intermediate[part(to, intermediate)]);
@@ -170,6 +178,16 @@ impl StageParts {
             }
         }
     }
+}
+
+/// The first choice of the same token that has the same expert: where tokens are few, the row of that one is the other one's too.
+fn first_of_expert(rows: &Rows, choice: usize, top_k: usize) -> usize {
+    let expert = |choice: usize| {
+        let row = rows.place(choice)? as u32;
+        Some(rows.firsts().partition_point(|first| *first <= row))
+    };
+    let mut of_token = choice / top_k * top_k..choice;
+    of_token.find(|&other| expert(other) == expert(choice)).unwrap_or(choice)
 }
 
 /// Reads bytes of the device's memory.

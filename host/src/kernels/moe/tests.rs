@@ -48,7 +48,7 @@ fn sizes(shared: Option<usize>) -> MoeSizes {
 
 fn layer(sizes: MoeSizes) -> PlacedMoe {
     let shared = sizes.shared_intermediate.map(|_| SHARED);
-    PlacedMoe { sizes, experts: EXPERTS, shared, map: 0x4000, keeps_intermediate: false }
+    PlacedMoe { sizes, experts: EXPERTS, shared, map: 0x4000, keeps_stages: false }
 }
 
 fn arguments(tokens: usize) -> MoeArguments {
@@ -328,15 +328,15 @@ fn with_input_scales_gate_and_up_leave_to_down_what_it_multiplies() {
     let kernels = MoeKernels { products: &MoeSm80, fp8: false, nvfp4: Some(&MoeSm100), overlaps: true };
     let experts = PlacedExperts { input_scales: [0xA00, 0xB00], ..EXPERTS };
     let (layer, workspace) = (PlacedMoe { experts, ..layer(sizes) }, Workspace::at(&sizes, 100, WORKSPACE));
-    for keeps_intermediate in [false, true] {
-        let layer = PlacedMoe { keeps_intermediate, ..layer };
+    for keeps_stages in [false, true] {
+        let layer = PlacedMoe { keeps_stages, ..layer };
         let chain = launches(&layer, &arguments(100), &workspace, kernels, SMS).unwrap();
         assert_eq!(chain.len(), 8);
         let ((gated, _), (down, maps)) = (nvfp4_product(&chain[2]), nvfp4_product(&chain[3]));
         let QuantisedC { input_scales, values, scales, globals } = gated.quantised;
         assert_eq!((input_scales, values), (0xB00, maps[0].address));
         assert_eq!((scales, globals), (down.token_scales, down.globals));
-        assert_eq!(gated.c, if keeps_intermediate { workspace.intermediate } else { 0 });
+        assert_eq!(gated.c, if keeps_stages { workspace.intermediate } else { 0 });
         assert_eq!((down.c, down.quantised), (workspace.rows, QuantisedC::default()));
     }
 }
@@ -373,7 +373,7 @@ fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_what_the_multiproces
 #[test]
 fn the_tile_grows_with_the_rows_of_an_expert() {
     let tiles = |tokens: usize| parameter::<Route>(&chain(sizes(None), &arguments(tokens))[0]).tile_tokens;
-    let found: Vec<_> = [1, 8, 32, 128, 512, 1024, 2048, 8192].map(tiles).into();
+    let found: Vec<_> = [9, 32, 128, 512, 1024, 2048, 8192].map(tiles).into();
     assert_eq!(found.first(), Some(&16));
     assert_eq!(found.last(), Some(&128));
     assert!(found.is_sorted() && found.contains(&64));
@@ -383,9 +383,53 @@ fn the_tile_grows_with_the_rows_of_an_expert() {
 fn few_tiles_are_narrow_so_that_more_multiprocessors_have_one() {
     let columns = |tokens: usize| instance(chain(sizes(None), &arguments(tokens)).iter().rev().nth(2).unwrap()).columns;
     // A token names four experts, one of which is the layer's on average; of 1000, every expert has rows.
-    assert!(columns(1) < columns(1000));
+    assert!(columns(9) < columns(1000));
     let narrow = MoeSm90.instances().iter().filter(|of| of.matrices == 2).map(|of| of.columns).min();
-    assert_eq!(Some(columns(1)), narrow);
+    assert_eq!(Some(columns(9)), narrow);
+}
+
+#[test]
+fn few_tokens_of_gated_experts_take_two_launches() {
+    let arguments = arguments(8);
+    let [gate_up, down] = &chain(sizes(None), &arguments)[..] else { panic!("two launches") };
+    assert!([gate_up, down].iter().all(|launch| launch.kernel == "moe_few_sm90" && launch.grid.overlaps));
+    assert_eq!([gate_up, down].map(|launch| launch.grid.blocks), [SMS, SMS]);
+    let (gate_up, down): (GateUp, Down) = (parameter(gate_up), parameter(down));
+    assert_eq!(gate_up.choices, down.choices);
+    let Choices { ids, map, token_count, top_k, experts, named_experts } = down.choices;
+    assert_eq!(([ids, map], [token_count, top_k]), ([0x200_0004, 0x4000], [8, 4]));
+    assert_eq!([experts, named_experts], [32, 128]);
+    assert_eq!((gate_up.tokens, gate_up.token_pitch), (0x100_0000, 6000));
+    assert_eq!(gate_up.intermediate, down.intermediate);
+    assert_eq!([down.weights, down.rows, down.output, down.output_pitch], [0x300_0004, 0, 0x500_0000, 5760]);
+    let [up, of_down] = [matrix_bytes(720, 2880), matrix_bytes(2880, 720)];
+    let (first, second) = (gate_up.matrices, down.matrices);
+    assert_eq!((first.b, first.expert_bytes, first.alpha), ([0x1000, 0x1000 + up], 2 * up, [0x100, 0x200]));
+    assert_eq!((second.b[0], second.expert_bytes, second.alpha[0]), (0x2000, of_down, 0x300));
+    assert_eq!(([first.n, first.k], [second.n, second.k]), ([720, 2880], [2880, 720]));
+
+    let kept = PlacedMoe { keeps_stages: true, ..layer(sizes(None)) };
+    let workspace = Workspace::at(&sizes(None), 8, WORKSPACE);
+    let chain = launches(&kept, &arguments, &workspace, HOPPER, SMS).unwrap();
+    assert_eq!(parameter::<Down>(&chain[1]).rows, workspace.rows);
+}
+
+#[test]
+fn whatever_else_few_tokens_ask_for_takes_the_longer_way() {
+    let count = |sizes: MoeSizes, arguments: &MoeArguments| chain(sizes, arguments).len();
+    let of = |top_k| MoeSizes { top_k, ..sizes(None) };
+    assert_eq!([8, 9].map(|tokens| count(of(4), &arguments(tokens))), [2, 4]);
+    assert_eq!([(8, 8), (9, 8), (32, 2), (32, 3)].map(|(k, tokens)| count(of(k), &arguments(tokens))), [2, 4, 2, 4]);
+    // Where experts have more than a row each on average.
+    let of_eight = MoeSizes { experts: 8, named_experts: 8, ..of(2) };
+    assert_eq!([4, 5].map(|tokens| count(of_eight, &arguments(tokens))), [2, 4]);
+    assert_eq!(count(sizes(Some(1440)), &arguments(1)), 6);
+    assert_eq!(count(MoeSizes { activation: Activation::Relu2, ..sizes(None) }, &arguments(1)), 4);
+    assert_eq!(count(of(1), &MoeArguments { weights_on_input: true, ..arguments(1) }), 4);
+    for kernels in [CONSUMER, PORTABLE] {
+        let workspace = Workspace::at(&sizes(None), 1, WORKSPACE);
+        assert_eq!(launches(&layer(sizes(None)), &arguments(1), &workspace, kernels, SMS).unwrap().len(), 4);
+    }
 }
 
 #[test]

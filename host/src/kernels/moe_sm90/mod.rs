@@ -9,6 +9,7 @@ use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 use kernels_gpu::moe_sm90::by_warp::abi as of_strips;
 
 use super::kernel::{Entry, Kernel};
+use super::moe_few_sm90::MoeFewSm90;
 use super::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
 
 /// The kernel.
@@ -79,6 +80,10 @@ impl Products for MoeSm90 {
     fn instances(&self) -> Vec<ProductInstance> {
         let of_tiles = INSTANCES.iter().map(|of| product_instance(of, 28));
         of_tiles.chain(of_strips::INSTANCES.iter().map(strips_instance)).collect()
+    }
+
+    fn few(&self) -> Option<&'static MoeFewSm90> {
+        Some(&MoeFewSm90)
     }
 
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {

@@ -405,7 +405,7 @@ impl MoeLauncher {
             experts: packed.experts,
             shared: packed.shared,
             map: layer.expert_map,
-            keeps_intermediate: false,
+            keeps_stages: false,
         };
         let _entered = self.device.enter()?;
         // SAFETY: the context is current; `# Safety` above asks for the rest.

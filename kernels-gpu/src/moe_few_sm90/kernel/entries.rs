@@ -1,0 +1,35 @@
+//! The entries.
+
+use cuda_std::kernel;
+
+use super::{down, gate_up};
+use crate::moe_few_sm90::abi::{Down, GateUp, RESIDENT_BLOCKS, THREADS};
+
+/// Gate and up of tokens in this type.
+macro_rules! entries {
+    ($($gate_up:ident $down:ident: $is_bf16:literal;)*) => {$(
+        /// Gate, up and the activation.
+        ///
+        /// # Safety
+        /// The contract in this folder's `mod.rs`.
+        #[kernel(threads = THREADS, min_blocks = RESIDENT_BLOCKS)]
+        pub unsafe fn $gate_up(launch: GateUp) {
+            // SAFETY: the contract is this function's too.
+            unsafe { gate_up::run::<$is_bf16>(&launch) }
+        }
+
+        /// Down, and the weighted sum of each token's rows.
+        ///
+        /// # Safety
+        /// The contract in this folder's `mod.rs`.
+        #[kernel(threads = THREADS, min_blocks = RESIDENT_BLOCKS)]
+        pub unsafe fn $down(launch: Down) {
+            // SAFETY: the contract is this function's too.
+            unsafe { down::run::<$is_bf16>(&launch) }
+        }
+    )*};
+}
+entries! {
+    moe_few_gate_up_f16 moe_few_down_f16: false;
+    moe_few_gate_up_bf16 moe_few_down_bf16: true;
+}

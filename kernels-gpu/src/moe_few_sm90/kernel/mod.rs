@@ -1,0 +1,14 @@
+//! How few tokens are multiplied.
+//!
+//! ```text
+//! ids ─ a warp ─▶ lists ─┬─ each warp: weights ─▶ its stages ─┐
+//!                        └─ each warp: tokens ─▶ registers ───┴─ products ─▶ intermediate, or rows ─ block ─▶ output
+//! ```
+
+mod down;
+mod entries;
+mod gate_up;
+mod lists;
+mod products;
+mod tokens;
+mod weights;

@@ -1,0 +1,267 @@
+//! A warp's weights, from global memory to its stages: strip after strip, without a gap between them.
+//!
+//! A stage is a unit as it lies in memory, or half of gate's and behind it half of up's.
+
+use cuda_std::{
+    cp_async::{cp_async_4_or_zero, cp_async_16_or_zero, cp_async_commit_group},
+    global::GlobalAddress,
+    integer::opaque_b32,
+    shared::{SharedAddress, ld_shared_b16, ld_shared_b32, ld_shared_v4_b32},
+    warp::lane_id,
+};
+
+use super::{lists::Lists, products::Work};
+use crate::{
+    moe_few_sm90::abi::{Matrices, STAGE_BYTES, STAGES, STRIP_ROWS},
+    sm90::{Decode, Rows},
+    units::{
+        K_BLOCK, ROW_LANES, SLAB_ROWS, UNIT_BYTES, UNIT_ROWS, block_columns, k_blocks, lane_place, lane_scales,
+        lane_words, row_bytes, row_scale_bytes, row_unit_bytes, scale_place, unit_offset,
+    },
+};
+
+/// Bytes of a copy of words, and of a copy of scales.
+const WORDS_COPY: u32 = 16;
+const SCALES_COPY: u32 = 4;
+
+/// Rows of half a strip, and where the second half's words lie in a stage.
+const HALF_ROWS: u32 = STRIP_ROWS / 2;
+const SECOND_WORDS: u32 = HALF_ROWS * row_bytes(K_BLOCK);
+
+/// Where the scales lie in a stage, and where from there on those of the second half.
+const SCALES: u32 = STRIP_ROWS * row_bytes(K_BLOCK);
+const SECOND_SCALES: u32 = HALF_ROWS * row_scale_bytes(K_BLOCK);
+
+/// A warp's strips on their way to its stages, as a lane knows it.
+pub(super) struct Weights<'l, const GATED: bool, W> {
+    matrices: &'l Matrices,
+    lists: Lists,
+    work: &'l W,
+    first_stage: SharedAddress,
+    /// Bytes of a unit's rows along the whole of K.
+    row_units: u32,
+    /// The warp's next piece of work that is not on its way.
+    index: u32,
+    /// The strip that is on its way, and its expert.
+    strip: u32,
+    expert: u32,
+    /// Its whole k-blocks that are not on their way, and its next other one.
+    whole: u32,
+    ragged: u32,
+    /// Where the words of both halves and the scales of the next whole k-block lie that this lane copies.
+    sources: [GlobalAddress; 3],
+    /// Bytes from a whole k-block to the next one.
+    stride: u32,
+    /// Where this lane's words and scales go to in a stage, and where those lie that it takes from there.
+    targets: [u32; 2],
+    places: [u32; 2],
+    /// Where the stages of the next k-block lie that is copied, and of the next one that is read, from the first one.
+    to: u32,
+    from: u32,
+}
+
+impl<'l, const GATED: bool, W: Work> Weights<'l, GATED, W> {
+    /// Those of a warp's work, of which the first k-blocks are begun: all stages but one.
+    ///
+    /// # Safety
+    /// The contract in `moe_few_sm90/mod.rs`; the lists are made. The warp's stages lie at this address. The whole warp calls it
+    /// together.
+    #[inline(always)]
+    pub(super) unsafe fn of(matrices: &'l Matrices, lists: Lists, work: &'l W, first_stage: SharedAddress) -> Self {
+        let (lane, row) = (lane_id() % ROW_LANES, lane_id() / ROW_LANES);
+        let mut this = Self {
+            matrices,
+            lists,
+            work,
+            first_stage,
+            row_units: opaque_b32(row_unit_bytes(matrices.k) as u32),
+            index: work.first(),
+            strip: 0,
+            expert: 0,
+            whole: 0,
+            ragged: k_blocks(matrices.k),
+            sources: [GlobalAddress::new(0); 3],
+            stride: 0,
+            targets: [lane_id() * WORDS_COPY, SCALES + lane_id() * SCALES_COPY].map(opaque_b32),
+            places: [lane_place(K_BLOCK, row, lane), scale_place(K_BLOCK, row, lane)].map(opaque_b32),
+            to: 0,
+            from: 0,
+        };
+        for _ in 1..STAGES {
+            // SAFETY: what `# Safety` above asks.
+            unsafe { this.begin_next() };
+        }
+        this
+    }
+
+    /// Begins to copy the next k-block, if there is one, as a group of copies.
+    ///
+    /// # Safety
+    /// As [`Self::of`]. No lane of the warp reads the stage any more.
+    #[inline(always)]
+    pub(super) unsafe fn begin_next(&mut self) {
+        let stage = self.first_stage + self.to;
+        // SAFETY: the matrices have such rows and this k-block; the stage is the warp's.
+        unsafe {
+            if self.whole == 0 {
+                self.go_on(stage);
+            }
+            if self.whole > 0 {
+                cp_async_16_or_zero(true, stage + self.targets[0], self.sources[0]);
+                cp_async_16_or_zero(true, stage + (self.targets[0] + SECOND_WORDS), self.sources[1]);
+                cp_async_4_or_zero(true, stage + self.targets[1], self.sources[2]);
+                self.sources = self.sources.map(|source| source + u64::from(self.stride));
+                self.whole -= 1;
+            }
+        }
+        cp_async_commit_group();
+        self.to = Self::next(self.to);
+    }
+
+    /// Begins to copy a k-block to this stage that is not a whole one, if the strip has one left. If not, and if there is one, turns to
+    /// the next strip.
+    ///
+    /// # Safety
+    /// As [`Self::begin_next`].
+    #[inline(always)]
+    unsafe fn go_on(&mut self, stage: SharedAddress) {
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            if self.ragged == k_blocks(self.matrices.k) {
+                if self.index >= self.work.end() {
+                    return;
+                }
+                self.find();
+                self.index += self.work.step();
+                self.ragged = self.matrices.k / K_BLOCK;
+                self.whole = self.ragged;
+            }
+            if self.whole == 0 {
+                self.copy_ragged(stage);
+                self.ragged += 1;
+            }
+        }
+    }
+
+    /// The matrix of a half of the strip, and its first row there.
+    #[inline(always)]
+    const fn half(&self, half: u32) -> (u64, u32) {
+        let [first, second] = self.matrices.b;
+        if GATED {
+            (if half == 0 { first } else { second }, self.strip * HALF_ROWS)
+        } else {
+            (first, self.strip * STRIP_ROWS + half * HALF_ROWS)
+        }
+    }
+
+    /// Finds the strip of the next piece of work.
+    ///
+    /// # Safety
+    /// As [`Self::of`]; there is one.
+    #[inline(always)]
+    unsafe fn find(&mut self) {
+        let &Matrices { expert_bytes, n, .. } = self.matrices;
+        let (named, strip) = self.work.piece(self.index);
+        self.strip = strip;
+        // SAFETY: an expert that is named.
+        self.expert = unsafe { self.lists.named(named) }.expert;
+        let (_, row) = self.half(0);
+        let slab = row / SLAB_ROWS * SLAB_ROWS;
+        self.stride = (n - slab).min(SLAB_ROWS) / UNIT_ROWS * UNIT_BYTES;
+        let unit = u64::from(self.expert) * expert_bytes
+            + u64::from(slab / UNIT_ROWS) * u64::from(self.row_units)
+            + u64::from((row - slab) / UNIT_ROWS * UNIT_BYTES);
+        let at = |half: u32, of_rows: u32, row_bytes: u32, place: u32| {
+            let (matrix, row) = self.half(half);
+            GlobalAddress::new(matrix) + (unit + u64::from(of_rows + row % UNIT_ROWS * row_bytes + place))
+        };
+        let words = |half: u32| at(half, 0, row_bytes(K_BLOCK), lane_id() * WORDS_COPY);
+        let scale = lane_id() * SCALES_COPY;
+        let scales = at(scale / SECOND_SCALES, SCALES, row_scale_bytes(K_BLOCK), scale % SECOND_SCALES);
+        self.sources = [words(0), words(1), scales];
+    }
+
+    /// The stage behind one.
+    #[inline(always)]
+    const fn next(stage: u32) -> u32 {
+        let next = stage + STAGE_BYTES;
+        if next == STAGES * STAGE_BYTES { 0 } else { next }
+    }
+
+    /// Begins to copy a k-block that is not a whole one: each half's words to where a stage has them, rows without gaps, and so the
+    /// scales.
+    ///
+    /// # Safety
+    /// As [`Self::begin_next`].
+    #[inline(always)]
+    unsafe fn copy_ragged(&self, stage: SharedAddress) {
+        let &Matrices { expert_bytes, n, k, .. } = self.matrices;
+        // Opaque, so that no register holds anything of this over the main loop.
+        let k_block = opaque_b32(self.ragged);
+        let columns = block_columns(k, k_block);
+        let (row_bytes, row_scale_bytes) = (row_bytes(columns), row_scale_bytes(columns));
+        let (word, scale) = (lane_id() * WORDS_COPY, lane_id() * SCALES_COPY);
+        for half in 0..2 {
+            let (matrix, row) = self.half(half);
+            let unit = u64::from(self.expert) * expert_bytes + unit_offset(n, k, row / UNIT_ROWS, k_block);
+            let at = |place: u32| GlobalAddress::new(matrix) + (unit + u64::from(place));
+            let row = row % UNIT_ROWS;
+            // SAFETY: what `# Safety` above asks.
+            unsafe {
+                if word < HALF_ROWS * row_bytes {
+                    cp_async_16_or_zero(true, stage + (half * SECOND_WORDS + word), at(row * row_bytes + word));
+                }
+                if scale < HALF_ROWS * row_scale_bytes {
+                    let source = at(UNIT_ROWS * row_bytes + row * row_scale_bytes + scale);
+                    cp_async_4_or_zero(true, stage + (SCALES + half * SECOND_SCALES + scale), source);
+                }
+            }
+        }
+    }
+
+    /// The lane's rows of the next k-block, a whole one: the same row of both halves.
+    ///
+    /// # Safety
+    /// The warp's copies of it are complete.
+    #[inline(always)]
+    pub(super) unsafe fn take<D: Decode>(&mut self) -> Rows<D> {
+        let stage = self.first_stage + self.from;
+        self.from = Self::next(self.from);
+        let [words, scales] = self.places;
+        // SAFETY: inside of the stage.
+        unsafe {
+            Rows::new(
+                [0, SECOND_WORDS].map(|half| ld_shared_v4_b32(stage + (words + half))),
+                [0, SECOND_SCALES].map(|half| ld_shared_b16(stage + (scales + half))),
+            )
+        }
+    }
+
+    /// As [`Self::take`], of this k-block, which is not a whole one. Words that a lane lacks are zero.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(super) unsafe fn take_ragged<D: Decode>(&mut self, k_block: u32) -> Rows<D> {
+        let stage = self.first_stage + self.from;
+        self.from = Self::next(self.from);
+        let (lane, row) = (lane_id() % ROW_LANES, lane_id() / ROW_LANES);
+        let columns = block_columns(self.matrices.k, opaque_b32(k_block));
+        let words = stage + (row * row_bytes(columns) + lane * lane_words(columns) * 4);
+        let scale = row * row_scale_bytes(columns) + lane * lane_scales(columns);
+        // With one scale a lane, two lanes share the pair.
+        let shift = if lane_scales(columns) == 1 { scale % 2 * 8 } else { 0 };
+        // SAFETY: inside of the stage.
+        unsafe {
+            Rows::new(
+                [0, SECOND_WORDS].map(|half| {
+                    core::array::from_fn(|word| {
+                        let place = words + (half + word as u32 * 4);
+                        if (word as u32) < lane_words(columns) { ld_shared_b32(place) } else { 0 }
+                    })
+                }),
+                [0, SECOND_SCALES].map(|half| ld_shared_b16(stage + (SCALES + half + (scale & !1))) >> shift),
+            )
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! An MoE layer's few tokens on Hopper: right whatever they name, the bits of every other way, and broken PTX makes faults.
+
+use std::collections::BTreeSet;
+
+use nvfp4::backend::Backend;
+use nvfp4::backend::emulated::{Fault, Schedule};
+use nvfp4::moe::{Activation, LayerShape, MoeInputs, MoeOutput, MoeWeights};
+use nvfp4::problem::OutDtype;
+use nvfp4_tests::moe::{DTYPES, check, emulated, hopper_of, inputs, run, shape, step, verified, weights};
+use nvfp4_tests::sabotage::{Sabotage, changed, check_sabotages, fault_of, lines_of};
+
+const NAMES: [&str; 4] = ["moe_few_gate_up_f16", "moe_few_gate_up_bf16", "moe_few_down_f16", "moe_few_down_bf16"];
+
+fn ptx() -> &'static str {
+    nvfp4::kernels::ptx("moe_few_sm90").expect("a kernel of this name")
+}
+
+/// So many tokens that name these experts, again and again.
+fn naming(layer: &LayerShape, dtype: OutDtype, tokens: usize, ids: &[i32]) -> MoeInputs<'static> {
+    let ids = ids.iter().copied().cycle().take(tokens * layer.top_k).collect::<Vec<_>>();
+    MoeInputs { ids: ids.into(), ..inputs(layer, dtype, tokens) }
+}
+
+/// What the emulated Hopper card computes, every stage right, with the entries that it takes for few tokens.
+fn few(layer: &LayerShape, dtype: OutDtype, inputs: MoeInputs<'_>, schedule: Schedule, sms: u32) -> MoeOutput {
+    let weights = weights(layer, dtype);
+    let step = step(&weights, inputs);
+    let mut prepared = hopper_of(schedule, sms).prepare_moe(&weights).unwrap();
+    let output = verified(prepared.as_mut(), &weights, &step);
+    let used: BTreeSet<_> = prepared.counters().expect("it ran").kernel.split(", ").map(str::to_owned).collect();
+    let of_type = NAMES.into_iter().filter(|name| name.ends_with("_bf16") == (dtype == OutDtype::Bf16));
+    assert_eq!(used, of_type.map(str::to_owned).collect());
+    output
+}
+
+#[test]
+fn k_blocks_of_every_kind_and_strips_of_several_slabs_are_right() {
+    for (hidden, intermediate) in [(16, 16), (96, 80), (176, 720), (720, 176), (272, 96)] {
+        let layer = shape(hidden, intermediate, 6, 2);
+        for dtype in DTYPES {
+            few(&layer, dtype, inputs(&layer, dtype, 3), Schedule::Fair, 3);
+        }
+    }
+}
+
+#[test]
+fn as_many_choices_as_may_be_are_right_and_experts_that_are_named_twice_or_not_there() {
+    let dtype = OutDtype::Bf16;
+    let every: Vec<i32> = (0..64).collect();
+    for (top_k, tokens, experts, ids) in [
+        (8, 8, 64, &every[..]),
+        (8, 8, 64, &[1]),
+        (32, 2, 64, &[0, 32, 0, 7, -1, 64, 32]),
+        (1, 8, 8, &[2, 0, 2]),
+        (3, 7, 21, &[4, 4, -7, i32::MAX, 1, 4]),
+        (2, 5, 10, &[-1]),
+    ] {
+        let layer = shape(48, 32, experts, top_k);
+        few(&layer, dtype, naming(&layer, dtype, tokens, ids), Schedule::Fair, 3);
+    }
+}
+
+#[test]
+fn experts_of_other_ranks_have_no_rows_and_two_ids_may_be_one_expert() {
+    let layer = shape(80, 48, 3, 2);
+    for dtype in DTYPES {
+        let weights = weights(&layer, dtype).with_expert_map(vec![2, -1, 0, 1, -1, 1]).unwrap();
+        for ids in [&[0, 1, 2, 2, -1, 5, 1, 0][..], &[3, 5], &[1, 4]] {
+            check("sm_90a", &weights, &step(&weights, naming(&layer, dtype, 3, ids)));
+        }
+    }
+}
+
+#[test]
+fn every_activation_is_right_with_biases_and_without() {
+    let gpt_oss = Activation::GptOss { alpha: 1.702, limit: 1.5 };
+    let activations = [Activation::Silu, Activation::SiluLimit { limit: 0.75 }, Activation::GeluTanh, gpt_oss];
+    for (dtype, activation) in DTYPES.into_iter().cycle().zip(activations) {
+        for biases in [false, true] {
+            let layer = shape(80, 48, 8, 2).with_activation(activation, biases);
+            few(&layer, dtype, inputs(&layer, dtype, 4), Schedule::Fair, 3);
+        }
+    }
+}
+
+#[test]
+fn the_bits_are_those_of_other_ways_and_of_other_batches() {
+    let layer = shape(272, 208, 24, 3);
+    for dtype in DTYPES {
+        let weights = weights(&layer, dtype);
+        let all = inputs(&layer, dtype, 20);
+        let part = |tokens: usize| MoeInputs {
+            tokens,
+            hidden: all.hidden[..tokens * layer.hidden].to_vec().into(),
+            ids: all.ids[..tokens * layer.top_k].to_vec().into(),
+            weights: all.weights[..tokens * layer.top_k].to_vec().into(),
+            ..all.clone()
+        };
+        let of = |arch, tokens| {
+            let step = step(&weights, part(tokens));
+            run(emulated(arch, Schedule::Fair).prepare_moe(&weights).unwrap().as_mut(), &step).unwrap()
+        };
+        // Every stage of the portable kernels, and the output of Hopper's longer way.
+        for tokens in [1, 8] {
+            assert!(of("sm_90a", tokens) == of("sm_80", tokens), "{dtype:?}: other bits on sm_80, {tokens} tokens");
+            let longer = of("sm_90a", 20).hidden;
+            assert!(
+                of("sm_90a", tokens).hidden == longer[..tokens * layer.hidden],
+                "{dtype:?}: other bits in 20 tokens"
+            );
+        }
+    }
+}
+
+#[test]
+fn schedules_and_multiprocessors_make_no_difference() {
+    let layer = shape(272, 144, 15, 3);
+    for dtype in DTYPES {
+        let schedules = (0..6).map(Schedule::Seed).chain([Schedule::Fair, Schedule::Worst]);
+        let on = schedules.map(|schedule| (schedule, 3)).chain([1, 132].map(|sms| (Schedule::Fair, sms)));
+        let outputs: Vec<_> =
+            on.map(|(schedule, sms)| few(&layer, dtype, inputs(&layer, dtype, 5), schedule, sms)).collect();
+        assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "other bits on another schedule");
+    }
+}
+
+/// A layer whose strips go several times around a warp's stages, and inputs for it.
+fn long(dtype: OutDtype) -> (MoeWeights<'static>, MoeInputs<'static>) {
+    let layer = shape(848, 720, 6, 2);
+    (weights(&layer, dtype), naming(&layer, dtype, 3, &[1, 0]))
+}
+
+/// The fault that stops the layer with this text of the kernel, on one multiprocessor.
+fn fault(ptx: &str) -> Option<Fault> {
+    let (weights, inputs) = long(OutDtype::F16);
+    let gpu = hopper_of(Schedule::Worst, 1).with_ptx(ptx).unwrap();
+    fault_of(run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step(&weights, inputs)))
+}
+
+#[test]
+#[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_few_sm90 -- --ignored"]
+fn every_wait_and_barrier_that_is_left_out_is_found() {
+    const SABOTAGES: [Sabotage; 2] =
+        [Sabotage::leave_out("griddepcontrol.wait", 1), Sabotage::leave_out("bar.sync", 1)];
+    for entry in [NAMES[0], NAMES[2]] {
+        check_sabotages(ptx(), entry, &SABOTAGES, fault);
+    }
+}
+
+#[test]
+#[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_few_sm90 -- --ignored"]
+fn every_product_wait_and_copy_that_is_left_out_is_found() {
+    let (weights, inputs) = long(OutDtype::F16);
+    let step = step(&weights, inputs);
+    let gpu = hopper_of(Schedule::Worst, 1);
+    let right = run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step).unwrap().hidden;
+    for entry in [NAMES[0], NAMES[2]] {
+        for (instruction, least) in [("mma.sync", 24), ("cp.async.wait_group", 3), ("cp.async.cg", 6)] {
+            let lines = lines_of(ptx(), entry, instruction);
+            assert!(lines.len() >= least, "{} of {instruction}", lines.len());
+            for (line, text) in lines {
+                let gpu = gpu.clone().with_ptx(&changed(ptx(), &[(line, "")])).unwrap();
+                let output = run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step);
+                let is_found = output.is_err() || output.is_ok_and(|output| output.hidden != right);
+                assert!(is_found, "{entry}, line {line} may be left out: {text}");
+            }
+        }
+    }
+}
