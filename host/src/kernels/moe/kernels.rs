@@ -89,7 +89,7 @@ impl MoeKernels {
             && sizes.activation.has_gate()
             && sizes.shared_intermediate.is_none()
             && !chunk.weights_on_input;
-        self.products.few().filter(|few| is_plain && few.takes(chunk.token_count, sizes.top_k, sizes.named_experts))
+        self.products.few().filter(|few| is_plain && few.takes(sizes, chunk.token_count))
     }
 
     /// The format of tokens where nobody asks for another one: 16 bits, but NVFP4 where a card's own kernels multiply it and nothing else.

@@ -9,7 +9,13 @@ use kernels_gpu::moe_few_sm90::abi::{
 
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, entry_of};
+use super::products::expected_token_tiles;
+use crate::moe::MoeSizes;
 use crate::problem::OutDtype;
+
+/// The most weights of the experts that are expected to be named. On an H200, mixtral's with one token are too many, and
+/// DeepSeek-R1's of a rank with eight are not.
+const MOST_WEIGHTS: u64 = 340_000_000;
 
 /// The kernel.
 pub(crate) struct MoeFewSm90;
@@ -35,11 +41,16 @@ impl Kernel for MoeFewSm90 {
 }
 
 impl MoeFewSm90 {
-    /// Whether so many tokens are few that name so many experts each, of so many. Where an expert has several rows, a wide tile's warps
-    /// share what they load of them (docs/experiments.md).
-    pub fn takes(&self, tokens: usize, top_k: usize, experts: usize) -> bool {
-        let choices = tokens * top_k;
-        tokens <= MAX_TOKENS as usize && choices <= (MAX_CHOICES as usize).min(experts)
+    /// Whether so many tokens of a layer are few. Where an expert has several rows, or many weights are read, tiles of
+    /// [`moe_sm90`](super::moe_sm90) share what they load of tokens, and have more warps for long sums (docs/experiments.md).
+    pub fn takes(&self, sizes: &MoeSizes, tokens: usize) -> bool {
+        let (choices, named) = ((tokens * sizes.top_k) as u64, sizes.named_experts as u64);
+        if tokens > MAX_TOKENS as usize || choices > u64::from(MAX_CHOICES).min(named) {
+            return false;
+        }
+        let rows = (choices * sizes.experts as u64).div_ceil(named);
+        let hit = expected_token_tiles(rows, sizes.experts as u64, MAX_TOKENS);
+        hit * (3 * sizes.intermediate * sizes.hidden) as u64 <= MOST_WEIGHTS
     }
 
     /// The launch of gate and up.
