@@ -55,9 +55,9 @@ where
         Self { matrices, lists, work, weights }
     }
 
-    /// Multiplies each strip with the tokens of its expert, of which row r begins at `row(named, r)`. A lane has two columns of a strip,
-    /// gate's and up's or two of the only matrix; `column` says which of the matrices'. `write` gets the piece of work, a row of the
-    /// expert and the lane's numbers of it, times alpha and with their biases.
+    /// Multiplies each strip with the tokens of its expert's rows, which begin where `token` says. A lane has two columns of a strip, gate's
+    /// and up's or two of the only matrix; `column` says which of the matrices'. `write` gets the piece of work, a row of the expert
+    /// and the lane's numbers of it, times alpha and with their biases.
     ///
     /// # Safety
     /// As [`Self::begin`]. Tokens are complete and begin at multiples of 16; matrices have the columns.
