@@ -124,9 +124,10 @@ fn schedules_and_multiprocessors_make_no_difference() {
     }
 }
 
-/// A layer whose strips go several times around a warp's stages, and inputs for it.
+/// A layer whose strips go around a warp's stages, with an odd number of whole k-blocks and one that has as many columns as another may
+/// have, and inputs for it.
 fn long(dtype: OutDtype) -> (MoeWeights<'static>, MoeInputs<'static>) {
-    let layer = shape(848, 720, 6, 2);
+    let layer = shape(992, 736, 6, 2);
     (weights(&layer, dtype), naming(&layer, dtype, 3, &[1, 0]))
 }
 
@@ -140,11 +141,10 @@ fn fault(ptx: &str) -> Option<Fault> {
 #[test]
 #[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_few_sm90 -- --ignored"]
 fn every_wait_and_barrier_that_is_left_out_is_found() {
-    const SABOTAGES: [Sabotage; 2] =
-        [Sabotage::leave_out("griddepcontrol.wait", 1), Sabotage::leave_out("bar.sync", 1)];
-    for entry in [NAMES[0], NAMES[2]] {
-        check_sabotages(ptx(), entry, &SABOTAGES, fault);
-    }
+    // What gate and up wait for is older than the layer.
+    let (wait, barrier) = (Sabotage::leave_out("griddepcontrol.wait", 1), Sabotage::leave_out("bar.sync", 1));
+    check_sabotages(ptx(), NAMES[0], &[Sabotage::leave_out("bar.sync", 1)], fault);
+    check_sabotages(ptx(), NAMES[2], &[wait, barrier], fault);
 }
 
 #[test]
@@ -155,15 +155,17 @@ fn every_product_wait_and_copy_that_is_left_out_is_found() {
     let gpu = hopper_of(Schedule::Worst, 1);
     let right = run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step).unwrap().hidden;
     for entry in [NAMES[0], NAMES[2]] {
-        for (instruction, least) in [("mma.sync", 24), ("cp.async.wait_group", 3), ("cp.async.cg", 6)] {
+        // A k-block that is not a whole one has no fourth word, whose two products add zeros.
+        for (instruction, least, spare) in [("mma.sync", 24, 2), ("cp.async.wait_group", 3, 0), ("cp.async.cg", 6, 0)] {
             let lines = lines_of(ptx(), entry, instruction);
             assert!(lines.len() >= least, "{} of {instruction}", lines.len());
-            for (line, text) in lines {
+            let is_found = |line: usize| {
                 let gpu = gpu.clone().with_ptx(&changed(ptx(), &[(line, "")])).unwrap();
                 let output = run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step);
-                let is_found = output.is_err() || output.is_ok_and(|output| output.hidden != right);
-                assert!(is_found, "{entry}, line {line} may be left out: {text}");
-            }
+                output.is_err() || output.is_ok_and(|output| output.hidden != right)
+            };
+            let unnoticed: Vec<_> = lines.into_iter().filter(|(line, _)| !is_found(*line)).collect();
+            assert!(unnoticed.len() <= spare, "{entry}: may be left out: {unnoticed:#?}");
         }
     }
 }

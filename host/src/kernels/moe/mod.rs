@@ -5,7 +5,8 @@
 //! the sum of each token's rows. With tokens in FP8 or NVFP4, what a product multiplies is rounded before it (`moe_quantize`,
 //! `moe_fp8_sm90`; `moe_quantize_nvfp4`, `moe_sm100`, `moe_nvfp4_sm120`); where experts have input scales, the product of gate and up
 //! rounds what down multiplies itself. Grids, instances and memory depend on sizes alone; how many rows an expert has, kernels read from the lists. So a chain
-//! that was captured once is right for whatever routing comes later.
+//! that was captured once is right for whatever routing comes later. Where tokens are few, Hopper has a chain of
+//! two: gate and up, then down with the sums (`moe_few_sm90`).
 //!
 //! A token's numbers are the same whatever else is in the batch, in which order, and on which instance: every product sums its K
 //! in the same order, and a token's rows are added in the order in which it names its experts.

@@ -5,7 +5,7 @@ use cuda_std::kernel;
 use super::{down, gate_up};
 use crate::moe_few_sm90::abi::{Down, GateUp, RESIDENT_BLOCKS, THREADS};
 
-/// Gate and up of tokens in this type.
+/// Both entries for a type of tokens.
 macro_rules! entries {
     ($($gate_up:ident $down:ident: $is_bf16:literal;)*) => {$(
         /// Gate, up and the activation.

@@ -55,9 +55,9 @@ where
         Self { matrices, lists, work, weights }
     }
 
-    /// Multiplies each strip with the tokens of its expert, of which row r begins at `row(named, r)`. A lane has two columns of a strip,
-    /// gate's and up's or two of the only matrix; `column` says which of the matrices'. `write` gets the piece of work, a row of the
-    /// expert and the lane's numbers of it, times alpha and with their biases.
+    /// Multiplies each strip with the tokens of its expert's rows, which begin where `token` says. A lane has two columns of a strip, gate's
+    /// and up's or two of the only matrix; `column` says which of the matrices'. `write` gets the piece of work, a row of the expert
+    /// and the lane's numbers of it, times alpha and with their biases.
     ///
     /// # Safety
     /// As [`Self::begin`]. Tokens are complete and begin at multiples of 16; matrices have the columns.
@@ -119,32 +119,33 @@ where
         // SAFETY: what `# Safety` above asks.
         unsafe {
             if whole > 0 {
-                // A word's elements are loaded as soon as those of the k-block before have been multiplied.
-                let mut elements = [0, 1, 2, 3].map(|word| tokens.load(0, word));
-                for k_block in 0..whole {
-                    let next = (k_block + 1).min(whole - 1);
-                    self.add(&mut sums, &mut elements, None, |word| tokens.load(next, word));
+                // A token's elements are loaded a k-block ahead. Two k-blocks a round, since copies of registers would wait for them.
+                let mut even = tokens.load(0);
+                let mut k_block = 0;
+                while k_block + 1 < whole {
+                    let odd = tokens.load(k_block + 1);
+                    self.add(&mut sums, &even, None);
+                    k_block += 2;
+                    even = tokens.load(k_block.min(whole - 1));
+                    self.add(&mut sums, &odd, None);
+                }
+                if k_block < whole {
+                    self.add(&mut sums, &even, None);
                 }
             }
             for k_block in whole..k_blocks(k) {
-                self.add(&mut sums, &mut tokens.load_ragged(k_block), Some(k_block), |_| [0; 4]);
+                self.add(&mut sums, &tokens.load_ragged(k_block), Some(k_block));
             }
         }
         sums
     }
 
-    /// Adds the products of the next k-block: a whole one, or this one. Each word's elements are replaced by the next ones.
+    /// Adds the products of the next k-block: a whole one, or this one.
     ///
     /// # Safety
     /// As [`Self::run`]; the elements are the k-block's.
     #[inline(always)]
-    unsafe fn add(
-        &mut self,
-        sums: &mut [f32; 4],
-        elements: &mut Elements,
-        ragged: Option<u32>,
-        next: impl Fn(usize) -> [u32; 4],
-    ) {
+    unsafe fn add(&mut self, sums: &mut [f32; 4], elements: &Elements, ragged: Option<u32>) {
         // SAFETY: a stage is read when all lanes have waited for their copies to it, and written again when all of them have come
         // to the next k-block. All lanes go one way.
         unsafe {
@@ -159,7 +160,6 @@ where
                 ($($word:literal)*) => {$({
                     let a = rows.decode($word);
                     let b = pairs(elements[$word]);
-                    elements[$word] = next($word);
                     mma_m16n8k16::<<Packed<BF16> as Decode>::Number>(sums, a[0], b[0]);
                     mma_m16n8k16::<<Packed<BF16> as Decode>::Number>(sums, a[1], b[1]);
                 })*};

@@ -27,36 +27,36 @@ pub(super) type Elements = [[u32; 4]; LANE_WORDS];
 /// A lane's token.
 pub(super) struct Tokens {
     at: GlobalAddress,
-    /// Where the lane's elements of the first whole k-block lie.
-    first: GlobalAddress,
     k: u32,
 }
 
 impl Tokens {
     /// That of `k` elements at an address.
     #[inline(always)]
-    pub(super) fn at(at: GlobalAddress, k: u32) -> Self {
-        let of_lane = lane_id() % ROW_LANES * (BLOCK * ELEMENT_BYTES);
-        Self { at, first: at + u64::from(of_lane), k }
+    pub(super) const fn at(at: GlobalAddress, k: u32) -> Self {
+        Self { at, k }
     }
 
-    /// The lane's elements of a word of a whole k-block.
+    /// The lane's elements of a whole k-block.
     ///
     /// # Safety
     /// The token is complete, at a multiple of 16, and has the k-block.
     #[inline(always)]
-    pub(super) unsafe fn load(&self, k_block: u32, word: usize) -> [u32; 4] {
-        let place = (word as u32 / 2 * HALF_COLUMNS + word as u32 % 2 * WORD_ELEMENTS) * ELEMENT_BYTES;
-        let first = self.first + u64::from(k_block) * u64::from(K_BLOCK * ELEMENT_BYTES);
-        // SAFETY: what `# Safety` above asks.
-        unsafe { ld_global_v4_b32_or_zero(true, first + u64::from(place)) }
+    pub(super) unsafe fn load(&self, k_block: u32) -> Elements {
+        let lane = lane_id() % ROW_LANES * (BLOCK * ELEMENT_BYTES);
+        let first = self.at + (u64::from(k_block) * u64::from(K_BLOCK * ELEMENT_BYTES) + u64::from(lane));
+        [0, 1, 2, 3].map(|word| {
+            let place = (word / 2 * HALF_COLUMNS + word % 2 * WORD_ELEMENTS) * ELEMENT_BYTES;
+            // SAFETY: what `# Safety` above asks.
+            unsafe { ld_global_v4_b32_or_zero(true, first + u64::from(place)) }
+        })
     }
 
-    /// The lane's elements of all words of a k-block that is not a whole one: what is left of 64 columns is half of a block a lane, or a quarter, of
+    /// As [`Self::load`], of a k-block that is not a whole one: what is left of 64 columns is half of a block a lane, or a quarter, of
     /// which two pairs stand where pairs of the same registers stand.
     ///
     /// # Safety
-    /// As [`Self::load`].
+    /// As there.
     #[inline(always)]
     pub(super) unsafe fn load_ragged(&self, k_block: u32) -> Elements {
         let (lane, k_block) = (lane_id() % ROW_LANES, opaque_b32(k_block));
