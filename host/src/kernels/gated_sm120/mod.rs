@@ -86,7 +86,7 @@ impl GatedSm120 {
             None => plan::choose(request.op, &sizes),
         };
         let tiles = plan::tiles(instance, &sizes)?;
-        let blocks = (tiles.len() as u32).min(request.sms);
+        let blocks = plan::blocks(tiles.len() as u32, request.sms);
         let grid =
             Grid { shared_bytes: instance.shared_bytes(), ..Grid::linear(instance.entry, blocks, instance.threads()) };
         let maps = sizes.iter().filter(|sizes| sizes.m > 0).count();

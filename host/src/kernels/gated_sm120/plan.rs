@@ -29,9 +29,21 @@ pub(super) fn tiles(instance: Instance, groups: &[Sizes]) -> Result<Vec<Tile>, E
     })
 }
 
+/// As few blocks as take as many tiles one after the other as if every multiprocessor had one: then few of them have a tile less, and
+/// none goes on alone when the others are done.
+pub(super) fn blocks(tiles: u32, sms: u32) -> u32 {
+    tiles.div_ceil(tiles.div_ceil(sms).max(1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tiles_come_out_even() {
+        let counted = [(0, 170), (3, 170), (170, 170), (171, 170), (512, 170), (512, 188), (512, 70)];
+        assert_eq!(counted.map(|(tiles, sms)| blocks(tiles, sms)), [0, 3, 170, 86, 128, 171, 64]);
+    }
 
     fn group(m: u32, n: u32) -> Sizes {
         Sizes { m, n, k: 320 }
