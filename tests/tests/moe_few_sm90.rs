@@ -149,14 +149,14 @@ fn every_wait_and_barrier_that_is_left_out_is_found() {
 
 #[test]
 #[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_few_sm90 -- --ignored"]
-fn every_product_wait_and_copy_that_is_left_out_is_found() {
+fn every_product_and_wait_that_is_left_out_is_found() {
     let (weights, inputs) = long(OutDtype::F16);
     let step = step(&weights, inputs);
     let gpu = hopper_of(Schedule::Worst, 1);
     let right = run(gpu.prepare_moe(&weights).unwrap().as_mut(), &step).unwrap().hidden;
     for entry in [NAMES[0], NAMES[2]] {
         // A k-block that is not a whole one has no fourth word, whose two products add zeros.
-        for (instruction, least, spare) in [("mma.sync", 24, 2), ("cp.async.wait_group", 3, 0), ("cp.async.cg", 6, 0)] {
+        for (instruction, least, spare) in [("mma.sync", 24, 2), ("cp.async.wait_group", 3, 0)] {
             let lines = lines_of(ptx(), entry, instruction);
             assert!(lines.len() >= least, "{} of {instruction}", lines.len());
             let is_found = |line: usize| {
