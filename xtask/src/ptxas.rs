@@ -37,7 +37,7 @@ const PERFORMANCE_WARNINGS: std::ops::RangeInclusive<u32> = 7508..=7517;
 
 /// Bytes of spills' stores that are let pass: a few registers that stay the same over a tile's main loop. What a main loop
 /// spills is stored there, and is much more.
-const FEW_STORES: u32 = 16;
+const FEW_STORES: u32 = 24;
 
 /// Bytes of spills, stores and loads together, that are let pass: a main loop stands in a kernel once for each width, and each of
 /// them may read those registers.

@@ -43,10 +43,11 @@ enum Problem {
 /// An MoE layer, and the multiprocessors that it is planned for. Rows of an expert decide on the tokens of a tile, multiprocessors on its
 /// columns; a test says that these layers reach every instance. No size is a whole number of k-blocks, units or tiles.
 #[rustfmt::skip] // A layer, a line.
-const MOE: [(u32, &str); 9] = [
+const MOE: [(u32, &str); 10] = [
     (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 5}"#),
     (16, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 5}"#),
     (32, r#"{"hidden": 464, "intermediate": 336, "experts": 12, "top_k": 2, "tokens": 9}"#),
+    (16, r#"{"hidden": 464, "intermediate": 336, "experts": 12, "top_k": 2, "tokens": 5}"#),
     (3, r#"{"hidden": 464, "intermediate": 336, "experts": 3, "top_k": 2, "tokens": 90}"#),
     (3, r#"{"hidden": 464, "intermediate": 336, "experts": 2, "top_k": 2, "tokens": 170, "named_experts": 3}"#),
     (7, r#"{"hidden": 176, "intermediate": 80, "experts": 5, "top_k": 1, "tokens": 33, "activation": "silu-limit=2.5", "weights_on_input": true}"#),

@@ -69,8 +69,8 @@ fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
         shared_bytes: of.shared_bytes(),
         sorted: false,
         multiprocessor_blocks: of.resident_blocks,
-        tile_time: 2,
-        first_time: 10,
+        tile_time: 17,
+        first_time: 20,
         for_few_tiles: true,
     }
 }
@@ -78,7 +78,7 @@ fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
 impl Products for MoeSm90 {
     /// The times of tiles are those on an H200 (docs/experiments.md).
     fn instances(&self) -> Vec<ProductInstance> {
-        let of_tiles = INSTANCES.iter().map(|of| product_instance(of, 28));
+        let of_tiles = INSTANCES.iter().map(|of| product_instance(of, 140));
         of_tiles.chain(of_strips::INSTANCES.iter().map(strips_instance)).collect()
     }
 
@@ -111,7 +111,8 @@ mod tests {
         for (rows, experts, op, n, fastest) in [
             (2, 8, Op::Gated, 14336, "moe_gated_bf16_t16_strips"),
             (2, 8, Op::Plain, 4096, "moe_plain_bf16_t16_strips"),
-            (16, 8, Op::Gated, 14336, "moe_gated_bf16_t16_strips"),
+            (16, 8, Op::Gated, 14336, "moe_gated_bf16_t16"),
+            (64, 8, Op::Gated, 14336, "moe_gated_bf16_t16_strips"),
             (16, 8, Op::Plain, 4096, "moe_plain_bf16_t16_strips"),
             (4, 128, Op::Gated, 2880, "moe_gated_bf16_t16_strips"),
             (32, 128, Op::Plain, 2880, "moe_plain_bf16_t16_strips"),
@@ -121,6 +122,8 @@ mod tests {
             (8, 32, Op::Gated, 2048, "moe_gated_bf16_t16_strips"),
             (8, 32, Op::Plain, 7168, "moe_plain_bf16_t16_strips"),
             (64, 128, Op::Gated, 768, "moe_gated_bf16_t16_strips"),
+            (256, 128, Op::Gated, 768, "moe_gated_bf16_t16_strips"),
+            (1024, 128, Op::Gated, 768, "moe_gated_bf16_t16"),
             (512, 128, Op::Plain, 2048, "moe_plain_bf16_t16"),
         ] {
             let tiles = expected_token_tiles(rows, experts, 16);

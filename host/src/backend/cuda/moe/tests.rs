@@ -197,10 +197,10 @@ fn a_call_on_the_callers_stream_is_launches_alone() {
     let fake = hopper();
     let weights = weights(OutDtype::Bf16);
     let mut layer = Cuda::open(0).unwrap().prepare_moe_layer(&weights).unwrap();
-    let step = MoeStep::new(&weights, inputs(OutDtype::Bf16, 20)).unwrap();
+    let step = MoeStep::new(&weights, inputs(OutDtype::Bf16, 12)).unwrap();
     let expected = execute(&mut layer, &step).hidden;
     let (operands, stream) = (OnDevice::new(&step), Stream::new(StreamFlags::NON_BLOCKING, None).unwrap());
-    let workspace = workspace(&layer, 20);
+    let workspace = workspace(&layer, 12);
     fake.take_calls();
     // SAFETY: operands of these sizes lie there, and the stream is this context's.
     let launches =
