@@ -131,6 +131,8 @@ driver! {
     fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint);
     fn cuStreamGetFlags(stream: Handle, flags: *mut c_uint);
     fn cuStreamGetPriority(stream: Handle, priority: *mut c_int);
+    fn cuStreamSetAttribute(stream: Handle, attribute: c_int, value: *const c_void);
+    fn cuStreamCopyAttributes(to: Handle, from: Handle);
     fn cuStreamGetId(stream: Handle, id: *mut c_ulonglong);
     fn cuEventCreate(event: *mut Handle, flags: c_uint);
     fn cuEventDestroy_v2(event: Handle);

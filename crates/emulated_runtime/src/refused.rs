@@ -64,8 +64,7 @@ refused! {
         cudaMemcpyBatchAsync cudaMemcpyBatchAsync_ptsz cudaMemcpyWithAttributesAsync
         cudaMemcpyWithAttributesAsync_ptsz cudaMemset3DAsync cudaMemset3DAsync_ptsz
         cudaStreamBeginCaptureToGraph cudaStreamBeginCaptureToGraph_ptsz cudaStreamBeginRecaptureToGraph
-        cudaStreamBeginRecaptureToGraph_ptsz cudaStreamCopyAttributes cudaStreamCopyAttributes_ptsz
-        cudaStreamGetAttribute cudaStreamGetAttribute_ptsz cudaStreamSetAttribute cudaStreamSetAttribute_ptsz
+        cudaStreamBeginRecaptureToGraph_ptsz cudaStreamGetAttribute cudaStreamGetAttribute_ptsz
         cudaStreamUpdateCaptureDependencies cudaStreamUpdateCaptureDependencies_ptsz cudaUserObjectCreate
         cudaUserObjectRelease cudaUserObjectRetain;
     "textures, surfaces and CUDA arrays are not emulated":

@@ -1,6 +1,6 @@
 //! Streams and events.
 
-use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use crate::call::{functions, put};
 use crate::driver::ready;
@@ -25,6 +25,12 @@ functions! {
     }
     fn cudaStreamGetPriority, cudaStreamGetPriority_ptsz(stream: Stream, priority: *mut c_int) {
         ready()?.cuStreamGetPriority(stream.0, priority)
+    }
+    fn cudaStreamSetAttribute, cudaStreamSetAttribute_ptsz(stream: Stream, attribute: c_int, value: *const c_void) {
+        ready()?.cuStreamSetAttribute(stream.0, attribute, value)
+    }
+    fn cudaStreamCopyAttributes, cudaStreamCopyAttributes_ptsz(to: Stream, from: Stream) {
+        ready()?.cuStreamCopyAttributes(to.0, from.0)
     }
     fn cudaStreamGetId, cudaStreamGetId_ptsz(stream: Stream, id: *mut c_ulonglong) {
         ready()?.cuStreamGetId(stream.0, id)

@@ -16,7 +16,7 @@ use crate::types::Type;
 /// `.aligned`, are executed by whole warps.
 pub struct Bar {
     id: Src,
-    /// Threads that complete a generation; all of the CTA if it is missing.
+    /// Threads that complete a generation; all of the CTA that have not exited if it is missing.
     count: Option<Src>,
     /// It does not wait.
     arrive: bool,
@@ -73,11 +73,12 @@ impl Instruction for Bar {
             return Ok(Flow::Next);
         }
         let (id, expected) = self.operands(w, m, mask)?;
-        // A warp counts as 32 threads, even if the launch gave it fewer.
-        let arriving = if mask == w.all { 32 } else { mask.count_ones() };
+        // A warp counts as 32 threads, even if the launch gave it fewer, or some have exited.
+        let arriving = if mask == w.live() { 32 } else { mask.count_ones() };
         let yes = self.vote.map_or(0, |p| (p.mask(w) & mask).count_ones());
         let barrier = &mut m.ctas[w.cta as usize].barriers[id as usize];
         arrive(barrier, id, expected, arriving, w.pc())?;
+        barrier.of_all = self.count.is_none();
         barrier.votes = (barrier.votes.0 + yes, barrier.votes.1 + mask.count_ones());
         if let Some(race) = &mut m.race {
             race.release(w.index, mask, &mut barrier.arriving);
@@ -102,7 +103,7 @@ impl Bar {
         if id >= barrier::COUNT {
             return invalid(format!("barrier {id}: a CTA has barriers 0 to {}", barrier::COUNT - 1));
         }
-        let Some(count) = self.count else { return Ok((id, m.threads_per_cta.next_multiple_of(32))) };
+        let Some(count) = self.count else { return Ok((id, m.ctas[w.cta as usize].running * 32)) };
         let count = w.lane(count, lane) as u32;
         if count == 0 || !count.is_multiple_of(32) {
             return invalid(format!("{count} threads at barrier {id}: the count is a multiple of 32"));

@@ -10,6 +10,8 @@ pub const COUNT: u32 = 16;
 pub struct Barrier {
     /// Threads that complete a generation; 0 before the first arrival.
     pub expected: u32,
+    /// They are all that have not exited.
+    pub of_all: bool,
     /// Threads that have arrived.
     pub arrived: u32,
     /// Complete generations.
@@ -26,6 +28,15 @@ pub struct Barrier {
 }
 
 impl Barrier {
+    /// A warp has exited: a barrier of all threads that some wait at expects it no more (CUDA Programming Guide,
+    /// "Synchronization Functions": it waits for all non-exited threads).
+    pub fn leave(&mut self) {
+        if self.of_all && self.arrived > 0 {
+            self.expected -= 32;
+            self.advance();
+        }
+    }
+
     /// Ends the generation if all threads have arrived.
     pub fn advance(&mut self) {
         if self.arrived == self.expected {

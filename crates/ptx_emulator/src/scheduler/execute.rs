@@ -5,6 +5,7 @@ use super::registers;
 use crate::code::{Flow, Inst, Kernel};
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::config::report::Class;
+use crate::machine::barrier::Barrier;
 use crate::machine::state::Machine;
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::{Fragment, Warp};
@@ -109,12 +110,14 @@ fn guarded(w: &Warp, m: &Machine<'_>, inst: &Inst, mask: u32) -> Stopped<u32> {
 /// Does the instruction's step in the lanes `exec` of the fragment's `mask`, and counts it.
 #[inline(always)]
 fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) -> Stopped<Flow> {
-    if inst.uses.aligned && exec != w.all {
+    // A barrier of the CTA does not wait for threads that have exited.
+    let whole = if inst.uses.aligned && inst.class == Class::Barrier { w.live() } else { w.all };
+    if inst.uses.aligned && exec != whole {
         if exec != mask {
-            let text = format!("its guard is true in lanes {exec:#010x} of {:#010x}", w.all);
+            let text = format!("its guard is true in lanes {exec:#010x} of {whole:#010x}");
             return Err(Stop::new(FaultKind::WarpDivergence, text));
         }
-        return Ok(Flow::Wait(WaitFor::Lanes { need: w.all, anywhere: false }));
+        return Ok(Flow::Wait(WaitFor::Lanes { need: whole, anywhere: false }));
     }
     if !w.wgmma.is_empty() {
         let products = registers::await_products(w, m, inst)?;
@@ -195,6 +198,9 @@ fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32, now: u64) {
         }
         Flow::Pause(wait) => parts.push(Fragment { wait: Some(wait), ..part(exec, pc + 1) }),
     }
+    if parts.iter().all(|part| part.mask & exec == 0) {
+        leave_barriers(w, kernel, exec);
+    }
     let split = parts.len() > 1 || w.fragments.len() > 1;
     for f in &mut parts {
         f.spins += u32::from(split && f.pc <= pc && f.wait.is_none());
@@ -205,10 +211,20 @@ fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32, now: u64) {
     w.fragments.sort_by_key(|f| (f.pc, f.mask.trailing_zeros()));
 }
 
+/// Lanes have exited: those of their warp that wait to execute a barrier of the CTA together expect them no more.
+fn leave_barriers(w: &mut Warp, kernel: &Kernel, exited: u32) {
+    for f in w.fragments.iter_mut().filter(|f| kernel.code[f.pc as usize].class == Class::Barrier) {
+        if let Some(WaitFor::Lanes { need, anywhere: false }) = &mut f.wait {
+            *need &= !exited;
+        }
+    }
+}
+
 /// A warp has no threads left.
 fn exited(m: &mut Machine<'_>, w: &Warp) -> Stopped<()> {
     let cta = &mut m.ctas[w.cta as usize];
     cta.running -= 1;
+    cta.barriers.iter_mut().for_each(Barrier::leave);
     if cta.running == 0 && cta.awaited_grids {
         m.global.earlier.waits(!cta.let_dependents_start);
     }
