@@ -123,11 +123,18 @@ pub const fn position(lane: u32, word: u32, nibble: u32) -> u32 {
     ((4 * word + nibble % 4) * ROW_LANES + lane) * 2 + nibble / 4
 }
 
+/// The lane, the word and the nibble that [`position`] puts there.
+#[inline(always)]
+pub const fn nibble_at(position: u32) -> (u32, u32, u32) {
+    let (core, lane, high) = (position / WORD_ELEMENTS, position / 2 % ROW_LANES, position % 2);
+    (lane, core / 4, core % 4 + high * 4)
+}
+
 /// The element that stands at a position of a k-block of so many columns, the position below the columns.
 #[inline(always)]
 pub const fn element_at(columns: u32, position: u32) -> u32 {
-    let (core, lane, high) = (position / WORD_ELEMENTS, position / 2 % ROW_LANES, position % 2);
-    match element(columns, lane, core / 4, core % 4 + high * 4) {
+    let (lane, word, nibble) = nibble_at(position);
+    match element(columns, lane, word, nibble) {
         Some(element) => element,
         None => panic!("a position of the k-block"),
     }

@@ -119,6 +119,11 @@ pub(super) fn most_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64
     hit + (rows - hit) / u64::from(tile_tokens)
 }
 
+/// As many rows as are expected of so many choices, if each may name any of `named` experts, of which `experts` are the layer's.
+pub(super) fn expected_rows(choices: u64, experts: u64, named: u64) -> u64 {
+    (choices * experts).div_ceil(named).min(choices)
+}
+
 /// As many tiles as are expected if every row may be any expert's.
 pub(super) fn expected_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
     let mean = rows as f64 / experts as f64;

@@ -36,7 +36,7 @@ use super::moe_quantize::MoeQuantize;
 use super::moe_quantize_nvfp4::MoeQuantizeNvfp4;
 use super::moe_route::MoeRoute;
 use super::nvfp4_products;
-use super::products::expected_token_tiles;
+use super::products::{expected_rows, expected_token_tiles};
 use crate::error::Error;
 use crate::fp8::TokenFormat;
 use crate::moe::{Activation, MoeSizes};
@@ -225,7 +225,7 @@ pub(crate) fn launches(
         sorted: plan.are_sorted.then_some(workspace.row_capacity),
         tile_tokens: plan.tile_tokens,
         rows: choices,
-        expected_rows: (choices * sizes.experts as u64).div_ceil(sizes.named_experts as u64).min(choices),
+        expected_rows: expected_rows(choices, sizes.experts as u64, sizes.named_experts as u64),
         products: [workspace.intermediate, workspace.rows],
     };
     let shared = layer.shared.as_ref().zip(workspace.shared).map(|(placed, shared)| Experts {

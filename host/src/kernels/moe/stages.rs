@@ -5,7 +5,7 @@ use std::ops::Range;
 use kernels_gpu::moe_route::abi::tile_size;
 use kernels_gpu::nvfp4_rows::{row_bytes, token_scale, token_scale_bytes, value_bytes};
 use kernels_gpu::sorted::{LINE_BYTES, bits16_bytes, bits16_place};
-use kernels_gpu::units::{block_columns, block_start, element_at, k_blocks};
+use kernels_gpu::units::k_blocks;
 
 use super::MoeArguments;
 use super::kernels::{MoeKernels, RowPlan};
@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::format::BLOCK;
 use crate::fp8::Quantised;
 use crate::kernels::group::Address;
+use crate::kernels::moe_pack::row_order::columns_of_k;
 use crate::kernels::moe_quantize::code_places;
 use crate::moe::{MoeSizes, MoeStep, QuantisedStages, Rows, Stages};
 
@@ -142,7 +143,7 @@ impl StageParts {
     pub fn write(&self, step: &MoeStep<'_>, first_token: usize, stages: &mut Stages) {
         let MoeSizes { hidden, intermediate, top_k, .. } = self.sizes;
         let is_natural = self.quantised.is_some() || self.places.is_none();
-        let from_order = |width: usize| if is_natural { (0..width).collect() } else { order(width) };
+        let from_order = |width: usize| if is_natural { (0..width).collect() } else { columns_of_k(width as u32) };
         let (from_order_of_rows, rows) = (from_order(intermediate), self.partial.len() / hidden);
         let Stages { quantised, .. } = stages;
         for choice in 0..self.tokens * top_k {
@@ -258,16 +259,6 @@ impl SortedParts {
         }
         to.scales[to_row] = self.scales[row];
     }
-}
-
-/// The column that stands at each place of the order of K, of so many.
-fn order(columns: usize) -> Vec<usize> {
-    let k = columns as u32;
-    let block = |block| {
-        let (start, columns) = (block_start(k, block), block_columns(k, block));
-        (0..columns).map(move |position| (start + element_at(columns, position)) as usize)
-    };
-    (0..k_blocks(k)).flat_map(block).collect()
 }
 
 fn reorder(ordered: &[u16], order: &[usize], to: &mut [u16]) {

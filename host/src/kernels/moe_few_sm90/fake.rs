@@ -2,10 +2,11 @@
 
 use fake_cuda::Launch;
 use kernels_gpu::moe_few_sm90::abi::{Choices, DOWN_ENTRIES, Down, GATE_UP_ENTRIES, GateUp, Matrices, THREADS};
-use kernels_gpu::units::{block_columns, block_start, element_at, k_blocks, matrix_bytes};
+use kernels_gpu::units::matrix_bytes;
 
 use crate::kernels::fake::{slice, slice_mut};
 use crate::kernels::moe::token_type;
+use crate::kernels::moe_pack::row_order::columns_of_k;
 use crate::kernels::moe_pack::units::unpack;
 use crate::kernels::moe_sm90::activated;
 use crate::problem::OutDtype;
@@ -32,9 +33,7 @@ pub(super) fn launch(launch: &Launch<'_>) {
 /// Everything lies where the parameter says.
 unsafe fn gate_up(launch: &GateUp, dtype: OutDtype) {
     let Matrices { n, k, .. } = launch.matrices;
-    let of_block = |block| (0..block_columns(n, block)).map(move |place| (block, place));
-    let natural = |(block, place)| (block_start(n, block) + element_at(block_columns(n, block), place)) as usize;
-    let columns: Vec<usize> = (0..k_blocks(n)).flat_map(of_block).map(natural).collect();
+    let columns = columns_of_k(n);
     // SAFETY: `# Safety` above.
     unsafe {
         for (choice, expert) in experts(&launch.choices) {

@@ -9,7 +9,7 @@ use kernels_gpu::moe_few_sm90::abi::{
 
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, entry_of};
-use super::products::expected_token_tiles;
+use super::products::{expected_rows, expected_token_tiles};
 use crate::moe::MoeSizes;
 use crate::problem::OutDtype;
 
@@ -48,7 +48,7 @@ impl MoeFewSm90 {
         if tokens > MAX_TOKENS as usize || choices > u64::from(MAX_CHOICES).min(named) {
             return false;
         }
-        let rows = (choices * sizes.experts as u64).div_ceil(named);
+        let rows = expected_rows(choices, sizes.experts as u64, named);
         let hit = expected_token_tiles(rows, sizes.experts as u64, MAX_TOKENS);
         hit * (3 * sizes.intermediate * sizes.hidden) as u64 <= MOST_WEIGHTS
     }

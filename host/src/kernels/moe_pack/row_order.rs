@@ -2,6 +2,15 @@
 
 use kernels_gpu::units::{TokenType, block_columns, block_start, element_at, k_blocks};
 
+/// The column that stands at each place of the order of K, of so many.
+pub(crate) fn columns_of_k(columns: u32) -> Vec<usize> {
+    let block = |block| {
+        let (start, of_block) = (block_start(columns, block), block_columns(columns, block));
+        (0..of_block).map(move |position| (start + element_at(of_block, position)) as usize)
+    };
+    (0..k_blocks(columns)).flat_map(block).collect()
+}
+
 /// In which order the rows of a matrix are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowOrder {

@@ -5,9 +5,9 @@ use kernels_gpu::moe_route::abi::{
     COMBINE_ENTRIES, Combine, EXPAND_ENTRY, Expand, ExpandedRows, Lists, NO_ROW, ROUTE_ENTRY, Route, token_tiles,
 };
 use kernels_gpu::sorted::{bits16_bytes, bits16_place};
-use kernels_gpu::units::{block_columns, block_start, element_at, k_blocks};
 
 use crate::kernels::fake::{out_dtype, slice, slice_mut};
+use crate::kernels::moe_pack::row_order::columns_of_k;
 use crate::moe::Rows;
 use crate::problem::OutDtype;
 
@@ -49,7 +49,7 @@ unsafe fn route(route: &Route) {
         if route.tokens == 0 {
             return;
         }
-        let dtype = out_dtype(route.token_type);
+        let (dtype, order) = (out_dtype(route.token_type), columns_of_k(hidden));
         for token in 0..tokens {
             let from: &[u16] = slice(route.input + token as u64 * route.input_pitch, hidden as usize);
             let to: &mut [u16] = slice_mut(route.tokens + 2 * u64::from(hidden) * token as u64, hidden as usize);
@@ -58,16 +58,13 @@ unsafe fn route(route: &Route) {
             let plain = has_plain
                 .then(|| slice_mut::<u16>(route.shared_tokens + 2 * u64::from(hidden) * token as u64, hidden as usize));
             let plain = plain.unwrap_or_default();
-            for k_block in 0..k_blocks(hidden) {
-                let (start, columns) = (block_start(hidden, k_block), block_columns(hidden, k_block));
-                for position in 0..columns {
-                    let element = from[(start + element_at(columns, position)) as usize];
-                    if let Some(plain) = plain.get_mut((start + position) as usize) {
-                        *plain = element;
-                    }
-                    let weighted = weight.map(|weight| dtype.round_f32(dtype.decode(element) as f32 * weight));
-                    to[(start + position) as usize] = weighted.unwrap_or(element);
+            for (place, &column) in order.iter().enumerate() {
+                let element = from[column];
+                if let Some(plain) = plain.get_mut(place) {
+                    *plain = element;
                 }
+                let weighted = weight.map(|weight| dtype.round_f32(dtype.decode(element) as f32 * weight));
+                to[place] = weighted.unwrap_or(element);
             }
         }
     }
@@ -80,16 +77,13 @@ unsafe fn route(route: &Route) {
 /// Everything lies where the parameter says.
 unsafe fn expand(expand: &Expand) {
     let (hidden, top_k, dtype) = (expand.hidden, expand.top_k as usize, out_dtype(expand.token_type));
-    let order: Vec<u32> = (0..k_blocks(hidden))
-        .flat_map(|block| (0..block_columns(hidden, block)).map(move |at| (block, at)))
-        .map(|(block, at)| block_start(hidden, block) + element_at(block_columns(hidden, block), at))
-        .collect();
+    let order = columns_of_k(hidden);
     // SAFETY: `# Safety` above.
     unsafe {
         let write = |to: &ExpandedRows, row: u32, token: &[u16]| {
             let at = slice_mut(to.tokens, bits16_bytes(to.capacity.into(), hidden) as usize / 2);
             for (position, &element) in (0..).zip(&order) {
-                at[bits16_place(to.capacity, hidden, row, position) as usize / 2] = token[element as usize];
+                at[bits16_place(to.capacity, hidden, row, position) as usize / 2] = token[element];
             }
         };
         for index in 0..expand.token_count as usize {

@@ -4,9 +4,10 @@ use fake_cuda::Launch;
 use kernels_gpu::epilogue::{Activation, NO_PARAMETERS, PARAMETERS};
 use kernels_gpu::moe_sm90::abi;
 use kernels_gpu::sorted::{bits16_bytes, bits16_place};
-use kernels_gpu::units::{TokenType, block_columns, block_start, element_at, k_blocks, matrix_bytes};
+use kernels_gpu::units::{TokenType, matrix_bytes};
 
 use crate::kernels::fake::slice;
+use crate::kernels::moe_pack::row_order::columns_of_k;
 use crate::kernels::moe_pack::units::unpack;
 use crate::kernels::products::ProductInstance;
 use crate::oracle::silu;
@@ -28,10 +29,7 @@ pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[ProductInstan
         assert_eq!(*(parameter.ticket as *const u32), 0, "a ticket of the lists");
         let firsts: &[u32] = slice(parameter.firsts, experts as usize + 1);
         let tile_firsts: &[u32] = slice(parameter.tile_firsts, experts as usize + 1);
-        let order: Vec<usize> = (0..k_blocks(k))
-            .flat_map(|block| (0..block_columns(k, block)).map(move |at| (block, at)))
-            .map(|(block, at)| (block_start(k, block) + element_at(block_columns(k, block), at)) as usize)
-            .collect();
+        let order = columns_of_k(k);
         for expert in 0..experts as usize {
             let rows = firsts[expert]..firsts[expert + 1];
             let tiles = tile_firsts[expert + 1] - tile_firsts[expert];

@@ -17,7 +17,7 @@ use crate::{
     format::{OUTPUT_BF16, OUTPUT_F16},
     moe_few_sm90::abi::{GateUp, STAGE_BYTES, STAGES, STAGES_BYTES, STRIP_ROWS, WARPS},
     sm90::{Decode, Packed},
-    units::{K_BLOCK, ROW_LANES, WORD_ELEMENTS, block_columns, block_start, element},
+    units::{K_BLOCK, ROW_LANES, block_columns, block_start, element, nibble_at},
 };
 
 /// Columns of the intermediate that a strip has.
@@ -111,7 +111,7 @@ fn natural(columns: u32, place: u32) -> u32 {
     // The last 16 columns may be a k-block of their own.
     k_block += (place >= block_start(columns, k_block) + block_columns(columns, k_block)) as u32;
     let (start, columns) = (block_start(columns, k_block), block_columns(columns, k_block));
-    let place = place - start;
-    let (core, lane, high) = (place / WORD_ELEMENTS, place / 2 % ROW_LANES, place % 2);
-    start + element(columns, lane, core / 4, core % 4 + high * 4).unwrap_or(0)
+    let (lane, word, nibble) = nibble_at(place - start);
+    // Not `element_at`: there is no panic in a kernel.
+    start + element(columns, lane, word, nibble).unwrap_or(0)
 }
