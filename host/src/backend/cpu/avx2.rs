@@ -137,8 +137,9 @@ const VECTORS: usize = 2;
 
 impl<const VNNI: bool> Simd<Bits16> for Avx2<VNNI> {
     const LANES: usize = VECTORS * LANES;
-    const TOKENS: usize = 4;
-    type Sums = [__m256; VECTORS];
+    const TOKENS: usize = 2;
+    /// Those of even and of odd columns.
+    type Sums = [[__m256; VECTORS]; 2];
 
     #[inline(always)]
     fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Numbers) {
@@ -168,7 +169,7 @@ impl<const VNNI: bool> Simd<Bits16> for Avx2<VNNI> {
     #[inline(always)]
     fn zero(self) -> Self::Sums {
         // SAFETY: `self` proves the features.
-        unsafe { [_mm256_setzero_ps(); VECTORS] }
+        unsafe { [[_mm256_setzero_ps(); VECTORS]; 2] }
     }
 
     #[inline(always)]
@@ -187,7 +188,7 @@ impl<const VNNI: bool> Simd<Bits16> for Avx2<VNNI> {
                     std::array::from_fn(|vector| _mm256_loadu_ps(weights.as_ptr().add(LANES * vector)));
                 for (sums, token) in sums.iter_mut().zip(tokens) {
                     let token = _mm256_set1_ps(token[column]);
-                    for (sum, weights) in sums.iter_mut().zip(weights) {
+                    for (sum, weights) in sums[column % 2].iter_mut().zip(weights) {
                         *sum = _mm256_fmadd_ps(token, weights, *sum);
                     }
                 }
@@ -197,8 +198,10 @@ impl<const VNNI: bool> Simd<Bits16> for Avx2<VNNI> {
 
     #[inline(always)]
     fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
-        for (sums, memory) in sums.into_iter().zip(memory.chunks_mut(LANES)) {
-            self.add(sums, memory);
+        let [even, odd] = sums;
+        for ((even, odd), memory) in even.into_iter().zip(odd).zip(memory.chunks_mut(LANES)) {
+            // SAFETY: `self` proves the features.
+            self.add(unsafe { _mm256_add_ps(even, odd) }, memory);
         }
     }
 

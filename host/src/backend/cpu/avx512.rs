@@ -26,7 +26,7 @@ impl Avx512 {
 
     /// A vector of scales.
     #[inline(always)]
-    fn scales(self, codes: &PackedScales, vector: usize) -> __m512 {
+    pub fn scales(self, codes: &PackedScales, vector: usize) -> __m512 {
         // SAFETY: `self` proves the features; there are two vectors of 16 codes.
         unsafe {
             let codes = _mm_loadu_si128(codes.as_ptr().cast::<__m128i>().add(vector));
@@ -134,8 +134,9 @@ impl Simd<Nvfp4> for Avx512 {
 
 impl Simd<Bits16> for Avx512 {
     const LANES: usize = PANEL_ROWS;
-    const TOKENS: usize = 8;
-    type Sums = [__m512; VECTORS];
+    const TOKENS: usize = 4;
+    /// Those of even and of odd columns.
+    type Sums = [[__m512; VECTORS]; 2];
 
     #[inline(always)]
     fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Numbers) {
@@ -162,7 +163,7 @@ impl Simd<Bits16> for Avx512 {
     #[inline(always)]
     fn zero(self) -> Self::Sums {
         // SAFETY: `self` proves the features.
-        unsafe { [_mm512_setzero_ps(); VECTORS] }
+        unsafe { [[_mm512_setzero_ps(); VECTORS]; 2] }
     }
 
     #[inline(always)]
@@ -180,7 +181,7 @@ impl Simd<Bits16> for Avx512 {
                     std::array::from_fn(|vector| _mm512_loadu_ps(weights.as_ptr().add(16 * vector)));
                 for (sums, token) in sums.iter_mut().zip(tokens) {
                     let token = _mm512_set1_ps(token[column]);
-                    for (sum, weights) in sums.iter_mut().zip(weights) {
+                    for (sum, weights) in sums[column % 2].iter_mut().zip(weights) {
                         *sum = _mm512_fmadd_ps(token, weights, *sum);
                     }
                 }
@@ -190,7 +191,9 @@ impl Simd<Bits16> for Avx512 {
 
     #[inline(always)]
     fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
-        self.add(sums, memory);
+        let [even, odd] = sums;
+        // SAFETY: `self` proves the features.
+        self.add(std::array::from_fn(|vector| unsafe { _mm512_add_ps(even[vector], odd[vector]) }), memory);
     }
 
     fn compute(self, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {

@@ -6,10 +6,11 @@
 //! * **NVFP4 tokens**: exact integer dot products of blocks of 16. A product of two block scales and a dot product has at
 //!   most 20 significant bits, so f32 holds it exactly, and adding it, fused or not, rounds once. Block after block within a
 //!   chunk of K, then chunk after chunk.
-//! * **16-bit tokens**: fused multiply-adds, column after column from zero over 64 columns, then these sums one after the
-//!   other. A product of a token (11 bits at most) and a weight (6) is exact in f32, subnormal ones too, so an instruction
-//!   set without fused multiply-adds gives the same bits, unless a product overflows (see `portable`). 64 columns at a time
-//!   keep the roundings below what [`crate::moe::oracle`] lets a device have.
+//! * **16-bit tokens**: 32 columns at a time, fused multiply-adds of the even columns, column after column from zero, and of
+//!   the odd ones likewise; both sums are added, and that is added to the sum of all columns before. So does Intel's AMX (Intel
+//!   Architecture Instruction Set Extensions Programming Reference, TDPBF16PS). A product of a token (11 bits at most) and a weight (6) is
+//!   exact in f32, subnormal ones too, so an instruction set without fused multiply-adds gives the same bits, unless a product
+//!   overflows (see `portable`). That loses less than [`crate::moe::oracle`] lets a device lose.
 
 use std::ops::Range;
 
@@ -54,12 +55,12 @@ pub(super) const TILE_TOKENS: usize = 256;
 pub(super) const TILE_PANELS: usize = 4;
 
 /// Sums of a panel, of the tokens of a tile.
-type PanelSums = [[f32; PANEL_ROWS]; TILE_TOKENS];
+pub(super) type PanelSums = [[f32; PANEL_ROWS]; TILE_TOKENS];
 
 /// What a thread works on.
 pub(super) struct Scratch<T: Tokens> {
-    panel: Vec<T::Block>,
-    sums: Box<[PanelSums]>,
+    pub panel: Vec<T::Block>,
+    pub sums: Box<[PanelSums]>,
 }
 
 impl<T: Tokens> Scratch<T> {
@@ -78,6 +79,9 @@ pub(super) struct Tile<'a, T: Tokens> {
     pub panels: Range<usize>,
     /// The product's tokens, as [`super::layout`] has them: the first chunk of K of all M, then the next chunk.
     pub tokens: &'a [T::Block16],
+    /// As [`Tokens::are_ordinary`] says of them.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AMX asks"))]
+    pub are_ordinary: bool,
     pub m: usize,
     /// At most [`TILE_TOKENS`].
     pub rows: Range<usize>,
@@ -116,10 +120,16 @@ pub(super) fn compute<S: Simd<T>, T: Tokens>(simd: S, tile: &Tile<'_, T>, scratc
             }
         }
     }
+    write(tile, sums);
+}
+
+/// Writes the outputs of a tile's sums.
+pub(super) fn write<T: Tokens>(tile: &Tile<'_, T>, sums: &[PanelSums]) {
+    let weights = tile.weights;
     for (panel, sums) in tile.panels.clone().zip(sums) {
         let column = panel * weights.features;
         let columns = weights.features.min(weights.n - column);
-        for (row, sums) in tile.rows.clone().zip(&*sums) {
+        for (row, sums) in tile.rows.clone().zip(sums) {
             // SAFETY: row < M and column + columns ≤ N, so these elements are of the product's output; nobody else reads
             // or writes them, by the contract of `Tile::output`.
             let out = unsafe { std::slice::from_raw_parts_mut(tile.output.add(row * weights.n + column), columns) };
@@ -131,7 +141,7 @@ pub(super) fn compute<S: Simd<T>, T: Tokens>(simd: S, tile: &Tile<'_, T>, scratc
 /// Prefetches what lies a page of values further on. Processors prefetch by themselves only to the end of a page, and
 /// with few tokens memory is the limit.
 #[inline(always)]
-fn prefetch_after<T>(item: &T) {
+pub(super) fn prefetch_after<T>(item: &T) {
     const DISTANCE: usize = 4096 / size_of::<PackedBlock>();
     #[cfg(target_arch = "x86_64")]
     for line in (0..size_of::<T>()).step_by(64) {

@@ -38,6 +38,11 @@ pub(super) trait Tokens: Sized + 'static {
     /// A token's block of zeros.
     const ZERO: Self::Block16;
 
+    /// Whether all instructions that the kernel has for it give the same sums of these numbers.
+    fn are_ordinary(_numbers: &[Self::Block16]) -> bool {
+        true
+    }
+
     /// Calls `run` with this thread's memory to work in.
     fn with_scratch(run: impl FnOnce(&mut Scratch<Self>));
 
@@ -64,6 +69,12 @@ impl Tokens for Nvfp4 {
     }
 }
 
+/// Tokens of 16 bits.
+pub(super) trait Tokens16: Tokens {
+    /// Writes the columns that a token has of a chunk. What is behind the last is not read, or zero.
+    fn unpack(dtype: OutDtype, columns: &[u16], out: &mut [Self::Block16]);
+}
+
 /// Tokens in f16 or bf16: both they and the weights become f32. A chunk is 16 KiB, a window of [`crate::moe::oracle`].
 pub(super) enum Bits16 {}
 
@@ -71,7 +82,7 @@ impl Tokens for Bits16 {
     type Block16 = [f32; BLOCK];
     type Block = Numbers;
     const CHUNK_BLOCKS: usize = WINDOW / BLOCK;
-    const SUM_BLOCKS: usize = 64 / BLOCK;
+    const SUM_BLOCKS: usize = SUM_COLUMNS / BLOCK;
     const ZERO_BLOCK: Numbers = Numbers([[0.0; PANEL_ROWS]; BLOCK]);
     const ZERO: [f32; BLOCK] = [0.0; BLOCK];
 
@@ -80,6 +91,50 @@ impl Tokens for Bits16 {
         SCRATCH.with_borrow_mut(run);
     }
 }
+
+impl Tokens16 for Bits16 {
+    fn unpack(dtype: OutDtype, columns: &[u16], out: &mut [[f32; BLOCK]]) {
+        convert(dtype, columns, &mut out.as_flattened_mut()[..columns.len()]);
+    }
+}
+
+/// Tokens in bf16, for instructions that multiply bf16: weights become bf16 too, which holds them exactly. A chunk is 32 KiB.
+pub(super) enum Bf16 {}
+
+impl Tokens for Bf16 {
+    type Block16 = [u16; BLOCK];
+    type Block = Pairs;
+    const CHUNK_BLOCKS: usize = 512 / BLOCK;
+    const SUM_BLOCKS: usize = SUM_COLUMNS / BLOCK;
+    const ZERO_BLOCK: Pairs = Pairs([[[0; 2]; PANEL_ROWS]; BLOCK / 2]);
+    const ZERO: [u16; BLOCK] = [0; BLOCK];
+
+    /// These instructions take subnormal numbers for zeros and make zeros of subnormal sums. There are none if every number is 0 or at
+    /// least 2⁻¹⁰⁹: weights are multiples of 2⁻¹⁰, products then of 2⁻¹²⁶. Infinities and NaN are left to the others too.
+    fn are_ordinary(numbers: &[[u16; BLOCK]]) -> bool {
+        const EXPONENTS: u16 = 0x7F80;
+        const LEAST: u16 = (127 - 109) << 7;
+        let is_ordinary = |&number: &u16| number & 0x7FFF == 0 || (LEAST..EXPONENTS).contains(&(number & 0x7FFF));
+        // Without an early end, so that a compiler can use vectors.
+        numbers.as_flattened().iter().fold(true, |all, number| all & is_ordinary(number))
+    }
+
+    fn with_scratch(run: impl FnOnce(&mut Scratch<Self>)) {
+        thread_local!(static SCRATCH: RefCell<Scratch<Bf16>> = RefCell::new(Scratch::new()));
+        SCRATCH.with_borrow_mut(run);
+    }
+}
+
+impl Tokens16 for Bf16 {
+    fn unpack(_dtype: OutDtype, columns: &[u16], out: &mut [[u16; BLOCK]]) {
+        let (numbers, zeros) = out.as_flattened_mut().split_at_mut(columns.len());
+        numbers.copy_from_slice(columns);
+        zeros.fill(0);
+    }
+}
+
+/// Columns of 16-bit tokens whose sums are made from zero: those of even and of odd columns.
+const SUM_COLUMNS: usize = 32;
 
 /// A block of a panel as integers.
 #[derive(Clone, Copy)]
@@ -95,6 +150,11 @@ pub(super) struct Integers {
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Numbers(pub [[f32; PANEL_ROWS]; BLOCK]);
+
+/// A block of a panel as bf16: two neighbouring columns of all rows, then the next two.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Pairs(pub [[[u16; 2]; PANEL_ROWS]; BLOCK / 2]);
 
 /// Added to the doubled value of a weight to make it unsigned: the dot product instructions take one unsigned operand.
 pub(super) const WEIGHT_BIAS: i32 = 12;
@@ -213,11 +273,10 @@ pub(super) fn unpack_nvfp4(matrix: &Matrix<'_>, row: usize, chunk: usize, out: &
     }
 }
 
-/// As [`unpack_nvfp4`], of a row of f16 or bf16.
-pub(super) fn unpack_bits16(dtype: OutDtype, row: &[u16], chunk: usize, out: &mut [[f32; BLOCK]]) {
-    let row = &row[chunk * Bits16::CHUNK_BLOCKS * BLOCK..];
-    let columns = row.len().min(out.len() * BLOCK);
-    convert(dtype, &row[..columns], &mut out.as_flattened_mut()[..columns]);
+/// The columns of a token that are in a chunk of K.
+pub(super) fn columns_of_chunk<T: Tokens>(token: &[u16], chunk: usize) -> &[u16] {
+    let columns = T::CHUNK_BLOCKS * BLOCK;
+    &token[chunk * columns..token.len().min((chunk + 1) * columns)]
 }
 
 /// The numbers of a slice of f16 or bf16.

@@ -4,27 +4,27 @@ use std::time::{Duration, Instant};
 
 use super::epilogue::Epilogue;
 use super::kernel::Kernel;
-use super::layout::{Bits16, Panels, unpack_bits16};
+use super::layout::{Panels, Tokens16, columns_of_chunk};
 use super::products::{Product, Products, TokenBuffer};
 use crate::backend::LinearLayer;
 use crate::error::Error;
 use crate::linear::{LinearOutput, LinearSizes, LinearStep, LinearWeights};
 
 /// The layer: weights in panels, and the buffers of a step, kept for the next.
-pub(super) struct CpuLinear {
+pub(super) struct CpuLinear<T: Tokens16> {
     name: &'static str,
-    kernel: Kernel<Bits16>,
+    kernel: Kernel<T>,
     sizes: LinearSizes,
     panels: Panels,
     global: f32,
     /// Empty if there is none.
     bias: Vec<f32>,
-    tokens: TokenBuffer<Bits16>,
+    tokens: TokenBuffer<T>,
     products: Products,
 }
 
-impl CpuLinear {
-    pub(super) fn new(name: &'static str, kernel: Kernel<Bits16>, weights: &LinearWeights<'_>) -> Result<Self, Error> {
+impl<T: Tokens16> CpuLinear<T> {
+    pub(super) fn new(name: &'static str, kernel: Kernel<T>, weights: &LinearWeights<'_>) -> Result<Self, Error> {
         Ok(Self {
             name,
             kernel,
@@ -38,7 +38,7 @@ impl CpuLinear {
     }
 }
 
-impl LinearLayer for CpuLinear {
+impl<T: Tokens16> LinearLayer for CpuLinear<T> {
     fn kernel(&self) -> &str {
         self.name
     }
@@ -50,7 +50,7 @@ impl LinearLayer for CpuLinear {
         let (dtype, m) = (self.sizes.dtype, step.tokens());
         if m > 0 {
             self.tokens.fill(std::iter::once((m, self.sizes.k)), |_, row, chunk, out| {
-                unpack_bits16(dtype, step.token(row), chunk, out);
+                T::unpack(dtype, columns_of_chunk::<T>(step.token(row), chunk), out);
             });
             let product = |_| Product {
                 weights: &self.panels,

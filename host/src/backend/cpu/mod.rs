@@ -7,6 +7,8 @@
 
 mod activation;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -29,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use self::epilogue::Epilogue;
 use self::kernel::{Kernel, Simd};
-use self::layout::{Bits16, Nvfp4, Panels, unpack_nvfp4};
+use self::layout::{Bf16, Bits16, Nvfp4, Panels, unpack_nvfp4};
 use self::products::{Product, Products, TokenBuffer};
 use super::{Backend, Layer, LinearLayer, MoeLayer};
 use crate::error::Error;
@@ -38,12 +40,14 @@ use crate::linear::LinearWeights;
 use crate::moe::MoeWeights;
 use crate::output::Output;
 use crate::plan::roofline::Peaks;
-use crate::problem::{Expert, Op, Step, Weights};
+use crate::problem::{Expert, Op, OutDtype, Step, Weights};
 use crate::router::{self, Logits, Router, Routes};
 
 /// An instruction set that the backend has a kernel for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
+    /// x86-64 with AMX for bf16, and AVX-512 F, BW and VNNI for all else.
+    AmxBf16,
     /// x86-64 with AVX-512 F, BW and VNNI.
     Avx512Vnni,
     /// x86-64 with AVX2, FMA, F16C and AVX-VNNI.
@@ -60,12 +64,13 @@ pub enum Isa {
 
 impl Isa {
     /// All of them, the fastest first.
-    pub const ALL: [Self; 6] =
-        [Self::Avx512Vnni, Self::AvxVnni, Self::Avx2, Self::NeonI8mm, Self::NeonDot, Self::Portable];
+    pub const ALL: [Self; 7] =
+        [Self::AmxBf16, Self::Avx512Vnni, Self::AvxVnni, Self::Avx2, Self::NeonI8mm, Self::NeonDot, Self::Portable];
 
     /// Its name, which is the kernel's.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::AmxBf16 => "amx-bf16",
             Self::Avx512Vnni => "avx512-vnni",
             Self::AvxVnni => "avx-vnni",
             Self::Avx2 => "avx2",
@@ -75,9 +80,19 @@ impl Isa {
         }
     }
 
+    /// The one that multiplies other tokens than bf16.
+    fn of_others(self) -> Self {
+        if self == Self::AmxBf16 { Self::Avx512Vnni } else { self }
+    }
+
     /// The kernels for it, if this machine has the instructions.
     fn kernels(self) -> Option<Kernels> {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::AmxBf16 => {
+                let (amx, rest) = (amx::Amx::detect()?, Self::Avx512Vnni.kernels()?);
+                Some(Kernels { bf16: Some(Box::new(move |tile, scratch| amx.compute(tile, scratch))), ..rest })
+            }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni => avx512::Avx512::detect().map(Kernels::new),
             #[cfg(target_arch = "x86_64")]
@@ -89,7 +104,7 @@ impl Isa {
             #[cfg(target_arch = "aarch64")]
             Self::NeonDot => neon::Neon::<false>::detect().map(Kernels::new),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx512Vnni | Self::AvxVnni | Self::Avx2 => None,
+            Self::AmxBf16 | Self::Avx512Vnni | Self::AvxVnni | Self::Avx2 => None,
             #[cfg(not(target_arch = "aarch64"))]
             Self::NeonI8mm | Self::NeonDot => None,
             Self::Portable => Some(Kernels::new(portable::Portable)),
@@ -101,6 +116,8 @@ impl Isa {
 struct Kernels {
     nvfp4: Kernel<Nvfp4>,
     bits16: Kernel<Bits16>,
+    /// Where there is one for bf16 alone.
+    bf16: Option<Kernel<Bf16>>,
 }
 
 impl Kernels {
@@ -108,6 +125,7 @@ impl Kernels {
         Self {
             nvfp4: Box::new(move |tile, scratch| simd.compute(tile, scratch)),
             bits16: Box::new(move |tile, scratch| simd.compute(tile, scratch)),
+            bf16: None,
         }
     }
 }
@@ -168,7 +186,7 @@ impl Backend for Cpu {
     fn prepare<'w>(&self, weights: &'w Weights<'w>) -> Result<Box<dyn Layer + 'w>, Error> {
         let pack = |expert: &Expert<'_>| Panels::new(&expert.projections().collect::<Vec<_>>());
         Ok(Box::new(CpuLayer {
-            isa: self.isa,
+            isa: self.isa.of_others(),
             kernel: self.kernels().nvfp4,
             op: weights.op(),
             experts: weights.experts().iter().map(pack).collect::<Result<_, _>>()?,
@@ -178,9 +196,14 @@ impl Backend for Cpu {
     }
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
-        Ok(match weights.sizes().token_format {
-            TokenFormat::Bits16 => Box::new(moe::CpuMoeLayer::new(self.isa.name(), self.kernels().bits16, weights)?),
-            TokenFormat::Fp8 | TokenFormat::Nvfp4 => Box::new(quantised::CpuQuantisedMoe::new(weights)),
+        let Kernels { bits16, bf16, .. } = self.kernels();
+        let sizes = weights.sizes();
+        Ok(match (sizes.token_format, bf16.filter(|_| sizes.dtype == OutDtype::Bf16)) {
+            (TokenFormat::Bits16, Some(bf16)) => Box::new(moe::CpuMoeLayer::new(self.isa.name(), bf16, weights)?),
+            (TokenFormat::Bits16, None) => {
+                Box::new(moe::CpuMoeLayer::new(self.isa.of_others().name(), bits16, weights)?)
+            }
+            (TokenFormat::Fp8 | TokenFormat::Nvfp4, _) => Box::new(quantised::CpuQuantisedMoe::new(weights)),
         })
     }
 
@@ -189,9 +212,14 @@ impl Backend for Cpu {
     }
 
     fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
-        Ok(match weights.sizes().token_format {
-            TokenFormat::Bits16 => Box::new(linear::CpuLinear::new(self.isa.name(), self.kernels().bits16, weights)?),
-            TokenFormat::Fp8 | TokenFormat::Nvfp4 => Box::new(quantised::CpuQuantisedLinear::new(weights)),
+        let Kernels { bits16, bf16, .. } = self.kernels();
+        let sizes = weights.sizes();
+        Ok(match (sizes.token_format, bf16.filter(|_| sizes.dtype == OutDtype::Bf16)) {
+            (TokenFormat::Bits16, Some(bf16)) => Box::new(linear::CpuLinear::new(self.isa.name(), bf16, weights)?),
+            (TokenFormat::Bits16, None) => {
+                Box::new(linear::CpuLinear::new(self.isa.of_others().name(), bits16, weights)?)
+            }
+            (TokenFormat::Fp8 | TokenFormat::Nvfp4, _) => Box::new(quantised::CpuQuantisedLinear::new(weights)),
         })
     }
 }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::epilogue::{self, Epilogue};
 use super::kernel::Kernel;
-use super::layout::{Bits16, Panels, convert, unpack_bits16};
+use super::layout::{Panels, Tokens16, columns_of_chunk, convert};
 use super::products::{Product, Products, TokenBuffer};
 use crate::backend::MoeLayer;
 use crate::bias::Bias;
@@ -16,13 +16,13 @@ use crate::moe::{MoeExpert, MoeOutput, MoeSizes, MoeStep, MoeWeights, QuantisedS
 use crate::problem::OutDtype;
 
 /// The layer: weights in panels, and the buffers of a step, kept for the next.
-pub(super) struct CpuMoeLayer {
+pub(super) struct CpuMoeLayer<T: Tokens16> {
     name: &'static str,
-    kernel: Kernel<Bits16>,
+    kernel: Kernel<T>,
     sizes: MoeSizes,
     /// The layer's experts, and at last the shared one if there is one.
     experts: Vec<PackedExpert>,
-    tokens: TokenBuffer<Bits16>,
+    tokens: TokenBuffer<T>,
     /// The intermediate and the down projections: all rows, and then those of the shared expert, one for each token.
     intermediate: Vec<u16>,
     partial: Vec<u16>,
@@ -60,8 +60,8 @@ impl PackedExpert {
     }
 }
 
-impl CpuMoeLayer {
-    pub(super) fn new(name: &'static str, kernel: Kernel<Bits16>, weights: &MoeWeights<'_>) -> Result<Self, Error> {
+impl<T: Tokens16> CpuMoeLayer<T> {
+    pub(super) fn new(name: &'static str, kernel: Kernel<T>, weights: &MoeWeights<'_>) -> Result<Self, Error> {
         Ok(Self {
             name,
             kernel,
@@ -86,12 +86,13 @@ impl CpuMoeLayer {
             let Group { expert, rows } = &groups[group];
             let is_shared = *expert == self.sizes.experts;
             let token = if is_shared { row } else { step.rows().tokens()[rows.start + row] as usize };
-            unpack_bits16(dtype, step.token(token), chunk, out);
+            let columns = columns_of_chunk::<T>(step.token(token), chunk);
             if step.inputs().weights_on_input && !is_shared {
                 let weight = step.inputs().weights[token];
-                for x in out.as_flattened_mut() {
-                    *x = dtype.decode(dtype.round_f32(*x * weight)) as f32;
-                }
+                let weighted = |&bits: &u16| dtype.round_f32(dtype.decode(bits) as f32 * weight);
+                T::unpack(dtype, &columns.iter().map(weighted).collect::<Vec<_>>(), out);
+            } else {
+                T::unpack(dtype, columns, out);
             }
         });
         let product = |group: usize| {
@@ -117,7 +118,7 @@ impl CpuMoeLayer {
             let group = &groups[group];
             // All rows before the shared expert's are as wide as the layer's own I.
             let start = group.rows.start * intermediate + row * width(group);
-            unpack_bits16(dtype, &self.intermediate[start..][..width(group)], chunk, out);
+            T::unpack(dtype, columns_of_chunk::<T>(&self.intermediate[start..][..width(group)], chunk), out);
         });
         let product = |group: usize| {
             let expert = &self.experts[groups[group].expert];
@@ -190,7 +191,7 @@ struct Group {
     rows: Range<usize>,
 }
 
-impl MoeLayer for CpuMoeLayer {
+impl<T: Tokens16> MoeLayer for CpuMoeLayer<T> {
     fn kernel(&self) -> &str {
         self.name
     }

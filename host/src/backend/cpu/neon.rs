@@ -171,8 +171,9 @@ impl<const I8MM: bool> Simd<Nvfp4> for Neon<I8MM> {
 
 impl<const I8MM: bool> Simd<Bits16> for Neon<I8MM> {
     const LANES: usize = VECTORS * LANES;
-    const TOKENS: usize = 8;
-    type Sums = [float32x4_t; VECTORS];
+    const TOKENS: usize = 4;
+    /// Those of even and of odd columns.
+    type Sums = [[float32x4_t; VECTORS]; 2];
 
     #[inline(always)]
     fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Numbers) {
@@ -200,7 +201,7 @@ impl<const I8MM: bool> Simd<Bits16> for Neon<I8MM> {
 
     #[inline(always)]
     fn zero(self) -> Self::Sums {
-        self.zeros()
+        [self.zeros(); 2]
     }
 
     #[inline(always)]
@@ -229,7 +230,9 @@ impl<const I8MM: bool> Simd<Bits16> for Neon<I8MM> {
 
     #[inline(always)]
     fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
-        self.add(sums, memory);
+        let [even, odd] = sums;
+        // SAFETY: `self` proves the features.
+        self.add(std::array::from_fn(|vector| unsafe { vaddq_f32(even[vector], odd[vector]) }), memory);
     }
 
     fn compute(self, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
@@ -245,12 +248,12 @@ impl<const I8MM: bool> Simd<Bits16> for Neon<I8MM> {
 /// Adds the products of a column of weights and of a lane of the tokens.
 #[inline(always)]
 fn add_column<const LANE: i32, const N: usize>(
-    sums: &mut [[float32x4_t; VECTORS]; N],
+    sums: &mut [[[float32x4_t; VECTORS]; 2]; N],
     weights: [float32x4_t; VECTORS],
     tokens: [float32x4_t; N],
 ) {
     for (sums, token) in sums.iter_mut().zip(tokens) {
-        for (sum, weights) in sums.iter_mut().zip(weights) {
+        for (sum, weights) in sums[LANE as usize % 2].iter_mut().zip(weights) {
             // SAFETY: NEON is part of the target.
             *sum = unsafe { vfmaq_laneq_f32::<LANE>(*sum, weights, token) };
         }

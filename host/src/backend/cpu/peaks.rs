@@ -64,6 +64,7 @@ fn operation_rate(kernel: &Kernel<Nvfp4>) -> f64 {
                     weights: &weights,
                     panels: 0..1,
                     tokens: &tokens,
+                    are_ordinary: true,
                     m: TOKENS,
                     rows: 0..TOKENS,
                     epilogue: Epilogue::of_nvfp4([1.0, 0.0], OutDtype::F16),

@@ -82,8 +82,9 @@ const ROWS: usize = 8;
 
 impl Simd<Bits16> for Portable {
     const LANES: usize = ROWS;
-    const TOKENS: usize = 4;
-    type Sums = [f32; ROWS];
+    const TOKENS: usize = 2;
+    /// Those of even and of odd columns.
+    type Sums = [[f32; ROWS]; 2];
 
     #[inline(always)]
     fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Numbers) {
@@ -100,7 +101,7 @@ impl Simd<Bits16> for Portable {
 
     #[inline(always)]
     fn zero(self) -> Self::Sums {
-        [0.0; ROWS]
+        [[0.0; ROWS]; 2]
     }
 
     #[inline(always)]
@@ -115,13 +116,13 @@ impl Simd<Bits16> for Portable {
         for (column, weights) in block.0.iter().enumerate() {
             let weights: &[f32; ROWS] = weights[lane..].first_chunk().expect("rows of a panel");
             for (sums, token) in sums.iter_mut().zip(tokens) {
-                for (sum, weight) in sums.iter_mut().zip(weights) {
+                for (sum, weight) in sums[column % 2].iter_mut().zip(weights) {
                     *sum += token[column] * weight;
                 }
             }
         }
         // Products are exact unless they overflow. A fused multiply-add of such a product may still give a number.
-        if sums.as_flattened().iter().any(|sum| !sum.is_finite()) {
+        if sums.as_flattened().as_flattened().iter().any(|sum| !sum.is_finite()) {
             *sums = before;
             accumulate_fused(sums, block, lane, tokens);
         }
@@ -129,7 +130,10 @@ impl Simd<Bits16> for Portable {
 
     #[inline(always)]
     fn add_to(self, sums: Self::Sums, memory: &mut [f32]) {
-        memory.iter_mut().zip(sums).for_each(|(memory, sum)| *memory += sum);
+        let [even, odd] = sums;
+        for ((memory, even), odd) in memory.iter_mut().zip(even).zip(odd) {
+            *memory += even + odd;
+        }
     }
 
     fn compute(self, tile: &Tile<'_, Bits16>, scratch: &mut Scratch<Bits16>) {
@@ -140,14 +144,14 @@ impl Simd<Bits16> for Portable {
 /// With fused multiply-adds, which without instructions for them are slow.
 #[cold]
 fn accumulate_fused<const N: usize>(
-    sums: &mut [[f32; ROWS]; N],
+    sums: &mut [[[f32; ROWS]; 2]; N],
     block: &Numbers,
     lane: usize,
     tokens: [&[f32; BLOCK]; N],
 ) {
     for (column, weights) in block.0.iter().enumerate() {
         for (sums, token) in sums.iter_mut().zip(tokens) {
-            for (sum, weight) in sums.iter_mut().zip(&weights[lane..]) {
+            for (sum, weight) in sums[column % 2].iter_mut().zip(&weights[lane..]) {
                 *sum = token[column].mul_add(*weight, *sum);
             }
         }

@@ -1,5 +1,7 @@
 //! Products of tokens and packed weights, spread over the threads of rayon.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use rayon::prelude::*;
 
 use super::epilogue::Epilogue;
@@ -9,23 +11,35 @@ use super::layout::{Panels, Tokens};
 /// Tokens times a packed matrix, or two.
 pub(super) struct Product<'a, T: Tokens> {
     pub weights: &'a Panels,
-    /// Of a [`TokenBuffer`].
-    pub tokens: &'a [T::Block16],
+    pub tokens: ProductTokens<'a, T>,
     /// Rows of tokens.
     pub m: usize,
     pub epilogue: Epilogue<'a>,
 }
 
+/// The tokens of a product, in a [`TokenBuffer`].
+pub(super) struct ProductTokens<'a, T: Tokens> {
+    blocks: &'a [T::Block16],
+    /// As [`Tokens::are_ordinary`] says of them.
+    are_ordinary: bool,
+}
+
 /// The tokens of products, product after product. Kept, so that the next ones need no memory.
 pub(super) struct TokenBuffer<T: Tokens> {
     blocks: Vec<T::Block16>,
-    /// Where each product's begin, and M.
-    starts: Vec<(usize, usize)>,
+    places: Vec<TokensPlace>,
+}
+
+/// Where a product's tokens are.
+struct TokensPlace {
+    start: usize,
+    m: usize,
+    are_ordinary: AtomicBool,
 }
 
 impl<T: Tokens> TokenBuffer<T> {
     pub fn new() -> Self {
-        Self { blocks: Vec::new(), starts: Vec::new() }
+        Self { blocks: Vec::new(), places: Vec::new() }
     }
 
     /// Writes the tokens of products of these sizes, M and K: `write(product, row, chunk of K, out)` a chunk of a row.
@@ -35,26 +49,31 @@ impl<T: Tokens> TokenBuffer<T> {
         write: impl Fn(usize, usize, usize, &mut [T::Block16]) + Sync,
     ) {
         let mut end = 0;
-        self.starts.clear();
+        self.places.clear();
         for (m, k) in sizes {
-            self.starts.push((end, m));
+            self.places.push(TokensPlace { start: end, m, are_ordinary: AtomicBool::new(true) });
             end += T::len(m, k);
         }
         self.blocks.resize(end, T::ZERO);
         self.blocks.par_chunks_mut(T::CHUNK_BLOCKS).enumerate().for_each(|(chunk, out)| {
             let at = chunk * T::CHUNK_BLOCKS;
             // The last product that begins here or before. An empty one begins where the next one does.
-            let product = self.starts.partition_point(|&(start, _)| start <= at) - 1;
-            let (start, m) = self.starts[product];
+            let product = self.places.partition_point(|place| place.start <= at) - 1;
+            let TokensPlace { start, m, are_ordinary } = &self.places[product];
             let within = (at - start) / T::CHUNK_BLOCKS;
             write(product, within % m, within / m, out);
+            if !T::are_ordinary(out) {
+                are_ordinary.store(false, Ordering::Relaxed);
+            }
         });
     }
 
     /// A product's tokens.
-    pub fn of(&self, product: usize) -> &[T::Block16] {
-        let end = self.starts.get(product + 1).map_or(self.blocks.len(), |&(start, _)| start);
-        &self.blocks[self.starts[product].0..end]
+    pub fn of(&self, product: usize) -> ProductTokens<'_, T> {
+        let place = &self.places[product];
+        let end = self.places.get(product + 1).map_or(self.blocks.len(), |next| next.start);
+        let are_ordinary = place.are_ordinary.load(Ordering::Relaxed);
+        ProductTokens { blocks: &self.blocks[place.start..end], are_ordinary }
     }
 }
 
@@ -103,7 +122,8 @@ impl Products {
             let tile = Tile {
                 weights,
                 panels: place.first_panel..weights.len().min(place.first_panel + TILE_PANELS),
-                tokens,
+                tokens: tokens.blocks,
+                are_ordinary: tokens.are_ordinary,
                 m,
                 rows: place.first_row..m.min(place.first_row + TILE_TOKENS),
                 epilogue,

@@ -279,6 +279,30 @@ fn tokens_of_any_bits_give_the_same_bits_on_every_instruction_set() {
 }
 
 #[test]
+fn the_largest_and_the_smallest_ordinary_numbers_give_the_same_bits_on_every_instruction_set() {
+    let mut random = Xoshiro256PlusPlus::seed_from_u64(2);
+    // Exponents of bf16 tokens: sums overflow; all that is ordinary; the smallest that is; and the largest that is not.
+    for (first, count) in [(0xFC, 3), (18, 237), (18, 1), (17, 1)] {
+        let (weights, mut inputs) = layer(OutDtype::Bf16, Generator::AllCodes, 64);
+        for bits in inputs.hidden.to_mut() {
+            let number: u16 = random.random();
+            *bits = number & 0x807F | (first + number / 0x80 % count) << 7;
+        }
+        let numbers: Vec<_> = inputs.hidden.as_chunks().0.into();
+        assert_eq!(Bf16::are_ordinary(&numbers), first >= 18);
+        let outputs: Vec<_> = cpus().map(|cpu| (cpu, run_layer(cpu, &weights, &inputs))).collect();
+        for (cpu, output) in &outputs {
+            let first_cpu = outputs[0].0.isa().name();
+            assert!(
+                *output == outputs[0].1,
+                "{} differs from {first_cpu}, exponents from {first} on",
+                cpu.isa().name()
+            );
+        }
+    }
+}
+
+#[test]
 fn a_tokens_bits_in_a_layer_do_not_depend_on_the_batch_or_the_threads() {
     let (weights, inputs) = layer(OutDtype::Bf16, Generator::Gaussian, 37);
     for cpu in cpus() {

@@ -1,0 +1,300 @@
+//! Intel's AMX on bf16: products of 16 tokens by 32 columns with 32 columns by 16 rows of weights, in one instruction.
+//!
+//! It multiplies the ordinary tokens of bf16 of tiles that have several; AVX-512 computes all else, to the same bits.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::cell::RefCell;
+use std::sync::LazyLock;
+
+use super::avx512::Avx512;
+use super::kernel::{self, Scratch, Simd, TILE_TOKENS, Tile};
+use super::layout::{Bf16, Bits16, PANEL_ROWS, PackedBlock, PackedScales, Pairs, Tokens, convert};
+use crate::format::{BLOCK, e2m1};
+use crate::problem::OutDtype;
+
+/// Proof that this machine has AMX for bf16 and AVX-512, and that the system lets this process use it.
+#[derive(Clone, Copy)]
+pub(super) struct Amx(Avx512);
+
+/// Tokens of a register, and rows of weights.
+const REGISTER_ROWS: usize = 16;
+
+/// Bytes of a row of a register: 32 bf16, or 16 f32.
+const REGISTER_BYTES: usize = 64;
+
+/// Columns of K that an instruction multiplies.
+const STEP: usize = REGISTER_BYTES / size_of::<u16>();
+
+/// Bytes from a token to the next.
+const TOKEN_BYTES: usize = Bf16::CHUNK_BLOCKS * BLOCK * size_of::<u16>();
+
+/// Bytes from two columns of all rows of a panel to the next two, and from the sums of a token to the next token's.
+const PANEL_BYTES: usize = PANEL_ROWS * size_of::<f32>();
+
+const _: () = assert!(PANEL_ROWS == 2 * REGISTER_ROWS && STEP == Bf16::SUM_BLOCKS * BLOCK);
+
+impl Amx {
+    /// The proof, where there is one.
+    pub fn detect() -> Option<Self> {
+        static IS_PERMITTED: LazyLock<bool> = LazyLock::new(|| has_amx() && is_permitted());
+        Avx512::detect().filter(|_| *IS_PERMITTED).map(Self)
+    }
+
+    /// Computes a tile and writes its outputs.
+    pub fn compute(self, tile: &Tile<'_, Bf16>, scratch: &mut Scratch<Bf16>) {
+        // Few tokens are limited by memory, and then weights are decoded as they come.
+        if !tile.are_ordinary || tile.rows.len() <= 2 {
+            return self.compute_as_f32(tile);
+        }
+        #[target_feature(enable = "avx512f,avx512bw")]
+        fn unpack(amx: Amx, values: &[PackedBlock], scales: &[PackedScales], out: &mut [Pairs]) {
+            for ((values, scales), out) in values.iter().zip(scales).zip(&mut *out) {
+                kernel::prefetch_after(values);
+                kernel::prefetch_after(scales);
+                amx.unpack(values, scales, out);
+            }
+            out[values.len()..].fill(Bf16::ZERO_BLOCK);
+        }
+        let rows = tile.rows.len();
+        let sums = &mut scratch.sums[..tile.panels.len()];
+        sums.iter_mut().for_each(|sums| sums[..rows].fill([0.0; PANEL_ROWS]));
+        for (chunk, tokens) in tile.tokens.chunks(Bf16::CHUNK_BLOCKS * tile.m).enumerate() {
+            let tokens = &tokens[Bf16::CHUNK_BLOCKS * tile.rows.start..][..Bf16::CHUNK_BLOCKS * rows];
+            for (panel, sums) in tile.panels.clone().zip(&mut *sums) {
+                let (values, scales) = tile.weights.blocks(panel, Bf16::CHUNK_BLOCKS * chunk, Bf16::CHUNK_BLOCKS);
+                let weights = &mut scratch.panel[..values.len().next_multiple_of(Bf16::SUM_BLOCKS)];
+                // SAFETY: `self` proves the features.
+                unsafe { unpack(self, values, scales, weights) };
+                self.add_products(weights, tokens, &mut sums[..rows]);
+            }
+        }
+        kernel::write(tile, sums);
+    }
+
+    /// [`Self::compute`] with the tokens' numbers in f32.
+    fn compute_as_f32(self, tile: &Tile<'_, Bf16>) {
+        thread_local!(static TOKENS: RefCell<Vec<[f32; BLOCK]>> = const { RefCell::new(Vec::new()) });
+        let (rows, blocks) = (tile.rows.len(), tile.weights.k / BLOCK);
+        TOKENS.with_borrow_mut(|tokens| {
+            tokens.resize(Bits16::len(rows, tile.weights.k), Bits16::ZERO);
+            for (chunk, out) in tokens.chunks_mut(Bits16::CHUNK_BLOCKS * rows).enumerate() {
+                let first = chunk * Bits16::CHUNK_BLOCKS;
+                let count = Bits16::CHUNK_BLOCKS.min(blocks - first);
+                for (row, out) in tile.rows.clone().zip(out.chunks_mut(Bits16::CHUNK_BLOCKS)) {
+                    let (from, within) = (first / Bf16::CHUNK_BLOCKS, first % Bf16::CHUNK_BLOCKS);
+                    let from = &tile.tokens[(from * tile.m + row) * Bf16::CHUNK_BLOCKS + within..][..count];
+                    convert(OutDtype::Bf16, from.as_flattened(), out[..count].as_flattened_mut());
+                }
+            }
+            let tile = Tile {
+                weights: tile.weights,
+                panels: tile.panels.clone(),
+                tokens,
+                are_ordinary: true,
+                m: rows,
+                rows: 0..rows,
+                epilogue: tile.epilogue,
+                // SAFETY: the tile's first row is one of the output.
+                output: unsafe { tile.output.add(tile.rows.start * tile.weights.n) },
+            };
+            Bits16::with_scratch(|scratch| self.0.compute(&tile, scratch));
+        });
+    }
+
+    /// Decodes a block of a panel.
+    #[inline(always)]
+    fn unpack(self, values: &PackedBlock, scales: &PackedScales, out: &mut Pairs) {
+        // SAFETY: `self` proves the features. A half of a packed block is 128 bytes, two vectors, with eight codes of a row in each
+        // lane; two columns of bf16 of all rows are two vectors.
+        unsafe {
+            let table = _mm512_loadu_ps(e2m1::VALUES.as_ptr());
+            let high = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
+            for vector in 0..PANEL_ROWS / REGISTER_ROWS {
+                let scales = self.0.scales(scales, vector);
+                for (half, bytes) in values.0.iter().enumerate() {
+                    let packed = _mm512_loadu_si512(bytes.as_ptr().cast::<__m512i>().add(vector));
+                    // The permutation looks at the last four bits alone. A product has six significant bits: bf16 is the first half of
+                    // its f32.
+                    let numbers = |column: usize| {
+                        let codes = _mm512_srlv_epi32(packed, _mm512_set1_epi32(4 * column as i32));
+                        _mm512_castps_si512(_mm512_mul_ps(_mm512_permutexvar_ps(codes, table), scales))
+                    };
+                    for pair in 0..BLOCK / 4 {
+                        let (even, odd) = (numbers(2 * pair), numbers(2 * pair + 1));
+                        let pairs = _mm512_or_si512(_mm512_srli_epi32::<16>(even), _mm512_and_si512(odd, high));
+                        let out = out.0[half * BLOCK / 4 + pair].as_mut_ptr();
+                        _mm512_storeu_si512(out.cast::<__m512i>().add(vector), pairs);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds the products of tokens and a panel over one chunk of K.
+    fn add_products(self, weights: &[Pairs], tokens: &[[u16; BLOCK]], sums: &mut [[f32; PANEL_ROWS]]) {
+        assert!(sums.len() <= TILE_TOKENS && tokens.len() == sums.len() * Bf16::CHUNK_BLOCKS);
+        assert!(weights.len().is_multiple_of(Bf16::SUM_BLOCKS) && weights.len() <= Bf16::CHUNK_BLOCKS);
+        let tokens = tokens.chunks(2 * REGISTER_ROWS * Bf16::CHUNK_BLOCKS);
+        for (tokens, sums) in tokens.zip(sums.chunks_mut(2 * REGISTER_ROWS)) {
+            let operands = Operands {
+                registers: Registers::new(sums.len()),
+                steps: weights.len() / Bf16::SUM_BLOCKS,
+                tokens: tokens.as_ptr(),
+                weights: weights.as_ptr(),
+                sums: sums.as_mut_ptr(),
+            };
+            // SAFETY: `self` proves the instructions; the operands have as many tokens as the registers, and as many steps.
+            unsafe { if sums.len() > REGISTER_ROWS { operands.multiply_two() } else { operands.multiply_one() } }
+        }
+    }
+}
+
+/// What the registers hold: palette 1 of `ldtilecfg`.
+#[repr(C, align(64))]
+struct Registers {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Registers {
+    /// Sums of up to 32 tokens in registers 0 to 3, the tokens in 4 and 5, weights in 6 and 7.
+    fn new(tokens: usize) -> Self {
+        let mut registers = Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        let first = tokens.min(REGISTER_ROWS);
+        let second = tokens - first;
+        for (register, rows) in
+            [first, first, second, second, first, second, REGISTER_ROWS, REGISTER_ROWS].into_iter().enumerate()
+        {
+            if rows > 0 {
+                registers.rows[register] = rows as u8;
+                registers.row_bytes[register] = REGISTER_BYTES as u16;
+            }
+        }
+        registers
+    }
+}
+
+/// What is multiplied: tokens of a chunk of K, and a panel's weights, so many steps of each; and sums of both.
+struct Operands {
+    registers: Registers,
+    steps: usize,
+    tokens: *const [u16; BLOCK],
+    weights: *const Pairs,
+    sums: *mut [f32; PANEL_ROWS],
+}
+
+impl Operands {
+    /// Adds the products of more than 16 tokens to their sums.
+    ///
+    /// # Safety
+    /// The machine has AMX; there is a step, there are as many tokens and sums as the registers say, and weights of all steps.
+    unsafe fn multiply_two(&self) {
+        // SAFETY: what `# Safety` above asks. Registers are free before and after.
+        unsafe {
+            asm!(
+                "ldtilecfg [{registers}]",
+                "tileloadd tmm0, [{sums} + {panel_bytes}]",
+                "tileloadd tmm1, [{sums} + {panel_bytes} + {register_bytes}]",
+                "tileloadd tmm2, [{second_sums} + {panel_bytes}]",
+                "tileloadd tmm3, [{second_sums} + {panel_bytes} + {register_bytes}]",
+                "2:",
+                "tileloadd tmm4, [{tokens} + {token_bytes}]",
+                "tileloadd tmm6, [{weights} + {panel_bytes}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{weights} + {panel_bytes} + {register_bytes}]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{second_tokens} + {token_bytes}]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {tokens}, {register_bytes}",
+                "add {second_tokens}, {register_bytes}",
+                "add {weights}, {step_bytes}",
+                "dec {steps}",
+                "jnz 2b",
+                "tilestored [{sums} + {panel_bytes}], tmm0",
+                "tilestored [{sums} + {panel_bytes} + {register_bytes}], tmm1",
+                "tilestored [{second_sums} + {panel_bytes}], tmm2",
+                "tilestored [{second_sums} + {panel_bytes} + {register_bytes}], tmm3",
+                "tilerelease",
+                registers = in(reg) &raw const self.registers,
+                sums = in(reg) self.sums,
+                second_sums = in(reg) self.sums.add(REGISTER_ROWS),
+                tokens = inout(reg) self.tokens => _,
+                second_tokens = inout(reg) self.tokens.add(REGISTER_ROWS * Bf16::CHUNK_BLOCKS) => _,
+                weights = inout(reg) self.weights => _,
+                steps = inout(reg) self.steps => _,
+                panel_bytes = in(reg) PANEL_BYTES,
+                token_bytes = in(reg) TOKEN_BYTES,
+                register_bytes = const REGISTER_BYTES,
+                step_bytes = const PANEL_BYTES * REGISTER_ROWS,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+
+    /// Likewise of up to 16 tokens.
+    ///
+    /// # Safety
+    /// As [`Self::multiply_two`].
+    unsafe fn multiply_one(&self) {
+        // SAFETY: what `# Safety` above asks. Registers are free before and after.
+        unsafe {
+            asm!(
+                "ldtilecfg [{registers}]",
+                "tileloadd tmm0, [{sums} + {panel_bytes}]",
+                "tileloadd tmm1, [{sums} + {panel_bytes} + {register_bytes}]",
+                "2:",
+                "tileloadd tmm4, [{tokens} + {token_bytes}]",
+                "tileloadd tmm6, [{weights} + {panel_bytes}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{weights} + {panel_bytes} + {register_bytes}]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "add {tokens}, {register_bytes}",
+                "add {weights}, {step_bytes}",
+                "dec {steps}",
+                "jnz 2b",
+                "tilestored [{sums} + {panel_bytes}], tmm0",
+                "tilestored [{sums} + {panel_bytes} + {register_bytes}], tmm1",
+                "tilerelease",
+                registers = in(reg) &raw const self.registers,
+                sums = in(reg) self.sums,
+                tokens = inout(reg) self.tokens => _,
+                weights = inout(reg) self.weights => _,
+                steps = inout(reg) self.steps => _,
+                panel_bytes = in(reg) PANEL_BYTES,
+                token_bytes = in(reg) TOKEN_BYTES,
+                register_bytes = const REGISTER_BYTES,
+                step_bytes = const PANEL_BYTES * REGISTER_ROWS,
+                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+}
+
+/// Whether the processor has AMX with bf16 (Intel SDM, volume 2, CPUID: leaf 7, EDX, bits 22 and 24).
+fn has_amx() -> bool {
+    const BF16_AND_TILES: u32 = 1 << 22 | 1 << 24;
+    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & BF16_AND_TILES == BF16_AND_TILES
+}
+
+/// Asks Linux for the registers, for all threads (Linux, Documentation/arch/x86/xstate.rst).
+#[cfg(target_os = "linux")]
+fn is_permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: the call reads no memory, and changes nothing but what a signal's stack must hold.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+/// Other systems are not asked.
+#[cfg(not(target_os = "linux"))]
+fn is_permitted() -> bool {
+    false
+}
