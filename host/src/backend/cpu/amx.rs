@@ -139,13 +139,14 @@ impl Amx {
         for (tokens, sums) in tokens.zip(sums.chunks_mut(2 * REGISTER_ROWS)) {
             let operands = Operands {
                 registers: Registers::new(sums.len()),
+                second_token: second_token(sums.len()),
                 steps: weights.len() / Bf16::SUM_BLOCKS,
                 tokens: tokens.as_ptr(),
                 weights: weights.as_ptr(),
                 sums: sums.as_mut_ptr(),
             };
             // SAFETY: `self` proves the instructions; the operands have as many tokens as the registers, and as many steps.
-            unsafe { if sums.len() > REGISTER_ROWS { operands.multiply_two() } else { operands.multiply_one() } }
+            unsafe { operands.multiply() }
         }
     }
 }
@@ -163,24 +164,24 @@ struct Registers {
 impl Registers {
     /// Sums of up to 32 tokens in registers 0 to 3, the tokens in 4 and 5, weights in 6 and 7.
     fn new(tokens: usize) -> Self {
-        let mut registers = Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        let first = tokens.min(REGISTER_ROWS);
-        let second = tokens - first;
-        for (register, rows) in
-            [first, first, second, second, first, second, REGISTER_ROWS, REGISTER_ROWS].into_iter().enumerate()
-        {
-            if rows > 0 {
-                registers.rows[register] = rows as u8;
-                registers.row_bytes[register] = REGISTER_BYTES as u16;
-            }
-        }
-        registers
+        let [first, second] = [0, second_token(tokens)].map(|token| (tokens - token).min(REGISTER_ROWS) as u8);
+        let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+        row_bytes[..8].fill(REGISTER_BYTES as u16);
+        rows[..8].copy_from_slice(&[first, first, second, second, first, second, 16, 16]);
+        Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
     }
+}
+
+/// The first token of the second register, of so many. Up to 16 are in both: then the same sums are made and stored twice, and that
+/// takes less time than to decode weights.
+fn second_token(tokens: usize) -> usize {
+    if tokens > REGISTER_ROWS { REGISTER_ROWS } else { 0 }
 }
 
 /// What is multiplied: tokens of a chunk of K, and a panel's weights, so many steps of each; and sums of both.
 struct Operands {
     registers: Registers,
+    second_token: usize,
     steps: usize,
     tokens: *const [u16; BLOCK],
     weights: *const Pairs,
@@ -188,11 +189,11 @@ struct Operands {
 }
 
 impl Operands {
-    /// Adds the products of more than 16 tokens to their sums.
+    /// Adds the products of the tokens to their sums.
     ///
     /// # Safety
     /// The machine has AMX; there is a step, there are as many tokens and sums as the registers say, and weights of all steps.
-    unsafe fn multiply_two(&self) {
+    unsafe fn multiply(&self) {
         // SAFETY: what `# Safety` above asks. Registers are free before and after.
         unsafe {
             asm!(
@@ -222,9 +223,9 @@ impl Operands {
                 "tilerelease",
                 registers = in(reg) &raw const self.registers,
                 sums = in(reg) self.sums,
-                second_sums = in(reg) self.sums.add(REGISTER_ROWS),
+                second_sums = in(reg) self.sums.add(self.second_token),
                 tokens = inout(reg) self.tokens => _,
-                second_tokens = inout(reg) self.tokens.add(REGISTER_ROWS * Bf16::CHUNK_BLOCKS) => _,
+                second_tokens = inout(reg) self.tokens.add(self.second_token * Bf16::CHUNK_BLOCKS) => _,
                 weights = inout(reg) self.weights => _,
                 steps = inout(reg) self.steps => _,
                 panel_bytes = in(reg) PANEL_BYTES,
@@ -233,45 +234,6 @@ impl Operands {
                 step_bytes = const PANEL_BYTES * REGISTER_ROWS,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack),
-            );
-        }
-    }
-
-    /// Likewise of up to 16 tokens.
-    ///
-    /// # Safety
-    /// As [`Self::multiply_two`].
-    unsafe fn multiply_one(&self) {
-        // SAFETY: what `# Safety` above asks. Registers are free before and after.
-        unsafe {
-            asm!(
-                "ldtilecfg [{registers}]",
-                "tileloadd tmm0, [{sums} + {panel_bytes}]",
-                "tileloadd tmm1, [{sums} + {panel_bytes} + {register_bytes}]",
-                "2:",
-                "tileloadd tmm4, [{tokens} + {token_bytes}]",
-                "tileloadd tmm6, [{weights} + {panel_bytes}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{weights} + {panel_bytes} + {register_bytes}]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "add {tokens}, {register_bytes}",
-                "add {weights}, {step_bytes}",
-                "dec {steps}",
-                "jnz 2b",
-                "tilestored [{sums} + {panel_bytes}], tmm0",
-                "tilestored [{sums} + {panel_bytes} + {register_bytes}], tmm1",
-                "tilerelease",
-                registers = in(reg) &raw const self.registers,
-                sums = in(reg) self.sums,
-                tokens = inout(reg) self.tokens => _,
-                weights = inout(reg) self.weights => _,
-                steps = inout(reg) self.steps => _,
-                panel_bytes = in(reg) PANEL_BYTES,
-                token_bytes = in(reg) TOKEN_BYTES,
-                register_bytes = const REGISTER_BYTES,
-                step_bytes = const PANEL_BYTES * REGISTER_ROWS,
-                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
             );
         }
