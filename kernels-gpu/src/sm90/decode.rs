@@ -3,7 +3,7 @@
 use cuda_std::{
     convert::{CONVERTS_E4M3, cvt_rn_f16x2_e4m3x2},
     float::{mul_rn_bf16x2, mul_rn_f16x2},
-    integer::{lop3_b32, prmt_b32},
+    integer::{half_twice_b16, lop3_b32, prmt_b32},
 };
 
 use super::WORD_PAIRS;
@@ -75,6 +75,13 @@ impl Scales {
     pub fn twice(self, index: usize) -> u32 {
         prmt_b32(self.0, 0, if index == 0 { 0x1010 } else { 0x3232 })
     }
+
+    /// Both scales, each in both halves of a register, at no cost where they are multiplied. It costs registers instead: some kernels have
+    /// none left.
+    #[inline(always)]
+    pub fn both(self) -> [u32; 2] {
+        [half_twice_b16::<false>(self.0), half_twice_b16::<true>(self.0)]
+    }
 }
 
 /// What a number lacks of its value that [`decode_weights_bf16`] has made.
@@ -119,5 +126,12 @@ impl Bf16Scales {
     #[inline(always)]
     pub fn twice(self, index: usize) -> u32 {
         (prmt_b32(self.0, 0, 0x4040 | (0x0101 * index as u32)) << 4) + 0x7000_7000
+    }
+
+    /// The first two of four packed scales, or the last two, times 2¹¹⁹, as [`Scales::both`].
+    #[inline(always)]
+    pub fn both_of_four(bytes: u32, pair: usize) -> [u32; 2] {
+        let scales = (prmt_b32(bytes, 0, if pair == 0 { 0x4140 } else { 0x4342 }) << 4) + 0x7000_7000;
+        [half_twice_b16::<false>(scales), half_twice_b16::<true>(scales)]
     }
 }
