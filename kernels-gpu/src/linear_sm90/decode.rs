@@ -26,7 +26,8 @@ impl Decode for Packed<false> {
 
     #[inline(always)]
     fn decode(word: u32, scales: u32, pair: usize) -> [u32; 4] {
-        decode_weights_of_two(word, Scales::new((scales >> (16 * pair)) as u16).both())
+        let scales = Scales::new((scales >> (16 * pair)) as u16);
+        decode_weights_of_two(word, [scales.half_twice(0), scales.half_twice(1)])
     }
 }
 
@@ -36,6 +37,7 @@ impl Decode for Packed<true> {
 
     #[inline(always)]
     fn decode(word: u32, scales: u32, pair: usize) -> [u32; 4] {
-        decode_weights_bf16_of_two(word, Bf16Scales::both_of_four(scales, pair))
+        let scales = Bf16Scales::of_four(scales, pair);
+        decode_weights_bf16_of_two(word, [scales.half_twice(0), scales.half_twice(1)])
     }
 }
