@@ -80,6 +80,35 @@ pub fn prmt_b32(a: u32, b: u32, selector: u32) -> u32 {
     }
 }
 
+/// One half of a register in both halves of another, the high one if `HIGH` (`mov.b32`, which takes halves apart and puts them
+/// together). Unlike `prmt` it costs nothing where arithmetic on pairs takes it: its instructions name the half that they want.
+#[inline(always)]
+pub fn half_twice_b16<const HIGH: bool>(value: u32) -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        macro_rules! twice {
+            ($half:literal) => {{
+                let twice: u32;
+                // SAFETY: arithmetic on registers.
+                unsafe {
+                    ptx!(
+                        "mov.b32 {{{low}, {high}}}, {value};", concat!("mov.b32 {twice}, {{{", $half, "}, {", $half, "}}};"),
+                        low = out(reg16) _, high = out(reg16) _, value = in(reg32) value, twice = out(reg32) twice,
+                        options(pure, nomem, nostack, preserves_flags)
+                    )
+                };
+                twice
+            }};
+        }
+        if HIGH { twice!("high") } else { twice!("low") }
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        let half = if HIGH { value >> 16 } else { value & 0xffff };
+        half << 16 | half
+    }
+}
+
 /// A function of three bits, computed for each of 32 places: its value for bits a, b and c is bit `4·a + 2·b + c` of `TABLE`
 /// (`lop3.b32`; PTX ISA, "Logic and Shift Instructions: lop3").
 #[inline(always)]

@@ -157,12 +157,10 @@ pub const DECODED_BYTES: u32 = PANEL_ROWS * K_BLOCK * 2;
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            linear_f16_t16_decoded = tokens(TokenType::F16, 16).decoders(3).buffers(8).stages(12);
             linear_f16_t64_decoded = tokens(TokenType::F16, 64).decoders(3).buffers(4).stages(12);
             linear_f16_t128_decoded = tokens(TokenType::F16, 128).decoders(2).buffers(4).stages(6);
             linear_f16_t128 = tokens(TokenType::F16, 128).consumers(1).narrow().buffers(3).stages(3);
             linear_f16_t128_c256 = tokens(TokenType::F16, 128).consumers(2).buffers(4).stages(4);
-            linear_bf16_t16_decoded = tokens(TokenType::Bf16, 16).decoders(3).buffers(8).stages(12);
             linear_bf16_t64_decoded = tokens(TokenType::Bf16, 64).decoders(3).buffers(4).stages(12);
             linear_bf16_t128_decoded = tokens(TokenType::Bf16, 128).decoders(2).buffers(4).stages(6);
             linear_bf16_t128 = tokens(TokenType::Bf16, 128).consumers(1).narrow().buffers(3).stages(3);

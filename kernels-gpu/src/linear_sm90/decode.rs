@@ -13,8 +13,8 @@ pub(crate) trait Decode {
     /// The numbers that are multiplied.
     type Number: wgmma::Number;
 
-    /// Decodes a word, whose scales are the low byte, for two registers, and the high one.
-    fn decode(word: u32, scales: u16) -> [u32; 4];
+    /// Decodes a word, whose scales are the first two of four bytes, one for two registers and one for the others, or the last two.
+    fn decode(word: u32, scales: u32, pair: usize) -> [u32; 4];
 }
 
 /// Weights packed for bf16, or for f16.
@@ -25,9 +25,9 @@ impl Decode for Packed<false> {
     type Number = wgmma::F16;
 
     #[inline(always)]
-    fn decode(word: u32, scales: u16) -> [u32; 4] {
-        let scales = Scales::new(scales);
-        decode_weights_of_two(word, [scales.twice(0), scales.twice(1)])
+    fn decode(word: u32, scales: u32, pair: usize) -> [u32; 4] {
+        let scales = Scales::new((scales >> (16 * pair)) as u16);
+        decode_weights_of_two(word, [scales.half_twice(0), scales.half_twice(1)])
     }
 }
 
@@ -36,8 +36,8 @@ impl Decode for Packed<true> {
     type Number = wgmma::Bf16;
 
     #[inline(always)]
-    fn decode(word: u32, scales: u16) -> [u32; 4] {
-        let scales = Bf16Scales::new(scales);
-        decode_weights_bf16_of_two(word, [scales.twice(0), scales.twice(1)])
+    fn decode(word: u32, scales: u32, pair: usize) -> [u32; 4] {
+        let scales = Bf16Scales::of_four(scales, pair);
+        decode_weights_bf16_of_two(word, [scales.half_twice(0), scales.half_twice(1)])
     }
 }

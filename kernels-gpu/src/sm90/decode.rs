@@ -3,7 +3,7 @@
 use cuda_std::{
     convert::{CONVERTS_E4M3, cvt_rn_f16x2_e4m3x2},
     float::{mul_rn_bf16x2, mul_rn_f16x2},
-    integer::{lop3_b32, prmt_b32},
+    integer::{half_twice_b16, lop3_b32, prmt_b32},
 };
 
 use super::WORD_PAIRS;
@@ -75,13 +75,19 @@ impl Scales {
     pub fn twice(self, index: usize) -> u32 {
         prmt_b32(self.0, 0, if index == 0 { 0x1010 } else { 0x3232 })
     }
+
+    /// The scale of this index, 0 or 1, in both halves of a register: which half it is, the multiplication says.
+    #[inline(always)]
+    pub fn half_twice(self, index: usize) -> u32 {
+        if index == 0 { half_twice_b16::<false>(self.0) } else { half_twice_b16::<true>(self.0) }
+    }
 }
 
 /// What a number lacks of its value that [`decode_weights_bf16`] has made.
 pub const BF16_UNSCALE: f32 = (1 << 7) as f32;
 
 /// As [`decode_weights`], to bf16, of a word packed for it ([`BF16_BITS`](crate::units::BF16_BITS)) and a scale as
-/// [`Bf16Scales::twice`] makes it, without a factor of 2⁷.
+/// [`Bf16Scales::half_twice`] makes it, without a factor of 2⁷.
 ///
 /// Exponent and mantissa of an e2m1 in bits 8 to 6 of a bf16 are the value times 2⁻¹²⁶, a subnormal number for 0.5. Times the
 /// scale, e4m3 times 2¹¹⁹, it is exact: 2⁻⁷ times at most 6 significant bits.
@@ -109,15 +115,21 @@ pub fn decode_weights_bf16_of_two(word: u32, [first, last]: [u32; 2]) -> [u32; W
 pub struct Bf16Scales(u32);
 
 impl Bf16Scales {
-    /// Two packed scales.
+    /// Two packed scales, times 2¹¹⁹.
     #[inline(always)]
     pub fn new(bytes: u16) -> Self {
-        Self(u32::from(bytes))
+        Self::of_four(u32::from(bytes), 0)
     }
 
-    /// The scale of this index, 0 or 1, times 2¹¹⁹, in both halves of a register.
+    /// The first two of four packed scales, or the last two.
     #[inline(always)]
-    pub fn twice(self, index: usize) -> u32 {
-        (prmt_b32(self.0, 0, 0x4040 | (0x0101 * index as u32)) << 4) + 0x7000_7000
+    pub fn of_four(bytes: u32, pair: usize) -> Self {
+        Self((prmt_b32(bytes, 0, if pair == 0 { 0x4140 } else { 0x4342 }) << 4) + 0x7000_7000)
+    }
+
+    /// The scale of this index, 0 or 1, in both halves of a register: which half it is, the multiplication says.
+    #[inline(always)]
+    pub fn half_twice(self, index: usize) -> u32 {
+        if index == 0 { half_twice_b16::<false>(self.0) } else { half_twice_b16::<true>(self.0) }
     }
 }

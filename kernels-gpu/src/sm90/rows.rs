@@ -45,7 +45,7 @@ impl Decode for Packed<false> {
 
     #[inline(always)]
     fn decode(word: u32, scales: Scales, index: usize) -> [u32; 4] {
-        decode_weights(word, scales.twice(index))
+        decode_weights(word, scales.half_twice(index))
     }
 }
 
@@ -61,7 +61,7 @@ impl Decode for Packed<true> {
 
     #[inline(always)]
     fn decode(word: u32, scales: Bf16Scales, index: usize) -> [u32; 4] {
-        decode_weights_bf16(word, scales.twice(index))
+        decode_weights_bf16(word, scales.half_twice(index))
     }
 }
 

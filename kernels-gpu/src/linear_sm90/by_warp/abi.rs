@@ -25,16 +25,19 @@ pub const STRIP_VALUES: u32 = STRIP_ROWS * ROW_BYTES;
 /// Bytes of a strip's scales in a k-block.
 pub const STRIP_SCALES: u32 = STRIP_ROWS * ROW_SCALES;
 
+/// The most k-blocks of a span: the main loop has code for each of them.
+pub const MAX_SPAN: u32 = 8;
+
 /// Passes the list of instances to `$each!`: of a type of tokens, those with fewest tokens first.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            linear_mma8_f16 = tokens(TokenType::F16, 8).strips(2).stages(16);
-            linear_mma16_f16 = tokens(TokenType::F16, 16).strips(2).stages(12);
-            linear_mma32_f16 = tokens(TokenType::F16, 32).shared_by(2).strips(2).stages(8);
-            linear_mma8_bf16 = tokens(TokenType::Bf16, 8).strips(2).stages(16);
-            linear_mma16_bf16 = tokens(TokenType::Bf16, 16).strips(2).stages(12);
-            linear_mma32_bf16 = tokens(TokenType::Bf16, 32).shared_by(2).strips(2).stages(8);
+            linear_mma8_f16 = tokens(TokenType::F16, 8).strips(4).span(8).stages(16);
+            linear_mma16_f16 = tokens(TokenType::F16, 16).strips(4).span(4).stages(12);
+            linear_mma32_f16 = tokens(TokenType::F16, 32).strips(4).span(8).stages(16);
+            linear_mma8_bf16 = tokens(TokenType::Bf16, 8).strips(4).span(8).stages(16);
+            linear_mma16_bf16 = tokens(TokenType::Bf16, 16).strips(4).span(4).stages(12);
+            linear_mma32_bf16 = tokens(TokenType::Bf16, 32).strips(4).span(8).stages(16);
         }
     };
 }
@@ -61,7 +64,9 @@ pub struct Instance {
     /// Whether every warp copies tokens and weights, 16 bytes a thread; if not, one warp more loads them by bulk copies, which cards before
     /// sm_90 do not have.
     pub by_pieces: bool,
-    /// Stages of the pipeline that brings weights and tokens to shared memory.
+    /// K-blocks of a *span*: what the warp that loads and those that multiply hand over at a time.
+    pub span: u32,
+    /// Stages of the pipeline that brings weights and tokens to shared memory, a k-block each; whole spans.
     pub stages: u32,
 }
 
@@ -71,7 +76,16 @@ pub struct Builder(Instance);
 
 /// The kernel for tokens of this type, with up to so many of them a tile.
 pub const fn tokens(token_type: TokenType, tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", token_type, tile_tokens, sharing: 1, strips: 0, by_pieces: false, stages: 0 })
+    Builder(Instance {
+        entry: "",
+        token_type,
+        tile_tokens,
+        sharing: 1,
+        strips: 0,
+        by_pieces: false,
+        span: 1,
+        stages: 0,
+    })
 }
 
 impl Builder {
@@ -88,6 +102,11 @@ impl Builder {
     /// Sets [`Instance::by_pieces`].
     pub const fn by_pieces(self) -> Self {
         Self(Instance { by_pieces: true, ..self.0 })
+    }
+
+    /// Sets [`Instance::span`].
+    pub const fn span(self, span: u32) -> Self {
+        Self(Instance { span, ..self.0 })
     }
 
     /// The instance with so many stages.
@@ -152,10 +171,15 @@ impl Instance {
         self.tile_tokens * 2 * K_BLOCK
     }
 
-    /// Dynamic shared memory of a block, in bytes: stages, and if bulk copies fill them, barriers for full and empty of each.
+    /// Spans that the stages have room for.
+    pub const fn spans(self) -> u32 {
+        self.stages / self.span
+    }
+
+    /// Dynamic shared memory of a block, in bytes: stages, and if bulk copies fill them, barriers for full and empty of each span.
     pub const fn shared_bytes(self) -> u32 {
-        let barriers = if self.by_pieces { 0 } else { 2 * BARRIER_BYTES };
-        self.stages * (self.weight_bytes() + self.token_bytes() + barriers)
+        let barriers = if self.by_pieces { 0 } else { self.spans() * 2 * BARRIER_BYTES };
+        self.stages * (self.weight_bytes() + self.token_bytes()) + barriers
     }
 
     /// Stops the compiler where an instance asks for more than there is.
@@ -163,7 +187,11 @@ impl Instance {
         let is_part = self.strips > 0 && PANEL_ROWS.is_multiple_of(self.columns());
         assert!(is_part || self.columns().is_multiple_of(PANEL_ROWS), "a tile is a part of a panel, or whole ones");
         assert!(self.warp_tokens() > 0 && self.warp_tokens().is_multiple_of(PRODUCT_TOKENS));
-        assert!(self.stages > 2, "one stage is multiplied, the next one is full, and one is being filled");
+        assert!(self.span > 0 && self.span <= MAX_SPAN && self.stages.is_multiple_of(self.span));
+        assert!(
+            self.spans() > 1 && self.stages > 2,
+            "one stage is multiplied, the next one is full, and one is being filled"
+        );
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages do not fit shared memory");
     }
 }

@@ -13,7 +13,7 @@ use cuda_std::{
     global::{GlobalAddress, ld_global_b32_or_zero, st_global_b32_where},
     integer::opaque_b32,
     mma::{ldmatrix_x4_b16, mma_m16n8k16},
-    shared::{SharedAddress, dynamic_shared_address, ld_shared_v4_b32},
+    shared::{SharedAddress, dynamic_shared_address, ld_shared_v2_b32, ld_shared_v4_b32},
     thread,
     warp::lane_id,
 };
@@ -57,10 +57,10 @@ pub(crate) struct Strip<I, const BF16: bool, const P: usize> {
 
 /// Where a lane's part of a stage lies, in bytes from its weights, and from its tokens.
 pub(crate) struct Lane {
-    /// The words of its first row; those of the second are the next row's.
-    words: u32,
-    /// The scales of both rows.
-    scales: u32,
+    /// The words of its rows.
+    words: [u32; 2],
+    /// The scales of its rows.
+    scales: [u32; 2],
     /// What it gives to `ldmatrix` for the words 0 and 2, and for 1 and 3.
     tokens: [u32; 2],
 }
@@ -114,20 +114,29 @@ where
         self.shared + stage * Self::INSTANCE.token_bytes()
     }
 
+    /// The rows of the strip that the lanes of a pair have: two neighbours. Every second pair has them the other way round, so that loads of
+    /// words meet every bank of shared memory once.
+    #[inline(always)]
+    const fn rows(pair: u32) -> [u32; 2] {
+        [2 * pair + pair % 2, 2 * pair + 1 - pair % 2]
+    }
+
     /// This lane's places, computed once: the compiler is not to compute them anew in each k-block.
     #[inline(always)]
     pub(crate) fn lane(&self) -> Lane {
         let lane_id = opaque_b32(lane_id());
         let (lane, pair) = (lane_id % ROW_LANES, lane_id / ROW_LANES);
         let (token, chunk) = (lane_id % PRODUCT_TOKENS, lane_id / PRODUCT_TOKENS);
+        let rows = Self::rows(pair);
         // The 128-byte swizzle (PTX ISA, "Tensor swizzle modes"): rows are tokens.
         let tokens = |half: u32| {
             let chunk = (half * (BOX_CHUNKS / 2) + chunk) ^ token;
             opaque_b32((self.warp_token + token) * BOX_BYTES + chunk * CHUNK_BYTES)
         };
         Lane {
-            words: opaque_b32(self.strip * STRIP_VALUES + 2 * pair * ROW_BYTES + lane * LANE_BYTES),
-            scales: opaque_b32(Self::INSTANCE.value_bytes() + self.strip * STRIP_SCALES + 2 * pair * ROW_SCALES),
+            words: rows.map(|row| opaque_b32(self.strip * STRIP_VALUES + row * ROW_BYTES + lane * LANE_BYTES)),
+            scales: rows
+                .map(|row| opaque_b32(Self::INSTANCE.value_bytes() + self.strip * STRIP_SCALES + row * ROW_SCALES)),
             tokens: [tokens(0), tokens(1)],
         }
     }
@@ -141,9 +150,11 @@ where
         let weights = self.weights(stage);
         // SAFETY: inside of the stage.
         unsafe {
-            let words = [0, ROW_BYTES].map(|row| ld_shared_v4_b32(weights + (lane.words + row)));
-            let [a, b, c, d] = ld_shared_v4_b32(weights + lane.scales);
-            Operands { words, scales: [[a, b], [c, d]], b: self.b(lane, stage, 0) }
+            Operands {
+                words: lane.words.map(|row| ld_shared_v4_b32(weights + row)),
+                scales: lane.scales.map(|row| ld_shared_v2_b32(weights + row)),
+                b: self.b(lane, stage, 0),
+            }
         }
     }
 
@@ -173,8 +184,7 @@ where
                 // SAFETY: the stage is full.
                 let b = if $word == 0 { operands.b } else { unsafe { self.b(lane, stage, $word) } };
                 let [first, second] = [0, 1].map(|row| {
-                    let scales = (operands.scales[row][$word / 2] >> ($word % 2 * 16)) as u16;
-                    Packed::<BF16>::decode(operands.words[row][$word], scales)
+                    Packed::<BF16>::decode(operands.words[row][$word], operands.scales[row][$word / 2], $word % 2)
                 });
                 for half in 0..2 {
                     let a = [first[2 * half], second[2 * half], first[2 * half + 1], second[2 * half + 1]];
@@ -209,7 +219,9 @@ where
         // −0 leaves a sum as it is, its sign too.
         let biases = [0, 1].map(|next| of_column(self.launch.bias, column + next, -0.0));
         let token = self.first_token + self.warp_token + 2 * lane;
-        let write = |token: u32, low: f32, high: f32| {
+        let exchanged = Self::rows(pair)[0] > Self::rows(pair)[1];
+        let write = |token: u32, first: f32, second: f32| {
+            let (low, high) = if exchanged { (second, first) } else { (first, second) };
             let output = if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 };
             let elements =
                 convert(output, fma_rn_f32(alphas[0], low, biases[0]), fma_rn_f32(alphas[1], high, biases[1]));

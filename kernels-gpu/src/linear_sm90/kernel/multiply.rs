@@ -149,10 +149,8 @@ where
 
     #[inline(always)]
     fn decode(part: &Rows, word: usize) -> [[u32; 4]; 2] {
-        let [first, second] = [0, 1].map(|row| {
-            let scales = (part.scales[row][word / 2] >> (word % 2 * 16)) as u16;
-            Packed::<BF16>::decode(part.words[row][word], scales)
-        });
+        let [first, second] =
+            [0, 1].map(|row| Packed::<BF16>::decode(part.words[row][word], part.scales[row][word / 2], word % 2));
         [[first[0], second[0], first[1], second[1]], [first[2], second[2], first[3], second[3]]]
     }
 }
