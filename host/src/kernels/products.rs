@@ -86,16 +86,22 @@ pub(crate) trait Products: Kernel {
         instances.min_by_key(time).expect("there is an instance for both operations and types, and each size of a tile")
     }
 
+    /// Dynamic shared memory that each block of a launch asks for, if so many of them come to each multiprocessor.
+    fn shared_bytes(&self, instance: &ProductInstance, _resident_blocks: u32) -> u32 {
+        instance.shared_bytes
+    }
+
     /// The launch of a product of at most `rows` rows. It takes as many blocks as there can be tiles, up to some for each
     /// multiprocessor; a block goes on to further tiles by itself.
     fn product(&self, instance: &ProductInstance, launch: Product, rows: u64, sms: u32) -> Launch {
         let token_tiles = most_token_tiles(rows, launch.experts.into(), instance.tile_tokens);
         let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns));
         let most = u64::from(instance.multiprocessor_blocks) * u64::from(sms);
+        let blocks = tiles.min(most) as u32;
         let grid = Grid {
-            shared_bytes: instance.shared_bytes,
+            shared_bytes: self.shared_bytes(instance, blocks.div_ceil(sms)),
             overlaps: self.overlaps(),
-            ..Grid::linear(instance.entry, tiles.min(most) as u32, instance.threads)
+            ..Grid::linear(instance.entry, blocks, instance.threads)
         };
         Launch::of_parameter(self.name(), grid, launch)
     }

@@ -7,6 +7,7 @@ pub(super) use fake::activated;
 
 use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 use kernels_gpu::moe_sm90::by_warp::abi as of_strips;
+use kernels_gpu::sm90::most_shared_bytes;
 
 use super::kernel::{Entry, Kernel};
 use super::moe_few_sm90::MoeFewSm90;
@@ -25,7 +26,10 @@ impl Kernel for MoeSm90 {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let entry = |of: ProductInstance| Entry::of_instance(of.entry, of.matrices, of.threads, of.shared_bytes);
+        let entry = |of: ProductInstance| {
+            let most = (1..=of.multiprocessor_blocks).map(|resident_blocks| self.shared_bytes(&of, resident_blocks)).max();
+            Entry::of_instance(of.entry, of.matrices, of.threads, most.unwrap_or(of.shared_bytes))
+        };
         self.instances().into_iter().map(entry).collect()
     }
 
@@ -84,6 +88,16 @@ impl Products for MoeSm90 {
 
     fn few(&self) -> Option<&'static MoeFewSm90> {
         Some(&MoeFewSm90)
+    }
+
+    /// A grid begins while the one before it ends, on the multiprocessors that are done first. Where it has fewer blocks than fit there,
+    /// each asks for so much that they spread over all of them.
+    fn shared_bytes(&self, instance: &ProductInstance, resident_blocks: u32) -> u32 {
+        if (1..instance.multiprocessor_blocks).contains(&resident_blocks) {
+            most_shared_bytes(resident_blocks)
+        } else {
+            instance.shared_bytes
+        }
     }
 
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
