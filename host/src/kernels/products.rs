@@ -86,16 +86,22 @@ pub(crate) trait Products: Kernel {
         instances.min_by_key(time).expect("there is an instance for both operations and types, and each size of a tile")
     }
 
+    /// Dynamic shared memory that each block of a launch asks for, if so many of them come to each multiprocessor.
+    fn shared_bytes(&self, instance: &ProductInstance, _resident_blocks: u32) -> u32 {
+        instance.shared_bytes
+    }
+
     /// The launch of a product of at most `rows` rows. It takes as many blocks as there can be tiles, up to some for each
     /// multiprocessor; a block goes on to further tiles by itself.
     fn product(&self, instance: &ProductInstance, launch: Product, rows: u64, sms: u32) -> Launch {
         let token_tiles = most_token_tiles(rows, launch.experts.into(), instance.tile_tokens);
         let tiles = token_tiles * u64::from(launch.n.div_ceil(instance.columns));
         let most = u64::from(instance.multiprocessor_blocks) * u64::from(sms);
+        let blocks = tiles.min(most) as u32;
         let grid = Grid {
-            shared_bytes: instance.shared_bytes,
+            shared_bytes: self.shared_bytes(instance, blocks.div_ceil(sms)),
             overlaps: self.overlaps(),
-            ..Grid::linear(instance.entry, tiles.min(most) as u32, instance.threads)
+            ..Grid::linear(instance.entry, blocks, instance.threads)
         };
         Launch::of_parameter(self.name(), grid, launch)
     }
@@ -124,11 +130,16 @@ pub(super) fn expected_rows(choices: u64, experts: u64, named: u64) -> u64 {
     (choices * experts).div_ceil(named).min(choices)
 }
 
-/// As many tiles as are expected if every row may be any expert's.
+/// As many tiles as are expected if every row may be any expert's: one of each expert that is hit, and where these have more rows than
+/// half a tile, half a tile more than the rows would fill.
 pub(super) fn expected_token_tiles(rows: u64, experts: u64, tile_tokens: u32) -> u64 {
+    let tile_tokens = u64::from(tile_tokens);
+    if experts == 1 {
+        return rows.div_ceil(tile_tokens);
+    }
     let mean = rows as f64 / experts as f64;
     let hit = (experts as f64 * (1.0 - (-mean).exp())).round().max(1.0) as u64;
-    hit * rows.div_ceil(hit).div_ceil(tile_tokens.into())
+    (rows / tile_tokens + hit / 2).max(hit).min(rows)
 }
 
 #[cfg(test)]
@@ -137,7 +148,8 @@ mod tests {
 
     #[test]
     fn tiles_are_expected_where_experts_are_named() {
-        assert_eq!([1, 16, 64, 4096].map(|rows| expected_token_tiles(rows, 128, 16)), [1, 15, 50, 256]);
+        assert_eq!([1, 16, 64, 4096].map(|rows| expected_token_tiles(rows, 128, 16)), [1, 15, 50, 320]);
+        assert_eq!([16, 17].map(|rows| expected_token_tiles(rows, 1, 16)), [1, 2]);
         assert_eq!(expected_token_tiles(0, 128, 16), 0);
     }
 }

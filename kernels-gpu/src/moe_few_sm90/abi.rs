@@ -145,9 +145,10 @@ impl Down {
 }
 
 impl GateUp {
-    /// Blocks of a grid of up to so many choices: one for each multiprocessor, and no more than there can be warps with strips.
+    /// Blocks of a grid of up to so many choices: one for each multiprocessor, and no more than there can be strips, which come to
+    /// the first warps of all blocks before their second ones.
     pub const fn blocks(choices: u32, n: u32, multiprocessors: u32) -> u32 {
-        let most = (choices as u64 * (n / (STRIP_ROWS / 2)) as u64).div_ceil(WARPS as u64);
-        if most < multiprocessors as u64 { most as u32 } else { multiprocessors }
+        let strips = choices as u64 * (n / (STRIP_ROWS / 2)) as u64;
+        if strips < multiprocessors as u64 { strips as u32 } else { multiprocessors }
     }
 }

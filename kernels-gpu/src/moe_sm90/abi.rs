@@ -89,12 +89,14 @@ macro_rules! instances {
             moe_plain_f16_t16 = plain(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_f16_t64 = plain(TokenType::F16, 64).consumers(2).sorted().buffers(4).stages(8);
             moe_plain_f16_t128 = plain(TokenType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
+            moe_plain_f16_t128_narrow = plain(TokenType::F16, 128).consumers(2).narrow().sorted().buffers(4).stages(8);
             moe_gated_bf16_t16 = gated(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
             moe_gated_bf16_t64 = gated(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(8);
             moe_gated_bf16_t128 = gated(TokenType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
             moe_plain_bf16_t16 = plain(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
             moe_plain_bf16_t64 = plain(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(8);
             moe_plain_bf16_t128 = plain(TokenType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
+            moe_plain_bf16_t128_narrow = plain(TokenType::Bf16, 128).consumers(2).narrow().sorted().buffers(4).stages(8);
         }
     };
 }
@@ -300,7 +302,8 @@ mod tests {
             instance.check();
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
             let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
-            let expected = std::format!("moe_{operation}_{token_type}_t{}", instance.tile_tokens);
+            let narrow = if instance.narrow { "_narrow" } else { "" };
+            let expected = std::format!("moe_{operation}_{token_type}_t{}{narrow}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);
         }
     }

@@ -127,7 +127,7 @@ impl Shape {
 
     /// The most shared memory of a block, if as many share a multiprocessor.
     pub const fn shared_bytes(self) -> u32 {
-        MULTIPROCESSOR_SHARED_BYTES / self.resident_blocks() - RESERVED_SHARED_BYTES
+        most_shared_bytes(self.resident_blocks())
     }
 
     /// Rows of a panel.
@@ -178,6 +178,11 @@ impl Shape {
         }
         self.registers().check(self.consumers);
     }
+}
+
+/// The most shared memory of a block, if so many are to share a multiprocessor.
+pub const fn most_shared_bytes(resident_blocks: u32) -> u32 {
+    MULTIPROCESSOR_SHARED_BYTES / resident_blocks - RESERVED_SHARED_BYTES
 }
 
 /// Blocks of so many consumers that a multiprocessor has room for: one that multiplies alone waits for itself, two do not.

@@ -16,7 +16,8 @@ use crate::problem::OutDtype;
 /// Computes every expert's rows as the contract of a kernel with these instances says.
 pub(in crate::kernels) fn launch(launch: &Launch<'_>, instances: &[ProductInstance]) {
     let instance = instances.iter().find(|instance| instance.entry == launch.kernel).unwrap();
-    assert_eq!((launch.block, launch.shared_bytes), ([instance.threads, 1, 1], instance.shared_bytes));
+    assert_eq!(launch.block, [instance.threads, 1, 1]);
+    assert!(launch.shared_bytes >= instance.shared_bytes);
     let dtype = match instance.token_type {
         TokenType::F16 => OutDtype::F16,
         TokenType::Bf16 => OutDtype::Bf16,

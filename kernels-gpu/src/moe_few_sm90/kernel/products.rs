@@ -20,6 +20,9 @@ use crate::{
     units::{K_BLOCK, ROW_LANES, k_blocks},
 };
 
+/// K-blocks that are on their way while one is multiplied.
+const AHEAD: u32 = STAGES - 1;
+
 /// A warp's pieces of work by their index: a strip of the matrices of an expert that is named.
 pub(super) trait Work {
     /// The warp's first one.
@@ -113,31 +116,59 @@ where
     /// As [`Self::run`].
     #[inline(always)]
     unsafe fn sum(&mut self, tokens: &Tokens) -> [f32; 4] {
-        let k = self.matrices.k;
-        let whole = k / K_BLOCK;
+        let (whole, all) = (self.matrices.k / K_BLOCK, k_blocks(self.matrices.k));
         let mut sums = [0.0; 4];
         // SAFETY: what `# Safety` above asks.
         unsafe {
-            if whole > 0 {
-                // A token's elements are loaded a k-block ahead. Two k-blocks a round, since copies of registers would wait for them.
-                let mut even = tokens.load(0);
-                let mut k_block = 0;
-                while k_block + 1 < whole {
-                    let odd = tokens.load(k_block + 1);
-                    self.add(&mut sums, &even, None);
-                    k_block += 2;
-                    even = tokens.load(k_block.min(whole - 1));
-                    self.add(&mut sums, &odd, None);
-                }
-                if k_block < whole {
-                    self.add(&mut sums, &even, None);
-                }
+            let mut ahead = if whole > 0 { tokens.load(0) } else { Elements::default() };
+            // While k-blocks before `same` are multiplied, whole ones of the same strip are copied; from `next` on those of the next
+            // one. Between lies what is no whole one, and the turn to the next strip.
+            let (same, next) = if GATED && whole >= AHEAD { (whole - AHEAD, all - AHEAD + 1) } else { (0, whole) };
+            if GATED {
+                self.add_whole::<true>(&mut sums, tokens, &mut ahead, [0, same]);
             }
-            for k_block in whole..k_blocks(k) {
-                self.add(&mut sums, &tokens.load_ragged(k_block), Some(k_block));
+            self.add_whole::<false>(&mut sums, tokens, &mut ahead, [same, next]);
+            if GATED {
+                self.add_whole::<true>(&mut sums, tokens, &mut ahead, [next, whole]);
+            }
+            for k_block in whole..all {
+                self.add::<false>(&mut sums, &tokens.load_ragged(k_block), Some(k_block), false);
             }
         }
         sums
+    }
+
+    /// Adds the products of whole k-blocks, from one to before another one. `ahead` has the token's elements of the next one. `STRAIGHT`
+    /// says that what is copied meanwhile are whole k-blocks of one strip, if there is any.
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    #[inline(always)]
+    unsafe fn add_whole<const STRAIGHT: bool>(
+        &mut self,
+        sums: &mut [f32; 4],
+        tokens: &Tokens,
+        ahead: &mut Elements,
+        [mut k_block, end]: [u32; 2],
+    ) {
+        let last = (self.matrices.k / K_BLOCK).wrapping_sub(1);
+        let is_there = STRAIGHT && self.weights.begin_straight(end - k_block);
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            // Two k-blocks a round, since copies of registers would wait for elements that are loaded ahead.
+            while k_block + 1 < end {
+                let odd = tokens.load(k_block + 1);
+                self.add::<STRAIGHT>(sums, ahead, None, is_there);
+                k_block += 2;
+                *ahead = tokens.load(k_block.min(last));
+                self.add::<STRAIGHT>(sums, &odd, None, is_there);
+            }
+            if k_block < end {
+                let next = tokens.load((k_block + 1).min(last));
+                self.add::<STRAIGHT>(sums, ahead, None, is_there);
+                *ahead = next;
+            }
+        }
     }
 
     /// Adds the products of the next k-block: a whole one, or this one.
@@ -145,7 +176,13 @@ where
     /// # Safety
     /// As [`Self::run`]; the elements are the k-block's.
     #[inline(always)]
-    unsafe fn add(&mut self, sums: &mut [f32; 4], elements: &Elements, ragged: Option<u32>) {
+    unsafe fn add<const STRAIGHT: bool>(
+        &mut self,
+        sums: &mut [f32; 4],
+        elements: &Elements,
+        ragged: Option<u32>,
+        is_there: bool,
+    ) {
         // SAFETY: a stage is read when all lanes have waited for their copies to it, and written again when all of them have come
         // to the next k-block. All lanes go one way.
         unsafe {
@@ -155,7 +192,12 @@ where
                 None => self.weights.take(),
                 Some(k_block) => self.weights.take_ragged(k_block),
             };
-            self.weights.begin_next();
+            if STRAIGHT {
+                self.weights.begin_whole(is_there);
+            } else {
+                self.weights.begin_next();
+            }
+            self.weights.advance();
             macro_rules! products_of_words {
                 ($($word:literal)*) => {$({
                     let a = rows.decode($word);

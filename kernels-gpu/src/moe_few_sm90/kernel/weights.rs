@@ -42,22 +42,18 @@ pub(super) struct Weights<'l, const GATED: bool, W> {
     row_units: u32,
     /// The warp's next piece of work that is not on its way.
     index: u32,
-    /// The strip that is on its way, and its expert.
-    strip: u32,
-    expert: u32,
-    /// Its whole k-blocks that are not on their way, and its next other one.
-    whole: u32,
-    ragged: u32,
-    /// Where the words of both halves and the scales of the next whole k-block lie that this lane copies.
+    /// K-blocks of the strip on its way that are not on theirs.
+    left: u32,
+    /// Where the words of both halves and the scales of its next whole k-block lie that this lane copies.
     sources: [GlobalAddress; 3],
     /// Bytes from a whole k-block to the next one.
     stride: u32,
     /// Where this lane's words and scales go to in a stage, and where those lie that it takes from there.
     targets: [u32; 2],
     places: [u32; 2],
-    /// Where the stages of the next k-block lie that is copied, and of the next one that is read, from the first one.
-    to: u32,
-    from: u32,
+    /// The stages of the next k-block that is copied, and of the next one that is read.
+    to: SharedAddress,
+    from: SharedAddress,
 }
 
 impl<'l, const GATED: bool, W: Work> Weights<'l, GATED, W> {
@@ -76,20 +72,18 @@ impl<'l, const GATED: bool, W: Work> Weights<'l, GATED, W> {
             first_stage,
             row_units: opaque_b32(row_unit_bytes(matrices.k) as u32),
             index: work.first(),
-            strip: 0,
-            expert: 0,
-            whole: 0,
-            ragged: k_blocks(matrices.k),
+            left: 0,
             sources: [GlobalAddress::new(0); 3],
             stride: 0,
             targets: [lane_id() * WORDS_COPY, SCALES + lane_id() * SCALES_COPY].map(opaque_b32),
             places: [lane_place(K_BLOCK, row, lane), scale_place(K_BLOCK, row, lane)].map(opaque_b32),
-            to: 0,
-            from: 0,
+            to: first_stage,
+            from: first_stage,
         };
-        for _ in 1..STAGES {
+        for stage in 1..STAGES {
             // SAFETY: what `# Safety` above asks.
             unsafe { this.begin_next() };
+            this.to = first_stage + stage * STAGE_BYTES;
         }
         this
     }
@@ -100,57 +94,71 @@ impl<'l, const GATED: bool, W: Work> Weights<'l, GATED, W> {
     /// As [`Self::of`]. No lane of the warp reads the stage any more.
     #[inline(always)]
     pub(super) unsafe fn begin_next(&mut self) {
-        let stage = self.first_stage + self.to;
+        let all = k_blocks(self.matrices.k);
         // SAFETY: the matrices have such rows and this k-block; the stage is the warp's.
         unsafe {
-            if self.whole == 0 {
-                self.go_on(stage);
+            if self.left == 0 && self.index < self.work.end() {
+                self.find();
+                self.index += self.work.step();
+                self.left = all;
             }
-            if self.whole > 0 {
-                cp_async_16_or_zero(true, stage + self.targets[0], self.sources[0]);
-                cp_async_16_or_zero(true, stage + (self.targets[0] + SECOND_WORDS), self.sources[1]);
-                cp_async_4_or_zero(true, stage + self.targets[1], self.sources[2]);
-                self.sources = self.sources.map(|source| source + u64::from(self.stride));
-                self.whole -= 1;
+            if self.left > 0 {
+                let k_block = all - self.left;
+                if k_block < self.matrices.k / K_BLOCK {
+                    self.copy_whole();
+                } else {
+                    self.copy_ragged(k_block);
+                }
+                self.left -= 1;
             }
         }
         cp_async_commit_group();
-        self.to = Self::next(self.to);
     }
 
-    /// Begins to copy a k-block to this stage that is not a whole one, if the strip has one left. If not, and if there is one, turns to
-    /// the next strip.
+    /// Says that the next k-blocks to copy, so many, are whole ones of the strip that is on its way, if there is one; and whether there is.
+    #[inline(always)]
+    pub(super) const fn begin_straight(&mut self, k_blocks: u32) -> bool {
+        let is_there = self.left > 0;
+        self.left = self.left.saturating_sub(k_blocks);
+        is_there
+    }
+
+    /// As [`Self::begin_next`], one of [those](Self::begin_straight): without looking which one it is.
     ///
     /// # Safety
-    /// As [`Self::begin_next`].
+    /// As there.
     #[inline(always)]
-    unsafe fn go_on(&mut self, stage: SharedAddress) {
-        // SAFETY: what `# Safety` above asks.
-        unsafe {
-            if self.ragged == k_blocks(self.matrices.k) {
-                if self.index >= self.work.end() {
-                    return;
-                }
-                self.find();
-                self.index += self.work.step();
-                self.ragged = self.matrices.k / K_BLOCK;
-                self.whole = self.ragged;
-            }
-            if self.whole == 0 {
-                self.copy_ragged(stage);
-                self.ragged += 1;
-            }
+    pub(super) unsafe fn begin_whole(&mut self, is_there: bool) {
+        if is_there {
+            // SAFETY: what `# Safety` above asks.
+            unsafe { self.copy_whole() };
         }
+        cp_async_commit_group();
     }
 
-    /// The matrix of a half of the strip, and its first row there.
+    /// Begins to copy the strip's next k-block, a whole one.
+    ///
+    /// # Safety
+    /// As [`Self::begin_next`]; there is one.
     #[inline(always)]
-    const fn half(&self, half: u32) -> (u64, u32) {
+    unsafe fn copy_whole(&mut self) {
+        // SAFETY: the matrices have such rows and this k-block; the stage is the warp's.
+        unsafe {
+            cp_async_16_or_zero(true, self.to + self.targets[0], self.sources[0]);
+            cp_async_16_or_zero(true, self.to + (self.targets[0] + SECOND_WORDS), self.sources[1]);
+            cp_async_4_or_zero(true, self.to + self.targets[1], self.sources[2]);
+        }
+        self.sources = self.sources.map(|source| source + u64::from(self.stride));
+    }
+
+    /// The matrix of a half of a strip, and its first row there.
+    #[inline(always)]
+    const fn half(&self, strip: u32, half: u32) -> (u64, u32) {
         let [first, second] = self.matrices.b;
         if GATED {
-            (if half == 0 { first } else { second }, self.strip * HALF_ROWS)
+            (if half == 0 { first } else { second }, strip * HALF_ROWS)
         } else {
-            (first, self.strip * STRIP_ROWS + half * HALF_ROWS)
+            (first, strip * STRIP_ROWS + half * HALF_ROWS)
         }
     }
 
@@ -162,17 +170,16 @@ impl<'l, const GATED: bool, W: Work> Weights<'l, GATED, W> {
     unsafe fn find(&mut self) {
         let &Matrices { expert_bytes, n, .. } = self.matrices;
         let (named, strip) = self.work.piece(self.index);
-        self.strip = strip;
         // SAFETY: an expert that is named.
-        self.expert = unsafe { self.lists.named(named) }.expert;
-        let (_, row) = self.half(0);
+        let expert = unsafe { self.lists.named(named) }.expert;
+        let (_, row) = self.half(strip, 0);
         let slab = row / SLAB_ROWS * SLAB_ROWS;
         self.stride = (n - slab).min(SLAB_ROWS) / UNIT_ROWS * UNIT_BYTES;
-        let unit = u64::from(self.expert) * expert_bytes
+        let unit = u64::from(expert) * expert_bytes
             + u64::from(slab / UNIT_ROWS) * u64::from(self.row_units)
             + u64::from((row - slab) / UNIT_ROWS * UNIT_BYTES);
         let at = |half: u32, of_rows: u32, row_bytes: u32, place: u32| {
-            let (matrix, row) = self.half(half);
+            let (matrix, row) = self.half(strip, half);
             GlobalAddress::new(matrix) + (unit + u64::from(of_rows + row % UNIT_ROWS * row_bytes + place))
         };
         let words = |half: u32| at(half, 0, row_bytes(K_BLOCK), lane_id() * WORDS_COPY);
@@ -181,39 +188,43 @@ impl<'l, const GATED: bool, W: Work> Weights<'l, GATED, W> {
         self.sources = [words(0), words(1), scales];
     }
 
-    /// The stage behind one.
+    /// Goes on to the next k-block: what was taken last makes room for the one that comes behind all others.
     #[inline(always)]
-    const fn next(stage: u32) -> u32 {
-        let next = stage + STAGE_BYTES;
-        if next == STAGES * STAGE_BYTES { 0 } else { next }
+    pub(super) fn advance(&mut self) {
+        let next = self.from + STAGE_BYTES;
+        let last = self.first_stage + (STAGES - 1) * STAGE_BYTES;
+        (self.to, self.from) = (self.from, if self.from == last { self.first_stage } else { next });
     }
 
-    /// Begins to copy a k-block that is not a whole one: each half's words to where a stage has them, rows without gaps, and so the
+    /// Begins to copy this k-block, which is not a whole one: each half's words to where a stage has them, rows without gaps, and so the
     /// scales.
     ///
     /// # Safety
     /// As [`Self::begin_next`].
     #[inline(always)]
-    unsafe fn copy_ragged(&self, stage: SharedAddress) {
+    unsafe fn copy_ragged(&self, k_block: u32) {
         let &Matrices { expert_bytes, n, k, .. } = self.matrices;
         // Opaque, so that no register holds anything of this over the main loop.
-        let k_block = opaque_b32(self.ragged);
+        let k_block = opaque_b32(k_block);
+        let (named, strip) = self.work.piece(opaque_b32(self.index) - self.work.step());
+        // SAFETY: what `# Safety` above asks; the strip on its way is of an expert that is named.
+        let expert = unsafe { self.lists.named(named) }.expert;
         let columns = block_columns(k, k_block);
         let (row_bytes, row_scale_bytes) = (row_bytes(columns), row_scale_bytes(columns));
         let (word, scale) = (lane_id() * WORDS_COPY, lane_id() * SCALES_COPY);
         for half in 0..2 {
-            let (matrix, row) = self.half(half);
-            let unit = u64::from(self.expert) * expert_bytes + unit_offset(n, k, row / UNIT_ROWS, k_block);
+            let (matrix, row) = self.half(strip, half);
+            let unit = u64::from(expert) * expert_bytes + unit_offset(n, k, row / UNIT_ROWS, k_block);
             let at = |place: u32| GlobalAddress::new(matrix) + (unit + u64::from(place));
             let row = row % UNIT_ROWS;
             // SAFETY: what `# Safety` above asks.
             unsafe {
                 if word < HALF_ROWS * row_bytes {
-                    cp_async_16_or_zero(true, stage + (half * SECOND_WORDS + word), at(row * row_bytes + word));
+                    cp_async_16_or_zero(true, self.to + (half * SECOND_WORDS + word), at(row * row_bytes + word));
                 }
                 if scale < HALF_ROWS * row_scale_bytes {
                     let source = at(UNIT_ROWS * row_bytes + row * row_scale_bytes + scale);
-                    cp_async_4_or_zero(true, stage + (SCALES + half * SECOND_SCALES + scale), source);
+                    cp_async_4_or_zero(true, self.to + (SCALES + half * SECOND_SCALES + scale), source);
                 }
             }
         }
@@ -224,9 +235,8 @@ impl<'l, const GATED: bool, W: Work> Weights<'l, GATED, W> {
     /// # Safety
     /// The warp's copies of it are complete.
     #[inline(always)]
-    pub(super) unsafe fn take<D: Decode>(&mut self) -> Rows<D> {
-        let stage = self.first_stage + self.from;
-        self.from = Self::next(self.from);
+    pub(super) unsafe fn take<D: Decode>(&self) -> Rows<D> {
+        let stage = self.from;
         let [words, scales] = self.places;
         // SAFETY: inside of the stage.
         unsafe {
@@ -242,9 +252,8 @@ impl<'l, const GATED: bool, W: Work> Weights<'l, GATED, W> {
     /// # Safety
     /// As there.
     #[inline(always)]
-    pub(super) unsafe fn take_ragged<D: Decode>(&mut self, k_block: u32) -> Rows<D> {
-        let stage = self.first_stage + self.from;
-        self.from = Self::next(self.from);
+    pub(super) unsafe fn take_ragged<D: Decode>(&self, k_block: u32) -> Rows<D> {
+        let stage = self.from;
         let (lane, row) = (lane_id() % ROW_LANES, lane_id() / ROW_LANES);
         let columns = block_columns(self.matrices.k, opaque_b32(k_block));
         let words = stage + (row * row_bytes(columns) + lane * lane_words(columns) * 4);

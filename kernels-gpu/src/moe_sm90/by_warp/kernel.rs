@@ -107,10 +107,9 @@ where
                     griddepcontrol_wait();
                     await_tokens = false;
                 }
+                // The next grid's blocks come as soon as there is room.
+                griddepcontrol_launch_dependents();
                 let tokens = Tokens::of(Self::INSTANCE, &launch, &tile, this.shared + Self::BUFFERS);
-                if tile.tokens == 0 {
-                    griddepcontrol_launch_dependents();
-                }
                 if done.tokens > 0 {
                     this.write(&done, &fragment, sums);
                 }
