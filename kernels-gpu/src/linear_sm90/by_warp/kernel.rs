@@ -105,29 +105,30 @@ where
         Ring::new(self.strip.shared + Strip::<I, BF16, P>::STAGES_END, Self::INSTANCE.stages)
     }
 
-    /// Loads the tile's k-blocks: weights of the first round of stages before the grid before has ended, the rest after it. One warp.
+    /// Loads the tile's k-blocks: weights of the first stages before the grid before has ended, the rest after it. They are half of the
+    /// stages: the tokens of the first would come behind the weights of all. One warp.
     ///
     /// # Safety
     /// The contract. The barriers have been initialised. The whole warp calls it together.
     #[inline(always)]
     unsafe fn load(&self) {
         let k_blocks = k_blocks(self.strip.launch.k);
-        let first_round = k_blocks.min(Self::INSTANCE.stages);
+        let early = k_blocks.min(Self::INSTANCE.stages / 2);
         let (mut stages, mut with_tokens) = (self.stages(), self.stages());
         // SAFETY: a stage is written while it is empty, and its full barrier expects the bytes of every copy. Tokens are complete
         // after the wait.
         unsafe {
-            for k_block in 0..first_round {
+            for k_block in 0..early {
                 self.load_weights(stages, k_block);
                 stages.advance();
             }
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
-            for k_block in 0..first_round {
+            for k_block in 0..early {
                 self.load_tokens(with_tokens, k_block);
                 with_tokens.advance();
             }
-            for k_block in first_round..k_blocks {
+            for k_block in early..k_blocks {
                 stages.wait_empty();
                 self.load_weights(stages, k_block);
                 self.load_tokens(stages, k_block);
