@@ -101,7 +101,8 @@ __global__ void read(const uint4* from, size_t count, uint32_t* out) {
 }
 
 // Bulk copies of `bytes`, `stages` in flight on each multiprocessor; cycles of one, from issue to issue. `wrap` is a multiple of `bytes`.
-__global__ void copies(const char* from, uint32_t bytes, int stages, int times, size_t wrap, long long* cycles) {
+// If there are `sharers`, so many neighbouring multiprocessors copy the same `wrap` bytes over and over; if not, all go through one range.
+__global__ void copies(const char* from, uint32_t bytes, int stages, int times, size_t wrap, unsigned sharers, long long* cycles) {
     extern __shared__ __align__(128) char stage[];
     __shared__ __align__(8) uint64_t full[16];
     if (threadIdx.x != 0) return;
@@ -110,6 +111,12 @@ __global__ void copies(const char* from, uint32_t bytes, int stages, int times, 
     asm volatile("fence.mbarrier_init.release.cluster;");
     asm volatile("fence.proxy.async.shared::cta;");
     size_t at = (size_t)blockIdx.x * times * bytes % wrap;
+    if (sharers) {
+        unsigned multiprocessor;
+        asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+        from += multiprocessor / sharers * wrap;
+        at = 0;
+    }
     auto issue = [&](int s) {
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar + 8 * s), "r"(bytes));
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to + s * bytes),
@@ -159,6 +166,28 @@ __global__ void barriers(int times, long long* cycles) {
     if (threadIdx.x == 0) *cycles = (clock64() - start) / times;
 }
 
+// Products of a warp in chains, each of which waits for its own sums; cycles of a link.
+template <int CHAINS>
+__global__ void products(int times, long long* cycles, float* out) {
+    constexpr int LINKS = 16;
+    float sums[CHAINS][4] = {};
+    uint32_t zero = threadIdx.x >> 10;
+    long long start = clock64();
+    for (int n = 0; n < times; ++n)
+#pragma unroll
+        for (int i = 0; i < LINKS; ++i)
+#pragma unroll
+            for (int c = 0; c < CHAINS; ++c)
+                asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%4,%4,%4}, {%4,%4}, {%0,%1,%2,%3};"
+                             : "+f"(sums[c][0]), "+f"(sums[c][1]), "+f"(sums[c][2]), "+f"(sums[c][3])
+                             : "r"(zero));
+    long long end = clock64();
+    float sum = 0;
+    for (int c = 0; c < CHAINS; ++c) sum += sums[c][0] + sums[c][1] + sums[c][2] + sums[c][3];
+    out[threadIdx.x] = sum;
+    if (threadIdx.x == 0) *cycles = (end - start) / times / LINKS;
+}
+
 int main() {
     cudaDeviceProp card;
     CHECK(cudaGetDeviceProperties(&card, 0));
@@ -167,7 +196,7 @@ int main() {
     size_t big = 4ull << 30;
     char* memory; CHECK(cudaMalloc(&memory, big)); CHECK(cudaMemset(memory, 1, big));
     long long* cycles; CHECK(cudaMallocManaged(&cycles, 8192));
-    uint32_t* out; CHECK(cudaMalloc(&out, 4));
+    uint32_t* out; CHECK(cudaMalloc(&out, 4096));
     auto repeat = [&](const char* name, const char* unit, std::function<double()> one) {
         std::vector<double> v;
         one();
@@ -261,14 +290,17 @@ int main() {
         read<<<sms * 4, 256>>>((uint4*)memory, span / 16, out);
         return 20.0 * span / timed([&] { for (int i = 0; i < 20; ++i) read<<<sms * 4, 256>>>((uint4*)memory, span / 16, out); });
     });
+    repeat("mma-m16n8k16-1-chain", "cycles", [&] { return answer([&] { products<1><<<1, 32>>>(200, cycles, (float*)out); }); });
+    repeat("mma-m16n8k16-4-chains", "cycles", [&] { return answer([&] { products<4><<<1, 32>>>(200, cycles, (float*)out); }); });
+    repeat("mma-m16n8k16-4-chains-on-8-warps", "cycles", [&] { return answer([&] { products<4><<<1, 256>>>(200, cycles, (float*)out); }); });
     CHECK(cudaFuncSetAttribute(copies, cudaFuncAttributeMaxDynamicSharedMemorySize, 220 << 10));
-    auto run = [&](const char* what, uint32_t bytes, int stages, int blocks, size_t wrap) {
-        int times = 64;
+    auto run = [&](const char* what, uint32_t bytes, int stages, int blocks, size_t wrap, unsigned sharers = 0, int times = 64) {
         char name[64]; std::snprintf(name, sizeof name, "%s-%u-x%d-on-%d", what, bytes, stages, blocks);
+        if (sharers) std::snprintf(name, sizeof name, "%s-%u-x%d-same-for-%u", what, bytes, stages, sharers);
         std::vector<double> each, rate;
         for (int i = 0; i < REPEATS + 1; ++i) {
             if (wrap == big) flush();
-            double ns = timed([&] { copies<<<blocks, 32, bytes * stages + 1024>>>(memory, bytes, stages, times, wrap, cycles); });
+            double ns = timed([&] { copies<<<blocks, 32, bytes * stages + 1024>>>(memory, bytes, stages, times, wrap, sharers, cycles); });
             CHECK(cudaDeviceSynchronize());
             std::vector<long long> c(cycles, cycles + blocks);
             std::sort(c.begin(), c.end());
@@ -283,5 +315,7 @@ int main() {
     for (uint32_t bytes : {512u, 4096u, 16384u}) run("copy-l2", bytes, 1, 1, 8 << 20);
     for (int stages : {2, 4, 8}) run("copy-l2", 16384, stages, 1, 8 << 20);
     for (int stages : {1, 2, 4, 8}) run("copy-l2", 16384, stages, sms, 8 << 20);
+    // Lines of its own for each multiprocessor, then lines that some of them share: 17 MB at most.
+    for (unsigned sharers : {1, 2, 4, 16, 132}) run("copy-l2", 16384, 8, sms, 128 << 10, sharers, 1024);
     return 0;
 }

@@ -110,11 +110,13 @@ const VARIANTS_SHAPES: [&str; 3] = ["dual-3", "moe-3", "moe-4"];
 /// The cards of compute capability 12.x, which nobody has measured, and what their kernels compute in the model.
 const CONSUMER_CARDS: [&str; 4] = ["rtx-5090", "rtx-pro-6000", "rtx-5070-ti", "gb10"];
 #[rustfmt::skip] // A point, a line.
-const CONSUMER_POINTS: [(&str, &str); 8] = [
+const CONSUMER_POINTS: [(&str, &str); 10] = [
     ("layer qwen3-30b-a3b, 1 token", "--op moe --shape qwen3-30b-a3b --tokens 1"),
     ("layer qwen3-30b-a3b, 32 tokens", "--op moe --shape qwen3-30b-a3b --tokens 32"),
     ("layer gpt-oss-120b, 1 token", "--op moe --shape gpt-oss-120b --tokens 1"),
     ("layer gpt-oss-120b, 32 tokens", "--op moe --shape gpt-oss-120b --tokens 32"),
+    ("layer qwen3-30b-a3b in NVFP4, 1 token", "--op moe --shape qwen3-30b-a3b --tokens 1 --token-format nvfp4"),
+    ("layer gpt-oss-120b in NVFP4, 1 token", "--op moe --shape gpt-oss-120b --tokens 1 --token-format nvfp4"),
     ("linear 1,4096,7168", "--op linear --shape 1,4096,7168"),
     ("linear 16,4096,7168", "--op linear --shape 16,4096,7168"),
     ("linear 64,4096,7168", "--op linear --shape 64,4096,7168"),
@@ -510,9 +512,9 @@ fn blackwell(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
 fn consumer(kept: &BTreeMap<String, Prediction>) -> anyhow::Result<String> {
     let mut text = "\n## Layers on the model's cards of compute capability 12.x\n\nModelled microseconds, no card's, and in brackets \
                     the GB/s at which the bytes pass that must be read or written at least: `moe_sm120` with its lists and sums, and \
-                    `linear_sm120` (M,N,K), with tokens in bf16. Layers route tokens at random. No operand is in a cache. All contain the \
+                    `linear_sm120` (M,N,K), with tokens in bf16; `moe_nvfp4_sm120` where tokens are multiplied in NVFP4. Layers route tokens at random. No operand is in a cache. All contain the \
                     assumed 5 us between two events around an empty kernel. **None of it is calibrated**: of the constants below, only \
-                    multiprocessors, clock, bandwidth, L2's size and FP4's rate are these cards'.\n\n"
+                    multiprocessors, clock, bandwidth, L2's size, FP4's rate and some latencies are these cards'.\n\n"
         .to_owned();
     let header: Vec<_> = ["point"].into_iter().chain(CONSUMER_CARDS).collect();
     let mut table = Table::new(1, &header);

@@ -11,20 +11,15 @@ use crate::machine::state::Launch;
 use crate::scheduler::cluster::Cluster;
 use crate::scheduler::slice::values_only;
 use crate::timing::calendar::Calendar;
-use crate::timing::card::{Card, Key};
+use crate::timing::card::{Card, Key, Room};
 use crate::timing::core::{Core, NEVER, Timed};
 use crate::timing::cost::Cost;
 use crate::timing::memory::{Memory, Request, Waiter};
 use crate::timing::report::{BUCKET, Phase, RoleTime, Span, Time, Unit, Usage, Why};
 use crate::timing::sass::Listing;
 
-/// Threads of a multiprocessor, shared memory, what that leaves to L1 at least, registers, and the most CTAs (CUDA C++ Programming Guide, "Technical
-/// Specifications per Compute Capability", 9.0 and 10.0).
-const THREADS: u32 = 2048;
-const SHARED_BYTES: u32 = 228 * 1024;
-const L1_LEAST: u32 = 28 * 1024;
+/// Registers of a multiprocessor.
 const REGISTERS: u32 = 65536;
-const CTAS: u32 = 32;
 /// Shared memory of each CTA that the system takes.
 const SYSTEM_SHARED: u32 = 1024;
 /// Multiprocessors that are drawn.
@@ -169,9 +164,10 @@ pub fn run<'a>(
     let config = launch.config;
     let (ctas, threads) = (config.cluster.iter().product::<u32>(), config.block.iter().product::<u32>());
     let shared_bytes = kernel.shared_bytes + config.shared_bytes + SYSTEM_SHARED;
-    let most = residents(kernel, threads, shared_bytes);
+    let room = card.room();
+    let most = residents(kernel, &room, threads, shared_bytes);
     // L1 is what shared memory leaves.
-    let l1_bytes = u64::from((SHARED_BYTES + L1_LEAST).saturating_sub(shared_bytes * most));
+    let l1_bytes = u64::from((room.shared_bytes + room.least_l1).saturating_sub(shared_bytes * most));
     let (start, starts, earlier_end) = starts(timeline, config.overlaps, launch.sms, shared_bytes, threads);
     let slots = (launch.sms / ctas).max(1) as usize;
     let context = Context { kernel, launch, card: &card, costs, skipped, values: timeline.values, earlier_end };
@@ -228,10 +224,10 @@ pub fn run<'a>(
 }
 
 /// CTAs that a multiprocessor holds.
-fn residents(kernel: &Kernel, threads: u32, shared_bytes: u32) -> u32 {
+fn residents(kernel: &Kernel, room: &Room, threads: u32, shared_bytes: u32) -> u32 {
     let registers =
-        kernel.registers_at_launch().map_or(CTAS, |n| REGISTERS / (n * threads.next_multiple_of(32)).max(1));
-    CTAS.min(THREADS / threads.max(1)).min(SHARED_BYTES / shared_bytes.max(1)).min(registers).max(1)
+        kernel.registers_at_launch().map_or(room.ctas, |n| REGISTERS / (n * threads.next_multiple_of(32)).max(1));
+    room.ctas.min(room.threads / threads.max(1)).min(room.shared_bytes / shared_bytes.max(1)).min(registers).max(1)
 }
 
 /// When a launch starts, when it may begin on each multiprocessor, and when `griddepcontrol.wait` ends.
@@ -242,7 +238,8 @@ fn starts(timeline: &Timeline, overlaps: bool, sms: u32, shared_bytes: u32, thre
         return (before.end + card.cycles(Key::LaunchGap), Vec::new(), earlier_end);
     }
     let start = before.dependents + card.cycles(Key::DependentStart);
-    let fits = before.shared_bytes + shared_bytes <= SHARED_BYTES && before.threads + threads <= THREADS;
+    let room = card.room();
+    let fits = before.shared_bytes + shared_bytes <= room.shared_bytes && before.threads + threads <= room.threads;
     let free = |sm: usize| before.free.get(sm).map_or(0, |free| free + card.cycles(Key::CtaStart));
     let starts = (0..sms as usize).map(|sm| if fits { start } else { start.max(free(sm)) }).collect();
     (start, starts, earlier_end)

@@ -102,9 +102,10 @@ impl<'a> Cluster<'a> {
             return;
         }
         let (w, kernel) = (&self.warps[n], self.kernel);
-        let uses = w.fragments.get(w.current).map(|f| &kernel.code[f.pc as usize].uses);
-        let timed = self.time();
-        timed.await_registers(n, uses.iter().flat_map(|uses| uses.reads.iter().chain(&uses.writes)));
+        let Some(f) = w.fragments.get(w.current) else { return };
+        let inst = &kernel.code[f.pc as usize];
+        let uses = inst.uses.reads.iter().chain(&inst.uses.writes);
+        self.time().await_registers(n, uses, multiplies(&inst.name));
     }
 
     fn complete_due(&mut self, time: u64) -> Result<(), Fault> {
@@ -143,7 +144,8 @@ impl<'a> Cluster<'a> {
             let f = &w.fragments[w.current.min(w.fragments.len() - 1)];
             let inst = &self.kernel.code[f.pc as usize];
             if let Some(timed) = &mut self.machine.timed {
-                timed.await_registers(n, inst.uses.reads.iter().chain(&inst.uses.writes));
+                let uses = inst.uses.reads.iter().chain(&inst.uses.writes);
+                timed.await_registers(n, uses, multiplies(&inst.name));
             }
         }
         let wakes = self.machine.progress != before
@@ -199,4 +201,9 @@ impl<'a> Cluster<'a> {
             timed.wake(n, time + latency, why);
         }
     }
+}
+
+/// Whether an instruction is a product of one warp.
+fn multiplies(name: &str) -> bool {
+    name.starts_with("mma.")
 }

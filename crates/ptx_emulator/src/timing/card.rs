@@ -74,6 +74,7 @@ keys! {
     BarrierLatency, "barrier-latency", "cycles", "from the last arrival at a named barrier to the others' next instruction";
     ClusterLatency, "cluster-latency", "cycles", "an arrival or store in another CTA of the cluster";
     TensorRate, "tensor-rate", "f16 multiply-adds/cycle", "of one multiprocessor's tensor cores, dense";
+    MmaLatency, "mma-latency", "cycles", "mma.sync beyond its time in the tensor core";
     MatrixLatency, "matrix-latency", "cycles", "wgmma, or MMA with its commit and wait, beyond its time in the tensor core";
     PairLatency, "pair-latency", "cycles", "the same for a pair of CTAs";
     MatrixFloor, "matrix-floor", "cycles", "the least that a wgmma takes of the tensor core";
@@ -95,7 +96,19 @@ pub struct Card {
     constants: Vec<Constant>,
 }
 
+/// What a multiprocessor has room for (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0, 10.0 and 12.x).
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub threads: u32,
+    pub shared_bytes: u32,
+    /// What the most shared memory leaves to L1.
+    pub least_l1: u32,
+    pub ctas: u32,
+}
+
 const PUBLIC_B200: &str = "SemiAnalysisAI/microbench-blackwell 9a068d85";
+const PUBLIC_LATENCIES: &str = "markdewing/AI_kernels, latency/README.md";
+const PUBLIC_READS: &str = "NInfer (Neroued/ninfer), tools/hbm_bandwidth_probe.cu: what an RTX 5090 reads";
 const PROBES_H200: &str = "benches/probes on an H200, 2026-11-22";
 const H100_LITERATURE: &str =
     "Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture (2024), an H100";
@@ -123,6 +136,14 @@ impl Card {
             Constant { value, origin }
         };
         Card { name, sms, arch, constants: Key::ALL.iter().map(constant).collect() }
+    }
+
+    /// What a multiprocessor has room for.
+    pub fn room(&self) -> Room {
+        match self.arch {
+            "sm_120a" | "sm_121a" => Room { threads: 1536, shared_bytes: 100 << 10, least_l1: 28 << 10, ctas: 24 },
+            _ => Room { threads: 2048, shared_bytes: 228 << 10, least_l1: 28 << 10, ctas: 32 },
+        }
     }
 
     /// A constant.
@@ -201,6 +222,7 @@ impl Card {
             ),
             Key::TmaBytes => (116.0, probes),
             Key::Intake => (79.0, probes),
+            // Probes saw 8.8 TB/s where every multiprocessor copies lines of its own, and up to 20 where they share: this stands for more.
             Key::L2Bytes => {
                 (5500.0, Fitted("gated_sm90 dual-3, within the 5.5 to 7 TB/s of Chips and Cheese for an H100"))
             }
@@ -212,9 +234,12 @@ impl Card {
             Key::BarrierLatency => (20.0, probes),
             Key::ClusterLatency => (180.0, Published(H100_LITERATURE)),
             Key::TensorRate => (2048.0, datasheet),
+            Key::MmaLatency => {
+                (20.0, Measured("benches/probes: 24 from a product to the next that adds to its sums, less 4"))
+            }
             Key::MatrixLatency => (32.0, Published(H100_LITERATURE)),
             Key::PairLatency => (32.0, Assumed("there are no pairs")),
-            Key::MatrixFloor => (16.0, Assumed("an A of 64 rows from registers takes as long as from shared memory")),
+            Key::MatrixFloor => (16.0, Measured("benches/probes: 13 for 8 and 16 columns, 16 for 32")),
             Key::TmemBytes => (128.0, Assumed("there is no tensor memory")),
             Key::TmemLatency => (30.0, Assumed("there is no tensor memory")),
             Key::CopyBytes => (64.0, Assumed("there is no tensor memory")),
@@ -249,6 +274,7 @@ impl Card {
             Key::BarrierLatency => (20.0, Assumed("a load of shared memory")),
             Key::ClusterLatency => (180.0, Assumed("as on an H100")),
             Key::TensorRate => (4096.0, datasheet),
+            Key::MmaLatency => (20.0, Assumed("as on an H200")),
             Key::MatrixLatency => (140.0, public),
             Key::PairLatency => (174.0, public),
             Key::MatrixFloor => (16.0, Assumed("an A of 64 rows takes 16 cycles of shared memory")),
@@ -261,12 +287,18 @@ impl Card {
 }
 
 impl Card {
-    /// A card of compute capability 12.x: multiprocessors, clock (MHz), bandwidth (GB/s) and L2 (MB) are of its data sheet. Little
-    /// else is known of these cards, and nothing here has been compared with one.
+    /// A card of compute capability 12.x: multiprocessors, clock (MHz), bandwidth (GB/s) and L2 (MB) are of its data sheet. Of two of them
+    /// others have measured latencies, of one what it reads. Little else is known, and nothing here has been compared with a card.
     fn sm_120(name: &'static str, sms: u32, arch: &'static str, clock: f64, dram: f64, l2: f64) -> Card {
         use Origin::{Assumed, Published};
         let datasheet = Published("NVIDIA RTX Blackwell GPU Architecture, and the page of the product");
         let like_hopper = Assumed("as on an H100");
+        let latency = |on_5090: f64, on_pro_6000: f64, otherwise: (f64, Origin)| match name {
+            "rtx-5090" => (on_5090, Published(PUBLIC_LATENCIES)),
+            "rtx-pro-6000" => (on_pro_6000, Published(PUBLIC_LATENCIES)),
+            "rtx-5070-ti" => (on_5090, Assumed("as on an RTX 5090")),
+            _ => otherwise,
+        };
         Card::new(name, sms, arch, |key| match key {
             Key::Clock => (clock, datasheet),
             Key::LaunchFloor => (5000.0, Assumed("between a B200's and an H200's")),
@@ -275,16 +307,17 @@ impl Card {
             Key::CtaStart => (300.0, Assumed("parameters and barriers are fetched again")),
             Key::GridEnd => (430.0, Assumed("as on an H200")),
             Key::SharedLatency => (29.0, like_hopper),
-            Key::L1Latency => (38.0, like_hopper),
+            Key::L1Latency => latency(44.0, 44.0, (38.0, like_hopper)),
             Key::SharedBytes => (128.0, Assumed("32 banks of 4 bytes")),
-            Key::L2Latency => (300.0, Assumed("between an H100's and a B200's")),
-            Key::DramLatency => (800.0, Assumed("GDDR7 and LPDDR5X are slower than HBM")),
+            Key::L2Latency => latency(360.0, 352.0, (300.0, Assumed("between an H100's and a B200's"))),
+            Key::DramLatency => latency(936.0, 864.0, (800.0, Assumed("LPDDR5X is slower than HBM"))),
             Key::TmaLatency => (170.0, like_hopper),
             Key::TmaBytes => (37.0, Assumed("as on a B200")),
             Key::Intake => (64.0, Assumed("64 bytes a cycle from L2 to a multiprocessor, as since Volta")),
             Key::L2Bytes => {
                 (f64::from(sms) * 32.0 * clock / 1000.0, Assumed("32 bytes a cycle for each multiprocessor"))
             }
+            Key::DramBytes if name == "rtx-5090" => (1674.5, Published(PUBLIC_READS)),
             Key::DramBytes => (dram * 0.92, Assumed("of the data sheet's what reads reach on other cards")),
             Key::L2Capacity => (l2, datasheet),
             Key::MbarrierWake => (20.0, Assumed("a load of shared memory")),
@@ -292,7 +325,8 @@ impl Card {
             Key::ClusterLatency => (180.0, like_hopper),
             // A quarter of the rate of FP4: 16 cycles for a product of 16 by 8 by 64 in a quarter of a multiprocessor.
             Key::TensorRate => (512.0, Assumed("the data sheets' FP4 rate; sums in f32 of f16 may take twice as long")),
-            Key::MatrixLatency => (18.0, Assumed("as mma.sync on an H100")),
+            Key::MmaLatency => (18.0, Assumed("as on an H200")),
+            Key::MatrixLatency => (18.0, Assumed("there is no wgmma")),
             Key::PairLatency => (18.0, Assumed("there are no pairs")),
             Key::MatrixFloor => (16.0, Assumed("there is no wgmma")),
             Key::TmemBytes => (128.0, Assumed("there is no tensor memory")),

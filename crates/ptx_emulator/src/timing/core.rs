@@ -124,6 +124,9 @@ pub struct WarpClock {
     cta: usize,
     quarter: usize,
     expected: Vec<Expected>,
+    /// When the sums of its next product are there, and when its last product began.
+    sums: u64,
+    multiplied: u64,
     /// It waits for registers that memory has not delivered.
     awaits_memory: bool,
     /// Since when it waits.
@@ -177,6 +180,7 @@ struct Constants {
     shared_bytes: u64,
     cluster: u64,
     tensor_rate: f64,
+    mma_latency: u64,
     matrix_latency: u64,
     pair_latency: u64,
     matrix_floor: u64,
@@ -206,6 +210,7 @@ impl Timed {
             shared_bytes: bytes(Key::SharedBytes),
             cluster: cycles(Key::ClusterLatency),
             tensor_rate: card.get(Key::TensorRate),
+            mma_latency: cycles(Key::MmaLatency),
             matrix_latency: cycles(Key::MatrixLatency),
             pair_latency: cycles(Key::PairLatency),
             matrix_floor: cycles(Key::MatrixFloor),
@@ -218,6 +223,8 @@ impl Timed {
             cta: (n / warps_per_cta) as usize,
             quarter: (n % warps_per_cta) as usize % QUARTERS,
             expected: Vec::new(),
+            sums: start,
+            multiplied: start,
             awaits_memory: false,
             since: start,
             spent: [0; Why::COUNT],
@@ -302,11 +309,12 @@ impl Timed {
             Access::Matrix { multiply_adds } => {
                 let math = multiply_adds as f64 / (self.constants.tensor_rate / QUARTERS as f64);
                 let (cycles, cta) = (math.ceil() as u64, w.cta);
-                let from = sm.tensor[q].max(start);
-                sm.tensor[q] = from + cycles;
-                // The pipe takes one instruction ahead of time.
-                w.at = w.at.max(from);
-                expect(w, from + cycles + self.constants.matrix_latency, 0, Why::Tensor);
+                let from = sm.tensor[q].max(start).max(w.sums);
+                sm.tensor[q] = sm.tensor[q].max(start) + cycles;
+                // One product waits ahead of time: for the pipe, or for its sums.
+                w.at = w.at.max(w.multiplied);
+                w.multiplied = from;
+                expect(w, from + cycles + self.constants.mma_latency, 0, Why::Tensor);
                 self.matrix_operation(&[cta], from, cycles, 1, || format!("CTA {cta} tensor core {q}"));
             }
             Access::Global { ranges, loads: true, cached: true } if sm.l1.hit(&ranges) => {
@@ -347,8 +355,14 @@ impl Timed {
         w.expected.retain(|e| e.why != Why::Tmem);
     }
 
-    /// The warp's next instruction uses some registers: it waits until they are there.
-    pub fn await_registers<'r>(&mut self, warp: usize, registers: impl Iterator<Item = &'r u32> + Clone) {
+    /// The warp's next instruction uses some registers: it waits until they are there. If it `multiplies` (`mma.sync`), sums that are
+    /// still on their way hold up the product alone: ptxas puts independent instructions that follow it in the PTX before it.
+    pub fn await_registers<'r>(
+        &mut self,
+        warp: usize,
+        registers: impl Iterator<Item = &'r u32> + Clone,
+        multiplies: bool,
+    ) {
         let w = &mut self.warps[warp];
         if w.expected.is_empty() || w.at == NEVER {
             return;
@@ -356,11 +370,17 @@ impl Timed {
         let at = w.at;
         w.expected.retain(|e| e.ready > at);
         let mut until = (at, Why::Issue);
+        let mut sums = at;
         for e in &w.expected {
             if e.ready > until.0 && registers.clone().any(|r| e.registers.contains(r)) {
-                until = (e.ready, e.why);
+                if multiplies && e.why == Why::Tensor {
+                    sums = sums.max(e.ready);
+                } else {
+                    until = (e.ready, e.why);
+                }
             }
         }
+        w.sums = sums;
         if until.0 == NEVER {
             (w.since, w.at, w.awaits_memory) = (at, NEVER, true);
         } else {

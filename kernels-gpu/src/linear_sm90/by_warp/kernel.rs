@@ -111,27 +111,28 @@ where
         spans.index() * Self::INSTANCE.span
     }
 
-    /// Loads the tile's k-blocks: weights of the first round of stages before the grid before has ended, the rest after it. One warp.
+    /// Loads the tile's k-blocks: weights of the first stages before the grid before has ended, the rest after it. They are half of the
+    /// stages: the tokens of the first would come behind the weights of all. One warp.
     ///
     /// # Safety
     /// The contract. The barriers have been initialised. The whole warp calls it together.
     #[inline(always)]
     unsafe fn load(&self) {
         let k_blocks = k_blocks(self.strip.launch.k);
-        let first_round = k_blocks.min(Self::INSTANCE.stages);
+        let early = k_blocks.min(Self::INSTANCE.spans() / 2 * Self::INSTANCE.span);
         let (mut spans, mut with_tokens) = (self.spans(), self.spans());
         let (mut k_block, mut of_tokens) = (0, 0);
         // SAFETY: stages are written while they are empty, and their full barrier expects the bytes of every copy. Tokens are complete
         // after the wait.
         unsafe {
-            while k_block < first_round {
+            while k_block < early {
                 self.load_weights(spans, k_block);
                 spans.advance();
                 k_block += Self::INSTANCE.span;
             }
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
-            while of_tokens < first_round {
+            while of_tokens < early {
                 self.load_tokens(with_tokens, of_tokens);
                 with_tokens.advance();
                 of_tokens += Self::INSTANCE.span;
