@@ -51,12 +51,13 @@ impl LinearKernel for LinearSm90 {
 }
 
 /// About how many cycles a multiprocessor takes for a k-block of all its tiles, measured on an H200: a block alone, more where several
-/// share a multiprocessor, and more again where others follow them, since a block's first copies wait for the end of the block before.
+/// share a multiprocessor, and where there is room for one block only, more for those that follow: nothing hides how they begin.
 fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64) -> u64 {
-    let resident = tiles.div_ceil(sms).min(u64::from(SHARED_BYTES / instance.shared_bytes()));
-    let alone = 250 + 40 * instance.products() as u64;
+    let room = u64::from(SHARED_BYTES / instance.shared_bytes());
+    let resident = tiles.div_ceil(sms).min(room);
     let rounds = tiles.div_ceil(sms * resident);
-    rounds * alone * (100 + 55 * (resident - 1)) / 100 * if rounds > 1 { 3 } else { 2 } / 2
+    let together = (250 + 40 * instance.products() as u64) * (100 + 80 * (resident - 1)) / 100;
+    rounds * together * if room == 1 && rounds > 1 { 5 } else { 4 } / 4
 }
 
 /// About how many cycles `resident` blocks together take for a k-block of a tile of so many tokens each, measured on an H200: some for
@@ -64,7 +65,7 @@ fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64) -> u64 {
 fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64, resident: u64) -> u64 {
     match (instance.columns(), instance.decoders, resident) {
         (64, 0, 1) => 720 + 22 * tokens / 10,
-        (64, 0, _) => 870 + 45 * tokens / 10,
+        (64, 0, _) => 840 + 45 * tokens / 10,
         (64, ..) if instance.tile_tokens < 128 => 466 + 16 * tokens / 10,
         (64, ..) => 530 + 19 * tokens / 10,
         _ => 1190 + 9 * tokens,

@@ -29,6 +29,9 @@ pub const STRIP_SCALES: u32 = STRIP_ROWS * ROW_SCALES;
 pub const MAX_SPAN: u32 = 8;
 
 /// Passes the list of instances to `$each!`: of a type of tokens, those with fewest tokens first.
+///
+/// A tile has four strips, a warp for each of a multiprocessor's schedulers. Long spans are worth most where a block is alone; those of 16
+/// tokens are shorter, so that two blocks share a multiprocessor.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
