@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU32;
 
 use crate::config::fault::{Fault, Party, Place, Stop, Stopped};
 use crate::config::report::Class;
+use crate::machine::course::TextualAddress;
 use crate::machine::state::{Machine, Swap};
 use crate::machine::wait::WaitFor;
 use crate::machine::warp::Warp;
@@ -69,6 +70,10 @@ pub struct Uses {
     pub communicates: bool,
     /// It does more than write registers.
     pub acts: bool,
+    /// Where its address points, as far as the text says it.
+    pub address: TextualAddress,
+    /// The label that it jumps to.
+    pub jump: Option<u32>,
     /// Its part in a loop around `atom.cas`.
     pub swap: Option<Swap>,
 }
@@ -140,6 +145,18 @@ pub struct Kernel {
     pub unsupported: Vec<(u32, String)>,
 }
 
+/// Branches within branches that [`Kernel::outlets`] follows.
+const NESTED: u32 = 3;
+
+/// Instructions that are executed one behind the other.
+#[derive(Default)]
+struct Way {
+    /// Those that are executed in any case, and how many of `aside` come before each.
+    line: Vec<(u32, usize)>,
+    /// Those that branches on the way decide.
+    aside: Vec<u32>,
+}
+
 impl Kernel {
     /// Bytes of the parameter block.
     pub fn param_bytes(&self) -> u32 {
@@ -182,6 +199,11 @@ impl Kernel {
                     || uses.predicate_reads.iter().any(|p| predicates.contains(p));
                 match (guarded, takes) {
                     (false, false) => {}
+                    (true, _) if let Some((decided, _)) = self.decided_by(pc, NESTED) => {
+                        let uses = || decided.iter().map(|&pc| &self.code[pc as usize].uses);
+                        registers.extend(uses().flat_map(|uses| &uses.writes));
+                        predicates.extend(uses().flat_map(|uses| &uses.predicate_writes));
+                    }
                     (true, _) if uses.acts => return None,
                     _ if uses.acts => _ = outlets.insert(pc),
                     _ => {
@@ -194,6 +216,65 @@ impl Kernel {
                 return Some(outlets.into_iter().collect());
             }
         }
+    }
+
+    /// The instructions whose execution a branch decides, and where its two ways meet. `None` if one of them does more than write
+    /// registers before they meet.
+    fn decided_by(&self, branch: u32, depth: u32) -> Option<(Vec<u32>, u32)> {
+        let target = self.labels[self.code[branch as usize].uses.jump? as usize];
+        let ways = [branch + 1, target].map(|from| self.way(from, depth));
+        let on = |way: &Way, pc: u32| way.line.iter().position(|&(at, _)| at == pc);
+        let (join, ..) = *ways[0].line.iter().find(|&&(pc, _)| on(&ways[1], pc).is_some())?;
+        let mut decided = Vec::new();
+        for way in &ways {
+            let end = on(way, join)?;
+            decided.extend(way.line[..end].iter().map(|&(pc, _)| pc));
+            decided.extend(&way.aside[..way.line[end].1]);
+        }
+        Some((decided, join))
+    }
+
+    /// What is executed from an instruction on, up to the first that does more than write registers.
+    fn way(&self, from: u32, depth: u32) -> Way {
+        /// The longest way that is followed.
+        const LONGEST: usize = 256;
+        let mut way = Way::default();
+        let mut pc = from;
+        while let Some(inst) = self.code.get(pc as usize).filter(|_| way.line.len() < LONGEST) {
+            way.line.push((pc, way.aside.len()));
+            pc = match (inst.uses.jump, inst.guard) {
+                (Some(label), None) => self.labels[label as usize],
+                (Some(_), Some(_)) if depth > 0 => {
+                    let Some((decided, join)) = self.decided_by(pc, depth - 1) else { break };
+                    way.aside.extend(decided);
+                    join
+                }
+                (Some(_), Some(_)) => break,
+                (None, _) if inst.uses.acts => break,
+                (None, _) => pc + 1,
+            };
+        }
+        way
+    }
+
+    /// Whether the code leads from one instruction to another, within a function and but for `brx`.
+    pub(crate) fn leads(&self, from: u32, to: u32) -> bool {
+        let mut seen = vec![false; self.code.len()];
+        let mut open = vec![from];
+        while let Some(pc) = open.pop() {
+            let Some(inst) = self.code.get(pc as usize).filter(|_| !std::mem::replace(&mut seen[pc as usize], true))
+            else {
+                continue;
+            };
+            let jump = inst.uses.jump.map(|label| self.labels[label as usize]);
+            let ends = jump.is_some() || matches!(inst.name.as_str(), "ret" | "ret.uni" | "exit" | "trap");
+            let next = (!ends || inst.guard.is_some()).then_some(pc + 1);
+            if jump == Some(to) || next == Some(to) {
+                return true;
+            }
+            open.extend(jump.into_iter().chain(next));
+        }
+        false
     }
 
     /// An instruction's place.

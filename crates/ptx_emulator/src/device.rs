@@ -236,6 +236,7 @@ impl Device {
             lines: &lines,
             swaps: &swaps,
             outlets: &|load| kernel.outlets(load),
+            leads: &|from, to| kernel.leads(from, to),
             sync: &GridSync::default(),
             races: races.as_ref(),
             global: &self.memory,

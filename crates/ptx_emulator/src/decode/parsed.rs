@@ -308,10 +308,14 @@ impl<'a> Parsed<'a> {
         match self.names.lookup(name).cloned() {
             Some(Symbol::Register { index, bits }) => {
                 self.read(index, bits);
+                self.uses.address = Some((Some(index), *offset));
                 Ok(Address { base: Src::Register(index), offset: *offset, variable: None })
             }
             _ => {
                 let (base, space) = self.names.address_of(name)?;
+                if let Src::Constant(at) = base {
+                    self.uses.address = Some((None, at as i64 + *offset));
+                }
                 Ok(Address { base, offset: *offset, variable: Some(space) })
             }
         }
@@ -428,6 +432,7 @@ impl<'a> Parsed<'a> {
     pub fn label(&mut self, n: usize) -> Result<u32> {
         let label = self.names.label(self.name(n)?)?;
         self.names.kernel.targets.push(label);
+        self.uses.jump = Some(label);
         Ok(label)
     }
 

@@ -9,7 +9,7 @@ use crate::decode::opcode::Decoded;
 use crate::decode::parsed::Parsed;
 use crate::hw::number::{self, F32};
 use crate::machine::state::Machine;
-use crate::machine::wait::WaitFor;
+use crate::machine::wait::{Place, WaitFor};
 use crate::machine::warp::{Source, Warp};
 use crate::operand::{Dst, PredicateDst, PredicateSrc, Row, Src, lanes};
 use crate::parser::ast::Operand;
@@ -52,11 +52,14 @@ impl Members {
         Ok(groups)
     }
 
-    /// As [`Members::groups`], if all members are here; otherwise what to wait for.
+    /// As [`Members::groups`], if all members are here that come; otherwise what to wait for.
     fn gather(&self, w: &Warp, mask: u32) -> Stopped<std::result::Result<Groups, WaitFor>> {
-        let groups = self.groups(w, mask)?;
+        let mut groups = self.groups(w, mask)?;
+        if w.resumed == Some(WaitFor::Alone) {
+            groups.all.iter_mut().for_each(|(members, _)| *members &= mask);
+        }
         let need = groups.iter().fold(0, |need, (members, _)| need | members);
-        Ok(if need & !mask == 0 { Ok(groups) } else { Err(WaitFor::Lanes { need, anywhere: false }) })
+        Ok(if need & !mask == 0 { Ok(groups) } else { Err(WaitFor::Lanes { need, place: Place::Here }) })
     }
 }
 
@@ -342,13 +345,17 @@ impl Instruction for SyncMembers {
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        let released = matches!(w.resumed, Some(WaitFor::Released | WaitFor::Lanes { anywhere: true, .. }));
+        let released = matches!(w.resumed, Some(WaitFor::Released | WaitFor::Lanes { place: Place::Anywhere, .. }));
+        let alone = w.resumed == Some(WaitFor::Alone);
         for (need, here) in self.0.groups(w, mask)?.iter() {
-            let together = need & !here == 0;
+            let together = alone || need & !here == 0;
+            if alone {
+                m.warp_barriers.remove(&(w.index, need));
+            }
             if together && let Some(race) = &mut m.race {
                 let mut shared = None;
-                race.release(w.index, need, &mut shared);
-                race.acquire(w.index, need, &shared);
+                race.release(w.index, here, &mut shared);
+                race.acquire(w.index, here, &shared);
             }
             if together {
                 continue;
@@ -363,7 +370,7 @@ impl Instruction for SyncMembers {
             if let Some(race) = &mut m.race {
                 race.release(w.index, here, m.warp_barriers.entry((w.index, need)).or_default());
             }
-            let wait = WaitFor::Lanes { need, anywhere: true };
+            let wait = WaitFor::Lanes { need, place: Place::Anywhere };
             return Ok(if here == mask { Flow::Wait(wait) } else { Flow::WaitApart(here, wait) });
         }
         Ok(Flow::Next)

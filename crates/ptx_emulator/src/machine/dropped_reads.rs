@@ -4,7 +4,7 @@
 //!
 //! Such a race is a warning as long as nothing comes of the value, and a fault as soon as something does. Which
 //! instructions the value can leave a warp's registers by follows from the code ([`Launch::outlets`]); which of them the
-//! warp executes, before or after, is kept here.
+//! warp has executed before, its course says ([`super::course`]); here is found what it executes after.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,8 +17,6 @@ use crate::config::fault::Stopped;
 /// The loads of one cluster.
 #[derive(Default)]
 pub struct DroppedReads {
-    /// By warp, the instructions it has executed that do more than write registers: a bit each.
-    executed: Vec<Vec<u64>>,
     /// Races with loads whose value has been dropped so far.
     open: Vec<Open>,
     /// The outlets of loads, by instruction.
@@ -32,23 +30,6 @@ struct Open {
 }
 
 impl DroppedReads {
-    fn has_executed(&self, warp: u32, pc: u32) -> bool {
-        let words = self.executed.get(warp as usize);
-        words.and_then(|words| words.get(pc as usize / 64)).is_some_and(|word| word >> (pc % 64) & 1 == 1)
-    }
-
-    fn execute(&mut self, warp: u32, pc: u32) {
-        let (warp, word) = (warp as usize, pc as usize / 64);
-        if self.executed.len() <= warp {
-            self.executed.resize_with(warp + 1, Vec::new);
-        }
-        let words = &mut self.executed[warp];
-        if words.len() <= word {
-            words.resize(word + 1, 0);
-        }
-        words[word] |= 1 << (pc % 64);
-    }
-
     /// The instructions by which the value of a load can leave registers, unless it decides what is executed.
     fn outlets(&mut self, launch: &Launch<'_>, pc: u32) -> Option<Arc<[u32]>> {
         self.outlets.entry(pc).or_insert_with(|| (launch.outlets)(pc).map(Arc::from)).clone()
@@ -71,7 +52,7 @@ impl Machine<'_> {
         let Some(meeting) = load_last(meeting) else { return false };
         let (warp, pc) = (meeting.later.base / 32, meeting.later.pc);
         let Some(outlets) = self.dropped_reads.outlets(&self.launch, pc) else { return false };
-        if outlets.iter().any(|&pc| self.dropped_reads.has_executed(warp, pc)) {
+        if self.race.as_mut().is_none_or(|race| outlets.iter().any(|&pc| race.course(warp).has_executed(pc))) {
             return false;
         }
         let place = |m: &Meeting| (m.later.base, m.earlier.pc, m.later.pc);
@@ -84,7 +65,6 @@ impl Machine<'_> {
     /// The current instruction does more than write registers. If it lets out a value that raced, that race matters.
     pub fn execute_outlet(&mut self) -> Stopped<()> {
         let (warp, pc) = self.current;
-        self.dropped_reads.execute(warp, pc);
         let lets_out = |open: &Open| open.warp == warp && open.outlets.contains(&pc);
         let Some(at) = self.dropped_reads.open.iter().position(lets_out) else { return Ok(()) };
         let open = self.dropped_reads.open.swap_remove(at);

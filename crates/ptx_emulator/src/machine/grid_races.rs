@@ -68,7 +68,7 @@ impl Record {
         self.mode.is_strong() && other.mode.is_strong() && self.origin.shares(other.origin, self.scope.min(other.scope))
     }
 
-    fn same_warp(&self, other: &Record) -> bool {
+    pub fn same_warp(&self, other: &Record) -> bool {
         self.origin.cluster == other.origin.cluster && self.base == other.base && self.issuer == other.issuer
     }
 

@@ -6,6 +6,7 @@ pub mod address;
 pub mod barrier;
 pub mod beyond;
 pub mod clock;
+pub mod course;
 pub mod dropped_reads;
 pub mod earlier;
 pub mod frame;

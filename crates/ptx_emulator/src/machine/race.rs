@@ -25,6 +25,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::beyond::{self, Beyond, Known, Snapshot};
+use super::course::Course;
 use crate::operand::lanes;
 
 /// Slots for asynchronous operations in flight, in a cluster.
@@ -259,12 +260,18 @@ pub struct Detector {
     late: HashMap<(u32, u32, u32), u32>,
     /// Instructions by which a warp reads as one: who knows of one lane that it is behind them knows it of all.
     together: HashSet<u32>,
+    /// Nothing is taken for ordered that the manual does not order.
+    strict: bool,
+    /// By warp.
+    courses: Vec<Course>,
+    /// The last access that is behind another of its warp by the warp's course only.
+    behind: Option<Conflict>,
     history: History,
 }
 
 impl Detector {
     /// A detector for `warps` warps and memories of these sizes in bytes.
-    pub fn new(warps: u32, memories: impl Iterator<Item = u32>) -> Detector {
+    pub fn new(warps: u32, memories: impl Iterator<Item = u32>, strict: bool) -> Detector {
         let threads = warps * 32;
         let n = (threads + AGENTS + warps + 1) as usize;
         let zero = Arc::new(Clock { seen: vec![0; n], proxied: vec![0; n], beyond: None });
@@ -278,6 +285,9 @@ impl Detector {
             issuers: vec![0; AGENTS as usize],
             late: HashMap::new(),
             together: HashSet::new(),
+            strict,
+            courses: (0..warps).map(|_| Course::default()).collect(),
+            behind: None,
             history: History::new(memories),
         }
     }
@@ -503,6 +513,16 @@ impl Detector {
         self.warps[warp as usize].now
     }
 
+    /// What a warp has executed.
+    pub fn course(&mut self, warp: u32) -> &mut Course {
+        &mut self.courses[warp as usize]
+    }
+
+    /// What the last access was behind by its warp's course only, once.
+    pub fn take_behind(&mut self) -> Option<Conflict> {
+        self.behind.take()
+    }
+
     /// By this instruction a warp reads as one.
     pub fn reads_together(&mut self, pc: u32) {
         self.together.insert(pc);
@@ -522,8 +542,11 @@ impl Detector {
         let w = &self.warps[(who.base / 32) as usize];
         let clock = w.lanes[who.mask.trailing_zeros() as usize & 31].clone();
         let access = Access { base: who.base, mask: who.mask, time: w.now, pc };
-        let view = View::of_thread(&clock, who, &self.together);
-        self.history.record(cta, offset..offset + len, mode, access, &view)
+        let course = Some(&self.courses[(who.base / 32) as usize]).filter(|_| !self.strict);
+        let view = View { course, ..View::of_thread(&clock, who, &self.together) };
+        let result = self.history.record(cta, offset..offset + len, mode, access, &view);
+        self.behind = view.behind.take();
+        result
     }
 
     /// The same for plain loads of lanes that all know the same: each group is an offset and the lanes that load `len` bytes
@@ -578,6 +601,8 @@ impl Detector {
             issued: agent.quarter.map(stores),
             late: Some(&self.late).filter(|late| agent.async_proxy && !late.is_empty()),
             together: &self.together,
+            course: None,
+            behind: Default::default(),
             observed: Default::default(),
             written: Default::default(),
             read: Default::default(),
@@ -754,6 +779,10 @@ struct View<'a> {
     late: Option<&'a HashMap<(u32, u32, u32), u32>>,
     /// Instructions by which a warp reads as one.
     together: &'a HashSet<u32>,
+    /// The course of the accessor's warp, where it counts as an order.
+    course: Option<&'a Course>,
+    /// The last conflict that is none by it.
+    behind: std::cell::Cell<Option<Conflict>>,
     /// The last conflict that is one no more because a thread has read what was written.
     observed: std::cell::Cell<Option<Conflict>>,
     /// The last write that it knew of, and the last reads, some at once. Neighbouring words mostly have the same.
@@ -797,6 +826,8 @@ impl View<'_> {
             issued: None,
             late: None,
             together,
+            course: None,
+            behind: Default::default(),
             observed: Default::default(),
             written: Default::default(),
             read: Default::default(),
@@ -836,6 +867,13 @@ impl View<'_> {
         if self.knows_read(earlier) { None } else { self.find_conflict(earlier, false) }
     }
 
+    /// Whether the accessor is behind what lanes of its own warp did.
+    fn is_behind(&self, earlier: Access, others: u32) -> bool {
+        let lane = self.who.mask.trailing_zeros();
+        let own = |_: &&Course| earlier.base == self.who.base;
+        self.course.filter(own).is_some_and(|course| course.is_behind(lane, earlier.pc, others))
+    }
+
     fn find_conflict(&self, earlier: Access, wrote: bool) -> Option<Conflict> {
         let mut missing = 0u32;
         let mut unfenced = 0u32;
@@ -861,6 +899,9 @@ impl View<'_> {
             !wrote && self.together.contains(&earlier.pc) && lanes.any(|&lane| lane >= earlier.time)
         };
         if missing != 0 && (ordered_by_issue() || read_together()) {
+            None
+        } else if missing != 0 && self.is_behind(earlier, missing) {
+            self.behind.set(report(missing, false, false));
             None
         } else if missing != 0 {
             report(missing, false, false)
@@ -935,7 +976,7 @@ mod tests {
             steps in prop::collection::vec((0u32..2, 0u32..2, 0u32..32, 0u32..6, 0usize..5), 1..40),
         ) {
             const MODES: [Mode; 5] = [Mode::Read, Mode::StrongRead, Mode::Write, Mode::SameValue, Mode::Atomic];
-            let [mut whole, mut bytes] = [(); 2].map(|()| Detector::new(2, [32].into_iter()));
+            let [mut whole, mut bytes] = [(); 2].map(|()| Detector::new(2, [32].into_iter(), false));
             for (pc, (warp, of, at, size, mode)) in steps.into_iter().enumerate() {
                 let who = lane(warp, of);
                 if size == 5 {
@@ -966,7 +1007,7 @@ mod tests {
 
     #[test]
     fn unordered_writes_conflict_and_a_barrier_orders_them() {
-        let mut d = Detector::new(2, [64].into_iter());
+        let mut d = Detector::new(2, [64].into_iter(), false);
         d.access(0, 0, 4, lane(0, 0), Mode::Write, 7).unwrap();
         let c = d.access(0, 0, 4, lane(1, 0), Mode::Read, 8).unwrap_err();
         assert!(c.wrote && c.pc == 7 && c.accessor == lane(0, 0));
@@ -980,7 +1021,7 @@ mod tests {
 
     #[test]
     fn neighbouring_bytes_do_not_conflict() {
-        let mut d = Detector::new(1, [64].into_iter());
+        let mut d = Detector::new(1, [64].into_iter(), false);
         d.access(0, 0, 1, lane(0, 0), Mode::Write, 0).unwrap();
         d.access(0, 1, 1, lane(0, 1), Mode::Write, 0).unwrap();
         d.access(0, 0, 4, lane(0, 2), Mode::Read, 0).unwrap_err();
@@ -988,7 +1029,7 @@ mod tests {
 
     #[test]
     fn async_access_needs_order_and_a_proxy_fence() {
-        let mut d = Detector::new(1, [64].into_iter());
+        let mut d = Detector::new(1, [64].into_iter(), false);
         d.access(0, 0, 4, lane(0, 0), Mode::Write, 1).unwrap();
         let early = d.spawn(0, 1, true);
         let c = d.agent_access(&early, 0, 0, 4, Mode::Read, 2).unwrap_err();

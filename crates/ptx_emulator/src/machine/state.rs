@@ -49,6 +49,8 @@ pub struct Launch<'a> {
     pub swaps: &'a HashMap<u32, Swap>,
     /// Where the value of a load can leave registers: the instructions, unless it decides what is executed.
     pub outlets: &'a (dyn Fn(u32) -> Option<Vec<u32>> + Sync),
+    /// Whether the code leads from one instruction to another.
+    pub leads: &'a (dyn Fn(u32, u32) -> bool + Sync),
     /// What threads have published in global memory.
     pub sync: &'a GridSync,
     /// Where races of the grid in global memory are looked for, if they are.
@@ -253,7 +255,7 @@ impl<'a> Machine<'a> {
         // The CTAs' shared memories, then their tensor memories.
         let tmem_bytes = if uses_tmem { tensor_memory::BYTES } else { 0 };
         let memories = [shared_bytes, tmem_bytes].into_iter().flat_map(|n| ctas.iter().map(move |_| n));
-        let race = config.sanitize.then(|| Detector::new(warps_per_cta * count, memories));
+        let race = config.sanitize.then(|| Detector::new(warps_per_cta * count, memories, config.strict));
         Machine {
             launch,
             index: index as u32,

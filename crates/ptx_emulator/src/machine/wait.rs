@@ -5,10 +5,12 @@ use super::mbarrier::{MbarrierAt, Phase};
 /// What a fragment can wait for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WaitFor {
-    /// These lanes of the warp: at this very instruction, or at any that waits for the same lanes.
-    Lanes { need: u32, anywhere: bool },
+    /// These lanes of the warp.
+    Lanes { need: u32, place: Place },
     /// Nothing any more: all lanes have arrived.
     Released,
+    /// Nothing any more: the other lanes do not come.
+    Alone,
     /// The named barrier's next generation.
     Barrier { cta: u32, id: u32, generation: u64 },
     /// Asynchronous operations.
@@ -29,4 +31,15 @@ pub enum WaitFor {
     Warpgroup { cta: u32, group: u32, count: u64 },
     /// Registers for each thread of a warp that others must release.
     Registers { cta: u32, count: u32 },
+}
+
+/// Where lanes wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At this instruction, which whole warps execute.
+    Aligned,
+    /// At this instruction.
+    Here,
+    /// At any that waits for the same lanes.
+    Anywhere,
 }

@@ -7,7 +7,7 @@ use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::config::report::Class;
 use crate::machine::barrier::Barrier;
 use crate::machine::state::Machine;
-use crate::machine::wait::WaitFor;
+use crate::machine::wait::{Place, WaitFor};
 use crate::machine::warp::{Fragment, Warp};
 use crate::operand::lanes;
 
@@ -29,7 +29,7 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
             && let Some(wait) = settle(w, m, inst, mask)?
         {
             w.resumed = None;
-            advance(w, kernel, Flow::Wait(wait), mask, m.clock.now);
+            advance(w, m, kernel, Flow::Wait(wait), mask);
             if w.schedule(m)? {
                 continue;
             }
@@ -76,7 +76,7 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
             continue;
         }
         let pause = matches!(flow, Flow::Yield);
-        advance(w, kernel, flow, exec, m.clock.now);
+        advance(w, m, kernel, flow, exec);
         if w.fragments.is_empty() {
             m.progress += 1;
             exited(m, w)?;
@@ -117,7 +117,7 @@ fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) ->
             let text = format!("its guard is true in lanes {exec:#010x} of {whole:#010x}");
             return Err(Stop::new(FaultKind::WarpDivergence, text));
         }
-        return Ok(Flow::Wait(WaitFor::Lanes { need: whole, anywhere: false }));
+        return Ok(Flow::Wait(WaitFor::Lanes { need: whole, place: Place::Aligned }));
     }
     if !w.wgmma.is_empty() {
         let products = registers::await_products(w, m, inst)?;
@@ -133,7 +133,11 @@ fn step(w: &mut Warp, m: &mut Machine<'_>, inst: &Inst, mask: u32, exec: u32) ->
             registers::await_loads(w, m, inst)?;
         }
         registers::check(w, inst, exec, m.launch.config.strict).or_else(|stop| m.hazard(stop))?;
-        if inst.uses.acts && m.launch.races.is_some() {
+        if inst.uses.acts {
+            if let Some(race) = &mut m.race {
+                let moves_words = matches!(inst.class, Class::Memory | Class::Matrix);
+                race.course(w.index).execute(m.current.1, mask, moves_words, inst.uses.address);
+            }
             m.execute_outlet()?;
         }
     }
@@ -160,7 +164,8 @@ fn meets(w: &Warp) -> bool {
 }
 
 /// Moves the lanes `exec` of the running fragment as the flow says. Its other lanes go to the next instruction.
-fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32, now: u64) {
+fn advance(w: &mut Warp, m: &mut Machine<'_>, kernel: &Kernel, flow: Flow, exec: u32) {
+    let now = m.clock.now;
     let current = w.fragments[w.current].clone();
     let pc = current.pc;
     let mut parts: Vec<Fragment> = Vec::new();
@@ -201,6 +206,11 @@ fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32, now: u64) {
     if parts.iter().all(|part| part.mask & exec == 0) {
         leave_barriers(w, kernel, exec);
     }
+    if let Some(race) = &mut m.race {
+        for part in parts.iter().filter(|part| part.mask != current.mask) {
+            race.course(w.index).part(part.mask, current.mask & !part.mask);
+        }
+    }
     let split = parts.len() > 1 || w.fragments.len() > 1;
     for f in &mut parts {
         f.spins += u32::from(split && f.pc <= pc && f.wait.is_none());
@@ -214,7 +224,7 @@ fn advance(w: &mut Warp, kernel: &Kernel, flow: Flow, exec: u32, now: u64) {
 /// Lanes have exited: those of their warp that wait to execute a barrier of the CTA together expect them no more.
 fn leave_barriers(w: &mut Warp, kernel: &Kernel, exited: u32) {
     for f in w.fragments.iter_mut().filter(|f| kernel.code[f.pc as usize].class == Class::Barrier) {
-        if let Some(WaitFor::Lanes { need, anywhere: false }) = &mut f.wait {
+        if let Some(WaitFor::Lanes { need, place: Place::Aligned }) = &mut f.wait {
             *need &= !exited;
         }
     }

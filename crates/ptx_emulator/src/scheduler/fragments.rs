@@ -3,7 +3,7 @@
 
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::state::Machine;
-use crate::machine::wait::WaitFor;
+use crate::machine::wait::{Place, WaitFor};
 use crate::machine::warp::{Fragment, Warp};
 
 /// Backward jumps that a fragment may take before the rest of its warp gets a turn.
@@ -21,20 +21,18 @@ impl Warp {
             };
             if ready {
                 self.resume(0, machine);
-            } else {
-                self.check_convergence()?;
             }
-            return Ok(ready);
+            return if ready { Ok(true) } else { self.go_on_alone(machine) };
         }
         self.merge();
         let mut best: Option<(u32, u32, usize)> = None;
         for (i, f) in self.fragments.iter().enumerate() {
             let ready = match &f.wait {
                 None => true,
-                Some(WaitFor::Lanes { need, anywhere: false }) => need & !f.mask == 0,
-                Some(WaitFor::Lanes { need, anywhere: true }) => {
+                Some(WaitFor::Lanes { need, place: Place::Aligned | Place::Here }) => need & !f.mask == 0,
+                Some(WaitFor::Lanes { need, place: Place::Anywhere }) => {
                     let waiting = self.fragments.iter().filter_map(|o| match &o.wait {
-                        Some(WaitFor::Lanes { need: n, anywhere: true }) if n == need => Some(o.mask),
+                        Some(WaitFor::Lanes { need: n, place: Place::Anywhere }) if n == need => Some(o.mask),
                         _ => None,
                     });
                     need & !waiting.fold(0, |m, n| m | n) == 0
@@ -46,14 +44,11 @@ impl Warp {
                 best = Some(key);
             }
         }
-        let Some((_, _, i)) = best else {
-            self.check_convergence()?;
-            return Ok(false);
-        };
-        if let Some(WaitFor::Lanes { need, anywhere: true }) = self.fragments[i].wait {
+        let Some((_, _, i)) = best else { return self.go_on_alone(machine) };
+        if let Some(WaitFor::Lanes { need, place: Place::Anywhere }) = self.fragments[i].wait {
             // All members have arrived, wherever they are: free them all.
             for f in &mut self.fragments {
-                if matches!(&f.wait, Some(WaitFor::Lanes { need: n, anywhere: true }) if *n == need) {
+                if matches!(&f.wait, Some(WaitFor::Lanes { need: n, place: Place::Anywhere }) if *n == need) {
                     f.wait = Some(WaitFor::Released);
                 }
             }
@@ -67,7 +62,7 @@ impl Warp {
     fn resume(&mut self, fragment: usize, machine: &mut Machine) {
         let fragment = &mut self.fragments[fragment];
         self.resumed = fragment.wait.take();
-        if !matches!(self.resumed, None | Some(WaitFor::Lanes { .. } | WaitFor::Released)) {
+        if !matches!(self.resumed, None | Some(WaitFor::Lanes { .. } | WaitFor::Released | WaitFor::Alone)) {
             machine.roles[self.role as usize].waited_steps += machine.clock.now - fragment.since;
         }
     }
@@ -79,7 +74,11 @@ impl Warp {
             let mut j = i + 1;
             while j < self.fragments.len() {
                 let (a, b) = (&self.fragments[i], &self.fragments[j]);
-                let converging = |f: &Fragment| matches!(&f.wait, None | Some(WaitFor::Lanes { anywhere: false, .. }));
+                let converging = |f: &Fragment| match &f.wait {
+                    None => true,
+                    Some(WaitFor::Lanes { place, .. }) => *place != Place::Anywhere,
+                    Some(_) => false,
+                };
                 if a.pc == b.pc && a.calls == b.calls && (a.wait == b.wait || converging(a) && converging(b)) {
                     let b = self.fragments.swap_remove(j);
                     let a = &mut self.fragments[i];
@@ -99,11 +98,42 @@ impl Warp {
         }
     }
 
-    /// When no fragment can run: lanes that wait for each other at different places will wait for ever.
+    /// When no fragment can run: lanes that wait for members which have exited, or are at an instruction further on, go on
+    /// without them. An H200 does so with `shfl`, `vote`, `redux` and `bar.warp.sync` (on a card the others wait where
+    /// the code comes together again). Lanes that wait for each other at any other two places will wait for ever.
+    fn go_on_alone(&mut self, machine: &mut Machine) -> Stopped<bool> {
+        let waiting = |f: &Fragment| match f.wait {
+            Some(WaitFor::Lanes { need, place }) => Some((need, place)),
+            _ => None,
+        };
+        let by_members = |f: &&Fragment| waiting(f).is_some_and(|(_, place)| place != Place::Aligned);
+        let Some(first) = self.fragments.iter().filter(by_members).map(|f| f.pc).min() else {
+            return self.check_convergence().map(|()| false);
+        };
+        let i = self.fragments.iter().position(|f| f.pc == first && by_members(&f)).unwrap_or(0);
+        let need = waiting(&self.fragments[i]).map_or(0, |(need, _)| need);
+        let further_on = |o: &Fragment| {
+            let leads = machine.launch.leads;
+            waiting(o).is_some() && leads(first, o.pc) && (o.pc > first || !leads(o.pc, first))
+        };
+        let members = |(n, o): &(usize, &Fragment)| *n != i && o.mask & need != 0;
+        if !self.fragments.iter().enumerate().filter(members).all(|(_, o)| further_on(o)) {
+            return self.check_convergence().map(|()| false);
+        }
+        let here = self.fragments[i].mask;
+        let text = format!("lanes {need:#010x} must execute it together; {here:#010x} do, the others do not come");
+        machine.warn(Stop { pc: Some(first), ..*Stop::new(FaultKind::WarpDivergence, text) }.into())?;
+        self.fragments[i].wait = Some(WaitFor::Alone);
+        self.current = i;
+        self.resume(i, machine);
+        Ok(true)
+    }
+
+    /// Lanes that wait for each other at different places will wait for ever.
     fn check_convergence(&self) -> Stopped<()> {
         let live = self.live();
         for f in &self.fragments {
-            let Some(WaitFor::Lanes { need, anywhere }) = &f.wait else {
+            let Some(WaitFor::Lanes { need, place }) = &f.wait else {
                 continue;
             };
             // A lane that waits for something else may still come.
@@ -122,7 +152,7 @@ impl Warp {
                         "lanes {need:#010x} must execute it together; {:#010x} do, {gone:#010x} have exited",
                         f.mask
                     )
-                } else if *anywhere {
+                } else if *place == Place::Anywhere {
                     format!("lanes {need:#010x} must all arrive; {:#010x} wait here", f.mask)
                 } else {
                     format!("lanes {need:#010x} must execute it together; {:#010x} do", f.mask)

@@ -10,7 +10,7 @@ impl WaitFor {
     pub fn ready(&self, machine: &Machine<'_>, mask: u32) -> bool {
         match self {
             WaitFor::Lanes { need, .. } => need & !mask == 0,
-            WaitFor::Released => true,
+            WaitFor::Released | WaitFor::Alone => true,
             WaitFor::Barrier { cta, id, generation } => {
                 machine.ctas[*cta as usize].barriers[*id as usize].generation != *generation
             }
@@ -33,7 +33,7 @@ impl WaitFor {
     pub fn describe(&self, machine: &Machine<'_>) -> String {
         match self {
             WaitFor::Lanes { need, .. } => format!("lanes {need:#010x} of its warp"),
-            WaitFor::Released => "nothing".into(),
+            WaitFor::Released | WaitFor::Alone => "nothing".into(),
             WaitFor::Barrier { cta, id, .. } => {
                 let barrier = &machine.ctas[*cta as usize].barriers[*id as usize];
                 format!("barrier {id}: {} of {} threads have arrived", barrier.arrived, barrier.expected)

@@ -297,9 +297,24 @@ impl Machine<'_> {
             races.keep(meeting);
             return Ok(());
         }
-        let dropped = !meeting.is_warning() && self.is_dropped(&meeting);
+        let harmless = meeting.is_warning() || self.is_behind(&meeting) || self.is_dropped(&meeting);
         let stop = self.launch.race(&meeting);
-        if dropped || meeting.is_warning() { self.warn(stop) } else { self.hazard(stop) }
+        if harmless { self.warn(stop) } else { self.hazard(stop) }
+    }
+
+    /// Whether the later of two accesses of one warp is behind the earlier by the warp's course. Of different values that
+    /// lanes store by one instruction the lowest lane's stays.
+    fn is_behind(&mut self, meeting: &Meeting) -> bool {
+        let Meeting { earlier, later, address, .. } = *meeting;
+        let Some(race) = self.race.as_mut().filter(|_| earlier.same_warp(&later) && later.issuer.is_none()) else {
+            return false;
+        };
+        let course = race.course(later.base / 32);
+        let [lane, other] = [later, earlier].map(|record| record.lane((address % LINE) as u32));
+        if (earlier.mode, earlier.pc) == (later.mode, later.pc) {
+            return later.mode == Mode::Write && course.is_together(1 << other);
+        }
+        course.is_behind(lane, earlier.pc, 1 << other)
     }
 
     /// Strong loads or read-modify-writes of these addresses have seen the last strong writes there.

@@ -93,6 +93,11 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// Whether lanes of the warp have come to its instruction together.
+    fn is_together(&mut self, w: &Warp, lanes: u32) -> bool {
+        self.race.as_mut().is_some_and(|race| race.course(w.index).is_together(lanes))
+    }
+
     /// Records an access to shared memory with the race detector.
     pub fn track(
         &mut self,
@@ -103,10 +108,14 @@ impl<'a> Machine<'a> {
         mode: Mode,
         pc: u32,
     ) -> Result<(), Conflict> {
-        match &mut self.race {
-            Some(race) => race.access(cta, offset, len, who, mode, pc),
-            None => Ok(()),
+        let Some(race) = &mut self.race else { return Ok(()) };
+        let result = race.access(cta, offset, len, who, mode, pc);
+        if let Some(conflict) = race.take_behind() {
+            // No fault: where warnings are faults, the detector takes no course for an order.
+            let lane = who.mask.trailing_zeros();
+            let _ = self.warn(self.conflict(mode, conflict, offset, len).lane(lane));
         }
+        result
     }
 
     /// The bytes at a global address; a fault where they are not all there.
@@ -338,7 +347,9 @@ impl<'a> Machine<'a> {
                     let thread = conflict.wrote && conflict.accessor.base < self.threads();
                     let plain = is_value && mode == Mode::Write && thread;
                     let stop = self.conflict(mode, conflict, offset, len).lane(at.lane);
-                    if !alike || !together && !plain {
+                    // Of those that differ the lowest lane's stays, on an H200 too.
+                    let by_lane = together && plain && self.is_together(w, conflict.accessor.mask);
+                    if !(alike || by_lane) || !together && !plain {
                         self.hazard(stop)?;
                     } else if !same || !together {
                         self.warn(stop)?;
