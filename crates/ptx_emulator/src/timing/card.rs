@@ -98,10 +98,11 @@ pub struct Card {
 
 /// What a multiprocessor has room for (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0, 10.0 and 12.x).
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub(crate) struct Room {
     pub threads: u32,
+    /// Bytes of shared memory.
     pub shared_bytes: u32,
-    /// What the most shared memory leaves to L1.
+    /// Bytes of L1 that all of it leaves.
     pub least_l1: u32,
     pub ctas: u32,
 }
@@ -139,7 +140,7 @@ impl Card {
     }
 
     /// What a multiprocessor has room for.
-    pub fn room(&self) -> Room {
+    pub(crate) fn room(&self) -> Room {
         match self.arch {
             "sm_120a" | "sm_121a" => Room { threads: 1536, shared_bytes: 100 << 10, least_l1: 28 << 10, ctas: 24 },
             _ => Room { threads: 2048, shared_bytes: 228 << 10, least_l1: 28 << 10, ctas: 32 },
