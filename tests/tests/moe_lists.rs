@@ -301,8 +301,8 @@ impl PlacedRouting {
 
 fn launch_route(device: &mut Device, module: &Module, route: &Route, grid: &LaunchConfig) -> Result<(), Fault> {
     let report = device.launch(module, ROUTE_ENTRY, grid, &[Arg::value(*route)])?;
-    assert!(report.warnings.is_empty(), "{:?}", report.warnings);
-    Ok(())
+    // Lanes that do not wait for one another are a warning at the default level.
+    report.warnings.into_iter().next().map_or(Ok(()), |warning| Err(warning.fault))
 }
 
 /// Runs a routing on every schedule.
@@ -556,8 +556,8 @@ fn launch_expand(
     let linear = LaunchConfig::linear(expand.blocks() as u32, Expand::THREADS);
     let report =
         device.launch(module, EXPAND_ENTRY, &LaunchConfig { schedule, overlaps, ..linear }, &[Arg::value(*expand)])?;
-    assert!(report.warnings.is_empty(), "{:?}", report.warnings);
-    Ok(())
+    // Lanes that do not wait for one another are a warning at the default level.
+    report.warnings.into_iter().next().map_or(Ok(()), |warning| Err(warning.fault))
 }
 
 #[test]
