@@ -226,20 +226,23 @@ const DECODED: &str = "linear_f16_t64_decoded";
 #[test]
 #[ignore = "a minute: cargo test --release -p nvfp4-tests --test linear -- --ignored decoded"]
 fn every_copy_wait_arrival_fence_and_product_of_decoded_weights_that_is_left_out_is_found() {
+    // There are four more main loops, for fewer tokens, which are not computed here; and a block's only tile need not release its last
+    // buffer.
     const SABOTAGES: [Sabotage; 6] = [
         Sabotage::leave_out("mbarrier.init", 4),
-        Sabotage::do_not_wait(6),
-        Sabotage::leave_out("mbarrier.arrive", 5),
+        Sabotage::do_not_wait(9).spare(4),
+        Sabotage::leave_out("mbarrier.arrive", 14).spare(4 * 2 + 1),
         Sabotage::leave_out("cp.async.bulk", 3),
         Sabotage::leave_out("fence.proxy.async", 1),
-        Sabotage::leave_out("wgmma.wait_group", 3),
+        Sabotage::leave_out("wgmma.wait_group", 10).spare(4 * 2),
     ];
     let ptx = nvfp4::kernels::ptx("linear_sm90").expect("a kernel of this name");
     check_sabotages(ptx, DECODED, &SABOTAGES, |ptx| fault_of(broken_decoded(ptx)));
     for instruction in ["stmatrix", "wgmma.mma_async"] {
         let lines = lines_of(ptx, DECODED, instruction);
         assert!(lines.len() >= 8, "{} of {instruction}", lines.len());
-        for (line, text) in lines {
+        // The main loop of 64 tokens is the last.
+        for (line, text) in lines.into_iter().rev().take(8) {
             let found = broken_decoded(&changed(ptx, &[(line, "")])).map_or(true, |wrong| wrong > 0);
             assert!(found, "line {line} of {DECODED} may be left out: {text}");
         }
