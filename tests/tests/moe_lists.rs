@@ -15,7 +15,7 @@ use kernels_gpu::units::{
     lane_words, matrix_bytes, scale_place, unit_offset,
 };
 use nvfp4_tests::sabotage::{changed, lines_of};
-use ptx_emulator::{Arg, Buffer, Device, DeviceConfig, Fault, FaultKind, LaunchConfig, Module, Schedule};
+use ptx_emulator::{Arg, Buffer, Device, DeviceConfig, Fault, FaultKind, LaunchConfig, Module, Report, Schedule};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -299,10 +299,15 @@ impl PlacedRouting {
     }
 }
 
+/// The first warning of a launch as the fault that it is under `strict`: lanes that do not wait for one another are one at the default
+/// level.
+fn no_warning(report: Report) -> Result<(), Fault> {
+    report.warnings.into_iter().next().map_or(Ok(()), |warning| Err(warning.fault))
+}
+
 fn launch_route(device: &mut Device, module: &Module, route: &Route, grid: &LaunchConfig) -> Result<(), Fault> {
     let report = device.launch(module, ROUTE_ENTRY, grid, &[Arg::value(*route)])?;
-    // Lanes that do not wait for one another are a warning at the default level.
-    report.warnings.into_iter().next().map_or(Ok(()), |warning| Err(warning.fault))
+    no_warning(report)
 }
 
 /// Runs a routing on every schedule.
@@ -556,8 +561,7 @@ fn launch_expand(
     let linear = LaunchConfig::linear(expand.blocks() as u32, Expand::THREADS);
     let report =
         device.launch(module, EXPAND_ENTRY, &LaunchConfig { schedule, overlaps, ..linear }, &[Arg::value(*expand)])?;
-    // Lanes that do not wait for one another are a warning at the default level.
-    report.warnings.into_iter().next().map_or(Ok(()), |warning| Err(warning.fault))
+    no_warning(report)
 }
 
 #[test]
