@@ -175,13 +175,12 @@ fn every_copy_wait_arrival_fence_and_product_of_sorted_tokens_that_is_left_out_i
 #[test]
 #[ignore = "minutes: cargo test --release -p nvfp4-tests --test moe_products -- --ignored on_sm_120"]
 fn every_copy_wait_and_arrival_that_is_left_out_is_found_on_sm_120() {
-    const SABOTAGES: [Sabotage; 7] = [
+    const SABOTAGES: [Sabotage; 6] = [
         Sabotage::leave_out("mbarrier.init", 26),
         // The place where the first tile is written down is empty.
         Sabotage::do_not_wait(12).spare(1),
         Sabotage::leave_out("mbarrier.arrive", 11),
         Sabotage::leave_out("cp.async.bulk.shared", 2),
-        Sabotage::leave_out("cp.async.cg", 4),
         Sabotage::leave_out("cp.async.mbarrier.arrive", 1),
         Sabotage::leave_out("bar.sync", 1),
     ];
@@ -190,6 +189,8 @@ fn every_copy_wait_and_arrival_that_is_left_out_is_found_on_sm_120() {
     let [long, short] = [848, 112].map(|hidden| shape(hidden, 496, 3, 1));
     let fault = |ptx: &str| CONSUMER.fault(&long, ptx).or_else(|| CONSUMER.fault(&short, ptx));
     check_sabotages(CONSUMER.ptx(), CONSUMER.entry, &SABOTAGES, fault);
+    // A token that is not copied is whatever its place held before: wrong values, or a fault.
+    check_left_out(&CONSUMER, &long, "cp.async.cg", 4);
 }
 
 #[test]

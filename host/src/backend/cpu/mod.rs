@@ -130,6 +130,13 @@ impl Kernels {
     }
 }
 
+/// What multiplies a layer's tokens: a kernel and its name, or for tokens of fewer bits none.
+enum OfTokens {
+    Bf16(&'static str, Kernel<Bf16>),
+    Bits16(&'static str, Kernel<Bits16>),
+    Quantised,
+}
+
 /// The CPU, with one of its instruction sets.
 #[derive(Clone, Copy, Debug)]
 pub struct Cpu {
@@ -161,6 +168,16 @@ impl Cpu {
 
     fn kernels(&self) -> Kernels {
         self.isa.kernels().expect("`Cpu` is made only for what the machine has")
+    }
+
+    /// What multiplies a layer's tokens.
+    fn kernel_of_tokens(&self, format: TokenFormat, dtype: OutDtype) -> OfTokens {
+        let Kernels { bits16, bf16, .. } = self.kernels();
+        match (format, bf16.filter(|_| dtype == OutDtype::Bf16)) {
+            (TokenFormat::Bits16, Some(bf16)) => OfTokens::Bf16(self.isa.name(), bf16),
+            (TokenFormat::Bits16, None) => OfTokens::Bits16(self.isa.of_others().name(), bits16),
+            (TokenFormat::Fp8 | TokenFormat::Nvfp4, _) => OfTokens::Quantised,
+        }
     }
 }
 
@@ -196,14 +213,11 @@ impl Backend for Cpu {
     }
 
     fn prepare_moe<'w>(&self, weights: &'w MoeWeights<'w>) -> Result<Box<dyn MoeLayer + 'w>, Error> {
-        let Kernels { bits16, bf16, .. } = self.kernels();
         let sizes = weights.sizes();
-        Ok(match (sizes.token_format, bf16.filter(|_| sizes.dtype == OutDtype::Bf16)) {
-            (TokenFormat::Bits16, Some(bf16)) => Box::new(moe::CpuMoeLayer::new(self.isa.name(), bf16, weights)?),
-            (TokenFormat::Bits16, None) => {
-                Box::new(moe::CpuMoeLayer::new(self.isa.of_others().name(), bits16, weights)?)
-            }
-            (TokenFormat::Fp8 | TokenFormat::Nvfp4, _) => Box::new(quantised::CpuQuantisedMoe::new(weights)),
+        Ok(match self.kernel_of_tokens(sizes.token_format, sizes.dtype) {
+            OfTokens::Bf16(name, kernel) => Box::new(moe::CpuMoeLayer::new(name, kernel, weights)?),
+            OfTokens::Bits16(name, kernel) => Box::new(moe::CpuMoeLayer::new(name, kernel, weights)?),
+            OfTokens::Quantised => Box::new(quantised::CpuQuantisedMoe::new(weights)),
         })
     }
 
@@ -212,14 +226,11 @@ impl Backend for Cpu {
     }
 
     fn prepare_linear<'w>(&self, weights: &'w LinearWeights<'w>) -> Result<Box<dyn LinearLayer + 'w>, Error> {
-        let Kernels { bits16, bf16, .. } = self.kernels();
         let sizes = weights.sizes();
-        Ok(match (sizes.token_format, bf16.filter(|_| sizes.dtype == OutDtype::Bf16)) {
-            (TokenFormat::Bits16, Some(bf16)) => Box::new(linear::CpuLinear::new(self.isa.name(), bf16, weights)?),
-            (TokenFormat::Bits16, None) => {
-                Box::new(linear::CpuLinear::new(self.isa.of_others().name(), bits16, weights)?)
-            }
-            (TokenFormat::Fp8 | TokenFormat::Nvfp4, _) => Box::new(quantised::CpuQuantisedLinear::new(weights)),
+        Ok(match self.kernel_of_tokens(sizes.token_format, sizes.dtype) {
+            OfTokens::Bf16(name, kernel) => Box::new(linear::CpuLinear::new(name, kernel, weights)?),
+            OfTokens::Bits16(name, kernel) => Box::new(linear::CpuLinear::new(name, kernel, weights)?),
+            OfTokens::Quantised => Box::new(quantised::CpuQuantisedLinear::new(weights)),
         })
     }
 }
