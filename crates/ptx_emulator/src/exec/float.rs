@@ -3,6 +3,7 @@
 //! [`number::Rounder`] rounds the result once. f32 in the default rounding mode uses the host's own instructions, which
 //! round in the same way. f64 has a module of its own, [`exact`].
 
+use super::alu::operands;
 use super::lane::{Lane, map1, map2, map3};
 use crate::code::Flow;
 use crate::decode::error::DecodeError;
@@ -93,22 +94,13 @@ fn elementwise<const N: usize>(
     }))
 }
 
-fn sources<const N: usize>(i: &mut Parsed<'_>, ty: Type) -> Result<(Dst, [Src; N]), DecodeError> {
-    let d = i.dst(0)?;
-    let mut s = [Src::Constant(0); N];
-    for (n, s) in s.iter_mut().enumerate() {
-        *s = i.src(n + 1, ty)?;
-    }
-    Ok((d, s))
-}
-
 /// `add`, `sub`, `mul`.
 pub fn binary(i: &mut Parsed<'_>) -> Decoded {
     if let [Type::F32, narrow @ (Type::F16 | Type::BF16)] = i.types()[..] {
         return mixed(i, narrow);
     }
     let ty = i.ty()?;
-    let (d, s) = sources(i, ty)?;
+    let (d, s) = operands(i, ty)?;
     let rules = Rules { rounding: rounding(i), ftz: i.has("ftz"), sat: i.has("sat"), relu: false };
     let plain = ty == Type::F32 && rules.is_plain();
     let (mode, directed) = (rules.rounding, ty == Type::F64 && !rules.is_plain());
@@ -141,7 +133,7 @@ pub fn fma(i: &mut Parsed<'_>) -> Decoded {
         return mixed(i, narrow);
     }
     let ty = i.ty()?;
-    let (d, s) = sources(i, ty)?;
+    let (d, s) = operands(i, ty)?;
     if ty == Type::F64 {
         let mode = rounding(i);
         return Ok(map3(d, s, move |a: f64, b: f64, c: f64| exact::fma(a, b, c, mode)));
@@ -174,7 +166,7 @@ fn mixed(i: &mut Parsed<'_>, narrow: Type) -> Decoded {
 
 pub fn div(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
-    let (d, s) = sources(i, ty)?;
+    let (d, s) = operands(i, ty)?;
     let ftz = i.has("ftz");
     if ty == Type::F64 {
         let mode = rounding(i);
@@ -189,7 +181,7 @@ pub fn div(i: &mut Parsed<'_>) -> Decoded {
 /// `abs`, `neg`: the sign bit, with subnormals flushed on request.
 pub fn sign(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
-    let (d, [a]) = sources(i, ty)?;
+    let (d, [a]) = operands(i, ty)?;
     let abs = i.opcode() == "abs";
     let bit = match ty {
         Type::F64 => 1 << 63,
@@ -230,22 +222,22 @@ pub fn extremum(i: &mut Parsed<'_>) -> Decoded {
         if xorsign && (a.is_sign_negative() != b.is_sign_negative()) { -r } else { r }
     };
     if ty == Type::F64 {
-        let (d, s) = sources(i, ty)?;
+        let (d, s) = operands(i, ty)?;
         return Ok(map2(d, s, pick));
     }
     let rules = Rules { ftz: i.has("ftz"), ..Rules::NEAREST };
     if i.operands().len() == 4 {
-        let (d, s) = sources(i, ty)?;
+        let (d, s) = operands(i, ty)?;
         return elementwise(rules, ty, d, s, move |[a, b, c], _| pick(pick(a, b), c));
     }
-    let (d, s) = sources(i, ty)?;
+    let (d, s) = operands(i, ty)?;
     elementwise(rules, ty, d, s, move |[a, b], _| pick(a, b))
 }
 
 /// `copysign d, a, b`: the magnitude of `b` with the sign of `a`.
 pub fn copysign(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
-    let (d, s) = sources(i, ty)?;
+    let (d, s) = operands(i, ty)?;
     let sign = 1u64 << (ty.bits() - 1);
     Ok(map2(d, s, move |a: u64, b: u64| a & sign | b & !sign))
 }
@@ -253,7 +245,7 @@ pub fn copysign(i: &mut Parsed<'_>) -> Decoded {
 /// `rcp`, `sqrt` in a rounding mode, and every `.approx` function.
 pub fn function(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
-    let (d, [a]) = sources(i, ty)?;
+    let (d, [a]) = operands(i, ty)?;
     let function = match i.opcode() {
         "rcp" => Function::Rcp,
         "sqrt" => Function::Sqrt,
