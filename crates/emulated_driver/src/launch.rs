@@ -213,17 +213,13 @@ functions! {
         driver.queue.push(stream, work)
     }
     fn cuLaunchHostFunc(stream: Handle, function: usize, data: usize) {
-        let mut driver = enter(NAME, Needs::Context)?;
+        let driver = enter(NAME, Needs::Context)?;
         if function == 0 { return Err(INVALID_VALUE); }
-        driver.queue.push(stream, Work::Host(HostFunction { function, data, callback_of: None }))?;
-        drop(driver);
-        crate::run::soon(stream)
+        crate::run::host_function(driver, stream, HostFunction { function, data, callback_of: None })
     }
     fn cuStreamAddCallback(stream: Handle, function: usize, data: usize, _flags: c_uint) {
-        let mut driver = enter(NAME, Needs::Context)?;
+        let driver = enter(NAME, Needs::Context)?;
         if function == 0 { return Err(INVALID_VALUE); }
-        driver.queue.push(stream, Work::Host(HostFunction { function, data, callback_of: Some(stream) }))?;
-        drop(driver);
-        crate::run::soon(stream)
+        crate::run::host_function(driver, stream, HostFunction { function, data, callback_of: Some(stream) })
     }
 }

@@ -201,7 +201,8 @@ impl Queue {
     }
 
     /// Gives work to a stream, after the operations `others`. Those run before the stream's own earlier work where they can.
-    fn push_after(&mut self, handle: Handle, work: Work, others: Vec<Index>) -> Result<Index, Code> {
+    /// The operation's number, in the stream's capture if it captures.
+    pub fn push_after(&mut self, handle: Handle, work: Work, others: Vec<Index>) -> Result<Index, Code> {
         let handle = self.resolve(handle);
         let mut after = others;
         let stream = self.stream(handle)?;
@@ -315,11 +316,16 @@ impl Queue {
         Ok(order(last, |index| self.waits(index)))
     }
 
+    /// What must run for an operation to be done, itself included.
+    pub fn up_to(&self, index: Index) -> Vec<Index> {
+        order([index], |index| self.waits(index))
+    }
+
     /// What must run before an event has passed.
     pub fn before(&self, event: Handle) -> Result<Vec<Index>, Code> {
         match self.events.get(&event).ok_or(INVALID_HANDLE)?.recorded {
             None => Ok(Vec::new()),
-            Some(Recorded::Queued(index)) => Ok(order([index], |index| self.waits(index))),
+            Some(Recorded::Queued(index)) => Ok(self.up_to(index)),
             Some(Recorded::Captured(..)) => Err(CAPTURED_EVENT),
         }
     }
@@ -352,5 +358,20 @@ impl Queue {
         {
             event.time = Some(now);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_stream_was_given_runs_though_the_stream_is_gone() {
+        let mut queue = Queue::new();
+        queue.add_stream(FIRST_CREATED, false, 0);
+        let index = queue.push_after(FIRST_CREATED, Work::Join, Vec::new()).unwrap();
+        queue.remove_stream(FIRST_CREATED).unwrap();
+        assert_eq!(queue.before_end_of(FIRST_CREATED), Err(INVALID_HANDLE));
+        assert!(queue.up_to(index).contains(&index));
     }
 }

@@ -1,13 +1,13 @@
 //! Queued work, done when something waits for it.
 
 use std::cell::Cell;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use crate::code::{Code, NOT_PERMITTED};
 use crate::handle::Handle;
 use crate::queue::{Index, Queue, order_of_graph};
 use crate::state::{Driver, driver};
-use crate::work::{Launch, Work};
+use crate::work::{HostFunction, Launch, Work};
 
 /// Microseconds on the device's clock.
 const COPY_TIME: u64 = 1000;
@@ -54,14 +54,17 @@ pub fn everything() -> Result<(), Code> {
     run(|queue| Ok(queue.all()))
 }
 
-/// Runs what a stream was given, if that is a program's: its threads may wait for a host function without the driver.
-pub fn soon(stream: Handle) -> Result<(), Code> {
-    let mut this = driver();
-    if this.test.is_some() || this.queue.capture_of(stream)?.is_some() {
-        return Ok(());
-    }
-    drop(this);
-    run(|queue| queue.before_end_of(stream))
+/// Gives a stream a function of the host, and runs what comes before it and the function, if that is a program's: its threads may
+/// wait for the function without the driver. They may take the stream away meanwhile.
+pub fn host_function(
+    mut driver: MutexGuard<'static, Driver>,
+    stream: Handle,
+    function: HostFunction,
+) -> Result<(), Code> {
+    let later = driver.test.is_some() || driver.queue.capture_of(stream)?.is_some();
+    let index = driver.queue.push_after(stream, Work::Host(function), Vec::new())?;
+    drop(driver);
+    if later { Ok(()) } else { run(|queue| Ok(queue.up_to(index))) }
 }
 
 /// Has what is still queued run when the program ends.
@@ -109,7 +112,7 @@ fn work_off(work: &Work) -> Result<(), Code> {
 }
 
 /// Runs a kernel: in the emulator, or a test's function.
-fn launch_one(mut driver: std::sync::MutexGuard<'static, Driver>, launch: &Launch, follows: bool) -> Result<(), Code> {
+fn launch_one(mut driver: MutexGuard<'static, Driver>, launch: &Launch, follows: bool) -> Result<(), Code> {
     match driver.test.as_ref().map(|test| test.kernel) {
         None => crate::emulate::launch(&mut driver, launch, follows),
         Some(kernel) => {

@@ -148,6 +148,13 @@ pub struct Kernel {
 /// Branches within branches that [`Kernel::outlets`] follows.
 const NESTED: u32 = 3;
 
+/// A register or a predicate.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Held {
+    Register(u32),
+    Predicate(u32),
+}
+
 /// Instructions that are executed one behind the other.
 #[derive(Default)]
 struct Way {
@@ -187,35 +194,71 @@ impl Kernel {
     /// The instructions that do more than write registers with what a load has loaded, or with what is computed from it.
     /// `None` if it decides whether such an instruction is executed.
     pub(crate) fn outlets(&self, load: u32) -> Option<Vec<u32>> {
-        let uses = &self.code[load as usize].uses;
-        let mut registers: HashSet<u32> = uses.writes.iter().copied().collect();
-        let mut predicates: HashSet<u32> = uses.predicate_writes.iter().copied().collect();
         let mut outlets = BTreeSet::new();
-        loop {
-            let before = (registers.len(), predicates.len());
-            for (pc, Inst { guard, uses, .. }) in (0..).zip(&self.code) {
-                let guarded = guard.is_some_and(|(p, _)| predicates.contains(&p));
-                let takes = uses.reads.iter().any(|r| registers.contains(r))
-                    || uses.predicate_reads.iter().any(|p| predicates.contains(p));
-                match (guarded, takes) {
-                    (false, false) => {}
-                    (true, _) if let Some((decided, _)) = self.decided_by(pc, NESTED) => {
-                        let uses = || decided.iter().map(|&pc| &self.code[pc as usize].uses);
-                        registers.extend(uses().flat_map(|uses| &uses.writes));
-                        predicates.extend(uses().flat_map(|uses| &uses.predicate_writes));
-                    }
-                    (true, _) if uses.acts => return None,
-                    _ if uses.acts => _ = outlets.insert(pc),
-                    _ => {
-                        registers.extend(&uses.writes);
-                        predicates.extend(&uses.predicate_writes);
-                    }
+        let (mut open, mut seen) = (self.written(load), HashSet::new());
+        while let Some((from, held)) = open.pop() {
+            if !seen.insert((from, held)) {
+                continue;
+            }
+            for user in self.users(from, held) {
+                let Inst { guard, uses, .. } = &self.code[user as usize];
+                let guarded = guard.is_some_and(|(p, _)| held == Held::Predicate(p));
+                if guarded && let Some((decided, _)) = self.decided_by(user, NESTED) {
+                    open.extend(decided.into_iter().flat_map(|pc| self.written(pc)));
+                } else if guarded && uses.acts {
+                    return None;
+                } else if uses.acts {
+                    outlets.insert(user);
+                } else {
+                    open.extend(self.written(user));
                 }
             }
-            if before == (registers.len(), predicates.len()) {
-                return Some(outlets.into_iter().collect());
+        }
+        Some(outlets.into_iter().collect())
+    }
+
+    /// What an instruction writes.
+    fn written(&self, pc: u32) -> Vec<(u32, Held)> {
+        let Uses { writes, predicate_writes, .. } = &self.code[pc as usize].uses;
+        let registers = writes.iter().map(|&r| Held::Register(r));
+        registers.chain(predicate_writes.iter().map(|&p| Held::Predicate(p))).map(|held| (pc, held)).collect()
+    }
+
+    /// The instructions that take what another has written to a register.
+    fn users(&self, from: u32, held: Held) -> Vec<u32> {
+        let (mut seen, mut users) = (vec![false; self.code.len()], Vec::new());
+        let mut open: Vec<u32> = self.successors(from).collect();
+        while let Some(pc) = open.pop() {
+            if std::mem::replace(&mut seen[pc as usize], true) {
+                continue;
+            }
+            let Inst { guard, uses, .. } = &self.code[pc as usize];
+            let (takes, replaces) = match held {
+                Held::Register(r) => (uses.reads.contains(&r), uses.writes.contains(&r)),
+                Held::Predicate(p) => {
+                    let guards = guard.is_some_and(|(guard, _)| guard == p);
+                    (guards || uses.predicate_reads.contains(&p), uses.predicate_writes.contains(&p))
+                }
+            };
+            if takes {
+                users.push(pc);
+            }
+            if !replaces || guard.is_some() {
+                open.extend(self.successors(pc));
             }
         }
+        users
+    }
+
+    /// The instructions that may come behind one, within a function.
+    fn successors(&self, pc: u32) -> impl Iterator<Item = u32> {
+        let inst = &self.code[pc as usize];
+        let chooses = inst.name.starts_with("brx");
+        let jumps = if chooses { &self.targets[..] } else { inst.uses.jump.as_slice() };
+        let ends = !jumps.is_empty() || matches!(inst.name.as_str(), "ret" | "ret.uni" | "exit" | "trap");
+        let next = (!ends || inst.guard.is_some()).then_some(pc + 1);
+        let jumps = jumps.iter().map(|&label| self.labels[label as usize]);
+        jumps.chain(next).filter(|&pc| (pc as usize) < self.code.len())
     }
 
     /// The instructions whose execution a branch decides, and where its two ways meet. `None` if one of them does more than write
@@ -257,22 +300,18 @@ impl Kernel {
         way
     }
 
-    /// Whether the code leads from one instruction to another, within a function and but for `brx`.
+    /// Whether the code leads from one instruction to another, within a function.
     pub(crate) fn leads(&self, from: u32, to: u32) -> bool {
         let mut seen = vec![false; self.code.len()];
         let mut open = vec![from];
         while let Some(pc) = open.pop() {
-            let Some(inst) = self.code.get(pc as usize).filter(|_| !std::mem::replace(&mut seen[pc as usize], true))
-            else {
+            if std::mem::replace(&mut seen[pc as usize], true) {
                 continue;
-            };
-            let jump = inst.uses.jump.map(|label| self.labels[label as usize]);
-            let ends = jump.is_some() || matches!(inst.name.as_str(), "ret" | "ret.uni" | "exit" | "trap");
-            let next = (!ends || inst.guard.is_some()).then_some(pc + 1);
-            if jump == Some(to) || next == Some(to) {
+            }
+            if self.successors(pc).any(|next| next == to) {
                 return true;
             }
-            open.extend(jump.into_iter().chain(next));
+            open.extend(self.successors(pc));
         }
         false
     }

@@ -10,13 +10,25 @@ use crate::operand::{Dst, Src};
 use crate::parser::ast::Operand;
 use crate::types::Type;
 
-/// Destination and `N` sources of the instruction's type.
-fn operands<const N: usize>(i: &mut Parsed<'_>, ty: Type) -> Result<(Dst, [Src; N]), DecodeError> {
+/// A destination and sources of one type. Of registers with several elements, an undefined one makes that of the result
+/// undefined, and no other.
+pub fn operands<const N: usize>(i: &mut Parsed<'_>, ty: Type) -> Result<(Dst, [Src; N]), DecodeError> {
     let d = i.dst(0)?;
     let mut sources = [Src::Constant(0); N];
     for (n, s) in sources.iter_mut().enumerate() {
         *s = i.src(n + 1, ty)?;
     }
+    let element: u8 = match ty {
+        Type::U16x2 | Type::S16x2 | Type::F16x2 | Type::BF16x2 => 0b11,
+        Type::F32x2 => 0b1111,
+        _ => return Ok((d, sources)),
+    };
+    i.carries(move |w, lane| {
+        let undefined = sources.iter().fold(0, |bytes, s| bytes | w.undefined_bytes(*s, lane));
+        let elements = (0..8).step_by(element.count_ones() as usize).map(|at| element << at);
+        let bytes = elements.filter(|element| undefined & element != 0).fold(0, |all, element| all | element);
+        d.register.map(|register| (register, bytes)).into_iter().collect()
+    });
     Ok((d, sources))
 }
 

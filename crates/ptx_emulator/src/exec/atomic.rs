@@ -11,7 +11,7 @@ use crate::machine::address::{Lane, space_at};
 use crate::machine::race::Mode;
 use crate::machine::scope::Scope;
 use crate::machine::state::Machine;
-use crate::machine::warp::Warp;
+use crate::machine::warp::{Source, Warp};
 use crate::operand::{Address, Dst, Src, lanes};
 use crate::timing::core as timing;
 use crate::types::{Space, Type};
@@ -82,6 +82,8 @@ struct ReadModifyWrite {
     scope: Scope,
     ty: Type,
     update: Update,
+    /// What was there makes no difference to what is stored.
+    exchanges: bool,
     /// The registers of an operand are compared as one value of 128 bits.
     compare_whole: bool,
     /// Where the old values go.
@@ -143,9 +145,22 @@ impl ReadModifyWrite {
         let c = if compares { words(first + 2)? } else { vec![Src::Constant(0); b.len()] };
         let operands = b.into_iter().zip(c).collect();
         let compare_whole = compares && ty == Type::B128;
+        let exchanges = operation == Some("exch");
         let (acquire, release, out) = (false, false, Vec::new());
         let scope = i.one_of(&Scope::NAMES).map(Scope::named).unwrap_or_default();
-        Ok(ReadModifyWrite { address, space, acquire, release, scope, ty, update, compare_whole, out, operands })
+        Ok(ReadModifyWrite {
+            address,
+            space,
+            acquire,
+            release,
+            scope,
+            ty,
+            update,
+            exchanges,
+            compare_whole,
+            out,
+            operands,
+        })
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
@@ -165,7 +180,12 @@ impl ReadModifyWrite {
             m.publish(w, 1 << lane, &addresses, self.space, self.release, true);
             let at = Lane { lane: lane as u32, address: addresses[lane], space: self.space };
             let mut buffer = [0u8; 64];
-            m.load(w, at, Mode::StrongRead, &mut buffer[..total])?;
+            let unwritten = if self.exchanges {
+                m.load_value(w, at, Mode::StrongRead, &mut buffer[..total], false)?
+            } else {
+                m.load(w, at, Mode::StrongRead, &mut buffer[..total])?;
+                0
+            };
             let mut old = [0u64; 8];
             for (old, bytes) in old.iter_mut().zip(buffer[..total].chunks_exact(piece)) {
                 let mut word = [0; 8];
@@ -179,6 +199,10 @@ impl ReadModifyWrite {
             m.store(w, at, Mode::Atomic, &buffer[..total])?;
             for (d, old) in self.out.iter().zip(old) {
                 d.write_lane(w, lane, old);
+            }
+            if unwritten != 0 {
+                w.doubt(lane, Source::UnwrittenShared);
+                w.undefine_results(&self.out, piece, lane, unwritten);
             }
         }
         Ok(Flow::Next)

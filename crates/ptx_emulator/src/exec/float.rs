@@ -1,14 +1,16 @@
 //! Floating-point arithmetic (PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions",
 //! "Mixed Precision Floating Point Instructions"). An operation is done in f64, exactly or rounded to odd, and
 //! [`number::Rounder`] rounds the result once. f32 in the default rounding mode uses the host's own instructions, which
-//! round in the same way.
+//! round in the same way. f64 has a module of its own, [`exact`].
 
+use super::alu::operands;
 use super::lane::{Lane, map1, map2, map3};
 use crate::code::Flow;
 use crate::decode::error::DecodeError;
 use crate::decode::opcode::Decoded;
 use crate::decode::parsed::Parsed;
 use crate::hw::approx::{self, Function, flush_f32};
+use crate::hw::exact;
 use crate::hw::number::{self, BF16, F16, F32, F32_NAN, Format, Rounder, Rounding};
 use crate::operand::{Dst, Row, Src};
 use crate::types::Type;
@@ -92,35 +94,19 @@ fn elementwise<const N: usize>(
     }))
 }
 
-fn sources<const N: usize>(i: &mut Parsed<'_>, ty: Type) -> Result<(Dst, [Src; N]), DecodeError> {
-    let d = i.dst(0)?;
-    let mut s = [Src::Constant(0); N];
-    for (n, s) in s.iter_mut().enumerate() {
-        *s = i.src(n + 1, ty)?;
-    }
-    Ok((d, s))
-}
-
-fn f64_nearest(i: &Parsed<'_>) -> Result<(), DecodeError> {
-    match rounding(i) {
-        Rounding::NearestEven => Ok(()),
-        _ => Err(DecodeError::unsupported("f64 arithmetic rounds to nearest only")),
-    }
-}
-
 /// `add`, `sub`, `mul`.
 pub fn binary(i: &mut Parsed<'_>) -> Decoded {
     if let [Type::F32, narrow @ (Type::F16 | Type::BF16)] = i.types()[..] {
         return mixed(i, narrow);
     }
     let ty = i.ty()?;
-    let (d, s) = sources(i, ty)?;
+    let (d, s) = operands(i, ty)?;
     let rules = Rules { rounding: rounding(i), ftz: i.has("ftz"), sat: i.has("sat"), relu: false };
     let plain = ty == Type::F32 && rules.is_plain();
+    let (mode, directed) = (rules.rounding, ty == Type::F64 && !rules.is_plain());
     macro_rules! op {
         ($exact:expr, $op:tt) => {
-            if ty == Type::F64 {
-                f64_nearest(i)?;
+            if ty == Type::F64 && rules.is_plain() {
                 Ok(map2(d, s, |a: f64, b: f64| a $op b))
             } else if plain && rules.ftz {
                 Ok(map2(d, s, |a: f32, b: f32| flush_f32(canonical(flush_f32(a) $op flush_f32(b)))))
@@ -132,6 +118,9 @@ pub fn binary(i: &mut Parsed<'_>) -> Decoded {
         };
     }
     match i.opcode() {
+        "add" if directed => Ok(map2(d, s, move |a: f64, b: f64| exact::add(a, b, mode))),
+        "sub" if directed => Ok(map2(d, s, move |a: f64, b: f64| exact::add(a, -b, mode))),
+        "mul" if directed => Ok(map2(d, s, move |a: f64, b: f64| exact::mul(a, b, mode))),
         "add" => op!(|[a, b], mode| number::add(a, b, mode), +),
         "sub" => op!(|[a, b], mode| number::add(a, -b, mode), -),
         _ => op!(|[a, b], _| number::mul(a, b), *),
@@ -144,10 +133,10 @@ pub fn fma(i: &mut Parsed<'_>) -> Decoded {
         return mixed(i, narrow);
     }
     let ty = i.ty()?;
-    let (d, s) = sources(i, ty)?;
+    let (d, s) = operands(i, ty)?;
     if ty == Type::F64 {
-        f64_nearest(i)?;
-        return Ok(map3(d, s, f64::mul_add));
+        let mode = rounding(i);
+        return Ok(map3(d, s, move |a: f64, b: f64, c: f64| exact::fma(a, b, c, mode)));
     }
     let relu = i.opcode() == "fma" && i.has("relu");
     let rules = Rules { rounding: rounding(i), ftz: i.has("ftz"), sat: i.has("sat"), relu };
@@ -177,11 +166,11 @@ fn mixed(i: &mut Parsed<'_>, narrow: Type) -> Decoded {
 
 pub fn div(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
-    let (d, s) = sources(i, ty)?;
+    let (d, s) = operands(i, ty)?;
     let ftz = i.has("ftz");
     if ty == Type::F64 {
-        f64_nearest(i)?;
-        return Ok(map2(d, s, |a: f64, b: f64| a / b));
+        let mode = rounding(i);
+        return Ok(map2(d, s, move |a: f64, b: f64| exact::div(a, b, mode)));
     }
     if i.has("approx") {
         return Ok(map2(d, s, move |a: f32, b: f32| approx::div_approx_f32(a, b, ftz)));
@@ -192,7 +181,7 @@ pub fn div(i: &mut Parsed<'_>) -> Decoded {
 /// `abs`, `neg`: the sign bit, with subnormals flushed on request.
 pub fn sign(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
-    let (d, [a]) = sources(i, ty)?;
+    let (d, [a]) = operands(i, ty)?;
     let abs = i.opcode() == "abs";
     let bit = match ty {
         Type::F64 => 1 << 63,
@@ -233,22 +222,22 @@ pub fn extremum(i: &mut Parsed<'_>) -> Decoded {
         if xorsign && (a.is_sign_negative() != b.is_sign_negative()) { -r } else { r }
     };
     if ty == Type::F64 {
-        let (d, s) = sources(i, ty)?;
+        let (d, s) = operands(i, ty)?;
         return Ok(map2(d, s, pick));
     }
     let rules = Rules { ftz: i.has("ftz"), ..Rules::NEAREST };
     if i.operands().len() == 4 {
-        let (d, s) = sources(i, ty)?;
+        let (d, s) = operands(i, ty)?;
         return elementwise(rules, ty, d, s, move |[a, b, c], _| pick(pick(a, b), c));
     }
-    let (d, s) = sources(i, ty)?;
+    let (d, s) = operands(i, ty)?;
     elementwise(rules, ty, d, s, move |[a, b], _| pick(a, b))
 }
 
 /// `copysign d, a, b`: the magnitude of `b` with the sign of `a`.
 pub fn copysign(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
-    let (d, s) = sources(i, ty)?;
+    let (d, s) = operands(i, ty)?;
     let sign = 1u64 << (ty.bits() - 1);
     Ok(map2(d, s, move |a: u64, b: u64| a & sign | b & !sign))
 }
@@ -256,7 +245,7 @@ pub fn copysign(i: &mut Parsed<'_>) -> Decoded {
 /// `rcp`, `sqrt` in a rounding mode, and every `.approx` function.
 pub fn function(i: &mut Parsed<'_>) -> Decoded {
     let ty = i.ty()?;
-    let (d, [a]) = sources(i, ty)?;
+    let (d, [a]) = operands(i, ty)?;
     let function = match i.opcode() {
         "rcp" => Function::Rcp,
         "sqrt" => Function::Sqrt,
@@ -272,8 +261,11 @@ pub fn function(i: &mut Parsed<'_>) -> Decoded {
         if i.has("approx") {
             return Ok(map1(d, a, move |x: f64| function.approx_ftz_f64(x)));
         }
-        f64_nearest(i)?;
-        return Ok(map1(d, a, move |x: f64| function.eval(x)));
+        let mode = rounding(i);
+        return Ok(map1(d, a, move |x: f64| match function {
+            Function::Rcp => exact::div(1.0, x, mode),
+            _ => exact::sqrt(x, mode),
+        }));
     }
     match format(ty) {
         Some((format, 1)) if format.width() == 16 => Ok(map1(d, a, move |x: u16| function.approx_16(format, x, ftz))),

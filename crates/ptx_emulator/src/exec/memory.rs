@@ -198,24 +198,14 @@ impl Ld {
             self.finish(w, lane, &buffer);
             if unwritten != 0 {
                 w.doubt(lane, Source::UnwrittenShared);
-                self.carry(w, lane, unwritten);
+                w.undefine_results(&self.out, access.piece, lane, unwritten);
             }
             if undefined {
                 let undefined = m.undefined_bytes(w, access.at(addresses, lane), access.total as u32)?;
-                self.carry(w, lane, undefined);
+                w.undefine_results(&self.out, access.piece, lane, undefined);
             }
         }
         Ok(())
-    }
-
-    /// One lane's registers get the marks of undefined bytes.
-    fn carry(&self, w: &mut Warp, lane: usize, undefined: u64) {
-        for (n, d) in self.out.iter().enumerate() {
-            let bytes = undefined >> (n * self.access.piece) & ((1 << self.access.piece) - 1);
-            if let (Some(register), true) = (d.register, bytes != 0) {
-                w.undefined_results.push((register, lane, bytes as u8));
-            }
-        }
     }
 
     /// One lane's registers get their values.

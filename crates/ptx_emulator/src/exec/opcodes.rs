@@ -418,15 +418,18 @@ table! {
     Matrix, "Warp Level Matrix Instructions: wmma.load, wmma.store, wmma.mma" => {
         "wmma" ["load {a b} sync aligned {row col} {m16n16k16 m8n32k16 m32n8k16} [global shared shared::cta] {f16 bf16 u8 s8}",
                 "load {a b} sync aligned {row col} m16n16k8 [global shared shared::cta] tf32",
+                "load {a b c} sync aligned {row col} m8n8k4 [global shared shared::cta] f64",
                 "load c sync aligned {row col} {m16n16k16 m8n32k16 m32n8k16} [global shared shared::cta] {f16 f32 s32}",
                 "load c sync aligned {row col} m16n16k8 [global shared shared::cta] f32"] issued::<matrix::wmma::Load>;
         "wmma" ["store d sync aligned {row col} {m16n16k16 m8n32k16 m32n8k16} [global shared shared::cta] {f16 f32 s32}",
-                "store d sync aligned {row col} m16n16k8 [global shared shared::cta] f32"] issued::<matrix::wmma::Store>;
+                "store d sync aligned {row col} m16n16k8 [global shared shared::cta] f32",
+                "store d sync aligned {row col} m8n8k4 [global shared shared::cta] f64"] issued::<matrix::wmma::Store>;
         "wmma" ["mma sync aligned {row col} {row col} {m16n16k16 m8n32k16 m32n8k16} {f16 f32} {f16 f32}",
                 "mma sync aligned {row col} {row col} {m16n16k16 m8n32k16 m32n8k16} f32 bf16 bf16 f32",
                 "mma sync aligned {row col} {row col} m16n16k8 f32 tf32 tf32 f32",
                 "mma sync aligned {row col} {row col} {m16n16k16 m8n32k16 m32n8k16} s32 {u8 s8} {u8 s8} s32 [satfinite]"]
             issued::<matrix::wmma::Mma>;
+        "wmma" ["mma sync aligned {row col} {row col} m8n8k4 [rn rz rm rp] f64 f64 f64 f64"] issued::<matrix::double::DoubleWmma>;
     }
     Matrix, "Asynchronous Warpgroup Level Matrix Instructions" => {
         "wgmma" [WGMMA_F16, WGMMA_BF16, WGMMA_TF32, WGMMA_F8, WGMMA_I8, WGMMA_SP_F16, WGMMA_SP_BF16, WGMMA_SP_TF32, WGMMA_SP_F8,

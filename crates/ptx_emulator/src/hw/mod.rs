@@ -6,6 +6,7 @@
 
 pub mod approx;
 pub mod descriptor;
+pub mod exact;
 pub mod fp8;
 pub mod fragment;
 pub mod matmul;

@@ -268,6 +268,16 @@ impl Warp {
         }
     }
 
+    /// The current instruction fills registers of one lane, `piece` bytes each, with bytes of which `undefined` are.
+    pub fn undefine_results(&mut self, out: &[Dst], piece: usize, lane: usize, undefined: u64) {
+        for (n, d) in out.iter().enumerate() {
+            let bytes = undefined >> (n * piece) & ((1 << piece) - 1);
+            if let (Some(register), true) = (d.register, bytes != 0) {
+                self.undefined_results.push((register, lane, bytes as u8));
+            }
+        }
+    }
+
     #[inline(always)]
     pub fn predicate_defined(&self, p: u32) -> u32 {
         self.predicates_defined[p as usize]

@@ -9,11 +9,12 @@ use super::common::{HOPPER, module, noise, program, small_integer, words};
 
 /// An element type: name, bytes, and the code of a small integer.
 #[derive(Clone, Copy)]
-struct Element(&'static str, usize, fn(i32) -> u32);
+struct Element(&'static str, usize, fn(i32) -> u64);
 
-const F16: Element = Element("f16", 2, |value| small_integer(value, 5, 10));
-const F32: Element = Element("f32", 4, |value| (value as f32).to_bits());
-const S32: Element = Element("s32", 4, |value| value as u32);
+const F16: Element = Element("f16", 2, |value| small_integer(value, 5, 10).into());
+const F32: Element = Element("f32", 4, |value| (value as f32).to_bits().into());
+const F64: Element = Element("f64", 8, |value| f64::from(value).to_bits());
+const S32: Element = Element("s32", 4, |value| value as u64);
 
 /// A matrix of rows × columns in memory: its bytes, and elements from a line to the next.
 fn stored(
@@ -53,11 +54,12 @@ fn product(
         (0..k).map(|at| a[row * k + at] * b[at * n + column]).sum::<i32>() + c[row * n + column]
     };
     let (d_bytes, d_stride) = stored(&dot, [m, n], d_layout, sum);
+    let file = if element.0 == "f64" { 'd' } else { 'r' };
     let list = |first: usize, count: usize| {
-        format!("{{{}}}", (first..first + count).map(|r| format!("%r{r}")).collect::<Vec<_>>().join(", "))
+        format!("{{{}}}", (first..first + count).map(|r| format!("%{file}{r}")).collect::<Vec<_>>().join(", "))
     };
     let [in_a, in_b, in_sum] = registers;
-    let (ra, rb, rc, rd) = (list(10, in_a), list(30, in_b), list(50, in_sum), list(70, in_sum));
+    let (ra, rb, rc, rd) = (list(10, in_a), list(20, in_b), list(30, in_sum), list(40, in_sum));
     let (Element(name, ..), Element(of_sum, ..)) = (element, sum);
     let types = if name == "f16" { format!("{of_sum}.{of_sum}") } else { format!("{of_sum}.{name}.{name}.{of_sum}") };
     let shape = format!("m{m}n{n}k{k}");
@@ -81,9 +83,9 @@ fn product(
 }
 
 pub fn programs() -> Vec<Program> {
-    let bf16 = Element("bf16", 2, |value| small_integer(value, 8, 7));
-    let tf32 = Element("tf32", 4, |value| small_integer(value, 8, 10) << 13);
-    let s8 = Element("s8", 1, |value| value as u32);
+    let bf16 = Element("bf16", 2, |value| small_integer(value, 8, 7).into());
+    let tf32 = Element("tf32", 4, |value| u64::from(small_integer(value, 8, 10)) << 13);
+    let s8 = Element("s8", 1, |value| value as u64);
     let (square, flat, tall) = ([16, 16, 16], [8, 32, 16], [32, 8, 16]);
     let mixed = ["col", "row", "col", "row"];
     vec![
@@ -96,5 +98,7 @@ pub fn programs() -> Vec<Program> {
         product([16, 16, 8], ["row", "row", "row", "row"], tf32, F32, [4, 4, 8]),
         product(square, ["row", "col", "row", "col"], s8, S32, [2, 2, 8]),
         product(tall, mixed, s8, S32, [4, 1, 8]),
+        product([8, 8, 4], ["row", "col", "row", "row"], F64, F64, [1, 1, 2]),
+        product([8, 8, 4], ["col", "row", "col", "col"], F64, F64, [1, 1, 2]),
     ]
 }

@@ -28,7 +28,7 @@ const CHUNK: usize = 16;
 const BYTES: usize = 64;
 
 #[derive(Clone, Copy, PartialEq)]
-enum Part {
+pub enum Part {
     A,
     B,
     Sum,
@@ -36,7 +36,7 @@ enum Part {
 
 /// How a matrix lies in the registers of a warp.
 #[derive(Clone, Copy)]
-struct Fragment {
+pub struct Fragment {
     rows: usize,
     columns: usize,
     /// A lane's elements follow each other along a column.
@@ -47,27 +47,36 @@ struct Fragment {
 }
 
 impl Fragment {
-    fn new([m, n, k]: [usize; 3], part: Part, by_column: bool, bytes: usize) -> Fragment {
+    pub fn new([m, n, k]: [usize; 3], part: Part, by_column: bool, bytes: usize) -> Fragment {
         let (rows, columns) = match part {
             Part::A => (m, k),
             Part::B => (k, n),
             Part::Sum => (m, n),
         };
         let fragment = Fragment { rows, columns, by_column: by_column && part != Part::Sum, bytes, registers: 0 };
-        fragment.with_registers(fragment.elements() * bytes / 4)
+        fragment.with_registers(fragment.elements() * bytes / fragment.register_bytes())
     }
 
     fn with_registers(self, registers: usize) -> Fragment {
         Fragment { registers, ..self }
     }
 
+    pub fn registers(&self) -> usize {
+        self.registers
+    }
+
+    /// Registers have 32 bits, and 64 for `.f64`.
+    fn register_bytes(&self) -> usize {
+        self.bytes.max(4)
+    }
+
     /// Elements that a lane holds.
-    fn elements(&self) -> usize {
+    pub fn elements(&self) -> usize {
         self.rows * self.columns / 32
     }
 
     /// Row and column of a lane's element.
-    fn place(&self, lane: usize, index: usize) -> (usize, usize) {
+    pub fn place(&self, lane: usize, index: usize) -> (usize, usize) {
         let number = lane * self.elements() + index;
         if self.by_column {
             (number % self.rows, number / self.rows)
@@ -76,23 +85,39 @@ impl Fragment {
         }
     }
 
-    /// The words that hold a lane's elements.
-    fn words(&self, elements: &[u8; BYTES]) -> impl Iterator<Item = u32> {
-        let bytes = self.elements() * self.bytes;
+    /// What the registers hold with a lane's elements.
+    fn words(&self, elements: &[u8; BYTES]) -> impl Iterator<Item = u64> {
+        let (bytes, width) = (self.elements() * self.bytes, self.register_bytes());
         (0..self.registers).map(move |n| {
-            let at = n * 4 % bytes;
-            u32::from_le_bytes([elements[at], elements[at + 1], elements[at + 2], elements[at + 3]])
+            let mut word = [0; 8];
+            word[..width].copy_from_slice(&elements[n * width % bytes..][..width]);
+            u64::from_le_bytes(word)
         })
     }
 
     /// A lane's elements, from the registers.
     fn of_lane(&self, w: &Warp, registers: &[Src], lane: usize) -> [u8; BYTES] {
         let mut elements = [0; BYTES];
-        let words = registers.iter().take(self.elements() * self.bytes / 4);
-        for (bytes, register) in elements.chunks_exact_mut(4).zip(words) {
-            bytes.copy_from_slice(&(w.lane(*register, lane) as u32).to_le_bytes());
+        let width = self.register_bytes();
+        let words = registers.iter().take(self.elements() * self.bytes / width);
+        for (bytes, register) in elements.chunks_exact_mut(width).zip(words) {
+            bytes.copy_from_slice(&w.lane(*register, lane).to_le_bytes()[..width]);
         }
         elements
+    }
+
+    /// The whole matrix from a warp's registers, row by row or column by column.
+    pub fn gather(&self, w: &Warp, registers: &[Src], by_column: bool) -> Vec<u8> {
+        let mut matrix = vec![0; self.rows * self.columns * self.bytes];
+        for lane in 0..32 {
+            let elements = self.of_lane(w, registers, lane);
+            for (index, value) in elements.chunks_exact(self.bytes).take(self.elements()).enumerate() {
+                let (row, column) = self.place(lane, index);
+                let at = if by_column { column * self.rows + row } else { row * self.columns + column };
+                matrix[at * self.bytes..][..self.bytes].copy_from_slice(value);
+            }
+        }
+        matrix
     }
 }
 
@@ -113,6 +138,7 @@ impl InMemory {
         let name = i.modifiers().last().map_or("", String::as_str);
         let half = part != Part::Sum && name == "f16";
         let bytes = match (part, element(name), Sum::parse(name)) {
+            _ if name == "f64" => 8,
             (Part::Sum, _, Some(sum)) => 4 / sum.per_register(),
             (Part::A | Part::B, Some(element), _) => element.bits().div_ceil(8) as usize,
             _ => return Err(DecodeError::unsupported("this type")),
@@ -175,7 +201,7 @@ impl Instruction for Load {
                 m.load(w, at, Mode::Read, &mut elements[range])?;
             }
             for (d, word) in self.out.iter().zip(self.from.fragment.words(&elements)) {
-                d.write_lane(w, lane, word.into());
+                d.write_lane(w, lane, word);
             }
         }
         m.begin_load(w, &self.registers);
@@ -191,7 +217,7 @@ pub struct Store {
 
 impl Instruction for Store {
     fn decode(i: &mut Parsed<'_>) -> Result<Store> {
-        let values = i.src_vector(1, Type::B32)?;
+        let values = i.src_vector(1, if i.has("f64") { Type::F64 } else { Type::B32 })?;
         Ok(Store { to: InMemory::decode(i, Part::Sum, 0, 2, values.len())?, values })
     }
 
@@ -267,22 +293,10 @@ impl Instruction for Mma {
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         m.count_matrix_operation(w, &[w.cta], self.sizes.iter().product::<usize>() as u64);
-        let [rows, columns, k] = self.sizes;
+        let [rows, columns, _] = self.sizes;
         let [of_a, of_b, of_sum] = self.fragments;
         // Both along K.
-        let (mut a, mut b) = (vec![0; rows * k * of_a.bytes], vec![0; columns * k * of_b.bytes]);
-        for lane in 0..32 {
-            let elements = of_a.of_lane(w, &self.a, lane);
-            for (index, value) in elements.chunks_exact(of_a.bytes).take(of_a.elements()).enumerate() {
-                let (row, at) = of_a.place(lane, index);
-                a[(row * k + at) * of_a.bytes..][..of_a.bytes].copy_from_slice(value);
-            }
-            let elements = of_b.of_lane(w, &self.b, lane);
-            for (index, value) in elements.chunks_exact(of_b.bytes).take(of_b.elements()).enumerate() {
-                let (at, column) = of_b.place(lane, index);
-                b[(column * k + at) * of_b.bytes..][..of_b.bytes].copy_from_slice(value);
-            }
-        }
+        let (a, b) = (of_a.gather(w, &self.a, false), of_b.gather(w, &self.b, true));
         let mut sums: Vec<Row> = self.c.iter().map(|s| w.get(*s)).collect();
         let place = |lane: usize, index: usize| {
             let (row, column) = of_sum.place(lane, index);
