@@ -287,14 +287,23 @@ impl Instruction for Redux {
             (Some("or"), _) => Box::new(|x, y| x | y),
             _ => Box::new(|x, y| x ^ y),
         };
+        // One undefined number makes the group's result undefined: `issue` marks it.
+        i.carries(|_, _| Vec::new());
         Ok(Redux { d, a, members, abs: i.has("abs"), combine })
     }
 
-    fn issue(&self, w: &mut Warp, _: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
+    fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
         let a = w.get(self.a);
         let value = |n: usize| if self.abs { a[n] as u32 & 0x7fff_ffff } else { a[n] as u32 };
         for (members, here) in gather!(self.members, w, mask).iter() {
             let result = lanes(members).map(value).reduce(&self.combine).unwrap_or(0);
+            if let (true, Some(register)) = (m.sanitize, self.d.register) {
+                let undefined = lanes(members).find(|&lane| w.undefined_bytes(self.a, lane) != 0);
+                for (from, lane) in undefined.into_iter().flat_map(|from| lanes(here).map(move |lane| (from, lane))) {
+                    w.undefined_results.push((register, lane, u8::MAX));
+                    w.copy_doubts(from, lane);
+                }
+            }
             self.d.write(w, here, &[result.into(); 32]);
         }
         Ok(Flow::Next)
