@@ -506,6 +506,10 @@ mod tests {
         let (pair, single) = (gated(128).pair().stages(1), gated(128).stages(1));
         assert_eq!(single.stage_bytes() - pair.stage_bytes(), 64 * 128);
         assert_eq!((pair.tile_rows(), pair.mma_n(9), single.mma_n(9)), (256, 16, 16));
+        let apart = gated(128).apart().stages(6);
+        assert_eq!((apart.stage_bytes(), apart.tile_rows(), apart.mma_rows(), apart.slots()), (28_672, 128, 256, 32));
+        assert_eq!([apart, gated(192).apart().stages(5)].map(Instance::scale_sets), [6, 2]);
+        assert_eq!([192, 256].map(|tokens| gated(tokens).apart().stages(4).accumulators()), [2, 1]);
     }
 
     #[test]
