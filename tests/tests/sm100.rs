@@ -51,7 +51,8 @@ fn one_group_and_sixty_four_with_every_tail_of_k_are_right() {
     let sizes: Vec<_> =
         (0..64).map(|group| (group % 11, 8 * (1 + group % 17), [32, 64, 192, 320][group % 4])).collect();
     for op in OPS {
-        for (sizes, tile) in [(&sizes[..], "t16"), (&[(33, 72, 2880)], "t64")] {
+        let pair = if op == Op::Gated { "t64_apart" } else { "t64_pair" };
+        for (sizes, tile) in [(&sizes[..], "t16"), (&[(33, 72, 2880)], pair)] {
             let inputs = inputs(Generator::Gaussian, op, &groups(sizes), 6);
             let gpus = [Schedule::Fair, Schedule::Worst].into_iter().map(blackwell);
             check(&Case::new(&inputs, OutDtype::F16), gpus, OutDtype::F16, &format!("{}_sm100_{tile}", op.name()));
@@ -142,10 +143,11 @@ struct Sabotage(&'static str, &'static str, usize, usize);
 const DO_NOT_WAIT: &str = "setp.eq.u32 p, 0, 0;";
 
 /// Instructions that every instance has.
-const SABOTAGES: [Sabotage; 12] = [
+const SABOTAGES: [Sabotage; 13] = [
     Sabotage("mbarrier.init", "", 12, 0),
     Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 4, 0),
     Sabotage("mbarrier.arrive", "", 2, 0),
+    Sabotage("bar.arrive", "", 1, 0),
     Sabotage("cp.async.bulk.tensor", "", 3, 0),
     Sabotage("cp.async.bulk.shared", "", 3, 0),
     Sabotage("tcgen05.alloc", "", 1, 0),
@@ -158,7 +160,7 @@ const SABOTAGES: [Sabotage; 12] = [
 ];
 
 /// Instructions that some instances have besides, or use in another way.
-const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 4] = [
+const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 5] = [
     (
         "t64_tma",
         &[
@@ -180,6 +182,17 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 4] = [
             Sabotage("barrier.cluster.arrive", "", 2, 0),
             Sabotage("tcgen05.mma", "", 2, 0),
             Sabotage("tcgen05.commit", "", 2, 0),
+        ],
+    ),
+    (
+        "t64_apart",
+        &[
+            Sabotage("mbarrier.init", "", 20, 0),
+            // As above, with two stages more.
+            Sabotage("mbarrier.try_wait", DO_NOT_WAIT, 12, 7),
+            Sabotage("mbarrier.arrive", "", 5, 0),
+            Sabotage("st.async", "", 4, 0),
+            Sabotage("barrier.cluster.arrive", "", 3, 0),
         ],
     ),
 ];

@@ -4,12 +4,24 @@
 //! "Data Movement and Conversion Instructions": `mapa`, `st`, and "Parallel Synchronization and Communication Instructions:
 //! barrier.cluster"; sm_90 and up. In code for an older architecture each block is a cluster of its own.
 
+use core::ops::Add;
+
 use crate::{BEFORE_SM_90, ptx, shared::SharedAddress};
 
 /// An address in the shared memory of any block of the cluster (`.shared::cluster`).
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterAddress(pub(crate) u32);
+
+impl Add<u32> for ClusterAddress {
+    type Output = Self;
+
+    /// The address so many bytes further on, in the same block's.
+    #[inline(always)]
+    fn add(self, bytes: u32) -> Self {
+        Self(self.0 + bytes)
+    }
+}
 
 /// The block's place in its cluster, from 0 (`%cluster_ctarank`).
 #[inline(always)]

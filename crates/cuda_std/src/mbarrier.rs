@@ -127,6 +127,29 @@ pub unsafe fn mbarrier_arrive_expect_tx(barrier: Mbarrier, bytes: u32) {
     };
 }
 
+/// Stores four words in the shared memory of any block of the cluster, and reports their 16 bytes to a barrier of that block, whose
+/// phase expects them (`st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32`). Those who wait use
+/// [`mbarrier_wait_parity_cluster`].
+///
+/// # Safety
+/// `address` is a multiple of 16 in the shared memory of the barrier's block, which has begun and does not end meanwhile; nobody else
+/// accesses the words until the phase is complete. The barrier has been initialised.
+#[inline(always)]
+pub unsafe fn st_async_shared_cluster_v4_b32(
+    address: ClusterAddress,
+    [a, b, c, d]: [u32; 4],
+    mbarrier: ClusterMbarrier,
+) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [{}], {{{}, {}, {}, {}}}, [{}];",
+            in(reg32) address.0, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, in(reg32) mbarrier.0.0,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
 macro_rules! waits {
     ($($(#[$doc:meta])* $try_wait:ident, $wait:ident = $instruction:literal;)*) => {$(
         $(#[$doc])*

@@ -2,6 +2,8 @@
 //!
 //! PTX ISA, "Special Registers": `%tid`, `%ntid`, `%ctaid`, `%nctaid`.
 
+use crate::ptx;
+
 macro_rules! special_registers {
     ($($(#[$doc:meta])* $name:ident = $intrinsic:ident;)*) => {$(
         $(#[$doc])*
@@ -47,6 +49,28 @@ special_registers! {
 #[inline(always)]
 pub fn index_1d() -> u32 {
     block_idx_x() * block_dim_x() + thread_idx_x()
+}
+
+/// Tells those who wait at a barrier of the block ([`sync_barrier`]) that this warp has come so far, and lets it go on: what the warp wrote
+/// to memory is visible to them (`bar.arrive`; PTX ISA, as there).
+///
+/// # Safety
+/// The whole warp calls it together. `threads` arrive or wait at the barrier `BARRIER`, below 16, each time, a multiple of 32; this warp
+/// does so again only when all others have. [`sync_threads`] takes barrier 0.
+#[inline(always)]
+pub unsafe fn arrive_barrier<const BARRIER: u32>(threads: u32) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ptx!("bar.arrive {}, {};", const BARRIER, in(reg32) threads, options(nostack, preserves_flags)) };
+}
+
+/// Waits at a barrier of the block, and makes what others wrote to memory before they came there visible (`bar.sync`; PTX ISA, as there).
+///
+/// # Safety
+/// As [`arrive_barrier`].
+#[inline(always)]
+pub unsafe fn sync_barrier<const BARRIER: u32>(threads: u32) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe { ptx!("bar.sync {}, {};", const BARRIER, in(reg32) threads, options(nostack, preserves_flags)) };
 }
 
 /// Waits for every thread of the block, and makes what they wrote to memory visible to each other

@@ -46,7 +46,7 @@ fn wrong_in_a_bit(launch: &Launch) {
         // SAFETY: the launch of a self-test, whose operands are alive and lie where the backend has put them.
         unsafe {
             let parameter: abi::Launch = launch.parameter(0);
-            let group = *(parameter.groups as *const abi::Group);
+            let abi::Record { group, .. } = *(parameter.records as *const abi::Record);
             *(group.c as *mut u16).add((group.m * group.n) as usize - 1) ^= 1;
         }
     }
@@ -241,13 +241,13 @@ fn a_kernel_that_has_passed_is_the_cards_default_and_one_that_failed_is_not_used
     assert_eq!(notes(), [""; 0]);
 
     // An instance that is never chosen may fail, and is refused alone.
-    keep(&["plain t64_pair"]);
+    keep(&["plain t64_tma"]);
     assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_sm100");
     assert_eq!(computes(&verdicts, "t64").unwrap(), "plain_sm100");
-    let refused = computes(&verdicts, "gated_sm100,t64_pair").unwrap_err();
+    let refused = computes(&verdicts, "gated_sm100,t64_tma").unwrap_err();
     assert!(refused.starts_with("gated_sm100 has failed its self-test on Fake GPU"), "{refused}");
-    assert!(refused.contains("(plain t64_pair: it hung); take another, or --force"), "{refused}");
-    assert_eq!(computes(&Verdicts::Ignored, "gated_sm100,t64_pair").unwrap(), "plain_sm100");
+    assert!(refused.contains("(plain t64_tma: it hung); take another, or --force"), "{refused}");
+    assert_eq!(computes(&Verdicts::Ignored, "gated_sm100,t64_tma").unwrap(), "plain_sm100");
 
     keep(&[WRONG_PART]);
     assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_simt");

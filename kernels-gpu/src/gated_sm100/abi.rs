@@ -14,10 +14,6 @@ use crate::{
 /// "tcgen05.ld", "Access restrictions").
 pub const QUARTERS: u32 = 4;
 
-/// Warps that run the epilogue, the block's first. Those of a quarter take a tile's tokens in turns: each step is a chain of slow
-/// instructions, and two chains run beside each other.
-pub const EPILOGUE_WARPS: u32 = 2 * QUARTERS;
-
 /// Rows of a weight tile in a block: the M of an MMA, half of a pair's.
 pub const TILE_ROWS: u32 = 128;
 
@@ -50,6 +46,16 @@ pub const BOX_BYTES: u32 = BOX_COLUMNS * 2;
 
 /// Tokens that a store by tensor map takes.
 pub const BOX_TOKENS: u32 = 32;
+
+/// Places of an epilogue warp for sums of the other block of a pair, used in turn. A warp sends a step, receives it and finishes
+/// it: when it has received step s + 1, the other one has finished step s, and its slot is free for step s + 2.
+pub const SLOTS: u32 = 2;
+
+/// Tokens of a step of the epilogue that each block of a pair apart finishes.
+pub const HALF_STEP: u32 = N_STEP;
+
+/// Bytes of a slot: a warp's sums of so many tokens.
+pub const SLOT_BYTES: u32 = BOX_COLUMNS * HALF_STEP * 4;
 
 /// What a block may have of shared memory on a card of compute capability 10.0 (CUDA programming guide, "Technical
 /// Specifications per Compute Capability").
@@ -95,7 +101,7 @@ pub struct Group {
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Tile {
-    /// Index of its group.
+    /// A number of its group's, by which a block knows that a tile is of the same group as the last.
     pub group: u32,
     /// First row of the weights, column of C; a multiple of [`Instance::tile_rows`].
     pub first_row: u32,
@@ -105,15 +111,23 @@ pub struct Tile {
     pub tokens: u32,
 }
 
+/// A tile with its group, as an array of them lies in global memory: what a block reads before its first copy, in one load.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct Record {
+    /// Its group.
+    pub group: Group,
+    /// The tile.
+    pub tile: Tile,
+}
+
 /// The one parameter of a kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Launch {
-    /// Address of the array of [`Group`].
-    pub groups: u64,
-    /// Address of the array of [`Tile`]. Of B blocks, block b computes tiles b, b + B, b + 2·B and so on; where pairs
+    /// Address of the array of [`Record`], one a tile. Of B blocks, block b computes tiles b, b + B, b + 2·B and so on; where pairs
     /// compute tiles, the same holds of pairs.
-    pub tiles: u64,
+    pub records: u64,
     /// Its length.
     pub tile_count: u32,
     /// [`OUTPUT_F16`](crate::format::OUTPUT_F16) or [`OUTPUT_BF16`](crate::format::OUTPUT_BF16).
@@ -139,6 +153,10 @@ macro_rules! instances {
             gated_sm100_t64_serial_s3 = gated(64).serial().stages(3);
             gated_sm100_t64_pair = gated(64).pair().stages(5);
             gated_sm100_t128_pair = gated(128).pair().stages(4);
+            gated_sm100_t64_apart = gated(64).apart().stages(7);
+            gated_sm100_t128_apart = gated(128).apart().stages(6);
+            gated_sm100_t192_apart = gated(192).apart().stages(5);
+            gated_sm100_t256_apart = gated(256).apart().stages(4);
             plain_sm100_t8 = plain(8).stages(10);
             plain_sm100_t16 = plain(16).stages(9);
             plain_sm100_t32 = plain(32).stages(9);
@@ -148,7 +166,10 @@ macro_rules! instances {
             plain_sm100_t192 = plain(192).stages(4);
             plain_sm100_t64_tma = plain(64).tma_store().stages(6);
             plain_sm100_t64_serial = plain(64).serial().stages(1);
-            plain_sm100_t64_pair = plain(64).pair().stages(9);
+            plain_sm100_t64_pair = plain(64).pair().stages(8);
+            plain_sm100_t128_pair = plain(128).pair().stages(7);
+            plain_sm100_t192_pair = plain(192).pair().stages(6);
+            plain_sm100_t256_pair = plain(256).pair().stages(5);
         }
     };
 }
@@ -165,19 +186,29 @@ pub enum Store {
     Tma,
 }
 
+/// What each block of a pair has of a tile's weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Halves {
+    /// Half of the rows of each matrix.
+    Rows,
+    /// One of two matrices, gate in the first block and up in the second. Each finishes half of the tokens, whose sums the
+    /// blocks exchange.
+    Matrices,
+}
+
 /// Who loads, who multiplies, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Roles {
-    /// A warp loads, a warp issues MMAs, [`EPILOGUE_WARPS`] run the epilogue: all at once.
+    /// A warp loads, a warp issues MMAs, the others run the epilogue: all at once.
     Specialised,
-    /// The first of [`EPILOGUE_WARPS`] loads and issues MMAs, then all run the epilogue. Tiles do not overlap. Inside of a tile
+    /// The first warp of those that run the epilogue loads and issues MMAs, then all run the epilogue. Tiles do not overlap. Inside of a tile
     /// loads overlap with MMAs, if there is more than one stage.
     Serial,
 }
 
 /// One way to build the kernel, and what it takes of the hardware.
 ///
-/// Shared memory of a block: stages, then two buffers for each epilogue warp, then barriers. A stage: a tile of each
+/// Shared memory of a block: stages, then two buffers for each epilogue warp, then slots, then barriers. A stage: a tile of each
 /// matrix of weights, a tile of tokens, the scales of each matrix, the scales of the tokens.
 ///
 /// What does not fit does not compile:
@@ -206,6 +237,8 @@ pub struct Instance {
     pub roles: Roles,
     /// Blocks that compute a tile together: 1, or a pair, whose tensor cores share the tokens (`cta_group::2`).
     pub blocks: u32,
+    /// What each block of a pair has; [`Halves::Rows`] of a block alone, which has all.
+    pub halves: Halves,
 }
 
 /// An [`Instance`] that lacks its stages.
@@ -214,8 +247,8 @@ pub struct Builder(Instance);
 
 /// The gated kernel with up to so many tokens a tile: a single block, specialised warps, direct stores.
 pub const fn gated(tile_tokens: u32) -> Builder {
-    let (store, roles) = (Store::Direct, Roles::Specialised);
-    Builder(Instance { entry: "", matrices: 2, tile_tokens, stages: 0, store, roles, blocks: 1 })
+    let (store, roles, halves) = (Store::Direct, Roles::Specialised, Halves::Rows);
+    Builder(Instance { entry: "", matrices: 2, tile_tokens, stages: 0, store, roles, blocks: 1, halves })
 }
 
 /// As [`gated`], the plain kernel.
@@ -239,6 +272,11 @@ impl Builder {
         Self(Instance { blocks: 2, ..self.0 })
     }
 
+    /// The same for a pair of blocks with a matrix each.
+    pub const fn apart(self) -> Self {
+        Self(Instance { blocks: 2, halves: Halves::Matrices, ..self.0 })
+    }
+
     /// The instance with so many stages.
     ///
     /// # Panics
@@ -257,11 +295,22 @@ impl Instance {
     /// Bytes of 128 rows' scales in a stage.
     pub const SCALE_BYTES: u32 = MMAS_PER_K_BLOCK * SCALE_TILE_BYTES;
 
+    /// Epilogue warps of each quarter, which take a tile's tokens in turns: each step is a chain of slow instructions, and so many
+    /// chains run beside each other.
+    pub const fn parts(self) -> u32 {
+        2 * self.blocks
+    }
+
+    /// Warps that run the epilogue, the block's first.
+    pub const fn epilogue_warps(self) -> u32 {
+        self.parts() * QUARTERS
+    }
+
     /// Threads of a block, in one dimension.
     pub const fn threads(self) -> u32 {
         let warps = match self.roles {
-            Roles::Specialised => EPILOGUE_WARPS + 2,
-            Roles::Serial => EPILOGUE_WARPS,
+            Roles::Specialised => self.epilogue_warps() + 2,
+            Roles::Serial => self.epilogue_warps(),
         };
         warps * 32
     }
@@ -271,8 +320,24 @@ impl Instance {
         if self.blocks > 1 { self.blocks } else { 0 }
     }
 
-    /// Rows of weights that a tile has: [`TILE_ROWS`] of each of its blocks.
+    /// Matrices of weights that a block loads.
+    pub const fn block_matrices(self) -> u32 {
+        match self.halves {
+            Halves::Rows => self.matrices,
+            Halves::Matrices => 1,
+        }
+    }
+
+    /// Rows of each matrix of weights that a tile has, which are columns of C.
     pub const fn tile_rows(self) -> u32 {
+        match self.halves {
+            Halves::Rows => self.mma_rows(),
+            Halves::Matrices => TILE_ROWS,
+        }
+    }
+
+    /// The M of the tensor core's products: [`TILE_ROWS`] of each block.
+    pub const fn mma_rows(self) -> u32 {
         self.blocks * TILE_ROWS
     }
 
@@ -281,9 +346,12 @@ impl Instance {
         self.tile_tokens / self.blocks
     }
 
-    /// The N of the tensor core's products for a tile of so many tokens.
+    /// The N of the tensor core's products for a tile of so many tokens. In a pair apart it is whole steps of the epilogue.
     pub const fn mma_n(self, tokens: u32) -> u32 {
-        tokens.next_multiple_of(self.blocks * N_STEP)
+        tokens.next_multiple_of(match self.halves {
+            Halves::Rows => self.blocks * N_STEP,
+            Halves::Matrices => 2 * HALF_STEP,
+        })
     }
 
     /// Whether tiles of a group of `m` tokens can start where they must, at multiples of [`TOKEN_SCALE_ROWS`].
@@ -314,9 +382,9 @@ impl Instance {
 
     /// Bytes of a stage.
     pub const fn stage_bytes(self) -> u32 {
-        self.matrices * Self::WEIGHT_BYTES
+        self.block_matrices() * Self::WEIGHT_BYTES
             + self.token_bytes()
-            + (self.matrices + self.token_scale_tiles()) * Self::SCALE_BYTES
+            + (self.block_matrices() + self.token_scale_tiles()) * Self::SCALE_BYTES
     }
 
     /// Tokens that an epilogue warp gathers in one of its buffers before it stores them.
@@ -334,12 +402,12 @@ impl Instance {
 
     /// Columns of tensor memory for the scales of a k-block: each MMA takes a column for every 32 rows.
     pub const fn scale_columns(self) -> u32 {
-        MMAS_PER_K_BLOCK * (SCALE_TILE_ROWS / TOKEN_SCALE_ROWS) * (self.matrices + self.token_scale_tiles())
+        MMAS_PER_K_BLOCK * (SCALE_TILE_ROWS / TOKEN_SCALE_ROWS) * (self.block_matrices() + self.token_scale_tiles())
     }
 
     /// Columns of tensor memory for the accumulators of a tile.
     pub const fn accumulator_columns(self) -> u32 {
-        self.matrices * self.tile_tokens
+        self.block_matrices() * self.tile_tokens
     }
 
     /// Accumulators: 2 if they fit beside the scales of two k-blocks, so that the epilogue of a tile runs beside the MMAs of
@@ -370,16 +438,31 @@ impl Instance {
         2 * (self.stages + self.accumulators())
     }
 
+    /// Places for sums of the other block, of which an epilogue warp of a pair apart has [`SLOTS`].
+    pub const fn slots(self) -> u32 {
+        match self.halves {
+            Halves::Rows => 0,
+            Halves::Matrices => self.epilogue_warps() * SLOTS,
+        }
+    }
+
     /// Dynamic shared memory of a block, in bytes.
     pub const fn shared_bytes(self) -> u32 {
         // The address of the tensor memory takes as much as a barrier.
-        self.stages * self.stage_bytes() + EPILOGUE_WARPS * 2 * self.store_bytes() + 8 * (self.barriers() + 1)
+        let barriers = self.barriers() + self.slots() + 1;
+        let buffers = self.epilogue_warps() * 2 * self.store_bytes() + self.slots() * SLOT_BYTES;
+        self.stages * self.stage_bytes() + buffers + 8 * barriers
     }
 
     /// Stops the compiler where an instance asks for more than there is.
     const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
         assert!(self.blocks == 1 || self.blocks == 2, "a tile is a block's or a pair's");
+        let apart = matches!(self.halves, Halves::Matrices);
+        assert!(
+            !apart || (self.blocks == 2 && self.matrices == 2 && matches!(self.store, Store::Direct)),
+            "apart are the two matrices of a pair, which stores directly"
+        );
         assert!(self.tile_tokens > 0 && self.tile_tokens <= 256, "the tensor core's N is at most 256");
         assert!(self.mma_n(self.tile_tokens) == self.tile_tokens, "the tensor core's N goes in steps of 8, 16 a pair");
         assert!(
@@ -423,6 +506,10 @@ mod tests {
         let (pair, single) = (gated(128).pair().stages(1), gated(128).stages(1));
         assert_eq!(single.stage_bytes() - pair.stage_bytes(), 64 * 128);
         assert_eq!((pair.tile_rows(), pair.mma_n(9), single.mma_n(9)), (256, 16, 16));
+        let apart = gated(128).apart().stages(6);
+        assert_eq!((apart.stage_bytes(), apart.tile_rows(), apart.mma_rows(), apart.slots()), (28_672, 128, 256, 32));
+        assert_eq!([apart, gated(192).apart().stages(5)].map(Instance::scale_sets), [6, 2]);
+        assert_eq!([192, 256].map(|tokens| gated(tokens).apart().stages(4).accumulators()), [2, 1]);
     }
 
     #[test]

@@ -3,13 +3,10 @@
 use cuda_std::kernel;
 
 use super::{
-    abi::{Group, INSTANCES, Index, Instance, Launch, N_STEP, Tile, instances},
+    abi::{Group, INSTANCES, Index, Instance, Launch, N_STEP, Record, Tile, instances},
     kernel::{Placed, Sm100, Sums, Work},
 };
-use crate::{
-    epilogue::silu,
-    schedule::{OfGroup, Tiles},
-};
+use crate::epilogue::silu;
 
 macro_rules! entries {
     ($($entry:ident = $instance:expr;)*) => {$(
@@ -37,18 +34,36 @@ pub struct Listed<const INDEX: usize> {
     pub launch: Launch,
 }
 
-impl OfGroup for Tile {
+/// A block's tiles, each with its group: a copy, whose fields stay in registers. Behind a reference, every wait and every copy would
+/// have them loaded again.
+pub struct Tiles {
+    records: *const Record,
+    count: u32,
+    next: u32,
+    stride: u32,
+}
+
+impl Iterator for Tiles {
+    type Item = (Tile, Group);
+
     #[inline(always)]
-    fn group(&self) -> u32 {
-        self.group
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next >= self.count {
+            return None;
+        }
+        // SAFETY: inside of the array, which does not change while the kernel runs: `Listed::tiles` asks for it.
+        let Record { tile, group } = unsafe { *self.records.add(self.next as usize) };
+        self.next += self.stride;
+        Some((tile, group))
     }
 }
 
 impl<const INDEX: usize> Work for Listed<INDEX> {
     const INSTANCE: Instance = INSTANCES[INDEX];
     const MAPS_IN_MEMORY: bool = true;
+    const AT_ONCE: bool = true;
     type Group = Group;
-    type Tiles = Tiles<Tile, Group>;
+    type Tiles = Tiles;
     type Column = ();
     type Tokens = ();
 
@@ -56,10 +71,9 @@ impl<const INDEX: usize> Work for Listed<INDEX> {
     fn wait() {}
 
     #[inline(always)]
-    unsafe fn tiles(self, next: u32, stride: u32) -> Tiles<Tile, Group> {
-        let Launch { tiles, tile_count, groups, .. } = self.launch;
-        // SAFETY: what `# Safety` of the trait asks.
-        unsafe { Tiles::new(tiles, tile_count, groups, next, stride) }
+    unsafe fn tiles(self, next: u32, stride: u32) -> Tiles {
+        let Launch { records, tile_count: count, .. } = self.launch;
+        Tiles { records: records as *const Record, count, next, stride }
     }
 
     #[inline(always)]

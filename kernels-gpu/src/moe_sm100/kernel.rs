@@ -51,6 +51,7 @@ struct Routed<const INDEX: usize> {
 impl<const INDEX: usize> Work for Routed<INDEX> {
     const INSTANCE: Instance = INSTANCES[INDEX];
     const MAPS_IN_MEMORY: bool = false;
+    const AT_ONCE: bool = false;
     type Group = Placed;
     type Tiles = RoutedTiles<INDEX>;
     type Column = Column;

@@ -1,7 +1,7 @@
 //! The kernel's row in the fake driver, whose tensor maps are the emulator's.
 
 use fake_cuda::Launch;
-use kernels_gpu::gated_sm100::abi::{self, Group, INSTANCES, K_BLOCK_BYTES, TILE_ROWS, Tile};
+use kernels_gpu::gated_sm100::abi::{self, INSTANCES, K_BLOCK_BYTES, Record, TILE_ROWS};
 use ptx_emulator::TensorMap;
 
 use crate::kernels::fake::{SMS, matrix, multiply, out_dtype};
@@ -12,10 +12,11 @@ pub(super) fn launch(launch: &Launch<'_>) {
     // SAFETY: launched by tests whose operands are alive and lie where the descriptors say.
     unsafe {
         let parameter: abi::Launch = launch.parameter(0);
-        let tiles = std::slice::from_raw_parts(parameter.tiles as *const Tile, parameter.tile_count as usize);
+        let records = std::slice::from_raw_parts(parameter.records as *const Record, parameter.tile_count as usize);
         let instance = INSTANCES.iter().find(|instance| instance.entry == launch.kernel).unwrap();
-        for tile in tiles.iter().filter(|tile| (tile.first_row, tile.first_token) == (0, 0)) {
-            let group = &*(parameter.groups as *const Group).add(tile.group as usize);
+        for Record { group, .. } in
+            records.iter().filter(|Record { tile, .. }| (tile.first_row, tile.first_token) == (0, 0))
+        {
             let values = |map: u64, rows: u32, box_rows: u32| {
                 assert!(map.is_multiple_of(64), "{map:#x}");
                 let map = TensorMap::from_bytes(&*(map as *const [u8; 128])).expect("a tensor map");

@@ -100,13 +100,15 @@ impl GatedSm100 {
             ..Grid::linear(instance.entry, plan::blocks(instance, tiles.len(), request.sms), instance.threads())
         };
         let maps: usize = groups.iter().map(|group| maps(instance, group).count()).sum();
-        let bytes = maps * MAP_BYTES + groups.len() * size_of::<abi::Group>() + size_of_val(&*tiles);
+        let bytes = maps * MAP_BYTES + tiles.len() * size_of::<abi::Record>();
         let (groups, output) = (groups.to_vec(), output_code(request.out_dtype));
         Ok(Launch::new(self.name(), grid, bytes, move |writer| {
             let described = groups.iter().map(|group| describe(instance, group, writer));
             let described = described.collect::<Result<Vec<_>, Error>>()?;
-            let (groups, tile_count) = (writer.array(&described), tiles.len() as u32);
-            Ok(Parameter::new(abi::Launch { groups, tiles: writer.array(&tiles), tile_count, output }))
+            let record = |tile: &abi::Tile| abi::Record { group: described[tile.group as usize], tile: *tile };
+            let records: Vec<_> = tiles.iter().map(record).collect();
+            let tile_count = records.len() as u32;
+            Ok(Parameter::new(abi::Launch { records: writer.array(&records), tile_count, output }))
         }))
     }
 }
@@ -155,6 +157,8 @@ fn describe(instance: Instance, group: &PlacedGroup, writer: &mut Writer<'_>) ->
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::kernels::group::PlacedMatrix;
     use crate::problem::OutDtype;
@@ -176,31 +180,33 @@ mod tests {
         Request { op, instance, out_dtype: OutDtype::F16, sms }
     }
 
-    /// The tensor maps of a launch in the order in which they are encoded, and its groups.
-    fn described(launch: &Launch, groups: usize) -> (Vec<MapArguments>, Vec<abi::Group>) {
+    /// The tensor maps of a launch in the order in which they are encoded, and the groups of its tiles.
+    fn described(launch: &Launch) -> (Vec<MapArguments>, BTreeMap<u32, abi::Group>) {
         let (mut maps, mut to) = (Vec::new(), vec![0; launch.bytes()]);
         let parameter = launch.write(0x10000, &mut to, &mut |arguments| {
             maps.push(*arguments);
             Ok([0; MAP_BYTES])
         });
         let parameter: abi::Launch = bytemuck::pod_read_unaligned(parameter.unwrap().bytes());
-        let groups_at = &to[(parameter.groups - 0x10000) as usize..];
-        let described = groups_at.chunks_exact(size_of::<abi::Group>()).take(groups);
-        (maps, described.map(bytemuck::pod_read_unaligned).collect())
+        let records = &to[(parameter.records - 0x10000) as usize..];
+        let records = records.chunks_exact(size_of::<abi::Record>()).take(parameter.tile_count as usize);
+        let described = records.map(bytemuck::pod_read_unaligned::<abi::Record>);
+        let described: BTreeMap<_, _> = described.map(|record| (record.tile.group, record.group)).collect();
+        (maps, described)
     }
 
     #[test]
     fn each_group_with_tokens_gets_its_own_maps() {
         let groups = [group(7, 72, 320), group(0, 8, 320), group(9, 8, 320)];
         let launch = GatedSm100.launch(&request(Op::Gated, None, 148), &groups).unwrap();
-        let (maps, described) = described(&launch, 3);
+        let (maps, described) = described(&launch);
         let map = |index: u64| 0x10000 + index * MAP_BYTES as u64;
-        assert_eq!((described[0].a_map, described[0].b_maps), (map(0), [map(1), map(2)]));
-        assert_eq!((described[2].a_map, described[2].b_maps), (map(3), [map(4), map(5)]));
+        assert_eq!((described[&0].a_map, described[&0].b_maps), (map(0), [map(1), map(2)]));
+        assert_eq!((described[&2].a_map, described[&2].b_maps), (map(3), [map(4), map(5)]));
         assert_eq!(maps.len(), 6);
-        assert_eq!(maps[0], MapArguments::values(0x1000, 7, 320, 256, 16));
+        assert_eq!(maps[0], MapArguments::values(0x1000, 7, 320, 256, 32));
         assert_eq!(maps[2], MapArguments::values(0x3000, 72, 320, 256, 128));
-        assert_eq!((launch.grid.blocks, launch.grid.entry), (2, "gated_sm100_t16"));
+        assert_eq!((launch.grid.blocks, launch.grid.entry), (4, "gated_sm100_t64_apart"));
     }
 
     #[test]
@@ -211,7 +217,7 @@ mod tests {
                 let groups: Vec<_> = shape.groups.iter().map(of).collect();
                 let launch = GatedSm100.launch(&request(op, None, 148), &groups).unwrap();
                 assert!((1..=148).contains(&launch.grid.blocks), "{}", shape.name);
-                let (maps, _) = described(&launch, 0);
+                let (maps, _) = described(&launch);
                 assert_eq!(
                     maps.len(),
                     (1 + op.projections()) * groups.iter().filter(|group| group.sizes.m > 0).count()
@@ -225,18 +231,18 @@ mod tests {
         let groups = [group(7, 72, 320), group(9, 300, 320)];
         let launch = |instance| GatedSm100.launch(&request(Op::Gated, Some(instance), 5), &groups).unwrap();
         let (pair, tma) = (launch("t64_pair"), launch("t64_tma"));
-        assert_eq!((pair.grid.blocks, pair.grid.cluster, described(&pair, 0).0.len()), (4, 2, 6));
+        assert_eq!((pair.grid.blocks, pair.grid.cluster, described(&pair).0.len()), (4, 2, 6));
         assert_eq!((tma.grid.blocks, tma.grid.cluster), (4, 1));
-        let (maps, described) = described(&tma, 2);
+        let (maps, described) = described(&tma);
         assert_eq!((maps.len(), maps[7]), (8, output_map(&groups[1])));
-        assert_eq!(described[1].c_map, 0x10000 + 7 * MAP_BYTES as u64);
+        assert_eq!(described[&1].c_map, 0x10000 + 7 * MAP_BYTES as u64);
     }
 
     #[test]
     fn a_plain_group_has_one_map_of_weights_and_behind_it_that_of_c() {
         let launch = GatedSm100.launch(&request(Op::Plain, Some("t64_tma"), 5), &[group(7, 72, 320)]).unwrap();
-        let (maps, described) = described(&launch, 1);
+        let (maps, described) = described(&launch);
         assert_eq!((maps.len(), maps[2]), (3, output_map(&group(7, 72, 320))));
-        assert_eq!(described[0].c_map, 0x10000 + 2 * MAP_BYTES as u64);
+        assert_eq!(described[&0].c_map, 0x10000 + 2 * MAP_BYTES as u64);
     }
 }

@@ -1,6 +1,8 @@
 //! Which instance, and which tiles in which order. Functions of sizes alone.
 
-use kernels_gpu::gated_sm100::abi::{INSTANCES, Instance, K_BLOCK, MMAS_PER_K_BLOCK, N_STEP, Roles, Store, Tile};
+use kernels_gpu::gated_sm100::abi::{
+    Halves, INSTANCES, Instance, K_BLOCK, K_BLOCK_BYTES, MMAS_PER_K_BLOCK, N_STEP, Roles, Store, Tile,
+};
 
 use crate::error::Error;
 use crate::kernels::group::Sizes;
@@ -8,8 +10,8 @@ use crate::kernels::kernel::op_of;
 use crate::kernels::tiles;
 use crate::problem::Op;
 
-/// The most tokens of a tile that is a default. From this size on the gated kernel has one accumulator, and beyond it also a
-/// stage less.
+/// The most tokens of a block's own tile that is a default. From this size on the gated kernel has one accumulator, and beyond it also
+/// a stage less.
 const MAX_TILE_TOKENS: u32 = 128;
 
 /// A default tile of tokens that follows another starts at a multiple of this: at every second column of scales in tensor
@@ -21,13 +23,15 @@ pub(super) fn instances(op: Op) -> impl Iterator<Item = Instance> {
     INSTANCES.iter().copied().filter(move |instance| op_of(instance.matrices) == op)
 }
 
-/// The instances of an operation that may be taken unasked. Those that were made for a comparison are none until a card has shown
-/// them faster.
+/// The instances of an operation that may be taken unasked: blocks alone, and pairs that have a matrix each. Those that were made for a
+/// comparison are none until a card has shown them faster.
 pub(super) fn candidates(op: Op) -> impl Iterator<Item = Instance> {
     let plain_design = |instance: &Instance| {
-        (instance.store, instance.roles, instance.blocks) == (Store::Direct, Roles::Specialised, 1)
+        let pair_with_a_matrix_each = instance.blocks == 2 && instance.block_matrices() == 1;
+        let alone = instance.blocks == 1 && instance.tile_tokens <= MAX_TILE_TOKENS;
+        (instance.store, instance.roles) == (Store::Direct, Roles::Specialised) && (alone || pair_with_a_matrix_each)
     };
-    instances(op).filter(plain_design).filter(|instance| instance.tile_tokens <= MAX_TILE_TOKENS)
+    instances(op).filter(plain_design)
 }
 
 /// The instance that a B200 takes least time for, by [`cycles`]. Among equals it is the one with the smallest tile, then the one
@@ -40,16 +44,36 @@ pub(super) fn choose(op: Op, groups: &[Sizes], sms: u32) -> Instance {
     let preference = |instance: &Instance| {
         (cycles(*instance, groups, sms), instance.tile_tokens, std::cmp::Reverse(instance.stages))
     };
-    candidates(op).filter(fits).min_by_key(preference).expect("tiles of 64 tokens take any number of them")
+    let candidates = candidates(op).filter(|instance| instance.blocks <= sms.max(1));
+    candidates.filter(fits).min_by_key(preference).expect("tiles of 64 tokens take any number of them")
 }
 
-/// Bytes a cycle that one multiprocessor takes in, and that L2 delivers to all of a B200 (microbench-blackwell, 9a068d85: 64 to 80,
-/// and 13.2 TB/s at 1.965 GHz).
-const INTAKE: u64 = 64;
-const L2: u64 = 6717;
+/// Bytes a cycle that one multiprocessor takes in, and that L2 delivers to all of a B200: `intake` and `l2-bandwidth` of
+/// docs/time-model.md.
+const INTAKE: u64 = 72;
+const L2: u64 = 8142;
 
-/// Cycles of the epilogue for 8 tokens, by matrices of weights: what the time model (docs/time-model.md) makes of its instructions.
-const EPILOGUE: [u64; 2] = [120, 200];
+/// Cycles of the epilogue for 8 tokens of a tile: what the time model makes of its instructions.
+const fn epilogue(instance: Instance) -> u64 {
+    match (instance.matrices, instance.blocks, instance.halves) {
+        (1, 1, _) => 120,
+        (1, ..) => 100,
+        (.., Halves::Rows) => 200,
+        (.., Halves::Matrices) => 115,
+    }
+}
+
+/// Cycles of an MMA at this N: the tensor core's rate, or that at which it reads shared memory, of which each block of a pair has less
+/// to read (SemiAnalysisAI/microbench-blackwell, 9a068d85).
+fn mma(instance: Instance, n: u64) -> u64 {
+    (n / 2).max(if instance.blocks == 1 { 32 } else { 28 } + n / 4)
+}
+
+/// Cycles of a copy of a tile of scales to tensor memory.
+const SCALE_COPY: u64 = 8;
+
+/// Cycles that the blocks of a pair take to find each other, beyond those of a block alone: what the time model has on small groups.
+const PAIRING: u64 = 300;
 
 /// The cycles that a B200 takes for some groups, about: those of a mean tile, times the tiles of the busiest multiprocessor, or those of
 /// the longest tile; and the last epilogue. A k-block takes as long as its copies or as its products.
@@ -62,16 +86,17 @@ fn cycles(instance: Instance, groups: &[Sizes], sms: u32) -> u64 {
     };
     let tiles = || groups.iter().flat_map(tiles_of).filter(|((count, _), _)| *count > 0);
     let count: u64 = tiles().map(|((count, _), _)| count).sum();
+    let blocks = u64::from(instance.blocks);
     let at_once = count.min(u64::from((sms / instance.blocks).max(1))).max(1);
-    let rate = INTAKE.min(L2 / (at_once * u64::from(instance.blocks))).max(1);
-    let matrices = u64::from(instance.matrices);
-    let epilogue = |tokens: u32| EPILOGUE[(matrices - 1) as usize] * u64::from(tokens.div_ceil(N_STEP));
+    let rate = INTAKE.min(L2 / (at_once * blocks)).max(1);
+    let matrices = u64::from(instance.block_matrices());
+    let epilogue = |tokens: u32| epilogue(instance) * u64::from(tokens.div_ceil(N_STEP));
     let main_loop = |tokens: u32, k: u32| {
-        // A box counts in full, however few tokens there are.
-        let copies = u64::from(instance.stage_bytes()) / rate;
-        // The tensor core's rate, or that at which it reads shared memory (the same source).
         let n = u64::from(instance.mma_n(tokens));
-        let products = u64::from(MMAS_PER_K_BLOCK) * matrices * (n / 2).max(32 + n / 4);
+        let missing = (u64::from(instance.tile_tokens) - n) / blocks * u64::from(K_BLOCK_BYTES);
+        let copies = (u64::from(instance.stage_bytes()) - missing) / rate;
+        let scale_copies = SCALE_COPY * (matrices + u64::from(instance.token_scale_tiles()));
+        let products = u64::from(MMAS_PER_K_BLOCK) * (matrices * mma(instance, n) + scale_copies);
         u64::from(k.div_ceil(K_BLOCK)) * copies.max(products)
     };
     let overlaps = instance.accumulators() > 1;
@@ -83,7 +108,8 @@ fn cycles(instance: Instance, groups: &[Sizes], sms: u32) -> u64 {
         tiles().fold(0, |sum: u64, ((count, tokens), k)| sum.saturating_add(count.saturating_mul(tile(tokens, k))));
     let longest = tiles().map(|((_, tokens), k)| tile(tokens, k)).max().unwrap_or(0);
     let last = if overlaps { tiles().map(|((_, tokens), _)| epilogue(tokens)).max().unwrap_or(0) } else { 0 };
-    count.div_ceil(at_once).saturating_mul(all / count.max(1)).max(longest) + last
+    let pairing = if instance.blocks > 1 { PAIRING } else { 0 };
+    count.div_ceil(at_once).saturating_mul(all / count.max(1)).max(longest) + last + pairing
 }
 
 /// Blocks for so many tiles. A pair of blocks computes a tile on two multiprocessors.
@@ -91,13 +117,17 @@ pub(super) fn blocks(instance: Instance, tiles: usize, sms: u32) -> u32 {
     instance.blocks * (tiles as u32).min((sms / instance.blocks).max(1))
 }
 
-/// Every tile of every group.
+/// Every tile of every group, those of the groups with the most tokens first: what is left for the end is short, and blocks end
+/// together.
 ///
 /// # Errors
 /// [`Error::TooLarge`] if they cannot be counted.
 pub(super) fn tiles(instance: Instance, groups: &[Sizes]) -> Result<Vec<Tile>, Error> {
-    tiles::tiles(groups, [instance.tile_rows(), instance.tile_tokens], |group, first_row, first_token, tokens| Tile {
-        group,
+    let mut order: Vec<_> = (0..groups.len()).collect();
+    order.sort_by_key(|&group| std::cmp::Reverse(groups[group].m));
+    let sorted: Vec<_> = order.iter().map(|&group| groups[group]).collect();
+    tiles::tiles(&sorted, [instance.tile_rows(), instance.tile_tokens], |place, first_row, first_token, tokens| Tile {
+        group: order[place as usize] as u32,
         first_row,
         first_token,
         tokens,
@@ -118,22 +148,21 @@ mod tests {
     }
 
     #[test]
-    fn one_multiprocessor_reads_weights_once_and_many_share_the_tokens() {
-        let tile = |sizes: &[u32], sms| {
+    fn one_multiprocessor_reads_weights_once_and_many_are_used_in_pairs() {
+        let chosen = |sizes: &[u32], sms| {
             let groups: Vec<_> = sizes.iter().map(|&m| group(m, 256)).collect();
-            choose(Op::Gated, &groups, sms).tile_tokens
+            choose(Op::Gated, &groups, sms).entry.strip_prefix("gated_sm100_").unwrap()
         };
-        let sizes: [(&[u32], [u32; 2]); 7] = [
-            (&[1, 0, 8], [8, 8]),
-            (&[9], [16, 16]),
-            (&[40, 32], [64, 64]),
-            (&[96], [96, 64]),
-            (&[128, 7], [64, 64]),
-            (&[180], [64, 64]),
-            (&[0], [8, 8]),
+        let sizes: [(&[u32], [&str; 2]); 6] = [
+            (&[1, 0, 8], ["t8", "t64_apart"]),
+            (&[9], ["t16", "t64_apart"]),
+            (&[40, 32], ["t64", "t64_apart"]),
+            (&[128, 7], ["t64", "t64_apart"]),
+            (&[180], ["t64", "t64_apart"]),
+            (&[0], ["t8", "t8"]),
         ];
         for (sizes, expected) in sizes {
-            assert_eq!([1, B200_SMS].map(|sms| tile(sizes, sms)), expected, "{sizes:?}");
+            assert_eq!([1, B200_SMS].map(|sms| chosen(sizes, sms)), expected, "{sizes:?}");
         }
     }
 
@@ -166,43 +195,35 @@ mod tests {
 
     #[test]
     fn the_default_instance_of_the_public_shapes_is_known() {
-        /// The shapes whose default has tiles of 128 tokens, of which there are enough, and those of few tokens. The others have
-        /// tiles of 64.
-        const LARGE: [&str; 13] = [
-            "dual-test-5",
-            "dual-test-6",
-            "dual-test-7",
-            "dual-2",
-            "dual-4",
-            "group-1",
-            "group-2",
-            "group-3",
-            "group-4",
-            "moe-1",
-            "moe-2",
-            "moe-3",
-            "moe-4",
+        const DEFAULTS: [(&str, &str); 15] = [
+            ("dual-1", "gated_sm100_t128_apart"),
+            ("dual-2", "gated_sm100_t256_apart"),
+            ("dual-3", "gated_sm100_t128_apart"),
+            ("dual-4", "gated_sm100_t192_apart"),
+            ("group-1", "plain_sm100_t192_pair"),
+            ("group-2", "plain_sm100_t192_pair"),
+            ("group-3", "plain_sm100_t128_pair"),
+            ("group-4", "plain_sm100_t128_pair"),
+            ("moe-1", "gated_sm100_t192_apart"),
+            ("moe-2", "gated_sm100_t192_apart"),
+            ("moe-3", "gated_sm100_t192_apart"),
+            ("moe-4", "gated_sm100_t128_apart"),
+            ("decode-1", "gated_sm100_t8"),
+            ("decode-4", "gated_sm100_t8"),
+            ("decode-16", "gated_sm100_t16"),
         ];
-        const SMALL: [(&str, &str); 3] = [("decode-1", "t8"), ("decode-4", "t8"), ("decode-16", "t16")];
-        const FAMILIES: [&str; 4] = ["dual-", "group-", "moe-", "decode-"];
-        let public = |shape: &&Shape| FAMILIES.iter().any(|family| shape.name.starts_with(family));
-        for shape in shape::builtin().iter().filter(public) {
-            for op in [Op::Gated, Op::Plain] {
-                let small = SMALL.iter().find(|(name, _)| *name == shape.name).map(|(_, instance)| *instance);
-                // Plain, it has half the bytes of weights a tile, so that more tokens pay.
-                let large = LARGE.contains(&&*shape.name) || (&*shape.name, op) == ("dual-test-3", Op::Plain);
-                let expected = small.unwrap_or(if large { "t128" } else { "t64" });
-                let instance = choose(op, &groups_of(shape), B200_SMS);
-                assert_eq!(instance.entry, format!("{}_sm100_{expected}", op.name()), "{}", shape.name);
-                let tiles = tiles(instance, &groups_of(shape)).unwrap();
-                assert!(tiles.iter().all(|tile| tile.first_token.is_multiple_of(FIRST_TOKEN_ALIGNMENT)));
-            }
+        for (name, expected) in DEFAULTS {
+            let shape = shape::find(name).unwrap();
+            let instance = choose(shape.op, &groups_of(&shape), B200_SMS);
+            assert_eq!(instance.entry, expected, "{name}");
+            let tiles = tiles(instance, &groups_of(&shape)).unwrap();
+            assert!(tiles.iter().all(|tile| tile.first_token.is_multiple_of(FIRST_TOKEN_ALIGNMENT)));
         }
     }
 
     #[test]
     fn what_is_issued_is_useful_on_the_shapes_with_ragged_groups() {
-        for (name, least) in [("moe-1", 1.0), ("moe-2", 0.97), ("moe-3", 1.0), ("moe-4", 1.0)] {
+        for (name, least) in [("moe-1", 0.98), ("moe-2", 0.94), ("moe-3", 1.0), ("moe-4", 1.0)] {
             let groups = groups_of(&shape::find(name).unwrap());
             let instance = choose(Op::Gated, &groups, B200_SMS);
             let (mut useful, mut issued) = (0, 0);
@@ -215,6 +236,13 @@ mod tests {
             let share = useful as f64 / issued as f64;
             assert!((least..=1.0).contains(&share), "{name}: {share}");
         }
+    }
+
+    #[test]
+    fn groups_with_the_most_tokens_come_first() {
+        let groups = [group(8, 128), group(0, 128), group(64, 256), group(9, 128)];
+        let tiles = tiles(choose(Op::Gated, &groups, B200_SMS), &groups).unwrap();
+        assert_eq!(tiles.iter().map(|tile| tile.group).collect::<Vec<_>>(), [2, 2, 3, 0]);
     }
 
     #[test]

@@ -28,8 +28,9 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         // SAFETY: the contract: tensor maps lie there.
         unsafe {
             fence_proxy_tensormap_acquire(TensorMapAddress::new(group.a_map));
-            for matrix in 0..Self::MATRICES {
-                fence_proxy_tensormap_acquire(TensorMapAddress::new(group.b_maps[matrix]));
+            let b_maps = self.of_matrices(group.b_maps);
+            for map in &b_maps[..Self::MATRICES] {
+                fence_proxy_tensormap_acquire(TensorMapAddress::new(*map));
             }
         }
     }
@@ -49,6 +50,9 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
 
         let scale_bytes = group.mmas(k_block) * SCALE_TILE_BYTES;
         let scale_offset = u64::from(k_block) * u64::from(Instance::SCALE_BYTES);
+        let b_maps = self.of_matrices(group.b_maps);
+        let b_scales = self.of_matrices(group.b_scales);
+        let weight_rows = self.of_matrices(group.weight_rows);
         let scales = |matrix: u64, tile_row: u32| {
             GlobalAddress::new(matrix) + (u64::from(tile_row) * group.scale_stride() + scale_offset)
         };
@@ -63,14 +67,17 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         unsafe {
             stages.wait_empty();
             let value_bytes = Self::TOKENS + Self::INSTANCE.token_bytes();
-            mbarrier_arrive_expect_tx(full, value_bytes + (Self::INSTANCE.matrices + token_tile_rows) * scale_bytes);
+            mbarrier_arrive_expect_tx(
+                full,
+                value_bytes + (Self::INSTANCE.block_matrices() + token_tile_rows) * scale_bytes,
+            );
             for matrix in 0..Self::MATRICES {
                 let weights = stage + Self::weights(matrix);
-                let row = (group.weight_rows[matrix] + first_row) as i32;
-                let map = TensorMapAddress::new(group.b_maps[matrix]);
+                let row = (weight_rows[matrix] + first_row) as i32;
+                let map = TensorMapAddress::new(b_maps[matrix]);
                 cp_async_bulk_tensor_2d_shared_global(weights, map, [k_byte, row], full);
                 let weight_scales = stage + Self::weight_scales(matrix);
-                let source = scales(group.b_scales[matrix], weight_tile_row);
+                let source = scales(b_scales[matrix], weight_tile_row);
                 cp_async_bulk_shared_global(weight_scales, source, scale_bytes, full);
             }
             let tokens = stage + Self::TOKENS;

@@ -1,7 +1,7 @@
 //! How the Blackwell kernel works.
 //!
 //! A and B are swapped: weights lie on the tensor core's M, which is 128 rows, and tokens on its N, which is as large as a
-//! tile needs. One warp loads by bulk copies, one issues MMAs, and eight turn accumulators into C. A block computes tiles
+//! tile needs. One warp loads by bulk copies, one issues MMAs, and eight or more turn accumulators into C. A block computes tiles
 //! until none are left. Each role is ahead of the next by as much as the buffers between them hold:
 //!
 //! ```text
@@ -9,7 +9,9 @@
 //! ```
 //!
 //! A pair of blocks ([`Instance::blocks`]) computes 256 rows: each block has half of the rows, half of the tokens and a
-//! pipeline of its own, and a thread of the first block multiplies for both.
+//! pipeline of its own, and a thread of the first block multiplies for both. The rows of a pair apart ([`Halves::Matrices`]) are 128
+//! of gate and the same 128 of up. Then sums meet in the epilogue: each block finishes half of the tokens, and sends the other block the
+//! sums of the other half.
 //!
 //! # Scales
 //!
@@ -32,9 +34,9 @@ mod store;
 mod work;
 
 use cuda_std::{
-    cluster::{cluster_rank, sync_cluster},
+    cluster::{arrive_cluster, cluster_rank, sync_cluster, wait_cluster},
     fence::fence_mbarrier_init,
-    mbarrier::MBARRIER_BYTES,
+    mbarrier::{MBARRIER_BYTES, Mbarrier, mbarrier_init},
     shared::{SharedAddress, dynamic_shared_address, ld_shared_b32},
     tcgen05::{
         TMEM_LANES, TmemAddress, tcgen05_alloc, tcgen05_dealloc, tcgen05_fence_after_thread_sync,
@@ -49,7 +51,7 @@ use self::{multiply::Multiplier, store::Epilogue};
 use crate::{
     format::{SCALE_TILE_BYTES, SCALE_TILE_ROWS},
     gated_sm100::abi::{
-        EPILOGUE_WARPS, Group, Instance, K_ALIGNMENT, K_BLOCK, MMA_K, MMAS_PER_K_BLOCK, QUARTERS, Roles, TILE_ROWS,
+        Group, Halves, Instance, K_ALIGNMENT, K_BLOCK, MMA_K, MMAS_PER_K_BLOCK, QUARTERS, Roles, SLOT_BYTES, TILE_ROWS,
         TOKEN_SCALE_ROWS, Tile,
     },
     ring::{Ring, ring_bytes},
@@ -76,12 +78,17 @@ pub struct Sm100<W: Work, const BLOCKS: u32> {
     rank: u32,
 }
 
+/// The barrier of a block alone at which its warps meet when they have begun. It is not that of `sync_threads`, at which the warp that
+/// loads may come before the others have met here.
+const BEGUN: u32 = 1;
+
 /// Columns of tensor memory of a tile of the scale layout.
 const SCALE_COLUMNS: u32 = SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
 
 impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     const INSTANCE: Instance = W::INSTANCE;
-    const MATRICES: usize = Self::INSTANCE.matrices as usize;
+    /// Matrices that this block loads.
+    const MATRICES: usize = Self::INSTANCE.block_matrices() as usize;
     const STAGES: u32 = Self::INSTANCE.stages;
     const CHECK: () = {
         assert!(Self::INSTANCE.blocks == BLOCKS);
@@ -90,23 +97,25 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
 
     /// The warp that loads. With specialised roles, the warps before it run the epilogue.
     const LOAD_WARP: u32 = match Self::INSTANCE.roles {
-        Roles::Specialised => EPILOGUE_WARPS,
+        Roles::Specialised => Self::INSTANCE.epilogue_warps(),
         Roles::Serial => 0,
     };
 
     /// The warp that issues MMAs, and owns the tensor memory.
     const MMA_WARP: u32 = match Self::INSTANCE.roles {
-        Roles::Specialised => EPILOGUE_WARPS + 1,
+        Roles::Specialised => Self::INSTANCE.epilogue_warps() + 1,
         Roles::Serial => 0,
     };
 
-    // Shared memory: stages, the epilogue warps' buffers, barriers, the address of the tensor memory. These are offsets from
+    // Shared memory: stages, the epilogue warps' buffers and slots, barriers, the address of the tensor memory. These are offsets from
     // its start, and inside of a stage from the stage's start.
     const STAGE_BYTES: u32 = Self::INSTANCE.stage_bytes();
     const BUFFERS: u32 = Self::STAGES * Self::STAGE_BYTES;
-    const STAGE_BARRIERS: u32 = Self::BUFFERS + EPILOGUE_WARPS * 2 * Self::INSTANCE.store_bytes();
+    const SLOTS: u32 = Self::BUFFERS + Self::INSTANCE.epilogue_warps() * 2 * Self::INSTANCE.store_bytes();
+    const STAGE_BARRIERS: u32 = Self::SLOTS + Self::INSTANCE.slots() * SLOT_BYTES;
     const ACCUMULATOR_BARRIERS: u32 = Self::STAGE_BARRIERS + ring_bytes(Self::STAGES);
-    const TMEM_ADDRESS: u32 = Self::ACCUMULATOR_BARRIERS + ring_bytes(Self::INSTANCE.accumulators());
+    const SLOT_BARRIERS: u32 = Self::ACCUMULATOR_BARRIERS + ring_bytes(Self::INSTANCE.accumulators());
+    const TMEM_ADDRESS: u32 = Self::SLOT_BARRIERS + Self::INSTANCE.slots() * MBARRIER_BYTES;
     const fn weights(matrix: usize) -> u32 {
         matrix as u32 * Instance::WEIGHT_BYTES
     }
@@ -160,32 +169,87 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         // them before all threads have passed the first `sync`. Whole warps come here. After the last `sync` nobody uses the
         // tensor memory any more, nor another block's shared memory.
         unsafe {
-            if warp == Self::LOAD_WARP && elect_sync(ALL_LANES) {
+            let loads = warp == Self::LOAD_WARP;
+            // Its first tile is on its way while barriers are initialised.
+            let first = (W::AT_ONCE && loads).then(|| block.first_tile());
+            if loads && elect_sync(ALL_LANES) {
                 let full_arrivals = if rank == 0 { BLOCKS } else { 1 };
                 block.stages().init(full_arrivals, 1);
-                block.accumulators().init(1, BLOCKS * EPILOGUE_WARPS);
+                block.accumulators().init(1, BLOCKS * Self::INSTANCE.epilogue_warps());
                 fence_mbarrier_init();
+            }
+            if warp < Self::INSTANCE.epilogue_warps() {
+                block.init_slots(warp);
             }
             if warp == Self::MMA_WARP {
                 tcgen05_alloc::<BLOCKS>(block.shared + Self::TMEM_ADDRESS, Self::TMEM_COLUMNS);
                 tcgen05_relinquish_alloc_permit::<BLOCKS>();
                 tcgen05_fence_before_thread_sync();
             }
-            Self::sync();
-            tcgen05_fence_after_thread_sync();
-            block.tmem = TmemAddress::new(ld_shared_b32(block.shared + Self::TMEM_ADDRESS));
-
-            W::wait();
-            match Self::INSTANCE.roles {
-                Roles::Specialised => block.specialised(warp),
-                Roles::Serial => block.serial(warp),
+            if matches!(Self::INSTANCE.roles, Roles::Specialised) && loads {
+                // It waits for no barriers but those that it has initialised, so that copies begin before tensor memory is there.
+                Self::arrive();
+                W::wait();
+                let (tiles, first) = match first {
+                    Some(first) => first,
+                    None => block.first_tile(),
+                };
+                block.load_tiles(tiles, first);
+                sync_warp(ALL_LANES);
+                if BLOCKS > 1 {
+                    wait_cluster();
+                }
+            } else {
+                Self::sync_begun();
+                tcgen05_fence_after_thread_sync();
+                block.tmem = TmemAddress::new(ld_shared_b32(block.shared + Self::TMEM_ADDRESS));
+                W::wait();
+                match Self::INSTANCE.roles {
+                    Roles::Specialised => block.specialised(warp),
+                    Roles::Serial => block.serial(warp),
+                }
+                tcgen05_fence_before_thread_sync();
             }
 
-            tcgen05_fence_before_thread_sync();
             Self::sync();
             if warp == Self::MMA_WARP {
                 tcgen05_fence_after_thread_sync();
                 tcgen05_dealloc::<BLOCKS>(block.tmem, Self::TMEM_COLUMNS);
+            }
+        }
+    }
+
+    /// Tells every thread of the block, or of both blocks of a pair, that this warp has come so far, and lets it go on. In a pair it
+    /// calls [`wait_cluster`] before it meets them again.
+    ///
+    /// # Safety
+    /// The whole warp calls it once, and each other warp [`Self::sync_begun`].
+    #[inline(always)]
+    unsafe fn arrive() {
+        // SAFETY: what `# Safety` above asks; the lanes of the warp meet first.
+        unsafe {
+            sync_warp(ALL_LANES);
+            if BLOCKS > 1 {
+                arrive_cluster();
+            } else {
+                thread::arrive_barrier::<BEGUN>(Self::INSTANCE.threads());
+            }
+        }
+    }
+
+    /// Waits until every thread of the block, or of both blocks of a pair, has begun.
+    ///
+    /// # Safety
+    /// Whole warps call it once; the warp that loads may call [`Self::arrive`] instead.
+    #[inline(always)]
+    unsafe fn sync_begun() {
+        // SAFETY: what `# Safety` above asks; the lanes of a warp meet first.
+        unsafe {
+            sync_warp(ALL_LANES);
+            if BLOCKS > 1 {
+                sync_cluster();
+            } else {
+                thread::sync_barrier::<BEGUN>(Self::INSTANCE.threads());
             }
         }
     }
@@ -203,30 +267,42 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
-    /// [`Roles::Specialised`]: every role has its own warps.
+    /// [`Roles::Specialised`]: the warp that loads does so for every tile; the first is at hand.
     ///
     /// # Safety
-    /// The contract in this folder's `mod.rs`. Every thread of the block calls it with the number of its warp, once
+    /// The contract in this folder's `mod.rs`. That warp calls it, which has initialised the barriers, with [`Self::first_tile`]'s.
+    #[inline(always)]
+    unsafe fn load_tiles(self, mut tiles: W::Tiles, first: Option<(Tile, W::Group)>) {
+        // SAFETY: one thread is elected, and takes the tiles and k-blocks in order. `drain` keeps the block until its peer has arrived
+        // here.
+        unsafe {
+            if elect_sync(ALL_LANES) {
+                let (mut stages, mut maps) = (self.stages(), u32::MAX);
+                let mut next = first;
+                while let Some((tile, group)) = next {
+                    let group = W::placed(group);
+                    self.acquire_maps(&mut maps, &tile, &group);
+                    for k_block in 0..group.k_blocks() {
+                        self.load(&mut stages, &tile, &group, k_block);
+                    }
+                    next = tiles.next();
+                }
+                stages.drain();
+            }
+        }
+    }
+
+    /// [`Roles::Specialised`]: the other roles, which have warps of their own.
+    ///
+    /// # Safety
+    /// The contract in this folder's `mod.rs`. Every other thread of the block calls it with the number of its warp, once
     /// barriers and tensor memory are there.
     #[inline(always)]
     unsafe fn specialised(self, warp: u32) {
-        // SAFETY: one thread is elected for loading and one for multiplying, whole warps run the epilogue, and each role
-        // takes the same tiles and k-blocks in the same order. `drain` keeps the block until its peer has arrived here.
+        // SAFETY: one thread is elected for multiplying, whole warps run the epilogue, and each role takes the same tiles and k-blocks
+        // in the same order.
         unsafe {
-            if warp == Self::LOAD_WARP {
-                if elect_sync(ALL_LANES) {
-                    let mut stages = self.stages();
-                    let mut maps = u32::MAX;
-                    for (tile, group) in self.tiles() {
-                        let group = W::placed(group);
-                        self.acquire_maps(&mut maps, &tile, &group);
-                        for k_block in 0..group.k_blocks() {
-                            self.load(&mut stages, &tile, &group, k_block);
-                        }
-                    }
-                    stages.drain();
-                }
-            } else if warp == Self::MMA_WARP {
+            if warp == Self::MMA_WARP {
                 if elect_sync(ALL_LANES) {
                     let mut multiplier = Multiplier::new(self);
                     for (tile, group) in self.tiles() {
@@ -289,6 +365,32 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         }
     }
 
+    /// Initialises the barriers of an epilogue warp's slots, where it has some.
+    ///
+    /// # Safety
+    /// That warp calls it, before the first `sync`.
+    #[inline(always)]
+    unsafe fn init_slots(self, warp: u32) {
+        let of_warp = Self::INSTANCE.slots() / Self::INSTANCE.epilogue_warps();
+        // SAFETY: what `# Safety` above asks; each barrier has a place of its own in shared memory.
+        unsafe {
+            if of_warp > 0 && elect_sync(ALL_LANES) {
+                for slot in warp * of_warp..(warp + 1) * of_warp {
+                    mbarrier_init(Mbarrier::at(self.shared + Self::SLOT_BARRIERS).nth(slot), 1);
+                }
+                fence_mbarrier_init();
+            }
+        }
+    }
+
+    /// The first tile of this block, and those behind it.
+    #[inline(always)]
+    fn first_tile(self) -> (W::Tiles, Option<(Tile, W::Group)>) {
+        let mut tiles = self.tiles();
+        let first = tiles.next();
+        (tiles, first)
+    }
+
     /// The tiles of this block, in order.
     #[inline(always)]
     fn tiles(self) -> W::Tiles {
@@ -300,7 +402,20 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     /// The first row of weights, which is a column of C, that this block has of a tile.
     #[inline(always)]
     const fn first_row(self, tile: &Tile) -> u32 {
-        tile.first_row + self.rank * TILE_ROWS
+        match Self::INSTANCE.halves {
+            Halves::Rows => tile.first_row + self.rank * TILE_ROWS,
+            Halves::Matrices => tile.first_row,
+        }
+    }
+
+    /// The address, or whatever else each of a group's matrices has, of the first matrix that this block loads and of the next.
+    #[inline(always)]
+    fn of_matrices<T: Copy>(self, [first, second]: [T; 2]) -> [T; 2] {
+        if matches!(Self::INSTANCE.halves, Halves::Matrices) && self.rank > 0 {
+            [second, second]
+        } else {
+            [first, second]
+        }
     }
 }
 

@@ -61,7 +61,7 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
         let stage = block.shared + self.stages.index() * Sm100::<W, BLOCKS>::STAGE_BYTES;
         let scales = block.tmem.column(Sm100::<W, BLOCKS>::scales(self.scale_set));
         let mma_n = Self::INSTANCE.mma_n(tile.tokens);
-        let descriptor = InstructionDescriptor::mxf4nvf4(Self::INSTANCE.tile_rows(), mma_n);
+        let descriptor = InstructionDescriptor::mxf4nvf4(Self::INSTANCE.mma_rows(), mma_n);
         let token_column = tile.first_token % SCALE_TILE_ROWS / TOKEN_SCALE_ROWS;
         let token_scale_tiles = tile.token_scale_tiles();
         let accumulator = block.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), 0));

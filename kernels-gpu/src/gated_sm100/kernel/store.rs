@@ -1,8 +1,12 @@
-//! The epilogue: accumulators → C. Eight warps, two for each quarter of the block's rows.
+//! The epilogue: accumulators → C. As many warps for each quarter of the block's rows as [`Instance::parts`] says.
+//!
+//! [`Instance::parts`]: crate::gated_sm100::abi::Instance::parts
 
 use cuda_std::{
+    cluster::mapa,
     fence::{fence_proxy_async_shared, fence_proxy_tensormap_acquire},
     global::{GlobalAddress, st_global_v4_b32},
+    mbarrier::{Mbarrier, mbarrier_arrive_expect_tx, mbarrier_wait_parity_cluster, st_async_shared_cluster_v4_b32},
     shared::{SharedAddress, ld_shared_v4_b32, st_shared_b16},
     tcgen05::{
         TmemAddress, tcgen05_fence_after_thread_sync, tcgen05_fence_before_thread_sync, tcgen05_ld_32x32b_x8,
@@ -19,7 +23,9 @@ use super::{Placed, Sm100, Sums, Work};
 use crate::{
     epilogue::convert,
     format::BLOCK,
-    gated_sm100::abi::{BOX_BYTES, BOX_COLUMNS, BOX_TOKENS, EPILOGUE_WARPS, N_STEP, QUARTERS, Store, Tile},
+    gated_sm100::abi::{
+        BOX_BYTES, BOX_COLUMNS, BOX_TOKENS, HALF_STEP, Halves, N_STEP, QUARTERS, SLOT_BYTES, SLOTS, Store, Tile,
+    },
     nvfp4_blocks::QuantisedTile,
     ring::Ring,
 };
@@ -48,8 +54,17 @@ const _: () = {
     assert!(2 * ELEMENTS_PER_LANE == BLOCK);
 };
 
-/// Warps of a quarter.
-const PARTS: u32 = EPILOGUE_WARPS / QUARTERS;
+/// Bytes of a slot that are a piece: 16 of each lane.
+const PIECE_BYTES: u32 = WARP_SIZE * LANE_BYTES;
+
+/// Groups of [`N_STEP`] tokens in half a step of a pair apart, and pieces of each.
+const GROUPS: usize = (HALF_STEP / N_STEP) as usize;
+const PIECES: u32 = SLOT_BYTES / PIECE_BYTES / GROUPS as u32;
+
+const _: () = assert!(SLOTS.is_power_of_two() && PIECES == 2);
+
+/// A lane's sums of half a step of a pair apart, of one matrix.
+type HalfStep = [[f32; N_STEP as usize]; GROUPS];
 
 /// A warp of the epilogue.
 ///
@@ -69,9 +84,17 @@ pub(super) struct Epilogue<W: Work, const BLOCKS: u32> {
     buffers: [SharedAddress; 2],
     /// The group whose map of C is known to this thread's stores.
     map: u32,
+    /// In a pair apart, the warp's first slot and its barrier, and how many steps it has sent and received.
+    slots: SharedAddress,
+    slot_barriers: Mbarrier,
+    sent: u32,
+    received: u32,
 }
 
 impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
+    /// Warps of a quarter.
+    const PARTS: u32 = Sm100::<W, BLOCKS>::INSTANCE.parts();
+
     #[inline(always)]
     pub fn new(block: Sm100<W, BLOCKS>, warp: u32) -> Self {
         let bytes = Sm100::<W, BLOCKS>::INSTANCE.store_bytes();
@@ -84,6 +107,27 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
             tmem: block.tmem.lane(warp % QUARTERS * WARP_SIZE),
             buffers: [buffer, buffer + bytes],
             map: u32::MAX,
+            slots: block.shared + Sm100::<W, BLOCKS>::SLOTS + warp * SLOTS * SLOT_BYTES,
+            slot_barriers: Mbarrier::at(block.shared + Sm100::<W, BLOCKS>::SLOT_BARRIERS).nth(warp * SLOTS),
+            sent: 0,
+            received: 0,
+        }
+    }
+
+    /// Waits for the next tile's accumulator and stores it: in a pair apart what this block finishes of it.
+    ///
+    /// # Safety
+    /// As [`Self::store_all`] and [`Self::store_half`].
+    #[inline(always)]
+    pub unsafe fn store(&mut self, tile: &Tile, group: &Placed) {
+        // SAFETY: what `# Safety` above asks.
+        unsafe {
+            match Sm100::<W, BLOCKS>::INSTANCE.halves {
+                Halves::Rows => self.store_all(tile, group),
+                // Apart for each, since what is gate and what is up is then known when it compiles.
+                Halves::Matrices if self.block.rank == 0 => self.store_half::<0>(tile, group),
+                Halves::Matrices => self.store_half::<1>(tile, group),
+            }
         }
     }
 
@@ -93,7 +137,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     /// `group` is the tile's, and the contract holds of it. The whole warp calls it together, for each tile in order; the
     /// warp is the one that [`Self::new`] was told.
     #[inline(always)]
-    pub unsafe fn store(&mut self, tile: &Tile, group: &Placed) {
+    unsafe fn store_all(&mut self, tile: &Tile, group: &Placed) {
         let buffer_tokens = Sm100::<W, BLOCKS>::INSTANCE.store_tokens();
         let mut token = self.part * buffer_tokens;
         // SAFETY: the accumulator is read while it is full; its lanes are this quarter's, and the buffers this warp's alone.
@@ -110,7 +154,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
                 let sums = self.load_sums(token);
                 let in_buffer = token % buffer_tokens;
                 let fills = in_buffer + N_STEP == buffer_tokens;
-                let next = token + N_STEP + if fills { (PARTS - 1) * buffer_tokens } else { 0 };
+                let next = token + N_STEP + if fills { (Self::PARTS - 1) * buffer_tokens } else { 0 };
                 let last = next >= tile.tokens;
                 if last {
                     self.release();
@@ -125,6 +169,97 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
             }
         }
         self.accumulators.advance();
+    }
+
+    /// Waits for the next tile's accumulator, which has one matrix in this block and the other one in its peer. In each step, the
+    /// first block finishes the first [`HALF_STEP`] tokens and the second block as many behind them; each sends the other one its sums
+    /// of those.
+    ///
+    /// # Safety
+    /// As [`Self::store_all`]. The same warp of the other block does the same.
+    #[inline(always)]
+    unsafe fn store_half<const RANK: u32>(&mut self, tile: &Tile, group: &Placed) {
+        let mut token = self.part * 2 * HALF_STEP;
+        // SAFETY: the accumulator is read while it is full, up to the N of its products, which is a multiple of a step. Its lanes are
+        // this quarter's, the buffers this warp's alone, and the slots this warp's and its peer's.
+        unsafe {
+            let column = self.block.work.column(tile, self.block.first_row(tile) + self.first_column + lane_id());
+            let quantised = self.block.work.quantised(tile, group);
+            self.accumulators.wait_full();
+            tcgen05_fence_after_thread_sync();
+            if token >= tile.tokens {
+                self.release();
+            }
+            while token < tile.tokens {
+                let finished = token + RANK * HALF_STEP;
+                let own = self.send::<RANK>(token);
+                token += Self::PARTS * 2 * HALF_STEP;
+                if token >= tile.tokens {
+                    self.release();
+                }
+                let others = self.receive();
+                for index in 0..GROUPS {
+                    let first = finished + index as u32 * N_STEP;
+                    let tokens = self.block.work.tokens(tile, group, first);
+                    let sums = if RANK == 0 { [own[index], others[index]] } else { [others[index], own[index]] };
+                    self.stage(0, self.block.work.values(group, &column, &tokens, &sums));
+                    self.store_lanes(tile, group, quantised, first);
+                }
+            }
+        }
+        self.accumulators.advance();
+    }
+
+    /// Sends this lane's sums of what the other block finishes of a step, and returns those of what this block does.
+    ///
+    /// # Safety
+    /// As [`Self::store_half`], which calls it for each step.
+    #[inline(always)]
+    unsafe fn send<const RANK: u32>(&mut self, token: u32) -> HalfStep {
+        let accumulator = self.tmem.column(Sm100::<W, BLOCKS>::accumulator(self.accumulators.index(), 0)).column(token);
+        let slot = self.sent % SLOTS;
+        let barrier = self.slot_barriers.nth(slot).in_block(RANK ^ 1);
+        let lane_of_slot = mapa(self.slots + slot * SLOT_BYTES + lane_id() * LANE_BYTES, RANK ^ 1);
+        self.sent += 1;
+        let mut own = HalfStep::default();
+        for (index, own) in (0..).zip(&mut own) {
+            let columns = [RANK, RANK ^ 1].map(|block| accumulator.column(block * HALF_STEP + index * N_STEP));
+            let piece = |n: u32| lane_of_slot + (index * PIECES + n) * PIECE_BYTES;
+            // SAFETY: the accumulator is full. The other warp has emptied the slot: it has sent what this one has received last, and
+            // before that finished what the slot had. It ends when both blocks do.
+            let sums = unsafe {
+                let [sums, [a, b, c, d, e, f, g, h]] = tcgen05_ld_32x32b_x8_twice(columns);
+                st_async_shared_cluster_v4_b32(piece(0), [a, b, c, d], barrier);
+                st_async_shared_cluster_v4_b32(piece(1), [e, f, g, h], barrier);
+                sums
+            };
+            *own = sums.map(f32::from_bits);
+        }
+        own
+    }
+
+    /// Waits for the other block's sums of the next step: this lane's.
+    ///
+    /// # Safety
+    /// As [`Self::send`].
+    #[inline(always)]
+    unsafe fn receive(&mut self) -> HalfStep {
+        let (slot, parity) = (self.received % SLOTS, self.received / SLOTS % 2);
+        let lane_of_slot = self.slots + slot * SLOT_BYTES + lane_id() * LANE_BYTES;
+        self.received += 1;
+        // SAFETY: the slot's barrier, whose phase is the current one or the one before, since this warp waits for each.
+        unsafe {
+            if lane_id() == 0 {
+                mbarrier_arrive_expect_tx(self.slot_barriers.nth(slot), SLOT_BYTES);
+            }
+            mbarrier_wait_parity_cluster(self.slot_barriers.nth(slot), parity);
+        }
+        core::array::from_fn(|index| {
+            let piece = |n: u32| lane_of_slot + (index as u32 * PIECES + n) * PIECE_BYTES;
+            // SAFETY: the slot is full.
+            let [[a, b, c, d], [e, f, g, h]] = unsafe { [ld_shared_v4_b32(piece(0)), ld_shared_v4_b32(piece(1))] };
+            [a, b, c, d, e, f, g, h].map(f32::from_bits)
+        })
     }
 
     /// Tells that this warp has read all that it reads of the accumulator. The next tile's MMAs may overwrite it while this one is

@@ -40,6 +40,9 @@ pub trait Work: Copy {
     /// Whether tensor maps lie in global memory, and not in the parameter.
     const MAPS_IN_MEMORY: bool;
 
+    /// Whether tiles may be asked for before [`Work::wait`].
+    const AT_ONCE: bool;
+
     /// A group as the tiles' source has it: a copy, whose fields stay in registers.
     type Group: Copy;
 
@@ -58,7 +61,7 @@ pub trait Work: Copy {
     /// The tiles from the one of index `next` on that are `stride` apart.
     ///
     /// # Safety
-    /// The contract of the kernel; grids before this one were waited for.
+    /// The contract of the kernel; grids before this one were waited for, unless tiles may be asked for [`AT_ONCE`](Self::AT_ONCE).
     unsafe fn tiles(self, next: u32, stride: u32) -> Self::Tiles;
 
     /// A group with its rows of the tensor maps.
