@@ -18,7 +18,7 @@ use crate::{
     gated_sm90::abi::{Group, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, lane_offset},
     ring::Ring,
     sm90::{
-        Alpha, Consumer, Fragment, Kind, PANELS, Shape, Target,
+        Alpha, Consumer, Fragment, Kind, PANELS, Shape, Sums, Target,
         decode::{F16_UNSCALE, Scales, decode_weights},
     },
 };
@@ -37,7 +37,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
         unsafe {
             loop {
                 let tile = tiles.read();
-                let sums = consumer.sum_tile(tile.tokens, tile.group.k_blocks());
+                let sums: Sums<PANELS> = consumer.sum_tile(tile.tokens, tile.group.k_blocks());
                 let tile = tiles.read();
                 let Group { c, alpha, n, .. } = tile.group;
                 let target: Target<Self> = Target {
@@ -52,9 +52,9 @@ impl<const INDEX: usize> Sm90<INDEX> {
                     kind: PhantomData,
                 };
                 if output == OUTPUT_BF16 {
-                    target.write::<PANELS>(OUTPUT_BF16, &consumer.fragment, sums);
+                    target.write(OUTPUT_BF16, &consumer.fragment, sums);
                 } else {
-                    target.write::<PANELS>(OUTPUT_F16, &consumer.fragment, sums);
+                    target.write(OUTPUT_F16, &consumer.fragment, sums);
                 }
                 if !tiles.advance(tile.next) {
                     return;
