@@ -159,7 +159,7 @@ impl Shape {
         PANELS as u32 / self.matrices * self.panel_rows()
     }
 
-    /// Rounds of the epilogue for which a tile's sums are kept.
+    /// Rounds of the epilogue for which a tile's sums are kept: those of 128 tokens, or of 256.
     pub const fn rounds(self) -> usize {
         if self.tile_tokens > WIDE_TOKENS { 8 } else { 4 }
     }

@@ -45,7 +45,7 @@ const CORE_REGISTERS: usize = registers(CORE_TOKENS);
 /// Accumulators of a thread for one panel of a round.
 const ROUND_REGISTERS: usize = registers(ROUND_TOKENS);
 
-/// The sums of a thread's parts of a tile, round by round. After the tile's last token they may be anything.
+/// The sums of a thread's parts of a tile, round by round, as many as [`Shape::rounds`] says. After the tile's last token they may be anything.
 pub type Sums<const P: usize, const ROUNDS: usize = 4> = [[[f32; ROUND_REGISTERS]; ROUNDS]; P];
 
 /// The sums of a product as those of the largest tile.
