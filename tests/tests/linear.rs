@@ -134,9 +134,10 @@ fn the_bits_of_a_token_do_not_depend_on_the_batch(arch: &str) {
 fn every_instance_gives_the_same_bits(arch: &str) {
     // Tokens and multiprocessors that make the plan choose each of them: a test of the plan says so.
     for weights in DTYPES.into_iter().flat_map(|dtype| multiplied(arch, with_bias(weights(592, 208, dtype), false))) {
-        let (all, format) = (inputs(&weights, 128), weights.sizes().token_format.name());
+        let (all, format) = (inputs(&weights, 200), weights.sizes().token_format.name());
         let mut whole = Vec::new();
         for (tokens, sms) in [
+            (200, 1),
             (128, 3),
             (128, 1),
             (128, 14),

@@ -110,7 +110,7 @@ pub fn ptx_for(kernel: &str, arch: &str) -> Option<&'static str> {
 /// use nvfp4::problem::Op;
 ///
 /// let hopper = GroupedKernel::named("gated_sm90").expect("one of the kernels");
-/// assert_eq!(hopper.instances(Op::Gated), ["t16", "t64", "t128"]);
+/// assert_eq!(hopper.instances(Op::Gated), ["t16", "t64", "t128", "t128_narrow"]);
 /// ```
 #[derive(Clone, Copy)]
 pub struct GroupedKernel(&'static dyn Grouped);

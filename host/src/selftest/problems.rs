@@ -81,8 +81,20 @@ const MOE_NVFP4: [(u32, &str); 8] = [
 ];
 
 /// Tokens and multiprocessors for which the plan of a linear layer takes one instance after the other. A test says so.
-const LINEAR: [(usize, u32); 11] =
-    [(1, 132), (16, 19), (32, 19), (16, 5), (32, 10), (32, 5), (64, 10), (128, 14), (128, 7), (128, 3), (128, 1)];
+const LINEAR: [(usize, u32); 12] = [
+    (1, 132),
+    (16, 19),
+    (32, 19),
+    (16, 5),
+    (32, 10),
+    (32, 5),
+    (64, 10),
+    (128, 14),
+    (128, 7),
+    (128, 3),
+    (128, 1),
+    (200, 1),
+];
 
 /// The same of linear layers whose tokens are in FP8.
 const LINEAR_FP8: [(usize, u32); 8] = [(13, 19), (13, 3), (30, 3), (60, 19), (60, 3), (125, 5), (125, 3), (300, 10)];

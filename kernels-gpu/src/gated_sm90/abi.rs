@@ -41,7 +41,7 @@ pub const SLAB_VALUE_BYTES: u32 = SLAB_ROWS * K_BLOCK_BYTES;
 pub const SLAB_BYTES: u32 = SLAB_VALUE_BYTES + SLAB_SCALE_BYTES;
 
 /// Bytes of a slab's scales.
-const SLAB_SCALE_BYTES: u32 = K_BLOCK_SCALE_TILES * SCALE_TILE_BYTES;
+pub const SLAB_SCALE_BYTES: u32 = K_BLOCK_SCALE_TILES * SCALE_TILE_BYTES;
 
 /// The offset of a lane's bytes of a row, in bytes from the slab's start.
 ///
@@ -188,6 +188,7 @@ macro_rules! instances {
             gated_sm90_t16 = gated(16).consumers(4).buffers(6).stages(3);
             gated_sm90_t64 = gated(64).consumers(2).buffers(4).stages(9);
             gated_sm90_t128 = gated(128).consumers(2).buffers(3).stages(7);
+            gated_sm90_t128_narrow = gated(128).consumers(2).narrow().buffers(4).stages(9);
             plain_sm90_t16 = plain(16).consumers(4).buffers(6).stages(3);
             plain_sm90_t64 = plain(64).consumers(2).buffers(4).stages(9);
             plain_sm90_t128 = plain(128).consumers(2).buffers(3).stages(7);
@@ -226,6 +227,8 @@ pub struct Instance {
     pub tile_tokens: u32,
     /// Warpgroups that multiply.
     pub consumers: u32,
+    /// Whether a tile has 64 columns of C, for few tiles: a warpgroup then has 32 rows of gate and the same of up, and not 64 of each.
+    pub narrow: bool,
     /// Buffers of decoded tokens.
     pub buffers: u32,
     /// Stages of the pipeline that brings weights from global to shared memory.
@@ -238,7 +241,7 @@ pub struct Builder(Instance);
 
 /// The gated kernel with up to so many tokens a tile.
 pub const fn gated(tile_tokens: u32) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, tile_tokens, consumers: 0, buffers: 0, stages: 0 })
+    Builder(Instance { entry: "", matrices: 2, tile_tokens, consumers: 0, narrow: false, buffers: 0, stages: 0 })
 }
 
 /// As [`gated`], the plain kernel.
@@ -250,6 +253,11 @@ impl Builder {
     /// Sets [`Instance::consumers`].
     pub const fn consumers(self, consumers: u32) -> Self {
         Self(Instance { consumers, ..self.0 })
+    }
+
+    /// Sets [`Instance::narrow`].
+    pub const fn narrow(self) -> Self {
+        Self(Instance { narrow: true, ..self.0 })
     }
 
     /// Sets [`Instance::buffers`].
@@ -281,7 +289,7 @@ impl Instance {
             tile_tokens: self.tile_tokens,
             least_n: self.tile_tokens / 2,
             consumers: self.consumers,
-            narrow: false,
+            narrow: self.narrow,
         }
     }
 
@@ -295,14 +303,19 @@ impl Instance {
         self.shape().threads()
     }
 
-    /// Slabs of a panel.
+    /// Slabs of a panel. A narrow one has the values of half of its slab's rows, and all of the scales, which lie mixed.
     pub const fn panel_slabs(self) -> u32 {
-        self.shape().panel_rows() / SLAB_ROWS
+        self.shape().panel_rows().div_ceil(SLAB_ROWS)
+    }
+
+    /// Bytes of a slab's values in a stage.
+    pub const fn value_bytes(self) -> u32 {
+        if self.narrow { SLAB_VALUE_BYTES / 2 } else { SLAB_VALUE_BYTES }
     }
 
     /// Bytes of a panel in a stage.
     pub const fn panel_bytes(self) -> u32 {
-        self.panel_slabs() * SLAB_BYTES
+        self.panel_slabs() * (self.value_bytes() + SLAB_SCALE_BYTES)
     }
 
     /// The N of the tensor core's products for a tile of so many tokens.
@@ -328,7 +341,12 @@ impl Instance {
     /// Stops the compiler where an instance asks for more than there is.
     const fn check(self) {
         self.shape().check();
-        assert!(self.shape().panel_rows().is_multiple_of(SLAB_ROWS), "a panel is of whole slabs");
+        let rows = self.shape().panel_rows();
+        assert!(
+            if self.narrow { 2 * rows == SLAB_ROWS } else { rows.is_multiple_of(SLAB_ROWS) },
+            "a panel is whole slabs, or half of one"
+        );
+        assert!(!self.narrow || self.matrices == 2, "a narrow tile's warpgroups have rows of gate and up");
         assert!(self.stages > 1 && self.buffers > 1, "with one buffer, filling it would wait for emptying it");
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
     }

@@ -151,20 +151,22 @@ pub const DECODED_BYTES: u32 = PANEL_ROWS * K_BLOCK * 2;
 
 /// Passes the list of instances to `$each!`: of a type of tokens, those with fewest columns and tokens first.
 ///
-/// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold tokens; `stages` hold weights. One warpgroup has
-/// tiles of 64 columns, so that few columns make many tiles. What it multiplies it decodes itself, and two such blocks share a
-/// multiprocessor; or others decode for it, which takes a tile less time, for few tiles. Two that take turns have 256 columns.
+/// A tile has up to so many tokens; `consumers` warpgroups multiply; `buffers` hold tokens; `stages` hold weights. For few tiles, one
+/// warpgroup has tiles of 64 columns, which others decode for it. Two take turns, with 64 columns each or with 128. Decoding is what keeps
+/// them from multiplying: with 256 tokens there is half as much of it for a product.
 macro_rules! instances {
     ($each:ident) => {
         $each! {
             linear_f16_t64_decoded = tokens(TokenType::F16, 64).decoders(3).buffers(4).stages(12);
             linear_f16_t128_decoded = tokens(TokenType::F16, 128).decoders(2).buffers(4).stages(6);
-            linear_f16_t128 = tokens(TokenType::F16, 128).consumers(1).narrow().buffers(3).stages(3);
+            linear_f16_t128_c128 = tokens(TokenType::F16, 128).consumers(2).narrow().buffers(4).stages(8);
             linear_f16_t128_c256 = tokens(TokenType::F16, 128).consumers(2).buffers(4).stages(4);
+            linear_f16_t256_c128 = tokens(TokenType::F16, 256).consumers(2).narrow().buffers(3).stages(3);
             linear_bf16_t64_decoded = tokens(TokenType::Bf16, 64).decoders(3).buffers(4).stages(12);
             linear_bf16_t128_decoded = tokens(TokenType::Bf16, 128).decoders(2).buffers(4).stages(6);
-            linear_bf16_t128 = tokens(TokenType::Bf16, 128).consumers(1).narrow().buffers(3).stages(3);
+            linear_bf16_t128_c128 = tokens(TokenType::Bf16, 128).consumers(2).narrow().buffers(4).stages(8);
             linear_bf16_t128_c256 = tokens(TokenType::Bf16, 128).consumers(2).buffers(4).stages(4);
+            linear_bf16_t256_c128 = tokens(TokenType::Bf16, 256).consumers(2).narrow().buffers(3).stages(3);
         }
     };
 }
@@ -181,11 +183,11 @@ instances!(table);
 ///
 /// ```
 /// # use kernels_gpu::{linear_sm90::abi::{Instance, tokens}, units::TokenType};
-/// const _: Instance = tokens(TokenType::Bf16, 64).consumers(1).narrow().buffers(4).stages(8);
+/// const _: Instance = tokens(TokenType::Bf16, 128).consumers(2).narrow().buffers(4).stages(8);
 /// ```
 /// ```compile_fail,E0080
 /// # use kernels_gpu::{linear_sm90::abi::{Instance, tokens}, units::TokenType};
-/// const _: Instance = tokens(TokenType::Bf16, 64).consumers(1).narrow().buffers(4).stages(16);
+/// const _: Instance = tokens(TokenType::Bf16, 128).consumers(2).narrow().buffers(4).stages(16);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
@@ -264,7 +266,8 @@ impl Instance {
         Shape {
             matrices: 1,
             tile_tokens: self.tile_tokens,
-            least_n: self.tile_tokens / 2,
+            // Tiles of 128 tokens have instances of their own.
+            least_n: if self.tile_tokens > 128 { 144 } else { self.tile_tokens / 2 },
             consumers: self.consumers,
             narrow: self.narrow,
         }
@@ -278,11 +281,6 @@ impl Instance {
     /// Threads of a block, in one dimension.
     pub const fn threads(self) -> u32 {
         self.shape().threads() + self.decoders * WARPGROUP
-    }
-
-    /// Blocks that a multiprocessor has room for.
-    pub const fn resident_blocks(self) -> u32 {
-        if self.decoders > 0 { 1 } else { self.shape().resident_blocks() }
     }
 
     /// Tokens of a box of the token map, for `m` tokens in so many tiles.
@@ -324,8 +322,7 @@ impl Instance {
         assert!(self.shape().parts() <= PANELS && self.columns().is_multiple_of(PANEL_ROWS));
         assert!(self.stages > 1, "with one stage, filling it would wait for emptying it");
         assert!(self.buffers > 2, "one buffer is multiplied, one is being filled, and one is not yet known to be full");
-        let room = if self.decoders > 0 { SHARED_BYTES } else { self.shape().shared_bytes() };
-        assert!(self.shared_bytes() <= room, "stages and buffers do not fit shared memory");
+        assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit shared memory");
     }
 }
 
@@ -342,9 +339,8 @@ mod tests {
             instance.check();
             let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
             let columns = match (instance.columns(), instance.decoders) {
-                (64, 0) => std::string::String::new(),
-                (64, _) => "_decoded".into(),
-                (columns, _) => std::format!("_c{columns}"),
+                (_, 1..) => "_decoded".into(),
+                (columns, 0) => std::format!("_c{columns}"),
             };
             let expected = std::format!("linear_{token_type}_t{}{columns}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);

@@ -21,6 +21,7 @@ const _: () = assert!(WARPS * WARP_ROWS == WARPGROUP_ROWS);
 /// A thread has rows g and g+8 of its warp's 16 rows of `wgmma`'s A (PTX ISA, "Register Fragments for wgmma.mma_async"). They are
 /// the panel's rows 2g and 2g+1: neighbouring columns of C, which a thread writes together. Where g is odd they are exchanged,
 /// so that the eight loads of a quarter warp meet every bank of shared memory once.
+#[derive(Clone, Copy)]
 pub struct Fragment {
     /// The thread's place among the lanes that share its rows.
     pub lane: u32,

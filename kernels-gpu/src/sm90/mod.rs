@@ -68,7 +68,12 @@ pub const LANE_WORDS: usize = 4;
 pub const WORD_PAIRS: usize = 4;
 
 /// The most tokens of a tile: there are main loops for products of up to as many columns.
-pub const MAX_TILE_TOKENS: u32 = 128;
+pub const MAX_TILE_TOKENS: u32 = 256;
+
+/// Products with more tokens than this have an N in steps of [`WIDE_STEP`], others in steps of [`CORE_MATRIX_ROWS`]: a wide tile loses
+/// little by a few more tokens.
+const WIDE_TOKENS: u32 = 128;
+const WIDE_STEP: u32 = 16;
 
 /// What a block may have of shared memory on a card of compute capability 9.0 (CUDA programming guide, "Technical
 /// Specifications per Compute Capability").
@@ -112,7 +117,7 @@ pub struct Shape {
 impl Shape {
     /// Whether two warpgroups take turns to multiply, while the other decodes.
     pub const fn ping_pong(self) -> bool {
-        self.consumers == 2 && !self.narrow
+        self.consumers == 2
     }
 
     /// Threads of a block, in one dimension: a warpgroup that loads, and those that multiply.
@@ -154,6 +159,11 @@ impl Shape {
         PANELS as u32 / self.matrices * self.panel_rows()
     }
 
+    /// Rounds of the epilogue for which a tile's sums are kept: those of 128 tokens, or of 256.
+    pub const fn rounds(self) -> usize {
+        if self.tile_tokens > WIDE_TOKENS { 8 } else { 4 }
+    }
+
     /// Bytes of a buffer: the strips of a tile's tokens.
     pub const fn buffer_bytes(self) -> u32 {
         self.tile_tokens / CORE_MATRIX_ROWS * STRIP_BYTES
@@ -162,15 +172,19 @@ impl Shape {
     /// The N of the tensor core's products for a tile of so many tokens: a multiple of [`CORE_MATRIX_ROWS`], and
     /// [`Self::least_n`] at least.
     pub const fn mma_n(self, tokens: u32) -> u32 {
-        let (least, tokens) = (self.least_n, tokens.next_multiple_of(CORE_MATRIX_ROWS));
-        if tokens < least { least } else { tokens }
+        let tokens = if tokens < self.least_n { self.least_n } else { tokens };
+        tokens.next_multiple_of(if tokens > WIDE_TOKENS { WIDE_STEP } else { CORE_MATRIX_ROWS })
     }
 
     /// Stops the compiler where a kernel asks for what there is no code for.
     pub const fn check(self) {
         assert!(self.matrices == 1 || self.matrices == 2);
         assert!(self.least_n > 0 && self.least_n.is_multiple_of(CORE_MATRIX_ROWS), "a product has whole core matrices");
-        assert!(self.tile_tokens > 0 && self.tile_tokens <= MAX_TILE_TOKENS, "there are main loops up to N = 128");
+        let most = MAX_TILE_TOKENS / self.parts() as u32;
+        assert!(
+            self.tile_tokens > 0 && self.tile_tokens <= most,
+            "there are main loops up to N = 128, of one part up to N = 256"
+        );
         match self.consumers {
             1 => assert!(self.narrow, "one warpgroup has both panels of a narrow tile"),
             2 | 4 => {}

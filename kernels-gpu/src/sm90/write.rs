@@ -5,13 +5,14 @@
 
 use core::marker::PhantomData;
 
+use bytemuck::Zeroable;
 use cuda_std::{
     float::fma_rn_f32,
     global::{GlobalAddress, ld_global_b32_or_zero, st_global_b16_where, st_global_b32_where},
     integer::{opaque_b32, prmt_b32},
 };
 
-use super::{CORE_MATRIX_ROWS, Fragment, Kind, MAX_TILE_TOKENS, Shape, WARPGROUP, WARPGROUP_ROWS};
+use super::{CORE_MATRIX_ROWS, Fragment, Kind, Shape, WARPGROUP, WARPGROUP_ROWS};
 use crate::{
     epilogue::{Activation, NO_PARAMETERS, convert, relu2, silu},
     sorted::{LINE_BYTES, bits16_place},
@@ -44,17 +45,15 @@ const CORE_REGISTERS: usize = registers(CORE_TOKENS);
 /// Accumulators of a thread for one panel of a round.
 const ROUND_REGISTERS: usize = registers(ROUND_TOKENS);
 
-/// Rounds of the largest tile.
-const ROUNDS: usize = MAX_TILE_TOKENS as usize / ROUND_TOKENS;
-const _: () = assert!(ROUNDS == 4, "`write` names each round");
-
-/// The sums of a thread's parts of a tile, round by round. After the tile's last token they may be anything.
-pub type Sums<const P: usize> = [[[f32; ROUND_REGISTERS]; ROUNDS]; P];
+/// The sums of a thread's parts of a tile, round by round, as many as [`Shape::rounds`] says. After the tile's last token they may be anything.
+pub type Sums<const P: usize, const ROUNDS: usize = 4> = [[[f32; ROUND_REGISTERS]; ROUNDS]; P];
 
 /// The sums of a product as those of the largest tile.
 #[inline(always)]
-pub fn pad<const REGISTERS: usize, const P: usize>(sums: &[[f32; REGISTERS]; P]) -> Sums<P> {
-    let mut padded = [[[0.0; ROUND_REGISTERS]; ROUNDS]; P];
+pub fn pad<const REGISTERS: usize, const P: usize, const ROUNDS: usize>(
+    sums: &[[f32; REGISTERS]; P],
+) -> Sums<P, ROUNDS> {
+    let mut padded: Sums<P, ROUNDS> = Zeroable::zeroed();
     for part in 0..P {
         padded[part].as_flattened_mut()[..REGISTERS].copy_from_slice(&sums[part]);
     }
@@ -131,8 +130,12 @@ impl<K> Target<K> {
     /// # Safety
     /// As there.
     #[inline(always)]
-    pub unsafe fn write<const P: usize>(&self, output: u32, fragment: &Fragment, sums: Sums<P>)
-    where
+    pub unsafe fn write<const P: usize, const ROUNDS: usize>(
+        &self,
+        output: u32,
+        fragment: &Fragment,
+        sums: Sums<P, ROUNDS>,
+    ) where
         K: Written<P>,
     {
         // SAFETY: what `# Safety` above asks.
@@ -149,12 +152,12 @@ impl<K> Target<K> {
     /// C and biases lie there, and the tile is this warpgroup's. `sums` are the tile's, and `fragment` says which of them are this
     /// thread's.
     #[inline(always)]
-    pub unsafe fn write_placed<const P: usize>(
+    pub unsafe fn write_placed<const P: usize, const ROUNDS: usize>(
         &self,
         output: u32,
         placing: Placing,
         fragment: &Fragment,
-        mut sums: Sums<P>,
+        mut sums: Sums<P, ROUNDS>,
     ) where
         K: Written<P>,
     {
@@ -247,7 +250,7 @@ impl<K> Target<K> {
                 (false, true) => write_round!(|sum: f32, _: f32| relu2(sum)),
             }
             token += ROUND_TOKENS as u32;
-            sums = sums.map(|[_, second, third, fourth]| [second, third, fourth, fourth]);
+            sums = sums.map(|rounds| core::array::from_fn(|round| rounds[(round + 1).min(ROUNDS - 1)]));
         }
     }
 

@@ -18,6 +18,9 @@ use crate::problem::Op;
 /// panels of [`MEASURED_ROWS`].
 const DECODE_TOKENS: u64 = 80;
 
+/// The same in a narrow tile, of which each warpgroup has half as many rows: more of what a k-block takes is waiting.
+const NARROW_DECODE_TOKENS: u64 = 95;
+
 /// Rows of the panels whose time was measured. Decoding and multiplying more rows takes longer in proportion.
 const MEASURED_ROWS: u32 = 128;
 
@@ -103,8 +106,9 @@ impl Cut {
     /// Time of a tile, in tokens times k-blocks of two panels of [`MEASURED_ROWS`].
     fn cost(&self, tokens: u32, k: u32) -> u64 {
         let k_blocks = u64::from(k.div_ceil(K_BLOCK)) + TILE_K_BLOCKS;
-        let panels = u64::from(self.instance.shape().panel_rows() / MEASURED_ROWS);
-        k_blocks * panels * (DECODE_TOKENS + u64::from(self.instance.mma_n(tokens)))
+        let rows = u64::from(self.instance.shape().panel_rows());
+        let decode = if self.instance.narrow { NARROW_DECODE_TOKENS } else { DECODE_TOKENS };
+        k_blocks * rows * (decode + u64::from(self.instance.mma_n(tokens))) / u64::from(MEASURED_ROWS)
     }
 
     /// The time and the number of a group's tiles if they have so many tokens: first of whole rows, then of the last row.
@@ -344,6 +348,16 @@ mod tests {
         let most = |sizes: [u32; 8]| choose(Op::Gated, &sizes.map(|m| group(m, 4096, 7168)), SMS).instance.tile_tokens;
         assert_eq!([1, 16, 64, 128].map(|m| most([m; 8])), [16, 16, 64, 128]);
         assert_eq!(most([80, 176, 128, 72, 64, 248, 96, 160]), 128);
+    }
+
+    #[test]
+    fn a_group_of_few_tiles_gets_narrow_ones() {
+        let narrow = |m, n| choose(Op::Gated, &[group(m, n, 7168)], SMS).instance.narrow;
+        // 128 narrow tiles; 128 wide ones; 96 narrow ones; 120 wide ones of 104 tokens.
+        assert_eq!(
+            [narrow(256, 4096), narrow(512, 4096), narrow(256, 3072), narrow(512, 3072)],
+            [true, false, true, false]
+        );
     }
 
     #[test]

@@ -16,9 +16,8 @@ pub(crate) mod workspace;
 use std::cmp::Reverse;
 
 use kernels_gpu::linear_sm90::abi::{BOX_BYTES, Launch as Parameter, PACK_ENTRY, Pack, TokenMap};
-use kernels_gpu::moe_route::abi::token_tiles;
 
-pub(super) use instance::{Instance, cycles_of_warps_alone};
+pub(super) use instance::{Cut, Instance, cycles_of_warps_alone};
 pub(crate) use kernels::{LinearKernels, kernel_named};
 
 use super::group::Address;
@@ -35,15 +34,15 @@ pub(crate) trait LinearKernel: Kernel {
     /// Every instance, those with fewest tokens and columns first.
     fn instances(&self) -> Vec<Instance>;
 
-    /// About how many cycles a multiprocessor takes with an instance for a k-block of all its tiles of C `[m, n]`.
-    fn k_block_cycles(&self, instance: Instance, m: u32, n: u32, sms: u32) -> u64;
+    /// About how many cycles a multiprocessor takes for a k-block of all its tiles of C with n columns.
+    fn k_block_cycles(&self, cut: Cut, n: u32, sms: u32) -> u64;
 
-    /// The instance that is expected to take least time for `m` tokens, not 0; of several the one with the largest tiles.
-    fn instance(&self, sizes: &LinearSizes, m: u32, sms: u32) -> Instance {
+    /// What is expected to take least time for `m` tokens, not 0; of several the one with the largest tiles.
+    fn cut(&self, sizes: &LinearSizes, m: u32, sms: u32) -> Cut {
         let token_type = token_type(sizes.dtype);
         let instances = self.instances().into_iter().filter(|instance| instance.token_type() == token_type);
-        let cycles = |instance: &Instance| Reverse(self.k_block_cycles(*instance, m, sizes.n as u32, sms));
-        instances.max_by_key(cycles).expect("there are instances for both types")
+        let cycles = |cut: &Cut| Reverse(self.k_block_cycles(*cut, sizes.n as u32, sms));
+        instances.flat_map(|instance| instance.cuts(m)).max_by_key(cycles).expect("there are instances for both types")
     }
 
     /// The launch of a call with tokens, on a device of so many multiprocessors.
@@ -54,8 +53,8 @@ pub(crate) trait LinearKernel: Kernel {
         let PlacedLinear { sizes, packed: panels, alpha, bias, .. } = *layer;
         arguments.check(&sizes)?;
         let (m, n) = (arguments.token_count as u32, sizes.n as u32);
-        let instance = self.instance(&sizes, m, sms);
-        let tiles = Grid::blocks(instance.tiles(m, n))?;
+        let cut @ Cut { instance, token_tiles, .. } = self.cut(&sizes, m, sms);
+        let tiles = Grid::blocks(cut.tiles(n))?;
         let parameter = Parameter {
             token_map: TokenMap([0; 16]),
             tokens: arguments.tokens,
@@ -67,7 +66,7 @@ pub(crate) trait LinearKernel: Kernel {
             m,
             n,
             k: sizes.k as u32,
-            token_tiles: token_tiles(m, instance.tile_tokens()),
+            token_tiles,
         };
         let grid = Grid {
             shared_bytes: instance.shared_bytes(),
@@ -83,7 +82,7 @@ pub(crate) trait LinearKernel: Kernel {
             row_pitch: parameter.token_pitch,
             rows: m,
             box_bytes: BOX_BYTES,
-            box_rows: instance.box_tokens(m),
+            box_rows: cut.box_tokens(),
             swizzled: true,
         };
         Ok(Launch::new(self.name(), grid, 0, move |writer| {
@@ -183,7 +182,7 @@ pub(super) mod tests {
 
     /// The entry that a kernel takes for `m` tokens.
     pub fn entry(kernel: &dyn LinearKernel, n: usize, k: usize, m: u32, sms: u32) -> &'static str {
-        kernel.instance(&sizes(n, k), m, sms).entry()
+        kernel.cut(&sizes(n, k), m, sms).instance.entry()
     }
 
     /// A call with so many tokens, all addresses aligned.
@@ -206,7 +205,7 @@ pub(super) mod tests {
         // `tests/tests/linear.rs` compares the bits of these, and a self-test computes them.
         for kernel in KERNELS {
             let few = [(1, 132), (16, 19), (16, 5), (32, 19), (32, 10), (32, 5), (64, 10)];
-            let of = few.into_iter().chain([14, 7, 3, 1].map(|sms| (128, sms)));
+            let of = few.into_iter().chain([14, 7, 3, 1].map(|sms| (128, sms))).chain([(200, 1)]);
             let of: BTreeSet<_> = of.map(|(m, sms)| entry(kernel, 592, 208, m, sms)).collect();
             let instances = kernel.instances();
             let expected = instances.iter().filter(|instance| instance.token_type() == token_type(OutDtype::Bf16));

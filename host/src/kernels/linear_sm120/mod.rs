@@ -4,7 +4,7 @@
 use kernels_gpu::linear_sm120::abi::INSTANCES;
 
 use super::kernel::{Entry, Kernel};
-use super::linear::{self, Instance, LinearKernel, cycles_of_warps_alone};
+use super::linear::{self, Cut, Instance, LinearKernel, cycles_of_warps_alone};
 
 /// The kernel.
 pub(crate) struct LinearSm120;
@@ -29,8 +29,8 @@ impl LinearKernel for LinearSm120 {
         INSTANCES.iter().map(Instance::OfWarps).collect()
     }
 
-    fn k_block_cycles(&self, instance: Instance, m: u32, n: u32, sms: u32) -> u64 {
-        cycles_of_warps_alone(instance, m, n, sms)
+    fn k_block_cycles(&self, cut: Cut, n: u32, sms: u32) -> u64 {
+        cycles_of_warps_alone(cut, n, sms)
     }
 }
 

@@ -3,7 +3,7 @@
 use kernels_gpu::linear_sm80::abi::INSTANCES;
 
 use super::kernel::{Entry, Kernel};
-use super::linear::{self, Instance, LinearKernel, cycles_of_warps_alone};
+use super::linear::{self, Cut, Instance, LinearKernel, cycles_of_warps_alone};
 
 /// The kernel.
 pub(crate) struct LinearSm80;
@@ -29,8 +29,8 @@ impl LinearKernel for LinearSm80 {
     }
 
     /// As if the card were one of RTX 30 or 40, which have the least room.
-    fn k_block_cycles(&self, instance: Instance, m: u32, n: u32, sms: u32) -> u64 {
-        cycles_of_warps_alone(instance, m, n, sms)
+    fn k_block_cycles(&self, cut: Cut, n: u32, sms: u32) -> u64 {
+        cycles_of_warps_alone(cut, n, sms)
     }
 }
 

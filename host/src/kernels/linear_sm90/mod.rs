@@ -3,11 +3,10 @@
 
 use kernels_gpu::linear_sm90::abi as of_warpgroups;
 use kernels_gpu::linear_sm90::by_warp::abi as of_warps;
-use kernels_gpu::moe_route::abi::token_tiles;
 use kernels_gpu::sm90::SHARED_BYTES;
 
 use super::kernel::{Entry, Kernel};
-use super::linear::{self, Instance, LinearKernel};
+use super::linear::{self, Cut, Instance, LinearKernel};
 
 /// The kernel.
 pub(crate) struct LinearSm90;
@@ -37,15 +36,11 @@ impl LinearKernel for LinearSm90 {
         of_warps.chain(of_warpgroups::INSTANCES.iter().map(Instance::OfWarpgroups)).collect()
     }
 
-    fn k_block_cycles(&self, instance: Instance, m: u32, n: u32, sms: u32) -> u64 {
-        let (tiles, sms) = (instance.tiles(m, n), u64::from(sms));
-        match instance {
+    fn k_block_cycles(&self, cut: Cut, n: u32, sms: u32) -> u64 {
+        let (tiles, sms) = (cut.tiles(n), u64::from(sms));
+        match cut.instance {
             Instance::OfWarps(of) => warp_cycles(of, tiles, sms),
-            Instance::OfWarpgroups(of) => {
-                let tokens = of.box_tokens(m, token_tiles(m, of.tile_tokens));
-                let resident = tiles.div_ceil(sms).min(u64::from(of.resident_blocks()));
-                tiles.div_ceil(sms * resident) * warpgroup_cycles(of, u64::from(tokens), resident)
-            }
+            Instance::OfWarpgroups(of) => tiles.div_ceil(sms) * warpgroup_cycles(of, cut.box_tokens().into()),
         }
     }
 }
@@ -60,14 +55,13 @@ fn warp_cycles(instance: &of_warps::Instance, tiles: u64, sms: u64) -> u64 {
     rounds * together * if room == 1 && rounds > 1 { 5 } else { 4 } / 4
 }
 
-/// About how many cycles `resident` blocks together take for a k-block of a tile of so many tokens each, measured on an H200: some for
-/// the k-block, some for each token.
-fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64, resident: u64) -> u64 {
-    match (instance.columns(), instance.decoders, resident) {
-        (64, 0, 1) => 720 + 22 * tokens / 10,
-        (64, 0, _) => 840 + 45 * tokens / 10,
-        (64, ..) if instance.tile_tokens < 128 => 466 + 16 * tokens / 10,
-        (64, ..) => 530 + 19 * tokens / 10,
+/// About how many cycles a block takes for a k-block of a tile of so many tokens, measured on an H200: some for the k-block, some for each
+/// token. Of two warpgroups with 64 columns each, decoding is what takes the time up to some 170 tokens, and from there on products do.
+fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64) -> u64 {
+    match instance.columns() {
+        64 if instance.tile_tokens < 128 => 466 + 16 * tokens / 10,
+        64 => 530 + 19 * tokens / 10,
+        128 => (700 + 51 * tokens / 10).max(150 + 83 * tokens / 10),
         _ => 1190 + 9 * tokens,
     }
 }
@@ -75,7 +69,7 @@ fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64, resident: u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::linear::tests::{entry, launch};
+    use crate::kernels::linear::tests::{entry, launch, sizes};
 
     #[test]
     fn few_tokens_get_tiles_of_few_columns_and_many_tokens_large_tiles() {
@@ -90,11 +84,20 @@ mod tests {
             (5120, 64, "linear_bf16_t64_decoded"),
             (4096, 128, "linear_bf16_t64_decoded"),
             (4096, 256, "linear_bf16_t128_decoded"),
-            (4096, 512, "linear_bf16_t128"),
-            (4096, 4096, "linear_bf16_t128_c256"),
+            (5120, 256, "linear_bf16_t128_c128"),
+            (4096, 512, "linear_bf16_t128_c128"),
+            (5120, 512, "linear_bf16_t256_c128"),
+            (4096, 4096, "linear_bf16_t256_c128"),
         ] {
             assert_eq!(entry(&LinearSm90, n, 7168, m, 132), expected, "{m} tokens, N = {n}");
         }
+    }
+
+    /// Three tiles of 88 tokens go to 120 of 132 multiprocessors, two of 128 to 80.
+    #[test]
+    fn tokens_are_cut_into_more_tiles_where_these_share_the_card_more_evenly() {
+        let tiles = |n, m| LinearSm90.cut(&sizes(n, 5120), m, 132).token_tiles;
+        assert_eq!([tiles(5120, 256), tiles(5120, 512), tiles(4096, 512), tiles(4096, 4096)], [3, 3, 4, 16]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use cuda_std::{
 
 use super::{Sm90, Tiles};
 use crate::{
-    gated_sm90::abi::{CORE_MATRIX_ROWS, SLAB_BYTES, SLAB_ROWS, STRIP_BYTES, Tile},
+    gated_sm90::abi::{CORE_MATRIX_ROWS, SLAB_BYTES, SLAB_ROWS, SLAB_SCALE_BYTES, SLAB_VALUE_BYTES, STRIP_BYTES, Tile},
     sm90::PANELS,
 };
 
@@ -37,7 +37,14 @@ impl<const INDEX: usize> Sm90<INDEX> {
                         for slab in 0..Self::INSTANCE.panel_slabs() {
                             let source = Self::slabs(&tile, panel, slab) + u64::from(k_block * SLAB_BYTES);
                             let target = stage + Self::panel(panel) + slab * SLAB_BYTES;
-                            cp_async_bulk_shared_global(target, source, SLAB_BYTES, full);
+                            if Self::INSTANCE.narrow {
+                                let (values, half) = (Self::INSTANCE.value_bytes(), tile.half_of_slab());
+                                cp_async_bulk_shared_global(target, source + u64::from(half * values), values, full);
+                                let scales = source + u64::from(SLAB_VALUE_BYTES);
+                                cp_async_bulk_shared_global(target + values, scales, SLAB_SCALE_BYTES, full);
+                            } else {
+                                cp_async_bulk_shared_global(target, source, SLAB_BYTES, full);
+                            }
                         }
                     }
                     stages.advance();

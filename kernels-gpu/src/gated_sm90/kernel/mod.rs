@@ -7,7 +7,7 @@
 //!
 //! In the grid that multiplies, one warp loads weights as they are and one warp loads decoded tokens, both by bulk copies. Two
 //! or four warpgroups decode weights in registers, straight into the A fragments of `wgmma`, and multiply; each has 64 rows of
-//! both panels. Two warpgroups take turns (ping-pong): one multiplies while the other decodes. A block computes its tiles one
+//! both panels, in a narrow tile 32. Two warpgroups take turns (ping-pong): one multiplies while the other decodes. A block computes its tiles one
 //! after the other, and the warps that load are ahead by as much as the buffers hold.
 //!
 //! ```text
@@ -37,7 +37,7 @@ use cuda_std::{
 };
 
 use crate::{
-    gated_sm90::abi::{Group, INSTANCES, Index, Instance, K_BLOCK, Launch, Tile, instances},
+    gated_sm90::abi::{Group, INSTANCES, Index, Instance, K_BLOCK, Launch, SLAB_ROWS, Tile, instances},
     ring::{Ring, ring_bytes},
     sm90::{PingPong, TURN_BARRIERS, WARPS, give_registers, take_registers},
 };
@@ -51,7 +51,7 @@ macro_rules! entries {
         #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
             // SAFETY: the contract is this function's too.
-            unsafe { Sm90::<{ Index::$entry as usize }>::run(launch) }
+            unsafe { Sm90::<{ Index::$entry as usize }>::run::<{ INSTANCES[Index::$entry as usize].shape().parts() }>(launch) }
         }
     )*};
 }
@@ -115,7 +115,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
     /// # Safety
     /// The contract in this folder's `mod.rs`.
     #[inline(always)]
-    unsafe fn run(launch: Launch) {
+    unsafe fn run<const P: usize>(launch: Launch) {
         const { Self::CHECK };
         let shared = dynamic_shared_address();
         // SAFETY: barriers have places of their own in shared memory, and are initialised before any thread passes
@@ -147,7 +147,7 @@ impl<const INDEX: usize> Sm90<INDEX> {
                 }
             } else {
                 take_registers(Self::INSTANCE.shape());
-                Self::multiply(launch.output, tiles, shared, warp / WARPS - 1);
+                Self::multiply::<P>(launch.output, tiles, shared, warp / WARPS - 1);
             }
         }
     }
@@ -206,6 +206,14 @@ impl Tiles {
             prefetch_l1(tile);
             prefetch_l1(tile + (size_of::<Tile>() as u64 - 1));
         }
+    }
+}
+
+impl Tile {
+    /// Which half of its slabs' rows a narrow tile has.
+    #[inline(always)]
+    const fn half_of_slab(&self) -> u32 {
+        self.first_column % SLAB_ROWS / (SLAB_ROWS / 2)
     }
 }
 

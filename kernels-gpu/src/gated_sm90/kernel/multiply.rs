@@ -15,10 +15,10 @@ use super::{
 use crate::{
     epilogue::Activation,
     format::{OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_BYTES, scale_row},
-    gated_sm90::abi::{Group, SLAB_BYTES, SLAB_ROWS, SLAB_VALUE_BYTES, lane_offset},
+    gated_sm90::abi::{Group, SLAB_BYTES, SLAB_ROWS, lane_offset},
     ring::Ring,
     sm90::{
-        Alpha, Consumer, Fragment, Kind, PANELS, Shape, Target,
+        Alpha, Consumer, Fragment, Kind, Shape, Sums, Target,
         decode::{F16_UNSCALE, Scales, decode_weights},
     },
 };
@@ -30,17 +30,20 @@ impl<const INDEX: usize> Sm90<INDEX> {
     /// The contract in this folder's `mod.rs`. The barriers have been initialised. The whole warpgroup calls it together, and
     /// so does every other one that multiplies, with its own number.
     #[inline(always)]
-    pub(super) unsafe fn multiply(output: u32, mut tiles: Tiles, shared: SharedAddress, consumer: u32) {
+    pub(super) unsafe fn multiply<const P: usize>(output: u32, mut tiles: Tiles, shared: SharedAddress, consumer: u32) {
         let (stages, buffers) = (Self::stages(shared), Self::buffers(shared));
-        let mut consumer = Consumer::new(Self, shared, consumer, stages, buffers, Self::turn_barriers(shared));
+        let kind: Slabs<INDEX> = Slabs { half_of_slab: 0 };
+        let mut consumer: Consumer<_, P> =
+            Consumer::new(kind, shared, consumer, stages, buffers, Self::turn_barriers(shared));
         // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
         unsafe {
             loop {
                 let tile = tiles.read();
-                let sums = consumer.sum_tile(tile.tokens, tile.group.k_blocks());
+                consumer.kind.half_of_slab = tile.half_of_slab();
+                let sums: Sums<P> = consumer.sum_tile(tile.tokens, tile.group.k_blocks());
                 let tile = tiles.read();
                 let Group { c, alpha, n, .. } = tile.group;
-                let target: Target<Self> = Target {
+                let target: Target<Slabs<INDEX>> = Target {
                     c,
                     n,
                     alpha: Alpha::OfMatrices(alpha),
@@ -51,10 +54,11 @@ impl<const INDEX: usize> Sm90<INDEX> {
                     tokens: tile.tokens,
                     kind: PhantomData,
                 };
+                let rows = Slabs::<INDEX>::rows_of(&consumer.fragment);
                 if output == OUTPUT_BF16 {
-                    target.write::<PANELS>(OUTPUT_BF16, &consumer.fragment, sums);
+                    target.write(OUTPUT_BF16, &rows, sums);
                 } else {
-                    target.write::<PANELS>(OUTPUT_F16, &consumer.fragment, sums);
+                    target.write(OUTPUT_F16, &rows, sums);
                 }
                 if !tiles.advance(tile.next) {
                     return;
@@ -71,8 +75,22 @@ pub(super) struct Rows {
     scales: [Scales; 2],
 }
 
-impl<const INDEX: usize> Kind<PANELS> for Sm90<INDEX> {
-    const SHAPE: Shape = Self::INSTANCE.shape();
+/// A stage that holds slabs.
+struct Slabs<const INDEX: usize> {
+    /// Which half of its slabs' rows a narrow tile has.
+    half_of_slab: u32,
+}
+
+impl<const INDEX: usize> Slabs<INDEX> {
+    /// Which rows of panels are a thread's.
+    #[inline(always)]
+    const fn rows_of(fragment: &Fragment) -> Fragment {
+        if Sm90::<INDEX>::INSTANCE.narrow { fragment.narrow() } else { *fragment }
+    }
+}
+
+impl<const INDEX: usize, const P: usize> Kind<P> for Slabs<INDEX> {
+    const SHAPE: Shape = Sm90::<INDEX>::INSTANCE.shape();
     // Both factors of a product are decoded.
     const UNSCALE: f32 = F16_UNSCALE * F16_UNSCALE;
     // Where threads decode tokens to the buffers, they make the fence.
@@ -83,18 +101,27 @@ impl<const INDEX: usize> Kind<PANELS> for Sm90<INDEX> {
 
     #[inline(always)]
     fn stage(shared: SharedAddress, stages: Ring) -> SharedAddress {
-        Self::stage(shared, stages)
+        Sm90::<INDEX>::stage(shared, stages)
     }
 
     #[inline(always)]
     fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
-        Self::buffer(shared, buffers)
+        Sm90::<INDEX>::buffer(shared, buffers)
     }
 
     #[inline(always)]
-    unsafe fn load(&self, stage: SharedAddress, fragment: &Fragment, _k_block: u32) -> [Rows; PANELS] {
+    unsafe fn load(&self, stage: SharedAddress, fragment: &Fragment, _k_block: u32) -> [Rows; P] {
+        let panels = [0, 1].map(|panel| stage + Sm90::<INDEX>::panel(panel));
+        let rows = Self::rows_of(fragment).rows;
+        let lane = fragment.lane;
         // SAFETY: the panels of the stage, which is full.
-        unsafe { [0, 1].map(|panel| Rows::load(stage + Self::panel(panel), fragment)) }
+        unsafe {
+            core::array::from_fn(|part| {
+                // In a narrow tile a thread has a row of both panels.
+                let of_panels = if P == 1 { panels } else { [panels[part]; 2] };
+                Rows::load::<INDEX>(of_panels, rows, lane, self.half_of_slab)
+            })
+        }
     }
 
     #[inline(always)]
@@ -106,21 +133,28 @@ impl<const INDEX: usize> Kind<PANELS> for Sm90<INDEX> {
 }
 
 impl Rows {
-    /// Loads them of the panel at this address.
+    /// Loads a lane's words of each of two rows, of the panel at the address of the same index.
     ///
     /// # Safety
-    /// The panel's stage is full.
+    /// The panels' stage is full.
     #[inline(always)]
-    unsafe fn load(panel: SharedAddress, fragment: &Fragment) -> Self {
-        let lane = fragment.lane;
-        let slab = |row: u32| panel + row / SLAB_ROWS * SLAB_BYTES;
-        // SAFETY: inside of the panel, which is full; a slab lies at a multiple of 16.
+    unsafe fn load<const INDEX: usize>(
+        panels: [SharedAddress; 2],
+        rows: [u32; 2],
+        lane: u32,
+        half_of_slab: u32,
+    ) -> Self {
+        let instance = Sm90::<INDEX>::INSTANCE;
+        let slab = |index: usize| panels[index] + rows[index] / SLAB_ROWS * SLAB_BYTES;
+        // Narrow panels have all of their slabs' scales.
+        let first_row = if instance.narrow { half_of_slab * (SLAB_ROWS / 2) } else { 0 };
+        // SAFETY: inside of the panels, which are full; a slab lies at a multiple of 16.
         unsafe {
             Self {
-                words: fragment.rows.map(|row| ld_shared_v4_b32(slab(row) + lane_offset(row % SLAB_ROWS, lane))),
-                scales: fragment.rows.map(|row| {
-                    let tile = slab(row) + SLAB_VALUE_BYTES + lane / 2 * SCALE_TILE_BYTES;
-                    Scales::new(ld_shared_b16(scale_row(tile, row) + lane % 2 * LANE_SCALES))
+                words: [0, 1].map(|row| ld_shared_v4_b32(slab(row) + lane_offset(rows[row] % SLAB_ROWS, lane))),
+                scales: [0, 1].map(|row| {
+                    let tile = slab(row) + instance.value_bytes() + lane / 2 * SCALE_TILE_BYTES;
+                    Scales::new(ld_shared_b16(scale_row(tile, first_row + rows[row]) + lane % 2 * LANE_SCALES))
                 }),
             }
         }

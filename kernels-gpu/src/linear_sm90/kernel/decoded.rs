@@ -94,6 +94,7 @@ where
         let (mut tiles, mut buffers) = (self.tiles(), self.buffers());
         let fragment = Fragment::new(0);
         while let Some(tile) = self.next(&mut tiles) {
+            self.fetch_ahead(&tile, &fragment);
             // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
             unsafe {
                 let sums = self.sum_tile(tile.tokens, &fragment, &mut buffers);

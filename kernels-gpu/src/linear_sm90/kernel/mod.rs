@@ -1,7 +1,8 @@
 //! How a linear layer works on Hopper.
 //!
 //! A block computes every n-th tile of C. Its first warp loads weights, a bulk copy a panel, and another warp loads tokens, by tensor
-//! copies that leave them as `wgmma` reads its B. One or two warpgroups decode weights in registers and multiply ([`sm90`](crate::sm90)).
+//! copies that leave them as `wgmma` reads its B. Two warpgroups take turns to decode weights in registers and to multiply
+//! ([`sm90`](crate::sm90)); for few tiles, some decode to shared memory and another one multiplies ([`decoded`]).
 //!
 //! ```text
 //! weights ─ a warp ──────▶ stages ──┐
@@ -20,7 +21,7 @@ use cuda_std::{
     mbarrier::{MBARRIER_BYTES, Mbarrier},
     shared::{SharedAddress, dynamic_shared_address},
     tensor_map_of_parameter, thread,
-    tma::TensorMapAddress,
+    tma::{TensorMapAddress, prefetch_tensormap},
     warp::{ALL_LANES, WARP_SIZE, warp_shuffle_idx},
 };
 
@@ -40,14 +41,14 @@ macro_rules! entries {
         ///
         /// # Safety
         /// The contract in this folder's `mod.rs`.
-        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = INSTANCES[Index::$entry as usize].resident_blocks())]
+        #[kernel(threads = INSTANCES[Index::$entry as usize].threads(), min_blocks = 1)]
         pub unsafe fn $entry(launch: Launch) {
             const INSTANCE: Instance = INSTANCES[Index::$entry as usize];
             const IS_BF16: bool = matches!(INSTANCE.token_type, TokenType::Bf16);
             // SAFETY: the contract is this function's too.
             unsafe {
                 let token_map = tensor_map_of_parameter!($entry);
-                Linear::<{ Index::$entry as usize }, IS_BF16, { INSTANCE.shape().parts() }>::run(launch, token_map);
+                Linear::<{ Index::$entry as usize }, IS_BF16, { INSTANCE.shape().parts() }>::run::<{ INSTANCE.shape().rounds() }>(launch, token_map);
             }
         }
     )*};
@@ -110,7 +111,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
     /// # Safety
     /// The contract in this folder's `mod.rs`.
     #[inline(always)]
-    unsafe fn run(launch: Launch, token_map: TensorMapAddress)
+    unsafe fn run<const ROUNDS: usize>(launch: Launch, token_map: TensorMapAddress)
     where
         Packed<BF16>: Decode,
     {
@@ -121,6 +122,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
         // warpgroup in what the warpgroup does together; each role is one warp's or one warpgroup's.
         unsafe {
             if thread::thread_idx_x() == 0 {
+                prefetch_tensormap(token_map);
                 this.stages().init(1, Self::CONSUMER_WARPS);
                 let decoders = if Self::INSTANCE.decoders > 0 { WARPS } else { 0 };
                 this.buffers().init(1 + decoders, Self::CONSUMER_WARPS);
@@ -149,7 +151,7 @@ impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P
                 }
             } else {
                 take_registers(Self::INSTANCE.shape());
-                this.multiply(warp / WARPS - 1);
+                this.multiply::<ROUNDS>(warp / WARPS - 1);
             }
         }
     }

@@ -4,6 +4,7 @@
 use core::marker::PhantomData;
 
 use cuda_std::{
+    global::{GlobalAddress, prefetch_l1},
     shared::{SharedAddress, ld_shared_v4_b32},
     wgmma::{self, MatrixDescriptor},
 };
@@ -17,7 +18,7 @@ use crate::{
         decode::{Decode, Packed},
     },
     ring::Ring,
-    sm90::{Alpha, Consumer, Fragment, Kind, LANE_WORDS, Shape, Sums, Target},
+    sm90::{Alpha, BIAS_BYTES, Consumer, Fragment, Kind, LANE_WORDS, Shape, Sums, Target},
 };
 
 impl<const INDEX: usize, const BF16: bool, const P: usize> Linear<INDEX, BF16, P>
@@ -30,16 +31,33 @@ where
     /// The contract in `linear_sm90/mod.rs`. The barriers have been initialised. The whole warpgroup calls it together, and so
     /// does every other one that multiplies, with its own number.
     #[inline(always)]
-    pub(super) unsafe fn multiply(&self, consumer: u32) {
+    pub(super) unsafe fn multiply<const ROUNDS: usize>(&self, consumer: u32) {
         let kind: Panels<INDEX, BF16, P> = Panels::new(&Fragment::new(consumer));
         let mut tiles = self.tiles();
         let mut consumer: Consumer<_, P> =
             Consumer::new(kind, self.shared, consumer, self.stages(), self.buffers(), self.turn_barriers());
         while let Some(tile) = self.next(&mut tiles) {
+            self.fetch_ahead(&tile, &consumer.fragment);
             // SAFETY: the whole warpgroup is here and takes the same way. The tile is the block's.
             unsafe {
-                let sums = consumer.sum_tile(tile.tokens, k_blocks(self.launch.k));
+                let sums: Sums<P, ROUNDS> = consumer.sum_tile(tile.tokens, k_blocks(self.launch.k));
                 self.write(&tile, sums);
+            }
+        }
+    }
+
+    /// Brings what the epilogue will multiply a tile's sums by, and add, to the cache: loaded there, it would come from memory.
+    #[inline(always)]
+    pub(super) fn fetch_ahead(&self, tile: &Tile, fragment: &Fragment) {
+        for part in 0..P as u32 {
+            let column = tile.first_column + fragment.rows[0] + part * Self::INSTANCE.shape().panel_rows();
+            let offset = u64::from(column.min(self.launch.n - 1)) * BIAS_BYTES;
+            // SAFETY: C has this column, and α and biases do not change.
+            unsafe {
+                prefetch_l1(GlobalAddress::new(self.launch.alpha) + offset);
+                if self.launch.bias != 0 {
+                    prefetch_l1(GlobalAddress::new(self.launch.bias) + offset);
+                }
             }
         }
     }
@@ -49,7 +67,7 @@ where
     /// # Safety
     /// The contract in `linear_sm90/mod.rs`. The whole warpgroup calls it together, with the sums of one of the block's tiles.
     #[inline(always)]
-    pub(super) unsafe fn write(&self, tile: &Tile, sums: Sums<P>) {
+    pub(super) unsafe fn write<const ROUNDS: usize>(&self, tile: &Tile, sums: Sums<P, ROUNDS>) {
         let target: Target<Panels<INDEX, BF16, P>> = Target {
             c: self.launch.c,
             n: self.launch.n,
@@ -62,7 +80,7 @@ where
             kind: PhantomData,
         };
         // SAFETY: what `# Safety` above asks.
-        unsafe { target.write::<P>(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, &Fragment::anew(), sums) };
+        unsafe { target.write(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, &Fragment::anew(), sums) };
     }
 }
 
@@ -114,9 +132,6 @@ where
 
     #[inline(always)]
     fn buffer(shared: SharedAddress, buffers: Ring) -> SharedAddress {
-        // Where warpgroups take turns, what it takes to know that is not hidden.
-        // SAFETY: the main loop calls it, the whole warpgroup together.
-        let buffers = if Self::SHAPE.ping_pong() { buffers } else { unsafe { buffers.uniform() } };
         Linear::<INDEX, BF16, P>::buffer(shared, buffers)
     }
 

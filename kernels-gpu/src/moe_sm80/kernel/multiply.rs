@@ -144,6 +144,6 @@ where
             kind: PhantomData,
         };
         // SAFETY: what `# Safety` above asks.
-        unsafe { target.write::<P>(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, fragment, sums) }
+        unsafe { target.write(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, fragment, sums) }
     }
 }

@@ -358,6 +358,6 @@ where
             kind: PhantomData,
         };
         // SAFETY: what `# Safety` above asks.
-        unsafe { target.write::<1>(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, fragment, sums) }
+        unsafe { target.write(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, fragment, sums) }
     }
 }

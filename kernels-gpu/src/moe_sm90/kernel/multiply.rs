@@ -16,7 +16,7 @@ use crate::{
     ring::Ring,
     sm90::{
         Alpha, BIAS_BYTES, CORE_MATRIX_BYTES, Consumer, Decode, Fragment, Kind, Packed, Placing, Rows, STRIP_BYTES,
-        Shape, StagedRows, Target, Tile,
+        Shape, StagedRows, Sums, Target, Tile,
     },
     sorted::LINE_BYTES,
     units::{K_BLOCK, k_blocks},
@@ -45,7 +45,7 @@ where
                 if tokens == 0 {
                     return;
                 }
-                let sums = consumer.sum_tile(tokens, k_blocks(k));
+                let sums: Sums<P> = consumer.sum_tile(tokens, k_blocks(k));
                 let (Tile { first_column, first_row, tokens, expert, alpha }, empty) = tiles.read();
                 consumer.fragment.arrive(empty);
                 let Launch { c, n, bias, activation, row_capacity, c_is_sorted, .. } = self.launch;
@@ -68,7 +68,7 @@ where
                 } else {
                     Placing::Rows
                 };
-                target.write_placed::<P>(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, placing, &rows, sums);
+                target.write_placed(if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 }, placing, &rows, sums);
             }
         }
     }
