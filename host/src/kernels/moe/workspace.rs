@@ -9,7 +9,7 @@ use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
 use crate::kernels::launch::ALIGNMENT;
 use crate::kernels::nvfp4_products::most_token_tiles;
-use crate::kernels::products::fit_smallest_tile;
+use crate::kernels::products::may_be_sorted;
 use crate::moe::MoeSizes;
 
 /// Bytes below which every workspace stays. Tokens that need more are worked off in chunks.
@@ -108,7 +108,7 @@ impl Workspace {
         let is = |format| sizes.token_format == format;
         let (is_bits16, is_fp8, is_nvfp4) = (is(TokenFormat::Bits16), is(TokenFormat::Fp8), is(TokenFormat::Nvfp4));
         // What each expert's rows may be filled up to a multiple of.
-        let is_sorted = |rows, experts| is_bits16 && !fit_smallest_tile(rows, experts);
+        let is_sorted = |rows, experts| is_bits16 && may_be_sorted(rows, experts);
         let multiple = |are_sorted| if is_fp8 || are_sorted { ROW_MULTIPLE } else { 1 };
         let bytes = |rows: u64, width: usize| rows * (size_of::<u16>() * width) as u64;
         let product = |rows: u64, width: usize, is_sorted: bool| {
