@@ -1,5 +1,7 @@
 //! The kernels that multiply in an MoE layer, one for each family of cards: what they have in common, and how many tiles they take.
 
+use std::ops::RangeInclusive;
+
 use kernels_gpu::moe_sm90::abi::Launch as Product;
 use kernels_gpu::units::TokenType;
 
@@ -107,7 +109,7 @@ pub(crate) trait Products: Kernel {
     }
 }
 
-/// Tokens of the smallest tiles of every kernel. Their tokens are never sorted: they are few, and a launch less counts.
+/// Tokens of the smallest tiles that every kernel has. Their tokens are never sorted: they are few, and a launch less counts.
 pub(super) const SMALLEST_TILE: u32 = 16;
 
 /// Whether most experts' rows fit the smallest tile, if there are so many of so many experts that are named. Then every kernel takes
@@ -116,6 +118,15 @@ pub(super) const SMALLEST_TILE: u32 = 16;
 pub(super) fn fit_smallest_tile(rows: u64, experts: u64) -> bool {
     let most = if experts == 1 { SMALLEST_TILE } else { SMALLEST_TILE * 3 / 4 };
     rows <= u64::from(most) * experts
+}
+
+/// Where so many experts are named, tiles are so few that all wait for an expert with many more rows than the average.
+pub(super) const FEW_EXPERTS: RangeInclusive<u64> = 8..=16;
+
+/// Whether so many rows of so many experts that are named come to tiles whose tokens are sorted, on a kernel that has such tiles: where
+/// they don't fit the smallest tiles, and of few experts from eight rows on, on average (docs/experiments.md).
+pub(super) fn may_be_sorted(rows: u64, experts: u64) -> bool {
+    !fit_smallest_tile(rows, experts) || (FEW_EXPERTS.contains(&experts) && rows >= 8 * experts)
 }
 
 /// The most tiles of so many tokens that rows of so many experts can be cut into: if all experts have a row, and one of them all

@@ -21,13 +21,10 @@ pub const MAX_TOKENS: u32 = 8;
 pub const MAX_CHOICES: u32 = 64;
 
 /// Warps of a block.
-pub const WARPS: u32 = 12;
+pub const WARPS: u32 = 20;
 
 /// Threads of a block.
 pub const THREADS: u32 = WARPS * 32;
-
-/// Blocks of both launches that share a multiprocessor: one of each.
-pub const RESIDENT_BLOCKS: u32 = 2;
 
 /// Rows of weights of a strip.
 pub const STRIP_ROWS: u32 = UNIT_ROWS;
@@ -51,8 +48,8 @@ pub const BLOCK_STRIPS: u32 = 4;
 /// Bytes of a strip's columns of a row.
 pub const ROW_BYTES: u32 = STRIP_ROWS * 2;
 
-/// Dynamic shared memory of a block: stages, lists, then the rows of down's strips. Gate and up take as much: a multiprocessor that
-/// would have to divide its memory otherwise for the one than for the other has no room for both.
+/// Dynamic shared memory of a block: stages, lists, then the rows of down's strips. Gate and up take as much, so that a
+/// multiprocessor divides its memory for both in the same way.
 pub const SHARED_BYTES: u32 = STAGES_BYTES + LISTS_BYTES + BLOCK_STRIPS * MAX_CHOICES * ROW_BYTES;
 
 /// Which experts tokens name. Choice t·k + j has a *row* of its own number, unless its expert is not the layer's, or its token has

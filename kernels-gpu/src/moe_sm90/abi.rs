@@ -66,7 +66,8 @@ pub struct Launch {
     pub unused: u32,
 }
 
-/// The least N of products, where half a tile has more tokens. A narrower one would take no less time: decoding takes as long.
+/// The least N of the products of two warpgroups, where half a tile has more tokens. A narrower one would take no less time: decoding
+/// takes as long. Four warpgroups decode so fast that the tensor core holds them up if products are wider than their tokens.
 pub const LEAST_N: u32 = 32;
 
 /// Bytes in which a lane that gathers tokens keeps where a token begins.
@@ -84,17 +85,17 @@ macro_rules! instances {
     ($each:ident) => {
         $each! {
             moe_gated_f16_t16 = gated(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
-            moe_gated_f16_t64 = gated(TokenType::F16, 64).consumers(2).sorted().buffers(4).stages(8);
+            moe_gated_f16_t64 = gated(TokenType::F16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_gated_f16_t128 = gated(TokenType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
             moe_plain_f16_t16 = plain(TokenType::F16, 16).consumers(4).buffers(6).stages(3);
-            moe_plain_f16_t64 = plain(TokenType::F16, 64).consumers(2).sorted().buffers(4).stages(8);
+            moe_plain_f16_t64 = plain(TokenType::F16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_plain_f16_t128 = plain(TokenType::F16, 128).consumers(2).sorted().buffers(3).stages(7);
             moe_plain_f16_t128_narrow = plain(TokenType::F16, 128).consumers(2).narrow().sorted().buffers(4).stages(8);
             moe_gated_bf16_t16 = gated(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
-            moe_gated_bf16_t64 = gated(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(8);
+            moe_gated_bf16_t64 = gated(TokenType::Bf16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_gated_bf16_t128 = gated(TokenType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
             moe_plain_bf16_t16 = plain(TokenType::Bf16, 16).consumers(4).buffers(6).stages(3);
-            moe_plain_bf16_t64 = plain(TokenType::Bf16, 64).consumers(2).sorted().buffers(4).stages(8);
+            moe_plain_bf16_t64 = plain(TokenType::Bf16, 64).consumers(4).narrow().sorted().buffers(4).stages(8);
             moe_plain_bf16_t128 = plain(TokenType::Bf16, 128).consumers(2).sorted().buffers(3).stages(7);
             moe_plain_bf16_t128_narrow = plain(TokenType::Bf16, 128).consumers(2).narrow().sorted().buffers(4).stages(8);
         }
@@ -210,7 +211,8 @@ impl Instance {
     /// What the main loop is compiled for.
     pub const fn shape(self) -> Shape {
         let half = self.tile_tokens / 2;
-        let least_n = if half > LEAST_N { LEAST_N } else { half };
+        let most = if self.consumers == 4 { CORE_MATRIX_ROWS } else { LEAST_N };
+        let least_n = if half > most { most } else { half };
         let &Self { matrices, tile_tokens, consumers, narrow, .. } = &self;
         Shape { matrices, tile_tokens, least_n, consumers, narrow }
     }
@@ -302,7 +304,13 @@ mod tests {
             instance.check();
             let operation = if instance.matrices == 2 { "gated" } else { "plain" };
             let token_type = if instance.token_type == TokenType::F16 { "f16" } else { "bf16" };
-            let narrow = if instance.narrow { "_narrow" } else { "" };
+            // Where tiles of so many tokens are wide too.
+            let of_same_tiles = |other: &&Instance| {
+                let of = |of: &Instance| (of.matrices, of.token_type, of.tile_tokens);
+                of(other) == of(instance)
+            };
+            let is_alone = INSTANCES.iter().filter(of_same_tiles).count() == 1;
+            let narrow = if instance.narrow && !is_alone { "_narrow" } else { "" };
             let expected = std::format!("moe_{operation}_{token_type}_t{}{narrow}", instance.tile_tokens);
             assert_eq!(instance.entry, expected);
         }

@@ -20,7 +20,7 @@ use crate::kernels::moe_sm90::MoeSm90;
 use crate::kernels::moe_sm100::MoeSm100;
 use crate::kernels::moe_sm120::MoeSm120;
 use crate::kernels::nvfp4_products::{self, Nvfp4Products};
-use crate::kernels::products::Products;
+use crate::kernels::products::{Products, SMALLEST_TILE};
 use crate::moe::MoeSizes;
 
 /// Every kernel of a layer's products of 16-bit tokens, the one that runs everywhere last.
@@ -158,8 +158,11 @@ impl RowPlan {
                 TokenFormat::Nvfp4 => nvfp4_products::tile_tokens(rows, experts),
             }
         };
-        let (routed, shared) = (tile_tokens(tokens * sizes.top_k, sizes.named_experts), tile_tokens(tokens, 1));
         let are_sorted = |tile| format == TokenFormat::Bits16 && kernels.products.sorts(tile);
+        let routed = tile_tokens(tokens * sizes.top_k, sizes.named_experts);
+        // Lists are filled up alike: where the routed rows are sorted, so are the shared expert's, however few.
+        let least_shared = if are_sorted(routed) { SMALLEST_TILE as usize + 1 } else { 0 };
+        let shared = tile_tokens(tokens.max(least_shared), 1);
         Self {
             tile_tokens: routed,
             shared_tile_tokens: shared,

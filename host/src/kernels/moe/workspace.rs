@@ -9,7 +9,7 @@ use crate::fp8::TokenFormat;
 use crate::kernels::group::Address;
 use crate::kernels::launch::ALIGNMENT;
 use crate::kernels::nvfp4_products::most_token_tiles;
-use crate::kernels::products::fit_smallest_tile;
+use crate::kernels::products::may_be_sorted;
 use crate::moe::MoeSizes;
 
 /// Bytes below which every workspace stays. Tokens that need more are worked off in chunks.
@@ -108,8 +108,8 @@ impl Workspace {
         let is = |format| sizes.token_format == format;
         let (is_bits16, is_fp8, is_nvfp4) = (is(TokenFormat::Bits16), is(TokenFormat::Fp8), is(TokenFormat::Nvfp4));
         // What each expert's rows may be filled up to a multiple of.
-        let is_sorted = |rows, experts| is_bits16 && !fit_smallest_tile(rows, experts);
-        let multiple = |rows, experts| if is_fp8 || is_sorted(rows, experts) { ROW_MULTIPLE } else { 1 };
+        let is_sorted = |rows, experts| is_bits16 && may_be_sorted(rows, experts);
+        let multiple = |are_sorted| if is_fp8 || are_sorted { ROW_MULTIPLE } else { 1 };
         let bytes = |rows: u64, width: usize| rows * (size_of::<u16>() * width) as u64;
         let product = |rows: u64, width: usize, is_sorted: bool| {
             if is_sorted { bits16_bytes(rows, width as u32) } else { bytes(rows, width) }
@@ -137,8 +137,9 @@ impl Workspace {
         let tiles = most_token_tiles(choices, experts.into(), sizes.named_experts as u64);
         let shared_tiles = most_token_tiles(tokens, 1, 1);
         let named_experts = sizes.named_experts as u64;
-        let (row_multiple, shared_row_multiple) = (multiple(choices, named_experts), multiple(tokens, 1));
-        let (are_sorted, shared_are_sorted) = (is_sorted(choices, named_experts), is_sorted(tokens, 1));
+        let are_sorted = is_sorted(choices, named_experts);
+        let shared_are_sorted = are_sorted || is_sorted(tokens, 1);
+        let (row_multiple, shared_row_multiple) = (multiple(are_sorted), multiple(shared_are_sorted));
         let rows = most_rows(choices, experts, row_multiple);
         let shared_rows = most_rows(tokens, 1, shared_row_multiple);
         Self {

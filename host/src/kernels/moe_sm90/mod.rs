@@ -5,15 +5,13 @@ pub(super) mod fake;
 #[cfg(all(test, feature = "cuda"))]
 pub(super) use fake::activated;
 
-use std::ops::RangeInclusive;
-
 use kernels_gpu::moe_sm90::abi::{INSTANCES, Instance};
 use kernels_gpu::moe_sm90::by_warp::abi as of_strips;
 use kernels_gpu::sm90::most_shared_bytes;
 
 use super::kernel::{Entry, Kernel};
 use super::moe_few_sm90::MoeFewSm90;
-use super::products::{ProductInstance, Products, SMALLEST_TILE, fit_smallest_tile};
+use super::products::{FEW_EXPERTS, ProductInstance, Products, SMALLEST_TILE, may_be_sorted};
 
 /// The kernel.
 pub(crate) struct MoeSm90;
@@ -46,9 +44,12 @@ impl Kernel for MoeSm90 {
 /// are a little faster with 32 rows, and the latter with 64, where half of the experts have more (docs/experiments.md).
 const MOST_ROWS_OF_64: u64 = 40;
 
-/// Where so many experts are named, tiles have 128 tokens and not 64 all the same: tiles are so few then that all wait for an expert
-/// with many more rows than the average, and a second tile (docs/experiments.md).
-const FEW_EXPERTS: RangeInclusive<u64> = 8..=16;
+/// As [`MOST_ROWS_OF_64`], where [`FEW_EXPERTS`] are named: one of them with many rows then has no second tile.
+const MOST_ROWS_OF_64_OF_FEW: u64 = 24;
+
+/// Up to so many rows of an expert that is named, on average, tiles have 8 tokens, and five blocks of strips share a multiprocessor. Not
+/// where [`FEW_EXPERTS`] are named (docs/experiments.md).
+const MOST_ROWS_OF_8: u64 = 3;
 
 /// An instance of these or of [`moe_sm120`](super::moe_sm120), whose tiles take so long.
 pub(super) fn product_instance(of: &Instance, tile_time: u64) -> ProductInstance {
@@ -74,7 +75,7 @@ fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
         entry: of.entry,
         matrices: of.matrices,
         token_type: of.token_type,
-        tile_tokens: of_strips::TILE_TOKENS,
+        tile_tokens: of.tile_tokens,
         columns: of.columns(),
         threads: of.threads(),
         shared_bytes: of.shared_bytes(),
@@ -82,14 +83,20 @@ fn strips_instance(of: &of_strips::Instance) -> ProductInstance {
         multiprocessor_blocks: of.resident_blocks,
         tile_time: 17,
         first_time: 20,
-        for_few_tiles: true,
+        // Tiles of eight tokens are strips' alone.
+        for_few_tiles: of.tile_tokens == SMALLEST_TILE,
     }
 }
 
 impl Products for MoeSm90 {
     /// The times of tiles are those on an H200 (docs/experiments.md).
     fn instances(&self) -> Vec<ProductInstance> {
-        let of_tiles = INSTANCES.iter().map(|of| product_instance(of, if of.narrow { 81 } else { 140 }));
+        let tile_time = |of: &Instance| match (of.tile_tokens, of.narrow) {
+            (SMALLEST_TILE, _) => 150,
+            (_, true) => 81,
+            _ => 140,
+        };
+        let of_tiles = INSTANCES.iter().map(|of| product_instance(of, tile_time(of)));
         of_tiles.chain(of_strips::INSTANCES.iter().map(strips_instance)).collect()
     }
 
@@ -108,12 +115,14 @@ impl Products for MoeSm90 {
     }
 
     fn tile_tokens(&self, rows: u64, experts: u64) -> u32 {
-        if fit_smallest_tile(rows, experts) {
-            SMALLEST_TILE
-        } else if rows <= MOST_ROWS_OF_64 * experts && !FEW_EXPERTS.contains(&experts) {
-            64
+        let are_few = FEW_EXPERTS.contains(&experts);
+        let most_of_64 = if are_few { MOST_ROWS_OF_64_OF_FEW } else { MOST_ROWS_OF_64 };
+        if may_be_sorted(rows, experts) {
+            if rows <= most_of_64 * experts { 64 } else { 128 }
+        } else if rows <= MOST_ROWS_OF_8 * experts && !are_few {
+            8
         } else {
-            128
+            SMALLEST_TILE
         }
     }
 }
@@ -132,19 +141,20 @@ mod tests {
         for (rows, experts, op, n, fastest) in [
             (2, 8, Op::Gated, 14336, "moe_gated_bf16_t16_strips"),
             (2, 8, Op::Plain, 4096, "moe_plain_bf16_t16_strips"),
-            (16, 8, Op::Gated, 14336, "moe_gated_bf16_t16"),
-            (64, 8, Op::Gated, 14336, "moe_gated_bf16_t16_strips"),
+            (16, 8, Op::Gated, 14336, "moe_gated_bf16_t16_strips"),
+            (64, 8, Op::Gated, 14336, "moe_gated_bf16_t64"),
             (16, 8, Op::Plain, 4096, "moe_plain_bf16_t16_strips"),
-            (4, 128, Op::Gated, 2880, "moe_gated_bf16_t16_strips"),
-            (32, 128, Op::Plain, 2880, "moe_plain_bf16_t16_strips"),
-            (128, 128, Op::Gated, 2880, "moe_gated_bf16_t16"),
+            (4, 128, Op::Gated, 2880, "moe_gated_bf16_t8_strips"),
+            (32, 128, Op::Plain, 2880, "moe_plain_bf16_t8_strips"),
+            (128, 128, Op::Gated, 2880, "moe_gated_bf16_t8_strips"),
             (1024, 128, Op::Plain, 2880, "moe_plain_bf16_t16"),
-            (1, 32, Op::Gated, 2048, "moe_gated_bf16_t16_strips"),
-            (8, 32, Op::Gated, 2048, "moe_gated_bf16_t16_strips"),
-            (8, 32, Op::Plain, 7168, "moe_plain_bf16_t16_strips"),
-            (64, 128, Op::Gated, 768, "moe_gated_bf16_t16_strips"),
-            (256, 128, Op::Gated, 768, "moe_gated_bf16_t16_strips"),
-            (1024, 128, Op::Gated, 768, "moe_gated_bf16_t16"),
+            (1, 32, Op::Gated, 2048, "moe_gated_bf16_t8_strips"),
+            (8, 32, Op::Gated, 2048, "moe_gated_bf16_t8_strips"),
+            (8, 32, Op::Plain, 7168, "moe_plain_bf16_t8_strips"),
+            (128, 32, Op::Gated, 2048, "moe_gated_bf16_t16_strips"),
+            (64, 128, Op::Gated, 768, "moe_gated_bf16_t8_strips"),
+            (256, 128, Op::Gated, 768, "moe_gated_bf16_t8_strips"),
+            (1024, 128, Op::Gated, 768, "moe_gated_bf16_t16_strips"),
             (512, 128, Op::Plain, 2048, "moe_plain_bf16_t16"),
             (4096, 128, Op::Gated, 768, "moe_gated_bf16_t64"),
             (256, 8, Op::Plain, 4096, "moe_plain_bf16_t128"),

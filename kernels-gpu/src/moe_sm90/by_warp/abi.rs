@@ -7,7 +7,7 @@
 use crate::{
     instances::table,
     moe_route::abi::MAX_EXPERTS,
-    sm90::{K_BLOCK, SHARED_BYTES, Shape, WARPS},
+    sm90::{CORE_MATRIX_ROWS, K_BLOCK, SHARED_BYTES, Shape, WARPS},
     units::{TokenType, UNIT_BYTES, UNIT_ROWS},
 };
 
@@ -19,9 +19,6 @@ pub const TOKEN_COPIES: u32 = K_BLOCK * 2 / COPY_BYTES;
 
 /// Rows of weights of a strip: the M of a warp's products.
 pub const STRIP_ROWS: u32 = UNIT_ROWS;
-
-/// The most tokens of a tile.
-pub const TILE_TOKENS: u32 = 16;
 
 /// K-blocks of a chunk: as many as a warp has stages, so that a main loop over chunks knows its stages when it is compiled.
 pub const CHUNK: u32 = STAGES;
@@ -36,9 +33,6 @@ pub const BUFFERS: u32 = 2;
 /// Bytes from a row of a buffer to the next one: a chunk's, and a copy more.
 pub const ROW_BYTES: u32 = (CHUNK * TOKEN_COPIES + 1) * COPY_BYTES;
 
-/// Bytes of a buffer of tokens.
-pub const BUFFER_BYTES: u32 = TILE_TOKENS * ROW_BYTES;
-
 /// Bytes of the numbers of a list: of experts, and one more.
 pub const LIST_BYTES: u32 = (MAX_EXPERTS + 1).next_multiple_of(4) * 4;
 
@@ -46,10 +40,14 @@ pub const LIST_BYTES: u32 = (MAX_EXPERTS + 1).next_multiple_of(4) * 4;
 macro_rules! instances {
     ($each:ident) => {
         $each! {
-            moe_gated_f16_t16_strips = gated(TokenType::F16).strips(4).resident(4);
-            moe_gated_bf16_t16_strips = gated(TokenType::Bf16).strips(4).resident(4);
-            moe_plain_f16_t16_strips = plain(TokenType::F16).strips(4).resident(4);
-            moe_plain_bf16_t16_strips = plain(TokenType::Bf16).strips(4).resident(4);
+            moe_gated_f16_t8_strips = gated(TokenType::F16, 8).strips(4).resident(5);
+            moe_gated_f16_t16_strips = gated(TokenType::F16, 16).strips(4).resident(4);
+            moe_gated_bf16_t8_strips = gated(TokenType::Bf16, 8).strips(4).resident(5);
+            moe_gated_bf16_t16_strips = gated(TokenType::Bf16, 16).strips(4).resident(4);
+            moe_plain_f16_t8_strips = plain(TokenType::F16, 8).strips(4).resident(5);
+            moe_plain_f16_t16_strips = plain(TokenType::F16, 16).strips(4).resident(4);
+            moe_plain_bf16_t8_strips = plain(TokenType::Bf16, 8).strips(4).resident(5);
+            moe_plain_bf16_t16_strips = plain(TokenType::Bf16, 16).strips(4).resident(4);
         }
     };
 }
@@ -68,6 +66,8 @@ pub struct Instance {
     pub matrices: u32,
     /// The type of tokens and C.
     pub token_type: TokenType,
+    /// The most tokens of a tile.
+    pub tile_tokens: u32,
     /// Strips of a tile, warps of a block.
     pub strips: u32,
     /// Blocks that share a multiprocessor.
@@ -78,14 +78,14 @@ pub struct Instance {
 #[derive(Clone, Copy, Debug)]
 pub struct Builder(Instance);
 
-/// The gated kernel for tokens of this type.
-pub const fn gated(token_type: TokenType) -> Builder {
-    Builder(Instance { entry: "", matrices: 2, token_type, strips: 0, resident_blocks: 0 })
+/// The gated kernel for tokens of this type, with up to so many of them a tile.
+pub const fn gated(token_type: TokenType, tile_tokens: u32) -> Builder {
+    Builder(Instance { entry: "", matrices: 2, token_type, tile_tokens, strips: 0, resident_blocks: 0 })
 }
 
 /// As [`gated`], the plain kernel.
-pub const fn plain(token_type: TokenType) -> Builder {
-    Builder(Instance { matrices: 1, ..gated(token_type).0 })
+pub const fn plain(token_type: TokenType, tile_tokens: u32) -> Builder {
+    Builder(Instance { matrices: 1, ..gated(token_type, tile_tokens).0 })
 }
 
 impl Builder {
@@ -108,8 +108,8 @@ impl Builder {
 impl Instance {
     /// How a tile's sums are spread over threads.
     pub const fn shape(self) -> Shape {
-        let (matrices, consumers) = (self.matrices, self.strips / WARPS);
-        Shape { matrices, tile_tokens: TILE_TOKENS, least_n: TILE_TOKENS / 2, consumers, narrow: true }
+        let (matrices, tile_tokens, consumers) = (self.matrices, self.tile_tokens, self.strips / WARPS);
+        Shape { matrices, tile_tokens, least_n: CORE_MATRIX_ROWS, consumers, narrow: true }
     }
 
     /// Columns of C of a tile.
@@ -122,13 +122,19 @@ impl Instance {
         self.strips * 32
     }
 
+    /// Bytes of a buffer of tokens.
+    pub const fn buffer_bytes(self) -> u32 {
+        self.tile_tokens * ROW_BYTES
+    }
+
     /// Dynamic shared memory of a block, in bytes.
     pub const fn shared_bytes(self) -> u32 {
-        self.strips * STAGES * UNIT_BYTES + BUFFERS * BUFFER_BYTES + 2 * LIST_BYTES + 16
+        self.strips * STAGES * UNIT_BYTES + BUFFERS * self.buffer_bytes() + 2 * LIST_BYTES + 16
     }
 
     /// Stops the compiler where an instance asks for more than there is.
     const fn check(self) {
+        assert!(self.tile_tokens == 8 || self.tile_tokens == 16, "there are main loops for 8 tokens and for 16");
         assert!(self.strips == 4 || self.strips == 8, "a thread copies pieces of one or two rows of tokens");
         assert!(
             (self.shared_bytes() + 1024) * self.resident_blocks <= SHARED_BYTES + 1024,

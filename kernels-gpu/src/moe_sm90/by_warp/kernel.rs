@@ -20,7 +20,7 @@ use cuda_std::{
 };
 
 use super::{
-    abi::{BUFFER_BYTES, BUFFERS, CHUNK, Instance, LIST_BYTES, STAGES, TILE_TOKENS},
+    abi::{BUFFERS, CHUNK, Instance, LIST_BYTES, STAGES},
     tokens::{K_BLOCK_BYTES, Tokens, token_place},
     weights::Weights,
 };
@@ -73,7 +73,7 @@ where
     // Shared memory: stages of each warp, buffers, lists, the number of the next tile.
     const WARP_BYTES: u32 = STAGES * UNIT_BYTES;
     const BUFFERS: u32 = Self::INSTANCE.strips * Self::WARP_BYTES;
-    const FIRSTS: u32 = Self::BUFFERS + BUFFERS * BUFFER_BYTES;
+    const FIRSTS: u32 = Self::BUFFERS + BUFFERS * Self::INSTANCE.buffer_bytes();
     const TILE_FIRSTS: u32 = Self::FIRSTS + LIST_BYTES;
     const NEXT: u32 = Self::TILE_FIRSTS + LIST_BYTES;
 
@@ -192,8 +192,12 @@ where
                 ld_global_b32(factors + u64::from(expert) * u64::from(NUMBER))
             });
             let (rows, tiles, of_expert) = (next - first, next_tile - first_tile, index - first_tile * columns);
-            let (column, tile) = (of_expert / tiles, of_expert % tiles);
-            let size = tile_size(rows, tiles);
+            // Most experts have one tile of tokens, and divisions take long.
+            let (column, tile, size) = if tiles == 1 {
+                (of_expert, 0, rows)
+            } else {
+                (of_expert / tiles, of_expert % tiles, tile_size(rows, tiles))
+            };
             Tile {
                 first_column: column * Self::INSTANCE.columns(),
                 first_row: first + tile * size,
@@ -230,10 +234,10 @@ where
     unsafe fn sum_tile(&self, weights: &mut Weights, tokens: &Tokens, tile: &Tile, fragment: &Fragment) -> Sums<1> {
         // SAFETY: what `# Safety` above asks.
         unsafe {
-            if tile.tokens <= CORE_MATRIX_ROWS {
+            if Self::INSTANCE.tile_tokens == CORE_MATRIX_ROWS || tile.tokens <= CORE_MATRIX_ROWS {
                 pad(&self.sum::<{ registers(8) }>(weights, tokens, tile, fragment))
             } else {
-                pad(&self.sum::<{ registers(TILE_TOKENS as usize) }>(weights, tokens, tile, fragment))
+                pad(&self.sum::<{ registers(16) }>(weights, tokens, tile, fragment))
             }
         }
     }
@@ -260,7 +264,7 @@ where
         // Up to here k-blocks are taken chunk by chunk: they are whole ones, and so are those that copies begin of meanwhile.
         let in_chunks = if whole == all { whole } else { whole.saturating_sub(STAGES - 1) } / CHUNK * CHUNK;
         let tokens_of = |k_block: u32, step: u32| {
-            let place = k_block / CHUNK % BUFFERS * BUFFER_BYTES + step * K_BLOCK_BYTES;
+            let place = k_block / CHUNK % BUFFERS * Self::INSTANCE.buffer_bytes() + step * K_BLOCK_BYTES;
             places.map(|lane| lane + place)
         };
         let mut sums = [[0.0; REGISTERS]; 1];

@@ -11,7 +11,7 @@ use cuda_std::{
     thread,
 };
 
-use super::abi::{BUFFER_BYTES, BUFFERS, CHUNK, COPY_BYTES, Instance, ROW_BYTES, TILE_TOKENS, TOKEN_COPIES};
+use super::abi::{BUFFERS, CHUNK, COPY_BYTES, Instance, ROW_BYTES, TOKEN_COPIES};
 use crate::{
     moe_sm90::abi::Launch,
     sm90::Tile,
@@ -82,11 +82,11 @@ impl Tokens {
     #[inline(always)]
     pub(super) unsafe fn begin(&self, launch: &Launch, first: u32) {
         let k = launch.k;
-        let buffer = self.target + first / CHUNK % BUFFERS * BUFFER_BYTES;
+        let buffer = self.target + first / CHUNK % BUFFERS * self.instance.buffer_bytes();
         // Begins to copy a piece of each row to a k-block of the buffer. So many pieces come before the k-block, and k-blocks as whole.
         let copy = |step: u32, is_there: bool, pieces: u32, whole: u32| {
             for index in [0, 1] {
-                let is_row = index * Self::row_step(self.instance) < TILE_TOKENS;
+                let is_row = index * Self::row_step(self.instance) < self.instance.tile_tokens;
                 if is_row && index < self.count {
                     let piece = u64::from(self.pieces[index as usize]) + u64::from(pieces);
                     let source = GlobalAddress::new(launch.tokens) + piece * u64::from(COPY_BYTES);
