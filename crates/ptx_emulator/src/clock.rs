@@ -20,6 +20,10 @@ pub struct Clock {
     /// Leave out arithmetic that no control flow depends on. Outputs are meaningless then.
     #[arg(long, requires = "timed")]
     no_values: bool,
+    /// Run so many multiprocessors with their share of each grid's CTAs, of L2 and of DRAM, in place of all. Outputs are not whole then,
+    /// and CTAs may not wait for each other.
+    #[arg(long, value_name = "N", requires = "timed", value_parser = clap::value_parser!(u32).range(1..))]
+    sample: Option<u32>,
     /// A listing of the machine code (`nvdisasm -gp -hex -c` of a cubin of `ptxas -lineinfo`), for its instructions. Without it,
     /// ptxas and nvdisasm are looked for on PATH and under CUDA_PATH.
     #[arg(long, value_name = "FILE", requires = "timed")]
@@ -46,6 +50,9 @@ impl Clock {
         listing.into_iter().for_each(|listing| timeline.add_listing(Arc::new(listing)));
         if self.no_values {
             timeline = timeline.without_values();
+        }
+        if let Some(multiprocessors) = self.sample {
+            timeline = timeline.sampled(multiprocessors);
         }
         if self.trace.is_some() || self.picture.is_some() {
             timeline = timeline.drawn();

@@ -15,7 +15,7 @@ use crate::timing::card::{Card, Key, Room};
 use crate::timing::core::{Core, NEVER, Timed};
 use crate::timing::cost::Cost;
 use crate::timing::memory::{Memory, Request, Waiter};
-use crate::timing::report::{BUCKET, Phase, RoleTime, Span, Time, Unit, Usage, Why};
+use crate::timing::report::{BUCKET, Phase, RoleTime, Sample, Span, Time, Unit, Usage, Why};
 use crate::timing::sass::Listing;
 
 /// Registers of a multiprocessor.
@@ -33,6 +33,8 @@ pub struct Timeline {
     listings: Vec<Arc<Listing>>,
     values: bool,
     drawn: bool,
+    /// Multiprocessors that are run, if not all.
+    sample: Option<u32>,
     memory: Memory,
     /// The launch before: when its last CTA let dependents start, its end, and what each of its CTAs took.
     before: Option<Before>,
@@ -59,6 +61,7 @@ impl Timeline {
             listings: Vec::new(),
             values: true,
             drawn: false,
+            sample: None,
             memory,
             before: None,
             launches: Vec::new(),
@@ -78,6 +81,16 @@ impl Timeline {
     #[must_use]
     pub fn without_values(self) -> Timeline {
         Timeline { values: false, ..self }
+    }
+
+    /// Runs some multiprocessors alone, with their share of each grid's CTAs, spread evenly over it, of L2 and of DRAM. What they and
+    /// others would read of the same lines counts as read by them alone, and what other CTAs compute is not there.
+    #[must_use]
+    pub fn sampled(self, multiprocessors: u32) -> Timeline {
+        let all = self.card.sms;
+        let multiprocessors = multiprocessors.clamp(1, all);
+        let memory = Memory::new(&self.card.share(f64::from(multiprocessors) / f64::from(all)));
+        Timeline { sample: Some(multiprocessors).filter(|&n| n < all), memory, ..self }
     }
 
     /// Keeps what some multiprocessors do, for drawings.
@@ -109,7 +122,8 @@ impl Timeline {
     fn costs(&self, kernel: &Kernel) -> (Vec<Cost>, bool) {
         let code: Vec<(&str, u32)> = kernel.code.iter().map(|inst| (inst.name.as_str(), inst.line)).collect();
         let targets: BTreeSet<usize> = kernel.targets.iter().map(|&n| kernel.labels[n as usize] as usize).collect();
-        let of = |listing: &Arc<Listing>| listing.costs(&kernel.name, &code, &targets);
+        let release = self.card.cycles(Key::Release) as u16;
+        let of = |listing: &Arc<Listing>| listing.costs(&kernel.name, &code, &targets, release);
         if let Some(costs) = self.listings.iter().find_map(of) {
             return (costs, true);
         }
@@ -168,9 +182,12 @@ pub fn run<'a>(
     let most = residents(kernel, &room, threads, shared_bytes);
     // L1 is what shared memory leaves.
     let l1_bytes = u64::from((room.shared_bytes + room.least_l1).saturating_sub(shared_bytes * most));
-    let (start, starts, earlier_end) = starts(timeline, config.overlaps, launch.sms, shared_bytes, threads);
-    let slots = (launch.sms / ctas).max(1) as usize;
-    let context = Context { kernel, launch, card: &card, costs, skipped, values: timeline.values, earlier_end };
+    let sms = timeline.sample.map_or(launch.sms, |n| n.next_multiple_of(ctas).min(launch.sms));
+    let clusters = (launch.clusters * u64::from(sms)).div_ceil(launch.sms.into());
+    let (start, starts, earlier_end) = starts(timeline, config.overlaps, sms, shared_bytes, threads);
+    let slots = (sms / ctas).max(1) as usize;
+    let context =
+        Context { kernel, launch, clusters, card: &card, costs, skipped, values: timeline.values, earlier_end };
     let mut slots: Vec<Slot<'a>> = (0..slots)
         .map(|n| {
             let free = (n * ctas as usize..(n + 1) * ctas as usize).map(|sm| starts.get(sm).copied().unwrap_or(start));
@@ -194,7 +211,7 @@ pub fn run<'a>(
         for slot in &mut slots {
             slot.run_until(end)?;
         }
-        answer(&mut slots, &mut timeline.memory, intake);
+        answer(&mut slots, &mut timeline.memory, ctas, intake);
         let mut next = NEVER;
         for slot in &mut slots {
             refill(slot, &context, &mut sum, &mut ended);
@@ -210,6 +227,10 @@ pub fn run<'a>(
         now = end.max(next);
     }
     let time = sum.report(kernel, &card, &slots, &timeline.memory, start, from_machine_code);
+    let sample = timeline.sample.map(|_| Sample {
+        multiprocessors: [sms, launch.sms],
+        ctas: [clusters, launch.clusters].map(|clusters| clusters * u64::from(ctas)),
+    });
     for (n, slot) in slots.iter_mut().enumerate() {
         for span in slot.core.spans.take().into_iter().flatten() {
             timeline.spans.push(Span { lane: format!("{} {n} {}", kernel.name, span.lane), ..span });
@@ -219,7 +240,7 @@ pub fn run<'a>(
     timeline.before =
         Some(Before { dependents: sum.dependents, end: sum.end, free, shared_bytes: shared_bytes * most, threads });
     timeline.end = timeline.end.max(sum.end);
-    timeline.launches.push(time);
+    timeline.launches.push(Time { sample, ..time });
     Ok(())
 }
 
@@ -249,6 +270,8 @@ fn starts(timeline: &Timeline, overlaps: bool, sms: u32, shared_bytes: u32, thre
 struct Context<'a, 'c> {
     kernel: &'a Kernel,
     launch: Launch<'a>,
+    /// How many of the grid's clusters are run.
+    clusters: u64,
     card: &'c Arc<Card>,
     costs: Arc<Vec<Cost>>,
     skipped: Arc<Vec<bool>>,
@@ -260,9 +283,10 @@ impl<'a> Context<'a, '_> {
     /// The next cluster of the grid, if there is one more.
     fn next(&self, start: u64) -> Option<Cluster<'a>> {
         let index = self.launch.next_cluster.fetch_add(1, Ordering::Relaxed);
-        if index >= self.launch.clusters {
+        if index >= self.clusters {
             return None;
         }
+        let index = index * self.launch.clusters / self.clusters;
         let config = self.launch.config;
         let size = (config.cluster.iter().product(), config.block.iter().product::<u32>().div_ceil(32));
         let (costs, skipped) = (&self.costs, &self.skipped);
@@ -271,15 +295,16 @@ impl<'a> Context<'a, '_> {
     }
 }
 
-/// L2 and DRAM answer what was asked in a window.
-fn answer(slots: &mut [Slot<'_>], memory: &mut Memory, intake: f64) {
+/// L2 and DRAM answer what was asked in a window; a slot has a multiprocessor for each CTA of a cluster.
+fn answer(slots: &mut [Slot<'_>], memory: &mut Memory, ctas: u32, intake: f64) {
     let mut requests: Vec<(usize, Request)> = Vec::new();
     for (n, slot) in slots.iter_mut().enumerate() {
         requests.extend(slot.core.requests.drain(..).map(|request| (n, request)));
     }
     requests.sort_by_key(|(slot, request)| (request.time, *slot));
     for (n, request) in requests {
-        let arrival = memory.serve(&request);
+        let multiprocessor = n as u32 * ctas + request.ctas.first().copied().unwrap_or(0);
+        let arrival = memory.serve(&request, multiprocessor);
         let Slot { core, clusters, .. } = &mut slots[n];
         let time = core.take_in(arrival, &request.ctas, intake);
         for waiting in clusters {
@@ -346,11 +371,12 @@ impl Sum {
         machine: bool,
     ) -> Time {
         let us = |cycles: u64| card.microseconds(cycles);
+        let sms = slots.iter().map(|slot| slot.core.multiprocessors()).sum::<usize>();
         let mut usage = Usage::default();
         slots.iter().for_each(|slot| usage.add_all(&slot.core.usage));
         let busy = |unit: Unit, many: u64, from: u64, to: u64| {
             let of_all = |calendar: &Calendar| calendar.utilisation(from, to);
-            let cycles = (to - from).max(1) * many * u64::from(card.sms);
+            let cycles = (to - from).max(1) * many * sms as u64;
             match unit {
                 Unit::L2 => of_all(&memory.l2),
                 Unit::Dram => of_all(&memory.dram),
@@ -391,6 +417,7 @@ impl Sum {
             roles: self.roles(),
             l2_bytes: memory.bytes,
             dram_bytes: memory.missed,
+            sample: None,
         }
     }
 

@@ -226,7 +226,9 @@ impl Effect for Multiply {
         // Rows of A have 32 bytes, 16 numbers of f16, and as many of B meet them. The four warps share the reads of B.
         let a = if matches!(self.a, SourceA::Shared(_)) { u64::from(WARPS * ROWS) * ROW_BYTES as u64 } else { 0 };
         let shared_bytes = a + self.n as u64 * u64::from(self.b.row_bytes);
-        Work::Wgmma { multiply_adds: u64::from(ROWS) * self.n as u64 * ROW_BYTES as u64 / 2, shared_bytes }
+        let multiply_adds = u64::from(ROWS) * self.n as u64 * ROW_BYTES as u64 / 2;
+        let sums = (self.n / 2 / self.product.sum.per_register()) as u64;
+        Work::Wgmma { multiply_adds, shared_bytes, sums }
     }
 
     fn finish(self, m: &mut Machine<'_>) -> Stopped<()> {

@@ -61,6 +61,7 @@ keys! {
     GridEnd, "grid-end", "cycles", "from the last exit of a grid to the end of `griddepcontrol.wait` in the next";
     SharedLatency, "shared-latency", "cycles", "from a load of shared memory to its use";
     L1Latency, "l1-latency", "cycles", "a load that hits L1";
+    L1Part, "l1-part", "cycles", "what a line of lanes that go together takes of L1 and shared memory";
     SharedBytes, "shared-bytes", "bytes/cycle", "what shared memory delivers";
     L2Latency, "l2-latency", "cycles", "a load that hits L2";
     DramLatency, "dram-latency", "cycles", "a load that misses L2";
@@ -68,6 +69,7 @@ keys! {
     TmaBytes, "tma-bytes", "bytes/cycle", "one bulk or tensor copy alone";
     Intake, "intake", "bytes/cycle", "what one multiprocessor takes in";
     L2Bytes, "l2-bandwidth", "GB/s", "what L2 delivers to all multiprocessors";
+    Neighbours, "neighbours", "multiprocessors", "get a line together, if one asks for it while it is on its way to another";
     DramBytes, "dram-bandwidth", "GB/s", "what DRAM delivers";
     L2Capacity, "l2-capacity", "MB", "what L2 holds";
     MbarrierWake, "mbarrier-wake", "cycles", "from the end of an mbarrier's phase to the waiting warp's next instruction";
@@ -78,6 +80,8 @@ keys! {
     MatrixLatency, "matrix-latency", "cycles", "wgmma, or MMA with its commit and wait, beyond its time in the tensor core";
     PairLatency, "pair-latency", "cycles", "the same for a pair of CTAs";
     MatrixFloor, "matrix-floor", "cycles", "the least that a wgmma takes of the tensor core";
+    SumsDelay, "sums-delay", "cycles", "what an instruction waits beside a wgmma, for each register of sums that it reads or writes in a cycle";
+    Release, "release", "cycles", "from an access of memory to when registers that it reads may be written";
     TmemBytes, "tmem-bytes", "bytes/cycle", "tcgen05.ld and st, for each quarter of a multiprocessor";
     TmemLatency, "tmem-latency", "cycles", "tcgen05.ld and st beyond their bytes";
     CopyBytes, "tcgen05-cp", "bytes/cycle", "tcgen05.cp, of shared memory";
@@ -111,6 +115,7 @@ const PUBLIC_B200: &str = "SemiAnalysisAI/microbench-blackwell 9a068d85";
 const PUBLIC_LATENCIES: &str = "markdewing/AI_kernels, latency/README.md";
 const PUBLIC_READS: &str = "NInfer (Neroued/ninfer), tools/hbm_bandwidth_probe.cu: what an RTX 5090 reads";
 const PROBES_H200: &str = "benches/probes on an H200, 2026-11-22";
+const LATER_PROBES_H200: &str = "benches/probes on an H200, 2026-11-23";
 const H100_LITERATURE: &str =
     "Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture (2024), an H100";
 
@@ -181,6 +186,12 @@ impl Card {
         card
     }
 
+    /// What some of its multiprocessors have of what all of them share.
+    pub(crate) fn share(&self, share: f64) -> Card {
+        let shared = [Key::L2Bytes, Key::DramBytes, Key::L2Capacity];
+        shared.into_iter().fold(self.clone(), |card, key| card.scaled(key, share))
+    }
+
     /// The same card with a constant of another value, given as `NAME=VALUE`.
     ///
     /// # Errors
@@ -190,8 +201,12 @@ impl Card {
         let (name, value) = setting.split_once('=').ok_or(format!("`{setting}` is not NAME=VALUE"))?;
         let key = Key::ALL.iter().find(|key| key.name() == name);
         let key = *key.ok_or_else(|| format!("`{name}` is no constant of a card; there are {}", names()))?;
-        let value = value.parse().ok().filter(|value: &f64| value.is_finite() && *value > 0.0);
-        let value = value.ok_or(format!("`{setting}`: the value is a positive number"))?;
+        // Nothing is served at no rate.
+        let is_rate = key.unit() != "cycles";
+        let value = value.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0);
+        let value = value
+            .filter(|value| *value > 0.0 || !is_rate)
+            .ok_or(format!("`{setting}`: the value is a positive number"))?;
         self.constants[key as usize] = Constant { value, origin: Origin::Assumed("given by the caller") };
         Ok(self)
     }
@@ -202,8 +217,8 @@ impl Card {
     }
 
     fn h200() -> Card {
-        use Origin::{Assumed, Fitted, Measured, Published};
-        let probes = Measured(PROBES_H200);
+        use Origin::{Assumed, Measured, Published};
+        let (probes, probes_later) = (Measured(PROBES_H200), Measured(LATER_PROBES_H200));
         let datasheet = Published("NVIDIA H200 data sheet, Hopper white paper");
         Card::new("h200", 132, "sm_90a", |key| match key {
             Key::Clock => (1980.0, Published("nvidia-smi, docs/measurements/h200.json; it falls under load")),
@@ -214,6 +229,7 @@ impl Card {
             Key::GridEnd => (430.0, probes),
             Key::SharedLatency => (29.0, probes),
             Key::L1Latency => (32.0, probes),
+            Key::L1Part => (1.0, probes_later),
             Key::SharedBytes => (128.0, datasheet),
             Key::L2Latency => (280.0, probes),
             Key::DramLatency => (652.0, probes),
@@ -223,10 +239,8 @@ impl Card {
             ),
             Key::TmaBytes => (116.0, probes),
             Key::Intake => (79.0, probes),
-            // Probes saw 8.8 TB/s where every multiprocessor copies lines of its own, and up to 20 where they share: this stands for more.
-            Key::L2Bytes => {
-                (5500.0, Fitted("gated_sm90 dual-3, within the 5.5 to 7 TB/s of Chips and Cheese for an H100"))
-            }
+            Key::L2Bytes => (8800.0, probes),
+            Key::Neighbours => (2.0, probes),
             Key::DramBytes => (4520.0, probes),
             Key::L2Capacity => (50.0, datasheet),
             Key::MbarrierWake => {
@@ -241,6 +255,8 @@ impl Card {
             Key::MatrixLatency => (32.0, Published(H100_LITERATURE)),
             Key::PairLatency => (32.0, Assumed("there are no pairs")),
             Key::MatrixFloor => (16.0, Measured("benches/probes: 13 for 8 and 16 columns, 16 for 32")),
+            Key::SumsDelay => (1.3, Measured("benches/probes: 0.8 to 1.6, by columns and kind of instruction")),
+            Key::Release => (23.0, probes_later),
             Key::TmemBytes => (128.0, Assumed("there is no tensor memory")),
             Key::TmemLatency => (30.0, Assumed("there is no tensor memory")),
             Key::CopyBytes => (64.0, Assumed("there is no tensor memory")),
@@ -262,6 +278,7 @@ impl Card {
             Key::GridEnd => (430.0, Assumed("as on an H200")),
             Key::SharedLatency => (29.0, Assumed("as on an H100")),
             Key::L1Latency => (38.0, Assumed("as on an H100")),
+            Key::L1Part => (0.0, Assumed("nothing, until it is measured")),
             Key::SharedBytes => (128.0, public),
             Key::L2Latency => (370.0, public),
             Key::DramLatency => (700.0, public),
@@ -269,6 +286,7 @@ impl Card {
             Key::TmaBytes => (37.0, public),
             Key::Intake => (72.0, public),
             Key::L2Bytes => (16000.0, Fitted("gau-nernst/gpu-mode-kernels aee9cda6: dual_gemm v1c on dual-1")),
+            Key::Neighbours => (1.0, Assumed("each its own, until it is measured")),
             Key::DramBytes => (7260.0, public),
             Key::L2Capacity => (126.0, datasheet),
             Key::MbarrierWake => (20.0, Assumed("a load of shared memory")),
@@ -279,6 +297,8 @@ impl Card {
             Key::MatrixLatency => (140.0, public),
             Key::PairLatency => (174.0, public),
             Key::MatrixFloor => (16.0, Assumed("an A of 64 rows takes 16 cycles of shared memory")),
+            Key::SumsDelay => (0.0, Assumed("there is no wgmma")),
+            Key::Release => (0.0, Assumed("nothing, until it is measured")),
             Key::TmemBytes => (128.0, Assumed("32 lanes of 4 bytes")),
             Key::TmemLatency => (30.0, Assumed("as shared memory")),
             Key::CopyBytes => (64.0, Assumed("half of shared memory")),
@@ -309,6 +329,7 @@ impl Card {
             Key::GridEnd => (430.0, Assumed("as on an H200")),
             Key::SharedLatency => (29.0, like_hopper),
             Key::L1Latency => latency(44.0, 44.0, (38.0, like_hopper)),
+            Key::L1Part => (0.0, Assumed("nothing, until it is measured")),
             Key::SharedBytes => (128.0, Assumed("32 banks of 4 bytes")),
             Key::L2Latency => latency(360.0, 352.0, (300.0, Assumed("between an H100's and a B200's"))),
             Key::DramLatency => latency(936.0, 864.0, (800.0, Assumed("LPDDR5X is slower than HBM"))),
@@ -318,6 +339,7 @@ impl Card {
             Key::L2Bytes => {
                 (f64::from(sms) * 32.0 * clock / 1000.0, Assumed("32 bytes a cycle for each multiprocessor"))
             }
+            Key::Neighbours => (1.0, Assumed("each its own, until it is measured")),
             Key::DramBytes if name == "rtx-5090" => (1674.5, Published(PUBLIC_READS)),
             Key::DramBytes => (dram * 0.92, Assumed("of the data sheet's what reads reach on other cards")),
             Key::L2Capacity => (l2, datasheet),
@@ -330,6 +352,8 @@ impl Card {
             Key::MatrixLatency => (18.0, Assumed("there is no wgmma")),
             Key::PairLatency => (18.0, Assumed("there are no pairs")),
             Key::MatrixFloor => (16.0, Assumed("there is no wgmma")),
+            Key::SumsDelay => (0.0, Assumed("there is no wgmma")),
+            Key::Release => (0.0, Assumed("nothing, until it is measured")),
             Key::TmemBytes => (128.0, Assumed("there is no tensor memory")),
             Key::TmemLatency => (30.0, Assumed("there is no tensor memory")),
             Key::CopyBytes => (64.0, Assumed("there is no tensor memory")),

@@ -30,9 +30,39 @@ struct Multiprocessor {
     tensor: [u64; QUARTERS],
     shared: u64,
     intake: u64,
+    /// `wgmma` in each quarter's tensor core, now or later.
+    products: [VecDeque<Product>; QUARTERS],
+    /// Parts of a cycle that instructions beside them have waited.
+    delay: [f64; QUARTERS],
     /// When the last matrix operation of its CTAs is complete.
     matrix_done: u64,
     l1: L1,
+}
+
+/// A `wgmma` in the tensor core of a quarter, which reads and writes its sums there.
+#[derive(Clone, Copy, Debug)]
+struct Product {
+    from: u64,
+    to: u64,
+    /// How much longer an instruction beside it takes.
+    delay: f64,
+}
+
+impl Multiprocessor {
+    /// By how many cycles so many instructions that issue in a quarter hold up all that come behind them, because the registers are
+    /// busy with sums.
+    fn delayed(&mut self, quarter: usize, at: u64, slots: u16) -> u64 {
+        let products = &mut self.products[quarter];
+        while products.front().is_some_and(|product| product.to <= at) {
+            products.pop_front();
+        }
+        let Some(product) = products.front().filter(|product| product.from <= at) else { return 0 };
+        let delay = &mut self.delay[quarter];
+        *delay += product.delay * f64::from(slots);
+        let whole = *delay as u64;
+        *delay -= whole as f64;
+        whole
+    }
 }
 
 /// Lines that a multiprocessor's loads have brought; the oldest goes first.
@@ -83,6 +113,11 @@ impl Core {
             spans: drawn.then(Vec::new),
             ..Core::default()
         }
+    }
+
+    /// How many it has.
+    pub fn multiprocessors(&self) -> usize {
+        self.sms.len()
     }
 
     fn span(&mut self, lane: impl FnOnce() -> String, name: &'static str, from: u64, to: u64) {
@@ -142,8 +177,8 @@ pub enum Access {
     None,
     /// Shared memory, for so many cycles.
     Shared { cycles: u64 },
-    /// Global memory.
-    Global { ranges: Vec<Range>, loads: bool, cached: bool },
+    /// Global memory, in so many parts of L1.
+    Global { ranges: Vec<Range>, loads: bool, cached: bool, parts: u64 },
     /// Tensor memory, for so many bytes of the warp's quarter.
     Tmem { bytes: u64 },
     /// The tensor core of the warp's quarter, for so many multiply-adds of f16.
@@ -177,6 +212,7 @@ pub struct Timed {
 struct Constants {
     shared_latency: u64,
     l1_latency: u64,
+    l1_part: u64,
     shared_bytes: u64,
     cluster: u64,
     tensor_rate: f64,
@@ -184,6 +220,7 @@ struct Constants {
     matrix_latency: u64,
     pair_latency: u64,
     matrix_floor: u64,
+    sums_delay: f64,
     tmem_bytes: u64,
     tmem_latency: u64,
     copy_bytes: u64,
@@ -207,6 +244,7 @@ impl Timed {
         let constants = Constants {
             shared_latency: cycles(Key::SharedLatency),
             l1_latency: cycles(Key::L1Latency),
+            l1_part: cycles(Key::L1Part),
             shared_bytes: bytes(Key::SharedBytes),
             cluster: cycles(Key::ClusterLatency),
             tensor_rate: card.get(Key::TensorRate),
@@ -214,6 +252,7 @@ impl Timed {
             matrix_latency: cycles(Key::MatrixLatency),
             pair_latency: cycles(Key::PairLatency),
             matrix_floor: cycles(Key::MatrixFloor),
+            sums_delay: card.get(Key::SumsDelay),
             tmem_bytes: bytes(Key::TmemBytes),
             tmem_latency: cycles(Key::TmemLatency),
             copy_bytes: bytes(Key::CopyBytes),
@@ -270,7 +309,8 @@ impl Timed {
                 }
             }
             w.spent[Why::Pipe as usize] += start - port;
-            sm.issue[q] = start + u64::from(cost.slots);
+            let delay = sm.delayed(q, start, cost.slots);
+            sm.issue[q] = start + u64::from(cost.slots) + delay;
             let usage = &mut self.core.usage;
             usage.add(Unit::Issue, start, cost.slots.into());
             if cost.alu > 0 {
@@ -284,6 +324,11 @@ impl Timed {
             if cost.special > 0 {
                 sm.special[q] = sm.special[q].max(start) + u64::from(cost.special);
                 usage.add(Unit::Special, start, cost.special.into());
+            }
+            for free in [&mut sm.alu[q], &mut sm.fma[q], &mut sm.special[q]] {
+                if *free > start {
+                    *free += delay;
+                }
             }
         }
         let advance = u64::from(cost.stall.max(cost.slots));
@@ -317,8 +362,12 @@ impl Timed {
                 expect(w, from + cycles + self.constants.mma_latency, 0, Why::Tensor);
                 self.matrix_operation(&[cta], from, cycles, 1, || format!("CTA {cta} tensor core {q}"));
             }
-            Access::Global { ranges, loads: true, cached: true } if sm.l1.hit(&ranges) => {
-                expect(w, start + self.constants.l1_latency, 0, Why::Global);
+            Access::Global { ranges, loads: true, cached: true, parts } if sm.l1.hit(&ranges) => {
+                let cycles = parts * self.constants.l1_part;
+                let from = sm.shared.max(start);
+                sm.shared = from + cycles;
+                self.core.usage.add(Unit::Shared, from, cycles);
+                expect(w, sm.shared + self.constants.l1_latency, 0, Why::Global);
             }
             Access::Global { ranges, loads, .. } => {
                 let waiter = if loads {
@@ -433,6 +482,14 @@ impl Timed {
         match work {
             Work::Nothing => now,
             Work::Load { ranges, ctas, bulk } => {
+                if !bulk {
+                    let bytes: u64 = ranges.iter().map(|&(_, bytes)| u64::from(bytes)).sum();
+                    let cycles = bytes.div_ceil(LINE) * c.l1_part;
+                    let sm = &mut self.core.sms[cta];
+                    let from = sm.shared.max(now);
+                    sm.shared = from + cycles;
+                    self.core.usage.add(Unit::Shared, from, cycles);
+                }
                 let waiter = Waiter::Operation { cluster: self.cluster, id };
                 let kind = if bulk { Kind::Bulk } else { Kind::Load };
                 self.core.requests.push(Request { time: now, kind, ranges, ctas, waiter });
@@ -453,12 +510,14 @@ impl Timed {
                 from + cycles + c.shared_latency
             }
             Work::Transfer { bytes, .. } => now + cluster + bytes.div_ceil(c.shared_bytes),
-            Work::Wgmma { multiply_adds, shared_bytes } => {
+            Work::Wgmma { multiply_adds, shared_bytes, sums } => {
                 let math = multiply_adds as f64 / (c.tensor_rate / QUARTERS as f64);
                 let cycles = (math.ceil() as u64).max(shared_bytes.div_ceil(c.shared_bytes)).max(c.matrix_floor);
                 let sm = &mut self.core.sms[cta];
                 let from = sm.tensor[quarter].max(now);
                 sm.tensor[quarter] = from + cycles;
+                let delay = c.sums_delay * (2 * sums) as f64 / cycles as f64;
+                sm.products[quarter].push_back(Product { from, to: from + cycles, delay });
                 self.matrix_operation(&[cta], from, cycles, 1, || format!("CTA {cta} tensor core {quarter}"));
                 from + cycles + c.matrix_latency
             }
@@ -510,7 +569,8 @@ pub fn access(mask: u32, addresses: &[u64; 32], bytes: u32, space: Space, loads:
     match space {
         Space::Local | Space::Param | Space::Const => Access::None,
         Space::Generic | Space::Global => {
-            Access::Global { ranges: sectors(mask, addresses, bytes), loads, cached: !strong }
+            let parts = l1_parts(mask, addresses, bytes);
+            Access::Global { ranges: sectors(mask, addresses, bytes), loads, cached: !strong, parts }
         }
         _ => Access::Shared { cycles: shared_cycles(mask, addresses, bytes) },
     }
@@ -519,7 +579,7 @@ pub fn access(mask: u32, addresses: &[u64; 32], bytes: u32, space: Space, loads:
 /// The cycles of shared memory that lanes' accesses take: each distinct word of the busiest bank costs one.
 pub fn shared_cycles(mask: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
     // Wide accesses go in parts of 128 bytes: quarter warps of 16 bytes, half warps of 8.
-    let lanes_at_once = (32 / bytes.div_ceil(4)).max(1) as usize;
+    let lanes_at_once = lanes_at_once(bytes);
     let mut cycles = 0;
     for first in (0..32).step_by(lanes_at_once) {
         let mut words: [[u32; 8]; 32] = [[u32::MAX; 8]; 32];
@@ -538,6 +598,21 @@ pub fn shared_cycles(mask: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
         cycles += counts.iter().copied().max().unwrap_or(0) as u64;
     }
     cycles
+}
+
+/// Lanes that take their 128 bytes at a time.
+fn lanes_at_once(bytes: u32) -> usize {
+    (32 / bytes.div_ceil(4)).max(1) as usize
+}
+
+/// The parts in which L1 serves lanes' loads: each line of lanes that take their 128 bytes at a time is one.
+fn l1_parts(mask: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
+    let lanes = lanes_at_once(bytes);
+    let lines = |first: usize| {
+        let there = (first..first + lanes).filter(|lane| mask >> lane & 1 == 1);
+        there.map(|lane| addresses[lane] / LINE).collect::<HashSet<_>>().len() as u64
+    };
+    (0..32).step_by(lanes).map(lines).sum()
 }
 
 /// The sectors of 32 bytes that lanes touch, as ranges.
@@ -569,6 +644,25 @@ mod tests {
         assert_eq!(shared_cycles(u32::MAX, &consecutive.map(|a| a * 4), 16), 4);
         assert_eq!(shared_cycles(u32::MAX, &consecutive.map(|a| a * 2), 4), 2);
         assert_eq!(shared_cycles(u32::MAX, &[64; 32], 4), 1);
+    }
+
+    #[test]
+    fn instructions_beside_a_product_wait_for_its_sums() {
+        let mut sm = Multiprocessor::default();
+        sm.products[1].extend([(10, 42, 1.5), (50, 60, 0.5)].map(|(from, to, delay)| Product { from, to, delay }));
+        let delays = |sm: &mut Multiprocessor, quarter, times: [u64; 4]| times.map(|at| sm.delayed(quarter, at, 1));
+        assert_eq!(delays(&mut sm, 0, [9, 10, 11, 12]), [0; 4]);
+        assert_eq!(delays(&mut sm, 1, [9, 10, 11, 42]), [0, 1, 2, 0]);
+        assert_eq!(delays(&mut sm, 1, [50, 51, 59, 60]), [0, 1, 0, 0]);
+    }
+
+    #[test]
+    fn lines_of_lanes_that_go_together_are_parts() {
+        let consecutive: [u64; 32] = std::array::from_fn(|n| n as u64);
+        assert_eq!(l1_parts(u32::MAX, &consecutive.map(|n| n * 4), 4), 1);
+        assert_eq!(l1_parts(u32::MAX, &consecutive.map(|n| n * 16), 16), 4);
+        assert_eq!(l1_parts(u32::MAX, &consecutive.map(|n| n * 128), 16), 32);
+        assert_eq!(l1_parts(0xff, &[0; 32], 16), 1);
     }
 
     #[test]

@@ -74,6 +74,15 @@ struct Line {
     sectors: u8,
 }
 
+/// A line on its way to neighbouring multiprocessors.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    /// Its sectors, a bit each.
+    sectors: u8,
+    /// When the last of them is there.
+    until: u64,
+}
+
 /// L2 and DRAM.
 pub struct Memory {
     pub l2: Calendar,
@@ -87,6 +96,10 @@ pub struct Memory {
     /// Sectors fetched so far.
     fetched: u64,
     lines: HashMap<u64, Box<[Line; PAGE as usize]>>,
+    /// Multiprocessors that get a line together, if one asks for it while it is on its way to another.
+    neighbours: u32,
+    /// By neighbours and line.
+    under_way: HashMap<(u32, u64), UnderWay>,
     /// Bytes that came from L2, and those of them that came from DRAM.
     pub bytes: u64,
     pub missed: u64,
@@ -105,6 +118,8 @@ impl Memory {
             capacity: (card.get(Key::L2Capacity) * 1e6) as u64 / SECTOR,
             fetched: 0,
             lines: HashMap::new(),
+            neighbours: card.get(Key::Neighbours) as u32,
+            under_way: HashMap::new(),
             bytes: 0,
             missed: 0,
         }
@@ -115,8 +130,8 @@ impl Memory {
         card.cycles(Key::L2Latency)
     }
 
-    /// Serves a request; requests should come about in order of time.
-    pub fn serve(&mut self, request: &Request) -> Arrival {
+    /// Serves a request of a multiprocessor; requests should come about in order of time.
+    pub fn serve(&mut self, request: &Request, multiprocessor: u32) -> Arrival {
         let fetched = self.fetched;
         let mut bytes = 0;
         for &(address, length) in &request.ranges {
@@ -124,13 +139,15 @@ impl Memory {
             self.touch(address / SECTOR, (address + u64::from(length)).div_ceil(SECTOR));
         }
         let missed = (self.fetched - fetched) * SECTOR;
-        self.bytes += bytes;
         let mut time = request.time;
         if request.kind == Kind::Store {
             // L2 takes stores, and DRAM gets them some time.
+            self.bytes += bytes;
             let last = self.l2.serve(time, bytes) + self.l2_latency;
             return Arrival { first: last, last, bytes: 0 };
         }
+        let (delivered, until) = self.delivered(request, multiprocessor);
+        self.bytes += delivered;
         self.missed += missed;
         let alone = match request.kind {
             Kind::Bulk => {
@@ -140,20 +157,73 @@ impl Memory {
             _ => 0,
         };
         let mut first = time + self.l2_latency;
-        let mut last = self.l2.serve(time, bytes) + self.l2_latency;
+        let mut last = self.l2.serve(time, delivered) + self.l2_latency;
         if missed > 0 {
             first = time + self.dram_latency;
             last = last.max(self.dram.serve(time, missed) + self.dram_latency);
         }
-        Arrival { first, last: last.max(first + alone), bytes }
+        last = last.max(first + alone).max(until);
+        self.send(request, multiprocessor, last);
+        Arrival { first, last, bytes }
+    }
+
+    /// The sectors that a request asks for, by line, a bit each.
+    fn sectors(request: &Request) -> impl Iterator<Item = (u64, u8)> {
+        request.ranges.iter().flat_map(|&(address, length)| {
+            let (from, to) = (address / SECTOR, (address + u64::from(length)).div_ceil(SECTOR));
+            (from / SECTORS..to.div_ceil(SECTORS)).map(move |line| (line, asked(from, to, line)))
+        })
+    }
+
+    /// How many bytes of a request L2 delivers to its multiprocessor, and when what it delivers to a neighbour just now is there.
+    fn delivered(&self, request: &Request, multiprocessor: u32) -> (u64, u64) {
+        let bytes = request.ranges.iter().map(|&(_, length)| u64::from(length)).sum();
+        if self.neighbours < 2 {
+            return (bytes, 0);
+        }
+        let (mut shared, mut until) = (0, 0);
+        for (line, asked) in Self::sectors(request) {
+            if let Some(line) = self.under_way.get(&(self.together(multiprocessor), line))
+                && line.until > request.time
+                && line.sectors & asked == asked
+            {
+                shared += u64::from(asked.count_ones()) * SECTOR;
+                until = until.max(line.until);
+            }
+        }
+        (bytes.saturating_sub(shared), until)
+    }
+
+    /// The lines of a request are on their way.
+    fn send(&mut self, request: &Request, multiprocessor: u32, until: u64) {
+        if self.neighbours < 2 {
+            return;
+        }
+        /// So many lines may be kept that have arrived.
+        const MANY: usize = 1 << 16;
+        if self.under_way.len() > MANY {
+            self.under_way.retain(|_, line| line.until > request.time);
+        }
+        let together = self.together(multiprocessor);
+        for (line, asked) in Self::sectors(request) {
+            let line = self.under_way.entry((together, line)).or_insert(UnderWay { sectors: 0, until: 0 });
+            if line.until <= request.time {
+                *line = UnderWay { sectors: asked, until };
+            } else if line.sectors & asked != asked {
+                *line = UnderWay { sectors: line.sectors | asked, until: line.until.max(until) };
+            }
+        }
+    }
+
+    /// Which neighbours a multiprocessor belongs to.
+    fn together(&self, multiprocessor: u32) -> u32 {
+        multiprocessor / self.neighbours
     }
 
     /// Touches the sectors from one to before another, and fetches those that are not there.
     fn touch(&mut self, from: u64, to: u64) {
         for line in from / SECTORS..to.div_ceil(SECTORS) {
-            let first = from.max(line * SECTORS) % SECTORS;
-            let count = to.min((line + 1) * SECTORS) - line * SECTORS - first;
-            let asked = ((1u8 << count) - 1) << first;
+            let asked = asked(from, to, line);
             let page = self.lines.entry(line / PAGE).or_insert_with(|| Box::new([Line::default(); PAGE as usize]));
             let line = &mut page[(line % PAGE) as usize];
             if self.fetched - line.touched > self.capacity {
@@ -165,6 +235,13 @@ impl Memory {
     }
 }
 
+/// The sectors of a line that are among those from one to before another, a bit each.
+fn asked(from: u64, to: u64, line: u64) -> u8 {
+    let first = from.max(line * SECTORS) % SECTORS;
+    let count = to.min((line + 1) * SECTORS) - line * SECTORS - first;
+    ((1u8 << count) - 1) << first
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,7 +249,7 @@ mod tests {
     fn read(memory: &mut Memory, time: u64, address: u64, bytes: u32) -> u64 {
         let request =
             Request { time, kind: Kind::Load, ranges: vec![(address, bytes)], ctas: vec![0], waiter: Waiter::Nobody };
-        memory.serve(&request).last - time
+        memory.serve(&request, 0).last - time
     }
 
     #[test]
@@ -192,6 +269,24 @@ mod tests {
             (0..1024 / part).for_each(|n| _ = read(&mut memory, 0, n * part, part as u32));
             assert_eq!(memory.missed, 1024, "parts of {part} bytes");
         }
+    }
+
+    #[test]
+    fn neighbours_get_a_line_together_while_it_is_on_its_way() {
+        let card = Card::named("h200").unwrap();
+        let delivered = |second: u32, late: u64| {
+            let mut memory = Memory::new(&card);
+            for (multiprocessor, time) in [(0, 0), (second, late)] {
+                let ranges = vec![(4096, 128)];
+                let request = Request { time, kind: Kind::Load, ranges, ctas: vec![0], waiter: Waiter::Nobody };
+                memory.serve(&request, multiprocessor);
+            }
+            memory.bytes
+        };
+        let latency = card.cycles(Key::DramLatency);
+        assert_eq!(delivered(1, latency / 2), 128);
+        assert_eq!(delivered(1, 2 * latency), 256);
+        assert_eq!(delivered(2, latency / 2), 256);
     }
 
     #[test]

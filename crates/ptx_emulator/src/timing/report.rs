@@ -190,6 +190,17 @@ pub struct Time {
     pub l2_bytes: u64,
     /// See `l2_bytes`.
     pub dram_bytes: u64,
+    /// What was run, if not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample: Option<Sample>,
+}
+
+/// A part of a launch that was run in place of the whole: how many, and of how many.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Sample {
+    pub multiprocessors: [u32; 2],
+    pub ctas: [u64; 2],
 }
 
 /// A stretch of time in which one unit was the busiest.
@@ -217,6 +228,12 @@ impl fmt::Display for Time {
         let Time { kernel, start_us, end_us, prologue_us, tail_us, idle_us, .. } = self;
         let source = if self.from_machine_code { "machine code" } else { "PTX, for want of machine code" };
         writeln!(f, "{kernel}: {start_us:.2} to {end_us:.2} us; instructions counted in {source}")?;
+        if let Some(Sample { multiprocessors: [sms, all_sms], ctas: [ctas, all_ctas] }) = self.sample {
+            writeln!(
+                f,
+                "  a sample: {ctas} of {all_ctas} CTAs on {sms} of {all_sms} multiprocessors, with as much of L2 and DRAM"
+            )?;
+        }
         writeln!(f, "  prologue {prologue_us:.2} us, tail {tail_us:.2} us, idle at the end {idle_us:.2} us")?;
         let busy: Vec<String> =
             self.busy.iter().map(|(unit, share)| format!("{unit} {:.0} %", 100.0 * share)).collect();

@@ -1,8 +1,9 @@
 //! The machine code of a kernel: which of its instructions came from which line of PTX, and their stall counts.
 //!
 //! The listing is that of `ptxas -lineinfo` and `nvdisasm --print-line-info-ptx --print-instruction-encoding --print-code`. A
-//! stall count is bits 105 to 108 of an instruction (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via
-//! Microbenchmarking", 2018; unchanged since).
+//! stall count is bits 105 to 108 of an instruction; 113 to 115 are the barrier that it lets go when it has read its registers, 116 to
+//! 121 the barriers that it waits for (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018;
+//! unchanged since).
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -15,6 +16,45 @@ use super::cost::Cost;
 struct Machine {
     name: String,
     stall: u16,
+    /// If it waits until an access of memory has read its registers: for how long they have been in use, by the stall counts.
+    in_use: Option<u16>,
+}
+
+impl Machine {
+    fn cost(&self, release: u16) -> Cost {
+        let wait = self.in_use.map_or(0, |since| release.saturating_sub(since));
+        Cost::of_machine(&self.name, self.stall.max(1) + wait)
+    }
+}
+
+/// What follows the stall count of an instruction.
+#[derive(Clone, Copy, Debug)]
+struct Barriers {
+    /// The barrier that is let go when registers have been read.
+    read: usize,
+    /// Those that are waited for, a bit each.
+    awaited: u64,
+}
+
+/// A thread's barriers.
+const BARRIERS: usize = 6;
+
+/// Accesses of memory whose registers are in use, by their barriers: how many cycles ago they were issued.
+#[derive(Clone, Debug, Default)]
+struct InUse([Option<u16>; BARRIERS]);
+
+impl InUse {
+    /// The next instruction, in the order of addresses. For how long the registers that it waits for have been in use.
+    fn next(&mut self, machine: &Machine, barriers: Barriers) -> Option<u16> {
+        let awaited = (0..BARRIERS).filter(|n| barriers.awaited >> n & 1 == 1);
+        let since = awaited.filter_map(|n| self.0[n].take()).min();
+        let cost = Cost::of_machine(&machine.name, machine.stall);
+        if let Some(slot) = self.0.get_mut(barriers.read).filter(|_| cost.memory > 0) {
+            *slot = Some(0);
+        }
+        self.0.iter_mut().flatten().for_each(|cycles| *cycles = cycles.saturating_add(cost.stall));
+        since
+    }
 }
 
 /// The machine code of a module's entries.
@@ -33,9 +73,10 @@ impl Listing {
         let mut listing = Listing::default();
         let (mut entry, mut line) = (None, 0);
         let mut open: Option<Machine> = None;
+        let (mut in_use, mut leaves) = (InUse::default(), false);
         for row in text.lines().map(str::trim) {
             if let Some(label) = row.strip_prefix(".text.").and_then(|row| row.strip_suffix(':')) {
-                (entry, line) = (Some(label), 0);
+                (entry, line, in_use) = (Some(label), 0, InUse::default());
             } else if let Some((_, number)) = row.split_once(LINE) {
                 let digits = number.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
                 line = digits.parse().unwrap_or(0);
@@ -45,11 +86,18 @@ impl Listing {
                     let bits = u64::from_str_radix(hex.trim_end_matches(" */"), 16).unwrap_or(0);
                     if let (Some(mut machine), Some(entry)) = (open.take(), entry) {
                         machine.stall = (bits >> 41 & 0xf) as u16;
+                        let barriers = Barriers { read: (bits >> 49 & 7) as usize, awaited: bits >> 52 & 0x3f };
+                        machine.in_use = in_use.next(&machine, barriers);
+                        if leaves {
+                            in_use = InUse::default();
+                        }
                         listing.entries.entry(entry.to_owned()).or_default().entry(line).or_default().push(machine);
                     }
                 } else if let Some((_, code)) = rest.split_once("*/") {
+                    // Whoever comes to what follows comes from elsewhere.
+                    leaves = ["BRA", "EXIT", "RET"].iter().any(|jump| code.trim().starts_with(jump));
                     let name = code.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default();
-                    open = Some(Machine { name: name.trim_end_matches(';').to_owned(), stall: 0 });
+                    open = Some(Machine { name: name.trim_end_matches(';').to_owned(), stall: 0, in_use: None });
                 }
             }
         }
@@ -70,8 +118,14 @@ impl Listing {
     }
 
     /// Costs of an entry's instructions, which are given by name and line in their order, and by which of them something jumps
-    /// to; `None` where the listing lacks the entry.
-    pub fn costs(&self, entry: &str, code: &[(&str, u32)], targets: &BTreeSet<usize>) -> Option<Vec<Cost>> {
+    /// to; `None` where the listing lacks the entry. An access of memory has read its registers after `release` cycles.
+    pub fn costs(
+        &self,
+        entry: &str,
+        code: &[(&str, u32)],
+        targets: &BTreeSet<usize>,
+        release: u16,
+    ) -> Option<Vec<Cost>> {
         let lines = self.entries.get(entry)?;
         let mut costs = vec![Cost::default(); code.len()];
         let mut first = 0;
@@ -98,7 +152,7 @@ impl Listing {
                     continue;
                 }
                 let machine = lines.get(&line).map_or(&[][..], Vec::as_slice);
-                all = machine.iter().map(|m| Cost::of_machine(&m.name, m.stall)).fold(all, Cost::and);
+                all = machine.iter().map(|m| m.cost(release)).fold(all, Cost::and);
                 // Rounded so that the block's sum is right.
                 costs[first + n] = all.divided(copies).less(given);
                 given = given.and(costs[first + n]);
@@ -161,7 +215,7 @@ mod tests {
     #[test]
     fn instructions_and_stalls_go_to_their_lines() {
         let costs = Listing::parse(LISTING)
-            .costs("k", &[("add.u32", 12), ("ld.shared.u32", 13), ("add.u32", 14)], &BTreeSet::new())
+            .costs("k", &[("add.u32", 12), ("ld.shared.u32", 13), ("add.u32", 14)], &BTreeSet::new(), 0)
             .unwrap();
         assert_eq!(costs[0], Cost { slots: 2, stall: 6, alu: 2, fma: 2, ..Cost::default() });
         assert_eq!(costs[1], Cost { slots: 1, stall: 1, memory: 1, ..Cost::default() });
@@ -169,10 +223,33 @@ mod tests {
     }
 
     #[test]
+    fn registers_of_a_copy_are_written_when_it_has_read_them() {
+        // A stall of 2; the copy lets barrier 1 go, for which the last one waits.
+        let row = |name: &str, barriers: u64| {
+            format!("/*0000*/ {name} R5 ; /* 0x0 */\n/* {:#018x} */\n", 2u64 << 41 | 7 << 46 | barriers << 49)
+        };
+        let rows = [row("LDGSTS.E", 1), row("LOP3.LUT", 7), row("IADD3", 7 | 0b10 << 3)];
+        let lines: Vec<String> = (12..)
+            .zip(&rows)
+            .map(|(line, row)| format!("//## File \".nv_debug_ptx_txt\", line {line}\n{row}"))
+            .collect();
+        let listing = Listing::parse(&format!(".text.k:\n{}", lines.concat()));
+        let code = [("cp.async", 12), ("and.b32", 13), ("add.u32", 14)];
+        let stalls = |release| {
+            let costs = listing.costs("k", &code, &BTreeSet::new(), release).unwrap();
+            costs.iter().map(|cost| cost.stall).collect::<Vec<_>>()
+        };
+        // It was issued four cycles before.
+        assert_eq!(stalls(0), [2, 2, 2]);
+        assert_eq!(stalls(10), [2, 2, 8]);
+    }
+
+    #[test]
     fn what_was_unrolled_is_divided() {
         let twice = format!("{LISTING}{}", LISTING.replace(".text.k:", ""));
-        let costs =
-            |targets| Listing::parse(&twice).costs("k", &[("add.u32", 12), ("ld.shared.u32", 13)], &targets).unwrap();
+        let costs = |targets| {
+            Listing::parse(&twice).costs("k", &[("add.u32", 12), ("ld.shared.u32", 13)], &targets, 0).unwrap()
+        };
         let slots = |targets| costs(targets).iter().map(|cost| cost.slots).collect::<Vec<_>>();
         assert_eq!(slots(BTreeSet::new()), [2, 1]);
         // What lies before the head of a loop is another block.
@@ -188,7 +265,7 @@ mod tests {
         // Two loads, so unrolled twice: three instructions of a line are one and a half of each.
         let listing = [".text.k:\n".to_owned(), line(12, &["IADD3"; 3]), line(13, &["LOP3"; 3]), line(14, &["LDS"; 2])];
         let code = [("add.u32", 12), ("and.b32", 13), ("ld.shared.u32", 14)];
-        let costs = Listing::parse(&listing.concat()).costs("k", &code, &BTreeSet::new()).unwrap();
+        let costs = Listing::parse(&listing.concat()).costs("k", &code, &BTreeSet::new(), 0).unwrap();
         assert_eq!(costs.iter().map(|cost| cost.slots).collect::<Vec<_>>(), [2, 1, 1]);
     }
 }

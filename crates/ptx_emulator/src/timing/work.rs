@@ -17,8 +17,9 @@ pub enum Work {
     Store { ranges: Vec<Range> },
     /// A copy inside of the cluster.
     Transfer { bytes: u64, cta: u32 },
-    /// A warp's part of `wgmma`: multiply-adds in units of f16, and bytes of operands in shared memory.
-    Wgmma { multiply_adds: u64, shared_bytes: u64 },
+    /// A warp's part of `wgmma`: multiply-adds in units of f16, bytes of operands in shared memory, and registers of a thread that hold
+    /// its sums.
+    Wgmma { multiply_adds: u64, shared_bytes: u64, sums: u64 },
     /// `tcgen05.mma` in the tensor cores of CTAs: multiply-adds in units of f16 and bytes of shared memory, of each CTA.
     Mma { ctas: Vec<u32>, multiply_adds: u64, shared_bytes: u64 },
     /// `tcgen05.cp`: bytes of shared memory, of each CTA.

@@ -12,6 +12,8 @@ pub(super) struct Clock {
     card: Card,
     values: bool,
     drawn: bool,
+    /// Multiprocessors that are run, if not all.
+    sample: Option<u32>,
     timeline: Mutex<Timeline>,
     /// The machine code of kernels, by name; `None` where there is no ptxas.
     listings: Mutex<HashMap<&'static str, Option<Arc<Listing>>>>,
@@ -37,7 +39,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Clock {
     pub fn new(card: Card, values: bool, drawn: bool) -> Self {
         let timeline = Mutex::new(Timeline::new(card.clone()));
-        Self { card, values, drawn, timeline, listings: Mutex::default() }
+        Self { card, values, drawn, sample: None, timeline, listings: Mutex::default() }
+    }
+
+    /// The same clock of some multiprocessors.
+    pub fn sampled(&self, multiprocessors: u32) -> Self {
+        Self { sample: Some(multiprocessors), ..Self::new(self.card.clone(), self.values, self.drawn) }
     }
 
     /// A step begins, with nothing in L2.
@@ -48,6 +55,9 @@ impl Clock {
         }
         if self.drawn {
             timeline = timeline.drawn();
+        }
+        if let Some(multiprocessors) = self.sample {
+            timeline = timeline.sampled(multiprocessors);
         }
         *lock(&self.timeline) = timeline;
     }

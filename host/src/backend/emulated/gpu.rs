@@ -142,6 +142,14 @@ impl Emulated {
         Self { clock: Some(Arc::new(Clock::new(card, values, drawn))), sms, ..self }
     }
 
+    /// The same device with a clock that runs some multiprocessors alone, as [`ptx_emulator::Timeline::sampled`] does. Outputs are not
+    /// whole then. Without a clock it changes nothing.
+    #[must_use]
+    pub fn with_sample(self, multiprocessors: u32) -> Self {
+        let clock = self.clock.map(|clock| Arc::new(clock.sampled(multiprocessors)));
+        Self { clock, ..self }
+    }
+
     /// The instances of the kernel for an operation, by name: `t64` for tiles of 64 tokens, and so on.
     pub fn instances(&self, op: Op) -> Vec<&'static str> {
         self.default_kernel().instances(op)

@@ -76,6 +76,10 @@ pub struct Args {
     /// With --timed: leave out arithmetic that no control flow depends on. The output is not checked then.
     #[arg(long, requires = "timed")]
     pub no_values: bool,
+    /// With --no-values: run so many multiprocessors with their share of each launch's CTAs, of L2 and of DRAM, in place of all. CTAs may
+    /// not wait for each other then.
+    #[arg(long, value_name = "N", requires = "no_values", value_parser = clap::value_parser!(u32).range(1..))]
+    pub sample: Option<u32>,
     /// With --timed: how the prediction changes when each assumed constant of the card is halved or doubled. It takes a run each.
     #[arg(long, requires = "timed")]
     pub sensitivity: bool,

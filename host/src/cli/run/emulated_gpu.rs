@@ -11,7 +11,16 @@ use super::args::{Args, Operation};
 pub fn by_card(args: &Args) -> anyhow::Result<Emulated> {
     let gpu = untimed(args)?;
     let Some(card) = args.card()? else { return Ok(gpu) };
-    Ok(gpu.with_clock(card, !args.no_values, args.trace.is_some()))
+    Ok(by_clock(args, gpu, card, args.trace.is_some()))
+}
+
+/// An emulated GPU by the clock of a card.
+pub fn by_clock(args: &Args, gpu: Emulated, card: Card, drawn: bool) -> Emulated {
+    let gpu = gpu.with_clock(card, !args.no_values, drawn);
+    match args.sample {
+        Some(multiprocessors) => gpu.with_sample(multiprocessors),
+        None => gpu,
+    }
 }
 
 /// The architecture of the emulated GPU, if one was named, or a card.

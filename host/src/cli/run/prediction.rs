@@ -38,7 +38,7 @@ impl Sensitivity {
         let Some(card) = args.card()?.filter(|_| args.sensitivity) else { return Ok(None) };
         let gpu = emulated_gpu::untimed(args)?;
         let predict = |card| -> anyhow::Result<f64> {
-            let gpu = gpu.clone().with_clock(card, !args.no_values, false);
+            let gpu = emulated_gpu::by_clock(args, gpu.clone(), card, false);
             run(&gpu)?;
             Ok(gpu.prediction().map_or(0.0, |prediction| prediction.microseconds))
         };
