@@ -87,8 +87,8 @@ pub struct Consumer<K, const P: usize> {
 
 impl<K: Kind<P>, const P: usize> Consumer<K, P> {
     /// Whether three of four words are decoded in one go, after the products of three, and not two. Of one part, with little else to do
-    /// between the waits, that is faster.
-    const DECODES_THREE: bool = P == 1;
+    /// between the waits, that is faster; four warpgroups have no registers for it.
+    const DECODES_THREE: bool = P == 1 && K::SHAPE.ping_pong();
 
     /// The `consumer`-th of the warpgroups that multiply.
     #[inline(always)]
