@@ -52,7 +52,8 @@ fn a_tile_of_any_number_of_tokens_is_right() {
     // Columns of C: more than a tile has if gated; some in the second panel of a tile if plain.
     for (op, n) in OPS.into_iter().zip([136, 264]) {
         for instance in hopper(Schedule::Fair).instances(op) {
-            let most: usize = instance[1..].parse().expect("t and its tokens");
+            let (tokens, _) = instance[1..].split_once('_').unwrap_or((&instance[1..], ""));
+            let most: usize = tokens.parse().expect("t and its tokens");
             let sizes: Vec<_> = (1..=most).step_by(5).chain([most]).map(|tokens| (tokens, n, 96)).collect();
             let inputs = inputs(Generator::Gaussian, op, &groups(&sizes), 3);
             let entry = format!("{}_sm90_{instance}", op.name());

@@ -43,8 +43,10 @@ enum Problem {
 /// An MoE layer, and the multiprocessors that it is planned for. Rows of an expert decide on the tokens of a tile, multiprocessors on its
 /// columns; a test says that these layers reach every instance. No size is a whole number of k-blocks, units or tiles.
 #[rustfmt::skip] // A layer, a line.
-const MOE: [(u32, &str); 10] = [
+const MOE: [(u32, &str); 12] = [
     (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 5}"#),
+    (1, r#"{"hidden": 464, "intermediate": 496, "experts": 6, "top_k": 2, "tokens": 24}"#),
+    (16, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 24}"#),
     (16, r#"{"hidden": 464, "intermediate": 336, "experts": 6, "top_k": 2, "tokens": 5}"#),
     (32, r#"{"hidden": 464, "intermediate": 336, "experts": 12, "top_k": 2, "tokens": 9}"#),
     (16, r#"{"hidden": 464, "intermediate": 336, "experts": 12, "top_k": 2, "tokens": 5}"#),

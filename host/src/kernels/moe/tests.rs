@@ -376,7 +376,7 @@ fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_what_the_multiproces
 fn the_tile_grows_with_the_rows_of_an_expert() {
     let tiles = |tokens: usize| parameter::<Route>(&chain(sizes(None), &arguments(tokens))[0]).tile_tokens;
     let found: Vec<_> = [9, 32, 128, 512, 1024, 2048, 8192].map(tiles).into();
-    assert_eq!(found.first(), Some(&16));
+    assert_eq!(found.first(), Some(&8));
     assert_eq!(found.last(), Some(&128));
     assert!(found.is_sorted() && found.contains(&64));
 }
