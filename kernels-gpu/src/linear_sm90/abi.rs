@@ -10,7 +10,7 @@
 //! `wgmma`'s A (PTX ISA, "Register Fragments for wgmma.mma_async") has two neighbouring ones of each core matrix.
 //!
 //! * First come the values, row by row, [`ROW_BYTES`] each: for each lane its four *words*. Nibble j of word t of lane L is column
-//!   `32t + 8·(j%4) + 2L + j/4` ([`column`]), so that the nibbles i and i+4, which decode into one register, are neighbours.
+//!   `32t + 8·(j%4) + 2L + j/4` ([`column()`]), so that the nibbles i and i+4, which decode into one register, are neighbours.
 //! * Then the scales, row by row, [`ROW_SCALES`] each, in their order. Words have two: registers 0 and 1 have scale 2t, the other
 //!   two have scale 2t+1.
 //!
