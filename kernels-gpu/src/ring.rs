@@ -160,6 +160,13 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         }
     }
 
+    /// The ring as it will stand at the next buffer.
+    #[inline(always)]
+    pub const fn next(mut self) -> Self {
+        self.advance();
+        self
+    }
+
     /// In a pair, waits until all buffers are empty: then the thread of the other block has arrived here for the last time.
     /// A block alone need not wait: its own threads have issued all arrivals and seen them complete.
     ///

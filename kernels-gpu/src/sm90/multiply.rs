@@ -15,7 +15,7 @@ use cuda_std::{
 
 use super::{
     CORE_MATRIX_BYTES, CORE_MATRIX_ROWS, Fragment, LANE_WORDS, MAX_TILE_TOKENS, PingPong, STRIP_BYTES, Shape,
-    WORD_PAIRS,
+    WIDE_TOKENS, WORD_PAIRS,
     write::{Sums, pad, registers},
 };
 use crate::ring::Ring;
@@ -90,6 +90,10 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
     /// between the waits, that is faster; four warpgroups have no registers for it.
     const DECODES_THREE: bool = P == 1 && K::SHAPE.ping_pong();
 
+    /// Whether two k-blocks are multiplied in a turn. Of one part and up to 128 tokens there are registers for the fragments of both: those of
+    /// the first are decoded anew while the products of the second run.
+    const TWO_A_TURN: bool = Self::DECODES_THREE && K::SHAPE.tile_tokens <= WIDE_TOKENS;
+
     /// The `consumer`-th of the warpgroups that multiply.
     #[inline(always)]
     pub fn new(
@@ -144,18 +148,18 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
         const { assert!(K::SHAPE.tile_tokens <= MAX_TILE_TOKENS && K::SHAPE.parts() == P) };
         // Not `[0.0; REGISTERS]`: of many the compiler makes a loop, and an array that a loop writes is not in registers.
         let mut sums: [[f32; REGISTERS]; P] = Zeroable::zeroed();
+        if Self::TWO_A_TURN && k_blocks.is_multiple_of(2) {
+            // SAFETY: what `# Safety` above asks.
+            unsafe { self.sum_two_a_turn(&mut sums, k_blocks) };
+            return sums;
+        }
         // SAFETY: the whole warpgroup is here. A buffer is read while it is full, and released when its products are complete.
         unsafe {
             let decode = |parts: &[K::Part; P], word| parts.map(|part| K::decode(&part, word));
             let mut parts = self.take(0);
             let mut a: [_; LANE_WORDS] = [decode(&parts, 0), decode(&parts, 1), decode(&parts, 2), decode(&parts, 3)];
             for k_block in 0..k_blocks {
-                self.buffers.wait_full();
-                if K::COPIED_BY_THREADS {
-                    // wgmma reads B through the asynchronous proxy.
-                    fence_proxy_async_shared();
-                }
-                let b = K::tokens(K::buffer(self.shared, self.buffers));
+                let b = self.full_buffer(self.buffers);
                 if K::SHAPE.ping_pong() {
                     self.turns.wait();
                 }
@@ -201,8 +205,7 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
                 }
                 wgmma::wait_group::<0>();
                 sums.iter_mut().for_each(MmaAsync::settle);
-                self.fragment.arrive(self.buffers.empty());
-                self.buffers.advance();
+                self.release_buffer();
                 if more {
                     if !Self::DECODES_THREE {
                         a[2] = decode(&parts, 2);
@@ -212,6 +215,84 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
             }
         }
         sums
+    }
+
+    /// As [`Self::sum`], two k-blocks a turn.
+    ///
+    /// # Safety
+    /// As [`Self::sum_tile`].
+    #[inline(always)]
+    unsafe fn sum_two_a_turn<const REGISTERS: usize>(&mut self, sums: &mut [[f32; REGISTERS]; P], k_blocks: u32)
+    where
+        [f32; REGISTERS]: MmaAsync,
+    {
+        // SAFETY: as in `sum`.
+        unsafe {
+            let word = |parts: &[K::Part; P], word| parts.map(|part| K::decode(&part, word));
+            let decode = |parts: &[K::Part; P]| [word(parts, 0), word(parts, 1), word(parts, 2), word(parts, 3)];
+            macro_rules! products {
+                ($a:ident, $b:ident: $($product:literal)*) => {
+                    $(for part in 0..P {
+                        let b = $b.advance(K::token_offset($product as u32));
+                        sums[part].mma_async::<K::Number>($a[$product / 2][part][$product % 2], b, true);
+                    })*
+                    wgmma::commit_group();
+                };
+            }
+            let mut first = decode(&self.take(0));
+            let mut second = decode(&self.take(1));
+            let mut done = 0;
+            loop {
+                let of_first = self.full_buffer(self.buffers);
+                let of_second = self.full_buffer(self.buffers.next());
+                self.turns.wait();
+                wgmma::fence();
+                products!(first, of_first: 0 1 2 3 4 5 6 7);
+                products!(second, of_second: 0 1 2 3 4 5 6 7);
+                self.turns.pass(&self.fragment);
+                done += 2;
+                let more = done < k_blocks;
+                if more {
+                    let parts = self.take(done);
+                    wgmma::wait_group::<1>();
+                    first = decode(&parts);
+                }
+                wgmma::wait_group::<0>();
+                sums.iter_mut().for_each(MmaAsync::settle);
+                self.release_buffer();
+                self.release_buffer();
+                if !more {
+                    return;
+                }
+                second = decode(&self.take(done + 1));
+            }
+        }
+    }
+
+    /// What a product takes of a buffer of tokens, when it is full.
+    ///
+    /// # Safety
+    /// As [`Self::sum_tile`].
+    #[inline(always)]
+    unsafe fn full_buffer(&self, buffers: Ring) -> MatrixDescriptor {
+        // SAFETY: the barriers have been initialised.
+        unsafe { buffers.wait_full() };
+        if K::COPIED_BY_THREADS {
+            // wgmma reads B through the asynchronous proxy.
+            fence_proxy_async_shared();
+        }
+        K::tokens(K::buffer(self.shared, buffers))
+    }
+
+    /// Releases a buffer, and goes on to the next one.
+    ///
+    /// # Safety
+    /// As [`Self::sum_tile`], and its products are complete.
+    #[inline(always)]
+    unsafe fn release_buffer(&mut self) {
+        // SAFETY: what `# Safety` above asks.
+        unsafe { self.fragment.arrive(self.buffers.empty()) };
+        self.buffers.advance();
     }
 
     /// As [`Self::sum`], with products of a warp: no warp waits for the others of its warpgroup. K has the same order, and `mma.sync` adds
@@ -255,8 +336,7 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
                     )*};
                 }
                 products_of_words!(0 1 2 3);
-                self.fragment.arrive(self.buffers.empty());
-                self.buffers.advance();
+                self.release_buffer();
             }
         }
         sums
