@@ -237,7 +237,7 @@ impl Routing {
         };
         LaunchConfig {
             cluster: [cluster, 1, 1],
-            shared_bytes: Route::shared_bytes(self.experts, cluster),
+            shared_bytes: Route::shared_bytes(choices, self.experts, cluster),
             schedule,
             overlaps,
             ..LaunchConfig::linear(blocks as u32, Route::THREADS)
