@@ -17,12 +17,16 @@ use cuda_std::{
     cp_async::{cp_async_4_or_zero, cp_async_commit_group, cp_async_wait_group},
     global::{GlobalAddress, ld_global_b32_or_zero, prefetch_l1, st_global_b32_where},
     griddepcontrol::griddepcontrol_wait,
-    shared::{SharedAddress, dynamic_shared_address, ld_shared_b32, ld_shared_v4_b32, st_shared_b32},
+    integer::opaque_b32,
+    shared::{SharedAddress, dynamic_shared_address, ld_shared_b32, st_shared_b32},
     thread,
-    warp::{ALL_LANES, WARP_SIZE, lane_id, lanes_below, sync_warp, warp_shuffle_up, warp_vote_ballot},
+    warp::{
+        ALL_LANES, WARP_SIZE, lane_id, sync_warp, warp_reduce_add_u32, warp_shuffle_idx, warp_shuffle_up,
+        warp_vote_ballot, warp_vote_same_bit,
+    },
 };
 
-use crate::moe_route::abi::{Lists, MAX_EXPERTS, NO_ROW, Route, token_tiles};
+use crate::moe_route::abi::{Lists, MAX_EXPERTS, MAX_TOP_K, NO_ROW, Route, token_tiles};
 
 /// Rounds that are done together: in a round a lane has a choice.
 const PAIR: usize = 2;
@@ -33,8 +37,7 @@ const PAIR_CHOICES: u32 = PAIR as u32 * WARP_SIZE;
 /// Bits of an expert's number.
 const EXPERT_BITS: u32 = MAX_EXPERTS.trailing_zeros();
 
-/// Bits of the number of an expert of a layer with up to [`FEW_EXPERTS`].
-const FEW_BITS: u32 = FEW_EXPERTS.trailing_zeros();
+/// Experts whose numbers have seven bits.
 const FEW_EXPERTS: u32 = 128;
 
 const _: () = assert!(1 << EXPERT_BITS == MAX_EXPERTS && Route::THREADS == MAX_EXPERTS);
@@ -49,8 +52,8 @@ const NUMBER: u32 = size_of::<u32>() as u32;
 /// Numbers that a line of the first-level cache has.
 const LINE_NUMBERS: u32 = 128 / NUMBER;
 
-/// Bits of a token's number in a block, beside its expert.
-const TOKEN_BITS: u32 = 16;
+/// Bits of a choice's number in a block, beside its expert.
+const CHOICE_BITS: u32 = 16;
 
 /// Makes the lists, as a block of the first cluster.
 ///
@@ -58,12 +61,13 @@ const TOKEN_BITS: u32 = 16;
 /// The contract in `moe_route/mod.rs`. All threads of the first cluster call it, of whole warps.
 #[inline(always)]
 pub(super) unsafe fn make(route: &Route) {
-    let (blocks, block) = (cluster_size(), cluster_rank());
-    let (thread, warp) = (thread::thread_idx_x(), thread::thread_idx_x() / WARP_SIZE);
-    // SAFETY: tiles have tokens, tokens name experts, and a cluster has blocks.
-    unsafe {
+    let (blocks, block, thread) = (cluster_size(), cluster_rank(), thread::thread_idx_x());
+    // SAFETY: tiles have tokens, tokens name experts, and a cluster has blocks. All lanes are here.
+    let warp = unsafe {
         assert_unchecked(route.tile_tokens > 0 && route.top_k > 0 && blocks > 0 && blocks <= Route::MAX_CLUSTER);
-    }
+        // The same value in all lanes; through the shuffle the compiler knows that it is.
+        warp_shuffle_idx(ALL_LANES, thread / WARP_SIZE, 0, WARP_SIZE).0
+    };
     let segment = Segment::new(route, blocks * Route::WARPS, block * Route::WARPS + warp);
     let warp_choices = segment.length.next_multiple_of(PAIR_CHOICES).min(Route::WARP_CHOICES);
     let shared = Shared { experts: route.experts, warp_choices };
@@ -71,12 +75,21 @@ pub(super) unsafe fn make(route: &Route) {
     let lists = Lists::filled(u64::from(segment.choices), route.experts, route.row_multiple);
     let list = |offset: u64| GlobalAddress::new(route.lists) + offset;
     let (rows, places) = (list(lists.rows), list(lists.places));
+    let tokens = Tokens::new(segment.block_begin, route.top_k);
+    let lane = opaque_b32(lane_id());
+    let mut group = Group {
+        first: segment.begin,
+        end: segment.end,
+        choices: shared.choices(warp),
+        lane,
+        below: opaque_b32((1 << lane) - 1),
+    };
     // SAFETY: every thread comes here, so that all are at each barrier. Until the first one, a warp's counts are its own; then until the
-    // last but one, those of an expert are one thread's. Totals are written when all blocks have begun, each by one thread, and are
-    // read behind a barrier of the cluster; nobody reaches another block after it. Sorted choices take the place of totals behind a
-    // barrier.
+    // one behind the scan, those of an expert are one thread's. Totals are written when all blocks have begun, each by one thread, and
+    // are read behind a barrier of the cluster; nobody reaches another block after it. Sorted choices take the place of totals behind
+    // two more barriers.
     unsafe {
-        let mut expert = lane_id();
+        let mut expert = lane;
         while expert < route.experts {
             st_shared_b32(counts + expert * NUMBER, 0);
             expert += WARP_SIZE;
@@ -89,7 +102,6 @@ pub(super) unsafe fn make(route: &Route) {
             prefetch_l1(GlobalAddress::new(route.map) + u64::from(thread * LINE_NUMBERS * NUMBER));
         }
         griddepcontrol_wait();
-        let mut group = Group { first: segment.begin, end: segment.end, choices: shared.choices(warp) };
         loop {
             group.load(GlobalAddress::new(route.ids));
             group.rank(route, counts);
@@ -132,56 +144,72 @@ pub(super) unsafe fn make(route: &Route) {
             }
         }
         let rows_filled = filled(rows_of_all, route.row_multiple);
-        let here_in_warp = scan_warp(rows_here, shared.sums(0));
-        let rows_in_warp = scan_warp(rows_filled, shared.sums(1));
-        let tiles_in_warp = scan_warp(token_tiles(rows_filled, route.tile_tokens), shared.sums(2));
+        // Warps without experts have nothing to add.
+        let expert_warps = route.experts.div_ceil(WARP_SIZE);
+        let [mut here_in_warp, mut rows_in_warp, mut tiles_in_warp] = [0; 3];
+        if warp < expert_warps {
+            here_in_warp = scan_warp(rows_here, shared.sums(0), warp);
+            rows_in_warp = scan_warp(rows_filled, shared.sums(1), warp);
+            if block == 0 {
+                let tiles = token_tiles(rows_filled, route.tile_tokens);
+                tiles_in_warp = scan_warp(tiles, shared.sums(2), warp);
+            }
+        }
         thread::sync_threads();
-        let (here_before, here) = warps_before(shared.sums(0));
-        let end = rows_in_warp + warps_before(shared.sums(1)).0;
-        let begin = end - rows_filled;
-        if is_expert {
-            let mut place = here_in_warp + here_before - rows_here;
-            st_shared_b32(shared.shift(thread), (begin + rows_before).wrapping_sub(place));
-            unrolled!(some in [0 1 2 3] while (some * SOME_WARPS) as u32 * segment.length < segment.block_choices => {
-                for warp in some * SOME_WARPS..(some + 1) * SOME_WARPS {
-                    st_shared_b32(shared.count(warp as u32, thread), place);
-                    place += rows_of_warps[warp];
+        if warp < expert_warps {
+            let mut place = here_in_warp - rows_here + sum_of_warps(shared.sums(0), warp);
+            let end = rows_in_warp + sum_of_warps(shared.sums(1), warp);
+            let begin = end - rows_filled;
+            if is_expert {
+                st_shared_b32(shared.shift(thread), (begin + rows_before).wrapping_sub(place));
+                unrolled!(some in [0 1 2 3] while (some * SOME_WARPS) as u32 * segment.length < segment.block_choices => {
+                    for warp in some * SOME_WARPS..(some + 1) * SOME_WARPS {
+                        st_shared_b32(shared.count(warp as u32, thread), place);
+                        place += rows_of_warps[warp];
+                    }
+                });
+            }
+            if block == 0 {
+                let tiles_end = tiles_in_warp + sum_of_warps(shared.sums(2), warp);
+                let number = |offset: u64, index: u32| list(offset) + u64::from(index * NUMBER);
+                st_global_b32_where(thread < Lists::TICKETS, number(lists.tickets, thread), 0);
+                st_global_b32_where(thread == 0, number(lists.firsts, 0), 0);
+                st_global_b32_where(thread == 0, number(lists.tile_firsts, 0), 0);
+                st_global_b32_where(is_expert, number(lists.firsts, thread + 1), end);
+                st_global_b32_where(is_expert, number(lists.tile_firsts, thread + 1), tiles_end);
+                for row in begin + rows_of_all..end {
+                    st_global_b32_where(true, number(lists.rows, row), NO_ROW);
                 }
-            });
+            }
         }
         thread::sync_threads();
 
-        let first_token = segment.block_begin / route.top_k;
-        let place = Place { counts, shift: shared.shift(0), rows, places, top_k: route.top_k, first_token };
         if segment.length <= Route::WARP_CHOICES {
-            group.place::<true>(&place, shared.sorted(0));
+            group.place(counts, shared.shift(0), places, |choice, expert, place, _| {
+                let of_block = group.first - segment.block_begin + choice;
+                st_shared_b32(shared.sorted(place), expert << CHOICE_BITS | of_block);
+            });
             thread::sync_threads();
-            let mut sorted = thread;
-            while sorted < here {
-                let choice = ld_shared_b32(shared.sorted(sorted));
-                let row = sorted.wrapping_add(ld_shared_b32(shared.shift(choice >> TOKEN_BITS)));
-                let token = first_token + choice % (1 << TOKEN_BITS);
+            let here = sum_of_warps(shared.sums(0), expert_warps);
+            let mut place = thread;
+            while place < here {
+                let choice = ld_shared_b32(shared.sorted(place));
+                let row = place.wrapping_add(ld_shared_b32(shared.shift(choice >> CHOICE_BITS)));
+                let token = tokens.of(choice % (1 << CHOICE_BITS));
                 st_global_b32_where(true, rows + u64::from(row) * u64::from(NUMBER), token);
-                sorted += Route::THREADS;
+                place += Route::THREADS;
             }
         } else {
-            group.place::<false>(&place, shared.sorted(0));
-            while group.first > segment.begin {
+            loop {
+                let tokens = Tokens::new(group.first, route.top_k);
+                group.place(counts, shared.shift(0), places, |choice, _, _, row| {
+                    st_global_b32_where(true, rows + u64::from(row) * u64::from(NUMBER), tokens.of(choice));
+                });
+                if group.first <= segment.begin {
+                    break;
+                }
                 group.first -= Route::WARP_CHOICES;
                 group.load(places);
-                group.place::<false>(&place, shared.sorted(0));
-            }
-        }
-        if block == 0 {
-            let tiles_end = tiles_in_warp + warps_before(shared.sums(2)).0;
-            let number = |offset: u64, index: u32| list(offset) + u64::from(index * NUMBER);
-            st_global_b32_where(thread < Lists::TICKETS, number(lists.tickets, thread), 0);
-            st_global_b32_where(thread == 0, number(lists.firsts, 0), 0);
-            st_global_b32_where(thread == 0, number(lists.tile_firsts, 0), 0);
-            st_global_b32_where(is_expert, number(lists.firsts, thread + 1), end);
-            st_global_b32_where(is_expert, number(lists.tile_firsts, thread + 1), tiles_end);
-            for row in begin + rows_of_all..end {
-                st_global_b32_where(true, number(lists.rows, row), NO_ROW);
             }
         }
     }
@@ -190,9 +218,9 @@ pub(super) unsafe fn make(route: &Route) {
 /// The sum of a number of each lane over the lanes up to this one. The sum of all is left in `sums` at the warp's place.
 ///
 /// # Safety
-/// All threads of the block call it together. There is room for a sum of each warp, which nobody reads before the next barrier.
+/// The whole warp calls it together. There is room for a sum of each warp, which nobody reads before the next barrier.
 #[inline(always)]
-unsafe fn scan_warp(mut number: u32, sums: SharedAddress) -> u32 {
+unsafe fn scan_warp(mut number: u32, sums: SharedAddress, warp: u32) -> u32 {
     // SAFETY: whole warps come here. A warp's place is written by one thread.
     unsafe {
         for step in 0..WARP_SIZE.ilog2() {
@@ -200,28 +228,24 @@ unsafe fn scan_warp(mut number: u32, sums: SharedAddress) -> u32 {
             number += if is_there { other } else { 0 };
         }
         if lane_id() == WARP_SIZE - 1 {
-            st_shared_b32(sums + thread::thread_idx_x() / WARP_SIZE * NUMBER, number);
+            st_shared_b32(sums + warp * NUMBER, number);
         }
     }
     number
 }
 
-/// The sum of what [`scan_warp`] has left for the warps before this one, and for all.
+/// The sum of what [`scan_warp`] has left for so many warps, the first ones.
 ///
 /// # Safety
-/// All threads of the block have called it, and a barrier since then.
+/// The whole warp calls it together, with the same number. Those warps have called [`scan_warp`], and there was a barrier since then.
 #[inline(always)]
-unsafe fn warps_before(sums: SharedAddress) -> (u32, u32) {
-    let (warp, mut before, mut all) = (thread::thread_idx_x() / WARP_SIZE, 0, 0);
-    for four in 0..Route::WARPS / 4 {
-        // SAFETY: nobody writes the sums any more.
-        let sums = unsafe { ld_shared_v4_b32(sums + four * 4 * NUMBER) };
-        for index in 0..4 {
-            before += if four * 4 + index < warp { sums[index as usize] } else { 0 };
-            all += sums[index as usize];
-        }
+unsafe fn sum_of_warps(sums: SharedAddress, warps: u32) -> u32 {
+    let lane = lane_id();
+    // SAFETY: nobody writes the sums any more.
+    unsafe {
+        let sum = if lane < warps { ld_shared_b32(sums + lane * NUMBER) } else { 0 };
+        warp_reduce_add_u32(ALL_LANES, sum)
     }
-    (before, all)
 }
 
 /// The lanes that have the same expert as this one, of those that have one, in each round of a pair.
@@ -239,20 +263,16 @@ unsafe fn lanes_with(chosen: [u32; PAIR], experts: u32) -> [u32; PAIR] {
         for round in 0..PAIR {
             same[round] = warp_vote_ballot(ALL_LANES, chosen[round] != NO_ROW);
         }
-        let mut vote = |bit: u32| {
-            for round in 0..PAIR {
-                let has_bit = chosen[round] & 1 << bit != 0;
-                let with_bit = warp_vote_ballot(ALL_LANES, has_bit);
-                same[round] &= if has_bit { with_bit } else { !with_bit };
-            }
-        };
-        for bit in 0..FEW_BITS {
-            vote(bit);
+        macro_rules! vote {
+            ($($bit:literal)*) => {$(
+                for round in 0..PAIR {
+                    same[round] = warp_vote_same_bit::<$bit>(ALL_LANES, chosen[round], same[round]);
+                }
+            )*};
         }
+        vote!(0 1 2 3 4 5 6);
         if experts > FEW_EXPERTS {
-            for bit in FEW_BITS..EXPERT_BITS {
-                vote(bit);
-            }
+            vote!(7 8);
         }
     }
     same
@@ -347,19 +367,9 @@ struct Group {
     end: u32,
     /// Where they lie: their experts' ids, then what is known of them: the expert with the rank above it, or [`NO_ROW`].
     choices: SharedAddress,
-}
-
-/// Where choices find their rows, and where they write them.
-struct Place {
-    /// Of each expert, the place of the warp's first row.
-    counts: SharedAddress,
-    /// Of each expert, how far the block's rows lie behind their places.
-    shift: SharedAddress,
-    rows: GlobalAddress,
-    places: GlobalAddress,
-    top_k: u32,
-    /// The token of the block's first choice.
-    first_token: u32,
+    /// This lane, and a bit for each one below it.
+    lane: u32,
+    below: u32,
 }
 
 impl Group {
@@ -392,7 +402,7 @@ impl Group {
     /// The array is complete, and has them.
     #[inline(always)]
     unsafe fn load(&self, numbers: GlobalAddress) {
-        let (mut choice, length) = (lane_id(), self.length());
+        let (mut choice, length) = (self.lane, self.length());
         while choice < length.next_multiple_of(PAIR_CHOICES) {
             // SAFETY: the lane's own places.
             unsafe { cp_async_4_or_zero(choice < length, self.choice(choice), self.place_in(numbers, choice)) };
@@ -410,7 +420,7 @@ impl Group {
     unsafe fn rank(&self, route: &Route, counts: SharedAddress) {
         let (mut first, length) = (0, self.length());
         while first < length {
-            let choice = |round: usize| first + round as u32 * WARP_SIZE + lane_id();
+            let choice = |round: usize| first + round as u32 * WARP_SIZE + self.lane;
             let mut experts = [NO_ROW; PAIR];
             // SAFETY: the lane's own choices, experts that can be named, and counts. All lanes have the same rounds.
             unsafe {
@@ -432,7 +442,7 @@ impl Group {
                 for round in 0..PAIR {
                     let (expert, same) = (experts[round], same[round]);
                     let count = counts + if expert == NO_ROW { 0 } else { expert * NUMBER };
-                    let (before, rank) = (ld_shared_b32(count), (same & lanes_below()).count_ones());
+                    let (before, rank) = (ld_shared_b32(count), (same & self.below).count_ones());
                     sync_warp(ALL_LANES);
                     // The first lane of those with the same expert counts for all of them.
                     if expert != NO_ROW && rank == 0 {
@@ -453,7 +463,7 @@ impl Group {
     /// The list is there, and nobody else accesses these places.
     #[inline(always)]
     unsafe fn keep(&self, places: GlobalAddress) {
-        let mut choice = lane_id();
+        let mut choice = self.lane;
         while choice < self.length() {
             // SAFETY: the choice's own place.
             unsafe { st_global_b32_where(true, self.place_in(places, choice), ld_shared_b32(self.choice(choice))) };
@@ -461,69 +471,72 @@ impl Group {
         }
     }
 
-    /// Gives the choices their places, and writes which row each one has. Their tokens go to this address to be sorted, or
-    /// to their rows.
+    /// Gives the choices their places among the block's sorted ones, and writes which row each one has. `write` gets a choice of the group
+    /// that has a row, with its expert, its place and its row.
     ///
     /// # Safety
-    /// The lists are there, nobody else writes these places, and there is room for sorted choices.
+    /// The warp's counts are its first places, and `shift` says of each expert how far the block's rows lie behind places. The list
+    /// of places is there, and nobody else writes the choices' own.
     #[inline(always)]
-    unsafe fn place<const SORTED: bool>(&self, place: &Place, sorted: SharedAddress) {
+    unsafe fn place(
+        &self,
+        counts: SharedAddress,
+        shift: SharedAddress,
+        places: GlobalAddress,
+        mut write: impl FnMut(u32, u32, u32, u32),
+    ) {
         let (mut first, length) = (0, self.length());
-        let mut token = Token::of(self.first + lane_id(), place.top_k);
         while first < length {
             for round in 0..PAIR as u32 {
-                let choice = first + round * WARP_SIZE + lane_id();
-                // SAFETY: the lane's own choice, an expert's numbers; the choice's own row and place.
+                let choice = first + round * WARP_SIZE + self.lane;
+                // SAFETY: the lane's own choice, an expert's numbers; the choice's own place.
                 unsafe {
                     let known = ld_shared_b32(self.choice(choice));
-                    let has_row = choice < length && known != NO_ROW;
+                    let has_row = known != NO_ROW;
                     let expert = if has_row { known % MAX_EXPERTS } else { 0 };
-                    let at = ld_shared_b32(place.counts + expert * NUMBER) + (known >> EXPERT_BITS);
-                    let row = at.wrapping_add(ld_shared_b32(place.shift + expert * NUMBER));
+                    let place = ld_shared_b32(counts + expert * NUMBER) + (known >> EXPERT_BITS);
+                    let row = place.wrapping_add(ld_shared_b32(shift + expert * NUMBER));
                     let number = if has_row { row } else { NO_ROW };
-                    st_global_b32_where(choice < length, self.place_in(place.places, choice), number);
-                    if !SORTED {
-                        st_global_b32_where(has_row, place.rows + u64::from(row) * u64::from(NUMBER), token.index);
-                    } else if has_row {
-                        let of_block = expert << TOKEN_BITS | (token.index - place.first_token);
-                        st_shared_b32(sorted + at * NUMBER, of_block);
+                    st_global_b32_where(choice < length, self.place_in(places, choice), number);
+                    if has_row {
+                        write(choice, expert, place, row);
                     }
                 }
-                token.advance();
             }
             first += PAIR_CHOICES;
         }
     }
 }
 
-/// The token of a choice.
-#[derive(Clone, Copy)]
-struct Token {
-    index: u32,
-    /// Which of the token's choices it is.
+/// The tokens of choices that follow a first one, without a division for each.
+struct Tokens {
+    /// That of the first choice, and which of its choices this is.
+    first: u32,
     choice: u32,
-    top_k: u32,
+    /// The reciprocal of k.
+    reciprocal: u32,
 }
 
-impl Token {
+impl Tokens {
+    /// Bits behind the point of the reciprocal.
+    const BITS: u32 = 18;
+
     #[inline(always)]
-    fn of(choice: u32, top_k: u32) -> Self {
+    fn new(first: u32, top_k: u32) -> Self {
         // SAFETY: a token names experts.
         unsafe { assert_unchecked(top_k > 0) };
-        Self { index: choice / top_k, choice: choice % top_k, top_k }
+        Self { first: first / top_k, choice: first % top_k, reciprocal: (1u32 << Self::BITS).div_ceil(top_k) }
     }
 
-    /// Goes to the token of the choice that this lane has in the next round.
+    /// That of a choice so far behind the first one, at most what a block sorts.
     #[inline(always)]
-    fn advance(&mut self) {
-        // SAFETY: a token names experts.
-        unsafe { assert_unchecked(self.top_k > 0) };
-        self.index += WARP_SIZE / self.top_k;
-        self.choice += WARP_SIZE % self.top_k;
-        if self.choice >= self.top_k {
-            self.choice -= self.top_k;
-            self.index += 1;
+    fn of(&self, choice: u32) -> u32 {
+        // Rounding the reciprocal up adds less than a choice's share.
+        const {
+            let most = Route::WARPS * Route::WARP_CHOICES;
+            assert!((most + MAX_TOP_K) * (MAX_TOP_K - 1) < 1 << Self::BITS && (most as u64) << Self::BITS < 1 << 32);
         }
+        self.first + ((self.choice + choice) * self.reciprocal >> Self::BITS)
     }
 }
 
