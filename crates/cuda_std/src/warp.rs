@@ -110,7 +110,8 @@ pub unsafe fn warp_vote_ballot(mask: u32, predicate: bool) -> u32 {
 /// # Safety
 /// See the module: the same call by all of `mask`.
 #[inline(always)]
-pub unsafe fn warp_vote_same_bit<const BIT: u32>(mask: u32, value: u32, mut lanes: u32) -> u32 {
+pub unsafe fn warp_vote_same_bit<const BIT: u32>(mask: u32, value: u32, lanes: u32) -> u32 {
+    let same: u32;
     // SAFETY: what `# Safety` above asks.
     unsafe {
         // With the vote apart, the compiler makes a mask of the bit by three instructions more.
@@ -124,11 +125,11 @@ pub unsafe fn warp_vote_same_bit<const BIT: u32>(mask: u32, value: u32, mut lane
             "@!p not.b32 ballot, ballot;",
             "and.b32 {lanes}, {lanes}, ballot;",
             "}}",
-            value = in(reg32) value, select = const 1 << BIT, mask = in(reg32) mask, lanes = inout(reg32) lanes,
+            value = in(reg32) value, select = const 1 << BIT, mask = in(reg32) mask, lanes = inout(reg32) lanes => same,
             options(nomem, nostack, preserves_flags)
         )
     };
-    lanes
+    same
 }
 
 /// A bit for each lane of `mask` whose `value` is this lane's (`match.any.sync.b32`).

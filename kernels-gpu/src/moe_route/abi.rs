@@ -150,8 +150,14 @@ impl Route {
     /// Pieces that a warp copies, all of them on their way at once.
     pub const WARP_PIECES: u32 = 4;
 
-    /// Up to so many choices, a block alone makes the lists; of more, the blocks of a cluster.
+    /// Up to so many choices, a block alone makes the lists; of more, the blocks of a small cluster, then of a large one. Measured on
+    /// an H200 (docs/experiments.md).
     pub const BLOCK_CHOICES: u64 = 1024;
+    /// As [`Self::BLOCK_CHOICES`].
+    pub const SMALL_CLUSTER_CHOICES: u64 = 4096;
+
+    /// Blocks of a small cluster.
+    pub const SMALL_CLUSTER: u32 = 4;
 
     /// The most blocks of a cluster.
     pub const MAX_CLUSTER: u32 = 8;
@@ -164,7 +170,13 @@ impl Route {
 
     /// Blocks of a cluster, of so many choices, T·k. The first cluster of the grid makes the lists. Before sm_90 there are no clusters.
     pub const fn cluster(choices: u64, has_clusters: bool) -> u32 {
-        if has_clusters && choices > Self::BLOCK_CHOICES { Self::MAX_CLUSTER } else { 1 }
+        if !has_clusters || choices <= Self::BLOCK_CHOICES {
+            1
+        } else if choices <= Self::SMALL_CLUSTER_CHOICES {
+            Self::SMALL_CLUSTER
+        } else {
+            Self::MAX_CLUSTER
+        }
     }
 
     /// Blocks of a grid, a multiple of the cluster: the first cluster, and those that copy tokens, at least one. Where there is no
@@ -184,7 +196,7 @@ impl Route {
         (cluster as u64 + of_shared).next_multiple_of(cluster as u64)
     }
 
-    /// Dynamic shared memory of a block, of so many choices and experts: three sums of each warp; how many rows each warp has of each
+    /// Dynamic shared memory of a block, of so many choices and experts: three sums of each warp; a barrier; how many rows each warp has of each
     /// expert, and where the block's lie; choices as they come; then how many rows each block of the cluster has, whose place
     /// sorted choices take.
     pub const fn shared_bytes(choices: u64, experts: u32, cluster: u32) -> u32 {
@@ -193,7 +205,7 @@ impl Route {
         let of_warp = of_cluster.div_ceil((cluster * Self::WARPS) as u64).next_multiple_of(64) as u32;
         let (of_block, totals) = (Self::WARPS * of_warp, if cluster > 1 { cluster * experts } else { 0 });
         let sorted = if of_block > totals { of_block } else { totals };
-        (3 * Self::WARPS + (Self::WARPS + 1) * experts + of_block + sorted) * 4
+        (3 * Self::WARPS + 4 + (Self::WARPS + 1) * experts + of_block + sorted) * 4
     }
 }
 

@@ -11,13 +11,15 @@
 use core::hint::assert_unchecked;
 
 use cuda_std::{
-    cluster::{
-        arrive_cluster_relaxed, cluster_rank, cluster_size, mapa, st_shared_cluster_b32, sync_cluster, wait_cluster,
-    },
+    cluster::{arrive_cluster_relaxed, cluster_rank, cluster_size, mapa, wait_cluster},
     cp_async::{cp_async_4_or_zero, cp_async_commit_group, cp_async_wait_group},
+    fence::fence_mbarrier_init,
     global::{GlobalAddress, ld_global_b32_or_zero, prefetch_l1, st_global_b32_where},
     griddepcontrol::griddepcontrol_wait,
     integer::opaque_b32,
+    mbarrier::{
+        Mbarrier, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_parity_cluster, st_async_shared_cluster_b32,
+    },
     shared::{SharedAddress, dynamic_shared_address, ld_shared_b32, st_shared_b32},
     thread,
     warp::{
@@ -26,7 +28,7 @@ use cuda_std::{
     },
 };
 
-use crate::moe_route::abi::{Lists, MAX_EXPERTS, MAX_TOP_K, NO_ROW, Route, token_tiles};
+use crate::moe_route::abi::{Lists, MAX_EXPERTS, MAX_TOP_K, NO_ROW, Route};
 
 /// Rounds that are done together: in a round a lane has a choice.
 const PAIR: usize = 2;
@@ -37,17 +39,17 @@ const PAIR_CHOICES: u32 = PAIR as u32 * WARP_SIZE;
 /// Bits of an expert's number.
 const EXPERT_BITS: u32 = MAX_EXPERTS.trailing_zeros();
 
-/// Experts whose numbers have seven bits.
-const FEW_EXPERTS: u32 = 128;
-
 const _: () = assert!(1 << EXPERT_BITS == MAX_EXPERTS && Route::THREADS == MAX_EXPERTS);
 const _: () = assert!(Route::WARP_CHOICES.is_multiple_of(PAIR_CHOICES));
 
-/// Warps whose counts are added up together.
-const SOME_WARPS: usize = Route::WARPS as usize / 4;
+/// Numbers that are added up over experts: the block's rows, rows of all blocks, and tiles.
+const SUMS: usize = 3;
 
 /// Bytes of a number in lists and in shared memory.
 const NUMBER: u32 = size_of::<u32>() as u32;
+
+/// Bytes of a barrier, with what keeps multiples of 16.
+const BARRIER_BYTES: u32 = 16;
 
 /// Numbers that a line of the first-level cache has.
 const LINE_NUMBERS: u32 = 128 / NUMBER;
@@ -76,6 +78,7 @@ pub(super) unsafe fn make(route: &Route) {
     let list = |offset: u64| GlobalAddress::new(route.lists) + offset;
     let (rows, places) = (list(lists.rows), list(lists.places));
     let tokens = Tokens::new(segment.block_begin, route.top_k);
+    let tile_reciprocal = Reciprocal::of(route.tile_tokens);
     let lane = opaque_b32(lane_id());
     let mut group = Group {
         first: segment.begin,
@@ -96,6 +99,11 @@ pub(super) unsafe fn make(route: &Route) {
         }
         sync_warp(ALL_LANES);
         if blocks > 1 {
+            if thread == 0 {
+                mbarrier_init(shared.barrier(), 1);
+                fence_mbarrier_init();
+                mbarrier_arrive_expect_tx(shared.barrier(), blocks * route.experts * NUMBER);
+            }
             arrive_cluster_relaxed();
         }
         if route.map != 0 && thread * LINE_NUMBERS < route.named_experts {
@@ -115,25 +123,23 @@ pub(super) unsafe fn make(route: &Route) {
 
         let (is_expert, mut rows_here, mut rows_of_warps) = (thread < route.experts, 0, [0; Route::WARPS as usize]);
         if is_expert {
-            // Those that have choices are the first ones.
-            unrolled!(some in [0 1 2 3] while (some * SOME_WARPS) as u32 * segment.length < segment.block_choices => {
-                for warp in some * SOME_WARPS..(some + 1) * SOME_WARPS {
-                    rows_of_warps[warp] = ld_shared_b32(shared.count(warp as u32, thread));
-                }
-                for warp in some * SOME_WARPS..(some + 1) * SOME_WARPS {
-                    rows_here += rows_of_warps[warp];
-                }
-            });
+            for warp in 0..rows_of_warps.len() {
+                rows_of_warps[warp] = ld_shared_b32(shared.count(warp as u32, thread));
+            }
+            for warp in 0..rows_of_warps.len() {
+                rows_here += rows_of_warps[warp];
+            }
         }
         let (mut rows_before, mut rows_of_all) = (0, rows_here);
         if blocks > 1 {
             wait_cluster();
             if is_expert {
                 for other in 0..blocks {
-                    st_shared_cluster_b32(mapa(shared.total(block, thread), other), rows_here);
+                    let total = mapa(shared.total(block, thread), other);
+                    st_async_shared_cluster_b32(total, rows_here, shared.barrier().in_block(other));
                 }
             }
-            sync_cluster();
+            mbarrier_wait_parity_cluster(shared.barrier(), 0);
             if is_expert {
                 rows_of_all = 0;
                 for other in 0..blocks {
@@ -146,31 +152,25 @@ pub(super) unsafe fn make(route: &Route) {
         let rows_filled = filled(rows_of_all, route.row_multiple);
         // Warps without experts have nothing to add.
         let expert_warps = route.experts.div_ceil(WARP_SIZE);
-        let [mut here_in_warp, mut rows_in_warp, mut tiles_in_warp] = [0; 3];
+        let mut in_warp = [0; SUMS];
         if warp < expert_warps {
-            here_in_warp = scan_warp(rows_here, shared.sums(0), warp);
-            rows_in_warp = scan_warp(rows_filled, shared.sums(1), warp);
-            if block == 0 {
-                let tiles = token_tiles(rows_filled, route.tile_tokens);
-                tiles_in_warp = scan_warp(tiles, shared.sums(2), warp);
-            }
+            let tiles = tile_reciprocal.quotient(rows_filled + route.tile_tokens - 1);
+            in_warp = scan_warp([rows_here, rows_filled, tiles], shared, warp);
         }
         thread::sync_threads();
         if warp < expert_warps {
-            let mut place = here_in_warp - rows_here + sum_of_warps(shared.sums(0), warp);
-            let end = rows_in_warp + sum_of_warps(shared.sums(1), warp);
+            let mut place = in_warp[0] - rows_here + sum_of_warps(shared.sums(0), warp);
+            let end = in_warp[1] + sum_of_warps(shared.sums(1), warp);
             let begin = end - rows_filled;
             if is_expert {
                 st_shared_b32(shared.shift(thread), (begin + rows_before).wrapping_sub(place));
-                unrolled!(some in [0 1 2 3] while (some * SOME_WARPS) as u32 * segment.length < segment.block_choices => {
-                    for warp in some * SOME_WARPS..(some + 1) * SOME_WARPS {
-                        st_shared_b32(shared.count(warp as u32, thread), place);
-                        place += rows_of_warps[warp];
-                    }
-                });
+                for warp in 0..rows_of_warps.len() {
+                    st_shared_b32(shared.count(warp as u32, thread), place);
+                    place += rows_of_warps[warp];
+                }
             }
             if block == 0 {
-                let tiles_end = tiles_in_warp + sum_of_warps(shared.sums(2), warp);
+                let tiles_end = in_warp[2] + sum_of_warps(shared.sums(2), warp);
                 let number = |offset: u64, index: u32| list(offset) + u64::from(index * NUMBER);
                 st_global_b32_where(thread < Lists::TICKETS, number(lists.tickets, thread), 0);
                 st_global_b32_where(thread == 0, number(lists.firsts, 0), 0);
@@ -215,23 +215,27 @@ pub(super) unsafe fn make(route: &Route) {
     }
 }
 
-/// The sum of a number of each lane over the lanes up to this one. The sum of all is left in `sums` at the warp's place.
+/// The sums of each lane's numbers over the lanes up to this one. The sums of all are left in shared memory at the warp's places.
 ///
 /// # Safety
-/// The whole warp calls it together. There is room for a sum of each warp, which nobody reads before the next barrier.
+/// The whole warp calls it together. Nobody reads its sums before the next barrier.
 #[inline(always)]
-unsafe fn scan_warp(mut number: u32, sums: SharedAddress, warp: u32) -> u32 {
-    // SAFETY: whole warps come here. A warp's place is written by one thread.
+unsafe fn scan_warp(mut numbers: [u32; SUMS], shared: Shared, warp: u32) -> [u32; SUMS] {
+    // SAFETY: whole warps come here. A warp's places are written by one thread.
     unsafe {
         for step in 0..WARP_SIZE.ilog2() {
-            let (other, is_there) = warp_shuffle_up(ALL_LANES, number, 1 << step, WARP_SIZE);
-            number += if is_there { other } else { 0 };
+            for index in 0..SUMS {
+                let (other, is_there) = warp_shuffle_up(ALL_LANES, numbers[index], 1 << step, WARP_SIZE);
+                numbers[index] += if is_there { other } else { 0 };
+            }
         }
         if lane_id() == WARP_SIZE - 1 {
-            st_shared_b32(sums + warp * NUMBER, number);
+            for index in 0..SUMS {
+                st_shared_b32(shared.sums(index as u32) + warp * NUMBER, numbers[index]);
+            }
         }
     }
-    number
+    numbers
 }
 
 /// The sum of what [`scan_warp`] has left for so many warps, the first ones.
@@ -271,8 +275,11 @@ unsafe fn lanes_with(chosen: [u32; PAIR], experts: u32) -> [u32; PAIR] {
             )*};
         }
         vote!(0 1 2 3 4 5 6);
-        if experts > FEW_EXPERTS {
-            vote!(7 8);
+        if experts > 1 << 7 {
+            vote!(7);
+        }
+        if experts > 1 << 8 {
+            vote!(8);
         }
     }
     same
@@ -293,10 +300,16 @@ impl Shared {
         dynamic_shared_address() + index * (Route::WARPS * NUMBER)
     }
 
+    /// What waits for the totals of the cluster's blocks.
+    #[inline(always)]
+    fn barrier(self) -> Mbarrier {
+        Mbarrier::at(self.sums(SUMS as u32))
+    }
+
     /// How many rows a warp has of an expert; later, the place of the first of them among the block's choices sorted by expert.
     #[inline(always)]
     fn count(self, warp: u32, expert: u32) -> SharedAddress {
-        self.sums(3) + (warp * self.experts + expert) * NUMBER
+        self.sums(SUMS as u32) + BARRIER_BYTES + (warp * self.experts + expert) * NUMBER
     }
 
     /// How far the rows that the block has of an expert lie behind these places.
@@ -334,8 +347,6 @@ struct Segment {
     length: u32,
     /// The first choice of the block's first segment.
     block_begin: u32,
-    /// Choices from there on, also of later blocks.
-    block_choices: u32,
     /// Choices of all segments.
     choices: u32,
 }
@@ -348,14 +359,7 @@ impl Segment {
         let length = choices.div_ceil(segments).next_multiple_of(WARP_SIZE);
         let begin = (index * length).min(choices);
         let block_begin = (index / Route::WARPS * Route::WARPS * length).min(choices);
-        Self {
-            begin,
-            end: (begin + length).min(choices),
-            length,
-            block_begin,
-            block_choices: choices - block_begin,
-            choices,
-        }
+        Self { begin, end: (begin + length).min(choices), length, block_begin, choices }
     }
 }
 
@@ -536,7 +540,29 @@ impl Tokens {
             let most = Route::WARPS * Route::WARP_CHOICES;
             assert!((most + MAX_TOP_K) * (MAX_TOP_K - 1) < 1 << Self::BITS && (most as u64) << Self::BITS < 1 << 32);
         }
-        self.first + ((self.choice + choice) * self.reciprocal >> Self::BITS)
+        self.first + (((self.choice + choice) * self.reciprocal) >> Self::BITS)
+    }
+}
+
+/// A divisor for which a division before has been done.
+struct Reciprocal {
+    divisor: u32,
+    /// 2³² − 1 over the divisor, rounded down.
+    reciprocal: u32,
+}
+
+impl Reciprocal {
+    /// Of more than 1.
+    #[inline(always)]
+    fn of(divisor: u32) -> Self {
+        // Of 2³² − 1 it is at most one less; the quotient of any number too then, which is corrected.
+        Self { divisor, reciprocal: u32::MAX / divisor }
+    }
+
+    #[inline(always)]
+    fn quotient(&self, number: u32) -> u32 {
+        let quotient = ((u64::from(number) * u64::from(self.reciprocal)) >> 32) as u32;
+        quotient + (number - quotient * self.divisor >= self.divisor) as u32
     }
 }
 
