@@ -150,6 +150,21 @@ pub unsafe fn st_async_shared_cluster_v4_b32(
     };
 }
 
+/// As [`st_async_shared_cluster_v4_b32`], of one word at a multiple of 4.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub unsafe fn st_async_shared_cluster_b32(address: ClusterAddress, value: u32, mbarrier: ClusterMbarrier) {
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        ptx!(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [{}], {}, [{}];",
+            in(reg32) address.0, in(reg32) value, in(reg32) mbarrier.0.0, options(nostack, preserves_flags)
+        )
+    };
+}
+
 macro_rules! waits {
     ($($(#[$doc:meta])* $try_wait:ident, $wait:ident = $instruction:literal;)*) => {$(
         $(#[$doc])*

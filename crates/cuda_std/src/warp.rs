@@ -105,6 +105,33 @@ pub unsafe fn warp_vote_ballot(mask: u32, predicate: bool) -> u32 {
     ballot
 }
 
+/// Those of `lanes` in which the bit of `value` is what it is in this lane (`vote.sync.ballot`).
+///
+/// # Safety
+/// See the module: the same call by all of `mask`.
+#[inline(always)]
+pub unsafe fn warp_vote_same_bit<const BIT: u32>(mask: u32, value: u32, lanes: u32) -> u32 {
+    let same: u32;
+    // SAFETY: what `# Safety` above asks.
+    unsafe {
+        // With the vote apart, the compiler makes a mask of the bit by three instructions more.
+        ptx!(
+            "{{",
+            ".reg .pred p;",
+            ".reg .b32 bit, ballot;",
+            "and.b32 bit, {value}, {select};",
+            "setp.ne.u32 p, bit, 0;",
+            "vote.sync.ballot.b32 ballot, p, {mask};",
+            "@!p not.b32 ballot, ballot;",
+            "and.b32 {lanes}, {lanes}, ballot;",
+            "}}",
+            value = in(reg32) value, select = const 1 << BIT, mask = in(reg32) mask, lanes = inout(reg32) lanes => same,
+            options(nomem, nostack, preserves_flags)
+        )
+    };
+    same
+}
+
 /// A bit for each lane of `mask` whose `value` is this lane's (`match.any.sync.b32`).
 ///
 /// # Safety
@@ -148,6 +175,8 @@ reductions! {
     warp_reduce_max_u32 = "redux.sync.max.u32";
     /// The least value of the lanes of `mask` (`redux.sync.min.u32`, sm_80 and up).
     warp_reduce_min_u32 = "redux.sync.min.u32";
+    /// The wrapping sum of the values of the lanes of `mask` (`redux.sync.add.u32`, sm_80 and up).
+    warp_reduce_add_u32 = "redux.sync.add.u32";
 }
 
 /// True in one lane of `mask` that the hardware picks, the same at each call (`elect.sync`, sm_90 and up).

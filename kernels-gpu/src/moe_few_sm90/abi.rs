@@ -20,11 +20,14 @@ pub const MAX_TOKENS: u32 = 8;
 /// The most choices, T·k: two of each lane of a warp.
 pub const MAX_CHOICES: u32 = 64;
 
-/// Warps of a block.
-pub const WARPS: u32 = 20;
+/// The most warps of a block: it has a multiprocessor to itself.
+pub const MAX_WARPS: u32 = 20;
 
-/// Threads of a block.
-pub const THREADS: u32 = WARPS * 32;
+/// Warps of a block where each has hardly a strip: blocks of both launches share a multiprocessor.
+pub const FEW_WARPS: u32 = MAX_WARPS / 2;
+
+/// The most threads of a block.
+pub const MAX_THREADS: u32 = MAX_WARPS * 32;
 
 /// Rows of weights of a strip.
 pub const STRIP_ROWS: u32 = UNIT_ROWS;
@@ -34,9 +37,6 @@ pub const STAGE_BYTES: u32 = UNIT_BYTES;
 
 /// Stages of each warp: a multiprocessor then waits for more bytes than memory brings in the time that it takes.
 pub const STAGES: u32 = 6;
-
-/// Bytes of the stages of all warps.
-pub const STAGES_BYTES: u32 = WARPS * STAGES * STAGE_BYTES;
 
 /// Bytes of what a block knows of the choices: of each expert that is named, its number with its rows, and which choices these are; of
 /// each choice its row and its weight; and how many experts there are.
@@ -48,9 +48,14 @@ pub const BLOCK_STRIPS: u32 = 4;
 /// Bytes of a strip's columns of a row.
 pub const ROW_BYTES: u32 = STRIP_ROWS * 2;
 
-/// Dynamic shared memory of a block: stages, lists, then the rows of down's strips. Gate and up take as much, so that a
-/// multiprocessor divides its memory for both in the same way.
-pub const SHARED_BYTES: u32 = STAGES_BYTES + LISTS_BYTES + BLOCK_STRIPS * MAX_CHOICES * ROW_BYTES;
+/// Where the warps' stages lie in a block's shared memory: behind the lists and the rows of down's strips.
+pub const STAGES_AT: u32 = (LISTS_BYTES + BLOCK_STRIPS * MAX_CHOICES * ROW_BYTES).next_multiple_of(128);
+
+/// Dynamic shared memory of a block of so many warps. Gate and up take as much as down, so that a multiprocessor divides its memory for
+/// both in the same way.
+pub const fn shared_bytes(warps: u32) -> u32 {
+    STAGES_AT + warps * STAGES * STAGE_BYTES
+}
 
 /// Which experts tokens name. Choice t·k + j has a *row* of its own number, unless its expert is not the layer's, or its token has
 /// named that expert before: then it has the row of that choice, or none.
@@ -147,5 +152,11 @@ impl GateUp {
     pub const fn blocks(choices: u32, n: u32, multiprocessors: u32) -> u32 {
         let strips = choices as u64 * (n / (STRIP_ROWS / 2)) as u64;
         if strips < multiprocessors as u64 { strips as u32 } else { multiprocessors }
+    }
+
+    /// Warps of a block of both launches, of up to so many choices and an intermediate of `n` columns.
+    pub const fn warps(choices: u32, n: u32, multiprocessors: u32) -> u32 {
+        let strips = choices as u64 * (n / (STRIP_ROWS / 2)) as u64;
+        if strips <= multiprocessors as u64 * FEW_WARPS as u64 { FEW_WARPS } else { MAX_WARPS }
     }
 }

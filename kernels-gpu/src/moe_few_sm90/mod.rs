@@ -8,8 +8,8 @@
 //! # Contract
 //!
 //! * A launch of a gate-and-up entry is for [`abi::GateUp`], one of a down entry for [`abi::Down`]. Its grid has any number of blocks
-//!   for the former and [`abi::Down::blocks`] for the latter, of [`abi::THREADS`] threads with [`abi::SHARED_BYTES`] of dynamic
-//!   shared memory.
+//!   for the former and [`abi::Down::blocks`] for the latter, of up to [`abi::MAX_WARPS`] warps with [`abi::shared_bytes`] of
+//!   dynamic shared memory.
 //! * Weights are [`units`](crate::units), packed for the entry's type of tokens. Scales are finite and have no sign. Tokens and the
 //!   intermediate have their columns in natural order.
 //! * A grid may begin while the one before it still runs. Gate and up read and write global memory when that one has ended, and then let

@@ -138,6 +138,8 @@ pub const fn pieces(hidden: u32) -> u32 {
     hidden.div_ceil(PIECE)
 }
 
+const _: () = assert!(Route::MAX_SHARED_BYTES <= 99 * 1024);
+
 impl Route {
     /// Threads of a block. An expert has one.
     pub const THREADS: u32 = MAX_EXPERTS;
@@ -148,18 +150,33 @@ impl Route {
     /// Pieces that a warp copies, all of them on their way at once.
     pub const WARP_PIECES: u32 = 4;
 
-    /// Up to so many choices, a block alone makes the lists; of more, the blocks of a cluster.
+    /// Up to so many choices, a block alone makes the lists; of more, the blocks of a small cluster, then of a large one. Measured on
+    /// an H200 (docs/experiments.md).
     pub const BLOCK_CHOICES: u64 = 1024;
+    /// As [`Self::BLOCK_CHOICES`].
+    pub const SMALL_CLUSTER_CHOICES: u64 = 4096;
+
+    /// Blocks of a small cluster.
+    pub const SMALL_CLUSTER: u32 = 4;
 
     /// The most blocks of a cluster.
     pub const MAX_CLUSTER: u32 = 8;
 
-    /// The most dynamic shared memory of a block.
-    pub const MAX_SHARED_BYTES: u32 = Self::shared_bytes(MAX_EXPERTS, Self::MAX_CLUSTER);
+    /// Choices of a warp that are ranked at a time, and for which a block has room to sort them.
+    pub const WARP_CHOICES: u32 = 512;
+
+    /// The most dynamic shared memory of a block: what every card from sm_80 on has.
+    pub const MAX_SHARED_BYTES: u32 = Self::shared_bytes(u64::MAX, MAX_EXPERTS, Self::MAX_CLUSTER);
 
     /// Blocks of a cluster, of so many choices, T·k. The first cluster of the grid makes the lists. Before sm_90 there are no clusters.
     pub const fn cluster(choices: u64, has_clusters: bool) -> u32 {
-        if has_clusters && choices > Self::BLOCK_CHOICES { Self::MAX_CLUSTER } else { 1 }
+        if !has_clusters || choices <= Self::BLOCK_CHOICES {
+            1
+        } else if choices <= Self::SMALL_CLUSTER_CHOICES {
+            Self::SMALL_CLUSTER
+        } else {
+            Self::MAX_CLUSTER
+        }
     }
 
     /// Blocks of a grid, a multiple of the cluster: the first cluster, and those that copy tokens, at least one. Where there is no
@@ -179,10 +196,16 @@ impl Route {
         (cluster as u64 + of_shared).next_multiple_of(cluster as u64)
     }
 
-    /// Dynamic shared memory of a block, of so many experts: how many rows each warp, and each block of the cluster, has of each
-    /// expert, and the first of them; and two sums of each warp.
-    pub const fn shared_bytes(experts: u32, cluster: u32) -> u32 {
-        ((Self::WARPS + 1 + cluster) * experts + 2 * Self::WARPS) * 4
+    /// Dynamic shared memory of a block, of so many choices and experts: three sums of each warp; a barrier; how many rows each warp has of each
+    /// expert, and where the block's lie; choices as they come; then how many rows each block of the cluster has, whose place
+    /// sorted choices take.
+    pub const fn shared_bytes(choices: u64, experts: u32, cluster: u32) -> u32 {
+        let most = (cluster * Self::WARPS * Self::WARP_CHOICES) as u64;
+        let of_cluster = if choices < most { choices } else { most };
+        let of_warp = of_cluster.div_ceil((cluster * Self::WARPS) as u64).next_multiple_of(64) as u32;
+        let (of_block, totals) = (Self::WARPS * of_warp, if cluster > 1 { cluster * experts } else { 0 });
+        let sorted = if of_block > totals { of_block } else { totals };
+        (3 * Self::WARPS + 4 + (Self::WARPS + 1) * experts + of_block + sorted) * 4
     }
 }
 

@@ -1,7 +1,7 @@
 //! The kernel's rows in the fake driver.
 
 use fake_cuda::Launch;
-use kernels_gpu::moe_few_sm90::abi::{Choices, DOWN_ENTRIES, Down, GATE_UP_ENTRIES, GateUp, Matrices, THREADS};
+use kernels_gpu::moe_few_sm90::abi::{Choices, DOWN_ENTRIES, Down, GATE_UP_ENTRIES, GateUp, Matrices, shared_bytes};
 use kernels_gpu::units::matrix_bytes;
 
 use crate::kernels::fake::{slice, slice_mut};
@@ -13,7 +13,8 @@ use crate::problem::OutDtype;
 
 /// Does what the launched grid does.
 pub(super) fn launch(launch: &Launch<'_>) {
-    assert_eq!(launch.block, [THREADS, 1, 1]);
+    assert_eq!((launch.block[1], launch.block[2]), (1, 1));
+    assert_eq!(launch.shared_bytes, shared_bytes(launch.block[0] / 32));
     let dtype = if launch.kernel.ends_with("_bf16") { OutDtype::Bf16 } else { OutDtype::F16 };
     // SAFETY: launched by tests whose operands are alive and lie where the parameter says.
     unsafe {

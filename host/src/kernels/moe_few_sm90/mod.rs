@@ -4,7 +4,7 @@
 mod fake;
 
 use kernels_gpu::moe_few_sm90::abi::{
-    DOWN_ENTRIES, Down, GATE_UP_ENTRIES, GateUp, MAX_CHOICES, MAX_TOKENS, SHARED_BYTES, THREADS,
+    Choices, DOWN_ENTRIES, Down, GATE_UP_ENTRIES, GateUp, MAX_CHOICES, MAX_THREADS, MAX_TOKENS, MAX_WARPS, shared_bytes,
 };
 
 use super::kernel::{Entry, Kernel};
@@ -30,7 +30,7 @@ impl Kernel for MoeFewSm90 {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let entry = |name| Entry { name, op: None, threads: THREADS, shared_bytes: SHARED_BYTES };
+        let entry = |name| Entry { name, op: None, threads: MAX_THREADS, shared_bytes: shared_bytes(MAX_WARPS) };
         [GATE_UP_ENTRIES, DOWN_ENTRIES].concat().into_iter().map(entry).collect()
     }
 
@@ -55,19 +55,25 @@ impl MoeFewSm90 {
 
     /// The launch of gate and up.
     pub fn gate_up(&self, launch: GateUp, dtype: OutDtype, sms: u32) -> Launch {
-        let choices = launch.choices.token_count * launch.choices.top_k;
-        let blocks = GateUp::blocks(choices, launch.matrices.n, sms);
-        self.launch(entry_of(GATE_UP_ENTRIES, dtype), blocks, launch)
+        let (choices, n) = (count(&launch.choices), launch.matrices.n);
+        let (blocks, warps) = (GateUp::blocks(choices, n, sms), GateUp::warps(choices, n, sms));
+        self.launch(entry_of(GATE_UP_ENTRIES, dtype), blocks, warps, launch)
     }
 
     /// The launch of down, behind that of gate and up.
     pub fn down(&self, launch: Down, dtype: OutDtype, sms: u32) -> Launch {
-        let blocks = Down::blocks(launch.matrices.n, sms);
-        self.launch(entry_of(DOWN_ENTRIES, dtype), blocks, launch)
+        let warps = GateUp::warps(count(&launch.choices), launch.matrices.k, sms);
+        self.launch(entry_of(DOWN_ENTRIES, dtype), Down::blocks(launch.matrices.n, sms), warps, launch)
     }
 
-    fn launch(&self, entry: &'static str, blocks: u32, parameter: impl bytemuck::NoUninit) -> Launch {
-        let grid = Grid { shared_bytes: SHARED_BYTES, overlaps: true, ..Grid::linear(entry, blocks, THREADS) };
+    fn launch(&self, entry: &'static str, blocks: u32, warps: u32, parameter: impl bytemuck::NoUninit) -> Launch {
+        let grid = Grid::linear(entry, blocks, warps * 32);
+        let grid = Grid { shared_bytes: shared_bytes(warps), overlaps: true, ..grid };
         Launch::of_parameter(self.name(), grid, parameter)
     }
+}
+
+/// How many choices there are.
+const fn count(choices: &Choices) -> u32 {
+    choices.token_count * choices.top_k
 }

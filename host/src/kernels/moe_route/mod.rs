@@ -54,7 +54,7 @@ impl MoeRoute {
         let blocks = Grid::blocks(blocks)?;
         let grid = Grid {
             cluster,
-            shared_bytes: Route::shared_bytes(route.experts, cluster),
+            shared_bytes: Route::shared_bytes(choices, route.experts, cluster),
             overlaps,
             ..Grid::linear(ROUTE_ENTRY, blocks, Route::THREADS)
         };

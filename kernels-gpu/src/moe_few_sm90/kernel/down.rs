@@ -21,8 +21,7 @@ use crate::{
     epilogue::{convert, decode},
     format::{OUTPUT_BF16, OUTPUT_F16},
     moe_few_sm90::abi::{
-        Choices, Down, LISTS_BYTES, MAX_CHOICES, ROW_BYTES, STAGE_BYTES, STAGES, STAGES_BYTES, STRIP_ROWS, THREADS,
-        WARPS,
+        Choices, Down, LISTS_BYTES, MAX_CHOICES, ROW_BYTES, STAGE_BYTES, STAGES, STAGES_AT, STRIP_ROWS,
     },
     moe_route::abi::NO_ROW,
     sm90::{Decode, Packed},
@@ -38,6 +37,8 @@ const PAIRS: u32 = STRIP_ROWS / 2;
 /// The block's strips of all experts that are named, those of the first strip first.
 struct OfBlock {
     warp: u32,
+    /// Warps of the block.
+    warps: u32,
     /// Experts that are named.
     named: u32,
     /// Strips of the block.
@@ -52,7 +53,7 @@ impl Work for OfBlock {
 
     #[inline(always)]
     fn step(&self) -> u32 {
-        WARPS
+        self.warps
     }
 
     #[inline(always)]
@@ -93,7 +94,7 @@ where
 {
     let format = if BF16 { OUTPUT_BF16 } else { OUTPUT_F16 };
     let shared = dynamic_shared_address();
-    let (lists, rows) = (Lists::at(shared + STAGES_BYTES), shared + STAGES_BYTES + LISTS_BYTES);
+    let (lists, rows) = (Lists::at(shared), shared + LISTS_BYTES);
     // Where a column of a choice's row lies, of one of the block's strips.
     let place = |strip: u32, choice: u32, column: u32| {
         rows + ((strip * MAX_CHOICES + choice) * ROW_BYTES + column * ELEMENT_BYTES)
@@ -112,8 +113,8 @@ where
         let blocks = thread::grid_dim_x();
         assert_unchecked(token_count > 0 && blocks > 0);
         let strips = (n / STRIP_ROWS - thread::block_idx_x()).div_ceil(blocks);
-        let work = OfBlock { warp, named: lists.count(), strips };
-        let stages = shared + warp * (STAGES * STAGE_BYTES);
+        let work = OfBlock { warp, warps: thread::block_dim_x() / WARP_SIZE, named: lists.count(), strips };
+        let stages = shared + STAGES_AT + warp * (STAGES * STAGE_BYTES);
         let products: Products<'_, false, BF16, OfBlock> = Products::begin(&launch.matrices, lists, &work, stages);
         griddepcontrol_wait();
         griddepcontrol_launch_dependents();
@@ -150,7 +151,7 @@ where
             }
             let output = GlobalAddress::new(launch.output) + (u64::from(token) * launch.output_pitch + column * 2);
             st_global_b32(output, convert(format, sums[0], sums[1]));
-            index += THREADS;
+            index += thread::block_dim_x();
         }
     }
 }

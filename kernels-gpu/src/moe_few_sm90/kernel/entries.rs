@@ -3,7 +3,7 @@
 use cuda_std::kernel;
 
 use super::{down, gate_up};
-use crate::moe_few_sm90::abi::{Down, GateUp, THREADS};
+use crate::moe_few_sm90::abi::{Down, GateUp, MAX_THREADS};
 
 /// Both entries for a type of tokens.
 macro_rules! entries {
@@ -12,7 +12,7 @@ macro_rules! entries {
         ///
         /// # Safety
         /// The contract in this folder's `mod.rs`.
-        #[kernel(threads = THREADS, min_blocks = 1)]
+        #[kernel(threads = MAX_THREADS, min_blocks = 1)]
         pub unsafe fn $gate_up(launch: GateUp) {
             // SAFETY: the contract is this function's too.
             unsafe { gate_up::run::<$is_bf16>(&launch) }
@@ -22,7 +22,7 @@ macro_rules! entries {
         ///
         /// # Safety
         /// The contract in this folder's `mod.rs`.
-        #[kernel(threads = THREADS, min_blocks = 1)]
+        #[kernel(threads = MAX_THREADS, min_blocks = 1)]
         pub unsafe fn $down(launch: Down) {
             // SAFETY: the contract is this function's too.
             unsafe { down::run::<$is_bf16>(&launch) }

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     epilogue::{NO_PARAMETERS, convert, silu},
     format::{OUTPUT_BF16, OUTPUT_F16},
-    moe_few_sm90::abi::{GateUp, STAGE_BYTES, STAGES, STAGES_BYTES, STRIP_ROWS, WARPS},
+    moe_few_sm90::abi::{GateUp, STAGE_BYTES, STAGES, STAGES_AT, STRIP_ROWS},
     sm90::{Decode, Packed},
     units::{K_BLOCK, ROW_LANES, block_columns, block_start, element, nibble_at},
 };
@@ -66,7 +66,7 @@ where
     Packed<BF16>: Decode,
 {
     let shared = dynamic_shared_address();
-    let lists = Lists::at(shared + STAGES_BYTES);
+    let (lists, warps) = (Lists::at(shared), thread::block_dim_x() / WARP_SIZE);
     // SAFETY: all threads of the block go one way, whole warps. Lists are read behind the barrier; each element of the intermediate is
     // one lane's.
     unsafe {
@@ -82,11 +82,11 @@ where
         let strips = n / STRIP_COLUMNS;
         let work = OfGrid {
             first: warp * thread::grid_dim_x() + thread::block_idx_x(),
-            step: WARPS * thread::grid_dim_x(),
+            step: warps * thread::grid_dim_x(),
             end: lists.count() * strips,
             strips,
         };
-        let stages = shared + warp * (STAGES * STAGE_BYTES);
+        let stages = shared + STAGES_AT + warp * (STAGES * STAGE_BYTES);
         let products: Products<'_, true, BF16, OfGrid> = Products::begin(&launch.matrices, lists, &work, stages);
         products.run(
             |row| GlobalAddress::new(launch.tokens) + u64::from(row.token) * launch.token_pitch,
