@@ -3,6 +3,7 @@
 use core::mem::offset_of;
 
 use cuda_std::{
+    float::mul_rn_f32x2,
     kernel,
     parameter::{ParameterAddress, ld_param_b64, ld_param_v2_b64},
     parameter_address,
@@ -12,7 +13,7 @@ use super::{
     abi::{Group, INSTANCES, Index, Instance, Launch, N_STEP, Record, Tile, instances},
     kernel::{Placed, Sm100, Sums, Work},
 };
-use crate::epilogue::silu;
+use crate::epilogue::silu_x2;
 
 macro_rules! entries {
     ($($entry:ident = $instance:expr;)*) => {$(
@@ -140,9 +141,14 @@ impl<const INDEX: usize> Work for Listed<INDEX> {
 
     #[inline(always)]
     fn values(self, group: &Placed, _column: &(), _tokens: &(), sums: &Sums) -> [f32; N_STEP as usize] {
-        core::array::from_fn(|token| {
-            let gate = group.alpha[0] * sums[0][token];
-            if Self::INSTANCE.matrices == 2 { silu(gate) * (group.alpha[1] * sums[1][token]) } else { gate }
-        })
+        let mut values = [0.0; N_STEP as usize];
+        for (pair, values) in values.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let product = |matrix: usize| {
+                mul_rn_f32x2([group.alpha[matrix]; 2], [sums[matrix][2 * pair], sums[matrix][2 * pair + 1]])
+            };
+            *values =
+                if Self::INSTANCE.matrices == 2 { mul_rn_f32x2(silu_x2(product(0)), product(1)) } else { product(0) };
+        }
+        values
     }
 }
