@@ -148,19 +148,20 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         }
     }
 
-    /// Waits for the next tile's accumulator and stores it: in a pair apart what this block finishes of it.
+    /// Waits for the next tile's accumulator and stores it: in a pair apart what this block finishes of it. If it is the last, the warp
+    /// leaves ([`Sm100::leave`]) when it has read it: what owns the tensor memory need not wait until all is stored.
     ///
     /// # Safety
     /// As [`Self::store_all`] and [`Self::store_half`].
     #[inline(always)]
-    pub unsafe fn store(&mut self, tile: &Tile, group: &Placed) {
+    pub unsafe fn store(&mut self, tile: &Tile, group: &Placed, is_last: bool) {
         // SAFETY: what `# Safety` above asks.
         unsafe {
             match Sm100::<W, BLOCKS>::INSTANCE.halves {
-                Halves::Rows => self.store_all(tile, group),
+                Halves::Rows => self.store_all(tile, group, is_last),
                 // Apart for each, since what is gate and what is up is then known when it compiles.
-                Halves::Matrices if self.block.rank == 0 => self.store_half::<0>(tile, group),
-                Halves::Matrices => self.store_half::<1>(tile, group),
+                Halves::Matrices if self.block.rank == 0 => self.store_half::<0>(tile, group, is_last),
+                Halves::Matrices => self.store_half::<1>(tile, group, is_last),
             }
         }
     }
@@ -171,7 +172,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     /// `group` is the tile's, and the contract holds of it. The whole warp calls it together, for each tile in order; the
     /// warp is the one that [`Self::new`] was told.
     #[inline(always)]
-    unsafe fn store_all(&mut self, tile: &Tile, group: &Placed) {
+    unsafe fn store_all(&mut self, tile: &Tile, group: &Placed, is_last: bool) {
         let buffer_tokens = Sm100::<W, BLOCKS>::INSTANCE.store_tokens();
         let mut token = self.part * buffer_tokens;
         // SAFETY: the accumulator is read while it is full; its lanes are this quarter's, and the buffers this warp's alone.
@@ -182,7 +183,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
             self.accumulators.wait_full();
             tcgen05_fence_after_thread_sync();
             if token >= tile.tokens {
-                self.release();
+                self.release(is_last);
             }
             while token < tile.tokens {
                 let tokens = self.block.work.tokens(tile, group, token);
@@ -192,7 +193,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
                 let next = token + N_STEP + if fills { (Self::PARTS - 1) * buffer_tokens } else { 0 };
                 let last = next >= tile.tokens;
                 if last {
-                    self.release();
+                    self.release(is_last);
                 }
                 let values = self.block.work.values(group, &column, &tokens, &sums);
                 match Sm100::<W, BLOCKS>::INSTANCE.store {
@@ -217,7 +218,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     /// # Safety
     /// As [`Self::store_all`]. The same warp of the other block does the same.
     #[inline(always)]
-    unsafe fn store_half<const RANK: u32>(&mut self, tile: &Tile, group: &Placed) {
+    unsafe fn store_half<const RANK: u32>(&mut self, tile: &Tile, group: &Placed, is_last: bool) {
         let mut token = self.part * 2 * HALF_STEP;
         // SAFETY: the accumulator is read while it is full, up to the N of its products, which is a multiple of a step. Its lanes are
         // this quarter's, the buffers this warp's alone, and the slots this warp's and its peer's.
@@ -228,14 +229,14 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
             self.accumulators.wait_full();
             tcgen05_fence_after_thread_sync();
             if token >= tile.tokens {
-                self.release();
+                self.release(is_last);
             }
             while token < tile.tokens {
                 let finished = token + RANK * HALF_STEP;
                 let own = self.send::<RANK>(token);
                 token += Self::PARTS * 2 * HALF_STEP;
                 if token >= tile.tokens {
-                    self.release();
+                    self.release(is_last);
                 }
                 let others = self.receive();
                 for index in 0..GROUPS {
@@ -303,15 +304,19 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
     }
 
     /// Tells that this warp has read all that it reads of the accumulator. The next tile's MMAs may overwrite it while this one is
-    /// stored.
+    /// stored; behind the last tile the warp leaves.
     ///
     /// # Safety
     /// The whole warp calls it together, once for each tile.
     #[inline(always)]
-    unsafe fn release(&self) {
+    unsafe fn release(&self, is_last: bool) {
         // SAFETY: what `# Safety` above asks; the barrier's phase lacks this warp's arrival.
         unsafe {
             tcgen05_fence_before_thread_sync();
+            if is_last {
+                Sm100::<W, BLOCKS>::leave();
+                return;
+            }
             sync_warp(ALL_LANES);
             if lane_id() == 0 {
                 Ring::<BLOCKS>::arrive(self.accumulators.empty());
