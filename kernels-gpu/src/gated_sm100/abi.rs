@@ -565,6 +565,22 @@ mod tests {
     }
 
     #[test]
+    fn the_parameter_has_the_first_tiles_of_few_groups() {
+        let group = |k| Group { k, ..Group::zeroed() };
+        let groups: std::vec::Vec<_> = (0..GROUPS_AT_HAND as u32 + 1).map(group).collect();
+        let tile = |n| Tile { group: n % 8, first_row: n * 128, first_token: n * 32, tokens: 1 + n };
+        let tiles: std::vec::Vec<_> = (0..TILES_AT_HAND as u32 + 1).map(tile).collect();
+        let few = Launch::new(7, 1, &groups[..GROUPS_AT_HAND], &tiles);
+        assert_eq!((few.tile_count, few.at_hand), (tiles.len() as u32, TILES_AT_HAND as u32));
+        assert_eq!(few.groups[..], groups[..GROUPS_AT_HAND]);
+        assert!(few.tiles.iter().zip(&tiles).all(|(&packed, tile)| Tile::unpacked(packed) == *tile));
+        assert_eq!(Launch::new(7, 1, &groups, &tiles).at_hand, 0);
+
+        let far = Tile { first_token: 0x10000 * TOKEN_SCALE_ROWS, ..tile(2) };
+        assert_eq!(Launch::new(7, 1, &groups[..1], &[tile(0), far, tile(1)]).at_hand, 1);
+    }
+
+    #[test]
     #[should_panic(expected = "tensor memory")]
     fn more_columns_than_tensor_memory_has_are_refused() {
         gated(224).stages(1);
