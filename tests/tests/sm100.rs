@@ -184,7 +184,8 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 5] = [
             Sabotage("mbarrier.arrive", "", 3, 0),
             // As with `bar.arrive`.
             Sabotage("barrier.cluster.arrive", "", 5, 1),
-            Sabotage("barrier.cluster.wait", "", 3, 0),
+            // The last is of warps that end: whoever arrives waits, though nobody would miss them.
+            Sabotage("barrier.cluster.wait", "", 4, 1),
             Sabotage("tcgen05.mma", "", 2, 0),
             Sabotage("tcgen05.commit", "", 2, 0),
         ],
